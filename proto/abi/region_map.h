@@ -1,0 +1,140 @@
+// The shared memory between a client and its daemon: one session segment per session (work rings), one group
+// segment per joined group (arrival and completed counts, members, region map, exchange board, abort word).
+//
+// Both are memfds that the daemon creates, seals against resizing and hands to the client. The client reads
+// and writes them; the daemon never trusts a value it reads back from them, except as a hint about the
+// client's own work. Every offset is in bytes from the begin of the segment and a multiple of 64.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "proto/abi/version.h"
+
+namespace mkernel::abi {
+
+/// Why a session or a group ended. Written by the daemon (or by the client's own watcher when the daemon is
+/// gone) before the abort word beside it is set with release; read after the abort word was read with
+/// acquire.
+struct FailureRecord {
+  std::uint32_t code;         ///< StatusCode
+  std::int32_t culprit;       ///< rank that caused it, -1 when no single rank did
+  char node[kNameBytes];      ///< node where it happened
+  char text[kTextBytes - 8];  ///< who, what, which peer, likely cause
+};
+static_assert(sizeof(FailureRecord) == 512 && offsetof(FailureRecord, node) == 8);
+
+/// Head of one work ring. `tail` is the first position that the proxy has not yet consumed: writers may claim
+/// positions below tail + slots. Alone on its cache line.
+struct alignas(64) RingHead {
+  std::uint64_t tail;  ///< written by the proxy (release), read by the client
+  std::uint8_t reserved[56];
+};
+static_assert(sizeof(RingHead) == 64);
+
+/// First bytes of the session segment.
+struct alignas(64) SessionSegment {
+  std::uint32_t magic;
+  std::uint32_t version;
+  std::uint32_t ring_count;    ///< 1..kMaxRings; lane l of every channel uses ring l % ring_count
+  std::uint32_t log2_slots;    ///< slots of each ring
+  std::uint64_t slots_offset;  ///< ring r's slots begin at slots_offset + r * (32 << log2_slots)
+  std::uint64_t bytes;         ///< whole segment
+  std::uint32_t active;  ///< client: operations in flight (proxies poll while it is not 0, else they sleep)
+  std::uint32_t abort;   ///< 0, or the StatusCode with which the session ended
+  std::uint8_t reserved[24];
+  RingHead ring[kMaxRings];
+  FailureRecord failure;
+};
+static_assert(offsetof(SessionSegment, ring) == 64 &&
+              offsetof(SessionSegment, failure) == 64 + 64 * kMaxRings);
+
+/// Where a rank of a group lives.
+struct Member {
+  std::uint32_t node;        ///< dense node index 0..nodes-1, in the order of the lowest rank on each node
+  std::uint32_t local_rank;  ///< dense index among the ranks of that node, in rank order
+  char node_name[kNameBytes - 8];
+};
+static_assert(sizeof(Member) == 64);
+
+/// What a region is made of.
+enum class RegionKind : std::uint32_t {
+  kNone = 0,
+  kHostMemory = 1,  ///< memfd, sealed against shrinking
+  kDmaBuf = 2,      ///< dma-buf of GPU memory
+  kVmm = 3,         ///< POSIX fd of a CUDA VMM allocation
+};
+
+/// One region of one rank as its peers see it: no address, no key.
+struct RegionEntry {
+  std::uint64_t bytes;  ///< 0 = nothing registered at this index
+  std::uint32_t kind;   ///< RegionKind
+  std::uint32_t reserved;
+};
+static_assert(sizeof(RegionEntry) == 16);
+
+/// First bytes of the group segment. Counts are 64-bit, only grow and are never reset.
+///   arrivals[source * lanes + lane]     puts of channel (source -> me, lane) whose payload is visible here
+///   completed[target * lanes + lane]    puts of channel (me -> target, lane) whose source may be overwritten
+///   members[world_size], regions[rank * region_capacity + index], board[rank] of kExchangeBytes each
+struct alignas(64) GroupSegment {
+  std::uint32_t magic;
+  std::uint32_t version;
+  std::uint32_t world_size;
+  std::uint32_t rank;
+  std::uint32_t lanes;  ///< channels per ordered pair of ranks
+  std::uint32_t region_capacity;
+  std::uint32_t node_count;
+  std::uint32_t first_channel;  ///< channel (me -> target, lane) is first_channel + target * lanes + lane
+  std::uint64_t arrivals_offset;
+  std::uint64_t completed_offset;
+  std::uint64_t members_offset;
+  std::uint64_t regions_offset;
+  std::uint64_t board_offset;
+  std::uint64_t bytes;     ///< whole segment
+  std::uint64_t instance;  ///< this incarnation of the group, the same on every rank
+  std::uint32_t abort;     ///< 0, or the StatusCode with which the group failed
+  std::uint32_t reserved0;
+  std::uint8_t reserved1[32];
+  FailureRecord failure;
+};
+static_assert(offsetof(GroupSegment, arrivals_offset) == 32 && offsetof(GroupSegment, abort) == 88 &&
+              offsetof(GroupSegment, failure) == 128 && sizeof(GroupSegment) == 640);
+
+constexpr std::uint64_t align64(std::uint64_t bytes) {
+  return (bytes + 63) & ~std::uint64_t{63};
+}
+
+/// Fills the layout fields (not members, not counts) of a session segment and returns its size in bytes.
+constexpr std::uint64_t layout_session(SessionSegment& segment, std::uint32_t ring_count,
+                                       std::uint32_t log2_slots) {
+  segment.magic = kMagic;
+  segment.version = kVersion;
+  segment.ring_count = ring_count;
+  segment.log2_slots = log2_slots;
+  segment.slots_offset = align64(sizeof(SessionSegment));
+  segment.bytes = segment.slots_offset + ring_count * (std::uint64_t{32} << log2_slots);
+  return segment.bytes;
+}
+
+/// The same for a group segment; `world_size`, `lanes` and `region_capacity` within the limits of version.h.
+constexpr std::uint64_t layout_group(GroupSegment& segment, std::uint32_t world_size, std::uint32_t rank,
+                                     std::uint32_t lanes, std::uint32_t region_capacity) {
+  segment.magic = kMagic;
+  segment.version = kVersion;
+  segment.world_size = world_size;
+  segment.rank = rank;
+  segment.lanes = lanes;
+  segment.region_capacity = region_capacity;
+  std::uint64_t at = sizeof(GroupSegment);
+  const std::uint64_t counts = align64(std::uint64_t{8} * world_size * lanes);
+  segment.arrivals_offset = at;
+  segment.completed_offset = at += counts;
+  segment.members_offset = at += counts;
+  segment.regions_offset = at += align64(sizeof(Member) * std::uint64_t{world_size});
+  segment.board_offset = at += align64(sizeof(RegionEntry) * std::uint64_t{world_size} * region_capacity);
+  segment.bytes = at + kExchangeBytes * std::uint64_t{world_size};
+  return segment.bytes;
+}
+
+}  // namespace mkernel::abi

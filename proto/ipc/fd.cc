@@ -1,0 +1,94 @@
+#include "proto/ipc/fd.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace mkernel::ipc {
+namespace {
+
+Status system_error(StatusCode code, const std::string& what) {
+  return {code, what + ": " + std::strerror(errno)};
+}
+
+}  // namespace
+
+void UniqueFd::reset(int fd) {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = fd;
+}
+
+Result<UniqueFd> UniqueFd::duplicate() const {
+  UniqueFd copy(::fcntl(fd_, F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid()) return system_error(StatusCode::kResourceExhausted, "dup of fd " + std::to_string(fd_));
+  return copy;
+}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+Result<Mapping> Mapping::map(int fd, std::uint64_t offset, std::uint64_t bytes) {
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) {
+    return system_error(StatusCode::kResourceExhausted, "mmap of " + std::to_string(bytes) + " bytes");
+  }
+  Mapping mapping;
+  mapping.data_ = static_cast<std::byte*>(data);
+  mapping.bytes_ = bytes;
+  return mapping;
+}
+
+Result<UniqueFd> create_shared_memory(const std::string& label, std::uint64_t bytes) {
+  UniqueFd fd(::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return system_error(StatusCode::kResourceExhausted, "memfd_create(" + label + ")");
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return system_error(StatusCode::kResourceExhausted,
+                        "memfd " + label + " of " + std::to_string(bytes) + " bytes");
+  }
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    return system_error(StatusCode::kInternal, "sealing memfd " + label);
+  }
+  return fd;
+}
+
+Status check_shared_memory(int fd, std::uint64_t offset, std::uint64_t bytes) {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0) return {StatusCode::kInvalidArgument, "fd is not a memfd (it takes no seals)"};
+  if ((seals & F_SEAL_SHRINK) == 0) {
+    return {StatusCode::kInvalidArgument, "memfd is not sealed against shrinking (F_SEAL_SHRINK)"};
+  }
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return system_error(StatusCode::kInvalidArgument, "fstat of the region's fd");
+  const auto size = static_cast<std::uint64_t>(info.st_size);
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (offset % page != 0) {
+    return {StatusCode::kInvalidArgument, "region offset " + std::to_string(offset) +
+                                              " is not a multiple of the page size " + std::to_string(page)};
+  }
+  if (bytes == 0) return {StatusCode::kInvalidArgument, "region of 0 bytes"};
+  if (offset > size || bytes > size - offset) {
+    return {StatusCode::kOutOfRange, "region [" + std::to_string(offset) + ", +" + std::to_string(bytes) +
+                                         ") lies outside its fd of " + std::to_string(size) + " bytes"};
+  }
+  return {};
+}
+
+Result<UniqueFd> create_event() {
+  UniqueFd fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!fd.valid()) return system_error(StatusCode::kResourceExhausted, "eventfd");
+  return fd;
+}
+
+}  // namespace mkernel::ipc

@@ -1,0 +1,26 @@
+# mkernel_services: the gRPC stubs of peer.proto and control.proto, in <build>/proto/mkernel/v1. Distributions differ in
+# whether they ship gRPC's CMake files; all of them ship its pkg-config files.
+find_package(Protobuf REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(GRPCPP REQUIRED IMPORTED_TARGET grpc++)
+find_program(MKERNEL_GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
+
+set(mkernel_generated)
+foreach(service peer control)
+  set(stem ${CMAKE_BINARY_DIR}/proto/mkernel/v1/${service})
+  add_custom_command(
+    OUTPUT ${stem}.pb.cc ${stem}.pb.h ${stem}.grpc.pb.cc ${stem}.grpc.pb.h
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/proto
+    COMMAND protobuf::protoc --proto_path=${CMAKE_SOURCE_DIR}/proto --cpp_out=${CMAKE_BINARY_DIR}/proto
+            --grpc_out=${CMAKE_BINARY_DIR}/proto --plugin=protoc-gen-grpc=${MKERNEL_GRPC_CPP_PLUGIN}
+            mkernel/v1/${service}.proto
+    DEPENDS ${CMAKE_SOURCE_DIR}/proto/mkernel/v1/${service}.proto
+    VERBATIM)
+  list(APPEND mkernel_generated ${stem}.pb.cc ${stem}.grpc.pb.cc)
+endforeach()
+
+add_library(mkernel_services STATIC ${mkernel_generated})
+# Generated code and the headers of gRPC are not ours to warn about.
+target_include_directories(mkernel_services SYSTEM PUBLIC ${CMAKE_BINARY_DIR}/proto)
+target_compile_options(mkernel_services PRIVATE -w)
+target_link_libraries(mkernel_services PUBLIC PkgConfig::GRPCPP protobuf::libprotobuf Threads::Threads)

@@ -1,0 +1,24 @@
+#include "daemon/base/thread.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <cstring>
+
+namespace mkernel::base {
+
+void name_this_thread(const std::string& name) {
+  ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
+}
+
+Status pin_this_thread(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+  const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
+  if (error == 0) return {};
+  return {StatusCode::kInvalidArgument,
+          "cannot stay on CPU " + std::to_string(cpu) + ": " + std::strerror(error)};
+}
+
+}  // namespace mkernel::base

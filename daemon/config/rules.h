@@ -1,0 +1,40 @@
+// Rules that a key's value must satisfy: the check and the words for the message, together.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/config/keys.h"
+
+namespace mkernel::config {
+
+struct Rule {
+  std::string wants;
+  std::function<bool(const Value&)> check;
+};
+
+Rule boolean();
+Rule integer(std::int64_t low, std::int64_t high);
+Rule power_of_two(std::int64_t low, std::int64_t high);
+Rule real(double low, double high);
+Rule any_text();
+Rule one_of(std::vector<std::string> words);
+/// Letters, digits and . _ - , short enough for abi::Member; empty is allowed.
+Rule node_name();
+/// Permission bits in octal, "0660".
+Rule file_mode();
+/// "host:port", "[v6]:port"; empty is allowed when `optional`.
+Rule host_port(bool optional);
+Rule host_port_list();
+Rule cpu_list();
+
+/// "host:port" taken apart (brackets of an IPv6 address removed); false when it is not that.
+bool split_host_port(std::string_view text, std::string& host, std::uint16_t& port);
+
+/// "localhost", 127.0.0.0/8 and ::1.
+bool is_loopback(std::string_view host);
+
+}  // namespace mkernel::config

@@ -1,0 +1,31 @@
+// A piece of a client's memory as the daemon holds it: the fd keeps it alive, the mapping (host memory only)
+// is where the CPU transports read and write. Immutable after creation; shared by control path and proxies
+// through shared_ptr.
+#pragma once
+
+#include <cstdint>
+
+#include "proto/abi/region_map.h"
+#include "proto/ipc/fd.h"
+
+namespace mkernel::memory {
+
+struct Region {
+  std::uint64_t id = 0;  ///< unique in this daemon's life
+  abi::RegionKind kind = abi::RegionKind::kNone;
+  bool shared = false;  ///< ranks of the group on this node may map it
+  ipc::UniqueFd fd;
+  std::uint64_t offset = 0;  ///< of the region within the fd
+  std::uint64_t bytes = 0;
+  ipc::Mapping mapping;  ///< host memory: the region itself, begins at `offset`; empty for GPU memory
+
+  /// Address of `at` bytes into a host-memory region.
+  std::byte* host(std::uint64_t at) const { return mapping.data() + at; }
+};
+
+/// True when [offset, offset + length) lies within `bytes`, without overflow for any input.
+constexpr bool in_bounds(std::uint64_t offset, std::uint64_t length, std::uint64_t bytes) {
+  return offset <= bytes && length <= bytes - offset;
+}
+
+}  // namespace mkernel::memory

@@ -1,0 +1,284 @@
+#include "daemon/transport/emulated/link.h"
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+namespace mkernel::transport::emulated {
+namespace {
+
+constexpr std::chrono::milliseconds kMaxDialInterval{1000};
+constexpr std::chrono::milliseconds kAnswerTimeout{2000};
+constexpr std::uint64_t kCopyBudget =
+    1U << 20;  ///< bytes per poll and link: other links and rings get their turn
+constexpr std::size_t kPacketBudget = 64;
+
+bool smaller(const Identity& a, const Identity& b) {
+  return std::tie(a.node, a.boot_id) < std::tie(b.node, b.boot_id);
+}
+
+/// A packet of fixed size; false when it has another.
+template <typename T>
+bool read_fixed(const ipc::Packet& packet, T& body) {
+  if (packet.bytes != sizeof(T)) return false;
+  std::memcpy(&body, packet.data, sizeof(T));
+  return true;
+}
+
+/// A packet of head.count entries that begin at `entries_at`.
+template <typename T, typename Entry>
+bool read_entries(const ipc::Packet& packet, T& body, std::size_t entries_at, const Entry*) {
+  if (packet.bytes < entries_at || packet.bytes > sizeof(T)) return false;
+  std::memcpy(&body, packet.data, packet.bytes);
+  return packet.bytes == entries_at + body.head.count * sizeof(Entry);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Link>> Link::create(Context& context, Wakeup& wakeup, PeerId id,
+                                           const PeerAddress& address, Time now) {
+  auto fd = ipc::create_shared_memory("mkernel-fence", kFencePageBytes);
+  if (!fd.ok()) return fd.status();
+  auto fence = ipc::Mapping::map(fd->get(), 0, kFencePageBytes);
+  if (!fence.ok()) return fence.status();
+  return std::unique_ptr<Link>(
+      new Link(context, wakeup, id, address, std::move(fd).value(), std::move(fence).value(), now));
+}
+
+Link::Link(Context& context, Wakeup& wakeup, PeerId id, const PeerAddress& address, ipc::UniqueFd fence_fd,
+           ipc::Mapping fence, Time now)
+    : context_(context),
+      wakeup_(wakeup),
+      id_(id),
+      address_(address),
+      dials_(smaller(context.options.base.identity, address.identity)),
+      fence_fd_(std::move(fence_fd)),
+      fence_(std::move(fence)),
+      sender_(context, describe(address.identity), context.options.seed + 0x9e3779b97f4a7c15ULL * (id + 1),
+              *fence_.at<FencePage>(0)),
+      receiver_(context, describe(address.identity)),
+      shape_(context.options.shape),
+      last_error_(StatusCode::kUnavailable, dials_ ? "not dialled yet" : "it has not called yet"),
+      unreachable_since_(now),
+      next_dial_(now),
+      dial_interval_(context.options.base.reconnect_interval) {}
+
+void Link::set_shape(const LinkShape& shape, Time now) {
+  const bool was_down = std::exchange(shape_, shape).down;
+  sender_.set_shape(shape);
+  if (shape.down && !was_down) lose({StatusCode::kUnavailable, "the link was set down"}, now);
+  if (!shape.down && was_down) next_dial_ = now;
+}
+
+void Link::start_dialling(Time now) {
+  next_dial_ = now + dial_interval_;
+  dial_interval_ = std::min(dial_interval_ * 2, kMaxDialInterval);
+  auto socket = dial(address_.endpoint);
+  if (!socket.ok()) {
+    last_error_ = socket.status();
+    return;
+  }
+  last_error_ = send_hello(socket->get(), context_.options.base.identity, address_.identity, fence_fd_.get());
+  if (!last_error_.ok()) return;
+  socket_ = std::move(socket).value();
+  wakeup_.add(socket_.get(), id_);
+  state_ = State::kDialling;
+  readable_ = false;
+  last_error_ = {StatusCode::kUnavailable, "it does not answer the hello"};
+  answer_due_ = now + kAnswerTimeout;
+}
+
+std::size_t Link::await_answer(Time now) {
+  ipc::Packet packet;
+  const Status got = ipc::receive_packet(socket_.get(), packet);
+  readable_ = false;
+  if (got.code() == StatusCode::kNotFound) {
+    if (now >= answer_due_) lose({StatusCode::kDeadlineExceeded, "it does not answer the hello"}, now);
+    return 0;
+  }
+  if (!got.ok()) {
+    lose(got, now);
+    return 1;
+  }
+  if (type_of(packet) != PacketType::kHello) {
+    const Refusal refusal = read_refusal(packet);
+    refusal.final ? fail(refusal.why) : lose(refusal.why, now);
+    return 1;
+  }
+  auto greeting = read_hello(packet);
+  if (!greeting.ok()) {
+    fail(greeting.status().with_context(describe(address_.identity)));
+  } else if (!same(greeting->from, address_.identity)) {
+    fail({StatusCode::kFailedPrecondition, "emulated: " + describe(greeting->from) + " answers at " +
+                                               address_.endpoint + " where " + describe(address_.identity) +
+                                               " was expected"});
+  } else {
+    come_up(std::move(greeting->fence));
+  }
+  return 1;
+}
+
+void Link::adopt(ipc::UniqueFd socket, ipc::Mapping fence, Time now) {
+  if (state_ == State::kUp) lose({StatusCode::kUnavailable, "the peer connected anew"}, now);
+  socket_ = std::move(socket);
+  wakeup_.add(socket_.get(), id_);
+  const Status greeted =
+      send_hello(socket_.get(), context_.options.base.identity, address_.identity, fence_fd_.get());
+  if (!greeted.ok()) return lose(greeted, now);
+  come_up(std::move(fence));
+}
+
+void Link::come_up(ipc::Mapping fence) {
+  state_ = State::kUp;
+  readable_ = true;
+  blocked_ = false;
+  dial_interval_ = context_.options.base.reconnect_interval;
+  ++context_.faults.connections;
+  sender_.connected(socket_.get());
+  receiver_.connected(socket_.get(), std::move(fence));
+  if (!std::exchange(reported_, true)) context_.sink->peer_connected(id_);
+}
+
+void Link::lose(const Status& why, Time now) {
+  if (state_ == State::kUp) unreachable_since_ = now;
+  if (state_ != State::kFailed) state_ = State::kWaiting;
+  last_error_ = why;
+  next_dial_ = now + dial_interval_;
+  sender_.lost();
+  receiver_.lost();
+  socket_.reset();
+}
+
+void Link::close() {
+  state_ = State::kFailed;
+  sender_.lost();
+  receiver_.lost();
+  socket_.reset();
+}
+
+void Link::fail(const Status& why) {
+  close();
+  context_.sink->peer_failed(id_, why);
+}
+
+void Link::check_timeout(Time now) {
+  const auto limit = context_.options.base.peer_timeout;
+  if (now < unreachable_since_ + limit) return;
+  fail({StatusCode::kUnavailable, "emulated: " + context_.node() + " could not reach " +
+                                      describe(address_.identity) + " at " + address_.endpoint + " for " +
+                                      std::to_string(limit.count()) +
+                                      " ms (peer_timeout); last: " + last_error_.text()});
+}
+
+std::size_t Link::progress(Time now) {
+  std::size_t handled = 0;
+  if (state_ == State::kWaiting && dials_ && !shape_.down && now >= next_dial_) {
+    start_dialling(now);
+    ++handled;
+  }
+  if (state_ == State::kDialling) handled += await_answer(now);
+  if (state_ == State::kUp) handled += receive(now);
+  if (state_ == State::kUp) flush(now);
+  if (state_ == State::kWaiting || state_ == State::kDialling) check_timeout(now);
+  return handled;
+}
+
+std::size_t Link::receive(Time now) {
+  std::size_t handled = 0;
+  std::uint64_t budget = kCopyBudget;
+  handled += receiver_.process(budget);
+  ipc::Packet packet;
+  for (std::size_t i = 0; i < kPacketBudget && readable_ && budget > 0 && state_ == State::kUp; ++i) {
+    const Status got = ipc::receive_packet(socket_.get(), packet);
+    if (got.code() == StatusCode::kNotFound) {
+      readable_ = false;
+      break;
+    }
+    ++handled;
+    if (!got.ok()) {
+      lose(got, now);
+      break;
+    }
+    const Status done = dispatch(packet, now);
+    if (!done.ok()) {
+      fail(done);
+      break;
+    }
+    handled += receiver_.process(budget);
+  }
+  return handled;
+}
+
+Status Link::malformed(const ipc::Packet& packet) const {
+  return {StatusCode::kInvalidArgument,
+          "emulated: " + describe(address_.identity) + " sent a malformed packet: type " +
+              std::to_string(static_cast<int>(type_of(packet))) + ", " + std::to_string(packet.bytes) +
+              " bytes, " + std::to_string(packet.fds.size()) + " fds"};
+}
+
+Status Link::dispatch(const ipc::Packet& packet, Time now) {
+  const PacketType type = type_of(packet);
+  const std::size_t fds = type == PacketType::kAnnounce ? 1 : 0;
+  if (packet.truncated || packet.fds_truncated || packet.fds.size() != fds) return malformed(packet);
+  switch (type) {
+    case PacketType::kAnnounce: {
+      AnnouncePacket body{};
+      return read_fixed(packet, body) ? receiver_.on_announce(body, packet.fds.front()) : malformed(packet);
+    }
+    case PacketType::kWithdraw: {
+      WithdrawPacket body{};
+      if (!read_fixed(packet, body)) return malformed(packet);
+      receiver_.on_withdraw(body);
+      return {};
+    }
+    case PacketType::kPuts: {
+      PutsPacket body{};
+      if (!read_entries(packet, body, offsetof(PutsPacket, puts), body.puts.data())) return malformed(packet);
+      receiver_.on_puts(body);
+      return {};
+    }
+    case PacketType::kAcks:
+    case PacketType::kResumes: {
+      CountsPacket body{};
+      if (!read_entries(packet, body, offsetof(CountsPacket, counts), body.counts.data()))
+        return malformed(packet);
+      const std::span<const CountEntry> counts(body.counts.data(), body.head.count);
+      if (type == PacketType::kAcks) return sender_.on_acks(counts, now);
+      sender_.on_resumes(counts, now);
+      return {};
+    }
+    case PacketType::kNack: {
+      NackPacket body{};
+      if (!read_fixed(packet, body) || body.code == 0) return malformed(packet);
+      sender_.on_nack(body.channel,
+                      {static_cast<StatusCode>(body.code), std::string(ipc::text_of(body.text))});
+      return {};
+    }
+    default: return malformed(packet);
+  }
+}
+
+void Link::flush(Time now) {
+  if (state_ != State::kUp) return;
+  Status sent = receiver_.flush();
+  if (sent.ok()) sent = sender_.flush(now);
+  if (!sent.ok() && sent.code() != StatusCode::kResourceExhausted) return lose(sent, now);
+  if (blocked_ == !sent.ok()) return;
+  blocked_ = !sent.ok();
+  wakeup_.want_write(socket_.get(), id_, blocked_);
+}
+
+std::optional<Time> Link::next_deadline(Time now) const {
+  const Time give_up = unreachable_since_ + context_.options.base.peer_timeout;
+  switch (state_) {
+    case State::kWaiting: return dials_ && !shape_.down ? std::min(next_dial_, give_up) : give_up;
+    case State::kDialling: return std::min(answer_due_, give_up);
+    case State::kUp:
+      if (readable_ || receiver_.busy()) return now;
+      return blocked_ ? std::nullopt : sender_.next_deadline();
+    default: return std::nullopt;
+  }
+}
+
+}  // namespace mkernel::transport::emulated

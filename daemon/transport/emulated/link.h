@@ -1,0 +1,87 @@
+// One peer: its connection (dialled, greeted, lost, made again) and the two halves that use it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "daemon/transport/emulated/context.h"
+#include "daemon/transport/emulated/handshake.h"
+#include "daemon/transport/emulated/receiver.h"
+#include "daemon/transport/emulated/sender.h"
+#include "daemon/transport/emulated/socket.h"
+
+namespace mkernel::transport::emulated {
+
+/// One thread.
+///
+///   waiting --dial--> dialling --hello back--> up        (the end with the smaller identity)
+///   waiting --hello of the peer, adopt()--> up           (the other end)
+///   up, dialling --lost, or link set down--> waiting     any state --peer_timeout, final refusal--> failed
+class Link {
+ public:
+  static Result<std::unique_ptr<Link>> create(Context& context, Wakeup& wakeup, PeerId id,
+                                              const PeerAddress& address, Time now);
+
+  PeerId id() const { return id_; }
+  const Identity& identity() const { return address_.identity; }
+  bool failed() const { return state_ == State::kFailed; }
+  bool down() const { return shape_.down; }
+  Sender& sender() { return sender_; }
+  Receiver& receiver() { return receiver_; }
+
+  void set_shape(const LinkShape& shape, Time now);
+  /// Takes the connection of the peer, whose greeting was checked; an older connection is fenced first.
+  void adopt(ipc::UniqueFd socket, ipc::Mapping fence, Time now);
+  /// Ends it without a word: neither peer nor sink hear of it.
+  void close();
+  /// The socket has something to read.
+  void wake() { readable_ = true; }
+  /// Receives, copies, publishes, sends, dials: whatever is due. Returns the number of events handled.
+  std::size_t progress(Time now);
+  /// Sends what may leave by now.
+  void flush(Time now);
+  /// When progress() has something to do again, as far as timers go.
+  std::optional<Time> next_deadline(Time now) const;
+
+ private:
+  enum class State { kWaiting, kDialling, kUp, kFailed };
+
+  Link(Context& context, Wakeup& wakeup, PeerId id, const PeerAddress& address, ipc::UniqueFd fence_fd,
+       ipc::Mapping fence, Time now);
+
+  void start_dialling(Time now);
+  std::size_t await_answer(Time now);
+  std::size_t receive(Time now);
+  Status dispatch(const ipc::Packet& packet, Time now);
+  Status malformed(const ipc::Packet& packet) const;
+  void come_up(ipc::Mapping fence);
+  void lose(const Status& why, Time now);
+  void fail(const Status& why);
+  void check_timeout(Time now);
+
+  Context& context_;
+  Wakeup& wakeup_;
+  const PeerId id_;
+  const PeerAddress address_;
+  const bool dials_;  ///< this end does
+  ipc::UniqueFd fence_fd_;
+  ipc::Mapping fence_;  ///< ours: the peer's receiver looks at it
+  Sender sender_;
+  Receiver receiver_;
+  LinkShape shape_;
+
+  State state_ = State::kWaiting;
+  ipc::UniqueFd socket_;
+  bool readable_ = false;
+  bool blocked_ = false;   ///< the socket was full; waiting to write
+  bool reported_ = false;  ///< peer_connected
+  Status last_error_;
+  Time unreachable_since_;
+  Time next_dial_;
+  Time answer_due_{};
+  std::chrono::milliseconds dial_interval_;
+};
+
+}  // namespace mkernel::transport::emulated

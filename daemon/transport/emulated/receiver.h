@@ -1,0 +1,90 @@
+// The inbound half of a link: copies announced puts into place, publishes prefixes, acknowledges.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "daemon/transport/emulated/context.h"
+#include "daemon/transport/emulated/wire.h"
+#include "daemon/transport/window/receive_window.h"
+#include "proto/ipc/fd.h"
+
+namespace mkernel::transport::emulated {
+
+/// Outlives connections. Everything that comes in is checked here: a put that must not be done fails its
+/// channel, a packet that breaks the protocol is an error of the link. One thread.
+class Receiver {
+ public:
+  Receiver(Context& context, std::string peer) : context_(context), peer_(std::move(peer)) {}
+
+  Status open(ChannelId channel, ChannelKey key);
+  void close(ChannelId channel);
+
+  /// A connection is there; `fence` is the peer's page. Every channel tells the peer where to resume.
+  void connected(int socket, ipc::Mapping fence);
+  /// Fences the old path: nothing of it lands after this.
+  void lost();
+
+  Status on_announce(const AnnouncePacket& packet, const ipc::UniqueFd& fd);
+  void on_withdraw(const WithdrawPacket& packet) { sources_.erase(packet.region); }
+  /// Takes a batch; process() does it. Only when !busy().
+  void on_puts(const PutsPacket& packet);
+
+  /// True while a put that is half copied writes to the region.
+  bool writes(const memory::Region& region) const {
+    return begun_ && batch_.puts[next_].length > 0 && target_.region == &region;
+  }
+
+  /// A batch is being copied; the next packet has to wait.
+  bool busy() const { return next_ < batch_.head.count; }
+  /// Copies up to `budget` bytes (lowered by what was copied), publishes. Returns the number of puts
+  /// finished.
+  std::size_t process(std::uint64_t& budget);
+  /// Sends what the peer has to know. Errors: kResourceExhausted when the socket is full, kUnavailable when
+  /// it is gone.
+  Status flush();
+
+ private:
+  struct Channel {
+    ChannelId id = 0;
+    ReceiveWindow window{kWindow};
+    std::uint64_t published = 0;
+    Status failure;          ///< not OK: told to the peer on every connection, puts are discarded
+    bool resume_due = true;  ///< the peer has to be told where to go on (or, after a failure, of that)
+    bool ack_due = false;
+    bool dirty = false;  ///< in dirty_
+  };
+
+  Channel* find_key(ChannelKey key);
+  Status place(Channel& channel, const PutEntry& put);
+  /// Checks the put at next_; false = it is not to be done (again).
+  bool begin(Channel& channel, const PutEntry& put);
+  /// Goes on with the put at next_; true = done with it, whatever became of it.
+  bool step(std::uint64_t& budget);
+  void restart();
+  void mark(Channel& channel, ChannelKey key);
+  void publish();
+  Status send_nack(ChannelKey key, const Channel& channel);
+  Status send_counts(PacketType type, bool Channel::*due);
+
+  Context& context_;
+  std::string peer_;
+  int socket_ = -1;
+  ipc::Mapping fence_;
+  std::unordered_map<ChannelKey, std::unique_ptr<Channel>> channels_;
+  std::unordered_map<ChannelId, ChannelKey> key_of_;
+  std::unordered_map<std::uint64_t, ImportedRegion> sources_;
+  PutsPacket batch_{};
+  std::uint32_t next_ = 0;      ///< put of the batch that is being done
+  bool begun_ = false;          ///< it was checked and has its target
+  std::uint64_t sequence_ = 0;  ///< its whole sequence
+  std::uint64_t copied_ = 0;    ///< bytes of it in place
+  Target target_;
+  std::vector<ChannelKey> dirty_;  ///< channels with something to publish or to say
+};
+
+}  // namespace mkernel::transport::emulated

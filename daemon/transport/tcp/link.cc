@@ -1,0 +1,273 @@
+#include "daemon/transport/tcp/link.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "daemon/transport/tcp/peer.h"
+#include "proto/ipc/packet.h"
+
+namespace mkernel::transport::tcp {
+namespace {
+
+constexpr std::size_t kReadBudget = 1024 * 1024;  ///< per poll: acknowledgements leave after it
+constexpr std::size_t kWriteBudget = 2 * 1024 * 1024;
+constexpr std::chrono::milliseconds kMaxBackoff{1000};
+
+/// Silence on a connection that ends it: half of what a peer may be unreachable, so that the other half is
+/// left to find it again.
+std::chrono::milliseconds silence(const TcpOptions& options) {
+  return std::max(options.base.peer_timeout / 2, std::chrono::milliseconds(1));
+}
+
+}  // namespace
+
+Link::Link(Context& context, Peer& peer, std::uint32_t number)
+    : context_(context),
+      peer_(peer),
+      number_(number),
+      backoff_(context.options.base.reconnect_interval),
+      reader_(*this),
+      writer_(context.options.zero_copy, context.options.zero_copy_bytes) {}
+
+Link::~Link() {
+  context_.ready.remove(*this);
+}
+
+std::string Link::describe() const {
+  return peer_.describe() + ", connection " + std::to_string(number_) + " of " +
+         std::to_string(peer_.connections());
+}
+
+// Coming up
+
+void Link::start(Clock::time_point now) {
+  wanted_ = true;
+  down_since_ = retry_at_ = now;
+  context_.deadlines_changed = true;
+  if (peer_.dials()) dial(now);
+}
+
+void Link::dial(Clock::time_point now) {
+  state_ = State::kDialling;
+  handshake_until_ = now + silence(context_.options);
+  context_.deadlines_changed = true;
+  auto socket = tcp::dial(peer_.remote());
+  if (!socket.ok()) return lose(socket.status());
+  socket_ = std::move(*socket);
+  if (Status watched = context_.watch(socket_.get(), *this); !watched.ok()) lose(watched);
+}
+
+std::size_t Link::finish_dial() {
+  if (!writable_ && !error_ && !ending_) return 0;
+  Status outcome = socket_error(socket_.get(), "connect to " + peer_.remote().text());
+  if (outcome.ok()) outcome = say_hello();
+  if (outcome.ok()) {
+    state_ = State::kGreeting;
+    welcome_bytes_ = 0;
+  } else {
+    lose(outcome);
+  }
+  return 1;
+}
+
+Status Link::say_hello() {
+  const Identity& self = context_.options.base.identity;
+  Hello hello{kWireMagic, kWireVersion, self.boot_id, peer_.identity().boot_id, number_, peer_.connections(),
+              {}};
+  ipc::copy_text(hello.node, self.node);
+  // The first bytes of a connection always fit into its buffer.
+  if (::send(socket_.get(), &hello, sizeof(hello), MSG_NOSIGNAL) != sizeof(hello)) {
+    return {StatusCode::kUnavailable, std::string("send of the handshake: ") + std::strerror(errno)};
+  }
+  return {};
+}
+
+/// OK while it is incomplete, and when it is good. kUnavailable: worth another try.
+Status Link::read_welcome() {
+  auto* bytes = reinterpret_cast<std::byte*>(&welcome_);
+  while (welcome_bytes_ < sizeof(welcome_)) {
+    const ssize_t got = ::read(socket_.get(), bytes + welcome_bytes_, sizeof(welcome_) - welcome_bytes_);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) {
+      readable_ = false;
+      return {};
+    }
+    if (got <= 0) return {StatusCode::kUnavailable, "the peer closed the connection during the handshake"};
+    welcome_bytes_ += static_cast<std::size_t>(got);
+  }
+  if (welcome_.magic != kWelcomeMagic) {
+    return {StatusCode::kUnavailable,
+            "whatever listens at " + peer_.remote().text() + " is no mkernel TCP transport"};
+  }
+  if (welcome_.code != 0) {
+    return {static_cast<StatusCode>(welcome_.code), std::string(ipc::text_of(welcome_.text))};
+  }
+  if (welcome_.version != kWireVersion || welcome_.boot_id != peer_.identity().boot_id) {
+    return {StatusCode::kFailedPrecondition, "node " + std::string(ipc::text_of(welcome_.node)) +
+                                                 " with wire version " + std::to_string(welcome_.version) +
+                                                 " answered with another boot id than the expected one"};
+  }
+  go_up();
+  return {};
+}
+
+void Link::adopt(ipc::UniqueFd socket) {
+  socket_ = std::move(socket);
+  if (Status watched = context_.rewatch(socket_.get(), *this); !watched.ok()) return lose(watched);
+  go_up();
+}
+
+void Link::go_up() {
+  const TcpOptions& options = context_.options;
+  const bool zero_copy = options.zero_copy != ZeroCopy::kNever;
+  writer_.start(tune(socket_.get(), {silence(options), options.socket_buffer_bytes, zero_copy}));
+  state_ = State::kUp;
+  readable_ = writable_ = true;
+  backoff_ = options.base.reconnect_interval;
+  context_.deadlines_changed = true;
+  context_.wake(*this);
+  peer_.link_up(*this);
+}
+
+// Going down
+
+void Link::close() {
+  socket_.reset();
+  reader_.reset();
+  writer_.reset();
+  readable_ = writable_ = ending_ = error_ = false;
+  state_ = State::kDown;
+  wanted_ = false;
+  context_.ready.remove(*this);
+}
+
+void Link::lose(const Status& why) {
+  if (state_ == State::kDown) return;
+  const auto now = Clock::now();
+  if (state_ == State::kUp) {
+    // A connection that died of silence has been unreachable since that began.
+    down_since_ = why.code() == StatusCode::kDeadlineExceeded ? now - silence(context_.options) : now;
+    ++context_.statistics.connections_lost;
+  }
+  if (socket_.valid()) cut_on_close(socket_.get());
+  close();
+  wanted_ = true;
+  last_error_ = why;
+  retry_at_ = now + backoff_;
+  backoff_ = std::min(backoff_ * 2, kMaxBackoff);
+  context_.deadlines_changed = true;
+  peer_.link_down(*this);
+}
+
+Clock::time_point Link::give_up_at() const {
+  return down_since_ + context_.options.base.peer_timeout;
+}
+
+Clock::time_point Link::deadline() const {
+  if (!wanted_ || state_ == State::kUp) return kNever;
+  if (state_ != State::kDown) return std::min(handshake_until_, give_up_at());
+  return peer_.dials() ? std::min(retry_at_, give_up_at()) : give_up_at();
+}
+
+void Link::expire(Clock::time_point now) {
+  if (now < deadline()) return;
+  if (now >= give_up_at()) {
+    const std::string last = last_error_.ok() ? "it never answered" : "last error: " + last_error_.text();
+    return peer_.fail({StatusCode::kUnavailable,
+                       describe() + ": unreachable for " +
+                           std::to_string(context_.options.base.peer_timeout.count()) + " ms; " + last});
+  }
+  if (state_ == State::kDown) return dial(now);
+  lose({StatusCode::kDeadlineExceeded, "no answer to the handshake"});
+}
+
+// Channels
+
+void Link::ask(Outbound& channel) {
+  if (!up()) return;
+  writer_.ask(channel);
+  if (writable_) context_.wake(*this);
+}
+
+void Link::answer(Inbound& channel) {
+  if (!up()) return;
+  writer_.answer(channel);
+  if (writable_) context_.wake(*this);
+}
+
+void Link::offer(Outbound& channel) {
+  if (!up() || !channel.granted) return;
+  writer_.offer(channel);
+  if (writable_) context_.wake(*this);
+}
+
+void Link::forget(Outbound& channel) {
+  if (!writer_.forget(channel)) {
+    lose({StatusCode::kCancelled, "a channel was closed while the kernel still read its memory"});
+  }
+}
+
+void Link::forget(Inbound& channel) {
+  writer_.forget(channel);
+  reader_.forget(channel);
+}
+
+// Being served
+
+void Link::on_events(std::uint32_t events) {
+  readable_ = readable_ || (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP)) != 0;
+  writable_ = writable_ || (events & EPOLLOUT) != 0;
+  ending_ = ending_ || (events & (EPOLLRDHUP | EPOLLHUP)) != 0;
+  error_ = error_ || (events & EPOLLERR) != 0;
+  context_.ready.push(*this);
+}
+
+bool Link::has_work() const {
+  return up() && (readable_ || error_ || (writable_ && !writer_.idle()));
+}
+
+std::size_t Link::receive() {
+  if (state_ == State::kDown) return 0;
+  if (state_ == State::kDialling) return finish_dial();
+  if (error_ && state_ == State::kUp) {
+    error_ = false;
+    writer_.reap_zero_copy(socket_.get());
+    if (Status broken = socket_error(socket_.get(), describe()); !broken.ok()) {
+      lose(broken);
+      return 1;
+    }
+  }
+  if (!readable_) return 0;
+  if (state_ == State::kUp) return receive_frames();
+  const Status greeted = read_welcome();
+  if (greeted.ok()) return 1;
+  if (greeted.code() == StatusCode::kUnavailable) {
+    lose(greeted);
+  } else {
+    peer_.fail(greeted.with_context(describe()));
+  }
+  return 1;
+}
+
+std::size_t Link::receive_frames() {
+  ReadProgress progress;
+  const Status status = reader_.read(socket_.get(), kReadBudget, ending_, progress);
+  if (progress.drained) readable_ = false;
+  if (!status.ok()) lose(status.with_context(describe()));
+  return progress.bytes > 0 || !status.ok() ? 1 : 0;
+}
+
+std::size_t Link::send() {
+  if (!up() || !writable_ || writer_.idle()) return 0;
+  WriteProgress progress;
+  const Status status = writer_.flush(socket_.get(), kWriteBudget, progress);
+  if (progress.blocked) writable_ = false;
+  if (!status.ok()) lose(status.with_context(describe()));
+  return progress.bytes > 0 || !status.ok() ? 1 : 0;
+}
+
+}  // namespace mkernel::transport::tcp

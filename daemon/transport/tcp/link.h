@@ -1,0 +1,100 @@
+// One of the connections to a peer: a slot that is filled, lost and filled again.
+//
+//   down -> dialling -> greeting -> up        at the end that dials
+//   down ------------------------> up        at the end that listens (the acceptor has read the Hello)
+//
+// Whatever goes wrong leads back to down, with the socket closed and everything about the stream forgotten:
+// that is the fence of the delivery contract. Only after it does this end dial or answer again, and say what
+// it holds.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "daemon/transport/tcp/channel.h"
+#include "daemon/transport/tcp/context.h"
+#include "daemon/transport/tcp/stream_reader.h"
+#include "daemon/transport/tcp/stream_writer.h"
+#include "daemon/transport/tcp/wire.h"
+#include "proto/ipc/fd.h"
+
+namespace mkernel::transport::tcp {
+
+class Link final : public Served, private FrameHandler {
+ public:
+  Link(Context& context, Peer& peer, std::uint32_t number);
+  ~Link() override;
+
+  bool up() const { return state_ == State::kUp; }
+
+  /// Begins to be wanted: the time it may stay down runs from now.
+  void start(Clock::time_point now);
+  /// Listening end: takes over a connection whose handshake is done.
+  void adopt(ipc::UniqueFd socket);
+  /// Closes the connection at once; what was queued in it does not reach the peer.
+  void lose(const Status& why);
+  /// Closes the connection for good, after what is queued in it.
+  void close();
+
+  void ask(Outbound& channel);
+  void answer(Inbound& channel);
+  void offer(Outbound& channel);
+  void withdraw(Outbound& channel) { writer_.withdraw(channel); }
+  void forget(Outbound& channel);
+  void forget(Inbound& channel);
+  bool lands_in(const memory::Region& region) const { return reader_.lands_in(region); }
+
+  Clock::time_point deadline() const;
+  void expire(Clock::time_point now);
+
+  void on_events(std::uint32_t events) override;
+  std::size_t receive() override;
+  std::size_t send() override;
+  bool has_work() const override;
+
+ private:
+  enum class State : std::uint8_t { kDown, kDialling, kGreeting, kUp };
+
+  Status on_put(const PutFrame& frame, Landing& landing) override;
+  void on_landed(const Landing& landing) override;
+  Status on_open(const OpenFrame& frame) override;
+  Status on_held(const HeldFrame& frame) override;
+  Status on_refused(const RefusedFrame& frame) override;
+  Status place(const PutFrame& frame, Inbound& channel, Landing& landing);
+
+  void dial(Clock::time_point now);
+  Status say_hello();
+  Status read_welcome();
+  std::size_t finish_dial();
+  void go_up();
+  std::size_t receive_frames();
+  std::string describe() const;
+  Clock::time_point give_up_at() const;
+
+  Context& context_;
+  Peer& peer_;
+  const std::uint32_t number_;
+
+  State state_ = State::kDown;
+  bool wanted_ = false;
+  ipc::UniqueFd socket_;
+  bool readable_ = false;
+  bool writable_ = false;
+  bool ending_ = false;  ///< the peer has closed its side: read to the end
+  bool error_ = false;   ///< the socket has an error or a zero-copy report
+  Welcome welcome_{};
+  std::size_t welcome_bytes_ = 0;
+
+  Clock::time_point down_since_{};
+  Clock::time_point retry_at_{};
+  Clock::time_point handshake_until_{};
+  std::chrono::milliseconds backoff_{0};
+  Status last_error_;
+
+  StreamReader reader_;
+  StreamWriter writer_;
+};
+
+}  // namespace mkernel::transport::tcp

@@ -1,0 +1,145 @@
+#include "daemon/transport/tcp/peer.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <tuple>
+
+namespace mkernel::transport::tcp {
+namespace {
+
+bool smaller(const Identity& a, const Identity& b) {
+  return std::tie(a.boot_id, a.node) < std::tie(b.boot_id, b.node);
+}
+
+template <typename Map>
+auto* find(const Map& map, ChannelKey key) {
+  const auto found = map.find(key);
+  return found == map.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+Peer::Peer(Context& context, PeerId id, const PeerAddress& address, const SocketAddress& remote)
+    : context_(context),
+      id_(id),
+      address_(address),
+      remote_(remote),
+      dials_(smaller(context.options.base.identity, address.identity)) {
+  use_connections(context.options.connections_per_peer);
+}
+
+Peer::~Peer() = default;
+
+std::string Peer::describe() const {
+  char boot[24];
+  std::snprintf(boot, sizeof(boot), "%" PRIx64, address_.identity.boot_id);
+  return "node " + address_.identity.node + " (boot id " + boot + ", " + remote_.text() + ")";
+}
+
+void Peer::use_connections(std::uint32_t count) {
+  count_ = count;
+  while (links_.size() < count) {
+    links_.push_back(std::make_unique<Link>(context_, *this, static_cast<std::uint32_t>(links_.size())));
+  }
+}
+
+void Peer::start(Clock::time_point now) {
+  for (std::uint32_t i = 0; i < count_; ++i) links_[i]->start(now);
+}
+
+void Peer::close() {
+  for (auto& link : links_) {
+    link->send();  // acknowledgements of what was published
+    link->close();
+  }
+}
+
+void Peer::fail(const Status& why) {
+  if (failed_) return;
+  failed_ = true;
+  close();
+  context_.deadlines_changed = true;
+  context_.events.peer_failed(id_, why);
+}
+
+Link& Peer::fence(const Hello& hello) {
+  if (hello.connections != count_) {
+    const Status why(StatusCode::kAborted, describe() + " changed its number of connections");
+    for (auto& link : links_) link->lose(why);
+    use_connections(hello.connections);
+    start(Clock::now());
+  }
+  Link& link = *links_[hello.connection];
+  link.lose({StatusCode::kAborted, describe() + " dialled anew"});
+  return link;
+}
+
+void Peer::link_up(Link& link) {
+  for (auto& [key, channel] : outbound_) {
+    if (&link_of(key) == &link && !channel->failed) link.ask(*channel);
+  }
+  if (reported_) return;
+  reported_ =
+      std::all_of(links_.begin(), links_.begin() + count_, [](const auto& each) { return each->up(); });
+  if (reported_) context_.events.peer_connected(id_);
+}
+
+void Peer::link_down(Link& link) {
+  for (auto& [key, channel] : outbound_) {
+    if (&link_of(key) != &link) continue;
+    channel->granted = false;
+    channel->zero_copy_end = 0;
+  }
+}
+
+Link& Peer::link_of(ChannelKey key) {
+  const std::uint64_t mixed = (key * 0x9e3779b97f4a7c15ULL) >> 32;
+  return *links_[mixed % count_];
+}
+
+Outbound* Peer::outbound(ChannelKey key) const {
+  return find(outbound_, key);
+}
+
+Inbound* Peer::inbound(ChannelKey key) const {
+  return find(inbound_, key);
+}
+
+void Peer::add(Outbound& channel) {
+  outbound_[channel.key] = &channel;
+  link_of(channel.key).ask(channel);
+}
+
+void Peer::add(Inbound& channel) {
+  inbound_[channel.key] = &channel;
+  // Its sender may have asked before this end knew the channel, and will not ask again.
+  link_of(channel.key).answer(channel);
+}
+
+void Peer::remove(Outbound& channel) {
+  outbound_.erase(channel.key);
+  link_of(channel.key).forget(channel);
+}
+
+void Peer::remove(Inbound& channel) {
+  inbound_.erase(channel.key);
+  link_of(channel.key).forget(channel);
+}
+
+bool Peer::lands_in(const memory::Region& region) const {
+  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->lands_in(region); });
+}
+
+Clock::time_point Peer::deadline() const {
+  Clock::time_point nearest = kNever;
+  if (failed_) return nearest;
+  for (std::uint32_t i = 0; i < count_; ++i) nearest = std::min(nearest, links_[i]->deadline());
+  return nearest;
+}
+
+void Peer::expire(Clock::time_point now) {
+  for (std::uint32_t i = 0; i < count_ && !failed_; ++i) links_[i]->expire(now);
+}
+
+}  // namespace mkernel::transport::tcp

@@ -1,0 +1,143 @@
+#include "daemon/transport/tcp/stream_reader.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+namespace mkernel::transport::tcp {
+namespace {
+
+constexpr std::size_t kStagingBytes = 64 * 1024;
+
+/// Length from which a payload is worth a read of its own. After such a put the next is expected to be like
+/// it, so little of what follows is staged: staged payload costs a second copy.
+constexpr std::size_t kDirectBytes = 16 * 1024;
+constexpr std::size_t kTailBytes = 1024;
+
+template <typename Frame>
+Frame load(const std::byte* at) {
+  Frame frame;
+  std::memcpy(&frame, at, sizeof(frame));
+  return frame;
+}
+
+}  // namespace
+
+StreamReader::StreamReader(FrameHandler& handler) : handler_(handler), staging_(kStagingBytes) {}
+
+void StreamReader::reset() {
+  begin_ = end_ = left_ = last_length_ = 0;
+  landing_ = {};
+}
+
+void StreamReader::forget(const Inbound& channel) {
+  if (landing_.channel == &channel) landing_ = {};
+}
+
+std::size_t StreamReader::prepare(iovec (&parts)[2], int& count) {
+  if (left_ > 0 && landing_.at == nullptr) {  // discarded: staging is empty and serves as the bucket
+    parts[0] = {staging_.data(), std::min(left_, staging_.size())};
+    count = 1;
+    return parts[0].iov_len;
+  }
+  count = 0;
+  if (left_ > 0) parts[count++] = {landing_.at, left_};
+  const std::size_t room = staging_.size() - end_;
+  parts[count++] = {staging_.data() + end_, last_length_ >= kDirectBytes ? std::min(room, kTailBytes) : room};
+  return left_ + parts[count - 1].iov_len;
+}
+
+Status StreamReader::read(int socket, std::size_t budget, bool to_the_end, ReadProgress& progress) {
+  while (progress.bytes < budget) {
+    iovec parts[2];
+    int count = 0;
+    const std::size_t asked = prepare(parts, count);
+    const ssize_t got = ::readv(socket, parts, count);
+    if (got == 0) return {StatusCode::kUnavailable, "the peer closed the connection"};
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN) {
+        progress.drained = true;
+        return {};
+      }
+      return {errno == ETIMEDOUT ? StatusCode::kDeadlineExceeded : StatusCode::kUnavailable,
+              std::string("read: ") + std::strerror(errno)};
+    }
+    const auto bytes = static_cast<std::size_t>(got);
+    progress.bytes += bytes;
+    MK_RETURN_IF_ERROR(consume(bytes));
+    if (bytes < asked && !to_the_end) {
+      progress.drained = true;
+      return {};
+    }
+  }
+  return {};
+}
+
+Status StreamReader::consume(std::size_t bytes) {
+  const std::size_t payload = std::min(bytes, left_);
+  if (payload > 0) {
+    left_ -= payload;
+    if (landing_.at != nullptr) landing_.at += payload;
+    if (left_ == 0) finish_put();
+  }
+  end_ += bytes - payload;
+  return parse();
+}
+
+Status StreamReader::parse() {
+  while (staged() > 0) {
+    if (left_ > 0) {
+      take_staged_payload();
+      continue;
+    }
+    const auto type = static_cast<FrameType>(staging_[begin_]);
+    const std::size_t bytes = frame_bytes(type);
+    if (bytes == 0) {
+      return {StatusCode::kDataLoss,
+              "malformed stream: " + std::to_string(static_cast<int>(type)) + " begins no frame"};
+    }
+    if (staged() < bytes) break;
+    MK_RETURN_IF_ERROR(parse_frame(type));
+  }
+  std::memmove(staging_.data(), staging_.data() + begin_, staged());  // at most part of a frame
+  end_ -= begin_;
+  begin_ = 0;
+  return {};
+}
+
+Status StreamReader::parse_frame(FrameType type) {
+  const std::byte* at = staging_.data() + begin_;
+  begin_ += frame_bytes(type);
+  switch (type) {
+    case FrameType::kOpen: return handler_.on_open(load<OpenFrame>(at));
+    case FrameType::kHeld: return handler_.on_held(load<HeldFrame>(at));
+    case FrameType::kRefused: return handler_.on_refused(load<RefusedFrame>(at));
+    case FrameType::kPut: break;
+  }
+  const auto frame = load<PutFrame>(at);
+  landing_ = {};
+  MK_RETURN_IF_ERROR(handler_.on_put(frame, landing_));
+  left_ = last_length_ = frame.length;
+  if (left_ == 0) finish_put();
+  return {};
+}
+
+void StreamReader::take_staged_payload() {
+  const std::size_t bytes = std::min(left_, staged());
+  if (landing_.at != nullptr) {
+    std::memcpy(landing_.at, staging_.data() + begin_, bytes);
+    landing_.at += bytes;
+  }
+  begin_ += bytes;
+  left_ -= bytes;
+  if (left_ == 0) finish_put();
+}
+
+void StreamReader::finish_put() {
+  if (landing_.channel != nullptr) handler_.on_landed(landing_);
+  landing_ = {};
+}
+
+}  // namespace mkernel::transport::tcp

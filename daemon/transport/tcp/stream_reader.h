@@ -1,0 +1,79 @@
+// The receiving half of one connection: finds frames in the byte stream and lets payload land where it
+// belongs.
+//
+// A large payload is read straight into its region, together with a little of what follows (the next frame)
+// in the same call. Small puts come many to a call through a staging buffer.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "daemon/memory/region.h"
+#include "daemon/transport/tcp/channel.h"
+#include "daemon/transport/tcp/wire.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::transport::tcp {
+
+/// Where the payload of the put at hand goes.
+struct Landing {
+  Inbound* channel = nullptr;  ///< null: the payload is discarded
+  std::uint64_t number = 0;
+  const memory::Region* region = nullptr;
+  std::byte* at = nullptr;
+};
+
+/// Decides about frames. A status that is not OK ends the connection.
+class FrameHandler {
+ public:
+  virtual ~FrameHandler() = default;
+  virtual Status on_put(const PutFrame& frame, Landing& landing) = 0;
+  /// All bytes of the put are in place.
+  virtual void on_landed(const Landing& landing) = 0;
+  virtual Status on_open(const OpenFrame& frame) = 0;
+  virtual Status on_held(const HeldFrame& frame) = 0;
+  virtual Status on_refused(const RefusedFrame& frame) = 0;
+};
+
+struct ReadProgress {
+  std::size_t bytes = 0;
+  bool drained = false;  ///< the socket has no more for now
+};
+
+class StreamReader {
+ public:
+  explicit StreamReader(FrameHandler& handler);
+
+  /// Forgets everything, a put half read included: the connection is gone.
+  void reset();
+
+  /// Reads until the socket is drained or about `budget` bytes were read. With `to_the_end` a short read does
+  /// not count as drained: the peer has closed, and what is left ends with kUnavailable.
+  Status read(int socket, std::size_t budget, bool to_the_end, ReadProgress& progress);
+
+  /// The rest of a put of this channel that is being read is discarded.
+  void forget(const Inbound& channel);
+  bool lands_in(const memory::Region& region) const { return landing_.region == &region; }
+
+ private:
+  std::size_t staged() const { return end_ - begin_; }
+  std::size_t prepare(iovec (&parts)[2], int& count);
+  Status consume(std::size_t bytes);
+  Status parse();
+  Status parse_frame(FrameType type);
+  void take_staged_payload();
+  void finish_put();
+
+  FrameHandler& handler_;
+  std::vector<std::byte> staging_;
+  std::size_t begin_ = 0;  ///< staged bytes not yet parsed: [begin_, end_); none while a put is being read
+  std::size_t end_ = 0;
+  Landing landing_;
+  std::size_t last_length_ = 0;  ///< of the put at hand, or of the last one
+  std::size_t left_ = 0;         ///< payload bytes of the put at hand still to come
+};
+
+}  // namespace mkernel::transport::tcp

@@ -1,0 +1,106 @@
+// The sending half of one connection: turns what its channels want to say into frames, straight from region
+// memory.
+//
+// Frames are gathered into a batch and leave in few, large sendmsg calls. Control frames (Open, Held,
+// Refused) wait for no data but the rest of the batch under way: they go first into the next. Channels take
+// turns in the batch.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "daemon/transport/tcp/channel.h"
+#include "daemon/transport/tcp/tcp.h"
+#include "daemon/transport/tcp/wire.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::transport::tcp {
+
+struct WriteProgress {
+  std::size_t bytes = 0;
+  bool blocked = false;  ///< the socket takes no more for now
+};
+
+class StreamWriter {
+ public:
+  StreamWriter(ZeroCopy mode, std::uint64_t zero_copy_bytes);
+
+  /// A connection has been established. `zero_copy`: its socket can.
+  void start(bool zero_copy);
+  /// The connection is gone: forgets the batch and every queue.
+  void reset();
+
+  void ask(Outbound& channel) { asking_.push(channel); }
+  void answer(Inbound& channel) { answering_.push(channel); }
+  /// The channel has puts to send and may.
+  void offer(Outbound& channel) { round_.push(channel); }
+  /// The channel has failed: no further put of it is begun. Its memory stays.
+  void withdraw(Outbound& channel) { round_.remove(channel); }
+
+  /// The channel and its memory go away. What the peer has been promised of a put half sent is copied. False
+  /// when the kernel still reads that memory for a zero-copy send: then only cutting the connection frees it.
+  bool forget(Outbound& channel);
+  void forget(Inbound& channel) { answering_.remove(channel); }
+
+  bool idle() const { return next_ == count_ && asking_.empty() && answering_.empty() && round_.empty(); }
+
+  /// Writes until nothing is left, the socket is full, or about `budget` bytes were written. An error: the
+  /// connection is gone.
+  Status flush(int socket, std::size_t budget, WriteProgress& progress);
+
+  /// Takes the kernel's reports about zero-copy sends from the socket's error queue.
+  void reap_zero_copy(int socket);
+  bool zero_copy() const { return zero_copy_; }
+
+ private:
+  static constexpr std::size_t kBatchPuts = 64;
+  static constexpr std::size_t kPieces =
+      1 + 2 * kBatchPuts;  // control frames; a header and a payload per put
+
+  /// What a piece of the batch is.
+  struct Note {
+    Outbound* owner = nullptr;  ///< null: control frames, or a put whose channel is gone
+    bool payload = false;       ///< of the put whose header is the piece before
+    bool zero_copy = false;
+  };
+
+  void fill();
+  void add_control();
+  template <typename Frame>
+  void append_control(const Frame& frame);
+  std::size_t add_turn(Outbound& channel, std::size_t room);
+  void add_put(Outbound& channel, const Put& put);
+  void add_piece(void* data, std::size_t bytes, const Note& note);
+  std::size_t orphan_begun_put();
+  ssize_t send_run(int socket, std::size_t& asked);
+  void advance(std::size_t bytes);
+
+  const ZeroCopy mode_;
+  const std::uint64_t zero_copy_bytes_;
+
+  Fifo<Outbound, &Outbound::asking> asking_;
+  Fifo<Inbound, &Inbound::answering> answering_;
+  Fifo<Outbound, &Outbound::round> round_;
+
+  // The batch under way: pieces [next_, count_) are still to be written; the first may be begun.
+  std::array<iovec, kPieces> piece_{};
+  std::array<Note, kPieces> note_{};
+  std::size_t next_ = 0;
+  std::size_t count_ = 0;
+  bool begun_ = false;  ///< part of piece next_ has been written
+  std::size_t puts_ = 0;
+  std::array<PutFrame, kBatchPuts> header_{};
+  std::array<std::byte, 4096> control_{};
+  std::size_t control_bytes_ = 0;
+  std::vector<std::byte> orphan_;  ///< rest of a put whose channel was closed while it was being sent
+
+  bool zero_copy_ = false;
+  std::uint64_t zero_copy_sent_ = 0;  ///< sends that the kernel numbers 0, 1, 2, ...
+  std::uint64_t zero_copy_done_ = 0;  ///< of which it reads the memory no more
+};
+
+}  // namespace mkernel::transport::tcp

@@ -1,0 +1,107 @@
+// What two TCP transports say to each other. Little endian, fixed layouts; every field that arrives is
+// untrusted.
+//
+// A connection begins with a handshake: Hello from the end that dialled, Welcome from the end that listens.
+// After it both ends send frames; the first byte of a frame is its type. Only a put carries bytes behind its
+// frame.
+//
+//   Open     sender of a channel -> receiver    "what do you hold?" for each of its channels on a new
+//   connection Held     receiver -> sender                 "the first n puts are published": the answer to
+//   Open, and later the
+//                                               acknowledgement. The first Held of a channel on a connection
+//                                               is what lets its sender begin there, at put n + 1: the
+//                                               receiver had closed the old connection, partial put and all,
+//                                               before this one was made.
+//   Put      sender -> receiver                 one put, `length` bytes of payload follow
+//   Refused  receiver -> sender                 the channel has failed, and why
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "daemon/transport/window/receive_window.h"
+#include "proto/abi/version.h"
+
+namespace mkernel::transport::tcp {
+
+static_assert(std::endian::native == std::endian::little,
+              "the wire is little endian, and so is every host here");
+
+inline constexpr std::uint32_t kWireMagic = 0x50434b4dU;     ///< "MKCP"
+inline constexpr std::uint32_t kWelcomeMagic = 0x57434b4dU;  ///< "MKCW"
+inline constexpr std::uint32_t kWireVersion = 1;             ///< both ends must agree exactly
+inline constexpr std::uint32_t kMaxConnections = 64;         ///< per peer
+
+struct Hello {
+  std::uint32_t magic;
+  std::uint32_t version;
+  std::uint64_t boot_id;           ///< of the end that dials
+  std::uint64_t expected_boot_id;  ///< whom it means to reach: this life of that node, no other
+  std::uint32_t connection;        ///< which of `connections` this one is
+  std::uint32_t connections;       ///< the dialling end's choice holds for both
+  char node[abi::kNameBytes];
+};
+static_assert(sizeof(Hello) == 96 && offsetof(Hello, connection) == 24);
+
+struct Welcome {
+  std::uint32_t magic;
+  std::uint32_t version;
+  std::uint64_t boot_id;  ///< of the end that listens
+  std::uint32_t code;  ///< StatusCode; kOk, or why the connection is refused. kUnavailable: try again later
+  std::uint32_t reserved;
+  char node[abi::kNameBytes];
+  char text[abi::kTextBytes];
+};
+static_assert(sizeof(Welcome) == 536 && offsetof(Welcome, node) == 24);
+
+enum class FrameType : std::uint8_t { kOpen = 1, kHeld = 2, kPut = 3, kRefused = 4 };
+
+struct OpenFrame {
+  FrameType type;
+  std::uint8_t reserved[7];
+  std::uint64_t key;
+};
+static_assert(sizeof(OpenFrame) == 16);
+
+struct HeldFrame {
+  FrameType type;
+  std::uint8_t reserved[7];
+  std::uint64_t key;
+  std::uint64_t count;
+};
+static_assert(sizeof(HeldFrame) == 24);
+
+struct PutFrame {
+  FrameType type;
+  std::uint8_t reserved0;
+  WireSequence sequence;
+  std::uint32_t length;  ///< bytes of payload behind the frame
+  std::uint64_t key;
+  std::uint64_t offset;  ///< within the receiver's region
+  std::uint16_t region;
+  std::uint8_t reserved1[6];
+};
+static_assert(sizeof(PutFrame) == 32 && offsetof(PutFrame, key) == 8 && offsetof(PutFrame, region) == 24);
+
+struct RefusedFrame {
+  FrameType type;
+  std::uint8_t reserved[3];
+  std::uint32_t code;  ///< StatusCode
+  std::uint64_t key;
+  char text[abi::kTextBytes];
+};
+static_assert(sizeof(RefusedFrame) == 464);
+
+/// Bytes of the frame that begins with `type`; 0 for a byte that begins no frame.
+constexpr std::size_t frame_bytes(FrameType type) {
+  switch (type) {
+    case FrameType::kOpen: return sizeof(OpenFrame);
+    case FrameType::kHeld: return sizeof(HeldFrame);
+    case FrameType::kPut: return sizeof(PutFrame);
+    case FrameType::kRefused: return sizeof(RefusedFrame);
+  }
+  return 0;
+}
+
+}  // namespace mkernel::transport::tcp

@@ -1,0 +1,15 @@
+#include "daemon/transport/transport.h"
+
+namespace mkernel::transport {
+
+bool Transport::holds(const memory::Region&) const {
+  return true;
+}
+
+Status Transport::set_link(PeerId peer, const LinkShape&) {
+  return {StatusCode::kUnimplemented, "transport " + capabilities().name +
+                                          " has no link shape to set (peer " + std::to_string(peer) +
+                                          "); only the emulated fabric has"};
+}
+
+}  // namespace mkernel::transport

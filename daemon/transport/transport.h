@@ -1,0 +1,154 @@
+// The one interface that every transport implements: about a dozen calls, capabilities as data, one folder
+// each.
+//
+// A transport carries the puts of many channels to many peers and keeps the delivery contract: when it
+// reports arrived(c, n) at the receiver, the payloads of the first n puts of channel c are in place; when it
+// reports completed(c, n) at the sender, the receiver has published n puts and the sources of the first n may
+// be overwritten. Both counts only grow. A transport survives the loss of a connection by reconnecting and
+// replaying, after the receiver fenced the old path and said how many puts it holds; only when a peer stays
+// unreachable for longer than TransportOptions::peer_timeout does it report peer_failed.
+//
+// Thread rule: one proxy thread owns a transport; every call except the constructor and local_endpoint() is
+// made on that thread, and every call into the sink happens inside poll() or submit(), on that thread. No
+// call blocks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "daemon/memory/region.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::transport {
+
+/// A peer node in one of its lives. A daemon that restarts on the same address is a new peer with a new id.
+using PeerId = std::uint32_t;
+/// A channel end on this node, dense and small: an index. Not reused before close_channel().
+using ChannelId = std::uint32_t;
+/// The same channel on both nodes and on the wire: both daemons derive it from (group instance, source,
+/// target, lane).
+using ChannelKey = std::uint64_t;
+
+struct Capabilities {
+  std::string name;  ///< "tcp", "emulated", ...
+  bool host_memory = true;
+  bool gpu_memory = false;
+  bool replays = false;  ///< survives a lost path by replay
+  std::uint32_t max_put_bytes = 0;
+  std::uint32_t max_in_flight_puts = 0;  ///< per channel: submitted and not completed
+};
+
+/// Who this node is, in every handshake: a peer refuses a connection that was meant for an earlier life of
+/// its node.
+struct Identity {
+  std::string node;
+  std::uint64_t boot_id = 0;
+};
+
+/// What a peer's daemon told ours about its transport (over gRPC).
+struct PeerAddress {
+  Identity identity;
+  std::string endpoint;  ///< the peer's local_endpoint()
+};
+
+/// One put, checked: `source` covers [source_offset, +length). length 0 is a bare signal.
+struct Put {
+  ChannelId channel = 0;
+  std::uint64_t sequence = 0;  ///< 1 for the channel's first put
+  const memory::Region* source = nullptr;
+  std::uint64_t source_offset = 0;
+  std::uint64_t remote_offset = 0;
+  std::uint32_t length = 0;
+  std::uint16_t remote_region = 0;
+};
+
+/// Where an inbound put's payload goes.
+struct Target {
+  const memory::Region* region = nullptr;
+  std::uint64_t offset = 0;
+};
+
+/// Implemented by the data plane.
+class TransportSink {
+ public:
+  virtual ~TransportSink() = default;
+  /// Receiver: checks an announced put (untrusted: it came over a wire) against what is registered. On an
+  /// error the transport discards the payload and tells the sender, whose channel fails with that status.
+  virtual Status place(ChannelId channel, std::uint16_t region, std::uint64_t offset, std::uint32_t length,
+                       Target& target) = 0;
+  /// Receiver: the first `count` puts are in place; publishes the count to the rank.
+  virtual void arrived(ChannelId channel, std::uint64_t count) = 0;
+  /// Sender: the sources of the first `count` puts are free.
+  virtual void completed(ChannelId channel, std::uint64_t count) = 0;
+  /// Either end: the channel cannot go on (refused put, replay impossible). The peer stays up.
+  virtual void channel_failed(ChannelId channel, const Status& why) = 0;
+  virtual void peer_connected(PeerId peer) = 0;
+  /// All paths to the peer are lost for good; its channels are dead.
+  virtual void peer_failed(PeerId peer, const Status& why) = 0;
+};
+
+/// The shape of an emulated link, settable while traffic flows. Probabilities are per put.
+struct LinkShape {
+  double bandwidth_gbytes = 0;  ///< gigabytes per second, 0 = unlimited
+  std::chrono::microseconds latency{0};
+  double drop = 0;
+  double duplicate = 0;
+  double reorder = 0;
+  bool down = false;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual const Capabilities& capabilities() const = 0;
+  /// Opaque text that peers need to reach this transport; travels over gRPC. Any thread.
+  virtual std::string local_endpoint() const = 0;
+
+  /// Says where events go: called once, before any call below. The sink outlives the transport or its
+  /// close().
+  virtual void attach(TransportSink& sink) = 0;
+
+  /// Starts to connect (one of the two ends dials, by identity); peer_connected or peer_failed follows.
+  virtual Status connect(PeerId peer, const PeerAddress& address) = 0;
+  /// Closes every path to the peer and forgets it. Its channels must have been closed.
+  virtual void disconnect(PeerId peer) = 0;
+
+  /// Opens this node's end of a channel. Puts may be submitted before the peer is connected; they wait.
+  virtual Status open_outbound(ChannelId channel, PeerId peer, ChannelKey key) = 0;
+  virtual Status open_inbound(ChannelId channel, PeerId peer, ChannelKey key) = 0;
+  /// Forgets the channel at once: nothing is read from or written to its memory afterwards, nothing reported.
+  /// Puts of it that still arrive are discarded.
+  virtual void close_channel(ChannelId channel) = 0;
+
+  /// Takes puts in order and returns how many it took; the rest is refused for now (bounded buffers) and must
+  /// be submitted again after a poll. Puts of one channel come in sequence order.
+  virtual std::size_t submit(std::span<const Put> puts) = 0;
+  /// Moves everything that can move without blocking, reports through the sink. Returns the number of events
+  /// handled; 0 = nothing to do now.
+  virtual std::size_t poll() = 0;
+  /// Readable (epoll) when poll() would find work; a sleeping proxy waits on it. Also covers the transport's
+  /// timers.
+  virtual int event_fd() const = 0;
+
+  /// True while a put in progress, outbound or inbound, may still read or write the region. The data plane
+  /// keeps an unregistered region mapped until this says no. The default says yes: until the channels close.
+  virtual bool holds(const memory::Region& region) const;
+
+  /// Emulated fabrics only; others answer kUnimplemented, naming themselves.
+  virtual Status set_link(PeerId peer, const LinkShape& shape);
+  /// Closes every connection; no call into the sink afterwards.
+  virtual void close() = 0;
+};
+
+/// What every transport is made with.
+struct TransportOptions {
+  Identity identity;
+  std::chrono::milliseconds peer_timeout{10000};     ///< unreachable for longer = peer_failed
+  std::chrono::milliseconds reconnect_interval{50};  ///< first retry; doubles up to 1 s
+};
+
+}  // namespace mkernel::transport

@@ -1,0 +1,53 @@
+// The groups of one proxy by key, and what several parts do with them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "daemon/dataplane/channel_table.h"
+
+namespace mkernel::dataplane {
+
+/// Proxy thread only.
+class GroupTable {
+ public:
+  using Map = std::map<GroupKey, std::unique_ptr<Group>>;
+
+  Group* find(const GroupKey& key);
+  Group& add(std::unique_ptr<Group> group);
+  /// Forgets the group, also as the neighbour of others.
+  void erase(Group& group);
+  const Map& all() const { return groups_; }
+
+ private:
+  Map groups_;
+};
+
+/// A group that cannot go on. Parts that find out in the middle of a batch only note it; the rail acts on it
+/// between batches, when nothing points into the tables.
+struct GroupFailure {
+  GroupKey key;
+  std::int32_t culprit = -1;
+  Status why;
+};
+
+class FailureLog {
+ public:
+  /// Marks the group failed and notes why; only the first reason counts.
+  void note(Group& group, std::int32_t culprit, Status why);
+  bool empty() const { return failures_.empty(); }
+  std::vector<GroupFailure> take() { return std::exchange(failures_, {}); }
+
+ private:
+  std::vector<GroupFailure> failures_;
+};
+
+/// Where a put from `source` lands in the memory of the group's rank, checked against what is registered now.
+/// Errors: kNotFound, kOutOfRange, kFailedPrecondition (GPU memory where only host memory can be written),
+/// each naming both ranks, the region and its limit.
+Status place_put(const Group& group, std::uint32_t source, bool host_only, std::uint16_t region,
+                 std::uint64_t offset, std::uint32_t length, transport::Target& target);
+
+}  // namespace mkernel::dataplane

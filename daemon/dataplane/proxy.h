@@ -1,0 +1,86 @@
+// A proxy thread: drains the rings of all sessions into one transport, publishes counts. Rail r's proxy reads
+// ring r of every session and owns the lanes l with l % rings == r of every group.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "daemon/dataplane/ports.h"
+#include "daemon/transport/transport.h"
+
+namespace mkernel::dataplane {
+
+/// What a proxy tells the control path. Called on the proxy thread; the implementation posts and returns at
+/// once.
+class ControlSink {
+ public:
+  virtual ~ControlSink() = default;
+  /// A bad slot: the session must end with this status. The proxy reads its ring no more.
+  virtual void session_failed(SessionId session, const Status& why) = 0;
+  /// A channel of the group failed (the peer refused a put, replay impossible); `culprit` is the rank at
+  /// fault or -1.
+  virtual void group_failed(const GroupKey& group, std::int32_t culprit, const Status& why) = 0;
+  virtual void peer_connected(transport::PeerId peer) = 0;
+  virtual void peer_failed(transport::PeerId peer, const Status& why) = 0;
+};
+
+struct ProxyOptions {
+  std::uint32_t index = 0;             ///< rail number = ring number
+  std::uint32_t count = 1;             ///< proxies of this daemon = rings per session
+  std::chrono::microseconds spin{50};  ///< polls this long after the last work before it yields and naps
+  std::chrono::microseconds nap{50};   ///< longest nap while a session has operations in flight
+  std::chrono::seconds idle_after{
+      120};  ///< a session that says "active" but writes nothing this long is idle
+  std::uint64_t quantum_bytes = 256 * 1024;  ///< deficit round robin: bytes per turn and unit of weight
+  std::uint32_t quantum_requests = 64;       ///< and requests per turn
+  int cpu = -1;                              ///< CPU to stay on; -1 = wherever the kernel puts the thread
+};
+
+/// Thread rule: every call below is made by the control thread and returns at once; effects happen on the
+/// proxy thread in the order of the calls. `done` runs on the proxy thread (post it where it belongs).
+class Proxy {
+ public:
+  using Done = std::function<void()>;
+
+  Proxy(const ProxyOptions& options, std::unique_ptr<transport::Transport> transport, ControlSink& sink);
+  ~Proxy();  ///< stops and joins
+
+  void start();
+  /// Stops reading rings, waits until in-flight puts are completed or `limit` has passed, closes the
+  /// transport, joins.
+  void stop(std::chrono::milliseconds limit);
+
+  const transport::Capabilities& capabilities() const;
+  std::string local_endpoint() const;
+
+  void attach_session(std::shared_ptr<SessionPort> session);
+  /// Reads its ring no more, closes its groups after in-flight puts are completed or `limit` has passed,
+  /// drops every reference to its memory, then `done`.
+  void detach_session(SessionId session, std::chrono::milliseconds limit, Done done);
+
+  /// Opens all channels of this rail. `done(status)` when they are open (the transport may still be
+  /// connecting).
+  void open_group(std::shared_ptr<GroupPort> group, std::function<void(Status)> done);
+  /// Drains (as detach_session) and closes the channels.
+  void close_group(const GroupKey& group, std::chrono::milliseconds limit, Done done);
+
+  void set_region(const GroupKey& group, std::uint32_t index, std::shared_ptr<const memory::Region> region,
+                  Done done);
+  /// Refuses new puts on it, waits for the group's in-flight puts (or `limit`), drops the reference.
+  void clear_region(const GroupKey& group, std::uint32_t index, std::chrono::milliseconds limit, Done done);
+  /// What `rank` (on another node or this one) registered; bytes 0 = gone. Bounds of remote offsets are
+  /// checked here.
+  void set_remote_region(const GroupKey& group, std::uint32_t rank, std::uint32_t index, std::uint64_t bytes);
+
+  void connect_peer(transport::PeerId peer, transport::PeerAddress address);
+  void disconnect_peer(transport::PeerId peer);
+  void set_link(transport::PeerId peer, const transport::LinkShape& shape, std::function<void(Status)> done);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mkernel::dataplane

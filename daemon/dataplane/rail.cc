@@ -1,0 +1,166 @@
+#include "daemon/dataplane/rail.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <utility>
+
+#include "daemon/base/thread.h"
+
+namespace mkernel::dataplane {
+namespace {
+
+// A session that says "active" and writes nothing may write again without ringing: its ring is still looked
+// at.
+constexpr std::chrono::milliseconds kLongNap{10};
+
+bool says_active(const Session& session) {
+  auto& word = session.port->header()->active;
+  return session.reading && std::atomic_ref<std::uint32_t>(word).load(std::memory_order_acquire) != 0;
+}
+
+}  // namespace
+
+Rail::Rail(const ProxyOptions& options, transport::Transport& transport, ControlSink& sink,
+           base::Mailbox& mailbox)
+    : options_(options),
+      transport_(transport),
+      sink_(sink),
+      mailbox_(mailbox),
+      traits_{options.index, options.count, transport.capabilities().max_put_bytes,
+              transport.capabilities().gpu_memory},
+      events_(ends_, failures_, traits_.gpu_memory),
+      local_(groups_, failures_),
+      server_(transport, local_, sink, options.index),
+      scheduler_(options.quantum_bytes, options.quantum_requests),
+      sleeper_(mailbox, transport.event_fd()) {
+  transport_.attach(events_);
+}
+
+Rail::~Rail() = default;
+
+void Rail::run() {
+  while (running_) {
+    if (step() > 0) {
+      idle_ = false;
+    } else {
+      rest();
+    }
+  }
+  finish_everything();
+}
+
+std::size_t Rail::step() {
+  std::size_t work = mailbox_.run();
+  work += transport_.poll();
+  scheduler_.round([this](Session& session) { return server_.serve(session); },
+                   [](const Session& session) { return std::max(1U, session.port->weight); });
+  work += server_.take_progress();
+  if (!failures_.empty()) work += handle_failures();
+  if (events_.has_peer_events()) work += handle_peer_events();
+  if (!drains_.empty()) work += advance_drains();
+  return work;
+}
+
+// Poll while something may come soon, then yield, then nap, and block when nobody has work. A wake-up is
+// never lost: a client sets `active` or writes its slot before it rings, a ring is an edge that stays in the
+// epoll set until a wait takes it, and the rings are looked at once more after `active` was seen zero.
+void Rail::rest() {
+  const base::TimePoint now = base::Clock::now();
+  if (!std::exchange(idle_, true)) idle_since_ = now;
+  bool attentive = any_in_flight();
+  bool quiet_but_active = false;
+  for (Session* session : scheduler_.members()) {
+    if (std::exchange(session->wrote, false)) session->last_write = now;
+    const bool active = says_active(*session);
+    if (active && !session->was_active) session->last_write = now;
+    session->was_active = active;
+    const bool recent = now - session->last_write < options_.idle_after;
+    attentive = attentive || (active && recent);
+    quiet_but_active = quiet_but_active || (active && !recent);
+  }
+  const auto waited = now - idle_since_;
+  if (attentive && waited < options_.spin) return base::cpu_relax();
+  if (attentive && waited < 2 * options_.spin) {
+    ::sched_yield();
+    return;
+  }
+  for (Session* session : scheduler_.members()) {
+    if (session->stalled) {
+      RingServer::look_at_depth(*session);
+    } else if (session->reading && session->ring.ready()) {
+      return;
+    }
+  }
+  release_retired();
+  if (attentive || !drains_.empty()) {
+    sleeper_.wait(options_.nap);
+  } else {
+    sleeper_.wait(quiet_but_active ? std::optional<std::chrono::nanoseconds>(kLongNap) : std::nullopt);
+  }
+}
+
+bool Rail::any_in_flight() const {
+  return std::any_of(groups_.all().begin(), groups_.all().end(),
+                     [](const auto& entry) { return entry.second->in_flight > 0; });
+}
+
+std::size_t Rail::advance_drains() {
+  const base::TimePoint now = base::Clock::now();
+  std::size_t finished = 0;
+  for (auto at = drains_.begin(); at != drains_.end();) {
+    const auto next = std::next(at);
+    if (now >= at->deadline || at->drained()) {
+      const Done finish = std::move(at->finish);
+      drains_.erase(at);
+      finish();
+      ++finished;
+    }
+    at = next;
+  }
+  return finished;
+}
+
+std::size_t Rail::handle_failures() {
+  const std::vector<GroupFailure> failures = failures_.take();
+  for (const GroupFailure& failure : failures) {
+    if (Group* group = groups_.find(failure.key)) drop_pending(*group);
+    sink_.group_failed(failure.key, failure.culprit, failure.why);
+  }
+  return failures.size();
+}
+
+std::size_t Rail::handle_peer_events() {
+  const std::vector<EventSink::PeerEvent> events = events_.take_peer_events();
+  for (const EventSink::PeerEvent& event : events) {
+    if (event.status.ok()) {
+      sink_.peer_connected(event.peer);
+      continue;
+    }
+    for (const auto& [key, group] : groups_.all()) {
+      const auto& ranks = group->port->ranks;
+      const auto dead = std::find_if(ranks.begin(), ranks.end(), [&event](const PeerRank& rank) {
+        return !rank.local && rank.peer == event.peer;
+      });
+      if (dead != ranks.end()) {
+        failures_.note(*group, static_cast<std::int32_t>(dead - ranks.begin()), event.status);
+      }
+    }
+    sink_.peer_failed(event.peer, event.status);
+  }
+  return events.size();
+}
+
+void Rail::finish_everything() {
+  while (!drains_.empty()) {
+    const Done finish = std::move(drains_.front().finish);
+    drains_.pop_front();
+    finish();
+  }
+  while (!sessions_.empty()) erase_session(sessions_.begin()->first);
+  transport_.close();
+}
+
+}  // namespace mkernel::dataplane

@@ -1,0 +1,62 @@
+// A session as one proxy sees it: its ring, its channels, what it has in hand but not yet handed on.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "daemon/base/clock.h"
+#include "daemon/dataplane/channel_table.h"
+#include "daemon/dataplane/ring_reader.h"
+#include "daemon/dataplane/scheduler.h"
+
+namespace mkernel::dataplane {
+
+/// Slots taken from a ring before they are handed to the transport together and their tail is published.
+inline constexpr std::uint32_t kBatch = 32;
+
+/// A put between two ranks of this node, copied piece by piece so that a huge one holds up nobody.
+struct LocalCopy {
+  Outbound* channel = nullptr;  ///< null: no copy is running
+  std::uint64_t source_offset = 0;
+  std::uint64_t target_offset = 0;
+  std::uint32_t length = 0;
+  std::uint32_t copied = 0;
+  std::uint16_t source_region = 0;
+  std::uint16_t target_region = 0;
+
+  bool running() const { return channel != nullptr; }
+};
+
+/// Proxy thread only.
+struct Session {
+  std::shared_ptr<SessionPort> port;
+  Counters* counters = nullptr;  ///< this proxy's
+  RingReader ring;
+  std::vector<Outbound*> channels;  ///< by session-local number
+  bool reading = true;              ///< false: its ring is not looked at any more
+
+  /// The slot at the ring's position looked bad once. What it names may come with a command that was posted
+  /// before it was written and that the proxy has not run yet: it is refused when it still looks bad in the
+  /// next round.
+  bool in_doubt = false;
+
+  Allowance allowance;  ///< the scheduler's
+  bool in_turn = false;
+
+  std::array<transport::Put, kBatch> puts{};  ///< [first, count): checked, not yet taken by the transport
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  LocalCopy copy;
+
+  bool stalled = false;  ///< the transport refused the put at `first`
+  base::TimePoint stalled_since{};
+  bool wrote = false;  ///< slots came since the last look at the clock
+  base::TimePoint last_write{};
+  bool was_active = false;  ///< what its active word said at the last look
+
+  bool has_pending() const { return first != count || copy.running(); }
+};
+
+}  // namespace mkernel::dataplane

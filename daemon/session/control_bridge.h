@@ -1,0 +1,45 @@
+// From the proxy threads to the control thread: every report of a proxy becomes a posted call.
+#pragma once
+
+#include <functional>
+
+#include "daemon/dataplane/proxy.h"
+#include "proto/abi/status.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace mkernel::session {
+
+class SessionServer;
+
+/// Made before the proxies, outlives them. bind() on the control thread before any proxy starts; reports
+/// after unbind() are dropped.
+class ControlBridge final : public dataplane::ControlSink {
+ public:
+  /// Who wants to hear about peers; called on the control thread.
+  struct Peers {
+    std::function<void(transport::PeerId)> connected;
+    std::function<void(transport::PeerId, const Status&)> failed;
+  };
+
+  explicit ControlBridge(boost::asio::io_context& io);
+  ~ControlBridge() override;
+
+  void bind(SessionServer& sessions, Peers peers);
+  void unbind();
+
+  // ControlSink, any proxy thread.
+  void session_failed(dataplane::SessionId session, const Status& why) override;
+  void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) override;
+  void peer_connected(transport::PeerId peer) override;
+  void peer_failed(transport::PeerId peer, const Status& why) override;
+
+ private:
+  struct Bound;
+  boost::asio::io_context& io_;
+  std::shared_ptr<Bound> bound_;  ///< its content is touched on the control thread only
+};
+
+}  // namespace mkernel::session

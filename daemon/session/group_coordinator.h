@@ -1,0 +1,92 @@
+// What the session layer asks of the cluster: groups formed over daemons, regions made known, small
+// exchanges. The implementation (daemon/rpc/group_directory) talks to the peers; the session layer only sees
+// this.
+//
+// Thread rule: everything here, callbacks included, happens on the control thread (the io_context of main).
+// Callbacks are never called from inside the call that registers them. After session_gone() or leave() no
+// callback of that session or group is called.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "daemon/dataplane/ports.h"
+#include "proto/abi/region_map.h"
+#include "proto/abi/status.h"
+#include "proto/abi/version.h"
+
+namespace mkernel::session {
+
+using Blob = std::array<std::byte, abi::kExchangeBytes>;
+
+struct JoinRequest {
+  dataplane::GroupKey key;  ///< session and the handle that the session layer chose
+  std::string name;
+  std::uint32_t world_size = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t lanes = 0;
+  std::uint32_t region_capacity = 0;
+  std::chrono::milliseconds timeout{0};
+  std::int64_t pid = 0;  ///< of the client, for errors: "rank 1 is held by pid 77 on node a"
+  std::string client_name;
+};
+
+/// Where one rank of a formed group lives, as the data plane and the group segment need it.
+struct FormedMember {
+  std::string node_name;
+  dataplane::PeerRank port;
+};
+
+/// A whole group: every rank is known. `members` by rank.
+struct FormedGroup {
+  std::uint64_t instance = 0;
+  std::vector<FormedMember> members;
+};
+
+/// Told to the session layer about a group that one of its sessions has joined.
+class GroupEvents {
+ public:
+  virtual ~GroupEvents() = default;
+  /// `rank` (this node's own included) registered (bytes > 0) or gave up (0) a region.
+  virtual void region_changed(const dataplane::GroupKey& group, std::uint32_t rank, std::uint32_t index,
+                              const abi::RegionEntry& entry) = 0;
+  /// The group is over. `culprit` is a rank or -1; `node` where it happened. Told once per group.
+  virtual void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const std::string& node,
+                            const Status& why) = 0;
+};
+
+class GroupCoordinator {
+ public:
+  virtual ~GroupCoordinator() = default;
+
+  /// Called with the whole group, or with the reason there is none: duplicate rank (who holds it), world
+  /// size, lanes or region capacity that differ (both named), time-out (the ranks that are missing), unequal
+  /// ranks per node.
+  using Formed = std::function<void(Result<FormedGroup>)>;
+  virtual void join(const JoinRequest& request, Formed formed) = 0;
+
+  /// This rank's channels are open; `all_ready` once those of every rank are (or with the failure).
+  virtual void ready(const dataplane::GroupKey& group, std::function<void(Status)> all_ready) = 0;
+
+  virtual void announce_region(const dataplane::GroupKey& group, std::uint32_t index,
+                               const abi::RegionEntry& entry) = 0;
+
+  /// Every rank contributes once per round; `done` with the blobs of all ranks, by rank.
+  using Exchanged = std::function<void(Result<std::vector<Blob>>)>;
+  virtual void exchange(const dataplane::GroupKey& group, std::uint64_t round, const Blob& blob,
+                        std::chrono::milliseconds timeout, Exchanged done) = 0;
+
+  /// A local rank's operation failed, or the data plane found the group broken: all ranks are told.
+  virtual void fail(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) = 0;
+
+  /// The rank leaves in peace (others may go on until they need it) / its session is gone (the group fails).
+  virtual void leave(const dataplane::GroupKey& group) = 0;
+  virtual void session_gone(dataplane::SessionId session, const Status& why) = 0;
+};
+
+}  // namespace mkernel::session

@@ -1,0 +1,103 @@
+// What mkctl sees: plain values, read off the sessions.
+#include "daemon/session/inspect.h"
+
+#include "daemon/memory/open_region.h"
+#include "daemon/session/session.h"
+#include "daemon/session/session_group.h"
+
+namespace mkernel::session {
+namespace {
+
+const char* state_name(const SessionGroup& group) {
+  if (group.failure()) return "failed";
+  switch (group.state()) {
+    case SessionGroup::State::kForming:
+    case SessionGroup::State::kOpening: return "forming";
+    case SessionGroup::State::kReady: return "ready";
+    case SessionGroup::State::kClosing: break;
+  }
+  return "closing";
+}
+
+}  // namespace
+
+CounterSnapshot snapshot(const dataplane::Counters& counters) {
+  const auto read = [](const std::atomic<std::uint64_t>& value) {
+    return value.load(std::memory_order_relaxed);
+  };
+  return {read(counters.requests_total),      read(counters.bytes_total),
+          read(counters.completed_total),     read(counters.arrivals_total),
+          read(counters.arrived_bytes_total), read(counters.errors_total),
+          read(counters.stalls_total),        read(counters.stall_nanoseconds_total),
+          read(counters.ring_depth)};
+}
+
+CounterSnapshot& operator+=(CounterSnapshot& sum, const CounterSnapshot& more) {
+  sum.requests_total += more.requests_total;
+  sum.bytes_total += more.bytes_total;
+  sum.completed_total += more.completed_total;
+  sum.arrivals_total += more.arrivals_total;
+  sum.arrived_bytes_total += more.arrived_bytes_total;
+  sum.errors_total += more.errors_total;
+  sum.stalls_total += more.stalls_total;
+  sum.stall_nanoseconds_total += more.stall_nanoseconds_total;
+  sum.ring_depth += more.ring_depth;
+  return sum;
+}
+
+SessionSnapshot Session::snapshot() const {
+  SessionSnapshot seen;
+  seen.id = id_;
+  seen.client_name = client_name_;
+  seen.pid = identity_.pid;
+  seen.uid = identity_.uid;
+  seen.device = device_;
+  seen.weight = port_->weight;
+  seen.active = active();
+  seen.age_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
+  seen.pinned_bytes = pinned_bytes();
+  seen.groups = groups_.size();
+  for (const auto& [handle, group] : groups_) seen.regions += group->region_count();
+  for (const dataplane::Counters& rail : port_->counters) seen.counters += session::snapshot(rail);
+  return seen;
+}
+
+GroupSnapshot SessionGroup::snapshot() const {
+  GroupSnapshot seen;
+  seen.session = request_.key.session;
+  seen.handle = request_.key.handle;
+  seen.name = request_.name;
+  seen.state = state_name(*this);
+  seen.instance = formed_.instance;
+  seen.rank = request_.rank;
+  seen.world_size = request_.world_size;
+  seen.lanes = request_.lanes;
+  for (const abi::Member& member : number_members(formed_.members)) {
+    seen.nodes = std::max(seen.nodes, member.node + 1);
+  }
+  if (failure_) seen.failure = failure_->to_string();
+  return seen;
+}
+
+void SessionGroup::list_regions(std::vector<RegionSnapshot>& out) const {
+  for (const auto& [index, held] : regions_) {
+    const memory::Region& region = *held.region;
+    out.push_back({request_.key.session, request_.name, memory::kind_name(region.kind), index, region.bytes,
+                   region.shared});
+  }
+}
+
+void SessionGroup::list_channels(bool all, std::vector<ChannelSnapshot>& out) const {
+  if (port_ == nullptr) return;
+  for (std::uint32_t peer = 0; peer < request_.world_size; ++peer) {
+    for (std::uint32_t lane = 0; lane < request_.lanes; ++lane) {
+      const CounterSnapshot seen = session::snapshot(port_->channels[peer * request_.lanes + lane]);
+      if (!all && seen.requests_total == 0 && seen.arrivals_total == 0) continue;
+      out.push_back({request_.key.session, request_.name, formed_.members[peer].node_name, request_.rank,
+                     peer, lane, seen.requests_total, seen.bytes_total, seen.completed_total,
+                     seen.arrivals_total, seen.arrived_bytes_total});
+    }
+  }
+}
+
+}  // namespace mkernel::session

@@ -1,0 +1,67 @@
+// Snapshots of a daemon's state for mkctl: plain values, taken on the control thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "daemon/dataplane/ports.h"
+
+namespace mkernel::session {
+
+/// Sum of dataplane::Counters at one moment.
+struct CounterSnapshot {
+  std::uint64_t requests_total = 0, bytes_total = 0, completed_total = 0, arrivals_total = 0,
+                arrived_bytes_total = 0, errors_total = 0, stalls_total = 0, stall_nanoseconds_total = 0,
+                ring_depth = 0;
+};
+CounterSnapshot snapshot(const dataplane::Counters& counters);
+CounterSnapshot& operator+=(CounterSnapshot& sum, const CounterSnapshot& more);
+
+struct SessionSnapshot {
+  std::uint64_t id = 0;
+  std::string client_name;
+  std::int64_t pid = 0;
+  std::uint32_t uid = 0;
+  std::int32_t device = -1;
+  std::uint32_t weight = 1;
+  std::uint32_t active = 0;  ///< operations in flight, by the client's own word
+  double age_seconds = 0;
+  std::uint64_t regions = 0, pinned_bytes = 0, groups = 0;
+  CounterSnapshot counters;
+};
+struct GroupSnapshot {
+  std::uint64_t session = 0;
+  std::uint32_t handle = 0;
+  std::string name, state;  ///< state: forming, ready, failed
+  std::uint64_t instance = 0;
+  std::uint32_t rank = 0, world_size = 0, lanes = 0, nodes = 0;
+  std::string failure;  ///< text when failed
+};
+struct RegionSnapshot {
+  std::uint64_t session = 0;
+  std::string group, kind;  ///< kind: host, dma-buf, vmm
+  std::uint32_t index = 0;
+  std::uint64_t bytes = 0;
+  bool shared = false;
+};
+struct ChannelSnapshot {
+  std::uint64_t session = 0;
+  std::string group, peer_node;
+  std::uint32_t rank = 0, peer_rank = 0, lane = 0;
+  std::uint64_t puts_total = 0, bytes_total = 0, completed_total = 0;  ///< rank -> peer_rank
+  std::uint64_t arrivals_total = 0, arrived_bytes_total = 0;           ///< peer_rank -> rank
+};
+
+/// Implemented by the session server. Control thread.
+class Inspector {
+ public:
+  virtual ~Inspector() = default;
+  virtual std::vector<SessionSnapshot> sessions() const = 0;
+  virtual std::vector<GroupSnapshot> groups() const = 0;
+  virtual std::vector<RegionSnapshot> regions() const = 0;
+  /// Only channels that ever carried a put, unless `all`.
+  virtual std::vector<ChannelSnapshot> channels(bool all) const = 0;
+};
+
+}  // namespace mkernel::session

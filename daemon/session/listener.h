@@ -1,0 +1,55 @@
+// The Unix SOCK_SEQPACKET socket that clients connect to.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "proto/abi/status.h"
+#include "proto/ipc/fd.h"
+
+namespace mkernel::session {
+
+struct ListenerOptions {
+  std::string path;
+  std::uint32_t mode = 0660;
+  std::string group;  ///< empty: the daemon's own
+};
+
+/// Who is at the other end of a session socket.
+struct PeerIdentity {
+  std::int64_t pid = 0;  ///< 0 when the client lives in a pid namespace that this one cannot see
+  std::uint32_t uid = 0;
+  std::uint32_t gid = 0;
+  ipc::UniqueFd pidfd;  ///< readable when the process ends; invalid where the kernel offers none
+};
+
+/// The fd and file of a listening socket; the file is removed with it.
+class Listener {
+ public:
+  Listener() = default;
+  Listener(ipc::UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+  Listener(Listener&&) = default;
+  Listener& operator=(Listener&&) = default;
+  ~Listener() { close(); }
+
+  int fd() const { return fd_.get(); }
+  void close();
+
+ private:
+  ipc::UniqueFd fd_;
+  std::string path_;
+};
+
+/// Binds and listens, non-blocking. A socket file that nobody answers on is a leftover and is removed.
+/// Errors: kAlreadyExists when someone answers (the text says which process) or when the file is no socket;
+/// kNotFound for an unknown group; kPermissionDenied and the like with the system's reason.
+Result<Listener> open_listener(const ListenerOptions& options);
+
+/// Accepts one connection, non-blocking. Errors: kNotFound when none waits, kResourceExhausted when this
+/// process has no fd left for it.
+Result<ipc::UniqueFd> accept_client(int listener);
+
+/// By SO_PEERCRED, as of the moment of connect().
+Result<PeerIdentity> identify(int socket);
+
+}  // namespace mkernel::session

@@ -1,0 +1,43 @@
+// What every session works with. Owned by the session server; outlives the sessions.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/config/config.h"
+#include "daemon/dataplane/proxy.h"
+#include "daemon/memory/region.h"
+#include "daemon/session/group_coordinator.h"
+
+namespace mkernel::session {
+
+class Session;
+
+/// Control thread only.
+struct Services {
+  boost::asio::io_context& io;
+  std::string node_name;
+  std::uint64_t boot_id = 0;
+  std::uint32_t log2_slots = 12;
+  config::Limits limits;
+  std::vector<dataplane::Proxy*> proxies;  ///< by rail
+  GroupCoordinator* coordinator = nullptr;
+  std::uint64_t last_region_id = 0;
+
+  /// Sessions that have said hello and have not yet let go of everything.
+  std::function<std::size_t()> session_count;
+  /// A living session of this daemon, or nullptr.
+  std::function<Session*(dataplane::SessionId)> find_session;
+  /// Called once when a session has let go of everything; the session is destroyed afterwards, not inside.
+  std::function<void(dataplane::SessionId)> session_done;
+  /// A group's channels are closed on every proxy.
+  std::function<void()> group_closed;
+
+  std::uint32_t rails() const { return static_cast<std::uint32_t>(proxies.size()); }
+};
+
+}  // namespace mkernel::session

@@ -1,0 +1,157 @@
+#include "daemon/session/session.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+
+#include <atomic>
+
+#include "daemon/session/gather.h"
+
+namespace mkernel::session {
+namespace {
+
+/// Packets handled before other sessions get their turn.
+constexpr int kBatch = 16;
+/// Batches handled after the client's process has ended: all that it can have left in the socket, and a bound
+/// for a child of it that goes on sending.
+constexpr int kLastBatches = 16;
+
+}  // namespace
+
+Session::Session(Services& services, dataplane::SessionId id, ipc::UniqueFd socket, PeerIdentity identity)
+    : services_(services),
+      id_(id),
+      identity_(std::move(identity)),
+      socket_(services.io),
+      pidfd_(services.io),
+      hello_timer_(services.io) {
+  // assign() may throw; only then does the descriptor own the fd.
+  socket_.assign(socket.get());
+  static_cast<void>(socket.release());
+  if (!identity_.pidfd.valid()) return;
+  pidfd_.assign(identity_.pidfd.get());
+  static_cast<void>(identity_.pidfd.release());
+}
+
+void Session::start() {
+  wait_for_hello();
+  wait_for_packets();
+  if (pidfd_.is_open()) wait_for_exit();
+}
+
+void Session::wait_for_hello() {
+  hello_timer_.expires_after(services_.limits.hello_timeout);
+  hello_timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+    const auto self = weak.lock();
+    if (error || self == nullptr || self->introduced()) return;
+    self->end({StatusCode::kDeadlineExceeded,
+               self->describe() + " said no hello within limits.hello_timeout_ms = " +
+                   std::to_string(self->services_.limits.hello_timeout.count())});
+  });
+}
+
+void Session::wait_for_packets() {
+  socket_.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                     [weak = weak_from_this()](const boost::system::error_code& error) {
+                       const auto self = weak.lock();
+                       if (error || self == nullptr) return;
+                       self->read_packets();
+                       if (!self->ending_) self->wait_for_packets();
+                     });
+}
+
+void Session::wait_for_exit() {
+  // A child of the client may hold the socket open after the client itself has ended; its memory and rings
+  // mean nothing any more.
+  pidfd_.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                    [weak = weak_from_this()](const boost::system::error_code& error) {
+                      const auto self = weak.lock();
+                      if (error || self == nullptr) return;
+                      for (int i = 0; i < kLastBatches && !self->ending_; ++i) self->read_packets();
+                      self->gone();
+                    });
+}
+
+void Session::read_packets() {
+  for (int i = 0; i < kBatch && !ending_; ++i) {
+    ipc::Packet packet;
+    const Status received = ipc::receive_packet(socket_.native_handle(), packet);
+    if (received.code() == StatusCode::kNotFound) return;
+    if (!received.ok()) return gone();
+    handle(packet);
+  }
+}
+
+void Session::gone() {
+  if (groups_.empty()) return end({StatusCode::kCancelled, describe() + " closed its session"});
+  end({StatusCode::kUnavailable, describe() + " on node " + services_.node_name +
+                                     " is gone: it ended or closed its session without leaving its groups"});
+}
+
+void Session::end(const Status& why) {
+  if (ending_) return;
+  ending_ = true;
+  const bool expected = why.code() == StatusCode::kCancelled;
+  spdlog::log(expected ? spdlog::level::info : spdlog::level::warn, "session {} ends: {}", id_,
+              why.to_string());
+  hello_timer_.cancel();
+  for (const auto& [handle, group] : groups_) group->abandon(why);
+  if (introduced()) {
+    write_session_failure(port_->segment, services_.node_name, why);
+    services_.coordinator->session_gone(id_, why);
+  }
+  say_farewell(socket_.native_handle(), why);
+  socket_.close();
+  if (pidfd_.is_open()) pidfd_.close();
+
+  const auto on_all =
+      gather(services_.io, introduced() ? services_.rails() : 1, [weak = weak_from_this()](const Status&) {
+        if (const auto self = weak.lock()) self->let_go();
+      });
+  if (!introduced()) return on_all(Status());
+  for (dataplane::Proxy* proxy : services_.proxies) {
+    proxy->detach_session(id_, services_.limits.drain, [on_all] { on_all(Status()); });
+  }
+}
+
+void Session::say_farewell(int socket, const Status& why) {
+  // A Unix socket that is closed with unread packets resets its peer, who would then never see the last word.
+  ::shutdown(socket, SHUT_RD);
+  ipc::Packet unread;
+  while (ipc::receive_packet(socket, unread).ok()) {
+  }
+  abi::SessionEnded event{};
+  event.header = ipc::header_of<abi::SessionEnded>(abi::MessageType::kSessionEnded, 0);
+  event.status = ipc::to_reply(why);
+  // The client may be gone, which is one reason to be here.
+  static_cast<void>(ipc::send_message(socket, event));
+}
+
+void Session::let_go() {
+  groups_.clear();
+  port_.reset();
+  services_.session_done(id_);
+}
+
+std::uint32_t Session::active() const {
+  if (!introduced()) return 0;
+  return std::atomic_ref<std::uint32_t>(port_->header()->active).load(std::memory_order_relaxed);
+}
+
+std::string Session::describe() const {
+  return "client " + (client_name_.empty() ? std::string() : "\"" + client_name_ + "\" ") + "(pid " +
+         std::to_string(identity_.pid) + ")";
+}
+
+std::shared_ptr<SessionGroup> Session::find_group(std::uint32_t handle) const {
+  const auto found = groups_.find(handle);
+  return found == groups_.end() ? nullptr : found->second;
+}
+
+std::uint64_t Session::pinned_bytes() const {
+  std::uint64_t sum = 0;
+  for (const auto& [handle, group] : groups_) sum += group->pinned_bytes();
+  return sum;
+}
+
+}  // namespace mkernel::session

@@ -1,0 +1,103 @@
+// One client: its socket, its identity, its rings, its groups. The socket's life is the session's life.
+//
+// It ends in one of three ways, always through end(): the client goes (end of stream, or its process ends),
+// it breaks the protocol or writes a bad slot, or the daemon stops. The order is then: the reason into the
+// shared segments, the abort words, the coordinator (so that peers learn it), SessionEnded, the socket, and
+// last the proxies, which drain and let go; only then are fds and memory given back.
+// Thread rule: control thread only.
+#pragma once
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "daemon/session/channel_space.h"
+#include "daemon/session/inspect.h"
+#include "daemon/session/listener.h"
+#include "daemon/session/services.h"
+#include "daemon/session/session_group.h"
+#include "proto/ipc/packet.h"
+
+namespace mkernel::session {
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  Session(Services& services, dataplane::SessionId id, ipc::UniqueFd socket, PeerIdentity identity);
+
+  void start();
+  /// Once; later calls do nothing. `services.session_done` follows when everything is given back.
+  void end(const Status& why);
+
+  /// The last packet to a client whose socket is closed right after.
+  static void say_farewell(int socket, const Status& why);
+
+  dataplane::SessionId id() const { return id_; }
+  std::uint32_t uid() const { return identity_.uid; }
+  /// Operations in flight, by the client's own word.
+  std::uint32_t active() const;
+  /// "client \"job\" (pid 77)".
+  std::string describe() const;
+  std::shared_ptr<SessionGroup> find_group(std::uint32_t handle) const;
+
+  SessionSnapshot snapshot() const;
+  bool introduced() const { return port_ != nullptr; }
+  const std::map<std::uint32_t, std::shared_ptr<SessionGroup>>& groups() const { return groups_; }
+
+ private:
+  void wait_for_packets();
+  void wait_for_exit();
+  void wait_for_hello();
+  /// Handles what is in the socket; at most a batch, so that no client holds up the others.
+  void read_packets();
+  void gone();
+  void let_go();
+
+  // Requests: one handler each, in session_requests.cc.
+  void handle(ipc::Packet& packet);
+  void on(const abi::Hello& hello, ipc::Packet& packet);
+  void on(const abi::JoinGroup& join, ipc::Packet& packet);
+  void on(const abi::LeaveGroup& leave, ipc::Packet& packet);
+  void on(const abi::RegisterRegion& region, ipc::Packet& packet);
+  void on(const abi::UnregisterRegion& unregister, ipc::Packet& packet);
+  void on(const abi::MapRegion& map, ipc::Packet& packet);
+  void on(const abi::Exchange& exchange, ipc::Packet& packet);
+  void on(const abi::FailGroup& fail, ipc::Packet& packet);
+  Status check_hello(const abi::Hello& hello) const;
+  Status check_join(const abi::JoinGroup& join) const;
+  Status create_port(const abi::Hello& hello, ipc::UniqueFd& segment_fd);
+  void joined(std::uint32_t handle, std::uint32_t sequence, const Status& status);
+  void forget_group(std::uint32_t handle);
+  /// The group, if it is joined; else replies with kNotFound.
+  std::shared_ptr<SessionGroup> require_group(std::uint32_t handle, const abi::Header& request);
+  Result<std::shared_ptr<const memory::Region>> find_shared_region(const SessionGroup& group,
+                                                                   const abi::MapRegion& map) const;
+  std::uint64_t pinned_bytes() const;
+
+  template <typename Reply>
+  void send(const Reply& reply, std::span<const int> fds = {});
+  void reply(abi::MessageType type, std::uint32_t sequence, const Status& status);
+  /// A continuation that sends the plain reply of a request.
+  SessionGroup::Done replier(abi::MessageType type, std::uint32_t sequence);
+
+  Services& services_;
+  const dataplane::SessionId id_;
+  PeerIdentity identity_;
+  boost::asio::posix::stream_descriptor socket_;
+  boost::asio::posix::stream_descriptor pidfd_;
+  boost::asio::steady_timer hello_timer_;
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+
+  bool ending_ = false;
+  std::string client_name_;
+  std::int32_t device_ = -1;
+  std::shared_ptr<dataplane::SessionPort> port_;  ///< from hello on
+  ChannelSpace channels_;
+  std::uint32_t last_handle_ = 0;
+  std::map<std::uint32_t, std::shared_ptr<SessionGroup>> groups_;
+};
+
+}  // namespace mkernel::session

@@ -1,0 +1,251 @@
+#include "daemon/session/session_group.h"
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <utility>
+
+#include "daemon/session/gather.h"
+
+namespace mkernel::session {
+
+SessionGroup::SessionGroup(Services& services, JoinRequest request, std::uint32_t first_channel)
+    : services_(services), request_(std::move(request)) {
+  shape_ = {request_.name,  request_.world_size,      request_.rank,
+            request_.lanes, request_.region_capacity, first_channel};
+}
+
+std::string SessionGroup::describe() const {
+  return "group \"" + request_.name + "\" (rank " + std::to_string(request_.rank) + ")";
+}
+
+// ---- the way in
+
+void SessionGroup::join(Done done) {
+  join_done_ = std::move(done);
+  services_.coordinator->join(request_, [weak = weak_from_this()](Result<FormedGroup> group) {
+    if (const auto self = weak.lock()) self->formed(std::move(group));
+  });
+}
+
+void SessionGroup::formed(Result<FormedGroup> group) {
+  if (state_ != State::kForming || !join_done_) return;
+  if (!group.ok()) return finish_join(group.status());
+  state_ = State::kOpening;
+  if (const Status built = build(std::move(group).value()); !built.ok()) return opened(built);
+  const auto on_all =
+      gather(services_.io, services_.rails(), [weak = weak_from_this()](const Status& status) {
+        if (const auto self = weak.lock()) self->opened(status);
+      });
+  for (dataplane::Proxy* proxy : services_.proxies) proxy->open_group(port_, on_all);
+}
+
+Status SessionGroup::build(FormedGroup group) {
+  formed_ = std::move(group);
+  if (formed_.members.size() != request_.world_size) {
+    return {StatusCode::kInternal, describe() + " formed with " + std::to_string(formed_.members.size()) +
+                                       " members instead of " + std::to_string(request_.world_size)};
+  }
+  auto segment = create_group_segment(shape_, formed_);
+  if (!segment.ok()) return segment.status().with_context(describe());
+
+  const std::size_t channels = std::size_t{request_.world_size} * request_.lanes;
+  auto port = std::make_shared<dataplane::GroupPort>();
+  port->key = request_.key;
+  port->name = request_.name;
+  port->instance = formed_.instance;
+  port->rank = request_.rank;
+  port->world_size = request_.world_size;
+  port->lanes = request_.lanes;
+  port->region_capacity = request_.region_capacity;
+  port->first_channel = shape_.first_channel;
+  for (const FormedMember& member : formed_.members) port->ranks.push_back(member.port);
+  port->segment = std::move(segment->mapping);
+  port->channels = std::vector<dataplane::Counters>(channels);
+  segment_fd_ = std::move(segment->fd);
+  port_ = std::move(port);
+  return {};
+}
+
+void SessionGroup::opened(const Status& status) {
+  if (state_ != State::kOpening || failure_) return;
+  if (!status.ok()) {
+    services_.coordinator->fail(key(), static_cast<std::int32_t>(request_.rank), status);
+    return fail(static_cast<std::int32_t>(request_.rank), services_.node_name, status);
+  }
+  services_.coordinator->ready(key(), [weak = weak_from_this()](const Status& all_ready) {
+    if (const auto self = weak.lock()) self->finish_join(all_ready);
+  });
+}
+
+void SessionGroup::finish_join(Status status) {
+  if (!join_done_) return;
+  if (status.ok()) state_ = State::kReady;
+  std::exchange(join_done_, nullptr)(std::move(status));
+}
+
+// ---- in use
+
+Status SessionGroup::check_usable() const {
+  if (failure_) return failure_->with_context(describe() + " has failed");
+  if (state_ == State::kReady) return {};
+  return {StatusCode::kFailedPrecondition,
+          describe() + (state_ == State::kClosing ? " is being left" : " is not formed yet")};
+}
+
+Status SessionGroup::check_new_region(std::uint32_t index) const {
+  MK_RETURN_IF_ERROR(check_usable());
+  if (index >= request_.region_capacity) {
+    return {StatusCode::kOutOfRange, "region index " + std::to_string(index) + " of " + describe() +
+                                         ", whose region capacity is " +
+                                         std::to_string(request_.region_capacity)};
+  }
+  if (const auto held = regions_.find(index); held != regions_.end()) {
+    return {StatusCode::kAlreadyExists,
+            "region index " + std::to_string(index) + " of " + describe() +
+                (held->second.leaving
+                     ? " is being unregistered"
+                     : " is taken by a region of " + std::to_string(held->second.region->bytes) + " bytes")};
+  }
+  return {};
+}
+
+void SessionGroup::add_region(std::uint32_t index, std::shared_ptr<const memory::Region> region, Done done) {
+  const abi::RegionEntry entry{region->bytes, static_cast<std::uint32_t>(region->kind), 0};
+  regions_[index] = {region, false};
+  const auto on_all = gather(services_.io, services_.rails(),
+                             [weak = weak_from_this(), index, entry, done](const Status& status) {
+                               const auto self = weak.lock();
+                               if (self == nullptr) return;
+                               if (self->state_ == State::kReady && !self->abandoned_) {
+                                 self->services_.coordinator->announce_region(self->key(), index, entry);
+                               }
+                               done(status);
+                             });
+  for (dataplane::Proxy* proxy : services_.proxies) {
+    proxy->set_region(key(), index, region, [on_all] { on_all(Status()); });
+  }
+}
+
+void SessionGroup::remove_region(std::uint32_t index, Done done) {
+  const auto held = regions_.find(index);
+  if (held == regions_.end() || held->second.leaving || state_ != State::kReady) {
+    const bool gone = held == regions_.end() || held->second.leaving;
+    return done(gone ? Status(StatusCode::kNotFound,
+                              "no region at index " + std::to_string(index) + " of " + describe())
+                     : check_usable());
+  }
+  held->second.leaving = true;
+  // Peers first: whoever still writes to it is told here, by name, rather than by the proxy after the fact.
+  services_.coordinator->announce_region(key(), index, abi::RegionEntry{});
+  const auto on_all =
+      gather(services_.io, services_.rails(), [weak = weak_from_this(), index, done](const Status& status) {
+        const auto self = weak.lock();
+        if (self == nullptr) return;
+        self->regions_.erase(index);
+        done(status);
+      });
+  for (dataplane::Proxy* proxy : services_.proxies) {
+    proxy->clear_region(key(), index, services_.limits.drain, [on_all] { on_all(Status()); });
+  }
+}
+
+void SessionGroup::exchange(std::uint64_t round, const Blob& blob, std::chrono::milliseconds timeout,
+                            Done done) {
+  if (const Status usable = check_usable(); !usable.ok()) return done(usable);
+  if (exchange_done_) {
+    return done({StatusCode::kFailedPrecondition,
+                 describe() + ": exchange " + std::to_string(round_) + " is still under way"});
+  }
+  if (round != round_ + 1) {
+    return done({StatusCode::kInvalidArgument, describe() + ": exchange round " + std::to_string(round) +
+                                                   ", the next one is " + std::to_string(round_ + 1)});
+  }
+  round_ = round;
+  exchange_done_ = std::move(done);
+  services_.coordinator->exchange(key(), round, blob, timeout,
+                                  [weak = weak_from_this(), round](Result<std::vector<Blob>> blobs) {
+                                    const auto self = weak.lock();
+                                    if (self == nullptr || self->round_ != round || !self->exchange_done_)
+                                      return;
+                                    if (blobs.ok()) write_board(self->port_->segment, self->shape_, *blobs);
+                                    self->finish_exchange(blobs.status());
+                                  });
+}
+
+void SessionGroup::finish_exchange(Status status) {
+  if (exchange_done_) std::exchange(exchange_done_, nullptr)(std::move(status));
+}
+
+void SessionGroup::region_changed(std::uint32_t rank, std::uint32_t index, const abi::RegionEntry& entry) {
+  if (port_ == nullptr || state_ == State::kClosing) return;
+  if (rank >= request_.world_size || index >= request_.region_capacity) return;
+  // Proxies first: who sees a new entry in the map may write to it at once.
+  for (dataplane::Proxy* proxy : services_.proxies) {
+    proxy->set_remote_region(key(), rank, index, entry.bytes);
+  }
+  write_region_entry(port_->segment, shape_, rank, index, entry);
+}
+
+// ---- the way out
+
+void SessionGroup::leave(Done done) {
+  state_ = State::kClosing;
+  finish_exchange({StatusCode::kCancelled, describe() + " is being left"});
+  const auto finish = [weak = weak_from_this(), done = std::move(done)](const Status&) {
+    if (const auto self = weak.lock()) self->closed(done);
+  };
+  if (port_ == nullptr) return boost::asio::post(services_.io, [finish] { finish(Status()); });
+  // Puts of a failed group may wait for a peer that is no more.
+  const auto limit = failure_ ? std::chrono::milliseconds(0) : services_.limits.drain;
+  const auto on_all = gather(services_.io, services_.rails(), finish);
+  for (dataplane::Proxy* proxy : services_.proxies) {
+    proxy->close_group(key(), limit, [on_all] { on_all(Status()); });
+  }
+}
+
+void SessionGroup::closed(const Done& done) {
+  regions_.clear();
+  port_.reset();
+  if (!formed_.members.empty() && !abandoned_) services_.coordinator->leave(key());
+  done(Status());
+}
+
+void SessionGroup::fail(std::int32_t culprit, const std::string& node, const Status& why) {
+  if (failure_) return;
+  failure_ = why;
+  if (port_ != nullptr) write_group_failure(port_->segment, culprit, node, why);
+  finish_exchange(why);
+  finish_join(why);
+}
+
+void SessionGroup::abandon(const Status& why) {
+  abandoned_ = true;
+  join_done_ = nullptr;
+  exchange_done_ = nullptr;
+  fail(static_cast<std::int32_t>(request_.rank), services_.node_name, why);
+}
+
+// ---- what others see
+
+std::uint64_t SessionGroup::pinned_bytes() const {
+  std::uint64_t sum = 0;
+  for (const auto& [index, held] : regions_) sum += held.region->bytes;
+  return sum;
+}
+
+std::shared_ptr<const memory::Region> SessionGroup::region(std::uint32_t index) const {
+  const auto held = regions_.find(index);
+  return held == regions_.end() || held->second.leaving ? nullptr : held->second.region;
+}
+
+bool SessionGroup::uses_peer(transport::PeerId peer) const {
+  return port_ != nullptr && std::any_of(port_->ranks.begin(), port_->ranks.end(), [peer](const auto& rank) {
+           return !rank.local && rank.peer == peer;
+         });
+}
+
+const FormedMember* SessionGroup::member(std::uint32_t rank) const {
+  return rank < formed_.members.size() ? &formed_.members[rank] : nullptr;
+}
+
+}  // namespace mkernel::session

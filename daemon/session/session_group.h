@@ -1,0 +1,106 @@
+// A group as one session has joined it: the road from the request to the open channels, its regions, its
+// exchanges, and the road out.
+//
+//   forming  the coordinator looks for the other ranks
+//   opening  whole; the proxies open channels, then every rank says so
+//   ready    usable
+//   closing  left, failed to form, or its session ends; the proxies drain and let go
+//
+// A group that failed stays in its state with failure() set until the client leaves it or the session ends.
+// Thread rule: control thread only. Every answer from coordinator and proxies comes later, through a weak
+// reference.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "daemon/session/inspect.h"
+#include "daemon/session/segments.h"
+#include "daemon/session/services.h"
+
+namespace mkernel::session {
+
+class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
+ public:
+  enum class State { kForming, kOpening, kReady, kClosing };
+  using Done = std::function<void(Status)>;
+
+  SessionGroup(Services& services, JoinRequest request, std::uint32_t first_channel);
+
+  /// `done` once: OK when the group is ready, else why it never will be.
+  void join(Done done);
+  /// OK when a region may be registered at `index`.
+  Status check_new_region(std::uint32_t index) const;
+  /// Hands a region to the proxies, then announces it. `index` has passed check_new_region().
+  void add_region(std::uint32_t index, std::shared_ptr<const memory::Region> region, Done done);
+  void remove_region(std::uint32_t index, Done done);
+  void exchange(std::uint64_t round, const Blob& blob, std::chrono::milliseconds timeout, Done done);
+  /// Drains, lets go of every channel and region, then tells the coordinator. Also the way out for a group
+  /// that failed or never formed.
+  void leave(Done done);
+
+  /// Once per group, later calls do nothing: the client finds the record in its segment, and everybody who
+  /// waits for an answer gets `why`.
+  void fail(std::int32_t culprit, const std::string& node, const Status& why);
+  /// The session ends and with it this rank's part: as fail(), but nobody waits for an answer any more, and
+  /// the session itself tells coordinator and proxies.
+  void abandon(const Status& why);
+
+  void region_changed(std::uint32_t rank, std::uint32_t index, const abi::RegionEntry& entry);
+
+  const dataplane::GroupKey& key() const { return request_.key; }
+  const JoinRequest& request() const { return request_; }
+  State state() const { return state_; }
+  const std::optional<Status>& failure() const { return failure_; }
+  std::uint32_t first_channel() const { return shape_.first_channel; }
+  /// The segment for the client's reply; the daemon keeps only its mapping.
+  const ipc::UniqueFd& segment_fd() const { return segment_fd_; }
+  std::uint64_t segment_bytes() const { return port_ == nullptr ? 0 : port_->segment.bytes(); }
+  void drop_segment_fd() { segment_fd_.reset(); }
+  std::uint64_t pinned_bytes() const;
+  std::size_t region_count() const { return regions_.size(); }
+  /// The region at an index, nullptr when there is none or it is going away.
+  std::shared_ptr<const memory::Region> region(std::uint32_t index) const;
+  /// Where a rank lives; nullptr before the group is whole or for a rank it does not have.
+  const FormedMember* member(std::uint32_t rank) const;
+
+  bool uses_peer(transport::PeerId peer) const;
+
+  GroupSnapshot snapshot() const;
+  void list_regions(std::vector<RegionSnapshot>& out) const;
+  void list_channels(bool all, std::vector<ChannelSnapshot>& out) const;
+
+ private:
+  struct Held {
+    std::shared_ptr<const memory::Region> region;
+    bool leaving = false;
+  };
+
+  void formed(Result<FormedGroup> group);
+  void closed(const Done& done);
+  Status build(FormedGroup group);
+  void opened(const Status& status);
+  void finish_join(Status status);
+  void finish_exchange(Status status);
+  Status check_usable() const;
+  std::string describe() const;
+
+  Services& services_;
+  const JoinRequest request_;
+  GroupShape shape_;
+  State state_ = State::kForming;
+  std::optional<Status> failure_;
+  FormedGroup formed_;
+  ipc::UniqueFd segment_fd_;
+  std::shared_ptr<dataplane::GroupPort> port_;
+  std::map<std::uint32_t, Held> regions_;
+  Done join_done_, exchange_done_;
+  std::uint64_t round_ = 0;
+  bool abandoned_ = false;
+};
+
+}  // namespace mkernel::session

@@ -1,0 +1,231 @@
+#include "daemon/session/session_server.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <bit>
+#include <boost/asio/post.hpp>
+#include <boost/system/system_error.hpp>
+#include <utility>
+
+namespace mkernel::session {
+namespace {
+
+constexpr std::chrono::milliseconds kAcceptPause{100};  ///< when no fd is left
+constexpr std::chrono::milliseconds kDrainLook{5};  ///< between looks at the sessions' operations in flight
+/// Connections above limits.max_sessions that may wait for the answer to their hello.
+constexpr std::size_t kWaitingRoom = 64;
+
+}  // namespace
+
+SessionServer::SessionServer(boost::asio::io_context& io, const ServerOptions& options,
+                             std::vector<dataplane::Proxy*> proxies)
+    : listener_options_(options.listener),
+      services_{io,
+                options.node_name,
+                options.boot_id,
+                static_cast<std::uint32_t>(std::countr_zero(options.ring_slots)),
+                options.limits,
+                std::move(proxies)},
+      acceptor_(io),
+      timer_(io) {
+  services_.session_count = [this] { return introduced_count(); };
+  services_.find_session = [this](dataplane::SessionId id) { return find(id); };
+  services_.session_done = [this](dataplane::SessionId id) { reap(id); };
+  services_.group_closed = [] {};
+}
+
+SessionServer::~SessionServer() = default;
+
+Status SessionServer::start(GroupCoordinator& coordinator) {
+  services_.coordinator = &coordinator;
+  auto listener = open_listener(listener_options_);
+  if (!listener.ok()) return listener.status();
+  listener_ = std::move(listener).value();
+  acceptor_.assign(ipc::UniqueFd(::dup(listener_.fd())).release());
+  wait_for_clients();
+  return {};
+}
+
+// ---- clients come
+
+void SessionServer::wait_for_clients() {
+  acceptor_.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                       [this, alive = std::weak_ptr(self_)](const boost::system::error_code& error) {
+                         if (error || alive.expired()) return;
+                         if (accept_waiting()) return wait_for_clients();
+                         timer_.expires_after(kAcceptPause);
+                         timer_.async_wait([this, alive](const boost::system::error_code& stopped) {
+                           if (!stopped && !alive.expired()) wait_for_clients();
+                         });
+                       });
+}
+
+bool SessionServer::accept_waiting() {
+  for (;;) {
+    auto client = accept_client(listener_.fd());
+    if (client.ok()) {
+      accept(std::move(client).value());
+      continue;
+    }
+    if (client.status().code() == StatusCode::kNotFound) return true;
+    spdlog::error("{}", client.status().text());
+    return false;
+  }
+}
+
+void SessionServer::accept(ipc::UniqueFd client) {
+  // Whoever says hello above the limit is told so by the reply; this is for those who never do.
+  const bool full = sessions_.size() >= services_.limits.max_sessions + kWaitingRoom;
+  auto identity = identify(client.get());
+  const Status refusal =
+      full ? Status(StatusCode::kResourceExhausted, "node " + services_.node_name + " has " +
+                                                        std::to_string(sessions_.size()) + " connections")
+           : identity.status();
+  if (!refusal.ok()) {
+    spdlog::warn("a client was turned away: {}", refusal.text());
+    return Session::say_farewell(client.get(), refusal);
+  }
+  const dataplane::SessionId id = ++last_session_id_;
+  try {
+    auto session = std::make_shared<Session>(services_, id, std::move(client), std::move(identity).value());
+    sessions_[id] = session;
+    session->start();
+  } catch (const boost::system::system_error& error) {
+    // The reactor takes no more descriptors; the client sees its socket closed.
+    sessions_.erase(id);
+    spdlog::error("session {} could not start: {}", id, error.what());
+  }
+}
+
+// ---- and go
+
+void SessionServer::reap(dataplane::SessionId session) {
+  // Posted: the session is destroyed when none of its own functions is running.
+  boost::asio::post(services_.io, [this, alive = std::weak_ptr(self_), session] {
+    if (alive.expired()) return;
+    sessions_.erase(session);
+    services_.group_closed();
+    spdlog::debug("session {} has let go of everything, {} left", session, sessions_.size());
+    if (stop_ != nullptr && sessions_.empty()) std::exchange(stop_, nullptr)->done();
+  });
+}
+
+void SessionServer::end_all(const Status& why) {
+  for (const auto& [id, session] : sessions_) session->end(why);
+}
+
+void SessionServer::stop(std::chrono::milliseconds limit, const Status& why, std::function<void()> done) {
+  acceptor_.close();
+  listener_.close();
+  stop_ = std::make_unique<Stop>(Stop{std::chrono::steady_clock::now() + limit, why, std::move(done)});
+  drain();
+}
+
+void SessionServer::drain() {
+  if (stop_ == nullptr) return;
+  if (sessions_.empty()) {
+    return boost::asio::post(services_.io,
+                             [stop = std::shared_ptr<Stop>(std::move(stop_))] { stop->done(); });
+  }
+  const auto now = std::chrono::steady_clock::now();
+  bool busy = false;
+  for (const auto& [id, session] : sessions_) busy = busy || session->active() != 0;
+  if (busy && now < stop_->deadline) {
+    timer_.expires_after(kDrainLook);
+    timer_.async_wait([this, alive = std::weak_ptr(self_)](const boost::system::error_code& error) {
+      if (!error && !alive.expired()) drain();
+    });
+    return;
+  }
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(stop_->deadline - now);
+  services_.limits.drain = std::max(left, std::chrono::milliseconds(0));
+  end_all(stop_->why);
+}
+
+// ---- news
+
+std::size_t SessionServer::introduced_count() const {
+  return static_cast<std::size_t>(std::count_if(
+      sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->introduced(); }));
+}
+
+Session* SessionServer::find(dataplane::SessionId session) const {
+  const auto found = sessions_.find(session);
+  return found == sessions_.end() ? nullptr : found->second.get();
+}
+
+std::shared_ptr<SessionGroup> SessionServer::find(const dataplane::GroupKey& key) const {
+  const Session* session = find(key.session);
+  return session == nullptr ? nullptr : session->find_group(key.handle);
+}
+
+void SessionServer::session_failed(dataplane::SessionId session, const Status& why) {
+  if (Session* found = find(session)) found->end(why.with_context(found->describe()));
+}
+
+void SessionServer::channel_failed(const dataplane::GroupKey& key, std::int32_t culprit, const Status& why) {
+  const auto group = find(key);
+  if (group == nullptr || group->failure()) return;
+  group->fail(culprit, services_.node_name, why);
+  services_.coordinator->fail(key, culprit, why);
+}
+
+void SessionServer::region_changed(const dataplane::GroupKey& key, std::uint32_t rank, std::uint32_t index,
+                                   const abi::RegionEntry& entry) {
+  if (const auto group = find(key)) group->region_changed(rank, index, entry);
+}
+
+void SessionServer::group_failed(const dataplane::GroupKey& key, std::int32_t culprit,
+                                 const std::string& node, const Status& why) {
+  const auto group = find(key);
+  if (group == nullptr) return;
+  spdlog::warn("group \"{}\" (rank {}, session {}) failed: {}", group->request().name, group->request().rank,
+               key.session, why.to_string());
+  group->fail(culprit, node, why);
+}
+
+bool SessionServer::uses_peer(transport::PeerId peer) const {
+  for (const auto& [id, session] : sessions_) {
+    for (const auto& [handle, group] : session->groups()) {
+      if (group->uses_peer(peer)) return true;
+    }
+  }
+  return false;
+}
+
+// ---- mkctl
+
+std::vector<SessionSnapshot> SessionServer::sessions() const {
+  std::vector<SessionSnapshot> seen;
+  for (const auto& [id, session] : sessions_) {
+    if (session->introduced()) seen.push_back(session->snapshot());
+  }
+  return seen;
+}
+
+std::vector<GroupSnapshot> SessionServer::groups() const {
+  std::vector<GroupSnapshot> seen;
+  for (const auto& [id, session] : sessions_) {
+    for (const auto& [handle, group] : session->groups()) seen.push_back(group->snapshot());
+  }
+  return seen;
+}
+
+std::vector<RegionSnapshot> SessionServer::regions() const {
+  std::vector<RegionSnapshot> seen;
+  for (const auto& [id, session] : sessions_) {
+    for (const auto& [handle, group] : session->groups()) group->list_regions(seen);
+  }
+  return seen;
+}
+
+std::vector<ChannelSnapshot> SessionServer::channels(bool all) const {
+  std::vector<ChannelSnapshot> seen;
+  for (const auto& [id, session] : sessions_) {
+    for (const auto& [handle, group] : session->groups()) group->list_channels(all, seen);
+  }
+  return seen;
+}
+
+}  // namespace mkernel::session

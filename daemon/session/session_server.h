@@ -1,0 +1,105 @@
+// All sessions of this daemon: accepts clients, ends and reaps sessions, carries news from coordinator and
+// proxies to the session they concern, answers mkctl.
+//
+// Thread rule: control thread only. Destructible at any time after the proxies have stopped; proxies that
+// still run keep the memory they use alive by themselves.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/session/inspect.h"
+#include "daemon/session/listener.h"
+#include "daemon/session/services.h"
+#include "daemon/session/session.h"
+
+namespace mkernel::session {
+
+struct ServerOptions {
+  std::string node_name;
+  std::uint64_t boot_id = 0;
+  std::uint32_t ring_slots = 4096;  ///< power of two
+  ListenerOptions listener;
+  config::Limits limits;
+};
+
+class SessionServer final : public GroupEvents, public Inspector {
+ public:
+  /// `proxies` by rail; they outlive the server.
+  SessionServer(boost::asio::io_context& io, const ServerOptions& options,
+                std::vector<dataplane::Proxy*> proxies);
+  ~SessionServer() override;
+
+  /// Opens the socket; clients may come from now on. `coordinator` outlives the server. Errors: those of
+  /// open_listener().
+  Status start(GroupCoordinator& coordinator);
+
+  /// Accepts no more, waits until no session has an operation in flight or `limit` has passed, ends them all
+  /// with `why`, and calls `done` when the last one has let go of everything.
+  void stop(std::chrono::milliseconds limit, const Status& why, std::function<void()> done);
+  /// Ends every session now: reasons written, clients told. What the proxies still hold follows later.
+  void end_all(const Status& why);
+
+  /// For what is asked from now on.
+  void set_limits(const config::Limits& limits) { services_.limits = limits; }
+  std::size_t session_count() const { return sessions_.size(); }
+
+  /// True while some session's group still has channels to the peer: the transports must keep it until then.
+  bool uses_peer(transport::PeerId peer) const;
+  /// `closed` is called whenever uses_peer() may have become false.
+  void on_group_closed(std::function<void()> closed) { services_.group_closed = std::move(closed); }
+
+  /// From a proxy: a slot of this session was bad.
+  void session_failed(dataplane::SessionId session, const Status& why);
+  /// From a proxy: a channel of this group cannot go on.
+  void channel_failed(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why);
+
+  // GroupEvents
+  void region_changed(const dataplane::GroupKey& group, std::uint32_t rank, std::uint32_t index,
+                      const abi::RegionEntry& entry) override;
+  void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const std::string& node,
+                    const Status& why) override;
+
+  // Inspector
+  std::vector<SessionSnapshot> sessions() const override;
+  std::vector<GroupSnapshot> groups() const override;
+  std::vector<RegionSnapshot> regions() const override;
+  std::vector<ChannelSnapshot> channels(bool all) const override;
+
+ private:
+  void wait_for_clients();
+  /// False when this process has no fd left and should wait before it tries again.
+  bool accept_waiting();
+  void accept(ipc::UniqueFd client);
+  void drain();
+  void reap(dataplane::SessionId session);
+  std::size_t introduced_count() const;
+  Session* find(dataplane::SessionId session) const;
+  std::shared_ptr<SessionGroup> find(const dataplane::GroupKey& key) const;
+
+  struct Stop {
+    std::chrono::steady_clock::time_point deadline;
+    Status why;
+    std::function<void()> done;
+  };
+
+  const ListenerOptions listener_options_;
+  Services services_;
+  Listener listener_;
+  boost::asio::posix::stream_descriptor acceptor_;  ///< a second fd of the listener's socket
+  boost::asio::steady_timer timer_;
+  dataplane::SessionId last_session_id_ = 0;
+  std::map<dataplane::SessionId, std::shared_ptr<Session>> sessions_;
+  std::unique_ptr<Stop> stop_;
+  /// Posted work holds a weak copy: it does nothing once the server is gone.
+  std::shared_ptr<SessionServer*> self_ = std::make_shared<SessionServer*>(this);
+};
+
+}  // namespace mkernel::session

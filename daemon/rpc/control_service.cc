@@ -1,0 +1,331 @@
+#include "daemon/rpc/control_service.h"
+
+#include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <future>
+#include <utility>
+
+#include "mkernel/v1/control.grpc.pb.h"
+#include "proto/abi/version.h"
+#include "proto/ipc/fd.h"
+
+namespace mkernel::rpc {
+namespace {
+
+constexpr std::chrono::seconds kAnswerWithin{5};
+
+grpc::Status to_grpc(const Status& status) {
+  return {static_cast<grpc::StatusCode>(status.code()), status.text()};
+}
+
+std::string hex(std::uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+void fill(const session::SessionSnapshot& from, v1::Session& to) {
+  to.set_id(from.id);
+  to.set_client_name(from.client_name);
+  to.set_pid(from.pid);
+  to.set_uid(from.uid);
+  to.set_device(from.device);
+  to.set_weight(from.weight);
+  to.set_active(from.active);
+  to.set_age_seconds(from.age_seconds);
+  to.set_groups(from.groups);
+  to.set_regions(from.regions);
+  to.set_pinned_bytes(from.pinned_bytes);
+  to.set_requests_total(from.counters.requests_total);
+  to.set_bytes_total(from.counters.bytes_total);
+  to.set_completed_total(from.counters.completed_total);
+  to.set_arrivals_total(from.counters.arrivals_total);
+  to.set_arrived_bytes_total(from.counters.arrived_bytes_total);
+  to.set_errors_total(from.counters.errors_total);
+  to.set_stalls_total(from.counters.stalls_total);
+  to.set_stall_nanoseconds_total(from.counters.stall_nanoseconds_total);
+  to.set_ring_depth(from.counters.ring_depth);
+}
+
+void fill(const PeerSnapshot& from, v1::PeerRow& to) {
+  to.set_address(from.address);
+  to.set_node(from.node);
+  to.set_boot_id(from.boot_id == 0 ? "" : hex(from.boot_id));
+  to.set_version(from.version);
+  to.set_state(from.state);
+  to.set_silent_seconds(from.silent_seconds);
+  to.set_configured(from.configured);
+  to.set_sent_total(from.sent_total);
+  to.set_received_total(from.received_total);
+  to.set_unacknowledged(from.unacknowledged);
+  to.set_reason(from.reason);
+}
+
+void fill(const session::GroupSnapshot& from, v1::Group& to) {
+  to.set_session(from.session);
+  to.set_handle(from.handle);
+  to.set_name(from.name);
+  to.set_state(from.state);
+  to.set_rank(from.rank);
+  to.set_world_size(from.world_size);
+  to.set_nodes(from.nodes);
+  to.set_lanes(from.lanes);
+  to.set_instance(from.instance == 0 ? "" : hex(from.instance));
+  to.set_failure(from.failure);
+}
+
+void fill(const session::RegionSnapshot& from, v1::Region& to) {
+  to.set_session(from.session);
+  to.set_group(from.group);
+  to.set_index(from.index);
+  to.set_kind(from.kind);
+  to.set_bytes(from.bytes);
+  to.set_shared(from.shared);
+}
+
+void fill(const session::ChannelSnapshot& from, v1::Channel& to) {
+  to.set_session(from.session);
+  to.set_group(from.group);
+  to.set_rank(from.rank);
+  to.set_peer_rank(from.peer_rank);
+  to.set_peer_node(from.peer_node);
+  to.set_lane(from.lane);
+  to.set_puts_total(from.puts_total);
+  to.set_bytes_total(from.bytes_total);
+  to.set_completed_total(from.completed_total);
+  to.set_arrivals_total(from.arrivals_total);
+  to.set_arrived_bytes_total(from.arrived_bytes_total);
+}
+
+template <typename Snapshots, typename Rows>
+void fill_all(const Snapshots& from, Rows* to) {
+  for (const auto& snapshot : from) fill(snapshot, *to->Add());
+}
+
+void fill(const DaemonSnapshot& from, v1::Daemon& to) {
+  to.set_node(from.node);
+  to.set_boot_id(hex(from.boot_id));
+  to.set_pid(from.pid);
+  to.set_version(MKERNEL_VERSION);
+}
+
+void fill_status(ControlBackend& backend, v1::Status& status) {
+  const DaemonSnapshot daemon = backend.daemon();
+  const auto peers = backend.peers();
+  status.set_abi(abi::kVersion);
+  status.set_uptime_seconds(daemon.uptime_seconds);
+  for (const std::string& transport : daemon.transports) status.add_transports(transport);
+  status.set_proxies(daemon.proxies);
+  status.set_sessions(static_cast<std::uint32_t>(backend.inspector().sessions().size()));
+  status.set_groups(static_cast<std::uint32_t>(backend.inspector().groups().size()));
+  const auto alive =
+      std::count_if(peers.begin(), peers.end(), [](const auto& p) { return p.state == "alive"; });
+  status.set_peers(static_cast<std::uint32_t>(peers.size()));
+  status.set_peers_alive(static_cast<std::uint32_t>(alive));
+  status.set_healthy(daemon.problems.empty());
+  for (const std::string& problem : daemon.problems) status.add_reasons(problem);
+}
+
+LinkChange to_change(const v1::LinkRequest& request) {
+  LinkChange change;
+  if (request.has_bandwidth_gbytes()) change.bandwidth_gbytes = request.bandwidth_gbytes();
+  if (request.has_latency_us()) change.latency = std::chrono::microseconds(request.latency_us());
+  if (request.has_drop()) change.drop = request.drop();
+  if (request.has_duplicate()) change.duplicate = request.duplicate();
+  if (request.has_reorder()) change.reorder = request.reorder();
+  if (request.has_down()) change.down = request.down();
+  return change;
+}
+
+void fill(const transport::LinkShape& from, v1::Link& to) {
+  to.set_bandwidth_gbytes(from.bandwidth_gbytes);
+  to.set_latency_us(static_cast<std::uint64_t>(from.latency.count()));
+  to.set_drop(from.drop);
+  to.set_duplicate(from.duplicate);
+  to.set_reorder(from.reorder);
+  to.set_down(from.down);
+}
+
+}  // namespace
+
+class ControlService::Impl final : public v1::Control::Service {
+ public:
+  Impl(boost::asio::io_context& io, ControlBackend& backend, std::string path)
+      : io_(io), backend_(backend), path_(std::move(path)) {}
+
+  ~Impl() override {
+    if (server_ == nullptr) return;
+    // Requests that wait for the control thread (which may be the one that runs this) are cut short.
+    server_->Shutdown(std::chrono::system_clock::now());
+    ::unlink(path_.c_str());
+  }
+
+  Status listen() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("unix:" + path_, grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::CQ_TIMEOUT_MSEC, 60000);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr) return {StatusCode::kUnavailable, "cannot listen on control socket " + path_};
+    ::chmod(path_.c_str(), 0660);
+    return {};
+  }
+
+  grpc::Status GetStatus(grpc::ServerContext* context, const v1::StatusRequest*,
+                         v1::StatusReply* reply) override {
+    return answer(context, reply, [](ControlBackend& backend, v1::StatusReply& r) {
+      fill_status(backend, *r.mutable_status());
+    });
+  }
+  grpc::Status ListSessions(grpc::ServerContext* context, const v1::SessionsRequest*,
+                            v1::SessionsReply* reply) override {
+    return answer(context, reply, [](ControlBackend& backend, v1::SessionsReply& r) {
+      fill_all(backend.inspector().sessions(), r.mutable_sessions());
+    });
+  }
+  grpc::Status ListPeers(grpc::ServerContext* context, const v1::PeersRequest*,
+                         v1::PeersReply* reply) override {
+    return answer(context, reply, [](ControlBackend& backend, v1::PeersReply& r) {
+      fill_all(backend.peers(), r.mutable_peers());
+    });
+  }
+  grpc::Status ListGroups(grpc::ServerContext* context, const v1::GroupsRequest*,
+                          v1::GroupsReply* reply) override {
+    return answer(context, reply, [](ControlBackend& backend, v1::GroupsReply& r) {
+      fill_all(backend.inspector().groups(), r.mutable_groups());
+    });
+  }
+  grpc::Status ListRegions(grpc::ServerContext* context, const v1::RegionsRequest*,
+                           v1::RegionsReply* reply) override {
+    return answer(context, reply, [](ControlBackend& backend, v1::RegionsReply& r) {
+      fill_all(backend.inspector().regions(), r.mutable_regions());
+    });
+  }
+  grpc::Status ListChannels(grpc::ServerContext* context, const v1::ChannelsRequest* request,
+                            v1::ChannelsReply* reply) override {
+    return answer(context, reply, [all = request->all()](ControlBackend& backend, v1::ChannelsReply& r) {
+      fill_all(backend.inspector().channels(all), r.mutable_channels());
+    });
+  }
+  grpc::Status GetConfig(grpc::ServerContext* context, const v1::ConfigRequest*,
+                         v1::ConfigReply* reply) override {
+    return answer(context, reply,
+                  [](ControlBackend& backend, v1::ConfigReply& r) { r.set_config(backend.config_text()); });
+  }
+
+  grpc::Status SetLink(grpc::ServerContext* context, const v1::LinkRequest* request,
+                       v1::LinkReply* reply) override {
+    auto done = std::make_shared<std::promise<Result<transport::LinkShape>>>();
+    auto outcome = done->get_future();
+    const auto ask = [done, peer = request->peer(), change = to_change(*request)](ControlBackend& backend,
+                                                                                  auto&) {
+      backend.set_link(peer, change,
+                       [done](Result<transport::LinkShape> shape) { done->set_value(std::move(shape)); });
+    };
+    if (const grpc::Status asked = answer(context, reply, ask); !asked.ok()) return asked;
+    if (outcome.wait_for(kAnswerWithin) != std::future_status::ready) {
+      return {grpc::StatusCode::DEADLINE_EXCEEDED, "the proxies did not answer within 5 s"};
+    }
+    const Result<transport::LinkShape> shape = outcome.get();
+    if (!shape.ok()) return to_grpc(shape.status());
+    reply->mutable_link()->set_peer(request->peer());
+    fill(shape.value(), *reply->mutable_link());
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Reload(grpc::ServerContext* context, const v1::ReloadRequest*,
+                      v1::ReloadReply* reply) override {
+    auto failure = std::make_shared<Status>();
+    const grpc::Status asked = answer(context, reply, [failure](ControlBackend& backend, v1::ReloadReply& r) {
+      auto reloaded = backend.reload();
+      *failure = reloaded.status();
+      if (!reloaded.ok()) return;
+      for (const auto& line : reloaded->applied) r.add_applied(line);
+      for (const auto& line : reloaded->needs_restart) r.add_needs_restart(line);
+    });
+    return asked.ok() ? to_grpc(*failure) : asked;
+  }
+
+ private:
+  /// Runs `fill_in(backend, reply)` on the control thread and waits for it. The reply is filled in a copy
+  /// that the posted work owns, so an answer that comes too late touches nothing of the request.
+  template <typename Reply, typename FillIn>
+  grpc::Status answer(grpc::ServerContext* context, Reply* reply, FillIn fill_in) {
+    auto promise = std::make_shared<std::promise<Reply>>();
+    auto result = promise->get_future();
+    boost::asio::post(io_, [this, life = std::weak_ptr(life_), promise, fill_in = std::move(fill_in)] {
+      Reply filled;
+      if (life.expired())
+        return promise->set_value(std::move(filled));  // the service is gone, and `this` with it
+      fill(backend_.daemon(), *filled.mutable_daemon());
+      fill_in(backend_, filled);
+      promise->set_value(std::move(filled));
+    });
+    const auto end = std::chrono::steady_clock::now() + kAnswerWithin;
+    while (result.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
+      if (context->IsCancelled()) return {grpc::StatusCode::CANCELLED, "the caller went away"};
+      if (std::chrono::steady_clock::now() > end) {
+        return {grpc::StatusCode::DEADLINE_EXCEEDED, "the daemon's control thread did not answer within 5 s"};
+      }
+    }
+    *reply = result.get();
+    return grpc::Status::OK;
+  }
+
+  boost::asio::io_context& io_;
+  ControlBackend& backend_;
+  const std::string path_;
+  const std::shared_ptr<int> life_ = std::make_shared<int>();  ///< dies with this, on the control thread
+  std::unique_ptr<grpc::Server> server_;
+};
+
+namespace {
+
+/// OK when nobody answers on the socket; a file left by a daemon that is gone is removed.
+Status claim_socket(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return {StatusCode::kInvalidArgument, "control socket path of " + std::to_string(path.size()) +
+                                              " bytes: at most " +
+                                              std::to_string(sizeof(address.sun_path) - 1)};
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size());
+  ipc::UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::connect(probe.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+    ucred holder{};
+    socklen_t size = sizeof(holder);
+    ::getsockopt(probe.get(), SOL_SOCKET, SO_PEERCRED, &holder, &size);
+    return {StatusCode::kAlreadyExists,
+            "control socket " + path + " is taken by pid " + std::to_string(holder.pid)};
+  }
+  if (errno == ECONNREFUSED) ::unlink(path.c_str());
+  return {};
+}
+
+}  // namespace
+
+ControlService::ControlService(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ControlService::~ControlService() = default;
+
+Result<std::unique_ptr<ControlService>> ControlService::start(boost::asio::io_context& io,
+                                                              ControlBackend& backend,
+                                                              const std::string& path) {
+  MK_RETURN_IF_ERROR(claim_socket(path));
+  auto impl = std::make_unique<Impl>(io, backend, path);
+  MK_RETURN_IF_ERROR(impl->listen());
+  return std::unique_ptr<ControlService>(new ControlService(std::move(impl)));
+}
+
+}  // namespace mkernel::rpc

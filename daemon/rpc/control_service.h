@@ -1,0 +1,75 @@
+// What mkctl talks to: gRPC over a Unix socket, answered from snapshots taken on the control thread.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/rpc/peer_snapshot.h"
+#include "daemon/session/inspect.h"
+#include "daemon/transport/transport.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::rpc {
+
+/// What changes of an emulated link; the rest stays as it is.
+struct LinkChange {
+  std::optional<double> bandwidth_gbytes;
+  std::optional<std::chrono::microseconds> latency;
+  std::optional<double> drop, duplicate, reorder;
+  std::optional<bool> down;
+};
+
+struct DaemonSnapshot {
+  std::string node;
+  std::int64_t pid = 0;
+  std::uint64_t boot_id = 0;
+  double uptime_seconds = 0;
+  std::vector<std::string> transports;
+  std::uint32_t proxies = 0;
+  std::vector<std::string> problems;  ///< why the daemon is not healthy; empty: it is
+};
+
+struct ReloadSnapshot {
+  std::vector<std::string> applied;
+  std::vector<std::string> needs_restart;
+};
+
+/// What the service shows and does. Implemented by the app; control thread only.
+class ControlBackend {
+ public:
+  virtual ~ControlBackend() = default;
+  virtual const session::Inspector& inspector() const = 0;
+  virtual DaemonSnapshot daemon() const = 0;
+  virtual std::vector<PeerSnapshot> peers() const = 0;
+  virtual std::string config_text() const = 0;
+  /// Shapes the link to the peer of that node name on every rail; `done` with the whole shape, later, on any
+  /// thread.
+  virtual void set_link(const std::string& peer, const LinkChange& change,
+                        std::function<void(Result<transport::LinkShape>)> done) = 0;
+  virtual Result<ReloadSnapshot> reload() = 0;
+};
+
+/// Serves from construction to destruction. A request that the control thread does not answer within 5 s gets
+/// DEADLINE_EXCEEDED, so a stuck daemon is an error and not a hang.
+class ControlService {
+ public:
+  /// Listens on the Unix socket `path` (a stale one is removed), mode 0660. `io` runs the control thread;
+  /// `backend` must outlive the service. Errors: kAlreadyExists (somebody answers there), kUnavailable
+  /// (cannot listen; says why).
+  static Result<std::unique_ptr<ControlService>> start(boost::asio::io_context& io, ControlBackend& backend,
+                                                       const std::string& path);
+  ~ControlService();  ///< stops serving, removes the socket
+
+ private:
+  class Impl;
+  explicit ControlService(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mkernel::rpc

@@ -1,0 +1,26 @@
+// The PeerWire over gRPC.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "daemon/rpc/peer_wire.h"
+
+namespace mkernel::rpc {
+
+/// PEM files: all three or none (plain text).
+struct TlsFiles {
+  std::string cert, key, ca;
+  std::string
+      server_name;  ///< in certificates, when peers are dialled by address (DNS); empty: the dialled host
+};
+
+/// `io` runs the control thread and outlives the wire. A dial that finds nobody fails after `dial_timeout`.
+/// The destructor lets streams that were closed finish for at most half a second, cuts the others and returns
+/// when gRPC has let go of everything. Errors: kNotFound naming a TLS file that cannot be read.
+Result<std::unique_ptr<PeerWire>> make_grpc_wire(boost::asio::io_context& io, const TlsFiles& tls,
+                                                 std::chrono::milliseconds dial_timeout);
+
+}  // namespace mkernel::rpc

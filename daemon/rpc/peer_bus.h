@@ -1,0 +1,50 @@
+// How the group directory sees the other daemons: who is there, ordered messages to each, nothing else.
+// PeerLinks is the real one; tests join several directories by a fake.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "daemon/transport/transport.h"
+#include "mkernel/v1/peer.pb.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::rpc {
+
+/// A peer daemon in one of its lives.
+struct PeerInfo {
+  transport::PeerId id = 0;
+  std::string node;
+  std::uint64_t boot_id = 0;
+  /// Its data plane, by rail.
+  std::vector<transport::PeerAddress> rails;
+};
+
+/// Control thread only, callbacks included.
+class PeerBus {
+ public:
+  virtual ~PeerBus() = default;
+
+  /// Messages to one peer arrive once and in the order of the calls, or the peer goes down. Messages to a
+  /// peer that is not up are dropped.
+  virtual void send(transport::PeerId peer, v1::PeerMessage message) = 0;
+  /// The peer broke the protocol, or its data paths are lost for good: it goes down with this reason. If it
+  /// is there after all it comes up again, with a new id. PeerEvents::peer_down() comes later, not inside the
+  /// call.
+  virtual void drop(transport::PeerId peer, const Status& why) = 0;
+  /// Configured peers that are not up, each with the reason: "10.0.0.7:7600 (connection refused)".
+  virtual std::vector<std::string> unreachable() const = 0;
+};
+
+class PeerEvents {
+ public:
+  virtual ~PeerEvents() = default;
+  virtual void peer_up(const PeerInfo& peer) = 0;
+  /// For good: nothing comes from this id any more.
+  virtual void peer_down(transport::PeerId peer, const Status& why) = 0;
+  /// Only between peer_up and peer_down.
+  virtual void received(transport::PeerId peer, const v1::PeerMessage& message) = 0;
+};
+
+}  // namespace mkernel::rpc

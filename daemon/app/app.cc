@@ -1,0 +1,187 @@
+#include "daemon/app/app.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <boost/asio/post.hpp>
+#include <csignal>
+#include <filesystem>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "daemon/observe/log.h"
+
+namespace mkernel::app {
+namespace {
+
+std::uint64_t random_boot_id() {
+  std::random_device device;
+  std::uint64_t id = 0;
+  while (id == 0) id = (std::uint64_t{device()} << 32) | device();
+  return id;
+}
+
+session::ServerOptions server_options(const config::Config& config, std::uint64_t boot_id) {
+  session::ServerOptions options;
+  options.node_name = config.node.name;
+  options.boot_id = boot_id;
+  options.ring_slots = config.proxy.ring_slots;
+  options.listener = {config.node.socket, config.node.mode_bits(), config.node.socket_group};
+  options.limits = config.limits;
+  return options;
+}
+
+}  // namespace
+
+App::App(config::Config config)
+    : config_(std::move(config)),
+      boot_id_(random_boot_id()),
+      signals_(io_),
+      service_manager_(io_),
+      bridge_(io_),
+      executor_(io_) {}
+
+App::~App() {
+  take_down();
+}
+
+// ---- start
+
+Status App::prepare_runtime_dir() const {
+  std::error_code error;
+  std::filesystem::create_directories(config_.node.runtime_dir, error);
+  if (!error) return {};
+  return {StatusCode::kUnavailable,
+          "node.runtime_dir \"" + config_.node.runtime_dir + "\" cannot be made: " + error.message()};
+}
+
+Status App::start() {
+  MK_RETURN_IF_ERROR(prepare_runtime_dir());
+  auto rails = Rails::create(config_, boot_id_, bridge_);
+  if (!rails.ok()) return rails.status();
+  rails_ = std::move(rails).value();
+
+  directory_ = std::make_unique<rpc::GroupDirectory>(config_.node.name, boot_id_, executor_);
+  sessions_ =
+      std::make_unique<session::SessionServer>(io_, server_options(config_, boot_id_), rails_->proxies());
+  sessions_->on_group_closed([this] { forget_dead_peers(); });
+  bridge_.bind(*sessions_, {[](transport::PeerId) {},
+                            [this](transport::PeerId peer, const Status& why) {
+                              if (links_ != nullptr) links_->drop(peer, why);
+                            }});
+  rails_->start();
+  MK_RETURN_IF_ERROR(open_peer_links());
+
+  auto control = rpc::ControlService::start(io_, *this, config_.control.socket);
+  if (!control.ok()) return control.status();
+  control_ = std::move(control).value();
+
+  MK_RETURN_IF_ERROR(sessions_->start(*directory_));
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) signals_.add(signal);
+  wait_for_signal();
+  service_manager_.ready("node " + config_.node.name + ", transport " + config_.transport.kind + ", " +
+                         std::to_string(config_.proxy.threads) + " rails");
+  spdlog::info("mkerneld on node {} is ready: sessions on {}, mkctl on {}, peers on {}", config_.node.name,
+               config_.node.socket, config_.control.socket, links_->address());
+  return {};
+}
+
+void App::run() {
+  io_.run();
+}
+
+Status App::open_peer_links() {
+  const config::Peers& peers = config_.peers;
+  rpc::PeerLinksOptions options;
+  options.node = config_.node.name;
+  options.boot_id = boot_id_;
+  options.software_version = MKERNEL_VERSION;
+  options.listen = peers.listen;
+  options.advertise = peers.advertise;
+  options.peers = peers.list;
+  options.dns = peers.dns;
+  options.dns_refresh = peers.dns_refresh;
+  options.time_scale = peers.time_scale;
+  options.tls = {peers.tls.cert, peers.tls.key, peers.tls.ca, peers.tls.server_name};
+  options.transport = config_.transport.kind;
+  options.endpoints = rails_->endpoints();
+  auto links = rpc::PeerLinks::start(io_, std::move(options), *this);
+  if (!links.ok()) return links.status();
+  links_ = std::move(links).value();
+  directory_->attach(*links_, *sessions_);
+  return {};
+}
+
+// ---- stop
+
+void App::wait_for_signal() {
+  signals_.async_wait([this](const boost::system::error_code& error, int signal) {
+    if (error) return;
+    wait_for_signal();
+    if (signal != SIGHUP) return stop();
+    // Logged and told by reload() itself.
+    static_cast<void>(reload());
+  });
+}
+
+void App::request_stop() {
+  boost::asio::post(io_, [this] { stop(); });
+}
+
+void App::stop() {
+  const Status why(StatusCode::kUnavailable, "mkerneld on node " + config_.node.name + " is stopping");
+  if (std::exchange(stopping_, true)) {
+    spdlog::warn("stopping at once: asked a second time");
+    sessions_->end_all(why);
+    return io_.stop();
+  }
+  spdlog::info("stopping: draining {} sessions for at most {} ms", sessions_->session_count(),
+               config_.limits.drain.count());
+  service_manager_.stopping(config_.limits.drain + std::chrono::seconds(10));
+  sessions_->stop(config_.limits.drain, why, [this] { io_.stop(); });
+}
+
+/// The reverse of start(), from wherever it had got to. The sessions are drained, or nobody waits for them.
+void App::take_down() {
+  control_.reset();
+  links_.reset();
+  bridge_.unbind();
+  if (rails_ != nullptr) rails_->stop(std::chrono::milliseconds(0));
+  sessions_.reset();
+  directory_.reset();
+  rails_.reset();
+}
+
+// ---- peers
+
+void App::peer_up(const rpc::PeerInfo& peer) {
+  if (const Status connected = rails_->connect_peer(peer); !connected.ok()) {
+    spdlog::error("{}", connected.text());
+    return links_->drop(peer.id, connected);
+  }
+  alive_[peer.id] = {peer.node, link_shape(config_.transport.emulated)};
+  directory_->peer_up(peer);
+}
+
+void App::peer_down(transport::PeerId peer, const Status& why) {
+  if (alive_.erase(peer) == 0) return;
+  directory_->peer_down(peer, why);
+  dead_.insert(peer);
+  forget_dead_peers();
+}
+
+void App::received(transport::PeerId peer, const v1::PeerMessage& message) {
+  if (alive_.count(peer) != 0) directory_->received(peer, message);
+}
+
+void App::forget_dead_peers() {
+  // A transport must not lose a peer before the channels to it are closed.
+  std::erase_if(dead_, [this](transport::PeerId peer) {
+    if (sessions_->uses_peer(peer)) return false;
+    rails_->disconnect_peer(peer);
+    return true;
+  });
+}
+
+}  // namespace mkernel::app

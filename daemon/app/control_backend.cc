@@ -1,0 +1,91 @@
+// What mkctl sees and does, and the reload that SIGHUP and mkctl share.
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "daemon/app/app.h"
+#include "daemon/observe/log.h"
+
+namespace mkernel::app {
+
+rpc::DaemonSnapshot App::daemon() const {
+  rpc::DaemonSnapshot seen;
+  seen.node = config_.node.name;
+  seen.pid = ::getpid();
+  seen.boot_id = boot_id_;
+  seen.uptime_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
+  seen.transports = {config_.transport.kind};
+  seen.proxies = config_.proxy.threads;
+  for (const rpc::PeerSnapshot& peer : peers()) {
+    if (peer.state == "alive") continue;
+    seen.problems.push_back("peer " + (peer.node.empty() ? peer.address : peer.node) + " is " + peer.state +
+                            (peer.reason.empty() ? "" : ": " + peer.reason));
+  }
+  if (stopping_) seen.problems.push_back("the daemon is stopping");
+  return seen;
+}
+
+std::vector<rpc::PeerSnapshot> App::peers() const {
+  return links_->peers();
+}
+
+void App::set_link(const std::string& peer, const rpc::LinkChange& change,
+                   std::function<void(Result<transport::LinkShape>)> done) {
+  std::string known;
+  for (auto& [id, alive] : alive_) {
+    known += (known.empty() ? "" : ", ") + alive.node;
+    if (alive.node != peer) continue;
+    transport::LinkShape& shape = alive.shape;
+    shape.bandwidth_gbytes = change.bandwidth_gbytes.value_or(shape.bandwidth_gbytes);
+    shape.latency = change.latency.value_or(shape.latency);
+    shape.drop = change.drop.value_or(shape.drop);
+    shape.duplicate = change.duplicate.value_or(shape.duplicate);
+    shape.reorder = change.reorder.value_or(shape.reorder);
+    shape.down = change.down.value_or(shape.down);
+    return rails_->set_link(id, shape, [done = std::move(done), shape](const Status& status) {
+      done(status.ok() ? Result<transport::LinkShape>(shape) : Result<transport::LinkShape>(status));
+    });
+  }
+  done(Status(StatusCode::kNotFound,
+              "no peer \"" + peer + "\" is alive; alive are: " + (known.empty() ? "none" : known)));
+}
+
+Result<rpc::ReloadSnapshot> App::reload() {
+  if (config_.file.empty()) {
+    return Status(StatusCode::kFailedPrecondition, "this daemon was started without a configuration file");
+  }
+  service_manager_.reloading();
+  const auto fresh = config::load(config_.file);
+  if (!fresh.ok()) {
+    spdlog::error("reload refused, everything stays as it was:\n{}", fresh.status().text());
+    service_manager_.ready("reload refused, see the log");
+    return fresh.status();
+  }
+  const config::Reload change = config::reload(config_, fresh.value());
+  apply(change);
+  service_manager_.ready("reloaded");
+  return rpc::ReloadSnapshot{change.applied, change.needs_restart};
+}
+
+void App::apply(const config::Reload& change) {
+  const config::Config before = std::exchange(config_, change.config);
+  observe::set_log_level(config_.log.level);
+  sessions_->set_limits(config_.limits);
+  if (config_.peers.list != before.peers.list) links_->set_static_peers(config_.peers.list);
+  if (config_.transport.emulated != before.transport.emulated) {
+    for (auto& [id, alive] : alive_) {
+      const bool down = std::exchange(alive.shape, link_shape(config_.transport.emulated)).down;
+      alive.shape.down = down;
+      rails_->set_link(id, alive.shape, [node = alive.node](const Status& status) {
+        if (!status.ok()) spdlog::error("link to {}: {}", node, status.text());
+      });
+    }
+  }
+  spdlog::info("{} read again: {} keys taken over, {} need a restart", config_.file, change.applied.size(),
+               change.needs_restart.size());
+  for (const std::string& line : change.applied) spdlog::info("reloaded {}", line);
+  for (const std::string& line : change.needs_restart) spdlog::warn("needs a restart: {}", line);
+}
+
+}  // namespace mkernel::app

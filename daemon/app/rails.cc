@@ -1,0 +1,138 @@
+#include "daemon/app/rails.h"
+
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "daemon/transport/emulated/emulated.h"
+#include "daemon/transport/tcp/tcp.h"
+
+namespace mkernel::app {
+namespace {
+
+transport::TransportOptions base_options(const config::Config& config, std::uint64_t boot_id) {
+  return {{config.node.name, boot_id}, config.transport.peer_timeout, config.transport.reconnect_interval};
+}
+
+transport::ZeroCopy zero_copy(const std::string& word) {
+  if (word == "never") return transport::ZeroCopy::kNever;
+  return word == "always" ? transport::ZeroCopy::kAlways : transport::ZeroCopy::kAuto;
+}
+
+Result<std::unique_ptr<transport::Transport>> make_tcp(const config::Config& config, std::uint64_t boot_id,
+                                                       std::uint32_t rail) {
+  const config::Tcp& tcp = config.transport.tcp;
+  transport::TcpOptions options;
+  options.base = base_options(config, boot_id);
+  options.bind_address = tcp.bind;
+  options.port = static_cast<std::uint16_t>(tcp.port == 0 ? 0 : tcp.port + rail);
+  options.advertise = tcp.advertise;
+  options.connections_per_peer = tcp.connections_per_peer;
+  options.socket_buffer_bytes = tcp.socket_buffer_bytes;
+  options.zero_copy = zero_copy(tcp.zero_copy);
+  options.zero_copy_bytes = tcp.zero_copy_bytes;
+  options.window = tcp.window;
+  return transport::make_tcp(options);
+}
+
+Result<std::unique_ptr<transport::Transport>> make_emulated(const config::Config& config,
+                                                            std::uint64_t boot_id, std::uint32_t rail) {
+  transport::EmulatedOptions options;
+  options.base = base_options(config, boot_id);
+  options.rail = rail;
+  options.shape = link_shape(config.transport.emulated);
+  options.seed = config.transport.emulated.seed + rail;
+  return transport::make_emulated(options);
+}
+
+dataplane::ProxyOptions proxy_options(const config::Proxy& proxy, std::uint32_t rail) {
+  dataplane::ProxyOptions options;
+  options.index = rail;
+  options.count = proxy.threads;
+  options.spin = proxy.spin;
+  options.nap = proxy.nap;
+  options.idle_after = proxy.idle_after;
+  options.quantum_bytes = proxy.quantum_bytes;
+  options.quantum_requests = proxy.quantum_requests;
+  options.cpu = proxy.cpus.empty() ? -1 : static_cast<int>(proxy.cpus[rail]);
+  return options;
+}
+
+}  // namespace
+
+transport::LinkShape link_shape(const config::Emulated& emulated) {
+  return {emulated.bandwidth_gbytes, emulated.latency, emulated.drop,
+          emulated.duplicate,        emulated.reorder, false};
+}
+
+Result<std::unique_ptr<Rails>> Rails::create(const config::Config& config, std::uint64_t boot_id,
+                                             dataplane::ControlSink& sink) {
+  const auto make = config.transport.kind == "emulated" ? make_emulated : make_tcp;
+  auto rails = std::make_unique<Rails>();
+  for (std::uint32_t rail = 0; rail < config.proxy.threads; ++rail) {
+    auto transport = make(config, boot_id, rail);
+    if (!transport.ok()) return transport.status().with_context("rail " + std::to_string(rail));
+    rails->proxies_.push_back(std::make_unique<dataplane::Proxy>(proxy_options(config.proxy, rail),
+                                                                 std::move(transport).value(), sink));
+  }
+  return rails;
+}
+
+void Rails::start() {
+  for (const auto& proxy : proxies_) proxy->start();
+}
+
+void Rails::stop(std::chrono::milliseconds limit) {
+  std::vector<std::jthread> waiting;
+  for (const auto& proxy : proxies_) {
+    waiting.emplace_back([&proxy, limit] { proxy->stop(limit); });
+  }
+}
+
+std::vector<dataplane::Proxy*> Rails::proxies() const {
+  std::vector<dataplane::Proxy*> all;
+  for (const auto& proxy : proxies_) all.push_back(proxy.get());
+  return all;
+}
+
+std::vector<std::string> Rails::endpoints() const {
+  std::vector<std::string> all;
+  for (const auto& proxy : proxies_) all.push_back(proxy->local_endpoint());
+  return all;
+}
+
+Status Rails::connect_peer(const rpc::PeerInfo& peer) {
+  if (peer.rails.size() != proxies_.size()) {
+    return {StatusCode::kFailedPrecondition,
+            "node " + peer.node + " has " + std::to_string(peer.rails.size()) + " rails, this node " +
+                std::to_string(proxies_.size()) + ": proxy.threads must be the same on both"};
+  }
+  for (std::size_t rail = 0; rail < proxies_.size(); ++rail) {
+    proxies_[rail]->connect_peer(peer.id, peer.rails[rail]);
+  }
+  return {};
+}
+
+void Rails::disconnect_peer(transport::PeerId peer) {
+  for (const auto& proxy : proxies_) proxy->disconnect_peer(peer);
+}
+
+void Rails::set_link(transport::PeerId peer, const transport::LinkShape& shape,
+                     std::function<void(Status)> done) {
+  struct Answers {
+    std::mutex mutex;
+    std::size_t missing;
+    Status first_error;
+  };
+  auto answers = std::make_shared<Answers>();
+  answers->missing = proxies_.size();
+  for (const auto& proxy : proxies_) {
+    proxy->set_link(peer, shape, [answers, done](const Status& status) {
+      const std::lock_guard lock(answers->mutex);
+      if (answers->first_error.ok()) answers->first_error = status;
+      if (--answers->missing == 0) done(answers->first_error);
+    });
+  }
+}
+
+}  // namespace mkernel::app

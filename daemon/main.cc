@@ -1,0 +1,60 @@
+// mkerneld: reads its configuration, composes the daemon, runs it.
+// Exit status: 0 stopped as asked, or --check found no mistake; 1 could not start; 2 wrong usage or a mistake
+// in the configuration.
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <string>
+
+#include "daemon/app/app.h"
+#include "daemon/config/config.h"
+#include "daemon/observe/log.h"
+#include "proto/abi/version.h"
+
+namespace {
+
+constexpr int kCouldNotStart = 1, kUsage = 2;
+
+int serve(mkernel::config::Config config) {
+  mkernel::observe::start_logging(config.log.level, config.log.format);
+  std::signal(SIGPIPE, SIG_IGN);
+  mkernel::app::App app(std::move(config));
+  if (const mkernel::Status started = app.start(); !started.ok()) {
+    spdlog::error("mkerneld cannot start: {}", started.to_string());
+    return kCouldNotStart;
+  }
+  app.run();
+  spdlog::info("stopped");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string file;
+  bool check = false, version = false;
+  CLI::App usage("mkerneld: the mkernel daemon of this node", "mkerneld");
+  usage.add_option("--config", file, "configuration file; without one every key has its default");
+  usage.add_flag("--check", check,
+                 "report every mistake in the configuration, print what is in force, start nothing");
+  usage.add_flag("--version", version, "print the version");
+  try {
+    usage.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return usage.exit(error) == 0 ? 0 : kUsage;
+  }
+  if (version) {
+    std::printf("mkerneld %s, ABI %u\n", MKERNEL_VERSION, mkernel::abi::kVersion);
+    return 0;
+  }
+  auto config = file.empty() ? mkernel::config::parse("", "") : mkernel::config::load(file);
+  if (!config.ok()) {
+    std::fprintf(stderr, "%s\n", config.status().text().c_str());
+    return kUsage;
+  }
+  if (!check) return serve(std::move(config).value());
+  std::fputs(mkernel::config::dump(config.value()).c_str(), stdout);
+  return 0;
+}

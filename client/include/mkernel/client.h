@@ -1,0 +1,304 @@
+// The C++ API of mkernel: connect to the daemon of this node, join a group of ranks, share buffers, put, and
+// run the five fused operations. Declarations and contracts only; no third-party type.
+//
+// Ownership: every class below is a handle. A handle keeps alive what it was made from, so handles may be
+// destroyed in any order: a group is left when the Group and everything made from it are gone, the session
+// ends when the Session and all its groups are gone. Errors: every fallible call returns a Status or a Result
+// that says who, what, which peer. Nothing throws (but std::bad_alloc), nothing waits for ever: a daemon or
+// rank that dies turns into an error of every call that needs it. Threads: Session and Group may be used from
+// any thread. Calls marked **collective** are made by every rank of the group in the same order, one at a
+// time per group; ranks that make different calls are told so, by name. Buffers and operations: one thread at
+// a time per object.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mkernel/export.h"
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+
+namespace mkernel {
+
+namespace client {
+class SessionCore;
+class GroupCore;
+struct BufferState;
+struct PendingState;
+class OperationState;
+}  // namespace client
+
+class Group;
+class SymmetricBuffer;
+class HostBuffer;
+class Gemm;
+class Moe;
+class RingAttention;
+class Pending;
+class Activity;
+
+/// "0.1.0": the version of this library.
+MK_API const char* version();
+
+/// Most bytes that one rank contributes to Group::exchange().
+inline constexpr std::size_t kMaxExchangeBytes = 448;
+
+struct SessionOptions {
+  std::string socket = "/run/mkernel/mkerneld.sock";  ///< the session socket of this node's daemon
+  std::string name;                          ///< shown by mkctl, below 64 bytes; empty = the program's name
+  int device = -1;                           ///< GPU ordinal, -1 = host memory only
+  std::uint32_t weight = 1;                  ///< share of the daemon's proxies, 1..64
+  std::chrono::milliseconds timeout{10000};  ///< of connecting and of every small request of the session
+};
+
+struct GroupOptions {
+  std::string name;                    ///< the same on every rank, below 64 bytes
+  std::uint32_t world_size = 0;        ///< the same on every rank, 1..1024
+  std::uint32_t rank = 0;              ///< below world_size; every rank is taken by one session
+  std::uint32_t lanes = 16;            ///< channels per ordered pair of ranks, the same on every rank, 1..64
+  std::uint32_t region_capacity = 64;  ///< buffers per rank, the same on every rank, 1..256
+  std::chrono::milliseconds timeout{60000};  ///< of joining, and of every collective call
+};
+
+/// A connection to the daemon of this node. Its life is the life of everything the daemon holds for this
+/// process.
+class MK_API Session {
+ public:
+  /// Errors: kUnavailable (nobody listens), kPermissionDenied, kFailedPrecondition (the daemon speaks another
+  /// version), kInvalidArgument (an option; named with value and limit), kDeadlineExceeded.
+  static Result<Session> connect(const SessionOptions& options);
+
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+  ~Session();
+
+  /// **Collective**: returns when every rank of the group has joined. Errors: kAlreadyExists (who holds the
+  /// rank), kInvalidArgument (an option, or one that differs between ranks, naming both), kDeadlineExceeded
+  /// (the missing ranks).
+  Result<Group> join(const GroupOptions& options);
+
+  std::uint64_t id() const;              ///< as mkctl shows it
+  const std::string& node_name() const;  ///< of the daemon
+  /// OK while the daemon is there, else why it is not. Once lost a session stays lost: connect a new one.
+  Status status() const;
+
+ private:
+  explicit Session(std::shared_ptr<client::SessionCore> core);
+  std::shared_ptr<client::SessionCore> core_;
+};
+
+/// Where a rank of a group lives.
+struct RankInfo {
+  std::uint32_t node = 0;        ///< dense index of its node
+  std::uint32_t local_rank = 0;  ///< dense index among the ranks of that node
+  std::string node_name;
+};
+
+/// One rank's membership of a group. An error of any rank's operation or the loss of a rank fails the group
+/// for all.
+class MK_API Group {
+ public:
+  Group(Group&&) noexcept;
+  Group& operator=(Group&&) noexcept;
+  ~Group();
+
+  std::uint32_t rank() const;
+  std::uint32_t world_size() const;
+  std::uint32_t node_count() const;
+  std::uint32_t lanes() const;
+  const std::string& name() const;
+  RankInfo rank_info(std::uint32_t rank) const;  ///< `rank` below world_size()
+  /// OK, or why the group failed: which rank, on which node, what happened.
+  Status status() const;
+  /// Tells every rank that this one cannot go on; `why` is not OK. The group is over for all of them.
+  Status fail(const Status& why);
+
+  /// **Collective**. Returns when every rank is here.
+  Status barrier();
+  /// **Collective**. `mine`: up to kMaxExchangeBytes. Returns the contributions of all ranks, by rank.
+  Result<std::vector<std::vector<std::byte>>> exchange(std::span<const std::byte> mine);
+
+  /// **Collective**. The same `bytes` (> 0) on every rank: zeroed memory, registered under the same region
+  /// number everywhere, mapped by the ranks of this node. Errors: kInvalidArgument when sizes differ (names
+  /// both ranks), kResourceExhausted (memory, region capacity).
+  Result<SymmetricBuffer> symmetric(std::uint64_t bytes);
+  /// Zeroed memory that puts may read from and peers may put into; this rank alone. Peers need its region():
+  /// exchange it.
+  Result<HostBuffer> allocate(std::uint64_t bytes);
+  /// The same over the caller's memfd, sealed against shrinking; [offset, offset + bytes), `offset`
+  /// page-aligned. The fd stays the caller's and may be closed at once.
+  Result<HostBuffer> register_memory(int memfd, std::uint64_t offset, std::uint64_t bytes);
+
+  /// **Collective**. Takes `count` lanes for own puts, for the life of this group, and returns the first; the
+  /// same on every rank. Their counts start at 0. Errors: kResourceExhausted, saying how many are left and
+  /// how to get more.
+  Result<std::uint32_t> reserve_lanes(std::uint32_t count);
+  /// Puts `bytes` from `source` to region `remote_region` of rank `target`, asynchronously, on a reserved
+  /// lane; more than 1 GiB becomes several puts. Returns the number n of the (last) put on its channel
+  /// (target, lane), from 1: the source may be overwritten once wait_completed(target, lane, n) returns. One
+  /// thread at a time per lane. Blocks while the work ring is full. Errors: kInvalidArgument, kOutOfRange
+  /// (bounds; the daemon checks them again), why the group failed.
+  Result<std::uint64_t> put(std::uint32_t target, std::uint32_t lane, const SymmetricBuffer& source,
+                            std::uint64_t offset, std::uint32_t remote_region, std::uint64_t remote_offset,
+                            std::uint64_t bytes);
+  Result<std::uint64_t> put(std::uint32_t target, std::uint32_t lane, const HostBuffer& source,
+                            std::uint64_t offset, std::uint32_t remote_region, std::uint64_t remote_offset,
+                            std::uint64_t bytes);
+  /// A put of nothing: raises the arrival count alone.
+  Result<std::uint64_t> signal(std::uint32_t target, std::uint32_t lane);
+  /// Returns once the first `count` puts of channel (source -> this rank, lane) are visible here. Errors:
+  /// kDeadlineExceeded (count expected and seen), or why the group failed.
+  Status wait_arrival(std::uint32_t source, std::uint32_t lane, std::uint64_t count,
+                      std::chrono::milliseconds deadline);
+  /// Returns once the first `count` puts of channel (this rank -> target, lane) have left their sources.
+  Status wait_completed(std::uint32_t target, std::uint32_t lane, std::uint64_t count,
+                        std::chrono::milliseconds deadline);
+  /// Puts of channel (source -> this rank, lane) that have arrived so far; 0 on a lane that is not reserved.
+  /// Never waits.
+  std::uint64_t arrivals(std::uint32_t source, std::uint32_t lane) const;
+  /// While it lives the daemon's proxies poll this session's rings instead of sleeping: for latency, at the
+  /// price of cores.
+  Activity keep_active();
+
+  /// **Collective**. Plan an operation on all ranks and make its workspace. The signatures (operation and
+  /// shape) are compared before anything else. Errors: kInvalidArgument (a field of the shape, or two ranks
+  /// whose signatures differ, naming both), kResourceExhausted (lanes or regions: how many are left and how
+  /// to get more).
+  Result<Gemm> ag_gemm(const GemmShape& shape);
+  Result<Gemm> gemm_rs(const GemmShape& shape);
+  Result<Gemm> gemm_ar(const GemmShape& shape);
+  Result<Moe> moe(const MoeShape& shape);
+  Result<RingAttention> ring_attention(const AttentionShape& shape);
+
+ private:
+  friend class Session;
+  explicit Group(std::shared_ptr<client::GroupCore> core);
+  std::shared_ptr<client::GroupCore> core_;
+};
+
+/// The same bytes on every rank. Destroying it gives up the region at the group's next collective call, when
+/// every rank is known to have come so far; destroy on every rank in the same order with collective calls.
+class MK_API SymmetricBuffer {
+ public:
+  SymmetricBuffer(SymmetricBuffer&&) noexcept;
+  SymmetricBuffer& operator=(SymmetricBuffer&&) noexcept;
+  ~SymmetricBuffer();
+
+  std::byte* data() const;
+  std::uint64_t bytes() const;
+  std::uint32_t region() const;  ///< the same on every rank
+  /// The buffer of `rank` as mapped here; null when it lives on another node.
+  std::byte* peer(std::uint32_t rank) const;
+
+ private:
+  friend class Group;
+  explicit SymmetricBuffer(std::unique_ptr<client::BufferState> state);
+  std::unique_ptr<client::BufferState> state_;
+};
+
+/// Registered memory of this rank alone. Destroying it unregisters at once (a put in flight on it is waited
+/// for).
+class MK_API HostBuffer {
+ public:
+  HostBuffer(HostBuffer&&) noexcept;
+  HostBuffer& operator=(HostBuffer&&) noexcept;
+  ~HostBuffer();
+
+  std::byte* data() const;
+  std::uint64_t bytes() const;
+  std::uint32_t region() const;  ///< what peers pass to put() as remote_region
+
+ private:
+  friend class Group;
+  explicit HostBuffer(std::unique_ptr<client::BufferState> state);
+  std::unique_ptr<client::BufferState> state_;
+};
+
+/// See Group::keep_active().
+class MK_API Activity {
+ public:
+  Activity(Activity&&) noexcept;
+  Activity& operator=(Activity&&) noexcept;
+  ~Activity();
+
+ private:
+  friend class Group;
+  explicit Activity(std::shared_ptr<client::SessionCore> core);
+  std::shared_ptr<client::SessionCore> core_;
+};
+
+/// A launched operation. Destroying it does not stop the operation.
+class MK_API Pending {
+ public:
+  Pending(Pending&&) noexcept;
+  Pending& operator=(Pending&&) noexcept;
+  ~Pending();
+
+  bool done() const;
+  /// Blocks until the launch is over: OK, or why it failed (this rank's own error, or the culprit rank, its
+  /// node and what happened there). Bounded, because every wait inside the operation has
+  /// ExecutorOptions::deadline. Any thread, any number of times.
+  Status wait() const;
+  /// As wait(), but gives up after `limit` with kDeadlineExceeded; the operation goes on.
+  Status wait_for(std::chrono::milliseconds limit) const;
+
+ private:
+  friend class client::OperationState;
+  explicit Pending(std::shared_ptr<client::PendingState> state);
+  std::shared_ptr<client::PendingState> state_;
+};
+
+/// What the operations have in common. Launches of one group run one after the other, in the order of the
+/// calls, on a thread of the library; an error of one fails the group. Destroying an operation waits for its
+/// launches and gives back its workspace and lanes at the group's next collective call; destroy on every rank
+/// in the same order with those.
+class MK_API Planned {
+ public:
+  Planned(Planned&&) noexcept;
+  Planned& operator=(Planned&&) noexcept;
+  ~Planned();
+
+  std::string signature() const;     ///< "ag_gemm m=4096 ...": operation and shape
+  std::uint64_t wire_bytes() const;  ///< sent to other nodes by the last launch that is over
+  std::uint64_t workspace_bytes() const;
+
+ protected:
+  explicit Planned(std::unique_ptr<client::OperationState> state);
+  std::unique_ptr<client::OperationState> state_;
+};
+
+/// AG+GEMM, GEMM+RS or GEMM+AR. launch() returns at once; the arguments' memory is the caller's and must stay
+/// until the launch is over. Errors of launch(): the group has failed already.
+class MK_API Gemm : public Planned {
+ public:
+  Result<Pending> launch(const GemmArguments& arguments, const ExecutorOptions& options = {});
+
+ private:
+  friend class Group;
+  using Planned::Planned;
+};
+
+class MK_API Moe : public Planned {
+ public:
+  Result<Pending> launch(const MoeArguments& arguments, const ExecutorOptions& options = {});
+
+ private:
+  friend class Group;
+  using Planned::Planned;
+};
+
+class MK_API RingAttention : public Planned {
+ public:
+  Result<Pending> launch(const AttentionArguments& arguments, const ExecutorOptions& options = {});
+
+ private:
+  friend class Group;
+  using Planned::Planned;
+};
+
+}  // namespace mkernel

@@ -1,0 +1,185 @@
+/* The C ABI of mkernel, for bindings: the functions of mkernel/client.h over opaque handles. Contracts (what
+ * is collective, who owns what, which thread) are those of mkernel/client.h; only what differs is said here.
+ *
+ * Every function that can fail returns an mk_status (the codes of gRPC); mk_last_error() then holds the text
+ * for the calling thread. Out parameters are written on MK_OK only. Handles are destroyed in any order;
+ * destroying NULL is nothing. Times are in milliseconds. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "mkernel/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum mk_status {
+  MK_OK = 0,
+  MK_CANCELLED = 1,
+  MK_UNKNOWN = 2,
+  MK_INVALID_ARGUMENT = 3,
+  MK_DEADLINE_EXCEEDED = 4,
+  MK_NOT_FOUND = 5,
+  MK_ALREADY_EXISTS = 6,
+  MK_PERMISSION_DENIED = 7,
+  MK_RESOURCE_EXHAUSTED = 8,
+  MK_FAILED_PRECONDITION = 9,
+  MK_ABORTED = 10,
+  MK_OUT_OF_RANGE = 11,
+  MK_UNIMPLEMENTED = 12,
+  MK_INTERNAL = 13,
+  MK_UNAVAILABLE = 14,
+  MK_DATA_LOSS = 15
+} mk_status;
+
+typedef struct mk_session mk_session;
+typedef struct mk_group mk_group;
+typedef struct mk_symmetric mk_symmetric;
+typedef struct mk_host_buffer mk_host_buffer;
+typedef struct mk_gemm mk_gemm;
+typedef struct mk_moe mk_moe;
+typedef struct mk_attention mk_attention;
+typedef struct mk_pending mk_pending;
+
+/* Versions and errors. The texts stay valid until the thread's next call (mk_last_error) or for ever (the
+ * others). */
+MK_API const char* mk_version(void);       /* "0.1.0" */
+MK_API uint32_t mk_protocol_version(void); /* of what client and daemon say to each other */
+MK_API const char* mk_status_name(mk_status status);
+MK_API const char* mk_last_error(void); /* "" after a call that succeeded */
+
+/* A field that is 0 (or NULL) takes the default of mkernel/client.h, except rank. */
+typedef struct mk_session_options {
+  const char* socket;
+  const char* name;
+  int32_t device; /* GPU ordinal, -1 = host memory only; no default */
+  uint32_t weight;
+  uint32_t timeout_ms;
+} mk_session_options;
+
+typedef struct mk_group_options {
+  const char* name;
+  uint32_t world_size;
+  uint32_t rank;
+  uint32_t lanes;
+  uint32_t region_capacity;
+  uint32_t timeout_ms;
+} mk_group_options;
+
+MK_API mk_status mk_connect(const mk_session_options* options, mk_session** session);
+MK_API void mk_session_destroy(mk_session* session);
+MK_API mk_status mk_join(mk_session* session, const mk_group_options* options, mk_group** group);
+MK_API void mk_group_destroy(mk_group* group);
+
+MK_API uint32_t mk_group_rank(const mk_group* group);
+MK_API uint32_t mk_group_world_size(const mk_group* group);
+MK_API uint32_t mk_group_node_count(const mk_group* group);
+MK_API mk_status mk_group_status(const mk_group* group);
+MK_API mk_status mk_group_fail(mk_group* group, mk_status code, const char* text);
+MK_API mk_status mk_barrier(mk_group* group);
+/* `mine`: `bytes` (the same on every rank, at most 448); `all`: world_size * bytes, by rank. */
+MK_API mk_status mk_exchange(mk_group* group, const void* mine, size_t bytes, void* all);
+
+/* Buffers */
+MK_API mk_status mk_symmetric_create(mk_group* group, uint64_t bytes, mk_symmetric** buffer);
+MK_API void* mk_symmetric_data(const mk_symmetric* buffer);
+MK_API uint32_t mk_symmetric_region(const mk_symmetric* buffer);
+MK_API void* mk_symmetric_peer(const mk_symmetric* buffer, uint32_t rank); /* NULL: on another node */
+MK_API void mk_symmetric_destroy(mk_symmetric* buffer);
+MK_API mk_status mk_host_buffer_create(mk_group* group, uint64_t bytes, mk_host_buffer** buffer);
+MK_API mk_status mk_host_buffer_register(mk_group* group, int memfd, uint64_t offset, uint64_t bytes,
+                                         mk_host_buffer** buffer);
+MK_API void* mk_host_buffer_data(const mk_host_buffer* buffer);
+MK_API uint32_t mk_host_buffer_region(const mk_host_buffer* buffer);
+MK_API void mk_host_buffer_destroy(mk_host_buffer* buffer);
+
+/* Puts. `number` (may be NULL) receives the number of the put on its channel. */
+MK_API mk_status mk_reserve_lanes(mk_group* group, uint32_t count, uint32_t* first_lane);
+MK_API mk_status mk_put(mk_group* group, uint32_t target, uint32_t lane, const mk_symmetric* source,
+                        uint64_t offset, uint32_t remote_region, uint64_t remote_offset, uint64_t bytes,
+                        uint64_t* number);
+MK_API mk_status mk_put_host(mk_group* group, uint32_t target, uint32_t lane, const mk_host_buffer* source,
+                             uint64_t offset, uint32_t remote_region, uint64_t remote_offset, uint64_t bytes,
+                             uint64_t* number);
+MK_API mk_status mk_signal(mk_group* group, uint32_t target, uint32_t lane, uint64_t* number);
+MK_API mk_status mk_wait_arrival(mk_group* group, uint32_t source, uint32_t lane, uint64_t count,
+                                 uint32_t deadline_ms);
+MK_API mk_status mk_wait_completed(mk_group* group, uint32_t target, uint32_t lane, uint64_t count,
+                                   uint32_t deadline_ms);
+
+/* Operations. Shapes and arguments are those of mkernel/ops.h. */
+enum { MK_BF16 = 1, MK_F16 = 2 };
+enum { MK_ROW_MAJOR = 0, MK_COLUMN_MAJOR = 1 };
+
+typedef struct mk_gemm_shape {
+  int64_t m, n, k;
+  uint32_t dtype;    /* MK_BF16, MK_F16 */
+  uint32_t b_layout; /* MK_ROW_MAJOR, MK_COLUMN_MAJOR */
+} mk_gemm_shape;
+typedef struct mk_gemm_arguments {
+  const void* a;
+  const void* b;
+  void* c;
+} mk_gemm_arguments;
+
+typedef struct mk_moe_shape {
+  int64_t max_tokens, hidden, n, intermediate, experts, topk;
+  uint32_t dtype;
+} mk_moe_shape;
+typedef struct mk_moe_arguments {
+  int64_t tokens;
+  const void* x;
+  const int32_t* topk;
+  const float* weights;
+  const void* w1;
+  const void* w2;
+  void* y;
+} mk_moe_arguments;
+
+typedef struct mk_attention_shape {
+  int64_t batch, sequence, heads, kv_heads, head_dim;
+  double scale;    /* 0 = 1 / sqrt(head_dim) */
+  uint32_t causal; /* 0 or 1 */
+  uint32_t dtype;
+} mk_attention_shape;
+typedef struct mk_attention_arguments {
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;
+} mk_attention_arguments;
+
+/* May be NULL: defaults. A field of 0 takes its default. */
+typedef struct mk_launch_options {
+  uint32_t deadline_ms; /* of every single wait */
+  int32_t compute_threads;
+} mk_launch_options;
+
+MK_API mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation);
+MK_API mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation);
+MK_API mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation);
+MK_API mk_status mk_gemm_launch(mk_gemm* operation, const mk_gemm_arguments* arguments,
+                                const mk_launch_options* options, mk_pending** pending);
+MK_API void mk_gemm_destroy(mk_gemm* operation);
+
+MK_API mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape, mk_moe** operation);
+MK_API mk_status mk_moe_launch(mk_moe* operation, const mk_moe_arguments* arguments,
+                               const mk_launch_options* options, mk_pending** pending);
+MK_API void mk_moe_destroy(mk_moe* operation);
+
+MK_API mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* shape,
+                                          mk_attention** operation);
+MK_API mk_status mk_ring_attention_launch(mk_attention* operation, const mk_attention_arguments* arguments,
+                                          const mk_launch_options* options, mk_pending** pending);
+MK_API void mk_ring_attention_destroy(mk_attention* operation);
+
+/* `timeout_ms` 0: until the launch is over (bounded by its own deadlines). */
+MK_API mk_status mk_pending_wait(const mk_pending* pending, uint32_t timeout_ms);
+MK_API int mk_pending_done(const mk_pending* pending); /* 0 or 1 */
+MK_API void mk_pending_destroy(mk_pending* pending);   /* does not stop the launch */
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,75 @@
+#include "client/src/ballot.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "proto/ipc/packet.h"
+
+namespace mkernel::client {
+namespace {
+
+Ballot make(CallKind kind, StatusCode code, std::span<const std::byte> data) {
+  Ballot ballot{};
+  ballot.kind = static_cast<std::uint32_t>(kind);
+  ballot.code = static_cast<std::uint32_t>(code);
+  ballot.bytes = static_cast<std::uint32_t>(std::min(data.size(), sizeof(ballot.data)));
+  if (ballot.bytes > 0) std::memcpy(ballot.data, data.data(), ballot.bytes);
+  return ballot;
+}
+
+/// FNV-1a: texts that differ beyond what fits into a ballot must still differ.
+std::uint64_t digest_of(const std::string& text) {
+  std::uint64_t digest = 14695981039346656037ULL;
+  for (const char c : text) digest = (digest ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  return digest;
+}
+
+std::string text_of(const Ballot& ballot) {
+  return std::string(
+      ipc::text_of(std::span(ballot.data).first(std::min<std::size_t>(ballot.bytes, sizeof(ballot.data)))));
+}
+
+std::string describe(const Ballot& ballot) {
+  switch (static_cast<CallKind>(ballot.kind)) {
+    case CallKind::kBarrier: return "barrier";
+    case CallKind::kExchange: return "exchange";
+    case CallKind::kAgreement: return "'" + text_of(ballot) + "'";
+  }
+  return "a call that this version does not know";
+}
+
+}  // namespace
+
+Ballot barrier_ballot() {
+  return make(CallKind::kBarrier, StatusCode::kOk, {});
+}
+
+Ballot exchange_ballot(std::span<const std::byte> payload) {
+  return make(CallKind::kExchange, StatusCode::kOk, payload);
+}
+
+Ballot agreement_ballot(const std::string& text, const Status& mine) {
+  Ballot ballot =
+      make(CallKind::kAgreement, mine.code(), std::as_bytes(std::span(mine.ok() ? text : mine.text())));
+  ballot.digest = digest_of(text);
+  return ballot;
+}
+
+Status verdict(std::span<const Ballot> ballots, std::span<const std::string> nodes) {
+  for (std::size_t rank = 0; rank < ballots.size(); ++rank) {
+    const auto code = static_cast<StatusCode>(ballots[rank].code);
+    if (code == StatusCode::kOk) continue;
+    return {code, "rank " + std::to_string(rank) + " on node " + nodes[rank] + ": " + text_of(ballots[rank])};
+  }
+  for (std::size_t rank = 1; rank < ballots.size(); ++rank) {
+    const Ballot& first = ballots[0];
+    const Ballot& other = ballots[rank];
+    if (first.kind == other.kind && first.digest == other.digest) continue;
+    return {StatusCode::kInvalidArgument, "ranks differ in a collective call: rank 0 on node " + nodes[0] +
+                                              " made " + describe(first) + ", rank " + std::to_string(rank) +
+                                              " on node " + nodes[rank] + " made " + describe(other)};
+  }
+  return {};
+}
+
+}  // namespace mkernel::client

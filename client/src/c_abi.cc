@@ -1,0 +1,343 @@
+// The C ABI: every function unwraps its handles, calls the C++ API and keeps the text of an error for the
+// calling thread. No exception leaves: std::bad_alloc becomes MK_RESOURCE_EXHAUSTED.
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "mkernel/client.h"
+#include "mkernel/mkernel.h"
+#include "proto/abi/version.h"
+
+namespace mkernel {
+namespace {
+
+/// The text of the thread's last error. Per thread, because a code without its text is of little use to a
+/// caller.
+std::string& last_error() {
+  thread_local std::string text;
+  return text;
+}
+
+mk_status report(const Status& status) {
+  last_error() = status.text();
+  return static_cast<mk_status>(status.code());
+}
+
+/// Runs `body`, which returns a Status.
+template <typename Body>
+mk_status guarded(Body body) {
+  try {
+    return report(body());
+  } catch (const std::bad_alloc&) {
+    return report({StatusCode::kResourceExhausted, "out of memory"});
+  }
+}
+
+/// An opaque C handle is a pointer to the C++ object, under another name.
+template <typename Object, typename Handle>
+Object* unwrap(Handle* handle) {
+  return reinterpret_cast<Object*>(handle);
+}
+template <typename Object, typename Handle>
+const Object& unwrap(const Handle* handle) {
+  return *reinterpret_cast<const Object*>(handle);
+}
+
+/// Moves a result's value to the heap, for the handle to own.
+template <typename Handle, typename Object>
+Status give(Result<Object> result, Handle** handle) {
+  if (!result.ok()) return result.status();
+  *handle = reinterpret_cast<Handle*>(new Object(std::move(*result)));
+  return {};
+}
+
+Status give_number(const Result<std::uint64_t>& result, std::uint64_t* number) {
+  if (result.ok() && number != nullptr) *number = result.value();
+  return result.status();
+}
+
+template <typename... Pointers>
+Status require(const char* what, Pointers... pointers) {
+  if ((... && (pointers != nullptr))) return {};
+  return {StatusCode::kInvalidArgument, std::string(what) + ": a required pointer is NULL"};
+}
+
+ExecutorOptions options_of(const mk_launch_options* options) {
+  ExecutorOptions converted;
+  if (options == nullptr) return converted;
+  if (options->deadline_ms != 0) converted.deadline = std::chrono::milliseconds(options->deadline_ms);
+  converted.compute_threads = options->compute_threads;
+  return converted;
+}
+
+GemmShape shape_of(const mk_gemm_shape& shape) {
+  return {shape.m, shape.n, shape.k, static_cast<DataType>(shape.dtype), static_cast<Layout>(shape.b_layout)};
+}
+
+mk_status create_gemm(Result<Gemm> (Group::*factory)(const GemmShape&), mk_group* group,
+                      const mk_gemm_shape* shape, mk_gemm** operation) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("gemm create", group, shape, operation));
+    return give((unwrap<Group>(group)->*factory)(shape_of(*shape)), operation);
+  });
+}
+
+}  // namespace
+}  // namespace mkernel
+
+using namespace mkernel;  // NOLINT: this file is the C face of that namespace
+
+extern "C" {
+
+const char* mk_version(void) {
+  return version();
+}
+uint32_t mk_protocol_version(void) {
+  return abi::kVersion;
+}
+const char* mk_status_name(mk_status status) {
+  return to_string(static_cast<StatusCode>(status)).data();
+}
+const char* mk_last_error(void) {
+  return last_error().c_str();
+}
+
+mk_status mk_connect(const mk_session_options* options, mk_session** session) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_connect", options, session));
+    SessionOptions converted;
+    if (options->socket != nullptr) converted.socket = options->socket;
+    if (options->name != nullptr) converted.name = options->name;
+    converted.device = options->device;
+    if (options->weight != 0) converted.weight = options->weight;
+    if (options->timeout_ms != 0) converted.timeout = std::chrono::milliseconds(options->timeout_ms);
+    return give(Session::connect(converted), session);
+  });
+}
+void mk_session_destroy(mk_session* session) {
+  delete unwrap<Session>(session);
+}
+
+mk_status mk_join(mk_session* session, const mk_group_options* options, mk_group** group) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_join", session, options, group));
+    GroupOptions converted;
+    if (options->name != nullptr) converted.name = options->name;
+    converted.world_size = options->world_size;
+    converted.rank = options->rank;
+    if (options->lanes != 0) converted.lanes = options->lanes;
+    if (options->region_capacity != 0) converted.region_capacity = options->region_capacity;
+    if (options->timeout_ms != 0) converted.timeout = std::chrono::milliseconds(options->timeout_ms);
+    return give(unwrap<Session>(session)->join(converted), group);
+  });
+}
+void mk_group_destroy(mk_group* group) {
+  delete unwrap<Group>(group);
+}
+
+uint32_t mk_group_rank(const mk_group* group) {
+  return unwrap<Group>(group).rank();
+}
+uint32_t mk_group_world_size(const mk_group* group) {
+  return unwrap<Group>(group).world_size();
+}
+uint32_t mk_group_node_count(const mk_group* group) {
+  return unwrap<Group>(group).node_count();
+}
+mk_status mk_group_status(const mk_group* group) {
+  return guarded([&] { return unwrap<Group>(group).status(); });
+}
+mk_status mk_group_fail(mk_group* group, mk_status code, const char* text) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_group_fail", group, text));
+    return unwrap<Group>(group)->fail({static_cast<StatusCode>(code), text});
+  });
+}
+mk_status mk_barrier(mk_group* group) {
+  return guarded([&] { return unwrap<Group>(group)->barrier(); });
+}
+
+mk_status mk_exchange(mk_group* group, const void* mine, size_t bytes, void* all) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_exchange", group, mine, all));
+    const auto board = unwrap<Group>(group)->exchange({static_cast<const std::byte*>(mine), bytes});
+    if (!board.ok()) return board.status();
+    for (std::size_t rank = 0; rank < board->size(); ++rank) {
+      const std::vector<std::byte>& said = board.value()[rank];
+      if (said.size() == bytes) continue;
+      return {StatusCode::kInvalidArgument, "rank " + std::to_string(rank) + " contributed " +
+                                                std::to_string(said.size()) + " bytes, this rank " +
+                                                std::to_string(bytes)};
+    }
+    for (std::size_t rank = 0; rank < board->size() && bytes > 0; ++rank) {
+      std::memcpy(static_cast<std::byte*>(all) + rank * bytes, board.value()[rank].data(), bytes);
+    }
+    return {};
+  });
+}
+
+mk_status mk_symmetric_create(mk_group* group, uint64_t bytes, mk_symmetric** buffer) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_symmetric_create", group, buffer));
+    return give(unwrap<Group>(group)->symmetric(bytes), buffer);
+  });
+}
+void* mk_symmetric_data(const mk_symmetric* buffer) {
+  return unwrap<SymmetricBuffer>(buffer).data();
+}
+uint32_t mk_symmetric_region(const mk_symmetric* buffer) {
+  return unwrap<SymmetricBuffer>(buffer).region();
+}
+void* mk_symmetric_peer(const mk_symmetric* buffer, uint32_t rank) {
+  return unwrap<SymmetricBuffer>(buffer).peer(rank);
+}
+void mk_symmetric_destroy(mk_symmetric* buffer) {
+  delete unwrap<SymmetricBuffer>(buffer);
+}
+
+mk_status mk_host_buffer_create(mk_group* group, uint64_t bytes, mk_host_buffer** buffer) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_host_buffer_create", group, buffer));
+    return give(unwrap<Group>(group)->allocate(bytes), buffer);
+  });
+}
+mk_status mk_host_buffer_register(mk_group* group, int memfd, uint64_t offset, uint64_t bytes,
+                                  mk_host_buffer** buffer) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_host_buffer_register", group, buffer));
+    return give(unwrap<Group>(group)->register_memory(memfd, offset, bytes), buffer);
+  });
+}
+void* mk_host_buffer_data(const mk_host_buffer* buffer) {
+  return unwrap<HostBuffer>(buffer).data();
+}
+uint32_t mk_host_buffer_region(const mk_host_buffer* buffer) {
+  return unwrap<HostBuffer>(buffer).region();
+}
+void mk_host_buffer_destroy(mk_host_buffer* buffer) {
+  delete unwrap<HostBuffer>(buffer);
+}
+
+mk_status mk_reserve_lanes(mk_group* group, uint32_t count, uint32_t* first_lane) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_reserve_lanes", group, first_lane));
+    const auto first = unwrap<Group>(group)->reserve_lanes(count);
+    if (first.ok()) *first_lane = first.value();
+    return first.status();
+  });
+}
+mk_status mk_put(mk_group* group, uint32_t target, uint32_t lane, const mk_symmetric* source, uint64_t offset,
+                 uint32_t remote_region, uint64_t remote_offset, uint64_t bytes, uint64_t* number) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_put", group, source));
+    return give_number(unwrap<Group>(group)->put(target, lane, unwrap<SymmetricBuffer>(source), offset,
+                                                 remote_region, remote_offset, bytes),
+                       number);
+  });
+}
+mk_status mk_put_host(mk_group* group, uint32_t target, uint32_t lane, const mk_host_buffer* source,
+                      uint64_t offset, uint32_t remote_region, uint64_t remote_offset, uint64_t bytes,
+                      uint64_t* number) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_put_host", group, source));
+    return give_number(unwrap<Group>(group)->put(target, lane, unwrap<HostBuffer>(source), offset,
+                                                 remote_region, remote_offset, bytes),
+                       number);
+  });
+}
+mk_status mk_signal(mk_group* group, uint32_t target, uint32_t lane, uint64_t* number) {
+  return guarded([&] { return give_number(unwrap<Group>(group)->signal(target, lane), number); });
+}
+mk_status mk_wait_arrival(mk_group* group, uint32_t source, uint32_t lane, uint64_t count,
+                          uint32_t deadline_ms) {
+  return guarded([&] {
+    return unwrap<Group>(group)->wait_arrival(source, lane, count, std::chrono::milliseconds(deadline_ms));
+  });
+}
+mk_status mk_wait_completed(mk_group* group, uint32_t target, uint32_t lane, uint64_t count,
+                            uint32_t deadline_ms) {
+  return guarded([&] {
+    return unwrap<Group>(group)->wait_completed(target, lane, count, std::chrono::milliseconds(deadline_ms));
+  });
+}
+
+mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation) {
+  return create_gemm(&Group::ag_gemm, group, shape, operation);
+}
+mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation) {
+  return create_gemm(&Group::gemm_rs, group, shape, operation);
+}
+mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation) {
+  return create_gemm(&Group::gemm_ar, group, shape, operation);
+}
+mk_status mk_gemm_launch(mk_gemm* operation, const mk_gemm_arguments* arguments,
+                         const mk_launch_options* options, mk_pending** pending) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_gemm_launch", operation, arguments, pending));
+    return give(
+        unwrap<Gemm>(operation)->launch({arguments->a, arguments->b, arguments->c}, options_of(options)),
+        pending);
+  });
+}
+void mk_gemm_destroy(mk_gemm* operation) {
+  delete unwrap<Gemm>(operation);
+}
+
+mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape, mk_moe** operation) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_moe_create", group, shape, operation));
+    return give(unwrap<Group>(group)->moe({shape->max_tokens, shape->hidden, shape->n, shape->intermediate,
+                                           shape->experts, shape->topk, static_cast<DataType>(shape->dtype)}),
+                operation);
+  });
+}
+mk_status mk_moe_launch(mk_moe* operation, const mk_moe_arguments* arguments,
+                        const mk_launch_options* options, mk_pending** pending) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_moe_launch", operation, arguments, pending));
+    const MoeArguments converted{arguments->tokens, arguments->x,  arguments->topk, arguments->weights,
+                                 arguments->w1,     arguments->w2, arguments->y};
+    return give(unwrap<Moe>(operation)->launch(converted, options_of(options)), pending);
+  });
+}
+void mk_moe_destroy(mk_moe* operation) {
+  delete unwrap<Moe>(operation);
+}
+
+mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* shape,
+                                   mk_attention** operation) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_ring_attention_create", group, shape, operation));
+    const AttentionShape converted{
+        shape->batch,    shape->sequence,    shape->heads, shape->kv_heads,
+        shape->head_dim, shape->causal != 0, shape->scale, static_cast<DataType>(shape->dtype)};
+    return give(unwrap<Group>(group)->ring_attention(converted), operation);
+  });
+}
+mk_status mk_ring_attention_launch(mk_attention* operation, const mk_attention_arguments* arguments,
+                                   const mk_launch_options* options, mk_pending** pending) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_ring_attention_launch", operation, arguments, pending));
+    return give(unwrap<RingAttention>(operation)->launch(
+                    {arguments->q, arguments->k, arguments->v, arguments->out}, options_of(options)),
+                pending);
+  });
+}
+void mk_ring_attention_destroy(mk_attention* operation) {
+  delete unwrap<RingAttention>(operation);
+}
+
+mk_status mk_pending_wait(const mk_pending* pending, uint32_t timeout_ms) {
+  return guarded([&] {
+    const Pending& launch = unwrap<Pending>(pending);
+    return timeout_ms == 0 ? launch.wait() : launch.wait_for(std::chrono::milliseconds(timeout_ms));
+  });
+}
+int mk_pending_done(const mk_pending* pending) {
+  return unwrap<Pending>(pending).done() ? 1 : 0;
+}
+void mk_pending_destroy(mk_pending* pending) {
+  delete unwrap<Pending>(pending);
+}
+
+}  // extern "C"

@@ -1,0 +1,123 @@
+// A joined group as all its handles share it: membership, collective calls, region numbers, lanes, puts, the
+// worker.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/src/ballot.h"
+#include "client/src/session.h"
+#include "client/src/slot_pool.h"
+#include "client/src/worker.h"
+#include "kernels/comm/endpoint.h"
+#include "kernels/comm/views.h"
+#include "mkernel/client.h"
+#include "proto/ipc/fd.h"
+
+namespace mkernel::client {
+
+/// What a destroyed collective object leaves to be given back: a region, lanes, or both.
+struct Retired {
+  static constexpr std::uint32_t kNone = ~0U;
+  std::uint32_t region = kNone;
+  bool registered = false;  ///< the daemon holds the region
+  std::uint32_t first_lane = 0;
+  std::uint32_t lanes = 0;
+};
+
+class GroupCore {
+ public:
+  static Result<std::shared_ptr<GroupCore>> join(std::shared_ptr<SessionCore> session,
+                                                 const GroupOptions& options);
+  /// Leaves the group.
+  ~GroupCore();
+
+  const kernels::GroupView& view() const { return view_; }
+  const std::string& name() const { return options_.name; }
+  SessionCore& session() { return *session_; }
+  const std::shared_ptr<SessionCore>& shared_session() { return session_; }
+  Worker& worker() { return worker_; }
+  std::string node_of(std::uint32_t rank) const;
+  Status status() const;
+  Status fail(const Status& why);
+
+  // Collective calls. Each is one round of the daemon's exchange; a round that fails fails the group, because
+  // ranks can no longer know which round the others are in. A completed round gives back what was retired
+  // before it.
+  Result<std::vector<Ballot>> vote(const Ballot& mine);
+  /// OK when every rank said the same `text` and had no error of its own.
+  Status agree(const std::string& text, const Status& mine);
+  /// Waits until the region map shows `bytes` at `index` for every rank.
+  Status await_regions(std::uint32_t index, std::uint64_t bytes) const;
+
+  // Regions. An index taken is given back by release_region() (own memory) or retire() (collective memory).
+  Result<std::uint32_t> take_region(bool collective);
+  Status register_region(std::uint32_t index, int fd, std::uint64_t offset, std::uint64_t bytes, bool shared);
+  void release_region(std::uint32_t index, bool registered);
+  Result<ipc::Mapping> map_region(std::uint32_t rank, std::uint32_t index, std::uint64_t bytes);
+
+  Result<std::uint32_t> take_lanes(std::uint32_t count, const std::string& who);
+  /// **Collective**.
+  Result<std::uint32_t> reserve_lanes(std::uint32_t count);
+  void retire(const Retired& retired);
+
+  // Own puts, on reserved lanes. Counts are those of the reservation: they start at 0.
+  struct Source {
+    std::uint32_t region = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct Destination {
+    std::uint32_t rank = 0;
+    std::uint32_t region = 0;
+    std::uint64_t offset = 0;
+  };
+  Result<std::uint64_t> put(const Destination& destination, std::uint32_t lane, const Source& source,
+                            std::uint64_t offset, std::uint64_t bytes);
+  Status wait_arrival(std::uint32_t source, std::uint32_t lane, std::uint64_t count,
+                      std::chrono::milliseconds deadline);
+  Status wait_completed(std::uint32_t target, std::uint32_t lane, std::uint64_t count,
+                        std::chrono::milliseconds deadline);
+  std::uint64_t arrivals(std::uint32_t source, std::uint32_t lane) const;
+
+ private:
+  GroupCore(std::shared_ptr<SessionCore> session, const GroupOptions& options);
+  Status enter();
+  Status adopt_segment(const abi::JoinGroupReply& reply, std::vector<ipc::UniqueFd> fds);
+  void reclaim(const std::vector<Retired>& retired);
+  /// The reservation that `lane` belongs to, or why there is none for a channel with `peer`.
+  struct Reservation {
+    std::shared_ptr<kernels::Endpoint> endpoint;
+    std::uint32_t first_lane = 0;
+  };
+  Result<Reservation> reservation(std::uint32_t peer, std::uint32_t lane) const;
+  Status check_bounds(const Destination& destination, const Source& source, std::uint64_t offset,
+                      std::uint64_t bytes) const;
+  kernels::WaitScope scope(std::chrono::milliseconds deadline) const;
+  std::string no_lanes(std::uint32_t count, const std::string& who) const;
+  Deadline collective_deadline() const;
+
+  const std::shared_ptr<SessionCore> session_;
+  const GroupOptions options_;
+  std::uint32_t handle_ = 0;
+  bool joined_ = false;
+  ipc::Mapping segment_;
+  kernels::GroupView view_;
+  std::vector<std::string> nodes_;                ///< by rank
+  std::vector<std::atomic<std::uint64_t>> sent_;  ///< own puts by [target * lanes + lane]
+
+  std::mutex collective_mutex_;  ///< one collective call at a time; guards round_
+  std::uint64_t round_ = 0;
+
+  mutable std::mutex pools_mutex_;  ///< guards what follows
+  SlotPool regions_;
+  SlotPool lanes_;
+  std::vector<Reservation> reserved_;  ///< by lane; without endpoint where it is not reserved
+  std::vector<Retired> retired_;
+
+  Worker worker_;  ///< last: no launch runs on a group that is half gone
+};
+
+}  // namespace mkernel::client

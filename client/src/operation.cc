@@ -1,0 +1,86 @@
+#include "client/src/operation.h"
+
+#include <algorithm>
+
+namespace mkernel::client {
+
+OperationState::OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<Operation> operation)
+    : group_(std::move(group)), signature_(operation->signature()), operation_(std::move(operation)) {}
+
+Result<std::unique_ptr<OperationState>> OperationState::create(std::shared_ptr<GroupCore> group,
+                                                               Result<std::unique_ptr<Operation>> made) {
+  const std::string signature = made.ok() ? made.value()->signature() : "no operation";
+  MK_RETURN_IF_ERROR(group->agree(signature, made.status()));
+  std::unique_ptr<OperationState> state(new OperationState(group, std::move(made).value()));
+  const std::uint64_t bytes = std::max<std::uint64_t>(state->operation_->requirements().workspace_bytes, 64);
+  // Once all ranks have bound, their counts of the lanes stand still until the first launch.
+  auto workspace = open_symmetric(group, bytes, [&](const BufferState& memory) -> Result<std::string> {
+    MK_RETURN_IF_ERROR(state->bind(memory));
+    return signature + " on lanes from " + std::to_string(state->first_lane_);
+  });
+  if (!workspace.ok()) return workspace.status();
+  state->workspace_ = std::move(*workspace);
+  return state;
+}
+
+Status OperationState::bind(const BufferState& workspace) {
+  const std::uint32_t count = operation_->requirements().lanes;
+  if (count > 0) {
+    const auto first = group_->take_lanes(count, signature_);
+    MK_RETURN_IF_ERROR(first.status());
+    first_lane_ = first.value();
+    lanes_ = count;
+  }
+  return operation_->bind(group_->view(), workspace.view, first_lane_);
+}
+
+OperationState::~OperationState() {
+  {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return in_flight_ == 0; });
+  }
+  operation_.reset();  // before the workspace it points into
+  if (lanes_ > 0) group_->retire({.first_lane = first_lane_, .lanes = lanes_});
+}
+
+Result<Pending> OperationState::launch(std::function<Status(Operation&)> run) {
+  MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
+  auto pending = std::make_shared<PendingState>();
+  {
+    const std::lock_guard lock(mutex_);
+    ++in_flight_;
+  }
+  group_->worker().post([this, pending, run = std::move(run)] {
+    Status outcome = run_one(run);
+    {
+      const std::lock_guard lock(mutex_);
+      wire_bytes_ = operation_->wire_bytes();
+    }
+    pending->finish(std::move(outcome));
+    // Notifies under the lock: the destructor may go on as soon as it can take it.
+    const std::lock_guard lock(mutex_);
+    if (--in_flight_ == 0) idle_.notify_all();
+  });
+  return Pending(std::move(pending));
+}
+
+Status OperationState::run_one(const std::function<Status(Operation&)>& run) {
+  MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
+  group_->session().begin_activity();
+  const Status outcome = run(*operation_);
+  group_->session().end_activity();
+  if (outcome.ok()) return outcome;
+  // When the group failed first, its record names the cause; this rank's error is only how it noticed.
+  const Status cause = group_->status();
+  if (!cause.ok()) return cause.with_context(signature_);
+  const Status why = outcome.with_context(signature_);
+  (void)group_->fail(why);  // the other ranks wait for this one: tell them now, not at their deadline
+  return why;
+}
+
+std::uint64_t OperationState::wire_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return wire_bytes_;
+}
+
+}  // namespace mkernel::client

@@ -1,0 +1,59 @@
+// A planned operation with its workspace and lanes, and a launch on its way.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "client/src/buffer.h"
+#include "client/src/group.h"
+#include "mkernel/client.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::client {
+
+/// Shared by a launch and the Pending handles of it.
+struct PendingState {
+  std::mutex mutex;
+  std::condition_variable over;
+  bool done = false;
+  Status status;
+
+  void finish(Status outcome);
+};
+
+class OperationState {
+ public:
+  /// **Collective**. `made`: this rank's plan, or why it has none. In order: ranks compare signatures, make
+  /// the workspace, take lanes, bind, and agree that all of them did.
+  static Result<std::unique_ptr<OperationState>> create(std::shared_ptr<GroupCore> group,
+                                                        Result<std::unique_ptr<Operation>> made);
+  /// Waits for its launches, gives back workspace and lanes.
+  ~OperationState();
+
+  const Operation& operation() const { return *operation_; }
+  /// Queues `run` (which calls the operation's run()) on the group's worker.
+  Result<Pending> launch(std::function<Status(Operation&)> run);
+  std::uint64_t wire_bytes() const;
+
+ private:
+  OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<Operation> operation);
+  Status bind(const BufferState& workspace);
+  Status run_one(const std::function<Status(Operation&)>& run);
+
+  const std::shared_ptr<GroupCore> group_;
+  const std::string signature_;
+  std::unique_ptr<Operation> operation_;
+  std::unique_ptr<BufferState> workspace_;
+  std::uint32_t first_lane_ = 0;
+  std::uint32_t lanes_ = 0;
+
+  mutable std::mutex mutex_;  ///< guards what follows
+  std::condition_variable idle_;
+  int in_flight_ = 0;
+  std::uint64_t wire_bytes_ = 0;
+};
+
+}  // namespace mkernel::client

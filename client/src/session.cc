@@ -1,0 +1,161 @@
+#include "client/src/session.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include "client/src/failure.h"
+
+namespace mkernel::client {
+namespace {
+
+/// An active session rings at its next put when its last bell is this long ago (nanoseconds): the daemon may
+/// by then take a session for idle that says it is active but writes nothing.
+constexpr std::int64_t kBellInterval = 1'000'000'000;
+
+Status check_options(const SessionOptions& options) {
+  if (options.name.size() >= abi::kNameBytes) {
+    return {StatusCode::kInvalidArgument, "session name '" + options.name + "' has " +
+                                              std::to_string(options.name.size()) + " bytes, allowed are " +
+                                              std::to_string(abi::kNameBytes - 1)};
+  }
+  if (options.weight < 1 || options.weight > 64) {
+    return {StatusCode::kInvalidArgument,
+            "session weight " + std::to_string(options.weight) + " is not 1..64"};
+  }
+  if (options.timeout.count() <= 0) {
+    return {StatusCode::kInvalidArgument,
+            "session timeout " + std::to_string(options.timeout.count()) + " ms"};
+  }
+  return {};
+}
+
+std::int64_t now_nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+SessionCore::SessionCore(const SessionOptions& options) : timeout_(options.timeout) {}
+
+Result<std::shared_ptr<SessionCore>> SessionCore::connect(const SessionOptions& options) {
+  MK_RETURN_IF_ERROR(check_options(options));
+  auto socket = dial(options.socket, Clock::now() + options.timeout);
+  if (!socket.ok()) return socket.status();
+  std::shared_ptr<SessionCore> core(new SessionCore(options));
+  core->connection_ =
+      std::make_unique<Connection>(std::move(*socket), "daemon at " + options.socket,
+                                   [self = core.get()](const Status& why) { self->lost(why); });
+  MK_RETURN_IF_ERROR(core->hello(options));
+  return core;
+}
+
+Status SessionCore::hello(const SessionOptions& options) {
+  abi::Hello hello{};
+  ipc::copy_text(hello.client_name, options.name.empty() ? ::program_invocation_short_name : options.name);
+  hello.device = options.device;
+  hello.weight = options.weight;
+  abi::HelloReply reply;
+  std::vector<ipc::UniqueFd> fds;
+  MK_RETURN_IF_ERROR(
+      connection_->request(abi::MessageType::kHello, hello, reply, request_deadline(), {}, &fds));
+  id_ = reply.session_id;
+  max_lanes_ = reply.max_lanes;
+  node_name_ = ipc::text_of(reply.node_name);
+  connection_->name_daemon("daemon of node " + node_name_);
+  return adopt_segment(reply, std::move(fds)).with_context("session segment of node " + node_name_);
+}
+
+Status SessionCore::adopt_segment(const abi::HelloReply& reply, std::vector<ipc::UniqueFd> fds) {
+  if (reply.ring_count < 1 || reply.ring_count > abi::kMaxRings || fds.size() != 1 + reply.ring_count) {
+    return {StatusCode::kInternal, std::to_string(reply.ring_count) + " rings announced, " +
+                                       std::to_string(fds.size()) + " fds received"};
+  }
+  if (reply.segment_bytes < sizeof(abi::SessionSegment)) {
+    return {StatusCode::kInternal, std::to_string(reply.segment_bytes) + " bytes are too few"};
+  }
+  MK_RETURN_IF_ERROR(ipc::check_shared_memory(fds[0].get(), 0, reply.segment_bytes));
+  auto mapping = ipc::Mapping::map(fds[0].get(), 0, reply.segment_bytes);
+  if (!mapping.ok()) return mapping.status();
+  const auto* header = mapping->at<abi::SessionSegment>(0);
+  abi::SessionSegment wanted{};
+  if (header->log2_slots > 30 ||
+      abi::layout_session(wanted, reply.ring_count, header->log2_slots) > reply.segment_bytes ||
+      header->magic != wanted.magic || header->version != wanted.version ||
+      header->ring_count != wanted.ring_count || header->slots_offset != wanted.slots_offset) {
+    return {StatusCode::kInternal, "its layout is not that of version " + std::to_string(abi::kVersion)};
+  }
+  doorbells_.assign(std::make_move_iterator(fds.begin() + 1), std::make_move_iterator(fds.end()));
+  const std::lock_guard lock(watched_mutex_);
+  segment_ = std::move(*mapping);
+  adopted_ = true;
+  if (!lost_.ok()) raise_failure(segment()->failure, segment()->abort, -1, node_name_, lost_);
+  return {};
+}
+
+Status SessionCore::status() const {
+  return connection_->status();
+}
+
+std::vector<kernels::RingView> SessionCore::rings() {
+  std::vector<kernels::RingView> rings(doorbells_.size());
+  abi::SessionSegment* header = segment();
+  for (std::size_t r = 0; r < rings.size(); ++r) {
+    rings[r].slots =
+        segment_.at<abi::WorkSlot>(header->slots_offset + r * (std::uint64_t{32} << header->log2_slots));
+    rings[r].log2_slots = header->log2_slots;
+    rings[r].tail = &header->ring[r].tail;
+    rings[r].head = &heads_[r];
+  }
+  return rings;
+}
+
+void SessionCore::begin_activity() {
+  if (std::atomic_ref(segment()->active).fetch_add(1) == 0) ring_doorbells();
+}
+
+void SessionCore::end_activity() {
+  // The last bell makes the proxies look once more: a put that was published while the session was active
+  // rang none.
+  if (std::atomic_ref(segment()->active).fetch_sub(1) == 1) ring_doorbells();
+}
+
+void SessionCore::published(std::uint32_t ring) {
+  // Orders the slot before the read of `active`. If that read still sees an activity, the slot is visible
+  // before the activity's last bell, so the proxy that this bell wakes finds it. Pairs with the
+  // read-modify-write in end_activity().
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const bool polled = std::atomic_ref(segment()->active).load() != 0;
+  const std::int64_t since_bell = now_nanoseconds() - last_bell_[ring].load(std::memory_order_relaxed);
+  if (!polled || since_bell > kBellInterval) ring_doorbell(ring);
+}
+
+void SessionCore::ring_doorbell(std::uint32_t ring) {
+  last_bell_[ring].store(now_nanoseconds(), std::memory_order_relaxed);
+  const std::uint64_t one = 1;
+  // Only a full counter refuses the write, and then the proxy has a bell to see anyway.
+  [[maybe_unused]] const ssize_t written = ::write(doorbells_[ring].get(), &one, sizeof(one));
+}
+
+void SessionCore::ring_doorbells() {
+  for (std::uint32_t ring = 0; ring < doorbells_.size(); ++ring) ring_doorbell(ring);
+}
+
+void SessionCore::watch(abi::GroupSegment* group) {
+  const std::lock_guard lock(watched_mutex_);
+  watched_.insert(group);
+  if (!lost_.ok()) raise_failure(group->failure, group->abort, -1, node_name_, lost_);
+}
+
+void SessionCore::unwatch(abi::GroupSegment* group) {
+  const std::lock_guard lock(watched_mutex_);
+  watched_.erase(group);
+}
+
+void SessionCore::lost(const Status& why) {
+  const std::lock_guard lock(watched_mutex_);
+  lost_ = why;
+  if (adopted_) raise_failure(segment()->failure, segment()->abort, -1, node_name_, why);
+  for (abi::GroupSegment* group : watched_) raise_failure(group->failure, group->abort, -1, node_name_, why);
+}
+
+}  // namespace mkernel::client

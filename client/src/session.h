@@ -1,0 +1,75 @@
+// The session as all its handles share it: connection, rings, the watcher's reach into groups.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "client/src/connection.h"
+#include "kernels/comm/views.h"
+#include "mkernel/client.h"
+#include "proto/abi/region_map.h"
+#include "proto/ipc/fd.h"
+
+namespace mkernel::client {
+
+class SessionCore {
+ public:
+  static Result<std::shared_ptr<SessionCore>> connect(const SessionOptions& options);
+
+  Connection& connection() { return *connection_; }
+  std::uint64_t id() const { return id_; }
+  const std::string& node_name() const { return node_name_; }
+  std::uint32_t max_lanes() const { return max_lanes_; }
+  /// When a small request that starts now must be answered.
+  Deadline request_deadline() const { return Clock::now() + timeout_; }
+  /// OK, or why the session is over.
+  Status status() const;
+
+  abi::SessionSegment* segment() const { return segment_.at<abi::SessionSegment>(0); }
+  /// The producer's side of every ring.
+  std::vector<kernels::RingView> rings();
+
+  /// Raises and lowers the count of operations in flight. Any thread.
+  void begin_activity();
+  void end_activity();
+  /// Wakes the proxy that drains `ring`, if it may be asleep. Call after a slot of it was published. Any
+  /// thread.
+  void published(std::uint32_t ring);
+
+  /// While watched, a group segment gets a failure record and its abort word when the session is lost. At
+  /// once if it is lost already.
+  void watch(abi::GroupSegment* group);
+  void unwatch(abi::GroupSegment* group);
+
+ private:
+  explicit SessionCore(const SessionOptions& options);
+  Status hello(const SessionOptions& options);
+  Status adopt_segment(const abi::HelloReply& reply, std::vector<ipc::UniqueFd> fds);
+  void lost(const Status& why);
+  void ring_doorbell(std::uint32_t ring);
+  void ring_doorbells();
+
+  const std::chrono::milliseconds timeout_;
+  std::uint64_t id_ = 0;
+  std::string node_name_;
+  std::uint32_t max_lanes_ = abi::kMaxLanes;
+  ipc::Mapping segment_;
+  std::vector<ipc::UniqueFd> doorbells_;
+  std::array<std::atomic<std::uint64_t>, abi::kMaxRings> heads_{};
+  /// When each ring's bell rang last: steady clock, nanoseconds.
+  std::array<std::atomic<std::int64_t>, abi::kMaxRings> last_bell_{};
+
+  std::mutex watched_mutex_;  ///< guards what follows, and writing failure records
+  Status lost_;
+  std::set<abi::GroupSegment*> watched_;
+  bool adopted_ = false;  ///< segment_ is there
+
+  std::unique_ptr<Connection> connection_;  ///< last: its watcher uses everything above until it is joined
+};
+
+}  // namespace mkernel::client

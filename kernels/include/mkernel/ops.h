@@ -1,0 +1,149 @@
+// The five fused operations over plain structs: plan (pure, the same on every rank), then launch. No daemon,
+// no socket: the client library wraps these, tests call them directly.
+//
+// Rows of a matrix that is spread over ranks are split by block_range(); matrices are dense, row-major unless
+// said otherwise. Thread rule: plans are immutable values; one launch at a time per Operation. Errors: a
+// Status that names the field, the value and the limit (plan), or who waited for what (run).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+struct GroupView;
+struct SymmetricView;
+}  // namespace mkernel::kernels
+
+namespace mkernel {
+
+enum class DataType : std::uint32_t { kBf16 = 1, kF16 = 2 };
+/// How the second operand of a product lies in memory: kRowMajor [k, n], kColumnMajor [n, k].
+enum class Layout : std::uint32_t { kRowMajor = 0, kColumnMajor = 1 };
+enum class OpKind : std::uint32_t {
+  kAgGemm = 1,
+  kGemmRs = 2,
+  kGemmAr = 3,
+  kMoeDispatchGemm = 4,
+  kRingAttention = 5
+};
+
+/// Half-open range of part `index` when `total` items are split into `parts`: [total * index / parts, ...).
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t size() const { return end - begin; }
+};
+constexpr Range block_range(std::int64_t total, std::int64_t parts, std::int64_t index) {
+  return {total * index / parts, total * (index + 1) / parts};
+}
+
+/// Shape of AG+GEMM, GEMM+RS and GEMM+AR. The local product is always [m, k] x [k, n].
+///   AG+GEMM  c[m, n] = allgather(a[m_rank, k]) x b[k, n]; m_rank = block_range(m, world, rank).size()
+///   GEMM+RS  c[m_rank, n] = rows of sum over ranks of a[m, k] x b[k, n]
+///   GEMM+AR  c[m, n] = sum over ranks of a[m, k] x b[k, n]
+struct GemmShape {
+  std::int64_t m = 0, n = 0, k = 0;
+  DataType dtype = DataType::kBf16;
+  Layout b_layout = Layout::kRowMajor;
+};
+
+/// Mixture of experts layer: y[t] = sum_j weight[t, j] * expert[topk[t, j]](x[t]).
+/// intermediate == 0: expert(x) = x w1, w1 [experts_rank, hidden, n].
+/// intermediate  > 0: expert(x) = (silu(g) * u) w2 with [g | u] = x w1, w1 [experts_rank, hidden, 2 *
+/// intermediate],
+///                    w2 [experts_rank, intermediate, n].
+/// Experts are split by block_range(experts, world, rank). `tokens` is this rank's number; it may differ
+/// between ranks and launches up to max_tokens.
+struct MoeShape {
+  std::int64_t max_tokens = 0, hidden = 0, n = 0, intermediate = 0, experts = 0, topk = 0;
+  DataType dtype = DataType::kBf16;
+};
+
+/// Ring attention over a sequence of `sequence` positions (all ranks together), [batch, positions_rank,
+/// heads, dim]. causal: rank r holds parts r and 2 * world - 1 - r of block_range(sequence, 2 * world, .), in
+/// that order (zigzag); full: part r of block_range(sequence, world, .). heads % kv_heads == 0.
+struct AttentionShape {
+  std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  bool causal = false;
+  double scale = 0;  ///< 0 = 1 / sqrt(head_dim)
+  DataType dtype = DataType::kBf16;
+};
+
+struct GemmArguments {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* c = nullptr;
+};
+struct MoeArguments {
+  std::int64_t tokens = 0;
+  const void* x = nullptr;             ///< [tokens, hidden]
+  const std::int32_t* topk = nullptr;  ///< [tokens, topk], expert numbers; distinct within a row
+  const float* weights = nullptr;      ///< [tokens, topk]
+  const void* w1 = nullptr;
+  const void* w2 = nullptr;  ///< null when intermediate == 0
+  void* y = nullptr;         ///< [tokens, n]
+};
+struct AttentionArguments {
+  const void* q = nullptr;  ///< [batch, positions_rank, heads, head_dim]
+  const void* k = nullptr;  ///< [batch, positions_rank, kv_heads, head_dim]
+  const void* v = nullptr;
+  void* out = nullptr;  ///< as q
+};
+
+/// How a launch runs. Plans choose well by themselves; every field may be overridden.
+struct ExecutorOptions {
+  std::chrono::milliseconds deadline{30000};  ///< of every single wait
+  int compute_threads = 0;  ///< cpu executor: 0 = hardware threads / ranks on this node, at least 1
+};
+
+/// What a plan needs from its surroundings before it can run.
+struct Requirements {
+  std::uint64_t workspace_bytes =
+      0;                    ///< symmetric, the same on every rank, zeroed once before the first launch
+  std::uint32_t lanes = 0;  ///< lanes of the group's channels, used exclusively, consecutive from first_lane
+};
+
+/// One planned operation on one rank of one group: created collectively (same shape, same order on every
+/// rank), launched any number of times. Holds its epoch; the group's view and the workspace must outlive it.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  virtual OpKind kind() const = 0;
+  /// "ag_gemm m=4096 n=1024 k=4096 bf16 row-major": compared between ranks before the first launch.
+  virtual std::string signature() const = 0;
+  virtual Requirements requirements() const = 0;
+  /// Called once, after the workspace exists on every rank.
+  virtual Status bind(const kernels::GroupView& group, const kernels::SymmetricView& workspace,
+                      std::uint32_t first_lane) = 0;
+  /// Bytes this rank sent to other nodes in the last launch.
+  virtual std::uint64_t wire_bytes() const = 0;
+};
+
+class GemmOperation : public Operation {
+ public:
+  /// Blocks until this rank's part is done and its operands may be reused.
+  virtual Status run(const GemmArguments& arguments, const ExecutorOptions& options) = 0;
+};
+class MoeOperation : public Operation {
+ public:
+  virtual Status run(const MoeArguments& arguments, const ExecutorOptions& options) = 0;
+};
+class AttentionOperation : public Operation {
+ public:
+  virtual Status run(const AttentionArguments& arguments, const ExecutorOptions& options) = 0;
+};
+
+/// Plans an operation for the cpu executor. `topology` comes from the group's members. Errors:
+/// kInvalidArgument naming field, value and limit. `kind` of the first: kAgGemm, kGemmRs or kGemmAr.
+Result<std::unique_ptr<GemmOperation>> make_gemm(OpKind kind, const GemmShape& shape,
+                                                 const kernels::GroupView& group);
+Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const kernels::GroupView& group);
+Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
+                                                           const kernels::GroupView& group);
+
+}  // namespace mkernel

@@ -1,0 +1,62 @@
+#include "kernels/ops/gemm_shape.h"
+
+#include <cstdint>
+#include <limits>
+
+#include "proto/abi/version.h"
+
+namespace mkernel::kernels {
+namespace {
+
+constexpr std::int64_t kMaxSize = std::numeric_limits<std::int32_t>::max();  // of a BLAS argument
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 40;                 // offsets in a region: 48 bits
+
+Status refuse(OpKind kind, const std::string& what) {
+  return {StatusCode::kInvalidArgument, std::string(name_of(kind)) + ": " + what};
+}
+
+Status check_size(OpKind kind, const char* field, std::int64_t value, std::int64_t limit) {
+  if (value >= 1 && value <= limit) return {};
+  return refuse(kind,
+                std::string(field) + " = " + std::to_string(value) + ", must be 1.." + std::to_string(limit));
+}
+
+}  // namespace
+
+const char* name_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAgGemm: return "ag_gemm";
+    case OpKind::kGemmRs: return "gemm_rs";
+    case OpKind::kGemmAr: return "gemm_ar";
+    case OpKind::kMoeDispatchGemm: return "moe_dispatch_gemm";
+    case OpKind::kRingAttention: return "ring_attention";
+  }
+  return "unknown operation";
+}
+
+Status check_shape(OpKind kind, const GemmShape& shape) {
+  MK_RETURN_IF_ERROR(check_size(kind, "m", shape.m, kMaxSize));
+  MK_RETURN_IF_ERROR(check_size(kind, "n", shape.n, kMaxSize));
+  // One row of a travels in one put.
+  MK_RETURN_IF_ERROR(check_size(kind, "k", shape.k, abi::kMaxPutBytes / 2));
+  MK_RETURN_IF_ERROR(check_size(kind, "m * k", shape.m * shape.k, kMaxElements));
+  MK_RETURN_IF_ERROR(check_size(kind, "k * n", shape.k * shape.n, kMaxElements));
+  MK_RETURN_IF_ERROR(check_size(kind, "m * n", shape.m * shape.n, kMaxElements));
+  if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16) {
+    return refuse(kind, "dtype = " + std::to_string(static_cast<std::uint32_t>(shape.dtype)) +
+                            ", must be bf16 (1) or f16 (2)");
+  }
+  if (shape.b_layout != Layout::kRowMajor && shape.b_layout != Layout::kColumnMajor) {
+    return refuse(kind, "b_layout = " + std::to_string(static_cast<std::uint32_t>(shape.b_layout)) +
+                            ", must be row-major (0) or column-major (1)");
+  }
+  return {};
+}
+
+std::string signature_of(OpKind kind, const GemmShape& shape) {
+  return std::string(name_of(kind)) + " m=" + std::to_string(shape.m) + " n=" + std::to_string(shape.n) +
+         " k=" + std::to_string(shape.k) + (shape.dtype == DataType::kBf16 ? " bf16" : " f16") +
+         (shape.b_layout == Layout::kRowMajor ? " row-major" : " column-major");
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,84 @@
+// The cpu executor of ring attention: role threads over the roles of roles.h.
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "kernels/ops/binding.h"
+#include "kernels/ops/ring_attention/roles.h"
+
+namespace mkernel::kernels {
+namespace {
+
+class RingAttentionOperation : public AttentionOperation {
+ public:
+  explicit RingAttentionOperation(RingAttentionPlan plan) : plan_(std::move(plan)) {}
+
+  OpKind kind() const override { return OpKind::kRingAttention; }
+  std::string signature() const override { return plan_.signature(); }
+  Requirements requirements() const override { return plan_.requirements(); }
+  std::uint64_t wire_bytes() const override { return binding_.wire_bytes(); }
+
+  Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) override {
+    MK_RETURN_IF_ERROR(binding_.bind(requirements(), plan_.topology(), group, workspace, first_lane));
+    ring_.emplace(plan_, group, binding_.workspace(), binding_.endpoint());
+    return {};
+  }
+
+  Status run(const AttentionArguments& arguments, const ExecutorOptions& options) override {
+    MK_RETURN_IF_ERROR(binding_.ready());
+    MK_RETURN_IF_ERROR(check(arguments));
+    return binding_.launch(plan_.topology(), options, [&](Launch& launch) { start(launch, arguments); });
+  }
+
+ private:
+  Status check(const AttentionArguments& arguments) const;
+  void start(Launch& launch, const AttentionArguments& arguments);
+
+  const RingAttentionPlan plan_;
+  Binding binding_{"ring_attention"};
+  std::optional<RingAttention> ring_;
+};
+
+Status RingAttentionOperation::check(const AttentionArguments& arguments) const {
+  const std::int64_t positions = plan_.positions(binding_.group().rank()).size();
+  if (positions == 0) return {};
+  const std::pair<const char*, const void*> tensors[] = {
+      {"q", arguments.q}, {"k", arguments.k}, {"v", arguments.v}, {"out", arguments.out}};
+  for (const auto& [name, data] : tensors) {
+    if (data != nullptr) continue;
+    return {StatusCode::kInvalidArgument, std::string("ring_attention: ") + name +
+                                              " is null, but this rank holds " + std::to_string(positions) +
+                                              " positions"};
+  }
+  return {};
+}
+
+void RingAttentionOperation::start(Launch& launch, const AttentionArguments& arguments) {
+  ring_->begin(launch.compute_threads);
+  launch.roles.start("intra_comm", [&] { return ring_->load(launch, arguments); });
+  if (plan_.steps() > 1) {
+    launch.roles.start("inter_send", [&] { return ring_->send(launch); });
+    launch.roles.start("inter_recv", [&] { return ring_->receive(launch); });
+  }
+  for (int thread = 0; thread < launch.compute_threads; ++thread) {
+    launch.roles.start("compute", [&, thread] { return ring_->compute(launch, arguments, thread); });
+  }
+}
+
+}  // namespace
+}  // namespace mkernel::kernels
+
+namespace mkernel {
+
+Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
+                                                           const kernels::GroupView& group) {
+  auto topology = kernels::Topology::of(group);
+  if (!topology.ok()) return topology.status();
+  auto plan = kernels::RingAttentionPlan::make(shape, topology.value());
+  if (!plan.ok()) return plan.status();
+  return std::unique_ptr<AttentionOperation>(
+      std::make_unique<kernels::RingAttentionOperation>(std::move(plan).value()));
+}
+
+}  // namespace mkernel

@@ -1,0 +1,148 @@
+#include "kernels/ops/ring_attention/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/attention/blockwise.h"
+#include "kernels/schedule/tiles.h"
+#include "proto/abi/version.h"
+
+namespace mkernel::kernels {
+namespace {
+
+constexpr std::int64_t kElementBytes = 2;
+constexpr std::int64_t kMaxHeadDim = 4096;  // scratch of a tile stays small
+constexpr std::int64_t kMaxField = std::int64_t{1} << 31;
+constexpr double kMaxBlockBytes = 1e14;  // offsets in a slot of the work ring have 48 bits
+
+Status refuse(const char* field, const std::string& value, const std::string& limit) {
+  return {StatusCode::kInvalidArgument,
+          std::string("ring_attention: ") + field + " = " + value + ", but it must be " + limit};
+}
+
+Status check_range(const char* field, std::int64_t value, std::int64_t limit) {
+  if (value >= 1 && value <= limit) return {};
+  return refuse(field, std::to_string(value), "1.." + std::to_string(limit));
+}
+
+Status check(const AttentionShape& shape) {
+  MK_RETURN_IF_ERROR(check_range("batch", shape.batch, kMaxField));
+  MK_RETURN_IF_ERROR(check_range("sequence", shape.sequence, kMaxField));
+  MK_RETURN_IF_ERROR(check_range("heads", shape.heads, kMaxField));
+  MK_RETURN_IF_ERROR(check_range("kv_heads", shape.kv_heads, kMaxField));
+  MK_RETURN_IF_ERROR(check_range("head_dim", shape.head_dim, kMaxHeadDim));
+  if (shape.heads % shape.kv_heads != 0) {
+    return refuse("heads", std::to_string(shape.heads),
+                  "a multiple of kv_heads = " + std::to_string(shape.kv_heads));
+  }
+  if (!std::isfinite(shape.scale) || shape.scale < 0) {
+    return refuse("scale", std::to_string(shape.scale), "finite and not negative (0 = 1 / sqrt(head_dim))");
+  }
+  if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16) {
+    return refuse("dtype", std::to_string(static_cast<unsigned>(shape.dtype)), "bf16 or f16");
+  }
+  const double position_bytes = 2.0 * kElementBytes * double(shape.kv_heads) * double(shape.head_dim);
+  if (position_bytes > abi::kMaxPutBytes) {
+    return refuse("kv_heads * head_dim", std::to_string(shape.kv_heads * shape.head_dim),
+                  "so small that one position fits a put of " + std::to_string(abi::kMaxPutBytes) + " bytes");
+  }
+  const double query_bytes = double(kElementBytes) * double(shape.batch) * double(shape.sequence) *
+                             double(shape.heads) * double(shape.head_dim);
+  if (query_bytes > kMaxBlockBytes) {
+    return refuse("batch * sequence * heads * head_dim", std::to_string(query_bytes) + " bytes",
+                  "at most " + std::to_string(kMaxBlockBytes) + " bytes");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<RingAttentionPlan> RingAttentionPlan::make(const AttentionShape& shape, const Topology& topology) {
+  MK_RETURN_IF_ERROR(check(shape));
+  return RingAttentionPlan(shape, topology);
+}
+
+RingAttentionPlan::RingAttentionPlan(const AttentionShape& shape, const Topology& topology)
+    : shape_(shape), topology_(topology) {
+  const std::int64_t position_bytes = 2 * static_cast<std::int64_t>(row_bytes());
+  page_rows_ = std::max<std::int64_t>(1, kChunkBytes / position_bytes);
+  if (page_rows_ > kAttentionTile) page_rows_ -= page_rows_ % kAttentionTile;  // whole tiles
+  std::int64_t longest = 0;
+  for (std::uint32_t rank = 0; rank < topology_.world(); ++rank) {
+    longest = std::max(longest, positions(rank).size());
+  }
+  const std::uint64_t slot =
+      static_cast<std::uint64_t>(shape_.batch) * static_cast<std::uint64_t>(longest * position_bytes);
+  workspace_.local_ranks = topology_.ranks_per_node();
+  workspace_.slot_bytes = (slot + RingWorkspace::kPage - 1) / RingWorkspace::kPage * RingWorkspace::kPage;
+}
+
+double RingAttentionPlan::scale() const {
+  return shape_.scale > 0 ? shape_.scale : 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
+}
+
+std::string RingAttentionPlan::signature() const {
+  return "ring_attention batch=" + std::to_string(shape_.batch) +
+         " sequence=" + std::to_string(shape_.sequence) + " heads=" + std::to_string(shape_.heads) +
+         " kv_heads=" + std::to_string(shape_.kv_heads) + " head_dim=" + std::to_string(shape_.head_dim) +
+         " scale=" + std::to_string(scale()) + (shape_.causal ? " causal" : " full") +
+         (shape_.dtype == DataType::kBf16 ? " bf16" : " f16");
+}
+
+Requirements RingAttentionPlan::requirements() const {
+  return {workspace_.bytes(), topology_.nodes() > 1 ? kLanes : 0};
+}
+
+std::uint32_t RingAttentionPlan::neighbour(std::uint32_t rank, std::uint32_t distance) const {
+  return topology_.rail_peer(rank, (topology_.node_of(rank) + distance) % topology_.nodes());
+}
+
+std::uint64_t RingAttentionPlan::row_bytes() const {
+  return static_cast<std::uint64_t>(shape_.kv_heads * shape_.head_dim * kElementBytes);
+}
+
+std::uint64_t RingAttentionPlan::pages(std::uint32_t rank) const {
+  const std::int64_t per_batch = ceil_div(positions(rank).size(), page_rows_);
+  return static_cast<std::uint64_t>(per_batch * shape_.batch);
+}
+
+KvPage RingAttentionPlan::page(std::uint32_t rank, std::uint64_t index) const {
+  const std::int64_t length = positions(rank).size();
+  const std::int64_t per_batch = ceil_div(length, page_rows_);
+  KvPage page;
+  page.batch = static_cast<std::int64_t>(index) / per_batch;
+  page.rows.begin = static_cast<std::int64_t>(index) % per_batch * page_rows_;
+  page.rows.end = std::min(length, page.rows.begin + page_rows_);
+  page.offset = static_cast<std::uint64_t>(page.batch * length + page.rows.begin) * 2 * row_bytes();
+  page.bytes = static_cast<std::uint64_t>(page.rows.size()) * 2 * row_bytes();
+  return page;
+}
+
+std::vector<QueryTile> RingAttentionPlan::tiles(std::uint32_t rank) const {
+  std::vector<QueryTile> tiles;
+  const Positions held = positions(rank);
+  for (int part = 0; part < 2; ++part) {
+    const Range rows = held.rows(part);
+    for (std::int64_t row = rows.begin; row < rows.end; row += kAttentionTile) {
+      const Range tile{row, std::min(row + kAttentionTile, rows.end)};
+      for (std::int64_t batch = 0; batch < shape_.batch; ++batch) {
+        for (std::int64_t head = 0; head < shape_.heads; ++head) tiles.push_back({batch, head, tile});
+      }
+    }
+  }
+  return tiles;
+}
+
+std::uint64_t RingAttentionPlan::received_before(std::uint32_t rank, std::uint32_t step) const {
+  std::uint64_t pages_before = 0;
+  for (std::uint32_t s = 1; s < step; ++s) pages_before += pages(origin(rank, s));
+  return pages_before;
+}
+
+std::uint64_t RingAttentionPlan::sent_before(std::uint32_t rank, std::uint32_t step) const {
+  std::uint64_t pages_before = 0;
+  for (std::uint32_t s = 0; s < std::min(step, steps() - 1); ++s) pages_before += pages(origin(rank, s));
+  return pages_before;
+}
+
+}  // namespace mkernel::kernels

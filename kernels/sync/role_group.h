@@ -1,0 +1,43 @@
+// The threads of one launch: one per role, as the CTAs of a kernel would be.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+
+/// Runs role functions in threads. The first one that fails sets the stop flag, which every bounded wait of
+/// the launch watches, so the others end as well; join() tells the first failure. Used by one thread.
+class RoleGroup {
+ public:
+  RoleGroup() = default;
+  RoleGroup(const RoleGroup&) = delete;
+  RoleGroup& operator=(const RoleGroup&) = delete;
+  ~RoleGroup();  ///< joins
+
+  /// Starts `role` in its own thread. A thread that cannot be started counts as a failure of the role. A
+  /// role must not return kCancelled for a reason of its own: the code says "another role failed first".
+  void start(std::string name, std::function<Status()> role);
+
+  /// Waits for every role. OK, or the failure that came first.
+  Status join();
+
+  /// Set after the first failure; put into WaitScope::stop.
+  const std::atomic<bool>& stop() const { return stop_; }
+
+ private:
+  void fail(Status status);
+
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  Status first_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace mkernel::kernels

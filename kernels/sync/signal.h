@@ -1,0 +1,27 @@
+// Signal words between the ranks of a node: 64-bit counts in symmetric memory, zeroed once, only growing.
+// They play the flags that a GPU stores to its peers over NVLink. Waiting on one is wait_at_least().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace mkernel::kernels {
+
+/// A signal word alone on its cache line: its writer and its neighbours' writers do not disturb each other.
+struct alignas(64) SignalWord {
+  std::uint64_t value;
+};
+static_assert(sizeof(SignalWord) == 64);
+
+/// Publishes `value`: everything this thread wrote before is visible to whoever reads it with acquire. One
+/// writer per word.
+inline void signal_set(SignalWord& word, std::uint64_t value) {
+  std::atomic_ref<std::uint64_t>(word.value).store(value, std::memory_order_release);
+}
+
+/// Adds to a word with several writers; release as above.
+inline void signal_add(SignalWord& word, std::uint64_t value) {
+  std::atomic_ref<std::uint64_t>(word.value).fetch_add(value, std::memory_order_acq_rel);
+}
+
+}  // namespace mkernel::kernels

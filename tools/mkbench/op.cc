@@ -1,0 +1,261 @@
+#include "tools/mkbench/op.h"
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/mkbench/report.h"
+#include "tools/mkbench/workload.h"
+#include "tools/mkrun/launcher_env.h"
+
+namespace mkernel::bench {
+namespace {
+
+struct OpOptions {
+  std::string op;
+  std::string preset;
+  std::string daemon = "/run/mkernel/mkerneld.sock";
+  std::string group = "mkbench";
+  std::optional<std::uint32_t> world_size, rank;
+  std::int64_t m = 2048, n = 512, k = 2048;
+  std::int64_t batch = 1, sequence = 4096, heads = 8, kv_heads = 8, head_dim = 128;
+  std::int64_t tokens = 512, hidden = 1024, intermediate = 512, experts = 16, topk = 4;
+  bool causal = false, column_major = false;
+  DataType dtype = DataType::kBf16;
+  int iterations = 3;
+  int threads = 0;
+  double deadline = 30;
+  double join_timeout = 60;
+  std::string json;
+};
+
+using MakeWorkload = std::function<Result<std::unique_ptr<Workload>>(Group&)>;
+
+/// What every rank tells the others after an iteration.
+struct Outcome {
+  double milliseconds = 0;
+  std::uint64_t wire_bytes = 0;
+  Verdict verdict;
+};
+
+struct Row {
+  nlohmann::json shape;
+  std::string shape_text;
+  std::vector<double> milliseconds;  ///< per iteration, of the slowest rank
+  std::uint64_t wire_bytes = 0;      ///< of all ranks, last iteration
+  std::uint64_t elements = 0, wrong = 0;
+  double max_rel_err = 0;
+};
+
+MakeWorkload gemm(OpKind kind, const GemmShape& shape) {
+  return [=](Group& group) { return make_gemm_workload(group, kind, shape); };
+}
+MakeWorkload moe(const MoeShape& shape) {
+  return [=](Group& group) { return make_moe_workload(group, shape); };
+}
+MakeWorkload attention(const AttentionShape& shape) {
+  return [=](Group& group) { return make_attention_workload(group, shape); };
+}
+
+/// Layer sizes of a small model, all five operations: what tools/demo runs.
+std::vector<MakeWorkload> demo_preset() {
+  return {
+      gemm(OpKind::kAgGemm, {.m = 4096, .n = 1024, .k = 4096}),
+      gemm(OpKind::kGemmRs, {.m = 4096, .n = 4096, .k = 1024}),
+      gemm(OpKind::kGemmAr, {.m = 2048, .n = 4096, .k = 1024}),
+      moe({.max_tokens = 512, .hidden = 1024, .n = 1024, .intermediate = 512, .experts = 16, .topk = 4}),
+      attention({.batch = 1, .sequence = 3000, .heads = 8, .kv_heads = 2, .head_dim = 128, .causal = true})};
+}
+
+std::vector<MakeWorkload> chosen(const OpOptions& o) {
+  if (o.preset == "demo") return demo_preset();
+  const GemmShape shape{o.m, o.n, o.k, o.dtype, o.column_major ? Layout::kColumnMajor : Layout::kRowMajor};
+  if (o.op == "ag_gemm") return {gemm(OpKind::kAgGemm, shape)};
+  if (o.op == "gemm_rs") return {gemm(OpKind::kGemmRs, shape)};
+  if (o.op == "gemm_ar") return {gemm(OpKind::kGemmAr, shape)};
+  if (o.op == "moe_dispatch_gemm") {
+    return {moe({o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype})};
+  }
+  return {attention({o.batch, o.sequence, o.heads, o.kv_heads, o.head_dim, o.causal, 0, o.dtype})};
+}
+
+/// One timed and verified iteration; merges what all ranks saw into `row`.
+Status run_iteration(Group& group, Workload& work, std::uint64_t iteration, const ExecutorOptions& options,
+                     Row& row) {
+  work.prepare(iteration);
+  MK_RETURN_IF_ERROR(group.barrier());
+  const auto begin = std::chrono::steady_clock::now();
+  auto pending = work.launch(options);
+  if (!pending.ok()) return pending.status();
+  MK_RETURN_IF_ERROR(pending->wait());
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+
+  const Outcome mine{took.count(), work.wire_bytes(), work.verify()};
+  auto all = group.exchange(std::as_bytes(std::span(&mine, 1)));
+  if (!all.ok()) return all.status();
+  double slowest = 0;
+  row.wire_bytes = 0;
+  for (const auto& bytes : *all) {
+    Outcome theirs;
+    std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+    slowest = std::max(slowest, theirs.milliseconds);
+    row.wire_bytes += theirs.wire_bytes;
+    row.elements += theirs.verdict.elements;
+    row.wrong += theirs.verdict.wrong;
+    if (!(theirs.verdict.max_rel_err <= row.max_rel_err)) row.max_rel_err = theirs.verdict.max_rel_err;
+  }
+  row.milliseconds.push_back(slowest);
+  return {};
+}
+
+Result<Row> run_workload(Group& group, const MakeWorkload& make, const OpOptions& o) {
+  auto work = make(group);
+  if (!work.ok()) return work.status();
+  const ExecutorOptions options{std::chrono::milliseconds(static_cast<std::int64_t>(o.deadline * 1000)),
+                                o.threads};
+  Row row;
+  row.shape = (*work)->shape();
+  row.shape_text = (*work)->shape_text();
+  Row warm_up;
+  MK_RETURN_IF_ERROR(run_iteration(group, **work, 0, options, warm_up));
+  row.elements = warm_up.elements;
+  row.wrong = warm_up.wrong;
+  for (int i = 1; i <= o.iterations; ++i) {
+    MK_RETURN_IF_ERROR(run_iteration(group, **work, static_cast<std::uint64_t>(i), options, row));
+  }
+  return row;
+}
+
+nlohmann::json to_json(const Row& row, const Group& group, int iterations) {
+  nlohmann::json json = row.shape;
+  json.update({{"executor", "cpu"},
+               {"world", group.world_size()},
+               {"nodes", group.node_count()},
+               {"nic_gbps", nullptr},
+               {"ms", median(row.milliseconds)},
+               {"ms_spread", spread(row.milliseconds)},
+               {"gemm_ms", nullptr},
+               {"cublas_nccl_ms", nullptr},
+               {"torch_fused_ms", nullptr},
+               {"wire_bytes", row.wire_bytes},
+               {"max_rel_err", row.max_rel_err},
+               {"verified", row.wrong == 0},
+               {"iterations", iterations}});
+  return json;
+}
+
+void print_rows(const std::vector<Row>& rows, const Group& group) {
+  std::vector<std::vector<std::string>> table{{"operation", "shape", "ranks", "time ms", "spread",
+                                               "over the wire", "max error", "elements", "verdict"}};
+  for (const Row& row : rows) {
+    char error[16];
+    std::snprintf(error, sizeof(error), "%.1e", row.max_rel_err);
+    table.push_back({row.shape["op"], row.shape_text,
+                     std::to_string(group.world_size()) + " on " + std::to_string(group.node_count()),
+                     fixed(median(row.milliseconds), 1), fixed(100 * spread(row.milliseconds), 0) + " %",
+                     human_bytes(static_cast<double>(row.wire_bytes)), error, std::to_string(row.elements),
+                     row.wrong == 0 ? "verified" : std::to_string(row.wrong) + " WRONG"});
+  }
+  print_table(std::cout, table);
+}
+
+Status run(const OpOptions& o) {
+  std::uint32_t world = o.world_size.value_or(0), rank = o.rank.value_or(0);
+  if (!o.world_size || !o.rank) {
+    auto launcher = mkrun::detect_launcher();
+    if (!launcher.ok()) return launcher.status();
+    if (launcher->name.empty()) {
+      return {StatusCode::kInvalidArgument,
+              "rank and world size: give --rank and --world-size, or RANK and WORLD_SIZE as torchrun does"};
+    }
+    world = o.world_size.value_or(launcher->world_size);
+    rank = o.rank.value_or(launcher->rank);
+  }
+  auto session = Session::connect({.socket = o.daemon, .name = "mkbench"});
+  if (!session.ok()) return session.status();
+  auto group =
+      session->join({.name = o.group,
+                     .world_size = world,
+                     .rank = rank,
+                     .timeout = std::chrono::milliseconds(static_cast<std::int64_t>(o.join_timeout * 1000))});
+  if (!group.ok()) return group.status();
+
+  std::vector<Row> rows;
+  for (const MakeWorkload& make : chosen(o)) {
+    auto row = run_workload(*group, make, o);
+    if (!row.ok()) return row.status();
+    if (rank == 0) std::cerr << row->shape["op"].get<std::string>() << " done\n";
+    rows.push_back(std::move(row).value());
+  }
+  MK_RETURN_IF_ERROR(group->barrier());
+  if (rank == 0) print_rows(rows, *group);
+  nlohmann::json json = nlohmann::json::array();
+  std::uint64_t wrong = 0;
+  for (const Row& row : rows) {
+    json.push_back(to_json(row, *group, o.iterations));
+    wrong += row.wrong;
+  }
+  if (rank == 0 && !o.json.empty() && !record(o.json, "op", json)) {
+    return {StatusCode::kInternal, "results were not recorded"};
+  }
+  if (wrong > 0) return {StatusCode::kDataLoss, std::to_string(wrong) + " output elements are wrong"};
+  return {};
+}
+
+}  // namespace
+
+void add_op(CLI::App& app, int& status) {
+  auto o = std::make_shared<OpOptions>();
+  CLI::App* op = app.add_subcommand("op", "time and verify an operation; run one process per rank");
+  op->add_option("operation", o->op)
+      ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention"}));
+  op->add_option("--preset", o->preset, "a list of operations and shapes instead of one")
+      ->check(CLI::IsMember({"demo"}));
+  op->add_option("--daemon", o->daemon, "session socket of this node's daemon")->capture_default_str();
+  op->add_option("--group", o->group, "the same on every rank")->capture_default_str();
+  op->add_option("--world-size", o->world_size);
+  op->add_option("--rank", o->rank);
+  op->add_option("--m", o->m, "rows of the product")->capture_default_str();
+  op->add_option("--n", o->n, "columns of the product; of the layer's output for moe_dispatch_gemm")
+      ->capture_default_str();
+  op->add_option("--k", o->k, "inner dimension on each rank")->capture_default_str();
+  op->add_flag("--column-major", o->column_major, "b as [n, k]");
+  op->add_option("--batch", o->batch)->capture_default_str();
+  op->add_option("--sequence", o->sequence, "positions of all ranks together")->capture_default_str();
+  op->add_option("--heads", o->heads)->capture_default_str();
+  op->add_option("--kv-heads", o->kv_heads)->capture_default_str();
+  op->add_option("--head-dim", o->head_dim)->capture_default_str();
+  op->add_flag("--causal", o->causal);
+  op->add_option("--tokens", o->tokens, "per rank")->capture_default_str();
+  op->add_option("--hidden", o->hidden)->capture_default_str();
+  op->add_option("--intermediate", o->intermediate, "0: one product per expert")->capture_default_str();
+  op->add_option("--experts", o->experts)->capture_default_str();
+  op->add_option("--topk", o->topk)->capture_default_str();
+  op->add_option("--dtype", o->dtype)
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}));
+  op->add_option("--iterations", o->iterations, "timed and verified, after one to warm up")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  op->add_option("--threads", o->threads, "compute threads of this rank; 0 = a fair share")
+      ->capture_default_str();
+  op->add_option("--deadline", o->deadline, "seconds of every wait inside the operation")
+      ->capture_default_str();
+  op->add_option("--join-timeout", o->join_timeout, "seconds to wait for the other ranks")
+      ->capture_default_str();
+  op->add_option("--json", o->json, "rank 0 records its rows in this file");
+  op->callback([op, o, &status] {
+    if (o->op.empty() == o->preset.empty())
+      throw CLI::ValidationError("op", "give an operation or --preset, not both");
+    const Status outcome = run(*o);
+    if (outcome.ok()) return;
+    std::cerr << "mkbench: " << outcome.to_string() << "\n";
+    status = 1;
+  });
+}
+
+}  // namespace mkernel::bench

@@ -1,0 +1,176 @@
+// Mixture of experts layer: the reference runs every expert densely in fp32 on this rank's tokens that chose
+// it.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "kernels/memory/convert.h"
+#include "tools/mkbench/tensor.h"
+#include "tools/mkbench/workload.h"
+
+namespace mkernel::bench {
+namespace {
+
+enum Operand : std::uint64_t { kX = 1, kW1 = 2, kW2 = 3, kRouting = 4 };
+
+class MoeWorkload final : public Workload {
+ public:
+  MoeWorkload(Group& group, const MoeShape& shape, Moe op)
+      : shape_(shape), world_(group.world_size()), rank_(group.rank()), op_(std::move(op)) {}
+
+  nlohmann::json shape() const override {
+    return {{"op", to_string(OpKind::kMoeDispatchGemm)},
+            {"m", shape_.max_tokens * world_},
+            {"n", shape_.n},
+            {"k", shape_.hidden},
+            {"intermediate", shape_.intermediate},
+            {"experts", shape_.experts},
+            {"topk", shape_.topk},
+            {"dtype", to_string(shape_.dtype)}};
+  }
+  std::string shape_text() const override {
+    return "T" + std::to_string(shape_.max_tokens * world_) + " H" + std::to_string(shape_.hidden) + " I" +
+           std::to_string(shape_.intermediate) + " E" + std::to_string(shape_.experts) + " top-" +
+           std::to_string(shape_.topk);
+  }
+
+  void prepare(std::uint64_t iteration) override {
+    iteration_ = iteration;
+    x_ = tensor(kX, rank_, shape_.max_tokens * shape_.hidden, 1);
+    const Range mine = block_range(shape_.experts, world_, rank_);
+    w1_.clear();
+    w2_.clear();
+    for (std::int64_t expert = mine.begin; expert < mine.end; ++expert) {
+      append(w1_, expert_matrix(kW1, expert));
+      if (shape_.intermediate > 0) append(w2_, expert_matrix(kW2, expert));
+    }
+    route();
+    y_ = poisoned(static_cast<std::size_t>(shape_.max_tokens * shape_.n));
+  }
+  Result<Pending> launch(const ExecutorOptions& options) override {
+    return op_.launch({.tokens = shape_.max_tokens,
+                       .x = x_.data(),
+                       .topk = topk_.data(),
+                       .weights = weights_.data(),
+                       .w1 = w1_.data(),
+                       .w2 = shape_.intermediate > 0 ? w2_.data() : nullptr,
+                       .y = y_.data()},
+                      options);
+  }
+  std::uint64_t wire_bytes() const override { return op_.wire_bytes(); }
+
+  Verdict verify() const override {
+    const std::vector<float> out = to_float(shape_.dtype, y_), x = to_float(shape_.dtype, x_);
+    std::vector<float> reference(out.size(), 0), magnitude(out.size(), 0);
+    for (std::int64_t expert = 0; expert < shape_.experts; ++expert)
+      add_expert(expert, x, reference, magnitude);
+    // Partial sums are rounded within and between nodes, the result once more. The activation is rounded in
+    // the reference as in the operation; where fp32 noise tips a rounding the other way, one term differs by
+    // a unit.
+    const double roundoff = 1.01 * kernels::rounding_unit(shape_.dtype);
+    const double slack = roundoff * (shape_.intermediate > 0 ? 0.1 : 0) + 1e-5;
+    std::vector<float> bound(out.size());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      bound[i] = static_cast<float>(roundoff * (std::abs(reference[i]) + 2 * magnitude[i]) + slack);
+    }
+    return compare(out, reference, bound);
+  }
+
+ private:
+  std::int64_t w1_columns() const { return shape_.intermediate > 0 ? 2 * shape_.intermediate : shape_.n; }
+  std::uint64_t seed(Operand which, std::uint64_t index) const {
+    return seed_of(static_cast<std::uint64_t>(OpKind::kMoeDispatchGemm), iteration_, index, which);
+  }
+  std::vector<std::uint16_t> tensor(Operand which, std::uint64_t index, std::int64_t count,
+                                    float scale) const {
+    return random_tensor(shape_.dtype, seed(which, index), static_cast<std::size_t>(count), scale);
+  }
+  /// Weights are scaled so that activations stay of order one, as in a trained layer.
+  std::vector<std::uint16_t> expert_matrix(Operand which, std::int64_t expert) const {
+    const std::int64_t rows = which == kW1 ? shape_.hidden : shape_.intermediate;
+    const std::int64_t columns = which == kW1 ? w1_columns() : shape_.n;
+    return tensor(which, static_cast<std::uint64_t>(expert), rows * columns,
+                  std::sqrt(3.0F / static_cast<float>(rows)));
+  }
+  static void append(std::vector<std::uint16_t>& all, const std::vector<std::uint16_t>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  /// Distinct random experts per token, positive weights that sum to one.
+  void route() {
+    topk_.clear();
+    weights_.clear();
+    const std::uint64_t source = seed(kRouting, rank_);
+    std::uint64_t draw = 0;
+    for (std::int64_t token = 0; token < shape_.max_tokens; ++token) {
+      std::vector<std::int32_t> chosen;
+      while (static_cast<std::int64_t>(chosen.size()) < shape_.topk) {
+        const auto expert =
+            static_cast<std::int32_t>(mix(source, draw++) % static_cast<std::uint64_t>(shape_.experts));
+        if (std::find(chosen.begin(), chosen.end(), expert) == chosen.end()) chosen.push_back(expert);
+      }
+      std::vector<float> weight;
+      float total = 0;
+      for (std::int64_t j = 0; j < shape_.topk; ++j)
+        total += weight.emplace_back(1.1F + uniform(source, draw++));
+      for (float& w : weight) w /= total;
+      topk_.insert(topk_.end(), chosen.begin(), chosen.end());
+      weights_.insert(weights_.end(), weight.begin(), weight.end());
+    }
+  }
+  void add_expert(std::int64_t expert, const std::vector<float>& x, std::vector<float>& reference,
+                  std::vector<float>& magnitude) const {
+    std::vector<std::int64_t> chosen;  // index into topk_
+    for (std::size_t i = 0; i < topk_.size(); ++i) {
+      if (topk_[i] == expert) chosen.push_back(static_cast<std::int64_t>(i));
+    }
+    if (chosen.empty()) return;
+    const auto rows = static_cast<std::int64_t>(chosen.size());
+    const std::int64_t hidden = shape_.hidden, inner = shape_.intermediate, n = shape_.n, wide = w1_columns();
+    std::vector<float> input(rows * hidden), first(rows * wide), result(rows * n);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float* from = x.data() + chosen[r] / shape_.topk * hidden;
+      std::copy(from, from + hidden, input.data() + r * hidden);
+    }
+    const std::vector<float> w1 = to_float(shape_.dtype, expert_matrix(kW1, expert));
+    reference_gemm(rows, wide, hidden, input.data(), w1.data(), Layout::kRowMajor, first.data());
+    if (inner > 0) {
+      std::vector<float> activation(rows * inner);
+      for (std::int64_t i = 0; i < rows * inner; ++i) {
+        const double gate = first[i / inner * wide + i % inner],
+                     up = first[i / inner * wide + inner + i % inner];
+        activation[i] = static_cast<float>(gate / (1 + std::exp(-gate)) * up);
+      }
+      std::vector<std::uint16_t> rounded(activation.size());
+      kernels::narrow(shape_.dtype, activation.data(), rounded.data(), rounded.size());
+      activation = to_float(shape_.dtype, rounded);
+      const std::vector<float> w2 = to_float(shape_.dtype, expert_matrix(kW2, expert));
+      reference_gemm(rows, n, inner, activation.data(), w2.data(), Layout::kRowMajor, result.data());
+    } else {
+      result = std::move(first);
+    }
+    for (std::int64_t i = 0; i < rows * n; ++i) {
+      const float value = weights_[chosen[i / n]] * result[i];
+      reference[chosen[i / n] / shape_.topk * n + i % n] += value;
+      magnitude[chosen[i / n] / shape_.topk * n + i % n] += std::abs(value);
+    }
+  }
+
+  MoeShape shape_;
+  std::uint32_t world_, rank_;
+  Moe op_;
+  std::uint64_t iteration_ = 0;
+  std::vector<std::uint16_t> x_, w1_, w2_, y_;
+  std::vector<std::int32_t> topk_;
+  std::vector<float> weights_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Workload>> make_moe_workload(Group& group, const MoeShape& shape) {
+  auto op = group.moe(shape);
+  if (!op.ok()) return op.status();
+  return std::unique_ptr<Workload>(std::make_unique<MoeWorkload>(group, shape, std::move(op).value()));
+}
+
+}  // namespace mkernel::bench

@@ -1,0 +1,226 @@
+// mkctl: looks inside a running mkerneld.
+#include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "mkernel/v1/control.grpc.pb.h"
+#include "tools/mkctl/environment.h"
+#include "tools/mkctl/table.h"
+
+namespace mkernel::mkctl {
+namespace {
+
+enum Exit : int { kOk = 0, kUnhealthy = 1, kUsage = 2, kNotReachable = 3 };
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::string socket = default_socket();
+  std::string output = "table";
+  double watch = 0;  ///< seconds between looks, 0 = one look
+  bool all = false;
+  v1::LinkRequest link;
+};
+
+class Connection {
+ public:
+  explicit Connection(const std::string& socket)
+      : socket_(socket),
+        stub_(
+            v1::Control::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()))) {
+  }
+
+  /// Calls one method; the reply as JSON, or why there is none (also printed).
+  template <typename Request, typename Reply>
+  Exit call(grpc::Status (v1::Control::Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
+            const Request& request, Json& reply) {
+    if (const std::string why = unreachable(); !why.empty()) {
+      std::cerr << "mkctl: no daemon reachable at " << socket_ << ": " << why << "\n";
+      return kNotReachable;
+    }
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    Reply message;
+    const grpc::Status status = ((*stub_).*method)(&context, request, &message);
+    if (status.ok()) {
+      reply = to_json(message);
+      return kOk;
+    }
+    const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                      status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    std::cerr << "mkctl: " << (lost ? "no answer from " + socket_ + ": " : "") << status.error_message()
+              << "\n";
+    return lost ? kNotReachable : kUnhealthy;
+  }
+
+ private:
+  /// What a plain connect says: clearer than gRPC's own words, and at once.
+  std::string unreachable() const {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (socket_.size() >= sizeof(address.sun_path)) return "the path is too long for a socket";
+    std::memcpy(address.sun_path, socket_.c_str(), socket_.size());
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int result = ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address));
+    const int error = errno;
+    ::close(fd);
+    if (result == 0) return {};
+    if (error == ENOENT) return "there is no such socket (is mkerneld running? --socket names another)";
+    if (error == ECONNREFUSED) return "nobody listens there any more (did mkerneld die?)";
+    if (error == EACCES) return "permission denied (the socket belongs to mkerneld's user and group)";
+    return std::strerror(error);
+  }
+
+  const std::string socket_;
+  const std::unique_ptr<v1::Control::Stub> stub_;
+};
+
+void print_daemon(const Options& o, const Json& reply) {
+  const Json& daemon = reply["daemon"];
+  std::cout << "# mkerneld on " << daemon["node"].get<std::string>() << ", pid " << daemon["pid"] << ", boot "
+            << daemon["boot_id"].get<std::string>() << ", " << o.socket << "\n";
+}
+
+/// A command: how to ask, and how to show the answer to people.
+struct Command {
+  std::string help;
+  std::function<Exit(Connection&, const Options&, Json&)> ask;
+  std::string part;  ///< field of the reply to show: a list of rows, or one; empty: all of it
+};
+
+template <typename Request, typename Reply>
+auto plain(grpc::Status (v1::Control::Stub::*method)(grpc::ClientContext*, const Request&, Reply*)) {
+  return [method](Connection& c, const Options&, Json& reply) { return c.call(method, Request(), reply); };
+}
+
+std::map<std::string, Command> commands() {
+  using Stub = v1::Control::Stub;
+  const auto channels = [](Connection& c, const Options& o, Json& reply) {
+    v1::ChannelsRequest request;
+    request.set_all(o.all);
+    return c.call(&Stub::ListChannels, request, reply);
+  };
+  const auto link = [](Connection& c, const Options& o, Json& reply) {
+    return c.call(&Stub::SetLink, o.link, reply);
+  };
+  return {
+      {"status", {"version, uptime, health and why not", plain(&Stub::GetStatus), "status"}},
+      {"sessions", {"clients: who, what they hold, what they moved", plain(&Stub::ListSessions), "sessions"}},
+      {"peers", {"other nodes and their state", plain(&Stub::ListPeers), "peers"}},
+      {"groups", {"groups of this node's sessions", plain(&Stub::ListGroups), "groups"}},
+      {"regions", {"registered memory", plain(&Stub::ListRegions), "regions"}},
+      {"channels", {"channels that carried puts", channels, "channels"}},
+      {"config", {"the effective configuration, each value with its origin", plain(&Stub::GetConfig), ""}},
+      {"reload", {"read the configuration file again, as SIGHUP", plain(&Stub::Reload), ""}},
+      {"link", {"shape the emulated link to a peer (transport emulated)", link, "link"}},
+  };
+}
+
+Exit show(const std::string& name, const Command& command, Connection& connection, const Options& o,
+          Json& before, double seconds) {
+  Json reply;
+  if (const Exit asked = command.ask(connection, o, reply); asked != kOk) return asked;
+  if (o.output == "json") {
+    std::cout << reply.dump(o.watch > 0 ? -1 : 1) << std::endl;
+  } else {
+    print_daemon(o, reply);
+    Json shown = command.part.empty() ? reply : reply[command.part];
+    if (name == "config") {
+      std::cout << reply["config"].get<std::string>();
+    } else if (shown.is_array()) {
+      print_rows(std::cout, shown, before, seconds);
+      before = std::move(shown);
+    } else {
+      shown.erase("daemon");
+      print_fields(std::cout, shown);
+    }
+    std::cout << std::flush;
+  }
+  const bool unhealthy = name == "status" && !reply["status"]["healthy"].get<bool>();
+  return unhealthy ? kUnhealthy : kOk;
+}
+
+Exit run(const std::string& name, const Command& command, const Options& o) {
+  Connection connection(o.socket);
+  Json before = Json::array();
+  Exit last = show(name, command, connection, o, before, 0);
+  while (o.watch > 0 && last != kNotReachable) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(o.watch));
+    if (o.output == "table") std::cout << "\n";
+    last = show(name, command, connection, o, before, o.watch);
+  }
+  return last;
+}
+
+void add_link_options(CLI::App& link, Options& o) {
+  const auto number = [&link](const char* name, const char* help, auto set) {
+    return link.add_option_function<double>(name, set, help);
+  };
+  link.add_option_function<std::string>(
+          "--peer", [&o](const std::string& peer) { o.link.set_peer(peer); }, "node name of the peer")
+      ->required();
+  number("--bandwidth-gbytes", "GB/s, 0 = unlimited", [&o](double v) {
+    o.link.set_bandwidth_gbytes(v);
+  })->check(CLI::NonNegativeNumber);
+  link.add_option_function<std::uint64_t>("--latency-us",
+                                          [&o](std::uint64_t v) { o.link.set_latency_us(v); });
+  number("--drop", "probability per put", [&o](double v) {
+    o.link.set_drop(v);
+  })->check(CLI::Range(0.0, 1.0));
+  number("--duplicate", "probability per put", [&o](double v) {
+    o.link.set_duplicate(v);
+  })->check(CLI::Range(0.0, 1.0));
+  number("--reorder", "probability per put", [&o](double v) {
+    o.link.set_reorder(v);
+  })->check(CLI::Range(0.0, 1.0));
+  auto* down = link.add_flag_callback(
+      "--down", [&o] { o.link.set_down(true); }, "cut the link");
+  link.add_flag_callback(
+          "--up", [&o] { o.link.set_down(false); }, "restore it (the default)")
+      ->excludes(down);
+}
+
+}  // namespace
+}  // namespace mkernel::mkctl
+
+int main(int argc, char** argv) {
+  using namespace mkernel::mkctl;
+  CLI::App app(
+      "mkctl: looks inside a running mkerneld.\n"
+      "Exit status: 0 ok, 1 unhealthy or refused, 2 usage, 3 daemon not reachable.");
+  app.require_subcommand(1);
+  app.fallthrough();
+  Options o;
+  app.add_option("--socket", o.socket,
+                 "control socket; default: MKERNEL_CONTROL, else the default configuration's")
+      ->capture_default_str();
+  app.add_option("-o,--output", o.output)->check(CLI::IsMember({"table", "json"}))->capture_default_str();
+  app.add_option("--watch", o.watch, "look again every so many seconds (default 1); totals become rates")
+      ->expected(0, 1)
+      ->default_str("1")
+      ->check(CLI::PositiveNumber);
+  const auto all = commands();
+  for (const auto& [name, command] : all) {
+    CLI::App* sub = app.add_subcommand(name, command.help);
+    if (name == "channels") sub->add_flag("--all", o.all, "also channels that never carried a put");
+    if (name == "link") add_link_options(*sub, o);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kOk : kUsage;
+  }
+  const std::string name = app.get_subcommands().front()->get_name();
+  return run(name, all.at(name), o);
+}

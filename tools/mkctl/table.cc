@@ -1,0 +1,160 @@
+#include "tools/mkctl/table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iomanip>
+#include <ostream>
+#include <vector>
+
+namespace mkernel::mkctl {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using Json = nlohmann::ordered_json;
+
+Json field_value(const Message& message, const FieldDescriptor* field) {
+  const auto* reflection = message.GetReflection();
+  if (field->is_repeated()) {
+    Json list = Json::array();
+    for (int i = 0; i < reflection->FieldSize(message, field); ++i) {
+      if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+        list.push_back(to_json(reflection->GetRepeatedMessage(message, field, i)));
+      } else {
+        list.push_back(reflection->GetRepeatedString(message, field, i));
+      }
+    }
+    return list;
+  }
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_MESSAGE: return to_json(reflection->GetMessage(message, field));
+    case FieldDescriptor::CPPTYPE_STRING: return reflection->GetString(message, field);
+    case FieldDescriptor::CPPTYPE_BOOL: return reflection->GetBool(message, field);
+    case FieldDescriptor::CPPTYPE_DOUBLE: return reflection->GetDouble(message, field);
+    case FieldDescriptor::CPPTYPE_INT32: return reflection->GetInt32(message, field);
+    case FieldDescriptor::CPPTYPE_UINT32: return reflection->GetUInt32(message, field);
+    case FieldDescriptor::CPPTYPE_INT64: return reflection->GetInt64(message, field);
+    case FieldDescriptor::CPPTYPE_UINT64: return reflection->GetUInt64(message, field);
+    default: return nullptr;
+  }
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+bool is_total(const std::string& column) {
+  return ends_with(column, "_total");
+}
+
+std::string fixed(double value, int digits) {
+  char text[48];
+  std::snprintf(text, sizeof(text), "%.*f", digits, value);
+  return text;
+}
+
+/// 1234567 -> "1.2 MiB" for bytes, "1.23 M" for other counts.
+std::string scaled(double value, bool bytes) {
+  const double step = bytes ? 1024 : 1000;
+  const char* const* units = bytes ? (const char* const[]){"B", "KiB", "MiB", "GiB", "TiB"}
+                                   : (const char* const[]){"", "k", "M", "G", "T"};
+  int unit = 0;
+  for (; std::abs(value) >= step && unit < 4; ++unit) value /= step;
+  std::string text = fixed(value, unit == 0 && value == std::floor(value) ? 0 : 1);
+  if (*units[unit] != 0) text.append(" ").append(units[unit]);
+  return text;
+}
+
+std::string cell(const std::string& column, const Json& value) {
+  if (value.is_string()) return value.get<std::string>().empty() ? "-" : value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (value.is_number_float()) return fixed(value.get<double>(), 1);
+  if (!value.is_number()) return value.dump();
+  const auto number = value.get<double>();
+  if (column.find("bytes") != std::string::npos) return scaled(number, true);
+  return is_total(column) ? scaled(number, false) : value.dump();
+}
+
+/// "arrived_bytes_total" -> "ARRIVED_BYTES"; as a rate "ARRIVED_BYTES/S".
+std::string heading(std::string column, bool rate) {
+  if (is_total(column)) column = column.substr(0, column.size() - 6) + (rate ? "/s" : "");
+  std::transform(column.begin(), column.end(), column.begin(),
+                 [](unsigned char c) { return std::toupper(c); });
+  return column;
+}
+
+/// Two rows of different replies speak of the same thing when everything but their measurements is equal.
+bool same_thing(const Json& a, const Json& b) {
+  for (const auto& [key, value] : a.items()) {
+    const bool measurement = is_total(key) || value.is_number_float() || key == "active" ||
+                             key == "ring_depth" || key == "regions" || key == "groups" ||
+                             key == "pinned_bytes";
+    if (!measurement && b.value(key, Json()) != value) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Json to_json(const Message& message) {
+  Json json = Json::object();
+  const auto* descriptor = message.GetDescriptor();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    json[descriptor->field(i)->name()] = field_value(message, descriptor->field(i));
+  }
+  return json;
+}
+
+void print_rows(std::ostream& out, const Json& rows, const Json& before, double seconds) {
+  if (rows.empty()) {
+    out << "(none)\n";
+    return;
+  }
+  const bool rates = seconds > 0;
+  std::vector<std::vector<std::string>> table(1);
+  for (const auto& [column, value] : rows.front().items()) table[0].push_back(heading(column, rates));
+  for (const Json& row : rows) {
+    const auto old =
+        std::find_if(before.begin(), before.end(), [&](const Json& b) { return same_thing(row, b); });
+    table.emplace_back();
+    for (const auto& [column, value] : row.items()) {
+      if (rates && is_total(column)) {
+        const double start = old == before.end() ? 0 : (*old)[column].get<double>();
+        table.back().push_back(
+            scaled((value.get<double>() - start) / seconds, column.find("bytes") != std::string::npos));
+      } else {
+        table.back().push_back(cell(column, value));
+      }
+    }
+  }
+  std::vector<std::size_t> width(table[0].size(), 0);
+  for (const auto& line : table) {
+    for (std::size_t c = 0; c < line.size(); ++c) width[c] = std::max(width[c], line[c].size());
+  }
+  for (const auto& line : table) {
+    for (std::size_t c = 0; c < line.size(); ++c) {
+      if (c + 1 < line.size()) {
+        out << std::left << std::setw(static_cast<int>(width[c]) + 2) << line[c];
+      } else {
+        out << line[c] << "\n";
+      }
+    }
+  }
+}
+
+void print_fields(std::ostream& out, const Json& fields) {
+  std::size_t width = 0;
+  for (const auto& [key, value] : fields.items()) width = std::max(width, key.size());
+  for (const auto& [key, value] : fields.items()) {
+    if (!value.is_array()) {
+      out << std::left << std::setw(static_cast<int>(width) + 2) << key << cell(key, value) << "\n";
+      continue;
+    }
+    for (const Json& line : value) {
+      out << std::left << std::setw(static_cast<int>(width) + 2) << key << line.get<std::string>() << "\n";
+    }
+  }
+}
+
+}  // namespace mkernel::mkctl

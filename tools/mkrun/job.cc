@@ -1,0 +1,44 @@
+#include "tools/mkrun/job.h"
+
+#include <cstring>
+#include <numeric>
+#include <span>
+
+namespace mkernel::mkrun {
+
+void Job::make_out(std::vector<std::int64_t> shape) {
+  std::int64_t elements = 1;
+  for (const std::int64_t extent : shape) elements *= extent;
+  out_shape_ = std::move(shape);
+  out_.resize(static_cast<std::size_t>(elements));
+}
+
+Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine) {
+  const auto all = group.exchange(std::as_bytes(std::span(&mine, 1)));
+  if (!all.ok()) return all.status();
+  std::vector<std::int64_t> values;
+  for (const auto& bytes : all.value()) {
+    if (bytes.size() != sizeof(mine))
+      return Status(StatusCode::kInternal, "another program takes part in the group");
+    std::memcpy(&values.emplace_back(), bytes.data(), sizeof(mine));
+  }
+  return values;
+}
+
+Result<std::int64_t> total_of(
+    const std::vector<std::int64_t>& parts, const std::string& name, std::int64_t given,
+    const std::function<std::int64_t(std::int64_t rank, std::int64_t total)>& wanted) {
+  const std::int64_t sum = std::accumulate(parts.begin(), parts.end(), std::int64_t{0});
+  const std::int64_t total = given > 0 ? given : sum;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    const std::int64_t share = wanted(static_cast<std::int64_t>(rank), total);
+    if (parts[rank] == share) continue;
+    return Status(StatusCode::kInvalidArgument,
+                  "rank " + std::to_string(rank) + " brings " + std::to_string(parts[rank]) + " of " + name +
+                      " = " + std::to_string(total) + (given > 0 ? " (--" + name + ")" : "") +
+                      ", its share is " + std::to_string(share));
+  }
+  return total;
+}
+
+}  // namespace mkernel::mkrun

@@ -1,0 +1,51 @@
+// One rank of one operation on the user's files.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mkernel/client.h"
+#include "tools/mkrun/operand.h"
+#include "tools/mkrun/options.h"
+
+namespace mkernel::mkrun {
+
+/// A job reads its files before anything is connected, so that a mistake costs nobody else's time; plan()
+/// then learns what only all ranks together know (m, sequence, experts) and creates the operation.
+class Job {
+ public:
+  virtual ~Job() = default;
+  virtual Status load(const Options& options) = 0;
+  /// **Collective**.
+  virtual Status plan(Group& group, const Options& options) = 0;
+  virtual Result<Pending> launch(const ExecutorOptions& options) = 0;
+  virtual const Planned& operation() const = 0;
+
+  const std::vector<std::int64_t>& out_shape() const { return out_shape_; }
+  const std::vector<std::uint16_t>& out() const { return out_; }
+
+ protected:
+  void make_out(std::vector<std::int64_t> shape);
+
+  std::vector<std::int64_t> out_shape_;
+  std::vector<std::uint16_t> out_;
+};
+
+std::unique_ptr<Job> make_gemm_job();
+std::unique_ptr<Job> make_moe_job();
+std::unique_ptr<Job> make_attention_job();
+
+/// **Collective**: what every rank says, by rank.
+Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine);
+
+/// The total of `parts`, checked against what `wanted(rank, total)` says is each rank's share. `given` (0 =
+/// none) is what the flag `--<name>` says the total is. Errors name the rank, its part and the wanted one;
+/// every rank gets the same.
+Result<std::int64_t> total_of(
+    const std::vector<std::int64_t>& parts, const std::string& name, std::int64_t given,
+    const std::function<std::int64_t(std::int64_t rank, std::int64_t total)>& wanted);
+
+}  // namespace mkernel::mkrun

@@ -1,0 +1,31 @@
+// What the command line of mkrun says, with the launcher's word where a flag is absent.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "mkernel/ops.h"
+
+namespace mkernel::mkrun {
+
+struct Options {
+  std::string op;
+  std::string group;
+  std::string daemon = "/run/mkernel/mkerneld.sock";
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 0;
+  std::string a, b, q, k, v, w1, w2, topk_indices, topk_weights;  ///< files to read, placeholders filled in
+  std::string out;
+  DataType dtype = DataType::kBf16;
+  Layout b_layout = Layout::kRowMajor;
+  std::int64_t m = 0, sequence = 0, experts = 0, max_tokens = 0;  ///< 0 = from the files of all ranks
+  bool causal = false;
+  double scale = 0;
+  std::chrono::milliseconds deadline{30000};
+  std::chrono::milliseconds join_timeout{60000};
+  int iterations = 1;
+  int threads = 0;
+};
+
+}  // namespace mkernel::mkrun

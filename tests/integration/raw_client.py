@@ -1,0 +1,107 @@
+"""A client that speaks the session protocol by hand (proto/abi/messages.h, region_map.h, work_request.h), so that a test can
+say what no well-behaved client says."""
+import array
+import mmap
+import os
+import socket
+import struct
+
+MAGIC, VERSION = 0x4C4E4B4D, 1
+HELLO, JOIN, LEAVE, REGISTER, UNREGISTER, MAP, EXCHANGE, FAIL = range(1, 9)
+SESSION_ENDED = 200
+HEADER, REPLY = struct.Struct("<IIHHI"), struct.Struct("<II448s")
+F_ADD_SEALS, F_SEAL_SHRINK = 1033, 2
+FAILURE_OFFSET = 64 + 64 * 8  # of the session segment's FailureRecord
+
+
+def text(raw):
+    return raw.split(b"\0", 1)[0].decode()
+
+
+def memfd(size, sealed=True):
+    fd = os.memfd_create("raw-client", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    if sealed:
+        import fcntl
+        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
+    return fd
+
+
+class RawClient:
+    def __init__(self, path, timeout=60):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(timeout)
+        self.socket.connect(str(path))
+        self.sequence = 0
+        self.position = 0
+
+    def close(self):
+        self.socket.close()
+
+    def send(self, kind, body=b"", fds=(), version=VERSION, magic=MAGIC, size=None):
+        self.sequence += 1
+        header = HEADER.pack(magic, version, kind, size or HEADER.size + len(body), self.sequence)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self.socket.sendmsg([header + body], ancillary)
+
+    def receive(self):
+        """(type, code, text, body after the status, fds); None when the daemon closed the socket."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.socket, 4096, 16)
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        kind = HEADER.unpack_from(data)[2]
+        code, _, message = REPLY.unpack_from(data, HEADER.size)
+        return kind, code, text(message), data[HEADER.size + REPLY.size:], fds
+
+    def ask(self, kind, body, fds=()):
+        self.send(kind, body, fds)
+        answer = self.receive()
+        if answer is None:
+            raise ConnectionError("the daemon closed the session")
+        return answer
+
+    def hello(self, name="raw client"):
+        answer = self.ask(HELLO, struct.pack("<64siI8x", name.encode(), -1, 1))
+        if answer[1] != 0:
+            return answer
+        self.session = mmap.mmap(answer[4][0], os.fstat(answer[4][0]).st_size)
+        self.doorbells = answer[4][1:]
+        self.log2_slots, self.slots_offset = struct.unpack_from("<I", self.session, 12)[0], \
+            struct.unpack_from("<Q", self.session, 16)[0]
+        return answer
+
+    def join(self, name, world=1, rank=0, lanes=4, capacity=8, timeout_ms=10000):
+        answer = self.ask(JOIN, struct.pack("<64sIIIII12x", name.encode(), world, rank, lanes, capacity, timeout_ms))
+        if answer[1] == 0:
+            self.group = struct.unpack_from("<I", answer[3])[0]
+            self.segment = mmap.mmap(answer[4][0], os.fstat(answer[4][0]).st_size)
+            self.first_channel = struct.unpack_from("<I", self.segment, 28)[0]
+        return answer
+
+    def register(self, index, fd, offset, size, kind=1, shared=1):
+        return self.ask(REGISTER, struct.pack("<IIIIQQ", self.group, index, kind, shared, offset, size), [fd])
+
+    def write_slot(self, channel, length, peer=0, local=(0, 0), remote=(0, 0), opcode=1, reserved=0):
+        """Writes the next slot of ring 0 and rings the doorbell."""
+        lap = (((self.position >> self.log2_slots) & 1) ^ 1) << 63
+        words = (lap | opcode << 56 | channel << 32 | length, local[0] << 48 | local[1], remote[0] << 48 | remote[1],
+                 lap | peer << 32 | reserved)
+        at = self.slots_offset + 32 * (self.position & ((1 << self.log2_slots) - 1))
+        for index in (1, 2, 0, 3):  # the words that carry the lap last
+            struct.pack_into("<Q", self.session, at + 8 * index, words[index])
+        self.position += 1
+        os.eventfd_write(self.doorbells[0], 1)
+
+    def arrivals(self, source=0, lane=0, lanes=4):
+        offset = struct.unpack_from("<Q", self.segment, 32)[0]
+        return struct.unpack_from("<Q", self.segment, offset + 8 * (source * lanes + lane))[0]
+
+    def end_of_session(self):
+        """Text of the SessionEnded event, after which the daemon closes."""
+        answer = self.receive()
+        assert answer is not None and answer[0] == SESSION_ENDED, answer
+        assert self.receive() is None, "the socket stays open after SessionEnded"
+        return answer[2]

@@ -1,0 +1,100 @@
+"""mkerneld and mkctl as an operator meets them: mistakes in the configuration, taken ports and sockets, signals, exit codes."""
+import json
+import signal
+import socket
+import subprocess
+import unittest
+
+from cluster import BIN, ClusterTest, Daemon, free_ports, wait_until
+
+TABLES = ("status", "sessions", "peers", "groups", "regions", "channels", "config")
+
+
+class Mkerneld(ClusterTest):
+    def check(self, text):
+        path = self.folder / "mkerneld.toml"
+        path.write_text(text)
+        return subprocess.run([BIN / "mkerneld", "--config", path, "--check"], capture_output=True, text=True, timeout=60)
+
+    def test_mistakes_are_named_with_file_line_and_key(self):
+        run = self.check('[node]\nname = "a"\n[proxy]\nthreads = 99\nspeling = 1\n[limits]\ndrain_ms = "soon"\n')
+        self.assertNotEqual(run.returncode, 0)
+        for expected in ("mkerneld.toml:4", "proxy.threads", "99", "mkerneld.toml:5", "speling", "mkerneld.toml:7",
+                         "limits.drain_ms"):
+            self.assertIn(expected, run.stderr)
+
+    def test_text_that_is_no_toml(self):
+        run = self.check("[node\nname = ")
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn("mkerneld.toml:1", run.stderr)
+
+    def test_missing_file(self):
+        run = subprocess.run([BIN / "mkerneld", "--config", self.folder / "none.toml"], capture_output=True, text=True,
+                             timeout=60)
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn("none.toml", run.stderr)
+
+    def start_must_fail(self, daemon, *texts):
+        run = subprocess.run([BIN / "mkerneld", "--config", daemon.config], capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(run.returncode, 0)
+        for text in texts:
+            self.assertIn(text, run.stderr)
+
+    def test_occupied_port(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            self.start_must_fail(Daemon(self.folder, "late", port, []), str(port))
+
+    def test_occupied_socket_names_the_holder(self):
+        (node,) = self.start_nodes(1)
+        late = Daemon(self.folder, node.name, free_ports(1)[0], [])
+        self.start_must_fail(late, str(node.folder), "sock is taken by pid " + str(node.process.pid))
+
+    def test_stale_socket_of_a_killed_daemon_is_taken_over(self):
+        (node,) = self.start_nodes(1)
+        node.kill()
+        self.assertTrue(node.socket.exists())
+        node.start()
+
+    def test_stops_clean(self):
+        (node,) = self.start_nodes(1)
+        self.assertEqual(node.stop(), 0)
+        self.assertEqual([p for p in node.folder.iterdir() if p.is_socket()], [])
+
+    def test_reload(self):
+        (node,) = self.start_nodes(1)
+        node.sections.setdefault("log", {})["level"] = "debug"
+        node.sections["proxy"] = {"threads": 2}
+        node.write_config(node.sections)
+        node.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "log.level" in node.tail() and "proxy.threads" in node.tail(), "the reload in the log")
+        config = node.mkctl("config").stdout
+        self.assertIn('"debug"', config)
+
+
+class Mkctl(ClusterTest):
+    def test_tables_and_json(self):
+        node0, _ = self.start_nodes(2)
+        for table in TABLES:
+            with self.subTest(table=table):
+                out = node0.mkctl(table).stdout
+                self.assertIn("node0", out.splitlines()[0])  # says which daemon it reached
+                if table != "config":
+                    json.loads(node0.mkctl(table, "-o", "json").stdout)
+
+    def test_exit_codes(self):
+        node0, node1 = self.start_nodes(2)
+        self.assertEqual(node0.mkctl("status").returncode, 0)
+        self.assertEqual(node0.mkctl("nonsense", check=False).returncode, 2)
+        node1.kill()
+        wait_until(lambda: node0.mkctl("status", check=False).returncode == 1, "unhealthy: a peer is gone")
+        node0.stop()
+        run = node0.mkctl("status", check=False)
+        self.assertEqual(run.returncode, 3)
+        self.assertIn(str(node0.control), run.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,150 @@
+"""mkrun on files written by numpy, checked against numpy: one rank of one operation on the user's own matrices."""
+import unittest
+
+import numpy as np
+
+from cluster import BIN, ClusterTest
+
+WORLD = 4
+
+
+def split(total, parts):
+    """Rows of every rank, as mkernel::block_range."""
+    return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
+
+
+class Mkrun(ClusterTest):
+    def setUp(self):
+        super().setUp()
+        self.random = np.random.default_rng(20261121)
+
+    def values(self, *shape):
+        return self.random.uniform(-1, 1, shape).astype(np.float32)
+
+    def save(self, name, arrays, dtype=np.float32):
+        for rank, array in enumerate(arrays):
+            np.save(self.folder / f"{name}.{rank}.npy", array.astype(dtype))
+        return str(self.folder / (name + ".{rank}.npy"))
+
+    def run_ranks(self, op, *arguments, environment=None):
+        out = str(self.folder / "out.{rank}.npy")
+        ranks = []
+        for rank in range(WORLD):
+            daemon = self.daemons[rank // 2]
+            names = environment(rank) if environment else {"RANK": rank, "WORLD_SIZE": WORLD, "LOCAL_RANK": rank % 2}
+            ranks.append(self.spawn(BIN / "mkrun", op, "--group", op, "--daemon", daemon.socket, "--out", out,
+                                    *arguments, **names))
+        for rank, process in enumerate(ranks):
+            status, text, err = self.finish(process, 240)
+            self.assertEqual(status, 0, f"rank {rank}: {text}{err}")
+        return [np.load(self.folder / f"out.{rank}.npy") for rank in range(WORLD)]
+
+    def close(self, out, wanted, tolerance):
+        self.assertEqual(out.shape, wanted.shape)
+        self.assertEqual(out.dtype, np.float32)
+        scale = np.sqrt(np.mean(wanted ** 2))
+        np.testing.assert_allclose(out / scale, wanted / scale, atol=tolerance, rtol=tolerance)
+
+    def test_ag_gemm_f16_files(self):
+        self.start_nodes(2)
+        m, n, k = 203, 50, 77
+        a, b = self.values(m, k).astype(np.float16), [self.values(k, n).astype(np.float16) for _ in range(WORLD)]
+        outs = self.run_ranks("ag_gemm", "--dtype", "f16",
+                              "--a", self.save("a", [a[i:j] for i, j in split(m, WORLD)], np.float16),
+                              "--b", self.save("b", b, np.float16))
+        for rank, out in enumerate(outs):
+            self.close(out, a.astype(np.float64) @ b[rank].astype(np.float64), 2e-3)
+
+    def test_gemm_rs_and_ar_bf16(self):
+        self.start_nodes(2)
+        m, n, k = 101, 64, 60
+        a, b = [self.values(m, k) for _ in range(WORLD)], [self.values(k, n) for _ in range(WORLD)]
+        files = ["--dtype", "bf16", "--a", self.save("a", a), "--b", self.save("b", b)]
+        wanted = sum(x.astype(np.float64) @ y for x, y in zip(a, b))
+        for rank, (out, (i, j)) in enumerate(zip(self.run_ranks("gemm_rs", *files), split(m, WORLD))):
+            self.close(out, wanted[i:j], 4e-2)
+        # As mpirun names its ranks, then as srun does.
+        for names in (lambda r: {"OMPI_COMM_WORLD_RANK": r, "OMPI_COMM_WORLD_SIZE": WORLD},
+                      lambda r: {"SLURM_PROCID": r, "SLURM_NTASKS": WORLD}):
+            for out in self.run_ranks("gemm_ar", *files, environment=names):
+                self.close(out, wanted, 4e-2)
+
+    def test_the_same_bits_with_every_transport(self):
+        m, n, k = 150, 70, 90
+        files = ["--dtype", "bf16", "--a", self.save("a", [self.values(m, k) for _ in range(WORLD)]),
+                 "--b", self.save("b", [self.values(k, n) for _ in range(WORLD)])]
+        results = []
+        for settings in ({}, {"transport": {"kind": "emulated"}},
+                         {"transport": {"kind": "emulated"}, "transport.emulated": {"drop": 0.05, "reorder": 0.3}}):
+            self.start_nodes(2, settings)
+            results.append([out.tobytes() for out in self.run_ranks("gemm_ar", *files)])
+            for daemon in self.daemons:
+                daemon.stop()
+            self.daemons = []
+        self.assertEqual(results[0], results[1])
+        self.assertEqual(results[0], results[2])
+
+    def test_ring_attention(self):
+        self.start_nodes(2)
+        batch, sequence, heads, kv_heads, dim = 2, 61, 4, 2, 32
+        q = self.values(batch, sequence, heads, dim)
+        k, v = self.values(batch, sequence, kv_heads, dim), self.values(batch, sequence, kv_heads, dim)
+        parts = split(sequence, 2 * WORLD)
+        held = [np.r_[slice(*parts[r]), slice(*parts[2 * WORLD - 1 - r])] for r in range(WORLD)]
+        outs = self.run_ranks("ring_attention", "--dtype", "f16", "--causal", "--sequence", str(sequence),
+                              *[x for name, t in (("q", q), ("k", k), ("v", v))
+                                for x in ("--" + name, self.save(name, [t[:, h] for h in held]))])
+        wide = lambda t: np.repeat(t.astype(np.float64), heads // kv_heads, axis=2)
+        scores = np.einsum("bqhd,bkhd->bhqk", q.astype(np.float64), wide(k)) / np.sqrt(dim)
+        scores = np.where(np.tril(np.ones((sequence, sequence), bool)), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        wanted = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), wide(v))
+        for out, h in zip(outs, held):
+            self.close(out, wanted[:, h], 5e-3)
+
+    def test_moe(self):
+        self.start_nodes(2)
+        tokens, hidden, inner, n, experts, topk = 19, 32, 24, 40, 6, 2
+        x = [self.values(tokens, hidden) for _ in range(WORLD)]
+        w1, w2 = self.values(experts, hidden, 2 * inner) / 4, self.values(experts, inner, n) / 4
+        indices = [np.stack([self.random.permutation(experts)[:topk] for _ in range(tokens)]) for _ in range(WORLD)]
+        weights = [self.values(tokens, topk) ** 2 for _ in range(WORLD)]
+        owned = split(experts, WORLD)
+        outs = self.run_ranks("moe_dispatch_gemm", "--dtype", "f16", "--experts", str(experts),
+                              "--a", self.save("x", x), "--w1", self.save("w1", [w1[i:j] for i, j in owned]),
+                              "--w2", self.save("w2", [w2[i:j] for i, j in owned]),
+                              "--topk-indices", self.save("i", indices, np.int32),
+                              "--topk-weights", self.save("w", weights))
+        for rank, out in enumerate(outs):
+            wanted = np.zeros((tokens, n))
+            for t in range(tokens):
+                for expert, weight in zip(indices[rank][t], weights[rank][t]):
+                    first = x[rank][t].astype(np.float64) @ w1[expert]
+                    gate, up = first[:inner], first[inner:]
+                    wanted[t] += weight * ((gate / (1 + np.exp(-gate)) * up) @ w2[expert])
+            self.close(out, wanted, 1e-2)
+
+    def test_mistakes_name_flag_file_and_shape(self):
+        self.start_nodes(1)
+        a = self.folder / "a.npy"
+        np.save(a, self.values(4, 5))
+        b = self.folder / "b.npy"
+        np.save(b, self.values(6, 7))
+        broken = self.folder / "broken.npy"
+        broken.write_bytes(b"\x93NUMPY\x01\x00")
+        text = self.folder / "int.npy"
+        np.save(text, np.zeros((4, 5), np.complex64))
+        cases = [((a, b), ["b.npy", "5", "6"]), ((self.folder / "none.npy", b), ["none.npy"]), ((broken, b), ["broken.npy"]),
+                 ((text, b), ["int.npy"])]
+        for (left, right), expected in cases:
+            with self.subTest(left=left.name):
+                process = self.spawn(BIN / "mkrun", "ag_gemm", "--group", "bad", "--world-size", "1", "--rank", "0", "--daemon",
+                                     self.daemons[0].socket, "--a", left, "--b", right, "--out", self.folder / "out.npy")
+                status, _, err = self.finish(process)
+                self.assertNotEqual(status, 0)
+                for word in expected:
+                    self.assertIn(word, err)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,67 @@
+"""The five operations on two nodes with real processes, every output element verified in the ranks themselves."""
+import unittest
+
+from cluster import ClusterTest, wait_until
+
+SMALL = {
+    "ag_gemm": ["--m", "300", "--n", "130", "--k", "200"],
+    "gemm_rs": ["--m", "301", "--n", "130", "--k", "96"],
+    "gemm_ar": ["--m", "257", "--n", "129", "--k", "64", "--column-major"],
+    "moe_dispatch_gemm": ["--tokens", "37", "--hidden", "64", "--n", "48", "--intermediate", "40", "--experts", "10",
+                          "--topk", "3"],
+    "ring_attention": ["--sequence", "203", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"],
+}
+
+
+class Operations(ClusterTest):
+    def run_all(self, **settings):
+        self.start_nodes(2, settings)
+        for op, shape in SMALL.items():
+            with self.subTest(op=op):
+                for dtype in ("bf16", "f16"):
+                    out = self.bench_all(op, *shape, "--dtype", dtype, "--iterations", "3")
+                    self.assertIn("verified", out)
+
+    def test_over_tcp(self):
+        self.run_all()
+
+    def test_over_tcp_with_two_proxies(self):
+        self.run_all(proxy={"threads": 2})
+
+    def test_over_the_emulated_fabric(self):
+        self.run_all(transport={"kind": "emulated"})
+
+    def test_over_a_fabric_that_drops_duplicates_and_reorders(self):
+        self.run_all(transport={"kind": "emulated"}, **{
+            "transport.emulated": {"drop": 0.02, "duplicate": 0.05, "reorder": 0.2, "latency_us": 50, "seed": 7}})
+
+    def test_link_pulled_and_restored_during_operations(self):
+        self.start_nodes(2, {"transport": {"kind": "emulated", "peer_timeout_ms": 30000}})
+        ranks = [self.bench(r, 4, self.daemons[r // 2], "gemm_ar", *SMALL["gemm_ar"], "--iterations", "60")
+                 for r in range(4)]
+        pulls = 0
+        wait_until(lambda: any(c["puts_total"] for c in self.daemons[0].show("channels")), "puts on a channel")
+        while ranks[0].poll() is None and pulls < 20:
+            for state in ("--down", "--up"):
+                self.daemons[0].mkctl("link", "--peer", "node1", state)
+            pulls += 1
+        for rank, process in enumerate(ranks):
+            status, out, err = self.finish(process, 240)
+            self.assertEqual(status, 0, f"rank {rank} after {pulls} pulls:\n{out}{err}")
+        self.assertGreater(pulls, 0)
+
+    def test_three_nodes_and_one_node(self):
+        self.start_nodes(3)
+        for op, shape in SMALL.items():
+            with self.subTest(op=op):
+                self.assertIn("verified", self.bench_all(op, *shape, "--iterations", "2"))
+
+    def test_one_rank_alone(self):
+        self.start_nodes(1)
+        for op, shape in SMALL.items():
+            with self.subTest(op=op):
+                self.assertIn("verified", self.bench_all(op, *shape, "--iterations", "2", ranks_per_node=1))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,100 @@
+// What a GEMM operation says when something is wrong: before the launch, and when another rank is not there.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "tests/kernels/gemm_case.h"
+
+using namespace mkernel;
+using test::GemmCase;
+
+namespace {
+
+constexpr OpKind kKinds[] = {OpKind::kAgGemm, OpKind::kGemmRs, OpKind::kGemmAr};
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a rank that never starts is named by those who wait for it") {
+  for (const OpKind kind : kKinds) {
+    GemmCase gemm(kind, {40, 24, 16}, {.nodes = 2, .ranks_per_node = 2});
+    gemm.fill(1);
+    const auto statuses = gemm.run({std::chrono::milliseconds(800), 1}, {true, true, true, false});
+    // Rank 2 shares the node of rank 3: its tiles and what it relays are missing first.
+    CAPTURE(statuses[2].to_string());
+    CHECK(statuses[2].code() == StatusCode::kDeadlineExceeded);
+    CHECK(contains(statuses[2].text(), "rank 3"));
+    CHECK(contains(statuses[2].text(), "expected "));
+    for (const std::uint32_t rank : {0, 1}) CHECK(statuses[rank].code() == StatusCode::kDeadlineExceeded);
+    // The counts of the ranks no longer agree: no further launch.
+    CHECK(gemm.run_rank(0, {}).code() == StatusCode::kFailedPrecondition);
+  }
+}
+
+TEST_CASE("a failed group ends the launch with the daemon's words") {
+  for (const OpKind kind : kKinds) {
+    GemmCase gemm(kind, {40, 24, 16}, {.nodes = 2, .ranks_per_node = 2});
+    gemm.fill(1);
+    std::atomic<bool> done{false};
+    Status status;
+    std::thread rank([&] {
+      status = gemm.run_rank(1, {std::chrono::minutes(5), 1});
+      done = true;
+    });
+    gemm.fabric().fail_group(StatusCode::kUnavailable, 3, "n1", "client of rank 3 was killed");
+    rank.join();
+    CAPTURE(status.to_string());
+    CHECK(status.code() == StatusCode::kUnavailable);
+    CHECK(contains(status.text(), "client of rank 3 was killed"));
+    CHECK(contains(status.text(), "rank 3"));
+    CHECK(contains(status.text(), "n1"));
+    CHECK(contains(status.text(), "rank 1"));
+  }
+}
+
+TEST_CASE("shapes that no launch can take are refused by name") {
+  test::FakeFabric fabric({});
+  const auto refusal = [&](const GemmShape& shape, OpKind kind = OpKind::kGemmRs) {
+    const auto operation = make_gemm(kind, shape, fabric.group(0));
+    CHECK(operation.status().code() == StatusCode::kInvalidArgument);
+    return operation.status().text();
+  };
+  CHECK(contains(refusal({0, 4, 4}), "gemm_rs: m = 0, must be 1.."));
+  CHECK(contains(refusal({4, 0, 4}), "n = 0"));
+  CHECK(contains(refusal({4, 4, -1}), "k = -1"));
+  CHECK(contains(refusal({4, std::int64_t{1} << 31, 4}), "n = 2147483648, must be 1..2147483647"));
+  CHECK(contains(refusal({4, 4, std::int64_t{1} << 30}), "k = 1073741824, must be 1..536870912"));
+  CHECK(contains(refusal({1 << 30, 1 << 30, 1}), "m * n"));
+  CHECK(contains(refusal({4, 4, 4, static_cast<DataType>(9)}), "dtype = 9"));
+  CHECK(contains(refusal({4, 4, 4, DataType::kBf16, static_cast<Layout>(5)}), "b_layout = 5"));
+  CHECK(contains(refusal({4, 4, 4}, OpKind::kRingAttention), "kind is ring_attention"));
+}
+
+TEST_CASE("an operation refuses a workspace, lanes or operands that do not fit") {
+  test::FakeFabric fabric({.lanes = 3});
+  auto operation = make_gemm(OpKind::kGemmAr, {8, 8, 8}, fabric.group(0));
+  REQUIRE(operation.ok());
+  std::uint16_t a[64] = {}, b[64] = {}, c[64] = {};
+  CHECK(operation.value()->run({a, b, c}, {}).code() == StatusCode::kFailedPrecondition);
+
+  const std::uint64_t bytes = operation.value()->requirements().workspace_bytes;
+  auto small = fabric.symmetric(bytes - 1);
+  CHECK(operation.value()->bind(fabric.group(0), small[0], 0).code() == StatusCode::kInvalidArgument);
+  auto enough = fabric.symmetric(bytes);
+  const Status lanes = operation.value()->bind(fabric.group(0), enough[0], 1);
+  CHECK(lanes.code() == StatusCode::kInvalidArgument);
+  CHECK(contains(lanes.text(), "needs 3 lanes from lane 1 on, the group has 3"));
+  REQUIRE(operation.value()->bind(fabric.group(0), enough[0], 0).ok());
+  CHECK(operation.value()->bind(fabric.group(0), enough[0], 0).code() == StatusCode::kFailedPrecondition);
+
+  CHECK(contains(operation.value()->run({nullptr, b, c}, {}).text(), "a is null"));
+  CHECK(contains(operation.value()->run({a, nullptr, c}, {}).text(), "b is null"));
+  CHECK(contains(operation.value()->run({a, b, nullptr}, {}).text(), "c is null"));
+  CHECK(operation.value()->run({a, b, c}, {}).ok());  // a refusal is no failed launch
+  CHECK(operation.value()->signature() == "gemm_ar m=8 n=8 k=8 bf16 row-major");
+}

@@ -1,0 +1,121 @@
+// AG+GEMM, GEMM+RS and GEMM+AR on the cpu executor: every element of every rank, on every world.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "tests/kernels/gemm_case.h"
+
+using namespace mkernel;
+using test::Cut;
+using test::FabricOptions;
+using test::GemmCase;
+
+namespace {
+
+struct World {
+  std::uint32_t nodes;
+  std::uint32_t ranks;
+};
+constexpr World kWorlds[] = {{1, 1}, {1, 4}, {2, 2}, {2, 4}, {3, 2}, {4, 8}};
+constexpr OpKind kKinds[] = {OpKind::kAgGemm, OpKind::kGemmRs, OpKind::kGemmAr};
+
+const ExecutorOptions kOneThread{std::chrono::minutes(2), 1};
+const ExecutorOptions kTwoThreads{std::chrono::minutes(2), 2};
+
+void check_launch(GemmCase& gemm, std::uint64_t seed, const ExecutorOptions& options) {
+  CAPTURE(gemm.operation(0).signature());
+  gemm.fill(seed);
+  for (const Status& status : gemm.run(options)) REQUIRE_MESSAGE(status.ok(), status.to_string());
+  CHECK(gemm.judge() == "");
+  CHECK(gemm.fabric().error() == "");
+}
+
+}  // namespace
+
+TEST_CASE("every operation is right on every world, for sizes that divide by nothing") {
+  std::uint64_t seed = 1;
+  for (const World world : kWorlds) {
+    for (const OpKind kind : kKinds) {
+      for (const GemmShape& shape :
+           {GemmShape{61, 37, 29}, GemmShape{61, 37, 29, DataType::kF16, Layout::kColumnMajor},
+            GemmShape{3, 5, 7}, GemmShape{1, 1, 1}}) {
+        CAPTURE(world.nodes);
+        CAPTURE(world.ranks);
+        ++seed;
+        GemmCase gemm(kind, shape, {.nodes = world.nodes, .ranks_per_node = world.ranks, .seed = seed});
+        check_launch(gemm, seed, kOneThread);
+      }
+    }
+  }
+}
+
+TEST_CASE("the sizes that the plans choose by themselves") {
+  for (const OpKind kind : kKinds) {
+    const Cut chosen{kernels::kTileRows, kernels::kTileColumns, kernels::kChunkBytes, 0};
+    GemmCase gemm(kind, {700, 1100, 40}, {.nodes = 2, .ranks_per_node = 1}, chosen);
+    check_launch(gemm, 5, kTwoThreads);
+  }
+}
+
+TEST_CASE("launches back to back, no barrier between them, new inputs each time") {
+  for (const OpKind kind : kKinds) {
+    GemmCase gemm(kind, {50, 40, 24}, {.nodes = 3, .ranks_per_node = 2, .rings = 2, .seed = 11});
+    // Ranks run ahead of each other within one thread per rank, so the inputs are constant over a series.
+    for (std::uint64_t series = 0; series < 2; ++series) {
+      gemm.fill(20 + series);
+      const auto statuses = test::run_ranks(gemm.fabric().world(), [&](std::uint32_t rank) {
+        for (int launch = 0; launch < 5; ++launch) MK_RETURN_IF_ERROR(gemm.run_rank(rank, kOneThread));
+        return Status();
+      });
+      for (const Status& status : statuses) REQUIRE_MESSAGE(status.ok(), status.to_string());
+      CHECK(gemm.judge() == "");
+    }
+    for (std::uint64_t launch = 0; launch < 5; ++launch) check_launch(gemm, 30 + launch, kTwoThreads);
+  }
+}
+
+TEST_CASE("the same bits whatever the fabric does, and however many threads compute") {
+  for (const OpKind kind : kKinds) {
+    const GemmShape shape{70, 45, 33};
+    std::vector<std::vector<std::uint16_t>> first;
+    for (const std::uint64_t seed : {0, 1, 99}) {
+      GemmCase gemm(kind, shape, {.nodes = 2, .ranks_per_node = 3, .seed = seed});
+      check_launch(gemm, 7, seed == 1 ? kTwoThreads : kOneThread);
+      if (first.empty()) first = gemm.outputs();
+      CHECK(first == gemm.outputs());
+    }
+  }
+}
+
+TEST_CASE("partials that travel in fp32 are rounded only once") {
+  Cut cut;
+  cut.partial = kernels::Partial::kFloat;
+  for (const OpKind kind : {OpKind::kGemmRs, OpKind::kGemmAr}) {
+    GemmCase gemm(kind, {40, 30, 20}, {.nodes = 4, .ranks_per_node = 1}, cut);
+    check_launch(gemm, 3, kOneThread);
+  }
+}
+
+TEST_CASE("all ranks of a reduction hold the same sum") {
+  GemmCase gemm(OpKind::kGemmAr, {33, 21, 17}, {.nodes = 2, .ranks_per_node = 2});
+  check_launch(gemm, 3, kOneThread);
+  for (const auto& output : gemm.outputs()) CHECK(output == gemm.outputs()[0]);
+}
+
+TEST_CASE("wire_bytes counts what crossed to other nodes, and no byte crosses needlessly") {
+  const GemmShape shape{48, 32, 16};
+  const FabricOptions options{.nodes = 2, .ranks_per_node = 2};
+  const std::uint64_t a_bytes = 48 * 16 * 2, c_bytes = 48 * 32 * 2;
+  // Per node: AG sends its half of a; RS its partial of the other half of c; AR that and its own half of c.
+  const std::uint64_t expected[] = {a_bytes / 2, c_bytes / 2, c_bytes};
+  for (std::size_t i = 0; i < 3; ++i) {
+    GemmCase gemm(kKinds[i], shape, options);
+    for (std::uint64_t launch = 1; launch <= 2; ++launch) {
+      check_launch(gemm, launch, kOneThread);
+      for (std::uint32_t rank = 0; rank < 4; ++rank) {
+        CHECK(gemm.operation(rank).wire_bytes() == expected[i] / 2);
+        CHECK(gemm.fabric().wire_bytes(rank) == launch * expected[i] / 2);
+      }
+    }
+  }
+}

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Runs every CPU benchmark once on this machine and records the rows, beside what they are compared with in the same run.
+
+Usage: tests/perf/record.py [--build DIR] [--only iperf3,ring,fabric,idle,gemm,op]
+Writes tests/perf/results/<machine>-<date>-cpu.json. Needs iperf3 for the comparison of the tcp transport.
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "integration"))
+
+
+def run(*command, **environment):
+    subprocess.run([str(c) for c in command], check=True, env={**os.environ, **environment}, timeout=900)
+
+
+def ring(mkbench, node, path):
+    run(mkbench, "ring", "--daemon", node.socket, "--json", path)
+
+
+def iperf(size, port, seconds=4):
+    """Gigabytes per second of one stream on loopback, as its receiver saw them."""
+    server = subprocess.Popen(["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", str(port)], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            client = subprocess.run(["iperf3", "-c", "127.0.0.1", "-p", str(port), "-t", str(seconds), "-l", str(size), "-J"],
+                                    capture_output=True, text=True, timeout=60)
+            end = json.loads(client.stdout)["end"] if client.returncode == 0 else {}
+            if "sum_received" in end:
+                return end["sum_received"]["bits_per_second"] / 8e9
+            time.sleep(0.05)  # the server is not up yet
+        raise RuntimeError(client.stdout)
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def put(mkbench, nodes, size, path):
+    """Gigabytes per second of puts between a rank on each node, one proxy thread per daemon, every byte verified."""
+    path.unlink(missing_ok=True)
+    ranks = [subprocess.Popen([str(mkbench), "put", "--rank", str(r), "--daemon", str(nodes[r].socket), "--bytes", str(size),
+                               "--seconds", "8", *(["--json", str(path)] if r == 0 else [])]) for r in range(2)]
+    if any(r.wait(120) for r in ranks):
+        raise RuntimeError("mkbench put failed")
+    (row,) = json.loads(path.read_text())["put"]["rows"]
+    path.unlink()
+    return row["gbytes_per_second"]
+
+
+def against_iperf3(mkbench, nodes, path, port, repetitions=3):
+    """Daemons and iperf3 in turns, so that a change of the machine's mood meets both; medians."""
+    rows = []
+    for size in (65536, 1 << 20):
+        results = [{"iperf3": iperf(size, port), "mkernel": put(mkbench, nodes, size, path.with_suffix(".once"))}
+                   for _ in range(repetitions)]
+        mine, theirs = (statistics.median(r[who] for r in results) for who in ("mkernel", "iperf3"))
+        rows.append({"transport": "tcp", "bytes": size, "gbytes_per_second": mine, "iperf3_gbytes_per_second": theirs,
+                     "ratio": mine / theirs, "repetitions": results, "verified": True})
+        print(f"tcp {size} B through the daemons: {mine:.2f} GB/s, iperf3 {theirs:.2f} GB/s, ratio {mine / theirs:.2f}")
+    add(path, "tcp_against_iperf3", rows)
+
+
+def idle(node, path, seconds=30):
+    """Processor time of a daemon with four idle sessions."""
+    import raw_client
+    clients = [raw_client.RawClient(node.socket) for _ in range(4)]
+    for i, client in enumerate(clients):
+        client.hello(f"idle {i}")
+        client.join(f"idle {i}")
+    ticks = lambda: sum(int(x) for x in
+                        pathlib.Path(f"/proc/{node.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13])
+    time.sleep(2)
+    before = ticks()
+    time.sleep(seconds)
+    share = (ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
+    for client in clients:
+        client.close()
+    print(f"idle daemon, four sessions: {100 * share:.2f} % of a core over {seconds} s")
+    add(path, "idle", [{"sessions": 4, "seconds": seconds, "core_share": share}])
+
+
+def op(mkbench, nodes, path):
+    ranks = [subprocess.Popen([str(mkbench), "op", "--preset", "demo", "--daemon", str(nodes[r // 2].socket),
+                               *(["--json", str(path)] if r == 0 else [])],
+                              env={**os.environ, "RANK": str(r), "WORLD_SIZE": "4"}) for r in range(4)]
+    if any(r.wait(600) for r in ranks):
+        raise RuntimeError("mkbench op failed")
+
+
+def add(path, what, rows):
+    """As mkbench's own record: same file, same form."""
+    file = json.loads(path.read_text()) if path.exists() else {}
+    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "unknown")
+    file[what] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "rows": rows,
+                  "machine": {"processor": cpu, "cores": os.cpu_count(), "kernel": platform.release(),
+                              "load_before": os.getloadavg()[0]}}
+    path.write_text(json.dumps(file, indent=1) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--only", default="iperf3,ring,fabric,idle,gemm,op")
+    arguments = parser.parse_args()
+    os.environ["MKERNEL_BIN"] = str(pathlib.Path(arguments.build, "bin").resolve())
+    import cluster
+    mkbench = cluster.BIN / "mkbench"
+    name = f"{os.cpu_count()}core-{platform.machine()}-{time.strftime('%Y-%m-%d', time.gmtime())}-cpu.json"
+    path = HERE / "results" / name
+    path.parent.mkdir(exist_ok=True)
+    chosen = arguments.only.split(",")
+
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
+    ports = cluster.free_ports(3)
+    nodes = [cluster.Daemon(folder, f"node{i}", ports[i], [f"127.0.0.1:{ports[1 - i]}"]) for i in range(2)]
+    try:
+        if "fabric" in chosen:  # before the daemons are there: two cores are all it has
+            for transport in ("tcp", "emulated"):
+                run(mkbench, "fabric", "--transport", transport, "--json", path)
+        if "gemm" in chosen:
+            run(mkbench, "gemm", "--json", path)
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            cluster.wait_until(lambda n=node: any(p["state"] == "alive" for p in n.show("peers")), "the nodes see each other")
+        if "iperf3" in chosen:
+            against_iperf3(mkbench, nodes, path, ports[2])
+        if "ring" in chosen:
+            ring(mkbench, nodes[0], path)
+        if "idle" in chosen:
+            idle(nodes[0], path)
+        if "op" in chosen:
+            op(mkbench, nodes, path)
+    finally:
+        for node in nodes:
+            node.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"recorded in {path}")
+
+
+if __name__ == "__main__":
+    main()

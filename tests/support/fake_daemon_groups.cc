@@ -1,0 +1,202 @@
+// FakeDaemon: groups, regions, exchanges and the delivery of puts.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+
+#include "tests/support/fake_daemon.h"
+
+namespace mkernel::test {
+namespace {
+
+void count(std::uint64_t& word) {
+  std::atomic_ref(word).fetch_add(1, std::memory_order_release);
+}
+
+}  // namespace
+
+void FakeDaemon::join(Client& client, const abi::JoinGroup& message) {
+  Group& group = groups_[std::string(ipc::text_of(message.name))];
+  if (group.members.contains(message.rank)) {
+    return reply(client, abi::MessageType::kJoinGroupReply, message.header.sequence, abi::JoinGroupReply{},
+                 {StatusCode::kAlreadyExists, "rank " + std::to_string(message.rank) + " is taken"});
+  }
+  group.shape = message;
+  auto& member = group.members[message.rank] = std::make_unique<Member>();
+  member->client = &client;
+  member->handle = client.next_handle++;
+  member->join_sequence = message.header.sequence;
+  if (group.members.size() == message.world_size) form(group);
+}
+
+void FakeDaemon::form(Group& group) {
+  group.whole = true;
+  std::vector<std::string> names;
+  for (auto& [rank, member] : group.members) {
+    if (std::find(names.begin(), names.end(), node_of(rank)) == names.end()) names.push_back(node_of(rank));
+  }
+  for (auto& [rank, member] : group.members) {
+    abi::GroupSegment layout{};
+    abi::JoinGroupReply message{};
+    message.group = member->handle;
+    message.segment_bytes = abi::layout_group(layout, group.shape.world_size, rank, group.shape.lanes,
+                                              group.shape.region_capacity);
+    layout.node_count = static_cast<std::uint32_t>(names.size());
+    layout.instance = 1;
+    member->first_channel = layout.first_channel = member->client->next_channel;
+    member->client->next_channel += group.shape.world_size * group.shape.lanes;
+    member->fd = ipc::create_shared_memory("fake group", message.segment_bytes).value();
+    member->segment = ipc::Mapping::map(member->fd.get(), 0, message.segment_bytes).value();
+    std::memcpy(member->segment.data(), &layout, sizeof(layout));
+    auto* members = member->segment.at<abi::Member>(layout.members_offset);
+    std::map<std::string, std::uint32_t> local;
+    for (std::uint32_t r = 0; r < group.shape.world_size; ++r) {
+      const auto node = std::find(names.begin(), names.end(), node_of(r)) - names.begin();
+      members[r].node = static_cast<std::uint32_t>(node);
+      members[r].local_rank = local[node_of(r)]++;
+      ipc::copy_text(members[r].node_name, node_of(r));
+    }
+  }
+  for (auto& [rank, member] : group.members) {
+    abi::JoinGroupReply message{};
+    message.group = member->handle;
+    message.segment_bytes = member->header()->bytes;
+    reply(*member->client, abi::MessageType::kJoinGroupReply, member->join_sequence, message, {},
+          {member->fd.get()});
+  }
+}
+
+void FakeDaemon::exchange(Client& client, const abi::Exchange& message) {
+  const Seat at = seat(client, message.group);
+  at.member->exchange_sequence = message.header.sequence;
+  at.member->payload.assign(message.payload, message.payload + abi::kExchangeBytes);
+  for (auto& [rank, member] : at.group->members) {
+    if (member->exchange_sequence == 0) return;
+  }
+  for (auto& [rank, member] : at.group->members) {
+    for (auto& [other, contributor] : at.group->members) {
+      std::memcpy(member->segment.at<std::byte>(member->header()->board_offset + other * abi::kExchangeBytes),
+                  contributor->payload.data(), abi::kExchangeBytes);
+    }
+  }
+  for (auto& [rank, member] : at.group->members) {
+    plain(*member->client, abi::MessageType::kExchangeReply, std::exchange(member->exchange_sequence, 0));
+  }
+}
+
+void FakeDaemon::register_region(Client& client, const abi::RegisterRegion& message,
+                                 std::vector<ipc::UniqueFd> fds) {
+  const Seat at = seat(client, message.group);
+  const Status good = fds.size() == 1 ? ipc::check_shared_memory(fds[0].get(), message.offset, message.bytes)
+                                      : Status(StatusCode::kInvalidArgument, "one fd is needed");
+  if (good.ok()) {
+    auto mapping = ipc::Mapping::map(fds[0].get(), message.offset, message.bytes);
+    at.member->regions[message.index] = {std::move(fds[0]), std::move(*mapping), message.offset,
+                                         message.shared == 1};
+    set_entry(*at.group, at.rank, message.index, message.bytes);
+  }
+  plain(client, abi::MessageType::kRegisterRegionReply, message.header.sequence, good);
+}
+
+void FakeDaemon::map_region(Client& client, const abi::MapRegion& message) {
+  const Seat at = seat(client, message.group);
+  Region& region = at.group->members.at(message.rank)->regions[message.index];
+  abi::MapRegionReply answer{};
+  if (!region.shared || node_of(message.rank) != node_of(at.rank)) {
+    return reply(client, abi::MessageType::kMapRegionReply, message.header.sequence, answer,
+                 {StatusCode::kPermissionDenied, "not shared with this rank"});
+  }
+  answer.kind = static_cast<std::uint32_t>(abi::RegionKind::kHostMemory);
+  answer.offset = region.offset;
+  answer.bytes = region.mapping.bytes();
+  reply(client, abi::MessageType::kMapRegionReply, message.header.sequence, answer, {}, {region.fd.get()});
+}
+
+void FakeDaemon::set_entry(Group& group, std::uint32_t rank, std::uint32_t index, std::uint64_t bytes) {
+  for (auto& [other, member] : group.members) {
+    auto& entry = member->segment.at<abi::RegionEntry>(
+        member->header()->regions_offset)[rank * group.shape.region_capacity + index];
+    std::atomic_ref(entry.bytes).store(bytes, std::memory_order_release);
+  }
+}
+
+void FakeDaemon::leave(Client& client, std::uint32_t handle) {
+  const Seat at = seat(client, handle);
+  at.group->members.erase(at.rank);
+  std::erase_if(groups_, [](auto& entry) { return entry.second.members.empty(); });
+}
+
+void FakeDaemon::fail(Group& group, std::int32_t culprit, const std::string& node, const Status& why) {
+  for (auto& [rank, member] : group.members) {
+    if (member->segment.bytes() == 0) continue;
+    abi::FailureRecord& record = member->header()->failure;
+    record.code = static_cast<std::uint32_t>(why.code());
+    record.culprit = culprit;
+    ipc::copy_text(record.node, node);
+    ipc::copy_text(record.text, why.text());
+    std::atomic_ref(member->header()->abort).store(record.code, std::memory_order_release);
+    if (member->exchange_sequence != 0) {
+      plain(*member->client, abi::MessageType::kExchangeReply, std::exchange(member->exchange_sequence, 0),
+            why);
+    }
+  }
+}
+
+std::size_t FakeDaemon::drain(Client& client) {
+  std::size_t consumed = 0;
+  for (std::uint32_t ring = 0; ring < client.tails.size(); ++ring) {
+    std::uint64_t& tail = client.tails[ring];
+    auto* slots = client.segment.at<abi::WorkSlot>(client.header()->slots_offset) +
+                  (std::uint64_t{ring} << options_.log2_slots);
+    abi::WorkSlot slot;
+    if (!abi::load_slot(slots[tail & ((1U << options_.log2_slots) - 1)],
+                        abi::lap_bit(tail, options_.log2_slots), slot)) {
+      continue;
+    }
+    ++tail;
+    std::atomic_ref(client.header()->ring[ring].tail).store(tail, std::memory_order_release);
+    deliver(client, slot);
+    ++consumed;
+  }
+  return consumed;
+}
+
+void FakeDaemon::deliver(Client& client, const abi::WorkSlot& slot) {
+  const abi::WorkRequest request = abi::decode(slot);
+  for (auto& [name, group] : groups_) {
+    for (auto& [rank, member] : group.members) {
+      const std::uint32_t channels = group.shape.world_size * group.shape.lanes;
+      if (member->client != &client || request.channel - member->first_channel >= channels) continue;
+      const std::uint32_t lane = (request.channel - member->first_channel) % group.shape.lanes;
+      const auto target = group.members.find(request.peer);
+      if (target == group.members.end()) return;  // left already
+      if (request.length > 0) {
+        std::memcpy(target->second->regions.at(request.remote_region).mapping.data() + request.remote_offset,
+                    member->regions.at(request.local_region).mapping.data() + request.local_offset,
+                    request.length);
+      }
+      Member& receiver = *target->second;
+      count(receiver.segment.at<std::uint64_t>(
+          receiver.header()->arrivals_offset)[rank * group.shape.lanes + lane]);
+      count(member->segment.at<std::uint64_t>(
+          member->header()->completed_offset)[request.peer * group.shape.lanes + lane]);
+      ++puts_;
+      return;
+    }
+  }
+}
+
+FakeDaemon::Seat FakeDaemon::seat(Client& client, std::uint32_t handle) {
+  for (auto& [name, group] : groups_) {
+    for (auto& [rank, member] : group.members) {
+      if (member->client == &client && member->handle == handle) return {&group, rank, member.get()};
+    }
+  }
+  throw std::runtime_error("fake daemon: foreign group handle");
+}
+
+std::string FakeDaemon::node_of(std::uint32_t rank) const {
+  return rank < options_.nodes.size() ? options_.nodes[rank] : "node0";
+}
+
+}  // namespace mkernel::test

@@ -1,0 +1,257 @@
+#include "tests/support/fake_fabric.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+
+#include "kernels/sync/wait.h"
+
+namespace mkernel::test {
+namespace {
+
+constexpr std::uint32_t kRegionCapacity = 16;
+
+void add_release(const std::uint64_t& word, std::uint64_t value) {
+  std::atomic_ref<std::uint64_t>(const_cast<std::uint64_t&>(word))
+      .fetch_add(value, std::memory_order_release);
+}
+
+}  // namespace
+
+/// One ordered stream of puts from `source` to `target`.
+struct FakeFabric::Channel {
+  std::uint32_t source = 0, target = 0, lane = 0;
+  std::deque<abi::WorkRequest> pending;
+  std::uint64_t uncompleted = 0;  ///< delivered, completion not yet published
+  std::atomic<std::uint64_t> delivered{0};
+};
+
+FakeFabric::FakeFabric(const FabricOptions& options)
+    : options_(options), random_state_(options.seed * 0x9e3779b97f4a7c15ULL), wire_bytes_(world()) {
+  for (std::uint32_t rank = 0; rank < world(); ++rank) make_rank(rank);
+  for (std::uint32_t source = 0; source < world(); ++source) {
+    for (std::uint32_t target = 0; target < world(); ++target) {
+      for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) {
+        channels_.push_back(std::make_unique<Channel>());
+        channels_.back()->source = source;
+        channels_.back()->target = target;
+        channels_.back()->lane = lane;
+      }
+    }
+  }
+  thread_ = std::thread([this] { serve(); });
+}
+
+FakeFabric::~FakeFabric() {
+  stop_.store(true);
+  thread_.join();
+}
+
+void FakeFabric::make_rank(std::uint32_t rank) {
+  auto state = std::make_unique<Rank>();
+  abi::SessionSegment session{};
+  state->session_memory.resize(abi::layout_session(session, options_.rings, options_.log2_slots) / 8 + 8);
+  abi::GroupSegment group{};
+  state->group_memory.resize(abi::layout_group(group, world(), rank, options_.lanes, kRegionCapacity) / 8 +
+                             8);
+  const auto aligned = [](std::vector<std::uint64_t>& memory) {
+    return reinterpret_cast<void*>(abi::align64(reinterpret_cast<std::uintptr_t>(memory.data())));
+  };
+  group.node_count = options_.nodes;
+  group.first_channel = 3;  // not 0: numbers within the session are not numbers within the group
+  kernels::GroupView& view = state->view;
+  view.session = new (aligned(state->session_memory)) abi::SessionSegment(session);
+  view.segment = new (aligned(state->group_memory)) abi::GroupSegment(group);
+  for (std::uint32_t peer = 0; peer < world(); ++peer) {
+    abi::Member& member = view.at<abi::Member>(group.members_offset)[peer];
+    member.node = peer / options_.ranks_per_node;
+    member.local_rank = peer % options_.ranks_per_node;
+    std::snprintf(member.node_name, sizeof member.node_name, "n%u", member.node);
+  }
+  state->heads = std::make_unique<std::atomic<std::uint64_t>[]>(options_.rings);
+  state->consumed.resize(options_.rings);
+  for (std::uint32_t ring = 0; ring < options_.rings; ++ring) {
+    auto* slots =
+        reinterpret_cast<abi::WorkSlot*>(reinterpret_cast<std::byte*>(view.session) + session.slots_offset) +
+        (std::size_t{ring} << options_.log2_slots);
+    state->heads[ring].store(0);
+    view.rings.push_back({slots, options_.log2_slots, &view.session->ring[ring].tail, &state->heads[ring]});
+  }
+  ranks_.push_back(std::move(state));
+}
+
+std::vector<kernels::SymmetricView> FakeFabric::symmetric(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto region = static_cast<std::uint32_t>(regions_.size());
+  auto& buffers = regions_.emplace_back();
+  std::vector<std::byte*> base;
+  for (std::uint32_t rank = 0; rank < world(); ++rank) {
+    buffers.emplace_back(bytes + 64);  // zeroed; 64 more to align the begin
+    base.push_back(
+        reinterpret_cast<std::byte*>(abi::align64(reinterpret_cast<std::uintptr_t>(buffers.back().data()))));
+  }
+  std::vector<kernels::SymmetricView> views(world());
+  for (std::uint32_t rank = 0; rank < world(); ++rank) {
+    const std::uint32_t first = rank / options_.ranks_per_node * options_.ranks_per_node;
+    views[rank].region = region;
+    views[rank].bytes = bytes;
+    views[rank].node.assign(base.begin() + first, base.begin() + first + options_.ranks_per_node);
+    views[rank].mine = base[rank];
+    for (std::uint32_t owner = 0; owner < world(); ++owner) {
+      auto& group = *ranks_[rank]->view.segment;
+      ranks_[rank]->view.at<abi::RegionEntry>(group.regions_offset)[owner * kRegionCapacity + region] = {
+          bytes, static_cast<std::uint32_t>(abi::RegionKind::kHostMemory), 0};
+    }
+  }
+  return views;
+}
+
+void FakeFabric::fail_group(StatusCode code, std::int32_t culprit, const std::string& node,
+                            const std::string& text) {
+  for (const auto& rank : ranks_) {
+    abi::GroupSegment& segment = *rank->view.segment;
+    segment.failure.code = static_cast<std::uint32_t>(code);
+    segment.failure.culprit = culprit;
+    std::snprintf(segment.failure.node, sizeof segment.failure.node, "%s", node.c_str());
+    std::snprintf(segment.failure.text, sizeof segment.failure.text, "%s", text.c_str());
+    std::atomic_ref<std::uint32_t>(segment.abort)
+        .store(static_cast<std::uint32_t>(code), std::memory_order_release);
+  }
+}
+
+std::string FakeFabric::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+std::uint64_t FakeFabric::wire_bytes(std::uint32_t source) const {
+  return wire_bytes_[source].load();
+}
+
+std::uint64_t FakeFabric::delivered(std::uint32_t source, std::uint32_t target, std::uint32_t lane) const {
+  return channels_[(source * world() + target) * options_.lanes + lane]->delivered.load();
+}
+
+std::uint64_t FakeFabric::random() {
+  random_state_ ^= random_state_ << 13;
+  random_state_ ^= random_state_ >> 7;
+  random_state_ ^= random_state_ << 17;
+  return random_state_;
+}
+
+void FakeFabric::serve() {
+  std::uint32_t idle = 0;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    const bool drained = drain_rings();
+    const bool moved = deliver_turn();
+    idle = drained || moved ? 0 : idle + 1;
+    if (idle > 16) std::this_thread::sleep_for(std::chrono::microseconds(std::min(idle, 100U)));
+  }
+}
+
+bool FakeFabric::drain_rings() {
+  bool any = false;
+  for (std::uint32_t rank = 0; rank < world(); ++rank) {
+    for (std::uint32_t ring = 0; ring < options_.rings; ++ring) {
+      const kernels::RingView& view = ranks_[rank]->view.rings[ring];
+      std::uint64_t& position = ranks_[rank]->consumed[ring];
+      abi::WorkSlot snapshot;
+      const std::uint64_t mask = (std::uint64_t{1} << view.log2_slots) - 1;
+      while (abi::load_slot(view.slots[position & mask], abi::lap_bit(position, view.log2_slots), snapshot)) {
+        any = true;
+        ++position;
+        std::atomic_ref<std::uint64_t>(const_cast<std::uint64_t&>(*view.tail))
+            .store(position, std::memory_order_release);
+        if (!accept(rank, abi::decode(snapshot))) return any;
+      }
+    }
+  }
+  return any;
+}
+
+std::string FakeFabric::problem(std::uint32_t rank, const abi::WorkRequest& request) const {
+  const abi::GroupSegment& group = *ranks_[rank]->view.segment;
+  if (request.opcode != static_cast<std::uint8_t>(abi::Opcode::kPut)) return "opcode";
+  if (request.channel < group.first_channel) return "channel";
+  const std::uint32_t channel = request.channel - group.first_channel;
+  if (channel / options_.lanes != request.peer || request.peer >= world()) return "peer or channel";
+  if (request.peer / options_.ranks_per_node == rank / options_.ranks_per_node) return "put inside a node";
+  if (request.length == 0) return "";
+  if (request.local_region >= regions_.size() || request.remote_region >= regions_.size()) return "region";
+  const auto fits = [&](std::uint32_t region, std::uint32_t owner, std::uint64_t offset) {
+    const std::uint64_t bytes = regions_[region][owner].size() - 64;
+    return offset <= bytes && request.length <= bytes - offset;
+  };
+  if (!fits(request.local_region, rank, request.local_offset)) return "local offset or length";
+  if (!fits(request.remote_region, request.peer, request.remote_offset)) return "remote offset or length";
+  return "";
+}
+
+bool FakeFabric::accept(std::uint32_t rank, const abi::WorkRequest& request) {
+  std::string text;
+  {
+    const std::lock_guard lock(mutex_);
+    text = problem(rank, request);
+    if (!text.empty() && error_.empty()) error_ = "rank " + std::to_string(rank) + ": bad slot: " + text;
+  }
+  if (!text.empty()) {
+    fail_group(StatusCode::kInvalidArgument, static_cast<std::int32_t>(rank), "fake", "bad slot: " + text);
+    return false;
+  }
+  const std::uint32_t channel = request.channel - ranks_[rank]->view.segment->first_channel;
+  channels_[rank * world() * options_.lanes + channel]->pending.push_back(request);
+  return true;
+}
+
+bool FakeFabric::deliver_turn() {
+  bool any = false;
+  const std::size_t begin = options_.seed == 0 ? 0 : random() % channels_.size();
+  for (std::size_t i = 0; i < channels_.size(); ++i) {
+    Channel& channel = *channels_[(begin + i) % channels_.size()];
+    any |= deliver(channel);
+  }
+  return any;
+}
+
+/// Delivers nothing, one or all pending puts of the channel, and perhaps completions that are due.
+bool FakeFabric::deliver(Channel& channel) {
+  if (channel.pending.empty() && channel.uncompleted == 0) return false;
+  const kernels::GroupView& source = ranks_[channel.source]->view;
+  const kernels::GroupView& target = ranks_[channel.target]->view;
+  if (channel.uncompleted > 0 && (options_.seed == 0 || random() % 4 == 0)) {
+    add_release(source.completed(channel.target, channel.lane), channel.uncompleted);
+    channel.uncompleted = 0;
+  }
+  std::size_t budget = options_.seed == 0 ? channel.pending.size() : random() % 3;
+  for (; budget > 0 && !channel.pending.empty(); --budget) {
+    const abi::WorkRequest request = channel.pending.front();
+    channel.pending.pop_front();
+    if (request.length > 0) {
+      const std::lock_guard lock(mutex_);
+      const auto base = [&](std::uint32_t region, std::uint32_t rank) {
+        return reinterpret_cast<std::byte*>(
+            abi::align64(reinterpret_cast<std::uintptr_t>(regions_[region][rank].data())));
+      };
+      std::memcpy(base(request.remote_region, channel.target) + request.remote_offset,
+                  base(request.local_region, channel.source) + request.local_offset, request.length);
+    }
+    wire_bytes_[channel.source].fetch_add(request.length);
+    channel.delivered.fetch_add(1);
+    ++channel.uncompleted;
+    add_release(target.arrivals(channel.source, channel.lane), 1);
+  }
+  return true;
+}
+
+std::vector<Status> run_ranks(std::uint32_t world, const std::function<Status(std::uint32_t)>& body) {
+  std::vector<Status> statuses(world);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] { statuses[rank] = body(rank); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return statuses;
+}
+
+}  // namespace mkernel::test

@@ -1,0 +1,95 @@
+// Sessions and daemons of a whole cluster in one process, for executor tests: N nodes x G ranks get their
+// session and group segments, one thread drains every ring, copies the puts and publishes the counts.
+//
+//   FakeFabric fabric({.nodes = 2, .ranks_per_node = 2, .seed = 7});
+//   auto workspace = fabric.symmetric(bytes);            // by rank, zeroed
+//   operation[r]->bind(fabric.group(r), workspace[r], 0);  // all ranks, before any runs
+//   auto statuses = run_ranks(fabric.world(), [&](std::uint32_t rank) { return operation[rank]->run(...); });
+//   CHECK(fabric.error() == "");
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/comm/views.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::test {
+
+struct FabricOptions {
+  std::uint32_t nodes = 1;
+  std::uint32_t ranks_per_node = 1;
+  std::uint32_t lanes = 8;
+  std::uint32_t rings = 1;
+  std::uint32_t log2_slots = 4;  ///< small on purpose: full rings happen
+  /// 0: every put is delivered at once, in ring order. Else: puts wait for a random time, channels overtake
+  /// each other, completions come late.
+  std::uint64_t seed = 1;
+};
+
+class FakeFabric {
+ public:
+  explicit FakeFabric(const FabricOptions& options);
+  ~FakeFabric();  ///< stops the draining thread
+
+  std::uint32_t world() const { return options_.nodes * options_.ranks_per_node; }
+  const kernels::GroupView& group(std::uint32_t rank) const { return ranks_[rank]->view; }
+
+  /// A symmetric buffer of `bytes` zeroed bytes on every rank; the views by rank. Lives as long as the
+  /// fabric. Not while operations run.
+  std::vector<kernels::SymmetricView> symmetric(std::uint64_t bytes);
+
+  /// What a daemon does when a group fails: fills every rank's failure record and sets the abort words.
+  void fail_group(StatusCode code, std::int32_t culprit, const std::string& node, const std::string& text);
+
+  /// First bad slot seen, "" when there was none. A bad slot also fails the group.
+  std::string error() const;
+
+  /// Payload bytes and puts that `source` has sent to ranks of other nodes.
+  std::uint64_t wire_bytes(std::uint32_t source) const;
+  /// Puts delivered from `source` to `target` on `lane`.
+  std::uint64_t delivered(std::uint32_t source, std::uint32_t target, std::uint32_t lane) const;
+
+ private:
+  struct Rank {
+    std::vector<std::uint64_t> session_memory;
+    std::vector<std::uint64_t> group_memory;
+    std::unique_ptr<std::atomic<std::uint64_t>[]> heads;
+    std::vector<std::uint64_t> consumed;  ///< by ring
+    kernels::GroupView view;
+  };
+  struct Channel;
+
+  void make_rank(std::uint32_t rank);
+  void serve();
+  bool drain_rings();
+  bool accept(std::uint32_t rank, const abi::WorkRequest& request);
+  bool deliver_turn();
+  bool deliver(Channel& channel);
+  std::string problem(std::uint32_t rank, const abi::WorkRequest& request) const;
+  std::uint64_t random();
+
+  FabricOptions options_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  /// regions_[index][rank]: the rank's bytes of one symmetric buffer.
+  std::vector<std::vector<std::vector<std::byte>>> regions_;
+  std::vector<std::unique_ptr<Channel>> channels_;
+  std::uint64_t random_state_;
+  mutable std::mutex mutex_;  ///< regions_, error_
+  std::string error_;
+  std::vector<std::atomic<std::uint64_t>> wire_bytes_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+/// Runs `body(rank)` for every rank in a thread of its own; the statuses by rank.
+std::vector<Status> run_ranks(std::uint32_t world, const std::function<Status(std::uint32_t)>& body);
+
+}  // namespace mkernel::test

@@ -1,0 +1,84 @@
+#include "tests/support/moe_reference.h"
+
+#include <cmath>
+
+#include "tests/support/random_tensor.h"
+
+namespace mkernel::test {
+namespace {
+
+constexpr double kFloatUnit = 0x1p-24;
+constexpr double kSmallest = 0x1p-24;  // rounding error among the subnormals of fp16
+
+/// x [k] times matrix [k, n] in the io type; an fp32 sum in any order is off by (k + 2) units of the sum of
+/// magnitudes, and by what the terms are off.
+std::vector<Expected> multiply(DataType dtype, const std::vector<Expected>& x, const std::uint16_t* matrix,
+                               std::int64_t n) {
+  std::vector<Expected> out(static_cast<std::size_t>(n));
+  const double unit = (double(x.size()) + 2) * kFloatUnit;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      const double weight = value_of(dtype, matrix[static_cast<std::int64_t>(i) * n + j]);
+      Expected& sum = out[static_cast<std::size_t>(j)];
+      sum.value += x[i].value * weight;
+      sum.tolerance += std::abs(weight) * (x[i].tolerance + unit * (std::abs(x[i].value) + x[i].tolerance));
+    }
+  }
+  return out;
+}
+
+/// silu(g) * u, rounded to the io type. |silu'| <= 1.1; exp and division in fp32 cost a few units.
+Expected gated(DataType dtype, const Expected& g, const Expected& u) {
+  const double silu = g.value / (1 + std::exp(-g.value));
+  const double silu_off = 1.1 * g.tolerance + 16 * kFloatUnit * (std::abs(silu) + std::abs(g.value));
+  const double value = silu * u.value;
+  const double off = silu_off * (std::abs(u.value) + u.tolerance) + std::abs(silu) * u.tolerance +
+                     2 * kFloatUnit * std::abs(value);
+  return {value, off + kernels::rounding_unit(dtype) * (std::abs(value) + off) + kSmallest};
+}
+
+std::vector<Expected> expert(const MoeShape& shape, const MoeWeights& weights, std::int64_t number,
+                             const std::vector<Expected>& x) {
+  const std::int64_t columns = shape.intermediate > 0 ? 2 * shape.intermediate : shape.n;
+  auto first = multiply(shape.dtype, x, weights.w1.data() + number * shape.hidden * columns, columns);
+  if (shape.intermediate == 0) return first;
+  std::vector<Expected> hidden;
+  for (std::int64_t i = 0; i < shape.intermediate; ++i) {
+    const auto gate = static_cast<std::size_t>(i);
+    hidden.push_back(
+        gated(shape.dtype, first[gate], first[gate + static_cast<std::size_t>(shape.intermediate)]));
+  }
+  return multiply(shape.dtype, hidden, weights.w2.data() + number * shape.intermediate * shape.n, shape.n);
+}
+
+}  // namespace
+
+std::vector<Expected> moe_row(const MoeShape& shape, const MoeWeights& weights, const MoeInput& input,
+                              std::int64_t token) {
+  std::vector<Expected> x;
+  for (std::int64_t i = 0; i < shape.hidden; ++i) {
+    x.push_back({value_of(shape.dtype, input.x[static_cast<std::size_t>(token * shape.hidden + i)]), 0});
+  }
+  std::vector<Expected> y(static_cast<std::size_t>(shape.n));
+  std::vector<double> magnitude(y.size());
+  for (std::int64_t j = 0; j < shape.topk; ++j) {
+    const auto entry = static_cast<std::size_t>(token * shape.topk + j);
+    const auto out = expert(shape, weights, input.topk[entry], x);
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const double weight = input.weights[entry];
+      y[i].value += weight * out[i].value;
+      y[i].tolerance += std::abs(weight) * out[i].tolerance;
+      magnitude[i] += std::abs(weight * out[i].value) + std::abs(weight) * out[i].tolerance;
+    }
+  }
+  // Sums of nodes cross in the io type: one rounding of each, together at most one unit of all magnitudes.
+  // Then the fp32 sums, then the final rounding.
+  const double unit = kernels::rounding_unit(shape.dtype);
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    y[i].tolerance += (unit + (double(shape.topk) + 4) * kFloatUnit) * magnitude[i];
+    y[i].tolerance += unit * (std::abs(y[i].value) + y[i].tolerance) + double(shape.topk + 1) * kSmallest;
+  }
+  return y;
+}
+
+}  // namespace mkernel::test

@@ -1,0 +1,29 @@
+// The mixture-of-experts layer in fp64, written from the definition and sharing no code with the operation.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "mkernel/ops.h"
+#include "tests/support/attention_reference.h"
+
+namespace mkernel::test {
+
+/// All experts' weights: w1 [experts, hidden, n or 2 * intermediate], w2 [experts, intermediate, n].
+struct MoeWeights {
+  std::vector<std::uint16_t> w1, w2;
+};
+
+/// One rank's input of one launch.
+struct MoeInput {
+  std::int64_t tokens = 0;
+  std::vector<std::uint16_t> x;    // [tokens, hidden]
+  std::vector<std::int32_t> topk;  // [tokens, topk]
+  std::vector<float> weights;      // [tokens, topk]
+};
+
+/// Expected output of one token: n values.
+std::vector<Expected> moe_row(const MoeShape& shape, const MoeWeights& weights, const MoeInput& input,
+                              std::int64_t token);
+
+}  // namespace mkernel::test

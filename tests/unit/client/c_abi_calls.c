@@ -1,0 +1,95 @@
+/* A C program's view of libmkernel: every function returns "" or what went wrong. Compiled as C99. */
+#include <mkernel/mkernel.h>
+#include <stdio.h>
+#include <string.h>
+
+#define TEXT_OF_LINE2(line) #line
+#define TEXT_OF_LINE(line) TEXT_OF_LINE2(line)
+#define EXPECT(condition) \
+  if (!(condition)) return "line " TEXT_OF_LINE(__LINE__) ": " #condition
+
+const char* mk_test_versions(void) {
+  EXPECT(strcmp(mk_version(), "0.1.0") == 0);
+  EXPECT(mk_protocol_version() >= 1);
+  EXPECT(strcmp(mk_status_name(MK_UNAVAILABLE), "UNAVAILABLE") == 0);
+  EXPECT(strcmp(mk_status_name(MK_OK), "OK") == 0);
+  return "";
+}
+
+const char* mk_test_errors(const char* socket) {
+  mk_session* session = NULL;
+  mk_group* group = NULL;
+  mk_gemm* gemm = NULL;
+  mk_session_options nowhere = {"/nonexistent/socket", NULL, -1, 0, 0};
+  mk_session_options here = {socket, "c test", -1, 0, 30000};
+  mk_group_options options = {"c", 1, 1, 0, 0, 0};
+
+  EXPECT(mk_connect(NULL, &session) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_connect(&nowhere, &session) == MK_UNAVAILABLE);
+  EXPECT(strstr(mk_last_error(), "/nonexistent/socket") != NULL);
+  EXPECT(session == NULL);
+
+  EXPECT(mk_connect(&here, &session) == MK_OK);
+  EXPECT(strcmp(mk_last_error(), "") == 0);
+  EXPECT(mk_join(session, &options, &group) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "rank = 1") != NULL);
+  EXPECT(group == NULL);
+  EXPECT(mk_ag_gemm_create(NULL, NULL, &gemm) == MK_INVALID_ARGUMENT);
+
+  options.rank = 0;
+  EXPECT(mk_join(session, &options, &group) == MK_OK);
+  EXPECT(mk_group_status(group) == MK_OK);
+  EXPECT(mk_group_fail(group, MK_ABORTED, "the user gave up") == MK_OK);
+  EXPECT(mk_group_status(group) == MK_ABORTED);
+  EXPECT(strstr(mk_last_error(), "the user gave up") != NULL);
+  EXPECT(mk_barrier(group) == MK_ABORTED);
+
+  mk_session_destroy(session); /* in any order: the group keeps the session */
+  mk_group_destroy(group);
+  mk_group_destroy(NULL);
+  return "";
+}
+
+const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
+  mk_session* session = NULL;
+  mk_group* group = NULL;
+  mk_symmetric* symmetric = NULL;
+  mk_host_buffer* host = NULL;
+  const mk_session_options here = {socket, "c test", -1, 1, 30000};
+  mk_group_options options = {"c", 0, 0, 4, 8, 30000};
+  uint32_t lane = 99, said[2] = {0, 0}, mine;
+  uint64_t number = 0;
+  const unsigned peer = (rank + 1) % world;
+  options.world_size = world;
+  options.rank = rank;
+
+  EXPECT(mk_connect(&here, &session) == MK_OK);
+  EXPECT(mk_join(session, &options, &group) == MK_OK);
+  EXPECT(mk_group_rank(group) == rank && mk_group_world_size(group) == world &&
+         mk_group_node_count(group) == 1);
+  mine = rank + 41;
+  EXPECT(mk_exchange(group, &mine, sizeof(mine), said) == MK_OK);
+  EXPECT(said[0] == 41 && said[1] == 42);
+
+  EXPECT(mk_symmetric_create(group, 4096, &symmetric) == MK_OK);
+  EXPECT(mk_host_buffer_create(group, 4096, &host) == MK_OK);
+  EXPECT(mk_reserve_lanes(group, 1, &lane) == MK_OK && lane == 3);
+  memset(mk_host_buffer_data(host), (int)rank + 1, 4096);
+  EXPECT(mk_put_host(group, peer, lane, host, 0, mk_symmetric_region(symmetric), 1024, 1024, &number) ==
+         MK_OK);
+  EXPECT(number == 1);
+  EXPECT(mk_signal(group, peer, lane, NULL) == MK_OK);
+  EXPECT(mk_wait_arrival(group, peer, lane, 2, 30000) == MK_OK);
+  EXPECT(mk_wait_completed(group, peer, lane, 2, 30000) == MK_OK);
+  EXPECT(((unsigned char*)mk_symmetric_data(symmetric))[2047] == peer + 1);
+  EXPECT(((unsigned char*)mk_symmetric_data(symmetric))[2048] == 0);
+  EXPECT(mk_symmetric_peer(symmetric, rank) == mk_symmetric_data(symmetric));
+  EXPECT(mk_put(group, peer, lane, symmetric, 4096, 0, 0, 1, &number) == MK_OUT_OF_RANGE);
+  EXPECT(mk_barrier(group) == MK_OK);
+
+  mk_host_buffer_destroy(host);
+  mk_symmetric_destroy(symmetric);
+  mk_group_destroy(group);
+  mk_session_destroy(session);
+  return "";
+}

@@ -1,0 +1,230 @@
+#include "daemon/config/config.h"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "daemon/config/keys.h"
+#include "daemon/config/rules.h"
+
+namespace mkernel::config {
+namespace {
+
+const std::filesystem::path kRoot = MKERNEL_SOURCE_DIR;
+
+std::string mistakes_in(const std::string& text) {
+  auto parsed = parse(text, "node.toml");
+  REQUIRE_FALSE(parsed.ok());
+  CHECK(parsed.status().code() == StatusCode::kInvalidArgument);
+  return parsed.status().text();
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_CASE("an empty file is the defaults, with the sockets derived from the runtime directory") {
+  auto parsed = parse("", "node.toml");
+  REQUIRE(parsed.ok());
+  CHECK(parsed->node.socket == "/run/mkernel/mkerneld.sock");
+  CHECK(parsed->control.socket == "/run/mkernel/control.sock");
+  CHECK_FALSE(parsed->node.name.empty());
+  CHECK(parsed->node.mode_bits() == 0660);
+  CHECK(parsed->proxy.threads == 1);
+}
+
+TEST_CASE("every kind of value reaches its field") {
+  auto parsed = parse(R"(
+[node]
+name = "a-1.rack_2"
+runtime_dir = "/tmp/a"
+socket_mode = "0666"
+[peers]
+list = ["127.0.0.1:1", "[::1]:2"]
+time_scale = 2
+[transport]
+kind = "emulated"
+[transport.tcp]
+zero_copy = "never"
+[transport.emulated]
+drop = 0.25
+latency_us = 7
+[proxy]
+threads = 2
+cpus = [3, 5]
+[limits]
+drain_ms = 10
+)",
+                      "node.toml");
+  REQUIRE_MESSAGE(parsed.ok(), parsed.status().text());
+  CHECK(parsed->node.name == "a-1.rack_2");
+  CHECK(parsed->node.socket == "/tmp/a/mkerneld.sock");
+  CHECK(parsed->node.mode_bits() == 0666);
+  CHECK(parsed->peers.list == std::vector<std::string>{"127.0.0.1:1", "[::1]:2"});
+  CHECK(parsed->peers.time_scale == 2.0);  // a whole number is fine where a number is wanted
+  CHECK(parsed->transport.kind == "emulated");
+  CHECK(parsed->transport.tcp.zero_copy == "never");
+  CHECK(parsed->transport.emulated.drop == 0.25);
+  CHECK(parsed->transport.emulated.latency == std::chrono::microseconds(7));
+  CHECK(parsed->proxy.cpus == std::vector<std::uint32_t>{3, 5});
+  CHECK(parsed->limits.drain == std::chrono::milliseconds(10));
+}
+
+TEST_CASE("each mistake is refused with file, line, key, value and limit") {
+  struct Row {
+    const char* text;
+    const char* expected;
+  };
+  const Row rows[] = {
+      {"[proxy]\nthreads = 9", "node.toml:2: proxy.threads = 9: must be a whole number from 1 to 8"},
+      {"[proxy]\nthreads = 0", "node.toml:2: proxy.threads = 0: must be a whole number from 1 to 8"},
+      {"[proxy]\nthreads = -1", "node.toml:2: proxy.threads = -1: must be"},
+      {"[proxy]\nthreads = \"two\"", "node.toml:2: proxy.threads = \"two\": must be a whole number"},
+      {"[proxy]\nthreads = 1.5", "node.toml:2: proxy.threads = 1.5: must be a whole number"},
+      {"\n[proxy]\nring_slots = 1000",
+       "node.toml:3: proxy.ring_slots = 1000: must be a power of two from 64"},
+      {"[proxy]\ncpus = [1, \"b\"]", "node.toml:2: proxy.cpus = [1, \"b\"]: must be a list of CPU numbers"},
+      {"[proxy]\ncpus = [1, 2, 3]", "node.toml:2: proxy.cpus: 3 CPUs for 1 proxy threads"},
+      {"[proxy]\nthreats = 2", "node.toml:2: proxy.threats: unknown key (did you mean proxy.threads?)"},
+      {"frobnicate = 1", "node.toml:1: frobnicate: unknown key"},
+      {"[proxies]\nthreads = 1", "node.toml:1: [proxies]: unknown section"},
+      {"proxy = 3", "node.toml:1: proxy: is a section, not a key"},
+      {"[transport.kind]\na = 1", "node.toml:1: transport.kind: is a key, not a section"},
+      {"[transport]\nkind = \"udp\"",
+       "node.toml:2: transport.kind = \"udp\": must be one of \"tcp\" \"emulated\""},
+      {"[transport.emulated]\ndrop = 1.5",
+       "node.toml:2: transport.emulated.drop = 1.5: must be a number from"},
+      {"[transport.emulated]\ndrop = nan", "node.toml:2: transport.emulated.drop = nan: must be"},
+      {"[transport.tcp]\nzero_copy = 1", "node.toml:2: transport.tcp.zero_copy = 1: must be one of"},
+      {"[peers]\ninsecure = 1", "node.toml:2: peers.insecure = 1: must be true or false"},
+      {"[transport.tcp]\nport = 70000", "node.toml:2: transport.tcp.port = 70000: must be a whole number"},
+      {"[transport.tcp]\nport = 65535\n[proxy]\nthreads = 2",
+       "node.toml:2: transport.tcp.port = 65535: rail 1"},
+      {"[peers]\nlist = [\"nohost\"]",
+       "node.toml:2: peers.list = [\"nohost\"]: must be a list of \"host:port\""},
+      {"[peers]\nlist = \"a:1\"", "node.toml:2: peers.list = \"a:1\": must be a list"},
+      {"[peers]\nlisten = \"127.0.0.1:99999\"", "node.toml:2: peers.listen"},
+      {"[peers]\nlisten = \"0.0.0.0:7600\"",
+       "node.toml:2: peers.listen = \"0.0.0.0:7600\": plain text outside"},
+      {"[peers]\nlist = [\"10.0.0.2:7600\"]",
+       "node.toml:2: peers.list = \"10.0.0.2:7600\": plain text outside"},
+      {"[peers]\nlist = [\"127.0.0.1:1\"]\ndns = \"localhost:1\"",
+       "node.toml:3: peers.dns: peers.list is set"},
+      {"[peers.tls]\ncert = \"/c\"", "node.toml: peers.tls.key: missing: cert, key and ca come together"},
+      {"[node]\nname = \"a b\"", "node.toml:2: node.name = \"a b\": must be at most 55 letters"},
+      {"[node]\nsocket_mode = \"660x\"", "node.toml:2: node.socket_mode"},
+      {"[node]\nsocket_mode = 660", "node.toml:2: node.socket_mode = 660: must be permission bits in octal"},
+      {"[node]\nsocket = \"/s\"\n[control]\nsocket = \"/s\"",
+       "node.toml:4: control.socket = \"/s\": is node.socket"},
+      {"[log]\nlevel = \"loud\"", "node.toml:2: log.level = \"loud\": must be one of"},
+      {"[node]\nname = \"a\"\nname = \"b\"", "node.toml:3: not TOML: "},
+      {"[node\n", "node.toml:1: not TOML: "},
+      {"[limits]\ndrain_ms = 99999999999999999999", "node.toml:2: not TOML: "},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.text);
+    const std::string found = mistakes_in(row.text);
+    CHECK_MESSAGE(contains(found, row.expected), found);
+  }
+}
+
+TEST_CASE("a socket path that no Unix socket can have is refused") {
+  const std::string found = mistakes_in("[node]\nruntime_dir = \"/" + std::string(120, 'd') + "\"");
+  CHECK(contains(found, "a Unix socket's path has at most 107"));
+}
+
+TEST_CASE("all mistakes are reported at once, in the order of the file") {
+  const std::string found = mistakes_in("[proxy]\nthreads = 99\n[log]\nlevel = 1\n[nope]\n");
+  auto first = found.find("node.toml:2: proxy.threads");
+  auto second = found.find("node.toml:4: log.level");
+  const auto third = found.find("node.toml:5: [nope]");
+  REQUIRE(first != std::string::npos);
+  REQUIRE(second != std::string::npos);
+  REQUIRE(third != std::string::npos);
+  CHECK(first < second);
+  CHECK(second < third);
+}
+
+TEST_CASE("plain text leaves loopback only with TLS or when the file says insecure") {
+  CHECK(parse("[peers]\nlisten = \"0.0.0.0:7600\"\ninsecure = true", "f").ok());
+  CHECK(parse("[peers]\nlisten = \"0.0.0.0:7600\"\n[peers.tls]\ncert = \"c\"\nkey = \"k\"\nca = \"a\"", "f")
+            .ok());
+  CHECK(parse("[peers]\nlisten = \"localhost:0\"\nlist = [\"127.1.2.3:5\", \"[::1]:6\"]", "f").ok());
+}
+
+TEST_CASE("what dump prints reads back as the same configuration and names each origin") {
+  auto first = parse("[node]\nname = \"q\"\n[proxy]\nspin_us = 9\n[transport.emulated]\ndrop = 0.001\n", "f");
+  REQUIRE(first.ok());
+  const std::string text = dump(*first);
+  CHECK(contains(text, "spin_us = 9  # f:4\n"));
+  CHECK(contains(text, "nap_us = 50  # default\n"));
+  auto second = parse(text, "dump");
+  REQUIRE_MESSAGE(second.ok(), second.status().text());
+  for (const Key& key : keys()) {
+    CAPTURE(key.name);
+    CHECK(key.get(*first) == key.get(*second));
+  }
+}
+
+TEST_CASE("a reload takes over what can change and says what needs a restart") {
+  auto running = parse("[node]\nname = \"a\"\n[log]\nlevel = \"info\"\n", "f");
+  auto fresh = parse("[node]\nname = \"b\"\n[log]\nlevel = \"debug\"\n[limits]\nmax_sessions = 3\n", "f");
+  REQUIRE(running.ok());
+  REQUIRE(fresh.ok());
+  const Reload result = reload(*running, *fresh);
+  CHECK(result.config.node.name == "a");
+  CHECK(result.config.log.level == "debug");
+  CHECK(result.config.limits.max_sessions == 3);
+  CHECK(result.config.lines.at("limits.max_sessions") == 6);
+  CHECK(result.applied ==
+        std::vector<std::string>{"limits.max_sessions: 256 -> 3", "log.level: \"info\" -> \"debug\""});
+  CHECK(result.needs_restart == std::vector<std::string>{"node.name: \"a\" -> \"b\""});
+}
+
+TEST_CASE("config/mkerneld.toml holds every key at its default") {
+  auto documented = load((kRoot / "config/mkerneld.toml").string());
+  REQUIRE_MESSAGE(documented.ok(), documented.status().text());
+  auto defaults = parse("", "");
+  for (const Key& key : keys()) {
+    CAPTURE(key.name);
+    CHECK_MESSAGE(documented->lines.count(key.name) == 1, "not documented");
+    CHECK(key.get(*documented) == key.get(*defaults));
+  }
+}
+
+TEST_CASE("every example is a valid configuration") {
+  int count = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(kRoot / "config/examples")) {
+    if (entry.path().extension() != ".toml") continue;
+    auto loaded = load(entry.path().string());
+    CHECK_MESSAGE(loaded.ok(), loaded.status().text());
+    ++count;
+  }
+  CHECK(count >= 3);
+}
+
+TEST_CASE("a file that cannot be read is named with the reason") {
+  auto loaded = load("/nonexistent/mkerneld.toml");
+  REQUIRE_FALSE(loaded.ok());
+  CHECK(loaded.status().code() == StatusCode::kNotFound);
+  CHECK(contains(loaded.status().text(), "/nonexistent/mkerneld.toml: cannot be read: No such file"));
+}
+
+TEST_CASE("host:port in all its spellings") {
+  std::string host;
+  std::uint16_t port = 0;
+  CHECK(split_host_port("node-1.example:7600", host, port));
+  CHECK(host == "node-1.example");
+  CHECK(port == 7600);
+  CHECK(split_host_port("[fe80::1]:1", host, port));
+  CHECK(host == "fe80::1");
+  for (const char* wrong : {"", ":", ":1", "a", "a:", "a:b", "a:70000", "::1:5", "[]:5", "a b:1", "a:1x"}) {
+    CAPTURE(wrong);
+    CHECK_FALSE(split_host_port(wrong, host, port));
+  }
+}
+
+}  // namespace
+}  // namespace mkernel::config

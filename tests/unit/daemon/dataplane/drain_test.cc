@@ -1,0 +1,149 @@
+// Leaving: what waits for puts in flight, what is given up at the limit, and that no reference stays behind.
+#include "tests/support/proxy_fixture.h"
+
+namespace mkernel::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLong(60000);
+
+/// A `done` that can be looked at.
+struct Flag {
+  std::shared_ptr<std::atomic<bool>> value = std::make_shared<std::atomic<bool>>(false);
+  auto setter() const {
+    return [value = value] { value->store(true); };
+  }
+  bool set() const { return value->load(); }
+};
+
+/// Lets the proxy run its commands: true once it has answered one that was posted after all others.
+void settle(ProxyFixture& node) {
+  Flag flag;
+  node.proxy.close_group({999, 999}, kLong, flag.setter());
+  REQUIRE(eventually([&] { return flag.set(); }));
+}
+
+TEST_CASE("detach waits for the puts in flight, then drops every reference") {
+  ProxyFixture node;
+  node.wire->allow_everything();
+  auto client = node.join(1, pair_shape(1, 77, 2));
+  for (int i = 0; i < 40; ++i) client.put(1, 64);
+  REQUIRE(eventually([&] { return node.wire->put_count() == 40; }));
+  CHECK(node.wire->open_channels() == 4);
+  Flag gone;
+  node.proxy.detach_session(1, kLong, gone.setter());
+  settle(node);       // the proxy knows: a slot written while the command was under way could still be read
+  client.put(1, 64);  // written too late: never read
+  settle(node);
+  CHECK_FALSE(gone.set());
+  node.wire->complete(client.key(1), 39);
+  CHECK(eventually([&] { return completed(*client.group, 1) == 39; }));
+  settle(node);
+  CHECK_FALSE(gone.set());
+  CHECK(node.wire->open_channels() == 4);
+  node.wire->complete(client.key(1), 40);
+  REQUIRE(eventually([&] { return gone.set(); }));
+  CHECK(completed(*client.group, 1) == 40);
+  CHECK(node.wire->open_channels() == 0);
+  CHECK(node.wire->put_count() == 40);
+  CHECK(eventually([&] { return client.session.use_count() == 2; }));  // this test and its writer
+  CHECK(eventually([&] { return client.group.use_count() == 1; }));
+  CHECK(eventually([&] { return client.region.use_count() == 1; }));
+}
+
+TEST_CASE("detach gives up at its limit, also with puts that the transport never took") {
+  ProxyFixture node;
+  node.wire->allow(5);
+  auto client = node.join(1, pair_shape(1));
+  for (int i = 0; i < 20; ++i) client.put(1, 64);
+  REQUIRE(eventually([&] { return node.wire->put_count() == 5; }));
+  CHECK(detach_session(node.proxy, 1, milliseconds(1)));
+  CHECK(node.wire->open_channels() == 0);
+  CHECK(eventually([&] { return client.region.use_count() == 1; }));
+  node.wire->allow_everything();
+  auto next = node.join(2, pair_shape(2));
+  next.put(1, 8);
+  CHECK(eventually([&] { return node.wire->put_count() == 6; }));
+}
+
+TEST_CASE("closing a group sends what was written before, and its channel numbers may be used again") {
+  ProxyFixture node;
+  node.wire->allow_everything();
+  node.wire->complete_at_once();
+  auto client = node.join(1, pair_shape(1));
+  for (int i = 0; i < 200; ++i) client.put(1, 64);
+  CHECK(close_group(node.proxy, client.group->key, kLong));
+  CHECK(completed(*client.group, 1) == 200);
+  CHECK(node.wire->open_channels() == 0);
+
+  GroupShape again = pair_shape(1, 78);
+  again.handle = 2;
+  const auto second = make_group(1, again);
+  REQUIRE(open_group(node.proxy, second).ok());
+  CHECK(open_group(node.proxy, second).code() == StatusCode::kInternal);  // twice
+  client.ring->write(put_request(1, 1, 0));
+  CHECK(eventually([&] { return completed(*second, 1) == 1; }));
+  CHECK(close_group(node.proxy, second->key, kLong));
+  client.ring->write(put_request(1, 1, 0));  // the channel is gone
+  REQUIRE(eventually([&] { return node.sink.sessions().size() == 1; }));
+  CHECK(node.sink.sessions()[0].second.code() == StatusCode::kNotFound);
+}
+
+TEST_CASE("a region stays until the puts that use it are done, then new ones are refused") {
+  ProxyFixture node;
+  node.wire->allow_everything();
+  auto client = node.join(1, pair_shape(1));
+  client.put(1, 64);
+  REQUIRE(eventually([&] { return node.wire->put_count() == 1; }));
+  Flag cleared;
+  node.proxy.clear_region(client.group->key, 0, kLong, cleared.setter());
+  settle(node);
+  CHECK_FALSE(cleared.set());
+  CHECK(client.region.use_count() == 2);
+  client.ring->write(put_request(1, 1, 0));  // later traffic of the group holds up nothing
+  REQUIRE(eventually([&] { return node.wire->put_count() == 2; }));
+  node.wire->complete(client.key(1), 1);
+  REQUIRE(eventually([&] { return cleared.set(); }));
+  CHECK(eventually([&] { return client.region.use_count() == 1; }));
+  client.put(1, 64);
+  REQUIRE(eventually([&] { return node.sink.sessions().size() == 1; }));
+  CHECK(node.sink.sessions()[0].second.text().find("local region 0") != std::string::npos);
+}
+
+TEST_CASE("stop drains, closes the transport and answers everybody") {
+  ProxyFixture node;
+  node.wire->allow_everything();
+  auto client = node.join(1, pair_shape(1));
+  client.put(1, 64);
+  REQUIRE(eventually([&] { return node.wire->put_count() == 1; }));
+  Flag detached, closed;
+  node.proxy.detach_session(1, kLong, detached.setter());
+  node.proxy.close_group(client.group->key, kLong, closed.setter());
+  node.proxy.stop(milliseconds(1));  // the put never completes
+  CHECK(detached.set());
+  CHECK(closed.set());
+  CHECK(node.wire->closed());
+  CHECK(client.group.use_count() == 1);
+  // After the end every call still answers.
+  Flag late;
+  node.proxy.detach_session(1, kLong, late.setter());
+  CHECK(late.set());
+  CHECK_FALSE(open_group(node.proxy, make_group(1, pair_shape(1))).ok());
+  node.proxy.attach_session(make_session(8));
+  REQUIRE(node.sink.sessions().size() == 1);
+  CHECK(node.sink.sessions()[0].second.code() == StatusCode::kUnavailable);
+}
+
+TEST_CASE("a proxy that was never started answers too") {
+  RecordingSink sink;
+  Flag done;
+  {
+    dataplane::Proxy proxy({}, std::make_unique<FakeTransport>(std::make_shared<FakeWire>()), sink);
+    proxy.detach_session(1, kLong, done.setter());
+  }
+  CHECK(done.set());
+}
+
+}  // namespace
+}  // namespace mkernel::test

@@ -1,0 +1,110 @@
+// Channel keys, channel ids, group tables and the ring reader, without a proxy around them.
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "daemon/dataplane/channel_table.h"
+#include "daemon/dataplane/ring_reader.h"
+#include "tests/support/dataplane_rig.h"
+
+namespace mkernel::dataplane {
+namespace {
+
+TEST_CASE("channels of a group never share a key, and the direction counts") {
+  std::set<transport::ChannelKey> keys;
+  for (std::uint32_t source = 0; source < 40; ++source) {
+    for (std::uint32_t target = 0; target < 40; ++target) {
+      for (std::uint32_t lane = 0; lane < 16; ++lane) keys.insert(channel_key(99, source, target, lane));
+    }
+  }
+  CHECK(keys.size() == 40 * 40 * 16);
+  CHECK(channel_key(99, 1, 2, 0) == channel_key(99, 1, 2, 0));
+  CHECK_FALSE(keys.contains(channel_key(100, 1, 2, 0)));
+}
+
+TEST_CASE("a channel id is used again only after its release") {
+  ChannelEnds ends;
+  Group group;
+  const auto first = ends.acquire({&group, nullptr, {}});
+  const auto second = ends.acquire({&group, nullptr, {}});
+  CHECK(first != second);
+  ends.release(first);
+  CHECK(ends.find(first) == nullptr);
+  CHECK(ends.find(second) != nullptr);
+  CHECK(ends.find(1000) == nullptr);
+  CHECK(ends.acquire({&group, nullptr, {}}) == first);
+}
+
+TEST_CASE("a port that contradicts itself is refused by name") {
+  const RailTraits rail{.max_put_bytes = 1000};
+  const auto refused = [&rail](auto&& spoil) {
+    Group group;
+    group.port = test::make_group(1, {.lanes = 2, .ranks = {{.session = 1}, {.peer = 2}}});
+    spoil(*group.port);
+    const Status status = build_group(group, rail);
+    return status.code() == StatusCode::kInternal && status.text().find("group-1") != std::string::npos;
+  };
+  CHECK_FALSE(refused([](GroupPort&) {}));
+  CHECK(refused([](GroupPort& port) { port.rank = 2; }));
+  CHECK(refused([](GroupPort& port) { port.lanes = 0; }));
+  CHECK(refused([](GroupPort& port) { port.ranks.pop_back(); }));
+  CHECK(refused([](GroupPort& port) { port.first_channel = abi::kMax24; }));
+  CHECK(refused([](GroupPort& port) { port.region_capacity = 5000; }));
+}
+
+TEST_CASE("the reader sees whole slots of its lap only, and counts what waits") {
+  const auto session = test::make_session(1, 4);
+  test::RingWriter writer(session);
+  auto reader = RingReader::open(session->segment, 0);
+  REQUIRE(reader.ok());
+  abi::WorkSlot slot{};
+  CHECK_FALSE(reader->next(slot));
+  CHECK(reader->depth() == 0);
+
+  for (std::uint32_t lap = 0; lap < 5; ++lap) {
+    for (std::uint32_t i = 0; i < 16; ++i) {
+      writer.write(test::put_request(i, lap, 8 * i, i, lap));
+      CHECK(reader->depth() == i + 1);
+    }
+    for (std::uint32_t i = 0; i < 16; ++i) {
+      REQUIRE(reader->next(slot));
+      const abi::WorkRequest request = abi::decode(slot);
+      CHECK(request.channel == i);
+      CHECK(request.peer == lap);
+      CHECK(request.length == 8 * i);
+      CHECK(reader->depth() == 15 - i);
+    }
+    CHECK_FALSE(reader->next(slot));
+    reader->publish();
+    CHECK(writer.tail() == 16 * (lap + 1));
+  }
+}
+
+TEST_CASE("half a slot is no slot") {
+  const auto session = test::make_session(1, 4);
+  auto reader = RingReader::open(session->segment, 0);
+  REQUIRE(reader.ok());
+  auto* slots = session->segment.at<abi::WorkSlot>(session->header()->slots_offset);
+  const abi::WorkSlot whole = abi::encode(test::put_request(1, 1, 8), abi::lap_bit(0, 4));
+  abi::WorkSlot taken{};
+  slots[0].word[0] = whole.word[0];
+  CHECK_FALSE(reader->next(taken));
+  slots[0].word[0] = 0;
+  slots[0].word[3] = whole.word[3];
+  CHECK_FALSE(reader->next(taken));
+  slots[0] = whole;
+  CHECK(reader->next(taken));
+}
+
+TEST_CASE("a ring that does not fit its segment is refused") {
+  const auto session = test::make_session(1, 6);
+  CHECK(RingReader::open(session->segment, 0).ok());
+  CHECK_FALSE(RingReader::open(session->segment, 1).ok());  // made with one ring
+  session->header()->log2_slots = 7;                        // what a client might write there
+  CHECK(RingReader::open(session->segment, 0).status().code() == StatusCode::kInvalidArgument);
+  session->header()->log2_slots = 63;
+  CHECK_FALSE(RingReader::open(session->segment, 0).ok());
+}
+
+}  // namespace
+}  // namespace mkernel::dataplane

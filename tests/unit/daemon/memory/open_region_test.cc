@@ -1,0 +1,88 @@
+#include "daemon/memory/open_region.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+
+namespace mkernel::memory {
+namespace {
+
+constexpr std::uint64_t kMaxBytes = 1 << 20;
+
+RegionRequest host_request(ipc::UniqueFd fd, std::uint64_t offset, std::uint64_t bytes) {
+  return {static_cast<std::uint32_t>(abi::RegionKind::kHostMemory), true, std::move(fd), offset, bytes};
+}
+
+ipc::UniqueFd memory(std::uint64_t bytes) {
+  return std::move(ipc::create_shared_memory("region", bytes)).value();
+}
+
+TEST_CASE("a region is the part of its fd that was asked for, and keeps it alive") {
+  ipc::UniqueFd fd = memory(8192);
+  const auto whole = ipc::Mapping::map(fd.get(), 0, 8192);
+  REQUIRE(whole.ok());
+  whole.value().data()[4096 + 5] = std::byte{77};
+  const auto region = open_region(host_request(std::move(fd), 4096, 4000), 9, kMaxBytes);
+  REQUIRE_MESSAGE(region.ok(), region.status().text());
+  const Region& found = *region.value();
+  CHECK(found.id == 9);
+  CHECK(found.shared);
+  CHECK(found.offset == 4096);
+  CHECK(found.bytes == 4000);
+  CHECK(*found.host(5) == std::byte{77});
+  *found.host(3999) = std::byte{78};
+  CHECK(whole.value().data()[4096 + 3999] == std::byte{78});
+}
+
+TEST_CASE("in_bounds holds for every input, the largest included") {
+  constexpr std::uint64_t max = std::numeric_limits<std::uint64_t>::max();
+  CHECK(in_bounds(0, 0, 0));
+  CHECK(in_bounds(5, 5, 10));
+  CHECK_FALSE(in_bounds(5, 6, 10));
+  CHECK_FALSE(in_bounds(max, 1, max - 1));
+  CHECK_FALSE(in_bounds(1, max, max));
+  CHECK(in_bounds(max, 0, max));
+}
+
+TEST_CASE("huge pages are refused: a hole in them would kill the daemon") {
+  ipc::UniqueFd fd(::memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB));
+  if (!fd.valid() || ::ftruncate(fd.get(), 2 << 20) != 0) {
+    MESSAGE("skipped: this kernel offers no huge-page memfd");
+    return;
+  }
+  REQUIRE(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  const auto region = open_region(host_request(std::move(fd), 0, 4096), 1, kMaxBytes);
+  REQUIRE_FALSE(region.ok());
+  CHECK(region.status().code() == StatusCode::kUnimplemented);
+  CHECK(region.status().text().find("MFD_HUGETLB") != std::string::npos);
+}
+
+TEST_CASE("kinds are told apart by name") {
+  CHECK(std::string(kind_name(abi::RegionKind::kHostMemory)) == "host");
+  for (const auto kind : {abi::RegionKind::kDmaBuf, abi::RegionKind::kVmm}) {
+    RegionRequest request = host_request(memory(4096), 0, 4096);
+    request.kind = static_cast<std::uint32_t>(kind);
+    const auto region = open_region(std::move(request), 1, kMaxBytes);
+    CHECK(region.status().code() == StatusCode::kUnimplemented);
+    CHECK(region.status().text().find(kind_name(kind)) != std::string::npos);
+  }
+  RegionRequest none = host_request(memory(4096), 0, 4096);
+  none.kind = 0;
+  CHECK(open_region(std::move(none), 1, kMaxBytes).status().code() == StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("a region above the limit is refused before anything is mapped") {
+  const auto region = open_region(host_request(memory(kMaxBytes + 4096), 0, kMaxBytes + 1), 1, kMaxBytes);
+  CHECK(region.status().code() == StatusCode::kResourceExhausted);
+  CHECK(region.status().text().find("1048577 bytes is above limits.max_region_bytes = 1048576") !=
+        std::string::npos);
+}
+
+}  // namespace
+}  // namespace mkernel::memory

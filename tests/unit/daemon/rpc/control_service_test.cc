@@ -1,0 +1,222 @@
+// The control service and the mkctl program against a daemon that is made up: exit codes, tables, JSON, a
+// stuck daemon.
+#include "daemon/rpc/control_service.h"
+
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <future>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+namespace mkernel::rpc {
+namespace {
+
+class FakeDaemon final : public ControlBackend, public session::Inspector {
+ public:
+  const session::Inspector& inspector() const override { return *this; }
+  DaemonSnapshot daemon() const override {
+    DaemonSnapshot seen;
+    seen.node = "nodeA";
+    seen.pid = 4711;
+    seen.boot_id = 0xabc;
+    seen.transports = {"emulated"};
+    seen.proxies = 2;
+    seen.problems = problems;
+    return seen;
+  }
+  std::vector<PeerSnapshot> peers() const override {
+    PeerSnapshot peer;
+    peer.address = "10.0.0.7:7600";
+    peer.node = "nodeB";
+    peer.state = "alive";
+    peer.sent_total = 12;
+    return {peer};
+  }
+  std::string config_text() const override { return "[node]\nname = \"nodeA\"  # default\n"; }
+  void set_link(const std::string& peer, const LinkChange& change,
+                std::function<void(Result<transport::LinkShape>)> done) override {
+    if (peer != "nodeB") return done(Status(StatusCode::kNotFound, "no peer \"" + peer + "\""));
+    if (change.down) shape.down = *change.down;
+    if (change.latency) shape.latency = *change.latency;
+    done(shape);
+  }
+  Result<ReloadSnapshot> reload() override { return Status(StatusCode::kInvalidArgument, "file:3: speling"); }
+
+  std::vector<session::SessionSnapshot> sessions() const override {
+    session::SessionSnapshot seen;
+    seen.id = 7;
+    seen.client_name = "train";
+    seen.pid = 99;
+    seen.counters.bytes_total = (std::uint64_t{1} << 53) + 1;  // more than a double holds
+    return {seen};
+  }
+  std::vector<session::GroupSnapshot> groups() const override { return {}; }
+  std::vector<session::RegionSnapshot> regions() const override { return {}; }
+  std::vector<session::ChannelSnapshot> channels(bool all) const override {
+    return std::vector<session::ChannelSnapshot>(all ? 3 : 1);
+  }
+
+  std::vector<std::string> problems;
+  transport::LinkShape shape;
+};
+
+/// The daemon's control thread and its service on a socket of its own.
+struct Served {
+  Served() {
+    char name[] = "/tmp/mkernel-control-XXXXXX";
+    REQUIRE(::mkdtemp(name) != nullptr);
+    folder = name;
+    socket = folder / "control.sock";
+    auto started = ControlService::start(io, daemon, socket);
+    REQUIRE(started.ok());
+    service = std::move(started).value();
+    thread = std::thread([this] { io.run(); });
+  }
+  ~Served() {
+    io.stop();
+    thread.join();
+    service.reset();
+    std::filesystem::remove_all(folder);
+  }
+  /// Changes the daemon where it may be changed.
+  void change(const std::function<void(FakeDaemon&)>& what) {
+    std::promise<void> done;
+    boost::asio::post(io, [&] {
+      what(daemon);
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+
+  std::filesystem::path folder;
+  std::string socket;
+  FakeDaemon daemon;
+  boost::asio::io_context io;
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{io.get_executor()};
+  std::unique_ptr<ControlService> service;
+  std::thread thread;
+};
+
+struct Run {
+  int exit = -1;
+  std::string output;  ///< stdout and stderr
+};
+
+Run mkctl(const std::string& socket, const std::string& arguments) {
+  const std::string command = std::string(MKCTL_PROGRAM) + " --socket " + socket + " " + arguments + " 2>&1";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Run run;
+  char buffer[4096];
+  for (std::size_t bytes; (bytes = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
+    run.output.append(buffer, bytes);
+  const int status = ::pclose(pipe);
+  run.exit = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return run;
+}
+
+bool contains(const Run& run, const std::string& part) {
+  return run.output.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("every table says first which daemon answers") {
+  Served served;
+  for (const std::string table : {"status", "sessions", "peers", "groups", "regions", "channels", "config"}) {
+    CAPTURE(table);
+    const Run run = mkctl(served.socket, table);
+    CHECK(run.exit == 0);
+    const std::string first = run.output.substr(0, run.output.find('\n'));
+    for (const std::string& part :
+         {std::string("nodeA"), std::string("4711"), std::string("abc"), served.socket}) {
+      CHECK(first.find(part) != std::string::npos);
+    }
+  }
+  CHECK(contains(mkctl(served.socket, "config"), "name = \"nodeA\"  # default"));
+  CHECK(contains(mkctl(served.socket, "groups"), "(none)"));
+}
+
+TEST_CASE("JSON has the fields of control.proto and exact numbers") {
+  Served served;
+  const auto json = [&](const std::string& arguments) {
+    const Run run = mkctl(served.socket, arguments + " -o json");
+    REQUIRE(run.exit == 0);
+    return nlohmann::json::parse(run.output);
+  };
+  const auto sessions = json("sessions");
+  CHECK(sessions["daemon"]["node"] == "nodeA");
+  CHECK(sessions["sessions"][0]["bytes_total"].get<std::uint64_t>() == (std::uint64_t{1} << 53) + 1);
+  CHECK(sessions["sessions"][0]["client_name"] == "train");
+  CHECK(json("peers")["peers"][0]["state"] == "alive");
+  CHECK(json("peers")["peers"][0]["sent_total"] == 12);
+  CHECK(json("status")["status"]["healthy"] == true);
+  CHECK(json("status")["status"]["transports"][0] == "emulated");
+  CHECK(json("groups")["groups"].empty());
+  CHECK(json("channels")["channels"].size() == 1);
+  CHECK(json("channels --all")["channels"].size() == 3);
+}
+
+TEST_CASE("exit status: unhealthy 1, usage 2, not reachable 3") {
+  Served served;
+  served.change([](FakeDaemon& daemon) { daemon.problems = {"peer nodeB is dead: silent"}; });
+  const Run sick = mkctl(served.socket, "status");
+  CHECK(sick.exit == 1);
+  CHECK(contains(sick, "peer nodeB is dead: silent"));
+  CHECK(mkctl(served.socket, "nonsense").exit == 2);
+  CHECK(mkctl(served.socket, "status --sideways").exit == 2);
+  CHECK(mkctl(served.socket, "link --peer nodeB --drop 2").exit == 2);
+  CHECK(mkctl(served.socket, "--help").exit == 0);
+
+  const std::string nowhere = (served.folder / "none.sock").string();
+  const Run missing = mkctl(nowhere, "status");
+  CHECK(missing.exit == 3);
+  CHECK(contains(missing, nowhere));
+  CHECK(contains(missing, "no such socket"));
+}
+
+TEST_CASE("link changes what is given and keeps the rest; errors come with their text") {
+  Served served;
+  CHECK(mkctl(served.socket, "link --peer nodeB --latency-us 250").exit == 0);
+  const Run down = mkctl(served.socket, "link --peer nodeB --down -o json");
+  REQUIRE(down.exit == 0);
+  const auto link = nlohmann::json::parse(down.output)["link"];
+  CHECK(link["down"] == true);
+  CHECK(link["latency_us"] == 250);
+  const Run unknown = mkctl(served.socket, "link --peer nodeX --up");
+  CHECK(unknown.exit == 1);
+  CHECK(contains(unknown, "no peer \"nodeX\""));
+  CHECK(contains(mkctl(served.socket, "reload"), "file:3: speling"));
+}
+
+TEST_CASE("a second daemon does not take the socket of a living one") {
+  Served served;
+  FakeDaemon other;
+  const auto second = ControlService::start(served.io, other, served.socket);
+  CHECK(second.status().code() == StatusCode::kAlreadyExists);
+  CHECK(second.status().text().find(served.socket) != std::string::npos);
+  CHECK(mkctl(served.socket, "status").exit == 0);
+}
+
+TEST_CASE("a daemon whose control thread is stuck is an error, not a hang") {
+  Served served;
+  std::promise<void> release, stuck;
+  boost::asio::post(served.io, [&] {
+    stuck.set_value();
+    release.get_future().wait();
+  });
+  stuck.get_future().wait();
+  const Run run = mkctl(served.socket, "status");
+  release.set_value();
+  CHECK(run.exit == 3);
+  CHECK(contains(run, served.socket));
+}
+
+}  // namespace mkernel::rpc

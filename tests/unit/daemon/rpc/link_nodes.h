@@ -1,0 +1,181 @@
+// Nodes and scripted peers over real gRPC on loopback. All nodes of a test live on one io_context, so the
+// test decides who gets to run.
+#pragma once
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/rpc/peer_links.h"
+#include "proto/abi/version.h"
+
+namespace mkernel::rpc {
+
+using std::chrono::milliseconds;
+
+/// Generous: sanitizers and a busy machine. No test asserts a time.
+inline constexpr std::chrono::seconds kPatience{60};
+
+/// Runs until the condition holds; false when it never does.
+inline bool run_until(boost::asio::io_context& io, const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    io.restart();
+    io.run_one_for(milliseconds(20));
+  }
+  return true;
+}
+
+struct Node final : PeerEvents {
+  Node(boost::asio::io_context& context, const std::string& name, std::uint64_t boot_id,
+       std::vector<std::string> peers = {}, const std::string& listen = "127.0.0.1:0",
+       double time_scale = 0.05)
+      : io(context) {
+    options.node = name;
+    options.boot_id = boot_id;
+    options.software_version = "1.2.3";
+    options.listen = listen;
+    options.peers = std::move(peers);
+    options.time_scale = time_scale;
+    options.transport = "tcp";
+    options.endpoints = {name + ":1", name + ":2"};
+  }
+  Status start() {
+    auto started = PeerLinks::start(io, options, *this);
+    if (!started.ok()) return started.status();
+    links = std::move(started).value();
+    return {};
+  }
+  void stop() { links.reset(); }
+
+  void peer_up(const PeerInfo& peer) override { up[peer.id] = peer; }
+  void peer_down(transport::PeerId peer, const Status& why) override {
+    REQUIRE(up.erase(peer) == 1);
+    down.push_back(why.text());
+  }
+  void received(transport::PeerId peer, const v1::PeerMessage& message) override {
+    REQUIRE(up.count(peer) == 1);
+    rounds[up[peer].node].push_back(message.contribution().round());
+  }
+
+  transport::PeerId id_of(const std::string& node) const {
+    for (const auto& [id, info] : up) {
+      if (info.node == node) return id;
+    }
+    return 0;
+  }
+  void say(const std::string& node, std::uint64_t round) {
+    v1::PeerMessage message;
+    message.mutable_contribution()->set_round(round);
+    links->send(id_of(node), message);
+  }
+  std::string state_of(const std::string& node) const {
+    for (const PeerSnapshot& peer : links->peers()) {
+      if (peer.node == node) return peer.state;
+    }
+    return "";
+  }
+
+  boost::asio::io_context& io;
+  PeerLinksOptions options;
+  std::unique_ptr<PeerLinks> links;
+  std::map<transport::PeerId, PeerInfo> up;
+  std::vector<std::string> down;
+  std::map<std::string, std::vector<std::uint64_t>> rounds;
+};
+
+/// A peer that says what the test wants, on the streams that the test opens.
+struct Script {
+  Script(boost::asio::io_context& io, const std::string& name, std::uint64_t boot)
+      : node(name), boot_id(boot) {
+    auto made = make_grpc_wire(io, {}, milliseconds(5000));
+    REQUIRE(made.ok());
+    wire = std::move(made).value();
+    auto listening = wire->listen("127.0.0.1:0", [this](std::shared_ptr<PeerStream> stream) {
+      accepted.push_back(stream);
+      // Answers every hello as a peer of epoch 1 that has taken nothing, and reads on.
+      stream->start({[this, stream = stream.get()](const v1::PeerMessage& message) {
+                       if (message.has_hello()) stream->send(hello(true));
+                       heard.push_back(message);
+                       stream->read();
+                     },
+                     [](const Status&) {}});
+      stream->read();
+    });
+    REQUIRE(listening.ok());
+    address = listening.value();
+  }
+  v1::PeerMessage hello(bool answer) const {
+    v1::PeerMessage message;
+    v1::Hello& hello = *message.mutable_hello();
+    hello.set_node(node);
+    hello.set_boot_id(boot_id);
+    hello.set_abi_version(abi::kVersion);
+    hello.set_address(address);
+    for (const std::string& rail : {node + ":1", node + ":2"}) {
+      hello.add_endpoints()->set_kind("tcp");
+      hello.mutable_endpoints(hello.endpoints_size() - 1)->set_address(rail);
+    }
+    if (answer) hello.set_epoch(epoch);
+    return message;
+  }
+  void dial(const std::string& where) {
+    out = wire->dial(where);
+    out->start({[this](const v1::PeerMessage& message) {
+                  answers.push_back(message);
+                  out->read();
+                },
+                [this](const Status& why) { closed = why; }});
+    out->read();
+  }
+  void start() {
+    v1::PeerMessage message;
+    message.mutable_start()->set_epoch(epoch);
+    out->send(message);
+  }
+  void say(std::uint64_t sequence) {
+    v1::PeerMessage message;
+    message.set_sequence(sequence);
+    message.mutable_contribution()->set_round(sequence);
+    out->send(message);
+  }
+
+  std::string node, address;
+  std::uint64_t boot_id, epoch = 1;
+  std::unique_ptr<PeerWire> wire;
+  std::vector<std::shared_ptr<PeerStream>> accepted;
+  std::shared_ptr<PeerStream> out;
+  std::deque<v1::PeerMessage> heard, answers;
+  std::optional<Status> closed;
+};
+
+inline bool linked(const std::vector<Node*>& nodes) {
+  return std::all_of(nodes.begin(), nodes.end(),
+                     [&](const Node* node) { return node->up.size() + 1 == nodes.size(); });
+}
+
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// A script whose link to `node` is up in both directions.
+inline void link(boost::asio::io_context& io, Script& script, Node& node) {
+  script.dial(node.links->address());
+  script.out->send(script.hello(false));
+  REQUIRE(run_until(io, [&] { return !script.answers.empty(); }));
+  script.epoch = script.answers.front().hello().epoch();
+  script.start();
+  REQUIRE(run_until(io, [&] { return node.id_of(script.node) != 0; }));
+}
+
+}  // namespace mkernel::rpc

@@ -1,0 +1,124 @@
+#include "tests/unit/daemon/transport/tcp/harness.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <random>
+
+#include "daemon/transport/tcp/socket.h"
+#include "proto/ipc/packet.h"
+
+namespace mkernel::transport::tcp {
+namespace {
+
+constexpr std::chrono::seconds kPatience{30};
+
+bool readable(int fd, int milliseconds) {
+  pollfd wanted{fd, POLLIN, 0};
+  return ::poll(&wanted, 1, milliseconds) > 0;
+}
+
+}  // namespace
+
+std::unique_ptr<memory::Region> make_region(std::uint64_t bytes) {
+  auto region = std::make_unique<memory::Region>();
+  region->kind = abi::RegionKind::kHostMemory;
+  region->bytes = bytes;
+  region->fd = ipc::create_shared_memory("tcp-test", bytes).value();
+  region->mapping = ipc::Mapping::map(region->fd.get(), 0, bytes).value();
+  std::memset(region->host(0), 0xa5, bytes);
+  return region;
+}
+
+void fill_random(memory::Region& region, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (std::uint64_t at = 0; at + 8 <= region.bytes; at += 8)
+    *region.mapping.at<std::uint64_t>(at) = random();
+}
+
+End::End(std::uint64_t boot_id, TcpOptions options, std::uint64_t region_bytes)
+    : identity_{"node-" + std::to_string(boot_id), boot_id}, region_(make_region(region_bytes)) {
+  options.base.identity = identity_;
+  options.base.reconnect_interval = std::chrono::milliseconds(2);
+  transport_ = make_tcp(options).value();
+  transport_->attach(*this);
+}
+
+Put End::put(ChannelId channel, std::uint64_t sequence, std::uint64_t offset, std::uint32_t length) const {
+  return {.channel = channel,
+          .sequence = sequence,
+          .source = region_.get(),
+          .source_offset = offset,
+          .remote_offset = offset,
+          .length = length,
+          .remote_region = 0};
+}
+
+Status End::place(ChannelId, std::uint16_t region, std::uint64_t offset, std::uint32_t length,
+                  Target& target) {
+  if (region != 0 || !memory::in_bounds(offset, length, region_->bytes)) {
+    return {StatusCode::kOutOfRange, "region " + std::to_string(region) + " has no such place"};
+  }
+  target = {region_.get(), offset};
+  return {};
+}
+
+bool run(const std::vector<End*>& ends, const std::function<bool()>& condition) {
+  const auto limit = Clock::now() + kPatience;
+  while (!condition()) {
+    if (Clock::now() > limit) return false;
+    std::size_t happened = 0;
+    for (End* end : ends) happened += end->transport().poll();
+    if (happened == 0) readable(ends.front()->transport().event_fd(), 1);
+  }
+  return true;
+}
+
+void connect(End& a, End& b) {
+  REQUIRE(a.transport().connect(kPeer, b.address()).ok());
+  REQUIRE(b.transport().connect(kPeer, a.address()).ok());
+}
+
+RawPeer::RawPeer(End& target) : target_(target) {
+  const auto address = parse_endpoint(target.transport().local_endpoint()).value();
+  socket_.reset(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::connect(socket_.get(), address.get(), address.bytes) == 0);
+}
+
+void RawPeer::send(const void* data, std::size_t bytes) {
+  REQUIRE(::send(socket_.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
+}
+
+Hello RawPeer::hello(std::uint64_t boot_id) const {
+  Hello hello{kWireMagic, kWireVersion, boot_id, target_.identity().boot_id, 0, 1, {}};
+  ipc::copy_text(hello.node, "raw");
+  return hello;
+}
+
+bool RawPeer::receive(void* data, std::size_t bytes) {
+  auto* at = static_cast<std::byte*>(data);
+  const auto limit = Clock::now() + kPatience;
+  while (bytes > 0 && Clock::now() < limit) {
+    target_.transport().poll();
+    if (!readable(socket_.get(), 1)) continue;
+    const ssize_t got = ::recv(socket_.get(), at, bytes, 0);
+    if (got <= 0) return false;
+    at += got;
+    bytes -= static_cast<std::size_t>(got);
+  }
+  return bytes == 0;
+}
+
+bool RawPeer::closed() {
+  const auto limit = Clock::now() + kPatience;
+  while (Clock::now() < limit) {
+    target_.transport().poll();
+    std::byte rest[256];
+    if (readable(socket_.get(), 1) && ::recv(socket_.get(), rest, sizeof(rest), 0) <= 0) return true;
+  }
+  return false;
+}
+
+}  // namespace mkernel::transport::tcp

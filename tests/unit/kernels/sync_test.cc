@@ -1,0 +1,114 @@
+// The bounded wait and the role threads: how each kind of end is told.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "kernels/sync/role_group.h"
+#include "kernels/sync/signal.h"
+#include "kernels/sync/wait.h"
+
+using namespace mkernel;
+using namespace mkernel::kernels;
+
+namespace {
+
+const WaitSite kSite{"inter_recv", "arrivals", 5, 1};
+
+bool contains(const Status& status, const std::string& part) {
+  return status.text().find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a wait ends when the word is there, and sees what was written before") {
+  SignalWord word{};
+  int payload = 0;
+  std::thread writer([&] {
+    payload = 42;
+    signal_set(word, 3);
+  });
+  CHECK(wait_at_least(word.value, 3, kSite, {}).ok());
+  CHECK(payload == 42);
+  writer.join();
+  CHECK(wait_at_least(word.value, 2, kSite, {}).ok());
+}
+
+TEST_CASE("a wait past its deadline says who waited for what") {
+  const std::uint64_t word = 9;
+  WaitScope scope;
+  scope.rank = 2;
+  scope.deadline = std::chrono::milliseconds(20);
+  const Status status = wait_at_least(word, 12, kSite, scope);
+  CHECK(status.code() == StatusCode::kDeadlineExceeded);
+  CHECK(contains(status, "rank 2 inter_recv: arrivals of rank 5 lane 1: expected 12, seen 9 after 0.0 s"));
+}
+
+TEST_CASE("a wait ends with the failure record of its group or session") {
+  const std::uint64_t word = 0;
+  abi::GroupSegment group{};
+  abi::SessionSegment session{};
+  WaitScope scope{&session, &group, nullptr, 1, std::chrono::minutes(5)};
+  const auto fail = [](abi::FailureRecord& record, std::uint32_t& abort) {
+    record.culprit = 3;
+    std::snprintf(record.node, sizeof record.node, "alpha");
+    std::memset(record.text, 'x', sizeof record.text);  // not terminated: must not be read past its end
+    std::memcpy(record.text, "client was killed; ", 19);
+    std::atomic_ref<std::uint32_t>(abort).store(static_cast<std::uint32_t>(StatusCode::kUnavailable));
+  };
+  SUBCASE("group") {
+    fail(group.failure, group.abort);
+    const Status status = wait_at_least(word, 1, kSite, scope);
+    CHECK(status.code() == StatusCode::kUnavailable);
+    CHECK(contains(status, "group failed: client was killed"));
+    CHECK(contains(status, "(culprit: rank 3) (node alpha); while rank 1 inter_recv: arrivals of rank 5"));
+  }
+  SUBCASE("session") {
+    fail(session.failure, session.abort);
+    const Status status = wait_at_least(word, 1, kSite, scope);
+    CHECK(status.code() == StatusCode::kUnavailable);
+    CHECK(contains(status, "session failed: client was killed"));
+  }
+}
+
+TEST_CASE("the first role that fails stops the others, and is the one told") {
+  const std::uint64_t word = 0;
+  RoleGroup roles;
+  WaitScope scope;
+  scope.stop = &roles.stop();
+  scope.deadline = std::chrono::minutes(5);
+  for (int i = 0; i < 4; ++i) {
+    roles.start("waits", [&] { return wait_at_least(word, 1, kSite, scope); });
+  }
+  roles.start("fails", [] { return Status(StatusCode::kDataLoss, "the cause"); });
+  const Status status = roles.join();
+  CHECK(status.code() == StatusCode::kDataLoss);
+  CHECK(status.text() == "the cause");
+}
+
+TEST_CASE("roles that all end well join as OK") {
+  RoleGroup roles;
+  std::atomic<int> ran{0};
+  for (int i = 0; i < 3; ++i) {
+    roles.start("adds", [&] {
+      ++ran;
+      return Status();
+    });
+  }
+  CHECK(roles.join().ok());
+  CHECK(ran == 3);
+}
+
+TEST_CASE("a role that runs out of memory is an error of the launch") {
+  RoleGroup roles;
+  roles.start("compute", []() -> Status { throw std::bad_alloc(); });
+  const Status status = roles.join();
+  CHECK(status.code() == StatusCode::kResourceExhausted);
+  CHECK(contains(status, "role compute"));
+}

@@ -1,6 +1,8 @@
 // Forming: claim, confirm, form. See the head of group_directory.h.
 #include "daemon/rpc/group_directory.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "daemon/rpc/local_rank.h"
@@ -206,10 +208,16 @@ Status GroupDirectory::missing_ranks(const Local& local) const {
   for (std::uint32_t rank = 0; rank < local.request.world_size; ++rank) {
     if (present.count(rank) == 0) missing.insert(rank);
   }
+  // Who waited in vain beside this rank and timed out a moment earlier is not the one to look for.
+  const auto gave_up = [&](std::uint32_t rank) { return local.gave_up.count(rank) != 0; };
+  std::set<std::uint32_t> gone;
+  std::copy_if(missing.begin(), missing.end(), std::inserter(gone, gone.end()), gave_up);
+  std::erase_if(missing, gave_up);
   std::string text;
   if (!missing.empty())
     text = name_ranks(missing) + " of " + std::to_string(local.request.world_size) + " missing; ";
   text += name_present(present);
+  if (!gone.empty()) text += "; came and went: " + name_ranks(gone);
   if (!unconfirmed.empty()) text += "; not yet accepted by every node: " + name_ranks(unconfirmed);
   std::vector<std::string> silent;
   for (const transport::PeerId peer : local.asked) silent.push_back(peers_.at(peer).node);
@@ -252,11 +260,18 @@ bool GroupDirectory::somebody_waits_here() const {
 void GroupDirectory::add_member(const Member& member) {
   members_[member.id] = member;
   names_[member.group].insert(member.id);
+  for (const auto& [key, local] : locals_) {
+    if (local->request.name == member.group) local->gave_up.erase(member.rank);
+  }
 }
 
 void GroupDirectory::erase_member(const MemberId& id) {
   const auto member = members_.find(id);
   if (member == members_.end()) return;
+  for (const auto& [key, local] : locals_) {
+    if (local->waiting() && local->request.name == member->second.group)
+      local->gave_up.insert(member->second.rank);
+  }
   const auto name = names_.find(member->second.group);
   name->second.erase(id);
   if (name->second.empty()) names_.erase(name);

@@ -13,6 +13,7 @@ struct GroupDirectory::Local {
   session::JoinRequest request;
   Formed formed;                      ///< until the group is whole or refused
   std::set<transport::PeerId> asked;  ///< peers that have not yet accepted the claim
+  std::set<std::uint32_t> gave_up;    ///< ranks that waited beside this one and do so no longer
   Executor::Timer timer;              ///< until the group is ready
   std::uint64_t instance = 0;         ///< 0 while it waits
   bool opened = false;                ///< has called ready(): wants to hear of regions

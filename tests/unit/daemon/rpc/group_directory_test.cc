@@ -171,6 +171,24 @@ TEST_CASE("a time-out names who is missing, who is there and who is not reachabl
   CHECK(cluster.directory(1).member_count() == 0);
 }
 
+TEST_CASE("a time-out does not blame ranks that waited too and gave up a moment earlier") {
+  DirectoryCluster cluster(2);
+  RankView& zero = cluster.join(0, "g", 0, 4);
+  RankView& one = cluster.join(0, "g", 1, 4);
+  cluster.settle();
+  cluster.advance(500);
+  RankView& two = cluster.join(1, "g", 2, 4);
+  cluster.settle();
+  cluster.advance(500);
+  CHECK(contains(zero.join_status(), "rank 3 of 4 missing; node node0 has rank"));
+  CHECK(contains(one.join_status(), "rank 3 of 4 missing"));
+  cluster.join(0, "g", 1, 4);  // tries again
+  cluster.settle();
+  cluster.advance(500);
+  CHECK(contains(two.join_status(), "rank 3 of 4 missing; node node0 has rank 1, node node1 has rank 2"));
+  CHECK(contains(two.join_status(), "came and went: rank 0"));
+}
+
 TEST_CASE("a time-out names the peer that did not answer") {
   DirectoryCluster cluster(2);
   cluster.hold(1, 0);

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "daemon/base/hex.h"
+
 namespace mkernel::dataplane {
 namespace {
 
@@ -29,20 +31,13 @@ std::string range_text(std::uint16_t region, std::uint64_t offset, std::uint32_t
          ")";
 }
 
-std::string hex(std::uint64_t value) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text = "0x";
-  for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[(value >> shift) & 15];
-  return text;
-}
-
 /// Faults that are found before the channel is known to exist.
 Status explain_shape(SlotFault fault, const std::string& where, const abi::WorkSlot& slot,
                      const abi::WorkRequest& request, std::size_t channel_count) {
   switch (fault) {
     case SlotFault::kReservedBits:
       return {StatusCode::kInvalidArgument,
-              where + "reserved bits of word 3 are set: " + hex(slot.word[3] & abi::kReservedMask)};
+              where + "reserved bits of word 3 are set: 0x" + base::hex(slot.word[3] & abi::kReservedMask)};
     case SlotFault::kOpcode:
       return {StatusCode::kInvalidArgument,
               where + "opcode " + std::to_string(request.opcode) + " is unknown; only 1 (put) exists"};

@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <future>
 #include <utility>
 
+#include "daemon/base/hex.h"
 #include "mkernel/v1/control.grpc.pb.h"
 #include "proto/abi/version.h"
 #include "proto/ipc/fd.h"
@@ -25,12 +25,6 @@ constexpr std::chrono::seconds kAnswerWithin{5};
 
 grpc::Status to_grpc(const Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), status.text()};
-}
-
-std::string hex(std::uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(value));
-  return text;
 }
 
 void fill(const session::SessionSnapshot& from, v1::Session& to) {
@@ -59,7 +53,7 @@ void fill(const session::SessionSnapshot& from, v1::Session& to) {
 void fill(const PeerSnapshot& from, v1::PeerRow& to) {
   to.set_address(from.address);
   to.set_node(from.node);
-  to.set_boot_id(from.boot_id == 0 ? "" : hex(from.boot_id));
+  to.set_boot_id(from.boot_id == 0 ? "" : base::hex(from.boot_id));
   to.set_version(from.version);
   to.set_state(from.state);
   to.set_silent_seconds(from.silent_seconds);
@@ -79,7 +73,7 @@ void fill(const session::GroupSnapshot& from, v1::Group& to) {
   to.set_world_size(from.world_size);
   to.set_nodes(from.nodes);
   to.set_lanes(from.lanes);
-  to.set_instance(from.instance == 0 ? "" : hex(from.instance));
+  to.set_instance(from.instance == 0 ? "" : base::hex(from.instance));
   to.set_failure(from.failure);
 }
 
@@ -113,7 +107,7 @@ void fill_all(const Snapshots& from, Rows* to) {
 
 void fill(const DaemonSnapshot& from, v1::Daemon& to) {
   to.set_node(from.node);
-  to.set_boot_id(hex(from.boot_id));
+  to.set_boot_id(base::hex(from.boot_id));
   to.set_pid(from.pid);
   to.set_version(MKERNEL_VERSION);
 }

@@ -1,7 +1,8 @@
 #include "daemon/rpc/peer.h"
 
 #include <algorithm>
-#include <cstdio>
+
+#include "daemon/base/hex.h"
 
 namespace mkernel::rpc {
 namespace {
@@ -44,9 +45,7 @@ PeerRecord::PeerRecord(transport::PeerId id, const v1::Hello& hello, std::string
 }
 
 std::string PeerRecord::describe() const {
-  char boot[17];
-  std::snprintf(boot, sizeof(boot), "%016llx", static_cast<unsigned long long>(boot_id()));
-  return "node " + node() + " (boot " + boot + ")";
+  return "node " + node() + " (boot " + base::hex(boot_id()) + ")";
 }
 
 bool PeerRecord::enqueue(v1::PeerMessage message) {

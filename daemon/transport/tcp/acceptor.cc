@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <string>
 
+#include "daemon/base/hex.h"
 #include "daemon/transport/tcp/link.h"
 #include "daemon/transport/tcp/peer.h"
 #include "proto/ipc/packet.h"
@@ -106,14 +107,13 @@ Status Acceptor::judge(const Hello& hello, Peer*& peer) {
   }
   if (hello.expected_boot_id != self.boot_id) {
     return {StatusCode::kFailedPrecondition, "node " + caller + " meant to reach another life of node " +
-                                                 self.node + ": boot id " +
-                                                 std::to_string(hello.expected_boot_id) +
-                                                 " expected, this is " + std::to_string(self.boot_id)};
+                                                 self.node + ": boot " + base::hex(hello.expected_boot_id) +
+                                                 " expected, this is " + base::hex(self.boot_id)};
   }
   peer = peers_.find_peer(hello.boot_id, caller);
   if (peer == nullptr) {
-    return {StatusCode::kUnavailable, "node " + self.node + " does not know node " + caller +
-                                          " with boot id " + std::to_string(hello.boot_id) + " (yet)"};
+    return {StatusCode::kUnavailable, "node " + self.node + " does not know node " + caller + " with boot " +
+                                          base::hex(hello.boot_id) + " (yet)"};
   }
   if (peer->dials() || peer->failed()) {
     return {StatusCode::kFailedPrecondition,

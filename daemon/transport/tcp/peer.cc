@@ -1,9 +1,9 @@
 #include "daemon/transport/tcp/peer.h"
 
 #include <algorithm>
-#include <cinttypes>
-#include <cstdio>
 #include <tuple>
+
+#include "daemon/base/hex.h"
 
 namespace mkernel::transport::tcp {
 namespace {
@@ -32,9 +32,8 @@ Peer::Peer(Context& context, PeerId id, const PeerAddress& address, const Socket
 Peer::~Peer() = default;
 
 std::string Peer::describe() const {
-  char boot[24];
-  std::snprintf(boot, sizeof(boot), "%" PRIx64, address_.identity.boot_id);
-  return "node " + address_.identity.node + " (boot id " + boot + ", " + remote_.text() + ")";
+  return "node " + address_.identity.node + " (boot " + base::hex(address_.identity.boot_id) + ", " +
+         remote_.text() + ")";
 }
 
 void Peer::use_connections(std::uint32_t count) {

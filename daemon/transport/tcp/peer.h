@@ -27,7 +27,7 @@ class Peer {
   bool dials() const { return dials_; }
   bool failed() const { return failed_; }
   std::uint32_t connections() const { return count_; }
-  /// "node b (boot id 12ab, 10.0.0.2:7600)"
+  /// "node b (boot 00000000000012ab, 10.0.0.2:7600)"
   std::string describe() const;
 
   void start(Clock::time_point now);

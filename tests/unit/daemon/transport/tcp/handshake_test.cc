@@ -48,7 +48,7 @@ TEST_CASE("a peer in another life is refused, by name and boot id, and told why"
   CHECK(run({&a, &b}, [&] { return !a.peer_failure.ok(); }));  // at once, not after the time-out
   CHECK(a.peer_failure.code() == StatusCode::kFailedPrecondition);
   CHECK(contains(a.peer_failure.text(), "node-2"));
-  CHECK(contains(a.peer_failure.text(), "boot id 77 expected, this is 2"));
+  CHECK(contains(a.peer_failure.text(), "boot 000000000000004d expected, this is 0000000000000002"));
   CHECK(b.connected == 0);
   CHECK(b.tcp().statistics().handshakes_refused > 0);
 }

@@ -83,10 +83,7 @@ TEST_CASE("a connection cut in the middle of a 4 MiB put, and again during its r
     if (pair.b().arrived(ends.in) > 1) break;
     Node& cutter = cut % 2 == 0 ? pair.a() : pair.b();
     pair.wire().cut(cutter);
-    for (int i = 0; i < 5; ++i) {
-      pair.a().pump();
-      pair.b().pump();
-    }
+    pair.pump(5);
     pair.wire().heal(cutter);
   }
   CHECK(in_the_middle >= 2);

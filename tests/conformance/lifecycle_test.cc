@@ -89,12 +89,7 @@ TEST_CASE("the ends of a channel may be opened in either order") {
     const auto before = pair.stream(pair.a(), 10, 2, 512, always(512));  // the connection is up
     REQUIRE(pair.run_until([&] { return pair.a().completed(before.out) == 10; }));
     Stream& stream = pair.make_stream(20, 4, 1024, always(1024));
-    const auto pause = [&pair] {
-      for (int i = 0; i < 200; ++i) {
-        pair.a().pump();
-        pair.b().pump();
-      }
-    };
+    const auto pause = [&pair] { pair.pump(200); };
     ChannelId in = 0, out = 0;
     if (receiver_first) {
       in = pair.b().receive(stream);
@@ -117,20 +112,14 @@ TEST_CASE("closing a channel at the sender frees its sources at once") {
     const auto doomed = pair.stream(pair.a(), 1000, 4, 1U << 20, always(1U << 20));
     const auto other = pair.stream(pair.a(), 300, 8, 2048, random_lengths(2048, 4));
     REQUIRE(pair.run_until([&] { return pair.b().arrived(doomed.in) > 2; }));
-    for (int i = 0; i < pumps; ++i) {
-      pair.a().pump();
-      pair.b().pump();
-    }
+    pair.pump(pumps);
     pair.a().pump();
     pair.a().close_channel(doomed.out);
     memory::Region& source = pair.a().source_of(doomed.out);
     std::memset(source.host(0), 0x77, source.bytes);
     // What arrives of the closed channel from now on was sent before, and must be whole: Node verifies it.
     CHECK(pair.run_until([&] { return pair.a().done() && pair.b().arrived(other.in) == 300; }));
-    for (int i = 0; i < 200; ++i) {
-      pair.a().pump();
-      pair.b().pump();
-    }
+    pair.pump(200);
     CHECK(pair.violation() == "");
   }
 }
@@ -141,18 +130,12 @@ TEST_CASE("closing a channel at the receiver frees its targets at once") {
     const auto doomed = pair.stream(pair.a(), 1000, 4, 1U << 20, always(1U << 20));
     const auto other = pair.stream(pair.a(), 300, 8, 2048, random_lengths(2048, 4));
     REQUIRE(pair.run_until([&] { return pair.b().arrived(doomed.in) > 2; }));
-    for (int i = 0; i < pumps; ++i) {
-      pair.a().pump();
-      pair.b().pump();
-    }
+    pair.pump(pumps);
     pair.b().close_channel(doomed.in);
     memory::Region& target = pair.b().region(pair.b().region_of(doomed.in));
     std::memset(target.host(0), 0x77, target.bytes);
     CHECK(pair.run_until([&] { return pair.b().arrived(other.in) == 300; }));
-    for (int i = 0; i < 200; ++i) {
-      pair.a().pump();
-      pair.b().pump();
-    }
+    pair.pump(200);
     CHECK(pair.violation() == "");
     const std::byte* bytes = target.host(0);
     CHECK(std::memcmp(bytes, bytes + 1, target.bytes - 1) == 0);

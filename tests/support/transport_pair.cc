@@ -293,6 +293,13 @@ std::string TransportPair::violation() const {
   return a_->violation().empty() ? b_->violation() : a_->violation();
 }
 
+void TransportPair::pump(int times) {
+  for (int i = 0; i < times; ++i) {
+    a().pump();
+    b().pump();
+  }
+}
+
 bool TransportPair::run_until(const std::function<bool()>& condition, std::chrono::seconds deadline) {
   const auto end = std::chrono::steady_clock::now() + deadline;
   bool timed_out = false;

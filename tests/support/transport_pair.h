@@ -180,6 +180,8 @@ class TransportPair {
   /// Tells one node of the other; `boot_error` is added to the other's boot id.
   void connect_a(std::uint64_t boot_error = 0);
   void connect_b(std::uint64_t boot_error = 0);
+  /// Pumps both `times` times.
+  void pump(int times = 1);
   /// Pumps both until `condition`, a violation or the deadline. Returns whether the condition came true.
   bool run_until(const std::function<bool()>& condition,
                  std::chrono::seconds deadline = std::chrono::seconds(50));

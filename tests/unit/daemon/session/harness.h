@@ -250,6 +250,15 @@ class RawClient {
   ipc::Mapping session_, group_;
 };
 
+/// Both say hello as "a" and "b" and become ranks 0 and 1 of group "g".
+inline void join_both(RawClient& a, RawClient& b) {
+  REQUIRE(a.hello("a").status.code == 0);
+  REQUIRE(b.hello("b").status.code == 0);
+  a.start_join("g", 2, 0);
+  REQUIRE(b.join("g", 2, 1).status.code == 0);
+  REQUIRE(a.finish_join().status.code == 0);
+}
+
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }

@@ -138,14 +138,25 @@ TEST_CASE("a child that keeps the socket open does not keep a dead client's sess
   ::close(lines[1]);
 }
 
+TEST_CASE("a left group can be joined again, with fresh channels") {
+  Harness harness;
+  RawClient client(harness.socket());
+  REQUIRE(client.hello().status.code == 0);
+  REQUIRE(client.join("g", 1, 0).status.code == 0);
+  const std::uint32_t before = client.group_segment().first_channel;
+  const std::uint32_t handle = client.handle();
+  CHECK(client.leave().ok());
+  CHECK(contains(client.leave().text(), "is not joined by this session"));
+  REQUIRE(client.join("g", 1, 0).status.code == 0);
+  CHECK(client.handle() != handle);
+  CHECK(client.group_segment().first_channel != before);
+  CHECK(harness.control([&](SessionServer&) { return harness.coordinator().left; }) == 1);
+}
+
 TEST_CASE("when a client goes, its peers' groups fail with its rank and pid") {
   Harness harness;
   RawClient a(harness.socket()), b(harness.socket());
-  REQUIRE(a.hello("a").status.code == 0);
-  REQUIRE(b.hello("b").status.code == 0);
-  a.start_join("g", 2, 0);
-  REQUIRE(b.join("g", 2, 1).status.code == 0);
-  REQUIRE(a.finish_join().status.code == 0);
+  join_both(a, b);
   b.close();
   abi::GroupSegment& segment = a.group_segment();
   REQUIRE(eventually([&] { return std::atomic_ref<std::uint32_t>(segment.abort).load() != 0; }));

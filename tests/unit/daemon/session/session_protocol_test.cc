@@ -303,11 +303,7 @@ TEST_CASE("an unregistered index is free again and empty in the map") {
 TEST_CASE("a shared region of the same node can be mapped, any other cannot") {
   Harness harness;
   RawClient a(harness.socket()), b(harness.socket());
-  REQUIRE(a.hello("a").status.code == 0);
-  REQUIRE(b.hello("b").status.code == 0);
-  a.start_join("g", 2, 0);
-  REQUIRE(b.join("g", 2, 1).status.code == 0);
-  REQUIRE(a.finish_join().status.code == 0);
+  join_both(a, b);
   const ipc::UniqueFd fd = memory(8192);
   REQUIRE(a.register_region(fd.get(), 0, 4096, 4096, true).ok());
   REQUIRE(a.register_region(fd.get(), 1, 0, 4096, false).ok());
@@ -340,11 +336,7 @@ TEST_CASE("a shared region of the same node can be mapped, any other cannot") {
 TEST_CASE("an exchange puts every rank's contribution on every board, round by round") {
   Harness harness;
   RawClient a(harness.socket()), b(harness.socket());
-  REQUIRE(a.hello("a").status.code == 0);
-  REQUIRE(b.hello("b").status.code == 0);
-  a.start_join("g", 2, 0);
-  REQUIRE(b.join("g", 2, 1).status.code == 0);
-  REQUIRE(a.finish_join().status.code == 0);
+  join_both(a, b);
   auto exchange = RawClient::message<abi::Exchange>(MessageType::kExchange);
   exchange.round = 2;
   exchange.group = a.handle();
@@ -374,11 +366,7 @@ TEST_CASE("an exchange puts every rank's contribution on every board, round by r
 TEST_CASE("a failure that one rank reports reaches the others' segments with its culprit") {
   Harness harness;
   RawClient a(harness.socket()), b(harness.socket());
-  REQUIRE(a.hello("a").status.code == 0);
-  REQUIRE(b.hello("b").status.code == 0);
-  a.start_join("g", 2, 0);
-  REQUIRE(b.join("g", 2, 1).status.code == 0);
-  REQUIRE(a.finish_join().status.code == 0);
+  join_both(a, b);
   auto fail = RawClient::message<abi::FailGroup>(MessageType::kFailGroup);
   fail.group = b.handle();
   CHECK(contains(ipc::from_reply(b.request<abi::PlainReply>(fail).status).text(), "code = 0"));
@@ -398,21 +386,6 @@ TEST_CASE("a failure that one rank reports reaches the others' segments with its
   exchange.round = 1;
   CHECK(contains(ipc::from_reply(a.request<abi::PlainReply>(exchange).status).text(), "has failed: rank 1"));
   CHECK(a.leave().ok());
-}
-
-TEST_CASE("a left group can be joined again, with fresh channels") {
-  Harness harness;
-  RawClient client(harness.socket());
-  REQUIRE(client.hello().status.code == 0);
-  REQUIRE(client.join("g", 1, 0).status.code == 0);
-  const std::uint32_t before = client.group_segment().first_channel;
-  const std::uint32_t handle = client.handle();
-  CHECK(client.leave().ok());
-  CHECK(contains(client.leave().text(), "is not joined by this session"));
-  REQUIRE(client.join("g", 1, 0).status.code == 0);
-  CHECK(client.handle() != handle);
-  CHECK(client.group_segment().first_channel != before);
-  CHECK(harness.control([&](SessionServer&) { return harness.coordinator().left; }) == 1);
 }
 
 }  // namespace

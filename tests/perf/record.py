@@ -45,11 +45,12 @@ def iperf(size, port, seconds=4):
         server.wait(10)
 
 
-def put(mkbench, nodes, size, path):
-    """Gigabytes per second of puts between a rank on each node, one proxy thread per daemon, every byte verified."""
+def put(mkbench, nodes, size, buffer, path):
+    """Gigabytes per second of puts between a rank on each node out of and into `buffer` bytes, one proxy thread per daemon,
+    every byte verified."""
     path.unlink(missing_ok=True)
     ranks = [subprocess.Popen([str(mkbench), "put", "--rank", str(r), "--daemon", str(nodes[r].socket), "--bytes", str(size),
-                               "--seconds", "8", *(["--json", str(path)] if r == 0 else [])]) for r in range(2)]
+                               "--slots", str(buffer // size), "--seconds", "8", *(["--json", str(path)] if r == 0 else [])]) for r in range(2)]
     if any(r.wait(120) for r in ranks):
         raise RuntimeError("mkbench put failed")
     (row,) = json.loads(path.read_text())["put"]["rows"]
@@ -57,16 +58,22 @@ def put(mkbench, nodes, size, path):
     return row["gbytes_per_second"]
 
 
-def against_iperf3(mkbench, nodes, path, port, repetitions=3):
-    """Daemons and iperf3 in turns, so that a change of the machine's mood meets both; medians."""
+def against_iperf3(mkbench, nodes, path, port, repetitions=5):
+    """Daemons and iperf3 in turns, so that a change of the machine's mood meets both; medians. iperf3 sends one block of
+    memory over and over, so the like of it is a buffer of 1 MiB; 64 MiB is what puts of a large tensor meet: no cache
+    of a core holds it at either end."""
     rows = []
     for size in (65536, 1 << 20):
-        results = [{"iperf3": iperf(size, port), "mkernel": put(mkbench, nodes, size, path.with_suffix(".once"))}
-                   for _ in range(repetitions)]
-        mine, theirs = (statistics.median(r[who] for r in results) for who in ("mkernel", "iperf3"))
-        rows.append({"transport": "tcp", "bytes": size, "gbytes_per_second": mine, "iperf3_gbytes_per_second": theirs,
-                     "ratio": mine / theirs, "repetitions": results, "verified": True})
-        print(f"tcp {size} B through the daemons: {mine:.2f} GB/s, iperf3 {theirs:.2f} GB/s, ratio {mine / theirs:.2f}")
+        runs = [{"iperf3": iperf(size, port), **{b: put(mkbench, nodes, size, b, path.with_suffix(".once"))
+                                                 for b in (1 << 20, 64 << 20)}} for _ in range(repetitions)]
+        theirs = statistics.median(r["iperf3"] for r in runs)
+        for buffer in (1 << 20, 64 << 20):
+            mine = statistics.median(r[buffer] for r in runs)
+            rows.append({"transport": "tcp", "bytes": size, "buffer_bytes": buffer, "gbytes_per_second": mine,
+                         "iperf3_gbytes_per_second": theirs, "ratio": mine / theirs, "verified": True,
+                         "repetitions": [{"mkernel": r[buffer], "iperf3": r["iperf3"]} for r in runs]})
+            print(f"tcp {size} B of {buffer >> 20} MiB through the daemons: {mine:.2f} GB/s, iperf3 {theirs:.2f} GB/s, "
+                  f"ratio {mine / theirs:.2f}")
     add(path, "tcp_against_iperf3", rows)
 
 

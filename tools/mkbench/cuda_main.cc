@@ -1,0 +1,170 @@
+// mkbench-cuda: what the kernels do on this machine's GPU, without daemon or client; one file that can be
+// carried.
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tools/mkbench/gemm_cuda.h"
+#include "tools/mkbench/report.h"
+
+namespace mkernel::bench {
+namespace {
+
+struct Arguments {
+  GemmCudaOptions gemm;
+  std::vector<std::string> shapes;
+  std::string dtype = "bf16", layout = "both", tile = "auto", json;
+  bool no_check = false;
+};
+
+const std::map<std::string, kernels::Sm90Tile> kTiles{{"128x256", kernels::Sm90Tile::k128x256},
+                                                      {"256x128", kernels::Sm90Tile::k256x128},
+                                                      {"128x128", kernels::Sm90Tile::k128x128},
+                                                      {"128x64", kernels::Sm90Tile::k128x64}};
+
+std::string name_of(kernels::Sm90Tile tile) {
+  for (const auto& [name, value] : kTiles) {
+    if (value == tile) return name;
+  }
+  return "?";
+}
+
+/// The cubes, and what one rank computes in AG+GEMM (n = m / 4) and GEMM+RS, GEMM+AR (k = m / 4) on four
+/// GPUs.
+std::vector<GemmShape> default_shapes() {
+  std::vector<GemmShape> shapes;
+  for (const std::int64_t size : {2048, 4096, 8192, 16384}) {
+    shapes.push_back({size, size, size});
+    shapes.push_back({size, size / 4, size});
+    shapes.push_back({size, size, size / 4});
+  }
+  return shapes;
+}
+
+Result<GemmShape> parse_shape(const std::string& text) {
+  GemmShape shape;
+  char rest = 0;
+  long long m = 0, n = 0, k = 0;
+  if (std::sscanf(text.c_str(), "%lldx%lldx%lld%c", &m, &n, &k, &rest) != 3) {
+    return Status(StatusCode::kInvalidArgument, "shape '" + text + "' is not MxNxK");
+  }
+  shape.m = m;
+  shape.n = n;
+  shape.k = k;
+  return shape;
+}
+
+nlohmann::json json_row(const GemmCudaRow& row) {
+  return {{"op", "gemm"},
+          {"executor", "cuda"},
+          {"m", row.shape.m},
+          {"n", row.shape.n},
+          {"k", row.shape.k},
+          {"dtype", row.shape.dtype == DataType::kBf16 ? "bf16" : "fp16"},
+          {"b_layout", row.shape.b_layout == Layout::kRowMajor ? "row-major" : "column-major"},
+          {"tile", name_of(row.plan.tile)},
+          {"band", row.plan.raster.band},
+          {"world", 1},
+          {"nodes", 1},
+          {"nic_gbps", nullptr},
+          {"ms", row.ms},
+          {"gemm_ms", row.cublas_ms},
+          {"cublas_nccl_ms", nullptr},
+          {"torch_fused_ms", nullptr},
+          {"tflops", row.tflops()},
+          {"ratio", row.cublas_ms / row.ms},
+          {"spread", row.spread},
+          {"max_rel_err", row.check.relative_error},
+          {"worst_of_bound", row.check.worst},
+          {"verified", row.verified},
+          {"iterations", row.iterations}};
+}
+
+std::vector<std::string> table_row(const GemmCudaRow& row, bool checked) {
+  const GemmShape& s = row.shape;
+  return {std::to_string(s.m) + " x " + std::to_string(s.n) + " x " + std::to_string(s.k),
+          s.dtype == DataType::kBf16 ? "bf16" : "fp16",
+          s.b_layout == Layout::kRowMajor ? "row" : "column",
+          name_of(row.plan.tile) + "/" + std::to_string(row.plan.raster.band),
+          fixed(row.ms, 4),
+          fixed(row.cublas_ms, 4),
+          fixed(row.tflops(), 0),
+          fixed(row.tflops() * row.ms / row.cublas_ms, 0),
+          fixed(row.cublas_ms / row.ms, 3),
+          fixed(row.spread, 2),
+          checked ? (row.verified ? "ok " : "WRONG ") + fixed(row.check.worst, 3) : "-"};
+}
+
+Status run_gemm(const Arguments& arguments) {
+  MK_RETURN_IF_ERROR(hopper_present());
+  GemmCudaOptions options = arguments.gemm;
+  options.check = !arguments.no_check;
+  if (arguments.tile != "auto") options.tile = kTiles.at(arguments.tile);
+  std::vector<GemmShape> shapes = arguments.shapes.empty() ? default_shapes() : std::vector<GemmShape>();
+  for (const std::string& text : arguments.shapes) {
+    auto shape = parse_shape(text);
+    if (!shape.ok()) return shape.status();
+    shapes.push_back(*shape);
+  }
+  std::vector<std::vector<std::string>> table{{"m x n x k", "dtype", "b", "tile", "ms", "cuBLAS ms",
+                                               "TFLOP/s", "cuBLAS", "ratio", "spread", "check"}};
+  nlohmann::json json = nlohmann::json::array();
+  bool verified = true;
+  for (GemmShape shape : shapes) {
+    shape.dtype = arguments.dtype == "bf16" ? DataType::kBf16 : DataType::kF16;
+    for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+      if (arguments.layout == "row" && layout != Layout::kRowMajor) continue;
+      if (arguments.layout == "column" && layout != Layout::kColumnMajor) continue;
+      shape.b_layout = layout;
+      const auto row = measure_gemm_cuda(shape, options);
+      if (!row.ok()) return row.status();
+      verified = verified && (row->verified || arguments.no_check);
+      table.push_back(table_row(*row, options.check));
+      json.push_back(json_row(*row));
+    }
+  }
+  print_table(std::cout, table);
+  if (!arguments.json.empty() && !record(arguments.json, "gemm", json)) {
+    return {StatusCode::kInternal, "results were not recorded"};
+  }
+  return verified ? Status() : Status(StatusCode::kDataLoss, "a product is wrong");
+}
+
+}  // namespace
+}  // namespace mkernel::bench
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "mkbench-cuda: benchmarks of the kernels. Exit status: 0 ok, 1 failed or not verified, 2 usage.");
+  app.require_subcommand(1);
+  mkernel::bench::Arguments a;
+  CLI::App* gemm = app.add_subcommand("gemm", "the GEMM body alone against cuBLAS");
+  gemm->add_option("--shape", a.shapes, "MxNxK, repeatable; default: cubes and the shapes of a rank of four");
+  gemm->add_option("--dtype", a.dtype)->check(CLI::IsMember({"bf16", "fp16"}))->capture_default_str();
+  gemm->add_option("--b", a.layout, "layout of b")
+      ->check(CLI::IsMember({"row", "column", "both"}))
+      ->capture_default_str();
+  gemm->add_option("--tile", a.tile, "instead of the plan's choice")
+      ->check(CLI::IsMember({"auto", "128x256", "256x128", "128x128", "128x64"}))
+      ->capture_default_str();
+  gemm->add_option("--band", a.gemm.band, "rows of a raster band, 0: the plan's choice")
+      ->check(CLI::NonNegativeNumber);
+  gemm->add_option("--iterations", a.gemm.iterations, "timed calls of each side")
+      ->check(CLI::Range(5, 10000))
+      ->capture_default_str();
+  gemm->add_option("--seconds", a.gemm.seconds, "at most this long for one shape")->capture_default_str();
+  gemm->add_flag("--fp32", a.gemm.fp32_output, "c in fp32");
+  gemm->add_flag("--no-check", a.no_check, "do not compare with fp64");
+  gemm->add_option("--json", a.json, "record in this file");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  const mkernel::Status outcome = mkernel::bench::run_gemm(a);
+  if (outcome.ok()) return 0;
+  std::cerr << "mkbench-cuda: " << outcome.to_string() << "\n";
+  return 1;
+}

@@ -1,0 +1,42 @@
+// The cuda executor's product against cuBLAS, same shapes, same run, in turns.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/gemm/sm90_tile.h"
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+#include "tools/mkbench/gpu_matrix.h"
+
+namespace mkernel::bench {
+
+struct GemmCudaOptions {
+  int iterations = 20;                    ///< timed calls of each side
+  double seconds = 2.0;                   ///< fewer iterations when one shape would take longer, at least 5
+  std::optional<kernels::Sm90Tile> tile;  ///< instead of the plan's choice
+  int band = 0;                           ///< rows of a raster band; 0: the plan's choice
+  bool fp32_output = false;               ///< c in fp32, of cuBLAS too
+  bool check = true;                      ///< compare every element with fp64 afterwards
+};
+
+struct GemmCudaRow {
+  GemmShape shape;
+  kernels::Sm90Plan plan;
+  int iterations = 0;
+  double ms = 0, cublas_ms = 0;  ///< medians
+  double spread = 0;             ///< (max - min) / median of ours
+  ProductCheck check;
+  bool verified = false;
+  double tflops() const {
+    return 2e-9 * static_cast<double>(shape.m * shape.n) * static_cast<double>(shape.k) / ms;
+  }
+};
+
+/// Measures one shape. Every call reads inputs that no call before it left in L2 (several sets in turn), ours
+/// and cuBLAS's alternate, so that both see the same clocks; the output is poisoned, computed and checked
+/// afterwards.
+Result<GemmCudaRow> measure_gemm_cuda(const GemmShape& shape, const GemmCudaOptions& options);
+
+}  // namespace mkernel::bench

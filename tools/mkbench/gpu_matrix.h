@@ -1,0 +1,52 @@
+// Matrices on the GPU for benchmarks and tests: random inputs, poisoned outputs, and the check of a product
+// against fp64. Plain C++: no CUDA header needed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+
+struct CUstream_st;
+
+namespace mkernel::bench {
+
+/// Device memory that frees itself.
+class GpuBuffer {
+ public:
+  static Result<GpuBuffer> allocate(std::uint64_t bytes);
+  void* get() const { return memory_.get(); }
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const;
+  };
+  std::unique_ptr<void, Free> memory_;
+  std::uint64_t bytes_ = 0;
+};
+
+/// Fills `count` elements of `type` with values of [-1, 1) that depend on seed and index only. Asynchronous.
+Status fill_random(void* data, DataType type, std::uint64_t count, std::uint64_t seed, CUstream_st* stream);
+
+/// Fills with a NaN pattern of every type: an element that nobody writes is found. Asynchronous.
+Status poison(const GpuBuffer& buffer, CUstream_st* stream);
+
+/// What a comparison with the fp64 product found.
+struct ProductCheck {
+  std::uint64_t wrong = 0;        ///< elements beyond the bound, or NaN
+  std::int64_t first_wrong = -1;  ///< one of them, row * n + column
+  double relative_error = 0;      ///< ||c - ref|| / ||ref||
+  double worst = 0;               ///< largest |c - ref| / bound
+};
+
+/// Compares every element of c (fp32, or the type of a and b) with a x b in fp64; bound: u |ref| + k 2^-24
+/// sum |a b|, u the rounding unit of c's type. Synchronous.
+Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmShape& shape, bool fp32_output,
+                                   CUstream_st* stream);
+
+/// Why no GPU of compute capability 9.0 can be used here; OK when one can.
+Status hopper_present();
+
+}  // namespace mkernel::bench

@@ -118,7 +118,7 @@ Status run_gemm(const Arguments& arguments) {
       if (arguments.layout == "row" && layout != Layout::kRowMajor) continue;
       if (arguments.layout == "column" && layout != Layout::kColumnMajor) continue;
       shape.b_layout = layout;
-      const auto row = measure_gemm_cuda(shape, options);
+      auto row = measure_gemm_cuda(shape, options);
       if (!row.ok()) return row.status();
       verified = verified && (row->verified || arguments.no_check);
       table.push_back(table_row(*row, options.check));

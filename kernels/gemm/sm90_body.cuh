@@ -1,0 +1,266 @@
+// The GEMM body for sm_90a: what a persistent kernel does with its share of the tiles of one product. Fused
+// kernels use it unchanged and bring a schedule, which says what the tiles are and is told when they begin
+// and end:
+//
+//   struct Schedule {                          // every CTA's own; const, read by three roles at their own
+//   pace
+//     static constexpr bool kWaits;            // before_load() waits for data that others write
+//     int tiles() const;                       // of this CTA; the same in all CTAs of a cluster
+//     int k_blocks() const;                    // ceil(k / kTileK) >= 1
+//     Sm90TilePlace tile(int i) const;         // i-th tile; the CTAs of a cluster agree on b
+//     void before_load(int i) const;           // one thread, before the first byte of tile i is loaded:
+//     returns when
+//                                              // its rows of a may be read (acquired at the right scope)
+//     void after_store(int i) const;           // one thread, once tile i is complete in memory and visible
+//     to it: a
+//   };                                         // release at the right scope hands the tile on
+//
+// Contract: all CTAs of the kernel's cluster call sm90_gemm() with all their threads and the same kind of
+// schedule. before_load() may wait for tiles that this or any other CTA has stored before: the store of a
+// tile never depends on the load of a later one. A hook that gives up (deadline, abort) returns; the rest is
+// then computed from whatever memory holds, so that every pipeline drains, and the caller reports the
+// failure.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/gemm/sm90_config.cuh"
+#include "kernels/gemm/sm90_output.cuh"
+#include "kernels/ptx/fence.cuh"
+#include "kernels/ptx/registers.cuh"
+#include "kernels/ptx/tma.cuh"
+
+namespace mkernel::kernels {
+
+/// Where the operands of one tile lie. Coordinates in elements of the map's matrix; maps in kernel parameters
+/// or global memory. a and c may be another matrix for every tile: own, symmetric or a peer's memory.
+struct Sm90TilePlace {
+  const TensorMap* a;
+  const TensorMap* b;
+  const TensorMap* c;
+  std::int32_t a_row;
+  std::int32_t b_column;  ///< along n
+  std::int32_t b_k;       ///< where k begins in b's matrix (experts stacked along k), else 0
+  std::int32_t c_row;
+  std::int32_t c_column;
+};
+
+/// One thread: a and this CTA's part of b into the stages of the whole cluster.
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<Config>& shared) {
+  constexpr int kMyBoxes = Config::kBBoxes / Config::kCluster;
+  constexpr int kBoxBytes = Config::kBBytes / Config::kBBoxes;
+  constexpr int kBoxColumns = Config::kTileN / Config::kBBoxes;
+  constexpr auto kEveryCta = static_cast<std::uint16_t>((1U << Config::kCluster) - 1);
+  const int first_box = Config::kCluster == 1 ? 0 : static_cast<int>(ptx::cluster_cta_rank()) * kMyBoxes;
+  const std::uint32_t a = ptx::shared_address(shared.a);
+  const std::uint32_t b = ptx::shared_address(shared.b) + first_box * kBoxBytes;
+  const int tiles = schedule.tiles();
+  const int k_blocks = schedule.k_blocks();
+  Pipeline<Config::kStages> stages(shared.stages);
+
+  for (int i = 0; i < tiles; ++i) {
+    const Sm90TilePlace tile = schedule.tile(i);
+    schedule.before_load(i);
+    // What the hook has acquired was written by ordinary stores or by others' copies; TMA reads it next.
+    if constexpr (Schedule::kWaits) ptx::fence_proxy_async_global();
+    for (int block = 0; block < k_blocks; ++block, stages.advance()) {
+      const int k = block * Config::kTileK;
+      // Empty means in every CTA of the cluster: b goes into all of them. The bytes of the neighbour's part
+      // may come in before this thread announces them; the phase cannot end without its arrival.
+      if constexpr (Config::kCluster == 1) {
+        stages.wait_empty();
+      } else {
+        stages.wait_empty_cluster();
+      }
+      stages.arrive_full_expect(Config::kABytes + Config::kBBytes);
+      ptx::tma_load_2d(a + stages.stage() * Config::kABytes, tile.a, k, tile.a_row, stages.full_barrier());
+      for (int box = 0; box < kMyBoxes; ++box) {
+        const std::uint32_t to = b + stages.stage() * Config::kBBytes + box * kBoxBytes;
+        const int column = tile.b_column + (first_box + box) * kBoxColumns;
+        const bool row_major = Config::kLayoutB == Layout::kRowMajor;
+        const int x = row_major ? column : tile.b_k + k;
+        const int y = row_major ? tile.b_k + k : column;
+        if constexpr (Config::kCluster == 1) {
+          ptx::tma_load_2d(to, tile.b, x, y, stages.full_barrier());
+        } else {
+          ptx::tma_load_multicast_2d(to, tile.b, x, y, stages.full_barrier(), kEveryCta);
+        }
+      }
+    }
+  }
+}
+
+/// One step along k of one warpgroup: issues kTileK / 16 products of its rows and closes the group.
+template <class Config>
+__device__ __forceinline__ void sm90_multiply_block(float (&sums)[Config::kBlocks][Config::kSums],
+                                                    std::uint64_t a, std::uint64_t b, bool accumulate) {
+  // In units of 16 bytes, as descriptors count: 16 elements along a row of 64; 16 rows of b when k is
+  // outside.
+  constexpr std::uint64_t kStepA = 2;
+  constexpr std::uint64_t kStepB = Config::kMajorB == ptx::WgmmaMajor::kK ? 2 : 16 * 128 / 16;
+  constexpr std::uint64_t kBlockA = 64 * 128 / 16;
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < Config::kTileK / 16; ++step) {
+#pragma unroll
+    for (int block = 0; block < Config::kBlocks; ++block) {
+      const std::uint64_t from_a = a + block * kBlockA + step * kStepA;
+      const std::uint64_t from_b = b + step * kStepB;
+      const bool add = accumulate || step > 0;
+      if constexpr (Config::kTileN == 256) {
+        ptx::wgmma_m64n256k16<Config::kWgmmaElement, Config::kMajorB>(sums[block], from_a, from_b, add);
+      } else if constexpr (Config::kTileN == 128) {
+        ptx::wgmma_m64n128k16<Config::kWgmmaElement, Config::kMajorB>(sums[block], from_a, from_b, add);
+      } else {
+        ptx::wgmma_m64n64k16<Config::kWgmmaElement, Config::kMajorB>(sums[block], from_a, from_b, add);
+      }
+    }
+  }
+  ptx::wgmma_commit_group();
+}
+
+/// One warpgroup (`group` 0 or 1): its rows of every tile. Knows counts only, no coordinates.
+template <class Config>
+__device__ __forceinline__ void sm90_multiply(int tiles, int k_blocks, int group,
+                                              Sm90Shared<Config>& shared) {
+  constexpr int kGroupABytes = Config::kABytes / Config::kMultiplyWarpgroups;
+  const std::uint32_t lane = threadIdx.x % 32;
+  const std::uint64_t a = ptx::wgmma_descriptor_swizzle128(
+      ptx::shared_address(shared.a) + group * kGroupABytes, 16, 8 * 128);  // [64, 64] K-major
+  const std::uint64_t b = ptx::wgmma_descriptor_swizzle128(
+      ptx::shared_address(shared.b), Config::kMajorB == ptx::WgmmaMajor::kK ? 16 : 64 * 128, 8 * 128);
+  Pipeline<Config::kStages> stages(shared.stages);
+  Pipeline<Config::kStages> used = stages;  // trails by the products in flight
+  Sm90Output<Config> output(shared, group);
+  float sums[Config::kBlocks][Config::kSums];
+
+  // Every warp gives a stage back for itself, in every CTA that loads into it.
+  const auto give_back = [&] {
+    if constexpr (Config::kCluster == 1) {
+      if (lane == 0) used.arrive_empty();
+    } else {
+      if (lane < Config::kCluster) used.arrive_empty_at(lane);
+    }
+    used.advance();
+  };
+  const auto multiply = [&](int first, int last) {
+    for (int block = first; block < last; ++block) {
+      stages.wait_full();
+      sm90_multiply_block<Config>(sums, a + stages.stage() * (Config::kABytes / 16),
+                                  b + stages.stage() * (Config::kBBytes / 16), block > 0);
+      stages.advance();
+      // One group stays in flight, so the one before it is done with its stage.
+      ptx::wgmma_wait_group<1>();
+      if (block > 0) give_back();
+    }
+  };
+
+  for (int i = 0; i < tiles; ++i) {
+    // What the tile before left in registers is written under this tile's first products. When those are
+    // still to be loaded, it is written first: their load may be waiting for just this store.
+    if constexpr (Config::kHeld > 0) {
+      bool held = i > 0;
+      if (held && !__shfl_sync(~0U, stages.test_full(), 0)) {
+        output.write_held();
+        held = false;
+      }
+      const int first = min(2, k_blocks);
+      multiply(0, first);
+      if (held) output.write_held();
+      multiply(first, k_blocks);
+    } else {
+      multiply(0, k_blocks);
+    }
+    ptx::wgmma_wait_group<0>();
+    give_back();
+    output.write(sums);
+  }
+  if (tiles > 0) output.write_held();
+}
+
+/// One thread per multiplying warpgroup (`group`): its pieces of every tile from shared memory to c.
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_store(const Schedule& schedule, int group, Sm90Shared<Config>& shared) {
+  constexpr int kAcross = Config::kTileN / Config::kPieceColumns;
+  const std::uint32_t out = ptx::shared_address(shared.out[group]);
+  const int tiles = schedule.tiles();
+  Pipeline<Config::kSlots> pieces(shared.pieces[group]);
+  Pipeline<Config::kSlots> read = pieces;  // trails by the store that may still read its slot
+  const auto give_back = [&] {
+    read.arrive_empty();
+    read.advance();
+  };
+
+  for (int i = 0; i < tiles; ++i) {
+    const Sm90TilePlace tile = schedule.tile(i);
+    const int row = tile.c_row + group * Config::kBlocks * 64;
+    bool reading = false;
+    for (int piece = 0; piece < Config::kPieces; ++piece, pieces.advance()) {
+      // No slot is kept while there is nothing to store: a warp may need it before the next piece is whole.
+      if (reading && !pieces.test_full()) {
+        ptx::bulk_wait_group_read<0>();
+        give_back();
+        reading = false;
+      }
+      pieces.wait_full();
+      ptx::tma_store_2d(tile.c, tile.c_column + piece % kAcross * Config::kPieceColumns,
+                        row + piece / kAcross * 64, out + pieces.stage() * Config::kPieceBytes);
+      ptx::bulk_commit_group();
+      if (reading) {
+        ptx::bulk_wait_group_read<1>();
+        give_back();
+      }
+      reading = true;
+    }
+    ptx::bulk_wait_group_read<0>();
+    give_back();
+    // Without .read: complete in memory and visible to this thread. The count hands that on between the two
+    // store threads (acq_rel), so whoever comes second speaks for the whole tile.
+    ptx::bulk_wait_group<0>();
+    const std::uint32_t stored = ptx::shared_address(&shared.stored[i % 16]);
+    if (ptx::atom_add_acq_rel_cta_shared(stored, 1) % Config::kMultiplyWarpgroups ==
+        Config::kMultiplyWarpgroups - 1)
+      schedule.after_store(i);
+  }
+}
+
+/// The whole body: every thread of the CTA, once per kernel.
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<Config>& shared) {
+  const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    using Stages = Pipeline<Config::kStages>;
+    using Pieces = Pipeline<Config::kSlots>;
+    Stages::init(shared.stages, 1, Config::kMultiplyWarpgroups * 4 * Config::kCluster);
+    for (auto& pieces : shared.pieces) Pieces::init(pieces, 4, 1);
+    for (std::uint32_t& stored : shared.stored) stored = 0;
+    ptx::fence_mbarrier_init_release_cluster();
+  }
+  __syncthreads();
+  if constexpr (Config::kCluster > 1) {
+    ptx::cluster_arrive_release();
+    ptx::cluster_wait_acquire();
+  }
+
+  if (warp < 4) {
+    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
+    if (warp == 0) {
+      if (ptx::elect_sync()) sm90_load(schedule, shared);
+    } else if (warp <= Config::kMultiplyWarpgroups) {
+      if (ptx::elect_sync()) sm90_store(schedule, warp - 1, shared);
+    }
+    __syncwarp();
+  } else {
+    ptx::setmaxnreg_inc<Config::kMultiplyRegisters>();
+    sm90_multiply(schedule.tiles(), schedule.k_blocks(), warp / 4 - 1, shared);
+  }
+
+  // Nobody leaves while a neighbour may still arrive at its barriers or copy into its stages.
+  if constexpr (Config::kCluster > 1) {
+    ptx::cluster_arrive_release();
+    ptx::cluster_wait_acquire();
+  }
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,80 @@
+// What of the GEMM body is fixed at compile time, and the shared memory that follows from it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/gemm/sm90_tile.h"
+#include "kernels/memory/tensor_map.h"
+#include "kernels/ptx/wgmma.cuh"
+#include "kernels/sync/pipeline.cuh"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// c[kTileM, kTileN] = a[kTileM, k] x b[k, kTileN] per tile, in steps of kTileK. Warps 0-3: producer
+/// warpgroup (load, store), 4-11: two multiplying warpgroups, each with half of the rows.
+template <Sm90Tile kTile_, DataType kInput_, Layout kLayoutB_, MatrixElement kOutput_>
+struct Sm90Config {
+  static constexpr Sm90Tile kTile = kTile_;
+  static constexpr DataType kInput = kInput_;
+  static constexpr Layout kLayoutB = kLayoutB_;
+  static constexpr MatrixElement kOutput = kOutput_;
+
+  static constexpr int kTileM = tile_rows(kTile);
+  static constexpr int kTileN = tile_columns(kTile);
+  static constexpr int kTileK = kSm90TileK;
+  static constexpr int kCluster = tile_cluster(kTile);  ///< CTAs one below the other that share b
+  static constexpr int kMultiplyWarpgroups = 2;
+  static constexpr int kThreads = (1 + kMultiplyWarpgroups) * 128;
+
+  static constexpr int kBlocks = kTileM / kMultiplyWarpgroups / 64;  ///< wgmma rows of one warpgroup
+  static constexpr int kSums = kTileN / 2;                           ///< registers of one block
+  static constexpr int kABytes = kTileM * kTileK * 2;
+  static constexpr int kBBytes = kTileN * kTileK * 2;
+  static constexpr int kBBoxes = kLayoutB == Layout::kRowMajor ? kTileN / 64 : kCluster;
+  static constexpr int kStages = tile_stages(kTile);
+
+  // The output leaves in pieces of 64 rows x 128 bytes; a warpgroup has kSlots of them in shared memory.
+  static constexpr int kPieceColumns = 128 / static_cast<int>(bytes_of(kOutput));
+  static constexpr int kPieceBytes = 64 * 128;
+  static constexpr int kPieceSums = kPieceColumns / 2;  ///< registers of one piece
+  static constexpr int kPieces = kBlocks * kTileN / kPieceColumns;
+  static constexpr int kSlots = 2;
+  /// Pieces that wait in registers (narrowed) until the next tile's products are under way.
+  static constexpr int kHeld = kOutput == MatrixElement::kF32 || kPieces <= kSlots ? 0 : kPieces - kSlots;
+
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kMultiplyRegisters = 232;
+  static constexpr auto kWgmmaElement =
+      kInput == DataType::kBf16 ? ptx::WgmmaElement::kBf16 : ptx::WgmmaElement::kF16;
+  static constexpr auto kMajorB = kLayoutB == Layout::kRowMajor ? ptx::WgmmaMajor::kMn : ptx::WgmmaMajor::kK;
+
+  static_assert(kBlocks >= 1 && kBlocks * 64 * kMultiplyWarpgroups == kTileM);
+  static_assert(kBlocks * kSums <= 128, "sums of a thread: more would spill");
+  static_assert(kHeld <= kSlots, "warps write what they hold without waiting for each other");
+  static_assert(kCluster == 1 || kBBoxes % kCluster == 0, "the CTAs of a cluster load equal parts of b");
+};
+
+/// Shared memory of one CTA, at a 1024-byte boundary (the swizzle's period).
+template <class Config>
+struct alignas(1024) Sm90Shared {
+  std::byte a[Config::kStages][Config::kABytes];  ///< rows of kTileK
+  std::byte b[Config::kStages]
+             [Config::kBBytes];  ///< column-major: rows of kTileK; row-major: 64-column blocks
+  std::byte out[Config::kMultiplyWarpgroups][Config::kSlots][Config::kPieceBytes];
+  PipelineBarriers<Config::kStages> stages;                              ///< load -> multiply
+  PipelineBarriers<Config::kSlots> pieces[Config::kMultiplyWarpgroups];  ///< multiply -> store
+  /// By tile % 16: how many store warps are done with it. They are at most the stages of the pipelines apart.
+  std::uint32_t stored[16];
+};
+
+/// Dynamic shared memory of a launch.
+template <class Config>
+constexpr std::size_t sm90_shared_bytes() {
+  static_assert(sizeof(Sm90Shared<Config>) <= 227 * 1024, "more than a CTA can have");
+  static_assert(Config::kStages + 4 < 16, "Sm90Shared::stored");
+  return sizeof(Sm90Shared<Config>);
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,27 @@
+// Between gemm_sm90() and the kernels that nvcc builds, one source file per tile.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/gemm/sm90_tile.h"
+#include "kernels/memory/tensor_map.h"
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+
+struct CUstream_st;
+
+namespace mkernel::kernels {
+
+/// Parameters of the kernel.
+struct Sm90LocalProduct {
+  TensorMap a, b, c;
+  Raster raster;
+  std::int32_t k_blocks;
+};
+
+/// Queues the kernel for the types and the layout of `shape` on `stream`.
+template <Sm90Tile kTile>
+Status launch_sm90_local(const GemmShape& shape, MatrixElement output, const Sm90LocalProduct& product,
+                         std::int32_t ctas, CUstream_st* stream);
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,94 @@
+// The product of matrices that lie on this GPU: the GEMM body with the plainest schedule, and its launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/gemm/sm90_body.cuh"
+#include "kernels/gemm/sm90_launch.h"
+#include "kernels/gemm/sm90_tile.h"
+#include "kernels/memory/cuda_error.h"
+#include "kernels/ptx/cluster.cuh"
+
+namespace mkernel::kernels {
+
+/// Cluster tiles of the raster, dealt out in turn; nothing to wait for, nobody to tell.
+template <class Config>
+class Sm90LocalSchedule {
+ public:
+  static constexpr bool kWaits = false;
+
+  explicit __device__ __forceinline__ Sm90LocalSchedule(const Sm90LocalProduct& product)
+      : product_(product),
+        cluster_(static_cast<std::int32_t>(blockIdx.x) / Config::kCluster),
+        clusters_(static_cast<std::int32_t>(gridDim.x) / Config::kCluster) {}
+
+  __device__ __forceinline__ int tiles() const {
+    return (product_.raster.tiles() - cluster_ + clusters_ - 1) / clusters_;
+  }
+  __device__ __forceinline__ int k_blocks() const { return product_.k_blocks; }
+  __device__ __forceinline__ Sm90TilePlace tile(int i) const {
+    const RasterPlace place = product_.raster.place(cluster_ + i * clusters_);
+    const int in_cluster = static_cast<int>(blockIdx.x) % Config::kCluster;
+    const int row = (place.row * Config::kCluster + in_cluster) * Config::kTileM;
+    const int column = place.column * Config::kTileN;
+    return {&product_.a, &product_.b, &product_.c, row, column, 0, row, column};
+  }
+  __device__ __forceinline__ void before_load(int) const {}
+  __device__ __forceinline__ void after_store(int) const {}
+
+ private:
+  const Sm90LocalProduct& product_;
+  std::int32_t cluster_;
+  std::int32_t clusters_;
+};
+
+template <class Config>
+__global__ __launch_bounds__(Config::kThreads,
+                             1) void sm90_local_kernel(const __grid_constant__ Sm90LocalProduct product) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  sm90_gemm(Sm90LocalSchedule<Config>(product), *reinterpret_cast<Sm90Shared<Config>*>(memory));
+}
+
+/// Queues the kernel on `stream`.
+template <class Config>
+Status launch_sm90_local(const Sm90LocalProduct& product, std::int32_t ctas, CUstream_st* stream) {
+  constexpr auto kBytes = static_cast<int>(sm90_shared_bytes<Config>());
+  const auto kernel = &sm90_local_kernel<Config>;
+  MK_RETURN_IF_ERROR(
+      cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+                  "gemm: shared memory"));
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {Config::kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(Config::kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cuda_status(cudaLaunchKernelEx(&config, kernel, product), "gemm: launch");
+}
+
+template <Sm90Tile kTile>
+Status launch_sm90_local(const GemmShape& shape, MatrixElement output, const Sm90LocalProduct& product,
+                         std::int32_t ctas, CUstream_st* stream) {
+  const auto with = [&]<DataType kInput, Layout kLayoutB>() {
+    return output == MatrixElement::kF32
+               ? launch_sm90_local<Sm90Config<kTile, kInput, kLayoutB, MatrixElement::kF32>>(product, ctas,
+                                                                                             stream)
+               : launch_sm90_local<Sm90Config<kTile, kInput, kLayoutB, matrix_element(kInput)>>(product, ctas,
+                                                                                                stream);
+  };
+  const bool row_major = shape.b_layout == Layout::kRowMajor;
+  if (shape.dtype == DataType::kBf16) {
+    return row_major ? with.template operator()<DataType::kBf16, Layout::kRowMajor>()
+                     : with.template operator()<DataType::kBf16, Layout::kColumnMajor>();
+  }
+  return row_major ? with.template operator()<DataType::kF16, Layout::kRowMajor>()
+                   : with.template operator()<DataType::kF16, Layout::kColumnMajor>();
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,44 @@
+// Tensor maps: what TMA needs to know of a matrix in global memory. Host side, plain C++: no CUDA header
+// needed.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+
+enum class MatrixElement : std::uint32_t { kBf16, kF16, kF32 };
+
+constexpr MatrixElement matrix_element(DataType type) {
+  return type == DataType::kBf16 ? MatrixElement::kBf16 : MatrixElement::kF16;
+}
+constexpr std::int64_t bytes_of(MatrixElement element) {
+  return element == MatrixElement::kF32 ? 4 : 2;
+}
+
+/// An encoded map, to be handed to a kernel by value (__grid_constant__) or through global memory; the layout
+/// is the driver's (CUtensorMap).
+struct alignas(128) TensorMap {
+  std::uint64_t opaque[16];
+};
+
+/// A row-major matrix and the box that one instruction moves. Rows of a box are 128 bytes in shared memory,
+/// their 16-byte pieces swizzled (128-byte swizzle). Outside the matrix loads give 0 and stores write
+/// nothing.
+struct MatrixView {
+  const void* base = nullptr;  ///< device address (own, or mapped from a peer), 16-byte aligned
+  MatrixElement element = MatrixElement::kBf16;
+  std::int64_t rows = 0, columns = 0;
+  std::int64_t leading = 0;  ///< elements from row to row; 0 = columns. A multiple of 16 bytes.
+  std::int32_t box_rows = 0, box_columns = 0;
+};
+
+/// Encodes `view`; `name` ("a") is what errors call it. Needs a CUDA driver (found at run time), no stream,
+/// no allocation; any thread. Errors: kInvalidArgument naming field, value and limit; kUnavailable without
+/// driver.
+Result<TensorMap> encode_tensor_map(const MatrixView& view, std::string_view name);
+
+}  // namespace mkernel::kernels

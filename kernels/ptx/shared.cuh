@@ -1,0 +1,46 @@
+// Stores to shared memory and the conversions before them. Addresses are shared_address()es.
+#pragma once
+
+#include <cstdint>
+
+namespace mkernel::kernels::ptx {
+
+/// Four 8x8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8 (16 bytes);
+/// register i holds elements 2 * (l % 4), + 1 of row l / 4 of matrix i.
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t row, std::uint32_t m0, std::uint32_t m1,
+                                            std::uint32_t m2, std::uint32_t m3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(m0),
+               "r"(m1), "r"(m2), "r"(m3)
+               : "memory");
+}
+
+__device__ __forceinline__ void st_shared_v2_f32(std::uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+/// Adds to a word of shared memory and returns what it held; orders both ways between threads of the CTA.
+__device__ __forceinline__ std::uint32_t atom_add_acq_rel_cta_shared(std::uint32_t address,
+                                                                     std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(address), "r"(value)
+               : "memory");
+  return before;
+}
+
+/// Two fp32 rounded to nearest even, `low` in the low half. Volatile, so that it stays behind the wait for
+/// the tensor cores that write its operands: the compiler does not see that dependence.
+__device__ __forceinline__ std::uint32_t cvt_rn_bf16x2(float low, float high) {
+  std::uint32_t packed;
+  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ std::uint32_t cvt_rn_f16x2(float low, float high) {
+  std::uint32_t packed;
+  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+}  // namespace mkernel::kernels::ptx

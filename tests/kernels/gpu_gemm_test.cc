@@ -1,0 +1,185 @@
+// The GEMM body on the GPU: random inputs, poisoned outputs, every element against fp64.
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/gemm/gemm_sm90.h"
+#include "kernels/memory/cuda_error.h"
+#include "tests/support/gpu.h"
+#include "tools/mkbench/gpu_matrix.h"
+
+using namespace mkernel;
+using namespace mkernel::kernels;
+using namespace mkernel::bench;
+
+namespace {
+
+struct Operands {
+  GpuBuffer a, b, c;
+  GemmArguments arguments() const { return {a.get(), b.get(), c.get()}; }
+};
+
+GpuBuffer allocate(std::int64_t bytes) {
+  auto buffer = GpuBuffer::allocate(static_cast<std::uint64_t>(bytes));
+  REQUIRE_MESSAGE(buffer.ok(), buffer.status().to_string());
+  return std::move(buffer).value();
+}
+
+void require_ok(const Status& status) {
+  REQUIRE_MESSAGE(status.ok(), status.to_string());
+}
+
+Operands operands(const GemmShape& s, bool fp32_output, std::uint64_t seed) {
+  Operands o{allocate(s.m * s.k * 2), allocate(s.k * s.n * 2), allocate(s.m * s.n * (fp32_output ? 4 : 2))};
+  require_ok(fill_random(o.a.get(), s.dtype, static_cast<std::uint64_t>(s.m * s.k), 2 * seed, nullptr));
+  require_ok(fill_random(o.b.get(), s.dtype, static_cast<std::uint64_t>(s.k * s.n), 2 * seed + 1, nullptr));
+  require_ok(poison(o.c, nullptr));
+  return o;
+}
+
+std::string text(const GemmShape& s, const Sm90GemmOptions& options) {
+  return std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k) +
+         (s.dtype == DataType::kBf16 ? " bf16" : " fp16") +
+         (s.b_layout == Layout::kRowMajor ? " row-major" : " column-major") +
+         (options.fp32_output ? " -> fp32" : "") +
+         (options.plan ? " tile " + std::to_string(tile_rows(options.plan->tile)) + "x" +
+                             std::to_string(tile_columns(options.plan->tile))
+                       : "");
+}
+
+void check_case(const GemmShape& s, const Sm90GemmOptions& options) {
+  static std::uint64_t seed = 100;
+  const std::string name = text(s, options);
+  CAPTURE(name);
+  const Operands o = operands(s, options.fp32_output, ++seed);
+  require_ok(gemm_sm90(o.arguments(), s, options, nullptr));
+  const auto check = check_product(o.arguments(), s, options.fp32_output, nullptr);
+  REQUIRE_MESSAGE(check.ok(), check.status().to_string());
+  CHECK_MESSAGE(check->wrong == 0, check->wrong << " elements, one at " << check->first_wrong);
+  // The elementwise bound grows with k; the norm does not: rounding of the output, or of the sums inside the
+  // tensor cores, stays far under it, one forgotten column of a or b does not.
+  const double unit = s.dtype == DataType::kBf16 ? 0x1p-8 : 0x1p-11;
+  CHECK(check->relative_error < (options.fp32_output ? 1e-4 : unit));
+}
+
+/// Every type, layout and output for one shape.
+void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}) {
+  for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+    for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+      for (const bool fp32_output : {false, true}) {
+        s.dtype = type;
+        s.b_layout = layout;
+        Sm90GemmOptions options{.fp32_output = fp32_output};
+        if (tile) options.plan = plan_sm90(s, test::multiprocessors(), *tile);
+        check_case(s, options);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every tile, type, layout and output, with tails on all sides") {
+  if (!test::hopper_or_skip()) return;
+  for (const Sm90Tile tile : kSm90Tiles) {
+    check_all({64, 64, 64}, tile);
+    check_all({1, 8, 8}, tile);
+    check_all({300, 328, 200}, tile);
+    check_all({1000, 776, 264}, tile);
+  }
+}
+
+TEST_CASE("shapes that no tile divides") {
+  if (!test::hopper_or_skip()) return;
+  check_all({1, 4096, 4096});
+  check_all({7, 384, 8});
+  check_all({1000, 1000, 1000});
+  check_all({4097, 384, 4096});
+  check_all({12345, 1024, 72});
+  check_all({128, 4104, 12344});
+}
+
+TEST_CASE("more tiles than SMs: every stage and slot goes round many times") {
+  if (!test::hopper_or_skip()) return;
+  for (const Sm90Tile tile : kSm90Tiles) {
+    check_all({4097, 4104, 8}, tile);
+    check_all({4097, 4104, 136}, tile);
+  }
+  check_all({4096, 4096, 2048});
+  check_all({12345, 3 * 128, 4096});
+}
+
+TEST_CASE("n of 4 elements is enough where no row of 16-bit elements has that length") {
+  if (!test::hopper_or_skip()) return;
+  check_case({100, 132, 64, DataType::kBf16, Layout::kColumnMajor}, {.fp32_output = true});
+}
+
+TEST_CASE("few CTAs and any band give the same bits") {
+  if (!test::hopper_or_skip()) return;
+  const GemmShape s{1500, 1304, 520};
+  const Operands o = operands(s, false, 7);
+  const auto result = [&](std::int32_t ctas, std::int32_t band) {
+    Sm90GemmOptions options{.plan = plan_sm90(s, test::multiprocessors(), Sm90Tile::k128x256)};
+    options.plan->ctas = ctas;
+    options.plan->raster.band = band;
+    require_ok(poison(o.c, nullptr));
+    require_ok(gemm_sm90(o.arguments(), s, options, nullptr));
+    std::vector<std::uint16_t> host(static_cast<std::size_t>(s.m * s.n));
+    require_ok(
+        cuda_status(cudaMemcpy(host.data(), o.c.get(), host.size() * 2, cudaMemcpyDeviceToHost), "copy"));
+    return host;
+  };
+  const auto expected = result(2, 1);
+  CHECK(check_product(o.arguments(), s, false, nullptr)->wrong == 0);
+  CHECK(result(6, 2) == expected);
+  CHECK(result(36, 3) == expected);
+  CHECK(result(36, 100) == expected);
+}
+
+TEST_CASE("captured once, replayed with new inputs") {
+  if (!test::hopper_or_skip()) return;
+  const GemmShape s{777, 520, 392};
+  const Operands o = operands(s, false, 1);
+  cudaStream_t stream = nullptr;
+  require_ok(cuda_status(cudaStreamCreate(&stream), "stream"));
+  require_ok(cuda_status(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture"));
+  require_ok(gemm_sm90(o.arguments(), s, {}, stream));
+  cudaGraph_t graph = nullptr;
+  require_ok(cuda_status(cudaStreamEndCapture(stream, &graph), "capture"));
+  cudaGraphExec_t replay = nullptr;
+  require_ok(cuda_status(cudaGraphInstantiate(&replay, graph, 0), "instantiate"));
+  for (std::uint64_t round = 0; round < 20; ++round) {
+    const auto count = static_cast<std::uint64_t>(s.m * s.k);
+    require_ok(fill_random(o.a.get(), s.dtype, count, 1000 + round, stream));
+    require_ok(poison(o.c, stream));
+    require_ok(cuda_status(cudaGraphLaunch(replay, stream), "replay"));
+    CHECK(check_product(o.arguments(), s, false, stream)->wrong == 0);
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_CASE("refused by name, before anything is queued") {
+  if (!test::hopper_or_skip()) return;
+  const GpuBuffer memory = allocate(1 << 20);
+  auto* at = static_cast<char*>(memory.get());
+  const auto refuse = [&](const GemmShape& s, GemmArguments arguments, const char* expected) {
+    const Status status = gemm_sm90(arguments, s, {}, nullptr);
+    CHECK(status.code() == StatusCode::kInvalidArgument);
+    CHECK_MESSAGE(status.text().find(expected) != std::string::npos, status.text());
+  };
+  const GemmArguments good{at, at + (1 << 18), at + (1 << 19)};
+  refuse({0, 64, 64}, good, "m is 0");
+  refuse({64, -8, 64}, good, "n is -8");
+  refuse({64, 68, 64}, good, "n is 68, must be a multiple of 8");
+  refuse({64, 64, 60}, good, "k is 60, must be a multiple of 8");
+  refuse({std::int64_t{1} << 31, 64, 64}, good, "m is 2147483648");
+  refuse({64, 64, 64}, {nullptr, good.b, good.c}, "matrix a: address is null");
+  refuse({64, 64, 64}, {good.a, at + 8, good.c}, "matrix b: address modulo 16 is 8");
+}

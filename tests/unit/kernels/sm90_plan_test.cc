@@ -1,0 +1,67 @@
+// The tiles of the cuda executor's product: every one once, whatever the shape.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/gemm/sm90_tile.h"
+#include "kernels/schedule/raster.h"
+
+using namespace mkernel;
+using namespace mkernel::kernels;
+
+TEST_CASE("raster: every place once, bands from the top, columns from the left inside a band") {
+  for (const int rows : {1, 2, 3, 7, 16}) {
+    for (const int columns : {1, 2, 5, 16}) {
+      for (const int band : {1, 2, 3, 8, 100}) {
+        const Raster raster{rows, columns, band};
+        std::vector<int> seen(static_cast<std::size_t>(rows * columns));
+        RasterPlace before{};
+        for (int index = 0; index < raster.tiles(); ++index) {
+          const RasterPlace place = raster.place(index);
+          REQUIRE(place.row >= 0);
+          REQUIRE(place.row < rows);
+          REQUIRE(place.column >= 0);
+          REQUIRE(place.column < columns);
+          ++seen[static_cast<std::size_t>(place.row * columns + place.column)];
+          CHECK(place.row / band >= before.row / band);
+          if (place.row / band == before.row / band) CHECK(place.column >= before.column);
+          before = place;
+        }
+        CHECK(std::all_of(seen.begin(), seen.end(), [](int count) { return count == 1; }));
+      }
+    }
+  }
+}
+
+TEST_CASE("plan: covers the matrix, uses no more CTAs than there are SMs, all clusters whole") {
+  for (const int sms : {1, 2, 78, 114, 132}) {
+    for (const std::int64_t m : {1, 128, 1000, 4097, 16384}) {
+      for (const std::int64_t n : {8, 384, 1024, 16384}) {
+        for (const Sm90Tile tile : kSm90Tiles) {
+          const GemmShape shape{m, n, 4096};
+          const Sm90Plan plan = plan_sm90(shape, sms, tile);
+          const int cluster = tile_cluster(tile);
+          CHECK(std::int64_t{plan.raster.rows} * cluster * tile_rows(tile) >= m);
+          CHECK(std::int64_t{plan.raster.rows - 1} * cluster * tile_rows(tile) < m);
+          CHECK(std::int64_t{plan.raster.columns} * tile_columns(tile) >= n);
+          CHECK(plan.raster.band >= 1);
+          CHECK(plan.ctas >= cluster);
+          CHECK(plan.ctas % cluster == 0);
+          CHECK(plan.ctas <= std::max(sms, cluster));
+          CHECK(plan.ctas <= plan.raster.tiles() * cluster);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("plan: large products get the largest tile, small ones are spread over the SMs") {
+  for (const std::int64_t size : {4096, 8192, 16384}) {
+    CHECK(plan_sm90({size, size, size}, 132).tile == Sm90Tile::k128x256);
+    CHECK(plan_sm90({size, size / 4, size}, 132).tile == Sm90Tile::k128x256);
+    CHECK(plan_sm90({size, size, size / 4}, 132).tile == Sm90Tile::k128x256);
+  }
+  CHECK(plan_sm90({2048, 512, 2048}, 132).ctas >= 100);
+  CHECK(tile_columns(plan_sm90({8192, 128, 8192}, 132).tile) <= 128);
+}

@@ -3,8 +3,13 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -13,12 +18,10 @@ namespace {
 
 Status check_kind(std::uint32_t kind) {
   switch (static_cast<abi::RegionKind>(kind)) {
-    case abi::RegionKind::kHostMemory: return {};
+    case abi::RegionKind::kHostMemory:
+    case abi::RegionKind::kVmm: return {};
     case abi::RegionKind::kDmaBuf:
-    case abi::RegionKind::kVmm:
-      return {StatusCode::kUnimplemented, std::string("region of kind ") +
-                                              kind_name(static_cast<abi::RegionKind>(kind)) +
-                                              ": this daemon was built without GPU support"};
+      return {StatusCode::kUnimplemented, "region of kind dma-buf: no transport of this daemon takes any"};
     default:
       return {StatusCode::kInvalidArgument, "region kind " + std::to_string(kind) +
                                                 " is unknown, known are 1 (host), 2 (dma-buf), 3 (vmm)"};
@@ -42,6 +45,53 @@ Status check_writable_and_plain(int fd) {
   return {};
 }
 
+/// What the file behind an fd is, for errors.
+std::string file_text(const struct stat& info) {
+  if (S_ISCHR(info.st_mode)) {
+    return "character device " + std::to_string(major(info.st_rdev)) + ":" +
+           std::to_string(minor(info.st_rdev));
+  }
+  if (S_ISREG(info.st_mode)) return "a regular file or memfd";
+  if (S_ISSOCK(info.st_mode)) return "a socket";
+  return S_ISDIR(info.st_mode) ? "a folder" : "a pipe, event or the like";
+}
+
+/// All that can be said of a VMM allocation without a driver. The daemon only keeps the fd and hands it on,
+/// but any other kind of file would be kept alive as well: the client's own socket, say, which would then
+/// never read as closed.
+Status check_vmm(const RegionRequest& request, unsigned gpu_major) {
+  if (request.device < 0) {
+    return {StatusCode::kFailedPrecondition, "region of kind vmm from a session of device " +
+                                                 std::to_string(request.device) +
+                                                 " (host only): name the GPU in hello"};
+  }
+  struct stat info {};
+  if (::fstat(request.fd.get(), &info) != 0) {
+    return {StatusCode::kInvalidArgument, std::string("fstat of the region's fd: ") + std::strerror(errno)};
+  }
+  if (!S_ISCHR(info.st_mode) || major(info.st_rdev) != gpu_major) {
+    return {StatusCode::kInvalidArgument, "fd of a region of kind vmm is " + file_text(info) +
+                                              ", a VMM allocation's is a character device of major " +
+                                              std::to_string(gpu_major)};
+  }
+  if (request.offset != 0) {
+    return {StatusCode::kInvalidArgument,
+            "region offset " + std::to_string(request.offset) + ", a VMM allocation is mapped from 0"};
+  }
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (request.bytes > 0 && request.bytes % page == 0) return {};
+  return {StatusCode::kInvalidArgument, "region of " + std::to_string(request.bytes) +
+                                            " bytes, a VMM allocation has a multiple of " +
+                                            std::to_string(page) + ", and some"};
+}
+
+/// Checks the host memory behind a request and maps it.
+Result<ipc::Mapping> map_host(const RegionRequest& request) {
+  MK_RETURN_IF_ERROR(ipc::check_shared_memory(request.fd.get(), request.offset, request.bytes));
+  MK_RETURN_IF_ERROR(check_writable_and_plain(request.fd.get()));
+  return ipc::Mapping::map(request.fd.get(), request.offset, request.bytes);
+}
+
 }  // namespace
 
 const char* kind_name(abi::RegionKind kind) {
@@ -55,26 +105,28 @@ const char* kind_name(abi::RegionKind kind) {
 }
 
 Result<std::shared_ptr<const Region>> open_region(RegionRequest request, std::uint64_t id,
-                                                  std::uint64_t max_bytes) {
+                                                  const RegionRules& rules) {
   MK_RETURN_IF_ERROR(check_kind(request.kind));
-  if (request.bytes > max_bytes) {
+  if (request.bytes > rules.max_bytes) {
     return Status(StatusCode::kResourceExhausted,
                   "region of " + std::to_string(request.bytes) +
-                      " bytes is above limits.max_region_bytes = " + std::to_string(max_bytes));
+                      " bytes is above limits.max_region_bytes = " + std::to_string(rules.max_bytes));
   }
-  MK_RETURN_IF_ERROR(ipc::check_shared_memory(request.fd.get(), request.offset, request.bytes));
-  MK_RETURN_IF_ERROR(check_writable_and_plain(request.fd.get()));
-  auto mapping = ipc::Mapping::map(request.fd.get(), request.offset, request.bytes);
-  if (!mapping.ok()) return mapping.status();
-
   auto region = std::make_shared<Region>();
-  region->id = id;
   region->kind = static_cast<abi::RegionKind>(request.kind);
+  if (region->on_gpu()) {
+    MK_RETURN_IF_ERROR(check_vmm(request, rules.gpu_major));
+    region->device = request.device;
+  } else {
+    auto mapping = map_host(request);
+    if (!mapping.ok()) return mapping.status();
+    region->mapping = std::move(mapping).value();
+  }
+  region->id = id;
   region->shared = request.shared;
   region->fd = std::move(request.fd);
   region->offset = request.offset;
   region->bytes = request.bytes;
-  region->mapping = std::move(mapping).value();
   return std::shared_ptr<const Region>(std::move(region));
 }
 

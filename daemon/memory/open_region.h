@@ -18,14 +18,27 @@ struct RegionRequest {
   ipc::UniqueFd fd;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
+  std::int32_t device = -1;  ///< GPU that its session named in hello
 };
 
-/// Checks and maps the region. Errors name the value and the limit: kInvalidArgument for an unknown kind, an
-/// fd that is no memfd sealed against shrinking, or one that may not be written; kOutOfRange when it lies
-/// outside its fd; kResourceExhausted above `max_bytes` or when the address space is full; kUnimplemented for
-/// GPU memory and huge pages. Any thread.
+/// Major number of the character devices of NVIDIA's driver; the fd of a VMM allocation is an open file of
+/// one.
+inline constexpr unsigned kNvidiaMajor = 195;
+
+/// What is allowed here.
+struct RegionRules {
+  std::uint64_t max_bytes = 0;
+  unsigned gpu_major = kNvidiaMajor;  ///< tests let another device stand in for the GPU
+};
+
+/// Checks the region; maps it when it is host memory. Errors name the value and the limit: kInvalidArgument
+/// for an unknown kind, an fd that is no memfd sealed against shrinking (host) or not of the GPU's driver
+/// (vmm), or one that may not be written; kOutOfRange when it lies outside its fd; kResourceExhausted above
+/// `max_bytes` or when the address space is full; kFailedPrecondition for GPU memory of a session without
+/// GPU; kUnimplemented for dma-bufs and huge pages. How large the allocation behind a vmm fd really is only a
+/// driver can tell: whoever maps it finds out. Any thread.
 Result<std::shared_ptr<const Region>> open_region(RegionRequest request, std::uint64_t id,
-                                                  std::uint64_t max_bytes);
+                                                  const RegionRules& rules);
 
 /// "host", "dma-buf", "vmm", "none".
 const char* kind_name(abi::RegionKind kind);

@@ -17,8 +17,10 @@ struct Region {
   ipc::UniqueFd fd;
   std::uint64_t offset = 0;  ///< of the region within the fd
   std::uint64_t bytes = 0;
-  ipc::Mapping mapping;  ///< host memory: the region itself, begins at `offset`; empty for GPU memory
+  ipc::Mapping mapping;      ///< host memory: the region itself, begins at `offset`; empty for GPU memory
+  std::int32_t device = -1;  ///< GPU memory: the GPU as its client counts them
 
+  bool on_gpu() const { return kind != abi::RegionKind::kHostMemory; }
   /// Address of `at` bytes into a host-memory region.
   std::byte* host(std::uint64_t at) const { return mapping.data() + at; }
 };

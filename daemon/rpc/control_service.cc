@@ -39,6 +39,7 @@ void fill(const session::SessionSnapshot& from, v1::Session& to) {
   to.set_groups(from.groups);
   to.set_regions(from.regions);
   to.set_pinned_bytes(from.pinned_bytes);
+  to.set_gpu_bytes(from.gpu_bytes);
   to.set_requests_total(from.counters.requests_total);
   to.set_bytes_total(from.counters.bytes_total);
   to.set_completed_total(from.counters.completed_total);
@@ -84,6 +85,7 @@ void fill(const session::RegionSnapshot& from, v1::Region& to) {
   to.set_kind(from.kind);
   to.set_bytes(from.bytes);
   to.set_shared(from.shared);
+  to.set_device(from.device);
 }
 
 void fill(const session::ChannelSnapshot& from, v1::Channel& to) {

@@ -57,7 +57,10 @@ SessionSnapshot Session::snapshot() const {
   seen.age_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
   seen.pinned_bytes = pinned_bytes();
   seen.groups = groups_.size();
-  for (const auto& [handle, group] : groups_) seen.regions += group->region_count();
+  for (const auto& [handle, group] : groups_) {
+    seen.regions += group->region_count();
+    seen.gpu_bytes += group->gpu_bytes();
+  }
   for (const dataplane::Counters& rail : port_->counters) seen.counters += session::snapshot(rail);
   return seen;
 }
@@ -83,7 +86,7 @@ void SessionGroup::list_regions(std::vector<RegionSnapshot>& out) const {
   for (const auto& [index, held] : regions_) {
     const memory::Region& region = *held.region;
     out.push_back({request_.key.session, request_.name, memory::kind_name(region.kind), index, region.bytes,
-                   region.shared});
+                   region.shared, region.device});
   }
 }
 

@@ -27,7 +27,7 @@ struct SessionSnapshot {
   std::uint32_t weight = 1;
   std::uint32_t active = 0;  ///< operations in flight, by the client's own word
   double age_seconds = 0;
-  std::uint64_t regions = 0, pinned_bytes = 0, groups = 0;
+  std::uint64_t regions = 0, pinned_bytes = 0, gpu_bytes = 0, groups = 0;
   CounterSnapshot counters;
 };
 struct GroupSnapshot {
@@ -44,6 +44,7 @@ struct RegionSnapshot {
   std::uint32_t index = 0;
   std::uint64_t bytes = 0;
   bool shared = false;
+  std::int32_t device = -1;  ///< GPU memory: the GPU as the client counts them
 };
 struct ChannelSnapshot {
   std::uint64_t session = 0;

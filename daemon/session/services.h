@@ -10,7 +10,7 @@
 
 #include "daemon/config/config.h"
 #include "daemon/dataplane/proxy.h"
-#include "daemon/memory/region.h"
+#include "daemon/memory/open_region.h"
 #include "daemon/session/group_coordinator.h"
 
 namespace mkernel::session {
@@ -27,6 +27,7 @@ struct Services {
   std::vector<dataplane::Proxy*> proxies;  ///< by rail
   GroupCoordinator* coordinator = nullptr;
   std::uint64_t last_region_id = 0;
+  unsigned gpu_major = memory::kNvidiaMajor;
 
   /// Sessions that have said hello and have not yet let go of everything.
   std::function<std::size_t()> session_count;

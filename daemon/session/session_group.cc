@@ -233,6 +233,12 @@ std::uint64_t SessionGroup::pinned_bytes() const {
   return sum;
 }
 
+std::uint64_t SessionGroup::gpu_bytes() const {
+  std::uint64_t sum = 0;
+  for (const auto& [index, held] : regions_) sum += held.region->on_gpu() ? held.region->bytes : 0;
+  return sum;
+}
+
 std::shared_ptr<const memory::Region> SessionGroup::region(std::uint32_t index) const {
   const auto held = regions_.find(index);
   return held == regions_.end() || held->second.leaving ? nullptr : held->second.region;

@@ -62,6 +62,7 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   std::uint64_t segment_bytes() const { return port_ == nullptr ? 0 : port_->segment.bytes(); }
   void drop_segment_fd() { segment_fd_.reset(); }
   std::uint64_t pinned_bytes() const;
+  std::uint64_t gpu_bytes() const;  ///< of pinned_bytes(), what is GPU memory
   std::size_t region_count() const { return regions_.size(); }
   /// The region at an index, nullptr when there is none or it is going away.
   std::shared_ptr<const memory::Region> region(std::uint32_t index) const;

@@ -311,10 +311,10 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
                    std::to_string(ask.bytes) + " bytes on top of " + std::to_string(pinned) +
                        " are above limits.max_pinned_bytes = " + std::to_string(limit)});
   }
-  memory::RegionRequest request{ask.kind, ask.shared == 1, std::move(packet.fds.front()), ask.offset,
-                                ask.bytes};
-  auto region =
-      memory::open_region(std::move(request), ++services_.last_region_id, services_.limits.max_region_bytes);
+  memory::RegionRequest request{ask.kind,   ask.shared == 1, std::move(packet.fds.front()),
+                                ask.offset, ask.bytes,       device_};
+  auto region = memory::open_region(std::move(request), ++services_.last_region_id,
+                                    {services_.limits.max_region_bytes, services_.gpu_major});
   if (!region.ok()) return refuse(region.status());
   group->add_region(ask.index, std::move(region).value(),
                     replier(MessageType::kRegisterRegionReply, ask.header.sequence));

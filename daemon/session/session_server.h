@@ -28,6 +28,7 @@ struct ServerOptions {
   std::uint32_t ring_slots = 4096;  ///< power of two
   ListenerOptions listener;
   config::Limits limits;
+  unsigned gpu_major = memory::kNvidiaMajor;  ///< memory::RegionRules
 };
 
 class SessionServer final : public GroupEvents, public Inspector {

@@ -28,7 +28,7 @@ TEST_CASE("a region is the part of its fd that was asked for, and keeps it alive
   const auto whole = ipc::Mapping::map(fd.get(), 0, 8192);
   REQUIRE(whole.ok());
   whole.value().data()[4096 + 5] = std::byte{77};
-  const auto region = open_region(host_request(std::move(fd), 4096, 4000), 9, kMaxBytes);
+  const auto region = open_region(host_request(std::move(fd), 4096, 4000), 9, {kMaxBytes});
   REQUIRE_MESSAGE(region.ok(), region.status().text());
   const Region& found = *region.value();
   CHECK(found.id == 9);
@@ -57,7 +57,7 @@ TEST_CASE("huge pages are refused: a hole in them would kill the daemon") {
     return;
   }
   REQUIRE(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
-  const auto region = open_region(host_request(std::move(fd), 0, 4096), 1, kMaxBytes);
+  const auto region = open_region(host_request(std::move(fd), 0, 4096), 1, {kMaxBytes});
   REQUIRE_FALSE(region.ok());
   CHECK(region.status().code() == StatusCode::kUnimplemented);
   CHECK(region.status().text().find("MFD_HUGETLB") != std::string::npos);
@@ -65,20 +65,38 @@ TEST_CASE("huge pages are refused: a hole in them would kill the daemon") {
 
 TEST_CASE("kinds are told apart by name") {
   CHECK(std::string(kind_name(abi::RegionKind::kHostMemory)) == "host");
-  for (const auto kind : {abi::RegionKind::kDmaBuf, abi::RegionKind::kVmm}) {
-    RegionRequest request = host_request(memory(4096), 0, 4096);
-    request.kind = static_cast<std::uint32_t>(kind);
-    const auto region = open_region(std::move(request), 1, kMaxBytes);
-    CHECK(region.status().code() == StatusCode::kUnimplemented);
-    CHECK(region.status().text().find(kind_name(kind)) != std::string::npos);
-  }
+  CHECK(std::string(kind_name(abi::RegionKind::kVmm)) == "vmm");
+  RegionRequest dma_buf = host_request(memory(4096), 0, 4096);
+  dma_buf.kind = static_cast<std::uint32_t>(abi::RegionKind::kDmaBuf);
+  const auto region = open_region(std::move(dma_buf), 1, {kMaxBytes});
+  CHECK(region.status().code() == StatusCode::kUnimplemented);
+  CHECK(region.status().text().find("dma-buf") != std::string::npos);
   RegionRequest none = host_request(memory(4096), 0, 4096);
   none.kind = 0;
-  CHECK(open_region(std::move(none), 1, kMaxBytes).status().code() == StatusCode::kInvalidArgument);
+  CHECK(open_region(std::move(none), 1, {kMaxBytes}).status().code() == StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("GPU memory is an fd to keep: nothing is mapped, its device is its session's") {
+  const auto request = [](std::int32_t device) {
+    RegionRequest vmm = host_request(ipc::UniqueFd(::open("/dev/zero", O_RDWR | O_CLOEXEC)), 0, 8192);
+    vmm.kind = static_cast<std::uint32_t>(abi::RegionKind::kVmm);
+    vmm.device = device;
+    return vmm;
+  };
+  const RegionRules rules{kMaxBytes, 1};
+  const auto region = open_region(request(2), 5, rules);
+  REQUIRE_MESSAGE(region.ok(), region.status().text());
+  CHECK(region.value()->on_gpu());
+  CHECK(region.value()->device == 2);
+  CHECK(region.value()->bytes == 8192);
+  CHECK(region.value()->mapping.data() == nullptr);
+  CHECK(region.value()->fd.valid());
+  CHECK(open_region(request(-1), 5, rules).status().code() == StatusCode::kFailedPrecondition);
+  CHECK(open_region(request(2), 5, {kMaxBytes}).status().code() == StatusCode::kInvalidArgument);
 }
 
 TEST_CASE("a region above the limit is refused before anything is mapped") {
-  const auto region = open_region(host_request(memory(kMaxBytes + 4096), 0, kMaxBytes + 1), 1, kMaxBytes);
+  const auto region = open_region(host_request(memory(kMaxBytes + 4096), 0, kMaxBytes + 1), 1, {kMaxBytes});
   CHECK(region.status().code() == StatusCode::kResourceExhausted);
   CHECK(region.status().text().find("1048577 bytes is above limits.max_region_bytes = 1048576") !=
         std::string::npos);

@@ -153,9 +153,9 @@ class RawClient {
   }
   std::vector<ipc::UniqueFd>& last_fds() { return fds_; }
 
-  abi::HelloReply hello(const std::string& name = "test") {
+  abi::HelloReply hello(const std::string& name = "test", std::int32_t device = -1) {
     auto body = message<abi::Hello>(abi::MessageType::kHello);
-    body.device = -1;
+    body.device = device;
     ipc::copy_text(body.client_name, name);
     auto reply = request<abi::HelloReply>(body);
     if (reply.status.code == 0)
@@ -251,9 +251,9 @@ class RawClient {
 };
 
 /// Both say hello as "a" and "b" and become ranks 0 and 1 of group "g".
-inline void join_both(RawClient& a, RawClient& b) {
-  REQUIRE(a.hello("a").status.code == 0);
-  REQUIRE(b.hello("b").status.code == 0);
+inline void join_both(RawClient& a, RawClient& b, std::int32_t device = -1) {
+  REQUIRE(a.hello("a", device).status.code == 0);
+  REQUIRE(b.hello("b", device).status.code == 0);
   a.start_join("g", 2, 0);
   REQUIRE(b.join("g", 2, 1).status.code == 0);
   REQUIRE(a.finish_join().status.code == 0);

@@ -229,6 +229,12 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int group, 
 template <class Config, class Schedule>
 __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<Config>& shared) {
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp == 4 && schedule.tiles() > 0 && ptx::elect_sync()) {
+    const Sm90TilePlace first = schedule.tile(0);
+    ptx::tma_prefetch_descriptor(first.a);
+    ptx::tma_prefetch_descriptor(first.b);
+    ptx::tma_prefetch_descriptor(first.c);
+  }
   if (threadIdx.x == 0) {
     using Stages = Pipeline<Config::kStages>;
     using Pieces = Pipeline<Config::kSlots>;
@@ -239,7 +245,7 @@ __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<C
   }
   __syncthreads();
   if constexpr (Config::kCluster > 1) {
-    ptx::cluster_arrive_release();
+    ptx::cluster_arrive_relaxed();
     ptx::cluster_wait_acquire();
   }
 
@@ -256,9 +262,10 @@ __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<C
     sm90_multiply(schedule.tiles(), schedule.k_blocks(), warp / 4 - 1, shared);
   }
 
-  // Nobody leaves while a neighbour may still arrive at its barriers or copy into its stages.
+  // Nobody leaves while a neighbour may still arrive at its barriers or copy into its stages. Relaxed: what
+  // the store threads wrote is complete, and whoever else must see it was told by after_store().
   if constexpr (Config::kCluster > 1) {
-    ptx::cluster_arrive_release();
+    ptx::cluster_arrive_relaxed();
     ptx::cluster_wait_acquire();
   }
 }

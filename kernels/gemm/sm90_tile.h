@@ -21,7 +21,7 @@ constexpr int tile_columns(Sm90Tile tile) {
   return tile == Sm90Tile::k128x256 ? 256 : tile == Sm90Tile::k128x64 ? 64 : 128;
 }
 constexpr int tile_cluster(Sm90Tile tile) {
-  return tile == Sm90Tile::k128x256 || tile == Sm90Tile::k256x128 ? 2 : 1;
+  return tile == Sm90Tile::k128x64 ? 1 : 2;
 }
 /// As many as fit beside 32 KiB for the output.
 constexpr int tile_stages(Sm90Tile tile) {

@@ -18,9 +18,11 @@ __device__ __forceinline__ std::uint32_t map_to_cta(std::uint32_t shared, std::u
   return mapped;
 }
 
-/// All threads of the cluster, whole warps; cluster_wait_acquire() after it makes what was released visible.
-__device__ __forceinline__ void cluster_arrive_release() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+/// All threads of the cluster, whole warps, before cluster_wait_acquire(). Relaxed: what this thread wrote to
+/// global memory is not handed on (a release would wait for it); initialised mbarriers are, by
+/// fence_mbarrier_init_release_cluster().
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait_acquire() {

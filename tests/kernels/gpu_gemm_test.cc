@@ -10,6 +10,7 @@
 
 #include "kernels/gemm/gemm_sm90.h"
 #include "kernels/memory/cuda_error.h"
+#include "tests/kernels/gpu_gemm_chain.h"
 #include "tests/support/gpu.h"
 #include "tools/mkbench/gpu_matrix.h"
 
@@ -163,6 +164,36 @@ TEST_CASE("captured once, replayed with new inputs") {
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
+}
+
+TEST_CASE("a schedule that waits for tiles of the same launch: hooks, order and fences") {
+  if (!test::hopper_or_skip()) return;
+  const std::int64_t m = 1000, k = 520, n = 328;
+  const GemmShape first{m, k, k}, second{m, n, k};
+  const GpuBuffer words = allocate(4096);
+  std::uint64_t seed = 5000;
+  for (const Sm90Tile tile : kSm90Tiles) {
+    // On 2 CTAs every tile waits for one of the same CTA that it has just held back; on all, for others'.
+    for (const std::int32_t ctas : {2, 10, test::multiprocessors() / 2 * 2}) {
+      for (int round = 0; round < 10; ++round) {
+        CAPTURE(tile_rows(tile));
+        CAPTURE(tile_columns(tile));
+        CAPTURE(ctas);
+        const Operands one = operands(first, false, ++seed);
+        const Operands two = operands(second, false, ++seed);
+        require_ok(cuda_status(cudaMemset(words.get(), 0, words.bytes()), "words"));
+        auto* word = static_cast<std::uint32_t*>(words.get());
+        require_ok(test::launch_chain(
+            {m, k, n, one.a.get(), one.b.get(), two.b.get(), one.c.get(), two.c.get(), word, word + 1000},
+            tile, ctas));
+        std::uint32_t failed = 0;
+        require_ok(cuda_status(cudaMemcpy(&failed, word + 1000, 4, cudaMemcpyDeviceToHost), "words"));
+        CHECK(failed == 0);
+        CHECK(check_product(one.arguments(), first, false, nullptr)->wrong == 0);
+        CHECK(check_product({one.c.get(), two.b.get(), two.c.get()}, second, false, nullptr)->wrong == 0);
+      }
+    }
+  }
 }
 
 TEST_CASE("refused by name, before anything is queued") {

@@ -27,21 +27,9 @@ Status CpuGemmOperation::bind(const GroupView& group, const SymmetricView& works
   return {};
 }
 
-Status CpuGemmOperation::check_arguments(const GemmArguments& arguments) const {
-  // A rank without rows has no operand (AG) or result (RS) to point at.
-  const bool rows = block_range(shape_.m, topology_.world(), group().rank()).size() > 0;
-  const auto missing = [&](const char* field) {
-    return Status(StatusCode::kInvalidArgument, std::string(name_of(kind_)) + ": " + field + " is null");
-  };
-  if (arguments.a == nullptr && (rows || kind_ != OpKind::kAgGemm)) return missing("a");
-  if (arguments.b == nullptr) return missing("b");
-  if (arguments.c == nullptr && (rows || kind_ != OpKind::kGemmRs)) return missing("c");
-  return {};
-}
-
 Status CpuGemmOperation::run(const GemmArguments& arguments, const ExecutorOptions& options) {
   MK_RETURN_IF_ERROR(binding_.ready());
-  MK_RETURN_IF_ERROR(check_arguments(arguments));
+  MK_RETURN_IF_ERROR(check_operands(kind_, shape_, arguments, group().rank(), topology_.world()));
   return binding_.launch(topology_, options, [&](Launch& current) {
     if (gemm_ == nullptr) gemm_ = std::make_unique<CpuGemm>(shape_);
     launch(arguments, current);

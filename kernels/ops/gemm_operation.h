@@ -54,8 +54,6 @@ class CpuGemmOperation : public GemmOperation {
   CpuGemm& gemm() const { return *gemm_; }
 
  private:
-  Status check_arguments(const GemmArguments& arguments) const;
-
   const OpKind kind_;
   const GemmShape shape_;
   const Topology topology_;

@@ -53,6 +53,16 @@ Status check_shape(OpKind kind, const GemmShape& shape) {
   return {};
 }
 
+Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& arguments, std::uint32_t rank,
+                      std::uint32_t world) {
+  // A rank without rows has no operand (AG) or result (RS) to point at.
+  const bool rows = block_range(shape.m, world, rank).size() > 0;
+  if (arguments.a == nullptr && (rows || kind != OpKind::kAgGemm)) return refuse(kind, "a is null");
+  if (arguments.b == nullptr) return refuse(kind, "b is null");
+  if (arguments.c == nullptr && (rows || kind != OpKind::kGemmRs)) return refuse(kind, "c is null");
+  return {};
+}
+
 std::string signature_of(OpKind kind, const GemmShape& shape) {
   return std::string(name_of(kind)) + " m=" + std::to_string(shape.m) + " n=" + std::to_string(shape.n) +
          " k=" + std::to_string(shape.k) + (shape.dtype == DataType::kBf16 ? " bf16" : " f16") +

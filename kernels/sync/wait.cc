@@ -45,6 +45,29 @@ Status failure(const char* whose, std::uint32_t code, const abi::FailureRecord& 
 
 }  // namespace
 
+Status failure_of(const abi::GroupSegment* group, const abi::SessionSegment* session, const WaitSite& site,
+                  std::uint32_t rank) {
+  if (group != nullptr) {
+    if (const std::uint32_t code = load_abort(group->abort); code != 0) {
+      return failure("group", code, group->failure, describe(site, rank));
+    }
+  }
+  if (session != nullptr) {
+    if (const std::uint32_t code = load_abort(session->abort); code != 0) {
+      return failure("session", code, session->failure, describe(site, rank));
+    }
+  }
+  return {};
+}
+
+Status expired(const WaitSite& site, std::uint32_t rank, std::uint64_t expected, std::uint64_t seen,
+               std::chrono::duration<double> waited) {
+  std::string seconds = std::to_string(waited.count());
+  seconds.resize(seconds.find('.') + 2);
+  return {StatusCode::kDeadlineExceeded,
+          describe(site, rank) + ": " + counts(expected, seen) + " after " + seconds + " s"};
+}
+
 Status BoundedWait::pause(const WaitSite& site, std::uint64_t expected, std::uint64_t seen) {
   ++rounds_;
   if (rounds_ <= kSpins) {
@@ -64,27 +87,14 @@ Status BoundedWait::pause(const WaitSite& site, std::uint64_t expected, std::uin
 }
 
 Status BoundedWait::check(const WaitSite& site, std::uint64_t expected, std::uint64_t seen) {
-  if (scope_.group != nullptr) {
-    if (const std::uint32_t code = load_abort(scope_.group->abort); code != 0) {
-      return failure("group", code, scope_.group->failure, describe(site, scope_.rank));
-    }
-  }
-  if (scope_.session != nullptr) {
-    if (const std::uint32_t code = load_abort(scope_.session->abort); code != 0) {
-      return failure("session", code, scope_.session->failure, describe(site, scope_.rank));
-    }
-  }
+  MK_RETURN_IF_ERROR(failure_of(scope_.group, scope_.session, site, scope_.rank));
   if (scope_.stop != nullptr && scope_.stop->load(std::memory_order_acquire)) {
     return {StatusCode::kCancelled, describe(site, scope_.rank) + ": another role of the launch failed"};
   }
   const auto now = std::chrono::steady_clock::now();
   if (begin_.time_since_epoch().count() == 0) begin_ = now;
   if (now - begin_ < scope_.deadline) return {};
-  const double seconds = std::chrono::duration<double>(now - begin_).count();
-  std::string waited = std::to_string(seconds);
-  waited.resize(waited.find('.') + 2);
-  return {StatusCode::kDeadlineExceeded,
-          describe(site, scope_.rank) + ": " + counts(expected, seen) + " after " + waited + " s"};
+  return expired(site, scope_.rank, expected, seen, now - begin_);
 }
 
 }  // namespace mkernel::kernels

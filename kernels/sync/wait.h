@@ -31,6 +31,15 @@ struct WaitSite {
   std::int64_t via = -1;   ///< rank that hands on what `peer` sends, -1 when it comes directly
 };
 
+/// Why the group, else the session, has failed, in the words of `rank` that waits; OK while neither has. Null
+/// pointers are not looked at.
+Status failure_of(const abi::GroupSegment* group, const abi::SessionSegment* session, const WaitSite& site,
+                  std::uint32_t rank);
+
+/// kDeadlineExceeded: who waited for whom, for how long, and what came instead.
+Status expired(const WaitSite& site, std::uint32_t rank, std::uint64_t expected, std::uint64_t seen,
+               std::chrono::duration<double> waited);
+
 /// Back-off of one wait: spins first, then yields, then sleeps up to 200 us at a time; watches the scope.
 class BoundedWait {
  public:

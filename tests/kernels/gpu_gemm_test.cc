@@ -49,7 +49,8 @@ std::string text(const GemmShape& s, const Sm90GemmOptions& options) {
          (s.b_layout == Layout::kRowMajor ? " row-major" : " column-major") +
          (options.fp32_output ? " -> fp32" : "") +
          (options.plan ? " tile " + std::to_string(tile_rows(options.plan->tile)) + "x" +
-                             std::to_string(tile_columns(options.plan->tile))
+                             std::to_string(tile_columns(options.plan->tile)) +
+                             (options.plan->cluster == Sm90Cluster::kStacked ? " stacked" : " side by side")
                        : "");
 }
 
@@ -69,14 +70,14 @@ void check_case(const GemmShape& s, const Sm90GemmOptions& options) {
 }
 
 /// Every type, layout and output for one shape.
-void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}) {
+void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}, Sm90Cluster cluster = Sm90Cluster::kStacked) {
   for (const DataType type : {DataType::kBf16, DataType::kF16}) {
     for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
       for (const bool fp32_output : {false, true}) {
         s.dtype = type;
         s.b_layout = layout;
         Sm90GemmOptions options{.fp32_output = fp32_output};
-        if (tile) options.plan = plan_sm90(s, test::multiprocessors(), *tile);
+        if (tile) options.plan = plan_sm90(s, test::multiprocessors(), *tile, cluster);
         check_case(s, options);
       }
     }
@@ -88,10 +89,12 @@ void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}) {
 TEST_CASE("every tile, type, layout and output, with tails on all sides") {
   if (!test::hopper_or_skip()) return;
   for (const Sm90Tile tile : kSm90Tiles) {
-    check_all({64, 64, 64}, tile);
-    check_all({1, 8, 8}, tile);
-    check_all({300, 328, 200}, tile);
-    check_all({1000, 776, 264}, tile);
+    for (const Sm90Cluster cluster : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide}) {
+      check_all({64, 64, 64}, tile, cluster);
+      check_all({1, 8, 8}, tile, cluster);
+      check_all({300, 328, 200}, tile, cluster);
+      check_all({1000, 776, 264}, tile, cluster);
+    }
   }
 }
 
@@ -110,6 +113,7 @@ TEST_CASE("more tiles than SMs: every stage and slot goes round many times") {
   for (const Sm90Tile tile : kSm90Tiles) {
     check_all({4097, 4104, 8}, tile);
     check_all({4097, 4104, 136}, tile);
+    check_all({4097, 4104, 136}, tile, Sm90Cluster::kSideBySide);
   }
   check_all({4096, 4096, 2048});
   check_all({12345, 3 * 128, 4096});

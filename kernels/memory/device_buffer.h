@@ -1,0 +1,40 @@
+// Memory of a GPU that ends with its owner. Plain C++: no CUDA header needed.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+
+/// cudaMalloc'ed on the device that was current. Movable; freed in the destructor, which waits for the
+/// device.
+class DeviceBuffer {
+ public:
+  /// Zeroed. `what` is what errors call it. kResourceExhausted when there is not so much.
+  static Result<DeviceBuffer> zeroed(std::uint64_t bytes, const char* what);
+
+  DeviceBuffer() = default;
+  DeviceBuffer(DeviceBuffer&& other) noexcept
+      : address_(std::exchange(other.address_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(address_, other.address_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~DeviceBuffer();
+
+  void* get() const { return address_; }
+  std::uint64_t bytes() const { return bytes_; }
+
+  /// Both block until the copy is done; [0, bytes) of the buffer.
+  Status write(const void* from, std::uint64_t bytes);
+  Status read(void* to, std::uint64_t bytes) const;
+
+ private:
+  void* address_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace mkernel::kernels

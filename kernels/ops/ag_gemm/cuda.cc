@@ -1,0 +1,113 @@
+// AG+GEMM on the cuda executor: the host's side of a launch.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/gemm/sm90_maps.h"
+#include "kernels/memory/hopper.h"
+#include "kernels/ops/ag_gemm/cuda_parameters.h"
+#include "kernels/ops/cuda_operations.h"
+#include "kernels/schedule/tiles.h"
+
+namespace mkernel::kernels {
+namespace {
+
+class CudaAgGemm final : public CudaGemmOperation {
+ public:
+  CudaAgGemm(const AgGemmCudaPlan& plan, const GemmShape& shape, Topology topology, std::uint32_t rank)
+      : CudaGemmOperation(OpKind::kAgGemm, shape, std::move(topology), rank), plan_(plan) {}
+
+  Requirements requirements() const override { return {plan_.gather.workspace_bytes(), 0}; }
+
+ private:
+  /// A map has at least one row; the kernel keeps clear of that of a source without rows.
+  std::int64_t map_rows(std::int32_t source) const {
+    return std::max<std::int64_t>(1, plan_.gather.rows_of(source));
+  }
+
+  /// Maps of a for every slab; they stay as long as the workspace does.
+  Status attach() override {
+    const std::int32_t world = plan_.steps.world;
+    std::vector<TensorMap> maps(2 * world);
+    for (std::int32_t i = 0; i < 2 * world; ++i) {
+      const std::int32_t source = i % world;
+      const std::byte* rows = workspace().mine + plan_.gather.slab_offset(i / world, source);
+      auto map = encode_tensor_map(sm90_a_view(plan_.tile, shape().dtype, rows, map_rows(source), shape().k),
+                                   "workspace");
+      if (!map.ok()) return map.status();
+      maps[i] = *map;
+    }
+    const std::uint64_t bytes = maps.size() * sizeof(TensorMap);
+    auto slabs = DeviceBuffer::zeroed(bytes, "ag_gemm: tensor maps");
+    if (!slabs.ok()) return slabs.status();
+    slabs_ = std::move(slabs).value();
+    return slabs_.write(maps.data(), bytes);
+  }
+
+  Status encode_operands(const GemmArguments& arguments, AgGemmParameters& p) const {
+    if (const std::int64_t own_rows = plan_.gather.rows_of(plan_.steps.rank); own_rows > 0) {
+      auto a =
+          encode_tensor_map(sm90_a_view(plan_.tile, shape().dtype, arguments.a, own_rows, shape().k), "a");
+      if (!a.ok()) return a.status();
+      p.a = *a;
+    }
+    auto b = encode_tensor_map(
+        sm90_b_view(plan_.tile, shape().dtype, shape().b_layout, arguments.b, shape().n, shape().k), "b");
+    if (!b.ok()) return b.status();
+    p.b = *b;
+    for (std::int32_t source = 0; source < plan_.steps.world; ++source) {
+      const auto* rows =
+          static_cast<const std::byte*>(arguments.c) + plan_.gather.first_row(source) * shape().n * 2;
+      auto c = encode_tensor_map(
+          sm90_c_view(matrix_element(shape().dtype), rows, map_rows(source), shape().n), "c");
+      if (!c.ok()) return c.status();
+      p.c[source] = *c;
+    }
+    return {};
+  }
+
+  Status launch(const GemmArguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) override {
+    AgGemmParameters p{};
+    MK_RETURN_IF_ERROR(encode_operands(arguments, p));
+    p.slabs = static_cast<const TensorMap*>(slabs_.get());
+    p.control = control();
+    p.host = host_watch();
+    p.deadline_ns = deadline_ns;
+    p.rows = static_cast<const std::byte*>(arguments.a);
+    for (std::uint32_t r = 0; r < topology().world(); ++r)
+      p.workspace[r] = workspace().node[topology().local_of(r)];
+    p.gather = plan_.gather;
+    p.steps = plan_.steps;
+    p.raster = plan_.raster;
+    p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
+    p.comm_ctas = plan_.comm_ctas;
+    const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;
+    switch (plan_.tile) {
+      case Sm90Tile::k128x256: return launch_ag_gemm<Sm90Tile::k128x256>(shape(), p, ctas, stream);
+      case Sm90Tile::k256x128: return launch_ag_gemm<Sm90Tile::k256x128>(shape(), p, ctas, stream);
+      case Sm90Tile::k128x128: return launch_ag_gemm<Sm90Tile::k128x128>(shape(), p, ctas, stream);
+      case Sm90Tile::k128x64: return launch_ag_gemm<Sm90Tile::k128x64>(shape(), p, ctas, stream);
+    }
+    return {StatusCode::kInternal, "ag_gemm: no such tile"};
+  }
+
+  const AgGemmCudaPlan plan_;
+  DeviceBuffer slabs_;  ///< TensorMap [epoch parity][source]
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& shape, Topology topology,
+                                                             std::uint32_t rank,
+                                                             const AgGemmCudaOptions& options) {
+  auto sms = hopper_multiprocessors("ag_gemm");
+  if (!sms.ok()) return sms.status();
+  auto plan = AgGemmCudaPlan::make(shape, topology, rank, *sms, options);
+  if (!plan.ok()) return plan.status();
+  return std::unique_ptr<CudaGemmOperation>(
+      std::make_unique<CudaAgGemm>(*plan, shape, std::move(topology), rank));
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,47 @@
+// What AG+GEMM's kernel is given, and its launch: between the operation and the files that nvcc builds, one
+// per tile.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/gemm/sm90_tile.h"
+#include "kernels/memory/tensor_map.h"
+#include "kernels/ops/exchange/push_gather_plan.h"
+#include "kernels/schedule/arrival_steps.h"
+#include "kernels/schedule/raster.h"
+#include "kernels/sync/host_watch.h"
+#include "kernels/sync/launch_control.h"
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+
+struct CUstream_st;
+
+namespace mkernel::kernels {
+
+/// Ranks of one node at most.
+inline constexpr int kMaxAgGemmSources = 16;
+
+struct AgGemmParameters {
+  TensorMap a;                     ///< own rows
+  TensorMap b;                     ///< [k, n]
+  TensorMap c[kMaxAgGemmSources];  ///< by source: its rows of c, so that no tile reaches into the next one's
+  const TensorMap* slabs;          ///< [epoch parity][source], in device memory
+  LaunchControl* control;
+  HostWatch host;
+  std::uint64_t deadline_ns;
+  const std::byte* rows;                    ///< own rows again, as bytes
+  std::byte* workspace[kMaxAgGemmSources];  ///< by rank
+  PushGatherPlan gather;
+  ArrivalSteps steps;
+  Raster raster;
+  std::int32_t k_blocks;
+  std::int32_t comm_ctas;
+};
+
+/// Queues the kernel for the types and the layout of `shape` on `stream`.
+template <Sm90Tile kTile>
+Status launch_ag_gemm(const GemmShape& shape, const AgGemmParameters& parameters, std::int32_t ctas,
+                      CUstream_st* stream);
+
+}  // namespace mkernel::kernels

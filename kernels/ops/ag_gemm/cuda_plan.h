@@ -1,0 +1,39 @@
+// Plan of AG+GEMM for the cuda executor on one node: who pushes, who computes, in which order.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "kernels/gemm/sm90_tile.h"
+#include "kernels/ops/exchange/push_gather_plan.h"
+#include "kernels/schedule/arrival_steps.h"
+#include "kernels/schedule/raster.h"
+#include "kernels/schedule/topology.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// Overrides; the same on every rank.
+struct AgGemmCudaOptions {
+  std::optional<Sm90Tile> tile;
+  std::int32_t comm_ctas = 0;  ///< that push own rows; 0 = by shape
+};
+
+/// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:
+/// a row block is the rows of one cluster (tile_rows x tile_cluster) of one source, and the raster runs over
+/// the row blocks in the order in which they arrive.
+struct AgGemmCudaPlan {
+  Sm90Tile tile = Sm90Tile::k128x256;
+  std::int32_t comm_ctas = 0;     ///< the first of the grid; a multiple of the cluster
+  std::int32_t compute_ctas = 0;  ///< a multiple of the cluster
+  ArrivalSteps steps;
+  Raster raster;  ///< rows: steps; columns: of tiles
+  PushGatherPlan gather;
+
+  /// `sms`: multiprocessors of the device. Errors: check_shape(); kInvalidArgument for sizes that TMA cannot
+  /// move (k % 8, n % 8) and options outside what they allow; kUnimplemented for more than one node.
+  static Result<AgGemmCudaPlan> make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                                     std::int32_t sms, const AgGemmCudaOptions& options = {});
+};
+
+}  // namespace mkernel::kernels

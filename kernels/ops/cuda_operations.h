@@ -1,0 +1,19 @@
+// The operations of the cuda executor, as the client library and tests make them.
+#pragma once
+
+#include <memory>
+
+#include "kernels/ops/ag_gemm/cuda_plan.h"
+#include "kernels/ops/cuda_gemm_operation.h"
+#include "kernels/schedule/topology.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// For the current device. Errors: AgGemmCudaPlan::make(); kUnavailable without a device; kUnimplemented on
+/// one that is not of compute capability 9.0.
+Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& shape, Topology topology,
+                                                             std::uint32_t rank,
+                                                             const AgGemmCudaOptions& options = {});
+
+}  // namespace mkernel::kernels

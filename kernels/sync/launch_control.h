@@ -1,0 +1,60 @@
+// What a launch of the cuda executor leaves in device memory: its epoch, its end, and the first wait that
+// failed.
+#pragma once
+
+#include <cstdint>
+
+namespace mkernel::kernels {
+
+enum class DeviceRole : std::uint32_t {
+  kNone = 0,
+  kCompute = 1,
+  kIntraComm = 2,
+  kInterSend = 3,
+  kInterRecv = 4
+};
+enum class DeviceTag : std::uint32_t { kNone = 0, kChunkReady = 1, kHostAbort = 2 };
+
+constexpr const char* name_of(DeviceRole role) {
+  switch (role) {
+    case DeviceRole::kCompute: return "compute";
+    case DeviceRole::kIntraComm: return "intra_comm";
+    case DeviceRole::kInterSend: return "inter_send";
+    case DeviceRole::kInterRecv: return "inter_recv";
+    case DeviceRole::kNone: break;
+  }
+  return "no role";
+}
+
+constexpr const char* name_of(DeviceTag tag) {
+  switch (tag) {
+    case DeviceTag::kChunkReady: return "a chunk";
+    case DeviceTag::kHostAbort: return "the end of the launch, when group or session failed";
+    case DeviceTag::kNone: break;
+  }
+  return "nothing";
+}
+
+/// Who waits for what.
+struct DeviceWaitSite {
+  DeviceRole role;
+  DeviceTag tag;
+  std::int32_t peer;    ///< rank that has to act, -1 when it is none
+  std::uint32_t index;  ///< of what is awaited: a chunk's number
+};
+
+/// One per operation and rank, zeroed once. The host reads it after the stream is done with the launch.
+struct LaunchControl {
+  std::uint64_t epoch;   ///< launches that have ended; advanced by the last CTA of each
+  std::uint64_t exited;  ///< CTAs that have ended, over all launches
+  std::uint32_t abort;   ///< nonzero: every wait gives up; stays set
+
+  // The first failed wait, written by whoever set `failed`.
+  std::uint32_t failed;
+  DeviceWaitSite site;
+  std::uint64_t expected;
+  std::uint64_t seen;
+  std::uint64_t waited_ns;
+};
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,52 @@
+// The one bounded wait of the cuda executor: for a word of this GPU's memory that another CTA, another GPU or
+// the relay writes. It ends at the word, at an abort of the launch, or at the deadline; a failed wait says
+// once, in the launch's control block, who waited for whom, and makes every other wait of the launch give up.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ptx/address.cuh"
+#include "kernels/ptx/global.cuh"
+#include "kernels/sync/launch_control.h"
+
+namespace mkernel::kernels {
+
+struct DeviceWaitScope {
+  LaunchControl* control;
+  std::uint64_t deadline_ns;  ///< of every single wait
+};
+
+/// Any number of threads; the first one's site stays.
+__device__ __forceinline__ void report_failed_wait(LaunchControl& control, const DeviceWaitSite& site,
+                                                   std::uint64_t expected, std::uint64_t seen,
+                                                   std::uint64_t waited_ns) {
+  if (atomicExch(&control.failed, 1U) == 0) {
+    control.site = site;
+    control.expected = expected;
+    control.seen = seen;
+    control.waited_ns = waited_ns;
+  }
+  ptx::st_release_gpu(&control.abort, 1U);
+}
+
+/// Until `word` (acquire, sys) is at least `expected`: what was written before the release that brought it
+/// there is visible to this thread's ordinary loads (before TMA loads: fence_proxy_async_global()). False
+/// when it gave up.
+__device__ __forceinline__ bool wait_at_least(const std::uint64_t* word, std::uint64_t expected,
+                                              const DeviceWaitSite& site, const DeviceWaitScope& scope) {
+  constexpr int kCheckEvery = 256;  // loads; the abort word and the clock cost as much as the word itself
+  std::uint64_t begin = 0;
+  for (int round = 1;; ++round) {
+    const std::uint64_t seen = ptx::ld_acquire_sys(word);
+    if (seen >= expected) return true;
+    if (round % kCheckEvery != 0) continue;
+    if (ptx::ld_acquire_gpu(&scope.control->abort) != 0) return false;
+    const std::uint64_t now = ptx::globaltimer();
+    if (begin == 0) begin = now;
+    if (now - begin < scope.deadline_ns) continue;
+    report_failed_wait(*scope.control, site, expected, seen, now - begin);
+    return false;
+  }
+}
+
+}  // namespace mkernel::kernels

@@ -49,7 +49,7 @@ Result<std::int32_t> multiprocessors() {
 }
 
 Status check_plan(const Sm90Plan& plan) {
-  const std::int32_t cluster = tile_cluster(plan.tile);
+  const std::int32_t cluster = cluster_rows(plan.tile, plan.cluster) * cluster_columns(plan.cluster);
   if (plan.ctas >= cluster && plan.ctas % cluster == 0 && plan.raster.band >= 1) return {};
   return {StatusCode::kInvalidArgument, "gemm: plan has " + std::to_string(plan.ctas) +
                                             " CTAs and bands of " + std::to_string(plan.raster.band) +
@@ -64,14 +64,16 @@ Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const S
   MK_RETURN_IF_ERROR(check_shape(shape, options.fp32_output));
   const Result<std::int32_t> sms = multiprocessors();
   if (!sms.ok()) return sms.status();
-  const Sm90Plan plan = options.plan.value_or(plan_sm90(shape, sms.value()));
+  const Sm90Plan plan = options.plan.value_or(plan_sm90_any_cluster(shape, sms.value()));
   MK_RETURN_IF_ERROR(check_plan(plan));
   const MatrixElement output = options.fp32_output ? MatrixElement::kF32 : matrix_element(shape.dtype);
 
-  auto a = encode_tensor_map(sm90_a_view(plan.tile, shape.dtype, arguments.a, shape.m, shape.k), "a");
+  auto a = encode_tensor_map(
+      sm90_a_view(plan.tile, shape.dtype, arguments.a, shape.m, shape.k, 0, plan.cluster), "a");
   if (!a.ok()) return a.status();
   auto b = encode_tensor_map(
-      sm90_b_view(plan.tile, shape.dtype, shape.b_layout, arguments.b, shape.n, shape.k), "b");
+      sm90_b_view(plan.tile, shape.dtype, shape.b_layout, arguments.b, shape.n, shape.k, 0, plan.cluster),
+      "b");
   if (!b.ok()) return b.status();
   auto c = encode_tensor_map(sm90_c_view(output, arguments.c, shape.m, shape.n), "c");
   if (!c.ok()) return c.status();
@@ -80,13 +82,12 @@ Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const S
                                  static_cast<std::int32_t>((shape.k + kSm90TileK - 1) / kSm90TileK)};
   switch (plan.tile) {
     case Sm90Tile::k128x256:
-      return launch_sm90_local<Sm90Tile::k128x256>(shape, output, product, plan.ctas, stream);
+      return launch_sm90_local<Sm90Tile::k128x256>(shape, output, product, plan, stream);
     case Sm90Tile::k256x128:
-      return launch_sm90_local<Sm90Tile::k256x128>(shape, output, product, plan.ctas, stream);
+      return launch_sm90_local<Sm90Tile::k256x128>(shape, output, product, plan, stream);
     case Sm90Tile::k128x128:
-      return launch_sm90_local<Sm90Tile::k128x128>(shape, output, product, plan.ctas, stream);
-    case Sm90Tile::k128x64:
-      return launch_sm90_local<Sm90Tile::k128x64>(shape, output, product, plan.ctas, stream);
+      return launch_sm90_local<Sm90Tile::k128x128>(shape, output, product, plan, stream);
+    case Sm90Tile::k128x64: return launch_sm90_local<Sm90Tile::k128x64>(shape, output, product, plan, stream);
   }
   return {StatusCode::kInvalidArgument, "gemm: unknown tile"};
 }

@@ -14,7 +14,7 @@ namespace mkernel::kernels {
 
 struct Sm90GemmOptions {
   bool fp32_output = false;      ///< c is fp32 (partial sums) instead of the type of a and b
-  std::optional<Sm90Plan> plan;  ///< instead of plan_sm90()
+  std::optional<Sm90Plan> plan;  ///< instead of plan_sm90_any_cluster()
 };
 
 /// c[m, n] = a[m, k] x b[k, n] on the current device; all dense in device memory, 16-byte aligned, c

@@ -2,24 +2,21 @@
 // kernels use it unchanged and bring a schedule, which says what the tiles are and is told when they begin
 // and end:
 //
-//   struct Schedule {                          // every CTA's own; const, read by three roles at their own
-//   pace
-//     static constexpr bool kWaits;            // before_load() waits for data that others write
-//     int tiles() const;                       // of this CTA; the same in all CTAs of a cluster
-//     int k_blocks() const;                    // ceil(k / kTileK) >= 1
-//     Sm90TilePlace tile(int i) const;         // i-th tile; the CTAs of a cluster agree on b
-//     void before_load(int i) const;           // one thread, before the first byte of tile i is loaded:
-//     returns when
-//                                              // its rows of a may be read (acquired at the right scope)
-//     void after_store(int i) const;           // one thread, once tile i is complete in memory and visible
-//     to it: a
-//   };                                         // release at the right scope hands the tile on
+//   struct Schedule {                   // every CTA's own; const, read by three roles at their own pace
+//     static constexpr bool kWaits;     // before_load() waits for data that others write
+//     int tiles() const;                // of this CTA; the same in both CTAs of a cluster
+//     int k_blocks() const;             // ceil(k / kTileK) >= 1
+//     Sm90TilePlace tile(int i) const;  // i-th tile; stacked CTAs of a cluster agree on b, those side by
+//     side on a void before_load(int i) const;    // one thread, before the first byte of tile i is loaded:
+//     returns when its
+//                                       // rows of a may be read (acquired at the right scope)
+//     void after_store(int i) const;    // one thread, once tile i is complete in memory and visible to it: a
+//   };                                  // release at the right scope hands the tile on
 //
-// Contract: all CTAs of the kernel's cluster call sm90_gemm() with all their threads and the same kind of
-// schedule. before_load() may wait for tiles that this or any other CTA has stored before: the store of a
-// tile never depends on the load of a later one. A hook that gives up (deadline, abort) returns; the rest is
-// then computed from whatever memory holds, so that every pipeline drains, and the caller reports the
-// failure.
+// Contract: all threads of all CTAs of a cluster call sm90_gemm(), with the same kind of schedule.
+// before_load() may wait for tiles that this or any other CTA has stored before: the store of a tile never
+// depends on the load of a later one. A hook that gives up (deadline, abort) returns; the rest is then
+// computed from whatever memory holds, so that every pipeline drains, and the caller reports the failure.
 #pragma once
 
 #include <cstdint>
@@ -45,15 +42,28 @@ struct Sm90TilePlace {
   std::int32_t c_column;
 };
 
-/// One thread: a and this CTA's part of b into the stages of the whole cluster.
+/// One box into this CTA's stage, or into that of both CTAs of the cluster when they share the operand.
+template <bool kShared>
+__device__ __forceinline__ void sm90_load_box(std::uint32_t to, const TensorMap* map, int x, int y,
+                                              std::uint32_t barrier) {
+  if constexpr (kShared) {
+    ptx::tma_load_multicast_2d(to, map, x, y, barrier, std::uint16_t{0b11});
+  } else {
+    ptx::tma_load_2d(to, map, x, y, barrier);
+  }
+}
+
+/// One thread: a and b into the stages; of the operand that the cluster shares this CTA's part, for both.
 template <class Config, class Schedule>
 __device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<Config>& shared) {
-  constexpr int kMyBoxes = Config::kBBoxes / Config::kCluster;
+  constexpr bool kShareA = Config::kClusterColumns > 1, kShareB = Config::kClusterRows > 1;
+  constexpr int kMyBoxes = Config::kBBoxes / Config::kClusterRows;
   constexpr int kBoxBytes = Config::kBBytes / Config::kBBoxes;
   constexpr int kBoxColumns = Config::kTileN / Config::kBBoxes;
-  constexpr auto kEveryCta = static_cast<std::uint16_t>((1U << Config::kCluster) - 1);
-  const int first_box = Config::kCluster == 1 ? 0 : static_cast<int>(ptx::cluster_cta_rank()) * kMyBoxes;
-  const std::uint32_t a = ptx::shared_address(shared.a);
+  const int part = Config::kCluster == 1 ? 0 : static_cast<int>(ptx::cluster_cta_rank());
+  const int a_part = kShareA ? part : 0;
+  const int first_box = kShareB ? part * kMyBoxes : 0;
+  const std::uint32_t a = ptx::shared_address(shared.a) + a_part * (Config::kABytes / Config::kABoxes);
   const std::uint32_t b = ptx::shared_address(shared.b) + first_box * kBoxBytes;
   const int tiles = schedule.tiles();
   const int k_blocks = schedule.k_blocks();
@@ -61,30 +71,30 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<C
 
   for (int i = 0; i < tiles; ++i) {
     const Sm90TilePlace tile = schedule.tile(i);
+    const int a_row = tile.a_row + a_part * (Config::kTileM / Config::kABoxes);
     schedule.before_load(i);
     // What the hook has acquired was written by ordinary stores or by others' copies; TMA reads it next.
     if constexpr (Schedule::kWaits) ptx::fence_proxy_async_global();
     for (int block = 0; block < k_blocks; ++block, stages.advance()) {
       const int k = block * Config::kTileK;
-      // Empty means in every CTA of the cluster: b goes into all of them. The bytes of the neighbour's part
-      // may come in before this thread announces them; the phase cannot end without its arrival.
+      // Empty means in both CTAs of the cluster: the shared operand goes into both. The bytes of the
+      // neighbour's part may come in before this thread announces them; the phase cannot end without its
+      // arrival.
       if constexpr (Config::kCluster == 1) {
         stages.wait_empty();
       } else {
         stages.wait_empty_cluster();
       }
       stages.arrive_full_expect(Config::kABytes + Config::kBBytes);
-      ptx::tma_load_2d(a + stages.stage() * Config::kABytes, tile.a, k, tile.a_row, stages.full_barrier());
+      const std::uint32_t full = stages.full_barrier();
+      sm90_load_box<kShareA>(a + stages.stage() * Config::kABytes, tile.a, k, a_row, full);
       for (int box = 0; box < kMyBoxes; ++box) {
         const std::uint32_t to = b + stages.stage() * Config::kBBytes + box * kBoxBytes;
         const int column = tile.b_column + (first_box + box) * kBoxColumns;
-        const bool row_major = Config::kLayoutB == Layout::kRowMajor;
-        const int x = row_major ? column : tile.b_k + k;
-        const int y = row_major ? tile.b_k + k : column;
-        if constexpr (Config::kCluster == 1) {
-          ptx::tma_load_2d(to, tile.b, x, y, stages.full_barrier());
+        if constexpr (Config::kLayoutB == Layout::kRowMajor) {
+          sm90_load_box<kShareB>(to, tile.b, column, tile.b_k + k, full);
         } else {
-          ptx::tma_load_multicast_2d(to, tile.b, x, y, stages.full_barrier(), kEveryCta);
+          sm90_load_box<kShareB>(to, tile.b, tile.b_k + k, column, full);
         }
       }
     }

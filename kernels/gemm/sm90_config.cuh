@@ -14,17 +14,21 @@ namespace mkernel::kernels {
 
 /// c[kTileM, kTileN] = a[kTileM, k] x b[k, kTileN] per tile, in steps of kTileK. Warps 0-3: producer
 /// warpgroup (load, store), 4-11: two multiplying warpgroups, each with half of the rows.
-template <Sm90Tile kTile_, DataType kInput_, Layout kLayoutB_, MatrixElement kOutput_>
+template <Sm90Tile kTile_, DataType kInput_, Layout kLayoutB_, MatrixElement kOutput_,
+          Sm90Cluster kClusterShape_ = Sm90Cluster::kStacked>
 struct Sm90Config {
   static constexpr Sm90Tile kTile = kTile_;
   static constexpr DataType kInput = kInput_;
   static constexpr Layout kLayoutB = kLayoutB_;
   static constexpr MatrixElement kOutput = kOutput_;
+  static constexpr Sm90Cluster kClusterShape = kClusterShape_;
 
   static constexpr int kTileM = tile_rows(kTile);
   static constexpr int kTileN = tile_columns(kTile);
   static constexpr int kTileK = kSm90TileK;
-  static constexpr int kCluster = tile_cluster(kTile);  ///< CTAs one below the other that share b
+  static constexpr int kClusterRows = cluster_rows(kTile, kClusterShape);  ///< CTAs that share b
+  static constexpr int kClusterColumns = cluster_columns(kClusterShape);   ///< CTAs that share a
+  static constexpr int kCluster = kClusterRows * kClusterColumns;
   static constexpr int kMultiplyWarpgroups = 2;
   static constexpr int kThreads = (1 + kMultiplyWarpgroups) * 128;
 
@@ -32,7 +36,8 @@ struct Sm90Config {
   static constexpr int kSums = kTileN / 2;                           ///< registers of one block
   static constexpr int kABytes = kTileM * kTileK * 2;
   static constexpr int kBBytes = kTileN * kTileK * 2;
-  static constexpr int kBBoxes = kLayoutB == Layout::kRowMajor ? kTileN / 64 : kCluster;
+  static constexpr int kABoxes = kClusterColumns;  ///< loads that make up a stage
+  static constexpr int kBBoxes = kLayoutB == Layout::kRowMajor ? kTileN / 64 : kClusterRows;
   static constexpr int kStages = tile_stages(kTile);
 
   // The output leaves in pieces of 64 rows x 128 bytes; a warpgroup has kSlots of them in shared memory.
@@ -53,7 +58,7 @@ struct Sm90Config {
   static_assert(kBlocks >= 1 && kBlocks * 64 * kMultiplyWarpgroups == kTileM);
   static_assert(kBlocks * kSums <= 128, "sums of a thread: more would spill");
   static_assert(kHeld <= kSlots, "warps write what they hold without waiting for each other");
-  static_assert(kCluster == 1 || kBBoxes % kCluster == 0, "the CTAs of a cluster load equal parts of b");
+  static_assert(kBBoxes % kClusterRows == 0, "the CTAs that share b load equal parts of it");
 };
 
 /// Shared memory of one CTA, at a 1024-byte boundary (the swizzle's period).

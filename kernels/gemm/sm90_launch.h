@@ -19,9 +19,9 @@ struct Sm90LocalProduct {
   std::int32_t k_blocks;
 };
 
-/// Queues the kernel for the types and the layout of `shape` on `stream`.
+/// Queues the kernel for the types and the layout of `shape` and the cluster of `plan` on `stream`.
 template <Sm90Tile kTile>
 Status launch_sm90_local(const GemmShape& shape, MatrixElement output, const Sm90LocalProduct& product,
-                         std::int32_t ctas, CUstream_st* stream);
+                         const Sm90Plan& plan, CUstream_st* stream);
 
 }  // namespace mkernel::kernels

@@ -31,8 +31,10 @@ class Sm90LocalSchedule {
   __device__ __forceinline__ Sm90TilePlace tile(int i) const {
     const RasterPlace place = product_.raster.place(cluster_ + i * clusters_);
     const int in_cluster = static_cast<int>(blockIdx.x) % Config::kCluster;
-    const int row = (place.row * Config::kCluster + in_cluster) * Config::kTileM;
-    const int column = place.column * Config::kTileN;
+    const int row_tile = place.row * Config::kClusterRows + in_cluster % Config::kClusterRows;
+    const int column_tile = place.column * Config::kClusterColumns + in_cluster / Config::kClusterRows;
+    const int row = row_tile * Config::kTileM;
+    const int column = column_tile * Config::kTileN;
     return {&product_.a, &product_.b, &product_.c, row, column, 0, row, column};
   }
   __device__ __forceinline__ void before_load(int) const {}
@@ -74,21 +76,25 @@ Status launch_sm90_local(const Sm90LocalProduct& product, std::int32_t ctas, CUs
 
 template <Sm90Tile kTile>
 Status launch_sm90_local(const GemmShape& shape, MatrixElement output, const Sm90LocalProduct& product,
-                         std::int32_t ctas, CUstream_st* stream) {
-  const auto with = [&]<DataType kInput, Layout kLayoutB>() {
-    return output == MatrixElement::kF32
-               ? launch_sm90_local<Sm90Config<kTile, kInput, kLayoutB, MatrixElement::kF32>>(product, ctas,
-                                                                                             stream)
-               : launch_sm90_local<Sm90Config<kTile, kInput, kLayoutB, matrix_element(kInput)>>(product, ctas,
-                                                                                                stream);
+                         const Sm90Plan& plan, CUstream_st* stream) {
+  using enum MatrixElement;
+  const auto with_layout = [&]<DataType kInput, MatrixElement kOutput, Layout kLayoutB>() {
+    using Stacked = Sm90Config<kTile, kInput, kLayoutB, kOutput, Sm90Cluster::kStacked>;
+    using SideBySide = Sm90Config<kTile, kInput, kLayoutB, kOutput, Sm90Cluster::kSideBySide>;
+    return plan.cluster == Sm90Cluster::kStacked ? launch_sm90_local<Stacked>(product, plan.ctas, stream)
+                                                 : launch_sm90_local<SideBySide>(product, plan.ctas, stream);
   };
-  const bool row_major = shape.b_layout == Layout::kRowMajor;
+  const auto with_types = [&]<DataType kInput, MatrixElement kOutput>() {
+    return shape.b_layout == Layout::kRowMajor
+               ? with_layout.template operator()<kInput, kOutput, Layout::kRowMajor>()
+               : with_layout.template operator()<kInput, kOutput, Layout::kColumnMajor>();
+  };
   if (shape.dtype == DataType::kBf16) {
-    return row_major ? with.template operator()<DataType::kBf16, Layout::kRowMajor>()
-                     : with.template operator()<DataType::kBf16, Layout::kColumnMajor>();
+    return output == kF32 ? with_types.template operator()<DataType::kBf16, kF32>()
+                          : with_types.template operator()<DataType::kBf16, kBf16>();
   }
-  return row_major ? with.template operator()<DataType::kF16, Layout::kRowMajor>()
-                   : with.template operator()<DataType::kF16, Layout::kColumnMajor>();
+  return output == kF32 ? with_types.template operator()<DataType::kF16, kF32>()
+                        : with_types.template operator()<DataType::kF16, kF16>();
 }
 
 }  // namespace mkernel::kernels

@@ -4,6 +4,6 @@
 namespace mkernel::kernels {
 
 template Status launch_sm90_local<Sm90Tile::k128x256>(const GemmShape&, MatrixElement,
-                                                      const Sm90LocalProduct&, std::int32_t, CUstream_st*);
+                                                      const Sm90LocalProduct&, const Sm90Plan&, CUstream_st*);
 
 }  // namespace mkernel::kernels

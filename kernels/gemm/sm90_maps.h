@@ -11,15 +11,19 @@ namespace mkernel::kernels {
 
 /// a: [rows, k] row-major. `leading` of all three: elements from row to row, 0 = dense.
 inline MatrixView sm90_a_view(Sm90Tile tile, DataType type, const void* base, std::int64_t rows,
-                              std::int64_t k, std::int64_t leading = 0) {
-  return {base, matrix_element(type), rows, k, leading, tile_rows(tile), kSm90TileK};
+                              std::int64_t k, std::int64_t leading = 0,
+                              Sm90Cluster cluster = Sm90Cluster::kStacked) {
+  return {base,      matrix_element(type), rows, k, leading, tile_rows(tile) / cluster_columns(cluster),
+          kSm90TileK};
 }
 
 /// b: [k, n] row-major or [n, k] column-major.
 inline MatrixView sm90_b_view(Sm90Tile tile, DataType type, Layout layout, const void* base, std::int64_t n,
-                              std::int64_t k, std::int64_t leading = 0) {
+                              std::int64_t k, std::int64_t leading = 0,
+                              Sm90Cluster cluster = Sm90Cluster::kStacked) {
   if (layout == Layout::kRowMajor) return {base, matrix_element(type), k, n, leading, kSm90TileK, 64};
-  return {base, matrix_element(type), n, k, leading, tile_columns(tile) / tile_cluster(tile), kSm90TileK};
+  return {base,      matrix_element(type), n, k, leading, tile_columns(tile) / cluster_rows(tile, cluster),
+          kSm90TileK};
 }
 
 /// c: [rows, n] row-major, in pieces of 64 rows x 128 bytes.

@@ -8,7 +8,7 @@
 
 namespace mkernel::kernels {
 
-/// Rows x columns of one CTA's tile; a cluster is two CTAs, one below the other, that share b.
+/// Rows x columns of one CTA's tile.
 enum class Sm90Tile : std::uint32_t { k128x256 = 0, k256x128 = 1, k128x128 = 2, k128x64 = 3 };
 inline constexpr Sm90Tile kSm90Tiles[] = {Sm90Tile::k128x256, Sm90Tile::k256x128, Sm90Tile::k128x128,
                                           Sm90Tile::k128x64};
@@ -20,9 +20,22 @@ constexpr int tile_rows(Sm90Tile tile) {
 constexpr int tile_columns(Sm90Tile tile) {
   return tile == Sm90Tile::k128x256 ? 256 : tile == Sm90Tile::k128x64 ? 64 : 128;
 }
+/// CTAs of a stacked cluster.
 constexpr int tile_cluster(Sm90Tile tile) {
   return tile == Sm90Tile::k128x64 ? 1 : 2;
 }
+/// How the two CTAs of a cluster lie: one below the other, sharing b, or side by side, sharing a. Stacked
+/// loads less (tiles are wide rather than high); side by side, a last and nearly empty row of tiles costs
+/// half as much.
+enum class Sm90Cluster : std::uint32_t { kStacked = 0, kSideBySide = 1 };
+
+constexpr int cluster_rows(Sm90Tile tile, Sm90Cluster cluster) {
+  return cluster == Sm90Cluster::kStacked ? tile_cluster(tile) : 1;
+}
+constexpr int cluster_columns(Sm90Cluster cluster) {
+  return cluster == Sm90Cluster::kStacked ? 1 : 2;
+}
+
 /// As many as fit beside 32 KiB for the output.
 constexpr int tile_stages(Sm90Tile tile) {
   return (227 - 33) * 1024 / ((tile_rows(tile) + tile_columns(tile)) * kSm90TileK * 2);
@@ -31,14 +44,18 @@ constexpr int tile_stages(Sm90Tile tile) {
 /// How a product is cut and spread over the SMs.
 struct Sm90Plan {
   Sm90Tile tile = Sm90Tile::k128x256;
-  Raster raster;          ///< of cluster tiles (tile_cluster() tiles, one below the other)
+  Raster raster;          ///< of cluster tiles: the tiles of the CTAs of a cluster
   std::int32_t ctas = 0;  ///< a multiple of the cluster; each computes every (ctas / cluster)-th cluster tile
+  Sm90Cluster cluster = Sm90Cluster::kStacked;
 };
 
-/// The tile with the smallest estimated time on `sms` multiprocessors, its order, and as many CTAs as are of
-/// use. m, n, k >= 1.
+/// The stacked tile with the smallest estimated time on `sms` multiprocessors, its order, and as many CTAs as
+/// are of use. m, n, k >= 1.
 Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms);
 /// The same for a tile that the caller has chosen.
-Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms, Sm90Tile tile);
+Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms, Sm90Tile tile,
+                   Sm90Cluster cluster = Sm90Cluster::kStacked);
+/// The best of both kinds of clusters.
+Sm90Plan plan_sm90_any_cluster(const GemmShape& shape, std::int32_t sms);
 
 }  // namespace mkernel::kernels

@@ -1,6 +1,8 @@
 // mkbench-cuda: what the kernels do on this machine's GPU, without daemon or client; one file that can be
 // carried.
 #include <CLI/CLI.hpp>
+#include <ctime>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <string>
@@ -16,7 +18,7 @@ struct Arguments {
   GemmCudaOptions gemm;
   std::vector<std::string> shapes;
   std::string dtype = "bf16", layout = "both", tile = "auto", json;
-  bool no_check = false;
+  bool no_check = false, side_by_side = false;
 };
 
 const std::map<std::string, kernels::Sm90Tile> kTiles{{"128x256", kernels::Sm90Tile::k128x256},
@@ -31,8 +33,14 @@ std::string name_of(kernels::Sm90Tile tile) {
   return "?";
 }
 
-/// The cubes, and what one rank computes in AG+GEMM (n = m / 4) and GEMM+RS, GEMM+AR (k = m / 4) on four
-/// GPUs.
+/// "128x256/8": bands of 8; with "=" clusters lie side by side.
+std::string plan_text(const kernels::Sm90Plan& plan) {
+  const bool side_by_side = plan.cluster == kernels::Sm90Cluster::kSideBySide;
+  return name_of(plan.tile) + (side_by_side ? "=/" : "/") + std::to_string(plan.raster.band);
+}
+
+/// The cubes, what one rank computes in AG+GEMM (n = m / 4) and GEMM+RS, GEMM+AR (k = m / 4) on four GPUs,
+/// shapes that no tile divides, and a rank's part of a Llama-70B layer (up and down projection).
 std::vector<GemmShape> default_shapes() {
   std::vector<GemmShape> shapes;
   for (const std::int64_t size : {2048, 4096, 8192, 16384}) {
@@ -40,6 +48,10 @@ std::vector<GemmShape> default_shapes() {
     shapes.push_back({size, size / 4, size});
     shapes.push_back({size, size, size / 4});
   }
+  for (const std::int64_t m : {1000, 1024, 4097, 12345, 12288}) shapes.push_back({m, 1024, 4096});
+  shapes.push_back({4096, 3 * 128, 4096});
+  shapes.push_back({8192, 28672 / 4, 8192});
+  shapes.push_back({8192, 8192, 28672 / 4});
   return shapes;
 }
 
@@ -56,16 +68,37 @@ Result<GemmShape> parse_shape(const std::string& text) {
   return shape;
 }
 
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16] = "";
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  std::strftime(text, sizeof text, "%Y-%m-%d", &parts);
+  return text;
+}
+
+/// Adds `rows` to the list in the file, which is created when missing.
+Status append_rows(const std::string& path, const nlohmann::json& rows) {
+  nlohmann::json all = nlohmann::json::array();
+  if (std::ifstream old(path); old) all = nlohmann::json::parse(old, nullptr, false);
+  if (!all.is_array()) return {StatusCode::kInvalidArgument, path + " is not a list of rows"};
+  all.insert(all.end(), rows.begin(), rows.end());
+  std::ofstream out(path);
+  out << all.dump(1) << "\n";
+  return out ? Status() : Status(StatusCode::kInternal, "cannot write " + path);
+}
+
 nlohmann::json json_row(const GemmCudaRow& row) {
-  return {{"op", "gemm"},
+  return {{"gpu", gpu_name()},
+          {"date", today()},
+          {"op", "gemm"},
           {"executor", "cuda"},
           {"m", row.shape.m},
           {"n", row.shape.n},
           {"k", row.shape.k},
           {"dtype", row.shape.dtype == DataType::kBf16 ? "bf16" : "fp16"},
           {"b_layout", row.shape.b_layout == Layout::kRowMajor ? "row-major" : "column-major"},
-          {"tile", name_of(row.plan.tile)},
-          {"band", row.plan.raster.band},
+          {"plan", plan_text(row.plan)},
           {"world", 1},
           {"nodes", 1},
           {"nic_gbps", nullptr},
@@ -87,7 +120,7 @@ std::vector<std::string> table_row(const GemmCudaRow& row, bool checked) {
   return {std::to_string(s.m) + " x " + std::to_string(s.n) + " x " + std::to_string(s.k),
           s.dtype == DataType::kBf16 ? "bf16" : "fp16",
           s.b_layout == Layout::kRowMajor ? "row" : "column",
-          name_of(row.plan.tile) + "/" + std::to_string(row.plan.raster.band),
+          plan_text(row.plan),
           fixed(row.ms, 4),
           fixed(row.cublas_ms, 4),
           fixed(row.tflops(), 0),
@@ -101,6 +134,7 @@ Status run_gemm(const Arguments& arguments) {
   MK_RETURN_IF_ERROR(hopper_present());
   GemmCudaOptions options = arguments.gemm;
   options.check = !arguments.no_check;
+  if (arguments.side_by_side) options.cluster = kernels::Sm90Cluster::kSideBySide;
   if (arguments.tile != "auto") options.tile = kTiles.at(arguments.tile);
   std::vector<GemmShape> shapes = arguments.shapes.empty() ? default_shapes() : std::vector<GemmShape>();
   for (const std::string& text : arguments.shapes) {
@@ -126,9 +160,7 @@ Status run_gemm(const Arguments& arguments) {
     }
   }
   print_table(std::cout, table);
-  if (!arguments.json.empty() && !record(arguments.json, "gemm", json)) {
-    return {StatusCode::kInternal, "results were not recorded"};
-  }
+  if (!arguments.json.empty()) MK_RETURN_IF_ERROR(append_rows(arguments.json, json));
   return verified ? Status() : Status(StatusCode::kDataLoss, "a product is wrong");
 }
 
@@ -149,6 +181,7 @@ int main(int argc, char** argv) {
   gemm->add_option("--tile", a.tile, "instead of the plan's choice")
       ->check(CLI::IsMember({"auto", "128x256", "256x128", "128x128", "128x64"}))
       ->capture_default_str();
+  gemm->add_flag("--side-by-side", a.side_by_side, "with --tile: clusters share a instead of b");
   gemm->add_option("--band", a.gemm.band, "rows of a raster band, 0: the plan's choice")
       ->check(CLI::NonNegativeNumber);
   gemm->add_option("--iterations", a.gemm.iterations, "timed calls of each side")
@@ -157,7 +190,7 @@ int main(int argc, char** argv) {
   gemm->add_option("--seconds", a.gemm.seconds, "at most this long for one shape")->capture_default_str();
   gemm->add_flag("--fp32", a.gemm.fp32_output, "c in fp32");
   gemm->add_flag("--no-check", a.no_check, "do not compare with fp64");
-  gemm->add_option("--json", a.json, "record in this file");
+  gemm->add_option("--json", a.json, "add the rows to the list in this file");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

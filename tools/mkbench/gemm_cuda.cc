@@ -89,7 +89,8 @@ Status Bench::prepare(const GemmShape& shape, const GemmCudaOptions& options) {
   MK_RETURN_IF_ERROR(
       cuda_status(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "SM count"));
   MK_RETURN_IF_ERROR(cuda_status(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "L2 size"));
-  plan_ = options.tile ? kernels::plan_sm90(shape, sms, *options.tile) : kernels::plan_sm90(shape, sms);
+  plan_ = options.tile ? kernels::plan_sm90(shape, sms, *options.tile, options.cluster)
+                       : kernels::plan_sm90_any_cluster(shape, sms);
   if (options.band > 0) plan_.raster.band = options.band;
 
   cudaStream_t stream = nullptr;

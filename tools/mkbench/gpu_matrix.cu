@@ -207,6 +207,11 @@ Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmSha
   return ProductCheck{sums.wrong, sums.first_wrong, std::sqrt(sums.error2 / sums.reference2), worst};
 }
 
+std::string gpu_name() {
+  cudaDeviceProp properties{};
+  return cudaGetDeviceProperties(&properties, 0) == cudaSuccess ? properties.name : "unknown";
+}
+
 Status hopper_present() {
   int count = 0;
   MK_RETURN_IF_ERROR(cuda_status(cudaGetDeviceCount(&count), "no usable GPU"));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
@@ -48,5 +49,8 @@ Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmSha
 
 /// Why no GPU of compute capability 9.0 can be used here; OK when one can.
 Status hopper_present();
+
+/// "NVIDIA H200", of GPU 0; "unknown" without one.
+std::string gpu_name();
 
 }  // namespace mkernel::bench

@@ -39,17 +39,22 @@ TEST_CASE("plan: covers the matrix, uses no more CTAs than there are SMs, all cl
     for (const std::int64_t m : {1, 128, 1000, 4097, 16384}) {
       for (const std::int64_t n : {8, 384, 1024, 16384}) {
         for (const Sm90Tile tile : kSm90Tiles) {
-          const GemmShape shape{m, n, 4096};
-          const Sm90Plan plan = plan_sm90(shape, sms, tile);
-          const int cluster = tile_cluster(tile);
-          CHECK(std::int64_t{plan.raster.rows} * cluster * tile_rows(tile) >= m);
-          CHECK(std::int64_t{plan.raster.rows - 1} * cluster * tile_rows(tile) < m);
-          CHECK(std::int64_t{plan.raster.columns} * tile_columns(tile) >= n);
-          CHECK(plan.raster.band >= 1);
-          CHECK(plan.ctas >= cluster);
-          CHECK(plan.ctas % cluster == 0);
-          CHECK(plan.ctas <= std::max(sms, cluster));
-          CHECK(plan.ctas <= plan.raster.tiles() * cluster);
+          for (const Sm90Cluster shape_of : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide}) {
+            const Sm90Plan plan = plan_sm90({m, n, 4096}, sms, tile, shape_of);
+            const int rows = cluster_rows(tile, shape_of) * tile_rows(tile);
+            const int columns = cluster_columns(shape_of) * tile_columns(tile);
+            const int cluster = cluster_rows(tile, shape_of) * cluster_columns(shape_of);
+            CHECK(plan.cluster == shape_of);
+            CHECK(std::int64_t{plan.raster.rows} * rows >= m);
+            CHECK(std::int64_t{plan.raster.rows - 1} * rows < m);
+            CHECK(std::int64_t{plan.raster.columns} * columns >= n);
+            CHECK(std::int64_t{plan.raster.columns - 1} * columns < n);
+            CHECK(plan.raster.band >= 1);
+            CHECK(plan.ctas >= cluster);
+            CHECK(plan.ctas % cluster == 0);
+            CHECK(plan.ctas <= std::max(sms, cluster));
+            CHECK(plan.ctas <= plan.raster.tiles() * cluster);
+          }
         }
       }
     }
@@ -62,6 +67,12 @@ TEST_CASE("plan: large products get the largest tile, small ones are spread over
     CHECK(plan_sm90({size, size / 4, size}, 132).tile == Sm90Tile::k128x256);
     CHECK(plan_sm90({size, size, size / 4}, 132).tile == Sm90Tile::k128x256);
   }
-  CHECK(plan_sm90({2048, 512, 2048}, 132).ctas >= 100);
+  CHECK(plan_sm90_any_cluster({2048, 512, 2048}, 132).ctas >= 100);
   CHECK(tile_columns(plan_sm90({8192, 128, 8192}, 132).tile) <= 128);
+}
+
+TEST_CASE("plan: one row more than one wave of tiles holds does not cost a second wave") {
+  const Sm90Plan plan = plan_sm90_any_cluster({4097, 1024, 4096}, 132);
+  CHECK(plan.raster.tiles() * 2 <= 132);
+  CHECK(plan_sm90({4097, 1024, 4096}, 132).cluster == Sm90Cluster::kStacked);
 }

@@ -98,8 +98,22 @@ Result<SymmetricBuffer> Group::symmetric(std::uint64_t bytes) {
   const Status mine =
       bytes > 0 ? Status() : Status(StatusCode::kInvalidArgument, "symmetric buffer of 0 bytes");
   MK_RETURN_IF_ERROR(core_->agree("symmetric buffer of " + std::to_string(bytes) + " bytes", mine));
-  auto state =
-      client::open_symmetric(core_, bytes, [](const auto&) { return std::string("symmetric buffer"); });
+  auto state = client::open_symmetric(core_, client::host_memory(), bytes,
+                                      [](const auto&) { return std::string("symmetric buffer"); });
+  if (!state.ok()) return state.status();
+  return SymmetricBuffer(std::move(*state));
+}
+
+Result<SymmetricBuffer> Group::symmetric_gpu(std::uint64_t bytes) {
+  const std::string text = "symmetric buffer of " + std::to_string(bytes) + " bytes of GPU memory";
+  Status mine;
+  if (bytes == 0 || bytes > kMaxRegionBytes) {
+    mine = {StatusCode::kInvalidArgument, text + ", allowed are 1 to " + std::to_string(kMaxRegionBytes)};
+  }
+  // Whose GPU cannot be had takes part too: every rank learns who and why.
+  const auto gpu = mine.ok() ? core_->session().gpu_memory() : mine;
+  MK_RETURN_IF_ERROR(core_->agree(text, gpu.status()));
+  auto state = client::open_symmetric(core_, *gpu.value(), bytes, [&](const auto&) { return text; });
   if (!state.ok()) return state.status();
   return SymmetricBuffer(std::move(*state));
 }
@@ -154,10 +168,10 @@ SymmetricBuffer::SymmetricBuffer(SymmetricBuffer&&) noexcept = default;
 SymmetricBuffer& SymmetricBuffer::operator=(SymmetricBuffer&&) noexcept = default;
 SymmetricBuffer::~SymmetricBuffer() = default;
 std::byte* SymmetricBuffer::data() const {
-  return state_->mine.data();
+  return state_->mine.data;
 }
 std::uint64_t SymmetricBuffer::bytes() const {
-  return state_->mine.bytes();
+  return state_->bytes;
 }
 std::uint32_t SymmetricBuffer::region() const {
   return state_->region;
@@ -173,10 +187,10 @@ HostBuffer::HostBuffer(HostBuffer&&) noexcept = default;
 HostBuffer& HostBuffer::operator=(HostBuffer&&) noexcept = default;
 HostBuffer::~HostBuffer() = default;
 std::byte* HostBuffer::data() const {
-  return state_->mine.data();
+  return state_->mine.data;
 }
 std::uint64_t HostBuffer::bytes() const {
-  return state_->mine.bytes();
+  return state_->bytes;
 }
 std::uint32_t HostBuffer::region() const {
   return state_->region;

@@ -5,44 +5,48 @@
 namespace mkernel::client {
 namespace {
 
-/// This rank's part: memory, mapping, registration.
-Status fill(BufferState& buffer, int memfd, std::uint64_t offset, std::uint64_t bytes) {
-  auto mapping = ipc::Mapping::map(memfd, offset, bytes);
-  if (!mapping.ok()) return mapping.status();
-  buffer.mine = std::move(*mapping);
-  MK_RETURN_IF_ERROR(buffer.group->register_region(buffer.region, memfd, offset, bytes, buffer.collective));
+Status enroll(BufferState& buffer, const GroupCore::RegionPart& part) {
+  MK_RETURN_IF_ERROR(buffer.group->register_region(buffer.region, part));
   buffer.registered = true;
   return {};
 }
 
-Result<std::unique_ptr<BufferState>> prepare(const std::shared_ptr<GroupCore>& group, std::uint64_t bytes) {
+/// This rank's part: memory, mapping, registration.
+Result<std::unique_ptr<BufferState>> prepare(const std::shared_ptr<GroupCore>& group, MemorySource& memory,
+                                             std::uint64_t bytes) {
   const auto index = group->take_region(true);
   if (!index.ok()) return index.status();
   auto buffer = std::make_unique<BufferState>(group, index.value(), true);
-  auto memory = ipc::create_shared_memory("mkernel:" + group->name(), bytes);
-  if (!memory.ok()) return memory.status();
-  MK_RETURN_IF_ERROR(fill(*buffer, memory->get(), 0, bytes));
+  auto mine = memory.make("mkernel:" + group->name(), bytes);
+  if (!mine.ok()) return mine.status();
+  buffer->bytes = bytes;
+  buffer->mine = std::move(mine->mapped);
+  MK_RETURN_IF_ERROR(enroll(*buffer, {.kind = memory.kind(),
+                                      .fd = mine->fd.get(),
+                                      .offset = 0,
+                                      .bytes = memory.whole(bytes),
+                                      .shared = true}));
   return buffer;
 }
 
-Status map_node(BufferState& buffer, std::uint64_t bytes) {
+Status map_node(BufferState& buffer, MemorySource& memory) {
   const kernels::GroupView& group = buffer.group->view();
   const std::uint32_t node = group.member(group.rank()).node;
   buffer.view.region = buffer.region;
-  buffer.view.bytes = bytes;
-  buffer.view.mine = buffer.mine.data();
+  buffer.view.bytes = buffer.bytes;
+  buffer.view.mine = buffer.mine.data;
   for (std::uint32_t rank = 0; rank < group.world_size(); ++rank) {
     if (group.member(rank).node != node) continue;
-    ipc::Mapping peer;
+    MappedMemory peer;
     if (rank != group.rank()) {
-      auto mapped = buffer.group->map_region(rank, buffer.region, bytes);
+      auto mapped = buffer.group->map_region(rank, buffer.region, memory, memory.whole(buffer.bytes));
       if (!mapped.ok()) {
         return mapped.status().with_context("mapping region " + std::to_string(buffer.region) + " of rank " +
                                             std::to_string(rank));
       }
       peer = std::move(*mapped);
     }
-    buffer.view.node.push_back(rank == group.rank() ? buffer.mine.data() : peer.data());
+    buffer.view.node.push_back(rank == group.rank() ? buffer.mine.data : peer.data);
     buffer.peers.push_back(std::move(peer));
   }
   return {};
@@ -60,15 +64,17 @@ BufferState::~BufferState() {
 }
 
 Result<std::unique_ptr<BufferState>> open_symmetric(const std::shared_ptr<GroupCore>& group,
-                                                    std::uint64_t bytes, const Complete& complete) {
-  auto buffer = prepare(group, bytes);
+                                                    MemorySource& memory, std::uint64_t bytes,
+                                                    const Complete& complete) {
+  auto buffer = prepare(group, memory, bytes);
+  const std::uint64_t whole = memory.whole(bytes);
   const std::string text = "region " + std::to_string(buffer.ok() ? (*buffer)->region : 0) + " of " +
-                           std::to_string(bytes) + " bytes";
+                           std::to_string(whole) + " bytes";
   // Also the barrier after which every rank's region is there to be mapped. A rank that failed takes part
   // too.
   MK_RETURN_IF_ERROR(group->agree(text, buffer.status()));
-  Status mine = group->await_regions((*buffer)->region, bytes);
-  if (mine.ok()) mine = map_node(**buffer, bytes);
+  Status mine = group->await_regions((*buffer)->region, whole);
+  if (mine.ok()) mine = map_node(**buffer, memory);
   const auto completed = mine.ok() ? complete(**buffer) : Result<std::string>(mine);
   MK_RETURN_IF_ERROR(group->agree(completed.ok() ? completed.value() : text, completed.status()));
   return buffer;
@@ -80,7 +86,15 @@ Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>&
   const auto index = group->take_region(false);
   if (!index.ok()) return index.status();
   auto buffer = std::make_unique<BufferState>(group, index.value(), false);
-  MK_RETURN_IF_ERROR(fill(*buffer, memfd, offset, bytes));
+  auto mapped = map_host(memfd, offset, bytes);
+  if (!mapped.ok()) return mapped.status();
+  buffer->bytes = bytes;
+  buffer->mine = std::move(*mapped);
+  MK_RETURN_IF_ERROR(enroll(*buffer, {.kind = abi::RegionKind::kHostMemory,
+                                      .fd = memfd,
+                                      .offset = offset,
+                                      .bytes = bytes,
+                                      .shared = false}));
   return buffer;
 }
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "client/src/group.h"
+#include "client/src/memory.h"
 #include "kernels/comm/views.h"
-#include "proto/ipc/fd.h"
 
 namespace mkernel::client {
 
@@ -23,8 +23,9 @@ struct BufferState {
   std::uint32_t region;
   bool collective;
   bool registered = false;
-  ipc::Mapping mine;
-  std::vector<ipc::Mapping> peers;  ///< by local rank; this rank's own is empty
+  std::uint64_t bytes = 0;  ///< asked for; what is mapped may be more
+  MappedMemory mine;
+  std::vector<MappedMemory> peers;  ///< by local rank; this rank's own is empty
   kernels::SymmetricView view;      ///< collective ones only
 };
 
@@ -32,10 +33,11 @@ struct BufferState {
 /// every rank.
 using Complete = std::function<Result<std::string>(const BufferState&)>;
 
-/// **Collective**: makes, registers and maps the same `bytes` (> 0) on every rank, then lets every rank take
-/// its last step and agree on it. Succeeds on every rank or on none.
+/// **Collective**: makes, registers and maps the same `bytes` (> 0) of `memory` on every rank, then lets
+/// every rank take its last step and agree on it. Succeeds on every rank or on none.
 Result<std::unique_ptr<BufferState>> open_symmetric(const std::shared_ptr<GroupCore>& group,
-                                                    std::uint64_t bytes, const Complete& complete);
+                                                    MemorySource& memory, std::uint64_t bytes,
+                                                    const Complete& complete);
 
 /// This rank alone: registers [offset, offset + bytes) of a sealed memfd.
 Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>& group, int memfd,

@@ -182,6 +182,12 @@ mk_status mk_symmetric_create(mk_group* group, uint64_t bytes, mk_symmetric** bu
     return give(unwrap<Group>(group)->symmetric(bytes), buffer);
   });
 }
+mk_status mk_symmetric_gpu_create(mk_group* group, uint64_t bytes, mk_symmetric** buffer) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_symmetric_gpu_create", group, buffer));
+    return give(unwrap<Group>(group)->symmetric_gpu(bytes), buffer);
+  });
+}
 void* mk_symmetric_data(const mk_symmetric* buffer) {
   return unwrap<SymmetricBuffer>(buffer).data();
 }

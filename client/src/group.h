@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/src/ballot.h"
+#include "client/src/memory.h"
 #include "client/src/session.h"
 #include "client/src/slot_pool.h"
 #include "client/src/worker.h"
@@ -55,9 +56,18 @@ class GroupCore {
 
   // Regions. An index taken is given back by release_region() (own memory) or retire() (collective memory).
   Result<std::uint32_t> take_region(bool collective);
-  Status register_region(std::uint32_t index, int fd, std::uint64_t offset, std::uint64_t bytes, bool shared);
+  struct RegionPart {
+    abi::RegionKind kind = abi::RegionKind::kHostMemory;
+    int fd = -1;
+    std::uint64_t offset = 0;  ///< within the fd
+    std::uint64_t bytes = 0;
+    bool shared = false;  ///< ranks of this node may map it
+  };
+  Status register_region(std::uint32_t index, const RegionPart& part);
   void release_region(std::uint32_t index, bool registered);
-  Result<ipc::Mapping> map_region(std::uint32_t rank, std::uint32_t index, std::uint64_t bytes);
+  /// Region `index` of `rank` on this node, which has `bytes` of `memory`'s kind.
+  Result<MappedMemory> map_region(std::uint32_t rank, std::uint32_t index, MemorySource& memory,
+                                  std::uint64_t bytes);
 
   Result<std::uint32_t> take_lanes(std::uint32_t count, const std::string& who);
   /// **Collective**.

@@ -16,19 +16,18 @@ Result<std::uint32_t> GroupCore::take_region(bool collective) {
                     ": destroy buffers or operations, or join with a larger GroupOptions::region_capacity");
 }
 
-Status GroupCore::register_region(std::uint32_t index, int fd, std::uint64_t offset, std::uint64_t bytes,
-                                  bool shared) {
+Status GroupCore::register_region(std::uint32_t index, const RegionPart& part) {
   abi::RegisterRegion message{};
   message.group = handle_;
   message.index = index;
-  message.kind = static_cast<std::uint32_t>(abi::RegionKind::kHostMemory);
-  message.shared = shared ? 1 : 0;
-  message.offset = offset;
-  message.bytes = bytes;
+  message.kind = static_cast<std::uint32_t>(part.kind);
+  message.shared = part.shared ? 1 : 0;
+  message.offset = part.offset;
+  message.bytes = part.bytes;
   abi::PlainReply reply;
   return session_->connection()
       .request(abi::MessageType::kRegisterRegion, message, reply, session_->request_deadline(),
-               std::span(&fd, 1))
+               std::span(&part.fd, 1))
       .with_context("region " + std::to_string(index) + " of group '" + options_.name + "'");
 }
 
@@ -47,7 +46,8 @@ void GroupCore::release_region(std::uint32_t index, bool registered) {
   regions_.give(index, 1);
 }
 
-Result<ipc::Mapping> GroupCore::map_region(std::uint32_t rank, std::uint32_t index, std::uint64_t bytes) {
+Result<MappedMemory> GroupCore::map_region(std::uint32_t rank, std::uint32_t index, MemorySource& memory,
+                                           std::uint64_t bytes) {
   abi::MapRegion message{};
   message.group = handle_;
   message.rank = rank;
@@ -56,14 +56,12 @@ Result<ipc::Mapping> GroupCore::map_region(std::uint32_t rank, std::uint32_t ind
   std::vector<ipc::UniqueFd> fds;
   MK_RETURN_IF_ERROR(session_->connection().request(abi::MessageType::kMapRegion, message, reply,
                                                     session_->request_deadline(), {}, &fds));
-  if (fds.size() != 1 || reply.bytes != bytes ||
-      reply.kind != static_cast<std::uint32_t>(abi::RegionKind::kHostMemory)) {
+  if (fds.size() != 1 || reply.bytes != bytes || reply.kind != static_cast<std::uint32_t>(memory.kind())) {
     return Status(StatusCode::kInternal, "the daemon answered with " + std::to_string(fds.size()) + " fds, " +
                                              std::to_string(reply.bytes) + " bytes, kind " +
                                              std::to_string(reply.kind));
   }
-  MK_RETURN_IF_ERROR(ipc::check_shared_memory(fds[0].get(), reply.offset, bytes));
-  return ipc::Mapping::map(fds[0].get(), reply.offset, bytes);
+  return memory.map(fds[0], reply.offset, bytes);
 }
 
 std::string GroupCore::no_lanes(std::uint32_t count, const std::string& who) const {

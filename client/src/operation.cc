@@ -14,10 +14,11 @@ Result<std::unique_ptr<OperationState>> OperationState::create(std::shared_ptr<G
   std::unique_ptr<OperationState> state(new OperationState(group, std::move(made).value()));
   const std::uint64_t bytes = std::max<std::uint64_t>(state->operation_->requirements().workspace_bytes, 64);
   // Once all ranks have bound, their counts of the lanes stand still until the first launch.
-  auto workspace = open_symmetric(group, bytes, [&](const BufferState& memory) -> Result<std::string> {
-    MK_RETURN_IF_ERROR(state->bind(memory));
-    return signature + " on lanes from " + std::to_string(state->first_lane_);
-  });
+  auto workspace =
+      open_symmetric(group, host_memory(), bytes, [&](const BufferState& memory) -> Result<std::string> {
+        MK_RETURN_IF_ERROR(state->bind(memory));
+        return signature + " on lanes from " + std::to_string(state->first_lane_);
+      });
   if (!workspace.ok()) return workspace.status();
   state->workspace_ = std::move(*workspace);
   return state;

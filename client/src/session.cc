@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "client/src/failure.h"
+#include "client/src/gpu_memory.h"
 
 namespace mkernel::client {
 namespace {
@@ -35,7 +36,8 @@ std::int64_t now_nanoseconds() {
 
 }  // namespace
 
-SessionCore::SessionCore(const SessionOptions& options) : timeout_(options.timeout) {}
+SessionCore::SessionCore(const SessionOptions& options)
+    : timeout_(options.timeout), device_(options.device) {}
 
 Result<std::shared_ptr<SessionCore>> SessionCore::connect(const SessionOptions& options) {
   MK_RETURN_IF_ERROR(check_options(options));
@@ -47,6 +49,18 @@ Result<std::shared_ptr<SessionCore>> SessionCore::connect(const SessionOptions& 
                                    [self = core.get()](const Status& why) { self->lost(why); });
   MK_RETURN_IF_ERROR(core->hello(options));
   return core;
+}
+
+Result<std::shared_ptr<MemorySource>> SessionCore::gpu_memory() {
+  if (device_ < 0) {
+    return Status(StatusCode::kFailedPrecondition, "GPU memory in a session of SessionOptions::device = " +
+                                                       std::to_string(device_) + " (host memory only)");
+  }
+  const std::lock_guard lock(gpu_mutex_);
+  if (gpu_ != nullptr) return gpu_;
+  auto opened = open_gpu_memory(device_);
+  if (opened.ok()) gpu_ = *opened;
+  return opened;
 }
 
 Status SessionCore::hello(const SessionOptions& options) {

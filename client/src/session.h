@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/src/connection.h"
+#include "client/src/memory.h"
 #include "kernels/comm/views.h"
 #include "mkernel/client.h"
 #include "proto/abi/region_map.h"
@@ -31,6 +32,10 @@ class SessionCore {
   Status status() const;
 
   abi::SessionSegment* segment() const { return segment_.at<abi::SessionSegment>(0); }
+  /// The memory of the GPU that the session named; opened at the first call. Errors: kFailedPrecondition when
+  /// it named none, those of open_gpu_memory(). Any thread.
+  Result<std::shared_ptr<MemorySource>> gpu_memory();
+
   /// The producer's side of every ring.
   std::vector<kernels::RingView> rings();
 
@@ -55,6 +60,7 @@ class SessionCore {
   void ring_doorbells();
 
   const std::chrono::milliseconds timeout_;
+  const int device_;
   std::uint64_t id_ = 0;
   std::string node_name_;
   std::uint32_t max_lanes_ = abi::kMaxLanes;
@@ -63,6 +69,9 @@ class SessionCore {
   std::array<std::atomic<std::uint64_t>, abi::kMaxRings> heads_{};
   /// When each ring's bell rang last: steady clock, nanoseconds.
   std::array<std::atomic<std::int64_t>, abi::kMaxRings> last_bell_{};
+
+  std::mutex gpu_mutex_;  ///< guards gpu_
+  std::shared_ptr<MemorySource> gpu_;
 
   std::mutex watched_mutex_;  ///< guards what follows, and writing failure records
   Status lost_;

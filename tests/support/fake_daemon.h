@@ -63,6 +63,7 @@ class FakeDaemon {
     ipc::Mapping mapping;
     std::uint64_t offset = 0;
     bool shared = false;
+    std::uint32_t kind = 0;  ///< as the client said; "GPU memory" is a memfd too
   };
   struct Client;
   struct Group;

@@ -92,7 +92,7 @@ void FakeDaemon::register_region(Client& client, const abi::RegisterRegion& mess
   if (good.ok()) {
     auto mapping = ipc::Mapping::map(fds[0].get(), message.offset, message.bytes);
     at.member->regions[message.index] = {std::move(fds[0]), std::move(*mapping), message.offset,
-                                         message.shared == 1};
+                                         message.shared == 1, message.kind};
     set_entry(*at.group, at.rank, message.index, message.bytes);
   }
   plain(client, abi::MessageType::kRegisterRegionReply, message.header.sequence, good);
@@ -106,7 +106,7 @@ void FakeDaemon::map_region(Client& client, const abi::MapRegion& message) {
     return reply(client, abi::MessageType::kMapRegionReply, message.header.sequence, answer,
                  {StatusCode::kPermissionDenied, "not shared with this rank"});
   }
-  answer.kind = static_cast<std::uint32_t>(abi::RegionKind::kHostMemory);
+  answer.kind = region.kind;
   answer.offset = region.offset;
   answer.bytes = region.mapping.bytes();
   reply(client, abi::MessageType::kMapRegionReply, message.header.sequence, answer, {}, {region.fd.get()});

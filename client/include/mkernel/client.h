@@ -48,10 +48,13 @@ MK_API const char* version();
 /// Most bytes that one rank contributes to Group::exchange().
 inline constexpr std::size_t kMaxExchangeBytes = 448;
 
+/// Most bytes of one region: offsets have 48 bits.
+inline constexpr std::uint64_t kMaxRegionBytes = std::uint64_t{1} << 48;
+
 struct SessionOptions {
   std::string socket = "/run/mkernel/mkerneld.sock";  ///< the session socket of this node's daemon
   std::string name;                          ///< shown by mkctl, below 64 bytes; empty = the program's name
-  int device = -1;                           ///< GPU ordinal, -1 = host memory only
+  int device = -1;                           ///< GPU ordinal of CUDA in this process, -1 = host memory only
   std::uint32_t weight = 1;                  ///< share of the daemon's proxies, 1..64
   std::chrono::milliseconds timeout{10000};  ///< of connecting and of every small request of the session
 };
@@ -127,6 +130,15 @@ class MK_API Group {
   /// number everywhere, mapped by the ranks of this node. Errors: kInvalidArgument when sizes differ (names
   /// both ranks), kResourceExhausted (memory, region capacity).
   Result<SymmetricBuffer> symmetric(std::uint64_t bytes);
+  /// **Collective**. The same in the memory of each rank's GPU (SessionOptions::device): data() and peer()
+  /// are device addresses, valid for kernels of that GPU and for copies; stores through peer() go over
+  /// NVLink. Takes whole allocation units of the device (2 MiB on Hopper). Errors, on every rank and naming
+  /// the rank they come from: kInvalidArgument (sizes that differ, 0, more than kMaxRegionBytes),
+  /// kUnimplemented (libmkernel was built without CUDA), kFailedPrecondition (no driver, no such device, one
+  /// that cannot share memory or reach a neighbour's), kResourceExhausted (memory, saying how much is free;
+  /// region capacity; limits of the daemon). Puts from and into it need a transport that moves GPU memory;
+  /// without one the daemon refuses them by name.
+  Result<SymmetricBuffer> symmetric_gpu(std::uint64_t bytes);
   /// Zeroed memory that puts may read from and peers may put into; this rank alone. Peers need its region():
   /// exchange it.
   Result<HostBuffer> allocate(std::uint64_t bytes);

@@ -84,6 +84,8 @@ MK_API mk_status mk_exchange(mk_group* group, const void* mine, size_t bytes, vo
 
 /* Buffers */
 MK_API mk_status mk_symmetric_create(mk_group* group, uint64_t bytes, mk_symmetric** buffer);
+/* In the memory of the session's GPU; data and peer are device addresses. */
+MK_API mk_status mk_symmetric_gpu_create(mk_group* group, uint64_t bytes, mk_symmetric** buffer);
 MK_API void* mk_symmetric_data(const mk_symmetric* buffer);
 MK_API uint32_t mk_symmetric_region(const mk_symmetric* buffer);
 MK_API void* mk_symmetric_peer(const mk_symmetric* buffer, uint32_t rank); /* NULL: on another node */

@@ -32,11 +32,13 @@ inline void on_all_ranks(std::uint32_t world, const std::function<void(std::uint
   for (std::thread& thread : threads) thread.join();
 }
 
-/// `body` on every rank, over the public API.
+/// `body` on every rank, over the public API. `devices`: GPU of every rank; ranks beyond it have none.
 inline void with_groups(FakeDaemon& daemon, std::uint32_t world,
-                        const std::function<void(Group& group)>& body) {
+                        const std::function<void(Group& group)>& body, const std::vector<int>& devices = {}) {
   on_all_ranks(world, [&](std::uint32_t rank) {
-    auto session = Session::connect({.socket = daemon.socket(), .name = "test", .timeout = kLong});
+    const int device = rank < devices.size() ? devices[rank] : -1;
+    auto session =
+        Session::connect({.socket = daemon.socket(), .name = "test", .device = device, .timeout = kLong});
     CHECK_MESSAGE(session.ok(), session.status().to_string());
     if (!session.ok()) return;
     auto group = session->join(group_options(world, rank));

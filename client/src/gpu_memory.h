@@ -1,0 +1,22 @@
+// Memory of one GPU that other processes can map: CUDA's virtual memory management behind MemorySource. The
+// only door between this library and CUDA; nothing links libcuda, so a machine without driver loads the
+// library all the same.
+#pragma once
+
+#include <memory>
+
+#include "client/src/memory.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::client {
+
+/// The memory of GPU `device` as CUDA counts them in this process. Keeps the device's primary context (the
+/// one the CUDA runtime and PyTorch use) for as long as it or anything mapped lives; no call changes which
+/// context is current. make() and map() map for this device alone: a peer's memory is reached over NVLink.
+///
+/// Errors: kUnimplemented (this library was built without CUDA); kFailedPrecondition (no driver, one that is
+/// too old, no such device, a device without VMM, POSIX fds or access to a peer's memory), each saying which;
+/// kResourceExhausted (memory, with what is free and what there is).
+Result<std::shared_ptr<MemorySource>> open_gpu_memory(int device);
+
+}  // namespace mkernel::client

@@ -1,0 +1,41 @@
+#include "client/src/memory.h"
+
+#include <utility>
+
+namespace mkernel::client {
+namespace {
+
+class HostMemory final : public MemorySource {
+ public:
+  abi::RegionKind kind() const override { return abi::RegionKind::kHostMemory; }
+  std::uint64_t whole(std::uint64_t bytes) const override { return bytes; }
+
+  Result<NewMemory> make(const std::string& label, std::uint64_t bytes) override {
+    auto fd = ipc::create_shared_memory(label, bytes);
+    if (!fd.ok()) return fd.status();
+    auto mapped = map_host(fd->get(), 0, bytes);
+    if (!mapped.ok()) return mapped.status();
+    return NewMemory{std::move(*mapped), std::move(*fd)};
+  }
+
+  Result<MappedMemory> map(const ipc::UniqueFd& fd, std::uint64_t offset, std::uint64_t bytes) override {
+    MK_RETURN_IF_ERROR(ipc::check_shared_memory(fd.get(), offset, bytes));
+    return map_host(fd.get(), offset, bytes);
+  }
+};
+
+}  // namespace
+
+MemorySource& host_memory() {
+  static HostMemory memory;
+  return memory;
+}
+
+Result<MappedMemory> map_host(int memfd, std::uint64_t offset, std::uint64_t bytes) {
+  auto mapping = ipc::Mapping::map(memfd, offset, bytes);
+  if (!mapping.ok()) return mapping.status();
+  auto hold = std::make_shared<const ipc::Mapping>(std::move(*mapping));
+  return MappedMemory{hold->data(), hold};
+}
+
+}  // namespace mkernel::client

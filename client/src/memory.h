@@ -1,0 +1,46 @@
+// The kinds of memory that buffers are made of: how a rank makes its own part and how it maps a neighbour's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "proto/abi/region_map.h"
+#include "proto/abi/status.h"
+#include "proto/ipc/fd.h"
+
+namespace mkernel::client {
+
+/// Memory mapped here for as long as `hold` lives.
+struct MappedMemory {
+  std::byte* data = nullptr;  ///< of a GPU: an address of that device
+  std::shared_ptr<const void> hold;
+};
+
+struct NewMemory {
+  MappedMemory mapped;
+  ipc::UniqueFd fd;  ///< for the daemon; needed until the region is registered
+};
+
+/// Any thread. What was mapped may outlive its source.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+
+  virtual abi::RegionKind kind() const = 0;
+  /// Bytes that hold `bytes` in whole units of this memory: what is made and registered.
+  virtual std::uint64_t whole(std::uint64_t bytes) const = 0;
+  /// Zeroed memory of whole(`bytes`). `label` shows where this kind of memory can carry one.
+  virtual Result<NewMemory> make(const std::string& label, std::uint64_t bytes) = 0;
+  /// Another rank's memory, as its region was registered.
+  virtual Result<MappedMemory> map(const ipc::UniqueFd& fd, std::uint64_t offset, std::uint64_t bytes) = 0;
+};
+
+/// memfds.
+MemorySource& host_memory();
+
+/// [offset, offset + bytes) of a memfd, mapped.
+Result<MappedMemory> map_host(int memfd, std::uint64_t offset, std::uint64_t bytes);
+
+}  // namespace mkernel::client

@@ -1,0 +1,133 @@
+// symmetric_gpu() without a GPU: what it says then, and its collective half over memory that plays a GPU's.
+#include "client/src/gpu_memory.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "client/src/buffer.h"
+#include "tests/unit/client/ranks.h"
+
+namespace mkernel::test {
+namespace {
+
+constexpr std::uint64_t kUnit = 2 << 20;
+
+/// Shared memory that behaves as a GPU's: whole units, another kind. Counts what is mapped; fails on demand.
+class PlayedGpu final : public client::MemorySource {
+ public:
+  abi::RegionKind kind() const override { return abi::RegionKind::kVmm; }
+  std::uint64_t whole(std::uint64_t bytes) const override { return (bytes + kUnit - 1) / kUnit * kUnit; }
+  Result<client::NewMemory> make(const std::string& label, std::uint64_t bytes) override {
+    if (bytes > 4 * kUnit) return Status(StatusCode::kResourceExhausted, "cuMemCreate: out of memory");
+    return client::host_memory().make(label, whole(bytes));
+  }
+  Result<client::MappedMemory> map(const ipc::UniqueFd& fd, std::uint64_t offset,
+                                   std::uint64_t bytes) override {
+    if (unreachable) return Status(StatusCode::kFailedPrecondition, "no peer access");
+    auto mapped = client::host_memory().map(fd, offset, bytes);
+    if (!mapped.ok()) return mapped;
+    ++peers;
+    const auto count = [this, hold = mapped->hold](const void*) { --peers; };
+    return client::MappedMemory{mapped->data, std::shared_ptr<const void>(mapped->data, count)};
+  }
+
+  bool unreachable = false;
+  std::atomic<int> peers = 0;
+};
+
+Result<std::unique_ptr<client::BufferState>> open(const std::shared_ptr<client::GroupCore>& group,
+                                                  PlayedGpu& gpu, std::uint64_t bytes) {
+  return client::open_symmetric(group, gpu, bytes, [](const auto&) { return std::string("done"); });
+}
+
+TEST_CASE("a rank whose session names no GPU is named to all, and the group goes on") {
+  FakeDaemon daemon;
+  with_groups(daemon, 2, [](Group& group) {
+    check_status(group.symmetric_gpu(4096).status(), StatusCode::kFailedPrecondition,
+                 "rank 0 on node node0: GPU memory in a session of SessionOptions::device = -1");
+    check_ok(group.barrier());
+  });
+  CHECK(daemon.look().regions == 0);
+}
+
+TEST_CASE("without a driver, or built without CUDA, the error says which") {
+  const auto here = client::open_gpu_memory(0);
+  if (here.ok()) {
+    MESSAGE("skipped: this machine has a GPU");
+    return;
+  }
+  FakeDaemon daemon;
+  with_groups(daemon, 2,
+              [&](Group& group) {
+                const Status none = group.symmetric_gpu(4096).status();
+                check_status(none, here.status().code(), here.status().text());
+                const bool built = none.code() == StatusCode::kFailedPrecondition;
+                CHECK((built || none.code() == StatusCode::kUnimplemented));
+                check_status(none, none.code(),
+                             built
+                                 ? "memory of GPU 0: no CUDA driver on this machine (libcuda.so.1 not found)"
+                                 : "memory of GPU 0: this libmkernel was built without CUDA");
+                check_ok(group.barrier());
+              },
+              {0, 0});
+}
+
+TEST_CASE("a GPU buffer of no size, or of more than a region holds, is refused with the limits") {
+  FakeDaemon daemon;
+  with_groups(daemon, 2, [](Group& group) {
+    check_status(group.symmetric_gpu(0).status(), StatusCode::kInvalidArgument,
+                 "rank 0 on node node0: symmetric buffer of 0 bytes of GPU memory, allowed are 1 to");
+    check_status(group.symmetric_gpu(kMaxRegionBytes + 1).status(), StatusCode::kInvalidArgument,
+                 "allowed are 1 to 281474976710656");
+    check_ok(group.barrier());
+  });
+}
+
+TEST_CASE("GPU buffers are registered in whole units, mapped inside a node, and let go of") {
+  FakeDaemon daemon({.nodes = {"a", "a", "b"}});
+  std::vector<PlayedGpu> gpus(3);
+  with_cores(daemon, 3, [&](const std::shared_ptr<client::GroupCore>& group) {
+    const std::uint32_t rank = group->view().rank();
+    {
+      auto buffer = open(group, gpus[rank], kUnit + 1);
+      check_ok(buffer.status());
+      if (!buffer.ok()) return;
+      client::BufferState& state = **buffer;
+      CHECK(state.bytes == kUnit + 1);
+      CHECK(state.view.bytes == kUnit + 1);
+      const auto* entries = group->view().at<abi::RegionEntry>(group->view().segment->regions_offset);
+      for (std::uint32_t other = 0; other < 3; ++other) CHECK(entries[other * 8].bytes == 2 * kUnit);
+      CHECK(state.view.node.size() == (rank < 2 ? 2 : 1));
+      CHECK(gpus[rank].peers == (rank < 2 ? 1 : 0));
+      check_ok(group->agree("zeroed", {}));
+      if (rank < 2) state.view.node[1 - rank][kUnit] = static_cast<std::byte>(rank + 1);
+      check_ok(group->agree("written", {}));
+      if (rank < 2) CHECK(state.mine.data[kUnit] == static_cast<std::byte>(2 - rank));
+    }
+    CHECK(gpus[rank].peers == 0);
+    check_ok(group->agree("all destroyed", {}));
+  });
+  CHECK(daemon.look().regions == 0);
+}
+
+TEST_CASE("one rank without room, or without a way to its peer, fails the call on all ranks by name") {
+  FakeDaemon daemon;
+  std::vector<PlayedGpu> gpus(2);
+  with_cores(daemon, 2, [&](const std::shared_ptr<client::GroupCore>& group) {
+    const std::uint32_t rank = group->view().rank();
+    check_status(open(group, gpus[rank], 5 * kUnit).status(), StatusCode::kResourceExhausted,
+                 "rank 0 on node node0: cuMemCreate: out of memory");
+    gpus[rank].unreachable = rank == 1;
+    check_status(open(group, gpus[rank], kUnit).status(), StatusCode::kFailedPrecondition,
+                 "rank 1 on node node0: mapping region 0 of rank 0: no peer access");
+    CHECK(gpus[rank].peers == 0);
+    gpus[rank].unreachable = false;
+    check_ok(group->agree("forgotten", {}));
+    const auto buffer = open(group, gpus[rank], kUnit);
+    check_ok(buffer.status());
+    check_ok(group->agree("made", {}));
+  });
+}
+
+}  // namespace
+}  // namespace mkernel::test

@@ -9,6 +9,7 @@
 #include "kernels/ptx/bulk.cuh"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/global.cuh"
+#include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
 #include "kernels/sync/pipeline.cuh"
 
@@ -41,6 +42,7 @@ struct alignas(128) FanOutShared {
   std::byte stage[kFanOutStages][kFanOutPieceBytes];
   FanOutStream stream;  ///< for the caller to fill in: too long for registers
   PipelineBarriers<kFanOutStages> barriers;
+  std::uint32_t sent;  ///< chunks of which this CTA's part has arrived everywhere
 };
 
 /// Walks the pieces of one part of all chunks. A part without bytes is one empty piece: it has to be counted
@@ -95,12 +97,14 @@ class FanOutCursor {
 __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
   if (threadIdx.x == 0) {
     Pipeline<kFanOutStages>::init(shared.barriers, 1, 1);
+    shared.sent = 0;
     ptx::fence_mbarrier_init_release_cluster();
   }
   __syncthreads();
 }
 
-/// One thread: part `part` of the stream to all targets. Returns when all of it is there and counted.
+/// One thread: part `part` of the stream to all targets. Returns when all of it is there; signal_fan_out()
+/// says so.
 __device__ __forceinline__ void fan_out(const FanOutStream& stream, int part, FanOutShared& shared) {
   // A load takes the stage of the piece kFanOutStages before it. Waiting for whole stores, not only for their
   // reads, frees the stage and tells in the same breath which pieces have arrived.
@@ -113,8 +117,8 @@ __device__ __forceinline__ void fan_out(const FanOutStream& stream, int part, Fa
 
   const auto count_one = [&] {
     if (arrived.ends_part()) {
-      for (int t = 0; t < stream.targets; ++t)
-        ptx::red_add_release_sys(stream.target[t].ready + arrived.chunk(), 1ULL);
+      ptx::st_release_cta_shared(ptx::shared_address(&shared.sent),
+                                 static_cast<std::uint32_t>(arrived.chunk() + 1));
     }
     arrived.advance();
   };
@@ -141,6 +145,26 @@ __device__ __forceinline__ void fan_out(const FanOutStream& stream, int part, Fa
   }
   ptx::bulk_wait_group<0>();
   while (!arrived.done()) count_one();
+}
+
+/// One warp, beside fan_out(): counts this CTA's part of every chunk at every target when it has arrived. A
+/// warp of its own, because the fence in front of a count takes as long as a piece on the link: the pushing
+/// thread would stand still. Its wait is for a thread of this CTA that waits for nobody, so it has no
+/// deadline.
+__device__ __forceinline__ void signal_fan_out(const FanOutStream& stream, const FanOutShared& shared) {
+  const auto chunks = static_cast<std::uint32_t>(
+      stream.bytes == 0 ? 1 : (stream.bytes + stream.chunk_bytes - 1) / stream.chunk_bytes);
+  const int target = static_cast<int>(threadIdx.x % 32);
+  for (std::uint32_t told = 0; told < chunks;) {
+    const std::uint32_t sent = ptx::ld_acquire_cta_shared(ptx::shared_address(&shared.sent));
+    if (sent == told) continue;
+    // Each lane took `sent` with acquire from the thread that saw the stores complete; the fence carries that
+    // on.
+    ptx::fence_acq_rel_sys();
+    for (; told < sent; ++told) {
+      if (target < stream.targets) ptx::red_add_relaxed_sys(stream.target[target].ready + told, 1);
+    }
+  }
 }
 
 }  // namespace mkernel::kernels

@@ -53,6 +53,11 @@ __device__ __forceinline__ void red_add_release_gpu(std::uint64_t* word, std::ui
   asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
+/// After a fence that orders what it hands on.
+__device__ __forceinline__ void red_add_relaxed_sys(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ void red_add_release_sys(std::uint32_t* word, std::uint32_t value) {
   asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }

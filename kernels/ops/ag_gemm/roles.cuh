@@ -86,11 +86,10 @@ class AgGemmSchedule {
   const AgGemmParameters& p_;
 };
 
-/// intra_comm: this CTA's part of every chunk of own rows to the ranks of the node. One thread.
-__device__ __forceinline__ void ag_gemm_intra_comm(const AgGemmParameters& p, std::uint64_t epoch,
-                                                   FanOutShared& shared) {
+/// Own rows, for every other rank of the node. One thread.
+__device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::uint64_t epoch,
+                                                FanOutStream& stream) {
   const std::int32_t rank = p.steps.rank;
-  FanOutStream& stream = shared.stream;
   stream.source = p.rows;
   stream.bytes = p.gather.rows_of(rank) * p.gather.row_bytes;
   stream.chunk_bytes = p.gather.chunk_rows * p.gather.row_bytes;
@@ -102,7 +101,6 @@ __device__ __forceinline__ void ag_gemm_intra_comm(const AgGemmParameters& p, st
     stream.target[t] = {peer + p.gather.slab_offset(epoch, rank),
                         reinterpret_cast<std::uint64_t*>(peer + p.gather.ready_offset(rank))};
   }
-  fan_out(stream, static_cast<int>(blockIdx.x), shared);
 }
 
 /// The launch ends when at least one chunk of every source was seen: the two slabs rest on it. Those with
@@ -114,17 +112,22 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
   }
 }
 
-/// The CTAs that push; the second warp of CTA 0 watches the host.
-__device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared& shared) {
+/// intra_comm: a CTA that pushes. Its first warp moves its part of every chunk, the second counts it, the
+/// third of CTA 0 watches the host.
+__device__ __forceinline__ void ag_gemm_intra_comm(const AgGemmParameters& p, FanOutShared& shared) {
   const std::uint64_t epoch = p.control->epoch;  // advanced only when every CTA has ended
+  const bool last_out = blockIdx.x == 0;
+  if (threadIdx.x == 0) describe_stream(p, epoch, shared.stream);
   init_fan_out(shared);
   if (threadIdx.x == 0) {
-    ag_gemm_intra_comm(p, epoch, shared);
-    if (blockIdx.x == 0) ag_gemm_wait_empty(p, epoch);
-  } else if (threadIdx.x == 32 && blockIdx.x == 0) {
+    fan_out(shared.stream, static_cast<int>(blockIdx.x), shared);
+    if (last_out) ag_gemm_wait_empty(p, epoch);
+  } else if (threadIdx.x / 32 == 1) {
+    signal_fan_out(shared.stream, shared);
+  } else if (threadIdx.x == 64 && last_out) {
     watch_host(*p.control, epoch, p.host);
   }
-  if (blockIdx.x == 0) {
+  if (last_out) {
     end_launch(*p.control, epoch);
   } else {
     end_cta(*p.control);
@@ -136,7 +139,7 @@ __global__ __launch_bounds__(Config::kThreads,
                              1) void ag_gemm_kernel(const __grid_constant__ AgGemmParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
   if (static_cast<std::int32_t>(blockIdx.x) < p.comm_ctas) {
-    ag_gemm_communicate(p, *reinterpret_cast<FanOutShared*>(memory));
+    ag_gemm_intra_comm(p, *reinterpret_cast<FanOutShared*>(memory));
   } else {
     sm90_gemm(AgGemmSchedule<Config>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
     end_cta(*p.control);

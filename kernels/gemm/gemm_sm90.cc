@@ -1,12 +1,10 @@
 #include "kernels/gemm/gemm_sm90.h"
 
-#include <cuda_runtime_api.h>
-
 #include <string>
 
 #include "kernels/gemm/sm90_launch.h"
 #include "kernels/gemm/sm90_maps.h"
-#include "kernels/memory/cuda_error.h"
+#include "kernels/memory/hopper.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -31,23 +29,6 @@ Status check_shape(const GemmShape& shape, bool fp32_output) {
   return check_dimension("k", shape.k, 8);
 }
 
-Result<std::int32_t> multiprocessors() {
-  int device = 0, major = 0, minor = 0, sms = 0;
-  MK_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), "gemm: current device"));
-  MK_RETURN_IF_ERROR(cuda_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-                                 "gemm: compute capability"));
-  MK_RETURN_IF_ERROR(cuda_status(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-                                 "gemm: compute capability"));
-  MK_RETURN_IF_ERROR(
-      cuda_status(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "gemm: SM count"));
-  if (major != 9 || minor != 0) {
-    return Status(StatusCode::kUnimplemented, "gemm: device " + std::to_string(device) +
-                                                  " has compute capability " + std::to_string(major) + "." +
-                                                  std::to_string(minor) + ", the kernel needs 9.0");
-  }
-  return sms;
-}
-
 Status check_plan(const Sm90Plan& plan) {
   const std::int32_t cluster = cluster_rows(plan.tile, plan.cluster) * cluster_columns(plan.cluster);
   if (plan.ctas >= cluster && plan.ctas % cluster == 0 && plan.raster.band >= 1) return {};
@@ -62,7 +43,7 @@ Status check_plan(const Sm90Plan& plan) {
 Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const Sm90GemmOptions& options,
                  CUstream_st* stream) {
   MK_RETURN_IF_ERROR(check_shape(shape, options.fp32_output));
-  const Result<std::int32_t> sms = multiprocessors();
+  const Result<std::int32_t> sms = hopper_multiprocessors("gemm");
   if (!sms.ok()) return sms.status();
   const Sm90Plan plan = options.plan.value_or(plan_sm90_any_cluster(shape, sms.value()));
   MK_RETURN_IF_ERROR(check_plan(plan));

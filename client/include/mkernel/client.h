@@ -137,7 +137,8 @@ class MK_API Group {
   /// kUnimplemented (libmkernel was built without CUDA), kFailedPrecondition (no driver, no such device, one
   /// that cannot share memory or reach a neighbour's), kResourceExhausted (memory, saying how much is free;
   /// region capacity; limits of the daemon). Puts from and into it need a transport that moves GPU memory;
-  /// without one the daemon refuses them by name.
+  /// without one a put from it ends the session, a put into it fails the group, both with an error that says
+  /// so.
   Result<SymmetricBuffer> symmetric_gpu(std::uint64_t bytes);
   /// Zeroed memory that puts may read from and peers may put into; this rank alone. Peers need its region():
   /// exchange it.

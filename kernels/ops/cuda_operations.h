@@ -5,6 +5,7 @@
 
 #include "kernels/ops/ag_gemm/cuda_plan.h"
 #include "kernels/ops/cuda_gemm_operation.h"
+#include "kernels/ops/gemm_rs/cuda_plan.h"
 #include "kernels/schedule/topology.h"
 #include "mkernel/ops.h"
 
@@ -15,5 +16,10 @@ namespace mkernel::kernels {
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const AgGemmCudaOptions& options = {});
+
+/// The same; errors: GemmRsCudaPlan::make().
+Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& shape, Topology topology,
+                                                             std::uint32_t rank,
+                                                             const GemmRsCudaOptions& options = {});
 
 }  // namespace mkernel::kernels

@@ -13,7 +13,7 @@ enum class DeviceRole : std::uint32_t {
   kInterSend = 3,
   kInterRecv = 4
 };
-enum class DeviceTag : std::uint32_t { kNone = 0, kChunkReady = 1, kHostAbort = 2 };
+enum class DeviceTag : std::uint32_t { kNone = 0, kChunkReady = 1, kHostAbort = 2, kTileReady = 3 };
 
 constexpr const char* name_of(DeviceRole role) {
   switch (role) {
@@ -30,6 +30,7 @@ constexpr const char* name_of(DeviceTag tag) {
   switch (tag) {
     case DeviceTag::kChunkReady: return "a chunk";
     case DeviceTag::kHostAbort: return "the end of the launch, when group or session failed";
+    case DeviceTag::kTileReady: return "a tile";
     case DeviceTag::kNone: break;
   }
   return "nothing";

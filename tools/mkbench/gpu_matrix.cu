@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -41,6 +42,8 @@ __global__ void fill_kernel(T* data, std::uint64_t count, std::uint64_t seed) {
   }
 }
 
+constexpr int kMaxTerms = 16;
+
 struct Sums {
   unsigned long long wrong;
   long long first_wrong;
@@ -48,10 +51,14 @@ struct Sums {
   unsigned long long worst;  // bits of a double >= 0: ordered like integers
 };
 
+/// c = the sum of `terms` products a x b; each may have been rounded with `partial_unit` before it was added.
 struct Problem {
   std::int64_t m, n, k;
   bool row_major;
-  double unit, tiny;
+  double unit, partial_unit, tiny;
+  int terms;
+  const void* a[kMaxTerms];
+  const void* b[kMaxTerms];
 };
 
 constexpr int kBlock = 64;
@@ -77,9 +84,11 @@ __device__ void load(const T* a, const T* b, const Problem& p, std::int64_t row,
   }
 }
 
-__device__ void count_element(double value, double reference, double magnitude, std::int64_t at,
-                              const Problem& p, Sums& mine) {
-  const double bound = p.unit * fabs(reference) + static_cast<double>(p.k) * 0x1p-24 * magnitude + p.tiny;
+/// `partials`: the sum of the terms' absolute values; `magnitude`: sum |a b|.
+__device__ void count_element(double value, double reference, double partials, double magnitude,
+                              std::int64_t at, const Problem& p, Sums& mine) {
+  const double sums = static_cast<double>(p.k) * p.terms * 0x1p-24 * magnitude;
+  const double bound = p.unit * fabs(reference) + p.partial_unit * partials + sums + p.tiny;
   const double error = fabs(value - reference);
   if (!(error <= bound)) {
     ++mine.wrong;
@@ -91,40 +100,52 @@ __device__ void count_element(double value, double reference, double magnitude, 
   if (ratio > mine.worst) mine.worst = ratio;
 }
 
-/// One block of 64 x 64 elements: fp64 product, comparison, sums into `out`.
+/// One block of 64 x 64 elements: fp64 products, comparison, sums into `out`.
 template <typename T, typename C>
-__global__ __launch_bounds__(256) void check_kernel(const T* a, const T* b, const C* c, Problem p,
+__global__ __launch_bounds__(256) void check_kernel(const C* c, const __grid_constant__ Problem p,
                                                     Sums* out) {
   __shared__ float sa[kDepth][kBlock + 1];
   __shared__ float sb[kDepth][kBlock + 1];
   const std::int64_t row = std::int64_t{blockIdx.y} * kBlock, column = std::int64_t{blockIdx.x} * kBlock;
   const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
   double sum[kEach][kEach] = {};
-  float magnitude[kEach][kEach] = {};
-  for (std::int64_t depth = 0; depth < p.k; depth += kDepth) {
-    load(a, b, p, row, column, depth, sa, sb);
-    __syncthreads();
-    for (int d = 0; d < kDepth; ++d) {
-      float fa[kEach], fb[kEach];
-      for (int i = 0; i < kEach; ++i) {
-        fa[i] = sa[d][y + 16 * i];
-        fb[i] = sb[d][x + 16 * i];
-      }
-      for (int i = 0; i < kEach; ++i) {
-        for (int j = 0; j < kEach; ++j) {
-          sum[i][j] += static_cast<double>(fa[i] * fb[j]);  // exact: two factors of at most 11 bits
-          magnitude[i][j] += fabsf(fa[i] * fb[j]);
+  float partials[kEach][kEach] = {}, magnitude[kEach][kEach] = {};
+  for (int term = 0; term < p.terms; ++term) {
+    const auto* a = static_cast<const T*>(p.a[term]);
+    const auto* b = static_cast<const T*>(p.b[term]);
+    double product[kEach][kEach] = {};
+    for (std::int64_t depth = 0; depth < p.k; depth += kDepth) {
+      load(a, b, p, row, column, depth, sa, sb);
+      __syncthreads();
+      for (int d = 0; d < kDepth; ++d) {
+        float fa[kEach], fb[kEach];
+        for (int i = 0; i < kEach; ++i) {
+          fa[i] = sa[d][y + 16 * i];
+          fb[i] = sb[d][x + 16 * i];
+        }
+        for (int i = 0; i < kEach; ++i) {
+          for (int j = 0; j < kEach; ++j) {
+            product[i][j] += static_cast<double>(fa[i] * fb[j]);  // exact: two factors of at most 11 bits
+            magnitude[i][j] += fabsf(fa[i] * fb[j]);
+          }
         }
       }
+      __syncthreads();
     }
-    __syncthreads();
+    for (int i = 0; i < kEach; ++i) {
+      for (int j = 0; j < kEach; ++j) {
+        sum[i][j] += product[i][j];
+        partials[i][j] += fabsf(static_cast<float>(product[i][j]));
+      }
+    }
   }
   Sums mine{0, -1, 0, 0, 0};
   for (int i = 0; i < kEach; ++i) {
     for (int j = 0; j < kEach; ++j) {
       const std::int64_t r = row + y + 16 * i, s = column + x + 16 * j;
       if (r < p.m && s < p.n)
-        count_element(widen(c[r * p.n + s]), sum[i][j], magnitude[i][j], r * p.n + s, p, mine);
+        count_element(widen(c[r * p.n + s]), sum[i][j], partials[i][j], magnitude[i][j], r * p.n + s, p,
+                      mine);
     }
   }
   atomicAdd(&out->error2, mine.error2);
@@ -136,17 +157,46 @@ __global__ __launch_bounds__(256) void check_kernel(const T* a, const T* b, cons
 }
 
 template <typename T>
-void launch_check(const GemmArguments& arguments, const Problem& p, bool fp32_output, Sums* out,
-                  cudaStream_t stream) {
-  const auto* a = static_cast<const T*>(arguments.a);
-  const auto* b = static_cast<const T*>(arguments.b);
+void launch_check(const void* c, const Problem& p, bool fp32_output, Sums* out, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((p.n + kBlock - 1) / kBlock),
                   static_cast<unsigned>((p.m + kBlock - 1) / kBlock));
   if (fp32_output) {
-    check_kernel<<<grid, 256, 0, stream>>>(a, b, static_cast<const float*>(arguments.c), p, out);
+    check_kernel<T><<<grid, 256, 0, stream>>>(static_cast<const float*>(c), p, out);
   } else {
-    check_kernel<<<grid, 256, 0, stream>>>(a, b, static_cast<const T*>(arguments.c), p, out);
+    check_kernel<T><<<grid, 256, 0, stream>>>(static_cast<const T*>(c), p, out);
   }
+}
+
+Problem problem_of(const GemmShape& shape, bool fp32_output) {
+  const bool bf16 = shape.dtype == DataType::kBf16;
+  Problem p{.m = shape.m, .n = shape.n, .k = shape.k, .row_major = shape.b_layout == Layout::kRowMajor};
+  p.unit = fp32_output ? 0x1p-24 : bf16 ? 0x1p-8 : 0x1p-11;
+  // Half the distance of subnormal numbers of the output.
+  p.tiny = !fp32_output && !bf16 ? 0x1p-25 : 0x1p-130;
+  return p;
+}
+
+Result<ProductCheck> check_sum(const Problem& p, const void* c, DataType type, bool fp32_output,
+                               cudaStream_t stream) {
+  auto buffer = GpuBuffer::allocate(sizeof(Sums));
+  if (!buffer.ok()) return buffer.status();
+  Sums sums{0, -1, 0, 0, 0};
+  MK_RETURN_IF_ERROR(cuda_status(
+      cudaMemcpyAsync(buffer->get(), &sums, sizeof sums, cudaMemcpyHostToDevice, stream), "check: sums"));
+  auto* out = static_cast<Sums*>(buffer->get());
+  if (type == DataType::kBf16) {
+    launch_check<__nv_bfloat16>(c, p, fp32_output, out, stream);
+  } else {
+    launch_check<__half>(c, p, fp32_output, out, stream);
+  }
+  MK_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "check: launch"));
+  MK_RETURN_IF_ERROR(
+      cuda_status(cudaMemcpyAsync(&sums, out, sizeof sums, cudaMemcpyDeviceToHost, stream), "check: sums"));
+  MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(stream), "check"));
+  double worst = 0;
+  static_assert(sizeof worst == sizeof sums.worst);
+  std::memcpy(&worst, &sums.worst, sizeof worst);
+  return ProductCheck{sums.wrong, sums.first_wrong, std::sqrt(sums.error2 / sums.reference2), worst};
 }
 
 }  // namespace
@@ -181,30 +231,28 @@ Status poison(const GpuBuffer& buffer, CUstream_st* stream) {
 
 Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmShape& shape, bool fp32_output,
                                    CUstream_st* stream) {
-  const bool bf16 = shape.dtype == DataType::kBf16;
-  const double unit = fp32_output ? 0x1p-24 : bf16 ? 0x1p-8 : 0x1p-11;
-  // Half the distance of subnormal numbers of the output.
-  const double tiny = !fp32_output && !bf16 ? 0x1p-25 : 0x1p-130;
-  const Problem p{shape.m, shape.n, shape.k, shape.b_layout == Layout::kRowMajor, unit, tiny};
-  auto buffer = GpuBuffer::allocate(sizeof(Sums));
-  if (!buffer.ok()) return buffer.status();
-  Sums sums{0, -1, 0, 0, 0};
-  MK_RETURN_IF_ERROR(cuda_status(
-      cudaMemcpyAsync(buffer->get(), &sums, sizeof sums, cudaMemcpyHostToDevice, stream), "check: sums"));
-  auto* out = static_cast<Sums*>(buffer->get());
-  if (bf16) {
-    launch_check<__nv_bfloat16>(arguments, p, fp32_output, out, stream);
-  } else {
-    launch_check<__half>(arguments, p, fp32_output, out, stream);
+  Problem p = problem_of(shape, fp32_output);
+  p.terms = 1;
+  p.a[0] = arguments.a;
+  p.b[0] = arguments.b;
+  return check_sum(p, arguments.c, shape.dtype, fp32_output, stream);
+}
+
+Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& partials, const void* c,
+                                           const GemmShape& shape, Range rows, CUstream_st* stream) {
+  if (partials.size() > kMaxTerms) {
+    return Status(StatusCode::kInvalidArgument, "check: " + std::to_string(partials.size()) +
+                                                    " products, at most " + std::to_string(kMaxTerms));
   }
-  MK_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "check: launch"));
-  MK_RETURN_IF_ERROR(
-      cuda_status(cudaMemcpyAsync(&sums, out, sizeof sums, cudaMemcpyDeviceToHost, stream), "check: sums"));
-  MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(stream), "check"));
-  double worst = 0;
-  static_assert(sizeof worst == sizeof sums.worst);
-  std::memcpy(&worst, &sums.worst, sizeof worst);
-  return ProductCheck{sums.wrong, sums.first_wrong, std::sqrt(sums.error2 / sums.reference2), worst};
+  if (rows.size() == 0) return ProductCheck{};
+  Problem p = problem_of(shape, false);
+  p.m = rows.size();
+  p.partial_unit = p.unit;
+  for (const GemmArguments& partial : partials) {
+    p.a[p.terms] = static_cast<const std::byte*>(partial.a) + rows.begin * shape.k * 2;
+    p.b[p.terms++] = partial.b;
+  }
+  return check_sum(p, c, shape.dtype, false, stream);
 }
 
 std::string gpu_name() {

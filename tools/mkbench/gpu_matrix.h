@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
@@ -46,6 +47,12 @@ struct ProductCheck {
 /// sum |a b|, u the rounding unit of c's type. Synchronous.
 Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmShape& shape, bool fp32_output,
                                    CUstream_st* stream);
+
+/// The same for rows of a sum over ranks: c[rows, n] with the sum of the products of all `partials` (a [m, k]
+/// and b of each rank; memory of other GPUs is read over peer access). Each product may have been rounded
+/// once: bound u |ref| + u sum |a x b| + k ranks 2^-24 sum |a b|. At most 16 ranks.
+Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& partials, const void* c,
+                                           const GemmShape& shape, Range rows, CUstream_st* stream);
 
 /// Why no GPU of compute capability 9.0 can be used here; OK when one can.
 Status hopper_present();

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/schedule/host_device.h"
 #include "kernels/schedule/raster.h"
+#include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
 

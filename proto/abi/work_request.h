@@ -19,13 +19,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "proto/abi/host_device.h"
 #include "proto/abi/version.h"
-
-#if defined(__CUDACC__)
-#define MK_HOST_DEVICE __host__ __device__
-#else
-#define MK_HOST_DEVICE
-#endif
 
 namespace mkernel::abi {
 

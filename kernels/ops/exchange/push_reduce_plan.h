@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/schedule/host_device.h"
+#include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
 

@@ -1,4 +1,7 @@
 // The public handles of the operations.
+#include <string>
+
+#include "client/src/gpu_memory.h"
 #include "client/src/operation.h"
 #include "mkernel/client.h"
 
@@ -20,18 +23,33 @@ Result<Handle> create(const std::shared_ptr<client::GroupCore>& group, Result<st
   return make(std::move(*state));
 }
 
+Result<std::unique_ptr<GemmOperation>> plan_gemm(client::GroupCore& group, OpKind kind,
+                                                 const GemmShape& shape, Executor executor) {
+  switch (executor) {
+    case Executor::kCpu: return make_gemm(kind, shape, group.view());
+    case Executor::kCuda: {
+      const auto device = group.session().gpu();
+      if (!device.ok()) return device.status();
+      return client::make_gemm_on_gpu(device.value(), kind, shape, group.view());
+    }
+  }
+  return Status(
+      StatusCode::kInvalidArgument,
+      "executor = " + std::to_string(static_cast<std::uint32_t>(executor)) + ", must be cpu (0) or cuda (1)");
+}
+
 }  // namespace
 
-Result<Gemm> Group::ag_gemm(const GemmShape& shape) {
-  return create<Gemm>(core_, make_gemm(OpKind::kAgGemm, shape, core_->view()),
+Result<Gemm> Group::ag_gemm(const GemmShape& shape, Executor executor) {
+  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kAgGemm, shape, executor),
                       [](auto state) { return Gemm(std::move(state)); });
 }
-Result<Gemm> Group::gemm_rs(const GemmShape& shape) {
-  return create<Gemm>(core_, make_gemm(OpKind::kGemmRs, shape, core_->view()),
+Result<Gemm> Group::gemm_rs(const GemmShape& shape, Executor executor) {
+  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmRs, shape, executor),
                       [](auto state) { return Gemm(std::move(state)); });
 }
-Result<Gemm> Group::gemm_ar(const GemmShape& shape) {
-  return create<Gemm>(core_, make_gemm(OpKind::kGemmAr, shape, core_->view()),
+Result<Gemm> Group::gemm_ar(const GemmShape& shape, Executor executor) {
+  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmAr, shape, executor),
                       [](auto state) { return Gemm(std::move(state)); });
 }
 Result<Moe> Group::moe(const MoeShape& shape) {
@@ -61,6 +79,15 @@ Result<Pending> Gemm::launch(const GemmArguments& arguments, const ExecutorOptio
   return state_->launch([arguments, options](Operation& operation) {
     return static_cast<GemmOperation&>(operation).run(arguments, options);
   });
+}
+Status Gemm::enqueue(const GemmArguments& arguments, CUstream_st* stream, const ExecutorOptions& options) {
+  return state_->at_once([&](Operation& operation) {
+    return static_cast<GemmOperation&>(operation).enqueue(arguments, options, stream);
+  });
+}
+Status Gemm::status() {
+  return state_->at_once(
+      [](Operation& operation) { return static_cast<GemmOperation&>(operation).status(); });
 }
 Result<Pending> Moe::launch(const MoeArguments& arguments, const ExecutorOptions& options) {
   return state_->launch([arguments, options](Operation& operation) {

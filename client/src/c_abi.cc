@@ -74,11 +74,11 @@ GemmShape shape_of(const mk_gemm_shape& shape) {
   return {shape.m, shape.n, shape.k, static_cast<DataType>(shape.dtype), static_cast<Layout>(shape.b_layout)};
 }
 
-mk_status create_gemm(Result<Gemm> (Group::*factory)(const GemmShape&), mk_group* group,
+mk_status create_gemm(Result<Gemm> (Group::*factory)(const GemmShape&, Executor), mk_group* group,
                       const mk_gemm_shape* shape, mk_gemm** operation) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("gemm create", group, shape, operation));
-    return give((unwrap<Group>(group)->*factory)(shape_of(*shape)), operation);
+    return give((unwrap<Group>(group)->*factory)(shape_of(*shape), Executor::kCpu), operation);
   });
 }
 

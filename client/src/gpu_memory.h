@@ -3,9 +3,12 @@
 // library all the same.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "client/src/memory.h"
+#include "kernels/comm/views.h"
+#include "mkernel/ops.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::client {
@@ -18,5 +21,15 @@ namespace mkernel::client {
 /// too old, no such device, a device without VMM, POSIX fds or access to a peer's memory), each saying which;
 /// kResourceExhausted (memory, with what is free and what there is).
 Result<std::shared_ptr<MemorySource>> open_gpu_memory(int device);
+
+/// Host memory that kernels of GPU `device` may read and write at the same address, for as long as the result
+/// lives. The memory stays the caller's and must outlive it. Errors: kUnimplemented, kResourceExhausted (it
+/// cannot be locked), CUDA's.
+Result<std::shared_ptr<const void>> pin_for_gpu(int device, void* data, std::uint64_t bytes);
+
+/// Plans `kind` for the cuda executor on GPU `device`. Errors: the plan's, kUnimplemented (this library was
+/// built without CUDA; an operation that the cuda executor does not have), kUnavailable (no device).
+Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind, const GemmShape& shape,
+                                                        const kernels::GroupView& group);
 
 }  // namespace mkernel::client

@@ -2,10 +2,25 @@
 #include "client/src/gpu_memory.h"
 
 namespace mkernel::client {
+namespace {
+
+Status without_cuda(const std::string& what) {
+  return {StatusCode::kUnimplemented, what + ": this libmkernel was built without CUDA"};
+}
+
+}  // namespace
 
 Result<std::shared_ptr<MemorySource>> open_gpu_memory(int device) {
-  return Status(StatusCode::kUnimplemented,
-                "memory of GPU " + std::to_string(device) + ": this libmkernel was built without CUDA");
+  return without_cuda("memory of GPU " + std::to_string(device));
+}
+
+Result<std::shared_ptr<const void>> pin_for_gpu(int device, void*, std::uint64_t) {
+  return without_cuda("host memory for GPU " + std::to_string(device));
+}
+
+Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind, const GemmShape&,
+                                                        const kernels::GroupView&) {
+  return without_cuda("operation on GPU " + std::to_string(device));
 }
 
 }  // namespace mkernel::client

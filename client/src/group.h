@@ -69,6 +69,9 @@ class GroupCore {
   Result<MappedMemory> map_region(std::uint32_t rank, std::uint32_t index, MemorySource& memory,
                                   std::uint64_t bytes);
 
+  /// Makes the segments of group and session readable for kernels of the session's GPU.
+  Status pin_segments();
+
   Result<std::uint32_t> take_lanes(std::uint32_t count, const std::string& who);
   /// **Collective**.
   Result<std::uint32_t> reserve_lanes(std::uint32_t count);
@@ -124,7 +127,8 @@ class GroupCore {
   mutable std::mutex pools_mutex_;  ///< guards what follows
   SlotPool regions_;
   SlotPool lanes_;
-  std::vector<Reservation> reserved_;  ///< by lane; without endpoint where it is not reserved
+  std::shared_ptr<const void> pinned_;  ///< segment_, for the GPU
+  std::vector<Reservation> reserved_;   ///< by lane; without endpoint where it is not reserved
   std::vector<Retired> retired_;
 
   Worker worker_;  ///< last: no launch runs on a group that is half gone

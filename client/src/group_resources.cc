@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "client/src/gpu_memory.h"
 #include "client/src/group.h"
 
 namespace mkernel::client {
@@ -14,6 +15,17 @@ Result<std::uint32_t> GroupCore::take_region(bool collective) {
                 "all " + std::to_string(regions_.size()) + " regions of group '" + options_.name +
                     "' are in use on rank " + std::to_string(options_.rank) +
                     ": destroy buffers or operations, or join with a larger GroupOptions::region_capacity");
+}
+
+Status GroupCore::pin_segments() {
+  MK_RETURN_IF_ERROR(session_->pin_segment());
+  const std::lock_guard lock(pools_mutex_);
+  if (pinned_ != nullptr) return {};
+  const auto device = session_->gpu();
+  MK_RETURN_IF_ERROR(device.status());
+  auto pinned = pin_for_gpu(device.value(), segment_.data(), segment_.bytes());
+  if (pinned.ok()) pinned_ = std::move(*pinned);
+  return pinned.status();
 }
 
 Status GroupCore::register_region(std::uint32_t index, const RegionPart& part) {

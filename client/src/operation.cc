@@ -12,11 +12,19 @@ Result<std::unique_ptr<OperationState>> OperationState::create(std::shared_ptr<G
   const std::string signature = made.ok() ? made.value()->signature() : "no operation";
   MK_RETURN_IF_ERROR(group->agree(signature, made.status()));
   std::unique_ptr<OperationState> state(new OperationState(group, std::move(made).value()));
-  const std::uint64_t bytes = std::max<std::uint64_t>(state->operation_->requirements().workspace_bytes, 64);
+  const Requirements needs = state->operation_->requirements();
+  MemorySource* memory = &host_memory();
+  if (needs.gpu) {
+    auto gpu = group->session().gpu_memory();
+    Status ready = gpu.ok() ? group->pin_segments() : gpu.status();
+    MK_RETURN_IF_ERROR(group->agree(signature, ready));
+    memory = gpu->get();
+  }
+  const std::uint64_t bytes = std::max<std::uint64_t>(needs.workspace_bytes, 64);
   // Once all ranks have bound, their counts of the lanes stand still until the first launch.
   auto workspace =
-      open_symmetric(group, host_memory(), bytes, [&](const BufferState& memory) -> Result<std::string> {
-        MK_RETURN_IF_ERROR(state->bind(memory));
+      open_symmetric(group, *memory, bytes, [&](const BufferState& opened) -> Result<std::string> {
+        MK_RETURN_IF_ERROR(state->bind(opened));
         return signature + " on lanes from " + std::to_string(state->first_lane_);
       });
   if (!workspace.ok()) return workspace.status();
@@ -70,6 +78,15 @@ Status OperationState::run_one(const std::function<Status(Operation&)>& run) {
   group_->session().begin_activity();
   const Status outcome = run(*operation_);
   group_->session().end_activity();
+  return settle(outcome);
+}
+
+Status OperationState::at_once(const std::function<Status(Operation&)>& run) {
+  MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
+  return settle(run(*operation_));
+}
+
+Status OperationState::settle(const Status& outcome) {
   if (outcome.ok()) return outcome;
   // When the group failed first, its record names the cause; this rank's error is only how it noticed.
   const Status cause = group_->status();

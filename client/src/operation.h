@@ -36,11 +36,14 @@ class OperationState {
   const Operation& operation() const { return *operation_; }
   /// Queues `run` (which calls the operation's run()) on the group's worker.
   Result<Pending> launch(std::function<Status(Operation&)> run);
+  /// Calls `run` in this thread; an error fails the group, as that of a launch does.
+  Status at_once(const std::function<Status(Operation&)>& run);
   std::uint64_t wire_bytes() const;
 
  private:
   OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<Operation> operation);
   Status bind(const BufferState& workspace);
+  Status settle(const Status& outcome);
   Status run_one(const std::function<Status(Operation&)>& run);
 
   const std::shared_ptr<GroupCore> group_;

@@ -51,11 +51,22 @@ Result<std::shared_ptr<SessionCore>> SessionCore::connect(const SessionOptions& 
   return core;
 }
 
+Result<int> SessionCore::gpu() const {
+  if (device_ >= 0) return device_;
+  return Status(StatusCode::kFailedPrecondition, "GPU memory in a session of SessionOptions::device = " +
+                                                     std::to_string(device_) + " (host memory only)");
+}
+
+Status SessionCore::pin_segment() {
+  const std::lock_guard lock(gpu_mutex_);
+  if (pinned_ != nullptr) return {};
+  auto pinned = pin_for_gpu(device_, segment_.data(), segment_.bytes());
+  if (pinned.ok()) pinned_ = std::move(*pinned);
+  return pinned.status();
+}
+
 Result<std::shared_ptr<MemorySource>> SessionCore::gpu_memory() {
-  if (device_ < 0) {
-    return Status(StatusCode::kFailedPrecondition, "GPU memory in a session of SessionOptions::device = " +
-                                                       std::to_string(device_) + " (host memory only)");
-  }
+  MK_RETURN_IF_ERROR(gpu().status());
   const std::lock_guard lock(gpu_mutex_);
   if (gpu_ != nullptr) return gpu_;
   auto opened = open_gpu_memory(device_);

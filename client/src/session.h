@@ -35,6 +35,10 @@ class SessionCore {
   /// The memory of the GPU that the session named; opened at the first call. Errors: kFailedPrecondition when
   /// it named none, those of open_gpu_memory(). Any thread.
   Result<std::shared_ptr<MemorySource>> gpu_memory();
+  /// The device that the session named, or kFailedPrecondition when it named none: host memory only.
+  Result<int> gpu() const;
+  /// Makes the session's segment readable for kernels of that device. Any thread.
+  Status pin_segment();
 
   /// The producer's side of every ring.
   std::vector<kernels::RingView> rings();
@@ -70,8 +74,9 @@ class SessionCore {
   /// When each ring's bell rang last: steady clock, nanoseconds.
   std::array<std::atomic<std::int64_t>, abi::kMaxRings> last_bell_{};
 
-  std::mutex gpu_mutex_;  ///< guards gpu_
+  std::mutex gpu_mutex_;  ///< guards gpu_ and pinned_
   std::shared_ptr<MemorySource> gpu_;
+  std::shared_ptr<const void> pinned_;  ///< segment_, for the GPU
 
   std::mutex watched_mutex_;  ///< guards what follows, and writing failure records
   Status lost_;

@@ -12,9 +12,8 @@
 //                                       // rows of a may be read (acquired at the right scope)
 //     void after_store(int i) const;    // one thread, once tile i is complete in memory and visible to it: a
 //                                       // release at the right scope hands the tile on
-//     void beside() const;              // optional; whole warps: one that has nothing else to do from the
-//                                       // start, the multiplying ones after their last tile. May wait for
-//   };                                  // tiles that are stored; no tile may wait for it
+//     void after_products() const;      // optional; every multiplying warp, after its last tile: may wait for
+//   };                                  // tiles that are stored, no tile may wait for it
 //
 // Contract: all threads of all CTAs of a cluster call sm90_gemm(), with the same kind of schedule.
 // before_load() may wait for tiles that this or any other CTA has stored before: the store of a tile never
@@ -268,14 +267,12 @@ __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<C
       if (ptx::elect_sync()) sm90_load(schedule, shared);
     } else if (warp <= Config::kMultiplyWarpgroups) {
       if (ptx::elect_sync()) sm90_store(schedule, warp - 1, shared);
-    } else if constexpr (requires { schedule.beside(); }) {
-      schedule.beside();
     }
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<Config::kMultiplyRegisters>();
     sm90_multiply(schedule.tiles(), schedule.k_blocks(), warp / 4 - 1, shared);
-    if constexpr (requires { schedule.beside(); }) schedule.beside();
+    if constexpr (requires { schedule.after_products(); }) schedule.after_products();
   }
 
   // Nobody leaves while a neighbour may still arrive at its barriers or copy into its stages. Relaxed: what

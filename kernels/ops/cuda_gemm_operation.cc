@@ -5,14 +5,24 @@
 #include <utility>
 
 #include "kernels/memory/cuda_error.h"
+#include "kernels/memory/on_device.h"
 #include "kernels/ops/gemm_shape.h"
 #include "kernels/sync/wait.h"
 
 namespace mkernel::kernels {
+namespace {
+
+int current_device() {
+  int device = 0;
+  (void)cudaGetDevice(&device);  // the plan has asked this device already
+  return device;
+}
+
+}  // namespace
 
 CudaGemmOperation::CudaGemmOperation(OpKind kind, const GemmShape& shape, Topology topology,
                                      std::uint32_t rank)
-    : kind_(kind), shape_(shape), topology_(std::move(topology)), rank_(rank) {}
+    : kind_(kind), shape_(shape), topology_(std::move(topology)), rank_(rank), device_(current_device()) {}
 
 std::string CudaGemmOperation::signature() const {
   return signature_of(kind_, shape_) + " cuda";
@@ -28,6 +38,8 @@ Status CudaGemmOperation::bind(const GroupView& group, const SymmetricView& work
                 std::to_string(workspace.node.size()) + " ranks of this node; needs " +
                 std::to_string(needed) + " on " + std::to_string(topology_.ranks_per_node())};
   }
+  const OnDevice here(device_);
+  MK_RETURN_IF_ERROR(here.status());
   auto control = DeviceBuffer::zeroed(sizeof(LaunchControl), "control block");
   if (!control.ok()) return control.status();
   control_ = std::move(control).value();
@@ -49,18 +61,22 @@ Status CudaGemmOperation::enqueue(const GemmArguments& arguments, const Executor
     return {StatusCode::kFailedPrecondition, name + ": an earlier launch failed: " + failed_.text()};
   }
   MK_RETURN_IF_ERROR(check_operands(kind_, shape_, arguments, rank_, topology_.world()));
+  const OnDevice here(device_);
+  MK_RETURN_IF_ERROR(here.status());
   const auto deadline = std::chrono::nanoseconds(options.deadline).count();
   return launch(arguments, static_cast<std::uint64_t>(deadline), stream);
 }
 
 Status CudaGemmOperation::run(const GemmArguments& arguments, const ExecutorOptions& options) {
   MK_RETURN_IF_ERROR(enqueue(arguments, options, nullptr));
+  const OnDevice here(device_);
   MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(nullptr), name_of(kind_)));
   return status();
 }
 
 Status CudaGemmOperation::status() {
   if (group_ == nullptr || !failed_.ok()) return failed_;
+  const OnDevice here(device_);
   LaunchControl control{};
   failed_ = control_.read(&control, sizeof(control));
   if (failed_.ok() && control.abort != 0) failed_ = describe(control);

@@ -19,8 +19,8 @@ namespace mkernel::kernels {
 
 /// One rank's end. Addresses are of device memory; the workspace of a SymmetricView is device memory mapped
 /// here for every rank of the node. The segments of the group and its session are registered with CUDA by
-/// whoever owns them (cudaHostRegister). One device: the one that was current when the operation was made,
-/// and is current in every call.
+/// whoever owns them (cudaHostRegister). The operation belongs to the device that was current when it was
+/// made, and makes it current for the length of each call.
 class CudaGemmOperation : public GemmOperation {
  public:
   OpKind kind() const final { return kind_; }
@@ -31,16 +31,8 @@ class CudaGemmOperation : public GemmOperation {
   /// enqueue() on a stream of its own, then waits for it and tells status().
   Status run(const GemmArguments& arguments, const ExecutorOptions& options) final;
 
-  /// Queues one launch on `stream`: no other host work belongs to it, so it may be captured in a graph and
-  /// replayed, with the same operands, any number of times. Launches of an operation follow each other in
-  /// stream order; every rank makes equally many. Errors: before anything is queued, by name; those of the
-  /// launch itself come from status().
-  Status enqueue(const GemmArguments& arguments, const ExecutorOptions& options, CUstream_st* stream);
-
-  /// Once the stream is done: OK when every launch so far ended well. Else who waited for what, or why group
-  /// or session failed; the operation can then not be launched any more. Blocks until the device has
-  /// answered.
-  Status status();
+  Status enqueue(const GemmArguments& arguments, const ExecutorOptions& options, CUstream_st* stream) final;
+  Status status() final;
 
  protected:
   CudaGemmOperation(OpKind kind, const GemmShape& shape, Topology topology, std::uint32_t rank);
@@ -63,6 +55,7 @@ class CudaGemmOperation : public GemmOperation {
   const GemmShape shape_;
   const Topology topology_;
   const std::uint32_t rank_;
+  const int device_;
   const GroupView* group_ = nullptr;
   SymmetricView workspace_;
   DeviceBuffer control_;

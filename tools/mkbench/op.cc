@@ -26,6 +26,8 @@ struct OpOptions {
   std::int64_t tokens = 512, hidden = 1024, intermediate = 512, experts = 16, topk = 4;
   bool causal = false, column_major = false;
   DataType dtype = DataType::kBf16;
+  Executor executor = Executor::kCpu;
+  std::optional<int> device;
   int iterations = 3;
   int threads = 0;
   double deadline = 30;
@@ -74,9 +76,13 @@ std::vector<MakeWorkload> demo_preset() {
 std::vector<MakeWorkload> chosen(const OpOptions& o) {
   if (o.preset == "demo") return demo_preset();
   const GemmShape shape{o.m, o.n, o.k, o.dtype, o.column_major ? Layout::kColumnMajor : Layout::kRowMajor};
-  if (o.op == "ag_gemm") return {gemm(OpKind::kAgGemm, shape)};
-  if (o.op == "gemm_rs") return {gemm(OpKind::kGemmRs, shape)};
-  if (o.op == "gemm_ar") return {gemm(OpKind::kGemmAr, shape)};
+  for (const OpKind kind : {OpKind::kAgGemm, OpKind::kGemmRs, OpKind::kGemmAr}) {
+    if (o.op != to_string(kind)) continue;
+    if (o.executor == Executor::kCpu) return {gemm(kind, shape)};
+    return {[=, device = *o.device](Group& group) {
+      return make_gemm_cuda_workload(group, kind, shape, device);
+    }};
+  }
   if (o.op == "moe_dispatch_gemm") {
     return {moe({o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype})};
   }
@@ -131,9 +137,9 @@ Result<Row> run_workload(Group& group, const MakeWorkload& make, const OpOptions
 }
 
 nlohmann::json to_json(const Row& row, const Group& group, int iterations) {
-  nlohmann::json json = row.shape;
-  json.update({{"executor", "cpu"},
-               {"world", group.world_size()},
+  nlohmann::json json{{"executor", "cpu"}};
+  json.update(row.shape);
+  json.update({{"world", group.world_size()},
                {"nodes", group.node_count()},
                {"nic_gbps", nullptr},
                {"ms", median(row.milliseconds)},
@@ -163,7 +169,7 @@ void print_rows(const std::vector<Row>& rows, const Group& group) {
   print_table(std::cout, table);
 }
 
-Status run(const OpOptions& o) {
+Status run(OpOptions o) {
   std::uint32_t world = o.world_size.value_or(0), rank = o.rank.value_or(0);
   if (!o.world_size || !o.rank) {
     auto launcher = mkrun::detect_launcher();
@@ -175,7 +181,12 @@ Status run(const OpOptions& o) {
     world = o.world_size.value_or(launcher->world_size);
     rank = o.rank.value_or(launcher->rank);
   }
-  auto session = Session::connect({.socket = o.daemon, .name = "mkbench"});
+  SessionOptions options{.socket = o.daemon, .name = "mkbench"};
+  if (o.executor == Executor::kCuda) {
+    if (!o.device) o.device = static_cast<int>(rank);
+    options.device = *o.device;
+  }
+  auto session = Session::connect(options);
   if (!session.ok()) return session.status();
   auto group =
       session->join({.name = o.group,
@@ -238,6 +249,11 @@ void add_op(CLI::App& app, int& status) {
   op->add_option("--dtype", o->dtype)
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}));
+  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, AG+GEMM and GEMM+RS so far")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
+  op->add_option("--device", o->device, "GPU of this rank on the cuda executor; default: its rank")
+      ->check(CLI::Range(0, 1023));
   op->add_option("--iterations", o->iterations, "timed and verified, after one to warm up")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();

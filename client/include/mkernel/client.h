@@ -182,9 +182,9 @@ class MK_API Group {
   /// shape) are compared before anything else. Errors: kInvalidArgument (a field of the shape, or two ranks
   /// whose signatures differ, naming both), kResourceExhausted (lanes or regions: how many are left and how
   /// to get more).
-  Result<Gemm> ag_gemm(const GemmShape& shape);
-  Result<Gemm> gemm_rs(const GemmShape& shape);
-  Result<Gemm> gemm_ar(const GemmShape& shape);
+  Result<Gemm> ag_gemm(const GemmShape& shape, Executor executor = Executor::kCpu);
+  Result<Gemm> gemm_rs(const GemmShape& shape, Executor executor = Executor::kCpu);
+  Result<Gemm> gemm_ar(const GemmShape& shape, Executor executor = Executor::kCpu);
   Result<Moe> moe(const MoeShape& shape);
   Result<RingAttention> ring_attention(const AttentionShape& shape);
 
@@ -290,6 +290,16 @@ class MK_API Planned {
 class MK_API Gemm : public Planned {
  public:
   Result<Pending> launch(const GemmArguments& arguments, const ExecutorOptions& options = {});
+
+  /// cuda executor: queues one launch on `stream` (a cudaStream_t of the session's GPU; null: its default
+  /// stream) from the calling thread. No host call belongs to it, so it may be captured in a CUDA graph and
+  /// replayed with the same operands; launches follow each other in stream order, and every rank makes
+  /// equally many. The operands must stay until the stream is done. Not together with launch(). Errors:
+  /// kUnimplemented (cpu executor), by name what cannot be queued, why the group failed.
+  Status enqueue(const GemmArguments& arguments, CUstream_st* stream, const ExecutorOptions& options = {});
+  /// Once the stream is done: OK, or why a launch that was queued failed; the group is over for all ranks
+  /// then.
+  Status status();
 
  private:
   friend class Group;

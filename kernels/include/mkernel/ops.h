@@ -14,6 +14,8 @@
 
 #include "proto/abi/status.h"
 
+struct CUstream_st;
+
 namespace mkernel::kernels {
 struct GroupView;
 struct SymmetricView;
@@ -24,6 +26,8 @@ namespace mkernel {
 enum class DataType : std::uint32_t { kBf16 = 1, kF16 = 2 };
 /// How the second operand of a product lies in memory: kRowMajor [k, n], kColumnMajor [n, k].
 enum class Layout : std::uint32_t { kRowMajor = 0, kColumnMajor = 1 };
+/// What computes: threads on host memory, or one persistent kernel on memory of the session's GPU.
+enum class Executor : std::uint32_t { kCpu = 0, kCuda = 1 };
 enum class OpKind : std::uint32_t {
   kAgGemm = 1,
   kGemmRs = 2,
@@ -106,6 +110,7 @@ struct Requirements {
   std::uint64_t workspace_bytes =
       0;                    ///< symmetric, the same on every rank, zeroed once before the first launch
   std::uint32_t lanes = 0;  ///< lanes of the group's channels, used exclusively, consecutive from first_lane
+  bool gpu = false;         ///< the workspace lies in memory of the GPU that the operation was made for
 };
 
 /// One planned operation on one rank of one group: created collectively (same shape, same order on every
@@ -128,6 +133,18 @@ class GemmOperation : public Operation {
  public:
   /// Blocks until this rank's part is done and its operands may be reused.
   virtual Status run(const GemmArguments& arguments, const ExecutorOptions& options) = 0;
+
+  /// cuda executor: queues one launch on `stream` (a cudaStream_t; null: the default stream) of the
+  /// operation's device. No other host work belongs to it, so it may be captured in a graph and replayed with
+  /// the same operands. Launches follow each other in stream order, and every rank makes equally many.
+  /// Errors: before anything is queued, by name; kUnimplemented on the cpu executor. What becomes of the
+  /// launch is told by status().
+  virtual Status enqueue(const GemmArguments&, const ExecutorOptions&, CUstream_st*) {
+    return {StatusCode::kUnimplemented, signature() + ": only the cuda executor queues launches on a stream"};
+  }
+  /// Once the stream is done: OK when every launch so far ended well, else who waited for what, or why group
+  /// or session failed; the operation cannot be launched any more then.
+  virtual Status status() { return {}; }
 };
 class MoeOperation : public Operation {
  public:

@@ -19,7 +19,9 @@ class CudaAgGemm final : public CudaGemmOperation {
   CudaAgGemm(const AgGemmCudaPlan& plan, const GemmShape& shape, Topology topology, std::uint32_t rank)
       : CudaGemmOperation(OpKind::kAgGemm, shape, std::move(topology), rank), plan_(plan) {}
 
-  Requirements requirements() const override { return {plan_.gather.workspace_bytes(), 0}; }
+  Requirements requirements() const override {
+    return {.workspace_bytes = plan_.gather.workspace_bytes(), .gpu = true};
+  }
 
  private:
   /// A map has at least one row; the kernel keeps clear of that of a source without rows.

@@ -37,8 +37,23 @@ Status check(const GemmShape& shape, const Topology& topology, std::int32_t sms,
   return {};
 }
 
+/// Whether the links take longer than the tensor cores: 354 GB/s of stores leave a GPU, an SM computes 6e12
+/// operations a second (both measured).
+bool wire_bound(const GemmShape& shape, std::int32_t world, std::int32_t sms) {
+  const double pushed = 2.0 * (world - 1) / world;  // bytes of an element of the product
+  return pushed / 354e9 > 2.0 * static_cast<double>(shape.k) / (6e12 * sms);
+}
+
+/// The fastest product, but where the links are slower than it the first tile must come early, and those
+/// after it must not come in bursts.
+Sm90Plan choose_product(const GemmShape& shape, std::int32_t world, std::int32_t sms) {
+  const Sm90Plan fastest = plan_sm90(shape, sms);
+  const bool large = tile_rows(fastest.tile) * tile_columns(fastest.tile) > 128 * 128;
+  return large && wire_bound(shape, world, sms) ? plan_sm90(shape, sms, Sm90Tile::k128x128) : fastest;
+}
+
 constexpr std::int32_t kFewestReduceCtas = 2;  // one watches the host, and clusters come in pairs
-constexpr std::int32_t kMostReduceCtas = 8;    // their share of what the compute CTAs' spare warps sum too
+constexpr std::int32_t kMostReduceCtas = 8;    // read as fast as tiles can come
 
 /// As many as cost no further wave of tiles.
 std::int32_t choose_reduce_ctas(std::int32_t tiles, std::int32_t cluster, std::int32_t sms) {
@@ -63,7 +78,8 @@ Result<GemmRsCudaPlan> GemmRsCudaPlan::make(const GemmShape& shape, const Topolo
   const auto me = static_cast<std::int32_t>(rank);
   const auto world = static_cast<std::int32_t>(topology.world());
   const std::int32_t most = sms - std::max(kFewestReduceCtas, options.reduce_ctas);
-  const Sm90Plan product = options.tile ? plan_sm90(shape, most, *options.tile) : plan_sm90(shape, most);
+  const Sm90Plan product =
+      options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, world, most);
   plan.tile = product.tile;
   const std::int32_t cluster = tile_cluster(plan.tile);
 

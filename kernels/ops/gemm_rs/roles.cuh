@@ -59,15 +59,13 @@ class GemmRsSchedule {
     }
   }
 
-  /// Sums own rows with the warp that has nothing else to do, and with the multiplying ones after their last
-  /// tile.
-  __device__ __forceinline__ void beside() const { gemm_rs_sum<Config>(p_, claims()); }
+  /// Multiplying warps help to sum own rows after their last tile.
+  __device__ __forceinline__ void after_products() const { gemm_rs_sum<Config>(p_, claims()); }
 
-  /// Failed claims of a launch: one of every warp that sums. All but the last warp of CTA 0, the three that
-  /// load and store, and nobody else.
+  /// Failed claims of a launch: one of every warp that sums.
   __device__ __forceinline__ std::uint32_t claims() const {
-    constexpr std::uint32_t kSummingWarps = 1 + Config::kMultiplyWarpgroups * 4;
-    return p_.reduce_ctas * (Config::kThreads / 32) - 1 + (gridDim.x - p_.reduce_ctas) * kSummingWarps;
+    const std::uint32_t reducing = p_.reduce_ctas * (Config::kThreads / 32) - 1;  // one watches the host
+    return reducing + (gridDim.x - p_.reduce_ctas) * Config::kMultiplyWarpgroups * 4;
   }
 
  private:

@@ -52,12 +52,12 @@ __device__ __forceinline__ uint4 gemm_rs_round(const float (&sum)[8]) {
   return {narrow(0), narrow(2), narrow(4), narrow(6)};
 }
 
-/// Whole warp: the sums of one unit, whose tiles are here. A lane takes 16 bytes of two places at a time,
-/// from up to four slots at once: eight loads in flight hide about what the latency of memory asks for.
+/// Whole warp: the sums of one unit, whose tiles are here. A lane takes 16 bytes of four places at a time,
+/// from up to four slots at once: sixteen loads in flight, so that few warps read as much as an SM can.
 template <class Config>
 __device__ __forceinline__ void gemm_rs_sum_unit(const GemmRsParameters& p, std::uint64_t epoch,
                                                  const ReduceUnits::Place& place) {
-  constexpr int kPlaces = 2, kSources = 4;
+  constexpr int kPlaces = 4, kSources = 4;
   constexpr int kAcross = Config::kTileN / 8;  // lanes that a row of the tile takes
   constexpr int kRowsAtOnce = kPlaces * 32 / kAcross;
   constexpr int kUnitRows = kReduceUnitElements / Config::kTileN;

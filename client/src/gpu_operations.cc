@@ -1,0 +1,37 @@
+// What the cuda executor needs of this process: pinned segments, and an operation made on the session's
+// device.
+#include <string>
+#include <utility>
+
+#include "client/src/gpu_memory.h"
+#include "kernels/memory/cuda_error.h"
+#include "kernels/memory/on_device.h"
+#include "kernels/ops/cuda_operations.h"
+#include "kernels/ops/gemm_shape.h"
+
+namespace mkernel::client {
+Result<std::shared_ptr<const void>> pin_for_gpu(int device, void* data, std::uint64_t bytes) {
+  const kernels::OnDevice here(device);
+  MK_RETURN_IF_ERROR(here.status());
+  MK_RETURN_IF_ERROR(kernels::cuda_status(
+      cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
+      "pinning " + std::to_string(bytes) + " bytes of host memory for GPU " + std::to_string(device)));
+  return std::shared_ptr<const void>(data, [](void* pinned) { (void)cudaHostUnregister(pinned); });
+}
+
+Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind, const GemmShape& shape,
+                                                        const kernels::GroupView& group) {
+  const kernels::OnDevice here(device);
+  MK_RETURN_IF_ERROR(here.status());
+  auto topology = kernels::Topology::of(group);
+  if (!topology.ok()) return topology.status();
+  Result<std::unique_ptr<kernels::CudaGemmOperation>> made =
+      Status(StatusCode::kUnimplemented,
+             std::string(kernels::name_of(kind)) + ": the cuda executor does not have this operation yet");
+  if (kind == OpKind::kAgGemm) made = kernels::make_cuda_ag_gemm(shape, std::move(*topology), group.rank());
+  if (kind == OpKind::kGemmRs) made = kernels::make_cuda_gemm_rs(shape, std::move(*topology), group.rank());
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<GemmOperation>(std::move(*made));
+}
+
+}  // namespace mkernel::client

@@ -1,0 +1,89 @@
+"""The operations of the cuda executor: ranks that are processes, a real daemon, a GPU for each rank. mkbench verifies every
+element of every launch. Skipped, with the reason, where there are fewer than two GPUs."""
+import pathlib
+import subprocess
+import sys
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
+from cluster import BIN, ClusterTest, wait_until  # noqa: E402
+
+RANK = (HERE if (HERE / "symmetric_rank").exists() else BIN) / "symmetric_rank"
+ENDLESS = ["ag_gemm", "--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5"]
+
+
+class OperationsGpuTest(ClusterTest):
+    def setUp(self):
+        super().setUp()
+        self.node = self.start_nodes(1)[0]
+
+    def ranks(self, world, *arguments, group="gpu"):
+        return [self.bench(r, world, self.node, *arguments, "--executor", "cuda", group=group) for r in range(world)]
+
+    def verified(self, world, *arguments, group="gpu"):
+        outcomes = [self.finish(rank) for rank in self.ranks(world, *arguments, group=group)]
+        for rank, (status, out, err) in enumerate(outcomes):
+            self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
+        self.assertIn("verified", outcomes[0][1])
+        print(outcomes[0][1])
+
+    def test_shapes(self):
+        for world in sorted({2, GPUS}):
+            for op, m, n, k in (("ag_gemm", 4096, 1024, 4096), ("ag_gemm", 1000, 384, 520), ("ag_gemm", 1, 8, 8),
+                                ("gemm_rs", 4096, 4096, 1024), ("gemm_rs", 1000, 392, 264), ("gemm_rs", 1, 8, 8)):
+                with self.subTest(world=world, op=op, m=m):
+                    self.verified(world, op, "--m", str(m), "--n", str(n), "--k", str(k), "--iterations", "5")
+
+    def start_endless(self):
+        ranks = self.ranks(2, *ENDLESS, group="endless")
+        wait_until(lambda: [s["active"] for s in self.node.show("sessions")] and self.node.show("groups"), "the ranks run")
+        wait_until(lambda: len(self.node.show("regions")) == 2, "the workspaces are there")
+        return ranks
+
+    def test_kill_of_a_rank(self):
+        survivor, killed = self.start_endless()
+        killed.kill()
+        status, out, err = self.finish(survivor)
+        self.assertEqual(status, 1, out + err)
+        self.assertIn("rank 1", err)
+        self.verified(2, "ag_gemm", "--iterations", "2", group="after")  # the GPUs are usable at once
+
+    def test_kill_of_the_daemon(self):
+        ranks = self.start_endless()
+        self.node.kill()
+        for rank in ranks:
+            status, out, err = self.finish(rank)
+            self.assertEqual(status, 1, out + err)
+            self.assertIn("UNAVAILABLE", err)
+        self.node.start()
+        self.verified(2, "ag_gemm", "--iterations", "2", group="after")
+
+    def test_what_cannot_run_is_refused_by_name(self):
+        for arguments, texts in ((["ag_gemm", "--k", "9"], ["k = 9, must be a multiple of 8"]),
+                                 (["gemm_ar"], ["gemm_ar: the cuda executor does not have this operation yet"]),
+                                 (["ag_gemm", "--device", "99"], ["GPU 99"])):
+            with self.subTest(arguments=arguments):
+                for rank in self.ranks(2, *arguments, group=arguments[0]):
+                    status, out, err = self.finish(rank)
+                    self.assertEqual(status, 1, out + err)
+                    for text in texts:
+                        self.assertIn(text, err)
+
+    def test_executors_that_differ(self):
+        ranks = [self.bench(0, 2, self.node, "ag_gemm"), self.bench(1, 2, self.node, "ag_gemm", "--executor", "cuda")]
+        for rank in ranks:
+            status, out, err = self.finish(rank)
+            self.assertEqual(status, 1, out + err)
+            self.assertIn("cuda", err)
+            self.assertIn("rank 0", err)
+            self.assertIn("rank 1", err)
+
+
+if __name__ == "__main__":
+    found = subprocess.run([RANK, "devices"], capture_output=True, text=True, timeout=60)
+    GPUS = int(found.stdout) if found.returncode == 0 else 0
+    if GPUS < 2:
+        print(found.stdout.strip() if GPUS == 0 else "SKIPPED: needs two GPUs, found one")
+        sys.exit(77)
+    unittest.main(verbosity=2)

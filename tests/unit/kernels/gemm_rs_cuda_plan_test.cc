@@ -94,6 +94,12 @@ TEST_CASE("no wave of tiles is lost to the CTAs that sum") {
   CHECK(plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256, .reduce_ctas = 10}).reduce_ctas == 10);
 }
 
+TEST_CASE("where the links are slower than the product, tiles are smaller") {
+  CHECK(plan_of({4096, 4096, 1024}, 4, 0).tile == Sm90Tile::k128x128);
+  CHECK(plan_of({4096, 4096, 1024}, 1, 0).tile == Sm90Tile::k128x256);  // nothing to send
+  CHECK(plan_of({8192, 8192, 2048}, 4, 0).tile == Sm90Tile::k128x256);
+}
+
 TEST_CASE("the workspace holds words and slots of two parities that do not overlap, and counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
     const PushReducePlan reduce = plan_of({1003, 72, 64}, world, 0).reduce;

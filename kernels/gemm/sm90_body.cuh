@@ -6,14 +6,16 @@
 //     static constexpr bool kWaits;     // before_load() waits for data that others write
 //     int tiles() const;                // of this CTA; the same in both CTAs of a cluster
 //     int k_blocks() const;             // ceil(k / kTileK) >= 1
-//     Sm90TilePlace tile(int i) const;  // i-th tile; stacked CTAs of a cluster agree on b, those side by
-//     side on a void before_load(int i) const;    // one thread, before the first byte of tile i is loaded:
-//     returns when its
-//                                       // rows of a may be read (acquired at the right scope)
-//     void after_store(int i) const;    // one thread, once tile i is complete in memory and visible to it: a
-//                                       // release at the right scope hands the tile on
-//     void after_products() const;      // optional; every multiplying warp, after its last tile: may wait for
-//   };                                  // tiles that are stored, no tile may wait for it
+//     Sm90TilePlace tile(int i) const;  // i-th tile; stacked CTAs of a cluster agree on b, those
+//                                       // side by side on a
+//     void before_load(int i) const;    // one thread, before the first byte of tile i is loaded:
+//                                       // returns when its rows of a may be read (acquired at the
+//                                       // right scope)
+//     void after_store(int i) const;    // one thread, once tile i is complete in memory and visible
+//                                       // to it: a release at the right scope hands the tile on
+//     void after_products() const;      // optional; every multiplying warp, after its last tile: may
+//                                       // wait for tiles that are stored, no tile may wait for it
+//   };
 //
 // Contract: all threads of all CTAs of a cluster call sm90_gemm(), with the same kind of schedule.
 // before_load() may wait for tiles that this or any other CTA has stored before: the store of a tile never

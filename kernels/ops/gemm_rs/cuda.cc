@@ -20,7 +20,9 @@ class CudaGemmRs final : public CudaGemmOperation {
   CudaGemmRs(const GemmRsCudaPlan& plan, const GemmShape& shape, Topology topology, std::uint32_t rank)
       : CudaGemmOperation(OpKind::kGemmRs, shape, std::move(topology), rank), plan_(plan) {}
 
-  Requirements requirements() const override { return {.workspace_bytes = plan_.reduce.workspace_bytes(), .gpu = true}; }
+  Requirements requirements() const override {
+    return {.workspace_bytes = plan_.reduce.workspace_bytes(), .gpu = true};
+  }
 
  private:
   std::byte* workspace_of(std::int32_t rank) const { return workspace().node[topology().local_of(rank)]; }

@@ -3,6 +3,6 @@
 namespace mkernel::kernels {
 
 template Status launch_gemm_rs<Sm90Tile::k128x64>(const GemmShape&, const GemmRsParameters&, std::int32_t,
-                                                   CUstream_st*);
+                                                  CUstream_st*);
 
 }  // namespace mkernel::kernels

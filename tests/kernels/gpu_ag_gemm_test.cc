@@ -119,6 +119,11 @@ TEST_CASE("shapes: few rows, ranks without rows, one row, narrow, long") {
   }
 }
 
+TEST_CASE("a rank alone has nobody to push to") {
+  if (!test::peers_or_skip(1)) return;
+  for (const GemmShape& s : {GemmShape{1, 8, 8}, GemmShape{1000, 384, 512}}) check_case(1, s);
+}
+
 TEST_CASE("two ranks, and any number of pushing CTAs") {
   if (!test::peers_or_skip(2)) return;
   for (const std::int32_t comm_ctas : {2, 6, 32}) check_case(2, {3000, 512, 1024}, {.comm_ctas = comm_ctas});

@@ -7,6 +7,7 @@
 
 #include "kernels/gemm/sm90_tile.h"
 #include "kernels/memory/tensor_map.h"
+#include "kernels/ops/ag_gemm/cuda_plan.h"
 #include "kernels/ops/exchange/push_gather_plan.h"
 #include "kernels/schedule/arrival_steps.h"
 #include "kernels/schedule/raster.h"
@@ -18,9 +19,6 @@
 struct CUstream_st;
 
 namespace mkernel::kernels {
-
-/// Ranks of one node at most.
-inline constexpr int kMaxAgGemmSources = 16;
 
 struct AgGemmParameters {
   TensorMap a;                     ///< own rows

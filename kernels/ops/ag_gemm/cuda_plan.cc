@@ -20,6 +20,10 @@ Status check(const GemmShape& shape, const Topology& topology, std::int32_t sms,
     return {StatusCode::kUnimplemented,
             "ag_gemm: the cuda executor runs on one node, the group has " + std::to_string(topology.nodes())};
   }
+  if (topology.world() > kMaxAgGemmSources) {
+    return refuse("world = " + std::to_string(topology.world()) + ", must be 1.." +
+                  std::to_string(kMaxAgGemmSources) + " on the cuda executor");
+  }
   for (const auto& [name, value] : {std::pair{"n", shape.n}, std::pair{"k", shape.k}}) {
     if (value % 8 != 0) {
       return refuse(std::string(name) + " = " + std::to_string(value) +

@@ -13,6 +13,9 @@
 
 namespace mkernel::kernels {
 
+/// Ranks of one node at most.
+inline constexpr int kMaxAgGemmSources = 16;
+
 /// Overrides; the same on every rank.
 struct AgGemmCudaOptions {
   std::optional<Sm90Tile> tile;

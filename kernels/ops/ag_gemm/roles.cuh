@@ -91,12 +91,12 @@ __device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::
                                                 FanOutStream& stream) {
   const std::int32_t rank = p.steps.rank;
   stream.source = p.rows;
-  stream.bytes = p.gather.rows_of(rank) * p.gather.row_bytes;
+  stream.bytes = p.steps.world > 1 ? p.gather.rows_of(rank) * p.gather.row_bytes : 0;
   stream.chunk_bytes = p.gather.chunk_rows * p.gather.row_bytes;
   stream.parts = p.gather.parts;
   stream.targets = p.steps.world - 1;
-  for (std::int32_t t = 0; t < stream.targets;
-       ++t) {  // everybody begins with the next: no rank is written by all
+  // Everybody begins with the next: no rank is written by all.
+  for (std::int32_t t = 0; t < stream.targets; ++t) {
     std::byte* peer = p.workspace[(rank + 1 + t) % p.steps.world];
     stream.target[t] = {peer + p.gather.slab_offset(epoch, rank),
                         reinterpret_cast<std::uint64_t*>(peer + p.gather.ready_offset(rank))};

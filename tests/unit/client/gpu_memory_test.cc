@@ -72,6 +72,37 @@ TEST_CASE("without a driver, or built without CUDA, the error says which") {
               {0, 0});
 }
 
+TEST_CASE("the cuda executor needs a GPU, and says on every rank whose is missing; the group goes on") {
+  FakeDaemon daemon;
+  with_groups(daemon, 2, [](Group& group) {
+    check_status(group.ag_gemm({64, 64, 64}, Executor::kCuda).status(), StatusCode::kFailedPrecondition,
+                 "rank 0 on node node0: GPU memory in a session of SessionOptions::device = -1");
+    check_status(group.ag_gemm({64, 64, 64}, static_cast<Executor>(7)).status(), StatusCode::kInvalidArgument,
+                 "executor = 7, must be cpu (0) or cuda (1)");
+    check_ok(group.barrier());
+  });
+}
+
+TEST_CASE("ranks that chose different executors are told so by name") {
+  FakeDaemon daemon;
+  with_groups(daemon, 2, [](Group& group) {
+    const auto executor = group.rank() == 0 ? Executor::kCpu : Executor::kCuda;
+    CHECK_FALSE(group.gemm_rs({64, 64, 64}, executor).ok());
+    check_ok(group.barrier());
+  });
+}
+
+TEST_CASE("a stream is for the cuda executor") {
+  FakeDaemon daemon;
+  with_groups(daemon, 1, [](Group& group) {
+    auto op = group.ag_gemm({64, 64, 64});
+    check_ok(op.status());
+    check_ok(op->status());
+    check_status(op->enqueue({}, nullptr), StatusCode::kUnimplemented,
+                 "only the cuda executor queues launches");
+  });
+}
+
 TEST_CASE("a GPU buffer of no size, or of more than a region holds, is refused with the limits") {
   FakeDaemon daemon;
   with_groups(daemon, 2, [](Group& group) {

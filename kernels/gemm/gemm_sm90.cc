@@ -4,6 +4,7 @@
 
 #include "kernels/gemm/sm90_launch.h"
 #include "kernels/gemm/sm90_maps.h"
+#include "kernels/gemm/with_tile.h"
 #include "kernels/memory/hopper.h"
 
 namespace mkernel::kernels {
@@ -61,16 +62,9 @@ Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const S
 
   const Sm90LocalProduct product{*a, *b, *c, plan.raster,
                                  static_cast<std::int32_t>((shape.k + kSm90TileK - 1) / kSm90TileK)};
-  switch (plan.tile) {
-    case Sm90Tile::k128x256:
-      return launch_sm90_local<Sm90Tile::k128x256>(shape, output, product, plan, stream);
-    case Sm90Tile::k256x128:
-      return launch_sm90_local<Sm90Tile::k256x128>(shape, output, product, plan, stream);
-    case Sm90Tile::k128x128:
-      return launch_sm90_local<Sm90Tile::k128x128>(shape, output, product, plan, stream);
-    case Sm90Tile::k128x64: return launch_sm90_local<Sm90Tile::k128x64>(shape, output, product, plan, stream);
-  }
-  return {StatusCode::kInvalidArgument, "gemm: unknown tile"};
+  return with_tile(plan.tile, "gemm", [&]<Sm90Tile kTile>() {
+    return launch_sm90_local<kTile>(shape, output, product, plan, stream);
+  });
 }
 
 }  // namespace mkernel::kernels

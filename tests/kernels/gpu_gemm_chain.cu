@@ -4,6 +4,7 @@
 
 #include "kernels/gemm/sm90_body.cuh"
 #include "kernels/gemm/sm90_maps.h"
+#include "kernels/gemm/with_tile.h"
 #include "kernels/memory/cuda_error.h"
 #include "kernels/ptx/global.cuh"
 #include "tests/kernels/gpu_gemm_chain.h"
@@ -128,13 +129,7 @@ Status launch_chain(const Chain& chain, Sm90Tile tile, std::int32_t ctas) {
                      static_cast<std::int32_t>((k + kSm90TileK - 1) / kSm90TileK),
                      chain.finished,
                      chain.failed};
-  switch (tile) {
-    case Sm90Tile::k128x256: return launch<Sm90Tile::k128x256>(p, ctas);
-    case Sm90Tile::k256x128: return launch<Sm90Tile::k256x128>(p, ctas);
-    case Sm90Tile::k128x128: return launch<Sm90Tile::k128x128>(p, ctas);
-    case Sm90Tile::k128x64: return launch<Sm90Tile::k128x64>(p, ctas);
-  }
-  return {StatusCode::kInvalidArgument, "unknown tile"};
+  return with_tile(tile, "chain", [&]<Sm90Tile kTile>() { return launch<kTile>(p, ctas); });
 }
 
 }  // namespace mkernel::test

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/gemm/sm90_maps.h"
+#include "kernels/gemm/with_tile.h"
 #include "kernels/memory/hopper.h"
 #include "kernels/ops/ag_gemm/cuda_parameters.h"
 #include "kernels/ops/cuda_operations.h"
@@ -86,13 +87,8 @@ class CudaAgGemm final : public CudaGemmOperation {
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.comm_ctas = plan_.comm_ctas;
     const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;
-    switch (plan_.tile) {
-      case Sm90Tile::k128x256: return launch_ag_gemm<Sm90Tile::k128x256>(shape(), p, ctas, stream);
-      case Sm90Tile::k256x128: return launch_ag_gemm<Sm90Tile::k256x128>(shape(), p, ctas, stream);
-      case Sm90Tile::k128x128: return launch_ag_gemm<Sm90Tile::k128x128>(shape(), p, ctas, stream);
-      case Sm90Tile::k128x64: return launch_ag_gemm<Sm90Tile::k128x64>(shape(), p, ctas, stream);
-    }
-    return {StatusCode::kInternal, "ag_gemm: no such tile"};
+    return with_tile(plan_.tile, "ag_gemm",
+                     [&]<Sm90Tile kTile>() { return launch_ag_gemm<kTile>(shape(), p, ctas, stream); });
   }
 
   const AgGemmCudaPlan plan_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/gemm/sm90_maps.h"
+#include "kernels/gemm/with_tile.h"
 #include "kernels/memory/hopper.h"
 #include "kernels/ops/cuda_operations.h"
 #include "kernels/ops/gemm_rs/cuda_parameters.h"
@@ -102,13 +103,8 @@ class CudaGemmRs final : public CudaGemmOperation {
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.reduce_ctas = plan_.reduce_ctas;
     const std::int32_t ctas = plan_.reduce_ctas + plan_.compute_ctas;
-    switch (plan_.tile) {
-      case Sm90Tile::k128x256: return launch_gemm_rs<Sm90Tile::k128x256>(shape(), p, ctas, stream);
-      case Sm90Tile::k256x128: return launch_gemm_rs<Sm90Tile::k256x128>(shape(), p, ctas, stream);
-      case Sm90Tile::k128x128: return launch_gemm_rs<Sm90Tile::k128x128>(shape(), p, ctas, stream);
-      case Sm90Tile::k128x64: return launch_gemm_rs<Sm90Tile::k128x64>(shape(), p, ctas, stream);
-    }
-    return {StatusCode::kInternal, "gemm_rs: no such tile"};
+    return with_tile(plan_.tile, "gemm_rs",
+                     [&]<Sm90Tile kTile>() { return launch_gemm_rs<kTile>(shape(), p, ctas, stream); });
   }
 
   const GemmRsCudaPlan plan_;

@@ -1,0 +1,68 @@
+// Memory as the copy engines of one CopyEngines reach it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/memory/copy_engines.h"
+#include "daemon/memory/gpu/device.cuh"
+
+namespace mkernel::memory::gpu {
+
+/// Either kind. One thread.
+class Memory : public EngineMemory {
+ public:
+  /// The GPU it lies on; null for host memory.
+  virtual const std::shared_ptr<const Device>& owner() const = 0;
+  /// Makes it reachable for that GPU's engines too; cheap when it is already.
+  virtual Status reach(const std::shared_ptr<const Device>& device) = 0;
+  virtual CUdeviceptr address() const = 0;
+};
+
+/// A VMM allocation of another process: imported, and mapped for the GPUs that copy from or to it. Released
+/// in the reverse order. The allocation itself goes when nobody holds a handle, a mapping or an fd of it.
+class VmmMemory final : public Memory {
+ public:
+  static Result<std::shared_ptr<EngineMemory>> import(Devices& devices, int fd, std::uint64_t bytes);
+  VmmMemory(const Driver& driver, std::uint64_t bytes) : driver_(driver), bytes_(bytes) {}
+  ~VmmMemory() override;
+
+  const std::shared_ptr<const Device>& owner() const override { return owner_; }
+  Status reach(const std::shared_ptr<const Device>& device) override;
+  CUdeviceptr address() const override { return address_; }
+
+ private:
+  Status take(Devices& devices, int fd);
+  Status map(const CUmemAllocationProp& properties);
+  std::string text() const;
+
+  const Driver& driver_;
+  const std::uint64_t bytes_;
+  std::shared_ptr<const Device> owner_;
+  std::vector<std::shared_ptr<const Device>> reached_by_;
+  CUmemGenericAllocationHandle handle_ = 0;
+  CUdeviceptr address_ = 0;
+  bool imported_ = false, mapped_ = false;
+};
+
+/// Host memory of this process, pinned from the first copy on.
+class PinnedMemory final : public Memory {
+ public:
+  PinnedMemory(std::byte* data, std::uint64_t bytes) : data_(data), bytes_(bytes) {}
+  ~PinnedMemory() override;
+
+  const std::shared_ptr<const Device>& owner() const override { return none_; }
+  Status reach(const std::shared_ptr<const Device>& device) override;
+  CUdeviceptr address() const override { return reinterpret_cast<CUdeviceptr>(data_); }
+
+ private:
+  std::byte* const data_;
+  const std::uint64_t bytes_;
+  const std::shared_ptr<const Device> none_;
+  std::shared_ptr<const Device> pinned_by_;
+};
+
+}  // namespace mkernel::memory::gpu

@@ -228,6 +228,11 @@ void Rail::erase_group(const GroupKey& key) {
     transport_.close_channel(id);
     ends_.release(id);
   }
+  for (const auto* regions : {&group->regions, &group->retired}) {
+    for (const auto& region : *regions) {
+      if (region != nullptr) transport_.forget(*region);
+    }
+  }
   for (Outbound*& channel : group->session->channels) {
     if (channel != nullptr && channel->group == group) channel = nullptr;
   }
@@ -275,8 +280,12 @@ void Rail::release_retired() {
     const Session& session = *group->session;
     std::erase_if(group->retired, [&](const std::shared_ptr<const memory::Region>& region) {
       const auto uses = [&region](const transport::Put& put) { return put.source == region.get(); };
-      return !transport_.holds(*region) &&
-             std::none_of(session.puts.begin() + session.first, session.puts.begin() + session.count, uses);
+      if (transport_.holds(*region) ||
+          std::any_of(session.puts.begin() + session.first, session.puts.begin() + session.count, uses)) {
+        return false;
+      }
+      transport_.forget(*region);
+      return true;
     });
     has_retired_ = has_retired_ || !group->retired.empty();
   }

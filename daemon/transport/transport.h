@@ -10,7 +10,7 @@
 //
 // Thread rule: one proxy thread owns a transport; every call except the constructor and local_endpoint() is
 // made on that thread, and every call into the sink happens inside poll() or submit(), on that thread. No
-// call blocks.
+// call blocks, but close_channel() may wait for the copies that a DMA engine has begun.
 #pragma once
 
 #include <chrono>
@@ -131,12 +131,16 @@ class Transport {
   /// handled; 0 = nothing to do now.
   virtual std::size_t poll() = 0;
   /// Readable (epoll) when poll() would find work; a sleeping proxy waits on it. Also covers the transport's
-  /// timers.
+  /// timers. Whoever sleeps has polled last, and that poll() returned 0.
   virtual int event_fd() const = 0;
 
   /// True while a put in progress, outbound or inbound, may still read or write the region. The data plane
   /// keeps an unregistered region mapped until this says no. The default says yes: until the channels close.
   virtual bool holds(const memory::Region& region) const;
+  /// The data plane is about to drop its reference: mappings and registrations made of the region go now, and
+  /// so does what the peers made of it, as soon as they hear of it. holds() said no, or every channel that
+  /// could use it is closed. The default has nothing to give back.
+  virtual void forget(const memory::Region& region);
 
   /// Emulated fabrics only; others answer kUnimplemented, naming themselves.
   virtual Status set_link(PeerId peer, const LinkShape& shape);

@@ -45,11 +45,11 @@ void fill_payload(std::byte* out, std::uint64_t bytes, ChannelKey key, std::uint
   std::memcpy(out + at, &state, bytes - at);
 }
 
-std::unique_ptr<memory::Region> make_region(std::uint64_t bytes) {
+std::unique_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind kind) {
   static std::atomic<std::uint64_t> next_id{1};
   auto region = std::make_unique<memory::Region>();
   region->id = next_id++;
-  region->kind = abi::RegionKind::kHostMemory;
+  region->kind = kind;
   region->bytes = bytes;
   region->fd = ipc::create_shared_memory("conformance", bytes).value();
   region->mapping = ipc::Mapping::map(region->fd.get(), 0, bytes).value();
@@ -66,8 +66,8 @@ std::function<std::uint32_t(std::uint64_t)> random_lengths(std::uint32_t max_byt
   };
 }
 
-Node::Node(std::string name, std::unique_ptr<Transport> transport, PeerId peer)
-    : name_(std::move(name)), transport_(std::move(transport)), peer_(peer) {
+Node::Node(std::string name, std::unique_ptr<Transport> transport, PeerId peer, abi::RegionKind memory_kind)
+    : name_(std::move(name)), transport_(std::move(transport)), peer_(peer), memory_kind_(memory_kind) {
   transport_->attach(*this);
 }
 
@@ -77,7 +77,7 @@ void Node::violate(const std::string& what) {
 
 ChannelId Node::send(Stream& stream, std::uint16_t target_region) {
   const ChannelId id = next_channel_++;
-  outbound_[id] = {&stream, make_region(stream.slots * stream.stride()), target_region};
+  outbound_[id] = {&stream, make_region(stream.slots * stream.stride(), memory_kind_), target_region};
   const Status opened = transport_->open_outbound(id, peer_, stream.key);
   if (!opened.ok()) violate("open_outbound: " + opened.to_string());
   return id;
@@ -85,7 +85,7 @@ ChannelId Node::send(Stream& stream, std::uint16_t target_region) {
 
 ChannelId Node::receive(Stream& stream) {
   const ChannelId id = next_channel_++;
-  regions_.push_back(make_region(stream.slots * stream.stride()));
+  regions_.push_back(make_region(stream.slots * stream.stride(), memory_kind_));
   inbound_[id] = {&stream, static_cast<std::uint16_t>(regions_.size() - 1)};
   const Status opened = transport_->open_inbound(id, peer_, stream.key);
   if (!opened.ok()) violate("open_inbound: " + opened.to_string());
@@ -249,9 +249,9 @@ TransportPair::TransportPair(const Options& options) : wire_(make_wire()) {
   common.peer_timeout = options.peer_timeout;
   common.reconnect_interval = std::chrono::milliseconds(2);
   common.identity = identity_a_;
-  a_ = std::make_unique<Node>("a", wire_->make(common).value(), 7);
+  a_ = std::make_unique<Node>("a", wire_->make(common).value(), 7, wire_->memory_kind());
   common.identity = identity_b_;
-  b_ = std::make_unique<Node>("b", wire_->make(common).value(), 3);
+  b_ = std::make_unique<Node>("b", wire_->make(common).value(), 3, wire_->memory_kind());
   if (!options.connect) return;
   connect_a();
   connect_b();

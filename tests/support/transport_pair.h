@@ -39,6 +39,8 @@ class Wire {
   /// What a peer is told to dial; a kind may put something of its own in between.
   virtual std::string endpoint(const Transport& target) { return target.local_endpoint(); }
   virtual bool can(Fault fault) const = 0;
+  /// What the regions of the traffic pass for.
+  virtual abi::RegionKind memory_kind() const { return abi::RegionKind::kHostMemory; }
   /// Shapes the direction out of `node`. On the node's thread.
   virtual Status shape(Node& node, const LinkShape& shape) = 0;
   /// Loses the connection, in both directions, until heal(). On the node's thread.
@@ -68,13 +70,13 @@ struct Stream {
 
 /// The payload of put `number`.
 void fill_payload(std::byte* out, std::uint64_t bytes, ChannelKey key, std::uint64_t number);
-/// A region of host memory, poisoned.
-std::unique_ptr<memory::Region> make_region(std::uint64_t bytes);
+/// A region that passes for one of this kind, and is host memory, poisoned.
+std::unique_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind kind);
 
 /// One end: a transport, and a sink that owns memory and checks every callback. One thread at a time.
 class Node final : public transport::TransportSink {
  public:
-  Node(std::string name, std::unique_ptr<Transport> transport, PeerId peer);
+  Node(std::string name, std::unique_ptr<Transport> transport, PeerId peer, abi::RegionKind memory_kind);
 
   /// Both ends of a stream: `source` sends, `target` receives. Returns the channel's id at each end.
   ChannelId send(Stream& stream, std::uint16_t target_region);
@@ -141,6 +143,7 @@ class Node final : public transport::TransportSink {
   std::string name_;
   std::unique_ptr<Transport> transport_;
   PeerId peer_;
+  const abi::RegionKind memory_kind_;
   ChannelId next_channel_ = 0;
   std::map<ChannelId, Outbound> outbound_;
   std::map<ChannelId, Inbound> inbound_;

@@ -12,7 +12,7 @@ namespace mkernel::transport::emulated {
 struct Context {
   EmulatedOptions options;
   FaultCounters faults;
-  HostCopier copier;
+  Copier copier{options.engines};
   TransportSink* sink = nullptr;
 
   const std::string& node() const { return options.base.identity.node; }

@@ -1,10 +1,13 @@
-// The seam between the emulated fabric and the kind of memory it moves: how a peer's memory is reached, and
-// how bytes get from there into a target.
+// How bytes get from a peer's region into a target: the CPU copies host memory, the copy engines of the GPUs
+// everything that lies on one. Two kinds of doing the same thing behind one call, which is over at once or
+// later.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 
+#include "daemon/memory/copy_engines.h"
 #include "daemon/transport/transport.h"
 #include "proto/ipc/fd.h"
 
@@ -12,30 +15,50 @@ namespace mkernel::transport::emulated {
 
 /// A region of another process that puts read from, kept reachable for as long as the object lives.
 struct ImportedRegion {
-  ipc::Mapping mapping;  ///< begins at the region's offset in its fd
-  std::uint64_t bytes() const { return mapping.bytes(); }
+  abi::RegionKind kind = abi::RegionKind::kHostMemory;
+  std::uint64_t bytes = 0;
+  ipc::Mapping mapping;  ///< host memory: begins at the region's offset in its fd
+  /// For the copy engines: GPU memory, and host memory once a put to a GPU reads from it.
+  std::shared_ptr<memory::EngineMemory> engine;
+  Status unusable;  ///< why puts from it are refused; only GPU memory can be announced and still be unusable
 };
 
+/// One thread.
 class Copier {
  public:
-  virtual ~Copier() = default;
-  /// Whether puts may read from and write to this kind of memory.
-  virtual bool supports(abi::RegionKind kind) const = 0;
-  /// Makes [offset, +bytes) of `fd` readable; the fd came over a wire and is checked first.
-  virtual Result<ImportedRegion> import(int fd, std::uint64_t offset, std::uint64_t bytes) = 0;
-  /// Copies `length` bytes from `source_offset` into `target`; both ranges were checked. Done when it
-  /// returns.
-  virtual void copy(const ImportedRegion& source, std::uint64_t source_offset, const Target& target,
-                    std::uint64_t length) = 0;
-};
+  /// Without `engines` it copies host memory only.
+  explicit Copier(std::shared_ptr<memory::CopyEngines> engines = nullptr) : engines_(std::move(engines)) {}
 
-/// memfd to memfd.
-class HostCopier final : public Copier {
- public:
-  bool supports(abi::RegionKind kind) const override { return kind == abi::RegionKind::kHostMemory; }
-  Result<ImportedRegion> import(int fd, std::uint64_t offset, std::uint64_t bytes) override;
-  void copy(const ImportedRegion& source, std::uint64_t source_offset, const Target& target,
-            std::uint64_t length) override;
+  bool moves_gpu_memory() const { return engines_ != nullptr; }
+  /// Whether puts may read from and write to this kind of memory.
+  bool supports(abi::RegionKind kind) const;
+
+  /// Makes [offset, +bytes) of `fd` readable; the fd came over a wire and is checked first. What is wrong
+  /// with host memory the peer's daemon should have seen, and is an error here. What is wrong with GPU memory
+  /// only a driver sees: that region is imported, unusable.
+  Result<ImportedRegion> import(abi::RegionKind kind, int fd, std::uint64_t offset, std::uint64_t bytes);
+
+  struct Started {
+    std::uint64_t bytes = 0;    ///< from the start of the range: in place, or taken by an engine
+    memory::CopyTicket ticket;  ///< over at once when the CPU copied
+    bool over() const { return ticket.number == 0; }
+  };
+  /// Copies from `source` to `target`, both ranges checked. The CPU copies at most `budget` bytes here and
+  /// now, an engine takes all `length` bytes and works on them while the caller goes on.
+  Result<Started> start(ImportedRegion& source, std::uint64_t source_offset, const Target& target,
+                        std::uint64_t length, std::uint64_t budget);
+  /// Looks how far the engines are. An error is for good: what they were copying never ends.
+  Status poll() { return engines_ == nullptr ? Status{} : engines_->poll(); }
+  bool done(const memory::CopyTicket& ticket) const { return engines_->done(ticket); }
+
+  /// The region is going away: gives back what was made of it as a target.
+  void forget(const memory::Region& region) { targets_.erase(region.id); }
+
+ private:
+  Result<std::shared_ptr<memory::EngineMemory>> reach(const memory::Region& target);
+
+  std::shared_ptr<memory::CopyEngines> engines_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<memory::EngineMemory>> targets_;  ///< by Region::id
 };
 
 }  // namespace mkernel::transport::emulated

@@ -20,6 +20,8 @@ constexpr std::uint64_t kListenerToken = std::uint64_t{1} << 32;
 constexpr std::uint64_t kVisitorToken = std::uint64_t{2} << 32;
 constexpr std::size_t kMaxVisitors = 64;
 constexpr std::chrono::seconds kVisitorPatience{5};
+/// What is due so soon, or copied by an engine, is worth no timer and no sleep: the owner polls again.
+constexpr std::chrono::microseconds kImminent{50};
 
 /// A connection that has not said yet who it is.
 struct Visitor {
@@ -50,6 +52,7 @@ class Fabric final : public EmulatedTransport {
   std::size_t poll() override;
   int event_fd() const override { return wakeup_.fd(); }
   bool holds(const memory::Region& region) const override;
+  void forget(const memory::Region& region) override;
   Status set_link(PeerId peer, const LinkShape& shape) override;
   void close() override;
 
@@ -59,7 +62,8 @@ class Fabric final : public EmulatedTransport {
   void admit_visitors(Time now);
   std::size_t hear_visitor(int socket, Time now);
   void greet(Visitor visitor, Greeting greeting, Time now);
-  void arm_timer(Time now);
+  std::optional<Time> next_deadline(Time now) const;
+  void arm_timer(Time now) { wakeup_.arm(next_deadline(now)); }
 
   Context context_;
   const std::string endpoint_;
@@ -76,6 +80,7 @@ Fabric::Fabric(const EmulatedOptions& options, std::string endpoint, ipc::Unique
     : context_{.options = options},
       endpoint_(std::move(endpoint)),
       capabilities_{.name = "emulated",
+                    .gpu_memory = context_.copier.moves_gpu_memory(),
                     .replays = true,
                     .max_put_bytes = abi::kMaxPutBytes,
                     .max_in_flight_puts = kWindow},
@@ -175,7 +180,7 @@ std::size_t Fabric::submit(std::span<const Put> puts) {
     ++taken;
   }
   for (std::size_t i = 0; i < links_.size(); ++i) links_[i]->flush(now);
-  arm_timer(now);
+  if (taken == 0) arm_timer(now);  // else the owner polls next
   return taken;
 }
 
@@ -197,17 +202,19 @@ std::size_t Fabric::poll() {
   std::erase_if(visitors_, [&](const Visitor& visitor) { return visitor.due <= now; });
   // By index: the sink may connect and disconnect peers while it is told of events.
   for (std::size_t i = 0; i < links_.size(); ++i) handled += links_[i]->progress(now);
-  arm_timer(now);
+  const std::optional<Time> next = next_deadline(now);
+  if (next && *next <= now + kImminent) return handled + 1;
+  wakeup_.arm(next);
   return handled;
 }
 
-void Fabric::arm_timer(Time now) {
+std::optional<Time> Fabric::next_deadline(Time now) const {
   std::optional<Time> next;
   for (const auto& link : links_) {
     if (const auto due = link->next_deadline(now)) next = std::min(next.value_or(Time::max()), *due);
   }
   for (const Visitor& visitor : visitors_) next = std::min(next.value_or(Time::max()), visitor.due);
-  wakeup_.arm(next);
+  return next;
 }
 
 void Fabric::admit_visitors(Time now) {
@@ -265,6 +272,13 @@ bool Fabric::holds(const memory::Region& region) const {
   return std::any_of(links_.begin(), links_.end(), [&](const auto& link) {
     return link->sender().reads(region) || link->receiver().writes(region);
   });
+}
+
+void Fabric::forget(const memory::Region& region) {
+  context_.copier.forget(region);
+  const Time now = Clock::now();
+  for (const auto& link : links_) link->forget(region, now);
+  arm_timer(now);
 }
 
 Status Fabric::set_link(PeerId peer, const LinkShape& shape) {

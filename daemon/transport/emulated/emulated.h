@@ -1,5 +1,5 @@
 // The emulated fabric: several daemons on one host play several nodes. Payloads never cross a wire: the
-// sender passes its region's memfd, and the receiver copies from there to where the put goes. What is
+// sender passes its region's fd, and the receiver copies from there to where the put goes. What is
 // emulated is the link: bandwidth, latency, drop, duplication, reorder and failure, each settable while
 // traffic flows (set_link() on the sending side shapes that direction). See README.md for how a link works.
 #pragma once
@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "daemon/memory/copy_engines.h"
 #include "daemon/transport/transport.h"
 
 namespace mkernel::transport {
@@ -23,6 +24,8 @@ struct EmulatedOptions {
   std::uint64_t seed = 1;  ///< of the faults: the same seed and traffic give the same faults
   /// Unacknowledged for this long (latency on top) = sent again; doubles up to 16 times while nothing moves.
   std::chrono::milliseconds retransmit_timeout{20};
+  /// What copies from and to GPU memory, this transport's alone; null = host memory only.
+  std::shared_ptr<memory::CopyEngines> engines;
 };
 
 /// What the links of one transport did to the traffic, and what was done about it.

@@ -13,6 +13,8 @@ constexpr std::chrono::milliseconds kAnswerTimeout{2000};
 constexpr std::uint64_t kCopyBudget =
     1U << 20;  ///< bytes per poll and link: other links and rings get their turn
 constexpr std::size_t kPacketBudget = 64;
+/// Nothing wakes us when a copy engine is through: as often as this it is looked at.
+constexpr std::chrono::microseconds kEngineInterval{20};
 
 bool smaller(const Identity& a, const Identity& b) {
   return std::tie(a.node, a.boot_id) < std::tie(b.node, b.boot_id);
@@ -172,7 +174,7 @@ void Link::check_timeout(Time now) {
 }
 
 std::size_t Link::progress(Time now) {
-  std::size_t handled = 0;
+  std::size_t handled = receiver_.collect();
   if (state_ == State::kWaiting && dials_ && !shape_.down && now >= next_dial_) {
     start_dialling(now);
     ++handled;
@@ -189,7 +191,8 @@ std::size_t Link::receive(Time now) {
   std::uint64_t budget = kCopyBudget;
   handled += receiver_.process(budget);
   ipc::Packet packet;
-  for (std::size_t i = 0; i < kPacketBudget && readable_ && budget > 0 && state_ == State::kUp; ++i) {
+  for (std::size_t i = 0;
+       i < kPacketBudget && readable_ && budget > 0 && state_ == State::kUp && !receiver_.busy(); ++i) {
     const Status got = ipc::receive_packet(socket_.get(), packet);
     if (got.code() == StatusCode::kNotFound) {
       readable_ = false;
@@ -207,6 +210,8 @@ std::size_t Link::receive(Time now) {
     }
     handled += receiver_.process(budget);
   }
+  // What came in together goes to the engines together; collect() acts on what they say.
+  if (receiver_.copying()) static_cast<void>(context_.copier.poll());
   return handled;
 }
 
@@ -269,7 +274,12 @@ void Link::flush(Time now) {
   wakeup_.want_write(socket_.get(), id_, blocked_);
 }
 
-std::optional<Time> Link::next_deadline(Time now) const {
+void Link::forget(const memory::Region& region, Time now) {
+  sender_.forget(region);
+  flush(now);
+}
+
+std::optional<Time> Link::next_timer(Time now) const {
   const Time give_up = unreachable_since_ + context_.options.base.peer_timeout;
   switch (state_) {
     case State::kWaiting: return dials_ && !shape_.down ? std::min(next_dial_, give_up) : give_up;
@@ -279,6 +289,12 @@ std::optional<Time> Link::next_deadline(Time now) const {
       return blocked_ ? std::nullopt : sender_.next_deadline();
     default: return std::nullopt;
   }
+}
+
+std::optional<Time> Link::next_deadline(Time now) const {
+  const std::optional<Time> due = next_timer(now);
+  if (!receiver_.copying()) return due;
+  return std::min(due.value_or(Time::max()), now + kEngineInterval);
 }
 
 }  // namespace mkernel::transport::emulated

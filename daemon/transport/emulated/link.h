@@ -44,6 +44,8 @@ class Link {
   void flush(Time now);
   /// When progress() has something to do again, as far as timers go.
   std::optional<Time> next_deadline(Time now) const;
+  /// See Transport::forget().
+  void forget(const memory::Region& region, Time now);
 
  private:
   enum class State { kWaiting, kDialling, kUp, kFailed };
@@ -60,6 +62,8 @@ class Link {
   void lose(const Status& why, Time now);
   void fail(const Status& why);
   void check_timeout(Time now);
+  /// As next_deadline(), the engines left out.
+  std::optional<Time> next_timer(Time now) const;
 
   Context& context_;
   Wakeup& wakeup_;

@@ -5,12 +5,22 @@
 #include <atomic>
 #include <utility>
 
+#include "daemon/base/clock.h"
 #include "proto/ipc/packet.h"
 
 namespace mkernel::transport::emulated {
 namespace {
 
 constexpr std::size_t kMaxSources = 4096;  ///< announced regions of one peer
+
+// What engines may have to do for one link at a time: enough to keep them busy, and no more than close() may
+// have to wait for (about a millisecond between host and GPU).
+constexpr std::size_t kMaxFlights = 256;
+constexpr std::uint64_t kMaxFlyingBytes = std::uint64_t{64} << 20;
+/// Starting an engine takes the CPU as long as copying so many bytes.
+constexpr std::uint64_t kStartCost = 16 << 10;
+/// An engine that takes longer has failed; what it works on stays mapped.
+constexpr std::chrono::seconds kEnginePatience{5};
 
 }  // namespace
 
@@ -36,6 +46,7 @@ void Receiver::close(ChannelId id) {
   const auto at = key_of_.find(id);
   if (at == key_of_.end()) return;
   if (busy() && batch_.puts[next_].channel == at->second) restart();  // half copied: stays so
+  wait_for_flights_of(at->second);
   channels_.erase(at->second);
   key_of_.erase(at);
 }
@@ -57,6 +68,8 @@ void Receiver::lost() {
   restart();
   sources_.clear();
   fence_ = {};
+  for (Flight& flight : flights_) flight.abandoned = true;
+  abandoned_ = flights_.size();
 }
 
 void Receiver::restart() {
@@ -76,9 +89,10 @@ Status Receiver::on_announce(const AnnouncePacket& packet, const ipc::UniqueFd& 
     return {StatusCode::kResourceExhausted,
             what + ": it has " + std::to_string(kMaxSources) + " announced already"};
   }
-  auto region = context_.copier.import(fd.get(), packet.offset, packet.bytes);
+  auto region = context_.copier.import(static_cast<abi::RegionKind>(packet.kind), fd.get(), packet.offset,
+                                       packet.bytes);
   if (!region.ok()) return region.status().with_context(what);
-  sources_.insert_or_assign(packet.region, std::move(region).value());
+  sources_.insert_or_assign(packet.region, std::make_shared<ImportedRegion>(std::move(region).value()));
   return {};
 }
 
@@ -94,11 +108,11 @@ Status Receiver::place(Channel& channel, const PutEntry& put) {
     return {StatusCode::kNotFound,
             "source region " + std::to_string(put.source_region) + " was not announced"};
   }
-  if (!memory::in_bounds(put.source_offset, put.length, source->second.bytes())) {
+  if (!memory::in_bounds(put.source_offset, put.length, source->second->bytes)) {
     return {StatusCode::kOutOfRange, "source [" + std::to_string(put.source_offset) + ", +" +
                                          std::to_string(put.length) + ") lies outside region " +
                                          std::to_string(put.source_region) + " of " +
-                                         std::to_string(source->second.bytes()) + " bytes"};
+                                         std::to_string(source->second->bytes) + " bytes"};
   }
   target_ = {};
   MK_RETURN_IF_ERROR(
@@ -120,6 +134,11 @@ bool Receiver::begin(Channel& channel, const PutEntry& put) {
     return false;
   }
   sequence_ = announced.number;
+  // A time-out shorter than the copy: sent again while an engine still has it.
+  if (announced.verdict == ReceiveWindow::Verdict::kNew && channel.flying.test(sequence_ % kWindow)) {
+    ++context_.faults.duplicates_discarded;
+    return false;
+  }
   Status placed;
   if (announced.verdict == ReceiveWindow::Verdict::kOutside) {
     placed = {StatusCode::kOutOfRange, "it is more than " + std::to_string(channel.window.capacity()) +
@@ -129,10 +148,14 @@ bool Receiver::begin(Channel& channel, const PutEntry& put) {
     placed = place(channel, put);
   }
   if (placed.ok()) return true;
-  channel.failure = placed.with_context(context_.node() + " refused put " + std::to_string(sequence_));
-  channel.resume_due = true;
-  mark(channel, put.channel);
+  refuse(channel, put.channel, sequence_, placed);
   return false;
+}
+
+void Receiver::refuse(Channel& channel, ChannelKey key, std::uint64_t number, const Status& why) {
+  channel.failure = why.with_context(context_.node() + " refused put " + std::to_string(number));
+  channel.resume_due = true;
+  mark(channel, key);
 }
 
 bool Receiver::step(std::uint64_t& budget) {
@@ -141,28 +164,103 @@ bool Receiver::step(std::uint64_t& budget) {
   if (channel == nullptr || !channel->failure.ok()) return true;
   if (!begun_ && !begin(*channel, put)) return true;
   begun_ = true;
-  const std::uint64_t piece = std::min(budget, put.length - copied_);
-  if (piece > 0) {
-    const Target at{target_.region, target_.offset + copied_};
-    context_.copier.copy(sources_.at(put.source_region), put.source_offset + copied_, at, piece);
-    copied_ += piece;
-    budget -= piece;
+  if (put.length > 0) {
+    auto started =
+        context_.copier.start(*sources_.at(put.source_region), put.source_offset + copied_,
+                              {target_.region, target_.offset + copied_}, put.length - copied_, budget);
+    if (!started.ok()) {
+      refuse(*channel, put.channel, sequence_, started.status());
+      return true;
+    }
+    copied_ += started->bytes;
+    budget -= std::min(budget, started->over() ? started->bytes : kStartCost);
+    if (!started->over()) {
+      take_off(*channel, put, started->ticket);
+      return true;
+    }
+    if (copied_ < put.length) return false;
   }
-  if (copied_ < put.length) return false;
-  // A read-modify-write, so that the copy above is complete before the count is read (see FencePage).
-  if (std::atomic_ref(fence_.at<FencePage>(0)->closes).fetch_add(0, std::memory_order_acq_rel) !=
-      batch_.fence) {
-    ++context_.faults.fenced;
-    return true;
-  }
-  channel->window.accept(sequence_);
-  mark(*channel, put.channel);
+  accept(*channel, put.channel, sequence_, batch_.fence);
   return true;
+}
+
+void Receiver::accept(Channel& channel, ChannelKey key, std::uint64_t number, std::uint64_t fence) {
+  // A read-modify-write, so that the copy is complete before the count is read (see FencePage).
+  if (std::atomic_ref(fence_.at<FencePage>(0)->closes).fetch_add(0, std::memory_order_acq_rel) != fence) {
+    ++context_.faults.fenced;
+    return;
+  }
+  channel.window.accept(number);
+  mark(channel, key);
+}
+
+void Receiver::take_off(Channel& channel, const PutEntry& put, const memory::CopyTicket& ticket) {
+  channel.flying.set(sequence_ % kWindow);
+  flying_bytes_ += put.length;
+  flights_.push_back({.channel = put.channel,
+                      .number = sequence_,
+                      .fence = batch_.fence,
+                      .bytes = put.length,
+                      .target = target_.region,
+                      .source = sources_.at(put.source_region),
+                      .ticket = ticket});
+}
+
+void Receiver::land(const Flight& flight, const Status& engines) {
+  flying_bytes_ -= flight.bytes;
+  abandoned_ -= flight.abandoned ? 1 : 0;
+  Channel* channel = find_key(flight.channel);
+  if (channel == nullptr) return;
+  channel->flying.reset(flight.number % kWindow);
+  if (!engines.ok() && channel->failure.ok()) refuse(*channel, flight.channel, flight.number, engines);
+  if (!flight.abandoned && channel->failure.ok()) {
+    accept(*channel, flight.channel, flight.number, flight.fence);
+  }
+}
+
+std::size_t Receiver::collect() {
+  const std::size_t before = flights_.size();
+  if (before == 0) return 0;
+  const Status engines = context_.copier.poll();
+  std::erase_if(flights_, [&](const Flight& flight) {
+    if (engines.ok() && !context_.copier.done(flight.ticket)) return false;
+    land(flight, engines);
+    return true;
+  });
+  publish();
+  return before - flights_.size();
+}
+
+void Receiver::wait_for_flights_of(ChannelKey key) {
+  const auto of_channel = [key](const Flight& flight) { return flight.channel == key; };
+  const auto limit = base::Clock::now() + kEnginePatience;
+  while (context_.copier.poll().ok() && base::Clock::now() < limit &&
+         std::any_of(flights_.begin(), flights_.end(), [&](const Flight& flight) {
+           return of_channel(flight) && !context_.copier.done(flight.ticket);
+         })) {
+  }
+  // Whoever opens the channel's key anew must not meet them.
+  std::erase_if(flights_, [&](const Flight& flight) {
+    if (!of_channel(flight)) return false;
+    flying_bytes_ -= flight.bytes;
+    abandoned_ -= flight.abandoned ? 1 : 0;
+    return true;
+  });
+}
+
+bool Receiver::full() const {
+  return flights_.size() >= kMaxFlights || flying_bytes_ >= kMaxFlyingBytes;
+}
+
+bool Receiver::writes(const memory::Region& region) const {
+  const bool half_copied = begun_ && batch_.puts[next_].length > 0 && target_.region == &region;
+  return half_copied || std::any_of(flights_.begin(), flights_.end(),
+                                    [&](const Flight& flight) { return flight.target == &region; });
 }
 
 std::size_t Receiver::process(std::uint64_t& budget) {
   std::size_t finished = 0;
-  while (busy() && step(budget)) {
+  while (busy() && !full() && step(budget)) {
     ++next_;
     restart();
     ++finished;
@@ -210,7 +308,9 @@ Status Receiver::send_counts(PacketType type, bool Channel::*due) {
 }
 
 Status Receiver::flush() {
-  if (dirty_.empty()) return {};
+  // A replay would meet its own put, which the last connection left to an engine, and be discarded as a
+  // duplicate: not a word until that has landed.
+  if (dirty_.empty() || abandoned_ > 0) return {};
   MK_RETURN_IF_ERROR(send_counts(PacketType::kResumes, &Channel::resume_due));
   MK_RETURN_IF_ERROR(send_counts(PacketType::kAcks, &Channel::ack_due));
   for (const ChannelKey key : dirty_) {

@@ -1,6 +1,7 @@
 // The inbound half of a link: copies announced puts into place, publishes prefixes, acknowledges.
 #pragma once
 
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -17,16 +18,21 @@ namespace mkernel::transport::emulated {
 
 /// Outlives connections. Everything that comes in is checked here: a put that must not be done fails its
 /// channel, a packet that breaks the protocol is an error of the link. One thread.
+///
+/// The CPU copies a put piece by piece while it is the batch's next one; a copy engine is handed the whole
+/// put, which then is a flight until the engine is through with it, and the batch goes on.
 class Receiver {
  public:
   Receiver(Context& context, std::string peer) : context_(context), peer_(std::move(peer)) {}
 
   Status open(ChannelId channel, ChannelKey key);
+  /// Nothing of the channel lands after this: waits for the engines where they copy a put of it.
   void close(ChannelId channel);
 
-  /// A connection is there; `fence` is the peer's page. Every channel tells the peer where to resume.
+  /// A connection is there; `fence` is the peer's page. Every channel tells the peer where to resume, once
+  /// the engines are through with what the last connection brought.
   void connected(int socket, ipc::Mapping fence);
-  /// Fences the old path: nothing of it lands after this.
+  /// Fences the old path: nothing of it counts after this.
   void lost();
 
   Status on_announce(const AnnouncePacket& packet, const ipc::UniqueFd& fd);
@@ -34,15 +40,17 @@ class Receiver {
   /// Takes a batch; process() does it. Only when !busy().
   void on_puts(const PutsPacket& packet);
 
-  /// True while a put that is half copied writes to the region.
-  bool writes(const memory::Region& region) const {
-    return begun_ && batch_.puts[next_].length > 0 && target_.region == &region;
-  }
+  /// True while a put that is half copied, or that an engine copies, writes to the region.
+  bool writes(const memory::Region& region) const;
 
   /// A batch is being copied; the next packet has to wait.
   bool busy() const { return next_ < batch_.head.count; }
-  /// Copies up to `budget` bytes (lowered by what was copied), publishes. Returns the number of puts
-  /// finished.
+  /// Engines are at work for this link: collect() will find something.
+  bool copying() const { return !flights_.empty(); }
+  /// Takes note of what the engines are through with, publishes. Returns the number of puts finished.
+  std::size_t collect();
+  /// Copies up to `budget` bytes (lowered by what was copied) and starts the engines, publishes. Returns the
+  /// number of puts that are done with or handed to an engine.
   std::size_t process(std::uint64_t& budget);
   /// Sends what the peer has to know. Errors: kResourceExhausted when the socket is full, kUnavailable when
   /// it is gone.
@@ -52,11 +60,23 @@ class Receiver {
   struct Channel {
     ChannelId id = 0;
     ReceiveWindow window{kWindow};
+    std::bitset<kWindow> flying;  ///< puts that are flights, by number modulo kWindow
     std::uint64_t published = 0;
     Status failure;          ///< not OK: told to the peer on every connection, puts are discarded
     bool resume_due = true;  ///< the peer has to be told where to go on (or, after a failure, of that)
     bool ack_due = false;
     bool dirty = false;  ///< in dirty_
+  };
+  /// A put that an engine copies.
+  struct Flight {
+    ChannelKey channel = 0;
+    std::uint64_t number = 0;
+    std::uint64_t fence = 0;  ///< of its batch
+    std::uint64_t bytes = 0;
+    const memory::Region* target = nullptr;
+    std::shared_ptr<ImportedRegion> source;
+    memory::CopyTicket ticket;
+    bool abandoned = false;  ///< its connection is gone: it still lands, and does not count
   };
 
   Channel* find_key(ChannelKey key);
@@ -65,6 +85,13 @@ class Receiver {
   bool begin(Channel& channel, const PutEntry& put);
   /// Goes on with the put at next_; true = done with it, whatever became of it.
   bool step(std::uint64_t& budget);
+  void take_off(Channel& channel, const PutEntry& put, const memory::CopyTicket& ticket);
+  void land(const Flight& flight, const Status& engines);
+  /// The put's bytes are in place: it counts, unless its sender has closed a channel since.
+  void accept(Channel& channel, ChannelKey key, std::uint64_t number, std::uint64_t fence);
+  void refuse(Channel& channel, ChannelKey key, std::uint64_t number, const Status& why);
+  void wait_for_flights_of(ChannelKey key);
+  bool full() const;
   void restart();
   void mark(Channel& channel, ChannelKey key);
   void publish();
@@ -77,13 +104,16 @@ class Receiver {
   ipc::Mapping fence_;
   std::unordered_map<ChannelKey, std::unique_ptr<Channel>> channels_;
   std::unordered_map<ChannelId, ChannelKey> key_of_;
-  std::unordered_map<std::uint64_t, ImportedRegion> sources_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<ImportedRegion>> sources_;
   PutsPacket batch_{};
   std::uint32_t next_ = 0;      ///< put of the batch that is being done
   bool begun_ = false;          ///< it was checked and has its target
   std::uint64_t sequence_ = 0;  ///< its whole sequence
   std::uint64_t copied_ = 0;    ///< bytes of it in place
   Target target_;
+  std::vector<Flight> flights_;
+  std::uint64_t flying_bytes_ = 0;
+  std::size_t abandoned_ = 0;      ///< flights
   std::vector<ChannelKey> dirty_;  ///< channels with something to publish or to say
 };
 

@@ -74,10 +74,10 @@ void Sender::close(ChannelId id) {
                                   [&](const PutEntry& put) { return put.channel == channel->key; });
   batch_.head.count = static_cast<std::uint16_t>(end - begin);
   for (const std::uint64_t region : channel->regions) {
-    Source& source = sources_[region];
-    if (--source.channels > 0) continue;
-    if (source.announced) retire(region, source);
-    sources_.erase(region);
+    const auto source = sources_.find(region);
+    if (source == sources_.end() || --source->second.channels > 0) continue;
+    if (source->second.announced) retire(region, source->second);
+    sources_.erase(source);
   }
   by_key_.erase(channel->key);
   channels_.erase(id);
@@ -226,7 +226,11 @@ Status Sender::announce(const memory::Region& region) {
   if (source.announced) return {};
   if (announced_ >= kMaxAnnounced) retire_idle_sources();
   MK_RETURN_IF_ERROR(withdraw_unused());
-  const AnnouncePacket packet{{PacketType::kAnnounce, 0, 0}, region.id, region.offset, region.bytes};
+  const AnnouncePacket packet{.head = {PacketType::kAnnounce, 0, 0},
+                              .region = region.id,
+                              .offset = region.offset,
+                              .bytes = region.bytes,
+                              .kind = static_cast<std::uint32_t>(region.kind)};
   const int fd = region.fd.get();
   MK_RETURN_IF_ERROR(ipc::send_packet(socket_, std::as_bytes(std::span(&packet, 1)), std::span(&fd, 1)));
   source.announced = true;
@@ -261,6 +265,13 @@ bool Sender::reads(const memory::Region& region) const {
     }
     return false;
   });
+}
+
+void Sender::forget(const memory::Region& region) {
+  const auto source = sources_.find(region.id);
+  if (source == sources_.end()) return;
+  if (source->second.announced) retire(region.id, source->second);
+  sources_.erase(source);
 }
 
 Status Sender::withdraw_unused() {

@@ -29,6 +29,8 @@ class Sender {
   bool submit(const Put& put, Time now);
   /// True while a put in flight reads from the region.
   bool reads(const memory::Region& region) const;
+  /// No put will read from the region any more: the peer is told with the next flush().
+  void forget(const memory::Region& region);
   void set_shape(const LinkShape& shape) { shaper_.set_shape(shape); }
 
   /// A connection is there: channels flow again as the peer says where to resume.

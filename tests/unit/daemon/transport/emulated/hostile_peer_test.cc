@@ -99,8 +99,14 @@ struct Rig {
     REQUIRE(ipc::send_packet(socket.get(), std::as_bytes(std::span(&body, 1)).first(bytes), fds).ok());
   }
 
-  void announce(int fd, std::uint64_t bytes = kBytes, std::uint64_t offset = 0) {
-    send(AnnouncePacket{{PacketType::kAnnounce, 0, 0}, 1, offset, bytes}, sizeof(AnnouncePacket), {fd});
+  void announce(int fd, std::uint64_t bytes = kBytes, std::uint64_t offset = 0,
+                abi::RegionKind kind = abi::RegionKind::kHostMemory) {
+    const AnnouncePacket packet_of_one{.head = {PacketType::kAnnounce, 0, 0},
+                                       .region = 1,
+                                       .offset = offset,
+                                       .bytes = bytes,
+                                       .kind = static_cast<std::uint32_t>(kind)};
+    send(packet_of_one, sizeof(packet_of_one), {fd});
   }
 
   void put(PutEntry entry) {
@@ -153,7 +159,7 @@ TEST_CASE("another version, boot id or an unknown node is refused by name") {
     HelloPacket hello{.head = {PacketType::kHello, 0, 0}, .magic = kWireMagic, .version = kWireVersion + 1};
     rig.send(hello, sizeof(hello), {rig.fence.get()});
     REQUIRE(rig.next(PacketType::kRefuse).ok());
-    CHECK(read_refusal(rig.packet).why.text().find("version 2") != std::string::npos);
+    CHECK(read_refusal(rig.packet).why.text().find("version 3") != std::string::npos);
     CHECK(read_refusal(rig.packet).final);
   }
   SUBCASE("earlier life of the node that is called") {
@@ -208,6 +214,10 @@ TEST_CASE("a put that must not be done fails its channel, not the link") {
   SUBCASE("beyond the window") {
     put.sequence = kWindow + 1;
   }
+  SUBCASE("GPU memory, which this end cannot reach") {
+    rig.announce(rig.source.get(), kBytes, 0, abi::RegionKind::kVmm);
+    expected = StatusCode::kFailedPrecondition;
+  }
   SUBCASE("a source that was never announced") {
     put.source_region = 2;
     expected = StatusCode::kNotFound;
@@ -259,7 +269,7 @@ TEST_CASE("a packet that breaks the protocol ends the link, and says why") {
     rig.send(WithdrawPacket{{PacketType::kWithdraw, 0, 0}, 1}, sizeof(WithdrawPacket), {rig.fence.get()});
   }
   SUBCASE("an announcement without fd") {
-    rig.send(AnnouncePacket{{PacketType::kAnnounce, 0, 0}, 1, 0, kBytes});
+    rig.send(AnnouncePacket{.head = {PacketType::kAnnounce, 0, 0}, .region = 1, .bytes = kBytes, .kind = 1});
   }
   SUBCASE("too long") {
     rig.send(std::array<std::byte, abi::kMaxMessageBytes + 8>{});
@@ -267,6 +277,10 @@ TEST_CASE("a packet that breaks the protocol ends the link, and says why") {
   SUBCASE("a region outside its fd") {
     rig.announce(rig.source.get(), 2 * kBytes);
     expected = "lies outside its fd";
+  }
+  SUBCASE("a region of no kind that exists") {
+    rig.announce(rig.source.get(), kBytes, 0, static_cast<abi::RegionKind>(9));
+    expected = "kind 9 is unknown";
   }
   SUBCASE("a region that is no memfd") {
     rig.announce(rig.transport->event_fd());

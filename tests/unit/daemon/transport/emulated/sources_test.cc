@@ -1,83 +1,14 @@
 // Source regions over the life of a link: announced when needed, forgotten when not, and asked for by
 // holds().
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
-#include <memory>
 
-#include "daemon/transport/emulated/emulated.h"
+#include "tests/unit/daemon/transport/emulated/pair.h"
 
-namespace mkernel::transport {
+namespace mkernel::transport::emulated {
 namespace {
-
-constexpr std::uint64_t kBytes = 64;
-
-std::unique_ptr<memory::Region> make_region(std::uint64_t id) {
-  auto region = std::make_unique<memory::Region>();
-  region->id = id;
-  region->kind = abi::RegionKind::kHostMemory;
-  region->bytes = kBytes;
-  region->fd = ipc::create_shared_memory("sources-test", kBytes).value();
-  region->mapping = ipc::Mapping::map(region->fd.get(), 0, kBytes).value();
-  return region;
-}
-
-struct End final : TransportSink {
-  End(const char* node, std::uint64_t boot) {
-    EmulatedOptions options;
-    options.base.identity = {node, boot};
-    transport = make_emulated(options).value();
-    transport->attach(*this);
-  }
-  Status place(ChannelId, std::uint16_t, std::uint64_t offset, std::uint32_t, Target& at) override {
-    at = {memory.get(), offset};
-    return {};
-  }
-  void arrived(ChannelId, std::uint64_t count) override { arrivals = count; }
-  void completed(ChannelId, std::uint64_t count) override { completions = count; }
-  void channel_failed(ChannelId, const Status& why) override { failure = why; }
-  void peer_connected(PeerId) override {}
-  void peer_failed(PeerId, const Status& why) override { failure = why; }
-
-  std::unique_ptr<memory::Region> memory = make_region(1);
-  std::unique_ptr<Transport> transport;
-  std::uint64_t arrivals = 0;
-  std::uint64_t completions = 0;
-  Status failure;
-};
-
-struct Pair {
-  Pair() {
-    const auto boot = static_cast<std::uint64_t>(::getpid()) * 1000 + 1;
-    sender = std::make_unique<End>("sources-sender", boot);
-    receiver = std::make_unique<End>("sources-receiver", boot);
-    REQUIRE(sender->transport->connect(0, {{"sources-receiver", boot}, receiver->transport->local_endpoint()})
-                .ok());
-    REQUIRE(receiver->transport->connect(0, {{"sources-sender", boot}, sender->transport->local_endpoint()})
-                .ok());
-    REQUIRE(sender->transport->open_outbound(0, 0, 5).ok());
-    REQUIRE(receiver->transport->open_inbound(0, 0, 5).ok());
-  }
-
-  void submit(const memory::Region& source, std::uint64_t sequence) {
-    const Put put{.channel = 0, .sequence = sequence, .source = &source, .length = kBytes};
-    REQUIRE(sender->transport->submit({&put, 1}) == 1);
-  }
-
-  bool completed(std::uint64_t count) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (sender->completions < count && std::chrono::steady_clock::now() < end) {
-      sender->transport->poll();
-      receiver->transport->poll();
-    }
-    return sender->completions == count;
-  }
-
-  std::unique_ptr<End> sender;
-  std::unique_ptr<End> receiver;
-};
 
 /// Mappings of this process that are this test's regions.
 std::size_t mapped_regions() {
@@ -148,4 +79,4 @@ TEST_CASE("memory that cannot be copied fails the channel by name") {
 }
 
 }  // namespace
-}  // namespace mkernel::transport
+}  // namespace mkernel::transport::emulated

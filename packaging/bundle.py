@@ -32,9 +32,9 @@ def output(*command, **options):
 
 
 def programs(folder):
-    """What is ours and loads libraries: programs, test programs, libmkernel. Theirs load nothing on their own: they are found
-    through the DT_RPATH of the program that needs them."""
-    for path in sorted([*folder.glob("bin/*"), *folder.glob("tests/*"), *folder.rglob("libmkernel.so*")]):
+    """What is ours and loads libraries: programs, test programs, libmkernel, the GPU module. Theirs load nothing on their own:
+    they are found through the DT_RPATH of the program that needs them."""
+    for path in sorted([*folder.glob("bin/*"), *folder.glob("tests/*"), *folder.rglob("libmkernel*.so*")]):
         if path.is_file() and not path.is_symlink():
             with path.open("rb") as file:
                 if file.read(4) == b"\x7fELF":

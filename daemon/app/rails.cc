@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "daemon/memory/gpu_module.h"
 #include "daemon/transport/emulated/emulated.h"
 #include "daemon/transport/tcp/tcp.h"
 
@@ -42,6 +43,11 @@ Result<std::unique_ptr<transport::Transport>> make_emulated(const config::Config
   options.rail = rail;
   options.shape = link_shape(config.transport.emulated);
   options.seed = config.transport.emulated.seed + rail;
+  if (config.transport.gpu_memory) {
+    auto engines = memory::open_copy_engines(memory::gpu_module_paths());
+    if (!engines.ok()) return engines.status().with_context("transport.gpu_memory = true");
+    options.engines = std::move(engines).value();
+  }
   return transport::make_emulated(options);
 }
 

@@ -83,6 +83,7 @@ void node_and_peer_keys(std::vector<Key>& table) {
 
 void transport_keys(std::vector<Key>& table) {
   table.push_back(key("transport.kind", MK_FIELD(transport.kind), one_of({"tcp", "emulated"})));
+  table.push_back(key("transport.gpu_memory", MK_FIELD(transport.gpu_memory), boolean()));
   table.push_back(key("transport.peer_timeout_ms", MK_FIELD(transport.peer_timeout), integer(1, 3600000)));
   table.push_back(key("transport.reconnect_ms", MK_FIELD(transport.reconnect_interval), integer(1, 1000)));
   table.push_back(key("transport.tcp.bind", MK_FIELD(transport.tcp.bind), any_text()));

@@ -1,5 +1,6 @@
 """mkerneld and mkctl as an operator meets them: mistakes in the configuration, taken ports and sockets, signals, exit codes."""
 import json
+import pathlib
 import signal
 import socket
 import subprocess
@@ -51,6 +52,12 @@ class Mkerneld(ClusterTest):
         (node,) = self.start_nodes(1)
         late = Daemon(self.folder, node.name, free_ports(1)[0], [])
         self.start_must_fail(late, str(node.folder), "sock is taken by pid " + str(node.process.pid))
+
+    def test_gpu_memory_without_driver_or_module_says_what_is_missing(self):
+        if pathlib.Path("/dev/nvidia0").exists():
+            self.skipTest("this machine has a GPU")
+        emulated = {"transport": {"kind": "emulated", "gpu_memory": True}}
+        self.start_must_fail(Daemon(self.folder, "node", 0, [], emulated), "transport.gpu_memory = true")
 
     def test_stale_socket_of_a_killed_daemon_is_taken_over(self):
         (node,) = self.start_nodes(1)

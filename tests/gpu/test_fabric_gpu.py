@@ -1,0 +1,109 @@
+"""GPU memory over the emulated fabric: two real daemons on one host play two nodes, with a rank and a GPU each (the same GPU
+where there is only one). Skipped, with the reason, where there is none."""
+import pathlib
+import subprocess
+import sys
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
+from cluster import BIN, ClusterTest, wait_until  # noqa: E402
+
+FOLDER = HERE if (HERE / "fabric_rank").exists() else BIN
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def free_bytes(device):
+    return int(subprocess.run([FOLDER / "symmetric_rank", "free", str(device)], check=True, capture_output=True, text=True,
+                              timeout=60).stdout)
+
+
+class FabricGpuTest(ClusterTest):
+    def start(self, **shape):
+        return self.start_nodes(2, {"transport": {"kind": "emulated", "gpu_memory": True}, "transport.emulated": shape})
+
+    def ranks(self, size, mode, group):
+        return [self.spawn(FOLDER / "fabric_rank", node.socket, group, 2, rank, rank % GPUS, size, mode)
+                for rank, node in enumerate(self.daemons)]
+
+    def verified(self, size=128 * MIB, group="check"):
+        for rank in self.ranks(size, "check", group):
+            status, out, err = self.finish(rank)
+            self.assertEqual(status, 0, out + err)
+            self.assertIn("verified", out)
+            print(out.strip())
+
+    def start_endless(self, group):
+        ranks = self.ranks(2 * GIB, "endless", group)
+        for rank in ranks:
+            self.assertEqual(rank.stdout.readline(), "ready\n")
+        return ranks
+
+    def test_every_size_and_offset(self):
+        self.start(bandwidth_gbytes=50.0, latency_us=5)
+        self.verified()
+        for node in self.daemons:
+            wait_until(lambda: node.show("regions") == [], "the daemons let go of every region")
+
+    def test_with_losses_duplicates_and_overtaking(self):
+        self.start(drop=0.01, duplicate=0.02, reorder=0.05)
+        self.verified()
+
+    def test_kill_of_a_rank_gives_back_its_memory(self):
+        nodes = self.start()
+        self.verified(16 * MIB, "before")  # from here on the daemons have what they keep: their contexts
+        used = sorted({r % GPUS for r in range(2)})
+        free, resources = [free_bytes(d) for d in used], [node.resources() for node in nodes]
+        for victim in range(2):
+            ranks = self.start_endless(f"victim{victim}")
+            held = [free_bytes(d) for d in used]
+            self.assertGreaterEqual(sum(free) - sum(held), 8 * GIB)
+            ranks[victim].kill()
+            ranks[victim].wait(30)
+            status, out, err = self.finish(ranks[1 - victim])
+            self.assertEqual(status, 3, out + err)
+            self.assertIn(f"rank {victim}", out)
+            seen = []
+            try:
+                wait_until(lambda: seen.append([free_bytes(d) for d in used]) or seen[-1] == free, "free memory")
+            except AssertionError:
+                self.fail(f"free memory is {seen[-1]}, it was {free}")
+            print(f"free before {free}, held {held}, after {seen[-1]}")
+        self.verified(16 * MIB, "after")
+        for node, before in zip(nodes, resources):
+            wait_until(lambda: node.resources() <= before, f"the resources of {node.name} are {before} again")
+
+    def test_restart_of_a_daemon(self):
+        nodes = self.start()
+        ranks = self.start_endless("first")
+        nodes[1].kill()
+        for rank in ranks:
+            status, out, err = self.finish(rank)
+            self.assertEqual(status, 3, out + err)
+            self.assertIn("UNAVAILABLE", out)
+        nodes[1].start()
+        for node in nodes:
+            self.wait_for_peers(node, 1)
+        self.verified(16 * MIB, "second")
+
+    def test_figures(self):
+        for shape in ({"bandwidth_gbytes": 50.0, "latency_us": 10}, {}):
+            self.start(**shape)
+            ranks = self.ranks(64 * MIB, "bench", "bench")
+            outcomes = [self.finish(rank, 120) for rank in ranks]
+            for status, out, err in outcomes:
+                self.assertEqual(status, 0, out + err)
+            print(shape or "no limit, no latency", outcomes[0][1], sep="\n")
+            for node in self.daemons:
+                self.assertEqual(node.stop(), 0)
+            self.daemons = []
+
+
+if __name__ == "__main__":
+    found = subprocess.run([FOLDER / "symmetric_rank", "devices"], capture_output=True, text=True, timeout=60)
+    if found.returncode == 77:
+        print(found.stdout.strip())
+        sys.exit(77)
+    GPUS = int(found.stdout)
+    print(f"{GPUS} GPUs")
+    unittest.main(verbosity=2)

@@ -7,7 +7,7 @@
 #include "kernels/memory/cuda_error.h"
 #include "kernels/memory/on_device.h"
 #include "kernels/ops/gemm_shape.h"
-#include "kernels/sync/wait.h"
+#include "kernels/sync/launch_failure.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -79,16 +79,9 @@ Status CudaGemmOperation::status() {
   const OnDevice here(device_);
   LaunchControl control{};
   failed_ = control_.read(&control, sizeof(control));
-  if (failed_.ok() && control.abort != 0) failed_ = describe(control);
+  if (failed_.ok()) failed_ = failure_of_launch(control, group_->segment, group_->session, rank_);
   failed_ = failed_.with_context(name_of(kind_));
   return failed_;
-}
-
-Status CudaGemmOperation::describe(const LaunchControl& control) const {
-  const WaitSite site{name_of(control.site.role), name_of(control.site.tag), control.site.peer};
-  MK_RETURN_IF_ERROR(failure_of(group_->segment, group_->session, site, rank_));
-  return expired(site, rank_, control.expected, control.seen,
-                 std::chrono::duration<double>(std::chrono::nanoseconds(control.waited_ns)));
 }
 
 }  // namespace mkernel::kernels

@@ -49,8 +49,6 @@ class CudaGemmOperation : public GemmOperation {
   HostWatch host_watch() const;
 
  private:
-  Status describe(const LaunchControl& control) const;
-
   const OpKind kind_;
   const GemmShape shape_;
   const Topology topology_;

@@ -11,9 +11,19 @@ enum class DeviceRole : std::uint32_t {
   kCompute = 1,
   kIntraComm = 2,
   kInterSend = 3,
-  kInterRecv = 4
+  kInterRecv = 4,
+  kUser = 5  ///< any thread of a user's own kernel
 };
-enum class DeviceTag : std::uint32_t { kNone = 0, kChunkReady = 1, kHostAbort = 2, kTileReady = 3 };
+enum class DeviceTag : std::uint32_t {
+  kNone = 0,
+  kChunkReady = 1,
+  kTileReady = 2,
+  kArrivals = 3,
+  kCompleted = 4,
+  kRingRoom = 5,
+  kGridBarrier = 6,
+  kNodeBarrier = 7
+};
 
 constexpr const char* name_of(DeviceRole role) {
   switch (role) {
@@ -21,6 +31,7 @@ constexpr const char* name_of(DeviceRole role) {
     case DeviceRole::kIntraComm: return "intra_comm";
     case DeviceRole::kInterSend: return "inter_send";
     case DeviceRole::kInterRecv: return "inter_recv";
+    case DeviceRole::kUser: return "kernel";
     case DeviceRole::kNone: break;
   }
   return "no role";
@@ -29,11 +40,20 @@ constexpr const char* name_of(DeviceRole role) {
 constexpr const char* name_of(DeviceTag tag) {
   switch (tag) {
     case DeviceTag::kChunkReady: return "a chunk";
-    case DeviceTag::kHostAbort: return "the end of the launch, when group or session failed";
     case DeviceTag::kTileReady: return "a tile";
+    case DeviceTag::kArrivals: return "arrivals";
+    case DeviceTag::kCompleted: return "completed puts";
+    case DeviceTag::kRingRoom: return "room in the work ring";
+    case DeviceTag::kGridBarrier: return "barrier of the grid";
+    case DeviceTag::kNodeBarrier: return "barrier of the node";
     case DeviceTag::kNone: break;
   }
   return "nothing";
+}
+
+/// Whether the index of a site with this tag is a lane.
+constexpr bool counts_lane(DeviceTag tag) {
+  return tag == DeviceTag::kArrivals || tag == DeviceTag::kCompleted || tag == DeviceTag::kRingRoom;
 }
 
 /// Who waits for what.
@@ -41,14 +61,19 @@ struct DeviceWaitSite {
   DeviceRole role;
   DeviceTag tag;
   std::int32_t peer;    ///< rank that has to act, -1 when it is none
-  std::uint32_t index;  ///< of what is awaited: a chunk's number
+  std::uint32_t index;  ///< of what is awaited: a chunk's number, a lane
 };
 
-/// One per operation and rank, zeroed once. The host reads it after the stream is done with the launch.
+/// One per operation or endpoint and rank, zeroed once. The host reads it after the stream is done with the
+/// launch.
 struct LaunchControl {
-  std::uint64_t epoch;   ///< launches that have ended; advanced by the last CTA of each
-  std::uint64_t exited;  ///< CTAs that have ended, over all launches
-  std::uint32_t abort;   ///< nonzero: every wait gives up; stays set
+  std::uint64_t epoch;          ///< launches that have ended; advanced by the last CTA of each
+  std::uint64_t exited;         ///< CTAs that have ended, over all launches
+  std::uint64_t exited_before;  ///< of them before this launch
+  std::uint64_t met;         ///< arrivals at the grid's barrier, over all launches (sync/device_barrier.cuh)
+  std::uint64_t met_before;  ///< of them before this launch
+  std::uint64_t node_phase;  ///< barriers of the node that are over
+  std::uint32_t abort;       ///< nonzero: every wait gives up; stays set
 
   // The first failed wait, written by whoever set `failed`.
   std::uint32_t failed;

@@ -29,24 +29,32 @@ __device__ __forceinline__ void report_failed_wait(LaunchControl& control, const
   ptx::st_release_gpu(&control.abort, 1U);
 }
 
+/// Until `seen()` returns at least `expected`. `seen` must read with acquire what it hands on. False when the
+/// wait gave up: what it waited for is recorded, unless another's was first.
+template <typename Seen>
+__device__ __forceinline__ bool wait_until(Seen&& seen, std::uint64_t expected, const DeviceWaitSite& site,
+                                           const DeviceWaitScope& scope) {
+  constexpr int kCheckEvery = 256;  // loads; the abort word and the clock cost as much as the word itself
+  std::uint64_t begin = 0;
+  for (int round = 1;; ++round) {
+    const std::uint64_t value = seen();
+    if (value >= expected) return true;
+    if (round % kCheckEvery != 0) continue;
+    const bool aborted = ptx::ld_acquire_gpu(&scope.control->abort) != 0;
+    const std::uint64_t now = ptx::globaltimer();
+    if (begin == 0) begin = now;
+    if (!aborted && now - begin < scope.deadline_ns) continue;
+    report_failed_wait(*scope.control, site, expected, value, now - begin);
+    return false;
+  }
+}
+
 /// Until `word` (acquire, sys) is at least `expected`: what was written before the release that brought it
 /// there is visible to this thread's ordinary loads (before TMA loads: fence_proxy_async_global()). False
 /// when it gave up.
 __device__ __forceinline__ bool wait_at_least(const std::uint64_t* word, std::uint64_t expected,
                                               const DeviceWaitSite& site, const DeviceWaitScope& scope) {
-  constexpr int kCheckEvery = 256;  // loads; the abort word and the clock cost as much as the word itself
-  std::uint64_t begin = 0;
-  for (int round = 1;; ++round) {
-    const std::uint64_t seen = ptx::ld_acquire_sys(word);
-    if (seen >= expected) return true;
-    if (round % kCheckEvery != 0) continue;
-    if (ptx::ld_acquire_gpu(&scope.control->abort) != 0) return false;
-    const std::uint64_t now = ptx::globaltimer();
-    if (begin == 0) begin = now;
-    if (now - begin < scope.deadline_ns) continue;
-    report_failed_wait(*scope.control, site, expected, seen, now - begin);
-    return false;
-  }
+  return wait_until([word] { return ptx::ld_acquire_sys(word); }, expected, site, scope);
 }
 
 }  // namespace mkernel::kernels

@@ -124,8 +124,8 @@ __device__ __forceinline__ void ag_gemm_intra_comm(const AgGemmParameters& p, Fa
     if (last_out) ag_gemm_wait_empty(p, epoch);
   } else if (threadIdx.x / 32 == 1) {
     signal_fan_out(shared.stream, shared);
-  } else if (threadIdx.x == 64 && last_out) {
-    watch_host(*p.control, epoch, p.host);
+  } else if (threadIdx.x / 32 == 2 && last_out) {
+    relay_host(*p.control, p.host, {}, gridDim.x - 1);
   }
   if (last_out) {
     end_launch(*p.control, epoch);

@@ -111,8 +111,7 @@ __device__ __forceinline__ void gemm_rs_intra_comm(const GemmRsParameters& p) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (last_out && warp == 0) gemm_rs_empty(p, epoch);
   if (last_out && warp == Config::kThreads / 32 - 1) {
-    if (threadIdx.x % 32 == 0) watch_host(*p.control, epoch, p.host);
-    __syncwarp();
+    relay_host(*p.control, p.host, {}, gridDim.x - 1);
   } else {
     gemm_rs_sum<Config>(p, GemmRsSchedule<Config>(p).claims());
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "kernels/sync/launch_failure.h"
 #include "kernels/sync/role_group.h"
 #include "kernels/sync/signal.h"
 #include "kernels/sync/wait.h"
@@ -111,4 +112,27 @@ TEST_CASE("a role that runs out of memory is an error of the launch") {
   const Status status = roles.join();
   CHECK(status.code() == StatusCode::kResourceExhausted);
   CHECK(contains(status, "role compute"));
+}
+
+TEST_CASE("what a launch left behind is told as a wait: its deadline, or why the group failed") {
+  LaunchControl control{};
+  CHECK(failure_of_launch(control, nullptr, nullptr, 2).ok());
+  control.abort = control.failed = 1;
+  control.site = {DeviceRole::kUser, DeviceTag::kArrivals, 3, 4};
+  control.expected = 9;
+  control.seen = 8;
+  control.waited_ns = 1'500'000'000;
+  const Status late = failure_of_launch(control, nullptr, nullptr, 2);
+  CHECK(late.code() == StatusCode::kDeadlineExceeded);
+  CHECK(late.text() == "rank 2 kernel: arrivals of rank 3 lane 4: expected 9, seen 8 after 1.5 s");
+  control.site = {DeviceRole::kCompute, DeviceTag::kChunkReady, 1, 70};  // a chunk is no lane
+  CHECK(failure_of_launch(control, nullptr, nullptr, 2).text().find("rank 2 compute: a chunk of rank 1: ") ==
+        0);
+  abi::GroupSegment group{};
+  group.abort = static_cast<std::uint32_t>(StatusCode::kUnavailable);
+  std::snprintf(group.failure.text, sizeof group.failure.text, "node b is gone");
+  const Status gone = failure_of_launch(control, &group, nullptr, 2);
+  CHECK(gone.code() == StatusCode::kUnavailable);
+  CHECK(contains(gone, "node b is gone"));
+  CHECK(contains(gone, "while rank 2 compute: a chunk of rank 1"));
 }

@@ -1,0 +1,31 @@
+// Work rings as kernels write them: plain structs. comm/device_ring.cuh writes, comm/rings_on_device.h makes
+// them.
+#pragma once
+
+#include <cstdint>
+
+namespace mkernel::abi {
+struct WorkSlot;
+struct RingHead;
+}  // namespace mkernel::abi
+
+namespace mkernel::kernels {
+
+/// What the writers of one ring share, in GPU memory. Each word alone: those who look at the tail do not hold
+/// up those who claim.
+struct RingClaims {
+  alignas(128) std::uint64_t head;        ///< first position that nobody has claimed
+  alignas(128) std::uint64_t tail;        ///< cached: at most what the proxy has consumed
+  alignas(128) std::uint32_t refreshing;  ///< 1 while a thread reads the proxy's own tail
+};
+
+/// The rings of a session, claimed on its GPU: ring r begins at slots + (r << log2_slots).
+struct DeviceRings {
+  abi::WorkSlot* slots = nullptr;        ///< host memory registered with CUDA
+  const abi::RingHead* heads = nullptr;  ///< host memory, likewise: the proxies' tails, by ring
+  RingClaims* claims = nullptr;          ///< GPU memory, by ring
+  std::uint32_t count = 0;
+  std::uint32_t log2_slots = 0;
+};
+
+}  // namespace mkernel::kernels

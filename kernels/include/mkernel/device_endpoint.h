@@ -1,0 +1,50 @@
+// What a kernel is given to communicate with: plain structs, passed by value. The client library makes them
+// (Group::device_endpoint()); mkernel/device.cuh says what a kernel does with them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/comm/device_ring.h"
+#include "kernels/sync/host_watch.h"
+#include "kernels/sync/node_barrier.h"
+
+namespace mkernel::kernels {
+struct LaunchControl;
+}  // namespace mkernel::kernels
+
+namespace mkernel::device {
+
+/// A place in a registered region of a rank.
+struct Place {
+  std::uint32_t region;  ///< SymmetricBuffer::region()
+  std::uint64_t offset;  ///< bytes
+};
+
+/// A symmetric buffer of GPU memory as mapped on this GPU, by local rank. Valid while the SymmetricBuffer and
+/// the DeviceEndpoint that made it live.
+struct Peers {
+  std::byte* const* of_local_rank = nullptr;
+};
+
+/// One rank's end of its channels, for kernels of its GPU. Valid while the DeviceEndpoint it comes from
+/// lives.
+struct Endpoint {
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 0;
+  std::uint32_t lanes = 0;        ///< of this endpoint, from 0
+  std::uint64_t deadline_ns = 0;  ///< of every single wait; a kernel's copy may be changed
+
+  // Read by mkernel/device.cuh.
+  std::uint32_t first_channel = 0;  ///< of the group's channel (me -> rank 0, lane 0)
+  std::uint32_t first_lane = 0;     ///< of the group's
+  kernels::DeviceRings rings;
+  kernels::HostWatch host;
+  kernels::RelayedCounts counts;
+  std::uint64_t* issued = nullptr;              ///< GPU memory, [target][lane]
+  const std::int32_t* local_of_rank = nullptr;  ///< GPU memory, -1 on other nodes
+  kernels::NodeBarrier node;
+  kernels::LaunchControl* control = nullptr;  ///< GPU memory
+};
+
+}  // namespace mkernel::device

@@ -1,0 +1,260 @@
+// The device layer on a GPU against a proxy that is a thread of the test: rings, counts, barriers, failures.
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/comm/endpoint_on_device.h"
+#include "kernels/comm/ring_producer.h"
+#include "kernels/memory/cuda_error.h"
+#include "proto/abi/work_request.h"
+#include "tests/kernels/gpu_device_kernels.h"
+#include "tests/support/gpu.h"
+
+using namespace mkernel;
+using namespace mkernel::kernels;
+using namespace std::chrono_literals;
+
+namespace {
+
+void check_ok(const Status& status) {
+  REQUIRE_MESSAGE(status.ok(), status.to_string());
+}
+
+/// Host memory that kernels read, zeroed.
+struct Pinned {
+  explicit Pinned(std::uint64_t bytes) {
+    check_ok(cuda_status(cudaHostAlloc(&data, bytes, cudaHostAllocMapped), "pinned memory"));
+    std::memset(data, 0, bytes);
+  }
+  ~Pinned() { cudaFreeHost(data); }
+  void* data = nullptr;
+};
+
+/// Rank 0 of two ranks on two nodes, as its GPU sees them: one ring of 2^log2_slots, `lanes` lanes of which
+/// the endpoint has all but the first.
+struct Rig {
+  Rig(std::uint32_t log2_slots, std::uint32_t lanes, std::chrono::milliseconds deadline = 20s)
+      : session_memory(abi::layout_session(session_layout, 1, log2_slots)),
+        group_memory(abi::layout_group(group_layout, 2, 0, lanes, 1)) {
+    group.session = static_cast<abi::SessionSegment*>(session_memory.data);
+    *group.session = session_layout;
+    group.segment = static_cast<abi::GroupSegment*>(group_memory.data);
+    *group.segment = group_layout;
+    group.at<abi::Member>(group.segment->members_offset)[1].node = 1;
+    auto* slots = reinterpret_cast<abi::WorkSlot*>(static_cast<std::byte*>(session_memory.data) +
+                                                   group.session->slots_offset);
+    group.rings = {{slots, log2_slots, &group.session->ring[0].tail, &head}};
+    for (std::uint64_t* word = count(false, 0, 0); word < count(true, 1, lanes); ++word) *word = kBase;
+    auto memory = DeviceBuffer::zeroed(EndpointOnDevice::workspace_bytes(2), "words of the node");
+    check_ok(memory.status());
+    workspace = std::move(*memory);
+    renew(deadline);
+  }
+
+  /// A new endpoint on the same lanes and rings.
+  void renew(std::chrono::milliseconds deadline) {
+    endpoint.reset();
+    rings.reset();
+    auto taken = RingsOnDevice::take(*group.session, group.rings);
+    check_ok(taken.status());
+    rings = *taken;
+    auto* mine = static_cast<std::byte*>(workspace.get());
+    auto made = EndpointOnDevice::make(
+        group, rings, {.region = 0, .bytes = workspace.bytes(), .node = {mine}, .mine = mine},
+        {.first_lane = 1,
+         .lanes = group.segment->lanes - 1,
+         .deadline_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(deadline).count())});
+    check_ok(made.status());
+    endpoint = std::move(*made);
+  }
+
+  const device::Endpoint& view() const { return endpoint->endpoint(); }
+  std::uint64_t* count(bool completed, std::uint32_t peer, std::uint32_t lane) {
+    return const_cast<std::uint64_t*>(completed ? &group.completed(peer, lane) : &group.arrivals(peer, lane));
+  }
+  void raise(std::uint64_t* word, std::uint64_t by) {
+    std::atomic_ref<std::uint64_t>(*word).fetch_add(by, std::memory_order_release);
+  }
+
+  static constexpr std::uint64_t kBase = 1000;  // what others have put before on these lanes
+  abi::SessionSegment session_layout{};
+  abi::GroupSegment group_layout{};
+  Pinned session_memory, group_memory;
+  GroupView group;
+  std::atomic<std::uint64_t> head{0};
+  DeviceBuffer workspace;
+  std::shared_ptr<RingsOnDevice> rings;
+  std::unique_ptr<EndpointOnDevice> endpoint;
+};
+
+template <typename T>
+std::vector<T> host_copy(const DeviceBuffer& buffer, std::size_t count) {
+  std::vector<T> copy(count);
+  check_ok(buffer.read(copy.data(), count * sizeof(T)));
+  return copy;
+}
+
+DeviceBuffer zeroed(std::uint64_t bytes) {
+  auto buffer = DeviceBuffer::zeroed(bytes, "test");
+  check_ok(buffer.status());
+  return std::move(*buffer);
+}
+
+/// Reads `slots` slots from position `begin` and looks at each: whole, of one writer, in that writer's order.
+std::string drain(Rig& rig, std::uint64_t begin, std::uint64_t slots, std::uint32_t threads) {
+  const RingView& ring = rig.group.rings[0];
+  const std::uint64_t mask = (std::uint64_t{1} << ring.log2_slots) - 1;
+  std::vector<std::uint32_t> next;
+  const auto deadline = std::chrono::steady_clock::now() + 20s;
+  for (std::uint64_t position = begin; position < begin + slots; ++position) {
+    abi::WorkSlot slot;
+    while (!abi::load_slot(ring.slots[position & mask], abi::lap_bit(position, ring.log2_slots), slot)) {
+      if (std::chrono::steady_clock::now() > deadline)
+        return "nothing at position " + std::to_string(position);
+    }
+    std::atomic_ref(rig.group.session->ring[0].tail).store(position + 1, std::memory_order_release);
+    const abi::WorkRequest request = abi::decode(slot);
+    const std::uint32_t writer = request.local_region;
+    if (writer >= next.size()) next.resize(writer + 1);
+    const test::PutFields f = test::put_fields(writer, next[writer]++);
+    const std::uint32_t lane = 1 + (1 + writer / threads) % rig.view().lanes;
+    if (request.opcode != 1 || request.peer != 1 || request.channel != rig.group.channel(1, lane) ||
+        request.length != f.bytes || request.remote_region != writer ||
+        request.local_offset != f.local_offset || request.remote_offset != f.remote_offset) {
+      return "position " + std::to_string(position) + " is not put " + std::to_string(next[writer] - 1) +
+             " of writer " + std::to_string(writer);
+    }
+  }
+  return "";
+}
+
+TEST_CASE("slots of many CTAs are whole, each once, in each writer's order, over many laps of a small ring") {
+  if (!test::hopper_or_skip()) return;
+  for (const std::uint32_t log2_slots : {3U, 9U}) {
+    Rig rig(log2_slots, 4);
+    constexpr int kCtas = 24, kThreads = 64;
+    constexpr std::uint32_t kEach = 60;
+    constexpr std::uint64_t kAll = std::uint64_t{kCtas} * kThreads * kEach;
+    DeviceBuffer done = zeroed(8);
+    for (int launch = 0; launch < 2; ++launch) {
+      check_ok(test::launch_puts(rig.view(), kCtas, kThreads, kEach,
+                                 static_cast<unsigned long long*>(done.get())));
+      CHECK(drain(rig, launch * kAll, kAll, kThreads) == "");
+      check_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
+    }
+    check_ok(rig.endpoint->status());
+    CHECK(host_copy<std::uint64_t>(done, 1)[0] == 2 * kAll);
+    // The CPU is refused while the GPU claims, and goes on where it stopped.
+    RingProducer producer(rig.group.rings[0]);
+    const abi::WorkRequest request{1, 0, 1, 0, 0, 0, 0, 0};
+    const Status refused = producer.push(request, {"put", "", 1, 0}, WaitScope{});
+    CHECK(refused.code() == StatusCode::kFailedPrecondition);
+    rig.endpoint.reset();
+    rig.rings.reset();
+    CHECK(rig.head.load() == 2 * kAll);
+    check_ok(producer.push(request, {"put", "", 1, 0}, WaitScope{}));
+  }
+}
+
+TEST_CASE("a full ring that nobody drains ends the puts by name and leaves no hole") {
+  if (!test::hopper_or_skip()) return;
+  Rig rig(3, 2, 50ms);
+  DeviceBuffer done = zeroed(8);
+  check_ok(test::launch_puts(rig.view(), 6, 64, 1, static_cast<unsigned long long*>(done.get())));
+  check_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
+  CHECK(host_copy<std::uint64_t>(done, 1)[0] == 8);
+  const Status status = rig.endpoint->status();
+  CHECK(status.code() == StatusCode::kDeadlineExceeded);
+  CHECK_MESSAGE(status.text().find("rank 0 kernel: room in the work ring of rank 1 lane 0") == 0,
+                status.to_string());
+  // What was claimed was written; a new endpoint goes on behind it.
+  rig.renew(20s);
+  CHECK(rig.rings->rings().log2_slots == 3);
+  abi::WorkSlot slot;
+  for (std::uint64_t position = 0; position < 8; ++position)
+    CHECK(abi::load_slot(rig.group.rings[0].slots[position], abi::lap_bit(position, 3), slot));
+  std::atomic_ref(rig.group.session->ring[0].tail).store(8, std::memory_order_release);
+  check_ok(test::launch_puts(rig.view(), 2, 32, 3, static_cast<unsigned long long*>(done.get())));
+  CHECK(drain(rig, 8, 2 * 32 * 3, 32) == "");
+  check_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
+  check_ok(rig.endpoint->status());
+}
+
+TEST_CASE("counts come through the relay, from where they stood, however many words there are") {
+  if (!test::hopper_or_skip()) return;
+  for (const std::uint32_t lanes : {2U, 9U, 24U}) {  // 4, 32 and 92 words
+    Rig rig(6, lanes);
+    const std::uint32_t channels = 2 * rig.view().lanes;
+    DeviceBuffer seen = zeroed(8 * channels);
+    for (std::uint64_t launch = 1; launch <= 3; ++launch) {
+      check_ok(test::launch_waits(rig.view(), 7 * launch, static_cast<std::uint64_t*>(seen.get())));
+      rig.raise(rig.count(false, 0, 0), 1000000);  // a lane of somebody else
+      for (const bool completed : {false, true}) {
+        for (std::uint32_t peer = 0; peer < 2; ++peer) {
+          for (std::uint32_t lane = 1; lane < lanes; ++lane) rig.raise(rig.count(completed, peer, lane), 7);
+        }
+      }
+      check_ok(cuda_status(cudaDeviceSynchronize(), "waits"));
+      check_ok(rig.endpoint->status());
+      CHECK(host_copy<std::uint64_t>(seen, channels) == std::vector<std::uint64_t>(channels, 7 * launch));
+    }
+  }
+}
+
+TEST_CASE("a count that does not come is named: whose, which, and how far it is") {
+  if (!test::hopper_or_skip()) return;
+  Rig rig(6, 3, 100ms);
+  DeviceBuffer seen = zeroed(8 * 4);
+  for (const bool completed : {false, true}) {
+    for (std::uint32_t peer = 0; peer < 2; ++peer) {
+      for (std::uint32_t lane = 1; lane < 3; ++lane)
+        rig.raise(rig.count(completed, peer, lane), completed && peer == 1 && lane == 2 ? 4 : 5);
+    }
+  }
+  check_ok(test::launch_waits(rig.view(), 5, static_cast<std::uint64_t*>(seen.get())));
+  check_ok(cuda_status(cudaDeviceSynchronize(), "waits"));
+  const Status status = rig.endpoint->status();
+  CHECK(status.code() == StatusCode::kDeadlineExceeded);
+  CHECK(status.text() == "rank 0 kernel: completed puts of rank 1 lane 1: expected 5, seen 4 after 0.1 s");
+}
+
+TEST_CASE("an abort of the group reaches every wait, long before its deadline") {
+  if (!test::hopper_or_skip()) return;
+  Rig rig(6, 3, 50s);
+  DeviceBuffer seen = zeroed(8 * 4);
+  const auto begin = std::chrono::steady_clock::now();
+  check_ok(test::launch_waits(rig.view(), 1, static_cast<std::uint64_t*>(seen.get())));
+  std::strcpy(rig.group.segment->failure.text, "node b is gone");
+  rig.group.segment->failure.culprit = 1;
+  std::atomic_ref(rig.group.segment->abort).store(14, std::memory_order_release);
+  check_ok(cuda_status(cudaDeviceSynchronize(), "waits"));
+  CHECK(std::chrono::steady_clock::now() - begin < 20s);
+  const Status status = rig.endpoint->status();
+  CHECK(status.code() == StatusCode::kUnavailable);
+  CHECK_MESSAGE(
+      status.text().find("node b is gone (culprit: rank 1); while rank 0 kernel: arrivals of rank") !=
+          std::string::npos,
+      status.to_string());
+}
+
+TEST_CASE("grid barriers of launches of different sizes") {
+  if (!test::hopper_or_skip()) return;
+  Rig rig(6, 2);
+  DeviceBuffer words = zeroed(8 * 64), wrong = zeroed(8);
+  for (const int ctas : {1, 7, 64, 3, 33}) {
+    check_ok(test::launch_barriers(rig.view(), ctas, 40, static_cast<unsigned long long*>(words.get()),
+                                   static_cast<unsigned long long*>(wrong.get())));
+    check_ok(cuda_status(cudaDeviceSynchronize(), "barriers"));
+    check_ok(rig.endpoint->status());
+    CHECK(host_copy<std::uint64_t>(wrong, 1)[0] == 0);
+  }
+}
+
+}  // namespace

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "client/src/buffer.h"
+#include "client/src/device_endpoint.h"
 #include "client/src/group.h"
 #include "client/src/operation.h"
 #include "client/src/session.h"
@@ -161,6 +162,26 @@ Result<std::uint32_t> Group::reserve_lanes(std::uint32_t count) {
 }
 Activity Group::keep_active() {
   return Activity(core_->shared_session());
+}
+Result<DeviceEndpoint> Group::device_endpoint(const DeviceEndpointOptions& options) {
+  auto state = client::DeviceEndpointState::create(core_, options);
+  if (!state.ok()) return state.status();
+  return DeviceEndpoint(std::move(*state));
+}
+
+DeviceEndpoint::DeviceEndpoint(std::unique_ptr<client::DeviceEndpointState> state)
+    : state_(std::move(state)) {}
+DeviceEndpoint::DeviceEndpoint(DeviceEndpoint&&) noexcept = default;
+DeviceEndpoint& DeviceEndpoint::operator=(DeviceEndpoint&&) noexcept = default;
+DeviceEndpoint::~DeviceEndpoint() = default;
+const device::Endpoint& DeviceEndpoint::view() const {
+  return state_->endpoint();
+}
+Result<device::Peers> DeviceEndpoint::peers(const SymmetricBuffer& buffer) {
+  return state_->peers(buffer.state_->view);
+}
+Status DeviceEndpoint::status() {
+  return state_->status();
 }
 
 SymmetricBuffer::SymmetricBuffer(std::unique_ptr<client::BufferState> state) : state_(std::move(state)) {}

@@ -5,8 +5,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "client/src/memory.h"
+#include "kernels/comm/endpoint_on_device.h"
+#include "kernels/comm/rings_on_device.h"
 #include "kernels/comm/views.h"
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
@@ -31,5 +34,15 @@ Result<std::shared_ptr<const void>> pin_for_gpu(int device, void* data, std::uin
 /// built without CUDA; an operation that the cuda executor does not have), kUnavailable (no device).
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind, const GemmShape& shape,
                                                         const kernels::GroupView& group);
+
+// What a device endpoint is made of: the classes of kernels/comm/, on GPU `device`. Errors: theirs,
+// kUnimplemented (this library was built without CUDA).
+Result<std::shared_ptr<kernels::RingsOnDevice>> take_rings(int device, const abi::SessionSegment& segment,
+                                                           std::vector<kernels::RingView> rings);
+Result<std::shared_ptr<kernels::EndpointOnDevice>> make_endpoint_on_gpu(
+    int device, const kernels::GroupView& group, std::shared_ptr<kernels::RingsOnDevice> rings,
+    const kernels::SymmetricView& workspace, const kernels::EndpointOnDeviceOptions& options);
+Result<device::Peers> peers_on_gpu(kernels::EndpointOnDevice& endpoint, const kernels::SymmetricView& buffer);
+Status status_of_launches(const kernels::EndpointOnDevice& endpoint);
 
 }  // namespace mkernel::client

@@ -23,4 +23,23 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind, cons
   return without_cuda("operation on GPU " + std::to_string(device));
 }
 
+Result<std::shared_ptr<kernels::RingsOnDevice>> take_rings(int device, const abi::SessionSegment&,
+                                                           std::vector<kernels::RingView>) {
+  return without_cuda("work rings on GPU " + std::to_string(device));
+}
+
+Result<std::shared_ptr<kernels::EndpointOnDevice>> make_endpoint_on_gpu(
+    int device, const kernels::GroupView&, std::shared_ptr<kernels::RingsOnDevice>,
+    const kernels::SymmetricView&, const kernels::EndpointOnDeviceOptions&) {
+  return without_cuda("endpoint on GPU " + std::to_string(device));
+}
+
+Result<device::Peers> peers_on_gpu(kernels::EndpointOnDevice&, const kernels::SymmetricView&) {
+  return without_cuda("addresses on a GPU");
+}
+
+Status status_of_launches(const kernels::EndpointOnDevice&) {
+  return without_cuda("launches of a GPU");
+}
+
 }  // namespace mkernel::client

@@ -1,4 +1,4 @@
-// What the cuda executor needs of this process: pinned segments, and an operation made on the session's
+// What kernels need of this process: pinned segments, and operations and endpoints made on the session's
 // device.
 #include <string>
 #include <utility>
@@ -32,6 +32,32 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind,
   if (kind == OpKind::kGemmRs) made = kernels::make_cuda_gemm_rs(shape, std::move(*topology), group.rank());
   if (!made.ok()) return made.status();
   return std::unique_ptr<GemmOperation>(std::move(*made));
+}
+
+Result<std::shared_ptr<kernels::RingsOnDevice>> take_rings(int device, const abi::SessionSegment& segment,
+                                                           std::vector<kernels::RingView> rings) {
+  const kernels::OnDevice here(device);
+  MK_RETURN_IF_ERROR(here.status());
+  return kernels::RingsOnDevice::take(segment, std::move(rings));
+}
+
+Result<std::shared_ptr<kernels::EndpointOnDevice>> make_endpoint_on_gpu(
+    int device, const kernels::GroupView& group, std::shared_ptr<kernels::RingsOnDevice> rings,
+    const kernels::SymmetricView& workspace, const kernels::EndpointOnDeviceOptions& options) {
+  const kernels::OnDevice here(device);
+  MK_RETURN_IF_ERROR(here.status());
+  auto made = kernels::EndpointOnDevice::make(group, std::move(rings), workspace, options);
+  if (!made.ok()) return made.status();
+  return std::shared_ptr<kernels::EndpointOnDevice>(std::move(*made));
+}
+
+Result<device::Peers> peers_on_gpu(kernels::EndpointOnDevice& endpoint,
+                                   const kernels::SymmetricView& buffer) {
+  return endpoint.peers(buffer);
+}
+
+Status status_of_launches(const kernels::EndpointOnDevice& endpoint) {
+  return endpoint.status();
 }
 
 }  // namespace mkernel::client

@@ -10,7 +10,9 @@ OperationState::OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr
 Result<std::unique_ptr<OperationState>> OperationState::create(std::shared_ptr<GroupCore> group,
                                                                Result<std::unique_ptr<Operation>> made) {
   const std::string signature = made.ok() ? made.value()->signature() : "no operation";
-  MK_RETURN_IF_ERROR(group->agree(signature, made.status()));
+  const bool on_gpu = made.ok() && made.value()->requirements().gpu;
+  const Status mine = made.ok() && !on_gpu ? group->session().rings_on_cpu() : made.status();
+  MK_RETURN_IF_ERROR(group->agree(signature, mine));
   std::unique_ptr<OperationState> state(new OperationState(group, std::move(made).value()));
   const Requirements needs = state->operation_->requirements();
   MemorySource* memory = &host_memory();
@@ -54,6 +56,8 @@ OperationState::~OperationState() {
 
 Result<Pending> OperationState::launch(std::function<Status(Operation&)> run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
+  if (!operation_->requirements().gpu)
+    MK_RETURN_IF_ERROR(group_->session().rings_on_cpu().with_context(signature_));
   auto pending = std::make_shared<PendingState>();
   {
     const std::lock_guard lock(mutex_);

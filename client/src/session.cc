@@ -134,8 +134,25 @@ std::vector<kernels::RingView> SessionCore::rings() {
   return rings;
 }
 
+Result<std::shared_ptr<kernels::RingsOnDevice>> SessionCore::rings_on_gpu() {
+  MK_RETURN_IF_ERROR(pin_segment());
+  const std::lock_guard lock(gpu_mutex_);
+  if (auto held = rings_on_gpu_.lock()) return held;
+  auto taken = take_rings(device_, *segment(), rings());
+  if (taken.ok()) rings_on_gpu_ = *taken;
+  return taken;
+}
+
+Status SessionCore::rings_on_cpu() {
+  if (!rings()[0].on_gpu()) return {};
+  return {StatusCode::kFailedPrecondition,
+          "the session's rings are claimed on its GPU while it has a device endpoint; what puts from threads "
+          "of the CPU needs a session of its own"};
+}
+
 void SessionCore::begin_activity() {
-  if (std::atomic_ref(segment()->active).fetch_add(1) == 0) ring_doorbells();
+  std::atomic_ref(segment()->active).fetch_add(1);
+  ring_doorbells();
 }
 
 void SessionCore::end_activity() {

@@ -11,6 +11,7 @@
 
 #include "client/src/connection.h"
 #include "client/src/memory.h"
+#include "kernels/comm/rings_on_device.h"
 #include "kernels/comm/views.h"
 #include "mkernel/client.h"
 #include "proto/abi/region_map.h"
@@ -42,8 +43,15 @@ class SessionCore {
 
   /// The producer's side of every ring.
   std::vector<kernels::RingView> rings();
+  /// All rings, claimed on the session's GPU for as long as somebody holds them. The segment is pinned. Any
+  /// thread.
+  Result<std::shared_ptr<kernels::RingsOnDevice>> rings_on_gpu();
+  /// kFailedPrecondition while they are: threads of the CPU cannot put.
+  Status rings_on_cpu();
 
-  /// Raises and lowers the count of operations in flight. Any thread.
+  /// Raises and lowers the count of operations in flight. Both ring every doorbell: the first because proxies
+  /// also sleep when a session that says it is active has long written nothing, and kernels cannot ring; the
+  /// last so that they look once more. Any thread.
   void begin_activity();
   void end_activity();
   /// Wakes the proxy that drains `ring`, if it may be asleep. Call after a slot of it was published. Any
@@ -74,9 +82,10 @@ class SessionCore {
   /// When each ring's bell rang last: steady clock, nanoseconds.
   std::array<std::atomic<std::int64_t>, abi::kMaxRings> last_bell_{};
 
-  std::mutex gpu_mutex_;  ///< guards gpu_ and pinned_
+  std::mutex gpu_mutex_;  ///< guards gpu_, pinned_ and rings_on_gpu_
   std::shared_ptr<MemorySource> gpu_;
   std::shared_ptr<const void> pinned_;  ///< segment_, for the GPU
+  std::weak_ptr<kernels::RingsOnDevice> rings_on_gpu_;
 
   std::mutex watched_mutex_;  ///< guards what follows, and writing failure records
   Status lost_;

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "mkernel/device_endpoint.h"
 #include "mkernel/export.h"
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
@@ -31,6 +32,7 @@ class GroupCore;
 struct BufferState;
 struct PendingState;
 class OperationState;
+class DeviceEndpointState;
 }  // namespace client
 
 class Group;
@@ -41,6 +43,7 @@ class Moe;
 class RingAttention;
 class Pending;
 class Activity;
+class DeviceEndpoint;
 
 /// "0.1.0": the version of this library.
 MK_API const char* version();
@@ -66,6 +69,11 @@ struct GroupOptions {
   std::uint32_t lanes = 16;            ///< channels per ordered pair of ranks, the same on every rank, 1..64
   std::uint32_t region_capacity = 64;  ///< buffers per rank, the same on every rank, 1..256
   std::chrono::milliseconds timeout{60000};  ///< of joining, and of every collective call
+};
+
+struct DeviceEndpointOptions {
+  std::uint32_t lanes = 1;                    ///< channels per ordered pair of ranks, the same on every rank
+  std::chrono::milliseconds deadline{30000};  ///< of every single wait in a kernel
 };
 
 /// A connection to the daemon of this node. Its life is the life of everything the daemon holds for this
@@ -175,8 +183,18 @@ class MK_API Group {
   /// Never waits.
   std::uint64_t arrivals(std::uint32_t source, std::uint32_t lane) const;
   /// While it lives the daemon's proxies poll this session's rings instead of sleeping: for latency, at the
-  /// price of cores.
+  /// price of cores. Kernels that put need one, made before the launch and kept until its stream is done:
+  /// they cannot wake a sleeping proxy. One that has been kept without a put for minutes wakes nobody: make a
+  /// new one per launch or per series of launches.
   Activity keep_active();
+
+  /// **Collective**. Lanes of this group for kernels of the session's GPU (SessionOptions::device), with
+  /// counts that start at 0; see mkernel/device.cuh. While a session has a device endpoint, all its work
+  /// rings are claimed on the GPU: put(), signal() and operations of the cpu executor in any of its groups
+  /// are refused (kFailedPrecondition); a process that wants both opens a second session. Errors, on every
+  /// rank and naming the rank they come from: kInvalidArgument (options), kResourceExhausted (lanes, regions:
+  /// how to get more), those of symmetric_gpu().
+  Result<DeviceEndpoint> device_endpoint(const DeviceEndpointOptions& options = {});
 
   /// **Collective**. Plan an operation on all ranks and make its workspace. The signatures (operation and
   /// shape) are compared before anything else. Errors: kInvalidArgument (a field of the shape, or two ranks
@@ -210,6 +228,7 @@ class MK_API SymmetricBuffer {
 
  private:
   friend class Group;
+  friend class DeviceEndpoint;
   explicit SymmetricBuffer(std::unique_ptr<client::BufferState> state);
   std::unique_ptr<client::BufferState> state_;
 };
@@ -243,6 +262,30 @@ class MK_API Activity {
   friend class Group;
   explicit Activity(std::shared_ptr<client::SessionCore> core);
   std::shared_ptr<client::SessionCore> core_;
+};
+
+/// What kernels of the session's GPU put, signal and wait with. Kernels that use it must be over before it is
+/// destroyed, on every rank in the same order with collective calls; the last one of a session gives the work
+/// rings back to the CPU.
+class MK_API DeviceEndpoint {
+ public:
+  DeviceEndpoint(DeviceEndpoint&&) noexcept;
+  DeviceEndpoint& operator=(DeviceEndpoint&&) noexcept;
+  ~DeviceEndpoint();
+
+  /// The argument of a kernel; valid as long as this lives.
+  const device::Endpoint& view() const;
+  /// The addresses of `buffer` (GPU memory of this group) on this node, for kernels; valid as long as both
+  /// live. Errors: CUDA's.
+  Result<device::Peers> peers(const SymmetricBuffer& buffer);
+  /// Once the stream is done: OK, or why a launch gave up: who waited for what, or why the group or the
+  /// session failed. Then the group is over for all ranks: their counts disagree.
+  Status status();
+
+ private:
+  friend class Group;
+  explicit DeviceEndpoint(std::unique_ptr<client::DeviceEndpointState> state);
+  std::unique_ptr<client::DeviceEndpointState> state_;
 };
 
 /// A launched operation. Destroying it does not stop the operation.

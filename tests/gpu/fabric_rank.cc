@@ -3,11 +3,11 @@
 //
 //   fabric_rank SOCKET GROUP WORLD RANK DEVICE BYTES MODE
 //
-// Ranks pair up with those of the other node: rank with rank + WORLD / 2. Each pair puts both ways, from
+// Every rank has a node of its own, and pairs up: rank with rank + WORLD / 2. Each pair puts both ways, from
 // buffers of BYTES to buffers of BYTES:
-//   check    puts of many sizes and odd offsets on many channels, verified byte for byte, also between host
-//   and GPU endless  "ready", then rounds until the group fails; says why bench    tells latency and
-//   bandwidth by size
+//   check    many sizes, odd offsets, many channels, between GPUs and with the host; verified byte for byte
+//   endless  "ready" after the first round, then rounds until the group fails; says why
+//   bench    tells latency and bandwidth by size
 // Status 0: as expected; 1: wrong data or usage; 3: mkernel refused, its error is on stdout.
 #include <cuda_runtime.h>
 #include <mkernel/client.h>

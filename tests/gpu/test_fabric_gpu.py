@@ -1,5 +1,5 @@
-"""GPU memory over the emulated fabric: two real daemons on one host play two nodes, with a rank and a GPU each (the same GPU
-where there is only one). Skipped, with the reason, where there is none."""
+"""GPU memory over the emulated fabric: real daemons on one host play two or four nodes, with a rank and a GPU each (GPUs are
+taken in turn where there are fewer). Skipped, with the reason, where there is none."""
 import pathlib
 import subprocess
 import sys
@@ -19,11 +19,11 @@ def free_bytes(device):
 
 
 class FabricGpuTest(ClusterTest):
-    def start(self, **shape):
-        return self.start_nodes(2, {"transport": {"kind": "emulated", "gpu_memory": True}, "transport.emulated": shape})
+    def start(self, nodes=2, **shape):
+        return self.start_nodes(nodes, {"transport": {"kind": "emulated", "gpu_memory": True}, "transport.emulated": shape})
 
     def ranks(self, size, mode, group):
-        return [self.spawn(FOLDER / "fabric_rank", node.socket, group, 2, rank, rank % GPUS, size, mode)
+        return [self.spawn(FOLDER / "fabric_rank", node.socket, group, len(self.daemons), rank, rank % GPUS, size, mode)
                 for rank, node in enumerate(self.daemons)]
 
     def verified(self, size=128 * MIB, group="check"):
@@ -48,6 +48,10 @@ class FabricGpuTest(ClusterTest):
     def test_with_losses_duplicates_and_overtaking(self):
         self.start(drop=0.01, duplicate=0.02, reorder=0.05)
         self.verified()
+
+    def test_four_nodes(self):
+        self.start(nodes=4)
+        self.verified(16 * MIB)
 
     def test_kill_of_a_rank_gives_back_its_memory(self):
         nodes = self.start()

@@ -66,6 +66,11 @@ std::size_t FakeWire::open_channels() const {
   return keys_.size();
 }
 
+bool FakeWire::forgotten(const memory::Region& region) const {
+  const std::lock_guard lock(mutex_);
+  return forgotten_.contains(&region);
+}
+
 bool FakeWire::closed() const {
   const std::lock_guard lock(mutex_);
   return closed_;
@@ -192,6 +197,11 @@ std::size_t FakeTransport::poll() {
 
 int FakeTransport::event_fd() const {
   return wire_->event_.get();
+}
+
+void FakeTransport::forget(const memory::Region& region) {
+  const std::lock_guard lock(wire_->mutex_);
+  wire_->forgotten_.insert(&region);
 }
 
 void FakeTransport::close() {

@@ -43,6 +43,8 @@ class FakeWire {
   std::size_t put_count() const;
   std::size_t open_channels() const;
   bool closed() const;
+  /// Whether the transport was told to forget the region.
+  bool forgotten(const memory::Region& region) const;
   std::vector<Status> refused_inbound() const;
 
   /// Payload copies cost memory in long tests: off, only the puts are recorded; both off, only the count.
@@ -81,6 +83,7 @@ class FakeWire {
   std::vector<std::pair<transport::PeerId, Status>> peer_failures_;
   std::vector<Inbound> inbound_puts_;
   std::vector<Status> refused_inbound_;
+  std::set<const memory::Region*> forgotten_;
 
   void wake();
 };
@@ -103,6 +106,7 @@ class FakeTransport final : public transport::Transport {
   std::size_t poll() override;
   int event_fd() const override;
   bool holds(const memory::Region&) const override { return false; }
+  void forget(const memory::Region& region) override;
   void close() override;
 
  private:

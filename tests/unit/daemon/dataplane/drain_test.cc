@@ -76,6 +76,7 @@ TEST_CASE("closing a group sends what was written before, and its channel number
   CHECK(close_group(node.proxy, client.group->key, kLong));
   CHECK(completed(*client.group, 1) == 200);
   CHECK(node.wire->open_channels() == 0);
+  CHECK(node.wire->forgotten(*client.region));
 
   GroupShape again = pair_shape(1, 78);
   again.handle = 2;
@@ -101,11 +102,13 @@ TEST_CASE("a region stays until the puts that use it are done, then new ones are
   settle(node);
   CHECK_FALSE(cleared.set());
   CHECK(client.region.use_count() == 2);
+  CHECK_FALSE(node.wire->forgotten(*client.region));
   client.ring->write(put_request(1, 1, 0));  // later traffic of the group holds up nothing
   REQUIRE(eventually([&] { return node.wire->put_count() == 2; }));
   node.wire->complete(client.key(1), 1);
   REQUIRE(eventually([&] { return cleared.set(); }));
   CHECK(eventually([&] { return client.region.use_count() == 1; }));
+  CHECK(node.wire->forgotten(*client.region));
   client.put(1, 64);
   REQUIRE(eventually([&] { return node.sink.sessions().size() == 1; }));
   CHECK(node.sink.sessions()[0].second.text().find("local region 0") != std::string::npos);

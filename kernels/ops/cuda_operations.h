@@ -5,7 +5,7 @@
 
 #include "kernels/ops/ag_gemm/cuda_plan.h"
 #include "kernels/ops/cuda_gemm_operation.h"
-#include "kernels/ops/gemm_rs/cuda_plan.h"
+#include "kernels/ops/exchange/tile_reduce_plan.h"
 #include "kernels/schedule/topology.h"
 #include "mkernel/ops.h"
 
@@ -17,9 +17,9 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& sh
                                                              std::uint32_t rank,
                                                              const AgGemmCudaOptions& options = {});
 
-/// The same; errors: GemmRsCudaPlan::make().
+/// The same; errors: TileReducePlan::make().
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
-                                                             const GemmRsCudaOptions& options = {});
+                                                             const TileReduceOptions& options = {});
 
 }  // namespace mkernel::kernels

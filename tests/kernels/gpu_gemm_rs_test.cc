@@ -45,7 +45,7 @@ struct Rank {
 /// One operation on every rank, bound, with operands.
 class Ranks {
  public:
-  Ranks(int ranks, const GemmShape& shape, const GemmRsCudaOptions& options = {})
+  Ranks(int ranks, const GemmShape& shape, const TileReduceOptions& options = {})
       : shape_(shape), all_(ranks) {
     auto world = GpuWorld::make(ranks);
     require_ok(world.status());
@@ -90,7 +90,7 @@ class Ranks {
   }
 
  private:
-  Status make(int rank, const GemmRsCudaOptions& options) {
+  Status make(int rank, const TileReduceOptions& options) {
     Rank& me = all_[rank];
     auto made = make_cuda_gemm_rs(shape_, Topology(1, world_->size()), rank, options);
     if (!made.ok()) return made.status();
@@ -113,7 +113,7 @@ class Ranks {
 };
 
 /// `launches` of one operation with new operands each time, every one verified.
-void check_case(int ranks, const GemmShape& s, const GemmRsCudaOptions& options = {}, int launches = 3) {
+void check_case(int ranks, const GemmShape& s, const TileReduceOptions& options = {}, int launches = 3) {
   CAPTURE(text(s));
   Ranks all(ranks, s, options);
   for (int launch = 0; launch < launches; ++launch) {

@@ -2,7 +2,7 @@
 
 namespace mkernel::kernels {
 
-template Status launch_gemm_rs<Sm90Tile::k128x128>(const GemmShape&, const GemmRsParameters&, std::int32_t,
-                                                   CUstream_st*);
+template Status launch_gemm_rs<Sm90Tile::k128x128>(const GemmShape&, const TileReduceParameters&,
+                                                   std::int32_t, CUstream_st*);
 
 }  // namespace mkernel::kernels

@@ -1,4 +1,7 @@
-// The cuda executor's plan of GEMM+RS: pure, so it is tested without a GPU.
+// The cuda executor's plan of a product whose tiles are summed over ranks: pure, so it is tested without a
+// GPU.
+#include "kernels/ops/exchange/tile_reduce_plan.h"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -6,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/gemm_rs/cuda_plan.h"
 #include "kernels/schedule/tiles.h"
 
 namespace mkernel::kernels {
@@ -14,9 +16,9 @@ namespace {
 
 constexpr std::int32_t kSms = 132;
 
-GemmRsCudaPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
-                       const GemmRsCudaOptions& options = {}) {
-  auto plan = GemmRsCudaPlan::make(shape, Topology(1, world), rank, kSms, options);
+TileReducePlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+                       const TileReduceOptions& options = {}) {
+  auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, Topology(1, world), rank, kSms, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
 }
@@ -43,7 +45,7 @@ TEST_CASE("every element is computed by one tile and summed in one unit, on ever
       for (const Sm90Tile tile : kSm90Tiles) {
         Counts summed(static_cast<std::size_t>(shape.m * shape.n));
         for (std::uint32_t rank = 0; rank < world; ++rank) {
-          const GemmRsCudaPlan plan = plan_of(shape, world, rank, {.tile = tile});
+          const TileReducePlan plan = plan_of(shape, world, rank, {.tile = tile});
           const PushReducePlan& reduce = plan.reduce;
           const std::int64_t height = tile_rows(tile) * tile_cluster(tile), width = tile_columns(tile);
           Counts computed(summed.size());
@@ -72,7 +74,7 @@ TEST_CASE("every element is computed by one tile and summed in one unit, on ever
 }
 
 TEST_CASE("owners take turns from the next rank on, the own block last; sums follow in that order") {
-  const GemmRsCudaPlan plan = plan_of({8192, 8192, 2048}, 4, 2, {.tile = Sm90Tile::k128x256});
+  const TileReducePlan plan = plan_of({8192, 8192, 2048}, 4, 2, {.tile = Sm90Tile::k128x256});
   REQUIRE(plan.steps.blocks == 8);
   REQUIRE(plan.steps.steps() == 32);
   for (std::int32_t step = 0; step < 32; ++step) {
@@ -88,7 +90,7 @@ TEST_CASE("owners take turns from the next rank on, the own block last; sums fol
 
 TEST_CASE("no wave of tiles is lost to the CTAs that sum") {
   // 32 x 32 cluster tiles: 16 waves on 64 clusters as on the 65 that two summing CTAs leave.
-  const GemmRsCudaPlan plan = plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256});
+  const TileReducePlan plan = plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256});
   CHECK(plan.reduce_ctas == 4);
   CHECK(plan.compute_ctas == 128);
   CHECK(plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256, .reduce_ctas = 10}).reduce_ctas == 10);
@@ -126,7 +128,7 @@ TEST_CASE("the workspace holds words and slots of two parities that do not overl
 TEST_CASE("the grid fits the device, in whole clusters") {
   for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
     for (const std::uint32_t world : {1U, 2U, 4U, 8U}) {
-      const GemmRsCudaPlan plan = plan_of({size, size, size / 4 / 8 * 8 + 8}, world, 0);
+      const TileReducePlan plan = plan_of({size, size, size / 4 / 8 * 8 + 8}, world, 0);
       CHECK(plan.reduce_ctas % 2 == 0);
       CHECK(plan.reduce_ctas >= 2);
       CHECK(plan.compute_ctas >= tile_cluster(plan.tile));
@@ -138,8 +140,8 @@ TEST_CASE("the grid fits the device, in whole clusters") {
 
 TEST_CASE("what cannot run is refused by name, value and limit") {
   const auto refusal = [](const GemmShape& shape, const Topology& topology,
-                          const GemmRsCudaOptions& options = {}) {
-    return GemmRsCudaPlan::make(shape, topology, 0, kSms, options).status();
+                          const TileReduceOptions& options = {}) {
+    return TileReducePlan::make(OpKind::kGemmRs, shape, topology, 0, kSms, options).status();
   };
   const Topology node(1, 4);
   for (const auto& [shape, text] : {std::pair{GemmShape{64, 12, 64}, "n = 12, must be a multiple of 8"},

@@ -1,0 +1,41 @@
+// What the operations of the cuda executor that sum tiles over ranks have in common on the host's side.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/memory/device_buffer.h"
+#include "kernels/ops/cuda_gemm_operation.h"
+#include "kernels/ops/exchange/tile_reduce_parameters.h"
+#include "kernels/ops/exchange/tile_reduce_plan.h"
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+
+class TileReduceOperation : public CudaGemmOperation {
+ protected:
+  TileReduceOperation(OpKind kind, const TileReducePlan& plan, const GemmShape& shape, Topology topology,
+                      std::uint32_t rank);
+
+  /// Maps of this rank's slot at every owner; they stay as long as the workspace does.
+  Status attach() override;
+
+  /// Everything but own_c. Refuses operands that TMA cannot read and a c that is not aligned to 16 bytes.
+  Status describe(const GemmArguments& arguments, std::uint64_t deadline_ns, TileReduceParameters& p) const;
+
+  const TileReducePlan& plan() const { return plan_; }
+  /// Of the grid.
+  std::int32_t ctas() const { return plan_.reduce_ctas + plan_.compute_ctas; }
+  std::byte* workspace_of(std::int32_t rank) const { return workspace().node[topology().local_of(rank)]; }
+
+ private:
+  Status describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const;
+  void describe_workspace(TileReduceParameters& p) const;
+
+  const TileReducePlan plan_;
+  DeviceBuffer slots_;    ///< TensorMap [epoch parity][owner]
+  DeviceBuffer claimed_;  ///< TileReduceParameters::claimed
+};
+
+}  // namespace mkernel::kernels

@@ -30,6 +30,7 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind,
              std::string(kernels::name_of(kind)) + ": the cuda executor does not have this operation yet");
   if (kind == OpKind::kAgGemm) made = kernels::make_cuda_ag_gemm(shape, std::move(*topology), group.rank());
   if (kind == OpKind::kGemmRs) made = kernels::make_cuda_gemm_rs(shape, std::move(*topology), group.rank());
+  if (kind == OpKind::kGemmAr) made = kernels::make_cuda_gemm_ar(shape, std::move(*topology), group.rank());
   if (!made.ok()) return made.status();
   return std::unique_ptr<GemmOperation>(std::move(*made));
 }

@@ -21,5 +21,8 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& sh
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const TileReduceOptions& options = {});
+Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& shape, Topology topology,
+                                                             std::uint32_t rank,
+                                                             const TileReduceOptions& options = {});
 
 }  // namespace mkernel::kernels

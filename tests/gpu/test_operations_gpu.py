@@ -10,7 +10,7 @@ sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a 
 from cluster import BIN, ClusterTest, wait_until  # noqa: E402
 
 RANK = (HERE if (HERE / "symmetric_rank").exists() else BIN) / "symmetric_rank"
-ENDLESS = ["ag_gemm", "--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5"]
+ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5"]
 
 
 class OperationsGpuTest(ClusterTest):
@@ -31,37 +31,44 @@ class OperationsGpuTest(ClusterTest):
     def test_shapes(self):
         for world in sorted({2, GPUS}):
             for op, m, n, k in (("ag_gemm", 4096, 1024, 4096), ("ag_gemm", 1000, 384, 520), ("ag_gemm", 1, 8, 8),
-                                ("gemm_rs", 4096, 4096, 1024), ("gemm_rs", 1000, 392, 264), ("gemm_rs", 1, 8, 8)):
+                                ("gemm_rs", 4096, 4096, 1024), ("gemm_rs", 1000, 392, 264), ("gemm_rs", 1, 8, 8),
+                                ("gemm_ar", 4096, 4096, 1024), ("gemm_ar", 1000, 392, 264), ("gemm_ar", 1, 8, 8)):
                 with self.subTest(world=world, op=op, m=m):
                     self.verified(world, op, "--m", str(m), "--n", str(n), "--k", str(k), "--iterations", "5")
 
-    def start_endless(self):
-        ranks = self.ranks(2, *ENDLESS, group="endless")
+    def start_endless(self, op):
+        ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
         wait_until(lambda: [s["active"] for s in self.node.show("sessions")] and self.node.show("groups"), "the ranks run")
         wait_until(lambda: len(self.node.show("regions")) == 2, "the workspaces are there")
         return ranks
 
     def test_kill_of_a_rank(self):
-        survivor, killed = self.start_endless()
-        killed.kill()
-        status, out, err = self.finish(survivor)
-        self.assertEqual(status, 1, out + err)
-        self.assertIn("rank 1", err)
-        self.verified(2, "ag_gemm", "--iterations", "2", group="after")  # the GPUs are usable at once
+        for op in ("ag_gemm", "gemm_ar"):
+            with self.subTest(op=op):
+                survivor, killed = self.start_endless(op)
+                killed.kill()
+                status, out, err = self.finish(survivor)
+                self.assertEqual(status, 1, out + err)
+                self.assertIn("rank 1", err)
+                self.verified(2, op, "--iterations", "2", group="after-" + op)  # the GPUs are usable at once
+                wait_until(lambda: not self.node.show("regions"), "the workspaces are gone")
 
     def test_kill_of_the_daemon(self):
-        ranks = self.start_endless()
-        self.node.kill()
-        for rank in ranks:
-            status, out, err = self.finish(rank)
-            self.assertEqual(status, 1, out + err)
-            self.assertIn("UNAVAILABLE", err)
-        self.node.start()
-        self.verified(2, "ag_gemm", "--iterations", "2", group="after")
+        for op in ("ag_gemm", "gemm_ar"):
+            with self.subTest(op=op):
+                ranks = self.start_endless(op)
+                self.node.kill()
+                for rank in ranks:
+                    status, out, err = self.finish(rank)
+                    self.assertEqual(status, 1, out + err)
+                    self.assertIn("UNAVAILABLE", err)
+                self.node.start()
+                self.verified(2, op, "--iterations", "2", group="after-" + op)
+                wait_until(lambda: not self.node.show("regions"), "the workspaces are gone")
 
     def test_what_cannot_run_is_refused_by_name(self):
         for arguments, texts in ((["ag_gemm", "--k", "9"], ["k = 9, must be a multiple of 8"]),
-                                 (["gemm_ar"], ["gemm_ar: the cuda executor does not have this operation yet"]),
+                                 (["gemm_ar", "--n", "12"], ["gemm_ar: n = 12, must be a multiple of 8"]),
                                  (["ag_gemm", "--device", "99"], ["GPU 99"])):
             with self.subTest(arguments=arguments):
                 for rank in self.ranks(2, *arguments, group=arguments[0]):

@@ -1,5 +1,6 @@
-// GEMM+RS on the cuda executor, every rank on a GPU of its own: random inputs, poisoned outputs, every
-// element against fp64; replayed by graphs, and with a rank that does not come.
+// GEMM+RS and GEMM+AR on the cuda executor, every rank on a GPU of its own: random inputs, poisoned outputs,
+// every element against fp64, all ranks' bits against each other; replayed by graphs, and with a rank that
+// does not come.
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
@@ -24,6 +25,22 @@ using mkernel::test::GpuWorld;
 
 namespace {
 
+struct GemmRs {
+  static constexpr OpKind kKind = OpKind::kGemmRs;
+  static constexpr auto make = make_cuda_gemm_rs;
+};
+struct GemmAr {
+  static constexpr OpKind kKind = OpKind::kGemmAr;
+  static constexpr auto make = make_cuda_gemm_ar;
+};
+
+}  // namespace
+
+TYPE_TO_STRING(GemmRs);
+TYPE_TO_STRING(GemmAr);
+
+namespace {
+
 constexpr ExecutorOptions kOptions{.deadline = std::chrono::milliseconds(10000)};
 
 std::string text(const GemmShape& s) {
@@ -43,6 +60,7 @@ struct Rank {
 };
 
 /// One operation on every rank, bound, with operands.
+template <class Op>
 class Ranks {
  public:
   Ranks(int ranks, const GemmShape& shape, const TileReduceOptions& options = {})
@@ -59,7 +77,10 @@ class Ranks {
 
   GpuWorld& world() { return *world_; }
   Rank& operator[](int rank) { return all_[rank]; }
-  Range rows(int rank) const { return block_range(shape_.m, world_->size(), rank); }
+  /// That the rank gets.
+  Range rows(int rank) const {
+    return Op::kKind == OpKind::kGemmRs ? block_range(shape_.m, world_->size(), rank) : Range{0, shape_.m};
+  }
 
   /// New operands, poisoned result.
   Status refill(int rank, std::uint64_t seed, CUstream_st* stream = nullptr) {
@@ -72,6 +93,13 @@ class Ranks {
   }
 
   /// When no rank changes its operands: all of them are read.
+  void verify() const {
+    const int checked = Op::kKind == OpKind::kGemmRs ? world_->size() : 1;
+    require_ok(world_->each([&](int rank) { return rank < checked ? verify(rank) : Status(); }));
+    const std::vector<std::uint16_t> first = result(0);
+    for (int rank = checked; rank < world_->size(); ++rank) REQUIRE(result(rank) == first);
+  }
+
   Status verify(int rank) const {
     std::vector<GemmArguments> partials;
     for (const Rank& other : all_) partials.push_back(other.arguments);
@@ -92,7 +120,7 @@ class Ranks {
  private:
   Status make(int rank, const TileReduceOptions& options) {
     Rank& me = all_[rank];
-    auto made = make_cuda_gemm_rs(shape_, Topology(1, world_->size()), rank, options);
+    auto made = Op::make(shape_, Topology(1, world_->size()), rank, options);
     if (!made.ok()) return made.status();
     me.op = std::move(made).value();
     const std::int64_t own = std::max<std::int64_t>(1, rows(rank).size());
@@ -113,56 +141,63 @@ class Ranks {
 };
 
 /// `launches` of one operation with new operands each time, every one verified.
+template <class Op>
 void check_case(int ranks, const GemmShape& s, const TileReduceOptions& options = {}, int launches = 3) {
   CAPTURE(text(s));
-  Ranks all(ranks, s, options);
+  Ranks<Op> all(ranks, s, options);
   for (int launch = 0; launch < launches; ++launch) {
     // Launches of the ranks are not aligned: whoever is filled first begins.
     require_ok(all.world().each([&](int rank) -> Status {
       MK_RETURN_IF_ERROR(all.refill(rank, launch + 1));
       return all[rank].op->run(all[rank].arguments, kOptions);
     }));
-    require_ok(all.world().each([&](int rank) { return all.verify(rank); }));
+    all.verify();
   }
 }
 
 }  // namespace
 
-TEST_CASE("every tile, type and layout, with tails in all dimensions") {
+TEST_CASE_TEMPLATE("every tile, type and layout, with tails in all dimensions", Op, GemmRs, GemmAr) {
   if (!test::peers_or_skip(2)) return;
   const int ranks = test::peer_count();
   for (const Sm90Tile tile : kSm90Tiles) {
     for (const DataType type : {DataType::kBf16, DataType::kF16}) {
       for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
-        check_case(ranks, {1000, 392, 1032, type, layout}, {.tile = tile}, 2);
+        check_case<Op>(ranks, {1000, 392, 1032, type, layout}, {.tile = tile}, 2);
       }
     }
   }
 }
 
-TEST_CASE("shapes: few rows, ranks without rows, one row, narrow, long") {
+TEST_CASE_TEMPLATE("a shape small enough for tools that watch every access", Op, GemmRs, GemmAr) {
+  if (!test::peers_or_skip(2)) return;
+  check_case<Op>(2, {300, 136, 72});
+}
+
+TEST_CASE_TEMPLATE("shapes: few rows, ranks without rows, one row, narrow, long", Op, GemmRs, GemmAr) {
   if (!test::peers_or_skip(2)) return;
   const int ranks = test::peer_count();
   for (const GemmShape& s :
        {GemmShape{1, 8, 8}, GemmShape{2, 64, 64}, GemmShape{3, 4096, 384}, GemmShape{4097, 384, 512},
         GemmShape{12345, 384, 256}, GemmShape{256, 128, 20000}, GemmShape{2048, 2048, 512},
         GemmShape{5000, 3000, 264}}) {
-    check_case(ranks, s);
+    check_case<Op>(ranks, s);
   }
 }
 
-TEST_CASE("two and three ranks, and any number of summing CTAs") {
+TEST_CASE_TEMPLATE("two and three ranks, and any number of summing CTAs", Op, GemmRs, GemmAr) {
   if (!test::peers_or_skip(2)) return;
   for (const std::int32_t reduce_ctas : {2, 6, 32})
-    check_case(2, {3000, 512, 1024}, {.reduce_ctas = reduce_ctas});
-  if (test::peer_count() >= 3) check_case(3, {3000, 512, 1024});
-  check_case(1, {1000, 512, 256});
+    check_case<Op>(2, {3000, 512, 1024}, {.reduce_ctas = reduce_ctas});
+  if (test::peer_count() >= 3) check_case<Op>(3, {3000, 512, 1024});
+  check_case<Op>(1, {1000, 512, 256});
 }
 
-TEST_CASE("captured in a graph and replayed with new operands, no host call between") {
+TEST_CASE_TEMPLATE("captured in a graph and replayed with new operands, no host call between", Op, GemmRs,
+                   GemmAr) {
   if (!test::peers_or_skip(2)) return;
   constexpr int kRounds = 10, kReplays = 100;
-  Ranks all(test::peer_count(), {1024, 256, 512});
+  Ranks<Op> all(test::peer_count(), {1024, 256, 512});
   std::vector<cudaStream_t> streams(all.world().size());
   std::vector<cudaGraphExec_t> replays(all.world().size());
   require_ok(all.world().each([&](int rank) -> Status {
@@ -186,7 +221,7 @@ TEST_CASE("captured in a graph and replayed with new operands, no host call betw
       MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(streams[rank]), "replays"));
       return all[rank].op->status();
     }));
-    require_ok(all.world().each([&](int rank) { return all.verify(rank); }));
+    all.verify();
   }
   require_ok(all.world().each([&](int rank) -> Status {
     MK_RETURN_IF_ERROR(cuda_status(cudaGraphExecDestroy(replays[rank]), "graph"));
@@ -194,12 +229,13 @@ TEST_CASE("captured in a graph and replayed with new operands, no host call betw
   }));
 }
 
-TEST_CASE("the same operands give the same bits, whoever comes first and whoever sums") {
+TEST_CASE_TEMPLATE("the same operands give the same bits, whoever comes first and whoever sums", Op, GemmRs,
+                   GemmAr) {
   if (!test::peers_or_skip(2)) return;
   const GemmShape s{3000, 1032, 520};
   std::vector<std::vector<std::uint16_t>> expected;
   for (const std::int32_t reduce_ctas : {0, 8}) {
-    Ranks all(test::peer_count(), s, {.tile = Sm90Tile::k128x256, .reduce_ctas = reduce_ctas});
+    Ranks<Op> all(test::peer_count(), s, {.tile = Sm90Tile::k128x256, .reduce_ctas = reduce_ctas});
     for (int run = 0; run < 5; ++run) {
       require_ok(all.world().each([&](int rank) -> Status {
         MK_RETURN_IF_ERROR(all.refill(rank, 7));
@@ -216,10 +252,11 @@ TEST_CASE("the same operands give the same bits, whoever comes first and whoever
   }
 }
 
-TEST_CASE("a rank that does not come is named within the deadline, and the GPU is usable at once") {
+TEST_CASE_TEMPLATE("a rank that does not come is named within the deadline, and the GPU is usable at once",
+                   Op, GemmRs, GemmAr) {
   if (!test::peers_or_skip(2)) return;
   const GemmShape s{2048, 512, 1024};
-  Ranks all(2, s);
+  Ranks<Op> all(2, s);
   require_ok(all.world().each([&](int rank) -> Status {
     if (rank != 0) return {};
     MK_RETURN_IF_ERROR(all.refill(0, 1));
@@ -231,12 +268,13 @@ TEST_CASE("a rank that does not come is named within the deadline, and the GPU i
     CHECK(all[0].op->run(all[0].arguments, kOptions).code() == StatusCode::kFailedPrecondition);
     return {};
   }));
-  check_case(2, s);
+  check_case<Op>(2, s);
 }
 
-TEST_CASE("a group that fails ends the launch long before the deadline, with the group's reason") {
+TEST_CASE_TEMPLATE("a group that fails ends the launch long before the deadline, with the group's reason", Op,
+                   GemmRs, GemmAr) {
   if (!test::peers_or_skip(2)) return;
-  Ranks all(2, {2048, 512, 1024});
+  Ranks<Op> all(2, {2048, 512, 1024});
   require_ok(all.world().each([&](int rank) -> Status {
     if (rank != 0) return {};
     MK_RETURN_IF_ERROR(all.refill(0, 1));
@@ -252,9 +290,9 @@ TEST_CASE("a group that fails ends the launch long before the deadline, with the
   }));
 }
 
-TEST_CASE("a result that is not aligned is refused before anything is queued") {
+TEST_CASE_TEMPLATE("a result that is not aligned is refused before anything is queued", Op, GemmRs, GemmAr) {
   if (!test::peers_or_skip(2)) return;
-  Ranks all(2, {64, 64, 64});
+  Ranks<Op> all(2, {64, 64, 64});
   require_ok(all.world().each([&](int rank) -> Status {
     GemmArguments off = all[rank].arguments;
     off.c = static_cast<std::byte*>(off.c) + 8;

@@ -1,0 +1,78 @@
+// GEMM+AR on the cuda executor: the host's side of a launch.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "kernels/gemm/with_tile.h"
+#include "kernels/memory/device_buffer.h"
+#include "kernels/memory/hopper.h"
+#include "kernels/ops/cuda_operations.h"
+#include "kernels/ops/exchange/tile_reduce_operation.h"
+#include "kernels/ops/gemm_ar/cuda_parameters.h"
+#include "kernels/ops/gemm_ar/cuda_plan.h"
+
+namespace mkernel::kernels {
+namespace {
+
+class CudaGemmAr final : public TileReduceOperation {
+ public:
+  CudaGemmAr(const GemmArCudaPlan& plan, const GemmShape& shape, Topology topology, std::uint32_t rank)
+      : TileReduceOperation(OpKind::kGemmAr, plan.product, shape, std::move(topology), rank), plan_(plan) {}
+
+  Requirements requirements() const override {
+    return {.workspace_bytes = plan_.workspace_bytes(), .gpu = true};
+  }
+
+ private:
+  Status attach() override {
+    MK_RETURN_IF_ERROR(TileReduceOperation::attach());
+    auto copied = DeviceBuffer::zeroed(sizeof(std::uint64_t), "claims of copies");
+    if (!copied.ok()) return copied.status();
+    copied_ = std::move(copied).value();
+    return {};
+  }
+
+  Status launch(const GemmArguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) override {
+    GemmArParameters p{};
+    MK_RETURN_IF_ERROR(describe(arguments, deadline_ns, p));
+    p.c = static_cast<std::byte*>(arguments.c);
+    p.own_c = p.c + plan_.product.reduce.first_row(plan_.product.steps.rank) * shape().n * 2;
+    p.copied = static_cast<std::uint64_t*>(copied_.get());
+    describe_sums(p);
+    return with_tile(plan_.product.tile, "gemm_ar",
+                     [&]<Sm90Tile kTile>() { return launch_gemm_ar<kTile>(shape(), p, ctas(), stream); });
+  }
+
+  void describe_sums(GemmArParameters& p) const {
+    const PushSumsPlan& sums = plan_.sums;
+    const std::int32_t me = plan_.product.steps.rank;
+    for (std::int32_t turn = 0; turn < sums.world - 1; ++turn) {
+      std::byte* there = workspace_of((me + 1 + turn) % sums.world);
+      p.sums_there[turn] = there + sums.sums_offset(0, me);
+      p.summed_there[turn] = reinterpret_cast<std::uint64_t*>(there + sums.summed_offset(me));
+    }
+    p.sums_here = workspace().mine + sums.sums_offset(0, 0);
+    p.summed = reinterpret_cast<const std::uint64_t*>(workspace().mine + sums.summed_offset(0));
+    p.sums_owner_bytes = sums.sums_offset(0, 1) - sums.sums_offset(0, 0);
+    p.sums_parity_bytes = sums.sums_offset(1, 0) - sums.sums_offset(0, 0);
+  }
+
+  const GemmArCudaPlan plan_;
+  DeviceBuffer copied_;  ///< GemmArParameters::copied
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& shape, Topology topology,
+                                                             std::uint32_t rank,
+                                                             const TileReduceOptions& options) {
+  auto sms = hopper_multiprocessors("gemm_ar");
+  if (!sms.ok()) return sms.status();
+  auto plan = GemmArCudaPlan::make(shape, topology, rank, *sms, options);
+  if (!plan.ok()) return plan.status();
+  return std::unique_ptr<CudaGemmOperation>(
+      std::make_unique<CudaGemmAr>(*plan, shape, std::move(topology), rank));
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,35 @@
+// What GEMM+AR's kernel is given, and its launch: between the operation and the files that nvcc builds, one
+// per tile.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/gemm/sm90_tile.h"
+#include "kernels/ops/exchange/tile_reduce_parameters.h"
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+
+struct CUstream_st;
+
+namespace mkernel::kernels {
+
+/// `by turn`: rank + 1 first, rank + world - 1 last.
+struct GemmArParameters : TileReduceParameters {
+  // Of PushSumsPlan.
+  std::byte* sums_there[kMaxReduceOwners];        ///< by turn: this owner's units there, epoch parity 0
+  std::uint64_t* summed_there[kMaxReduceOwners];  ///< by turn: the words that this owner writes there
+  const std::byte* sums_here;                     ///< of owner 0, epoch parity 0
+  const std::uint64_t* summed;                    ///< words that are written here, of owner 0
+  std::uint64_t sums_owner_bytes;                 ///< from owner to owner
+  std::uint64_t sums_parity_bytes;                ///< from one epoch parity to the other
+  std::byte* c;                                   ///< [m, n]
+  std::uint64_t* copied;  ///< copies that warps have asked for, over all launches; in device memory
+};
+
+/// Queues the kernel for the types and the layout of `shape` on `stream`.
+template <Sm90Tile kTile>
+Status launch_gemm_ar(const GemmShape& shape, const GemmArParameters& parameters, std::int32_t ctas,
+                      CUstream_st* stream);
+
+}  // namespace mkernel::kernels

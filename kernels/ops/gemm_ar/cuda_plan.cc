@@ -1,0 +1,17 @@
+#include "kernels/ops/gemm_ar/cuda_plan.h"
+
+namespace mkernel::kernels {
+
+Result<GemmArCudaPlan> GemmArCudaPlan::make(const GemmShape& shape, const Topology& topology,
+                                            std::uint32_t rank, std::int32_t sms,
+                                            const TileReduceOptions& options) {
+  auto product = TileReducePlan::make(OpKind::kGemmAr, shape, topology, rank, sms, options);
+  if (!product.ok()) return product.status();
+  GemmArCudaPlan plan{.product = *product};
+  plan.sums = {.begin = (plan.product.reduce.workspace_bytes() + 127) / 128 * 128,
+               .world = plan.product.steps.world,
+               .units = plan.product.units.units()};
+  return plan;
+}
+
+}  // namespace mkernel::kernels

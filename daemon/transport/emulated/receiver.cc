@@ -17,7 +17,7 @@ constexpr std::size_t kMaxSources = 4096;  ///< announced regions of one peer
 // have to wait for (about a millisecond between host and GPU).
 constexpr std::size_t kMaxFlights = 256;
 constexpr std::uint64_t kMaxFlyingBytes = std::uint64_t{64} << 20;
-/// Starting an engine takes the CPU as long as copying so many bytes.
+/// Starting a copy takes the CPU no longer than copying so many bytes itself.
 constexpr std::uint64_t kStartCost = 16 << 10;
 /// An engine that takes longer has failed; what it works on stays mapped.
 constexpr std::chrono::seconds kEnginePatience{5};

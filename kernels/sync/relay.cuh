@@ -11,18 +11,33 @@
 
 namespace mkernel::kernels {
 
+/// A word in host memory, and where its value goes.
+struct RelayedWord {
+  const std::uint64_t* source;
+  std::uint64_t* seen;  ///< null for the last word of a sweep: how many CTAs have ended
+  std::uint64_t base;   ///< what `source` read at the start
+  std::uint64_t last;   ///< what was written to `seen`
+};
+
+__device__ __forceinline__ RelayedWord relayed_word(const RelayedCounts& counts, std::uint32_t i,
+                                                    const std::uint64_t* exited) {
+  if (i == counts.words()) return {exited, nullptr, 0, 0};
+  return {counts.source(i), counts.seen + i, counts.base[i], ptx::ld_relaxed_gpu(counts.seen + i)};
+}
+
 /// One whole warp, until `leavers` CTAs (or roles that count themselves in `exited` as end_cta() does) have
 /// ended in this launch. An abort that the host sees becomes one that the kernel sees. Needs no deadline: the
-/// waits of the others have theirs.
+/// waits of the others have theirs. Sleeps only when there is no count to wait for.
 ///
-/// The lanes read different words, so up to 31 counts cost one trip over the bus (about 1 us), the next 32
-/// one more. Sleeps only when there is no count to wait for.
+/// The lanes read different words in one load, so up to 31 counts cost one trip over the bus (about 1 us),
+/// the next 32 one more; the count of ended CTAs is among them, for a load of its own would be a trip of its
+/// own.
 ///
-/// NOTES: the count is handed on by a relaxed store, where the book asks for a release (a fence of 0.4
-/// us: 3.1 instead of 2.7 us for an echo). It is enough because the relay hands on nothing that it has
-/// written itself: what a count stands for was in place, at this GPU's L2 or in host memory, before the proxy
-/// or NIC published the count; the store depends on the acquired value; and whoever acquires `seen` drops its
-/// L1 first. A relay that writes anything but counts needs the release.
+/// NOTES: a count is handed on by a relaxed store, where the book asks for a release (a fence of 0.3 us in
+/// every round trip). It is enough because the relay hands on nothing that it has written itself: what a
+/// count stands for was in place, at this GPU's L2 or in host memory, before the proxy or NIC published the
+/// count; the store depends on the acquired value; and whoever acquires `seen` drops its L1 first. A relay
+/// that writes anything but counts needs the release.
 __device__ __forceinline__ void relay_host(LaunchControl& control, const HostWatch& host,
                                            const RelayedCounts& counts, std::uint64_t leavers) {
   constexpr unsigned kAbortEvery = 1024;  // sweeps: about a millisecond; a look costs one more trip
@@ -31,18 +46,17 @@ __device__ __forceinline__ void relay_host(LaunchControl& control, const HostWat
   const std::uint32_t lane = thread_index() % 32;
   const std::uint32_t words = counts.words();
   const std::uint32_t* abort_word = lane == 0 ? host.session_abort : lane == 1 ? host.group_abort : nullptr;
+  RelayedWord word = relayed_word(counts, min(lane, words), &control.exited);
   for (unsigned sweep = 0;; ++sweep) {
     bool ended = false;
     for (std::uint32_t i = lane; i <= words; i += 32) {
-      // The last word is that of the CTAs' end, beside the counts: a branch of its own would cost a trip.
-      const bool is_count = i < words;
-      const std::uint64_t base = is_count ? ptx::ld_relaxed_gpu(counts.base + i) : 0;
-      const std::uint64_t before = is_count ? ptx::ld_relaxed_gpu(counts.seen + i) : 0;
-      const std::uint64_t now = ptx::ld_acquire_sys(is_count ? counts.source(i) : &control.exited) - base;
-      if (!is_count) {
+      if (words >= 32) word = relayed_word(counts, i, &control.exited);  // more than one for a lane to keep
+      const std::uint64_t now = ptx::ld_acquire_sys(word.source) - word.base;
+      if (word.seen == nullptr) {
         ended = now >= all_ended;
-      } else if (now != before) {
-        ptx::st_relaxed_gpu(counts.seen + i, now);
+      } else if (now != word.last) {
+        ptx::st_relaxed_gpu(word.seen, now);
+        word.last = now;
       }
     }
     if (__any_sync(~0U, ended)) return;

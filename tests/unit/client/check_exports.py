@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 FORBIDDEN = re.compile(r"grpc|protobuf|boost|absl|spdlog|toml|CLI11|python|torch", re.I)
-API = re.compile(r"mk_\w+$|mkernel::(version|Session|Group|SymmetricBuffer|HostBuffer|Activity|Pending|Planned|Gemm|Moe|"
-                 r"RingAttention)\b(?!.*\bstd::function<)")
+API = re.compile(r"mk_\w+$|mkernel::(version|Session|Group|SymmetricBuffer|HostBuffer|Activity|DeviceEndpoint|Pending|"
+                 r"Planned|Gemm|Moe|RingAttention)\b(?!.*\bstd::function<)")
 
 
 def output(*command):

@@ -249,7 +249,7 @@ void add_op(CLI::App& app, int& status) {
   op->add_option("--dtype", o->dtype)
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}));
-  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, AG+GEMM and GEMM+RS so far")
+  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, AG+GEMM, GEMM+RS and GEMM+AR so far")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
   op->add_option("--device", o->device, "GPU of this rank on the cuda executor; default: its rank")

@@ -41,7 +41,7 @@ class Workload {
 
 Result<std::unique_ptr<Workload>> make_gemm_workload(Group& group, OpKind kind, const GemmShape& shape);
 /// On the GPU of the group's session (device `device`): operands in its memory, verified there against fp64.
-/// AG+GEMM and GEMM+RS so far.
+/// AG+GEMM, GEMM+RS and GEMM+AR so far.
 Result<std::unique_ptr<Workload>> make_gemm_cuda_workload(Group& group, OpKind kind, const GemmShape& shape,
                                                           int device);
 /// `tokens`: of every rank.

@@ -1,5 +1,5 @@
-// AG+GEMM and GEMM+RS on the cuda executor. Every rank makes the operands of all ranks from their seeds, so
-// that it can check its result on its own GPU.
+// AG+GEMM, GEMM+RS and GEMM+AR on the cuda executor. Every rank makes the operands of all ranks from their
+// seeds, so that it can check its result on its own GPU.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>

@@ -124,5 +124,23 @@ TEST_CASE("a sleeping daemon is rung for every put; an active session is not run
   });
 }
 
+TEST_CASE(
+    "every new activity rings, also beside one that is old: kernels rely on it and cannot ring themselves") {
+  FakeDaemon daemon;
+  with_groups(daemon, 1, [&](Group& group) {
+    {
+      const Activity old = group.keep_active();
+      CHECK(eventually([&] { return daemon.look().doorbells == 2; }));  // both rings
+      {
+        const Activity launch = group.keep_active();
+        CHECK(eventually([&] { return daemon.look().doorbells == 4; }));
+        CHECK(daemon.look().active == 2);
+      }
+      CHECK(daemon.look().active == 1);
+    }
+    CHECK(eventually([&] { return daemon.look().doorbells == 6; }));  // the last one's end
+  });
+}
+
 }  // namespace
 }  // namespace mkernel::test

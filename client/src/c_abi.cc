@@ -74,11 +74,16 @@ GemmShape shape_of(const mk_gemm_shape& shape) {
   return {shape.m, shape.n, shape.k, static_cast<DataType>(shape.dtype), static_cast<Layout>(shape.b_layout)};
 }
 
+GemmArguments operands_of(const mk_gemm_arguments& arguments) {
+  return {arguments.a, arguments.b, arguments.c};
+}
+
 mk_status create_gemm(Result<Gemm> (Group::*factory)(const GemmShape&, Executor), mk_group* group,
-                      const mk_gemm_shape* shape, mk_gemm** operation) {
+                      const mk_gemm_shape* shape, uint32_t executor, mk_gemm** operation) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("gemm create", group, shape, operation));
-    return give((unwrap<Group>(group)->*factory)(shape_of(*shape), Executor::kCpu), operation);
+    return give((unwrap<Group>(group)->*factory)(shape_of(*shape), static_cast<Executor>(executor)),
+                operation);
   });
 }
 
@@ -267,22 +272,36 @@ mk_status mk_wait_completed(mk_group* group, uint32_t target, uint32_t lane, uin
   });
 }
 
-mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation) {
-  return create_gemm(&Group::ag_gemm, group, shape, operation);
+mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
+                            mk_gemm** operation) {
+  return create_gemm(&Group::ag_gemm, group, shape, executor, operation);
 }
-mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation) {
-  return create_gemm(&Group::gemm_rs, group, shape, operation);
+mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
+                            mk_gemm** operation) {
+  return create_gemm(&Group::gemm_rs, group, shape, executor, operation);
 }
-mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation) {
-  return create_gemm(&Group::gemm_ar, group, shape, operation);
+mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
+                            mk_gemm** operation) {
+  return create_gemm(&Group::gemm_ar, group, shape, executor, operation);
 }
 mk_status mk_gemm_launch(mk_gemm* operation, const mk_gemm_arguments* arguments,
                          const mk_launch_options* options, mk_pending** pending) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("mk_gemm_launch", operation, arguments, pending));
-    return give(
-        unwrap<Gemm>(operation)->launch({arguments->a, arguments->b, arguments->c}, options_of(options)),
-        pending);
+    return give(unwrap<Gemm>(operation)->launch(operands_of(*arguments), options_of(options)), pending);
+  });
+}
+mk_status mk_gemm_enqueue(mk_gemm* operation, const mk_gemm_arguments* arguments, CUstream_st* stream,
+                          const mk_launch_options* options) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_gemm_enqueue", operation, arguments));
+    return unwrap<Gemm>(operation)->enqueue(operands_of(*arguments), stream, options_of(options));
+  });
+}
+mk_status mk_gemm_status(mk_gemm* operation) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_gemm_status", operation));
+    return unwrap<Gemm>(operation)->status();
   });
 }
 void mk_gemm_destroy(mk_gemm* operation) {

@@ -3,7 +3,8 @@
  *
  * Every function that can fail returns an mk_status (the codes of gRPC); mk_last_error() then holds the text
  * for the calling thread. Out parameters are written on MK_OK only. Handles are destroyed in any order;
- * destroying NULL is nothing. Times are in milliseconds. */
+ * destroying NULL is nothing. Times are in milliseconds. Device endpoints (Group::device_endpoint) and what
+ * serves only them are not here: the kernels that they are for are C++. */
 #pragma once
 
 #include <stddef.h>
@@ -14,6 +15,8 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+struct CUstream_st; /* a cudaStream_t points to one */
 
 typedef enum mk_status {
   MK_OK = 0,
@@ -114,12 +117,14 @@ MK_API mk_status mk_wait_completed(mk_group* group, uint32_t target, uint32_t la
 /* Operations. Shapes and arguments are those of mkernel/ops.h. */
 enum { MK_BF16 = 1, MK_F16 = 2 };
 enum { MK_ROW_MAJOR = 0, MK_COLUMN_MAJOR = 1 };
+enum { MK_CPU = 0, MK_CUDA = 1 }; /* executors: threads on host memory, a kernel on the session's GPU */
 
 typedef struct mk_gemm_shape {
   int64_t m, n, k;
   uint32_t dtype;    /* MK_BF16, MK_F16 */
   uint32_t b_layout; /* MK_ROW_MAJOR, MK_COLUMN_MAJOR */
 } mk_gemm_shape;
+/* In host memory for MK_CPU, addresses on the session's GPU for MK_CUDA. */
 typedef struct mk_gemm_arguments {
   const void* a;
   const void* b;
@@ -155,15 +160,28 @@ typedef struct mk_attention_arguments {
 
 /* May be NULL: defaults. A field of 0 takes its default. */
 typedef struct mk_launch_options {
-  uint32_t deadline_ms; /* of every single wait */
-  int32_t compute_threads;
+  uint32_t deadline_ms;    /* of every single wait */
+  int32_t compute_threads; /* of MK_CPU */
 } mk_launch_options;
 
-MK_API mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation);
-MK_API mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation);
-MK_API mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, mk_gemm** operation);
+/* Collective. `executor`: MK_CPU or MK_CUDA; the other operations have MK_CPU alone. */
+MK_API mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
+                                   mk_gemm** operation);
+MK_API mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
+                                   mk_gemm** operation);
+MK_API mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
+                                   mk_gemm** operation);
 MK_API mk_status mk_gemm_launch(mk_gemm* operation, const mk_gemm_arguments* arguments,
                                 const mk_launch_options* options, mk_pending** pending);
+/* MK_CUDA: queues one launch on `stream` (a cudaStream_t of the session's GPU, which stays the caller's;
+ * NULL: its default stream) and may be captured in a CUDA graph. The operands must stay until the stream is
+ * done. Not together with mk_gemm_launch. Errors: a NULL `operation` or `arguments`; every other one
+ * fails the group, as that of a launch does, also MK_UNIMPLEMENTED (an operation of MK_CPU). */
+MK_API mk_status mk_gemm_enqueue(mk_gemm* operation, const mk_gemm_arguments* arguments,
+                                 struct CUstream_st* stream, const mk_launch_options* options);
+/* Once the stream is done: MK_OK, or why a launch that was queued failed; the group is over for all ranks
+ * then. */
+MK_API mk_status mk_gemm_status(mk_gemm* operation);
 MK_API void mk_gemm_destroy(mk_gemm* operation);
 
 MK_API mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape, mk_moe** operation);

@@ -34,7 +34,7 @@ const char* mk_test_errors(const char* socket) {
   EXPECT(mk_join(session, &options, &group) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "rank = 1") != NULL);
   EXPECT(group == NULL);
-  EXPECT(mk_ag_gemm_create(NULL, NULL, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(NULL, NULL, MK_CPU, &gemm) == MK_INVALID_ARGUMENT);
 
   options.rank = 0;
   EXPECT(mk_join(session, &options, &group) == MK_OK);
@@ -89,6 +89,58 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
 
   mk_host_buffer_destroy(host);
   mk_symmetric_destroy(symmetric);
+  mk_group_destroy(group);
+  mk_session_destroy(session);
+  return "";
+}
+
+/* One rank without a GPU. Every refusal but the last leaves the group alive. */
+const char* mk_test_gemm(const char* socket) {
+  mk_session* session = NULL;
+  mk_group* group = NULL;
+  mk_gemm* gemm = NULL;
+  mk_pending* pending = NULL;
+  const mk_session_options here = {socket, "c test", -1, 1, 30000};
+  const mk_group_options options = {"c", 1, 0, 0, 0, 30000};
+  const mk_gemm_shape shape = {2, 1, 2, MK_BF16, MK_ROW_MAJOR};
+  const uint16_t a[4] = {0x3f80, 0x4000, 0x4040, 0x4080}; /* 1 2, 3 4 */
+  const uint16_t b[2] = {0x3f80, 0x4000};                 /* 1, 2 */
+  uint16_t c[2] = {0xffff, 0xffff};
+  const mk_gemm_arguments arguments = {a, b, c};
+
+  EXPECT(mk_connect(&here, &session) == MK_OK);
+  EXPECT(mk_join(session, &options, &group) == MK_OK);
+
+  EXPECT(mk_ag_gemm_create(group, &shape, MK_CUDA, &gemm) == MK_FAILED_PRECONDITION);
+  EXPECT(strstr(mk_last_error(), "SessionOptions::device = -1 (host memory only)") != NULL);
+  EXPECT(mk_gemm_rs_create(group, &shape, MK_CUDA, &gemm) == MK_FAILED_PRECONDITION);
+  EXPECT(mk_gemm_ar_create(group, &shape, MK_CUDA, &gemm) == MK_FAILED_PRECONDITION);
+  EXPECT(mk_gemm_rs_create(group, &shape, 7, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "executor = 7, must be cpu (0) or cuda (1)") != NULL);
+  EXPECT(mk_ag_gemm_create(group, NULL, MK_CPU, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, NULL) == MK_INVALID_ARGUMENT);
+  EXPECT(gemm == NULL);
+  EXPECT(mk_group_status(group) == MK_OK);
+
+  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, &gemm) == MK_OK);
+  EXPECT(mk_gemm_status(gemm) == MK_OK);
+  EXPECT(mk_gemm_launch(gemm, &arguments, NULL, &pending) == MK_OK);
+  EXPECT(mk_pending_wait(pending, 0) == MK_OK);
+  EXPECT(c[0] == 0x40a0 && c[1] == 0x4130); /* 5, 11 */
+
+  EXPECT(mk_gemm_status(NULL) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "mk_gemm_status: a required pointer is NULL") != NULL);
+  EXPECT(mk_gemm_enqueue(NULL, &arguments, NULL, NULL) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_gemm_enqueue(gemm, NULL, NULL, NULL) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "mk_gemm_enqueue: a required pointer is NULL") != NULL);
+  EXPECT(mk_group_status(group) == MK_OK);
+  EXPECT(mk_gemm_enqueue(gemm, &arguments, NULL, NULL) == MK_UNIMPLEMENTED);
+  EXPECT(strstr(mk_last_error(), "ag_gemm m=2 n=1 k=2") != NULL);
+  EXPECT(strstr(mk_last_error(), "only the cuda executor queues launches on a stream") != NULL);
+  EXPECT(mk_group_status(group) == MK_UNIMPLEMENTED); /* as after every launch that failed */
+
+  mk_pending_destroy(pending);
+  mk_gemm_destroy(gemm);
   mk_group_destroy(group);
   mk_session_destroy(session);
   return "";

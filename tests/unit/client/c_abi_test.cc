@@ -4,6 +4,7 @@
 extern "C" const char* mk_test_versions(void);
 extern "C" const char* mk_test_errors(const char* socket);
 extern "C" const char* mk_test_rank(const char* socket, unsigned rank, unsigned world);
+extern "C" const char* mk_test_gemm(const char* socket);
 
 namespace mkernel::test {
 namespace {
@@ -25,6 +26,12 @@ TEST_CASE("C: two ranks exchange, put and wait") {
   });
   CHECK(eventually([&] { return daemon.look().sessions == 0; }));
   CHECK(daemon.look().puts == 0 + 2 * 2);
+}
+
+TEST_CASE("C: a GEMM operation runs where its executor can, and says where it cannot") {
+  FakeDaemon daemon;
+  CHECK(std::string(mk_test_gemm(daemon.socket().c_str())) == "");
+  CHECK(eventually([&] { return daemon.look().sessions == 0; }));
 }
 
 }  // namespace

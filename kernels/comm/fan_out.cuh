@@ -1,11 +1,14 @@
-// A stream of bytes of this rank, pushed into the memory of the other ranks of its node, chunk by chunk.
-// Several CTAs share every chunk, so chunks become complete one after the other; each CTA drives its part
-// with one thread and the bulk copy engine of its SM: every byte is read once and stored once per target.
+// Rows of this rank, pushed into the memory of the other ranks of its node, chunk by chunk.
+// Several CTAs share every chunk, so chunks become complete one after the other; each CTA moves its share
+// with the bulk copy engine of its SM, driven by a thread that loads and one that stores: every byte is read
+// once and stored once per target. (One thread for both could not issue fast enough where a piece is gathered
+// from many rows.)
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/comm/row_parts.h"
 #include "kernels/ptx/bulk.cuh"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/global.cuh"
@@ -16,24 +19,27 @@
 namespace mkernel::kernels {
 
 inline constexpr int kFanOutStages = 12;
-inline constexpr int kFanOutLead =
-    4;  ///< loads under way before the stores; the other stages hold stores under way
+inline constexpr int kFanOutStoring = 6;  ///< stages whose stores may be under way; the others hold loads
 inline constexpr std::uint32_t kFanOutPieceBytes = 16384;
 
 /// Ranks of one node at most.
 inline constexpr int kMaxFanOutTargets = 15;
 
 struct FanOutTarget {
-  std::byte* stream;     ///< where byte 0 goes
-  std::uint64_t* ready;  ///< [chunks]: one is added per part when its part of the chunk is there
+  std::byte* rows;       ///< where the rows go: part 0 of all of them, then part 1, ...
+  std::uint64_t* ready;  ///< [chunks]: one is added per share when that share of the chunk is there
 };
 
-/// Sizes and addresses are multiples of 16 bytes. Without bytes the stream is one empty chunk.
+/// A chunk is one part (along k) of a block of rows; the parts of a block follow each other. Sizes and
+/// addresses are multiples of 16 bytes, a part of a row has at most kFanOutPieceBytes. Without rows the
+/// stream is one block of empty chunks.
 struct FanOutStream {
-  const std::byte* source;
-  std::uint64_t bytes;
-  std::uint64_t chunk_bytes;
-  std::int32_t parts;    ///< CTAs that share every chunk
+  const std::byte* source;  ///< [rows, row.row_bytes]
+  std::int64_t rows;
+  RowParts row;
+  std::int32_t block_rows;
+  std::int32_t chunks;
+  std::int32_t shares;   ///< CTAs that share every chunk
   std::int32_t targets;  ///< in the order in which they are written
   FanOutTarget target[kMaxFanOutTargets];
 };
@@ -42,58 +48,68 @@ struct alignas(128) FanOutShared {
   std::byte stage[kFanOutStages][kFanOutPieceBytes];
   FanOutStream stream;  ///< for the caller to fill in: too long for registers
   PipelineBarriers<kFanOutStages> barriers;
-  std::uint32_t sent;  ///< chunks of which this CTA's part has arrived everywhere
+  std::uint32_t sent;  ///< chunks of which this CTA's share has arrived everywhere
 };
 
-/// Walks the pieces of one part of all chunks. A part without bytes is one empty piece: it has to be counted
-/// too.
+/// Walks the pieces of one share of all chunks: a few rows' parts. A share without rows is one empty piece:
+/// it has to be counted too.
 class FanOutCursor {
  public:
-  __device__ __forceinline__ FanOutCursor(const FanOutStream& stream, int part)
-      : stream_(stream), part_(part) {
-    enter();
+  __device__ __forceinline__ FanOutCursor(const FanOutStream& stream, int share)
+      : stream_(stream), share_(share) {
+    enter_part();
   }
 
-  __device__ __forceinline__ bool done() const {
-    return chunk_ > 0 && chunk_ * stream_.chunk_bytes >= stream_.bytes;
+  __device__ __forceinline__ bool done() const { return chunk_ == stream_.chunks; }
+  __device__ __forceinline__ std::int32_t chunk() const { return chunk_; }
+  __device__ __forceinline__ std::int32_t rows() const { return min(end_ - row_, piece_rows_); }
+  /// Of one row's part.
+  __device__ __forceinline__ std::uint32_t row_bytes() const { return row_bytes_; }
+  __device__ __forceinline__ std::uint32_t bytes() const { return rows() * row_bytes_; }
+  __device__ __forceinline__ std::int64_t source_offset() const {
+    return (first_row_ + row_) * stream_.row.row_bytes + column_;
   }
-  __device__ __forceinline__ std::uint64_t chunk() const { return chunk_; }
-  __device__ __forceinline__ std::uint64_t offset() const { return at_; }
-  __device__ __forceinline__ std::uint32_t bytes() const {
-    return end_ - at_ < kFanOutPieceBytes ? static_cast<std::uint32_t>(end_ - at_) : kFanOutPieceBytes;
+  __device__ __forceinline__ std::int64_t target_offset() const {
+    return stream_.rows * column_ + (first_row_ + row_) * row_bytes_;
   }
-  __device__ __forceinline__ bool ends_part() const { return end_ - at_ <= kFanOutPieceBytes; }
+  __device__ __forceinline__ bool ends_share() const { return end_ - row_ <= piece_rows_; }
   __device__ __forceinline__ void advance() {
-    if (!ends_part()) {
-      at_ += kFanOutPieceBytes;
+    if (!ends_share()) {
+      row_ += piece_rows_;
       return;
     }
     ++chunk_;
-    enter();
+    if (++part_ == stream_.row.parts) {
+      part_ = 0;
+      first_row_ += stream_.block_rows;
+    }
+    enter_part();
   }
 
  private:
-  static constexpr std::uint64_t kLineBytes = 128;
-
-  __device__ __forceinline__ void enter() {
-    const std::uint64_t begin = chunk_ * stream_.chunk_bytes;
-    const std::uint64_t left = begin < stream_.bytes ? stream_.bytes - begin : 0;
-    const std::uint64_t bytes = left < stream_.chunk_bytes ? left : stream_.chunk_bytes;
-    // Parts begin at whole lines: a line that two parts share crosses the link twice, half empty. The last
-    // part has the rest.
-    const std::uint64_t lines = bytes / kLineBytes;
-    at_ = begin + lines * part_ / stream_.parts * kLineBytes;
-    end_ =
-        part_ + 1 == stream_.parts ? begin + bytes : begin + lines * (part_ + 1) / stream_.parts * kLineBytes;
+  /// What does not change within a part of a block: the divisions are here.
+  __device__ __forceinline__ void enter_part() {
+    const std::int64_t behind = stream_.rows - first_row_;
+    const auto rows =
+        behind < 0 ? 0 : static_cast<std::int32_t>(min(behind, std::int64_t{stream_.block_rows}));
+    row_ = rows * share_ / stream_.shares;
+    end_ = rows * (share_ + 1) / stream_.shares;
+    column_ = stream_.row.begin(part_);
+    row_bytes_ = static_cast<std::uint32_t>(stream_.row.bytes(part_));
+    piece_rows_ = static_cast<std::int32_t>(kFanOutPieceBytes / row_bytes_);
   }
 
   const FanOutStream& stream_;
-  const int part_;
-  std::uint64_t chunk_ = 0;
-  std::uint64_t at_ = 0, end_ = 0;
+  const int share_;
+  std::int32_t chunk_ = 0, part_ = 0;
+  std::int64_t first_row_ = 0;      ///< of the block
+  std::int32_t row_ = 0, end_ = 0;  ///< of this CTA's share, in the block
+  std::int64_t column_ = 0;         ///< bytes
+  std::uint32_t row_bytes_ = 0;
+  std::int32_t piece_rows_ = 0;
 };
 
-/// All threads of the CTA, before fan_out(); ends with a barrier.
+/// All threads of the CTA, before the three roles below; ends with a barrier.
 __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
   if (threadIdx.x == 0) {
     Pipeline<kFanOutStages>::init(shared.barriers, 1, 1);
@@ -103,57 +119,74 @@ __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
   __syncthreads();
 }
 
-/// One thread: part `part` of the stream to all targets. Returns when all of it is there; signal_fan_out()
-/// says so.
-__device__ __forceinline__ void fan_out(const FanOutStream& stream, int part, FanOutShared& shared) {
-  // A load takes the stage of the piece kFanOutStages before it. Waiting for whole stores, not only for their
-  // reads, frees the stage and tells in the same breath which pieces have arrived.
-  constexpr int kPending = kFanOutStages - kFanOutLead;
-  Pipeline<kFanOutStages> loads(shared.barriers);
-  Pipeline<kFanOutStages> stores = loads;
-  FanOutCursor load(stream, part), store(stream, part), arrived(stream, part);
-  std::uint64_t loaded = 0, stored = 0, counted = 0;  // pieces
+/// One thread: share `share` of the stream into the stages.
+__device__ __forceinline__ void load_fan_out(const FanOutStream& stream, int share, FanOutShared& shared) {
   const std::uint32_t stage0 = ptx::shared_address(shared.stage);
+  const bool whole_rows = stream.row.parts == 1;  // they lie together, parts of rows do not
+  Pipeline<kFanOutStages> stages(shared.barriers);
+  for (FanOutCursor piece(stream, share); !piece.done(); piece.advance(), stages.advance()) {
+    stages.wait_empty();
+    const std::uint32_t bytes = piece.bytes();
+    if (bytes == 0) {
+      stages.arrive_full();
+      continue;
+    }
+    stages.arrive_full_expect(bytes);
+    const std::uint32_t to = stage0 + stages.stage() * kFanOutPieceBytes;
+    const std::byte* from = stream.source + piece.source_offset();
+    if (whole_rows) {
+      ptx::bulk_load(to, from, bytes, stages.full_barrier());
+      continue;
+    }
+    for (std::uint32_t at = 0; at < bytes; at += piece.row_bytes(), from += stream.row.row_bytes)
+      ptx::bulk_load(to + at, from, piece.row_bytes(), stages.full_barrier());
+  }
+}
 
+/// One thread of another warp: from the stages to all targets. Returns when all of it is there;
+/// signal_fan_out() says so.
+__device__ __forceinline__ void store_fan_out(const FanOutStream& stream, int share, FanOutShared& shared) {
+  const std::uint32_t stage0 = ptx::shared_address(shared.stage);
+  Pipeline<kFanOutStages> stages(shared.barriers);
+  Pipeline<kFanOutStages> stored = stages;  // trails by the stores under way
+  FanOutCursor arrived(stream, share);
+  // Waiting for whole stores, not only for their reads, frees the stage and tells in the same breath which
+  // pieces have arrived.
   const auto count_one = [&] {
-    if (arrived.ends_part()) {
+    stored.arrive_empty();
+    stored.advance();
+    if (arrived.ends_share()) {
       ptx::st_release_cta_shared(ptx::shared_address(&shared.sent),
                                  static_cast<std::uint32_t>(arrived.chunk() + 1));
     }
     arrived.advance();
   };
-  for (; !store.done(); ++stored) {
-    for (; !load.done() && loaded < stored + kFanOutLead; ++loaded, load.advance(), loads.advance()) {
-      if (load.bytes() == 0) {
-        loads.arrive_full();
-        continue;
-      }
-      loads.arrive_full_expect(load.bytes());
-      ptx::bulk_load(stage0 + loads.stage() * kFanOutPieceBytes, stream.source + load.offset(), load.bytes(),
-                     loads.full_barrier());
-    }
-    stores.wait_full();
-    for (int t = 0; store.bytes() > 0 && t < stream.targets; ++t) {
-      ptx::bulk_store(stream.target[t].stream + store.offset(), stage0 + stores.stage() * kFanOutPieceBytes,
-                      store.bytes());
-    }
+  int under_way = 0;
+  for (FanOutCursor piece(stream, share); !piece.done(); piece.advance(), stages.advance()) {
+    stages.wait_full();
+    const std::uint32_t bytes = piece.bytes();
+    const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
+    const std::int64_t to = piece.target_offset();
+    for (int t = 0; bytes > 0 && t < stream.targets; ++t)
+      ptx::bulk_store(stream.target[t].rows + to, from, bytes);
     ptx::bulk_commit_group();
-    store.advance();
-    stores.advance();
-    ptx::bulk_wait_group<kPending>();
-    for (; counted + kPending < stored + 1; ++counted) count_one();
+    if (under_way < kFanOutStoring) {
+      ++under_way;
+      continue;
+    }
+    ptx::bulk_wait_group<kFanOutStoring>();
+    count_one();
   }
   ptx::bulk_wait_group<0>();
   while (!arrived.done()) count_one();
 }
 
-/// One warp, beside fan_out(): counts this CTA's part of every chunk at every target when it has arrived. A
+/// One warp, beside the two: counts this CTA's share of every chunk at every target when it has arrived. A
 /// warp of its own, because the fence in front of a count takes as long as a piece on the link: the pushing
 /// thread would stand still. Its wait is for a thread of this CTA that waits for nobody, so it has no
 /// deadline.
 __device__ __forceinline__ void signal_fan_out(const FanOutStream& stream, const FanOutShared& shared) {
-  const auto chunks = static_cast<std::uint32_t>(
-      stream.bytes == 0 ? 1 : (stream.bytes + stream.chunk_bytes - 1) / stream.chunk_bytes);
+  const auto chunks = static_cast<std::uint32_t>(stream.chunks);
   const int target = static_cast<int>(threadIdx.x % 32);
   for (std::uint32_t told = 0; told < chunks;) {
     const std::uint32_t sent = ptx::ld_acquire_cta_shared(ptx::shared_address(&shared.sent));

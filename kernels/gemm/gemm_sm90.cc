@@ -32,6 +32,12 @@ Status check_shape(const GemmShape& shape, bool fp32_output) {
 
 Status check_plan(const Sm90Plan& plan) {
   const std::int32_t cluster = cluster_rows(plan.tile, plan.cluster) * cluster_columns(plan.cluster);
+  if (plan.whole < 0 || plan.whole > plan.raster.tiles() ||
+      (plan.whole < plan.raster.tiles() && !has_tail(plan.tile))) {
+    return {StatusCode::kInvalidArgument, "gemm: plan has " + std::to_string(plan.whole) + " of " +
+                                              std::to_string(plan.raster.tiles()) +
+                                              " cluster tiles whole, which its tile does not allow"};
+  }
   if (plan.ctas >= cluster && plan.ctas % cluster == 0 && plan.raster.band >= 1) return {};
   return {StatusCode::kInvalidArgument, "gemm: plan has " + std::to_string(plan.ctas) +
                                             " CTAs and bands of " + std::to_string(plan.raster.band) +
@@ -53,14 +59,15 @@ Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const S
   auto a = encode_tensor_map(
       sm90_a_view(plan.tile, shape.dtype, arguments.a, shape.m, shape.k, 0, plan.cluster), "a");
   if (!a.ok()) return a.status();
-  auto b = encode_tensor_map(
-      sm90_b_view(plan.tile, shape.dtype, shape.b_layout, arguments.b, shape.n, shape.k, 0, plan.cluster),
-      "b");
+  auto b = encode_tensor_map(sm90_b_view(shape.dtype, shape.b_layout, arguments.b, shape.n, shape.k), "b");
   if (!b.ok()) return b.status();
   auto c = encode_tensor_map(sm90_c_view(output, arguments.c, shape.m, shape.n), "c");
   if (!c.ok()) return c.status();
 
-  const Sm90LocalProduct product{*a, *b, *c, plan.raster,
+  const Sm90LocalProduct product{*a,
+                                 *b,
+                                 *c,
+                                 {plan.raster, plan.whole},
                                  static_cast<std::int32_t>((shape.k + kSm90TileK - 1) / kSm90TileK)};
   return with_tile(plan.tile, "gemm", [&]<Sm90Tile kTile>() {
     return launch_sm90_local<kTile>(shape, output, product, plan, stream);

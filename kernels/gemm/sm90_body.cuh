@@ -15,6 +15,11 @@
 //                                       // to it: a release at the right scope hands the tile on
 //     void after_products() const;      // optional; every multiplying warp, after its last tile: may
 //                                       // wait for tiles that are stored, no tile may wait for it
+//     Sm90Segment segment(int i, int s) const;  // optional, instead of before_load(): rows of a that come
+//                                       // in parts along k; returns when part s may be read, and says
+//                                       // where it lies
+//     Tail tail() const;                // optional, when Config::kHasTail: a schedule of narrow tiles
+//                                       // (Sm90Tail<Config>) that come after tiles()
 //   };
 //
 // Contract: all threads of all CTAs of a cluster call sm90_gemm(), with the same kind of schedule.
@@ -46,6 +51,13 @@ struct Sm90TilePlace {
   std::int32_t c_column;
 };
 
+/// A part along k of a tile's rows of a: columns 0 .. of its map are the product's steps [the part before,
+/// end).
+struct Sm90Segment {
+  const TensorMap* a;
+  std::int32_t end;  ///< in steps of kTileK; of the last part k_blocks()
+};
+
 /// One box into this CTA's stage, or into that of both CTAs of the cluster when they share the operand.
 template <bool kShared>
 __device__ __forceinline__ void sm90_load_box(std::uint32_t to, const TensorMap* map, int x, int y,
@@ -57,77 +69,96 @@ __device__ __forceinline__ void sm90_load_box(std::uint32_t to, const TensorMap*
   }
 }
 
+/// The s-th part of tile i's rows, which may be read now: the only one when they do not come in parts.
+template <class Schedule>
+__device__ __forceinline__ Sm90Segment sm90_segment(const Schedule& schedule, const Sm90TilePlace& tile,
+                                                    int i, int s) {
+  if constexpr (requires { schedule.segment(i, s); }) {
+    return schedule.segment(i, s);
+  } else {
+    schedule.before_load(i);
+    return {tile.a, schedule.k_blocks()};
+  }
+}
+
 /// One thread: a and b into the stages; of the operand that the cluster shares this CTA's part, for both.
-template <class Config, class Schedule>
-__device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<Config>& shared) {
+/// Here and below Config is the kernel's (stages, cluster), Tile what is computed: Config or
+/// Sm90Tail<Config>.
+template <class Config, class Tile, class Schedule>
+__device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<Config>& shared,
+                                          Pipeline<Config::kStages>& stages) {
   constexpr bool kShareA = Config::kClusterColumns > 1, kShareB = Config::kClusterRows > 1;
-  constexpr int kMyBoxes = Config::kBBoxes / Config::kClusterRows;
-  constexpr int kBoxBytes = Config::kBBytes / Config::kBBoxes;
-  constexpr int kBoxColumns = Config::kTileN / Config::kBBoxes;
+  constexpr int kBoxBytes = Tile::kBBytes / Tile::kBBoxes;
+  constexpr int kBoxColumns = Tile::kTileN / Tile::kBBoxes;
   const int part = Config::kCluster == 1 ? 0 : static_cast<int>(ptx::cluster_cta_rank());
-  const int a_part = kShareA ? part : 0;
-  const int first_box = kShareB ? part * kMyBoxes : 0;
+  const int a_part = kShareA ? part : 0, b_part = kShareB ? part : 0;
+  const int first_box = b_part * Tile::kBBoxes / Config::kClusterRows;
+  const int last_box = (b_part + 1) * Tile::kBBoxes / Config::kClusterRows;
   const std::uint32_t a = ptx::shared_address(shared.a) + a_part * (Config::kABytes / Config::kABoxes);
-  const std::uint32_t b = ptx::shared_address(shared.b) + first_box * kBoxBytes;
+  const std::uint32_t b = ptx::shared_address(shared.b);
   const int tiles = schedule.tiles();
   const int k_blocks = schedule.k_blocks();
-  Pipeline<Config::kStages> stages(shared.stages);
 
   for (int i = 0; i < tiles; ++i) {
     const Sm90TilePlace tile = schedule.tile(i);
     const int a_row = tile.a_row + a_part * (Config::kTileM / Config::kABoxes);
-    schedule.before_load(i);
-    // What the hook has acquired was written by ordinary stores or by others' copies; TMA reads it next.
-    if constexpr (Schedule::kWaits) ptx::fence_proxy_async_global();
-    for (int block = 0; block < k_blocks; ++block, stages.advance()) {
-      const int k = block * Config::kTileK;
-      // Empty means in both CTAs of the cluster: the shared operand goes into both. The bytes of the
-      // neighbour's part may come in before this thread announces them; the phase cannot end without its
-      // arrival.
-      if constexpr (Config::kCluster == 1) {
-        stages.wait_empty();
-      } else {
-        stages.wait_empty_cluster();
-      }
-      stages.arrive_full_expect(Config::kABytes + Config::kBBytes);
-      const std::uint32_t full = stages.full_barrier();
-      sm90_load_box<kShareA>(a + stages.stage() * Config::kABytes, tile.a, k, a_row, full);
-      for (int box = 0; box < kMyBoxes; ++box) {
-        const std::uint32_t to = b + stages.stage() * Config::kBBytes + box * kBoxBytes;
-        const int column = tile.b_column + (first_box + box) * kBoxColumns;
-        if constexpr (Config::kLayoutB == Layout::kRowMajor) {
-          sm90_load_box<kShareB>(to, tile.b, column, tile.b_k + k, full);
+    int first = 0;  // step along k with which the segment begins
+    for (int s = 0; first < k_blocks; ++s) {
+      const Sm90Segment segment = sm90_segment(schedule, tile, i, s);
+      // What the hook has acquired was written by ordinary stores or by others' copies; TMA reads it next.
+      if constexpr (Schedule::kWaits) ptx::fence_proxy_async_global();
+      for (int block = first; block < segment.end; ++block, stages.advance()) {
+        const int k = block * Config::kTileK;
+        // Empty means in both CTAs of the cluster: the shared operand goes into both. The bytes of the
+        // neighbour's part may come in before this thread announces them; the phase cannot end without its
+        // arrival.
+        if constexpr (Config::kCluster == 1) {
+          stages.wait_empty();
         } else {
-          sm90_load_box<kShareB>(to, tile.b, tile.b_k + k, column, full);
+          stages.wait_empty_cluster();
+        }
+        stages.arrive_full_expect(Tile::kABytes + Tile::kBBytes);
+        const std::uint32_t full = stages.full_barrier();
+        sm90_load_box<kShareA>(a + stages.stage() * Config::kABytes, segment.a,
+                               (block - first) * Config::kTileK, a_row, full);
+        for (int box = first_box; box < last_box; ++box) {
+          const std::uint32_t to = b + stages.stage() * Config::kBBytes + box * kBoxBytes;
+          const int column = tile.b_column + box * kBoxColumns;
+          if constexpr (Config::kLayoutB == Layout::kRowMajor) {
+            sm90_load_box<kShareB>(to, tile.b, column, tile.b_k + k, full);
+          } else {
+            sm90_load_box<kShareB>(to, tile.b, tile.b_k + k, column, full);
+          }
         }
       }
+      first = segment.end;
     }
   }
 }
 
 /// One step along k of one warpgroup: issues kTileK / 16 products of its rows and closes the group.
-template <class Config>
-__device__ __forceinline__ void sm90_multiply_block(float (&sums)[Config::kBlocks][Config::kSums],
+template <class Tile>
+__device__ __forceinline__ void sm90_multiply_block(float (&sums)[Tile::kBlocks][Tile::kSums],
                                                     std::uint64_t a, std::uint64_t b, bool accumulate) {
   // In units of 16 bytes, as descriptors count: 16 elements along a row of 64; 16 rows of b when k is
   // outside.
   constexpr std::uint64_t kStepA = 2;
-  constexpr std::uint64_t kStepB = Config::kMajorB == ptx::WgmmaMajor::kK ? 2 : 16 * 128 / 16;
+  constexpr std::uint64_t kStepB = Tile::kMajorB == ptx::WgmmaMajor::kK ? 2 : 16 * 128 / 16;
   constexpr std::uint64_t kBlockA = 64 * 128 / 16;
   ptx::wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < Config::kTileK / 16; ++step) {
+  for (int step = 0; step < Tile::kTileK / 16; ++step) {
 #pragma unroll
-    for (int block = 0; block < Config::kBlocks; ++block) {
+    for (int block = 0; block < Tile::kBlocks; ++block) {
       const std::uint64_t from_a = a + block * kBlockA + step * kStepA;
       const std::uint64_t from_b = b + step * kStepB;
       const bool add = accumulate || step > 0;
-      if constexpr (Config::kTileN == 256) {
-        ptx::wgmma_m64n256k16<Config::kWgmmaElement, Config::kMajorB>(sums[block], from_a, from_b, add);
-      } else if constexpr (Config::kTileN == 128) {
-        ptx::wgmma_m64n128k16<Config::kWgmmaElement, Config::kMajorB>(sums[block], from_a, from_b, add);
+      if constexpr (Tile::kTileN == 256) {
+        ptx::wgmma_m64n256k16<Tile::kWgmmaElement, Tile::kMajorB>(sums[block], from_a, from_b, add);
+      } else if constexpr (Tile::kTileN == 128) {
+        ptx::wgmma_m64n128k16<Tile::kWgmmaElement, Tile::kMajorB>(sums[block], from_a, from_b, add);
       } else {
-        ptx::wgmma_m64n64k16<Config::kWgmmaElement, Config::kMajorB>(sums[block], from_a, from_b, add);
+        ptx::wgmma_m64n64k16<Tile::kWgmmaElement, Tile::kMajorB>(sums[block], from_a, from_b, add);
       }
     }
   }
@@ -135,19 +166,19 @@ __device__ __forceinline__ void sm90_multiply_block(float (&sums)[Config::kBlock
 }
 
 /// One warpgroup (`group` 0 or 1): its rows of every tile. Knows counts only, no coordinates.
-template <class Config>
-__device__ __forceinline__ void sm90_multiply(int tiles, int k_blocks, int group,
-                                              Sm90Shared<Config>& shared) {
+template <class Config, class Tile>
+__device__ __forceinline__ void sm90_multiply(int tiles, int k_blocks, int group, Sm90Shared<Config>& shared,
+                                              Pipeline<Config::kStages>& stages,
+                                              Pipeline<Config::kSlots>& pieces) {
   constexpr int kGroupABytes = Config::kABytes / Config::kMultiplyWarpgroups;
   const std::uint32_t lane = threadIdx.x % 32;
   const std::uint64_t a = ptx::wgmma_descriptor_swizzle128(
       ptx::shared_address(shared.a) + group * kGroupABytes, 16, 8 * 128);  // [64, 64] K-major
   const std::uint64_t b = ptx::wgmma_descriptor_swizzle128(
       ptx::shared_address(shared.b), Config::kMajorB == ptx::WgmmaMajor::kK ? 16 : 64 * 128, 8 * 128);
-  Pipeline<Config::kStages> stages(shared.stages);
   Pipeline<Config::kStages> used = stages;  // trails by the products in flight
-  Sm90Output<Config> output(shared, group);
-  float sums[Config::kBlocks][Config::kSums];
+  Sm90Output<Config, Tile> output(shared, group, pieces);
+  float sums[Tile::kBlocks][Tile::kSums];
 
   // Every warp gives a stage back for itself, in every CTA that loads into it.
   const auto give_back = [&] {
@@ -161,8 +192,8 @@ __device__ __forceinline__ void sm90_multiply(int tiles, int k_blocks, int group
   const auto multiply = [&](int first, int last) {
     for (int block = first; block < last; ++block) {
       stages.wait_full();
-      sm90_multiply_block<Config>(sums, a + stages.stage() * (Config::kABytes / 16),
-                                  b + stages.stage() * (Config::kBBytes / 16), block > 0);
+      sm90_multiply_block<Tile>(sums, a + stages.stage() * (Config::kABytes / 16),
+                                b + stages.stage() * (Config::kBBytes / 16), block > 0);
       stages.advance();
       // One group stays in flight, so the one before it is done with its stage.
       ptx::wgmma_wait_group<1>();
@@ -173,7 +204,7 @@ __device__ __forceinline__ void sm90_multiply(int tiles, int k_blocks, int group
   for (int i = 0; i < tiles; ++i) {
     // What the tile before left in registers is written under this tile's first products. When those are
     // still to be loaded, it is written first: their load may be waiting for just this store.
-    if constexpr (Config::kHeld > 0) {
+    if constexpr (Tile::kHeld > 0) {
       bool held = i > 0;
       if (held && !__shfl_sync(~0U, stages.test_full(), 0)) {
         output.write_held();
@@ -194,12 +225,13 @@ __device__ __forceinline__ void sm90_multiply(int tiles, int k_blocks, int group
 }
 
 /// One thread per multiplying warpgroup (`group`): its pieces of every tile from shared memory to c.
-template <class Config, class Schedule>
-__device__ __forceinline__ void sm90_store(const Schedule& schedule, int group, Sm90Shared<Config>& shared) {
-  constexpr int kAcross = Config::kTileN / Config::kPieceColumns;
+/// `before`: tiles that it has stored already.
+template <class Config, class Tile, class Schedule>
+__device__ __forceinline__ void sm90_store(const Schedule& schedule, int before, int group,
+                                           Sm90Shared<Config>& shared, Pipeline<Config::kSlots>& pieces) {
+  constexpr int kAcross = Tile::kTileN / Config::kPieceColumns;
   const std::uint32_t out = ptx::shared_address(shared.out[group]);
   const int tiles = schedule.tiles();
-  Pipeline<Config::kSlots> pieces(shared.pieces[group]);
   Pipeline<Config::kSlots> read = pieces;  // trails by the store that may still read its slot
   const auto give_back = [&] {
     read.arrive_empty();
@@ -208,9 +240,9 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int group, 
 
   for (int i = 0; i < tiles; ++i) {
     const Sm90TilePlace tile = schedule.tile(i);
-    const int row = tile.c_row + group * Config::kBlocks * 64;
+    const int row = tile.c_row + group * Tile::kBlocks * 64;
     bool reading = false;
-    for (int piece = 0; piece < Config::kPieces; ++piece, pieces.advance()) {
+    for (int piece = 0; piece < Tile::kPieces; ++piece, pieces.advance()) {
       // No slot is kept while there is nothing to store: a warp may need it before the next piece is whole.
       if (reading && !pieces.test_full()) {
         ptx::bulk_wait_group_read<0>();
@@ -232,11 +264,41 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int group, 
     // Without .read: complete in memory and visible to this thread. The count hands that on between the two
     // store threads (acq_rel), so whoever comes second speaks for the whole tile.
     ptx::bulk_wait_group<0>();
-    const std::uint32_t stored = ptx::shared_address(&shared.stored[i % 16]);
+    const std::uint32_t stored = ptx::shared_address(&shared.stored[(before + i) % 16]);
     if (ptx::atom_add_acq_rel_cta_shared(stored, 1) % Config::kMultiplyWarpgroups ==
         Config::kMultiplyWarpgroups - 1)
       schedule.after_store(i);
   }
+}
+
+/// The three roles, each over tiles() and then over those of tail().
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_load_all(const Schedule& schedule, Sm90Shared<Config>& shared) {
+  Pipeline<Config::kStages> stages(shared.stages);
+  sm90_load<Config, Config>(schedule, shared, stages);
+  if constexpr (requires { schedule.tail(); })
+    sm90_load<Config, Sm90Tail<Config>>(schedule.tail(), shared, stages);
+}
+
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_multiply_all(const Schedule& schedule, int group,
+                                                  Sm90Shared<Config>& shared) {
+  Pipeline<Config::kStages> stages(shared.stages);
+  Pipeline<Config::kSlots> pieces(shared.pieces[group]);
+  sm90_multiply<Config, Config>(schedule.tiles(), schedule.k_blocks(), group, shared, stages, pieces);
+  if constexpr (requires { schedule.tail(); }) {
+    sm90_multiply<Config, Sm90Tail<Config>>(schedule.tail().tiles(), schedule.k_blocks(), group, shared,
+                                            stages, pieces);
+  }
+}
+
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_store_all(const Schedule& schedule, int group,
+                                               Sm90Shared<Config>& shared) {
+  Pipeline<Config::kSlots> pieces(shared.pieces[group]);
+  sm90_store<Config, Config>(schedule, 0, group, shared, pieces);
+  if constexpr (requires { schedule.tail(); })
+    sm90_store<Config, Sm90Tail<Config>>(schedule.tail(), schedule.tiles(), group, shared, pieces);
 }
 
 /// The whole body: every thread of the CTA, once per kernel.
@@ -266,14 +328,14 @@ __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<C
   if (warp < 4) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if (warp == 0) {
-      if (ptx::elect_sync()) sm90_load(schedule, shared);
+      if (ptx::elect_sync()) sm90_load_all(schedule, shared);
     } else if (warp <= Config::kMultiplyWarpgroups) {
-      if (ptx::elect_sync()) sm90_store(schedule, warp - 1, shared);
+      if (ptx::elect_sync()) sm90_store_all(schedule, warp - 1, shared);
     }
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<Config::kMultiplyRegisters>();
-    sm90_multiply(schedule.tiles(), schedule.k_blocks(), warp / 4 - 1, shared);
+    sm90_multiply_all(schedule, warp / 4 - 1, shared);
     if constexpr (requires { schedule.after_products(); }) schedule.after_products();
   }
 

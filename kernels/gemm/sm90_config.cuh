@@ -37,7 +37,7 @@ struct Sm90Config {
   static constexpr int kABytes = kTileM * kTileK * 2;
   static constexpr int kBBytes = kTileN * kTileK * 2;
   static constexpr int kABoxes = kClusterColumns;  ///< loads that make up a stage
-  static constexpr int kBBoxes = kLayoutB == Layout::kRowMajor ? kTileN / 64 : kClusterRows;
+  static constexpr int kBBoxes = kTileN / 64;
   static constexpr int kStages = tile_stages(kTile);
 
   // The output leaves in pieces of 64 rows x 128 bytes; a warpgroup has kSlots of them in shared memory.
@@ -58,15 +58,21 @@ struct Sm90Config {
   static_assert(kBlocks >= 1 && kBlocks * 64 * kMultiplyWarpgroups == kTileM);
   static_assert(kBlocks * kSums <= 128, "sums of a thread: more would spill");
   static_assert(kHeld <= kSlots, "warps write what they hold without waiting for each other");
-  static_assert(kBBoxes % kClusterRows == 0, "the CTAs that share b load equal parts of it");
+
+  static constexpr bool kHasTail = has_tail(kTile);
 };
+
+/// The narrow tiles that what is left over after whole waves of tiles is cut into: less is lost to SMs that
+/// find no tile in the last wave. They go through the same stages, in the same clusters.
+template <class Config>
+using Sm90Tail =
+    Sm90Config<Sm90Tile::k128x64, Config::kInput, Config::kLayoutB, Config::kOutput, Config::kClusterShape>;
 
 /// Shared memory of one CTA, at a 1024-byte boundary (the swizzle's period).
 template <class Config>
 struct alignas(1024) Sm90Shared {
   std::byte a[Config::kStages][Config::kABytes];  ///< rows of kTileK
-  std::byte b[Config::kStages]
-             [Config::kBBytes];  ///< column-major: rows of kTileK; row-major: 64-column blocks
+  std::byte b[Config::kStages][Config::kBBytes];  ///< blocks of 64 columns
   std::byte out[Config::kMultiplyWarpgroups][Config::kSlots][Config::kPieceBytes];
   PipelineBarriers<Config::kStages> stages;                              ///< load -> multiply
   PipelineBarriers<Config::kSlots> pieces[Config::kMultiplyWarpgroups];  ///< multiply -> store

@@ -5,6 +5,7 @@
 
 #include "kernels/gemm/sm90_tile.h"
 #include "kernels/memory/tensor_map.h"
+#include "kernels/schedule/deal.h"
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
 
@@ -15,7 +16,7 @@ namespace mkernel::kernels {
 /// Parameters of the kernel.
 struct Sm90LocalProduct {
   TensorMap a, b, c;
-  Raster raster;
+  Deal deal;
   std::int32_t k_blocks;
 };
 

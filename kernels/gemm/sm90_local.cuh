@@ -7,43 +7,38 @@
 
 #include "kernels/gemm/sm90_body.cuh"
 #include "kernels/gemm/sm90_launch.h"
+#include "kernels/gemm/sm90_share.cuh"
 #include "kernels/gemm/sm90_tile.h"
 #include "kernels/memory/cuda_error.h"
 #include "kernels/ptx/cluster.cuh"
 
 namespace mkernel::kernels {
 
-/// Cluster tiles of the raster, dealt out in turn; nothing to wait for, nobody to tell.
-template <class Config>
+/// The tiles of the deal; nothing to wait for, nobody to tell.
+template <class Config, class Tile = Config>
 class Sm90LocalSchedule {
  public:
   static constexpr bool kWaits = false;
 
   explicit __device__ __forceinline__ Sm90LocalSchedule(const Sm90LocalProduct& product)
-      : product_(product),
-        cluster_(static_cast<std::int32_t>(blockIdx.x) / Config::kCluster),
-        clusters_(static_cast<std::int32_t>(gridDim.x) / Config::kCluster) {}
+      : product_(product) {}
 
-  __device__ __forceinline__ int tiles() const {
-    return (product_.raster.tiles() - cluster_ + clusters_ - 1) / clusters_;
-  }
+  __device__ __forceinline__ int tiles() const { return Share::tiles(product_.deal, 0); }
   __device__ __forceinline__ int k_blocks() const { return product_.k_blocks; }
   __device__ __forceinline__ Sm90TilePlace tile(int i) const {
-    const RasterPlace place = product_.raster.place(cluster_ + i * clusters_);
-    const int in_cluster = static_cast<int>(blockIdx.x) % Config::kCluster;
-    const int row_tile = place.row * Config::kClusterRows + in_cluster % Config::kClusterRows;
-    const int column_tile = place.column * Config::kClusterColumns + in_cluster / Config::kClusterRows;
-    const int row = row_tile * Config::kTileM;
-    const int column = column_tile * Config::kTileN;
+    const auto [block, column] = Share::place(product_.deal, 0, i);
+    const int row = Share::first_row(block);
     return {&product_.a, &product_.b, &product_.c, row, column, 0, row, column};
   }
   __device__ __forceinline__ void before_load(int) const {}
   __device__ __forceinline__ void after_store(int) const {}
+  __device__ __forceinline__ auto tail() const requires Config::kHasTail {
+    return Sm90LocalSchedule<Config, Sm90Tail<Config>>(product_);
+  }
 
  private:
+  using Share = Sm90Share<Config, Tile>;
   const Sm90LocalProduct& product_;
-  std::int32_t cluster_;
-  std::int32_t clusters_;
 };
 
 template <class Config>

@@ -18,12 +18,10 @@ inline MatrixView sm90_a_view(Sm90Tile tile, DataType type, const void* base, st
 }
 
 /// b: [k, n] row-major or [n, k] column-major.
-inline MatrixView sm90_b_view(Sm90Tile tile, DataType type, Layout layout, const void* base, std::int64_t n,
-                              std::int64_t k, std::int64_t leading = 0,
-                              Sm90Cluster cluster = Sm90Cluster::kStacked) {
+inline MatrixView sm90_b_view(DataType type, Layout layout, const void* base, std::int64_t n, std::int64_t k,
+                              std::int64_t leading = 0) {
   if (layout == Layout::kRowMajor) return {base, matrix_element(type), k, n, leading, kSm90TileK, 64};
-  return {base,      matrix_element(type), n, k, leading, tile_columns(tile) / cluster_rows(tile, cluster),
-          kSm90TileK};
+  return {base, matrix_element(type), n, k, leading, 64, kSm90TileK};
 }
 
 /// c: [rows, n] row-major, in pieces of 64 rows x 128 bytes.

@@ -12,11 +12,13 @@ namespace mkernel::kernels {
 
 /// One warp's end (16 rows of each piece) of its warpgroup's pieces. Pieces that find no slot can stay behind
 /// in registers, narrowed, so that the next tile need not wait for the copy engine.
-template <class Config>
+template <class Config, class Tile = Config>
 class Sm90Output {
  public:
-  __device__ __forceinline__ Sm90Output(Sm90Shared<Config>& shared, int group)
-      : slots_(ptx::shared_address(shared.out[group])), pieces_(shared.pieces[group]) {
+  /// `pieces`: this thread's place among the pieces of `group`; goes on where it stands.
+  __device__ __forceinline__ Sm90Output(Sm90Shared<Config>& shared, int group,
+                                        Pipeline<Config::kSlots>& pieces)
+      : slots_(ptx::shared_address(shared.out[group])), pieces_(pieces) {
     const std::uint32_t warp = threadIdx.x / 32 % 4;
     const std::uint32_t lane = threadIdx.x % 32;
     slots_ += warp * 16 * 128;
@@ -34,10 +36,10 @@ class Sm90Output {
   }
 
   /// Hands on a finished tile; the last kHeld pieces stay in registers.
-  __device__ __forceinline__ void write(const float (&sums)[Config::kBlocks][Config::kSums]) {
-    constexpr int kAcross = Config::kPieces / Config::kBlocks;
+  __device__ __forceinline__ void write(const float (&sums)[Tile::kBlocks][Tile::kSums]) {
+    constexpr int kAcross = Tile::kPieces / Tile::kBlocks;
 #pragma unroll
-    for (int piece = 0; piece < Config::kPieces; ++piece) {
+    for (int piece = 0; piece < Tile::kPieces; ++piece) {
       const float* from = sums[piece / kAcross] + piece % kAcross * Config::kPieceSums;
       if constexpr (Config::kOutput == MatrixElement::kF32) {
         write_piece_f32(from);
@@ -45,12 +47,12 @@ class Sm90Output {
         std::uint32_t packed[Config::kPieceSums / 2];
 #pragma unroll
         for (int j = 0; j < Config::kPieceSums / 2; ++j) packed[j] = narrow(from[2 * j], from[2 * j + 1]);
-        if (piece < Config::kPieces - Config::kHeld) {
+        if (piece < Tile::kPieces - Tile::kHeld) {
           write_piece(packed);
         } else {
 #pragma unroll
           for (int j = 0; j < Config::kPieceSums / 2; ++j) {
-            held_[piece - (Config::kPieces - Config::kHeld)][j] = packed[j];
+            held_[piece - (Tile::kPieces - Tile::kHeld)][j] = packed[j];
           }
         }
       }
@@ -59,9 +61,9 @@ class Sm90Output {
 
   /// Writes what write() left behind.
   __device__ __forceinline__ void write_held() {
-    if constexpr (Config::kHeld > 0) {
+    if constexpr (Tile::kHeld > 0) {
 #pragma unroll
-      for (int piece = 0; piece < Config::kHeld; ++piece) write_piece(held_[piece]);
+      for (int piece = 0; piece < Tile::kHeld; ++piece) write_piece(held_[piece]);
     }
   }
 
@@ -112,8 +114,8 @@ class Sm90Output {
   std::uint32_t row_;
   std::uint32_t swizzle_;
   std::uint32_t half_;
-  Pipeline<Config::kSlots> pieces_;
-  std::uint32_t held_[Config::kHeld > 0 ? Config::kHeld : 1][Config::kPieceSums / 2];
+  Pipeline<Config::kSlots>& pieces_;
+  std::uint32_t held_[Tile::kHeld > 0 ? Tile::kHeld : 1][Config::kPieceSums / 2];
 };
 
 }  // namespace mkernel::kernels

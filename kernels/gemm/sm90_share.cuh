@@ -1,18 +1,25 @@
-// How the tiles of a fused kernel are dealt to its computing CTAs.
+// How the tiles of a product are dealt to the computing CTAs of a kernel.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/gemm/sm90_config.cuh"
+#include "kernels/schedule/deal.h"
 #include "kernels/schedule/raster.h"
 
 namespace mkernel::kernels {
 
-/// The cluster tiles of this CTA's cluster: every (number of clusters)-th one of the raster, when CTAs
-/// `first_cta` .. compute. Stacked clusters only. Nothing is kept: the multiplying warps would carry it
-/// through their products, and have no register to spare.
-template <class Config>
+/// The tiles of this CTA, when CTAs `first_cta` .. compute: every (number of clusters)-th cluster tile of a
+/// raster, or this cluster's part of a deal; of the deal the whole ones when Tile is Config, the tail when it
+/// is Sm90Tail<Config>. Nothing is kept: the multiplying warps would carry it through their products, and
+/// have no register to spare.
+template <class Config, class Tile = Config>
 struct Sm90Share {
-  static_assert(Config::kClusterColumns == 1);
+  /// Where a tile of a deal lies.
+  struct Place {
+    std::int32_t block;   ///< of a cluster's rows
+    std::int32_t column;  ///< of the matrix
+  };
 
   static __device__ __forceinline__ int tiles(const Raster& raster, std::int32_t first_cta) {
     return (raster.tiles() - cluster(first_cta) + clusters(first_cta) - 1) / clusters(first_cta);
@@ -21,13 +28,37 @@ struct Sm90Share {
   static __device__ __forceinline__ RasterPlace place(const Raster& raster, std::int32_t first_cta, int i) {
     return raster.place(cluster(first_cta) + i * clusters(first_cta));
   }
+
+  static __device__ __forceinline__ int tiles(const Deal& deal, std::int32_t first_cta) {
+    if constexpr (kParts == 1) {
+      return deal.tiles(cluster(first_cta), clusters(first_cta));
+    } else {
+      return deal.tail_tiles(cluster(first_cta), clusters(first_cta), kParts);
+    }
+  }
+  static __device__ __forceinline__ Place place(const Deal& deal, std::int32_t first_cta, int i) {
+    Deal::Place place;
+    if constexpr (kParts == 1) {
+      place = deal.place(i, cluster(first_cta), clusters(first_cta));
+    } else {
+      place = deal.tail_place(i, cluster(first_cta), clusters(first_cta), kParts);
+    }
+    const std::int32_t column_tile =
+        place.tile.column * Config::kClusterColumns + in_cluster() / Config::kClusterRows;
+    return {place.tile.row, column_tile * Config::kTileN + place.part * Tile::kTileN};
+  }
+
   /// First row of this CTA's tile in block `block` of a cluster's rows.
   static __device__ __forceinline__ std::int32_t first_row(std::int32_t block) {
-    const auto in_cluster = static_cast<std::int32_t>(blockIdx.x % Config::kCluster);
-    return (block * Config::kCluster + in_cluster) * Config::kTileM;
+    return (block * Config::kClusterRows + in_cluster() % Config::kClusterRows) * Config::kTileM;
   }
 
  private:
+  static constexpr int kParts = Config::kTileN / Tile::kTileN;
+
+  static __device__ __forceinline__ std::int32_t in_cluster() {
+    return static_cast<std::int32_t>(blockIdx.x % Config::kCluster);
+  }
   static __device__ __forceinline__ std::int32_t cluster(std::int32_t first_cta) {
     return (static_cast<std::int32_t>(blockIdx.x) - first_cta) / Config::kCluster;
   }

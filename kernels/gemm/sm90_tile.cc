@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 namespace mkernel::kernels {
 namespace {
@@ -10,18 +11,15 @@ constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
 }
 
-/// Bytes that one CTA asks L2 for in one step along k; what the neighbour multicasts is not asked for.
-double step_bytes(Sm90Tile tile, Sm90Cluster cluster) {
-  const double a = static_cast<double>(tile_rows(tile)) / cluster_columns(cluster);
-  const double b = static_cast<double>(tile_columns(tile)) / cluster_rows(tile, cluster);
-  return (a + b) * kSm90TileK * 2;
-}
-
-/// Cycles of one step along k on one SM: the tensor cores' (4096 operations a cycle, 95 % of them reached) or
-/// those of L2 (48 bytes a cycle and SM while all ask), rounded between the two as measured on an H200.
-double step_cycles(Sm90Tile tile, Sm90Cluster cluster) {
-  const double compute = 2.0 * tile_rows(tile) * tile_columns(tile) * kSm90TileK / 4096 / 0.95;
-  const double load = step_bytes(tile, cluster) / 48;
+/// Cycles of one step along k on one SM whose tile has so many rows and columns: the tensor cores' (4096
+/// operations a cycle, 95 % of them reached) or those of L2 (48 bytes a cycle and SM while all ask; what the
+/// neighbour multicasts is not asked for), rounded between the two as measured on an H200. `asking`: share of
+/// the SMs that have a tile.
+double step_cycles(double rows, double columns, Sm90Tile of, Sm90Cluster cluster, double asking) {
+  const double compute = 2.0 * rows * columns * kSm90TileK / 4096 / 0.95;
+  const double bytes =
+      (rows / cluster_columns(cluster) + columns / cluster_rows(of, cluster)) * kSm90TileK * 2;
+  const double load = bytes / 48 * asking;
   return std::pow(std::pow(compute, 4) + std::pow(load, 4), 0.25);
 }
 
@@ -32,14 +30,27 @@ std::int32_t band_rows(Sm90Tile tile, Sm90Cluster cluster, std::int32_t clusters
   return std::max(1, static_cast<std::int32_t>(std::sqrt(clusters * width / height)));
 }
 
+std::int32_t clusters_of(const Sm90Plan& plan) {
+  return plan.ctas / (cluster_rows(plan.tile, plan.cluster) * cluster_columns(plan.cluster));
+}
+
+/// Of one tile of `columns` columns: its steps, and filling the pipeline and writing the sums as far as the
+/// next tile does not hide them.
+double tile_cycles(std::int64_t k, Sm90Tile tile, Sm90Cluster cluster, double columns, double asking) {
+  const double rows = tile_rows(tile);
+  return static_cast<double>(ceil_div(k, kSm90TileK)) * step_cycles(rows, columns, tile, cluster, asking) +
+         600 + 600 * rows * columns / (128 * 256);
+}
+
 double estimated_cycles(const GemmShape& shape, const Sm90Plan& plan) {
-  // Filling the pipeline and writing the sums, as far as the next tile does not hide them.
-  const double tile_cycles = 600 + 600.0 * tile_rows(plan.tile) * tile_columns(plan.tile) / (128 * 256);
-  const std::int64_t clusters =
-      plan.ctas / (cluster_rows(plan.tile, plan.cluster) * cluster_columns(plan.cluster));
-  const std::int64_t waves = ceil_div(plan.raster.tiles(), clusters);
-  const auto steps = static_cast<double>(ceil_div(shape.k, kSm90TileK));
-  return static_cast<double>(waves) * (steps * step_cycles(plan.tile, plan.cluster) + tile_cycles);
+  const std::int64_t clusters = clusters_of(plan);
+  const auto waves = static_cast<double>(ceil_div(plan.whole, clusters));
+  const double cycles = waves * tile_cycles(shape.k, plan.tile, plan.cluster, tile_columns(plan.tile), 1);
+  const std::int64_t left = (plan.raster.tiles() - plan.whole) * tail_parts(plan.tile);
+  if (left == 0) return cycles;
+  const double asking = std::min(1.0, static_cast<double>(left) / static_cast<double>(clusters));
+  return cycles + static_cast<double>(ceil_div(left, clusters)) *
+                      tile_cycles(shape.k, plan.tile, plan.cluster, kSm90TailColumns, asking);
 }
 
 Sm90Plan better(const GemmShape& shape, const Sm90Plan& one, const Sm90Plan& other) {
@@ -47,6 +58,18 @@ Sm90Plan better(const GemmShape& shape, const Sm90Plan& one, const Sm90Plan& oth
 }
 
 }  // namespace
+
+double tile_cycles(std::int64_t k, Sm90Tile tile, std::int32_t columns, Sm90Cluster cluster) {
+  return tile_cycles(k, tile, cluster, columns, 1);
+}
+
+Sm90Plan with_best_tail(const GemmShape& shape, Sm90Plan plan) {
+  plan.whole = plan.raster.tiles();
+  if (!has_tail(plan.tile)) return plan;
+  Sm90Plan cut = plan;
+  cut.whole -= cut.whole % clusters_of(plan);
+  return better(shape, plan, cut);
+}
 
 Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms, Sm90Tile tile, Sm90Cluster cluster) {
   const std::int32_t rows = cluster_rows(tile, cluster), columns = cluster_columns(cluster);
@@ -56,6 +79,7 @@ Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms, Sm90Tile tile, Sm90
   plan.raster.columns = static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(tile) * columns));
   plan.raster.band = std::min(plan.raster.rows, band_rows(tile, cluster, clusters));
   plan.ctas = std::min(plan.raster.tiles(), clusters) * rows * columns;
+  plan.whole = plan.raster.tiles();
   return plan;
 }
 
@@ -66,11 +90,14 @@ Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms) {
 }
 
 Sm90Plan plan_sm90_any_cluster(const GemmShape& shape, std::int32_t sms) {
-  Sm90Plan best = plan_sm90(shape, sms);
-  for (const Sm90Tile tile : kSm90Tiles) {
-    best = better(shape, best, plan_sm90(shape, sms, tile, Sm90Cluster::kSideBySide));
+  std::optional<Sm90Plan> best;
+  for (const Sm90Cluster cluster : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide}) {
+    for (const Sm90Tile tile : kSm90Tiles) {
+      const Sm90Plan plan = with_best_tail(shape, plan_sm90(shape, sms, tile, cluster));
+      best = best ? better(shape, *best, plan) : plan;
+    }
   }
-  return best;
+  return *best;
 }
 
 }  // namespace mkernel::kernels

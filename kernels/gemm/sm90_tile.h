@@ -36,6 +36,16 @@ constexpr int cluster_columns(Sm90Cluster cluster) {
   return cluster == Sm90Cluster::kStacked ? 1 : 2;
 }
 
+/// Whether what whole waves of tiles leave over may be cut into narrow tiles (schedule/deal.h), and how wide.
+inline constexpr int kSm90TailColumns = 64;
+constexpr bool has_tail(Sm90Tile tile) {
+  return tile_rows(tile) == 128 && tile_columns(tile) > kSm90TailColumns;
+}
+
+constexpr std::int32_t tail_parts(Sm90Tile tile) {
+  return tile_columns(tile) / kSm90TailColumns;
+}
+
 /// As many as fit beside 32 KiB for the output.
 constexpr int tile_stages(Sm90Tile tile) {
   return (227 - 33) * 1024 / ((tile_rows(tile) + tile_columns(tile)) * kSm90TileK * 2);
@@ -47,15 +57,24 @@ struct Sm90Plan {
   Raster raster;          ///< of cluster tiles: the tiles of the CTAs of a cluster
   std::int32_t ctas = 0;  ///< a multiple of the cluster; each computes every (ctas / cluster)-th cluster tile
   Sm90Cluster cluster = Sm90Cluster::kStacked;
+  std::int32_t whole =
+      0;  ///< cluster tiles that are computed whole: those after them are the tail of the deal
 };
 
-/// The stacked tile with the smallest estimated time on `sms` multiprocessors, its order, and as many CTAs as
-/// are of use. m, n, k >= 1.
+/// Cycles that an SM of an H200 needs for `columns` columns of a tile (all of them, or kSm90TailColumns), all
+/// SMs at work.
+double tile_cycles(std::int64_t k, Sm90Tile tile, std::int32_t columns,
+                   Sm90Cluster cluster = Sm90Cluster::kStacked);
+
+/// Without tail: the stacked tile with the smallest estimated time on `sms` multiprocessors, its order, and
+/// as many CTAs as are of use. m, n, k >= 1.
 Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms);
 /// The same for a tile that the caller has chosen.
 Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms, Sm90Tile tile,
                    Sm90Cluster cluster = Sm90Cluster::kStacked);
-/// The best of both kinds of clusters.
+/// `plan` with the tail that makes it fastest: what its last whole wave leaves over, or none.
+Sm90Plan with_best_tail(const GemmShape& shape, Sm90Plan plan);
+/// The best of both kinds of clusters, with or without tail.
 Sm90Plan plan_sm90_any_cluster(const GemmShape& shape, std::int32_t sms);
 
 }  // namespace mkernel::kernels

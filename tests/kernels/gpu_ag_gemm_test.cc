@@ -109,6 +109,14 @@ TEST_CASE("every tile, type and layout, with tails in all dimensions") {
   }
 }
 
+TEST_CASE("any number of narrow tiles at the end, and rows that come in parts") {
+  if (!test::peers_or_skip(2)) return;
+  for (const std::int32_t tail : {0, 1, 1000}) {
+    check_case(2, {1000, 776, 4104}, {.tile = Sm90Tile::k128x256, .tail_tiles = tail}, 2);
+    check_case(2, {4097, 1032, 8200}, {.tile = Sm90Tile::k128x128, .comm_ctas = 4, .tail_tiles = tail}, 2);
+  }
+}
+
 TEST_CASE("shapes: few rows, ranks without rows, one row, narrow, long") {
   if (!test::peers_or_skip(2)) return;
   const int ranks = test::peer_count();

@@ -107,10 +107,10 @@ Status launch_chain(const Chain& chain, Sm90Tile tile, std::int32_t ctas) {
   constexpr auto kElement = MatrixElement::kBf16;
   const auto [m, k, n] = std::tuple(chain.m, chain.k, chain.n);
   const MatrixView views[] = {sm90_a_view(tile, kType, chain.x, m, k),
-                              sm90_b_view(tile, kType, Layout::kRowMajor, chain.v, k, k),
+                              sm90_b_view(kType, Layout::kRowMajor, chain.v, k, k),
                               sm90_c_view(kElement, chain.h, m, k),
                               sm90_a_view(tile, kType, chain.h, m, k),
-                              sm90_b_view(tile, kType, Layout::kRowMajor, chain.w, n, k),
+                              sm90_b_view(kType, Layout::kRowMajor, chain.w, n, k),
                               sm90_c_view(kElement, chain.y, m, n)};
   TensorMap maps[6];
   for (int i = 0; i < 6; ++i) {

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -70,7 +71,9 @@ void check_case(const GemmShape& s, const Sm90GemmOptions& options) {
 }
 
 /// Every type, layout and output for one shape.
-void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}, Sm90Cluster cluster = Sm90Cluster::kStacked) {
+/// `tail`: so many cluster tiles at the end are cut into narrow ones, where the tile allows it.
+void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}, Sm90Cluster cluster = Sm90Cluster::kStacked,
+               std::int32_t tail = 0) {
   for (const DataType type : {DataType::kBf16, DataType::kF16}) {
     for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
       for (const bool fp32_output : {false, true}) {
@@ -78,6 +81,7 @@ void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}, Sm90Cluster clust
         s.b_layout = layout;
         Sm90GemmOptions options{.fp32_output = fp32_output};
         if (tile) options.plan = plan_sm90(s, test::multiprocessors(), *tile, cluster);
+        if (tail > 0) options.plan->whole = std::max(0, options.plan->raster.tiles() - tail);
         check_case(s, options);
       }
     }
@@ -117,6 +121,18 @@ TEST_CASE("more tiles than SMs: every stage and slot goes round many times") {
   }
   check_all({4096, 4096, 2048});
   check_all({12345, 3 * 128, 4096});
+}
+
+TEST_CASE("what whole waves leave over is cut into narrow tiles") {
+  if (!test::hopper_or_skip()) return;
+  for (const Sm90Tile tile : kSm90Tiles) {
+    if (!has_tail(tile)) continue;
+    for (const Sm90Cluster cluster : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide}) {
+      check_all({300, 328, 200}, tile, cluster, 1);
+      check_all({1000, 776, 264}, tile, cluster, 1 << 20);  // all of them
+      check_all({4097, 4104, 136}, tile, cluster, 7);
+    }
+  }
 }
 
 TEST_CASE("n of 4 elements is enough where no row of 16-bit elements has that length") {

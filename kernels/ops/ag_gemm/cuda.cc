@@ -30,17 +30,22 @@ class CudaAgGemm final : public CudaGemmOperation {
     return std::max<std::int64_t>(1, plan_.gather.rows_of(source));
   }
 
-  /// Maps of a for every slab; they stay as long as the workspace does.
+  /// Maps of a for every part of every slab; they stay as long as the workspace does.
   Status attach() override {
-    const std::int32_t world = plan_.steps.world;
-    std::vector<TensorMap> maps(2 * world);
-    for (std::int32_t i = 0; i < 2 * world; ++i) {
-      const std::int32_t source = i % world;
-      const std::byte* rows = workspace().mine + plan_.gather.slab_offset(i / world, source);
-      auto map = encode_tensor_map(sm90_a_view(plan_.tile, shape().dtype, rows, map_rows(source), shape().k),
-                                   "workspace");
-      if (!map.ok()) return map.status();
-      maps[i] = *map;
+    const PushGatherPlan& gather = plan_.gather;
+    std::vector<TensorMap> maps;
+    for (const std::uint64_t epoch : {0, 1}) {
+      for (std::int32_t source = 0; source < gather.world; ++source) {
+        for (std::int32_t part = 0; part < gather.row.parts; ++part) {
+          const std::byte* rows =
+              workspace().mine + gather.slab_offset(epoch, source) + gather.part_offset(source, part);
+          auto map = encode_tensor_map(
+              sm90_a_view(plan_.tile, shape().dtype, rows, map_rows(source), gather.row.bytes(part) / 2),
+              "workspace");
+          if (!map.ok()) return map.status();
+          maps.push_back(*map);
+        }
+      }
     }
     const std::uint64_t bytes = maps.size() * sizeof(TensorMap);
     auto slabs = DeviceBuffer::zeroed(bytes, "ag_gemm: tensor maps");
@@ -57,7 +62,7 @@ class CudaAgGemm final : public CudaGemmOperation {
       p.a = *a;
     }
     auto b = encode_tensor_map(
-        sm90_b_view(plan_.tile, shape().dtype, shape().b_layout, arguments.b, shape().n, shape().k), "b");
+        sm90_b_view(shape().dtype, shape().b_layout, arguments.b, shape().n, shape().k), "b");
     if (!b.ok()) return b.status();
     p.b = *b;
     for (std::int32_t source = 0; source < plan_.steps.world; ++source) {
@@ -83,7 +88,7 @@ class CudaAgGemm final : public CudaGemmOperation {
       p.workspace[r] = workspace().node[topology().local_of(r)];
     p.gather = plan_.gather;
     p.steps = plan_.steps;
-    p.raster = plan_.raster;
+    p.deal = plan_.deal;
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.comm_ctas = plan_.comm_ctas;
     const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;
@@ -92,7 +97,7 @@ class CudaAgGemm final : public CudaGemmOperation {
   }
 
   const AgGemmCudaPlan plan_;
-  DeviceBuffer slabs_;  ///< TensorMap [epoch parity][source]
+  DeviceBuffer slabs_;  ///< TensorMap [epoch parity][source][part]
 };
 
 }  // namespace

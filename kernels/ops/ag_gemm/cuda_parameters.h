@@ -10,7 +10,7 @@
 #include "kernels/ops/ag_gemm/cuda_plan.h"
 #include "kernels/ops/exchange/push_gather_plan.h"
 #include "kernels/schedule/arrival_steps.h"
-#include "kernels/schedule/raster.h"
+#include "kernels/schedule/deal.h"
 #include "kernels/sync/host_watch.h"
 #include "kernels/sync/launch_control.h"
 #include "mkernel/ops.h"
@@ -24,7 +24,7 @@ struct AgGemmParameters {
   TensorMap a;                     ///< own rows
   TensorMap b;                     ///< [k, n]
   TensorMap c[kMaxAgGemmSources];  ///< by source: its rows of c, so that no tile reaches into the next one's
-  const TensorMap* slabs;          ///< [epoch parity][source], in device memory
+  const TensorMap* slabs;          ///< [epoch parity][source][part], in device memory
   LaunchControl* control;
   HostWatch host;
   std::uint64_t deadline_ns;
@@ -32,7 +32,7 @@ struct AgGemmParameters {
   std::byte* workspace[kMaxAgGemmSources];  ///< by rank
   PushGatherPlan gather;
   ArrivalSteps steps;
-  Raster raster;
+  Deal deal;
   std::int32_t k_blocks;
   std::int32_t comm_ctas;
 };

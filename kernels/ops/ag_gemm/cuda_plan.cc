@@ -1,8 +1,11 @@
 #include "kernels/ops/ag_gemm/cuda_plan.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "kernels/ops/ag_gemm/cuda_estimate.h"
 #include "kernels/ops/gemm_shape.h"
 #include "kernels/schedule/tiles.h"
 
@@ -37,11 +40,103 @@ Status check(const GemmShape& shape, const Topology& topology, std::int32_t sms,
   return {};
 }
 
-/// An SM pushes 46 GB/s (H200, measured), the links of a GPU take 370: with more CTAs nothing arrives
-/// earlier.
-constexpr std::int32_t kPushingCtas = 8;
 /// Nobody to push to: one CTA watches the host, and clusters come in pairs.
 constexpr std::int32_t kWatchingCtas = 2;
+
+/// Parts along k of a block of rows: as many as let the product begin early, but no shorter share of a CTA
+/// than is worth the fence in front of its count, and no part of a row longer than a stage.
+std::int32_t choose_parts(const RowParts& row, std::int64_t block_rows, std::int32_t comm_ctas) {
+  constexpr std::int64_t kMostParts = 4, kMostPartBytes = 16384, kFewestShareBytes = 96 << 10;
+  const std::int64_t fewest = ceil_div(row.row_bytes, kMostPartBytes - RowParts::kLineBytes);
+  const std::int64_t useful = block_rows * row.row_bytes / (comm_ctas * kFewestShareBytes);
+  return static_cast<std::int32_t>(
+      std::clamp(std::min(useful, kMostParts), fewest, std::int64_t{row.lines()}));
+}
+
+/// What is tried and compared; the rest of a plan follows.
+struct Choice {
+  Sm90Tile tile;
+  std::int32_t comm_ctas;
+  std::int32_t band;
+  std::int32_t tail_tiles;  ///< beyond what there is counts as what there is
+};
+
+AgGemmCudaPlan plan_of(const GemmShape& shape, std::int32_t world, std::int32_t rank, std::int32_t sms,
+                       const Choice& choice) {
+  AgGemmCudaPlan plan{.tile = choice.tile, .comm_ctas = choice.comm_ctas};
+  const std::int32_t cluster = tile_cluster(choice.tile), block_rows = tile_rows(choice.tile) * cluster;
+  plan.gather = {
+      .rows = shape.m, .row = {.row_bytes = shape.k * 2}, .world = world, .block_rows = block_rows};
+  plan.gather.row.parts = choose_parts(plan.gather.row, block_rows, choice.comm_ctas);
+  plan.gather.shares = choice.comm_ctas;
+  const std::int64_t own_rows = plan.gather.rows_of(rank), most_rows = plan.gather.max_rows();
+  plan.steps = {rank, world, static_cast<std::int32_t>(ceil_div(own_rows, block_rows)),
+                static_cast<std::int32_t>(ceil_div(most_rows, block_rows))};
+  const auto columns = static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(choice.tile)));
+  plan.deal.raster = {plan.steps.steps(), columns, choice.band};
+  const std::int32_t tiles = plan.deal.raster.tiles();
+  plan.deal.whole = tiles - std::min(tiles, choice.tail_tiles);
+  const std::int32_t pieces = plan.deal.whole + (tiles - plan.deal.whole) * tail_parts(choice.tile);
+  plan.compute_ctas = std::min(pieces, (sms - choice.comm_ctas) / cluster) * cluster;
+  return plan;
+}
+
+/// What is left over after whole turns of all clusters; the same and a turn of narrow tiles; only that turn.
+std::vector<std::int32_t> tails(const GemmShape& shape, Sm90Tile tile, std::int32_t clusters) {
+  if (!has_tail(tile)) return {0};
+  const std::int64_t tiles =
+      ceil_div(shape.m, tile_rows(tile) * tile_cluster(tile)) * ceil_div(shape.n, tile_columns(tile));
+  const auto left = static_cast<std::int32_t>(tiles % clusters);
+  return {0, left, left + clusters / tail_parts(tile), clusters / tail_parts(tile)};
+}
+
+/// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs.
+std::vector<std::int32_t> pushing_ctas(std::int32_t world, std::int32_t sms) {
+  std::vector<std::int32_t> counts;
+  for (const std::int32_t count : {8, 6, 10, 12, 16}) {
+    if (world > 1 && count <= sms / 2) counts.push_back(count);
+  }
+  return counts.empty() ? std::vector{kWatchingCtas} : counts;
+}
+
+/// The plan that is estimated to end first; of two that are nearly as fast the one tried before, so first
+/// come those that are best for L2 and leave most SMs to the product.
+AgGemmCudaPlan choose(const GemmShape& shape, std::int32_t world, std::int32_t rank, std::int32_t sms,
+                      const AgGemmCudaOptions& options) {
+  std::optional<AgGemmCudaPlan> best;
+  double best_seconds = 0;
+  const auto consider = [&](const Choice& choice) {
+    // A rank's own number must not decide: all ranks need the same chunks.
+    const double seconds = estimated_seconds(shape, plan_of(shape, world, 0, sms, choice));
+    constexpr double kClearly = 0.99;
+    if (best && seconds > kClearly * best_seconds) return;
+    best = plan_of(shape, world, rank, sms, choice);
+    best_seconds = seconds;
+  };
+  const std::vector<std::int32_t> comm_ctas =
+      options.comm_ctas > 0 ? std::vector{options.comm_ctas} : pushing_ctas(world, sms);
+  for (const std::int32_t comm : comm_ctas) {
+    for (const Sm90Tile tile : kSm90Tiles) {
+      if (options.tile && tile != *options.tile) continue;
+      const Sm90Plan product = plan_sm90(shape, sms - comm, tile);
+      const std::int32_t clusters = (sms - comm) / tile_cluster(tile);
+      const std::vector<std::int32_t> tail_tiles =
+          options.tail_tiles ? std::vector{*options.tail_tiles} : tails(shape, tile, clusters);
+      for (std::int32_t band = product.raster.band; band >= 1; band /= 2) {
+        for (const std::int32_t tail : tail_tiles) consider({tile, comm, band, tail});
+      }
+    }
+  }
+  return *best;
+}
+
+Status check_tail(const AgGemmCudaOptions& options) {
+  if (!options.tail_tiles) return {};
+  if (*options.tail_tiles >= 0 && options.tile && (has_tail(*options.tile) || *options.tail_tiles == 0))
+    return {};
+  return refuse("tail_tiles = " + std::to_string(*options.tail_tiles) +
+                ", must be at least 0 and come with a tile that can be cut (0 with one that cannot)");
+}
 
 }  // namespace
 
@@ -49,25 +144,9 @@ Result<AgGemmCudaPlan> AgGemmCudaPlan::make(const GemmShape& shape, const Topolo
                                             std::uint32_t rank, std::int32_t sms,
                                             const AgGemmCudaOptions& options) {
   MK_RETURN_IF_ERROR(check(shape, topology, sms, options));
-  AgGemmCudaPlan plan;
-  const auto world = static_cast<std::int32_t>(topology.world());
-  plan.comm_ctas = options.comm_ctas > 0 ? options.comm_ctas : world > 1 ? kPushingCtas : kWatchingCtas;
-  const std::int32_t left = sms - plan.comm_ctas;
-  const Sm90Plan product = options.tile ? plan_sm90(shape, left, *options.tile) : plan_sm90(shape, left);
-  plan.tile = product.tile;
-
-  plan.gather = {.rows = shape.m, .row_bytes = shape.k * 2, .world = world, .parts = plan.comm_ctas};
-  plan.gather.chunk_rows = tile_rows(plan.tile);
-  const std::int64_t block_rows = tile_rows(plan.tile) * tile_cluster(plan.tile);
-  const auto blocks = [&](std::int64_t rows) {
-    return static_cast<std::int32_t>(ceil_div(rows, block_rows));
-  };
-  const auto me = static_cast<std::int32_t>(rank);
-  plan.steps = {me, world, blocks(plan.gather.rows_of(me)), blocks(plan.gather.max_rows())};
-  plan.raster = {plan.steps.steps(), product.raster.columns, product.raster.band};
-  const std::int32_t cluster = tile_cluster(plan.tile);
-  plan.compute_ctas = std::min(plan.raster.tiles(), left / cluster) * cluster;
-  return plan;
+  MK_RETURN_IF_ERROR(check_tail(options));
+  return choose(shape, static_cast<std::int32_t>(topology.world()), static_cast<std::int32_t>(rank), sms,
+                options);
 }
 
 }  // namespace mkernel::kernels

@@ -7,7 +7,7 @@
 #include "kernels/gemm/sm90_tile.h"
 #include "kernels/ops/exchange/push_gather_plan.h"
 #include "kernels/schedule/arrival_steps.h"
-#include "kernels/schedule/raster.h"
+#include "kernels/schedule/deal.h"
 #include "kernels/schedule/topology.h"
 #include "mkernel/ops.h"
 
@@ -19,7 +19,8 @@ inline constexpr int kMaxAgGemmSources = 16;
 /// Overrides; the same on every rank.
 struct AgGemmCudaOptions {
   std::optional<Sm90Tile> tile;
-  std::int32_t comm_ctas = 0;  ///< that push own rows; 0 = by shape
+  std::int32_t comm_ctas = 0;              ///< that push own rows; 0 = by shape
+  std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
 };
 
 /// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:
@@ -30,7 +31,7 @@ struct AgGemmCudaPlan {
   std::int32_t comm_ctas = 0;     ///< the first of the grid; a multiple of the cluster
   std::int32_t compute_ctas = 0;  ///< a multiple of the cluster
   ArrivalSteps steps;
-  Raster raster;  ///< rows: steps; columns: of tiles
+  Deal deal;  ///< of the raster whose rows are the steps
   PushGatherPlan gather;
 
   /// `sms`: multiprocessors of the device. Errors: check_shape(); kInvalidArgument for sizes that TMA cannot

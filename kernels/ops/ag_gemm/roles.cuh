@@ -6,13 +6,14 @@
 
 #include "kernels/comm/fan_out.cuh"
 #include "kernels/gemm/sm90_body.cuh"
+#include "kernels/gemm/sm90_share.cuh"
 #include "kernels/ops/ag_gemm/cuda_parameters.h"
 #include "kernels/sync/launch_end.cuh"
 #include "kernels/sync/wait.cuh"
 
 namespace mkernel::kernels {
 
-/// Until all parts of the chunk have been pushed here. False when it gave up.
+/// Until all shares of the chunk have been pushed here. False when it gave up.
 __device__ __forceinline__ bool wait_chunk(const AgGemmParameters& p, std::uint64_t epoch,
                                            std::int32_t source, std::int32_t chunk, DeviceRole role) {
   const auto* ready =
@@ -23,66 +24,55 @@ __device__ __forceinline__ bool wait_chunk(const AgGemmParameters& p, std::uint6
 }
 
 /// compute: which tiles of c this CTA computes, and when their rows are there.
-template <class Config>
+template <class Config, class Tile = Config>
 class AgGemmSchedule {
  public:
   static constexpr bool kWaits = true;
 
   explicit __device__ __forceinline__ AgGemmSchedule(const AgGemmParameters& p) : p_(p) {}
 
-  __device__ __forceinline__ int tiles() const {
-    return (p_.raster.tiles() - cluster() + clusters() - 1) / clusters();
-  }
+  __device__ __forceinline__ int tiles() const { return Share::tiles(p_.deal, p_.comm_ctas); }
   __device__ __forceinline__ int k_blocks() const { return p_.k_blocks; }
 
   __device__ __forceinline__ Sm90TilePlace tile(int i) const {
     const Rows rows = rows_of(i);
-    const bool own = rows.source == p_.steps.rank;
-    const TensorMap* a = own ? &p_.a : &p_.slabs[(epoch() & 1) * p_.steps.world + rows.source];
-    const int column = rows.column * Config::kTileN;
     // Sources have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; a source
     // without rows has a map of one row, which this keeps clear of.
     constexpr std::int32_t kBeyond = 1 << 30;
     const int row = rows.first < p_.gather.rows_of(rows.source) ? rows.first : kBeyond;
-    return {a, &p_.b, &p_.c[rows.source], row, column, 0, row, column};
+    return {&p_.a, &p_.b, &p_.c[rows.source], row, rows.column, 0, row, rows.column};
   }
 
-  /// The chunks that hold the rows of this CTA's tile have been pushed here.
-  __device__ __forceinline__ void before_load(int i) const {
+  /// Own rows are there; those of others when the part of their block has been pushed here.
+  __device__ __forceinline__ Sm90Segment segment(int i, int s) const {
     const Rows rows = rows_of(i);
-    const auto end =
-        min(static_cast<std::int64_t>(rows.first + Config::kTileM), p_.gather.rows_of(rows.source));
-    if (rows.source == p_.steps.rank) return;
-    for (std::int32_t chunk = rows.first / p_.gather.chunk_rows;
-         static_cast<std::int64_t>(chunk) * p_.gather.chunk_rows < end; ++chunk) {
-      if (!wait_chunk(p_, epoch(), rows.source, chunk, DeviceRole::kCompute)) return;
-    }
+    if (rows.source == p_.steps.rank) return {&p_.a, p_.k_blocks};
+    const std::int32_t parts = p_.gather.row.parts;
+    if (rows.first < p_.gather.rows_of(rows.source))
+      wait_chunk(p_, epoch(), rows.source, rows.block * parts + s, DeviceRole::kCompute);
+    const std::int32_t slab = static_cast<std::int32_t>(epoch() & 1) * p_.steps.world + rows.source;
+    return {&p_.slabs[slab * parts + s], p_.gather.row.first_line(s + 1)};
   }
   __device__ __forceinline__ void after_store(int) const {}
+  __device__ __forceinline__ auto tail() const requires Config::kHasTail {
+    return AgGemmSchedule<Config, Sm90Tail<Config>>(p_);
+  }
 
  private:
   struct Rows {
     std::int32_t source;
-    std::int32_t first;   ///< of the source's rows
-    std::int32_t column;  ///< of tiles
+    std::int32_t block;   ///< of the source's rows
+    std::int32_t first;   ///< of this CTA's tile
+    std::int32_t column;  ///< of c
   };
   __device__ __forceinline__ Rows rows_of(int i) const {
-    const RasterPlace place = p_.raster.place(cluster() + i * clusters());
-    const ArrivalSteps::Place step = p_.steps.place(place.row);
-    const auto in_cluster = static_cast<std::int32_t>(blockIdx.x % Config::kCluster);
-    return {step.source, (step.block * Config::kCluster + in_cluster) * Config::kTileM, place.column};
+    const auto [block, column] = Share::place(p_.deal, p_.comm_ctas, i);
+    const ArrivalSteps::Place step = p_.steps.place(block);
+    return {step.source, step.block, Share::first_row(step.block), column};
   }
-
-  // Nothing is kept: the multiplying warps would carry it through their products, and have no register to
-  // spare.
   __device__ __forceinline__ std::uint64_t epoch() const { return p_.control->epoch; }
-  __device__ __forceinline__ std::int32_t cluster() const {
-    return (static_cast<std::int32_t>(blockIdx.x) - p_.comm_ctas) / Config::kCluster;
-  }
-  __device__ __forceinline__ std::int32_t clusters() const {
-    return (static_cast<std::int32_t>(gridDim.x) - p_.comm_ctas) / Config::kCluster;
-  }
 
+  using Share = Sm90Share<Config, Tile>;
   const AgGemmParameters& p_;
 };
 
@@ -91,9 +81,11 @@ __device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::
                                                 FanOutStream& stream) {
   const std::int32_t rank = p.steps.rank;
   stream.source = p.rows;
-  stream.bytes = p.steps.world > 1 ? p.gather.rows_of(rank) * p.gather.row_bytes : 0;
-  stream.chunk_bytes = p.gather.chunk_rows * p.gather.row_bytes;
-  stream.parts = p.gather.parts;
+  stream.rows = p.steps.world > 1 ? p.gather.rows_of(rank) : 0;
+  stream.row = p.gather.row;
+  stream.block_rows = p.gather.block_rows;
+  stream.chunks = p.gather.chunks(rank);
+  stream.shares = p.gather.shares;
   stream.targets = p.steps.world - 1;
   // Everybody begins with the next: no rank is written by all.
   for (std::int32_t t = 0; t < stream.targets; ++t) {
@@ -112,19 +104,24 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
   }
 }
 
-/// intra_comm: a CTA that pushes. Its first warp moves its part of every chunk, the second counts it, the
-/// third of CTA 0 watches the host.
+/// intra_comm: a CTA that pushes its share of every chunk: a warp loads, one stores, one counts; the fourth
+/// of CTA 0 watches the host.
 __device__ __forceinline__ void ag_gemm_intra_comm(const AgGemmParameters& p, FanOutShared& shared) {
   const std::uint64_t epoch = p.control->epoch;  // advanced only when every CTA has ended
   const bool last_out = blockIdx.x == 0;
+  const auto share = static_cast<int>(blockIdx.x);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const bool first_lane = threadIdx.x % 32 == 0;
   if (threadIdx.x == 0) describe_stream(p, epoch, shared.stream);
   init_fan_out(shared);
-  if (threadIdx.x == 0) {
-    fan_out(shared.stream, static_cast<int>(blockIdx.x), shared);
+  if (warp == 0 && first_lane) {
+    load_fan_out(shared.stream, share, shared);
+  } else if (warp == 1 && first_lane) {
+    store_fan_out(shared.stream, share, shared);
     if (last_out) ag_gemm_wait_empty(p, epoch);
-  } else if (threadIdx.x / 32 == 1) {
+  } else if (warp == 2) {
     signal_fan_out(shared.stream, shared);
-  } else if (threadIdx.x / 32 == 2 && last_out) {
+  } else if (warp == 3 && last_out) {
     relay_host(*p.control, p.host, {}, gridDim.x - 1);
   }
   if (last_out) {

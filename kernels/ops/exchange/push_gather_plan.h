@@ -4,42 +4,56 @@
 
 #include <cstdint>
 
+#include "kernels/comm/row_parts.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
 
 /// Its part of the symmetric workspace:
-///   ready[source][chunk]   64-bit words: parts of the chunk that have come, over all launches
-///   slab[epoch parity]     the rows of all sources, one behind the other; a rank's own are not used
-/// A word per chunk instead of one count per source (exchange/gather_plan.h), because several CTAs push at
-/// their own pace: a sum over chunks would not say which of them are whole. Two slabs are enough for the
-/// reason given there; every source has at least one chunk, if need be an empty one.
+///   ready[source][chunk]   64-bit words: shares of the chunk that have come, over all launches
+///   slab[epoch parity]     the rows of all sources, one source behind the other; a rank's own are not used.
+///   Of a
+///                          source first part 0 of all its rows, then part 1, ...
+/// A chunk is one part (along k) of a block of rows; the parts of a block follow each other, so that a
+/// product of these rows can begin when a part of them is here. A word per chunk instead of one count per
+/// source (exchange/gather_plan.h), because several CTAs push at their own pace: a sum over chunks would not
+/// say which of them are whole. Two slabs are enough for the reason given there; every source has at least
+/// one block, if need be an empty one.
 struct PushGatherPlan {
-  std::int64_t rows = 0;       ///< of all sources
-  std::int64_t row_bytes = 0;  ///< a multiple of 16
+  std::int64_t rows = 0;  ///< of all sources
+  RowParts row;           ///< row_bytes: a multiple of 16
   std::int32_t world = 1;
-  std::int32_t chunk_rows = 1;
-  std::int32_t parts = 1;  ///< CTAs that share every chunk: what a launch adds to each word
+  std::int32_t block_rows = 1;
+  std::int32_t shares = 1;  ///< CTAs that share every chunk: what a launch adds to each word
 
   MK_HOST_DEVICE std::int64_t first_row(std::int32_t source) const { return rows * source / world; }
   MK_HOST_DEVICE std::int64_t rows_of(std::int32_t source) const {
     return first_row(source + 1) - first_row(source);
   }
-  MK_HOST_DEVICE std::int32_t chunks(std::int32_t source) const {
-    const std::int64_t count = (rows_of(source) + chunk_rows - 1) / chunk_rows;
-    return count > 0 ? static_cast<std::int32_t>(count) : 1;
-  }
   /// Of the source that has most.
   MK_HOST_DEVICE std::int64_t max_rows() const { return (rows + world - 1) / world; }
-  MK_HOST_DEVICE std::int64_t max_chunks() const { return (max_rows() + chunk_rows - 1) / chunk_rows; }
+  MK_HOST_DEVICE std::int32_t blocks(std::int64_t rows_of_source) const {
+    const std::int64_t count = (rows_of_source + block_rows - 1) / block_rows;
+    return count > 0 ? static_cast<std::int32_t>(count) : 1;
+  }
+  MK_HOST_DEVICE std::int32_t chunks(std::int32_t source) const {
+    return blocks(rows_of(source)) * row.parts;
+  }
+  MK_HOST_DEVICE std::int32_t max_chunks() const { return blocks(max_rows()) * row.parts; }
 
   /// Value of a chunk's word from which the chunk of launch `epoch` is there.
-  MK_HOST_DEVICE std::uint64_t count(std::uint64_t epoch) const { return (epoch + 1) * parts; }
+  MK_HOST_DEVICE std::uint64_t count(std::uint64_t epoch) const { return (epoch + 1) * shares; }
 
-  MK_HOST_DEVICE std::uint64_t ready_offset(std::int32_t source) const { return source * max_chunks() * 8; }
+  MK_HOST_DEVICE std::uint64_t ready_offset(std::int32_t source) const {
+    return std::uint64_t{8} * source * max_chunks();
+  }
   MK_HOST_DEVICE std::uint64_t slab_offset(std::uint64_t epoch, std::int32_t source) const {
     const std::uint64_t words = (ready_offset(world) + 127) / 128 * 128;
-    return words + ((epoch & 1) * rows + first_row(source)) * row_bytes;
+    return words + ((epoch & 1) * rows + first_row(source)) * row.row_bytes;
+  }
+  /// Where a part of the source's rows begins in its slab: [rows, row.bytes(part)].
+  MK_HOST_DEVICE std::uint64_t part_offset(std::int32_t source, std::int32_t part) const {
+    return static_cast<std::uint64_t>(rows_of(source) * row.begin(part));
   }
   MK_HOST_DEVICE std::uint64_t workspace_bytes() const { return slab_offset(1, world); }
 };

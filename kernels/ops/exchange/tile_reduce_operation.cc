@@ -42,8 +42,8 @@ Status TileReduceOperation::describe_operands(const GemmArguments& arguments, Ti
   auto a = encode_tensor_map(sm90_a_view(plan_.tile, shape().dtype, arguments.a, shape().m, shape().k), "a");
   if (!a.ok()) return a.status();
   p.a = *a;
-  auto b = encode_tensor_map(
-      sm90_b_view(plan_.tile, shape().dtype, shape().b_layout, arguments.b, shape().n, shape().k), "b");
+  auto b =
+      encode_tensor_map(sm90_b_view(shape().dtype, shape().b_layout, arguments.b, shape().n, shape().k), "b");
   if (!b.ok()) return b.status();
   p.b = *b;
   if (const auto beyond = reinterpret_cast<std::uintptr_t>(arguments.c) % 16; beyond != 0) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/ops/ag_gemm/cuda_estimate.h"
 #include "kernels/ops/ag_gemm/cuda_plan.h"
 #include "kernels/schedule/tiles.h"
 
@@ -20,19 +21,40 @@ AgGemmCudaPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_
   return *plan;
 }
 
+/// The cluster tiles and narrow tiles that the clusters of the grid compute, each with its columns.
+struct Computed {
+  RasterPlace tile;
+  std::int64_t column, columns;
+};
+std::vector<Computed> computed(const AgGemmCudaPlan& plan) {
+  const std::int32_t clusters = plan.compute_ctas / tile_cluster(plan.tile), parts = tail_parts(plan.tile);
+  const std::int64_t width = tile_columns(plan.tile);
+  std::vector<Computed> all;
+  for (std::int32_t cluster = 0; cluster < clusters; ++cluster) {
+    for (std::int32_t i = 0; i < plan.deal.tiles(cluster, clusters); ++i) {
+      const Deal::Place place = plan.deal.place(i, cluster, clusters);
+      all.push_back({place.tile, place.tile.column * width, width});
+    }
+    for (std::int32_t i = 0; i < plan.deal.tail_tiles(cluster, clusters, parts); ++i) {
+      const Deal::Place place = plan.deal.tail_place(i, cluster, clusters, parts);
+      all.push_back(
+          {place.tile, place.tile.column * width + place.part * kSm90TailColumns, kSm90TailColumns});
+    }
+  }
+  return all;
+}
+
 /// How often each element of c is computed, by the tiles as the kernel's schedule cuts them.
 std::vector<int> coverage(const GemmShape& shape, const AgGemmCudaPlan& plan) {
   std::vector<int> times(static_cast<std::size_t>(shape.m * shape.n));
-  const std::int64_t height = tile_rows(plan.tile) * tile_cluster(plan.tile), width = tile_columns(plan.tile);
-  for (std::int32_t index = 0; index < plan.raster.tiles(); ++index) {
-    const RasterPlace place = plan.raster.place(index);
-    const ArrivalSteps::Place step = plan.steps.place(place.row);
+  const std::int64_t height = tile_rows(plan.tile) * tile_cluster(plan.tile);
+  for (const Computed& tile : computed(plan)) {
+    const ArrivalSteps::Place step = plan.steps.place(tile.tile.row);
     const std::int64_t rows = plan.gather.rows_of(step.source);
     for (std::int64_t row = step.block * height; row < std::min(rows, (step.block + 1) * height); ++row) {
-      for (std::int64_t column = place.column * width; column < std::min(shape.n, (place.column + 1) * width);
-           ++column) {
+      for (std::int64_t column = tile.column; column < std::min(shape.n, tile.column + tile.columns);
+           ++column)
         ++times[static_cast<std::size_t>((plan.gather.first_row(step.source) + row) * shape.n + column)];
-      }
     }
   }
   return times;
@@ -44,8 +66,14 @@ TEST_CASE("every element of c belongs to one tile, on every rank of any world") 
          {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}, GemmShape{2049, 8, 16}}) {
       for (const Sm90Tile tile : kSm90Tiles) {
         for (std::uint32_t rank = 0; rank < world; ++rank) {
-          const auto times = coverage(shape, plan_of(shape, world, rank, {.tile = tile}));
-          CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+          const AgGemmCudaPlan plan = plan_of(shape, world, rank, {.tile = tile});
+          std::vector<std::int32_t> tails{plan.deal.raster.tiles() - plan.deal.whole, 0};
+          if (has_tail(tile)) tails.insert(tails.end(), {1, plan.deal.raster.tiles()});
+          for (const std::int32_t tail : tails) {
+            const auto times =
+                coverage(shape, plan_of(shape, world, rank, {.tile = tile, .tail_tiles = tail}));
+            CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+          }
         }
       }
     }
@@ -64,6 +92,18 @@ TEST_CASE("own rows come first, then the blocks of the others in turn, from the 
   }
 }
 
+TEST_CASE("the plan makes the most of links and SMs: estimates for four H200s against the product alone") {
+  const auto ratio = [](std::int64_t size, const AgGemmCudaOptions& options = {}) {
+    const GemmShape shape{size, size / 4, size};
+    const double product = estimated_seconds(shape, plan_of(shape, 1, 0));
+    return estimated_seconds(shape, plan_of(shape, 4, 0, options)) / product;
+  };
+  CHECK(ratio(8192) < 1.12);
+  CHECK(ratio(16384) < 1.07);
+  CHECK(ratio(8192) < ratio(8192, {.tile = Sm90Tile::k128x256, .tail_tiles = 0}));
+  CHECK(ratio(4096) < ratio(4096, {.tile = Sm90Tile::k128x256, .tail_tiles = 0}));
+}
+
 TEST_CASE("the workspace holds words and two slabs that do not overlap, and counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
     const AgGemmCudaPlan plan = plan_of({1003, 64, 72}, world, 0);
@@ -77,25 +117,55 @@ TEST_CASE("the workspace holds words and two slabs that do not overlap, and coun
         CHECK(gather.slab_offset(epoch + 2, source) == end);
         CHECK(end % 16 == 0);
         CHECK(gather.chunks(source) <= gather.max_chunks());
-        end += static_cast<std::uint64_t>(gather.rows_of(source) * gather.row_bytes);
+        end += static_cast<std::uint64_t>(gather.rows_of(source) * gather.row.row_bytes);
       }
     }
     CHECK(end == gather.workspace_bytes());
     for (std::uint64_t epoch = 0; epoch < 5; ++epoch) {
-      CHECK(gather.count(epoch + 1) - gather.count(epoch) == static_cast<std::uint64_t>(gather.parts));
+      CHECK(gather.count(epoch + 1) - gather.count(epoch) == static_cast<std::uint64_t>(gather.shares));
     }
   }
 }
 
-TEST_CASE("the grid fits the device, in whole clusters") {
+TEST_CASE("rows are cut into parts of whole steps along k that fit a stage, the same on every rank") {
+  for (const std::int64_t k : {8, 64, 72, 4096, 8192, 8200, 32768, 100000}) {
+    for (const std::int64_t m : {1, 1000, 4096}) {
+      const PushGatherPlan gather = plan_of({m, 64, k}, 4, 0).gather;
+      CHECK(gather.row.parts >= 1);
+      CHECK(gather.row.parts <= gather.row.lines());
+      CHECK(gather.row.first_line(gather.row.parts) == ceil_div(k, kSm90TileK));
+      std::int64_t end = 0;
+      for (std::int32_t part = 0; part < gather.row.parts; ++part) {
+        CHECK(gather.row.begin(part) == end);
+        CHECK(gather.row.begin(part) % 128 == 0);
+        CHECK(gather.row.bytes(part) > 0);
+        CHECK(gather.row.bytes(part) <= 16384);
+        end += gather.row.bytes(part);
+      }
+      CHECK(end == 2 * k);
+      for (std::uint32_t rank = 1; rank < 4; ++rank) {
+        const PushGatherPlan other = plan_of({m, 64, k}, 4, rank).gather;
+        CHECK(other.row.parts == gather.row.parts);
+        CHECK(other.block_rows == gather.block_rows);
+        CHECK(other.shares == gather.shares);
+      }
+    }
+  }
+}
+
+TEST_CASE("the grid fits the device, in whole clusters, on a slice of a GPU too") {
   for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
     for (const std::uint32_t world : {1U, 2U, 4U, 8U}) {
-      const AgGemmCudaPlan plan = plan_of({size, size / 4 / 8 * 8 + 8, size}, world, 0);
-      CHECK(plan.comm_ctas % 2 == 0);
-      CHECK(plan.comm_ctas >= 2);
-      CHECK(plan.compute_ctas >= tile_cluster(plan.tile));
-      CHECK(plan.compute_ctas % tile_cluster(plan.tile) == 0);
-      CHECK(plan.comm_ctas + plan.compute_ctas <= kSms);
+      for (const std::int32_t sms : {4, 16, 78, kSms}) {
+        auto made = AgGemmCudaPlan::make({size, size / 4 / 8 * 8 + 8, size}, Topology(1, world), 0, sms);
+        REQUIRE_MESSAGE(made.ok(), made.status().to_string());
+        const AgGemmCudaPlan& plan = *made;
+        CHECK(plan.comm_ctas % 2 == 0);
+        CHECK(plan.comm_ctas >= 2);
+        CHECK(plan.compute_ctas >= tile_cluster(plan.tile));
+        CHECK(plan.compute_ctas % tile_cluster(plan.tile) == 0);
+        CHECK(plan.comm_ctas + plan.compute_ctas <= sms);
+      }
     }
   }
 }
@@ -116,6 +186,13 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
   for (const std::int32_t comm_ctas : {-2, 3, 68}) {
     const Status status = refusal({64, 64, 64}, node, {.comm_ctas = comm_ctas});
     CHECK(status.text().find("comm_ctas = " + std::to_string(comm_ctas) + ", must be even, 0..66") !=
+          std::string::npos);
+  }
+  for (const AgGemmCudaOptions& options :
+       {AgGemmCudaOptions{.tile = Sm90Tile::k128x256, .tail_tiles = -1}, AgGemmCudaOptions{.tail_tiles = 2},
+        AgGemmCudaOptions{.tile = Sm90Tile::k128x64, .tail_tiles = 1}}) {
+    const Status status = refusal({64, 64, 64}, node, options);
+    CHECK(status.text().find("tail_tiles = " + std::to_string(*options.tail_tiles) + ", must be") !=
           std::string::npos);
   }
   CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/gemm/sm90_tile.h"
+#include "kernels/schedule/deal.h"
 #include "kernels/schedule/raster.h"
 
 using namespace mkernel;
@@ -32,6 +33,53 @@ TEST_CASE("raster: every place once, bands from the top, columns from the left i
       }
     }
   }
+}
+
+TEST_CASE("deal: every whole tile and every narrow one once, shares that differ by one at most") {
+  constexpr int kParts = 4;
+  for (const int clusters : {1, 3, 62, 66}) {
+    for (const int columns : {1, 4, 9}) {
+      const Raster raster{17, columns, 3};
+      for (const int whole : {0, 1, raster.tiles() / clusters * clusters, raster.tiles()}) {
+        if (whole > raster.tiles()) continue;
+        const Deal deal{raster, whole};
+        std::vector<int> seen(static_cast<std::size_t>(raster.tiles() * kParts));
+        int fewest = raster.tiles() * kParts, most = 0;
+        for (int cluster = 0; cluster < clusters; ++cluster) {
+          const auto at = [&](const RasterPlace& tile, int part) -> int& {
+            return seen[static_cast<std::size_t>((tile.row * columns + tile.column) * kParts + part)];
+          };
+          for (int i = 0; i < deal.tiles(cluster, clusters); ++i) {
+            for (int part = 0; part < kParts; ++part) ++at(deal.place(i, cluster, clusters).tile, part);
+          }
+          const int narrow = deal.tail_tiles(cluster, clusters, kParts);
+          for (int i = 0; i < narrow; ++i) {
+            const Deal::Place place = deal.tail_place(i, cluster, clusters, kParts);
+            ++at(place.tile, place.part);
+          }
+          fewest = std::min(fewest, narrow);
+          most = std::max(most, narrow);
+        }
+        CHECK(std::all_of(seen.begin(), seen.end(), [](int count) { return count == 1; }));
+        CHECK(most - fewest <= 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("plan: what is left over after whole waves is cut, when that is faster") {
+  for (const GemmShape& shape :
+       {GemmShape{12345, 1024, 4096}, GemmShape{8192, 8192, 8192}, GemmShape{64, 64, 64}}) {
+    for (const int sms : {1, 2, 78, 132}) {
+      const Sm90Plan plan = plan_sm90_any_cluster(shape, sms);
+      CHECK(plan.whole >= 0);
+      CHECK(plan.whole <= plan.raster.tiles());
+      if (!has_tail(plan.tile)) CHECK(plan.whole == plan.raster.tiles());
+      CHECK(plan_sm90(shape, sms).whole == plan_sm90(shape, sms).raster.tiles());
+    }
+  }
+  Sm90Plan plan = plan_sm90({8192, 2048, 8192}, 124, Sm90Tile::k128x256);
+  CHECK(with_best_tail({8192, 2048, 8192}, plan).whole == 248);  // of 256, on 62 clusters
 }
 
 TEST_CASE("plan: covers the matrix, uses no more CTAs than there are SMs, all clusters whole") {

@@ -1,0 +1,12 @@
+// How long a plan of AG+GEMM takes: the arrival of the rows against the pace of the product. Pure.
+#pragma once
+
+#include "kernels/ops/ag_gemm/cuda_plan.h"
+
+namespace mkernel::kernels {
+
+/// Seconds on an H200, by playing the plan: every cluster takes its tiles in turn, each as soon as the parts
+/// of its rows are there. Within about 5 % of what was measured where links and product matter (README.md).
+double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan);
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,51 @@
+// How the cluster tiles of a product are dealt to the clusters of a grid. Pure functions, the same on host
+// and device.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/schedule/raster.h"
+#include "proto/abi/host_device.h"
+
+namespace mkernel::kernels {
+
+/// The first `whole` cluster tiles of the raster go to the clusters in turn. Those after them, the tail, are
+/// cut into `parts` narrow ones side by side, dealt in turn from where the whole ones stopped: with tiles of
+/// one size, the clusters that find none in the last turn would stand still for as long as a tile takes.
+struct Deal {
+  struct Place {
+    RasterPlace tile;
+    std::int32_t part = 0;  ///< of the cluster tile's columns; 0 when it is whole
+  };
+
+  Raster raster;
+  std::int32_t whole = 0;  ///< 0 .. raster.tiles()
+
+  MK_HOST_DEVICE std::int32_t tiles(std::int32_t cluster, std::int32_t clusters) const {
+    return share(whole, cluster, clusters);
+  }
+  MK_HOST_DEVICE Place place(std::int32_t i, std::int32_t cluster, std::int32_t clusters) const {
+    return {raster.place(cluster + i * clusters), 0};
+  }
+  MK_HOST_DEVICE std::int32_t tail_tiles(std::int32_t cluster, std::int32_t clusters,
+                                         std::int32_t parts) const {
+    return share((raster.tiles() - whole) * parts, turn(cluster, clusters), clusters);
+  }
+  MK_HOST_DEVICE Place tail_place(std::int32_t i, std::int32_t cluster, std::int32_t clusters,
+                                  std::int32_t parts) const {
+    const std::int32_t index = turn(cluster, clusters) + i * clusters;
+    return {raster.place(whole + index / parts), index % parts};
+  }
+
+ private:
+  static MK_HOST_DEVICE std::int32_t share(std::int32_t all, std::int32_t first, std::int32_t step) {
+    return first < all ? (all - first + step - 1) / step : 0;
+  }
+  /// The cluster that comes first in the tail is the one after the last whole tile's.
+  MK_HOST_DEVICE std::int32_t turn(std::int32_t cluster, std::int32_t clusters) const {
+    const std::int32_t shifted = cluster - whole % clusters;
+    return shifted < 0 ? shifted + clusters : shifted;
+  }
+};
+
+}  // namespace mkernel::kernels

@@ -1,14 +1,13 @@
 // mkbench-cuda: what the kernels do on this machine's GPU, without daemon or client; one file that can be
 // carried.
 #include <CLI/CLI.hpp>
-#include <ctime>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "tools/mkbench/gemm_cuda.h"
+#include "tools/mkbench/parse_shape.h"
 #include "tools/mkbench/report.h"
 
 namespace mkernel::bench {
@@ -33,10 +32,13 @@ std::string name_of(kernels::Sm90Tile tile) {
   return "?";
 }
 
-/// "128x256/8": bands of 8; with "=" clusters lie side by side.
+/// "128x256/8": bands of 8; with "=" clusters lie side by side; "+12": the last 12 cluster tiles are cut into
+/// narrow ones.
 std::string plan_text(const kernels::Sm90Plan& plan) {
   const bool side_by_side = plan.cluster == kernels::Sm90Cluster::kSideBySide;
-  return name_of(plan.tile) + (side_by_side ? "=/" : "/") + std::to_string(plan.raster.band);
+  const std::int32_t tail = plan.raster.tiles() - plan.whole;
+  return name_of(plan.tile) + (side_by_side ? "=/" : "/") + std::to_string(plan.raster.band) +
+         (tail > 0 ? "+" + std::to_string(tail) : "");
 }
 
 /// The cubes, what one rank computes in AG+GEMM (n = m / 4) and GEMM+RS, GEMM+AR (k = m / 4) on four GPUs,
@@ -53,39 +55,6 @@ std::vector<GemmShape> default_shapes() {
   shapes.push_back({8192, 28672 / 4, 8192});
   shapes.push_back({8192, 8192, 28672 / 4});
   return shapes;
-}
-
-Result<GemmShape> parse_shape(const std::string& text) {
-  GemmShape shape;
-  char rest = 0;
-  long long m = 0, n = 0, k = 0;
-  if (std::sscanf(text.c_str(), "%lldx%lldx%lld%c", &m, &n, &k, &rest) != 3) {
-    return Status(StatusCode::kInvalidArgument, "shape '" + text + "' is not MxNxK");
-  }
-  shape.m = m;
-  shape.n = n;
-  shape.k = k;
-  return shape;
-}
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  char text[16] = "";
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  std::strftime(text, sizeof text, "%Y-%m-%d", &parts);
-  return text;
-}
-
-/// Adds `rows` to the list in the file, which is created when missing.
-Status append_rows(const std::string& path, const nlohmann::json& rows) {
-  nlohmann::json all = nlohmann::json::array();
-  if (std::ifstream old(path); old) all = nlohmann::json::parse(old, nullptr, false);
-  if (!all.is_array()) return {StatusCode::kInvalidArgument, path + " is not a list of rows"};
-  all.insert(all.end(), rows.begin(), rows.end());
-  std::ofstream out(path);
-  out << all.dump(1) << "\n";
-  return out ? Status() : Status(StatusCode::kInternal, "cannot write " + path);
 }
 
 nlohmann::json json_row(const GemmCudaRow& row) {

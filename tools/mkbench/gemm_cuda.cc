@@ -1,6 +1,5 @@
 #include "tools/mkbench/gemm_cuda.h"
 
-#include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -9,30 +8,14 @@
 
 #include "kernels/gemm/gemm_sm90.h"
 #include "kernels/memory/cuda_error.h"
+#include "tools/mkbench/cublas.h"
+#include "tools/mkbench/gpu_stream.h"
 #include "tools/mkbench/report.h"
 
 namespace mkernel::bench {
 namespace {
 
 using kernels::cuda_status;
-
-Status cublas_status(cublasStatus_t status, const char* what) {
-  if (status == CUBLAS_STATUS_SUCCESS) return {};
-  return {StatusCode::kInternal, std::string(what) + ": " + cublasGetStatusString(status)};
-}
-
-struct DestroyStream {
-  void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
-};
-struct DestroyEvent {
-  void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
-};
-struct DestroyCublas {
-  void operator()(cublasHandle_t handle) const { cublasDestroy(handle); }
-};
-using Stream = std::unique_ptr<CUstream_st, DestroyStream>;
-using Event = std::unique_ptr<CUevent_st, DestroyEvent>;
-using Cublas = std::unique_ptr<cublasContext, DestroyCublas>;
 
 /// Operands of one call.
 struct Set {
@@ -47,7 +30,7 @@ class Bench {
   Status ours() {
     return kernels::gemm_sm90(next().arguments(), shape_, {options_.fp32_output, plan_}, stream_.get());
   }
-  Status cublas();
+  Status cublas() { return cublas_->gemm(next().arguments(), shape_, options_.fp32_output); }
   /// `calls` of each side in turn; times in ms.
   Status time(int calls, std::vector<double>& ours, std::vector<double>& cublas);
   Result<ProductCheck> check();
@@ -60,9 +43,8 @@ class Bench {
   GemmShape shape_;
   GemmCudaOptions options_;
   kernels::Sm90Plan plan_;
-  Stream stream_;
-  Cublas cublas_;
-  GpuBuffer workspace_;
+  GpuStream stream_;
+  std::optional<Cublas> cublas_;
   std::vector<Set> sets_;
   std::size_t position_ = 0;
 };
@@ -93,19 +75,12 @@ Status Bench::prepare(const GemmShape& shape, const GemmCudaOptions& options) {
                        : kernels::plan_sm90_any_cluster(shape, sms);
   if (options.band > 0) plan_.raster.band = options.band;
 
-  cudaStream_t stream = nullptr;
-  MK_RETURN_IF_ERROR(cuda_status(cudaStreamCreate(&stream), "stream"));
-  stream_.reset(stream);
-  cublasHandle_t handle = nullptr;
-  MK_RETURN_IF_ERROR(cublas_status(cublasCreate(&handle), "cublasCreate"));
-  cublas_.reset(handle);
-  constexpr std::uint64_t kWorkspace = 64 << 20;
-  auto workspace = GpuBuffer::allocate(kWorkspace);
-  if (!workspace.ok()) return workspace.status();
-  workspace_ = std::move(workspace).value();
-  MK_RETURN_IF_ERROR(cublas_status(cublasSetStream(handle, stream), "cublasSetStream"));
-  MK_RETURN_IF_ERROR(
-      cublas_status(cublasSetWorkspace(handle, workspace_.get(), kWorkspace), "cublasSetWorkspace"));
+  auto stream = GpuStream::create();
+  if (!stream.ok()) return stream.status();
+  stream_ = std::move(*stream);
+  auto cublas = Cublas::open(stream_.get());
+  if (!cublas.ok()) return cublas.status();
+  cublas_ = std::move(*cublas);
 
   // Between two uses of a set, three times the L2 goes by.
   const std::int64_t set_bytes = 2 * (shape.m * shape.k + shape.k * shape.n + shape.m * shape.n);
@@ -116,44 +91,16 @@ Status Bench::prepare(const GemmShape& shape, const GemmCudaOptions& options) {
     if (!set.ok()) return set.status();
     sets_.push_back(std::move(set).value());
   }
-  return cuda_status(cudaStreamSynchronize(stream), "inputs");
-}
-
-Status Bench::cublas() {
-  const GemmArguments at = next().arguments();
-  const auto m = static_cast<int>(shape_.m), n = static_cast<int>(shape_.n), k = static_cast<int>(shape_.k);
-  const cudaDataType_t type = shape_.dtype == DataType::kBf16 ? CUDA_R_16BF : CUDA_R_16F;
-  const bool row_major = shape_.b_layout == Layout::kRowMajor;
-  const float one = 1, zero = 0;
-  // Column-major c^T[n, m] = b^T x a^T.
-  return cublas_status(
-      cublasGemmEx(cublas_.get(), row_major ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, &one, at.b,
-                   type, row_major ? n : k, at.a, type, k, &zero, at.c,
-                   options_.fp32_output ? CUDA_R_32F : type, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-      "cublasGemmEx");
+  return stream_.synchronize();
 }
 
 Status Bench::time(int calls, std::vector<double>& ours, std::vector<double>& cublas) {
-  std::vector<Event> events;
-  for (int i = 0; i <= 2 * calls; ++i) {
-    cudaEvent_t event = nullptr;
-    MK_RETURN_IF_ERROR(cuda_status(cudaEventCreate(&event), "event"));
-    events.emplace_back(event);
-  }
   // Pairs in the order ours, theirs, theirs, ours: each side follows each as often.
   const auto is_ours = [](int call) { return (call % 4 == 0) || (call % 4 == 3); };
-  MK_RETURN_IF_ERROR(cuda_status(cudaEventRecord(events[0].get(), stream_.get()), "event"));
-  for (int call = 0; call < 2 * calls; ++call) {
-    MK_RETURN_IF_ERROR(is_ours(call) ? this->ours() : this->cublas());
-    MK_RETURN_IF_ERROR(cuda_status(cudaEventRecord(events[call + 1].get(), stream_.get()), "event"));
-  }
-  MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(stream_.get()), "timed calls"));
-  for (int call = 0; call < 2 * calls; ++call) {
-    float ms = 0;
-    MK_RETURN_IF_ERROR(
-        cuda_status(cudaEventElapsedTime(&ms, events[call].get(), events[call + 1].get()), "time"));
-    (is_ours(call) ? ours : cublas).push_back(ms);
-  }
+  auto times =
+      stream_.time(2 * calls, [&](int call) { return is_ours(call) ? this->ours() : this->cublas(); });
+  if (!times.ok()) return times.status();
+  for (int call = 0; call < 2 * calls; ++call) (is_ours(call) ? ours : cublas).push_back((*times)[call]);
   return {};
 }
 

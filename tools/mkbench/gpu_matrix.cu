@@ -42,6 +42,14 @@ __global__ void fill_kernel(T* data, std::uint64_t count, std::uint64_t seed) {
   }
 }
 
+__global__ void digest_kernel(const std::uint16_t* data, std::uint64_t count, unsigned long long* out) {
+  const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x;
+  unsigned long long sum = 0;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step)
+    sum += mix((i << 16) + data[i] + 1);
+  atomicAdd(out, sum);
+}
+
 constexpr int kMaxTerms = 16;
 
 struct Sums {
@@ -227,6 +235,22 @@ Status fill_random(void* data, DataType type, std::uint64_t count, std::uint64_t
 
 Status poison(const GpuBuffer& buffer, CUstream_st* stream) {
   return cuda_status(cudaMemsetAsync(buffer.get(), 0xff, buffer.bytes(), stream), "poison");
+}
+
+Result<std::uint64_t> digest_of(const GpuBuffer& buffer, CUstream_st* stream) {
+  constexpr int kBlocks = 1056;
+  auto sum = GpuBuffer::allocate(sizeof(unsigned long long));
+  if (!sum.ok()) return sum.status();
+  auto* out = static_cast<unsigned long long*>(sum->get());
+  MK_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(out, 0, sizeof *out, stream), "digest"));
+  digest_kernel<<<kBlocks, 256, 0, stream>>>(static_cast<const std::uint16_t*>(buffer.get()),
+                                             buffer.bytes() / 2, out);
+  MK_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "digest"));
+  unsigned long long digest = 0;
+  MK_RETURN_IF_ERROR(
+      cuda_status(cudaMemcpyAsync(&digest, out, sizeof digest, cudaMemcpyDeviceToHost, stream), "digest"));
+  MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(stream), "digest"));
+  return std::uint64_t{digest};
 }
 
 Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmShape& shape, bool fp32_output,

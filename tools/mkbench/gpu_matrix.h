@@ -35,6 +35,9 @@ Status fill_random(void* data, DataType type, std::uint64_t count, std::uint64_t
 /// Fills with a NaN pattern of every type: an element that nobody writes is found. Asynchronous.
 Status poison(const GpuBuffer& buffer, CUstream_st* stream);
 
+/// A sum over all words of the buffer and their places: equal for equal contents. Synchronous.
+Result<std::uint64_t> digest_of(const GpuBuffer& buffer, CUstream_st* stream);
+
 /// What a comparison with the fp64 product found.
 struct ProductCheck {
   std::uint64_t wrong = 0;        ///< elements beyond the bound, or NaN

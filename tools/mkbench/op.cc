@@ -1,5 +1,6 @@
 #include "tools/mkbench/op.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -8,7 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "tools/mkbench/nccl.h"
+#include "tools/mkbench/op_cuda.h"
+#include "tools/mkbench/parse_shape.h"
 #include "tools/mkbench/report.h"
+#include "tools/mkbench/row.h"
+#include "tools/mkbench/torch_fused.h"
 #include "tools/mkbench/workload.h"
 #include "tools/mkrun/launcher_env.h"
 
@@ -28,11 +34,21 @@ struct OpOptions {
   DataType dtype = DataType::kBf16;
   Executor executor = Executor::kCpu;
   std::optional<int> device;
+  std::vector<std::string> shapes, baselines;
+  std::string torch_driver;
+  std::optional<double> nic_gbps;
   int iterations = 3;
   int threads = 0;
   double deadline = 30;
   double join_timeout = 60;
   std::string json;
+
+  bool compares_with(const char* baseline) const {
+    return std::find(baselines.begin(), baselines.end(), baseline) != baselines.end();
+  }
+  ExecutorOptions executor_options() const {
+    return {std::chrono::milliseconds(static_cast<std::int64_t>(deadline * 1000)), threads};
+  }
 };
 
 using MakeWorkload = std::function<Result<std::unique_ptr<Workload>>(Group&)>;
@@ -42,15 +58,6 @@ struct Outcome {
   double milliseconds = 0;
   std::uint64_t wire_bytes = 0;
   Verdict verdict;
-};
-
-struct Row {
-  nlohmann::json shape;
-  std::string shape_text;
-  std::vector<double> milliseconds;  ///< per iteration, of the slowest rank
-  std::uint64_t wire_bytes = 0;      ///< of all ranks, last iteration
-  std::uint64_t elements = 0, wrong = 0;
-  double max_rel_err = 0;
 };
 
 MakeWorkload gemm(OpKind kind, const GemmShape& shape) {
@@ -73,20 +80,43 @@ std::vector<MakeWorkload> demo_preset() {
       attention({.batch = 1, .sequence = 3000, .heads = 8, .kv_heads = 2, .head_dim = 128, .causal = true})};
 }
 
-std::vector<MakeWorkload> chosen(const OpOptions& o) {
-  if (o.preset == "demo") return demo_preset();
-  const GemmShape shape{o.m, o.n, o.k, o.dtype, o.column_major ? Layout::kColumnMajor : Layout::kRowMajor};
+/// The operation when it is one of the three around a GEMM.
+std::optional<OpKind> gemm_kind(const OpOptions& o) {
   for (const OpKind kind : {OpKind::kAgGemm, OpKind::kGemmRs, OpKind::kGemmAr}) {
-    if (o.op != to_string(kind)) continue;
-    if (o.executor == Executor::kCpu) return {gemm(kind, shape)};
-    return {[=, device = *o.device](Group& group) {
-      return make_gemm_cuda_workload(group, kind, shape, device);
-    }};
+    if (o.op == to_string(kind)) return kind;
+  }
+  return {};
+}
+
+/// Those of --shape, else --m, --n, --k.
+Result<std::vector<GemmShape>> gemm_shapes(const OpOptions& o) {
+  std::vector<GemmShape> shapes;
+  if (o.shapes.empty()) shapes.push_back({o.m, o.n, o.k});
+  for (const std::string& text : o.shapes) {
+    auto parsed = parse_shape(text);
+    if (!parsed.ok()) return parsed.status();
+    shapes.push_back(*parsed);
+  }
+  for (GemmShape& shape : shapes) {
+    shape.dtype = o.dtype;
+    shape.b_layout = o.column_major ? Layout::kColumnMajor : Layout::kRowMajor;
+  }
+  return shapes;
+}
+
+Result<std::vector<MakeWorkload>> chosen(const OpOptions& o) {
+  if (o.preset == "demo") return demo_preset();
+  if (const auto kind = gemm_kind(o)) {
+    auto shapes = gemm_shapes(o);
+    if (!shapes.ok()) return shapes.status();
+    std::vector<MakeWorkload> made;
+    for (const GemmShape& shape : *shapes) made.push_back(gemm(*kind, shape));
+    return made;
   }
   if (o.op == "moe_dispatch_gemm") {
-    return {moe({o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype})};
+    return std::vector{moe({o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype})};
   }
-  return {attention({o.batch, o.sequence, o.heads, o.kv_heads, o.head_dim, o.causal, 0, o.dtype})};
+  return std::vector{attention({o.batch, o.sequence, o.heads, o.kv_heads, o.head_dim, o.causal, 0, o.dtype})};
 }
 
 /// One timed and verified iteration; merges what all ranks saw into `row`.
@@ -121,10 +151,10 @@ Status run_iteration(Group& group, Workload& work, std::uint64_t iteration, cons
 Result<Row> run_workload(Group& group, const MakeWorkload& make, const OpOptions& o) {
   auto work = make(group);
   if (!work.ok()) return work.status();
-  const ExecutorOptions options{std::chrono::milliseconds(static_cast<std::int64_t>(o.deadline * 1000)),
-                                o.threads};
+  const ExecutorOptions options = o.executor_options();
   Row row;
   row.shape = (*work)->shape();
+  row.shape["executor"] = "cpu";
   row.shape_text = (*work)->shape_text();
   Row warm_up;
   MK_RETURN_IF_ERROR(run_iteration(group, **work, 0, options, warm_up));
@@ -136,37 +166,54 @@ Result<Row> run_workload(Group& group, const MakeWorkload& make, const OpOptions
   return row;
 }
 
-nlohmann::json to_json(const Row& row, const Group& group, int iterations) {
-  nlohmann::json json{{"executor", "cpu"}};
-  json.update(row.shape);
-  json.update({{"world", group.world_size()},
-               {"nodes", group.node_count()},
-               {"nic_gbps", nullptr},
-               {"ms", median(row.milliseconds)},
-               {"ms_spread", spread(row.milliseconds)},
-               {"gemm_ms", nullptr},
-               {"cublas_nccl_ms", nullptr},
-               {"torch_fused_ms", nullptr},
-               {"wire_bytes", row.wire_bytes},
-               {"max_rel_err", row.max_rel_err},
-               {"verified", row.wrong == 0},
-               {"iterations", iterations}});
-  return json;
+Result<std::vector<Row>> run_on_cpu(Group& group, const OpOptions& o) {
+  auto workloads = chosen(o);
+  if (!workloads.ok()) return workloads.status();
+  std::vector<Row> rows;
+  for (const MakeWorkload& make : *workloads) {
+    auto row = run_workload(group, make, o);
+    if (!row.ok()) return row.status();
+    if (group.rank() == 0) std::cerr << row->shape["op"].get<std::string>() << " done\n";
+    rows.push_back(std::move(*row));
+  }
+  return rows;
 }
 
-void print_rows(const std::vector<Row>& rows, const Group& group) {
-  std::vector<std::vector<std::string>> table{{"operation", "shape", "ranks", "time ms", "spread",
-                                               "over the wire", "max error", "elements", "verdict"}};
-  for (const Row& row : rows) {
-    char error[16];
-    std::snprintf(error, sizeof(error), "%.1e", row.max_rel_err);
-    table.push_back({row.shape["op"], row.shape_text,
-                     std::to_string(group.world_size()) + " on " + std::to_string(group.node_count()),
-                     fixed(median(row.milliseconds), 1), fixed(100 * spread(row.milliseconds), 0) + " %",
-                     human_bytes(static_cast<double>(row.wire_bytes)), error, std::to_string(row.elements),
-                     row.wrong == 0 ? "verified" : std::to_string(row.wrong) + " WRONG"});
+Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
+  const auto kind = gemm_kind(o);
+  if (!kind) {
+    return Status(StatusCode::kUnimplemented, (o.preset.empty() ? o.op : "preset " + o.preset) +
+                                                  ": the cuda executor does not have this operation yet");
   }
-  print_table(std::cout, table);
+  auto shapes = gemm_shapes(o);
+  if (!shapes.ok()) return shapes.status();
+  OpCudaOptions options{.device = *o.device, .iterations = o.iterations, .executor = o.executor_options()};
+  options.gemm = o.compares_with("gemm");
+  std::optional<Nccl> nccl;
+  if (o.compares_with("nccl")) {
+    auto joined = Nccl::join(group, *o.device);
+    if (!joined.ok()) return joined.status();
+    options.nccl = &nccl.emplace(std::move(*joined));
+  }
+  std::vector<Row> rows;
+  for (const GemmShape& shape : *shapes) {
+    auto row = measure_op_cuda(group, *kind, shape, options);
+    if (!row.ok()) return row.status();
+    if (group.rank() == 0) std::cerr << row->shape_text << " done\n";
+    rows.push_back(std::move(*row));
+  }
+  nccl.reset();
+  if (!o.compares_with("torch")) return rows;
+  const Status torch = measure_torch_fused(
+      group, {.driver = o.torch_driver, .device = *o.device, .iterations = o.iterations}, rows);
+  if (!torch.ok()) return torch;
+  return rows;
+}
+
+/// The cpu executor's rows under "op", as those of the other commands; the cuda executor's as a list.
+Status record_rows(const OpOptions& o, const nlohmann::json& json) {
+  if (o.executor == Executor::kCuda) return append_rows(o.json, json);
+  return record(o.json, "op", json) ? Status() : Status(StatusCode::kInternal, "results were not recorded");
 }
 
 Status run(OpOptions o) {
@@ -195,24 +242,17 @@ Status run(OpOptions o) {
                      .timeout = std::chrono::milliseconds(static_cast<std::int64_t>(o.join_timeout * 1000))});
   if (!group.ok()) return group.status();
 
-  std::vector<Row> rows;
-  for (const MakeWorkload& make : chosen(o)) {
-    auto row = run_workload(*group, make, o);
-    if (!row.ok()) return row.status();
-    if (rank == 0) std::cerr << row->shape["op"].get<std::string>() << " done\n";
-    rows.push_back(std::move(row).value());
-  }
+  auto rows = o.executor == Executor::kCuda ? run_on_gpu(*group, o) : run_on_cpu(*group, o);
+  if (!rows.ok()) return rows.status();
   MK_RETURN_IF_ERROR(group->barrier());
-  if (rank == 0) print_rows(rows, *group);
+  if (rank == 0) print_rows(*rows, *group);
   nlohmann::json json = nlohmann::json::array();
   std::uint64_t wrong = 0;
-  for (const Row& row : rows) {
-    json.push_back(to_json(row, *group, o.iterations));
+  for (const Row& row : *rows) {
+    json.push_back(to_json(row, *group, o.nic_gbps));
     wrong += row.wrong;
   }
-  if (rank == 0 && !o.json.empty() && !record(o.json, "op", json)) {
-    return {StatusCode::kInternal, "results were not recorded"};
-  }
+  if (rank == 0 && !o.json.empty()) MK_RETURN_IF_ERROR(record_rows(o, json));
   if (wrong > 0) return {StatusCode::kDataLoss, std::to_string(wrong) + " output elements are wrong"};
   return {};
 }
@@ -234,6 +274,7 @@ void add_op(CLI::App& app, int& status) {
   op->add_option("--n", o->n, "columns of the product; of the layer's output for moe_dispatch_gemm")
       ->capture_default_str();
   op->add_option("--k", o->k, "inner dimension on each rank")->capture_default_str();
+  op->add_option("--shape", o->shapes, "MxNxK instead of --m, --n, --k; repeatable");
   op->add_flag("--column-major", o->column_major, "b as [n, k]");
   op->add_option("--batch", o->batch)->capture_default_str();
   op->add_option("--sequence", o->sequence, "positions of all ranks together")->capture_default_str();
@@ -249,11 +290,19 @@ void add_op(CLI::App& app, int& status) {
   op->add_option("--dtype", o->dtype)
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}));
-  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, AG+GEMM, GEMM+RS and GEMM+AR so far")
+  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, the operations around a GEMM")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
   op->add_option("--device", o->device, "GPU of this rank on the cuda executor; default: its rank")
       ->check(CLI::Range(0, 1023));
+  op->add_option("--baseline", o->baselines,
+                 "cuda executor: measure in the same run, in turns, the product alone (cuBLAS), cuBLAS and "
+                 "NCCL, torch's fused operations; repeatable")
+      ->check(CLI::IsMember({"gemm", "nccl", "torch"}));
+  op->add_option("--torch-driver", o->torch_driver,
+                 "torch_fused.py, for --baseline torch; needs python3 and torch")
+      ->check(CLI::ExistingFile);
+  op->add_option("--nic-gbps", o->nic_gbps, "recorded beside the rows: gigabits per second of a rank's NIC");
   op->add_option("--iterations", o->iterations, "timed and verified, after one to warm up")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
@@ -267,6 +316,10 @@ void add_op(CLI::App& app, int& status) {
   op->callback([op, o, &status] {
     if (o->op.empty() == o->preset.empty())
       throw CLI::ValidationError("op", "give an operation or --preset, not both");
+    if (!o->baselines.empty() && o->executor != Executor::kCuda)
+      throw CLI::ValidationError("--baseline", "only with --executor cuda");
+    if (o->compares_with("torch") && o->torch_driver.empty())
+      throw CLI::ValidationError("--baseline torch", "where is torch_fused.py? Give --torch-driver");
     const Status outcome = run(*o);
     if (outcome.ok()) return;
     std::cerr << "mkbench: " << outcome.to_string() << "\n";

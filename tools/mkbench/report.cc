@@ -29,6 +29,8 @@ std::string first_match(const std::string& path, const std::string& key) {
   return "unknown";
 }
 
+}  // namespace
+
 std::string today() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -37,8 +39,6 @@ std::string today() {
   std::strftime(text, sizeof(text), "%Y-%m-%d", &parts);
   return text;
 }
-
-}  // namespace
 
 void print_table(std::ostream& out, const std::vector<std::vector<std::string>>& rows) {
   if (rows.empty()) return;
@@ -112,6 +112,16 @@ bool record(const std::string& path, const std::string& what, const nlohmann::js
   out << file.dump(1) << "\n";
   if (!out) std::cerr << "mkbench: cannot write " << path << "\n";
   return static_cast<bool>(out);
+}
+
+Status append_rows(const std::string& path, const nlohmann::json& rows) {
+  nlohmann::json all = nlohmann::json::array();
+  if (std::ifstream old(path); old) all = nlohmann::json::parse(old, nullptr, false);
+  if (!all.is_array()) return {StatusCode::kInvalidArgument, path + " is not a list of rows"};
+  all.insert(all.end(), rows.begin(), rows.end());
+  std::ofstream out(path);
+  out << all.dump(1) << "\n";
+  return out ? Status() : Status(StatusCode::kInternal, "cannot write " + path);
 }
 
 }  // namespace mkernel::bench

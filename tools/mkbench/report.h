@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "proto/abi/status.h"
+
 namespace mkernel::bench {
 
 /// Rows of equal width; the first row is the heading. Columns whose cells are numbers are right-aligned.
@@ -27,5 +29,12 @@ nlohmann::json machine();
 /// Adds {machine, date, command, rows} under `what` to the JSON file, which is created when missing. Returns
 /// false with a message on stderr when the file cannot be written or is not such a file.
 bool record(const std::string& path, const std::string& what, const nlohmann::json& rows);
+
+/// "2026-11-21", in UTC.
+std::string today();
+
+/// Adds `rows` to the list in the JSON file, which is created when missing. Errors: kInvalidArgument when it
+/// holds something else, kInternal when it cannot be written.
+Status append_rows(const std::string& path, const nlohmann::json& rows);
 
 }  // namespace mkernel::bench

@@ -40,10 +40,6 @@ class Workload {
 };
 
 Result<std::unique_ptr<Workload>> make_gemm_workload(Group& group, OpKind kind, const GemmShape& shape);
-/// On the GPU of the group's session (device `device`): operands in its memory, verified there against fp64.
-/// AG+GEMM, GEMM+RS and GEMM+AR so far.
-Result<std::unique_ptr<Workload>> make_gemm_cuda_workload(Group& group, OpKind kind, const GemmShape& shape,
-                                                          int device);
 /// `tokens`: of every rank.
 Result<std::unique_ptr<Workload>> make_moe_workload(Group& group, const MoeShape& shape);
 Result<std::unique_ptr<Workload>> make_attention_workload(Group& group, const AttentionShape& shape);

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Measures the operations of the cuda executor on this machine's GPUs, beside what else one could use, and records the rows.
+
+Usage: tests/perf/record_gpu.py [--bin DIR] [--out DIR] [--world W] [--nodes N] [--ops ag_gemm,gemm_rs,gemm_ar] [--sizes 2048,...]
+                                [--odd] [--iterations I] [--no-torch]
+Starts a daemon per (emulated) node and a rank per GPU, and adds to OUT/<machine>-<date>-<op>.json. Square sizes S stand for
+S x S/W x S of AG+GEMM and S x S x S/W of the other two; --odd adds shapes that no tile divides and those of a Llama-70B layer.
+Several nodes share this host: their daemons copy between GPUs at --nic-gbytes a second and GPU.
+"""
+import argparse
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "integration"))
+
+
+def machine():
+    """"h200": the GPU's name in the results' file names."""
+    name = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", "0"], capture_output=True, text=True,
+                          check=True).stdout.strip()
+    return name.removeprefix("NVIDIA ").replace(" ", "-").lower()
+
+
+def shapes(op, sizes, world, odd):
+    square = [(s, s // world, s) if op == "ag_gemm" else (s, s, s // world) for s in sizes]
+    if odd:
+        square += [(m, 1024, 4096) if op == "ag_gemm" else (m, 4096, 1024) for m in (1000, 1024, 4097, 4096, 12345, 12288)]
+        square += [(4096, 3 * 128, 4096), (4096, 512, 4096)] if op == "ag_gemm" else [(4096, 4096, 3 * 128), (4096, 4096, 512)]
+        square += [(8192, 28672 // world, 8192)] if op == "ag_gemm" else [(8192, 8192, 28672 // world)]
+    return ["x".join(map(str, shape)) for shape in square]
+
+
+def measure(mkbench, nodes, op, path, arguments):
+    command = [mkbench, "op", op, "--executor", "cuda", "--iterations", str(arguments.iterations), "--json", str(path)]
+    for shape in shapes(op, arguments.sizes, arguments.world, arguments.odd):
+        command += ["--shape", shape]
+    for baseline in ("gemm", "nccl"):
+        command += ["--baseline", baseline]
+    if len(nodes) > 1:
+        command += ["--nic-gbps", str(8 * arguments.nic_gbytes)]
+    elif not arguments.no_torch:
+        command += ["--baseline", "torch", "--torch-driver", str(HERE.parent.parent / "tools/mkbench/torch_fused.py")]
+    per_node = arguments.world // len(nodes)
+    ranks = [subprocess.Popen([*command, "--daemon", str(nodes[r // per_node].socket), "--device", str(r)],
+                              env={**os.environ, "RANK": str(r), "WORLD_SIZE": str(arguments.world)}) for r in range(arguments.world)]
+    try:
+        if any([rank.wait(arguments.patience) for rank in ranks]):
+            raise SystemExit(f"{op} failed")
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", default="build/bin", help="folder of mkerneld and mkbench")
+    parser.add_argument("--out", default=HERE / "results", type=pathlib.Path)
+    parser.add_argument("--world", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--nic-gbytes", type=float, default=50.0)
+    parser.add_argument("--latency-us", type=int, default=5)
+    parser.add_argument("--ops", default="ag_gemm,gemm_rs,gemm_ar")
+    parser.add_argument("--sizes", default=[2048, 4096, 8192, 16384, 32768], type=lambda text: [int(s) for s in text.split(",") if s])
+    parser.add_argument("--odd", action="store_true")
+    parser.add_argument("--iterations", type=int, default=24)
+    parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--patience", type=float, default=540, help="seconds for one operation")
+    arguments = parser.parse_args()
+    os.environ["MKERNEL_BIN"] = str(pathlib.Path(arguments.bin).resolve())
+    import cluster
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    prefix = f"{machine()}x{arguments.world}-{time.strftime('%Y-%m-%d', time.gmtime())}-"
+    suffix = f"-{arguments.nodes}nodes" if arguments.nodes > 1 else ""
+
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
+    ports = cluster.free_ports(arguments.nodes)
+    emulated = {"transport": {"kind": "emulated"},
+                "transport.emulated": {"bandwidth_gbytes": arguments.nic_gbytes * arguments.world / arguments.nodes,
+                                       "latency_us": arguments.latency_us}}
+    nodes = [cluster.Daemon(folder, f"node{i}", ports[i], [f"127.0.0.1:{p}" for p in ports if p != ports[i]],
+                            emulated if arguments.nodes > 1 else None) for i in range(arguments.nodes)]
+    try:
+        for node in nodes:
+            node.start()
+        for node in nodes:
+            cluster.wait_until(lambda n=node: sum(p["state"] == "alive" for p in n.show("peers")) == len(nodes) - 1,
+                               "the nodes see each other")
+        for op in arguments.ops.split(","):
+            path = arguments.out / f"{prefix}{op}{suffix}.json"
+            measure(cluster.BIN / "mkbench", nodes, op, path, arguments)
+            print(f"recorded in {path.name}", flush=True)
+    finally:
+        for node in nodes:
+            node.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+// mkbench where there is no CUDA toolkit.
+#include "tools/mkbench/nccl.h"
+#include "tools/mkbench/op_cuda.h"
+
+namespace mkernel::bench {
+
+Result<Row> measure_op_cuda(Group&, OpKind, const GemmShape&, const OpCudaOptions&) {
+  return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
+}
+
+Result<Nccl> Nccl::join(Group&, int) {
+  return Status(StatusCode::kUnavailable, "mkbench was built without CUDA");
+}
+void Nccl::Destroy::operator()(void*) const {}
+
+}  // namespace mkernel::bench

@@ -53,7 +53,7 @@ Result<std::shared_ptr<SessionCore>> SessionCore::connect(const SessionOptions& 
 
 Result<int> SessionCore::gpu() const {
   if (device_ >= 0) return device_;
-  return Status(StatusCode::kFailedPrecondition, "GPU memory in a session of SessionOptions::device = " +
+  return Status(StatusCode::kFailedPrecondition, "needs a GPU; the session has SessionOptions::device = " +
                                                      std::to_string(device_) + " (host memory only)");
 }
 

@@ -338,7 +338,8 @@ class MK_API Gemm : public Planned {
   /// stream) from the calling thread. No host call belongs to it, so it may be captured in a CUDA graph and
   /// replayed with the same operands; launches follow each other in stream order, and every rank makes
   /// equally many. The operands must stay until the stream is done. Not together with launch(). Errors:
-  /// kUnimplemented (cpu executor), by name what cannot be queued, why the group failed.
+  /// kUnimplemented (cpu executor), by name what cannot be queued, why the group failed; as with launch(), an
+  /// error fails the group: the other ranks would wait for a launch that never comes.
   Status enqueue(const GemmArguments& arguments, CUstream_st* stream, const ExecutorOptions& options = {});
   /// Once the stream is done: OK, or why a launch that was queued failed; the group is over for all ranks
   /// then.

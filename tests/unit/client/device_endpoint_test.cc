@@ -11,7 +11,7 @@ TEST_CASE("a device endpoint in a session without GPU is refused on every rank, 
   FakeDaemon daemon;
   with_groups(daemon, 2, [](Group& group) {
     check_status(group.device_endpoint().status(), StatusCode::kFailedPrecondition,
-                 "rank 0 on node node0: GPU memory in a session of SessionOptions::device = -1");
+                 "rank 0 on node node0: needs a GPU; the session has SessionOptions::device = -1");
     check_ok(group.barrier());
   });
   CHECK(daemon.look().regions == 0);

@@ -44,7 +44,7 @@ TEST_CASE("a rank whose session names no GPU is named to all, and the group goes
   FakeDaemon daemon;
   with_groups(daemon, 2, [](Group& group) {
     check_status(group.symmetric_gpu(4096).status(), StatusCode::kFailedPrecondition,
-                 "rank 0 on node node0: GPU memory in a session of SessionOptions::device = -1");
+                 "rank 0 on node node0: needs a GPU; the session has SessionOptions::device = -1");
     check_ok(group.barrier());
   });
   CHECK(daemon.look().regions == 0);
@@ -76,7 +76,7 @@ TEST_CASE("the cuda executor needs a GPU, and says on every rank whose is missin
   FakeDaemon daemon;
   with_groups(daemon, 2, [](Group& group) {
     check_status(group.ag_gemm({64, 64, 64}, Executor::kCuda).status(), StatusCode::kFailedPrecondition,
-                 "rank 0 on node node0: GPU memory in a session of SessionOptions::device = -1");
+                 "rank 0 on node node0: needs a GPU; the session has SessionOptions::device = -1");
     check_status(group.ag_gemm({64, 64, 64}, static_cast<Executor>(7)).status(), StatusCode::kInvalidArgument,
                  "executor = 7, must be cpu (0) or cuda (1)");
     check_ok(group.barrier());

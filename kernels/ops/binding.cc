@@ -46,7 +46,9 @@ Status Binding::run(const Topology& topology, const ExecutorOptions& options,
   Launch launch;
   launch.epoch = epoch_;
   launch.compute_threads = compute_threads(options, topology);
-  launch.scope = {group_->session, group_->segment, &launch.roles.stop(), group_->rank(), options.deadline};
+  launch.scope = {group_->session, group_->segment,  &launch.roles.stop(),
+                  group_->rank(),  options.deadline, options.trace};
+  launch.roles.trace_to(options.trace);
   try {
     start(launch);
   } catch (const std::bad_alloc&) {

@@ -63,6 +63,8 @@ Status CudaGemmOperation::enqueue(const GemmArguments& arguments, const Executor
   MK_RETURN_IF_ERROR(check_operands(kind_, shape_, arguments, rank_, topology_.world()));
   const OnDevice here(device_);
   MK_RETURN_IF_ERROR(here.status());
+  if (options.trace != nullptr)
+    return {StatusCode::kUnimplemented, signature() + ": the cuda executor does not trace yet"};
   const auto deadline = std::chrono::nanoseconds(options.deadline).count();
   return launch(arguments, static_cast<std::uint64_t>(deadline), stream);
 }

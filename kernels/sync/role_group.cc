@@ -1,8 +1,12 @@
 #include "kernels/sync/role_group.h"
 
+#include <chrono>
 #include <new>
 #include <system_error>
 #include <utility>
+
+#include "kernels/sync/track.h"
+#include "mkernel/trace.h"
 
 namespace mkernel::kernels {
 
@@ -17,12 +21,18 @@ void RoleGroup::fail(Status status) {
 }
 
 void RoleGroup::start(std::string name, std::function<Status()> role) {
-  auto body = [this, name, role = std::move(role)] {
+  const auto track = static_cast<std::uint32_t>(threads_.size());
+  auto body = [this, name, track, trace = trace_, role = std::move(role)] {
+    current_track() = track;
+    const auto begin = std::chrono::steady_clock::now();
     try {
       if (Status status = role(); !status.ok()) fail(std::move(status));
     } catch (const std::bad_alloc&) {
       fail({StatusCode::kResourceExhausted, "role " + name + ": out of memory"});
     }
+    if (trace == nullptr) return;
+    trace->add({TraceEvent::Kind::kRole, track, name, -1, trace_ns(begin),
+                trace_ns(std::chrono::steady_clock::now())});
   };
   try {
     threads_.emplace_back(std::move(body));

@@ -10,6 +10,10 @@
 
 #include "proto/abi/status.h"
 
+namespace mkernel {
+class Trace;
+}  // namespace mkernel
+
 namespace mkernel::kernels {
 
 /// Runs role functions in threads. The first one that fails sets the stop flag, which every bounded wait of
@@ -20,6 +24,9 @@ class RoleGroup {
   RoleGroup(const RoleGroup&) = delete;
   RoleGroup& operator=(const RoleGroup&) = delete;
   ~RoleGroup();  ///< joins
+
+  /// Roles that are started from now on are told to `trace` when they end; null: not.
+  void trace_to(Trace* trace) { trace_ = trace; }
 
   /// Starts `role` in its own thread. A thread that cannot be started counts as a failure of the role. A
   /// role must not return kCancelled for a reason of its own: the code says "another role failed first".
@@ -34,6 +41,7 @@ class RoleGroup {
  private:
   void fail(Status status);
 
+  Trace* trace_ = nullptr;
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   Status first_;

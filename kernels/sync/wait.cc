@@ -5,6 +5,9 @@
 #include <string_view>
 #include <thread>
 
+#include "kernels/sync/track.h"
+#include "mkernel/trace.h"
+
 namespace mkernel::kernels {
 namespace {
 
@@ -84,6 +87,12 @@ Status BoundedWait::pause(const WaitSite& site, std::uint64_t expected, std::uin
     std::this_thread::sleep_for(std::chrono::microseconds(step < kLongestSleep ? step : kLongestSleep));
   }
   return {};
+}
+
+void BoundedWait::record(const WaitSite& site) const {
+  if (scope_.trace == nullptr) return;
+  scope_.trace->add({TraceEvent::Kind::kWait, current_track(), site.tag, site.peer, trace_ns(begin_),
+                     trace_ns(std::chrono::steady_clock::now())});
 }
 
 Status BoundedWait::check(const WaitSite& site, std::uint64_t expected, std::uint64_t seen) {

@@ -11,6 +11,10 @@
 #include "proto/abi/region_map.h"
 #include "proto/abi/status.h"
 
+namespace mkernel {
+class Trace;
+}  // namespace mkernel
+
 namespace mkernel::kernels {
 
 /// What every wait of one launch watches besides its own word. Null pointers are not watched.
@@ -20,6 +24,7 @@ struct WaitScope {
   const std::atomic<bool>* stop = nullptr;  ///< set by the first role of this launch that fails
   std::uint32_t rank = 0;                   ///< this rank, for the text
   std::chrono::milliseconds deadline{30000};
+  Trace* trace = nullptr;  ///< told of every wait that had to wait; null: of none
 };
 
 /// Who waits for what: read only when a wait fails, so building one costs nothing.
@@ -43,11 +48,15 @@ Status expired(const WaitSite& site, std::uint32_t rank, std::uint64_t expected,
 /// Back-off of one wait: spins first, then yields, then sleeps up to 200 us at a time; watches the scope.
 class BoundedWait {
  public:
-  explicit BoundedWait(const WaitScope& scope) : scope_(scope) {}
+  explicit BoundedWait(const WaitScope& scope) : scope_(scope) {
+    if (scope.trace != nullptr) begin_ = std::chrono::steady_clock::now();
+  }
 
   /// Pauses once. Not OK when the wait has to end: the code of the session's or group's failure, kCancelled
   /// (another role failed), kDeadlineExceeded.
   Status pause(const WaitSite& site, std::uint64_t expected, std::uint64_t seen);
+  /// Once it is over: tells the scope's trace, when there is one.
+  void record(const WaitSite& site) const;
 
  private:
   Status check(const WaitSite& site, std::uint64_t expected, std::uint64_t seen);
@@ -72,6 +81,7 @@ Status wait_until(Seen&& seen, std::uint64_t expected, const WaitSite& site, con
     MK_RETURN_IF_ERROR(wait.pause(site, expected, value));
     value = seen();
   } while (value < expected);
+  wait.record(site);
   return {};
 }
 

@@ -1,4 +1,5 @@
 """The five operations on two nodes with real processes, every output element verified in the ranks themselves."""
+import json
 import unittest
 
 from cluster import ClusterTest, wait_until
@@ -62,6 +63,27 @@ class Operations(ClusterTest):
             with self.subTest(op=op):
                 self.assertIn("verified", self.bench_all(op, *shape, "--iterations", "2", ranks_per_node=1))
 
+    def test_timeline(self):
+        """--trace: every role of every rank, and waits that lie inside their roles."""
+        self.start_nodes(2)
+        path = self.folder / "timeline.json"
+        self.bench_all("gemm_ar", "--m", "300", "--n", "128", "--k", "64", "--iterations", "1", "--trace", path)
+        events = json.loads(path.read_text())["traceEvents"]
+        self.assertEqual({e["args"]["name"] for e in events if e["ph"] == "M"},
+                         {f"rank {r} on node{r // 2}" for r in range(4)})
+        spans = [e for e in events if e["ph"] == "X"]
+        roles = {(e["pid"], e["tid"]): e for e in spans if e["cat"] == "role"}
+        for rank in range(4):
+            self.assertLessEqual({"compute", "intra_comm", "inter_send", "inter_reduce", "inter_recv"},
+                                 {e["name"] for e in roles.values() if e["pid"] == rank})
+        waits = [e for e in spans if e["cat"] == "wait" and (e["pid"], e["tid"]) in roles]
+        self.assertTrue(any(e.get("args", {}).get("rank", e["pid"]) != e["pid"] for e in waits), "nobody waited for another rank")
+        # What follows the roles, the wait for the last puts, is on track 0 after its role.
+        for wait in waits:
+            role = roles[wait["pid"], wait["tid"]]
+            if wait["ts"] < role["ts"] + role["dur"]:
+                self.assertGreaterEqual(wait["ts"], role["ts"])
+                self.assertLessEqual(wait["ts"] + wait["dur"], role["ts"] + role["dur"] + 0.01)  # microseconds
 
 if __name__ == "__main__":
     unittest.main()

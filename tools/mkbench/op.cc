@@ -14,6 +14,7 @@
 #include "tools/mkbench/parse_shape.h"
 #include "tools/mkbench/report.h"
 #include "tools/mkbench/row.h"
+#include "tools/mkbench/timeline.h"
 #include "tools/mkbench/torch_fused.h"
 #include "tools/mkbench/workload.h"
 #include "tools/mkrun/launcher_env.h"
@@ -41,7 +42,7 @@ struct OpOptions {
   int threads = 0;
   double deadline = 30;
   double join_timeout = 60;
-  std::string json;
+  std::string json, trace;
 
   bool compares_with(const char* baseline) const {
     return std::find(baselines.begin(), baselines.end(), baseline) != baselines.end();
@@ -163,6 +164,14 @@ Result<Row> run_workload(Group& group, const MakeWorkload& make, const OpOptions
   for (int i = 1; i <= o.iterations; ++i) {
     MK_RETURN_IF_ERROR(run_iteration(group, **work, static_cast<std::uint64_t>(i), options, row));
   }
+  if (o.trace.empty()) return row;
+  Trace trace;
+  ExecutorOptions traced = options;
+  traced.trace = &trace;
+  Row untimed;
+  MK_RETURN_IF_ERROR(
+      run_iteration(group, **work, static_cast<std::uint64_t>(o.iterations) + 1, traced, untimed));
+  MK_RETURN_IF_ERROR(write_timeline(group, trace.take(), o.trace));
   return row;
 }
 
@@ -312,12 +321,19 @@ void add_op(CLI::App& app, int& status) {
       ->capture_default_str();
   op->add_option("--join-timeout", o->join_timeout, "seconds to wait for the other ranks")
       ->capture_default_str();
+  op->add_option(
+      "--trace", o->trace,
+      "cpu executor: rank 0 writes the timeline of one more launch on all ranks for Perfetto: every "
+      "role, and what it waited for");
   op->add_option("--json", o->json, "rank 0 records its rows in this file");
   op->callback([op, o, &status] {
     if (o->op.empty() == o->preset.empty())
       throw CLI::ValidationError("op", "give an operation or --preset, not both");
     if (!o->baselines.empty() && o->executor != Executor::kCuda)
       throw CLI::ValidationError("--baseline", "only with --executor cuda");
+    if (!o->trace.empty() && (o->executor == Executor::kCuda || !o->preset.empty()))
+      throw CLI::ValidationError("--trace",
+                                 "one operation on the cpu executor; the cuda executor does not trace yet");
     if (o->compares_with("torch") && o->torch_driver.empty())
       throw CLI::ValidationError("--baseline torch", "where is torch_fused.py? Give --torch-driver");
     const Status outcome = run(*o);

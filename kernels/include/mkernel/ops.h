@@ -22,6 +22,7 @@ struct SymmetricView;
 }  // namespace mkernel::kernels
 
 namespace mkernel {
+class Trace;
 
 enum class DataType : std::uint32_t { kBf16 = 1, kF16 = 2 };
 /// How the second operand of a product lies in memory: kRowMajor [k, n], kColumnMajor [n, k].
@@ -103,6 +104,7 @@ struct AttentionArguments {
 struct ExecutorOptions {
   std::chrono::milliseconds deadline{30000};  ///< of every single wait
   int compute_threads = 0;  ///< cpu executor: 0 = hardware threads / ranks on this node, at least 1
+  Trace* trace = nullptr;   ///< cpu executor: where the launch tells what its roles did when; outlives it
 };
 
 /// What a plan needs from its surroundings before it can run.

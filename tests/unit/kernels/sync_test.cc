@@ -1,6 +1,7 @@
 // The bounded wait and the role threads: how each kind of end is told.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -9,11 +10,13 @@
 #include <new>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "kernels/sync/launch_failure.h"
 #include "kernels/sync/role_group.h"
 #include "kernels/sync/signal.h"
 #include "kernels/sync/wait.h"
+#include "mkernel/trace.h"
 
 using namespace mkernel;
 using namespace mkernel::kernels;
@@ -135,4 +138,42 @@ TEST_CASE("what a launch left behind is told as a wait: its deadline, or why the
   CHECK(gone.code() == StatusCode::kUnavailable);
   CHECK(contains(gone, "node b is gone"));
   CHECK(contains(gone, "while rank 2 compute: a chunk of rank 1"));
+}
+
+TEST_CASE("a trace holds every role and every wait that had to wait, inside its role") {
+  Trace trace;
+  SignalWord word{};
+  RoleGroup roles;
+  roles.trace_to(&trace);
+  WaitScope scope;
+  scope.trace = &trace;
+  std::atomic<int> looks = 0;
+  roles.start("setter", [&] {
+    while (looks.load() < 2) std::this_thread::yield();  // the other has to wait
+    signal_set(word, 1);
+    return Status();
+  });
+  roles.start("waiter",
+              [&] { return wait_until([&] { return ++looks, load_acquire(word.value); }, 1, kSite, scope); });
+  REQUIRE(roles.join().ok());
+  CHECK(wait_at_least(word.value, 1, kSite, scope).ok());  // is there: not a wait
+  const std::vector<TraceEvent> events = trace.take();
+  CHECK(trace.take().empty());
+  const auto of = [&](const std::string& name) -> const TraceEvent& {
+    const auto at =
+        std::find_if(events.begin(), events.end(), [&](const TraceEvent& e) { return e.name == name; });
+    REQUIRE(at != events.end());
+    return *at;
+  };
+  REQUIRE(events.size() == 3);
+  const TraceEvent &setter = of("setter"), &waiter = of("waiter"), &wait = of("arrivals");
+  CHECK(setter.kind == TraceEvent::Kind::kRole);
+  CHECK(setter.track == 0);
+  CHECK(waiter.track == 1);
+  CHECK(wait.kind == TraceEvent::Kind::kWait);
+  CHECK(wait.track == 1);
+  CHECK(wait.peer == 5);
+  CHECK(waiter.begin_ns <= wait.begin_ns);
+  CHECK(wait.begin_ns < wait.end_ns);
+  CHECK(wait.end_ns <= waiter.end_ns);
 }

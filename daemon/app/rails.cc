@@ -20,8 +20,18 @@ transport::ZeroCopy zero_copy(const std::string& word) {
   return word == "always" ? transport::ZeroCopy::kAlways : transport::ZeroCopy::kAuto;
 }
 
+/// Null where the configuration asks for none.
+Result<std::shared_ptr<memory::CopyEngines>> copy_engines(const config::Config& config) {
+  if (!config.transport.gpu_memory) return std::shared_ptr<memory::CopyEngines>();
+  auto engines = memory::open_copy_engines(memory::gpu_module_paths());
+  if (!engines.ok()) return engines.status().with_context("transport.gpu_memory = true");
+  return std::shared_ptr<memory::CopyEngines>(std::move(engines).value());
+}
+
 Result<std::unique_ptr<transport::Transport>> make_tcp(const config::Config& config, std::uint64_t boot_id,
                                                        std::uint32_t rail) {
+  auto engines = copy_engines(config);
+  if (!engines.ok()) return engines.status();
   const config::Tcp& tcp = config.transport.tcp;
   transport::TcpOptions options;
   options.base = base_options(config, boot_id);
@@ -33,21 +43,20 @@ Result<std::unique_ptr<transport::Transport>> make_tcp(const config::Config& con
   options.zero_copy = zero_copy(tcp.zero_copy);
   options.zero_copy_bytes = tcp.zero_copy_bytes;
   options.window = tcp.window;
+  options.engines = std::move(engines).value();
   return transport::make_tcp(options);
 }
 
 Result<std::unique_ptr<transport::Transport>> make_emulated(const config::Config& config,
                                                             std::uint64_t boot_id, std::uint32_t rail) {
+  auto engines = copy_engines(config);
+  if (!engines.ok()) return engines.status();
   transport::EmulatedOptions options;
   options.base = base_options(config, boot_id);
   options.rail = rail;
   options.shape = link_shape(config.transport.emulated);
   options.seed = config.transport.emulated.seed + rail;
-  if (config.transport.gpu_memory) {
-    auto engines = memory::open_copy_engines(memory::gpu_module_paths());
-    if (!engines.ok()) return engines.status().with_context("transport.gpu_memory = true");
-    options.engines = std::move(engines).value();
-  }
+  options.engines = std::move(engines).value();
   return transport::make_emulated(options);
 }
 

@@ -50,13 +50,6 @@ void check_tls(const Config& config, Mistakes& mistakes) {
   }
 }
 
-void check_gpu_memory(const Config& config, Mistakes& mistakes) {
-  if (!config.transport.gpu_memory || config.transport.kind == "emulated") return;
-  mistakes.add(
-      line_of(config, "transport.gpu_memory"), "transport.gpu_memory = true",
-      "transport.kind = \"" + config.transport.kind + "\" does not move GPU memory; only \"emulated\" does");
-}
-
 void check_rails(const Config& config, Mistakes& mistakes) {
   const Proxy& proxy = config.proxy;
   if (!proxy.cpus.empty() && proxy.cpus.size() != proxy.threads) {
@@ -100,7 +93,6 @@ void check_together(const Config& config, Mistakes& mistakes) {
   }
   check_tls(config, mistakes);
   check_plain_text(config, mistakes);
-  check_gpu_memory(config, mistakes);
   check_rails(config, mistakes);
 }
 

@@ -66,7 +66,7 @@ struct Emulated {
 
 struct Transport {
   std::string kind = "tcp";
-  bool gpu_memory = false;  ///< load the GPU module; emulated only
+  bool gpu_memory = false;  ///< load the GPU module
   std::chrono::milliseconds peer_timeout{10000};
   std::chrono::milliseconds reconnect_interval{50};
   Tcp tcp;

@@ -56,8 +56,10 @@ class Mkerneld(ClusterTest):
     def test_gpu_memory_without_driver_or_module_says_what_is_missing(self):
         if pathlib.Path("/dev/nvidia0").exists():
             self.skipTest("this machine has a GPU")
-        emulated = {"transport": {"kind": "emulated", "gpu_memory": True}}
-        self.start_must_fail(Daemon(self.folder, "node", 0, [], emulated), "transport.gpu_memory = true")
+        for kind in ("emulated", "tcp"):
+            with self.subTest(kind=kind):
+                asked = {"transport": {"kind": kind, "gpu_memory": True}}
+                self.start_must_fail(Daemon(self.folder, "node-" + kind, 0, [], asked), "transport.gpu_memory = true")
 
     def test_stale_socket_of_a_killed_daemon_is_taken_over(self):
         (node,) = self.start_nodes(1)

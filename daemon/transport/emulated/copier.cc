@@ -39,19 +39,6 @@ Result<ImportedRegion> Copier::import(abi::RegionKind kind, int fd, std::uint64_
   return region;
 }
 
-Result<std::shared_ptr<memory::EngineMemory>> Copier::reach(const memory::Region& target) {
-  auto& known = targets_[target.id];
-  if (known != nullptr) return known;
-  auto made = target.on_gpu() ? engines_->map(target.fd.get(), target.bytes)
-                              : engines_->pin(target.host(0), target.bytes);
-  if (!made.ok()) {
-    targets_.erase(target.id);
-    return made.status().with_context("target");
-  }
-  known = std::move(made).value();
-  return known;
-}
-
 Result<Copier::Started> Copier::start(ImportedRegion& source, std::uint64_t source_offset,
                                       const Target& target, std::uint64_t length, std::uint64_t budget) {
   if (budget == 0) return Started{};
@@ -66,8 +53,8 @@ Result<Copier::Started> Copier::start(ImportedRegion& source, std::uint64_t sour
     if (!pinned.ok()) return pinned.status().with_context("source");
     source.engine = std::move(pinned).value();
   }
-  auto at = reach(*target.region);
-  if (!at.ok()) return at.status();
+  auto at = targets_.reach(*engines_, *target.region);
+  if (!at.ok()) return at.status().with_context("target");
   auto ticket = engines_->start(source.engine, source_offset, at.value(), target.offset, length);
   if (!ticket.ok()) return ticket.status();
   return Started{length, ticket.value()};

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <unordered_map>
 
 #include "daemon/memory/copy_engines.h"
+#include "daemon/memory/engine_regions.h"
 #include "daemon/transport/transport.h"
 #include "proto/ipc/fd.h"
 
@@ -52,13 +52,11 @@ class Copier {
   bool done(const memory::CopyTicket& ticket) const { return engines_->done(ticket); }
 
   /// The region is going away: gives back what was made of it as a target.
-  void forget(const memory::Region& region) { targets_.erase(region.id); }
+  void forget(const memory::Region& region) { targets_.forget(region); }
 
  private:
-  Result<std::shared_ptr<memory::EngineMemory>> reach(const memory::Region& target);
-
   std::shared_ptr<memory::CopyEngines> engines_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<memory::EngineMemory>> targets_;  ///< by Region::id
+  memory::EngineRegions targets_;
 };
 
 }  // namespace mkernel::transport::emulated

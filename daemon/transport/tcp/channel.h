@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "daemon/transport/tcp/fifo.h"
+#include "daemon/transport/tcp/wire.h"
 #include "daemon/transport/transport.h"
 #include "daemon/transport/window/receive_window.h"
 #include "daemon/transport/window/send_window.h"
@@ -14,6 +15,12 @@ namespace mkernel::transport::tcp {
 
 class Link;
 class Peer;
+
+/// What is sent before the payload of a put.
+inline PutFrame put_frame(ChannelKey key, const Put& put) {
+  return {FrameType::kPut,   0, to_wire(put.sequence), put.length, key, put.remote_offset,
+          put.remote_region, {}};
+}
 
 struct Outbound {
   Outbound(ChannelId id_, ChannelKey key_, Peer& peer_, std::uint32_t window_)
@@ -27,9 +34,12 @@ struct Outbound {
   bool failed = false;              ///< reported; puts of it are taken and forgotten
   std::uint64_t zero_copy_end = 0;  ///< zero-copy sends of the connection up to the last one of this channel
 
-  Hook<Outbound> round;      ///< StreamWriter: has puts to send
-  Hook<Outbound> asking;     ///< StreamWriter: Open is to be sent
-  Hook<Outbound> completed;  ///< Events: completed count grew
+  std::uint32_t loading_puts = 0;  ///< Loader: puts of it there, not all given to the writer
+
+  Hook<Outbound> round;       ///< StreamWriter: has puts to send
+  Hook<Outbound> load_round;  ///< Loader: has puts to load
+  Hook<Outbound> asking;      ///< StreamWriter: Open is to be sent
+  Hook<Outbound> completed;   ///< Events: completed count grew
 };
 
 struct Inbound {
@@ -40,6 +50,9 @@ struct Inbound {
   const ChannelKey key;
   Peer& peer;
   ReceiveWindow window;
+  /// Number of the last put that came on this connection, 0 before it: ahead of the window while copies into
+  /// GPU memory are under way.
+  std::uint64_t received = 0;
   Status refusal;  ///< not OK once a put was refused: nothing of this channel is accepted any more
 
   Hook<Inbound> answering;  ///< StreamWriter: Held or Refused is to be sent

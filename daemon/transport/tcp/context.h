@@ -8,6 +8,7 @@
 
 #include "daemon/transport/tcp/events.h"
 #include "daemon/transport/tcp/fifo.h"
+#include "daemon/transport/tcp/gpu_access.h"
 #include "daemon/transport/tcp/tcp.h"
 #include "proto/ipc/fd.h"
 
@@ -55,6 +56,7 @@ struct Context {
   Fifo<Served, &Served::ready> ready;
   TransportSink* sink = nullptr;
   Events events;
+  GpuAccess gpu;
   Statistics statistics;
 
   /// Has the connection served by the next poll().

@@ -30,8 +30,9 @@ Link::Link(Context& context, Peer& peer, std::uint32_t number)
       peer_(peer),
       number_(number),
       backoff_(context.options.base.reconnect_interval),
-      reader_(*this),
-      writer_(context.options.zero_copy, context.options.zero_copy_bytes) {}
+      unloader_(context.gpu, *this),
+      reader_(*this, unloader_),
+      writer_(context) {}
 
 Link::~Link() {
   context_.ready.remove(*this);
@@ -160,6 +161,7 @@ void Link::lose(const Status& why) {
   retry_at_ = now + backoff_;
   backoff_ = std::min(backoff_ * 2, kMaxBackoff);
   context_.deadlines_changed = true;
+  if (unloader_.busy()) context_.wake(*this);
   peer_.link_down(*this);
 }
 
@@ -207,13 +209,14 @@ void Link::offer(Outbound& channel) {
 
 void Link::forget(Outbound& channel) {
   if (!writer_.forget(channel)) {
-    lose({StatusCode::kCancelled, "a channel was closed while the kernel still read its memory"});
+    lose({StatusCode::kCancelled, "a channel was closed in the middle of a put"});
   }
 }
 
 void Link::forget(Inbound& channel) {
   writer_.forget(channel);
   reader_.forget(channel);
+  unloader_.forget(channel);
 }
 
 // Being served
@@ -227,10 +230,16 @@ void Link::on_events(std::uint32_t events) {
 }
 
 bool Link::has_work() const {
+  if (wanted_ && unloader_.busy()) return true;
   return up() && (readable_ || error_ || (writable_ && !writer_.idle()));
 }
 
 std::size_t Link::receive() {
+  const std::size_t landed = wanted_ ? unloader_.collect() : 0;
+  return landed + receive_bytes();
+}
+
+std::size_t Link::receive_bytes() {
   if (state_ == State::kDown) return 0;
   if (state_ == State::kDialling) return finish_dial();
   if (error_ && state_ == State::kUp) {
@@ -241,7 +250,7 @@ std::size_t Link::receive() {
       return 1;
     }
   }
-  if (!readable_) return 0;
+  if (!readable_ && !reader_.waiting()) return 0;
   if (state_ == State::kUp) return receive_frames();
   const Status greeted = read_welcome();
   if (greeted.ok()) return 1;
@@ -262,7 +271,8 @@ std::size_t Link::receive_frames() {
 }
 
 std::size_t Link::send() {
-  if (!up() || !writable_ || writer_.idle()) return 0;
+  // While copies of the last connection are under way not a word: what is held is not known yet.
+  if (!up() || !writable_ || writer_.idle() || unloader_.draining()) return 0;
   WriteProgress progress;
   const Status status = writer_.flush(socket_.get(), kWriteBudget, progress);
   if (progress.blocked) writable_ = false;

@@ -17,12 +17,13 @@
 #include "daemon/transport/tcp/context.h"
 #include "daemon/transport/tcp/stream_reader.h"
 #include "daemon/transport/tcp/stream_writer.h"
+#include "daemon/transport/tcp/unloader.h"
 #include "daemon/transport/tcp/wire.h"
 #include "proto/ipc/fd.h"
 
 namespace mkernel::transport::tcp {
 
-class Link final : public Served, private FrameHandler {
+class Link final : public Served, private FrameHandler, private LandingSink {
  public:
   Link(Context& context, Peer& peer, std::uint32_t number);
   ~Link() override;
@@ -44,7 +45,10 @@ class Link final : public Served, private FrameHandler {
   void withdraw(Outbound& channel) { writer_.withdraw(channel); }
   void forget(Outbound& channel);
   void forget(Inbound& channel);
-  bool lands_in(const memory::Region& region) const { return reader_.lands_in(region); }
+  /// True while a put that is read, or an engine, uses the region.
+  bool uses(const memory::Region& region) const {
+    return reader_.lands_in(region) || unloader_.lands_in(region) || writer_.reads(region);
+  }
 
   Clock::time_point deadline() const;
   void expire(Clock::time_point now);
@@ -58,17 +62,22 @@ class Link final : public Served, private FrameHandler {
   enum class State : std::uint8_t { kDown, kDialling, kGreeting, kUp };
 
   Status on_put(const PutFrame& frame, Landing& landing) override;
-  void on_landed(const Landing& landing) override;
+  void on_received(const Landing& landing) override;
   Status on_open(const OpenFrame& frame) override;
   Status on_held(const HeldFrame& frame) override;
   Status on_refused(const RefusedFrame& frame) override;
-  Status place(const PutFrame& frame, Inbound& channel, Landing& landing);
+  void on_landed(Inbound& channel, std::uint64_t number) override;
+  void on_landing_failed(Inbound& channel, const Status& why) override;
+  void place(const PutFrame& frame, Inbound& channel, Landing& landing);
+  Status find_target(const PutFrame& frame, Inbound& channel, Landing& landing);
+  void refuse(Inbound& channel, const Status& why);
 
   void dial(Clock::time_point now);
   Status say_hello();
   Status read_welcome();
   std::size_t finish_dial();
   void go_up();
+  std::size_t receive_bytes();
   std::size_t receive_frames();
   std::string describe() const;
   Clock::time_point give_up_at() const;
@@ -93,6 +102,7 @@ class Link final : public Served, private FrameHandler {
   std::chrono::milliseconds backoff_{0};
   Status last_error_;
 
+  Unloader unloader_;
   StreamReader reader_;
   StreamWriter writer_;
 };

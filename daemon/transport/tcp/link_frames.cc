@@ -30,45 +30,65 @@ Status Link::on_put(const PutFrame& frame, Landing& landing) {
   }
   const auto announced = channel->window.announce(frame.sequence);
   if (announced.verdict == ReceiveWindow::Verdict::kDuplicate) {
+    channel->received = std::max(channel->received, announced.number);
     ++context_.statistics.puts_duplicate;
     return {};
   }
   // The stream keeps order: a put that is neither held nor the next one means that its sender is confused. A
   // new connection tells it where to go on.
-  if (announced.number != channel->window.prefix() + 1) {
+  const std::uint64_t next = std::max(channel->received, channel->window.prefix()) + 1;
+  if (announced.number != next) {
     return {StatusCode::kDataLoss, channel_text(frame.key) + ": put with wire sequence " +
                                        std::to_string(frame.sequence) + " where number " +
-                                       std::to_string(channel->window.prefix() + 1) + " is next"};
+                                       std::to_string(next) + " is next"};
   }
-  landing.number = announced.number;
-  return place(frame, *channel, landing);
-}
-
-Status Link::place(const PutFrame& frame, Inbound& channel, Landing& landing) {
-  if (frame.length > 0) {
-    Target target;
-    Status placed = context_.sink->place(channel.id, frame.region, frame.offset, frame.length, target);
-    if (placed.ok() && target.region->mapping.data() == nullptr) {
-      placed = {StatusCode::kUnimplemented, "transport tcp reaches host memory only; region " +
-                                                std::to_string(frame.region) + " is GPU memory"};
-    }
-    if (!placed.ok()) {
-      channel.refusal = placed;
-      ++context_.statistics.puts_discarded;
-      writer_.answer(channel);
-      return {};
-    }
-    landing.region = target.region;
-    landing.at = target.region->host(target.offset);
-  }
-  landing.channel = &channel;
+  channel->received = landing.number = announced.number;
+  place(frame, *channel, landing);
   return {};
 }
 
-void Link::on_landed(const Landing& landing) {
-  if (!landing.channel->window.accept(landing.number)) return;
-  context_.events.arrived(*landing.channel);
-  writer_.answer(*landing.channel);
+void Link::place(const PutFrame& frame, Inbound& channel, Landing& landing) {
+  if (frame.length > 0) {
+    if (const Status placed = find_target(frame, channel, landing); !placed.ok()) {
+      ++context_.statistics.puts_discarded;
+      return refuse(channel, placed);
+    }
+  }
+  landing.channel = &channel;
+}
+
+Status Link::find_target(const PutFrame& frame, Inbound& channel, Landing& landing) {
+  Target target;
+  MK_RETURN_IF_ERROR(context_.sink->place(channel.id, frame.region, frame.offset, frame.length, target));
+  if (target.region->on_gpu()) {
+    MK_RETURN_IF_ERROR(unloader_.begin(channel, landing.number, *target.region, target.offset)
+                           .with_context("region " + std::to_string(frame.region) + ", GPU memory"));
+    landing.unload = true;
+  } else {
+    landing.at = target.region->host(target.offset);
+  }
+  landing.region = target.region;
+  return {};
+}
+
+void Link::refuse(Inbound& channel, const Status& why) {
+  channel.refusal = why;
+  answer(channel);
+}
+
+void Link::on_received(const Landing& landing) {
+  on_landed(*landing.channel, landing.number);
+}
+
+void Link::on_landed(Inbound& channel, std::uint64_t number) {
+  if (!channel.window.accept(number)) return;
+  context_.events.arrived(channel);
+  answer(channel);
+}
+
+void Link::on_landing_failed(Inbound& channel, const Status& why) {
+  reader_.forget(channel);
+  if (channel.refusal.ok()) refuse(channel, why);
 }
 
 Status Link::on_open(const OpenFrame& frame) {

@@ -90,6 +90,9 @@ void Peer::link_down(Link& link) {
     channel->granted = false;
     channel->zero_copy_end = 0;
   }
+  for (auto& [key, channel] : inbound_) {
+    if (&link_of(key) == &link) channel->received = 0;
+  }
 }
 
 Link& Peer::link_of(ChannelKey key) {
@@ -126,8 +129,8 @@ void Peer::remove(Inbound& channel) {
   link_of(channel.key).forget(channel);
 }
 
-bool Peer::lands_in(const memory::Region& region) const {
-  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->lands_in(region); });
+bool Peer::uses(const memory::Region& region) const {
+  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->uses(region); });
 }
 
 Clock::time_point Peer::deadline() const {

@@ -50,7 +50,7 @@ class Peer {
   void remove(Outbound& channel);
   void remove(Inbound& channel);
   std::size_t channels() const { return outbound_.size() + inbound_.size(); }
-  bool lands_in(const memory::Region& region) const;
+  bool uses(const memory::Region& region) const;
 
   Clock::time_point deadline() const;
   void expire(Clock::time_point now);

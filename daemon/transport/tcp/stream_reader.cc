@@ -8,7 +8,7 @@
 namespace mkernel::transport::tcp {
 namespace {
 
-constexpr std::size_t kStagingBytes = 64 * 1024;
+constexpr std::size_t kReadAheadBytes = 64 * 1024;
 
 /// Length from which a payload is worth a read of its own. After such a put the next is expected to be like
 /// it, so little of what follows is staged: staged payload costs a second copy.
@@ -24,18 +24,28 @@ Frame load(const std::byte* at) {
 
 }  // namespace
 
-StreamReader::StreamReader(FrameHandler& handler) : handler_(handler), staging_(kStagingBytes) {}
+StreamReader::StreamReader(FrameHandler& handler, Unloader& unloader)
+    : handler_(handler), unloader_(unloader), staging_(kReadAheadBytes) {}
 
 void StreamReader::reset() {
   begin_ = end_ = left_ = last_length_ = 0;
   landing_ = {};
+  unloader_.lost();
 }
 
 void StreamReader::forget(const Inbound& channel) {
-  if (landing_.channel == &channel) landing_ = {};
+  if (landing_.channel != &channel) return;
+  if (landing_.unload) unloader_.abandon();
+  landing_ = {};
 }
 
 std::size_t StreamReader::prepare(iovec (&parts)[2], int& count) {
+  if (left_ > 0 && landing_.unload) {
+    const auto room = unloader_.room(left_);
+    parts[0] = {room.data(), room.size()};
+    count = 1;
+    return room.size();
+  }
   if (left_ > 0 && landing_.at == nullptr) {  // discarded: staging is empty and serves as the bucket
     parts[0] = {staging_.data(), std::min(left_, staging_.size())};
     count = 1;
@@ -52,7 +62,12 @@ Status StreamReader::read(int socket, std::size_t budget, bool to_the_end, ReadP
   while (progress.bytes < budget) {
     iovec parts[2];
     int count = 0;
+    if (waiting()) {
+      MK_RETURN_IF_ERROR(parse());
+      if (waiting()) return {};
+    }
     const std::size_t asked = prepare(parts, count);
+    if (asked == 0) return {};  // until engines have made room
     const ssize_t got = ::readv(socket, parts, count);
     if (got == 0) return {StatusCode::kUnavailable, "the peer closed the connection"};
     if (got < 0) {
@@ -80,6 +95,7 @@ Status StreamReader::consume(std::size_t bytes) {
   if (payload > 0) {
     left_ -= payload;
     if (landing_.at != nullptr) landing_.at += payload;
+    if (landing_.unload) unloader_.filled(payload);
     if (left_ == 0) finish_put();
   }
   end_ += bytes - payload;
@@ -89,7 +105,7 @@ Status StreamReader::consume(std::size_t bytes) {
 Status StreamReader::parse() {
   while (staged() > 0) {
     if (left_ > 0) {
-      take_staged_payload();
+      if (!take_staged_payload()) break;
       continue;
     }
     const auto type = static_cast<FrameType>(staging_[begin_]);
@@ -101,7 +117,8 @@ Status StreamReader::parse() {
     if (staged() < bytes) break;
     MK_RETURN_IF_ERROR(parse_frame(type));
   }
-  std::memmove(staging_.data(), staging_.data() + begin_, staged());  // at most part of a frame
+  // At most part of a frame, or what waits.
+  std::memmove(staging_.data(), staging_.data() + begin_, staged());
   end_ -= begin_;
   begin_ = 0;
   return {};
@@ -124,19 +141,37 @@ Status StreamReader::parse_frame(FrameType type) {
   return {};
 }
 
-void StreamReader::take_staged_payload() {
-  const std::size_t bytes = std::min(left_, staged());
+/// Moves up to `bytes` of staged payload to where it goes. Returns how much.
+std::size_t StreamReader::copy_out(std::size_t bytes) {
+  if (landing_.unload) {
+    const auto room = unloader_.room(bytes);
+    if (!room.empty()) std::memcpy(room.data(), staging_.data() + begin_, room.size());
+    return room.size();
+  }
   if (landing_.at != nullptr) {
     std::memcpy(landing_.at, staging_.data() + begin_, bytes);
     landing_.at += bytes;
   }
+  return bytes;
+}
+
+/// False: no room for now.
+bool StreamReader::take_staged_payload() {
+  const std::size_t bytes = copy_out(std::min(left_, staged()));
+  if (bytes == 0) return false;
   begin_ += bytes;
   left_ -= bytes;
+  if (landing_.unload) unloader_.filled(bytes);
   if (left_ == 0) finish_put();
+  return true;
 }
 
 void StreamReader::finish_put() {
-  if (landing_.channel != nullptr) handler_.on_landed(landing_);
+  if (landing_.unload) {
+    unloader_.finish();
+  } else if (landing_.channel != nullptr) {
+    handler_.on_received(landing_);
+  }
   landing_ = {};
 }
 

@@ -2,7 +2,8 @@
 // belongs.
 //
 // A large payload is read straight into its region, together with a little of what follows (the next frame)
-// in the same call. Small puts come many to a call through a staging buffer.
+// in the same call. Small puts come many to a call through a staging buffer. What goes to GPU memory is read
+// into the Unloader's, and reading pauses while that is full.
 #pragma once
 
 #include <sys/uio.h>
@@ -13,6 +14,7 @@
 
 #include "daemon/memory/region.h"
 #include "daemon/transport/tcp/channel.h"
+#include "daemon/transport/tcp/unloader.h"
 #include "daemon/transport/tcp/wire.h"
 #include "proto/abi/status.h"
 
@@ -24,6 +26,7 @@ struct Landing {
   std::uint64_t number = 0;
   const memory::Region* region = nullptr;
   std::byte* at = nullptr;
+  bool unload = false;  ///< the Unloader has begun with it and says when it has landed
 };
 
 /// Decides about frames. A status that is not OK ends the connection.
@@ -32,7 +35,7 @@ class FrameHandler {
   virtual ~FrameHandler() = default;
   virtual Status on_put(const PutFrame& frame, Landing& landing) = 0;
   /// All bytes of the put are in place.
-  virtual void on_landed(const Landing& landing) = 0;
+  virtual void on_received(const Landing& landing) = 0;
   virtual Status on_open(const OpenFrame& frame) = 0;
   virtual Status on_held(const HeldFrame& frame) = 0;
   virtual Status on_refused(const RefusedFrame& frame) = 0;
@@ -45,7 +48,7 @@ struct ReadProgress {
 
 class StreamReader {
  public:
-  explicit StreamReader(FrameHandler& handler);
+  StreamReader(FrameHandler& handler, Unloader& unloader);
 
   /// Forgets everything, a put half read included: the connection is gone.
   void reset();
@@ -53,6 +56,9 @@ class StreamReader {
   /// Reads until the socket is drained or about `budget` bytes were read. With `to_the_end` a short read does
   /// not count as drained: the peer has closed, and what is left ends with kUnavailable.
   Status read(int socket, std::size_t budget, bool to_the_end, ReadProgress& progress);
+
+  /// Bytes that were read wait for room in the Unloader; the socket may not say so again.
+  bool waiting() const { return left_ > 0 && staged() > 0; }
 
   /// The rest of a put of this channel that is being read is discarded.
   void forget(const Inbound& channel);
@@ -64,12 +70,15 @@ class StreamReader {
   Status consume(std::size_t bytes);
   Status parse();
   Status parse_frame(FrameType type);
-  void take_staged_payload();
+  bool take_staged_payload();
+  std::size_t copy_out(std::size_t bytes);
   void finish_put();
 
   FrameHandler& handler_;
+  Unloader& unloader_;
   std::vector<std::byte> staging_;
-  std::size_t begin_ = 0;  ///< staged bytes not yet parsed: [begin_, end_); none while a put is being read
+  std::size_t begin_ =
+      0;  ///< staged bytes not yet parsed: [begin_, end_); while a put is being read none but waiting()
   std::size_t end_ = 0;
   Landing landing_;
   std::size_t last_length_ = 0;  ///< of the put at hand, or of the last one

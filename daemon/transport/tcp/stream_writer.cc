@@ -28,8 +28,10 @@ RefusedFrame refused_frame(const Inbound& channel) {
 
 }  // namespace
 
-StreamWriter::StreamWriter(ZeroCopy mode, std::uint64_t zero_copy_bytes)
-    : mode_(mode), zero_copy_bytes_(zero_copy_bytes) {}
+StreamWriter::StreamWriter(Context& context)
+    : mode_(context.options.zero_copy),
+      zero_copy_bytes_(context.options.zero_copy_bytes),
+      loader_(context, round_) {}
 
 void StreamWriter::start(bool zero_copy) {
   zero_copy_ = zero_copy;
@@ -43,6 +45,7 @@ void StreamWriter::reset() {
   next_ = count_ = 0;
   begun_ = false;
   orphan_.clear();
+  loader_.reset();
 }
 
 // The batch
@@ -76,12 +79,11 @@ void StreamWriter::add_control() {
 
 void StreamWriter::add_put(Outbound& channel, const Put& put) {
   PutFrame& header = header_[puts_++];
-  header = {FrameType::kPut,   0, to_wire(put.sequence), put.length, channel.key, put.remote_offset,
-            put.remote_region, {}};
-  add_piece(&header, sizeof(header), {&channel, false, false});
+  header = put_frame(channel.key, put);
+  add_piece(&header, sizeof(header), {.owner = &channel});
   if (put.length == 0) return;
   add_piece(put.source->host(put.source_offset), put.length,
-            {&channel, true, zero_copy_ && put.length >= zero_copy_bytes_});
+            {.owner = &channel, .payload = true, .zero_copy = zero_copy_ && put.length >= zero_copy_bytes_});
 }
 
 std::size_t StreamWriter::add_turn(Outbound& channel, std::size_t room) {
@@ -90,6 +92,10 @@ std::size_t StreamWriter::add_turn(Outbound& channel, std::size_t room) {
        ++puts) {
     const Put* put = channel.window.unsent();
     if (put == nullptr) break;
+    if (Loader::needed(channel, *put)) {
+      loader_.offer(channel);
+      return bytes;
+    }
     add_put(channel, *put);
     channel.window.mark_sent();
     bytes += sizeof(PutFrame) + put->length;
@@ -98,13 +104,47 @@ std::size_t StreamWriter::add_turn(Outbound& channel, std::size_t room) {
   return bytes;
 }
 
+void StreamWriter::add_loaded(const Loader::Piece& piece) {
+  PutFrame& header = header_[puts_++];  // counts as a put, so the batch has room for both pieces
+  if (piece.first) {
+    header = piece.header;
+    add_piece(&header, sizeof(header), {.owner = piece.channel});
+  }
+  Note note{.owner = piece.channel, .payload = true};
+  const std::uint64_t number = loader_.take();
+  if (piece.copied) {
+    note.loaded = number;
+  } else {
+    note.zero_copy = zero_copy_ && piece.length >= zero_copy_bytes_;
+  }
+  if (piece.length > 0) add_piece(piece.data, piece.length, note);
+  if (!piece.copied) loader_.release(number);
+}
+
+/// As much of the Loader's next put as is ready. Returns its bytes.
+std::size_t StreamWriter::add_loaded_put() {
+  std::size_t bytes = 0;
+  while (puts_ < kBatchPuts) {
+    const Loader::Piece* piece = loader_.ready();
+    if (piece == nullptr) break;
+    bytes += (piece->first ? sizeof(PutFrame) : 0) + piece->length;
+    add_loaded(*piece);
+    if (!loader_.mid_put()) break;
+  }
+  return bytes;
+}
+
 void StreamWriter::fill() {
   next_ = count_ = puts_ = 0;
   orphan_.clear();
+  std::size_t bytes = loader_.mid_put() ? add_loaded_put() : 0;
+  if (loader_.mid_put()) return;
   add_control();
-  std::size_t bytes = 0;
-  while (bytes < kBatchBytes && puts_ < kBatchPuts && !round_.empty()) {
-    bytes += add_turn(*round_.pop(), kBatchBytes - bytes);
+  while (bytes < kBatchBytes && puts_ < kBatchPuts) {
+    const std::size_t before = bytes;
+    if (!round_.empty()) bytes += add_turn(*round_.pop(), kBatchBytes - bytes);
+    if (!loader_.idle() && puts_ < kBatchPuts) bytes += add_loaded_put();
+    if (loader_.mid_put() || (bytes == before && round_.empty())) return;
   }
 }
 
@@ -138,6 +178,7 @@ ssize_t StreamWriter::send_run(int socket, std::size_t& asked) {
 void StreamWriter::advance(std::size_t bytes) {
   while (next_ < count_ && bytes >= piece_[next_].iov_len) {
     bytes -= piece_[next_].iov_len;
+    if (note_[next_].loaded != kNotLoaded) loader_.release(note_[next_].loaded);
     ++next_;
     begun_ = false;
   }
@@ -148,6 +189,11 @@ void StreamWriter::advance(std::size_t bytes) {
 }
 
 Status StreamWriter::flush(int socket, std::size_t budget, WriteProgress& progress) {
+  MK_RETURN_IF_ERROR(write_out(socket, budget, progress));
+  return loader_.load();
+}
+
+Status StreamWriter::write_out(int socket, std::size_t budget, WriteProgress& progress) {
   while (progress.bytes < budget) {
     if (next_ == count_) fill();
     if (next_ == count_) return {};
@@ -198,9 +244,14 @@ void StreamWriter::reap_zero_copy(int socket) {
 /// The peer has part of the put at next_: the rest of its payload will come from a copy. Returns the piece
 /// after it.
 std::size_t StreamWriter::orphan_begun_put() {
+  const Outbound* const owner = note_[next_].owner;
   std::size_t at = next_;
   if (!note_[at].payload) note_[at++] = {};
-  if (at < count_ && note_[at].payload) {
+  // Loaded payload is a copy already, of one piece or more.
+  for (; at < count_ && note_[at].loaded != kNotLoaded && note_[at].owner == owner; ++at) {
+    note_[at].owner = nullptr;
+  }
+  if (at < count_ && note_[at].payload && note_[at].owner == owner) {
     const auto* rest = static_cast<const std::byte*>(piece_[at].iov_base);
     orphan_.assign(rest, rest + piece_[at].iov_len);
     piece_[at].iov_base = orphan_.data();
@@ -212,16 +263,20 @@ std::size_t StreamWriter::orphan_begun_put() {
 bool StreamWriter::forget(Outbound& channel) {
   asking_.remove(channel);
   round_.remove(channel);
+  const bool whole = loader_.forget(channel);
   const bool begun = next_ < count_ && note_[next_].owner == &channel && (begun_ || note_[next_].payload);
   std::size_t end = begun ? orphan_begun_put() : next_;
   for (std::size_t at = end; at < count_; ++at) {
-    if (note_[at].owner == &channel) continue;
+    if (note_[at].owner == &channel) {
+      if (note_[at].loaded != kNotLoaded) loader_.release(note_[at].loaded);
+      continue;
+    }
     piece_[end] = piece_[at];
     note_[end] = note_[at];
     ++end;
   }
   count_ = end;
-  return channel.zero_copy_end <= zero_copy_done_;
+  return whole && channel.zero_copy_end <= zero_copy_done_;
 }
 
 }  // namespace mkernel::transport::tcp

@@ -3,7 +3,8 @@
 //
 // Frames are gathered into a batch and leave in few, large sendmsg calls. Control frames (Open, Held,
 // Refused) wait for no data but the rest of the batch under way: they go first into the next. Channels take
-// turns in the batch.
+// turns in the batch. Payload from GPU memory comes through the Loader; a put that it has not loaded whole is
+// the last of its batch, and goes on with the next.
 #pragma once
 
 #include <sys/uio.h>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "daemon/transport/tcp/channel.h"
+#include "daemon/transport/tcp/context.h"
+#include "daemon/transport/tcp/loader.h"
 #include "daemon/transport/tcp/tcp.h"
 #include "daemon/transport/tcp/wire.h"
 #include "proto/abi/status.h"
@@ -27,7 +30,7 @@ struct WriteProgress {
 
 class StreamWriter {
  public:
-  StreamWriter(ZeroCopy mode, std::uint64_t zero_copy_bytes);
+  explicit StreamWriter(Context& context);
 
   /// A connection has been established. `zero_copy`: its socket can.
   void start(bool zero_copy);
@@ -39,14 +42,22 @@ class StreamWriter {
   /// The channel has puts to send and may.
   void offer(Outbound& channel) { round_.push(channel); }
   /// The channel has failed: no further put of it is begun. Its memory stays.
-  void withdraw(Outbound& channel) { round_.remove(channel); }
+  void withdraw(Outbound& channel) {
+    round_.remove(channel);
+    loader_.withdraw(channel);
+  }
 
   /// The channel and its memory go away. What the peer has been promised of a put half sent is copied. False
-  /// when the kernel still reads that memory for a zero-copy send: then only cutting the connection frees it.
+  /// when the kernel still reads that memory for a zero-copy send, or the rest of such a put lies on a GPU:
+  /// then the connection has to be cut.
   bool forget(Outbound& channel);
   void forget(Inbound& channel) { answering_.remove(channel); }
 
-  bool idle() const { return next_ == count_ && asking_.empty() && answering_.empty() && round_.empty(); }
+  bool idle() const {
+    return next_ == count_ && asking_.empty() && answering_.empty() && round_.empty() && loader_.idle();
+  }
+  /// True while an engine copies from the region.
+  bool reads(const memory::Region& region) const { return loader_.reads(region); }
 
   /// Writes until nothing is left, the socket is full, or about `budget` bytes were written. An error: the
   /// connection is gone.
@@ -66,13 +77,18 @@ class StreamWriter {
     Outbound* owner = nullptr;  ///< null: control frames, or a put whose channel is gone
     bool payload = false;       ///< of the put whose header is the piece before
     bool zero_copy = false;
+    std::uint64_t loaded = kNotLoaded;  ///< number of the Loader's piece
   };
+  static constexpr std::uint64_t kNotLoaded = ~std::uint64_t{0};
 
+  Status write_out(int socket, std::size_t budget, WriteProgress& progress);
   void fill();
   void add_control();
   template <typename Frame>
   void append_control(const Frame& frame);
   std::size_t add_turn(Outbound& channel, std::size_t room);
+  std::size_t add_loaded_put();
+  void add_loaded(const Loader::Piece& piece);
   void add_put(Outbound& channel, const Put& put);
   void add_piece(void* data, std::size_t bytes, const Note& note);
   std::size_t orphan_begun_put();
@@ -85,6 +101,7 @@ class StreamWriter {
   Fifo<Outbound, &Outbound::asking> asking_;
   Fifo<Inbound, &Inbound::answering> answering_;
   Fifo<Outbound, &Outbound::round> round_;
+  Loader loader_;
 
   // The batch under way: pieces [next_, count_) are still to be written; the first may be begun.
   std::array<iovec, kPieces> piece_{};

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "daemon/memory/copy_engines.h"
 #include "daemon/transport/transport.h"
 #include "proto/abi/status.h"
 
@@ -29,6 +30,8 @@ struct TcpOptions {
   ZeroCopy zero_copy = ZeroCopy::kAuto;    ///< MSG_ZEROCOPY
   std::uint64_t zero_copy_bytes = 256 * 1024;  ///< for puts of at least this length
   std::uint32_t window = 1024;                 ///< puts of one channel in flight, 1..32767
+  /// What copies from and to GPU memory, this transport's alone; null = host memory only.
+  std::shared_ptr<memory::CopyEngines> engines;
 };
 
 /// Listens and returns the transport. Errors: kInvalidArgument for an option out of its range or an address

@@ -16,6 +16,7 @@ namespace {
 Capabilities capabilities_of(const TcpOptions& options) {
   Capabilities capabilities;
   capabilities.name = "tcp";
+  capabilities.gpu_memory = options.engines != nullptr;
   capabilities.replays = true;
   capabilities.max_put_bytes = abi::kMaxPutBytes;
   capabilities.max_in_flight_puts = options.window;
@@ -48,6 +49,7 @@ TcpTransport::TcpTransport(const TcpOptions& options, ipc::UniqueFd listener, st
       endpoint_(std::move(endpoint)),
       acceptor_(context_, *this, std::move(listener)) {
   context_.options = options;
+  context_.gpu.use(std::move(context_.options.engines));
   context_.max_put_bytes = capabilities_.max_put_bytes;
 }
 
@@ -157,8 +159,9 @@ Status TcpTransport::open_inbound(ChannelId channel, PeerId peer, ChannelKey key
   if ((*found)->inbound(key) != nullptr) {
     return {StatusCode::kAlreadyExists, "inbound channel key " + std::to_string(key) + " is open already"};
   }
-  (*found)->add(
-      put_into(inbound_, std::make_unique<Inbound>(channel, key, **found, context_.options.window)));
+  // A put into host memory lands at once, also ahead of copies into GPU memory: as far as any sender may go.
+  const std::uint32_t window = context_.gpu.available() ? kMaxWindow : context_.options.window;
+  (*found)->add(put_into(inbound_, std::make_unique<Inbound>(channel, key, **found, window)));
   return {};
 }
 
@@ -183,7 +186,7 @@ bool TcpTransport::holds(const memory::Region& region) const {
     }
   }
   return std::any_of(peers_.begin(), peers_.end(),
-                     [&](const auto& entry) { return entry.second->lands_in(region); });
+                     [&](const auto& entry) { return entry.second->uses(region); });
 }
 
 // The data path
@@ -217,6 +220,7 @@ std::size_t TcpTransport::submit(std::span<const Put> puts) {
 std::size_t TcpTransport::poll() {
   if (closed_ || context_.sink == nullptr) return 0;
   collect_events();
+  context_.gpu.poll();  // what is over, for everybody's receive() and send()
   std::size_t done = 0;
   auto& ready = context_.ready;
   for (std::size_t left = ready.size(); left > 0 && !ready.empty(); --left) {
@@ -232,6 +236,7 @@ std::size_t TcpTransport::poll() {
     done += connection->send();
     if (connection->has_work()) ready.push(*connection);
   }
+  context_.gpu.poll();  // hands over the copies that were started
   context_.kicked = false;
   if (!ready.empty() || !context_.events.empty()) context_.kick_once();
   if (context_.deadlines_changed) arm_timer();

@@ -36,6 +36,7 @@ class TcpTransport final : public Transport, private PeerDirectory {
   std::size_t poll() override;
   int event_fd() const override { return context_.epoll.get(); }
   bool holds(const memory::Region& region) const override;
+  void forget(const memory::Region& region) override { context_.gpu.forget(region); }
   void close() override;
 
   /// For tests and people.

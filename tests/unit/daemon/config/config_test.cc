@@ -94,8 +94,6 @@ TEST_CASE("each mistake is refused with file, line, key, value and limit") {
       {"[transport.kind]\na = 1", "node.toml:1: transport.kind: is a key, not a section"},
       {"[transport]\nkind = \"udp\"",
        "node.toml:2: transport.kind = \"udp\": must be one of \"tcp\" \"emulated\""},
-      {"[transport]\nkind = \"tcp\"\ngpu_memory = true",
-       "node.toml:3: transport.gpu_memory = true: transport.kind = \"tcp\" does not move GPU memory"},
       {"[transport.emulated]\ndrop = 1.5",
        "node.toml:2: transport.emulated.drop = 1.5: must be a number from"},
       {"[transport.emulated]\ndrop = nan", "node.toml:2: transport.emulated.drop = nan: must be"},

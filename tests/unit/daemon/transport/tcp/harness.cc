@@ -22,9 +22,11 @@ bool readable(int fd, int milliseconds) {
 
 }  // namespace
 
-std::unique_ptr<memory::Region> make_region(std::uint64_t bytes) {
+std::unique_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind kind) {
+  static std::uint64_t next_id = 1;
   auto region = std::make_unique<memory::Region>();
-  region->kind = abi::RegionKind::kHostMemory;
+  region->id = next_id++;
+  region->kind = kind;
   region->bytes = bytes;
   region->fd = ipc::create_shared_memory("tcp-test", bytes).value();
   region->mapping = ipc::Mapping::map(region->fd.get(), 0, bytes).value();
@@ -38,8 +40,8 @@ void fill_random(memory::Region& region, std::uint64_t seed) {
     *region.mapping.at<std::uint64_t>(at) = random();
 }
 
-End::End(std::uint64_t boot_id, TcpOptions options, std::uint64_t region_bytes)
-    : identity_{"node-" + std::to_string(boot_id), boot_id}, region_(make_region(region_bytes)) {
+End::End(std::uint64_t boot_id, TcpOptions options, std::uint64_t region_bytes, abi::RegionKind kind)
+    : identity_{"node-" + std::to_string(boot_id), boot_id}, region_(make_region(region_bytes, kind)) {
   options.base.identity = identity_;
   options.base.reconnect_interval = std::chrono::milliseconds(2);
   transport_ = make_tcp(options).value();

@@ -20,7 +20,9 @@ namespace mkernel::transport::tcp {
 
 inline constexpr PeerId kPeer = 5;  ///< what each end calls the other
 
-std::unique_ptr<memory::Region> make_region(std::uint64_t bytes);
+/// Of any kind; what passes for GPU memory is what FakeEngines can map.
+std::unique_ptr<memory::Region> make_region(std::uint64_t bytes,
+                                            abi::RegionKind kind = abi::RegionKind::kHostMemory);
 /// Fills with bytes that depend on the seed and the place.
 void fill_random(memory::Region& region, std::uint64_t seed);
 
@@ -28,7 +30,8 @@ void fill_random(memory::Region& region, std::uint64_t seed);
 class End final : public TransportSink {
  public:
   /// `boot_id` decides who dials: the smaller one.
-  explicit End(std::uint64_t boot_id, TcpOptions options = {}, std::uint64_t region_bytes = 1 << 20);
+  explicit End(std::uint64_t boot_id, TcpOptions options = {}, std::uint64_t region_bytes = 1 << 20,
+               abi::RegionKind kind = abi::RegionKind::kHostMemory);
 
   Transport& transport() { return *transport_; }
   TcpTransport& tcp() { return dynamic_cast<TcpTransport&>(*transport_); }

@@ -93,8 +93,10 @@ void Loader::go_on(Outbound& channel) {
 }
 
 Status Loader::fail(Outbound& channel, const Status& why) {
+  if (!channel.failed) {
+    context_.events.channel_failed(channel.id, why.with_context("channel " + std::to_string(channel.key)));
+  }
   channel.failed = true;
-  context_.events.channel_failed(channel.id, why.with_context("channel " + std::to_string(channel.key)));
   plain_.remove(channel);
   drop(channel);
   if (mid_put_ != &channel) return {};

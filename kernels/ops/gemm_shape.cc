@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "proto/abi/version.h"
 
@@ -51,6 +52,30 @@ Status check_shape(OpKind kind, const GemmShape& shape) {
                             ", must be row-major (0) or column-major (1)");
   }
   return {};
+}
+
+Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t most_ranks,
+                    const char* ctas_name, std::int32_t ctas, std::int32_t sms) {
+  MK_RETURN_IF_ERROR(check_shape(kind, shape));
+  if (topology.nodes() != 1) {
+    return {StatusCode::kUnimplemented, std::string(name_of(kind)) +
+                                            ": the cuda executor runs on one node, the group has " +
+                                            std::to_string(topology.nodes())};
+  }
+  if (topology.world() > static_cast<std::uint32_t>(most_ranks)) {
+    return refuse(kind, "world = " + std::to_string(topology.world()) + ", must be 1.." +
+                            std::to_string(most_ranks) + " on the cuda executor");
+  }
+  for (const auto& [name, value] : {std::pair{"n", shape.n}, std::pair{"k", shape.k}}) {
+    if (value % 8 != 0) {
+      return refuse(kind,
+                    std::string(name) + " = " + std::to_string(value) +
+                        ", must be a multiple of 8 on the cuda executor (TMA moves rows of whole 16 bytes)");
+    }
+  }
+  if (ctas >= 0 && ctas % 2 == 0 && ctas <= sms / 2) return {};
+  return refuse(kind, std::string(ctas_name) + " = " + std::to_string(ctas) + ", must be even, 0.." +
+                          std::to_string(sms / 2));
 }
 
 Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& arguments, std::uint32_t rank,

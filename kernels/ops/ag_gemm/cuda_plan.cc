@@ -12,34 +12,6 @@
 namespace mkernel::kernels {
 namespace {
 
-Status refuse(const std::string& what) {
-  return {StatusCode::kInvalidArgument, "ag_gemm: " + what};
-}
-
-Status check(const GemmShape& shape, const Topology& topology, std::int32_t sms,
-             const AgGemmCudaOptions& options) {
-  MK_RETURN_IF_ERROR(check_shape(OpKind::kAgGemm, shape));
-  if (topology.nodes() != 1) {
-    return {StatusCode::kUnimplemented,
-            "ag_gemm: the cuda executor runs on one node, the group has " + std::to_string(topology.nodes())};
-  }
-  if (topology.world() > kMaxAgGemmSources) {
-    return refuse("world = " + std::to_string(topology.world()) + ", must be 1.." +
-                  std::to_string(kMaxAgGemmSources) + " on the cuda executor");
-  }
-  for (const auto& [name, value] : {std::pair{"n", shape.n}, std::pair{"k", shape.k}}) {
-    if (value % 8 != 0) {
-      return refuse(std::string(name) + " = " + std::to_string(value) +
-                    ", must be a multiple of 8 on the cuda executor (TMA moves rows of whole 16 bytes)");
-    }
-  }
-  if (options.comm_ctas < 0 || options.comm_ctas % 2 != 0 || options.comm_ctas > sms / 2) {
-    return refuse("comm_ctas = " + std::to_string(options.comm_ctas) + ", must be even, 0.." +
-                  std::to_string(sms / 2));
-  }
-  return {};
-}
-
 /// Nobody to push to: one CTA watches the host, and clusters come in pairs.
 constexpr std::int32_t kWatchingCtas = 2;
 
@@ -134,8 +106,9 @@ Status check_tail(const AgGemmCudaOptions& options) {
   if (!options.tail_tiles) return {};
   if (*options.tail_tiles >= 0 && options.tile && (has_tail(*options.tile) || *options.tail_tiles == 0))
     return {};
-  return refuse("tail_tiles = " + std::to_string(*options.tail_tiles) +
-                ", must be at least 0 and come with a tile that can be cut (0 with one that cannot)");
+  return {StatusCode::kInvalidArgument,
+          "ag_gemm: tail_tiles = " + std::to_string(*options.tail_tiles) +
+              ", must be at least 0 and come with a tile that can be cut (0 with one that cannot)"};
 }
 
 }  // namespace
@@ -143,7 +116,8 @@ Status check_tail(const AgGemmCudaOptions& options) {
 Result<AgGemmCudaPlan> AgGemmCudaPlan::make(const GemmShape& shape, const Topology& topology,
                                             std::uint32_t rank, std::int32_t sms,
                                             const AgGemmCudaOptions& options) {
-  MK_RETURN_IF_ERROR(check(shape, topology, sms, options));
+  MK_RETURN_IF_ERROR(
+      check_on_gpu(OpKind::kAgGemm, shape, topology, kMaxAgGemmSources, "comm_ctas", options.comm_ctas, sms));
   MK_RETURN_IF_ERROR(check_tail(options));
   return choose(shape, static_cast<std::int32_t>(topology.world()), static_cast<std::int32_t>(rank), sms,
                 options);

@@ -1,41 +1,12 @@
 #include "kernels/ops/exchange/tile_reduce_plan.h"
 
 #include <algorithm>
-#include <string>
 
 #include "kernels/ops/gemm_shape.h"
 #include "kernels/schedule/tiles.h"
 
 namespace mkernel::kernels {
 namespace {
-
-Status check(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t sms,
-             const TileReduceOptions& options) {
-  MK_RETURN_IF_ERROR(check_shape(kind, shape));
-  const std::string op = name_of(kind);
-  const auto refuse = [&](const std::string& what) {
-    return Status(StatusCode::kInvalidArgument, op + ": " + what);
-  };
-  if (topology.nodes() != 1) {
-    return {StatusCode::kUnimplemented,
-            op + ": the cuda executor runs on one node, the group has " + std::to_string(topology.nodes())};
-  }
-  if (topology.world() > kMaxReduceOwners) {
-    return refuse("world = " + std::to_string(topology.world()) + ", must be 1.." +
-                  std::to_string(kMaxReduceOwners) + " on the cuda executor");
-  }
-  for (const auto& [name, value] : {std::pair{"n", shape.n}, std::pair{"k", shape.k}}) {
-    if (value % 8 != 0) {
-      return refuse(std::string(name) + " = " + std::to_string(value) +
-                    ", must be a multiple of 8 on the cuda executor (TMA moves rows of whole 16 bytes)");
-    }
-  }
-  if (options.reduce_ctas < 0 || options.reduce_ctas % 2 != 0 || options.reduce_ctas > sms / 2) {
-    return refuse("reduce_ctas = " + std::to_string(options.reduce_ctas) + ", must be even, 0.." +
-                  std::to_string(sms / 2));
-  }
-  return {};
-}
 
 /// How long the links need for what a rank pushes, the product's time being 1: 354 GB/s of stores leave a
 /// GPU, an SM computes 6e12 operations a second (both measured).
@@ -96,7 +67,8 @@ std::int32_t whole_turns(std::int32_t band, std::int32_t world) {
 Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape, const Topology& topology,
                                             std::uint32_t rank, std::int32_t sms,
                                             const TileReduceOptions& options) {
-  MK_RETURN_IF_ERROR(check(kind, shape, topology, sms, options));
+  MK_RETURN_IF_ERROR(
+      check_on_gpu(kind, shape, topology, kMaxReduceOwners, "reduce_ctas", options.reduce_ctas, sms));
   TileReducePlan plan;
   const auto me = static_cast<std::int32_t>(rank);
   const auto world = static_cast<std::int32_t>(topology.world());

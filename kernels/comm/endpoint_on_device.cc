@@ -9,14 +9,6 @@
 namespace mkernel::kernels {
 namespace {
 
-/// A table of the host's in GPU memory.
-template <typename T>
-Result<DeviceBuffer> on_gpu(const std::vector<T>& table, const char* what) {
-  auto buffer = DeviceBuffer::zeroed(table.size() * sizeof(T), what);
-  if (buffer.ok()) MK_RETURN_IF_ERROR(buffer->write(table.data(), table.size() * sizeof(T)));
-  return buffer;
-}
-
 /// Arrivals, then completions, as RelayedCounts lays them out.
 std::vector<std::uint64_t> standing_counts(const GroupView& group, std::uint32_t first_lane,
                                            std::uint32_t lanes) {
@@ -63,11 +55,11 @@ Status EndpointOnDevice::fill(const SymmetricView& workspace, const EndpointOnDe
     return {};
   };
   device::Endpoint& e = endpoint_;
-  MK_RETURN_IF_ERROR(keep(on_gpu(base, "counts"), e.counts.base));
+  MK_RETURN_IF_ERROR(keep(DeviceBuffer::holding(base, "counts"), e.counts.base));
   MK_RETURN_IF_ERROR(keep(DeviceBuffer::zeroed(8 * base.size(), "counts"), e.counts.seen));
   MK_RETURN_IF_ERROR(keep(DeviceBuffer::zeroed(4 * base.size(), "counts of puts"), e.issued));
-  MK_RETURN_IF_ERROR(keep(on_gpu(local_of_rank, "places of the ranks"), e.local_of_rank));
-  MK_RETURN_IF_ERROR(keep(on_gpu(rank_of_local, "ranks of the node"), e.node.rank_of_local));
+  MK_RETURN_IF_ERROR(keep(DeviceBuffer::holding(local_of_rank, "places of the ranks"), e.local_of_rank));
+  MK_RETURN_IF_ERROR(keep(DeviceBuffer::holding(rank_of_local, "ranks of the node"), e.node.rank_of_local));
   MK_RETURN_IF_ERROR(keep(DeviceBuffer::zeroed(sizeof(LaunchControl), "control block"), e.control));
   const auto words = peers(workspace);
   MK_RETURN_IF_ERROR(words.status());
@@ -92,7 +84,7 @@ Status EndpointOnDevice::fill(const SymmetricView& workspace, const EndpointOnDe
 Result<device::Peers> EndpointOnDevice::peers(const SymmetricView& buffer) {
   const OnDevice here(device_);
   MK_RETURN_IF_ERROR(here.status());
-  auto table = on_gpu(buffer.node, "addresses of the node's ranks");
+  auto table = DeviceBuffer::holding(buffer.node, "addresses of the node's ranks");
   if (!table.ok()) return table.status();
   const device::Peers peers{static_cast<std::byte* const*>(table->get())};
   buffers_.push_back(std::move(*table));

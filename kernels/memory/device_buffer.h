@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "proto/abi/status.h"
 
@@ -14,6 +15,14 @@ class DeviceBuffer {
  public:
   /// Zeroed. `what` is what errors call it. kResourceExhausted when there is not so much.
   static Result<DeviceBuffer> zeroed(std::uint64_t bytes, const char* what);
+
+  /// A copy of a table of the host's; the same otherwise. Blocks until it is made.
+  template <typename T>
+  static Result<DeviceBuffer> holding(const std::vector<T>& table, const char* what) {
+    auto buffer = zeroed(table.size() * sizeof(T), what);
+    if (buffer.ok()) MK_RETURN_IF_ERROR(buffer->write(table.data(), table.size() * sizeof(T)));
+    return buffer;
+  }
 
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&& other) noexcept

@@ -47,11 +47,10 @@ class CudaAgGemm final : public CudaGemmOperation {
         }
       }
     }
-    const std::uint64_t bytes = maps.size() * sizeof(TensorMap);
-    auto slabs = DeviceBuffer::zeroed(bytes, "ag_gemm: tensor maps");
+    auto slabs = DeviceBuffer::holding(maps, "ag_gemm: tensor maps");
     if (!slabs.ok()) return slabs.status();
     slabs_ = std::move(slabs).value();
-    return slabs_.write(maps.data(), bytes);
+    return {};
   }
 
   Status encode_operands(const GemmArguments& arguments, AgGemmParameters& p) const {

@@ -28,14 +28,13 @@ Status TileReduceOperation::attach() {
     if (!map.ok()) return map.status();
     maps[i] = *map;
   }
-  const std::uint64_t bytes = maps.size() * sizeof(TensorMap);
-  auto slots = DeviceBuffer::zeroed(bytes, "tensor maps of the slots");
+  auto slots = DeviceBuffer::holding(maps, "tensor maps of the slots");
   if (!slots.ok()) return slots.status();
   auto claimed = DeviceBuffer::zeroed(sizeof(std::uint64_t), "claims of sums");
   if (!claimed.ok()) return claimed.status();
   slots_ = std::move(slots).value();
   claimed_ = std::move(claimed).value();
-  return slots_.write(maps.data(), bytes);
+  return {};
 }
 
 Status TileReduceOperation::describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const {

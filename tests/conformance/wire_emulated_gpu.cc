@@ -1,28 +1,18 @@
-// What plays GPU memory, copied by engines that are late and out of step: the contract must hold with copies
-// in flight at every moment.
 #include "tests/conformance/emulated_wire.h"
-#include "tests/support/fake_engines.h"
+#include "tests/conformance/gpu_wire.h"
 
 namespace mkernel::test {
 namespace {
 
-class GpuWire final : public EmulatedWire {
+class EmulatedGpuWire final : public GpuWire<EmulatedWire> {
  public:
   std::string name() const override { return "emulated, GPU memory"; }
-  abi::RegionKind memory_kind() const override { return abi::RegionKind::kVmm; }
-
- private:
-  std::shared_ptr<memory::CopyEngines> make_engines() override {
-    return std::make_shared<FakeEngines>(++seed_, 40);
-  }
-
-  std::uint64_t seed_ = 0;
 };
 
 }  // namespace
 
 std::unique_ptr<Wire> make_wire() {
-  return std::make_unique<GpuWire>();
+  return std::make_unique<EmulatedGpuWire>();
 }
 
 }  // namespace mkernel::test

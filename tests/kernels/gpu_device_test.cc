@@ -16,21 +16,19 @@
 #include "proto/abi/work_request.h"
 #include "tests/kernels/gpu_device_kernels.h"
 #include "tests/support/gpu.h"
+#include "tests/support/require.h"
 
 using namespace mkernel;
 using namespace mkernel::kernels;
+using mkernel::test::require_ok;
 using namespace std::chrono_literals;
 
 namespace {
 
-void check_ok(const Status& status) {
-  REQUIRE_MESSAGE(status.ok(), status.to_string());
-}
-
 /// Host memory that kernels read, zeroed.
 struct Pinned {
   explicit Pinned(std::uint64_t bytes) {
-    check_ok(cuda_status(cudaHostAlloc(&data, bytes, cudaHostAllocMapped), "pinned memory"));
+    require_ok(cuda_status(cudaHostAlloc(&data, bytes, cudaHostAllocMapped), "pinned memory"));
     std::memset(data, 0, bytes);
   }
   ~Pinned() { cudaFreeHost(data); }
@@ -53,7 +51,7 @@ struct Rig {
     group.rings = {{slots, log2_slots, &group.session->ring[0].tail, &head}};
     for (std::uint64_t* word = count(false, 0, 0); word < count(true, 1, lanes); ++word) *word = kBase;
     auto memory = DeviceBuffer::zeroed(EndpointOnDevice::workspace_bytes(2), "words of the node");
-    check_ok(memory.status());
+    require_ok(memory.status());
     workspace = std::move(*memory);
     renew(deadline);
   }
@@ -63,7 +61,7 @@ struct Rig {
     endpoint.reset();
     rings.reset();
     auto taken = RingsOnDevice::take(*group.session, group.rings);
-    check_ok(taken.status());
+    require_ok(taken.status());
     rings = *taken;
     auto* mine = static_cast<std::byte*>(workspace.get());
     auto made = EndpointOnDevice::make(
@@ -71,7 +69,7 @@ struct Rig {
         {.first_lane = 1,
          .lanes = group.segment->lanes - 1,
          .deadline_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(deadline).count())});
-    check_ok(made.status());
+    require_ok(made.status());
     endpoint = std::move(*made);
   }
 
@@ -97,13 +95,13 @@ struct Rig {
 template <typename T>
 std::vector<T> host_copy(const DeviceBuffer& buffer, std::size_t count) {
   std::vector<T> copy(count);
-  check_ok(buffer.read(copy.data(), count * sizeof(T)));
+  require_ok(buffer.read(copy.data(), count * sizeof(T)));
   return copy;
 }
 
 DeviceBuffer zeroed(std::uint64_t bytes) {
   auto buffer = DeviceBuffer::zeroed(bytes, "test");
-  check_ok(buffer.status());
+  require_ok(buffer.status());
   return std::move(*buffer);
 }
 
@@ -144,12 +142,12 @@ TEST_CASE("slots of many CTAs are whole, each once, in each writer's order, over
     constexpr std::uint64_t kAll = std::uint64_t{kCtas} * kThreads * kEach;
     DeviceBuffer done = zeroed(8);
     for (int launch = 0; launch < 2; ++launch) {
-      check_ok(test::launch_puts(rig.view(), kCtas, kThreads, kEach,
-                                 static_cast<unsigned long long*>(done.get())));
+      require_ok(test::launch_puts(rig.view(), kCtas, kThreads, kEach,
+                                   static_cast<unsigned long long*>(done.get())));
       CHECK(drain(rig, launch * kAll, kAll, kThreads) == "");
-      check_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
+      require_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
     }
-    check_ok(rig.endpoint->status());
+    require_ok(rig.endpoint->status());
     CHECK(host_copy<std::uint64_t>(done, 1)[0] == 2 * kAll);
     // The CPU is refused while the GPU claims, and goes on where it stopped.
     RingProducer producer(rig.group.rings[0]);
@@ -159,7 +157,7 @@ TEST_CASE("slots of many CTAs are whole, each once, in each writer's order, over
     rig.endpoint.reset();
     rig.rings.reset();
     CHECK(rig.head.load() == 2 * kAll);
-    check_ok(producer.push(request, {"put", "", 1, 0}, WaitScope{}));
+    require_ok(producer.push(request, {"put", "", 1, 0}, WaitScope{}));
   }
 }
 
@@ -167,8 +165,8 @@ TEST_CASE("a full ring that nobody drains ends the puts by name and leaves no ho
   if (!test::hopper_or_skip()) return;
   Rig rig(3, 2, 50ms);
   DeviceBuffer done = zeroed(8);
-  check_ok(test::launch_puts(rig.view(), 6, 64, 1, static_cast<unsigned long long*>(done.get())));
-  check_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
+  require_ok(test::launch_puts(rig.view(), 6, 64, 1, static_cast<unsigned long long*>(done.get())));
+  require_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
   CHECK(host_copy<std::uint64_t>(done, 1)[0] == 8);
   const Status status = rig.endpoint->status();
   CHECK(status.code() == StatusCode::kDeadlineExceeded);
@@ -181,10 +179,10 @@ TEST_CASE("a full ring that nobody drains ends the puts by name and leaves no ho
   for (std::uint64_t position = 0; position < 8; ++position)
     CHECK(abi::load_slot(rig.group.rings[0].slots[position], abi::lap_bit(position, 3), slot));
   std::atomic_ref(rig.group.session->ring[0].tail).store(8, std::memory_order_release);
-  check_ok(test::launch_puts(rig.view(), 2, 32, 3, static_cast<unsigned long long*>(done.get())));
+  require_ok(test::launch_puts(rig.view(), 2, 32, 3, static_cast<unsigned long long*>(done.get())));
   CHECK(drain(rig, 8, 2 * 32 * 3, 32) == "");
-  check_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
-  check_ok(rig.endpoint->status());
+  require_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
+  require_ok(rig.endpoint->status());
 }
 
 TEST_CASE("counts come through the relay, from where they stood, however many words there are") {
@@ -194,15 +192,15 @@ TEST_CASE("counts come through the relay, from where they stood, however many wo
     const std::uint32_t channels = 2 * rig.view().lanes;
     DeviceBuffer seen = zeroed(8 * channels);
     for (std::uint64_t launch = 1; launch <= 3; ++launch) {
-      check_ok(test::launch_waits(rig.view(), 7 * launch, static_cast<std::uint64_t*>(seen.get())));
+      require_ok(test::launch_waits(rig.view(), 7 * launch, static_cast<std::uint64_t*>(seen.get())));
       rig.raise(rig.count(false, 0, 0), 1000000);  // a lane of somebody else
       for (const bool completed : {false, true}) {
         for (std::uint32_t peer = 0; peer < 2; ++peer) {
           for (std::uint32_t lane = 1; lane < lanes; ++lane) rig.raise(rig.count(completed, peer, lane), 7);
         }
       }
-      check_ok(cuda_status(cudaDeviceSynchronize(), "waits"));
-      check_ok(rig.endpoint->status());
+      require_ok(cuda_status(cudaDeviceSynchronize(), "waits"));
+      require_ok(rig.endpoint->status());
       CHECK(host_copy<std::uint64_t>(seen, channels) == std::vector<std::uint64_t>(channels, 7 * launch));
     }
   }
@@ -218,8 +216,8 @@ TEST_CASE("a count that does not come is named: whose, which, and how far it is"
         rig.raise(rig.count(completed, peer, lane), completed && peer == 1 && lane == 2 ? 4 : 5);
     }
   }
-  check_ok(test::launch_waits(rig.view(), 5, static_cast<std::uint64_t*>(seen.get())));
-  check_ok(cuda_status(cudaDeviceSynchronize(), "waits"));
+  require_ok(test::launch_waits(rig.view(), 5, static_cast<std::uint64_t*>(seen.get())));
+  require_ok(cuda_status(cudaDeviceSynchronize(), "waits"));
   const Status status = rig.endpoint->status();
   CHECK(status.code() == StatusCode::kDeadlineExceeded);
   CHECK(status.text() == "rank 0 kernel: completed puts of rank 1 lane 1: expected 5, seen 4 after 0.1 s");
@@ -230,11 +228,11 @@ TEST_CASE("an abort of the group reaches every wait, long before its deadline") 
   Rig rig(6, 3, 50s);
   DeviceBuffer seen = zeroed(8 * 4);
   const auto begin = std::chrono::steady_clock::now();
-  check_ok(test::launch_waits(rig.view(), 1, static_cast<std::uint64_t*>(seen.get())));
+  require_ok(test::launch_waits(rig.view(), 1, static_cast<std::uint64_t*>(seen.get())));
   std::strcpy(rig.group.segment->failure.text, "node b is gone");
   rig.group.segment->failure.culprit = 1;
   std::atomic_ref(rig.group.segment->abort).store(14, std::memory_order_release);
-  check_ok(cuda_status(cudaDeviceSynchronize(), "waits"));
+  require_ok(cuda_status(cudaDeviceSynchronize(), "waits"));
   CHECK(std::chrono::steady_clock::now() - begin < 20s);
   const Status status = rig.endpoint->status();
   CHECK(status.code() == StatusCode::kUnavailable);
@@ -249,10 +247,10 @@ TEST_CASE("grid barriers of launches of different sizes") {
   Rig rig(6, 2);
   DeviceBuffer words = zeroed(8 * 64), wrong = zeroed(8);
   for (const int ctas : {1, 7, 64, 3, 33}) {
-    check_ok(test::launch_barriers(rig.view(), ctas, 40, static_cast<unsigned long long*>(words.get()),
-                                   static_cast<unsigned long long*>(wrong.get())));
-    check_ok(cuda_status(cudaDeviceSynchronize(), "barriers"));
-    check_ok(rig.endpoint->status());
+    require_ok(test::launch_barriers(rig.view(), ctas, 40, static_cast<unsigned long long*>(words.get()),
+                                     static_cast<unsigned long long*>(wrong.get())));
+    require_ok(cuda_status(cudaDeviceSynchronize(), "barriers"));
+    require_ok(rig.endpoint->status());
     CHECK(host_copy<std::uint64_t>(wrong, 1)[0] == 0);
   }
 }

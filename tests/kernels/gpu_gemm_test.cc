@@ -13,11 +13,14 @@
 #include "kernels/memory/cuda_error.h"
 #include "tests/kernels/gpu_gemm_chain.h"
 #include "tests/support/gpu.h"
+#include "tests/support/require.h"
 #include "tools/mkbench/gpu_matrix.h"
+#include "tools/mkbench/gpu_stream.h"
 
 using namespace mkernel;
 using namespace mkernel::kernels;
 using namespace mkernel::bench;
+using mkernel::test::require_ok;
 
 namespace {
 
@@ -27,13 +30,7 @@ struct Operands {
 };
 
 GpuBuffer allocate(std::int64_t bytes) {
-  auto buffer = GpuBuffer::allocate(static_cast<std::uint64_t>(bytes));
-  REQUIRE_MESSAGE(buffer.ok(), buffer.status().to_string());
-  return std::move(buffer).value();
-}
-
-void require_ok(const Status& status) {
-  REQUIRE_MESSAGE(status.ok(), status.to_string());
+  return test::require(GpuBuffer::allocate(static_cast<std::uint64_t>(bytes)));
 }
 
 Operands operands(const GemmShape& s, bool fp32_output, std::uint64_t seed) {
@@ -61,13 +58,12 @@ void check_case(const GemmShape& s, const Sm90GemmOptions& options) {
   CAPTURE(name);
   const Operands o = operands(s, options.fp32_output, ++seed);
   require_ok(gemm_sm90(o.arguments(), s, options, nullptr));
-  const auto check = check_product(o.arguments(), s, options.fp32_output, nullptr);
-  REQUIRE_MESSAGE(check.ok(), check.status().to_string());
-  CHECK_MESSAGE(check->wrong == 0, check->wrong << " elements, one at " << check->first_wrong);
+  const auto check = test::require(check_product(o.arguments(), s, options.fp32_output, nullptr));
+  CHECK_MESSAGE(check.wrong == 0, check.wrong << " elements, one at " << check.first_wrong);
   // The elementwise bound grows with k; the norm does not: rounding of the output, or of the sums inside the
   // tensor cores, stays far under it, one forgotten column of a or b does not.
   const double unit = s.dtype == DataType::kBf16 ? 0x1p-8 : 0x1p-11;
-  CHECK(check->relative_error < (options.fp32_output ? 1e-4 : unit));
+  CHECK(check.relative_error < (options.fp32_output ? 1e-4 : unit));
 }
 
 /// Every type, layout and output for one shape.
@@ -166,24 +162,16 @@ TEST_CASE("captured once, replayed with new inputs") {
   if (!test::hopper_or_skip()) return;
   const GemmShape s{777, 520, 392};
   const Operands o = operands(s, false, 1);
-  cudaStream_t stream = nullptr;
-  require_ok(cuda_status(cudaStreamCreate(&stream), "stream"));
-  require_ok(cuda_status(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture"));
-  require_ok(gemm_sm90(o.arguments(), s, {}, stream));
-  cudaGraph_t graph = nullptr;
-  require_ok(cuda_status(cudaStreamEndCapture(stream, &graph), "capture"));
-  cudaGraphExec_t replay = nullptr;
-  require_ok(cuda_status(cudaGraphInstantiate(&replay, graph, 0), "instantiate"));
+  const auto stream = test::require(GpuStream::create());
+  const auto graph =
+      test::require(GpuGraph::capture(stream, [&] { return gemm_sm90(o.arguments(), s, {}, stream.get()); }));
   for (std::uint64_t round = 0; round < 20; ++round) {
     const auto count = static_cast<std::uint64_t>(s.m * s.k);
-    require_ok(fill_random(o.a.get(), s.dtype, count, 1000 + round, stream));
-    require_ok(poison(o.c, stream));
-    require_ok(cuda_status(cudaGraphLaunch(replay, stream), "replay"));
-    CHECK(check_product(o.arguments(), s, false, stream)->wrong == 0);
+    require_ok(fill_random(o.a.get(), s.dtype, count, 1000 + round, stream.get()));
+    require_ok(poison(o.c, stream.get()));
+    require_ok(graph.launch(stream));
+    CHECK(check_product(o.arguments(), s, false, stream.get())->wrong == 0);
   }
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
 TEST_CASE("a schedule that waits for tiles of the same launch: hooks, order and fences") {

@@ -1,6 +1,6 @@
-// AG+GEMM, GEMM+RS or GEMM+AR on this rank's GPU, as the benchmark sees it: sets of operands that launches go
-// through in turn, fresh inputs for each, and the check of every element against fp64 products of the inputs
-// of all ranks, which are made again from their seeds.
+// AG+GEMM, GEMM+RS or GEMM+AR on this rank's GPU, as the benchmark and the tests see it: sets of operands
+// that launches go through in turn, fresh inputs for each, and the check of every element against fp64
+// products of the inputs of all ranks, which are made again from their seeds.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
 #include "tools/mkbench/gpu_matrix.h"
-#include "tools/mkbench/workload.h"
 
 struct CUstream_st;
 
@@ -30,7 +29,7 @@ class GpuGemmCase {
   Status fill(int set, std::uint64_t iteration);
   /// Of what the last launch on the set left in c. Of GEMM+AR the rows of this rank's block: that the ranks
   /// hold the same is for digest() to say. Synchronous.
-  Result<Verdict> verify(int set);
+  Result<ProductCheck> verify(int set);
   /// Of all of c: equal on every rank that holds the same elements. Synchronous.
   Result<std::uint64_t> digest(int set) const;
 

@@ -204,7 +204,8 @@ Result<ProductCheck> check_sum(const Problem& p, const void* c, DataType type, b
   double worst = 0;
   static_assert(sizeof worst == sizeof sums.worst);
   std::memcpy(&worst, &sums.worst, sizeof worst);
-  return ProductCheck{sums.wrong, sums.first_wrong, std::sqrt(sums.error2 / sums.reference2), worst};
+  return ProductCheck{static_cast<std::uint64_t>(p.m * p.n), sums.wrong, sums.first_wrong,
+                      std::sqrt(sums.error2 / sums.reference2), worst};
 }
 
 }  // namespace

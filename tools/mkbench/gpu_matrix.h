@@ -40,6 +40,7 @@ Result<std::uint64_t> digest_of(const GpuBuffer& buffer, CUstream_st* stream);
 
 /// What a comparison with the fp64 product found.
 struct ProductCheck {
+  std::uint64_t elements = 0;     ///< that were looked at: all
   std::uint64_t wrong = 0;        ///< elements beyond the bound, or NaN
   std::int64_t first_wrong = -1;  ///< one of them, row * n + column
   double relative_error = 0;      ///< ||c - ref|| / ||ref||

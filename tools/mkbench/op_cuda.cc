@@ -16,6 +16,7 @@
 #include "tools/mkbench/gpu_stream.h"
 #include "tools/mkbench/nccl.h"
 #include "tools/mkbench/report.h"
+#include "tools/mkbench/workload.h"
 
 namespace mkernel::bench {
 namespace {
@@ -31,7 +32,7 @@ struct Side {
 
 /// What every rank tells the others of one set after a round.
 struct Outcome {
-  Verdict verdict;
+  ProductCheck check;
   std::uint64_t digest = 0;
 };
 
@@ -191,9 +192,9 @@ Status Measurement::time(Side& side) {
 
 Status Measurement::verify(Row& row) {
   for (int set = 0; set < case_->sets(); ++set) {
-    auto verdict = case_->verify(set);
-    if (!verdict.ok()) return verdict.status();
-    Outcome mine{*verdict};
+    auto check = case_->verify(set);
+    if (!check.ok()) return check.status();
+    Outcome mine{*check};
     if (case_->kind() == OpKind::kGemmAr) {
       auto digest = case_->digest(set);
       if (!digest.ok()) return digest.status();
@@ -202,10 +203,10 @@ Status Measurement::verify(Row& row) {
     auto all = from_all(mine);
     if (!all.ok()) return all.status();
     for (const Outcome& theirs : *all) {
-      row.elements += theirs.verdict.elements;
-      row.wrong += theirs.verdict.wrong;
-      if (theirs.digest != (*all)[0].digest) row.wrong += theirs.verdict.elements;  // the ranks disagree
-      if (!(theirs.verdict.max_rel_err <= row.max_rel_err)) row.max_rel_err = theirs.verdict.max_rel_err;
+      row.elements += theirs.check.elements;
+      row.wrong += theirs.check.wrong;
+      if (theirs.digest != (*all)[0].digest) row.wrong += theirs.check.elements;  // the ranks disagree
+      if (!(theirs.check.relative_error <= row.max_rel_err)) row.max_rel_err = theirs.check.relative_error;
     }
   }
   return {};

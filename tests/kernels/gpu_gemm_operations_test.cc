@@ -1,0 +1,134 @@
+// What AG+GEMM, GEMM+RS and GEMM+AR on the cuda executor have in common, every rank on a GPU of its own:
+// random inputs, poisoned outputs, every element against fp64; replayed by graphs, and with a rank that does
+// not come.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/gpu_ranks.h"
+
+using namespace mkernel;
+using namespace mkernel::kernels;
+using namespace mkernel::test;
+using namespace std::chrono_literals;
+
+TEST_CASE_TEMPLATE("every tile, type and layout, with tails in all dimensions", Op, AgGemm, GemmRs, GemmAr) {
+  if (!peers_or_skip(2)) return;
+  for (const Sm90Tile tile : kSm90Tiles) {
+    for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+      for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+        check_gpu_case<Op>(peer_count(), {1000, 392, 1032, type, layout}, {.tile = tile}, 2);
+      }
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("a shape small enough for tools that watch every access", Op, AgGemm, GemmRs, GemmAr) {
+  if (!peers_or_skip(2)) return;
+  check_gpu_case<Op>(2, {300, 136, 72});
+}
+
+TEST_CASE_TEMPLATE("shapes: few rows, ranks without rows, one row, narrow, long", Op, AgGemm, GemmRs,
+                   GemmAr) {
+  if (!peers_or_skip(2)) return;
+  for (const GemmShape& s :
+       {GemmShape{1, 8, 8}, GemmShape{2, 64, 64}, GemmShape{3, 384, 4096}, GemmShape{3, 4096, 384},
+        GemmShape{4097, 384, 512}, GemmShape{12345, 384, 256}, GemmShape{256, 128, 20000},
+        GemmShape{2048, 2048, 2048}, GemmShape{5000, 3000, 264}}) {
+    check_gpu_case<Op>(peer_count(), s);
+  }
+}
+
+TEST_CASE_TEMPLATE("a rank alone, and three", Op, AgGemm, GemmRs, GemmAr) {
+  if (!peers_or_skip(1)) return;
+  for (const GemmShape& s : {GemmShape{1, 8, 8}, GemmShape{1000, 384, 512}}) check_gpu_case<Op>(1, s);
+  if (peer_count() >= 3) check_gpu_case<Op>(3, {3000, 512, 1024});
+}
+
+TEST_CASE_TEMPLATE("captured in a graph and replayed with new operands, no host call between", Op, AgGemm,
+                   GemmRs, GemmAr) {
+  if (!peers_or_skip(2)) return;
+  constexpr int kRounds = 10, kReplays = 100;
+  GpuRanks all = gpu_ranks<Op>(peer_count(), {1024, 256, 512});
+  std::vector<std::optional<bench::GpuGraph>> graphs(all.size());
+  require_ok(all.each([&](int rank) -> Status {
+    auto graph = bench::GpuGraph::capture(all.stream(rank), [&] {
+      return all.operation(rank).enqueue(all.arguments(rank), kGpuOptions, all.stream(rank).get());
+    });
+    if (!graph.ok()) return graph.status();
+    graphs[rank] = std::move(*graph);
+    return {};
+  }));
+  for (int round = 0; round < kRounds; ++round) {
+    require_ok(all.each([&](int rank) -> Status {
+      for (int i = 0; i < kReplays; ++i) {
+        // Filled on the stream itself, so that nothing but the stream orders it.
+        MK_RETURN_IF_ERROR(all.fill(rank, round * kReplays + i));
+        MK_RETURN_IF_ERROR(graphs[rank]->launch(all.stream(rank)));
+      }
+      MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
+      MK_RETURN_IF_ERROR(all.operation(rank).status());
+      return all.verify(rank);  // the last one
+    }));
+  }
+}
+
+TEST_CASE_TEMPLATE("a rank that does not come is named within the deadline, and the GPU is usable at once",
+                   Op, AgGemm, GemmRs, GemmAr) {
+  if (!peers_or_skip(2)) return;
+  const GemmShape s{2048, 512, 1024};
+  GpuRanks all = gpu_ranks<Op>(2, s);
+  require_ok(all.each([&](int rank) -> Status {
+    if (rank != 0) return {};
+    MK_RETURN_IF_ERROR(all.fill(rank, 1));
+    const auto begin = std::chrono::steady_clock::now();
+    const Status missed = all.run(rank, {.deadline = 500ms});
+    CHECK(std::chrono::steady_clock::now() - begin < 5s);
+    CHECK(missed.code() == StatusCode::kDeadlineExceeded);
+    CHECK_MESSAGE(missed.text().find("of rank 1") != std::string::npos, missed.text());
+    CHECK(all.run(rank).code() == StatusCode::kFailedPrecondition);
+    return {};
+  }));
+  check_gpu_case<Op>(2, s);
+}
+
+TEST_CASE_TEMPLATE("a group that fails ends the launch long before the deadline, with the group's reason", Op,
+                   AgGemm, GemmRs, GemmAr) {
+  if (!peers_or_skip(2)) return;
+  GpuRanks all = gpu_ranks<Op>(2, {2048, 512, 1024});
+  require_ok(all.each([&](int rank) -> Status {
+    if (rank != 0) return {};
+    MK_RETURN_IF_ERROR(all.fill(rank, 1));
+    MK_RETURN_IF_ERROR(
+        all.operation(rank).enqueue(all.arguments(rank), {.deadline = 60s}, all.stream(rank).get()));
+    all.world().fail_group(rank, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
+    const auto begin = std::chrono::steady_clock::now();
+    MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
+    CHECK(std::chrono::steady_clock::now() - begin < 5s);
+    const Status failed = all.operation(rank).status();
+    CHECK(failed.code() == StatusCode::kUnavailable);
+    CHECK_MESSAGE(failed.text().find("node b is gone") != std::string::npos, failed.text());
+    return {};
+  }));
+}
+
+TEST_CASE_TEMPLATE("a result that is not aligned is refused before anything is queued", Op, AgGemm, GemmRs,
+                   GemmAr) {
+  if (!peers_or_skip(2)) return;
+  GpuRanks all = gpu_ranks<Op>(2, {64, 64, 64});
+  require_ok(all.each([&](int rank) -> Status {
+    GemmArguments off = all.arguments(rank);
+    off.c = static_cast<std::byte*>(off.c) + 8;
+    const Status refused = all.operation(rank).enqueue(off, kGpuOptions, nullptr);
+    CHECK(refused.code() == StatusCode::kInvalidArgument);
+    CHECK_MESSAGE(refused.text().find("matrix c: address modulo 16 is 8") != std::string::npos,
+                  refused.text());
+    return {};
+  }));
+}

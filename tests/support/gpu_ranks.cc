@@ -1,0 +1,63 @@
+#include "tests/support/gpu_ranks.h"
+
+#include <string>
+#include <utility>
+
+namespace mkernel::test {
+
+GpuRanks::GpuRanks(int ranks, const GemmShape& shape, const Make& make)
+    : world_(require(GpuWorld::make(ranks))), ranks_(ranks) {
+  require_ok(each([&](int rank) { return make_rank(rank, shape, make); }));
+  const auto workspace = require(world_->symmetric(operation(0).requirements().workspace_bytes));
+  require_ok(each([&](int rank) { return operation(rank).bind(world_->group(rank), workspace[rank], 0); }));
+}
+
+Status GpuRanks::make_rank(int rank, const GemmShape& shape, const Make& make) {
+  Rank& me = ranks_[rank];
+  auto operation = make(kernels::Topology(1, size()), rank);
+  if (!operation.ok()) return operation.status();
+  me.operation = std::move(*operation);
+  auto stream = bench::GpuStream::create();
+  if (!stream.ok()) return stream.status();
+  me.stream = std::move(*stream);
+  auto operands = bench::GpuGemmCase::make(me.operation->kind(), shape, size(), rank, 1, me.stream.get());
+  if (!operands.ok()) return operands.status();
+  me.operands = std::move(*operands);
+  return {};
+}
+
+Status GpuRanks::run(int rank, const ExecutorOptions& options) {
+  MK_RETURN_IF_ERROR(stream(rank).synchronize());  // run() has a stream of its own
+  return operation(rank).run(arguments(rank), options);
+}
+
+Status GpuRanks::verify(int rank) {
+  auto check = ranks_[rank].operands->verify(0);
+  if (!check.ok()) return check.status();
+  if (check->wrong == 0) return {};
+  return {StatusCode::kDataLoss, operation(rank).signature() + ": " + std::to_string(check->wrong) + " of " +
+                                     std::to_string(check->elements) + " elements wrong, one at " +
+                                     std::to_string(check->first_wrong)};
+}
+
+void GpuRanks::check(int launches) {
+  CAPTURE(operation(0).signature());
+  const bool alike = operation(0).kind() == OpKind::kGemmAr;
+  std::vector<std::uint64_t> digests(ranks_.size());
+  for (int launch = 0; launch < launches; ++launch) {
+    // Launches of the ranks are not aligned: whoever is filled first begins, also with the next launch.
+    require_ok(each([&](int rank) -> Status {
+      MK_RETURN_IF_ERROR(fill(rank, launch));
+      MK_RETURN_IF_ERROR(run(rank));
+      MK_RETURN_IF_ERROR(verify(rank));
+      auto digest = this->digest(rank);
+      if (!digest.ok()) return digest.status();
+      digests[rank] = *digest;
+      return {};
+    }));
+    if (!alike) continue;
+    for (const std::uint64_t digest : digests) REQUIRE(digest == digests[0]);
+  }
+}
+
+}  // namespace mkernel::test

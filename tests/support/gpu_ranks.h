@@ -1,0 +1,97 @@
+// One GEMM operation of the cuda executor on every rank of a GpuWorld, bound, with operands.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernels/ops/cuda_operations.h"
+#include "kernels/schedule/topology.h"
+#include "tests/support/gpu_world.h"
+#include "tests/support/require.h"
+#include "tools/mkbench/gpu_gemm_case.h"
+#include "tools/mkbench/gpu_stream.h"
+
+namespace mkernel::test {
+
+/// The operations, for TEST_CASE_TEMPLATE.
+struct AgGemm {
+  using Options = kernels::AgGemmCudaOptions;
+  static constexpr auto make = kernels::make_cuda_ag_gemm;
+};
+struct GemmRs {
+  using Options = kernels::TileReduceOptions;
+  static constexpr auto make = kernels::make_cuda_gemm_rs;
+};
+struct GemmAr {
+  using Options = kernels::TileReduceOptions;
+  static constexpr auto make = kernels::make_cuda_gemm_ar;
+};
+
+/// Far longer than any launch of the tests takes.
+inline constexpr ExecutorOptions kGpuOptions{.deadline = std::chrono::milliseconds(10000)};
+
+/// Members that name a rank run on that rank's thread: inside each(). What they queue goes to the rank's
+/// stream.
+class GpuRanks {
+ public:
+  using Make = std::function<Result<std::unique_ptr<kernels::CudaGemmOperation>>(const kernels::Topology&,
+                                                                                 std::uint32_t rank)>;
+  /// `ranks` of one node. Ends the test case on an error.
+  GpuRanks(int ranks, const GemmShape& shape, const Make& make);
+
+  GpuWorld& world() { return *world_; }
+  int size() const { return world_->size(); }
+  Status each(const std::function<Status(int rank)>& body) const { return world_->each(body); }
+  kernels::CudaGemmOperation& operation(int rank) { return *ranks_[rank].operation; }
+  GemmArguments arguments(int rank) const { return ranks_[rank].operands->arguments(0); }
+  const bench::GpuStream& stream(int rank) const { return ranks_[rank].stream; }
+
+  /// New operands of `iteration`, the same on all ranks; poisoned result. Asynchronous.
+  Status fill(int rank, std::uint64_t iteration) { return ranks_[rank].operands->fill(0, iteration); }
+  /// One launch; waits for it.
+  Status run(int rank, const ExecutorOptions& options = kGpuOptions);
+  /// Every element of what the last launch left, for all iterations that were filled alike.
+  Status verify(int rank);
+  /// Of the result; ranks with the same result have the same.
+  Result<std::uint64_t> digest(int rank) const { return ranks_[rank].operands->digest(0); }
+
+  /// From the thread of the test case: `launches` with new operands each time, all verified.
+  void check(int launches);
+
+ private:
+  struct Rank {
+    bench::GpuStream stream;
+    std::unique_ptr<kernels::CudaGemmOperation> operation;
+    std::optional<bench::GpuGemmCase> operands;
+  };
+  Status make_rank(int rank, const GemmShape& shape, const Make& make);
+
+  std::unique_ptr<GpuWorld> world_;
+  std::vector<Rank> ranks_;
+};
+
+template <class Op>
+GpuRanks gpu_ranks(int ranks, const GemmShape& shape, const typename Op::Options& options = {}) {
+  return {ranks, shape, [&](const kernels::Topology& topology, std::uint32_t rank) {
+            return Op::make(shape, topology, rank, options);
+          }};
+}
+
+/// `launches` of one operation, every one verified.
+template <class Op>
+void check_gpu_case(int ranks, const GemmShape& shape, const typename Op::Options& options = {},
+                    int launches = 3) {
+  gpu_ranks<Op>(ranks, shape, options).check(launches);
+}
+
+}  // namespace mkernel::test
+
+TYPE_TO_STRING(mkernel::test::AgGemm);
+TYPE_TO_STRING(mkernel::test::GemmRs);
+TYPE_TO_STRING(mkernel::test::GemmAr);

@@ -1,5 +1,5 @@
-"""GPU memory over the emulated fabric: real daemons on one host play two or four nodes, with a rank and a GPU each (GPUs are
-taken in turn where there are fewer). Skipped, with the reason, where there is none."""
+"""GPU memory over the transports: real daemons on one host play two or four nodes, with a rank and a GPU each (GPUs are taken in
+turn where there are fewer), over the emulated fabric and over TCP. Skipped, with the reason, where there is none."""
 import pathlib
 import subprocess
 import sys
@@ -18,9 +18,11 @@ def free_bytes(device):
                               timeout=60).stdout)
 
 
-class FabricGpuTest(ClusterTest):
-    def start(self, nodes=2, **shape):
-        return self.start_nodes(nodes, {"transport": {"kind": "emulated", "gpu_memory": True}, "transport.emulated": shape})
+class FabricCase(ClusterTest):
+    KIND = None
+
+    def start(self, nodes=2, **options):
+        return self.start_nodes(nodes, {"transport": {"kind": self.KIND, "gpu_memory": True}, f"transport.{self.KIND}": options})
 
     def ranks(self, size, mode, group):
         return [self.spawn(FOLDER / "fabric_rank", node.socket, group, len(self.daemons), rank, rank % GPUS, size, mode)
@@ -39,19 +41,21 @@ class FabricGpuTest(ClusterTest):
             self.assertEqual(rank.stdout.readline(), "ready\n")
         return ranks
 
+    def figures(self, what):
+        outcomes = [self.finish(rank, 120) for rank in self.ranks(64 * MIB, "bench", "bench")]
+        for status, out, err in outcomes:
+            self.assertEqual(status, 0, out + err)
+        print(what, outcomes[0][1], sep="\n")
+
+
+class AnyTransport:
+    """What holds for every transport."""
+
     def test_every_size_and_offset(self):
-        self.start(bandwidth_gbytes=50.0, latency_us=5)
+        self.start()
         self.verified()
         for node in self.daemons:
             wait_until(lambda: node.show("regions") == [], "the daemons let go of every region")
-
-    def test_with_losses_duplicates_and_overtaking(self):
-        self.start(drop=0.01, duplicate=0.02, reorder=0.05)
-        self.verified()
-
-    def test_four_nodes(self):
-        self.start(nodes=4)
-        self.verified(16 * MIB)
 
     def test_kill_of_a_rank_gives_back_its_memory(self):
         nodes = self.start()
@@ -90,17 +94,37 @@ class FabricGpuTest(ClusterTest):
             self.wait_for_peers(node, 1)
         self.verified(16 * MIB, "second")
 
+
+class EmulatedGpuTest(AnyTransport, FabricCase):
+    KIND = "emulated"
+
+    def test_at_a_rate_and_latency(self):
+        self.start(bandwidth_gbytes=50.0, latency_us=5)
+        self.verified()
+
+    def test_with_losses_duplicates_and_overtaking(self):
+        self.start(drop=0.01, duplicate=0.02, reorder=0.05)
+        self.verified()
+
+    def test_four_nodes(self):
+        self.start(nodes=4)
+        self.verified(16 * MIB)
+
     def test_figures(self):
         for shape in ({"bandwidth_gbytes": 50.0, "latency_us": 10}, {}):
             self.start(**shape)
-            ranks = self.ranks(64 * MIB, "bench", "bench")
-            outcomes = [self.finish(rank, 120) for rank in ranks]
-            for status, out, err in outcomes:
-                self.assertEqual(status, 0, out + err)
-            print(shape or "no limit, no latency", outcomes[0][1], sep="\n")
+            self.figures(shape or "no limit, no latency")
             for node in self.daemons:
                 self.assertEqual(node.stop(), 0)
             self.daemons = []
+
+
+class TcpGpuTest(AnyTransport, FabricCase):
+    KIND = "tcp"
+
+    def test_figures(self):
+        self.start()
+        self.figures("loopback")
 
 
 if __name__ == "__main__":

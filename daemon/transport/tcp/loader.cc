@@ -120,7 +120,10 @@ Status Loader::fail_all() {
 void Loader::drop(Outbound& channel) {
   round_.remove(channel);
   channel.loading_puts = 0;
-  if (loading_ == &channel) loading_ = nullptr;
+  if (loading_ == &channel) {
+    loading_ = nullptr;
+    source_.reset();
+  }
   for (std::uint64_t number = std::max(taken_, queue_.first()); number < queue_.end(); ++number) {
     if (queue_[number].channel == &channel) queue_[number].dropped = true;
   }

@@ -92,7 +92,7 @@ class Loader {
   // The put that is being loaded.
   Outbound* loading_ = nullptr;
   Put put_;
-  std::shared_ptr<memory::EngineMemory> source_;
+  std::shared_ptr<memory::EngineMemory> source_;  ///< null when none is: it keeps the memory allocated
   std::uint64_t loaded_ = 0;  ///< bytes of it
 };
 

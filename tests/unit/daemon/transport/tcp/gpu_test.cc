@@ -256,6 +256,18 @@ TEST_CASE("a transport without engines refuses GPU memory by name") {
   CHECK(contains(a.channel_failures.at(1).text(), "transport.gpu_memory"));
 }
 
+TEST_CASE("a put that is given up before any of it was sent keeps no mapping of its source") {
+  Rig rig(kGpu, kGpu, false);
+  rig.reading->hold(300);
+  rig.submit(1, 1, 0, 6 * kMiB);
+  REQUIRE(rig.until([&] { return rig.reading->in_flight() == kStagingBytes / kStagingPiece; }));
+  rig.a.transport().close_channel(1);
+  rig.a.transport().forget(rig.a.region());
+  rig.pump(10);
+  CHECK(rig.a.tcp().statistics().connections_lost == 0);
+  CHECK(rig.reading->mapped() == 0);
+}
+
 TEST_CASE("mappings live as long as the regions: forget() gives back both ends") {
   Rig rig;
   rig.submit(1, 1, 0, 100);

@@ -155,10 +155,7 @@ __device__ __forceinline__ void store_fan_out(const FanOutStream& stream, int sh
   const auto count_one = [&] {
     stored.arrive_empty();
     stored.advance();
-    if (arrived.ends_share()) {
-      ptx::st_release_cta_shared(ptx::shared_address(&shared.sent),
-                                 static_cast<std::uint32_t>(arrived.chunk() + 1));
-    }
+    if (arrived.ends_share()) ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), 1);
     arrived.advance();
   };
   int under_way = 0;
@@ -189,10 +186,14 @@ __device__ __forceinline__ void signal_fan_out(const FanOutStream& stream, const
   const auto chunks = static_cast<std::uint32_t>(stream.chunks);
   const int target = static_cast<int>(threadIdx.x % 32);
   for (std::uint32_t told = 0; told < chunks;) {
-    const std::uint32_t sent = ptx::ld_acquire_cta_shared(ptx::shared_address(&shared.sent));
+    // Read by an atomic, as it is written: what hands data on between warps is then plain to see, for
+    // compute-sanitizer's racecheck too.
+    std::uint32_t sent = 0;
+    if (target == 0) sent = ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), 0);
+    sent = __shfl_sync(~0U, sent, 0);
     if (sent == told) continue;
-    // Each lane took `sent` with acquire from the thread that saw the stores complete; the fence carries that
-    // on.
+    // The first lane heard it from the thread that saw the stores complete; barrier and fence carry it on.
+    __syncwarp();
     ptx::fence_acq_rel_sys();
     for (; told < sent; ++told) {
       if (target < stream.targets) ptx::red_add_relaxed_sys(stream.target[target].ready + told, 1);

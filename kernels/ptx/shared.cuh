@@ -29,17 +29,6 @@ __device__ __forceinline__ std::uint32_t atom_add_acq_rel_cta_shared(std::uint32
   return before;
 }
 
-/// A word that one thread of the CTA hands data on with, and others take it with.
-__device__ __forceinline__ void st_release_cta_shared(std::uint32_t address, std::uint32_t value) {
-  asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ std::uint32_t ld_acquire_cta_shared(std::uint32_t address) {
-  std::uint32_t value;
-  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-
 /// Two fp32 rounded to nearest even, `low` in the low half. Volatile, so that it stays behind the wait for
 /// the tensor cores that write its operands: the compiler does not see that dependence.
 __device__ __forceinline__ std::uint32_t cvt_rn_bf16x2(float low, float high) {

@@ -30,7 +30,13 @@ Result<std::unique_ptr<GemmOperation>> plan_gemm(client::GroupCore& group, OpKin
     case Executor::kCuda: {
       const auto device = group.session().gpu();
       if (!device.ok()) return device.status();
-      return client::make_gemm_on_gpu(device.value(), kind, shape, group.view());
+      std::shared_ptr<kernels::RingsOnDevice> rings;
+      if (group.view().segment->node_count > 1) {
+        auto taken = group.session().rings_on_gpu();
+        if (!taken.ok()) return taken.status();
+        rings = std::move(*taken);
+      }
+      return client::make_gemm_on_gpu(device.value(), kind, shape, group.view(), std::move(rings));
     }
   }
   return Status(

@@ -30,10 +30,12 @@ Result<std::shared_ptr<MemorySource>> open_gpu_memory(int device);
 /// cannot be locked), CUDA's.
 Result<std::shared_ptr<const void>> pin_for_gpu(int device, void* data, std::uint64_t bytes);
 
-/// Plans `kind` for the cuda executor on GPU `device`. Errors: the plan's, kUnimplemented (this library was
-/// built without CUDA; an operation that the cuda executor does not have), kUnavailable (no device).
+/// Plans `kind` for the cuda executor on GPU `device`. `rings`: those of the session, claimed on that GPU,
+/// for a group of several nodes; null on one. Errors: the plan's, kUnimplemented (this library was built
+/// without CUDA; an operation that the cuda executor does not have), kUnavailable (no device).
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind, const GemmShape& shape,
-                                                        const kernels::GroupView& group);
+                                                        const kernels::GroupView& group,
+                                                        std::shared_ptr<kernels::RingsOnDevice> rings);
 
 // What a device endpoint is made of: the classes of kernels/comm/, on GPU `device`. Errors: theirs,
 // kUnimplemented (this library was built without CUDA).

@@ -20,7 +20,8 @@ Result<std::shared_ptr<const void>> pin_for_gpu(int device, void* data, std::uin
 }
 
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind, const GemmShape& shape,
-                                                        const kernels::GroupView& group) {
+                                                        const kernels::GroupView& group,
+                                                        std::shared_ptr<kernels::RingsOnDevice> rings) {
   const kernels::OnDevice here(device);
   MK_RETURN_IF_ERROR(here.status());
   auto topology = kernels::Topology::of(group);
@@ -32,6 +33,7 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind,
   if (kind == OpKind::kGemmRs) made = kernels::make_cuda_gemm_rs(shape, std::move(*topology), group.rank());
   if (kind == OpKind::kGemmAr) made = kernels::make_cuda_gemm_ar(shape, std::move(*topology), group.rank());
   if (!made.ok()) return made.status();
+  (*made)->use_rings(std::move(rings));
   return std::unique_ptr<GemmOperation>(std::move(*made));
 }
 

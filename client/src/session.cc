@@ -146,8 +146,8 @@ Result<std::shared_ptr<kernels::RingsOnDevice>> SessionCore::rings_on_gpu() {
 Status SessionCore::rings_on_cpu() {
   if (!rings()[0].on_gpu()) return {};
   return {StatusCode::kFailedPrecondition,
-          "the session's rings are claimed on its GPU while it has a device endpoint; what puts from threads "
-          "of the CPU needs a session of its own"};
+          "the session's rings are claimed on its GPU while it has a device endpoint, or an operation of the "
+          "cuda executor over several nodes; what puts from threads of the CPU needs a session of its own"};
 }
 
 void SessionCore::begin_activity() {

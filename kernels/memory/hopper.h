@@ -8,8 +8,9 @@
 
 namespace mkernel::kernels {
 
-/// Multiprocessors of the current device. `who` begins the error: kUnavailable without a device or driver,
-/// kUnimplemented when it is not of compute capability 9.0 (the kernels are built for sm_90a).
-Result<std::int32_t> hopper_multiprocessors(std::string_view who);
+/// Multiprocessors of the current device, no more than `at_most` unless that is 0. `who` begins the error:
+/// kUnavailable without a device or driver, kUnimplemented when it is not of compute capability 9.0 (the
+/// kernels are built for sm_90a).
+Result<std::int32_t> hopper_multiprocessors(std::string_view who, std::int32_t at_most = 0);
 
 }  // namespace mkernel::kernels

@@ -28,29 +28,71 @@ std::string CudaGemmOperation::signature() const {
   return signature_of(kind_, shape_) + " cuda";
 }
 
-Status CudaGemmOperation::bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t) {
-  if (group_ != nullptr)
-    return {StatusCode::kFailedPrecondition, std::string(name_of(kind_)) + ": bound already"};
-  const std::uint64_t needed = requirements().workspace_bytes;
-  if (workspace.bytes < needed || workspace.node.size() != topology_.ranks_per_node()) {
-    return {StatusCode::kInvalidArgument,
-            std::string(name_of(kind_)) + ": workspace of " + std::to_string(workspace.bytes) + " bytes on " +
-                std::to_string(workspace.node.size()) + " ranks of this node; needs " +
-                std::to_string(needed) + " on " + std::to_string(topology_.ranks_per_node())};
-  }
+Status CudaGemmOperation::bind(const GroupView& group, const SymmetricView& workspace,
+                               std::uint32_t first_lane) {
+  MK_RETURN_IF_ERROR(check_room(group, workspace, first_lane));
   const OnDevice here(device_);
   MK_RETURN_IF_ERROR(here.status());
-  auto control = DeviceBuffer::zeroed(sizeof(LaunchControl), "control block");
-  if (!control.ok()) return control.status();
-  control_ = std::move(control).value();
   workspace_ = workspace;
+  MK_RETURN_IF_ERROR(open_endpoint(group, workspace, first_lane));
   MK_RETURN_IF_ERROR(attach());
   group_ = &group;
   return {};
 }
 
-HostWatch CudaGemmOperation::host_watch() const {
-  return {group_->session == nullptr ? nullptr : &group_->session->abort, &group_->segment->abort};
+Status CudaGemmOperation::check_room(const GroupView& group, const SymmetricView& workspace,
+                                     std::uint32_t first_lane) const {
+  const std::string name = name_of(kind_);
+  const Requirements needs = requirements();
+  if (group_ != nullptr) return {StatusCode::kFailedPrecondition, name + ": bound already"};
+  if (workspace.bytes < needs.workspace_bytes || workspace.node.size() != topology_.ranks_per_node()) {
+    return {StatusCode::kInvalidArgument,
+            name + ": workspace of " + std::to_string(workspace.bytes) + " bytes on " +
+                std::to_string(workspace.node.size()) + " ranks of this node; needs " +
+                std::to_string(needs.workspace_bytes) + " on " + std::to_string(topology_.ranks_per_node())};
+  }
+  if (needs.lanes > 0 && rings_ == nullptr)
+    return {StatusCode::kFailedPrecondition, name + ": no rings to put through"};
+  if (first_lane + needs.lanes > group.segment->lanes) {
+    return {StatusCode::kInvalidArgument, name + ": needs " + std::to_string(needs.lanes) +
+                                              " lanes from lane " + std::to_string(first_lane) +
+                                              " on, the group has " + std::to_string(group.segment->lanes)};
+  }
+  return {};
+}
+
+Status CudaGemmOperation::open_endpoint(const GroupView& group, const SymmetricView& workspace,
+                                        std::uint32_t first_lane) {
+  if (const std::uint32_t lanes = requirements().lanes; lanes > 0) {
+    // No kernel of an operation meets its node at the endpoint's barrier: any memory will do for its words.
+    auto made = EndpointOnDevice::make(group, rings_, workspace, {.first_lane = first_lane, .lanes = lanes});
+    if (!made.ok()) return made.status();
+    channels_ = std::move(made).value();
+    endpoint_ = channels_->endpoint();
+    return {};
+  }
+  auto control = DeviceBuffer::zeroed(sizeof(LaunchControl), "control block");
+  if (!control.ok()) return control.status();
+  control_ = std::move(control).value();
+  endpoint_.rank = rank_;
+  endpoint_.world_size = topology_.world();
+  endpoint_.control = static_cast<LaunchControl*>(control_.get());
+  endpoint_.host = {group.session == nullptr ? nullptr : &group.session->abort, &group.segment->abort};
+  return {};
+}
+
+device::Endpoint CudaGemmOperation::endpoint(std::uint64_t deadline_ns) const {
+  device::Endpoint mine = endpoint_;
+  mine.deadline_ns = deadline_ns;
+  return mine;
+}
+
+std::int64_t CudaGemmOperation::via(const DeviceWaitSite& site) const {
+  const bool handed_on = site.tag == DeviceTag::kChunkReady || site.tag == DeviceTag::kTileReady;
+  if (!handed_on || site.peer < 0) return -1;
+  const std::uint32_t relay =
+      topology_.rail_peer(static_cast<std::uint32_t>(site.peer), topology_.node_of(rank_));
+  return relay == static_cast<std::uint32_t>(site.peer) ? -1 : relay;
 }
 
 Status CudaGemmOperation::enqueue(const GemmArguments& arguments, const ExecutorOptions& options,
@@ -79,9 +121,11 @@ Status CudaGemmOperation::run(const GemmArguments& arguments, const ExecutorOpti
 Status CudaGemmOperation::status() {
   if (group_ == nullptr || !failed_.ok()) return failed_;
   const OnDevice here(device_);
-  LaunchControl control{};
-  failed_ = control_.read(&control, sizeof(control));
-  if (failed_.ok()) failed_ = failure_of_launch(control, group_->segment, group_->session, rank_);
+  LaunchControl state{};
+  failed_ =
+      cuda_status(cudaMemcpy(&state, control(), sizeof(state), cudaMemcpyDeviceToHost), "state of a launch");
+  if (failed_.ok())
+    failed_ = failure_of_launch(state, group_->segment, group_->session, rank_, via(state.site));
   failed_ = failed_.with_context(name_of(kind_));
   return failed_;
 }

@@ -3,14 +3,17 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
 
+#include "kernels/comm/endpoint_on_device.h"
+#include "kernels/comm/rings_on_device.h"
 #include "kernels/comm/views.h"
 #include "kernels/memory/device_buffer.h"
 #include "kernels/schedule/topology.h"
 #include "kernels/sync/host_watch.h"
 #include "kernels/sync/launch_control.h"
+#include "mkernel/device_endpoint.h"
 #include "mkernel/ops.h"
 
 struct CUstream_st;
@@ -19,14 +22,19 @@ namespace mkernel::kernels {
 
 /// One rank's end. Addresses are of device memory; the workspace of a SymmetricView is device memory mapped
 /// here for every rank of the node. The segments of the group and its session are registered with CUDA by
-/// whoever owns them (cudaHostRegister). The operation belongs to the device that was current when it was
+/// whoever owns them (cudaHostRegister). Over several nodes its kernels write the session's rings and wait
+/// for counts that their relay copies; whoever launches keeps the daemon awake until the stream is done
+/// (Group::keep_active()). The operation belongs to the device that was current when it was
 /// made, and makes it current for the length of each call.
 class CudaGemmOperation : public GemmOperation {
  public:
   OpKind kind() const final { return kind_; }
   std::string signature() const final;
+  /// More than one node: the rings that launches write. Before bind().
+  void use_rings(std::shared_ptr<RingsOnDevice> rings) { rings_ = std::move(rings); }
   Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) final;
-  std::uint64_t wire_bytes() const final { return 0; }  // one node
+  /// The same for every launch; an operation that puts says how many.
+  std::uint64_t wire_bytes() const override { return 0; }
 
   /// enqueue() on a stream of its own, then waits for it and tells status().
   Status run(const GemmArguments& arguments, const ExecutorOptions& options) final;
@@ -45,10 +53,19 @@ class CudaGemmOperation : public GemmOperation {
   const Topology& topology() const { return topology_; }
   std::uint32_t rank() const { return rank_; }
   const SymmetricView& workspace() const { return workspace_; }
-  LaunchControl* control() const { return static_cast<LaunchControl*>(control_.get()); }
-  HostWatch host_watch() const;
+  LaunchControl* control() const { return endpoint_.control; }
+  HostWatch host_watch() const { return endpoint_.host; }
+  /// What the kernel of a launch puts and waits with, on lanes from 0, and what its relay warp copies. On one
+  /// node without rings, lanes and counts: the relay has nothing but abort words to look at. Local ranks,
+  /// barrier and peers are not filled in.
+  device::Endpoint endpoint(std::uint64_t deadline_ns) const;
 
  private:
+  Status check_room(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) const;
+  Status open_endpoint(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane);
+  /// The rank that hands on what the awaited one sends, -1 when it comes directly.
+  std::int64_t via(const DeviceWaitSite& site) const;
+
   const OpKind kind_;
   const GemmShape shape_;
   const Topology topology_;
@@ -56,7 +73,10 @@ class CudaGemmOperation : public GemmOperation {
   const int device_;
   const GroupView* group_ = nullptr;
   SymmetricView workspace_;
-  DeviceBuffer control_;
+  std::shared_ptr<RingsOnDevice> rings_;
+  std::unique_ptr<EndpointOnDevice> channels_;  ///< over several nodes
+  DeviceBuffer control_;                        ///< on one
+  device::Endpoint endpoint_;
   Status failed_;
 };
 

@@ -57,11 +57,6 @@ Status check_shape(OpKind kind, const GemmShape& shape) {
 Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t most_ranks,
                     const char* ctas_name, std::int32_t ctas, std::int32_t sms) {
   MK_RETURN_IF_ERROR(check_shape(kind, shape));
-  if (topology.nodes() != 1) {
-    return {StatusCode::kUnimplemented, std::string(name_of(kind)) +
-                                            ": the cuda executor runs on one node, the group has " +
-                                            std::to_string(topology.nodes())};
-  }
   if (topology.world() > static_cast<std::uint32_t>(most_ranks)) {
     return refuse(kind, "world = " + std::to_string(topology.world()) + ", must be 1.." +
                             std::to_string(most_ranks) + " on the cuda executor");
@@ -76,6 +71,13 @@ Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topolog
   if (ctas >= 0 && ctas % 2 == 0 && ctas <= sms / 2) return {};
   return refuse(kind, std::string(ctas_name) + " = " + std::to_string(ctas) + ", must be even, 0.." +
                           std::to_string(sms / 2));
+}
+
+Status check_one_node(OpKind kind, const Topology& topology) {
+  if (topology.nodes() == 1) return {};
+  return {StatusCode::kUnimplemented, std::string(name_of(kind)) +
+                                          ": the cuda executor runs on one node, the group has " +
+                                          std::to_string(topology.nodes())};
 }
 
 Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& arguments, std::uint32_t rank,

@@ -16,12 +16,15 @@ const char* name_of(OpKind kind);
 /// kInvalidArgument with field, value and limit.
 Status check_shape(OpKind kind, const GemmShape& shape);
 
-/// The same, and what only the kernels of the cuda executor refuse: kUnimplemented for more than one node,
-/// kInvalidArgument for more than `most_ranks` of a node, for rows that TMA cannot move (n % 8, k % 8), and
+/// The same, and what only the kernels of the cuda executor refuse: kInvalidArgument for more than
+/// `most_ranks` ranks, for rows that TMA cannot move (n % 8, k % 8), and
 /// for a number of CTAs `ctas`, called `ctas_name`, that is not even and within half of the `sms`
 /// multiprocessors.
 Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t most_ranks,
                     const char* ctas_name, std::int32_t ctas, std::int32_t sms);
+
+/// kUnimplemented for more than one node: for operations whose kernels do not put yet.
+Status check_one_node(OpKind kind, const Topology& topology);
 
 /// Refuses operands that are null although `rank` of `world` has elements there: kInvalidArgument naming the
 /// field.

@@ -16,6 +16,12 @@ struct DeviceWaitScope {
   std::uint64_t deadline_ns;  ///< of every single wait
 };
 
+/// For a wait that other waits come before, on this rank or another: when a rank is missing, the waits that
+/// need it directly (stage 0) end first and name it, as Launch::at_stage() has it for the cpu executor.
+__device__ __forceinline__ DeviceWaitScope at_stage(const DeviceWaitScope& scope, std::uint32_t stage) {
+  return {scope.control, scope.deadline_ns * (4 + stage) / 4};
+}
+
 /// Any number of threads; the first one's site stays.
 __device__ __forceinline__ void report_failed_wait(LaunchControl& control, const DeviceWaitSite& site,
                                                    std::uint64_t expected, std::uint64_t seen,

@@ -17,6 +17,26 @@ void add_release(const std::uint64_t& word, std::uint64_t value) {
       .fetch_add(value, std::memory_order_release);
 }
 
+class HostMemory final : public FabricMemory {
+ public:
+  void* segment(std::uint64_t bytes) override { return allocate(bytes); }
+  std::byte* buffer(std::uint32_t, std::uint64_t bytes) override { return allocate(bytes); }
+  Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return {};
+  }
+
+ private:
+  /// 64 bytes more than asked for, to align the begin.
+  std::byte* allocate(std::uint64_t bytes) {
+    memory_.emplace_back(bytes + 64);
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory_.back().data());
+    return reinterpret_cast<std::byte*>(abi::align64(begin));
+  }
+
+  std::deque<std::vector<std::byte>> memory_;
+};
+
 }  // namespace
 
 /// One ordered stream of puts from `source` to `target`.
@@ -27,8 +47,11 @@ struct FakeFabric::Channel {
   std::atomic<std::uint64_t> delivered{0};
 };
 
-FakeFabric::FakeFabric(const FabricOptions& options)
-    : options_(options), random_state_(options.seed * 0x9e3779b97f4a7c15ULL), wire_bytes_(world()) {
+FakeFabric::FakeFabric(const FabricOptions& options, std::unique_ptr<FabricMemory> memory)
+    : options_(options),
+      memory_(memory != nullptr ? std::move(memory) : std::make_unique<HostMemory>()),
+      random_state_(options.seed * 0x9e3779b97f4a7c15ULL),
+      wire_bytes_(world()) {
   for (std::uint32_t rank = 0; rank < world(); ++rank) make_rank(rank);
   for (std::uint32_t source = 0; source < world(); ++source) {
     for (std::uint32_t target = 0; target < world(); ++target) {
@@ -51,18 +74,15 @@ FakeFabric::~FakeFabric() {
 void FakeFabric::make_rank(std::uint32_t rank) {
   auto state = std::make_unique<Rank>();
   abi::SessionSegment session{};
-  state->session_memory.resize(abi::layout_session(session, options_.rings, options_.log2_slots) / 8 + 8);
+  void* session_memory = memory_->segment(abi::layout_session(session, options_.rings, options_.log2_slots));
   abi::GroupSegment group{};
-  state->group_memory.resize(abi::layout_group(group, world(), rank, options_.lanes, kRegionCapacity) / 8 +
-                             8);
-  const auto aligned = [](std::vector<std::uint64_t>& memory) {
-    return reinterpret_cast<void*>(abi::align64(reinterpret_cast<std::uintptr_t>(memory.data())));
-  };
+  void* group_memory =
+      memory_->segment(abi::layout_group(group, world(), rank, options_.lanes, kRegionCapacity));
   group.node_count = options_.nodes;
   group.first_channel = 3;  // not 0: numbers within the session are not numbers within the group
   kernels::GroupView& view = state->view;
-  view.session = new (aligned(state->session_memory)) abi::SessionSegment(session);
-  view.segment = new (aligned(state->group_memory)) abi::GroupSegment(group);
+  view.session = new (session_memory) abi::SessionSegment(session);
+  view.segment = new (group_memory) abi::GroupSegment(group);
   for (std::uint32_t peer = 0; peer < world(); ++peer) {
     abi::Member& member = view.at<abi::Member>(group.members_offset)[peer];
     member.node = peer / options_.ranks_per_node;
@@ -87,9 +107,8 @@ std::vector<kernels::SymmetricView> FakeFabric::symmetric(std::uint64_t bytes) {
   auto& buffers = regions_.emplace_back();
   std::vector<std::byte*> base;
   for (std::uint32_t rank = 0; rank < world(); ++rank) {
-    buffers.emplace_back(bytes + 64);  // zeroed; 64 more to align the begin
-    base.push_back(
-        reinterpret_cast<std::byte*>(abi::align64(reinterpret_cast<std::uintptr_t>(buffers.back().data()))));
+    buffers.push_back({memory_->buffer(rank, bytes), bytes});
+    base.push_back(buffers.back().data);
   }
   std::vector<kernels::SymmetricView> views(world());
   for (std::uint32_t rank = 0; rank < world(); ++rank) {
@@ -180,7 +199,7 @@ std::string FakeFabric::problem(std::uint32_t rank, const abi::WorkRequest& requ
   if (request.length == 0) return "";
   if (request.local_region >= regions_.size() || request.remote_region >= regions_.size()) return "region";
   const auto fits = [&](std::uint32_t region, std::uint32_t owner, std::uint64_t offset) {
-    const std::uint64_t bytes = regions_[region][owner].size() - 64;
+    const std::uint64_t bytes = regions_[region][owner].bytes;
     return offset <= bytes && request.length <= bytes - offset;
   };
   if (!fits(request.local_region, rank, request.local_offset)) return "local offset or length";
@@ -188,15 +207,22 @@ std::string FakeFabric::problem(std::uint32_t rank, const abi::WorkRequest& requ
   return "";
 }
 
+void FakeFabric::fail(std::uint32_t rank, StatusCode code, const std::string& text) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_.empty()) error_ = "rank " + std::to_string(rank) + ": " + text;
+  }
+  fail_group(code, static_cast<std::int32_t>(rank), "fake", text);
+}
+
 bool FakeFabric::accept(std::uint32_t rank, const abi::WorkRequest& request) {
   std::string text;
   {
     const std::lock_guard lock(mutex_);
     text = problem(rank, request);
-    if (!text.empty() && error_.empty()) error_ = "rank " + std::to_string(rank) + ": bad slot: " + text;
   }
   if (!text.empty()) {
-    fail_group(StatusCode::kInvalidArgument, static_cast<std::int32_t>(rank), "fake", "bad slot: " + text);
+    fail(rank, StatusCode::kInvalidArgument, "bad slot: " + text);
     return false;
   }
   const std::uint32_t channel = request.channel - ranks_[rank]->view.segment->first_channel;
@@ -228,13 +254,15 @@ bool FakeFabric::deliver(Channel& channel) {
     const abi::WorkRequest request = channel.pending.front();
     channel.pending.pop_front();
     if (request.length > 0) {
-      const std::lock_guard lock(mutex_);
-      const auto base = [&](std::uint32_t region, std::uint32_t rank) {
-        return reinterpret_cast<std::byte*>(
-            abi::align64(reinterpret_cast<std::uintptr_t>(regions_[region][rank].data())));
-      };
-      std::memcpy(base(request.remote_region, channel.target) + request.remote_offset,
-                  base(request.local_region, channel.source) + request.local_offset, request.length);
+      Buffer to, from;
+      {
+        const std::lock_guard lock(mutex_);
+        to = regions_[request.remote_region][channel.target];
+        from = regions_[request.local_region][channel.source];
+      }
+      const Status copied =
+          memory_->copy(to.data + request.remote_offset, from.data + request.local_offset, request.length);
+      if (!copied.ok()) fail(channel.source, copied.code(), copied.text());
     }
     wire_bytes_[channel.source].fetch_add(request.length);
     channel.delivered.fetch_add(1);

@@ -23,6 +23,18 @@
 
 namespace mkernel::test {
 
+/// Where a fabric's memory lies, and how it moves.
+class FabricMemory {
+ public:
+  virtual ~FabricMemory() = default;
+  /// Zeroed, aligned to 64 bytes, reached by the CPU; lives as long as this.
+  virtual void* segment(std::uint64_t bytes) = 0;
+  /// Zeroed, aligned to 64 bytes: a rank's part of a symmetric buffer; lives as long as this.
+  virtual std::byte* buffer(std::uint32_t rank, std::uint64_t bytes) = 0;
+  /// From a buffer of one rank to one of another; it is there when this returns. The fabric's thread.
+  virtual Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
+};
+
 struct FabricOptions {
   std::uint32_t nodes = 1;
   std::uint32_t ranks_per_node = 1;
@@ -36,7 +48,8 @@ struct FabricOptions {
 
 class FakeFabric {
  public:
-  explicit FakeFabric(const FabricOptions& options);
+  /// `memory`: null for host memory.
+  explicit FakeFabric(const FabricOptions& options, std::unique_ptr<FabricMemory> memory = nullptr);
   ~FakeFabric();  ///< stops the draining thread
 
   std::uint32_t world() const { return options_.nodes * options_.ranks_per_node; }
@@ -49,7 +62,7 @@ class FakeFabric {
   /// What a daemon does when a group fails: fills every rank's failure record and sets the abort words.
   void fail_group(StatusCode code, std::int32_t culprit, const std::string& node, const std::string& text);
 
-  /// First bad slot seen, "" when there was none. A bad slot also fails the group.
+  /// First bad slot or failed copy seen, "" when there was none. It also fails the group.
   std::string error() const;
 
   /// Payload bytes and puts that `source` has sent to ranks of other nodes.
@@ -59,11 +72,13 @@ class FakeFabric {
 
  private:
   struct Rank {
-    std::vector<std::uint64_t> session_memory;
-    std::vector<std::uint64_t> group_memory;
     std::unique_ptr<std::atomic<std::uint64_t>[]> heads;
     std::vector<std::uint64_t> consumed;  ///< by ring
     kernels::GroupView view;
+  };
+  struct Buffer {
+    std::byte* data = nullptr;
+    std::uint64_t bytes = 0;
   };
   struct Channel;
 
@@ -71,15 +86,16 @@ class FakeFabric {
   void serve();
   bool drain_rings();
   bool accept(std::uint32_t rank, const abi::WorkRequest& request);
+  void fail(std::uint32_t rank, StatusCode code, const std::string& text);
   bool deliver_turn();
   bool deliver(Channel& channel);
   std::string problem(std::uint32_t rank, const abi::WorkRequest& request) const;
   std::uint64_t random();
 
   FabricOptions options_;
+  std::unique_ptr<FabricMemory> memory_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  /// regions_[index][rank]: the rank's bytes of one symmetric buffer.
-  std::vector<std::vector<std::vector<std::byte>>> regions_;
+  std::vector<std::vector<Buffer>> regions_;  ///< [index][rank]
   std::vector<std::unique_ptr<Channel>> channels_;
   std::uint64_t random_state_;
   mutable std::mutex mutex_;  ///< regions_, error_

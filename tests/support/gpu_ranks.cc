@@ -5,8 +5,8 @@
 
 namespace mkernel::test {
 
-GpuRanks::GpuRanks(int ranks, const GemmShape& shape, const Make& make)
-    : world_(require(GpuWorld::make(ranks))), ranks_(ranks) {
+GpuRanks::GpuRanks(const FabricOptions& fabric, const GemmShape& shape, const Make& make)
+    : world_(require(GpuWorld::make(fabric))), ranks_(world_->size()) {
   require_ok(each([&](int rank) { return make_rank(rank, shape, make); }));
   const auto workspace = require(world_->symmetric(operation(0).requirements().workspace_bytes));
   require_ok(each([&](int rank) { return operation(rank).bind(world_->group(rank), workspace[rank], 0); }));
@@ -14,9 +14,10 @@ GpuRanks::GpuRanks(int ranks, const GemmShape& shape, const Make& make)
 
 Status GpuRanks::make_rank(int rank, const GemmShape& shape, const Make& make) {
   Rank& me = ranks_[rank];
-  auto operation = make(kernels::Topology(1, size()), rank);
+  auto operation = make(*world_, rank);
   if (!operation.ok()) return operation.status();
   me.operation = std::move(*operation);
+  me.operation->use_rings(world_->rings(rank));
   auto stream = bench::GpuStream::create();
   if (!stream.ok()) return stream.status();
   me.stream = std::move(*stream);
@@ -27,6 +28,12 @@ Status GpuRanks::make_rank(int rank, const GemmShape& shape, const Make& make) {
 }
 
 Status GpuRanks::run(int rank, const ExecutorOptions& options) {
+  if (world_
+          ->shares_gpus()) {  // run()'s stream is the device's, and would make its ranks wait for each other
+    MK_RETURN_IF_ERROR(operation(rank).enqueue(arguments(rank), options, stream(rank).get()));
+    MK_RETURN_IF_ERROR(stream(rank).synchronize());
+    return operation(rank).status();
+  }
   MK_RETURN_IF_ERROR(stream(rank).synchronize());  // run() has a stream of its own
   return operation(rank).run(arguments(rank), options);
 }
@@ -45,16 +52,25 @@ void GpuRanks::check(int launches) {
   const bool alike = operation(0).kind() == OpKind::kGemmAr;
   std::vector<std::uint64_t> digests(ranks_.size());
   for (int launch = 0; launch < launches; ++launch) {
-    // Launches of the ranks are not aligned: whoever is filled first begins, also with the next launch.
-    require_ok(each([&](int rank) -> Status {
+    const auto run_filled = [&](int rank) -> Status {
       MK_RETURN_IF_ERROR(fill(rank, launch));
-      MK_RETURN_IF_ERROR(run(rank));
+      return run(rank);
+    };
+    const auto judge = [&](int rank) -> Status {
       MK_RETURN_IF_ERROR(verify(rank));
       auto digest = this->digest(rank);
       if (!digest.ok()) return digest.status();
       digests[rank] = *digest;
       return {};
+    };
+    // Launches of the ranks are not aligned: whoever is filled first begins, also with the next launch. But
+    // judging may free memory, which waits for the launches of all ranks on the GPU.
+    if (world_->shares_gpus()) require_ok(each(run_filled));
+    require_ok(each([&](int rank) -> Status {
+      if (!world_->shares_gpus()) MK_RETURN_IF_ERROR(run_filled(rank));
+      return judge(rank);
     }));
+    REQUIRE(world_->fabric().error() == "");
     if (!alike) continue;
     for (const std::uint64_t digest : digests) REQUIRE(digest == digests[0]);
   }

@@ -36,14 +36,14 @@ struct GemmAr {
 /// Far longer than any launch of the tests takes.
 inline constexpr ExecutorOptions kGpuOptions{.deadline = std::chrono::milliseconds(10000)};
 
-/// Members that name a rank run on that rank's thread: inside each(). What they queue goes to the rank's
-/// stream.
+/// Any ranks of a GpuWorld, also such that share GPUs. Members that name a rank run on that rank's thread:
+/// inside each(). What they queue goes to the rank's stream.
 class GpuRanks {
  public:
-  using Make = std::function<Result<std::unique_ptr<kernels::CudaGemmOperation>>(const kernels::Topology&,
+  using Make = std::function<Result<std::unique_ptr<kernels::CudaGemmOperation>>(const GpuWorld& world,
                                                                                  std::uint32_t rank)>;
-  /// `ranks` of one node. Ends the test case on an error.
-  GpuRanks(int ranks, const GemmShape& shape, const Make& make);
+  /// Ends the test case on an error.
+  GpuRanks(const FabricOptions& fabric, const GemmShape& shape, const Make& make);
 
   GpuWorld& world() { return *world_; }
   int size() const { return world_->size(); }
@@ -61,7 +61,8 @@ class GpuRanks {
   /// Of the result; ranks with the same result have the same.
   Result<std::uint64_t> digest(int rank) const { return ranks_[rank].operands->digest(0); }
 
-  /// From the thread of the test case: `launches` with new operands each time, all verified.
+  /// From the thread of the test case: `launches` with new operands each time, all verified, and nothing
+  /// wrong on the wire.
   void check(int launches);
 
  private:
@@ -77,17 +78,23 @@ class GpuRanks {
 };
 
 template <class Op>
-GpuRanks gpu_ranks(int ranks, const GemmShape& shape, const typename Op::Options& options = {}) {
-  return {ranks, shape, [&](const kernels::Topology& topology, std::uint32_t rank) {
-            return Op::make(shape, topology, rank, options);
+GpuRanks gpu_ranks(const FabricOptions& fabric, const GemmShape& shape, typename Op::Options options = {}) {
+  return {fabric, shape, [&](const GpuWorld& world, std::uint32_t rank) {
+            options.sms = world.sms();
+            return Op::make(shape, world.topology(), rank, options);
           }};
 }
-
-/// `launches` of one operation, every one verified.
+/// Of one node.
 template <class Op>
-void check_gpu_case(int ranks, const GemmShape& shape, const typename Op::Options& options = {},
+GpuRanks gpu_ranks(int ranks, const GemmShape& shape, const typename Op::Options& options = {}) {
+  return gpu_ranks<Op>({.ranks_per_node = static_cast<std::uint32_t>(ranks)}, shape, options);
+}
+
+/// `launches` of one operation, every one verified. `world`: ranks of one node, or a fabric's options.
+template <class Op, typename World>
+void check_gpu_case(const World& world, const GemmShape& shape, const typename Op::Options& options = {},
                     int launches = 3) {
-  gpu_ranks<Op>(ranks, shape, options).check(launches);
+  gpu_ranks<Op>(world, shape, options).check(launches);
 }
 
 }  // namespace mkernel::test

@@ -2,9 +2,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <iostream>
+#include <map>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -66,48 +69,105 @@ bool peers_or_skip(int wanted) {
   return false;
 }
 
-Result<std::unique_ptr<GpuWorld>> GpuWorld::make(int ranks) {
-  std::unique_ptr<GpuWorld> world(new GpuWorld);
-  for (int rank = 0; rank < ranks; ++rank) {
-    MK_RETURN_IF_ERROR(enable_peers(rank, ranks));
-    abi::GroupSegment layout{};
-    const std::uint64_t bytes = abi::layout_group(layout, ranks, rank, 1, 1);
+/// Segments in mapped host memory, buffers on the ranks' GPUs, a stream for the copies of each of them.
+class GpuWorld::Memory final : public FabricMemory {
+ public:
+  explicit Memory(const GpuWorld& world) : world_(world) {}
+  ~Memory() override {
+    for (const auto& [device, stream] : streams_) cudaStreamDestroy(stream);
+    for (void* buffer : buffers_) cudaFree(buffer);
+    for (void* segment : segments_) cudaFreeHost(segment);
+  }
+
+  void* segment(std::uint64_t bytes) override {
     void* memory = nullptr;
-    MK_RETURN_IF_ERROR(
-        cuda_status(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "segment"));
+    require(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "segment");
+    segments_.push_back(memory);
     std::memset(memory, 0, bytes);
-    kernels::GroupView& group = world->groups_.emplace_back();
-    group.segment = static_cast<abi::GroupSegment*>(memory);
-    *group.segment = layout;
+    return memory;
+  }
+
+  std::byte* buffer(std::uint32_t rank, std::uint64_t bytes) override {
+    const int device = world_.device_of(static_cast<int>(rank));
+    require(cudaSetDevice(device), "device");
+    if (!streams_.contains(device))
+      require(cudaStreamCreateWithFlags(&streams_[device], cudaStreamNonBlocking), "stream");
+    void* memory = nullptr;
+    require(cudaMalloc(&memory, bytes), "symmetric memory");
+    buffers_.push_back(memory);
+    require(cudaMemset(memory, 0, bytes), "symmetric memory");
+    require(cudaDeviceSynchronize(), "symmetric memory");
+    return static_cast<std::byte*>(memory);
+  }
+
+  Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    cudaPointerAttributes source{};
+    MK_RETURN_IF_ERROR(cuda_status(cudaPointerGetAttributes(&source, from), "source of a put"));
+    MK_RETURN_IF_ERROR(cuda_status(cudaSetDevice(source.device), "device"));
+    cudaStream_t stream = streams_.at(source.device);
+    MK_RETURN_IF_ERROR(cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "put"));
+    return cuda_status(cudaStreamSynchronize(stream), "put");
+  }
+
+ private:
+  static void require(cudaError_t error, const char* what) {
+    const Status status = cuda_status(error, what);
+    if (!status.ok()) throw std::runtime_error(status.to_string());
+  }
+
+  const GpuWorld& world_;
+  std::map<int, cudaStream_t> streams_;  ///< by device
+  std::vector<void*> buffers_, segments_;
+};
+
+Result<std::unique_ptr<GpuWorld>> GpuWorld::make(int ranks, int nodes) {
+  return make({.nodes = static_cast<std::uint32_t>(nodes),
+               .ranks_per_node = static_cast<std::uint32_t>(ranks / nodes)});
+}
+
+Result<std::unique_ptr<GpuWorld>> GpuWorld::make(const FabricOptions& options) {
+  std::unique_ptr<GpuWorld> world(new GpuWorld(options));
+  const auto ranks = static_cast<int>(options.nodes * options.ranks_per_node);
+  const int devices = std::min(ranks, peer_count());
+  for (int device = 0; device < devices; ++device) MK_RETURN_IF_ERROR(enable_peers(device, devices));
+  try {
+    world->fabric_ = std::make_unique<FakeFabric>(options, std::make_unique<Memory>(*world));
+  } catch (const std::runtime_error& error) {
+    return Status(StatusCode::kResourceExhausted, error.what());
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    MK_RETURN_IF_ERROR(cuda_status(cudaSetDevice(world->device_of(rank)), "device"));
+    auto taken = kernels::RingsOnDevice::take(*world->group(rank).session, world->group(rank).rings);
+    if (!taken.ok()) return taken.status();
+    world->rings_.push_back(std::move(*taken));
   }
   return world;
 }
 
-GpuWorld::~GpuWorld() {
-  for (const auto& [device, memory] : device_memory_) {
-    if (cudaSetDevice(device) == cudaSuccess) cudaFree(memory);
-  }
-  for (const kernels::GroupView& group : groups_) cudaFreeHost(group.segment);
+GpuWorld::~GpuWorld() = default;
+
+int GpuWorld::device_of(int rank) const {
+  const bool own = static_cast<int>(options_.nodes * options_.ranks_per_node) <= peer_count();
+  return own ? rank : static_cast<int>(rank % options_.ranks_per_node);
+}
+
+std::int32_t GpuWorld::sms() const {
+  if (!shares_gpus()) return 0;
+  int all = 0;
+  if (cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess) return 0;
+  return all / static_cast<int>(options_.nodes) / 2 * 2;
 }
 
 Result<std::vector<kernels::SymmetricView>> GpuWorld::symmetric(std::uint64_t bytes) {
-  std::vector<std::byte*> node;
-  for (int rank = 0; rank < size(); ++rank) {
-    void* memory = nullptr;
-    MK_RETURN_IF_ERROR(cuda_status(cudaSetDevice(rank), "device"));
-    MK_RETURN_IF_ERROR(cuda_status(cudaMalloc(&memory, bytes), "symmetric memory"));
-    device_memory_.emplace_back(rank, memory);
-    MK_RETURN_IF_ERROR(cuda_status(cudaMemset(memory, 0, bytes), "symmetric memory"));
-    MK_RETURN_IF_ERROR(cuda_status(cudaDeviceSynchronize(), "symmetric memory"));
-    node.push_back(static_cast<std::byte*>(memory));
+  try {
+    return fabric_->symmetric(bytes);
+  } catch (const std::runtime_error& error) {
+    return Status(StatusCode::kResourceExhausted, error.what());
   }
-  std::vector<kernels::SymmetricView> views;
-  for (int rank = 0; rank < size(); ++rank) views.push_back({0, bytes, node, node[rank]});
-  return views;
 }
 
 void GpuWorld::fail_group(int rank, std::uint32_t code, const std::string& text) {
-  abi::GroupSegment& segment = *groups_[rank].segment;
+  abi::GroupSegment& segment = *group(rank).segment;
   text.copy(segment.failure.text, sizeof(segment.failure.text) - 1);
   segment.failure.culprit = -1;
   std::atomic_ref(segment.abort).store(code, std::memory_order_release);
@@ -118,7 +178,7 @@ Status GpuWorld::each(const std::function<Status(int rank)>& body) const {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size(); ++rank) {
     threads.emplace_back([&, rank] {
-      results[rank] = cuda_status(cudaSetDevice(rank), "device");
+      results[rank] = cuda_status(cudaSetDevice(device_of(rank)), "device");
       if (results[rank].ok()) results[rank] = body(rank);
     });
   }

@@ -1,5 +1,6 @@
-// Ranks of one node in one process, one thread and one GPU each: symmetric memory is cudaMalloc'ed and
-// reached by peer access, the group's segment lies in mapped host memory, nobody serves the rings.
+// Ranks in one process, one thread each, on the GPUs of this machine: symmetric memory is cudaMalloc'ed and
+// reached by peer access inside a node; between nodes a fake fabric moves it with the copy engines and
+// publishes the counts in mapped host memory, where the segments lie.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "kernels/comm/rings_on_device.h"
 #include "kernels/comm/views.h"
+#include "kernels/schedule/topology.h"
 #include "proto/abi/status.h"
+#include "tests/support/fake_fabric.h"
 
 namespace mkernel::test {
 
@@ -19,17 +23,31 @@ bool peers_or_skip(int wanted);
 /// How many there are; 0 without a driver.
 int peer_count();
 
+/// A rank has a GPU of its own when there are enough: rank r device r. Else the ranks of a node have one
+/// each, local rank l device l, and share it with those of the other nodes: then an operation must use sms()
+/// multiprocessors, launches of different ranks go to streams that do not wait for each other, and nothing
+/// that waits for a whole device (cudaFree) may happen while some rank's launch waits for another's.
 class GpuWorld {
  public:
-  /// Rank r on device r. Errors: CUDA's.
-  static Result<std::unique_ptr<GpuWorld>> make(int ranks);
+  /// `nodes` of equally many ranks, in node order. Errors: CUDA's.
+  static Result<std::unique_ptr<GpuWorld>> make(int ranks, int nodes = 1);
+  /// The same with a fabric of `options` (its nodes, ranks_per_node, lanes, how late it delivers).
+  static Result<std::unique_ptr<GpuWorld>> make(const FabricOptions& options);
   ~GpuWorld();
   GpuWorld(const GpuWorld&) = delete;
   GpuWorld& operator=(const GpuWorld&) = delete;
 
-  int size() const { return static_cast<int>(groups_.size()); }
-  const kernels::GroupView& group(int rank) const { return groups_[rank]; }
-  /// `bytes` of zeroed memory on every rank; stays until the world ends.
+  int size() const { return static_cast<int>(rings_.size()); }
+  kernels::Topology topology() const { return {options_.nodes, options_.ranks_per_node}; }
+  int device_of(int rank) const;
+  bool shares_gpus() const { return size() > peer_count(); }
+  /// For the options of an operation: 0 (all), or the part of a GPU that a rank may use, even.
+  std::int32_t sms() const;
+  FakeFabric& fabric() { return *fabric_; }
+  const kernels::GroupView& group(int rank) const { return fabric_->group(rank); }
+  /// For CudaGemmOperation::use_rings().
+  const std::shared_ptr<kernels::RingsOnDevice>& rings(int rank) const { return rings_[rank]; }
+  /// `bytes` of zeroed memory on every rank; stays until the world ends. Not while launches wait.
   Result<std::vector<kernels::SymmetricView>> symmetric(std::uint64_t bytes);
 
   /// What a daemon does when a group fails.
@@ -39,10 +57,12 @@ class GpuWorld {
   Status each(const std::function<Status(int rank)>& body) const;
 
  private:
-  GpuWorld() = default;
+  class Memory;
+  explicit GpuWorld(const FabricOptions& options) : options_(options) {}
 
-  std::vector<kernels::GroupView> groups_;
-  std::vector<std::pair<int, void*>> device_memory_;
+  const FabricOptions options_;
+  std::unique_ptr<FakeFabric> fabric_;
+  std::vector<std::shared_ptr<kernels::RingsOnDevice>> rings_;
 };
 
 }  // namespace mkernel::test

@@ -189,11 +189,12 @@ class MK_API Group {
   Activity keep_active();
 
   /// **Collective**. Lanes of this group for kernels of the session's GPU (SessionOptions::device), with
-  /// counts that start at 0; see mkernel/device.cuh. While a session has a device endpoint, all its work
-  /// rings are claimed on the GPU: put(), signal() and operations of the cpu executor in any of its groups
-  /// are refused (kFailedPrecondition); a process that wants both opens a second session. Errors, on every
-  /// rank and naming the rank they come from: kInvalidArgument (options), kResourceExhausted (lanes, regions:
-  /// how to get more), those of symmetric_gpu().
+  /// counts that start at 0; see mkernel/device.cuh. While a session has a device endpoint, or an operation
+  /// of the cuda executor over several nodes, all its work rings are claimed on the GPU: put(), signal() and
+  /// operations of the cpu executor in any of its groups are refused (kFailedPrecondition); a process that
+  /// wants both opens a second session. Errors, on every rank and naming the rank they come from:
+  /// kInvalidArgument (options), kResourceExhausted (lanes, regions: how to get more), those of
+  /// symmetric_gpu().
   Result<DeviceEndpoint> device_endpoint(const DeviceEndpointOptions& options = {});
 
   /// **Collective**. Plan an operation on all ranks and make its workspace. The signatures (operation and
@@ -337,7 +338,9 @@ class MK_API Gemm : public Planned {
   /// cuda executor: queues one launch on `stream` (a cudaStream_t of the session's GPU; null: its default
   /// stream) from the calling thread. No host call belongs to it, so it may be captured in a CUDA graph and
   /// replayed with the same operands; launches follow each other in stream order, and every rank makes
-  /// equally many. The operands must stay until the stream is done. Not together with launch(). Errors:
+  /// equally many. The operands must stay until the stream is done. Over several nodes the kernel puts: keep
+  /// an Activity (Group::keep_active()) from before a launch, or before a series of replays, until its stream
+  /// is done, or the daemon may sleep and see its puts late. Not together with launch(). Errors:
   /// kUnimplemented (cpu executor), by name what cannot be queued, why the group failed; as with launch(), an
   /// error fails the group: the other ranks would wait for a launch that never comes.
   Status enqueue(const GemmArguments& arguments, CUstream_st* stream, const ExecutorOptions& options = {});

@@ -104,7 +104,7 @@ class CudaAgGemm final : public CudaGemmOperation {
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const AgGemmCudaOptions& options) {
-  auto sms = hopper_multiprocessors("ag_gemm");
+  auto sms = hopper_multiprocessors("ag_gemm", options.sms);
   if (!sms.ok()) return sms.status();
   auto plan = AgGemmCudaPlan::make(shape, topology, rank, *sms, options);
   if (!plan.ok()) return plan.status();

@@ -116,6 +116,7 @@ Status check_tail(const AgGemmCudaOptions& options) {
 Result<AgGemmCudaPlan> AgGemmCudaPlan::make(const GemmShape& shape, const Topology& topology,
                                             std::uint32_t rank, std::int32_t sms,
                                             const AgGemmCudaOptions& options) {
+  MK_RETURN_IF_ERROR(check_one_node(OpKind::kAgGemm, topology));
   MK_RETURN_IF_ERROR(
       check_on_gpu(OpKind::kAgGemm, shape, topology, kMaxAgGemmSources, "comm_ctas", options.comm_ctas, sms));
   MK_RETURN_IF_ERROR(check_tail(options));

@@ -21,6 +21,7 @@ struct AgGemmCudaOptions {
   std::optional<Sm90Tile> tile;
   std::int32_t comm_ctas = 0;              ///< that push own rows; 0 = by shape
   std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
+  std::int32_t sms = 0;                    ///< no more of the device's, so that ranks can share it; 0 = all
 };
 
 /// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:

@@ -67,6 +67,7 @@ std::int32_t whole_turns(std::int32_t band, std::int32_t world) {
 Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape, const Topology& topology,
                                             std::uint32_t rank, std::int32_t sms,
                                             const TileReduceOptions& options) {
+  MK_RETURN_IF_ERROR(check_one_node(kind, topology));
   MK_RETURN_IF_ERROR(
       check_on_gpu(kind, shape, topology, kMaxReduceOwners, "reduce_ctas", options.reduce_ctas, sms));
   TileReducePlan plan;

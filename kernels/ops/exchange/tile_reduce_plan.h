@@ -22,6 +22,7 @@ inline constexpr int kMaxReduceOwners = 16;
 struct TileReduceOptions {
   std::optional<Sm90Tile> tile;
   std::int32_t reduce_ctas = 0;  ///< that do nothing but sum; 0 = by shape
+  std::int32_t sms = 0;          ///< no more of the device's, so that ranks can share it; 0 = all
 };
 
 /// Pure; the same on every rank but for `steps.rank`. Tiles are those of the GEMM body, cut per

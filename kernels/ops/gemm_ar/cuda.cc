@@ -67,7 +67,7 @@ class CudaGemmAr final : public TileReduceOperation {
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const TileReduceOptions& options) {
-  auto sms = hopper_multiprocessors("gemm_ar");
+  auto sms = hopper_multiprocessors("gemm_ar", options.sms);
   if (!sms.ok()) return sms.status();
   auto plan = GemmArCudaPlan::make(shape, topology, rank, *sms, options);
   if (!plan.ok()) return plan.status();

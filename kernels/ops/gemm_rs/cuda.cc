@@ -37,7 +37,7 @@ class CudaGemmRs final : public TileReduceOperation {
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const TileReduceOptions& options) {
-  auto sms = hopper_multiprocessors("gemm_rs");
+  auto sms = hopper_multiprocessors("gemm_rs", options.sms);
   if (!sms.ok()) return sms.status();
   auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, *sms, options);
   if (!plan.ok()) return plan.status();

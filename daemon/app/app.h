@@ -31,6 +31,7 @@
 #include "daemon/rpc/peer_links.h"
 #include "daemon/session/control_bridge.h"
 #include "daemon/session/session_server.h"
+#include "daemon/topology/rdma_sysfs.h"
 
 namespace mkernel::app {
 
@@ -68,6 +69,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   rpc::DaemonSnapshot daemon() const override;
   std::vector<rpc::PeerSnapshot> peers() const override;
   std::string config_text() const override { return config::dump(config_); }
+  std::vector<topology::RdmaDevice> devices() const override { return topology::rdma_devices(); }
   void set_link(const std::string& peer, const rpc::LinkChange& change,
                 std::function<void(Result<transport::LinkShape>)> done) override;
   Result<rpc::ReloadSnapshot> reload() override;

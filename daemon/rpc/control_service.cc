@@ -102,9 +102,44 @@ void fill(const session::ChannelSnapshot& from, v1::Channel& to) {
   to.set_arrived_bytes_total(from.arrived_bytes_total);
 }
 
+void fill(const topology::Gid& from, v1::Gid& to) {
+  to.set_index(from.index);
+  to.set_address(from.text());
+  to.set_type(topology::name_of(from.type));
+  to.set_interface(from.interface);
+}
+
 template <typename Snapshots, typename Rows>
 void fill_all(const Snapshots& from, Rows* to) {
   for (const auto& snapshot : from) fill(snapshot, *to->Add());
+}
+
+void fill(const topology::RdmaDevice& device, const topology::RdmaPort& port, v1::Device& to) {
+  to.set_device(device.name);
+  to.set_port(port.number);
+  to.set_state(port.state);
+  to.set_physical_state(port.physical_state);
+  to.set_link_layer(topology::name_of(port.link_layer));
+  to.set_gbps(port.gbps);
+  if (const topology::Gid* gid = topology::choose_gid(port, topology::AddressFamily::kIpv4)) {
+    to.set_gid(gid->text());
+    to.set_gid_index(gid->index);
+    to.set_gid_type(topology::name_of(gid->type));
+    to.set_interface(gid->interface);
+  }
+  to.set_driver(device.driver);
+  to.set_firmware(device.firmware);
+  to.set_numa_node(device.numa_node);
+  to.set_pci_address(device.pci_address);
+  to.set_not_usable(topology::not_usable(device, port));
+  fill_all(port.gids, to.mutable_gids());
+}
+
+/// A row per port.
+void fill_ports(const std::vector<topology::RdmaDevice>& devices, v1::DevicesReply& reply) {
+  for (const topology::RdmaDevice& device : devices) {
+    for (const topology::RdmaPort& port : device.ports) fill(device, port, *reply.add_devices());
+  }
 }
 
 void fill(const DaemonSnapshot& from, v1::Daemon& to) {
@@ -212,6 +247,12 @@ class ControlService::Impl final : public v1::Control::Service {
                             v1::ChannelsReply* reply) override {
     return answer(context, reply, [all = request->all()](ControlBackend& backend, v1::ChannelsReply& r) {
       fill_all(backend.inspector().channels(all), r.mutable_channels());
+    });
+  }
+  grpc::Status ListDevices(grpc::ServerContext* context, const v1::DevicesRequest*,
+                           v1::DevicesReply* reply) override {
+    return answer(context, reply, [devices = backend_.devices()](ControlBackend&, v1::DevicesReply& r) {
+      fill_ports(devices, r);
     });
   }
   grpc::Status GetConfig(grpc::ServerContext* context, const v1::ConfigRequest*,

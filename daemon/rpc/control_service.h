@@ -12,6 +12,7 @@
 
 #include "daemon/rpc/peer_snapshot.h"
 #include "daemon/session/inspect.h"
+#include "daemon/topology/rdma_device.h"
 #include "daemon/transport/transport.h"
 #include "proto/abi/status.h"
 
@@ -40,7 +41,7 @@ struct ReloadSnapshot {
   std::vector<std::string> needs_restart;
 };
 
-/// What the service shows and does. Implemented by the app; control thread only.
+/// What the service shows and does. Implemented by the app; control thread only, unless it says otherwise.
 class ControlBackend {
  public:
   virtual ~ControlBackend() = default;
@@ -48,6 +49,8 @@ class ControlBackend {
   virtual DaemonSnapshot daemon() const = 0;
   virtual std::vector<PeerSnapshot> peers() const = 0;
   virtual std::string config_text() const = 0;
+  /// RDMA devices of the node as they are now. Any thread: it reads hundreds of files.
+  virtual std::vector<topology::RdmaDevice> devices() const = 0;
   /// Shapes the link to the peer of that node name on every rail; `done` with the whole shape, later, on any
   /// thread.
   virtual void set_link(const std::string& peer, const LinkChange& change,

@@ -121,6 +121,7 @@ std::map<std::string, Command> commands() {
       {"groups", {"groups of this node's sessions", plain(&Stub::ListGroups), "groups"}},
       {"regions", {"registered memory", plain(&Stub::ListRegions), "regions"}},
       {"channels", {"channels that carried puts", channels, "channels"}},
+      {"devices", {"RDMA devices, and why one cannot be used", plain(&Stub::ListDevices), "devices"}},
       {"config", {"the effective configuration, each value with its origin", plain(&Stub::GetConfig), ""}},
       {"reload", {"read the configuration file again, as SIGHUP", plain(&Stub::Reload), ""}},
       {"link", {"shape the emulated link to a peer (transport emulated)", link, "link"}},

@@ -70,6 +70,7 @@ std::string cell(const std::string& column, const Json& value) {
   if (value.is_string()) return value.get<std::string>().empty() ? "-" : value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_number_float()) return fixed(value.get<double>(), 1);
+  if (value.is_array() && (value.empty() || value.front().is_object())) return std::to_string(value.size());
   if (!value.is_number()) return value.dump();
   const auto number = value.get<double>();
   if (column.find("bytes") != std::string::npos) return scaled(number, true);

@@ -93,7 +93,7 @@ class Loader {
   Outbound* loading_ = nullptr;
   Put put_;
   std::shared_ptr<memory::EngineMemory> source_;  ///< null when none is: it keeps the memory allocated
-  std::uint64_t loaded_ = 0;  ///< bytes of it
+  std::uint64_t loaded_ = 0;                      ///< bytes of it
 };
 
 }  // namespace mkernel::transport::tcp

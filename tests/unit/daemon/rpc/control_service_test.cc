@@ -40,6 +40,16 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     return {peer};
   }
   std::string config_text() const override { return "[node]\nname = \"nodeA\"  # default\n"; }
+  std::vector<topology::RdmaDevice> devices() const override {
+    topology::RdmaPort up{
+        .state = "ACTIVE", .physical_state = "LinkUp", .link_layer = topology::LinkLayer::kEthernet};
+    up.gids = {{.index = 3,
+                .bytes = *topology::Gid::parse("0000:0000:0000:0000:0000:ffff:0a00:0107"),
+                .type = topology::GidType::kRoceV2,
+                .interface = "ens1"}};
+    topology::RdmaPort down{.number = 2, .state = "DOWN", .physical_state = "Disabled"};
+    return {{.name = "mlx5_0", .file = {"/dev/infiniband/uverbs0", 0}, .ports = {up, down}}};
+  }
   void set_link(const std::string& peer, const LinkChange& change,
                 std::function<void(Result<transport::LinkShape>)> done) override {
     if (peer != "nodeB") return done(Status(StatusCode::kNotFound, "no peer \"" + peer + "\""));
@@ -130,7 +140,8 @@ bool contains(const Run& run, const std::string& part) {
 
 TEST_CASE("every table says first which daemon answers") {
   Served served;
-  for (const std::string table : {"status", "sessions", "peers", "groups", "regions", "channels", "config"}) {
+  for (const std::string table :
+       {"status", "sessions", "peers", "groups", "regions", "channels", "devices", "config"}) {
     CAPTURE(table);
     const Run run = mkctl(served.socket, table);
     CHECK(run.exit == 0);
@@ -162,6 +173,23 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
   CHECK(json("groups")["groups"].empty());
   CHECK(json("channels")["channels"].size() == 1);
   CHECK(json("channels --all")["channels"].size() == 3);
+}
+
+TEST_CASE("devices: a row per port, its GID or why it cannot be used") {
+  Served served;
+  const Run run = mkctl(served.socket, "devices -o json");
+  REQUIRE(run.exit == 0);
+  const auto ports = nlohmann::json::parse(run.output)["devices"];
+  REQUIRE(ports.size() == 2);
+  CHECK(ports[0]["device"] == "mlx5_0");
+  CHECK(ports[0]["gid"] == "::ffff:10.0.1.7");
+  CHECK(ports[0]["gid_index"] == 3);
+  CHECK(ports[0]["gids"][0]["type"] == "RoCE v2");
+  CHECK(ports[0]["not_usable"] == "");
+  CHECK(ports[1]["port"] == 2);
+  CHECK(ports[1]["gids"].empty());
+  CHECK(ports[1]["not_usable"].get<std::string>().find("DOWN (Disabled)") != std::string::npos);
+  CHECK(contains(mkctl(served.socket, "devices"), "mlx5_0"));
 }
 
 TEST_CASE("exit status: unhealthy 1, usage 2, not reachable 3") {

@@ -14,6 +14,7 @@
 #include "kernels/ptx/global.cuh"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/tma.cuh"
+#include "kernels/sync/device_trace.cuh"
 #include "kernels/sync/pipeline.cuh"
 
 namespace mkernel::kernels {
@@ -145,7 +146,8 @@ __device__ __forceinline__ void load_fan_out(const FanOutStream& stream, int sha
 
 /// One thread of another warp: from the stages to all targets. Returns when all of it is there;
 /// signal_fan_out() says so.
-__device__ __forceinline__ void store_fan_out(const FanOutStream& stream, int share, FanOutShared& shared) {
+__device__ __forceinline__ void store_fan_out(const FanOutStream& stream, int share, const DeviceTrace& trace,
+                                              FanOutShared& shared) {
   const std::uint32_t stage0 = ptx::shared_address(shared.stage);
   Pipeline<kFanOutStages> stages(shared.barriers);
   Pipeline<kFanOutStages> stored = stages;  // trails by the stores under way
@@ -155,10 +157,15 @@ __device__ __forceinline__ void store_fan_out(const FanOutStream& stream, int sh
   const auto count_one = [&] {
     stored.arrive_empty();
     stored.advance();
-    if (arrived.ends_share()) ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), 1);
+    if (arrived.ends_share()) {
+      ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), 1);
+      end_work(trace, DeviceWork::kPush, arrived.chunk());
+      begin_work(trace);
+    }
     arrived.advance();
   };
   int under_way = 0;
+  begin_work(trace);
   for (FanOutCursor piece(stream, share); !piece.done(); piece.advance(), stages.advance()) {
     stages.wait_full();
     const std::uint32_t bytes = piece.bytes();
@@ -182,7 +189,8 @@ __device__ __forceinline__ void store_fan_out(const FanOutStream& stream, int sh
 /// warp of its own, because the fence in front of a count takes as long as a piece on the link: the pushing
 /// thread would stand still. Its wait is for a thread of this CTA that waits for nobody, so it has no
 /// deadline.
-__device__ __forceinline__ void signal_fan_out(const FanOutStream& stream, const FanOutShared& shared) {
+__device__ __forceinline__ void signal_fan_out(const FanOutStream& stream, const DeviceTrace& trace,
+                                               const FanOutShared& shared) {
   const auto chunks = static_cast<std::uint32_t>(stream.chunks);
   const int target = static_cast<int>(threadIdx.x % 32);
   for (std::uint32_t told = 0; told < chunks;) {
@@ -192,12 +200,14 @@ __device__ __forceinline__ void signal_fan_out(const FanOutStream& stream, const
     if (target == 0) sent = ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), 0);
     sent = __shfl_sync(~0U, sent, 0);
     if (sent == told) continue;
+    if (target == 0) begin_work(trace);
     // The first lane heard it from the thread that saw the stores complete; barrier and fence carry it on.
     __syncwarp();
     ptx::fence_acq_rel_sys();
     for (; told < sent; ++told) {
       if (target < stream.targets) ptx::red_add_relaxed_sys(stream.target[target].ready + told, 1);
     }
+    if (target == 0) end_work(trace, DeviceWork::kSignal, told - 1);
   }
 }
 

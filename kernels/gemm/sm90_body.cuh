@@ -18,6 +18,7 @@
 //     Sm90Segment segment(int i, int s) const;  // optional, instead of before_load(): rows of a that come
 //                                       // in parts along k; returns when part s may be read, and says
 //                                       // where it lies
+//     const DeviceTrace& trace() const; // optional: where the roles tell what they do when
 //     Tail tail() const;                // optional, when Config::kHasTail: a schedule of narrow tiles
 //                                       // (Sm90Tail<Config>) that come after tiles()
 //   };
@@ -35,6 +36,7 @@
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/registers.cuh"
 #include "kernels/ptx/tma.cuh"
+#include "kernels/sync/device_trace.cuh"
 
 namespace mkernel::kernels {
 
@@ -81,6 +83,16 @@ __device__ __forceinline__ Sm90Segment sm90_segment(const Schedule& schedule, co
   }
 }
 
+/// Where the roles of this schedule tell what they do when.
+template <class Schedule>
+__device__ __forceinline__ decltype(auto) sm90_trace(const Schedule& schedule) {
+  if constexpr (requires { schedule.trace(); }) {
+    return schedule.trace();
+  } else {
+    return NoTrace{};
+  }
+}
+
 /// One thread: a and b into the stages; of the operand that the cluster shares this CTA's part, for both.
 /// Here and below Config is the kernel's (stages, cluster), Tile what is computed: Config or
 /// Sm90Tail<Config>.
@@ -107,6 +119,7 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<C
       const Sm90Segment segment = sm90_segment(schedule, tile, i, s);
       // What the hook has acquired was written by ordinary stores or by others' copies; TMA reads it next.
       if constexpr (Schedule::kWaits) ptx::fence_proxy_async_global();
+      begin_work(sm90_trace(schedule));
       for (int block = first; block < segment.end; ++block, stages.advance()) {
         const int k = block * Config::kTileK;
         // Empty means in both CTAs of the cluster: the shared operand goes into both. The bytes of the
@@ -131,6 +144,7 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<C
           }
         }
       }
+      end_work(sm90_trace(schedule), DeviceWork::kLoad, i);
       first = segment.end;
     }
   }
@@ -165,12 +179,14 @@ __device__ __forceinline__ void sm90_multiply_block(float (&sums)[Tile::kBlocks]
   ptx::wgmma_commit_group();
 }
 
-/// One warpgroup (`group` 0 or 1): its rows of every tile. Knows counts only, no coordinates.
-template <class Config, class Tile>
-__device__ __forceinline__ void sm90_multiply(int tiles, int k_blocks, int group, Sm90Shared<Config>& shared,
+/// One warpgroup (`group` 0 or 1): its rows of every tile. Needs counts only, no coordinates.
+template <class Config, class Tile, class Schedule>
+__device__ __forceinline__ void sm90_multiply(const Schedule& schedule, int group, Sm90Shared<Config>& shared,
                                               Pipeline<Config::kStages>& stages,
                                               Pipeline<Config::kSlots>& pieces) {
   constexpr int kGroupABytes = Config::kABytes / Config::kMultiplyWarpgroups;
+  const int tiles = schedule.tiles();
+  const int k_blocks = schedule.k_blocks();
   const std::uint32_t lane = threadIdx.x % 32;
   const std::uint64_t a = ptx::wgmma_descriptor_swizzle128(
       ptx::shared_address(shared.a) + group * kGroupABytes, 16, 8 * 128);  // [64, 64] K-major
@@ -188,6 +204,12 @@ __device__ __forceinline__ void sm90_multiply(int tiles, int k_blocks, int group
       if (lane < Config::kCluster) used.arrive_empty_at(lane);
     }
     used.advance();
+  };
+  // The product begins when its first operands are here, and not when it begins to wait for them.
+  const auto begin = [&] {
+    if (!is_traced(sm90_trace(schedule))) return;
+    stages.wait_full();
+    if (threadIdx.x % 128 == 0) begin_work(sm90_trace(schedule));
   };
   const auto multiply = [&](int first, int last) {
     for (int block = first; block < last; ++block) {
@@ -211,13 +233,16 @@ __device__ __forceinline__ void sm90_multiply(int tiles, int k_blocks, int group
         held = false;
       }
       const int first = min(2, k_blocks);
+      begin();
       multiply(0, first);
       if (held) output.write_held();
       multiply(first, k_blocks);
     } else {
+      begin();
       multiply(0, k_blocks);
     }
     ptx::wgmma_wait_group<0>();
+    if (threadIdx.x % 128 == 0) end_work(sm90_trace(schedule), DeviceWork::kProduct, i);
     give_back();
     output.write(sums);
   }
@@ -242,6 +267,10 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int before,
     const Sm90TilePlace tile = schedule.tile(i);
     const int row = tile.c_row + group * Tile::kBlocks * 64;
     bool reading = false;
+    if (is_traced(sm90_trace(schedule))) {
+      pieces.wait_full();  // it begins with the first piece, and not with the wait for it
+      begin_work(sm90_trace(schedule));
+    }
     for (int piece = 0; piece < Tile::kPieces; ++piece, pieces.advance()) {
       // No slot is kept while there is nothing to store: a warp may need it before the next piece is whole.
       if (reading && !pieces.test_full()) {
@@ -264,6 +293,7 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int before,
     // Without .read: complete in memory and visible to this thread. The count hands that on between the two
     // store threads (acq_rel), so whoever comes second speaks for the whole tile.
     ptx::bulk_wait_group<0>();
+    end_work(sm90_trace(schedule), DeviceWork::kStore, i);
     const std::uint32_t stored = ptx::shared_address(&shared.stored[(before + i) % 16]);
     if (ptx::atom_add_acq_rel_cta_shared(stored, 1) % Config::kMultiplyWarpgroups ==
         Config::kMultiplyWarpgroups - 1)
@@ -285,10 +315,9 @@ __device__ __forceinline__ void sm90_multiply_all(const Schedule& schedule, int 
                                                   Sm90Shared<Config>& shared) {
   Pipeline<Config::kStages> stages(shared.stages);
   Pipeline<Config::kSlots> pieces(shared.pieces[group]);
-  sm90_multiply<Config, Config>(schedule.tiles(), schedule.k_blocks(), group, shared, stages, pieces);
+  sm90_multiply<Config, Config>(schedule, group, shared, stages, pieces);
   if constexpr (requires { schedule.tail(); }) {
-    sm90_multiply<Config, Sm90Tail<Config>>(schedule.tail().tiles(), schedule.k_blocks(), group, shared,
-                                            stages, pieces);
+    sm90_multiply<Config, Sm90Tail<Config>>(schedule.tail(), group, shared, stages, pieces);
   }
 }
 

@@ -105,10 +105,26 @@ Status CudaGemmOperation::enqueue(const GemmArguments& arguments, const Executor
   MK_RETURN_IF_ERROR(check_operands(kind_, shape_, arguments, rank_, topology_.world()));
   const OnDevice here(device_);
   MK_RETURN_IF_ERROR(here.status());
-  if (options.trace != nullptr)
-    return {StatusCode::kUnimplemented, signature() + ": the cuda executor does not trace yet"};
+  MK_RETURN_IF_ERROR(prepare_trace(options.trace, stream));
   const auto deadline = std::chrono::nanoseconds(options.deadline).count();
   return launch(arguments, static_cast<std::uint64_t>(deadline), stream);
+}
+
+Status CudaGemmOperation::prepare_trace(Trace* trace, CUstream_st* stream) {
+  traced_ = nullptr;
+  if (trace == nullptr) return {};
+  cudaStreamCaptureStatus capture{};
+  MK_RETURN_IF_ERROR(cuda_status(cudaStreamIsCapturing(stream, &capture), "timeline: stream"));
+  if (capture != cudaStreamCaptureStatusNone)
+    return {StatusCode::kInvalidArgument, signature() + ": a launch that a graph captures is not traced"};
+  if (!timeline_) {
+    auto made = LaunchTrace::make();
+    if (!made.ok()) return made.status();
+    timeline_ = std::move(*made);
+  }
+  MK_RETURN_IF_ERROR(timeline_->clear(stream));
+  traced_ = trace;
+  return {};
 }
 
 Status CudaGemmOperation::run(const GemmArguments& arguments, const ExecutorOptions& options) {
@@ -121,6 +137,7 @@ Status CudaGemmOperation::run(const GemmArguments& arguments, const ExecutorOpti
 Status CudaGemmOperation::status() {
   if (group_ == nullptr || !failed_.ok()) return failed_;
   const OnDevice here(device_);
+  if (Trace* trace = std::exchange(traced_, nullptr)) MK_RETURN_IF_ERROR(timeline_->tell(*trace));
   LaunchControl state{};
   failed_ =
       cuda_status(cudaMemcpy(&state, control(), sizeof(state), cudaMemcpyDeviceToHost), "state of a launch");

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "kernels/comm/endpoint_on_device.h"
 #include "kernels/comm/rings_on_device.h"
 #include "kernels/comm/views.h"
 #include "kernels/memory/device_buffer.h"
+#include "kernels/memory/launch_trace.h"
 #include "kernels/schedule/topology.h"
 #include "kernels/sync/host_watch.h"
 #include "kernels/sync/launch_control.h"
@@ -59,12 +61,16 @@ class CudaGemmOperation : public GemmOperation {
   /// node without rings, lanes and counts: the relay has nothing but abort words to look at. Local ranks,
   /// barrier and peers are not filled in.
   device::Endpoint endpoint(std::uint64_t deadline_ns) const;
+  /// Of the launch that is being queued.
+  DeviceTrace trace() const { return traced_ == nullptr ? DeviceTrace{} : timeline_->on_device(); }
 
  private:
   Status check_room(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) const;
   Status open_endpoint(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane);
   /// The rank that hands on what the awaited one sends, -1 when it comes directly.
   std::int64_t via(const DeviceWaitSite& site) const;
+  /// Null: not traced.
+  Status prepare_trace(Trace* trace, CUstream_st* stream);
 
   const OpKind kind_;
   const GemmShape shape_;
@@ -77,6 +83,8 @@ class CudaGemmOperation : public GemmOperation {
   std::unique_ptr<EndpointOnDevice> channels_;  ///< over several nodes
   DeviceBuffer control_;                        ///< on one
   device::Endpoint endpoint_;
+  std::optional<LaunchTrace> timeline_;  ///< once a launch was traced
+  Trace* traced_ = nullptr;              ///< who is told of the last launch
   Status failed_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "kernels/ptx/address.cuh"
 #include "kernels/ptx/global.cuh"
+#include "kernels/sync/device_trace.cuh"
 #include "kernels/sync/launch_control.h"
 
 namespace mkernel::kernels {
@@ -14,12 +15,13 @@ namespace mkernel::kernels {
 struct DeviceWaitScope {
   LaunchControl* control;
   std::uint64_t deadline_ns;  ///< of every single wait
+  DeviceTrace trace = {};     ///< told of every wait that had to wait
 };
 
 /// For a wait that other waits come before, on this rank or another: when a rank is missing, the waits that
 /// need it directly (stage 0) end first and name it, as Launch::at_stage() has it for the cpu executor.
 __device__ __forceinline__ DeviceWaitScope at_stage(const DeviceWaitScope& scope, std::uint32_t stage) {
-  return {scope.control, scope.deadline_ns * (4 + stage) / 4};
+  return {scope.control, scope.deadline_ns * (4 + stage) / 4, scope.trace};
 }
 
 /// Any number of threads; the first one's site stays.
@@ -44,7 +46,11 @@ __device__ __forceinline__ bool wait_until(Seen&& seen, std::uint64_t expected, 
   std::uint64_t begin = 0;
   for (int round = 1;; ++round) {
     const std::uint64_t value = seen();
-    if (value >= expected) return true;
+    if (value >= expected) {
+      if (begin != 0 && is_traced(scope.trace)) trace_wait(scope.trace, begin, site);
+      return true;
+    }
+    if (begin == 0 && is_traced(scope.trace)) begin = ptx::globaltimer();
     if (round % kCheckEvery != 0) continue;
     const bool aborted = ptx::ld_acquire_gpu(&scope.control->abort) != 0;
     const std::uint64_t now = ptx::globaltimer();

@@ -1,5 +1,6 @@
 """The operations of the cuda executor: ranks that are processes, a real daemon, a GPU for each rank. mkbench verifies every
 element of every launch. Skipped, with the reason, where there are fewer than two GPUs."""
+import json
 import pathlib
 import subprocess
 import sys
@@ -35,6 +36,24 @@ class OperationsGpuTest(ClusterTest):
                                 ("gemm_ar", 4096, 4096, 1024), ("gemm_ar", 1000, 392, 264), ("gemm_ar", 1, 8, 8)):
                 with self.subTest(world=world, op=op, m=m):
                     self.verified(world, op, "--m", str(m), "--n", str(n), "--k", str(k), "--iterations", "5")
+
+    def test_timeline(self):
+        """--trace: what every CTA of every rank did, on one time axis."""
+        for op, work in (("ag_gemm", {"push", "signal"}), ("gemm_rs", {"sum"}), ("gemm_ar", {"sum", "copy"})):
+            with self.subTest(op=op):
+                path = self.folder / f"{op}.json"
+                self.verified(2, op, "--m", "2048", "--n", "512", "--k", "1024", "--iterations", "2", "--trace", str(path), group=op)
+                events = json.loads(path.read_text())["traceEvents"]
+                spans = [e for e in events if e["ph"] == "X"]
+                begins = []
+                for rank in (0, 1):
+                    mine = [e for e in spans if e["pid"] == rank]
+                    self.assertLessEqual({"compute", "intra_comm", "load", "product", "store"} | work, {e["name"] for e in mine})
+                    begins.append(min(e["ts"] for e in mine))
+                    self.assertLess(max(e["ts"] + e["dur"] for e in mine) - begins[-1], 1e6)
+                self.assertLess(abs(begins[0] - begins[1]), 1e6)  # microseconds: one launch, not two clocks
+                names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+                self.assertEqual({names[e["pid"], e["tid"]].split()[0] for e in spans if e["name"] == "product"}, {"compute"})
 
     def start_endless(self, op):
         ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)

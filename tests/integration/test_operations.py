@@ -69,7 +69,7 @@ class Operations(ClusterTest):
         path = self.folder / "timeline.json"
         self.bench_all("gemm_ar", "--m", "300", "--n", "128", "--k", "64", "--iterations", "1", "--trace", path)
         events = json.loads(path.read_text())["traceEvents"]
-        self.assertEqual({e["args"]["name"] for e in events if e["ph"] == "M"},
+        self.assertEqual({e["args"]["name"] for e in events if e["name"] == "process_name"},
                          {f"rank {r} on node{r // 2}" for r in range(4)})
         spans = [e for e in events if e["ph"] == "X"]
         roles = {(e["pid"], e["tid"]): e for e in spans if e["cat"] == "role"}

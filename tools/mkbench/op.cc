@@ -198,6 +198,7 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
   if (!shapes.ok()) return shapes.status();
   OpCudaOptions options{.device = *o.device, .iterations = o.iterations, .executor = o.executor_options()};
   options.gemm = o.compares_with("gemm");
+  options.trace = o.trace;
   std::optional<Nccl> nccl;
   if (o.compares_with("nccl")) {
     auto joined = Nccl::join(group, *o.device);
@@ -321,19 +322,18 @@ void add_op(CLI::App& app, int& status) {
       ->capture_default_str();
   op->add_option("--join-timeout", o->join_timeout, "seconds to wait for the other ranks")
       ->capture_default_str();
-  op->add_option(
-      "--trace", o->trace,
-      "cpu executor: rank 0 writes the timeline of one more launch on all ranks for Perfetto: every "
-      "role, and what it waited for");
+  op->add_option("--trace", o->trace,
+                 "rank 0 writes the timeline of one more launch on all ranks for Perfetto: every role and "
+                 "what it waited "
+                 "for; on the cuda executor what every warp of every CTA worked at, too");
   op->add_option("--json", o->json, "rank 0 records its rows in this file");
   op->callback([op, o, &status] {
     if (o->op.empty() == o->preset.empty())
       throw CLI::ValidationError("op", "give an operation or --preset, not both");
     if (!o->baselines.empty() && o->executor != Executor::kCuda)
       throw CLI::ValidationError("--baseline", "only with --executor cuda");
-    if (!o->trace.empty() && (o->executor == Executor::kCuda || !o->preset.empty()))
-      throw CLI::ValidationError("--trace",
-                                 "one operation on the cpu executor; the cuda executor does not trace yet");
+    if (!o->trace.empty() && (!o->preset.empty() || o->shapes.size() > 1))
+      throw CLI::ValidationError("--trace", "one operation of one shape");
     if (o->compares_with("torch") && o->torch_driver.empty())
       throw CLI::ValidationError("--baseline torch", "where is torch_fused.py? Give --torch-driver");
     const Status outcome = run(*o);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <iostream>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,6 +17,7 @@
 #include "tools/mkbench/gpu_stream.h"
 #include "tools/mkbench/nccl.h"
 #include "tools/mkbench/report.h"
+#include "tools/mkbench/timeline.h"
 #include "tools/mkbench/workload.h"
 
 namespace mkernel::bench {
@@ -42,6 +44,8 @@ class Measurement {
 
   Status prepare(OpKind kind, const GemmShape& shape);
   Status round(Row& row);
+  /// One more launch, with a timeline of all ranks in `path`; not timed, verified.
+  Status trace(const std::string& path, Row& row);
   int per_round() const { return case_->sets() - 1; }
   void finish(Row& row) const;
 
@@ -223,6 +227,24 @@ Status Measurement::round(Row& row) {
   return verify(row);
 }
 
+/// The launches before it bring the ranks together.
+Status Measurement::trace(const std::string& path, Row& row) {
+  for (int set = 0; set < case_->sets(); ++set) MK_RETURN_IF_ERROR(case_->fill(set, iteration_++));
+  MK_RETURN_IF_ERROR(stream_.synchronize());
+  MK_RETURN_IF_ERROR(group_.barrier());
+  for (int set = 1; set < case_->sets(); ++set) MK_RETURN_IF_ERROR(ours_.graphs[set].launch(stream_));
+  Trace timeline;
+  ExecutorOptions traced = options_.executor;
+  traced.trace = &timeline;
+  MK_RETURN_IF_ERROR(op_->enqueue(case_->arguments(0), stream_.get(), traced));
+  MK_RETURN_IF_ERROR(stream_.synchronize());
+  MK_RETURN_IF_ERROR(op_->status());
+  if (timeline.lost() > 0)
+    std::cerr << "mkbench: " << timeline.lost() << " events did not fit the timeline\n";
+  MK_RETURN_IF_ERROR(verify(row));
+  return write_timeline(group_, timeline.take(), path);
+}
+
 void Measurement::finish(Row& row) const {
   row.milliseconds = ours_.milliseconds;
   row.wire_bytes = op_->wire_bytes();
@@ -248,6 +270,7 @@ Result<Row> measure_op_cuda(Group& group, OpKind kind, const GemmShape& shape, c
   for (int done = 0; done < options.iterations; done += measurement.per_round())
     MK_RETURN_IF_ERROR(measurement.round(row));
   measurement.finish(row);
+  if (!options.trace.empty()) MK_RETURN_IF_ERROR(measurement.trace(options.trace, row));
   return row;
 }
 

@@ -4,6 +4,8 @@
 
 #include <mkernel/client.h>
 
+#include <string>
+
 #include "tools/mkbench/row.h"
 
 namespace mkernel::bench {
@@ -16,6 +18,7 @@ struct OpCudaOptions {
   bool gemm = false;           ///< measure the product alone too
   const Nccl* nccl = nullptr;  ///< measure cuBLAS and NCCL too
   ExecutorOptions executor;
+  std::string trace;  ///< file for the timeline of one more launch; empty: none
 };
 
 /// **Collective.** Rounds of launches of ours, of the product alone and of cuBLAS with NCCL, in turns, so

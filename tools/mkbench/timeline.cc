@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
+#include <map>
 #include <span>
 
 namespace mkernel::bench {
@@ -33,34 +33,56 @@ Result<std::vector<std::string>> gather_texts(Group& group, const std::string& m
   return texts;
 }
 
+/// A thread of the file for a track, and one for each of its warps; none is 0, which means idle there.
+std::uint32_t thread_of(const TraceEvent& event) {
+  constexpr std::uint32_t kWarps = 64;
+  return 1 + event.track * kWarps + static_cast<std::uint32_t>(event.warp + 1);
+}
+
 /// In the trace event format: times in microseconds.
 nlohmann::json to_json(const TraceEvent& event, std::uint32_t rank) {
+  static constexpr const char* kCategory[] = {"role", "wait", "work"};
   const bool wait = event.kind == TraceEvent::Kind::kWait;
   nlohmann::json json{{"name", wait ? "wait: " + event.name : event.name},
-                      {"cat", wait ? "wait" : "role"},
+                      {"cat", kCategory[static_cast<std::uint32_t>(event.kind)]},
                       {"ph", "X"},
                       {"ts", static_cast<double>(event.begin_ns) / 1e3},
                       {"dur", static_cast<double>(event.end_ns - event.begin_ns) / 1e3},
                       {"pid", rank},
-                      {"tid", event.track}};
-  if (event.peer >= 0) json["args"] = {{"rank", event.peer}};
+                      {"tid", thread_of(event)}};
+  if (event.peer >= 0) json["args"]["rank"] = event.peer;
+  if (event.index >= 0) json["args"]["index"] = event.index;
   return json;
 }
 
-nlohmann::json name_of(const Group& group) {
-  const RankInfo info = group.rank_info(group.rank());
-  return {{"name", "process_name"},
-          {"ph", "M"},
-          {"pid", group.rank()},
-          {"args", {{"name", "rank " + std::to_string(group.rank()) + " on " + info.node_name}}}};
+nlohmann::json name(const char* what, std::uint32_t rank, std::uint32_t thread, const std::string& text) {
+  return {{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", thread}, {"args", {{"name", text}}}};
 }
 
 }  // namespace
 
+nlohmann::json timeline_of(std::uint32_t rank, const std::string& node,
+                           const std::vector<TraceEvent>& events) {
+  nlohmann::json json =
+      nlohmann::json::array({name("process_name", rank, 0, "rank " + std::to_string(rank) + " on " + node)});
+  std::map<std::uint32_t, std::string> roles;  // by track
+  for (const TraceEvent& event : events) {
+    if (event.kind == TraceEvent::Kind::kRole) roles[event.track] = event.name;
+  }
+  std::map<std::uint32_t, std::string> threads;
+  for (const TraceEvent& event : events) {
+    std::string text = roles[event.track] + " " + std::to_string(event.track);
+    if (event.warp >= 0) text += " warp " + std::to_string(event.warp);
+    threads[thread_of(event)] = text;
+    json.push_back(to_json(event, rank));
+  }
+  for (const auto& [thread, text] : threads) json.push_back(name("thread_name", rank, thread, text));
+  return json;
+}
+
 Status write_timeline(Group& group, const std::vector<TraceEvent>& mine, const std::string& path) {
-  nlohmann::json events = nlohmann::json::array({name_of(group)});
-  for (const TraceEvent& event : mine) events.push_back(to_json(event, group.rank()));
-  auto texts = gather_texts(group, events.dump());
+  const RankInfo info = group.rank_info(group.rank());
+  auto texts = gather_texts(group, timeline_of(group.rank(), info.node_name, mine).dump());
   if (!texts.ok()) return texts.status();
   if (group.rank() != 0) return {};
   nlohmann::json all = nlohmann::json::array();

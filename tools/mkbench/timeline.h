@@ -4,12 +4,19 @@
 #include <mkernel/client.h>
 #include <mkernel/trace.h>
 
+#include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 namespace mkernel::bench {
 
-/// **Collective**: rank 0 writes the events of all ranks to `path`, a process per rank, a track per thread.
+/// The events of one rank as an array in the trace event format: a process per rank, a thread per track,
+/// named after its role, and one per warp of it.
+nlohmann::json timeline_of(std::uint32_t rank, const std::string& node,
+                           const std::vector<TraceEvent>& events);
+
+/// **Collective**: rank 0 writes the events of all ranks to `path`.
 /// Times of ranks on different machines do not compare. Errors: kInternal when the file cannot be written,
 /// why the group failed.
 Status write_timeline(Group& group, const std::vector<TraceEvent>& mine, const std::string& path);

@@ -104,7 +104,9 @@ struct AttentionArguments {
 struct ExecutorOptions {
   std::chrono::milliseconds deadline{30000};  ///< of every single wait
   int compute_threads = 0;  ///< cpu executor: 0 = hardware threads / ranks on this node, at least 1
-  Trace* trace = nullptr;   ///< cpu executor: where the launch tells what its roles did when; outlives it
+  /// Where the launch tells what its roles did when; outlives it. The cuda executor tells it in status(), of
+  /// the last launch, which no graph may have captured.
+  Trace* trace = nullptr;
 };
 
 /// What a plan needs from its surroundings before it can run.

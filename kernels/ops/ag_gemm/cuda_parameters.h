@@ -11,6 +11,7 @@
 #include "kernels/ops/exchange/push_gather_plan.h"
 #include "kernels/schedule/arrival_steps.h"
 #include "kernels/schedule/deal.h"
+#include "kernels/sync/device_trace.h"
 #include "kernels/sync/host_watch.h"
 #include "kernels/sync/launch_control.h"
 #include "mkernel/ops.h"
@@ -35,6 +36,7 @@ struct AgGemmParameters {
   Deal deal;
   std::int32_t k_blocks;
   std::int32_t comm_ctas;
+  DeviceTrace trace;
 };
 
 /// Queues the kernel for the types and the layout of `shape` on `stream`.

@@ -20,7 +20,7 @@ __device__ __forceinline__ bool wait_chunk(const AgGemmParameters& p, std::uint6
       reinterpret_cast<const std::uint64_t*>(p.workspace[p.steps.rank] + p.gather.ready_offset(source));
   return wait_at_least(ready + chunk, p.gather.count(epoch),
                        {role, DeviceTag::kChunkReady, source, static_cast<std::uint32_t>(chunk)},
-                       {p.control, p.deadline_ns});
+                       {p.control, p.deadline_ns, p.trace});
 }
 
 /// compute: which tiles of c this CTA computes, and when their rows are there.
@@ -54,6 +54,7 @@ class AgGemmSchedule {
     return {&p_.slabs[slab * parts + s], p_.gather.row.first_line(s + 1)};
   }
   __device__ __forceinline__ void after_store(int) const {}
+  __device__ __forceinline__ const DeviceTrace& trace() const { return p_.trace; }
   __device__ __forceinline__ auto tail() const requires Config::kHasTail {
     return AgGemmSchedule<Config, Sm90Tail<Config>>(p_);
   }
@@ -117,10 +118,10 @@ __device__ __forceinline__ void ag_gemm_intra_comm(const AgGemmParameters& p, Fa
   if (warp == 0 && first_lane) {
     load_fan_out(shared.stream, share, shared);
   } else if (warp == 1 && first_lane) {
-    store_fan_out(shared.stream, share, shared);
+    store_fan_out(shared.stream, share, p.trace, shared);
     if (last_out) ag_gemm_wait_empty(p, epoch);
   } else if (warp == 2) {
-    signal_fan_out(shared.stream, shared);
+    signal_fan_out(shared.stream, p.trace, shared);
   } else if (warp == 3 && last_out) {
     relay_host(*p.control, p.host, {}, gridDim.x - 1);
   }
@@ -135,11 +136,14 @@ template <class Config>
 __global__ __launch_bounds__(Config::kThreads,
                              1) void ag_gemm_kernel(const __grid_constant__ AgGemmParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
+  begin_role(p.trace);
   if (static_cast<std::int32_t>(blockIdx.x) < p.comm_ctas) {
     ag_gemm_intra_comm(p, *reinterpret_cast<FanOutShared*>(memory));
+    end_role(p.trace, DeviceRole::kIntraComm);
   } else {
     sm90_gemm(AgGemmSchedule<Config>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
     end_cta(*p.control);
+    end_role(p.trace, DeviceRole::kCompute);
   }
 }
 

@@ -23,6 +23,7 @@
 #include "kernels/ops/exchange/tile_reduce_parameters.h"
 #include "kernels/ptx/shared.cuh"
 #include "kernels/ptx/vector.cuh"
+#include "kernels/sync/device_trace.cuh"
 #include "kernels/sync/wait.cuh"
 
 namespace mkernel::kernels {
@@ -47,7 +48,7 @@ __device__ __forceinline__ bool wait_tile(const TileReduceParameters& p, std::ui
     here = wait_at_least(
         p.ready + source * p.ready_words + index, PushReducePlan::count(epoch),
         {DeviceRole::kIntraComm, DeviceTag::kTileReady, source, static_cast<std::uint32_t>(index)},
-        {p.control, p.deadline_ns});
+        {p.control, p.deadline_ns, p.trace});
   }
   // Each lane has acquired one source's; the barrier hands that on to the others.
   __syncwarp();
@@ -131,6 +132,7 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, std::uin
 template <class Config, class Output>
 __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::uint32_t warps, Output output) {
   const std::uint64_t epoch = p.control->epoch;
+  if (threadIdx.x % 32 == 0) begin_work(p.trace);
   claim_units(p.claimed, epoch, static_cast<std::uint32_t>(p.units.units()), warps, [&](std::uint32_t unit) {
     const ReduceUnits::Place place = p.units.place(static_cast<std::int32_t>(unit));
     if (place.row >= p.own_rows) return true;
@@ -144,6 +146,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
     return true;
   });
   output.flush(epoch);
+  if (threadIdx.x % 32 == 0) end_work(p.trace, DeviceWork::kSum);
 }
 
 }  // namespace mkernel::kernels

@@ -20,6 +20,7 @@
 #include "kernels/ops/exchange/sum_slots.cuh"
 #include "kernels/ops/exchange/tile_reduce_parameters.h"
 #include "kernels/ptx/global.cuh"
+#include "kernels/sync/device_trace.cuh"
 #include "kernels/sync/launch_end.cuh"
 #include "kernels/sync/relay.cuh"
 #include "kernels/sync/wait.cuh"
@@ -70,6 +71,7 @@ class TileReduceSchedule {
             column};
   }
   __device__ __forceinline__ void before_load(int) const {}
+  __device__ __forceinline__ const DeviceTrace& trace() const { return p_.trace; }
 
   /// The tile lies in its slot at the owner: says so there.
   __device__ __forceinline__ void after_store(int i) const {
@@ -138,11 +140,14 @@ __device__ __forceinline__ void tile_reduce_intra_comm(const typename Operation:
 /// The whole kernel; `memory`: Sm90Shared<Config>.
 template <class Config, class Operation>
 __device__ __forceinline__ void tile_reduce(const typename Operation::Parameters& p, std::byte* memory) {
+  begin_role(p.trace);
   if (static_cast<std::int32_t>(blockIdx.x) < p.reduce_ctas) {
     tile_reduce_intra_comm<Config, Operation>(p);
+    end_role(p.trace, DeviceRole::kIntraComm);
   } else {
     sm90_gemm(TileReduceSchedule<Config, Operation>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
     end_cta(*p.control);
+    end_role(p.trace, DeviceRole::kCompute);
   }
 }
 

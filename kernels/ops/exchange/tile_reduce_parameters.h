@@ -10,6 +10,7 @@
 #include "kernels/schedule/owner_steps.h"
 #include "kernels/schedule/raster.h"
 #include "kernels/schedule/reduce_units.h"
+#include "kernels/sync/device_trace.h"
 #include "kernels/sync/host_watch.h"
 #include "kernels/sync/launch_control.h"
 
@@ -39,6 +40,7 @@ struct TileReduceParameters {
   ReduceUnits units;
   std::int32_t k_blocks;
   std::int32_t reduce_ctas;
+  DeviceTrace trace;
 };
 
 }  // namespace mkernel::kernels

@@ -11,6 +11,7 @@
 #include "kernels/ops/gemm_ar/cuda_parameters.h"
 #include "kernels/ptx/global.cuh"
 #include "kernels/ptx/vector.cuh"
+#include "kernels/sync/device_trace.cuh"
 #include "kernels/sync/wait.cuh"
 
 namespace mkernel::kernels {
@@ -80,9 +81,10 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
   const std::uint64_t epoch = p.control->epoch;
   const auto units = static_cast<std::uint32_t>(p.units.units());
   const std::uint32_t others = p.steps.world - 1;
+  if (threadIdx.x % 32 == 0) begin_work(p.trace);
   // Longer than that of the tiles: when a rank is missing, who waits for its tiles gives up first and names
   // it, and not who waits for sums of a rank that waits for it.
-  const DeviceWaitScope scope{p.control, p.deadline_ns / 4 * 5};
+  const DeviceWaitScope scope{p.control, p.deadline_ns / 4 * 5, p.trace};
   claim_units(p.copied, epoch, units * others, warps, [&](std::uint32_t copy) {
     const std::uint32_t unit = copy / others;
     const std::int32_t turn = p.steps.rank + 1 + static_cast<std::int32_t>(copy % others);
@@ -98,6 +100,7 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
     copy_unit<Config>(p, epoch, owner, unit);
     return true;
   });
+  if (threadIdx.x % 32 == 0) end_work(p.trace, DeviceWork::kCopy);
 }
 
 struct GemmArRoles {

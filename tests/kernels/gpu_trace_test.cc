@@ -1,0 +1,158 @@
+// Timelines of launches on the cuda executor: every tile, unit and chunk is there once, in its role's time,
+// and the clocks of two GPUs agree on what came first.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/gpu_ranks.h"
+
+using namespace mkernel;
+using namespace mkernel::kernels;
+using namespace mkernel::test;
+using Kind = TraceEvent::Kind;
+
+namespace {
+
+constexpr std::int64_t kTile = 128;
+const GemmShape kShape{16 * kTile, 8 * kTile, 1024};
+
+template <class Op>
+typename Op::Options whole_tiles() {
+  typename Op::Options options{.tile = Sm90Tile::k128x128};
+  if constexpr (requires { options.tail_tiles; }) options.tail_tiles = 0;
+  return options;
+}
+
+using Timeline = std::vector<TraceEvent>;
+
+/// One traced launch on every rank, its result verified.
+std::vector<Timeline> traced_launch(GpuRanks& all) {
+  std::vector<Timeline> timelines(all.size());
+  require_ok(all.each([&](int rank) -> Status {
+    Trace trace;
+    MK_RETURN_IF_ERROR(all.fill(rank, 1));
+    MK_RETURN_IF_ERROR(all.run(rank, {.deadline = kGpuOptions.deadline, .trace = &trace}));
+    timelines[rank] = trace.take();
+    CHECK(trace.lost() == 0);
+    MK_RETURN_IF_ERROR(all.verify(rank));
+    MK_RETURN_IF_ERROR(all.run(rank));
+    CHECK(trace.take().empty());  // of a launch that was not given it
+    return {};
+  }));
+  return timelines;
+}
+
+std::int64_t count(const Timeline& timeline, const std::string& name, std::int32_t warp) {
+  return std::count_if(timeline.begin(), timeline.end(),
+                       [&](const TraceEvent& e) { return e.name == name && e.warp == warp; });
+}
+
+void check_order(const Timeline& timeline) {
+  constexpr std::uint64_t kStartNs = 1000;          // warps of a CTA need not begin in order
+  std::map<std::uint32_t, const TraceEvent*> role;  // by CTA
+  std::map<std::pair<std::uint32_t, std::int32_t>, std::uint64_t> last_end;
+  for (const TraceEvent& e : timeline) {
+    REQUIRE(e.begin_ns <= e.end_ns);
+    if (e.kind == Kind::kRole) REQUIRE(std::exchange(role[e.track], &e) == nullptr);
+  }
+  for (const TraceEvent& e : timeline) {
+    REQUIRE(role[e.track] != nullptr);
+    CHECK(role[e.track]->begin_ns <= e.begin_ns + kStartNs);
+    CHECK(e.end_ns <= role[e.track]->end_ns);
+    if (e.warp < 0 || e.name == "sum" || e.name == "copy") continue;  // those two hold waits
+    std::uint64_t& before = last_end[{e.track, e.warp}];
+    CHECK(before <= e.begin_ns);  // the others of a warp come one after the other
+    before = e.end_ns;
+  }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("every CTA's role, every tile once, all in order, and the result is right", Op, AgGemm,
+                   GemmRs, GemmAr) {
+  if (!peers_or_skip(2)) return;
+  GpuRanks all = gpu_ranks<Op>(2, kShape, whole_tiles<Op>());
+  for (const Timeline& timeline : traced_launch(all)) {
+    check_order(timeline);
+    const auto ctas = count(timeline, "compute", -1), comm = count(timeline, "intra_comm", -1);
+    CHECK(ctas > 0);
+    CHECK(comm > 0);
+    const auto tiles = kShape.m / kTile * (kShape.n / kTile);
+    CHECK(count(timeline, "product", 4) == tiles);  // the leaders of the two multiplying warpgroups
+    CHECK(count(timeline, "product", 8) == tiles);
+    CHECK(count(timeline, "store", 1) == tiles);
+    CHECK(count(timeline, "store", 2) == tiles);
+    CHECK(count(timeline, "load", 0) >= tiles);
+  }
+}
+
+TEST_CASE("a chunk is seen after it was told, although two GPUs say so") {
+  if (!peers_or_skip(2)) return;
+  // Half a round trip to a GPU: what the clocks may be apart at most.
+  constexpr std::uint64_t kApartNs = 2000;
+  GpuRanks all = gpu_ranks<AgGemm>(2, kShape, whole_tiles<AgGemm>());
+  const std::vector<Timeline> timelines = traced_launch(all);
+  std::int64_t waits = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    // By chunk: when the last of the sender's CTAs began to tell of it.
+    const Timeline& sender = timelines[1 - rank];
+    const auto told = [&](std::int64_t chunk) {
+      std::map<std::uint32_t, std::uint64_t> begin;  // by CTA
+      for (const TraceEvent& e : sender) {
+        if (e.name != "signal" || e.index < chunk) continue;
+        std::uint64_t& first = begin[e.track];
+        first = first == 0 ? e.begin_ns : std::min(first, e.begin_ns);
+      }
+      std::uint64_t last = 0;
+      for (const auto& [cta, at] : begin) last = std::max(last, at);
+      return last;
+    };
+    for (const TraceEvent& e : timelines[rank]) {
+      if (e.kind != Kind::kWait || e.name != "a chunk") continue;
+      ++waits;
+      const std::uint64_t sent = told(e.index);
+      REQUIRE(sent > 0);
+      CHECK(e.end_ns + kApartNs >= sent);
+    }
+  }
+  CHECK(waits > 0);
+}
+
+TEST_CASE_TEMPLATE("sums and copies hold their waits, in every warp that has time for them", Op, GemmRs,
+                   GemmAr) {
+  if (!peers_or_skip(2)) return;
+  GpuRanks all = gpu_ranks<Op>(2, kShape, whole_tiles<Op>());
+  for (const Timeline& timeline : traced_launch(all)) {
+    const auto ctas = count(timeline, "compute", -1);
+    for (std::int32_t warp = 4; warp < 12; ++warp) CHECK(count(timeline, "sum", warp) >= ctas);
+    CHECK((count(timeline, "copy", 4) >= ctas) == (all.operation(0).kind() == OpKind::kGemmAr));
+    for (const TraceEvent& wait : timeline) {
+      if (wait.name != "a tile") continue;
+      CHECK(std::any_of(timeline.begin(), timeline.end(), [&](const TraceEvent& e) {
+        return e.name == "sum" && e.track == wait.track && e.warp == wait.warp &&
+               e.begin_ns <= wait.begin_ns && wait.end_ns <= e.end_ns;
+      }));
+    }
+  }
+}
+
+TEST_CASE("a launch that a graph captures is not traced, and says so") {
+  if (!peers_or_skip(1)) return;
+  GpuRanks all = gpu_ranks<AgGemm>(1, {64, 64, 64});
+  require_ok(all.each([&](int rank) -> Status {
+    Trace trace;
+    const auto captured = bench::GpuGraph::capture(all.stream(rank), [&] {
+      return all.operation(rank).enqueue(all.arguments(rank), {.trace = &trace}, all.stream(rank).get());
+    });
+    CHECK(captured.status().code() == StatusCode::kInvalidArgument);
+    MK_RETURN_IF_ERROR(all.fill(rank, 1));
+    MK_RETURN_IF_ERROR(all.run(rank));
+    CHECK(trace.take().empty());
+    return all.verify(rank);
+  }));
+}

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "proto/abi/region_map.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::memory {
@@ -38,6 +39,11 @@ class CopyEngines {
   /// own for an fd that is no VMM allocation, one smaller than `bytes`, and a GPU that this process cannot
   /// use.
   virtual Result<std::shared_ptr<EngineMemory>> map(int fd, std::uint64_t bytes) = 0;
+  /// Opens [offset, offset + bytes) of plain GPU memory, of a process that may be gone by now: while it is
+  /// open here the driver keeps it. Errors as those of map(): garbage, a GPU that this process does not see,
+  /// bytes outside the allocation.
+  virtual Result<std::shared_ptr<EngineMemory>> open(const abi::IpcMemory& memory, std::uint64_t offset,
+                                                     std::uint64_t bytes) = 0;
   /// Makes host memory reachable. The caller keeps it mapped as long as anybody holds the result. Pages are
   /// pinned at the first copy, at about 4 GB/s.
   virtual Result<std::shared_ptr<EngineMemory>> pin(std::byte* data, std::uint64_t bytes) = 0;

@@ -14,7 +14,7 @@ namespace mkernel::memory {
 class EngineRegions {
  public:
   /// Valid for as long as it is held, the region's memory as long as the region. Errors: those of
-  /// CopyEngines::map() and pin().
+  /// CopyEngines::map(), open() and pin().
   Result<std::shared_ptr<EngineMemory>> reach(CopyEngines& engines, const Region& region);
   /// The region is going away: what was made of it goes too, once no copy uses it.
   void forget(const Region& region) { known_.erase(region.id); }

@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -19,12 +20,11 @@ namespace {
 Status check_kind(std::uint32_t kind) {
   switch (static_cast<abi::RegionKind>(kind)) {
     case abi::RegionKind::kHostMemory:
+    case abi::RegionKind::kIpc:
     case abi::RegionKind::kVmm: return {};
-    case abi::RegionKind::kDmaBuf:
-      return {StatusCode::kUnimplemented, "region of kind dma-buf: no transport of this daemon takes any"};
     default:
-      return {StatusCode::kInvalidArgument, "region kind " + std::to_string(kind) +
-                                                " is unknown, known are 1 (host), 2 (dma-buf), 3 (vmm)"};
+      return {StatusCode::kInvalidArgument,
+              "region kind " + std::to_string(kind) + " is unknown, known are 1 (host), 2 (ipc), 3 (vmm)"};
   }
 }
 
@@ -56,15 +56,18 @@ std::string file_text(const struct stat& info) {
   return S_ISDIR(info.st_mode) ? "a folder" : "a pipe, event or the like";
 }
 
+Status check_device(const RegionRequest& request) {
+  if (request.device >= 0) return {};
+  return {StatusCode::kFailedPrecondition,
+          "region of kind " + std::string(kind_name(static_cast<abi::RegionKind>(request.kind))) +
+              " from a session of device " + std::to_string(request.device) +
+              " (host only): name the GPU in hello"};
+}
+
 /// All that can be said of a VMM allocation without a driver. The daemon only keeps the fd and hands it on,
 /// but any other kind of file would be kept alive as well: the client's own socket, say, which would then
 /// never read as closed.
 Status check_vmm(const RegionRequest& request, unsigned gpu_major) {
-  if (request.device < 0) {
-    return {StatusCode::kFailedPrecondition, "region of kind vmm from a session of device " +
-                                                 std::to_string(request.device) +
-                                                 " (host only): name the GPU in hello"};
-  }
   struct stat info {};
   if (::fstat(request.fd.get(), &info) != 0) {
     return {StatusCode::kInvalidArgument, std::string("fstat of the region's fd: ") + std::strerror(errno)};
@@ -85,6 +88,44 @@ Status check_vmm(const RegionRequest& request, unsigned gpu_major) {
                                             std::to_string(page) + ", and some"};
 }
 
+/// The dma-buf of plain GPU memory, which a NIC is to register and the daemon only keeps.
+Status check_dma_buf(const RegionRequest& request, long type) {
+  struct statfs info {};
+  struct stat file {};
+  if (::fstatfs(request.fd.get(), &info) != 0 || ::fstat(request.fd.get(), &file) != 0) {
+    return {StatusCode::kInvalidArgument, std::string("fstat of the region's fd: ") + std::strerror(errno)};
+  }
+  if (static_cast<long>(info.f_type) != type) {
+    return {StatusCode::kInvalidArgument,
+            "fd of a region of kind ipc is " + file_text(file) + ", not a dma-buf"};
+  }
+  const off_t size = ::lseek(request.fd.get(), 0, SEEK_END);
+  if (size < 0) {
+    return {StatusCode::kInvalidArgument, std::string("size of the dma-buf: ") + std::strerror(errno)};
+  }
+  if (in_bounds(request.dma_buf_offset, request.bytes, static_cast<std::uint64_t>(size))) return {};
+  return {StatusCode::kOutOfRange, "region [" + std::to_string(request.dma_buf_offset) + ", +" +
+                                       std::to_string(request.bytes) + ") lies outside its dma-buf of " +
+                                       std::to_string(size) + " bytes"};
+}
+
+/// All that can be said of plain GPU memory without a driver: the handle is opaque.
+Status check_ipc(const RegionRequest& request, long dma_buf_type) {
+  if (request.bytes == 0) return {StatusCode::kInvalidArgument, "region of 0 bytes"};
+  if (!in_bounds(request.offset, request.bytes, std::numeric_limits<std::uint64_t>::max())) {
+    return {StatusCode::kOutOfRange, "region [" + std::to_string(request.offset) + ", +" +
+                                         std::to_string(request.bytes) + ") of an allocation"};
+  }
+  return request.fd.valid() ? check_dma_buf(request, dma_buf_type) : Status();
+}
+
+Status check_gpu(const RegionRequest& request, const RegionRules& rules) {
+  MK_RETURN_IF_ERROR(check_device(request));
+  return static_cast<abi::RegionKind>(request.kind) == abi::RegionKind::kVmm
+             ? check_vmm(request, rules.gpu_major)
+             : check_ipc(request, rules.dma_buf_type);
+}
+
 /// Checks the host memory behind a request and maps it.
 Result<ipc::Mapping> map_host(const RegionRequest& request) {
   MK_RETURN_IF_ERROR(ipc::check_shared_memory(request.fd.get(), request.offset, request.bytes));
@@ -97,7 +138,7 @@ Result<ipc::Mapping> map_host(const RegionRequest& request) {
 const char* kind_name(abi::RegionKind kind) {
   switch (kind) {
     case abi::RegionKind::kHostMemory: return "host";
-    case abi::RegionKind::kDmaBuf: return "dma-buf";
+    case abi::RegionKind::kIpc: return "ipc";
     case abi::RegionKind::kVmm: return "vmm";
     case abi::RegionKind::kNone: break;
   }
@@ -115,8 +156,11 @@ Result<std::shared_ptr<const Region>> open_region(RegionRequest request, std::ui
   auto region = std::make_shared<Region>();
   region->kind = static_cast<abi::RegionKind>(request.kind);
   if (region->on_gpu()) {
-    MK_RETURN_IF_ERROR(check_vmm(request, rules.gpu_major));
+    MK_RETURN_IF_ERROR(check_gpu(request, rules));
     region->device = request.device;
+    region->cuda_ipc = request.cuda_ipc;
+    region->dma_buf_offset = request.dma_buf_offset;
+    region->no_dma_buf = std::move(request.no_dma_buf);
   } else {
     auto mapping = map_host(request);
     if (!mapping.ok()) return mapping.status();

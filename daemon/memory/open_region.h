@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "daemon/memory/region.h"
 #include "proto/abi/status.h"
@@ -19,28 +20,36 @@ struct RegionRequest {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   std::int32_t device = -1;  ///< GPU that its session named in hello
+  abi::IpcMemory cuda_ipc{};
+  std::uint64_t dma_buf_offset = 0;
+  std::string no_dma_buf;
 };
 
 /// Major number of the character devices of NVIDIA's driver; the fd of a VMM allocation is an open file of
 /// one.
 inline constexpr unsigned kNvidiaMajor = 195;
 
+/// Type of the file system that dma-bufs are files of (DMA_BUF_MAGIC of newer linux/magic.h).
+inline constexpr long kDmaBufType = 0x444d4142;
+
 /// What is allowed here.
 struct RegionRules {
   std::uint64_t max_bytes = 0;
-  unsigned gpu_major = kNvidiaMajor;  ///< tests let another device stand in for the GPU
+  // Tests let other files stand in for the GPU's.
+  unsigned gpu_major = kNvidiaMajor;
+  long dma_buf_type = kDmaBufType;
 };
 
 /// Checks the region; maps it when it is host memory. Errors name the value and the limit: kInvalidArgument
-/// for an unknown kind, an fd that is no memfd sealed against shrinking (host) or not of the GPU's driver
-/// (vmm), or one that may not be written; kOutOfRange when it lies outside its fd; kResourceExhausted above
-/// `max_bytes` or when the address space is full; kFailedPrecondition for GPU memory of a session without
-/// GPU; kUnimplemented for dma-bufs and huge pages. How large the allocation behind a vmm fd really is only a
-/// driver can tell: whoever maps it finds out. Any thread.
+/// for an unknown kind, an fd that is no memfd sealed against shrinking (host), not of the GPU's driver (vmm)
+/// or no dma-buf (ipc), or one that may not be written; kOutOfRange when it lies outside its fd;
+/// kResourceExhausted above `max_bytes` or when the address space is full; kFailedPrecondition for GPU memory
+/// of a session without GPU; kUnimplemented for huge pages. How large the allocation behind a vmm fd or an
+/// IPC handle really is only a driver can tell: whoever maps it finds out. Any thread.
 Result<std::shared_ptr<const Region>> open_region(RegionRequest request, std::uint64_t id,
                                                   const RegionRules& rules);
 
-/// "host", "dma-buf", "vmm", "none".
+/// "host", "ipc", "vmm", "none".
 const char* kind_name(abi::RegionKind kind);
 
 }  // namespace mkernel::memory

@@ -86,6 +86,7 @@ void fill(const session::RegionSnapshot& from, v1::Region& to) {
   to.set_bytes(from.bytes);
   to.set_shared(from.shared);
   to.set_device(from.device);
+  to.set_dma_buf(from.dma_buf);
 }
 
 void fill(const session::ChannelSnapshot& from, v1::Channel& to) {

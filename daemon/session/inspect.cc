@@ -19,6 +19,12 @@ const char* state_name(const SessionGroup& group) {
   return "closing";
 }
 
+std::string dma_buf_text(const memory::Region& region) {
+  if (region.kind != abi::RegionKind::kIpc) return "";
+  if (region.fd.valid()) return "yes";
+  return region.no_dma_buf.empty() ? "no" : "no: " + region.no_dma_buf;
+}
+
 }  // namespace
 
 CounterSnapshot snapshot(const dataplane::Counters& counters) {
@@ -86,7 +92,7 @@ void SessionGroup::list_regions(std::vector<RegionSnapshot>& out) const {
   for (const auto& [index, held] : regions_) {
     const memory::Region& region = *held.region;
     out.push_back({request_.key.session, request_.name, memory::kind_name(region.kind), index, region.bytes,
-                   region.shared, region.device});
+                   region.shared, region.device, dma_buf_text(region)});
   }
 }
 

@@ -40,11 +40,12 @@ struct GroupSnapshot {
 };
 struct RegionSnapshot {
   std::uint64_t session = 0;
-  std::string group, kind;  ///< kind: host, dma-buf, vmm
+  std::string group, kind;  ///< kind: host, ipc, vmm
   std::uint32_t index = 0;
   std::uint64_t bytes = 0;
   bool shared = false;
   std::int32_t device = -1;  ///< GPU memory: the GPU as the client counts them
+  std::string dma_buf;       ///< kind ipc: "yes", or why the driver gave none
 };
 struct ChannelSnapshot {
   std::uint64_t session = 0;

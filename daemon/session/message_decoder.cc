@@ -39,8 +39,18 @@ Status check(const abi::JoinGroup& join) {
 Status check(const abi::LeaveGroup& leave) {
   return check_reserved(is_zero(leave.reserved), "leave_group");
 }
-Status check(const abi::RegisterRegion&) {
-  return {};
+bool is_zero(const abi::IpcMemory& memory) {
+  return is_zero(memory.handle) && is_zero(memory.gpu);
+}
+bool is_ipc(const abi::RegisterRegion& region) {
+  return static_cast<abi::RegionKind>(region.kind) == abi::RegionKind::kIpc;
+}
+Status check(const abi::RegisterRegion& region) {
+  MK_RETURN_IF_ERROR(check_text(region.no_dma_buf, "register_region.no_dma_buf"));
+  MK_RETURN_IF_ERROR(check_reserved(is_zero(region.reserved), "register_region"));
+  const bool named = !is_zero(region.ipc) || region.dma_buf_offset != 0 || region.no_dma_buf[0] != 0;
+  if (is_ipc(region) || !named) return {};
+  return malformed("register_region of kind " + std::to_string(region.kind) + " with fields of kind 2 (ipc)");
 }
 Status check(const abi::UnregisterRegion& unregister) {
   return check_reserved(is_zero(unregister.reserved), "unregister_region");
@@ -70,6 +80,14 @@ Result<Message> decode_as(const PacketView& packet, const char* name, std::size_
   std::memcpy(&body, packet.bytes.data(), sizeof(Body));
   MK_RETURN_IF_ERROR(check(body));
   return Message(body);
+}
+
+/// Plain GPU memory comes with its dma-buf or without an fd, everything else with one.
+Result<Message> decode_region(const PacketView& packet) {
+  abi::RegisterRegion region{};
+  if (packet.bytes.size() == sizeof(region)) std::memcpy(&region, packet.bytes.data(), sizeof(region));
+  const bool none = is_ipc(region) && packet.fd_count == 0;
+  return decode_as<abi::RegisterRegion>(packet, "register_region", none ? 0 : 1);
 }
 
 Status check_header(const abi::Header& header, std::size_t bytes) {
@@ -111,8 +129,7 @@ Result<Message> decode(const PacketView& packet) {
     case abi::MessageType::kHello: return decode_as<abi::Hello>(packet, "hello");
     case abi::MessageType::kJoinGroup: return decode_as<abi::JoinGroup>(packet, "join_group");
     case abi::MessageType::kLeaveGroup: return decode_as<abi::LeaveGroup>(packet, "leave_group");
-    case abi::MessageType::kRegisterRegion:
-      return decode_as<abi::RegisterRegion>(packet, "register_region", 1);
+    case abi::MessageType::kRegisterRegion: return decode_region(packet);
     case abi::MessageType::kUnregisterRegion:
       return decode_as<abi::UnregisterRegion>(packet, "unregister_region");
     case abi::MessageType::kMapRegion: return decode_as<abi::MapRegion>(packet, "map_region");

@@ -39,16 +39,20 @@ std::chrono::milliseconds timeout_of(std::uint32_t asked_ms, std::chrono::millis
   return asked_ms == 0 ? standard : std::min(std::chrono::milliseconds(asked_ms), kMaxTimeout);
 }
 
-/// A status that came from a client: an unknown code becomes kUnknown, and a text that will stand in the logs
-/// of other nodes keeps to one printable line.
-Status client_status(std::uint32_t code, std::string_view text, const JoinRequest& who) {
-  const bool known = code <= static_cast<std::uint32_t>(StatusCode::kDataLoss);
+/// A client's text that will stand in the logs and tables of others keeps to one printable line.
+std::string one_line(std::string_view text) {
   std::string line(text);
   std::replace_if(
       line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  return line;
+}
+
+/// A status that came from a client: an unknown code becomes kUnknown.
+Status client_status(std::uint32_t code, std::string_view text, const JoinRequest& who) {
+  const bool known = code <= static_cast<std::uint32_t>(StatusCode::kDataLoss);
   return {known ? static_cast<StatusCode>(code) : StatusCode::kUnknown,
           "rank " + std::to_string(who.rank) + " (\"" + who.client_name + "\", pid " +
-              std::to_string(who.pid) + "): " + line};
+              std::to_string(who.pid) + "): " + one_line(text)};
 }
 
 }  // namespace
@@ -311,8 +315,15 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
                    std::to_string(ask.bytes) + " bytes on top of " + std::to_string(pinned) +
                        " are above limits.max_pinned_bytes = " + std::to_string(limit)});
   }
-  memory::RegionRequest request{ask.kind,   ask.shared == 1, std::move(packet.fds.front()),
-                                ask.offset, ask.bytes,       device_};
+  memory::RegionRequest request{.kind = ask.kind,
+                                .shared = ask.shared == 1,
+                                .fd = packet.fds.empty() ? ipc::UniqueFd() : std::move(packet.fds.front()),
+                                .offset = ask.offset,
+                                .bytes = ask.bytes,
+                                .device = device_,
+                                .cuda_ipc = ask.ipc,
+                                .dma_buf_offset = ask.dma_buf_offset,
+                                .no_dma_buf = one_line(ipc::text_of(ask.no_dma_buf))};
   auto region = memory::open_region(std::move(request), ++services_.last_region_id,
                                     {services_.limits.max_region_bytes, services_.gpu_major});
   if (!region.ok()) return refuse(region.status());
@@ -366,8 +377,10 @@ void Session::on(const abi::MapRegion& map, ipc::Packet&) {
   answer.kind = static_cast<std::uint32_t>(found.kind);
   answer.offset = found.offset;
   answer.bytes = found.bytes;
+  answer.ipc = found.cuda_ipc;
   const int fd = found.fd.get();
-  send(answer, {&fd, 1});
+  const std::size_t fds = found.kind == abi::RegionKind::kIpc ? 0 : 1;  // a dma-buf is the daemon's alone
+  send(answer, {&fd, fds});
 }
 
 }  // namespace mkernel::session

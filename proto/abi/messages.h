@@ -18,7 +18,7 @@ enum class MessageType : std::uint16_t {
   kHello = 1,      ///< first message of a session
   kJoinGroup = 2,  ///< answered when the group is whole, has failed or timed out
   kLeaveGroup = 3,
-  kRegisterRegion = 4,  ///< + 1 fd
+  kRegisterRegion = 4,  ///< + 1 fd; of kind kIpc: the dma-buf, or none
   kUnregisterRegion = 5,
   kMapRegion = 6,         ///< asks for the fd of a region of a rank on the same node
   kExchange = 7,          ///< every rank contributes; answered when the board holds every contribution
@@ -28,7 +28,7 @@ enum class MessageType : std::uint16_t {
   kLeaveGroupReply = 103,
   kRegisterRegionReply = 104,
   kUnregisterRegionReply = 105,
-  kMapRegionReply = 106,  ///< + 1 fd
+  kMapRegionReply = 106,  ///< + 1 fd, of kind kIpc none
   kExchangeReply = 107,
   kFailGroupReply = 108,
   kSessionEnded = 200,  ///< event; the daemon closes the socket after it
@@ -116,10 +116,15 @@ struct RegisterRegion {
   std::uint32_t index;   ///< free index below region_capacity
   std::uint32_t kind;    ///< RegionKind
   std::uint32_t shared;  ///< 1: ranks of the group on this node may map it
-  std::uint64_t offset;  ///< within the fd, page-aligned
+  std::uint64_t offset;  ///< within the fd, page-aligned; kIpc: within the allocation that the handle names
   std::uint64_t bytes;
+  // Of kind kIpc alone; zero otherwise.
+  IpcMemory ipc;
+  std::uint64_t dma_buf_offset;  ///< of the region within the dma-buf, which begins at a page
+  std::uint8_t reserved[8];
+  char no_dma_buf[kTextBytes];  ///< why the driver gave none; empty with one
 };
-static_assert(sizeof(RegisterRegion) == 48);
+static_assert(sizeof(RegisterRegion) == 592);
 
 struct UnregisterRegion {
   Header header;
@@ -145,8 +150,9 @@ struct MapRegionReply {
   std::uint32_t reserved;
   std::uint64_t offset;
   std::uint64_t bytes;
+  IpcMemory ipc;  ///< of kind kIpc alone
 };
-static_assert(sizeof(MapRegionReply) == 496);
+static_assert(sizeof(MapRegionReply) == 576);
 
 /// `round` counts the exchanges of this group on this rank: 1, 2, 3, ... The contribution of every rank is on
 /// the board when the reply comes and stays there until this rank starts its next exchange.

@@ -61,9 +61,17 @@ static_assert(sizeof(Member) == 64);
 enum class RegionKind : std::uint32_t {
   kNone = 0,
   kHostMemory = 1,  ///< memfd, sealed against shrinking
-  kDmaBuf = 2,      ///< dma-buf of GPU memory
+  kIpc = 2,         ///< plain GPU memory (cudaMalloc): CUDA IPC, and a dma-buf where the driver gives one
   kVmm = 3,         ///< POSIX fd of a CUDA VMM allocation
 };
+
+/// What names plain GPU memory to the other processes of its host. Opaque bytes: only the CUDA driver of
+/// whoever opens the handle can tell what it is good for.
+struct IpcMemory {
+  std::uint8_t handle[64];  ///< cudaIpcMemHandle_t of the allocation that the region lies in
+  std::uint8_t gpu[16];     ///< UUID of the GPU it lies on: processes count GPUs differently
+};
+static_assert(sizeof(IpcMemory) == 80);
 
 /// One region of one rank as its peers see it: no address, no key.
 struct RegionEntry {

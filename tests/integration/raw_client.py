@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 
-MAGIC, VERSION = 0x4C4E4B4D, 1
+MAGIC, VERSION = 0x4C4E4B4D, 2
 HELLO, JOIN, LEAVE, REGISTER, UNREGISTER, MAP, EXCHANGE, FAIL = range(1, 9)
 SESSION_ENDED = 200
 HEADER, REPLY = struct.Struct("<IIHHI"), struct.Struct("<II448s")
@@ -82,7 +82,7 @@ class RawClient:
         return answer
 
     def register(self, index, fd, offset, size, kind=1, shared=1):
-        return self.ask(REGISTER, struct.pack("<IIIIQQ", self.group, index, kind, shared, offset, size), [fd])
+        return self.ask(REGISTER, struct.pack("<IIIIQQ544x", self.group, index, kind, shared, offset, size), [fd])
 
     def write_slot(self, channel, length, peer=0, local=(0, 0), remote=(0, 0), opcode=1, reserved=0):
         """Writes the next slot of ring 0 and rings the doorbell."""

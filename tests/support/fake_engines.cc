@@ -31,10 +31,28 @@ FakeEngines::~FakeEngines() {
   while (failure_.ok() && !copies_.empty()) static_cast<void>(poll());
 }
 
+abi::IpcMemory FakeEngines::name(int fd) {
+  abi::IpcMemory memory{};
+  std::memcpy(memory.handle, &fd, sizeof(fd));
+  return memory;
+}
+
 Result<std::shared_ptr<memory::EngineMemory>> FakeEngines::map(int fd, std::uint64_t bytes) {
-  const Status there = ipc::check_shared_memory(fd, 0, bytes);
+  return reach(fd, 0, bytes);
+}
+
+Result<std::shared_ptr<memory::EngineMemory>> FakeEngines::open(const abi::IpcMemory& memory,
+                                                                std::uint64_t offset, std::uint64_t bytes) {
+  int fd = -1;
+  std::memcpy(&fd, memory.handle, sizeof(fd));
+  return reach(fd, offset, bytes);
+}
+
+Result<std::shared_ptr<memory::EngineMemory>> FakeEngines::reach(int fd, std::uint64_t offset,
+                                                                 std::uint64_t bytes) {
+  const Status there = ipc::check_shared_memory(fd, offset, bytes);
   if (!there.ok()) return Status(StatusCode::kInvalidArgument, "no such allocation: " + there.text());
-  auto mapping = ipc::Mapping::map(fd, 0, bytes);
+  auto mapping = ipc::Mapping::map(fd, offset, bytes);
   if (!mapping.ok()) return mapping.status();
   return std::shared_ptr<memory::EngineMemory>(
       std::make_shared<FakeMemory>(std::move(mapping).value(), mapped_));

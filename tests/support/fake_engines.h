@@ -19,6 +19,9 @@ class FakeEngines final : public memory::CopyEngines {
   ~FakeEngines() override;
 
   Result<std::shared_ptr<memory::EngineMemory>> map(int fd, std::uint64_t bytes) override;
+  /// `memory` as name() made it.
+  Result<std::shared_ptr<memory::EngineMemory>> open(const abi::IpcMemory& memory, std::uint64_t offset,
+                                                     std::uint64_t bytes) override;
   Result<std::shared_ptr<memory::EngineMemory>> pin(std::byte* data, std::uint64_t bytes) override;
   Result<memory::CopyTicket> start(const std::shared_ptr<memory::EngineMemory>& source,
                                    std::uint64_t source_offset,
@@ -26,6 +29,9 @@ class FakeEngines final : public memory::CopyEngines {
                                    std::uint64_t target_offset, std::uint64_t bytes) override;
   Status poll() override;
   bool done(const memory::CopyTicket& ticket) const override;
+
+  /// Names a memfd of this process as CUDA IPC names an allocation. It must stay open.
+  static abi::IpcMemory name(int fd);
 
   /// Copies that are started from now on wait for release(), or only a number of polls.
   void hold(std::uint64_t polls = ~std::uint64_t{0}) { held_polls_ = polls; }
@@ -35,7 +41,7 @@ class FakeEngines final : public memory::CopyEngines {
 
   std::size_t in_flight() const { return copies_.size(); }
   std::uint64_t started() const { return started_; }
-  /// Of map(): objects that live.
+  /// Of map() and open(): objects that live.
   std::size_t mapped() const { return *mapped_; }
 
  private:
@@ -47,6 +53,8 @@ class FakeEngines final : public memory::CopyEngines {
     std::uint64_t left;   ///< bytes
     std::uint64_t polls;  ///< until it is over
   };
+
+  Result<std::shared_ptr<memory::EngineMemory>> reach(int fd, std::uint64_t offset, std::uint64_t bytes);
 
   std::mt19937_64 random_;
   const std::uint32_t slowest_;

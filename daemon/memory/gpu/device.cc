@@ -1,6 +1,7 @@
 #include "daemon/memory/gpu/device.cuh"
 
 #include <algorithm>
+#include <cstring>
 
 namespace mkernel::memory::gpu {
 
@@ -46,6 +47,21 @@ Result<std::shared_ptr<const Device>> Devices::get(int ordinal) {
   auto opened = Device::open(driver_, ordinal);
   if (opened.ok()) open_.push_back(opened.value());
   return opened;
+}
+
+Result<std::shared_ptr<const Device>> Devices::find(const std::uint8_t (&uuid)[16]) {
+  int count = 0;
+  MK_RETURN_IF_ERROR(driver_.status(driver_.cuDeviceGetCount(&count), "cuDeviceGetCount"));
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    CUdevice device = 0;
+    CUuuid theirs{};
+    MK_RETURN_IF_ERROR(driver_.status(driver_.cuDeviceGet(&device, ordinal), "cuDeviceGet"));
+    MK_RETURN_IF_ERROR(driver_.status(driver_.cuDeviceGetUuid(&theirs, device), "cuDeviceGetUuid"));
+    if (std::memcmp(theirs.bytes, uuid, sizeof(uuid)) == 0) return get(ordinal);
+  }
+  return Status(StatusCode::kFailedPrecondition, "it lies on a GPU that is none of the " +
+                                                     std::to_string(count) +
+                                                     " which the daemon sees (CUDA_VISIBLE_DEVICES)");
 }
 
 }  // namespace mkernel::memory::gpu

@@ -44,6 +44,8 @@ class Devices {
   explicit Devices(const Driver& driver) : driver_(driver) {}
   const Driver& driver() const { return driver_; }
   Result<std::shared_ptr<const Device>> get(int ordinal);
+  /// The GPU of this UUID. Errors: kFailedPrecondition when this process does not see it.
+  Result<std::shared_ptr<const Device>> find(const std::uint8_t (&uuid)[16]);
 
  private:
   const Driver& driver_;

@@ -13,6 +13,7 @@ namespace mkernel::memory::gpu {
 // clang-format off
 #define MK_CUDA_FUNCTIONS(X)                                                                             \
   X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName)                  \
+  X(cuDeviceGetUuid) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuMemGetAddressRange)                \
   X(cuDeviceCanAccessPeer) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent)   \
   X(cuGetErrorName) X(cuGetErrorString)                                                                  \
   X(cuMemImportFromShareableHandle) X(cuMemGetAllocationPropertiesFromHandle) X(cuMemRelease)            \

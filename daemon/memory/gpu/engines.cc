@@ -17,6 +17,10 @@ class Engines final : public CopyEngines {
   Result<std::shared_ptr<EngineMemory>> map(int fd, std::uint64_t bytes) override {
     return VmmMemory::import(devices_, fd, bytes);
   }
+  Result<std::shared_ptr<EngineMemory>> open(const abi::IpcMemory& memory, std::uint64_t offset,
+                                             std::uint64_t bytes) override {
+    return IpcMemory::open(devices_, memory, offset, bytes);
+  }
   Result<std::shared_ptr<EngineMemory>> pin(std::byte* data, std::uint64_t bytes) override {
     return std::shared_ptr<EngineMemory>(std::make_shared<PinnedMemory>(data, bytes));
   }

@@ -29,8 +29,8 @@ Queue::~Queue() {
 
 std::uint64_t Queue::start(std::shared_ptr<Memory> source, std::uint64_t source_offset,
                            std::shared_ptr<Memory> target, std::uint64_t target_offset, std::uint64_t bytes) {
-  sources_.push_back(source->address() + source_offset);
-  targets_.push_back(target->address() + target_offset);
+  sources_.push_back(source->address(*runs_on_) + source_offset);
+  targets_.push_back(target->address(*runs_on_) + target_offset);
   sizes_.push_back(bytes);
   copies_.push_back({std::move(source), std::move(target)});
   return ++started_;

@@ -8,35 +8,49 @@
 namespace mkernel::transport::emulated {
 
 bool Copier::supports(abi::RegionKind kind) const {
-  return kind == abi::RegionKind::kHostMemory || (kind == abi::RegionKind::kVmm && moves_gpu_memory());
+  switch (kind) {
+    case abi::RegionKind::kHostMemory: return true;
+    case abi::RegionKind::kIpc:
+    case abi::RegionKind::kVmm: return moves_gpu_memory();
+    case abi::RegionKind::kNone: break;
+  }
+  return false;
 }
 
-Result<ImportedRegion> Copier::import(abi::RegionKind kind, int fd, std::uint64_t offset,
-                                      std::uint64_t bytes) {
-  ImportedRegion region{.kind = kind, .bytes = bytes};
-  if (kind == abi::RegionKind::kHostMemory) {
-    MK_RETURN_IF_ERROR(ipc::check_shared_memory(fd, offset, bytes));
-    auto mapping = ipc::Mapping::map(fd, offset, bytes);
-    if (!mapping.ok()) return mapping.status();
-    region.mapping = std::move(mapping).value();
-    return region;
+Result<ImportedRegion> Copier::import(const Announced& announced) {
+  ImportedRegion region{.kind = announced.kind, .bytes = announced.bytes};
+  switch (announced.kind) {
+    case abi::RegionKind::kHostMemory: {
+      MK_RETURN_IF_ERROR(ipc::check_shared_memory(announced.fd, announced.offset, announced.bytes));
+      auto mapping = ipc::Mapping::map(announced.fd, announced.offset, announced.bytes);
+      if (!mapping.ok()) return mapping.status();
+      region.mapping = std::move(mapping).value();
+      return region;
+    }
+    case abi::RegionKind::kIpc:
+    case abi::RegionKind::kVmm: {
+      auto engine = reach(announced);
+      region.unusable = engine.status();
+      if (engine.ok()) region.engine = std::move(engine).value();
+      return region;
+    }
+    default:
+      return Status(StatusCode::kInvalidArgument,
+                    "its kind " + std::to_string(static_cast<std::uint32_t>(announced.kind)) + " is unknown");
   }
-  if (kind != abi::RegionKind::kVmm) {
-    return Status(StatusCode::kInvalidArgument,
-                  "its kind " + std::to_string(static_cast<std::uint32_t>(kind)) + " is unknown");
-  }
+}
+
+Result<std::shared_ptr<memory::EngineMemory>> Copier::reach(const Announced& announced) {
   if (engines_ == nullptr) {
-    region.unusable = {StatusCode::kFailedPrecondition,
-                       "GPU memory, which this node's transport does not move (transport.gpu_memory)"};
-  } else if (offset != 0) {
-    region.unusable = {StatusCode::kInvalidArgument,
-                       "GPU memory at offset " + std::to_string(offset) + " of its allocation, not 0"};
-  } else if (auto engine = engines_->map(fd, bytes); engine.ok()) {
-    region.engine = std::move(engine).value();
-  } else {
-    region.unusable = engine.status();
+    return Status(StatusCode::kFailedPrecondition,
+                  "GPU memory, which this node's transport does not move (transport.gpu_memory)");
   }
-  return region;
+  if (announced.kind == abi::RegionKind::kIpc) {
+    return engines_->open(announced.cuda_ipc, announced.offset, announced.bytes);
+  }
+  if (announced.offset == 0) return engines_->map(announced.fd, announced.bytes);
+  return Status(StatusCode::kInvalidArgument,
+                "GPU memory at offset " + std::to_string(announced.offset) + " of its allocation, not 0");
 }
 
 Result<Copier::Started> Copier::start(ImportedRegion& source, std::uint64_t source_offset,

@@ -33,10 +33,17 @@ class Copier {
   /// Whether puts may read from and write to this kind of memory.
   bool supports(abi::RegionKind kind) const;
 
-  /// Makes [offset, +bytes) of `fd` readable; the fd came over a wire and is checked first. What is wrong
-  /// with host memory the peer's daemon should have seen, and is an error here. What is wrong with GPU memory
-  /// only a driver sees: that region is imported, unusable.
-  Result<ImportedRegion> import(abi::RegionKind kind, int fd, std::uint64_t offset, std::uint64_t bytes);
+  /// A region as its peer announced it.
+  struct Announced {
+    abi::RegionKind kind = abi::RegionKind::kNone;
+    int fd = -1;  ///< of the region; plain GPU memory has none
+    std::uint64_t offset = 0, bytes = 0;
+    abi::IpcMemory cuda_ipc{};
+  };
+  /// Makes it readable; everything came over a wire and is checked first. What is wrong with host memory the
+  /// peer's daemon should have seen, and is an error here. What is wrong with GPU memory only a driver sees:
+  /// that region is imported, unusable.
+  Result<ImportedRegion> import(const Announced& announced);
 
   struct Started {
     std::uint64_t bytes = 0;    ///< from the start of the range: in place, or taken by an engine
@@ -55,6 +62,8 @@ class Copier {
   void forget(const memory::Region& region) { targets_.forget(region); }
 
  private:
+  Result<std::shared_ptr<memory::EngineMemory>> reach(const Announced& announced);
+
   std::shared_ptr<memory::CopyEngines> engines_;
   memory::EngineRegions targets_;
 };

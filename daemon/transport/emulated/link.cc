@@ -224,12 +224,16 @@ Status Link::malformed(const ipc::Packet& packet) const {
 
 Status Link::dispatch(const ipc::Packet& packet, Time now) {
   const PacketType type = type_of(packet);
-  const std::size_t fds = type == PacketType::kAnnounce ? 1 : 0;
-  if (packet.truncated || packet.fds_truncated || packet.fds.size() != fds) return malformed(packet);
+  if (packet.truncated || packet.fds_truncated) return malformed(packet);
+  if (type != PacketType::kAnnounce && !packet.fds.empty()) return malformed(packet);
   switch (type) {
     case PacketType::kAnnounce: {
       AnnouncePacket body{};
-      return read_fixed(packet, body) ? receiver_.on_announce(body, packet.fds.front()) : malformed(packet);
+      if (!read_fixed(packet, body)) return malformed(packet);
+      const bool named = static_cast<abi::RegionKind>(body.kind) == abi::RegionKind::kIpc;
+      if (packet.fds.size() != (named ? 0 : 1)) return malformed(packet);
+      const ipc::UniqueFd none;
+      return receiver_.on_announce(body, named ? none : packet.fds.front());
     }
     case PacketType::kWithdraw: {
       WithdrawPacket body{};

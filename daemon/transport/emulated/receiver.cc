@@ -89,8 +89,8 @@ Status Receiver::on_announce(const AnnouncePacket& packet, const ipc::UniqueFd& 
     return {StatusCode::kResourceExhausted,
             what + ": it has " + std::to_string(kMaxSources) + " announced already"};
   }
-  auto region = context_.copier.import(static_cast<abi::RegionKind>(packet.kind), fd.get(), packet.offset,
-                                       packet.bytes);
+  auto region = context_.copier.import(
+      {static_cast<abi::RegionKind>(packet.kind), fd.get(), packet.offset, packet.bytes, packet.ipc});
   if (!region.ok()) return region.status().with_context(what);
   sources_.insert_or_assign(packet.region, std::make_shared<ImportedRegion>(std::move(region).value()));
   return {};

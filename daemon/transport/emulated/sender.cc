@@ -230,9 +230,12 @@ Status Sender::announce(const memory::Region& region) {
                               .region = region.id,
                               .offset = region.offset,
                               .bytes = region.bytes,
-                              .kind = static_cast<std::uint32_t>(region.kind)};
+                              .kind = static_cast<std::uint32_t>(region.kind),
+                              .reserved = 0,
+                              .ipc = region.cuda_ipc};
   const int fd = region.fd.get();
-  MK_RETURN_IF_ERROR(ipc::send_packet(socket_, std::as_bytes(std::span(&packet, 1)), std::span(&fd, 1)));
+  const std::size_t fds = region.kind == abi::RegionKind::kIpc ? 0 : 1;
+  MK_RETURN_IF_ERROR(ipc::send_packet(socket_, std::as_bytes(std::span(&packet, 1)), std::span(&fd, fds)));
   source.announced = true;
   ++announced_;
   return {};

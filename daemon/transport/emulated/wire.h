@@ -12,7 +12,7 @@
 namespace mkernel::transport::emulated {
 
 inline constexpr std::uint32_t kWireMagic = 0x554d454dU;  ///< "MEMU"
-inline constexpr std::uint32_t kWireVersion = 2;
+inline constexpr std::uint32_t kWireVersion = 3;
 
 /// Puts of one channel in flight.
 inline constexpr std::uint32_t kWindow = 1024;
@@ -20,7 +20,7 @@ inline constexpr std::uint32_t kWindow = 1024;
 enum class PacketType : std::uint16_t {
   kHello = 1,  ///< first packet of either end, + 1 fd: the sender's FencePage
   kRefuse = 2,
-  kAnnounce = 3,  ///< + 1 fd: the memfd or VMM allocation of a source region
+  kAnnounce = 3,  ///< + 1 fd: the memfd or VMM allocation of a source region; of kind kIpc none
   kWithdraw = 4,
   kPuts = 5,
   kAcks = 6,     ///< the first `count` puts of a channel are published
@@ -55,10 +55,11 @@ struct RefusePacket {
 struct AnnouncePacket {
   Head head;
   std::uint64_t region;  ///< Region::id at the sender
-  std::uint64_t offset;  ///< of the region within its fd
+  std::uint64_t offset;  ///< of the region within its fd, or within the allocation of `ipc`
   std::uint64_t bytes;
   std::uint32_t kind;  ///< abi::RegionKind
   std::uint32_t reserved;
+  abi::IpcMemory ipc;  ///< of kind kIpc alone
 };
 
 struct WithdrawPacket {

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,7 +17,12 @@ namespace {
 constexpr std::uint64_t kMaxBytes = 1 << 20;
 
 RegionRequest host_request(ipc::UniqueFd fd, std::uint64_t offset, std::uint64_t bytes) {
-  return {static_cast<std::uint32_t>(abi::RegionKind::kHostMemory), true, std::move(fd), offset, bytes};
+  return {.kind = static_cast<std::uint32_t>(abi::RegionKind::kHostMemory),
+          .shared = true,
+          .fd = std::move(fd),
+          .offset = offset,
+          .bytes = bytes,
+          .no_dma_buf = {}};
 }
 
 ipc::UniqueFd memory(std::uint64_t bytes) {
@@ -66,11 +72,7 @@ TEST_CASE("huge pages are refused: a hole in them would kill the daemon") {
 TEST_CASE("kinds are told apart by name") {
   CHECK(std::string(kind_name(abi::RegionKind::kHostMemory)) == "host");
   CHECK(std::string(kind_name(abi::RegionKind::kVmm)) == "vmm");
-  RegionRequest dma_buf = host_request(memory(4096), 0, 4096);
-  dma_buf.kind = static_cast<std::uint32_t>(abi::RegionKind::kDmaBuf);
-  const auto region = open_region(std::move(dma_buf), 1, {kMaxBytes});
-  CHECK(region.status().code() == StatusCode::kUnimplemented);
-  CHECK(region.status().text().find("dma-buf") != std::string::npos);
+  CHECK(std::string(kind_name(abi::RegionKind::kIpc)) == "ipc");
   RegionRequest none = host_request(memory(4096), 0, 4096);
   none.kind = 0;
   CHECK(open_region(std::move(none), 1, {kMaxBytes}).status().code() == StatusCode::kInvalidArgument);
@@ -93,6 +95,76 @@ TEST_CASE("GPU memory is an fd to keep: nothing is mapped, its device is its ses
   CHECK(region.value()->fd.valid());
   CHECK(open_region(request(-1), 5, rules).status().code() == StatusCode::kFailedPrecondition);
   CHECK(open_region(request(2), 5, {kMaxBytes}).status().code() == StatusCode::kInvalidArgument);
+}
+
+/// Plain GPU memory; a memfd stands in for its dma-buf.
+struct Plain {
+  RegionRequest request = host_request({}, 12345, 5000);
+  RegionRules rules{.max_bytes = kMaxBytes, .dma_buf_type = TMPFS_MAGIC};
+  Plain() {
+    request.kind = static_cast<std::uint32_t>(abi::RegionKind::kIpc);
+    request.device = 1;
+    request.cuda_ipc.handle[63] = 9;
+    request.no_dma_buf = "the driver said no";
+  }
+  Result<std::shared_ptr<const Region>> open() { return open_region(std::move(request), 1, rules); }
+  std::string refusal() { return open().status().to_string(); }
+};
+
+TEST_CASE("plain GPU memory is a name to keep, at any offset, and a dma-buf where there is one") {
+  Plain named;
+  const auto region = named.open();
+  REQUIRE_MESSAGE(region.ok(), region.status().text());
+  CHECK(region.value()->on_gpu());
+  CHECK(region.value()->offset == 12345);
+  CHECK(region.value()->cuda_ipc.handle[63] == 9);
+  CHECK(region.value()->no_dma_buf == "the driver said no");
+  CHECK_FALSE(region.value()->fd.valid());
+
+  Plain with_dma_buf;
+  with_dma_buf.request.fd = memory(8192);
+  with_dma_buf.request.dma_buf_offset = 8192 - 5000;
+  const auto both = with_dma_buf.open();
+  REQUIRE_MESSAGE(both.ok(), both.status().text());
+  CHECK(both.value()->fd.valid());
+  CHECK(both.value()->dma_buf_offset == 3192);
+}
+
+TEST_CASE("what cannot be plain GPU memory is refused with the value") {
+  const auto refusal = [](auto spoil) {
+    Plain plain;
+    spoil(plain);
+    return plain.refusal();
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  CHECK(has(refusal([](Plain& p) { p.request.device = -1; }),
+            "FAILED_PRECONDITION: region of kind ipc from a session of device -1"));
+  CHECK(has(refusal([](Plain& p) { p.request.bytes = 0; }), "INVALID_ARGUMENT: region of 0 bytes"));
+  CHECK(has(refusal([](Plain& p) { p.request.offset = ~std::uint64_t{0} - 10; }),
+            "OUT_OF_RANGE: region [18446744073709551605, +5000) of an allocation"));
+  CHECK(has(refusal([](Plain& p) { p.request.bytes = kMaxBytes + 1; }), "above limits.max_region_bytes"));
+  CHECK(has(refusal([](Plain& p) {
+              p.request.fd = memory(8192);
+              p.request.dma_buf_offset = 8192 - 4999;
+            }),
+            "OUT_OF_RANGE: region [3193, +5000) lies outside its dma-buf of 8192 bytes"));
+  CHECK(has(refusal([](Plain& p) {
+              p.request.fd = memory(8192);
+              p.request.dma_buf_offset = ~std::uint64_t{0};
+            }),
+            "lies outside its dma-buf"));
+  CHECK(has(refusal([](Plain& p) {
+              p.request.fd = memory(8192);
+              p.rules.dma_buf_type = kDmaBufType;
+            }),
+            "INVALID_ARGUMENT: fd of a region of kind ipc is a regular file or memfd, not a dma-buf"));
+  CHECK(has(refusal([](Plain& p) {
+              p.request.fd = ipc::UniqueFd(::open("/dev/zero", O_RDWR | O_CLOEXEC));
+              p.rules.dma_buf_type = kDmaBufType;
+            }),
+            "is character device 1:5, not a dma-buf"));
 }
 
 TEST_CASE("a region above the limit is refused before anything is mapped") {

@@ -87,6 +87,49 @@ TEST_CASE("a GPU region is shown with its device, accounted, and handed to a ran
   CHECK(gpu_fds() == before);
 }
 
+TEST_CASE("plain GPU memory is shown, accounted, and named to a rank of the node") {
+  Harness harness;
+  RawClient a(harness.socket()), b(harness.socket());
+  join_both(a, b, 3);
+  abi::RegisterRegion plain{};
+  plain.shared = 1;
+  plain.offset = 777;
+  plain.bytes = 12345;
+  plain.ipc.handle[0] = 7;
+  plain.ipc.gpu[15] = 8;
+  ipc::copy_text(plain.no_dma_buf, "not supported\nby \x01 this driver");
+  REQUIRE(a.register_plain(plain).ok());
+
+  const auto regions = harness.control([](SessionServer& server) { return server.regions(); });
+  REQUIRE(regions.size() == 1);
+  CHECK(regions[0].kind == "ipc");
+  CHECK(regions[0].device == 3);
+  CHECK(regions[0].bytes == 12345);
+  CHECK(regions[0].dma_buf == "no: not supported by   this driver");
+  const auto sessions = harness.control([](SessionServer& server) { return server.sessions(); });
+  CHECK(sessions[0].gpu_bytes == 12345);
+
+  const auto reply = b.map_region(0, 0);
+  REQUIRE(reply.status.code == 0);
+  CHECK(reply.kind == static_cast<std::uint32_t>(abi::RegionKind::kIpc));
+  CHECK(reply.offset == 777);
+  CHECK(reply.bytes == 12345);
+  CHECK(std::memcmp(&reply.ipc, &plain.ipc, sizeof(plain.ipc)) == 0);
+  CHECK(b.last_fds().empty());
+
+  plain.index = 1;
+  const ipc::UniqueFd memfd = std::move(ipc::create_shared_memory("no dma-buf", kBytes)).value();
+  CHECK(contains(a.register_plain(plain, memfd.get()).to_string(), "regular file or memfd, not a dma-buf"));
+  // The client's end of its own session: held by the daemon it would never read as closed.
+  CHECK(contains(a.register_plain(plain, a.fd()).to_string(), "is a socket, not a dma-buf"));
+  plain.bytes = 0;
+  CHECK(contains(a.register_plain(plain).to_string(), "region of 0 bytes"));
+  plain.bytes = ~std::uint64_t{0};
+  CHECK(contains(a.register_plain(plain).to_string(), "above limits.max_pinned_bytes"));
+  CHECK(a.leave().ok());
+  CHECK(harness.control([](SessionServer& server) { return server.regions(); }).empty());
+}
+
 TEST_CASE("what is no GPU memory is refused as such, and the session goes on") {
   Harness harness([](ServerOptions& options) {
     options.gpu_major = kStandInMajor;

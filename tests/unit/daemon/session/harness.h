@@ -206,6 +206,13 @@ class RawClient {
     body.bytes = bytes;
     return ipc::from_reply(request<abi::PlainReply>(body, {&fd, 1}).status);
   }
+  /// Plain GPU memory, with its dma-buf or, where `dma_buf` is -1, why there is none.
+  Status register_plain(abi::RegisterRegion body, int dma_buf = -1) {
+    body.header = message<abi::RegisterRegion>(abi::MessageType::kRegisterRegion).header;
+    body.group = handle_;
+    body.kind = static_cast<std::uint32_t>(abi::RegionKind::kIpc);
+    return ipc::from_reply(request<abi::PlainReply>(body, {&dma_buf, dma_buf < 0 ? 0U : 1U}).status);
+  }
   abi::MapRegionReply map_region(std::uint32_t rank, std::uint32_t index) {
     auto body = message<abi::MapRegion>(abi::MessageType::kMapRegion);
     body.group = handle_;

@@ -103,11 +103,35 @@ TEST_CASE("fds come exactly where the message wants them") {
   const auto region = message_of<abi::RegisterRegion>(MessageType::kRegisterRegion);
   CHECK(contains(refusal(decoded(region, 0)), "register_region with 0 fds, expected 1"));
   CHECK(contains(refusal(decoded(region, 2)), "register_region with 2 fds, expected 1"));
+  auto plain = region;
+  plain.kind = static_cast<std::uint32_t>(abi::RegionKind::kIpc);
+  CHECK(decoded(plain, 0).ok());  // the driver gave no dma-buf
+  CHECK(decoded(plain, 1).ok());
+  CHECK(contains(refusal(decoded(plain, 2)), "register_region with 2 fds, expected 1"));
   CHECK(contains(refusal(decoded(message_of<abi::Hello>(MessageType::kHello), 1)), "hello with 1 fds"));
   CHECK(contains(refusal(decoded(region, abi::kMaxFds + 1)), "more than 9 fds"));
   const auto bytes = std::as_bytes(std::span(&region, 1));
   CHECK(contains(refusal(decode({bytes, 0, false, true})), "more than 9 fds"));
   CHECK(contains(refusal(decode({bytes, 1, true, false})), "longer than the largest message"));
+}
+
+TEST_CASE("only plain GPU memory may be named by CUDA IPC") {
+  const auto spoil = [](std::size_t at) {
+    auto region = message_of<abi::RegisterRegion>(MessageType::kRegisterRegion);
+    for (const auto kind : {abi::RegionKind::kHostMemory, abi::RegionKind::kVmm, abi::RegionKind::kNone}) {
+      region.kind = static_cast<std::uint32_t>(kind);
+      CHECK(decoded(region, 1).ok());
+      reinterpret_cast<char*>(&region)[at] = 1;
+      CHECK(contains(refusal(decoded(region, 1)), "with fields of kind 2 (ipc)"));
+      region = message_of<abi::RegisterRegion>(MessageType::kRegisterRegion);
+    }
+    region.kind = static_cast<std::uint32_t>(abi::RegionKind::kIpc);
+    reinterpret_cast<char*>(&region)[at] = 1;
+    CHECK(decoded(region, 0).ok());
+  };
+  for (std::size_t i = 0; i < sizeof(abi::IpcMemory); ++i) spoil(offsetof(abi::RegisterRegion, ipc) + i);
+  spoil(offsetof(abi::RegisterRegion, dma_buf_offset));
+  spoil(offsetof(abi::RegisterRegion, no_dma_buf));
 }
 
 TEST_CASE("a text without its terminating zero is refused by name") {
@@ -117,17 +141,21 @@ TEST_CASE("a text without its terminating zero is refused by name") {
   auto join = message_of<abi::JoinGroup>(MessageType::kJoinGroup);
   std::memset(join.name, 'x', sizeof(join.name));
   CHECK(contains(refusal(decoded(join)), "join_group.name has no terminating zero"));
+  auto region = message_of<abi::RegisterRegion>(MessageType::kRegisterRegion);
+  std::memset(region.no_dma_buf, 'x', sizeof(region.no_dma_buf));
+  CHECK(contains(refusal(decoded(region, 1)), "register_region.no_dma_buf has no terminating zero"));
   auto fail = message_of<abi::FailGroup>(MessageType::kFailGroup);
   std::memset(fail.text, 'x', sizeof(fail.text));
   CHECK(contains(refusal(decoded(fail)), "fail_group.text has no terminating zero"));
 }
 
 TEST_CASE("a set reserved byte is refused in every message that has some") {
-  const auto spoil = [](auto body, std::size_t offset, std::size_t bytes, const char* name) {
+  const auto spoil = [](auto body, std::size_t offset, std::size_t bytes, const char* name,
+                        std::size_t fds = 0) {
     for (std::size_t i = 0; i < bytes; ++i) {
       auto spoiled = body;
       reinterpret_cast<char*>(&spoiled)[offset + i] = 1;
-      CHECK(contains(refusal(decoded(spoiled)), std::string(name) + ": reserved bytes are not zero"));
+      CHECK(contains(refusal(decoded(spoiled, fds)), std::string(name) + ": reserved bytes are not zero"));
     }
   };
   spoil(message_of<abi::Hello>(MessageType::kHello), offsetof(abi::Hello, reserved), 8, "hello");
@@ -135,6 +163,8 @@ TEST_CASE("a set reserved byte is refused in every message that has some") {
         "join_group");
   spoil(message_of<abi::LeaveGroup>(MessageType::kLeaveGroup), offsetof(abi::LeaveGroup, reserved), 12,
         "leave_group");
+  spoil(message_of<abi::RegisterRegion>(MessageType::kRegisterRegion),
+        offsetof(abi::RegisterRegion, reserved), 8, "register_region", 1);
   spoil(message_of<abi::UnregisterRegion>(MessageType::kUnregisterRegion),
         offsetof(abi::UnregisterRegion, reserved), 8, "unregister_region");
   spoil(message_of<abi::MapRegion>(MessageType::kMapRegion), offsetof(abi::MapRegion, reserved), 4,

@@ -69,7 +69,7 @@ TEST_CASE("a packet that is no message ends the session with the reason") {
 
   SUBCASE("another version") {
     hello.header.version = 77;
-    expected = "client speaks ABI version 77, this daemon speaks 1";
+    expected = "client speaks ABI version 77, this daemon speaks " + std::to_string(abi::kVersion);
     code = StatusCode::kFailedPrecondition;
   }
   SUBCASE("unknown type") {
@@ -259,9 +259,6 @@ TEST_CASE("an fd of the wrong kind, or a region outside its fd, is refused and t
                  "region index 8 of group \"g\" (rank 0), whose region capacity is 8"));
   CHECK(contains(refusal(good.get(), 0, 0, (1 << 20) + 1), "above limits.max_region_bytes = 1048576"));
   CHECK(contains(refusal(good.get(), 0, 0, 1 << 21), "above limits.max_pinned_bytes"));
-  CHECK(contains(
-      refusal(good.get(), 0, 0, 4096, abi::RegionKind::kDmaBuf),
-      "UNIMPLEMENTED: register_region: region of kind dma-buf: no transport of this daemon takes any"));
   CHECK(
       contains(refusal(good.get(), 0, 0, 4096, static_cast<abi::RegionKind>(9)), "region kind 9 is unknown"));
 

@@ -20,6 +20,9 @@ struct Rig {
     pair.receiver->memory = make_region(1, target_kind);
     fill(*source, 0x31);
     fill(target(), 0xee);
+    for (memory::Region* region : {source.get(), &target()}) {
+      if (region->kind == abi::RegionKind::kIpc) region->cuda_ipc = FakeEngines::name(region->fd.get());
+    }
   }
 
   memory::Region& target() { return *pair.receiver->memory; }
@@ -202,6 +205,31 @@ TEST_CASE("between host and GPU the engines copy as well") {
     REQUIRE(rig.pair.completed(20));
     CHECK(Rig::is(rig.target(), 0x31));
     CHECK(rig.engines->started() == (from == to ? 0 : 20));
+  }
+}
+
+TEST_CASE("plain GPU memory is opened by its name, at either end and once, and closed with its region") {
+  const auto plain = abi::RegionKind::kIpc, vmm = abi::RegionKind::kVmm;
+  for (const auto& [from, to] : {std::pair(plain, plain), std::pair(plain, vmm), std::pair(vmm, plain)}) {
+    Rig rig(from, to);
+    for (std::uint64_t i = 1; i <= 20; ++i) rig.submit(i);
+    REQUIRE(rig.pair.completed(20));
+    CHECK(Rig::is(rig.target(), 0x31));
+    CHECK(rig.engines->mapped() == 2);
+    rig.pair.receiver->transport->forget(rig.target());
+    rig.pair.sender->transport->forget(*rig.source);
+    CHECK(rig.pair.until([&] { return rig.engines->mapped() == 0; }));
+  }
+}
+
+TEST_CASE("a name that opens nothing fails the channel, at either end, and nobody else") {
+  for (const std::string end : {"source", "target"}) {
+    Rig rig(abi::RegionKind::kIpc, abi::RegionKind::kIpc);
+    (end == "source" ? *rig.source : rig.target()).cuda_ipc = FakeEngines::name(-1);
+    rig.submit(1);
+    REQUIRE(rig.pair.until([&] { return !rig.pair.sender->failure.ok(); }));
+    CHECK(rig.pair.sender->failure.text().find(end + ": no such allocation") != std::string::npos);
+    CHECK(rig.pair.receiver->failure.ok());
   }
 }
 

@@ -106,7 +106,7 @@ struct Rig {
                                        .offset = offset,
                                        .bytes = bytes,
                                        .kind = static_cast<std::uint32_t>(kind)};
-    send(packet_of_one, sizeof(packet_of_one), {fd});
+    send(packet_of_one, sizeof(packet_of_one), fd < 0 ? std::vector<int>{} : std::vector<int>{fd});
   }
 
   void put(PutEntry entry) {
@@ -159,7 +159,8 @@ TEST_CASE("another version, boot id or an unknown node is refused by name") {
     HelloPacket hello{.head = {PacketType::kHello, 0, 0}, .magic = kWireMagic, .version = kWireVersion + 1};
     rig.send(hello, sizeof(hello), {rig.fence.get()});
     REQUIRE(rig.next(PacketType::kRefuse).ok());
-    CHECK(read_refusal(rig.packet).why.text().find("version 3") != std::string::npos);
+    CHECK(read_refusal(rig.packet).why.text().find("version " + std::to_string(kWireVersion + 1)) !=
+          std::string::npos);
     CHECK(read_refusal(rig.packet).final);
   }
   SUBCASE("earlier life of the node that is called") {
@@ -216,6 +217,10 @@ TEST_CASE("a put that must not be done fails its channel, not the link") {
   }
   SUBCASE("GPU memory, which this end cannot reach") {
     rig.announce(rig.source.get(), kBytes, 0, abi::RegionKind::kVmm);
+    expected = StatusCode::kFailedPrecondition;
+  }
+  SUBCASE("plain GPU memory, likewise") {
+    rig.announce(-1, kBytes, 1234, abi::RegionKind::kIpc);
     expected = StatusCode::kFailedPrecondition;
   }
   SUBCASE("a source that was never announced") {

@@ -33,6 +33,9 @@ struct Rig {
   explicit Rig(abi::RegionKind source = kGpu, abi::RegionKind target = kGpu, bool relayed = true)
       : a(1, with(reading), kRegionBytes, source), b(2, with(writing), kRegionBytes, target) {
     fill_random(a.region(), 7);
+    for (memory::Region* region : {&a.region(), &b.region()}) {
+      if (region->kind == abi::RegionKind::kIpc) region->cuda_ipc = FakeEngines::name(region->fd.get());
+    }
     std::string endpoint = b.transport().local_endpoint();
     if (relayed) {
       relay = std::make_unique<test::TcpRelay>(
@@ -80,8 +83,9 @@ TEST_CASE("with engines a transport says that it moves GPU memory, without them 
 }
 
 TEST_CASE("puts of every length, between GPUs and between GPU and host, and signals among them") {
-  for (const auto& [source, target] : {std::pair(kGpu, kGpu), std::pair(kGpu, abi::RegionKind::kHostMemory),
-                                       std::pair(abi::RegionKind::kHostMemory, kGpu)}) {
+  constexpr auto kHost = abi::RegionKind::kHostMemory, kPlain = abi::RegionKind::kIpc;
+  for (const auto& [source, target] : {std::pair(kGpu, kGpu), std::pair(kGpu, kHost), std::pair(kHost, kGpu),
+                                       std::pair(kPlain, kPlain), std::pair(kPlain, kGpu)}) {
     Rig rig(source, target);
     std::uint64_t offset = 0, sequence = 0;
     for (const std::uint32_t length : {1U, 0U, 7U, 4 * kKiB, 300 * kKiB + 3, 0U, 5 * kMiB + 1, 17U}) {

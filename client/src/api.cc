@@ -4,6 +4,7 @@
 
 #include "client/src/buffer.h"
 #include "client/src/device_endpoint.h"
+#include "client/src/gpu_memory.h"
 #include "client/src/group.h"
 #include "client/src/operation.h"
 #include "client/src/session.h"
@@ -115,6 +116,19 @@ Result<SymmetricBuffer> Group::symmetric_gpu(std::uint64_t bytes) {
   const auto gpu = mine.ok() ? core_->session().gpu_memory() : mine;
   MK_RETURN_IF_ERROR(core_->agree(text, gpu.status()));
   auto state = client::open_symmetric(core_, *gpu.value(), bytes, [&](const auto&) { return text; });
+  if (!state.ok()) return state.status();
+  return SymmetricBuffer(std::move(*state));
+}
+
+Result<SymmetricBuffer> Group::register_gpu(void* data, std::uint64_t bytes) {
+  const std::string text = "registration of " + std::to_string(bytes) + " bytes of GPU memory";
+  Status mine = core_->session().gpu().status();
+  if (bytes == 0 || bytes > kMaxRegionBytes) {
+    mine = {StatusCode::kInvalidArgument, text + ", allowed are 1 to " + std::to_string(kMaxRegionBytes)};
+  }
+  const auto memory = mine.ok() ? client::open_gpu_pointer(core_->session().gpu().value(), data) : mine;
+  MK_RETURN_IF_ERROR(core_->agree(text, memory.status()));
+  auto state = client::open_symmetric(core_, *memory.value(), bytes, [&](const auto&) { return text; });
   if (!state.ok()) return state.status();
   return SymmetricBuffer(std::move(*state));
 }

@@ -1,12 +1,16 @@
 #include "client/src/buffer.h"
 
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstring>
 #include <string>
 
 namespace mkernel::client {
 namespace {
 
-Status enroll(BufferState& buffer, const GroupCore::RegionPart& part) {
-  MK_RETURN_IF_ERROR(buffer.group->register_region(buffer.region, part));
+Status enroll(BufferState& buffer, const GroupCore::RegionPart& part, const SharedMemory& memory) {
+  MK_RETURN_IF_ERROR(buffer.group->register_region(buffer.region, part, memory));
   buffer.registered = true;
   return {};
 }
@@ -21,11 +25,8 @@ Result<std::unique_ptr<BufferState>> prepare(const std::shared_ptr<GroupCore>& g
   if (!mine.ok()) return mine.status();
   buffer->bytes = bytes;
   buffer->mine = std::move(mine->mapped);
-  MK_RETURN_IF_ERROR(enroll(*buffer, {.kind = memory.kind(),
-                                      .fd = mine->fd.get(),
-                                      .offset = 0,
-                                      .bytes = memory.whole(bytes),
-                                      .shared = true}));
+  MK_RETURN_IF_ERROR(
+      enroll(*buffer, {.kind = memory.kind(), .bytes = memory.whole(bytes), .shared = true}, mine->shared));
   return buffer;
 }
 
@@ -90,11 +91,14 @@ Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>&
   if (!mapped.ok()) return mapped.status();
   buffer->bytes = bytes;
   buffer->mine = std::move(*mapped);
-  MK_RETURN_IF_ERROR(enroll(*buffer, {.kind = abi::RegionKind::kHostMemory,
-                                      .fd = memfd,
-                                      .offset = offset,
-                                      .bytes = bytes,
-                                      .shared = false}));
+  SharedMemory memory;
+  memory.fd = ipc::UniqueFd(::fcntl(memfd, F_DUPFD_CLOEXEC, 0));
+  if (!memory.fd.valid()) {
+    return Status(StatusCode::kResourceExhausted, std::string("copy of the memfd: ") + std::strerror(errno));
+  }
+  memory.offset = offset;
+  MK_RETURN_IF_ERROR(
+      enroll(*buffer, {.kind = abi::RegionKind::kHostMemory, .bytes = bytes, .shared = false}, memory));
   return buffer;
 }
 

@@ -62,6 +62,13 @@ Status require(const char* what, Pointers... pointers) {
   return {StatusCode::kInvalidArgument, std::string(what) + ": a required pointer is NULL"};
 }
 
+/// What a getter says of a handle; without one nothing (0, NULL) and an error for mk_last_error().
+template <typename Object, typename Handle, typename Get>
+auto get(const char* what, const Handle* handle, Get get) {
+  const bool there = report(require(what, handle)) == MK_OK;
+  return there ? get(unwrap<Object>(handle)) : decltype(get(unwrap<Object>(handle))){};
+}
+
 ExecutorOptions options_of(const mk_launch_options* options) {
   ExecutorOptions converted;
   if (options == nullptr) return converted;
@@ -141,16 +148,33 @@ void mk_group_destroy(mk_group* group) {
 }
 
 uint32_t mk_group_rank(const mk_group* group) {
-  return unwrap<Group>(group).rank();
+  return get<Group>("mk_group_rank", group, [](const Group& g) { return g.rank(); });
 }
 uint32_t mk_group_world_size(const mk_group* group) {
-  return unwrap<Group>(group).world_size();
+  return get<Group>("mk_group_world_size", group, [](const Group& g) { return g.world_size(); });
 }
 uint32_t mk_group_node_count(const mk_group* group) {
-  return unwrap<Group>(group).node_count();
+  return get<Group>("mk_group_node_count", group, [](const Group& g) { return g.node_count(); });
+}
+mk_status mk_group_rank_info(const mk_group* group, uint32_t rank, mk_rank_info* info) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_group_rank_info", group, info));
+    const std::uint32_t world = unwrap<Group>(group).world_size();
+    if (rank >= world) {
+      return {StatusCode::kOutOfRange, "mk_group_rank_info: rank " + std::to_string(rank) +
+                                           " of a group of " + std::to_string(world) + " ranks"};
+    }
+    const RankInfo found = unwrap<Group>(group).rank_info(rank);
+    *info = {found.node, found.local_rank, {}};
+    found.node_name.copy(info->node_name, sizeof(info->node_name) - 1);
+    return {};
+  });
 }
 mk_status mk_group_status(const mk_group* group) {
-  return guarded([&] { return unwrap<Group>(group).status(); });
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_group_status", group));
+    return unwrap<Group>(group).status();
+  });
 }
 mk_status mk_group_fail(mk_group* group, mk_status code, const char* text) {
   return guarded([&]() -> Status {
@@ -159,7 +183,10 @@ mk_status mk_group_fail(mk_group* group, mk_status code, const char* text) {
   });
 }
 mk_status mk_barrier(mk_group* group) {
-  return guarded([&] { return unwrap<Group>(group)->barrier(); });
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_barrier", group));
+    return unwrap<Group>(group)->barrier();
+  });
 }
 
 mk_status mk_exchange(mk_group* group, const void* mine, size_t bytes, void* all) {
@@ -193,14 +220,23 @@ mk_status mk_symmetric_gpu_create(mk_group* group, uint64_t bytes, mk_symmetric*
     return give(unwrap<Group>(group)->symmetric_gpu(bytes), buffer);
   });
 }
+mk_status mk_symmetric_gpu_register(mk_group* group, void* data, uint64_t bytes, mk_symmetric** buffer) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_symmetric_gpu_register", group, buffer));
+    return give(unwrap<Group>(group)->register_gpu(data, bytes), buffer);
+  });
+}
 void* mk_symmetric_data(const mk_symmetric* buffer) {
-  return unwrap<SymmetricBuffer>(buffer).data();
+  return get<SymmetricBuffer>("mk_symmetric_data", buffer,
+                              [](const SymmetricBuffer& b) -> void* { return b.data(); });
 }
 uint32_t mk_symmetric_region(const mk_symmetric* buffer) {
-  return unwrap<SymmetricBuffer>(buffer).region();
+  return get<SymmetricBuffer>("mk_symmetric_region", buffer,
+                              [](const SymmetricBuffer& b) { return b.region(); });
 }
 void* mk_symmetric_peer(const mk_symmetric* buffer, uint32_t rank) {
-  return unwrap<SymmetricBuffer>(buffer).peer(rank);
+  return get<SymmetricBuffer>("mk_symmetric_peer", buffer,
+                              [rank](const SymmetricBuffer& b) -> void* { return b.peer(rank); });
 }
 void mk_symmetric_destroy(mk_symmetric* buffer) {
   delete unwrap<SymmetricBuffer>(buffer);
@@ -220,10 +256,11 @@ mk_status mk_host_buffer_register(mk_group* group, int memfd, uint64_t offset, u
   });
 }
 void* mk_host_buffer_data(const mk_host_buffer* buffer) {
-  return unwrap<HostBuffer>(buffer).data();
+  return get<HostBuffer>("mk_host_buffer_data", buffer,
+                         [](const HostBuffer& b) -> void* { return b.data(); });
 }
 uint32_t mk_host_buffer_region(const mk_host_buffer* buffer) {
-  return unwrap<HostBuffer>(buffer).region();
+  return get<HostBuffer>("mk_host_buffer_region", buffer, [](const HostBuffer& b) { return b.region(); });
 }
 void mk_host_buffer_destroy(mk_host_buffer* buffer) {
   delete unwrap<HostBuffer>(buffer);
@@ -257,18 +294,30 @@ mk_status mk_put_host(mk_group* group, uint32_t target, uint32_t lane, const mk_
   });
 }
 mk_status mk_signal(mk_group* group, uint32_t target, uint32_t lane, uint64_t* number) {
-  return guarded([&] { return give_number(unwrap<Group>(group)->signal(target, lane), number); });
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_signal", group));
+    return give_number(unwrap<Group>(group)->signal(target, lane), number);
+  });
 }
 mk_status mk_wait_arrival(mk_group* group, uint32_t source, uint32_t lane, uint64_t count,
                           uint32_t deadline_ms) {
-  return guarded([&] {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_wait_arrival", group));
     return unwrap<Group>(group)->wait_arrival(source, lane, count, std::chrono::milliseconds(deadline_ms));
   });
 }
 mk_status mk_wait_completed(mk_group* group, uint32_t target, uint32_t lane, uint64_t count,
                             uint32_t deadline_ms) {
-  return guarded([&] {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_wait_completed", group));
     return unwrap<Group>(group)->wait_completed(target, lane, count, std::chrono::milliseconds(deadline_ms));
+  });
+}
+mk_status mk_arrivals(const mk_group* group, uint32_t source, uint32_t lane, uint64_t* count) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_arrivals", group, count));
+    *count = unwrap<Group>(group).arrivals(source, lane);
+    return {};
   });
 }
 
@@ -353,13 +402,14 @@ void mk_ring_attention_destroy(mk_attention* operation) {
 }
 
 mk_status mk_pending_wait(const mk_pending* pending, uint32_t timeout_ms) {
-  return guarded([&] {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_pending_wait", pending));
     const Pending& launch = unwrap<Pending>(pending);
     return timeout_ms == 0 ? launch.wait() : launch.wait_for(std::chrono::milliseconds(timeout_ms));
   });
 }
 int mk_pending_done(const mk_pending* pending) {
-  return unwrap<Pending>(pending).done() ? 1 : 0;
+  return get<Pending>("mk_pending_done", pending, [](const Pending& p) { return p.done() ? 1 : 0; });
 }
 void mk_pending_destroy(mk_pending* pending) {
   delete unwrap<Pending>(pending);

@@ -12,6 +12,8 @@ namespace mkernel::client {
 // clang-format off
 #define MK_CUDA_FUNCTIONS(X)                                                                             \
   X(cuInit) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute)                \
+  X(cuDeviceGetUuid) X(cuCtxEnablePeerAccess) X(cuPointerGetAttributes) X(cuMemGetAddressRange)          \
+  X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuMemGetHandleForAddressRange)     \
   X(cuDeviceCanAccessPeer) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)                      \
   X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuGetErrorName) X(cuGetErrorString)                           \
   X(cuMemGetInfo) X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease)                        \

@@ -25,6 +25,14 @@ namespace mkernel::client {
 /// kResourceExhausted (memory, with what is free and what there is).
 Result<std::shared_ptr<MemorySource>> open_gpu_memory(int device);
 
+/// Plain memory of GPU `device` that the caller has allocated (cudaMalloc, PyTorch's caching allocator): its
+/// make() checks that the bytes from `data` on can be shared and names them, its map() opens a neighbour's by
+/// CUDA IPC, or reaches it as it is when this process owns it. Errors of open_gpu_memory(); of make():
+/// kInvalidArgument (no device memory, or of another GPU), kOutOfRange (not within one allocation),
+/// kFailedPrecondition (memory that CUDA IPC cannot share: what to do instead); of map(): kFailedPrecondition
+/// (its GPU is not visible here, or out of reach), CUDA's.
+Result<std::shared_ptr<MemorySource>> open_gpu_pointer(int device, void* data);
+
 /// Host memory that kernels of GPU `device` may read and write at the same address, for as long as the result
 /// lives. The memory stays the caller's and must outlive it. Errors: kUnimplemented, kResourceExhausted (it
 /// cannot be locked), CUDA's.

@@ -58,12 +58,10 @@ class GroupCore {
   Result<std::uint32_t> take_region(bool collective);
   struct RegionPart {
     abi::RegionKind kind = abi::RegionKind::kHostMemory;
-    int fd = -1;
-    std::uint64_t offset = 0;  ///< within the fd
     std::uint64_t bytes = 0;
     bool shared = false;  ///< ranks of this node may map it
   };
-  Status register_region(std::uint32_t index, const RegionPart& part);
+  Status register_region(std::uint32_t index, const RegionPart& part, const SharedMemory& memory);
   void release_region(std::uint32_t index, bool registered);
   /// Region `index` of `rank` on this node, which has `bytes` of `memory`'s kind.
   Result<MappedMemory> map_region(std::uint32_t rank, std::uint32_t index, MemorySource& memory,

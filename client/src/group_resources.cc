@@ -1,6 +1,7 @@
 // GroupCore: region numbers and lanes.
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "client/src/gpu_memory.h"
 #include "client/src/group.h"
@@ -28,18 +29,22 @@ Status GroupCore::pin_segments() {
   return pinned.status();
 }
 
-Status GroupCore::register_region(std::uint32_t index, const RegionPart& part) {
+Status GroupCore::register_region(std::uint32_t index, const RegionPart& part, const SharedMemory& memory) {
   abi::RegisterRegion message{};
   message.group = handle_;
   message.index = index;
   message.kind = static_cast<std::uint32_t>(part.kind);
   message.shared = part.shared ? 1 : 0;
-  message.offset = part.offset;
+  message.offset = memory.offset;
   message.bytes = part.bytes;
+  message.ipc = memory.cuda_ipc;
+  message.dma_buf_offset = memory.dma_buf_offset;
+  ipc::copy_text(message.no_dma_buf, memory.no_dma_buf);
+  const int fd = memory.fd.get();
   abi::PlainReply reply;
   return session_->connection()
       .request(abi::MessageType::kRegisterRegion, message, reply, session_->request_deadline(),
-               std::span(&part.fd, 1))
+               std::span(&fd, memory.fd.valid() ? 1 : 0))
       .with_context("region " + std::to_string(index) + " of group '" + options_.name + "'");
 }
 
@@ -68,12 +73,18 @@ Result<MappedMemory> GroupCore::map_region(std::uint32_t rank, std::uint32_t ind
   std::vector<ipc::UniqueFd> fds;
   MK_RETURN_IF_ERROR(session_->connection().request(abi::MessageType::kMapRegion, message, reply,
                                                     session_->request_deadline(), {}, &fds));
-  if (fds.size() != 1 || reply.bytes != bytes || reply.kind != static_cast<std::uint32_t>(memory.kind())) {
+  const std::size_t wanted = memory.kind() == abi::RegionKind::kIpc ? 0 : 1;
+  if (fds.size() != wanted || reply.bytes != bytes ||
+      reply.kind != static_cast<std::uint32_t>(memory.kind())) {
     return Status(StatusCode::kInternal, "the daemon answered with " + std::to_string(fds.size()) + " fds, " +
                                              std::to_string(reply.bytes) + " bytes, kind " +
                                              std::to_string(reply.kind));
   }
-  return memory.map(fds[0], reply.offset, bytes);
+  SharedMemory theirs;
+  if (wanted == 1) theirs.fd = std::move(fds[0]);
+  theirs.offset = reply.offset;
+  theirs.cuda_ipc = reply.ipc;
+  return memory.map(theirs, bytes);
 }
 
 std::string GroupCore::no_lanes(std::uint32_t count, const std::string& who) const {

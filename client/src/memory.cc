@@ -15,12 +15,15 @@ class HostMemory final : public MemorySource {
     if (!fd.ok()) return fd.status();
     auto mapped = map_host(fd->get(), 0, bytes);
     if (!mapped.ok()) return mapped.status();
-    return NewMemory{std::move(*mapped), std::move(*fd)};
+    NewMemory made;
+    made.mapped = std::move(*mapped);
+    made.shared.fd = std::move(*fd);
+    return made;
   }
 
-  Result<MappedMemory> map(const ipc::UniqueFd& fd, std::uint64_t offset, std::uint64_t bytes) override {
-    MK_RETURN_IF_ERROR(ipc::check_shared_memory(fd.get(), offset, bytes));
-    return map_host(fd.get(), offset, bytes);
+  Result<MappedMemory> map(const SharedMemory& theirs, std::uint64_t bytes) override {
+    MK_RETURN_IF_ERROR(ipc::check_shared_memory(theirs.fd.get(), theirs.offset, bytes));
+    return map_host(theirs.fd.get(), theirs.offset, bytes);
   }
 };
 

@@ -18,9 +18,19 @@ struct MappedMemory {
   std::shared_ptr<const void> hold;
 };
 
+/// What other processes reach a piece of memory by.
+struct SharedMemory {
+  ipc::UniqueFd fd;          ///< memfd or VMM allocation; plain GPU memory: its dma-buf, or none
+  std::uint64_t offset = 0;  ///< of the piece within the fd; plain GPU memory: within its allocation
+  // Plain GPU memory alone.
+  abi::IpcMemory cuda_ipc{};
+  std::uint64_t dma_buf_offset = 0;  ///< of the piece within the dma-buf
+  std::string no_dma_buf;            ///< why the driver gave none
+};
+
 struct NewMemory {
   MappedMemory mapped;
-  ipc::UniqueFd fd;  ///< for the daemon; needed until the region is registered
+  SharedMemory shared;  ///< for the daemon; needed until the region is registered
 };
 
 /// Any thread. What was mapped may outlive its source.
@@ -31,10 +41,11 @@ class MemorySource {
   virtual abi::RegionKind kind() const = 0;
   /// Bytes that hold `bytes` in whole units of this memory: what is made and registered.
   virtual std::uint64_t whole(std::uint64_t bytes) const = 0;
-  /// Zeroed memory of whole(`bytes`). `label` shows where this kind of memory can carry one.
+  /// Zeroed memory of whole(`bytes`), or the caller's own as it is. `label` shows where this kind of memory
+  /// can carry one.
   virtual Result<NewMemory> make(const std::string& label, std::uint64_t bytes) = 0;
   /// Another rank's memory, as its region was registered.
-  virtual Result<MappedMemory> map(const ipc::UniqueFd& fd, std::uint64_t offset, std::uint64_t bytes) = 0;
+  virtual Result<MappedMemory> map(const SharedMemory& theirs, std::uint64_t bytes) = 0;
 };
 
 /// memfds.

@@ -63,7 +63,9 @@ class FakeDaemon {
     ipc::Mapping mapping;
     std::uint64_t offset = 0;
     bool shared = false;
-    std::uint32_t kind = 0;  ///< as the client said; "GPU memory" is a memfd too
+    std::uint32_t kind = 0;  ///< as the client said; "GPU memory" is a memfd too, or only named (kIpc)
+    std::uint64_t bytes = 0;
+    abi::IpcMemory ipc{};
   };
   struct Client;
   struct Group;

@@ -87,12 +87,22 @@ void FakeDaemon::exchange(Client& client, const abi::Exchange& message) {
 void FakeDaemon::register_region(Client& client, const abi::RegisterRegion& message,
                                  std::vector<ipc::UniqueFd> fds) {
   const Seat at = seat(client, message.group);
-  const Status good = fds.size() == 1 ? ipc::check_shared_memory(fds[0].get(), message.offset, message.bytes)
-                                      : Status(StatusCode::kInvalidArgument, "one fd is needed");
+  const bool named = message.kind == static_cast<std::uint32_t>(abi::RegionKind::kIpc);
+  Status good;
+  if (fds.size() != (named ? 0 : 1))
+    good = {StatusCode::kInvalidArgument, "not the number of fds that is needed"};
+  if (good.ok() && !named) good = ipc::check_shared_memory(fds[0].get(), message.offset, message.bytes);
   if (good.ok()) {
-    auto mapping = ipc::Mapping::map(fds[0].get(), message.offset, message.bytes);
-    at.member->regions[message.index] = {std::move(fds[0]), std::move(*mapping), message.offset,
-                                         message.shared == 1, message.kind};
+    Region region{.offset = message.offset,
+                  .shared = message.shared == 1,
+                  .kind = message.kind,
+                  .bytes = message.bytes,
+                  .ipc = message.ipc};
+    if (!named) {
+      region.mapping = std::move(ipc::Mapping::map(fds[0].get(), message.offset, message.bytes)).value();
+      region.fd = std::move(fds[0]);
+    }
+    at.member->regions[message.index] = std::move(region);
     set_entry(*at.group, at.rank, message.index, message.bytes);
   }
   plain(client, abi::MessageType::kRegisterRegionReply, message.header.sequence, good);
@@ -108,8 +118,11 @@ void FakeDaemon::map_region(Client& client, const abi::MapRegion& message) {
   }
   answer.kind = region.kind;
   answer.offset = region.offset;
-  answer.bytes = region.mapping.bytes();
-  reply(client, abi::MessageType::kMapRegionReply, message.header.sequence, answer, {}, {region.fd.get()});
+  answer.bytes = region.bytes;
+  answer.ipc = region.ipc;
+  std::vector<int> fds;
+  if (region.fd.valid()) fds.push_back(region.fd.get());
+  reply(client, abi::MessageType::kMapRegionReply, message.header.sequence, answer, {}, fds);
 }
 
 void FakeDaemon::set_entry(Group& group, std::uint32_t rank, std::uint32_t index, std::uint64_t bytes) {

@@ -148,6 +148,27 @@ class MK_API Group {
   /// without one a put from it ends the session, a put into it fails the group, both with an error that says
   /// so.
   Result<SymmetricBuffer> symmetric_gpu(std::uint64_t bytes);
+  /// **Collective**. The same over memory that the caller has allocated on its GPU, as it is: [data, data +
+  /// bytes), the same `bytes` (> 0) on every rank, at any alignment, within one allocation of cudaMalloc or
+  /// of PyTorch's caching allocator. data() is the caller's pointer, peer() the neighbour's as CUDA IPC opens
+  /// it here; region(), puts and DeviceEndpoint::peers() are those of any SymmetricBuffer. Where the driver
+  /// gives a dma-buf the daemon keeps it for NICs to register; where it gives none the buffer works all the
+  /// same, and `mkctl regions` says why.
+  ///
+  /// The memory stays the caller's. It must not be freed (nor the tensor die) before the group's next
+  /// collective call after the destruction of this buffer has returned: until then peers may store into it.
+  /// Freed too early, PyTorch hands the same bytes to the next tensor, and cudaFree keeps them allocated,
+  /// because the daemon and the peers hold them. A process that dies leaves nothing behind once its session
+  /// is reaped and its neighbours' buffers are gone. Processes share whole allocations: a neighbour could
+  /// reach what lies beside a tensor in the same cudaMalloc. Creating and destroying may wait for work under
+  /// way on the GPU, as CUDA IPC does.
+  ///
+  /// Errors, on every rank and naming the rank they come from: kInvalidArgument (no device memory, managed
+  /// memory, memory of another GPU than the session's, sizes that differ, 0), kOutOfRange (the allocation
+  /// ends earlier, and where), kFailedPrecondition (memory that CUDA IPC cannot share: PyTorch's expandable
+  /// segments, cudaMallocAsync, cuMemCreate: what to do instead; a neighbour's GPU that this process does not
+  /// see or reach), those of symmetric_gpu().
+  Result<SymmetricBuffer> register_gpu(void* data, std::uint64_t bytes);
   /// Zeroed memory that puts may read from and peers may put into; this rank alone. Peers need its region():
   /// exchange it.
   Result<HostBuffer> allocate(std::uint64_t bytes);

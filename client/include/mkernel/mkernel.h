@@ -2,9 +2,10 @@
  * is collective, who owns what, which thread) are those of mkernel/client.h; only what differs is said here.
  *
  * Every function that can fail returns an mk_status (the codes of gRPC); mk_last_error() then holds the text
- * for the calling thread. Out parameters are written on MK_OK only. Handles are destroyed in any order;
- * destroying NULL is nothing. Times are in milliseconds. Device endpoints (Group::device_endpoint) and what
- * serves only them are not here: the kernels that they are for are C++. */
+ * for the calling thread. Out parameters are written on MK_OK only. A NULL where a handle or an out parameter
+ * is needed is MK_INVALID_ARGUMENT; a function that returns a value returns 0 or NULL then. Handles are
+ * destroyed in any order; destroying NULL is nothing. Times are in milliseconds. Device endpoints
+ * (Group::device_endpoint) and what serves only them are not here: the kernels that they are for are C++. */
 #pragma once
 
 #include <stddef.h>
@@ -79,6 +80,13 @@ MK_API void mk_group_destroy(mk_group* group);
 MK_API uint32_t mk_group_rank(const mk_group* group);
 MK_API uint32_t mk_group_world_size(const mk_group* group);
 MK_API uint32_t mk_group_node_count(const mk_group* group);
+/* `rank` below the world size, else MK_OUT_OF_RANGE. */
+typedef struct mk_rank_info {
+  uint32_t node;       /* dense index of its node */
+  uint32_t local_rank; /* dense index among the ranks of that node */
+  char node_name[64];  /* ends with a zero byte */
+} mk_rank_info;
+MK_API mk_status mk_group_rank_info(const mk_group* group, uint32_t rank, mk_rank_info* info);
 MK_API mk_status mk_group_status(const mk_group* group);
 MK_API mk_status mk_group_fail(mk_group* group, mk_status code, const char* text);
 MK_API mk_status mk_barrier(mk_group* group);
@@ -89,6 +97,10 @@ MK_API mk_status mk_exchange(mk_group* group, const void* mine, size_t bytes, vo
 MK_API mk_status mk_symmetric_create(mk_group* group, uint64_t bytes, mk_symmetric** buffer);
 /* In the memory of the session's GPU; data and peer are device addresses. */
 MK_API mk_status mk_symmetric_gpu_create(mk_group* group, uint64_t bytes, mk_symmetric** buffer);
+/* Over memory that the caller has allocated on it (cudaMalloc, a PyTorch tensor); see Group::register_gpu for
+ * who must outlive whom. */
+MK_API mk_status mk_symmetric_gpu_register(mk_group* group, void* data, uint64_t bytes,
+                                           mk_symmetric** buffer);
 MK_API void* mk_symmetric_data(const mk_symmetric* buffer);
 MK_API uint32_t mk_symmetric_region(const mk_symmetric* buffer);
 MK_API void* mk_symmetric_peer(const mk_symmetric* buffer, uint32_t rank); /* NULL: on another node */
@@ -113,6 +125,8 @@ MK_API mk_status mk_wait_arrival(mk_group* group, uint32_t source, uint32_t lane
                                  uint32_t deadline_ms);
 MK_API mk_status mk_wait_completed(mk_group* group, uint32_t target, uint32_t lane, uint64_t count,
                                    uint32_t deadline_ms);
+/* Puts of channel (source -> this rank, lane) that have arrived so far; never waits. */
+MK_API mk_status mk_arrivals(const mk_group* group, uint32_t source, uint32_t lane, uint64_t* count);
 
 /* Operations. Shapes and arguments are those of mkernel/ops.h. */
 enum { MK_BF16 = 1, MK_F16 = 2 };

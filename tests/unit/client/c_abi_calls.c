@@ -20,6 +20,7 @@ const char* mk_test_errors(const char* socket) {
   mk_session* session = NULL;
   mk_group* group = NULL;
   mk_gemm* gemm = NULL;
+  mk_symmetric* symmetric = NULL;
   mk_session_options nowhere = {"/nonexistent/socket", NULL, -1, 0, 0};
   mk_session_options here = {socket, "c test", -1, 0, 30000};
   mk_group_options options = {"c", 1, 1, 0, 0, 0};
@@ -39,6 +40,8 @@ const char* mk_test_errors(const char* socket) {
   options.rank = 0;
   EXPECT(mk_join(session, &options, &group) == MK_OK);
   EXPECT(mk_group_status(group) == MK_OK);
+  EXPECT(mk_symmetric_gpu_register(group, &options, 16, &symmetric) == MK_FAILED_PRECONDITION);
+  EXPECT(strstr(mk_last_error(), "SessionOptions::device = -1") != NULL && symmetric == NULL);
   EXPECT(mk_group_fail(group, MK_ABORTED, "the user gave up") == MK_OK);
   EXPECT(mk_group_status(group) == MK_ABORTED);
   EXPECT(strstr(mk_last_error(), "the user gave up") != NULL);
@@ -58,6 +61,7 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   const mk_session_options here = {socket, "c test", -1, 1, 30000};
   mk_group_options options = {"c", 0, 0, 4, 8, 30000};
   uint32_t lane = 99, said[2] = {0, 0}, mine;
+  mk_rank_info info;
   uint64_t number = 0;
   const unsigned peer = (rank + 1) % world;
   options.world_size = world;
@@ -67,6 +71,9 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   EXPECT(mk_join(session, &options, &group) == MK_OK);
   EXPECT(mk_group_rank(group) == rank && mk_group_world_size(group) == world &&
          mk_group_node_count(group) == 1);
+  EXPECT(mk_group_rank_info(group, peer, &info) == MK_OK);
+  EXPECT(info.node == 0 && info.local_rank == peer && strcmp(info.node_name, "node0") == 0);
+  EXPECT(mk_group_rank_info(group, world, &info) == MK_OUT_OF_RANGE);
   mine = rank + 41;
   EXPECT(mk_exchange(group, &mine, sizeof(mine), said) == MK_OK);
   EXPECT(said[0] == 41 && said[1] == 42);
@@ -81,6 +88,8 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   EXPECT(mk_signal(group, peer, lane, NULL) == MK_OK);
   EXPECT(mk_wait_arrival(group, peer, lane, 2, 30000) == MK_OK);
   EXPECT(mk_wait_completed(group, peer, lane, 2, 30000) == MK_OK);
+  number = 0;
+  EXPECT(mk_arrivals(group, peer, lane, &number) == MK_OK && number == 2);
   EXPECT(((unsigned char*)mk_symmetric_data(symmetric))[2047] == peer + 1);
   EXPECT(((unsigned char*)mk_symmetric_data(symmetric))[2048] == 0);
   EXPECT(mk_symmetric_peer(symmetric, rank) == mk_symmetric_data(symmetric));
@@ -91,6 +100,68 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   mk_symmetric_destroy(symmetric);
   mk_group_destroy(group);
   mk_session_destroy(session);
+  return "";
+}
+
+#define REFUSED(call)                    \
+  EXPECT((call) == MK_INVALID_ARGUMENT); \
+  EXPECT(strstr(mk_last_error(), "is NULL") != NULL)
+#define NOTHING(call)  \
+  EXPECT((call) == 0); \
+  EXPECT(strstr(mk_last_error(), "is NULL") != NULL)
+
+/* Every function with NULL for every pointer that it needs. */
+const char* mk_test_null(void) {
+  const mk_session_options session_options = {NULL, NULL, -1, 0, 0};
+  REFUSED(mk_connect(NULL, NULL));
+  REFUSED(mk_connect(&session_options, NULL));
+  REFUSED(mk_join(NULL, NULL, NULL));
+  NOTHING(mk_group_rank(NULL));
+  NOTHING(mk_group_world_size(NULL));
+  NOTHING(mk_group_node_count(NULL));
+  REFUSED(mk_group_rank_info(NULL, 0, NULL));
+  REFUSED(mk_group_status(NULL));
+  REFUSED(mk_group_fail(NULL, MK_ABORTED, "why"));
+  REFUSED(mk_barrier(NULL));
+  REFUSED(mk_exchange(NULL, NULL, 0, NULL));
+  REFUSED(mk_symmetric_create(NULL, 1, NULL));
+  REFUSED(mk_symmetric_gpu_create(NULL, 1, NULL));
+  REFUSED(mk_symmetric_gpu_register(NULL, NULL, 1, NULL));
+  NOTHING(mk_symmetric_data(NULL));
+  NOTHING(mk_symmetric_region(NULL));
+  NOTHING(mk_symmetric_peer(NULL, 0));
+  REFUSED(mk_host_buffer_create(NULL, 1, NULL));
+  REFUSED(mk_host_buffer_register(NULL, -1, 0, 1, NULL));
+  NOTHING(mk_host_buffer_data(NULL));
+  NOTHING(mk_host_buffer_region(NULL));
+  REFUSED(mk_reserve_lanes(NULL, 1, NULL));
+  REFUSED(mk_put(NULL, 0, 0, NULL, 0, 0, 0, 0, NULL));
+  REFUSED(mk_put_host(NULL, 0, 0, NULL, 0, 0, 0, 0, NULL));
+  REFUSED(mk_signal(NULL, 0, 0, NULL));
+  REFUSED(mk_wait_arrival(NULL, 0, 0, 1, 1));
+  REFUSED(mk_wait_completed(NULL, 0, 0, 1, 1));
+  REFUSED(mk_arrivals(NULL, 0, 0, NULL));
+  REFUSED(mk_ag_gemm_create(NULL, NULL, MK_CPU, NULL));
+  REFUSED(mk_gemm_rs_create(NULL, NULL, MK_CPU, NULL));
+  REFUSED(mk_gemm_ar_create(NULL, NULL, MK_CPU, NULL));
+  REFUSED(mk_gemm_launch(NULL, NULL, NULL, NULL));
+  REFUSED(mk_gemm_enqueue(NULL, NULL, NULL, NULL));
+  REFUSED(mk_gemm_status(NULL));
+  REFUSED(mk_moe_create(NULL, NULL, NULL));
+  REFUSED(mk_moe_launch(NULL, NULL, NULL, NULL));
+  REFUSED(mk_ring_attention_create(NULL, NULL, NULL));
+  REFUSED(mk_ring_attention_launch(NULL, NULL, NULL, NULL));
+  REFUSED(mk_pending_wait(NULL, 0));
+  NOTHING(mk_pending_done(NULL));
+  mk_session_destroy(NULL);
+  mk_group_destroy(NULL);
+  mk_symmetric_destroy(NULL);
+  mk_host_buffer_destroy(NULL);
+  mk_gemm_destroy(NULL);
+  mk_moe_destroy(NULL);
+  mk_ring_attention_destroy(NULL);
+  mk_pending_destroy(NULL);
+  EXPECT(strcmp(mk_version(), "") != 0); /* and nothing fell over */
   return "";
 }
 

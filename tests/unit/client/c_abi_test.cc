@@ -2,6 +2,7 @@
 #include "tests/unit/client/ranks.h"
 
 extern "C" const char* mk_test_versions(void);
+extern "C" const char* mk_test_null(void);
 extern "C" const char* mk_test_errors(const char* socket);
 extern "C" const char* mk_test_rank(const char* socket, unsigned rank, unsigned world);
 extern "C" const char* mk_test_gemm(const char* socket);
@@ -11,6 +12,10 @@ namespace {
 
 TEST_CASE("C: versions and names") {
   CHECK(std::string(mk_test_versions()) == "");
+}
+
+TEST_CASE("C: a NULL handle is refused by the name of the function, everywhere") {
+  CHECK(std::string(mk_test_null()) == "");
 }
 
 TEST_CASE("C: errors carry a code and a text for the calling thread") {

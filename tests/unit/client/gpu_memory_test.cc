@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "client/src/buffer.h"
 #include "tests/unit/client/ranks.h"
@@ -21,10 +22,9 @@ class PlayedGpu final : public client::MemorySource {
     if (bytes > 4 * kUnit) return Status(StatusCode::kResourceExhausted, "cuMemCreate: out of memory");
     return client::host_memory().make(label, whole(bytes));
   }
-  Result<client::MappedMemory> map(const ipc::UniqueFd& fd, std::uint64_t offset,
-                                   std::uint64_t bytes) override {
+  Result<client::MappedMemory> map(const client::SharedMemory& theirs, std::uint64_t bytes) override {
     if (unreachable) return Status(StatusCode::kFailedPrecondition, "no peer access");
-    auto mapped = client::host_memory().map(fd, offset, bytes);
+    auto mapped = client::host_memory().map(theirs, bytes);
     if (!mapped.ok()) return mapped;
     ++peers;
     const auto count = [this, hold = mapped->hold](const void*) { --peers; };
@@ -35,8 +35,35 @@ class PlayedGpu final : public client::MemorySource {
   std::atomic<int> peers = 0;
 };
 
+/// The caller's memory, named and not handed over: the name holds its address, which threads share.
+class PlayedPlain final : public client::MemorySource {
+ public:
+  PlayedPlain(std::byte* data, std::uint64_t offset) : data_(data), offset_(offset) {}
+  abi::RegionKind kind() const override { return abi::RegionKind::kIpc; }
+  std::uint64_t whole(std::uint64_t bytes) const override { return bytes; }
+  Result<client::NewMemory> make(const std::string&, std::uint64_t) override {
+    client::NewMemory made;
+    made.mapped.data = data_ + offset_;
+    made.shared.offset = offset_;
+    made.shared.no_dma_buf = "played";
+    std::memcpy(made.shared.cuda_ipc.handle, &data_, sizeof(data_));
+    return made;
+  }
+  Result<client::MappedMemory> map(const client::SharedMemory& theirs, std::uint64_t) override {
+    std::byte* base = nullptr;
+    std::memcpy(&base, theirs.cuda_ipc.handle, sizeof(base));
+    CHECK_FALSE(theirs.fd.valid());
+    return client::MappedMemory{base + theirs.offset, nullptr};
+  }
+
+ private:
+  std::byte* const data_;
+  const std::uint64_t offset_;
+};
+
+template <class Memory>
 Result<std::unique_ptr<client::BufferState>> open(const std::shared_ptr<client::GroupCore>& group,
-                                                  PlayedGpu& gpu, std::uint64_t bytes) {
+                                                  Memory& gpu, std::uint64_t bytes) {
   return client::open_symmetric(group, gpu, bytes, [](const auto&) { return std::string("done"); });
 }
 
@@ -139,6 +166,51 @@ TEST_CASE("GPU buffers are registered in whole units, mapped inside a node, and 
     check_ok(group->agree("all destroyed", {}));
   });
   CHECK(daemon.look().regions == 0);
+}
+
+TEST_CASE("the caller's GPU memory is registered where it lies, and named inside a node") {
+  FakeDaemon daemon({.nodes = {"a", "a", "b"}});
+  std::vector<std::vector<std::byte>> tensors(3, std::vector<std::byte>(5000));
+  with_cores(daemon, 3, [&](const std::shared_ptr<client::GroupCore>& group) {
+    const std::uint32_t rank = group->view().rank();
+    PlayedPlain memory(tensors[rank].data(), 100 * rank + 1);
+    auto buffer = open(group, memory, 3001);
+    check_ok(buffer.status());
+    if (!buffer.ok()) return;
+    const kernels::SymmetricView& view = (*buffer)->view;
+    CHECK(view.mine == tensors[rank].data() + 100 * rank + 1);
+    CHECK(view.bytes == 3001);
+    CHECK(view.node.size() == (rank < 2 ? 2 : 1));
+    if (rank < 2) CHECK(view.node[1 - rank] == tensors[1 - rank].data() + 100 * (1 - rank) + 1);
+    const auto* entries = group->view().at<abi::RegionEntry>(group->view().segment->regions_offset);
+    for (std::uint32_t other = 0; other < 3; ++other) CHECK(entries[other * 8].bytes == 3001);
+    check_ok(group->agree("seen", {}));
+    buffer->reset();
+    check_ok(group->agree("gone", {}));
+  });
+  CHECK(daemon.look().regions == 0);
+}
+
+TEST_CASE("registering memory of a GPU needs one, and as many bytes on every rank") {
+  FakeDaemon daemon;
+  with_groups(daemon, 2, [](Group& group) {
+    int host = 0;
+    check_status(group.register_gpu(&host, 4).status(), StatusCode::kFailedPrecondition,
+                 "rank 0 on node node0: needs a GPU; the session has SessionOptions::device = -1");
+    check_status(group.register_gpu(&host, 0).status(), StatusCode::kInvalidArgument,
+                 "rank 0 on node node0: registration of 0 bytes of GPU memory, allowed are 1 to");
+    check_status(group.register_gpu(&host, 4 + group.rank()).status(), StatusCode::kFailedPrecondition,
+                 "rank 0 on node node0");
+    check_ok(group.barrier());
+  });
+  if (client::open_gpu_memory(0).ok()) return;  // what a GPU says to host memory: tests/gpu
+  with_groups(
+      daemon, 2,
+      [](Group& group) {
+        int host = 0;
+        CHECK(contains(group.register_gpu(&host, 4).status(), "rank 0 on node node0: memory of GPU 0: "));
+      },
+      {0, 0});
 }
 
 TEST_CASE("one rank without room, or without a way to its peer, fails the call on all ranks by name") {

@@ -1,4 +1,5 @@
-// A GPU as this process uses it, for what makes, takes and maps memory of it.
+// A GPU as this process uses it, for what makes, takes and maps memory of it. Plain C++; .cuh because it
+// needs CUDA's headers.
 #pragma once
 
 #include <cuda.h>

@@ -321,6 +321,16 @@ mk_status mk_arrivals(const mk_group* group, uint32_t source, uint32_t lane, uin
   });
 }
 
+mk_status mk_activity_create(mk_group* group, mk_activity** activity) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_activity_create", group, activity));
+    return give(Result<Activity>(unwrap<Group>(group)->keep_active()), activity);
+  });
+}
+void mk_activity_destroy(mk_activity* activity) {
+  delete unwrap<Activity>(activity);
+}
+
 mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
                             mk_gemm** operation) {
   return create_gemm(&Group::ag_gemm, group, shape, executor, operation);

@@ -1,8 +1,8 @@
-// Rows of this rank, pushed into the memory of the other ranks of its node, chunk by chunk.
-// Several CTAs share every chunk, so chunks become complete one after the other; each CTA moves its share
-// with the bulk copy engine of its SM, driven by a thread that loads and one that stores: every byte is read
-// once and stored once per target. (One thread for both could not issue fast enough where a piece is gathered
-// from many rows.)
+// Streams of rows, pushed from this GPU into the memory of other ranks of its node, chunk by chunk: own rows,
+// and those that come from other nodes. Several CTAs share every chunk, so chunks become complete one after
+// the other; each CTA moves its share with the bulk copy engine of its SM, driven by a thread that loads and
+// one that stores: every byte is read once and stored once per target. (One thread for both could not issue
+// fast enough where a piece is gathered from many rows.)
 #pragma once
 
 #include <cstddef>
@@ -23,89 +23,127 @@ inline constexpr int kFanOutStages = 12;
 inline constexpr int kFanOutStoring = 6;  ///< stages whose stores may be under way; the others hold loads
 inline constexpr std::uint32_t kFanOutPieceBytes = 16384;
 
-/// Ranks of one node at most.
-inline constexpr int kMaxFanOutTargets = 15;
+inline constexpr int kMaxFanOutTargets = 16;
+inline constexpr int kMaxFanOutStreams = 16;
 
 struct FanOutTarget {
   std::byte* rows;       ///< where the rows go: part 0 of all of them, then part 1, ...
   std::uint64_t* ready;  ///< [chunks]: one is added per share when that share of the chunk is there
 };
 
-/// A chunk is one part (along k) of a block of rows; the parts of a block follow each other. Sizes and
-/// addresses are multiples of 16 bytes, a part of a row has at most kFanOutPieceBytes. Without rows the
-/// stream is one block of empty chunks.
+/// The rows of one source. Without rows it is one block of empty chunks.
 struct FanOutStream {
-  const std::byte* source;  ///< [rows, row.row_bytes]
+  const std::byte* source;  ///< [rows, row_bytes], or as at the targets
+  bool in_parts;            ///< as at the targets
   std::int64_t rows;
-  RowParts row;
-  std::int32_t block_rows;
   std::int32_t chunks;
-  std::int32_t shares;   ///< CTAs that share every chunk
-  std::int32_t targets;  ///< in the order in which they are written
+  std::int32_t stores;   ///< the first of the targets: where rows are stored, in this order
+  std::int32_t targets;  ///< where chunks are counted
   FanOutTarget target[kMaxFanOutTargets];
 };
 
+/// All streams, cut alike. A chunk is one part (along k) of a block of rows; the parts of a block follow each
+/// other. Sizes and addresses are multiples of 16 bytes, a part of a row has at most kFanOutPieceBytes. First
+/// come the chunks of stream 0, then the j-th chunks of all others in turn.
+struct FanOutPlan {
+  RowParts row;
+  std::int32_t block_rows;
+  std::int32_t shares;  ///< CTAs that share every chunk
+  std::int32_t streams;
+  std::int32_t most_chunks;  ///< of a stream after the first
+  FanOutStream stream[kMaxFanOutStreams];
+
+  struct Turn {
+    std::int32_t stream, chunk;
+  };
+  __device__ __forceinline__ std::int32_t turns() const {
+    return stream[0].chunks + (streams - 1) * most_chunks;
+  }
+  __device__ __forceinline__ Turn turn(std::int32_t index) const {
+    if (index < stream[0].chunks) return {0, index};
+    index -= stream[0].chunks;
+    return {1 + index % (streams - 1), index / (streams - 1)};
+  }
+  /// Whether its stream has that many chunks.
+  __device__ __forceinline__ bool exists(const Turn& turn) const {
+    return turn.chunk < stream[turn.stream].chunks;
+  }
+};
+
+/// Added to FanOutShared::sent when a chunk did not come; more than there are turns.
+inline constexpr std::uint32_t kFanOutGaveUp = 1U << 31;
+
 struct alignas(128) FanOutShared {
   std::byte stage[kFanOutStages][kFanOutPieceBytes];
-  FanOutStream stream;  ///< for the caller to fill in: too long for registers
+  FanOutPlan plan;  ///< for the caller to fill in: too long for registers
   PipelineBarriers<kFanOutStages> barriers;
-  std::uint32_t sent;  ///< chunks of which this CTA's share has arrived everywhere
+  std::uint32_t sent;  ///< turns of which this CTA's share has arrived everywhere
+  std::int32_t lost;   ///< the turn whose chunk did not come, nor anything after it; -1: none
 };
 
 /// Walks the pieces of one share of all chunks: a few rows' parts. A share without rows is one empty piece:
 /// it has to be counted too.
 class FanOutCursor {
  public:
-  __device__ __forceinline__ FanOutCursor(const FanOutStream& stream, int share)
-      : stream_(stream), share_(share) {
-    enter_part();
+  __device__ __forceinline__ FanOutCursor(const FanOutPlan& plan, int share) : plan_(plan), share_(share) {
+    enter_turn();
   }
 
-  __device__ __forceinline__ bool done() const { return chunk_ == stream_.chunks; }
-  __device__ __forceinline__ std::int32_t chunk() const { return chunk_; }
+  __device__ __forceinline__ bool done() const { return turn_ == plan_.turns(); }
+  __device__ __forceinline__ std::int32_t turn() const { return turn_; }
+  __device__ __forceinline__ const FanOutPlan::Turn& at() const { return at_; }
+  __device__ __forceinline__ const FanOutStream& stream() const { return plan_.stream[at_.stream]; }
   __device__ __forceinline__ std::int32_t rows() const { return min(end_ - row_, piece_rows_); }
   /// Of one row's part.
   __device__ __forceinline__ std::uint32_t row_bytes() const { return row_bytes_; }
   __device__ __forceinline__ std::uint32_t bytes() const { return rows() * row_bytes_; }
+  /// From row to row of the source.
+  __device__ __forceinline__ std::int64_t source_pitch() const {
+    return stream().in_parts ? row_bytes_ : plan_.row.row_bytes;
+  }
   __device__ __forceinline__ std::int64_t source_offset() const {
-    return (first_row_ + row_) * stream_.row.row_bytes + column_;
+    return stream().in_parts ? target_offset() : (first_row_ + row_) * plan_.row.row_bytes + column_;
   }
   __device__ __forceinline__ std::int64_t target_offset() const {
-    return stream_.rows * column_ + (first_row_ + row_) * row_bytes_;
+    return stream().rows * column_ + (first_row_ + row_) * row_bytes_;
   }
+  __device__ __forceinline__ bool begins_share() const { return row_ == begin_; }
   __device__ __forceinline__ bool ends_share() const { return end_ - row_ <= piece_rows_; }
   __device__ __forceinline__ void advance() {
     if (!ends_share()) {
       row_ += piece_rows_;
       return;
     }
-    ++chunk_;
-    if (++part_ == stream_.row.parts) {
-      part_ = 0;
-      first_row_ += stream_.block_rows;
-    }
-    enter_part();
+    ++turn_;
+    enter_turn();
   }
 
  private:
-  /// What does not change within a part of a block: the divisions are here.
-  __device__ __forceinline__ void enter_part() {
-    const std::int64_t behind = stream_.rows - first_row_;
-    const auto rows =
-        behind < 0 ? 0 : static_cast<std::int32_t>(min(behind, std::int64_t{stream_.block_rows}));
-    row_ = rows * share_ / stream_.shares;
-    end_ = rows * (share_ + 1) / stream_.shares;
-    column_ = stream_.row.begin(part_);
-    row_bytes_ = static_cast<std::uint32_t>(stream_.row.bytes(part_));
+  /// What does not change within a chunk: the divisions are here.
+  __device__ __forceinline__ void enter_turn() {
+    for (;; ++turn_) {
+      if (done()) return;
+      at_ = plan_.turn(turn_);
+      if (plan_.exists(at_)) break;
+    }
+    const std::int32_t part = at_.chunk % plan_.row.parts;
+    first_row_ = at_.chunk / plan_.row.parts * std::int64_t{plan_.block_rows};
+    const std::int64_t behind = stream().rows - first_row_;
+    const auto rows = behind < 0 ? 0 : static_cast<std::int32_t>(min(behind, std::int64_t{plan_.block_rows}));
+    row_ = begin_ = rows * share_ / plan_.shares;
+    end_ = rows * (share_ + 1) / plan_.shares;
+    column_ = plan_.row.begin(part);
+    row_bytes_ = static_cast<std::uint32_t>(plan_.row.bytes(part));
     piece_rows_ = static_cast<std::int32_t>(kFanOutPieceBytes / row_bytes_);
   }
 
-  const FanOutStream& stream_;
+  const FanOutPlan& plan_;
   const int share_;
-  std::int32_t chunk_ = 0, part_ = 0;
-  std::int64_t first_row_ = 0;      ///< of the block
-  std::int32_t row_ = 0, end_ = 0;  ///< of this CTA's share, in the block
-  std::int64_t column_ = 0;         ///< bytes
+  std::int32_t turn_ = 0;
+  FanOutPlan::Turn at_{0, 0};
+  std::int64_t first_row_ = 0;                  ///< of the block
+  std::int32_t row_ = 0, begin_ = 0, end_ = 0;  ///< of this CTA's share, in the block
+  std::int64_t column_ = 0;                     ///< bytes
   std::uint32_t row_bytes_ = 0;
   std::int32_t piece_rows_ = 0;
 };
@@ -115,63 +153,91 @@ __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
   if (threadIdx.x == 0) {
     Pipeline<kFanOutStages>::init(shared.barriers, 1, 1);
     shared.sent = 0;
+    shared.lost = -1;
     ptx::fence_mbarrier_init_release_cluster();
   }
   __syncthreads();
 }
 
-/// One thread: share `share` of the stream into the stages.
-__device__ __forceinline__ void load_fan_out(const FanOutStream& stream, int share, FanOutShared& shared) {
+/// One thread: share `share` of the streams into the stages. `here(turn)` waits until that chunk may be read
+/// by bulk copies; when it returns false, what was loaded before is the last that is stored.
+template <typename Here>
+__device__ __forceinline__ void load_fan_out(const FanOutPlan& plan, int share, FanOutShared& shared,
+                                             const Here& here) {
   const std::uint32_t stage0 = ptx::shared_address(shared.stage);
-  const bool whole_rows = stream.row.parts == 1;  // they lie together, parts of rows do not
   Pipeline<kFanOutStages> stages(shared.barriers);
-  for (FanOutCursor piece(stream, share); !piece.done(); piece.advance(), stages.advance()) {
+  for (FanOutCursor piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
+    const bool came = !piece.begins_share() || here(piece.at());
     stages.wait_empty();
-    const std::uint32_t bytes = piece.bytes();
+    if (!came) {
+      shared.lost = piece.turn();
+      stages.arrive_full();
+      return;
+    }
+    const std::uint32_t bytes = piece.stream().stores > 0 ? piece.bytes() : 0;
     if (bytes == 0) {
       stages.arrive_full();
       continue;
     }
     stages.arrive_full_expect(bytes);
     const std::uint32_t to = stage0 + stages.stage() * kFanOutPieceBytes;
-    const std::byte* from = stream.source + piece.source_offset();
-    if (whole_rows) {
+    const std::byte* from = piece.stream().source + piece.source_offset();
+    const std::int64_t pitch = piece.source_pitch();
+    if (pitch == piece.row_bytes()) {  // they lie together, parts of rows do not
       ptx::bulk_load(to, from, bytes, stages.full_barrier());
       continue;
     }
-    for (std::uint32_t at = 0; at < bytes; at += piece.row_bytes(), from += stream.row.row_bytes)
+    for (std::uint32_t at = 0; at < bytes; at += piece.row_bytes(), from += pitch)
       ptx::bulk_load(to + at, from, piece.row_bytes(), stages.full_barrier());
   }
 }
 
-/// One thread of another warp: from the stages to all targets. Returns when all of it is there;
-/// signal_fan_out() says so.
-__device__ __forceinline__ void store_fan_out(const FanOutStream& stream, int share, const DeviceTrace& trace,
+/// One thread of another warp: from the stages to all targets. Returns when all of it is there, false when
+/// not all came; signal_fan_out() says so.
+__device__ __forceinline__ bool store_fan_out(const FanOutPlan& plan, int share, const DeviceTrace& trace,
                                               FanOutShared& shared) {
   const std::uint32_t stage0 = ptx::shared_address(shared.stage);
+  const auto tell = [&](std::uint32_t more) {
+    ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), more);
+  };
   Pipeline<kFanOutStages> stages(shared.barriers);
   Pipeline<kFanOutStages> stored = stages;  // trails by the stores under way
-  FanOutCursor arrived(stream, share);
+  FanOutCursor arrived(plan, share);
   // Waiting for whole stores, not only for their reads, frees the stage and tells in the same breath which
   // pieces have arrived.
   const auto count_one = [&] {
     stored.arrive_empty();
     stored.advance();
-    if (arrived.ends_share()) {
-      ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), 1);
-      end_work(trace, DeviceWork::kPush, arrived.chunk());
+    const FanOutPlan::Turn at = arrived.at();
+    const std::int32_t turn = arrived.turn();
+    arrived.advance();
+    if (arrived.turn() != turn) {
+      tell(static_cast<std::uint32_t>(arrived.turn() - turn));
+      end_work(trace, DeviceWork::kPush, at.chunk);
       begin_work(trace);
     }
-    arrived.advance();
   };
   int under_way = 0;
   begin_work(trace);
-  for (FanOutCursor piece(stream, share); !piece.done(); piece.advance(), stages.advance()) {
+  const auto count_all = [&] {
+    ptx::bulk_wait_group<0>();
+    for (; under_way > 0; --under_way) count_one();
+  };
+  for (FanOutCursor piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
+    // A chunk that is waited for may be long in coming, or come only when those before it were counted.
+    if (piece.at().stream > 0 && piece.begins_share() && !stages.test_full()) count_all();
     stages.wait_full();
+    // Only when all that was loaded is out of the stages: no copy may outlive the CTA.
+    if (shared.lost == piece.turn()) {
+      count_all();
+      tell(kFanOutGaveUp);
+      return false;
+    }
+    const FanOutStream& stream = piece.stream();
     const std::uint32_t bytes = piece.bytes();
     const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
     const std::int64_t to = piece.target_offset();
-    for (int t = 0; bytes > 0 && t < stream.targets; ++t)
+    for (int t = 0; bytes > 0 && t < stream.stores; ++t)
       ptx::bulk_store(stream.target[t].rows + to, from, bytes);
     ptx::bulk_commit_group();
     if (under_way < kFanOutStoring) {
@@ -181,31 +247,35 @@ __device__ __forceinline__ void store_fan_out(const FanOutStream& stream, int sh
     ptx::bulk_wait_group<kFanOutStoring>();
     count_one();
   }
-  ptx::bulk_wait_group<0>();
-  while (!arrived.done()) count_one();
+  count_all();
+  return true;
 }
 
 /// One warp, beside the two: counts this CTA's share of every chunk at every target when it has arrived. A
 /// warp of its own, because the fence in front of a count takes as long as a piece on the link: the pushing
-/// thread would stand still. Its wait is for a thread of this CTA that waits for nobody, so it has no
-/// deadline.
-__device__ __forceinline__ void signal_fan_out(const FanOutStream& stream, const DeviceTrace& trace,
+/// thread would stand still. Its wait is for a thread of this CTA that ends even when nothing comes, so it
+/// has no deadline.
+__device__ __forceinline__ void signal_fan_out(const FanOutPlan& plan, const DeviceTrace& trace,
                                                const FanOutShared& shared) {
-  const auto chunks = static_cast<std::uint32_t>(stream.chunks);
+  const auto turns = static_cast<std::uint32_t>(plan.turns());
   const int target = static_cast<int>(threadIdx.x % 32);
-  for (std::uint32_t told = 0; told < chunks;) {
+  for (std::uint32_t told = 0; told < turns;) {
     // Read by an atomic, as it is written: what hands data on between warps is then plain to see, for
     // compute-sanitizer's racecheck too.
     std::uint32_t sent = 0;
     if (target == 0) sent = ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), 0);
     sent = __shfl_sync(~0U, sent, 0);
     if (sent == told) continue;
+    if (sent >= kFanOutGaveUp) return;
     if (target == 0) begin_work(trace);
     // The first lane heard it from the thread that saw the stores complete; barrier and fence carry it on.
     __syncwarp();
     ptx::fence_acq_rel_sys();
     for (; told < sent; ++told) {
-      if (target < stream.targets) ptx::red_add_relaxed_sys(stream.target[target].ready + told, 1);
+      const FanOutPlan::Turn turn = plan.turn(static_cast<std::int32_t>(told));
+      const FanOutStream& stream = plan.stream[turn.stream];
+      if (plan.exists(turn) && target < stream.targets)
+        ptx::red_add_relaxed_sys(stream.target[target].ready + turn.chunk, 1);
     }
     if (target == 0) end_work(trace, DeviceWork::kSignal, told - 1);
   }

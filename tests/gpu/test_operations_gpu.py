@@ -1,5 +1,5 @@
-"""The operations of the cuda executor: ranks that are processes, a real daemon, a GPU for each rank. mkbench verifies every
-element of every launch. Skipped, with the reason, where there are fewer than two GPUs."""
+"""The operations of the cuda executor: ranks that are processes, real daemons (one, or two that play two nodes), a GPU for each
+rank. mkbench verifies every element of every launch. Skipped, with the reason, where there are fewer than two GPUs."""
 import json
 import pathlib
 import subprocess
@@ -104,6 +104,72 @@ class OperationsGpuTest(ClusterTest):
             self.assertIn("cuda", err)
             self.assertIn("rank 0", err)
             self.assertIn("rank 1", err)
+
+
+class SeveralNodesGpuTest(ClusterTest):
+    """Two daemons, joined by the emulated fabric, or by TCP; the ranks of each on GPUs of their own."""
+
+    def start(self, kind="emulated", **options):
+        return self.start_nodes(2, {"transport": {"kind": kind, "gpu_memory": True}, f"transport.{kind}": options})
+
+    def ranks(self, world, *arguments, group="gpu"):
+        return [self.bench(r, world, self.daemons[r * 2 // world], *arguments, "--executor", "cuda", "--device", str(r), group=group)
+                for r in range(world)]
+
+    def verified(self, world, *arguments, group="gpu"):
+        outcomes = [self.finish(rank) for rank in self.ranks(world, *arguments, group=group)]
+        for rank, (status, out, err) in enumerate(outcomes):
+            self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
+        self.assertIn("verified", outcomes[0][1])
+        print(outcomes[0][1])
+
+    def test_shapes(self):
+        self.start(bandwidth_gbytes=50, latency_us=5)
+        for world in sorted({2, GPUS // 2 * 2}):
+            for m, n, k in ((4096, 1024, 4096), (1000, 384, 520), (1, 8, 8)):
+                with self.subTest(world=world, m=m):
+                    self.verified(world, "ag_gemm", "--m", str(m), "--n", str(n), "--k", str(k), "--iterations", "5")
+        for node in self.daemons:
+            wait_until(lambda n=node: n.show("regions") == [], "the daemons let go of every region")
+
+    def test_over_tcp(self):
+        self.start("tcp")
+        self.verified(2, "ag_gemm", "--m", "1000", "--n", "384", "--k", "520", "--iterations", "5")
+
+    def start_endless(self):
+        self.start()
+        ranks = self.ranks(2, "ag_gemm", *ENDLESS, group="endless")
+        for node in self.daemons:
+            wait_until(lambda n=node: [s["active"] for s in n.show("sessions")] and n.show("regions"), "the ranks run")
+        return ranks
+
+    def test_kill_of_a_rank(self):
+        survivor, killed = self.start_endless()
+        killed.kill()
+        status, out, err = self.finish(survivor)
+        self.assertEqual(status, 1, out + err)
+        self.assertIn("rank 1", err)
+        self.verified(2, "ag_gemm", "--iterations", "2", group="after")  # the GPUs are usable at once
+
+    def test_kill_of_a_daemon(self):
+        ranks = self.start_endless()
+        self.daemons[1].kill()
+        for rank in ranks:
+            status, out, err = self.finish(rank)
+            self.assertEqual(status, 1, out + err)
+            self.assertRegex(err, "UNAVAILABLE|DEADLINE_EXCEEDED")
+        self.daemons[1].start()
+        for node in self.daemons:
+            self.wait_for_peers(node, 1)
+        self.verified(2, "ag_gemm", "--iterations", "2", group="after")
+
+    def test_what_does_not_put_yet_is_refused_by_name(self):
+        self.start()
+        for op in ("gemm_rs", "gemm_ar"):
+            for rank in self.ranks(2, op, group=op):
+                status, out, err = self.finish(rank)
+                self.assertEqual(status, 1, out + err)
+                self.assertIn("the cuda executor runs on one node, the group has 2", err)
 
 
 if __name__ == "__main__":

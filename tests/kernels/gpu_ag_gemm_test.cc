@@ -1,14 +1,18 @@
 // What only AG+GEMM on the cuda executor has: rows that come in parts, narrow tiles at the end, CTAs that
-// push.
+// push, and several nodes.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "tests/support/gpu_ranks.h"
 
 using namespace mkernel;
 using namespace mkernel::kernels;
 using namespace mkernel::test;
+using namespace std::chrono_literals;
 
 TEST_CASE("any number of narrow tiles at the end, and rows that come in parts") {
   if (!peers_or_skip(2)) return;
@@ -23,4 +27,75 @@ TEST_CASE("any number of pushing CTAs") {
   if (!peers_or_skip(2)) return;
   for (const std::int32_t comm_ctas : {2, 6, 32})
     check_gpu_case<AgGemm>(2, {3000, 512, 1024}, {.comm_ctas = comm_ctas});
+}
+
+namespace {
+
+/// Nodes of one and of two ranks on two GPUs: a GPU each, or two or three ranks on one.
+constexpr FabricOptions kNodes[] = {{.nodes = 2, .ranks_per_node = 1, .seed = 1},
+                                    {.nodes = 2, .ranks_per_node = 2, .seed = 2},
+                                    {.nodes = 3, .ranks_per_node = 1, .rings = 2, .seed = 3}};
+
+}  // namespace
+
+TEST_CASE("over several nodes: shapes, ranks without rows, rows in parts, a wire that delivers late") {
+  if (!peers_or_skip(2)) return;
+  for (const FabricOptions& nodes : kNodes) {
+    CAPTURE(nodes.nodes);
+    CAPTURE(nodes.ranks_per_node);
+    for (const GemmShape& s : {GemmShape{1, 8, 8}, GemmShape{3, 384, 4096}, GemmShape{1000, 392, 1032},
+                               GemmShape{4097, 264, 8200}, GemmShape{12345, 128, 264}}) {
+      check_gpu_case<AgGemm>(nodes, s);
+    }
+    check_gpu_case<AgGemm>(nodes, {3000, 776, 4104, DataType::kF16, Layout::kColumnMajor},
+                           {.tile = Sm90Tile::k128x256, .comm_ctas = 6, .tail_tiles = 7});
+  }
+}
+
+TEST_CASE("over several nodes: launches behind each other, no host call and no barrier between") {
+  if (!peers_or_skip(2)) return;
+  constexpr int kLaunches = 50;
+  for (const FabricOptions& nodes : kNodes) {
+    GpuRanks all = gpu_ranks<AgGemm>(nodes, {1500, 256, 1032});
+    for (int round = 0; round < 3; ++round) {
+      require_ok(all.each([&](int rank) -> Status {
+        for (int i = 0; i < kLaunches; ++i) {
+          MK_RETURN_IF_ERROR(all.fill(rank, round * kLaunches + i));
+          MK_RETURN_IF_ERROR(
+              all.operation(rank).enqueue(all.arguments(rank), kGpuOptions, all.stream(rank).get()));
+        }
+        MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
+        return all.operation(rank).status();
+      }));
+      require_ok(all.each([&](int rank) { return all.verify(rank); }));  // the last one
+    }
+    CHECK(all.world().fabric().error() == "");
+    const std::uint64_t sent = all.world().fabric().wire_bytes(0);
+    CHECK(sent == 3 * kLaunches * all.operation(0).wire_bytes());
+    CHECK(sent > 0);
+  }
+}
+
+TEST_CASE("a rank of another node that does not come is named by whoever waits for it") {
+  if (!peers_or_skip(2)) return;
+  for (const FabricOptions& nodes : kNodes) {
+    GpuRanks all = gpu_ranks<AgGemm>(nodes, {2048, 512, 1024});
+    const int missing = all.size() - 1;
+    const std::string name = "rank " + std::to_string(missing);
+    std::vector<Status> missed(all.size());
+    require_ok(all.each([&](int rank) -> Status {
+      if (rank == missing) return {};
+      MK_RETURN_IF_ERROR(all.fill(rank, 1));
+      missed[rank] = all.run(rank, {.deadline = 400ms});
+      return {};
+    }));
+    for (int rank = 0; rank < missing; ++rank) {
+      CHECK(missed[rank].code() == StatusCode::kDeadlineExceeded);
+      CHECK_MESSAGE(missed[rank].text().find(name) != std::string::npos, missed[rank].text());
+    }
+    // Its rail peer on the first node.
+    const auto& rail = missed[(missing % nodes.ranks_per_node)];
+    CHECK_MESSAGE(rail.text().find("inter_recv: arrivals of " + name + " lane 0") != std::string::npos,
+                  rail.text());
+  }
 }

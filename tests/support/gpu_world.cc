@@ -154,7 +154,9 @@ std::int32_t GpuWorld::sms() const {
   if (!shares_gpus()) return 0;
   int all = 0;
   if (cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess) return 0;
-  return all / static_cast<int>(options_.nodes) / 2 * 2;
+  // The wire's copies within one GPU are kernels, which wait for an SM of their own.
+  constexpr int kForCopies = 8;
+  return (all - kForCopies) / static_cast<int>(options_.nodes) / 2 * 2;
 }
 
 Result<std::vector<kernels::SymmetricView>> GpuWorld::symmetric(std::uint64_t bytes) {

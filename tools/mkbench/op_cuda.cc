@@ -219,6 +219,7 @@ Status Measurement::verify(Row& row) {
 Status Measurement::round(Row& row) {
   for (int set = 0; set < case_->sets(); ++set) MK_RETURN_IF_ERROR(case_->fill(set, iteration_++));
   MK_RETURN_IF_ERROR(stream_.synchronize());
+  const Activity awake = group_.keep_active();  // replays that put cannot wake the daemon
   const Status timed = time(ours_);
   MK_RETURN_IF_ERROR(op_->status());  // says who was waited for; `timed` only that the group is over
   MK_RETURN_IF_ERROR(timed);

@@ -42,6 +42,7 @@ typedef struct mk_session mk_session;
 typedef struct mk_group mk_group;
 typedef struct mk_symmetric mk_symmetric;
 typedef struct mk_host_buffer mk_host_buffer;
+typedef struct mk_activity mk_activity;
 typedef struct mk_gemm mk_gemm;
 typedef struct mk_moe mk_moe;
 typedef struct mk_attention mk_attention;
@@ -128,6 +129,11 @@ MK_API mk_status mk_wait_completed(mk_group* group, uint32_t target, uint32_t la
 /* Puts of channel (source -> this rank, lane) that have arrived so far; never waits. */
 MK_API mk_status mk_arrivals(const mk_group* group, uint32_t source, uint32_t lane, uint64_t* count);
 
+/* While it lives the daemon's proxies poll this session's rings instead of sleeping; see Group::keep_active()
+ * in mkernel/client.h for who needs one. */
+MK_API mk_status mk_activity_create(mk_group* group, mk_activity** activity);
+MK_API void mk_activity_destroy(mk_activity* activity);
+
 /* Operations. Shapes and arguments are those of mkernel/ops.h. */
 enum { MK_BF16 = 1, MK_F16 = 2 };
 enum { MK_ROW_MAJOR = 0, MK_COLUMN_MAJOR = 1 };
@@ -189,8 +195,9 @@ MK_API mk_status mk_gemm_launch(mk_gemm* operation, const mk_gemm_arguments* arg
                                 const mk_launch_options* options, mk_pending** pending);
 /* MK_CUDA: queues one launch on `stream` (a cudaStream_t of the session's GPU, which stays the caller's;
  * NULL: its default stream) and may be captured in a CUDA graph. The operands must stay until the stream is
- * done. Not together with mk_gemm_launch. Errors: a NULL `operation` or `arguments`; every other one
- * fails the group, as that of a launch does, also MK_UNIMPLEMENTED (an operation of MK_CPU). */
+ * done; over several nodes so must an mk_activity. Not together with mk_gemm_launch. Errors: a NULL
+ * `operation` or `arguments`; every other one fails the group, as that of a launch does, also
+ * MK_UNIMPLEMENTED (an operation of MK_CPU). */
 MK_API mk_status mk_gemm_enqueue(mk_gemm* operation, const mk_gemm_arguments* arguments,
                                  struct CUstream_st* stream, const mk_launch_options* options);
 /* Once the stream is done: MK_OK, or why a launch that was queued failed; the group is over for all ranks

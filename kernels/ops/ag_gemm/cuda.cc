@@ -9,6 +9,7 @@
 #include "kernels/gemm/with_tile.h"
 #include "kernels/memory/hopper.h"
 #include "kernels/ops/ag_gemm/cuda_parameters.h"
+#include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/cuda_operations.h"
 #include "kernels/schedule/tiles.h"
 
@@ -21,7 +22,13 @@ class CudaAgGemm final : public CudaGemmOperation {
       : CudaGemmOperation(OpKind::kAgGemm, shape, std::move(topology), rank), plan_(plan) {}
 
   Requirements requirements() const override {
-    return {.workspace_bytes = plan_.gather.workspace_bytes(), .gpu = true};
+    return {.workspace_bytes = plan_.gather.workspace_bytes(),
+            .lanes = topology().nodes() > 1 ? AgGemmPlan::kLanes : 0,
+            .gpu = true};
+  }
+  std::uint64_t wire_bytes() const override {
+    const std::int64_t own = plan_.gather.rows_of(plan_.steps.rank) * plan_.gather.row.row_bytes;
+    return static_cast<std::uint64_t>(own) * (topology().nodes() - 1);
   }
 
  private:
@@ -79,12 +86,15 @@ class CudaAgGemm final : public CudaGemmOperation {
     AgGemmParameters p{};
     MK_RETURN_IF_ERROR(encode_operands(arguments, p));
     p.slabs = static_cast<const TensorMap*>(slabs_.get());
-    p.control = control();
-    p.host = host_watch();
-    p.deadline_ns = deadline_ns;
+    p.endpoint = endpoint(deadline_ns);
     p.rows = static_cast<const std::byte*>(arguments.a);
-    for (std::uint32_t r = 0; r < topology().world(); ++r)
-      p.workspace[r] = workspace().node[topology().local_of(r)];
+    p.region = workspace().region;
+    p.local_rank = static_cast<std::int32_t>(topology().local_of(rank()));
+    std::copy(workspace().node.begin(), workspace().node.end(), p.node);
+    for (std::uint32_t step = 1; step < topology().nodes(); ++step) {
+      const std::uint32_t node = (topology().node_of(rank()) + step) % topology().nodes();
+      p.rail[p.rails++] = static_cast<std::int32_t>(topology().rail_peer(rank(), node));
+    }
     p.gather = plan_.gather;
     p.steps = plan_.steps;
     p.deal = plan_.deal;

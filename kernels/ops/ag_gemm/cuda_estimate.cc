@@ -12,20 +12,33 @@ constexpr double kCtaPushes = 46e9;           ///< bytes a second of one pushing
 constexpr double kLinksTake = 345e9;          ///< of all links of a GPU, one way, as bulk stores
 constexpr double kBegin = 3e-6, kEnd = 3e-6;  ///< launch; last stores
 constexpr double kOnTheWay = 3e-6;            ///< from a push to the waiter that sees it
+constexpr double kOnTheWire = 15e-6;          ///< from a chunk that may be put to one that has arrived
 
-double push_rate(std::int32_t ctas) {
-  return std::pow(std::pow(ctas * kCtaPushes, -4) + std::pow(kLinksTake, -4), -0.25);
+/// For `bytes` of a chunk to `stores` places, `links` of them behind NVLink.
+double push_seconds(double bytes, std::int32_t stores, std::int32_t links, std::int32_t ctas) {
+  return std::pow(std::pow(bytes * stores / (ctas * kCtaPushes), 4) + std::pow(bytes * links / kLinksTake, 4),
+                  0.25);
 }
 
+/// Seconds from chunk to chunk.
 struct Pace {
   const AgGemmCudaPlan& plan;
-  double part_seconds;  ///< from part to part of a block, pushed to all
+  double own;   ///< stored at the other ranks of the node, and where it is put from
+  double wire;  ///< put to one rail peer
+  double far;   ///< that came from another node, stored at the other ranks
 
   /// When part `part` of the rows of a step of the raster is there.
   double arrival(std::int32_t row, std::int32_t part) const {
     const ArrivalSteps::Place step = plan.steps.place(row);
     if (step.source == plan.steps.rank) return 0;
-    return kBegin + kOnTheWay + (step.block * plan.gather.row.parts + part + 1) * part_seconds;
+    const std::int32_t chunk = step.block * plan.gather.row.parts + part;
+    const std::int32_t near_steps = plan.steps.own_blocks + plan.steps.near * plan.steps.blocks;
+    if (row < near_steps) return kBegin + kOnTheWay + (chunk + 1) * own;
+    const std::int32_t nodes_back = (row - near_steps) % plan.steps.far() / (plan.steps.near + 1);
+    const std::int32_t puts = chunk * plan.rails() + nodes_back;  // before it, on either end of the wire
+    const double sent = std::max((chunk + 1) * own + (nodes_back + 1) * wire, own + (puts + 1) * wire);
+    const double pushed = plan.gather.chunks(plan.steps.rank) * own + puts * far;
+    return kBegin + std::max(kOnTheWire + sent, pushed) + far + kOnTheWay;
   }
   double run(double now, std::int32_t row, double cycles) const {
     const std::int32_t parts = plan.gather.row.parts;
@@ -42,9 +55,13 @@ double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan) {
   const std::int32_t parts = tail_parts(plan.tile);
   const double whole = tile_cycles(shape.k, plan.tile, tile_columns(plan.tile));
   const double narrow = tile_cycles(shape.k, plan.tile, kSm90TailColumns);
-  const auto block_bytes = static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes);
-  const Pace pace{plan,
-                  block_bytes / plan.gather.row.parts * (plan.gather.world - 1) / push_rate(plan.comm_ctas)};
+  const double chunk_bytes =
+      static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) / plan.gather.row.parts;
+  const std::int32_t near = plan.steps.near;
+  const Pace pace{.plan = plan,
+                  .own = push_seconds(chunk_bytes, plan.stores(), near, plan.comm_ctas),
+                  .wire = chunk_bytes / (plan.nic_gbytes * 1e9),
+                  .far = push_seconds(chunk_bytes, near, near, plan.comm_ctas)};
   double last = 0;
   for (std::int32_t cluster = 0; cluster < clusters; ++cluster) {
     double now = kBegin;

@@ -12,8 +12,7 @@
 #include "kernels/schedule/arrival_steps.h"
 #include "kernels/schedule/deal.h"
 #include "kernels/sync/device_trace.h"
-#include "kernels/sync/host_watch.h"
-#include "kernels/sync/launch_control.h"
+#include "mkernel/device_endpoint.h"
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
 
@@ -26,11 +25,13 @@ struct AgGemmParameters {
   TensorMap b;                     ///< [k, n]
   TensorMap c[kMaxAgGemmSources];  ///< by source: its rows of c, so that no tile reaches into the next one's
   const TensorMap* slabs;          ///< [epoch parity][source][part], in device memory
-  LaunchControl* control;
-  HostWatch host;
-  std::uint64_t deadline_ns;
-  const std::byte* rows;                    ///< own rows again, as bytes
-  std::byte* workspace[kMaxAgGemmSources];  ///< by rank
+  device::Endpoint endpoint;
+  const std::byte* rows;               ///< own rows again, as bytes
+  std::byte* node[kMaxAgGemmSources];  ///< workspaces of this node, by local rank
+  std::int32_t local_rank;
+  std::uint32_t region;                  ///< of the workspace, for puts
+  std::int32_t rails;                    ///< other nodes
+  std::int32_t rail[kMaxAgGemmSources];  ///< rail peers, from the next node on
   PushGatherPlan gather;
   ArrivalSteps steps;
   Deal deal;

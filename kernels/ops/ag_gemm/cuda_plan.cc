@@ -12,7 +12,7 @@
 namespace mkernel::kernels {
 namespace {
 
-/// Nobody to push to: one CTA watches the host, and clusters come in pairs.
+/// Nothing to store: one CTA watches the host, and clusters come in pairs.
 constexpr std::int32_t kWatchingCtas = 2;
 
 /// Parts along k of a block of rows: as many as let the product begin early, but no shorter share of a CTA
@@ -33,17 +33,18 @@ struct Choice {
   std::int32_t tail_tiles;  ///< beyond what there is counts as what there is
 };
 
-AgGemmCudaPlan plan_of(const GemmShape& shape, std::int32_t world, std::int32_t rank, std::int32_t sms,
-                       const Choice& choice) {
-  AgGemmCudaPlan plan{.tile = choice.tile, .comm_ctas = choice.comm_ctas};
+AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank, std::int32_t sms,
+                       double nic_gbytes, const Choice& choice) {
+  AgGemmCudaPlan plan{.tile = choice.tile, .comm_ctas = choice.comm_ctas, .nic_gbytes = nic_gbytes};
+  const auto world = static_cast<std::int32_t>(topology.world());
   const std::int32_t cluster = tile_cluster(choice.tile), block_rows = tile_rows(choice.tile) * cluster;
   plan.gather = {
       .rows = shape.m, .row = {.row_bytes = shape.k * 2}, .world = world, .block_rows = block_rows};
   plan.gather.row.parts = choose_parts(plan.gather.row, block_rows, choice.comm_ctas);
   plan.gather.shares = choice.comm_ctas;
-  const std::int64_t own_rows = plan.gather.rows_of(rank), most_rows = plan.gather.max_rows();
-  plan.steps = {rank, world, static_cast<std::int32_t>(ceil_div(own_rows, block_rows)),
-                static_cast<std::int32_t>(ceil_div(most_rows, block_rows))};
+  const std::int64_t own_rows = plan.gather.rows_of(static_cast<std::int32_t>(rank));
+  plan.steps = ArrivalSteps::of(topology, rank, static_cast<std::int32_t>(ceil_div(own_rows, block_rows)),
+                                static_cast<std::int32_t>(ceil_div(plan.gather.max_rows(), block_rows)));
   const auto columns = static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(choice.tile)));
   plan.deal.raster = {plan.steps.steps(), columns, choice.band};
   const std::int32_t tiles = plan.deal.raster.tiles();
@@ -63,30 +64,33 @@ std::vector<std::int32_t> tails(const GemmShape& shape, Sm90Tile tile, std::int3
 }
 
 /// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs.
-std::vector<std::int32_t> pushing_ctas(std::int32_t world, std::int32_t sms) {
+/// Where nobody else is on the node they only copy own rows to where they are put from: few can do it.
+std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sms) {
   std::vector<std::int32_t> counts;
-  for (const std::int32_t count : {8, 6, 10, 12, 16}) {
-    if (world > 1 && count <= sms / 2) counts.push_back(count);
+  const std::vector<std::int32_t> near{8, 6, 10, 12, 16}, far{2, 4, 8};
+  for (const std::int32_t count : topology.ranks_per_node() > 1 ? near : far) {
+    if (topology.world() > 1 && count <= sms / 2) counts.push_back(count);
   }
   return counts.empty() ? std::vector{kWatchingCtas} : counts;
 }
 
 /// The plan that is estimated to end first; of two that are nearly as fast the one tried before, so first
 /// come those that are best for L2 and leave most SMs to the product.
-AgGemmCudaPlan choose(const GemmShape& shape, std::int32_t world, std::int32_t rank, std::int32_t sms,
+AgGemmCudaPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_t rank, std::int32_t sms,
                       const AgGemmCudaOptions& options) {
   std::optional<AgGemmCudaPlan> best;
   double best_seconds = 0;
   const auto consider = [&](const Choice& choice) {
     // A rank's own number must not decide: all ranks need the same chunks.
-    const double seconds = estimated_seconds(shape, plan_of(shape, world, 0, sms, choice));
+    const double seconds =
+        estimated_seconds(shape, plan_of(shape, topology, 0, sms, options.nic_gbytes, choice));
     constexpr double kClearly = 0.99;
     if (best && seconds > kClearly * best_seconds) return;
-    best = plan_of(shape, world, rank, sms, choice);
+    best = plan_of(shape, topology, rank, sms, options.nic_gbytes, choice);
     best_seconds = seconds;
   };
   const std::vector<std::int32_t> comm_ctas =
-      options.comm_ctas > 0 ? std::vector{options.comm_ctas} : pushing_ctas(world, sms);
+      options.comm_ctas > 0 ? std::vector{options.comm_ctas} : pushing_ctas(topology, sms);
   for (const std::int32_t comm : comm_ctas) {
     for (const Sm90Tile tile : kSm90Tiles) {
       if (options.tile && tile != *options.tile) continue;
@@ -116,12 +120,14 @@ Status check_tail(const AgGemmCudaOptions& options) {
 Result<AgGemmCudaPlan> AgGemmCudaPlan::make(const GemmShape& shape, const Topology& topology,
                                             std::uint32_t rank, std::int32_t sms,
                                             const AgGemmCudaOptions& options) {
-  MK_RETURN_IF_ERROR(check_one_node(OpKind::kAgGemm, topology));
   MK_RETURN_IF_ERROR(
       check_on_gpu(OpKind::kAgGemm, shape, topology, kMaxAgGemmSources, "comm_ctas", options.comm_ctas, sms));
   MK_RETURN_IF_ERROR(check_tail(options));
-  return choose(shape, static_cast<std::int32_t>(topology.world()), static_cast<std::int32_t>(rank), sms,
-                options);
+  if (!(options.nic_gbytes > 0)) {
+    return Status(StatusCode::kInvalidArgument,
+                  "ag_gemm: nic_gbytes = " + std::to_string(options.nic_gbytes) + ", must be more than 0");
+  }
+  return choose(shape, topology, rank, sms, options);
 }
 
 }  // namespace mkernel::kernels

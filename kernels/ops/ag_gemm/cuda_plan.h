@@ -1,4 +1,4 @@
-// Plan of AG+GEMM for the cuda executor on one node: who pushes, who computes, in which order.
+// Plan of AG+GEMM for the cuda executor: who pushes, who computes, in which order.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace mkernel::kernels {
 
-/// Ranks of one node at most.
-inline constexpr int kMaxAgGemmSources = 16;
+/// Ranks of a group at most.
+inline constexpr int kMaxAgGemmSources = ArrivalSteps::kMaxSources;
 
 /// Overrides; the same on every rank.
 struct AgGemmCudaOptions {
@@ -22,6 +22,7 @@ struct AgGemmCudaOptions {
   std::int32_t comm_ctas = 0;              ///< that push own rows; 0 = by shape
   std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
   std::int32_t sms = 0;                    ///< no more of the device's, so that ranks can share it; 0 = all
+  double nic_gbytes = 50;  ///< 10^9 bytes a second that a rank sends to other nodes: what the plan expects
 };
 
 /// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:
@@ -34,9 +35,15 @@ struct AgGemmCudaPlan {
   ArrivalSteps steps;
   Deal deal;  ///< of the raster whose rows are the steps
   PushGatherPlan gather;
+  double nic_gbytes = 0;  ///< as in the options
+
+  /// Other nodes: as many rail peers has every rank.
+  std::int32_t rails() const { return steps.far() / (steps.near + 1); }
+  /// Where own rows are stored: at the other ranks of the node, and where they are put from.
+  std::int32_t stores() const { return steps.near + (rails() > 0 ? 1 : 0); }
 
   /// `sms`: multiprocessors of the device. Errors: check_shape(); kInvalidArgument for sizes that TMA cannot
-  /// move (k % 8, n % 8) and options outside what they allow; kUnimplemented for more than one node.
+  /// move (k % 8, n % 8) and options outside what they allow.
   static Result<AgGemmCudaPlan> make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                                      std::int32_t sms, const AgGemmCudaOptions& options = {});
 };

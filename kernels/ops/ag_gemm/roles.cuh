@@ -4,23 +4,32 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/comm/device_endpoint.cuh"
 #include "kernels/comm/fan_out.cuh"
 #include "kernels/gemm/sm90_body.cuh"
 #include "kernels/gemm/sm90_share.cuh"
 #include "kernels/ops/ag_gemm/cuda_parameters.h"
 #include "kernels/sync/launch_end.cuh"
+#include "kernels/sync/relay.cuh"
 #include "kernels/sync/wait.cuh"
 
 namespace mkernel::kernels {
 
-/// Until all shares of the chunk have been pushed here. False when it gave up.
+__device__ __forceinline__ std::byte* workspace_of(const AgGemmParameters& p) {
+  return p.node[p.local_rank];
+}
+__device__ __forceinline__ std::uint64_t* ready_words(const AgGemmParameters& p, std::byte* workspace,
+                                                      std::int32_t source) {
+  return reinterpret_cast<std::uint64_t*>(workspace + p.gather.ready_offset(source));
+}
+
+/// Until all shares of the chunk have been pushed here. False when it gave up. Over several nodes chunks come
+/// through others, whose own waits end before this one.
 __device__ __forceinline__ bool wait_chunk(const AgGemmParameters& p, std::uint64_t epoch,
                                            std::int32_t source, std::int32_t chunk, DeviceRole role) {
-  const auto* ready =
-      reinterpret_cast<const std::uint64_t*>(p.workspace[p.steps.rank] + p.gather.ready_offset(source));
-  return wait_at_least(ready + chunk, p.gather.count(epoch),
+  return wait_at_least(ready_words(p, workspace_of(p), source) + chunk, p.gather.count(epoch),
                        {role, DeviceTag::kChunkReady, source, static_cast<std::uint32_t>(chunk)},
-                       {p.control, p.deadline_ns, p.trace});
+                       at_stage({p.endpoint.control, p.endpoint.deadline_ns, p.trace}, p.rails > 0 ? 1 : 0));
 }
 
 /// compute: which tiles of c this CTA computes, and when their rows are there.
@@ -71,28 +80,79 @@ class AgGemmSchedule {
     const ArrivalSteps::Place step = p_.steps.place(block);
     return {step.source, step.block, Share::first_row(step.block), column};
   }
-  __device__ __forceinline__ std::uint64_t epoch() const { return p_.control->epoch; }
+  __device__ __forceinline__ std::uint64_t epoch() const { return p_.endpoint.control->epoch; }
 
   using Share = Sm90Share<Config, Tile>;
   const AgGemmParameters& p_;
 };
 
-/// Own rows, for every other rank of the node. One thread.
+/// Rows of `source` for every other rank of the node. One thread.
 __device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::uint64_t epoch,
-                                                FanOutStream& stream) {
-  const std::int32_t rank = p.steps.rank;
-  stream.source = p.rows;
-  stream.rows = p.steps.world > 1 ? p.gather.rows_of(rank) : 0;
-  stream.row = p.gather.row;
-  stream.block_rows = p.gather.block_rows;
-  stream.chunks = p.gather.chunks(rank);
-  stream.shares = p.gather.shares;
-  stream.targets = p.steps.world - 1;
+                                                std::int32_t source, FanOutStream& stream) {
+  const std::int32_t ranks = p.steps.near + 1;
+  stream.rows = p.gather.rows_of(source);
+  stream.chunks = p.gather.chunks(source);
+  stream.stores = 0;
+  const std::uint64_t slab = p.gather.slab_offset(epoch, source);
+  const auto add = [&](std::byte* workspace) {
+    stream.target[stream.stores++] = {workspace + slab, ready_words(p, workspace, source)};
+  };
   // Everybody begins with the next: no rank is written by all.
-  for (std::int32_t t = 0; t < stream.targets; ++t) {
-    std::byte* peer = p.workspace[(rank + 1 + t) % p.steps.world];
-    stream.target[t] = {peer + p.gather.slab_offset(epoch, rank),
-                        reinterpret_cast<std::uint64_t*>(peer + p.gather.ready_offset(rank))};
+  for (std::int32_t t = 1; t < ranks; ++t) add(p.node[(p.local_rank + t) % ranks]);
+  if (source == p.steps.rank) {
+    stream.source = p.rows;
+    stream.in_parts = false;
+    if (p.rails > 0) add(workspace_of(p));  // where they are put from
+    stream.targets = stream.stores;
+  } else {
+    stream.source = workspace_of(p) + slab;
+    stream.in_parts = true;
+    stream.targets = stream.stores + 1;  // here they lie already
+    stream.target[stream.stores] = {nullptr, ready_words(p, workspace_of(p), source)};
+  }
+}
+
+/// Own rows, then those that the rail peers put here, in the order in which they go round: the node before
+/// this one begins with it. One thread.
+__device__ __forceinline__ void describe_streams(const AgGemmParameters& p, std::uint64_t epoch,
+                                                 FanOutPlan& plan) {
+  plan.row = p.gather.row;
+  plan.block_rows = p.gather.block_rows;
+  plan.shares = p.gather.shares;
+  plan.streams = 1 + p.rails;
+  plan.most_chunks = p.gather.max_chunks();
+  describe_stream(p, epoch, p.steps.rank, plan.stream[0]);
+  for (std::int32_t i = 1; i <= p.rails; ++i) describe_stream(p, epoch, p.rail[p.rails - i], plan.stream[i]);
+}
+
+/// inter_recv: until the chunk of a stream has arrived, for bulk copies. Own rows are there.
+__device__ __forceinline__ bool wait_put(const AgGemmParameters& p, std::uint64_t epoch,
+                                         const FanOutPlan::Turn& turn) {
+  if (turn.stream == 0) return true;
+  const std::int32_t source = p.rail[p.rails - turn.stream];
+  const std::uint64_t before = epoch * static_cast<std::uint64_t>(p.gather.chunks(source));
+  if (!wait_arrival(p.endpoint, source, 0, before + turn.chunk + 1, DeviceRole::kInterRecv)) return false;
+  ptx::fence_proxy_async_global();
+  return true;
+}
+
+/// inter_send: own chunks to all rail peers, as they become whole in the own slab. One thread. Ends when
+/// their sources may be overwritten: the slabs rest on it, and whoever destroys the operation after its last
+/// launch.
+__device__ __forceinline__ void ag_gemm_inter_send(const AgGemmParameters& p, std::uint64_t epoch) {
+  const std::int32_t me = p.steps.rank, chunks = p.gather.chunks(me);
+  for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
+    if (!wait_chunk(p, epoch, me, chunk, DeviceRole::kInterSend)) return;
+    ptx::fence_acq_rel_sys();  // carries the stores of all pushing CTAs on to whoever reads the ring
+    const device::Place place{p.region, p.gather.slab_offset(epoch, me) + p.gather.chunk_offset(me, chunk)};
+    const std::uint64_t bytes = p.gather.chunk_bytes(me, chunk);
+    for (std::int32_t i = 0; i < p.rails; ++i) {
+      if (!put(p.endpoint, p.rail[i], 0, place, place, bytes, DeviceRole::kInterSend)) return;
+    }
+  }
+  const std::uint64_t puts = (epoch + 1) * static_cast<std::uint64_t>(chunks);
+  for (std::int32_t i = 0; i < p.rails; ++i) {
+    if (!wait_completed(p.endpoint, p.rail[i], 0, puts, DeviceRole::kInterSend)) return;
   }
 }
 
@@ -105,30 +165,37 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
   }
 }
 
-/// intra_comm: a CTA that pushes its share of every chunk: a warp loads, one stores, one counts; the fourth
-/// of CTA 0 watches the host.
-__device__ __forceinline__ void ag_gemm_intra_comm(const AgGemmParameters& p, FanOutShared& shared) {
-  const std::uint64_t epoch = p.control->epoch;  // advanced only when every CTA has ended
+/// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, one stores, one
+/// counts. Of CTA 0 one more relays from the host, and one is inter_send. Those of its warps that wait for
+/// what the relay hands on count themselves out as other CTAs do: it must not end before them.
+__device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared& shared) {
+  LaunchControl& control = *p.endpoint.control;
+  const std::uint64_t epoch = control.epoch;  // advanced only when every CTA has ended
   const bool last_out = blockIdx.x == 0;
+  const bool relayed = last_out && p.rails > 0;
   const auto share = static_cast<int>(blockIdx.x);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const bool first_lane = threadIdx.x % 32 == 0;
-  if (threadIdx.x == 0) describe_stream(p, epoch, shared.stream);
+  if (threadIdx.x == 0) describe_streams(p, epoch, shared.plan);
   init_fan_out(shared);
   if (warp == 0 && first_lane) {
-    load_fan_out(shared.stream, share, shared);
+    load_fan_out(shared.plan, share, shared,
+                 [&](const FanOutPlan::Turn& turn) { return wait_put(p, epoch, turn); });
+    if (relayed) ptx::red_add_release_gpu(&control.exited, 1ULL);
   } else if (warp == 1 && first_lane) {
-    store_fan_out(shared.stream, share, p.trace, shared);
-    if (last_out) ag_gemm_wait_empty(p, epoch);
+    if (store_fan_out(shared.plan, share, p.trace, shared) && last_out) ag_gemm_wait_empty(p, epoch);
   } else if (warp == 2) {
-    signal_fan_out(shared.stream, p.trace, shared);
+    signal_fan_out(shared.plan, p.trace, shared);
   } else if (warp == 3 && last_out) {
-    relay_host(*p.control, p.host, {}, gridDim.x - 1);
+    relay_host(control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + (relayed ? 2 : 0));
+  } else if (warp == 4 && first_lane && relayed) {
+    ag_gemm_inter_send(p, epoch);
+    ptx::red_add_release_gpu(&control.exited, 1ULL);
   }
   if (last_out) {
-    end_launch(*p.control, epoch);
+    end_launch(control, epoch);
   } else {
-    end_cta(*p.control);
+    end_cta(control);
   }
 }
 
@@ -138,11 +205,11 @@ __global__ __launch_bounds__(Config::kThreads,
   extern __shared__ __align__(1024) std::byte memory[];
   begin_role(p.trace);
   if (static_cast<std::int32_t>(blockIdx.x) < p.comm_ctas) {
-    ag_gemm_intra_comm(p, *reinterpret_cast<FanOutShared*>(memory));
+    ag_gemm_communicate(p, *reinterpret_cast<FanOutShared*>(memory));
     end_role(p.trace, DeviceRole::kIntraComm);
   } else {
     sm90_gemm(AgGemmSchedule<Config>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
-    end_cta(*p.control);
+    end_cta(*p.endpoint.control);
     end_role(p.trace, DeviceRole::kCompute);
   }
 }

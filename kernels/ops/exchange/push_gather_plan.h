@@ -1,5 +1,6 @@
 // Plan of the all-gather of rows as the cuda executor does it: every rank pushes its rows into the slab of
-// every other rank of its node. Pure; the same on every rank, on host and device.
+// every other rank of its node, and puts them into those of its rail peers, which push them on. Pure; the
+// same on every rank, on host and device.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +12,16 @@ namespace mkernel::kernels {
 
 /// Its part of the symmetric workspace:
 ///   ready[source][chunk]   64-bit words: shares of the chunk that have come, over all launches
-///   slab[epoch parity]     the rows of all sources, one source behind the other; a rank's own are not used.
-///   Of a
-///                          source first part 0 of all its rows, then part 1, ...
+///   slab[epoch parity]     the rows of all sources, one source behind the other; a rank's own are used only
+///                          when there is another node to put them to. Of a source first part 0 of all its
+///                          rows, then part 1, ...
 /// A chunk is one part (along k) of a block of rows; the parts of a block follow each other, so that a
 /// product of these rows can begin when a part of them is here. A word per chunk instead of one count per
 /// source (exchange/gather_plan.h), because several CTAs push at their own pace: a sum over chunks would not
-/// say which of them are whole. Two slabs are enough for the reason given there; every source has at least
-/// one block, if need be an empty one.
+/// say which of them are whole. Two slabs are enough for the reason given there, as long as no launch ends
+/// before its own puts are completed: the next but one overwrites what they are read from. Every source has
+/// at least one block, if need be an empty one. A chunk is one put: it has no more than block_rows times
+/// kFanOutPieceBytes (comm/fan_out.cuh), far below abi::kMaxPutBytes.
 struct PushGatherPlan {
   std::int64_t rows = 0;  ///< of all sources
   RowParts row;           ///< row_bytes: a multiple of 16
@@ -54,6 +57,17 @@ struct PushGatherPlan {
   /// Where a part of the source's rows begins in its slab: [rows, row.bytes(part)].
   MK_HOST_DEVICE std::uint64_t part_offset(std::int32_t source, std::int32_t part) const {
     return static_cast<std::uint64_t>(rows_of(source) * row.begin(part));
+  }
+  /// Where a chunk lies in the source's slab: [block's rows, row.bytes(part)], and how long it is.
+  MK_HOST_DEVICE std::uint64_t chunk_offset(std::int32_t source, std::int32_t chunk) const {
+    const std::int32_t part = chunk % row.parts;
+    return part_offset(source, part) +
+           static_cast<std::uint64_t>(chunk / row.parts * std::int64_t{block_rows} * row.bytes(part));
+  }
+  MK_HOST_DEVICE std::uint64_t chunk_bytes(std::int32_t source, std::int32_t chunk) const {
+    const std::int64_t behind = rows_of(source) - chunk / row.parts * std::int64_t{block_rows};
+    return static_cast<std::uint64_t>((behind < block_rows ? behind : block_rows) *
+                                      row.bytes(chunk % row.parts));
   }
   MK_HOST_DEVICE std::uint64_t workspace_bytes() const { return slab_offset(1, world); }
 };

@@ -60,6 +60,7 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   mk_host_buffer* host = NULL;
   const mk_session_options here = {socket, "c test", -1, 1, 30000};
   mk_group_options options = {"c", 0, 0, 4, 8, 30000};
+  mk_activity* activity = NULL;
   uint32_t lane = 99, said[2] = {0, 0}, mine;
   mk_rank_info info;
   uint64_t number = 0;
@@ -95,6 +96,9 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   EXPECT(mk_symmetric_peer(symmetric, rank) == mk_symmetric_data(symmetric));
   EXPECT(mk_put(group, peer, lane, symmetric, 4096, 0, 0, 1, &number) == MK_OUT_OF_RANGE);
   EXPECT(mk_barrier(group) == MK_OK);
+  EXPECT(mk_activity_create(group, &activity) == MK_OK && activity != NULL);
+  mk_activity_destroy(activity);
+  EXPECT(mk_activity_create(group, NULL) == MK_INVALID_ARGUMENT);
 
   mk_host_buffer_destroy(host);
   mk_symmetric_destroy(symmetric);

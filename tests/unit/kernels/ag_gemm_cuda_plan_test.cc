@@ -1,24 +1,31 @@
 // The cuda executor's plan of AG+GEMM: pure, so it is tested without a GPU.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/ops/ag_gemm/cuda_estimate.h"
 #include "kernels/ops/ag_gemm/cuda_plan.h"
 #include "kernels/schedule/tiles.h"
+#include "proto/abi/version.h"
 
 namespace mkernel::kernels {
 namespace {
 
 constexpr std::int32_t kSms = 132;
 
-AgGemmCudaPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                        const AgGemmCudaOptions& options = {}) {
-  auto plan = AgGemmCudaPlan::make(shape, Topology(1, world), rank, kSms, options);
+  auto plan = AgGemmCudaPlan::make(shape, topology, rank, kSms, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
+}
+AgGemmCudaPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+                       const AgGemmCudaOptions& options = {}) {
+  return plan_of(shape, Topology(1, world), rank, options);
 }
 
 /// The cluster tiles and narrow tiles that the clusters of the grid compute, each with its columns.
@@ -61,17 +68,18 @@ std::vector<int> coverage(const GemmShape& shape, const AgGemmCudaPlan& plan) {
 }
 
 TEST_CASE("every element of c belongs to one tile, on every rank of any world") {
-  for (const std::uint32_t world : {1U, 2U, 3U, 4U, 8U}) {
+  for (const Topology& topology : {Topology(1, 1), Topology(1, 2), Topology(1, 3), Topology(1, 8),
+                                   Topology(2, 1), Topology(2, 2), Topology(3, 1), Topology(4, 4)}) {
     for (const GemmShape& shape :
          {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}, GemmShape{2049, 8, 16}}) {
       for (const Sm90Tile tile : kSm90Tiles) {
-        for (std::uint32_t rank = 0; rank < world; ++rank) {
-          const AgGemmCudaPlan plan = plan_of(shape, world, rank, {.tile = tile});
+        for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
+          const AgGemmCudaPlan plan = plan_of(shape, topology, rank, {.tile = tile});
           std::vector<std::int32_t> tails{plan.deal.raster.tiles() - plan.deal.whole, 0};
           if (has_tail(tile)) tails.insert(tails.end(), {1, plan.deal.raster.tiles()});
           for (const std::int32_t tail : tails) {
             const auto times =
-                coverage(shape, plan_of(shape, world, rank, {.tile = tile, .tail_tiles = tail}));
+                coverage(shape, plan_of(shape, topology, rank, {.tile = tile, .tail_tiles = tail}));
             CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
           }
         }
@@ -89,6 +97,65 @@ TEST_CASE("own rows come first, then the blocks of the others in turn, from the 
     const ArrivalSteps::Place place = plan.steps.place(step);
     CHECK(place.source == (2 + 1 + (step - 4) % 3) % 4);
     CHECK(place.block == (step - 4) / 3);
+  }
+}
+
+TEST_CASE(
+    "over several nodes the ranks of the own one come next, then the others as their senders go round") {
+  const Topology topology(3, 2);
+  const AgGemmCudaPlan plan = plan_of({6144, 1024, 4096}, topology, 3, {.tile = Sm90Tile::k128x256});
+  REQUIRE(plan.rails() == 2);
+  REQUIRE(plan.stores() == 2);
+  REQUIRE(plan.steps.steps() == 24);
+  for (std::int32_t step = 0; step < 4; ++step) CHECK(plan.steps.place(step).source == 3);
+  for (std::int32_t step = 4; step < 8; ++step) {
+    CHECK(plan.steps.place(step).source == 2);
+    CHECK(plan.steps.place(step).block == step - 4);
+  }
+  // The own rail first, its rows need nobody else of the node; the node before this one begins with it.
+  constexpr std::int32_t kFar[] = {1, 0, 5, 4};
+  for (std::int32_t step = 8; step < 24; ++step) {
+    CHECK(plan.steps.place(step).source == kFar[(step - 8) % 4]);
+    CHECK(plan.steps.place(step).block == (step - 8) / 4);
+  }
+}
+
+TEST_CASE("the plan hides the wire behind the product, or the product behind the wire") {
+  for (const Topology& topology : {Topology(2, 2), Topology(2, 1), Topology(4, 2)}) {
+    for (const std::int64_t size : {8192, 16384}) {
+      const GemmShape shape{size, size / 4, size};
+      const AgGemmCudaPlan plan = plan_of(shape, topology, 0);
+      const double product = estimated_seconds(shape, plan_of(shape, 1, 0));
+      const double bytes =
+          static_cast<double>(plan.gather.rows_of(0) * plan.gather.row.row_bytes) * plan.rails();
+      CAPTURE(topology.nodes());
+      CAPTURE(topology.ranks_per_node());
+      CAPTURE(size);
+      CHECK(estimated_seconds(shape, plan) < 1.10 * std::max(product, bytes / 50e9));
+      // A slower wire takes longer, one that is fast enough does not matter.
+      CHECK(estimated_seconds(shape, plan_of(shape, topology, 0, {.nic_gbytes = 10})) > bytes / 10e9);
+      CHECK(estimated_seconds(shape, plan_of(shape, topology, 0, {.nic_gbytes = 400})) < 1.3 * product);
+    }
+  }
+}
+
+TEST_CASE("the chunks of a source are one put each, and fill its slab") {
+  for (const GemmShape& shape :
+       {GemmShape{1003, 64, 4104}, GemmShape{5, 64, 72}, GemmShape{8192, 64, 8192}}) {
+    const PushGatherPlan gather = plan_of(shape, Topology(2, 2), 0).gather;
+    for (std::int32_t source = 0; source < 4; ++source) {
+      std::vector<std::pair<std::uint64_t, std::uint64_t>> chunks;
+      for (std::int32_t chunk = 0; chunk < gather.chunks(source); ++chunk)
+        chunks.emplace_back(gather.chunk_offset(source, chunk), gather.chunk_bytes(source, chunk));
+      std::sort(chunks.begin(), chunks.end());
+      std::uint64_t end = 0;
+      for (const auto& [offset, bytes] : chunks) {
+        CHECK(offset == end);
+        CHECK(bytes <= abi::kMaxPutBytes);
+        end += bytes;
+      }
+      CHECK(end == static_cast<std::uint64_t>(gather.rows_of(source) * gather.row.row_bytes));
+    }
   }
 }
 
@@ -196,7 +263,9 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
           std::string::npos);
   }
   CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);
-  CHECK(refusal({64, 64, 64}, Topology(2, 2)).code() == StatusCode::kUnimplemented);
+  CHECK(refusal({64, 64, 64}, Topology(2, 9)).text().find("world = 18, must be 1..16") != std::string::npos);
+  CHECK(refusal({64, 64, 64}, node, {.nic_gbytes = 0}).text().find("nic_gbytes = 0.000000, must be") !=
+        std::string::npos);
 }
 
 }  // namespace

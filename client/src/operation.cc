@@ -87,7 +87,12 @@ Status OperationState::run_one(const std::function<Status(Operation&)>& run) {
 
 Status OperationState::at_once(const std::function<Status(Operation&)>& run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
-  return settle(run(*operation_));
+  const Status outcome = run(*operation_);
+  {
+    const std::lock_guard lock(mutex_);
+    wire_bytes_ = operation_->wire_bytes();
+  }
+  return settle(outcome);
 }
 
 Status OperationState::settle(const Status& outcome) {

@@ -85,29 +85,29 @@ struct alignas(128) FanOutShared {
 /// it has to be counted too.
 class FanOutCursor {
  public:
-  __device__ __forceinline__ FanOutCursor(const FanOutPlan& plan, int share) : plan_(plan), share_(share) {
+  __device__ __forceinline__ FanOutCursor(const FanOutPlan& plan, int share)
+      : plan_(plan), share_(share), turns_(plan.turns()) {
     enter_turn();
   }
 
-  __device__ __forceinline__ bool done() const { return turn_ == plan_.turns(); }
+  __device__ __forceinline__ bool done() const { return turn_ == turns_; }
   __device__ __forceinline__ std::int32_t turn() const { return turn_; }
   __device__ __forceinline__ const FanOutPlan::Turn& at() const { return at_; }
-  __device__ __forceinline__ const FanOutStream& stream() const { return plan_.stream[at_.stream]; }
+  __device__ __forceinline__ const FanOutStream& stream() const { return *stream_; }
+  /// A chunk of another node's, which may be long in coming.
+  __device__ __forceinline__ bool begins_to_wait() const { return at_.stream > 0 && row_ == begin_; }
   __device__ __forceinline__ std::int32_t rows() const { return min(end_ - row_, piece_rows_); }
   /// Of one row's part.
   __device__ __forceinline__ std::uint32_t row_bytes() const { return row_bytes_; }
   __device__ __forceinline__ std::uint32_t bytes() const { return rows() * row_bytes_; }
   /// From row to row of the source.
-  __device__ __forceinline__ std::int64_t source_pitch() const {
-    return stream().in_parts ? row_bytes_ : plan_.row.row_bytes;
-  }
-  __device__ __forceinline__ std::int64_t source_offset() const {
-    return stream().in_parts ? target_offset() : (first_row_ + row_) * plan_.row.row_bytes + column_;
-  }
+  __device__ __forceinline__ std::int64_t source_pitch() const { return pitch_; }
+  __device__ __forceinline__ const std::byte* source() const { return source_ + row_ * pitch_; }
   __device__ __forceinline__ std::int64_t target_offset() const {
-    return stream().rows * column_ + (first_row_ + row_) * row_bytes_;
+    return target_ + row_ * std::int64_t{row_bytes_};
   }
-  __device__ __forceinline__ bool begins_share() const { return row_ == begin_; }
+  /// Where its bytes go.
+  __device__ __forceinline__ std::int32_t stores() const { return stores_; }
   __device__ __forceinline__ bool ends_share() const { return end_ - row_ <= piece_rows_; }
   __device__ __forceinline__ void advance() {
     if (!ends_share()) {
@@ -119,33 +119,41 @@ class FanOutCursor {
   }
 
  private:
-  /// What does not change within a chunk: the divisions are here.
+  /// What does not change within a chunk: the divisions and the looks at the plan are here, for whoever walks
+  /// is a single thread that has a microsecond for a piece.
   __device__ __forceinline__ void enter_turn() {
     for (;; ++turn_) {
       if (done()) return;
       at_ = plan_.turn(turn_);
       if (plan_.exists(at_)) break;
     }
+    stream_ = &plan_.stream[at_.stream];
     const std::int32_t part = at_.chunk % plan_.row.parts;
-    first_row_ = at_.chunk / plan_.row.parts * std::int64_t{plan_.block_rows};
-    const std::int64_t behind = stream().rows - first_row_;
+    const std::int64_t first_row = at_.chunk / plan_.row.parts * std::int64_t{plan_.block_rows};
+    const std::int64_t behind = stream_->rows - first_row;
     const auto rows = behind < 0 ? 0 : static_cast<std::int32_t>(min(behind, std::int64_t{plan_.block_rows}));
     row_ = begin_ = rows * share_ / plan_.shares;
     end_ = rows * (share_ + 1) / plan_.shares;
-    column_ = plan_.row.begin(part);
+    const std::int64_t column = plan_.row.begin(part);
     row_bytes_ = static_cast<std::uint32_t>(plan_.row.bytes(part));
     piece_rows_ = static_cast<std::int32_t>(kFanOutPieceBytes / row_bytes_);
+    target_ = stream_->rows * column + first_row * row_bytes_;
+    pitch_ = stream_->in_parts ? row_bytes_ : plan_.row.row_bytes;
+    source_ = stream_->source + (stream_->in_parts ? target_ : first_row * pitch_ + column);
+    stores_ = stream_->stores;
   }
 
   const FanOutPlan& plan_;
   const int share_;
+  const std::int32_t turns_;
   std::int32_t turn_ = 0;
   FanOutPlan::Turn at_{0, 0};
-  std::int64_t first_row_ = 0;                  ///< of the block
+  const FanOutStream* stream_ = nullptr;
   std::int32_t row_ = 0, begin_ = 0, end_ = 0;  ///< of this CTA's share, in the block
-  std::int64_t column_ = 0;                     ///< bytes
+  const std::byte* source_ = nullptr;           ///< of the chunk
+  std::int64_t pitch_ = 0, target_ = 0;
   std::uint32_t row_bytes_ = 0;
-  std::int32_t piece_rows_ = 0;
+  std::int32_t piece_rows_ = 0, stores_ = 0;
 };
 
 /// All threads of the CTA, before the three roles below; ends with a barrier.
@@ -167,21 +175,21 @@ __device__ __forceinline__ void load_fan_out(const FanOutPlan& plan, int share, 
   const std::uint32_t stage0 = ptx::shared_address(shared.stage);
   Pipeline<kFanOutStages> stages(shared.barriers);
   for (FanOutCursor piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
-    const bool came = !piece.begins_share() || here(piece.at());
+    const bool came = !piece.begins_to_wait() || here(piece.at());
     stages.wait_empty();
     if (!came) {
       shared.lost = piece.turn();
       stages.arrive_full();
       return;
     }
-    const std::uint32_t bytes = piece.stream().stores > 0 ? piece.bytes() : 0;
+    const std::uint32_t bytes = piece.stores() > 0 ? piece.bytes() : 0;
     if (bytes == 0) {
       stages.arrive_full();
       continue;
     }
     stages.arrive_full_expect(bytes);
     const std::uint32_t to = stage0 + stages.stage() * kFanOutPieceBytes;
-    const std::byte* from = piece.stream().source + piece.source_offset();
+    const std::byte* from = piece.source();
     const std::int64_t pitch = piece.source_pitch();
     if (pitch == piece.row_bytes()) {  // they lie together, parts of rows do not
       ptx::bulk_load(to, from, bytes, stages.full_barrier());
@@ -225,10 +233,10 @@ __device__ __forceinline__ bool store_fan_out(const FanOutPlan& plan, int share,
   };
   for (FanOutCursor piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
     // A chunk that is waited for may be long in coming, or come only when those before it were counted.
-    if (piece.at().stream > 0 && piece.begins_share() && !stages.test_full()) count_all();
+    if (piece.begins_to_wait() && !stages.test_full()) count_all();
     stages.wait_full();
     // Only when all that was loaded is out of the stages: no copy may outlive the CTA.
-    if (shared.lost == piece.turn()) {
+    if (piece.begins_to_wait() && shared.lost == piece.turn()) {
       count_all();
       tell(kFanOutGaveUp);
       return false;
@@ -237,7 +245,7 @@ __device__ __forceinline__ bool store_fan_out(const FanOutPlan& plan, int share,
     const std::uint32_t bytes = piece.bytes();
     const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
     const std::int64_t to = piece.target_offset();
-    for (int t = 0; bytes > 0 && t < stream.stores; ++t)
+    for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
       ptx::bulk_store(stream.target[t].rows + to, from, bytes);
     ptx::bulk_commit_group();
     if (under_way < kFanOutStoring) {

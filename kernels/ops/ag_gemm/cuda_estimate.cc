@@ -9,6 +9,7 @@ namespace {
 // Measured on H200s.
 constexpr double kClock = 1.755e9;            ///< cycles a second under load
 constexpr double kCtaPushes = 46e9;           ///< bytes a second of one pushing CTA
+constexpr double kCtaLoads = 14e9;            ///< of these, when they go to few places
 constexpr double kLinksTake = 345e9;          ///< of all links of a GPU, one way, as bulk stores
 constexpr double kBegin = 3e-6, kEnd = 3e-6;  ///< launch; last stores
 constexpr double kOnTheWay = 3e-6;            ///< from a push to the waiter that sees it
@@ -58,10 +59,13 @@ double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan) {
   const double chunk_bytes =
       static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) / plan.gather.row.parts;
   const std::int32_t near = plan.steps.near;
-  const Pace pace{.plan = plan,
-                  .own = push_seconds(chunk_bytes, plan.stores(), near, plan.comm_ctas),
-                  .wire = chunk_bytes / (plan.nic_gbytes * 1e9),
-                  .far = push_seconds(chunk_bytes, near, near, plan.comm_ctas)};
+  // Plans of one node were chosen, and measured, without it.
+  const double loaded = plan.rails() > 0 ? chunk_bytes / (plan.comm_ctas * kCtaLoads) : 0;
+  const Pace pace{
+      .plan = plan,
+      .own = std::max(loaded, push_seconds(chunk_bytes, plan.stores(), near, plan.comm_ctas)),
+      .wire = chunk_bytes / (plan.nic_gbytes * 1e9),
+      .far = near > 0 ? std::max(loaded, push_seconds(chunk_bytes, near, near, plan.comm_ctas)) : 0};
   double last = 0;
   for (std::int32_t cluster = 0; cluster < clusters; ++cluster) {
     double now = kBegin;

@@ -64,11 +64,9 @@ std::vector<std::int32_t> tails(const GemmShape& shape, Sm90Tile tile, std::int3
 }
 
 /// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs.
-/// Where nobody else is on the node they only copy own rows to where they are put from: few can do it.
 std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sms) {
   std::vector<std::int32_t> counts;
-  const std::vector<std::int32_t> near{8, 6, 10, 12, 16}, far{2, 4, 8};
-  for (const std::int32_t count : topology.ranks_per_node() > 1 ? near : far) {
+  for (const std::int32_t count : {8, 6, 10, 12, 16}) {
     if (topology.world() > 1 && count <= sms / 2) counts.push_back(count);
   }
   return counts.empty() ? std::vector{kWatchingCtas} : counts;
@@ -94,6 +92,8 @@ AgGemmCudaPlan choose(const GemmShape& shape, const Topology& topology, std::uin
   for (const std::int32_t comm : comm_ctas) {
     for (const Sm90Tile tile : kSm90Tiles) {
       if (options.tile && tile != *options.tile) continue;
+      // A wire makes slow tiles look as good as fast ones, which leave more power and memory to others.
+      if (!options.tile && topology.nodes() > 1 && tile != plan_sm90(shape, sms - comm).tile) continue;
       const Sm90Plan product = plan_sm90(shape, sms - comm, tile);
       const std::int32_t clusters = (sms - comm) / tile_cluster(tile);
       const std::vector<std::int32_t> tail_tiles =

@@ -132,9 +132,10 @@ TEST_CASE("the plan hides the wire behind the product, or the product behind the
       CAPTURE(topology.ranks_per_node());
       CAPTURE(size);
       CHECK(estimated_seconds(shape, plan) < 1.10 * std::max(product, bytes / 50e9));
-      // A slower wire takes longer, one that is fast enough does not matter.
+      // A slower wire takes longer, a faster one does not.
       CHECK(estimated_seconds(shape, plan_of(shape, topology, 0, {.nic_gbytes = 10})) > bytes / 10e9);
-      CHECK(estimated_seconds(shape, plan_of(shape, topology, 0, {.nic_gbytes = 400})) < 1.3 * product);
+      CHECK(estimated_seconds(shape, plan_of(shape, topology, 0, {.nic_gbytes = 400})) <
+            1.02 * estimated_seconds(shape, plan));
     }
   }
 }

@@ -5,12 +5,11 @@
 
 #include "kernels/gemm/sm90_config.cuh"
 #include "kernels/schedule/deal.h"
-#include "kernels/schedule/raster.h"
 
 namespace mkernel::kernels {
 
-/// The tiles of this CTA, when CTAs `first_cta` .. compute: every (number of clusters)-th cluster tile of a
-/// raster, or this cluster's part of a deal; of the deal the whole ones when Tile is Config, the tail when it
+/// The tiles of this CTA, when CTAs `first_cta` .. compute: every (number of clusters)-th cluster tile of an
+/// order, or this cluster's part of a deal; of the deal the whole ones when Tile is Config, the tail when it
 /// is Sm90Tail<Config>. Nothing is kept: the multiplying warps would carry it through their products, and
 /// have no register to spare.
 template <class Config, class Tile = Config>
@@ -21,12 +20,12 @@ struct Sm90Share {
     std::int32_t column;  ///< of the matrix
   };
 
-  static __device__ __forceinline__ int tiles(const Raster& raster, std::int32_t first_cta) {
-    return (raster.tiles() - cluster(first_cta) + clusters(first_cta) - 1) / clusters(first_cta);
+  /// Of `all` cluster tiles; the i-th of this CTA's is number index(first_cta, i).
+  static __device__ __forceinline__ int tiles(std::int32_t all, std::int32_t first_cta) {
+    return (all - cluster(first_cta) + clusters(first_cta) - 1) / clusters(first_cta);
   }
-  /// Of the i-th tile of this CTA's.
-  static __device__ __forceinline__ RasterPlace place(const Raster& raster, std::int32_t first_cta, int i) {
-    return raster.place(cluster(first_cta) + i * clusters(first_cta));
+  static __device__ __forceinline__ std::int32_t index(std::int32_t first_cta, int i) {
+    return cluster(first_cta) + i * clusters(first_cta);
   }
 
   static __device__ __forceinline__ int tiles(const Deal& deal, std::int32_t first_cta) {

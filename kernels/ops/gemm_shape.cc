@@ -73,13 +73,6 @@ Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topolog
                           std::to_string(sms / 2));
 }
 
-Status check_one_node(OpKind kind, const Topology& topology) {
-  if (topology.nodes() == 1) return {};
-  return {StatusCode::kUnimplemented, std::string(name_of(kind)) +
-                                          ": the cuda executor runs on one node, the group has " +
-                                          std::to_string(topology.nodes())};
-}
-
 Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& arguments, std::uint32_t rank,
                       std::uint32_t world) {
   // A rank without rows has no operand (AG) or result (RS) to point at.

@@ -23,9 +23,6 @@ Status check_shape(OpKind kind, const GemmShape& shape);
 Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t most_ranks,
                     const char* ctas_name, std::int32_t ctas, std::int32_t sms);
 
-/// kUnimplemented for more than one node: for operations whose kernels do not put yet.
-Status check_one_node(OpKind kind, const Topology& topology);
-
 /// Refuses operands that are null although `rank` of `world` has elements there: kInvalidArgument naming the
 /// field.
 Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& arguments, std::uint32_t rank,

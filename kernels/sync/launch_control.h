@@ -12,7 +12,8 @@ enum class DeviceRole : std::uint32_t {
   kIntraComm = 2,
   kInterSend = 3,
   kInterRecv = 4,
-  kUser = 5  ///< any thread of a user's own kernel
+  kUser = 5,  ///< any thread of a user's own kernel
+  kInterReduce = 6
 };
 enum class DeviceTag : std::uint32_t {
   kNone = 0,
@@ -31,6 +32,7 @@ constexpr const char* name_of(DeviceRole role) {
     case DeviceRole::kIntraComm: return "intra_comm";
     case DeviceRole::kInterSend: return "inter_send";
     case DeviceRole::kInterRecv: return "inter_recv";
+    case DeviceRole::kInterReduce: return "inter_reduce";
     case DeviceRole::kUser: return "kernel";
     case DeviceRole::kNone: break;
   }

@@ -126,50 +126,51 @@ class SeveralNodesGpuTest(ClusterTest):
     def test_shapes(self):
         self.start(bandwidth_gbytes=50, latency_us=5)
         for world in sorted({2, GPUS // 2 * 2}):
-            for m, n, k in ((4096, 1024, 4096), (1000, 384, 520), (1, 8, 8)):
-                with self.subTest(world=world, m=m):
-                    self.verified(world, "ag_gemm", "--m", str(m), "--n", str(n), "--k", str(k), "--iterations", "5")
+            for op, m, n, k in (("ag_gemm", 4096, 1024, 4096), ("ag_gemm", 1000, 384, 520), ("ag_gemm", 1, 8, 8),
+                                ("gemm_rs", 4096, 4096, 1024), ("gemm_rs", 1000, 392, 264), ("gemm_rs", 1, 8, 8),
+                                ("gemm_ar", 4096, 4096, 1024), ("gemm_ar", 1000, 392, 264), ("gemm_ar", 1, 8, 8)):
+                with self.subTest(world=world, op=op, m=m):
+                    self.verified(world, op, "--m", str(m), "--n", str(n), "--k", str(k), "--iterations", "5")
         for node in self.daemons:
             wait_until(lambda n=node: n.show("regions") == [], "the daemons let go of every region")
 
     def test_over_tcp(self):
         self.start("tcp")
-        self.verified(2, "ag_gemm", "--m", "1000", "--n", "384", "--k", "520", "--iterations", "5")
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+            with self.subTest(op=op):
+                self.verified(2, op, "--m", "1000", "--n", "384", "--k", "520", "--iterations", "5")
 
-    def start_endless(self):
-        self.start()
-        ranks = self.ranks(2, "ag_gemm", *ENDLESS, group="endless")
+    def start_endless(self, op):
+        ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
         for node in self.daemons:
             wait_until(lambda n=node: [s["active"] for s in n.show("sessions")] and n.show("regions"), "the ranks run")
         return ranks
 
     def test_kill_of_a_rank(self):
-        survivor, killed = self.start_endless()
-        killed.kill()
-        status, out, err = self.finish(survivor)
-        self.assertEqual(status, 1, out + err)
-        self.assertIn("rank 1", err)
-        self.verified(2, "ag_gemm", "--iterations", "2", group="after")  # the GPUs are usable at once
+        self.start()
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+            with self.subTest(op=op):
+                survivor, killed = self.start_endless(op)
+                killed.kill()
+                status, out, err = self.finish(survivor)
+                self.assertEqual(status, 1, out + err)
+                self.assertIn("rank 1", err)
+                self.verified(2, op, "--iterations", "2", group="after-" + op)  # the GPUs are usable at once
 
     def test_kill_of_a_daemon(self):
-        ranks = self.start_endless()
-        self.daemons[1].kill()
-        for rank in ranks:
-            status, out, err = self.finish(rank)
-            self.assertEqual(status, 1, out + err)
-            self.assertRegex(err, "UNAVAILABLE|DEADLINE_EXCEEDED")
-        self.daemons[1].start()
-        for node in self.daemons:
-            self.wait_for_peers(node, 1)
-        self.verified(2, "ag_gemm", "--iterations", "2", group="after")
-
-    def test_what_does_not_put_yet_is_refused_by_name(self):
         self.start()
-        for op in ("gemm_rs", "gemm_ar"):
-            for rank in self.ranks(2, op, group=op):
-                status, out, err = self.finish(rank)
-                self.assertEqual(status, 1, out + err)
-                self.assertIn("the cuda executor runs on one node, the group has 2", err)
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+            with self.subTest(op=op):
+                ranks = self.start_endless(op)
+                self.daemons[1].kill()
+                for rank in ranks:
+                    status, out, err = self.finish(rank)
+                    self.assertEqual(status, 1, out + err)
+                    self.assertRegex(err, "UNAVAILABLE|DEADLINE_EXCEEDED")
+                self.daemons[1].start()
+                for node in self.daemons:
+                    self.wait_for_peers(node, 1)
+                self.verified(2, op, "--iterations", "2", group="after-" + op)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-// What only the sums of GEMM+RS and GEMM+AR on the cuda executor have: CTAs that sum, and the same bits every
-// time.
+// What only the sums of GEMM+RS and GEMM+AR on the cuda executor have: CTAs that sum, the same bits every
+// time, and over several nodes partials and sums that travel. Nodes of as many ranks as there are GPUs, which
+// the nodes share.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tests/support/gpu_ranks.h"
@@ -11,6 +14,7 @@
 using namespace mkernel;
 using namespace mkernel::kernels;
 using namespace mkernel::test;
+using namespace std::chrono_literals;
 
 TEST_CASE_TEMPLATE("any number of summing CTAs", Op, GemmRs, GemmAr) {
   if (!peers_or_skip(2)) return;
@@ -20,20 +24,63 @@ TEST_CASE_TEMPLATE("any number of summing CTAs", Op, GemmRs, GemmAr) {
 
 TEST_CASE_TEMPLATE("the same operands give the same bits, whoever comes first and whoever sums", Op, GemmRs,
                    GemmAr) {
-  if (!peers_or_skip(2)) return;
-  std::vector<std::optional<std::uint64_t>> expected(peer_count());
-  for (const std::int32_t reduce_ctas : {0, 8}) {
-    GpuRanks all = gpu_ranks<Op>(peer_count(), {3000, 1032, 520},
-                                 {.tile = Sm90Tile::k128x256, .reduce_ctas = reduce_ctas});
-    for (int run = 0; run < 5; ++run) {
-      require_ok(all.each([&](int rank) -> Status {
-        MK_RETURN_IF_ERROR(all.fill(rank, 7));
-        MK_RETURN_IF_ERROR(all.run(rank));
-        auto digest = all.digest(rank);
-        if (!digest.ok()) return digest.status();
-        if (!expected[rank]) expected[rank] = *digest;
-        return *digest == *expected[rank] ? Status() : Status(StatusCode::kDataLoss, "other bits");
-      }));
+  if (!peers_or_skip(1)) return;
+  const auto gpus = static_cast<std::uint32_t>(peer_count());
+  for (const std::uint32_t nodes : {1U, 2U}) {
+    const FabricOptions fabric{.nodes = nodes, .ranks_per_node = gpus};
+    std::vector<std::optional<std::uint64_t>> expected(nodes * gpus);
+    for (const std::int32_t reduce_ctas : {0, 8}) {
+      GpuRanks all =
+          gpu_ranks<Op>(fabric, {3000, 1032, 520}, {.tile = Sm90Tile::k128x256, .reduce_ctas = reduce_ctas});
+      for (int run = 0; run < 5; ++run) {
+        require_ok(all.each([&](int rank) -> Status {
+          MK_RETURN_IF_ERROR(all.fill(rank, 7));
+          return all.run(rank);
+        }));
+        require_ok(all.each([&](int rank) -> Status {
+          auto digest = all.digest(rank);
+          if (!digest.ok()) return digest.status();
+          if (!expected[rank]) expected[rank] = *digest;
+          return *digest == *expected[rank] ? Status() : Status(StatusCode::kDataLoss, "other bits");
+        }));
+      }
     }
   }
+}
+
+TEST_CASE_TEMPLATE("several nodes: every tile and type, tails, owners without rows, chunks of several puts",
+                   Op, GemmRs, GemmAr) {
+  if (!peers_or_skip(1)) return;
+  const auto gpus = static_cast<std::uint32_t>(peer_count());
+  const FabricOptions two{.nodes = 2, .ranks_per_node = gpus};
+  for (const Sm90Tile tile : kSm90Tiles) {
+    check_gpu_case<Op>(two, {1000, 392, 264}, {.tile = tile});
+    check_gpu_case<Op>(two, {1000, 392, 264, DataType::kF16, Layout::kColumnMajor}, {.tile = tile});
+  }
+  for (const GemmShape& s : {GemmShape{1, 8, 8}, GemmShape{3, 384, 256}, GemmShape{4097, 1024, 256},
+                             GemmShape{2048, 2048, 512}, GemmShape{6000, 4096, 128}}) {
+    check_gpu_case<Op>(two, s, {}, 5);
+  }
+  check_gpu_case<Op>(FabricOptions{.nodes = 2}, {1000, 512, 256});
+  check_gpu_case<Op>(FabricOptions{.nodes = 3}, {1000, 512, 256});
+}
+
+TEST_CASE_TEMPLATE("several nodes: a rank that does not come is named by its own node", Op, GemmRs, GemmAr) {
+  if (!peers_or_skip(2)) return;
+  const FabricOptions two{.nodes = 2, .ranks_per_node = 2};
+  constexpr int kMissing = 3;
+  GpuRanks all = gpu_ranks<Op>(two, {2048, 512, 1024});
+  require_ok(all.each([&](int rank) -> Status {
+    if (rank == kMissing) return {};
+    MK_RETURN_IF_ERROR(all.fill(rank, 1));
+    const auto begin = std::chrono::steady_clock::now();
+    const Status missed = all.run(rank, {.deadline = 500ms});
+    CHECK(std::chrono::steady_clock::now() - begin < 5s);
+    CHECK(missed.code() == StatusCode::kDeadlineExceeded);
+    // Rank 2 misses its tiles, rank 1 its partials; rank 0 misses those of rank 2, which cannot make them.
+    const std::string expected = rank == 0 ? "rank 2" : "rank 3";
+    CHECK_MESSAGE(missed.text().find(expected) != std::string::npos, missed.text());
+    return {};
+  }));
+  check_gpu_case<Op>(two, {2048, 512, 1024});
 }

@@ -21,7 +21,8 @@ Status GpuRanks::make_rank(int rank, const GemmShape& shape, const Make& make) {
   auto stream = bench::GpuStream::create();
   if (!stream.ok()) return stream.status();
   me.stream = std::move(*stream);
-  auto operands = bench::GpuGemmCase::make(me.operation->kind(), shape, size(), rank, 1, me.stream.get());
+  auto operands = bench::GpuGemmCase::make(me.operation->kind(), shape, size(),
+                                           world_->topology().ranks_per_node(), rank, 1, me.stream.get());
   if (!operands.ok()) return operands.status();
   me.operands = std::move(*operands);
   return {};

@@ -20,11 +20,13 @@ Status allocate_elements(GpuBuffer& buffer, std::int64_t elements) {
 }  // namespace
 
 Result<GpuGemmCase> GpuGemmCase::make(OpKind kind, const GemmShape& shape, std::uint32_t world,
-                                      std::uint32_t rank, int sets, CUstream_st* stream) {
+                                      std::uint32_t ranks_per_node, std::uint32_t rank, int sets,
+                                      CUstream_st* stream) {
   GpuGemmCase made;
   made.kind_ = kind;
   made.shape_ = shape;
   made.world_ = world;
+  made.ranks_per_node_ = ranks_per_node;
   made.rank_ = rank;
   made.stream_ = stream;
   MK_RETURN_IF_ERROR(made.allocate(sets));
@@ -93,7 +95,7 @@ Result<ProductCheck> GpuGemmCase::check_reduced(const Set& set) {
   }
   const std::int64_t skipped = kind_ == OpKind::kGemmAr ? checked_rows().begin : 0;
   const auto* rows = static_cast<const std::byte*>(set.c.get()) + skipped * shape_.n * 2;
-  return check_reduced_product(partials, rows, shape_, checked_rows(), stream_);
+  return check_reduced_product(partials, ranks_per_node_, rows, shape_, checked_rows(), stream_);
 }
 
 Result<ProductCheck> GpuGemmCase::verify(int set) {

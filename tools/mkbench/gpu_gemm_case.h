@@ -18,7 +18,8 @@ class GpuGemmCase {
  public:
   /// Allocates `sets` sets on the current GPU. `stream` outlives the case and carries all its work.
   static Result<GpuGemmCase> make(OpKind kind, const GemmShape& shape, std::uint32_t world,
-                                  std::uint32_t rank, int sets, CUstream_st* stream);
+                                  std::uint32_t ranks_per_node, std::uint32_t rank, int sets,
+                                  CUstream_st* stream);
 
   OpKind kind() const { return kind_; }
   const GemmShape& shape() const { return shape_; }
@@ -54,7 +55,7 @@ class GpuGemmCase {
 
   OpKind kind_{};
   GemmShape shape_;
-  std::uint32_t world_ = 1, rank_ = 0;
+  std::uint32_t world_ = 1, ranks_per_node_ = 1, rank_ = 0;
   CUstream_st* stream_ = nullptr;
   std::vector<Set> sets_;
   Scratch scratch_;

@@ -59,12 +59,13 @@ struct Sums {
   unsigned long long worst;  // bits of a double >= 0: ordered like integers
 };
 
-/// c = the sum of `terms` products a x b; each may have been rounded with `partial_unit` before it was added.
+/// c = the sum of `terms` products a x b; each may have been rounded with `partial_unit` before it was added,
+/// and so may the sum of every `node_terms` of them before it was added to the others'.
 struct Problem {
   std::int64_t m, n, k;
   bool row_major;
   double unit, partial_unit, tiny;
-  int terms;
+  int terms, node_terms;
   const void* a[kMaxTerms];
   const void* b[kMaxTerms];
 };
@@ -92,7 +93,7 @@ __device__ void load(const T* a, const T* b, const Problem& p, std::int64_t row,
   }
 }
 
-/// `partials`: the sum of the terms' absolute values; `magnitude`: sum |a b|.
+/// `partials`: the sum of the absolute values of what was rounded; `magnitude`: sum |a b|.
 __device__ void count_element(double value, double reference, double partials, double magnitude,
                               std::int64_t at, const Problem& p, Sums& mine) {
   const double sums = static_cast<double>(p.k) * p.terms * 0x1p-24 * magnitude;
@@ -117,7 +118,7 @@ __global__ __launch_bounds__(256) void check_kernel(const C* c, const __grid_con
   const std::int64_t row = std::int64_t{blockIdx.y} * kBlock, column = std::int64_t{blockIdx.x} * kBlock;
   const int y = static_cast<int>(threadIdx.x) / 16, x = static_cast<int>(threadIdx.x) % 16;
   double sum[kEach][kEach] = {};
-  float partials[kEach][kEach] = {}, magnitude[kEach][kEach] = {};
+  float node[kEach][kEach] = {}, partials[kEach][kEach] = {}, magnitude[kEach][kEach] = {};
   for (int term = 0; term < p.terms; ++term) {
     const auto* a = static_cast<const T*>(p.a[term]);
     const auto* b = static_cast<const T*>(p.b[term]);
@@ -140,10 +141,16 @@ __global__ __launch_bounds__(256) void check_kernel(const C* c, const __grid_con
       }
       __syncthreads();
     }
+    const bool node_ends = (term + 1) % p.node_terms == 0;
     for (int i = 0; i < kEach; ++i) {
       for (int j = 0; j < kEach; ++j) {
         sum[i][j] += product[i][j];
         partials[i][j] += fabsf(static_cast<float>(product[i][j]));
+        node[i][j] += static_cast<float>(product[i][j]);
+        if (!node_ends) continue;
+        // A sum of one term is rounded already, a sum of all is c.
+        if (p.node_terms > 1 && p.node_terms < p.terms) partials[i][j] += fabsf(node[i][j]);
+        node[i][j] = 0;
       }
     }
   }
@@ -257,13 +264,14 @@ Result<std::uint64_t> digest_of(const GpuBuffer& buffer, CUstream_st* stream) {
 Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmShape& shape, bool fp32_output,
                                    CUstream_st* stream) {
   Problem p = problem_of(shape, fp32_output);
-  p.terms = 1;
+  p.terms = p.node_terms = 1;
   p.a[0] = arguments.a;
   p.b[0] = arguments.b;
   return check_sum(p, arguments.c, shape.dtype, fp32_output, stream);
 }
 
-Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& partials, const void* c,
+Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& partials,
+                                           std::uint32_t ranks_per_node, const void* c,
                                            const GemmShape& shape, Range rows, CUstream_st* stream) {
   if (partials.size() > kMaxTerms) {
     return Status(StatusCode::kInvalidArgument, "check: " + std::to_string(partials.size()) +
@@ -273,6 +281,7 @@ Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& par
   Problem p = problem_of(shape, false);
   p.m = rows.size();
   p.partial_unit = p.unit;
+  p.node_terms = static_cast<int>(ranks_per_node);
   for (const GemmArguments& partial : partials) {
     p.a[p.terms] = static_cast<const std::byte*>(partial.a) + rows.begin * shape.k * 2;
     p.b[p.terms++] = partial.b;

@@ -53,9 +53,11 @@ Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmSha
                                    CUstream_st* stream);
 
 /// The same for rows of a sum over ranks: c[rows, n] with the sum of the products of all `partials` (a [m, k]
-/// and b of each rank; memory of other GPUs is read over peer access). Each product may have been rounded
-/// once: bound u |ref| + u sum |a x b| + k ranks 2^-24 sum |a b|. At most 16 ranks.
-Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& partials, const void* c,
+/// and b of each rank, node by node; memory of other GPUs is read over peer access). Each product may have
+/// been rounded once, and with more than one node, each of `ranks_per_node`, the sum of a node's: bound u
+/// |ref| + u sum_ranks |a x b| (+ u sum_nodes |its sum|) + k ranks 2^-24 sum |a b|. At most 16 ranks.
+Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& partials,
+                                           std::uint32_t ranks_per_node, const void* c,
                                            const GemmShape& shape, Range rows, CUstream_st* stream);
 
 /// Why no GPU of compute capability 9.0 can be used here; OK when one can.

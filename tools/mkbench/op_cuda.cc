@@ -93,8 +93,9 @@ Status Measurement::prepare(OpKind kind, const GemmShape& shape) {
   auto stream = GpuStream::create();
   if (!stream.ok()) return stream.status();
   stream_ = std::move(*stream);
-  auto made = GpuGemmCase::make(kind, shape, group_.world_size(), group_.rank(),
-                                count_sets(shape, group_.world_size(), options_.iterations), stream_.get());
+  auto made = GpuGemmCase::make(kind, shape, group_.world_size(), group_.world_size() / group_.node_count(),
+                                group_.rank(), count_sets(shape, group_.world_size(), options_.iterations),
+                                stream_.get());
   if (!made.ok()) return made.status();
   case_ = std::move(*made);
   MK_RETURN_IF_ERROR(capture(

@@ -1,5 +1,6 @@
 // Plan of the all-gather of finished sums as the cuda executor does it: an owner pushes every unit of its
-// rows that it has summed to every other rank of its node. Pure; the same on every rank, on host and device.
+// rows that it has summed to every other rank of its node, and puts chunks of them to its rail peers, who
+// push them on in their nodes. Pure; the same on every rank, on host and device.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,12 @@ namespace mkernel::kernels {
 ///   summed[owner][unit]              64-bit words: launches for which the owner's unit has come
 ///   sums[epoch parity][owner][unit]  units, each [unit rows, tile columns], 16 bits an element; what lies
 ///                                    beyond c is not written
-/// A unit is one of ReduceUnits: what one warp sums, pushes and tells by itself. A rank's own are not used.
-/// Two parities are enough for the reason given in push_reduce_plan.h: a launch reads all sums before it
-/// ends.
+/// A unit is one of ReduceUnits: what one warp sums, pushes and tells by itself. Over several nodes the sums
+/// are packed as PutPartialsPlan's units are, travel in the same chunks, and lie at the same offset where
+/// they are put from (a rank's own, not used on one node) and where they arrive; those of rail peers have no
+/// words but arrival counts. Two parities are enough for the reasons given in push_reduce_plan.h and
+/// put_partials_plan.h: a launch reads all sums before it ends, and it ends only when the puts of the launch
+/// before it are completed.
 struct PushSumsPlan {
   static constexpr std::uint64_t kUnitBytes = kReduceUnitElements * 2;
 

@@ -3,20 +3,26 @@
 //
 //   struct Operation {
 //     using Parameters = ...;  // derived from TileReduceParameters
-//     // A whole warp that has nothing else to do: sums own rows (sum_slots.cuh), and does what follows,
-//     until
-//     // nothing is left. `warps` of them are called in a launch. No tile waits for it.
+//     // A whole warp that has nothing else to do: sums own rows
+//     // (sum_slots.cuh), and does what follows, until nothing is left.
+//     // `warps` of them are called in a launch. No tile waits for it.
 //     template <class Config>
 //     static void spare_warp(const Parameters& p, std::uint32_t warps);
+//     // inter_send, over several nodes: one thread for each of
+//     // 0 .. kSenders - 1. put_partials() is one of them.
+//     static constexpr int kSenders;
+//     static void send(const Parameters& p, std::uint64_t epoch, int sender);
 //   };
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/comm/device_endpoint.cuh"
 #include "kernels/gemm/sm90_body.cuh"
 #include "kernels/gemm/sm90_share.cuh"
 #include "kernels/ops/exchange/push_reduce_plan.h"
+#include "kernels/ops/exchange/put_partials_plan.h"
 #include "kernels/ops/exchange/sum_slots.cuh"
 #include "kernels/ops/exchange/tile_reduce_parameters.h"
 #include "kernels/ptx/global.cuh"
@@ -34,11 +40,17 @@ struct TileReduceConfig : Sm90Config<kTile, kInput, kLayoutB, matrix_element(kIn
   static constexpr int kMultiplyRegisters = 224;
 };
 
-/// Warps of a launch that get to spare_warp(): those of the CTAs that only sum, but for the one that watches
-/// the host, and all multiplying ones.
-template <class Config>
+/// Warps of CTA 0, its last ones, that do not sum: one watches the host, over several nodes some put.
+template <class Operation>
+__device__ __forceinline__ int reserved_warps(const TileReduceParameters& p) {
+  return p.units.others > 0 ? 1 + Operation::kSenders : 1;
+}
+
+/// Warps of a launch that get to spare_warp(): those of the CTAs that only sum, but for the reserved ones,
+/// and all multiplying ones.
+template <class Config, class Operation>
 __device__ __forceinline__ std::uint32_t spare_warps(const TileReduceParameters& p) {
-  const std::uint32_t reducing = p.reduce_ctas * (Config::kThreads / 32) - 1;
+  const std::uint32_t reducing = p.reduce_ctas * (Config::kThreads / 32) - reserved_warps<Operation>(p);
   return reducing + (gridDim.x - p.reduce_ctas) * Config::kMultiplyWarpgroups * 4;
 }
 
@@ -51,7 +63,7 @@ class TileReduceSchedule {
 
   explicit __device__ __forceinline__ TileReduceSchedule(const Parameters& p) : p_(p) {}
 
-  __device__ __forceinline__ int tiles() const { return Share::tiles(p_.raster, p_.reduce_ctas); }
+  __device__ __forceinline__ int tiles() const { return Share::tiles(p_.tiles.tiles(), p_.reduce_ctas); }
   __device__ __forceinline__ int k_blocks() const { return p_.k_blocks; }
 
   __device__ __forceinline__ Sm90TilePlace tile(int i) const {
@@ -59,12 +71,12 @@ class TileReduceSchedule {
     // Owners have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; the rows
     // of the next owner, which the tile may reach into, are computed and not written.
     constexpr std::int32_t kBeyond = 1 << 30;
-    const bool any = rows.first < p_.rows_of[rows.owner];
+    const bool any = rows.first < p_.rows_of[rows.turn];
     const int column = rows.column * Config::kTileN;
     return {&p_.a,
             &p_.b,
-            &p_.slots[(p_.control->epoch & 1) * p_.steps.world + rows.owner],
-            any ? p_.first_row[rows.owner] + rows.first : kBeyond,
+            &p_.slots[(p_.endpoint.control->epoch & 1) * p_.tiles.turns() + rows.turn],
+            any ? p_.first_row[rows.turn] + rows.first : kBeyond,
             column,
             0,
             any ? rows.first : kBeyond,
@@ -73,14 +85,14 @@ class TileReduceSchedule {
   __device__ __forceinline__ void before_load(int) const {}
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.trace; }
 
-  /// The tile lies in its slot at the owner: says so there.
+  /// The tile lies in its slot at the reducer: says so there.
   __device__ __forceinline__ void after_store(int i) const {
     const Rows rows = rows_of(i);
-    if (rows.first >= p_.rows_of[rows.owner]) return;
+    if (rows.first >= p_.rows_of[rows.turn]) return;
     std::uint64_t* ready =
-        p_.ready_there[rows.owner] + (rows.first / Config::kTileM) * p_.raster.columns + rows.column;
-    const std::uint64_t count = PushReducePlan::count(p_.control->epoch);
-    if (rows.owner == p_.steps.rank) {
+        p_.ready_there[rows.turn] + (rows.first / Config::kTileM) * p_.tiles.raster.columns + rows.column;
+    const std::uint64_t count = PushReducePlan::count(p_.endpoint.control->epoch);
+    if (rows.turn % p_.sources() == p_.sources() - 1) {  // this rank reduces it
       ptx::st_release_gpu(ready, count);
     } else {
       ptx::st_release_sys(ready, count);
@@ -89,52 +101,110 @@ class TileReduceSchedule {
 
   /// Multiplying warps help with the sums after their last tile.
   __device__ __forceinline__ void after_products() const {
-    Operation::template spare_warp<Config>(p_, spare_warps<Config>(p_));
+    Operation::template spare_warp<Config>(p_, spare_warps<Config, Operation>(p_));
   }
 
  private:
   using Share = Sm90Share<Config>;
   struct Rows {
-    std::int32_t owner;
+    std::int32_t turn;    ///< of the owner
     std::int32_t first;   ///< of the owner's rows
     std::int32_t column;  ///< of tiles
   };
   __device__ __forceinline__ Rows rows_of(int i) const {
-    const RasterPlace place = Share::place(p_.raster, p_.reduce_ctas, i);
-    const OwnerSteps::Place step = p_.steps.place(place.row);
-    return {step.owner, Share::first_row(step.block), place.column};
+    const OwnerTiles::Place place = p_.tiles.place(Share::index(p_.reduce_ctas, i));
+    return {place.turn, Share::first_row(place.block), place.column};
   }
 
   const Parameters& p_;
 };
 
-/// One warp of CTA 0. A launch ends only when it has seen a word of this launch from every rank: the two
-/// parities of slots rest on it. Owners with rows wait for tiles; those without get, and wait for, a word
-/// for nothing.
+/// One warp of CTA 0. A launch ends only when it has seen a word of this launch from every rank of the node,
+/// and an arrival of this launch from every rail peer: the two parities of slots and partials rest on it.
+/// Owners with rows wait for tiles and partials; for those without, words and puts for nothing are written
+/// and awaited.
 __device__ __forceinline__ void exchange_empty(const TileReduceParameters& p, std::uint64_t epoch) {
-  const auto rank = static_cast<std::int32_t>(threadIdx.x % 32);
-  if (rank < p.steps.world && p.rows_of[rank] == 0)
-    ptx::st_release_sys(p.ready_there[rank], PushReducePlan::count(epoch));
-  if (p.own_rows == 0) (void)wait_tile(p, epoch, 0);
+  for (auto turn = static_cast<std::int32_t>(threadIdx.x % 32); turn < p.tiles.turns(); turn += 32) {
+    if (p.rows_of[turn] == 0) ptx::st_release_sys(p.ready_there[turn], PushReducePlan::count(epoch));
+  }
+  __syncwarp();
+  for (std::int32_t node_turn = 0; node_turn <= p.units.others; ++node_turn) {
+    if (p.rows_of[p.reduced(node_turn)] == 0 && !SumWait(p, epoch, node_turn, 0, 0).wait(p)) return;
+  }
 }
 
-/// intra_comm: a CTA of spare warps only. The last warp of CTA 0 watches the host instead.
+/// inter_send: until a chunk, `count` of whose units `word` counts over all launches, lies here complete. It
+/// may then be put by this thread.
+__device__ __forceinline__ bool wait_chunk(const TileReduceParameters& p, const std::uint64_t* word,
+                                           std::uint64_t count, std::int32_t chunk, SumStage stage) {
+  const DeviceWaitSite site{DeviceRole::kInterSend, DeviceTag::kChunkReady,
+                            static_cast<std::int32_t>(p.endpoint.rank), static_cast<std::uint32_t>(chunk)};
+  if (!wait_at_least(word, count, site, wait_scope(p, stage))) return false;
+  ptx::fence_acq_rel_sys();  // hands what was released at gpu scope on to who reads it for the put
+  return true;
+}
+
+/// inter_send, one thread: puts the partials of every rail peer as they are staged, each one's next chunk in
+/// turn.
+__device__ __forceinline__ void put_partials(const TileReduceParameters& p, std::uint64_t epoch) {
+  const PartialsWire& wire = p.wire;
+  const PutPartialsPlan& plan = wire.plan;
+  constexpr DeviceRole kRole = DeviceRole::kInterSend;
+  for (std::int32_t chunk = 0; chunk < wire.chunks; ++chunk) {
+    for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
+      const std::int32_t units = wire.packed_units[turn];
+      if (chunk >= plan.chunks(units)) continue;
+      const std::int32_t begin = plan.chunk_begin(chunk, units), end = plan.chunk_begin(chunk + 1, units);
+      if (!wait_chunk(p, wire.staged + turn * wire.chunks + chunk, (epoch + 1) * (end - begin), chunk,
+                      kAfterNode)) {
+        return;
+      }
+      const std::uint64_t at = begin * PutPartialsPlan::kUnitBytes;
+      const std::int32_t sender_turn = p.units.others - 1 - turn;
+      if (!put(p.endpoint, p.owner[p.reduced(turn)], 0, {wire.region, plan.staged_offset(epoch, turn) + at},
+               {wire.region, plan.partial_offset(epoch, sender_turn) + at},
+               (end - begin) * PutPartialsPlan::kUnitBytes, kRole)) {
+        return;
+      }
+    }
+  }
+  // What the next launch stages lies where the one before this one did.
+  for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
+    const std::uint64_t before = epoch * plan.chunks(wire.packed_units[turn]);
+    if (!wait_completed(p.endpoint, p.owner[p.reduced(turn)], 0, before, kRole)) return;
+  }
+}
+
+/// CTA 0 of those that only sum: its last warp is the relay, those before it inter_send. The relay ends after
+/// everybody else, as their waits need it: the other warps of this CTA count themselves out as CTAs do.
+template <class Config, class Operation>
+__device__ __forceinline__ void tile_reduce_first_cta(const typename Operation::Parameters& p,
+                                                      std::uint64_t epoch) {
+  constexpr int kWarps = Config::kThreads / 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp == kWarps - 1) {
+    relay_host(*p.endpoint.control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + kWarps - 1);
+  } else {
+    if (warp == 0) exchange_empty(p, epoch);
+    const int sender = warp - (kWarps - reserved_warps<Operation>(p));
+    if (sender < 0) {
+      Operation::template spare_warp<Config>(p, spare_warps<Config, Operation>(p));
+    } else if (threadIdx.x % 32 == 0) {
+      Operation::send(p, epoch, sender);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::red_add_release_gpu(&p.endpoint.control->exited, 1ULL);
+  }
+  end_launch(*p.endpoint.control, epoch);
+}
+
+/// intra_comm: a CTA of spare warps only, but for the first one.
 template <class Config, class Operation>
 __device__ __forceinline__ void tile_reduce_intra_comm(const typename Operation::Parameters& p) {
-  const std::uint64_t epoch = p.control->epoch;  // advanced only when every CTA has ended
-  const bool last_out = blockIdx.x == 0;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  if (last_out && warp == 0) exchange_empty(p, epoch);
-  if (last_out && warp == Config::kThreads / 32 - 1) {
-    relay_host(*p.control, p.host, {}, gridDim.x - 1);
-  } else {
-    Operation::template spare_warp<Config>(p, spare_warps<Config>(p));
-  }
-  if (last_out) {
-    end_launch(*p.control, epoch);
-  } else {
-    end_cta(*p.control);
-  }
+  const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
+  if (blockIdx.x == 0) return tile_reduce_first_cta<Config, Operation>(p, epoch);
+  Operation::template spare_warp<Config>(p, spare_warps<Config, Operation>(p));
+  end_cta(*p.endpoint.control);
 }
 
 /// The whole kernel; `memory`: Sm90Shared<Config>.
@@ -146,7 +216,7 @@ __device__ __forceinline__ void tile_reduce(const typename Operation::Parameters
     end_role(p.trace, DeviceRole::kIntraComm);
   } else {
     sm90_gemm(TileReduceSchedule<Config, Operation>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
-    end_cta(*p.control);
+    end_cta(*p.endpoint.control);
     end_role(p.trace, DeviceRole::kCompute);
   }
 }

@@ -16,25 +16,27 @@ TileReduceOperation::TileReduceOperation(OpKind kind, const TileReducePlan& plan
     : CudaGemmOperation(kind, shape, std::move(topology), rank), plan_(plan) {}
 
 Status TileReduceOperation::attach() {
-  const std::int32_t world = plan_.steps.world, me = plan_.steps.rank;
-  std::vector<TensorMap> maps(2 * world);
-  for (std::int32_t i = 0; i < 2 * world; ++i) {
-    const std::int32_t owner = i % world;
-    const std::byte* slot = workspace_of(owner) + plan_.reduce.slot_offset(i / world, me);
+  const std::int32_t turns = plan_.tiles.turns();
+  std::vector<TensorMap> maps(2 * turns);
+  for (std::int32_t i = 0; i < 2 * turns; ++i) {
+    const std::byte* slot =
+        reducer_of(i % turns) + plan_.reduce.slot_offset(i / turns, node_turn(i % turns), local());
     // A map has at least one row; the kernel keeps clear of that of an owner without rows.
-    const std::int64_t rows = std::max<std::int64_t>(1, plan_.reduce.rows_of(owner));
+    const std::int64_t rows = std::max<std::int64_t>(1, plan_.reduce.rows_of(plan_.owners[i % turns]));
     auto map =
         encode_tensor_map(sm90_c_view(matrix_element(shape().dtype), slot, rows, shape().n), "workspace");
     if (!map.ok()) return map.status();
     maps[i] = *map;
   }
-  auto slots = DeviceBuffer::holding(maps, "tensor maps of the slots");
-  if (!slots.ok()) return slots.status();
-  auto claimed = DeviceBuffer::zeroed(sizeof(std::uint64_t), "claims of sums");
-  if (!claimed.ok()) return claimed.status();
-  slots_ = std::move(slots).value();
-  claimed_ = std::move(claimed).value();
-  return {};
+  const auto keep = [](Result<DeviceBuffer> made, DeviceBuffer& buffer) -> Status {
+    if (made.ok()) buffer = std::move(made).value();
+    return made.status();
+  };
+  MK_RETURN_IF_ERROR(keep(DeviceBuffer::holding(maps, "tensor maps of the slots"), slots_));
+  MK_RETURN_IF_ERROR(keep(DeviceBuffer::zeroed(sizeof(std::uint64_t), "claims of sums"), claimed_));
+  const std::uint64_t staged = sizeof(std::uint64_t) * plan_.rail_peers().size() * plan_.most_chunks();
+  if (staged == 0) return {};
+  return keep(DeviceBuffer::zeroed(staged, "counts of staged units"), staged_);
 }
 
 Status TileReduceOperation::describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const {
@@ -54,39 +56,52 @@ Status TileReduceOperation::describe_operands(const GemmArguments& arguments, Ti
 
 void TileReduceOperation::describe_workspace(TileReduceParameters& p) const {
   const PushReducePlan& reduce = plan_.reduce;
-  const std::int32_t world = plan_.steps.world, me = plan_.steps.rank;
-  const auto words = [&](std::int32_t owner, std::int32_t source) {
-    return reinterpret_cast<std::uint64_t*>(workspace_of(owner) + reduce.ready_offset(source));
-  };
-  for (std::int32_t owner = 0; owner < world; ++owner) {
-    p.ready_there[owner] = words(owner, me);
-    p.first_row[owner] = static_cast<std::int32_t>(reduce.first_row(owner));
-    p.rows_of[owner] = static_cast<std::int32_t>(reduce.rows_of(owner));
+  for (std::int32_t turn = 0; turn < plan_.tiles.turns(); ++turn) {
+    const std::int32_t owner = plan_.owners[turn];
+    p.ready_there[turn] =
+        reinterpret_cast<std::uint64_t*>(reducer_of(turn) + reduce.ready_offset(node_turn(turn), local()));
+    p.owner[turn] = owner;
+    p.first_row[turn] = static_cast<std::int32_t>(reduce.first_row(owner));
+    p.rows_of[turn] = static_cast<std::int32_t>(reduce.rows_of(owner));
   }
-  p.ready = words(me, 0);
-  p.ready_words = reduce.ready_offset(1) / sizeof(std::uint64_t);
-  for (std::uint64_t epoch : {0, 1}) p.slots_here[epoch] = workspace().mine + reduce.slot_offset(epoch, 0);
+  for (std::int32_t source = 0; source < reduce.sources; ++source)
+    p.source_rank[source] = static_cast<std::int32_t>(topology().rank_at(topology().node_of(rank()), source));
+  p.ready = reinterpret_cast<const std::uint64_t*>(workspace().mine + reduce.ready_offset(0, 0));
+  p.ready_words = reduce.ready_offset(0, 1) / sizeof(std::uint64_t);
+  for (std::uint64_t epoch : {0, 1}) p.slots_here[epoch] = workspace().mine + reduce.slot_offset(epoch, 0, 0);
   p.slot_bytes = reduce.slot_bytes();
-  p.own_rows = p.rows_of[me];
   p.columns = static_cast<std::int32_t>(reduce.columns);
+}
+
+void TileReduceOperation::describe_wire(PartialsWire& wire) const {
+  wire.plan = plan_.partials;
+  wire.workspace = workspace().mine;
+  wire.region = workspace().region;
+  wire.staged = static_cast<std::uint64_t*>(staged_.get());
+  wire.chunks = plan_.most_chunks();
+  const std::int32_t sources = plan_.reduce.sources;
+  for (std::int32_t turn = sources - 1; turn < plan_.tiles.turns(); turn += sources)
+    wire.packed_units[node_turn(turn)] = plan_.packed_units(plan_.owners[turn]);
 }
 
 Status TileReduceOperation::describe(const GemmArguments& arguments, std::uint64_t deadline_ns,
                                      TileReduceParameters& p) const {
   MK_RETURN_IF_ERROR(describe_operands(arguments, p));
   describe_workspace(p);
+  describe_wire(p.wire);
   p.slots = static_cast<const TensorMap*>(slots_.get());
   p.claimed = static_cast<std::uint64_t*>(claimed_.get());
-  p.control = control();
-  p.host = host_watch();
-  p.deadline_ns = deadline_ns;
-  p.steps = plan_.steps;
-  p.raster = plan_.raster;
+  p.endpoint = endpoint(deadline_ns);
+  p.tiles = plan_.tiles;
   p.units = plan_.units;
   p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
   p.reduce_ctas = plan_.reduce_ctas;
   p.trace = trace();
   return {};
+}
+
+std::byte* TileReduceOperation::reducer_of(std::int32_t turn) const {
+  return workspace().node[topology().local_of(plan_.owners[turn])];
 }
 
 }  // namespace mkernel::kernels

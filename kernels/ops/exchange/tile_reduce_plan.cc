@@ -1,6 +1,7 @@
 #include "kernels/ops/exchange/tile_reduce_plan.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "kernels/ops/gemm_shape.h"
 #include "kernels/schedule/tiles.h"
@@ -8,11 +9,11 @@
 namespace mkernel::kernels {
 namespace {
 
-/// How long the links need for what a rank pushes, the product's time being 1: 354 GB/s of stores leave a
-/// GPU, an SM computes 6e12 operations a second (both measured).
-double link_time(OpKind kind, const GemmShape& shape, std::int32_t world, std::int32_t sms) {
-  const double crossings = kind == OpKind::kGemmAr ? 2 : 1;     // partials; finished sums as well
-  const double pushed = crossings * 2.0 * (world - 1) / world;  // bytes of an element of the product
+/// How long the links of the node need for what a rank pushes, the product's time being 1: 354 GB/s of stores
+/// leave a GPU, an SM computes 6e12 operations a second (both measured).
+double link_time(OpKind kind, const GemmShape& shape, std::int32_t sources, std::int32_t sms) {
+  const double crossings = kind == OpKind::kGemmAr ? 2 : 1;         // partials; finished sums as well
+  const double pushed = crossings * 2.0 * (sources - 1) / sources;  // bytes of an element of the product
   const double product = 2.0 * static_cast<double>(shape.k) / (6e12 * sms);  // seconds for one
   return pushed / 354e9 / product;
 }
@@ -26,13 +27,20 @@ Sm90Plan choose_product(const GemmShape& shape, double links, std::int32_t sms) 
 }
 
 constexpr std::int32_t kFewestReduceCtas = 2;  // one watches the host, and clusters come in pairs
+/// Over several nodes the wire waits for sums from the first tile on, and all the multiplying warps have to
+/// offer is too late for it: a CTA stages about 6 GB/s (measured), and a wire of 50 GB/s wants them all
+/// along. Of GEMM+AR only two warps of three sum, and finished sums travel too.
+std::int32_t feeding_ctas(OpKind kind, std::int32_t sms) {
+  return std::min(kind == OpKind::kGemmAr ? 24 : 12, sms / 4 / 2 * 2);
+}
 
-/// When sums stay here: as many CTAs as cost no further wave of tiles, `waves(CTAs that sum)`.
+/// When sums stay here: as many CTAs from `fewest` on as cost no further wave of tiles, `waves(CTAs that
+/// sum)`.
 template <class Waves>
-std::int32_t choose_sum_ctas(const Waves& waves) {
+std::int32_t choose_sum_ctas(std::int32_t fewest, const Waves& waves) {
   constexpr std::int32_t kMost = 8;  // read as fast as tiles can come
-  std::int32_t chosen = kFewestReduceCtas;
-  while (chosen < kMost && waves(chosen + 2) == waves(kFewestReduceCtas)) chosen += 2;
+  std::int32_t chosen = fewest;
+  while (chosen < kMost && waves(chosen + 2) == waves(fewest)) chosen += 2;
   return chosen;
 }
 
@@ -57,9 +65,29 @@ std::int32_t choose_push_ctas(double links, std::int32_t sms, const Waves& waves
   return best;
 }
 
-/// A band holds whole turns of the owners, so that the sums of its columns become complete together.
-std::int32_t whole_turns(std::int32_t band, std::int32_t world) {
-  return std::max(1, (band + world / 2) / world) * world;
+/// Blocks of an owner in a band: all turns of them together make up the band of the plain product.
+std::int32_t band_of(std::int32_t product_band, std::int32_t turns) {
+  return std::max(1, (product_band + turns / 2) / turns);
+}
+
+/// Units of a chunk: large enough for the copy engines and for EFA (kChunkBytes), but no more than a 32nd of
+/// what an owner gets, so that the first one leaves early and the last one is over soon; 64 KiB at least.
+std::int32_t choose_chunk_units(std::int32_t units) {
+  constexpr auto kMost = static_cast<std::int32_t>(kChunkBytes / PutPartialsPlan::kUnitBytes);
+  return std::clamp(units / 32, kMost / 16, kMost);
+}
+
+/// By turn, as OwnerTiles counts.
+std::vector<std::int32_t> owners_by_turn(const Topology& topology, std::uint32_t rank) {
+  std::vector<std::int32_t> owners;
+  for (std::uint32_t node = 1; node <= topology.nodes(); ++node) {
+    for (std::uint32_t local = 1; local <= topology.ranks_per_node(); ++local) {
+      owners.push_back(static_cast<std::int32_t>(
+          topology.rank_at((topology.node_of(rank) + node) % topology.nodes(),
+                           (topology.local_of(rank) + local) % topology.ranks_per_node())));
+    }
+  }
+  return owners;
 }
 
 }  // namespace
@@ -67,45 +95,65 @@ std::int32_t whole_turns(std::int32_t band, std::int32_t world) {
 Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape, const Topology& topology,
                                             std::uint32_t rank, std::int32_t sms,
                                             const TileReduceOptions& options) {
-  MK_RETURN_IF_ERROR(check_one_node(kind, topology));
   MK_RETURN_IF_ERROR(
       check_on_gpu(kind, shape, topology, kMaxReduceOwners, "reduce_ctas", options.reduce_ctas, sms));
   TileReducePlan plan;
-  const auto me = static_cast<std::int32_t>(rank);
   const auto world = static_cast<std::int32_t>(topology.world());
-  const std::int32_t most = sms - std::max(kFewestReduceCtas, options.reduce_ctas);
-  const double links = link_time(kind, shape, world, most);
+  const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
+  const auto nodes = static_cast<std::int32_t>(topology.nodes());
+  const std::int32_t fewest = nodes == 1 ? kFewestReduceCtas : feeding_ctas(kind, sms);
+  const std::int32_t most = sms - std::max(fewest, options.reduce_ctas);
+  const double links = link_time(kind, shape, sources, most);
   const Sm90Plan product =
       options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, links, most);
   plan.tile = product.tile;
+  plan.owners = owners_by_turn(topology, rank);
   const std::int32_t cluster = tile_cluster(plan.tile);
 
   plan.reduce = {.rows = shape.m,
                  .columns = shape.n,
                  .world = world,
+                 .sources = sources,
                  .tile_rows = tile_rows(plan.tile),
                  .tile_columns = tile_columns(plan.tile)};
   const std::int32_t block_rows = tile_rows(plan.tile) * cluster;
-  const auto blocks = [&](std::int64_t rows) {
-    return static_cast<std::int32_t>(ceil_div(rows, block_rows));
-  };
-  const std::int32_t columns = product.raster.columns;
-  plan.steps = {me, world, blocks(plan.reduce.max_rows())};
-  const std::int32_t band = whole_turns(product.raster.band, world);
-  plan.raster = {plan.steps.steps(), columns, band};
-  plan.units = {.raster = {plan.steps.blocks, columns, band / world},
+  const std::int32_t far_turns = world - sources;
+  const Raster raster{.rows = static_cast<std::int32_t>(ceil_div(plan.reduce.max_rows(), block_rows)),
+                      .columns = product.raster.columns,
+                      .band = band_of(product.raster.band, std::max(far_turns, sources))};
+  plan.tiles = {raster, far_turns, sources};
+  plan.units = {.raster = raster,
                 .block_rows = block_rows,
                 .tile_rows = tile_rows(plan.tile),
-                .unit_rows = kReduceUnitElements / tile_columns(plan.tile)};
+                .unit_rows = kReduceUnitElements / tile_columns(plan.tile),
+                .others = nodes - 1};
+  const std::int32_t most_units = plan.units.packed(plan.units.units(), plan.reduce.max_rows());
+  plan.partials = {.begin = (plan.reduce.workspace_bytes() + 127) / 128 * 128,
+                   .nodes = nodes,
+                   .units = most_units,
+                   .chunk_units = choose_chunk_units(most_units)};
 
   const auto waves = [&](std::int32_t reduce_ctas) {
-    return ceil_div(plan.raster.tiles(), (sms - reduce_ctas) / cluster);
+    return ceil_div(plan.tiles.tiles(), (sms - reduce_ctas) / cluster);
   };
   plan.reduce_ctas = options.reduce_ctas > 0   ? options.reduce_ctas
-                     : kind == OpKind::kGemmAr ? choose_push_ctas(links, sms, waves)
-                                               : choose_sum_ctas(waves);
-  plan.compute_ctas = std::min(plan.raster.tiles(), (sms - plan.reduce_ctas) / cluster) * cluster;
+                     : kind == OpKind::kGemmAr ? std::max(fewest, choose_push_ctas(links, sms, waves))
+                                               : choose_sum_ctas(fewest, waves);
+  plan.compute_ctas = std::min(plan.tiles.tiles(), (sms - plan.reduce_ctas) / cluster) * cluster;
   return plan;
+}
+
+std::vector<std::int32_t> TileReducePlan::rail_peers() const {
+  std::vector<std::int32_t> peers;
+  for (std::int32_t turn = tiles.node_turns - 1; turn < tiles.far_turns; turn += tiles.node_turns)
+    peers.push_back(owners[static_cast<std::size_t>(turn)]);
+  return peers;
+}
+
+std::uint64_t TileReducePlan::wire_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const std::int32_t peer : rail_peers()) bytes += packed_units(peer) * PutPartialsPlan::kUnitBytes;
+  return bytes;
 }
 
 }  // namespace mkernel::kernels

@@ -21,15 +21,18 @@ class CudaGemmAr final : public TileReduceOperation {
       : TileReduceOperation(OpKind::kGemmAr, plan.product, shape, std::move(topology), rank), plan_(plan) {}
 
   Requirements requirements() const override {
-    return {.workspace_bytes = plan_.workspace_bytes(), .gpu = true};
+    return {
+        .workspace_bytes = plan_.workspace_bytes(), .lanes = topology().nodes() > 1 ? 2U : 0U, .gpu = true};
   }
+  std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
 
  private:
   Status attach() override {
     MK_RETURN_IF_ERROR(TileReduceOperation::attach());
-    auto copied = DeviceBuffer::zeroed(sizeof(std::uint64_t), "claims of copies");
-    if (!copied.ok()) return copied.status();
-    copied_ = std::move(copied).value();
+    auto counts = DeviceBuffer::zeroed((2 + plan_.product.most_chunks()) * sizeof(std::uint64_t),
+                                       "counts of copies, relays and finished units");
+    if (!counts.ok()) return counts.status();
+    counts_ = std::move(counts).value();
     return {};
   }
 
@@ -37,8 +40,10 @@ class CudaGemmAr final : public TileReduceOperation {
     GemmArParameters p{};
     MK_RETURN_IF_ERROR(describe(arguments, deadline_ns, p));
     p.c = static_cast<std::byte*>(arguments.c);
-    p.own_c = p.c + plan_.product.reduce.first_row(plan_.product.steps.rank) * shape().n * 2;
-    p.copied = static_cast<std::uint64_t*>(copied_.get());
+    p.own_c = p.c + plan_.product.reduce.first_row(plan_.product.rank()) * shape().n * 2;
+    p.copied = static_cast<std::uint64_t*>(counts_.get());
+    p.relayed = p.copied + 1;
+    p.finished = p.copied + 2;
     describe_sums(p);
     return with_tile(plan_.product.tile, "gemm_ar",
                      [&]<Sm90Tile kTile>() { return launch_gemm_ar<kTile>(shape(), p, ctas(), stream); });
@@ -46,12 +51,13 @@ class CudaGemmAr final : public TileReduceOperation {
 
   void describe_sums(GemmArParameters& p) const {
     const PushSumsPlan& sums = plan_.sums;
-    const std::int32_t me = plan_.product.steps.rank;
-    for (std::int32_t turn = 0; turn < sums.world - 1; ++turn) {
-      std::byte* there = workspace_of((me + 1 + turn) % sums.world);
-      p.sums_there[turn] = there + sums.sums_offset(0, me);
-      p.summed_there[turn] = reinterpret_cast<std::uint64_t*>(there + sums.summed_offset(me));
+    const std::int32_t me = plan_.product.rank();
+    for (std::int32_t near = 0; near < plan_.product.tiles.node_turns - 1; ++near) {
+      std::byte* there = reducer_of(plan_.product.tiles.far_turns + near);
+      p.sums_there[near] = there + sums.sums_offset(0, me);
+      p.summed_there[near] = reinterpret_cast<std::uint64_t*>(there + sums.summed_offset(me));
     }
+    p.sums_at = sums.sums_offset(0, 0);
     p.sums_here = workspace().mine + sums.sums_offset(0, 0);
     p.summed = reinterpret_cast<const std::uint64_t*>(workspace().mine + sums.summed_offset(0));
     p.sums_owner_bytes = sums.sums_offset(0, 1) - sums.sums_offset(0, 0);
@@ -59,7 +65,7 @@ class CudaGemmAr final : public TileReduceOperation {
   }
 
   const GemmArCudaPlan plan_;
-  DeviceBuffer copied_;  ///< GemmArParameters::copied
+  DeviceBuffer counts_;  ///< GemmArParameters::copied, relayed, finished
 };
 
 }  // namespace

@@ -8,8 +8,8 @@ Result<GemmArCudaPlan> GemmArCudaPlan::make(const GemmShape& shape, const Topolo
   auto product = TileReducePlan::make(OpKind::kGemmAr, shape, topology, rank, sms, options);
   if (!product.ok()) return product.status();
   GemmArCudaPlan plan{.product = *product};
-  plan.sums = {.begin = (plan.product.reduce.workspace_bytes() + 127) / 128 * 128,
-               .world = plan.product.steps.world,
+  plan.sums = {.begin = (plan.product.workspace_bytes() + 127) / 128 * 128,
+               .world = plan.product.reduce.world,
                .units = plan.product.units.units()};
   return plan;
 }

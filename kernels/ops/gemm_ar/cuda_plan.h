@@ -1,4 +1,4 @@
-// Plan of GEMM+AR for the cuda executor on one node: GEMM+RS, and where its sums go.
+// Plan of GEMM+AR for the cuda executor: GEMM+RS, and where its sums go.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,21 @@
 
 namespace mkernel::kernels {
 
-/// Pure; the same on every rank but for `product.steps.rank`.
+/// Pure; the same on every rank but for `product.owners`.
 struct GemmArCudaPlan {
   TileReducePlan product;
   PushSumsPlan sums;
 
   std::uint64_t workspace_bytes() const { return sums.end(); }
-  /// Units of the other owners that a rank copies into its c, each owner's in the order in which it sums.
-  std::int32_t copies() const { return (sums.world - 1) * sums.units; }
+  /// Units of its rail peers that a rank takes from the wire and hands on in its node.
+  std::int32_t relays() const { return product.units.others * sums.units; }
+  /// Units of the other owners that a rank copies into its c, each owner's in the order in which they come.
+  std::int32_t copies() const { return (product.reduce.sources - 1) * product.reduce.nodes() * sums.units; }
+  /// Bytes that this rank puts in every launch.
+  std::uint64_t wire_bytes() const {
+    const auto own = static_cast<std::uint64_t>(product.packed_units(product.rank()));
+    return product.wire_bytes() + product.units.others * own * PushSumsPlan::kUnitBytes;
+  }
 
   /// Errors: TileReducePlan::make().
   static Result<GemmArCudaPlan> make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,

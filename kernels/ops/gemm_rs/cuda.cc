@@ -19,8 +19,10 @@ class CudaGemmRs final : public TileReduceOperation {
       : TileReduceOperation(OpKind::kGemmRs, plan, shape, std::move(topology), rank) {}
 
   Requirements requirements() const override {
-    return {.workspace_bytes = plan().reduce.workspace_bytes(), .gpu = true};
+    return {
+        .workspace_bytes = plan().workspace_bytes(), .lanes = topology().nodes() > 1 ? 1U : 0U, .gpu = true};
   }
+  std::uint64_t wire_bytes() const override { return plan().wire_bytes(); }
 
  private:
   Status launch(const GemmArguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) override {

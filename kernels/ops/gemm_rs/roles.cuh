@@ -15,20 +15,29 @@ namespace mkernel::kernels {
 struct GemmRsOutput {
   std::byte* own_c;
 
-  __device__ __forceinline__ void store(std::uint64_t, std::uint32_t, std::uint32_t, std::uint64_t at,
+  __device__ __forceinline__ void store(std::uint64_t, const SumUnit&, std::uint32_t, std::uint64_t at,
                                         const uint4& sums) const {
     ptx::st_v4(own_c + at, sums);
   }
-  __device__ __forceinline__ void finish(std::uint64_t, std::uint32_t) const {}
+  __device__ __forceinline__ void finish(const SumUnit&) const {}
   __device__ __forceinline__ void flush(std::uint64_t) const {}
 };
 
 struct GemmRsRoles {
   using Parameters = TileReduceParameters;
+  static constexpr int kSenders = 1;
+
+  static __device__ __forceinline__ void send(const Parameters& p, std::uint64_t epoch, int) {
+    put_partials(p, epoch);
+  }
 
   template <class Config>
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
-    sum_units<Config>(p, warps, GemmRsOutput{p.own_c});
+    if (p.units.others > 0) {
+      sum_units<Config, true>(p, warps, GemmRsOutput{p.own_c});
+    } else {
+      sum_units<Config, false>(p, warps, GemmRsOutput{p.own_c});
+    }
   }
 };
 

@@ -18,8 +18,7 @@ namespace mkernel::kernels {
 /// are packed as PutPartialsPlan's units are, travel in the same chunks, and lie at the same offset where
 /// they are put from (a rank's own, not used on one node) and where they arrive; those of rail peers have no
 /// words but arrival counts. Two parities are enough for the reasons given in push_reduce_plan.h and
-/// put_partials_plan.h: a launch reads all sums before it ends, and it ends only when the puts of the launch
-/// before it are completed.
+/// put_partials_plan.h: a launch reads all sums before it ends, and it ends only when its puts are completed.
 struct PushSumsPlan {
   static constexpr std::uint64_t kUnitBytes = kReduceUnitElements * 2;
 

@@ -11,7 +11,7 @@
 namespace mkernel::kernels {
 
 /// Its part of the symmetric workspace, from `begin` on; nothing on one node:
-///   staged[epoch parity][node turn]      at the reducer: its node's partial for the owner that many nodes on
+///   staged[node turn]                    at the reducer: its node's partial for the owner that many nodes on
 ///   partial[epoch parity][sender turn]   at the owner: that of the node that many nodes on
 /// each of them units of ReduceUnits, [unit rows, tile columns] in the operation's type, packed: those beyond
 /// the owner's rows are left out, so that they need not travel. What the owner nodes on t is to a reducer,
@@ -21,8 +21,7 @@ namespace mkernel::kernels {
 /// empty one. So the arrival count says which units have come, and every launch of a rank sees an arrival of
 /// the same launch from every rail peer. That is why two parities are enough and nobody gives credits: who is
 /// in launch e + 2 has seen that its rail peers had begun launch e + 1, when their launch e, with all reads
-/// of its partials, was over. What is staged may be overwritten once its put is completed: a launch e ends
-/// only when the puts of launch e - 1 are.
+/// of its partials, was over. What is staged needs one: a launch ends only when its puts are completed.
 struct PutPartialsPlan {
   static constexpr std::uint64_t kUnitBytes = kReduceUnitElements * 2;
 
@@ -32,11 +31,11 @@ struct PutPartialsPlan {
   std::int32_t chunk_units = 1;  ///< of one put
 
   MK_HOST_DEVICE std::uint64_t block_bytes() const { return units * kUnitBytes; }
-  MK_HOST_DEVICE std::uint64_t staged_offset(std::uint64_t epoch, std::int32_t node_turn) const {
-    return begin + ((epoch & 1) * (nodes - 1) + node_turn) * block_bytes();
+  MK_HOST_DEVICE std::uint64_t staged_offset(std::int32_t node_turn) const {
+    return begin + node_turn * block_bytes();
   }
   MK_HOST_DEVICE std::uint64_t partial_offset(std::uint64_t epoch, std::int32_t sender_turn) const {
-    return staged_offset(1, nodes - 1) + ((epoch & 1) * (nodes - 1) + sender_turn) * block_bytes();
+    return staged_offset(nodes - 1) + ((epoch & 1) * (nodes - 1) + sender_turn) * block_bytes();
   }
   MK_HOST_DEVICE std::uint64_t end() const { return partial_offset(1, nodes - 1); }
 

@@ -137,9 +137,8 @@ class StagedSums {
  public:
   __device__ __forceinline__ StagedSums(const TileReduceParameters& p) : p_(p) {}
 
-  __device__ __forceinline__ void store(std::uint64_t epoch, const SumUnit& unit, std::uint32_t inside,
-                                        const uint4& sums) const {
-    std::byte* staged = p_.wire.workspace + p_.wire.plan.staged_offset(epoch, unit.node_turn);
+  __device__ __forceinline__ void store(const SumUnit& unit, std::uint32_t inside, const uint4& sums) const {
+    std::byte* staged = p_.wire.workspace + p_.wire.plan.staged_offset(unit.node_turn);
     ptx::st_v4(staged + unit.packed * PutPartialsPlan::kUnitBytes + inside, sums);
   }
   /// inter_send is told later: a release waits for the stores before it.
@@ -249,7 +248,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
                                if (own) {
                                  output.store(epoch, unit, inside, at, sums);
                                } else {
-                                 staged.store(epoch, unit, inside, sums);
+                                 staged.store(unit, inside, sums);
                                }
                              });
     if (own) {

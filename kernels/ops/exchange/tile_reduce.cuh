@@ -161,17 +161,17 @@ __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std:
       }
       const std::uint64_t at = begin * PutPartialsPlan::kUnitBytes;
       const std::int32_t sender_turn = p.units.others - 1 - turn;
-      if (!put(p.endpoint, p.owner[p.reduced(turn)], 0, {wire.region, plan.staged_offset(epoch, turn) + at},
+      if (!put(p.endpoint, p.owner[p.reduced(turn)], 0, {wire.region, plan.staged_offset(turn) + at},
                {wire.region, plan.partial_offset(epoch, sender_turn) + at},
                (end - begin) * PutPartialsPlan::kUnitBytes, kRole)) {
         return;
       }
     }
   }
-  // What the next launch stages lies where the one before this one did.
+  // The next launch stages in the same place; and after the last one the operation may go.
   for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
-    const std::uint64_t before = epoch * plan.chunks(wire.packed_units[turn]);
-    if (!wait_completed(p.endpoint, p.owner[p.reduced(turn)], 0, before, kRole)) return;
+    const std::uint64_t puts = (epoch + 1) * plan.chunks(wire.packed_units[turn]);
+    if (!wait_completed(p.endpoint, p.owner[p.reduced(turn)], 0, puts, kRole)) return;
   }
 }
 

@@ -97,12 +97,9 @@ __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_
       }
     }
   }
-  // The next launch's sums lie where those of the one before this one did.
   for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
-    if (!wait_completed(p.endpoint, p.owner[p.reduced(turn)], 1, epoch * plan.chunks(units),
-                        DeviceRole::kInterSend)) {
-      return;
-    }
+    const std::uint64_t puts = (epoch + 1) * plan.chunks(units);
+    if (!wait_completed(p.endpoint, p.owner[p.reduced(turn)], 1, puts, DeviceRole::kInterSend)) return;
   }
 }
 

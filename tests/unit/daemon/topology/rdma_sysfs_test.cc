@@ -2,81 +2,31 @@
 #include "daemon/topology/rdma_sysfs.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
-#include <fstream>
 #include <string>
+
+#include "tests/unit/daemon/topology/sysfs_tree.h"
 
 namespace mkernel::topology {
 namespace {
 
-namespace fs = std::filesystem;
-
-/// A made-up root folder.
-struct Root {
-  Root() {
-    char name[] = "/tmp/mkernel-sysfs-XXXXXX";
-    REQUIRE(::mkdtemp(name) != nullptr);
-    path = name;
-  }
-  ~Root() { fs::remove_all(path); }
-
-  void write(const fs::path& file, const std::string& text) {
-    fs::create_directories((path / file).parent_path());
-    std::ofstream(path / file) << text << "\n";
-  }
-  fs::path device(const std::string& name, const std::string& file) {
-    const fs::path folder = "sys/class/infiniband/" + name;
-    write(folder / "fw_ver", "28.39.1002");
-    write("sys/class/infiniband_verbs/" + file + "/ibdev", name);
-    return folder;
-  }
-  /// The PCI device behind it.
-  void pci(const fs::path& device, const std::string& address, const std::string& driver, int numa_node) {
-    const fs::path folder = "sys/devices/pci0000:15/" + address;
-    write(folder / "numa_node", std::to_string(numa_node));
-    fs::create_directory_symlink("../../../bus/pci/drivers/" + driver, path / folder / "driver");
-    fs::create_directory_symlink(path / folder, path / device / "device");
-  }
-  fs::path port(const fs::path& device, const std::string& layer, const std::string& state,
-                const std::string& rate) {
-    const fs::path folder = device / "ports/1";
-    write(folder / "link_layer", layer);
-    write(folder / "state", state);
-    write(folder / "phys_state", state == "4: ACTIVE" ? "5: LinkUp" : "3: Disabled");
-    write(folder / "rate", rate);
-    write(folder / "lid", "0x1f");
-    return folder;
-  }
-  void gid(const fs::path& port, int index, const std::string& gid, const std::string& type,
-           const std::string& interface) {
-    const std::string name = std::to_string(index);
-    write(port / "gids" / name, gid);
-    if (!type.empty()) write(port / "gid_attrs/types" / name, type);
-    if (!interface.empty()) write(port / "gid_attrs/ndevs" / name, interface);
-  }
-
-  fs::path path;
-};
-
 constexpr const char* kNone = "0000:0000:0000:0000:0000:0000:0000:0000";
 
 TEST_CASE("a node without RDMA has no devices") {
-  const Root root;
+  const SysfsTree root;
   CHECK(rdma_devices(root.path).empty());
 }
 
 TEST_CASE("ConnectX on InfiniBand and on Ethernet") {
-  Root root;
-  const fs::path ib = root.device("mlx5_0", "uverbs0"), roce = root.device("mlx5_1", "uverbs1");
+  SysfsTree root;
+  const std::filesystem::path ib = root.device("mlx5_0", "uverbs0"), roce = root.device("mlx5_1", "uverbs1");
   root.pci(ib, "0000:19:00.0", "mlx5_core", 0);
   root.pci(roce, "0000:9a:00.0", "mlx5_core", 1);
-  const fs::path ib_port = root.port(ib, "InfiniBand", "4: ACTIVE", "400 Gb/sec (4X NDR)");
+  const std::filesystem::path ib_port = root.port(ib, "InfiniBand", "4: ACTIVE", "400 Gb/sec (4X NDR)");
   root.gid(ib_port, 0, "fe80:0000:0000:0000:a088:c203:0046:1a30", "IB/RoCE v1", "");
   root.gid(ib_port, 1, kNone, "", "");
-  const fs::path roce_port = root.port(roce, "Ethernet", "1: DOWN", "40 Gb/sec (4X QDR)");
+  const std::filesystem::path roce_port = root.port(roce, "Ethernet", "1: DOWN", "40 Gb/sec (4X QDR)");
   root.gid(roce_port, 0, "fe80:0000:0000:0000:0a00:27ff:fe14:c0de", "IB/RoCE v1", "ens1");
   root.gid(roce_port, 1, "fe80:0000:0000:0000:0a00:27ff:fe14:c0de", "RoCE v2", "ens1");
   root.gid(roce_port, 10, "0000:0000:0000:0000:0000:ffff:0a00:0107", "RoCE v2", "ens1");
@@ -114,8 +64,8 @@ TEST_CASE("ConnectX on InfiniBand and on Ethernet") {
 }
 
 TEST_CASE("EFA, and soft-RoCE on a virtual network interface") {
-  Root root;
-  const fs::path efa = root.device("efa_0", "uverbs0"), rxe = root.device("rxe0", "uverbs7");
+  SysfsTree root;
+  const std::filesystem::path efa = root.device("efa_0", "uverbs0"), rxe = root.device("rxe0", "uverbs7");
   root.pci(efa, "0000:10:19.0", "efa", -1);
   root.gid(root.port(efa, "Unspecified", "4: ACTIVE", "100 Gb/sec (4X EDR)"), 0,
            "fe80:0000:0000:0000:0cff:59ff:fe3c:2f11", "", "");
@@ -139,7 +89,7 @@ TEST_CASE("EFA, and soft-RoCE on a virtual network interface") {
 }
 
 TEST_CASE("a device without an entry among the verbs devices has no file") {
-  Root root;
+  SysfsTree root;
   root.write("sys/class/infiniband/mlx5_0/fw_ver", "1");
   const auto devices = rdma_devices(root.path);
   REQUIRE(devices.size() == 1);

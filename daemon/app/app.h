@@ -70,6 +70,8 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   std::vector<rpc::PeerSnapshot> peers() const override;
   std::string config_text() const override { return config::dump(config_); }
   std::vector<topology::RdmaDevice> devices() const override { return topology::rdma_devices(); }
+  Result<topology::Machine> machine() const override { return topology::this_machine(); }
+  std::vector<std::string> chosen_ports() const override { return config_.topology.nics; }
   void set_link(const std::string& peer, const rpc::LinkChange& change,
                 std::function<void(Result<transport::LinkShape>)> done) override;
   Result<rpc::ReloadSnapshot> reload() override;

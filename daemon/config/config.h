@@ -73,6 +73,10 @@ struct Transport {
   Emulated emulated;
 };
 
+struct Topology {
+  std::vector<std::string> nics;  ///< ports that may be rails, "mlx5_0" or "mlx5_0:1", in order; empty: all
+};
+
 struct Proxy {
   std::uint32_t threads = 1;
   std::uint32_t ring_slots = 4096;
@@ -108,6 +112,7 @@ struct Config {
   Control control;
   Peers peers;
   Transport transport;
+  Topology topology;
   Proxy proxy;
   Limits limits;
   Log log;

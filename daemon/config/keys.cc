@@ -110,6 +110,10 @@ void transport_keys(std::vector<Key>& table) {
   table.push_back(key("transport.emulated.seed", MK_FIELD(transport.emulated.seed), integer(0, INT64_MAX)));
 }
 
+void topology_keys(std::vector<Key>& table) {
+  table.push_back(key("topology.nics", MK_FIELD(topology.nics), port_list()));
+}
+
 void proxy_keys(std::vector<Key>& table) {
   table.push_back(key("proxy.threads", MK_FIELD(proxy.threads), integer(1, abi::kMaxRings)));
   table.push_back(key("proxy.ring_slots", MK_FIELD(proxy.ring_slots), power_of_two(64, 1 << 20)));
@@ -199,6 +203,7 @@ const std::vector<Key>& keys() {
     std::vector<Key> built;
     node_and_peer_keys(built);
     transport_keys(built);
+    topology_keys(built);
     proxy_keys(built);
     limit_and_log_keys(built);
     return built;

@@ -132,4 +132,18 @@ Rule cpu_list() {
           }};
 }
 
+Rule port_list() {
+  const auto is_port = [](const std::string& text) {
+    const std::size_t colon = text.find(':');
+    const std::string device = text.substr(0, colon);
+    const std::string port = colon == std::string::npos ? "1" : text.substr(colon + 1);
+    return !device.empty() && device.find_first_of(" ,/") == std::string::npos && !port.empty() &&
+           port.size() <= 3 && port.find_first_not_of("0123456789") == std::string::npos;
+  };
+  return {"a list of \"device\" or \"device:port\"", [is_port](const Value& value) {
+            const auto* found = std::get_if<std::vector<std::string>>(&value);
+            return found != nullptr && std::all_of(found->begin(), found->end(), is_port);
+          }};
+}
+
 }  // namespace mkernel::config

@@ -30,6 +30,8 @@ Rule file_mode();
 Rule host_port(bool optional);
 Rule host_port_list();
 Rule cpu_list();
+/// Ports of RDMA devices: "mlx5_0", "mlx5_0:1".
+Rule port_list();
 
 /// "host:port" taken apart (brackets of an IPv6 address removed); false when it is not that.
 bool split_host_port(std::string_view text, std::string& host, std::uint16_t& port);

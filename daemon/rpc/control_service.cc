@@ -14,6 +14,8 @@
 #include <utility>
 
 #include "daemon/base/hex.h"
+#include "daemon/rpc/topology_message.h"
+#include "daemon/topology/placement.h"
 #include "mkernel/v1/control.grpc.pb.h"
 #include "proto/abi/version.h"
 #include "proto/ipc/fd.h"
@@ -255,6 +257,17 @@ class ControlService::Impl final : public v1::Control::Service {
     return answer(context, reply, [devices = backend_.devices()](ControlBackend&, v1::DevicesReply& r) {
       fill_ports(devices, r);
     });
+  }
+  grpc::Status GetTopology(grpc::ServerContext* context, const v1::TopologyRequest*,
+                           v1::TopologyReply* reply) override {
+    auto machine = backend_.machine();
+    if (!machine.ok()) return to_grpc(machine.status());
+    return answer(context, reply,
+                  [machine = std::move(machine).value(), devices = backend_.devices()](
+                      ControlBackend& backend, v1::TopologyReply& r) {
+                    const topology::Node node = topology::make_node(machine, devices, backend.chosen_ports());
+                    fill(node, topology::place(node), *r.mutable_topology());
+                  });
   }
   grpc::Status GetConfig(grpc::ServerContext* context, const v1::ConfigRequest*,
                          v1::ConfigReply* reply) override {

@@ -12,6 +12,7 @@
 
 #include "daemon/rpc/peer_snapshot.h"
 #include "daemon/session/inspect.h"
+#include "daemon/topology/machine.h"
 #include "daemon/topology/rdma_device.h"
 #include "daemon/transport/transport.h"
 #include "proto/abi/status.h"
@@ -51,6 +52,10 @@ class ControlBackend {
   virtual std::string config_text() const = 0;
   /// RDMA devices of the node as they are now. Any thread: it reads hundreds of files.
   virtual std::vector<topology::RdmaDevice> devices() const = 0;
+  /// What lies below the devices. Any thread: it takes tens of milliseconds.
+  virtual Result<topology::Machine> machine() const = 0;
+  /// topology.nics: the ports that may be rails, empty for all.
+  virtual std::vector<std::string> chosen_ports() const = 0;
   /// Shapes the link to the peer of that node name on every rail; `done` with the whole shape, later, on any
   /// thread.
   virtual void set_link(const std::string& peer, const LinkChange& change,

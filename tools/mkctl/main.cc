@@ -17,6 +17,7 @@
 #include "mkernel/v1/control.grpc.pb.h"
 #include "tools/mkctl/environment.h"
 #include "tools/mkctl/table.h"
+#include "tools/mkctl/topo.h"
 
 namespace mkernel::mkctl {
 namespace {
@@ -122,6 +123,9 @@ std::map<std::string, Command> commands() {
       {"regions", {"registered memory", plain(&Stub::ListRegions), "regions"}},
       {"channels", {"channels that carried puts", channels, "channels"}},
       {"devices", {"RDMA devices, and why one cannot be used", plain(&Stub::ListDevices), "devices"}},
+      {"topo",
+       {"GPUs, NICs and PCIe between them, which rails each GPU uses and why", plain(&Stub::GetTopology),
+        "topology"}},
       {"config", {"the effective configuration, each value with its origin", plain(&Stub::GetConfig), ""}},
       {"reload", {"read the configuration file again, as SIGHUP", plain(&Stub::Reload), ""}},
       {"link", {"shape the emulated link to a peer (transport emulated)", link, "link"}},
@@ -139,6 +143,8 @@ Exit show(const std::string& name, const Command& command, Connection& connectio
     Json shown = command.part.empty() ? reply : reply[command.part];
     if (name == "config") {
       std::cout << reply["config"].get<std::string>();
+    } else if (name == "topo") {
+      print_topology(std::cout, shown);
     } else if (shown.is_array()) {
       print_rows(std::cout, shown, before, seconds);
       before = std::move(shown);
@@ -207,6 +213,8 @@ int main(int argc, char** argv) {
                  "control socket; default: MKERNEL_CONTROL, else the default configuration's")
       ->capture_default_str();
   app.add_option("-o,--output", o.output)->check(CLI::IsMember({"table", "json"}))->capture_default_str();
+  app.add_flag_callback(
+      "--json", [&o] { o.output = "json"; }, "the same as -o json");
   app.add_option("--watch", o.watch, "look again every so many seconds (default 1); totals become rates")
       ->expected(0, 1)
       ->default_str("1")

@@ -19,10 +19,14 @@ Json field_value(const Message& message, const FieldDescriptor* field) {
   if (field->is_repeated()) {
     Json list = Json::array();
     for (int i = 0; i < reflection->FieldSize(message, field); ++i) {
-      if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-        list.push_back(to_json(reflection->GetRepeatedMessage(message, field, i)));
-      } else {
-        list.push_back(reflection->GetRepeatedString(message, field, i));
+      switch (field->cpp_type()) {
+        case FieldDescriptor::CPPTYPE_MESSAGE:
+          list.push_back(to_json(reflection->GetRepeatedMessage(message, field, i)));
+          break;
+        case FieldDescriptor::CPPTYPE_UINT32:
+          list.push_back(reflection->GetRepeatedUInt32(message, field, i));
+          break;
+        default: list.push_back(reflection->GetRepeatedString(message, field, i));
       }
     }
     return list;

@@ -86,6 +86,8 @@ TEST_CASE("each mistake is refused with file, line, key, value and limit") {
       {"\n[proxy]\nring_slots = 1000",
        "node.toml:3: proxy.ring_slots = 1000: must be a power of two from 64"},
       {"[proxy]\ncpus = [1, \"b\"]", "node.toml:2: proxy.cpus = [1, \"b\"]: must be a list of CPU numbers"},
+      {"[topology]\nnics = [\"mlx5_0:x\"]",
+       "node.toml:2: topology.nics = [\"mlx5_0:x\"]: must be a list of \"device\" or \"device:port\""},
       {"[proxy]\ncpus = [1, 2, 3]", "node.toml:2: proxy.cpus: 3 CPUs for 1 proxy threads"},
       {"[proxy]\nthreats = 2", "node.toml:2: proxy.threats: unknown key (did you mean proxy.threads?)"},
       {"frobnicate = 1", "node.toml:1: frobnicate: unknown key"},

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
@@ -50,6 +51,14 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     topology::RdmaPort down{.number = 2, .state = "DOWN", .physical_state = "Disabled"};
     return {{.name = "mlx5_0", .file = {"/dev/infiniband/uverbs0", 0}, .ports = {up, down}}};
   }
+  Result<topology::Machine> machine() const override {
+    if (machine_unreadable) return Status(StatusCode::kInternal, "hwloc cannot read the machine");
+    topology::PciDevice gpu{.address = "0000:1b:00.0", .vendor = 0x10de, .device_class = 0x0302};
+    gpu.place = {0, {"pci0000:15", "0000:15:01.0"}};
+    return topology::Machine{.numa_nodes = {{.index = 0, .package = 0, .cpus = {0, 1, 2, 5}}},
+                             .devices = {gpu}};
+  }
+  std::vector<std::string> chosen_ports() const override { return chosen; }
   void set_link(const std::string& peer, const LinkChange& change,
                 std::function<void(Result<transport::LinkShape>)> done) override {
     if (peer != "nodeB") return done(Status(StatusCode::kNotFound, "no peer \"" + peer + "\""));
@@ -75,6 +84,8 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
 
   std::vector<std::string> problems;
   transport::LinkShape shape;
+  std::atomic<bool> machine_unreadable = false;
+  std::vector<std::string> chosen;
 };
 
 /// The daemon's control thread and its service on a socket of its own.
@@ -141,7 +152,7 @@ bool contains(const Run& run, const std::string& part) {
 TEST_CASE("every table says first which daemon answers") {
   Served served;
   for (const std::string table :
-       {"status", "sessions", "peers", "groups", "regions", "channels", "devices", "config"}) {
+       {"status", "sessions", "peers", "groups", "regions", "channels", "devices", "topo", "config"}) {
     CAPTURE(table);
     const Run run = mkctl(served.socket, table);
     CHECK(run.exit == 0);
@@ -190,6 +201,32 @@ TEST_CASE("devices: a row per port, its GID or why it cannot be used") {
   CHECK(ports[1]["gids"].empty());
   CHECK(ports[1]["not_usable"].get<std::string>().find("DOWN (Disabled)") != std::string::npos);
   CHECK(contains(mkctl(served.socket, "devices"), "mlx5_0"));
+}
+
+TEST_CASE("topo: GPUs, ports and the rails that come of them") {
+  Served served;
+  const auto topo = [&] {
+    const Run run = mkctl(served.socket, "topo --json");
+    REQUIRE(run.exit == 0);
+    return nlohmann::json::parse(run.output)["topology"];
+  };
+  const auto topology = topo();
+  CHECK(topology["numa_nodes"][0]["cpus"] == "0-2,5");
+  CHECK(topology["gpus"][0]["pci_address"] == "0000:1b:00.0");
+  CHECK(topology["gpus"][0]["rails"] == nlohmann::json({0}));
+  CHECK(topology["gpus"][0]["distances"] == nlohmann::json({"NODE", "NODE"}));
+  CHECK(topology["ports"][0]["rail"] == 0);
+  CHECK(topology["ports"][0]["proxy_cpus"] == "0-2,5");
+  CHECK(topology["ports"][1]["rail"] == -1);
+  CHECK(topology["ports"][1]["not_used"].get<std::string>().find("DOWN (Disabled)") != std::string::npos);
+
+  served.change([](FakeDaemon& daemon) { daemon.chosen = {"mlx5_7"}; });
+  CHECK(topo()["gpus"][0]["rails"].empty());
+  CHECK(topo()["absent"] == nlohmann::json({"mlx5_7"}));
+  CHECK(contains(mkctl(served.socket, "topo"), "topology.nics names mlx5_7"));
+
+  served.daemon.machine_unreadable = true;
+  CHECK(mkctl(served.socket, "topo").exit == 1);
 }
 
 TEST_CASE("exit status: unhealthy 1, usage 2, not reachable 3") {

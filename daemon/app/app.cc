@@ -66,10 +66,14 @@ Status App::start() {
   sessions_ =
       std::make_unique<session::SessionServer>(io_, server_options(config_, boot_id_), rails_->proxies());
   sessions_->on_group_closed([this] { forget_dead_peers(); });
-  bridge_.bind(*sessions_, {[](transport::PeerId) {},
-                            [this](transport::PeerId peer, const Status& why) {
-                              if (links_ != nullptr) links_->drop(peer, why);
-                            }});
+  bridge_.bind(*sessions_,
+               {[](transport::PeerId) {},
+                [this](transport::PeerId peer, const Status& why) {
+                  if (links_ != nullptr) links_->drop(peer, why);
+                },
+                [this](std::uint32_t rail, transport::PeerId peer, const std::vector<std::byte>& bytes) {
+                  send_to_rail(rail, peer, bytes);
+                }});
   rails_->start();
   MK_RETURN_IF_ERROR(open_peer_links());
 
@@ -172,7 +176,20 @@ void App::peer_down(transport::PeerId peer, const Status& why) {
 }
 
 void App::received(transport::PeerId peer, const v1::PeerMessage& message) {
-  if (alive_.count(peer) != 0) directory_->received(peer, message);
+  if (alive_.count(peer) == 0) return;
+  if (!message.has_rail_message()) return directory_->received(peer, message);
+  const auto& [rail, bytes] = std::pair(message.rail_message().rail(), message.rail_message().message());
+  if (const Status status = rails_->receive_from_peer(rail, peer, bytes); !status.ok()) {
+    links_->drop(peer, status);
+  }
+}
+
+void App::send_to_rail(std::uint32_t rail, transport::PeerId peer, const std::vector<std::byte>& bytes) {
+  if (links_ == nullptr) return;
+  v1::PeerMessage message;
+  message.mutable_rail_message()->set_rail(rail);
+  message.mutable_rail_message()->set_message(bytes.data(), bytes.size());
+  links_->send(peer, std::move(message));
 }
 
 void App::forget_dead_peers() {

@@ -58,6 +58,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   void take_down();
   void apply(const config::Reload& change);
   void forget_dead_peers();
+  void send_to_rail(std::uint32_t rail, transport::PeerId peer, const std::vector<std::byte>& bytes);
 
   // rpc::PeerEvents: the rails must know a peer before the directory forms a group with it.
   void peer_up(const rpc::PeerInfo& peer) override;

@@ -1,6 +1,7 @@
 #include "daemon/app/rails.h"
 
 #include <mutex>
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -130,6 +131,16 @@ Status Rails::connect_peer(const rpc::PeerInfo& peer) {
 
 void Rails::disconnect_peer(transport::PeerId peer) {
   for (const auto& proxy : proxies_) proxy->disconnect_peer(peer);
+}
+
+Status Rails::receive_from_peer(std::uint32_t rail, transport::PeerId peer, const std::string& message) {
+  if (rail >= proxies_.size()) {
+    return {StatusCode::kInvalidArgument, "message for the transport of rail " + std::to_string(rail) +
+                                              ", there are " + std::to_string(proxies_.size())};
+  }
+  const auto bytes = std::as_bytes(std::span(message));
+  proxies_[rail]->receive_from_peer(peer, {bytes.begin(), bytes.end()});
+  return {};
 }
 
 void Rails::set_link(transport::PeerId peer, const transport::LinkShape& shape,

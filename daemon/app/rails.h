@@ -35,6 +35,8 @@ class Rails {
   /// OK when the peer has as many rails as this node, and each was told to connect.
   Status connect_peer(const rpc::PeerInfo& peer);
   void disconnect_peer(transport::PeerId peer);
+  /// Hands a message on to the transport of `rail`; kInvalidArgument when there is no such rail.
+  Status receive_from_peer(std::uint32_t rail, transport::PeerId peer, const std::string& message);
   /// `done` once, on a proxy thread, with the first error of any rail.
   void set_link(transport::PeerId peer, const transport::LinkShape& shape, std::function<void(Status)> done);
 

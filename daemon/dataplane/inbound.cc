@@ -25,9 +25,21 @@ void EventSink::arrived(transport::ChannelId channel, std::uint64_t count) {
   const std::uint64_t more = count - std::exchange(end->inbound.arrived, count);
   Group& group = *end->group;
   const std::size_t at = group.channel_index(end->inbound.source, end->inbound.lane);
-  publish_count(group.arrival_words[at], count);
+  if (!transport_publishes_) publish_count(group.arrival_words[at], count);
   bump(group.port->channels[at].arrivals_total, more);
   bump(group.session->counters->arrivals_total, more);
+}
+
+Status EventSink::arrival_word(transport::ChannelId channel, transport::ArrivalWord& place) {
+  ChannelEnd* end = ends_.find(channel);
+  if (end == nullptr || end->outbound != nullptr) {
+    return {StatusCode::kNotFound, "no inbound channel has id " + std::to_string(channel)};
+  }
+  const Group& group = *end->group;
+  const std::span words(group.arrival_words, std::size_t{group.port->world_size} * group.port->lanes);
+  place = {&words[group.channel_index(end->inbound.source, end->inbound.lane)],
+           std::as_writable_bytes(words)};
+  return {};
 }
 
 void EventSink::completed(transport::ChannelId channel, std::uint64_t count) {

@@ -1,6 +1,7 @@
 // What a transport tells the data plane: puts to place, counts to publish, failures to act on.
 #pragma once
 
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,11 +20,21 @@ class EventSink final : public transport::TransportSink {
     Status status;  ///< OK: connected; else the peer is lost
   };
 
-  EventSink(ChannelEnds& ends, FailureLog& failures, bool gpu_memory)
-      : ends_(ends), failures_(failures), host_only_(!gpu_memory) {}
+  struct PeerMessage {
+    transport::PeerId peer = 0;
+    std::vector<std::byte> bytes;
+  };
+
+  EventSink(ChannelEnds& ends, FailureLog& failures, const transport::Capabilities& transport)
+      : ends_(ends),
+        failures_(failures),
+        host_only_(!transport.gpu_memory),
+        transport_publishes_(transport.publishes) {}
 
   std::vector<PeerEvent> take_peer_events() { return std::exchange(peer_events_, {}); }
   bool has_peer_events() const { return !peer_events_.empty(); }
+  std::vector<PeerMessage> take_messages() { return std::exchange(messages_, {}); }
+  bool has_messages() const { return !messages_.empty(); }
 
   Status place(transport::ChannelId channel, std::uint16_t region, std::uint64_t offset, std::uint32_t length,
                transport::Target& target) override;
@@ -34,12 +45,18 @@ class EventSink final : public transport::TransportSink {
   void peer_failed(transport::PeerId peer, const Status& why) override {
     peer_events_.push_back({peer, why});
   }
+  Status arrival_word(transport::ChannelId channel, transport::ArrivalWord& place) override;
+  void send_to_peer(transport::PeerId peer, std::span<const std::byte> message) override {
+    messages_.push_back({peer, {message.begin(), message.end()}});
+  }
 
  private:
   ChannelEnds& ends_;
   FailureLog& failures_;
   const bool host_only_;
+  const bool transport_publishes_;
   std::vector<PeerEvent> peer_events_;
+  std::vector<PeerMessage> messages_;
 };
 
 }  // namespace mkernel::dataplane

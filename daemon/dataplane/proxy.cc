@@ -135,6 +135,11 @@ void Proxy::disconnect_peer(transport::PeerId peer) {
   impl_->post([&rail = impl_->rail(), peer] { rail.disconnect_peer(peer); });
 }
 
+void Proxy::receive_from_peer(transport::PeerId peer, std::vector<std::byte> message) {
+  impl_->post(
+      [&rail = impl_->rail(), peer, message = std::move(message)] { rail.receive_from_peer(peer, message); });
+}
+
 void Proxy::set_link(transport::PeerId peer, const transport::LinkShape& shape,
                      std::function<void(Status)> done) {
   impl_->post(

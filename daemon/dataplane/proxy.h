@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "daemon/dataplane/ports.h"
 #include "daemon/transport/transport.h"
@@ -24,6 +25,9 @@ class ControlSink {
   virtual void group_failed(const GroupKey& group, std::int32_t culprit, const Status& why) = 0;
   virtual void peer_connected(transport::PeerId peer) = 0;
   virtual void peer_failed(transport::PeerId peer, const Status& why) = 0;
+  /// The transport of `rail` has something to say to the peer's transport of the same rail.
+  virtual void message_to_peer(std::uint32_t rail, transport::PeerId peer,
+                               std::vector<std::byte> message) = 0;
 };
 
 struct ProxyOptions {
@@ -76,6 +80,8 @@ class Proxy {
 
   void connect_peer(transport::PeerId peer, transport::PeerAddress address);
   void disconnect_peer(transport::PeerId peer);
+  /// What the peer's transport of this rail said by ControlSink::message_to_peer() there. Untrusted.
+  void receive_from_peer(transport::PeerId peer, std::vector<std::byte> message);
   void set_link(transport::PeerId peer, const transport::LinkShape& shape, std::function<void(Status)> done);
 
  private:

@@ -31,7 +31,7 @@ Rail::Rail(const ProxyOptions& options, transport::Transport& transport, Control
       mailbox_(mailbox),
       traits_{options.index, options.count, transport.capabilities().max_put_bytes,
               transport.capabilities().gpu_memory},
-      events_(ends_, failures_, traits_.gpu_memory),
+      events_(ends_, failures_, transport.capabilities()),
       local_(groups_, failures_),
       server_(transport, local_, sink, options.index),
       scheduler_(options.quantum_bytes, options.quantum_requests),
@@ -60,6 +60,7 @@ std::size_t Rail::step() {
   work += server_.take_progress();
   if (!failures_.empty()) work += handle_failures();
   if (events_.has_peer_events()) work += handle_peer_events();
+  if (events_.has_messages()) work += hand_on_messages();
   if (!drains_.empty()) work += advance_drains();
   return work;
 }
@@ -151,6 +152,14 @@ std::size_t Rail::handle_peer_events() {
     sink_.peer_failed(event.peer, event.status);
   }
   return events.size();
+}
+
+std::size_t Rail::hand_on_messages() {
+  std::vector<EventSink::PeerMessage> messages = events_.take_messages();
+  for (EventSink::PeerMessage& message : messages) {
+    sink_.message_to_peer(options_.index, message.peer, std::move(message.bytes));
+  }
+  return messages.size();
 }
 
 void Rail::finish_everything() {

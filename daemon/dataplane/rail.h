@@ -43,6 +43,7 @@ class Rail {
   void set_remote_region(const GroupKey& key, std::uint32_t rank, std::uint32_t index, std::uint64_t bytes);
   void connect_peer(transport::PeerId peer, const transport::PeerAddress& address);
   void disconnect_peer(transport::PeerId peer);
+  void receive_from_peer(transport::PeerId peer, const std::vector<std::byte>& message);
   Status set_link(transport::PeerId peer, const transport::LinkShape& shape);
 
  private:
@@ -60,6 +61,7 @@ class Rail {
   std::size_t advance_drains();
   std::size_t handle_failures();
   std::size_t handle_peer_events();
+  std::size_t hand_on_messages();
   void finish_everything();
 
   // Commands and their parts (rail_control.cc)

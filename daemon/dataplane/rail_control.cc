@@ -215,6 +215,10 @@ void Rail::disconnect_peer(transport::PeerId peer) {
   if (running_) transport_.disconnect(peer);
 }
 
+void Rail::receive_from_peer(transport::PeerId peer, const std::vector<std::byte>& message) {
+  if (running_) transport_.receive_from_peer(peer, message);
+}
+
 Status Rail::set_link(transport::PeerId peer, const transport::LinkShape& shape) {
   return running_ ? transport_.set_link(peer, shape) : Status(StatusCode::kUnavailable, kStopped);
 }
@@ -270,6 +274,7 @@ void Rail::retire_region(const GroupKey& key, std::uint32_t index) {
   Group* group = groups_.find(key);
   if (group == nullptr || group->regions[index] == nullptr) return;
   group->remote_bytes_of(group->port->rank, index) = 0;
+  transport_.retire(*group->regions[index]);
   group->retired.push_back(std::exchange(group->regions[index], nullptr));
   has_retired_ = true;
 }

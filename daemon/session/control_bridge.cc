@@ -48,4 +48,11 @@ void ControlBridge::peer_failed(transport::PeerId peer, const Status& why) {
   });
 }
 
+void ControlBridge::message_to_peer(std::uint32_t rail, transport::PeerId peer,
+                                    std::vector<std::byte> message) {
+  boost::asio::post(io_, [bound = bound_, rail, peer, message = std::move(message)] {
+    if (bound->peers.message) bound->peers.message(rail, peer, message);
+  });
+}
+
 }  // namespace mkernel::session

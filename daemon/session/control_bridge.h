@@ -22,6 +22,8 @@ class ControlBridge final : public dataplane::ControlSink {
   struct Peers {
     std::function<void(transport::PeerId)> connected;
     std::function<void(transport::PeerId, const Status&)> failed;
+    /// From the transport of a rail to its like at the peer.
+    std::function<void(std::uint32_t rail, transport::PeerId, const std::vector<std::byte>&)> message;
   };
 
   explicit ControlBridge(boost::asio::io_context& io);
@@ -35,6 +37,7 @@ class ControlBridge final : public dataplane::ControlSink {
   void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) override;
   void peer_connected(transport::PeerId peer) override;
   void peer_failed(transport::PeerId peer, const Status& why) override;
+  void message_to_peer(std::uint32_t rail, transport::PeerId peer, std::vector<std::byte> message) override;
 
  private:
   struct Bound;

@@ -2,6 +2,16 @@
 
 namespace mkernel::transport {
 
+Status TransportSink::arrival_word(ChannelId channel, ArrivalWord&) {
+  return {StatusCode::kUnimplemented, "channel " + std::to_string(channel) + " has no arrival word"};
+}
+
+void TransportSink::send_to_peer(PeerId, std::span<const std::byte>) {}
+
+void Transport::receive_from_peer(PeerId, std::span<const std::byte>) {}
+
+void Transport::retire(const memory::Region&) {}
+
 bool Transport::holds(const memory::Region&) const {
   return true;
 }

@@ -39,6 +39,9 @@ struct Capabilities {
   bool replays = false;  ///< survives a lost path by replay
   std::uint32_t max_put_bytes = 0;
   std::uint32_t max_in_flight_puts = 0;  ///< per channel: submitted and not completed
+  /// The NIC writes arrival counts where the rank reads them (TransportSink::arrival_word); arrived() is for
+  /// accounting, may come later, and must not be written over the word.
+  bool publishes = false;
 };
 
 /// Who this node is, in every handshake: a peer refuses a connection that was meant for an earlier life of
@@ -71,6 +74,13 @@ struct Target {
   std::uint64_t offset = 0;
 };
 
+/// Where the arrival count of an inbound channel is read by its rank.
+struct ArrivalWord {
+  std::uint64_t* word = nullptr;
+  /// What may be registered with a NIC as a whole to reach it: the words of one group.
+  std::span<std::byte> words;
+};
+
 /// Implemented by the data plane.
 class TransportSink {
  public:
@@ -88,6 +98,14 @@ class TransportSink {
   virtual void peer_connected(PeerId peer) = 0;
   /// All paths to the peer are lost for good; its channels are dead.
   virtual void peer_failed(PeerId peer, const Status& why) = 0;
+
+  /// Receiver, transports that publish: where the channel's count goes. Valid until close_channel(). The
+  /// default knows of no word.
+  virtual Status arrival_word(ChannelId channel, ArrivalWord& place);
+  /// Carries a message to the peer's transport of the same rail, whose receive_from_peer() is called with it:
+  /// once, in order, or the peer is lost as a whole. For what is rare and small (addresses, keys, fences); it
+  /// goes through both daemons' control threads. The default drops it.
+  virtual void send_to_peer(PeerId peer, std::span<const std::byte> message);
 };
 
 /// The shape of an emulated link, settable while traffic flows. Probabilities are per put.
@@ -117,6 +135,9 @@ class Transport {
   /// Closes every path to the peer and forgets it. Its channels must have been closed.
   virtual void disconnect(PeerId peer) = 0;
 
+  /// A message that the peer's transport gave to its send_to_peer(). Untrusted. The default ignores it.
+  virtual void receive_from_peer(PeerId peer, std::span<const std::byte> message);
+
   /// Opens this node's end of a channel. Puts may be submitted before the peer is connected; they wait.
   virtual Status open_outbound(ChannelId channel, PeerId peer, ChannelKey key) = 0;
   virtual Status open_inbound(ChannelId channel, PeerId peer, ChannelKey key) = 0;
@@ -134,6 +155,10 @@ class Transport {
   /// timers. Whoever sleeps has polled last, and that poll() returned 0.
   virtual int event_fd() const = 0;
 
+  /// No put is accepted on the region from now on; those under way may go on. A transport whose peers write
+  /// by themselves takes their permission back, and says that it holds the region until they have heard. The
+  /// default has nothing to take back.
+  virtual void retire(const memory::Region& region);
   /// True while a put in progress, outbound or inbound, may still read or write the region. The data plane
   /// keeps an unregistered region mapped until this says no. The default says yes: until the channels close.
   virtual bool holds(const memory::Region& region) const;

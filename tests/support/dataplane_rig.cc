@@ -166,6 +166,18 @@ void RecordingSink::peer_failed(transport::PeerId peer, const Status& why) {
   peers_.emplace_back(peer, why);
 }
 
+void RecordingSink::message_to_peer(std::uint32_t rail, transport::PeerId peer,
+                                    std::vector<std::byte> message) {
+  const std::lock_guard lock(mutex_);
+  messages_.push_back("rail " + std::to_string(rail) + " to peer " + std::to_string(peer) + ": " +
+                      std::string(reinterpret_cast<const char*>(message.data()), message.size()));
+}
+
+std::vector<std::string> RecordingSink::messages() const {
+  const std::lock_guard lock(mutex_);
+  return messages_;
+}
+
 std::vector<std::pair<dataplane::SessionId, Status>> RecordingSink::sessions() const {
   const std::lock_guard lock(mutex_);
   return sessions_;

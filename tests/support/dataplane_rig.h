@@ -94,7 +94,10 @@ class RecordingSink final : public dataplane::ControlSink {
   void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) override;
   void peer_connected(transport::PeerId peer) override;
   void peer_failed(transport::PeerId peer, const Status& why) override;
+  void message_to_peer(std::uint32_t rail, transport::PeerId peer, std::vector<std::byte> message) override;
 
+  /// As "rail 0 to peer 4: text".
+  std::vector<std::string> messages() const;
   std::vector<std::pair<dataplane::SessionId, Status>> sessions() const;
   std::vector<GroupEnd> groups() const;
   std::vector<std::pair<transport::PeerId, Status>> peers() const;
@@ -104,6 +107,7 @@ class RecordingSink final : public dataplane::ControlSink {
   std::vector<std::pair<dataplane::SessionId, Status>> sessions_;
   std::vector<GroupEnd> groups_;
   std::vector<std::pair<transport::PeerId, Status>> peers_;
+  std::vector<std::string> messages_;
 };
 
 /// Calls of the control thread, each waited for.

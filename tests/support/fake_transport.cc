@@ -192,7 +192,17 @@ std::size_t FakeTransport::poll() {
     sink_->peer_failed(peer, why);
     ++events;
   }
+  for (const auto& [peer, text] : std::exchange(wire_->messages_, {})) {
+    sink_->send_to_peer(peer, std::as_bytes(std::span(text)));
+    ++events;
+  }
   return events;
+}
+
+void FakeTransport::receive_from_peer(transport::PeerId peer, std::span<const std::byte> message) {
+  const std::lock_guard lock(wire_->mutex_);
+  const std::string text(reinterpret_cast<const char*>(message.data()), message.size());
+  wire_->messages_.emplace_back(peer, "echo " + text);
 }
 
 int FakeTransport::event_fd() const {

@@ -82,6 +82,7 @@ class FakeWire {
   std::vector<std::pair<transport::ChannelKey, Status>> channel_failures_;
   std::vector<std::pair<transport::PeerId, Status>> peer_failures_;
   std::vector<Inbound> inbound_puts_;
+  std::vector<std::pair<transport::PeerId, std::string>> messages_;
   std::vector<Status> refused_inbound_;
   std::set<const memory::Region*> forgotten_;
 
@@ -97,6 +98,8 @@ class FakeTransport final : public transport::Transport {
   void attach(transport::TransportSink& sink) override { sink_ = &sink; }
   Status connect(transport::PeerId peer, const transport::PeerAddress& address) override;
   void disconnect(transport::PeerId) override {}
+  /// Sent back at the next poll, behind "echo ".
+  void receive_from_peer(transport::PeerId peer, std::span<const std::byte> message) override;
   Status open_outbound(transport::ChannelId channel, transport::PeerId peer,
                        transport::ChannelKey key) override;
   Status open_inbound(transport::ChannelId channel, transport::PeerId peer,

@@ -1,6 +1,7 @@
 #include "tests/support/transport_pair.h"
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -67,7 +68,12 @@ std::function<std::uint32_t(std::uint64_t)> random_lengths(std::uint32_t max_byt
 }
 
 Node::Node(std::string name, std::unique_ptr<Transport> transport, PeerId peer, abi::RegionKind memory_kind)
-    : name_(std::move(name)), transport_(std::move(transport)), peer_(peer), memory_kind_(memory_kind) {
+    : name_(std::move(name)),
+      transport_(std::move(transport)),
+      peer_(peer),
+      memory_kind_(memory_kind),
+      words_(kMaxWords),
+      message_event_(ipc::create_event().value()) {
   transport_->attach(*this);
 }
 
@@ -114,15 +120,46 @@ void Node::prepare() {
 
 std::size_t Node::pump() {
   if (disturb) disturb(*this);
+  std::size_t happened = receive_messages();
   if (pending_.empty()) prepare();
-  std::size_t happened = 0;
   if (!pending_.empty()) {
-    happened = transport_->submit(pending_);
-    if (happened > pending_.size()) violate("submit took more than it was given");
-    if (happened < pending_.size()) ++refused_submits_;
-    pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(happened));
+    const std::size_t taken = transport_->submit(pending_);
+    if (taken > pending_.size()) violate("submit took more than it was given");
+    if (taken < pending_.size()) ++refused_submits_;
+    pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(taken));
+    happened += taken;
   }
   return happened + transport_->poll();
+}
+
+std::size_t Node::receive_messages() {
+  if (!takes_messages_) return 0;
+  std::deque<std::vector<std::byte>> messages;
+  {
+    const std::lock_guard lock(message_mutex_);
+    messages.swap(messages_);
+    std::uint64_t drained = 0;
+    [[maybe_unused]] const auto got = ::read(message_event_.get(), &drained, sizeof(drained));
+  }
+  for (const auto& message : messages) transport_->receive_from_peer(peer_, message);
+  return messages.size();
+}
+
+void Node::send_to_peer(PeerId peer, std::span<const std::byte> message) {
+  if (peer != peer_ || other_ == nullptr) return violate("send_to_peer() to nobody");
+  const std::lock_guard lock(other_->message_mutex_);
+  other_->messages_.emplace_back(message.begin(), message.end());
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(other_->message_event_.get(), &one, sizeof(one));
+}
+
+Status Node::arrival_word(ChannelId channel, transport::ArrivalWord& place) {
+  if (!inbound_.contains(channel) || closed_.contains(channel) || channel >= words_.size()) {
+    violate("arrival_word() for channel " + std::to_string(channel) + ", which is not open");
+    return {StatusCode::kInternal, "not open"};
+  }
+  place = {&words_[channel], std::as_writable_bytes(std::span(words_))};
+  return {};
 }
 
 bool Node::done() const {
@@ -252,6 +289,8 @@ TransportPair::TransportPair(const Options& options) : wire_(make_wire()) {
   a_ = std::make_unique<Node>("a", wire_->make(common).value(), 7, wire_->memory_kind());
   common.identity = identity_b_;
   b_ = std::make_unique<Node>("b", wire_->make(common).value(), 3, wire_->memory_kind());
+  a_->talk_to(*b_);
+  b_->talk_to(*a_);
   if (!options.connect) return;
   connect_a();
   connect_b();
@@ -261,12 +300,14 @@ void TransportPair::connect_a(std::uint64_t boot_error) {
   transport::Identity b = identity_b_;
   b.boot_id += boot_error;
   if (!a_->transport().connect(a_->peer(), {b, wire_->endpoint(b_->transport())}).ok()) std::terminate();
+  a_->take_messages();
 }
 
 void TransportPair::connect_b(std::uint64_t boot_error) {
   transport::Identity a = identity_a_;
   a.boot_id += boot_error;
   if (!b_->transport().connect(b_->peer(), {a, wire_->endpoint(a_->transport())}).ok()) std::terminate();
+  b_->take_messages();
 }
 
 Stream& TransportPair::make_stream(std::uint64_t puts, std::uint32_t slots, std::uint32_t max_bytes,
@@ -310,8 +351,8 @@ bool TransportPair::run_until(const std::function<bool()>& condition, std::chron
     timed_out = false;
     if (happened) continue;
     const bool disturbed = a_->disturb || b_->disturb;
-    const bool woken =
-        wait_readable({a_->transport().event_fd(), b_->transport().event_fd()}, disturbed ? 1 : 50);
+    const bool woken = wait_readable({a_->transport().event_fd(), b_->transport().event_fd()},
+                                     disturbed ? 1 : 50);  // both have taken their messages
     timed_out = !woken && !disturbed;
   }
   return condition();
@@ -330,7 +371,7 @@ bool TransportPair::run_two_threads(std::chrono::seconds deadline) {
         unfinished.fetch_sub(1);
       }
       if (!node.violation().empty() || std::chrono::steady_clock::now() > end) stop.store(true);
-      if (!happened) wait_readable({node.transport().event_fd()}, node.disturb ? 1 : 20);
+      if (!happened) wait_readable({node.transport().event_fd(), node.message_fd()}, node.disturb ? 1 : 20);
     }
   };
   std::thread second([&] { drive(*b_); });

@@ -8,9 +8,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -85,6 +87,12 @@ class Node final : public transport::TransportSink {
   memory::Region& region(std::uint16_t index) { return *regions_.at(index); }
   memory::Region& source_of(ChannelId outbound) { return *outbound_.at(outbound).source; }
 
+  /// Messages of the node's transport go to this one, once it is told that it may take them.
+  void talk_to(Node& other) { other_ = &other; }
+  void take_messages() { takes_messages_ = true; }
+  /// Readable when a message waits. Any thread.
+  int message_fd() const { return message_event_.get(); }
+
   /// Submits what the windows take, polls. Returns the number of things that happened.
   std::size_t pump();
   /// Every outbound stream is completed and every inbound one has arrived, failed and closed ones left out.
@@ -119,6 +127,8 @@ class Node final : public transport::TransportSink {
   void channel_failed(ChannelId channel, const Status& why) override;
   void peer_connected(PeerId peer) override;
   void peer_failed(PeerId peer, const Status& why) override;
+  Status arrival_word(ChannelId channel, transport::ArrivalWord& place) override;
+  void send_to_peer(PeerId peer, std::span<const std::byte> message) override;
 
  private:
   struct Outbound {
@@ -135,7 +145,10 @@ class Node final : public transport::TransportSink {
     std::uint64_t begun = 0;
   };
 
+  static constexpr std::size_t kMaxWords = 4096;
+
   void prepare();
+  std::size_t receive_messages();
   void violate(const std::string& what);
   void verify(const Inbound& inbound, std::uint64_t number);
   bool over(ChannelId channel) const { return failed_.contains(channel) || closed_.contains(channel); }
@@ -151,6 +164,12 @@ class Node final : public transport::TransportSink {
   std::map<ChannelId, bool> closed_;
   std::vector<std::unique_ptr<memory::Region>> regions_;
   std::vector<transport::Put> pending_;  ///< prepared, not taken yet
+  std::vector<std::uint64_t> words_;     ///< arrival counts by channel, for transports that publish
+  Node* other_ = nullptr;
+  bool takes_messages_ = false;
+  std::mutex message_mutex_;
+  std::deque<std::vector<std::byte>> messages_;  ///< from the other node, not taken yet
+  ipc::UniqueFd message_event_;
   std::size_t refused_submits_ = 0;
   bool connected_ = false;
   Status peer_status_;

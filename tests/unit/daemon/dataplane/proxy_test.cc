@@ -204,5 +204,14 @@ TEST_CASE("a stalled put of a group that fails makes way") {
   CHECK(node.wire->puts()[0].put.length == 0);
 }
 
+TEST_CASE("transports of two nodes talk through proxies and control threads") {
+  ProxyFixture node({.index = 0, .count = 1});
+  const std::string text = "qpn 17";
+  const auto bytes = std::as_bytes(std::span(text));
+  node.proxy.receive_from_peer(4, {bytes.begin(), bytes.end()});
+  CHECK(eventually([&] { return !node.sink.messages().empty(); }));
+  CHECK(node.sink.messages() == std::vector<std::string>{"rail 0 to peer 4: echo qpn 17"});
+}
+
 }  // namespace
 }  // namespace mkernel::test

@@ -4,7 +4,9 @@
 #include <set>
 
 #include "daemon/dataplane/channel_table.h"
+#include "daemon/dataplane/inbound.h"
 #include "daemon/dataplane/ring_reader.h"
+#include "daemon/dataplane/session_table.h"
 #include "tests/support/dataplane_rig.h"
 
 namespace mkernel::dataplane {
@@ -50,6 +52,34 @@ TEST_CASE("a port that contradicts itself is refused by name") {
   CHECK(refused([](GroupPort& port) { port.ranks.pop_back(); }));
   CHECK(refused([](GroupPort& port) { port.first_channel = abi::kMax24; }));
   CHECK(refused([](GroupPort& port) { port.region_capacity = 5000; }));
+}
+
+TEST_CASE("a transport that publishes by itself is told where, and its count is not written over") {
+  for (const bool publishes : {false, true}) {
+    Session session;
+    Counters counters;
+    session.counters = &counters;
+    Group group;
+    group.port = test::make_group(1, {.lanes = 2, .ranks = {{.session = 1}, {.peer = 2}}});
+    group.session = &session;
+    REQUIRE(build_group(group, {.max_put_bytes = 1000}).ok());
+    ChannelEnds ends;
+    FailureLog failures;
+    EventSink sink(ends, failures, {.publishes = publishes});
+    const auto inbound = ends.acquire({&group, nullptr, {1, 1, 0}});
+    const auto outbound = ends.acquire({&group, &group.outbound[3], {}});
+
+    transport::ArrivalWord place;
+    REQUIRE(sink.arrival_word(inbound, place).ok());
+    CHECK(place.word == &group.arrival_words[3]);
+    CHECK(place.words.size() == 4 * sizeof(std::uint64_t));
+    CHECK(sink.arrival_word(outbound, place).code() == StatusCode::kNotFound);
+
+    *place.word = 9;  // the NIC is ahead of what the proxy has seen
+    sink.arrived(inbound, 7);
+    CHECK(test::arrivals(*group.port, 1, 1) == (publishes ? 9 : 7));
+    CHECK(counters.arrivals_total == 7);
+  }
 }
 
 TEST_CASE("the reader sees whole slots of its lap only, and counts what waits") {

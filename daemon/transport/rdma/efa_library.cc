@@ -25,8 +25,8 @@ consteval bool same_qp_init() {
 
 static_assert(same_qp_init<efadv_qp_init_attr>());
 static_assert(sizeof(EfaQpInit) == 16 && sizeof(EfaSqDepth) == 24);
-static_assert(kEfaRdmaRead == EFADV_DEVICE_ATTR_CAPS_RDMA_READ &&
-              kEfaRnrRetry == EFADV_DEVICE_ATTR_CAPS_RNR_RETRY);
+static_assert(std::uint32_t{kEfaRdmaRead} == std::uint32_t{EFADV_DEVICE_ATTR_CAPS_RDMA_READ} &&
+              std::uint32_t{kEfaRnrRetry} == std::uint32_t{EFADV_DEVICE_ATTR_CAPS_RNR_RETRY});
 
 }  // namespace
 

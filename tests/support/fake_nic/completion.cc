@@ -118,6 +118,12 @@ void overrun(Cq& cq) {
   }
 }
 
+/// Polled: the places that it held. An RC queue is freed up to there, an SRD queue request by request.
+void give_back(Qp& qp, const Entry& entry) {
+  if (entry.retires > 0) qp.retired = qp.srd ? qp.retired + 1 : std::max(qp.retired, entry.retires);
+  qp.receives_held -= std::min(entry.receives, qp.receives_held);
+}
+
 }  // namespace
 
 void complete(Cq& cq, const Entry& entry, bool solicited) {
@@ -146,8 +152,7 @@ int poll_cq(ibv_cq* verbs, int count, ibv_wc* out) {
     out[polled] = entry.wc;
     const auto qp = device.queues.find(entry.wc.qp_num);
     if (qp != device.queues.end()) {
-      qp->second->retired = std::max(qp->second->retired, entry.retires);
-      qp->second->receives_held -= std::min(entry.receives, qp->second->receives_held);
+      give_back(*qp->second, entry);
     }
     cq.entries.pop_front();
   }

@@ -88,6 +88,7 @@ void Fabric::add_device(const std::string& host, const DeviceSettings& settings)
   std::uint8_t port_number = 0;
   for (PortSettings& port : device->settings.ports) {
     ++port_number;
+    if (settings.efa) port.link_layer = IBV_LINK_LAYER_UNSPECIFIED;
     if (port.lid == 0) port.lid = static_cast<std::uint16_t>(number * 16 + port_number);
     if (port.gids.empty()) port.gids = usual_gids(settings, port.link_layer, number, port_number);
   }
@@ -108,6 +109,12 @@ transport::rdma::VerbsLibrary Fabric::verbs(const std::string& host) {
                                   [&](const auto& known) { return known->name == host; });
   if (found == state_->hosts.end()) std::abort();  // a test's typing error
   return table(**found);
+}
+
+transport::rdma::EfaLibrary Fabric::efa() const {
+  transport::rdma::EfaLibrary efa;
+  fill_efa_calls(efa);
+  return efa;
 }
 
 void Fabric::set_path(const std::string& from, const std::string& to, const Path& path) {

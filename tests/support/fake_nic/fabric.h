@@ -42,6 +42,7 @@ struct EfaSettings {
                                transport::rdma::kEfaRdmaWrite | transport::rdma::kEfaUnsolicitedWriteRecv;
   std::uint32_t max_rdma_bytes = 1U << 30;
   std::uint32_t inline_bytes = 32;
+  std::chrono::milliseconds patience{20};  ///< with a peer that does not answer
 };
 
 struct DeviceSettings {
@@ -77,6 +78,7 @@ class Fabric {
   void add_device(const std::string& host, const DeviceSettings& settings);
   /// The calls as a process on that host sees them.
   transport::rdma::VerbsLibrary verbs(const std::string& host);
+  transport::rdma::EfaLibrary efa() const;
 
   // ---- faults, all while traffic flows; devices by name, which is unique on the fabric
   /// Of both directions, or of one. Overrides what every_path() said.

@@ -109,6 +109,13 @@ struct Message {
   std::uint32_t vendor = 0;
 };
 
+inline bool writes(const Message& message) {
+  return message.opcode == IBV_WR_RDMA_WRITE || message.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+inline bool needs_receive(const Message& message) {
+  return message.opcode != IBV_WR_RDMA_WRITE;
+}
+
 struct Receive {
   std::uint64_t wr_id = 0;
   std::vector<ibv_sge> parts;
@@ -259,6 +266,8 @@ struct Place {
 Place destination(const Device& from, std::uint8_t port, const ibv_ah_attr& address);
 /// Both ports are up and the path is.
 bool carries(const Device& from, std::uint8_t port, const Place& to);
+/// What a message that consumes a receive says there, but for whose receive it is.
+ibv_wc inbound(const Qp& from, const Message& message);
 /// Reads the message's own memory; false = a local protection error.
 bool gather(Qp& qp, const Message& message, std::vector<std::byte>& out);
 /// Into remote memory. Eight aligned bytes go as one store with release order, as a NIC's do.
@@ -268,6 +277,11 @@ bool scatter(Qp& qp, const Receive& receive, const std::vector<std::byte>& data)
 /// rc.cc
 void send_rc(Qp& qp, std::shared_ptr<Message> message);
 void progress_rc(Qp& qp);
+
+/// srd.cc
+void send_srd(Qp& qp, std::shared_ptr<Message> message);
+/// srd_requests.cc
+void fill_efa_calls(transport::rdma::EfaLibrary& efa);
 
 /// null_queue.cc
 int null_post_send(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad);

@@ -25,14 +25,6 @@ std::chrono::microseconds interval(const Qp& qp) {
   return std::chrono::microseconds(std::max<std::uint64_t>(100, (std::uint64_t{4096} << timeout) / 1000));
 }
 
-bool needs_receive(const Message& message) {
-  return message.opcode != IBV_WR_RDMA_WRITE;
-}
-
-bool writes(const Message& message) {
-  return message.opcode == IBV_WR_RDMA_WRITE || message.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-}
-
 /// The other end, if it is connected to this one and takes what comes.
 Qp* target_of(const Qp& qp, const Place& place) {
   const auto found = place.device->queues.find(qp.attributes.dest_qp_num);
@@ -77,14 +69,7 @@ void refuse(Message& message, Qp& target, ibv_wc_status status) {
 void receive(Qp& qp, Message& message, Qp& target, const std::vector<std::byte>& data) {
   const Receive slot = std::move(target.receives.front());
   target.receives.pop_front();
-  ibv_wc wc{};
-  wc.byte_len = static_cast<std::uint32_t>(message.length);
-  wc.opcode = writes(message) ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
-  wc.src_qp = qp.qp_base.qp_num;
-  if (message.opcode != IBV_WR_SEND) {
-    wc.wc_flags = IBV_WC_WITH_IMM;
-    wc.imm_data = message.immediate;
-  }
+  ibv_wc wc = inbound(qp, message);
   if (!writes(message) && !scatter(target, slot, data)) {
     wc.status = IBV_WC_LOC_LEN_ERR;
     complete_receive(target, slot, wc, true);

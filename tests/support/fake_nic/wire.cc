@@ -69,6 +69,18 @@ bool gather(Qp& qp, const Message& message, std::vector<std::byte>& out) {
   return true;
 }
 
+ibv_wc inbound(const Qp& from, const Message& message) {
+  ibv_wc wc{};
+  wc.byte_len = static_cast<std::uint32_t>(message.length);
+  wc.opcode = writes(message) ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
+  wc.src_qp = from.qp_base.qp_num;
+  if (message.opcode != IBV_WR_SEND) {
+    wc.wc_flags = IBV_WC_WITH_IMM;
+    wc.imm_data = message.immediate;
+  }
+  return wc;
+}
+
 void store(std::byte* to, const std::byte* from, std::uint64_t bytes) {
   if (bytes == sizeof(std::uint64_t) && reinterpret_cast<std::uintptr_t>(to) % sizeof(std::uint64_t) == 0) {
     std::uint64_t word = 0;

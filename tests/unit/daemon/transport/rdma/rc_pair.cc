@@ -36,11 +36,11 @@ Attributes to_rtr(const End& peer, std::uint8_t peer_number) {
   return to;
 }
 
-Attributes to_rts() {
+Attributes to_rts(std::uint8_t timeout) {
   Attributes to;
   to.values.qp_state = IBV_QPS_RTS;
   to.values.sq_psn = 0xfffffe;
-  to.values.timeout = 8;  // about a millisecond
+  to.values.timeout = timeout;
   to.values.retry_cnt = 3;
   to.values.rnr_retry = 2;
   to.values.max_rd_atomic = 1;
@@ -66,15 +66,15 @@ RcPair::~RcPair() {
   CHECK(complaints.empty());
 }
 
-void RcPair::connect(End& own, const End& peer, std::uint8_t peer_number) {
+void RcPair::connect(End& own, const End& peer, std::uint8_t peer_number, std::uint8_t timeout) {
   REQUIRE(modify(own, to_init()) == 0);
   REQUIRE(modify(own, to_rtr(peer, peer_number)) == 0);
-  REQUIRE(modify(own, to_rts()) == 0);
+  REQUIRE(modify(own, to_rts(timeout)) == 0);
 }
 
-void RcPair::connect() {
-  connect(a, b, 2);
-  connect(b, a, 1);
+void RcPair::connect(std::uint8_t timeout) {
+  connect(a, b, 2, timeout);
+  connect(b, a, 1, timeout);
 }
 
 void RcPair::reconnect() {

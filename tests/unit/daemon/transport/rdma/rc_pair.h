@@ -78,10 +78,10 @@ struct End {
     CHECK(verbs.query_qp(qp, &attributes, IBV_QP_STATE, &init) == 0);
     return attributes.qp_state;
   }
-  /// Up to `count` completions that come within a second.
+  /// Up to `count` completions that come within ten seconds.
   std::vector<ibv_wc> poll(std::size_t count) const {
     std::vector<ibv_wc> all;
-    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (all.size() < count && std::chrono::steady_clock::now() < limit) {
       ibv_wc wc{};
       if (ibv_poll_cq(cq, 1, &wc) == 1) {
@@ -134,13 +134,14 @@ struct Attributes {
 Attributes to_init();
 /// Toward `peer`, whose device is the fabric's number `peer_number` (1 or 2).
 Attributes to_rtr(const End& peer, std::uint8_t peer_number);
-Attributes to_rts();
+/// Gives up after 4 x 4.096 us x 2^timeout.
+Attributes to_rts(std::uint8_t timeout = 8);
 
 class RcPair {
  public:
   explicit RcPair(std::uint64_t seed = 1, int cq_entries = 64);
   ~RcPair();
-  void connect();
+  void connect(std::uint8_t timeout = 8);
   /// Destroys both queue pairs and connects new ones.
   void reconnect();
 
@@ -148,7 +149,7 @@ class RcPair {
   End a, b;
 
  protected:
-  static void connect(End& own, const End& peer, std::uint8_t peer_number);
+  static void connect(End& own, const End& peer, std::uint8_t peer_number, std::uint8_t timeout);
 };
 
 }  // namespace mkernel::test::nic

@@ -93,6 +93,42 @@ class Mkctl(ClusterTest):
                 if table != "config":
                     json.loads(node0.mkctl(table, "-o", "json").stdout)
 
+    def doctor(self, node, *arguments):
+        """(exit status, report) of `mkctl doctor --json`."""
+        run = node.mkctl("doctor", "--json", *arguments, check=False)
+        return run.returncode, json.loads(run.stdout)
+
+    def test_doctor_with_a_daemon(self):
+        node0, node1 = self.start_nodes(2)
+        status, report = self.doctor(node0)
+        self.assertTrue(report["daemon_reached"])
+        self.assertEqual(report["node"], "node0")
+        self.assertEqual([f for f in report["findings"] if f["severity"] == "error"], [])
+        self.assertEqual(status, 0)
+        for finding in report["findings"]:
+            self.assertTrue(finding["what"] and finding["why"] and finding["todo"], finding)
+        # Both daemons run on this machine, and node0's is the one that was asked.
+        (two,) = [f for f in report["findings"] if f["check"] == "daemons"]
+        for pid in (node0.process.pid, node1.process.pid):
+            self.assertIn(f"pid {pid}: ", two["what"])
+        self.assertIn(f"pid {node0.process.pid} answered here", two["what"])
+        self.assertIn("# mkerneld on node0", node0.mkctl("doctor").stdout.splitlines()[0])
+
+        node1.kill()
+        wait_until(lambda: self.doctor(node0)[0] == 1, "a dead peer is an error")
+        (sick,) = [f for f in self.doctor(node0)[1]["findings"] if f["severity"] == "error"]
+        self.assertIn("node1", sick["what"])
+
+    def test_doctor_without_a_daemon(self):
+        (node,) = self.start_nodes(1)
+        node.stop()
+        status, report = self.doctor(node)
+        self.assertEqual(status, 1)
+        self.assertFalse(report["daemon_reached"])
+        (finding,) = [f for f in report["findings"] if f["check"] == "daemon"]
+        self.assertIn(str(node.control), finding["what"])
+        self.assertIn("devices", report["checked"])
+
     def test_exit_codes(self):
         node0, node1 = self.start_nodes(2)
         self.assertEqual(node0.mkctl("status").returncode, 0)

@@ -1,20 +1,16 @@
 // mkctl: looks inside a running mkerneld.
-#include <grpcpp/grpcpp.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <iostream>
 #include <map>
 #include <string>
 #include <thread>
 
-#include "mkernel/v1/control.grpc.pb.h"
+#include "tools/mkctl/connection.h"
+#include "tools/mkctl/doctor/gather.h"
+#include "tools/mkctl/doctor/report.h"
 #include "tools/mkctl/environment.h"
 #include "tools/mkctl/table.h"
 #include "tools/mkctl/topo.h"
@@ -34,59 +30,6 @@ struct Options {
   v1::LinkRequest link;
 };
 
-class Connection {
- public:
-  explicit Connection(const std::string& socket)
-      : socket_(socket),
-        stub_(
-            v1::Control::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()))) {
-  }
-
-  /// Calls one method; the reply as JSON, or why there is none (also printed).
-  template <typename Request, typename Reply>
-  Exit call(grpc::Status (v1::Control::Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
-            const Request& request, Json& reply) {
-    if (const std::string why = unreachable(); !why.empty()) {
-      std::cerr << "mkctl: no daemon reachable at " << socket_ << ": " << why << "\n";
-      return kNotReachable;
-    }
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-    Reply message;
-    const grpc::Status status = ((*stub_).*method)(&context, request, &message);
-    if (status.ok()) {
-      reply = to_json(message);
-      return kOk;
-    }
-    const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                      status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
-    std::cerr << "mkctl: " << (lost ? "no answer from " + socket_ + ": " : "") << status.error_message()
-              << "\n";
-    return lost ? kNotReachable : kUnhealthy;
-  }
-
- private:
-  /// What a plain connect says: clearer than gRPC's own words, and at once.
-  std::string unreachable() const {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (socket_.size() >= sizeof(address.sun_path)) return "the path is too long for a socket";
-    std::memcpy(address.sun_path, socket_.c_str(), socket_.size());
-    const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const int result = ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address));
-    const int error = errno;
-    ::close(fd);
-    if (result == 0) return {};
-    if (error == ENOENT) return "there is no such socket (is mkerneld running? --socket names another)";
-    if (error == ECONNREFUSED) return "nobody listens there any more (did mkerneld die?)";
-    if (error == EACCES) return "permission denied (the socket belongs to mkerneld's user and group)";
-    return std::strerror(error);
-  }
-
-  const std::string socket_;
-  const std::unique_ptr<v1::Control::Stub> stub_;
-};
-
 void print_daemon(const Options& o, const Json& reply) {
   const Json& daemon = reply["daemon"];
   std::cout << "# mkerneld on " << daemon["node"].get<std::string>() << ", pid " << daemon["pid"] << ", boot "
@@ -96,25 +39,23 @@ void print_daemon(const Options& o, const Json& reply) {
 /// A command: how to ask, and how to show the answer to people.
 struct Command {
   std::string help;
-  std::function<Exit(Connection&, const Options&, Json&)> ask;
+  std::function<Result<Json>(Connection&, const Options&)> ask;
   std::string part;  ///< field of the reply to show: a list of rows, or one; empty: all of it
 };
 
 template <typename Request, typename Reply>
-auto plain(grpc::Status (v1::Control::Stub::*method)(grpc::ClientContext*, const Request&, Reply*)) {
-  return [method](Connection& c, const Options&, Json& reply) { return c.call(method, Request(), reply); };
+auto plain(Connection::Method<Request, Reply> method) {
+  return [method](Connection& c, const Options&) { return c.call(method, Request()); };
 }
 
 std::map<std::string, Command> commands() {
   using Stub = v1::Control::Stub;
-  const auto channels = [](Connection& c, const Options& o, Json& reply) {
+  const auto channels = [](Connection& c, const Options& o) {
     v1::ChannelsRequest request;
     request.set_all(o.all);
-    return c.call(&Stub::ListChannels, request, reply);
+    return c.call(&Stub::ListChannels, request);
   };
-  const auto link = [](Connection& c, const Options& o, Json& reply) {
-    return c.call(&Stub::SetLink, o.link, reply);
-  };
+  const auto link = [](Connection& c, const Options& o) { return c.call(&Stub::SetLink, o.link); };
   return {
       {"status", {"version, uptime, health and why not", plain(&Stub::GetStatus), "status"}},
       {"sessions", {"clients: who, what they hold, what they moved", plain(&Stub::ListSessions), "sessions"}},
@@ -134,8 +75,12 @@ std::map<std::string, Command> commands() {
 
 Exit show(const std::string& name, const Command& command, Connection& connection, const Options& o,
           Json& before, double seconds) {
-  Json reply;
-  if (const Exit asked = command.ask(connection, o, reply); asked != kOk) return asked;
+  auto asked = command.ask(connection, o);
+  if (!asked.ok()) {
+    std::cerr << "mkctl: " << asked.status().text() << "\n";
+    return asked.status().code() == StatusCode::kUnavailable ? kNotReachable : kUnhealthy;
+  }
+  Json& reply = asked.value();
   if (o.output == "json") {
     std::cout << reply.dump(o.watch > 0 ? -1 : 1) << std::endl;
   } else {
@@ -168,6 +113,18 @@ Exit run(const std::string& name, const Command& command, const Options& o) {
     last = show(name, command, connection, o, before, o.watch);
   }
   return last;
+}
+
+/// Needs no daemon: without one it says so, and what it can see by itself.
+Exit examine(const Options& o) {
+  Connection connection(o.socket);
+  const doctor::Report report = doctor::examine(doctor::gather(connection));
+  if (o.output == "json") {
+    std::cout << doctor::to_json(report).dump(1) << "\n";
+  } else {
+    doctor::print(std::cout, report);
+  }
+  return report.good() ? kOk : kUnhealthy;
 }
 
 void add_link_options(CLI::App& link, Options& o) {
@@ -225,11 +182,13 @@ int main(int argc, char** argv) {
     if (name == "channels") sub->add_flag("--all", o.all, "also channels that never carried a put");
     if (name == "link") add_link_options(*sub, o);
   }
+  app.add_subcommand("doctor",
+                     "what is wrong on this node, why it matters, what to do; exit status 1: an error");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kOk : kUsage;
   }
   const std::string name = app.get_subcommands().front()->get_name();
-  return run(name, all.at(name), o);
+  return name == "doctor" ? examine(o) : run(name, all.at(name), o);
 }

@@ -1,0 +1,184 @@
+#include "tools/mkctl/doctor/checks.h"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+
+#include "tests/unit/tools/mkctl/healthy_node.h"
+
+namespace mkernel::mkctl::doctor {
+namespace {
+
+using enum Severity;
+
+/// What a check finds on a healthy node after `harm`. Every other check must still find nothing.
+Findings after(Findings (*run)(const Facts&), const std::function<void(Facts&)>& harm,
+               const std::vector<std::string>& others_too = {}) {
+  Facts facts = healthy_node();
+  harm(facts);
+  for (const Check& check : checks()) {
+    CAPTURE(check.name);
+    bool expected = check.run == run;
+    for (const std::string& other : others_too) expected = expected || other == check.name;
+    if (!expected) CHECK(check.run(facts).empty());
+  }
+  Findings findings = run(facts);
+  for (const Finding& finding : findings) {
+    CHECK(!finding.what.empty());
+    CHECK(!finding.why.empty());
+    CHECK(!finding.todo.empty());
+  }
+  return findings;
+}
+
+/// One finding of that severity that names `part`.
+void one(const Findings& findings, Severity severity, const std::string& part) {
+  REQUIRE(findings.size() == 1);
+  CAPTURE(findings[0].what);
+  CHECK(findings[0].severity == severity);
+  CHECK(findings[0].what.find(part) != std::string::npos);
+}
+
+TEST_CASE("a healthy node has no findings") {
+  for (const Check& check : checks()) {
+    CAPTURE(check.name);
+    CHECK(check.run(healthy_node()).empty());
+  }
+}
+
+TEST_CASE("neither has one over TCP without any of the hardware") {
+  Facts facts = healthy_node();
+  facts.daemon.transport = "tcp";
+  facts.ports.clear(), facts.bridges.clear(), facts.infiniband_folder = false;
+  facts.gpus = 0, facts.gpu_driver.clear();
+  facts.limits->locked_bytes = 65536;
+  for (const Check& check : checks()) {
+    CAPTURE(check.name);
+    CHECK(check.run(facts).empty());
+  }
+}
+
+TEST_CASE("daemon: not reached, not healthy") {
+  one(after(check_daemon,
+            [](Facts& f) { f.daemon.unreachable = "no daemon reachable at /x.sock: no such socket"; }),
+      kError, "/x.sock");
+  const Findings sick = after(check_daemon, [](Facts& f) {
+    f.daemon.reasons = {"peer node1 is dead: silent", "stopping"};
+  });
+  REQUIRE(sick.size() == 2);
+  CHECK(sick[0].what.find("node1 is dead") != std::string::npos);
+}
+
+TEST_CASE("daemons: two on a node, and which one answered") {
+  one(after(check_daemons, [](Facts& f) { f.daemons.push_back("pid 12: mkerneld --config old.toml"); }),
+      kWarning, "pid 4711 answered");
+  one(after(check_daemons,
+            [](Facts& f) {
+              f.daemons.push_back("pid 12: mkerneld --config old.toml");
+              f.daemon.unreachable = "nobody";
+            },
+            {"daemon"}),
+      kWarning, "none answered here");
+  CHECK(after(check_daemons, [](Facts& f) { f.daemons.clear(); }).empty());  // in another PID namespace
+}
+
+TEST_CASE("version: of mkctl and of peers") {
+  one(after(check_version, [](Facts& f) { f.mkctl_version = "1.2.0"; }), kWarning, "mkctl is version 1.2.0");
+  one(after(check_version, [](Facts& f) { f.peers[0].version = "1.1.9"; }), kWarning,
+      "peer node1 is version 1.1.9");
+  CHECK(
+      after(check_version, [](Facts& f) { f.peers[0].version.clear(); }).empty());  // has not said hello yet
+}
+
+TEST_CASE("memlock: too little for registered memory") {
+  const auto low = [](Facts& f) { f.limits->locked_bytes = 8 << 20; };
+  one(after(check_memlock, low), kError, "8192 KiB");
+  one(after(check_memlock, [&](Facts& f) { low(f), f.daemon.transport = "tcp"; }), kWarning, "8192 KiB");
+  CHECK(after(check_memlock, [&](Facts& f) { low(f), f.limits->may_lock_anyway = true; }).empty());
+  one(after(check_memlock, [](Facts& f) { f.limits.reset(); }), kInfo, "pid 4711");
+}
+
+TEST_CASE("open files") {
+  one(after(check_open_files, [](Facts& f) { f.limits->open_files = 1024; }), kWarning, "1024 files");
+  CHECK(after(check_open_files, [](Facts& f) { f.limits->open_files = kUnlimited; }).empty());
+}
+
+TEST_CASE("devices: none, not permitted, ports down, names that are not there") {
+  one(after(check_devices, [](Facts& f) { f.ports.clear(); }), kError, "no RDMA device");
+  CHECK(after(check_devices, [](Facts& f) { f.ports.clear(), f.daemon.transport = "emulated"; }).empty());
+  one(after(check_devices, [](Facts& f) { f.infiniband_folder = false; }), kError, "/dev/infiniband");
+  one(after(check_devices, [](Facts& f) { f.ports[1].not_usable = "port is DOWN (Disabled)"; }), kWarning,
+      "mlx5_1:1 cannot be used: port is DOWN");
+  const Findings none = after(check_devices, [](Facts& f) {
+    for (Port& port : f.ports) port.not_usable = "/dev/infiniband/uverbs0 may not be opened";
+  });
+  REQUIRE(none.size() == 2);
+  CHECK(none[0].severity == kError);
+  CHECK(none[0].why.find("no port of this node") != std::string::npos);
+  one(after(check_devices, [](Facts& f) { f.daemon.absent_nics = {"mlx5_9"}; }), kError, "mlx5_9");
+}
+
+TEST_CASE("gids: RoCE v1 alone, or mixed with v2") {
+  one(after(check_gids, [](Facts& f) { f.ports[1].gid_type = "RoCE v1"; }), kWarning, "RoCE v1 on mlx5_1:1");
+  one(after(check_gids, [](Facts& f) { f.ports[0].gid_type = f.ports[1].gid_type = "RoCE v1"; }), kWarning,
+      "mlx5_0:1, mlx5_1:1");
+  CHECK(after(check_gids,
+              [](Facts& f) { f.ports[1].gid_type = "RoCE v1", f.ports[1].not_usable = "port is DOWN"; },
+              {"devices"})
+            .empty());
+  CHECK(after(check_gids, [](Facts& f) {
+          f.ports[1].link_layer = "InfiniBand", f.ports[1].gid_type = "InfiniBand";
+        }).empty());
+}
+
+TEST_CASE("gpu_rdma: driver, its flavour, the kernel, nvidia_peermem") {
+  const auto closed = [](Facts& f) {
+    f.gpu_driver = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104";
+  };
+  one(after(check_gpu_rdma, [](Facts& f) { f.gpu_driver.clear(); }), kWarning, "2 NVIDIA GPUs");
+  one(after(check_gpu_rdma, closed), kError, "closed flavour");
+  one(after(check_gpu_rdma, [&](Facts& f) { closed(f), f.daemon.transport = "tcp"; }), kWarning,
+      "closed flavour");
+  one(after(check_gpu_rdma, [&](Facts& f) { closed(f), f.peermem = true; }), kWarning,
+      "nvidia_peermem is loaded");
+  one(after(check_gpu_rdma, [](Facts& f) { f.kernel = "5.11.22"; }), kError, "Linux 5.11.22");
+  CHECK(after(check_gpu_rdma, [](Facts& f) { f.kernel = "5.12"; }).empty());
+  CHECK(after(check_gpu_rdma, [&](Facts& f) { closed(f), f.gpus = 0; }).empty());
+}
+
+TEST_CASE("acs") {
+  one(after(check_acs,
+            [](Facts& f) {
+              f.bridges.push_back({"0000:17:00.0", true});
+            }),
+      kWarning, "0000:17:00.0");
+  one(after(check_acs, [](Facts& f) { f.bridges.push_back({"0000:17:00.0", std::nullopt}); }), kInfo, "root");
+  CHECK(after(check_acs, [](Facts& f) { f.bridges = {{"0000:17:00.0", true}}, f.gpus = 0; }).empty());
+}
+
+TEST_CASE("huge_pages: for EFA") {
+  const auto efa = [](Facts& f) {
+    for (Port& port : f.ports) port.driver = "efa", port.link_layer = "other", port.gid_type = "other";
+  };
+  one(after(check_huge_pages, efa), kWarning, "2 MiB");
+  CHECK(after(check_huge_pages, [&](Facts& f) { efa(f), f.huge_pages = HugePages{1024, 512}; }).empty());
+  CHECK(after(check_huge_pages, [&](Facts& f) { efa(f), f.huge_pages.reset(); }).empty());
+}
+
+TEST_CASE("clock") {
+  one(after(check_clock, [](Facts& f) { f.clock_synchronised = false; }), kWarning, "not synchronised");
+  one(after(check_clock, [](Facts& f) { f.clock_synchronised.reset(); }), kInfo, "clock");
+}
+
+TEST_CASE("security_group: a peer that is not alive where EFA is") {
+  const auto efa = [](Facts& f) {
+    f.ports[0].driver = "efa", f.huge_pages = HugePages{1024, 1024};
+    f.peers[0].state = "connecting", f.peers[0].reason = "timed out";
+  };
+  one(after(check_security_group, efa), kWarning, "peer node1 is connecting on a node with EFA: timed out");
+  CHECK(after(check_security_group, [](Facts& f) { f.peers[0].state = "dead"; }).empty());  // no EFA
+  CHECK(after(check_security_group, [&](Facts& f) { efa(f), f.peers[0].state = "alive"; }).empty());
+}
+
+}  // namespace
+}  // namespace mkernel::mkctl::doctor

@@ -1,0 +1,134 @@
+// What is read of a machine, from made-up files below /proc, /sys and /dev.
+#include "tools/mkctl/doctor/gather.h"
+
+#include <doctest/doctest.h>
+
+#include "tests/unit/daemon/topology/sysfs_tree.h"
+
+namespace mkernel::mkctl::doctor {
+namespace {
+
+namespace fs = std::filesystem;
+using topology::SysfsTree;
+
+void add_process(SysfsTree& tree, const std::string& pid, const std::string& name, const std::string& locked,
+                 const std::string& capabilities) {
+  tree.write("proc/" + pid + "/comm", name);
+  tree.write("proc/" + pid + "/cmdline",
+             "/usr/bin/" + name + std::string(1, '\0') + "--config" + std::string(1, '\0') + "a.toml");
+  tree.write("proc/" + pid + "/limits",
+             "Limit                     Soft Limit           Hard Limit           Units     \n"
+             "Max open files            1024                 524288               files     \n"
+             "Max locked memory         " +
+                 locked + "              unlimited            bytes     ");
+  tree.write("proc/" + pid + "/status",
+             "Name:\t" + name + "\nCapInh:\t0000000000000000\nCapEff:\t" + capabilities);
+}
+
+TEST_CASE("limits of the daemon's process") {
+  SysfsTree tree;
+  add_process(tree, "4711", "mkerneld", "8388608", "0000000000000000");
+  add_process(tree, "4712", "mkerneld", "unlimited", "0000000000004001");
+  add_process(tree, "4713", "postgres", "unlimited", "0000000000004001");
+  const auto low = limits_of(tree.path, 4711);
+  REQUIRE(low);
+  CHECK(low->locked_bytes == 8388608);
+  CHECK(low->open_files == 1024);
+  CHECK(!low->may_lock_anyway);
+  const auto high = limits_of(tree.path, 4712);
+  REQUIRE(high);
+  CHECK(high->locked_bytes == kUnlimited);
+  CHECK(high->may_lock_anyway);
+  CHECK(!limits_of(tree.path, 4713));  // the number belongs to somebody else here
+  CHECK(!limits_of(tree.path, 4714));
+
+  Facts facts;
+  gather_machine(tree.path, facts);
+  CHECK(facts.daemons == std::vector<std::string>{"pid 4711: /usr/bin/mkerneld --config a.toml",
+                                                  "pid 4712: /usr/bin/mkerneld --config a.toml"});
+}
+
+TEST_CASE("GPUs, the bridges above them, driver, modules, huge pages") {
+  SysfsTree tree;
+  const fs::path root_port = "sys/devices/pci0000:15/0000:15:01.0", gpu = root_port / "0000:1b:00.0",
+                 audio = root_port / "0000:1b:00.1", lonely = "sys/devices/pci0000:15/0000:15:02.0";
+  const auto device = [&](const fs::path& folder, const std::string& vendor, const std::string& type) {
+    tree.write(folder / "vendor", vendor);
+    tree.write(folder / "class", type);
+    fs::create_directories(tree.path / "sys/bus/pci/devices");
+    fs::create_directory_symlink(tree.path / folder, tree.path / "sys/bus/pci/devices" / folder.filename());
+  };
+  device(root_port, "0x8086", "0x060400");
+  device(lonely, "0x8086", "0x060400");
+  device(gpu, "0x10de", "0x030200");
+  device(audio, "0x10de", "0x040300");
+  tree.write(root_port / "config", std::string(64, '\0'));
+  tree.write("proc/driver/nvidia/version",
+             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07");
+  tree.write("proc/sys/kernel/osrelease", "6.1.0-18-amd64");
+  tree.write("sys/module/nvidia_peermem/refcnt", "0");
+  tree.write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "1024");
+  tree.write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "1000");
+  Facts facts;
+  gather_machine(tree.path, facts);
+  CHECK(facts.gpus == 1);
+  REQUIRE(facts.bridges.size() == 1);
+  CHECK(facts.bridges[0].address == "0000:15:01.0");
+  CHECK(!facts.bridges[0].redirects);
+  CHECK(facts.gpu_driver.find("Open Kernel Module") != std::string::npos);
+  CHECK(facts.kernel == "6.1.0-18-amd64");
+  CHECK(facts.peermem);
+  REQUIRE(facts.huge_pages);
+  CHECK(facts.huge_pages->total == 1024);
+  CHECK(facts.huge_pages->free == 1000);
+}
+
+TEST_CASE("RDMA ports: the daemon's word, or without one what is seen here") {
+  SysfsTree tree;
+  const fs::path nic = tree.device("mlx5_0", "uverbs0");
+  tree.pci(nic, "0000:19:00.0", "mlx5_core", 0);
+  tree.gid(tree.port(nic, "Ethernet", "4: ACTIVE", "400 Gb/sec (4X NDR)"), 3,
+           "0000:0000:0000:0000:0000:ffff:0a00:0107", "RoCE v2", "ens1");
+  Facts facts;
+  facts.daemon.unreachable = "no daemon reachable";
+  gather_machine(tree.path, facts);
+  REQUIRE(facts.ports.size() == 1);
+  CHECK(facts.ports[0].name == "mlx5_0:1");
+  CHECK(facts.ports[0].driver == "mlx5_core");
+  CHECK(facts.ports[0].link_layer == "Ethernet");
+  CHECK(facts.ports[0].gid == "::ffff:10.0.1.7");
+  CHECK(facts.ports[0].gid_type == "RoCE v2");
+  CHECK(facts.ports[0].not_usable.find("uverbs0 is not there") != std::string::npos);
+  CHECK(!facts.infiniband_folder);
+
+  facts = Facts{};
+  facts.ports = {{"mlx5_7:1", "mlx5_core", "Ethernet", "", "", ""}};
+  tree.write("dev/infiniband/uverbs0", "");
+  gather_machine(tree.path, facts);
+  REQUIRE(facts.ports.size() == 1);
+  CHECK(facts.ports[0].name == "mlx5_7:1");
+  CHECK(facts.infiniband_folder);
+}
+
+TEST_CASE("an empty machine is no reason to fail") {
+  SysfsTree tree;
+  Facts facts;
+  facts.daemon.unreachable = "no daemon reachable";
+  gather_machine(tree.path, facts);
+  CHECK(facts.ports.empty());
+  CHECK(facts.gpus == 0);
+  CHECK(!facts.huge_pages);
+}
+
+TEST_CASE("ports as ListDevices replies them") {
+  const auto reply = nlohmann::ordered_json::parse(R"([{"device": "efa_0", "port": 1, "driver": "efa",
+      "link_layer": "other", "gid": "fe80::1", "gid_type": "other", "not_usable": "port is DOWN", "gids": []}])");
+  const auto ports = ports_of(reply);
+  REQUIRE(ports.size() == 1);
+  CHECK(ports[0].name == "efa_0:1");
+  CHECK(ports[0].driver == "efa");
+  CHECK(ports[0].not_usable == "port is DOWN");
+}
+
+}  // namespace
+}  // namespace mkernel::mkctl::doctor

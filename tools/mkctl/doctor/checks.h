@@ -1,0 +1,49 @@
+// The judgements of `mkctl doctor`: each a pure function of the facts.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/mkctl/doctor/facts.h"
+
+namespace mkernel::mkctl::doctor {
+
+enum class Severity { kInfo, kWarning, kError };
+
+/// "info", "warning", "error".
+const char* name_of(Severity severity);
+
+struct Finding {
+  Severity severity = Severity::kInfo;
+  std::string what;
+  std::string why;   ///< it matters
+  std::string todo;  ///< what to do
+};
+
+using Findings = std::vector<Finding>;
+
+/// Each returns what is wrong or could not be looked at, nothing where all is well. An error keeps the daemon
+/// from doing its work as it is configured; a warning costs speed or hides a fault; an info is what could not
+/// be checked.
+Findings check_daemon(const Facts& facts);   ///< reached, and healthy
+Findings check_daemons(const Facts& facts);  ///< one on this node
+Findings check_version(const Facts& facts);  ///< of mkctl, daemon and peers
+Findings check_memlock(const Facts& facts);
+Findings check_open_files(const Facts& facts);
+Findings check_devices(const Facts& facts);   ///< RDMA devices: there, permitted, ports up, with an address
+Findings check_gids(const Facts& facts);      ///< one type on all ports
+Findings check_gpu_rdma(const Facts& facts);  ///< dma-buf or nvidia-peermem
+Findings check_acs(const Facts& facts);
+Findings check_huge_pages(const Facts& facts);
+Findings check_clock(const Facts& facts);
+Findings check_security_group(const Facts& facts);  ///< of EFA
+
+struct Check {
+  const char* name;
+  Findings (*run)(const Facts&);
+};
+
+/// All of them, in the order in which they are shown.
+const std::vector<Check>& checks();
+
+}  // namespace mkernel::mkctl::doctor

@@ -1,0 +1,153 @@
+// NICs, and the way between them and the GPUs.
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "tools/mkctl/doctor/checks.h"
+
+namespace mkernel::mkctl::doctor {
+namespace {
+
+bool usable(const Port& port) {
+  return port.not_usable.empty();
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+/// Linux 5.12 brought registration of dma-bufs to RDMA devices.
+bool kernel_registers_dma_buf(const std::string& release) {
+  char* end = nullptr;
+  const long major = std::strtol(release.c_str(), &end, 10);
+  const long minor = *end == '.' ? std::strtol(end + 1, nullptr, 10) : 0;
+  return major > 5 || (major == 5 && minor >= 12);
+}
+
+bool uses_efa(const Facts& facts) {
+  return std::any_of(facts.ports.begin(), facts.ports.end(), [](const Port& p) { return p.driver == "efa"; });
+}
+
+}  // namespace
+
+Findings check_devices(const Facts& facts) {
+  Findings findings;
+  const bool wanted = facts.daemon.rdma();
+  for (const std::string& name : facts.daemon.absent_nics)
+    findings.push_back(
+        {Severity::kError, "topology.nics names " + name + ", which this node does not have",
+         "its rail is missing, and peers number their rails otherwise",
+         "mkctl devices lists what is there; correct the configuration and restart the daemon"});
+  if (facts.ports.empty()) {
+    if (wanted)
+      findings.push_back({Severity::kError,
+                          "no RDMA device, but transport.kind = \"" + facts.daemon.transport + "\"",
+                          "this node reaches no other",
+                          "load the NIC's driver (mlx5_ib, efa, rdma_rxe); give a container its devices"});
+    return findings;
+  }
+  if (!facts.infiniband_folder)
+    findings.push_back({wanted ? Severity::kError : Severity::kWarning,
+                        "the kernel has RDMA devices, but there is no /dev/infiniband",
+                        "programs open devices through it",
+                        "modprobe ib_uverbs; in a container mount /dev/infiniband and allow its devices"});
+  const bool none = std::none_of(facts.ports.begin(), facts.ports.end(), usable);
+  for (const Port& port : facts.ports) {
+    if (usable(port)) continue;
+    findings.push_back(
+        {none && wanted ? Severity::kError : Severity::kWarning,
+         port.name + " cannot be used: " + port.not_usable,
+         none ? "no port of this node can carry data" : "a rail less for the GPUs that are near to it",
+         "mend it, or leave it out with topology.nics"});
+  }
+  return findings;
+}
+
+Findings check_gids(const Facts& facts) {
+  std::set<std::string> types;
+  std::vector<std::string> routed_v1;
+  for (const Port& port : facts.ports) {
+    if (!usable(port) || port.link_layer != "Ethernet") continue;
+    types.insert(port.gid_type);
+    if (port.gid_type == "RoCE v1") routed_v1.push_back(port.name);
+  }
+  if (types.size() > 1)
+    return {{Severity::kWarning,
+             "the ports would use addresses of different types (" + joined({types.begin(), types.end()}) +
+                 "); RoCE v1 on " + joined(routed_v1),
+             "both ends of a connection need the same type: one rail would work and the other not",
+             "give every RoCE interface an IP address; RoCE v2 addresses follow from it"}};
+  if (!routed_v1.empty())
+    return {{Severity::kWarning, "only RoCE v1 addresses on " + joined(routed_v1),
+             "no router forwards them, and a peer that uses RoCE v2 is not reached",
+             "give the interface an IP address; cma_roce_mode shows what the device can do"}};
+  return {};
+}
+
+Findings check_gpu_rdma(const Facts& facts) {
+  if (facts.gpus == 0 || facts.ports.empty()) return {};
+  if (facts.gpu_driver.empty())
+    return {{Severity::kWarning, std::to_string(facts.gpus) + " NVIDIA GPUs, but their driver is not loaded",
+             "no GPU memory can be used", "nvidia-smi says why; install or load the driver"}};
+  const bool open = facts.gpu_driver.find("Open Kernel Module") != std::string::npos;
+  const bool kernel = kernel_registers_dma_buf(facts.kernel);
+  if (open && kernel) return {};
+  const std::string missing =
+      open ? "Linux " + facts.kernel + " does not register dma-bufs with NICs (5.12 does)"
+           : "the NVIDIA driver is of the closed flavour, which exports no dma-bufs";
+  const std::string todo =
+      open ? "use a newer kernel" : "install the open flavour of the driver (nvidia-open)";
+  if (facts.peermem)
+    return {{Severity::kWarning, missing + "; nvidia_peermem is loaded",
+             "plain GPU memory (cudaMalloc) can be registered, symmetric GPU memory cannot", todo}};
+  return {{facts.daemon.rdma() ? Severity::kError : Severity::kWarning,
+           missing + ", and nvidia_peermem is not loaded", "no NIC can read or write GPU memory",
+           todo + ", or modprobe nvidia_peermem for plain GPU memory"}};
+}
+
+Findings check_acs(const Facts& facts) {
+  if (facts.gpus == 0 || facts.ports.empty()) return {};
+  std::vector<std::string> redirecting;
+  bool unknown = false;
+  for (const Bridge& bridge : facts.bridges) {
+    unknown = unknown || !bridge.redirects.has_value();
+    if (bridge.redirects.value_or(false)) redirecting.push_back(bridge.address);
+  }
+  if (!redirecting.empty())
+    return {{Severity::kWarning, "PCIe ACS redirects traffic between devices at " + joined(redirecting),
+             "data between a GPU and its NIC goes up to the CPU and back: a fraction of the bandwidth",
+             "disable ACS in the firmware, or with setpci -s ADDRESS ECAP_ACS+6.w=0 after every boot; "
+             "virtual machines need it"}};
+  if (unknown)
+    return {{Severity::kInfo, "PCIe ACS was not looked at: its registers are shown to root alone",
+             "ACS can send data between a GPU and its NIC up to the CPU and back",
+             "run mkctl doctor as root"}};
+  return {};
+}
+
+Findings check_huge_pages(const Facts& facts) {
+  if (!uses_efa(facts) || !facts.huge_pages || facts.huge_pages->total > 0) return {};
+  return {{Severity::kWarning, "no huge pages of 2 MiB are set aside",
+           "an EFA device registers about 95 GB of host memory in pages of 4 KiB, and no more",
+           "sysctl vm.nr_hugepages, before the daemon starts"}};
+}
+
+Findings check_security_group(const Facts& facts) {
+  if (!uses_efa(facts)) return {};
+  Findings findings;
+  for (const Peer& peer : facts.peers) {
+    if (peer.state == "alive") continue;
+    findings.push_back(
+        {Severity::kWarning,
+         "peer " + peer.name + " is " + peer.state + " on a node with EFA" +
+             (peer.reason.empty() ? "" : ": " + peer.reason),
+         "a security group that does not allow its own members drops EFA's traffic without a word",
+         "give the group a rule for all traffic to itself and one from itself, and put both "
+         "nodes into it"});
+  }
+  return findings;
+}
+
+}  // namespace mkernel::mkctl::doctor

@@ -1,0 +1,80 @@
+// What `mkctl doctor` knows of a node before it judges. Gathered by gather.h, judged by checks.h.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mkernel::mkctl::doctor {
+
+inline constexpr std::uint64_t kUnlimited = UINT64_MAX;
+
+struct Daemon {
+  std::string socket;
+  std::string
+      unreachable;  ///< why nobody answered, with the socket; empty: what follows is the daemon's word
+  std::string node;
+  std::string version;
+  std::int64_t pid = 0;
+  bool healthy = true;
+  std::vector<std::string> reasons;      ///< why it is not
+  std::string transport;                 ///< "tcp", "emulated", "verbs", "efa"
+  std::vector<std::string> absent_nics;  ///< of topology.nics
+
+  bool reached() const { return unreachable.empty(); }
+  bool rdma() const { return transport == "verbs" || transport == "efa"; }
+};
+
+/// Of the daemon's process; nothing where its /proc cannot be read (another PID namespace, no such process).
+struct Limits {
+  std::uint64_t locked_bytes = 0;  ///< soft limit
+  std::uint64_t open_files = 0;
+  bool may_lock_anyway = false;  ///< CAP_IPC_LOCK
+};
+
+struct Peer {
+  std::string name;  ///< node, or its address while that is all there is
+  std::string version;
+  std::string state;  ///< connecting, alive, warn, error, dead
+  std::string reason;
+};
+
+/// A port of an RDMA device, as the daemon sees it, or as this process does when there is no daemon.
+struct Port {
+  std::string name;  ///< "mlx5_0:1"
+  std::string driver;
+  std::string link_layer;
+  std::string gid;       ///< the one to use
+  std::string gid_type;  ///< "RoCE v2", ...
+  std::string not_usable;
+};
+
+struct Bridge {
+  std::string address;
+  std::optional<bool> redirects;  ///< by ACS; nothing when its configuration space cannot be read that far
+};
+
+struct HugePages {
+  std::uint64_t total = 0;
+  std::uint64_t free = 0;
+};
+
+struct Facts {
+  std::string mkctl_version;
+  Daemon daemon;
+  std::optional<Limits> limits;
+  std::vector<Peer> peers;
+  std::vector<std::string> daemons;  ///< "pid 4711: mkerneld --config a.toml", every one that runs here
+  std::vector<Port> ports;
+  bool infiniband_folder = false;       ///< /dev/infiniband is there
+  std::uint32_t gpus = 0;               ///< NVIDIA, on PCI
+  std::string gpu_driver;               ///< first line of /proc/driver/nvidia/version; empty: not loaded
+  bool peermem = false;                 ///< module nvidia_peermem
+  std::string kernel;                   ///< "6.1.0-18-amd64"
+  std::vector<Bridge> bridges;          ///< PCI bridges above GPUs and RDMA devices
+  std::optional<HugePages> huge_pages;  ///< of 2 MiB
+  std::optional<bool> clock_synchronised;
+};
+
+}  // namespace mkernel::mkctl::doctor

@@ -1,0 +1,26 @@
+// Gathers the facts that `mkctl doctor` judges.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tools/mkctl/connection.h"
+#include "tools/mkctl/doctor/facts.h"
+
+namespace mkernel::mkctl::doctor {
+
+/// Of the daemon behind the connection, or that there is none, and of this machine. Never fails: what cannot
+/// be read is missing from the facts.
+Facts gather(Connection& connection);
+
+/// The machine's part. `root` is "/" but for tests; facts.daemon says whose process to look at.
+void gather_machine(const std::filesystem::path& root, Facts& facts);
+
+/// Limits of a process, if it is a mkerneld.
+std::optional<Limits> limits_of(const std::filesystem::path& root, std::int64_t pid);
+
+/// Ports as ListDevices replies them.
+std::vector<Port> ports_of(const nlohmann::ordered_json& devices);
+
+}  // namespace mkernel::mkctl::doctor

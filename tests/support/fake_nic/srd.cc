@@ -152,7 +152,7 @@ std::uint32_t execute(Qp& qp, const Message& message, const Place& place) {
 void arrive(Qp& qp, const std::shared_ptr<Message>& message) {
   const Place place = destination(*qp.device, qp.attributes.port_num, message->address);
   if (!carries(*qp.device, qp.attributes.port_num, place)) {
-    tear(qp, *message, place);
+    if (!message->executed) tear(qp, *message, place);
     lost(qp, message, place);
     return;
   }

@@ -309,6 +309,22 @@ TEST_CASE("SRD: errors carry the device's status, and the queue pair goes on") {
   CHECK(pair.b.memory[5] == 8);
 }
 
+// A cut once tore writes that had landed and were only missing their acknowledgement: they changed memory
+// after they had been reported.
+TEST_CASE("SRD: a write that was carried out never lands again, whatever becomes of its acknowledgement") {
+  SrdPair pair;
+  pair.connect();
+  pair.a.memory[0] = 3;
+  pair.fabric.set_path("efa_b", "efa_a", {.down = true});
+  CHECK(pair.a.write(pair.b, 1, 0, 4096) == 0);
+  REQUIRE(pair.b.poll(1).size() == 1);
+  pair.b.memory[0] = 4;
+  pair.fabric.every_path({.down = true});
+  CHECK(pair.a.status() == 15);
+  CHECK(pair.b.memory[0] == 4);
+  pair.fabric.every_path({});
+}
+
 TEST_CASE("SRD: without unsolicited receives a write with immediate data consumes one") {
   SrdPair pair;
   pair.connect(0);

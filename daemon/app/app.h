@@ -31,7 +31,6 @@
 #include "daemon/rpc/peer_links.h"
 #include "daemon/session/control_bridge.h"
 #include "daemon/session/session_server.h"
-#include "daemon/topology/rdma_sysfs.h"
 
 namespace mkernel::app {
 
@@ -70,7 +69,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   rpc::DaemonSnapshot daemon() const override;
   std::vector<rpc::PeerSnapshot> peers() const override;
   std::string config_text() const override { return config::dump(config_); }
-  std::vector<topology::RdmaDevice> devices() const override { return topology::rdma_devices(); }
+  std::vector<topology::RdmaDevice> devices() const override;
   Result<topology::Machine> machine() const override { return topology::this_machine(); }
   std::vector<std::string> chosen_ports() const override { return config_.topology.nics; }
   void set_link(const std::string& peer, const rpc::LinkChange& change,

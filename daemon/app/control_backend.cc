@@ -6,6 +6,8 @@
 
 #include "daemon/app/app.h"
 #include "daemon/observe/log.h"
+#include "daemon/topology/rdma_sysfs.h"
+#include "daemon/transport/rdma/probe.h"
 
 namespace mkernel::app {
 
@@ -28,6 +30,12 @@ rpc::DaemonSnapshot App::daemon() const {
 
 std::vector<rpc::PeerSnapshot> App::peers() const {
   return links_->peers();
+}
+
+std::vector<topology::RdmaDevice> App::devices() const {
+  auto devices = topology::rdma_devices();
+  transport::rdma::probe(devices);
+  return devices;
 }
 
 void App::set_link(const std::string& peer, const rpc::LinkChange& change,

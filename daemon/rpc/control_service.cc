@@ -130,6 +130,8 @@ void fill(const topology::RdmaDevice& device, const topology::RdmaPort& port, v1
     to.set_gid_type(topology::name_of(gid->type));
     to.set_interface(gid->interface);
   }
+  to.set_mtu(port.mtu);
+  to.set_dma_buf(device.dma_buf);
   to.set_driver(device.driver);
   to.set_firmware(device.firmware);
   to.set_numa_node(device.numa_node);

@@ -18,6 +18,7 @@ struct RdmaPort {
   std::string state;           ///< "ACTIVE", "DOWN", "INIT", ...
   std::string physical_state;  ///< "LinkUp", "Disabled", "Polling", ...
   LinkLayer link_layer = LinkLayer::kOther;
+  std::uint32_t mtu = 0;  ///< in force, bytes; 0 = unknown: sysfs does not say
   double gbps = 0;        ///< gigabits per second
   std::uint32_t lid = 0;  ///< InfiniBand
   std::vector<Gid> gids;  ///< without empty slots, by index
@@ -35,6 +36,7 @@ struct RdmaDevice {
   std::string firmware;     ///< empty where there is none
   std::string pci_address;  ///< "0000:19:00.0", empty for soft devices
   int numa_node = -1;       ///< -1 = unknown
+  std::string dma_buf = "unknown: the device was not opened";  ///< or "yes", "no": GPU memory by dma-buf
   DeviceFile file;
   std::vector<RdmaPort> ports;
 };

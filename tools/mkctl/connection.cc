@@ -1,11 +1,16 @@
 #include "tools/mkctl/connection.h"
 
+#include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+
+#include "mkernel/v1/control.grpc.pb.h"
+#include "tools/mkctl/table.h"
 
 namespace mkernel::mkctl {
 namespace {
@@ -29,22 +34,72 @@ std::string why_unreachable(const std::string& socket) {
 
 }  // namespace
 
+struct Connection::Wire {
+  template <typename Request, typename Message>
+  using Method = grpc::Status (v1::Control::Stub::*)(grpc::ClientContext*, const Request&, Message*);
+
+  template <typename Request, typename Message>
+  Reply call(Method<Request, Message> method, const Request& request) {
+    if (const std::string why = why_unreachable(socket); !why.empty())
+      return Status(StatusCode::kUnavailable, "no daemon reachable at " + socket + ": " + why);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    Message message;
+    const grpc::Status status = ((*stub).*method)(&context, request, &message);
+    if (status.ok()) return to_json(message);
+    const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                      status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+    if (lost)
+      return Status(StatusCode::kUnavailable, "no answer from " + socket + ": " + status.error_message());
+    return Status(static_cast<StatusCode>(status.error_code()), status.error_message());
+  }
+
+  const std::string& socket;
+  std::unique_ptr<v1::Control::Stub> stub;
+};
+
+using Stub = v1::Control::Stub;
+
 Connection::Connection(const std::string& socket)
     : socket_(socket),
-      stub_(v1::Control::NewStub(grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()))) {
-}
+      wire_(new Wire{socket_, v1::Control::NewStub(grpc::CreateChannel(
+                                  "unix:" + socket, grpc::InsecureChannelCredentials()))}) {}
+Connection::~Connection() = default;
 
-Status Connection::reachable() const {
-  const std::string why = why_unreachable(socket_);
-  if (why.empty()) return {};
-  return {StatusCode::kUnavailable, "no daemon reachable at " + socket_ + ": " + why};
+Reply Connection::status() {
+  return wire_->call(&Stub::GetStatus, v1::StatusRequest());
 }
-
-Status Connection::failed(const grpc::Status& status) const {
-  const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                    status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
-  if (lost) return {StatusCode::kUnavailable, "no answer from " + socket_ + ": " + status.error_message()};
-  return {static_cast<StatusCode>(status.error_code()), status.error_message()};
+Reply Connection::sessions() {
+  return wire_->call(&Stub::ListSessions, v1::SessionsRequest());
+}
+Reply Connection::peers() {
+  return wire_->call(&Stub::ListPeers, v1::PeersRequest());
+}
+Reply Connection::groups() {
+  return wire_->call(&Stub::ListGroups, v1::GroupsRequest());
+}
+Reply Connection::regions() {
+  return wire_->call(&Stub::ListRegions, v1::RegionsRequest());
+}
+Reply Connection::channels(bool all) {
+  v1::ChannelsRequest request;
+  request.set_all(all);
+  return wire_->call(&Stub::ListChannels, request);
+}
+Reply Connection::devices() {
+  return wire_->call(&Stub::ListDevices, v1::DevicesRequest());
+}
+Reply Connection::topology() {
+  return wire_->call(&Stub::GetTopology, v1::TopologyRequest());
+}
+Reply Connection::config() {
+  return wire_->call(&Stub::GetConfig, v1::ConfigRequest());
+}
+Reply Connection::set_link(const v1::LinkRequest& request) {
+  return wire_->call(&Stub::SetLink, request);
+}
+Reply Connection::reload() {
+  return wire_->call(&Stub::Reload, v1::ReloadRequest());
 }
 
 }  // namespace mkernel::mkctl

@@ -28,6 +28,7 @@ struct Options {
   double watch = 0;  ///< seconds between looks, 0 = one look
   bool all = false;
   v1::LinkRequest link;
+  std::string other;  ///< file
 };
 
 void print_daemon(const Options& o, const Json& reply) {
@@ -39,36 +40,31 @@ void print_daemon(const Options& o, const Json& reply) {
 /// A command: how to ask, and how to show the answer to people.
 struct Command {
   std::string help;
-  std::function<Result<Json>(Connection&, const Options&)> ask;
+  std::function<Reply(Connection&, const Options&)> ask;
   std::string part;  ///< field of the reply to show: a list of rows, or one; empty: all of it
 };
 
-template <typename Request, typename Reply>
-auto plain(Connection::Method<Request, Reply> method) {
-  return [method](Connection& c, const Options&) { return c.call(method, Request()); };
+auto plain(Reply (Connection::*call)()) {
+  return [call](Connection& c, const Options&) { return (c.*call)(); };
 }
 
 std::map<std::string, Command> commands() {
-  using Stub = v1::Control::Stub;
-  const auto channels = [](Connection& c, const Options& o) {
-    v1::ChannelsRequest request;
-    request.set_all(o.all);
-    return c.call(&Stub::ListChannels, request);
-  };
-  const auto link = [](Connection& c, const Options& o) { return c.call(&Stub::SetLink, o.link); };
+  const auto channels = [](Connection& c, const Options& o) { return c.channels(o.all); };
+  const auto link = [](Connection& c, const Options& o) { return c.set_link(o.link); };
   return {
-      {"status", {"version, uptime, health and why not", plain(&Stub::GetStatus), "status"}},
-      {"sessions", {"clients: who, what they hold, what they moved", plain(&Stub::ListSessions), "sessions"}},
-      {"peers", {"other nodes and their state", plain(&Stub::ListPeers), "peers"}},
-      {"groups", {"groups of this node's sessions", plain(&Stub::ListGroups), "groups"}},
-      {"regions", {"registered memory", plain(&Stub::ListRegions), "regions"}},
+      {"status", {"version, uptime, health and why not", plain(&Connection::status), "status"}},
+      {"sessions",
+       {"clients: who, what they hold, what they moved", plain(&Connection::sessions), "sessions"}},
+      {"peers", {"other nodes and their state", plain(&Connection::peers), "peers"}},
+      {"groups", {"groups of this node's sessions", plain(&Connection::groups), "groups"}},
+      {"regions", {"registered memory", plain(&Connection::regions), "regions"}},
       {"channels", {"channels that carried puts", channels, "channels"}},
-      {"devices", {"RDMA devices, and why one cannot be used", plain(&Stub::ListDevices), "devices"}},
+      {"devices", {"RDMA devices, and why one cannot be used", plain(&Connection::devices), "devices"}},
       {"topo",
-       {"GPUs, NICs and PCIe between them, which rails each GPU uses and why", plain(&Stub::GetTopology),
+       {"GPUs, NICs and PCIe between them, which rails each GPU uses and why", plain(&Connection::topology),
         "topology"}},
-      {"config", {"the effective configuration, each value with its origin", plain(&Stub::GetConfig), ""}},
-      {"reload", {"read the configuration file again, as SIGHUP", plain(&Stub::Reload), ""}},
+      {"config", {"the effective configuration, each value with its origin", plain(&Connection::config), ""}},
+      {"reload", {"read the configuration file again, as SIGHUP", plain(&Connection::reload), ""}},
       {"link", {"shape the emulated link to a peer (transport emulated)", link, "link"}},
   };
 }
@@ -118,7 +114,16 @@ Exit run(const std::string& name, const Command& command, const Options& o) {
 /// Needs no daemon: without one it says so, and what it can see by itself.
 Exit examine(const Options& o) {
   Connection connection(o.socket);
-  const doctor::Report report = doctor::examine(doctor::gather(connection));
+  doctor::Facts facts = doctor::gather(connection);
+  if (!o.other.empty()) {
+    auto ports = doctor::read_ports(o.other);
+    if (!ports.ok()) {
+      std::cerr << "mkctl: " << ports.status().text() << "\n";
+      return kUsage;
+    }
+    facts.other_ports = std::move(ports).value();
+  }
+  const doctor::Report report = doctor::examine(std::move(facts));
   if (o.output == "json") {
     std::cout << doctor::to_json(report).dump(1) << "\n";
   } else {
@@ -183,7 +188,8 @@ int main(int argc, char** argv) {
     if (name == "link") add_link_options(*sub, o);
   }
   app.add_subcommand("doctor",
-                     "what is wrong on this node, why it matters, what to do; exit status 1: an error");
+                     "what is wrong on this node, why it matters, what to do; exit status 1: an error")
+      ->add_option("--other", o.other, "compare with what `mkctl devices --json` said on another node");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

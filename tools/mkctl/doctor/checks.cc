@@ -21,6 +21,8 @@ const std::vector<Check>& checks() {
       {"open_files", check_open_files},
       {"devices", check_devices},
       {"gids", check_gids},
+      {"mtu", check_mtu},
+      {"other_end", check_other_end},
       {"gpu_rdma", check_gpu_rdma},
       {"acs", check_acs},
       {"huge_pages", check_huge_pages},

@@ -30,9 +30,11 @@ Findings check_daemons(const Facts& facts);  ///< one on this node
 Findings check_version(const Facts& facts);  ///< of mkctl, daemon and peers
 Findings check_memlock(const Facts& facts);
 Findings check_open_files(const Facts& facts);
-Findings check_devices(const Facts& facts);   ///< RDMA devices: there, permitted, ports up, with an address
-Findings check_gids(const Facts& facts);      ///< one type on all ports
-Findings check_gpu_rdma(const Facts& facts);  ///< dma-buf or nvidia-peermem
+Findings check_devices(const Facts& facts);    ///< RDMA devices: there, permitted, ports up, with an address
+Findings check_gids(const Facts& facts);       ///< one type on all ports
+Findings check_mtu(const Facts& facts);        ///< one on all ports, and not a small one
+Findings check_other_end(const Facts& facts);  ///< addresses and MTU of another node fit
+Findings check_gpu_rdma(const Facts& facts);   ///< dma-buf or nvidia-peermem
 Findings check_acs(const Facts& facts);
 Findings check_huge_pages(const Facts& facts);
 Findings check_clock(const Facts& facts);

@@ -26,6 +26,24 @@ bool kernel_registers_dma_buf(const std::string& release) {
   return major > 5 || (major == 5 && minor >= 12);
 }
 
+template <typename Value>
+std::set<Value> values(const std::vector<Port>& ports, Value Port::*member) {
+  std::set<Value> all;
+  for (const Port& port : ports)
+    if (usable(port) && port.*member != Value{}) all.insert(port.*member);
+  return all;
+}
+
+std::string joined(const std::set<std::uint32_t>& numbers) {
+  std::vector<std::string> texts;
+  for (const std::uint32_t number : numbers) texts.push_back(std::to_string(number));
+  return joined(texts);
+}
+
+std::string joined(const std::set<std::string>& texts) {
+  return joined(std::vector<std::string>(texts.begin(), texts.end()));
+}
+
 bool uses_efa(const Facts& facts) {
   return std::any_of(facts.ports.begin(), facts.ports.end(), [](const Port& p) { return p.driver == "efa"; });
 }
@@ -75,8 +93,8 @@ Findings check_gids(const Facts& facts) {
   }
   if (types.size() > 1)
     return {{Severity::kWarning,
-             "the ports would use addresses of different types (" + joined({types.begin(), types.end()}) +
-                 "); RoCE v1 on " + joined(routed_v1),
+             "the ports would use addresses of different types (" + joined(types) + "); RoCE v1 on " +
+                 joined(routed_v1),
              "both ends of a connection need the same type: one rail would work and the other not",
              "give every RoCE interface an IP address; RoCE v2 addresses follow from it"}};
   if (!routed_v1.empty())
@@ -86,6 +104,40 @@ Findings check_gids(const Facts& facts) {
   return {};
 }
 
+Findings check_mtu(const Facts& facts) {
+  const std::set<std::uint32_t> mtus = values(facts.ports, &Port::mtu);
+  if (mtus.size() > 1)
+    return {{Severity::kWarning, "the ports have different MTUs: " + joined(mtus) + " bytes",
+             "a connection uses the smaller of both ends: some rails are slower than others",
+             "set the same MTU on every interface (ip link set IFACE mtu 9000 gives RoCE 4096)"}};
+  constexpr std::uint32_t kSmall = 2048;
+  if (!mtus.empty() && *mtus.begin() < kSmall)
+    return {{Severity::kWarning, "the ports have an MTU of " + joined(mtus) + " bytes",
+             "small packets cost a fast NIC bandwidth; RoCE takes what fits into the interface's MTU",
+             "ip link set IFACE mtu 9000 on both ends, if the switches between carry it"}};
+  return {};
+}
+
+Findings check_other_end(const Facts& facts) {
+  Findings findings;
+  const auto compare = [&](const char* what, const std::string& here, const std::string& there,
+                           const char* why, const char* todo) {
+    if (here == there || here.empty() || there.empty()) return;
+    findings.push_back({Severity::kWarning,
+                        std::string(what) + " differ: here " + here + ", on the other node " + there, why,
+                        todo});
+  };
+  compare("link layers", joined(values(facts.ports, &Port::link_layer)),
+          joined(values(facts.other_ports, &Port::link_layer)), "no connection joins InfiniBand and Ethernet",
+          "choose ports of one network on both with topology.nics");
+  compare("types of addresses", joined(values(facts.ports, &Port::gid_type)),
+          joined(values(facts.other_ports, &Port::gid_type)), "both ends of a connection need the same type",
+          "give every RoCE interface an IP address: RoCE v2 then is on both");
+  compare("MTUs", joined(values(facts.ports, &Port::mtu)), joined(values(facts.other_ports, &Port::mtu)),
+          "a connection uses the smaller one", "set the same MTU on both nodes and on the switches between");
+  return findings;
+}
+
 Findings check_gpu_rdma(const Facts& facts) {
   if (facts.gpus == 0 || facts.ports.empty()) return {};
   if (facts.gpu_driver.empty())
@@ -93,7 +145,16 @@ Findings check_gpu_rdma(const Facts& facts) {
              "no GPU memory can be used", "nvidia-smi says why; install or load the driver"}};
   const bool open = facts.gpu_driver.find("Open Kernel Module") != std::string::npos;
   const bool kernel = kernel_registers_dma_buf(facts.kernel);
-  if (open && kernel) return {};
+  std::vector<std::string> refusing;
+  for (const Port& port : facts.ports)
+    if (port.dma_buf == "no") refusing.push_back(port.name);
+  if (open && kernel && (refusing.empty() || facts.peermem)) return {};
+  if (open && kernel)
+    return {
+        {facts.daemon.rdma() ? Severity::kError : Severity::kWarning,
+         joined(refusing) + ": the NIC's driver registers no dma-bufs, and nvidia_peermem is not loaded",
+         "these ports cannot read or write GPU memory",
+         "use a driver that does (mlx5, efa of a newer kernel), or leave the ports out with topology.nics"}};
   const std::string missing =
       open ? "Linux " + facts.kernel + " does not register dma-bufs with NICs (5.12 does)"
            : "the NVIDIA driver is of the closed flavour, which exports no dma-bufs";

@@ -48,6 +48,8 @@ struct Port {
   std::string gid;       ///< the one to use
   std::string gid_type;  ///< "RoCE v2", ...
   std::string not_usable;
+  std::uint32_t mtu = 0;  ///< bytes; 0 = unknown
+  std::string dma_buf;    ///< "yes", "no", "unknown: why"
 };
 
 struct Bridge {
@@ -67,6 +69,7 @@ struct Facts {
   std::vector<Peer> peers;
   std::vector<std::string> daemons;  ///< "pid 4711: mkerneld --config a.toml", every one that runs here
   std::vector<Port> ports;
+  std::vector<Port> other_ports;        ///< of another node, to compare with; empty: none given
   bool infiniband_folder = false;       ///< /dev/infiniband is there
   std::uint32_t gpus = 0;               ///< NVIDIA, on PCI
   std::string gpu_driver;               ///< first line of /proc/driver/nvidia/version; empty: not loaded

@@ -3,11 +3,12 @@
 
 #include <sys/timex.h>
 
+#include <fstream>
+
 namespace mkernel::mkctl::doctor {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Stub = v1::Control::Stub;
 
 /// `transport.kind` of the effective configuration; the status names the transports, one today.
 void read_status(const Json& reply, Daemon& daemon) {
@@ -34,22 +35,33 @@ std::vector<Port> ports_of(const Json& devices) {
   std::vector<Port> ports;
   for (const Json& row : devices)
     ports.push_back({row["device"].get<std::string>() + ":" + row["port"].dump(), row["driver"],
-                     row["link_layer"], row["gid"], row["gid_type"], row["not_usable"]});
+                     row["link_layer"], row["gid"], row["gid_type"], row["not_usable"], row["mtu"],
+                     row["dma_buf"]});
   return ports;
+}
+
+Result<std::vector<Port>> read_ports(const std::string& file) {
+  std::ifstream in(file);
+  const Json reply = Json::parse(in, nullptr, false);
+  if (reply.is_object() && reply.contains("devices")) {
+    try {
+      return ports_of(reply["devices"]);
+    } catch (const Json::exception&) {  // fields missing, or of another type
+    }
+  }
+  return Status(StatusCode::kInvalidArgument, file + " is not what `mkctl devices --json` writes");
 }
 
 Facts gather(Connection& connection) {
   Facts facts;
   facts.mkctl_version = MKERNEL_VERSION;
   facts.daemon.socket = connection.socket();
-  auto status = connection.call(&Stub::GetStatus, v1::StatusRequest());
+  auto status = connection.status();
   if (status.ok()) {
     read_status(status.value(), facts.daemon);
-    if (auto peers = connection.call(&Stub::ListPeers, v1::PeersRequest()); peers.ok())
-      facts.peers = peers_of(peers.value()["peers"]);
-    if (auto devices = connection.call(&Stub::ListDevices, v1::DevicesRequest()); devices.ok())
-      facts.ports = ports_of(devices.value()["devices"]);
-    if (auto topology = connection.call(&Stub::GetTopology, v1::TopologyRequest()); topology.ok())
+    if (auto peers = connection.peers(); peers.ok()) facts.peers = peers_of(peers.value()["peers"]);
+    if (auto devices = connection.devices(); devices.ok()) facts.ports = ports_of(devices.value()["devices"]);
+    if (auto topology = connection.topology(); topology.ok())
       facts.daemon.absent_nics = topology.value()["topology"]["absent"].get<std::vector<std::string>>();
   } else {
     facts.daemon.unreachable = status.status().text();

@@ -23,4 +23,7 @@ std::optional<Limits> limits_of(const std::filesystem::path& root, std::int64_t 
 /// Ports as ListDevices replies them.
 std::vector<Port> ports_of(const nlohmann::ordered_json& devices);
 
+/// The same from a file that `mkctl devices --json` wrote. Errors: kInvalidArgument naming the file.
+Result<std::vector<Port>> read_ports(const std::string& file);
+
 }  // namespace mkernel::mkctl::doctor

@@ -44,12 +44,14 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
   std::vector<topology::RdmaDevice> devices() const override {
     topology::RdmaPort up{
         .state = "ACTIVE", .physical_state = "LinkUp", .link_layer = topology::LinkLayer::kEthernet};
+    up.mtu = 4096;
     up.gids = {{.index = 3,
                 .bytes = *topology::Gid::parse("0000:0000:0000:0000:0000:ffff:0a00:0107"),
                 .type = topology::GidType::kRoceV2,
                 .interface = "ens1"}};
     topology::RdmaPort down{.number = 2, .state = "DOWN", .physical_state = "Disabled"};
-    return {{.name = "mlx5_0", .file = {"/dev/infiniband/uverbs0", 0}, .ports = {up, down}}};
+    return {
+        {.name = "mlx5_0", .dma_buf = "yes", .file = {"/dev/infiniband/uverbs0", 0}, .ports = {up, down}}};
   }
   Result<topology::Machine> machine() const override {
     if (machine_unreadable) return Status(StatusCode::kInternal, "hwloc cannot read the machine");
@@ -197,6 +199,8 @@ TEST_CASE("devices: a row per port, its GID or why it cannot be used") {
   CHECK(ports[0]["gid_index"] == 3);
   CHECK(ports[0]["gids"][0]["type"] == "RoCE v2");
   CHECK(ports[0]["not_usable"] == "");
+  CHECK(ports[0]["mtu"] == 4096);
+  CHECK(ports[0]["dma_buf"] == "yes");
   CHECK(ports[1]["port"] == 2);
   CHECK(ports[1]["gids"].empty());
   CHECK(ports[1]["not_usable"].get<std::string>().find("DOWN (Disabled)") != std::string::npos);

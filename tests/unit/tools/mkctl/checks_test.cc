@@ -146,6 +146,36 @@ TEST_CASE("gpu_rdma: driver, its flavour, the kernel, nvidia_peermem") {
   CHECK(after(check_gpu_rdma, [&](Facts& f) { closed(f), f.gpus = 0; }).empty());
 }
 
+TEST_CASE("gpu_rdma: a NIC that registers no dma-bufs") {
+  const auto refuses = [](Facts& f) { f.ports[1].dma_buf = "no"; };
+  one(after(check_gpu_rdma, refuses), kError, "mlx5_1:1");
+  CHECK(after(check_gpu_rdma, [&](Facts& f) { refuses(f), f.peermem = true; }).empty());
+  CHECK(after(check_gpu_rdma, [](Facts& f) { f.ports[1].dma_buf = "unknown: not opened"; }).empty());
+}
+
+TEST_CASE("mtu: different, or small") {
+  one(after(check_mtu, [](Facts& f) { f.ports[1].mtu = 1024; }), kWarning, "1024, 4096 bytes");
+  one(after(check_mtu, [](Facts& f) { f.ports[0].mtu = f.ports[1].mtu = 1024; }), kWarning,
+      "MTU of 1024 bytes");
+  CHECK(after(check_mtu, [](Facts& f) { f.ports[1].mtu = 0; }).empty());  // unknown
+}
+
+TEST_CASE("other_end: link layer, type of address, MTU") {
+  const auto other = [](auto change) {
+    return [change](Facts& f) {
+      f.other_ports = f.ports;
+      for (Port& port : f.other_ports) change(port);
+    };
+  };
+  CHECK(after(check_other_end, other([](Port&) {})).empty());
+  one(after(check_other_end, other([](Port& p) { p.link_layer = "InfiniBand"; })), kWarning,
+      "here Ethernet, on the other node InfiniBand");
+  one(after(check_other_end, other([](Port& p) { p.gid_type = "RoCE v1"; })), kWarning, "RoCE v1");
+  one(after(check_other_end, other([](Port& p) { p.mtu = 1024; })), kWarning,
+      "here 4096, on the other node 1024");
+  CHECK(after(check_other_end, other([](Port& p) { p.mtu = 0; })).empty());  // unknown there
+}
+
 TEST_CASE("acs") {
   one(after(check_acs,
             [](Facts& f) {

@@ -122,12 +122,24 @@ TEST_CASE("an empty machine is no reason to fail") {
 
 TEST_CASE("ports as ListDevices replies them") {
   const auto reply = nlohmann::ordered_json::parse(R"([{"device": "efa_0", "port": 1, "driver": "efa",
-      "link_layer": "other", "gid": "fe80::1", "gid_type": "other", "not_usable": "port is DOWN", "gids": []}])");
+      "link_layer": "other", "gid": "fe80::1", "gid_type": "other", "not_usable": "port is DOWN", "mtu": 4096, "dma_buf": "no", "gids": []}])");
   const auto ports = ports_of(reply);
   REQUIRE(ports.size() == 1);
   CHECK(ports[0].name == "efa_0:1");
   CHECK(ports[0].driver == "efa");
   CHECK(ports[0].not_usable == "port is DOWN");
+  CHECK(ports[0].mtu == 4096);
+  CHECK(ports[0].dma_buf == "no");
+
+  SysfsTree tree;
+  tree.write("other.json", nlohmann::ordered_json{{"devices", reply}}.dump());
+  tree.write("half.json", R"({"devices": [{"device": 7}]})");
+  tree.write("text.json", "mlx5_0");
+  const auto read = read_ports(tree.path / "other.json");
+  REQUIRE(read.ok());
+  CHECK(read.value().size() == 1);
+  for (const char* file : {"half.json", "text.json", "none.json"})
+    CHECK(read_ports(tree.path / file).status().text().find(file) != std::string::npos);
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ inline Facts healthy_node() {
   facts.limits = Limits{kUnlimited, 1048576, false};
   facts.peers = {{"node1", "1.2.3", "alive", ""}};
   facts.daemons = {"pid 4711: mkerneld"};
-  facts.ports = {{"mlx5_0:1", "mlx5_core", "Ethernet", "::ffff:10.0.0.1", "RoCE v2", ""},
-                 {"mlx5_1:1", "mlx5_core", "Ethernet", "::ffff:10.0.1.1", "RoCE v2", ""}};
+  facts.ports = {{"mlx5_0:1", "mlx5_core", "Ethernet", "::ffff:10.0.0.1", "RoCE v2", "", 4096, "yes"},
+                 {"mlx5_1:1", "mlx5_core", "Ethernet", "::ffff:10.0.1.1", "RoCE v2", "", 4096, "yes"}};
   facts.infiniband_folder = true;
   facts.gpus = 2;
   facts.gpu_driver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build";

@@ -1,0 +1,74 @@
+#include "daemon/transport/rdma/probe.h"
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace mkernel::transport::rdma {
+namespace {
+
+using Context = std::unique_ptr<ibv_context, std::function<void(ibv_context*)>>;
+
+std::string unknown(const std::string& what, int error) {
+  return "unknown: " + what + ": " + std::strerror(error);
+}
+
+/// Null with errno.
+Context open(const VerbsLibrary& verbs, const std::string& name) {
+  int count = 0;
+  ibv_device** const list = verbs.get_device_list(&count);
+  ibv_context* opened = nullptr;
+  int error = list == nullptr ? errno : ENODEV;
+  for (int i = 0; i < count && list != nullptr; ++i) {
+    if (name != verbs.get_device_name(list[i])) continue;
+    opened = verbs.open_device(list[i]);
+    error = errno;
+  }
+  if (list != nullptr) verbs.free_device_list(list);
+  errno = error;
+  return {opened, [&verbs](ibv_context* context) { verbs.close_device(context); }};
+}
+
+/// Kernel and driver look at the file descriptor only when they know dma-bufs at all.
+std::string dma_buf(const VerbsLibrary& verbs, ibv_context* context) {
+  ibv_pd* const pd = verbs.alloc_pd(context);
+  if (pd == nullptr) return unknown("no protection domain", errno);
+  errno = 0;
+  ibv_mr* const mr = verbs.reg_dmabuf_mr(pd, 0, 0, 0, -1, 0);
+  const int error = errno;
+  if (mr != nullptr) verbs.dereg_mr(mr);
+  verbs.dealloc_pd(pd);
+  if (error == EBADF) return "yes";
+  if (error == EOPNOTSUPP || error == EPROTONOSUPPORT) return "no";
+  return unknown("registering no file", error);
+}
+
+}  // namespace
+
+void probe(const VerbsLibrary& verbs, std::vector<topology::RdmaDevice>& devices) {
+  for (topology::RdmaDevice& device : devices) {
+    const Context context = open(verbs, device.name);
+    if (context == nullptr) {
+      device.dma_buf = unknown("the device does not open", errno);
+      continue;
+    }
+    device.dma_buf = dma_buf(verbs, context.get());
+    for (topology::RdmaPort& port : device.ports) {
+      ibv_port_attr attributes{};
+      const auto number = static_cast<std::uint8_t>(port.number);
+      if (verbs.query_port(context.get(), number, &attributes) != 0) continue;
+      port.mtu = 128U << attributes.active_mtu;  // IBV_MTU_256 is 1
+    }
+  }
+}
+
+void probe(std::vector<topology::RdmaDevice>& devices) {
+  if (devices.empty()) return;
+  static const Result<VerbsLibrary> library = open_verbs_library();
+  if (library.ok()) return probe(library.value(), devices);
+  for (topology::RdmaDevice& device : devices) device.dma_buf = "unknown: " + library.status().text();
+}
+
+}  // namespace mkernel::transport::rdma

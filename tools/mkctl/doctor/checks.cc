@@ -79,12 +79,12 @@ Findings check_version(const Facts& facts) {
 
 Findings check_memlock(const Facts& facts) {
   if (!facts.daemon.rdma() && facts.ports.empty()) return {};  // nothing is locked for other transports
-  if (!facts.daemon.reached()) return {};
-  if (!facts.limits)
-    return {{Severity::kInfo,
-             "the limits of the daemon (pid " + std::to_string(facts.daemon.pid) + ") are not seen",
+  if (!facts.limits) {
+    const std::string whose = facts.daemon.reached() ? " (pid " + std::to_string(facts.daemon.pid) + ")" : "";
+    return {{Severity::kInfo, "how much memory the daemon" + whose + " may lock is not seen",
              "registered memory is locked memory",
-             "run mkctl doctor in the daemon's container, or as its user"}};
+             "start the daemon; run mkctl doctor in its container, or as its user"}};
+  }
   if (facts.limits->locked_bytes == kUnlimited || facts.limits->may_lock_anyway) return {};
   return {{facts.daemon.rdma() ? Severity::kError : Severity::kWarning,
            "the daemon may lock " + std::to_string(facts.limits->locked_bytes >> 10) + " KiB of memory",

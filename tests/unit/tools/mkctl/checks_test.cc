@@ -96,6 +96,8 @@ TEST_CASE("memlock: too little for registered memory") {
   one(after(check_memlock, [&](Facts& f) { low(f), f.daemon.transport = "tcp"; }), kWarning, "8192 KiB");
   CHECK(after(check_memlock, [&](Facts& f) { low(f), f.limits->may_lock_anyway = true; }).empty());
   one(after(check_memlock, [](Facts& f) { f.limits.reset(); }), kInfo, "pid 4711");
+  const auto gone = [](Facts& f) { f.daemon.unreachable = "nobody", f.limits.reset(); };
+  one(after(check_memlock, gone, {"daemon"}), kInfo, "how much memory the daemon may lock is not seen");
 }
 
 TEST_CASE("open files") {

@@ -73,6 +73,11 @@ TEST_CASE("reorder, duplication and drop across the wrap of the sequence") {
 TEST_CASE("a connection cut in the middle of a 4 MiB put, and again during its replay") {
   TransportPair pair;
   if (!can_inject(pair, Fault::kCut, "lose its connection")) return;
+  if (pair.a().transport().capabilities().publishes) {
+    MESSAGE("transport " << pair.wire().name()
+                         << ": its receiver is not told when a put begins, see its tests");
+    return;
+  }
   const auto ends = pair.stream(pair.a(), 3, 3, 4U << 20, [](std::uint64_t) { return 4U << 20; });
   int in_the_middle = 0;
   for (int cut = 0; cut < 8; ++cut) {

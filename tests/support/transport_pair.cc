@@ -102,7 +102,7 @@ void Node::prepare() {
   for (auto& [id, out] : outbound_) {
     Stream& stream = *out.stream;
     while (!over(id) && pending_.size() < kBatch && out.prepared < stream.puts &&
-           out.prepared - out.completed < stream.slots) {
+           out.prepared - std::min(out.completed, stream.seen.load()) < stream.slots) {
       const std::uint64_t number = ++out.prepared;
       const std::uint32_t length = stream.length(number);
       fill_payload(out.source->host(stream.offset(number)), length, stream.key, number);
@@ -231,6 +231,7 @@ void Node::arrived(ChannelId channel, std::uint64_t count) {
   if (count > inbound.stream->submitted.load()) return violate("arrived() beyond what was submitted");
   for (std::uint64_t number = inbound.arrived + 1; number <= count; ++number) verify(inbound, number);
   inbound.arrived = count;
+  inbound.stream->seen.store(count);
 }
 
 void Node::completed(ChannelId channel, std::uint64_t count) {

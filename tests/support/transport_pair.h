@@ -2,7 +2,7 @@
 // delivery contract at every callback. Used by the conformance suite.
 //
 // Every payload is a function of (channel key, put number): the receiver verifies each put byte for byte, at
-// the moment it is reported, with no state shared with the sender but the number of puts submitted.
+// the moment it is reported, with no state shared with the sender but the numbers of puts submitted and seen.
 #pragma once
 
 #include <atomic>
@@ -56,7 +56,8 @@ class Wire {
 std::unique_ptr<Wire> make_wire();
 
 /// A stream of puts on one channel. Put n has `length(n)` bytes and uses slot n % slots at both ends, so that
-/// at most `slots` are in flight.
+/// at most `slots` are in flight. "Completed" says no more than that a put is in place: the target's slot is
+/// used again only when the receiving node has seen it, as ranks must tell each other too.
 struct Stream {
   ChannelKey key = 0;
   std::atomic<std::uint64_t> puts{0};  ///< lowered by Node::stop()
@@ -64,6 +65,7 @@ struct Stream {
   std::uint32_t max_bytes = 4096;
   std::function<std::uint32_t(std::uint64_t)> length;
   std::atomic<std::uint64_t> submitted{0};
+  std::atomic<std::uint64_t> seen{0};  ///< verified by the receiving node
 
   std::uint64_t stride() const { return max_bytes + kGuard; }
   std::uint64_t offset(std::uint64_t number) const { return (number % slots) * stride(); }

@@ -1,0 +1,34 @@
+// What all parts of one verbs transport share.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "daemon/transport/verbs/path.h"
+
+namespace mkernel::transport::verbs {
+
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+inline constexpr Time kNever = Time::max();
+
+/// Proxy thread.
+struct Context {
+  VerbsOptions options;
+  TransportSink* sink = nullptr;
+  std::vector<std::unique_ptr<Path>> paths;  ///< as options.ports
+  std::mt19937 random{std::random_device{}()};
+  std::vector<std::pair<PeerId, std::vector<std::byte>>> outbox;  ///< sent by poll()
+
+  void say(PeerId peer, std::span<const std::byte> message) {
+    outbox.emplace_back(peer, std::vector<std::byte>(message.begin(), message.end()));
+  }
+  /// Random per connection: packets of an earlier one are not mistaken for its own.
+  std::uint32_t psn() { return random() & 0xffffff; }
+};
+
+}  // namespace mkernel::transport::verbs

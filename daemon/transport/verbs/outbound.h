@@ -1,0 +1,67 @@
+// The sending end of a channel. Plain data of the link that carries it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "daemon/transport/rdma/registrations.h"
+#include "daemon/transport/transport.h"
+#include "daemon/transport/verbs/message.h"
+#include "daemon/transport/window/send_window.h"
+
+namespace mkernel::transport::verbs {
+
+class SendLink;
+
+/// A region of the peer, as it may be written to over the current connection.
+struct RemoteRegion {
+  enum class State { kUnknown, kAsked, kKnown };
+  State state = State::kUnknown;
+  std::uint32_t grant = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t chunk_bytes = 0;
+  std::vector<RemoteChunk> chunks;
+};
+
+/// The peer took back a region; it waits to hear that the puts up to `last` are over.
+struct Revocation {
+  std::uint32_t region = 0;
+  std::uint32_t grant = 0;
+  std::uint64_t last = 0;
+};
+
+struct Outbound {
+  Outbound(ChannelId id_, ChannelKey key_, SendLink& link_, std::uint32_t window_)
+      : id(id_), key(key_), link(link_), window(window_) {}
+
+  const ChannelId id;
+  const ChannelKey key;
+  SendLink& link;
+  SendWindow window;
+  bool failed = false;  ///< reported; puts of it are taken and forgotten
+
+  // Of the current connection.
+  bool attached = false;   ///< the receiver has said how many puts it holds
+  bool waiting = false;    ///< its next put needs a region that was asked for
+  bool queued = false;     ///< in the link's list of those that have something to send
+  std::uint64_t word = 0;  ///< its arrival count at the peer
+  std::uint32_t word_rkey = 0;
+  std::vector<RemoteRegion> regions;  ///< by index
+  std::vector<Revocation> revocations;
+
+  // The last source, so that a stream of puts looks it up once.
+  const memory::Region* source = nullptr;
+  const rdma::Registration* registration = nullptr;
+  std::uint64_t generation = 0;
+
+  /// True when something of it may be read from or written to on the current connection.
+  bool in_flight() const { return attached && window.sent() > window.acknowledged(); }
+  void disconnect() {
+    attached = waiting = queued = false;
+    regions.clear();
+    revocations.clear();
+    source = nullptr;
+  }
+};
+
+}  // namespace mkernel::transport::verbs

@@ -1,0 +1,88 @@
+// All that this node receives from one peer: the queue pairs that take its writes, the channels it writes to,
+// and which memory it may write.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "daemon/transport/verbs/context.h"
+#include "daemon/transport/verbs/queue_pair.h"
+
+namespace mkernel::transport::verbs {
+
+/// The receiving end of a channel. What it has registered, it has on `path`.
+struct Inbound {
+  Inbound(ChannelId id_, ChannelKey key_) : id(id_), key(key_) {}
+
+  /// Permission to write to one region.
+  struct Grant {
+    std::uint32_t number = 0;
+    std::uint32_t index = 0;  ///< of the region in its group
+    const memory::Region* region = nullptr;
+    bool revoked = false;  ///< the sender was asked to stop
+  };
+
+  const ChannelId id;
+  const ChannelKey key;
+  std::uint64_t seen = 0;  ///< puts that were reported
+  ArrivalWord word;        ///< from the first attachment on
+  Path* path = nullptr;    ///< null: not attached
+  Message link;            ///< (slot, epoch) that it is attached to
+  std::vector<Grant> grants;
+};
+
+/// Proxy thread.
+class Receiver {
+ public:
+  Receiver(Context& context, PeerId peer, const Identity& remote);
+
+  Status add(ChannelId channel, ChannelKey key);
+  /// Takes back all that the peer may write to for this channel, at once. A put of it that is under way then
+  /// breaks its connection.
+  void remove(Inbound& channel);
+  Inbound* find(ChannelKey key);
+
+  /// A checked message of the sender's. Returns why the peer is lost, or OK.
+  Status receive(std::span<const std::byte> bytes);
+  /// Reports what has arrived. Returns the number of channels with news.
+  std::size_t poll();
+  void path_changed(const Path& path);
+  void queue_broken(std::uint32_t qpn, const Status& why);
+
+  void retire(const memory::Region& region);
+  bool holds(const memory::Region& region) const;
+  bool has_channels() const { return !channels_.empty(); }
+  void close();
+
+ private:
+  struct Link {
+    std::uint32_t epoch = 0;
+    QueuePair queue;
+  };
+
+  Status check_identity(const Open& open) const;
+  void on_open(const Open& open);
+  Status connect(const Open& open, Link& link);
+  void on_attach(const ChannelMessage& attach);
+  void on_resolve(const RegionMessage& resolve);
+  void on_revoked(const RegionMessage& revoked);
+  void attach(Inbound& channel, const Message& link);
+  Result<Inbound::Grant> grant(Inbound& channel, std::uint32_t index);
+  void detach(Inbound& channel);
+  void fence(std::uint32_t slot);
+  void say_broken(std::uint32_t slot, const Link& link, const Status& why);
+  void refuse(const Message& head, const Status& why, ChannelKey key, bool final = false);
+
+  Context& context_;
+  const PeerId peer_;
+  const Identity remote_;
+  std::uint32_t next_grant_ = 1;
+  std::map<std::uint32_t, Link> links_;  ///< by the sender's slot
+  std::unordered_map<ChannelKey, std::unique_ptr<Inbound>> by_key_;
+  std::vector<Inbound*> channels_;
+  std::unordered_map<ChannelKey, Message> waiting_;  ///< attachments to channels that are not open here yet
+};
+
+}  // namespace mkernel::transport::verbs

@@ -1,0 +1,58 @@
+// Which pairs of ports lead to a peer, by preference, and how they have fared.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "daemon/transport/verbs/context.h"
+
+namespace mkernel::transport::verbs {
+
+/// A path of this node and one of the peer.
+struct Route {
+  std::uint32_t local = 0;
+  std::uint32_t remote = 0;
+  bool operator==(const Route&) const = default;
+};
+
+/// Proxy thread.
+class Routes {
+ public:
+  explicit Routes(const Context& context);
+
+  /// The peer has so many paths: equal numbers belong together, what is left over on one side goes with those
+  /// of the other in turn.
+  void know_remote(std::uint32_t paths);
+
+  /// The best whose port here is up and that is not waiting for its next chance. Where all are waiting, one
+  /// that has waited for a quarter of a second. None when there is none now.
+  std::optional<Route> pick(Time now) const;
+  /// The best that is better than `than` and due for a try.
+  std::optional<Route> better(Route than, Time now) const;
+  /// When pick() may find one that it would not find at `now`.
+  Time next(Time now) const;
+
+  /// It waits longer each time, until it carries puts.
+  void failed(Route route, Time now);
+  /// It answers, but has carried no puts yet.
+  void answers(Route route, Time now);
+  void carries(Route route);
+  /// Something changed at this node's port: its routes are tried at once.
+  void look_again(std::uint32_t local);
+
+ private:
+  struct Entry {
+    Route route;
+    Time not_before{};
+    Time last_resort{};  ///< when there is no other
+    std::chrono::milliseconds wait{0};
+  };
+  Entry* find(Route route);
+  bool port_up(const Entry& entry) const;
+
+  const Context& context_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace mkernel::transport::verbs

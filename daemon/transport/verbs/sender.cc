@@ -1,0 +1,329 @@
+#include "daemon/transport/verbs/sender.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace mkernel::transport::verbs {
+namespace {
+
+Status silent() {
+  return {StatusCode::kUnavailable, "the peer's daemon has not answered"};
+}
+
+/// Until the device gives up on a path that carries nothing: 4.096 us x 2^timeout for each attempt.
+std::chrono::microseconds detection_time(const VerbsOptions& options) {
+  const std::uint64_t attempt = (std::uint64_t{4096} << options.timeout) / 1000;
+  return std::chrono::microseconds(attempt * (options.retry_count + 1U));
+}
+
+}  // namespace
+
+Sender::Sender(Context& context, PeerId peer, const Identity& remote, Time now)
+    : context_(context), peer_(peer), remote_(remote), routes_(context) {
+  const std::uint32_t links = context.options.qps_per_peer;
+  for (std::uint32_t slot = 0; slot < links; ++slot) {
+    lanes_.push_back({std::make_unique<SendLink>(context, peer, slot), now, {}, silent()});
+  }
+  probe_ = {std::make_unique<SendLink>(context, peer, links), std::nullopt, {}, {}};
+}
+
+void Sender::close() {
+  for (Lane& lane : lanes_) lane.link->lose();
+  probe_.link->lose();
+}
+
+// Channels
+
+Status Sender::add(ChannelId channel, ChannelKey key) {
+  SendLink& link = link_of(key);
+  auto& entry = channels_[key];
+  if (entry != nullptr) {
+    return {StatusCode::kAlreadyExists, "outbound channel key " + std::to_string(key) + " is open already"};
+  }
+  entry = std::make_unique<Outbound>(channel, key, link, context_.options.window);
+  link.add(*entry);
+  if (link.up()) attach(link, *entry);
+  return {};
+}
+
+Outbound* Sender::find(ChannelKey key) {
+  const auto found = channels_.find(key);
+  return found == channels_.end() ? nullptr : found->second.get();
+}
+
+void Sender::attach(SendLink& link, const Outbound& channel) {
+  const ChannelMessage ask{link.head(MessageType::kAttach), channel.key};
+  context_.say(peer_, bytes_of(ask));
+}
+
+void Sender::remove(Outbound& channel, Time now) {
+  SendLink& link = channel.link;
+  const bool in_flight = channel.in_flight();
+  if (!link.closed()) {
+    const ChannelMessage gone{link.head(MessageType::kDetach), channel.key};
+    context_.say(peer_, bytes_of(gone));
+  }
+  link.remove(channel);
+  if (in_flight) {
+    link.lose();
+    if (const auto route = routes_.pick(now)) open(lanes_[link.slot()], *route, now);
+  }
+  channels_.erase(channel.key);
+}
+
+bool Sender::holds(const memory::Region& region) const {
+  for (const auto& [key, channel] : channels_) {
+    const SendWindow& window = channel->window;
+    for (std::uint64_t n = window.acknowledged() + 1; n <= window.submitted(); ++n) {
+      if (window.at(n).source == &region) return true;
+    }
+  }
+  return false;
+}
+
+// Links
+
+void Sender::open(Lane& lane, Route route, Time now) {
+  if (!is_probe(lane) && !lane.broken_since) {
+    lane.broken_since = now;
+    lane.last = silent();
+  }
+  const Status status = lane.link->open(route, context_.options.base.identity.boot_id, remote_.boot_id);
+  if (!status.ok()) broke(lane, status, now);
+}
+
+/// The link is closed; open_what_is_due() opens it again, on this route only after a while.
+void Sender::broke(Lane& lane, const Status& why, Time now) {
+  if (was_stable(lane, now)) {
+    lane.broken_since.reset();
+    routes_.carries(lane.link->route());
+  }
+  routes_.failed(lane.link->route(), now);
+  lane.link->lose();
+  if (is_probe(lane)) return;
+  lane.last = why;
+  if (!lane.broken_since) lane.broken_since = now;
+}
+
+void Sender::came_up(Lane& lane, Time now) {
+  if (is_probe(lane)) return probed(now);
+  lane.up_since = now;
+  for (const Outbound* channel : lane.link->channels()) attach(*lane.link, *channel);
+  if (connected_) return;
+  connected_ = std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& each) { return each.link->up(); });
+  if (connected_) context_.sink->peer_connected(peer_);
+}
+
+/// A better route works again: the links move to it.
+void Sender::probed(Time now) {
+  const Route route = probe_.link->route();
+  context_.say(peer_, bytes_of(probe_.link->head(MessageType::kClose)));
+  probe_.link->lose();
+  routes_.answers(route, now);
+  for (Lane& lane : lanes_) {
+    if (!lane.link->closed() && !(lane.link->route() == route)) open(lane, route, now);
+  }
+}
+
+std::size_t Sender::open_what_is_due(Time now) {
+  std::size_t opened = 0;
+  for (Lane& lane : lanes_) {
+    if (!lane.link->closed()) continue;
+    if (const auto route = routes_.pick(now)) {
+      open(lane, *route, now);
+      ++opened;
+    }
+  }
+  if (!probe_.link->closed()) return opened;
+  for (const Lane& lane : lanes_) {
+    const auto better = lane.link->up() ? routes_.better(lane.link->route(), now) : std::nullopt;
+    if (!better) continue;
+    open(probe_, *better, now);
+    return opened + 1;
+  }
+  return opened;
+}
+
+void Sender::path_changed(const Path& path, Time now) {
+  for (std::uint32_t i = 0; i < context_.paths.size(); ++i) {
+    if (context_.paths[i].get() == &path) routes_.look_again(i);
+  }
+  const Status why =
+      path.state().ok() ? Status(StatusCode::kUnavailable, path.text() + " has changed") : path.state();
+  const auto check = [&](Lane& lane) {
+    if (lane.link->path() == &path) broke(lane, why, now);
+  };
+  for (Lane& lane : lanes_) check(lane);
+  check(probe_);
+  if (!path.state().ok()) return;
+  for (std::uint32_t i = 0; i < context_.paths.size(); ++i) {
+    if (context_.paths[i].get() == &path) routes_.look_again(i);  // nothing of it has failed
+  }
+}
+
+void Sender::queue_broken(std::uint32_t qpn, const Status& why, Time now) {
+  for (Lane& lane : lanes_) {
+    if (lane.link->has_qpn(qpn)) broke(lane, why, now);
+  }
+  if (probe_.link->has_qpn(qpn)) broke(probe_, why, now);
+}
+
+/// A connection that takes an empty write and then breaks over puts, again and again, does not work; one that
+/// was up for long did, although nothing may have been sent.
+bool Sender::was_stable(const Lane& lane, Time now) const {
+  return lane.link->up() && now - lane.up_since > 2 * detection_time(context_.options);
+}
+
+Status Sender::lost(Time now) const {
+  for (const Lane& lane : lanes_) {
+    if (!lane.broken_since || lane.link->up()) continue;
+    if (now - *lane.broken_since < context_.options.base.peer_timeout) continue;
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - *lane.broken_since);
+    std::string here;
+    for (const auto& path : context_.paths) {
+      if (!path->state().ok()) here += "; " + path->state().text();
+    }
+    return {StatusCode::kUnavailable, "no path has worked for " + std::to_string(waited.count()) +
+                                          " ms; last tried " + lane.link->text() + "; " + lane.last.text() +
+                                          here};
+  }
+  return {};
+}
+
+// Time
+
+std::size_t Sender::poll(Lane& lane, Time now) {
+  const SendLink::Progress progress = lane.link->poll();
+  if (!progress.status.ok()) {
+    broke(lane, progress.status, now);
+    return progress.events + 1;
+  }
+  if (progress.delivered && lane.broken_since) {
+    lane.broken_since.reset();
+    routes_.carries(lane.link->route());
+  }
+  if (progress.proved) came_up(lane, now);
+  return progress.events;
+}
+
+void Sender::flow(Time now) {
+  for (Lane& lane : lanes_) {
+    if (const Status status = lane.link->flow(); !status.ok()) broke(lane, status, now);
+  }
+}
+
+std::size_t Sender::poll(Time now, Status& why) {
+  std::size_t events = 0;
+  for (Lane& lane : lanes_) events += poll(lane, now);
+  if (!probe_.link->closed()) events += poll(probe_, now);
+  events += open_what_is_due(now);
+  flow(now);
+  why = lost(now);
+  return events;
+}
+
+bool Sender::arm() {
+  bool quiet = probe_.link->arm();
+  for (Lane& lane : lanes_) quiet = lane.link->arm() && quiet;
+  return quiet;
+}
+
+Time Sender::deadline(Time now) const {
+  Time next = routes_.next(now);
+  for (const Lane& lane : lanes_) {
+    if (lane.broken_since && !lane.link->up())
+      next = std::min(next, *lane.broken_since + context_.options.base.peer_timeout);
+  }
+  return next;
+}
+
+// Messages of the receiver
+
+Sender::Lane* Sender::lane_of(const Message& head) {
+  Lane* const lane = head.slot < lanes_.size() ? &lanes_[head.slot] : &probe_;
+  return lane->link->is(head) && !lane->link->closed() ? lane : nullptr;  // else of a connection that is over
+}
+
+Status Sender::receive(std::span<const std::byte> bytes, Time now) {
+  const auto head = read_as<Message>(bytes);
+  Lane* const lane = lane_of(head);
+  if (lane == nullptr) return {};
+  SendLink& link = *lane->link;
+  switch (head.type) {
+    case MessageType::kOpened: return on_opened(*lane, read_as<Opened>(bytes), now);
+    case MessageType::kNotOpened:
+    case MessageType::kBroken: {
+      const auto refused = read_as<Refusal>(bytes);
+      if (refused.final != 0) return status_of(refused);
+      broke(*lane, status_of(refused).with_context(link.text()), now);
+      return {};
+    }
+    case MessageType::kAttached: return on_attached(link, read_as<Attached>(bytes));
+    case MessageType::kResolved: return on_resolved(link, bytes);
+    case MessageType::kRevoke: on_revoke(link, read_as<RegionMessage>(bytes)); return {};
+    case MessageType::kRefused: {
+      const auto refused = read_as<Refusal>(bytes);
+      Outbound* const channel = find(refused.key);
+      if (channel != nullptr) {
+        fail_channel(context_, *channel, status_of(refused).with_context("node " + remote_.node));
+      }
+      return {};
+    }
+    default: return {StatusCode::kInternal, "not a receiver's message"};
+  }
+}
+
+Status Sender::on_opened(Lane& lane, const Opened& opened, Time now) {
+  if (lane.link->answered()) return {StatusCode::kInvalidArgument, "it answered an Open twice"};
+  routes_.know_remote(std::min(opened.paths, kMaxPaths));
+  if (const Status status = lane.link->opened(opened); !status.ok()) broke(lane, status, now);
+  return {};
+}
+
+Status Sender::on_attached(SendLink& link, const Attached& attached) {
+  Outbound* const channel = find(attached.key);
+  if (channel == nullptr || &channel->link != &link || channel->failed) return {};
+  if (channel->attached || !link.up()) return {StatusCode::kInvalidArgument, "it attached a channel twice"};
+  const std::uint64_t before = channel->window.acknowledged();
+  if (!channel->window.resume(attached.held)) {
+    fail_channel(
+        context_, *channel,
+        {StatusCode::kDataLoss, "node " + remote_.node + " says it holds " + std::to_string(attached.held) +
+                                    " puts, " + std::to_string(before) + " were acknowledged"});
+    return {};
+  }
+  if (attached.held > before) context_.sink->completed(channel->id, attached.held);
+  channel->attached = true;
+  channel->word = attached.word;
+  channel->word_rkey = attached.rkey;
+  link.offer(*channel);
+  return {};
+}
+
+Status Sender::on_resolved(SendLink& link, std::span<const std::byte> bytes) {
+  const auto resolved = read_as<Resolved>(bytes);
+  Outbound* const channel = find(resolved.key);
+  if (channel == nullptr || &channel->link != &link || !channel->attached) return {};
+  if (resolved.region >= channel->regions.size() ||
+      channel->regions[resolved.region].state != RemoteRegion::State::kAsked) {
+    return {StatusCode::kInvalidArgument, "it resolved a region that nobody asked for"};
+  }
+  channel->regions[resolved.region] = {RemoteRegion::State::kKnown, resolved.grant, resolved.bytes,
+                                       resolved.chunk_bytes, chunks_of(bytes)};
+  channel->waiting = false;
+  link.offer(*channel);
+  return {};
+}
+
+void Sender::on_revoke(SendLink& link, const RegionMessage& revoke) {
+  Outbound* const channel = find(revoke.key);
+  if (channel == nullptr || &channel->link != &link || !channel->attached) return;
+  if (revoke.region >= channel->regions.size()) return;
+  RemoteRegion& region = channel->regions[revoke.region];
+  if (region.state != RemoteRegion::State::kKnown || region.grant != revoke.grant) return;
+  region = {};
+  channel->revocations.push_back({revoke.region, revoke.grant, channel->window.sent()});
+  link.answer_revocations(*channel);
+}
+
+}  // namespace mkernel::transport::verbs

@@ -1,0 +1,82 @@
+// All that this node sends to one peer: its links, the channels on them, which routes they take, and when the
+// peer is given up.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "daemon/transport/verbs/routes.h"
+#include "daemon/transport/verbs/send_link.h"
+
+namespace mkernel::transport::verbs {
+
+/// Proxy thread. A link that breaks is opened again at once, on the best route there is: the receiver fences
+/// the old one, says how many puts of each channel it holds, and the puts behind those are sent again.
+class Sender {
+ public:
+  Sender(Context& context, PeerId peer, const Identity& remote, Time now);
+
+  Status add(ChannelId channel, ChannelKey key);
+  /// Nothing is read from its memory afterwards: with puts in flight the link is broken for it.
+  void remove(Outbound& channel, Time now);
+  Outbound* find(ChannelKey key);
+
+  /// A checked message of the receiver's. Returns why the peer is lost, or OK.
+  Status receive(std::span<const std::byte> bytes, Time now);
+  /// Completions, then puts, then what is due. Returns events; `lost` becomes why the peer is lost.
+  std::size_t poll(Time now, Status& lost);
+  /// Puts that submit() has queued leave.
+  void flow(Time now);
+  /// The path of this node changed its state or its address.
+  void path_changed(const Path& path, Time now);
+  /// A queue pair of this node is in error.
+  void queue_broken(std::uint32_t qpn, const Status& why, Time now);
+  /// Asks for notifications; false when completions may have come meanwhile.
+  bool arm();
+  Time deadline(Time now) const;
+  bool holds(const memory::Region& region) const;
+  void close();
+
+  bool connected() const { return connected_; }
+
+ private:
+  struct Lane {
+    std::unique_ptr<SendLink> link;
+    std::optional<Time> broken_since;  ///< until puts have gone over it again
+    Time up_since{};
+    Status last;  ///< why it broke
+  };
+
+  SendLink& link_of(ChannelKey key) { return *lanes_[key % lanes_.size()].link; }
+  Lane* lane_of(const Message& head);
+  bool is_probe(const Lane& lane) const { return &lane == &probe_; }
+
+  void open(Lane& lane, Route route, Time now);
+  void broke(Lane& lane, const Status& why, Time now);
+  void came_up(Lane& lane, Time now);
+  void probed(Time now);
+  std::size_t poll(Lane& lane, Time now);
+  std::size_t open_what_is_due(Time now);
+  bool was_stable(const Lane& lane, Time now) const;
+  Status lost(Time now) const;
+
+  void attach(SendLink& link, const Outbound& channel);
+  Status on_opened(Lane& lane, const Opened& opened, Time now);
+  Status on_attached(SendLink& link, const Attached& attached);
+  Status on_resolved(SendLink& link, std::span<const std::byte> bytes);
+  void on_revoke(SendLink& link, const RegionMessage& revoke);
+
+  Context& context_;
+  const PeerId peer_;
+  const Identity remote_;
+  Routes routes_;
+  std::vector<Lane> lanes_;
+  Lane probe_;  ///< tries better routes; carries no channel
+  std::unordered_map<ChannelKey, std::unique_ptr<Outbound>> channels_;
+  bool connected_ = false;
+};
+
+}  // namespace mkernel::transport::verbs

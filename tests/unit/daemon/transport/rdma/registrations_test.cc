@@ -1,0 +1,132 @@
+// Regions as a device sees them.
+#include "daemon/transport/rdma/registrations.h"
+
+#include <doctest/doctest.h>
+
+#include "tests/support/fake_nic/fabric.h"
+
+namespace mkernel::transport::rdma {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+
+/// A protection domain on a device that takes `settings`.
+struct Nic {
+  explicit Nic(test::nic::DeviceSettings settings = {}) {
+    fabric.add_device("host", settings);
+    verbs = fabric.verbs("host");
+    int count = 0;
+    ibv_device** const list = verbs.get_device_list(&count);
+    REQUIRE(count == 1);
+    context = own(verbs.open_device(list[0]), verbs.close_device);
+    verbs.free_device_list(list);
+    pd = own(verbs.alloc_pd(context.get()), verbs.dealloc_pd);
+  }
+  Registrations with_chunks(std::uint64_t bytes) const { return {verbs, pd.get(), "mlx5_0", bytes}; }
+
+  test::nic::Fabric fabric;
+  VerbsLibrary verbs;
+  Object<ibv_context> context;
+  Object<ibv_pd> pd;
+};
+
+memory::Region host_region(std::uint64_t bytes) {
+  memory::Region region;
+  region.kind = abi::RegionKind::kHostMemory;
+  region.bytes = bytes;
+  region.fd = ipc::create_shared_memory("region", bytes).value();
+  region.mapping = ipc::Mapping::map(region.fd.get(), 0, bytes).value();
+  return region;
+}
+
+/// Plain GPU memory whose dma-buf, a memfd here, begins `before` bytes ahead of it.
+memory::Region gpu_region(std::uint64_t bytes, std::uint64_t before) {
+  memory::Region region;
+  region.kind = abi::RegionKind::kIpc;
+  region.bytes = bytes;
+  region.dma_buf_offset = before;
+  region.fd = ipc::create_shared_memory("dma-buf", (before + bytes + kPage - 1) / kPage * kPage).value();
+  return region;
+}
+
+TEST_CASE("a region is registered in pieces, each reached by its own address") {
+  const Nic nic;
+  auto registrations = nic.with_chunks(2 * kPage);
+  const auto region = host_region(5 * kPage);
+  const auto made = registrations.source(region);
+  REQUIRE(made.ok());
+  REQUIRE(made.value()->chunks.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(made.value()->chunks[i].address == reinterpret_cast<std::uintptr_t>(region.host(2 * kPage * i)));
+  }
+  CHECK(made.value()->chunks[0].lkey != made.value()->chunks[1].lkey);
+  CHECK(nic.fabric.registered("mlx5_0") == 5 * kPage);
+  registrations.forget(region);
+  CHECK(nic.fabric.registered("mlx5_0") == 0);
+}
+
+TEST_CASE("a target goes with its last user, words with theirs") {
+  const Nic nic;
+  auto registrations = nic.with_chunks(kPage);
+  const auto region = host_region(kPage);
+  REQUIRE(registrations.target(region).ok());
+  REQUIRE(registrations.target(region).ok());
+  std::vector<std::uint64_t> words(8);
+  const auto bytes = std::as_writable_bytes(std::span(words));
+  const auto rkey = registrations.words(bytes);
+  REQUIRE(rkey.ok());
+  CHECK(registrations.words(bytes).value() == rkey.value());
+  registrations.release(region);
+  registrations.release_words(bytes);
+  CHECK(nic.fabric.registered("mlx5_0") == kPage + 64);
+  registrations.release(region);
+  CHECK(registrations.granted(region) == nullptr);
+  registrations.release_words(bytes);
+  CHECK(nic.fabric.registered("mlx5_0") == 0);
+}
+
+TEST_CASE("GPU memory goes by its dma-buf, from the page it begins in") {
+  const Nic nic;
+  auto registrations = nic.with_chunks(2 * kPage);
+  const auto region = gpu_region(3 * kPage, kPage + 512);
+  const auto made = registrations.target(region);
+  REQUIRE_MESSAGE(made.ok(), made.status().text());
+  REQUIRE(made.value()->chunks.size() == 2);
+  // The address of a byte is its place in the dma-buf.
+  CHECK(made.value()->chunks[0].address == kPage + 512);
+  CHECK(made.value()->chunks[1].address == 3 * kPage + 512);
+}
+
+TEST_CASE("what cannot be registered is refused with the reason") {
+  const auto contains = [](const Status& status, const std::string& part) {
+    return status.text().find(part) != std::string::npos;
+  };
+  SUBCASE("no dma-buf") {
+    const Nic nic;
+    auto registrations = nic.with_chunks(kPage);
+    auto region = gpu_region(kPage, 0);
+    region.fd.reset();
+    region.no_dma_buf = "the driver is the closed flavour";
+    const Status refused = registrations.source(region).status();
+    CHECK(refused.code() == StatusCode::kFailedPrecondition);
+    CHECK_MESSAGE(contains(refused, "mlx5_0: GPU memory without a dma-buf"), refused.text());
+    CHECK(contains(refused, "the closed flavour"));
+  }
+  SUBCASE("a device that takes none") {
+    const Nic nic({.dma_buf = false});
+    auto registrations = nic.with_chunks(kPage);
+    const Status refused = registrations.source(gpu_region(kPage, 0)).status();
+    CHECK_MESSAGE(contains(refused, "GPU memory by dma-buf: Operation not supported"), refused.text());
+  }
+  SUBCASE("too little memory may be locked") {
+    const Nic nic({.memlock_bytes = 3 * kPage});
+    auto registrations = nic.with_chunks(2 * kPage);
+    const Status refused = registrations.source(host_region(4 * kPage)).status();
+    CHECK(refused.code() == StatusCode::kResourceExhausted);
+    CHECK_MESSAGE(contains(refused, "registering 8192 bytes of host memory"), refused.text());
+    CHECK(nic.fabric.registered("mlx5_0") == 0);  // the first piece went again
+  }
+}
+
+}  // namespace
+}  // namespace mkernel::transport::rdma

@@ -1,10 +1,12 @@
 #include "daemon/app/rails.h"
 
+#include <functional>
 #include <mutex>
 #include <span>
 #include <thread>
 #include <utility>
 
+#include "daemon/app/verbs_rails.h"
 #include "daemon/memory/gpu_module.h"
 #include "daemon/transport/emulated/emulated.h"
 #include "daemon/transport/tcp/tcp.h"
@@ -61,6 +63,21 @@ Result<std::unique_ptr<transport::Transport>> make_emulated(const config::Config
   return transport::make_emulated(options);
 }
 
+/// Makes the transport of a rail.
+using Maker = std::function<Result<std::unique_ptr<transport::Transport>>(std::uint32_t rail)>;
+
+Result<Maker> maker_for(const config::Config& config, std::uint64_t boot_id) {
+  if (config.transport.kind == "verbs") {
+    auto rails = VerbsRails::open(config);
+    if (!rails.ok()) return rails.status();
+    return Maker([rails = std::move(*rails), base = base_options(config, boot_id)](std::uint32_t rail) {
+      return rails.make(base, rail);
+    });
+  }
+  const auto make = config.transport.kind == "emulated" ? make_emulated : make_tcp;
+  return Maker([&config, boot_id, make](std::uint32_t rail) { return make(config, boot_id, rail); });
+}
+
 dataplane::ProxyOptions proxy_options(const config::Proxy& proxy, std::uint32_t rail) {
   dataplane::ProxyOptions options;
   options.index = rail;
@@ -83,10 +100,11 @@ transport::LinkShape link_shape(const config::Emulated& emulated) {
 
 Result<std::unique_ptr<Rails>> Rails::create(const config::Config& config, std::uint64_t boot_id,
                                              dataplane::ControlSink& sink) {
-  const auto make = config.transport.kind == "emulated" ? make_emulated : make_tcp;
+  auto make = maker_for(config, boot_id);
+  if (!make.ok()) return make.status();
   auto rails = std::make_unique<Rails>();
   for (std::uint32_t rail = 0; rail < config.proxy.threads; ++rail) {
-    auto transport = make(config, boot_id, rail);
+    auto transport = make.value()(rail);
     if (!transport.ok()) return transport.status().with_context("rail " + std::to_string(rail));
     rails->proxies_.push_back(std::make_unique<dataplane::Proxy>(proxy_options(config.proxy, rail),
                                                                  std::move(transport).value(), sink));

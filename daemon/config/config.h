@@ -64,13 +64,28 @@ struct Emulated {
   bool operator==(const Emulated&) const = default;
 };
 
+/// RDMA over reliable connections. Which ports: topology.nics.
+struct Verbs {
+  std::string gid_family = "ipv4";
+  std::uint32_t paths = 2;         ///< ports of one rail: its own and those that take over
+  std::uint32_t qps_per_peer = 2;  ///< for each direction and rail
+  std::uint32_t send_queue = 1024;
+  std::uint32_t window = 1024;  ///< puts of one channel in flight
+  std::uint32_t max_inline = 64;
+  std::uint32_t timeout = 14;
+  std::uint32_t retry_count = 7;
+  std::uint32_t traffic_class = 0;
+  std::uint32_t service_level = 0;
+};
+
 struct Transport {
   std::string kind = "tcp";
-  bool gpu_memory = false;  ///< load the GPU module
+  bool gpu_memory = false;  ///< move it: by the GPU module, or by the NIC
   std::chrono::milliseconds peer_timeout{10000};
   std::chrono::milliseconds reconnect_interval{50};
   Tcp tcp;
   Emulated emulated;
+  Verbs verbs;
 };
 
 struct Topology {

@@ -82,7 +82,7 @@ void node_and_peer_keys(std::vector<Key>& table) {
 }
 
 void transport_keys(std::vector<Key>& table) {
-  table.push_back(key("transport.kind", MK_FIELD(transport.kind), one_of({"tcp", "emulated"})));
+  table.push_back(key("transport.kind", MK_FIELD(transport.kind), one_of({"tcp", "emulated", "verbs"})));
   table.push_back(key("transport.gpu_memory", MK_FIELD(transport.gpu_memory), boolean()));
   table.push_back(key("transport.peer_timeout_ms", MK_FIELD(transport.peer_timeout), integer(1, 3600000)));
   table.push_back(key("transport.reconnect_ms", MK_FIELD(transport.reconnect_interval), integer(1, 1000)));
@@ -112,6 +112,24 @@ void transport_keys(std::vector<Key>& table) {
 
 void topology_keys(std::vector<Key>& table) {
   table.push_back(key("topology.nics", MK_FIELD(topology.nics), port_list()));
+}
+
+void verbs_keys(std::vector<Key>& table) {
+  table.push_back(
+      key("transport.verbs.gid_family", MK_FIELD(transport.verbs.gid_family), one_of({"ipv4", "ipv6"})));
+  table.push_back(key("transport.verbs.paths", MK_FIELD(transport.verbs.paths), integer(1, 16)));
+  table.push_back(
+      key("transport.verbs.qps_per_peer", MK_FIELD(transport.verbs.qps_per_peer), integer(1, 64)));
+  table.push_back(
+      key("transport.verbs.send_queue", MK_FIELD(transport.verbs.send_queue), integer(256, 32768)));
+  table.push_back(key("transport.verbs.window", MK_FIELD(transport.verbs.window), integer(1, 32767)));
+  table.push_back(key("transport.verbs.max_inline", MK_FIELD(transport.verbs.max_inline), integer(8, 1024)));
+  table.push_back(key("transport.verbs.timeout", MK_FIELD(transport.verbs.timeout), integer(1, 31)));
+  table.push_back(key("transport.verbs.retry_count", MK_FIELD(transport.verbs.retry_count), integer(0, 7)));
+  table.push_back(
+      key("transport.verbs.traffic_class", MK_FIELD(transport.verbs.traffic_class), integer(0, 255)));
+  table.push_back(
+      key("transport.verbs.service_level", MK_FIELD(transport.verbs.service_level), integer(0, 15)));
 }
 
 void proxy_keys(std::vector<Key>& table) {
@@ -203,6 +221,7 @@ const std::vector<Key>& keys() {
     std::vector<Key> built;
     node_and_peer_keys(built);
     transport_keys(built);
+    verbs_keys(built);
     topology_keys(built);
     proxy_keys(built);
     limit_and_log_keys(built);

@@ -12,6 +12,7 @@
 #include "daemon/transport/verbs/verbs.h"
 #include "tests/support/fake_nic/fabric.h"
 #include "tests/support/transport_pair.h"
+#include "tests/support/verbs_port.h"
 
 namespace mkernel::test {
 
@@ -31,7 +32,7 @@ class VerbsWire : public Wire {
     for (int i = 0; i < device_count_; ++i) {
       fabric_.add_device(host, {.name = device(host, i)});
       verbs.verbs = fabric_.verbs(host);
-      verbs.ports.push_back(port(device(host, i), verbs.verbs));
+      verbs.ports.push_back(roce_port(device(host, i), verbs.verbs));
     }
     verbs.timeout = kTimeout;
     verbs.retry_count = kRetries;
@@ -86,27 +87,6 @@ class VerbsWire : public Wire {
     bool by_port = false;
     std::chrono::steady_clock::time_point since{};
   };
-
-  /// The first RoCE v2 GID that is not link-local, as topology would choose.
-  static transport::VerbsPort port(const std::string& device, const transport::rdma::VerbsLibrary& verbs) {
-    transport::VerbsPort port{.device = device};
-    int count = 0;
-    ibv_device** const list = verbs.get_device_list(&count);
-    for (int i = 0; i < count; ++i) {
-      if (device != verbs.get_device_name(list[i])) continue;
-      ibv_context* const context = verbs.open_device(list[i]);
-      ibv_gid_entry entry{};
-      for (std::uint32_t index = 0; verbs.query_gid_ex(context, 1, index, &entry) == 0; ++index) {
-        if (entry.gid_type != IBV_GID_TYPE_ROCE_V2 || entry.gid.raw[0] == 0xfe) continue;
-        port.gid_index = index;
-        std::copy(std::begin(entry.gid.raw), std::end(entry.gid.raw), port.gid.begin());
-        break;
-      }
-      verbs.close_device(context);
-    }
-    verbs.free_device_list(list);
-    return port;
-  }
 
   const std::string& host(Node& node) const { return hosts_.at(&node.transport()); }
   void set_ports(Node& node, ibv_port_state state) {

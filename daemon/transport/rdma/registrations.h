@@ -32,7 +32,7 @@ inline constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 30;
 /// every one.
 class Registrations {
  public:
-  /// `pd` and the library outlive this. `chunk_bytes`: a multiple of the page size.
+  /// `pd` and the library outlive this. `chunk_bytes`: a power of two, a page or more.
   Registrations(const VerbsLibrary& verbs, ibv_pd* pd, std::string device,
                 std::uint64_t chunk_bytes = kChunkBytes);
 

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <bit>
 
 namespace mkernel::transport::verbs {
 namespace {
@@ -57,7 +58,10 @@ Status check_region(std::uint32_t region) {
 
 /// Every byte of the region lies in exactly one chunk.
 Status check_chunks(const Resolved& resolved) {
-  if (resolved.chunk_bytes == 0 || resolved.bytes == 0) return wrong("region of no bytes");
+  if (resolved.bytes == 0) return wrong("region of no bytes");
+  if (!std::has_single_bit(resolved.chunk_bytes)) {
+    return wrong("chunks of " + std::to_string(resolved.chunk_bytes) + " bytes, not a power of two");
+  }
   const std::uint64_t chunks =
       resolved.bytes / resolved.chunk_bytes + (resolved.bytes % resolved.chunk_bytes == 0 ? 0 : 1);
   if (chunks == resolved.head.count) return {};

@@ -126,7 +126,7 @@ struct Resolved {
   std::uint32_t region;
   std::uint32_t grant;
   std::uint64_t bytes;        ///< of the region
-  std::uint64_t chunk_bytes;  ///< of all its chunks but the last
+  std::uint64_t chunk_bytes;  ///< of all its chunks but the last; a power of two
 };
 static_assert(sizeof(Resolved) == 48);
 

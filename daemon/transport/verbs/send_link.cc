@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <utility>
 
@@ -174,7 +175,12 @@ SendLink::Added SendLink::add_put(Outbound& channel, const Put& put) {
   const rdma::Registration* source = in_line ? nullptr : source_of(channel, *put.source);
   if (!in_line && source == nullptr) return Added::kFailed;
 
+  // Powers of two, both: divisions would cost more than all the rest.
   const std::uint64_t chunk_bytes = queue_.path().registrations().chunk_bytes();
+  const std::uint64_t here_within = chunk_bytes - 1;
+  const std::uint64_t there_within = remote->chunk_bytes - 1;
+  const int here_shift = std::countr_zero(chunk_bytes);
+  const int there_shift = std::countr_zero(remote->chunk_bytes);
   const std::uint32_t begin = batch_.size();
   for (std::uint64_t at = 0; at < put.length;) {
     if (batch_.size() + 2 > room) {
@@ -184,19 +190,19 @@ SendLink::Added SendLink::add_put(Outbound& channel, const Put& put) {
     const std::uint64_t from = put.source_offset + at;
     const std::uint64_t to = put.remote_offset + at;
     std::uint64_t length = std::min(put.length - at, piece_bytes_);
-    length = std::min(length, remote->chunk_bytes - to % remote->chunk_bytes);
-    const RemoteChunk& there = remote->chunks[to / remote->chunk_bytes];
+    length = std::min(length, remote->chunk_bytes - (to & there_within));
+    const RemoteChunk& there = remote->chunks[to >> there_shift];
     std::uint64_t address = 0;
     std::uint32_t lkey = 0;
     if (in_line) {
       address = reinterpret_cast<std::uintptr_t>(put.source->host(from));
     } else {
-      length = std::min(length, chunk_bytes - from % chunk_bytes);
-      const rdma::Chunk& here = source->chunks[from / chunk_bytes];
-      address = here.address + from % chunk_bytes;
+      length = std::min(length, chunk_bytes - (from & here_within));
+      const rdma::Chunk& here = source->chunks[from >> here_shift];
+      address = here.address + (from & here_within);
       lkey = here.lkey;
     }
-    batch_.write(address, lkey, static_cast<std::uint32_t>(length), there.address + to % remote->chunk_bytes,
+    batch_.write(address, lkey, static_cast<std::uint32_t>(length), there.address + (to & there_within),
                  there.rkey, in_line);
     at += length;
   }

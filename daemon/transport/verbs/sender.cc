@@ -94,10 +94,7 @@ void Sender::open(Lane& lane, Route route, Time now) {
 
 /// The link is closed; open_what_is_due() opens it again, on this route only after a while.
 void Sender::broke(Lane& lane, const Status& why, Time now) {
-  if (was_stable(lane, now)) {
-    lane.broken_since.reset();
-    routes_.carries(lane.link->route());
-  }
+  if (was_stable(lane, now)) note_that_it_works(lane);
   routes_.failed(lane.link->route(), now);
   lane.link->lose();
   if (is_probe(lane)) return;
@@ -171,7 +168,13 @@ void Sender::queue_broken(std::uint32_t qpn, const Status& why, Time now) {
 /// A connection that takes an empty write and then breaks over puts, again and again, does not work; one that
 /// was up for long did, although nothing may have been sent.
 bool Sender::was_stable(const Lane& lane, Time now) const {
-  return lane.link->up() && now - lane.up_since > 2 * detection_time(context_.options);
+  return lane.broken_since && lane.link->up() && now - lane.up_since > 2 * detection_time(context_.options);
+}
+
+void Sender::note_that_it_works(Lane& lane) {
+  if (!lane.broken_since) return;
+  lane.broken_since.reset();
+  routes_.carries(lane.link->route());
 }
 
 Status Sender::lost(Time now) const {
@@ -193,15 +196,13 @@ Status Sender::lost(Time now) const {
 // Time
 
 std::size_t Sender::poll(Lane& lane, Time now) {
+  if (was_stable(lane, now)) note_that_it_works(lane);
   const SendLink::Progress progress = lane.link->poll();
   if (!progress.status.ok()) {
     broke(lane, progress.status, now);
     return progress.events + 1;
   }
-  if (progress.delivered && lane.broken_since) {
-    lane.broken_since.reset();
-    routes_.carries(lane.link->route());
-  }
+  if (progress.delivered) note_that_it_works(lane);
   if (progress.proved) came_up(lane, now);
   return progress.events;
 }

@@ -45,7 +45,7 @@ class Sender {
  private:
   struct Lane {
     std::unique_ptr<SendLink> link;
-    std::optional<Time> broken_since;  ///< until puts have gone over it again
+    std::optional<Time> broken_since;  ///< until puts have gone over it again, or it was up for long
     Time up_since{};
     Status last;  ///< why it broke
   };
@@ -61,6 +61,7 @@ class Sender {
   std::size_t poll(Lane& lane, Time now);
   std::size_t open_what_is_due(Time now);
   bool was_stable(const Lane& lane, Time now) const;
+  void note_that_it_works(Lane& lane);
   Status lost(Time now) const;
 
   void attach(SendLink& link, const Outbound& channel);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 
@@ -37,6 +38,7 @@ Status check(const VerbsOptions& options) {
   if (options.max_inline < 8) return wrong("max_inline must be at least 8: counts are sent inline");
   if (options.timeout < 1 || options.timeout > 31)
     return wrong("timeout must be 1 to 31: others wait for ever");
+  if (!std::has_single_bit(options.chunk_bytes) || options.chunk_bytes < 4096) return wrong("chunk_bytes");
   if (options.retry_count > 7) return wrong("retry_count must be 0 to 7");
   return {};
 }
@@ -54,6 +56,7 @@ VerbsTransport::VerbsTransport(const VerbsOptions& options) {
   capabilities_.name = "verbs";
   capabilities_.replays = true;
   capabilities_.publishes = true;
+  capabilities_.gpu_memory = options.gpu_memory;
   capabilities_.max_put_bytes = abi::kMaxPutBytes;
   capabilities_.max_in_flight_puts = options.window;
 }
@@ -62,12 +65,17 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::make(const VerbsOptions&
   MK_RETURN_IF_ERROR(check(options));
   std::unique_ptr<VerbsTransport> made(new VerbsTransport(options));
   Context& context = made->context_;
-  made->capabilities_.gpu_memory = true;
   for (const VerbsPort& port : options.ports) {
     auto path = Path::open(context.options, port);
     if (!path.ok()) return path.status();
     made->endpoint_ += (made->endpoint_.empty() ? "" : ", ") + (*path)->text();
-    if (!takes_dma_bufs(options.verbs, (*path)->pd())) made->capabilities_.gpu_memory = false;
+    if (options.gpu_memory && !takes_dma_bufs(options.verbs, (*path)->pd())) {
+      return Status(
+          StatusCode::kFailedPrecondition,
+          (*path)->text() +
+              " takes no dma-bufs, so it cannot reach GPU memory: a newer kernel or driver does, or set "
+              "transport.gpu_memory = false");
+    }
     context.paths.push_back(std::move(*path));
   }
   MK_RETURN_IF_ERROR(made->make_events());

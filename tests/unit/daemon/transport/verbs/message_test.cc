@@ -68,6 +68,7 @@ TEST_CASE("the chunks of a region cover it, no more and no less") {
   CHECK_FALSE(check(4097, 4096, 1));
   CHECK_FALSE(check(4096, 4096, 2));
   CHECK_FALSE(check(4096, 0, 1));
+  CHECK_FALSE(check(4096, 2000, 3));
   CHECK_FALSE(check(0, 4096, 0));
   CHECK_FALSE(check(~std::uint64_t{0}, 1, 2));
   CHECK_FALSE(check(kMaxChunks + 1, 1, kMaxChunks + 1));

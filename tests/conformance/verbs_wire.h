@@ -44,6 +44,8 @@ class VerbsWire : public Wire {
 
   bool can(Fault fault) const override { return fault == Fault::kDelay || fault == Fault::kCut; }
 
+  bool announces_puts() const override { return false; }
+
   Status shape(Node& node, const LinkShape& shape) override {
     const std::lock_guard lock(mutex_);
     latency_[host(node)] = shape.latency;

@@ -43,6 +43,8 @@ class Wire {
   virtual bool can(Fault fault) const = 0;
   /// What the regions of the traffic pass for.
   virtual abi::RegionKind memory_kind() const { return abi::RegionKind::kHostMemory; }
+  /// place() is called for every put, when it begins. Not so where the sender writes into place by itself.
+  virtual bool announces_puts() const { return true; }
   /// Shapes the direction out of `node`. On the node's thread.
   virtual Status shape(Node& node, const LinkShape& shape) = 0;
   /// Loses the connection, in both directions, until heal(). On the node's thread.
@@ -81,6 +83,8 @@ std::unique_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind
 class Node final : public transport::TransportSink {
  public:
   Node(std::string name, std::unique_ptr<Transport> transport, PeerId peer, abi::RegionKind memory_kind);
+  /// The transport before the memory that it may still write to.
+  ~Node() override { kill(); }
 
   /// Both ends of a stream: `source` sends, `target` receives. Returns the channel's id at each end.
   ChannelId send(Stream& stream, std::uint16_t target_region);

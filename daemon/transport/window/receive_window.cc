@@ -37,4 +37,9 @@ bool ReceiveWindow::accept(std::uint64_t number) {
   return prefix_ > before;
 }
 
+void ReceiveWindow::restart(std::uint64_t prefix) {
+  prefix_ = prefix;
+  std::fill(bitmap_.begin(), bitmap_.end(), 0);
+}
+
 }  // namespace mkernel::transport

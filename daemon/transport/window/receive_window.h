@@ -46,7 +46,12 @@ class ReceiveWindow {
   /// would not call new changes nothing.
   bool accept(std::uint64_t number);
 
-  /// n: the first n puts are all in place. Only grows.
+  /// A new path begins behind put `prefix`: what was in place beyond it is forgotten and comes again. For
+  /// transports whose sender writes into place by itself, where a replayed put must not count before it
+  /// lands.
+  void restart(std::uint64_t prefix);
+
+  /// n: the first n puts are all in place. Only grows, but for restart().
   std::uint64_t prefix() const { return prefix_; }
   std::uint32_t capacity() const { return capacity_; }
 

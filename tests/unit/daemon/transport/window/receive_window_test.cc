@@ -87,5 +87,24 @@ TEST_CASE("random order and duplicates match a model, over several wraps of the 
   play(kMaxWindow, 300'000, 5);
 }
 
+TEST_CASE("after a restart what was ahead of the prefix comes again, on every lap") {
+  ReceiveWindow window(8);
+  std::uint64_t prefix = 0;
+  for (const std::uint64_t jump : {0ULL, 65530ULL, 65540ULL, 131071ULL}) {
+    prefix = std::max(prefix, jump);
+    window.restart(prefix);
+    for (const std::uint64_t ahead : {2U, 3U, 8U}) REQUIRE(!window.accept(prefix + ahead));
+    window.restart(prefix);
+    for (std::uint64_t ahead = 1; ahead <= 8; ++ahead) {
+      const auto announced = window.announce(to_wire(prefix + ahead));
+      REQUIRE(announced.verdict == Verdict::kNew);
+      REQUIRE(announced.number == prefix + ahead);
+      REQUIRE(window.accept(announced.number));
+    }
+    prefix += 8;
+    CHECK(window.prefix() == prefix);
+  }
+}
+
 }  // namespace
 }  // namespace mkernel::transport

@@ -1,0 +1,102 @@
+// What all parts of one EFA transport share, and the two ends of a channel.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "daemon/transport/efa/device.h"
+#include "daemon/transport/rdma/registrations.h"
+#include "daemon/transport/window/receive_window.h"
+#include "daemon/transport/window/send_window.h"
+
+namespace mkernel::transport::efa {
+
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+inline constexpr Time kNever = Time::max();
+
+/// Proxy thread.
+struct Context {
+  EfaOptions options;
+  TransportSink* sink = nullptr;
+  std::unique_ptr<Device> device;
+  std::mt19937 random{std::random_device{}()};
+  std::vector<std::pair<PeerId, std::vector<std::byte>>> outbox;  ///< sent by poll()
+
+  void say(PeerId peer, std::span<const std::byte> message) {
+    outbox.emplace_back(peer, std::vector<std::byte>(message.begin(), message.end()));
+  }
+};
+
+/// Registrations of one channel. Not shared with other channels: what a channel may touch ends with it, at
+/// once and without a word to the other end, because the device then refuses what is still under way.
+inline rdma::Registrations memory_of_channel(const Context& context) {
+  constexpr std::uint64_t kWhole = std::uint64_t{1} << 46;  // one key for each region
+  return {context.device->verbs(), context.device->pd(), context.device->name(), kWhole};
+}
+
+/// Where the puts of a channel go.
+struct RemoteRegion {
+  std::uint32_t region = 0;
+  std::uint32_t grant = 0;
+  bool known = false;  ///< false: asked for
+  std::uint64_t address = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t rkey = 0;
+};
+
+struct Outbound {
+  Outbound(const Context& context, ChannelId id_, ChannelKey key_, std::uint32_t serial_)
+      : id(id_),
+        key(key_),
+        serial(serial_),
+        window(context.options.window),
+        done(context.options.window),
+        memory(memory_of_channel(context)) {}
+
+  const ChannelId id;
+  const ChannelKey key;
+  const std::uint32_t serial;  ///< names it in completions, never used again
+  SendWindow window;
+  ReceiveWindow done;  ///< requests that have completed: they do so in any order
+  std::uint64_t reported = 0;
+  rdma::Registrations memory;
+  std::vector<const memory::Region*> sources;  ///< registered in `memory`
+  std::vector<RemoteRegion> targets;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> revoked;  ///< (region, grant) to confirm
+  std::optional<std::uint32_t> index;                            ///< in this epoch; none: not attached
+  std::uint32_t flying = 0;                                      ///< requests posted and not completed
+  bool accused = false;  ///< a put was refused by the peer's device: is the channel still open there?
+  bool failed = false;
+};
+
+struct Grant {
+  std::uint32_t number = 0;
+  std::uint32_t index = 0;
+  const memory::Region* region = nullptr;
+  bool revoked = false;
+};
+
+struct Inbound {
+  Inbound(const Context& context, ChannelId id_, ChannelKey key_)
+      : id(id_), key(key_), window(context.options.window), memory(memory_of_channel(context)) {}
+
+  const ChannelId id;
+  const ChannelKey key;
+  ReceiveWindow window;
+  rdma::Registrations memory;
+  std::vector<Grant> grants;
+  std::optional<std::uint32_t> index;  ///< in this epoch
+  std::uint64_t published = 0;
+  std::uint64_t acknowledged = 0;  ///< what the last acknowledgement said
+  /// One at a time: they would overtake each other, and a late one could be taken for one of a later lap.
+  bool acknowledging = false;
+};
+
+}  // namespace mkernel::transport::efa

@@ -1,0 +1,102 @@
+#include "daemon/transport/efa/message.h"
+
+#include <algorithm>
+
+#include "daemon/transport/efa/immediate.h"
+
+namespace mkernel::transport::efa {
+namespace {
+
+Status wrong(const std::string& what) {
+  return {StatusCode::kInvalidArgument, "message of an EFA transport: " + what};
+}
+
+/// 0 for a type that does not exist.
+std::size_t size_of(MessageType type) {
+  switch (type) {
+    case MessageType::kHello:
+    case MessageType::kWelcome: return sizeof(Hello);
+    case MessageType::kReady: return sizeof(Message);
+    case MessageType::kAttach:
+    case MessageType::kDetach:
+    case MessageType::kDetached: return sizeof(ChannelMessage);
+    case MessageType::kResolve:
+    case MessageType::kRevoke:
+    case MessageType::kRevoked: return sizeof(RegionMessage);
+    case MessageType::kAttached: return sizeof(Attached);
+    case MessageType::kResolved: return sizeof(Resolved);
+    case MessageType::kLost:
+    case MessageType::kGivenUp:
+    case MessageType::kRefused: return sizeof(Refusal);
+  }
+  return 0;
+}
+
+Status check_region(std::uint32_t region) {
+  return region < abi::kMaxRegions ? Status() : wrong("region " + std::to_string(region));
+}
+
+Status check_hello(const Hello& hello) {
+  if (hello.qpn > 0xffffff) return wrong("QPN " + std::to_string(hello.qpn));
+  return hello.credit > 0 ? Status() : wrong("a credit of no puts");
+}
+
+Status check_refusal(const Refusal& refusal) {
+  if (refusal.code == 0 || to_string(StatusCode{refusal.code}) == "UNKNOWN") {
+    return wrong("refused with code " + std::to_string(refusal.code));
+  }
+  if (std::memchr(refusal.text, 0, sizeof(refusal.text)) == nullptr) return wrong("text without end");
+  return {};
+}
+
+Status check_attached(const Attached& attached) {
+  return attached.index < kMaxChannels ? Status() : wrong("channel number " + std::to_string(attached.index));
+}
+
+}  // namespace
+
+Status check_message(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(Message)) return wrong(std::to_string(bytes.size()) + " bytes");
+  const auto head = read_as<Message>(bytes);
+  const std::string type = std::to_string(static_cast<unsigned>(head.type));
+  if (head.version != kMessageVersion) {
+    return wrong("version " + std::to_string(head.version) + ", this daemon speaks " +
+                 std::to_string(kMessageVersion));
+  }
+  const std::size_t expected = size_of(head.type);
+  if (expected == 0) return wrong("type " + type);
+  if (bytes.size() != expected) {
+    return wrong("type " + type + " with " + std::to_string(bytes.size()) + " bytes, it has " +
+                 std::to_string(expected));
+  }
+  switch (head.type) {
+    case MessageType::kHello:
+    case MessageType::kWelcome: return check_hello(read_as<Hello>(bytes));
+    case MessageType::kResolve:
+    case MessageType::kRevoke:
+    case MessageType::kRevoked: return check_region(read_as<RegionMessage>(bytes).region);
+    case MessageType::kResolved: return check_region(read_as<Resolved>(bytes).region);
+    case MessageType::kAttached: return check_attached(read_as<Attached>(bytes));
+    case MessageType::kLost:
+    case MessageType::kGivenUp:
+    case MessageType::kRefused: return check_refusal(read_as<Refusal>(bytes));
+    default: return {};
+  }
+}
+
+Refusal refusal(const Message& head, const Status& why, std::uint64_t key) {
+  Refusal message{head, key, static_cast<std::uint32_t>(why.code()), 0, {}};
+  const std::string& text = why.text();
+  std::memcpy(message.text, text.data(), std::min(text.size(), sizeof(message.text) - 1));
+  return message;
+}
+
+Status status_of(const Refusal& refusal) {
+  std::string text(refusal.text);
+  // It ends up in logs and terminals.
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
+  return {StatusCode{refusal.code}, text};
+}
+
+}  // namespace mkernel::transport::efa

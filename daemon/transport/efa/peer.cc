@@ -1,0 +1,295 @@
+#include "daemon/transport/efa/peer.h"
+
+#include <endian.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/transport/efa/status.h"
+
+namespace mkernel::transport::efa {
+
+Peer::Peer(Context& context, PeerId id, const Identity& remote, Time now)
+    : context_(context), id_(id), identity_(remote), connection_(context, id, remote, now) {}
+
+// Channels
+
+Outbound* Peer::outbound(ChannelKey key) {
+  const auto found = outbound_.find(key);
+  return found == outbound_.end() ? nullptr : found->second.get();
+}
+
+Inbound* Peer::inbound(ChannelKey key) {
+  const auto found = inbound_.find(key);
+  return found == inbound_.end() ? nullptr : found->second.get();
+}
+
+Result<Outbound*> Peer::add_outbound(ChannelId channel, ChannelKey key) {
+  if (outbound_.contains(key)) return Status(StatusCode::kAlreadyExists, "the channel's key is in use");
+  next_serial_ = (next_serial_ + 1) & 0x7fffffff;
+  auto& made = outbound_[key] = std::make_unique<Outbound>(context_, channel, key, next_serial_);
+  by_serial_[made->serial] = made.get();
+  if (connection_.up()) say(ChannelMessage{head(MessageType::kAttach), key});
+  return made.get();
+}
+
+Result<Inbound*> Peer::add_inbound(ChannelId channel, ChannelKey key) {
+  if (inbound_.contains(key)) return Status(StatusCode::kAlreadyExists, "the channel's key is in use");
+  auto& made = inbound_[key] = std::make_unique<Inbound>(context_, channel, key);
+  if (wanted_.erase(key) > 0) attach(*made);
+  return made.get();
+}
+
+void Peer::remove(Outbound& channel) {
+  if (channel.index) {
+    by_number_.erase(*channel.index);
+    outstanding_ -= channel.window.sent() - channel.window.acknowledged();
+  }
+  by_serial_.erase(channel.serial);
+  std::erase(active_, &channel);
+  say(ChannelMessage{head(MessageType::kDetach), channel.key});
+  outbound_.erase(channel.key);  // its registrations with it: the device reads its sources no more
+}
+
+void Peer::remove(Inbound& channel) {
+  if (channel.index) by_index_[*channel.index] = nullptr;
+  std::erase(grown_, &channel);
+  std::erase(to_acknowledge_, &channel);
+  say(ChannelMessage{head(MessageType::kDetached), channel.key});
+  inbound_.erase(channel.key);  // its registrations with it: nothing lands any more
+}
+
+void Peer::offer(Outbound& channel) {
+  if (!channel.index || channel.failed) return;
+  if (std::find(active_.begin(), active_.end(), &channel) == active_.end()) active_.push_back(&channel);
+}
+
+void Peer::fail(Outbound& channel, const Status& why) {
+  if (std::exchange(channel.failed, true)) return;
+  std::erase(active_, &channel);
+  context_.sink->channel_failed(channel.id, why.with_context("node " + identity_.node));
+}
+
+void Peer::retire(const memory::Region& region) {
+  for (auto& [key, channel] : inbound_) {
+    for (Grant& grant : channel->grants) {
+      if (grant.region != &region || std::exchange(grant.revoked, true)) continue;
+      say(RegionMessage{head(MessageType::kRevoke), key, grant.index, grant.number});
+    }
+  }
+}
+
+bool Peer::holds(const memory::Region& region) const {
+  const auto reads = [&](const auto& entry) {
+    const auto& sources = entry.second->sources;
+    return !entry.second->window.empty() &&
+           std::find(sources.begin(), sources.end(), &region) != sources.end();
+  };
+  const auto takes = [&](const auto& entry) {
+    const auto& grants = entry.second->grants;
+    return std::any_of(grants.begin(), grants.end(),
+                       [&](const Grant& grant) { return grant.region == &region; });
+  };
+  return std::any_of(outbound_.begin(), outbound_.end(), reads) ||
+         std::any_of(inbound_.begin(), inbound_.end(), takes);
+}
+
+void Peer::forget(const memory::Region& region) {
+  for (auto& [key, channel] : outbound_) {
+    channel->memory.forget(region);
+    std::erase(channel->sources, &region);
+  }
+  for (auto& [key, channel] : inbound_) {
+    channel->memory.forget(region);
+    std::erase_if(channel->grants, [&](const Grant& grant) { return grant.region == &region; });
+  }
+}
+
+// Connection
+
+void Peer::forget_epoch() {
+  by_index_.clear();
+  by_number_.clear();
+  active_.clear();
+  grown_.clear();
+  to_acknowledge_.clear();
+  outstanding_ = 0;
+  for (auto& [key, channel] : outbound_) {
+    channel->index.reset();
+    channel->flying = 0;
+    channel->accused = false;
+    confirm_revoked(*channel);
+  }
+  for (auto& [key, channel] : inbound_) {
+    channel->index.reset();
+    channel->acknowledging = false;
+  }
+}
+
+void Peer::lose(const Status& why, Time now, bool tell) {
+  publish();  // what has arrived counts, whatever becomes of the rest
+  connection_.lose(why, now, tell);
+  forget_epoch();
+}
+
+void Peer::attach_all() {
+  for (auto& [key, channel] : outbound_) {
+    if (!channel->failed) say(ChannelMessage{head(MessageType::kAttach), key});
+  }
+}
+
+void Peer::close() {
+  failed_ = true;
+  connection_.close();
+  forget_epoch();
+  outbound_.clear();
+  inbound_.clear();
+  by_serial_.clear();
+}
+
+bool Peer::arm() {
+  Queue* const queue = connection_.queue();
+  return queue == nullptr || queue->arm().ok();
+}
+
+// Completions
+
+std::size_t Peer::poll(Time now, Status& lost) {
+  std::array<ibv_wc, 64> completions;
+  std::size_t events = 0;
+  while (Queue* const queue = connection_.queue()) {
+    const auto polled = queue->poll(completions);
+    Status status = polled.status();
+    const std::size_t count = polled.ok() ? polled.value() : 0;
+    for (std::size_t i = 0; i < count && status.ok(); ++i) status = take(completions[i]);
+    events += count;
+    publish();
+    if (!status.ok()) {
+      lose(status, now, true);
+      ++events;
+    }
+    if (count < completions.size()) break;
+  }
+  if (events > 0 || outstanding_ == 0) {
+    heard_ = now;
+  } else if (now - heard_ >= quiet_limit()) {
+    heard_ = now;
+    connection_.ask_again(now);
+    if (connection_.queue() == nullptr) forget_epoch();
+  }
+  const std::uint32_t epoch = connection_.epoch();
+  lost = connection_.poll(now);
+  if (connection_.epoch() != epoch) ++events;
+  return events + flow(now);
+}
+
+/// Acknowledgements come from the other proxy: without any, is it still there?
+std::chrono::milliseconds Peer::quiet_limit() const {
+  return std::min(context_.options.base.peer_timeout / 4, std::chrono::milliseconds(1000));
+}
+
+Time Peer::deadline() const {
+  const Time due = connection_.deadline();
+  return outstanding_ > 0 ? std::min(due, heard_ + quiet_limit()) : due;
+}
+
+Status Peer::take(const ibv_wc& completion) {
+  if (completion.status == IBV_WC_SUCCESS && completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+    return arrived(unpack(be32toh(completion.imm_data)));
+  }
+  return completed(completion);
+}
+
+/// Of an own request. An error: the connection is of no use any more.
+Status Peer::completed(const ibv_wc& completion) {
+  const bool good = completion.status == IBV_WC_SUCCESS;
+  const Status why(StatusCode::kUnavailable, good ? "" : text_of(completion));
+  if (completion.wr_id == Connection::kProbeId) {
+    if (!good) return why;
+    if (!connection_.proved()) return {};
+    attach_all();
+    if (!std::exchange(connected_, true)) context_.sink->peer_connected(id_);
+    return {};
+  }
+  if ((completion.wr_id & kAcknowledgement) != 0) {
+    if (!good) return why;
+    Inbound* const channel = by_index_.at(static_cast<std::uint32_t>(completion.wr_id));
+    if (channel == nullptr) return {};
+    channel->acknowledging = false;
+    if (channel->acknowledged < channel->published) to_acknowledge_.push_back(channel);
+    return {};
+  }
+  const Failure failure = good ? Failure::kFlushed : meaning(completion);
+  if (!good && failure == Failure::kConnection) return why;
+  const auto found = by_serial_.find(static_cast<std::uint32_t>(completion.wr_id >> 32));
+  if (found == by_serial_.end()) return {};  // closed meanwhile
+  Outbound& channel = *found->second;
+  --channel.flying;
+  if (good) {
+    const std::uint64_t before = channel.done.prefix();
+    const auto ahead = static_cast<std::uint32_t>(completion.wr_id) - static_cast<std::uint32_t>(before);
+    channel.done.accept(before + ahead);
+    report(channel);
+    offer(channel);
+  } else if (failure == Failure::kTarget) {
+    // Closed there, and the news are under way? The answer comes behind them.
+    if (!std::exchange(channel.accused, true)) {
+      say(ChannelMessage{head(MessageType::kAttach), channel.key});
+    }
+  } else if (failure != Failure::kFlushed) {
+    fail(channel, {StatusCode::kUnavailable, text_of(completion)});
+  }
+  confirm_revoked(channel);
+  return {};
+}
+
+Status Peer::arrived(const Immediate& immediate) {
+  if (immediate.acknowledges) return acknowledged(immediate.channel, immediate.sequence);
+  if (immediate.channel == kProbe) return {};
+  Inbound* const channel = immediate.channel < by_index_.size() ? by_index_[immediate.channel] : nullptr;
+  if (channel == nullptr) return {};  // closed meanwhile
+  const auto announced = channel->window.announce(immediate.sequence);
+  if (announced.verdict != ReceiveWindow::Verdict::kNew) {
+    return {StatusCode::kInternal, "a put arrived that is not one of the " +
+                                       std::to_string(channel->window.capacity()) + " that are next"};
+  }
+  if (channel->window.accept(announced.number) && (grown_.empty() || grown_.back() != channel)) {
+    grown_.push_back(channel);
+  }
+  return {};
+}
+
+Status Peer::acknowledged(std::uint32_t index, WireSequence sequence) {
+  const auto found = by_number_.find(index);
+  if (found == by_number_.end()) return {};  // closed meanwhile
+  Outbound& channel = *found->second;
+  const std::uint64_t before = channel.window.acknowledged();
+  const std::uint64_t count = before + static_cast<WireSequence>(sequence - to_wire(before));
+  if (!channel.window.acknowledge(count)) {
+    return {StatusCode::kInternal, "puts were acknowledged that were not sent"};
+  }
+  outstanding_ -= count - before;
+  report(channel);
+  offer(channel);
+  return {};
+}
+
+/// A source is free when its put is published over there and no request reads it here.
+void Peer::report(Outbound& channel) {
+  const std::uint64_t count = std::min(channel.window.acknowledged(), channel.done.prefix());
+  if (channel.failed || count <= channel.reported) return;
+  channel.reported = count;
+  context_.sink->completed(channel.id, count);
+}
+
+void Peer::publish() {
+  const auto grown = std::exchange(grown_, {});
+  for (Inbound* const channel : grown) {
+    if (channel->window.prefix() == channel->published) continue;  // listed twice
+    channel->published = channel->window.prefix();
+    context_.sink->arrived(channel->id, channel->published);
+    if (!channel->acknowledging) to_acknowledge_.push_back(channel);
+  }
+}
+
+}  // namespace mkernel::transport::efa

@@ -1,0 +1,123 @@
+// What goes out to a peer.
+#include <algorithm>
+
+#include "daemon/transport/efa/peer.h"
+
+namespace mkernel::transport::efa {
+namespace {
+
+constexpr std::size_t kBatch = 32;
+
+/// Puts leave this part of the queue to acknowledgements: without those the other end stops.
+std::uint32_t reserve(const Queue& queue) {
+  return queue.depth() / 8;
+}
+
+}  // namespace
+
+std::size_t Peer::flow(Time now) {
+  if (!connection_.up()) return 0;
+  std::size_t sent = send_acknowledgements(now);
+  for (std::size_t turns = active_.size(); turns > 0 && connection_.up() && !active_.empty(); --turns) {
+    Outbound& channel = *active_.front();
+    active_.pop_front();
+    sent += send_puts(channel, now);
+  }
+  return sent;
+}
+
+std::size_t Peer::send_acknowledgements(Time now) {
+  std::size_t sent = 0;
+  while (sent < to_acknowledge_.size()) {
+    Inbound& channel = *to_acknowledge_[sent];
+    if (channel.acknowledging || channel.acknowledged == channel.published) {
+      ++sent;  // listed twice
+      continue;
+    }
+    const Request request{.id = kAcknowledgement | *channel.index,
+                          .immediate = {true, *channel.index, to_wire(channel.published)}};
+    const auto posted = connection_.queue()->post(std::span(&request, 1));
+    if (!posted.ok()) {
+      lose(posted.status(), now, true);
+      return sent;
+    }
+    if (posted.value() == 0) break;
+    channel.acknowledged = channel.published;
+    channel.acknowledging = true;
+    ++sent;
+  }
+  to_acknowledge_.erase(to_acknowledge_.begin(), to_acknowledge_.begin() + static_cast<std::ptrdiff_t>(sent));
+  return sent;
+}
+
+RemoteRegion* Peer::locate(Outbound& channel, std::uint32_t region) {
+  const auto found = std::find_if(channel.targets.begin(), channel.targets.end(),
+                                  [&](const RemoteRegion& target) { return target.region == region; });
+  if (found != channel.targets.end()) return found->known ? &*found : nullptr;
+  channel.targets.push_back({.region = region});
+  say(RegionMessage{head(MessageType::kResolve), channel.key, region, 0});
+  return nullptr;
+}
+
+/// False: not now (the target is being asked for), or never (the channel has failed).
+bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
+  out = {.id = std::uint64_t{channel.serial} << 32 | static_cast<std::uint32_t>(put.sequence),
+         .immediate = {false, *channel.index, to_wire(put.sequence)}};
+  if (put.length == 0) return true;
+  const RemoteRegion* const target = locate(channel, put.remote_region);
+  if (target == nullptr) return false;
+  if (!memory::in_bounds(put.remote_offset, put.length, target->bytes)) {
+    fail(channel, {StatusCode::kOutOfRange, "[" + std::to_string(put.remote_offset) + ", +" +
+                                                std::to_string(put.length) + ") lies outside region " +
+                                                std::to_string(put.remote_region) + " of " +
+                                                std::to_string(target->bytes) + " bytes"});
+    return false;
+  }
+  const auto source = channel.memory.source(*put.source);
+  if (!source.ok()) {
+    fail(channel, source.status());
+    return false;
+  }
+  if (std::find(channel.sources.begin(), channel.sources.end(), put.source) == channel.sources.end()) {
+    channel.sources.push_back(put.source);
+  }
+  const rdma::Chunk& whole = source.value()->chunks.front();
+  out.source = whole.address + put.source_offset;
+  out.lkey = whole.lkey;
+  out.target = target->address + put.remote_offset;
+  out.rkey = target->rkey;
+  out.length = put.length;
+  return true;
+}
+
+/// One doorbell's worth; stays active as long as it can go on.
+std::size_t Peer::send_puts(Outbound& channel, Time now) {
+  Queue& queue = *connection_.queue();
+  if (!channel.index || channel.failed || channel.accused || !channel.revoked.empty()) return 0;
+  const std::uint64_t first = channel.window.sent() + 1;
+  std::uint64_t last = std::min(channel.window.submitted(), channel.done.prefix() + channel.done.capacity());
+  last = std::min<std::uint64_t>(last, channel.window.sent() + kBatch);
+  if (last < first) return 0;  // offered again when something completes
+  const std::uint64_t credit =
+      connection_.peer_credit() - std::min<std::uint64_t>(connection_.peer_credit(), outstanding_);
+  const std::uint64_t room = queue.room() - std::min(queue.room(), reserve(queue));
+  last = std::min(last, channel.window.sent() + std::min(credit, room));
+  Request requests[kBatch];
+  std::size_t count = 0;
+  while (first + count <= last && make_request(channel, channel.window.at(first + count), requests[count])) {
+    ++count;
+  }
+  const auto posted = queue.post(std::span(requests, count));
+  if (!posted.ok()) {
+    lose(posted.status(), now, true);
+    return 0;
+  }
+  for (std::size_t i = 0; i < posted.value(); ++i) channel.window.mark_sent();
+  channel.flying += static_cast<std::uint32_t>(posted.value());
+  outstanding_ += posted.value();
+  const bool waits = channel.failed || (first + count <= last);  // for an answer about its target
+  if (!waits && channel.window.unsent() != nullptr) offer(channel);
+  return posted.value();
+}
+
+}  // namespace mkernel::transport::efa

@@ -1,0 +1,128 @@
+#include "daemon/transport/efa/queue.h"
+
+#include <endian.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace mkernel::transport::efa {
+
+Result<std::unique_ptr<Queue>> Queue::make(Device& device, std::uint32_t credit, std::uint8_t service_level,
+                                           std::uint32_t qkey) {
+  std::unique_ptr<Queue> made(new Queue(device, qkey));
+  MK_RETURN_IF_ERROR(made->make_pair(credit, service_level));
+  MK_RETURN_IF_ERROR(made->ready());
+  if (!device.abilities().unsolicited) MK_RETURN_IF_ERROR(made->post_receives(2 * credit));
+  return made;
+}
+
+/// The completion queue holds everything that can be there at a time: own requests, the peer's puts (its
+/// credit), and its acknowledgements, which are never more than the puts that wait for one. Twice, for those
+/// of channels that were closed meanwhile.
+Status Queue::make_pair(std::uint32_t credit, std::uint8_t service_level) {
+  const Abilities& can = device_.abilities();
+  const std::uint32_t entries = std::min(can.max_cqe, can.send_queue + 4 * credit);
+  cq_ = rdma::own(
+      device_.verbs().create_cq(device_.context(), static_cast<int>(entries), this, device_.completions(), 0),
+      device_.verbs().destroy_cq);
+  if (cq_ == nullptr) return rdma::call_failed(device_.name(), "making a completion queue", errno);
+  ibv_qp_init_attr_ex attributes{};
+  attributes.send_cq = attributes.recv_cq = cq_.get();
+  attributes.cap.max_send_wr = can.send_queue;
+  attributes.cap.max_recv_wr = can.unsolicited ? 1 : 2 * credit;
+  attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
+  attributes.qp_type = IBV_QPT_DRIVER;
+  attributes.sq_sig_all = 1;
+  attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+  attributes.pd = device_.pd();
+  attributes.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+  rdma::EfaQpInit init;
+  init.flags = can.unsolicited ? rdma::kEfaQpUnsolicitedWriteRecv : 0;
+  init.service_level = service_level;
+  qp_ = rdma::own(device_.efa().create_qp(device_.context(), &attributes, &init, sizeof(init)),
+                  device_.verbs().destroy_qp);
+  if (qp_ == nullptr) return rdma::call_failed(device_.name(), "creating an SRD queue pair", errno);
+  requests_ = device_.verbs().qp_to_qp_ex(qp_.get());
+  depth_ = std::min(can.send_queue, attributes.cap.max_send_wr);
+  return {};
+}
+
+Status Queue::ready() {
+  ibv_qp_attr values{};
+  const auto change = [&](ibv_qp_state to, int mask) {
+    values.qp_state = to;
+    const int error = device_.verbs().modify_qp(qp_.get(), &values, IBV_QP_STATE | mask);
+    return error == 0 ? Status() : rdma::call_failed(device_.name(), "preparing an SRD queue pair", error);
+  };
+  values.port_num = 1;
+  values.qkey = qkey_;
+  values.rnr_retry = 7;  // for ever: the receiver polls, or the connection is given up
+  MK_RETURN_IF_ERROR(change(IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+  MK_RETURN_IF_ERROR(change(IBV_QPS_RTR, 0));
+  return change(IBV_QPS_RTS, IBV_QP_SQ_PSN | IBV_QP_RNR_RETRY);
+}
+
+Status Queue::meet(const Hello& peer) {
+  ibv_ah_attr attributes{};
+  attributes.is_global = 1;
+  attributes.port_num = 1;
+  std::memcpy(attributes.grh.dgid.raw, peer.gid, sizeof(peer.gid));
+  address_ = rdma::own(device_.verbs().create_ah(device_.pd(), &attributes), device_.verbs().destroy_ah);
+  if (address_ == nullptr)
+    return rdma::call_failed(device_.name(), "making the peer's address handle", errno);
+  peer_qpn_ = peer.qpn;
+  peer_qkey_ = peer.qkey;
+  return {};
+}
+
+Result<std::size_t> Queue::post(std::span<const Request> requests) {
+  const std::size_t count = std::min<std::size_t>(requests.size(), room());
+  if (count == 0) return count;
+  ibv_wr_start(requests_);
+  for (const Request& request : requests.first(count)) {
+    requests_->wr_id = request.id;
+    requests_->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_rdma_write_imm(requests_, request.rkey, request.target, htobe32(pack(request.immediate)));
+    ibv_wr_set_sge(requests_, request.lkey, request.source, request.length);
+    ibv_wr_set_ud_addr(requests_, address_.get(), peer_qpn_, peer_qkey_);
+  }
+  const int error = ibv_wr_complete(requests_);
+  if (error == ENOMEM) return std::size_t{0};
+  if (error != 0) return rdma::call_failed(device_.name(), "posting to an SRD queue pair", error);
+  held_ += static_cast<std::uint32_t>(count);
+  return count;
+}
+
+Result<std::size_t> Queue::poll(std::span<ibv_wc> out) {
+  const int polled = ibv_poll_cq(cq_.get(), static_cast<int>(out.size()), out.data());
+  if (polled < 0) return rdma::call_failed(device_.name(), "polling a completion queue", EIO);
+  std::uint32_t received = 0;
+  for (int i = 0; i < polled; ++i) {
+    const bool arrived = out[i].status == IBV_WC_SUCCESS && out[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM;
+    if (arrived) {
+      ++received;
+    } else {
+      --held_;
+    }
+  }
+  if (!device_.abilities().unsolicited && received > 0) MK_RETURN_IF_ERROR(post_receives(received));
+  return static_cast<std::size_t>(polled);
+}
+
+Status Queue::post_receives(std::uint32_t count) {
+  ibv_recv_wr request{};
+  ibv_recv_wr* bad = nullptr;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const int error = ibv_post_recv(qp_.get(), &request, &bad);
+    if (error != 0) return rdma::call_failed(device_.name(), "posting a receive", error);
+  }
+  return {};
+}
+
+Status Queue::arm() {
+  const int error = ibv_req_notify_cq(cq_.get(), 0);
+  return error == 0 ? Status() : rdma::call_failed(device_.name(), "arming a completion queue", error);
+}
+
+}  // namespace mkernel::transport::efa

@@ -1,0 +1,67 @@
+// One end of a connection: a completion queue and a queue pair of its own, and the address of the other end.
+// What goes with it goes at once: nothing lands from the old path, nothing is read for it, once it is
+// destroyed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "daemon/transport/efa/device.h"
+#include "daemon/transport/efa/immediate.h"
+#include "daemon/transport/efa/message.h"
+
+namespace mkernel::transport::efa {
+
+/// A write, or with length 0 only its immediate data.
+struct Request {
+  std::uint64_t id = 0;  ///< of its completion
+  Immediate immediate;
+  std::uint64_t source = 0;
+  std::uint64_t target = 0;
+  std::uint32_t length = 0;
+  std::uint32_t lkey = 0;
+  std::uint32_t rkey = 0;
+};
+
+/// Proxy thread.
+class Queue {
+ public:
+  /// `credit`: puts that the peer may have on their way to here.
+  static Result<std::unique_ptr<Queue>> make(Device& device, std::uint32_t credit, std::uint8_t service_level,
+                                             std::uint32_t qkey);
+
+  std::uint32_t qpn() const { return qp_->qp_num; }
+  std::uint32_t qkey() const { return qkey_; }
+  /// Where requests go from now on.
+  Status meet(const Hello& peer);
+  bool met() const { return address_ != nullptr; }
+
+  /// Requests that can be posted now.
+  std::uint32_t room() const { return depth_ - held_; }
+  std::uint32_t depth() const { return depth_; }
+  /// Posts as many as there is room for, in one doorbell. The number taken, or why the queue is useless.
+  Result<std::size_t> post(std::span<const Request> requests);
+  /// Completions of requests and what has arrived, at most `out.size()`.
+  Result<std::size_t> poll(std::span<ibv_wc> out);
+  /// The next completion is notified.
+  Status arm();
+
+ private:
+  Queue(Device& device, std::uint32_t qkey) : device_(device), qkey_(qkey) {}
+  Status make_pair(std::uint32_t credit, std::uint8_t service_level);
+  Status ready();
+  Status post_receives(std::uint32_t count);
+
+  Device& device_;
+  const std::uint32_t qkey_;
+  std::uint32_t depth_ = 0;
+  std::uint32_t held_ = 0;  ///< requests that were posted and not polled
+  std::uint32_t peer_qpn_ = 0, peer_qkey_ = 0;
+  rdma::Object<ibv_cq> cq_;
+  rdma::Object<ibv_qp> qp_;
+  rdma::Object<ibv_ah> address_;
+  ibv_qp_ex* requests_ = nullptr;
+};
+
+}  // namespace mkernel::transport::efa

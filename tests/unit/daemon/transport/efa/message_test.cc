@@ -1,0 +1,76 @@
+// Messages come from another machine: nothing in them is believed before it was checked.
+#include "daemon/transport/efa/message.h"
+
+#include <doctest/doctest.h>
+
+#include <random>
+#include <vector>
+
+#include "daemon/transport/efa/immediate.h"
+
+namespace mkernel::transport::efa {
+namespace {
+
+Hello hello() {
+  Hello message{{.type = MessageType::kHello, .epoch = 1}, 1, 2};
+  message.qpn = 0xffffff;
+  message.credit = 1;
+  return message;
+}
+
+template <typename T>
+bool good(const T& message) {
+  return check_message(bytes_of(message)).ok();
+}
+
+TEST_CASE("a message of every type passes, and of no other size") {
+  CHECK(good(hello()));
+  CHECK(good(Message{.type = MessageType::kReady}));
+  CHECK(good(ChannelMessage{{.type = MessageType::kAttach}, 7}));
+  CHECK(good(Attached{{.type = MessageType::kAttached}, 7, 0, kMaxChannels - 1}));
+  CHECK(good(RegionMessage{{.type = MessageType::kResolve}, 7, abi::kMaxRegions - 1}));
+  CHECK(good(Resolved{{.type = MessageType::kResolved}, 7}));
+  CHECK(good(refusal({.type = MessageType::kLost}, {StatusCode::kUnavailable, "why"})));
+  const Hello message = hello();
+  const auto bytes = bytes_of(message);
+  std::vector<std::byte> longer(bytes.begin(), bytes.end());
+  longer.push_back({});
+  for (std::size_t size = 0; size <= longer.size(); ++size) {
+    CHECK(check_message(std::span(longer).first(size)).ok() == (size == sizeof(Hello)));
+  }
+}
+
+TEST_CASE("a field out of its limits is named") {
+  const auto refused = [](const auto& message, const char* what) {
+    const Status status = check_message(bytes_of(message));
+    CHECK(status.code() == StatusCode::kInvalidArgument);
+    CHECK(status.text().find(what) != std::string::npos);
+  };
+  auto greeting = hello();
+  greeting.qpn = 1 << 24;
+  refused(greeting, "QPN 16777216");
+  greeting = hello();
+  greeting.credit = 0;
+  refused(greeting, "credit");
+  greeting = hello();
+  greeting.head.version = 9;
+  refused(greeting, "version 9");
+  refused(Message{.type = static_cast<MessageType>(77)}, "type 77");
+  refused(Attached{{.type = MessageType::kAttached}, 7, 0, kProbe}, "channel number 32767");
+  refused(RegionMessage{{.type = MessageType::kRevoke}, 7, abi::kMaxRegions}, "region");
+  auto why = refusal({.type = MessageType::kRefused}, {StatusCode::kUnavailable, "why"});
+  why.code = 0;
+  refused(why, "code 0");
+  why.code = 5;
+  std::memset(why.text, 'x', sizeof(why.text));
+  refused(why, "text without end");
+}
+
+TEST_CASE("a refusal keeps its status, without what a terminal would obey") {
+  const auto sent = refusal({.type = MessageType::kRefused}, {StatusCode::kOutOfRange, "a\x1b[2Jb"}, 3);
+  CHECK(status_of(sent).code() == StatusCode::kOutOfRange);
+  CHECK(status_of(sent).text() == "a [2Jb");
+}
+
+}  // namespace
+}  // namespace mkernel::transport::efa

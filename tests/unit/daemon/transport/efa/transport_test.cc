@@ -1,0 +1,111 @@
+// What the conformance suite cannot ask for: regions that go while puts fly, devices that die, a closed
+// security group, and what is registered when.
+#include <doctest/doctest.h>
+
+#include "tests/conformance/efa_wire.h"
+
+namespace mkernel::test {
+
+std::unique_ptr<Wire> make_wire() {
+  return std::make_unique<EfaWire>();
+}
+
+namespace {
+
+auto always(std::uint32_t length) {
+  return [length](std::uint64_t) { return length; };
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+nic::Fabric& fabric_of(TransportPair& pair) {
+  return static_cast<EfaWire&>(pair.wire()).fabric();
+}
+
+TEST_CASE("a region that is retired is given up by its sender before it is deregistered, and may come back") {
+  TransportPair pair;
+  const auto ends = pair.stream(pair.a(), 4000, 16, 4096, always(4096));
+  REQUIRE(pair.run_until([&] { return pair.b().arrived(ends.in) > 100; }));
+  memory::Region& target = pair.b().region(pair.b().region_of(ends.in));
+  CHECK(pair.b().transport().holds(target));
+  CHECK(fabric_of(pair).registered("efa-node-b") >= target.bytes);
+  for (int round = 0; round < 20; ++round) {
+    const std::uint64_t asked = pair.b().begun(ends.in);  // place() is called for a region, not for every put
+    pair.b().transport().retire(target);
+    REQUIRE(pair.run_until([&] { return pair.b().begun(ends.in) > asked; }));
+    CHECK(fabric_of(pair).registered("efa-node-b") == target.bytes);  // the old registration has gone
+  }
+  CHECK(pair.run(Threads::kOne) == "");
+  CHECK(pair.b().arrived(ends.in) == 4000);
+  CHECK(pair.a().channel_status(ends.out).ok());
+}
+
+TEST_CASE("what a channel registered goes with it") {
+  TransportPair pair;
+  const auto ends = pair.stream(pair.a(), 10, 4, 4096, always(4096));
+  CHECK(pair.run(Threads::kOne) == "");
+  CHECK(fabric_of(pair).registered("efa-node-a") > 0);
+  CHECK(fabric_of(pair).registered("efa-node-b") > 0);
+  pair.a().close_channel(ends.out);
+  pair.b().close_channel(ends.in);
+  CHECK(fabric_of(pair).registered("efa-node-a") == 0);
+  CHECK(fabric_of(pair).registered("efa-node-b") == 0);
+}
+
+TEST_CASE("a peer whose security group is closed: messages pass, no byte does") {
+  TransportPair pair({.peer_timeout = std::chrono::milliseconds(300), .connect = false});
+  fabric_of(pair).every_path({.down = true});
+  pair.connect_a();
+  pair.connect_b();
+  CHECK(pair.run_until([&] { return !pair.a().peer_status().ok() && !pair.b().peer_status().ok(); },
+                       std::chrono::seconds(20)));
+  CHECK(!pair.a().connected());
+  CHECK(!pair.b().connected());
+  CHECK((contains(pair.a().peer_status().text(), "security group") ||
+         contains(pair.b().peer_status().text(), "security group")));
+  CHECK(contains(pair.a().peer_status().text(), "node-b"));
+}
+
+TEST_CASE("a device that dies fails the peers of its node, which say so to each other") {
+  TransportPair pair;
+  const auto ends = pair.stream(pair.a(), 1000000, 4, 4096, always(4096));
+  REQUIRE(pair.run_until([&] { return pair.b().arrived(ends.in) > 3; }));
+  fabric_of(pair).fail_device("efa-node-b");
+  CHECK(pair.run_until([&] { return !pair.a().peer_status().ok() && !pair.b().peer_status().ok(); }));
+  CHECK(contains(pair.b().peer_status().text(), "efa-node-b reported"));
+  CHECK(contains(pair.a().peer_status().text(), "efa-node-b reported"));
+  CHECK(pair.violation() == "");
+}
+
+TEST_CASE("memory that cannot be registered fails its channel, with the limit that is in the way") {
+  TransportPair pair;
+  const auto other = pair.stream(pair.a(), 100, 4, 512, always(512));
+  REQUIRE(pair.run_until([&] { return pair.b().arrived(other.in) > 3; }));
+  bool at_sender = false;
+  SUBCASE("at the sender") {
+    at_sender = true;
+  }
+  SUBCASE("at the receiver") {}
+  fabric_of(pair).fail_registrations(at_sender ? "efa-node-a" : "efa-node-b", ENOMEM, 1);
+  const auto ends = pair.stream(pair.a(), 10, 4, 4096, always(4096));
+  CHECK(pair.run_until(
+      [&] { return !pair.a().channel_status(ends.out).ok() && pair.a().completed(other.out) == 100; }));
+  CHECK(pair.a().channel_status(ends.out).code() == StatusCode::kResourceExhausted);
+  CHECK(contains(pair.a().channel_status(ends.out).text(), "registering"));
+  CHECK(pair.a().peer_status().ok());
+}
+
+TEST_CASE("hostile messages cost the peer its connection and nobody a crash") {
+  TransportPair pair;
+  pair.stream(pair.a(), 1000000, 4, 4096, always(4096));
+  REQUIRE(pair.run_until([&] { return pair.a().connected() && pair.b().connected(); }));
+  const std::vector<std::byte> nonsense(17, std::byte{0x5a});
+  pair.b().transport().receive_from_peer(pair.b().peer(), nonsense);
+  CHECK(pair.run_until([&] { return !pair.a().peer_status().ok() && !pair.b().peer_status().ok(); }));
+  CHECK(contains(pair.b().peer_status().text(), "message of an EFA transport"));
+}
+
+}  // namespace
+}  // namespace mkernel::test

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "daemon/app/efa_rails.h"
 #include "daemon/app/verbs_rails.h"
 #include "daemon/memory/gpu_module.h"
 #include "daemon/transport/emulated/emulated.h"
@@ -69,6 +70,13 @@ using Maker = std::function<Result<std::unique_ptr<transport::Transport>>(std::u
 Result<Maker> maker_for(const config::Config& config, std::uint64_t boot_id) {
   if (config.transport.kind == "verbs") {
     auto rails = VerbsRails::open(config);
+    if (!rails.ok()) return rails.status();
+    return Maker([rails = std::move(*rails), base = base_options(config, boot_id)](std::uint32_t rail) {
+      return rails.make(base, rail);
+    });
+  }
+  if (config.transport.kind == "efa") {
+    auto rails = EfaRails::open(config);
     if (!rails.ok()) return rails.status();
     return Maker([rails = std::move(*rails), base = base_options(config, boot_id)](std::uint32_t rail) {
       return rails.make(base, rail);

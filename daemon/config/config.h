@@ -78,6 +78,14 @@ struct Verbs {
   std::uint32_t service_level = 0;
 };
 
+/// RDMA over AWS EFA. Which devices: topology.nics.
+struct Efa {
+  std::uint32_t window = 1024;  ///< puts of one channel in flight
+  std::uint32_t credit = 4096;  ///< puts of one peer that may arrive and wait
+  std::uint32_t send_queue = 0;
+  std::uint32_t service_level = 8;
+};
+
 struct Transport {
   std::string kind = "tcp";
   bool gpu_memory = false;  ///< move it: by the GPU module, or by the NIC
@@ -86,6 +94,7 @@ struct Transport {
   Tcp tcp;
   Emulated emulated;
   Verbs verbs;
+  Efa efa;
 };
 
 struct Topology {

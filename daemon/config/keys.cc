@@ -82,7 +82,8 @@ void node_and_peer_keys(std::vector<Key>& table) {
 }
 
 void transport_keys(std::vector<Key>& table) {
-  table.push_back(key("transport.kind", MK_FIELD(transport.kind), one_of({"tcp", "emulated", "verbs"})));
+  table.push_back(
+      key("transport.kind", MK_FIELD(transport.kind), one_of({"tcp", "emulated", "verbs", "efa"})));
   table.push_back(key("transport.gpu_memory", MK_FIELD(transport.gpu_memory), boolean()));
   table.push_back(key("transport.peer_timeout_ms", MK_FIELD(transport.peer_timeout), integer(1, 3600000)));
   table.push_back(key("transport.reconnect_ms", MK_FIELD(transport.reconnect_interval), integer(1, 1000)));
@@ -130,6 +131,13 @@ void verbs_keys(std::vector<Key>& table) {
       key("transport.verbs.traffic_class", MK_FIELD(transport.verbs.traffic_class), integer(0, 255)));
   table.push_back(
       key("transport.verbs.service_level", MK_FIELD(transport.verbs.service_level), integer(0, 15)));
+}
+
+void efa_keys(std::vector<Key>& table) {
+  table.push_back(key("transport.efa.window", MK_FIELD(transport.efa.window), integer(1, 32767)));
+  table.push_back(key("transport.efa.credit", MK_FIELD(transport.efa.credit), integer(1, 65536)));
+  table.push_back(key("transport.efa.send_queue", MK_FIELD(transport.efa.send_queue), integer(0, 32768)));
+  table.push_back(key("transport.efa.service_level", MK_FIELD(transport.efa.service_level), integer(0, 15)));
 }
 
 void proxy_keys(std::vector<Key>& table) {
@@ -222,6 +230,7 @@ const std::vector<Key>& keys() {
     node_and_peer_keys(built);
     transport_keys(built);
     verbs_keys(built);
+    efa_keys(built);
     topology_keys(built);
     proxy_keys(built);
     limit_and_log_keys(built);

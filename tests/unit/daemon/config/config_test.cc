@@ -95,7 +95,7 @@ TEST_CASE("each mistake is refused with file, line, key, value and limit") {
       {"proxy = 3", "node.toml:1: proxy: is a section, not a key"},
       {"[transport.kind]\na = 1", "node.toml:1: transport.kind: is a key, not a section"},
       {"[transport]\nkind = \"udp\"",
-       "node.toml:2: transport.kind = \"udp\": must be one of \"tcp\" \"emulated\" \"verbs\""},
+       "node.toml:2: transport.kind = \"udp\": must be one of \"tcp\" \"emulated\" \"verbs\" \"efa\""},
       {"[transport.verbs]\ntimeout = 0",
        "node.toml:2: transport.verbs.timeout = 0: must be a whole number from 1"},
       {"[transport.emulated]\ndrop = 1.5",

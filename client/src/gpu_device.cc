@@ -1,8 +1,18 @@
 #include "client/src/gpu_device.cuh"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <utility>
 
 namespace mkernel::client {
+namespace {
+
+/// CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE of CUDA 12.8: traffic to the dma-buf takes the PCIe path, on
+/// machines that have another one too. Drivers refuse it where there is no choice.
+constexpr unsigned long long kMapOverPcie = 1;
+
+}  // namespace
 
 Result<std::shared_ptr<const Device>> Device::open(const CudaDriver& driver, int ordinal) {
   auto device = std::make_shared<Device>(driver, ordinal);
@@ -91,6 +101,30 @@ Status Device::check_peer(int owner) const {
   return {StatusCode::kFailedPrecondition, name_ + " cannot access the memory of GPU " +
                                                std::to_string(owner) +
                                                ": no peer access (NVLink, or PCIe with P2P) between them"};
+}
+
+/// A dma-buf is of whole pages of the host; the NIC is given the piece within.
+void export_dma_buf(const Device& device, CUdeviceptr address, std::uint64_t bytes, SharedMemory& shared) {
+  const CudaDriver& driver = device.driver();
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const CUdeviceptr begin = address / page * page;
+  const std::uint64_t whole = (address + bytes - begin + page - 1) / page * page;
+  int fd = -1;
+  CUresult error = CUDA_ERROR_NOT_SUPPORTED;
+  for (const unsigned long long flags : {kMapOverPcie, 0ULL}) {
+    error =
+        driver.cuMemGetHandleForAddressRange(&fd, begin, whole, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, flags);
+    if (error == CUDA_SUCCESS) break;
+  }
+  const Status given = driver.status(
+      error, "cuMemGetHandleForAddressRange of " + std::to_string(whole) + " bytes on " + device.name());
+  if (!given.ok()) {
+    shared.no_dma_buf = given.text() + " (dma-bufs need the open kernel modules of the driver)";
+    return;
+  }
+  shared.dma_buf = ipc::UniqueFd(fd);
+  (void)::fcntl(fd, F_SETFD, FD_CLOEXEC);  // a child of this process would keep the memory allocated
+  shared.dma_buf_offset = address - begin;
 }
 
 }  // namespace mkernel::client

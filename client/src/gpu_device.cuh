@@ -9,6 +9,7 @@
 #include <string>
 
 #include "client/src/cuda_driver.cuh"
+#include "client/src/memory.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::client {
@@ -69,5 +70,9 @@ class Current {
   const CudaDriver& driver_;
   bool pushed_ = false;
 };
+
+/// The dma-buf of [address, +bytes) on the device, into `shared`, or why the driver gives none. It holds the
+/// memory like any other handle. Under Current.
+void export_dma_buf(const Device& device, CUdeviceptr address, std::uint64_t bytes, SharedMemory& shared);
 
 }  // namespace mkernel::client

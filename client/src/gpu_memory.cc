@@ -139,6 +139,7 @@ Result<NewMemory> GpuMemory::make(const std::string&, std::uint64_t bytes) {
   auto fd = mine->share();
   if (!fd.ok()) return fd.status();
   made.shared.fd = std::move(*fd);
+  export_dma_buf(*device_, reinterpret_cast<CUdeviceptr>(mine->data()), whole(bytes), made.shared);
   made.mapped = {mine->data(), std::move(mine)};
   return made;
 }

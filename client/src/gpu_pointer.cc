@@ -1,8 +1,5 @@
 // Plain GPU memory, allocated by whoever links this library: found by its address, named for others by CUDA
 // IPC, and by a dma-buf where the driver gives one.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -15,10 +12,6 @@
 
 namespace mkernel::client {
 namespace {
-
-/// CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE of CUDA 12.8: traffic to the dma-buf takes the PCIe path, on
-/// machines that have another one too. Drivers refuse it where there is no choice.
-constexpr unsigned long long kMapOverPcie = 1;
 
 /// What CUDA knows of an address.
 struct Pointer {
@@ -101,7 +94,6 @@ class PlainMemory final : public MemorySource {
   Result<Pointer> look(std::uint64_t bytes) const;
   Status check(const Pointer& pointer, std::uint64_t bytes) const;
   Result<abi::IpcMemory> name(const Pointer& pointer) const;
-  void add_dma_buf(std::uint64_t bytes, SharedMemory& shared) const;
   Result<int> ordinal_of(const abi::IpcMemory& memory) const;
   Result<MappedMemory> reach_own(OwnAllocations::Held own, std::uint64_t offset) const;
 
@@ -166,29 +158,6 @@ Result<abi::IpcMemory> PlainMemory::name(const Pointer& pointer) const {
   return memory;
 }
 
-/// A dma-buf is of whole pages of the host; the NIC is given the piece within.
-void PlainMemory::add_dma_buf(std::uint64_t bytes, SharedMemory& shared) const {
-  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const CUdeviceptr begin = address_ / page * page;
-  const std::uint64_t whole = (address_ + bytes - begin + page - 1) / page * page;
-  int fd = -1;
-  CUresult error = CUDA_ERROR_NOT_SUPPORTED;
-  for (const unsigned long long flags : {kMapOverPcie, 0ULL}) {
-    error =
-        driver().cuMemGetHandleForAddressRange(&fd, begin, whole, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, flags);
-    if (error == CUDA_SUCCESS) break;
-  }
-  const Status given = driver().status(
-      error, "cuMemGetHandleForAddressRange of " + std::to_string(whole) + " bytes on " + device_->name());
-  if (!given.ok()) {
-    shared.no_dma_buf = given.text() + " (dma-bufs need the open kernel modules of the driver)";
-    return;
-  }
-  shared.fd = ipc::UniqueFd(fd);
-  (void)::fcntl(fd, F_SETFD, FD_CLOEXEC);  // a child of this process would keep the memory allocated
-  shared.dma_buf_offset = address_ - begin;
-}
-
 Result<NewMemory> PlainMemory::make(const std::string&, std::uint64_t bytes) {
   const Current current(*device_);
   const auto pointer = look(bytes);
@@ -198,7 +167,7 @@ Result<NewMemory> PlainMemory::make(const std::string&, std::uint64_t bytes) {
   NewMemory made;
   made.shared.cuda_ipc = memory.value();
   made.shared.offset = address_ - pointer.value().base;
-  add_dma_buf(bytes, made.shared);
+  export_dma_buf(*device_, address_, bytes, made.shared);
   made.mapped = {reinterpret_cast<std::byte*>(address_),
                  own_allocations().add(memory.value(), {pointer.value().base, device_})};
   return made;

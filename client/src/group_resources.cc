@@ -40,11 +40,13 @@ Status GroupCore::register_region(std::uint32_t index, const RegionPart& part, c
   message.ipc = memory.cuda_ipc;
   message.dma_buf_offset = memory.dma_buf_offset;
   ipc::copy_text(message.no_dma_buf, memory.no_dma_buf);
-  const int fd = memory.fd.get();
+  std::vector<int> fds;
+  for (const ipc::UniqueFd* fd : {&memory.fd, &memory.dma_buf}) {
+    if (fd->valid()) fds.push_back(fd->get());
+  }
   abi::PlainReply reply;
   return session_->connection()
-      .request(abi::MessageType::kRegisterRegion, message, reply, session_->request_deadline(),
-               std::span(&fd, memory.fd.valid() ? 1 : 0))
+      .request(abi::MessageType::kRegisterRegion, message, reply, session_->request_deadline(), fds)
       .with_context("region " + std::to_string(index) + " of group '" + options_.name + "'");
 }
 

@@ -20,10 +20,11 @@ struct MappedMemory {
 
 /// What other processes reach a piece of memory by.
 struct SharedMemory {
-  ipc::UniqueFd fd;          ///< memfd or VMM allocation; plain GPU memory: its dma-buf, or none
-  std::uint64_t offset = 0;  ///< of the piece within the fd; plain GPU memory: within its allocation
-  // Plain GPU memory alone.
-  abi::IpcMemory cuda_ipc{};
+  ipc::UniqueFd fd;           ///< memfd or VMM allocation; none of plain GPU memory
+  std::uint64_t offset = 0;   ///< of the piece within the fd; plain GPU memory: within its allocation
+  abi::IpcMemory cuda_ipc{};  ///< plain GPU memory alone
+  // GPU memory: what a NIC registers.
+  ipc::UniqueFd dma_buf;             ///< or none
   std::uint64_t dma_buf_offset = 0;  ///< of the piece within the dma-buf
   std::string no_dma_buf;            ///< why the driver gave none
 };

@@ -88,18 +88,19 @@ Status check_vmm(const RegionRequest& request, unsigned gpu_major) {
                                             std::to_string(page) + ", and some"};
 }
 
-/// The dma-buf of plain GPU memory, which a NIC is to register and the daemon only keeps.
+/// The dma-buf of GPU memory, which a NIC is to register and the daemon only keeps.
 Status check_dma_buf(const RegionRequest& request, long type) {
+  if (!request.dma_buf.valid()) return {};
   struct statfs info {};
   struct stat file {};
-  if (::fstatfs(request.fd.get(), &info) != 0 || ::fstat(request.fd.get(), &file) != 0) {
-    return {StatusCode::kInvalidArgument, std::string("fstat of the region's fd: ") + std::strerror(errno)};
+  if (::fstatfs(request.dma_buf.get(), &info) != 0 || ::fstat(request.dma_buf.get(), &file) != 0) {
+    return {StatusCode::kInvalidArgument,
+            std::string("fstat of the region's dma-buf: ") + std::strerror(errno)};
   }
   if (static_cast<long>(info.f_type) != type) {
-    return {StatusCode::kInvalidArgument,
-            "fd of a region of kind ipc is " + file_text(file) + ", not a dma-buf"};
+    return {StatusCode::kInvalidArgument, "dma-buf of a region is " + file_text(file) + ", not a dma-buf"};
   }
-  const off_t size = ::lseek(request.fd.get(), 0, SEEK_END);
+  const off_t size = ::lseek(request.dma_buf.get(), 0, SEEK_END);
   if (size < 0) {
     return {StatusCode::kInvalidArgument, std::string("size of the dma-buf: ") + std::strerror(errno)};
   }
@@ -110,20 +111,19 @@ Status check_dma_buf(const RegionRequest& request, long type) {
 }
 
 /// All that can be said of plain GPU memory without a driver: the handle is opaque.
-Status check_ipc(const RegionRequest& request, long dma_buf_type) {
+Status check_ipc(const RegionRequest& request) {
   if (request.bytes == 0) return {StatusCode::kInvalidArgument, "region of 0 bytes"};
-  if (!in_bounds(request.offset, request.bytes, std::numeric_limits<std::uint64_t>::max())) {
-    return {StatusCode::kOutOfRange, "region [" + std::to_string(request.offset) + ", +" +
-                                         std::to_string(request.bytes) + ") of an allocation"};
-  }
-  return request.fd.valid() ? check_dma_buf(request, dma_buf_type) : Status();
+  if (in_bounds(request.offset, request.bytes, std::numeric_limits<std::uint64_t>::max())) return {};
+  return {StatusCode::kOutOfRange, "region [" + std::to_string(request.offset) + ", +" +
+                                       std::to_string(request.bytes) + ") of an allocation"};
 }
 
 Status check_gpu(const RegionRequest& request, const RegionRules& rules) {
   MK_RETURN_IF_ERROR(check_device(request));
-  return static_cast<abi::RegionKind>(request.kind) == abi::RegionKind::kVmm
-             ? check_vmm(request, rules.gpu_major)
-             : check_ipc(request, rules.dma_buf_type);
+  MK_RETURN_IF_ERROR(static_cast<abi::RegionKind>(request.kind) == abi::RegionKind::kVmm
+                         ? check_vmm(request, rules.gpu_major)
+                         : check_ipc(request));
+  return check_dma_buf(request, rules.dma_buf_type);
 }
 
 /// Checks the host memory behind a request and maps it.
@@ -159,6 +159,7 @@ Result<std::shared_ptr<const Region>> open_region(RegionRequest request, std::ui
     MK_RETURN_IF_ERROR(check_gpu(request, rules));
     region->device = request.device;
     region->cuda_ipc = request.cuda_ipc;
+    region->dma_buf = std::move(request.dma_buf);
     region->dma_buf_offset = request.dma_buf_offset;
     region->no_dma_buf = std::move(request.no_dma_buf);
   } else {

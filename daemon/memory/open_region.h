@@ -21,6 +21,7 @@ struct RegionRequest {
   std::uint64_t bytes = 0;
   std::int32_t device = -1;  ///< GPU that its session named in hello
   abi::IpcMemory cuda_ipc{};
+  ipc::UniqueFd dma_buf;
   std::uint64_t dma_buf_offset = 0;
   std::string no_dma_buf;
 };
@@ -42,7 +43,7 @@ struct RegionRules {
 
 /// Checks the region; maps it when it is host memory. Errors name the value and the limit: kInvalidArgument
 /// for an unknown kind, an fd that is no memfd sealed against shrinking (host), not of the GPU's driver (vmm)
-/// or no dma-buf (ipc), or one that may not be written; kOutOfRange when it lies outside its fd;
+/// or no dma-buf (GPU memory), or one that may not be written; kOutOfRange when it lies outside its fd;
 /// kResourceExhausted above `max_bytes` or when the address space is full; kFailedPrecondition for GPU memory
 /// of a session without GPU; kUnimplemented for huge pages. How large the allocation behind a vmm fd or an
 /// IPC handle really is only a driver can tell: whoever maps it finds out. Any thread.

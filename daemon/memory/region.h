@@ -15,14 +15,15 @@ struct Region {
   std::uint64_t id = 0;  ///< unique in this daemon's life
   abi::RegionKind kind = abi::RegionKind::kNone;
   bool shared = false;       ///< ranks of the group on this node may map it
-  ipc::UniqueFd fd;          ///< plain GPU memory: its dma-buf, or none
+  ipc::UniqueFd fd;          ///< none of plain GPU memory
   std::uint64_t offset = 0;  ///< of the region within the fd; plain GPU memory: within its allocation
   std::uint64_t bytes = 0;
-  ipc::Mapping mapping;      ///< host memory: the region itself, begins at `offset`; empty for GPU memory
-  std::int32_t device = -1;  ///< GPU memory: the GPU as its client counts them
-  // Plain GPU memory (kIpc).
-  abi::IpcMemory cuda_ipc{};         ///< how the allocation is opened
-  std::uint64_t dma_buf_offset = 0;  ///< of the region within the dma-buf: what a NIC registers
+  ipc::Mapping mapping;       ///< host memory: the region itself, begins at `offset`; empty for GPU memory
+  std::int32_t device = -1;   ///< GPU memory: the GPU as its client counts them
+  abi::IpcMemory cuda_ipc{};  ///< plain GPU memory: how the allocation is opened
+  // GPU memory: what a NIC registers.
+  ipc::UniqueFd dma_buf;             ///< or none
+  std::uint64_t dma_buf_offset = 0;  ///< of the region within the dma-buf
   std::string no_dma_buf;            ///< why there is none: one printable line
 
   bool on_gpu() const { return kind != abi::RegionKind::kHostMemory; }

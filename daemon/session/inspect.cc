@@ -20,8 +20,8 @@ const char* state_name(const SessionGroup& group) {
 }
 
 std::string dma_buf_text(const memory::Region& region) {
-  if (region.kind != abi::RegionKind::kIpc) return "";
-  if (region.fd.valid()) return "yes";
+  if (!region.on_gpu()) return "";
+  if (region.dma_buf.valid()) return "yes";
   return region.no_dma_buf.empty() ? "no" : "no: " + region.no_dma_buf;
 }
 

@@ -45,7 +45,7 @@ struct RegionSnapshot {
   std::uint64_t bytes = 0;
   bool shared = false;
   std::int32_t device = -1;  ///< GPU memory: the GPU as the client counts them
-  std::string dma_buf;       ///< kind ipc: "yes", or why the driver gave none
+  std::string dma_buf;       ///< GPU memory: "yes", or why the driver gave none
 };
 struct ChannelSnapshot {
   std::uint64_t session = 0;

@@ -45,12 +45,18 @@ bool is_zero(const abi::IpcMemory& memory) {
 bool is_ipc(const abi::RegisterRegion& region) {
   return static_cast<abi::RegionKind>(region.kind) == abi::RegionKind::kIpc;
 }
+bool is_gpu(const abi::RegisterRegion& region) {
+  return is_ipc(region) || static_cast<abi::RegionKind>(region.kind) == abi::RegionKind::kVmm;
+}
 Status check(const abi::RegisterRegion& region) {
   MK_RETURN_IF_ERROR(check_text(region.no_dma_buf, "register_region.no_dma_buf"));
   MK_RETURN_IF_ERROR(check_reserved(is_zero(region.reserved), "register_region"));
-  const bool named = !is_zero(region.ipc) || region.dma_buf_offset != 0 || region.no_dma_buf[0] != 0;
-  if (is_ipc(region) || !named) return {};
-  return malformed("register_region of kind " + std::to_string(region.kind) + " with fields of kind 2 (ipc)");
+  const auto with_fields_of = [&](const char* kind) {
+    return malformed("register_region of kind " + std::to_string(region.kind) + " with fields of " + kind);
+  };
+  if (!is_ipc(region) && !is_zero(region.ipc)) return with_fields_of("kind 2 (ipc)");
+  const bool dma_buf = region.dma_buf_offset != 0 || region.no_dma_buf[0] != 0;
+  return dma_buf && !is_gpu(region) ? with_fields_of("GPU memory") : Status();
 }
 Status check(const abi::UnregisterRegion& unregister) {
   return check_reserved(is_zero(unregister.reserved), "unregister_region");
@@ -82,12 +88,14 @@ Result<Message> decode_as(const PacketView& packet, const char* name, std::size_
   return Message(body);
 }
 
-/// Plain GPU memory comes with its dma-buf or without an fd, everything else with one.
+/// Host memory comes with its fd, a VMM allocation too, plain GPU memory without one; GPU memory with its
+/// dma-buf behind that, when there is one.
 Result<Message> decode_region(const PacketView& packet) {
   abi::RegisterRegion region{};
   if (packet.bytes.size() == sizeof(region)) std::memcpy(&region, packet.bytes.data(), sizeof(region));
-  const bool none = is_ipc(region) && packet.fd_count == 0;
-  return decode_as<abi::RegisterRegion>(packet, "register_region", none ? 0 : 1);
+  const std::size_t least = is_ipc(region) ? 0 : 1;
+  const bool dma_buf = is_gpu(region) && packet.fd_count == least + 1;
+  return decode_as<abi::RegisterRegion>(packet, "register_region", least + (dma_buf ? 1 : 0));
 }
 
 Status check_header(const abi::Header& header, std::size_t bytes) {

@@ -315,13 +315,17 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
                    std::to_string(ask.bytes) + " bytes on top of " + std::to_string(pinned) +
                        " are above limits.max_pinned_bytes = " + std::to_string(limit)});
   }
+  // Its own fd, where this kind has one, then its dma-buf: the decoder has counted them.
+  std::vector<ipc::UniqueFd>& fds = packet.fds;
+  const std::size_t own = ask.kind == static_cast<std::uint32_t>(abi::RegionKind::kIpc) ? 0 : 1;
   memory::RegionRequest request{.kind = ask.kind,
                                 .shared = ask.shared == 1,
-                                .fd = packet.fds.empty() ? ipc::UniqueFd() : std::move(packet.fds.front()),
+                                .fd = own > 0 ? std::move(fds.front()) : ipc::UniqueFd(),
                                 .offset = ask.offset,
                                 .bytes = ask.bytes,
                                 .device = device_,
                                 .cuda_ipc = ask.ipc,
+                                .dma_buf = fds.size() > own ? std::move(fds[own]) : ipc::UniqueFd(),
                                 .dma_buf_offset = ask.dma_buf_offset,
                                 .no_dma_buf = one_line(ipc::text_of(ask.no_dma_buf))};
   auto region = memory::open_region(std::move(request), ++services_.last_region_id,

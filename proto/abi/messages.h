@@ -18,7 +18,7 @@ enum class MessageType : std::uint16_t {
   kHello = 1,      ///< first message of a session
   kJoinGroup = 2,  ///< answered when the group is whole, has failed or timed out
   kLeaveGroup = 3,
-  kRegisterRegion = 4,  ///< + 1 fd; of kind kIpc: the dma-buf, or none
+  kRegisterRegion = 4,  ///< + 1 fd, of kind kIpc none; + the dma-buf of GPU memory, where there is one
   kUnregisterRegion = 5,
   kMapRegion = 6,         ///< asks for the fd of a region of a rank on the same node
   kExchange = 7,          ///< every rank contributes; answered when the board holds every contribution
@@ -118,8 +118,8 @@ struct RegisterRegion {
   std::uint32_t shared;  ///< 1: ranks of the group on this node may map it
   std::uint64_t offset;  ///< within the fd, page-aligned; kIpc: within the allocation that the handle names
   std::uint64_t bytes;
-  // Of kind kIpc alone; zero otherwise.
-  IpcMemory ipc;
+  IpcMemory ipc;  ///< of kind kIpc alone; zero otherwise
+  // Of GPU memory alone; zero otherwise.
   std::uint64_t dma_buf_offset;  ///< of the region within the dma-buf, which begins at a page
   std::uint8_t reserved[8];
   char no_dma_buf[kTextBytes];  ///< why the driver gave none; empty with one

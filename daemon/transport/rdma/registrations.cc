@@ -37,7 +37,7 @@ Result<Object<ibv_mr>> Registrations::register_host(std::byte* at, std::uint64_t
 /// The base must lie on a page of the dma-buf: it is moved down, and the address with it.
 Result<Object<ibv_mr>> Registrations::register_dma_buf(const memory::Region& region, std::uint64_t at,
                                                        std::uint64_t bytes, int access) const {
-  if (region.kind != abi::RegionKind::kIpc || !region.fd.valid()) {
+  if (!region.dma_buf.valid()) {
     return Status(StatusCode::kFailedPrecondition,
                   device_ + ": GPU memory without a dma-buf cannot be registered: " +
                       (region.no_dma_buf.empty() ? "its client gave none" : region.no_dma_buf));
@@ -45,7 +45,7 @@ Result<Object<ibv_mr>> Registrations::register_dma_buf(const memory::Region& reg
   const std::uint64_t begin = region.dma_buf_offset + at;
   const std::uint64_t before = begin % static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   auto made =
-      own(verbs_.reg_dmabuf_mr(pd_, begin - before, bytes + before, begin - before, region.fd.get(), access),
+      own(verbs_.reg_dmabuf_mr(pd_, begin - before, bytes + before, begin - before, region.dma_buf.get(), access),
           verbs_.dereg_mr);
   if (made != nullptr) return made;
   return call_failed(device_, "registering " + std::to_string(bytes) + " bytes of GPU memory by dma-buf",

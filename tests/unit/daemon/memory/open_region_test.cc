@@ -93,6 +93,20 @@ TEST_CASE("GPU memory is an fd to keep: nothing is mapped, its device is its ses
   CHECK(region.value()->bytes == 8192);
   CHECK(region.value()->mapping.data() == nullptr);
   CHECK(region.value()->fd.valid());
+  CHECK_FALSE(region.value()->dma_buf.valid());
+  const RegionRules stand_in{.max_bytes = kMaxBytes, .gpu_major = 1, .dma_buf_type = TMPFS_MAGIC};
+  RegionRequest with_dma_buf = request(2);
+  with_dma_buf.dma_buf = memory(8192);
+  const auto both = open_region(std::move(with_dma_buf), 5, stand_in);
+  REQUIRE_MESSAGE(both.ok(), both.status().text());
+  CHECK(both.value()->fd.valid());
+  CHECK(both.value()->dma_buf.valid());
+  RegionRequest short_dma_buf = request(2);
+  short_dma_buf.dma_buf = memory(4096);
+  CHECK(open_region(std::move(short_dma_buf), 5, stand_in)
+            .status()
+            .text()
+            .find("outside its dma-buf of 4096") != std::string::npos);
   CHECK(open_region(request(-1), 5, rules).status().code() == StatusCode::kFailedPrecondition);
   CHECK(open_region(request(2), 5, {kMaxBytes}).status().code() == StatusCode::kInvalidArgument);
 }
@@ -120,13 +134,15 @@ TEST_CASE("plain GPU memory is a name to keep, at any offset, and a dma-buf wher
   CHECK(region.value()->cuda_ipc.handle[63] == 9);
   CHECK(region.value()->no_dma_buf == "the driver said no");
   CHECK_FALSE(region.value()->fd.valid());
+  CHECK_FALSE(region.value()->dma_buf.valid());
 
   Plain with_dma_buf;
-  with_dma_buf.request.fd = memory(8192);
+  with_dma_buf.request.dma_buf = memory(8192);
   with_dma_buf.request.dma_buf_offset = 8192 - 5000;
   const auto both = with_dma_buf.open();
   REQUIRE_MESSAGE(both.ok(), both.status().text());
-  CHECK(both.value()->fd.valid());
+  CHECK(both.value()->dma_buf.valid());
+  CHECK_FALSE(both.value()->fd.valid());
   CHECK(both.value()->dma_buf_offset == 3192);
 }
 
@@ -146,22 +162,22 @@ TEST_CASE("what cannot be plain GPU memory is refused with the value") {
             "OUT_OF_RANGE: region [18446744073709551605, +5000) of an allocation"));
   CHECK(has(refusal([](Plain& p) { p.request.bytes = kMaxBytes + 1; }), "above limits.max_region_bytes"));
   CHECK(has(refusal([](Plain& p) {
-              p.request.fd = memory(8192);
+              p.request.dma_buf = memory(8192);
               p.request.dma_buf_offset = 8192 - 4999;
             }),
             "OUT_OF_RANGE: region [3193, +5000) lies outside its dma-buf of 8192 bytes"));
   CHECK(has(refusal([](Plain& p) {
-              p.request.fd = memory(8192);
+              p.request.dma_buf = memory(8192);
               p.request.dma_buf_offset = ~std::uint64_t{0};
             }),
             "lies outside its dma-buf"));
   CHECK(has(refusal([](Plain& p) {
-              p.request.fd = memory(8192);
+              p.request.dma_buf = memory(8192);
               p.rules.dma_buf_type = kDmaBufType;
             }),
-            "INVALID_ARGUMENT: fd of a region of kind ipc is a regular file or memfd, not a dma-buf"));
+            "INVALID_ARGUMENT: dma-buf of a region is a regular file or memfd, not a dma-buf"));
   CHECK(has(refusal([](Plain& p) {
-              p.request.fd = ipc::UniqueFd(::open("/dev/zero", O_RDWR | O_CLOEXEC));
+              p.request.dma_buf = ipc::UniqueFd(::open("/dev/zero", O_RDWR | O_CLOEXEC));
               p.rules.dma_buf_type = kDmaBufType;
             }),
             "is character device 1:5, not a dma-buf"));

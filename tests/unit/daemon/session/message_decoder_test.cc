@@ -107,7 +107,13 @@ TEST_CASE("fds come exactly where the message wants them") {
   plain.kind = static_cast<std::uint32_t>(abi::RegionKind::kIpc);
   CHECK(decoded(plain, 0).ok());  // the driver gave no dma-buf
   CHECK(decoded(plain, 1).ok());
-  CHECK(contains(refusal(decoded(plain, 2)), "register_region with 2 fds, expected 1"));
+  CHECK(contains(refusal(decoded(plain, 2)), "register_region with 2 fds, expected 0"));
+  auto vmm = region;
+  vmm.kind = static_cast<std::uint32_t>(abi::RegionKind::kVmm);
+  CHECK(contains(refusal(decoded(vmm, 0)), "register_region with 0 fds, expected 1"));
+  CHECK(decoded(vmm, 1).ok());
+  CHECK(decoded(vmm, 2).ok());
+  CHECK(contains(refusal(decoded(vmm, 3)), "register_region with 3 fds, expected 1"));
   CHECK(contains(refusal(decoded(message_of<abi::Hello>(MessageType::kHello), 1)), "hello with 1 fds"));
   CHECK(contains(refusal(decoded(region, abi::kMaxFds + 1)), "more than 9 fds"));
   const auto bytes = std::as_bytes(std::span(&region, 1));
@@ -115,23 +121,29 @@ TEST_CASE("fds come exactly where the message wants them") {
   CHECK(contains(refusal(decode({bytes, 1, true, false})), "longer than the largest message"));
 }
 
-TEST_CASE("only plain GPU memory may be named by CUDA IPC") {
-  const auto spoil = [](std::size_t at) {
+TEST_CASE("only plain GPU memory may be named by CUDA IPC, only GPU memory has a dma-buf") {
+  using enum abi::RegionKind;
+  const auto spoil = [](std::size_t at, abi::RegionKind kind) {
     auto region = message_of<abi::RegisterRegion>(MessageType::kRegisterRegion);
-    for (const auto kind : {abi::RegionKind::kHostMemory, abi::RegionKind::kVmm, abi::RegionKind::kNone}) {
-      region.kind = static_cast<std::uint32_t>(kind);
-      CHECK(decoded(region, 1).ok());
-      reinterpret_cast<char*>(&region)[at] = 1;
-      CHECK(contains(refusal(decoded(region, 1)), "with fields of kind 2 (ipc)"));
-      region = message_of<abi::RegisterRegion>(MessageType::kRegisterRegion);
-    }
-    region.kind = static_cast<std::uint32_t>(abi::RegionKind::kIpc);
+    region.kind = static_cast<std::uint32_t>(kind);
+    const std::size_t fds = kind == kIpc ? 0 : 1;
+    CHECK(decoded(region, fds).ok());
     reinterpret_cast<char*>(&region)[at] = 1;
-    CHECK(decoded(region, 0).ok());
+    const auto result = decoded(region, fds);
+    return result.ok() ? "" : refusal(result);
   };
-  for (std::size_t i = 0; i < sizeof(abi::IpcMemory); ++i) spoil(offsetof(abi::RegisterRegion, ipc) + i);
-  spoil(offsetof(abi::RegisterRegion, dma_buf_offset));
-  spoil(offsetof(abi::RegisterRegion, no_dma_buf));
+  for (std::size_t i = 0; i < sizeof(abi::IpcMemory); ++i) {
+    const std::size_t at = offsetof(abi::RegisterRegion, ipc) + i;
+    for (const auto kind : {kHostMemory, kVmm, kNone})
+      CHECK(contains(spoil(at, kind), "with fields of kind 2 (ipc)"));
+    CHECK(spoil(at, kIpc).empty());
+  }
+  for (const std::size_t at :
+       {offsetof(abi::RegisterRegion, dma_buf_offset), offsetof(abi::RegisterRegion, no_dma_buf)}) {
+    for (const auto kind : {kHostMemory, kNone})
+      CHECK(contains(spoil(at, kind), "with fields of GPU memory"));
+    for (const auto kind : {kVmm, kIpc}) CHECK(spoil(at, kind).empty());
+  }
 }
 
 TEST_CASE("a text without its terminating zero is refused by name") {

@@ -39,13 +39,14 @@ memory::Region host_region(std::uint64_t bytes) {
   return region;
 }
 
-/// Plain GPU memory whose dma-buf, a memfd here, begins `before` bytes ahead of it.
-memory::Region gpu_region(std::uint64_t bytes, std::uint64_t before) {
+/// GPU memory whose dma-buf, a memfd here, begins `before` bytes ahead of it.
+memory::Region gpu_region(std::uint64_t bytes, std::uint64_t before,
+                          abi::RegionKind kind = abi::RegionKind::kIpc) {
   memory::Region region;
-  region.kind = abi::RegionKind::kIpc;
+  region.kind = kind;
   region.bytes = bytes;
   region.dma_buf_offset = before;
-  region.fd = ipc::create_shared_memory("dma-buf", (before + bytes + kPage - 1) / kPage * kPage).value();
+  region.dma_buf = ipc::create_shared_memory("dma-buf", (before + bytes + kPage - 1) / kPage * kPage).value();
   return region;
 }
 
@@ -95,6 +96,12 @@ TEST_CASE("GPU memory goes by its dma-buf, from the page it begins in") {
   // The address of a byte is its place in the dma-buf.
   CHECK(made.value()->chunks[0].address == kPage + 512);
   CHECK(made.value()->chunks[1].address == 3 * kPage + 512);
+
+  const auto symmetric = gpu_region(kPage, 0, abi::RegionKind::kVmm);
+  const auto whole = registrations.target(symmetric);
+  REQUIRE_MESSAGE(whole.ok(), whole.status().text());
+  REQUIRE(whole.value()->chunks.size() == 1);
+  CHECK(whole.value()->chunks[0].address == 0);
 }
 
 TEST_CASE("what cannot be registered is refused with the reason") {
@@ -105,7 +112,7 @@ TEST_CASE("what cannot be registered is refused with the reason") {
     const Nic nic;
     auto registrations = nic.with_chunks(kPage);
     auto region = gpu_region(kPage, 0);
-    region.fd.reset();
+    region.dma_buf.reset();
     region.no_dma_buf = "the driver is the closed flavour";
     const Status refused = registrations.source(region).status();
     CHECK(refused.code() == StatusCode::kFailedPrecondition);

@@ -15,7 +15,7 @@
 namespace mkernel::kernels {
 
 __device__ __forceinline__ DeviceWaitScope wait_scope(const device::Endpoint& endpoint) {
-  return {endpoint.control, endpoint.deadline_ns};
+  return {endpoint.control, endpoint.deadline_ns, endpoint.trace};
 }
 
 __device__ __forceinline__ DeviceWaitSite site_of(DeviceRole role, DeviceTag tag, std::uint32_t peer,

@@ -84,6 +84,7 @@ Status CudaGemmOperation::open_endpoint(const GroupView& group, const SymmetricV
 device::Endpoint CudaGemmOperation::endpoint(std::uint64_t deadline_ns) const {
   device::Endpoint mine = endpoint_;
   mine.deadline_ns = deadline_ns;
+  if (traced_ != nullptr) mine.trace = timeline_->on_device();
   return mine;
 }
 

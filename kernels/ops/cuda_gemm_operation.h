@@ -61,8 +61,6 @@ class CudaGemmOperation : public GemmOperation {
   /// node without rings, lanes and counts: the relay has nothing but abort words to look at. Local ranks,
   /// barrier and peers are not filled in.
   device::Endpoint endpoint(std::uint64_t deadline_ns) const;
-  /// Of the launch that is being queued.
-  DeviceTrace trace() const { return traced_ == nullptr ? DeviceTrace{} : timeline_->on_device(); }
 
  private:
   Status check_room(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) const;

@@ -24,7 +24,7 @@ __device__ __forceinline__ bool elect_sync() {
   return elected != 0;
 }
 
-/// Nanoseconds of the device's global timer: coarse, for deadlines only.
+/// Nanoseconds of the device's global timer: coarse, for deadlines and timelines.
 __device__ __forceinline__ std::uint64_t globaltimer() {
   std::uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));

@@ -123,6 +123,17 @@ class SeveralNodesGpuTest(ClusterTest):
         self.assertIn("verified", outcomes[0][1])
         print(outcomes[0][1])
 
+    def test_timeline(self):
+        """--trace over nodes: what was put, and what arrivals and completions were waited for."""
+        self.start(bandwidth_gbytes=50, latency_us=5)
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+            with self.subTest(op=op):
+                path = self.folder / f"{op}.json"
+                self.verified(2, op, "--m", "2048", "--n", "512", "--k", "1024", "--iterations", "2", "--trace", str(path), group=op)
+                names = {e["name"] for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"}
+                self.assertTrue({n for n in names if "arrivals" in n}, names)
+                self.assertTrue({n for n in names if "completed" in n}, names)
+
     def test_shapes(self):
         self.start(bandwidth_gbytes=50, latency_us=5)
         for world in sorted({2, GPUS // 2 * 2}):

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/comm/device_ring.h"
+#include "kernels/sync/device_trace.h"
 #include "kernels/sync/host_watch.h"
 #include "kernels/sync/node_barrier.h"
 
@@ -45,6 +46,7 @@ struct Endpoint {
   const std::int32_t* local_of_rank = nullptr;  ///< GPU memory, -1 on other nodes
   kernels::NodeBarrier node;
   kernels::LaunchControl* control = nullptr;  ///< GPU memory
+  kernels::DeviceTrace trace;                 ///< of the library's own kernels
 };
 
 }  // namespace mkernel::device

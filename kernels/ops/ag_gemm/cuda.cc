@@ -100,7 +100,6 @@ class CudaAgGemm final : public CudaGemmOperation {
     p.deal = plan_.deal;
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.comm_ctas = plan_.comm_ctas;
-    p.trace = trace();
     const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;
     return with_tile(plan_.tile, "ag_gemm",
                      [&]<Sm90Tile kTile>() { return launch_ag_gemm<kTile>(shape(), p, ctas, stream); });

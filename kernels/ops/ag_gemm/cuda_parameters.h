@@ -11,7 +11,6 @@
 #include "kernels/ops/exchange/push_gather_plan.h"
 #include "kernels/schedule/arrival_steps.h"
 #include "kernels/schedule/deal.h"
-#include "kernels/sync/device_trace.h"
 #include "mkernel/device_endpoint.h"
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
@@ -37,7 +36,6 @@ struct AgGemmParameters {
   Deal deal;
   std::int32_t k_blocks;
   std::int32_t comm_ctas;
-  DeviceTrace trace;
 };
 
 /// Queues the kernel for the types and the layout of `shape` on `stream`.

@@ -29,7 +29,7 @@ __device__ __forceinline__ bool wait_chunk(const AgGemmParameters& p, std::uint6
                                            std::int32_t source, std::int32_t chunk, DeviceRole role) {
   return wait_at_least(ready_words(p, workspace_of(p), source) + chunk, p.gather.count(epoch),
                        {role, DeviceTag::kChunkReady, source, static_cast<std::uint32_t>(chunk)},
-                       at_stage({p.endpoint.control, p.endpoint.deadline_ns, p.trace}, p.rails > 0 ? 1 : 0));
+                       at_stage(wait_scope(p.endpoint), p.rails > 0 ? 1 : 0));
 }
 
 /// compute: which tiles of c this CTA computes, and when their rows are there.
@@ -63,7 +63,7 @@ class AgGemmSchedule {
     return {&p_.slabs[slab * parts + s], p_.gather.row.first_line(s + 1)};
   }
   __device__ __forceinline__ void after_store(int) const {}
-  __device__ __forceinline__ const DeviceTrace& trace() const { return p_.trace; }
+  __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
   __device__ __forceinline__ auto tail() const requires Config::kHasTail {
     return AgGemmSchedule<Config, Sm90Tail<Config>>(p_);
   }
@@ -183,9 +183,9 @@ __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, F
                  [&](const FanOutPlan::Turn& turn) { return wait_put(p, epoch, turn); });
     if (relayed) ptx::red_add_release_gpu(&control.exited, 1ULL);
   } else if (warp == 1 && first_lane) {
-    if (store_fan_out(shared.plan, share, p.trace, shared) && last_out) ag_gemm_wait_empty(p, epoch);
+    if (store_fan_out(shared.plan, share, p.endpoint.trace, shared) && last_out) ag_gemm_wait_empty(p, epoch);
   } else if (warp == 2) {
-    signal_fan_out(shared.plan, p.trace, shared);
+    signal_fan_out(shared.plan, p.endpoint.trace, shared);
   } else if (warp == 3 && last_out) {
     relay_host(control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + (relayed ? 2 : 0));
   } else if (warp == 4 && first_lane && relayed) {
@@ -203,14 +203,14 @@ template <class Config>
 __global__ __launch_bounds__(Config::kThreads,
                              1) void ag_gemm_kernel(const __grid_constant__ AgGemmParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  begin_role(p.trace);
+  begin_role(p.endpoint.trace);
   if (static_cast<std::int32_t>(blockIdx.x) < p.comm_ctas) {
     ag_gemm_communicate(p, *reinterpret_cast<FanOutShared*>(memory));
-    end_role(p.trace, DeviceRole::kIntraComm);
+    end_role(p.endpoint.trace, DeviceRole::kIntraComm);
   } else {
     sm90_gemm(AgGemmSchedule<Config>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
     end_cta(*p.endpoint.control);
-    end_role(p.trace, DeviceRole::kCompute);
+    end_role(p.endpoint.trace, DeviceRole::kCompute);
   }
 }
 

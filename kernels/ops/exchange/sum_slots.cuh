@@ -63,7 +63,7 @@ __device__ __forceinline__ bool is_own(const TileReduceParameters& p, const SumU
 enum SumStage : std::uint32_t { kAfterNode = 1, kAfterOwner = 2, kAfterRelay = 3 };
 
 __device__ __forceinline__ DeviceWaitScope wait_scope(const TileReduceParameters& p, std::uint32_t stage) {
-  return at_stage({p.endpoint.control, p.endpoint.deadline_ns, p.trace}, stage);
+  return at_stage(wait_scope(p.endpoint), stage);
 }
 
 /// What one lane waits for before its warp sums: nothing, the tile of a source (lane < sources), or, of own
@@ -226,7 +226,7 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, std::uin
 template <class Config, bool kNodes, class Output>
 __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::uint32_t warps, Output output) {
   const std::uint64_t epoch = p.endpoint.control->epoch;
-  if (threadIdx.x % 32 == 0) begin_work(p.trace);
+  if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   StagedSums staged(p);
   const auto flush = [&] {
     if constexpr (kNodes) staged.flush();
@@ -259,7 +259,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
     return true;
   });
   flush();
-  if (threadIdx.x % 32 == 0) end_work(p.trace, DeviceWork::kSum);
+  if (threadIdx.x % 32 == 0) end_work(p.endpoint.trace, DeviceWork::kSum);
 }
 
 }  // namespace mkernel::kernels

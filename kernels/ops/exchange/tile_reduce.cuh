@@ -83,7 +83,7 @@ class TileReduceSchedule {
             column};
   }
   __device__ __forceinline__ void before_load(int) const {}
-  __device__ __forceinline__ const DeviceTrace& trace() const { return p_.trace; }
+  __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
 
   /// The tile lies in its slot at the reducer: says so there.
   __device__ __forceinline__ void after_store(int i) const {
@@ -210,14 +210,14 @@ __device__ __forceinline__ void tile_reduce_intra_comm(const typename Operation:
 /// The whole kernel; `memory`: Sm90Shared<Config>.
 template <class Config, class Operation>
 __device__ __forceinline__ void tile_reduce(const typename Operation::Parameters& p, std::byte* memory) {
-  begin_role(p.trace);
+  begin_role(p.endpoint.trace);
   if (static_cast<std::int32_t>(blockIdx.x) < p.reduce_ctas) {
     tile_reduce_intra_comm<Config, Operation>(p);
-    end_role(p.trace, DeviceRole::kIntraComm);
+    end_role(p.endpoint.trace, DeviceRole::kIntraComm);
   } else {
     sm90_gemm(TileReduceSchedule<Config, Operation>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
     end_cta(*p.endpoint.control);
-    end_role(p.trace, DeviceRole::kCompute);
+    end_role(p.endpoint.trace, DeviceRole::kCompute);
   }
 }
 

@@ -96,7 +96,6 @@ Status TileReduceOperation::describe(const GemmArguments& arguments, std::uint64
   p.units = plan_.units;
   p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
   p.reduce_ctas = plan_.reduce_ctas;
-  p.trace = trace();
   return {};
 }
 

@@ -10,7 +10,6 @@
 #include "kernels/ops/exchange/tile_reduce_plan.h"
 #include "kernels/schedule/owner_tiles.h"
 #include "kernels/schedule/reduce_units.h"
-#include "kernels/sync/device_trace.h"
 #include "mkernel/device_endpoint.h"
 
 namespace mkernel::kernels {
@@ -48,7 +47,6 @@ struct TileReduceParameters {
   PartialsWire wire;
   std::int32_t k_blocks;
   std::int32_t reduce_ctas;
-  DeviceTrace trace;
 
   MK_HOST_DEVICE std::int32_t sources() const { return tiles.node_turns; }
   /// Turn of the owner that this rank reduces for on the node that many turns on: its rail peer, itself last.

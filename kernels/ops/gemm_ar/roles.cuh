@@ -150,7 +150,7 @@ __device__ __forceinline__ void relay_units(const GemmArParameters& p, std::uint
   const std::int32_t others = p.units.others;
   const DeviceWaitScope scope = wait_scope(p, kAfterOwner);
   UnitFanOut node(p);
-  if (threadIdx.x % 32 == 0) begin_work(p.trace);
+  if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   claim_units(p.relayed, epoch, p.units.units() * others, warps, [&](std::uint32_t index) {
     const std::int32_t unit = static_cast<std::int32_t>(index) / others;
     const std::int32_t node_turn = static_cast<std::int32_t>(index) % others, turn = p.reduced(node_turn);
@@ -170,7 +170,7 @@ __device__ __forceinline__ void relay_units(const GemmArParameters& p, std::uint
     return true;
   });
   node.flush(epoch);
-  if (threadIdx.x % 32 == 0) end_work(p.trace, DeviceWork::kCopy);
+  if (threadIdx.x % 32 == 0) end_work(p.endpoint.trace, DeviceWork::kCopy);
 }
 
 /// Whole warp: units of the other owners but the rail peers, each owner's next one in turn as they come,
@@ -181,7 +181,7 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
   const auto units = static_cast<std::uint32_t>(p.units.units());
   const std::uint32_t of_node = p.sources() - 1, owners = kNodes ? of_node * (p.units.others + 1) : of_node;
   const DeviceWaitScope scope = wait_scope(p, kNodes ? kAfterRelay : kAfterNode);
-  if (threadIdx.x % 32 == 0) begin_work(p.trace);
+  if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   claim_units(p.copied, epoch, units * owners, warps, [&](std::uint32_t copy) {
     const auto unit = static_cast<std::int32_t>(copy / owners);
     // Of every node's owners the last turn is the rail peer, or this rank.
@@ -197,7 +197,7 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
     copy_unit<Config, kNodes>(p, epoch, turn, unit, [](std::uint64_t, const uint4&) {});
     return true;
   });
-  if (threadIdx.x % 32 == 0) end_work(p.trace, DeviceWork::kCopy);
+  if (threadIdx.x % 32 == 0) end_work(p.endpoint.trace, DeviceWork::kCopy);
 }
 
 struct GemmArRoles {

@@ -116,8 +116,10 @@ int share(Group& group, const Plain& plain, const SymmetricBuffer& buffer) {
     need(cudaDeviceSynchronize(), "writing into the buffers");
     if (const Status here = group.barrier(); !here.ok()) return refused(here);
     const std::uint64_t wrong = wrong_bytes(plain, round, me), spoiled = plain.spoiled();
-    std::cout << "rank " << me << ": " << wrong << " of " << bytes << " bytes wrong, " << spoiled
-              << " around them" << std::endl;
+    // In one piece: ranks may be threads of one process.
+    std::cout << "rank " + std::to_string(me) + ": " + std::to_string(wrong) + " of " +
+                     std::to_string(bytes) + " bytes wrong, " + std::to_string(spoiled) + " around them\n"
+              << std::flush;
     if (wrong + spoiled != 0) return 1;
   }
   return 0;

@@ -3,6 +3,7 @@
 
 #include "client/src/gpu_memory.h"
 #include "client/src/operation.h"
+#include "kernels/ops/gemm_shape.h"
 #include "mkernel/client.h"
 
 namespace mkernel {
@@ -24,9 +25,14 @@ Result<Handle> create(const std::shared_ptr<client::GroupCore>& group, Result<st
 }
 
 Result<std::unique_ptr<GemmOperation>> plan_gemm(client::GroupCore& group, OpKind kind,
-                                                 const GemmShape& shape, Executor executor) {
+                                                 const GemmShape& shape, Executor executor,
+                                                 const GemmPlanOptions& plan) {
   switch (executor) {
-    case Executor::kCpu: return make_gemm(kind, shape, group.view());
+    case Executor::kCpu:
+      if (plan == GemmPlanOptions{}) return make_gemm(kind, shape, group.view());
+      return Status(
+          StatusCode::kInvalidArgument,
+          std::string(kernels::name_of(kind)) + ": the cpu executor has no GemmPlanOptions to override");
     case Executor::kCuda: {
       const auto device = group.session().gpu();
       if (!device.ok()) return device.status();
@@ -36,7 +42,7 @@ Result<std::unique_ptr<GemmOperation>> plan_gemm(client::GroupCore& group, OpKin
         if (!taken.ok()) return taken.status();
         rings = std::move(*taken);
       }
-      return client::make_gemm_on_gpu(device.value(), kind, shape, group.view(), std::move(rings));
+      return client::make_gemm_on_gpu(device.value(), kind, shape, plan, group.view(), std::move(rings));
     }
   }
   return Status(
@@ -46,16 +52,16 @@ Result<std::unique_ptr<GemmOperation>> plan_gemm(client::GroupCore& group, OpKin
 
 }  // namespace
 
-Result<Gemm> Group::ag_gemm(const GemmShape& shape, Executor executor) {
-  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kAgGemm, shape, executor),
+Result<Gemm> Group::ag_gemm(const GemmShape& shape, Executor executor, const GemmPlanOptions& plan) {
+  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kAgGemm, shape, executor, plan),
                       [](auto state) { return Gemm(std::move(state)); });
 }
-Result<Gemm> Group::gemm_rs(const GemmShape& shape, Executor executor) {
-  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmRs, shape, executor),
+Result<Gemm> Group::gemm_rs(const GemmShape& shape, Executor executor, const GemmPlanOptions& plan) {
+  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmRs, shape, executor, plan),
                       [](auto state) { return Gemm(std::move(state)); });
 }
-Result<Gemm> Group::gemm_ar(const GemmShape& shape, Executor executor) {
-  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmAr, shape, executor),
+Result<Gemm> Group::gemm_ar(const GemmShape& shape, Executor executor, const GemmPlanOptions& plan) {
+  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmAr, shape, executor, plan),
                       [](auto state) { return Gemm(std::move(state)); });
 }
 Result<Moe> Group::moe(const MoeShape& shape) {

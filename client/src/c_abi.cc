@@ -85,12 +85,20 @@ GemmArguments operands_of(const mk_gemm_arguments& arguments) {
   return {arguments.a, arguments.b, arguments.c};
 }
 
-mk_status create_gemm(Result<Gemm> (Group::*factory)(const GemmShape&, Executor), mk_group* group,
-                      const mk_gemm_shape* shape, uint32_t executor, mk_gemm** operation) {
+GemmPlanOptions plan_of(const mk_gemm_plan* plan) {
+  if (plan == nullptr) return {};
+  return {.comm_ctas = plan->comm_ctas, .sms = plan->sms, .nic_gbytes = plan->nic_gbytes};
+}
+
+using GemmFactory = Result<Gemm> (Group::*)(const GemmShape&, Executor, const GemmPlanOptions&);
+
+mk_status create_gemm(GemmFactory factory, mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
+                      const mk_gemm_plan* plan, mk_gemm** operation) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("gemm create", group, shape, operation));
-    return give((unwrap<Group>(group)->*factory)(shape_of(*shape), static_cast<Executor>(executor)),
-                operation);
+    return give(
+        (unwrap<Group>(group)->*factory)(shape_of(*shape), static_cast<Executor>(executor), plan_of(plan)),
+        operation);
   });
 }
 
@@ -332,16 +340,16 @@ void mk_activity_destroy(mk_activity* activity) {
 }
 
 mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                            mk_gemm** operation) {
-  return create_gemm(&Group::ag_gemm, group, shape, executor, operation);
+                            const mk_gemm_plan* plan, mk_gemm** operation) {
+  return create_gemm(&Group::ag_gemm, group, shape, executor, plan, operation);
 }
 mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                            mk_gemm** operation) {
-  return create_gemm(&Group::gemm_rs, group, shape, executor, operation);
+                            const mk_gemm_plan* plan, mk_gemm** operation) {
+  return create_gemm(&Group::gemm_rs, group, shape, executor, plan, operation);
 }
 mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                            mk_gemm** operation) {
-  return create_gemm(&Group::gemm_ar, group, shape, executor, operation);
+                            const mk_gemm_plan* plan, mk_gemm** operation) {
+  return create_gemm(&Group::gemm_ar, group, shape, executor, plan, operation);
 }
 mk_status mk_gemm_launch(mk_gemm* operation, const mk_gemm_arguments* arguments,
                          const mk_launch_options* options, mk_pending** pending) {

@@ -42,6 +42,7 @@ Result<std::shared_ptr<const void>> pin_for_gpu(int device, void* data, std::uin
 /// for a group of several nodes; null on one. Errors: the plan's, kUnimplemented (this library was built
 /// without CUDA; an operation that the cuda executor does not have), kUnavailable (no device).
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind, const GemmShape& shape,
+                                                        const GemmPlanOptions& plan,
                                                         const kernels::GroupView& group,
                                                         std::shared_ptr<kernels::RingsOnDevice> rings);
 

@@ -23,7 +23,7 @@ Result<std::shared_ptr<const void>> pin_for_gpu(int device, void*, std::uint64_t
 }
 
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind, const GemmShape&,
-                                                        const kernels::GroupView&,
+                                                        const GemmPlanOptions&, const kernels::GroupView&,
                                                         std::shared_ptr<kernels::RingsOnDevice>) {
   return without_cuda("operation on GPU " + std::to_string(device));
 }

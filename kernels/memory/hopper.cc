@@ -20,7 +20,7 @@ Result<std::int32_t> hopper_multiprocessors(std::string_view who, std::int32_t a
   MK_RETURN_IF_ERROR(read(cudaDevAttrComputeCapabilityMajor, major));
   MK_RETURN_IF_ERROR(read(cudaDevAttrComputeCapabilityMinor, minor));
   MK_RETURN_IF_ERROR(read(cudaDevAttrMultiProcessorCount, sms));
-  if (major == 9 && minor == 0) return at_most > 0 ? std::min(sms, at_most) : sms;
+  if (major == 9 && minor == 0) return at_most != 0 ? std::min(sms, at_most) : sms;
   return Status(StatusCode::kUnimplemented, name + ": device " + std::to_string(device) +
                                                 " has compute capability " + std::to_string(major) + "." +
                                                 std::to_string(minor) + ", the kernels need 9.0");

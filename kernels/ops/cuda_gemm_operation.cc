@@ -25,7 +25,11 @@ CudaGemmOperation::CudaGemmOperation(OpKind kind, const GemmShape& shape, Topolo
     : kind_(kind), shape_(shape), topology_(std::move(topology)), rank_(rank), device_(current_device()) {}
 
 std::string CudaGemmOperation::signature() const {
-  return signature_of(kind_, shape_) + " cuda";
+  std::string text = signature_of(kind_, shape_) + " cuda";
+  if (overrides_.comm_ctas != 0) text += " comm_ctas=" + std::to_string(overrides_.comm_ctas);
+  if (overrides_.sms != 0) text += " sms=" + std::to_string(overrides_.sms);
+  if (overrides_.nic_gbytes != 0) text += " nic_gbytes=" + std::to_string(overrides_.nic_gbytes);
+  return text;
 }
 
 Status CudaGemmOperation::bind(const GroupView& group, const SymmetricView& workspace,

@@ -34,6 +34,8 @@ class CudaGemmOperation : public GemmOperation {
   std::string signature() const final;
   /// More than one node: the rings that launches write. Before bind().
   void use_rings(std::shared_ptr<RingsOnDevice> rings) { rings_ = std::move(rings); }
+  /// What the plan was made with, for the signature: ranks with other plans would wait for each other.
+  void tell_overrides(const GemmPlanOptions& plan) { overrides_ = plan; }
   Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) final;
   /// The same for every launch; an operation that puts says how many.
   std::uint64_t wire_bytes() const override { return 0; }
@@ -84,6 +86,7 @@ class CudaGemmOperation : public GemmOperation {
   std::optional<LaunchTrace> timeline_;  ///< once a launch was traced
   Trace* traced_ = nullptr;              ///< who is told of the last launch
   Status failed_;
+  GemmPlanOptions overrides_;
 };
 
 }  // namespace mkernel::kernels

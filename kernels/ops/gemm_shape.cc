@@ -55,7 +55,7 @@ Status check_shape(OpKind kind, const GemmShape& shape) {
 }
 
 Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t most_ranks,
-                    const char* ctas_name, std::int32_t ctas, std::int32_t sms) {
+                    std::int32_t comm_ctas, std::int32_t sms) {
   MK_RETURN_IF_ERROR(check_shape(kind, shape));
   if (topology.world() > static_cast<std::uint32_t>(most_ranks)) {
     return refuse(kind, "world = " + std::to_string(topology.world()) + ", must be 1.." +
@@ -68,9 +68,12 @@ Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topolog
                         ", must be a multiple of 8 on the cuda executor (TMA moves rows of whole 16 bytes)");
     }
   }
-  if (ctas >= 0 && ctas % 2 == 0 && ctas <= sms / 2) return {};
-  return refuse(kind, std::string(ctas_name) + " = " + std::to_string(ctas) + ", must be even, 0.." +
-                          std::to_string(sms / 2));
+  constexpr std::int32_t kFewestSms = 4;  // two that watch and move, a cluster of two that computes
+  if (sms < kFewestSms)
+    return refuse(kind, "sms = " + std::to_string(sms) + ", must be at least " + std::to_string(kFewestSms));
+  if (comm_ctas >= 0 && comm_ctas % 2 == 0 && comm_ctas <= sms / 2) return {};
+  return refuse(kind,
+                "comm_ctas = " + std::to_string(comm_ctas) + ", must be even, 0.." + std::to_string(sms / 2));
 }
 
 Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& arguments, std::uint32_t rank,

@@ -17,11 +17,10 @@ const char* name_of(OpKind kind);
 Status check_shape(OpKind kind, const GemmShape& shape);
 
 /// The same, and what only the kernels of the cuda executor refuse: kInvalidArgument for more than
-/// `most_ranks` ranks, for rows that TMA cannot move (n % 8, k % 8), and
-/// for a number of CTAs `ctas`, called `ctas_name`, that is not even and within half of the `sms`
-/// multiprocessors.
+/// `most_ranks` ranks, for rows that TMA cannot move (n % 8, k % 8), and for a number of CTAs `comm_ctas`
+/// that is not even and within half of the `sms` multiprocessors, or for too few of these.
 Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t most_ranks,
-                    const char* ctas_name, std::int32_t ctas, std::int32_t sms);
+                    std::int32_t comm_ctas, std::int32_t sms);
 
 /// Refuses operands that are null although `rank` of `world` has elements there: kInvalidArgument naming the
 /// field.

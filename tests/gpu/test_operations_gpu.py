@@ -55,6 +55,26 @@ class OperationsGpuTest(ClusterTest):
                 names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
                 self.assertEqual({names[e["pid"], e["tid"]].split()[0] for e in spans if e["name"] == "product"}, {"compute"})
 
+    def test_overrides_of_the_plan(self):
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+            for overrides in (["--comm-ctas", "4"], ["--sms", "40"], ["--comm-ctas", "2", "--sms", "4"]):
+                with self.subTest(op=op, overrides=overrides):
+                    self.verified(2, op, "--m", "1000", "--n", "392", "--k", "264", "--iterations", "3", *overrides, group=op)
+            for overrides, text in ((["--comm-ctas", "3"], "comm_ctas = 3, must be even, 0..66"), (["--sms", "-1"], "sms = -1, must be"),
+                                    (["--sms", "20", "--comm-ctas", "12"], "comm_ctas = 12, must be even, 0..10")):
+                for rank in self.ranks(2, op, *overrides, group=op):
+                    status, out, err = self.finish(rank)
+                    self.assertEqual(status, 1, out + err)
+                    self.assertIn(text, err)
+
+    def test_plans_that_differ(self):
+        ranks = [self.bench(r, 2, self.node, "gemm_rs", "--executor", "cuda", "--comm-ctas", str(2 + 2 * r)) for r in (0, 1)]
+        for rank in ranks:
+            status, out, err = self.finish(rank)
+            self.assertEqual(status, 1, out + err)
+            self.assertIn("comm_ctas=2", err)
+            self.assertIn("comm_ctas=4", err)
+
     def start_endless(self, op):
         ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
         wait_until(lambda: [s["active"] for s in self.node.show("sessions")] and self.node.show("groups"), "the ranks run")

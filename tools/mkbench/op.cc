@@ -38,6 +38,7 @@ struct OpOptions {
   std::vector<std::string> shapes, baselines;
   std::string torch_driver;
   std::optional<double> nic_gbps;
+  GemmPlanOptions plan;  ///< of the cuda executor
   int iterations = 3;
   int threads = 0;
   double deadline = 30;
@@ -199,6 +200,8 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
   OpCudaOptions options{.device = *o.device, .iterations = o.iterations, .executor = o.executor_options()};
   options.gemm = o.compares_with("gemm");
   options.trace = o.trace;
+  options.plan = o.plan;
+  if (o.nic_gbps) options.plan.nic_gbytes = *o.nic_gbps / 8;
   std::optional<Nccl> nccl;
   if (o.compares_with("nccl")) {
     auto joined = Nccl::join(group, *o.device);
@@ -312,7 +315,14 @@ void add_op(CLI::App& app, int& status) {
   op->add_option("--torch-driver", o->torch_driver,
                  "torch_fused.py, for --baseline torch; needs python3 and torch")
       ->check(CLI::ExistingFile);
-  op->add_option("--nic-gbps", o->nic_gbps, "recorded beside the rows: gigabits per second of a rank's NIC");
+  op->add_option(
+      "--nic-gbps", o->nic_gbps,
+      "gigabits per second of a rank's NIC: recorded beside the rows, and what the cuda executor plans with");
+  op->add_option("--comm-ctas", o->plan.comm_ctas,
+                 "with --executor cuda: CTAs that compute nothing but push or sum; 0: the plan's choice")
+      ->capture_default_str();
+  op->add_option("--sms", o->plan.sms, "with --executor cuda: multiprocessors at most; 0: all")
+      ->capture_default_str();
   op->add_option("--iterations", o->iterations, "timed and verified, after one to warm up")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();

@@ -85,9 +85,9 @@ int count_sets(const GemmShape& shape, std::uint32_t world, int iterations) {
 
 Status Measurement::prepare(OpKind kind, const GemmShape& shape) {
   MK_RETURN_IF_ERROR(use_gpu(options_.device));
-  auto op = kind == OpKind::kAgGemm   ? group_.ag_gemm(shape, Executor::kCuda)
-            : kind == OpKind::kGemmRs ? group_.gemm_rs(shape, Executor::kCuda)
-                                      : group_.gemm_ar(shape, Executor::kCuda);
+  auto op = kind == OpKind::kAgGemm   ? group_.ag_gemm(shape, Executor::kCuda, options_.plan)
+            : kind == OpKind::kGemmRs ? group_.gemm_rs(shape, Executor::kCuda, options_.plan)
+                                      : group_.gemm_ar(shape, Executor::kCuda, options_.plan);
   if (!op.ok()) return op.status();
   op_ = std::move(*op);
   auto stream = GpuStream::create();

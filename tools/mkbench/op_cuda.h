@@ -18,6 +18,7 @@ struct OpCudaOptions {
   bool gemm = false;           ///< measure the product alone too
   const Nccl* nccl = nullptr;  ///< measure cuBLAS and NCCL too
   ExecutorOptions executor;
+  GemmPlanOptions plan;
   std::string trace;  ///< file for the timeline of one more launch; empty: none
 };
 

@@ -222,9 +222,12 @@ class MK_API Group {
   /// shape) are compared before anything else. Errors: kInvalidArgument (a field of the shape, or two ranks
   /// whose signatures differ, naming both), kResourceExhausted (lanes or regions: how many are left and how
   /// to get more).
-  Result<Gemm> ag_gemm(const GemmShape& shape, Executor executor = Executor::kCpu);
-  Result<Gemm> gemm_rs(const GemmShape& shape, Executor executor = Executor::kCpu);
-  Result<Gemm> gemm_ar(const GemmShape& shape, Executor executor = Executor::kCpu);
+  Result<Gemm> ag_gemm(const GemmShape& shape, Executor executor = Executor::kCpu,
+                       const GemmPlanOptions& plan = {});
+  Result<Gemm> gemm_rs(const GemmShape& shape, Executor executor = Executor::kCpu,
+                       const GemmPlanOptions& plan = {});
+  Result<Gemm> gemm_ar(const GemmShape& shape, Executor executor = Executor::kCpu,
+                       const GemmPlanOptions& plan = {});
   Result<Moe> moe(const MoeShape& shape);
   Result<RingAttention> ring_attention(const AttentionShape& shape);
 

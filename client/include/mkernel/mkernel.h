@@ -151,6 +151,14 @@ typedef struct mk_gemm_arguments {
   void* c;
 } mk_gemm_arguments;
 
+/* Overrides of the plan on MK_CUDA, the same on every rank: GemmPlanOptions of mkernel/ops.h. A field of 0
+ * takes the plan's choice. */
+typedef struct mk_gemm_plan {
+  int32_t comm_ctas; /* CTAs that push rows or sum partial tiles: even, at most half of the multiprocessors */
+  int32_t sms;       /* multiprocessors at most */
+  double nic_gbytes; /* 10^9 bytes a second that a rank can send to other nodes */
+} mk_gemm_plan;
+
 typedef struct mk_moe_shape {
   int64_t max_tokens, hidden, n, intermediate, experts, topk;
   uint32_t dtype;
@@ -184,13 +192,14 @@ typedef struct mk_launch_options {
   int32_t compute_threads; /* of MK_CPU */
 } mk_launch_options;
 
-/* Collective. `executor`: MK_CPU or MK_CUDA; the other operations have MK_CPU alone. */
+/* Collective. `executor`: MK_CPU or MK_CUDA; the other operations have MK_CPU alone. `plan`: of MK_CUDA;
+ * NULL: the plan chooses. */
 MK_API mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                                   mk_gemm** operation);
+                                   const mk_gemm_plan* plan, mk_gemm** operation);
 MK_API mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                                   mk_gemm** operation);
+                                   const mk_gemm_plan* plan, mk_gemm** operation);
 MK_API mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                                   mk_gemm** operation);
+                                   const mk_gemm_plan* plan, mk_gemm** operation);
 MK_API mk_status mk_gemm_launch(mk_gemm* operation, const mk_gemm_arguments* arguments,
                                 const mk_launch_options* options, mk_pending** pending);
 /* MK_CUDA: queues one launch on `stream` (a cudaStream_t of the session's GPU, which stays the caller's;

@@ -109,6 +109,19 @@ struct ExecutorOptions {
   Trace* trace = nullptr;
 };
 
+/// Overrides of what a GEMM operation's plan chooses on the cuda executor; the same on every rank, or the
+/// launches do not fit each other.
+struct GemmPlanOptions {
+  /// CTAs that compute nothing: they push rows (ag_gemm) or sum partial tiles (gemm_rs, gemm_ar). Even, at
+  /// most half of the multiprocessors; 0 = by shape and topology.
+  std::int32_t comm_ctas = 0;
+  std::int32_t sms = 0;  ///< multiprocessors at most, so that other work has the rest; 0 = all of the GPU
+  /// 10^9 bytes a second that a rank can send to other nodes (ag_gemm); 0 = 50, a 400 Gb/s NIC per GPU.
+  double nic_gbytes = 0;
+
+  bool operator==(const GemmPlanOptions&) const = default;
+};
+
 /// What a plan needs from its surroundings before it can run.
 struct Requirements {
   std::uint64_t workspace_bytes =

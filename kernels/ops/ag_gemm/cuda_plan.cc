@@ -121,7 +121,7 @@ Result<AgGemmCudaPlan> AgGemmCudaPlan::make(const GemmShape& shape, const Topolo
                                             std::uint32_t rank, std::int32_t sms,
                                             const AgGemmCudaOptions& options) {
   MK_RETURN_IF_ERROR(
-      check_on_gpu(OpKind::kAgGemm, shape, topology, kMaxAgGemmSources, "comm_ctas", options.comm_ctas, sms));
+      check_on_gpu(OpKind::kAgGemm, shape, topology, kMaxAgGemmSources, options.comm_ctas, sms));
   MK_RETURN_IF_ERROR(check_tail(options));
   if (!(options.nic_gbytes > 0)) {
     return Status(StatusCode::kInvalidArgument,

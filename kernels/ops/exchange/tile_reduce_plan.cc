@@ -95,8 +95,7 @@ std::vector<std::int32_t> owners_by_turn(const Topology& topology, std::uint32_t
 Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape, const Topology& topology,
                                             std::uint32_t rank, std::int32_t sms,
                                             const TileReduceOptions& options) {
-  MK_RETURN_IF_ERROR(
-      check_on_gpu(kind, shape, topology, kMaxReduceOwners, "reduce_ctas", options.reduce_ctas, sms));
+  MK_RETURN_IF_ERROR(check_on_gpu(kind, shape, topology, kMaxReduceOwners, options.reduce_ctas, sms));
   TileReducePlan plan;
   const auto world = static_cast<std::int32_t>(topology.world());
   const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());

@@ -35,7 +35,7 @@ const char* mk_test_errors(const char* socket) {
   EXPECT(mk_join(session, &options, &group) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "rank = 1") != NULL);
   EXPECT(group == NULL);
-  EXPECT(mk_ag_gemm_create(NULL, NULL, MK_CPU, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(NULL, NULL, MK_CPU, NULL, &gemm) == MK_INVALID_ARGUMENT);
 
   options.rank = 0;
   EXPECT(mk_join(session, &options, &group) == MK_OK);
@@ -145,9 +145,9 @@ const char* mk_test_null(void) {
   REFUSED(mk_wait_arrival(NULL, 0, 0, 1, 1));
   REFUSED(mk_wait_completed(NULL, 0, 0, 1, 1));
   REFUSED(mk_arrivals(NULL, 0, 0, NULL));
-  REFUSED(mk_ag_gemm_create(NULL, NULL, MK_CPU, NULL));
-  REFUSED(mk_gemm_rs_create(NULL, NULL, MK_CPU, NULL));
-  REFUSED(mk_gemm_ar_create(NULL, NULL, MK_CPU, NULL));
+  REFUSED(mk_ag_gemm_create(NULL, NULL, MK_CPU, NULL, NULL));
+  REFUSED(mk_gemm_rs_create(NULL, NULL, MK_CPU, NULL, NULL));
+  REFUSED(mk_gemm_ar_create(NULL, NULL, MK_CPU, NULL, NULL));
   REFUSED(mk_gemm_launch(NULL, NULL, NULL, NULL));
   REFUSED(mk_gemm_enqueue(NULL, NULL, NULL, NULL));
   REFUSED(mk_gemm_status(NULL));
@@ -178,6 +178,7 @@ const char* mk_test_gemm(const char* socket) {
   const mk_session_options here = {socket, "c test", -1, 1, 30000};
   const mk_group_options options = {"c", 1, 0, 0, 0, 30000};
   const mk_gemm_shape shape = {2, 1, 2, MK_BF16, MK_ROW_MAJOR};
+  const mk_gemm_plan plan = {4, 0, 0};
   const uint16_t a[4] = {0x3f80, 0x4000, 0x4040, 0x4080}; /* 1 2, 3 4 */
   const uint16_t b[2] = {0x3f80, 0x4000};                 /* 1, 2 */
   uint16_t c[2] = {0xffff, 0xffff};
@@ -186,18 +187,20 @@ const char* mk_test_gemm(const char* socket) {
   EXPECT(mk_connect(&here, &session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);
 
-  EXPECT(mk_ag_gemm_create(group, &shape, MK_CUDA, &gemm) == MK_FAILED_PRECONDITION);
+  EXPECT(mk_ag_gemm_create(group, &shape, MK_CUDA, NULL, &gemm) == MK_FAILED_PRECONDITION);
   EXPECT(strstr(mk_last_error(), "SessionOptions::device = -1 (host memory only)") != NULL);
-  EXPECT(mk_gemm_rs_create(group, &shape, MK_CUDA, &gemm) == MK_FAILED_PRECONDITION);
-  EXPECT(mk_gemm_ar_create(group, &shape, MK_CUDA, &gemm) == MK_FAILED_PRECONDITION);
-  EXPECT(mk_gemm_rs_create(group, &shape, 7, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_gemm_rs_create(group, &shape, MK_CUDA, NULL, &gemm) == MK_FAILED_PRECONDITION);
+  EXPECT(mk_gemm_ar_create(group, &shape, MK_CUDA, NULL, &gemm) == MK_FAILED_PRECONDITION);
+  EXPECT(mk_gemm_rs_create(group, &shape, 7, NULL, &gemm) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "executor = 7, must be cpu (0) or cuda (1)") != NULL);
-  EXPECT(mk_ag_gemm_create(group, NULL, MK_CPU, &gemm) == MK_INVALID_ARGUMENT);
-  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, NULL) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(group, NULL, MK_CPU, NULL, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, NULL, NULL) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, &plan, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "the cpu executor has no GemmPlanOptions to override") != NULL);
   EXPECT(gemm == NULL);
   EXPECT(mk_group_status(group) == MK_OK);
 
-  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, &gemm) == MK_OK);
+  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, NULL, &gemm) == MK_OK);
   EXPECT(mk_gemm_status(gemm) == MK_OK);
   EXPECT(mk_gemm_launch(gemm, &arguments, NULL, &pending) == MK_OK);
   EXPECT(mk_pending_wait(pending, 0) == MK_OK);

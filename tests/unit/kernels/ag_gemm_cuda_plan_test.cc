@@ -263,6 +263,8 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
     CHECK(status.text().find("tail_tiles = " + std::to_string(*options.tail_tiles) + ", must be") !=
           std::string::npos);
   }
+  CHECK(AgGemmCudaPlan::make({64, 64, 64}, node, 0, 3).status().text().find("sms = 3, must be at least 4") !=
+        std::string::npos);
   CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);
   CHECK(refusal({64, 64, 64}, Topology(2, 9)).text().find("world = 18, must be 1..16") != std::string::npos);
   CHECK(refusal({64, 64, 64}, node, {.nic_gbytes = 0}).text().find("nic_gbytes = 0.000000, must be") !=

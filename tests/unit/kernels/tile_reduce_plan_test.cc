@@ -310,7 +310,7 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
   }
   for (const std::int32_t reduce_ctas : {-2, 3, 68}) {
     const Status status = refusal({64, 64, 64}, node, {.reduce_ctas = reduce_ctas});
-    CHECK(status.text().find("reduce_ctas = " + std::to_string(reduce_ctas) + ", must be even, 0..66") !=
+    CHECK(status.text().find("comm_ctas = " + std::to_string(reduce_ctas) + ", must be even, 0..66") !=
           std::string::npos);
   }
   CHECK(refusal({64, 64, 64}, Topology(3, 11)).text().find("world = 33, must be 1..32") != std::string::npos);

@@ -9,7 +9,10 @@ namespace {
 // Measured on H200s.
 constexpr double kClock = 1.755e9;            ///< cycles a second under load
 constexpr double kCtaPushes = 46e9;           ///< bytes a second of one pushing CTA
-constexpr double kCtaLoads = 14e9;            ///< of these, when they go to few places
+constexpr double kCtaLoads = 52e9;            ///< bytes a second that it takes up, and what
+constexpr double kLoad = 50e-9;               ///< each load costs beside: a part of one row
+constexpr double kPieceBytes = 16384;         ///< of whole rows, one load
+constexpr double kCtaPrepares = 20e9;         ///< over nodes, where chunks wait for each other's puts
 constexpr double kLinksTake = 345e9;          ///< of all links of a GPU, one way, as bulk stores
 constexpr double kBegin = 3e-6, kEnd = 3e-6;  ///< launch; last stores
 constexpr double kOnTheWay = 3e-6;            ///< from a push to the waiter that sees it
@@ -19,6 +22,14 @@ constexpr double kOnTheWire = 15e-6;          ///< from a chunk that may be put 
 double push_seconds(double bytes, std::int32_t stores, std::int32_t links, std::int32_t ctas) {
   return std::pow(std::pow(bytes * stores / (ctas * kCtaPushes), 4) + std::pow(bytes * links / kLinksTake, 4),
                   0.25);
+}
+
+/// For `bytes` of a chunk on their way from memory into the pushing CTAs: what counts when they go to few
+/// places.
+double load_seconds(const AgGemmCudaPlan& plan, double bytes) {
+  if (plan.rails() > 0) return bytes / (plan.comm_ctas * kCtaPrepares);
+  const double loads = plan.gather.row.parts > 1 ? plan.gather.block_rows : bytes / kPieceBytes;
+  return (bytes / kCtaLoads + loads * kLoad) / plan.comm_ctas;
 }
 
 /// Seconds from chunk to chunk.
@@ -59,8 +70,7 @@ double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan) {
   const double chunk_bytes =
       static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) / plan.gather.row.parts;
   const std::int32_t near = plan.steps.near;
-  // Plans of one node were chosen, and measured, without it.
-  const double loaded = plan.rails() > 0 ? chunk_bytes / (plan.comm_ctas * kCtaLoads) : 0;
+  const double loaded = load_seconds(plan, chunk_bytes);
   const Pace pace{
       .plan = plan,
       .own = std::max(loaded, push_seconds(chunk_bytes, plan.stores(), near, plan.comm_ctas)),

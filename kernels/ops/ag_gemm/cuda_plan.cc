@@ -63,10 +63,13 @@ std::vector<std::int32_t> tails(const GemmShape& shape, Sm90Tile tile, std::int3
   return {0, left, left + clusters / tail_parts(tile), clusters / tail_parts(tile)};
 }
 
-/// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs.
+/// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs. Few
+/// are enough where the product is long and rows go to one neighbour.
 std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sms) {
+  const bool one_neighbour = topology.nodes() == 1 && topology.world() == 2;
   std::vector<std::int32_t> counts;
-  for (const std::int32_t count : {8, 6, 10, 12, 16}) {
+  for (const std::int32_t count : {4, 8, 6, 10, 12, 16}) {
+    if (count == 4 && !one_neighbour) continue;
     if (topology.world() > 1 && count <= sms / 2) counts.push_back(count);
   }
   return counts.empty() ? std::vector{kWatchingCtas} : counts;

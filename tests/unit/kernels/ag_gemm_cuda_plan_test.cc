@@ -172,6 +172,18 @@ TEST_CASE("the plan makes the most of links and SMs: estimates for four H200s ag
   CHECK(ratio(4096) < ratio(4096, {.tile = Sm90Tile::k128x256, .tail_tiles = 0}));
 }
 
+TEST_CASE("as many CTAs push as the product waits for: few when it is long and rows go to one neighbour") {
+  const auto pushing = [](const Topology& topology, std::int64_t size) {
+    return plan_of({size, size / topology.world(), size}, topology, 0).comm_ctas;
+  };
+  CHECK(pushing(Topology(1, 2), 4096) >= 8);
+  CHECK(pushing(Topology(1, 2), 8192) == 4);
+  CHECK(pushing(Topology(1, 2), 16384) == 4);
+  CHECK(pushing(Topology(2, 1), 4096) == 6);
+  CHECK(pushing(Topology(2, 1), 16384) == 6);
+  CHECK(pushing(Topology(1, 4), 8192) >= 8);
+}
+
 TEST_CASE("the workspace holds words and two slabs that do not overlap, and counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
     const AgGemmCudaPlan plan = plan_of({1003, 64, 72}, world, 0);

@@ -44,9 +44,9 @@ Result<Object<ibv_mr>> Registrations::register_dma_buf(const memory::Region& reg
   }
   const std::uint64_t begin = region.dma_buf_offset + at;
   const std::uint64_t before = begin % static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  auto made =
-      own(verbs_.reg_dmabuf_mr(pd_, begin - before, bytes + before, begin - before, region.dma_buf.get(), access),
-          verbs_.dereg_mr);
+  auto made = own(
+      verbs_.reg_dmabuf_mr(pd_, begin - before, bytes + before, begin - before, region.dma_buf.get(), access),
+      verbs_.dereg_mr);
   if (made != nullptr) return made;
   return call_failed(device_, "registering " + std::to_string(bytes) + " bytes of GPU memory by dma-buf",
                      errno);

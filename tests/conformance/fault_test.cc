@@ -114,15 +114,22 @@ TEST_CASE("many cuts at random moments, from both ends: every put arrives exactl
   for (const Threads threads : kBothModes) {
     TransportPair pair;
     if (!can_inject(pair, Fault::kCut, "lose its connection")) return;
-    pair.stream(pair.a(), 10, 2, 4U << 20, random_lengths(4U << 20, 1));
-    pair.stream(pair.b(), 10, 2, 4U << 20, random_lengths(4U << 20, 2));
-    for (std::uint64_t i = 0; i < 4; ++i) {
-      pair.stream(i % 2 == 0 ? pair.a() : pair.b(), 2000, 16, 2048, random_lengths(2048, 10 + i));
+    // However fast the machine is, the traffic lasts until the cuts have come.
+    constexpr std::uint64_t kEndless = 1ULL << 40, kCuts = 8;
+    const auto least = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+    for (Node* node : {&pair.a(), &pair.b()}) {
+      const int mean_pumps = node == &pair.a() ? 60 : 90;
+      node->disturb = [&pair, least, cuts = random_cuts(pair.wire(), node->peer(), mean_pumps)](Node& self) {
+        cuts(self);
+        if (std::chrono::steady_clock::now() < least) return;
+        if (pair.wire().injected(self, Fault::kCut) >= kCuts) self.stop();
+      };
+      pair.stream(*node, kEndless, 2, 4U << 20, random_lengths(4U << 20, node->peer()));
+      for (std::uint64_t i = 0; i < 2; ++i)
+        pair.stream(*node, kEndless, 16, 2048, random_lengths(2048, 10 + 2 * i + node->peer()));
     }
-    pair.a().disturb = random_cuts(pair.wire(), 5, 60);
-    pair.b().disturb = random_cuts(pair.wire(), 6, 90);
     CHECK(pair.run(threads) == "");
-    CHECK(pair.wire().injected(pair.a(), Fault::kCut) > 3);
+    CHECK(pair.wire().injected(pair.a(), Fault::kCut) >= kCuts);
   }
 }
 

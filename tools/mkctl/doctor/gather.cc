@@ -12,19 +12,20 @@ using Json = nlohmann::ordered_json;
 
 /// `transport.kind` of the effective configuration; the status names the transports, one today.
 void read_status(const Json& reply, Daemon& daemon) {
-  daemon.node = reply["daemon"]["node"];
-  daemon.version = reply["daemon"]["version"];
-  daemon.pid = reply["daemon"]["pid"];
-  daemon.healthy = reply["status"]["healthy"];
-  daemon.reasons = reply["status"]["reasons"].get<std::vector<std::string>>();
-  if (!reply["status"]["transports"].empty()) daemon.transport = reply["status"]["transports"][0];
+  daemon.node = reply.at("daemon").at("node");
+  daemon.version = reply.at("daemon").at("version");
+  daemon.pid = reply.at("daemon").at("pid");
+  daemon.healthy = reply.at("status").at("healthy");
+  daemon.reasons = reply.at("status").at("reasons").get<std::vector<std::string>>();
+  if (!reply.at("status").at("transports").empty())
+    daemon.transport = reply.at("status").at("transports").at(0);
 }
 
 std::vector<Peer> peers_of(const Json& rows) {
   std::vector<Peer> peers;
   for (const Json& row : rows) {
-    const std::string node = row["node"], address = row["address"];
-    peers.push_back({node.empty() ? address : node, row["version"], row["state"], row["reason"]});
+    const std::string node = row.at("node"), address = row.at("address");
+    peers.push_back({node.empty() ? address : node, row.at("version"), row.at("state"), row.at("reason")});
   }
   return peers;
 }
@@ -34,9 +35,9 @@ std::vector<Peer> peers_of(const Json& rows) {
 std::vector<Port> ports_of(const Json& devices) {
   std::vector<Port> ports;
   for (const Json& row : devices)
-    ports.push_back({row["device"].get<std::string>() + ":" + row["port"].dump(), row["driver"],
-                     row["link_layer"], row["gid"], row["gid_type"], row["not_usable"], row["mtu"],
-                     row["dma_buf"]});
+    ports.push_back({row.at("device").get<std::string>() + ":" + row.at("port").dump(), row.at("driver"),
+                     row.at("link_layer"), row.at("gid"), row.at("gid_type"), row.at("not_usable"),
+                     row.at("mtu"), row.at("dma_buf")});
   return ports;
 }
 
@@ -45,7 +46,7 @@ Result<std::vector<Port>> read_ports(const std::string& file) {
   const Json reply = Json::parse(in, nullptr, false);
   if (reply.is_object() && reply.contains("devices")) {
     try {
-      return ports_of(reply["devices"]);
+      return ports_of(reply.at("devices"));
     } catch (const Json::exception&) {  // fields missing, or of another type
     }
   }
@@ -59,10 +60,11 @@ Facts gather(Connection& connection) {
   auto status = connection.status();
   if (status.ok()) {
     read_status(status.value(), facts.daemon);
-    if (auto peers = connection.peers(); peers.ok()) facts.peers = peers_of(peers.value()["peers"]);
-    if (auto devices = connection.devices(); devices.ok()) facts.ports = ports_of(devices.value()["devices"]);
+    if (auto peers = connection.peers(); peers.ok()) facts.peers = peers_of(peers.value().at("peers"));
+    if (auto devices = connection.devices(); devices.ok())
+      facts.ports = ports_of(devices.value().at("devices"));
     if (auto topology = connection.topology(); topology.ok())
-      facts.daemon.absent_nics = topology.value()["topology"]["absent"].get<std::vector<std::string>>();
+      facts.daemon.absent_nics = topology.value().at("topology").at("absent").get<std::vector<std::string>>();
   } else {
     facts.daemon.unreachable = status.status().text();
   }

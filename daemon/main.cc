@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "daemon/app/app.h"
@@ -33,6 +34,9 @@ int serve(mkernel::config::Config config) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // hwloc would load every plugin of the host, OpenCL's and OpenGL's among them; what the daemon asks for is
+  // built in. No thread runs yet.
+  ::setenv("HWLOC_PLUGINS_PATH", "", 0);
   std::string file;
   bool check = false, version = false;
   CLI::App usage("mkerneld: the mkernel daemon of this node", "mkerneld");

@@ -102,6 +102,7 @@ Status GroupCore::adopt_segment(const abi::JoinGroupReply& reply, std::vector<ip
   view_.session = session_->segment();
   view_.segment = segment;
   view_.rings = session_->rings();
+  ring_share_ = view_.ring_share();
   for (std::uint32_t rank = 0; rank < options_.world_size; ++rank) {
     nodes_.emplace_back(ipc::text_of(view_.member(rank).node_name));
   }

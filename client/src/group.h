@@ -116,6 +116,7 @@ class GroupCore {
   bool joined_ = false;
   ipc::Mapping segment_;
   kernels::GroupView view_;
+  abi::RingShare ring_share_;                     ///< of view_
   std::vector<std::string> nodes_;                ///< by rank
   std::vector<std::atomic<std::uint64_t>> sent_;  ///< own puts by [target * lanes + lane]
 

@@ -55,7 +55,7 @@ Result<std::uint64_t> GroupCore::put(const Destination& destination, std::uint32
   MK_RETURN_IF_ERROR(endpoint->put(destination.rank, lane - first_lane, {source.region, offset},
                                    {destination.region, destination.offset}, bytes, "put",
                                    scope(options_.timeout)));
-  session_->published(lane % static_cast<std::uint32_t>(view_.rings.size()));
+  session_->published(ring_share_.ring(lane));
   return endpoint->issued(destination.rank, lane - first_lane);
 }
 

@@ -62,6 +62,7 @@ Status build_group(Group& group, const RailTraits& rail) {
   group.regions.resize(port.region_capacity);
   group.remote_bytes.resize(std::size_t{port.world_size} * port.region_capacity);
   group.outbound.resize(std::size_t{port.world_size} * port.lanes);
+  const abi::RingShare share = port.ranks[port.rank].ring_share(rail.count);
   for (std::uint32_t target = 0; target < port.world_size; ++target) {
     for (std::uint32_t lane = 0; lane < port.lanes; ++lane) {
       const std::size_t at = group.channel_index(target, lane);
@@ -69,7 +70,7 @@ Status build_group(Group& group, const RailTraits& rail) {
       channel.group = &group;
       channel.target = target;
       channel.lane = lane;
-      channel.mine = lane % rail.count == rail.index;
+      channel.mine = share.ring(lane) == rail.index;
       channel.local = port.ranks[target].local || target == port.rank;
       channel.host_only = channel.local || !rail.gpu_memory;
       channel.max_put_bytes =

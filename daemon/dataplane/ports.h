@@ -10,6 +10,7 @@
 #include "daemon/memory/region.h"
 #include "daemon/transport/transport.h"
 #include "proto/abi/region_map.h"
+#include "proto/abi/ring_share.h"
 #include "proto/ipc/fd.h"
 
 namespace mkernel::dataplane {
@@ -52,9 +53,16 @@ struct SessionPort {
 
 /// One member of a group as the data plane needs it.
 struct PeerRank {
-  bool local = false;          ///< on this node: puts are copied by the proxy itself
-  transport::PeerId peer = 0;  ///< valid when not local
-  GroupKey local_key{};        ///< valid when local
+  bool local = false;            ///< on this node: puts are copied by the proxy itself
+  transport::PeerId peer = 0;    ///< valid when not local
+  GroupKey local_key{};          ///< valid when local
+  std::uint32_t local_rank = 0;  ///< among the ranks of its node, of which there are
+  std::uint32_t local_ranks = 1;
+
+  /// Which of `rails` proxies the channels that begin at this rank go over, at both ends.
+  abi::RingShare ring_share(std::uint32_t rails) const {
+    return abi::RingShare::of(local_rank, local_ranks, rails);
+  }
 };
 
 /// A group as one local rank sees it, complete when handed over and immutable.

@@ -1,5 +1,5 @@
 // A proxy thread: drains the rings of all sessions into one transport, publishes counts. Rail r's proxy reads
-// ring r of every session and owns the lanes l with l % rings == r of every group.
+// ring r of every session and owns the lanes of every group that go over it (abi::RingShare).
 #pragma once
 
 #include <chrono>

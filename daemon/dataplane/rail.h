@@ -68,7 +68,8 @@ class Rail {
   void drain(std::function<bool()> drained, Limit limit, Done finish);
   Session* find_session(SessionId id);
   Status open_channels(Group& group);
-  Status open_channel(Group& group, std::uint32_t rank, std::uint32_t lane);
+  Status open_outbound(Group& group, std::uint32_t rank, std::uint32_t lane);
+  Status open_inbound(Group& group, std::uint32_t rank, std::uint32_t lane);
   void erase_group(const GroupKey& key);
   void erase_session(SessionId id);
   void drop_pending(Group& group);

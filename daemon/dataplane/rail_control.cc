@@ -128,41 +128,48 @@ void Rail::open_group(std::shared_ptr<GroupPort> port, const std::function<void(
   done(opened);
 }
 
+/// Both ends of a channel are on the rail that its source's lanes go over.
 Status Rail::open_channels(Group& group) {
   const GroupPort& port = *group.port;
   for (std::uint32_t rank = 0; rank < port.world_size; ++rank) {
-    for (std::uint32_t lane = options_.index; lane < port.lanes; lane += options_.count) {
-      if (!group.outbound[group.channel_index(rank, lane)].local) {
-        MK_RETURN_IF_ERROR(open_channel(group, rank, lane));
-      }
+    const abi::RingShare share = port.ranks[rank].ring_share(options_.count);
+    for (std::uint32_t lane = 0; lane < port.lanes; ++lane) {
+      const Outbound& out = group.outbound[group.channel_index(rank, lane)];
+      if (out.local) continue;
+      if (out.mine) MK_RETURN_IF_ERROR(open_outbound(group, rank, lane));
+      if (share.ring(lane) == options_.index) MK_RETURN_IF_ERROR(open_inbound(group, rank, lane));
     }
   }
   return {};
 }
 
-/// Both directions between this rank and `rank`.
-Status Rail::open_channel(Group& group, std::uint32_t rank, std::uint32_t lane) {
+Status Rail::open_outbound(Group& group, std::uint32_t rank, std::uint32_t lane) {
   const GroupPort& port = *group.port;
-  const transport::PeerId peer = port.ranks[rank].peer;
-  const std::string what = "group " + port.name + ": rank " + std::to_string(port.rank);
-
   Outbound& out = group.outbound[group.channel_index(rank, lane)];
-  const transport::ChannelId out_id = ends_.acquire({&group, &out, {}});
-  Status opened = transport_.open_outbound(out_id, peer, channel_key(port.instance, port.rank, rank, lane));
+  const transport::ChannelId id = ends_.acquire({&group, &out, {}});
+  const Status opened =
+      transport_.open_outbound(id, port.ranks[rank].peer, channel_key(port.instance, port.rank, rank, lane));
   if (!opened.ok()) {
-    ends_.release(out_id);
-    return opened.with_context(what + " -> rank " + std::to_string(rank));
+    ends_.release(id);
+    return opened.with_context("group " + port.name + ": rank " + std::to_string(port.rank) + " -> rank " +
+                               std::to_string(rank));
   }
-  out.id = out_id;
-  group.open_channels.push_back(out_id);
+  out.id = id;
+  group.open_channels.push_back(id);
+  return {};
+}
 
-  const transport::ChannelId in_id = ends_.acquire({&group, nullptr, {rank, lane, 0}});
-  opened = transport_.open_inbound(in_id, peer, channel_key(port.instance, rank, port.rank, lane));
+Status Rail::open_inbound(Group& group, std::uint32_t rank, std::uint32_t lane) {
+  const GroupPort& port = *group.port;
+  const transport::ChannelId id = ends_.acquire({&group, nullptr, {rank, lane, 0}});
+  const Status opened =
+      transport_.open_inbound(id, port.ranks[rank].peer, channel_key(port.instance, rank, port.rank, lane));
   if (!opened.ok()) {
-    ends_.release(in_id);
-    return opened.with_context(what + " <- rank " + std::to_string(rank));
+    ends_.release(id);
+    return opened.with_context("group " + port.name + ": rank " + std::to_string(port.rank) + " <- rank " +
+                               std::to_string(rank));
   }
-  group.open_channels.push_back(in_id);
+  group.open_channels.push_back(id);
   return {};
 }
 

@@ -58,7 +58,13 @@ Status SessionGroup::build(FormedGroup group) {
   port->lanes = request_.lanes;
   port->region_capacity = request_.region_capacity;
   port->first_channel = shape_.first_channel;
-  for (const FormedMember& member : formed_.members) port->ranks.push_back(member.port);
+  const std::vector<abi::Member> places = number_members(formed_.members);
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    dataplane::PeerRank& peer = port->ranks.emplace_back(formed_.members[rank].port);
+    const auto same_node = [&](const abi::Member& other) { return other.node == places[rank].node; };
+    peer.local_rank = places[rank].local_rank;
+    peer.local_ranks = static_cast<std::uint32_t>(std::count_if(places.begin(), places.end(), same_node));
+  }
   port->segment = std::move(segment->mapping);
   port->channels = std::vector<dataplane::Counters>(channels);
   segment_fd_ = std::move(segment->fd);

@@ -37,7 +37,7 @@ __device__ __forceinline__ bool push_put(const device::Endpoint& endpoint, std::
       .remote_region = static_cast<std::uint16_t>(remote.region),
       .local_offset = local.offset,
       .remote_offset = remote.offset};
-  const DeviceRing ring(endpoint.rings, group_lane % endpoint.rings.count);
+  const DeviceRing ring(endpoint.rings, endpoint.ring_share.ring(group_lane));
   if (!ring.push(request, site_of(role, DeviceTag::kRingRoom, target, lane), wait_scope(endpoint)))
     return false;
   ptx::red_add_relaxed_gpu(endpoint.issued + endpoint.counts.arrivals_index(target, lane), 1);

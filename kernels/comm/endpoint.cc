@@ -5,7 +5,7 @@
 namespace mkernel::kernels {
 
 Endpoint::Endpoint(const GroupView& group, std::uint32_t first_lane, std::uint32_t lanes)
-    : group_(group), first_lane_(first_lane), lanes_(lanes) {
+    : group_(group), first_lane_(first_lane), lanes_(lanes), ring_share_(group.ring_share()) {
   for (const RingView& ring : group.rings) rings_.push_back(std::make_unique<RingProducer>(ring));
   const std::size_t channels = std::size_t{group.world_size()} * lanes;
   issued_ = std::make_unique<std::atomic<std::uint64_t>[]>(channels);
@@ -29,7 +29,7 @@ Status Endpoint::push(std::uint32_t target, std::uint32_t lane, Place local, Pla
                                  .remote_region = static_cast<std::uint16_t>(remote.region),
                                  .local_offset = local.offset,
                                  .remote_offset = remote.offset};
-  MK_RETURN_IF_ERROR(rings_[group_lane % rings_.size()]->push(request, {role, "", target, lane}, scope));
+  MK_RETURN_IF_ERROR(rings_[ring_share_.ring(group_lane)]->push(request, {role, "", target, lane}, scope));
   issued_[index(target, lane)].fetch_add(1, std::memory_order_relaxed);
   bytes_put_.fetch_add(bytes, std::memory_order_relaxed);
   return {};

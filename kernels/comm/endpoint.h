@@ -75,6 +75,7 @@ class Endpoint {
   const GroupView& group_;
   const std::uint32_t first_lane_;
   const std::uint32_t lanes_;
+  const abi::RingShare ring_share_;
   std::vector<std::unique_ptr<RingProducer>> rings_;
   std::vector<std::uint64_t> arrival_base_;
   std::vector<std::uint64_t> completed_base_;

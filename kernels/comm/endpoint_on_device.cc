@@ -77,6 +77,7 @@ Status EndpointOnDevice::fill(const SymmetricView& workspace, const EndpointOnDe
   e.first_channel = group_.segment->first_channel;
   e.first_lane = options.first_lane;
   e.rings = rings_->rings();
+  e.ring_share = group_.ring_share();
   e.host = {&group_.session->abort, &group_.segment->abort};
   return {};
 }

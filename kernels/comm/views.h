@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "proto/abi/region_map.h"
+#include "proto/abi/ring_share.h"
 #include "proto/abi/work_request.h"
 
 namespace mkernel::kernels {
@@ -39,7 +40,7 @@ struct RingView {
 struct GroupView {
   abi::SessionSegment* session = nullptr;
   abi::GroupSegment* segment = nullptr;
-  std::vector<RingView> rings;  ///< lane l of every channel uses rings[l % rings.size()]
+  std::vector<RingView> rings;  ///< of the session; ring_share() says which lane uses which
 
   std::uint32_t rank() const { return segment->rank; }
   std::uint32_t world_size() const { return segment->world_size; }
@@ -49,6 +50,13 @@ struct GroupView {
   }
   const abi::Member& member(std::uint32_t rank) const {
     return at<const abi::Member>(segment->members_offset)[rank];
+  }
+  /// The rings of this rank's lanes. Looks at every member.
+  abi::RingShare ring_share() const {
+    const abi::Member& me = member(rank());
+    std::uint32_t local_ranks = 0;
+    for (std::uint32_t other = 0; other < world_size(); ++other) local_ranks += member(other).node == me.node;
+    return abi::RingShare::of(me.local_rank, local_ranks, static_cast<std::uint32_t>(rings.size()));
   }
   /// Arrival count of channel (source -> me, lane); read with acquire, compared with >=.
   const std::uint64_t& arrivals(std::uint32_t source, std::uint32_t lane) const {

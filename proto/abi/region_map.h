@@ -36,7 +36,7 @@ static_assert(sizeof(RingHead) == 64);
 struct alignas(64) SessionSegment {
   std::uint32_t magic;
   std::uint32_t version;
-  std::uint32_t ring_count;    ///< 1..kMaxRings; lane l of every channel uses ring l % ring_count
+  std::uint32_t ring_count;    ///< 1..kMaxRings; RingShare says which lane uses which
   std::uint32_t log2_slots;    ///< slots of each ring
   std::uint64_t slots_offset;  ///< ring r's slots begin at slots_offset + r * (32 << log2_slots)
   std::uint64_t bytes;         ///< whole segment

@@ -82,9 +82,9 @@ def main():
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
     ports = cluster.free_ports(arguments.nodes)
-    emulated = {"transport": {"kind": "emulated", "gpu_memory": True},
-                "transport.emulated": {"bandwidth_gbytes": arguments.nic_gbytes * arguments.world / arguments.nodes,
-                                       "latency_us": arguments.latency_us}}
+    # A rail for every GPU, as nodes of that size have.
+    emulated = {"transport": {"kind": "emulated", "gpu_memory": True}, "proxy": {"threads": arguments.world // arguments.nodes},
+                "transport.emulated": {"bandwidth_gbytes": arguments.nic_gbytes, "latency_us": arguments.latency_us}}
     nodes = [cluster.Daemon(folder, f"node{i}", ports[i], [f"127.0.0.1:{p}" for p in ports if p != ports[i]],
                             emulated if arguments.nodes > 1 else None) for i in range(arguments.nodes)]
     try:

@@ -30,6 +30,7 @@ std::shared_ptr<dataplane::SessionPort> make_session(dataplane::SessionId id, st
 struct RankPlace {
   dataplane::SessionId session = 0;  ///< not 0: local, with the same handle
   transport::PeerId peer = 0;
+  std::uint32_t local_rank = 0, local_ranks = 1;
 };
 
 struct GroupShape {

@@ -38,9 +38,9 @@ struct ProxyFixture {
   };
 
   Client join(dataplane::SessionId id, const GroupShape& shape, std::uint64_t bytes = 1U << 16,
-              std::uint32_t log2_slots = 8, std::uint32_t weight = 1) {
+              std::uint32_t log2_slots = 8, std::uint32_t weight = 1, std::uint32_t rings = 1) {
     Client client;
-    client.session = make_session(id, log2_slots, weight);
+    client.session = make_session(id, log2_slots, weight, rings);
     client.ring = std::make_unique<RingWriter>(client.session);
     client.ring->set_active(1);
     proxy.attach_session(client.session);

@@ -9,6 +9,7 @@
 #include "kernels/sync/device_trace.h"
 #include "kernels/sync/host_watch.h"
 #include "kernels/sync/node_barrier.h"
+#include "proto/abi/ring_share.h"
 
 namespace mkernel::kernels {
 struct LaunchControl;
@@ -40,6 +41,7 @@ struct Endpoint {
   std::uint32_t first_channel = 0;  ///< of the group's channel (me -> rank 0, lane 0)
   std::uint32_t first_lane = 0;     ///< of the group's
   kernels::DeviceRings rings;
+  abi::RingShare ring_share;  ///< which of them a lane uses
   kernels::HostWatch host;
   kernels::RelayedCounts counts;
   std::uint64_t* issued = nullptr;              ///< GPU memory, [target][lane]

@@ -204,6 +204,28 @@ TEST_CASE("a stalled put of a group that fails makes way") {
   CHECK(node.wire->puts()[0].put.length == 0);
 }
 
+TEST_CASE("a channel is on the rail of the rank that it begins at, at both ends") {
+  // Two nodes of two ranks, two rails; this is rank 2, the first of the second node.
+  const GroupShape shape{.rank = 2,
+                         .lanes = 3,
+                         .ranks = {{.peer = 4, .local_rank = 0, .local_ranks = 2},
+                                   {.peer = 4, .local_rank = 1, .local_ranks = 2},
+                                   {.session = 1, .local_rank = 0, .local_ranks = 2},
+                                   {.session = 2, .local_rank = 1, .local_ranks = 2}}};
+  const std::vector<std::byte> payload(64, std::byte{7});
+  for (const std::uint32_t rail : {0U, 1U}) {
+    ProxyFixture node({.index = rail, .count = 2});
+    node.wire->allow_everything();
+    auto client = node.join(1, shape, 1U << 16, 8, 1, 2);
+    CHECK(node.wire->open_channels() == (rail == 0 ? 2 * 3 + 3 : 3));
+    for (const std::uint32_t source : {0U, 1U}) {
+      if (source != rail) continue;  // the other's come over the other rail
+      node.wire->inbound(dataplane::channel_key(client.group->instance, source, 2, 1), 0, 0, payload, 1);
+      CHECK(eventually([&] { return arrivals(*client.group, source, 1) == 1; }));
+    }
+  }
+}
+
 TEST_CASE("transports of two nodes talk through proxies and control threads") {
   ProxyFixture node({.index = 0, .count = 1});
   const std::string text = "qpn 17";

@@ -38,19 +38,42 @@ std::vector<topology::RdmaDevice> App::devices() const {
   return devices;
 }
 
+namespace {
+
+/// `down` of the whole link, or of the wire of one rail. Plugging in the link plugs in every wire.
+Status set_down(transport::LinkShape& shape, const rpc::LinkChange& change, std::uint32_t rails) {
+  if (!change.rail.has_value()) {
+    if (change.down.has_value()) shape.down = *change.down;
+    if (!change.down.value_or(true)) shape.rails_down = 0;
+    return {};
+  }
+  if (*change.rail >= rails || !change.down.has_value()) {
+    return {StatusCode::kInvalidArgument,
+            "rail " + std::to_string(*change.rail) +
+                (change.down.has_value() ? ": there are " + std::to_string(rails) + " (proxy.threads)"
+                                         : " alone can be set down or up; the rest concerns every rail")};
+  }
+  const std::uint64_t bit = std::uint64_t{1} << *change.rail;
+  shape.rails_down = *change.down ? shape.rails_down | bit : shape.rails_down & ~bit;
+  return {};
+}
+
+}  // namespace
+
 void App::set_link(const std::string& peer, const rpc::LinkChange& change,
                    std::function<void(Result<transport::LinkShape>)> done) {
   std::string known;
   for (auto& [id, alive] : alive_) {
     known += (known.empty() ? "" : ", ") + alive.node;
     if (alive.node != peer) continue;
-    transport::LinkShape& shape = alive.shape;
+    transport::LinkShape shape = alive.shape;
     shape.bandwidth_gbytes = change.bandwidth_gbytes.value_or(shape.bandwidth_gbytes);
     shape.latency = change.latency.value_or(shape.latency);
     shape.drop = change.drop.value_or(shape.drop);
     shape.duplicate = change.duplicate.value_or(shape.duplicate);
     shape.reorder = change.reorder.value_or(shape.reorder);
-    shape.down = change.down.value_or(shape.down);
+    if (const Status set = set_down(shape, change, config_.proxy.threads); !set.ok()) return done(set);
+    alive.shape = shape;
     return rails_->set_link(id, shape, [done = std::move(done), shape](const Status& status) {
       done(status.ok() ? Result<transport::LinkShape>(shape) : Result<transport::LinkShape>(status));
     });
@@ -83,8 +106,9 @@ void App::apply(const config::Reload& change) {
   if (config_.peers.list != before.peers.list) links_->set_static_peers(config_.peers.list);
   if (config_.transport.emulated != before.transport.emulated) {
     for (auto& [id, alive] : alive_) {
-      const bool down = std::exchange(alive.shape, link_shape(config_.transport.emulated)).down;
-      alive.shape.down = down;
+      const auto was = std::exchange(alive.shape, link_shape(config_.transport.emulated));
+      alive.shape.down = was.down;
+      alive.shape.rails_down = was.rails_down;
       rails_->set_link(id, alive.shape, [node = alive.node](const Status& status) {
         if (!status.ok()) spdlog::error("link to {}: {}", node, status.text());
       });

@@ -60,6 +60,7 @@ Result<std::unique_ptr<transport::Transport>> make_emulated(const config::Config
   options.rail = rail;
   options.shape = link_shape(config.transport.emulated);
   options.seed = config.transport.emulated.seed + rail;
+  options.rails = config.proxy.threads;
   options.engines = std::move(engines).value();
   return transport::make_emulated(options);
 }
@@ -102,8 +103,7 @@ dataplane::ProxyOptions proxy_options(const config::Proxy& proxy, std::uint32_t 
 }  // namespace
 
 transport::LinkShape link_shape(const config::Emulated& emulated) {
-  return {emulated.bandwidth_gbytes, emulated.latency, emulated.drop,
-          emulated.duplicate,        emulated.reorder, false};
+  return {emulated.bandwidth_gbytes, emulated.latency, emulated.drop, emulated.duplicate, emulated.reorder};
 }
 
 Result<std::unique_ptr<Rails>> Rails::create(const config::Config& config, std::uint64_t boot_id,

@@ -179,6 +179,7 @@ LinkChange to_change(const v1::LinkRequest& request) {
   if (request.has_duplicate()) change.duplicate = request.duplicate();
   if (request.has_reorder()) change.reorder = request.reorder();
   if (request.has_down()) change.down = request.down();
+  if (request.has_rail()) change.rail = request.rail();
   return change;
 }
 
@@ -189,6 +190,9 @@ void fill(const transport::LinkShape& from, v1::Link& to) {
   to.set_duplicate(from.duplicate);
   to.set_reorder(from.reorder);
   to.set_down(from.down);
+  for (std::uint32_t rail = 0; rail < 64; ++rail) {
+    if (((from.rails_down >> rail) & 1) != 0) to.add_rails_down(rail);
+  }
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ struct LinkChange {
   std::optional<std::chrono::microseconds> latency;
   std::optional<double> drop, duplicate, reorder;
   std::optional<bool> down;
+  std::optional<std::uint32_t> rail;  ///< `down` concerns the wire of this rail alone
 };
 
 struct DaemonSnapshot {

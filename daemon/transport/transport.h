@@ -116,6 +116,7 @@ struct LinkShape {
   double duplicate = 0;
   double reorder = 0;
   bool down = false;
+  std::uint64_t rails_down = 0;  ///< bit r: the wire of rail r is pulled; what it carried takes another one
 };
 
 class Transport {

@@ -153,6 +153,9 @@ void add_link_options(CLI::App& link, Options& o) {
   number("--reorder", "probability per put", [&o](double v) {
     o.link.set_reorder(v);
   })->check(CLI::Range(0.0, 1.0));
+  link.add_option_function<std::uint32_t>(
+      "--rail", [&o](std::uint32_t rail) { o.link.set_rail(rail); },
+      "with --down or --up: the wire of this rail alone; its traffic takes another");
   auto* down = link.add_flag_callback(
       "--down", [&o] { o.link.set_down(true); }, "cut the link");
   link.add_flag_callback(

@@ -157,7 +157,7 @@ void print_fields(std::ostream& out, const Json& fields) {
       continue;
     }
     for (const Json& line : value) {
-      out << std::left << std::setw(static_cast<int>(width) + 2) << key << line.get<std::string>() << "\n";
+      out << std::left << std::setw(static_cast<int>(width) + 2) << key << cell(key, line) << "\n";
     }
   }
 }

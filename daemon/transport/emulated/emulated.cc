@@ -257,9 +257,13 @@ void Fabric::greet(Visitor visitor, Greeting greeting, Time now) {
   const auto exact = [&](const auto& link) { return same(link->identity(), greeting.from); };
   if (const auto at = std::find_if(links_.begin(), links_.end(), exact); at != links_.end()) {
     if ((*at)->failed()) return refuse(true, "that peer was given up");
-    if ((*at)->down()) return;  // an emulated cut: silence is what the peer would meet
+    if (greeting.wire >= (*at)->wires().count()) {
+      return refuse(
+          true, "wire " + std::to_string(greeting.wire) + " of " + std::to_string((*at)->wires().count()));
+    }
+    if (!(*at)->wires().carries(greeting.wire)) return;  // pulled: silence is what the peer would meet
     wakeup_.remove(visitor.socket.get());
-    (*at)->adopt(std::move(visitor.socket), std::move(greeting.fence), now);
+    (*at)->adopt(std::move(visitor.socket), std::move(greeting), now);
     return;
   }
   const auto other = std::find_if(links_.begin(), links_.end(), by_node);

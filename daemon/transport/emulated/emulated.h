@@ -19,9 +19,10 @@ struct EmulatedOptions {
   /// Folder for the listening socket; empty = an abstract name, which lives as long as the transport and no
   /// longer.
   std::string runtime_dir;
-  std::uint32_t rail = 0;  ///< tells the transports of one node apart: part of the socket's name
-  LinkShape shape;         ///< of every link until set_link() says otherwise
-  std::uint64_t seed = 1;  ///< of the faults: the same seed and traffic give the same faults
+  std::uint32_t rail = 0;   ///< tells the transports of one node apart: part of the socket's name
+  std::uint32_t rails = 1;  ///< wires between two nodes (at most 64): a link takes its rail's own, or another
+  LinkShape shape;          ///< of every link until set_link() says otherwise
+  std::uint64_t seed = 1;   ///< of the faults: the same seed and traffic give the same faults
   /// Unacknowledged for this long (latency on top) = sent again; doubles up to 16 times while nothing moves.
   std::chrono::milliseconds retransmit_timeout{20};
   /// What copies from and to GPU memory, this transport's alone; null = host memory only.

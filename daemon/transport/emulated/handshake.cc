@@ -13,12 +13,13 @@ bool same(const Identity& a, const Identity& b) {
   return a.node == b.node && a.boot_id == b.boot_id;
 }
 
-Status send_hello(int socket, const Identity& from, const Identity& to, int fence_fd) {
+Status send_hello(int socket, const Identity& from, const Identity& to, int fence_fd, std::uint32_t wire) {
   HelloPacket hello{.head = {PacketType::kHello, 0, 0},
                     .magic = kWireMagic,
                     .version = kWireVersion,
                     .from_boot_id = from.boot_id,
                     .to_boot_id = to.boot_id};
+  hello.wire = wire;
   ipc::copy_text(hello.from_node, from.node);
   ipc::copy_text(hello.to_node, to.node);
   return ipc::send_packet(socket, std::as_bytes(std::span(&hello, 1)), std::span(&fence_fd, 1));
@@ -63,7 +64,8 @@ Result<Greeting> read_hello(const ipc::Packet& packet) {
   if (!fence.ok()) return fence.status();
   return Greeting{.from = {std::string(ipc::text_of(hello.from_node)), hello.from_boot_id},
                   .to = {std::string(ipc::text_of(hello.to_node)), hello.to_boot_id},
-                  .fence = std::move(fence).value()};
+                  .fence = std::move(fence).value(),
+                  .wire = hello.wire};
 }
 
 Refusal read_refusal(const ipc::Packet& packet) {

@@ -1,6 +1,7 @@
 // The first packet of either end of a connection: who calls whom, in which of its lives.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "daemon/transport/emulated/wire.h"
@@ -14,6 +15,7 @@ struct Greeting {
   Identity from;
   Identity to;
   ipc::Mapping fence;
+  std::uint32_t wire = 0;  ///< unchecked
 };
 
 /// Why the other end does not want to talk. `final`: it never will.
@@ -26,7 +28,7 @@ struct Refusal {
 std::string describe(const Identity& identity);
 bool same(const Identity& a, const Identity& b);
 
-Status send_hello(int socket, const Identity& from, const Identity& to, int fence_fd);
+Status send_hello(int socket, const Identity& from, const Identity& to, int fence_fd, std::uint32_t wire = 0);
 /// Best effort: the caller closes the socket afterwards.
 void send_refusal(int socket, const Refusal& refusal);
 

@@ -60,28 +60,47 @@ Link::Link(Context& context, Wakeup& wakeup, PeerId id, const PeerAddress& addre
       sender_(context, describe(address.identity), context.options.seed + 0x9e3779b97f4a7c15ULL * (id + 1),
               *fence_.at<FencePage>(0)),
       receiver_(context, describe(address.identity)),
-      shape_(context.options.shape),
+      wires_(context.options.rail, context.options.rails),
+      wire_(context.options.rail),
       last_error_(StatusCode::kUnavailable, dials_ ? "not dialled yet" : "it has not called yet"),
       unreachable_since_(now),
       next_dial_(now),
-      dial_interval_(context.options.base.reconnect_interval) {}
+      dial_interval_(context.options.base.reconnect_interval) {
+  wires_.set(context.options.shape);
+}
 
 void Link::set_shape(const LinkShape& shape, Time now) {
-  const bool was_down = std::exchange(shape_, shape).down;
+  const Wires before = wires_;
+  wires_.set(shape);
   sender_.set_shape(shape);
-  if (shape.down && !was_down) lose({StatusCode::kUnavailable, "the link was set down"}, now);
-  if (!shape.down && was_down) next_dial_ = now;
+  const std::uint32_t preferred = wires_.at(0);
+  if (before.carries(wire_) && !wires_.carries(wire_)) {
+    lose({StatusCode::kUnavailable, "wire " + std::to_string(wire_) + " of the link was pulled"}, now);
+  } else if (state_ == State::kUp && wire_ != preferred && !before.carries(preferred)) {
+    lose({StatusCode::kUnavailable, "wire " + std::to_string(preferred) + " of the link is back"}, now);
+  }
+  if (wires_.usable() > before.usable()) {
+    attempt_ = 0;
+    next_dial_ = now;
+  }
 }
 
 void Link::start_dialling(Time now) {
-  next_dial_ = now + dial_interval_;
-  dial_interval_ = std::min(dial_interval_ * 2, kMaxDialInterval);
+  wire_ = wires_.at(attempt_);
+  if (++attempt_ < wires_.usable()) {
+    next_dial_ = now;  // should this one fail, the next is tried at once
+  } else {
+    attempt_ = 0;
+    next_dial_ = now + dial_interval_;
+    dial_interval_ = std::min(dial_interval_ * 2, kMaxDialInterval);
+  }
   auto socket = dial(address_.endpoint);
   if (!socket.ok()) {
     last_error_ = socket.status();
     return;
   }
-  last_error_ = send_hello(socket->get(), context_.options.base.identity, address_.identity, fence_fd_.get());
+  last_error_ =
+      send_hello(socket->get(), context_.options.base.identity, address_.identity, fence_fd_.get(), wire_);
   if (!last_error_.ok()) return;
   socket_ = std::move(socket).value();
   wakeup_.add(socket_.get(), id_);
@@ -121,20 +140,22 @@ std::size_t Link::await_answer(Time now) {
   return 1;
 }
 
-void Link::adopt(ipc::UniqueFd socket, ipc::Mapping fence, Time now) {
+void Link::adopt(ipc::UniqueFd socket, Greeting greeting, Time now) {
   if (state_ == State::kUp) lose({StatusCode::kUnavailable, "the peer connected anew"}, now);
   socket_ = std::move(socket);
+  wire_ = greeting.wire;
   wakeup_.add(socket_.get(), id_);
   const Status greeted =
-      send_hello(socket_.get(), context_.options.base.identity, address_.identity, fence_fd_.get());
+      send_hello(socket_.get(), context_.options.base.identity, address_.identity, fence_fd_.get(), wire_);
   if (!greeted.ok()) return lose(greeted, now);
-  come_up(std::move(fence));
+  come_up(std::move(greeting.fence));
 }
 
 void Link::come_up(ipc::Mapping fence) {
   state_ = State::kUp;
   readable_ = true;
   blocked_ = false;
+  attempt_ = 0;
   dial_interval_ = context_.options.base.reconnect_interval;
   ++context_.faults.connections;
   sender_.connected(socket_.get());
@@ -143,10 +164,13 @@ void Link::come_up(ipc::Mapping fence) {
 }
 
 void Link::lose(const Status& why, Time now) {
-  if (state_ == State::kUp) unreachable_since_ = now;
+  if (state_ == State::kUp) {
+    unreachable_since_ = now;
+    // The same wire needs a moment; another one may work at once.
+    next_dial_ = wires_.usable() > 1 ? now : now + dial_interval_;
+  }
   if (state_ != State::kFailed) state_ = State::kWaiting;
   last_error_ = why;
-  next_dial_ = now + dial_interval_;
   sender_.lost();
   receiver_.lost();
   socket_.reset();
@@ -175,7 +199,7 @@ void Link::check_timeout(Time now) {
 
 std::size_t Link::progress(Time now) {
   std::size_t handled = receiver_.collect();
-  if (state_ == State::kWaiting && dials_ && !shape_.down && now >= next_dial_) {
+  if (state_ == State::kWaiting && dials_ && wires_.usable() > 0 && now >= next_dial_) {
     start_dialling(now);
     ++handled;
   }
@@ -286,7 +310,7 @@ void Link::forget(const memory::Region& region, Time now) {
 std::optional<Time> Link::next_timer(Time now) const {
   const Time give_up = unreachable_since_ + context_.options.base.peer_timeout;
   switch (state_) {
-    case State::kWaiting: return dials_ && !shape_.down ? std::min(next_dial_, give_up) : give_up;
+    case State::kWaiting: return dials_ && wires_.usable() > 0 ? std::min(next_dial_, give_up) : give_up;
     case State::kDialling: return std::min(answer_due_, give_up);
     case State::kUp:
       if (readable_ || receiver_.busy()) return now;

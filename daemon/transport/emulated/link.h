@@ -11,6 +11,7 @@
 #include "daemon/transport/emulated/receiver.h"
 #include "daemon/transport/emulated/sender.h"
 #include "daemon/transport/emulated/socket.h"
+#include "daemon/transport/emulated/wires.h"
 
 namespace mkernel::transport::emulated {
 
@@ -18,7 +19,11 @@ namespace mkernel::transport::emulated {
 ///
 ///   waiting --dial--> dialling --hello back--> up        (the end with the smaller identity)
 ///   waiting --hello of the peer, adopt()--> up           (the other end)
-///   up, dialling --lost, or link set down--> waiting     any state --peer_timeout, final refusal--> failed
+///   up, dialling --lost, or wire pulled--> waiting       any state --peer_timeout, final refusal--> failed
+///
+/// With several wires the dialling end tries one after the other, its rail's own first, before it waits; the
+/// other end does not answer on one that is pulled on its side. Either end drops a connection when a wire
+/// that its rail prefers is plugged in again.
 class Link {
  public:
   static Result<std::unique_ptr<Link>> create(Context& context, Wakeup& wakeup, PeerId id,
@@ -27,13 +32,13 @@ class Link {
   PeerId id() const { return id_; }
   const Identity& identity() const { return address_.identity; }
   bool failed() const { return state_ == State::kFailed; }
-  bool down() const { return shape_.down; }
+  const Wires& wires() const { return wires_; }
   Sender& sender() { return sender_; }
   Receiver& receiver() { return receiver_; }
 
   void set_shape(const LinkShape& shape, Time now);
   /// Takes the connection of the peer, whose greeting was checked; an older connection is fenced first.
-  void adopt(ipc::UniqueFd socket, ipc::Mapping fence, Time now);
+  void adopt(ipc::UniqueFd socket, Greeting greeting, Time now);
   /// Ends it without a word: neither peer nor sink hear of it.
   void close();
   /// The socket has something to read.
@@ -74,7 +79,9 @@ class Link {
   ipc::Mapping fence_;  ///< ours: the peer's receiver looks at it
   Sender sender_;
   Receiver receiver_;
-  LinkShape shape_;
+  Wires wires_;
+  std::uint32_t wire_;         ///< that the connection plays, or the last one did
+  std::uint32_t attempt_ = 0;  ///< usable wires tried since the last connection or wait
 
   State state_ = State::kWaiting;
   ipc::UniqueFd socket_;

@@ -12,7 +12,7 @@
 namespace mkernel::transport::emulated {
 
 inline constexpr std::uint32_t kWireMagic = 0x554d454dU;  ///< "MEMU"
-inline constexpr std::uint32_t kWireVersion = 3;
+inline constexpr std::uint32_t kWireVersion = 4;
 
 /// Puts of one channel in flight.
 inline constexpr std::uint32_t kWindow = 1024;
@@ -43,6 +43,8 @@ struct HelloPacket {
   std::uint64_t to_boot_id;
   char from_node[abi::kNameBytes];
   char to_node[abi::kNameBytes];
+  std::uint32_t wire;  ///< the rail whose wire the connection plays
+  std::uint32_t reserved;
 };
 
 struct RefusePacket {

@@ -74,6 +74,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   std::vector<std::string> chosen_ports() const override { return config_.topology.nics; }
   void set_link(const std::string& peer, const rpc::LinkChange& change,
                 std::function<void(Result<transport::LinkShape>)> done) override;
+  bool counts_arrived_bytes() const override;
   Result<rpc::ReloadSnapshot> reload() override;
 
   // In the order of start; destroyed in reverse.

@@ -82,6 +82,10 @@ void App::set_link(const std::string& peer, const rpc::LinkChange& change,
               "no peer \"" + peer + "\" is alive; alive are: " + (known.empty() ? "none" : known)));
 }
 
+bool App::counts_arrived_bytes() const {
+  return rails_->proxies().front()->capabilities().counts_bytes;
+}
+
 Result<rpc::ReloadSnapshot> App::reload() {
   if (config_.file.empty()) {
     return Status(StatusCode::kFailedPrecondition, "this daemon was started without a configuration file");

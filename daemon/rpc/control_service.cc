@@ -232,6 +232,8 @@ class ControlService::Impl final : public v1::Control::Service {
                             v1::SessionsReply* reply) override {
     return answer(context, reply, [](ControlBackend& backend, v1::SessionsReply& r) {
       fill_all(backend.inspector().sessions(), r.mutable_sessions());
+      if (backend.counts_arrived_bytes()) return;
+      for (v1::Session& row : *r.mutable_sessions()) row.clear_arrived_bytes_total();
     });
   }
   grpc::Status ListPeers(grpc::ServerContext* context, const v1::PeersRequest*,
@@ -256,6 +258,10 @@ class ControlService::Impl final : public v1::Control::Service {
                             v1::ChannelsReply* reply) override {
     return answer(context, reply, [all = request->all()](ControlBackend& backend, v1::ChannelsReply& r) {
       fill_all(backend.inspector().channels(all), r.mutable_channels());
+      if (backend.counts_arrived_bytes()) return;
+      for (v1::Channel& row : *r.mutable_channels()) {
+        if (row.peer_node() != r.daemon().node()) row.clear_arrived_bytes_total();
+      }
     });
   }
   grpc::Status ListDevices(grpc::ServerContext* context, const v1::DevicesRequest*,

@@ -62,6 +62,8 @@ class ControlBackend {
   virtual void set_link(const std::string& peer, const LinkChange& change,
                         std::function<void(Result<transport::LinkShape>)> done) = 0;
   virtual Result<ReloadSnapshot> reload() = 0;
+  /// False where NICs write into place: only what ranks of this node send each other is counted in bytes.
+  virtual bool counts_arrived_bytes() const = 0;
 };
 
 /// Serves from construction to destruction. A request that the control thread does not answer within 5 s gets

@@ -42,6 +42,9 @@ struct Capabilities {
   /// The NIC writes arrival counts where the rank reads them (TransportSink::arrival_word); arrived() is for
   /// accounting, may come later, and must not be written over the word.
   bool publishes = false;
+  /// TransportSink::place() is called for every put, with its length. Not so where the sender writes into
+  /// place by itself.
+  bool counts_bytes = true;
 };
 
 /// Who this node is, in every handshake: a peer refuses a connection that was meant for an earlier life of

@@ -16,6 +16,8 @@ using Json = nlohmann::ordered_json;
 
 Json field_value(const Message& message, const FieldDescriptor* field) {
   const auto* reflection = message.GetReflection();
+  const bool optional = field->has_presence() && field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE;
+  if (optional && !reflection->HasField(message, field)) return nullptr;
   if (field->is_repeated()) {
     Json list = Json::array();
     for (int i = 0; i < reflection->FieldSize(message, field); ++i) {
@@ -71,6 +73,7 @@ std::string scaled(double value, bool bytes) {
 }
 
 std::string cell(const std::string& column, const Json& value) {
+  if (value.is_null()) return "-";
   if (value.is_string()) return value.get<std::string>().empty() ? "-" : value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_number_float()) return fixed(value.get<double>(), 1);
@@ -124,7 +127,7 @@ void print_rows(std::ostream& out, const Json& rows, const Json& before, double 
         std::find_if(before.begin(), before.end(), [&](const Json& b) { return same_thing(row, b); });
     table.emplace_back();
     for (const auto& [column, value] : row.items()) {
-      if (rates && is_total(column)) {
+      if (rates && is_total(column) && value.is_number()) {
         const double start = old == before.end() ? 0 : (*old)[column].get<double>();
         table.back().push_back(
             scaled((value.get<double>() - start) / seconds, column.find("bytes") != std::string::npos));

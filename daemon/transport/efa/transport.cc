@@ -49,6 +49,7 @@ Result<std::unique_ptr<EfaTransport>> EfaTransport::make(const EfaOptions& optio
   }
   made->capabilities_.gpu_memory = options.gpu_memory;
   made->capabilities_.replays = true;
+  made->capabilities_.counts_bytes = false;
   made->capabilities_.max_put_bytes = can.max_put_bytes;
   made->capabilities_.max_in_flight_puts = options.window;
   MK_RETURN_IF_ERROR(made->make_events());

@@ -56,6 +56,7 @@ VerbsTransport::VerbsTransport(const VerbsOptions& options) {
   capabilities_.name = "verbs";
   capabilities_.replays = true;
   capabilities_.publishes = true;
+  capabilities_.counts_bytes = false;
   capabilities_.gpu_memory = options.gpu_memory;
   capabilities_.max_put_bytes = abi::kMaxPutBytes;
   capabilities_.max_in_flight_puts = options.window;

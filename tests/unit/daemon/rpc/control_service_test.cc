@@ -64,10 +64,12 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
   void set_link(const std::string& peer, const LinkChange& change,
                 std::function<void(Result<transport::LinkShape>)> done) override {
     if (peer != "nodeB") return done(Status(StatusCode::kNotFound, "no peer \"" + peer + "\""));
-    if (change.down) shape.down = *change.down;
+    if (change.down && !change.rail) shape.down = *change.down;
+    if (change.down && change.rail) shape.rails_down |= std::uint64_t{1} << *change.rail;
     if (change.latency) shape.latency = *change.latency;
     done(shape);
   }
+  bool counts_arrived_bytes() const override { return counts_bytes; }
   Result<ReloadSnapshot> reload() override { return Status(StatusCode::kInvalidArgument, "file:3: speling"); }
 
   std::vector<session::SessionSnapshot> sessions() const override {
@@ -87,6 +89,7 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
   std::vector<std::string> problems;
   transport::LinkShape shape;
   std::atomic<bool> machine_unreadable = false;
+  std::atomic<bool> counts_bytes = true;
   std::vector<std::string> chosen;
 };
 
@@ -186,6 +189,26 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
   CHECK(json("groups")["groups"].empty());
   CHECK(json("channels")["channels"].size() == 1);
   CHECK(json("channels --all")["channels"].size() == 3);
+}
+
+TEST_CASE("bytes that nobody counts are left out, instead of being 0") {
+  Served served;
+  served.daemon.counts_bytes = false;
+  const auto json = nlohmann::json::parse(mkctl(served.socket, "sessions -o json").output);
+  CHECK(json.at("sessions").at(0).at("arrived_bytes_total").is_null());
+  CHECK(json.at("sessions").at(0).at("arrivals_total") == 0);
+  CHECK(mkctl(served.socket, "sessions").exit == 0);
+  served.daemon.counts_bytes = true;
+  const auto counted = nlohmann::json::parse(mkctl(served.socket, "sessions -o json").output);
+  CHECK(counted.at("sessions").at(0).at("arrived_bytes_total") == 0);
+}
+
+TEST_CASE("a wire that is pulled is in the link's row") {
+  Served served;
+  const Run run = mkctl(served.socket, "link --peer nodeB --rail 2 --down");
+  CHECK(run.exit == 0);
+  CHECK_MESSAGE(contains(run, "rails_down"), run.output);
+  CHECK(served.daemon.shape.rails_down == 4);
 }
 
 TEST_CASE("devices: a row per port, its GID or why it cannot be used") {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "daemon/transport/rdma/dma_buf.h"
 #include "proto/abi/work_request.h"
 
 namespace mkernel::transport::efa {
@@ -14,12 +15,6 @@ Status make_non_blocking(int fd, const std::string& device) {
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0) return {};
   return rdma::call_failed(device, "making its events non-blocking", errno);
-}
-
-/// An fd of -1 tells a kernel that cannot take dma-bufs from one that only dislikes this one.
-bool takes_dma_bufs(const rdma::VerbsLibrary& verbs, ibv_pd* pd) {
-  errno = 0;
-  return verbs.reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0) == nullptr && errno == EBADF;
 }
 
 }  // namespace
@@ -99,7 +94,8 @@ Status Device::make_objects() {
   if (pd_ == nullptr) return rdma::call_failed(name_, "allocating a protection domain", errno);
   channel_ = rdma::own(verbs_.create_comp_channel(context_.get()), verbs_.destroy_comp_channel);
   if (channel_ == nullptr) return rdma::call_failed(name_, "making a completion channel", errno);
-  abilities_.dma_buf = takes_dma_bufs(verbs_, pd_.get());
+  const auto takes = rdma::takes_dma_bufs(verbs_, pd_.get());
+  abilities_.dma_buf = takes.ok() && takes.value();
   return make_non_blocking(channel_->fd, name_);
 }
 

@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "daemon/transport/rdma/dma_buf.h"
+
 namespace mkernel::transport::rdma {
 namespace {
 
@@ -31,18 +33,13 @@ Context open(const VerbsLibrary& verbs, const std::string& name) {
   return {opened, [&verbs](ibv_context* context) { verbs.close_device(context); }};
 }
 
-/// Kernel and driver look at the file descriptor only when they know dma-bufs at all.
 std::string dma_buf(const VerbsLibrary& verbs, ibv_context* context) {
   ibv_pd* const pd = verbs.alloc_pd(context);
   if (pd == nullptr) return unknown("no protection domain", errno);
-  errno = 0;
-  ibv_mr* const mr = verbs.reg_dmabuf_mr(pd, 0, 0, 0, -1, 0);
-  const int error = errno;
-  if (mr != nullptr) verbs.dereg_mr(mr);
+  const auto takes = takes_dma_bufs(verbs, pd);
   verbs.dealloc_pd(pd);
-  if (error == EBADF) return "yes";
-  if (error == EOPNOTSUPP || error == EPROTONOSUPPORT) return "no";
-  return unknown("registering no file", error);
+  if (!takes.ok()) return "unknown: " + takes.status().text();
+  return takes.value() ? "yes" : "no";
 }
 
 }  // namespace

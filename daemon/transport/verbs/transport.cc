@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "daemon/transport/rdma/dma_buf.h"
 #include "proto/abi/work_request.h"
 
 namespace mkernel::transport::verbs {
@@ -19,12 +20,6 @@ constexpr std::chrono::microseconds kIdleLook{20};
 constexpr std::chrono::microseconds kBusyLook{1000};
 constexpr std::chrono::milliseconds kShortestInterval{1};
 constexpr std::chrono::milliseconds kLongestInterval{20};
-
-/// An fd of -1 tells a kernel that cannot take dma-bufs from one that only dislikes this one.
-bool takes_dma_bufs(const rdma::VerbsLibrary& verbs, ibv_pd* pd) {
-  errno = 0;
-  return verbs.reg_dmabuf_mr(pd, 0, 4096, 0, -1, 0) == nullptr && errno == EBADF;
-}
 
 Status check(const VerbsOptions& options) {
   const auto wrong = [](const std::string& what) {
@@ -41,6 +36,16 @@ Status check(const VerbsOptions& options) {
   if (!std::has_single_bit(options.chunk_bytes) || options.chunk_bytes < 4096) return wrong("chunk_bytes");
   if (options.retry_count > 7) return wrong("retry_count must be 0 to 7");
   return {};
+}
+
+Status require_dma_bufs(const rdma::VerbsLibrary& verbs, const Path& path) {
+  const auto takes = rdma::takes_dma_bufs(verbs, path.pd());
+  if (!takes.ok()) return takes.status().with_context(path.text());
+  if (takes.value()) return {};
+  return {StatusCode::kFailedPrecondition,
+          path.text() +
+              " takes no dma-bufs, so it cannot reach GPU memory: a newer kernel or driver does, or set "
+              "transport.gpu_memory = false"};
 }
 
 Status system_error(const std::string& what) {
@@ -70,13 +75,7 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::make(const VerbsOptions&
     auto path = Path::open(context.options, port);
     if (!path.ok()) return path.status();
     made->endpoint_ += (made->endpoint_.empty() ? "" : ", ") + (*path)->text();
-    if (options.gpu_memory && !takes_dma_bufs(options.verbs, (*path)->pd())) {
-      return Status(
-          StatusCode::kFailedPrecondition,
-          (*path)->text() +
-              " takes no dma-bufs, so it cannot reach GPU memory: a newer kernel or driver does, or set "
-              "transport.gpu_memory = false");
-    }
+    if (options.gpu_memory) MK_RETURN_IF_ERROR(require_dma_bufs(options.verbs, **path));
     context.paths.push_back(std::move(*path));
   }
   MK_RETURN_IF_ERROR(made->make_events());

@@ -48,12 +48,15 @@ Result<EfaRails> EfaRails::open(const config::Config& config) {
   if (!efa.ok()) return efa.status().with_context(kAsked);
   const auto machine = topology::this_machine();
   if (!machine.ok()) return machine.status();
-  auto devices =
-      efa_devices(topology::make_node(machine.value(), topology::rdma_devices(), config.topology.nics));
+  const topology::Node node =
+      topology::make_node(machine.value(), topology::rdma_devices(), config.topology.nics);
+  auto devices = efa_devices(node);
   if (!devices.ok()) return devices.status();
 
   EfaRails rails;
   rails.devices_ = std::move(*devices);
+  for (const std::string& device : rails.devices_)
+    rails.cpus_.push_back(topology::cpus_near(node, device, 1));
   transport::EfaOptions& options = rails.options_;
   options.verbs = verbs.value();
   options.efa = efa.value();

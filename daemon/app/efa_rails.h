@@ -25,10 +25,13 @@ class EfaRails {
   /// Rail r has the r-th device; with more rails than devices they begin again with the first.
   Result<std::unique_ptr<transport::Transport>> make(const transport::TransportOptions& base,
                                                      std::uint32_t rail) const;
+  /// Where the rail's proxy thread belongs: near its device. Empty: unknown.
+  const std::vector<std::uint32_t>& cpus(std::uint32_t rail) const { return cpus_[rail % cpus_.size()]; }
 
  private:
-  transport::EfaOptions options_;     ///< of every rail, but for base and device
-  std::vector<std::string> devices_;  ///< by rail
+  transport::EfaOptions options_;                 ///< of every rail, but for base and device
+  std::vector<std::string> devices_;              ///< by rail
+  std::vector<std::vector<std::uint32_t>> cpus_;  ///< near each device
 };
 
 }  // namespace mkernel::app

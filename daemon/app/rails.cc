@@ -1,5 +1,7 @@
 #include "daemon/app/rails.h"
 
+#include <spdlog/spdlog.h>
+
 #include <functional>
 #include <mutex>
 #include <span>
@@ -58,36 +60,48 @@ Result<std::unique_ptr<transport::Transport>> make_emulated(const config::Config
   transport::EmulatedOptions options;
   options.base = base_options(config, boot_id);
   options.rail = rail;
+  options.rails = config.proxy.threads;
   options.shape = link_shape(config.transport.emulated);
   options.seed = config.transport.emulated.seed + rail;
-  options.rails = config.proxy.threads;
   options.engines = std::move(engines).value();
   return transport::make_emulated(options);
 }
 
-/// Makes the transport of a rail.
-using Maker = std::function<Result<std::unique_ptr<transport::Transport>>(std::uint32_t rail)>;
+/// How the rails of one kind of transport are made.
+struct Maker {
+  std::function<Result<std::unique_ptr<transport::Transport>>(std::uint32_t rail)> make;
+  /// CPUs near the rail's NIC; empty: unknown, or there is no NIC.
+  std::function<std::vector<std::uint32_t>(std::uint32_t rail)> cpus = [](std::uint32_t) {
+    return std::vector<std::uint32_t>();
+  };
+};
+
+/// Of transports that have NICs.
+template <typename NicRails>
+Maker maker_of(NicRails made, const transport::TransportOptions& base) {
+  const auto rails = std::make_shared<const NicRails>(std::move(made));
+  return {[rails, base](std::uint32_t rail) { return rails->make(base, rail); },
+          [rails](std::uint32_t rail) { return rails->cpus(rail); }};
+}
 
 Result<Maker> maker_for(const config::Config& config, std::uint64_t boot_id) {
   if (config.transport.kind == "verbs") {
     auto rails = VerbsRails::open(config);
     if (!rails.ok()) return rails.status();
-    return Maker([rails = std::move(*rails), base = base_options(config, boot_id)](std::uint32_t rail) {
-      return rails.make(base, rail);
-    });
+    return maker_of(std::move(*rails), base_options(config, boot_id));
   }
   if (config.transport.kind == "efa") {
     auto rails = EfaRails::open(config);
     if (!rails.ok()) return rails.status();
-    return Maker([rails = std::move(*rails), base = base_options(config, boot_id)](std::uint32_t rail) {
-      return rails.make(base, rail);
-    });
+    return maker_of(std::move(*rails), base_options(config, boot_id));
   }
   const auto make = config.transport.kind == "emulated" ? make_emulated : make_tcp;
-  return Maker([&config, boot_id, make](std::uint32_t rail) { return make(config, boot_id, rail); });
+  return Maker{[&config, boot_id, make](std::uint32_t rail) { return make(config, boot_id, rail); }};
 }
 
-dataplane::ProxyOptions proxy_options(const config::Proxy& proxy, std::uint32_t rail) {
+/// `near`: CPUs near the rail's NIC, where the configuration names none.
+dataplane::ProxyOptions proxy_options(const config::Proxy& proxy, std::uint32_t rail,
+                                      std::vector<std::uint32_t> near) {
   dataplane::ProxyOptions options;
   options.index = rail;
   options.count = proxy.threads;
@@ -96,7 +110,8 @@ dataplane::ProxyOptions proxy_options(const config::Proxy& proxy, std::uint32_t 
   options.idle_after = proxy.idle_after;
   options.quantum_bytes = proxy.quantum_bytes;
   options.quantum_requests = proxy.quantum_requests;
-  options.cpu = proxy.cpus.empty() ? -1 : static_cast<int>(proxy.cpus[rail]);
+  options.cpus = proxy.cpus.empty() ? std::move(near) : std::vector{proxy.cpus[rail]};
+  options.not_pinned = [rail](const Status& why) { spdlog::warn("proxy thread {}: {}", rail, why.text()); };
   return options;
 }
 
@@ -112,10 +127,10 @@ Result<std::unique_ptr<Rails>> Rails::create(const config::Config& config, std::
   if (!make.ok()) return make.status();
   auto rails = std::make_unique<Rails>();
   for (std::uint32_t rail = 0; rail < config.proxy.threads; ++rail) {
-    auto transport = make.value()(rail);
+    auto transport = make->make(rail);
     if (!transport.ok()) return transport.status().with_context("rail " + std::to_string(rail));
-    rails->proxies_.push_back(std::make_unique<dataplane::Proxy>(proxy_options(config.proxy, rail),
-                                                                 std::move(transport).value(), sink));
+    rails->proxies_.push_back(std::make_unique<dataplane::Proxy>(
+        proxy_options(config.proxy, rail, make->cpus(rail)), std::move(transport).value(), sink));
   }
   return rails;
 }

@@ -63,11 +63,14 @@ Result<VerbsRails> VerbsRails::open(const config::Config& config) {
   const auto family =
       verbs.gid_family == "ipv6" ? topology::AddressFamily::kIpv6 : topology::AddressFamily::kIpv4;
   const auto devices = topology::rdma_devices();
-  auto ports = rail_ports(topology::make_node(*machine, devices, config.topology.nics), devices, family);
+  const topology::Node node = topology::make_node(*machine, devices, config.topology.nics);
+  auto ports = rail_ports(node, devices, family);
   if (!ports.ok()) return ports.status();
 
   VerbsRails rails;
   rails.ports_ = std::move(*ports);
+  for (const VerbsPort& port : rails.ports_)
+    rails.cpus_.push_back(topology::cpus_near(node, port.device, port.number));
   rails.paths_ = verbs.paths;
   transport::VerbsOptions& options = rails.options_;
   options.verbs = *library;

@@ -34,10 +34,13 @@ class VerbsRails {
   /// Rail r has the r-th port, and the next ones behind it.
   Result<std::unique_ptr<transport::Transport>> make(const transport::TransportOptions& base,
                                                      std::uint32_t rail) const;
+  /// Where the rail's proxy thread belongs: near its own port. Empty: unknown.
+  const std::vector<std::uint32_t>& cpus(std::uint32_t rail) const { return cpus_[rail % cpus_.size()]; }
 
  private:
-  transport::VerbsOptions options_;          ///< of every rail, but for base and ports
-  std::vector<transport::VerbsPort> ports_;  ///< by rail
+  transport::VerbsOptions options_;               ///< of every rail, but for base and ports
+  std::vector<transport::VerbsPort> ports_;       ///< by rail
+  std::vector<std::vector<std::uint32_t>> cpus_;  ///< near each port
   std::uint32_t paths_ = 1;
 };
 

@@ -11,14 +11,17 @@ void name_this_thread(const std::string& name) {
   ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
 }
 
-Status pin_this_thread(int cpu) {
+Status pin_this_thread(std::span<const std::uint32_t> cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+  std::string names;
+  for (const std::uint32_t cpu : cpus) {
+    if (cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+    names += (names.empty() ? "" : ", ") + std::to_string(cpu);
+  }
   const int error = ::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
   if (error == 0) return {};
-  return {StatusCode::kInvalidArgument,
-          "cannot stay on CPU " + std::to_string(cpu) + ": " + std::strerror(error)};
+  return {StatusCode::kInvalidArgument, "cannot stay on CPU " + names + ": " + std::strerror(error)};
 }
 
 }  // namespace mkernel::base

@@ -1,6 +1,8 @@
-// Small help for threads: a name that people see in top and gdb, a CPU to stay on, a pause while spinning.
+// Small help for threads: a name that people see in top and gdb, CPUs to stay on, a pause while spinning.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 
 #include "proto/abi/status.h"
@@ -10,9 +12,9 @@ namespace mkernel::base {
 /// Names the calling thread; the kernel keeps the first 15 characters.
 void name_this_thread(const std::string& name);
 
-/// Keeps the calling thread on one CPU. Errors: kInvalidArgument naming the CPU when the machine or the
-/// container does not have it.
-Status pin_this_thread(int cpu);
+/// Keeps the calling thread on these CPUs. Errors: kInvalidArgument naming them when the machine or the
+/// container has none of them.
+Status pin_this_thread(std::span<const std::uint32_t> cpus);
 
 /// Tells the core that this is a spin loop.
 inline void cpu_relax() {

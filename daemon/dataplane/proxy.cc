@@ -1,7 +1,6 @@
 // The door to a rail: every call becomes a command in the mailbox of the proxy thread.
 #include "daemon/dataplane/proxy.h"
 
-#include <cstdio>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,9 +19,9 @@ class Proxy::Impl {
   void start() {
     thread_ = std::thread([this] {
       base::name_this_thread("mk-proxy-" + std::to_string(options_.index));
-      if (options_.cpu >= 0) {
-        const Status pinned = base::pin_this_thread(options_.cpu);
-        if (!pinned.ok()) std::fprintf(stderr, "proxy %u: %s\n", options_.index, pinned.to_string().c_str());
+      if (!options_.cpus.empty()) {
+        const Status pinned = base::pin_this_thread(options_.cpus);
+        if (!pinned.ok() && options_.not_pinned) options_.not_pinned(pinned);
       }
       rail_.run();
     });

@@ -39,7 +39,8 @@ struct ProxyOptions {
       120};  ///< a session that says "active" but writes nothing this long is idle
   std::uint64_t quantum_bytes = 256 * 1024;  ///< deficit round robin: bytes per turn and unit of weight
   std::uint32_t quantum_requests = 64;       ///< and requests per turn
-  int cpu = -1;                              ///< CPU to stay on; -1 = wherever the kernel puts the thread
+  std::vector<std::uint32_t> cpus;  ///< that the thread stays on; empty = wherever the kernel puts it
+  std::function<void(const Status&)> not_pinned;  ///< told on the proxy thread when it cannot stay there
 };
 
 /// Thread rule: every call below is made by the control thread and returns at once; effects happen on the

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <map>
 #include <random>
 
@@ -19,6 +20,22 @@ std::uint64_t counter(const std::atomic<std::uint64_t>& value) {
 
 void fill_random(const memory::Region& region, std::mt19937_64& random) {
   for (std::uint64_t i = 0; i < region.bytes; ++i) region.host(0)[i] = static_cast<std::byte>(random());
+}
+
+TEST_CASE("a proxy that cannot stay on its CPUs says so, with the CPUs, and works") {
+  RecordingSink sink;
+  std::promise<Status> told;
+  dataplane::ProxyOptions options;
+  options.cpus = {1 << 20};
+  options.not_pinned = [&told](const Status& why) { told.set_value(why); };
+  dataplane::Proxy proxy(options, std::make_unique<FakeTransport>(std::make_shared<FakeWire>()), sink);
+  proxy.start();
+  auto why = told.get_future();
+  REQUIRE(why.wait_for(std::chrono::seconds(20)) == std::future_status::ready);
+  const Status status = why.get();
+  CHECK(status.code() == StatusCode::kInvalidArgument);
+  CHECK(status.text().find("1048576") != std::string::npos);
+  proxy.stop(milliseconds(0));
 }
 
 TEST_CASE("puts reach the transport whole, in order, and their completion is published") {

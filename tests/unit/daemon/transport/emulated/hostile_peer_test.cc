@@ -177,6 +177,12 @@ TEST_CASE("another version, boot id or an unknown node is refused by name") {
     CHECK(read_refusal(rig.packet).why.text().find("aggressor (boot 7)") != std::string::npos);
     CHECK(!read_refusal(rig.packet).final);
   }
+  SUBCASE("a wire that there is not") {
+    REQUIRE(send_hello(rig.socket.get(), rig.peer, rig.self, rig.fence.get(), 1U << 31).ok());
+    REQUIRE(rig.next(PacketType::kRefuse).ok());
+    CHECK(read_refusal(rig.packet).why.text().find("wire 2147483648 of 1") != std::string::npos);
+    CHECK(read_refusal(rig.packet).final);
+  }
   SUBCASE("unknown node") {
     REQUIRE(send_hello(rig.socket.get(), {"stranger", 8}, rig.self, rig.fence.get()).ok());
     REQUIRE(rig.next(PacketType::kRefuse).ok());

@@ -283,13 +283,15 @@ void Peer::report(Outbound& channel) {
 }
 
 void Peer::publish() {
-  const auto grown = std::exchange(grown_, {});
-  for (Inbound* const channel : grown) {
+  // By index: the sink may close channels while it is told of events.
+  for (std::size_t i = 0; i < grown_.size(); ++i) {
+    Inbound* const channel = grown_[i];
     if (channel->window.prefix() == channel->published) continue;  // listed twice
     channel->published = channel->window.prefix();
     context_.sink->arrived(channel->id, channel->published);
     if (!channel->acknowledging) to_acknowledge_.push_back(channel);
   }
+  grown_.clear();
 }
 
 }  // namespace mkernel::transport::efa

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
@@ -98,7 +97,7 @@ class Peer {
   std::unordered_map<std::uint32_t, Outbound*> by_serial_;
   std::vector<Inbound*> by_index_;                          ///< this epoch's numbers; null = closed
   std::unordered_map<std::uint32_t, Outbound*> by_number_;  ///< this epoch's, as the peer numbers them
-  std::deque<Outbound*> active_;                            ///< may have puts to send, each once
+  std::vector<Outbound*> active_, turn_;                    ///< may have puts to send; those of this flow()
   std::vector<Inbound*> grown_, to_acknowledge_;
   std::uint32_t next_serial_ = 1, next_grant_ = 1;
   Time heard_{};

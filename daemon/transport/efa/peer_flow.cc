@@ -18,10 +18,11 @@ std::uint32_t reserve(const Queue& queue) {
 std::size_t Peer::flow(Time now) {
   if (!connection_.up()) return 0;
   std::size_t sent = send_acknowledgements(now);
-  for (std::size_t turns = active_.size(); turns > 0 && connection_.up() && !active_.empty(); --turns) {
-    Outbound& channel = *active_.front();
-    active_.pop_front();
-    sent += send_puts(channel, now);
+  turn_.clear();
+  std::swap(turn_, active_);
+  for (Outbound* const channel : turn_) {
+    if (!connection_.up()) break;
+    sent += send_puts(*channel, now);
   }
   return sent;
 }

@@ -68,7 +68,8 @@ struct Cq : ibv_cq {
   // A null queue's: one thread, no lock, no allocation.
   struct Signalled {
     Qp* qp;
-    std::uint64_t wr_id, number;
+    std::uint64_t wr_id, number;  ///< number 0: something arrived
+    std::uint32_t immediate = 0;
   };
   std::vector<Signalled> ring;
   std::uint64_t polled = 0, signalled = 0;
@@ -141,6 +142,11 @@ struct Qp : ibv_qp_ex {
   int building_error = 0;
   // A null queue's: one thread, no lock.
   std::uint64_t null_posted = 0, null_retired = 0;
+  struct NullWrite {
+    std::uint64_t wr_id;
+    std::uint32_t immediate, target_qp;
+  };
+  std::vector<NullWrite> null_building;  ///< SRD, between wr_start and wr_complete
 };
 
 struct Device : ibv_device {
@@ -286,5 +292,7 @@ void fill_efa_calls(transport::rdma::EfaLibrary& efa);
 /// null_queue.cc
 int null_post_send(ibv_qp* qp, ibv_send_wr* requests, ibv_send_wr** bad);
 int null_poll_cq(ibv_cq* cq, int count, ibv_wc* out);
+/// The calls behind ibv_wr_*, of writes with immediate data.
+void fill_null_requests(Qp& qp);
 
 }  // namespace mkernel::test::nic

@@ -197,6 +197,7 @@ ibv_qp* create_qp(ibv_context* context, ibv_qp_init_attr_ex* attributes, EfaQpIn
   if ((operations & IBV_QP_EX_WITH_SEND_WITH_IMM) != 0) qp->wr_send_imm = wr_send_imm;
   if ((operations & IBV_QP_EX_WITH_RDMA_WRITE) != 0) qp->wr_rdma_write = wr_rdma_write;
   if ((operations & IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) != 0) qp->wr_rdma_write_imm = wr_rdma_write_imm;
+  if (device.settings.null_queues) fill_null_requests(*qp);
   return base_of(qp);
 }
 

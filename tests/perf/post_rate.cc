@@ -1,0 +1,42 @@
+// How many puts a second one proxy thread can post: the transports over queue pairs that complete at once and
+// move nothing. Prints one line per transport and size. Counts processor time, so that a busy machine does
+// not matter much; over EFA that of both ends, since the receiving proxy publishes and acknowledges.
+#include <cstdio>
+#include <ctime>
+#include <utility>
+
+#include "tests/support/null_efa.h"
+#include "tests/support/null_verbs.h"
+
+namespace mkernel::test {
+std::unique_ptr<Wire> make_wire() {
+  return nullptr;
+}
+}  // namespace mkernel::test
+
+namespace {
+
+double processor_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+}  // namespace
+
+int main() {
+  constexpr std::uint64_t kPuts = 2000000;
+  const std::pair<const char*, mkernel::test::NullKind> kinds[] = {{"verbs", mkernel::test::null_verbs()},
+                                                                   {"efa", mkernel::test::null_efa()}};
+  for (const auto& [name, kind] : kinds) {
+    for (const std::uint32_t length : {0U, 8U, 64U, 4096U, 1U << 20}) {
+      mkernel::test::NullPair pair(8, kind);
+      pair.put(10000, length);
+      const double begin = processor_seconds();
+      pair.put(kPuts, length);
+      const double seconds = processor_seconds() - begin;
+      std::printf("%-5s %8u bytes: %6.2f M puts/s\n", name, length,
+                  static_cast<double>(kPuts) / seconds / 1e6);
+    }
+  }
+}

@@ -167,6 +167,13 @@ __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
   __syncthreads();
 }
 
+/// All threads of the CTA, when the three roles are over: `shared` may become something else.
+__device__ __forceinline__ void end_fan_out(FanOutShared& shared) {
+  ptx::fence_proxy_async_shared_cta();
+  __syncthreads();
+  if (threadIdx.x == 0) Pipeline<kFanOutStages>::end(shared.barriers);
+}
+
 /// One thread: share `share` of the streams into the stages. `here(turn)` waits until that chunk may be read
 /// by bulk copies; when it returns false, what was loaded before is the last that is stored.
 template <typename Here>

@@ -10,8 +10,8 @@ namespace mkernel::kernels {
 
 /// The tiles of this CTA, when CTAs `first_cta` .. compute: every (number of clusters)-th cluster tile of an
 /// order, or this cluster's part of a deal; of the deal the whole ones when Tile is Config, the tail when it
-/// is Sm90Tail<Config>. Nothing is kept: the multiplying warps would carry it through their products, and
-/// have no register to spare.
+/// is Sm90Tail<Config>. The cluster before `first_cta` is the deal's first late one. Nothing is kept: the
+/// multiplying warps would carry it through their products, and have no register to spare.
 template <class Config, class Tile = Config>
 struct Sm90Share {
   /// Where a tile of a deal lies.
@@ -59,7 +59,7 @@ struct Sm90Share {
     return static_cast<std::int32_t>(blockIdx.x % Config::kCluster);
   }
   static __device__ __forceinline__ std::int32_t cluster(std::int32_t first_cta) {
-    return (static_cast<std::int32_t>(blockIdx.x) - first_cta) / Config::kCluster;
+    return static_cast<std::int32_t>(blockIdx.x / Config::kCluster) - first_cta / Config::kCluster;
   }
   static __device__ __forceinline__ std::int32_t clusters(std::int32_t first_cta) {
     return (static_cast<std::int32_t>(gridDim.x) - first_cta) / Config::kCluster;

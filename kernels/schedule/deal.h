@@ -9,9 +9,11 @@
 
 namespace mkernel::kernels {
 
-/// The first `whole` cluster tiles of the raster go to the clusters in turn. Those after them, the tail, are
-/// cut into `parts` narrow ones side by side, dealt in turn from where the whole ones stopped: with tiles of
-/// one size, the clusters that find none in the last turn would stand still for as long as a tile takes.
+/// The first `whole` cluster tiles of the raster go to the clusters in turn. The next `late` ones go to
+/// clusters that have something else to do first: late cluster 0 .. is number -1 .. here. Those after them,
+/// the tail, are cut into `parts` narrow ones side by side, dealt in turn from where the whole ones stopped:
+/// with tiles of one size, the clusters that find none in the last turn would stand still for as long as a
+/// tile takes.
 struct Deal {
   struct Place {
     RasterPlace tile;
@@ -19,22 +21,26 @@ struct Deal {
   };
 
   Raster raster;
-  std::int32_t whole = 0;  ///< 0 .. raster.tiles()
+  std::int32_t whole = 0;          ///< 0 .. raster.tiles()
+  std::int32_t late = 0;           ///< 0 .. raster.tiles() - whole
+  std::int32_t late_clusters = 0;  ///< > 0 when `late` is
 
+  /// Of `clusters` that are not late, or of a late one: those that it computes whole.
   MK_HOST_DEVICE std::int32_t tiles(std::int32_t cluster, std::int32_t clusters) const {
-    return share(whole, cluster, clusters);
+    return cluster < 0 ? share(late, -1 - cluster, late_clusters) : share(whole, cluster, clusters);
   }
   MK_HOST_DEVICE Place place(std::int32_t i, std::int32_t cluster, std::int32_t clusters) const {
-    return {raster.place(cluster + i * clusters), 0};
+    return {raster.place(cluster < 0 ? whole - 1 - cluster + i * late_clusters : cluster + i * clusters), 0};
   }
   MK_HOST_DEVICE std::int32_t tail_tiles(std::int32_t cluster, std::int32_t clusters,
                                          std::int32_t parts) const {
-    return share((raster.tiles() - whole) * parts, turn(cluster, clusters), clusters);
+    if (cluster < 0) return 0;
+    return share((raster.tiles() - whole - late) * parts, turn(cluster, clusters), clusters);
   }
   MK_HOST_DEVICE Place tail_place(std::int32_t i, std::int32_t cluster, std::int32_t clusters,
                                   std::int32_t parts) const {
     const std::int32_t index = turn(cluster, clusters) + i * clusters;
-    return {raster.place(whole + index / parts), index % parts};
+    return {raster.place(whole + late + index / parts), index % parts};
   }
 
  private:

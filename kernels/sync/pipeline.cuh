@@ -31,6 +31,14 @@ class Pipeline {
     }
   }
 
+  /// By one thread, after the others and before the memory of the barriers becomes something else.
+  static __device__ __forceinline__ void end(PipelineBarriers<kStages>& barriers) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      ptx::mbarrier_inval(ptx::shared_address(&barriers.full[stage]));
+      ptx::mbarrier_inval(ptx::shared_address(&barriers.empty[stage]));
+    }
+  }
+
   explicit __device__ __forceinline__ Pipeline(PipelineBarriers<kStages>& barriers)
       : barriers_(ptx::shared_address(&barriers)) {}
 

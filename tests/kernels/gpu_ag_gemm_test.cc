@@ -29,6 +29,18 @@ TEST_CASE("any number of pushing CTAs") {
     check_gpu_case<AgGemm>(2, {3000, 512, 1024}, {.comm_ctas = comm_ctas});
 }
 
+TEST_CASE("any number of tiles for CTAs that are through with pushing") {
+  if (!peers_or_skip(2)) return;
+  for (const std::int32_t late : {1, 5, 1000}) {
+    check_gpu_case<AgGemm>(2, {3000, 776, 4104},
+                           {.tile = Sm90Tile::k128x256, .comm_ctas = 8, .late_tiles = late}, 2);
+    check_gpu_case<AgGemm>(2, {4097, 1032, 1032},
+                           {.tile = Sm90Tile::k128x64, .comm_ctas = 4, .tail_tiles = 0, .late_tiles = late});
+  }
+  check_gpu_case<AgGemm>(2, {4097, 1032, 8200},
+                         {.tile = Sm90Tile::k128x128, .comm_ctas = 6, .tail_tiles = 9, .late_tiles = 7});
+}
+
 namespace {
 
 /// Nodes of one and of two ranks on two GPUs: a GPU each, or two or three ranks on one.

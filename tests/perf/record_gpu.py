@@ -2,7 +2,7 @@
 """Measures the operations of the cuda executor on this machine's GPUs, beside what else one could use, and records the rows.
 
 Usage: tests/perf/record_gpu.py [--bin DIR] [--out DIR] [--world W] [--nodes N] [--ops ag_gemm,gemm_rs,gemm_ar] [--sizes 2048,...]
-                                [--odd] [--iterations I] [--no-torch]
+                                [--odd] [--iterations I] [--no-torch] [--spin-us US]
 Starts a daemon per (emulated) node and a rank per GPU, and adds to OUT/<machine>-<date>-<op>.json. Square sizes S stand for
 S x S/W x S of AG+GEMM and S x S x S/W of the other two; --odd adds shapes that no tile divides and those of a Llama-70B layer.
 Several nodes share this host: their daemons copy between GPUs at --nic-gbytes a second and GPU.
@@ -67,6 +67,7 @@ def main():
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--nic-gbytes", type=float, default=50.0)
     parser.add_argument("--latency-us", type=int, default=5)
+    parser.add_argument("--spin-us", type=int, default=1000000, help="proxy.spin_us of the daemons of several nodes")
     parser.add_argument("--ops", default="ag_gemm,gemm_rs,gemm_ar")
     parser.add_argument("--sizes", default=[2048, 4096, 8192, 16384, 32768], type=lambda text: [int(s) for s in text.split(",") if s])
     parser.add_argument("--odd", action="store_true")
@@ -82,8 +83,9 @@ def main():
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
     ports = cluster.free_ports(arguments.nodes)
-    # A rail for every GPU, as nodes of that size have.
-    emulated = {"transport": {"kind": "emulated", "gpu_memory": True}, "proxy": {"threads": arguments.world // arguments.nodes},
+    # A rail for every GPU, as nodes of that size have, and a core for every proxy: it need not nap between two launches.
+    emulated = {"transport": {"kind": "emulated", "gpu_memory": True},
+                "proxy": {"threads": arguments.world // arguments.nodes, "spin_us": arguments.spin_us},
                 "transport.emulated": {"bandwidth_gbytes": arguments.nic_gbytes, "latency_us": arguments.latency_us}}
     nodes = [cluster.Daemon(folder, f"node{i}", ports[i], [f"127.0.0.1:{p}" for p in ports if p != ports[i]],
                             emulated if arguments.nodes > 1 else None) for i in range(arguments.nodes)]

@@ -32,7 +32,7 @@ double load_seconds(const AgGemmCudaPlan& plan, double bytes) {
   return (bytes / kCtaLoads + loads * kLoad) / plan.comm_ctas;
 }
 
-/// Seconds from chunk to chunk.
+/// Seconds from chunk to chunk, and to a tile.
 struct Pace {
   const AgGemmCudaPlan& plan;
   double own;   ///< stored at the other ranks of the node, and where it is put from
@@ -52,6 +52,8 @@ struct Pace {
     const double pushed = plan.gather.chunks(plan.steps.rank) * own + puts * far;
     return kBegin + std::max(kOnTheWire + sent, pushed) + far + kOnTheWay;
   }
+  /// When own rows are out.
+  double pushed() const { return kBegin + plan.gather.chunks(plan.steps.rank) * own + kOnTheWay; }
   double run(double now, std::int32_t row, double cycles) const {
     const std::int32_t parts = plan.gather.row.parts;
     for (std::int32_t part = 0; part < parts; ++part)
@@ -60,6 +62,17 @@ struct Pace {
   }
 };
 
+Pace pace_of(const AgGemmCudaPlan& plan) {
+  const double chunk_bytes =
+      static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) / plan.gather.row.parts;
+  const std::int32_t near = plan.steps.near;
+  const double loaded = load_seconds(plan, chunk_bytes);
+  return {.plan = plan,
+          .own = std::max(loaded, push_seconds(chunk_bytes, plan.stores(), near, plan.comm_ctas)),
+          .wire = chunk_bytes / (plan.nic_gbytes * 1e9),
+          .far = near > 0 ? std::max(loaded, push_seconds(chunk_bytes, near, near, plan.comm_ctas)) : 0};
+}
+
 }  // namespace
 
 double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan) {
@@ -67,25 +80,28 @@ double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan) {
   const std::int32_t parts = tail_parts(plan.tile);
   const double whole = tile_cycles(shape.k, plan.tile, tile_columns(plan.tile));
   const double narrow = tile_cycles(shape.k, plan.tile, kSm90TailColumns);
-  const double chunk_bytes =
-      static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) / plan.gather.row.parts;
-  const std::int32_t near = plan.steps.near;
-  const double loaded = load_seconds(plan, chunk_bytes);
-  const Pace pace{
-      .plan = plan,
-      .own = std::max(loaded, push_seconds(chunk_bytes, plan.stores(), near, plan.comm_ctas)),
-      .wire = chunk_bytes / (plan.nic_gbytes * 1e9),
-      .far = near > 0 ? std::max(loaded, push_seconds(chunk_bytes, near, near, plan.comm_ctas)) : 0};
-  double last = 0;
-  for (std::int32_t cluster = 0; cluster < clusters; ++cluster) {
-    double now = kBegin;
+  const Pace pace = pace_of(plan);
+  const auto end_of = [&](std::int32_t cluster, double now) {
     for (std::int32_t i = 0; i < plan.deal.tiles(cluster, clusters); ++i)
       now = pace.run(now, plan.deal.place(i, cluster, clusters).tile.row, whole);
     for (std::int32_t i = 0; i < plan.deal.tail_tiles(cluster, clusters, parts); ++i)
       now = pace.run(now, plan.deal.tail_place(i, cluster, clusters, parts).tile.row, narrow);
-    last = std::max(last, now);
+    return now;
+  };
+  double last = 0;
+  for (std::int32_t cluster = 0; cluster < clusters; ++cluster)
+    last = std::max(last, end_of(cluster, kBegin));
+  if (plan.deal.late > 0) {
+    for (std::int32_t cluster = 0; cluster < plan.deal.late_clusters; ++cluster)
+      last = std::max(last, end_of(-1 - cluster, pace.pushed()));
   }
   return last + kEnd;
+}
+
+std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmCudaPlan& plan) {
+  const double tile = tile_cycles(shape.k, plan.tile, tile_columns(plan.tile)) / kClock;
+  const double left = estimated_seconds(shape, plan) - kEnd - pace_of(plan).pushed();
+  return std::max(0, static_cast<std::int32_t>(left / tile));
 }
 
 }  // namespace mkernel::kernels

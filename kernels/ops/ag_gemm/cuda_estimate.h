@@ -10,4 +10,8 @@ namespace mkernel::kernels {
 /// 5 % of what was measured where links and product matter (README.md).
 double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan);
 
+/// How many tiles one of the plan's pushing clusters has time for after its last push, before the product
+/// ends without it.
+std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmCudaPlan& plan);
+
 }  // namespace mkernel::kernels

@@ -31,7 +31,14 @@ struct Choice {
   std::int32_t comm_ctas;
   std::int32_t band;
   std::int32_t tail_tiles;  ///< beyond what there is counts as what there is
+  std::int32_t late_tiles;  ///< likewise, after the tail
 };
+
+/// Pushing clusters that compute too when they are through: all but the one that watches the host. Over
+/// several nodes they have the wire to wait for.
+std::int32_t late_clusters(const Topology& topology, Sm90Tile tile, std::int32_t comm_ctas) {
+  return topology.nodes() > 1 ? 0 : comm_ctas / tile_cluster(tile) - 1;
+}
 
 AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank, std::int32_t sms,
                        double nic_gbytes, const Choice& choice) {
@@ -48,17 +55,23 @@ AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::ui
   const auto columns = static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(choice.tile)));
   plan.deal.raster = {plan.steps.steps(), columns, choice.band};
   const std::int32_t tiles = plan.deal.raster.tiles();
-  plan.deal.whole = tiles - std::min(tiles, choice.tail_tiles);
-  const std::int32_t pieces = plan.deal.whole + (tiles - plan.deal.whole) * tail_parts(choice.tile);
-  plan.compute_ctas = std::min(pieces, (sms - choice.comm_ctas) / cluster) * cluster;
+  const std::int32_t tail = std::min(tiles, choice.tail_tiles);
+  plan.deal.late_clusters = late_clusters(topology, choice.tile, choice.comm_ctas);
+  plan.deal.late = plan.deal.late_clusters == 0 ? 0 : std::min(tiles - tail, choice.late_tiles);
+  plan.deal.whole = tiles - tail - plan.deal.late;
+  const std::int32_t pieces = plan.deal.whole + tail * tail_parts(choice.tile);
+  plan.compute_ctas = std::min(std::max(1, pieces), (sms - choice.comm_ctas) / cluster) * cluster;
   return plan;
 }
 
 /// What is left over after whole turns of all clusters; the same and a turn of narrow tiles; only that turn.
-std::vector<std::int32_t> tails(const GemmShape& shape, Sm90Tile tile, std::int32_t clusters) {
+/// Late clusters have taken `late` tiles.
+std::vector<std::int32_t> tails(const GemmShape& shape, Sm90Tile tile, std::int32_t clusters,
+                                std::int32_t late) {
   if (!has_tail(tile)) return {0};
   const std::int64_t tiles =
-      ceil_div(shape.m, tile_rows(tile) * tile_cluster(tile)) * ceil_div(shape.n, tile_columns(tile));
+      ceil_div(shape.m, tile_rows(tile) * tile_cluster(tile)) * ceil_div(shape.n, tile_columns(tile)) - late;
+  if (tiles <= 0) return {0};
   const auto left = static_cast<std::int32_t>(tiles % clusters);
   return {0, left, left + clusters / tail_parts(tile), clusters / tail_parts(tile)};
 }
@@ -73,6 +86,15 @@ std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sm
     if (topology.world() > 1 && count <= sms / 2) counts.push_back(count);
   }
   return counts.empty() ? std::vector{kWatchingCtas} : counts;
+}
+
+/// None, and as many as every late cluster has time for while the others compute, or one less each.
+std::vector<std::int32_t> late_tiles(const GemmShape& shape, const AgGemmCudaPlan& without) {
+  std::vector<std::int32_t> counts{0};
+  const std::int32_t each = without.deal.late_clusters > 0 ? tiles_after_pushing(shape, without) : 0;
+  for (std::int32_t turns = each; turns > std::max(0, each - 2); --turns)
+    counts.push_back(turns * without.deal.late_clusters);
+  return counts;
 }
 
 /// The plan that is estimated to end first; of two that are nearly as fast the one tried before, so first
@@ -99,17 +121,29 @@ AgGemmCudaPlan choose(const GemmShape& shape, const Topology& topology, std::uin
       if (!options.tile && topology.nodes() > 1 && tile != plan_sm90(shape, sms - comm).tile) continue;
       const Sm90Plan product = plan_sm90(shape, sms - comm, tile);
       const std::int32_t clusters = (sms - comm) / tile_cluster(tile);
-      const std::vector<std::int32_t> tail_tiles =
-          options.tail_tiles ? std::vector{*options.tail_tiles} : tails(shape, tile, clusters);
-      for (std::int32_t band = product.raster.band; band >= 1; band /= 2) {
-        for (const std::int32_t tail : tail_tiles) consider({tile, comm, band, tail});
+      const std::int32_t tallest = product.raster.band;
+      const std::vector<std::int32_t> late_counts =
+          options.late_tiles
+              ? std::vector{*options.late_tiles}
+              : late_tiles(shape, plan_of(shape, topology, 0, sms, options.nic_gbytes,
+                                          {tile, comm, tallest, options.tail_tiles.value_or(0), 0}));
+      for (const std::int32_t late : late_counts) {
+        const std::vector<std::int32_t> tail_tiles =
+            options.tail_tiles ? std::vector{*options.tail_tiles} : tails(shape, tile, clusters, late);
+        for (std::int32_t band = tallest; band >= 1; band /= 2) {
+          for (const std::int32_t tail : tail_tiles) consider({tile, comm, band, tail, late});
+        }
       }
     }
   }
   return *best;
 }
 
-Status check_tail(const AgGemmCudaOptions& options) {
+Status check_deal(const AgGemmCudaOptions& options) {
+  if (options.late_tiles && (*options.late_tiles < 0 || !options.tile)) {
+    return {StatusCode::kInvalidArgument, "ag_gemm: late_tiles = " + std::to_string(*options.late_tiles) +
+                                              ", must be at least 0 and come with a tile"};
+  }
   if (!options.tail_tiles) return {};
   if (*options.tail_tiles >= 0 && options.tile && (has_tail(*options.tile) || *options.tail_tiles == 0))
     return {};
@@ -125,7 +159,7 @@ Result<AgGemmCudaPlan> AgGemmCudaPlan::make(const GemmShape& shape, const Topolo
                                             const AgGemmCudaOptions& options) {
   MK_RETURN_IF_ERROR(
       check_on_gpu(OpKind::kAgGemm, shape, topology, kMaxAgGemmSources, options.comm_ctas, sms));
-  MK_RETURN_IF_ERROR(check_tail(options));
+  MK_RETURN_IF_ERROR(check_deal(options));
   if (!(options.nic_gbytes > 0)) {
     return Status(StatusCode::kInvalidArgument,
                   "ag_gemm: nic_gbytes = " + std::to_string(options.nic_gbytes) + ", must be more than 0");

@@ -21,13 +21,15 @@ struct AgGemmCudaOptions {
   std::optional<Sm90Tile> tile;
   std::int32_t comm_ctas = 0;              ///< that push own rows; 0 = by shape
   std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
+  std::optional<std::int32_t> late_tiles;  ///< with `tile`, one node: how many are left to pushing CTAs
   std::int32_t sms = 0;                    ///< no more of the device's, so that ranks can share it; 0 = all
   double nic_gbytes = 50;  ///< 10^9 bytes a second that a rank sends to other nodes: what the plan expects
 };
 
 /// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:
 /// a row block is the rows of one cluster (tile_rows x tile_cluster) of one source, and the raster runs over
-/// the row blocks in the order in which they arrive.
+/// the row blocks in the order in which they arrive. On one node pushing CTAs are through long before a large
+/// product is; all but CTA 0 and its cluster then compute what the deal leaves to late clusters.
 struct AgGemmCudaPlan {
   Sm90Tile tile = Sm90Tile::k128x256;
   std::int32_t comm_ctas = 0;     ///< the first of the grid; a multiple of the cluster

@@ -166,8 +166,9 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
 }
 
 /// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, one stores, one
-/// counts. Of CTA 0 one more relays from the host, and one is inter_send. Those of its warps that wait for
-/// what the relay hands on count themselves out as other CTAs do: it must not end before them.
+/// counts. Of CTA 0 one more relays from the host and ends the launch, and one is inter_send. Those of its
+/// warps that wait for what the relay hands on count themselves out as other CTAs do: it must not end before
+/// them.
 __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared& shared) {
   LaunchControl& control = *p.endpoint.control;
   const std::uint64_t epoch = control.epoch;  // advanced only when every CTA has ended
@@ -192,26 +193,33 @@ __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, F
     ag_gemm_inter_send(p, epoch);
     ptx::red_add_release_gpu(&control.exited, 1ULL);
   }
-  if (last_out) {
-    end_launch(control, epoch);
-  } else {
-    end_cta(control);
-  }
+  if (last_out) end_launch(control, epoch);
+}
+
+/// Whether a CTA that pushes computes when that is done. The relay stays to the end, and with it its cluster.
+template <class Config>
+__device__ __forceinline__ bool computes_late(const AgGemmParameters& p) {
+  return p.deal.late > 0 && blockIdx.x >= Config::kCluster;
 }
 
 template <class Config>
 __global__ __launch_bounds__(Config::kThreads,
                              1) void ag_gemm_kernel(const __grid_constant__ AgGemmParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
+  const bool pushes = static_cast<std::int32_t>(blockIdx.x) < p.comm_ctas;
+  const bool computes = !pushes || computes_late<Config>(p);
   begin_role(p.endpoint.trace);
-  if (static_cast<std::int32_t>(blockIdx.x) < p.comm_ctas) {
-    ag_gemm_communicate(p, *reinterpret_cast<FanOutShared*>(memory));
+  if (pushes) {
+    FanOutShared& shared = *reinterpret_cast<FanOutShared*>(memory);
+    ag_gemm_communicate(p, shared);
+    end_fan_out(shared);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);
-  } else {
-    sm90_gemm(AgGemmSchedule<Config>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
-    end_cta(*p.endpoint.control);
-    end_role(p.endpoint.trace, DeviceRole::kCompute);
+    if (blockIdx.x == 0) return;
+    begin_role(p.endpoint.trace);
   }
+  if (computes) sm90_gemm(AgGemmSchedule<Config>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
+  end_cta(*p.endpoint.control);
+  if (computes) end_role(p.endpoint.trace, DeviceRole::kCompute);
 }
 
 }  // namespace mkernel::kernels

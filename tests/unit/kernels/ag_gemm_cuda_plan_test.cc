@@ -37,7 +37,8 @@ std::vector<Computed> computed(const AgGemmCudaPlan& plan) {
   const std::int32_t clusters = plan.compute_ctas / tile_cluster(plan.tile), parts = tail_parts(plan.tile);
   const std::int64_t width = tile_columns(plan.tile);
   std::vector<Computed> all;
-  for (std::int32_t cluster = 0; cluster < clusters; ++cluster) {
+  const std::int32_t late_clusters = plan.deal.late > 0 ? plan.deal.late_clusters : 0;
+  for (std::int32_t cluster = -late_clusters; cluster < clusters; ++cluster) {
     for (std::int32_t i = 0; i < plan.deal.tiles(cluster, clusters); ++i) {
       const Deal::Place place = plan.deal.place(i, cluster, clusters);
       all.push_back({place.tile, place.tile.column * width, width});
@@ -80,6 +81,11 @@ TEST_CASE("every element of c belongs to one tile, on every rank of any world") 
           for (const std::int32_t tail : tails) {
             const auto times =
                 coverage(shape, plan_of(shape, topology, rank, {.tile = tile, .tail_tiles = tail}));
+            CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+          }
+          for (const std::int32_t late : {1, 7, plan.deal.raster.tiles() + 1}) {
+            const auto times =
+                coverage(shape, plan_of(shape, topology, rank, {.tile = tile, .late_tiles = late}));
             CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
           }
         }
@@ -184,6 +190,23 @@ TEST_CASE("as many CTAs push as the product waits for: few when it is long and r
   CHECK(pushing(Topology(1, 4), 8192) >= 8);
 }
 
+TEST_CASE("CTAs that have pushed all their rows compute too, when there is time for a tile") {
+  const auto plan_for = [](const Topology& topology, std::int64_t size) {
+    return plan_of({size, size / topology.world(), size}, topology, 0);
+  };
+  CHECK(plan_for(Topology(1, 4), 2048).deal.late == 0);  // the links take longer than the product
+  for (const std::int64_t size : {16384, 32768}) {
+    const AgGemmCudaPlan plan = plan_for(Topology(1, 4), size);
+    const std::int32_t late_clusters = plan.comm_ctas / tile_cluster(plan.tile) - 1;
+    CHECK(plan.deal.late_clusters == late_clusters);
+    CHECK(plan.deal.late >= late_clusters);
+    const GemmShape shape{size, size / 4, size};
+    CHECK(estimated_seconds(shape, plan) <
+          estimated_seconds(shape, plan_of(shape, 4, 0, {.tile = plan.tile, .late_tiles = 0})));
+  }
+  CHECK(plan_for(Topology(2, 2), 16384).deal.late == 0);
+}
+
 TEST_CASE("the workspace holds words and two slabs that do not overlap, and counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
     const AgGemmCudaPlan plan = plan_of({1003, 64, 72}, world, 0);
@@ -266,6 +289,12 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
   for (const std::int32_t comm_ctas : {-2, 3, 68}) {
     const Status status = refusal({64, 64, 64}, node, {.comm_ctas = comm_ctas});
     CHECK(status.text().find("comm_ctas = " + std::to_string(comm_ctas) + ", must be even, 0..66") !=
+          std::string::npos);
+  }
+  for (const AgGemmCudaOptions& options : {AgGemmCudaOptions{.late_tiles = 2},
+                                           AgGemmCudaOptions{.tile = Sm90Tile::k128x256, .late_tiles = -1}}) {
+    const Status status = refusal({64, 64, 64}, node, options);
+    CHECK(status.text().find("late_tiles = " + std::to_string(*options.late_tiles) + ", must be") !=
           std::string::npos);
   }
   for (const AgGemmCudaOptions& options :

@@ -67,6 +67,34 @@ TEST_CASE("deal: every whole tile and every narrow one once, shares that differ 
   }
 }
 
+TEST_CASE("deal: late clusters take the tiles between the whole ones and the tail") {
+  const Raster raster{17, 4, 3};
+  const Deal deal{.raster = raster, .whole = 50, .late = 8, .late_clusters = 3};
+  constexpr int kClusters = 7, kParts = 2;
+  const auto number = [&](const RasterPlace& place) {
+    for (int i = 0; i < raster.tiles(); ++i) {
+      if (raster.place(i).row == place.row && raster.place(i).column == place.column) return i;
+    }
+    return -1;
+  };
+  std::vector<int> late;
+  for (int cluster = -3; cluster < 0; ++cluster) {
+    CHECK(deal.tail_tiles(cluster, kClusters, kParts) == 0);
+    for (int i = 0; i < deal.tiles(cluster, kClusters); ++i)
+      late.push_back(number(deal.place(i, cluster, kClusters).tile));
+  }
+  std::sort(late.begin(), late.end());
+  CHECK(late == std::vector{50, 51, 52, 53, 54, 55, 56, 57});
+  CHECK(deal.tiles(-1, kClusters) == 3);
+  CHECK(deal.tiles(-3, kClusters) == 2);
+  int narrow = 0;
+  for (int cluster = 0; cluster < kClusters; ++cluster) {
+    for (int i = 0; i < deal.tail_tiles(cluster, kClusters, kParts); ++i, ++narrow)
+      CHECK(number(deal.tail_place(i, cluster, kClusters, kParts).tile) >= 58);
+  }
+  CHECK(narrow == 10 * kParts);
+}
+
 TEST_CASE("plan: what is left over after whole waves is cut, when that is faster") {
   for (const GemmShape& shape :
        {GemmShape{12345, 1024, 4096}, GemmShape{8192, 8192, 8192}, GemmShape{64, 64, 64}}) {

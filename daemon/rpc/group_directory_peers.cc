@@ -52,8 +52,9 @@ void GroupDirectory::peer_down(transport::PeerId peer, const Status& why) {
       if (member.id.peer == peer && !instance.has_left(member.rank)) ranks.insert(member.rank);
     }
     if (ranks.empty()) continue;
-    const Status cause(StatusCode::kUnavailable, instance.describe() + ": lost " + name_ranks(ranks) +
-                                                     " on node " + node + ": " + why.text());
+    const Status cause(StatusCode::kUnavailable, instance.describe() + ": node " + node_ + " lost " +
+                                                     name_ranks(ranks) + " on node " + node + ": " +
+                                                     why.text());
     fail_instance(instance, {static_cast<std::int32_t>(*ranks.begin()), node, cause});
   }
   std::vector<MemberId> theirs;

@@ -71,9 +71,9 @@ Status Device::ask_abilities(const EfaOptions& options) {
   abilities_.max_put_bytes = std::min(attributes.max_rdma_size, abi::kMaxPutBytes);
   abilities_.send_queue = attributes.max_sq_wr;
   if (efa_.max_sq_depth != nullptr) {
-    rdma::EfaSqDepth shape;
-    shape.max_send_sge = shape.max_rdma_sge = 1;
-    const int depth = efa_.max_sq_depth(context_.get(), &shape, sizeof(shape));
+    const std::uint32_t wanted = std::min<std::uint32_t>(options.max_inline, attributes.inline_buf_size);
+    if (wanted > 0 && depth_with(wanted) > 0) abilities_.inline_bytes = wanted;
+    const int depth = depth_with(abilities_.inline_bytes);
     if (depth <= 0) return rdma::call_failed(name_, "asking for the depth of its send queue", -depth);
     abilities_.send_queue = static_cast<std::uint32_t>(depth);
   }
@@ -83,6 +83,14 @@ Status Device::ask_abilities(const EfaOptions& options) {
   if (refused != 0) return rdma::call_failed(name_, "asking for its limits", refused);
   abilities_.max_cqe = static_cast<std::uint32_t>(limits.orig_attr.max_cqe);
   return {};
+}
+
+int Device::depth_with(std::uint32_t inline_bytes) const {
+  rdma::EfaSqDepth shape;
+  shape.max_send_sge = shape.max_rdma_sge = 1;
+  shape.max_inline_data = inline_bytes;
+  if (inline_bytes > 0) shape.flags = rdma::kEfaSqDepthInlineWrite;
+  return efa_.max_sq_depth(context_.get(), &shape, sizeof(shape));
 }
 
 Status Device::make_objects() {

@@ -15,6 +15,7 @@ struct Abilities {
   bool dma_buf = false;
   std::uint32_t send_queue = 0;  ///< requests, as they are made here
   std::uint32_t receive_queue = 0;
+  std::uint32_t inline_bytes = 0;  ///< payload inside the request; 0: none
   std::uint32_t max_put_bytes = 0;
   std::uint32_t max_cqe = 0;
 };
@@ -43,6 +44,8 @@ class Device {
   explicit Device(const EfaOptions& options) : verbs_(options.verbs), efa_(options.efa) {}
   Status open_device(const std::string& wanted);
   Status ask_abilities(const EfaOptions& options);
+  /// Requests in a send queue, with payloads of `inline_bytes` inside them; negative: -errno.
+  int depth_with(std::uint32_t inline_bytes) const;
   Status make_objects();
 
   const rdma::VerbsLibrary verbs_;

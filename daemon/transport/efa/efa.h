@@ -21,6 +21,9 @@ struct EfaOptions {
   std::uint32_t credit = 4096;     ///< puts of one peer that may arrive and wait here
   std::uint32_t send_queue = 0;    ///< requests to one peer; 0 = as many as the device takes
   std::uint8_t service_level = 8;  ///< 8: low latency
+  /// Payloads of host memory up to so many bytes go inside the request, if the device can: it reads no memory
+  /// for them and none is registered. Such requests may take twice the room in its queue. 0: never.
+  std::uint32_t max_inline = 32;
 };
 
 /// Opens the device. Errors: kFailedPrecondition (it takes no dma-bufs, and GPU memory is asked for),

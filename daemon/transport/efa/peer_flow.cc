@@ -74,17 +74,21 @@ bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
                                                 std::to_string(target->bytes) + " bytes"});
     return false;
   }
-  const auto source = channel.memory.source(*put.source);
-  if (!source.ok()) {
-    fail(channel, source.status());
-    return false;
+  if (put.length <= context_.device->abilities().inline_bytes && !put.source->on_gpu()) {
+    out.inlined = put.source->host(put.source_offset);
+  } else {
+    const auto source = channel.memory.source(*put.source);
+    if (!source.ok()) {
+      fail(channel, source.status());
+      return false;
+    }
+    const rdma::Chunk& whole = source.value()->chunks.front();
+    out.source = whole.address + put.source_offset;
+    out.lkey = whole.lkey;
   }
   if (std::find(channel.sources.begin(), channel.sources.end(), put.source) == channel.sources.end()) {
     channel.sources.push_back(put.source);
   }
-  const rdma::Chunk& whole = source.value()->chunks.front();
-  out.source = whole.address + put.source_offset;
-  out.lkey = whole.lkey;
   out.target = target->address + put.remote_offset;
   out.rkey = target->rkey;
   out.length = put.length;

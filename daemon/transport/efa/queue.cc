@@ -32,13 +32,15 @@ Status Queue::make_pair(std::uint32_t credit, std::uint8_t service_level) {
   attributes.cap.max_send_wr = can.send_queue;
   attributes.cap.max_recv_wr = can.unsolicited ? 1 : 2 * credit;
   attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
+  attributes.cap.max_inline_data = can.inline_bytes;
   attributes.qp_type = IBV_QPT_DRIVER;
   attributes.sq_sig_all = 1;
   attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
   attributes.pd = device_.pd();
   attributes.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
   rdma::EfaQpInit init;
-  init.flags = can.unsolicited ? rdma::kEfaQpUnsolicitedWriteRecv : 0;
+  if (can.unsolicited) init.flags |= rdma::kEfaQpUnsolicitedWriteRecv;
+  if (can.inline_bytes > 0) init.flags |= rdma::kEfaQpInlineWrite;
   init.service_level = service_level;
   qp_ = rdma::own(device_.efa().create_qp(device_.context(), &attributes, &init, sizeof(init)),
                   device_.verbs().destroy_qp);
@@ -84,7 +86,11 @@ Result<std::size_t> Queue::post(std::span<const Request> requests) {
     requests_->wr_id = request.id;
     requests_->wr_flags = IBV_SEND_SIGNALED;
     ibv_wr_rdma_write_imm(requests_, request.rkey, request.target, htobe32(pack(request.immediate)));
-    ibv_wr_set_sge(requests_, request.lkey, request.source, request.length);
+    if (request.inlined != nullptr) {
+      ibv_wr_set_inline_data(requests_, request.inlined, request.length);
+    } else {
+      ibv_wr_set_sge(requests_, request.lkey, request.source, request.length);
+    }
     ibv_wr_set_ud_addr(requests_, address_.get(), peer_qpn_, peer_qkey_);
   }
   const int error = ibv_wr_complete(requests_);

@@ -17,7 +17,8 @@ namespace mkernel::transport::efa {
 struct Request {
   std::uint64_t id = 0;  ///< of its completion
   Immediate immediate;
-  std::uint64_t source = 0;
+  std::uint64_t source = 0;      ///< as the device knows it
+  std::byte* inlined = nullptr;  ///< the payload, where it goes inside the request
   std::uint64_t target = 0;
   std::uint32_t length = 0;
   std::uint32_t lkey = 0;

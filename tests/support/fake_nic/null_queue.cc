@@ -47,6 +47,7 @@ void fill_null_requests(Qp& qp) {
     of_request(verbs).null_building.push_back({of_request(verbs).wr_id, immediate, 0});
   };
   qp.wr_set_sge = [](ibv_qp_ex*, std::uint32_t, std::uint64_t, std::uint32_t) {};
+  qp.wr_set_inline_data = [](ibv_qp_ex*, void*, std::size_t) {};
   qp.wr_set_ud_addr = [](ibv_qp_ex* verbs, ibv_ah*, std::uint32_t target, std::uint32_t) {
     of_request(verbs).null_building.back().target_qp = target;
   };

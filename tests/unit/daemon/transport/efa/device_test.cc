@@ -69,6 +69,7 @@ TEST_CASE("options that make no sense are refused") {
 TEST_CASE("the send queue is as deep as the device says, asked in the newer way where there is one") {
   Fabric fabric;
   auto options = options_for(fabric, {.max_send_wr = 500, .efa = EfaSettings{}});
+  options.max_inline = 0;
   const auto depth = [&] { return Device::open(options).value()->abilities().send_queue; };
   CHECK(depth() == 500);
   options.efa.max_sq_depth = [](ibv_context*, rdma::EfaSqDepth* shape, std::uint32_t) {
@@ -79,6 +80,25 @@ TEST_CASE("the send queue is as deep as the device says, asked in the newer way 
   CHECK(depth() == 500);
   options.send_queue = 64;
   CHECK(depth() == 64);
+}
+
+TEST_CASE(
+    "payloads go inside requests where the device says that they can, and the queue is as deep as that "
+    "leaves it") {
+  Fabric fabric;
+  auto options = options_for(fabric, {.max_send_wr = 500, .efa = EfaSettings{.inline_bytes = 24}});
+  const auto abilities = [&] { return Device::open(options).value()->abilities(); };
+  CHECK(abilities().inline_bytes == 24);
+  CHECK(abilities().send_queue == 250);
+  options.max_inline = 16;
+  CHECK(abilities().inline_bytes == 16);
+  options.efa.max_sq_depth = [](ibv_context*, rdma::EfaSqDepth* shape, std::uint32_t) {
+    return shape->flags == 0 ? 77 : -EOPNOTSUPP;  // knows no writes with the payload inside
+  };
+  CHECK(abilities().inline_bytes == 0);
+  CHECK(abilities().send_queue == 77);
+  options.efa.max_sq_depth = nullptr;  // nobody says so
+  CHECK(abilities().inline_bytes == 0);
 }
 
 TEST_CASE("GPU memory that was asked for and that the device cannot reach is refused by name") {

@@ -54,6 +54,18 @@ TEST_CASE("what a channel registered goes with it") {
   CHECK(fabric_of(pair).registered("efa-node-b") == 0);
 }
 
+TEST_CASE("small puts go inside their requests: the sender registers nothing for them") {
+  TransportPair pair;
+  const auto small = pair.stream(pair.a(), 500, 4, 32, random_lengths(32, 5));
+  CHECK(pair.run(Threads::kOne) == "");
+  CHECK(pair.b().arrived(small.in) == 500);
+  CHECK(fabric_of(pair).registered("efa-node-a") == 0);
+  CHECK(fabric_of(pair).registered("efa-node-b") > 0);
+  pair.stream(pair.a(), 10, 4, 33, always(33));
+  CHECK(pair.run(Threads::kOne) == "");
+  CHECK(fabric_of(pair).registered("efa-node-a") > 0);
+}
+
 TEST_CASE("a peer whose security group is closed: messages pass, no byte does") {
   TransportPair pair({.peer_timeout = std::chrono::milliseconds(300), .connect = false});
   fabric_of(pair).every_path({.down = true});

@@ -347,7 +347,7 @@ bool TransportPair::run_until(const std::function<bool()>& condition, std::chron
   bool timed_out = false;
   while (violation().empty() && std::chrono::steady_clock::now() < end) {
     if (condition()) return true;
-    const bool happened = (a_->pump() > 0) | (b_->pump() > 0);
+    const bool happened = a_->pump() + b_->pump() > 0;
     if (happened && timed_out) ++overslept_;
     timed_out = false;
     if (happened) continue;

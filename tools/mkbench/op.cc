@@ -337,7 +337,7 @@ void add_op(CLI::App& app, int& status) {
                  "what it waited "
                  "for; on the cuda executor what every warp of every CTA worked at, too");
   op->add_option("--json", o->json, "rank 0 records its rows in this file");
-  op->callback([op, o, &status] {
+  op->callback([o, &status] {
     if (o->op.empty() == o->preset.empty())
       throw CLI::ValidationError("op", "give an operation or --preset, not both");
     if (!o->baselines.empty() && o->executor != Executor::kCuda)

@@ -63,8 +63,8 @@ std::string fixed(double value, int digits) {
 /// 1234567 -> "1.2 MiB" for bytes, "1.23 M" for other counts.
 std::string scaled(double value, bool bytes) {
   const double step = bytes ? 1024 : 1000;
-  const char* const* units = bytes ? (const char* const[]){"B", "KiB", "MiB", "GiB", "TiB"}
-                                   : (const char* const[]){"", "k", "M", "G", "T"};
+  static constexpr const char* kUnits[2][5] = {{"", "k", "M", "G", "T"}, {"B", "KiB", "MiB", "GiB", "TiB"}};
+  const char* const* units = kUnits[bytes ? 1 : 0];
   int unit = 0;
   for (; std::abs(value) >= step && unit < 4; ++unit) value /= step;
   std::string text = fixed(value, unit == 0 && value == std::floor(value) ? 0 : 1);

@@ -119,7 +119,8 @@ TEST_CASE("every malformed file is refused by name of file and field") {
       {npy(shape + "(4611686018427387904, 4)}", data), "too large"},
       {npy(shape + "(1000000000, 1000)}", data), "needs 4000000000000"},
   };
-  for (const auto& [bytes, expected] : cases) {
+  for (const auto& item : cases) {
+    const std::string &bytes = item.first, &expected = item.second;
     const auto array = read(folder, bytes);
     REQUIRE_FALSE(array.ok());
     CHECK_MESSAGE(array.status().text().find(folder.file()) == 0, array.status().to_string());

@@ -45,7 +45,8 @@ std::vector<std::int32_t> random_topk(const MoePlan& plan, std::int64_t tokens, 
 
 TEST_CASE("moe plan: every (token, expert) is one term of one sum, and every product has at most 128 rows") {
   for (const Topology& topology : kWorlds) {
-    for (const auto& [experts, topk] : {std::pair{1, 1}, {7, 3}, {64, 8}}) {
+    for (const auto& choice : {std::pair{1, 1}, {7, 3}, {64, 8}}) {
+      const int experts = choice.first, topk = choice.second;
       CAPTURE(topology.world());
       CAPTURE(experts);
       const MoePlan plan = plan_of(topology, experts, topk);

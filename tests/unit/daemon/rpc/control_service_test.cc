@@ -240,7 +240,7 @@ TEST_CASE("topo: GPUs, ports and the rails that come of them") {
   const auto topology = topo();
   CHECK(topology["numa_nodes"][0]["cpus"] == "0-2,5");
   CHECK(topology["gpus"][0]["pci_address"] == "0000:1b:00.0");
-  CHECK(topology["gpus"][0]["rails"] == nlohmann::json({0}));
+  CHECK(topology["gpus"][0]["rails"] == nlohmann::json::array({0}));
   CHECK(topology["gpus"][0]["distances"] == nlohmann::json({"NODE", "NODE"}));
   CHECK(topology["ports"][0]["rail"] == 0);
   CHECK(topology["ports"][0]["proxy_cpus"] == "0-2,5");

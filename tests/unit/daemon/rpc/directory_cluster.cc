@@ -90,12 +90,10 @@ RankView& DirectoryCluster::join(std::size_t node, const std::string& group, std
   RankView& view = *ranks.emplace_back(std::make_unique<RankView>());
   view.key = request.key;
   view.node = node;
-  bool inside = true;
-  directory(node).join(request, [&view, &inside](Result<session::FormedGroup> formed) {
+  directory(node).join(request, [&view](Result<session::FormedGroup> formed) {
     if (view.formed) throw std::logic_error("formed twice");
     view.formed = std::move(formed);
   });
-  inside = false;
   if (view.formed) throw std::logic_error("called back from inside the call");
   return view;
 }

@@ -1,20 +1,21 @@
 // What all parts of one verbs transport share.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include "daemon/transport/rdma/routes.h"
 #include "daemon/transport/verbs/path.h"
 
 namespace mkernel::transport::verbs {
 
-using Clock = std::chrono::steady_clock;
-using Time = Clock::time_point;
-inline constexpr Time kNever = Time::max();
+using rdma::Clock;
+using rdma::kNever;
+using rdma::Route;
+using rdma::Time;
 
 /// Proxy thread.
 struct Context {

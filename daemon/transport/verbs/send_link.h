@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "daemon/transport/verbs/batch.h"
+#include "daemon/transport/verbs/context.h"
 #include "daemon/transport/verbs/outbound.h"
 #include "daemon/transport/verbs/queue_pair.h"
-#include "daemon/transport/verbs/routes.h"
 
 namespace mkernel::transport::verbs {
 

@@ -19,7 +19,11 @@ std::chrono::microseconds detection_time(const VerbsOptions& options) {
 }  // namespace
 
 Sender::Sender(Context& context, PeerId peer, const Identity& remote, Time now)
-    : context_(context), peer_(peer), remote_(remote), routes_(context) {
+    : context_(context),
+      peer_(peer),
+      remote_(remote),
+      routes_({static_cast<std::uint32_t>(context.paths.size()), context.options.base.reconnect_interval,
+               [&context](std::uint32_t local) { return context.paths[local]->state().ok(); }}) {
   const std::uint32_t links = context.options.qps_per_peer;
   for (std::uint32_t slot = 0; slot < links; ++slot) {
     lanes_.push_back({std::make_unique<SendLink>(context, peer, slot), now, {}, silent()});

@@ -8,7 +8,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "daemon/transport/verbs/routes.h"
 #include "daemon/transport/verbs/send_link.h"
 
 namespace mkernel::transport::verbs {
@@ -73,7 +72,7 @@ class Sender {
   Context& context_;
   const PeerId peer_;
   const Identity remote_;
-  Routes routes_;
+  rdma::Routes routes_;
   std::vector<Lane> lanes_;
   Lane probe_;  ///< tries better routes; carries no channel
   std::unordered_map<ChannelKey, std::unique_ptr<Outbound>> channels_;

@@ -1,15 +1,19 @@
 // Which pairs of ports lead to a peer, by preference, and how they have fared.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
-#include "daemon/transport/verbs/context.h"
+namespace mkernel::transport::rdma {
 
-namespace mkernel::transport::verbs {
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+inline constexpr Time kNever = Time::max();
 
-/// A path of this node and one of the peer.
+/// A path of this node and one of the peer: their positions among the ports that each prefers.
 struct Route {
   std::uint32_t local = 0;
   std::uint32_t remote = 0;
@@ -19,10 +23,18 @@ struct Route {
 /// Proxy thread.
 class Routes {
  public:
-  explicit Routes(const Context& context);
+  struct Options {
+    std::uint32_t local_paths = 1;            ///< at least one
+    std::chrono::milliseconds first_wait{0};  ///< after a failure; doubles with each further one
+    /// Something can go over this node's path now.
+    std::function<bool(std::uint32_t local)> up;
+    /// Every path of this node reaches every one of the peer. Otherwise those of equal position only.
+    bool every_pair = false;
+  };
+  explicit Routes(Options options);
 
   /// The peer has so many paths: equal numbers belong together, what is left over on one side goes with those
-  /// of the other in turn.
+  /// of the other in turn. Pairs of different numbers come last.
   void know_remote(std::uint32_t paths);
 
   /// The best whose port here is up and that is not waiting for its next chance. Where all are waiting, one
@@ -49,10 +61,10 @@ class Routes {
     std::chrono::milliseconds wait{0};
   };
   Entry* find(Route route);
-  bool port_up(const Entry& entry) const;
+  bool up(const Entry& entry) const { return options_.up(entry.route.local); }
 
-  const Context& context_;
+  const Options options_;
   std::vector<Entry> entries_;
 };
 
-}  // namespace mkernel::transport::verbs
+}  // namespace mkernel::transport::rdma

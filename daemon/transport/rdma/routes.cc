@@ -1,8 +1,9 @@
-#include "daemon/transport/verbs/routes.h"
+#include "daemon/transport/rdma/routes.h"
 
 #include <algorithm>
+#include <utility>
 
-namespace mkernel::transport::verbs {
+namespace mkernel::transport::rdma {
 namespace {
 
 /// A route that keeps failing is tried once in so long,
@@ -12,17 +13,23 @@ constexpr std::chrono::milliseconds kLastResort{250};
 
 }  // namespace
 
-Routes::Routes(const Context& context) : context_(context) {
+Routes::Routes(Options options) : options_(std::move(options)) {
   know_remote(1);
 }
 
 void Routes::know_remote(std::uint32_t paths) {
   std::vector<Entry> fresh;
-  const auto local_paths = static_cast<std::uint32_t>(context_.paths.size());
-  for (std::uint32_t i = 0; i < std::max(local_paths, paths); ++i) {
-    const Route route{i % local_paths, i % paths};
+  const auto add = [&](Route route) {
+    const bool listed =
+        std::any_of(fresh.begin(), fresh.end(), [&](const Entry& entry) { return entry.route == route; });
+    if (listed) return;
     const Entry* known = find(route);
     fresh.push_back(known != nullptr ? *known : Entry{route});
+  };
+  const std::uint32_t local_paths = options_.local_paths;
+  for (std::uint32_t i = 0; i < std::max(local_paths, paths); ++i) add({i % local_paths, i % paths});
+  for (std::uint32_t local = 0; options_.every_pair && local < local_paths; ++local) {
+    for (std::uint32_t remote = 0; remote < paths; ++remote) add({local, remote});
   }
   entries_ = std::move(fresh);
 }
@@ -33,14 +40,10 @@ Routes::Entry* Routes::find(Route route) {
   return found == entries_.end() ? nullptr : &*found;
 }
 
-bool Routes::port_up(const Entry& entry) const {
-  return context_.paths[entry.route.local]->state().ok();
-}
-
 std::optional<Route> Routes::pick(Time now) const {
   for (const auto due : {&Entry::not_before, &Entry::last_resort}) {
     for (const Entry& entry : entries_) {
-      if (entry.*due <= now && port_up(entry)) return entry.route;
+      if (entry.*due <= now && up(entry)) return entry.route;
     }
   }
   return std::nullopt;
@@ -49,7 +52,7 @@ std::optional<Route> Routes::pick(Time now) const {
 std::optional<Route> Routes::better(Route than, Time now) const {
   for (const Entry& entry : entries_) {
     if (entry.route == than) break;
-    if (entry.not_before <= now && port_up(entry)) return entry.route;
+    if (entry.not_before <= now && up(entry)) return entry.route;
   }
   return std::nullopt;
 }
@@ -57,7 +60,7 @@ std::optional<Route> Routes::better(Route than, Time now) const {
 Time Routes::next(Time now) const {
   Time next = kNever;
   for (const Entry& entry : entries_) {
-    if (!port_up(entry)) continue;
+    if (!up(entry)) continue;
     for (const Time due : {entry.not_before, entry.last_resort}) {
       if (due > now) next = std::min(next, due);
     }
@@ -68,8 +71,7 @@ Time Routes::next(Time now) const {
 void Routes::failed(Route route, Time now) {
   Entry* const entry = find(route);
   if (entry == nullptr || entry->last_resort > now) return;  // its other links have said so
-  entry->wait = entry->wait.count() == 0 ? context_.options.base.reconnect_interval
-                                         : std::min(2 * entry->wait, kLongestWait);
+  entry->wait = entry->wait.count() == 0 ? options_.first_wait : std::min(2 * entry->wait, kLongestWait);
   entry->not_before = now + entry->wait;
   entry->last_resort = now + std::min(entry->wait, kLastResort);
 }
@@ -88,4 +90,4 @@ void Routes::look_again(std::uint32_t local) {
   }
 }
 
-}  // namespace mkernel::transport::verbs
+}  // namespace mkernel::transport::rdma

@@ -40,7 +40,8 @@ App::App(config::Config config)
       signals_(io_),
       service_manager_(io_),
       bridge_(io_),
-      executor_(io_) {}
+      executor_(io_),
+      paths_(config_.proxy.threads) {}
 
 App::~App() {
   take_down();
@@ -71,6 +72,8 @@ Status App::start() {
                 [this](transport::PeerId peer, const Status& why) {
                   if (links_ != nullptr) links_->drop(peer, why);
                 },
+                [this](std::uint32_t rail, transport::PeerId peer, const std::string& path,
+                       const Status& lost) { path_changed(rail, peer, path, lost); },
                 [this](std::uint32_t rail, transport::PeerId peer, const std::vector<std::byte>& bytes) {
                   send_to_rail(rail, peer, bytes);
                 }});
@@ -169,7 +172,10 @@ void App::peer_up(const rpc::PeerInfo& peer) {
 }
 
 void App::peer_down(transport::PeerId peer, const Status& why) {
-  if (alive_.erase(peer) == 0) return;
+  const auto found = alive_.find(peer);
+  if (found == alive_.end()) return;
+  paths_.forget(found->second.node);
+  alive_.erase(found);
   directory_->peer_down(peer, why);
   dead_.insert(peer);
   forget_dead_peers();
@@ -181,6 +187,14 @@ void App::received(transport::PeerId peer, const v1::PeerMessage& message) {
   const auto& [rail, bytes] = std::pair(message.rail_message().rail(), message.rail_message().message());
   if (const Status status = rails_->receive_from_peer(rail, peer, bytes); !status.ok()) {
     links_->drop(peer, status);
+  }
+}
+
+void App::path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path,
+                       const Status& lost) {
+  // Of a peer that is down the log has said so.
+  if (const auto found = alive_.find(peer); found != alive_.end()) {
+    paths_.changed(found->second.node, rail, path, lost);
   }
 }
 

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/app/path_book.h"
 #include "daemon/app/rails.h"
 #include "daemon/config/config.h"
 #include "daemon/observe/service_manager.h"
@@ -57,6 +58,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   void take_down();
   void apply(const config::Reload& change);
   void forget_dead_peers();
+  void path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path, const Status& lost);
   void send_to_rail(std::uint32_t rail, transport::PeerId peer, const std::vector<std::byte>& bytes);
 
   // rpc::PeerEvents: the rails must know a peer before the directory forms a group with it.
@@ -97,6 +99,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
     transport::LinkShape shape;  ///< of an emulated link, as last set
   };
   std::map<transport::PeerId, AlivePeer> alive_;
+  PathBook paths_;
   std::set<transport::PeerId> dead_;  ///< down, but some group still has channels to it
   bool stopping_ = false;
 };

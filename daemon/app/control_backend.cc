@@ -20,7 +20,12 @@ rpc::DaemonSnapshot App::daemon() const {
   seen.transports = {config_.transport.kind};
   seen.proxies = config_.proxy.threads;
   for (const rpc::PeerSnapshot& peer : peers()) {
-    if (peer.state == "alive") continue;
+    if (peer.state == "alive") {
+      if (const std::string problem = paths_.problem(peer.node); !problem.empty()) {
+        seen.problems.push_back(problem);
+      }
+      continue;
+    }
     seen.problems.push_back("peer " + (peer.node.empty() ? peer.address : peer.node) + " is " + peer.state +
                             (peer.reason.empty() ? "" : ": " + peer.reason));
   }
@@ -29,7 +34,11 @@ rpc::DaemonSnapshot App::daemon() const {
 }
 
 std::vector<rpc::PeerSnapshot> App::peers() const {
-  return links_->peers();
+  auto peers = links_->peers();
+  for (rpc::PeerSnapshot& peer : peers) {
+    if (!peer.node.empty()) peer.rails = paths_.rails(peer.node);
+  }
+  return peers;
 }
 
 std::vector<topology::RdmaDevice> App::devices() const {

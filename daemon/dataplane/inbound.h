@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,8 @@ class EventSink final : public transport::TransportSink {
  public:
   struct PeerEvent {
     transport::PeerId peer = 0;
-    Status status;  ///< OK: connected; else the peer is lost
+    Status status;          ///< OK: connected, or the path is there again; else it is lost
+    std::string path = {};  ///< not empty: this one, and not the peer
   };
 
   struct PeerMessage {
@@ -44,6 +46,9 @@ class EventSink final : public transport::TransportSink {
   void peer_connected(transport::PeerId peer) override { peer_events_.push_back({peer, {}}); }
   void peer_failed(transport::PeerId peer, const Status& why) override {
     peer_events_.push_back({peer, why});
+  }
+  void path_changed(transport::PeerId peer, std::string_view path, const Status& lost) override {
+    peer_events_.push_back({peer, lost, std::string(path)});
   }
   Status arrival_word(transport::ChannelId channel, transport::ArrivalWord& place) override;
   void send_to_peer(transport::PeerId peer, std::span<const std::byte> message) override {

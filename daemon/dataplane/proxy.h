@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "daemon/dataplane/ports.h"
@@ -25,6 +26,9 @@ class ControlSink {
   virtual void group_failed(const GroupKey& group, std::int32_t culprit, const Status& why) = 0;
   virtual void peer_connected(transport::PeerId peer) = 0;
   virtual void peer_failed(transport::PeerId peer, const Status& why) = 0;
+  /// As TransportSink::path_changed(), of the transport of `rail`.
+  virtual void path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path,
+                            const Status& lost) = 0;
   /// The transport of `rail` has something to say to the peer's transport of the same rail.
   virtual void message_to_peer(std::uint32_t rail, transport::PeerId peer,
                                std::vector<std::byte> message) = 0;

@@ -136,6 +136,10 @@ std::size_t Rail::handle_failures() {
 std::size_t Rail::handle_peer_events() {
   const std::vector<EventSink::PeerEvent> events = events_.take_peer_events();
   for (const EventSink::PeerEvent& event : events) {
+    if (!event.path.empty()) {
+      sink_.path_changed(options_.index, event.peer, event.path, event.status);
+      continue;
+    }
     if (event.status.ok()) {
       sink_.peer_connected(event.peer);
       continue;

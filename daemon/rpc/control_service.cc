@@ -65,6 +65,17 @@ void fill(const PeerSnapshot& from, v1::PeerRow& to) {
   to.set_received_total(from.received_total);
   to.set_unacknowledged(from.unacknowledged);
   to.set_reason(from.reason);
+  std::uint64_t lost = 0;
+  for (const RailSnapshot& rail : from.rails) {
+    v1::PeerRail& row = *to.add_rails();
+    row.set_rail(rail.rail);
+    row.set_paths_lost_total(rail.paths_lost_total);
+    row.set_down(rail.down);
+    row.set_path(rail.path);
+    row.set_last_loss(rail.last_loss);
+    lost += rail.paths_lost_total;
+  }
+  to.set_paths_lost_total(lost);
 }
 
 void fill(const session::GroupSnapshot& from, v1::Group& to) {

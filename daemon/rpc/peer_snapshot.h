@@ -3,8 +3,18 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace mkernel::rpc {
+
+/// How one rail reaches a peer.
+struct RailSnapshot {
+  std::uint32_t rail = 0;
+  std::uint64_t paths_lost_total = 0;
+  bool down = false;      ///< the last path was lost, and there is no other yet
+  std::string path;       ///< the last one told of; empty: the first one holds
+  std::string last_loss;  ///< path and reason
+};
 
 /// One configured or known peer, for people.
 struct PeerSnapshot {
@@ -16,7 +26,8 @@ struct PeerSnapshot {
   double silent_seconds = 0;
   bool configured = false;  ///< false: it dialled us
   std::uint64_t sent_total = 0, received_total = 0, unacknowledged = 0;
-  std::string reason;  ///< of the last failure
+  std::string reason;               ///< of the last failure
+  std::vector<RailSnapshot> rails;  ///< empty while nothing is known of its node
 };
 
 }  // namespace mkernel::rpc

@@ -48,6 +48,13 @@ void ControlBridge::peer_failed(transport::PeerId peer, const Status& why) {
   });
 }
 
+void ControlBridge::path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path,
+                                 const Status& lost) {
+  boost::asio::post(io_, [bound = bound_, rail, peer, path, lost] {
+    if (bound->peers.path_changed) bound->peers.path_changed(rail, peer, path, lost);
+  });
+}
+
 void ControlBridge::message_to_peer(std::uint32_t rail, transport::PeerId peer,
                                     std::vector<std::byte> message) {
   boost::asio::post(io_, [bound = bound_, rail, peer, message = std::move(message)] {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "daemon/dataplane/proxy.h"
 #include "proto/abi/status.h"
@@ -22,6 +23,8 @@ class ControlBridge final : public dataplane::ControlSink {
   struct Peers {
     std::function<void(transport::PeerId)> connected;
     std::function<void(transport::PeerId, const Status&)> failed;
+    std::function<void(std::uint32_t rail, transport::PeerId, const std::string& path, const Status& lost)>
+        path_changed;
     /// From the transport of a rail to its like at the peer.
     std::function<void(std::uint32_t rail, transport::PeerId, const std::vector<std::byte>&)> message;
   };
@@ -37,6 +40,8 @@ class ControlBridge final : public dataplane::ControlSink {
   void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) override;
   void peer_connected(transport::PeerId peer) override;
   void peer_failed(transport::PeerId peer, const Status& why) override;
+  void path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path,
+                    const Status& lost) override;
   void message_to_peer(std::uint32_t rail, transport::PeerId peer, std::vector<std::byte> message) override;
 
  private:

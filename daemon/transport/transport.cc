@@ -6,6 +6,8 @@ Status TransportSink::arrival_word(ChannelId channel, ArrivalWord&) {
   return {StatusCode::kUnimplemented, "channel " + std::to_string(channel) + " has no arrival word"};
 }
 
+void TransportSink::path_changed(PeerId, std::string_view, const Status&) {}
+
 void TransportSink::send_to_peer(PeerId, std::span<const std::byte>) {}
 
 void Transport::receive_from_peer(PeerId, std::span<const std::byte>) {}

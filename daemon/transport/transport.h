@@ -18,6 +18,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "daemon/memory/region.h"
 #include "proto/abi/status.h"
@@ -101,6 +102,14 @@ class TransportSink {
   virtual void peer_connected(PeerId peer) = 0;
   /// All paths to the peer are lost for good; its channels are dead.
   virtual void peer_failed(PeerId peer, const Status& why) = 0;
+
+  /// After peer_connected(), for the log and for counters: how this node's puts reach the peer has changed.
+  /// `lost` not OK: `path` was up and broke, for that reason, and what it carried waits. OK: puts go over
+  /// `path` again, after a loss or because a better one works. `path` names both ends and is valid during
+  /// the call. Where a peer has several connections they are one path: lost with the first of them, there
+  /// again with the last. Attempts that fail in between are not told, nor what a transport closes on purpose.
+  /// The default ignores it.
+  virtual void path_changed(PeerId peer, std::string_view path, const Status& lost);
 
   /// Receiver, transports that publish: where the channel's count goes. Valid until close_channel(). The
   /// default knows of no word.

@@ -17,6 +17,13 @@ class RailPulls(ClusterTest):
         self.assertGreater(min(puller.by_rail), 0, "every rail was pulled")
         print(f"{len(puller.seconds)} pulls ({puller.twice} of two wires) during {iterations} verified iterations: "
               f"median {1e3 * statistics.median(puller.seconds):.0f} ms to the next put", flush=True)
+        for daemon in self.daemons:
+            (peer,) = daemon.show("peers")
+            self.assertGreaterEqual(peer["paths_lost_total"], PULLS, "each pull is noticed at both ends")
+            for rail in peer["rails"]:
+                lost, log = rail["paths_lost_total"], daemon.log.read_text()
+                self.assertEqual(log.count(f"rail {rail['rail']} to node {peer['node']}: lost wire "), lost)
+                self.assertGreaterEqual(log.count(f"rail {rail['rail']} to node {peer['node']}: puts go over wire "), lost)
 
     def test_a_rail_that_is_not_there_is_refused(self):
         self.start_nodes(2, {"transport": {"kind": "emulated"}, "proxy": {"threads": RAILS}})

@@ -167,6 +167,13 @@ void RecordingSink::peer_failed(transport::PeerId peer, const Status& why) {
   peers_.emplace_back(peer, why);
 }
 
+void RecordingSink::path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path,
+                                 const Status& lost) {
+  const std::lock_guard lock(mutex_);
+  paths_.push_back("rail " + std::to_string(rail) + " to peer " + std::to_string(peer) + ": " + path +
+                   (lost.ok() ? "" : " lost: " + lost.text()));
+}
+
 void RecordingSink::message_to_peer(std::uint32_t rail, transport::PeerId peer,
                                     std::vector<std::byte> message) {
   const std::lock_guard lock(mutex_);
@@ -177,6 +184,11 @@ void RecordingSink::message_to_peer(std::uint32_t rail, transport::PeerId peer,
 std::vector<std::string> RecordingSink::messages() const {
   const std::lock_guard lock(mutex_);
   return messages_;
+}
+
+std::vector<std::string> RecordingSink::paths() const {
+  const std::lock_guard lock(mutex_);
+  return paths_;
 }
 
 std::vector<std::pair<dataplane::SessionId, Status>> RecordingSink::sessions() const {

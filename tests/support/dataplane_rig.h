@@ -95,10 +95,14 @@ class RecordingSink final : public dataplane::ControlSink {
   void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) override;
   void peer_connected(transport::PeerId peer) override;
   void peer_failed(transport::PeerId peer, const Status& why) override;
+  void path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path,
+                    const Status& lost) override;
   void message_to_peer(std::uint32_t rail, transport::PeerId peer, std::vector<std::byte> message) override;
 
   /// As "rail 0 to peer 4: text".
   std::vector<std::string> messages() const;
+  /// As "rail 0 to peer 4: PATH lost: why", "rail 0 to peer 4: PATH".
+  std::vector<std::string> paths() const;
   std::vector<std::pair<dataplane::SessionId, Status>> sessions() const;
   std::vector<GroupEnd> groups() const;
   std::vector<std::pair<transport::PeerId, Status>> peers() const;
@@ -109,6 +113,7 @@ class RecordingSink final : public dataplane::ControlSink {
   std::vector<GroupEnd> groups_;
   std::vector<std::pair<transport::PeerId, Status>> peers_;
   std::vector<std::string> messages_;
+  std::vector<std::string> paths_;
 };
 
 /// Calls of the control thread, each waited for.

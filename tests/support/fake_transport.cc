@@ -44,6 +44,12 @@ void FakeWire::fail_peer(transport::PeerId peer, const Status& why) {
   wake();
 }
 
+void FakeWire::change_path(transport::PeerId peer, const std::string& path, const Status& lost) {
+  const std::lock_guard lock(mutex_);
+  path_changes_.push_back({peer, path, lost});
+  wake();
+}
+
 void FakeWire::inbound(transport::ChannelKey key, std::uint16_t region, std::uint64_t offset,
                        std::vector<std::byte> payload, std::uint64_t count) {
   const std::lock_guard lock(mutex_);
@@ -186,6 +192,10 @@ std::size_t FakeTransport::poll() {
   }
   for (const auto& [key, why] : std::exchange(wire_->channel_failures_, {})) {
     sink_->channel_failed(wire_->outbound_.at(key).id, why);
+    ++events;
+  }
+  for (const auto& [peer, path, lost] : std::exchange(wire_->path_changes_, {})) {
+    sink_->path_changed(peer, path, lost);
     ++events;
   }
   for (const auto& [peer, why] : std::exchange(wire_->peer_failures_, {})) {

@@ -35,6 +35,8 @@ class FakeWire {
   /// The first put of a channel with this key that the transport refuses for ever.
   void fail_channel(transport::ChannelKey key, const Status& why);
   void fail_peer(transport::PeerId peer, const Status& why);
+  /// The transport tells of a path to the peer.
+  void change_path(transport::PeerId peer, const std::string& path, const Status& lost);
   /// The peer sends: a put arrives on an inbound channel.
   void inbound(transport::ChannelKey key, std::uint16_t region, std::uint64_t offset,
                std::vector<std::byte> payload, std::uint64_t count);
@@ -81,6 +83,12 @@ class FakeWire {
   std::map<transport::ChannelId, transport::ChannelKey> keys_;
   std::vector<std::pair<transport::ChannelKey, Status>> channel_failures_;
   std::vector<std::pair<transport::PeerId, Status>> peer_failures_;
+  struct PathChange {
+    transport::PeerId peer;
+    std::string path;
+    Status lost;
+  };
+  std::vector<PathChange> path_changes_;
   std::vector<Inbound> inbound_puts_;
   std::vector<std::pair<transport::PeerId, std::string>> messages_;
   std::vector<Status> refused_inbound_;

@@ -267,6 +267,13 @@ void Node::peer_failed(PeerId peer, const Status& why) {
   peer_status_ = why;
 }
 
+void Node::path_changed(PeerId peer, std::string_view path, const Status& lost) {
+  if (peer != peer_ || path.empty()) violate("path_changed() for nobody, or for no path");
+  if (!connected_ || !peer_status_.ok()) violate("path_changed() of a peer that is not connected");
+  if (path_lost() && !lost.ok()) violate("a path was lost twice");
+  paths_.push_back({std::string(path), lost});
+}
+
 std::string Node::untouched() const {
   for (const auto& [id, inbound] : inbound_) {
     const auto& region = *regions_[inbound.region];

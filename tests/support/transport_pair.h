@@ -123,6 +123,13 @@ class Node final : public transport::TransportSink {
   std::string untouched() const;
   bool connected() const { return connected_; }
   const Status& peer_status() const { return peer_status_; }
+  /// What path_changed() has told, in order.
+  struct PathChange {
+    std::string path;
+    Status lost;
+  };
+  const std::vector<PathChange>& paths() const { return paths_; }
+  bool path_lost() const { return !paths_.empty() && !paths_.back().lost.ok(); }
   Status channel_status(ChannelId channel) const;
   void kill() { transport_.reset(); }
 
@@ -133,6 +140,7 @@ class Node final : public transport::TransportSink {
   void channel_failed(ChannelId channel, const Status& why) override;
   void peer_connected(PeerId peer) override;
   void peer_failed(PeerId peer, const Status& why) override;
+  void path_changed(PeerId peer, std::string_view path, const Status& lost) override;
   Status arrival_word(ChannelId channel, transport::ArrivalWord& place) override;
   void send_to_peer(PeerId peer, std::span<const std::byte> message) override;
 
@@ -179,6 +187,7 @@ class Node final : public transport::TransportSink {
   std::size_t refused_submits_ = 0;
   bool connected_ = false;
   Status peer_status_;
+  std::vector<PathChange> paths_;
   std::string violation_;
 };
 

@@ -95,7 +95,7 @@ std::string heading(std::string column, bool rate) {
 /// Two rows of different replies speak of the same thing when everything but their measurements is equal.
 bool same_thing(const Json& a, const Json& b) {
   for (const auto& [key, value] : a.items()) {
-    const bool measurement = is_total(key) || value.is_number_float() || key == "active" ||
+    const bool measurement = is_total(key) || key == "rails" || value.is_number_float() || key == "active" ||
                              key == "ring_depth" || key == "regions" || key == "groups" ||
                              key == "pinned_bytes" || key == "gpu_bytes";
     if (!measurement && b.value(key, Json()) != value) return false;

@@ -126,6 +126,7 @@ bool Connection::proved() {
   state_ = State::kUp;
   unreachable_since_ = kNever;
   pause_ = context_.options.base.reconnect_interval;
+  if (std::exchange(was_up_, true)) context_.sink->path_changed(peer_, queue_->text(), {});
   return true;
 }
 
@@ -166,6 +167,7 @@ Status Connection::poll(Time now) {
 
 void Connection::lose(const Status& why, Time now, bool tell) {
   if (state_ == State::kLost) return;
+  if (state_ == State::kUp) context_.sink->path_changed(peer_, queue_->text(), why);
   queue_.reset();
   state_ = State::kLost;
   asking_ = false;

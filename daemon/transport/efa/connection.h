@@ -60,6 +60,7 @@ class Connection {
   Time unreachable_since_;  ///< kNever while it is up
   std::chrono::milliseconds pause_;
   bool asking_ = false;  ///< a probe is under way
+  bool was_up_ = false;  ///< once
   std::string reason_ = "it has not answered yet";
 };
 

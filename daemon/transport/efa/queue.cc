@@ -1,5 +1,6 @@
 #include "daemon/transport/efa/queue.h"
 
+#include <arpa/inet.h>
 #include <endian.h>
 
 #include <algorithm>
@@ -69,13 +70,20 @@ Status Queue::meet(const Hello& peer) {
   ibv_ah_attr attributes{};
   attributes.is_global = 1;
   attributes.port_num = 1;
-  std::memcpy(attributes.grh.dgid.raw, peer.gid, sizeof(peer.gid));
+  std::memcpy(peer_gid_.raw, peer.gid, sizeof(peer.gid));
+  attributes.grh.dgid = peer_gid_;
   address_ = rdma::own(device_.verbs().create_ah(device_.pd(), &attributes), device_.verbs().destroy_ah);
   if (address_ == nullptr)
     return rdma::call_failed(device_.name(), "making the peer's address handle", errno);
   peer_qpn_ = peer.qpn;
   peer_qkey_ = peer.qkey;
   return {};
+}
+
+std::string Queue::text() const {
+  char gid[INET6_ADDRSTRLEN];
+  return device_.name() + " QPN " + std::to_string(qpn()) + " -> GID " +
+         ::inet_ntop(AF_INET6, peer_gid_.raw, gid, sizeof(gid)) + " QPN " + std::to_string(peer_qpn_);
 }
 
 Result<std::size_t> Queue::post(std::span<const Request> requests) {

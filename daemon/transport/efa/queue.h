@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "daemon/transport/efa/device.h"
 #include "daemon/transport/efa/immediate.h"
@@ -37,6 +38,8 @@ class Queue {
   /// Where requests go from now on.
   Status meet(const Hello& peer);
   bool met() const { return address_ != nullptr; }
+  /// Both ends: "rdmap0s6 QPN 17 -> GID fe80::1 QPN 23".
+  std::string text() const;
 
   /// Requests that can be posted now.
   std::uint32_t room() const { return depth_ - held_; }
@@ -59,6 +62,7 @@ class Queue {
   std::uint32_t depth_ = 0;
   std::uint32_t held_ = 0;  ///< requests that were posted and not polled
   std::uint32_t peer_qpn_ = 0, peer_qkey_ = 0;
+  ibv_gid peer_gid_{};
   rdma::Object<ibv_cq> cq_;
   rdma::Object<ibv_qp> qp_;
   rdma::Object<ibv_ah> address_;

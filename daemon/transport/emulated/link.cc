@@ -77,7 +77,7 @@ void Link::set_shape(const LinkShape& shape, Time now) {
   if (before.carries(wire_) && !wires_.carries(wire_)) {
     lose({StatusCode::kUnavailable, "wire " + std::to_string(wire_) + " of the link was pulled"}, now);
   } else if (state_ == State::kUp && wire_ != preferred && !before.carries(preferred)) {
-    lose({StatusCode::kUnavailable, "wire " + std::to_string(preferred) + " of the link is back"}, now);
+    move({StatusCode::kUnavailable, "wire " + std::to_string(preferred) + " of the link is back"}, now);
   }
   if (wires_.usable() > before.usable()) {
     attempt_ = 0;
@@ -160,10 +160,29 @@ void Link::come_up(ipc::Mapping fence) {
   ++context_.faults.connections;
   sender_.connected(socket_.get());
   receiver_.connected(socket_.get(), std::move(fence));
-  if (!std::exchange(reported_, true)) context_.sink->peer_connected(id_);
+  tell_loss();
+  if (std::exchange(reported_, true)) {
+    context_.sink->path_changed(id_, text(), {});
+  } else {
+    context_.sink->peer_connected(id_);
+  }
+}
+
+std::string Link::text() const {
+  return "wire " + std::to_string(wire_) + " to " + address_.endpoint;
+}
+
+void Link::tell_loss() {
+  const std::optional<Loss> loss = std::exchange(untold_, std::nullopt);
+  if (loss) context_.sink->path_changed(id_, loss->path, loss->why);
 }
 
 void Link::lose(const Status& why, Time now) {
+  if (state_ == State::kUp) untold_ = {text(), why};
+  move(why, now);
+}
+
+void Link::move(const Status& why, Time now) {
   if (state_ == State::kUp) {
     unreachable_since_ = now;
     // The same wire needs a moment; another one may work at once.
@@ -185,6 +204,7 @@ void Link::close() {
 
 void Link::fail(const Status& why) {
   close();
+  tell_loss();
   context_.sink->peer_failed(id_, why);
 }
 
@@ -207,6 +227,7 @@ std::size_t Link::progress(Time now) {
   if (state_ == State::kUp) handled += receive(now);
   if (state_ == State::kUp) flush(now);
   if (state_ == State::kWaiting || state_ == State::kDialling) check_timeout(now);
+  tell_loss();
   return handled;
 }
 
@@ -308,6 +329,7 @@ void Link::forget(const memory::Region& region, Time now) {
 }
 
 std::optional<Time> Link::next_timer(Time now) const {
+  if (untold_) return now;
   const Time give_up = unreachable_since_ + context_.options.base.peer_timeout;
   switch (state_) {
     case State::kWaiting: return dials_ && wires_.usable() > 0 ? std::min(next_dial_, give_up) : give_up;

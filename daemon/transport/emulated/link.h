@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "daemon/transport/emulated/context.h"
 #include "daemon/transport/emulated/handshake.h"
@@ -65,8 +66,13 @@ class Link {
   Status malformed(const ipc::Packet& packet) const;
   void come_up(ipc::Mapping fence);
   void lose(const Status& why, Time now);
+  /// lose(), but to take another wire: the sink hears of that one alone.
+  void move(const Status& why, Time now);
+  void tell_loss();
   void fail(const Status& why);
   void check_timeout(Time now);
+  /// "wire 1 to @mkernel-b-2-0".
+  std::string text() const;
   /// As next_deadline(), the engines left out.
   std::optional<Time> next_timer(Time now) const;
 
@@ -88,6 +94,11 @@ class Link {
   bool readable_ = false;
   bool blocked_ = false;   ///< the socket was full; waiting to write
   bool reported_ = false;  ///< peer_connected
+  struct Loss {
+    std::string path;
+    Status why;
+  };
+  std::optional<Loss> untold_;  ///< the sink hears of it in progress(): a wire is pulled outside of poll()
   Status last_error_;
   Time unreachable_since_;
   Time next_dial_;

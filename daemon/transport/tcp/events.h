@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <string>
 
 #include "daemon/transport/tcp/channel.h"
 #include "daemon/transport/transport.h"
@@ -20,6 +21,10 @@ class Events {
   }
   void peer_connected(PeerId peer) { states_.push_back({State::kPeerConnected, peer, {}}); }
   void peer_failed(PeerId peer, Status why) { states_.push_back({State::kPeerFailed, peer, std::move(why)}); }
+
+  void path_changed(PeerId peer, std::string path, Status lost) {
+    states_.push_back({State::kPathChanged, peer, std::move(lost), std::move(path)});
+  }
 
   bool empty() const { return arrived_.empty() && completed_.empty() && states_.empty(); }
 
@@ -37,9 +42,10 @@ class Events {
 
  private:
   struct State {
-    enum Kind { kPeerConnected, kPeerFailed, kChannelFailed } kind;
+    enum Kind { kPeerConnected, kPeerFailed, kPathChanged, kChannelFailed } kind;
     std::uint32_t id;  ///< ChannelId or PeerId
     Status why;
+    std::string path = {};
   };
 
   Fifo<Inbound, &Inbound::arrived> arrived_;

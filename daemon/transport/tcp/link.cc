@@ -126,6 +126,8 @@ void Link::go_up() {
   const TcpOptions& options = context_.options;
   const bool zero_copy = options.zero_copy != ZeroCopy::kNever;
   writer_.start(tune(socket_.get(), {silence(options), options.socket_buffer_bytes, zero_copy}));
+  ends_ = ends_of(socket_.get()) + ", connection " + std::to_string(number_) + " of " +
+          std::to_string(peer_.connections());
   state_ = State::kUp;
   readable_ = writable_ = true;
   backoff_ = options.base.reconnect_interval;
@@ -162,7 +164,7 @@ void Link::lose(const Status& why) {
   backoff_ = std::min(backoff_ * 2, kMaxBackoff);
   context_.deadlines_changed = true;
   if (unloader_.busy()) context_.wake(*this);
-  peer_.link_down(*this);
+  peer_.link_down(*this, why);
 }
 
 Clock::time_point Link::give_up_at() const {

@@ -29,6 +29,8 @@ class Link final : public Served, private FrameHandler, private LandingSink {
   ~Link() override;
 
   bool up() const { return state_ == State::kUp; }
+  /// Of the present connection, or the last one: "10.0.0.1:41234 -> 10.0.0.2:7600, connection 0 of 2".
+  const std::string& ends() const { return ends_; }
 
   /// Begins to be wanted: the time it may stay down runs from now.
   void start(Clock::time_point now);
@@ -89,6 +91,7 @@ class Link final : public Served, private FrameHandler, private LandingSink {
   State state_ = State::kDown;
   bool wanted_ = false;
   ipc::UniqueFd socket_;
+  std::string ends_;
   bool readable_ = false;
   bool writable_ = false;
   bool ending_ = false;  ///< the peer has closed its side: read to the end

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "daemon/base/hex.h"
 
@@ -78,13 +79,18 @@ void Peer::link_up(Link& link) {
   for (auto& [key, channel] : outbound_) {
     if (&link_of(key) == &link && !channel->failed) link.ask(*channel);
   }
-  if (reported_) return;
-  reported_ =
+  const bool all_up =
       std::all_of(links_.begin(), links_.begin() + count_, [](const auto& each) { return each->up(); });
-  if (reported_) context_.events.peer_connected(id_);
+  if (!all_up || std::exchange(whole_, true)) return;
+  if (std::exchange(reported_, true)) {
+    context_.events.path_changed(id_, link.ends(), {});
+  } else {
+    context_.events.peer_connected(id_);
+  }
 }
 
-void Peer::link_down(Link& link) {
+void Peer::link_down(Link& link, const Status& why) {
+  if (std::exchange(whole_, false)) context_.events.path_changed(id_, link.ends(), why);
   for (auto& [key, channel] : outbound_) {
     if (&link_of(key) != &link) continue;
     channel->granted = false;

@@ -39,7 +39,7 @@ class Peer {
   /// Listening end: the link that a Hello (already judged) is about, its old connection closed: the fence.
   Link& fence(const Hello& hello);
   void link_up(Link& link);
-  void link_down(Link& link);
+  void link_down(Link& link, const Status& why);
   /// The connection that carries a channel; the same at both ends.
   Link& link_of(ChannelKey key);
 
@@ -64,6 +64,7 @@ class Peer {
   const SocketAddress remote_;
   const bool dials_;
   bool reported_ = false;  ///< peer_connected
+  bool whole_ = false;     ///< all connections were up, and none was lost since: what the sink knows
   bool failed_ = false;
   std::uint32_t count_ = 0;                   ///< connections in use; the dialling end's choice
   std::vector<std::unique_ptr<Link>> links_;  ///< at least count_; never shrinks, so events find their link

@@ -153,6 +153,14 @@ Result<SocketAddress> local_address(int socket) {
   return address;
 }
 
+std::string ends_of(int socket) {
+  const auto local = local_address(socket);
+  SocketAddress remote;
+  remote.bytes = sizeof(remote.storage);
+  const bool known = ::getpeername(socket, reinterpret_cast<sockaddr*>(&remote.storage), &remote.bytes) == 0;
+  return (local.ok() ? local.value().text() : "?") + " -> " + (known ? remote.text() : "?");
+}
+
 bool tune(int socket, const Tuning& tuning) {
   using std::chrono::duration_cast;
   using std::chrono::seconds;

@@ -36,6 +36,8 @@ SocketAddress first_public_address(int family);
 /// A listening socket, non-blocking. An occupied port is kAlreadyExists and says by whom.
 Result<ipc::UniqueFd> listen_at(const SocketAddress& address);
 Result<SocketAddress> local_address(int socket);
+/// Of a connected socket: "10.0.0.1:41234 -> 10.0.0.2:7600"; "?" for an end that the system does not name.
+std::string ends_of(int socket);
 
 struct Tuning {
   std::chrono::milliseconds silence{0};  ///< unacknowledged data or no answer to keepalives: connection lost

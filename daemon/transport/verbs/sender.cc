@@ -68,10 +68,7 @@ void Sender::remove(Outbound& channel, Time now) {
     context_.say(peer_, bytes_of(gone));
   }
   link.remove(channel);
-  if (in_flight) {
-    link.lose();
-    if (const auto route = routes_.pick(now)) open(lanes_[link.slot()], *route, now);
-  }
+  if (in_flight) link.lose();  // poll() opens it again
   channels_.erase(channel.key);
 }
 
@@ -100,8 +97,10 @@ void Sender::open(Lane& lane, Route route, Time now) {
 void Sender::broke(Lane& lane, const Status& why, Time now) {
   if (was_stable(lane, now)) note_that_it_works(lane);
   routes_.failed(lane.link->route(), now);
+  const std::string path = lane.link->text();
   lane.link->lose();
   if (is_probe(lane)) return;
+  if (std::exchange(whole_, false)) context_.sink->path_changed(peer_, path, why);
   lane.last = why;
   if (!lane.broken_since) lane.broken_since = now;
 }
@@ -110,9 +109,14 @@ void Sender::came_up(Lane& lane, Time now) {
   if (is_probe(lane)) return probed(now);
   lane.up_since = now;
   for (const Outbound* channel : lane.link->channels()) attach(*lane.link, *channel);
-  if (connected_) return;
-  connected_ = std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& each) { return each.link->up(); });
-  if (connected_) context_.sink->peer_connected(peer_);
+  const bool all_up =
+      std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& each) { return each.link->up(); });
+  if (!all_up || std::exchange(whole_, true)) return;
+  if (std::exchange(connected_, true)) {
+    context_.sink->path_changed(peer_, lane.link->text(), {});
+  } else {
+    context_.sink->peer_connected(peer_);
+  }
 }
 
 /// A better route works again: the links move to it.
@@ -122,7 +126,9 @@ void Sender::probed(Time now) {
   probe_.link->lose();
   routes_.answers(route, now);
   for (Lane& lane : lanes_) {
-    if (!lane.link->closed() && !(lane.link->route() == route)) open(lane, route, now);
+    if (lane.link->closed() || lane.link->route() == route) continue;
+    whole_ = false;
+    open(lane, route, now);
   }
 }
 

@@ -77,6 +77,7 @@ class Sender {
   Lane probe_;  ///< tries better routes; carries no channel
   std::unordered_map<ChannelKey, std::unique_ptr<Outbound>> channels_;
   bool connected_ = false;
+  bool whole_ = false;  ///< every link was up, and none has broken or moved since: what the sink knows
 };
 
 }  // namespace mkernel::transport::verbs

@@ -202,6 +202,17 @@ TEST_CASE("a lost peer fails every group that has a rank there, and only those")
   CHECK(eventually([&] { return node.wire->put_count() == 1; }));
 }
 
+TEST_CASE("paths that are lost and found are handed on with their rail, and fail nothing") {
+  ProxyFixture node({.index = 1, .count = 2});
+  node.proxy.connect_peer(6, {});
+  node.wire->change_path(6, "x -> y", {StatusCode::kUnavailable, "pulled"});
+  node.wire->change_path(6, "x -> z", {});
+  REQUIRE(eventually([&] { return node.sink.paths().size() == 2; }));
+  CHECK(node.sink.paths()[0] == "rail 1 to peer 6: x -> y lost: pulled");
+  CHECK(node.sink.paths()[1] == "rail 1 to peer 6: x -> z");
+  CHECK(node.sink.peers().size() == 1);
+}
+
 // Puts of a dead group that the transport never took must not stand in the way of the session's other groups.
 TEST_CASE("a stalled put of a group that fails makes way") {
   ProxyFixture node;

@@ -38,6 +38,8 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     peer.node = "nodeB";
     peer.state = "alive";
     peer.sent_total = 12;
+    peer.rails = {{.rail = 0},
+                  {.rail = 1, .paths_lost_total = 3, .down = true, .path = "x", .last_loss = "x: pulled"}};
     return {peer};
   }
   std::string config_text() const override { return "[node]\nname = \"nodeA\"  # default\n"; }
@@ -183,7 +185,13 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
   CHECK(sessions["sessions"][0]["bytes_total"].get<std::uint64_t>() == (std::uint64_t{1} << 53) + 1);
   CHECK(sessions["sessions"][0]["client_name"] == "train");
   CHECK(json("peers")["peers"][0]["state"] == "alive");
-  CHECK(json("peers")["peers"][0]["sent_total"] == 12);
+  const auto peer = json("peers")["peers"][0];
+  CHECK(peer["sent_total"] == 12);
+  CHECK(peer["paths_lost_total"] == 3);
+  REQUIRE(peer["rails"].size() == 2);
+  CHECK(peer["rails"][1] ==
+        nlohmann::json{
+            {"rail", 1}, {"paths_lost_total", 3}, {"down", true}, {"path", "x"}, {"last_loss", "x: pulled"}});
   CHECK(json("status")["status"]["healthy"] == true);
   CHECK(json("status")["status"]["transports"][0] == "emulated");
   CHECK(json("groups")["groups"].empty());

@@ -1,10 +1,16 @@
 // The pieces below the session server that stand alone.
 #include <doctest/doctest.h>
 
+#include <boost/asio/io_context.hpp>
 #include <set>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "daemon/session/channel_space.h"
+#include "daemon/session/control_bridge.h"
 #include "daemon/session/segments.h"
+#include "daemon/session/session_server.h"
 #include "proto/ipc/packet.h"
 
 namespace mkernel::session {
@@ -82,6 +88,32 @@ TEST_CASE("channel runs never overlap, fill the space, and a freed one is not th
   full.give_back(5 * 65536);
   CHECK_FALSE(full.take(65537).has_value());
   CHECK(full.take(65536) == 5U * 65536U);
+}
+
+TEST_CASE("what a proxy tells of paths is heard on the control thread, in order, and not after unbind()") {
+  boost::asio::io_context io;
+  ControlBridge bridge(io);
+  std::vector<std::string> heard;
+  ControlBridge::Peers peers;
+  peers.path_changed = [&, here = std::this_thread::get_id()](std::uint32_t rail, transport::PeerId peer,
+                                                              const std::string& path, const Status& lost) {
+    CHECK(std::this_thread::get_id() == here);
+    heard.push_back(std::to_string(rail) + " " + std::to_string(peer) + " " + path + " " + lost.text());
+  };
+  SessionServer sessions(io, {}, {});
+  bridge.bind(sessions, peers);
+  std::thread([&] {
+    bridge.path_changed(2, 7, "x -> y", {StatusCode::kUnavailable, "pulled"});
+    bridge.path_changed(2, 7, "x -> z", {});
+  }).join();
+  CHECK(heard.empty());
+  io.run();
+  CHECK(heard == std::vector<std::string>{"2 7 x -> y pulled", "2 7 x -> z "});
+  bridge.path_changed(2, 7, "x -> z", {StatusCode::kUnavailable, "too late"});
+  bridge.unbind();
+  io.restart();
+  io.run();
+  CHECK(heard.size() == 2);
 }
 
 }  // namespace

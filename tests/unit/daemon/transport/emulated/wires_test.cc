@@ -61,10 +61,19 @@ TEST_CASE(
       }
     }
     CHECK(connections(pair) == 3);
+    for (const Node* node : {&pair.a(), &pair.b()}) {  // lost three times, there again twice
+      REQUIRE(node->paths().size() == 5);
+      CHECK(node->paths()[0].path.starts_with("wire 0 to "));
+      CHECK(node->paths()[1].path.starts_with("wire 1 to "));
+      CHECK(node->paths()[3].path.starts_with("wire 2 to "));
+    }
+    CHECK(side.paths()[4].lost.text().find("wire 2 of the link was pulled") != std::string::npos);
     wire_of(pair).pull(side, 0b110);  // its own is back
     const std::uint64_t before = pair.b().arrived(ends.in);
     REQUIRE(pair.run_until([&] { return pair.b().arrived(ends.in) > before + 100; }));
     const std::uint64_t made = connections(pair);
+    CHECK(side.paths().size() == 6);
+    CHECK(side.paths().back().path.starts_with("wire 0 to "));
     wire_of(pair).pull(side, 0);  // the others are back: nobody moves
     pair.pump(200);
     CHECK(connections(pair) == made);

@@ -28,6 +28,12 @@ TEST_CASE("all traffic takes the first path while it works") {
   CHECK(received_by_b(pair, 1) == 0);
 }
 
+/// What the end was told last is that its puts go over the path of this number.
+bool uses(const Node& node, int number) {
+  return !node.paths().empty() && !node.path_lost() &&
+         contains(node.paths().back().path, device_of(node.name() == "a" ? "node-a" : "node-b", number));
+}
+
 TEST_CASE("a path that is lost is replaced by the other, and is used again once it works") {
   for (const bool by_port : {false, true}) {
     TransportPair pair;
@@ -43,10 +49,19 @@ TEST_CASE("a path that is lost is replaced by the other, and is used again once 
     const std::uint64_t before = pair.b().arrived(ends.in);
     REQUIRE(pair.run_until([&] { return pair.b().arrived(ends.in) > before + 1000; }));
     CHECK(received_by_b(pair, 1) >= 1000);
+    REQUIRE(pair.run_until([&] { return uses(pair.a(), 1) && uses(pair.b(), 1); }));
 
     cut(false);
     const std::uint64_t first = received_by_b(pair, 0);
     REQUIRE(pair.run_until([&] { return received_by_b(pair, 0) > first + 1000; }));
+    REQUIRE(pair.run_until([&] { return uses(pair.a(), 0) && uses(pair.b(), 0); }));
+    for (const Node* node : {&pair.a(), &pair.b()}) {
+      REQUIRE(node->paths().size() == 3);  // the first lost, the second taken, the first taken again
+      CHECK_FALSE(node->paths()[0].lost.ok());
+      CHECK(contains(node->paths()[0].path, "nic-node-a-0"));
+      CHECK(contains(node->paths()[0].path, "nic-node-b-0"));
+      CHECK(contains(node->paths()[0].path, "QPN "));
+    }
     pair.a().stop();
     pair.b().stop();
     CHECK(pair.run(Threads::kOne) == "");

@@ -1,0 +1,34 @@
+// How each rail reaches each peer, as the transports tell it: into the log, and kept for mkctl.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "daemon/rpc/peer_snapshot.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::app {
+
+/// Control thread only. Counts belong to a node's name: they go on when its daemon is started anew.
+class PathBook {
+ public:
+  explicit PathBook(std::uint32_t rails) : rails_(rails) {}
+
+  /// See transport::TransportSink::path_changed(). A loss is a warning in the log, an end of it an info.
+  void changed(const std::string& node, std::uint32_t rail, const std::string& path, const Status& lost);
+  /// The node's daemon is gone, or was: what was lost has no end any more.
+  void forget(const std::string& node);
+
+  /// One for each rail, by its number.
+  std::vector<rpc::RailSnapshot> rails(const std::string& node) const;
+  /// Which rails have no path to the node now, and why; empty when all have.
+  std::string problem(const std::string& node) const;
+
+ private:
+  const std::uint32_t rails_;
+  std::map<std::string, std::vector<rpc::RailSnapshot>> nodes_;
+};
+
+}  // namespace mkernel::app

@@ -1,5 +1,7 @@
 #include "daemon/app/efa_rails.h"
 
+#include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "daemon/topology/machine.h"
@@ -41,6 +43,32 @@ Result<std::vector<std::string>> efa_devices(const topology::Node& node) {
   return devices;
 }
 
+std::vector<std::string> efa_paths(const topology::Node& node, const std::vector<std::string>& own,
+                                   std::uint32_t rail, std::uint32_t rails, std::uint32_t paths) {
+  const std::size_t first = rail % own.size();
+  const auto place_of = [&](const std::string& device) {
+    return std::find_if(node.ports.begin(), node.ports.end(),
+                        [&](const topology::NicPort& port) { return port.device == device; })
+        ->place;
+  };
+  const topology::PciPlace here = place_of(own[first]);
+  std::vector<std::tuple<topology::Distance, bool, std::size_t, std::string>> others;
+  for (const topology::NicPort& port : node.ports) {
+    if (port.driver != "efa" || !port.not_usable.empty() || port.device == own[first]) continue;
+    const auto number =
+        static_cast<std::size_t>(std::find(own.begin(), own.end(), port.device) - own.begin());
+    const std::size_t turn = number < own.size() ? (number + own.size() - first) % own.size() : 0;
+    others.emplace_back(topology::distance(here, port.place), number < rails && number < own.size(), turn,
+                        port.device);
+  }
+  std::sort(others.begin(), others.end());
+  std::vector<std::string> chosen{own[first]};
+  for (const auto& other : others) {
+    if (chosen.size() < paths) chosen.push_back(std::get<std::string>(other));
+  }
+  return chosen;
+}
+
 Result<EfaRails> EfaRails::open(const config::Config& config) {
   const auto verbs = transport::rdma::open_verbs_library();
   if (!verbs.ok()) return verbs.status().with_context(kAsked);
@@ -54,9 +82,10 @@ Result<EfaRails> EfaRails::open(const config::Config& config) {
   if (!devices.ok()) return devices.status();
 
   EfaRails rails;
-  rails.devices_ = std::move(*devices);
-  for (const std::string& device : rails.devices_)
-    rails.cpus_.push_back(topology::cpus_near(node, device, 1));
+  for (std::uint32_t rail = 0; rail < devices->size(); ++rail) {
+    rails.paths_.push_back(efa_paths(node, *devices, rail, config.proxy.threads, config.transport.efa.paths));
+    rails.cpus_.push_back(topology::cpus_near(node, (*devices)[rail], 1));
+  }
   transport::EfaOptions& options = rails.options_;
   options.verbs = verbs.value();
   options.efa = efa.value();
@@ -72,7 +101,7 @@ Result<std::unique_ptr<transport::Transport>> EfaRails::make(const transport::Tr
                                                              std::uint32_t rail) const {
   transport::EfaOptions options = options_;
   options.base = base;
-  options.device = devices_[rail % devices_.size()];
+  options.devices = paths_[rail % paths_.size()];
   return transport::make_efa(options);
 }
 

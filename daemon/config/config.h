@@ -80,6 +80,7 @@ struct Verbs {
 
 /// RDMA over AWS EFA. Which devices: topology.nics.
 struct Efa {
+  std::uint32_t paths = 2;      ///< devices of one rail: its own and those that take over
   std::uint32_t window = 1024;  ///< puts of one channel in flight
   std::uint32_t credit = 4096;  ///< puts of one peer that may arrive and wait
   std::uint32_t send_queue = 0;

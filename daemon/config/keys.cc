@@ -134,6 +134,7 @@ void verbs_keys(std::vector<Key>& table) {
 }
 
 void efa_keys(std::vector<Key>& table) {
+  table.push_back(key("transport.efa.paths", MK_FIELD(transport.efa.paths), integer(1, 16)));
   table.push_back(key("transport.efa.window", MK_FIELD(transport.efa.window), integer(1, 32767)));
   table.push_back(key("transport.efa.credit", MK_FIELD(transport.efa.credit), integer(1, 65536)));
   table.push_back(key("transport.efa.send_queue", MK_FIELD(transport.efa.send_queue), integer(0, 32768)));

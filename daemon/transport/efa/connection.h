@@ -1,37 +1,54 @@
-// The connection to one peer: opened, proved, lost, opened again. Both ends destroy what they had before they
-// tell the other what they have now, so nothing of an older epoch lands once the peer has answered.
+// The connection to one peer: opened, proved, lost, opened again, on the best route there is. Both ends
+// destroy what they had before they tell the other what they have now, so nothing of an older epoch lands
+// once the peer has answered.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "daemon/transport/efa/context.h"
 #include "daemon/transport/efa/queue.h"
+#include "daemon/transport/efa/scout.h"
 
 namespace mkernel::transport::efa {
 
-/// Proxy thread.
+/// Proxy thread. One end dials: it counts the epochs and chooses the route of each. The other one takes the
+/// device that it is asked for, or says why it cannot.
 class Connection {
  public:
-  Connection(Context& context, PeerId peer, const Identity& remote, Time now);
+  Connection(Context& context, PeerId peer, const PeerAddress& remote, Time now);
 
   /// A message about the connection. An error is for good: the peer cannot be talked to.
   Status receive(std::span<const std::byte> message, Time now);
-  /// Dials again, repeats what was not answered. An error: unreachable for too long, for good.
+  /// Dials, repeats what was not answered, moves to a better route that works again. An error: unreachable
+  /// for too long, for good.
   Status poll(Time now);
   /// A probe has completed. True when puts may flow from now on.
-  bool proved();
+  bool proved(Time now);
+  /// A put has gone through, one way or the other: the route works.
+  void carried() {
+    if (unreachable_since_ != kNever && up()) note_that_it_works();
+  }
   /// Nothing has been heard for a while although an answer is due: a probe fails where the peer is gone.
   void ask_again(Time now);
-  /// This epoch is over; `tell`: the other end does not know.
-  void lose(const Status& why, Time now, bool tell);
+  /// This epoch is over, for a reason found here; the other end is told.
+  void lose(const Status& why, Time now);
+  /// Something has happened to the device at this position.
+  void device_changed(std::uint32_t local, const Device::News& news, Time now);
+  bool arm();
   void close();
 
   bool up() const { return state_ == State::kUp; }
   /// Up, or about to be: what arrives is for this epoch.
   Queue* queue() { return queue_.get(); }
   std::uint32_t epoch() const { return epoch_; }
+  /// Changes whenever what belongs to the connection is over.
+  std::pair<std::uint32_t, bool> life() const { return {epoch_, queue_ != nullptr}; }
   std::uint32_t peer_credit() const { return peer_credit_; }
-  Time deadline() const;
+  Time deadline(Time now) const;
+  /// Both ends and the cause of the last loss, and which devices of this node cannot be used.
+  std::string why() const;
 
   /// The completion of the probe carries this.
   static constexpr std::uint64_t kProbeId = ~std::uint64_t{0};
@@ -40,13 +57,20 @@ class Connection {
   enum class State { kLost, kGreeting, kProbing, kUp };
 
   Status make_queue();
-  void dial(Time now);
+  void dial(Route route, Time now);
+  void tell_of_loss(const Status& why);
+  void drop(std::string reason, Time now);
   Status greeted(const Hello& hello);
   Hello hello(MessageType type) const;
   Status on_hello(const Hello& message, Time now);
-  Status on_welcome(const Hello& message, Time now);
+  void on_welcome(const Hello& message, Time now);
+  void on_lost(const Status& why, Time now);
   void greet_by_write(Time now);
   void probe(Time now);
+  void look_for_better(Time now);
+  bool was_stable(Time now) const;
+  void note_that_it_works();
+  std::string text() const;
 
   Context& context_;
   const PeerId peer_;
@@ -55,13 +79,18 @@ class Connection {
   State state_ = State::kLost;
   std::uint32_t epoch_ = 0;
   std::uint32_t peer_credit_ = 0;
+  Route route_{};  ///< at the end that answers only `local` is known
+  rdma::Routes routes_;
+  std::optional<Hello> far_end_;  ///< of the last connection, once it is known
   std::unique_ptr<Queue> queue_;
-  Time next_;               ///< dialling end: when to dial, or to ask again
-  Time unreachable_since_;  ///< kNever while it is up
-  std::chrono::milliseconds pause_;
+  Scout scout_;
+  Time next_ = kNever;  ///< greeting: when to ask again; probing: when to give up
+  Time up_since_{};     ///< while it is up
+  /// Until puts have gone over it again, or it was up for long. kNever then, until it is lost.
+  Time unreachable_since_;
   bool asking_ = false;  ///< a probe is under way
   bool was_up_ = false;  ///< once
-  std::string reason_ = "it has not answered yet";
+  std::string reason_;
 };
 
 }  // namespace mkernel::transport::efa

@@ -1,6 +1,7 @@
 // What all parts of one EFA transport share, and the two ends of a channel.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -12,36 +13,44 @@
 
 #include "daemon/transport/efa/device.h"
 #include "daemon/transport/rdma/registrations.h"
+#include "daemon/transport/rdma/routes.h"
 #include "daemon/transport/window/receive_window.h"
 #include "daemon/transport/window/send_window.h"
 
 namespace mkernel::transport::efa {
 
-using Clock = std::chrono::steady_clock;
-using Time = Clock::time_point;
-inline constexpr Time kNever = Time::max();
+using rdma::Clock;
+using rdma::kNever;
+using rdma::Route;
+using rdma::Time;
 
 /// Proxy thread.
 struct Context {
   EfaOptions options;
   TransportSink* sink = nullptr;
-  std::unique_ptr<Device> device;
+  std::vector<std::unique_ptr<Device>> paths;  ///< as options.devices
   std::mt19937 random{std::random_device{}()};
   std::vector<std::pair<PeerId, std::vector<std::byte>>> outbox;  ///< sent by poll()
 
   void say(PeerId peer, std::span<const std::byte> message) {
     outbox.emplace_back(peer, std::vector<std::byte>(message.begin(), message.end()));
   }
+  /// With a device that completes nothing: half of what a peer has, so that another route gets its chance.
+  std::chrono::milliseconds patience() const { return options.base.peer_timeout / 2; }
 };
 
-/// Registrations of one channel. Not shared with other channels: what a channel may touch ends with it, at
-/// once and without a word to the other end, because the device then refuses what is still under way.
-inline rdma::Registrations memory_of_channel(const Context& context) {
+/// Registrations of one channel, with the device of its connection; empty until something is registered, and
+/// again when the connection is over. Not shared with other channels: what a channel may touch ends with it,
+/// at once and without a word to the other end, because the device then refuses what is still under way.
+using ChannelMemory = std::optional<rdma::Registrations>;
+
+inline rdma::Registrations& memory_on(const Device& device, ChannelMemory& memory) {
   constexpr std::uint64_t kWhole = std::uint64_t{1} << 46;  // one key for each region
-  return {context.device->verbs(), context.device->pd(), context.device->name(), kWhole};
+  if (!memory) memory.emplace(device.verbs(), device.pd(), device.name(), kWhole);
+  return *memory;
 }
 
-/// Where the puts of a channel go.
+/// Where the puts of a channel go, over this connection.
 struct RemoteRegion {
   std::uint32_t region = 0;
   std::uint32_t grant = 0;
@@ -53,12 +62,7 @@ struct RemoteRegion {
 
 struct Outbound {
   Outbound(const Context& context, ChannelId id_, ChannelKey key_, std::uint32_t serial_)
-      : id(id_),
-        key(key_),
-        serial(serial_),
-        window(context.options.window),
-        done(context.options.window),
-        memory(memory_of_channel(context)) {}
+      : id(id_), key(key_), serial(serial_), window(context.options.window), done(context.options.window) {}
 
   const ChannelId id;
   const ChannelKey key;
@@ -66,8 +70,8 @@ struct Outbound {
   SendWindow window;
   ReceiveWindow done;  ///< requests that have completed: they do so in any order
   std::uint64_t reported = 0;
-  rdma::Registrations memory;
-  std::vector<const memory::Region*> sources;  ///< registered in `memory`
+  ChannelMemory memory;
+  std::vector<const memory::Region*> sources;  ///< that its puts have read from, over whichever connection
   std::vector<RemoteRegion> targets;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> revoked;  ///< (region, grant) to confirm
   std::optional<std::uint32_t> index;                            ///< in this epoch; none: not attached
@@ -85,12 +89,12 @@ struct Grant {
 
 struct Inbound {
   Inbound(const Context& context, ChannelId id_, ChannelKey key_)
-      : id(id_), key(key_), window(context.options.window), memory(memory_of_channel(context)) {}
+      : id(id_), key(key_), window(context.options.window) {}
 
   const ChannelId id;
   const ChannelKey key;
   ReceiveWindow window;
-  rdma::Registrations memory;
+  ChannelMemory memory;
   std::vector<Grant> grants;
   std::optional<std::uint32_t> index;  ///< in this epoch
   std::uint64_t published = 0;

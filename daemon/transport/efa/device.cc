@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "daemon/transport/rdma/dma_buf.h"
 #include "proto/abi/work_request.h"
@@ -19,11 +20,12 @@ Status make_non_blocking(int fd, const std::string& device) {
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> Device::open(const EfaOptions& options) {
+Result<std::unique_ptr<Device>> Device::open(const EfaOptions& options, const std::string& name) {
   std::unique_ptr<Device> made(new Device(options));
-  MK_RETURN_IF_ERROR(made->open_device(options.device));
+  MK_RETURN_IF_ERROR(made->open_device(name));
   MK_RETURN_IF_ERROR(made->ask_abilities(options));
   MK_RETURN_IF_ERROR(made->make_objects());
+  made->state_ = made->look_at_port();
   return made;
 }
 
@@ -95,9 +97,6 @@ int Device::depth_with(std::uint32_t inline_bytes) const {
 
 Status Device::make_objects() {
   MK_RETURN_IF_ERROR(make_non_blocking(context_->async_fd, name_));
-  if (verbs_.query_gid(context_.get(), 1, 0, &gid_) != 0) {
-    return rdma::call_failed(name_, "asking for its address", errno);
-  }
   pd_ = rdma::own(verbs_.alloc_pd(context_.get()), verbs_.dealloc_pd);
   if (pd_ == nullptr) return rdma::call_failed(name_, "allocating a protection domain", errno);
   channel_ = rdma::own(verbs_.create_comp_channel(context_.get()), verbs_.destroy_comp_channel);
@@ -107,22 +106,43 @@ Status Device::make_objects() {
   return make_non_blocking(channel_->fd, name_);
 }
 
+Hello Device::hello() const {
+  Hello message{};
+  std::memcpy(message.gid, gid_.raw, sizeof(message.gid));
+  std::strncpy(message.device, name_.c_str(), sizeof(message.device) - 1);
+  return message;
+}
+
 void Device::take_notifications() {
   ibv_cq* cq = nullptr;
   void* user = nullptr;
   while (verbs_.get_cq_event(channel_.get(), &cq, &user) == 0) verbs_.ack_cq_events(cq, 1);
 }
 
-Status Device::take_events(bool& dead) {
-  Status news;
+Status Device::look_at_port() {
+  if (dead_) return {StatusCode::kUnavailable, name_ + ": the device reported a fatal error"};
+  if (verbs_.query_gid(context_.get(), 1, 0, &gid_) != 0) {
+    return rdma::call_failed(name_, "asking for its address", errno);
+  }
+  ibv_port_attr attributes{};
+  const int error = verbs_.query_port(context_.get(), 1, &attributes);
+  if (error != 0) return rdma::call_failed(name_, "asking for its port", error);
+  if (attributes.state == IBV_PORT_ACTIVE) return {};
+  return {StatusCode::kUnavailable, name_ + " port 1 is " + verbs_.port_state_str(attributes.state)};
+}
+
+Device::News Device::take_events() {
+  News news;
   ibv_async_event event{};
   while (verbs_.get_async_event(context_.get(), &event) == 0) {
     if (event.event_type != IBV_EVENT_PORT_ACTIVE) {
-      news = {StatusCode::kUnavailable, name_ + " reported: " + verbs_.event_type_str(event.event_type)};
+      news.lost = {StatusCode::kUnavailable, name_ + " reported: " + verbs_.event_type_str(event.event_type)};
     }
-    dead = dead || event.event_type == IBV_EVENT_DEVICE_FATAL;
+    dead_ = dead_ || event.event_type == IBV_EVENT_DEVICE_FATAL;
+    news.changed = true;
     verbs_.ack_async_event(&event);
   }
+  if (news.changed) state_ = look_at_port();
   return news;
 }
 

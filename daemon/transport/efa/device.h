@@ -5,6 +5,7 @@
 #include <string>
 
 #include "daemon/transport/efa/efa.h"
+#include "daemon/transport/efa/message.h"
 #include "daemon/transport/rdma/objects.h"
 
 namespace mkernel::transport::efa {
@@ -23,22 +24,32 @@ struct Abilities {
 /// Proxy thread. Everything made of it goes first.
 class Device {
  public:
-  static Result<std::unique_ptr<Device>> open(const EfaOptions& options);
+  /// `name`: empty for the first EFA of the machine.
+  static Result<std::unique_ptr<Device>> open(const EfaOptions& options, const std::string& name);
+
+  /// OK, or why nothing goes over it: the port is down, the device is dead.
+  const Status& state() const { return state_; }
+  /// It never comes back.
+  bool dead() const { return dead_; }
 
   const rdma::VerbsLibrary& verbs() const { return verbs_; }
   const rdma::EfaLibrary& efa() const { return efa_; }
   const Abilities& abilities() const { return abilities_; }
   const std::string& name() const { return name_; }
-  const ibv_gid& gid() const { return gid_; }
+  /// What peers must know of it, and its name; nothing about a queue pair.
+  Hello hello() const;
   ibv_context* context() const { return context_.get(); }
   ibv_pd* pd() const { return pd_.get(); }
   ibv_comp_channel* completions() const { return channel_.get(); }
 
   /// Takes the notifications of completions that wait.
   void take_notifications();
-  /// Takes the asynchronous events that wait. OK, or why nothing sent before now can be relied on; `dead`:
-  /// nor anything later.
-  Status take_events(bool& dead);
+  /// What the asynchronous events that wait mean.
+  struct News {
+    bool changed = false;  ///< port or address: look at state() again
+    Status lost;           ///< why nothing sent before now can be relied on
+  };
+  News take_events();
 
  private:
   explicit Device(const EfaOptions& options) : verbs_(options.verbs), efa_(options.efa) {}
@@ -47,10 +58,14 @@ class Device {
   /// Requests in a send queue, with payloads of `inline_bytes` inside them; negative: -errno.
   int depth_with(std::uint32_t inline_bytes) const;
   Status make_objects();
+  /// Reads state and address of the port again.
+  Status look_at_port();
 
   const rdma::VerbsLibrary verbs_;
   const rdma::EfaLibrary efa_;
   std::string name_;
+  Status state_;
+  bool dead_ = false;
   Abilities abilities_;
   ibv_gid gid_{};
   rdma::Object<ibv_context> context_;

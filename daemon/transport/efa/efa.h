@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "daemon/transport/rdma/efa_library.h"
 #include "daemon/transport/rdma/library.h"
@@ -15,7 +16,9 @@ struct EfaOptions {
   TransportOptions base;
   rdma::VerbsLibrary verbs;
   rdma::EfaLibrary efa;
-  std::string device;              ///< "rdmap79s0"; empty: the first EFA of the machine
+  /// By preference: the rail's own device ("rdmap79s0"), then those that take over when it fails. Empty: the
+  /// first EFA of the machine.
+  std::vector<std::string> devices;
   bool gpu_memory = false;         ///< move it: the device must take dma-bufs
   std::uint32_t window = 1024;     ///< puts of one channel in flight, 1..32767
   std::uint32_t credit = 4096;     ///< puts of one peer that may arrive and wait here
@@ -26,7 +29,8 @@ struct EfaOptions {
   std::uint32_t max_inline = 32;
 };
 
-/// Opens the device. Errors: kFailedPrecondition (it takes no dma-bufs, and GPU memory is asked for),
+/// Opens every device; one whose port is down is used when it comes up. Errors: kFailedPrecondition (a device
+/// takes no dma-bufs, and GPU memory is asked for),
 /// kInvalidArgument (options), kNotFound (no such device, with those that are there), kUnimplemented (the
 /// device or its software lacks what puts need, by name), kPermissionDenied and others of the device.
 Result<std::unique_ptr<Transport>> make_efa(const EfaOptions& options);

@@ -1,5 +1,7 @@
 #include "daemon/transport/efa/message.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 
 #include "daemon/transport/efa/immediate.h"
@@ -15,8 +17,11 @@ Status wrong(const std::string& what) {
 std::size_t size_of(MessageType type) {
   switch (type) {
     case MessageType::kHello:
-    case MessageType::kWelcome: return sizeof(Hello);
-    case MessageType::kReady: return sizeof(Message);
+    case MessageType::kWelcome:
+    case MessageType::kTry:
+    case MessageType::kTried: return sizeof(Hello);
+    case MessageType::kReady:
+    case MessageType::kTryOver: return sizeof(Message);
     case MessageType::kAttach:
     case MessageType::kDetach:
     case MessageType::kDetached: return sizeof(ChannelMessage);
@@ -27,6 +32,7 @@ std::size_t size_of(MessageType type) {
     case MessageType::kResolved: return sizeof(Resolved);
     case MessageType::kLost:
     case MessageType::kGivenUp:
+    case MessageType::kTryLost:
     case MessageType::kRefused: return sizeof(Refusal);
   }
   return 0;
@@ -38,7 +44,16 @@ Status check_region(std::uint32_t region) {
 
 Status check_hello(const Hello& hello) {
   if (hello.qpn > 0xffffff) return wrong("QPN " + std::to_string(hello.qpn));
+  if (hello.path >= kMaxPaths) return wrong("path " + std::to_string(hello.path));
+  if (std::memchr(hello.device, 0, sizeof(hello.device)) == nullptr) return wrong("device name without end");
   return hello.credit > 0 ? Status() : wrong("a credit of no puts");
+}
+
+/// It ends up in logs and terminals.
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
+  return text;
 }
 
 Status check_refusal(const Refusal& refusal) {
@@ -71,7 +86,9 @@ Status check_message(std::span<const std::byte> bytes) {
   }
   switch (head.type) {
     case MessageType::kHello:
-    case MessageType::kWelcome: return check_hello(read_as<Hello>(bytes));
+    case MessageType::kWelcome:
+    case MessageType::kTry:
+    case MessageType::kTried: return check_hello(read_as<Hello>(bytes));
     case MessageType::kResolve:
     case MessageType::kRevoke:
     case MessageType::kRevoked: return check_region(read_as<RegionMessage>(bytes).region);
@@ -79,6 +96,7 @@ Status check_message(std::span<const std::byte> bytes) {
     case MessageType::kAttached: return check_attached(read_as<Attached>(bytes));
     case MessageType::kLost:
     case MessageType::kGivenUp:
+    case MessageType::kTryLost:
     case MessageType::kRefused: return check_refusal(read_as<Refusal>(bytes));
     default: return {};
   }
@@ -92,11 +110,20 @@ Refusal refusal(const Message& head, const Status& why, std::uint64_t key) {
 }
 
 Status status_of(const Refusal& refusal) {
-  std::string text(refusal.text);
-  // It ends up in logs and terminals.
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-  return {StatusCode{refusal.code}, text};
+  return {StatusCode{refusal.code}, printable(refusal.text)};
+}
+
+std::uint32_t paths_in(const std::string& endpoint) {
+  const auto commas = std::count(endpoint.begin(), endpoint.end(), ',');
+  return static_cast<std::uint32_t>(std::min<std::ptrdiff_t>(commas + 1, kMaxPaths));
+}
+
+std::string text_of(const Hello& end) {
+  char gid[INET6_ADDRSTRLEN];
+  std::string text =
+      printable(end.device) + " port 1 (GID " + ::inet_ntop(AF_INET6, end.gid, gid, sizeof(gid));
+  if (end.qpn != 0) text += ", QPN " + std::to_string(end.qpn);
+  return text + ")";
 }
 
 }  // namespace mkernel::transport::efa

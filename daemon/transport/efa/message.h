@@ -23,20 +23,27 @@ enum class MessageType : std::uint16_t {
   kReady = 3,    ///< Message: now I know yours
   kLost = 4,     ///< Refusal: this epoch is over at my end
   kGivenUp = 5,  ///< Refusal: the peer is lost for this node
+  // Trying a better route beside the connection; `epoch` numbers the tries.
+  kTry = 8,       ///< Hello, from the opening end: here is a queue pair that carries no channel
+  kTried = 9,     ///< Hello, the answer: here is the other
+  kTryLost = 10,  ///< Refusal, from either end: nothing came of it
+  kTryOver = 11,  ///< Message, from the opening end: the queue pair is not needed any more
   // From the sender of a channel.
-  kAttach = 8,    ///< ChannelMessage: this channel wants to use the connection
-  kDetach = 9,    ///< ChannelMessage: it is closed here
-  kResolve = 10,  ///< RegionMessage: where does this region lie?
-  kRevoked = 11,  ///< RegionMessage: no put into the region is under way any more
+  kAttach = 16,   ///< ChannelMessage: this channel wants to use the connection
+  kDetach = 17,   ///< ChannelMessage: it is closed here
+  kResolve = 18,  ///< RegionMessage: where does this region lie?
+  kRevoked = 19,  ///< RegionMessage: no put into the region is under way any more
   // From its receiver.
-  kAttached = 16,  ///< Attached: go on from there
-  kDetached = 17,  ///< ChannelMessage: closed here, nothing more is taken
-  kResolved = 18,  ///< Resolved
-  kRevoke = 19,    ///< RegionMessage: no new puts into the region, and tell me
-  kRefused = 20,   ///< Refusal: the channel cannot go on
+  kAttached = 32,  ///< Attached: go on from there
+  kDetached = 33,  ///< ChannelMessage: closed here, nothing more is taken
+  kResolved = 34,  ///< Resolved
+  kRevoke = 35,    ///< RegionMessage: no new puts into the region, and tell me
+  kRefused = 36,   ///< Refusal: the channel cannot go on
 };
 
-inline constexpr std::uint16_t kMessageVersion = 1;
+inline constexpr std::uint16_t kMessageVersion = 2;
+inline constexpr std::size_t kDeviceNameBytes = 64;
+inline constexpr std::uint32_t kMaxPaths = 64;
 
 /// Begins every message; all there is of some.
 struct Message {
@@ -53,10 +60,11 @@ struct Hello {
   std::uint8_t gid[16];
   std::uint32_t qpn;
   std::uint32_t qkey;
-  std::uint32_t credit;  ///< puts that may be on their way to this end, of all channels
-  std::uint32_t reserved;
+  std::uint32_t credit;           ///< puts that may be on their way to this end, of all channels
+  std::uint32_t path;             ///< of who answers, by its own order: where the queue pairs are to end
+  char device[kDeviceNameBytes];  ///< for texts
 };
-static_assert(sizeof(Hello) == 56);
+static_assert(sizeof(Hello) == 120);
 
 struct ChannelMessage {
   Message head;
@@ -121,5 +129,9 @@ T read_as(std::span<const std::byte> bytes) {
 
 Refusal refusal(const Message& head, const Status& why, std::uint64_t key = 0);
 Status status_of(const Refusal& refusal);
+/// How many devices an end lists as its endpoint ("rdmap79s0, rdmap80s0"): 1 to kMaxPaths, whatever it says.
+std::uint32_t paths_in(const std::string& endpoint);
+/// "rdmap79s0 port 1 (GID fe80::1, QPN 17)".
+std::string text_of(const Hello& end);
 
 }  // namespace mkernel::transport::efa

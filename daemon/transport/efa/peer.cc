@@ -9,8 +9,8 @@
 
 namespace mkernel::transport::efa {
 
-Peer::Peer(Context& context, PeerId id, const Identity& remote, Time now)
-    : context_(context), id_(id), identity_(remote), connection_(context, id, remote, now) {}
+Peer::Peer(Context& context, PeerId id, const PeerAddress& remote, Time now)
+    : context_(context), id_(id), identity_(remote.identity), connection_(context, id, remote, now) {}
 
 // Channels
 
@@ -81,9 +81,14 @@ void Peer::retire(const memory::Region& region) {
 
 bool Peer::holds(const memory::Region& region) const {
   const auto reads = [&](const auto& entry) {
-    const auto& sources = entry.second->sources;
-    return !entry.second->window.empty() &&
-           std::find(sources.begin(), sources.end(), &region) != sources.end();
+    const Outbound& channel = *entry.second;
+    const SendWindow& window = channel.window;
+    for (std::uint64_t n = window.acknowledged() + 1; n <= window.submitted(); ++n) {
+      if (window.at(n).source == &region) return true;
+    }
+    // Published over there, but the device has not said yet that it reads them no more.
+    return channel.done.prefix() < window.acknowledged() &&
+           std::find(channel.sources.begin(), channel.sources.end(), &region) != channel.sources.end();
   };
   const auto takes = [&](const auto& entry) {
     const auto& grants = entry.second->grants;
@@ -96,17 +101,19 @@ bool Peer::holds(const memory::Region& region) const {
 
 void Peer::forget(const memory::Region& region) {
   for (auto& [key, channel] : outbound_) {
-    channel->memory.forget(region);
+    if (channel->memory) channel->memory->forget(region);
     std::erase(channel->sources, &region);
   }
   for (auto& [key, channel] : inbound_) {
-    channel->memory.forget(region);
+    if (channel->memory) channel->memory->forget(region);
     std::erase_if(channel->grants, [&](const Grant& grant) { return grant.region == &region; });
   }
 }
 
 // Connection
 
+/// Keys belong to one connection, which may have been on another device: both ends forget theirs. A region
+/// that a peer could write to is free at once, as the queue pair that took the writes is gone.
 void Peer::forget_epoch() {
   by_index_.clear();
   by_number_.clear();
@@ -118,18 +125,28 @@ void Peer::forget_epoch() {
     channel->index.reset();
     channel->flying = 0;
     channel->accused = false;
+    channel->targets.clear();
+    channel->memory.reset();
     confirm_revoked(*channel);
   }
   for (auto& [key, channel] : inbound_) {
     channel->index.reset();
     channel->acknowledging = false;
+    channel->grants.clear();
+    channel->memory.reset();
   }
 }
 
-void Peer::lose(const Status& why, Time now, bool tell) {
+void Peer::lose(const Status& why, Time now) {
   publish();  // what has arrived counts, whatever becomes of the rest
-  connection_.lose(why, now, tell);
+  connection_.lose(why, now);
   forget_epoch();
+}
+
+void Peer::device_changed(std::uint32_t local, const Device::News& news, Time now) {
+  const auto life = connection_.life();
+  connection_.device_changed(local, news, now);
+  if (connection_.life() != life) forget_epoch();
 }
 
 void Peer::attach_all() {
@@ -148,8 +165,7 @@ void Peer::close() {
 }
 
 bool Peer::arm() {
-  Queue* const queue = connection_.queue();
-  return queue == nullptr || queue->arm().ok();
+  return connection_.arm();
 }
 
 // Completions
@@ -161,52 +177,63 @@ std::size_t Peer::poll(Time now, Status& lost) {
     const auto polled = queue->poll(completions);
     Status status = polled.status();
     const std::size_t count = polled.ok() ? polled.value() : 0;
-    for (std::size_t i = 0; i < count && status.ok(); ++i) status = take(completions[i]);
+    for (std::size_t i = 0; i < count && status.ok(); ++i) status = take(completions[i], now);
     events += count;
     publish();
     if (!status.ok()) {
-      lose(status, now, true);
+      lose(status, now);
       ++events;
     }
     if (count < completions.size()) break;
   }
-  if (events > 0 || outstanding_ == 0) {
-    heard_ = now;
-  } else if (now - heard_ >= quiet_limit()) {
-    heard_ = now;
-    connection_.ask_again(now);
-    if (connection_.queue() == nullptr) forget_epoch();
-  }
-  const std::uint32_t epoch = connection_.epoch();
+  const auto life = connection_.life();
+  mind_silence(events > 0, now);
   lost = connection_.poll(now);
-  if (connection_.epoch() != epoch) ++events;
+  if (connection_.life() != life) {
+    forget_epoch();
+    ++events;
+  }
   return events + flow(now);
 }
 
-/// Acknowledgements come from the other proxy: without any, is it still there?
+/// Acknowledgements come from the other proxy: without any, is it still there? A device that completes
+/// nothing, not even that question, is no better than one that says so.
+void Peer::mind_silence(bool heard, Time now) {
+  if (heard || outstanding_ == 0) {
+    heard_ = now;
+    asked_ = false;
+  } else if (now - heard_ >= context_.patience()) {
+    connection_.lose({StatusCode::kUnavailable, "the device completes nothing any more"}, now);
+  } else if (!asked_ && now - heard_ >= quiet_limit()) {
+    asked_ = true;
+    connection_.ask_again(now);
+  }
+}
+
 std::chrono::milliseconds Peer::quiet_limit() const {
   return std::min(context_.options.base.peer_timeout / 4, std::chrono::milliseconds(1000));
 }
 
-Time Peer::deadline() const {
-  const Time due = connection_.deadline();
-  return outstanding_ > 0 ? std::min(due, heard_ + quiet_limit()) : due;
+Time Peer::deadline(Time now) const {
+  const Time due = connection_.deadline(now);
+  if (outstanding_ == 0) return due;
+  return std::min(due, heard_ + (asked_ ? context_.patience() : quiet_limit()));
 }
 
-Status Peer::take(const ibv_wc& completion) {
+Status Peer::take(const ibv_wc& completion, Time now) {
   if (completion.status == IBV_WC_SUCCESS && completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
     return arrived(unpack(be32toh(completion.imm_data)));
   }
-  return completed(completion);
+  return completed(completion, now);
 }
 
 /// Of an own request. An error: the connection is of no use any more.
-Status Peer::completed(const ibv_wc& completion) {
+Status Peer::completed(const ibv_wc& completion, Time now) {
   const bool good = completion.status == IBV_WC_SUCCESS;
   const Status why(StatusCode::kUnavailable, good ? "" : text_of(completion));
   if (completion.wr_id == Connection::kProbeId) {
     if (!good) return why;
-    if (!connection_.proved()) return {};
+    if (!connection_.proved(now)) return {};
     attach_all();
     if (!std::exchange(connected_, true)) context_.sink->peer_connected(id_);
     return {};
@@ -226,6 +253,7 @@ Status Peer::completed(const ibv_wc& completion) {
   Outbound& channel = *found->second;
   --channel.flying;
   if (good) {
+    connection_.carried();
     const std::uint64_t before = channel.done.prefix();
     const auto ahead = static_cast<std::uint32_t>(completion.wr_id) - static_cast<std::uint32_t>(before);
     channel.done.accept(before + ahead);
@@ -253,6 +281,7 @@ Status Peer::arrived(const Immediate& immediate) {
     return {StatusCode::kInternal, "a put arrived that is not one of the " +
                                        std::to_string(channel->window.capacity()) + " that are next"};
   }
+  connection_.carried();
   if (channel->window.accept(announced.number) && (grown_.empty() || grown_.back() != channel)) {
     grown_.push_back(channel);
   }

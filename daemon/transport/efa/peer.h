@@ -18,7 +18,7 @@ inline constexpr std::uint64_t kAcknowledgement = std::uint64_t{1} << 63;
 /// Proxy thread.
 class Peer {
  public:
-  Peer(Context& context, PeerId id, const Identity& remote, Time now);
+  Peer(Context& context, PeerId id, const PeerAddress& remote, Time now);
 
   const Identity& identity() const { return identity_; }
   bool failed() const { return failed_; }
@@ -37,19 +37,21 @@ class Peer {
   std::size_t poll(Time now, Status& lost);
   /// Posts what can be posted: acknowledgements, then puts. The number of requests.
   std::size_t flow(Time now);
-  /// The device has lost what was under way.
-  void lose(const Status& why, Time now) { lose(why, now, true); }
+  /// Something has happened to the device of this node at that position.
+  void device_changed(std::uint32_t local, const Device::News& news, Time now);
+  /// Why nothing goes to the peer now.
+  std::string why_lost() const { return connection_.why(); }
   /// Nothing of the peer is touched any more; says nothing.
   void close();
   bool arm();
-  Time deadline() const;
+  Time deadline(Time now) const;
 
   void retire(const memory::Region& region);
   bool holds(const memory::Region& region) const;
   void forget(const memory::Region& region);
 
  private:
-  void lose(const Status& why, Time now, bool tell);
+  void lose(const Status& why, Time now);
   void forget_epoch();
   void attach_all();
   // Messages.
@@ -69,12 +71,13 @@ class Peer {
   }
   Message head(MessageType type) const { return {.type = type, .epoch = connection_.epoch()}; }
   // Completions.
-  Status take(const ibv_wc& completion);
-  Status completed(const ibv_wc& completion);
+  Status take(const ibv_wc& completion, Time now);
+  Status completed(const ibv_wc& completion, Time now);
   Status arrived(const Immediate& immediate);
   Status acknowledged(std::uint32_t index, WireSequence sequence);
   void report(Outbound& channel);
   void publish();
+  void mind_silence(bool heard, Time now);
   std::chrono::milliseconds quiet_limit() const;
   // Puts.
   bool make_request(Outbound& channel, const Put& put, Request& out);
@@ -101,6 +104,7 @@ class Peer {
   std::vector<Inbound*> grown_, to_acknowledge_;
   std::uint32_t next_serial_ = 1, next_grant_ = 1;
   Time heard_{};
+  bool asked_ = false;             ///< since then, whether the peer still is there
   std::uint64_t outstanding_ = 0;  ///< puts sent in this epoch and not acknowledged
 };
 

@@ -39,7 +39,7 @@ std::size_t Peer::send_acknowledgements(Time now) {
                           .immediate = {true, *channel.index, to_wire(channel.published)}};
     const auto posted = connection_.queue()->post(std::span(&request, 1));
     if (!posted.ok()) {
-      lose(posted.status(), now, true);
+      lose(posted.status(), now);
       return sent;
     }
     if (posted.value() == 0) break;
@@ -74,10 +74,11 @@ bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
                                                 std::to_string(target->bytes) + " bytes"});
     return false;
   }
-  if (put.length <= context_.device->abilities().inline_bytes && !put.source->on_gpu()) {
+  const Device& device = connection_.queue()->device();
+  if (put.length <= device.abilities().inline_bytes && !put.source->on_gpu()) {
     out.inlined = put.source->host(put.source_offset);
   } else {
-    const auto source = channel.memory.source(*put.source);
+    const auto source = memory_on(device, channel.memory).source(*put.source);
     if (!source.ok()) {
       fail(channel, source.status());
       return false;
@@ -114,7 +115,7 @@ std::size_t Peer::send_puts(Outbound& channel, Time now) {
   }
   const auto posted = queue.post(std::span(requests, count));
   if (!posted.ok()) {
-    lose(posted.status(), now, true);
+    lose(posted.status(), now);
     return 0;
   }
   for (std::size_t i = 0; i < posted.value(); ++i) channel.window.mark_sent();

@@ -12,10 +12,9 @@ Status Peer::receive(std::span<const std::byte> message, Time now) {
   if (about.type == MessageType::kGivenUp) {
     return status_of(read_as<Refusal>(message)).with_context("it has given this node up");
   }
-  const std::uint32_t epoch = connection_.epoch();
-  const Queue* const queue = connection_.queue();
+  const auto life = connection_.life();
   MK_RETURN_IF_ERROR(connection_.receive(message, now));
-  if (connection_.epoch() != epoch || connection_.queue() != queue) forget_epoch();
+  if (connection_.life() != life) forget_epoch();
   return {};
 }
 
@@ -107,6 +106,8 @@ void Peer::on_detached(ChannelKey key) {
 void Peer::on_resolve(const RegionMessage& message) {
   Inbound* const channel = inbound(message.key);
   if (channel == nullptr) return;  // the sender hears that it is closed
+  // Of a connection that is over: it asks again over the next one, which may end at another device.
+  if (message.head.epoch != connection_.epoch() || connection_.queue() == nullptr) return;
   const auto resolved = resolve(*channel, message.region);
   if (resolved.ok()) return say(resolved.value());
   say(refusal(head(MessageType::kRefused), resolved.status(), message.key));
@@ -115,7 +116,7 @@ void Peer::on_resolve(const RegionMessage& message) {
 Result<Resolved> Peer::resolve(Inbound& channel, std::uint32_t region) {
   Target target;
   MK_RETURN_IF_ERROR(context_.sink->place(channel.id, static_cast<std::uint16_t>(region), 0, 0, target));
-  const auto registered = channel.memory.target(*target.region);
+  const auto registered = memory_on(connection_.queue()->device(), channel.memory).target(*target.region);
   if (!registered.ok()) return registered.status().with_context("region " + std::to_string(region));
   const rdma::Chunk& whole = registered.value()->chunks.front();
   channel.grants.push_back({next_grant_, region, target.region, false});
@@ -125,7 +126,7 @@ Result<Resolved> Peer::resolve(Inbound& channel, std::uint32_t region) {
 
 void Peer::on_resolved(const Resolved& message) {
   Outbound* const channel = outbound(message.key);
-  if (channel == nullptr) return;
+  if (channel == nullptr || message.head.epoch != connection_.epoch()) return;
   for (RemoteRegion& target : channel->targets) {
     if (target.region != message.region || target.known) continue;
     target = {message.region, message.grant, true, message.address, message.bytes, message.rkey};
@@ -158,7 +159,7 @@ void Peer::on_revoked(const RegionMessage& message) {
   if (channel == nullptr) return;
   std::erase_if(channel->grants, [&](const Grant& grant) {
     if (!grant.revoked || grant.number != message.grant) return false;
-    channel->memory.release(*grant.region);
+    channel->memory->release(*grant.region);
     return true;
   });
 }

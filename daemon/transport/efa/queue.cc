@@ -1,6 +1,5 @@
 #include "daemon/transport/efa/queue.h"
 
-#include <arpa/inet.h>
 #include <endian.h>
 
 #include <algorithm>
@@ -11,8 +10,8 @@ namespace mkernel::transport::efa {
 
 Result<std::unique_ptr<Queue>> Queue::make(Device& device, std::uint32_t credit, std::uint8_t service_level,
                                            std::uint32_t qkey) {
-  std::unique_ptr<Queue> made(new Queue(device, qkey));
-  MK_RETURN_IF_ERROR(made->make_pair(credit, service_level));
+  std::unique_ptr<Queue> made(new Queue(device, credit, qkey));
+  MK_RETURN_IF_ERROR(made->make_pair(service_level));
   MK_RETURN_IF_ERROR(made->ready());
   if (!device.abilities().unsolicited) MK_RETURN_IF_ERROR(made->post_receives(2 * credit));
   return made;
@@ -21,9 +20,9 @@ Result<std::unique_ptr<Queue>> Queue::make(Device& device, std::uint32_t credit,
 /// The completion queue holds everything that can be there at a time: own requests, the peer's puts (its
 /// credit), and its acknowledgements, which are never more than the puts that wait for one. Twice, for those
 /// of channels that were closed meanwhile.
-Status Queue::make_pair(std::uint32_t credit, std::uint8_t service_level) {
+Status Queue::make_pair(std::uint8_t service_level) {
   const Abilities& can = device_.abilities();
-  const std::uint32_t entries = std::min(can.max_cqe, can.send_queue + 4 * credit);
+  const std::uint32_t entries = std::min(can.max_cqe, can.send_queue + 4 * credit_);
   cq_ = rdma::own(
       device_.verbs().create_cq(device_.context(), static_cast<int>(entries), this, device_.completions(), 0),
       device_.verbs().destroy_cq);
@@ -31,7 +30,7 @@ Status Queue::make_pair(std::uint32_t credit, std::uint8_t service_level) {
   ibv_qp_init_attr_ex attributes{};
   attributes.send_cq = attributes.recv_cq = cq_.get();
   attributes.cap.max_send_wr = can.send_queue;
-  attributes.cap.max_recv_wr = can.unsolicited ? 1 : 2 * credit;
+  attributes.cap.max_recv_wr = can.unsolicited ? 1 : 2 * credit_;
   attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
   attributes.cap.max_inline_data = can.inline_bytes;
   attributes.qp_type = IBV_QPT_DRIVER;
@@ -66,24 +65,30 @@ Status Queue::ready() {
   return change(IBV_QPS_RTS, IBV_QP_SQ_PSN | IBV_QP_RNR_RETRY);
 }
 
+Hello Queue::hello(const Message& head, std::uint64_t from_boot_id, std::uint64_t to_boot_id,
+                   std::uint32_t path) const {
+  Hello message = device_.hello();
+  message.head = head;
+  message.from_boot_id = from_boot_id;
+  message.to_boot_id = to_boot_id;
+  message.qpn = qp_->qp_num;
+  message.qkey = qkey_;
+  message.credit = credit_;
+  message.path = path;
+  return message;
+}
+
 Status Queue::meet(const Hello& peer) {
   ibv_ah_attr attributes{};
   attributes.is_global = 1;
   attributes.port_num = 1;
-  std::memcpy(peer_gid_.raw, peer.gid, sizeof(peer.gid));
-  attributes.grh.dgid = peer_gid_;
+  std::memcpy(attributes.grh.dgid.raw, peer.gid, sizeof(peer.gid));
   address_ = rdma::own(device_.verbs().create_ah(device_.pd(), &attributes), device_.verbs().destroy_ah);
   if (address_ == nullptr)
     return rdma::call_failed(device_.name(), "making the peer's address handle", errno);
   peer_qpn_ = peer.qpn;
   peer_qkey_ = peer.qkey;
   return {};
-}
-
-std::string Queue::text() const {
-  char gid[INET6_ADDRSTRLEN];
-  return device_.name() + " QPN " + std::to_string(qpn()) + " -> GID " +
-         ::inet_ntop(AF_INET6, peer_gid_.raw, gid, sizeof(gid)) + " QPN " + std::to_string(peer_qpn_);
 }
 
 Result<std::size_t> Queue::post(std::span<const Request> requests) {

@@ -6,11 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "daemon/transport/efa/device.h"
 #include "daemon/transport/efa/immediate.h"
-#include "daemon/transport/efa/message.h"
 
 namespace mkernel::transport::efa {
 
@@ -33,13 +31,13 @@ class Queue {
   static Result<std::unique_ptr<Queue>> make(Device& device, std::uint32_t credit, std::uint8_t service_level,
                                              std::uint32_t qkey);
 
-  std::uint32_t qpn() const { return qp_->qp_num; }
-  std::uint32_t qkey() const { return qkey_; }
+  const Device& device() const { return device_; }
+  /// For the other end: what it needs to reach this one. `path`: of the other end, by its own order.
+  Hello hello(const Message& head, std::uint64_t from_boot_id, std::uint64_t to_boot_id,
+              std::uint32_t path) const;
   /// Where requests go from now on.
   Status meet(const Hello& peer);
   bool met() const { return address_ != nullptr; }
-  /// Both ends: "rdmap0s6 QPN 17 -> GID fe80::1 QPN 23".
-  std::string text() const;
 
   /// Requests that can be posted now.
   std::uint32_t room() const { return depth_ - held_; }
@@ -52,17 +50,18 @@ class Queue {
   Status arm();
 
  private:
-  Queue(Device& device, std::uint32_t qkey) : device_(device), qkey_(qkey) {}
-  Status make_pair(std::uint32_t credit, std::uint8_t service_level);
+  Queue(Device& device, std::uint32_t credit, std::uint32_t qkey)
+      : device_(device), credit_(credit), qkey_(qkey) {}
+  Status make_pair(std::uint8_t service_level);
   Status ready();
   Status post_receives(std::uint32_t count);
 
   Device& device_;
+  const std::uint32_t credit_;
   const std::uint32_t qkey_;
   std::uint32_t depth_ = 0;
   std::uint32_t held_ = 0;  ///< requests that were posted and not polled
   std::uint32_t peer_qpn_ = 0, peer_qkey_ = 0;
-  ibv_gid peer_gid_{};
   rdma::Object<ibv_cq> cq_;
   rdma::Object<ibv_qp> qp_;
   rdma::Object<ibv_ah> address_;

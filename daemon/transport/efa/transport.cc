@@ -8,10 +8,12 @@
 #include <cerrno>
 #include <cstring>
 
+#include "proto/abi/work_request.h"
+
 namespace mkernel::transport::efa {
 namespace {
 
-/// How long the device's events may lie in busy times.
+/// How long the devices' events may lie in busy times.
 constexpr std::chrono::microseconds kLook{1000};
 
 Status check(const EfaOptions& options) {
@@ -22,7 +24,7 @@ Status check(const EfaOptions& options) {
   if (options.credit < 1 || options.credit > 65536) return wrong("credit must be 1 to 65536");
   if (options.send_queue != 0 && options.send_queue < 16) return wrong("send_queue must be at least 16");
   if (options.service_level > 15) return wrong("service_level must be 0 to 15");
-  return {};
+  return options.devices.size() <= kMaxPaths ? Status() : wrong("more than 64 devices");
 }
 
 Status system_error(const std::string& what) {
@@ -31,29 +33,42 @@ Status system_error(const std::string& what) {
 
 }  // namespace
 
+EfaTransport::EfaTransport(const EfaOptions& options) {
+  context_.options = options;
+  capabilities_.name = "efa";
+  capabilities_.gpu_memory = options.gpu_memory;
+  capabilities_.replays = true;
+  capabilities_.counts_bytes = false;
+  capabilities_.max_put_bytes = abi::kMaxPutBytes;
+  capabilities_.max_in_flight_puts = options.window;
+}
+
+/// All at the start: what cannot be used is refused by name before anything relies on it, and opening costs
+/// little. What costs much, queue pairs, address handles and registrations, is made when a route needs it.
 Result<std::unique_ptr<EfaTransport>> EfaTransport::make(const EfaOptions& options) {
   MK_RETURN_IF_ERROR(check(options));
   std::unique_ptr<EfaTransport> made(new EfaTransport(options));
-  auto device = Device::open(options);
-  if (!device.ok()) return device.status().with_context("EFA transport");
-  made->context_.device = std::move(*device);
-  const Abilities& can = made->context_.device->abilities();
-  // Without unsolicited receives the peer's puts and acknowledgements consume posted ones.
-  EfaOptions& kept = made->context_.options;
-  if (!can.unsolicited) kept.credit = std::min(kept.credit, can.receive_queue / 2);
-  made->capabilities_.name = "efa";
-  if (options.gpu_memory && !can.dma_buf) {
-    return Status(StatusCode::kFailedPrecondition,
-                  "transport.gpu_memory = true: " + made->context_.device->name() +
-                      " takes no dma-bufs: its driver or the kernel is too old");
-  }
-  made->capabilities_.gpu_memory = options.gpu_memory;
-  made->capabilities_.replays = true;
-  made->capabilities_.counts_bytes = false;
-  made->capabilities_.max_put_bytes = can.max_put_bytes;
-  made->capabilities_.max_in_flight_puts = options.window;
+  if (options.devices.empty()) MK_RETURN_IF_ERROR(made->open_device(""));
+  for (const std::string& name : options.devices) MK_RETURN_IF_ERROR(made->open_device(name));
   MK_RETURN_IF_ERROR(made->make_events());
   return made;
+}
+
+Status EfaTransport::open_device(const std::string& name) {
+  auto device = Device::open(context_.options, name);
+  if (!device.ok()) return device.status().with_context("EFA transport");
+  const Abilities& can = (*device)->abilities();
+  // Without unsolicited receives the peer's puts and acknowledgements consume posted ones.
+  EfaOptions& kept = context_.options;
+  if (!can.unsolicited) kept.credit = std::min(kept.credit, can.receive_queue / 2);
+  if (kept.gpu_memory && !can.dma_buf) {
+    return {StatusCode::kFailedPrecondition, "transport.gpu_memory = true: " + (*device)->name() +
+                                                 " takes no dma-bufs: its driver or the kernel is too old"};
+  }
+  capabilities_.max_put_bytes = std::min(capabilities_.max_put_bytes, can.max_put_bytes);
+  endpoint_ += (endpoint_.empty() ? "" : ", ") + (*device)->name();
+  context_.paths.push_back(std::move(*device));
+  return {};
 }
 
 Status EfaTransport::make_events() {
@@ -62,8 +77,11 @@ Status EfaTransport::make_events() {
   timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
   if (!timer_.valid()) return system_error("timerfd_create");
   MK_RETURN_IF_ERROR(watch(timer_.get()));
-  MK_RETURN_IF_ERROR(watch(context_.device->completions()->fd));
-  return watch(context_.device->context()->async_fd);
+  for (const auto& device : context_.paths) {
+    MK_RETURN_IF_ERROR(watch(device->completions()->fd));
+    MK_RETURN_IF_ERROR(watch(device->context()->async_fd));
+  }
+  return {};
 }
 
 /// Edge-triggered: a timer that went off is never read.
@@ -95,7 +113,7 @@ Status EfaTransport::connect(PeerId peer, const PeerAddress& address) {
   if (address.identity.boot_id == self.boot_id && address.identity.node == self.node) {
     return {StatusCode::kInvalidArgument, who + " is this node itself"};
   }
-  peers_[peer] = std::make_unique<Peer>(context_, peer, address.identity, Clock::now());
+  peers_[peer] = std::make_unique<Peer>(context_, peer, address, Clock::now());
   return {};
 }
 
@@ -208,16 +226,16 @@ std::size_t EfaTransport::submit(std::span<const Put> puts) {
 std::size_t EfaTransport::poll() {
   if (closed_ || context_.sink == nullptr) return 0;
   const Time now = Clock::now();
-  std::size_t events = now - looked_ >= kLook ? look_at_device(now) : 0;
+  std::size_t events = now - looked_ >= kLook ? look_at_devices(now) : 0;
   events += receive_messages(now) + poll_peers(now);
   events += send_messages();
   if (events > 0) return events;
   // Nothing to do: what comes from here on wakes the owner, and what came meanwhile is found now.
-  context_.device->take_notifications();
+  for (const auto& device : context_.paths) device->take_notifications();
   for (auto& [id, peer] : peers_) {
     if (!peer->arm()) return 1;
   }
-  events = look_at_device(now) + poll_peers(now) + send_messages();
+  events = look_at_devices(now) + poll_peers(now) + send_messages();
   arm_timer(now);
   return events;
 }
@@ -257,18 +275,29 @@ std::size_t EfaTransport::send_messages() {
   return messages.size();
 }
 
-std::size_t EfaTransport::look_at_device(Time now) {
+std::size_t EfaTransport::look_at_devices(Time now) {
   looked_ = now;
-  bool dead = false;
-  const Status news = context_.device->take_events(dead);
-  if (news.ok()) return 0;
+  std::size_t events = 0;
+  for (std::uint32_t local = 0; local < context_.paths.size(); ++local) {
+    const Device::News news = context_.paths[local]->take_events();
+    if (!news.changed) continue;
+    ++events;
+    for (auto& [id, peer] : peers_) {
+      if (!peer->failed()) peer->device_changed(local, news, now);
+    }
+  }
+  return events == 0 ? 0 : events + fail_without_devices();
+}
+
+/// A dead device never comes back: where all are dead there is nothing to wait for.
+std::size_t EfaTransport::fail_without_devices() {
+  if (!std::all_of(context_.paths.begin(), context_.paths.end(),
+                   [](const auto& device) { return device->dead(); })) {
+    return 0;
+  }
   for (auto& [id, peer] : peers_) {
     if (peer->failed()) continue;
-    if (dead) {
-      fail(id, *peer, news, true);
-    } else {
-      peer->lose(news, now);
-    }
+    fail(id, *peer, {StatusCode::kUnavailable, "no EFA device is left here: " + peer->why_lost()}, true);
   }
   return 1;
 }
@@ -277,7 +306,7 @@ std::size_t EfaTransport::look_at_device(Time now) {
 void EfaTransport::arm_timer(Time now) {
   Time due = kNever;
   for (const auto& [id, peer] : peers_) {
-    if (!peer->failed()) due = std::min(due, peer->deadline());
+    if (!peer->failed()) due = std::min(due, peer->deadline(now));
   }
   if (due == timer_due_ && due > now) return;
   timer_due_ = due;

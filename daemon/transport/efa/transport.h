@@ -17,8 +17,9 @@ class EfaTransport final : public Transport {
   ~EfaTransport() override;
 
   const Capabilities& capabilities() const override { return capabilities_; }
-  /// The device, for people: what peers need travels by send_to_peer().
-  std::string local_endpoint() const override { return context_.device->name(); }
+  /// The devices by preference, for peers to know how many there are, and for people. What else peers need
+  /// travels by send_to_peer().
+  std::string local_endpoint() const override { return endpoint_; }
   void attach(TransportSink& sink) override { context_.sink = &sink; }
   Status connect(PeerId peer, const PeerAddress& address) override;
   void disconnect(PeerId peer) override;
@@ -42,7 +43,8 @@ class EfaTransport final : public Transport {
     Inbound* inbound = nullptr;
   };
 
-  explicit EfaTransport(const EfaOptions& options) { context_.options = options; }
+  explicit EfaTransport(const EfaOptions& options);
+  Status open_device(const std::string& name);
   Status make_events();
   Status watch(int fd);
   Result<Peer*> peer_for_channel(ChannelId channel, PeerId peer) const;
@@ -51,21 +53,23 @@ class EfaTransport final : public Transport {
   std::size_t receive_messages(Time now);
   std::size_t poll_peers(Time now);
   std::size_t send_messages();
-  std::size_t look_at_device(Time now);
+  std::size_t look_at_devices(Time now);
+  std::size_t fail_without_devices();
   void fail(PeerId id, Peer& peer, const Status& why, bool tell);
   void arm_timer(Time now);
 
   Context context_;  ///< first: queues and registrations go before the device
   Capabilities capabilities_;
+  std::string endpoint_;
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;
   std::vector<End> ends_;  ///< by channel id
   std::vector<std::pair<PeerId, std::vector<std::byte>>> inbox_;
   bool closed_ = false;
 
-  ipc::UniqueFd epoll_;  ///< completion channel, asynchronous events, the timer
+  ipc::UniqueFd epoll_;  ///< completion channels, asynchronous events, the timer
   ipc::UniqueFd timer_;
   Time timer_due_ = kNever;
-  Time looked_{};  ///< at the device's events
+  Time looked_{};  ///< at the devices' events
 };
 
 }  // namespace mkernel::transport::efa

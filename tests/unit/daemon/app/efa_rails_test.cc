@@ -30,6 +30,33 @@ TEST_CASE("rails take the EFA devices that can be used, in the order of topology
   CHECK(found.value() == std::vector<std::string>{"efa2", "efa0"});
 }
 
+TEST_CASE("a rail's own device comes first, then the nearest, idle ones before those of other rails") {
+  // Two of each of two switches, and one of the other NUMA node.
+  topology::Node node =
+      node_of({device("efa0", "efa"), device("efa1", "efa"), device("efa2", "efa"), device("efa3", "efa"),
+               device("far", "efa"), device("down", "efa", "DOWN"), device("mlx5_0", "mlx5_core")});
+  for (topology::NicPort& port : node.ports) {
+    const bool far = port.device == "far";
+    const bool second = port.device == "efa2" || port.device == "efa3";
+    port.place = {far ? 1 : 0, {far ? "pci1" : "pci0", second ? "switch1" : "switch0", port.device}};
+  }
+  const std::vector<std::string> own{"efa0", "efa1", "efa2", "efa3", "far"};
+  const auto paths = [&](std::uint32_t rail, std::uint32_t rails, std::uint32_t count) {
+    return efa_paths(node, own, rail, rails, count);
+  };
+  using Names = std::vector<std::string>;
+  CHECK(paths(0, 5, 1) == Names{"efa0"});
+  CHECK(paths(0, 5, 16) == Names{"efa0", "efa1", "efa2", "efa3", "far"});
+  CHECK(paths(1, 5, 3) == Names{"efa1", "efa0", "efa2"});
+  CHECK(paths(2, 5, 3) == Names{"efa2", "efa3", "efa0"});
+  CHECK(paths(3, 5, 3) == Names{"efa3", "efa2", "efa0"});
+  CHECK(paths(4, 5, 3) == Names{"far", "efa0", "efa1"});
+  // Three rails: efa3 is nobody's own.
+  CHECK(paths(0, 3, 3) == Names{"efa0", "efa1", "efa3"});
+  CHECK(paths(5, 6, 2) == Names{"efa0", "efa1"});  // begins again
+  CHECK(efa_paths(node_of({device("efa0", "efa")}), {"efa0"}, 0, 1, 4) == Names{"efa0"});
+}
+
 TEST_CASE("without an EFA device that can be used, every device is named with the reason") {
   const Status none = efa_devices(node_of({device("efa0", "efa", "DOWN"), device("mlx5_0", "mlx5_core")},
                                           {"efa0", "mlx5_0", "efa9"}))

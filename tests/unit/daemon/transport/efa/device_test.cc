@@ -46,14 +46,29 @@ TEST_CASE("no device, another kind of device, one that may not be opened") {
   Fabric fabric;
   auto options = options_for(fabric, {.name = "mlx5_0"});
   check_refused(options, StatusCode::kNotFound, "no EFA device is there; there are: mlx5_0");
-  options.device = "mlx5_0";
+  options.devices = {"mlx5_0"};
   check_refused(options, StatusCode::kInvalidArgument, "mlx5_0 is not an EFA device");
-  options.device = "rdmap9";
+  options.devices = {"rdmap9"};
   check_refused(options, StatusCode::kNotFound, "EFA device rdmap9 is there; there are: mlx5_0");
   Fabric closed;
   check_refused(options_for(closed, {.name = "rdmap0s6", .open_error = EACCES, .efa = EfaSettings{}}),
                 StatusCode::kPermissionDenied, "rdmap0s6: opening it");
   CHECK(fabric.complaints().empty());
+}
+
+TEST_CASE("every device is opened, also one whose port is down; one that cannot be used refuses them all") {
+  Fabric fabric;
+  auto options = options_for(fabric, {.name = "rdmap0", .efa = EfaSettings{.max_rdma_bytes = 1U << 20}});
+  fabric.add_device("host", {.name = "rdmap1", .ports = {{.state = IBV_PORT_DOWN}}, .efa = EfaSettings{}});
+  fabric.add_device("host", {.name = "rdmap2", .dma_buf = false, .efa = EfaSettings{}});
+  options.devices = {"rdmap1", "rdmap0"};
+  options.gpu_memory = true;
+  const auto made = make_efa(options);
+  REQUIRE_MESSAGE(made.ok(), made.status().text());
+  CHECK(made.value()->local_endpoint() == "rdmap1, rdmap0");
+  CHECK(made.value()->capabilities().max_put_bytes == 1U << 20);  // whichever carries it
+  options.devices.push_back("rdmap2");
+  check_refused(options, StatusCode::kFailedPrecondition, "rdmap2 takes no dma-bufs");
 }
 
 TEST_CASE("options that make no sense are refused") {
@@ -64,13 +79,16 @@ TEST_CASE("options that make no sense are refused") {
   options.window = 1;
   options.credit = 0;
   check_refused(options, StatusCode::kInvalidArgument, "credit must be");
+  options.credit = 1;
+  options.devices.resize(65, "rdmap0s6");
+  check_refused(options, StatusCode::kInvalidArgument, "more than 64 devices");
 }
 
 TEST_CASE("the send queue is as deep as the device says, asked in the newer way where there is one") {
   Fabric fabric;
   auto options = options_for(fabric, {.max_send_wr = 500, .efa = EfaSettings{}});
   options.max_inline = 0;
-  const auto depth = [&] { return Device::open(options).value()->abilities().send_queue; };
+  const auto depth = [&] { return Device::open(options, "").value()->abilities().send_queue; };
   CHECK(depth() == 500);
   options.efa.max_sq_depth = [](ibv_context*, rdma::EfaSqDepth* shape, std::uint32_t) {
     return shape->max_rdma_sge == 1 ? 77 : -EINVAL;
@@ -87,7 +105,7 @@ TEST_CASE(
     "leaves it") {
   Fabric fabric;
   auto options = options_for(fabric, {.max_send_wr = 500, .efa = EfaSettings{.inline_bytes = 24}});
-  const auto abilities = [&] { return Device::open(options).value()->abilities(); };
+  const auto abilities = [&] { return Device::open(options, "").value()->abilities(); };
   CHECK(abilities().inline_bytes == 24);
   CHECK(abilities().send_queue == 250);
   options.max_inline = 16;

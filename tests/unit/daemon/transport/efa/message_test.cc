@@ -26,6 +26,13 @@ bool good(const T& message) {
 TEST_CASE("a message of every type passes, and of no other size") {
   CHECK(good(hello()));
   CHECK(good(Message{.type = MessageType::kReady}));
+  for (const MessageType type : {MessageType::kTry, MessageType::kTried}) {
+    auto same = hello();
+    same.head.type = type;
+    CHECK(good(same));
+  }
+  CHECK(good(Message{.type = MessageType::kTryOver}));
+  CHECK(good(refusal({.type = MessageType::kTryLost}, {StatusCode::kUnavailable, "why"})));
   CHECK(good(ChannelMessage{{.type = MessageType::kAttach}, 7}));
   CHECK(good(Attached{{.type = MessageType::kAttached}, 7, 0, kMaxChannels - 1}));
   CHECK(good(RegionMessage{{.type = MessageType::kResolve}, 7, abi::kMaxRegions - 1}));
@@ -53,6 +60,12 @@ TEST_CASE("a field out of its limits is named") {
   greeting.credit = 0;
   refused(greeting, "credit");
   greeting = hello();
+  greeting.path = kMaxPaths;
+  refused(greeting, "path 64");
+  greeting = hello();
+  std::memset(greeting.device, 'x', sizeof(greeting.device));
+  refused(greeting, "device name without end");
+  greeting = hello();
   greeting.head.version = 9;
   refused(greeting, "version 9");
   refused(Message{.type = static_cast<MessageType>(77)}, "type 77");
@@ -70,6 +83,27 @@ TEST_CASE("a refusal keeps its status, without what a terminal would obey") {
   const auto sent = refusal({.type = MessageType::kRefused}, {StatusCode::kOutOfRange, "a\x1b[2Jb"}, 3);
   CHECK(status_of(sent).code() == StatusCode::kOutOfRange);
   CHECK(status_of(sent).text() == "a [2Jb");
+}
+
+TEST_CASE("an end is named by device, port, address and queue pair") {
+  auto end = hello();
+  end.gid[0] = 0xfe;
+  end.gid[1] = 0x80;
+  end.gid[15] = 1;
+  std::strcpy(end.device,
+              "rdmap\x1b"
+              "79s0");
+  end.qpn = 17;
+  CHECK(text_of(end) == "rdmap 79s0 port 1 (GID fe80::1, QPN 17)");
+  end.qpn = 0;  // there is none any more
+  CHECK(text_of(end) == "rdmap 79s0 port 1 (GID fe80::1)");
+}
+
+TEST_CASE("an endpoint lists devices, as many as one believes") {
+  CHECK(paths_in("") == 1);
+  CHECK(paths_in("rdmap79s0") == 1);
+  CHECK(paths_in("rdmap79s0, rdmap80s0") == 2);
+  CHECK(paths_in(std::string(1000, ',')) == kMaxPaths);
 }
 
 }  // namespace

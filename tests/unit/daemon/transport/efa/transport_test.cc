@@ -1,8 +1,6 @@
 // What the conformance suite cannot ask for: regions that go while puts fly, devices that die, a closed
 // security group, and what is registered when.
-#include <doctest/doctest.h>
-
-#include "tests/conformance/efa_wire.h"
+#include "tests/unit/daemon/transport/efa/pair.h"
 
 namespace mkernel::test {
 
@@ -12,30 +10,19 @@ std::unique_ptr<Wire> make_wire() {
 
 namespace {
 
-auto always(std::uint32_t length) {
-  return [length](std::uint64_t) { return length; };
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-nic::Fabric& fabric_of(TransportPair& pair) {
-  return static_cast<EfaWire&>(pair.wire()).fabric();
-}
-
 TEST_CASE("a region that is retired is given up by its sender before it is deregistered, and may come back") {
   TransportPair pair;
   const auto ends = pair.stream(pair.a(), 4000, 16, 4096, always(4096));
   REQUIRE(pair.run_until([&] { return pair.b().arrived(ends.in) > 100; }));
   memory::Region& target = pair.b().region(pair.b().region_of(ends.in));
   CHECK(pair.b().transport().holds(target));
-  CHECK(fabric_of(pair).registered("efa-node-b") >= target.bytes);
+  CHECK(fabric_of(pair).registered(device_of("node-b", 0)) >= target.bytes);
   for (int round = 0; round < 20; ++round) {
     const std::uint64_t asked = pair.b().begun(ends.in);  // place() is called for a region, not for every put
     pair.b().transport().retire(target);
     REQUIRE(pair.run_until([&] { return pair.b().begun(ends.in) > asked; }));
-    CHECK(fabric_of(pair).registered("efa-node-b") == target.bytes);  // the old registration has gone
+    CHECK(fabric_of(pair).registered(device_of("node-b", 0)) ==
+          target.bytes);  // the old registration has gone
   }
   CHECK(pair.run(Threads::kOne) == "");
   CHECK(pair.b().arrived(ends.in) == 4000);
@@ -46,12 +33,12 @@ TEST_CASE("what a channel registered goes with it") {
   TransportPair pair;
   const auto ends = pair.stream(pair.a(), 10, 4, 4096, always(4096));
   CHECK(pair.run(Threads::kOne) == "");
-  CHECK(fabric_of(pair).registered("efa-node-a") > 0);
-  CHECK(fabric_of(pair).registered("efa-node-b") > 0);
+  CHECK(fabric_of(pair).registered(device_of("node-a", 0)) > 0);
+  CHECK(fabric_of(pair).registered(device_of("node-b", 0)) > 0);
   pair.a().close_channel(ends.out);
   pair.b().close_channel(ends.in);
-  CHECK(fabric_of(pair).registered("efa-node-a") == 0);
-  CHECK(fabric_of(pair).registered("efa-node-b") == 0);
+  CHECK(fabric_of(pair).registered(device_of("node-a", 0)) == 0);
+  CHECK(fabric_of(pair).registered(device_of("node-b", 0)) == 0);
 }
 
 TEST_CASE("small puts go inside their requests: the sender registers nothing for them") {
@@ -59,11 +46,11 @@ TEST_CASE("small puts go inside their requests: the sender registers nothing for
   const auto small = pair.stream(pair.a(), 500, 4, 32, random_lengths(32, 5));
   CHECK(pair.run(Threads::kOne) == "");
   CHECK(pair.b().arrived(small.in) == 500);
-  CHECK(fabric_of(pair).registered("efa-node-a") == 0);
-  CHECK(fabric_of(pair).registered("efa-node-b") > 0);
+  CHECK(fabric_of(pair).registered(device_of("node-a", 0)) == 0);
+  CHECK(fabric_of(pair).registered(device_of("node-b", 0)) > 0);
   pair.stream(pair.a(), 10, 4, 33, always(33));
   CHECK(pair.run(Threads::kOne) == "");
-  CHECK(fabric_of(pair).registered("efa-node-a") > 0);
+  CHECK(fabric_of(pair).registered(device_of("node-a", 0)) > 0);
 }
 
 TEST_CASE("a peer whose security group is closed: messages pass, no byte does") {
@@ -84,10 +71,10 @@ TEST_CASE("a device that dies fails the peers of its node, which say so to each 
   TransportPair pair;
   const auto ends = pair.stream(pair.a(), 1000000, 4, 4096, always(4096));
   REQUIRE(pair.run_until([&] { return pair.b().arrived(ends.in) > 3; }));
-  fabric_of(pair).fail_device("efa-node-b");
+  fabric_of(pair).fail_device(device_of("node-b", 0));
   CHECK(pair.run_until([&] { return !pair.a().peer_status().ok() && !pair.b().peer_status().ok(); }));
-  CHECK(contains(pair.b().peer_status().text(), "efa-node-b reported"));
-  CHECK(contains(pair.a().peer_status().text(), "efa-node-b reported"));
+  CHECK(contains(pair.b().peer_status().text(), "efa-node-b-0 reported"));
+  CHECK(contains(pair.a().peer_status().text(), "efa-node-b-0 reported"));
   CHECK(pair.violation() == "");
 }
 
@@ -100,7 +87,7 @@ TEST_CASE("memory that cannot be registered fails its channel, with the limit th
     at_sender = true;
   }
   SUBCASE("at the receiver") {}
-  fabric_of(pair).fail_registrations(at_sender ? "efa-node-a" : "efa-node-b", ENOMEM, 1);
+  fabric_of(pair).fail_registrations(at_sender ? device_of("node-a", 0) : device_of("node-b", 0), ENOMEM, 1);
   const auto ends = pair.stream(pair.a(), 10, 4, 4096, always(4096));
   CHECK(pair.run_until(
       [&] { return !pair.a().channel_status(ends.out).ok() && pair.a().completed(other.out) == 100; }));

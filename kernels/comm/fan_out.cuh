@@ -1,8 +1,8 @@
 // Streams of rows, pushed from this GPU into the memory of other ranks of its node, chunk by chunk: own rows,
 // and those that come from other nodes. Several CTAs share every chunk, so chunks become complete one after
 // the other; each CTA moves its share with the bulk copy engine of its SM, driven by a thread that loads and
-// one that stores: every byte is read once and stored once per target. (One thread for both could not issue
-// fast enough where a piece is gathered from many rows.)
+// some that store, chunk after chunk in turns: every byte is read once and stored once per target. (One
+// thread for both could not issue fast enough where a piece is gathered from many rows.)
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,9 @@
 
 namespace mkernel::kernels {
 
-inline constexpr int kFanOutStages = 12;
-inline constexpr int kFanOutStoring = 6;  ///< stages whose stores may be under way; the others hold loads
+inline constexpr int kFanOutStorers = 3;  ///< threads that store, each in a warp of its own
+inline constexpr int kFanOutStages = 4;   ///< of each of them
+inline constexpr int kFanOutReading = 2;  ///< stages that its stores may be reading; the others hold loads
 inline constexpr std::uint32_t kFanOutPieceBytes = 16384;
 
 inline constexpr int kMaxFanOutTargets = 16;
@@ -70,15 +71,13 @@ struct FanOutPlan {
   }
 };
 
-/// Added to FanOutShared::sent when a chunk did not come; more than there are turns.
-inline constexpr std::uint32_t kFanOutGaveUp = 1U << 31;
+inline constexpr std::int32_t kFanOutNothingLost = 0x7fffffff;
 
 struct alignas(128) FanOutShared {
-  std::byte stage[kFanOutStages][kFanOutPieceBytes];
+  std::byte stage[kFanOutStorers][kFanOutStages][kFanOutPieceBytes];
   FanOutPlan plan;  ///< for the caller to fill in: too long for registers
-  PipelineBarriers<kFanOutStages> barriers;
-  std::uint32_t sent;  ///< turns of which this CTA's share has arrived everywhere
-  std::int32_t lost;   ///< the turn whose chunk did not come, nor anything after it; -1: none
+  PipelineBarriers<kFanOutStages> barriers[kFanOutStorers];
+  std::int32_t lost;  ///< the turn whose chunk did not come, nor anything after it; kFanOutNothingLost
 };
 
 /// Walks the pieces of one share of all chunks: a few rows' parts. A share without rows is one empty piece:
@@ -114,6 +113,10 @@ class FanOutCursor {
       row_ += piece_rows_;
       return;
     }
+    skip_turn();
+  }
+  /// To the next chunk.
+  __device__ __forceinline__ void skip_turn() {
     ++turn_;
     enter_turn();
   }
@@ -156,143 +159,124 @@ class FanOutCursor {
   std::int32_t piece_rows_ = 0, stores_ = 0;
 };
 
-/// All threads of the CTA, before the three roles below; ends with a barrier.
+/// All threads of the CTA, before the roles below; ends with a barrier.
 __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
   if (threadIdx.x == 0) {
-    Pipeline<kFanOutStages>::init(shared.barriers, 1, 1);
-    shared.sent = 0;
-    shared.lost = -1;
+    for (auto& barriers : shared.barriers) Pipeline<kFanOutStages>::init(barriers, 1, 1);
+    shared.lost = kFanOutNothingLost;
     ptx::fence_mbarrier_init_release_cluster();
   }
   __syncthreads();
 }
 
-/// All threads of the CTA, when the three roles are over: `shared` may become something else.
+/// All threads of the CTA, when the roles are over: `shared` may become something else.
 __device__ __forceinline__ void end_fan_out(FanOutShared& shared) {
   ptx::fence_proxy_async_shared_cta();
   __syncthreads();
-  if (threadIdx.x == 0) Pipeline<kFanOutStages>::end(shared.barriers);
+  if (threadIdx.x == 0) {
+    for (auto& barriers : shared.barriers) Pipeline<kFanOutStages>::end(barriers);
+  }
 }
 
-/// One thread: share `share` of the streams into the stages. `here(turn)` waits until that chunk may be read
-/// by bulk copies; when it returns false, what was loaded before is the last that is stored.
+/// One piece into a stage; `full` counts its bytes.
+__device__ __forceinline__ void load_piece(const FanOutCursor& piece, std::uint32_t bytes, std::uint32_t to,
+                                           std::uint32_t full) {
+  const std::byte* from = piece.source();
+  const std::int64_t pitch = piece.source_pitch();
+  if (pitch == piece.row_bytes()) return ptx::bulk_load(to, from, bytes, full);
+  // Rows lie together, parts of rows do not.
+  for (std::uint32_t at = 0; at < bytes; at += piece.row_bytes(), from += pitch)
+    ptx::bulk_load(to + at, from, piece.row_bytes(), full);
+}
+
+/// One thread's place in the stages of one storing thread.
+class FanOutStages : public Pipeline<kFanOutStages> {
+ public:
+  __device__ __forceinline__ FanOutStages(FanOutShared& shared, int storer)
+      : Pipeline(shared.barriers[storer]), memory_(ptx::shared_address(shared.stage[storer])) {}
+  __device__ __forceinline__ std::uint32_t address() const { return memory_ + stage() * kFanOutPieceBytes; }
+
+ private:
+  std::uint32_t memory_;
+};
+
+/// One thread: share `share` of the streams, chunk after chunk into the stages of the storing threads in
+/// turn. `here(turn)` waits until that chunk may be read by bulk copies; when it returns false, what was
+/// loaded before is the last that is stored.
 template <typename Here>
 __device__ __forceinline__ void load_fan_out(const FanOutPlan& plan, int share, FanOutShared& shared,
                                              const Here& here) {
-  const std::uint32_t stage0 = ptx::shared_address(shared.stage);
-  Pipeline<kFanOutStages> stages(shared.barriers);
-  for (FanOutCursor piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
-    const bool came = !piece.begins_to_wait() || here(piece.at());
-    stages.wait_empty();
-    if (!came) {
+  static_assert(kFanOutStorers == 3, "their stages are named here, so that places in them stay in registers");
+  FanOutStages stages(shared, 0), next(shared, 1), after_next(shared, 2);
+  bool came = true;
+  FanOutCursor piece(plan, share);
+  while (!piece.done()) {
+    if (came && piece.begins_to_wait() && !here(piece.at())) {
+      came = false;
       shared.lost = piece.turn();
-      stages.arrive_full();
-      return;
     }
-    const std::uint32_t bytes = piece.stores() > 0 ? piece.bytes() : 0;
+    stages.wait_empty();
+    const std::uint32_t bytes = came && piece.stores() > 0 ? piece.bytes() : 0;
     if (bytes == 0) {
       stages.arrive_full();
-      continue;
+    } else {
+      stages.arrive_full_expect(bytes);
+      load_piece(piece, bytes, stages.address(), stages.full_barrier());
     }
-    stages.arrive_full_expect(bytes);
-    const std::uint32_t to = stage0 + stages.stage() * kFanOutPieceBytes;
-    const std::byte* from = piece.source();
-    const std::int64_t pitch = piece.source_pitch();
-    if (pitch == piece.row_bytes()) {  // they lie together, parts of rows do not
-      ptx::bulk_load(to, from, bytes, stages.full_barrier());
-      continue;
-    }
-    for (std::uint32_t at = 0; at < bytes; at += piece.row_bytes(), from += pitch)
-      ptx::bulk_load(to + at, from, piece.row_bytes(), stages.full_barrier());
+    stages.advance();
+    const bool ends = piece.ends_share();
+    piece.advance();
+    if (!ends) continue;
+    const FanOutStages last = stages;
+    stages = next;
+    next = after_next;
+    after_next = last;
   }
 }
 
-/// One thread of another warp: from the stages to all targets. Returns when all of it is there, false when
-/// not all came; signal_fan_out() says so.
-__device__ __forceinline__ bool store_fan_out(const FanOutPlan& plan, int share, const DeviceTrace& trace,
-                                              FanOutShared& shared) {
-  const std::uint32_t stage0 = ptx::shared_address(shared.stage);
-  const auto tell = [&](std::uint32_t more) {
-    ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), more);
-  };
-  Pipeline<kFanOutStages> stages(shared.barriers);
-  Pipeline<kFanOutStages> stored = stages;  // trails by the stores under way
-  FanOutCursor arrived(plan, share);
-  // Waiting for whole stores, not only for their reads, frees the stage and tells in the same breath which
-  // pieces have arrived.
-  const auto count_one = [&] {
-    stored.arrive_empty();
-    stored.advance();
-    const FanOutPlan::Turn at = arrived.at();
-    const std::int32_t turn = arrived.turn();
-    arrived.advance();
-    if (arrived.turn() != turn) {
-      tell(static_cast<std::uint32_t>(arrived.turn() - turn));
-      end_work(trace, DeviceWork::kPush, at.chunk);
-      begin_work(trace);
+/// One of kFanOutStorers threads, `storer`: every so manieth chunk from its stages to all targets, where it
+/// is counted. They take turns because a chunk ends with waiting, for its last bytes and for the fence in
+/// front of the counts, as long as a piece or two are on the links: the others push meanwhile.
+__device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share, int storer,
+                                              const DeviceTrace& trace, FanOutShared& shared) {
+  FanOutStages stages(shared, storer);
+  FanOutStages read = stages;  // trails by the stores that may still read
+  FanOutCursor piece(plan, share);
+  for (int number = 0; !piece.done(); ++number) {
+    if (number % kFanOutStorers != storer) {
+      piece.skip_turn();
+      continue;
     }
-  };
-  int under_way = 0;
-  begin_work(trace);
-  const auto count_all = [&] {
-    ptx::bulk_wait_group<0>();
-    for (; under_way > 0; --under_way) count_one();
-  };
-  for (FanOutCursor piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
-    // A chunk that is waited for may be long in coming, or come only when those before it were counted.
-    if (piece.begins_to_wait() && !stages.test_full()) count_all();
-    stages.wait_full();
-    // Only when all that was loaded is out of the stages: no copy may outlive the CTA.
-    if (piece.begins_to_wait() && shared.lost == piece.turn()) {
-      count_all();
-      tell(kFanOutGaveUp);
-      return false;
-    }
+    const FanOutPlan::Turn at = piece.at();
     const FanOutStream& stream = piece.stream();
-    const std::uint32_t bytes = piece.bytes();
-    const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
-    const std::int64_t to = piece.target_offset();
-    for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
-      ptx::bulk_store(stream.target[t].rows + to, from, bytes);
-    ptx::bulk_commit_group();
-    if (under_way < kFanOutStoring) {
-      ++under_way;
-      continue;
+    bool came = true, ends = false;
+    int reading = 0;
+    for (; !ends; piece.advance(), stages.advance()) {
+      stages.wait_full();
+      if (reading == 0) begin_work(trace);
+      came = piece.turn() < shared.lost;
+      ends = piece.ends_share();
+      const std::uint32_t bytes = came ? piece.bytes() : 0;
+      for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
+        ptx::bulk_store(stream.target[t].rows + piece.target_offset(), stages.address(), bytes);
+      ptx::bulk_commit_group();
+      if (reading < kFanOutReading) {
+        ++reading;
+        continue;
+      }
+      ptx::bulk_wait_group_read<kFanOutReading>();
+      read.arrive_empty();
+      read.advance();
     }
-    ptx::bulk_wait_group<kFanOutStoring>();
-    count_one();
-  }
-  count_all();
-  return true;
-}
-
-/// One warp, beside the two: counts this CTA's share of every chunk at every target when it has arrived. A
-/// warp of its own, because the fence in front of a count takes as long as a piece on the link: the pushing
-/// thread would stand still. Its wait is for a thread of this CTA that ends even when nothing comes, so it
-/// has no deadline.
-__device__ __forceinline__ void signal_fan_out(const FanOutPlan& plan, const DeviceTrace& trace,
-                                               const FanOutShared& shared) {
-  const auto turns = static_cast<std::uint32_t>(plan.turns());
-  const int target = static_cast<int>(threadIdx.x % 32);
-  for (std::uint32_t told = 0; told < turns;) {
-    // Read by an atomic, as it is written: what hands data on between warps is then plain to see, for
-    // compute-sanitizer's racecheck too.
-    std::uint32_t sent = 0;
-    if (target == 0) sent = ptx::atom_add_acq_rel_cta_shared(ptx::shared_address(&shared.sent), 0);
-    sent = __shfl_sync(~0U, sent, 0);
-    if (sent == told) continue;
-    if (sent >= kFanOutGaveUp) return;
-    if (target == 0) begin_work(trace);
-    // The first lane heard it from the thread that saw the stores complete; barrier and fence carry it on.
-    __syncwarp();
+    ptx::bulk_wait_group_read<0>();
+    for (; reading > 0; --reading, read.advance()) read.arrive_empty();
+    ptx::bulk_wait_group<0>();
+    if (!came) continue;
+    end_work(trace, DeviceWork::kPush, at.chunk);
+    begin_work(trace);
     ptx::fence_acq_rel_sys();
-    for (; told < sent; ++told) {
-      const FanOutPlan::Turn turn = plan.turn(static_cast<std::int32_t>(told));
-      const FanOutStream& stream = plan.stream[turn.stream];
-      if (plan.exists(turn) && target < stream.targets)
-        ptx::red_add_relaxed_sys(stream.target[target].ready + turn.chunk, 1);
-    }
-    if (target == 0) end_work(trace, DeviceWork::kSignal, told - 1);
+    for (int t = 0; t < stream.targets; ++t) ptx::red_add_relaxed_sys(stream.target[t].ready + at.chunk, 1);
+    end_work(trace, DeviceWork::kSignal, at.chunk);
   }
 }
 

@@ -3,28 +3,26 @@
 // and end:
 //
 //   struct Schedule {                   // every CTA's own; const, read by three roles at their own pace
-//     static constexpr bool kWaits;     // before_load() waits for data that others write
+//     static constexpr bool kWaits;     // others write rows of a while the kernel runs
 //     int tiles() const;                // of this CTA; the same in both CTAs of a cluster
 //     int k_blocks() const;             // ceil(k / kTileK) >= 1
 //     Sm90TilePlace tile(int i) const;  // i-th tile; stacked CTAs of a cluster agree on b, those
 //                                       // side by side on a
-//     void before_load(int i) const;    // one thread, before the first byte of tile i is loaded:
-//                                       // returns when its rows of a may be read (acquired at the
-//                                       // right scope)
+//     void before_part(int i, int s) const;  // when kWaits: one thread, before the first byte of part s of
+//                                       // tile i's rows is loaded: returns when it may be read (acquired at
+//                                       // the right scope)
+//     Sm90Part part(int i, int s) const;     // optional: rows of a come in parts along k; where the s-th is
 //     void after_store(int i) const;    // one thread, once tile i is complete in memory and visible
 //                                       // to it: a release at the right scope hands the tile on
 //     void after_products() const;      // optional; every multiplying warp, after its last tile: may
 //                                       // wait for tiles that are stored, no tile may wait for it
-//     Sm90Segment segment(int i, int s) const;  // optional, instead of before_load(): rows of a that come
-//                                       // in parts along k; returns when part s may be read, and says
-//                                       // where it lies
 //     const DeviceTrace& trace() const; // optional: where the roles tell what they do when
 //     Tail tail() const;                // optional, when Config::kHasTail: a schedule of narrow tiles
 //                                       // (Sm90Tail<Config>) that come after tiles()
 //   };
 //
 // Contract: all threads of all CTAs of a cluster call sm90_gemm(), with the same kind of schedule.
-// before_load() may wait for tiles that this or any other CTA has stored before: the store of a tile never
+// before_part() may wait for tiles that this or any other CTA has stored before: the store of a tile never
 // depends on the load of a later one. A hook that gives up (deadline, abort) returns; the rest is then
 // computed from whatever memory holds, so that every pipeline drains, and the caller reports the failure.
 #pragma once
@@ -53,9 +51,9 @@ struct Sm90TilePlace {
   std::int32_t c_column;
 };
 
-/// A part along k of a tile's rows of a: columns 0 .. of its map are the product's steps [the part before,
-/// end).
-struct Sm90Segment {
+/// A part along k of a tile's rows of a: columns 0 .. of its map are the product's steps [end of the part
+/// before, end).
+struct Sm90Part {
   const TensorMap* a;
   std::int32_t end;  ///< in steps of kTileK; of the last part k_blocks()
 };
@@ -71,14 +69,13 @@ __device__ __forceinline__ void sm90_load_box(std::uint32_t to, const TensorMap*
   }
 }
 
-/// The s-th part of tile i's rows, which may be read now: the only one when they do not come in parts.
+/// The s-th part of tile i's rows: the only one when they do not come in parts.
 template <class Schedule>
-__device__ __forceinline__ Sm90Segment sm90_segment(const Schedule& schedule, const Sm90TilePlace& tile,
-                                                    int i, int s) {
-  if constexpr (requires { schedule.segment(i, s); }) {
-    return schedule.segment(i, s);
+__device__ __forceinline__ Sm90Part sm90_part(const Schedule& schedule, const Sm90TilePlace& tile, int i,
+                                              int s) {
+  if constexpr (requires { schedule.part(i, s); }) {
+    return schedule.part(i, s);
   } else {
-    schedule.before_load(i);
     return {tile.a, schedule.k_blocks()};
   }
 }
@@ -93,49 +90,80 @@ __device__ __forceinline__ decltype(auto) sm90_trace(const Schedule& schedule) {
   }
 }
 
+/// One thread, of a schedule that waits: waits for the parts of the tiles' rows, one or two before the
+/// loading thread comes to them. A wait that is over at once, and a map that nobody has read yet, take a
+/// microsecond or two: here they pass beside the loads of the part before.
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_wait(const Schedule& schedule, Pipeline<Config::kAhead>& ahead) {
+  const int tiles = schedule.tiles();
+  const int k_blocks = schedule.k_blocks();
+  for (int i = 0; i < tiles; ++i) {
+    const Sm90TilePlace tile = schedule.tile(i);
+    for (int s = 0, end = 0; end < k_blocks; ++s, ahead.advance()) {
+      const Sm90Part part = sm90_part(schedule, tile, i, s);
+      ahead.wait_empty();
+      ptx::tma_prefetch_descriptor(part.a);
+      schedule.before_part(i, s);
+      // What the hook has acquired was written by ordinary stores or by others' copies; TMA reads it next.
+      ptx::fence_proxy_async_global();
+      ahead.arrive_full();
+      end = part.end;
+    }
+  }
+}
+
 /// One thread: a and b into the stages; of the operand that the cluster shares this CTA's part, for both.
 /// Here and below Config is the kernel's (stages, cluster), Tile what is computed: Config or
 /// Sm90Tail<Config>.
 template <class Config, class Tile, class Schedule>
 __device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<Config>& shared,
-                                          Pipeline<Config::kStages>& stages) {
+                                          Pipeline<Config::kStages>& stages,
+                                          Pipeline<Config::kAhead>& ahead) {
   constexpr bool kShareA = Config::kClusterColumns > 1, kShareB = Config::kClusterRows > 1;
+  using Stage = Sm90Stage<Config, Tile>;
   constexpr int kBoxBytes = Tile::kBBytes / Tile::kBBoxes;
   constexpr int kBoxColumns = Tile::kTileN / Tile::kBBoxes;
   const int part = Config::kCluster == 1 ? 0 : static_cast<int>(ptx::cluster_cta_rank());
   const int a_part = kShareA ? part : 0, b_part = kShareB ? part : 0;
   const int first_box = b_part * Tile::kBBoxes / Config::kClusterRows;
   const int last_box = (b_part + 1) * Tile::kBBoxes / Config::kClusterRows;
-  const std::uint32_t a = ptx::shared_address(shared.a) + a_part * (Config::kABytes / Config::kABoxes);
-  const std::uint32_t b = ptx::shared_address(shared.b);
+  const std::uint32_t operands = ptx::shared_address(shared.a);
   const int tiles = schedule.tiles();
   const int k_blocks = schedule.k_blocks();
 
   for (int i = 0; i < tiles; ++i) {
     const Sm90TilePlace tile = schedule.tile(i);
     const int a_row = tile.a_row + a_part * (Config::kTileM / Config::kABoxes);
-    int first = 0;  // step along k with which the segment begins
+    int first = 0;  // step along k with which the part begins
     for (int s = 0; first < k_blocks; ++s) {
-      const Sm90Segment segment = sm90_segment(schedule, tile, i, s);
-      // What the hook has acquired was written by ordinary stores or by others' copies; TMA reads it next.
-      if constexpr (Schedule::kWaits) ptx::fence_proxy_async_global();
+      const Sm90Part rows = sm90_part(schedule, tile, i, s);
+      if constexpr (Schedule::kWaits) {
+        ahead.wait_full();
+        ahead.arrive_empty();
+        ahead.advance();
+      }
       begin_work(sm90_trace(schedule));
-      for (int block = first; block < segment.end; ++block, stages.advance()) {
+      for (int block = first; block < rows.end; ++block) {
         const int k = block * Config::kTileK;
+        const int step = block % Stage::kSteps;
         // Empty means in both CTAs of the cluster: the shared operand goes into both. The bytes of the
         // neighbour's part may come in before this thread announces them; the phase cannot end without its
         // arrival.
-        if constexpr (Config::kCluster == 1) {
-          stages.wait_empty();
-        } else {
-          stages.wait_empty_cluster();
+        if (step == 0) {
+          if constexpr (Config::kCluster == 1) {
+            stages.wait_empty();
+          } else {
+            stages.wait_empty_cluster();
+          }
+          stages.arrive_full_expect(min(Stage::kSteps, k_blocks - block) * Stage::kStepBytes);
         }
-        stages.arrive_full_expect(Tile::kABytes + Tile::kBBytes);
         const std::uint32_t full = stages.full_barrier();
-        sm90_load_box<kShareA>(a + stages.stage() * Config::kABytes, segment.a,
+        const std::uint32_t a = operands + Stage::a(stages.stage(), step);
+        const std::uint32_t b = operands + Stage::b(stages.stage(), step);
+        sm90_load_box<kShareA>(a + a_part * (Config::kABytes / Config::kABoxes), rows.a,
                                (block - first) * Config::kTileK, a_row, full);
         for (int box = first_box; box < last_box; ++box) {
-          const std::uint32_t to = b + stages.stage() * Config::kBBytes + box * kBoxBytes;
+          const std::uint32_t to = b + box * kBoxBytes;
           const int column = tile.b_column + box * kBoxColumns;
           if constexpr (Config::kLayoutB == Layout::kRowMajor) {
             sm90_load_box<kShareB>(to, tile.b, column, tile.b_k + k, full);
@@ -143,9 +171,10 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<C
             sm90_load_box<kShareB>(to, tile.b, tile.b_k + k, column, full);
           }
         }
+        if (step == Stage::kSteps - 1 || block == k_blocks - 1) stages.advance();
       }
       end_work(sm90_trace(schedule), DeviceWork::kLoad, i);
-      first = segment.end;
+      first = rows.end;
     }
   }
 }
@@ -184,14 +213,16 @@ template <class Config, class Tile, class Schedule>
 __device__ __forceinline__ void sm90_multiply(const Schedule& schedule, int group, Sm90Shared<Config>& shared,
                                               Pipeline<Config::kStages>& stages,
                                               Pipeline<Config::kSlots>& pieces) {
+  using Stage = Sm90Stage<Config, Tile>;
   constexpr int kGroupABytes = Config::kABytes / Config::kMultiplyWarpgroups;
   const int tiles = schedule.tiles();
   const int k_blocks = schedule.k_blocks();
   const std::uint32_t lane = threadIdx.x % 32;
-  const std::uint64_t a = ptx::wgmma_descriptor_swizzle128(
-      ptx::shared_address(shared.a) + group * kGroupABytes, 16, 8 * 128);  // [64, 64] K-major
+  const std::uint32_t operands = ptx::shared_address(shared.a);
+  const std::uint64_t a =
+      ptx::wgmma_descriptor_swizzle128(operands + group * kGroupABytes, 16, 8 * 128);  // [64, 64] K-major
   const std::uint64_t b = ptx::wgmma_descriptor_swizzle128(
-      ptx::shared_address(shared.b), Config::kMajorB == ptx::WgmmaMajor::kK ? 16 : 64 * 128, 8 * 128);
+      operands, Config::kMajorB == ptx::WgmmaMajor::kK ? 16 : 64 * 128, 8 * 128);
   Pipeline<Config::kStages> used = stages;  // trails by the products in flight
   Sm90Output<Config, Tile> output(shared, group, pieces);
   float sums[Tile::kBlocks][Tile::kSums];
@@ -213,13 +244,14 @@ __device__ __forceinline__ void sm90_multiply(const Schedule& schedule, int grou
   };
   const auto multiply = [&](int first, int last) {
     for (int block = first; block < last; ++block) {
-      stages.wait_full();
-      sm90_multiply_block<Tile>(sums, a + stages.stage() * (Config::kABytes / 16),
-                                b + stages.stage() * (Config::kBBytes / 16), block > 0);
-      stages.advance();
-      // One group stays in flight, so the one before it is done with its stage.
+      const int step = block % Stage::kSteps;
+      if (step == 0) stages.wait_full();
+      sm90_multiply_block<Tile>(sums, a + Stage::a(stages.stage(), step) / 16,
+                                b + Stage::b(stages.stage(), step) / 16, block > 0);
+      if (step == Stage::kSteps - 1 || block == k_blocks - 1) stages.advance();
+      // One group stays in flight, so the one before it is done with its operands.
       ptx::wgmma_wait_group<1>();
-      if (block > 0) give_back();
+      if (block > 0 && step == 0) give_back();
     }
   };
 
@@ -301,13 +333,21 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int before,
   }
 }
 
-/// The three roles, each over tiles() and then over those of tail().
+/// The roles, each over tiles() and then over those of tail().
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_wait_all(const Schedule& schedule, Sm90Shared<Config>& shared) {
+  Pipeline<Config::kAhead> ahead(shared.parts);
+  sm90_wait<Config>(schedule, ahead);
+  if constexpr (requires { schedule.tail(); }) sm90_wait<Config>(schedule.tail(), ahead);
+}
+
 template <class Config, class Schedule>
 __device__ __forceinline__ void sm90_load_all(const Schedule& schedule, Sm90Shared<Config>& shared) {
   Pipeline<Config::kStages> stages(shared.stages);
-  sm90_load<Config, Config>(schedule, shared, stages);
+  Pipeline<Config::kAhead> ahead(shared.parts);
+  sm90_load<Config, Config>(schedule, shared, stages, ahead);
   if constexpr (requires { schedule.tail(); })
-    sm90_load<Config, Sm90Tail<Config>>(schedule.tail(), shared, stages);
+    sm90_load<Config, Sm90Tail<Config>>(schedule.tail(), shared, stages, ahead);
 }
 
 template <class Config, class Schedule>
@@ -345,6 +385,7 @@ __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<C
     using Pieces = Pipeline<Config::kSlots>;
     Stages::init(shared.stages, 1, Config::kMultiplyWarpgroups * 4 * Config::kCluster);
     for (auto& pieces : shared.pieces) Pieces::init(pieces, 4, 1);
+    Pipeline<Config::kAhead>::init(shared.parts, 1, 1);
     for (std::uint32_t& stored : shared.stored) stored = 0;
     ptx::fence_mbarrier_init_release_cluster();
   }
@@ -360,6 +401,8 @@ __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<C
       if (ptx::elect_sync()) sm90_load_all(schedule, shared);
     } else if (warp <= Config::kMultiplyWarpgroups) {
       if (ptx::elect_sync()) sm90_store_all(schedule, warp - 1, shared);
+    } else if constexpr (Schedule::kWaits) {
+      if (ptx::elect_sync()) sm90_wait_all(schedule, shared);
     }
     __syncwarp();
   } else {

@@ -13,7 +13,7 @@
 namespace mkernel::kernels {
 
 /// c[kTileM, kTileN] = a[kTileM, k] x b[k, kTileN] per tile, in steps of kTileK. Warps 0-3: producer
-/// warpgroup (load, store), 4-11: two multiplying warpgroups, each with half of the rows.
+/// warpgroup (load, store, wait), 4-11: two multiplying warpgroups, each with half of the rows.
 template <Sm90Tile kTile_, DataType kInput_, Layout kLayoutB_, MatrixElement kOutput_,
           Sm90Cluster kClusterShape_ = Sm90Cluster::kStacked>
 struct Sm90Config {
@@ -46,6 +46,7 @@ struct Sm90Config {
   static constexpr int kPieceSums = kPieceColumns / 2;  ///< registers of one piece
   static constexpr int kPieces = kBlocks * kTileN / kPieceColumns;
   static constexpr int kSlots = 2;
+  static constexpr int kAhead = 2;  ///< parts of rows that the loading thread may find waited for
   /// Pieces that wait in registers (narrowed) until the next tile's products are under way.
   static constexpr int kHeld = kOutput == MatrixElement::kF32 || kPieces <= kSlots ? 0 : kPieces - kSlots;
 
@@ -76,8 +77,33 @@ struct alignas(1024) Sm90Shared {
   std::byte out[Config::kMultiplyWarpgroups][Config::kSlots][Config::kPieceBytes];
   PipelineBarriers<Config::kStages> stages;                              ///< load -> multiply
   PipelineBarriers<Config::kSlots> pieces[Config::kMultiplyWarpgroups];  ///< multiply -> store
+  PipelineBarriers<Config::kAhead> parts;                                ///< wait -> load
   /// By tile % 16: how many store warps are done with it. They are at most the stages of the pipelines apart.
   std::uint32_t stored[16];
+};
+
+/// Where the operands of a Tile's steps along k lie, in bytes from Sm90Shared::a. The stages are the
+/// kernel's: a narrow tile would use little of each, and with so few loads under way wait for them most of
+/// the time. So the operands of another step lie where the rest of a wide b would be.
+template <class Config, class Tile>
+struct Sm90Stage {
+  static constexpr int kStepBytes = Tile::kABytes + Tile::kBBytes;
+  static constexpr int kSteps = 1 + (Config::kBBytes - Tile::kBBytes) / kStepBytes;  ///< in a stage
+  static_assert(Tile::kABytes == Config::kABytes && kStepBytes % 1024 == 0);
+
+  static __device__ __forceinline__ std::uint32_t a(int stage, int step) {
+    return step == 0 ? stage * Config::kABytes : behind(stage, step);
+  }
+  static __device__ __forceinline__ std::uint32_t b(int stage, int step) {
+    return step == 0 ? kB + stage * Config::kBBytes : behind(stage, step) + Tile::kABytes;
+  }
+
+ private:
+  static constexpr int kB = sizeof(Sm90Shared<Config>::a);
+  static_assert(offsetof(Sm90Shared<Config>, b) == kB);
+  static __device__ __forceinline__ std::uint32_t behind(int stage, int step) {
+    return kB + stage * Config::kBBytes + Tile::kBBytes + (step - 1) * kStepBytes;
+  }
 };
 
 /// Dynamic shared memory of a launch.

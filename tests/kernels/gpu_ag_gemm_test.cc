@@ -41,6 +41,12 @@ TEST_CASE("any number of tiles for CTAs that are through with pushing") {
                          {.tile = Sm90Tile::k128x128, .comm_ctas = 6, .tail_tiles = 9, .late_tiles = 7});
 }
 
+TEST_CASE("all of that in a shape small enough for tools that watch every access") {
+  if (!peers_or_skip(2)) return;
+  check_gpu_case<AgGemm>(2, {1100, 264, 264},
+                         {.tile = Sm90Tile::k128x256, .comm_ctas = 4, .tail_tiles = 3, .late_tiles = 2}, 2);
+}
+
 namespace {
 
 /// Nodes of one and of two ranks on two GPUs: a GPU each, or two or three ranks on one.

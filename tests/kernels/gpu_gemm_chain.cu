@@ -49,7 +49,7 @@ class ChainSchedule {
             row,
             column};
   }
-  __device__ __forceinline__ void before_load(int i) const {
+  __device__ __forceinline__ void before_part(int i, int) const {
     if (!is_second(i)) return;
     const std::uint32_t* word = p_.finished + row_tile(p_.second.place(index(i) - p_.first.tiles()));
     const std::uint64_t end = ptx::globaltimer() + 5'000'000'000U;

@@ -10,7 +10,7 @@ namespace {
 constexpr double kClock = 1.755e9;            ///< cycles a second under load
 constexpr double kCtaPushes = 46e9;           ///< bytes a second of one pushing CTA
 constexpr double kCtaLoads = 52e9;            ///< bytes a second that it takes up, and what
-constexpr double kLoad = 50e-9;               ///< each load costs beside: a part of one row
+constexpr double kLoad = 110e-9;              ///< each load costs beside: a part of one row
 constexpr double kPieceBytes = 16384;         ///< of whole rows, one load
 constexpr double kCtaPrepares = 20e9;         ///< over nodes, where chunks wait for each other's puts
 constexpr double kLinksTake = 345e9;          ///< of all links of a GPU, one way, as bulk stores

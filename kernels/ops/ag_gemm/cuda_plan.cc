@@ -16,11 +16,14 @@ namespace {
 constexpr std::int32_t kWatchingCtas = 2;
 
 /// Parts along k of a block of rows: as many as let the product begin early, but no shorter share of a CTA
-/// than is worth the fence in front of its count, and no part of a row longer than a stage.
-std::int32_t choose_parts(const RowParts& row, std::int64_t block_rows, std::int32_t comm_ctas) {
-  constexpr std::int64_t kMostParts = 4, kMostPartBytes = 16384, kFewestShareBytes = 96 << 10;
+/// than is worth the fence in front of its count (over several nodes: the put that the chunk becomes), and no
+/// part of a row longer than a stage.
+std::int32_t choose_parts(const RowParts& row, std::int64_t block_rows, std::int32_t comm_ctas,
+                          std::uint32_t nodes) {
+  constexpr std::int64_t kMostParts = 4, kMostPartBytes = 16384;
+  const std::int64_t fewest_share_bytes = nodes > 1 ? 96 << 10 : 48 << 10;
   const std::int64_t fewest = ceil_div(row.row_bytes, kMostPartBytes - RowParts::kLineBytes);
-  const std::int64_t useful = block_rows * row.row_bytes / (comm_ctas * kFewestShareBytes);
+  const std::int64_t useful = block_rows * row.row_bytes / (comm_ctas * fewest_share_bytes);
   return static_cast<std::int32_t>(
       std::clamp(std::min(useful, kMostParts), fewest, std::int64_t{row.lines()}));
 }
@@ -47,7 +50,7 @@ AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::ui
   const std::int32_t cluster = tile_cluster(choice.tile), block_rows = tile_rows(choice.tile) * cluster;
   plan.gather = {
       .rows = shape.m, .row = {.row_bytes = shape.k * 2}, .world = world, .block_rows = block_rows};
-  plan.gather.row.parts = choose_parts(plan.gather.row, block_rows, choice.comm_ctas);
+  plan.gather.row.parts = choose_parts(plan.gather.row, block_rows, choice.comm_ctas, topology.nodes());
   plan.gather.shares = choice.comm_ctas;
   const std::int64_t own_rows = plan.gather.rows_of(static_cast<std::int32_t>(rank));
   plan.steps = ArrivalSteps::of(topology, rank, static_cast<std::int32_t>(ceil_div(own_rows, block_rows)),

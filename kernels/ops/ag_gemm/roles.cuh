@@ -53,14 +53,16 @@ class AgGemmSchedule {
   }
 
   /// Own rows are there; those of others when the part of their block has been pushed here.
-  __device__ __forceinline__ Sm90Segment segment(int i, int s) const {
+  __device__ __forceinline__ void before_part(int i, int s) const {
+    const Rows rows = rows_of(i);
+    if (rows.source == p_.steps.rank || rows.first >= p_.gather.rows_of(rows.source)) return;
+    wait_chunk(p_, epoch(), rows.source, rows.block * p_.gather.row.parts + s, DeviceRole::kCompute);
+  }
+  __device__ __forceinline__ Sm90Part part(int i, int s) const {
     const Rows rows = rows_of(i);
     if (rows.source == p_.steps.rank) return {&p_.a, p_.k_blocks};
-    const std::int32_t parts = p_.gather.row.parts;
-    if (rows.first < p_.gather.rows_of(rows.source))
-      wait_chunk(p_, epoch(), rows.source, rows.block * parts + s, DeviceRole::kCompute);
     const std::int32_t slab = static_cast<std::int32_t>(epoch() & 1) * p_.steps.world + rows.source;
-    return {&p_.slabs[slab * parts + s], p_.gather.row.first_line(s + 1)};
+    return {&p_.slabs[slab * p_.gather.row.parts + s], p_.gather.row.first_line(s + 1)};
   }
   __device__ __forceinline__ void after_store(int) const {}
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
@@ -165,8 +167,8 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
   }
 }
 
-/// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, one stores, one
-/// counts. Of CTA 0 one more relays from the host and ends the launch, and one is inter_send. Those of its
+/// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, the others store
+/// and count. Of CTA 0 one more relays from the host and ends the launch, and one is inter_send. Those of its
 /// warps that wait for what the relay hands on count themselves out as other CTAs do: it must not end before
 /// them.
 __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared& shared) {
@@ -183,13 +185,12 @@ __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, F
     load_fan_out(shared.plan, share, shared,
                  [&](const FanOutPlan::Turn& turn) { return wait_put(p, epoch, turn); });
     if (relayed) ptx::red_add_release_gpu(&control.exited, 1ULL);
-  } else if (warp == 1 && first_lane) {
-    if (store_fan_out(shared.plan, share, p.endpoint.trace, shared) && last_out) ag_gemm_wait_empty(p, epoch);
-  } else if (warp == 2) {
-    signal_fan_out(shared.plan, p.endpoint.trace, shared);
-  } else if (warp == 3 && last_out) {
+  } else if (warp <= kFanOutStorers && first_lane) {
+    store_fan_out(shared.plan, share, warp - 1, p.endpoint.trace, shared);
+    if (warp == 1 && last_out) ag_gemm_wait_empty(p, epoch);
+  } else if (warp == kFanOutStorers + 1 && last_out) {
     relay_host(control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + (relayed ? 2 : 0));
-  } else if (warp == 4 && first_lane && relayed) {
+  } else if (warp == kFanOutStorers + 2 && first_lane && relayed) {
     ag_gemm_inter_send(p, epoch);
     ptx::red_add_release_gpu(&control.exited, 1ULL);
   }

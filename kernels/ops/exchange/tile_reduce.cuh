@@ -82,7 +82,6 @@ class TileReduceSchedule {
             any ? rows.first : kBeyond,
             column};
   }
-  __device__ __forceinline__ void before_load(int) const {}
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
 
   /// The tile lies in its slot at the reducer: says so there.

@@ -6,12 +6,13 @@ import os
 import socket
 import struct
 
-MAGIC, VERSION = 0x4C4E4B4D, 2
+MAGIC, VERSION = 0x4C4E4B4D, 3
 HELLO, JOIN, LEAVE, REGISTER, UNREGISTER, MAP, EXCHANGE, FAIL = range(1, 9)
 SESSION_ENDED = 200
 HEADER, REPLY = struct.Struct("<IIHHI"), struct.Struct("<II448s")
 F_ADD_SEALS, F_SEAL_SHRINK = 1033, 2
-FAILURE_OFFSET = 64 + 64 * 8  # of the session segment's FailureRecord
+MAX_RINGS = 32
+FAILURE_OFFSET = 64 + 64 * MAX_RINGS  # of the session segment's FailureRecord
 
 
 def text(raw):
@@ -47,7 +48,7 @@ class RawClient:
     def receive(self):
         """(type, code, text, body after the status, fds); None when the daemon closed the socket."""
         try:
-            data, fds, _, _ = socket.recv_fds(self.socket, 4096, 16)
+            data, fds, _, _ = socket.recv_fds(self.socket, 4096, 1 + MAX_RINGS)
         except ConnectionResetError:
             return None
         if not data:

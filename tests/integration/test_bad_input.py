@@ -64,7 +64,7 @@ class BadMessages(ClusterTest):
     def test_too_many_fds(self):
         fds_before = self.node.resources()[0]
         client = self.client()
-        fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(12)]
+        fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(raw.MAX_RINGS + 2)]
         client.send(raw.LEAVE, bytes(16), fds)
         for fd in fds:
             os.close(fd)

@@ -78,8 +78,8 @@ TEST_CASE("each mistake is refused with file, line, key, value and limit") {
     const char* expected;
   };
   const Row rows[] = {
-      {"[proxy]\nthreads = 9", "node.toml:2: proxy.threads = 9: must be a whole number from 1 to 8"},
-      {"[proxy]\nthreads = 0", "node.toml:2: proxy.threads = 0: must be a whole number from 1 to 8"},
+      {"[proxy]\nthreads = 33", "node.toml:2: proxy.threads = 33: must be a whole number from 1 to 32"},
+      {"[proxy]\nthreads = 0", "node.toml:2: proxy.threads = 0: must be a whole number from 1 to 32"},
       {"[proxy]\nthreads = -1", "node.toml:2: proxy.threads = -1: must be"},
       {"[proxy]\nthreads = \"two\"", "node.toml:2: proxy.threads = \"two\": must be a whole number"},
       {"[proxy]\nthreads = 1.5", "node.toml:2: proxy.threads = 1.5: must be a whole number"},

@@ -75,7 +75,8 @@ Result<VerbsRails> VerbsRails::open(const config::Config& config) {
   transport::VerbsOptions& options = rails.options_;
   options.verbs = *library;
   options.choose_again = [family](const VerbsPort& port) {
-    return app::choose_again(port, topology::rdma_devices(), family);
+    const auto device = topology::rdma_device(port.device);
+    return device ? app::choose_again(port, {*device}, family) : std::nullopt;
   };
   options.gpu_memory = config.transport.gpu_memory;
   options.qps_per_peer = verbs.qps_per_peer;

@@ -1,23 +1,29 @@
 #include "daemon/topology/rdma_sysfs.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 #include <utility>
+
+#include "proto/ipc/fd.h"
 
 namespace mkernel::topology {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// First line, without blanks at its end; empty when it cannot be read.
+/// First line, without blanks at its end; empty when it cannot be read. By system calls: a port may have a
+/// thousand of these files, and a proxy thread reads them when its port has changed.
 std::string line_of(const fs::path& file) {
-  std::string line;
-  std::getline(std::ifstream(file), line);
+  const ipc::UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  char text[256];
+  const ssize_t bytes = fd.valid() ? ::read(fd.get(), text, sizeof(text)) : 0;
+  std::string line(text, bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
+  line.erase(std::min(line.find('\n'), line.size()));
   line.erase(line.find_last_not_of(" \t\r") + 1);
   return line;
 }
@@ -119,6 +125,13 @@ std::vector<RdmaDevice> rdma_devices(const fs::path& root) {
   for (const fs::path& folder : entries(root / "sys/class/infiniband"))
     devices.push_back(device_at(root, folder));
   return devices;
+}
+
+std::optional<RdmaDevice> rdma_device(const std::string& name, const fs::path& root) {
+  std::error_code ignored;
+  const fs::path folder = root / "sys/class/infiniband" / name;
+  if (name.empty() || !fs::exists(folder, ignored)) return std::nullopt;
+  return device_at(root, folder);
 }
 
 }  // namespace mkernel::topology

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "daemon/topology/rdma_device.h"
@@ -12,5 +14,8 @@ namespace mkernel::topology {
 /// as it is by default: inside containers half of these files answer EINVAL. `root` is "/" but for tests.
 /// Any thread; some hundred small reads per port.
 std::vector<RdmaDevice> rdma_devices(const std::filesystem::path& root = "/");
+
+/// The same of one device; nothing when there is none of that name.
+std::optional<RdmaDevice> rdma_device(const std::string& name, const std::filesystem::path& root = "/");
 
 }  // namespace mkernel::topology

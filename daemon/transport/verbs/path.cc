@@ -79,15 +79,18 @@ bool Path::look() {
 Status Path::look_at_port() {
   const std::string what = choice_.device + " port " + std::to_string(choice_.number);
   if (device_dead_) return {StatusCode::kUnavailable, what + ": the device reported a fatal error"};
+  ibv_port_attr attributes{};
+  const int error = options_.verbs.query_port(context_.get(), choice_.number, &attributes);
+  if (error != 0)
+    return rdma::call_failed(choice_.device, "asking for port " + std::to_string(choice_.number), error);
+  if (attributes.state != IBV_PORT_ACTIVE)
+    return {StatusCode::kUnavailable, what + " is " + options_.verbs.port_state_str(attributes.state)};
+  // After the state: a port that is down need not have its table of GIDs read, which takes a while.
   if (options_.choose_again) {
     const auto choice = options_.choose_again(choice_);
     if (!choice) return {StatusCode::kUnavailable, what + " has no GID that can be used, or is down"};
     choice_ = *choice;
   }
-  ibv_port_attr attributes{};
-  const int error = options_.verbs.query_port(context_.get(), choice_.number, &attributes);
-  if (error != 0)
-    return rdma::call_failed(choice_.device, "asking for port " + std::to_string(choice_.number), error);
   port_ = {};
   std::memcpy(port_.gid, choice_.gid.data(), sizeof(port_.gid));
   port_.lid = attributes.lid;
@@ -96,8 +99,7 @@ Status Path::look_at_port() {
   port_.number = choice_.number;
   std::strncpy(port_.device, choice_.device.c_str(), sizeof(port_.device) - 1);
   max_message_bytes_ = attributes.max_msg_sz;
-  if (attributes.state == IBV_PORT_ACTIVE) return {};
-  return {StatusCode::kUnavailable, what + " is " + options_.verbs.port_state_str(attributes.state)};
+  return {};
 }
 
 void Path::take_notifications() {
@@ -108,12 +110,13 @@ void Path::take_notifications() {
 
 Path::News Path::take_events() {
   News news;
+  bool look_again = false;  // once, however many events a cable that is pulled makes
   ibv_async_event event{};
   while (options_.verbs.get_async_event(context_.get(), &event) == 0) {
     switch (event.event_type) {
       case IBV_EVENT_DEVICE_FATAL:
         device_dead_ = true;
-        news.changed = look() || news.changed;
+        look_again = true;
         break;
       case IBV_EVENT_PORT_ACTIVE:
       case IBV_EVENT_PORT_ERR:
@@ -121,7 +124,7 @@ Path::News Path::take_events() {
       case IBV_EVENT_PKEY_CHANGE:
       case IBV_EVENT_SM_CHANGE:
       case IBV_EVENT_GID_CHANGE:
-        if (event.element.port_num == choice_.number) news.changed = look() || news.changed;
+        if (event.element.port_num == choice_.number) look_again = true;
         break;
       case IBV_EVENT_QP_FATAL:
       case IBV_EVENT_QP_REQ_ERR:
@@ -131,6 +134,7 @@ Path::News Path::take_events() {
     }
     options_.verbs.ack_async_event(&event);
   }
+  if (look_again) news.changed = look();
   return news;
 }
 

@@ -35,6 +35,11 @@ TEST_CASE("ConnectX on InfiniBand and on Ethernet") {
 
   const auto devices = rdma_devices(root.path);
   REQUIRE(devices.size() == 2);
+  const auto one = rdma_device("mlx5_1", root.path);
+  REQUIRE(one.has_value());
+  CHECK(one->name == "mlx5_1");
+  CHECK(one->pci_address == devices[1].pci_address);
+  CHECK_FALSE(rdma_device("mlx5_9", root.path).has_value());
   CHECK(devices[0].name == "mlx5_0");
   CHECK(devices[0].driver == "mlx5_core");
   CHECK(devices[0].firmware == "28.39.1002");

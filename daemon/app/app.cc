@@ -11,9 +11,13 @@
 #include <utility>
 
 #include "daemon/observe/log.h"
+#include "daemon/topology/rdma_sysfs.h"
+#include "daemon/transport/rdma/probe.h"
 
 namespace mkernel::app {
 namespace {
+
+constexpr std::chrono::seconds kLookAtNics{30};
 
 std::uint64_t random_boot_id() {
   std::random_device device;
@@ -68,7 +72,11 @@ Status App::start() {
       std::make_unique<session::SessionServer>(io_, server_options(config_, boot_id_), rails_->proxies());
   sessions_->on_group_closed([this] { forget_dead_peers(); });
   bridge_.bind(*sessions_,
-               {[](transport::PeerId) {},
+               {[this](std::uint32_t rail, transport::PeerId peer) {
+                  if (const auto found = alive_.find(peer); found != alive_.end()) {
+                    paths_.connected(found->second.node, rail);
+                  }
+                },
                 [this](transport::PeerId peer, const Status& why) {
                   if (links_ != nullptr) links_->drop(peer, why);
                 },
@@ -79,6 +87,7 @@ Status App::start() {
                 }});
   rails_->start();
   MK_RETURN_IF_ERROR(open_peer_links());
+  watch_nics();
 
   auto control = rpc::ControlService::start(io_, *this, config_.control.socket);
   if (!control.ok()) return control.status();
@@ -120,6 +129,29 @@ Status App::open_peer_links() {
   return {};
 }
 
+/// Peers are told how the ports of the rails are; that of a rail stays the one that it began with.
+void App::watch_nics() {
+  if (config_.transport.kind != "verbs" && config_.transport.kind != "efa") return;
+  auto look = [kind = config_.transport.kind, chosen = config_.topology.nics, rails = config_.proxy.threads,
+               names = std::vector<std::string>()]() mutable {
+    auto devices = topology::rdma_devices();
+    if (names.empty()) {
+      auto machine = topology::this_machine();
+      if (machine.ok()) {
+        names = rail_port_names(topology::make_node(machine.value(), devices, chosen), kind, rails);
+      }
+    }
+    transport::rdma::probe(devices);
+    return describe_ports(names, devices);
+  };
+  nics_ = std::make_unique<NicWatch>(std::move(look), kLookAtNics, [this](std::vector<v1::NicPort> ports) {
+    boost::asio::post(io_, [this, ports = std::move(ports)] {
+      ports_ = ports;
+      if (links_ != nullptr) links_->set_ports(ports_);
+    });
+  });
+}
+
 // ---- stop
 
 void App::wait_for_signal() {
@@ -152,6 +184,7 @@ void App::stop() {
 /// The reverse of start(), from wherever it had got to. The sessions are drained, or nobody waits for them.
 void App::take_down() {
   control_.reset();
+  nics_.reset();
   links_.reset();
   bridge_.unbind();
   if (rails_ != nullptr) rails_->stop(std::chrono::milliseconds(0));
@@ -168,13 +201,14 @@ void App::peer_up(const rpc::PeerInfo& peer) {
     return links_->drop(peer.id, connected);
   }
   alive_[peer.id] = {peer.node, link_shape(config_.transport.emulated)};
+  paths_.up(peer.node);
   directory_->peer_up(peer);
 }
 
 void App::peer_down(transport::PeerId peer, const Status& why) {
   const auto found = alive_.find(peer);
   if (found == alive_.end()) return;
-  paths_.forget(found->second.node);
+  paths_.down(found->second.node);
   alive_.erase(found);
   directory_->peer_down(peer, why);
   dead_.insert(peer);

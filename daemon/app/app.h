@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/app/nic_watch.h"
 #include "daemon/app/path_book.h"
 #include "daemon/app/rails.h"
 #include "daemon/config/config.h"
@@ -53,6 +54,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
  private:
   Status prepare_runtime_dir() const;
   Status open_peer_links();
+  void watch_nics();
   void wait_for_signal();
   void stop();
   void take_down();
@@ -93,6 +95,8 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   std::unique_ptr<session::SessionServer> sessions_;
   std::unique_ptr<rpc::PeerLinks> links_;
   std::unique_ptr<rpc::ControlService> control_;
+  std::unique_ptr<NicWatch> nics_;  ///< none without NICs
+  std::vector<v1::NicPort> ports_;  ///< of the rails, as peers are told
 
   struct AlivePeer {
     std::string node;

@@ -19,6 +19,7 @@ rpc::DaemonSnapshot App::daemon() const {
   seen.uptime_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
   seen.transports = {config_.transport.kind};
   seen.proxies = config_.proxy.threads;
+  seen.ports = ports_;
   for (const rpc::PeerSnapshot& peer : peers()) {
     if (peer.state == "alive") {
       if (const std::string problem = paths_.problem(peer.node); !problem.empty()) {

@@ -10,14 +10,42 @@ std::string loss(const std::string& path, const Status& why) {
   return why.text().starts_with(path) ? why.text() : path + ": " + why.text();
 }
 
+std::vector<rpc::RailSnapshot> untold(std::uint32_t count) {
+  std::vector<rpc::RailSnapshot> rails(count);
+  for (std::uint32_t rail = 0; rail < count; ++rail) rails[rail].rail = rail;
+  return rails;
+}
+
 }  // namespace
+
+PathBook::Known& PathBook::known(const std::string& node) {
+  Known& found = nodes_[node];
+  if (found.rails.empty()) found.rails = untold(rails_);
+  return found;
+}
+
+void PathBook::up(const std::string& node, base::TimePoint now) {
+  down(node);
+  known(node).up_since = now;
+}
+
+void PathBook::down(const std::string& node) {
+  Known& here = known(node);
+  here.up_since.reset();
+  for (rpc::RailSnapshot& rail : here.rails) {
+    rail.connected = rail.down = false;
+    rail.path.clear();
+  }
+}
+
+void PathBook::connected(const std::string& node, std::uint32_t rail) {
+  if (rail < rails_) known(node).rails[rail].connected = true;
+}
 
 void PathBook::changed(const std::string& node, std::uint32_t rail, const std::string& path,
                        const Status& lost) {
   if (rail >= rails_) return;
-  auto& known = nodes_[node];
-  if (known.empty()) known = rails(node);
-  rpc::RailSnapshot& here = known[rail];
+  rpc::RailSnapshot& here = known(node).rails[rail];
   here.path = path;
   here.down = !lost.ok();
   if (lost.ok()) {
@@ -29,21 +57,16 @@ void PathBook::changed(const std::string& node, std::uint32_t rail, const std::s
   spdlog::warn("rail {} to node {}: lost {}; puts wait for another path", rail, node, here.last_loss);
 }
 
-void PathBook::forget(const std::string& node) {
+std::vector<rpc::RailSnapshot> PathBook::rails(const std::string& node, base::TimePoint now) const {
   const auto found = nodes_.find(node);
-  if (found == nodes_.end()) return;
-  for (rpc::RailSnapshot& rail : found->second) {
-    rail.down = false;
-    rail.path.clear();
+  if (found == nodes_.end()) return untold(rails_);
+  std::vector<rpc::RailSnapshot> rails = found->second.rails;
+  if (!found->second.up_since) return rails;
+  const std::chrono::duration<double> up = now - *found->second.up_since;
+  for (rpc::RailSnapshot& rail : rails) {
+    if (!rail.connected) rail.waiting_seconds = up.count();
   }
-}
-
-std::vector<rpc::RailSnapshot> PathBook::rails(const std::string& node) const {
-  const auto found = nodes_.find(node);
-  if (found != nodes_.end() && !found->second.empty()) return found->second;
-  std::vector<rpc::RailSnapshot> fresh(rails_);
-  for (std::uint32_t rail = 0; rail < rails_; ++rail) fresh[rail].rail = rail;
-  return fresh;
+  return rails;
 }
 
 std::string PathBook::problem(const std::string& node) const {

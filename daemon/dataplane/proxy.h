@@ -24,7 +24,7 @@ class ControlSink {
   /// A channel of the group failed (the peer refused a put, replay impossible); `culprit` is the rank at
   /// fault or -1.
   virtual void group_failed(const GroupKey& group, std::int32_t culprit, const Status& why) = 0;
-  virtual void peer_connected(transport::PeerId peer) = 0;
+  virtual void peer_connected(std::uint32_t rail, transport::PeerId peer) = 0;
   virtual void peer_failed(transport::PeerId peer, const Status& why) = 0;
   /// As TransportSink::path_changed(), of the transport of `rail`.
   virtual void path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path,

@@ -141,7 +141,7 @@ std::size_t Rail::handle_peer_events() {
       continue;
     }
     if (event.status.ok()) {
-      sink_.peer_connected(event.peer);
+      sink_.peer_connected(options_.index, event.peer);
       continue;
     }
     for (const auto& [key, group] : groups_.all()) {

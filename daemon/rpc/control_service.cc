@@ -73,9 +73,17 @@ void fill(const PeerSnapshot& from, v1::PeerRow& to) {
     row.set_down(rail.down);
     row.set_path(rail.path);
     row.set_last_loss(rail.last_loss);
+    row.set_connected(rail.connected);
+    row.set_waiting_seconds(rail.waiting_seconds);
     lost += rail.paths_lost_total;
   }
   to.set_paths_lost_total(lost);
+  to.set_transport(from.transport);
+  to.mutable_ports()->Add(from.ports.begin(), from.ports.end());
+  if (from.clock) {
+    to.set_clock_offset_ms(static_cast<double>(from.clock->offset_ns) / 1e6);
+    to.set_round_trip_ms(static_cast<double>(from.clock->round_trip_ns) / 1e6);
+  }
 }
 
 void fill(const session::GroupSnapshot& from, v1::Group& to) {
@@ -251,6 +259,9 @@ class ControlService::Impl final : public v1::Control::Service {
                          v1::PeersReply* reply) override {
     return answer(context, reply, [](ControlBackend& backend, v1::PeersReply& r) {
       fill_all(backend.peers(), r.mutable_peers());
+      const DaemonSnapshot here = backend.daemon();
+      r.set_transport(rails_text(here.proxies, here.transports.empty() ? "none" : here.transports.front()));
+      r.mutable_ports()->Add(here.ports.begin(), here.ports.end());
     });
   }
   grpc::Status ListGroups(grpc::ServerContext* context, const v1::GroupsRequest*,

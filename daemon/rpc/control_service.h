@@ -35,6 +35,7 @@ struct DaemonSnapshot {
   double uptime_seconds = 0;
   std::vector<std::string> transports;
   std::uint32_t proxies = 0;
+  std::vector<v1::NicPort> ports;     ///< of its rails, as peers are told
   std::vector<std::string> problems;  ///< why the daemon is not healthy; empty: it is
 };
 

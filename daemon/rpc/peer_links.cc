@@ -15,6 +15,11 @@ constexpr std::chrono::milliseconds kShortestDial{2000};
 
 }  // namespace
 
+std::int64_t wall_time() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
 Result<std::unique_ptr<PeerLinks>> PeerLinks::start(boost::asio::io_context& io, PeerLinksOptions options,
                                                     PeerEvents& events) {
   std::unique_ptr<PeerLinks> links(new PeerLinks(io, std::move(options), events));
@@ -287,6 +292,9 @@ PeerSnapshot PeerLinks::snapshot(const Peer& peer, Clock::time_point now) const 
   seen.sent_total = record.sent();
   seen.received_total = record.received();
   seen.unacknowledged = record.unacknowledged().size();
+  seen.transport = rails_text(record.info().rails.size(), options_.transport);  // of one kind, or refused
+  seen.ports = peer.ports;
+  seen.clock = peer.clock.estimate();
   return seen;
 }
 

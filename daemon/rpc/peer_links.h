@@ -15,6 +15,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -25,10 +26,14 @@
 #include "daemon/rpc/grpc_wire.h"
 #include "daemon/rpc/peer.h"
 #include "daemon/rpc/peer_bus.h"
+#include "daemon/rpc/peer_clock.h"
 #include "daemon/rpc/peer_snapshot.h"
 #include "daemon/rpc/peer_wire.h"
 
 namespace mkernel::rpc {
+
+/// Nanoseconds since 1970, as this machine's clock says.
+std::int64_t wall_time();
 
 struct PeerLinksOptions {
   std::string node;
@@ -41,8 +46,9 @@ struct PeerLinksOptions {
   std::chrono::seconds dns_refresh{10};
   double time_scale = 1;  ///< of the keepalive (1 s) and of warn (5 s), error (20 s), dead (60 s)
   TlsFiles tls;
-  std::string transport;               ///< kind of the data plane; all nodes have the same
-  std::vector<std::string> endpoints;  ///< of the data plane, by rail
+  std::string transport;                                 ///< kind of the data plane; all nodes have the same
+  std::vector<std::string> endpoints;                    ///< of the data plane, by rail
+  std::function<std::int64_t()> wall_clock = wall_time;  ///< what peers are told
 };
 
 /// Control thread only.
@@ -63,6 +69,8 @@ class PeerLinks final : public PeerBus {
   const std::string& address() const { return address_; }
   /// Every peer that is configured or has come by itself, dead ones with the reason.
   std::vector<PeerSnapshot> peers() const;
+  /// What peers are told of this node's ports, from the next keepalive on.
+  void set_ports(std::vector<v1::NicPort> ports) { ports_ = std::move(ports); }
   /// Takes the place of PeerLinksOptions::peers; peers that are up stay up.
   void set_static_peers(const std::vector<std::string>& peers);
 
@@ -100,6 +108,8 @@ class PeerLinks final : public PeerBus {
     bool up = false;
     bool reading = false;  ///< a message has been asked for
     Silence told = Silence::kAlive;
+    PeerClock clock;
+    std::vector<v1::NicPort> ports;
   };
 
   PeerLinks(boost::asio::io_context& io, PeerLinksOptions options, PeerEvents& events);
@@ -129,6 +139,7 @@ class PeerLinks final : public PeerBus {
   Status on_inbound_start(const InboundPtr& inbound, const v1::PeerMessage& message);
   Status on_inbound_message(const InboundPtr& inbound, const v1::PeerMessage& message);
   void refuse(const InboundPtr& inbound, const Status& why);
+  void note_refused(const v1::Hello& hello, const std::string& address);
   void read_more(Peer& peer);
   void say_alive(Peer& peer);
   bool settle_epoch(Peer& peer, std::uint64_t epoch);
@@ -155,6 +166,7 @@ class PeerLinks final : public PeerBus {
   transport::PeerId last_id_ = 0;
   Clock::time_point last_tick_;
   std::string last_refusal_;
+  std::vector<v1::NicPort> ports_;
   const std::shared_ptr<int> life_ = std::make_shared<int>();  ///< dies with this
 };
 

@@ -20,9 +20,11 @@ Status violation(const std::string& text) {
   return {StatusCode::kInvalidArgument, "protocol violation: " + text};
 }
 
-/// "3 x tcp".
-std::string rails(std::size_t count, const std::string& kind) {
-  return std::to_string(count) + " x " + kind;
+/// Ports that a peer may tell of: more are none of ours.
+constexpr int kMaxPorts = 64;
+
+std::string kind_of(const v1::Hello& hello) {
+  return hello.endpoints_size() == 0 ? "none" : hello.endpoints(0).kind();
 }
 
 /// A peer that listens on every address does not know under which one it is seen.
@@ -71,14 +73,13 @@ Status PeerLinks::check(const v1::Hello& hello) const {
             who + " has the name of the node at " + address_ + ": names must differ"};
   }
   const auto count = static_cast<std::size_t>(hello.endpoints_size());
-  const std::string kind = count == 0 ? "none" : hello.endpoints(0).kind();
   const bool uniform =
       std::all_of(hello.endpoints().begin(), hello.endpoints().end(),
                   [&](const v1::Endpoint& endpoint) { return endpoint.kind() == options_.transport; });
   if (uniform && count == options_.endpoints.size()) return {};
   return {StatusCode::kFailedPrecondition,
-          who + " has rails " + rails(count, kind) + ", node " + options_.node + " has " +
-              rails(options_.endpoints.size(), options_.transport) + ": all nodes need the same"};
+          who + " has rails " + rails_text(count, kind_of(hello)) + ", node " + options_.node + " has " +
+              rails_text(options_.endpoints.size(), options_.transport) + ": all nodes need the same"};
 }
 
 Result<PeerLinks::Peer*> PeerLinks::admit(const v1::Hello& hello, const std::string& address) {
@@ -238,7 +239,10 @@ Status PeerLinks::on_inbound_hello(Inbound& inbound, const v1::PeerMessage& mess
   }
   const std::string address = dialable(theirs.address(), inbound.stream->remote_host());
   const Result<Peer*> admitted = admit(theirs, address);
-  if (!admitted.ok()) return admitted.status();
+  if (!admitted.ok()) {
+    if (admitted.status().code() == StatusCode::kFailedPrecondition) note_refused(theirs, address);
+    return admitted.status();
+  }
   const Peer& peer = *admitted.value();
   inbound.boot_id = theirs.boot_id();
   if (peer.out == nullptr) {
@@ -282,6 +286,9 @@ Status PeerLinks::on_inbound_message(const InboundPtr& inbound, const v1::PeerMe
     if (!peer->record.acknowledge(message.keepalive().received())) {
       return violation("it acknowledges what was never said");
     }
+    peer->clock.hear(message.keepalive(), options_.wall_clock());
+    const auto& ports = message.keepalive().ports();
+    peer->ports.assign(ports.begin(), ports.begin() + std::min(ports.size(), kMaxPorts));
   } else if (message.has_goodbye()) {
     return {StatusCode::kUnavailable, message.goodbye().reason()};
   } else {
@@ -295,6 +302,17 @@ Status PeerLinks::on_inbound_message(const InboundPtr& inbound, const v1::PeerMe
   }
   read_more(*peer);
   return {};
+}
+
+/// Who it is that we refuse, for mkctl: it refuses us as well, and says no more than why.
+void PeerLinks::note_refused(const v1::Hello& hello, const std::string& address) {
+  const auto target = targets_.find(address);
+  if (target == targets_.end() || find(target->second->boot_id) != nullptr) return;
+  PeerSnapshot& last = target->second->last;
+  last.node = hello.node();
+  last.boot_id = hello.boot_id();
+  last.version = hello.software_version();
+  last.transport = rails_text(static_cast<std::size_t>(hello.endpoints_size()), kind_of(hello));
 }
 
 void PeerLinks::refuse(const InboundPtr& inbound, const Status& why) {
@@ -324,7 +342,10 @@ void PeerLinks::read_more(Peer& peer) {
 void PeerLinks::say_alive(Peer& peer) {
   if (peer.out == nullptr) return;
   v1::PeerMessage message;
-  message.mutable_keepalive()->set_received(peer.record.received());
+  v1::KeepAlive& alive = *message.mutable_keepalive();
+  alive.set_received(peer.record.received());
+  alive.mutable_ports()->Add(ports_.begin(), ports_.end());
+  peer.clock.say(alive, options_.wall_clock());
   peer.out->stream->send(message);
   peer.record.take_unreported();
 }

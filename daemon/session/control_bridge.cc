@@ -36,9 +36,9 @@ void ControlBridge::group_failed(const dataplane::GroupKey& group, std::int32_t 
   });
 }
 
-void ControlBridge::peer_connected(transport::PeerId peer) {
-  boost::asio::post(io_, [bound = bound_, peer] {
-    if (bound->peers.connected) bound->peers.connected(peer);
+void ControlBridge::peer_connected(std::uint32_t rail, transport::PeerId peer) {
+  boost::asio::post(io_, [bound = bound_, rail, peer] {
+    if (bound->peers.connected) bound->peers.connected(rail, peer);
   });
 }
 

@@ -21,7 +21,7 @@ class ControlBridge final : public dataplane::ControlSink {
  public:
   /// Who wants to hear about peers; called on the control thread.
   struct Peers {
-    std::function<void(transport::PeerId)> connected;
+    std::function<void(std::uint32_t rail, transport::PeerId)> connected;
     std::function<void(transport::PeerId, const Status&)> failed;
     std::function<void(std::uint32_t rail, transport::PeerId, const std::string& path, const Status& lost)>
         path_changed;
@@ -38,7 +38,7 @@ class ControlBridge final : public dataplane::ControlSink {
   // ControlSink, any proxy thread.
   void session_failed(dataplane::SessionId session, const Status& why) override;
   void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) override;
-  void peer_connected(transport::PeerId peer) override;
+  void peer_connected(std::uint32_t rail, transport::PeerId peer) override;
   void peer_failed(transport::PeerId peer, const Status& why) override;
   void path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path,
                     const Status& lost) override;

@@ -119,6 +119,28 @@ class Mkctl(ClusterTest):
         (sick,) = [f for f in self.doctor(node0)[1]["findings"] if f["severity"] == "error"]
         self.assertIn("node1", sick["what"])
 
+    def test_doctor_looks_at_the_other_end(self):
+        node0, node1 = self.start_nodes(2)
+        wait_until(lambda: node0.show("peers")[0]["clock_offset_ms"] is not None, "both clocks are compared")
+        (peer,) = node0.show("peers")
+        # One machine, one clock: what is seen of it is no more than the round trip explains.
+        self.assertLessEqual(abs(peer["clock_offset_ms"]), peer["round_trip_ms"] / 2 + 0.001)
+        self.assertEqual(peer["transport"], "1 x tcp")
+        wait_until(lambda: all(rail["connected"] for rail in node0.show("peers")[0]["rails"]), "the rail is connected")
+        self.assertEqual([f for f in self.doctor(node0)[1]["findings"] if f["check"] in ("rails", "version")], [])
+
+        node1.stop()
+        node1.sections["proxy"] = {"threads": 2}
+        node1.write_config(node1.sections)
+        node1.start()
+        for node, other, there, here in (node0, node1, 2, 1), (node1, node0, 1, 2):
+            found = lambda: [f for f in self.doctor(node)[1]["findings"] if f["check"] == "rails"]
+            wait_until(found, f"{node.name} finds the other's rails")
+            (finding,) = found()
+            self.assertEqual(finding["severity"], "error")
+            self.assertEqual(finding["what"], f"peer {other.name} has rails {there} x tcp, this node {here} x tcp")
+            self.assertIn("proxy.threads", finding["todo"])
+
     def test_doctor_without_a_daemon(self):
         (node,) = self.start_nodes(1)
         node.stop()

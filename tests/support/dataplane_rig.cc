@@ -157,7 +157,7 @@ void RecordingSink::group_failed(const dataplane::GroupKey& group, std::int32_t 
   groups_.push_back({group, culprit, why});
 }
 
-void RecordingSink::peer_connected(transport::PeerId peer) {
+void RecordingSink::peer_connected(std::uint32_t, transport::PeerId peer) {
   const std::lock_guard lock(mutex_);
   peers_.emplace_back(peer, Status{});
 }

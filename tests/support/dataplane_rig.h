@@ -93,7 +93,7 @@ class RecordingSink final : public dataplane::ControlSink {
 
   void session_failed(dataplane::SessionId session, const Status& why) override;
   void group_failed(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) override;
-  void peer_connected(transport::PeerId peer) override;
+  void peer_connected(std::uint32_t rail, transport::PeerId peer) override;
   void peer_failed(transport::PeerId peer, const Status& why) override;
   void path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path,
                     const Status& lost) override;

@@ -114,7 +114,7 @@ class NoControl final : public dataplane::ControlSink {
   explicit NoControl(std::atomic<bool>& failed) : failed_(failed) {}
   void session_failed(dataplane::SessionId, const Status& why) override { fail(why); }
   void group_failed(const dataplane::GroupKey&, std::int32_t, const Status& why) override { fail(why); }
-  void peer_connected(transport::PeerId) override {}
+  void peer_connected(std::uint32_t, transport::PeerId) override {}
   void peer_failed(transport::PeerId, const Status& why) override { fail(why); }
   void path_changed(std::uint32_t, transport::PeerId, const std::string&, const Status&) override {}
   void message_to_peer(std::uint32_t, transport::PeerId, std::vector<std::byte>) override {}

@@ -23,6 +23,7 @@ const std::vector<Check>& checks() {
       {"gids", check_gids},
       {"mtu", check_mtu},
       {"other_end", check_other_end},
+      {"rails", check_rails},
       {"gpu_rdma", check_gpu_rdma},
       {"acs", check_acs},
       {"huge_pages", check_huge_pages},
@@ -99,16 +100,6 @@ Findings check_open_files(const Facts& facts) {
   return {{Severity::kWarning, "the daemon may open " + std::to_string(facts.limits->open_files) + " files",
            "sessions, regions and peers hold file descriptors; jobs are refused when they run out",
            "LimitNOFILE=1048576 in the unit, then restart the daemon"}};
-}
-
-Findings check_clock(const Facts& facts) {
-  if (!facts.clock_synchronised)
-    return {{Severity::kInfo, "the kernel does not say whether the clock is synchronised",
-             "logs and timelines of several nodes are compared by it", "look at the host: timedatectl"}};
-  if (*facts.clock_synchronised) return {};
-  return {{Severity::kWarning, "the clock is not synchronised",
-           "logs and timelines of several nodes cannot be compared, and TLS certificates may look expired",
-           "run chrony or systemd-timesyncd; timedatectl shows the state"}};
 }
 
 }  // namespace mkernel::mkctl::doctor

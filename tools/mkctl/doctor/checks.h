@@ -34,10 +34,11 @@ Findings check_devices(const Facts& facts);    ///< RDMA devices: there, permitt
 Findings check_gids(const Facts& facts);       ///< one type on all ports
 Findings check_mtu(const Facts& facts);        ///< one on all ports, and not a small one
 Findings check_other_end(const Facts& facts);  ///< addresses and MTU of another node fit
+Findings check_rails(const Facts& facts);      ///< number, kind and ports of each peer's rails fit
 Findings check_gpu_rdma(const Facts& facts);   ///< dma-buf or nvidia-peermem
 Findings check_acs(const Facts& facts);
 Findings check_huge_pages(const Facts& facts);
-Findings check_clock(const Facts& facts);
+Findings check_clock(const Facts& facts);           ///< synchronised, and that of each peer the same
 Findings check_security_group(const Facts& facts);  ///< of EFA
 
 struct Check {

@@ -44,10 +44,6 @@ std::string joined(const std::set<std::string>& texts) {
   return joined(std::vector<std::string>(texts.begin(), texts.end()));
 }
 
-bool uses_efa(const Facts& facts) {
-  return std::any_of(facts.ports.begin(), facts.ports.end(), [](const Port& p) { return p.driver == "efa"; });
-}
-
 }  // namespace
 
 Findings check_devices(const Facts& facts) {
@@ -189,26 +185,10 @@ Findings check_acs(const Facts& facts) {
 }
 
 Findings check_huge_pages(const Facts& facts) {
-  if (!uses_efa(facts) || !facts.huge_pages || facts.huge_pages->total > 0) return {};
+  if (!facts.efa() || !facts.huge_pages || facts.huge_pages->total > 0) return {};
   return {{Severity::kWarning, "no huge pages of 2 MiB are set aside",
            "an EFA device registers about 95 GB of host memory in pages of 4 KiB, and no more",
            "sysctl vm.nr_hugepages, before the daemon starts"}};
-}
-
-Findings check_security_group(const Facts& facts) {
-  if (!uses_efa(facts)) return {};
-  Findings findings;
-  for (const Peer& peer : facts.peers) {
-    if (peer.state == "alive") continue;
-    findings.push_back(
-        {Severity::kWarning,
-         "peer " + peer.name + " is " + peer.state + " on a node with EFA" +
-             (peer.reason.empty() ? "" : ": " + peer.reason),
-         "a security group that does not allow its own members drops EFA's traffic without a word",
-         "give the group a rule for all traffic to itself and one from itself, and put both "
-         "nodes into it"});
-  }
-  return findings;
 }
 
 }  // namespace mkernel::mkctl::doctor

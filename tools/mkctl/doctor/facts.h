@@ -1,9 +1,11 @@
 // What `mkctl doctor` knows of a node before it judges. Gathered by gather.h, judged by checks.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mkernel::mkctl::doctor {
@@ -33,11 +35,32 @@ struct Limits {
   bool may_lock_anyway = false;  ///< CAP_IPC_LOCK
 };
 
+/// The port that a rail uses first, as the daemon of its node says.
+struct RailPort {
+  std::uint32_t rail = 0;
+  std::string name;   ///< "mlx5_0:1"
+  std::string state;  ///< ACTIVE, DOWN, ..., absent
+  std::string link_layer;
+  std::string gid_type;
+  std::uint32_t mtu = 0;  ///< bytes; 0 = unknown
+  double gbps = 0;        ///< 0 = unknown
+};
+
+/// What a peer's clock is ahead by, to within half of the round trip.
+struct ClockOffset {
+  double offset_ms = 0;
+  double round_trip_ms = 0;
+};
+
 struct Peer {
   std::string name;  ///< node, or its address while that is all there is
   std::string version;
   std::string state;  ///< connecting, alive, warn, error, dead
   std::string reason;
+  std::string transport = {};             ///< "2 x tcp"; empty: it has not said
+  std::vector<RailPort> rail_ports = {};  ///< none without NICs, or of an older daemon
+  std::vector<std::pair<std::uint32_t, double>> unanswered = {};  ///< rails, for so many seconds
+  std::optional<ClockOffset> clock = {};
 };
 
 /// A port of an RDMA device, as the daemon sees it, or as this process does when there is no daemon.
@@ -68,6 +91,8 @@ struct Facts {
   std::optional<Limits> limits;
   std::vector<Peer> peers;
   std::vector<std::string> daemons;  ///< "pid 4711: mkerneld --config a.toml", every one that runs here
+  std::string rails;                 ///< of this node, as Peer::transport
+  std::vector<RailPort> rail_ports;  ///< of this node, as its peers are told
   std::vector<Port> ports;
   std::vector<Port> other_ports;        ///< of another node, to compare with; empty: none given
   bool infiniband_folder = false;       ///< /dev/infiniband is there
@@ -78,6 +103,12 @@ struct Facts {
   std::vector<Bridge> bridges;          ///< PCI bridges above GPUs and RDMA devices
   std::optional<HugePages> huge_pages;  ///< of 2 MiB
   std::optional<bool> clock_synchronised;
+
+  /// EFA is used here, or could be.
+  bool efa() const {
+    return daemon.transport == "efa" ||
+           std::any_of(ports.begin(), ports.end(), [](const Port& port) { return port.driver == "efa"; });
+  }
 };
 
 }  // namespace mkernel::mkctl::doctor

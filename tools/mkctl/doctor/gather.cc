@@ -21,16 +21,33 @@ void read_status(const Json& reply, Daemon& daemon) {
     daemon.transport = reply.at("status").at("transports").at(0);
 }
 
-std::vector<Peer> peers_of(const Json& rows) {
-  std::vector<Peer> peers;
-  for (const Json& row : rows) {
-    const std::string node = row.at("node"), address = row.at("address");
-    peers.push_back({node.empty() ? address : node, row.at("version"), row.at("state"), row.at("reason")});
-  }
-  return peers;
+std::vector<RailPort> rail_ports_of(const Json& rows) {
+  std::vector<RailPort> ports;
+  for (const Json& row : rows)
+    ports.push_back({row.at("rail"), row.at("name"), row.at("state"), row.at("link_layer"),
+                     row.at("gid_type"), row.at("mtu"), row.at("gbps")});
+  return ports;
+}
+
+Peer peer_of(const Json& row) {
+  const std::string node = row.at("node"), address = row.at("address");
+  Peer peer{node.empty() ? address : node, row.at("version"), row.at("state"), row.at("reason")};
+  peer.transport = row.at("transport");
+  peer.rail_ports = rail_ports_of(row.at("ports"));
+  for (const Json& rail : row.at("rails"))
+    if (!rail.at("connected")) peer.unanswered.emplace_back(rail.at("rail"), rail.at("waiting_seconds"));
+  if (!row.at("clock_offset_ms").is_null())
+    peer.clock = ClockOffset{row.at("clock_offset_ms"), row.at("round_trip_ms")};
+  return peer;
 }
 
 }  // namespace
+
+void read_peers(const Json& reply, Facts& facts) {
+  facts.rails = reply.at("transport");
+  facts.rail_ports = rail_ports_of(reply.at("ports"));
+  for (const Json& row : reply.at("peers")) facts.peers.push_back(peer_of(row));
+}
 
 std::vector<Port> ports_of(const Json& devices) {
   std::vector<Port> ports;
@@ -60,7 +77,7 @@ Facts gather(Connection& connection) {
   auto status = connection.status();
   if (status.ok()) {
     read_status(status.value(), facts.daemon);
-    if (auto peers = connection.peers(); peers.ok()) facts.peers = peers_of(peers.value().at("peers"));
+    if (auto peers = connection.peers(); peers.ok()) read_peers(peers.value(), facts);
     if (auto devices = connection.devices(); devices.ok())
       facts.ports = ports_of(devices.value().at("devices"));
     if (auto topology = connection.topology(); topology.ok())

@@ -66,16 +66,32 @@ TEST_CASE("a reason that begins with the path is not said twice; a path that is 
   CHECK(book.rails("b")[0].paths_lost_total == 1);
 }
 
-TEST_CASE("a node that is started anew has its count, and no path that is down") {
+TEST_CASE("a node that is started anew has its count, and no path that is lost") {
   CapturedLog log;
   PathBook book(1);
   book.changed("b", 0, "x", {StatusCode::kUnavailable, "why"});
-  book.forget("b");
+  book.down("b");
   CHECK(book.problem("b") == "");
   CHECK(book.rails("b")[0].path.empty());
   CHECK(book.rails("b")[0].paths_lost_total == 1);
-  book.forget("nobody");
   book.changed("b", 7, "x", {});  // a rail that is not there
+  book.connected("b", 7);
+}
+
+TEST_CASE("a rail that has not connected waits since its peer is up") {
+  PathBook book(2);
+  const base::TimePoint start{};
+  CHECK(book.rails("b", start)[0].waiting_seconds == 0);  // nobody knows it
+  book.up("b", start);
+  book.connected("b", 1);
+  const auto rails = book.rails("b", start + std::chrono::milliseconds(2500));
+  CHECK_FALSE(rails[0].connected);
+  CHECK(rails[0].waiting_seconds == doctest::Approx(2.5));
+  CHECK(rails[1].connected);
+  CHECK(rails[1].waiting_seconds == 0);
+  book.down("b");
+  CHECK_FALSE(book.rails("b")[1].connected);
+  CHECK(book.rails("b", start + std::chrono::hours(1))[0].waiting_seconds == 0);
 }
 
 }  // namespace

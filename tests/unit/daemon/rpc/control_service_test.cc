@@ -40,6 +40,10 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     peer.sent_total = 12;
     peer.rails = {{.rail = 0},
                   {.rail = 1, .paths_lost_total = 3, .down = true, .path = "x", .last_loss = "x: pulled"}};
+    peer.transport = "1 x tcp";
+    peer.clock = PeerClock::Estimate{-2500000, 500000};
+    peer.ports.resize(1);
+    peer.ports[0].set_name("mlx5_3:1");
     return {peer};
   }
   std::string config_text() const override { return "[node]\nname = \"nodeA\"  # default\n"; }
@@ -189,9 +193,18 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
   CHECK(peer["sent_total"] == 12);
   CHECK(peer["paths_lost_total"] == 3);
   REQUIRE(peer["rails"].size() == 2);
-  CHECK(peer["rails"][1] ==
-        nlohmann::json{
-            {"rail", 1}, {"paths_lost_total", 3}, {"down", true}, {"path", "x"}, {"last_loss", "x: pulled"}});
+  CHECK(peer["rails"][1] == nlohmann::json{{"rail", 1},
+                                           {"paths_lost_total", 3},
+                                           {"down", true},
+                                           {"path", "x"},
+                                           {"last_loss", "x: pulled"},
+                                           {"connected", false},
+                                           {"waiting_seconds", 0.0}});
+  CHECK(peer["transport"] == "1 x tcp");
+  CHECK(peer["clock_offset_ms"] == -2.5);
+  CHECK(peer["round_trip_ms"] == 0.5);
+  CHECK(peer["ports"][0]["name"] == "mlx5_3:1");
+  CHECK(json("peers")["transport"] == "2 x emulated");
   CHECK(json("status")["status"]["healthy"] == true);
   CHECK(json("status")["status"]["transports"][0] == "emulated");
   CHECK(json("groups")["groups"].empty());

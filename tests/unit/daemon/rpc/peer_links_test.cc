@@ -194,6 +194,52 @@ TEST_CASE("hellos that do not fit are refused, both sides named") {
   CHECK(a.up.empty());
 }
 
+TEST_CASE("a peer that is refused is known all the same: who it is and what rails it has") {
+  boost::asio::io_context io;
+  Node a(io, "a", 1);
+  REQUIRE(a.start().ok());
+  Node b(io, "b", 2, {a.links->address()});
+  b.options.endpoints.pop_back();
+  REQUIRE(b.start().ok());
+  a.links->set_static_peers({b.links->address()});
+  const auto sees = [](const Node& node, const std::string& other, const std::string& rails) {
+    const auto peers = node.links->peers();
+    return peers.size() == 1 && peers[0].node == other && peers[0].transport == rails &&
+           peers[0].state == "connecting" && !peers[0].reason.empty();
+  };
+  CHECK(run_until(io, [&] { return sees(a, "b", "1 x tcp") && sees(b, "a", "2 x tcp"); }));
+  CHECK(a.up.empty());
+  CHECK(b.up.empty());
+}
+
+TEST_CASE("peers tell each other of their ports, and find out what their clocks differ by") {
+  constexpr std::int64_t kAhead = 3000000000;
+  boost::asio::io_context io;
+  Node a(io, "a", 1);
+  REQUIRE(a.start().ok());
+  Node b(io, "b", 2, {a.links->address()});
+  b.options.wall_clock = [] { return wall_time() + kAhead; };
+  REQUIRE(b.start().ok());
+  v1::NicPort port;
+  port.set_name("mlx5_0:1");
+  port.set_mtu(4096);
+  b.links->set_ports({port});
+  const auto seen_by = [](const Node& node) { return node.links->peers().at(0); };
+  REQUIRE(run_until(io, [&] {
+    return linked({&a, &b}) && seen_by(a).clock && seen_by(b).clock && seen_by(a).ports.size() == 1;
+  }));
+  CHECK(seen_by(a).ports[0].name() == "mlx5_0:1");
+  CHECK(seen_by(a).transport == "2 x tcp");
+  CHECK(seen_by(b).ports.empty());
+  const auto ahead = *seen_by(a).clock, behind = *seen_by(b).clock;
+  CHECK(std::abs(ahead.offset_ns - kAhead) <= ahead.round_trip_ns / 2 + 1);
+  CHECK(std::abs(behind.offset_ns + kAhead) <= behind.round_trip_ns / 2 + 1);
+
+  port.set_state("DOWN");
+  b.links->set_ports({port});
+  CHECK(run_until(io, [&] { return seen_by(a).ports.at(0).state() == "DOWN"; }));
+}
+
 TEST_CASE("two living nodes of one name: the second is refused") {
   boost::asio::io_context io;
   Node a(io, "a", 1);

@@ -2,42 +2,12 @@
 
 #include <doctest/doctest.h>
 
-#include <functional>
-
-#include "tests/unit/tools/mkctl/healthy_node.h"
+#include "tests/unit/tools/mkctl/findings.h"
 
 namespace mkernel::mkctl::doctor {
 namespace {
 
 using enum Severity;
-
-/// What a check finds on a healthy node after `harm`. Every other check must still find nothing.
-Findings after(Findings (*run)(const Facts&), const std::function<void(Facts&)>& harm,
-               const std::vector<std::string>& others_too = {}) {
-  Facts facts = healthy_node();
-  harm(facts);
-  for (const Check& check : checks()) {
-    CAPTURE(check.name);
-    bool expected = check.run == run;
-    for (const std::string& other : others_too) expected = expected || other == check.name;
-    if (!expected) CHECK(check.run(facts).empty());
-  }
-  Findings findings = run(facts);
-  for (const Finding& finding : findings) {
-    CHECK(!finding.what.empty());
-    CHECK(!finding.why.empty());
-    CHECK(!finding.todo.empty());
-  }
-  return findings;
-}
-
-/// One finding of that severity that names `part`.
-void one(const Findings& findings, Severity severity, const std::string& part) {
-  REQUIRE(findings.size() == 1);
-  CAPTURE(findings[0].what);
-  CHECK(findings[0].severity == severity);
-  CHECK(findings[0].what.find(part) != std::string::npos);
-}
 
 TEST_CASE("a healthy node has no findings") {
   for (const Check& check : checks()) {
@@ -195,21 +165,6 @@ TEST_CASE("huge_pages: for EFA") {
   one(after(check_huge_pages, efa), kWarning, "2 MiB");
   CHECK(after(check_huge_pages, [&](Facts& f) { efa(f), f.huge_pages = HugePages{1024, 512}; }).empty());
   CHECK(after(check_huge_pages, [&](Facts& f) { efa(f), f.huge_pages.reset(); }).empty());
-}
-
-TEST_CASE("clock") {
-  one(after(check_clock, [](Facts& f) { f.clock_synchronised = false; }), kWarning, "not synchronised");
-  one(after(check_clock, [](Facts& f) { f.clock_synchronised.reset(); }), kInfo, "clock");
-}
-
-TEST_CASE("security_group: a peer that is not alive where EFA is") {
-  const auto efa = [](Facts& f) {
-    f.ports[0].driver = "efa", f.huge_pages = HugePages{1024, 1024};
-    f.peers[0].state = "connecting", f.peers[0].reason = "timed out";
-  };
-  one(after(check_security_group, efa), kWarning, "peer node1 is connecting on a node with EFA: timed out");
-  CHECK(after(check_security_group, [](Facts& f) { f.peers[0].state = "dead"; }).empty());  // no EFA
-  CHECK(after(check_security_group, [&](Facts& f) { efa(f), f.peers[0].state = "alive"; }).empty());
 }
 
 }  // namespace

@@ -120,6 +120,36 @@ TEST_CASE("an empty machine is no reason to fail") {
   CHECK(!facts.huge_pages);
 }
 
+TEST_CASE("peers as ListPeers replies them") {
+  Facts facts;
+  read_peers(nlohmann::ordered_json::parse(R"({"transport": "2 x verbs",
+      "ports": [{"rail": 0, "name": "mlx5_0:1", "state": "ACTIVE", "link_layer": "Ethernet", "gid_type": "RoCE v2", "mtu": 4096, "gbps": 400.0}],
+      "peers": [
+        {"node": "b", "address": "10.0.0.2:7600", "version": "1.2.3", "state": "alive", "reason": "", "transport": "2 x verbs",
+         "ports": [{"rail": 0, "name": "mlx5_3:1", "state": "DOWN", "link_layer": "Ethernet", "gid_type": "RoCE v1", "mtu": 1024, "gbps": 100.0}],
+         "rails": [{"rail": 0, "connected": true, "waiting_seconds": 0.0}, {"rail": 1, "connected": false, "waiting_seconds": 4.5}],
+         "clock_offset_ms": -3.5, "round_trip_ms": 0.5},
+        {"node": "", "address": "10.0.0.3:7600", "version": "", "state": "connecting", "reason": "refused", "transport": "",
+         "ports": [], "rails": [], "clock_offset_ms": null, "round_trip_ms": null}]})"),
+             facts);
+  CHECK(facts.rails == "2 x verbs");
+  REQUIRE(facts.rail_ports.size() == 1);
+  CHECK(facts.rail_ports[0].name == "mlx5_0:1");
+  REQUIRE(facts.peers.size() == 2);
+  const Peer& peer = facts.peers[0];
+  REQUIRE(peer.rail_ports.size() == 1);
+  CHECK(peer.rail_ports[0].state == "DOWN");
+  CHECK(peer.rail_ports[0].gid_type == "RoCE v1");
+  CHECK(peer.rail_ports[0].mtu == 1024);
+  CHECK(peer.rail_ports[0].gbps == 100);
+  CHECK(peer.unanswered == std::vector<std::pair<std::uint32_t, double>>{{1, 4.5}});
+  REQUIRE(peer.clock.has_value());
+  CHECK(peer.clock->offset_ms == -3.5);
+  CHECK(peer.clock->round_trip_ms == 0.5);
+  CHECK(facts.peers[1].name == "10.0.0.3:7600");
+  CHECK_FALSE(facts.peers[1].clock.has_value());
+}
+
 TEST_CASE("ports as ListDevices replies them") {
   const auto reply = nlohmann::ordered_json::parse(R"([{"device": "efa_0", "port": 1, "driver": "efa",
       "link_layer": "other", "gid": "fe80::1", "gid_type": "other", "not_usable": "port is DOWN", "mtu": 4096, "dma_buf": "no", "gids": []}])");

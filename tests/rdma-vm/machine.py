@@ -1,4 +1,6 @@
 """Emulated machines: QEMU without KVM, two rails with a soft-RoCE device each, a shell over TCP."""
+import contextlib
+import json
 import pathlib
 import shlex
 import socket
@@ -20,6 +22,15 @@ class Command:
         self.connection = socket.create_connection(("127.0.0.1", port), timeout=10)
         # The shell reads up to the closing brace before it starts anything: the command has no part in its input.
         self.connection.sendall(f"{{ {text}\n}} </dev/null 2>&1; echo \"exit $?\"; exit\n".encode())
+
+    def runs(self):
+        """Takes what it has said so far."""
+        self.connection.settimeout(0)
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while piece := self.connection.recv(65536):
+                self.received += piece
+            return False
+        return True
 
     def finish(self, seconds):
         """(exit status, output); the status is None when the machine went away. TimeoutError when it takes longer."""
@@ -56,6 +67,7 @@ class Machine:
         """Starts it; wait_for_shell() says when it is there."""
         kernel, initramfs = self.image
         (self.port,) = free_ports(1)
+        monitor = self.folder / f"{self.name}.monitor"
         command = [
             "setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64",
             *("-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1G"),
@@ -63,6 +75,7 @@ class Machine:
             *("-kernel", kernel, "-initrd", initramfs),
             # On a busy host the timer that the kernel looks for at boot may not come in time.
             *("-append", f"console=ttyS0 quiet panic=-1 no_timer_check machine={self.number}"),
+            *("-qmp", f"unix:{monitor},server=on,wait=off"),
             *("-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"),
             *("-netdev", f"user,id=host,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-10.0.2.15:7000"),
             *("-device", "virtio-net-pci,netdev=host,romfile=")]
@@ -70,11 +83,13 @@ class Machine:
             # Sockets of the folder, which is where QEMU runs: the length of their names is limited.
             ends = [f"{network}.{number}" for number in (self.number, 3 - self.number)]
             (self.folder / ends[0]).unlink(missing_ok=True)
+            # Without status the machine does not see what set_link() does: packets vanish, as behind a dead switch.
             command += ["-netdev", f"dgram,id={network},local.type=unix,local.path={ends[0]},remote.type=unix,remote.path={ends[1]}",
-                        "-device", f"virtio-net-pci,netdev={network},romfile=,mac=52:54:00:77:{i:02}:{self.number:02}"]
+                        "-device", f"virtio-net-pci,netdev={network},status=off,romfile=,mac=52:54:00:77:{i:02}:{self.number:02}"]
         with self.console.open("wb") as console:
             self.process = subprocess.Popen([str(c) for c in command], cwd=self.folder, stdin=subprocess.DEVNULL,
                                             stdout=console, stderr=subprocess.STDOUT)
+        self.monitor_path = monitor
 
     def runs(self):
         return self.process is not None and self.process.poll() is None
@@ -107,6 +122,21 @@ class Machine:
         if status != 0:
             raise AssertionError(f"{self.name}: {command}: exit {status}\n{output}")
         return output
+
+    def set_link(self, network, up):
+        """The cable of a network: without it packets vanish in both directions, and no device says so."""
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.settimeout(30)
+            monitor.connect(str(self.monitor_path))
+            stream = monitor.makefile("rw")
+            stream.readline()  # the greeting
+            for request in ({"execute": "qmp_capabilities"},
+                            {"execute": "set_link", "arguments": {"name": network, "up": up}}):
+                stream.write(json.dumps(request) + "\n")
+                stream.flush()
+                answer = json.loads(stream.readline())
+                if "return" not in answer:
+                    raise AssertionError(f"{self.name}: {request}: {answer}")
 
     def kill(self):
         """At once, as when the power fails."""

@@ -1,5 +1,6 @@
 """A mkerneld in an emulated machine, with the verbs transport over both rails."""
 import json
+import re
 
 from cluster import BIN, wait_until
 
@@ -68,13 +69,10 @@ class Node:
     def doctor(self):
         return json.loads(self.mkctl("doctor", "--json", check=False)[1])
 
-    def completed(self):
-        """Puts that the peer has, by the rail that is their channel's own."""
-        rails = SETTINGS["proxy"]["threads"]
-        counts = [0] * rails
-        for channel in self.show("channels"):
-            counts[channel["lane"] % rails] += channel["completed_total"]
-        return counts
+    def moves(self, rail):
+        """The devices that puts of the rail have moved to, one after the other, as the log tells."""
+        log = self.machine.run(f"grep 'rail {rail} to node .* puts go over' {LOG}", check=False)[1]
+        return re.findall(r"puts go over (\w+)", log)
 
     def kill(self):
         self.machine.run(f"kill -9 {self.pid}")

@@ -1,6 +1,6 @@
 """The verbs transport over the kernel's soft-RoCE: two emulated machines, a daemon and two rails each, one rank on either.
 
-    test_rdma_vm.py --folder FOLDER [--rounds N] [TEST...]
+    test_rdma_vm.py --folder FOLDER [--rounds N] [--pulls N] [--thorough] [TEST...]
 
 FOLDER keeps the kernel from one run to the next. A round boots the machines anew and runs every test."""
 import argparse
@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import pathlib
+import statistics
 import sys
 import time
 import unittest
@@ -16,12 +17,15 @@ from image import Unavailable, build
 from machine import Machine
 from node import Node
 
-from cluster import PATIENCE, wait_until
+from cluster import BIN, PATIENCE, wait_until
 from test_operations import SMALL
 
 # Long enough that nobody finishes before the kill; the deadline of every wait is far above what the test allows.
 ENDLESS = ["gemm_ar", "--m", "64", "--n", "32", "--k", "32", "--iterations", "100000", "--deadline", "300"]
-TINY = ["gemm_ar", "--m", "64", "--n", "32", "--k", "32"]
+# One thread: those that wait for the other machine take the processors that it is emulated on.
+TINY = ["gemm_ar", "--m", "64", "--n", "32", "--k", "32", "--threads", "1"]
+# Some ten seconds of them for a pull, or the operation ends before it is noticed.
+ITERATIONS_A_PULL, MAX_ITERATIONS = 60, 2000
 
 
 class Cluster:
@@ -52,7 +56,8 @@ class Cluster:
 
 class SoftRoce(unittest.TestCase):
     cluster = None
-    dtypes = ()
+    pulls = 2
+    thorough = False
 
     def setUp(self):
         self.cluster.up()
@@ -98,20 +103,63 @@ class SoftRoce(unittest.TestCase):
 
     def test_2_operations(self):
         for op, shape in SMALL.items():
-            for dtype in self.dtypes:
+            for dtype in ("bf16", "f16") if self.thorough else ("bf16",):
                 with self.subTest(op=op, dtype=dtype):
                     before = [node.sent_packets(0) + node.sent_packets(1) for node in self.nodes]
                     self.finish_operation(self.start_ranks(op, *shape, "--dtype", dtype, "--iterations", "1", group="test"))
                     after = [node.sent_packets(0) + node.sent_packets(1) for node in self.nodes]
                     self.assertTrue(all(a > b for a, b in zip(after, before)), "it was not the soft-RoCE devices that carried it")
 
-    def completed(self):
-        """[node][rail]; asked at the same time."""
-        with concurrent.futures.ThreadPoolExecutor() as threads:
-            return list(threads.map(Node.completed, self.nodes))
+    def all_packets(self):
+        return [node.sent_packets(rail) for node in self.nodes for rail in (0, 1)]
 
-    def wait_for_puts(self):
-        wait_until(lambda: min(map(min, self.completed())) > 20, "puts over both rails, both ways")
+    def wait_for_puts(self, busy=lambda: True):
+        before = self.all_packets()
+        flow = lambda: all(a > b + 50 for a, b in zip(self.all_packets(), before))
+        wait_until(lambda: flow() or not busy(), "puts over both rails, both ways")
+
+    def moves(self, rail):
+        """Of both ends, asked at the same time: a command takes a second in a busy machine."""
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            return list(threads.map(lambda node: node.moves(rail), self.nodes))
+
+    def wait_for_move(self, rail, device, before, busy):
+        """Until both ends have moved the puts of the rail to the device; False when the operation has ended first."""
+        moved = lambda: all(device in moves[seen:] for moves, seen in zip(self.moves(rail), before))
+        wait_until(lambda: moved() or not busy(), f"puts of rail {rail} go over {device}")
+        return busy()
+
+    def pull(self, number):
+        """Takes one rail from one machine; returns it, and what gives it back. In turn as when a switch dies, which no
+        device tells, and by taking the interface down, which this end is told and the other is not."""
+        machine, rail = self.machines[number // 4 % 2], number // 2 % 2
+        if number % 2 == 0:
+            machine.set_link(f"rail{rail}", False)
+            return rail, lambda: machine.set_link(f"rail{rail}", True)
+        machine.run(f"ip link set rail{rail} down")
+        return rail, lambda: machine.run(f"ip link set rail{rail} up")
+
+    def test_3_pulled_rails(self):
+        """Each time both ends must move to the other rail, and back when the cable is in again."""
+        pulls, verified, seconds = 0, 0, []
+        while pulls < self.pulls:
+            iterations = min(ITERATIONS_A_PULL * (1 + self.pulls - pulls), MAX_ITERATIONS)
+            ranks = self.start_ranks(*TINY, "--iterations", iterations, group="pulled")
+            busy = lambda: all(rank.runs() for rank in ranks)
+            self.wait_for_puts(busy)
+            while pulls < self.pulls and busy():
+                before = [len(moves) for moves in self.moves(pulls // 2 % 2)]
+                rail, restore = self.pull(pulls)
+                pulled = time.monotonic()
+                if self.wait_for_move(rail, f"rxe{1 - rail}", before, busy):
+                    seconds.append(time.monotonic() - pulled)
+                    pulls += 1
+                restore()
+                self.wait_for_move(rail, f"rxe{rail}", before, busy)
+            self.finish_operation(ranks)
+            verified += iterations
+        print(f"{pulls} pulls, {verified} operations verified, median {statistics.median(seconds):.1f} s until both ends "
+              f"used the other rail, at most {max(seconds):.1f}", file=sys.stderr)
 
     def start_endless(self):
         ranks = self.start_ranks(*ENDLESS, group="endless")
@@ -123,31 +171,41 @@ class SoftRoce(unittest.TestCase):
         self.assertEqual(status, 1, output)
         for name in names:
             self.assertIn(name, output)
+        print(output, file=sys.stderr)
 
-    def test_3_killed_daemon(self):
+    def test_4_killed_daemon(self):
         ranks = self.start_endless()
         self.nodes[1].kill()
         self.expect_error(ranks[1], "machine2")  # its own client: the socket closed
-        self.expect_error(ranks[0], "machine1", "machine2")
+        self.expect_error(ranks[0], "machine2")
         self.cluster.up()
         self.finish_operation(self.start_ranks(*TINY, "--iterations", "1", group="test"))
 
-    def test_4_killed_machine(self):
+    def test_5_killed_machine(self):
         ranks = self.start_endless()
         self.machines[1].kill()
         self.expect_error(ranks[0], "machine1", "machine2")
 
-    def test_5_daemons_stop(self):
+    def test_6_daemons_stop(self):
         for node in self.nodes:
             node.stop()
             self.assertIn("stopped", node.log().splitlines()[-1])
+
+
+    def test_7_conformance_suite(self):
+        if not self.thorough:
+            self.skipTest("takes minutes: --thorough")
+        output = self.machines[0].run(BIN / "conformance_verbs_device", "-tce=*wraps*", seconds=1800, MKERNEL_RDMA_DEVICE="rxe0")
+        self.assertIn("SUCCESS", output)
+        print(output.splitlines()[-3:], file=sys.stderr)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--all-types", action="store_true", help="operations in fp16 too")
+    parser.add_argument("--pulls", type=int, default=SoftRoce.pulls, help="of a rail, in each round")
+    parser.add_argument("--thorough", action="store_true", help="operations in fp16 too, and the conformance suite")
     parser.add_argument("tests", nargs="*", metavar="TEST", help="parts of names of tests; all when none is given")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -157,7 +215,8 @@ def main():
     except Unavailable as why:
         print(f"SKIPPED: {why}")
         return 77
-    SoftRoce.dtypes = ("bf16", "f16") if options.all_types else ("bf16",)
+    SoftRoce.pulls = options.pulls
+    SoftRoce.thorough = options.thorough
     for number in range(1, options.rounds + 1):
         started = time.monotonic()
         SoftRoce.cluster = Cluster(image, folder)

@@ -350,7 +350,7 @@ void TransportPair::pump(int times) {
 }
 
 bool TransportPair::run_until(const std::function<bool()>& condition, std::chrono::seconds deadline) {
-  const auto end = std::chrono::steady_clock::now() + deadline;
+  const auto end = std::chrono::steady_clock::now() + deadline * wire_->patience();
   bool timed_out = false;
   while (violation().empty() && std::chrono::steady_clock::now() < end) {
     if (condition()) return true;
@@ -367,7 +367,7 @@ bool TransportPair::run_until(const std::function<bool()>& condition, std::chron
 }
 
 bool TransportPair::run_two_threads(std::chrono::seconds deadline) {
-  const auto end = std::chrono::steady_clock::now() + deadline;
+  const auto end = std::chrono::steady_clock::now() + deadline * wire_->patience();
   std::atomic<int> unfinished{2};
   std::atomic<bool> stop{false};
   const auto drive = [&](Node& node) {

@@ -45,6 +45,8 @@ class Wire {
   virtual abi::RegionKind memory_kind() const { return abi::RegionKind::kHostMemory; }
   /// place() is called for every put, when it begins. Not so where the sender writes into place by itself.
   virtual bool announces_puts() const { return true; }
+  /// How many times longer than usual the traffic may take.
+  virtual int patience() const { return 1; }
   /// Shapes the direction out of `node`. On the node's thread.
   virtual Status shape(Node& node, const LinkShape& shape) = 0;
   /// Loses the connection, in both directions, until heal(). On the node's thread.

@@ -19,9 +19,9 @@
 
 namespace mkernel::kernels {
 
+inline constexpr int kFanOutStages = 12;
 inline constexpr int kFanOutStorers = 3;  ///< threads that store, each in a warp of its own
-inline constexpr int kFanOutStages = 4;   ///< of each of them
-inline constexpr int kFanOutReading = 2;  ///< stages that its stores may be reading; the others hold loads
+inline constexpr int kFanOutReading = 3;  ///< stages that the stores of one may be reading; others hold loads
 inline constexpr std::uint32_t kFanOutPieceBytes = 16384;
 
 inline constexpr int kMaxFanOutTargets = 16;
@@ -74,9 +74,10 @@ struct FanOutPlan {
 inline constexpr std::int32_t kFanOutNothingLost = 0x7fffffff;
 
 struct alignas(128) FanOutShared {
-  std::byte stage[kFanOutStorers][kFanOutStages][kFanOutPieceBytes];
+  std::byte stage[kFanOutStages][kFanOutPieceBytes];
   FanOutPlan plan;  ///< for the caller to fill in: too long for registers
-  PipelineBarriers<kFanOutStages> barriers[kFanOutStorers];
+  PipelineBarriers<kFanOutStages> barriers;
+  PipelineBarriers<1> turn[kFanOutStorers];  ///< full when it is that storing thread's turn
   std::int32_t lost;  ///< the turn whose chunk did not come, nor anything after it; kFanOutNothingLost
 };
 
@@ -115,10 +116,12 @@ class FanOutCursor {
     }
     skip_turn();
   }
-  /// To the next chunk.
-  __device__ __forceinline__ void skip_turn() {
+  /// To the next chunk; how many pieces were left of this one.
+  __device__ __forceinline__ std::int32_t skip_turn() {
+    const std::int32_t pieces = max(1, (end_ - row_ + piece_rows_ - 1) / piece_rows_);
     ++turn_;
     enter_turn();
+    return pieces;
   }
 
  private:
@@ -162,7 +165,8 @@ class FanOutCursor {
 /// All threads of the CTA, before the roles below; ends with a barrier.
 __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
   if (threadIdx.x == 0) {
-    for (auto& barriers : shared.barriers) Pipeline<kFanOutStages>::init(barriers, 1, 1);
+    Pipeline<kFanOutStages>::init(shared.barriers, 1, 1);
+    for (auto& turn : shared.turn) Pipeline<1>::init(turn, 1, 1);
     shared.lost = kFanOutNothingLost;
     ptx::fence_mbarrier_init_release_cluster();
   }
@@ -174,7 +178,8 @@ __device__ __forceinline__ void end_fan_out(FanOutShared& shared) {
   ptx::fence_proxy_async_shared_cta();
   __syncthreads();
   if (threadIdx.x == 0) {
-    for (auto& barriers : shared.barriers) Pipeline<kFanOutStages>::end(barriers);
+    Pipeline<kFanOutStages>::end(shared.barriers);
+    for (auto& turn : shared.turn) Pipeline<1>::end(turn);
   }
 }
 
@@ -189,28 +194,15 @@ __device__ __forceinline__ void load_piece(const FanOutCursor& piece, std::uint3
     ptx::bulk_load(to + at, from, piece.row_bytes(), full);
 }
 
-/// One thread's place in the stages of one storing thread.
-class FanOutStages : public Pipeline<kFanOutStages> {
- public:
-  __device__ __forceinline__ FanOutStages(FanOutShared& shared, int storer)
-      : Pipeline(shared.barriers[storer]), memory_(ptx::shared_address(shared.stage[storer])) {}
-  __device__ __forceinline__ std::uint32_t address() const { return memory_ + stage() * kFanOutPieceBytes; }
-
- private:
-  std::uint32_t memory_;
-};
-
-/// One thread: share `share` of the streams, chunk after chunk into the stages of the storing threads in
-/// turn. `here(turn)` waits until that chunk may be read by bulk copies; when it returns false, what was
-/// loaded before is the last that is stored.
+/// One thread: share `share` of the streams into the stages. `here(turn)` waits until that chunk may be read
+/// by bulk copies; when it returns false, what was loaded before is the last that is stored.
 template <typename Here>
 __device__ __forceinline__ void load_fan_out(const FanOutPlan& plan, int share, FanOutShared& shared,
                                              const Here& here) {
-  static_assert(kFanOutStorers == 3, "their stages are named here, so that places in them stay in registers");
-  FanOutStages stages(shared, 0), next(shared, 1), after_next(shared, 2);
+  const std::uint32_t stage0 = ptx::shared_address(shared.stage);
+  Pipeline<kFanOutStages> stages(shared.barriers);
   bool came = true;
-  FanOutCursor piece(plan, share);
-  while (!piece.done()) {
+  for (FanOutCursor piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
     if (came && piece.begins_to_wait() && !here(piece.at())) {
       came = false;
       shared.lost = piece.turn();
@@ -219,36 +211,36 @@ __device__ __forceinline__ void load_fan_out(const FanOutPlan& plan, int share, 
     const std::uint32_t bytes = came && piece.stores() > 0 ? piece.bytes() : 0;
     if (bytes == 0) {
       stages.arrive_full();
-    } else {
-      stages.arrive_full_expect(bytes);
-      load_piece(piece, bytes, stages.address(), stages.full_barrier());
+      continue;
     }
-    stages.advance();
-    const bool ends = piece.ends_share();
-    piece.advance();
-    if (!ends) continue;
-    const FanOutStages last = stages;
-    stages = next;
-    next = after_next;
-    after_next = last;
+    stages.arrive_full_expect(bytes);
+    load_piece(piece, bytes, stage0 + stages.stage() * kFanOutPieceBytes, stages.full_barrier());
   }
 }
 
-/// One of kFanOutStorers threads, `storer`: every so manieth chunk from its stages to all targets, where it
+/// One of kFanOutStorers threads, `storer`: every so manieth chunk from the stages to all targets, where it
 /// is counted. They take turns because a chunk ends with waiting, for its last bytes and for the fence in
-/// front of the counts, as long as a piece or two are on the links: the others push meanwhile.
+/// front of the counts, as long as a piece or two are on the links: the others push meanwhile. A turn begins
+/// when all pieces before it are on their way: barriers tell a lap from the next one, not from the one after
+/// that.
 __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share, int storer,
                                               const DeviceTrace& trace, FanOutShared& shared) {
-  FanOutStages stages(shared, storer);
-  FanOutStages read = stages;  // trails by the stores that may still read
+  const std::uint32_t stage0 = ptx::shared_address(shared.stage);
+  Pipeline<kFanOutStages> stages(shared.barriers);
+  Pipeline<1> turn(shared.turn[storer]), next_turn(shared.turn[(storer + 1) % kFanOutStorers]);
   FanOutCursor piece(plan, share);
   for (int number = 0; !piece.done(); ++number) {
     if (number % kFanOutStorers != storer) {
-      piece.skip_turn();
+      for (std::int32_t pieces = piece.skip_turn(); pieces > 0; --pieces) stages.advance();
       continue;
+    }
+    if (number > 0) {
+      turn.wait_full();
+      turn.advance();
     }
     const FanOutPlan::Turn at = piece.at();
     const FanOutStream& stream = piece.stream();
+    Pipeline<kFanOutStages> read = stages;  // trails by the stores that may still read
     bool came = true, ends = false;
     int reading = 0;
     for (; !ends; piece.advance(), stages.advance()) {
@@ -257,8 +249,9 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
       came = piece.turn() < shared.lost;
       ends = piece.ends_share();
       const std::uint32_t bytes = came ? piece.bytes() : 0;
+      const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
       for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
-        ptx::bulk_store(stream.target[t].rows + piece.target_offset(), stages.address(), bytes);
+        ptx::bulk_store(stream.target[t].rows + piece.target_offset(), from, bytes);
       ptx::bulk_commit_group();
       if (reading < kFanOutReading) {
         ++reading;
@@ -268,6 +261,7 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
       read.arrive_empty();
       read.advance();
     }
+    next_turn.arrive_full();
     ptx::bulk_wait_group_read<0>();
     for (; reading > 0; --reading, read.advance()) read.arrive_empty();
     ptx::bulk_wait_group<0>();

@@ -4,12 +4,10 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/schedule/tiles.h"
+
 namespace mkernel::kernels {
 namespace {
-
-constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
-  return (value + by - 1) / by;
-}
 
 /// Cycles of one step along k on one SM whose tile has so many rows and columns: the tensor cores' (4096
 /// operations a cycle, 95 % of them reached) or those of L2 (48 bytes a cycle and SM while all ask; what the

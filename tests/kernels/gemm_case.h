@@ -13,6 +13,8 @@
 
 namespace mkernel::test {
 
+inline constexpr OpKind kGemmKinds[] = {OpKind::kAgGemm, OpKind::kGemmRs, OpKind::kGemmAr};
+
 /// Small tiles, chunks and windows, so that small matrices go through every path.
 struct Cut {
   std::int64_t tile_rows = 8;

@@ -9,10 +9,9 @@
 
 using namespace mkernel;
 using test::GemmCase;
+using test::kGemmKinds;
 
 namespace {
-
-constexpr OpKind kKinds[] = {OpKind::kAgGemm, OpKind::kGemmRs, OpKind::kGemmAr};
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -21,7 +20,7 @@ bool contains(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("a rank that never starts is named by those who wait for it") {
-  for (const OpKind kind : kKinds) {
+  for (const OpKind kind : kGemmKinds) {
     GemmCase gemm(kind, {40, 24, 16}, {.nodes = 2, .ranks_per_node = 2});
     gemm.fill(1);
     const auto statuses = gemm.run({std::chrono::milliseconds(800), 1}, {true, true, true, false});
@@ -37,7 +36,7 @@ TEST_CASE("a rank that never starts is named by those who wait for it") {
 }
 
 TEST_CASE("a failed group ends the launch with the daemon's words") {
-  for (const OpKind kind : kKinds) {
+  for (const OpKind kind : kGemmKinds) {
     GemmCase gemm(kind, {40, 24, 16}, {.nodes = 2, .ranks_per_node = 2});
     gemm.fill(1);
     std::atomic<bool> done{false};

@@ -9,6 +9,7 @@ using namespace mkernel;
 using test::Cut;
 using test::FabricOptions;
 using test::GemmCase;
+using test::kGemmKinds;
 
 namespace {
 
@@ -17,8 +18,6 @@ struct World {
   std::uint32_t ranks;
 };
 constexpr World kWorlds[] = {{1, 1}, {1, 4}, {2, 2}, {2, 4}, {3, 2}, {4, 8}};
-constexpr OpKind kKinds[] = {OpKind::kAgGemm, OpKind::kGemmRs, OpKind::kGemmAr};
-
 const ExecutorOptions kOneThread{std::chrono::minutes(2), 1};
 const ExecutorOptions kTwoThreads{std::chrono::minutes(2), 2};
 
@@ -35,7 +34,7 @@ void check_launch(GemmCase& gemm, std::uint64_t seed, const ExecutorOptions& opt
 TEST_CASE("every operation is right on every world, for sizes that divide by nothing") {
   std::uint64_t seed = 1;
   for (const World world : kWorlds) {
-    for (const OpKind kind : kKinds) {
+    for (const OpKind kind : kGemmKinds) {
       for (const GemmShape& shape :
            {GemmShape{61, 37, 29}, GemmShape{61, 37, 29, DataType::kF16, Layout::kColumnMajor},
             GemmShape{3, 5, 7}, GemmShape{1, 1, 1}}) {
@@ -50,7 +49,7 @@ TEST_CASE("every operation is right on every world, for sizes that divide by not
 }
 
 TEST_CASE("the sizes that the plans choose by themselves") {
-  for (const OpKind kind : kKinds) {
+  for (const OpKind kind : kGemmKinds) {
     const Cut chosen{kernels::kTileRows, kernels::kTileColumns, kernels::kChunkBytes, 0};
     GemmCase gemm(kind, {700, 1100, 40}, {.nodes = 2, .ranks_per_node = 1}, chosen);
     check_launch(gemm, 5, kTwoThreads);
@@ -58,7 +57,7 @@ TEST_CASE("the sizes that the plans choose by themselves") {
 }
 
 TEST_CASE("launches back to back, no barrier between them, new inputs each time") {
-  for (const OpKind kind : kKinds) {
+  for (const OpKind kind : kGemmKinds) {
     GemmCase gemm(kind, {50, 40, 24}, {.nodes = 3, .ranks_per_node = 2, .rings = 2, .seed = 11});
     // Ranks run ahead of each other within one thread per rank, so the inputs are constant over a series.
     for (std::uint64_t series = 0; series < 2; ++series) {
@@ -75,7 +74,7 @@ TEST_CASE("launches back to back, no barrier between them, new inputs each time"
 }
 
 TEST_CASE("the same bits whatever the fabric does, and however many threads compute") {
-  for (const OpKind kind : kKinds) {
+  for (const OpKind kind : kGemmKinds) {
     const GemmShape shape{70, 45, 33};
     std::vector<std::vector<std::uint16_t>> first;
     for (const std::uint64_t seed : {0, 1, 99}) {
@@ -109,7 +108,7 @@ TEST_CASE("wire_bytes counts what crossed to other nodes, and no byte crosses ne
   // Per node: AG sends its half of a; RS its partial of the other half of c; AR that and its own half of c.
   const std::uint64_t expected[] = {a_bytes / 2, c_bytes / 2, c_bytes};
   for (std::size_t i = 0; i < 3; ++i) {
-    GemmCase gemm(kKinds[i], shape, options);
+    GemmCase gemm(kGemmKinds[i], shape, options);
     for (std::uint64_t launch = 1; launch <= 2; ++launch) {
       check_launch(gemm, launch, kOneThread);
       for (std::uint32_t rank = 0; rank < 4; ++rank) {

@@ -49,9 +49,9 @@ class ChainSchedule {
             row,
             column};
   }
-  __device__ __forceinline__ void before_part(int i, int) const {
-    if (!is_second(i)) return;
-    const std::uint32_t* word = p_.finished + row_tile(p_.second.place(index(i) - p_.first.tiles()));
+  __device__ __forceinline__ void before_part(const Sm90TilePlace& tile, int) const {
+    if (tile.a != &p_.h_in) return;
+    const std::uint32_t* word = p_.finished + tile.a_row / Config::kTileM;
     const std::uint64_t end = ptx::globaltimer() + 5'000'000'000U;
     while (ptx::ld_acquire_gpu(word) < static_cast<std::uint32_t>(p_.first.columns)) {
       if (ptx::globaltimer() < end) continue;

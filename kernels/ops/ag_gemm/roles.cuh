@@ -38,30 +38,33 @@ class AgGemmSchedule {
  public:
   static constexpr bool kWaits = true;
 
-  explicit __device__ __forceinline__ AgGemmSchedule(const AgGemmParameters& p) : p_(p) {}
+  struct Place : Sm90TilePlace {
+    std::int32_t source;
+    std::int32_t block;  ///< of the source's rows
+  };
+
+  explicit __device__ __forceinline__ AgGemmSchedule(const AgGemmParameters& p)
+      : p_(p), epoch_(p.endpoint.control->epoch) {}
 
   __device__ __forceinline__ int tiles() const { return Share::tiles(p_.deal, p_.comm_ctas); }
   __device__ __forceinline__ int k_blocks() const { return p_.k_blocks; }
 
-  __device__ __forceinline__ Sm90TilePlace tile(int i) const {
-    const Rows rows = rows_of(i);
-    // Sources have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; a source
-    // without rows has a map of one row, which this keeps clear of.
-    constexpr std::int32_t kBeyond = 1 << 30;
-    const int row = rows.first < p_.gather.rows_of(rows.source) ? rows.first : kBeyond;
-    return {&p_.a, &p_.b, &p_.c[rows.source], row, rows.column, 0, row, rows.column};
+  __device__ __forceinline__ Place tile(int i) const {
+    const auto [block, column] = Share::place(p_.deal, p_.comm_ctas, i);
+    const ArrivalSteps::Place step = p_.steps.place(block);
+    const std::int32_t first = Share::first_row(step.block);
+    const int row = first < p_.gather.rows_of(step.source) ? first : kBeyond;
+    return {{&p_.a, &p_.b, &p_.c[step.source], row, column, 0, row, column}, step.source, step.block};
   }
 
   /// Own rows are there; those of others when the part of their block has been pushed here.
-  __device__ __forceinline__ void before_part(int i, int s) const {
-    const Rows rows = rows_of(i);
-    if (rows.source == p_.steps.rank || rows.first >= p_.gather.rows_of(rows.source)) return;
-    wait_chunk(p_, epoch(), rows.source, rows.block * p_.gather.row.parts + s, DeviceRole::kCompute);
+  __device__ __forceinline__ void before_part(const Place& tile, int s) const {
+    if (tile.source == p_.steps.rank || tile.a_row == kBeyond) return;
+    wait_chunk(p_, epoch_, tile.source, tile.block * p_.gather.row.parts + s, DeviceRole::kCompute);
   }
-  __device__ __forceinline__ Sm90Part part(int i, int s) const {
-    const Rows rows = rows_of(i);
-    if (rows.source == p_.steps.rank) return {&p_.a, p_.k_blocks};
-    const std::int32_t slab = static_cast<std::int32_t>(epoch() & 1) * p_.steps.world + rows.source;
+  __device__ __forceinline__ Sm90Part part(const Place& tile, int s) const {
+    if (tile.source == p_.steps.rank) return {&p_.a, p_.k_blocks};
+    const std::int32_t slab = static_cast<std::int32_t>(epoch_ & 1) * p_.steps.world + tile.source;
     return {&p_.slabs[slab * p_.gather.row.parts + s], p_.gather.row.first_line(s + 1)};
   }
   __device__ __forceinline__ void after_store(int) const {}
@@ -71,21 +74,13 @@ class AgGemmSchedule {
   }
 
  private:
-  struct Rows {
-    std::int32_t source;
-    std::int32_t block;   ///< of the source's rows
-    std::int32_t first;   ///< of this CTA's tile
-    std::int32_t column;  ///< of c
-  };
-  __device__ __forceinline__ Rows rows_of(int i) const {
-    const auto [block, column] = Share::place(p_.deal, p_.comm_ctas, i);
-    const ArrivalSteps::Place step = p_.steps.place(block);
-    return {step.source, step.block, Share::first_row(step.block), column};
-  }
-  __device__ __forceinline__ std::uint64_t epoch() const { return p_.endpoint.control->epoch; }
-
+  /// Sources have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; a source
+  /// without rows has a map of one row, which this keeps clear of.
+  static constexpr std::int32_t kBeyond = 1 << 30;
   using Share = Sm90Share<Config, Tile>;
+
   const AgGemmParameters& p_;
+  const std::uint64_t epoch_;
 };
 
 /// Rows of `source` for every other rank of the node. One thread.

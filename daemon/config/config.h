@@ -73,7 +73,7 @@ struct Verbs {
   std::uint32_t window = 1024;  ///< puts of one channel in flight
   std::uint32_t max_inline = 64;
   std::uint32_t timeout = 14;
-  std::uint32_t retry_count = 7;
+  std::uint32_t retry_count = 6;
   std::uint32_t traffic_class = 0;
   std::uint32_t service_level = 0;
 };

@@ -58,10 +58,11 @@ struct PeerRank {
   GroupKey local_key{};          ///< valid when local
   std::uint32_t local_rank = 0;  ///< among the ranks of its node, of which there are
   std::uint32_t local_ranks = 1;
+  std::uint32_t rails = 0;  ///< near its GPU, bit r: rail r; 0: none, or it has no GPU
 
-  /// Which of `rails` proxies the channels that begin at this rank go over, at both ends.
-  abi::RingShare ring_share(std::uint32_t rails) const {
-    return abi::RingShare::of(local_rank, local_ranks, rails);
+  /// Which of `count` proxies the channels that begin at this rank go over, at both ends.
+  abi::RingShare ring_share(std::uint32_t count) const {
+    return abi::RingShare::of(rails, local_rank, local_ranks, count);
   }
 };
 

@@ -4,10 +4,6 @@
 namespace mkernel::test {
 namespace {
 
-auto always(std::uint32_t length) {
-  return [length](std::uint64_t) { return length; };
-}
-
 TEST_CASE("one put arrives and completes") {
   TransportPair pair;
   const auto ends = pair.stream(pair.a(), 1, 1, 1000, always(1000));

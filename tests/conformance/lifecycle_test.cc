@@ -2,17 +2,10 @@
 #include <cstring>
 
 #include "tests/conformance/suite.h"
+#include "tests/support/text.h"
 
 namespace mkernel::test {
 namespace {
-
-auto always(std::uint32_t length) {
-  return [length](std::uint64_t) { return length; };
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST_CASE("a put outside the target region fails its channel and no other") {
   TransportPair pair;

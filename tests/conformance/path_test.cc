@@ -35,6 +35,7 @@ TEST_CASE("a cut is told once, by both ends, whatever fails until it is healed; 
   for (std::size_t cut = 0; cut < 6; ++cut) {
     CAPTURE(cut);
     Node& cutter = cut % 3 == 2 ? pair.b() : pair.a();
+    REQUIRE(pair.run_until([&] { return pair.wire().may_cut(); }));
     pair.wire().cut(cutter);
     REQUIRE(pair.run_until([&] { return pair.a().path_lost() && pair.b().path_lost(); }));
     // Long enough to fail at connecting again and again.

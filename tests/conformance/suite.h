@@ -28,7 +28,8 @@ inline std::function<void(Node&)> random_cuts(Wire& wire, std::uint64_t seed, in
   return [state, &wire, mean_pumps](Node& node) {
     if (state->down_for > 0) {
       if (--state->down_for == 0) wire.heal(node);
-    } else if (node.connected() && state->random() % static_cast<unsigned>(mean_pumps) == 0) {
+    } else if (node.connected() && wire.may_cut() &&
+               state->random() % static_cast<unsigned>(mean_pumps) == 0) {
       wire.cut(node);
       state->down_for = 1 + static_cast<int>(state->random() % 8);
     }

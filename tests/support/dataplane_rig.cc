@@ -60,8 +60,12 @@ std::shared_ptr<dataplane::GroupPort> make_group(dataplane::SessionId session, c
   port->region_capacity = shape.region_capacity;
   port->first_channel = shape.first_channel;
   for (const RankPlace& place : shape.ranks) {
-    port->ranks.push_back(
-        {place.session != 0, place.peer, {place.session, shape.handle}, place.local_rank, place.local_ranks});
+    port->ranks.push_back({place.session != 0,
+                           place.peer,
+                           {place.session, shape.handle},
+                           place.local_rank,
+                           place.local_ranks,
+                           place.rails});
   }
   port->segment = map_new("test-group", bytes);
   *port->header() = layout;

@@ -31,6 +31,7 @@ struct RankPlace {
   dataplane::SessionId session = 0;  ///< not 0: local, with the same handle
   transport::PeerId peer = 0;
   std::uint32_t local_rank = 0, local_ranks = 1;
+  std::uint32_t rails = 0;  ///< dataplane::PeerRank::rails
 };
 
 struct GroupShape {

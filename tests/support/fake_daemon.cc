@@ -106,6 +106,7 @@ FakeDaemon::Look FakeDaemon::look() {
     }
     look.puts = puts_;
     look.doorbells = bells_;
+    look.slots = slots_;
   });
   return look;
 }

@@ -27,6 +27,7 @@ namespace mkernel::test {
 
 struct FakeDaemonOptions {
   std::vector<std::string> nodes;         ///< node of every rank; ranks beyond it live on "node0"
+  std::uint32_t rails = 0;                ///< abi::GroupSegment::rails of every rank
   std::uint32_t version = abi::kVersion;  ///< stamped on every reply
   std::uint32_t rings = 2;
   std::uint32_t log2_slots = 4;  ///< few, so that tests see full rings
@@ -53,7 +54,8 @@ class FakeDaemon {
   struct Look {
     std::size_t sessions = 0, members = 0, regions = 0;
     std::uint64_t puts = 0, doorbells = 0;
-    std::uint32_t active = 0;  ///< sum over sessions
+    std::vector<std::uint64_t> slots = {};  ///< taken from each ring of all sessions
+    std::uint32_t active = 0;               ///< sum over sessions
   };
   Look look();
 
@@ -142,6 +144,7 @@ class FakeDaemon {
   std::vector<abi::MessageType> ignored_;
   bool draining_ = true, running_ = true;
   std::uint64_t puts_ = 0, bells_ = 0;
+  std::vector<std::uint64_t> slots_ = std::vector<std::uint64_t>(abi::kMaxRings);  ///< by ring
   std::mutex mutex_;
   std::deque<std::function<void()>> commands_;
   std::thread thread_;

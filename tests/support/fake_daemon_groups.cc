@@ -43,6 +43,7 @@ void FakeDaemon::form(Group& group) {
                                               group.shape.region_capacity);
     layout.node_count = static_cast<std::uint32_t>(names.size());
     layout.instance = 1;
+    layout.rails = options_.rails;
     member->first_channel = layout.first_channel = member->client->next_channel;
     member->client->next_channel += group.shape.world_size * group.shape.lanes;
     member->fd = ipc::create_shared_memory("fake group", message.segment_bytes).value();
@@ -169,6 +170,7 @@ std::size_t FakeDaemon::drain(Client& client) {
     ++tail;
     std::atomic_ref(client.header()->ring[ring].tail).store(tail, std::memory_order_release);
     deliver(client, slot);
+    ++slots_[ring];
     ++consumed;
   }
   return consumed;

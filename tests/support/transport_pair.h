@@ -49,6 +49,8 @@ class Wire {
   virtual int patience() const { return 1; }
   /// Shapes the direction out of `node`. On the node's thread.
   virtual Status shape(Node& node, const LinkShape& shape) = 0;
+  /// False so soon after the last cut that the connection need not have come back. Any thread.
+  virtual bool may_cut() { return true; }
   /// Loses the connection, in both directions, until heal(). On the node's thread.
   virtual void cut(Node& node) = 0;
   virtual void heal(Node& node) = 0;
@@ -251,5 +253,9 @@ class TransportPair {
 
 /// A length function: log-uniform in 1..max_bytes, every put another, the same for a seed.
 std::function<std::uint32_t(std::uint64_t)> random_lengths(std::uint32_t max_bytes, std::uint64_t seed);
+/// The same for every put.
+inline auto always(std::uint32_t length) {
+  return [length](std::uint64_t) { return length; };
+}
 
 }  // namespace mkernel::test

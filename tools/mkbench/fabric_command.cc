@@ -101,10 +101,6 @@ Status serve(const FabricOptions& o) {
   return serve_fabric(*pipe, bench->make, &bench->device);
 }
 
-std::string cell(const std::optional<double>& value, int digits) {
-  return value.has_value() ? fixed(*value, digits) : "-";
-}
-
 nlohmann::json json_of(const std::optional<double>& value) {
   return value.has_value() ? nlohmann::json(*value) : nlohmann::json();
 }
@@ -137,7 +133,7 @@ Status run(const FabricOptions& o) {
     if (!measured->compared.empty()) {
       const Compared& theirs = measured->compared[i];
       table.back().insert(table.back().end(),
-                          {cell(theirs.gbytes_per_second, 3), cell(theirs.latency_us, 1)});
+                          {fixed_or_dash(theirs.gbytes_per_second, 3), fixed_or_dash(theirs.latency_us, 1)});
       json.back()["ib_write_bw_gbytes_per_second"] = json_of(theirs.gbytes_per_second);
       json.back()["ib_write_lat_us"] = json_of(theirs.latency_us);
     }

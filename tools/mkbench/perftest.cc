@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <sstream>
@@ -80,13 +81,13 @@ std::vector<std::string> command_for(const PerftestDevice& device, const Kind& k
   return command;
 }
 
-struct Outcome {
+struct Ended {
   bool good = false;
   std::string output;
 };
 
 /// Runs it to its end, or ends it after `limit`.
-Result<Outcome> run(const std::vector<std::string>& command, std::chrono::seconds limit) {
+Result<Ended> run(const std::vector<std::string>& command, std::chrono::seconds limit) {
   int fds[2];
   if (::pipe2(fds, O_CLOEXEC) != 0) return Status(StatusCode::kUnavailable, "no pipe");
   const ipc::UniqueFd reader(fds[0]);
@@ -94,7 +95,7 @@ Result<Outcome> run(const std::vector<std::string>& command, std::chrono::second
   const auto pid = spawn(command, writer.get());
   if (!pid.ok()) return pid.status();
   writer.reset();
-  Outcome outcome;
+  Ended outcome;
   const auto end = std::chrono::steady_clock::now() + limit;
   for (;;) {
     pollfd wanted{reader.get(), POLLIN, 0};
@@ -176,7 +177,8 @@ std::optional<double> read_perftest(const std::string& program, const std::strin
     while (column < kind->column && cells >> cell) ++column;
     char* end = nullptr;
     const double value = std::strtod(cell.c_str(), &end);
-    if (column == kind->column && end != cell.c_str() && *end == 0) return value * kind->unit;
+    const bool number = end != cell.c_str() && *end == 0 && std::isfinite(value);  // it prints "inf" too
+    if (column == kind->column && number) return value * kind->unit;
   }
   return std::nullopt;
 }

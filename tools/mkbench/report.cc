@@ -74,6 +74,10 @@ std::string fixed(double value, int digits) {
   return text.str();
 }
 
+std::string fixed_or_dash(const std::optional<double>& value, int digits) {
+  return value.has_value() ? fixed(*value, digits) : "-";
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());

@@ -3,6 +3,7 @@
 
 #include <iosfwd>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ void print_table(std::ostream& out, const std::vector<std::vector<std::string>>&
 std::string human_bytes(double bytes);
 /// `value` with `digits` decimals.
 std::string fixed(double value, int digits);
+/// The same, or "-" where there is none.
+std::string fixed_or_dash(const std::optional<double>& value, int digits);
 
 /// Middle of the values (mean of the two middle ones when their number is even); 0 for none.
 double median(std::vector<double> values);

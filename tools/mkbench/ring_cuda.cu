@@ -144,7 +144,7 @@ Result<GpuRingRate> signals_from_gpu(Group& group, int device, std::uint32_t cta
   if (!endpoint.ok()) return endpoint.status();
   const mk::Endpoint& view = endpoint->view();
   GpuRingRate rate{.requests = std::uint64_t{ctas} * threads * each,
-                   .rings = std::min(view.ring_share.count, view.lanes)};
+                   .rings = std::min(view.ring_share.count(), view.lanes)};
   std::chrono::duration<double> took{};
   {
     const Activity active = group.keep_active();

@@ -12,10 +12,6 @@ nlohmann::json or_null(const std::optional<double>& value) {
   return value ? nlohmann::json(*value) : nlohmann::json();
 }
 
-std::string cell(const std::optional<double>& value, int digits) {
-  return value ? fixed(*value, digits) : "-";
-}
-
 std::vector<std::string> cells(const Row& row, const Group& group) {
   const double ms = median(row.milliseconds);
   const int digits = ms < 10 ? 4 : 1;
@@ -26,10 +22,10 @@ std::vector<std::string> cells(const Row& row, const Group& group) {
           std::to_string(group.world_size()) + " on " + std::to_string(group.node_count()),
           fixed(ms, digits),
           fixed(100 * spread(row.milliseconds), 0) + " %",
-          cell(row.gemm_ms, digits),
+          fixed_or_dash(row.gemm_ms, digits),
           row.gemm_ms ? fixed(ms / *row.gemm_ms, 2) : "-",
-          cell(row.cublas_nccl_ms, digits),
-          cell(row.torch_fused_ms, digits),
+          fixed_or_dash(row.cublas_nccl_ms, digits),
+          fixed_or_dash(row.torch_fused_ms, digits),
           human_bytes(static_cast<double>(row.wire_bytes)),
           error,
           std::to_string(row.elements),

@@ -14,7 +14,7 @@ namespace mkernel::bench {
 namespace {
 
 /// A port of loopback that is free now; 0 when there is none.
-std::uint16_t free_port() {
+std::uint16_t free_loopback_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -66,7 +66,7 @@ Status measure_torch_fused(Group& group, const TorchOptions& options, std::vecto
     return {StatusCode::kUnimplemented,
             "torch's fused operations run on one node, the group has " + std::to_string(group.node_count())};
   }
-  const std::uint16_t mine = group.rank() == 0 ? free_port() : 0;
+  const std::uint16_t mine = group.rank() == 0 ? free_loopback_port() : 0;
   auto ports = group.exchange(std::as_bytes(std::span(&mine, 1)));
   if (!ports.ok()) return ports.status();
   std::uint16_t port = 0;

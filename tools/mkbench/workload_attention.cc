@@ -10,9 +10,9 @@
 namespace mkernel::bench {
 namespace {
 
-enum Operand : std::uint64_t { kQ = 1, kK = 2, kV = 3 };
-
 class AttentionWorkload final : public Workload {
+  enum Operand : std::uint64_t { kQ = 1, kK = 2, kV = 3 };
+
  public:
   AttentionWorkload(Group& group, const AttentionShape& shape, RingAttention op)
       : shape_(shape), world_(group.world_size()), rank_(group.rank()), op_(std::move(op)) {}

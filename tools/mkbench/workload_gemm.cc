@@ -10,9 +10,9 @@
 namespace mkernel::bench {
 namespace {
 
-enum Operand : std::uint64_t { kA = 1, kB = 2 };
-
 class GemmWorkload final : public Workload {
+  enum Operand : std::uint64_t { kA = 1, kB = 2 };
+
  public:
   GemmWorkload(Group& group, OpKind kind, const GemmShape& shape, Gemm op)
       : kind_(kind), shape_(shape), world_(group.world_size()), rank_(group.rank()), op_(std::move(op)) {}

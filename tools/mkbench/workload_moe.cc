@@ -12,9 +12,9 @@
 namespace mkernel::bench {
 namespace {
 
-enum Operand : std::uint64_t { kX = 1, kW1 = 2, kW2 = 3, kRouting = 4 };
-
 class MoeWorkload final : public Workload {
+  enum Operand : std::uint64_t { kX = 1, kW1 = 2, kW2 = 3, kRouting = 4 };
+
  public:
   MoeWorkload(Group& group, const MoeShape& shape, Moe op)
       : shape_(shape), world_(group.world_size()), rank_(group.rank()), op_(std::move(op)) {}

@@ -36,7 +36,7 @@ Connection::Connection(Context& context, PeerId peer, const PeerAddress& remote,
       scout_(context, peer, remote.identity.boot_id),
       unreachable_since_(now),
       reason_("it has not answered yet") {
-  routes_.know_remote(paths_in(remote.endpoint));
+  routes_.know_remote(rdma::paths_in(remote.endpoint));
 }
 
 // Opening
@@ -236,26 +236,23 @@ Time Connection::deadline(Time now) const {
 
 void Connection::lose(const Status& why, Time now) {
   if (state_ == State::kLost) return;
-  if (was_stable(now)) note_that_it_works();
-  if (dials_) routes_.failed(route_, now);
-  tell_of_loss(why);
   const Status named = why.with_context(text());
   const Message head{.type = MessageType::kLost, .epoch = epoch_};
-  drop(named.text(), now);
+  broke(why, named.text(), now);
   context_.say(peer_, bytes_of(refusal(head, named)));  // now that nothing lands here any more
 }
 
 /// The same, for a reason found at the other end.
 void Connection::on_lost(const Status& why, Time now) {
-  if (state_ == State::kLost) return;
-  if (was_stable(now)) note_that_it_works();
-  if (dials_) routes_.failed(route_, now);
-  tell_of_loss(why);
-  drop(why.text(), now);
+  if (state_ != State::kLost) broke(why, why.text(), now);
 }
 
-void Connection::tell_of_loss(const Status& why) {
+/// `reason`: what why() says from now on.
+void Connection::broke(const Status& why, std::string reason, Time now) {
+  if (was_stable(now)) note_that_it_works();
+  if (dials_) routes_.failed(route_, now);
   if (up()) context_.sink->path_changed(peer_, text(), why);
+  drop(std::move(reason), now);
 }
 
 void Connection::drop(std::string reason, Time now) {

@@ -58,7 +58,7 @@ class Connection {
 
   Status make_queue();
   void dial(Route route, Time now);
-  void tell_of_loss(const Status& why);
+  void broke(const Status& why, std::string reason, Time now);
   void drop(std::string reason, Time now);
   Status greeted(const Hello& hello);
   Hello hello(MessageType type) const;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "daemon/transport/efa/immediate.h"
+#include "daemon/transport/rdma/routes.h"
 
 namespace mkernel::transport::efa {
 namespace {
@@ -44,7 +45,7 @@ Status check_region(std::uint32_t region) {
 
 Status check_hello(const Hello& hello) {
   if (hello.qpn > 0xffffff) return wrong("QPN " + std::to_string(hello.qpn));
-  if (hello.path >= kMaxPaths) return wrong("path " + std::to_string(hello.path));
+  if (hello.path >= rdma::kMaxPaths) return wrong("path " + std::to_string(hello.path));
   if (std::memchr(hello.device, 0, sizeof(hello.device)) == nullptr) return wrong("device name without end");
   return hello.credit > 0 ? Status() : wrong("a credit of no puts");
 }
@@ -111,11 +112,6 @@ Refusal refusal(const Message& head, const Status& why, std::uint64_t key) {
 
 Status status_of(const Refusal& refusal) {
   return {StatusCode{refusal.code}, printable(refusal.text)};
-}
-
-std::uint32_t paths_in(const std::string& endpoint) {
-  const auto commas = std::count(endpoint.begin(), endpoint.end(), ',');
-  return static_cast<std::uint32_t>(std::min<std::ptrdiff_t>(commas + 1, kMaxPaths));
 }
 
 std::string text_of(const Hello& end) {

@@ -43,7 +43,6 @@ enum class MessageType : std::uint16_t {
 
 inline constexpr std::uint16_t kMessageVersion = 2;
 inline constexpr std::size_t kDeviceNameBytes = 64;
-inline constexpr std::uint32_t kMaxPaths = 64;
 
 /// Begins every message; all there is of some.
 struct Message {
@@ -129,8 +128,6 @@ T read_as(std::span<const std::byte> bytes) {
 
 Refusal refusal(const Message& head, const Status& why, std::uint64_t key = 0);
 Status status_of(const Refusal& refusal);
-/// How many devices an end lists as its endpoint ("rdmap79s0, rdmap80s0"): 1 to kMaxPaths, whatever it says.
-std::uint32_t paths_in(const std::string& endpoint);
 /// "rdmap79s0 port 1 (GID fe80::1, QPN 17)".
 std::string text_of(const Hello& end);
 

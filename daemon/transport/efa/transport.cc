@@ -24,7 +24,7 @@ Status check(const EfaOptions& options) {
   if (options.credit < 1 || options.credit > 65536) return wrong("credit must be 1 to 65536");
   if (options.send_queue != 0 && options.send_queue < 16) return wrong("send_queue must be at least 16");
   if (options.service_level > 15) return wrong("service_level must be 0 to 15");
-  return options.devices.size() <= kMaxPaths ? Status() : wrong("more than 64 devices");
+  return options.devices.size() <= rdma::kMaxPaths ? Status() : wrong("more than 64 devices");
 }
 
 Status system_error(const std::string& what) {

@@ -13,6 +13,11 @@ constexpr std::chrono::milliseconds kLastResort{250};
 
 }  // namespace
 
+std::uint32_t paths_in(const std::string& endpoint) {
+  const auto commas = std::count(endpoint.begin(), endpoint.end(), ',');
+  return static_cast<std::uint32_t>(std::min<std::ptrdiff_t>(commas + 1, kMaxPaths));
+}
+
 Routes::Routes(Options options) : options_(std::move(options)) {
   know_remote(1);
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace mkernel::transport::rdma {
@@ -12,6 +13,13 @@ namespace mkernel::transport::rdma {
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 inline constexpr Time kNever = Time::max();
+
+/// Ports or devices of one rail.
+inline constexpr std::uint32_t kMaxPaths = 64;
+
+/// How many of them a transport lists as its endpoint ("mlx5_0:1, mlx5_1:1"): 1 to kMaxPaths, whatever it
+/// says.
+std::uint32_t paths_in(const std::string& endpoint);
 
 /// A path of this node and one of the peer: their positions among the ports that each prefers.
 struct Route {

@@ -103,7 +103,6 @@ Status check_message(std::span<const std::byte> bytes) {
     }
     case MessageType::kOpened: {
       const auto opened = read_as<Opened>(bytes);
-      if (opened.paths == 0) return wrong("no paths");
       MK_RETURN_IF_ERROR(check_queue(opened.qpn, opened.psn));
       return check_port(opened.port);
     }

@@ -40,9 +40,8 @@ enum class MessageType : std::uint16_t {
   kRefused = 22,    ///< Refusal: the channel cannot go on
 };
 
-inline constexpr std::uint16_t kMessageVersion = 1;
+inline constexpr std::uint16_t kMessageVersion = 2;
 inline constexpr std::size_t kDeviceNameBytes = 32;
-inline constexpr std::uint32_t kMaxPaths = 64;
 inline constexpr std::uint32_t kMaxChunks = 4096;  ///< of a region: 4 TiB
 
 /// Begins every message; all there is of some.
@@ -84,10 +83,8 @@ struct Opened {
   Port port;
   std::uint32_t qpn;
   std::uint32_t psn;
-  std::uint32_t paths;  ///< that the receiver has
-  std::uint32_t reserved;
 };
-static_assert(sizeof(Opened) == 88);
+static_assert(sizeof(Opened) == 80);
 
 struct ChannelMessage {
   Message head;

@@ -119,12 +119,7 @@ void Receiver::on_open(const Open& open) {
   }
   Message head = open.head;
   head.type = MessageType::kOpened;
-  const Opened answer{head,
-                      link.queue.path().port(),
-                      link.queue.qpn(),
-                      link.queue.psn(),
-                      static_cast<std::uint32_t>(context_.paths.size()),
-                      0};
+  const Opened answer{head, link.queue.path().port(), link.queue.qpn(), link.queue.psn()};
   links_[head.slot] = std::move(link);
   context_.say(peer_, bytes_of(answer));
 }

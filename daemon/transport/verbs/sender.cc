@@ -18,12 +18,13 @@ std::chrono::microseconds detection_time(const VerbsOptions& options) {
 
 }  // namespace
 
-Sender::Sender(Context& context, PeerId peer, const Identity& remote, Time now)
+Sender::Sender(Context& context, PeerId peer, const PeerAddress& remote, Time now)
     : context_(context),
       peer_(peer),
-      remote_(remote),
+      remote_(remote.identity),
       routes_({static_cast<std::uint32_t>(context.paths.size()), context.options.base.reconnect_interval,
                [&context](std::uint32_t local) { return context.paths[local]->state().ok(); }}) {
+  routes_.know_remote(rdma::paths_in(remote.endpoint));
   const std::uint32_t links = context.options.qps_per_peer;
   for (std::uint32_t slot = 0; slot < links; ++slot) {
     lanes_.push_back({std::make_unique<SendLink>(context, peer, slot), now, {}, silent()});
@@ -60,7 +61,7 @@ void Sender::attach(SendLink& link, const Outbound& channel) {
   context_.say(peer_, bytes_of(ask));
 }
 
-void Sender::remove(Outbound& channel, Time now) {
+void Sender::remove(Outbound& channel) {
   SendLink& link = channel.link;
   const bool in_flight = channel.in_flight();
   if (!link.closed()) {
@@ -286,7 +287,6 @@ Status Sender::receive(std::span<const std::byte> bytes, Time now) {
 
 Status Sender::on_opened(Lane& lane, const Opened& opened, Time now) {
   if (lane.link->answered()) return {StatusCode::kInvalidArgument, "it answered an Open twice"};
-  routes_.know_remote(std::min(opened.paths, kMaxPaths));
   if (const Status status = lane.link->opened(opened); !status.ok()) broke(lane, status, now);
   return {};
 }

@@ -16,11 +16,11 @@ namespace mkernel::transport::verbs {
 /// the old one, says how many puts of each channel it holds, and the puts behind those are sent again.
 class Sender {
  public:
-  Sender(Context& context, PeerId peer, const Identity& remote, Time now);
+  Sender(Context& context, PeerId peer, const PeerAddress& remote, Time now);
 
   Status add(ChannelId channel, ChannelKey key);
   /// Nothing is read from its memory afterwards: with puts in flight the link is broken for it.
-  void remove(Outbound& channel, Time now);
+  void remove(Outbound& channel);
   Outbound* find(ChannelKey key);
 
   /// A checked message of the receiver's. Returns why the peer is lost, or OK.

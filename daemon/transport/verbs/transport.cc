@@ -26,7 +26,7 @@ Status check(const VerbsOptions& options) {
     return Status{StatusCode::kInvalidArgument, "verbs transport: " + what};
   };
   if (options.ports.empty()) return wrong("no port to use");
-  if (options.ports.size() > kMaxPaths) return wrong(std::to_string(options.ports.size()) + " ports");
+  if (options.ports.size() > rdma::kMaxPaths) return wrong(std::to_string(options.ports.size()) + " ports");
   if (options.qps_per_peer < 1 || options.qps_per_peer > 64) return wrong("qps_per_peer must be 1 to 64");
   if (options.send_queue < 64) return wrong("send_queue must be at least 64");
   if (options.window < 1 || options.window > kMaxWindow) return wrong("window must be 1 to 32767");
@@ -74,7 +74,8 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::make(const VerbsOptions&
   for (const VerbsPort& port : options.ports) {
     auto path = Path::open(context.options, port);
     if (!path.ok()) return path.status();
-    made->endpoint_ += (made->endpoint_.empty() ? "" : ", ") + (*path)->text();
+    made->endpoint_ +=
+        (made->endpoint_.empty() ? "" : ", ") + port.device + ":" + std::to_string(port.number);
     if (options.gpu_memory) MK_RETURN_IF_ERROR(require_dma_bufs(options.verbs, **path));
     context.paths.push_back(std::move(*path));
   }
@@ -126,7 +127,7 @@ Status VerbsTransport::connect(PeerId peer, const PeerAddress& address) {
   if (address.identity.boot_id == self.boot_id && address.identity.node == self.node) {
     return {StatusCode::kInvalidArgument, who + " is this node itself"};
   }
-  peers_[peer] = std::make_unique<Peer>(context_, peer, address.identity, Clock::now());
+  peers_[peer] = std::make_unique<Peer>(context_, peer, address, Clock::now());
   return {};
 }
 
@@ -189,7 +190,7 @@ Status VerbsTransport::open_inbound(ChannelId channel, PeerId peer, ChannelKey k
 void VerbsTransport::close_channel(ChannelId channel) {
   if (channel >= ends_.size()) return;
   const End end = std::exchange(ends_[channel], {});
-  if (end.outbound != nullptr) end.peer->sender.remove(*end.outbound, Clock::now());
+  if (end.outbound != nullptr) end.peer->sender.remove(*end.outbound);
   if (end.inbound != nullptr) end.peer->receiver.remove(*end.inbound);
 }
 

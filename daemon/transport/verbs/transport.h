@@ -18,7 +18,8 @@ class VerbsTransport final : public Transport {
   ~VerbsTransport() override;
 
   const Capabilities& capabilities() const override { return capabilities_; }
-  /// The ports, for people: what peers need travels by send_to_peer().
+  /// The ports, "mlx5_0:1, mlx5_1:1": peers know by it how many paths there are. The rest travels by
+  /// send_to_peer().
   std::string local_endpoint() const override { return endpoint_; }
   void attach(TransportSink& sink) override { context_.sink = &sink; }
   Status connect(PeerId peer, const PeerAddress& address) override;
@@ -38,8 +39,11 @@ class VerbsTransport final : public Transport {
  private:
   /// One life of a peer node.
   struct Peer {
-    Peer(Context& context, PeerId id_, const Identity& remote, Time now)
-        : id(id_), identity(remote), sender(context, id_, remote, now), receiver(context, id_, remote) {}
+    Peer(Context& context, PeerId id_, const PeerAddress& remote, Time now)
+        : id(id_),
+          identity(remote.identity),
+          sender(context, id_, remote, now),
+          receiver(context, id_, remote.identity) {}
     const PeerId id;
     const Identity identity;
     Sender sender;

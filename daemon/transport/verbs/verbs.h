@@ -39,7 +39,7 @@ struct VerbsOptions {
   std::uint32_t window = 1024;                    ///< puts of one channel in flight
   std::uint32_t max_inline = 64;                  ///< bytes that are copied into the request, at least 8
   std::uint8_t timeout = 14;                      ///< 4.096 us x 2^n per attempt, 1..31
-  std::uint8_t retry_count = 7;                   ///< 0..7
+  std::uint8_t retry_count = 6;                   ///< 0..7, which soft-RoCE takes for endless
   std::uint8_t traffic_class = 0;                 ///< RoCE
   std::uint8_t service_level = 0;                 ///< InfiniBand; priority on RoCE
   std::uint64_t chunk_bytes = rdma::kChunkBytes;  ///< regions are registered in such pieces; a power of two

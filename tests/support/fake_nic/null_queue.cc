@@ -7,10 +7,6 @@
 namespace mkernel::test::nic {
 namespace {
 
-Qp& of_request(ibv_qp_ex* qp) {
-  return *static_cast<Qp*>(qp);
-}
-
 /// Whichever device it belongs to: numbers are unique on the fabric.
 Qp* queue_of(const Fabric::State& fabric, std::uint32_t number) {
   for (const auto& device : fabric.devices) {

@@ -213,6 +213,10 @@ inline Ah* of(ibv_ah* ah) {
 inline Qp* of(ibv_qp* qp) {
   return static_cast<Qp*>(reinterpret_cast<ibv_qp_ex*>(qp));
 }
+inline Qp& of_request(ibv_qp_ex* qp) {
+  return *static_cast<Qp*>(qp);
+}
+
 inline ibv_qp* base_of(Qp* qp) {
   return &qp->qp_base;
 }

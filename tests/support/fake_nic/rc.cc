@@ -46,7 +46,7 @@ std::byte* writable(Qp& target, const Message& message, std::uint64_t bytes) {
 }
 
 /// Some of the packets got there before the path was cut.
-void tear(Qp& qp, Message& message, const Place& place) {
+void tear_packets(Qp& qp, Message& message, const Place& place) {
   const bool launched = std::exchange(message.launched, false);
   Qp* const target = launched && place.device != nullptr ? target_of(qp, place) : nullptr;
   std::vector<std::byte> data;
@@ -82,7 +82,7 @@ void receive(Qp& qp, Message& message, Qp& target, const std::vector<std::byte>&
 Outcome execute(Qp& qp, Message& message) {
   const Place place = destination(*qp.device, qp.attributes.port_num, qp.attributes.ah_attr);
   if (!carries(*qp.device, qp.attributes.port_num, place)) {
-    tear(qp, message, place);
+    tear_packets(qp, message, place);
     return Outcome::kLost;
   }
   Qp* const target = target_of(qp, place);

@@ -102,7 +102,7 @@ Qp* target_of(const Message& message, const Place& place) {
 }
 
 /// Some of the packets got there before the path was cut.
-void tear(Qp& qp, Message& message, const Place& place) {
+void tear_bytes(Qp& qp, Message& message, const Place& place) {
   const bool launched = std::exchange(message.launched, false);
   Qp* const target = launched && place.device != nullptr ? target_of(message, place) : nullptr;
   std::vector<std::byte> data;
@@ -152,7 +152,7 @@ std::uint32_t execute(Qp& qp, const Message& message, const Place& place) {
 void arrive(Qp& qp, const std::shared_ptr<Message>& message) {
   const Place place = destination(*qp.device, qp.attributes.port_num, message->address);
   if (!carries(*qp.device, qp.attributes.port_num, place)) {
-    if (!message->executed) tear(qp, *message, place);
+    if (!message->executed) tear_bytes(qp, *message, place);
     lost(qp, message, place);
     return;
   }

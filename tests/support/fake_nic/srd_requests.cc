@@ -27,10 +27,6 @@ void begin(Qp& qp, ibv_wr_opcode opcode, std::uint32_t rkey, std::uint64_t remot
   if (!qp.signal_all && (qp.wr_flags & IBV_SEND_SIGNALED) == 0) qp.building_error = EINVAL;
 }
 
-Qp& of_request(ibv_qp_ex* qp) {
-  return *static_cast<Qp*>(qp);
-}
-
 void wr_start(ibv_qp_ex* verbs) {
   of_request(verbs).building.clear();
   of_request(verbs).building_error = 0;

@@ -254,6 +254,28 @@ TEST_CASE("a channel is on the rail of the rank that it begins at, at both ends"
   }
 }
 
+TEST_CASE("a rank goes over the rails near its GPU, and beside it one without goes over its share") {
+  // Rank 0 is near rails 2 and 3; rank 1 has no GPU; this is rank 2, near rail 0.
+  const GroupShape shape{.rank = 2,
+                         .lanes = 4,
+                         .ranks = {{.peer = 4, .local_rank = 0, .local_ranks = 2, .rails = 0b1100},
+                                   {.peer = 4, .local_rank = 1, .local_ranks = 2},
+                                   {.session = 1, .rails = 0b0001}}};
+  const std::vector<std::byte> payload(64, std::byte{7});
+  const std::uint32_t inbound_lanes[][2] = {{0, 0}, {0, 2}, {2, 0}, {2, 2}};  // of ranks 0 and 1, by rail
+  for (std::uint32_t rail = 0; rail < 4; ++rail) {
+    CAPTURE(rail);
+    ProxyFixture node({.index = rail, .count = 4});
+    node.wire->allow_everything();
+    auto client = node.join(1, shape, 1U << 16, 8, 1, 4);
+    const std::uint32_t outbound = rail == 0 ? 2 * 4 : 0;
+    CHECK(node.wire->open_channels() == outbound + inbound_lanes[rail][0] + inbound_lanes[rail][1]);
+    if (rail != 3) continue;
+    node.wire->inbound(dataplane::channel_key(client.group->instance, 0, 2, 1), 0, 0, payload, 1);
+    CHECK(eventually([&] { return arrivals(*client.group, 0, 1) == 1; }));
+  }
+}
+
 TEST_CASE("transports of two nodes talk through proxies and control threads") {
   ProxyFixture node({.index = 0, .count = 1});
   const std::string text = "qpn 17";

@@ -98,6 +98,7 @@ TEST_CASE("perftest's tables are read, and nothing else") {
       " 8       1000          0.91           7.03         0.96                0.97            0.10\n";
   CHECK(*read_perftest("ib_write_lat", latency, 8) == doctest::Approx(0.96));
   CHECK_FALSE(read_perftest("ib_write_lat", latency, 16).has_value());
+  CHECK_FALSE(read_perftest("ib_write_lat", "16 1000 0.9 7.0 inf inf 0.1", 16).has_value());
   const std::string bandwidth =
       " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
       " 65536      100000           0.00               392.16              0.747995\n";

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "daemon/transport/efa/immediate.h"
+#include "daemon/transport/rdma/routes.h"
 
 namespace mkernel::transport::efa {
 namespace {
@@ -60,7 +61,7 @@ TEST_CASE("a field out of its limits is named") {
   greeting.credit = 0;
   refused(greeting, "credit");
   greeting = hello();
-  greeting.path = kMaxPaths;
+  greeting.path = rdma::kMaxPaths;
   refused(greeting, "path 64");
   greeting = hello();
   std::memset(greeting.device, 'x', sizeof(greeting.device));
@@ -97,13 +98,6 @@ TEST_CASE("an end is named by device, port, address and queue pair") {
   CHECK(text_of(end) == "rdmap 79s0 port 1 (GID fe80::1, QPN 17)");
   end.qpn = 0;  // there is none any more
   CHECK(text_of(end) == "rdmap 79s0 port 1 (GID fe80::1)");
-}
-
-TEST_CASE("an endpoint lists devices, as many as one believes") {
-  CHECK(paths_in("") == 1);
-  CHECK(paths_in("rdmap79s0") == 1);
-  CHECK(paths_in("rdmap79s0, rdmap80s0") == 2);
-  CHECK(paths_in(std::string(1000, ',')) == kMaxPaths);
 }
 
 }  // namespace

@@ -13,9 +13,9 @@ namespace {
 using test::FakeEngines;
 
 /// Sender and receiver with engines, GPU memory at both ends.
-struct Rig {
-  explicit Rig(abi::RegionKind source_kind = abi::RegionKind::kVmm,
-               abi::RegionKind target_kind = abi::RegionKind::kVmm)
+struct EnginesRig {
+  explicit EnginesRig(abi::RegionKind source_kind = abi::RegionKind::kVmm,
+                      abi::RegionKind target_kind = abi::RegionKind::kVmm)
       : pair(std::make_shared<FakeEngines>(1, 8), engines), source(make_region(7, source_kind)) {
     pair.receiver->memory = make_region(1, target_kind);
     fill(*source, 0x31);
@@ -46,12 +46,12 @@ struct Rig {
 };
 
 TEST_CASE("with engines a transport says that it moves GPU memory, without them that it does not") {
-  CHECK(Rig().pair.receiver->transport->capabilities().gpu_memory);
+  CHECK(EnginesRig().pair.receiver->transport->capabilities().gpu_memory);
   CHECK(!Pair().receiver->transport->capabilities().gpu_memory);
 }
 
 TEST_CASE("a count waits for the copy, and the put behind it waits too") {
-  Rig rig;
+  EnginesRig rig;
   rig.engines->hold();
   rig.submit(1);
   rig.submit(2);
@@ -65,12 +65,12 @@ TEST_CASE("a count waits for the copy, and the put behind it waits too") {
   rig.engines->release();
   REQUIRE(rig.pair.completed(3));
   CHECK(rig.pair.receiver->arrivals == 3);
-  CHECK(Rig::is(rig.target(), 0x31));
+  CHECK(EnginesRig::is(rig.target(), 0x31));
   CHECK(!rig.pair.receiver->transport->holds(rig.target()));
 }
 
 TEST_CASE("a put that is sent again while an engine has it is not copied a second time") {
-  Rig rig;
+  EnginesRig rig;
   rig.engines->hold();
   rig.submit(1);
   const auto& faults = dynamic_cast<EmulatedTransport&>(*rig.pair.receiver->transport).faults();
@@ -82,27 +82,27 @@ TEST_CASE("a put that is sent again while an engine has it is not copied a secon
 }
 
 TEST_CASE("closing the receiving end waits for its copies: nothing lands afterwards") {
-  Rig rig;
+  EnginesRig rig;
   rig.engines->hold(300);
   for (std::uint64_t i = 1; i <= 5; ++i) rig.submit(i);
   REQUIRE(rig.in_flight(5));
   rig.pair.receiver->transport->close_channel(0);
   CHECK(rig.engines->in_flight() == 0);
   CHECK(!rig.pair.receiver->transport->holds(rig.target()));
-  Rig::fill(rig.target(), 0x44);
+  EnginesRig::fill(rig.target(), 0x44);
   rig.pair.pump(400);
-  CHECK(Rig::is(rig.target(), 0x44));
+  CHECK(EnginesRig::is(rig.target(), 0x44));
   CHECK(rig.pair.receiver->arrivals == 0);
 }
 
 TEST_CASE("closing the sending end frees the sources: what was being copied does not count") {
-  Rig rig;
+  EnginesRig rig;
   rig.engines->hold();
   rig.submit(1);
   REQUIRE(rig.in_flight(1));
   rig.pair.sender->transport->close_channel(0);
   CHECK(!rig.pair.sender->transport->holds(*rig.source));
-  Rig::fill(*rig.source, 0x55);
+  EnginesRig::fill(*rig.source, 0x55);
   rig.engines->release();
   REQUIRE(rig.in_flight(0));
   rig.pair.pump(50);
@@ -111,7 +111,7 @@ TEST_CASE("closing the sending end frees the sources: what was being copied does
 }
 
 TEST_CASE("a link that is lost with copies in flight resumes when they have landed, and replays") {
-  Rig rig;
+  EnginesRig rig;
   rig.submit(1);
   REQUIRE(rig.pair.completed(1));
   rig.engines->hold();
@@ -137,7 +137,7 @@ TEST_CASE("a link that is lost with copies in flight resumes when they have land
 }
 
 TEST_CASE("mappings live as long as the regions: forget() gives back both ends") {
-  Rig rig;
+  EnginesRig rig;
   rig.submit(1);
   REQUIRE(rig.pair.completed(1));
   CHECK(rig.engines->mapped() == 2);
@@ -161,7 +161,7 @@ TEST_CASE("mappings live as long as the regions: forget() gives back both ends")
 }
 
 TEST_CASE("a source that goes while it is copied from stays mapped until the copy is over") {
-  Rig rig;
+  EnginesRig rig;
   rig.engines->hold();
   rig.submit(1);
   REQUIRE(rig.in_flight(1));
@@ -173,7 +173,7 @@ TEST_CASE("a source that goes while it is copied from stays mapped until the cop
 }
 
 TEST_CASE("an engine that fails ends the channel with its reason, and no other") {
-  Rig rig;
+  EnginesRig rig;
   rig.engines->hold();
   rig.submit(1);
   REQUIRE(rig.in_flight(1));
@@ -187,7 +187,7 @@ TEST_CASE("an engine that fails ends the channel with its reason, and no other")
 
 TEST_CASE("an allocation smaller than announced fails the channel, at either end") {
   for (const std::string end : {"source", "target"}) {
-    Rig rig;
+    EnginesRig rig;
     (end == "source" ? *rig.source : rig.target()).bytes = 1 << 20;
     rig.submit(1);
     REQUIRE(rig.pair.until([&] { return !rig.pair.sender->failure.ok(); }));
@@ -200,10 +200,10 @@ TEST_CASE("between host and GPU the engines copy as well") {
   const auto host = abi::RegionKind::kHostMemory;
   const auto gpu = abi::RegionKind::kVmm;
   for (const auto& [from, to] : {std::pair(host, gpu), std::pair(gpu, host), std::pair(host, host)}) {
-    Rig rig(from, to);
+    EnginesRig rig(from, to);
     for (std::uint64_t i = 1; i <= 20; ++i) rig.submit(i);
     REQUIRE(rig.pair.completed(20));
-    CHECK(Rig::is(rig.target(), 0x31));
+    CHECK(EnginesRig::is(rig.target(), 0x31));
     CHECK(rig.engines->started() == (from == to ? 0 : 20));
   }
 }
@@ -211,10 +211,10 @@ TEST_CASE("between host and GPU the engines copy as well") {
 TEST_CASE("plain GPU memory is opened by its name, at either end and once, and closed with its region") {
   const auto plain = abi::RegionKind::kIpc, vmm = abi::RegionKind::kVmm;
   for (const auto& [from, to] : {std::pair(plain, plain), std::pair(plain, vmm), std::pair(vmm, plain)}) {
-    Rig rig(from, to);
+    EnginesRig rig(from, to);
     for (std::uint64_t i = 1; i <= 20; ++i) rig.submit(i);
     REQUIRE(rig.pair.completed(20));
-    CHECK(Rig::is(rig.target(), 0x31));
+    CHECK(EnginesRig::is(rig.target(), 0x31));
     CHECK(rig.engines->mapped() == 2);
     rig.pair.receiver->transport->forget(rig.target());
     rig.pair.sender->transport->forget(*rig.source);
@@ -224,7 +224,7 @@ TEST_CASE("plain GPU memory is opened by its name, at either end and once, and c
 
 TEST_CASE("a name that opens nothing fails the channel, at either end, and nobody else") {
   for (const std::string end : {"source", "target"}) {
-    Rig rig(abi::RegionKind::kIpc, abi::RegionKind::kIpc);
+    EnginesRig rig(abi::RegionKind::kIpc, abi::RegionKind::kIpc);
     (end == "source" ? *rig.source : rig.target()).cuda_ipc = FakeEngines::name(-1);
     rig.submit(1);
     REQUIRE(rig.pair.until([&] { return !rig.pair.sender->failure.ok(); }));

@@ -17,7 +17,7 @@ namespace {
 constexpr ChannelKey kKey = 99;
 constexpr std::uint64_t kBytes = 4096;
 
-memory::Region make_region() {
+memory::Region own_region() {
   memory::Region region;
   region.kind = abi::RegionKind::kHostMemory;
   region.bytes = kBytes;
@@ -38,7 +38,7 @@ struct Sink final : TransportSink {
   void peer_connected(PeerId) override { connected = true; }
   void peer_failed(PeerId, const Status& why) override { peer = why; }
 
-  memory::Region target = make_region();
+  memory::Region target = own_region();
   std::uint64_t arrivals = 0;
   std::uint64_t completions = 0;
   bool connected = false;

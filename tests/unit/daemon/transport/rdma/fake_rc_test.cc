@@ -11,10 +11,6 @@
 namespace mkernel::test::nic {
 namespace {
 
-int modify(const End& end, Attributes to) {
-  return end.verbs.modify_qp(end.qp, &to.values, to.mask);
-}
-
 TEST_CASE("a change of state with an attribute missing, or one too many, is refused") {
   RcPair pair;
   const auto each_is_needed = [&](const Attributes& good) {

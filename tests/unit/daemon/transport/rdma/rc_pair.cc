@@ -1,13 +1,10 @@
 #include "tests/unit/daemon/transport/rdma/rc_pair.h"
 
 namespace mkernel::test::nic {
-namespace {
 
 int modify(const End& end, Attributes attributes) {
   return end.verbs.modify_qp(end.qp, &attributes.values, attributes.mask);
 }
-
-}  // namespace
 
 Attributes to_init() {
   Attributes to;

@@ -131,6 +131,8 @@ struct Attributes {
   ibv_qp_attr values{};
   int mask = 0;
 };
+/// Returns what ibv_modify_qp() does.
+int modify(const End& end, Attributes attributes);
 Attributes to_init();
 /// Toward `peer`, whose device is the fabric's number `peer_number` (1 or 2).
 Attributes to_rtr(const End& peer, std::uint8_t peer_number);

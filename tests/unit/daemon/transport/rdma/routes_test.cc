@@ -28,6 +28,13 @@ std::vector<Route> in_order(Routes& routes, Time now) {
 
 const Time kStart = Time() + milliseconds(1000);
 
+TEST_CASE("an endpoint lists paths, as many as one believes") {
+  CHECK(paths_in("") == 1);
+  CHECK(paths_in("rdmap79s0") == 1);
+  CHECK(paths_in("mlx5_0:1, mlx5_1:1") == 2);
+  CHECK(paths_in(std::string(1000, ',')) == kMaxPaths);
+}
+
 TEST_CASE("ports of equal position belong together, and what is left over takes turns") {
   Ports ports{{true, true}};
   Routes routes = ports.routes();

@@ -8,8 +8,6 @@
 namespace mkernel::transport::tcp {
 namespace {
 
-constexpr std::uint32_t kMiB = 1 << 20;
-
 /// One channel, id 1 at both ends.
 void open(End& from, End& to, ChannelId id, ChannelKey key) {
   REQUIRE(to.transport().open_inbound(id, kPeer, key).ok());

@@ -16,7 +16,6 @@ using test::FakeEngines;
 
 constexpr abi::RegionKind kGpu = abi::RegionKind::kVmm;
 constexpr std::uint32_t kKiB = 1 << 10;
-constexpr std::uint32_t kMiB = 1 << 20;
 constexpr std::uint64_t kRegionBytes = 8 * kMiB;  ///< several times what one connection stages
 
 TcpOptions with(std::shared_ptr<FakeEngines> engines) {
@@ -29,8 +28,8 @@ TcpOptions with(std::shared_ptr<FakeEngines> engines) {
 
 /// Sender and receiver with engines; channel 1 leads from a to b. A relay between them can cut, and holds as
 /// much as it is given.
-struct Rig {
-  explicit Rig(abi::RegionKind source = kGpu, abi::RegionKind target = kGpu, bool relayed = true)
+struct GpuRig {
+  explicit GpuRig(abi::RegionKind source = kGpu, abi::RegionKind target = kGpu, bool relayed = true)
       : a(1, with(reading), kRegionBytes, source), b(2, with(writing), kRegionBytes, target) {
     fill_random(a.region(), 7);
     for (memory::Region* region : {&a.region(), &b.region()}) {
@@ -78,7 +77,7 @@ struct Rig {
 };
 
 TEST_CASE("with engines a transport says that it moves GPU memory, without them that it does not") {
-  CHECK(Rig().a.transport().capabilities().gpu_memory);
+  CHECK(GpuRig().a.transport().capabilities().gpu_memory);
   CHECK(!End(1).transport().capabilities().gpu_memory);
 }
 
@@ -86,7 +85,7 @@ TEST_CASE("puts of every length, between GPUs and between GPU and host, and sign
   constexpr auto kHost = abi::RegionKind::kHostMemory, kPlain = abi::RegionKind::kIpc;
   for (const auto& [source, target] : {std::pair(kGpu, kGpu), std::pair(kGpu, kHost), std::pair(kHost, kGpu),
                                        std::pair(kPlain, kPlain), std::pair(kPlain, kGpu)}) {
-    Rig rig(source, target);
+    GpuRig rig(source, target);
     std::uint64_t offset = 0, sequence = 0;
     for (const std::uint32_t length : {1U, 0U, 7U, 4 * kKiB, 300 * kKiB + 3, 0U, 5 * kMiB + 1, 17U}) {
       rig.submit(1, ++sequence, offset, length);
@@ -101,7 +100,7 @@ TEST_CASE("puts of every length, between GPUs and between GPU and host, and sign
 }
 
 TEST_CASE("a count waits for the copy, and the signal behind it waits too") {
-  Rig rig;
+  GpuRig rig;
   rig.writing->hold();
   rig.submit(1, 1, 0, 100);
   rig.submit(1, 2, 0, 0);
@@ -118,7 +117,7 @@ TEST_CASE("a count waits for the copy, and the signal behind it waits too") {
 }
 
 TEST_CASE("what a channel submits behind a put that is still being loaded stays behind it") {
-  Rig rig;
+  GpuRig rig;
   rig.open(2);
   rig.reading->hold();
   rig.submit(1, 1, 0, 100);
@@ -132,7 +131,7 @@ TEST_CASE("what a channel submits behind a put that is still being loaded stays 
 }
 
 TEST_CASE("a receiver whose engines stand still stages a bounded amount, and goes on afterwards") {
-  Rig rig(kGpu, kGpu, false);
+  GpuRig rig(kGpu, kGpu, false);
   rig.writing->hold();
   rig.submit(1, 1, 0, 6 * kMiB);
   REQUIRE(rig.until([&] { return rig.writing->in_flight() == kStagingBytes / kStagingPiece; }));
@@ -145,7 +144,7 @@ TEST_CASE("a receiver whose engines stand still stages a bounded amount, and goe
 }
 
 TEST_CASE("closing the receiving end waits for its copies: nothing lands afterwards") {
-  Rig rig;
+  GpuRig rig;
   rig.writing->hold(300);
   for (std::uint64_t n = 1; n <= 5; ++n) rig.submit(1, n, n * kMiB, kKiB);
   REQUIRE(rig.until([&] { return rig.writing->in_flight() == 5; }));
@@ -163,7 +162,7 @@ TEST_CASE(
     "closing the sending end waits for its copies; in the middle of a put it cuts, and the others go on") {
   for (const std::uint32_t length : {kKiB, 6 * kMiB}) {
     CAPTURE(length);
-    Rig rig(kGpu, kGpu, false);
+    GpuRig rig(kGpu, kGpu, false);
     rig.open(2);
     rig.submit(1, 1, 0, length);
     REQUIRE(rig.until([&] { return rig.reading->started() > 0; }));
@@ -183,7 +182,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a connection lost with copies in flight: not a word until they have landed, then all that came") {
-  Rig rig;
+  GpuRig rig;
   rig.submit(1, 1, 0, kKiB);
   REQUIRE(rig.until([&] { return rig.a.completions[1] == 1; }));
   rig.writing->hold();
@@ -204,7 +203,7 @@ TEST_CASE("a connection lost with copies in flight: not a word until they have l
 }
 
 TEST_CASE("a connection lost in the middle of a put, the same: what had come of it counts for nothing") {
-  Rig rig;
+  GpuRig rig;
   rig.writing->hold();
   rig.submit(1, 1, 0, 6 * kMiB);
   const std::size_t staged = kStagingBytes / kStagingPiece;
@@ -220,7 +219,7 @@ TEST_CASE("a connection lost in the middle of a put, the same: what had come of 
 }
 
 TEST_CASE("engines that fail at the receiver fail the channel by name, and no other") {
-  Rig rig;
+  GpuRig rig;
   rig.open(2);
   rig.writing->hold();
   rig.submit(1, 1, 0, 100);
@@ -235,7 +234,7 @@ TEST_CASE("engines that fail at the receiver fail the channel by name, and no ot
 }
 
 TEST_CASE("engines that fail at the sender fail what they were to load, and nothing else") {
-  Rig rig;
+  GpuRig rig;
   rig.open(2);
   rig.reading->hold();
   rig.submit(1, 1, 0, 100);
@@ -261,7 +260,7 @@ TEST_CASE("a transport without engines refuses GPU memory by name") {
 }
 
 TEST_CASE("a put that is given up before any of it was sent keeps no mapping of its source") {
-  Rig rig(kGpu, kGpu, false);
+  GpuRig rig(kGpu, kGpu, false);
   rig.reading->hold(300);
   rig.submit(1, 1, 0, 6 * kMiB);
   REQUIRE(rig.until([&] { return rig.reading->in_flight() == kStagingBytes / kStagingPiece; }));
@@ -273,7 +272,7 @@ TEST_CASE("a put that is given up before any of it was sent keeps no mapping of 
 }
 
 TEST_CASE("mappings live as long as the regions: forget() gives back both ends") {
-  Rig rig;
+  GpuRig rig;
   rig.submit(1, 1, 0, 100);
   REQUIRE(rig.until([&] { return rig.a.completions[1] == 1; }));
   CHECK(rig.reading->mapped() == 1);

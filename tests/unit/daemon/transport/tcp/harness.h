@@ -18,6 +18,7 @@
 
 namespace mkernel::transport::tcp {
 
+inline constexpr std::uint32_t kMiB = 1 << 20;
 inline constexpr PeerId kPeer = 5;  ///< what each end calls the other
 
 /// Of any kind; what passes for GPU memory is what FakeEngines can map.

@@ -28,6 +28,26 @@ TEST_CASE("all traffic takes the first path while it works") {
   CHECK(received_by_b(pair, 1) == 0);
 }
 
+TEST_CASE("a peer whose first port is dead from the start is reached over its other one") {
+  for (const bool by_port : {false, true}) {
+    TransportPair pair;
+    CHECK(pair.b().transport().local_endpoint() ==
+          device_of("node-b", 0) + ":1, " + device_of("node-b", 1) + ":1");
+    if (by_port) {
+      fabric_of(pair).set_port(device_of("node-b", 0), 1, IBV_PORT_DOWN);
+    } else {
+      for (int number = 0; number < 2; ++number) {
+        fabric_of(pair).set_paths(device_of("node-a", number), device_of("node-b", 0), {.down = true});
+      }
+    }
+    pair.stream(pair.a(), 500, 16, 2048, always(2048));
+    pair.stream(pair.b(), 500, 16, 2048, always(2048));
+    CHECK(pair.run(Threads::kOne) == "");
+    CHECK(received_by_b(pair, 0) == 0);
+    CHECK(received_by_b(pair, 1) >= 500);
+  }
+}
+
 /// What the end was told last is that its puts go over the path of this number.
 bool uses(const Node& node, int number) {
   return !node.paths().empty() && !node.path_lost() &&

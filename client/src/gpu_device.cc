@@ -5,6 +5,9 @@
 
 #include <utility>
 
+#include "client/src/gpu_memory.h"
+#include "proto/abi/messages.h"
+
 namespace mkernel::client {
 namespace {
 
@@ -13,6 +16,20 @@ namespace {
 constexpr unsigned long long kMapOverPcie = 1;
 
 }  // namespace
+
+std::uint64_t gpu_pci_address(int device) {
+  if (device < 0) return 0;
+  const auto driver = cuda_driver();
+  CUdevice handle = 0;
+  if (!driver.ok() || driver.value()->cuDeviceGet(&handle, device) != CUDA_SUCCESS) return 0;
+  const auto number = [&](CUdevice_attribute attribute) {
+    int value = 0;
+    const bool told = driver.value()->cuDeviceGetAttribute(&value, attribute, handle) == CUDA_SUCCESS;
+    return told ? static_cast<std::uint32_t>(value) : 0;
+  };
+  return abi::pci_address(number(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID), number(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),
+                          number(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID), 0);
+}
 
 Result<std::shared_ptr<const Device>> Device::open(const CudaDriver& driver, int ordinal) {
   auto device = std::make_shared<Device>(driver, ordinal);

@@ -33,6 +33,10 @@ Result<std::shared_ptr<MemorySource>> open_gpu_memory(int device);
 /// (its GPU is not visible here, or out of reach), CUDA's.
 Result<std::shared_ptr<MemorySource>> open_gpu_pointer(int device, void* data);
 
+/// Where GPU `device` sits, as abi::pci_address(); 0 when nobody can tell: a negative `device`, no driver, no
+/// such device, a library that was built without CUDA.
+std::uint64_t gpu_pci_address(int device);
+
 /// Host memory that kernels of GPU `device` may read and write at the same address, for as long as the result
 /// lives. The memory stays the caller's and must outlive it. Errors: kUnimplemented, kResourceExhausted (it
 /// cannot be locked), CUDA's.

@@ -18,6 +18,10 @@ Result<std::shared_ptr<MemorySource>> open_gpu_pointer(int device, void*) {
   return without_cuda("memory of GPU " + std::to_string(device));
 }
 
+std::uint64_t gpu_pci_address(int) {
+  return 0;
+}
+
 Result<std::shared_ptr<const void>> pin_for_gpu(int device, void*, std::uint64_t) {
   return without_cuda("host memory for GPU " + std::to_string(device));
 }

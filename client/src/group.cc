@@ -99,6 +99,9 @@ Status GroupCore::adopt_segment(const abi::JoinGroupReply& reply, std::vector<ip
       segment->board_offset != wanted.board_offset) {
     return {StatusCode::kInternal, "its layout is not that of version " + std::to_string(abi::kVersion)};
   }
+  if (std::uint64_t{segment->rails} >> session_->segment()->ring_count != 0) {
+    return {StatusCode::kInternal, "it names rings that the session does not have"};
+  }
   view_.session = session_->segment();
   view_.segment = segment;
   view_.rings = session_->rings();

@@ -78,6 +78,7 @@ Status SessionCore::hello(const SessionOptions& options) {
   abi::Hello hello{};
   ipc::copy_text(hello.client_name, options.name.empty() ? ::program_invocation_short_name : options.name);
   hello.device = options.device;
+  hello.pci_address = gpu_pci_address(options.device);
   hello.weight = options.weight;
   abi::HelloReply reply;
   std::vector<ipc::UniqueFd> fds;

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "daemon/app/verbs_rails.h"
 #include "daemon/observe/log.h"
 #include "daemon/topology/rdma_sysfs.h"
 #include "daemon/transport/rdma/probe.h"
@@ -26,13 +27,18 @@ std::uint64_t random_boot_id() {
   return id;
 }
 
-session::ServerOptions server_options(const config::Config& config, std::uint64_t boot_id) {
+session::ServerOptions server_options(const config::Config& config, std::uint64_t boot_id,
+                                      const std::map<std::uint64_t, std::uint32_t>& rails_of_gpu) {
   session::ServerOptions options;
   options.node_name = config.node.name;
   options.boot_id = boot_id;
   options.ring_slots = config.proxy.ring_slots;
   options.listener = {config.node.socket, config.node.mode_bits(), config.node.socket_group};
   options.limits = config.limits;
+  options.rails_near = [rails_of_gpu](std::uint64_t gpu) {
+    const auto found = rails_of_gpu.find(gpu);
+    return found == rails_of_gpu.end() ? 0 : found->second;
+  };
   return options;
 }
 
@@ -68,8 +74,8 @@ Status App::start() {
   rails_ = std::move(rails).value();
 
   directory_ = std::make_unique<rpc::GroupDirectory>(config_.node.name, boot_id_, executor_);
-  sessions_ =
-      std::make_unique<session::SessionServer>(io_, server_options(config_, boot_id_), rails_->proxies());
+  sessions_ = std::make_unique<session::SessionServer>(
+      io_, server_options(config_, boot_id_, rails_->places().of_gpu), rails_->proxies());
   sessions_->on_group_closed([this] { forget_dead_peers(); });
   bridge_.bind(*sessions_,
                {[this](std::uint32_t rail, transport::PeerId peer) {
@@ -129,20 +135,15 @@ Status App::open_peer_links() {
   return {};
 }
 
-/// Peers are told how the ports of the rails are; that of a rail stays the one that it began with.
+/// Peers are told how the ports of the rails are.
 void App::watch_nics() {
-  if (config_.transport.kind != "verbs" && config_.transport.kind != "efa") return;
-  auto look = [kind = config_.transport.kind, chosen = config_.topology.nics, rails = config_.proxy.threads,
-               names = std::vector<std::string>()]() mutable {
+  std::vector<std::string> names;
+  for (const RailPlace& place : rails_->places().rails) names.push_back(place.port);
+  if (names.empty()) return;
+  auto look = [names = std::move(names), family = gid_family(config_.transport.verbs)] {
     auto devices = topology::rdma_devices();
-    if (names.empty()) {
-      auto machine = topology::this_machine();
-      if (machine.ok()) {
-        names = rail_port_names(topology::make_node(machine.value(), devices, chosen), kind, rails);
-      }
-    }
     transport::rdma::probe(devices);
-    return describe_ports(names, devices);
+    return describe_ports(names, devices, family);
   };
   nics_ = std::make_unique<NicWatch>(std::move(look), kLookAtNics, [this](std::vector<v1::NicPort> ports) {
     boost::asio::post(io_, [this, ports = std::move(ports)] {

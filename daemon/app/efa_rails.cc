@@ -82,10 +82,12 @@ Result<EfaRails> EfaRails::open(const config::Config& config) {
   if (!devices.ok()) return devices.status();
 
   EfaRails rails;
+  std::vector<std::string> ports;
   for (std::uint32_t rail = 0; rail < devices->size(); ++rail) {
     rails.paths_.push_back(efa_paths(node, *devices, rail, config.proxy.threads, config.transport.efa.paths));
-    rails.cpus_.push_back(topology::cpus_near(node, (*devices)[rail], 1));
+    ports.push_back((*devices)[rail] + ":1");  // EFA devices have one
   }
+  rails.places_ = places_of(node, ports, config.proxy.threads);
   transport::EfaOptions& options = rails.options_;
   options.verbs = verbs.value();
   options.efa = efa.value();

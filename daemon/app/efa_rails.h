@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/app/rail_places.h"
 #include "daemon/config/config.h"
 #include "daemon/topology/node.h"
 #include "daemon/transport/efa/efa.h"
@@ -33,13 +34,12 @@ class EfaRails {
   /// first.
   Result<std::unique_ptr<transport::Transport>> make(const transport::TransportOptions& base,
                                                      std::uint32_t rail) const;
-  /// Where the rail's proxy thread belongs: near its device. Empty: unknown.
-  const std::vector<std::uint32_t>& cpus(std::uint32_t rail) const { return cpus_[rail % cpus_.size()]; }
+  const RailPlaces& places() const { return places_; }
 
  private:
-  transport::EfaOptions options_;                 ///< of every rail, but for base and devices
-  std::vector<std::vector<std::string>> paths_;   ///< by rail
-  std::vector<std::vector<std::uint32_t>> cpus_;  ///< near each rail's own device
+  transport::EfaOptions options_;                ///< of every rail, but for base and devices
+  std::vector<std::vector<std::string>> paths_;  ///< by rail
+  RailPlaces places_;
 };
 
 }  // namespace mkernel::app

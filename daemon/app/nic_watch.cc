@@ -4,40 +4,25 @@
 #include <mutex>
 #include <utility>
 
-#include "daemon/topology/placement.h"
-
 namespace mkernel::app {
 namespace {
 
-void fill(const topology::RdmaPort& from, v1::NicPort& to) {
+void fill(const topology::RdmaPort& from, topology::AddressFamily family, v1::NicPort& to) {
   to.set_state(from.state);
   to.set_link_layer(topology::name_of(from.link_layer));
   to.set_mtu(from.mtu);
   to.set_gbps(from.gbps);
-  if (const topology::Gid* gid = topology::choose_gid(from, topology::AddressFamily::kIpv4)) {
+  if (const topology::Gid* gid = topology::choose_gid(from, family)) {
+    to.set_gid(gid->text());
     to.set_gid_type(topology::name_of(gid->type));
   }
 }
 
 }  // namespace
 
-std::vector<std::string> rail_port_names(const topology::Node& node, const std::string& kind,
-                                         std::uint32_t count) {
-  if (kind != "verbs" && kind != "efa") return {};
-  std::vector<std::string> ports;
-  for (const topology::Rail& rail : topology::place(node).rails) {
-    const topology::NicPort& port = node.ports[rail.port];
-    if (kind == "verbs" || port.driver == "efa") ports.push_back(port.name());
-  }
-  std::vector<std::string> names;
-  for (std::uint32_t rail = 0; rail < count && !ports.empty(); ++rail) {
-    names.push_back(ports[rail % ports.size()]);
-  }
-  return names;
-}
-
 std::vector<v1::NicPort> describe_ports(const std::vector<std::string>& names,
-                                        const std::vector<topology::RdmaDevice>& devices) {
+                                        const std::vector<topology::RdmaDevice>& devices,
+                                        topology::AddressFamily family) {
   std::vector<v1::NicPort> ports(names.size());
   for (std::size_t rail = 0; rail < names.size(); ++rail) {
     ports[rail].set_rail(static_cast<std::uint32_t>(rail));
@@ -45,7 +30,7 @@ std::vector<v1::NicPort> describe_ports(const std::vector<std::string>& names,
     ports[rail].set_state("absent");
     for (const topology::RdmaDevice& device : devices) {
       for (const topology::RdmaPort& port : device.ports) {
-        if (device.name + ":" + std::to_string(port.number) == names[rail]) fill(port, ports[rail]);
+        if (device.name + ":" + std::to_string(port.number) == names[rail]) fill(port, family, ports[rail]);
       }
     }
   }

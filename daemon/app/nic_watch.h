@@ -2,27 +2,22 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "daemon/topology/node.h"
 #include "daemon/topology/rdma_device.h"
 #include "mkernel/v1/peer.pb.h"
 
 namespace mkernel::app {
 
-/// The port that each of `count` rails uses first: "mlx5_0:1". Fewer ports than rails are used in turn.
-/// `kind`: "verbs" or "efa"; other transports have no ports.
-std::vector<std::string> rail_port_names(const topology::Node& node, const std::string& kind,
-                                         std::uint32_t count);
-
-/// What peers are told of these ports, by rail. One that is not there any more is in state "absent".
+/// What peers are told of these ports, "mlx5_0:1", by rail. One that is not there any more is in state
+/// "absent". The address is the one that rails choose for a port of its kind; `family` as they are given it.
 std::vector<v1::NicPort> describe_ports(const std::vector<std::string>& names,
-                                        const std::vector<topology::RdmaDevice>& devices);
+                                        const std::vector<topology::RdmaDevice>& devices,
+                                        topology::AddressFamily family);
 
 /// A thread of its own, as looking takes tens of milliseconds: calls `told`, on that thread, with what `look`
 /// has found, at once and then as often as `every`.

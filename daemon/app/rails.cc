@@ -70,18 +70,14 @@ Result<std::unique_ptr<transport::Transport>> make_emulated(const config::Config
 /// How the rails of one kind of transport are made.
 struct Maker {
   std::function<Result<std::unique_ptr<transport::Transport>>(std::uint32_t rail)> make;
-  /// CPUs near the rail's NIC; empty: unknown, or there is no NIC.
-  std::function<std::vector<std::uint32_t>(std::uint32_t rail)> cpus = [](std::uint32_t) {
-    return std::vector<std::uint32_t>();
-  };
+  RailPlaces places = {};
 };
 
 /// Of transports that have NICs.
 template <typename NicRails>
 Maker maker_of(NicRails made, const transport::TransportOptions& base) {
   const auto rails = std::make_shared<const NicRails>(std::move(made));
-  return {[rails, base](std::uint32_t rail) { return rails->make(base, rail); },
-          [rails](std::uint32_t rail) { return rails->cpus(rail); }};
+  return {[rails, base](std::uint32_t rail) { return rails->make(base, rail); }, rails->places()};
 }
 
 Result<Maker> maker_for(const config::Config& config, std::uint64_t boot_id) {
@@ -99,9 +95,8 @@ Result<Maker> maker_for(const config::Config& config, std::uint64_t boot_id) {
   return Maker{[&config, boot_id, make](std::uint32_t rail) { return make(config, boot_id, rail); }};
 }
 
-/// `near`: CPUs near the rail's NIC, where the configuration names none.
 dataplane::ProxyOptions proxy_options(const config::Proxy& proxy, std::uint32_t rail,
-                                      std::vector<std::uint32_t> near) {
+                                      const RailPlaces& places) {
   dataplane::ProxyOptions options;
   options.index = rail;
   options.count = proxy.threads;
@@ -110,7 +105,11 @@ dataplane::ProxyOptions proxy_options(const config::Proxy& proxy, std::uint32_t 
   options.idle_after = proxy.idle_after;
   options.quantum_bytes = proxy.quantum_bytes;
   options.quantum_requests = proxy.quantum_requests;
-  options.cpus = proxy.cpus.empty() ? std::move(near) : std::vector{proxy.cpus[rail]};
+  if (!proxy.cpus.empty()) {
+    options.cpus = {proxy.cpus[rail]};
+  } else if (!places.rails.empty()) {
+    options.cpus = places.rails[rail].cpus;
+  }
   options.not_pinned = [rail](const Status& why) { spdlog::warn("proxy thread {}: {}", rail, why.text()); };
   return options;
 }
@@ -126,11 +125,12 @@ Result<std::unique_ptr<Rails>> Rails::create(const config::Config& config, std::
   auto make = maker_for(config, boot_id);
   if (!make.ok()) return make.status();
   auto rails = std::make_unique<Rails>();
+  rails->places_ = make->places;
   for (std::uint32_t rail = 0; rail < config.proxy.threads; ++rail) {
     auto transport = make->make(rail);
     if (!transport.ok()) return transport.status().with_context("rail " + std::to_string(rail));
     rails->proxies_.push_back(std::make_unique<dataplane::Proxy>(
-        proxy_options(config.proxy, rail, make->cpus(rail)), std::move(transport).value(), sink));
+        proxy_options(config.proxy, rail, rails->places_), std::move(transport).value(), sink));
   }
   return rails;
 }

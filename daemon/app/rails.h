@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/app/rail_places.h"
 #include "daemon/config/config.h"
 #include "daemon/dataplane/proxy.h"
 #include "daemon/rpc/peer_bus.h"
@@ -31,6 +32,7 @@ class Rails {
   std::vector<dataplane::Proxy*> proxies() const;
   /// What peers need to reach each rail.
   std::vector<std::string> endpoints() const;
+  const RailPlaces& places() const { return places_; }
 
   /// OK when the peer has as many rails as this node, and each was told to connect.
   Status connect_peer(const rpc::PeerInfo& peer);
@@ -42,6 +44,7 @@ class Rails {
 
  private:
   std::vector<std::unique_ptr<dataplane::Proxy>> proxies_;
+  RailPlaces places_;
 };
 
 /// The shape that the configuration gives every emulated link.

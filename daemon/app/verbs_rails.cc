@@ -25,7 +25,17 @@ Status no_port(const topology::Node& node) {
               (why.empty() ? "the kernel shows no RDMA device (see `mkctl devices`)" : why)};
 }
 
+std::vector<std::string> names_of(const std::vector<VerbsPort>& ports) {
+  std::vector<std::string> names;
+  for (const VerbsPort& port : ports) names.push_back(port.device + ":" + std::to_string(port.number));
+  return names;
+}
+
 }  // namespace
+
+topology::AddressFamily gid_family(const config::Verbs& verbs) {
+  return verbs.gid_family == "ipv6" ? topology::AddressFamily::kIpv6 : topology::AddressFamily::kIpv4;
+}
 
 std::optional<VerbsPort> choose_again(const VerbsPort& port, const std::vector<topology::RdmaDevice>& devices,
                                       topology::AddressFamily family) {
@@ -60,8 +70,7 @@ Result<VerbsRails> VerbsRails::open(const config::Config& config) {
   if (!library.ok()) return library.status().with_context("transport.kind = \"verbs\"");
   auto machine = topology::this_machine();
   if (!machine.ok()) return machine.status();
-  const auto family =
-      verbs.gid_family == "ipv6" ? topology::AddressFamily::kIpv6 : topology::AddressFamily::kIpv4;
+  const topology::AddressFamily family = gid_family(verbs);
   const auto devices = topology::rdma_devices();
   const topology::Node node = topology::make_node(*machine, devices, config.topology.nics);
   auto ports = rail_ports(node, devices, family);
@@ -69,8 +78,7 @@ Result<VerbsRails> VerbsRails::open(const config::Config& config) {
 
   VerbsRails rails;
   rails.ports_ = std::move(*ports);
-  for (const VerbsPort& port : rails.ports_)
-    rails.cpus_.push_back(topology::cpus_near(node, port.device, port.number));
+  rails.places_ = places_of(node, names_of(rails.ports_), config.proxy.threads);
   rails.paths_ = verbs.paths;
   transport::VerbsOptions& options = rails.options_;
   options.verbs = *library;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "daemon/app/rail_places.h"
 #include "daemon/config/config.h"
 #include "daemon/topology/node.h"
 #include "daemon/topology/rdma_device.h"
@@ -13,6 +14,9 @@
 #include "daemon/transport/verbs/verbs.h"
 
 namespace mkernel::app {
+
+/// What transport.verbs.gid_family says.
+topology::AddressFamily gid_family(const config::Verbs& verbs);
 
 /// A node's RDMA ports in the order of its rails, with the GID chosen for each. Errors: kFailedPrecondition
 /// when there is none, with why every port that is there cannot be used.
@@ -34,13 +38,12 @@ class VerbsRails {
   /// Rail r has the r-th port, and the next ones behind it.
   Result<std::unique_ptr<transport::Transport>> make(const transport::TransportOptions& base,
                                                      std::uint32_t rail) const;
-  /// Where the rail's proxy thread belongs: near its own port. Empty: unknown.
-  const std::vector<std::uint32_t>& cpus(std::uint32_t rail) const { return cpus_[rail % cpus_.size()]; }
+  const RailPlaces& places() const { return places_; }
 
  private:
-  transport::VerbsOptions options_;               ///< of every rail, but for base and ports
-  std::vector<transport::VerbsPort> ports_;       ///< by rail
-  std::vector<std::vector<std::uint32_t>> cpus_;  ///< near each port
+  transport::VerbsOptions options_;          ///< of every rail, but for base and ports
+  std::vector<transport::VerbsPort> ports_;  ///< by rail
+  RailPlaces places_;
   std::uint32_t paths_ = 1;
 };
 

@@ -155,6 +155,7 @@ session::FormedGroup GroupDirectory::formed_group(const GroupInstance& instance)
   for (const Member& member : instance.members()) {
     dataplane::PeerRank port;
     port.local = member.local();
+    port.rails = member.rails;
     if (port.local) {
       port.local_key = member.id.key;
     } else {

@@ -22,10 +22,6 @@ StatusCode failure_code(std::uint32_t code) {
   return known ? static_cast<StatusCode>(code) : StatusCode::kUnknown;
 }
 
-Status violation(const std::string& text) {
-  return {StatusCode::kInvalidArgument, "protocol violation: " + text};
-}
-
 }  // namespace
 
 // ---- coming and going

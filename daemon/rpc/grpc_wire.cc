@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "daemon/base/port_holder.h"
+#include "daemon/rpc/grpc_status.h"
 #include "mkernel/v1/peer.grpc.pb.h"
 
 namespace mkernel::rpc {
@@ -23,14 +24,6 @@ namespace {
 /// The largest message is a contribution of half a KiB; a status text and a name are not much more.
 constexpr int kMaxMessageBytes = 64 * 1024;
 constexpr std::chrono::milliseconds kFarewell{500};
-
-Status from_grpc(const grpc::Status& status) {
-  return {static_cast<StatusCode>(status.error_code()), status.error_message()};
-}
-
-grpc::Status to_grpc(const Status& status) {
-  return {static_cast<grpc::StatusCode>(status.code()), status.text()};
-}
 
 /// The way from gRPC's threads to the control thread. `handler` belongs to the control thread.
 struct Outlet {

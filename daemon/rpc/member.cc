@@ -56,6 +56,7 @@ Member member_of(const session::JoinRequest& request, const std::string& node, s
   member.rank = request.rank;
   member.lanes = request.lanes;
   member.region_capacity = request.region_capacity;
+  member.rails = request.rails;
   member.pid = request.pid;
   member.client_name = request.client_name;
   member.since_unix_ms = now_unix_ms;
@@ -88,6 +89,7 @@ Result<Member> member_of(const v1::MemberJoined& joined, transport::PeerId peer,
   member.rank = joined.rank();
   member.lanes = joined.lanes();
   member.region_capacity = joined.region_capacity();
+  member.rails = joined.rails();
   member.pid = joined.pid();
   member.client_name = joined.client_name().substr(0, abi::kNameBytes);
   member.since_unix_ms = joined.since_unix_ms();
@@ -105,6 +107,7 @@ v1::MemberJoined joined_message(const Member& member) {
   joined.set_rank(member.rank);
   joined.set_lanes(member.lanes);
   joined.set_region_capacity(member.region_capacity);
+  joined.set_rails(member.rails);
   joined.set_pid(member.pid);
   joined.set_client_name(member.client_name);
   joined.set_since_unix_ms(member.since_unix_ms);

@@ -30,6 +30,7 @@ struct Member {
   std::uint64_t boot_id = 0;
   std::string group;
   std::uint32_t world_size = 0, rank = 0, lanes = 0, region_capacity = 0;
+  std::uint32_t rails = 0;  ///< session::JoinRequest::rails
   std::int64_t pid = 0;
   std::string client_name;
   std::int64_t since_unix_ms = 0;

@@ -21,6 +21,11 @@ struct PeerInfo {
   std::vector<transport::PeerAddress> rails;
 };
 
+/// Why a peer that breaks the protocol goes down.
+inline Status violation(const std::string& text) {
+  return {StatusCode::kInvalidArgument, "protocol violation: " + text};
+}
+
 /// Control thread only, callbacks included.
 class PeerBus {
  public:

@@ -16,10 +16,6 @@ constexpr std::uint64_t kAcknowledgeEvery = 256;
 /// Streams that have not yet begun.
 constexpr std::size_t kMaxInbounds = 4096;
 
-Status violation(const std::string& text) {
-  return {StatusCode::kInvalidArgument, "protocol violation: " + text};
-}
-
 /// Ports that a peer may tell of: more are none of ours.
 constexpr int kMaxPorts = 64;
 

@@ -31,6 +31,7 @@ struct JoinRequest {
   std::uint32_t rank = 0;
   std::uint32_t lanes = 0;
   std::uint32_t region_capacity = 0;
+  std::uint32_t rails = 0;  ///< near the rank's GPU, bit r: rail r; 0: none, or it has no GPU
   std::chrono::milliseconds timeout{0};
   std::int64_t pid = 0;  ///< of the client, for errors: "rank 1 is held by pid 77 on node a"
   std::string client_name;

@@ -25,6 +25,13 @@ std::string dma_buf_text(const memory::Region& region) {
   return region.no_dma_buf.empty() ? "no" : "no: " + region.no_dma_buf;
 }
 
+std::string rails_text(const abi::RingShare& share) {
+  std::string text;
+  for (std::uint32_t lane = 0; lane < share.count(); ++lane)
+    text += (lane == 0 ? "" : ",") + std::to_string(share.ring(lane));
+  return text;
+}
+
 }  // namespace
 
 CounterSnapshot snapshot(const dataplane::Counters& counters) {
@@ -84,6 +91,7 @@ GroupSnapshot SessionGroup::snapshot() const {
   for (const abi::Member& member : number_members(formed_.members)) {
     seen.nodes = std::max(seen.nodes, member.node + 1);
   }
+  if (port_ != nullptr) seen.rails = rails_text(port_->ranks[request_.rank].ring_share(services_.rails()));
   if (failure_) seen.failure = failure_->to_string();
   return seen;
 }

@@ -36,6 +36,7 @@ struct GroupSnapshot {
   std::string name, state;  ///< state: forming, ready, failed
   std::uint64_t instance = 0;
   std::uint32_t rank = 0, world_size = 0, lanes = 0, nodes = 0;
+  std::string rails;    ///< of the rank's puts: "0,8"
   std::string failure;  ///< text when failed
 };
 struct RegionSnapshot {

@@ -66,6 +66,7 @@ Result<Segment> create_group_segment(const GroupShape& shape, const FormedGroup&
   const std::vector<abi::Member> members = number_members(group.members);
   for (const abi::Member& member : members) head.node_count = std::max(head.node_count, member.node + 1);
   head.instance = group.instance;
+  head.rails = group.members[shape.rank].port.rails;
   auto segment = create("mkernel-group-" + shape.name, head.bytes);
   if (!segment.ok()) return segment.status();
   std::memcpy(segment->mapping.data(), &head, sizeof(head));

@@ -29,6 +29,8 @@ struct Services {
   std::uint64_t last_region_id = 0;
   unsigned gpu_major = memory::kNvidiaMajor;
 
+  /// The rails near the GPU at this PCI address (abi::Hello), bit r: rail r; 0 where there is none.
+  std::function<std::uint32_t(std::uint64_t pci_address)> rails_near;
   /// Sessions that have said hello and have not yet let go of everything.
   std::function<std::size_t()> session_count;
   /// A living session of this daemon, or nullptr.

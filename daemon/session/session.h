@@ -94,6 +94,7 @@ class Session : public std::enable_shared_from_this<Session> {
   bool ending_ = false;
   std::string client_name_;
   std::int32_t device_ = -1;
+  std::uint32_t rails_ = 0;                       ///< near that GPU
   std::shared_ptr<dataplane::SessionPort> port_;  ///< from hello on
   ChannelSpace channels_;
   std::uint32_t last_handle_ = 0;

@@ -45,6 +45,7 @@ Status SessionGroup::build(FormedGroup group) {
     return {StatusCode::kInternal, describe() + " formed with " + std::to_string(formed_.members.size()) +
                                        " members instead of " + std::to_string(request_.world_size)};
   }
+  MK_RETURN_IF_ERROR(check_rails());
   auto segment = create_group_segment(shape_, formed_);
   if (!segment.ok()) return segment.status().with_context(describe());
 
@@ -69,6 +70,19 @@ Status SessionGroup::build(FormedGroup group) {
   port->channels = std::vector<dataplane::Counters>(channels);
   segment_fd_ = std::move(segment->fd);
   port_ = std::move(port);
+  return {};
+}
+
+/// What other nodes say of their ranks came over a wire.
+Status SessionGroup::check_rails() const {
+  for (std::size_t rank = 0; rank < formed_.members.size(); ++rank) {
+    const FormedMember& member = formed_.members[rank];
+    if (std::uint64_t{member.port.rails} >> services_.rails() == 0) continue;
+    return {StatusCode::kInvalidArgument, describe() + ": rank " + std::to_string(rank) + " on node " +
+                                              member.node_name + " goes over rails of mask " +
+                                              std::to_string(member.port.rails) + ", this node has " +
+                                              std::to_string(services_.rails())};
+  }
   return {};
 }
 

@@ -84,6 +84,7 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   void formed(Result<FormedGroup> group);
   void closed(const Done& done);
   Status build(FormedGroup group);
+  Status check_rails() const;
   void opened(const Status& status);
   void finish_join(Status status);
   void finish_exchange(Status status);

@@ -148,6 +148,7 @@ void Session::on(const abi::Hello& hello, ipc::Packet&) {
   hello_timer_.cancel();
   client_name_ = port_->name;
   device_ = hello.device;
+  rails_ = services_.rails_near(hello.pci_address);
   for (dataplane::Proxy* proxy : services_.proxies) proxy->attach_session(port_);
 
   spdlog::info("session {}: {}, user {}, weight {}", id_, describe(), uid(), port_->weight);
@@ -206,6 +207,7 @@ void Session::on(const abi::JoinGroup& join, ipc::Packet&) {
   request.rank = join.rank;
   request.lanes = join.lanes;
   request.region_capacity = join.region_capacity;
+  request.rails = rails_;
   request.timeout = timeout_of(join.timeout_ms, services_.limits.join_timeout);
   request.pid = identity_.pid;
   request.client_name = client_name_;

@@ -30,6 +30,7 @@ SessionServer::SessionServer(boost::asio::io_context& io, const ServerOptions& o
       acceptor_(io),
       timer_(io) {
   services_.gpu_major = options.gpu_major;
+  services_.rails_near = options.rails_near;
   services_.session_count = [this] { return introduced_count(); };
   services_.find_session = [this](dataplane::SessionId id) { return find(id); };
   services_.session_done = [this](dataplane::SessionId id) { reap(id); };

@@ -29,6 +29,8 @@ struct ServerOptions {
   ListenerOptions listener;
   config::Limits limits;
   unsigned gpu_major = memory::kNvidiaMajor;  ///< memory::RegionRules
+  /// Services::rails_near.
+  std::function<std::uint32_t(std::uint64_t)> rails_near = [](std::uint64_t) { return 0U; };
 };
 
 class SessionServer final : public GroupEvents, public Inspector {

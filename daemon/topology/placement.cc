@@ -121,10 +121,4 @@ Placement place(const Node& node) {
   return placement;
 }
 
-std::vector<std::uint32_t> cpus_near(const Node& node, const std::string& device, std::uint32_t port) {
-  for (const NicPort& nic : node.ports)
-    if (nic.device == device && nic.port == port) return cpus_near(node, nic.place.numa_node);
-  return {};
-}
-
 }  // namespace mkernel::topology

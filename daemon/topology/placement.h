@@ -41,7 +41,4 @@ struct Placement {
 /// without GPUs uses every port.
 Placement place(const Node& node);
 
-/// CPUs of the NUMA node that the port lies on, where its proxy thread belongs; empty: unknown.
-std::vector<std::uint32_t> cpus_near(const Node& node, const std::string& device, std::uint32_t port);
-
 }  // namespace mkernel::topology

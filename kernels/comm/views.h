@@ -56,7 +56,8 @@ struct GroupView {
     const abi::Member& me = member(rank());
     std::uint32_t local_ranks = 0;
     for (std::uint32_t other = 0; other < world_size(); ++other) local_ranks += member(other).node == me.node;
-    return abi::RingShare::of(me.local_rank, local_ranks, static_cast<std::uint32_t>(rings.size()));
+    return abi::RingShare::of(segment->rails, me.local_rank, local_ranks,
+                              static_cast<std::uint32_t>(rings.size()));
   }
   /// Arrival count of channel (source -> me, lane); read with acquire, compared with >=.
   const std::uint64_t& arrivals(std::uint32_t source, std::uint32_t lane) const {

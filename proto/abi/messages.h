@@ -54,12 +54,18 @@ struct ReplyStatus {
 };
 static_assert(sizeof(ReplyStatus) == 456);
 
+/// A PCI address as one number: 0000:1b:00.0 is 0x1b00. No device that anybody uses has 0.
+constexpr std::uint64_t pci_address(std::uint32_t domain, std::uint32_t bus, std::uint32_t device,
+                                    std::uint32_t function) {
+  return std::uint64_t{domain} << 16 | bus << 8 | device << 3 | function;
+}
+
 struct Hello {
   Header header;
   char client_name[kNameBytes];  ///< for mkctl: program name or job name
   std::int32_t device;           ///< GPU ordinal, -1 for host only
   std::uint32_t weight;          ///< share of the proxies relative to other sessions, 1..64; 0 = 1
-  std::uint8_t reserved[8];
+  std::uint64_t pci_address;     ///< of that GPU, for processes count GPUs differently; 0 = not known
 };
 static_assert(sizeof(Hello) == 96);
 

@@ -102,7 +102,7 @@ struct alignas(64) GroupSegment {
   std::uint64_t bytes;     ///< whole segment
   std::uint64_t instance;  ///< this incarnation of the group, the same on every rank
   std::uint32_t abort;     ///< 0, or the StatusCode with which the group failed
-  std::uint32_t reserved0;
+  std::uint32_t rails;     ///< RingShare: the rings near this rank's GPU; bit r: ring r; 0: the share by rank
   std::uint8_t reserved1[32];
   FailureRecord failure;
 };

@@ -57,7 +57,8 @@ inline constexpr std::uint64_t kMaxRegionBytes = std::uint64_t{1} << 48;
 struct SessionOptions {
   std::string socket = "/run/mkernel/mkerneld.sock";  ///< the session socket of this node's daemon
   std::string name;                          ///< shown by mkctl, below 64 bytes; empty = the program's name
-  int device = -1;                           ///< GPU ordinal of CUDA in this process, -1 = host memory only
+  int device = -1;                           ///< GPU ordinal of CUDA in this process, -1 = host memory only;
+                                             ///< puts go over the NICs near it
   std::uint32_t weight = 1;                  ///< share of the daemon's proxies, 1..64
   std::chrono::milliseconds timeout{10000};  ///< of connecting and of every small request of the session
 };

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kElementBytes = 2;
 constexpr std::int64_t kMaxHeadDim = 4096;  // scratch of a tile stays small
-constexpr std::int64_t kMaxField = std::int64_t{1} << 31;
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 31;
 constexpr double kMaxBlockBytes = 1e14;  // offsets in a slot of the work ring have 48 bits
 
 Status refuse(const char* field, const std::string& value, const std::string& limit) {
@@ -26,10 +26,10 @@ Status check_range(const char* field, std::int64_t value, std::int64_t limit) {
 }
 
 Status check(const AttentionShape& shape) {
-  MK_RETURN_IF_ERROR(check_range("batch", shape.batch, kMaxField));
-  MK_RETURN_IF_ERROR(check_range("sequence", shape.sequence, kMaxField));
-  MK_RETURN_IF_ERROR(check_range("heads", shape.heads, kMaxField));
-  MK_RETURN_IF_ERROR(check_range("kv_heads", shape.kv_heads, kMaxField));
+  MK_RETURN_IF_ERROR(check_range("batch", shape.batch, kMaxExtent));
+  MK_RETURN_IF_ERROR(check_range("sequence", shape.sequence, kMaxExtent));
+  MK_RETURN_IF_ERROR(check_range("heads", shape.heads, kMaxExtent));
+  MK_RETURN_IF_ERROR(check_range("kv_heads", shape.kv_heads, kMaxExtent));
   MK_RETURN_IF_ERROR(check_range("head_dim", shape.head_dim, kMaxHeadDim));
   if (shape.heads % shape.kv_heads != 0) {
     return refuse("heads", std::to_string(shape.heads),

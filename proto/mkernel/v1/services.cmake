@@ -23,4 +23,6 @@ add_library(mkernel_services STATIC ${mkernel_generated})
 # Generated code and the headers of gRPC are not ours to warn about.
 target_include_directories(mkernel_services SYSTEM PUBLIC ${CMAKE_BINARY_DIR}/proto)
 target_compile_options(mkernel_services PRIVATE -w)
+# Every file has its "schemas".
+set_target_properties(mkernel_services PROPERTIES UNITY_BUILD OFF)
 target_link_libraries(mkernel_services PUBLIC PkgConfig::GRPCPP protobuf::libprotobuf Threads::Threads)

@@ -25,6 +25,14 @@ TEST_CASE("a group knows where its ranks live and is left when its handles are g
   CHECK(eventually([&] { return daemon.look().members == 0 && daemon.look().sessions == 0; }));
 }
 
+TEST_CASE("a daemon that names rings that there are not is not believed") {
+  FakeDaemon daemon({.rails = 0b100, .rings = 2});
+  auto session = Session::connect({.socket = daemon.socket(), .timeout = kLong});
+  REQUIRE(session.ok());
+  check_status(session->join(group_options(1, 0)).status(), StatusCode::kInternal,
+               "rings that the session does not have");
+}
+
 TEST_CASE("a group outlives the session handle it came from") {
   FakeDaemon daemon;
   auto group = [&] {

@@ -61,6 +61,20 @@ TEST_CASE("own memory is put from and into once its number is known") {
   });
 }
 
+TEST_CASE("puts go over the rings that the daemon names") {
+  FakeDaemon daemon({.rails = 0b1010, .rings = 4});
+  with_groups(daemon, 2, [](Group& group) {
+    const auto lane = group.reserve_lanes(2);
+    if (!lane.ok()) return check_ok(lane.status());
+    const std::uint32_t peer = group.rank() ^ 1U;
+    for (std::uint32_t i = 0; i < 2; ++i) check_ok(group.signal(peer, lane.value() + i).status());
+    for (std::uint32_t i = 0; i < 2; ++i) check_ok(group.wait_arrival(peer, lane.value() + i, 1, kLong));
+    check_ok(group.barrier());
+  });
+  const auto slots = daemon.look().slots;
+  CHECK(std::vector(slots.begin(), slots.begin() + 4) == std::vector<std::uint64_t>{0, 2, 0, 2});
+}
+
 TEST_CASE("a put outside its bounds, on a foreign lane or to nobody is refused here") {
   FakeDaemon daemon;
   with_groups(daemon, 1, [&](Group& group) {

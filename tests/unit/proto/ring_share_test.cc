@@ -13,7 +13,7 @@ std::vector<std::uint32_t> rings_of(std::uint32_t local_rank, std::uint32_t loca
                                     std::uint32_t lanes) {
   std::vector<std::uint32_t> all;
   for (std::uint32_t lane = 0; lane < lanes; ++lane)
-    all.push_back(RingShare::of(local_rank, local_ranks, rings).ring(lane));
+    all.push_back(RingShare::of(0, local_rank, local_ranks, rings).ring(lane));
   return all;
 }
 
@@ -35,9 +35,9 @@ TEST_CASE(
     for (std::uint32_t rings = 1; rings <= 16; ++rings) {
       std::multiset<std::uint32_t> used;
       for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-        const RingShare share = RingShare::of(rank, ranks, rings);
-        for (std::uint32_t lane = 0; lane < share.count; ++lane) used.insert(share.ring(lane));
-        CHECK(share.ring(share.count) == share.first);
+        const RingShare share = RingShare::of(0, rank, ranks, rings);
+        for (std::uint32_t lane = 0; lane < share.count(); ++lane) used.insert(share.ring(lane));
+        CHECK(share.ring(share.count()) == share.ring(0));
       }
       for (std::uint32_t ring = 0; ring < rings; ++ring) {
         CHECK(used.count(ring) >= 1);
@@ -46,6 +46,17 @@ TEST_CASE(
       CHECK(*used.rbegin() < rings);
     }
   }
+}
+
+TEST_CASE("ring share: the rings near a rank's GPU, whatever the others of its node have") {
+  const RingShare share = RingShare::of(1U << 31 | 1U << 7 | 1U << 4, 0, 8, 32);
+  CHECK(share.count() == 3);
+  std::vector<std::uint32_t> rings;
+  for (std::uint32_t lane = 0; lane < 5; ++lane) rings.push_back(share.ring(lane));
+  CHECK(rings == std::vector<std::uint32_t>{4, 7, 31, 4, 7});
+  const RingShare all = RingShare::of(~0U, 0, 1, 32);
+  CHECK(all.count() == 32);
+  CHECK(all.ring(31) == 31);
 }
 
 }  // namespace

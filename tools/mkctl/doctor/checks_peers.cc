@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "tools/mkctl/doctor/checks.h"
+#include "tools/mkctl/doctor/joined.h"
 
 namespace mkernel::mkctl::doctor {
 namespace {
@@ -20,12 +21,6 @@ std::string decimal(double value) {
   return text;
 }
 
-std::string joined(const std::vector<std::uint32_t>& rails) {
-  std::string text;
-  for (const std::uint32_t rail : rails) text += (text.empty() ? "" : ", ") + std::to_string(rail);
-  return text;
-}
-
 /// A property of ports that both ends of a rail must share. `value`: empty when it is unknown.
 struct Shared {
   const char* name;
@@ -35,6 +30,12 @@ struct Shared {
   const char* todo;
 };
 
+/// Of a RoCE address.
+std::string family_of(const RailPort& port) {
+  if (port.link_layer != "Ethernet" || port.gid.empty()) return "";
+  return port.gid.rfind("::ffff:", 0) == 0 ? "IPv4" : "IPv6";
+}
+
 const std::vector<Shared>& shared() {
   static const std::vector<Shared> all = {
       {"link layer", Severity::kError, [](const RailPort& p) { return p.link_layer; },
@@ -43,6 +44,10 @@ const std::vector<Shared>& shared() {
       {"type of address", Severity::kError, [](const RailPort& p) { return p.gid_type; },
        "both ends of a connection need the same: RoCE v1 and v2 do not meet",
        "give every RoCE interface an IP address: RoCE v2 then is on both"},
+      {"family of the address", Severity::kError, family_of,
+       "packets of a connection are all IPv4 or all IPv6",
+       "set the same transport.verbs.gid_family on both nodes, and give their RoCE interfaces such "
+       "addresses"},
       {"MTU", Severity::kWarning,
        [](const RailPort& p) { return p.mtu == 0 ? "" : std::to_string(p.mtu) + " bytes"; },
        "a connection uses the smaller one, and large packets are lost where a switch carries less",

@@ -4,18 +4,13 @@
 #include <set>
 
 #include "tools/mkctl/doctor/checks.h"
+#include "tools/mkctl/doctor/joined.h"
 
 namespace mkernel::mkctl::doctor {
 namespace {
 
 bool usable(const Port& port) {
   return port.not_usable.empty();
-}
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
 }
 
 /// Linux 5.12 brought registration of dma-bufs to RDMA devices.
@@ -32,16 +27,6 @@ std::set<Value> values(const std::vector<Port>& ports, Value Port::*member) {
   for (const Port& port : ports)
     if (usable(port) && port.*member != Value{}) all.insert(port.*member);
   return all;
-}
-
-std::string joined(const std::set<std::uint32_t>& numbers) {
-  std::vector<std::string> texts;
-  for (const std::uint32_t number : numbers) texts.push_back(std::to_string(number));
-  return joined(texts);
-}
-
-std::string joined(const std::set<std::string>& texts) {
-  return joined(std::vector<std::string>(texts.begin(), texts.end()));
 }
 
 }  // namespace

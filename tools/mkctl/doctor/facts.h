@@ -44,6 +44,7 @@ struct RailPort {
   std::string gid_type;
   std::uint32_t mtu = 0;  ///< bytes; 0 = unknown
   double gbps = 0;        ///< 0 = unknown
+  std::string gid = {};   ///< the one that the rail uses
 };
 
 /// What a peer's clock is ahead by, to within half of the round trip.

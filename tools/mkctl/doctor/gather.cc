@@ -25,7 +25,7 @@ std::vector<RailPort> rail_ports_of(const Json& rows) {
   std::vector<RailPort> ports;
   for (const Json& row : rows)
     ports.push_back({row.at("rail"), row.at("name"), row.at("state"), row.at("link_layer"),
-                     row.at("gid_type"), row.at("mtu"), row.at("gbps")});
+                     row.at("gid_type"), row.at("mtu"), row.at("gbps"), row.at("gid")});
   return ports;
 }
 

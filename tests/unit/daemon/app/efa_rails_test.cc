@@ -3,25 +3,21 @@
 
 #include <doctest/doctest.h>
 
+#include "tests/unit/daemon/app/node_of.h"
+
 namespace mkernel::app {
 namespace {
 
-topology::RdmaDevice device(const std::string& name, const std::string& driver,
-                            const std::string& state = "ACTIVE") {
+topology::RdmaDevice nic(const std::string& name, const std::string& driver,
+                         const std::string& state = "ACTIVE") {
   topology::RdmaPort port{.state = state, .physical_state = state == "ACTIVE" ? "LinkUp" : "Disabled"};
   port.gids = {{.index = 0, .bytes = *topology::Gid::parse("fe80:0000:0000:0000:0002:c903:00a1:b2c3")}};
   return {.name = name, .driver = driver, .file = {"/dev/infiniband/uverbs0", 0}, .ports = {port}};
 }
 
-/// A machine of one NUMA node without GPUs.
-topology::Node node_of(const std::vector<topology::RdmaDevice>& devices,
-                       const std::vector<std::string>& chosen = {}) {
-  return topology::make_node({}, devices, chosen);
-}
-
 TEST_CASE("rails take the EFA devices that can be used, in the order of topology.nics") {
-  const std::vector devices{device("efa0", "efa"), device("mlx5_0", "mlx5_core"),
-                            device("efa1", "efa", "DOWN"), device("efa2", "efa")};
+  const std::vector devices{nic("efa0", "efa"), nic("mlx5_0", "mlx5_core"), nic("efa1", "efa", "DOWN"),
+                            nic("efa2", "efa")};
   auto found = efa_devices(node_of(devices));
   REQUIRE_MESSAGE(found.ok(), found.status().text());
   CHECK(found.value() == std::vector<std::string>{"efa0", "efa2"});
@@ -33,8 +29,8 @@ TEST_CASE("rails take the EFA devices that can be used, in the order of topology
 TEST_CASE("a rail's own device comes first, then the nearest, idle ones before those of other rails") {
   // Two of each of two switches, and one of the other NUMA node.
   topology::Node node =
-      node_of({device("efa0", "efa"), device("efa1", "efa"), device("efa2", "efa"), device("efa3", "efa"),
-               device("far", "efa"), device("down", "efa", "DOWN"), device("mlx5_0", "mlx5_core")});
+      node_of({nic("efa0", "efa"), nic("efa1", "efa"), nic("efa2", "efa"), nic("efa3", "efa"),
+               nic("far", "efa"), nic("down", "efa", "DOWN"), nic("mlx5_0", "mlx5_core")});
   for (topology::NicPort& port : node.ports) {
     const bool far = port.device == "far";
     const bool second = port.device == "efa2" || port.device == "efa3";
@@ -54,11 +50,11 @@ TEST_CASE("a rail's own device comes first, then the nearest, idle ones before t
   // Three rails: efa3 is nobody's own.
   CHECK(paths(0, 3, 3) == Names{"efa0", "efa1", "efa3"});
   CHECK(paths(5, 6, 2) == Names{"efa0", "efa1"});  // begins again
-  CHECK(efa_paths(node_of({device("efa0", "efa")}), {"efa0"}, 0, 1, 4) == Names{"efa0"});
+  CHECK(efa_paths(node_of({nic("efa0", "efa")}), {"efa0"}, 0, 1, 4) == Names{"efa0"});
 }
 
 TEST_CASE("without an EFA device that can be used, every device is named with the reason") {
-  const Status none = efa_devices(node_of({device("efa0", "efa", "DOWN"), device("mlx5_0", "mlx5_core")},
+  const Status none = efa_devices(node_of({nic("efa0", "efa", "DOWN"), nic("mlx5_0", "mlx5_core")},
                                           {"efa0", "mlx5_0", "efa9"}))
                           .status();
   CHECK(none.code() == StatusCode::kFailedPrecondition);

@@ -11,23 +11,6 @@
 namespace mkernel::app {
 namespace {
 
-topology::NicPort port_of(const std::string& device, const std::string& driver) {
-  topology::NicPort port;
-  port.device = device;
-  port.driver = driver;
-  return port;
-}
-
-TEST_CASE("each rail has a port, in turn where there are fewer; EFA uses EFA devices alone") {
-  topology::Node node;
-  node.ports = {port_of("mlx5_0", "mlx5_core"), port_of("efa_0", "efa"), port_of("mlx5_1", "mlx5_core")};
-  using Names = std::vector<std::string>;
-  CHECK(rail_port_names(node, "verbs", 4) == Names{"mlx5_0:1", "efa_0:1", "mlx5_1:1", "mlx5_0:1"});
-  CHECK(rail_port_names(node, "efa", 2) == Names{"efa_0:1", "efa_0:1"});
-  CHECK(rail_port_names(node, "tcp", 2).empty());
-  CHECK(rail_port_names({}, "verbs", 2).empty());
-}
-
 TEST_CASE("a port is told as it is, also one that is down or gone") {
   topology::RdmaPort up{.state = "ACTIVE", .link_layer = topology::LinkLayer::kEthernet};
   up.mtu = 4096;
@@ -38,11 +21,13 @@ TEST_CASE("a port is told as it is, also one that is down or gone") {
               .interface = "ens1"}};
   const topology::RdmaPort down{.number = 2, .state = "DOWN"};
   const auto ports =
-      describe_ports({"mlx5_0:1", "mlx5_0:2", "mlx5_9:1"}, {{.name = "mlx5_0", .ports = {up, down}}});
+      describe_ports({"mlx5_0:1", "mlx5_0:2", "mlx5_9:1"}, {{.name = "mlx5_0", .ports = {up, down}}},
+                     topology::AddressFamily::kIpv4);
   REQUIRE(ports.size() == 3);
   CHECK(ports[0].rail() == 0);
   CHECK(ports[0].state() == "ACTIVE");
   CHECK(ports[0].link_layer() == "Ethernet");
+  CHECK(ports[0].gid() == "::ffff:10.0.1.7");
   CHECK(ports[0].gid_type() == "RoCE v2");
   CHECK(ports[0].mtu() == 4096);
   CHECK(ports[0].gbps() == 400);
@@ -51,6 +36,19 @@ TEST_CASE("a port is told as it is, also one that is down or gone") {
   CHECK(ports[1].gid_type().empty());
   CHECK(ports[2].name() == "mlx5_9:1");
   CHECK(ports[2].state() == "absent");
+}
+
+TEST_CASE("the address that is told is the one that rails of this configuration choose") {
+  const auto gid = [](std::uint32_t index, const char* text) {
+    return topology::Gid{index, *topology::Gid::parse(text), topology::GidType::kRoceV2, "ens1"};
+  };
+  topology::RdmaPort port{.state = "DOWN", .link_layer = topology::LinkLayer::kEthernet};
+  port.gids = {gid(1, "fd00:0000:0000:0000:0000:0000:0000:0001"),
+               gid(3, "0000:0000:0000:0000:0000:ffff:0a00:0107")};
+  const std::vector<topology::RdmaDevice> devices{{.name = "mlx5_0", .ports = {port}}};
+  using topology::AddressFamily;
+  CHECK(describe_ports({"mlx5_0:1"}, devices, AddressFamily::kIpv4)[0].gid() == "::ffff:10.0.1.7");
+  CHECK(describe_ports({"mlx5_0:1"}, devices, AddressFamily::kIpv6)[0].gid() == "fd00::1");
 }
 
 TEST_CASE("a watch looks at once and again, and ends at once") {

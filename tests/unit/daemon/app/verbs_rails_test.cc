@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include "tests/unit/daemon/app/node_of.h"
+
 namespace mkernel::app {
 namespace {
 
@@ -22,12 +24,6 @@ topology::RdmaDevice device(const std::string& name, const std::string& state = 
                gid(5, "fd00:0000:0000:0000:0000:0000:0000:0001"),
                gid(7, "0000:0000:0000:0000:0000:ffff:0a00:0001")};
   return {.name = name, .driver = "rxe", .file = {"/dev/infiniband/uverbs0", 0}, .ports = {port}};
-}
-
-/// A machine of one NUMA node without GPUs.
-topology::Node node_of(const std::vector<topology::RdmaDevice>& devices,
-                       const std::vector<std::string>& chosen = {}) {
-  return topology::make_node({}, devices, chosen);
 }
 
 TEST_CASE("rails take the usable ports, each with the GID of the wanted family") {

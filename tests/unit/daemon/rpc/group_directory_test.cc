@@ -54,6 +54,18 @@ TEST_CASE("a group forms over nodes, the same on every one") {
   });
 }
 
+TEST_CASE("every node knows over which rails every rank goes") {
+  DirectoryCluster cluster(2);
+  RankView& zero = cluster.join(0, "g", 0, 2, [](session::JoinRequest& join) { join.rails = 0b1010; });
+  RankView& one = cluster.join(1, "g", 1, 2);  // not near any
+  cluster.settle();
+  for (const RankView* view : {&zero, &one}) {
+    REQUIRE(view->is_formed());
+    CHECK(view->formed->value().members[0].port.rails == 0b1010);
+    CHECK(view->formed->value().members[1].port.rails == 0);
+  }
+}
+
 TEST_CASE("ready waits for the last rank") {
   DirectoryCluster cluster(2);
   RankView& zero = cluster.join(0, "g", 0, 2);

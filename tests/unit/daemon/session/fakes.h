@@ -52,7 +52,7 @@ class LocalCoordinator final : public GroupCoordinator {
       return post([formed, taken] { formed(taken); });
     }
     names_[request.key] = request.name;
-    group.ranks[request.rank] = {request.key, std::move(formed), nullptr};
+    group.ranks[request.rank] = {request.key, request.rails, std::move(formed), nullptr};
     const bool remote = request.name.starts_with("remote");
     if (!remote && group.ranks.size() < request.world_size) return;
     FormedGroup whole;
@@ -60,6 +60,7 @@ class LocalCoordinator final : public GroupCoordinator {
     for (std::uint32_t rank = 0; rank < request.world_size; ++rank) {
       const bool local = !remote || rank == 0;
       FormedMember member{local ? "here" : "elsewhere", {local, 7, {}}};
+      member.port.rails = local ? group.ranks.at(rank).rails : remote_rails;
       if (local) member.port.local_key = group.ranks.at(rank).key;
       whole.members.push_back(member);
     }
@@ -129,12 +130,14 @@ class LocalCoordinator final : public GroupCoordinator {
     }
   }
 
-  int left = 0;  ///< calls of leave()
-  int gone = 0;  ///< calls of session_gone()
+  std::uint32_t remote_rails = 0;  ///< what ranks elsewhere say
+  int left = 0;                    ///< calls of leave()
+  int gone = 0;                    ///< calls of session_gone()
 
  private:
   struct Member {
     dataplane::GroupKey key;
+    std::uint32_t rails = 0;
     Formed formed;
     std::function<void(Status)> ready;
   };

@@ -54,23 +54,32 @@ class TemporaryFolder {
 
 class Harness {
  public:
-  explicit Harness(const std::function<void(ServerOptions&)>& adjust = {}) {
+  explicit Harness(const std::function<void(ServerOptions&)>& adjust = {}, std::uint32_t rails = 1) {
     options_.node_name = "here";
     options_.boot_id = 42;
     options_.ring_slots = 64;
     options_.listener.path = folder_.file("mkerneld.sock");
     options_.limits.drain = std::chrono::milliseconds(500);
     if (adjust) adjust(options_);
-    server_ = std::make_unique<SessionServer>(io_, options_, std::vector<dataplane::Proxy*>{&proxy_});
+    std::vector<dataplane::Proxy*> proxies;
+    for (std::uint32_t rail = 0; rail < rails; ++rail) {
+      dataplane::ProxyOptions proxy;
+      proxy.index = rail;
+      proxy.count = rails;
+      proxies_.push_back(
+          std::make_unique<dataplane::Proxy>(proxy, std::make_unique<NullTransport>(), bridge_));
+      proxies.push_back(proxies_.back().get());
+    }
+    server_ = std::make_unique<SessionServer>(io_, options_, proxies);
     coordinator_.set_events(*server_);
     bridge_.bind(*server_, {});
-    proxy_.start();
+    for (const auto& proxy : proxies_) proxy->start();
     started_ = server_->start(coordinator_);
     thread_ = std::thread([this] { io_.run(); });
   }
   /// Whatever state the sessions are in.
   ~Harness() {
-    proxy_.stop(std::chrono::milliseconds(0));
+    for (const auto& proxy : proxies_) proxy->stop(std::chrono::milliseconds(0));
     work_.reset();
     io_.stop();
     thread_.join();
@@ -97,7 +106,7 @@ class Harness {
   boost::asio::io_context io_;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{io_.get_executor()};
   ControlBridge bridge_{io_};
-  dataplane::Proxy proxy_{{}, std::make_unique<NullTransport>(), bridge_};
+  std::vector<std::unique_ptr<dataplane::Proxy>> proxies_;  ///< by rail
   LocalCoordinator coordinator_{io_};
   ServerOptions options_;
   std::unique_ptr<SessionServer> server_;
@@ -153,9 +162,11 @@ class RawClient {
   }
   std::vector<ipc::UniqueFd>& last_fds() { return fds_; }
 
-  abi::HelloReply hello(const std::string& name = "test", std::int32_t device = -1) {
+  abi::HelloReply hello(const std::string& name = "test", std::int32_t device = -1,
+                        std::uint64_t pci_address = 0) {
     auto body = message<abi::Hello>(abi::MessageType::kHello);
     body.device = device;
+    body.pci_address = pci_address;
     ipc::copy_text(body.client_name, name);
     auto reply = request<abi::HelloReply>(body);
     if (reply.status.code == 0)

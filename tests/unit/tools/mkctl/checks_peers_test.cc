@@ -27,6 +27,10 @@ TEST_CASE("rails: what the ports of both ends must share, one finding for all ra
   one(after(check_rails, [](Facts& f) { f.peers[0].rail_ports[1].mtu = 1024; }), kWarning, "MTU of rail 1 ");
   one(after(check_rails, there([](RailPort& p) { p.gid_type = "RoCE v1"; })), kError,
       "mlx5_0:1 here has RoCE v2, mlx5_0:1 there RoCE v1");
+  one(after(check_rails, there([](RailPort& p) { p.gid = "fd00::1"; })), kError,
+      "family of the address of rail 0, 1 differs at peer node1: mlx5_0:1 here has IPv4, mlx5_0:1 there "
+      "IPv6");
+  CHECK(after(check_rails, there([](RailPort& p) { p.gid.clear(); })).empty());
   one(after(check_rails, there([](RailPort& p) { p.gbps = 100; })), kWarning, "there 100.0 Gbit/s");
   const Findings layers =
       after(check_rails, there([](RailPort& p) { p.link_layer = p.gid_type = "InfiniBand"; }));

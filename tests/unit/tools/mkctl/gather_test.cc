@@ -123,10 +123,10 @@ TEST_CASE("an empty machine is no reason to fail") {
 TEST_CASE("peers as ListPeers replies them") {
   Facts facts;
   read_peers(nlohmann::ordered_json::parse(R"({"transport": "2 x verbs",
-      "ports": [{"rail": 0, "name": "mlx5_0:1", "state": "ACTIVE", "link_layer": "Ethernet", "gid_type": "RoCE v2", "mtu": 4096, "gbps": 400.0}],
+      "ports": [{"rail": 0, "name": "mlx5_0:1", "state": "ACTIVE", "link_layer": "Ethernet", "gid_type": "RoCE v2", "mtu": 4096, "gbps": 400.0, "gid": "::ffff:10.0.0.1"}],
       "peers": [
         {"node": "b", "address": "10.0.0.2:7600", "version": "1.2.3", "state": "alive", "reason": "", "transport": "2 x verbs",
-         "ports": [{"rail": 0, "name": "mlx5_3:1", "state": "DOWN", "link_layer": "Ethernet", "gid_type": "RoCE v1", "mtu": 1024, "gbps": 100.0}],
+         "ports": [{"rail": 0, "name": "mlx5_3:1", "state": "DOWN", "link_layer": "Ethernet", "gid_type": "RoCE v1", "mtu": 1024, "gbps": 100.0, "gid": "fd00::1"}],
          "rails": [{"rail": 0, "connected": true, "waiting_seconds": 0.0}, {"rail": 1, "connected": false, "waiting_seconds": 4.5}],
          "clock_offset_ms": -3.5, "round_trip_ms": 0.5},
         {"node": "", "address": "10.0.0.3:7600", "version": "", "state": "connecting", "reason": "refused", "transport": "",
@@ -140,6 +140,7 @@ TEST_CASE("peers as ListPeers replies them") {
   REQUIRE(peer.rail_ports.size() == 1);
   CHECK(peer.rail_ports[0].state == "DOWN");
   CHECK(peer.rail_ports[0].gid_type == "RoCE v1");
+  CHECK(peer.rail_ports[0].gid == "fd00::1");
   CHECK(peer.rail_ports[0].mtu == 1024);
   CHECK(peer.rail_ports[0].gbps == 100);
   CHECK(peer.unanswered == std::vector<std::pair<std::uint32_t, double>>{{1, 4.5}});

@@ -16,8 +16,8 @@ inline Facts healthy_node() {
                   .transport = "verbs"};
   facts.limits = Limits{kUnlimited, 1048576, false};
   facts.rails = "2 x verbs";
-  facts.rail_ports = {{0, "mlx5_0:1", "ACTIVE", "Ethernet", "RoCE v2", 4096, 400},
-                      {1, "mlx5_1:1", "ACTIVE", "Ethernet", "RoCE v2", 4096, 400}};
+  facts.rail_ports = {{0, "mlx5_0:1", "ACTIVE", "Ethernet", "RoCE v2", 4096, 400, "::ffff:10.0.0.1"},
+                      {1, "mlx5_1:1", "ACTIVE", "Ethernet", "RoCE v2", 4096, 400, "::ffff:10.0.1.1"}};
   facts.peers = {{"node1", "1.2.3", "alive", "", facts.rails, facts.rail_ports, {}, ClockOffset{-0.4, 0.9}}};
   facts.daemons = {"pid 4711: mkerneld"};
   facts.ports = {{"mlx5_0:1", "mlx5_core", "Ethernet", "::ffff:10.0.0.1", "RoCE v2", "", 4096, "yes"},

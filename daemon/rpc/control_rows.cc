@@ -1,0 +1,161 @@
+#include "daemon/rpc/control_rows.h"
+
+#include "daemon/base/hex.h"
+
+namespace mkernel::rpc {
+namespace {
+
+void fill(const topology::Gid& from, v1::Gid& to) {
+  to.set_index(from.index);
+  to.set_address(from.text());
+  to.set_type(topology::name_of(from.type));
+  to.set_interface(from.interface);
+}
+
+void fill(const topology::RdmaDevice& device, const topology::RdmaPort& port, v1::Device& to) {
+  to.set_device(device.name);
+  to.set_port(port.number);
+  to.set_state(port.state);
+  to.set_physical_state(port.physical_state);
+  to.set_link_layer(topology::name_of(port.link_layer));
+  to.set_gbps(port.gbps);
+  if (const topology::Gid* gid = topology::choose_gid(port, topology::AddressFamily::kIpv4)) {
+    to.set_gid(gid->text());
+    to.set_gid_index(gid->index);
+    to.set_gid_type(topology::name_of(gid->type));
+    to.set_interface(gid->interface);
+  }
+  to.set_mtu(port.mtu);
+  to.set_dma_buf(device.dma_buf);
+  to.set_driver(device.driver);
+  to.set_firmware(device.firmware);
+  to.set_numa_node(device.numa_node);
+  to.set_pci_address(device.pci_address);
+  to.set_not_usable(topology::not_usable(device, port));
+  for (const topology::Gid& gid : port.gids) fill(gid, *to.add_gids());
+}
+
+}  // namespace
+
+void fill(const session::SessionSnapshot& from, v1::Session& to) {
+  to.set_id(from.id);
+  to.set_client_name(from.client_name);
+  to.set_pid(from.pid);
+  to.set_uid(from.uid);
+  to.set_device(from.device);
+  to.set_weight(from.weight);
+  to.set_active(from.active);
+  to.set_age_seconds(from.age_seconds);
+  to.set_groups(from.groups);
+  to.set_regions(from.regions);
+  to.set_pinned_bytes(from.pinned_bytes);
+  to.set_gpu_bytes(from.gpu_bytes);
+  to.set_requests_total(from.counters.requests_total);
+  to.set_bytes_total(from.counters.bytes_total);
+  to.set_completed_total(from.counters.completed_total);
+  to.set_arrivals_total(from.counters.arrivals_total);
+  to.set_arrived_bytes_total(from.counters.arrived_bytes_total);
+  to.set_errors_total(from.counters.errors_total);
+  to.set_stalls_total(from.counters.stalls_total);
+  to.set_stall_nanoseconds_total(from.counters.stall_nanoseconds_total);
+  to.set_ring_depth(from.counters.ring_depth);
+}
+
+void fill(const PeerSnapshot& from, v1::PeerRow& to) {
+  to.set_address(from.address);
+  to.set_node(from.node);
+  to.set_boot_id(from.boot_id == 0 ? "" : base::hex(from.boot_id));
+  to.set_version(from.version);
+  to.set_state(from.state);
+  to.set_silent_seconds(from.silent_seconds);
+  to.set_configured(from.configured);
+  to.set_sent_total(from.sent_total);
+  to.set_received_total(from.received_total);
+  to.set_unacknowledged(from.unacknowledged);
+  to.set_reason(from.reason);
+  std::uint64_t lost = 0;
+  for (const RailSnapshot& rail : from.rails) {
+    v1::PeerRail& row = *to.add_rails();
+    row.set_rail(rail.rail);
+    row.set_paths_lost_total(rail.paths_lost_total);
+    row.set_down(rail.down);
+    row.set_path(rail.path);
+    row.set_last_loss(rail.last_loss);
+    row.set_connected(rail.connected);
+    row.set_waiting_seconds(rail.waiting_seconds);
+    lost += rail.paths_lost_total;
+  }
+  to.set_paths_lost_total(lost);
+  to.set_transport(from.transport);
+  to.mutable_ports()->Add(from.ports.begin(), from.ports.end());
+  if (from.clock) {
+    to.set_clock_offset_ms(static_cast<double>(from.clock->offset_ns) / 1e6);
+    to.set_round_trip_ms(static_cast<double>(from.clock->round_trip_ns) / 1e6);
+  }
+}
+
+void fill(const session::GroupSnapshot& from, v1::Group& to) {
+  to.set_session(from.session);
+  to.set_handle(from.handle);
+  to.set_name(from.name);
+  to.set_state(from.state);
+  to.set_rank(from.rank);
+  to.set_world_size(from.world_size);
+  to.set_nodes(from.nodes);
+  to.set_lanes(from.lanes);
+  to.set_rails(from.rails);
+  to.set_instance(from.instance == 0 ? "" : base::hex(from.instance));
+  to.set_failure(from.failure);
+}
+
+void fill(const session::RegionSnapshot& from, v1::Region& to) {
+  to.set_session(from.session);
+  to.set_group(from.group);
+  to.set_index(from.index);
+  to.set_kind(from.kind);
+  to.set_bytes(from.bytes);
+  to.set_shared(from.shared);
+  to.set_device(from.device);
+  to.set_dma_buf(from.dma_buf);
+}
+
+void fill(const session::ChannelSnapshot& from, v1::Channel& to) {
+  to.set_session(from.session);
+  to.set_group(from.group);
+  to.set_rank(from.rank);
+  to.set_peer_rank(from.peer_rank);
+  to.set_peer_node(from.peer_node);
+  to.set_lane(from.lane);
+  to.set_puts_total(from.puts_total);
+  to.set_bytes_total(from.bytes_total);
+  to.set_completed_total(from.completed_total);
+  to.set_arrivals_total(from.arrivals_total);
+  to.set_arrived_bytes_total(from.arrived_bytes_total);
+}
+
+void fill_ports(const std::vector<topology::RdmaDevice>& devices, v1::DevicesReply& reply) {
+  for (const topology::RdmaDevice& device : devices) {
+    for (const topology::RdmaPort& port : device.ports) fill(device, port, *reply.add_devices());
+  }
+}
+
+void fill(const DaemonSnapshot& from, v1::Daemon& to) {
+  to.set_node(from.node);
+  to.set_boot_id(base::hex(from.boot_id));
+  to.set_pid(from.pid);
+  to.set_version(MKERNEL_VERSION);
+}
+
+void fill(const transport::LinkShape& from, v1::Link& to) {
+  to.set_bandwidth_gbytes(from.bandwidth_gbytes);
+  to.set_latency_us(static_cast<std::uint64_t>(from.latency.count()));
+  to.set_drop(from.drop);
+  to.set_duplicate(from.duplicate);
+  to.set_reorder(from.reorder);
+  to.set_down(from.down);
+  for (std::uint32_t rail = 0; rail < 64; ++rail) {
+    if (((from.rails_down >> rail) & 1) != 0) to.add_rails_down(rail);
+  }
+}
+
+}  // namespace mkernel::rpc

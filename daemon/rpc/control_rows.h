@@ -1,0 +1,26 @@
+// Snapshots of the daemon as messages of the control service.
+#pragma once
+
+#include <vector>
+
+#include "daemon/rpc/control_service.h"
+#include "mkernel/v1/control.pb.h"
+
+namespace mkernel::rpc {
+
+void fill(const session::SessionSnapshot& from, v1::Session& to);
+void fill(const PeerSnapshot& from, v1::PeerRow& to);
+void fill(const session::GroupSnapshot& from, v1::Group& to);
+void fill(const session::RegionSnapshot& from, v1::Region& to);
+void fill(const session::ChannelSnapshot& from, v1::Channel& to);
+void fill(const DaemonSnapshot& from, v1::Daemon& to);
+void fill(const transport::LinkShape& from, v1::Link& to);
+/// A row per port.
+void fill_ports(const std::vector<topology::RdmaDevice>& devices, v1::DevicesReply& reply);
+
+template <typename Snapshots, typename Rows>
+void fill_all(const Snapshots& from, Rows* to) {
+  for (const auto& snapshot : from) fill(snapshot, *to->Add());
+}
+
+}  // namespace mkernel::rpc

@@ -28,17 +28,14 @@ std::uint64_t random_boot_id() {
 }
 
 session::ServerOptions server_options(const config::Config& config, std::uint64_t boot_id,
-                                      const std::map<std::uint64_t, std::uint32_t>& rails_of_gpu) {
+                                      const RailPlaces& places) {
   session::ServerOptions options;
   options.node_name = config.node.name;
   options.boot_id = boot_id;
   options.ring_slots = config.proxy.ring_slots;
   options.listener = {config.node.socket, config.node.mode_bits(), config.node.socket_group};
   options.limits = config.limits;
-  options.rails_near = [rails_of_gpu](std::uint64_t gpu) {
-    const auto found = rails_of_gpu.find(gpu);
-    return found == rails_of_gpu.end() ? 0 : found->second;
-  };
+  options.rails_near = [places](std::uint64_t gpu) { return places.near(gpu); };
   return options;
 }
 
@@ -75,7 +72,7 @@ Status App::start() {
 
   directory_ = std::make_unique<rpc::GroupDirectory>(config_.node.name, boot_id_, executor_);
   sessions_ = std::make_unique<session::SessionServer>(
-      io_, server_options(config_, boot_id_, rails_->places().of_gpu), rails_->proxies());
+      io_, server_options(config_, boot_id_, rails_->places()), rails_->proxies());
   sessions_->on_group_closed([this] { forget_dead_peers(); });
   bridge_.bind(*sessions_,
                {[this](std::uint32_t rail, transport::PeerId peer) {

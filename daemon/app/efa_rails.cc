@@ -85,7 +85,7 @@ Result<EfaRails> EfaRails::open(const config::Config& config) {
   std::vector<std::string> ports;
   for (std::uint32_t rail = 0; rail < devices->size(); ++rail) {
     rails.paths_.push_back(efa_paths(node, *devices, rail, config.proxy.threads, config.transport.efa.paths));
-    ports.push_back((*devices)[rail] + ":1");  // EFA devices have one
+    ports.push_back(topology::port_name((*devices)[rail], 1));  // EFA devices have one
   }
   rails.places_ = places_of(node, ports, config.proxy.threads);
   transport::EfaOptions& options = rails.options_;

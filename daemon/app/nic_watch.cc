@@ -30,7 +30,7 @@ std::vector<v1::NicPort> describe_ports(const std::vector<std::string>& names,
     ports[rail].set_state("absent");
     for (const topology::RdmaDevice& device : devices) {
       for (const topology::RdmaPort& port : device.ports) {
-        if (device.name + ":" + std::to_string(port.number) == names[rail]) fill(port, family, ports[rail]);
+        if (topology::port_name(device.name, port.number) == names[rail]) fill(port, family, ports[rail]);
       }
     }
   }

@@ -20,6 +20,11 @@ struct RailPlaces {
   /// By abi::pci_address() of a GPU: the rails whose ports topology::place() gives to it, bit r: rail r. A
   /// GPU is missing here when none of its ports is a rail's.
   std::map<std::uint64_t, std::uint32_t> of_gpu;
+  /// The same, and 0 for a GPU that is missing.
+  std::uint32_t near(std::uint64_t gpu) const {
+    const auto found = of_gpu.find(gpu);
+    return found == of_gpu.end() ? 0 : found->second;
+  }
 };
 
 /// `rails` rails that have these ports (names of ports of `node`, at least one) for their own; with more

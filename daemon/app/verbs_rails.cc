@@ -27,7 +27,7 @@ Status no_port(const topology::Node& node) {
 
 std::vector<std::string> names_of(const std::vector<VerbsPort>& ports) {
   std::vector<std::string> names;
-  for (const VerbsPort& port : ports) names.push_back(port.device + ":" + std::to_string(port.number));
+  for (const VerbsPort& port : ports) names.push_back(topology::port_name(port.device, port.number));
   return names;
 }
 

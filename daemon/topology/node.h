@@ -28,7 +28,7 @@ struct NicPort {
   PciPlace place;
   std::string not_usable;  ///< why, and what to do; empty: usable
 
-  std::string name() const { return device + ":" + std::to_string(port); }
+  std::string name() const { return port_name(device, port); }
 };
 
 struct Node {

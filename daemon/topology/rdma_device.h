@@ -45,6 +45,11 @@ struct RdmaDevice {
 /// port has none.
 const Gid* choose_gid(const RdmaPort& port, AddressFamily wanted);
 
+/// What a port is called everywhere: "mlx5_0:1".
+inline std::string port_name(const std::string& device, std::uint32_t number) {
+  return device + ":" + std::to_string(number);
+}
+
 /// Why the port cannot carry puts, and what to do about it; empty = it can.
 std::string not_usable(const RdmaDevice& device, const RdmaPort& port);
 

@@ -13,7 +13,7 @@ Result<transport::VerbsPort> choose_port(const std::string& wanted) {
   std::string why;
   for (const topology::RdmaDevice& device : topology::rdma_devices()) {
     for (const topology::RdmaPort& port : device.ports) {
-      const std::string name = device.name + ":" + std::to_string(port.number);
+      const std::string name = topology::port_name(device.name, port.number);
       if (!wanted.empty() && wanted != device.name && wanted != name) continue;
       const topology::Gid* const gid = topology::choose_gid(port, topology::AddressFamily::kIpv4);
       std::string trouble = topology::not_usable(device, port);

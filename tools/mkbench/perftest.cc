@@ -95,14 +95,14 @@ Result<Ended> run(const std::vector<std::string>& command, std::chrono::seconds 
   const auto pid = spawn(command, writer.get());
   if (!pid.ok()) return pid.status();
   writer.reset();
-  Ended outcome;
+  Ended ended;
   const auto end = std::chrono::steady_clock::now() + limit;
   for (;;) {
     pollfd wanted{reader.get(), POLLIN, 0};
     ::poll(&wanted, 1, 100);
     char text[4096];
     const ssize_t got = wanted.revents != 0 ? ::read(reader.get(), text, sizeof(text)) : -1;
-    if (got > 0) outcome.output.append(text, static_cast<std::size_t>(got));
+    if (got > 0) ended.output.append(text, static_cast<std::size_t>(got));
     if (got == 0) break;
     if (std::chrono::steady_clock::now() > end) {
       ::kill(pid.value(), SIGKILL);
@@ -111,8 +111,8 @@ Result<Ended> run(const std::vector<std::string>& command, std::chrono::seconds 
   }
   int status = 0;
   ::waitpid(pid.value(), &status, 0);
-  outcome.good = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  return outcome;
+  ended.good = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return ended;
 }
 
 std::string last_line(const std::string& text) {
@@ -155,12 +155,12 @@ Result<double> run_perftest(const PerftestDevice& device, const std::string& pro
   command.push_back(host);
   const auto end = std::chrono::steady_clock::now() + kServerPatience;
   for (;;) {
-    auto outcome = run(command, kRunPatience);
-    if (!outcome.ok()) return outcome.status();
-    const auto figure = read_perftest(program, outcome->output, bytes);
-    if (outcome->good && figure.has_value()) return *figure;
+    auto ended = run(command, kRunPatience);
+    if (!ended.ok()) return ended.status();
+    const auto figure = read_perftest(program, ended->output, bytes);
+    if (ended->good && figure.has_value()) return *figure;
     if (std::chrono::steady_clock::now() > end)
-      return Status(StatusCode::kUnavailable, program + ": " + last_line(outcome->output));
+      return Status(StatusCode::kUnavailable, program + ": " + last_line(ended->output));
     std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the server does not listen yet
   }
 }

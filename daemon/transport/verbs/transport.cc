@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "daemon/topology/rdma_device.h"
 #include "daemon/transport/rdma/dma_buf.h"
 #include "proto/abi/work_request.h"
 
@@ -74,8 +75,7 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::make(const VerbsOptions&
   for (const VerbsPort& port : options.ports) {
     auto path = Path::open(context.options, port);
     if (!path.ok()) return path.status();
-    made->endpoint_ +=
-        (made->endpoint_.empty() ? "" : ", ") + port.device + ":" + std::to_string(port.number);
+    made->endpoint_ += (made->endpoint_.empty() ? "" : ", ") + topology::port_name(port.device, port.number);
     if (options.gpu_memory) MK_RETURN_IF_ERROR(require_dma_bufs(options.verbs, **path));
     context.paths.push_back(std::move(*path));
   }

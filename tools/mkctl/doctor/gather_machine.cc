@@ -71,7 +71,7 @@ std::vector<Port> local_ports(const fs::path& root) {
   std::vector<Port> ports;
   for (const topology::RdmaDevice& device : topology::rdma_devices(root)) {
     for (const topology::RdmaPort& port : device.ports) {
-      Port seen{device.name + ":" + std::to_string(port.number), device.driver,
+      Port seen{topology::port_name(device.name, port.number), device.driver,
                 topology::name_of(port.link_layer)};
       if (const topology::Gid* gid = topology::choose_gid(port, topology::AddressFamily::kIpv4)) {
         seen.gid = gid->text();

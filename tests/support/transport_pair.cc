@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -15,13 +14,6 @@ namespace {
 constexpr std::byte kPoison{0xa5};
 constexpr std::byte kScribble{0x5e};
 constexpr std::size_t kBatch = 64;
-
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
 
 bool all_poison(const std::byte* begin, std::uint64_t bytes) {
   return bytes == 0 || (begin[0] == kPoison && std::memcmp(begin, begin + 1, bytes - 1) == 0);
@@ -35,17 +27,6 @@ bool wait_readable(const std::vector<int>& fds, int milliseconds) {
 
 }  // namespace
 
-void fill_payload(std::byte* out, std::uint64_t bytes, ChannelKey key, std::uint64_t number) {
-  std::uint64_t state = mix(mix(key) ^ number);
-  std::uint64_t at = 0;
-  for (; at + 8 <= bytes; at += 8) {
-    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    std::memcpy(out + at, &state, 8);
-  }
-  state = mix(state);
-  std::memcpy(out + at, &state, bytes - at);
-}
-
 std::unique_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind kind) {
   static std::atomic<std::uint64_t> next_id{1};
   auto region = std::make_unique<memory::Region>();
@@ -56,15 +37,6 @@ std::unique_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind
   region->mapping = ipc::Mapping::map(region->fd.get(), 0, bytes).value();
   std::memset(region->host(0), static_cast<int>(kPoison), bytes);
   return region;
-}
-
-std::function<std::uint32_t(std::uint64_t)> random_lengths(std::uint32_t max_bytes, std::uint64_t seed) {
-  return [=](std::uint64_t number) {
-    const double fraction =
-        static_cast<double>(mix(seed ^ mix(number)) >> 11) / static_cast<double>(1ULL << 53);
-    const double length = std::exp2(fraction * std::log2(static_cast<double>(max_bytes)));
-    return std::clamp(static_cast<std::uint32_t>(length), 1U, max_bytes);
-  };
 }
 
 Node::Node(std::string name, std::unique_ptr<Transport> transport, PeerId peer, abi::RegionKind memory_kind)

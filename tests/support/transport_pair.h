@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "daemon/transport/transport.h"
+#include "tests/support/put_payload.h"
 
 namespace mkernel::test {
 
@@ -78,8 +79,6 @@ struct Stream {
   static constexpr std::uint64_t kGuard = 64;  ///< poisoned bytes behind each slot
 };
 
-/// The payload of put `number`.
-void fill_payload(std::byte* out, std::uint64_t bytes, ChannelKey key, std::uint64_t number);
 /// A region that passes for one of this kind, and is host memory, poisoned.
 std::unique_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind kind);
 
@@ -250,12 +249,5 @@ class TransportPair {
   std::size_t overslept_ = 0;
   ChannelKey next_key_ = 0x1234567800000000ULL;
 };
-
-/// A length function: log-uniform in 1..max_bytes, every put another, the same for a seed.
-std::function<std::uint32_t(std::uint64_t)> random_lengths(std::uint32_t max_bytes, std::uint64_t seed);
-/// The same for every put.
-inline auto always(std::uint32_t length) {
-  return [length](std::uint64_t) { return length; };
-}
 
 }  // namespace mkernel::test

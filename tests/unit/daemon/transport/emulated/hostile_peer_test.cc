@@ -15,20 +15,21 @@ namespace mkernel::transport::emulated {
 namespace {
 
 constexpr ChannelKey kKey = 99;
-constexpr std::uint64_t kBytes = 4096;
+constexpr std::uint64_t kRegionBytes = 4096;
 
 memory::Region own_region() {
   memory::Region region;
   region.kind = abi::RegionKind::kHostMemory;
-  region.bytes = kBytes;
-  region.fd = ipc::create_shared_memory("target", kBytes).value();
-  region.mapping = ipc::Mapping::map(region.fd.get(), 0, kBytes).value();
+  region.bytes = kRegionBytes;
+  region.fd = ipc::create_shared_memory("target", kRegionBytes).value();
+  region.mapping = ipc::Mapping::map(region.fd.get(), 0, kRegionBytes).value();
   return region;
 }
 
 struct Sink final : TransportSink {
   Status place(ChannelId, std::uint16_t, std::uint64_t offset, std::uint32_t length, Target& at) override {
-    if (!memory::in_bounds(offset, length, kBytes)) return {StatusCode::kOutOfRange, "outside the target"};
+    if (!memory::in_bounds(offset, length, kRegionBytes))
+      return {StatusCode::kOutOfRange, "outside the target"};
     at = {&target, offset};
     return {};
   }
@@ -60,7 +61,7 @@ struct Rig {
     REQUIRE(transport->open_inbound(0, 5, kKey).ok());
     REQUIRE(transport->open_outbound(1, 5, kKey + 1).ok());
     fence = ipc::create_shared_memory("fence", kFencePageBytes).value();
-    source = ipc::create_shared_memory("source", kBytes).value();
+    source = ipc::create_shared_memory("source", kRegionBytes).value();
     socket = dial(transport->local_endpoint()).value();
   }
 
@@ -99,7 +100,7 @@ struct Rig {
     REQUIRE(ipc::send_packet(socket.get(), std::as_bytes(std::span(&body, 1)).first(bytes), fds).ok());
   }
 
-  void announce(int fd, std::uint64_t bytes = kBytes, std::uint64_t offset = 0,
+  void announce(int fd, std::uint64_t bytes = kRegionBytes, std::uint64_t offset = 0,
                 abi::RegionKind kind = abi::RegionKind::kHostMemory) {
     const AnnouncePacket packet_of_one{.head = {PacketType::kAnnounce, 0, 0},
                                        .region = 1,
@@ -207,13 +208,13 @@ TEST_CASE("a put that must not be done fails its channel, not the link") {
   PutEntry put = Rig::good();
   StatusCode expected = StatusCode::kOutOfRange;
   SUBCASE("beyond the source") {
-    put.source_offset = kBytes - 8;
+    put.source_offset = kRegionBytes - 8;
   }
   SUBCASE("source offset that overflows") {
     put.source_offset = ~std::uint64_t{0} - 4;
   }
   SUBCASE("beyond the target") {
-    put.target_offset = kBytes - 8;
+    put.target_offset = kRegionBytes - 8;
   }
   SUBCASE("a length beyond everything") {
     put.length = ~0U;
@@ -222,11 +223,11 @@ TEST_CASE("a put that must not be done fails its channel, not the link") {
     put.sequence = kWindow + 1;
   }
   SUBCASE("GPU memory, which this end cannot reach") {
-    rig.announce(rig.source.get(), kBytes, 0, abi::RegionKind::kVmm);
+    rig.announce(rig.source.get(), kRegionBytes, 0, abi::RegionKind::kVmm);
     expected = StatusCode::kFailedPrecondition;
   }
   SUBCASE("plain GPU memory, likewise") {
-    rig.announce(-1, kBytes, 1234, abi::RegionKind::kIpc);
+    rig.announce(-1, kRegionBytes, 1234, abi::RegionKind::kIpc);
     expected = StatusCode::kFailedPrecondition;
   }
   SUBCASE("a source that was never announced") {
@@ -280,17 +281,18 @@ TEST_CASE("a packet that breaks the protocol ends the link, and says why") {
     rig.send(WithdrawPacket{{PacketType::kWithdraw, 0, 0}, 1}, sizeof(WithdrawPacket), {rig.fence.get()});
   }
   SUBCASE("an announcement without fd") {
-    rig.send(AnnouncePacket{.head = {PacketType::kAnnounce, 0, 0}, .region = 1, .bytes = kBytes, .kind = 1});
+    rig.send(
+        AnnouncePacket{.head = {PacketType::kAnnounce, 0, 0}, .region = 1, .bytes = kRegionBytes, .kind = 1});
   }
   SUBCASE("too long") {
     rig.send(std::array<std::byte, abi::kMaxMessageBytes + 8>{});
   }
   SUBCASE("a region outside its fd") {
-    rig.announce(rig.source.get(), 2 * kBytes);
+    rig.announce(rig.source.get(), 2 * kRegionBytes);
     expected = "lies outside its fd";
   }
   SUBCASE("a region of no kind that exists") {
-    rig.announce(rig.source.get(), kBytes, 0, static_cast<abi::RegionKind>(9));
+    rig.announce(rig.source.get(), kRegionBytes, 0, static_cast<abi::RegionKind>(9));
     expected = "kind 9 is unknown";
   }
   SUBCASE("a region that is no memfd") {

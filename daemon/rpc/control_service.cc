@@ -137,12 +137,14 @@ class ControlService::Impl final : public v1::Control::Service {
                            v1::TopologyReply* reply) override {
     auto machine = backend_.machine();
     if (!machine.ok()) return to_grpc(machine.status());
-    return answer(context, reply,
-                  [machine = std::move(machine).value(), devices = backend_.devices()](
-                      ControlBackend& backend, v1::TopologyReply& r) {
-                    const topology::Node node = topology::make_node(machine, devices, backend.chosen_ports());
-                    fill(node, topology::place(node), *r.mutable_topology());
-                  });
+    return answer(
+        context, reply,
+        [machine = std::move(machine).value(), devices = backend_.devices()](ControlBackend& backend,
+                                                                             v1::TopologyReply& r) {
+          const topology::Node node = topology::make_node(machine, devices, backend.chosen_ports());
+          fill(node, topology::place(node), *r.mutable_topology());
+          r.mutable_topology()->set_rails(static_cast<std::uint32_t>(backend.daemon().ports.size()));
+        });
   }
   grpc::Status GetConfig(grpc::ServerContext* context, const v1::ConfigRequest*,
                          v1::ConfigReply* reply) override {

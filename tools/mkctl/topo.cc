@@ -131,6 +131,17 @@ void print_placement(std::ostream& out, const Json& topology) {
   }
 }
 
+/// What the placement gives and the daemon, which runs fewer rails, does not use.
+void print_idle(std::ostream& out, const Json& topology) {
+  const int rails = topology["rails"].get<int>();
+  if (rails == 0) return;
+  std::string idle;
+  for (const Json& port : topology["ports"])
+    if (port["rail"].get<int>() >= rails)
+      idle += (idle.empty() ? "" : ", ") + port["name"].get<std::string>();
+  if (!idle.empty()) out << "\nproxy.threads = " << rails << ": no rail that runs uses " << idle << "\n";
+}
+
 }  // namespace
 
 void print_topology(std::ostream& out, const Json& topology) {
@@ -142,6 +153,7 @@ void print_topology(std::ostream& out, const Json& topology) {
     print_distances(out, topology);
   }
   print_placement(out, topology);
+  print_idle(out, topology);
   for (const Json& name : topology["absent"])
     out << "\ntopology.nics names " << name.get<std::string>() << ", which this node does not have\n";
 }

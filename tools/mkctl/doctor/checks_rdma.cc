@@ -39,6 +39,16 @@ Findings check_devices(const Facts& facts) {
         {Severity::kError, "topology.nics names " + name + ", which this node does not have",
          "its rail is missing, and peers number their rails otherwise",
          "mkctl devices lists what is there; correct the configuration and restart the daemon"});
+  if (!facts.daemon.idle_ports.empty()) {
+    const std::uint32_t rails = facts.daemon.nic_rails;
+    findings.push_back(
+        {Severity::kWarning,
+         "proxy.threads = " + std::to_string(rails) +
+             " leaves ports without a rail: " + joined(facts.daemon.idle_ports),
+         "they stand in for others that fail, and otherwise carry nothing for the GPUs near to them",
+         "set proxy.threads = " + std::to_string(rails + facts.daemon.idle_ports.size()) +
+             " on every node and restart the daemons, or choose the ports with topology.nics"});
+  }
   if (facts.ports.empty()) {
     if (wanted)
       findings.push_back({Severity::kError,

@@ -23,6 +23,8 @@ struct Daemon {
   std::vector<std::string> reasons;      ///< why it is not
   std::string transport;                 ///< "tcp", "emulated", "verbs", "efa"
   std::vector<std::string> absent_nics;  ///< of topology.nics
+  std::uint32_t nic_rails = 0;           ///< that it runs over ports of this node
+  std::vector<std::string> idle_ports;   ///< that would be rails if it ran more
 
   bool reached() const { return unreachable.empty(); }
   bool rdma() const { return transport == "verbs" || transport == "efa"; }

@@ -49,6 +49,15 @@ void read_peers(const Json& reply, Facts& facts) {
   for (const Json& row : reply.at("peers")) facts.peers.push_back(peer_of(row));
 }
 
+void read_topology(const Json& topology, Daemon& daemon) {
+  daemon.absent_nics = topology.at("absent").get<std::vector<std::string>>();
+  daemon.nic_rails = topology.at("rails");
+  for (const Json& port : topology.at("ports")) {
+    const bool idle = daemon.nic_rails > 0 && port.at("rail").get<std::int64_t>() >= daemon.nic_rails;
+    if (idle) daemon.idle_ports.push_back(port.at("name"));
+  }
+}
+
 std::vector<Port> ports_of(const Json& devices) {
   std::vector<Port> ports;
   for (const Json& row : devices)
@@ -81,7 +90,7 @@ Facts gather(Connection& connection) {
     if (auto devices = connection.devices(); devices.ok())
       facts.ports = ports_of(devices.value().at("devices"));
     if (auto topology = connection.topology(); topology.ok())
-      facts.daemon.absent_nics = topology.value().at("topology").at("absent").get<std::vector<std::string>>();
+      read_topology(topology.value().at("topology"), facts.daemon);
   } else {
     facts.daemon.unreachable = status.status().text();
   }

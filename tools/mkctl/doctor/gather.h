@@ -23,6 +23,9 @@ std::optional<Limits> limits_of(const std::filesystem::path& root, std::int64_t 
 /// Peers, and what peers are told of this node, as ListPeers replies them.
 void read_peers(const nlohmann::ordered_json& reply, Facts& facts);
 
+/// What the daemon makes of the node's ports, as GetTopology replies it.
+void read_topology(const nlohmann::ordered_json& topology, Daemon& daemon);
+
 /// Ports as ListDevices replies them.
 std::vector<Port> ports_of(const nlohmann::ordered_json& devices);
 

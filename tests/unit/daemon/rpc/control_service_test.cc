@@ -30,6 +30,7 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     seen.transports = {"emulated"};
     seen.proxies = 2;
     seen.problems = problems;
+    seen.ports.resize(nic_rails);
     return seen;
   }
   std::vector<PeerSnapshot> peers() const override {
@@ -97,6 +98,7 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
   std::atomic<bool> machine_unreadable = false;
   std::atomic<bool> counts_bytes = true;
   std::vector<std::string> chosen;
+  std::size_t nic_rails = 0;
 };
 
 /// The daemon's control thread and its service on a socket of its own.
@@ -267,6 +269,10 @@ TEST_CASE("topo: GPUs, ports and the rails that come of them") {
   CHECK(topology["ports"][0]["proxy_cpus"] == "0-2,5");
   CHECK(topology["ports"][1]["rail"] == -1);
   CHECK(topology["ports"][1]["not_used"].get<std::string>().find("DOWN (Disabled)") != std::string::npos);
+
+  CHECK(topology["rails"] == 0);
+  served.change([](FakeDaemon& daemon) { daemon.nic_rails = 2; });
+  CHECK(topo()["rails"] == 2);
 
   served.change([](FakeDaemon& daemon) { daemon.chosen = {"mlx5_7"}; });
   CHECK(topo()["gpus"][0]["rails"].empty());

@@ -88,6 +88,11 @@ TEST_CASE("devices: none, not permitted, ports down, names that are not there") 
   CHECK(none[0].severity == kError);
   CHECK(none[0].why.find("no port of this node") != std::string::npos);
   one(after(check_devices, [](Facts& f) { f.daemon.absent_nics = {"mlx5_9"}; }), kError, "mlx5_9");
+  const Findings idle = after(check_devices, [](Facts& f) {
+    f.daemon.nic_rails = 1, f.daemon.idle_ports = {"mlx5_1:1", "mlx5_2:1"};
+  });
+  one(idle, kWarning, "proxy.threads = 1 leaves ports without a rail: mlx5_1:1, mlx5_2:1");
+  CHECK(idle[0].todo.find("proxy.threads = 3") != std::string::npos);
 }
 
 TEST_CASE("gids: RoCE v1 alone, or mixed with v2") {

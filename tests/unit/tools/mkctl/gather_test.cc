@@ -151,6 +151,22 @@ TEST_CASE("peers as ListPeers replies them") {
   CHECK_FALSE(facts.peers[1].clock.has_value());
 }
 
+TEST_CASE("ports that would be rails if the daemon ran more, as GetTopology replies them") {
+  const auto daemon_of = [](int rails) {
+    nlohmann::ordered_json topology = {{"absent", {"mlx5_7"}}, {"rails", rails}, {"ports", {}}};
+    for (int port = 0; port < 3; ++port)
+      topology["ports"].push_back({{"name", "mlx5_" + std::to_string(port) + ":1"}, {"rail", port - 1}});
+    Daemon daemon;
+    read_topology(topology, daemon);
+    return daemon;
+  };
+  CHECK(daemon_of(1).absent_nics == std::vector<std::string>{"mlx5_7"});
+  CHECK(daemon_of(1).nic_rails == 1);
+  CHECK(daemon_of(1).idle_ports == std::vector<std::string>{"mlx5_2:1"});
+  CHECK(daemon_of(2).idle_ports.empty());
+  CHECK(daemon_of(0).idle_ports.empty());  // tcp
+}
+
 TEST_CASE("ports as ListDevices replies them") {
   const auto reply = nlohmann::ordered_json::parse(R"([{"device": "efa_0", "port": 1, "driver": "efa",
       "link_layer": "other", "gid": "fe80::1", "gid_type": "other", "not_usable": "port is DOWN", "mtu": 4096, "dma_buf": "no", "gids": []}])");

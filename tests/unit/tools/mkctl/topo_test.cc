@@ -13,12 +13,14 @@
 namespace mkernel::mkctl {
 namespace {
 
-std::string drawn(const std::string& xml, const std::vector<topology::RdmaDevice>& devices) {
+std::string drawn(const std::string& xml, const std::vector<topology::RdmaDevice>& devices,
+                  std::uint32_t rails = 0) {
   const auto machine = topology::machine_from_xml(xml);
   REQUIRE(machine.ok());
   const topology::Node node = topology::make_node(machine.value(), devices, {});
   v1::Topology message;
   rpc::fill(node, topology::place(node), message);
+  message.set_rails(rails);
   std::ostringstream out;
   print_topology(out, to_json(message));
   return out.str();
@@ -53,6 +55,18 @@ TEST_CASE("p5en.48xlarge") {
   CHECK(has_line(text, "    0000:46:01.6:  rdmap85s0:1  0000:55:00.0  ACTIVE, 400 Gb/s, rail 0"));
   CHECK(has_line(text, "0    0,8    PIX       same PCIe switch"));
   CHECK(text.find("no rail") == std::string::npos);
+}
+
+TEST_CASE("ports that are rails of the placement, while the daemon runs fewer") {
+  topology::SysfsTree tree;
+  topology::Dgx::devices(tree);
+  const auto devices = topology::rdma_devices(tree.path);
+  const std::string of_six = drawn(topology::Dgx::xml(), devices, 6);
+  CAPTURE(of_six);
+  CHECK(has_line(of_six, "proxy.threads = 6: no rail that runs uses mlx5_10:1, mlx5_11:1"));
+  for (const std::uint32_t rails : {0U, 8U, 16U}) {
+    CHECK(drawn(topology::Dgx::xml(), devices, rails).find("proxy.threads") == std::string::npos);
+  }
 }
 
 TEST_CASE("a machine with neither says so") {

@@ -17,7 +17,10 @@ class Unavailable(Exception):
 
 
 def output_of(*command, cwd=None):
-    run = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=300)
+    try:
+        run = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=300)
+    except subprocess.TimeoutExpired as late:
+        raise Unavailable(str(late)) from None
     if run.returncode != 0:
         raise Unavailable(f"{' '.join(map(str, command))}: {run.stderr.strip() or run.returncode}")
     return run.stdout

@@ -26,7 +26,7 @@ int next_event(const End& end) {
 
 TEST_CASE("a path that is down for less than the retries last costs nothing but time") {
   RcPair pair;
-  pair.connect(14);
+  pair.connect(to_rts(16));  // a second and more
   pair.a.memory[0] = 5;
   pair.fabric.set_paths("nic_a", "nic_b", {.down = true});
   REQUIRE(pair.a.write(pair.b, 1, 0, 8, IBV_SEND_SIGNALED) == 0);
@@ -120,7 +120,7 @@ TEST_CASE("cut in mid-flight: writes landed or not, whole or in part, whatever t
 TEST_CASE("after the receiver's queue pair was fenced nothing of the old path lands any more") {
   RcPair pair;
   pair.connect();
-  pair.fabric.every_path({.latency = 5ms});
+  pair.fabric.every_path({.latency = kLongWay});
   pair.a.memory[0] = 5;
   REQUIRE(pair.a.write(pair.b, 1, 0, 8, 0) == 0);
   SUBCASE("to the error state") {
@@ -176,7 +176,7 @@ TEST_CASE("a GID that moves: an event, and the old address reaches nobody") {
 TEST_CASE("a device that dies says so once, completes nothing and lets itself be taken down") {
   RcPair pair;
   pair.connect();
-  pair.fabric.every_path({.latency = 2ms});
+  pair.fabric.every_path({.latency = kLongWay});
   REQUIRE(pair.a.write(pair.b, 1, 0, 8, IBV_SEND_SIGNALED) == 0);
   pair.fabric.fail_device("nic_a");
   CHECK(next_event(pair.a) == IBV_EVENT_DEVICE_FATAL);

@@ -63,15 +63,15 @@ RcPair::~RcPair() {
   CHECK(complaints.empty());
 }
 
-void RcPair::connect(End& own, const End& peer, std::uint8_t peer_number, std::uint8_t timeout) {
+void RcPair::connect(End& own, const End& peer, std::uint8_t peer_number, const Attributes& rts) {
   REQUIRE(modify(own, to_init()) == 0);
   REQUIRE(modify(own, to_rtr(peer, peer_number)) == 0);
-  REQUIRE(modify(own, to_rts(timeout)) == 0);
+  REQUIRE(modify(own, rts) == 0);
 }
 
-void RcPair::connect(std::uint8_t timeout) {
-  connect(a, b, 2, timeout);
-  connect(b, a, 1, timeout);
+void RcPair::connect(const Attributes& rts) {
+  connect(a, b, 2, rts);
+  connect(b, a, 1, rts);
 }
 
 void RcPair::reconnect() {

@@ -14,6 +14,10 @@
 
 namespace mkernel::test::nic {
 
+/// The latency of a path on which what is posted is still under way when the test's next lines have run,
+/// however busy the machine.
+inline constexpr std::chrono::milliseconds kLongWay{250};
+
 /// Memory that a write goes to.
 struct Remote {
   std::uint64_t address;
@@ -136,14 +140,14 @@ int modify(const End& end, Attributes attributes);
 Attributes to_init();
 /// Toward `peer`, whose device is the fabric's number `peer_number` (1 or 2).
 Attributes to_rtr(const End& peer, std::uint8_t peer_number);
-/// Gives up after 4 x 4.096 us x 2^timeout.
+/// Gives up after 4 x 4.096 us x 2^timeout, or when the peer had no receive the third time.
 Attributes to_rts(std::uint8_t timeout = 8);
 
 class RcPair {
  public:
   explicit RcPair(std::uint64_t seed = 1, int cq_entries = 64);
   ~RcPair();
-  void connect(std::uint8_t timeout = 8);
+  void connect(const Attributes& rts = to_rts());
   /// Destroys both queue pairs and connects new ones.
   void reconnect();
 
@@ -151,7 +155,7 @@ class RcPair {
   End a, b;
 
  protected:
-  static void connect(End& own, const End& peer, std::uint8_t peer_number, std::uint8_t timeout);
+  static void connect(End& own, const End& peer, std::uint8_t peer_number, const Attributes& rts);
 };
 
 }  // namespace mkernel::test::nic

@@ -1,0 +1,67 @@
+// What the functions of the C ABI share: each unwraps its handles, calls the C++ API and keeps the text of an
+// error for the calling thread. No exception leaves: std::bad_alloc becomes MK_RESOURCE_EXHAUSTED.
+#pragma once
+
+#include <new>
+#include <string>
+#include <utility>
+
+#include "mkernel/client.h"
+#include "mkernel/mkernel.h"
+
+namespace mkernel::c_abi {
+
+/// The text of the thread's last error. Per thread, because a code without its text is of little use to a
+/// caller.
+inline std::string& last_error() {
+  thread_local std::string text;
+  return text;
+}
+
+inline mk_status report(const Status& status) {
+  last_error() = status.text();
+  return static_cast<mk_status>(status.code());
+}
+
+/// Runs `body`, which returns a Status.
+template <typename Body>
+mk_status guarded(Body body) {
+  try {
+    return report(body());
+  } catch (const std::bad_alloc&) {
+    return report({StatusCode::kResourceExhausted, "out of memory"});
+  }
+}
+
+/// An opaque C handle is a pointer to the C++ object, under another name.
+template <typename Object, typename Handle>
+Object* unwrap(Handle* handle) {
+  return reinterpret_cast<Object*>(handle);
+}
+template <typename Object, typename Handle>
+const Object& unwrap(const Handle* handle) {
+  return *reinterpret_cast<const Object*>(handle);
+}
+
+/// Moves a result's value to the heap, for the handle to own.
+template <typename Handle, typename Object>
+Status give(Result<Object> result, Handle** handle) {
+  if (!result.ok()) return result.status();
+  *handle = reinterpret_cast<Handle*>(new Object(std::move(*result)));
+  return {};
+}
+
+template <typename... Pointers>
+Status require(const char* what, Pointers... pointers) {
+  if ((... && (pointers != nullptr))) return {};
+  return {StatusCode::kInvalidArgument, std::string(what) + ": a required pointer is NULL"};
+}
+
+/// What a getter says of a handle; without one nothing (0, NULL) and an error for mk_last_error().
+template <typename Object, typename Handle, typename Get>
+auto get(const char* what, const Handle* handle, Get get) {
+  const bool there = report(require(what, handle)) == MK_OK;
+  return there ? get(unwrap<Object>(handle)) : decltype(get(unwrap<Object>(handle))){};
+}
+
+}  // namespace mkernel::c_abi

@@ -174,36 +174,28 @@ __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std:
   }
 }
 
-/// CTA 0 of those that only sum: its last warp is the relay, those before it inter_send. The relay ends after
-/// everybody else, as their waits need it: the other warps of this CTA count themselves out as CTAs do.
-template <class Config, class Operation>
-__device__ __forceinline__ void tile_reduce_first_cta(const typename Operation::Parameters& p,
-                                                      std::uint64_t epoch) {
-  constexpr int kWarps = Config::kThreads / 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  if (warp == kWarps - 1) {
-    relay_host(*p.endpoint.control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + kWarps - 1);
-  } else {
-    if (warp == 0) exchange_empty(p, epoch);
-    const int sender = warp - (kWarps - reserved_warps<Operation>(p));
-    if (sender < 0) {
-      Operation::template spare_warp<Config>(p, spare_warps<Config, Operation>(p));
-    } else if (threadIdx.x % 32 == 0) {
-      Operation::send(p, epoch, sender);
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::red_add_release_gpu(&p.endpoint.control->exited, 1ULL);
-  }
-  end_launch(*p.endpoint.control, epoch);
-}
-
-/// intra_comm: a CTA of spare warps only, but for the first one.
+/// intra_comm: a CTA of spare warps only, but for the first one. There the last warp is the relay and those
+/// before it are inter_send. The relay ends after everybody else, as their waits need it: the other warps of
+/// this CTA count themselves out as CTAs do.
 template <class Config, class Operation>
 __device__ __forceinline__ void tile_reduce_intra_comm(const typename Operation::Parameters& p) {
-  const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
-  if (blockIdx.x == 0) return tile_reduce_first_cta<Config, Operation>(p, epoch);
-  Operation::template spare_warp<Config>(p, spare_warps<Config, Operation>(p));
-  end_cta(*p.endpoint.control);
+  constexpr int kWarps = Config::kThreads / 32;
+  LaunchControl& control = *p.endpoint.control;
+  const std::uint64_t epoch = control.epoch;  // advanced only when every CTA has ended
+  const bool first = blockIdx.x == 0;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int spare = kWarps - (first ? reserved_warps<Operation>(p) : 0);
+  if (first && warp == 0) exchange_empty(p, epoch);
+  if (warp < spare) Operation::template spare_warp<Config>(p, spare_warps<Config, Operation>(p));
+  if (!first) return end_cta(control);
+  if (warp == kWarps - 1) {
+    relay_host(control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + kWarps - 1);
+  } else {
+    if (warp >= spare && threadIdx.x % 32 == 0) Operation::send(p, epoch, warp - spare);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::red_add_release_gpu(&control.exited, 1ULL);
+  }
+  end_launch(control, epoch);
 }
 
 /// The whole kernel; `memory`: Sm90Shared<Config>.

@@ -70,7 +70,11 @@ __device__ __forceinline__ void red_add_release_gpu(std::uint64_t* word, std::ui
   asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-/// After a fence that orders what it hands on.
+// After a fence that orders what they hand on.
+__device__ __forceinline__ void st_relaxed_sys(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ void red_add_relaxed_sys(std::uint64_t* word, std::uint64_t value) {
   asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }

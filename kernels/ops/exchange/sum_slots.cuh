@@ -11,8 +11,9 @@
 //                const uint4& sums);
 //     // Whole warp, after the stores of a unit.
 //     void finish(const SumUnit& unit);
-//     // Whole warp, once what was finished should be known: before the next stores, before it may wait for
-//     // long, and at the end.
+//     // Whole warp, before the stores of the next unit, perhaps more than once.
+//     void begin(std::uint64_t epoch);
+//     // Whole warp, once what was finished must be known: before it may wait for long, and at the end.
 //     void flush(std::uint64_t epoch);
 //   };
 #pragma once
@@ -228,6 +229,10 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
   const std::uint64_t epoch = p.endpoint.control->epoch;
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   StagedSums staged(p);
+  const auto begin = [&] {
+    if constexpr (kNodes) staged.flush();
+    output.begin(epoch);
+  };
   const auto flush = [&] {
     if constexpr (kNodes) staged.flush();
     output.flush(epoch);
@@ -243,7 +248,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
       flush();
       if (!wait.wait(p)) return false;
     }
-    sum_unit<Config, kNodes>(p, epoch, unit, flush,
+    sum_unit<Config, kNodes>(p, epoch, unit, begin,
                              [&](std::uint32_t inside, std::uint64_t at, const uint4& sums) {
                                if (own) {
                                  output.store(epoch, unit, inside, at, sums);

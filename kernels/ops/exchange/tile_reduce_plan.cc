@@ -9,13 +9,17 @@
 namespace mkernel::kernels {
 namespace {
 
+/// Of one element of the product: an SM computes 6e12 operations a second (measured).
+double product_seconds(const GemmShape& shape, std::int32_t sms) {
+  return 2.0 * static_cast<double>(shape.k) / (6e12 * sms);
+}
+
 /// How long the links of the node need for what a rank pushes, the product's time being 1: 354 GB/s of stores
-/// leave a GPU, an SM computes 6e12 operations a second (both measured).
+/// leave a GPU (measured).
 double link_time(OpKind kind, const GemmShape& shape, std::int32_t sources, std::int32_t sms) {
   const double crossings = kind == OpKind::kGemmAr ? 2 : 1;         // partials; finished sums as well
   const double pushed = crossings * 2.0 * (sources - 1) / sources;  // bytes of an element of the product
-  const double product = 2.0 * static_cast<double>(shape.k) / (6e12 * sms);  // seconds for one
-  return pushed / 354e9 / product;
+  return pushed / 354e9 / product_seconds(shape, sms);
 }
 
 /// The fastest product, but where the links are slower than it the first tile must come early, and those
@@ -44,11 +48,17 @@ std::int32_t choose_sum_ctas(std::int32_t fewest, const Waves& waves) {
   return chosen;
 }
 
-/// When sums are pushed on: a sum takes several times as long, most of it waiting for the links. Sums that
-/// are not made under the product follow it, all of them when there are no CTAs for them, none from
-/// 20 x links CTAs on (measured: 16384^2 x 4096 on 4 ranks, links = 0.8).
+/// When sums are pushed on: how many CTAs make them all while the product is computed. Every element of c is
+/// read from all sources, pushed to all but one and written: 4 bytes an element of the product whatever the
+/// ranks. A CTA moves 24 GB/s of them (measured: 16384^2 x 4096 on 2 and 4 ranks).
+double pushing_ctas(const GemmShape& shape, std::int32_t sms) {
+  return 4.0 / product_seconds(shape, sms) / 24e9;
+}
+
+/// When sums are pushed on: sums that are not made under the product follow it, all of them when there are no
+/// CTAs for them, none from pushing_ctas() on.
 template <class Waves>
-std::int32_t choose_push_ctas(double links, std::int32_t sms, const Waves& waves) {
+std::int32_t choose_push_ctas(double links, double enough, std::int32_t sms, const Waves& waves) {
   const std::int32_t most = std::min(24, sms / 4 / 2 * 2);
   // Tiles alone keep the links busy until the product is over, and then every warp helps.
   if (links > 2) return 2 * kFewestReduceCtas;
@@ -56,7 +66,7 @@ std::int32_t choose_push_ctas(double links, std::int32_t sms, const Waves& waves
   if (links > 1) return most;
   const auto time = [&](std::int32_t ctas) {
     const double product = static_cast<double>(waves(ctas)) / waves(kFewestReduceCtas);
-    return product + links / 2 * std::max(0.0, 1 - ctas / (20 * links + 1e-9));
+    return product + links / 2 * std::max(0.0, 1 - ctas / enough);
   };
   std::int32_t best = kFewestReduceCtas;
   for (std::int32_t ctas = best + 2; ctas <= most; ctas += 2) {
@@ -135,9 +145,15 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   const auto waves = [&](std::int32_t reduce_ctas) {
     return ceil_div(plan.tiles.tiles(), (sms - reduce_ctas) / cluster);
   };
-  plan.reduce_ctas = options.reduce_ctas > 0   ? options.reduce_ctas
-                     : kind == OpKind::kGemmAr ? std::max(fewest, choose_push_ctas(links, sms, waves))
-                                               : choose_sum_ctas(fewest, waves);
+  plan.reduce_ctas = options.reduce_ctas > 0 ? options.reduce_ctas
+                     : kind == OpKind::kGemmAr
+                         ? std::max(fewest, choose_push_ctas(links, pushing_ctas(shape, sms), sms, waves))
+                         : choose_sum_ctas(fewest, waves);
+  if (kind == OpKind::kGemmAr && options.reduce_ctas == 0 && plan.reduce_ctas > fewest) {
+    TileReduceOptions beside = options;  // another product may be the best beside CTAs that push
+    beside.reduce_ctas = plan.reduce_ctas;
+    return make(kind, shape, topology, rank, sms, beside);
+  }
   plan.compute_ctas = std::min(plan.tiles.tiles(), (sms - plan.reduce_ctas) / cluster) * cluster;
   return plan;
 }

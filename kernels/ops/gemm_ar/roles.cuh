@@ -9,6 +9,7 @@
 #include "kernels/ops/exchange/sum_slots.cuh"
 #include "kernels/ops/exchange/tile_reduce.cuh"
 #include "kernels/ops/gemm_ar/cuda_parameters.h"
+#include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/global.cuh"
 #include "kernels/ptx/vector.cuh"
 #include "kernels/sync/device_trace.cuh"
@@ -16,12 +17,20 @@
 
 namespace mkernel::kernels {
 
-/// The way of a finished unit to the other ranks of the node, one warp's. They are told later: a release
-/// waits for the stores before it, which meanwhile cross the links under the loads of the next unit.
+/// The way of finished units to the other ranks of the node, one warp's. They are told of several at a time,
+/// and late: the fence in front of the words waits for all stores before it, which meanwhile cross the links
+/// under the loads of the next units.
 class UnitFanOut {
  public:
-  explicit __device__ __forceinline__ UnitFanOut(const GemmArParameters& p) : p_(p) {}
+  /// `warps` share the units. Of a short launch's few units each is told of soon: their copies are what it
+  /// ends with.
+  __device__ __forceinline__ UnitFanOut(const GemmArParameters& p, std::uint32_t warps)
+      : p_(p), most_untold_(min(8, max(1, p.units.units() / static_cast<std::int32_t>(warps)))) {}
 
+  /// Whole warp, before the stores of a unit.
+  __device__ __forceinline__ void begin(std::uint64_t epoch) {
+    if (untold_ == most_untold_) flush(epoch);
+  }
   /// One lane: 16 bytes of a unit of the owner that comes `beyond` ranks after this one, at byte `at` of the
   /// owner's units of both epoch parities.
   __device__ __forceinline__ void store(std::int32_t beyond, std::uint64_t at, const uint4& sums) const {
@@ -31,26 +40,34 @@ class UnitFanOut {
   }
   /// Whole warp, after the stores of a unit.
   __device__ __forceinline__ void finish(std::int32_t beyond, std::int32_t unit) {
-    finished_ = beyond * p_.units.units() + unit;
-    pending_ = true;
+    if (lane() == untold_) word_ = beyond * p_.units.units() + unit;
+    ++untold_;
   }
   /// Whole warp: whether there was anything to tell. A lane for each rank; the barrier puts the stores of all
-  /// lanes before its release.
+  /// lanes before the fence.
   __device__ __forceinline__ bool flush(std::uint64_t epoch) {
-    if (!pending_) return false;
-    const auto turn = static_cast<std::int32_t>(threadIdx.x % 32);
+    if (untold_ == 0) return false;
     __syncwarp();
-    if (turn < p_.sources() - 1)
-      ptx::st_release_sys(p_.summed_there[turn] + finished_, PushSumsPlan::count(epoch));
+    ptx::fence_acq_rel_sys();
+    for (std::int32_t i = 0; i < untold_; ++i) {
+      const std::int32_t word = __shfl_sync(~0U, word_, i);
+      if (lane() < p_.sources() - 1)
+        ptx::st_relaxed_sys(p_.summed_there[lane()] + word, PushSumsPlan::count(epoch));
+    }
     __syncwarp();
-    pending_ = false;
+    untold_ = 0;
     return true;
   }
 
  private:
+  static __device__ __forceinline__ std::int32_t lane() {
+    return static_cast<std::int32_t>(threadIdx.x % 32);
+  }
+
   const GemmArParameters& p_;
-  std::int32_t finished_ = 0;  ///< word of the unit of which nobody was told yet, from this owner's first
-  bool pending_ = false;
+  const std::int32_t most_untold_;
+  std::int32_t untold_ = 0;
+  std::int32_t word_ = 0;  ///< of the untold unit of this lane's number, from this owner's first
 };
 
 /// Sums go into this rank's rows of c and, out of the same registers, to every other rank of the node; over
@@ -58,9 +75,14 @@ class UnitFanOut {
 template <bool kNodes>
 struct GemmArOutput {
   const GemmArParameters& p;
-  UnitFanOut node{p};
+  UnitFanOut node;
   std::int32_t chunk = 0;  ///< of the unit of which nobody was told yet
 
+  /// Over several nodes there is but one such unit: wires wait for chunks, and a chunk for its last unit.
+  __device__ __forceinline__ void begin(std::uint64_t epoch) {
+    if (!kNodes || p.units.others == 0) return node.begin(epoch);
+    flush(epoch);
+  }
   __device__ __forceinline__ void store(std::uint64_t epoch, const SumUnit& unit, std::uint32_t inside,
                                         std::uint64_t at, const uint4& sums) const {
     const std::uint64_t there =
@@ -149,7 +171,7 @@ __device__ __forceinline__ void relay_units(const GemmArParameters& p, std::uint
   const std::uint64_t epoch = p.endpoint.control->epoch;
   const std::int32_t others = p.units.others;
   const DeviceWaitScope scope = wait_scope(p, kAfterOwner);
-  UnitFanOut node(p);
+  UnitFanOut node(p, warps);
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   claim_units(p.relayed, epoch, p.units.units() * others, warps, [&](std::uint32_t index) {
     const std::int32_t unit = static_cast<std::int32_t>(index) / others;
@@ -229,10 +251,10 @@ struct GemmArRoles {
   template <class Config, bool kNodes>
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
     const bool sums_first = threadIdx.x / 32 % 3 != 2;
-    if (sums_first) sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p});
+    if (sums_first) sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}});
     if (kNodes && p.units.others > 0) relay_units<Config>(p, warps);
     copy_units<Config, kNodes>(p, warps);
-    if (!sums_first) sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p});
+    if (!sums_first) sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}});
   }
 };
 

@@ -19,6 +19,7 @@ struct GemmRsOutput {
                                         const uint4& sums) const {
     ptx::st_v4(own_c + at, sums);
   }
+  __device__ __forceinline__ void begin(std::uint64_t) const {}
   __device__ __forceinline__ void finish(const SumUnit&) const {}
   __device__ __forceinline__ void flush(std::uint64_t) const {}
 };

@@ -51,12 +51,12 @@ std::int32_t choose_sum_ctas(std::int32_t fewest, const Waves& waves) {
 /// When sums are pushed on: how many CTAs make them all while the product is computed. Every element of c is
 /// read from all sources, pushed to all but one and written: 4 bytes an element of the product whatever the
 /// ranks. A CTA moves 24 GB/s of them (measured: 16384^2 x 4096 on 2 and 4 ranks).
-double pushing_ctas(const GemmShape& shape, std::int32_t sms) {
+double enough_push_ctas(const GemmShape& shape, std::int32_t sms) {
   return 4.0 / product_seconds(shape, sms) / 24e9;
 }
 
 /// When sums are pushed on: sums that are not made under the product follow it, all of them when there are no
-/// CTAs for them, none from pushing_ctas() on.
+/// CTAs for them, none from enough_push_ctas() on.
 template <class Waves>
 std::int32_t choose_push_ctas(double links, double enough, std::int32_t sms, const Waves& waves) {
   const std::int32_t most = std::min(24, sms / 4 / 2 * 2);
@@ -145,14 +145,17 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   const auto waves = [&](std::int32_t reduce_ctas) {
     return ceil_div(plan.tiles.tiles(), (sms - reduce_ctas) / cluster);
   };
-  plan.reduce_ctas = options.reduce_ctas > 0 ? options.reduce_ctas
-                     : kind == OpKind::kGemmAr
-                         ? std::max(fewest, choose_push_ctas(links, pushing_ctas(shape, sms), sms, waves))
-                         : choose_sum_ctas(fewest, waves);
-  if (kind == OpKind::kGemmAr && options.reduce_ctas == 0 && plan.reduce_ctas > fewest) {
-    TileReduceOptions beside = options;  // another product may be the best beside CTAs that push
-    beside.reduce_ctas = plan.reduce_ctas;
-    return make(kind, shape, topology, rank, sms, beside);
+  if (options.reduce_ctas > 0) {
+    plan.reduce_ctas = options.reduce_ctas;
+  } else if (kind == OpKind::kGemmAr) {
+    plan.reduce_ctas = std::max(fewest, choose_push_ctas(links, enough_push_ctas(shape, sms), sms, waves));
+    if (plan.reduce_ctas > fewest) {  // another product may be the best beside them
+      TileReduceOptions beside = options;
+      beside.reduce_ctas = plan.reduce_ctas;
+      return make(kind, shape, topology, rank, sms, beside);
+    }
+  } else {
+    plan.reduce_ctas = choose_sum_ctas(fewest, waves);
   }
   plan.compute_ctas = std::min(plan.tiles.tiles(), (sms - plan.reduce_ctas) / cluster) * cluster;
   return plan;

@@ -189,8 +189,7 @@ bool TcpRelay::serve(Connection& connection) {
   return true;
 }
 
-int TcpRelay::wait_milliseconds() const {
-  const auto now = Clock::now();
+int TcpRelay::wait_milliseconds(Clock::time_point now) const {
   auto nearest = Clock::time_point::max();
   for (const auto& connection : connections_) {
     for (const auto& pipe : connection->pipe) {
@@ -204,8 +203,9 @@ int TcpRelay::wait_milliseconds() const {
 void TcpRelay::run() {
   std::vector<pollfd> wanted;
   while (!stop_.load()) {
-    wanted.assign({{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}});
+    // One reading of the clock: a chunk that came due between two would be neither written nor waited for.
     const auto now = Clock::now();
+    wanted.assign({{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}});
     for (const auto& connection : connections_) {
       for (int d = 0; d < 2; ++d) {
         const bool in = connection->pipe[d].wants_input();
@@ -214,7 +214,7 @@ void TcpRelay::run() {
             {connection->end[d].get(), static_cast<short>((in ? POLLIN : 0) | (out ? POLLOUT : 0)), 0});
       }
     }
-    ::poll(wanted.data(), wanted.size(), wait_milliseconds());
+    ::poll(wanted.data(), wanted.size(), wait_milliseconds(now));
     for (std::size_t i = 0; i < connections_.size(); ++i) {
       for (int d = 0; d < 2; ++d) connections_[i]->events[d] = wanted[2 + 2 * i + d].revents;
     }

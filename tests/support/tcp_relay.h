@@ -47,8 +47,8 @@ class TcpRelay {
   void accept_all();
   bool serve(Connection& connection);
   void reset_all();
-  /// Milliseconds until some bytes are due, -1 for none.
-  int wait_milliseconds() const;
+  /// Milliseconds from `now` until the first bytes that are not due by then are, -1 for none.
+  int wait_milliseconds(std::chrono::steady_clock::time_point now) const;
 
   const std::uint16_t target_port_;
   ipc::UniqueFd listener_;

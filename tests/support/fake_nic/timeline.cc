@@ -32,7 +32,7 @@ Timeline::~Timeline() {
 void Timeline::at(Time due, std::function<void()> call) {
   const bool first = events_.empty() || due < events_.top().due;
   events_.push(Event{due, next_order_++, std::move(call)});
-  if (first && due > Clock::now()) changed_.notify_all();
+  if (first) changed_.notify_all();
 }
 
 void Timeline::run() {

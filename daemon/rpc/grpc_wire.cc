@@ -39,8 +39,8 @@ struct Outlet {
   static void closed(std::shared_ptr<Outlet> self, Status why, std::shared_ptr<void> call) {
     auto& io = self->io;
     boost::asio::post(io, [self = std::move(self), why = std::move(why), call = std::move(call)] {
-      const StreamHandler handler = std::exchange(self->handler, {});
-      if (handler.closed) handler.closed(why);
+      const StreamHandler last = std::exchange(self->handler, {});
+      if (last.closed) last.closed(why);
     });
   }
 

@@ -142,8 +142,8 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
                    .units = most_units,
                    .chunk_units = choose_chunk_units(most_units)};
 
-  const auto waves = [&](std::int32_t reduce_ctas) {
-    return ceil_div(plan.tiles.tiles(), (sms - reduce_ctas) / cluster);
+  const auto waves = [&](std::int32_t summing) {
+    return ceil_div(plan.tiles.tiles(), (sms - summing) / cluster);
   };
   if (options.reduce_ctas > 0) {
     plan.reduce_ctas = options.reduce_ctas;

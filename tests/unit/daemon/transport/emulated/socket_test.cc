@@ -28,9 +28,9 @@ struct Folder {
   std::string path;
 };
 
-bool readable(int fd, int milliseconds) {
+bool readable(int fd, int limit_ms) {
   pollfd wanted{fd, POLLIN, 0};
-  return ::poll(&wanted, 1, milliseconds) == 1;
+  return ::poll(&wanted, 1, limit_ms) == 1;
 }
 
 TEST_CASE("an address in use is refused with its name") {

@@ -15,7 +15,7 @@
 namespace {
 
 constexpr std::uint64_t kEvery = 20;  ///< calls of a thread, on average,
-constexpr std::uint64_t kShare = 3;   ///< but for no more than this part of its time
+constexpr std::uint64_t kShare = 6;   ///< but for no more than this part of its time
 constexpr std::uint64_t kShortest = 200'000, kLongest = 15'000'000;  ///< ns
 
 /// What the functions below replace.

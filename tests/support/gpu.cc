@@ -2,8 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <iostream>
-
+#include "tests/support/skip.h"
 #include "tools/mkbench/gpu_matrix.h"
 
 namespace mkernel::test {
@@ -11,8 +10,7 @@ namespace mkernel::test {
 bool hopper_or_skip() {
   static const bool present = [] {
     const Status status = bench::hopper_present();
-    // The line that tests/kernels/CMakeLists.txt gives to ctest as SKIP_REGULAR_EXPRESSION.
-    if (!status.ok()) std::cout << "SKIPPED: " << status.to_string() << "\n";
+    if (!status.ok()) skip(status.to_string());
     return status.ok();
   }();
   return present;

@@ -3,7 +3,7 @@
 
 namespace mkernel::test {
 
-/// True when GPU 0 is of compute capability 9.0. Else prints once why the test is skipped; ctest counts it.
+/// True when GPU 0 is of compute capability 9.0. Else skip()s, once.
 bool hopper_or_skip();
 
 /// Of GPU 0.

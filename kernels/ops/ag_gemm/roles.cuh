@@ -101,6 +101,7 @@ __device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::
     stream.in_parts = false;
     if (p.rails > 0) add(workspace_of(p));  // where they are put from
     stream.targets = stream.stores;
+    if (stream.targets == 0) stream.chunks = 0;  // a rank alone
   } else {
     stream.source = workspace_of(p) + slab;
     stream.in_parts = true;

@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <iostream>
 #include <map>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "kernels/memory/cuda_error.h"
+#include "tests/support/skip.h"
 
 namespace mkernel::test {
 namespace {
@@ -60,11 +61,15 @@ int peer_count() {
   return count;
 }
 
+int node_ranks() {
+  return std::max(2, peer_count());
+}
+
 bool peers_or_skip(int wanted) {
   if (peer_count() >= wanted) return true;
-  std::cout << "SKIPPED: needs " << wanted
-            << " GPUs of compute capability 9.0 that reach each other's memory, found " << peer_count()
-            << "\n";
+  skip("needs " + std::to_string(wanted) +
+       " GPUs of compute capability 9.0 that reach each other's memory, found " +
+       std::to_string(peer_count()));
   return false;
 }
 
@@ -146,8 +151,7 @@ Result<std::unique_ptr<GpuWorld>> GpuWorld::make(const FabricOptions& options) {
 GpuWorld::~GpuWorld() = default;
 
 int GpuWorld::device_of(int rank) const {
-  const bool own = static_cast<int>(options_.nodes * options_.ranks_per_node) <= peer_count();
-  return own ? rank : static_cast<int>(rank % options_.ranks_per_node);
+  return rank % peer_count();
 }
 
 std::int32_t GpuWorld::sms() const {
@@ -156,7 +160,8 @@ std::int32_t GpuWorld::sms() const {
   if (cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess) return 0;
   // The wire's copies within one GPU are kernels, which wait for an SM of their own.
   constexpr int kForCopies = 8;
-  return (all - kForCopies) / static_cast<int>(options_.nodes) / 2 * 2;
+  const int sharing = (size() + peer_count() - 1) / peer_count();
+  return (all - kForCopies) / sharing / 2 * 2;
 }
 
 Result<std::vector<kernels::SymmetricView>> GpuWorld::symmetric(std::uint64_t bytes) {

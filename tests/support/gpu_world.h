@@ -17,16 +17,18 @@
 
 namespace mkernel::test {
 
-/// GPUs of compute capability 9.0 that all reach each other's memory, beginning with device 0; prints once
-/// why the test is skipped when they are fewer than `wanted`.
+/// GPUs of compute capability 9.0 that all reach each other's memory, beginning with device 0: skip()s when
+/// they are fewer than `wanted`.
 bool peers_or_skip(int wanted);
 /// How many there are; 0 without a driver.
 int peer_count();
+/// Of a node in tests that want neighbours: a rank for each GPU, two on one GPU where there is no other.
+int node_ranks();
 
-/// A rank has a GPU of its own when there are enough: rank r device r. Else the ranks of a node have one
-/// each, local rank l device l, and share it with those of the other nodes: then an operation must use sms()
-/// multiprocessors, launches of different ranks go to streams that do not wait for each other, and nothing
-/// that waits for a whole device (cudaFree) may happen while some rank's launch waits for another's.
+/// Rank r has device r, and where there are fewer GPUs than ranks, those share them in turn: then an
+/// operation must use sms() multiprocessors, launches of different ranks go to streams that do not wait for
+/// each other, and nothing that waits for a whole device (cudaFree) may happen while some rank's launch waits
+/// for another's.
 class GpuWorld {
  public:
   /// `nodes` of equally many ranks, in node order. Errors: CUDA's.

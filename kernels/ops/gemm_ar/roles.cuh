@@ -23,14 +23,14 @@ namespace mkernel::kernels {
 class UnitFanOut {
  public:
   /// `warps` share the units. Of a short launch's few units each is told of soon: their copies are what it
-  /// ends with.
+  /// ends with. So is each over several nodes: wires wait for chunks, and a chunk for its last unit.
   __device__ __forceinline__ UnitFanOut(const GemmArParameters& p, std::uint32_t warps)
-      : p_(p), most_untold_(min(8, max(1, p.units.units() / static_cast<std::int32_t>(warps)))) {}
+      : p_(p),
+        most_untold_(p.units.others > 0 ? 1
+                                        : min(8, max(1, p.units.units() / static_cast<std::int32_t>(warps)))) {}
 
-  /// Whole warp, before the stores of a unit.
-  __device__ __forceinline__ void begin(std::uint64_t epoch) {
-    if (untold_ == most_untold_) flush(epoch);
-  }
+  /// To be flushed before the stores of another unit.
+  __device__ __forceinline__ bool full() const { return untold_ == most_untold_; }
   /// One lane: 16 bytes of a unit of the owner that comes `beyond` ranks after this one, at byte `at` of the
   /// owner's units of both epoch parities.
   __device__ __forceinline__ void store(std::int32_t beyond, std::uint64_t at, const uint4& sums) const {
@@ -78,10 +78,8 @@ struct GemmArOutput {
   UnitFanOut node;
   std::int32_t chunk = 0;  ///< of the unit of which nobody was told yet
 
-  /// Over several nodes there is but one such unit: wires wait for chunks, and a chunk for its last unit.
   __device__ __forceinline__ void begin(std::uint64_t epoch) {
-    if (!kNodes || p.units.others == 0) return node.begin(epoch);
-    flush(epoch);
+    if (node.full()) flush(epoch);
   }
   __device__ __forceinline__ void store(std::uint64_t epoch, const SumUnit& unit, std::uint32_t inside,
                                         std::uint64_t at, const uint4& sums) const {

@@ -44,9 +44,8 @@ struct Pace {
     const ArrivalSteps::Place step = plan.steps.place(row);
     if (step.source == plan.steps.rank) return 0;
     const std::int32_t chunk = step.block * plan.gather.row.parts + part;
-    const std::int32_t near_steps = plan.steps.own_blocks + plan.steps.near * plan.steps.blocks;
-    if (row < near_steps) return kBegin + kOnTheWay + (chunk + 1) * own;
-    const std::int32_t nodes_back = (row - near_steps) % plan.steps.far() / (plan.steps.near + 1);
+    if (step.turn <= plan.steps.near) return kBegin + kOnTheWay + (chunk + 1) * own;
+    const std::int32_t nodes_back = step.turn / (plan.steps.near + 1) - 1;
     const std::int32_t puts = chunk * plan.rails() + nodes_back;  // before it, on either end of the wire
     const double sent = std::max((chunk + 1) * own + (nodes_back + 1) * wire, own + (puts + 1) * wire);
     const double pushed = plan.gather.chunks(plan.steps.rank) * own + puts * far;

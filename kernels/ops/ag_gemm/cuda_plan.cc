@@ -52,9 +52,10 @@ AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::ui
       .rows = shape.m, .row = {.row_bytes = shape.k * 2}, .world = world, .block_rows = block_rows};
   plan.gather.row.parts = choose_parts(plan.gather.row, block_rows, choice.comm_ctas, topology.nodes());
   plan.gather.shares = choice.comm_ctas;
-  const std::int64_t own_rows = plan.gather.rows_of(static_cast<std::int32_t>(rank));
-  plan.steps = ArrivalSteps::of(topology, rank, static_cast<std::int32_t>(ceil_div(own_rows, block_rows)),
-                                static_cast<std::int32_t>(ceil_div(plan.gather.max_rows(), block_rows)));
+  std::vector<std::int32_t> blocks_of;
+  for (std::int32_t source = 0; source < world; ++source)
+    blocks_of.push_back(static_cast<std::int32_t>(ceil_div(plan.gather.rows_of(source), block_rows)));
+  plan.steps = ArrivalSteps::of(topology, rank, blocks_of);
   const auto columns = static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(choice.tile)));
   plan.deal.raster = {plan.steps.steps(), columns, choice.band};
   const std::int32_t tiles = plan.deal.raster.tiles();
@@ -67,15 +68,11 @@ AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::ui
   return plan;
 }
 
-/// What is left over after whole turns of all clusters; the same and a turn of narrow tiles; only that turn.
-/// Late clusters have taken `late` tiles.
-std::vector<std::int32_t> tails(const GemmShape& shape, Sm90Tile tile, std::int32_t clusters,
-                                std::int32_t late) {
-  if (!has_tail(tile)) return {0};
-  const std::int64_t tiles =
-      ceil_div(shape.m, tile_rows(tile) * tile_cluster(tile)) * ceil_div(shape.n, tile_columns(tile)) - late;
-  if (tiles <= 0) return {0};
-  const auto left = static_cast<std::int32_t>(tiles % clusters);
+/// Of `tiles` what is left over after whole turns of all clusters; the same and a turn of narrow tiles; only
+/// that turn.
+std::vector<std::int32_t> tails(Sm90Tile tile, std::int32_t tiles, std::int32_t clusters) {
+  if (!has_tail(tile) || tiles <= 0) return {0};
+  const std::int32_t left = tiles % clusters;
   return {0, left, left + clusters / tail_parts(tile), clusters / tail_parts(tile)};
 }
 
@@ -125,14 +122,14 @@ AgGemmCudaPlan choose(const GemmShape& shape, const Topology& topology, std::uin
       const Sm90Plan product = plan_sm90(shape, sms - comm, tile);
       const std::int32_t clusters = (sms - comm) / tile_cluster(tile);
       const std::int32_t tallest = product.raster.band;
+      const AgGemmCudaPlan without_late = plan_of(shape, topology, 0, sms, options.nic_gbytes,
+                                                  {tile, comm, tallest, options.tail_tiles.value_or(0), 0});
       const std::vector<std::int32_t> late_counts =
-          options.late_tiles
-              ? std::vector{*options.late_tiles}
-              : late_tiles(shape, plan_of(shape, topology, 0, sms, options.nic_gbytes,
-                                          {tile, comm, tallest, options.tail_tiles.value_or(0), 0}));
+          options.late_tiles ? std::vector{*options.late_tiles} : late_tiles(shape, without_late);
       for (const std::int32_t late : late_counts) {
         const std::vector<std::int32_t> tail_tiles =
-            options.tail_tiles ? std::vector{*options.tail_tiles} : tails(shape, tile, clusters, late);
+            options.tail_tiles ? std::vector{*options.tail_tiles}
+                               : tails(tile, without_late.deal.raster.tiles() - late, clusters);
         for (std::int32_t band = tallest; band >= 1; band /= 2) {
           for (const std::int32_t tail : tail_tiles) consider({tile, comm, band, tail, late});
         }

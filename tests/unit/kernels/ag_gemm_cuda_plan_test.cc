@@ -106,6 +106,24 @@ TEST_CASE("own rows come first, then the blocks of the others in turn, from the 
   }
 }
 
+TEST_CASE("where rows do not divide, the last blocks are those of the ranks that have one more") {
+  // Blocks of 256 rows: 16 and a row, which is rank 3's.
+  const AgGemmCudaPlan plan = plan_of({4097, 1024, 4096}, 4, 1, {.tile = Sm90Tile::k128x256});
+  REQUIRE(plan.steps.steps() == 17);
+  for (std::int32_t step = 0; step < 16; ++step) CHECK(plan.steps.place(step).block < 4);
+  CHECK(plan.steps.place(16).source == 3);
+  CHECK(plan.steps.place(16).block == 4);
+  // Ranks 2 and 5 of three nodes have it, the other rank of the own node and one of the next; after them come
+  // the others' blocks of the same number.
+  const AgGemmCudaPlan nodes = plan_of({6146, 1024, 4096}, Topology(3, 2), 3, {.tile = Sm90Tile::k128x256});
+  REQUIRE(nodes.steps.steps() == 26);
+  CHECK(nodes.steps.place(8).source == 2);
+  CHECK(nodes.steps.place(8).block == 4);
+  for (std::int32_t step = 9; step < 25; ++step) CHECK(nodes.steps.place(step).block == (step - 9) / 4);
+  CHECK(nodes.steps.place(25).source == 5);
+  CHECK(nodes.steps.place(25).block == 4);
+}
+
 TEST_CASE(
     "over several nodes the ranks of the own one come next, then the others as their senders go round") {
   const Topology topology(3, 2);

@@ -26,8 +26,8 @@ class UnitFanOut {
   /// ends with. So is each over several nodes: wires wait for chunks, and a chunk for its last unit.
   __device__ __forceinline__ UnitFanOut(const GemmArParameters& p, std::uint32_t warps)
       : p_(p),
-        most_untold_(p.units.others > 0 ? 1
-                                        : min(8, max(1, p.units.units() / static_cast<std::int32_t>(warps)))) {}
+        most_untold_(
+            p.units.others > 0 ? 1 : min(8, max(1, p.units.units() / static_cast<std::int32_t>(warps)))) {}
 
   /// To be flushed before the stores of another unit.
   __device__ __forceinline__ bool full() const { return untold_ == most_untold_; }

@@ -1,9 +1,22 @@
-# mkernel_services: the gRPC stubs of peer.proto and control.proto, in <build>/proto/mkernel/v1. Distributions differ in
-# whether they ship gRPC's CMake files; all of them ship its pkg-config files.
+# mkernel_services: the gRPC stubs of peer.proto and control.proto, in <build>/proto/mkernel/v1.
 find_package(Protobuf REQUIRED)
 find_package(PkgConfig REQUIRED)
-pkg_check_modules(GRPCPP REQUIRED IMPORTED_TARGET grpc++)
 find_program(MKERNEL_GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
+
+# Distributions differ in whether they ship gRPC's CMake files; all of them ship its pkg-config files. Not by
+# pkg_check_modules(): it asks twenty times, and an answer about gRPC takes a second and more.
+list(TRANSFORM CMAKE_PREFIX_PATH APPEND "/lib/pkgconfig" OUTPUT_VARIABLE grpc_folders)
+list(JOIN grpc_folders ":" grpc_folders)
+foreach(flags cflags libs)
+  if(NOT DEFINED MKERNEL_GRPC_${flags})
+    execute_process(
+      COMMAND ${CMAKE_COMMAND} -E env "PKG_CONFIG_PATH=${grpc_folders}:$ENV{PKG_CONFIG_PATH}" ${PKG_CONFIG_EXECUTABLE} --${flags} grpc++
+      OUTPUT_VARIABLE answer COMMAND_ERROR_IS_FATAL ANY)
+    string(REGEX REPLACE "(^| )-I" "\\1-isystem" answer "${answer}")
+    separate_arguments(answer UNIX_COMMAND "${answer}")
+    set(MKERNEL_GRPC_${flags} "${answer}" CACHE INTERNAL "What pkg-config says of grpc++")
+  endif()
+endforeach()
 
 set(mkernel_generated)
 foreach(service peer control)
@@ -25,4 +38,5 @@ target_include_directories(mkernel_services SYSTEM PUBLIC ${CMAKE_BINARY_DIR}/pr
 target_compile_options(mkernel_services PRIVATE -w)
 # Every file has its "schemas".
 set_target_properties(mkernel_services PROPERTIES UNITY_BUILD OFF)
-target_link_libraries(mkernel_services PUBLIC PkgConfig::GRPCPP protobuf::libprotobuf Threads::Threads)
+target_compile_options(mkernel_services PUBLIC ${MKERNEL_GRPC_cflags})
+target_link_libraries(mkernel_services PUBLIC ${MKERNEL_GRPC_libs} protobuf::libprotobuf Threads::Threads)

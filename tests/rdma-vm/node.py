@@ -85,6 +85,8 @@ class Node:
         pid, self.pid = self.pid, None
         self.machine.run(f"kill {pid}")
         wait_until(lambda: self.machine.run(f"kill -0 {pid}", check=False)[0] != 0, f"{self.name} stops")
+        if "stopped" not in self.log().splitlines()[-1]:
+            raise AssertionError(f"{self.name} did not end as it should:\n{self.log()}")
 
     def bench(self, rank, world, *arguments, group="test"):
         """Starts one rank of `mkbench op`."""

@@ -24,6 +24,8 @@ from test_operations import SMALL
 ENDLESS = ["gemm_ar", "--m", "64", "--n", "32", "--k", "32", "--iterations", "100000", "--deadline", "300"]
 # One thread: those that wait for the other machine take the processors that it is emulated on.
 TINY = ["gemm_ar", "--m", "64", "--n", "32", "--k", "32", "--threads", "1"]
+# Of the same length, a machine each.
+SUITE_IN_PARTS = ["-tc=*many cuts*", "-tce=*wraps*,*many cuts*"]
 # Some ten seconds of them for a pull, or the operation ends before it is noticed.
 ITERATIONS_A_PULL, MAX_ITERATIONS = 60, 2000
 
@@ -183,28 +185,20 @@ class SoftRoce(unittest.TestCase):
         self.cluster.up()
         self.finish_operation(self.start_ranks(*TINY, "--iterations", "1", group="test"))
 
-    def test_5_killed_machine(self):
-        ranks = self.start_endless()
-        self.machines[1].kill()
-        self.expect_error(ranks[0], "machine1", "machine2")
-
-    def test_6_daemons_stop(self):
-        for node in self.nodes:
-            node.stop()
-            self.assertIn("stopped", node.log().splitlines()[-1])
-
-    def test_7_conformance_suite(self):
+    def test_5_daemons_stop_and_conformance_suite(self):
         for node in self.nodes:  # their rails would go up and down with the suite's device, which is work for them
             node.stop()
-        suites = [machine.spawn(BIN / "conformance_verbs_device", "-tce=*wraps*", MKERNEL_RDMA_DEVICE="rxe0")
-                  for machine in (self.machines if self.thorough else self.machines[:1])]
+        parts = ["-tce=*wraps*"] * 2 if self.thorough else SUITE_IN_PARTS
+        suites = [machine.spawn(BIN / "conformance_verbs_device", part, MKERNEL_RDMA_DEVICE="rxe0")
+                  for machine, part in zip(self.machines, parts)]
         for suite in suites:
             status, output = suite.finish(1800)
             self.assertEqual(status, 0, output)
             self.assertIn("SUCCESS", output)
+            self.assertRegex(output, "test cases: +[1-9]")
             print(output.splitlines()[-3:], file=sys.stderr)
 
-    def test_8_fabric_benchmark(self):
+    def test_6_fabric_benchmark(self):
         if not self.thorough:
             self.skipTest("--thorough")
         receiver, sender = self.machines[1], self.machines[0]
@@ -215,13 +209,19 @@ class SoftRoce(unittest.TestCase):
         print(output, file=sys.stderr)
         self.assertEqual(served.finish(PATIENCE)[0], 0)
 
+    def test_7_killed_machine(self):
+        """The last one: it would have to boot again."""
+        ranks = self.start_endless()
+        self.machines[1].kill()
+        self.expect_error(ranks[0], "machine1", "machine2")
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--pulls", type=int, default=SoftRoce.pulls, help="of a rail, in each round")
-    parser.add_argument("--thorough", action="store_true", help="operations in fp16 too, the conformance suite in both machines, the benchmark")
+    parser.add_argument("--thorough", action="store_true", help="operations in fp16 too, the whole conformance suite in both machines, the benchmark")
     parser.add_argument("tests", nargs="*", metavar="TEST", help="parts of names of tests; all when none is given")
     options = parser.parse_args()
     folder = options.folder.resolve()

@@ -28,8 +28,24 @@ std::int32_t band_rows(Sm90Tile tile, Sm90Cluster cluster, std::int32_t clusters
   return std::max(1, static_cast<std::int32_t>(std::sqrt(clusters * width / height)));
 }
 
+std::int32_t cluster_ctas(const Sm90Plan& plan) {
+  return cluster_rows(plan.tile, plan.cluster) * cluster_columns(plan.cluster);
+}
+
 std::int32_t clusters_of(const Sm90Plan& plan) {
-  return plan.ctas / (cluster_rows(plan.tile, plan.cluster) * cluster_columns(plan.cluster));
+  return plan.ctas / cluster_ctas(plan);
+}
+
+/// `plan` with bands of blocks for a GPC, where no cluster has more than a tile and tiles are small. Whatever
+/// the order, L2 then has what they read. But clusters that follow each other start in one GPC, and the less
+/// its SMs ask for together, the sooner all of them have it (README.md).
+Sm90Plan with_gpc_bands(Sm90Plan plan) {
+  constexpr std::int32_t kGpcSms = 18, kLargeTile = 128 * 256;
+  const bool one_wave = plan.raster.tiles() <= clusters_of(plan);
+  if (!one_wave || tile_rows(plan.tile) * tile_columns(plan.tile) >= kLargeTile) return plan;
+  plan.raster.band =
+      std::min(plan.raster.rows, band_rows(plan.tile, plan.cluster, kGpcSms / cluster_ctas(plan)));
+  return plan;
 }
 
 /// Of one tile of `columns` columns: its steps, and filling the pipeline and writing the sums as far as the
@@ -95,7 +111,7 @@ Sm90Plan plan_sm90_any_cluster(const GemmShape& shape, std::int32_t sms) {
       best = best ? better(shape, *best, plan) : plan;
     }
   }
-  return *best;
+  return with_gpc_bands(*best);
 }
 
 }  // namespace mkernel::kernels

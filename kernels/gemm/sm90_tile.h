@@ -74,7 +74,7 @@ Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms, Sm90Tile tile,
                    Sm90Cluster cluster = Sm90Cluster::kStacked);
 /// `plan` with the tail that makes it fastest: what its last whole wave leaves over, or none.
 Sm90Plan with_best_tail(const GemmShape& shape, Sm90Plan plan);
-/// The best of both kinds of clusters, with or without tail.
+/// The best of both kinds of clusters, with or without tail; bands as suit the number of tiles.
 Sm90Plan plan_sm90_any_cluster(const GemmShape& shape, std::int32_t sms);
 
 }  // namespace mkernel::kernels

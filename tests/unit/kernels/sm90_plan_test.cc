@@ -152,3 +152,14 @@ TEST_CASE("plan: one row more than one wave of tiles holds does not cost a secon
   CHECK(plan.raster.tiles() * 2 <= 132);
   CHECK(plan_sm90({4097, 1024, 4096}, 132).cluster == Sm90Cluster::kStacked);
 }
+
+TEST_CASE("plan: of a single wave of small tiles each GPC gets a compact block, else the whole GPU") {
+  const Sm90Plan one = plan_sm90_any_cluster({1000, 1024, 4096}, 132);
+  CHECK(one.tile == Sm90Tile::k128x64);
+  CHECK(one.cluster == Sm90Cluster::kSideBySide);
+  CHECK(one.raster.tiles() <= 66);
+  CHECK(one.raster.band == 3);  // nine clusters of 128 x 128: as high as wide
+  CHECK(plan_sm90_any_cluster({128, 8192, 4096}, 132).raster.band == 1);
+  CHECK(plan_sm90_any_cluster({4096, 1024, 4096}, 132).raster.band == 8);
+  CHECK(plan_sm90_any_cluster({8192, 8192, 8192}, 132).raster.band == 8);
+}

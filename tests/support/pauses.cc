@@ -1,6 +1,7 @@
 // Loaded in front of any program (`tools/test --pauses`): now and then a thread stops for some milliseconds
 // where threads and processes meet, which is behind a look at the clock, around a wait for file descriptors
-// and behind the release of a lock. What a busy machine does to one run in a thousand happens here in most.
+// and behind the release of a lock; and, in what is built with -finstrument-functions, before any function.
+// What a busy machine does to one run in a thousand happens here in most.
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
@@ -14,8 +15,9 @@
 
 namespace {
 
-constexpr std::uint64_t kEvery = 20;  ///< calls of a thread, on average,
-constexpr std::uint64_t kShare = 6;   ///< but for no more than this part of its time
+constexpr std::uint64_t kEvery = 20;           ///< calls of a thread, on average,
+constexpr std::uint64_t kEveryFunction = 300;  ///< of functions of ours,
+constexpr std::uint64_t kShare = 6;            ///< but of either for no more than this part of its time
 constexpr std::uint64_t kShortest = 200'000, kLongest = 15'000'000;  ///< ns
 
 /// What the functions below replace.
@@ -29,10 +31,13 @@ int look(clockid_t clock, timespec* now) {
   return real(clock, now);
 }
 
+/// Of one thread.
 class Pauses {
  public:
+  explicit Pauses(std::uint64_t every) : every_(every) {}
+
   void maybe() {
-    if (random() % kEvery != 0 || paused_ > (nanoseconds() - begin_) / kShare) return;
+    if (random() % every_ != 0 || paused_ > (nanoseconds() - begin_) / kShare) return;
     const std::uint64_t length = kShortest + random() % (kLongest - kShortest);
     const timespec pause{0, static_cast<long>(length)};
     const int error = errno;
@@ -54,13 +59,14 @@ class Pauses {
     return state_;
   }
 
+  const std::uint64_t every_;
   const std::uint64_t begin_ = nanoseconds();
   std::uint64_t paused_ = 0;
   std::uint64_t state_ = (begin_ << 20 ^ static_cast<std::uint64_t>(::syscall(SYS_gettid))) | 1;
 };
 
 void maybe_pause() {
-  static thread_local Pauses pauses;
+  static thread_local Pauses pauses(kEvery);
   pauses.maybe();
 }
 
@@ -104,5 +110,12 @@ int pthread_mutex_unlock(pthread_mutex_t* mutex) noexcept {
   maybe_pause();
   return result;
 }
+
+void __cyg_profile_func_enter(void*, void*) {
+  static thread_local Pauses pauses(kEveryFunction);
+  pauses.maybe();
+}
+
+void __cyg_profile_func_exit(void*, void*) {}
 
 }  // extern "C"

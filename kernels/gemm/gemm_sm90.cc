@@ -31,7 +31,7 @@ Status check_shape(const GemmShape& shape, bool fp32_output) {
 }
 
 Status check_plan(const Sm90Plan& plan) {
-  const std::int32_t cluster = cluster_rows(plan.tile, plan.cluster) * cluster_columns(plan.cluster);
+  const std::int32_t cluster = plan.cluster_ctas();
   if (plan.whole < 0 || plan.whole > plan.raster.tiles() ||
       (plan.whole < plan.raster.tiles() && !has_tail(plan.tile))) {
     return {StatusCode::kInvalidArgument, "gemm: plan has " + std::to_string(plan.whole) + " of " +

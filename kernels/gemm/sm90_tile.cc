@@ -21,19 +21,12 @@ double step_cycles(double rows, double columns, Sm90Tile of, Sm90Cluster cluster
   return std::pow(std::pow(compute, 4) + std::pow(load, 4), 0.25);
 }
 
-/// Cluster tiles in one band: a block of tiles that is as high as wide loads least.
-std::int32_t band_rows(Sm90Tile tile, Sm90Cluster cluster, std::int32_t clusters) {
-  const double height = tile_rows(tile) * cluster_rows(tile, cluster);
-  const double width = tile_columns(tile) * cluster_columns(cluster);
-  return std::max(1, static_cast<std::int32_t>(std::sqrt(clusters * width / height)));
-}
-
-std::int32_t cluster_ctas(const Sm90Plan& plan) {
-  return cluster_rows(plan.tile, plan.cluster) * cluster_columns(plan.cluster);
-}
-
-std::int32_t clusters_of(const Sm90Plan& plan) {
-  return plan.ctas / cluster_ctas(plan);
+/// Cluster tiles in one band of the plan's raster: a block of as many as run in `clusters` loads least when
+/// it is as high as wide.
+std::int32_t band_rows(const Sm90Plan& plan, std::int32_t clusters) {
+  const double height = tile_rows(plan.tile) * cluster_rows(plan.tile, plan.cluster);
+  const double width = tile_columns(plan.tile) * cluster_columns(plan.cluster);
+  return std::clamp(static_cast<std::int32_t>(std::sqrt(clusters * width / height)), 1, plan.raster.rows);
 }
 
 /// `plan` with bands of blocks for a GPC, where no cluster has more than a tile and tiles are small. Whatever
@@ -41,10 +34,9 @@ std::int32_t clusters_of(const Sm90Plan& plan) {
 /// its SMs ask for together, the sooner all of them have it (README.md).
 Sm90Plan with_gpc_bands(Sm90Plan plan) {
   constexpr std::int32_t kGpcSms = 18, kLargeTile = 128 * 256;
-  const bool one_wave = plan.raster.tiles() <= clusters_of(plan);
-  if (!one_wave || tile_rows(plan.tile) * tile_columns(plan.tile) >= kLargeTile) return plan;
-  plan.raster.band =
-      std::min(plan.raster.rows, band_rows(plan.tile, plan.cluster, kGpcSms / cluster_ctas(plan)));
+  const bool small_tile = tile_rows(plan.tile) * tile_columns(plan.tile) < kLargeTile;
+  if (small_tile && plan.raster.tiles() <= plan.clusters())
+    plan.raster.band = band_rows(plan, kGpcSms / plan.cluster_ctas());
   return plan;
 }
 
@@ -57,7 +49,7 @@ double tile_cycles(std::int64_t k, Sm90Tile tile, Sm90Cluster cluster, double co
 }
 
 double estimated_cycles(const GemmShape& shape, const Sm90Plan& plan) {
-  const std::int64_t clusters = clusters_of(plan);
+  const std::int64_t clusters = plan.clusters();
   const auto waves = static_cast<double>(ceil_div(plan.whole, clusters));
   const double cycles = waves * tile_cycles(shape.k, plan.tile, plan.cluster, tile_columns(plan.tile), 1);
   const std::int64_t left = (plan.raster.tiles() - plan.whole) * tail_parts(plan.tile);
@@ -81,7 +73,7 @@ Sm90Plan with_best_tail(const GemmShape& shape, Sm90Plan plan) {
   plan.whole = plan.raster.tiles();
   if (!has_tail(plan.tile)) return plan;
   Sm90Plan cut = plan;
-  cut.whole -= cut.whole % clusters_of(plan);
+  cut.whole -= cut.whole % plan.clusters();
   return better(shape, plan, cut);
 }
 
@@ -91,7 +83,7 @@ Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms, Sm90Tile tile, Sm90
   Sm90Plan plan{.tile = tile, .cluster = cluster};
   plan.raster.rows = static_cast<std::int32_t>(ceil_div(shape.m, tile_rows(tile) * rows));
   plan.raster.columns = static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(tile) * columns));
-  plan.raster.band = std::min(plan.raster.rows, band_rows(tile, cluster, clusters));
+  plan.raster.band = band_rows(plan, clusters);
   plan.ctas = std::min(plan.raster.tiles(), clusters) * rows * columns;
   plan.whole = plan.raster.tiles();
   return plan;

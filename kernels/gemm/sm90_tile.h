@@ -59,6 +59,9 @@ struct Sm90Plan {
   Sm90Cluster cluster = Sm90Cluster::kStacked;
   std::int32_t whole =
       0;  ///< cluster tiles that are computed whole: those after them are the tail of the deal
+
+  std::int32_t cluster_ctas() const { return cluster_rows(tile, cluster) * cluster_columns(cluster); }
+  std::int32_t clusters() const { return ctas / cluster_ctas(); }
 };
 
 /// Cycles that an SM of an H200 needs for `columns` columns of a tile (all of them, or kSm90TailColumns), all

@@ -1,22 +1,17 @@
 # mkernel_services: the gRPC stubs of peer.proto and control.proto, in <build>/proto/mkernel/v1.
 find_package(Protobuf REQUIRED)
-find_package(PkgConfig REQUIRED)
 find_program(MKERNEL_GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
 
-# Distributions differ in whether they ship gRPC's CMake files; all of them ship its pkg-config files. Not by
-# pkg_check_modules(): it asks twenty times, and an answer about gRPC takes a second and more.
-list(TRANSFORM CMAKE_PREFIX_PATH APPEND "/lib/pkgconfig" OUTPUT_VARIABLE grpc_folders)
-list(JOIN grpc_folders ":" grpc_folders)
-foreach(flags cflags libs)
-  if(NOT DEFINED MKERNEL_GRPC_${flags})
-    execute_process(
-      COMMAND ${CMAKE_COMMAND} -E env "PKG_CONFIG_PATH=${grpc_folders}:$ENV{PKG_CONFIG_PATH}" ${PKG_CONFIG_EXECUTABLE} --${flags} grpc++
-      OUTPUT_VARIABLE answer COMMAND_ERROR_IS_FATAL ANY)
-    string(REGEX REPLACE "(^| )-I" "\\1-isystem" answer "${answer}")
-    separate_arguments(answer UNIX_COMMAND "${answer}")
-    set(MKERNEL_GRPC_${flags} "${answer}" CACHE INTERNAL "What pkg-config says of grpc++")
-  endif()
-endforeach()
+# Distributions differ in whether they ship gRPC's CMake files; all of them ship its pkg-config files, which take half a
+# minute to read.
+find_package(gRPC CONFIG QUIET)
+if(TARGET gRPC::grpc++)
+  set(grpc gRPC::grpc++)
+else()
+  find_package(PkgConfig REQUIRED)
+  pkg_check_modules(GRPCPP REQUIRED IMPORTED_TARGET grpc++)
+  set(grpc PkgConfig::GRPCPP)
+endif()
 
 set(mkernel_generated)
 foreach(service peer control)
@@ -38,5 +33,4 @@ target_include_directories(mkernel_services SYSTEM PUBLIC ${CMAKE_BINARY_DIR}/pr
 target_compile_options(mkernel_services PRIVATE -w)
 # Every file has its "schemas".
 set_target_properties(mkernel_services PROPERTIES UNITY_BUILD OFF)
-target_compile_options(mkernel_services PUBLIC ${MKERNEL_GRPC_cflags})
-target_link_libraries(mkernel_services PUBLIC ${MKERNEL_GRPC_libs} protobuf::libprotobuf Threads::Threads)
+target_link_libraries(mkernel_services PUBLIC ${grpc} protobuf::libprotobuf Threads::Threads)

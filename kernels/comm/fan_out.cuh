@@ -49,7 +49,7 @@ struct FanOutStream {
 struct FanOutPlan {
   RowParts row;
   std::int32_t block_rows;
-  std::int32_t shares;  ///< CTAs that share every chunk
+  Divisor shares;  ///< CTAs that share every chunk
   std::int32_t streams;
   std::int32_t most_chunks;  ///< of a stream after the first
   FanOutStream stream[kMaxFanOutStreams];

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/memory/divisor.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
@@ -14,7 +15,7 @@ struct RowParts {
   static constexpr std::int64_t kLineBytes = 128;
 
   std::int64_t row_bytes = 0;
-  std::int32_t parts = 1;
+  Divisor parts;
 
   MK_HOST_DEVICE std::int32_t lines() const {
     return static_cast<std::int32_t>((row_bytes + kLineBytes - 1) / kLineBytes);

@@ -38,9 +38,9 @@ Status check_plan(const Sm90Plan& plan) {
                                               std::to_string(plan.raster.tiles()) +
                                               " cluster tiles whole, which its tile does not allow"};
   }
-  if (plan.ctas >= cluster && plan.ctas % cluster == 0 && plan.raster.band >= 1) return {};
+  if (plan.ctas >= cluster && plan.ctas % cluster == 0 && plan.raster.band() >= 1) return {};
   return {StatusCode::kInvalidArgument, "gemm: plan has " + std::to_string(plan.ctas) +
-                                            " CTAs and bands of " + std::to_string(plan.raster.band) +
+                                            " CTAs and bands of " + std::to_string(plan.raster.band()) +
                                             " rows, must be a multiple of " + std::to_string(cluster) +
                                             " and at least 1"};
 }

@@ -7,16 +7,15 @@
 //     int tiles() const;                // of this CTA; the same in both CTAs of a cluster
 //     int k_blocks() const;             // ceil(k / kTileK) >= 1
 //     Place tile(int i) const;          // i-th tile: Sm90TilePlace, or derived from it with what the
-//                                       // schedule wants to know of it again (a thread that divides its way
-//                                       // there takes a microsecond); stacked CTAs of a cluster agree on b,
-//                                       // those side by side on a
+//                                       // schedule wants to know of it again (finding it takes divisions);
+//                                       // stacked CTAs of a cluster agree on b, those side by side on a
 //     void before_part(const Place& tile, int s) const;  // when kWaits: one thread, before the first byte of
 //                                       // part s of the tile's rows is loaded: returns when it may be read
 //                                       // (acquired at the right scope)
 //     Sm90Part part(const Place& tile, int s) const;  // optional: rows of a come in parts along k; where the
 //                                       // s-th is
-//     void after_store(int i) const;    // one thread, once tile i is complete in memory and visible
-//                                       // to it: a release at the right scope hands the tile on
+//     void after_store(int i) const;    // optional; one thread, once tile i is complete in memory and
+//                                       // visible to it: a release at the right scope hands the tile on
 //     void after_products() const;      // optional; every multiplying warp, after its last tile: may
 //                                       // wait for tiles that are stored, no tile may wait for it
 //     const DeviceTrace& trace() const; // optional: where the roles tell what they do when
@@ -187,30 +186,45 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int before,
     give_back();
     // Without .read: complete in memory and visible to this thread. The count hands that on between the two
     // store threads (acq_rel), so whoever comes second speaks for the whole tile.
-    ptx::bulk_wait_group<0>();
-    end_work(sm90_trace(schedule), DeviceWork::kStore, i);
-    const std::uint32_t stored = ptx::shared_address(&shared.stored[(before + i) % 16]);
-    if (ptx::atom_add_acq_rel_cta_shared(stored, 1) % Config::kMultiplyWarpgroups ==
-        Config::kMultiplyWarpgroups - 1)
+    constexpr bool kTells = requires {
       schedule.after_store(i);
+    };
+    if constexpr (kTells) ptx::bulk_wait_group<0>();
+    end_work(sm90_trace(schedule), DeviceWork::kStore, i);
+    if constexpr (kTells) {
+      const std::uint32_t stored = ptx::shared_address(&shared.stored[(before + i) % shared.kStored]);
+      if (ptx::atom_add_acq_rel_cta_shared(stored, 1) % Config::kMultiplyWarpgroups ==
+          Config::kMultiplyWarpgroups - 1)
+        schedule.after_store(i);
+    }
   }
 }
 
 /// The roles, each over tiles() and then over those of tail().
 template <class Config, class Schedule>
-__device__ __forceinline__ void sm90_wait_all(const Schedule& schedule, Sm90Shared<Config>& shared) {
+__device__ __forceinline__ void sm90_wait_all(const Schedule& schedule, const Sm90Start<Schedule>& start,
+                                              Sm90Shared<Config>& shared) {
   Pipeline<Config::kAhead> ahead(shared.parts);
-  sm90_wait<Config>(schedule, ahead);
-  if constexpr (requires { schedule.tail(); }) sm90_wait<Config>(schedule.tail(), ahead);
+  sm90_wait<Config>(schedule, start, ahead);
+  if constexpr (requires { schedule.tail(); }) {
+    const auto tail = schedule.tail();
+    sm90_wait<Config>(tail, sm90_start(tail), ahead);
+  }
 }
 
 template <class Config, class Schedule>
-__device__ __forceinline__ void sm90_load_all(const Schedule& schedule, Sm90Shared<Config>& shared) {
+__device__ __forceinline__ void sm90_load_all(const Schedule& schedule, const Sm90Start<Schedule>& start,
+                                              Sm90Shared<Config>& shared) {
   Pipeline<Config::kStages> stages(shared.stages);
   Pipeline<Config::kAhead> ahead(shared.parts);
-  sm90_load<Config, Config>(schedule, shared, stages, ahead);
-  if constexpr (requires { schedule.tail(); })
-    sm90_load<Config, Sm90Tail<Config>>(schedule.tail(), shared, stages, ahead);
+  sm90_load<Config, Config>(schedule, start, shared, stages, ahead);
+  if constexpr (requires { schedule.tail(); }) {
+    const auto tail = schedule.tail();
+    sm90_load<Config, Sm90Tail<Config>>(tail, sm90_start(tail), shared, stages, ahead);
+  }
+  // The CTA stays until every stage is empty: a neighbour still arrives at its barriers until then, and what
+  // it copies into its stages was used by then.
+  for (int stage = 0; stage < Config::kStages; ++stage, stages.advance()) sm90_wait_empty<Config>(stages);
 }
 
 template <class Config, class Schedule>
@@ -233,25 +247,37 @@ __device__ __forceinline__ void sm90_store_all(const Schedule& schedule, int gro
     sm90_store<Config, Sm90Tail<Config>>(schedule.tail(), schedule.tiles(), group, shared, pieces);
 }
 
+/// The barriers and counts that the roles meet at. One after the other takes a quarter of a microsecond, so
+/// two threads share them.
+template <class Config>
+__device__ __forceinline__ void sm90_init(int warp, Sm90Shared<Config>& shared) {
+  if (warp == 1 && ptx::elect_sync()) {
+    Pipeline<Config::kStages>::init(shared.stages, 1, Config::kMultiplyWarpgroups * 4 * Config::kCluster);
+    ptx::fence_mbarrier_init_release_cluster();
+  } else if (warp == 2 && ptx::elect_sync()) {
+    for (auto& pieces : shared.pieces) Pipeline<Config::kSlots>::init(pieces, 4, 1);
+    Pipeline<Config::kAhead>::init(shared.parts, 1, 1);
+    for (std::uint32_t& stored : shared.stored) stored = 0;
+    ptx::fence_mbarrier_init_release_cluster();
+  }
+}
+
 /// The whole body: every thread of the CTA, once per kernel.
 template <class Config, class Schedule>
 __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<Config>& shared) {
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
-  if (warp == 4 && schedule.tiles() > 0 && ptx::elect_sync()) {
+  // Where the first tile lies is found while the barriers are set up: everything else waits for its load.
+  Sm90Start<Schedule> start{};
+  if (warp == 0 || (Schedule::kWaits && warp == 3)) {
+    start = sm90_start(schedule);
+    ptx::compute_now(start);
+  } else if (warp == 4 && schedule.tiles() > 0 && ptx::elect_sync()) {
     const Sm90TilePlace first = schedule.tile(0);
     ptx::tma_prefetch_descriptor(first.a);
     ptx::tma_prefetch_descriptor(first.b);
     ptx::tma_prefetch_descriptor(first.c);
   }
-  if (threadIdx.x == 0) {
-    using Stages = Pipeline<Config::kStages>;
-    using Pieces = Pipeline<Config::kSlots>;
-    Stages::init(shared.stages, 1, Config::kMultiplyWarpgroups * 4 * Config::kCluster);
-    for (auto& pieces : shared.pieces) Pieces::init(pieces, 4, 1);
-    Pipeline<Config::kAhead>::init(shared.parts, 1, 1);
-    for (std::uint32_t& stored : shared.stored) stored = 0;
-    ptx::fence_mbarrier_init_release_cluster();
-  }
+  sm90_init(warp, shared);
   __syncthreads();
   if constexpr (Config::kCluster > 1) {
     ptx::cluster_arrive_relaxed();
@@ -261,24 +287,17 @@ __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<C
   if (warp < 4) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if (warp == 0) {
-      if (ptx::elect_sync()) sm90_load_all(schedule, shared);
+      if (ptx::elect_sync()) sm90_load_all(schedule, start, shared);
     } else if (warp <= Config::kMultiplyWarpgroups) {
       if (ptx::elect_sync()) sm90_store_all(schedule, warp - 1, shared);
     } else if constexpr (Schedule::kWaits) {
-      if (ptx::elect_sync()) sm90_wait_all(schedule, shared);
+      if (ptx::elect_sync()) sm90_wait_all(schedule, start, shared);
     }
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<Config::kMultiplyRegisters>();
     sm90_multiply_all(schedule, warp / 4 - 1, shared);
     if constexpr (requires { schedule.after_products(); }) schedule.after_products();
-  }
-
-  // Nobody leaves while a neighbour may still arrive at its barriers or copy into its stages. Relaxed: what
-  // the store threads wrote is complete, and whoever else must see it was told by after_store().
-  if constexpr (Config::kCluster > 1) {
-    ptx::cluster_arrive_relaxed();
-    ptx::cluster_wait_acquire();
   }
 }
 

@@ -78,8 +78,10 @@ struct alignas(1024) Sm90Shared {
   PipelineBarriers<Config::kStages> stages;                              ///< load -> multiply
   PipelineBarriers<Config::kSlots> pieces[Config::kMultiplyWarpgroups];  ///< multiply -> store
   PipelineBarriers<Config::kAhead> parts;                                ///< wait -> load
-  /// By tile % 16: how many store warps are done with it. They are at most the stages of the pipelines apart.
-  std::uint32_t stored[16];
+  /// By tile % kStored: how many store warps are done with it. They are at most the stages of the pipelines
+  /// apart.
+  static constexpr int kStored = 16;
+  std::uint32_t stored[kStored];
 };
 
 /// Where the operands of a Tile's steps along k lie, in bytes from Sm90Shared::a. The stages are the
@@ -110,7 +112,7 @@ struct Sm90Stage {
 template <class Config>
 constexpr std::size_t sm90_shared_bytes() {
   static_assert(sizeof(Sm90Shared<Config>) <= 227 * 1024, "more than a CTA can have");
-  static_assert(Config::kStages + 4 < 16, "Sm90Shared::stored");
+  static_assert(Config::kStages + 4 < Sm90Shared<Config>::kStored, "stored");
   return sizeof(Sm90Shared<Config>);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "kernels/gemm/sm90_config.cuh"
 #include "kernels/ptx/cluster.cuh"
@@ -53,6 +54,20 @@ __device__ __forceinline__ Sm90Part sm90_part(const Schedule& schedule, const Pl
   }
 }
 
+/// What a role that others wait for begins with.
+template <class Schedule>
+struct Sm90Start {
+  using Place = decltype(std::declval<const Schedule&>().tile(0));
+  std::int32_t tiles;
+  Place first;  ///< when there are tiles
+};
+template <class Schedule>
+__device__ __forceinline__ Sm90Start<Schedule> sm90_start(const Schedule& schedule) {
+  Sm90Start<Schedule> start{schedule.tiles(), {}};
+  if (start.tiles > 0) start.first = schedule.tile(0);
+  return start;
+}
+
 /// Where the roles of this schedule tell what they do when.
 template <class Schedule>
 __device__ __forceinline__ decltype(auto) sm90_trace(const Schedule& schedule) {
@@ -63,15 +78,25 @@ __device__ __forceinline__ decltype(auto) sm90_trace(const Schedule& schedule) {
   }
 }
 
+/// Until the stage is empty in all CTAs of the cluster.
+template <class Config>
+__device__ __forceinline__ void sm90_wait_empty(const Pipeline<Config::kStages>& stages) {
+  if constexpr (Config::kCluster == 1) {
+    stages.wait_empty();
+  } else {
+    stages.wait_empty_cluster();
+  }
+}
+
 /// One thread, of a schedule that waits: waits for the parts of the tiles' rows, one or two before the
 /// loading thread comes to them. A wait that is over at once, and a map that nobody has read yet, take a
 /// microsecond or two: here they pass beside the loads of the part before.
 template <class Config, class Schedule>
-__device__ __forceinline__ void sm90_wait(const Schedule& schedule, Pipeline<Config::kAhead>& ahead) {
-  const int tiles = schedule.tiles();
+__device__ __forceinline__ void sm90_wait(const Schedule& schedule, const Sm90Start<Schedule>& start,
+                                          Pipeline<Config::kAhead>& ahead) {
   const int k_blocks = schedule.k_blocks();
-  for (int i = 0; i < tiles; ++i) {
-    const auto tile = schedule.tile(i);
+  for (int i = 0; i < start.tiles; ++i) {
+    const auto tile = i == 0 ? start.first : schedule.tile(i);
     for (int s = 0, end = 0; end < k_blocks; ++s, ahead.advance()) {
       const Sm90Part part = sm90_part(schedule, tile, s);
       ahead.wait_empty();
@@ -89,8 +114,8 @@ __device__ __forceinline__ void sm90_wait(const Schedule& schedule, Pipeline<Con
 /// Here and below Config is the kernel's (stages, cluster), Tile what is computed: Config or
 /// Sm90Tail<Config>.
 template <class Config, class Tile, class Schedule>
-__device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<Config>& shared,
-                                          Pipeline<Config::kStages>& stages,
+__device__ __forceinline__ void sm90_load(const Schedule& schedule, const Sm90Start<Schedule>& start,
+                                          Sm90Shared<Config>& shared, Pipeline<Config::kStages>& stages,
                                           Pipeline<Config::kAhead>& ahead) {
   constexpr bool kShareA = Config::kClusterColumns > 1, kShareB = Config::kClusterRows > 1;
   using Stage = Sm90Stage<Config, Tile>;
@@ -101,11 +126,10 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<C
   const int first_box = b_part * Tile::kBBoxes / Config::kClusterRows;
   const int last_box = (b_part + 1) * Tile::kBBoxes / Config::kClusterRows;
   const std::uint32_t operands = ptx::shared_address(shared.a);
-  const int tiles = schedule.tiles();
   const int k_blocks = schedule.k_blocks();
 
-  for (int i = 0; i < tiles; ++i) {
-    const auto tile = schedule.tile(i);
+  for (int i = 0; i < start.tiles; ++i) {
+    const auto tile = i == 0 ? start.first : schedule.tile(i);
     const int a_row = tile.a_row + a_part * (Config::kTileM / Config::kABoxes);
     int first = 0;  // step along k with which the part begins
     for (int s = 0; first < k_blocks; ++s) {
@@ -123,11 +147,7 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, Sm90Shared<C
         // neighbour's part may come in before this thread announces them; the phase cannot end without its
         // arrival.
         if (step == 0) {
-          if constexpr (Config::kCluster == 1) {
-            stages.wait_empty();
-          } else {
-            stages.wait_empty_cluster();
-          }
+          sm90_wait_empty<Config>(stages);
           stages.arrive_full_expect(min(Stage::kSteps, k_blocks - block) * Stage::kStepBytes);
         }
         const std::uint32_t full = stages.full_barrier();

@@ -30,7 +30,6 @@ class Sm90LocalSchedule {
     const int row = Share::first_row(block);
     return {&product_.a, &product_.b, &product_.c, row, column, 0, row, column};
   }
-  __device__ __forceinline__ void after_store(int) const {}
   __device__ __forceinline__ auto tail() const requires Config::kHasTail {
     return Sm90LocalSchedule<Config, Sm90Tail<Config>>(product_);
   }

@@ -26,17 +26,18 @@ double step_cycles(double rows, double columns, Sm90Tile of, Sm90Cluster cluster
 std::int32_t band_rows(const Sm90Plan& plan, std::int32_t clusters) {
   const double height = tile_rows(plan.tile) * cluster_rows(plan.tile, plan.cluster);
   const double width = tile_columns(plan.tile) * cluster_columns(plan.cluster);
-  return std::clamp(static_cast<std::int32_t>(std::sqrt(clusters * width / height)), 1, plan.raster.rows);
+  return std::clamp(static_cast<std::int32_t>(std::sqrt(clusters * width / height)), 1, plan.raster.rows());
 }
 
-/// `plan` with bands of blocks for a GPC, where no cluster has more than a tile and tiles are small. Whatever
-/// the order, L2 then has what they read. But clusters that follow each other start in one GPC, and the less
-/// its SMs ask for together, the sooner all of them have it (README.md).
-Sm90Plan with_gpc_bands(Sm90Plan plan) {
+/// `plan` with low bands, where no cluster has more than a tile and tiles are small. Whatever the order, L2
+/// then has what they read; what counts is what the SMs of a GPC ask for at a time, which reaches L2 once.
+/// About every eighth cluster lies in the same GPC. In low bands those share columns; in bands of eight rows
+/// they would share rows, which a cluster gets by multicast, and multicasts reach L2 one by one (README.md).
+Sm90Plan with_low_bands(Sm90Plan plan) {
   constexpr std::int32_t kGpcSms = 18, kLargeTile = 128 * 256;
   const bool small_tile = tile_rows(plan.tile) * tile_columns(plan.tile) < kLargeTile;
   if (small_tile && plan.raster.tiles() <= plan.clusters())
-    plan.raster.band = band_rows(plan, kGpcSms / plan.cluster_ctas());
+    plan.raster = plan.raster.with_band(band_rows(plan, kGpcSms / plan.cluster_ctas()));
   return plan;
 }
 
@@ -81,9 +82,9 @@ Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms, Sm90Tile tile, Sm90
   const std::int32_t rows = cluster_rows(tile, cluster), columns = cluster_columns(cluster);
   const std::int32_t clusters = std::max(1, sms / (rows * columns));
   Sm90Plan plan{.tile = tile, .cluster = cluster};
-  plan.raster.rows = static_cast<std::int32_t>(ceil_div(shape.m, tile_rows(tile) * rows));
-  plan.raster.columns = static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(tile) * columns));
-  plan.raster.band = band_rows(plan, clusters);
+  plan.raster = Raster(static_cast<std::int32_t>(ceil_div(shape.m, tile_rows(tile) * rows)),
+                       static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(tile) * columns)));
+  plan.raster = plan.raster.with_band(band_rows(plan, clusters));
   plan.ctas = std::min(plan.raster.tiles(), clusters) * rows * columns;
   plan.whole = plan.raster.tiles();
   return plan;
@@ -103,7 +104,7 @@ Sm90Plan plan_sm90_any_cluster(const GemmShape& shape, std::int32_t sms) {
       best = best ? better(shape, *best, plan) : plan;
     }
   }
-  return with_gpc_bands(*best);
+  return with_low_bands(*best);
 }
 
 }  // namespace mkernel::kernels

@@ -28,7 +28,8 @@ struct ArrivalSteps {
   std::int32_t world = 1;  ///< 1 .. kMaxSources
   std::int32_t own_blocks = 1;
   std::int32_t blocks = 1;                ///< that every other source has
-  std::int32_t near = 0;                  ///< other ranks of this node
+  Divisor near = 0;                       ///< other ranks of this node
+  Divisor far = 0;                        ///< ranks of other nodes
   std::int32_t near_more = 0;             ///< of those, with one block more
   std::int32_t far_more = 0;              ///< ranks of other nodes, likewise
   std::int8_t sources[kMaxSources] = {};  ///< in the order in which they come: own, near, far
@@ -38,21 +39,20 @@ struct ArrivalSteps {
   static ArrivalSteps of(const Topology& topology, std::uint32_t rank,
                          const std::vector<std::int32_t>& blocks_of);
 
-  MK_HOST_DEVICE std::int32_t far() const { return world - 1 - near; }
   MK_HOST_DEVICE std::int32_t near_steps() const { return near * blocks + near_more; }
-  MK_HOST_DEVICE std::int32_t steps() const { return own_blocks + near_steps() + far() * blocks + far_more; }
+  MK_HOST_DEVICE std::int32_t steps() const { return own_blocks + near_steps() + far * blocks + far_more; }
   MK_HOST_DEVICE Place place(std::int32_t step) const {
     if (step < own_blocks) return {rank, step, 0};
     step -= own_blocks;
     if (step < near_steps())
       return step < near * blocks ? among(1, near, step) : one_more(step - near * blocks);
     step -= near_steps();
-    return step < far() * blocks ? among(1 + near, far(), step) : one_more(near_more + step - far() * blocks);
+    return step < far * blocks ? among(1 + near, far, step) : one_more(near_more + step - far * blocks);
   }
 
  private:
   /// Of `count` sources from turn `first` on.
-  MK_HOST_DEVICE Place among(std::int32_t first, std::int32_t count, std::int32_t step) const {
+  MK_HOST_DEVICE Place among(std::int32_t first, const Divisor& count, std::int32_t step) const {
     const std::int32_t turn = first + step % count;
     return {sources[turn], step / count, turn};
   }
@@ -68,7 +68,8 @@ inline ArrivalSteps ArrivalSteps::of(const Topology& topology, std::uint32_t ran
                      .world = static_cast<std::int32_t>(topology.world()),
                      .own_blocks = blocks_of[rank],
                      .blocks = *std::min_element(blocks_of.begin(), blocks_of.end()),
-                     .near = static_cast<std::int32_t>(ranks) - 1};
+                     .near = static_cast<std::int32_t>(ranks) - 1,
+                     .far = static_cast<std::int32_t>(topology.world() - ranks)};
   std::int8_t turn = 0, more = 0;
   // A sender begins with the next node, so what comes first is what the node before this one sends.
   for (std::uint32_t back = 0; back < nodes; ++back) {

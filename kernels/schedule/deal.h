@@ -45,6 +45,7 @@ struct Deal {
 
  private:
   static MK_HOST_DEVICE std::int32_t share(std::int32_t all, std::int32_t first, std::int32_t step) {
+    if (all <= step) return first < all ? 1 : 0;  // one wave: spares it the division before its first load
     return first < all ? (all - first + step - 1) / step : 0;
   }
   /// The cluster that comes first in the tail is the one after the last whole tile's.

@@ -27,9 +27,9 @@ struct OwnerTiles {
     std::int32_t column = 0;  ///< of tiles
   };
 
-  Raster raster;                ///< of one owner's row blocks and the columns of tiles
-  std::int32_t far_turns = 0;   ///< owners on other nodes
-  std::int32_t node_turns = 1;  ///< owners on this node
+  Raster raster;           ///< of one owner's row blocks and the columns of tiles
+  Divisor far_turns = 0;   ///< owners on other nodes
+  Divisor node_turns = 1;  ///< owners on this node
 
   MK_HOST_DEVICE std::int32_t turns() const { return far_turns + node_turns; }
   MK_HOST_DEVICE std::int32_t tiles() const { return turns() * raster.tiles(); }
@@ -40,7 +40,7 @@ struct OwnerTiles {
   }
 
  private:
-  MK_HOST_DEVICE Place at(std::int32_t index, std::int32_t first_turn, std::int32_t count) const {
+  MK_HOST_DEVICE Place at(std::int32_t index, std::int32_t first_turn, const Divisor& count) const {
     const RasterPlace place = raster.place(index / count);
     return {first_turn + index % count, place.row, place.column};
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/memory/divisor.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
@@ -16,19 +17,36 @@ struct RasterPlace {
 /// Order of a grid of rows x columns tiles: bands of `band` rows (the last may be lower), inside a band
 /// column by column. The tiles that run at a time then form a block about `band` high, which reads about
 /// (band + width) panels instead of one per tile, and L2 serves the rest.
-struct Raster {
-  std::int32_t rows = 1;
-  std::int32_t columns = 1;
-  std::int32_t band = 1;  ///< 1 ..; larger than `rows` counts as `rows`
+class Raster {
+ public:
+  /// `band`: larger than `rows` counts as `rows`; one below 1 has no places.
+  Raster(std::int32_t rows = 1, std::int32_t columns = 1, std::int32_t band = 1)
+      : rows_(rows),
+        columns_(columns),
+        band_(band),
+        last_(band > 0 && rows % band > 0 ? rows % band : band) {}
 
-  MK_HOST_DEVICE std::int32_t tiles() const { return rows * columns; }
+  Raster with_band(std::int32_t band) const { return {rows_, columns_, band}; }
+
+  MK_HOST_DEVICE std::int32_t rows() const { return rows_; }
+  MK_HOST_DEVICE std::int32_t columns() const { return columns_; }
+  MK_HOST_DEVICE std::int32_t band() const { return band_; }
+  MK_HOST_DEVICE std::int32_t tiles() const { return rows_ * columns_; }
+
+  /// Of the band that tile `index` lies in.
+  MK_HOST_DEVICE std::int32_t first_row(std::int32_t index) const { return index / band_ / columns_ * band_; }
+  /// Of the band that begins with row `first`.
+  MK_HOST_DEVICE Divisor height(std::int32_t first) const { return rows_ - first < band_ ? last_ : band_; }
+
   MK_HOST_DEVICE RasterPlace place(std::int32_t index) const {
-    const std::int32_t per_band = band * columns;
-    const std::int32_t first = index / per_band * band;
-    const std::int32_t inside = index % per_band;
-    const std::int32_t height = rows - first < band ? rows - first : band;
-    return {first + inside % height, inside / height};
+    const std::int32_t first = first_row(index), inside = index - first * columns_;
+    const Divisor high = height(first);
+    return {first + inside % high, inside / high};
   }
+
+ private:
+  std::int32_t rows_;
+  Divisor columns_, band_, last_;  ///< last_: the height of a last band that is lower
 };
 
 }  // namespace mkernel::kernels

@@ -26,15 +26,14 @@ struct ReduceUnits {
     std::int32_t column = 0;  ///< of tiles
   };
 
-  Raster raster;                ///< of row blocks and columns of tiles; no rows: no units
-  std::int32_t block_rows = 1;  ///< a multiple of tile_rows
-  std::int32_t tile_rows = 1;   ///< a multiple of unit_rows
-  std::int32_t unit_rows = 1;
-  std::int32_t others = 0;  ///< owners on other nodes
+  Raster raster;      ///< of row blocks and columns of tiles; no rows: no units
+  Divisor per_block;  ///< units; a multiple of per_tile
+  Divisor per_tile;   ///< units
+  Divisor unit_rows;
+  Divisor others = 0;  ///< owners on other nodes
 
-  MK_HOST_DEVICE std::int32_t per_block() const { return block_rows / unit_rows; }
   /// Of one owner.
-  MK_HOST_DEVICE std::int32_t units() const { return raster.tiles() * per_block(); }
+  MK_HOST_DEVICE std::int32_t units() const { return raster.tiles() * per_block; }
   MK_HOST_DEVICE std::int32_t all_units() const { return (others + 1) * units(); }
   /// Of all units, in the order in which tiles become complete: those of other nodes' owners, a block of one
   /// after the other; then own ones, which need the partials of other nodes: nobody waits for these while
@@ -42,29 +41,29 @@ struct ReduceUnits {
   MK_HOST_DEVICE Turn turn(std::int32_t index) const {
     const std::int32_t far = others * units();
     if (index >= far) return {others, index - far};
-    const std::int32_t block = index / per_block();
-    return {block % others, block / others * per_block() + index % per_block()};
+    const std::int32_t block = index / per_block;
+    return {block % others, block / others * per_block + index % per_block};
   }
   MK_HOST_DEVICE Place place(std::int32_t unit) const {
-    const RasterPlace block = raster.place(unit / per_block());
-    const std::int64_t row =
-        static_cast<std::int64_t>(block.row) * block_rows + unit % per_block() * unit_rows;
-    return {row, static_cast<std::int32_t>(row / tile_rows), block.column};
+    const RasterPlace block = raster.place(unit / per_block);
+    const std::int32_t down = block.row * per_block + unit % per_block;
+    return {std::int64_t{down} * unit_rows, down / per_tile, block.column};
   }
 
   /// Units before `unit` (0 .. units()) that hold any of an owner's `rows`: its place when only those are
   /// packed. In a band the units of a column follow each other from the upper rows to the lower ones, so
   /// those beyond the rows are the last ones of every column.
   MK_HOST_DEVICE std::int32_t packed(std::int32_t unit, std::int64_t rows) const {
-    const std::int32_t band = unit / (raster.band * raster.columns * per_block());
-    const std::int32_t above = band * raster.band * per_block();  // units of a column, in the bands before
-    const auto filled = static_cast<std::int32_t>((rows + unit_rows - 1) / unit_rows);
-    const std::int32_t left = raster.rows * per_block() - above;
-    if (filled <= above || left <= 0) return raster.columns * filled;
-    const std::int32_t height = left < raster.band * per_block() ? left : raster.band * per_block();
+    const std::int32_t first = raster.first_row(unit / per_block);
+    const std::int32_t above = first * per_block;  // units of a column, in the bands before
+    const std::int32_t filled = unit_rows.ceil(static_cast<std::int32_t>(rows));
+    if (filled <= above || raster.rows() <= first) return raster.columns() * filled;
+    const Divisor blocks = raster.height(first);
+    const std::int32_t height = blocks * per_block;
     const std::int32_t here = filled - above < height ? filled - above : height;
-    const std::int32_t inside = unit - above * raster.columns, down = inside % height;
-    return raster.columns * above + inside / height * here + (down < here ? down : here);
+    const std::int32_t inside = unit - above * raster.columns();
+    const std::int32_t across = inside / per_block / blocks, down = inside - across * height;
+    return raster.columns() * above + across * here + (down < here ? down : here);
   }
 };
 

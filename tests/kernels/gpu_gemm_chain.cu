@@ -53,7 +53,7 @@ class ChainSchedule {
     if (tile.a != &p_.h_in) return;
     const std::uint32_t* word = p_.finished + tile.a_row / Config::kTileM;
     const std::uint64_t end = ptx::globaltimer() + 5'000'000'000U;
-    while (ptx::ld_acquire_gpu(word) < static_cast<std::uint32_t>(p_.first.columns)) {
+    while (ptx::ld_acquire_gpu(word) < static_cast<std::uint32_t>(p_.first.columns())) {
       if (ptx::globaltimer() < end) continue;
       *p_.failed = 1;
       return;

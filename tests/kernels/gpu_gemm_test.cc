@@ -143,7 +143,7 @@ TEST_CASE("few CTAs and any band give the same bits") {
   const auto result = [&](std::int32_t ctas, std::int32_t band) {
     Sm90GemmOptions options{.plan = plan_sm90(s, test::multiprocessors(), Sm90Tile::k128x256)};
     options.plan->ctas = ctas;
-    options.plan->raster.band = band;
+    options.plan->raster = options.plan->raster.with_band(band);
     require_ok(poison(o.c, nullptr));
     require_ok(gemm_sm90(o.arguments(), s, options, nullptr));
     std::vector<std::uint16_t> host(static_cast<std::size_t>(s.m * s.n));

@@ -37,7 +37,7 @@ std::string name_of(kernels::Sm90Tile tile) {
 std::string plan_text(const kernels::Sm90Plan& plan) {
   const bool side_by_side = plan.cluster == kernels::Sm90Cluster::kSideBySide;
   const std::int32_t tail = plan.raster.tiles() - plan.whole;
-  return name_of(plan.tile) + (side_by_side ? "=/" : "/") + std::to_string(plan.raster.band) +
+  return name_of(plan.tile) + (side_by_side ? "=/" : "/") + std::to_string(plan.raster.band()) +
          (tail > 0 ? "+" + std::to_string(tail) : "");
 }
 

@@ -73,7 +73,7 @@ Status Bench::prepare(const GemmShape& shape, const GemmCudaOptions& options) {
   MK_RETURN_IF_ERROR(cuda_status(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "L2 size"));
   plan_ = options.tile ? kernels::plan_sm90(shape, sms, *options.tile, options.cluster)
                        : kernels::plan_sm90_any_cluster(shape, sms);
-  if (options.band > 0) plan_.raster.band = options.band;
+  if (options.band > 0) plan_.raster = plan_.raster.with_band(options.band);
 
   auto stream = GpuStream::create();
   if (!stream.ok()) return stream.status();

@@ -28,7 +28,8 @@ double push_seconds(double bytes, std::int32_t stores, std::int32_t links, std::
 /// places.
 double load_seconds(const AgGemmCudaPlan& plan, double bytes) {
   if (plan.rails() > 0) return bytes / (plan.comm_ctas * kCtaPrepares);
-  const double loads = plan.gather.row.parts > 1 ? plan.gather.block_rows : bytes / kPieceBytes;
+  const double loads =
+      plan.gather.row.parts > 1 ? static_cast<double>(plan.gather.block_rows) : bytes / kPieceBytes;
   return (bytes / kCtaLoads + loads * kLoad) / plan.comm_ctas;
 }
 
@@ -62,8 +63,8 @@ struct Pace {
 };
 
 Pace pace_of(const AgGemmCudaPlan& plan) {
-  const double chunk_bytes =
-      static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) / plan.gather.row.parts;
+  const double chunk_bytes = static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) /
+                             static_cast<double>(plan.gather.row.parts);
   const std::int32_t near = plan.steps.near;
   const double loaded = load_seconds(plan, chunk_bytes);
   return {.plan = plan,

@@ -57,7 +57,7 @@ AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::ui
     blocks_of.push_back(static_cast<std::int32_t>(ceil_div(plan.gather.rows_of(source), block_rows)));
   plan.steps = ArrivalSteps::of(topology, rank, blocks_of);
   const auto columns = static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(choice.tile)));
-  plan.deal.raster = {plan.steps.steps(), columns, choice.band};
+  plan.deal.raster = Raster(plan.steps.steps(), columns, choice.band);
   const std::int32_t tiles = plan.deal.raster.tiles();
   const std::int32_t tail = std::min(tiles, choice.tail_tiles);
   plan.deal.late_clusters = late_clusters(topology, choice.tile, choice.comm_ctas);
@@ -121,7 +121,7 @@ AgGemmCudaPlan choose(const GemmShape& shape, const Topology& topology, std::uin
       if (!options.tile && topology.nodes() > 1 && tile != plan_sm90(shape, sms - comm).tile) continue;
       const Sm90Plan product = plan_sm90(shape, sms - comm, tile);
       const std::int32_t clusters = (sms - comm) / tile_cluster(tile);
-      const std::int32_t tallest = product.raster.band;
+      const std::int32_t tallest = product.raster.band();
       const AgGemmCudaPlan without_late = plan_of(shape, topology, 0, sms, options.nic_gbytes,
                                                   {tile, comm, tallest, options.tail_tiles.value_or(0), 0});
       const std::vector<std::int32_t> late_counts =

@@ -40,7 +40,7 @@ struct AgGemmCudaPlan {
   double nic_gbytes = 0;  ///< as in the options
 
   /// Other nodes: as many rail peers has every rank.
-  std::int32_t rails() const { return steps.far() / (steps.near + 1); }
+  std::int32_t rails() const { return steps.far / (steps.near + 1); }
   /// Where own rows are stored: at the other ranks of the node, and where they are put from.
   std::int32_t stores() const { return steps.near + (rails() > 0 ? 1 : 0); }
 

@@ -67,7 +67,6 @@ class AgGemmSchedule {
     const std::int32_t slab = static_cast<std::int32_t>(epoch_ & 1) * p_.steps.world + tile.source;
     return {&p_.slabs[slab * p_.gather.row.parts + s], p_.gather.row.first_line(s + 1)};
   }
-  __device__ __forceinline__ void after_store(int) const {}
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
   __device__ __forceinline__ auto tail() const requires Config::kHasTail {
     return AgGemmSchedule<Config, Sm90Tail<Config>>(p_);

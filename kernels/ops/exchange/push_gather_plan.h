@@ -23,25 +23,24 @@ namespace mkernel::kernels {
 /// at least one block, if need be an empty one. A chunk is one put: it has no more than block_rows times
 /// kFanOutPieceBytes (comm/fan_out.cuh), far below abi::kMaxPutBytes.
 struct PushGatherPlan {
-  std::int64_t rows = 0;  ///< of all sources; below 2^32
+  std::int64_t rows = 0;  ///< of all sources; below 2^31
   RowParts row;           ///< row_bytes: a multiple of 16
-  std::int32_t world = 1;
-  std::int32_t block_rows = 1;
-  std::int32_t shares = 1;  ///< CTAs that share every chunk: what a launch adds to each word
+  Divisor world;
+  Divisor block_rows;
+  Divisor shares;  ///< CTAs that share every chunk: what a launch adds to each word
 
-  /// floor(rows * source / world). A thread on the GPU divides 64 bits in half a microsecond, 32 in a tenth.
+  /// floor(rows * source / world), without a division of 64 bits.
   MK_HOST_DEVICE std::int64_t first_row(std::int32_t source) const {
-    const auto all = static_cast<std::uint32_t>(rows), ranks = static_cast<std::uint32_t>(world);
-    return std::int64_t{all / ranks} * source + all % ranks * static_cast<std::uint32_t>(source) / ranks;
+    const auto all = static_cast<std::int32_t>(rows);
+    return std::int64_t{all / world} * source + all % world * source / world;
   }
   MK_HOST_DEVICE std::int64_t rows_of(std::int32_t source) const {
     return first_row(source + 1) - first_row(source);
   }
   /// Of the source that has most.
-  MK_HOST_DEVICE std::int64_t max_rows() const { return (rows + world - 1) / world; }
+  MK_HOST_DEVICE std::int64_t max_rows() const { return world.ceil(static_cast<std::int32_t>(rows)); }
   MK_HOST_DEVICE std::int32_t blocks(std::int64_t rows_of_source) const {
-    const std::uint32_t whole = static_cast<std::uint32_t>(rows_of_source) + block_rows - 1;
-    const auto count = static_cast<std::int32_t>(whole / static_cast<std::uint32_t>(block_rows));
+    const std::int32_t count = block_rows.ceil(static_cast<std::int32_t>(rows_of_source));
     return count > 0 ? count : 1;
   }
   MK_HOST_DEVICE std::int32_t chunks(std::int32_t source) const {
@@ -70,9 +69,8 @@ struct PushGatherPlan {
            static_cast<std::uint64_t>(chunk / row.parts * std::int64_t{block_rows} * row.bytes(part));
   }
   MK_HOST_DEVICE std::uint64_t chunk_bytes(std::int32_t source, std::int32_t chunk) const {
-    const std::int64_t behind = rows_of(source) - chunk / row.parts * std::int64_t{block_rows};
-    return static_cast<std::uint64_t>((behind < block_rows ? behind : block_rows) *
-                                      row.bytes(chunk % row.parts));
+    const std::int64_t most = block_rows, behind = rows_of(source) - chunk / row.parts * most;
+    return static_cast<std::uint64_t>((behind < most ? behind : most) * row.bytes(chunk % row.parts));
   }
   MK_HOST_DEVICE std::uint64_t workspace_bytes() const { return slab_offset(1, world); }
 };

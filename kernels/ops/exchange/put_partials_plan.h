@@ -27,8 +27,8 @@ struct PutPartialsPlan {
 
   std::uint64_t begin = 0;  ///< a multiple of 128
   std::int32_t nodes = 1;
-  std::int32_t units = 0;        ///< of the owner that has most
-  std::int32_t chunk_units = 1;  ///< of one put
+  std::int32_t units = 0;  ///< of the owner that has most
+  Divisor chunk_units;     ///< of one put
 
   MK_HOST_DEVICE std::uint64_t block_bytes() const { return units * kUnitBytes; }
   MK_HOST_DEVICE std::uint64_t staged_offset(std::int32_t node_turn) const {
@@ -41,7 +41,7 @@ struct PutPartialsPlan {
 
   /// Of an owner with `packed` units: puts of one launch on the channel (reducer -> owner).
   MK_HOST_DEVICE std::int32_t chunks(std::int32_t packed) const {
-    return packed == 0 ? 1 : (packed + chunk_units - 1) / chunk_units;
+    return packed == 0 ? 1 : chunk_units.ceil(packed);
   }
   MK_HOST_DEVICE std::int32_t chunk_begin(std::int32_t chunk, std::int32_t packed) const {
     return chunk * chunk_units < packed ? chunk * chunk_units : packed;

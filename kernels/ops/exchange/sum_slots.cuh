@@ -243,7 +243,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
     if (unit.place.row >= p.rows_of[p.reduced(unit.node_turn)]) return true;
     const bool own = is_own<kNodes>(p, unit);
     const SumWait wait(p, epoch, unit.node_turn,
-                       unit.place.row_tile * p.units.raster.columns + unit.place.column, unit.packed);
+                       unit.place.row_tile * p.units.raster.columns() + unit.place.column, unit.packed);
     if (!wait.here()) {
       flush();
       if (!wait.wait(p)) return false;

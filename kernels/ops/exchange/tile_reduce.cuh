@@ -89,7 +89,7 @@ class TileReduceSchedule {
     const Rows rows = rows_of(i);
     if (rows.first >= p_.rows_of[rows.turn]) return;
     std::uint64_t* ready =
-        p_.ready_there[rows.turn] + (rows.first / Config::kTileM) * p_.tiles.raster.columns + rows.column;
+        p_.ready_there[rows.turn] + (rows.first / Config::kTileM) * p_.tiles.raster.columns() + rows.column;
     const std::uint64_t count = PushReducePlan::count(p_.endpoint.control->epoch);
     if (rows.turn % p_.sources() == p_.sources() - 1) {  // this rank reduces it
       ptx::st_release_gpu(ready, count);

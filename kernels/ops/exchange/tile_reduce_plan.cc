@@ -127,14 +127,14 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
                  .tile_columns = tile_columns(plan.tile)};
   const std::int32_t block_rows = tile_rows(plan.tile) * cluster;
   const std::int32_t far_turns = world - sources;
-  const Raster raster{.rows = static_cast<std::int32_t>(ceil_div(plan.reduce.max_rows(), block_rows)),
-                      .columns = product.raster.columns,
-                      .band = band_of(product.raster.band, std::max(far_turns, sources))};
+  const Raster raster(static_cast<std::int32_t>(ceil_div(plan.reduce.max_rows(), block_rows)),
+                      product.raster.columns(), band_of(product.raster.band(), std::max(far_turns, sources)));
   plan.tiles = {raster, far_turns, sources};
+  const std::int32_t unit_rows = kReduceUnitElements / tile_columns(plan.tile);
   plan.units = {.raster = raster,
-                .block_rows = block_rows,
-                .tile_rows = tile_rows(plan.tile),
-                .unit_rows = kReduceUnitElements / tile_columns(plan.tile),
+                .per_block = block_rows / unit_rows,
+                .per_tile = tile_rows(plan.tile) / unit_rows,
+                .unit_rows = unit_rows,
                 .others = nodes - 1};
   const std::int32_t most_units = plan.units.packed(plan.units.units(), plan.reduce.max_rows());
   plan.partials = {.begin = (plan.reduce.workspace_bytes() + 127) / 128 * 128,

@@ -167,7 +167,7 @@ __device__ __forceinline__ bool wait_together(const std::uint64_t* word, std::ui
 template <class Config>
 __device__ __forceinline__ void relay_units(const GemmArParameters& p, std::uint32_t warps) {
   const std::uint64_t epoch = p.endpoint.control->epoch;
-  const std::int32_t others = p.units.others;
+  const Divisor& others = p.units.others;
   const DeviceWaitScope scope = wait_scope(p, kAfterOwner);
   UnitFanOut node(p, warps);
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);

@@ -121,11 +121,11 @@ TEST_CASE("plan: covers the matrix, uses no more CTAs than there are SMs, all cl
             const int columns = cluster_columns(shape_of) * tile_columns(tile);
             const int cluster = cluster_rows(tile, shape_of) * cluster_columns(shape_of);
             CHECK(plan.cluster == shape_of);
-            CHECK(std::int64_t{plan.raster.rows} * rows >= m);
-            CHECK(std::int64_t{plan.raster.rows - 1} * rows < m);
-            CHECK(std::int64_t{plan.raster.columns} * columns >= n);
-            CHECK(std::int64_t{plan.raster.columns - 1} * columns < n);
-            CHECK(plan.raster.band >= 1);
+            CHECK(std::int64_t{plan.raster.rows()} * rows >= m);
+            CHECK(std::int64_t{plan.raster.rows() - 1} * rows < m);
+            CHECK(std::int64_t{plan.raster.columns()} * columns >= n);
+            CHECK(std::int64_t{plan.raster.columns() - 1} * columns < n);
+            CHECK(plan.raster.band() >= 1);
             CHECK(plan.ctas >= cluster);
             CHECK(plan.ctas % cluster == 0);
             CHECK(plan.ctas <= std::max(sms, cluster));
@@ -153,13 +153,13 @@ TEST_CASE("plan: one row more than one wave of tiles holds does not cost a secon
   CHECK(plan_sm90({4097, 1024, 4096}, 132).cluster == Sm90Cluster::kStacked);
 }
 
-TEST_CASE("plan: of a single wave of small tiles each GPC gets a compact block, else the whole GPU") {
+TEST_CASE("plan: a single wave of small tiles is walked in low bands, else in bands as high as wide") {
   const Sm90Plan one = plan_sm90_any_cluster({1000, 1024, 4096}, 132);
   CHECK(one.tile == Sm90Tile::k128x64);
   CHECK(one.cluster == Sm90Cluster::kSideBySide);
   CHECK(one.raster.tiles() <= 66);
-  CHECK(one.raster.band == 3);  // nine clusters of 128 x 128: as high as wide
-  CHECK(plan_sm90_any_cluster({128, 8192, 4096}, 132).raster.band == 1);
-  CHECK(plan_sm90_any_cluster({4096, 1024, 4096}, 132).raster.band == 8);
-  CHECK(plan_sm90_any_cluster({8192, 8192, 8192}, 132).raster.band == 8);
+  CHECK(one.raster.band() == 3);  // of nine clusters of 128 x 128, a GPC's
+  CHECK(plan_sm90_any_cluster({128, 8192, 4096}, 132).raster.band() == 1);
+  CHECK(plan_sm90_any_cluster({4096, 1024, 4096}, 132).raster.band() == 8);
+  CHECK(plan_sm90_any_cluster({8192, 8192, 8192}, 132).raster.band() == 8);
 }

@@ -83,8 +83,8 @@ TEST_CASE("every element is computed by one tile, and summed in one unit on ever
 
 TEST_CASE("owners take turns from the next node and the next rank on, this rank last") {
   const TileReducePlan plan = plan_of({8192, 8192, 2048}, 4, 2, {.tile = Sm90Tile::k128x256});
-  REQUIRE(plan.tiles.raster.rows == 8);
-  REQUIRE(plan.tiles.tiles() == 4 * 8 * plan.tiles.raster.columns);
+  REQUIRE(plan.tiles.raster.rows() == 8);
+  REQUIRE(plan.tiles.tiles() == 4 * 8 * plan.tiles.raster.columns());
   CHECK(plan.owners == std::vector<std::int32_t>{3, 0, 1, 2});
   for (std::int32_t index = 0; index < plan.tiles.tiles(); ++index)
     CHECK(plan.tiles.place(index).turn == index % 4);
@@ -112,7 +112,8 @@ TEST_CASE("sums follow in the order in which their tiles become complete") {
       // By turn, row block and column: which tile it is that a rank computes.
       std::vector<std::int32_t> number(static_cast<std::size_t>(tiles.tiles()));
       const auto at = [&](std::int32_t turn, std::int64_t block, std::int32_t column) {
-        return static_cast<std::size_t>((turn * tiles.raster.rows + block) * tiles.raster.columns + column);
+        return static_cast<std::size_t>((turn * tiles.raster.rows() + block) * tiles.raster.columns() +
+                                        column);
       };
       for (std::int32_t index = 0; index < tiles.tiles(); ++index) {
         const OwnerTiles::Place place = tiles.place(index);
@@ -135,7 +136,7 @@ TEST_CASE("packed units follow each other without those beyond an owner's rows")
   for (const std::int32_t blocks : {1, 2, 3, 7}) {
     for (const std::int32_t band : {1, 2, 3, 9}) {
       const ReduceUnits units{
-          .raster = {blocks, 5, band}, .block_rows = 32, .tile_rows = 16, .unit_rows = 8, .others = 1};
+          .raster = {blocks, 5, band}, .per_block = 4, .per_tile = 2, .unit_rows = 8, .others = 1};
       for (std::int64_t rows = 0; rows <= blocks * 32; rows += rows % 3 == 0 ? 1 : 5) {
         std::int32_t expected = 0;
         for (std::int32_t unit = 0; unit < units.units(); ++unit) {
@@ -199,7 +200,7 @@ TEST_CASE("a chunk is about a megabyte, less where the first one would leave lat
 /// no time: partials leave in chunks as their tiles are there.
 double simulate(const TileReducePlan& plan, double product_ms, double bytes_per_ms, double latency_ms) {
   const double per_tile = product_ms / plan.tiles.tiles();
-  const std::int32_t rows = plan.tiles.raster.rows, columns = plan.tiles.raster.columns;
+  const std::int32_t rows = plan.tiles.raster.rows(), columns = plan.tiles.raster.columns();
   std::vector<double> complete(static_cast<std::size_t>(plan.tiles.tiles()));
   for (std::int32_t index = 0; index < plan.tiles.tiles(); ++index) {
     const OwnerTiles::Place place = plan.tiles.place(index);
@@ -209,7 +210,8 @@ double simulate(const TileReducePlan& plan, double product_ms, double bytes_per_
   std::vector<double> staged(static_cast<std::size_t>(plan.most_chunks()));  // by chunk, of one other node
   for (std::int32_t unit = 0; unit < plan.units.units(); ++unit) {
     const ReduceUnits::Place place = plan.units.place(unit);
-    const std::int32_t block = static_cast<std::int32_t>(place.row / plan.units.block_rows);
+    const std::int32_t block =
+        static_cast<std::int32_t>(place.row / (plan.units.per_block * plan.units.unit_rows));
     double& when = staged[static_cast<std::size_t>(unit / partials.chunk_units)];
     when = std::max(when, complete[((plan.tiles.node_turns - 1) * rows + block) * columns + place.column]);
   }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/comm/row_parts.h"
+#include "kernels/memory/divisor.h"
 #include "kernels/ptx/bulk.cuh"
 #include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/global.cuh"

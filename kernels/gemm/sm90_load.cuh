@@ -61,6 +61,7 @@ struct Sm90Start {
   std::int32_t tiles;
   Place first;  ///< when there are tiles
 };
+
 template <class Schedule>
 __device__ __forceinline__ Sm90Start<Schedule> sm90_start(const Schedule& schedule) {
   Sm90Start<Schedule> start{schedule.tiles(), {}};

@@ -15,8 +15,8 @@ class Divisor {
  public:
   constexpr Divisor(std::int32_t value = 1) : value_(value) {
     if (value <= 0) return;
-    // value <= 2^shift < 2 value, and the multiplier is too large by less than 2^shift / value: what a
-    // numerator below 2^31 makes of that is less than one value-th.
+    // With 2^s the smallest power of two not below `value`, 2^(31 + s) / value fits 32 bits. Rounded up it is
+    // too large by less than 1, and the quotient of a numerator below 2^31 by less than 2^-s <= 1 / value.
     const auto divisor = static_cast<std::uint32_t>(value);
     shift_ = 31 + std::bit_width(divisor - 1);
     multiplier_ = static_cast<std::uint32_t>(((std::uint64_t{1} << shift_) + divisor - 1) / divisor);

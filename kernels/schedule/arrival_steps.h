@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/memory/divisor.h"
 #include "kernels/schedule/topology.h"
 #include "proto/abi/host_device.h"
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/memory/divisor.h"
 #include "kernels/schedule/raster.h"
 #include "proto/abi/host_device.h"
 

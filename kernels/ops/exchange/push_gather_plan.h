@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/comm/row_parts.h"
+#include "kernels/memory/divisor.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/memory/divisor.h"
 #include "kernels/schedule/reduce_units.h"
 #include "proto/abi/host_device.h"
 

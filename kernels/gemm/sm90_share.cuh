@@ -22,7 +22,7 @@ struct Sm90Share {
 
   /// Of `all` cluster tiles; the i-th of this CTA's is number index(first_cta, i).
   static __device__ __forceinline__ int tiles(std::int32_t all, std::int32_t first_cta) {
-    return (all - cluster(first_cta) + clusters(first_cta) - 1) / clusters(first_cta);
+    return Deal::share(all, cluster(first_cta), clusters(first_cta));
   }
   static __device__ __forceinline__ std::int32_t index(std::int32_t first_cta, int i) {
     return cluster(first_cta) + i * clusters(first_cta);

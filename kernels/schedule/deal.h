@@ -43,11 +43,14 @@ struct Deal {
     return {raster.place(whole + late + index / parts), index % parts};
   }
 
- private:
+  /// How many of 0 .. all - 1 are `first`, first + step, ...; 0 <= first < step. No division when all get
+  /// one at most: it would come before the first load.
   static MK_HOST_DEVICE std::int32_t share(std::int32_t all, std::int32_t first, std::int32_t step) {
-    if (all <= step) return first < all ? 1 : 0;  // one wave: spares it the division before its first load
-    return first < all ? (all - first + step - 1) / step : 0;
+    if (first >= all) return 0;
+    return all <= step ? 1 : (all - first + step - 1) / step;
   }
+
+ private:
   /// The cluster that comes first in the tail is the one after the last whole tile's.
   MK_HOST_DEVICE std::int32_t turn(std::int32_t cluster, std::int32_t clusters) const {
     const std::int32_t shifted = cluster - whole % clusters;

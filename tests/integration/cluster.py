@@ -167,10 +167,10 @@ class ClusterTest(unittest.TestCase):
             raise AssertionError(f"hangs: {process.args}\n{out}\n{err}")
         return process.returncode, out, err
 
-    def bench(self, rank, world, daemon, *arguments, group="test"):
+    def bench(self, rank, world, daemon, *arguments, group="test", **environment):
         """One rank of `mkbench op`."""
         return self.spawn(BIN / "mkbench", "op", "--group", group, "--daemon", daemon.socket, *arguments,
-                          RANK=rank, WORLD_SIZE=world)
+                          RANK=rank, WORLD_SIZE=world, **environment)
 
     def bench_all(self, *arguments, ranks_per_node=2, group="test"):
         """All ranks of one `mkbench op` over all daemons; every one must succeed. Returns rank 0's output."""

@@ -231,6 +231,7 @@ Status record_rows(const OpOptions& o, const nlohmann::json& json) {
 
 Status run(OpOptions o) {
   std::uint32_t world = o.world_size.value_or(0), rank = o.rank.value_or(0);
+  std::optional<std::uint32_t> local_rank;
   if (!o.world_size || !o.rank) {
     auto launcher = mkrun::detect_launcher();
     if (!launcher.ok()) return launcher.status();
@@ -240,10 +241,11 @@ Status run(OpOptions o) {
     }
     world = o.world_size.value_or(launcher->world_size);
     rank = o.rank.value_or(launcher->rank);
+    local_rank = launcher->local_rank;
   }
   SessionOptions options{.socket = o.daemon, .name = "mkbench"};
   if (o.executor == Executor::kCuda) {
-    if (!o.device) o.device = static_cast<int>(rank);
+    if (!o.device) o.device = static_cast<int>(local_rank.value_or(rank));
     options.device = *o.device;
   }
   auto session = Session::connect(options);
@@ -306,7 +308,8 @@ void add_op(CLI::App& app, int& status) {
   op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, the operations around a GEMM")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
-  op->add_option("--device", o->device, "GPU of this rank on the cuda executor; default: its rank")
+  op->add_option("--device", o->device,
+                 "GPU of this rank on the cuda executor; default: the launcher's local rank, or the rank")
       ->check(CLI::Range(0, 1023));
   op->add_option("--baseline", o->baselines,
                  "cuda executor: measure in the same run, in turns, the product alone (cuBLAS), cuBLAS and "

@@ -49,7 +49,7 @@ Result<Launcher> detect_launcher(const Environment& environment) {
     MK_RETURN_IF_ERROR(read_number(environment, names.rank, launcher.rank));
     MK_RETURN_IF_ERROR(read_number(environment, names.world_size, launcher.world_size));
     if (environment(names.local_rank) != nullptr) {
-      MK_RETURN_IF_ERROR(read_number(environment, names.local_rank, launcher.local_rank));
+      MK_RETURN_IF_ERROR(read_number(environment, names.local_rank, launcher.local_rank.emplace()));
     }
     launcher.job = job_of(environment, names);
     return launcher;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "proto/abi/status.h"
@@ -13,7 +14,7 @@ struct Launcher {
   std::string name;  ///< "torchrun", "Open MPI", "MPICH or Intel MPI", "srun"; empty under a plain shell
   std::uint32_t rank = 0;
   std::uint32_t world_size = 0;
-  std::uint32_t local_rank = 0;  ///< 0 when the launcher does not say
+  std::optional<std::uint32_t> local_rank;  ///< among the ranks of its node, when the launcher says
   std::string job;  ///< something that only the ranks of this job share; empty when there is none
 };
 

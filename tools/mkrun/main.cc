@@ -121,7 +121,7 @@ Status complete(Flags& flags, const Launcher& launcher) {
   }
   for (std::string* path :
        {&o.daemon, &o.out, &o.a, &o.b, &o.q, &o.k, &o.v, &o.w1, &o.w2, &o.topk_indices, &o.topk_weights}) {
-    *path = filled(*path, o, launcher.local_rank);
+    *path = filled(*path, o, launcher.local_rank.value_or(0));
   }
   o.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(flags.deadline * 1000));
   o.join_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(flags.join_timeout * 1000));

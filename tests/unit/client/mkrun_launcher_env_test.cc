@@ -44,7 +44,9 @@ TEST_CASE("each launcher's names") {
   CHECK(openmpi.local_rank == 2);
   CHECK(openmpi.job == "123");
 
-  CHECK(found({{"PMI_RANK", "5"}, {"PMI_SIZE", "6"}}).rank == 5);
+  const Launcher mpich = found({{"PMI_RANK", "5"}, {"PMI_SIZE", "6"}});
+  CHECK(mpich.rank == 5);
+  CHECK_FALSE(mpich.local_rank.has_value());
 
   const Launcher srun = found({{"SLURM_PROCID", "7"},
                                {"SLURM_NTASKS", "9"},

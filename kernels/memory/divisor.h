@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "proto/abi/host_device.h"
 
@@ -31,6 +32,13 @@ class Divisor {
   friend MK_HOST_DEVICE constexpr std::int32_t operator%(std::int32_t numerator, const Divisor& divisor) {
     return numerator - numerator / divisor * divisor.value_;
   }
+  /// Nothing else is divided: a fraction or 64 bits would be cut to 32 bits first.
+  template <class Other>
+  requires std::is_arithmetic_v<Other>
+  friend void operator/(Other, const Divisor&) = delete;
+  template <class Other>
+  requires std::is_arithmetic_v<Other>
+  friend void operator%(Other, const Divisor&) = delete;
 
   /// numerator / *this, rounded up.
   MK_HOST_DEVICE constexpr std::int32_t ceil(std::int32_t numerator) const {

@@ -44,21 +44,34 @@ struct Pace {
   double arrival(std::int32_t row, std::int32_t part) const {
     const ArrivalSteps::Place step = plan.steps.place(row);
     if (step.source == plan.steps.rank) return 0;
-    const std::int32_t chunk = step.block * plan.gather.row.parts + part;
-    if (step.turn <= plan.steps.near) return kBegin + kOnTheWay + (chunk + 1) * own;
+    const double chunk = filled(step);
+    const double before = step.block * plan.gather.row.parts + part * chunk, with = before + chunk;
+    if (step.turn <= plan.steps.near) return kBegin + kOnTheWay + with * own;
     const std::int32_t nodes_back = step.turn / (plan.steps.near + 1) - 1;
-    const std::int32_t puts = chunk * plan.rails() + nodes_back;  // before it, on either end of the wire
-    const double sent = std::max((chunk + 1) * own + (nodes_back + 1) * wire, own + (puts + 1) * wire);
-    const double pushed = plan.gather.chunks(plan.steps.rank) * own + puts * far;
+    const double puts = before * plan.rails() + nodes_back;  // before it, on either end of the wire
+    const double sent = std::max(with * own + (nodes_back + 1) * wire, own + (puts + 1) * wire);
+    const double pushed = own_chunks() * own + puts * far;
     return kBegin + std::max(kOnTheWire + sent, pushed) + far + kOnTheWay;
   }
   /// When own rows are out.
-  double pushed() const { return kBegin + plan.gather.chunks(plan.steps.rank) * own + kOnTheWay; }
+  double pushed() const { return kBegin + own_chunks() * own + kOnTheWay; }
   double run(double now, std::int32_t row, double cycles) const {
     const std::int32_t parts = plan.gather.row.parts;
     for (std::int32_t part = 0; part < parts; ++part)
       now = std::max(now, arrival(row, part)) + cycles / kClock / parts;
     return now;
+  }
+
+ private:
+  /// How much of a chunk there is where the last block of a source has few rows.
+  double filled(const ArrivalSteps::Place& step) const {
+    const double rows = plan.gather.block_rows;
+    return std::clamp(static_cast<double>(plan.gather.rows_of(step.source)) / rows - step.block, 0.0, 1.0);
+  }
+  /// As many as they would be whole.
+  double own_chunks() const {
+    const double rows = plan.gather.block_rows, parts = plan.gather.row.parts;
+    return static_cast<double>(plan.gather.rows_of(plan.steps.rank)) / rows * parts;
   }
 };
 

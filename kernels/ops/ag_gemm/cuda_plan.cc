@@ -69,11 +69,12 @@ AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::ui
 }
 
 /// Of `tiles` what is left over after whole turns of all clusters; the same and a turn of narrow tiles; only
-/// that turn.
-std::vector<std::int32_t> tails(Sm90Tile tile, std::int32_t tiles, std::int32_t clusters) {
-  if (!has_tail(tile) || tiles <= 0) return {0};
-  const std::int32_t left = tiles % clusters;
-  return {0, left, left + clusters / tail_parts(tile), clusters / tail_parts(tile)};
+/// that turn; those of the last two blocks of every neighbour, which is what counts where rows come more
+/// slowly than they are multiplied.
+std::vector<std::int32_t> tails(const AgGemmCudaPlan& plan, std::int32_t tiles, std::int32_t clusters) {
+  if (!has_tail(plan.tile) || tiles <= 0) return {0};
+  const std::int32_t left = tiles % clusters, turn = clusters / tail_parts(plan.tile);
+  return {0, left, left + turn, turn, 2 * plan.steps.near * plan.deal.raster.columns()};
 }
 
 /// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs. Few
@@ -129,7 +130,7 @@ AgGemmCudaPlan choose(const GemmShape& shape, const Topology& topology, std::uin
       for (const std::int32_t late : late_counts) {
         const std::vector<std::int32_t> tail_tiles =
             options.tail_tiles ? std::vector{*options.tail_tiles}
-                               : tails(tile, without_late.deal.raster.tiles() - late, clusters);
+                               : tails(without_late, without_late.deal.raster.tiles() - late, clusters);
         for (std::int32_t band = tallest; band >= 1; band /= 2) {
           for (const std::int32_t tail : tail_tiles) consider({tile, comm, band, tail, late});
         }

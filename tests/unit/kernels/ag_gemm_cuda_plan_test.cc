@@ -196,6 +196,15 @@ TEST_CASE("the plan makes the most of links and SMs: estimates for four H200s ag
   CHECK(ratio(4096) < ratio(4096, {.tile = Sm90Tile::k128x256, .tail_tiles = 0}));
 }
 
+TEST_CASE("a row more than fills a block is expected to take the time of a row on the links") {
+  const auto seconds = [](std::int64_t rows, const Topology& topology) {
+    const GemmShape shape{rows, 1024, 4096};
+    return estimated_seconds(shape, plan_of(shape, topology, 0));
+  };
+  for (const Topology& topology : {Topology(1, 4), Topology(2, 1), Topology(2, 2)})
+    CHECK(seconds(4097, topology) < 1.15 * seconds(4096, topology));
+}
+
 TEST_CASE("as many CTAs push as the product waits for: few when it is long and rows go to one neighbour") {
   const auto pushing = [](const Topology& topology, std::int64_t size) {
     return plan_of({size, size / topology.world(), size}, topology, 0).comm_ctas;

@@ -15,6 +15,14 @@ namespace {
 constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
 static_assert(std::is_trivially_copyable_v<Divisor>, "kernels get it by value");
 
+template <class Numerator>
+concept Divides = requires(Numerator numerator, Divisor divisor) {
+  numerator / divisor;
+  numerator % divisor;
+};
+static_assert(Divides<std::int32_t>);
+static_assert(!Divides<double> && !Divides<std::int64_t> && !Divides<std::uint32_t>, "they would be cut");
+
 void check_division(std::int32_t numerator, std::int32_t by) {
   const Divisor divisor = by;
   CAPTURE(numerator);

@@ -163,9 +163,10 @@ class FanOutCursor {
   std::int32_t piece_rows_ = 0, stores_ = 0;
 };
 
-/// All threads of the CTA, before the roles below; ends with a barrier.
+/// All threads of the CTA, before the roles below; ends with a barrier. Of the second warp one sets up the
+/// barriers: the first may still be describing the streams.
 __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 32) {
     Pipeline<kFanOutStages>::init(shared.barriers, 1, 1);
     for (auto& turn : shared.turn) Pipeline<1>::init(turn, 1, 1);
     shared.lost = kFanOutNothingLost;

@@ -12,8 +12,8 @@
 //     void before_part(const Place& tile, int s) const;  // when kWaits: one thread, before the first byte of
 //                                       // part s of the tile's rows is loaded: returns when it may be read
 //                                       // (acquired at the right scope)
-//     Sm90Part part(const Place& tile, int s) const;  // optional: rows of a come in parts along k; where the
-//                                       // s-th is
+//     Sm90Part part(const Place& tile, int s) const;  // optional, when kWaits: rows of a come in parts along
+//                                       // k; where the s-th is
 //     void after_store(int i) const;    // optional; one thread, once tile i is complete in memory and
 //                                       // visible to it: a release at the right scope hands the tile on
 //     void after_products() const;      // optional; every multiplying warp, after its last tile: may
@@ -217,10 +217,13 @@ __device__ __forceinline__ void sm90_load_all(const Schedule& schedule, const Sm
                                               Sm90Shared<Config>& shared) {
   Pipeline<Config::kStages> stages(shared.stages);
   Pipeline<Config::kAhead> ahead(shared.parts);
-  sm90_load<Config, Config>(schedule, start, shared, stages, ahead);
+  const int loaded = sm90_loaded_first<Config>(schedule, start);
+  for (int step = 0; step < Config::kAlone; ++step)
+    if (step < loaded) stages.advance();
+  sm90_load<Config, Config>(schedule, start, loaded, shared, stages, ahead);
   if constexpr (requires { schedule.tail(); }) {
     const auto tail = schedule.tail();
-    sm90_load<Config, Sm90Tail<Config>>(tail, sm90_start(tail), shared, stages, ahead);
+    sm90_load<Config, Sm90Tail<Config>>(tail, sm90_start(tail), 0, shared, stages, ahead);
   }
   // The CTA stays until every stage is empty: a neighbour still arrives at its barriers until then, and what
   // it copies into its stages was used by then.
@@ -247,12 +250,12 @@ __device__ __forceinline__ void sm90_store_all(const Schedule& schedule, int gro
     sm90_store<Config, Sm90Tail<Config>>(schedule.tail(), schedule.tiles(), group, shared, pieces);
 }
 
-/// The barriers and counts that the roles meet at. One after the other takes a quarter of a microsecond, so
-/// two threads share them.
+/// The barriers and counts that the roles meet at, but for the first stages (sm90_load_first()). One after
+/// the other takes a quarter of a microsecond, so two threads share them.
 template <class Config>
 __device__ __forceinline__ void sm90_init(int warp, Sm90Shared<Config>& shared) {
   if (warp == 1 && ptx::elect_sync()) {
-    Pipeline<Config::kStages>::init(shared.stages, 1, Config::kMultiplyWarpgroups * 4 * Config::kCluster);
+    Pipeline<Config::kStages>::init(shared.stages, 1, Config::kStageReaders, Config::kAlone);
     ptx::fence_mbarrier_init_release_cluster();
   } else if (warp == 2 && ptx::elect_sync()) {
     for (auto& pieces : shared.pieces) Pipeline<Config::kSlots>::init(pieces, 4, 1);
@@ -266,11 +269,14 @@ __device__ __forceinline__ void sm90_init(int warp, Sm90Shared<Config>& shared) 
 template <class Config, class Schedule>
 __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<Config>& shared) {
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
-  // Where the first tile lies is found while the barriers are set up: everything else waits for its load.
+  // Where the first tile lies is found, and its load begins, while the barriers are set up: everything else
+  // waits for that.
   Sm90Start<Schedule> start{};
   if (warp == 0 || (Schedule::kWaits && warp == 3)) {
     start = sm90_start(schedule);
     ptx::compute_now(start);
+    if (warp == 0 && ptx::elect_sync()) sm90_load_first<Config>(schedule, start, shared);
+    __syncwarp();
   } else if (warp == 4 && schedule.tiles() > 0 && ptx::elect_sync()) {
     const Sm90TilePlace first = schedule.tile(0);
     ptx::tma_prefetch_descriptor(first.a);

@@ -31,6 +31,7 @@ struct Sm90Config {
   static constexpr int kCluster = kClusterRows * kClusterColumns;
   static constexpr int kMultiplyWarpgroups = 2;
   static constexpr int kThreads = (1 + kMultiplyWarpgroups) * 128;
+  static constexpr int kStageReaders = kMultiplyWarpgroups * 4 * kCluster;  ///< warps that give a stage back
 
   static constexpr int kBlocks = kTileM / kMultiplyWarpgroups / 64;  ///< wgmma rows of one warpgroup
   static constexpr int kSums = kTileN / 2;                           ///< registers of one block
@@ -39,6 +40,7 @@ struct Sm90Config {
   static constexpr int kABoxes = kClusterColumns;  ///< loads that make up a stage
   static constexpr int kBBoxes = kTileN / 64;
   static constexpr int kStages = tile_stages(kTile);
+  static constexpr int kAlone = 2;  ///< steps of a product that every CTA loads before its cluster has met
 
   // The output leaves in pieces of 64 rows x 128 bytes; a warpgroup has kSlots of them in shared memory.
   static constexpr int kPieceColumns = 128 / static_cast<int>(bytes_of(kOutput));
@@ -56,6 +58,7 @@ struct Sm90Config {
       kInput == DataType::kBf16 ? ptx::WgmmaElement::kBf16 : ptx::WgmmaElement::kF16;
   static constexpr auto kMajorB = kLayoutB == Layout::kRowMajor ? ptx::WgmmaMajor::kMn : ptx::WgmmaMajor::kK;
 
+  static_assert(kAlone <= kStages);
   static_assert(kBlocks >= 1 && kBlocks * 64 * kMultiplyWarpgroups == kTileM);
   static_assert(kBlocks * kSums <= 128, "sums of a thread: more would spill");
   static_assert(kHeld <= kSlots, "warps write what they hold without waiting for each other");

@@ -111,27 +111,83 @@ __device__ __forceinline__ void sm90_wait(const Schedule& schedule, const Sm90St
   }
 }
 
-/// One thread: a and b into the stages; of the operand that the cluster shares this CTA's part, for both.
+/// The operands of one step along k into a stage; `a_k` and `k`: where it begins in a's map and in b. Of the
+/// operand that the cluster shares this CTA's part, for both; or, `kAlone`, everything for this CTA. The
+/// compiler knows how many boxes that is: loops that ask at run time make this thread the slowest of all.
 /// Here and below Config is the kernel's (stages, cluster), Tile what is computed: Config or
 /// Sm90Tail<Config>.
+template <class Config, class Tile, bool kAlone>
+__device__ __forceinline__ void sm90_load_step(const TensorMap* a, const Sm90TilePlace& tile, int a_k, int k,
+                                               Sm90Shared<Config>& shared,
+                                               const Pipeline<Config::kStages>& stages, int step) {
+  constexpr bool kShareA = !kAlone && Config::kClusterColumns > 1;
+  constexpr bool kShareB = !kAlone && Config::kClusterRows > 1;
+  constexpr int kPartsA = kShareA ? Config::kClusterColumns : 1, kPartsB = kShareB ? Config::kClusterRows : 1;
+  constexpr int kABoxes = Config::kABoxes / kPartsA, kBBoxes = (Tile::kBBoxes + kPartsB - 1) / kPartsB;
+  constexpr int kABoxBytes = Config::kABytes / Config::kABoxes, kABoxRows = Config::kTileM / Config::kABoxes;
+  constexpr int kBBoxBytes = Tile::kBBytes / Tile::kBBoxes, kBBoxColumns = Tile::kTileN / Tile::kBBoxes;
+  using Stage = Sm90Stage<Config, Tile>;
+  const int part = kShareA || kShareB ? static_cast<int>(ptx::cluster_cta_rank()) : 0;
+  const std::uint32_t operands = ptx::shared_address(shared.a), full = stages.full_barrier();
+#pragma unroll
+  for (int i = 0; i < kABoxes; ++i) {
+    const int box = (kShareA ? part * kABoxes : 0) + i;
+    const std::uint32_t to = operands + Stage::a(stages.stage(), step) + box * kABoxBytes;
+    sm90_load_box<kShareA>(to, a, a_k, tile.a_row + box * kABoxRows, full);
+  }
+  if (Tile::kBBoxes < kPartsB && part < kPartsB - 1) return;  // the only box is the last CTA's
+#pragma unroll
+  for (int i = 0; i < kBBoxes; ++i) {
+    const int box = (kShareB ? part * Tile::kBBoxes / kPartsB : 0) + i;
+    const std::uint32_t to = operands + Stage::b(stages.stage(), step) + box * kBBoxBytes;
+    const int column = tile.b_column + box * kBBoxColumns;
+    if constexpr (Config::kLayoutB == Layout::kRowMajor) {
+      sm90_load_box<kShareB>(to, tile.b, column, tile.b_k + k, full);
+    } else {
+      sm90_load_box<kShareB>(to, tile.b, tile.b_k + k, column, full);
+    }
+  }
+}
+
+/// How many steps of the first tile are under way when the roles begin. A schedule that waits has none.
+template <class Config, class Schedule>
+__device__ __forceinline__ int sm90_loaded_first(const Schedule& schedule, const Sm90Start<Schedule>& start) {
+  if constexpr (Schedule::kWaits) {
+    return 0;
+  } else {
+    return start.tiles > 0 ? min(Config::kAlone, schedule.k_blocks()) : 0;
+  }
+}
+
+/// The loading thread, before the CTA and its cluster have met, which takes as long as a load: sets up the
+/// first stages and loads them for this CTA alone. The neighbour does the same: nothing comes from it.
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_load_first(const Schedule& schedule, const Sm90Start<Schedule>& start,
+                                                Sm90Shared<Config>& shared) {
+  Pipeline<Config::kStages>::init(shared.stages, 1, Config::kStageReaders, 0, Config::kAlone);
+  ptx::fence_mbarrier_init_release_cluster();
+  Pipeline<Config::kStages> stages(shared.stages);
+  const int steps = sm90_loaded_first<Config>(schedule, start);
+#pragma unroll
+  for (int block = 0; block < Config::kAlone; ++block, stages.advance()) {
+    if (block >= steps) return;
+    const int k = block * Config::kTileK;
+    stages.arrive_full_expect(Sm90Stage<Config, Config>::kStepBytes);
+    sm90_load_step<Config, Config, true>(start.first.a, start.first, k, k, shared, stages, 0);
+  }
+}
+
+/// The same thread: the rest, a and b into the stages. `loaded`: steps of the first tile that are under way.
 template <class Config, class Tile, class Schedule>
 __device__ __forceinline__ void sm90_load(const Schedule& schedule, const Sm90Start<Schedule>& start,
-                                          Sm90Shared<Config>& shared, Pipeline<Config::kStages>& stages,
+                                          int loaded, Sm90Shared<Config>& shared,
+                                          Pipeline<Config::kStages>& stages,
                                           Pipeline<Config::kAhead>& ahead) {
-  constexpr bool kShareA = Config::kClusterColumns > 1, kShareB = Config::kClusterRows > 1;
   using Stage = Sm90Stage<Config, Tile>;
-  constexpr int kBoxBytes = Tile::kBBytes / Tile::kBBoxes;
-  constexpr int kBoxColumns = Tile::kTileN / Tile::kBBoxes;
-  const int part = Config::kCluster == 1 ? 0 : static_cast<int>(ptx::cluster_cta_rank());
-  const int a_part = kShareA ? part : 0, b_part = kShareB ? part : 0;
-  const int first_box = b_part * Tile::kBBoxes / Config::kClusterRows;
-  const int last_box = (b_part + 1) * Tile::kBBoxes / Config::kClusterRows;
-  const std::uint32_t operands = ptx::shared_address(shared.a);
   const int k_blocks = schedule.k_blocks();
 
   for (int i = 0; i < start.tiles; ++i) {
     const auto tile = i == 0 ? start.first : schedule.tile(i);
-    const int a_row = tile.a_row + a_part * (Config::kTileM / Config::kABoxes);
     int first = 0;  // step along k with which the part begins
     for (int s = 0; first < k_blocks; ++s) {
       const Sm90Part rows = sm90_part(schedule, tile, s);
@@ -141,8 +197,7 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, const Sm90St
         ahead.advance();
       }
       begin_work(sm90_trace(schedule));
-      for (int block = first; block < rows.end; ++block) {
-        const int k = block * Config::kTileK;
+      for (int block = max(first, i == 0 ? loaded : 0); block < rows.end; ++block) {
         const int step = block % Stage::kSteps;
         // Empty means in both CTAs of the cluster: the shared operand goes into both. The bytes of the
         // neighbour's part may come in before this thread announces them; the phase cannot end without its
@@ -151,20 +206,8 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, const Sm90St
           sm90_wait_empty<Config>(stages);
           stages.arrive_full_expect(min(Stage::kSteps, k_blocks - block) * Stage::kStepBytes);
         }
-        const std::uint32_t full = stages.full_barrier();
-        const std::uint32_t a = operands + Stage::a(stages.stage(), step);
-        const std::uint32_t b = operands + Stage::b(stages.stage(), step);
-        sm90_load_box<kShareA>(a + a_part * (Config::kABytes / Config::kABoxes), rows.a,
-                               (block - first) * Config::kTileK, a_row, full);
-        for (int box = first_box; box < last_box; ++box) {
-          const std::uint32_t to = b + box * kBoxBytes;
-          const int column = tile.b_column + box * kBoxColumns;
-          if constexpr (Config::kLayoutB == Layout::kRowMajor) {
-            sm90_load_box<kShareB>(to, tile.b, column, tile.b_k + k, full);
-          } else {
-            sm90_load_box<kShareB>(to, tile.b, tile.b_k + k, column, full);
-          }
-        }
+        sm90_load_step<Config, Tile, false>(rows.a, tile, (block - first) * Config::kTileK,
+                                            block * Config::kTileK, shared, stages, step);
         if (step == Stage::kSteps - 1 || block == k_blocks - 1) stages.advance();
       }
       end_work(sm90_trace(schedule), DeviceWork::kLoad, i);

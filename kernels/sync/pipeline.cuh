@@ -22,10 +22,11 @@ template <int kStages>
 class Pipeline {
  public:
   /// By one thread, before the barrier that lets the others in; a stage is full after `full_arrivals` (and
-  /// the bytes they announce), empty again after `empty_arrivals`. All stages start empty.
+  /// the bytes they announce), empty again after `empty_arrivals`. All stages start empty. Of several threads
+  /// each sets up stages `first` .. `end` - 1 of its own.
   static __device__ __forceinline__ void init(PipelineBarriers<kStages>& barriers, int full_arrivals,
-                                              int empty_arrivals) {
-    for (int stage = 0; stage < kStages; ++stage) {
+                                              int empty_arrivals, int first = 0, int end = kStages) {
+    for (int stage = first; stage < end; ++stage) {
       ptx::mbarrier_init(ptx::shared_address(&barriers.full[stage]), full_arrivals);
       ptx::mbarrier_init(ptx::shared_address(&barriers.empty[stage]), empty_arrivals);
     }

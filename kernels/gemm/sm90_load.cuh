@@ -122,25 +122,25 @@ __device__ __forceinline__ void sm90_load_step(const TensorMap* a, const Sm90Til
                                                const Pipeline<Config::kStages>& stages, int step) {
   constexpr bool kShareA = !kAlone && Config::kClusterColumns > 1;
   constexpr bool kShareB = !kAlone && Config::kClusterRows > 1;
-  constexpr int kPartsA = kShareA ? Config::kClusterColumns : 1, kPartsB = kShareB ? Config::kClusterRows : 1;
-  constexpr int kABoxes = Config::kABoxes / kPartsA, kBBoxes = (Tile::kBBoxes + kPartsB - 1) / kPartsB;
-  constexpr int kABoxBytes = Config::kABytes / Config::kABoxes, kABoxRows = Config::kTileM / Config::kABoxes;
-  constexpr int kBBoxBytes = Tile::kBBytes / Tile::kBBoxes, kBBoxColumns = Tile::kTileN / Tile::kBBoxes;
+  constexpr Sm90Boxes kBoxesA{Config::kABoxes, kShareA ? Config::kClusterColumns : 1};
+  constexpr Sm90Boxes kBoxesB{Tile::kBBoxes, kShareB ? Config::kClusterRows : 1};
+  constexpr int kBytesA = Config::kABytes / Config::kABoxes, kRows = Config::kTileM / Config::kABoxes;
+  constexpr int kBytesB = Tile::kBBytes / Tile::kBBoxes, kColumns = Tile::kTileN / Tile::kBBoxes;
   using Stage = Sm90Stage<Config, Tile>;
   const int part = kShareA || kShareB ? static_cast<int>(ptx::cluster_cta_rank()) : 0;
   const std::uint32_t operands = ptx::shared_address(shared.a), full = stages.full_barrier();
 #pragma unroll
-  for (int i = 0; i < kABoxes; ++i) {
-    const int box = (kShareA ? part * kABoxes : 0) + i;
-    const std::uint32_t to = operands + Stage::a(stages.stage(), step) + box * kABoxBytes;
-    sm90_load_box<kShareA>(to, a, a_k, tile.a_row + box * kABoxRows, full);
+  for (int i = 0; i < kBoxesA.each(); ++i) {
+    const int box = (kShareA ? kBoxesA.first(part) : 0) + i;
+    const std::uint32_t to = operands + Stage::a(stages.stage(), step) + box * kBytesA;
+    sm90_load_box<kShareA>(to, a, a_k, tile.a_row + box * kRows, full);
   }
-  if (Tile::kBBoxes < kPartsB && part < kPartsB - 1) return;  // the only box is the last CTA's
+  if (kShareB && kBoxesB.none(part)) return;
 #pragma unroll
-  for (int i = 0; i < kBBoxes; ++i) {
-    const int box = (kShareB ? part * Tile::kBBoxes / kPartsB : 0) + i;
-    const std::uint32_t to = operands + Stage::b(stages.stage(), step) + box * kBBoxBytes;
-    const int column = tile.b_column + box * kBBoxColumns;
+  for (int i = 0; i < kBoxesB.each(); ++i) {
+    const int box = (kShareB ? kBoxesB.first(part) : 0) + i;
+    const std::uint32_t to = operands + Stage::b(stages.stage(), step) + box * kBytesB;
+    const int column = tile.b_column + box * kColumns;
     if constexpr (Config::kLayoutB == Layout::kRowMajor) {
       sm90_load_box<kShareB>(to, tile.b, column, tile.b_k + k, full);
     } else {

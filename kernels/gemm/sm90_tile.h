@@ -5,6 +5,7 @@
 
 #include "kernels/schedule/raster.h"
 #include "mkernel/ops.h"
+#include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
 
@@ -50,6 +51,17 @@ constexpr std::int32_t tail_parts(Sm90Tile tile) {
 constexpr int tile_stages(Sm90Tile tile) {
   return (227 - 33) * 1024 / ((tile_rows(tile) + tile_columns(tile)) * kSm90TileK * 2);
 }
+
+/// The loads (boxes) of an operand, shared by `parts` CTAs of a cluster: each loads as many as the others,
+/// and of fewer boxes than CTAs the last CTA all.
+struct Sm90Boxes {
+  int boxes, parts;
+
+  MK_HOST_DEVICE constexpr int each() const { return (boxes + parts - 1) / parts; }
+  /// Of those of CTA `part`.
+  MK_HOST_DEVICE constexpr int first(int part) const { return part * boxes / parts; }
+  MK_HOST_DEVICE constexpr bool none(int part) const { return boxes < parts && part < parts - 1; }
+};
 
 /// How a product is cut and spread over the SMs.
 struct Sm90Plan {

@@ -163,3 +163,16 @@ TEST_CASE("plan: a single wave of small tiles is walked in low bands, else in ba
   CHECK(plan_sm90_any_cluster({4096, 1024, 4096}, 132).raster.band() == 8);
   CHECK(plan_sm90_any_cluster({8192, 8192, 8192}, 132).raster.band() == 8);
 }
+
+TEST_CASE("the CTAs of a cluster load every box of a shared operand once") {
+  for (const int parts : {1, 2}) {
+    for (const int boxes : {1, 2, 4}) {
+      const Sm90Boxes shared{boxes, parts};
+      std::vector<int> loads(boxes, 0);
+      for (int part = 0; part < parts; ++part) {
+        for (int i = 0; i < shared.each() && !shared.none(part); ++i) ++loads.at(shared.first(part) + i);
+      }
+      CHECK(loads == std::vector<int>(boxes, 1));
+    }
+  }
+}

@@ -1,17 +1,12 @@
 """Device endpoints: kernels that put, signal and wait, against real daemons. Ranks take the GPUs of the machine in turn, so one
 GPU is enough. Skipped, with the reason, where there is none."""
 import pathlib
-import subprocess
 import sys
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
-from cluster import BIN, ClusterTest  # noqa: E402
-
-
-def program(name):
-    return (HERE if (HERE / name).exists() else BIN) / name
+from cluster import ClusterTest, gpus_or_skip, program  # noqa: E402
 
 
 class DeviceGpuTest(ClusterTest):
@@ -93,10 +88,5 @@ class DeviceGpuTest(ClusterTest):
 
 
 if __name__ == "__main__":
-    found = subprocess.run([program("symmetric_rank"), "devices"], capture_output=True, text=True, timeout=60)
-    if found.returncode == 77:
-        print(found.stdout.strip())
-        sys.exit(77)
-    GPUS = int(found.stdout)
-    print(f"{GPUS} GPUs")
+    GPUS = gpus_or_skip()
     unittest.main(verbosity=2)

@@ -1,21 +1,14 @@
 """GPU memory over the transports: real daemons on one host play two or four nodes, with a rank and a GPU each (GPUs are taken in
 turn where there are fewer), over the emulated fabric and over TCP. Skipped, with the reason, where there is none."""
 import pathlib
-import subprocess
 import sys
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
-from cluster import BIN, ClusterTest, wait_until  # noqa: E402
+from cluster import ClusterTest, free_bytes, gpus_or_skip, program, wait_until  # noqa: E402
 
-FOLDER = HERE if (HERE / "fabric_rank").exists() else BIN
 MIB, GIB = 1 << 20, 1 << 30
-
-
-def free_bytes(device):
-    return int(subprocess.run([FOLDER / "symmetric_rank", "free", str(device)], check=True, capture_output=True, text=True,
-                              timeout=60).stdout)
 
 
 class FabricCase(ClusterTest):
@@ -25,7 +18,7 @@ class FabricCase(ClusterTest):
         return self.start_nodes(nodes, {"transport": {"kind": self.KIND, "gpu_memory": True}, f"transport.{self.KIND}": options})
 
     def ranks(self, size, mode, group):
-        return [self.spawn(FOLDER / "fabric_rank", node.socket, group, len(self.daemons), rank, rank % GPUS, size, mode)
+        return [self.spawn(program("fabric_rank"), node.socket, group, len(self.daemons), rank, rank % GPUS, size, mode)
                 for rank, node in enumerate(self.daemons)]
 
     def verified(self, size=128 * MIB, group="check"):
@@ -128,10 +121,5 @@ class TcpGpuTest(AnyTransport, FabricCase):
 
 
 if __name__ == "__main__":
-    found = subprocess.run([FOLDER / "symmetric_rank", "devices"], capture_output=True, text=True, timeout=60)
-    if found.returncode == 77:
-        print(found.stdout.strip())
-        sys.exit(77)
-    GPUS = int(found.stdout)
-    print(f"{GPUS} GPUs")
+    GPUS = gpus_or_skip()
     unittest.main(verbosity=2)

@@ -3,15 +3,13 @@ rank, or shared in time slices where there are fewer. mkbench verifies every ele
 where there is no GPU."""
 import json
 import pathlib
-import subprocess
 import sys
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
-from cluster import BIN, ClusterTest, wait_until  # noqa: E402
+from cluster import ClusterTest, gpus_or_skip, wait_until  # noqa: E402
 
-RANK = (HERE if (HERE / "symmetric_rank").exists() else BIN) / "symmetric_rank"
 ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5"]
 
 
@@ -203,9 +201,5 @@ class SeveralNodesGpuTest(GpuRanksTest):
 
 
 if __name__ == "__main__":
-    found = subprocess.run([RANK, "devices"], capture_output=True, text=True, timeout=60)
-    GPUS = int(found.stdout) if found.returncode == 0 else 0
-    if GPUS == 0:
-        print(found.stdout.strip())
-        sys.exit(77)
+    GPUS = gpus_or_skip()
     unittest.main(verbosity=2)

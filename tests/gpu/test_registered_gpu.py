@@ -8,20 +8,14 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
-from cluster import BIN, ClusterTest, wait_until  # noqa: E402
+from cluster import ClusterTest, free_bytes, gpus_or_skip, program, wait_until  # noqa: E402
 
-FOLDER = HERE if (HERE / "registered_rank").exists() else BIN
 MIB, GIB = 1 << 20, 1 << 30
-
-
-def free_bytes(device):
-    return int(subprocess.run([FOLDER / "symmetric_rank", "free", str(device)], check=True, capture_output=True, text=True,
-                              timeout=60).stdout)
 
 
 class RegisteredGpuTest(ClusterTest):
     def rank(self, node, rank, world, size, mode, group="gpu"):
-        process = self.spawn(FOLDER / "registered_rank", node.socket, group, world, rank, rank % GPUS, size, mode,
+        process = self.spawn(program("registered_rank"), node.socket, group, world, rank, rank % GPUS, size, mode,
                              stdin=subprocess.PIPE)
         self.addCleanup(process.stdin.close)
         return process
@@ -75,7 +69,7 @@ class RegisteredGpuTest(ClusterTest):
 
     def test_ranks_that_are_threads_of_one_process(self):
         node = self.start_nodes(1)[0]
-        process = self.spawn(FOLDER / "registered_rank", node.socket, "threads", 3, 0, GPUS, 1_000_003, "threads")
+        process = self.spawn(program("registered_rank"), node.socket, "threads", 3, 0, GPUS, 1_000_003, "threads")
         status, out, err = self.finish(process, 120)
         self.assertEqual(status, 0, out + err)
         self.assertEqual(out.count("0 of 1000003 bytes wrong, 0 around them"), 6, out)
@@ -188,7 +182,7 @@ class RegisteredGpuTest(ClusterTest):
     # ---- PyTorch
 
     def torch(self, **environment):
-        library = next(path for path in (FOLDER.parent / "lib").glob("libmkernel.so*"))
+        library = next(path for path in (program("registered_rank").parents[1] / "lib").glob("libmkernel.so*"))
         ranks = [self.spawn(sys.executable, HERE / "torch_rank.py", library, self.daemons[0].socket, "torch", 2, r, r % GPUS,
                             **environment) for r in range(2)]
         outcomes = [self.finish(rank, 120) for rank in ranks]
@@ -210,10 +204,5 @@ class RegisteredGpuTest(ClusterTest):
 
 
 if __name__ == "__main__":
-    found = subprocess.run([FOLDER / "symmetric_rank", "devices"], capture_output=True, text=True, timeout=60)
-    if found.returncode == 77:
-        print(found.stdout.strip())
-        sys.exit(77)
-    GPUS = int(found.stdout)
-    print(f"{GPUS} GPUs")
+    GPUS = gpus_or_skip()
     unittest.main(verbosity=2)

@@ -9,14 +9,9 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
-from cluster import BIN, ClusterTest, wait_until  # noqa: E402
+from cluster import ClusterTest, free_bytes, gpus_or_skip, program, wait_until  # noqa: E402
 
-RANK = (HERE if (HERE / "symmetric_rank").exists() else BIN) / "symmetric_rank"
 GIB = 1 << 30
-
-
-def free_bytes(device):
-    return int(subprocess.run([RANK, "free", str(device)], check=True, capture_output=True, text=True, timeout=60).stdout)
 
 
 class SymmetricGpuTest(ClusterTest):
@@ -25,7 +20,7 @@ class SymmetricGpuTest(ClusterTest):
         self.node = self.start_nodes(1)[0]
 
     def rank(self, rank, world, size, mode="check", group="gpu", device=None):
-        process = self.spawn(RANK, "run", self.node.socket, group, world, rank,
+        process = self.spawn(program("symmetric_rank"), "run", self.node.socket, group, world, rank,
                              rank % GPUS if device is None else device, size, mode, stdin=subprocess.PIPE)
         self.addCleanup(process.stdin.close)
         return process
@@ -135,10 +130,5 @@ class SymmetricGpuTest(ClusterTest):
 
 
 if __name__ == "__main__":
-    found = subprocess.run([RANK, "devices"], capture_output=True, text=True, timeout=60)
-    if found.returncode == 77:
-        print(found.stdout.strip())
-        sys.exit(77)
-    GPUS = int(found.stdout)
-    print(f"{GPUS} GPUs")
+    GPUS = gpus_or_skip()
     unittest.main(verbosity=2)

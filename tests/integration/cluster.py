@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -26,6 +27,29 @@ def wait_until(condition, what, seconds=PATIENCE):
             return found
         time.sleep(0.05)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+def program(name):
+    """A program of the tests: beside this file in a bundle, else where everything is built."""
+    beside = pathlib.Path(__file__).resolve().parent / name
+    return beside if beside.exists() else BIN / name
+
+
+def gpus_or_skip():
+    """How many GPUs there are; without one the whole test ends here, skipped with the reason."""
+    found = subprocess.run([program("symmetric_rank"), "devices"], capture_output=True, text=True, timeout=60)
+    if found.returncode == 77:
+        print(found.stdout.strip())
+        sys.exit(77)
+    count = int(found.stdout)
+    print(f"{count} GPUs")
+    return count
+
+
+def free_bytes(device):
+    """Of that GPU's memory."""
+    return int(subprocess.run([program("symmetric_rank"), "free", str(device)], check=True, capture_output=True, text=True,
+                              timeout=60).stdout)
 
 
 def free_ports(count):

@@ -135,7 +135,7 @@ __device__ __forceinline__ void sm90_load_step(const TensorMap* a, const Sm90Til
     const std::uint32_t to = operands + Stage::a(stages.stage(), step) + box * kBytesA;
     sm90_load_box<kShareA>(to, a, a_k, tile.a_row + box * kRows, full);
   }
-  if (kShareB && kBoxesB.none(part)) return;
+  if (kBoxesB.none(part)) return;
 #pragma unroll
   for (int i = 0; i < kBoxesB.each(); ++i) {
     const int box = (kShareB ? kBoxesB.first(part) : 0) + i;

@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace mkernel::transport::emulated {
+namespace {
+
+/// A hello may wait for its reader, less long than that.
+constexpr std::chrono::seconds kClockTolerance{10};
+
+}  // namespace
 
 std::string describe(const Identity& identity) {
   return identity.node + " (boot " + std::to_string(identity.boot_id) + ")";
@@ -20,6 +26,7 @@ Status send_hello(int socket, const Identity& from, const Identity& to, int fenc
                     .from_boot_id = from.boot_id,
                     .to_boot_id = to.boot_id};
   hello.wire = wire;
+  hello.clock = to_ticks(Clock::now());
   ipc::copy_text(hello.from_node, from.node);
   ipc::copy_text(hello.to_node, to.node);
   return ipc::send_packet(socket, std::as_bytes(std::span(&hello, 1)), std::span(&fence_fd, 1));
@@ -53,6 +60,16 @@ Result<Greeting> read_hello(const ipc::Packet& packet) {
     return Status{StatusCode::kFailedPrecondition,
                   "emulated: the peer speaks version " + std::to_string(hello.version) +
                       " of the link, this node " + std::to_string(kWireVersion)};
+  }
+  const Time now = Clock::now(), theirs = from_ticks(hello.clock);
+  if (theirs < now - kClockTolerance || theirs > now + kClockTolerance) {
+    const auto text = [](Time time) {
+      return std::to_string(
+          std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count());
+    };
+    return Status{StatusCode::kFailedPrecondition, "emulated: the peer's monotonic clock is at " +
+                                                       text(theirs) + " s, this node's at " + text(now) +
+                                                       " s: are they on one host, in one time namespace?"};
   }
   if (packet.fds.size() != 1) {
     return Status{StatusCode::kInvalidArgument,

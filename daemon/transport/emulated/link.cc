@@ -218,7 +218,7 @@ void Link::check_timeout(Time now) {
 }
 
 std::size_t Link::progress(Time now) {
-  std::size_t handled = receiver_.collect();
+  std::size_t handled = receiver_.collect(now);
   if (state_ == State::kWaiting && dials_ && wires_.usable() > 0 && now >= next_dial_) {
     start_dialling(now);
     ++handled;
@@ -234,7 +234,7 @@ std::size_t Link::progress(Time now) {
 std::size_t Link::receive(Time now) {
   std::size_t handled = 0;
   std::uint64_t budget = kCopyBudget;
-  handled += receiver_.process(budget);
+  handled += receiver_.process(budget, now);
   ipc::Packet packet;
   for (std::size_t i = 0;
        i < kPacketBudget && readable_ && budget > 0 && state_ == State::kUp && !receiver_.busy(); ++i) {
@@ -253,7 +253,7 @@ std::size_t Link::receive(Time now) {
       fail(done);
       break;
     }
-    handled += receiver_.process(budget);
+    handled += receiver_.process(budget, now);
   }
   // What came in together goes to the engines together; collect() acts on what they say.
   if (receiver_.copying()) static_cast<void>(context_.copier.poll());
@@ -342,9 +342,10 @@ std::optional<Time> Link::next_timer(Time now) const {
 }
 
 std::optional<Time> Link::next_deadline(Time now) const {
-  const std::optional<Time> due = next_timer(now);
-  if (!receiver_.copying()) return due;
-  return std::min(due.value_or(Time::max()), now + kEngineInterval);
+  std::optional<Time> due = next_timer(now);
+  if (const auto arrival = receiver_.next_arrival()) due = std::min(due.value_or(Time::max()), *arrival);
+  if (receiver_.copying()) due = std::min(due.value_or(Time::max()), now + kEngineInterval);
+  return due;
 }
 
 }  // namespace mkernel::transport::emulated

@@ -46,7 +46,7 @@ void Receiver::close(ChannelId id) {
   const auto at = key_of_.find(id);
   if (at == key_of_.end()) return;
   if (busy() && batch_.puts[next_].channel == at->second) restart();  // half copied: stays so
-  wait_for_flights_of(at->second);
+  wait_for_arrivals_of(at->second);
   channels_.erase(at->second);
   key_of_.erase(at);
 }
@@ -70,6 +70,10 @@ void Receiver::lost() {
   fence_ = {};
   for (Flight& flight : flights_) flight.abandoned = true;
   abandoned_ = flights_.size();
+  for (const Arrival& put : early_) {
+    if (Channel* channel = find_key(put.channel)) channel->flying.reset(put.number % kWindow);
+  }
+  early_.clear();
 }
 
 void Receiver::restart() {
@@ -134,7 +138,7 @@ bool Receiver::begin(Channel& channel, const PutEntry& put) {
     return false;
   }
   sequence_ = announced.number;
-  // A time-out shorter than the copy: sent again while an engine still has it.
+  // A time-out shorter than the copy, or a double: comes in while an engine has the put, or the wire.
   if (announced.verdict == ReceiveWindow::Verdict::kNew && channel.flying.test(sequence_ % kWindow)) {
     ++context_.faults.duplicates_discarded;
     return false;
@@ -158,7 +162,7 @@ void Receiver::refuse(Channel& channel, ChannelKey key, std::uint64_t number, co
   mark(channel, key);
 }
 
-bool Receiver::step(std::uint64_t& budget) {
+bool Receiver::step(std::uint64_t& budget, Time now) {
   const PutEntry& put = batch_.puts[next_];
   Channel* channel = find_key(put.channel);
   if (channel == nullptr || !channel->failure.ok()) return true;
@@ -175,64 +179,85 @@ bool Receiver::step(std::uint64_t& budget) {
     copied_ += started->bytes;
     budget -= std::min(budget, started->over() ? started->bytes : kStartCost);
     if (!started->over()) {
-      take_off(*channel, put, started->ticket);
+      take_off(*channel, started->ticket);
       return true;
     }
     if (copied_ < put.length) return false;
   }
-  accept(*channel, put.channel, sequence_, batch_.fence);
+  arrive(*channel, arrival(), now);
   return true;
 }
 
-void Receiver::accept(Channel& channel, ChannelKey key, std::uint64_t number, std::uint64_t fence) {
+Receiver::Arrival Receiver::arrival() const {
+  const PutEntry& put = batch_.puts[next_];
+  return {put.channel, sequence_, batch_.fence, from_ticks(put.arrives)};
+}
+
+void Receiver::arrive(Channel& channel, const Arrival& put, Time now) {
+  const bool early = put.at > now;
+  channel.flying.set(put.number % kWindow, early);
+  if (!early) return accept(channel, put);
+  const auto later = [](Time at, const Arrival& other) { return at < other.at; };
+  early_.insert(std::upper_bound(early_.begin(), early_.end(), put.at, later), put);
+}
+
+void Receiver::accept(Channel& channel, const Arrival& put) {
   // A read-modify-write, so that the copy is complete before the count is read (see FencePage).
-  if (std::atomic_ref(fence_.at<FencePage>(0)->closes).fetch_add(0, std::memory_order_acq_rel) != fence) {
+  if (std::atomic_ref(fence_.at<FencePage>(0)->closes).fetch_add(0, std::memory_order_acq_rel) != put.fence) {
     ++context_.faults.fenced;
     return;
   }
-  channel.window.accept(number);
-  mark(channel, key);
+  channel.window.accept(put.number);
+  mark(channel, put.channel);
 }
 
-void Receiver::take_off(Channel& channel, const PutEntry& put, const memory::CopyTicket& ticket) {
+void Receiver::take_off(Channel& channel, const memory::CopyTicket& ticket) {
+  const PutEntry& put = batch_.puts[next_];
   channel.flying.set(sequence_ % kWindow);
   flying_bytes_ += put.length;
-  flights_.push_back({.channel = put.channel,
-                      .number = sequence_,
-                      .fence = batch_.fence,
+  flights_.push_back({.arrival = arrival(),
                       .bytes = put.length,
                       .target = target_.region,
                       .source = sources_.at(put.source_region),
                       .ticket = ticket});
 }
 
-void Receiver::land(const Flight& flight, const Status& engines) {
+void Receiver::land(const Flight& flight, const Status& engines, Time now) {
+  const Arrival& put = flight.arrival;
   flying_bytes_ -= flight.bytes;
   abandoned_ -= flight.abandoned ? 1 : 0;
-  Channel* channel = find_key(flight.channel);
+  Channel* channel = find_key(put.channel);
   if (channel == nullptr) return;
-  channel->flying.reset(flight.number % kWindow);
-  if (!engines.ok() && channel->failure.ok()) refuse(*channel, flight.channel, flight.number, engines);
-  if (!flight.abandoned && channel->failure.ok()) {
-    accept(*channel, flight.channel, flight.number, flight.fence);
-  }
+  channel->flying.reset(put.number % kWindow);
+  if (!engines.ok() && channel->failure.ok()) refuse(*channel, put.channel, put.number, engines);
+  if (!flight.abandoned && channel->failure.ok()) arrive(*channel, put, now);
 }
 
-std::size_t Receiver::collect() {
-  const std::size_t before = flights_.size();
+std::size_t Receiver::collect(Time now) {
+  const std::size_t before = flights_.size() + early_.size();
   if (before == 0) return 0;
-  const Status engines = context_.copier.poll();
+  const Status engines = copying() ? context_.copier.poll() : Status{};
   std::erase_if(flights_, [&](const Flight& flight) {
     if (engines.ok() && !context_.copier.done(flight.ticket)) return false;
-    land(flight, engines);
+    land(flight, engines, now);
     return true;
   });
+  for (; !early_.empty() && early_.front().at <= now; early_.pop_front()) {
+    const Arrival& put = early_.front();
+    Channel* channel = find_key(put.channel);
+    if (channel != nullptr && channel->failure.ok()) arrive(*channel, put, now);
+  }
   publish();
-  return before - flights_.size();
+  return before - flights_.size() - early_.size();
 }
 
-void Receiver::wait_for_flights_of(ChannelKey key) {
-  const auto of_channel = [key](const Flight& flight) { return flight.channel == key; };
+std::optional<Time> Receiver::next_arrival() const {
+  return early_.empty() ? std::nullopt : std::optional(early_.front().at);
+}
+
+void Receiver::wait_for_arrivals_of(ChannelKey key) {
+  std::erase_if(early_, [key](const Arrival& put) { return put.channel == key; });
+  const auto of_channel = [key](const Flight& flight) { return flight.arrival.channel == key; };
   const auto limit = base::Clock::now() + kEnginePatience;
   while (context_.copier.poll().ok() && base::Clock::now() < limit &&
          std::any_of(flights_.begin(), flights_.end(), [&](const Flight& flight) {
@@ -258,9 +283,9 @@ bool Receiver::writes(const memory::Region& region) const {
                                     [&](const Flight& flight) { return flight.target == &region; });
 }
 
-std::size_t Receiver::process(std::uint64_t& budget) {
+std::size_t Receiver::process(std::uint64_t& budget, Time now) {
   std::size_t finished = 0;
-  while (busy() && !full() && step(budget)) {
+  while (busy() && !full() && step(budget, now)) {
     ++next_;
     restart();
     ++finished;

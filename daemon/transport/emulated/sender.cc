@@ -118,7 +118,7 @@ void Sender::transmit(Channel& channel, const Put& put, Time now) {
       .sequence = to_wire(put.sequence),
   };
   channel.on_wire += shaper_.offer({channel.id, put.sequence, entry}, now);
-  channel.last_activity = now;
+  channel.last_activity = std::max(channel.last_activity, now);
   if (!next_check_) next_check_ = now + context_.options.retransmit_timeout / 2;
 }
 
@@ -145,12 +145,13 @@ void Sender::lost() {
     channel->flowing = false;
     channel->on_wire = 0;
     channel->patience = 1;
+    channel->last_activity = {};
   }
 }
 
 void Sender::acknowledged(Channel& channel, std::uint64_t before, Time now) {
   if (channel.window.acknowledged() == before) return;
-  channel.last_activity = now;
+  channel.last_activity = std::max(channel.last_activity, now);
   channel.patience = 1;
   context_.sink->completed(channel.id, channel.window.acknowledged());
 }
@@ -309,7 +310,7 @@ Status Sender::flush(Time now) {
     }
     if (acknowledged < parcel->sequence + kOldestDuplicate) batch_.puts[batch_.head.count++] = parcel->entry;
     --channel.on_wire;
-    channel.last_activity = now;
+    channel.last_activity = std::max({channel.last_activity, now, from_ticks(parcel->entry.arrives)});
     shaper_.pop();
   }
   return send_batch();

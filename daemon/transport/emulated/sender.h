@@ -55,9 +55,9 @@ class Sender {
     SendWindow window{kWindow};
     bool flowing = false;  ///< the peer said on this connection where to go on
     bool failed = false;
-    std::uint32_t on_wire = 0;   ///< parcels in the shaper
-    std::uint32_t patience = 1;  ///< multiple of the retransmit time-out
-    Time last_activity{};
+    std::uint32_t on_wire = 0;                  ///< parcels in the shaper
+    std::uint32_t patience = 1;                 ///< multiple of the retransmit time-out
+    Time last_activity{};                       ///< or, in the future, when the last put on its way arrives
     std::unordered_set<std::uint64_t> regions;  ///< sources it has used
   };
   struct Source {

@@ -4,32 +4,34 @@
 
 namespace mkernel::transport::emulated {
 
-Time LinkShaper::transmit(std::uint32_t bytes, Time now) {
-  wire_free_ = std::max(wire_free_, now);
+LinkShaper::Passage LinkShaper::transmit(std::uint32_t bytes, Time now) {
+  const Time leaves = std::max(wire_free_, now);
+  wire_free_ = leaves;
   if (shape_.bandwidth_gbytes > 0) {
     wire_free_ += std::chrono::nanoseconds(static_cast<std::int64_t>(bytes / shape_.bandwidth_gbytes));
   }
-  return wire_free_ + shape_.latency;
+  return {leaves, wire_free_ + shape_.latency};
 }
 
-void LinkShaper::enqueue(const Parcel& parcel, Time release, bool hold) {
+void LinkShaper::enqueue(Parcel parcel, const Passage& passage, bool hold) {
+  if (passage.arrives > passage.leaves) parcel.entry.arrives = to_ticks(passage.arrives);
   if (!hold) {
-    queue_.push_back({parcel, release});
+    queue_.push_back({parcel, passage.leaves + std::max<Clock::duration>(shape_.latency - kHandOver, {})});
     return;
   }
   const auto behind = static_cast<std::uint32_t>(1 + random_() % kMaxOvertakers);
-  held_.push_back({parcel, release + kHoldTime, behind});
+  held_.push_back({parcel, passage.arrives + kHoldTime, behind});
 }
 
 std::uint32_t LinkShaper::offer(const Parcel& parcel, Time now) {
-  const Time release = transmit(parcel.entry.length, now);
+  const Passage passage = transmit(parcel.entry.length, now);
   if (happens(shape_.drop)) {
     ++counters_.dropped;
     return 0;
   }
   const bool hold = happens(shape_.reorder);
   counters_.reordered += hold ? 1 : 0;
-  enqueue(parcel, release, hold);
+  enqueue(parcel, passage, hold);
   if (!happens(shape_.duplicate)) return 1;
   ++counters_.duplicated;
   // The second copy takes its own way: often it comes in long after the first was acknowledged.
@@ -40,7 +42,8 @@ std::uint32_t LinkShaper::offer(const Parcel& parcel, Time now) {
 void LinkShaper::release_held(Time now) {
   std::erase_if(held_, [&](const Held& held) {
     if (held.behind > 0 && held.release > now) return false;
-    overtaken_.push_back(held.parcel);
+    std::int64_t& arrives = overtaken_.emplace_back(held.parcel).entry.arrives;
+    arrives = std::max(arrives, last_arrives_);
     return true;
   });
 }
@@ -57,6 +60,7 @@ void LinkShaper::pop() {
     overtaken_.pop_front();
     return;
   }
+  last_arrives_ = queue_.front().parcel.entry.arrives;
   queue_.pop_front();
   for (Held& held : held_) held.behind -= held.behind > 0 ? 1 : 0;
 }
@@ -74,6 +78,7 @@ void LinkShaper::clear() {
   held_.clear();
   overtaken_.clear();
   wire_free_ = {};
+  last_arrives_ = 0;
 }
 
 void LinkShaper::forget(ChannelId channel) {

@@ -3,16 +3,31 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <ratio>
+#include <type_traits>
 
+#include "daemon/base/clock.h"
 #include "daemon/transport/window/receive_window.h"
 #include "proto/abi/messages.h"
 
 namespace mkernel::transport::emulated {
 
+using Clock = base::Clock;
+using Time = base::TimePoint;
+static_assert(std::is_same_v<Clock::period, std::nano>, "times cross the wire in nanoseconds");
+
+inline std::int64_t to_ticks(Time time) {
+  return time.time_since_epoch().count();
+}
+inline Time from_ticks(std::int64_t time) {
+  return Time(Clock::duration(time));
+}
+
 inline constexpr std::uint32_t kWireMagic = 0x554d454dU;  ///< "MEMU"
-inline constexpr std::uint32_t kWireVersion = 4;
+inline constexpr std::uint32_t kWireVersion = 5;
 
 /// Puts of one channel in flight.
 inline constexpr std::uint32_t kWindow = 1024;
@@ -45,6 +60,7 @@ struct HelloPacket {
   char to_node[abi::kNameBytes];
   std::uint32_t wire;  ///< the rail whose wire the connection plays
   std::uint32_t reserved;
+  std::int64_t clock;  ///< when it was sent, as PutEntry::arrives: both ends must have one clock
 };
 
 struct RefusePacket {
@@ -77,6 +93,7 @@ struct PutEntry {
   std::uint32_t length;
   std::uint16_t target_region;
   WireSequence sequence;  ///< of Put::sequence, narrowed
+  std::int64_t arrives;   ///< not before: host's monotonic clock, ns; 0: when its bytes are in place
 };
 
 struct PutsPacket {
@@ -106,7 +123,7 @@ struct NackPacket {
   char text[abi::kTextBytes];
 };
 
-static_assert(sizeof(Head) == 8 && sizeof(PutEntry) == 40 && sizeof(CountEntry) == 16);
+static_assert(sizeof(Head) == 8 && sizeof(PutEntry) == 48 && sizeof(CountEntry) == 16);
 static_assert(sizeof(HelloPacket) <= abi::kMaxMessageBytes && sizeof(PutsPacket) <= abi::kMaxMessageBytes &&
               sizeof(CountsPacket) <= abi::kMaxMessageBytes);
 

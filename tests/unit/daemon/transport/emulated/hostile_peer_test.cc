@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -177,6 +178,19 @@ TEST_CASE("another version, boot id or an unknown node is refused by name") {
     REQUIRE(rig.next(PacketType::kRefuse).ok());
     CHECK(read_refusal(rig.packet).why.text().find("aggressor (boot 7)") != std::string::npos);
     CHECK(!read_refusal(rig.packet).final);
+  }
+  SUBCASE("a monotonic clock that is not this host's") {
+    HelloPacket hello{.head = {PacketType::kHello, 0, 0}, .magic = kWireMagic, .version = kWireVersion};
+    SUBCASE("in the past") {
+      hello.clock = std::numeric_limits<std::int64_t>::min();
+    }
+    SUBCASE("in the future") {
+      hello.clock = to_ticks(Clock::now() + std::chrono::hours(1));
+    }
+    rig.send(hello, sizeof(hello), {rig.fence.get()});
+    REQUIRE(rig.next(PacketType::kRefuse).ok());
+    CHECK(read_refusal(rig.packet).why.text().find("time namespace") != std::string::npos);
+    CHECK(read_refusal(rig.packet).final);
   }
   SUBCASE("a wire that there is not") {
     REQUIRE(send_hello(rig.socket.get(), rig.peer, rig.self, rig.fence.get(), 1U << 31).ok());

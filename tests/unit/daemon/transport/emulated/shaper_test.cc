@@ -26,6 +26,7 @@ struct Wire {
     std::vector<std::uint64_t> out;
     while (const Parcel* parcel = shaper.front(now)) {
       out.push_back(parcel->sequence);
+      arrival = from_ticks(parcel->entry.arrives);
       shaper.pop();
     }
     return out;
@@ -35,6 +36,7 @@ struct Wire {
   LinkShaper shaper;
   Time now = Time{} + std::chrono::hours(1);
   std::uint32_t expected = 0;
+  Time arrival;  ///< of the last that came out
 };
 
 TEST_CASE("a plain wire passes everything at once and in order") {
@@ -52,18 +54,54 @@ TEST_CASE("bandwidth is shared by all puts, latency comes on top of it") {
   const Time begin = wire.now;
   wire.offer(1, 10000);
   wire.offer(2, 10000);
-  CHECK(wire.shaper.next_release() == begin + microseconds(60));
-  wire.now = begin + microseconds(59);
-  CHECK(wire.drain().empty());
-  wire.now = begin + microseconds(60);
   CHECK(wire.drain() == std::vector<std::uint64_t>{1});
-  CHECK(wire.shaper.next_release() == begin + microseconds(70));
-  wire.now = begin + microseconds(70);
+  CHECK(wire.arrival == begin + microseconds(60));
+  CHECK(wire.shaper.next_release() == begin + microseconds(10));
+  wire.now = begin + microseconds(9);
+  CHECK(wire.drain().empty());
+  wire.now = begin + microseconds(10);
   CHECK(wire.drain() == std::vector<std::uint64_t>{2});
+  CHECK(wire.arrival == begin + microseconds(70));
   // An idle wire saves nothing up.
   wire.now = begin + milliseconds(10);
   wire.offer(3, 10000);
-  CHECK(wire.shaper.next_release() == wire.now + microseconds(60));
+  CHECK(wire.drain() == std::vector<std::uint64_t>{3});
+  CHECK(wire.arrival == wire.now + microseconds(60));
+}
+
+TEST_CASE("a long wire hands a put over when its first byte is 100 us from the end") {
+  LinkShape shape;
+  shape.bandwidth_gbytes = 1;
+  shape.latency = milliseconds(3);
+  Wire wire(shape);
+  const Time begin = wire.now;
+  wire.offer(1, 500000);
+  CHECK(wire.drain().empty());
+  CHECK(wire.shaper.next_release() == begin + microseconds(2900));
+  wire.now = begin + microseconds(2900);
+  CHECK(wire.drain() == std::vector<std::uint64_t>{1});
+  CHECK(wire.arrival == begin + microseconds(3500));
+}
+
+TEST_CASE("a held put arrives no sooner than those that overtook it") {
+  LinkShape shape;
+  shape.latency = microseconds(50);
+  shape.reorder = 1;
+  Wire wire(shape);
+  wire.offer(1);
+  shape.reorder = 0;
+  wire.shaper.set_shape(shape);
+  Time last;
+  for (std::uint64_t i = 2; i <= 40; ++i) {
+    wire.now += microseconds(1);
+    wire.offer(i);
+    const auto out = wire.drain();
+    if (out.back() == 1) {
+      CHECK(wire.arrival == wire.now + microseconds(50));
+      return;
+    }
+  }
+  FAIL("it never came out");
 }
 
 TEST_CASE("a held put is overtaken, and comes out without successors too") {

@@ -41,6 +41,8 @@ def gpus_or_skip():
     if found.returncode == 77:
         print(found.stdout.strip())
         sys.exit(77)
+    if found.returncode != 0:
+        sys.exit(f"counting GPUs failed ({found.returncode}): {found.stdout}{found.stderr}")
     count = int(found.stdout)
     print(f"{count} GPUs")
     return count

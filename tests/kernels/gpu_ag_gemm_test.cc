@@ -45,6 +45,7 @@ TEST_CASE("all of that in a shape small enough for tools that watch every access
   if (!peers_or_skip(1)) return;
   check_gpu_case<AgGemm>(2, {1100, 264, 264},
                          {.tile = Sm90Tile::k128x256, .comm_ctas = 4, .tail_tiles = 3, .late_tiles = 2}, 2);
+  check_gpu_case<AgGemm>(FabricOptions{.nodes = 2}, {300, 136, 72});
 }
 
 namespace {

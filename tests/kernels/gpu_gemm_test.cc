@@ -98,6 +98,14 @@ TEST_CASE("every tile, type, layout and output, with tails on all sides") {
   }
 }
 
+TEST_CASE("every tile and cluster, in a shape small enough for tools that watch every access") {
+  if (!test::hopper_or_skip()) return;
+  for (const Sm90Tile tile : kSm90Tiles) {
+    for (const Sm90Cluster cluster : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide})
+      check_all({300, 328, 200}, tile, cluster, has_tail(tile) ? 1 : 0);
+  }
+}
+
 TEST_CASE("shapes that no tile divides") {
   if (!test::hopper_or_skip()) return;
   check_all({1, 4096, 4096});

@@ -65,6 +65,12 @@ TEST_CASE_TEMPLATE("several nodes: every tile and type, tails, owners without ro
   check_gpu_case<Op>(FabricOptions{.nodes = 3}, {1000, 512, 256});
 }
 
+TEST_CASE_TEMPLATE("several nodes: a shape small enough for tools that watch every access", Op, GemmRs,
+                   GemmAr) {
+  if (!peers_or_skip(1)) return;
+  check_gpu_case<Op>(FabricOptions{.nodes = 2}, {300, 136, 72});
+}
+
 TEST_CASE_TEMPLATE("several nodes: a rank that does not come is named by its own node", Op, GemmRs, GemmAr) {
   if (!peers_or_skip(1)) return;
   const FabricOptions two{.nodes = 2, .ranks_per_node = 2};

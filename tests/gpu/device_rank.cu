@@ -15,6 +15,8 @@
 #include <mkernel/device.cuh>
 #include <string>
 
+#include "tests/gpu/rank.h"
+
 namespace {
 
 namespace mk = mkernel::device;
@@ -47,17 +49,6 @@ __global__ void signal_all(mk::Endpoint endpoint, std::uint64_t count, unsigned 
     if (ok && threadIdx.x == 0) atomicAdd(seen, mk::arrived(endpoint, peer, lane));
   }
   mk::leave(endpoint);
-}
-
-void need(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::printf("%s: %s (%s)\n", what, cudaGetErrorName(error), cudaGetErrorString(error));
-  std::exit(1);
-}
-
-int refused(const Status& status) {
-  std::cout << status.to_string() << std::endl;
-  return 3;
 }
 
 int fail(const std::string& what) {

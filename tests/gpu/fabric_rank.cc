@@ -22,6 +22,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/gpu/rank.h"
+
 namespace {
 
 using mkernel::Group;
@@ -34,17 +36,6 @@ constexpr std::uint32_t kLanes = 8;
 constexpr std::chrono::seconds kPatience{60};
 constexpr std::byte kPoison{0xa5};
 constexpr std::uint64_t kMiB = 1 << 20;
-
-void need(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::printf("%s: %s (%s)\n", what, cudaGetErrorName(error), cudaGetErrorString(error));
-  std::exit(1);
-}
-
-int refused(const Status& status) {
-  std::cout << status.to_string() << std::endl;
-  return 3;
-}
 
 /// A put of a round, the same at both ends.
 struct Piece {

@@ -30,6 +30,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/gpu/rank.h"
+
 namespace {
 
 using mkernel::Group;
@@ -40,17 +42,6 @@ using mkernel::SymmetricBuffer;
 constexpr std::uint64_t kMargin = 1237;  ///< odd, and no page's begin
 constexpr std::byte kPoison{0xa5};
 constexpr std::chrono::seconds kPatience{60};
-
-void need(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::printf("%s: %s (%s)\n", what, cudaGetErrorName(error), cudaGetErrorString(error));
-  std::exit(1);
-}
-
-int refused(const Status& status) {
-  std::cout << status.to_string() << std::endl;
-  return 3;
-}
 
 /// What a user has: an allocation, and a tensor somewhere in it.
 class Plain {

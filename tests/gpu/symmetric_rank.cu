@@ -6,10 +6,10 @@
 //
 // run makes a symmetric buffer on the GPU and
 //   check  writes random words into a part of every rank's buffer of this node with a kernel, and verifies
-//   what the
-//          others wrote: in its own buffer, and in theirs as seen from here
+//          what the others wrote: in its own buffer, and in theirs as seen from here
 //   hold   says "ready", waits for a line, then makes a collective call, tells how it ended, lets go and says
-//   "gone" put    asks the daemon to move the buffer, which it must refuse
+//          "gone"
+//   put    asks the daemon to move the buffer, which it must refuse
 // Status 0: as expected; 1: wrong data or usage; 3: mkernel refused, its error is on stdout.
 #include <cuda_runtime.h>
 #include <mkernel/client.h>
@@ -19,6 +19,8 @@
 #include <iostream>
 #include <string>
 #include <vector>
+
+#include "tests/gpu/rank.h"
 
 namespace {
 
@@ -55,12 +57,6 @@ __global__ void count_wrong(const Word* buffer, Word begin, Word end, Word seed,
   if (mine != 0) atomicAdd(wrong, mine);
 }
 
-void need(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::printf("%s: %s (%s)\n", what, cudaGetErrorName(error), cudaGetErrorString(error));
-  std::exit(1);
-}
-
 /// Mismatches in [begin, end), counted by a kernel of this GPU.
 Word wrong_in(const std::byte* buffer, Word begin, Word end, Word seed, Word writer, Word owner,
               bool zero = false) {
@@ -73,11 +69,6 @@ Word wrong_in(const std::byte* buffer, Word begin, Word end, Word seed, Word wri
   need(cudaMemcpy(&count, wrong, sizeof(Word), cudaMemcpyDeviceToHost), "counting wrong words");
   need(cudaFree(wrong), "cudaFree");
   return count;
-}
-
-int refused(const Status& status) {
-  std::cout << status.to_string() << std::endl;
-  return 3;
 }
 
 int usage() {

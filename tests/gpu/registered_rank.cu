@@ -204,9 +204,10 @@ int endless(Group& group, const SymmetricBuffer& buffer) {
       if (!put.ok()) return refused(put.status());
     }
     for (std::uint32_t lane = first.value(); lane < first.value() + kLanes; ++lane) {
-      Status over = group.wait_completed(peer, lane, round * kPuts, kPatience);
-      if (over.ok()) over = group.wait_arrival(peer, lane, round * kPuts, kPatience);
-      if (!over.ok()) return refused(over);
+      const Status sent = group.wait_completed(peer, lane, round * kPuts, kPatience);
+      if (!sent.ok()) return refused(sent);
+      const Status came = group.wait_arrival(peer, lane, round * kPuts, kPatience);
+      if (!came.ok()) return refused(came);
     }
     if (round == 1) std::cout << "ready" << std::endl;
   }

@@ -13,9 +13,6 @@ namespace mkernel::bench {
 namespace {
 
 // What of NCCL 2's binary interface is used here (its nccl.h is not packaged with every distribution).
-struct UniqueId {
-  char internal[128];
-};
 using Code = int;  // ncclResult_t; 0 = success
 constexpr int kFloat16 = 6, kBfloat16 = 9;
 constexpr int kSum = 0;
@@ -27,6 +24,9 @@ int type_of(DataType type) {
 }  // namespace
 
 struct Nccl::Api {
+  struct UniqueId {
+    char internal[128];
+  };
   Code (*get_unique_id)(UniqueId*);
   Code (*init_rank)(void** comm, int ranks, UniqueId id, int rank);
   Code (*destroy)(void* comm);
@@ -67,7 +67,7 @@ Result<Nccl> Nccl::join(Group& group, int device) {
   MK_RETURN_IF_ERROR(use_gpu(device));
   auto api = Api::get();
   if (!api.ok()) return api.status();
-  UniqueId id{};
+  Api::UniqueId id{};
   if (group.rank() == 0) MK_RETURN_IF_ERROR((*api)->status((*api)->get_unique_id(&id), "ncclGetUniqueId"));
   auto all = group.exchange(std::as_bytes(std::span(&id, 1)));
   if (!all.ok()) return all.status();

@@ -5,14 +5,14 @@ namespace mkernel::session::testing {
 namespace {
 
 TEST_CASE("a rank goes over the rails near its GPU, one without GPU over its share, and each is told") {
-  const std::uint64_t gpu = abi::pci_address(0, 0x1b, 0, 0);
+  constexpr std::uint64_t kGpu = abi::pci_address(0, 0x1b, 0, 0);
   Harness harness(
       [&](ServerOptions& options) {
-        options.rails_near = [gpu](std::uint64_t address) { return address == gpu ? 0b1001U : 0U; };
+        options.rails_near = [](std::uint64_t address) { return address == kGpu ? 0b1001U : 0U; };
       },
       4);
   RawClient a(harness.socket()), b(harness.socket());
-  REQUIRE(a.hello("a", 0, gpu).status.code == 0);
+  REQUIRE(a.hello("a", 0, kGpu).status.code == 0);
   REQUIRE(b.hello("b").status.code == 0);
   a.start_join("g", 2, 0);
   REQUIRE(b.join("g", 2, 1).status.code == 0);

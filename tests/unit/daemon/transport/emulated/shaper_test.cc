@@ -91,7 +91,6 @@ TEST_CASE("a held put arrives no sooner than those that overtook it") {
   wire.offer(1);
   shape.reorder = 0;
   wire.shaper.set_shape(shape);
-  Time last;
   for (std::uint64_t i = 2; i <= 40; ++i) {
     wire.now += microseconds(1);
     wire.offer(i);

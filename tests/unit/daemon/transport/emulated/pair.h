@@ -26,10 +26,11 @@ inline std::unique_ptr<memory::Region> make_region(std::uint64_t id,
 }
 
 struct End final : TransportSink {
-  End(const char* node, std::uint64_t boot, std::shared_ptr<memory::CopyEngines> engines) {
+  End(const char* node, std::uint64_t boot, std::shared_ptr<memory::CopyEngines> engines,
+      std::chrono::milliseconds retransmit_timeout) {
     EmulatedOptions options;
     options.base.identity = {node, boot};
-    options.retransmit_timeout = std::chrono::milliseconds(5);
+    options.retransmit_timeout = retransmit_timeout;
     options.engines = std::move(engines);
     transport = make_emulated(options).value();
     transport->attach(*this);
@@ -53,11 +54,12 @@ struct End final : TransportSink {
 
 struct Pair {
   explicit Pair(std::shared_ptr<memory::CopyEngines> sending = nullptr,
-                std::shared_ptr<memory::CopyEngines> receiving = nullptr) {
+                std::shared_ptr<memory::CopyEngines> receiving = nullptr,
+                std::chrono::milliseconds retransmit_timeout = std::chrono::milliseconds(5)) {
     static std::uint64_t pairs = 0;
     const auto boot = static_cast<std::uint64_t>(::getpid()) * 100000 + ++pairs;
-    sender = std::make_unique<End>("sources-sender", boot, std::move(sending));
-    receiver = std::make_unique<End>("sources-receiver", boot, std::move(receiving));
+    sender = std::make_unique<End>("sources-sender", boot, std::move(sending), retransmit_timeout);
+    receiver = std::make_unique<End>("sources-receiver", boot, std::move(receiving), retransmit_timeout);
     REQUIRE(sender->transport->connect(0, {{"sources-receiver", boot}, receiver->transport->local_endpoint()})
                 .ok());
     REQUIRE(receiver->transport->connect(0, {{"sources-sender", boot}, sender->transport->local_endpoint()})

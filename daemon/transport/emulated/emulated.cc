@@ -211,9 +211,9 @@ std::size_t Fabric::poll() {
 std::optional<Time> Fabric::next_deadline(Time now) const {
   std::optional<Time> next;
   for (const auto& link : links_) {
-    if (const auto due = link->next_deadline(now)) next = std::min(next.value_or(Time::max()), *due);
+    next = base::sooner(next, link->next_deadline(now));
   }
-  for (const Visitor& visitor : visitors_) next = std::min(next.value_or(Time::max()), visitor.due);
+  for (const Visitor& visitor : visitors_) next = base::sooner(next, visitor.due);
   return next;
 }
 

@@ -342,10 +342,8 @@ std::optional<Time> Link::next_timer(Time now) const {
 }
 
 std::optional<Time> Link::next_deadline(Time now) const {
-  std::optional<Time> due = next_timer(now);
-  if (const auto arrival = receiver_.next_arrival()) due = std::min(due.value_or(Time::max()), *arrival);
-  if (receiver_.copying()) due = std::min(due.value_or(Time::max()), now + kEngineInterval);
-  return due;
+  const std::optional<Time> due = base::sooner(next_timer(now), receiver_.next_arrival());
+  return receiver_.copying() ? base::sooner(due, now + kEngineInterval) : due;
 }
 
 }  // namespace mkernel::transport::emulated

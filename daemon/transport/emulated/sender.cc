@@ -118,7 +118,7 @@ void Sender::transmit(Channel& channel, const Put& put, Time now) {
       .sequence = to_wire(put.sequence),
   };
   channel.on_wire += shaper_.offer({channel.id, put.sequence, entry}, now);
-  channel.last_activity = std::max(channel.last_activity, now);
+  channel.note_activity(now);
   if (!next_check_) next_check_ = now + context_.options.retransmit_timeout / 2;
 }
 
@@ -151,7 +151,7 @@ void Sender::lost() {
 
 void Sender::acknowledged(Channel& channel, std::uint64_t before, Time now) {
   if (channel.window.acknowledged() == before) return;
-  channel.last_activity = std::max(channel.last_activity, now);
+  channel.note_activity(now);
   channel.patience = 1;
   context_.sink->completed(channel.id, channel.window.acknowledged());
 }
@@ -310,16 +310,14 @@ Status Sender::flush(Time now) {
     }
     if (acknowledged < parcel->sequence + kOldestDuplicate) batch_.puts[batch_.head.count++] = parcel->entry;
     --channel.on_wire;
-    channel.last_activity = std::max({channel.last_activity, now, from_ticks(parcel->entry.arrives)});
+    channel.note_activity(std::max(now, from_ticks(parcel->entry.arrives)));
     shaper_.pop();
   }
   return send_batch();
 }
 
 std::optional<Time> Sender::next_deadline() const {
-  std::optional<Time> next = shaper_.next_release();
-  if (next_check_) next = std::min(next.value_or(Time::max()), *next_check_);
-  return next;
+  return base::sooner(shaper_.next_release(), next_check_);
 }
 
 }  // namespace mkernel::transport::emulated

@@ -2,6 +2,7 @@
 // retransmission.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -59,6 +60,8 @@ class Sender {
     std::uint32_t patience = 1;                 ///< multiple of the retransmit time-out
     Time last_activity{};                       ///< or, in the future, when the last put on its way arrives
     std::unordered_set<std::uint64_t> regions;  ///< sources it has used
+
+    void note_activity(Time at) { last_activity = std::max(last_activity, at); }
   };
   struct Source {
     std::uint32_t channels = 0;  ///< open channels that have used it

@@ -69,7 +69,7 @@ std::optional<Time> LinkShaper::next_release() const {
   if (!overtaken_.empty()) return Time::min();
   std::optional<Time> next;
   if (!queue_.empty()) next = queue_.front().release;
-  for (const Held& held : held_) next = std::min(next.value_or(Time::max()), held.release);
+  for (const Held& held : held_) next = base::sooner(next, held.release);
   return next;
 }
 

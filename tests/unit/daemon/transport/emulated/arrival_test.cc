@@ -1,8 +1,5 @@
 // Puts that are in place before the wire would have brought them: the copy is done while the put is on its
 // way, and what counts is the wire's time.
-#include <algorithm>
-#include <cstring>
-
 #include "daemon/transport/emulated/wire.h"
 #include "tests/support/fake_engines.h"
 #include "tests/unit/daemon/transport/emulated/pair.h"
@@ -22,7 +19,7 @@ struct SlowWire {
              kRetransmitTimeout),
         source(make_region(7, kind)) {
     pair.receiver->memory = make_region(1, kind);
-    std::memset(source->host(0), 0x31, kBytes);
+    fill(*source, 0x31);
     LinkShape shape;
     shape.bandwidth_gbytes = kBytes / std::chrono::duration<double, std::nano>(kOnTheWire).count();
     REQUIRE(pair.sender->transport->set_link(0, shape).ok());
@@ -34,17 +31,11 @@ struct SlowWire {
   }
 
   bool in_place() {
-    return pair.until([&] {
-      const std::byte* at = pair.receiver->memory->host(0);
-      return std::all_of(at, at + kBytes, [](std::byte b) { return b == std::byte{0x31}; });
-    });
+    return pair.until([&] { return is(*pair.receiver->memory, 0x31); });
   }
   void wait(milliseconds time) {
     const auto end = Clock::now() + time;
     pair.until([&] { return Clock::now() >= end; });
-  }
-  static const FaultCounters& faults(const End& end) {
-    return dynamic_cast<EmulatedTransport&>(*end.transport).faults();
   }
 
   const Time begin = Clock::now();
@@ -66,27 +57,25 @@ TEST_CASE("a put is in place while the wire still has it, counts when its time h
     CHECK(wire.pair.receiver->arrivals == 2);
     REQUIRE(wire.pair.completed(3));
     CHECK(Clock::now() - wire.begin >= 2 * kOnTheWire);
-    CHECK(SlowWire::faults(*wire.pair.sender).retransmitted == 0);
+    CHECK(wire.pair.sender->faults().retransmitted == 0);
   }
 }
 
 TEST_CASE("a link that is lost with a put on the wire loses it, and replays it") {
   SlowWire wire;
   REQUIRE(wire.in_place());
-  for (const bool down : {true, false}) {
-    REQUIRE(wire.pair.sender->transport->set_link(0, {.down = down}).ok());
-    REQUIRE(wire.pair.receiver->transport->set_link(0, {.down = down}).ok());
-  }
+  wire.pair.set_down(true);
+  wire.pair.set_down(false);
   REQUIRE(wire.pair.completed(2));
   CHECK(wire.pair.receiver->arrivals == 2);
-  CHECK(SlowWire::faults(*wire.pair.receiver).duplicates_discarded == 0);
+  CHECK(wire.pair.receiver->faults().duplicates_discarded == 0);
 }
 
 TEST_CASE("a put on the wire does not count once its sender has closed the channel") {
   SlowWire wire;
   REQUIRE(wire.in_place());
   wire.pair.sender->transport->close_channel(0);
-  CHECK(wire.pair.until([&] { return SlowWire::faults(*wire.pair.receiver).fenced == 1; }));
+  CHECK(wire.pair.until([&] { return wire.pair.receiver->faults().fenced == 1; }));
   CHECK(Clock::now() - wire.begin >= kOnTheWire);
   CHECK(wire.pair.receiver->arrivals == 1);
 }
@@ -99,7 +88,7 @@ TEST_CASE("a put on the wire does not reach the channel that takes the place of 
   REQUIRE(wire.pair.receiver->transport->open_inbound(0, 0, 5).ok());
   wire.wait(2 * kOnTheWire);
   CHECK(wire.pair.receiver->arrivals == 1);
-  CHECK(SlowWire::faults(*wire.pair.receiver).fenced == 0);
+  CHECK(wire.pair.receiver->faults().fenced == 0);
 }
 
 }  // namespace

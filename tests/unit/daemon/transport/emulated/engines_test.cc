@@ -1,7 +1,5 @@
 // Puts that copy engines carry: what must hold while they are in flight. The engines are played, and so is
 // the GPU memory; the real ones are in tests/gpu.
-#include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "tests/support/fake_engines.h"
@@ -26,18 +24,9 @@ struct EnginesRig {
   }
 
   memory::Region& target() { return *pair.receiver->memory; }
-  static void fill(memory::Region& region, int byte) { std::memset(region.host(0), byte, kBytes); }
-  static bool is(const memory::Region& region, int byte) {
-    const std::byte* at = region.host(0);
-    return std::all_of(at, at + kBytes, [byte](std::byte b) { return b == static_cast<std::byte>(byte); });
-  }
   void submit(std::uint64_t sequence) { pair.submit(*source, sequence); }
   bool in_flight(std::size_t copies) {
     return pair.until([&] { return engines->in_flight() == copies; });
-  }
-  void set_down(bool down) {
-    REQUIRE(pair.sender->transport->set_link(0, {.down = down}).ok());
-    REQUIRE(pair.receiver->transport->set_link(0, {.down = down}).ok());
   }
 
   std::shared_ptr<FakeEngines> engines = std::make_shared<FakeEngines>(2, 8);  ///< the receiver's
@@ -65,7 +54,7 @@ TEST_CASE("a count waits for the copy, and the put behind it waits too") {
   rig.engines->release();
   REQUIRE(rig.pair.completed(3));
   CHECK(rig.pair.receiver->arrivals == 3);
-  CHECK(EnginesRig::is(rig.target(), 0x31));
+  CHECK(is(rig.target(), 0x31));
   CHECK(!rig.pair.receiver->transport->holds(rig.target()));
 }
 
@@ -73,7 +62,7 @@ TEST_CASE("a put that is sent again while an engine has it is not copied a secon
   EnginesRig rig;
   rig.engines->hold();
   rig.submit(1);
-  const auto& faults = dynamic_cast<EmulatedTransport&>(*rig.pair.receiver->transport).faults();
+  const auto& faults = rig.pair.receiver->faults();
   REQUIRE(rig.pair.until([&] { return faults.duplicates_discarded >= 3; }));
   CHECK(rig.engines->started() == 1);
   rig.engines->release();
@@ -89,9 +78,9 @@ TEST_CASE("closing the receiving end waits for its copies: nothing lands afterwa
   rig.pair.receiver->transport->close_channel(0);
   CHECK(rig.engines->in_flight() == 0);
   CHECK(!rig.pair.receiver->transport->holds(rig.target()));
-  EnginesRig::fill(rig.target(), 0x44);
+  fill(rig.target(), 0x44);
   rig.pair.pump(400);
-  CHECK(EnginesRig::is(rig.target(), 0x44));
+  CHECK(is(rig.target(), 0x44));
   CHECK(rig.pair.receiver->arrivals == 0);
 }
 
@@ -102,12 +91,12 @@ TEST_CASE("closing the sending end frees the sources: what was being copied does
   REQUIRE(rig.in_flight(1));
   rig.pair.sender->transport->close_channel(0);
   CHECK(!rig.pair.sender->transport->holds(*rig.source));
-  EnginesRig::fill(*rig.source, 0x55);
+  fill(*rig.source, 0x55);
   rig.engines->release();
   REQUIRE(rig.in_flight(0));
   rig.pair.pump(50);
   CHECK(rig.pair.receiver->arrivals == 0);
-  CHECK(dynamic_cast<EmulatedTransport&>(*rig.pair.receiver->transport).faults().fenced == 1);
+  CHECK(rig.pair.receiver->faults().fenced == 1);
 }
 
 TEST_CASE("a link that is lost with copies in flight resumes when they have landed, and replays") {
@@ -118,9 +107,9 @@ TEST_CASE("a link that is lost with copies in flight resumes when they have land
   rig.submit(2);
   rig.submit(3);
   REQUIRE(rig.in_flight(2));
-  rig.set_down(true);
-  rig.set_down(false);
-  const auto& faults = dynamic_cast<EmulatedTransport&>(*rig.pair.receiver->transport).faults();
+  rig.pair.set_down(true);
+  rig.pair.set_down(false);
+  const auto& faults = rig.pair.receiver->faults();
   REQUIRE(rig.pair.until([&] { return faults.connections == 2; }));
   const std::uint64_t discarded = faults.duplicates_discarded;
   rig.pair.pump(200);
@@ -203,7 +192,7 @@ TEST_CASE("between host and GPU the engines copy as well") {
     EnginesRig rig(from, to);
     for (std::uint64_t i = 1; i <= 20; ++i) rig.submit(i);
     REQUIRE(rig.pair.completed(20));
-    CHECK(EnginesRig::is(rig.target(), 0x31));
+    CHECK(is(rig.target(), 0x31));
     CHECK(rig.engines->started() == (from == to ? 0 : 20));
   }
 }
@@ -214,7 +203,7 @@ TEST_CASE("plain GPU memory is opened by its name, at either end and once, and c
     EnginesRig rig(from, to);
     for (std::uint64_t i = 1; i <= 20; ++i) rig.submit(i);
     REQUIRE(rig.pair.completed(20));
-    CHECK(EnginesRig::is(rig.target(), 0x31));
+    CHECK(is(rig.target(), 0x31));
     CHECK(rig.engines->mapped() == 2);
     rig.pair.receiver->transport->forget(rig.target());
     rig.pair.sender->transport->forget(*rig.source);

@@ -4,7 +4,9 @@
 #include <doctest/doctest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -23,6 +25,16 @@ inline std::unique_ptr<memory::Region> make_region(std::uint64_t id,
   region->fd = ipc::create_shared_memory("sources-test", kBytes).value();
   region->mapping = ipc::Mapping::map(region->fd.get(), 0, kBytes).value();
   return region;
+}
+
+inline void fill(memory::Region& region, int byte) {
+  std::memset(region.host(0), byte, kBytes);
+}
+
+/// Every byte of it.
+inline bool is(const memory::Region& region, int byte) {
+  const std::byte* at = region.host(0);
+  return std::all_of(at, at + kBytes, [byte](std::byte b) { return b == static_cast<std::byte>(byte); });
 }
 
 struct End final : TransportSink {
@@ -44,6 +56,8 @@ struct End final : TransportSink {
   void channel_failed(ChannelId, const Status& why) override { failure = why; }
   void peer_connected(PeerId) override {}
   void peer_failed(PeerId, const Status& why) override { failure = why; }
+
+  const FaultCounters& faults() const { return dynamic_cast<EmulatedTransport&>(*transport).faults(); }
 
   std::unique_ptr<memory::Region> memory = make_region(1);
   std::unique_ptr<Transport> transport;
@@ -71,6 +85,11 @@ struct Pair {
   void submit(const memory::Region& source, std::uint64_t sequence) {
     const Put put{.channel = 0, .sequence = sequence, .source = &source, .length = kBytes};
     REQUIRE(sender->transport->submit({&put, 1}) == 1);
+  }
+
+  void set_down(bool down) {
+    REQUIRE(sender->transport->set_link(0, {.down = down}).ok());
+    REQUIRE(receiver->transport->set_link(0, {.down = down}).ok());
   }
 
   void pump(int times = 1) {

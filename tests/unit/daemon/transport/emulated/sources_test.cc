@@ -27,7 +27,7 @@ TEST_CASE("a long life with many short-lived source regions keeps a bounded numb
   for (std::uint64_t i = 1; i <= 5000; ++i) {
     // Each region is gone as soon as its put is complete, as when a client unregisters it.
     const auto source = make_region(100 + i);
-    std::memset(source->host(0), static_cast<int>(i % 251), kBytes);
+    fill(*source, static_cast<int>(i % 251));
     pair.submit(*source, i);
     REQUIRE(pair.completed(i));
     REQUIRE(*pair.receiver->memory->host(kBytes - 1) == static_cast<std::byte>(i % 251));

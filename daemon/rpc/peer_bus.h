@@ -2,6 +2,7 @@
 // PeerLinks is the real one; tests join several directories by a fake.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -40,6 +41,13 @@ class PeerBus {
   virtual void drop(transport::PeerId peer, const Status& why) = 0;
   /// Configured peers that are not up, each with the reason: "10.0.0.7:7600 (connection refused)".
   virtual std::vector<std::string> unreachable() const = 0;
+  /// Some peer that is up has left more than kCongestedAbove messages unacknowledged. It stays true until
+  /// every peer is down to kCongestedBelow or gone; then PeerEvents::congestion_cleared() comes. Whoever
+  /// turns clients' requests into messages takes no further ones meanwhile: send() still accepts all, and a
+  /// peer that is far behind is given up in the end.
+  virtual bool congested() const { return false; }
+
+  static constexpr std::size_t kCongestedAbove = 4096, kCongestedBelow = 1024;
 };
 
 class PeerEvents {
@@ -50,6 +58,8 @@ class PeerEvents {
   virtual void peer_down(transport::PeerId peer, const Status& why) = 0;
   /// Only between peer_up and peer_down.
   virtual void received(transport::PeerId peer, const v1::PeerMessage& message) = 0;
+  /// PeerBus::congested() was true and has become false. Never inside a call of PeerBus.
+  virtual void congestion_cleared() {}
 };
 
 }  // namespace mkernel::rpc

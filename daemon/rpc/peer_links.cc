@@ -76,12 +76,26 @@ void PeerLinks::send(transport::PeerId id, v1::PeerMessage message) {
                                                          " messages are not acknowledged"});
   }
   if (peer->out) peer->out->stream->send(peer->record.unacknowledged().back());
+  judge_congestion(*peer, peer->record.unacknowledged().size());
 }
 
 void PeerLinks::drop(transport::PeerId id, const Status& why) {
   boost::asio::post(io_, [this, alive = std::weak_ptr(life_), id, why] {
     if (alive.expired()) return;
     if (const Peer* peer = find_id(id)) die(peer->record.boot_id(), why);
+  });
+}
+
+void PeerLinks::judge_congestion(Peer& peer, std::size_t unacknowledged) {
+  const bool congested = unacknowledged > (peer.congested ? kCongestedBelow : kCongestedAbove);
+  if (congested == std::exchange(peer.congested, congested)) return;
+  if (congested) {
+    ++congested_peers_;
+    return;
+  }
+  if (--congested_peers_ != 0) return;
+  boost::asio::post(io_, [this, alive = std::weak_ptr(life_)] {
+    if (!alive.expired() && !this->congested()) events_.congestion_cleared();
   });
 }
 
@@ -276,6 +290,7 @@ void PeerLinks::die(std::uint64_t boot_id, const Status& why) {
     target->last = snapshot(peer, now);
     target->last.state = "dead";
   }
+  judge_congestion(peer, 0);
   if (peer.up) events_.peer_down(peer.record.info().id, why);
 }
 

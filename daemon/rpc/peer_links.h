@@ -64,6 +64,7 @@ class PeerLinks final : public PeerBus {
   void send(transport::PeerId peer, v1::PeerMessage message) override;
   void drop(transport::PeerId peer, const Status& why) override;
   std::vector<std::string> unreachable() const override;
+  bool congested() const override { return congested_peers_ != 0; }
 
   /// Where peers reach this node, with the real port.
   const std::string& address() const { return address_; }
@@ -107,6 +108,7 @@ class PeerLinks final : public PeerBus {
     InboundPtr in;  ///< begun, i.e. Start has come
     bool up = false;
     bool reading = false;  ///< a message has been asked for
+    bool congested = false;
     Silence told = Silence::kAlive;
     PeerClock clock;
     std::vector<v1::NicPort> ports;
@@ -123,6 +125,7 @@ class PeerLinks final : public PeerBus {
   void resolve();
   void update_targets();
   TargetPtr add_target(const std::string& address, bool configured);
+  void judge_congestion(Peer& peer, std::size_t unacknowledged);
   PeerSnapshot snapshot(const Peer& peer, Clock::time_point now) const;
   void die(std::uint64_t boot_id, const Status& why);
 
@@ -164,6 +167,7 @@ class PeerLinks final : public PeerBus {
   std::map<std::uint64_t, std::unique_ptr<Peer>> peers_;  ///< by boot id
   std::map<std::uint64_t, std::uint64_t> epochs_;         ///< of peers that were given up: the next one
   transport::PeerId last_id_ = 0;
+  std::size_t congested_peers_ = 0;
   Clock::time_point last_tick_;
   std::string last_refusal_;
   std::vector<v1::NicPort> ports_;

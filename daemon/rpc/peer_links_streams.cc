@@ -161,6 +161,7 @@ void PeerLinks::begin_outbound(const TargetPtr& target, Peer& peer, const v1::He
   if (same_epoch && !peer.record.acknowledge(hello.received())) {
     return die(peer.record.boot_id(), violation("it acknowledges what was never said"));
   }
+  judge_congestion(peer, peer.record.unacknowledged().size());
   v1::PeerMessage start;
   start.mutable_start()->set_epoch(peer.record.epoch());
   target->stream->send(start);
@@ -282,6 +283,7 @@ Status PeerLinks::on_inbound_message(const InboundPtr& inbound, const v1::PeerMe
     if (!peer->record.acknowledge(message.keepalive().received())) {
       return violation("it acknowledges what was never said");
     }
+    judge_congestion(*peer, peer->record.unacknowledged().size());
     peer->clock.hear(message.keepalive(), options_.wall_clock());
     const auto& ports = message.keepalive().ports();
     peer->ports.assign(ports.begin(), ports.begin() + std::min(ports.size(), kMaxPorts));

@@ -1,0 +1,65 @@
+// Token buckets by a clock that the test moves, and SHA-256 by the standard's own examples.
+#include "daemon/base/token_bucket.h"
+
+#include <doctest/doctest.h>
+
+#include "daemon/base/hex.h"
+#include "daemon/base/printable.h"
+#include "daemon/base/sha256.h"
+
+namespace mkernel::base {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST_CASE("ten seconds' worth comes at once, the rest at its rate, and what was overspent is waited for") {
+  TokenBucket::TimePoint now{};
+  TokenBucket bucket(100, now);
+  bucket.spend(999, now);
+  CHECK(bucket.wait(now) == 0ns);
+  bucket.spend(1, now);
+  const auto one_token = bucket.wait(now);
+  CHECK(one_token > 9ms);
+  CHECK(one_token <= 10ms + 1ns);
+  now += 10ms + 1us;
+  CHECK(bucket.wait(now) == 0ns);
+  bucket.spend(501, now);
+  CHECK(bucket.wait(now) > 4900ms);
+  CHECK(bucket.share(now) < -0.49);
+  now += 1h;
+  CHECK(bucket.share(now) == 1);
+}
+
+TEST_CASE("a new rate holds from then on and caps what has been saved up") {
+  TokenBucket::TimePoint now{};
+  TokenBucket bucket(100, now);
+  bucket.set_rate(1, now);
+  bucket.spend(10, now);
+  CHECK(bucket.wait(now) > 900ms);
+  bucket.set_rate(1000, now);
+  CHECK(bucket.wait(now) <= 1ms + 1ns);
+}
+
+TEST_CASE("SHA-256 is that of FIPS 180") {
+  const auto digest = sha256("abc");
+  REQUIRE(digest.ok());
+  REQUIRE(digest.value().size() == 32);
+  std::string text;
+  for (const char c : digest.value()) {
+    const char* const digits = "0123456789abcdef";
+    text += digits[static_cast<unsigned char>(c) >> 4];
+    text += digits[static_cast<unsigned char>(c) & 15];
+  }
+  CHECK(text == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+TEST_CASE("what is no printable byte is found by its place, and becomes a space on one line") {
+  CHECK_FALSE(first_unprintable("a name ~").has_value());
+  CHECK(first_unprintable("ab\x1b[2J") == 2);
+  CHECK(first_unprintable("\xc3\xa4") == 0);
+  CHECK(one_line("a\nb\x7f"
+                 "c") == "a b c");
+}
+
+}  // namespace
+}  // namespace mkernel::base

@@ -87,7 +87,7 @@ Result<std::unique_ptr<BufferState>> open_host(const std::shared_ptr<GroupCore>&
   const auto index = group->take_region(false);
   if (!index.ok()) return index.status();
   auto buffer = std::make_unique<BufferState>(group, index.value(), false);
-  auto mapped = map_host(memfd, offset, bytes);
+  auto mapped = map_own(memfd, offset, bytes);
   if (!mapped.ok()) return mapped.status();
   buffer->bytes = bytes;
   buffer->mine = std::move(*mapped);

@@ -58,6 +58,8 @@ mk_status mk_join(mk_session* session, const mk_group_options* options, mk_group
     if (options->lanes != 0) converted.lanes = options->lanes;
     if (options->region_capacity != 0) converted.region_capacity = options->region_capacity;
     if (options->timeout_ms != 0) converted.timeout = std::chrono::milliseconds(options->timeout_ms);
+    if (options->secret != nullptr)
+      std::memcpy(converted.secret.data(), options->secret, converted.secret.size());
     return give(unwrap<Session>(session)->join(converted), group);
   });
 }

@@ -155,6 +155,10 @@ void Connection::watch() {
 
 Status Connection::deliver(ipc::Packet& packet) {
   abi::Header header{};
+  if (packet.fds_lost) {
+    return {StatusCode::kResourceExhausted,
+            "this process has no fd left for what the " + daemon() + " sent (RLIMIT_NOFILE)"};
+  }
   if (packet.truncated || packet.fds_truncated || packet.bytes < sizeof(header)) {
     return {StatusCode::kInternal,
             daemon() + " sent a malformed packet of " + std::to_string(packet.bytes) + " bytes"};

@@ -66,6 +66,8 @@ Status GroupCore::enter() {
   message.lanes = options_.lanes;
   message.region_capacity = options_.region_capacity;
   message.timeout_ms = milliseconds(options_.timeout);
+  static_assert(sizeof(message.secret) == kSecretBytes && kSecretBytes == abi::kSecretBytes);
+  std::memcpy(message.secret, options_.secret.data(), options_.secret.size());
   abi::JoinGroupReply reply;
   std::vector<ipc::UniqueFd> fds;
   MK_RETURN_IF_ERROR(

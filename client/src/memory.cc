@@ -13,7 +13,7 @@ class HostMemory final : public MemorySource {
   Result<NewMemory> make(const std::string& label, std::uint64_t bytes) override {
     auto fd = ipc::create_shared_memory(label, bytes);
     if (!fd.ok()) return fd.status();
-    auto mapped = map_host(fd->get(), 0, bytes);
+    auto mapped = map_own(fd->get(), 0, bytes);
     if (!mapped.ok()) return mapped.status();
     NewMemory made;
     made.mapped = std::move(*mapped);
@@ -32,6 +32,14 @@ class HostMemory final : public MemorySource {
 MemorySource& host_memory() {
   static HostMemory memory;
   return memory;
+}
+
+Result<MappedMemory> map_own(int memfd, std::uint64_t offset, std::uint64_t bytes) {
+  auto mapping = ipc::Mapping::map(memfd, offset, bytes);
+  if (!mapping.ok()) return mapping.status();
+  MK_RETURN_IF_ERROR(mapping->populate());
+  auto hold = std::make_shared<const ipc::Mapping>(std::move(*mapping));
+  return MappedMemory{hold->data(), hold};
 }
 
 Result<MappedMemory> map_host(int memfd, std::uint64_t offset, std::uint64_t bytes) {

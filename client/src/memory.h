@@ -52,7 +52,11 @@ class MemorySource {
 /// memfds.
 MemorySource& host_memory();
 
-/// [offset, offset + bytes) of a memfd, mapped.
+/// [offset, offset + bytes) of a memfd that this rank registers, mapped, with all its pages there: what the
+/// daemon had to make would be charged to the daemon, which therefore refuses regions with holes.
+Result<MappedMemory> map_own(int memfd, std::uint64_t offset, std::uint64_t bytes);
+
+/// [offset, offset + bytes) of another rank's memfd, mapped.
 Result<MappedMemory> map_host(int memfd, std::uint64_t offset, std::uint64_t bytes);
 
 }  // namespace mkernel::client

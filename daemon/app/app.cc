@@ -1,10 +1,13 @@
 #include "daemon/app/app.h"
 
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <boost/asio/post.hpp>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <random>
 #include <system_error>
@@ -35,8 +38,19 @@ session::ServerOptions server_options(const config::Config& config, std::uint64_
   options.ring_slots = config.proxy.ring_slots;
   options.listener = {config.node.socket, config.node.mode_bits(), config.node.socket_group};
   options.limits = config.limits;
+  options.users = config.users;
   options.rails_near = [places](std::uint64_t gpu) { return places.near(gpu); };
   return options;
+}
+
+/// To what whoever started the daemon allows: clients' fds are many, and shells start with few.
+void raise_fd_limit() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max) return;
+  files.rlim_cur = files.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &files) != 0) {
+    spdlog::warn("RLIMIT_NOFILE stays as it is: {}", std::strerror(errno));
+  }
 }
 
 }  // namespace
@@ -65,6 +79,7 @@ Status App::prepare_runtime_dir() const {
 }
 
 Status App::start() {
+  raise_fd_limit();
   MK_RETURN_IF_ERROR(prepare_runtime_dir());
   auto rails = Rails::create(config_, boot_id_, bridge_);
   if (!rails.ok()) return rails.status();

@@ -116,7 +116,7 @@ Result<rpc::ReloadSnapshot> App::reload() {
 void App::apply(const config::Reload& change) {
   const config::Config before = std::exchange(config_, change.config);
   observe::set_log_level(config_.log.level);
-  sessions_->set_limits(config_.limits);
+  sessions_->set_limits(config_.limits, config_.users);
   if (config_.peers.list != before.peers.list) links_->set_static_peers(config_.peers.list);
   if (config_.transport.emulated != before.transport.emulated) {
     for (auto& [id, alive] : alive_) {

@@ -9,8 +9,10 @@
 #include <optional>
 #include <string_view>
 
+#include "daemon/base/physical_memory.h"
 #include "daemon/config/check.h"
 #include "daemon/config/keys.h"
+#include "daemon/config/user_tables.h"
 #include "proto/abi/region_map.h"
 
 #define TOML_EXCEPTIONS 0
@@ -91,12 +93,37 @@ void read_key(const std::string& name, const toml::node& node, Config& config, M
   config.lines[name] = line_of(node);
 }
 
+/// One table of [users] but the default. Its name may hold dots, so its keys have no dotted names.
+void read_user(const std::string& name, const toml::table& table, Config& config, Mistakes& mistakes) {
+  UserEntry& entry = add_user_entry(name, line_of(table), config, mistakes);
+  for (const auto& [part, node] : table) {
+    const std::string key_name(part.str());
+    const std::string full = "users." + name + "." + key_name;
+    const UserKey* key = find_user_key(key_name);
+    if (key == nullptr) {
+      const auto nearest = nearest_key("users.default." + key_name);
+      mistakes.add(line_of(node), full,
+                   "unknown key" + (nearest ? " (did you mean the key of " + *nearest + "?)" : ""));
+      continue;
+    }
+    const auto value = read_value(node, key->get(entry.limits));
+    if (!value || !key->check(*value)) {
+      mistakes.add(line_of(node), full + " = " + as_written(node), "must be " + key->wants);
+      continue;
+    }
+    key->set(entry.limits, *value);
+    entry.lines[key_name] = line_of(node);
+  }
+}
+
 void read_table(const std::string& prefix, const toml::table& table, Config& config, Mistakes& mistakes) {
   for (const auto& [part, node] : table) {
     const std::string name = prefix + std::string(part.str());
     const toml::table* section = node.as_table();
     if (section == nullptr) {
       read_key(name, node, config, mistakes);
+    } else if (prefix == "users." && name != "users.default") {
+      read_user(std::string(part.str()), *section, config, mistakes);
     } else if (is_section(name)) {
       read_table(name + ".", *section, config, mistakes);
     } else if (find_key(name) != nullptr) {
@@ -122,6 +149,14 @@ void derive(Config& config) {
 
 std::uint32_t Node::mode_bits() const {
   return static_cast<std::uint32_t>(std::stoul(socket_mode, nullptr, 8));
+}
+
+std::uint64_t Limits::region_limit() const {
+  return max_region_bytes != 0 ? max_region_bytes : base::physical_memory_bytes() / 2;
+}
+
+std::uint64_t Limits::pinned_limit() const {
+  return max_pinned_bytes != 0 ? max_pinned_bytes : base::physical_memory_bytes();
 }
 
 Result<Config> parse(const std::string& text, const std::string& path) {
@@ -163,7 +198,7 @@ std::string dump(const Config& config) {
     out += line == config.lines.end() ? "  # default\n"
                                       : "  # " + config.file + ":" + std::to_string(line->second) + "\n";
   }
-  return out;
+  return out + dump_users(config);
 }
 
 Reload reload(const Config& running, const Config& fresh) {
@@ -179,6 +214,9 @@ Reload reload(const Config& running, const Config& fresh) {
     if (const auto line = fresh.lines.find(key.name); line != fresh.lines.end()) {
       result.config.lines.insert(*line);
     }
+  }
+  for (std::string& change : reload_users(result.config.users, fresh.users)) {
+    result.applied.push_back(std::move(change));
   }
   return result;
 }

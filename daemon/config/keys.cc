@@ -42,16 +42,18 @@ void assign(T& field, Value value) {
   }
 }
 
+constexpr std::int64_t kMaxUserWeight = 1024;
+
 enum Change { kRestart, kReloads };
 
-/// `access` names the field in a Config, const or not.
-template <typename Access>
-Key key(std::string name, Access access, Rule rule, Change change = kRestart) {
+/// `access` names the field in a Target, const or not.
+template <typename Target = Config, typename Access>
+BasicKey<Target> key(std::string name, Access access, Rule rule, Change change = kRestart) {
   return {std::move(name),
           change == kReloads,
           std::move(rule.wants),
-          [access](const Config& config) { return to_value(access(config)); },
-          [access](Config& config, Value value) { assign(access(config), std::move(value)); },
+          [access](const Target& target) { return to_value(access(target)); },
+          [access](Target& target, Value value) { assign(access(target), std::move(value)); },
           std::move(rule.check)};
 }
 
@@ -153,7 +155,7 @@ void proxy_keys(std::vector<Key>& table) {
   table.push_back(key("proxy.cpus", MK_FIELD(proxy.cpus), cpu_list()));
 }
 
-void limit_and_log_keys(std::vector<Key>& table) {
+void limit_keys(std::vector<Key>& table) {
   const std::int64_t tib = std::int64_t{1} << 40;
   table.push_back(key("limits.max_sessions", MK_FIELD(limits.max_sessions), integer(1, 65536), kReloads));
   table.push_back(key("limits.max_groups", MK_FIELD(limits.max_groups), integer(1, 4096), kReloads));
@@ -161,20 +163,62 @@ void limit_and_log_keys(std::vector<Key>& table) {
                       integer(1, abi::kMaxWorldSize), kReloads));
   table.push_back(key("limits.max_lanes", MK_FIELD(limits.max_lanes), integer(1, abi::kMaxLanes), kReloads));
   table.push_back(
-      key("limits.max_region_bytes", MK_FIELD(limits.max_region_bytes), integer(4096, 256 * tib), kReloads));
+      key("limits.max_region_bytes", MK_FIELD(limits.max_region_bytes), integer(0, 256 * tib), kReloads));
+  table.push_back(key("limits.max_regions", MK_FIELD(limits.max_regions), integer(1, 1 << 20), kReloads));
   table.push_back(
-      key("limits.max_pinned_bytes", MK_FIELD(limits.max_pinned_bytes), integer(4096, 4096 * tib), kReloads));
+      key("limits.max_pinned_bytes", MK_FIELD(limits.max_pinned_bytes), integer(0, 4096 * tib), kReloads));
+  table.push_back(
+      key("limits.max_gpu_bytes", MK_FIELD(limits.max_gpu_bytes), integer(4096, 4096 * tib), kReloads));
+  table.push_back(key("limits.max_fds", MK_FIELD(limits.max_fds), integer(8, 1 << 24), kReloads));
+  table.push_back(key("limits.max_channels", MK_FIELD(limits.max_channels), integer(1, 1 << 24), kReloads));
+  table.push_back(key("limits.max_daemon_bytes", MK_FIELD(limits.max_daemon_bytes),
+                      integer(std::int64_t{1} << 20, 256 * tib), kReloads));
+  table.push_back(
+      key("limits.joins_per_second", MK_FIELD(limits.joins_per_second), integer(1, 1000000), kReloads));
   table.push_back(
       key("limits.hello_timeout_ms", MK_FIELD(limits.hello_timeout), integer(1, 600000), kReloads));
   table.push_back(
       key("limits.join_timeout_ms", MK_FIELD(limits.join_timeout), integer(1, 86400000), kReloads));
   table.push_back(key("limits.drain_ms", MK_FIELD(limits.drain), integer(0, 600000), kReloads));
+}
+
+void log_keys(std::vector<Key>& table) {
   table.push_back(key("log.level", MK_FIELD(log.level),
                       one_of({"trace", "debug", "info", "warn", "error", "off"}), kReloads));
   table.push_back(key("log.format", MK_FIELD(log.format), one_of({"auto", "text", "journal", "json"})));
 }
 
+std::vector<UserKey> built_user_keys() {
+  const std::int64_t many = 1 << 24, bytes = std::int64_t{4096} << 40;
+  const auto user_key = [](const char* name, auto access, Rule rule) {
+    return key<UserLimits>(name, access, std::move(rule), kReloads);
+  };
+  return {user_key("may_connect", MK_FIELD(may_connect), boolean()),
+          user_key("weight", MK_FIELD(weight), integer(1, kMaxUserWeight)),
+          user_key("max_connections", MK_FIELD(max_connections), integer(1, many)),
+          user_key("max_sessions", MK_FIELD(max_sessions), integer(1, many)),
+          user_key("max_fds", MK_FIELD(max_fds), integer(8, many)),
+          user_key("max_regions", MK_FIELD(max_regions), integer(1, many)),
+          user_key("max_pinned_bytes", MK_FIELD(max_pinned_bytes), integer(0, bytes)),
+          user_key("max_gpu_bytes", MK_FIELD(max_gpu_bytes), integer(4096, bytes)),
+          user_key("max_daemon_bytes", MK_FIELD(max_daemon_bytes), integer(std::int64_t{1} << 20, bytes)),
+          user_key("max_channels", MK_FIELD(max_channels), integer(1, std::int64_t{1} << 31)),
+          user_key("joins_per_second", MK_FIELD(joins_per_second), integer(1, 1000000)),
+          user_key("bytes_per_second", MK_FIELD(bytes_per_second), integer(0, INT64_MAX)),
+          user_key("requests_per_second", MK_FIELD(requests_per_second), integer(0, INT64_MAX))};
+}
+
 #undef MK_FIELD
+
+void default_user_keys(std::vector<Key>& table) {
+  for (const UserKey& user : user_keys()) {
+    table.push_back(
+        {"users.default." + user.name, true, user.wants,
+         [&user](const Config& config) { return user.get(config.users.standard); },
+         [&user](Config& config, Value value) { user.set(config.users.standard, std::move(value)); },
+         user.check});
+  }
+}
 
 /// Edit distance of two names.
 std::size_t distance(const std::string& a, const std::string& b) {
@@ -234,10 +278,23 @@ const std::vector<Key>& keys() {
     efa_keys(built);
     topology_keys(built);
     proxy_keys(built);
-    limit_and_log_keys(built);
+    limit_keys(built);
+    default_user_keys(built);
+    log_keys(built);
     return built;
   }();
   return table;
+}
+
+const std::vector<UserKey>& user_keys() {
+  static const std::vector<UserKey> table = built_user_keys();
+  return table;
+}
+
+const UserKey* find_user_key(const std::string& name) {
+  const auto found = std::find_if(user_keys().begin(), user_keys().end(),
+                                  [&](const UserKey& known) { return known.name == name; });
+  return found == user_keys().end() ? nullptr : &*found;
 }
 
 const Key* find_key(const std::string& name) {

@@ -126,10 +126,31 @@ Status check_gpu(const RegionRequest& request, const RegionRules& rules) {
   return check_dma_buf(request, rules.dma_buf_type);
 }
 
+/// Pages that are swapped out are no holes.
+Status check_no_holes(const RegionRequest& request) {
+  // The file position is the client's too: it is put back.
+  const int fd = request.fd.get();
+  const off_t before = ::lseek(fd, 0, SEEK_CUR);
+  const off_t hole = ::lseek(fd, static_cast<off_t>(request.offset), SEEK_HOLE);
+  const int error = errno;
+  if (before >= 0) ::lseek(fd, before, SEEK_SET);
+  if (hole < 0) {
+    return {StatusCode::kInvalidArgument,
+            std::string("looking for holes in the region's memfd: ") + std::strerror(error)};
+  }
+  const auto at = static_cast<std::uint64_t>(hole) - request.offset;
+  if (at >= request.bytes) return {};
+  return {StatusCode::kFailedPrecondition,
+          "region of " + std::to_string(request.bytes) + " bytes has a hole at byte " + std::to_string(at) +
+              ": pages that nobody has written yet would be charged to the daemon; write to them, or call "
+              "madvise(MADV_POPULATE_WRITE), before they are registered"};
+}
+
 /// Checks the host memory behind a request and maps it.
 Result<ipc::Mapping> map_host(const RegionRequest& request) {
   MK_RETURN_IF_ERROR(ipc::check_shared_memory(request.fd.get(), request.offset, request.bytes));
   MK_RETURN_IF_ERROR(check_writable_and_plain(request.fd.get()));
+  MK_RETURN_IF_ERROR(check_no_holes(request));
   return ipc::Mapping::map(request.fd.get(), request.offset, request.bytes);
 }
 
@@ -145,15 +166,22 @@ const char* kind_name(abi::RegionKind kind) {
   return "none";
 }
 
-Result<std::shared_ptr<const Region>> open_region(RegionRequest request, std::uint64_t id,
-                                                  const RegionRules& rules) {
+Result<std::unique_ptr<Region>> open_region(RegionRequest request, std::uint64_t id,
+                                            const RegionRules& rules) {
   MK_RETURN_IF_ERROR(check_kind(request.kind));
   if (request.bytes > rules.max_bytes) {
     return Status(StatusCode::kResourceExhausted,
                   "region of " + std::to_string(request.bytes) +
                       " bytes is above limits.max_region_bytes = " + std::to_string(rules.max_bytes));
   }
-  auto region = std::make_shared<Region>();
+  const bool host = static_cast<abi::RegionKind>(request.kind) == abi::RegionKind::kHostMemory;
+  if (host && rules.max_host_bytes != 0 && request.bytes > rules.max_host_bytes) {
+    return Status(StatusCode::kResourceExhausted,
+                  "region of " + std::to_string(request.bytes) + " bytes of host memory is above " +
+                      std::to_string(rules.max_host_bytes) +
+                      ", half of this machine's memory (limits.max_region_bytes = 0)");
+  }
+  auto region = std::make_unique<Region>();
   region->kind = static_cast<abi::RegionKind>(request.kind);
   if (region->on_gpu()) {
     MK_RETURN_IF_ERROR(check_gpu(request, rules));
@@ -172,7 +200,7 @@ Result<std::shared_ptr<const Region>> open_region(RegionRequest request, std::ui
   region->fd = std::move(request.fd);
   region->offset = request.offset;
   region->bytes = request.bytes;
-  return std::shared_ptr<const Region>(std::move(region));
+  return region;
 }
 
 }  // namespace mkernel::memory

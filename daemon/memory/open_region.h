@@ -39,16 +39,19 @@ struct RegionRules {
   // Tests let other files stand in for the GPU's.
   unsigned gpu_major = kNvidiaMajor;
   long dma_buf_type = kDmaBufType;
+  std::uint64_t max_host_bytes = 0;  ///< host memory may be limited further; 0: as max_bytes
 };
 
 /// Checks the region; maps it when it is host memory. Errors name the value and the limit: kInvalidArgument
 /// for an unknown kind, an fd that is no memfd sealed against shrinking (host), not of the GPU's driver (vmm)
 /// or no dma-buf (GPU memory), or one that may not be written; kOutOfRange when it lies outside its fd;
 /// kResourceExhausted above `max_bytes` or when the address space is full; kFailedPrecondition for GPU memory
-/// of a session without GPU; kUnimplemented for huge pages. How large the allocation behind a vmm fd or an
-/// IPC handle really is only a driver can tell: whoever maps it finds out. Any thread.
-Result<std::shared_ptr<const Region>> open_region(RegionRequest request, std::uint64_t id,
-                                                  const RegionRules& rules);
+/// of a session without GPU, and for host memory with holes: pages that are not there yet would be made by
+/// the daemon's stores and charged to its memory cgroup, not to the client's. kUnimplemented for huge pages.
+/// How large the allocation behind a vmm fd or an IPC handle really is only a driver can tell: whoever maps
+/// it finds out. Takes time with the size of host memory: not for a thread that others wait for. Any thread.
+Result<std::unique_ptr<Region>> open_region(RegionRequest request, std::uint64_t id,
+                                            const RegionRules& rules);
 
 /// "host", "ipc", "vmm", "none".
 const char* kind_name(abi::RegionKind kind);

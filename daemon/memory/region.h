@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "proto/abi/region_map.h"
@@ -12,6 +13,8 @@
 namespace mkernel::memory {
 
 struct Region {
+  /// What the region counts for, given back last: when its memory is free.
+  std::shared_ptr<const void> charge;
   std::uint64_t id = 0;  ///< unique in this daemon's life
   abi::RegionKind kind = abi::RegionKind::kNone;
   bool shared = false;       ///< ranks of the group on this node may map it

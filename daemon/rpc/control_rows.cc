@@ -61,6 +61,35 @@ void fill(const session::SessionSnapshot& from, v1::Session& to) {
   to.set_ring_depth(from.counters.ring_depth);
 }
 
+void fill(const session::UserSnapshot& from, v1::User& to) {
+  to.set_uid(from.uid);
+  to.set_connections(from.connections);
+  to.set_sessions(from.sessions);
+  to.set_groups(from.groups);
+  to.set_regions(from.regions);
+  to.set_pinned_bytes(from.pinned_bytes);
+  to.set_gpu_bytes(from.gpu_bytes);
+  to.set_fds(from.fds);
+  to.set_channels(from.channels);
+  to.set_daemon_bytes(from.daemon_bytes);
+  to.set_weight(from.limits.weight);
+  to.set_waiting(from.waiting);
+  to.set_refusals_total(from.refusals_total);
+  to.set_requests_total(from.counters.requests_total);
+  to.set_bytes_total(from.counters.bytes_total);
+  to.set_max_connections(from.limits.max_connections);
+  to.set_max_sessions(from.limits.max_sessions);
+  to.set_max_regions(from.limits.max_regions);
+  to.set_max_pinned_bytes(from.limits.pinned_limit());
+  to.set_max_gpu_bytes(from.limits.max_gpu_bytes);
+  to.set_max_fds(from.limits.max_fds);
+  to.set_max_channels(from.limits.max_channels);
+  to.set_max_daemon_bytes(from.limits.max_daemon_bytes);
+  to.set_joins_per_second(from.limits.joins_per_second);
+  to.set_bytes_per_second(from.limits.bytes_per_second);
+  to.set_requests_per_second(from.limits.requests_per_second);
+}
+
 void fill(const PeerSnapshot& from, v1::PeerRow& to) {
   to.set_address(from.address);
   to.set_node(from.node);

@@ -1,6 +1,7 @@
 #include "daemon/rpc/control_service.h"
 
 #include <grpcpp/grpcpp.h>
+#include <pwd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -55,6 +56,14 @@ LinkChange to_change(const v1::LinkRequest& request) {
   return change;
 }
 
+std::string user_name(std::uint32_t uid) {
+  std::vector<char> storage(1 << 16);
+  passwd entry{};
+  passwd* found = nullptr;
+  ::getpwuid_r(uid, &entry, storage.data(), storage.size(), &found);
+  return found == nullptr ? "" : found->pw_name;
+}
+
 }  // namespace
 
 class ControlService::Impl final : public v1::Control::Service {
@@ -95,6 +104,22 @@ class ControlService::Impl final : public v1::Control::Service {
       if (backend.counts_arrived_bytes()) return;
       for (v1::Session& row : *r.mutable_sessions()) row.clear_arrived_bytes_total();
     });
+  }
+  grpc::Status ListUsers(grpc::ServerContext* context, const v1::UsersRequest*,
+                         v1::UsersReply* reply) override {
+    const grpc::Status status = answer(context, reply, [](ControlBackend& backend, v1::UsersReply& r) {
+      fill_all(backend.inspector().users(), r.mutable_users());
+      const session::NodeUse use = backend.inspector().node_use();
+      r.mutable_node()->set_fds(use.fds);
+      r.mutable_node()->set_fds_limit(use.fds_limit);
+      r.mutable_node()->set_mappings(use.mappings);
+      r.mutable_node()->set_mappings_limit(use.mappings_limit);
+      r.mutable_node()->set_user_fds(use.user_fds);
+      r.mutable_node()->set_user_regions(use.user_regions);
+    });
+    // On gRPC's thread: the user database may be on a server that is slow.
+    for (v1::User& row : *reply->mutable_users()) row.set_name(user_name(row.uid()));
+    return status;
   }
   grpc::Status ListPeers(grpc::ServerContext* context, const v1::PeersRequest*,
                          v1::PeersReply* reply) override {

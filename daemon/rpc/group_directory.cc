@@ -111,6 +111,7 @@ void GroupDirectory::try_form(const std::string& name) {
     ids.push_back(member->id);
     members.push_back(*member);
   }
+  if (const Status foreign = check_owner(members); !foreign.ok()) return refuse_formation(ids, foreign);
   if (const Status unequal = check_balance(members); !unequal.ok()) return refuse_formation(ids, unequal);
   form(ids, std::move(members));
 }

@@ -47,6 +47,7 @@ class GroupDirectory final : public session::GroupCoordinator, public PeerEvents
   void exchange(const dataplane::GroupKey& group, std::uint64_t round, const session::Blob& blob,
                 std::chrono::milliseconds timeout, Exchanged done) override;
   void fail(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) override;
+  bool congested() const override { return bus_->congested(); }
   void leave(const dataplane::GroupKey& group) override;
   void session_gone(dataplane::SessionId session, const Status& why) override;
 
@@ -94,6 +95,8 @@ class GroupDirectory final : public session::GroupCoordinator, public PeerEvents
   void on(const PeerInfo& from, const v1::MemberRefused& refused);
   void on(const PeerInfo& from, const v1::MemberConfirmed& confirmed);
   void on(const PeerInfo& from, const v1::MemberGone& gone);
+  /// The peer has a rank that waits for, or is in, a group of this name.
+  bool takes_part(const PeerInfo& from, const std::string& group) const;
   void on(const PeerInfo& from, const v1::GroupFailed& failed);
   void on_instance(const PeerInfo& from, std::uint64_t instance, const v1::PeerMessage& message);
   Status apply(const PeerInfo& from, GroupInstance& instance, const v1::PeerMessage& message);

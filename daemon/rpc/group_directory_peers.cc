@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/base/printable.h"
 #include "daemon/rpc/local_rank.h"
 
 namespace mkernel::rpc {
@@ -15,6 +16,8 @@ template <typename Message>
 MemberId id_of(const PeerInfo& from, const Message& message) {
   return {from.id, {message.session(), message.handle()}};
 }
+
+using base::one_line;
 
 /// A code from the wire as that of a failure.
 StatusCode failure_code(std::uint32_t code) {
@@ -126,9 +129,21 @@ void GroupDirectory::on(const PeerInfo& from, const v1::MemberAccepted& accepted
   if (local != nullptr && local->asked.erase(from.id) != 0) confirm(*local);
 }
 
-void GroupDirectory::on(const PeerInfo&, const v1::MemberRefused& refused) {
+void GroupDirectory::on(const PeerInfo& from, const v1::MemberRefused& refused) {
   Local* local = find_local({refused.session(), refused.handle()});
-  if (local != nullptr && local->waiting()) withdraw(*local, {failure_code(refused.code()), refused.text()});
+  if (local == nullptr || !local->waiting()) return;
+  // Whoever refuses a claim has one of its own, and has told it before.
+  if (!takes_part(from, local->request.name)) {
+    return bus_->drop(from.id, violation("member_refused for group \"" + local->request.name +
+                                         "\", in which it has no rank"));
+  }
+  withdraw(*local, {failure_code(refused.code()), one_line(refused.text())});
+}
+
+bool GroupDirectory::takes_part(const PeerInfo& from, const std::string& group) const {
+  const auto known = names_.find(group);
+  return known != names_.end() && std::any_of(known->second.begin(), known->second.end(),
+                                              [&](const MemberId& id) { return id.peer == from.id; });
 }
 
 void GroupDirectory::on(const PeerInfo& from, const v1::MemberConfirmed& confirmed) {
@@ -149,22 +164,28 @@ void GroupDirectory::on(const PeerInfo& from, const v1::MemberGone& gone) {
   if (gone.left()) return rank_left(*instance, member.rank);
   // Its node withdrew it before it knew that the group had formed.
   const Status why(StatusCode::kUnavailable,
-                   instance->describe() + ": " + member.describe() + " gave up: " + gone.cause());
+                   instance->describe() + ": " + member.describe() + " gave up: " + one_line(gone.cause()));
   fail_instance(*instance, {static_cast<std::int32_t>(member.rank), member.node, why});
 }
 
-void GroupDirectory::on(const PeerInfo&, const v1::GroupFailed& failed) {
-  const Status why(failure_code(failed.code()), failed.text());
+void GroupDirectory::on(const PeerInfo& from, const v1::GroupFailed& failed) {
+  const Status why(failure_code(failed.code()), one_line(failed.text()));
   if (GroupInstance* instance = find_instance(failed.instance())) {
+    const auto& members = instance->members();
+    if (std::none_of(members.begin(), members.end(),
+                     [&](const Member& member) { return member.id.peer == from.id; })) {
+      return bus_->drop(from.id,
+                        violation("group_failed for " + instance->describe() + ", in which it has no rank"));
+    }
     const bool known =
         failed.culprit() >= 0 && failed.culprit() < static_cast<std::int32_t>(instance->world_size());
-    return fail_instance(*instance, {known ? failed.culprit() : -1, failed.node(), why});
+    return fail_instance(*instance, {known ? failed.culprit() : -1, one_line(failed.node()), why});
   }
   // It failed before this node had formed it: the ranks that wait here were part of it.
   drop_early(failed.instance());
   for (const v1::MemberRef& ref : failed.members()) {
     Local* local = find_local({ref.session(), ref.handle()});
-    if (local != nullptr && local->waiting()) withdraw(*local, why);
+    if (local != nullptr && local->waiting() && takes_part(from, local->request.name)) withdraw(*local, why);
   }
 }
 

@@ -4,8 +4,12 @@
 #include <string_view>
 #include <tuple>
 
+#include "daemon/base/printable.h"
+
 namespace mkernel::rpc {
 namespace {
+
+constexpr std::size_t kHashBytes = 32;
 
 std::string number(std::uint64_t value) {
   return std::to_string(value);
@@ -14,6 +18,15 @@ std::string number(std::uint64_t value) {
 Status bad(const std::string& field, std::uint64_t value, const std::string& limit) {
   return {StatusCode::kInvalidArgument,
           "member_joined: " + field + " = " + number(value) + ", allowed are " + limit};
+}
+
+/// It will stand in the logs and errors of this node.
+Status check_text(const std::string& field, const std::string& text) {
+  const auto odd = base::first_unprintable(text);
+  if (!odd) return {};
+  return {StatusCode::kInvalidArgument, "member_joined: " + field + " holds byte " +
+                                            number(static_cast<unsigned char>(text[*odd])) + " at position " +
+                                            number(*odd) + ", allowed is printable ASCII"};
 }
 
 /// FNV-1a, then a mix so that near inputs give far results.
@@ -57,6 +70,8 @@ Member member_of(const session::JoinRequest& request, const std::string& node, s
   member.lanes = request.lanes;
   member.region_capacity = request.region_capacity;
   member.rails = request.rails;
+  member.uid = request.uid;
+  member.secret_hash = request.secret_hash;
   member.pid = request.pid;
   member.client_name = request.client_name;
   member.since_unix_ms = now_unix_ms;
@@ -80,6 +95,11 @@ Result<Member> member_of(const v1::MemberJoined& joined, transport::PeerId peer,
   if (joined.region_capacity() > abi::kMaxRegions) {
     return bad("region_capacity", joined.region_capacity(), "0 to " + number(abi::kMaxRegions));
   }
+  MK_RETURN_IF_ERROR(check_text("group name", joined.group()));
+  MK_RETURN_IF_ERROR(check_text("client name", joined.client_name()));
+  if (!joined.secret_hash().empty() && joined.secret_hash().size() != kHashBytes) {
+    return bad("bytes of the secret's hash", joined.secret_hash().size(), "0 and " + number(kHashBytes));
+  }
   Member member;
   member.id = {peer, {joined.session(), joined.handle()}};
   member.node = node;
@@ -90,6 +110,8 @@ Result<Member> member_of(const v1::MemberJoined& joined, transport::PeerId peer,
   member.lanes = joined.lanes();
   member.region_capacity = joined.region_capacity();
   member.rails = joined.rails();
+  member.uid = joined.uid();
+  member.secret_hash = joined.secret_hash();
   member.pid = joined.pid();
   member.client_name = joined.client_name().substr(0, abi::kNameBytes);
   member.since_unix_ms = joined.since_unix_ms();
@@ -108,6 +130,8 @@ v1::MemberJoined joined_message(const Member& member) {
   joined.set_lanes(member.lanes);
   joined.set_region_capacity(member.region_capacity);
   joined.set_rails(member.rails);
+  joined.set_uid(member.uid);
+  joined.set_secret_hash(member.secret_hash);
   joined.set_pid(member.pid);
   joined.set_client_name(member.client_name);
   joined.set_since_unix_ms(member.since_unix_ms);
@@ -118,6 +142,10 @@ v1::MemberJoined joined_message(const Member& member) {
 
 std::optional<Status> conflict(const Member& holder, const Member& newcomer) {
   if (holder.failed || newcomer.failed) return std::nullopt;
+  // Two groups of one name can both be formed only where two halves of a cluster did not see each other.
+  const bool both_formed = !holder.waiting() && !newcomer.waiting();
+  if (both_formed) return std::nullopt;
+  if (auto owner = foreign(holder, newcomer)) return owner;
   const std::string group = "group \"" + newcomer.group + "\": ";
   if (holder.waiting() && newcomer.waiting()) {
     const auto differs = [&](const std::string& what, std::uint32_t theirs, std::uint32_t mine) {
@@ -133,13 +161,40 @@ std::optional<Status> conflict(const Member& holder, const Member& newcomer) {
       return differs("region capacity", holder.region_capacity, newcomer.region_capacity);
     }
   }
-  // Two groups of one name can both be formed only where two halves of a cluster did not see each other.
-  const bool both_formed = !holder.waiting() && !newcomer.waiting();
-  if (holder.rank != newcomer.rank || both_formed) return std::nullopt;
+  if (holder.rank != newcomer.rank) return std::nullopt;
   return Status(StatusCode::kAlreadyExists,
                 group + "rank " + number(newcomer.rank) + " is held by pid " + std::to_string(holder.pid) +
                     " on node " + holder.node + " (client \"" + holder.client_name + "\"" +
                     (holder.waiting() ? ", which waits for the other ranks)" : ", in a formed group)"));
+}
+
+std::optional<Status> foreign(const Member& holder, const Member& newcomer) {
+  const bool secret = !holder.secret_hash.empty() || !newcomer.secret_hash.empty();
+  const bool same_uid = holder.uid == newcomer.uid;
+  const bool same_node = holder.node == newcomer.node && holder.boot_id == newcomer.boot_id;
+  if (secret ? holder.secret_hash == newcomer.secret_hash && (same_uid || !same_node) : same_uid) {
+    return std::nullopt;
+  }
+  const std::string group = "group \"" + newcomer.group + "\" ";
+  if (same_uid) {
+    return Status(StatusCode::kPermissionDenied, group + "is held with another join secret than that of " +
+                                                     newcomer.describe() + ": by " + holder.describe());
+  }
+  return Status(StatusCode::kPermissionDenied, group + "is held by user " + number(holder.uid) + " (" +
+                                                   holder.describe() + "), " + newcomer.describe() +
+                                                   " belongs to user " + number(newcomer.uid));
+}
+
+Status check_owner(const std::vector<Member>& members) {
+  // Equal secrets are equal for all; a uid is compared within each node, without secrets with everybody.
+  std::map<std::pair<std::string, std::uint64_t>, const Member*> nodes;
+  for (const Member& member : members) {
+    const Member& first_here = *nodes.try_emplace({member.node, member.boot_id}, &member).first->second;
+    for (const Member* other : {&first_here, &members.front()}) {
+      if (const auto wrong = foreign(*other, member)) return *wrong;
+    }
+  }
+  return {};
 }
 
 bool outranks(const Member& a, const Member& b) {

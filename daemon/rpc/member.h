@@ -31,6 +31,8 @@ struct Member {
   std::string group;
   std::uint32_t world_size = 0, rank = 0, lanes = 0, region_capacity = 0;
   std::uint32_t rails = 0;  ///< session::JoinRequest::rails
+  std::uint32_t uid = 0;
+  std::string secret_hash;  ///< session::JoinRequest::secret_hash
   std::int64_t pid = 0;
   std::string client_name;
   std::int64_t since_unix_ms = 0;
@@ -56,6 +58,13 @@ v1::MemberJoined joined_message(const Member& member);
 /// Why `newcomer` cannot be beside `holder`, in words for the newcomer; nothing when it can. Both of one
 /// group name.
 std::optional<Status> conflict(const Member& holder, const Member& newcomer);
+
+/// Why the two cannot be in one group, whatever their ranks: they belong to different users. In words for
+/// the newcomer; nothing when both belong to the group's owner.
+std::optional<Status> foreign(const Member& holder, const Member& newcomer);
+
+/// OK when all members belong to one owner, see foreign().
+Status check_owner(const std::vector<Member>& members);
 
 /// Of two that exclude each other and neither knew of the other, the one that stays. The same answer on every
 /// node.

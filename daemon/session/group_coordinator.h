@@ -33,6 +33,10 @@ struct JoinRequest {
   std::uint32_t region_capacity = 0;
   std::uint32_t rails = 0;  ///< near the rank's GPU, bit r: rail r; 0: none, or it has no GPU
   std::chrono::milliseconds timeout{0};
+  std::uint32_t uid = 0;  ///< the user that the session belongs to
+  /// base::sha256() over the group's name and its join secret; empty: it has none. Ranks agree on the owner
+  /// by equal secrets, or by equal uid where none has one; on one node the uid is the same in any case.
+  std::string secret_hash;
   std::int64_t pid = 0;  ///< of the client, for errors: "rank 1 is held by pid 77 on node a"
   std::string client_name;
 };
@@ -84,6 +88,9 @@ class GroupCoordinator {
 
   /// A local rank's operation failed, or the data plane found the group broken: all ranks are told.
   virtual void fail(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) = 0;
+
+  /// Some peer is far behind in what it has been told: no more should be said than must be.
+  virtual bool congested() const { return false; }
 
   /// The rank leaves in peace (others may go on until they need it) / its session is gone (the group fails).
   virtual void leave(const dataplane::GroupKey& group) = 0;

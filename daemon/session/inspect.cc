@@ -58,6 +58,22 @@ CounterSnapshot& operator+=(CounterSnapshot& sum, const CounterSnapshot& more) {
   return sum;
 }
 
+UserSnapshot snapshot(const User& user) {
+  UserSnapshot seen;
+  seen.uid = user.uid;
+  seen.connections = user.ledger.held(Resource::kConnections);
+  seen.sessions = user.ledger.held(Resource::kSessions);
+  seen.fds = user.ledger.held(Resource::kFds);
+  seen.regions = user.ledger.held(Resource::kRegions);
+  seen.pinned_bytes = user.ledger.held(Resource::kPinnedBytes);
+  seen.gpu_bytes = user.ledger.held(Resource::kGpuBytes);
+  seen.daemon_bytes = user.ledger.held(Resource::kDaemonBytes);
+  seen.channels = user.ledger.held(Resource::kChannels);
+  seen.refusals_total = user.refusals_total;
+  seen.limits = user.rights.limits;
+  return seen;
+}
+
 SessionSnapshot Session::snapshot() const {
   SessionSnapshot seen;
   seen.id = id_;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/config/users.h"
 #include "daemon/dataplane/ports.h"
 
 namespace mkernel::session {
@@ -29,6 +30,21 @@ struct SessionSnapshot {
   double age_seconds = 0;
   std::uint64_t regions = 0, pinned_bytes = 0, gpu_bytes = 0, groups = 0;
   CounterSnapshot counters;
+};
+/// A user with connections here: what all his sessions hold together, and what they may.
+struct UserSnapshot {
+  std::uint32_t uid = 0;
+  std::uint64_t connections = 0, sessions = 0, groups = 0, fds = 0, regions = 0, pinned_bytes = 0,
+                gpu_bytes = 0, daemon_bytes = 0, channels = 0;
+  std::uint64_t refusals_total = 0;  ///< requests and connections above a limit of [limits] or [users]
+  std::uint64_t waiting = 0;         ///< sessions that are not read until fewer messages to peers are due
+  CounterSnapshot counters;          ///< of the sessions that are here now
+  config::UserLimits limits;         ///< as for the process that connected last
+};
+/// What the sessions of a node hold together, and what the kernel leaves for them.
+struct NodeUse {
+  std::uint64_t fds = 0, fds_limit = 0, mappings = 0, mappings_limit = 0;
+  std::uint64_t user_fds = 0, user_regions = 0;  ///< of [users.default]
 };
 struct GroupSnapshot {
   std::uint64_t session = 0;
@@ -61,6 +77,8 @@ class Inspector {
  public:
   virtual ~Inspector() = default;
   virtual std::vector<SessionSnapshot> sessions() const = 0;
+  virtual std::vector<UserSnapshot> users() const = 0;
+  virtual NodeUse node_use() const = 0;
   virtual std::vector<GroupSnapshot> groups() const = 0;
   virtual std::vector<RegionSnapshot> regions() const = 0;
   /// Only channels that ever carried a put, unless `all`.

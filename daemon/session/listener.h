@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "proto/abi/status.h"
 #include "proto/ipc/fd.h"
@@ -20,7 +21,8 @@ struct PeerIdentity {
   std::int64_t pid = 0;  ///< 0 when the client lives in a pid namespace that this one cannot see
   std::uint32_t uid = 0;
   std::uint32_t gid = 0;
-  ipc::UniqueFd pidfd;  ///< readable when the process ends; invalid where the kernel offers none
+  std::vector<std::uint32_t> gids;  ///< its supplementary groups, and `gid`
+  ipc::UniqueFd pidfd;              ///< readable when the process ends; invalid where the kernel offers none
 };
 
 /// The fd and file of a listening socket; the file is removed with it.

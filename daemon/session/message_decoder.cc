@@ -117,7 +117,7 @@ Status check_header(const abi::Header& header, std::size_t bytes) {
 
 }  // namespace
 
-Result<Message> decode(const PacketView& packet) {
+Result<abi::Header> decode_header(const PacketView& packet) {
   if (packet.truncated) {
     return malformed("packet longer than the largest message of " + std::to_string(abi::kMaxMessageBytes) +
                      " bytes");
@@ -132,7 +132,13 @@ Result<Message> decode(const PacketView& packet) {
   abi::Header header;
   std::memcpy(&header, packet.bytes.data(), sizeof(header));
   MK_RETURN_IF_ERROR(check_header(header, packet.bytes.size()));
-  switch (static_cast<abi::MessageType>(header.type)) {
+  return header;
+}
+
+Result<Message> decode(const PacketView& packet) {
+  const auto header = decode_header(packet);
+  if (!header.ok()) return header.status();
+  switch (static_cast<abi::MessageType>(header->type)) {
     case abi::MessageType::kHello: return decode_as<abi::Hello>(packet, "hello");
     case abi::MessageType::kJoinGroup: return decode_as<abi::JoinGroup>(packet, "join_group");
     case abi::MessageType::kLeaveGroup: return decode_as<abi::LeaveGroup>(packet, "leave_group");
@@ -142,7 +148,7 @@ Result<Message> decode(const PacketView& packet) {
     case abi::MessageType::kMapRegion: return decode_as<abi::MapRegion>(packet, "map_region");
     case abi::MessageType::kExchange: return decode_as<abi::Exchange>(packet, "exchange");
     case abi::MessageType::kFailGroup: return decode_as<abi::FailGroup>(packet, "fail_group");
-    default: return malformed("message of unknown type " + std::to_string(header.type));
+    default: return malformed("message of unknown type " + std::to_string(header->type));
   }
 }
 

@@ -23,6 +23,9 @@ struct PacketView {
 using Message = std::variant<abi::Hello, abi::JoinGroup, abi::LeaveGroup, abi::RegisterRegion,
                              abi::UnregisterRegion, abi::MapRegion, abi::Exchange, abi::FailGroup>;
 
+/// The header alone, checked: of a packet whose fds did not all come. Errors: those of decode().
+Result<abi::Header> decode_header(const PacketView& packet);
+
 /// The message, complete and well-formed: right magic and version, known type, exact size, the number of fds
 /// that belongs to it, texts terminated, reserved bytes zero. Errors: kInvalidArgument that names field,
 /// value and what was expected; kFailedPrecondition for another ABI version, naming both. Any thread.

@@ -5,12 +5,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "daemon/base/fair_worker.h"
 #include "daemon/config/config.h"
 #include "daemon/dataplane/proxy.h"
 #include "daemon/memory/open_region.h"
+#include "daemon/session/account.h"
 #include "daemon/session/group_coordinator.h"
 
 namespace mkernel::session {
@@ -19,12 +22,19 @@ class Session;
 
 /// Control thread only.
 struct Services {
+  /// Owner of what the reaper frees for no user in particular; no uid.
+  static constexpr std::uint64_t kNobody = ~std::uint64_t{0};
+
   boost::asio::io_context& io;
   std::string node_name;
   std::uint64_t boot_id = 0;
   std::uint32_t log2_slots = 12;
   config::Limits limits;
   std::vector<dataplane::Proxy*> proxies;  ///< by rail
+  Accounts accounts;
+  /// Opens regions, and frees them: both take time with their size. The first may end before the second.
+  std::unique_ptr<base::FairWorker> opener = std::make_unique<base::FairWorker>("mk-regions");
+  std::shared_ptr<base::FairWorker> reaper = std::make_shared<base::FairWorker>("mk-reaper");
   GroupCoordinator* coordinator = nullptr;
   std::uint64_t last_region_id = 0;
   unsigned gpu_major = memory::kNvidiaMajor;
@@ -35,10 +45,18 @@ struct Services {
   std::function<std::size_t()> session_count;
   /// A living session of this daemon, or nullptr.
   std::function<Session*(dataplane::SessionId)> find_session;
+  /// The user of a living session of this daemon.
+  std::function<std::optional<std::uint32_t>(dataplane::SessionId)> uid_of;
   /// Called once when a session has let go of everything; the session is destroyed afterwards, not inside.
   std::function<void(dataplane::SessionId)> session_done;
   /// A group's channels are closed on every proxy.
   std::function<void()> group_closed;
+
+  /// Closes fds that a client has sent: one may be the last of much memory.
+  void bury(std::vector<ipc::UniqueFd> fds) const {
+    if (fds.empty()) return;
+    reaper->post(kNobody, [held = std::make_shared<std::vector<ipc::UniqueFd>>(std::move(fds))] {});
+  }
 
   std::uint32_t rails() const { return static_cast<std::uint32_t>(proxies.size()); }
 };

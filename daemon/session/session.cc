@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "daemon/session/gather.h"
@@ -16,15 +17,23 @@ constexpr int kBatch = 16;
 /// for a child of it that goes on sending.
 constexpr int kLastBatches = 16;
 
+/// While a peer is far behind, who has used half of what may come at once waits until it is not.
+constexpr double kCongestedShare = 0.5;
+constexpr std::chrono::milliseconds kCongestedLook{10};
+
 }  // namespace
 
-Session::Session(Services& services, dataplane::SessionId id, ipc::UniqueFd socket, PeerIdentity identity)
+Session::Session(Services& services, dataplane::SessionId id, ipc::UniqueFd socket, PeerIdentity identity,
+                 Account account, Charge charge)
     : services_(services),
       id_(id),
       identity_(std::move(identity)),
       socket_(services.io),
       pidfd_(services.io),
-      hello_timer_(services.io) {
+      hello_timer_(services.io),
+      pace_timer_(services.io),
+      account_(std::move(account)),
+      connection_charge_(std::move(charge)) {
   // assign() may throw; only then does the descriptor own the fd.
   socket_.assign(socket.get());
   static_cast<void>(socket.release());
@@ -55,9 +64,45 @@ void Session::wait_for_packets() {
                      [weak = weak_from_this()](const boost::system::error_code& error) {
                        const auto self = weak.lock();
                        if (error || self == nullptr) return;
-                       self->read_packets();
-                       if (!self->ending_) self->wait_for_packets();
+                       self->read_packets(true);
+                       if (self->ending_) return;
+                       const auto time = self->pause_needed();
+                       time.count() == 0 ? self->wait_for_packets() : self->pause(time);
                      });
+}
+
+void Session::pause(std::chrono::nanoseconds time) {
+  waiting_ = true;
+  pace_timer_.expires_after(std::chrono::ceil<std::chrono::milliseconds>(time));
+  pace_timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+    const auto self = weak.lock();
+    if (error || self == nullptr || self->ending_) return;
+    const auto more = self->pause_needed();
+    self->waiting_ = false;
+    more.count() == 0 ? self->wait_for_packets() : self->pause(more);
+  });
+}
+
+std::chrono::nanoseconds Session::pause_needed() {
+  if (!introduced()) return std::chrono::nanoseconds(0);
+  const auto now = std::chrono::steady_clock::now();
+  std::chrono::nanoseconds time(0);
+  for (base::TokenBucket* bucket : {&account_.messages(), &account_.user().messages}) {
+    time = std::max(time, bucket->wait(now));
+    waits_for_peers_ = waits_for_peers_ || bucket->share(now) < kCongestedShare;
+  }
+  waits_for_peers_ = waits_for_peers_ && services_.coordinator->congested();
+  return waits_for_peers_ ? std::max<std::chrono::nanoseconds>(time, kCongestedLook) : time;
+}
+
+void Session::spend(double messages) {
+  const auto now = std::chrono::steady_clock::now();
+  account_.messages().spend(messages, now);
+  account_.user().messages.spend(messages, now);
+}
+
+void Session::spend(const SessionGroup& group, double messages) {
+  if (group.spans_nodes()) spend(messages);
 }
 
 void Session::wait_for_exit() {
@@ -67,18 +112,20 @@ void Session::wait_for_exit() {
                     [weak = weak_from_this()](const boost::system::error_code& error) {
                       const auto self = weak.lock();
                       if (error || self == nullptr) return;
-                      for (int i = 0; i < kLastBatches && !self->ending_; ++i) self->read_packets();
+                      for (int i = 0; i < kLastBatches && !self->ending_; ++i) self->read_packets(false);
                       self->gone();
                     });
 }
 
-void Session::read_packets() {
+void Session::read_packets(bool paced) {
   for (int i = 0; i < kBatch && !ending_; ++i) {
+    if (paced && pause_needed().count() != 0) return;
     ipc::Packet packet;
     const Status received = ipc::receive_packet(socket_.native_handle(), packet);
     if (received.code() == StatusCode::kNotFound) return;
     if (!received.ok()) return gone();
     handle(packet);
+    services_.bury(std::move(packet.fds));
   }
 }
 
@@ -95,12 +142,13 @@ void Session::end(const Status& why) {
   spdlog::log(expected ? spdlog::level::info : spdlog::level::warn, "session {} ends: {}", id_,
               why.to_string());
   hello_timer_.cancel();
+  pace_timer_.cancel();
   for (const auto& [handle, group] : groups_) group->abandon(why);
   if (introduced()) {
     write_session_failure(port_->segment, services_.node_name, why);
     services_.coordinator->session_gone(id_, why);
   }
-  say_farewell(socket_.native_handle(), why);
+  say_farewell(socket_.native_handle(), why, services_);
   socket_.close();
   if (pidfd_.is_open()) pidfd_.close();
 
@@ -114,12 +162,11 @@ void Session::end(const Status& why) {
   }
 }
 
-void Session::say_farewell(int socket, const Status& why) {
+void Session::say_farewell(int socket, const Status& why, const Services& services) {
   // A Unix socket that is closed with unread packets resets its peer, who would then never see the last word.
   ::shutdown(socket, SHUT_RD);
   ipc::Packet unread;
-  while (ipc::receive_packet(socket, unread).ok()) {
-  }
+  while (ipc::receive_packet(socket, unread).ok()) services.bury(std::move(unread.fds));
   abi::SessionEnded event{};
   event.header = ipc::header_of<abi::SessionEnded>(abi::MessageType::kSessionEnded, 0);
   event.status = ipc::to_reply(why);
@@ -130,6 +177,8 @@ void Session::say_farewell(int socket, const Status& why) {
 void Session::let_go() {
   groups_.clear();
   port_.reset();
+  session_charge_.reset();
+  connection_charge_.reset();
   services_.session_done(id_);
 }
 

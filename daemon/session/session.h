@@ -18,6 +18,7 @@
 #include "daemon/session/channel_space.h"
 #include "daemon/session/inspect.h"
 #include "daemon/session/listener.h"
+#include "daemon/session/message_decoder.h"
 #include "daemon/session/services.h"
 #include "daemon/session/session_group.h"
 #include "proto/ipc/packet.h"
@@ -26,14 +27,16 @@ namespace mkernel::session {
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
-  Session(Services& services, dataplane::SessionId id, ipc::UniqueFd socket, PeerIdentity identity);
+  /// `charge`: what the account has been charged for the connection.
+  Session(Services& services, dataplane::SessionId id, ipc::UniqueFd socket, PeerIdentity identity,
+          Account account, Charge charge);
 
   void start();
   /// Once; later calls do nothing. `services.session_done` follows when everything is given back.
   void end(const Status& why);
 
   /// The last packet to a client whose socket is closed right after.
-  static void say_farewell(int socket, const Status& why);
+  static void say_farewell(int socket, const Status& why, const Services& services);
 
   dataplane::SessionId id() const { return id_; }
   std::uint32_t uid() const { return identity_.uid; }
@@ -45,18 +48,32 @@ class Session : public std::enable_shared_from_this<Session> {
 
   SessionSnapshot snapshot() const;
   bool introduced() const { return port_ != nullptr; }
+  const User& user() const { return account_.user(); }
+  /// It is not read for the time being, see pause_needed().
+  bool waiting() const { return waiting_; }
+  /// The limits have changed.
+  void refresh_rights() { services_.accounts.refresh(account_, identity_.gids); }
   const std::map<std::uint32_t, std::shared_ptr<SessionGroup>>& groups() const { return groups_; }
 
  private:
   void wait_for_packets();
+  /// Reads no further until the messages that this session and its user cause are few enough again.
+  void pause(std::chrono::nanoseconds time);
+  /// How long that takes; zero: read on.
+  std::chrono::nanoseconds pause_needed();
+  /// The session makes the daemon say so much to other daemons; one message, or one to each peer, is 1.
+  void spend(double messages);
+  /// The same for what concerns a group, if other nodes are in it.
+  void spend(const SessionGroup& group, double messages);
   void wait_for_exit();
   void wait_for_hello();
-  /// Handles what is in the socket; at most a batch, so that no client holds up the others.
-  void read_packets();
+  /// Handles what is in the socket; at most a batch, so that no client holds up the others. `paced`: no more
+  /// than pause_needed() allows.
+  void read_packets(bool paced);
   void gone();
   void let_go();
 
-  // Requests: one handler each, in session_requests.cc.
+  // Requests: one handler each, in session_requests.cc and session_region_requests.cc.
   void handle(ipc::Packet& packet);
   void on(const abi::Hello& hello, ipc::Packet& packet);
   void on(const abi::JoinGroup& join, ipc::Packet& packet);
@@ -66,15 +83,26 @@ class Session : public std::enable_shared_from_this<Session> {
   void on(const abi::MapRegion& map, ipc::Packet& packet);
   void on(const abi::Exchange& exchange, ipc::Packet& packet);
   void on(const abi::FailGroup& fail, ipc::Packet& packet);
+  /// False when the packet asks for nothing that needs fds: then it is judged as any other.
+  bool refuse_lost_fds(const PacketView& view);
   Status check_hello(const abi::Hello& hello) const;
   Status check_join(const abi::JoinGroup& join) const;
+  static Result<std::string> hash_of_secret(const abi::JoinGroup& join);
   Status create_port(const abi::Hello& hello, ipc::UniqueFd& segment_fd);
+  Result<Charge> charge_for_group(const abi::JoinGroup& join);
   void joined(std::uint32_t handle, std::uint32_t sequence, const Status& status);
   void forget_group(std::uint32_t handle);
   /// The group, if it is joined; else replies with kNotFound.
   std::shared_ptr<SessionGroup> require_group(std::uint32_t handle, const abi::Header& request);
   Result<std::shared_ptr<const memory::Region>> find_shared_region(const SessionGroup& group,
                                                                    const abi::MapRegion& map) const;
+  struct RegionCharges {
+    Charge held;  ///< given back when the session gives the region up
+    Charge open;  ///< given back when its fds are closed and its memory is unmapped
+  };
+  Result<RegionCharges> charge_for_region(const abi::RegisterRegion& ask, std::size_t fds);
+  void opened_region(const abi::RegisterRegion& ask,
+                     const Result<std::shared_ptr<const memory::Region>>& region, Charge held);
   std::uint64_t pinned_bytes() const;
 
   template <typename Reply>
@@ -88,10 +116,14 @@ class Session : public std::enable_shared_from_this<Session> {
   PeerIdentity identity_;
   boost::asio::posix::stream_descriptor socket_;
   boost::asio::posix::stream_descriptor pidfd_;
-  boost::asio::steady_timer hello_timer_;
+  boost::asio::steady_timer hello_timer_, pace_timer_;
+  Account account_;
+  Charge connection_charge_, session_charge_;
   std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
 
   bool ending_ = false;
+  bool waiting_ = false;
+  bool waits_for_peers_ = false;  ///< see pause_needed()
   std::string client_name_;
   std::int32_t device_ = -1;
   std::uint32_t rails_ = 0;                       ///< near that GPU

@@ -8,8 +8,9 @@
 
 namespace mkernel::session {
 
-SessionGroup::SessionGroup(Services& services, JoinRequest request, std::uint32_t first_channel)
-    : services_(services), request_(std::move(request)) {
+SessionGroup::SessionGroup(Services& services, JoinRequest request, std::uint32_t first_channel,
+                           Charge charge)
+    : services_(services), request_(std::move(request)), charge_(std::move(charge)) {
   shape_ = {request_.name,  request_.world_size,      request_.rank,
             request_.lanes, request_.region_capacity, first_channel};
 }
@@ -46,6 +47,7 @@ Status SessionGroup::build(FormedGroup group) {
                                        " members instead of " + std::to_string(request_.world_size)};
   }
   MK_RETURN_IF_ERROR(check_rails());
+  MK_RETURN_IF_ERROR(check_users());
   auto segment = create_group_segment(shape_, formed_);
   if (!segment.ok()) return segment.status().with_context(describe());
 
@@ -86,6 +88,20 @@ Status SessionGroup::check_rails() const {
   return {};
 }
 
+/// Ranks of one node reach each other's memory without asking again, so they belong to one user. The
+/// coordinator sees to it; this does not rest on that.
+Status SessionGroup::check_users() const {
+  for (std::size_t rank = 0; rank < formed_.members.size(); ++rank) {
+    const dataplane::PeerRank& port = formed_.members[rank].port;
+    const auto uid = port.local ? services_.uid_of(port.local_key.session) : std::nullopt;
+    if (!uid || *uid == request_.uid) continue;
+    return {StatusCode::kPermissionDenied, describe() + ": rank " + std::to_string(rank) +
+                                               " on this node belongs to user " + std::to_string(*uid) +
+                                               ", this one to user " + std::to_string(request_.uid)};
+  }
+  return {};
+}
+
 void SessionGroup::opened(const Status& status) {
   if (state_ != State::kOpening || failure_) return;
   if (!status.ok()) {
@@ -119,6 +135,10 @@ Status SessionGroup::check_new_region(std::uint32_t index) const {
                                          ", whose region capacity is " +
                                          std::to_string(request_.region_capacity)};
   }
+  if (opening_.count(index) != 0) {
+    return {StatusCode::kAlreadyExists,
+            "region index " + std::to_string(index) + " of " + describe() + " is being registered"};
+  }
   if (const auto held = regions_.find(index); held != regions_.end()) {
     return {StatusCode::kAlreadyExists,
             "region index " + std::to_string(index) + " of " + describe() +
@@ -129,9 +149,15 @@ Status SessionGroup::check_new_region(std::uint32_t index) const {
   return {};
 }
 
-void SessionGroup::add_region(std::uint32_t index, std::shared_ptr<const memory::Region> region, Done done) {
+Status SessionGroup::end_region(std::uint32_t index) {
+  opening_.erase(index);
+  return check_usable();
+}
+
+void SessionGroup::add_region(std::uint32_t index, std::shared_ptr<const memory::Region> region,
+                              Charge charge, Done done) {
   const abi::RegionEntry entry{region->bytes, static_cast<std::uint32_t>(region->kind), 0};
-  regions_[index] = {region, false};
+  regions_[index] = {region, std::move(charge), false};
   const auto on_all = gather(services_.io, services_.rails(),
                              [weak = weak_from_this(), index, entry, done](const Status& status) {
                                const auto self = weak.lock();
@@ -262,6 +288,11 @@ std::uint64_t SessionGroup::gpu_bytes() const {
 std::shared_ptr<const memory::Region> SessionGroup::region(std::uint32_t index) const {
   const auto held = regions_.find(index);
   return held == regions_.end() || held->second.leaving ? nullptr : held->second.region;
+}
+
+bool SessionGroup::spans_nodes() const {
+  return std::any_of(formed_.members.begin(), formed_.members.end(),
+                     [](const FormedMember& member) { return !member.port.local; });
 }
 
 bool SessionGroup::uses_peer(transport::PeerId peer) const {

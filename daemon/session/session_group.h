@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "daemon/session/inspect.h"
@@ -29,14 +30,20 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   enum class State { kForming, kOpening, kReady, kClosing };
   using Done = std::function<void(Status)>;
 
-  SessionGroup(Services& services, JoinRequest request, std::uint32_t first_channel);
+  /// `charge`: what has been taken from its session's account for it.
+  SessionGroup(Services& services, JoinRequest request, std::uint32_t first_channel, Charge charge);
 
   /// `done` once: OK when the group is ready, else why it never will be.
   void join(Done done);
   /// OK when a region may be registered at `index`.
   Status check_new_region(std::uint32_t index) const;
+  /// A region for `index`, which has passed check_new_region(), is being opened until end_region(). That says
+  /// whether it is still wanted.
+  void begin_region(std::uint32_t index) { opening_.insert(index); }
+  Status end_region(std::uint32_t index);
   /// Hands a region to the proxies, then announces it. `index` has passed check_new_region().
-  void add_region(std::uint32_t index, std::shared_ptr<const memory::Region> region, Done done);
+  void add_region(std::uint32_t index, std::shared_ptr<const memory::Region> region, Charge charge,
+                  Done done);
   void remove_region(std::uint32_t index, Done done);
   void exchange(std::uint64_t round, const Blob& blob, std::chrono::milliseconds timeout, Done done);
   /// Drains, lets go of every channel and region, then tells the coordinator. Also the way out for a group
@@ -69,6 +76,8 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   /// Where a rank lives; nullptr before the group is whole or for a rank it does not have.
   const FormedMember* member(std::uint32_t rank) const;
 
+  /// Formed, with ranks on other nodes.
+  bool spans_nodes() const;
   bool uses_peer(transport::PeerId peer) const;
 
   GroupSnapshot snapshot() const;
@@ -78,6 +87,7 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
  private:
   struct Held {
     std::shared_ptr<const memory::Region> region;
+    Charge charge;
     bool leaving = false;
   };
 
@@ -85,6 +95,7 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   void closed(const Done& done);
   Status build(FormedGroup group);
   Status check_rails() const;
+  Status check_users() const;
   void opened(const Status& status);
   void finish_join(Status status);
   void finish_exchange(Status status);
@@ -93,6 +104,7 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
 
   Services& services_;
   const JoinRequest request_;
+  const Charge charge_;
   GroupShape shape_;
   State state_ = State::kForming;
   std::optional<Status> failure_;
@@ -100,6 +112,7 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   ipc::UniqueFd segment_fd_;
   std::shared_ptr<dataplane::GroupPort> port_;
   std::map<std::uint32_t, Held> regions_;
+  std::set<std::uint32_t> opening_;  ///< see begin_region()
   Done join_done_, exchange_done_;
   std::uint64_t round_ = 0;
   bool abandoned_ = false;

@@ -5,14 +5,18 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/base/printable.h"
+#include "daemon/base/sha256.h"
 #include "daemon/memory/open_region.h"
 #include "daemon/session/message_decoder.h"
-#include "daemon/session/session.h"
+#include "daemon/session/session_send.h"
 
 namespace mkernel::session {
 namespace {
 
 constexpr std::uint32_t kMaxWeight = 64;
+/// An exchange is one message to each node of the group, and jobs make many: ten count as one join.
+constexpr double kExchangeMessages = 0.1;
 constexpr std::chrono::milliseconds kMaxTimeout = std::chrono::hours(24);
 
 using abi::MessageType;
@@ -20,12 +24,11 @@ using abi::MessageType;
 /// Names go into errors, logs and tables of other tenants: nothing unprintable.
 Status check_name(std::string_view name, const char* what) {
   if (name.empty()) return {StatusCode::kInvalidArgument, std::string(what) + " is empty"};
-  const auto odd =
-      std::find_if(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c > 0x7e; });
-  if (odd == name.end()) return {};
+  const auto odd = base::first_unprintable(name);
+  if (!odd) return {};
   return {StatusCode::kInvalidArgument,
-          std::string(what) + " holds byte " + std::to_string(static_cast<unsigned char>(*odd)) +
-              " at position " + std::to_string(odd - name.begin()) + ", allowed is printable ASCII"};
+          std::string(what) + " holds byte " + std::to_string(static_cast<unsigned char>(name[*odd])) +
+              " at position " + std::to_string(*odd) + ", allowed is printable ASCII"};
 }
 
 Status check_at_most(std::uint64_t value, std::uint64_t limit, const std::string& what,
@@ -39,32 +42,15 @@ std::chrono::milliseconds timeout_of(std::uint32_t asked_ms, std::chrono::millis
   return asked_ms == 0 ? standard : std::min(std::chrono::milliseconds(asked_ms), kMaxTimeout);
 }
 
-/// A client's text that will stand in the logs and tables of others keeps to one printable line.
-std::string one_line(std::string_view text) {
-  std::string line(text);
-  std::replace_if(
-      line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
-  return line;
-}
-
 /// A status that came from a client: an unknown code becomes kUnknown.
 Status client_status(std::uint32_t code, std::string_view text, const JoinRequest& who) {
   const bool known = code <= static_cast<std::uint32_t>(StatusCode::kDataLoss);
   return {known ? static_cast<StatusCode>(code) : StatusCode::kUnknown,
           "rank " + std::to_string(who.rank) + " (\"" + who.client_name + "\", pid " +
-              std::to_string(who.pid) + "): " + one_line(text)};
+              std::to_string(who.pid) + "): " + base::one_line(text)};
 }
 
 }  // namespace
-
-template <typename Reply>
-void Session::send(const Reply& reply, std::span<const int> fds) {
-  if (ending_) return;
-  const Status sent = ipc::send_message(socket_.native_handle(), reply, fds);
-  if (sent.ok()) return;
-  if (sent.code() == StatusCode::kUnavailable) return gone();
-  end({StatusCode::kResourceExhausted, describe() + " does not read its replies: " + sent.text()});
-}
 
 void Session::reply(MessageType type, std::uint32_t sequence, const Status& status) {
   // An error reply of any type is the plain one, filled up with zeros to the size of its type.
@@ -88,8 +74,10 @@ SessionGroup::Done Session::replier(MessageType type, std::uint32_t sequence) {
 }
 
 void Session::handle(ipc::Packet& packet) {
-  const auto message =
-      decode({{packet.data, packet.bytes}, packet.fds.size(), packet.truncated, packet.fds_truncated});
+  const PacketView view{
+      {packet.data, packet.bytes}, packet.fds.size(), packet.truncated, packet.fds_truncated};
+  if (packet.fds_lost && refuse_lost_fds(view)) return;
+  const auto message = decode(view);
   if (!message.ok()) return end(message.status().with_context(describe() + " broke the protocol"));
   const bool is_hello = std::holds_alternative<abi::Hello>(message.value());
   if (is_hello == introduced()) {
@@ -98,6 +86,18 @@ void Session::handle(ipc::Packet& packet) {
                     (is_hello ? "a second hello" : "its first message is not hello")});
   }
   std::visit([&](const auto& body) { on(body, packet); }, message.value());
+}
+
+bool Session::refuse_lost_fds(const PacketView& view) {
+  const auto header = decode_header(view);
+  const bool region = header.ok() && static_cast<MessageType>(header->type) == MessageType::kRegisterRegion;
+  if (!region || !introduced()) return false;
+  // It is nobody's breach of the protocol that this process has no fd left.
+  reply(MessageType::kRegisterRegionReply, header->sequence,
+        {StatusCode::kResourceExhausted, "register_region: node " + services_.node_name +
+                                             " has no fd left (RLIMIT_NOFILE = " +
+                                             std::to_string(services_.accounts.budget().fd_limit) + ")"});
+  return true;
 }
 
 // ---- hello
@@ -121,12 +121,24 @@ Status Session::check_hello(const abi::Hello& hello) const {
 }
 
 Status Session::create_port(const abi::Hello& hello, ipc::UniqueFd& segment_fd) {
+  abi::SessionSegment layout{};
+  const std::uint64_t bytes = abi::layout_session(layout, services_.rails(), services_.log2_slots);
+  auto charge = services_.accounts.take(
+      account_, {{Resource::kSessions, 1},
+                 {Resource::kFds, services_.rails()},
+                 {Resource::kMappings, 1},
+                 {Resource::kDaemonBytes, session_memory_bytes(bytes, services_.rails())}});
+  if (!charge.ok()) return charge.status().with_context("hello");
   auto segment = create_session_segment(id_, services_.rails(), services_.log2_slots);
   if (!segment.ok()) return segment.status();
   auto port = std::make_shared<dataplane::SessionPort>();
   port->id = id_;
   port->name = ipc::text_of(hello.client_name);
   port->weight = std::max(hello.weight, 1U);
+  port->uid = uid();
+  port->user_weight = account_.rights().limits.weight;
+  port->bytes_per_second = account_.rights().limits.bytes_per_second;
+  port->requests_per_second = account_.rights().limits.requests_per_second;
   port->segment = std::move(segment->mapping);
   for (std::uint32_t ring = 0; ring < services_.rails(); ++ring) {
     auto doorbell = ipc::create_event();
@@ -136,6 +148,7 @@ Status Session::create_port(const abi::Hello& hello, ipc::UniqueFd& segment_fd) 
   port->counters = std::vector<dataplane::Counters>(services_.rails());
   segment_fd = std::move(segment->fd);
   port_ = std::move(port);
+  session_charge_ = std::move(charge).value();
   return {};
 }
 
@@ -188,11 +201,36 @@ Status Session::check_join(const abi::JoinGroup& join) const {
                                             std::to_string(join.world_size) + " ranks"};
 }
 
+/// Only the hash leaves this function: over the group's name too, so that it says nothing about other groups
+/// of the same secret.
+Result<std::string> Session::hash_of_secret(const abi::JoinGroup& join) {
+  const std::string secret(reinterpret_cast<const char*>(join.secret), sizeof(join.secret));
+  if (secret.find_first_not_of('\0') == std::string::npos) return std::string();
+  return base::sha256(std::string(ipc::text_of(join.name)) + '\0' + secret);
+}
+
+Result<Charge> Session::charge_for_group(const abi::JoinGroup& join) {
+  abi::GroupSegment layout{};
+  const std::uint64_t segment =
+      abi::layout_group(layout, join.world_size, join.rank, join.lanes, join.region_capacity);
+  const std::uint64_t channels = std::uint64_t{join.world_size} * join.lanes;
+  auto charge =
+      services_.accounts.take(account_, {{Resource::kChannels, channels},
+                                         {Resource::kMappings, 1},
+                                         {Resource::kDaemonBytes, group_memory_bytes(segment, channels)}});
+  if (charge.ok()) return charge;
+  return charge.status().with_context("join_group \"" + std::string(ipc::text_of(join.name)) + "\"");
+}
+
 void Session::on(const abi::JoinGroup& join, ipc::Packet&) {
   const std::uint32_t sequence = join.header.sequence;
   if (const Status wrong = check_join(join); !wrong.ok()) {
     return reply(MessageType::kJoinGroupReply, sequence, wrong);
   }
+  auto charge = charge_for_group(join);
+  if (!charge.ok()) return reply(MessageType::kJoinGroupReply, sequence, charge.status());
+  const auto secret_hash = hash_of_secret(join);
+  if (!secret_hash.ok()) return reply(MessageType::kJoinGroupReply, sequence, secret_hash.status());
   const auto first_channel = channels_.take(join.world_size * join.lanes);
   if (!first_channel) {
     return reply(MessageType::kJoinGroupReply, sequence,
@@ -209,11 +247,15 @@ void Session::on(const abi::JoinGroup& join, ipc::Packet&) {
   request.region_capacity = join.region_capacity;
   request.rails = rails_;
   request.timeout = timeout_of(join.timeout_ms, services_.limits.join_timeout);
+  request.uid = uid();
+  request.secret_hash = secret_hash.value();
   request.pid = identity_.pid;
   request.client_name = client_name_;
   const std::uint32_t handle = request.key.handle;
-  auto group = std::make_shared<SessionGroup>(services_, std::move(request), *first_channel);
+  auto group = std::make_shared<SessionGroup>(services_, std::move(request), *first_channel,
+                                              std::move(charge).value());
   groups_[handle] = group;
+  spend(1);
   group->join([weak = weak_from_this(), handle, sequence](const Status& status) {
     if (const auto self = weak.lock()) self->joined(handle, sequence, status);
   });
@@ -275,6 +317,7 @@ void Session::on(const abi::LeaveGroup& leave, ipc::Packet&) {
 void Session::on(const abi::Exchange& exchange, ipc::Packet&) {
   const auto group = require_group(exchange.group, exchange.header);
   if (group == nullptr) return;
+  spend(*group, kExchangeMessages);
   Blob blob;
   std::copy_n(reinterpret_cast<const std::byte*>(exchange.payload), blob.size(), blob.begin());
   group->exchange(exchange.round, blob, timeout_of(exchange.timeout_ms, services_.limits.join_timeout),
@@ -292,101 +335,11 @@ void Session::on(const abi::FailGroup& fail, ipc::Packet&) {
   } else {
     const Status why = client_status(fail.code, ipc::text_of(fail.text), group->request());
     const auto culprit = static_cast<std::int32_t>(group->request().rank);
+    spend(*group, 1);
     group->fail(culprit, services_.node_name, why);
     services_.coordinator->fail(group->key(), culprit, why);
   }
   reply(MessageType::kFailGroupReply, fail.header.sequence, status);
-}
-
-// ---- regions
-
-void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
-  const auto group = require_group(ask.group, ask.header);
-  if (group == nullptr) return;
-  const auto refuse = [&](const Status& why) {
-    reply(MessageType::kRegisterRegionReply, ask.header.sequence, why.with_context("register_region"));
-  };
-  if (const Status wrong = group->check_new_region(ask.index); !wrong.ok()) return refuse(wrong);
-  if (ask.shared > 1) {
-    return refuse(
-        {StatusCode::kInvalidArgument, "shared = " + std::to_string(ask.shared) + ", allowed are 0 and 1"});
-  }
-  const std::uint64_t pinned = pinned_bytes(), limit = services_.limits.max_pinned_bytes;
-  if (ask.bytes > limit || pinned > limit - ask.bytes) {
-    return refuse({StatusCode::kResourceExhausted,
-                   std::to_string(ask.bytes) + " bytes on top of " + std::to_string(pinned) +
-                       " are above limits.max_pinned_bytes = " + std::to_string(limit)});
-  }
-  // Its own fd, where this kind has one, then its dma-buf: the decoder has counted them.
-  std::vector<ipc::UniqueFd>& fds = packet.fds;
-  const std::size_t own = ask.kind == static_cast<std::uint32_t>(abi::RegionKind::kIpc) ? 0 : 1;
-  memory::RegionRequest request{.kind = ask.kind,
-                                .shared = ask.shared == 1,
-                                .fd = own > 0 ? std::move(fds.front()) : ipc::UniqueFd(),
-                                .offset = ask.offset,
-                                .bytes = ask.bytes,
-                                .device = device_,
-                                .cuda_ipc = ask.ipc,
-                                .dma_buf = fds.size() > own ? std::move(fds[own]) : ipc::UniqueFd(),
-                                .dma_buf_offset = ask.dma_buf_offset,
-                                .no_dma_buf = one_line(ipc::text_of(ask.no_dma_buf))};
-  auto region = memory::open_region(std::move(request), ++services_.last_region_id,
-                                    {services_.limits.max_region_bytes, services_.gpu_major});
-  if (!region.ok()) return refuse(region.status());
-  group->add_region(ask.index, std::move(region).value(),
-                    replier(MessageType::kRegisterRegionReply, ask.header.sequence));
-}
-
-void Session::on(const abi::UnregisterRegion& unregister, ipc::Packet&) {
-  const auto group = require_group(unregister.group, unregister.header);
-  if (group == nullptr) return;
-  group->remove_region(unregister.index,
-                       replier(MessageType::kUnregisterRegionReply, unregister.header.sequence));
-}
-
-Result<std::shared_ptr<const memory::Region>> Session::find_shared_region(const SessionGroup& group,
-                                                                          const abi::MapRegion& map) const {
-  const std::string what = "map_region " + std::to_string(map.index) + " of rank " + std::to_string(map.rank);
-  const FormedMember* member = group.member(map.rank);
-  if (member == nullptr) {
-    return Status(StatusCode::kOutOfRange,
-                  what + ": the group has " + std::to_string(group.request().world_size) + " ranks");
-  }
-  if (!member->port.local) {
-    return Status(StatusCode::kPermissionDenied, what + ": that rank is on node " + member->node_name +
-                                                     ", only regions of the own node " + services_.node_name +
-                                                     " can be mapped");
-  }
-  const Session* owner = services_.find_session(member->port.local_key.session);
-  const auto theirs = owner == nullptr ? nullptr : owner->find_group(member->port.local_key.handle);
-  const auto region = theirs == nullptr ? nullptr : theirs->region(map.index);
-  if (region == nullptr) return Status(StatusCode::kNotFound, what + ": nothing is registered there");
-  if (!region->shared) {
-    return Status(StatusCode::kPermissionDenied, what + ": its owner did not register it as shared");
-  }
-  if (owner->uid() != uid()) {
-    return Status(StatusCode::kPermissionDenied, what + ": it belongs to user " +
-                                                     std::to_string(owner->uid()) +
-                                                     ", this session to user " + std::to_string(uid()));
-  }
-  return region;
-}
-
-void Session::on(const abi::MapRegion& map, ipc::Packet&) {
-  const auto group = require_group(map.group, map.header);
-  if (group == nullptr) return;
-  const auto region = find_shared_region(*group, map);
-  if (!region.ok()) return reply(MessageType::kMapRegionReply, map.header.sequence, region.status());
-  const memory::Region& found = *region.value();
-  abi::MapRegionReply answer{};
-  answer.header = ipc::header_of<abi::MapRegionReply>(MessageType::kMapRegionReply, map.header.sequence);
-  answer.kind = static_cast<std::uint32_t>(found.kind);
-  answer.offset = found.offset;
-  answer.bytes = found.bytes;
-  answer.ipc = found.cuda_ipc;
-  const int fd = found.fd.get();
-  const std::size_t fds = found.kind == abi::RegionKind::kIpc ? 0 : 1;  // a dma-buf is the daemon's alone
-  send(answer, {&fd, fds});
 }
 
 }  // namespace mkernel::session

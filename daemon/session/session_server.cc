@@ -26,18 +26,26 @@ SessionServer::SessionServer(boost::asio::io_context& io, const ServerOptions& o
                 options.boot_id,
                 static_cast<std::uint32_t>(std::countr_zero(options.ring_slots)),
                 options.limits,
-                std::move(proxies)},
+                std::move(proxies),
+                Accounts(options.node_name, options.limits, options.users, options.budget)},
       acceptor_(io),
       timer_(io) {
   services_.gpu_major = options.gpu_major;
   services_.rails_near = options.rails_near;
   services_.session_count = [this] { return introduced_count(); };
   services_.find_session = [this](dataplane::SessionId id) { return find(id); };
+  services_.uid_of = [this](dataplane::SessionId id) -> std::optional<std::uint32_t> {
+    const Session* session = find(id);
+    if (session == nullptr) return std::nullopt;
+    return session->uid();
+  };
   services_.session_done = [this](dataplane::SessionId id) { reap(id); };
   services_.group_closed = [] {};
 }
 
-SessionServer::~SessionServer() = default;
+SessionServer::~SessionServer() {
+  services_.opener.reset();  // its jobs post to the control thread, whose posts hold nothing of this server
+}
 
 Status SessionServer::start(GroupCoordinator& coordinator) {
   services_.coordinator = &coordinator;
@@ -84,13 +92,14 @@ void SessionServer::accept(ipc::UniqueFd client) {
       full ? Status(StatusCode::kResourceExhausted, "node " + services_.node_name + " has " +
                                                         std::to_string(sessions_.size()) + " connections")
            : identity.status();
-  if (!refusal.ok()) {
-    spdlog::warn("a client was turned away: {}", refusal.text());
-    return Session::say_farewell(client.get(), refusal);
-  }
+  if (!refusal.ok()) return turn_away(client.get(), refusal);
+  Account account = services_.accounts.open(identity->uid, identity->gids);
+  auto charge = admit(account);
+  if (!charge.ok()) return turn_away(client.get(), charge.status());
   const dataplane::SessionId id = ++last_session_id_;
   try {
-    auto session = std::make_shared<Session>(services_, id, std::move(client), std::move(identity).value());
+    auto session = std::make_shared<Session>(services_, id, std::move(client), std::move(identity).value(),
+                                             std::move(account), std::move(charge).value());
     sessions_[id] = session;
     session->start();
   } catch (const boost::system::system_error& error) {
@@ -98,6 +107,30 @@ void SessionServer::accept(ipc::UniqueFd client) {
     sessions_.erase(id);
     spdlog::error("session {} could not start: {}", id, error.what());
   }
+}
+
+Result<Charge> SessionServer::admit(const Account& account) {
+  const std::string who = "user " + std::to_string(account.user().uid);
+  if (!account.rights().limits.may_connect) {
+    ++account.user().refusals_total;
+    return Status(StatusCode::kPermissionDenied, who + " may not use mkernel on node " + services_.node_name +
+                                                     ": " + account.rights().key("may_connect") + " = false");
+  }
+  // The socket and the pidfd.
+  auto charge = services_.accounts.take(account, {{Resource::kConnections, 1}, {Resource::kFds, 2}});
+  if (charge.ok()) return charge;
+  return charge.status().with_context("a connection of " + who);
+}
+
+void SessionServer::turn_away(int client, const Status& why) {
+  spdlog::warn("a client was turned away: {}", why.text());
+  Session::say_farewell(client, why, services_);
+}
+
+void SessionServer::set_limits(const config::Limits& limits, const config::Users& users) {
+  services_.limits = limits;
+  services_.accounts.configure(limits, users);
+  for (const auto& [id, session] : sessions_) session->refresh_rights();
 }
 
 // ---- and go
@@ -204,6 +237,28 @@ std::vector<SessionSnapshot> SessionServer::sessions() const {
     if (session->introduced()) seen.push_back(session->snapshot());
   }
   return seen;
+}
+
+std::vector<UserSnapshot> SessionServer::users() const {
+  std::map<std::uint32_t, UserSnapshot> seen;
+  for (const auto& [uid, user] : services_.accounts.users()) seen[uid] = session::snapshot(*user);
+  for (const auto& [id, session] : sessions_) {
+    UserSnapshot& user = seen[session->uid()];
+    user.groups += session->groups().size();
+    user.waiting += session->waiting() ? 1 : 0;
+    if (session->introduced()) user.counters += session->snapshot().counters;
+  }
+  std::vector<UserSnapshot> rows;
+  for (auto& [uid, user] : seen) rows.push_back(std::move(user));
+  return rows;
+}
+
+NodeUse SessionServer::node_use() const {
+  const Ledger& held = services_.accounts.node();
+  const NodeBudget& budget = services_.accounts.budget();
+  const config::UserLimits& standard = services_.accounts.standard();
+  return {held.held(Resource::kFds), budget.fds,       held.held(Resource::kMappings),
+          budget.mappings,           standard.max_fds, standard.max_regions};
 }
 
 std::vector<GroupSnapshot> SessionServer::groups() const {

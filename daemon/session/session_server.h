@@ -28,6 +28,8 @@ struct ServerOptions {
   std::uint32_t ring_slots = 4096;  ///< power of two
   ListenerOptions listener;
   config::Limits limits;
+  config::Users users;
+  NodeBudget budget = NodeBudget::of_this_process();
   unsigned gpu_major = memory::kNvidiaMajor;  ///< memory::RegionRules
   /// Services::rails_near.
   std::function<std::uint32_t(std::uint64_t)> rails_near = [](std::uint64_t) { return 0U; };
@@ -51,7 +53,7 @@ class SessionServer final : public GroupEvents, public Inspector {
   void end_all(const Status& why);
 
   /// For what is asked from now on.
-  void set_limits(const config::Limits& limits) { services_.limits = limits; }
+  void set_limits(const config::Limits& limits, const config::Users& users);
   std::size_t session_count() const { return sessions_.size(); }
 
   /// True while some session's group still has channels to the peer: the transports must keep it until then.
@@ -72,6 +74,8 @@ class SessionServer final : public GroupEvents, public Inspector {
 
   // Inspector
   std::vector<SessionSnapshot> sessions() const override;
+  std::vector<UserSnapshot> users() const override;
+  NodeUse node_use() const override;
   std::vector<GroupSnapshot> groups() const override;
   std::vector<RegionSnapshot> regions() const override;
   std::vector<ChannelSnapshot> channels(bool all) const override;
@@ -81,6 +85,9 @@ class SessionServer final : public GroupEvents, public Inspector {
   /// False when this process has no fd left and should wait before it tries again.
   bool accept_waiting();
   void accept(ipc::UniqueFd client);
+  /// The charge for a connection, or why this user may not have one.
+  Result<Charge> admit(const Account& account);
+  void turn_away(int client, const Status& why);
   void drain();
   void reap(dataplane::SessionId session);
   std::size_t introduced_count() const;

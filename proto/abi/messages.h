@@ -90,8 +90,11 @@ struct JoinGroup {
   std::uint32_t region_capacity;  ///< region indices; the same on every rank
   std::uint32_t timeout_ms;       ///< 0 = the daemon's default
   std::uint8_t reserved[12];
+  /// The same on every rank, or zeros: none. Ranks of several nodes that share one may belong to users with
+  /// different numbers.
+  std::uint8_t secret[kSecretBytes];
 };
-static_assert(sizeof(JoinGroup) == 112);
+static_assert(sizeof(JoinGroup) == 144);
 
 struct JoinGroupReply {
   Header header;

@@ -10,13 +10,16 @@ namespace mkernel::abi {
 inline constexpr std::uint32_t kMagic = 0x4c4e4b4dU;
 
 /// Raised by every change of a layout. Client and daemon must agree exactly; there is no negotiation.
-inline constexpr std::uint32_t kVersion = 4;
+inline constexpr std::uint32_t kVersion = 5;
 
 /// Bytes of a name (group, node, client), the terminating zero included.
 inline constexpr std::size_t kNameBytes = 64;
 
 /// Bytes of the text of a status that crosses a border, the terminating zero included. Longer texts are cut.
 inline constexpr std::size_t kTextBytes = 448;
+
+/// Bytes of the secret that the ranks of a group may share (session messages, `JoinGroup`).
+inline constexpr std::size_t kSecretBytes = 32;
 
 /// Bytes that one rank contributes to one exchange of its group (session messages, `Exchange`).
 inline constexpr std::size_t kExchangeBytes = 512;

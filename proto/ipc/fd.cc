@@ -6,11 +6,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
 namespace mkernel::ipc {
 namespace {
+
+#ifdef MADV_POPULATE_WRITE
+constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
+#else
+constexpr int kPopulateWrite = 23;  // Linux 5.14
+#endif
 
 Status system_error(StatusCode code, const std::string& what) {
   return {code, what + ": " + std::strerror(errno)};
@@ -48,6 +55,20 @@ Result<Mapping> Mapping::map(int fd, std::uint64_t offset, std::uint64_t bytes) 
   mapping.data_ = static_cast<std::byte*>(data);
   mapping.bytes_ = bytes;
   return mapping;
+}
+
+Status Mapping::populate() const {
+  if (bytes_ == 0 || ::madvise(data_, bytes_, kPopulateWrite) == 0) return {};
+  if (errno != EINVAL) {
+    return system_error(StatusCode::kResourceExhausted,
+                        "memory for " + std::to_string(bytes_) + " bytes (MADV_POPULATE_WRITE)");
+  }
+  // A kernel before 5.14. Others may write here at the same time: what they write must stay.
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  for (std::uint64_t at = 0; at < bytes_; at += page) {
+    std::atomic_ref(*reinterpret_cast<unsigned char*>(data_ + at)).fetch_or(0, std::memory_order_relaxed);
+  }
+  return {};
 }
 
 Result<UniqueFd> create_shared_memory(const std::string& label, std::uint64_t bytes) {

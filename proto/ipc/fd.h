@@ -46,6 +46,9 @@ class Mapping {
   /// Maps [offset, offset + bytes) of `fd`; `offset` page-aligned. The caller has checked the file's size.
   static Result<Mapping> map(int fd, std::uint64_t offset, std::uint64_t bytes);
 
+  /// Makes every page be there, charged to this process, and changes no byte. Errors: kResourceExhausted.
+  Status populate() const;
+
   std::byte* data() const { return data_; }
   std::uint64_t bytes() const { return bytes_; }
   template <typename T>

@@ -66,9 +66,11 @@ Status receive_packet(int socket, Packet& packet) {
   }
   packet.bytes = static_cast<std::size_t>(got);
   packet.truncated = (message.msg_flags & MSG_TRUNC) != 0;
-  packet.fds_truncated = (message.msg_flags & MSG_CTRUNC) != 0 || packet.fds.size() > abi::kMaxFds;
-  if (packet.fds_truncated) packet.fds.clear();
-  if (got == 0 && packet.fds.empty() && !packet.fds_truncated) {
+  // The kernel cuts the list where the buffer ends, which has room for one too many, or where this process
+  // may open no more.
+  packet.fds_truncated = packet.fds.size() > abi::kMaxFds;
+  packet.fds_lost = (message.msg_flags & MSG_CTRUNC) != 0 && !packet.fds_truncated;
+  if (got == 0 && packet.fds.empty() && !packet.fds_lost) {
     return {StatusCode::kUnavailable, "the other side closed the session socket"};
   }
   return {};

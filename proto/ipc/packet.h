@@ -18,7 +18,8 @@ struct Packet {
   std::size_t bytes = 0;
   std::vector<UniqueFd> fds;
   bool truncated = false;      ///< the packet was longer than kMaxMessageBytes
-  bool fds_truncated = false;  ///< it carried more than abi::kMaxFds fds; all of them were closed
+  bool fds_truncated = false;  ///< it carried more than abi::kMaxFds fds; `fds` has the first of them
+  bool fds_lost = false;       ///< this process had no room for all its fds; `fds` has those that came
 };
 
 /// Sends one packet. Errors: kUnavailable when the other side is gone, kResourceExhausted when the socket is

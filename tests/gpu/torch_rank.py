@@ -26,6 +26,7 @@ class SessionOptions(ctypes.Structure):
 class GroupOptions(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p)] + [(field, ctypes.c_uint32) for field in
                                               ("world_size", "rank", "lanes", "region_capacity", "timeout_ms")]
+    _fields_ += [("secret", ctypes.c_char_p)]
 
 
 def part(seed, owner, writer, world):

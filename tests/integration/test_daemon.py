@@ -8,7 +8,7 @@ import unittest
 
 from cluster import BIN, ClusterTest, Daemon, free_ports, wait_until
 
-TABLES = ("status", "sessions", "peers", "groups", "regions", "channels", "devices", "topo", "config")
+TABLES = ("status", "sessions", "users", "peers", "groups", "regions", "channels", "devices", "topo", "config")
 
 
 class Mkerneld(ClusterTest):

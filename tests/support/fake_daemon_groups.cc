@@ -1,4 +1,6 @@
 // FakeDaemon: groups, regions, exchanges and the delivery of puts.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -17,6 +19,11 @@ void count(std::uint64_t& word) {
 
 void FakeDaemon::join(Client& client, const abi::JoinGroup& message) {
   Group& group = groups_[std::string(ipc::text_of(message.name))];
+  if (!group.members.empty() &&
+      !std::equal(std::begin(message.secret), std::end(message.secret), std::begin(group.shape.secret))) {
+    return reply(client, abi::MessageType::kJoinGroupReply, message.header.sequence, abi::JoinGroupReply{},
+                 {StatusCode::kPermissionDenied, "the group has another join secret"});
+  }
   if (group.members.contains(message.rank)) {
     return reply(client, abi::MessageType::kJoinGroupReply, message.header.sequence, abi::JoinGroupReply{},
                  {StatusCode::kAlreadyExists, "rank " + std::to_string(message.rank) + " is taken"});
@@ -93,6 +100,11 @@ void FakeDaemon::register_region(Client& client, const abi::RegisterRegion& mess
   if (fds.size() != (named ? 0 : 1))
     good = {StatusCode::kInvalidArgument, "not the number of fds that is needed"};
   if (good.ok() && !named) good = ipc::check_shared_memory(fds[0].get(), message.offset, message.bytes);
+  if (good.ok() && message.kind == static_cast<std::uint32_t>(abi::RegionKind::kHostMemory) &&
+      ::lseek(fds[0].get(), static_cast<off_t>(message.offset), SEEK_HOLE) <
+          static_cast<off_t>(message.offset + message.bytes)) {
+    good = {StatusCode::kFailedPrecondition, "the region has a hole"};
+  }
   if (good.ok()) {
     Region region{.offset = message.offset,
                   .shared = message.shared == 1,

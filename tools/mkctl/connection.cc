@@ -72,6 +72,9 @@ Reply Connection::status() {
 Reply Connection::sessions() {
   return wire_->call(&Stub::ListSessions, v1::SessionsRequest());
 }
+Reply Connection::users() {
+  return wire_->call(&Stub::ListUsers, v1::UsersRequest());
+}
 Reply Connection::peers() {
   return wire_->call(&Stub::ListPeers, v1::PeersRequest());
 }

@@ -24,6 +24,7 @@ class Connection {
 
   Reply status();
   Reply sessions();
+  Reply users();
   Reply peers();
   Reply groups();
   Reply regions();

@@ -55,6 +55,8 @@ std::map<std::string, Command> commands() {
       {"status", {"version, uptime, health and why not", plain(&Connection::status), "status"}},
       {"sessions",
        {"clients: who, what they hold, what they moved", plain(&Connection::sessions), "sessions"}},
+      {"users",
+       {"users: what their sessions hold together, and what they may", plain(&Connection::users), "users"}},
       {"peers", {"other nodes and their state", plain(&Connection::peers), "peers"}},
       {"groups", {"groups of this node's sessions", plain(&Connection::groups), "groups"}},
       {"regions", {"registered memory", plain(&Connection::regions), "regions"}},

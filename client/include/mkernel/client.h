@@ -11,6 +11,7 @@
 // a time per object.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -54,12 +55,15 @@ inline constexpr std::size_t kMaxExchangeBytes = 448;
 /// Most bytes of one region: offsets have 48 bits.
 inline constexpr std::uint64_t kMaxRegionBytes = std::uint64_t{1} << 48;
 
+/// Bytes of GroupOptions::secret.
+inline constexpr std::size_t kSecretBytes = 32;
+
 struct SessionOptions {
   std::string socket = "/run/mkernel/mkerneld.sock";  ///< the session socket of this node's daemon
   std::string name;                          ///< shown by mkctl, below 64 bytes; empty = the program's name
   int device = -1;                           ///< GPU ordinal of CUDA in this process, -1 = host memory only;
                                              ///< puts go over the NICs near it
-  std::uint32_t weight = 1;                  ///< share of the daemon's proxies, 1..64
+  std::uint32_t weight = 1;                  ///< share among the sessions of the same user, 1..64
   std::chrono::milliseconds timeout{10000};  ///< of connecting and of every small request of the session
 };
 
@@ -70,6 +74,11 @@ struct GroupOptions {
   std::uint32_t lanes = 16;            ///< channels per ordered pair of ranks, the same on every rank, 1..64
   std::uint32_t region_capacity = 64;  ///< buffers per rank, the same on every rank, 1..256
   std::chrono::milliseconds timeout{60000};  ///< of joining, and of every collective call
+  /// The same on every rank: 32 random bytes that nobody outside the job knows; zeros: none. A group belongs
+  /// to one user: without a secret all its ranks run under the same uid. With one, ranks of different nodes
+  /// may run under different uids, and nobody else takes a rank, not even under the same uid; the ranks of
+  /// one node run under one uid in any case.
+  std::array<std::byte, kSecretBytes> secret{};
 };
 
 struct DeviceEndpointOptions {
@@ -90,8 +99,9 @@ class MK_API Session {
   ~Session();
 
   /// **Collective**: returns when every rank of the group has joined. Errors: kAlreadyExists (who holds the
-  /// rank), kInvalidArgument (an option, or one that differs between ranks, naming both), kDeadlineExceeded
-  /// (the missing ranks).
+  /// rank), kPermissionDenied (the group of that name belongs to another user, or has another secret),
+  /// kInvalidArgument (an option, or one that differs between ranks, naming both), kDeadlineExceeded (the
+  /// missing ranks), kResourceExhausted (a limit that the operator has set, by key).
   Result<Group> join(const GroupOptions& options);
 
   std::uint64_t id() const;              ///< as mkctl shows it
@@ -174,7 +184,8 @@ class MK_API Group {
   /// exchange it.
   Result<HostBuffer> allocate(std::uint64_t bytes);
   /// The same over the caller's memfd, sealed against shrinking; [offset, offset + bytes), `offset`
-  /// page-aligned. The fd stays the caller's and may be closed at once.
+  /// page-aligned. The fd stays the caller's and may be closed at once. Pages that are not there yet are
+  /// made, so that they are charged to this process and not to the daemon.
   Result<HostBuffer> register_memory(int memfd, std::uint64_t offset, std::uint64_t bytes);
 
   /// **Collective**. Takes `count` lanes for own puts, for the life of this group, and returns the first; the

@@ -71,6 +71,7 @@ typedef struct mk_group_options {
   uint32_t lanes;
   uint32_t region_capacity;
   uint32_t timeout_ms;
+  const uint8_t* secret; /* 32 bytes that only the ranks of the job know, or NULL; see GroupOptions::secret */
 } mk_group_options;
 
 MK_API mk_status mk_connect(const mk_session_options* options, mk_session** session);

@@ -59,7 +59,9 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   mk_symmetric* symmetric = NULL;
   mk_host_buffer* host = NULL;
   const mk_session_options here = {socket, "c test", -1, 1, 30000};
-  mk_group_options options = {"c", 0, 0, 4, 8, 30000};
+  const uint8_t secret[32] = {1, 2, 3};
+  mk_group_options options = {"c", 0, 0, 4, 8, 30000, secret}, stranger;
+  mk_group* none = NULL;
   mk_activity* activity = NULL;
   uint32_t lane = 99, said[2] = {0, 0}, mine;
   mk_rank_info info;
@@ -70,6 +72,9 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
 
   EXPECT(mk_connect(&here, &session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);
+  stranger = options;
+  stranger.secret = NULL;
+  EXPECT(mk_join(session, &stranger, &none) == MK_PERMISSION_DENIED && none == NULL);
   EXPECT(mk_group_rank(group) == rank && mk_group_world_size(group) == world &&
          mk_group_node_count(group) == 1);
   EXPECT(mk_group_rank_info(group, peer, &info) == MK_OK);

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -195,6 +197,41 @@ TEST_CASE("the user's own memfd can be registered, a plain file or an unsealed m
     auto again = ipc::create_shared_memory("test", 4096);
     check_status(group.register_memory(again->get(), 4096, 1).status(), StatusCode::kOutOfRange, "4096");
   });
+}
+
+TEST_CASE("memory is there before it is registered, and what stood in it stays") {
+  // The daemon's stores would make the pages otherwise, and it would be charged for them.
+  FakeDaemon daemon;
+  with_groups(daemon, 1, [](Group& group) {
+    auto memory = ipc::create_shared_memory("sparse", 64 * 4096);
+    const auto mapping = ipc::Mapping::map(memory->get(), 0, 64 * 4096);
+    mapping.value().data()[5 * 4096 + 7] = std::byte{42};
+    CHECK(::lseek(memory->get(), 0, SEEK_HOLE) == 0);
+    const auto buffer = group.register_memory(memory->get(), 4096, 63 * 4096);
+    CHECK_MESSAGE(buffer.ok(), buffer.status().to_string());
+    CHECK(::lseek(memory->get(), 4096, SEEK_HOLE) == 64 * 4096);
+    CHECK(mapping.value().data()[5 * 4096 + 7] == std::byte{42});
+    CHECK(group.allocate(1 << 20).ok());
+    CHECK(group.symmetric(1 << 20).ok());
+  });
+}
+
+TEST_CASE("a group's secret goes to the daemon as it is") {
+  FakeDaemon daemon;
+  auto options = group_options(2, 0);
+  options.secret[0] = std::byte{7};
+  options.secret[31] = std::byte{9};
+  std::thread first([&] {
+    auto session = Session::connect({.socket = daemon.socket(), .name = "first", .timeout = kLong});
+    CHECK(session->join(options).ok());
+  });
+  while (daemon.look().members == 0) std::this_thread::yield();
+  auto session = Session::connect({.socket = daemon.socket(), .name = "second", .timeout = kLong});
+  REQUIRE(session.ok());
+  check_status(session->join(group_options(2, 1)).status(), StatusCode::kPermissionDenied, "join secret");
+  options.rank = 1;
+  check_ok(session->join(options).status());
+  first.join();
 }
 
 }  // namespace

@@ -187,6 +187,112 @@ TEST_CASE("a reload takes over what can change and says what needs a restart") {
   CHECK(result.needs_restart == std::vector<std::string>{"node.name: \"a\" -> \"b\""});
 }
 
+TEST_CASE("a table of [users] is a user, a uid or a group of this machine, and its keys are checked") {
+  const auto parsed = parse(R"([users.default]
+weight = 2
+max_regions = 7
+[users.root]
+max_sessions = 5
+[users."@root"]
+weight = 3
+[users.4711]
+may_connect = false
+)",
+                            "node.toml");
+  REQUIRE_MESSAGE(parsed.ok(), parsed.status().text());
+  CHECK(parsed->users.standard.weight == 2);
+  CHECK(parsed->users.named.at("root").id == 0);
+  CHECK_FALSE(parsed->users.named.at("root").group);
+  CHECK(parsed->users.named.at("@root").group);
+  CHECK(parsed->users.named.at("4711").id == 4711);
+  CHECK_FALSE(parsed->users.named.at("4711").limits.may_connect);
+
+  const std::string found = mistakes_in(R"([users.nobody-of-this-name]
+[users."@no-such-group"]
+[users.4711]
+wieght = 1
+[users.root]
+weight = 0
+max_fds = "many"
+[users]
+alice = 3
+)");
+  for (const char* expected :
+       {"node.toml:1: [users.\"nobody-of-this-name\"]: is no user of this machine, no number and not",
+        "node.toml:2: [users.\"@no-such-group\"]: is no group of this machine",
+        "node.toml:4: users.4711.wieght: unknown key (did you mean the key of users.default.weight?)",
+        "node.toml:6: users.root.weight = 0: must be a whole number from 1",
+        "node.toml:7: users.root.max_fds = \"many\": must be a whole number from 8",
+        "node.toml:9: users.alice: unknown key"}) {
+    CHECK_MESSAGE(contains(found, expected), found);
+  }
+}
+
+TEST_CASE(
+    "a user's own table counts before his groups', of these the most generous value, each key by itself") {
+  const auto parsed = parse(R"([users.default]
+may_connect = false
+max_regions = 10
+bytes_per_second = 100
+[users."@1"]
+may_connect = true
+max_regions = 20
+max_fds = 9
+[users."@2"]
+max_regions = 15
+bytes_per_second = 0
+[users.77]
+max_regions = 5
+)",
+                            "f");
+  REQUIRE_MESSAGE(parsed.ok(), parsed.status().text());
+  const UserRights stranger = rights_of(parsed->users, 5, {9});
+  CHECK_FALSE(stranger.limits.may_connect);
+  CHECK(stranger.limits.max_regions == 10);
+  CHECK(stranger.key("max_regions") == "users.default.max_regions");
+  const UserRights member = rights_of(parsed->users, 5, {2, 1});
+  CHECK(member.limits.may_connect);
+  CHECK(member.limits.max_regions == 20);
+  CHECK(member.key("max_regions") == "users.@1.max_regions");
+  CHECK(member.limits.max_fds == 9);
+  CHECK(member.limits.bytes_per_second == 0);  // no limit is more than any
+  CHECK(rights_of(parsed->users, 5, {2}).limits.max_regions == 15);
+  const UserRights own = rights_of(parsed->users, 77, {1});
+  CHECK(own.limits.max_regions == 5);
+  CHECK(own.key("max_regions") == "users.77.max_regions");
+  CHECK(own.limits.may_connect);
+}
+
+TEST_CASE("tables of [users] are dumped with their origin, and reloaded whole") {
+  auto first = parse("[users.4711]\nmax_fds = 99\n[users.\"@5\"]\nweight = 2\n", "f");
+  REQUIRE(first.ok());
+  const std::string text = dump(*first);
+  CHECK(contains(text, "[users.\"4711\"]\nmax_fds = 99  # f:2\n"));
+  auto second = parse(text, "dump");
+  REQUIRE_MESSAGE(second.ok(), second.status().text());
+  CHECK(second->users.named.at("4711").limits.max_fds == 99);
+  CHECK(second->users.named.at("@5").limits.weight == 2);
+
+  auto fresh = parse("[users.default]\nmax_fds = 50\n[users.4711]\nmax_fds = 98\nweight = 4\n", "f");
+  REQUIRE(fresh.ok());
+  const Reload result = reload(*first, *fresh);
+  CHECK(result.applied ==
+        std::vector<std::string>{"users.default.max_fds: 16384 -> 50", "users.4711.weight: (not set) -> 4",
+                                 "users.4711.max_fds: 99 -> 98", "users.@5.weight: 2 -> (not set)"});
+  CHECK(result.config.users.named.count("@5") == 0);
+  CHECK(result.config.users.named.at("4711").limits.weight == 4);
+  CHECK(result.needs_restart.empty());
+}
+
+TEST_CASE("limits of 0 bytes follow the machine's memory") {
+  const auto parsed = parse("", "");
+  REQUIRE(parsed.ok());
+  CHECK(parsed->limits.pinned_limit() > std::uint64_t{64} << 20);
+  CHECK(parsed->limits.region_limit() == parsed->limits.pinned_limit() / 2);
+  CHECK(parsed->users.standard.pinned_limit() == parsed->limits.pinned_limit());
+  CHECK(parse("[limits]\nmax_region_bytes = 4096", "f")->limits.region_limit() == 4096);
+}
+
 TEST_CASE("config/mkerneld.toml holds every key at its default") {
   auto documented = load((kRoot / "config/mkerneld.toml").string());
   REQUIRE_MESSAGE(documented.ok(), documented.status().text());

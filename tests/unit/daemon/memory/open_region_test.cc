@@ -26,7 +26,38 @@ RegionRequest host_request(ipc::UniqueFd fd, std::uint64_t offset, std::uint64_t
 }
 
 ipc::UniqueFd memory(std::uint64_t bytes) {
-  return std::move(ipc::create_shared_memory("region", bytes)).value();
+  ipc::UniqueFd fd = std::move(ipc::create_shared_memory("region", bytes)).value();
+  REQUIRE(std::move(ipc::Mapping::map(fd.get(), 0, bytes)).value().populate().ok());
+  return fd;
+}
+
+TEST_CASE("memory with a page that nobody has written is refused by its place, and taken once it is there") {
+  constexpr std::uint64_t kBytes = 5 * 4096;
+  ipc::UniqueFd fd = std::move(ipc::create_shared_memory("holes", kBytes)).value();
+  const auto pages = ipc::Mapping::map(fd.get(), 0, kBytes);
+  REQUIRE(pages.ok());
+  for (const std::uint64_t page : {0, 1, 2, 4}) pages.value().data()[page * 4096] = std::byte{1};
+  const auto open = [&](std::uint64_t offset, std::uint64_t bytes) {
+    return open_region(host_request(std::move(fd.duplicate()).value(), offset, bytes), 1, {kMaxBytes})
+        .status();
+  };
+  REQUIRE(::lseek(fd.get(), 77, SEEK_SET) == 77);
+  CHECK(open(4096, kBytes - 4096).code() == StatusCode::kFailedPrecondition);
+  CHECK(open(4096, kBytes - 4096).text().find("region of 16384 bytes has a hole at byte 8192") == 0);
+  CHECK(::lseek(fd.get(), 0, SEEK_CUR) == 77);
+  CHECK(open(0, 3 * 4096).ok());
+  CHECK(open(4 * 4096, 4096).ok());
+  REQUIRE(pages.value().populate().ok());
+  CHECK(open(0, kBytes).ok());
+  CHECK(pages.value().data()[4096] == std::byte{1});
+}
+
+TEST_CASE("host memory has a limit of its own where only that of the machine is known") {
+  RegionRules rules{kMaxBytes};
+  rules.max_host_bytes = 4096;
+  const auto refused = open_region(host_request(memory(8192), 0, 8192), 1, rules).status();
+  CHECK(refused.code() == StatusCode::kResourceExhausted);
+  CHECK(refused.text().find("8192 bytes of host memory is above 4096") != std::string::npos);
 }
 
 TEST_CASE("a region is the part of its fd that was asked for, and keeps it alive") {
@@ -121,7 +152,7 @@ struct Plain {
     request.cuda_ipc.handle[63] = 9;
     request.no_dma_buf = "the driver said no";
   }
-  Result<std::shared_ptr<const Region>> open() { return open_region(std::move(request), 1, rules); }
+  Result<std::unique_ptr<Region>> open() { return open_region(std::move(request), 1, rules); }
   std::string refusal() { return open().status().to_string(); }
 };
 

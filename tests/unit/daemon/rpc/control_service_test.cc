@@ -87,6 +87,16 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     seen.counters.bytes_total = (std::uint64_t{1} << 53) + 1;  // more than a double holds
     return {seen};
   }
+  std::vector<session::UserSnapshot> users() const override {
+    session::UserSnapshot seen;
+    seen.uid = 0;
+    seen.sessions = 3;
+    seen.fds = 17;
+    seen.limits.max_sessions = 9;
+    seen.refusals_total = 2;
+    return {seen};
+  }
+  session::NodeUse node_use() const override { return {17, 900, 4, 49000, 1000, 8192}; }
   std::vector<session::GroupSnapshot> groups() const override { return {}; }
   std::vector<session::RegionSnapshot> regions() const override { return {}; }
   std::vector<session::ChannelSnapshot> channels(bool all) const override {
@@ -164,8 +174,8 @@ bool contains(const Run& run, const std::string& part) {
 
 TEST_CASE("every table says first which daemon answers") {
   Served served;
-  for (const std::string table :
-       {"status", "sessions", "peers", "groups", "regions", "channels", "devices", "topo", "config"}) {
+  for (const std::string table : {"status", "sessions", "users", "peers", "groups", "regions", "channels",
+                                  "devices", "topo", "config"}) {
     CAPTURE(table);
     const Run run = mkctl(served.socket, table);
     CHECK(run.exit == 0);
@@ -186,6 +196,13 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
     REQUIRE(run.exit == 0);
     return nlohmann::json::parse(run.output);
   };
+  const auto users = json("users");
+  CHECK(users["users"][0]["uid"] == 0);
+  CHECK(users["users"][0]["name"] == "root");  // of this machine
+  CHECK(users["users"][0]["fds"] == 17);
+  CHECK(users["users"][0]["max_sessions"] == 9);
+  CHECK(users["users"][0]["refusals_total"] == 2);
+  CHECK(users["node"]["mappings_limit"] == 49000);
   const auto sessions = json("sessions");
   CHECK(sessions["daemon"]["node"] == "nodeA");
   CHECK(sessions["sessions"][0]["bytes_total"].get<std::uint64_t>() == (std::uint64_t{1} << 53) + 1);

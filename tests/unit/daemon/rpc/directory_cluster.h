@@ -78,6 +78,11 @@ class DirectoryCluster {
   /// Messages from `from` to `to` stay on the way until released.
   void hold(std::size_t from, std::size_t to, bool held = true);
 
+  /// `from` says something of its own making.
+  void say(std::size_t from, std::size_t to, const v1::PeerMessage& message) {
+    wires_[{from, to}].push_back(message);
+  }
+
   bool step();                    ///< one random thing happens; false when nothing can
   void settle();                  ///< until nothing can happen any more
   void advance(std::int64_t ms);  ///< every node's clock, then settle()

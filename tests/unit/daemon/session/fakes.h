@@ -2,6 +2,7 @@
 // that knows only the sessions of this process.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <map>
@@ -44,7 +45,10 @@ class LocalCoordinator final : public GroupCoordinator {
   explicit LocalCoordinator(boost::asio::io_context& io) : io_(io) {}
   void set_events(GroupEvents& events) { events_ = &events; }
 
+  bool congested() const override { return far_behind; }
+
   void join(const JoinRequest& request, Formed formed) override {
+    ++joins;
     Group& group = groups_[request.name];
     if (group.ranks.count(request.rank) != 0) {
       const Status taken(StatusCode::kAlreadyExists,
@@ -130,9 +134,11 @@ class LocalCoordinator final : public GroupCoordinator {
     }
   }
 
-  std::uint32_t remote_rails = 0;  ///< what ranks elsewhere say
-  int left = 0;                    ///< calls of leave()
-  int gone = 0;                    ///< calls of session_gone()
+  std::uint32_t remote_rails = 0;        ///< what ranks elsewhere say
+  std::atomic<bool> far_behind = false;  ///< what congested() says
+  int joins = 0;                         ///< calls of join()
+  int left = 0;                          ///< calls of leave()
+  int gone = 0;                          ///< calls of session_gone()
 
  private:
   struct Member {

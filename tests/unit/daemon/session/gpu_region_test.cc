@@ -125,7 +125,7 @@ TEST_CASE("plain GPU memory is shown, accounted, and named to a rank of the node
   plain.bytes = 0;
   CHECK(contains(a.register_plain(plain).to_string(), "region of 0 bytes"));
   plain.bytes = ~std::uint64_t{0};
-  CHECK(contains(a.register_plain(plain).to_string(), "above limits.max_pinned_bytes"));
+  CHECK(contains(a.register_plain(plain).to_string(), "above limits.max_gpu_bytes"));
   CHECK(a.leave().ok());
   CHECK(harness.control([](SessionServer& server) { return server.regions(); }).empty());
 }
@@ -134,7 +134,7 @@ TEST_CASE("what is no GPU memory is refused as such, and the session goes on") {
   Harness harness([](ServerOptions& options) {
     options.gpu_major = kStandInMajor;
     options.limits.max_region_bytes = 8 << 20;
-    options.limits.max_pinned_bytes = 9 << 20;
+    options.limits.max_gpu_bytes = 9 << 20;
   });
   RawClient client(harness.socket());
   REQUIRE(client.hello("gpu", 0).status.code == 0);
@@ -157,10 +157,11 @@ TEST_CASE("what is no GPU memory is refused as such, and the session goes on") {
   CHECK(contains(refusal(good.get(), 0), "region of 0 bytes"));
   CHECK(contains(refusal(good.get(), 4097), "region of 4097 bytes, a VMM allocation has a multiple of 4096"));
   CHECK(contains(refusal(good.get(), (8 << 20) + 4096), "above limits.max_region_bytes = 8388608"));
-  CHECK(contains(refusal(good.get(), 10 << 20), "above limits.max_pinned_bytes = 9437184"));
+  CHECK(contains(refusal(good.get(), 10 << 20), "above limits.max_gpu_bytes = 9437184"));
   REQUIRE(add(client, good.get(), 1, 8 << 20).ok());
   CHECK(contains(refusal(good.get(), 4 << 20),
-                 "4194304 bytes on top of 8388608 are above limits.max_pinned_bytes = 9437184"));
+                 "4194304 bytes of GPU memory on top of 8388608 of this session are above "
+                 "limits.max_gpu_bytes = 9437184"));
 
   RawClient hostile(harness.socket());
   REQUIRE(hostile.hello("host only").status.code == 0);

@@ -215,6 +215,11 @@ class RawClient {
     body.shared = shared ? 1 : 0;
     body.offset = offset;
     body.bytes = bytes;
+    // As the client library does. What is no memory the daemon refuses anyway.
+    if (kind == abi::RegionKind::kHostMemory && ipc::check_shared_memory(fd, offset, bytes).ok()) {
+      auto mapping = ipc::Mapping::map(fd, offset, bytes);
+      if (mapping.ok()) REQUIRE(mapping->populate().ok());
+    }
     return ipc::from_reply(request<abi::PlainReply>(body, {&fd, 1}).status);
   }
   /// Plain GPU memory, with its dma-buf or, where `dma_buf` is -1, why there is none.

@@ -50,6 +50,8 @@ Usage usage() {
   if (::send(fd, &hello, sizeof(hello), 0) < 0 || ::recv(fd, scrap, sizeof(scrap), 0) <= 0) ::_exit(2);
   if (::send(fd, &join, sizeof(join), 0) < 0 || ::recv(fd, &joined, sizeof(joined), 0) <= 0) ::_exit(3);
   auto region = ipc::create_shared_memory("killed", 1 << 20);
+  auto pages = ipc::Mapping::map(region->get(), 0, 1 << 20);
+  if (!pages.ok() || !pages->populate().ok()) ::_exit(6);
   auto ask = RawClient::message<abi::RegisterRegion>(abi::MessageType::kRegisterRegion);
   ask.group = joined.group;
   ask.kind = 1;

@@ -267,7 +267,8 @@ TEST_CASE("an fd of the wrong kind, or a region outside its fd, is refused and t
   const ipc::UniqueFd big = memory(1 << 20);
   CHECK(client.register_region(big.get(), 4, 0, 1 << 20).ok());
   CHECK(contains(refusal(good.get(), 5, 0, 8192),
-                 "8192 bytes on top of 1052672 are above limits.max_pinned_bytes"));
+                 "8192 bytes of host memory on top of 1052672 of this session are above "
+                 "limits.max_pinned_bytes"));
 
   const auto regions = harness.control([](SessionServer& server) { return server.regions(); });
   REQUIRE(regions.size() == 2);

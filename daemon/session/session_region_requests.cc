@@ -1,0 +1,156 @@
+// What a client may ask for about memory: register, unregister, map a neighbour's.
+#include <boost/asio/post.hpp>
+#include <utility>
+
+#include "daemon/base/printable.h"
+#include "daemon/memory/open_region.h"
+#include "daemon/memory/reaped.h"
+#include "daemon/session/session_send.h"
+
+namespace mkernel::session {
+namespace {
+
+using abi::MessageType;
+
+constexpr std::uint64_t kMaxRegionBytes = std::uint64_t{1} << 48;  ///< offsets of puts have so many bits
+
+memory::RegionRules region_rules(const Services& services) {
+  const config::Limits& limits = services.limits;
+  memory::RegionRules rules;
+  rules.max_bytes = limits.max_region_bytes != 0 ? limits.max_region_bytes : kMaxRegionBytes;
+  rules.max_host_bytes = limits.max_region_bytes != 0 ? 0 : limits.region_limit();
+  rules.gpu_major = services.gpu_major;
+  return rules;
+}
+
+}  // namespace
+
+Result<Session::RegionCharges> Session::charge_for_region(const abi::RegisterRegion& ask, std::size_t fds) {
+  const bool host = static_cast<abi::RegionKind>(ask.kind) == abi::RegionKind::kHostMemory;
+  auto held = services_.accounts.take(
+      account_, {{Resource::kRegions, 1}, {host ? Resource::kPinnedBytes : Resource::kGpuBytes, ask.bytes}});
+  if (!held.ok()) return held.status();
+  auto open =
+      services_.accounts.take(account_, {{Resource::kFds, fds}, {Resource::kMappings, host ? 1U : 0U}});
+  if (!open.ok()) return open.status();
+  return RegionCharges{std::move(held).value(), std::move(open).value()};
+}
+
+void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
+  const auto group = require_group(ask.group, ask.header);
+  if (group == nullptr) return;
+  const auto refuse = [&](const Status& why) {
+    reply(MessageType::kRegisterRegionReply, ask.header.sequence, why.with_context("register_region"));
+  };
+  if (const Status wrong = group->check_new_region(ask.index); !wrong.ok()) return refuse(wrong);
+  if (ask.shared > 1) {
+    return refuse(
+        {StatusCode::kInvalidArgument, "shared = " + std::to_string(ask.shared) + ", allowed are 0 and 1"});
+  }
+  auto charges = charge_for_region(ask, packet.fds.size());
+  if (!charges.ok()) return refuse(charges.status());
+  spend(*group, 1);
+  // Its own fd, where this kind has one, then its dma-buf: the decoder has counted them.
+  std::vector<ipc::UniqueFd>& fds = packet.fds;
+  const std::size_t own = ask.kind == static_cast<std::uint32_t>(abi::RegionKind::kIpc) ? 0 : 1;
+  memory::RegionRequest request{.kind = ask.kind,
+                                .shared = ask.shared == 1,
+                                .fd = own > 0 ? std::move(fds.front()) : ipc::UniqueFd(),
+                                .offset = ask.offset,
+                                .bytes = ask.bytes,
+                                .device = device_,
+                                .cuda_ipc = ask.ipc,
+                                .dma_buf = fds.size() > own ? std::move(fds[own]) : ipc::UniqueFd(),
+                                .dma_buf_offset = ask.dma_buf_offset,
+                                .no_dma_buf = base::one_line(ipc::text_of(ask.no_dma_buf))};
+  group->begin_region(ask.index);
+  // Looking at every page takes time: not on this thread.
+  auto job = [&io = services_.io, weak = weak_from_this(), ask, charges = std::move(charges).value(),
+              held = std::make_shared<memory::RegionRequest>(std::move(request)), reaper = services_.reaper,
+              id = ++services_.last_region_id, owner = uid(), rules = region_rules(services_)] {
+    auto opened = memory::open_region(std::move(*held), id, rules);
+    Result<std::shared_ptr<const memory::Region>> region(opened.status());
+    if (opened.ok()) {
+      (*opened)->charge = charges.open;
+      region = memory::reaped(std::move(*opened), reaper, owner);
+    }
+    boost::asio::post(io, [weak, ask, held = charges.held, region = std::move(region)] {
+      if (const auto self = weak.lock()) self->opened_region(ask, region, held);
+    });
+  };
+  services_.opener->post(uid(), std::move(job));
+}
+
+void Session::opened_region(const abi::RegisterRegion& ask,
+                            const Result<std::shared_ptr<const memory::Region>>& region, Charge held) {
+  const auto group = find_group(ask.group);
+  Status status = region.status();
+  if (group == nullptr) {
+    status = {StatusCode::kNotFound,
+              "group handle " + std::to_string(ask.group) + " has been left meanwhile"};
+  } else {
+    const Status usable = group->end_region(ask.index);
+    if (status.ok()) status = usable;
+  }
+  if (!status.ok() || ending_) {
+    return reply(MessageType::kRegisterRegionReply, ask.header.sequence,
+                 status.with_context("register_region"));
+  }
+  group->add_region(ask.index, region.value(), std::move(held),
+                    replier(MessageType::kRegisterRegionReply, ask.header.sequence));
+}
+
+void Session::on(const abi::UnregisterRegion& unregister, ipc::Packet&) {
+  const auto group = require_group(unregister.group, unregister.header);
+  if (group == nullptr) return;
+  spend(*group, 1);
+  group->remove_region(unregister.index,
+                       replier(MessageType::kUnregisterRegionReply, unregister.header.sequence));
+}
+
+Result<std::shared_ptr<const memory::Region>> Session::find_shared_region(const SessionGroup& group,
+                                                                          const abi::MapRegion& map) const {
+  const std::string what = "map_region " + std::to_string(map.index) + " of rank " + std::to_string(map.rank);
+  const FormedMember* member = group.member(map.rank);
+  if (member == nullptr) {
+    return Status(StatusCode::kOutOfRange,
+                  what + ": the group has " + std::to_string(group.request().world_size) + " ranks");
+  }
+  if (!member->port.local) {
+    return Status(StatusCode::kPermissionDenied, what + ": that rank is on node " + member->node_name +
+                                                     ", only regions of the own node " + services_.node_name +
+                                                     " can be mapped");
+  }
+  const Session* owner = services_.find_session(member->port.local_key.session);
+  const auto theirs = owner == nullptr ? nullptr : owner->find_group(member->port.local_key.handle);
+  const auto region = theirs == nullptr ? nullptr : theirs->region(map.index);
+  if (region == nullptr) return Status(StatusCode::kNotFound, what + ": nothing is registered there");
+  if (!region->shared) {
+    return Status(StatusCode::kPermissionDenied, what + ": its owner did not register it as shared");
+  }
+  if (owner->uid() != uid()) {
+    return Status(StatusCode::kPermissionDenied, what + ": it belongs to user " +
+                                                     std::to_string(owner->uid()) +
+                                                     ", this session to user " + std::to_string(uid()));
+  }
+  return region;
+}
+
+void Session::on(const abi::MapRegion& map, ipc::Packet&) {
+  const auto group = require_group(map.group, map.header);
+  if (group == nullptr) return;
+  const auto region = find_shared_region(*group, map);
+  if (!region.ok()) return reply(MessageType::kMapRegionReply, map.header.sequence, region.status());
+  const memory::Region& found = *region.value();
+  abi::MapRegionReply answer{};
+  answer.header = ipc::header_of<abi::MapRegionReply>(MessageType::kMapRegionReply, map.header.sequence);
+  answer.kind = static_cast<std::uint32_t>(found.kind);
+  answer.offset = found.offset;
+  answer.bytes = found.bytes;
+  answer.ipc = found.cuda_ipc;
+  const int fd = found.fd.get();
+  const std::size_t fds = found.kind == abi::RegionKind::kIpc ? 0 : 1;  // a dma-buf is the daemon's alone
+  send(answer, {&fd, fds});
+}
+
+}  // namespace mkernel::session

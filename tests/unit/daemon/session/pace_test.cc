@@ -1,0 +1,132 @@
+// What one session may make others wait for: messages to other daemons, and the control thread's time.
+#include <time.h>
+
+#include <thread>
+
+#include "tests/unit/daemon/session/harness.h"
+
+namespace mkernel::session::testing {
+namespace {
+
+using abi::MessageType;
+using Clock = std::chrono::steady_clock;
+
+/// Processor time of the control thread.
+std::chrono::nanoseconds control_time(Harness& harness) {
+  return harness.control([](SessionServer&) {
+    timespec now{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+  });
+}
+
+/// A rank that another session holds: a join that is told to everybody and answered at once.
+void join_in_vain(RawClient& client, int times) {
+  for (int i = 0; i < times; ++i) {
+    REQUIRE(ipc::from_reply(client.request<abi::JoinGroupReply>(RawClient::join_message("g", 2, 0)).status)
+                .code() == StatusCode::kAlreadyExists);
+  }
+}
+
+struct Flood {
+  explicit Flood(Harness& harness) : holder(harness.socket()), client(harness.socket()) {
+    REQUIRE(holder.hello("holder").status.code == 0);
+    REQUIRE(client.hello("flood").status.code == 0);
+    holder.start_join("g", 2, 0);
+    REQUIRE(eventually(
+        [&] { return harness.control([](auto& server) { return server.groups(); }).size() == 1; }));
+  }
+  RawClient holder, client;
+};
+
+TEST_CASE("joins come ten seconds' worth at once, then at the rate of limits.joins_per_second") {
+  // The review's finding 6: 50,000 joins a second dropped the link between two daemons.
+  Harness harness([](ServerOptions& options) { options.limits.joins_per_second = 20; });
+  Flood flood(harness);
+  const auto begin = Clock::now();
+  join_in_vain(flood.client, 210);
+  // 200 may come at once; of the rest each takes 50 ms, less what came in while the others were answered.
+  CHECK(Clock::now() - begin >= std::chrono::milliseconds(450));
+  CHECK(harness.control([&](SessionServer&) { return harness.coordinator().joins; }) == 211);
+
+  // The session that waits is the only one that does.
+  RawClient bystander(harness.socket());
+  REQUIRE(bystander.hello("bystander").status.code == 0);
+  const auto next = Clock::now();
+  auto join = RawClient::join_message("g", 2, 0);
+  join.header.sequence = 1000;
+  for (int i = 0; i < 20; ++i) REQUIRE(ipc::send_message(flood.client.fd(), join).ok());
+  join_in_vain(bystander, 10);
+  CHECK(Clock::now() - next < std::chrono::milliseconds(900));
+}
+
+TEST_CASE("a user's sessions share his budget, so that opening more of them gains nothing") {
+  Harness harness([](ServerOptions& options) { options.users.standard.joins_per_second = 10; });
+  Flood flood(harness);  // 1 join
+  const auto begin = Clock::now();
+  for (int session = 0; session < 5; ++session) {
+    RawClient client(harness.socket());
+    REQUIRE(client.hello("one of many").status.code == 0);
+    join_in_vain(client, 21);
+  }
+  CHECK(Clock::now() - begin >= std::chrono::milliseconds(400));  // 106 of which 100 come at once
+}
+
+TEST_CASE(
+    "while a peer is far behind, who has said much waits until it is not, and who has said little goes on") {
+  Harness harness([](ServerOptions& options) { options.limits.joins_per_second = 10; });
+  Flood flood(harness);
+  join_in_vain(flood.client, 60);  // more than half of 100
+  harness.coordinator().far_behind = true;
+  auto join = RawClient::join_message("g", 2, 0);
+  join.header.sequence = 1000;
+  REQUIRE(ipc::send_message(flood.client.fd(), join).ok());
+  RawClient quiet(harness.socket());
+  REQUIRE(quiet.hello("quiet").status.code == 0);
+  join_in_vain(quiet, 5);
+  const auto joins = [&] {
+    return harness.control([&](SessionServer&) { return harness.coordinator().joins; });
+  };
+  CHECK(joins() == 66);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // two tokens' time: they do not help it
+  CHECK(joins() == 66);
+  harness.coordinator().far_behind = false;
+  CHECK(eventually([&] { return joins() == 67; }));
+}
+
+TEST_CASE("freeing a dead client's memory costs the control thread nothing") {
+  // The review's finding 13: 130 ms for every GiB, in which nobody was answered.
+  Harness harness;
+  constexpr std::uint64_t kBytes = std::uint64_t{1} << 30;
+  std::chrono::nanoseconds before{};
+  SUBCASE("a region that was registered") {
+    RawClient client(harness.socket());
+    REQUIRE(client.hello().status.code == 0);
+    REQUIRE(client.join("g", 1, 0).status.code == 0);
+    const ipc::UniqueFd fd = std::move(ipc::create_shared_memory("large", kBytes)).value();
+    before = control_time(harness);
+    REQUIRE(client.register_region(fd.get(), 0, 0, kBytes).ok());
+  }
+  SUBCASE("a memfd that came with a request that was refused") {
+    RawClient client(harness.socket());
+    REQUIRE(client.hello().status.code == 0);
+    REQUIRE(client.join("g", 1, 0).status.code == 0);
+    before = control_time(harness);
+    ipc::UniqueFd fd = std::move(ipc::create_shared_memory("large", kBytes)).value();
+    REQUIRE(std::move(ipc::Mapping::map(fd.get(), 0, kBytes)).value().populate().ok());
+    auto ask = RawClient::message<abi::RegisterRegion>(MessageType::kRegisterRegion);
+    ask.group = client.handle();
+    ask.index = 99;
+    ask.kind = 1;
+    ask.bytes = kBytes;
+    const int sent = fd.get();
+    REQUIRE(ipc::send_message(client.fd(), ask, {&sent, 1}).ok());
+    fd.reset();  // the daemon's is the last, or soon will be
+  }
+  // Session and memory are gone before the time is read: mappings of this process tell.
+  REQUIRE(eventually([&] { return harness.session_count() == 0; }));
+  CHECK(control_time(harness) - before < std::chrono::milliseconds(10));
+}
+
+}  // namespace
+}  // namespace mkernel::session::testing

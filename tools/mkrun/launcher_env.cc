@@ -41,6 +41,10 @@ std::string job_of(const Environment& environment, const Names& names) {
 
 }  // namespace
 
+Environment process_environment() {
+  return [](const char* name) -> const char* { return std::getenv(name); };
+}
+
 Result<Launcher> detect_launcher(const Environment& environment) {
   for (const Names& names : kLaunchers) {
     if (environment(names.rank) == nullptr || environment(names.world_size) == nullptr) continue;
@@ -58,7 +62,7 @@ Result<Launcher> detect_launcher(const Environment& environment) {
 }
 
 Result<Launcher> detect_launcher() {
-  return detect_launcher([](const char* name) -> const char* { return std::getenv(name); });
+  return detect_launcher(process_environment());
 }
 
 }  // namespace mkernel::mkrun

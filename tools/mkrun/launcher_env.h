@@ -21,6 +21,9 @@ struct Launcher {
 /// Value of a variable, or null.
 using Environment = std::function<const char*(const char* name)>;
 
+/// That of this process.
+Environment process_environment();
+
 /// The first launcher whose rank and size are both set: torchrun, Open MPI, PMI, srun (last, because its
 /// variables are also there for other launchers inside an allocation). Error: kInvalidArgument naming the
 /// variable and its value.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mkernel/client.h"
+#include "tools/mkrun/group_secret.h"
 #include "tools/mkrun/job.h"
 #include "tools/mkrun/launcher_env.h"
 #include "tools/mkrun/options.h"
@@ -30,7 +31,9 @@ Operations and their files (float32 or float16 .npy; every rank gives its own pa
                      with --causal rank r holds parts r and 2 * world - 1 - r of 2 * world (zigzag)
 
 In every path {rank}, {local_rank} and {world_size} are replaced. Rank and world size come from the flags or else from
-torchrun, mpirun or srun; the group name from --group or else from the launcher's job id.
+torchrun, mpirun or srun; the group name from --group or else from the launcher's job id. A group belongs to one user.
+Where the ranks of different nodes run under different uids, they share a secret: 64 hexadecimal digits (openssl rand
+-hex 32) in --secret-file or in MKERNEL_GROUP_SECRET.
 
 Exit codes: 0 done; 1 the group or the operation failed; 2 usage, or a file that is missing, malformed or of the wrong
 shape; 3 the daemon is not reachable.)";
@@ -47,6 +50,9 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->required()
       ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention"}));
   app.add_option("--group", o.group, "name of the group, the same on every rank");
+  app.add_option(
+      "--secret-file", o.secret_file,
+      "file with 64 hexadecimal digits that only this job knows; absent: $MKERNEL_GROUP_SECRET, or none");
   app.add_option("--world-size", flags.world_size, "number of ranks");
   app.add_option("--rank", flags.rank, "this rank, from 0");
   app.add_option("--daemon", o.daemon, "session socket of this node's daemon")->capture_default_str();
@@ -119,8 +125,8 @@ Status complete(Flags& flags, const Launcher& launcher) {
     return {StatusCode::kInvalidArgument,
             "--group is missing, and no launcher tells a job id to name it after"};
   }
-  for (std::string* path :
-       {&o.daemon, &o.out, &o.a, &o.b, &o.q, &o.k, &o.v, &o.w1, &o.w2, &o.topk_indices, &o.topk_weights}) {
+  for (std::string* path : {&o.daemon, &o.secret_file, &o.out, &o.a, &o.b, &o.q, &o.k, &o.v, &o.w1, &o.w2,
+                            &o.topk_indices, &o.topk_weights}) {
     *path = filled(*path, o, launcher.local_rank.value_or(0));
   }
   o.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(flags.deadline * 1000));
@@ -163,6 +169,8 @@ int report(ExitCode code, const Status& status, const Options& options) {
 int run_rank(const Options& options) {
   const auto job = make_job(options.op);
   if (const Status loaded = job->load(options); !loaded.ok()) return report(kUsage, loaded, options);
+  const auto secret = read_secret(options.secret_file);
+  if (!secret.ok()) return report(kUsage, secret.status(), options);
   auto session = Session::connect({.socket = options.daemon, .name = "mkrun " + options.op});
   if (!session.ok()) {
     const bool unreachable = session.status().code() == StatusCode::kUnavailable ||
@@ -173,7 +181,8 @@ int run_rank(const Options& options) {
   auto group = session->join({.name = options.group,
                               .world_size = options.world_size,
                               .rank = options.rank,
-                              .timeout = options.join_timeout});
+                              .timeout = options.join_timeout,
+                              .secret = secret.value()});
   if (!group.ok()) return report(kFailed, group.status(), options);
   const Status status = run(*group, *job, options);
   return status.ok() ? kDone : report(kFailed, status, options);

@@ -12,6 +12,7 @@ namespace mkernel::mkrun {
 struct Options {
   std::string op;
   std::string group;
+  std::string secret_file;  ///< of the group's join secret; empty: from the environment, or none
   std::string daemon = "/run/mkernel/mkerneld.sock";
   std::uint32_t rank = 0;
   std::uint32_t world_size = 0;

@@ -19,6 +19,7 @@ const std::vector<Check>& checks() {
       {"version", check_version},
       {"memlock", check_memlock},
       {"open_files", check_open_files},
+      {"user_limits", check_user_limits},
       {"devices", check_devices},
       {"gids", check_gids},
       {"mtu", check_mtu},
@@ -100,6 +101,24 @@ Findings check_open_files(const Facts& facts) {
   return {{Severity::kWarning, "the daemon may open " + std::to_string(facts.limits->open_files) + " files",
            "sessions, regions and peers hold file descriptors; jobs are refused when they run out",
            "LimitNOFILE=1048576 in the unit, then restart the daemon"}};
+}
+
+Findings check_user_limits(const Facts& facts) {
+  if (!facts.budget) return {};
+  Findings findings;
+  const auto compare = [&](const std::string& key, std::uint64_t allowed, const std::string& what,
+                           std::uint64_t there, const std::string& todo) {
+    if (allowed <= there) return;
+    findings.push_back({Severity::kWarning,
+                        "users.default." + key + " = " + std::to_string(allowed) + " is above the " +
+                            std::to_string(there) + " " + what + " that all sessions have together",
+                        "one user can take all of them, and the others are refused", todo});
+  };
+  compare("max_fds", facts.budget->user_fds, "fds", facts.budget->fds,
+          "LimitNOFILE=1048576 in the unit, or a smaller limit in the configuration");
+  compare("max_regions", facts.budget->user_regions, "mappings", facts.budget->mappings,
+          "a larger vm.max_map_count (sysctl), or a smaller limit in the configuration");
+  return findings;
 }
 
 }  // namespace mkernel::mkctl::doctor

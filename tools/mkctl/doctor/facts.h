@@ -37,6 +37,12 @@ struct Limits {
   bool may_lock_anyway = false;  ///< CAP_IPC_LOCK
 };
 
+/// What the daemon has for all sessions together, and what it allows one user.
+struct SessionBudget {
+  std::uint64_t fds = 0, mappings = 0;
+  std::uint64_t user_fds = 0, user_regions = 0;
+};
+
 /// The port that a rail uses first, as the daemon of its node says.
 struct RailPort {
   std::uint32_t rail = 0;
@@ -92,6 +98,7 @@ struct Facts {
   std::string mkctl_version;
   Daemon daemon;
   std::optional<Limits> limits;
+  std::optional<SessionBudget> budget;  ///< nothing of a daemon that does not say
   std::vector<Peer> peers;
   std::vector<std::string> daemons;  ///< "pid 4711: mkerneld --config a.toml", every one that runs here
   std::string rails;                 ///< of this node, as Peer::transport

@@ -87,6 +87,11 @@ Facts gather(Connection& connection) {
   if (status.ok()) {
     read_status(status.value(), facts.daemon);
     if (auto peers = connection.peers(); peers.ok()) read_peers(peers.value(), facts);
+    if (auto users = connection.users(); users.ok()) {
+      const Json& node = users.value().at("node");
+      facts.budget = SessionBudget{node.at("fds_limit"), node.at("mappings_limit"), node.at("user_fds"),
+                                   node.at("user_regions")};
+    }
     if (auto devices = connection.devices(); devices.ok())
       facts.ports = ports_of(devices.value().at("devices"));
     if (auto topology = connection.topology(); topology.ok())

@@ -73,6 +73,13 @@ TEST_CASE("memlock: too little for registered memory") {
 TEST_CASE("open files") {
   one(after(check_open_files, [](Facts& f) { f.limits->open_files = 1024; }), kWarning, "1024 files");
   CHECK(after(check_open_files, [](Facts& f) { f.limits->open_files = kUnlimited; }).empty());
+  const auto budget = [](std::uint64_t user_fds, std::uint64_t user_regions) {
+    return [=](Facts& f) { f.budget = SessionBudget{900, 49000, user_fds, user_regions}; };
+  };
+  one(after(check_user_limits, budget(901, 5)), kWarning,
+      "users.default.max_fds = 901 is above the 900 fds that all sessions have together");
+  one(after(check_user_limits, budget(900, 49001)), kWarning, "users.default.max_regions = 49001");
+  CHECK(after(check_user_limits, budget(900, 49000)).empty());
 }
 
 TEST_CASE("devices: none, not permitted, ports down, names that are not there") {

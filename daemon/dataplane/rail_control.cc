@@ -263,15 +263,16 @@ void Rail::erase_session(SessionId id) {
 }
 
 /// Forgets the group's puts that no transport has taken yet, and counts nothing of it as in flight any more.
+/// The puts that are kept move to the front of the array.
 void Rail::drop_pending(Group& group) {
   Session& session = *group.session;
-  const auto begin = session.puts.begin();
-  const auto kept =
-      std::remove_if(begin + session.first, begin + session.count, [this, &group](const transport::Put& put) {
-        const ChannelEnd* end = ends_.find(put.channel);
-        return end != nullptr && end->group == &group;
-      });
-  session.count = static_cast<std::uint32_t>(kept - begin);
+  std::uint32_t kept = 0;
+  for (std::uint32_t i = session.first; i < session.count; ++i) {
+    const ChannelEnd* end = ends_.find(session.puts[i].channel);
+    if (end == nullptr || end->group != &group) session.puts[kept++] = session.puts[i];
+  }
+  session.first = 0;
+  session.count = kept;
   if (session.copy.running() && session.copy.channel->group == &group) session.copy = {};
   group.in_flight = 0;
 }

@@ -129,8 +129,17 @@ void RingWriter::write(const abi::WorkRequest& request) {
   write_raw(abi::encode(request, 0));
 }
 
+void RingWriter::write_together(const std::vector<abi::WorkRequest>& requests) {
+  std::vector<std::uint64_t> positions;
+  for (std::size_t i = 0; i < requests.size(); ++i) positions.push_back(claim());
+  for (std::size_t i = requests.size(); i-- > 0;) store(positions[i], abi::encode(requests[i], 0));
+}
+
 void RingWriter::write_raw(const abi::WorkSlot& slot) {
-  const std::uint64_t position = claim();
+  store(claim(), slot);
+}
+
+void RingWriter::store(std::uint64_t position, const abi::WorkSlot& slot) {
   const std::uint64_t lap = abi::lap_bit(position, log2_slots_);
   abi::WorkSlot marked = slot;
   marked.word[0] = (slot.word[0] & ~abi::kLapBit) | lap;

@@ -63,6 +63,8 @@ class RingWriter {
 
   /// Waits for room, then writes; the slot itself is any 32 bytes.
   void write(const abi::WorkRequest& request);
+  /// All of them become visible to the reader at once. They must fit the ring; no other thread writes.
+  void write_together(const std::vector<abi::WorkRequest>& requests);
   void write_raw(const abi::WorkSlot& slot);  ///< its lap bits are replaced by the right ones
   /// Writes where no honest writer would, without looking at the tail.
   void scribble(std::uint64_t position, const abi::WorkSlot& slot);
@@ -75,6 +77,7 @@ class RingWriter {
 
  private:
   std::uint64_t claim();
+  void store(std::uint64_t position, const abi::WorkSlot& slot);
 
   std::shared_ptr<dataplane::SessionPort> session_;
   std::uint32_t ring_;

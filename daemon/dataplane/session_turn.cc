@@ -78,8 +78,12 @@ bool RingServer::accept(Session& session, const abi::WorkSlot& slot) {
   bump(channel.counters->bytes_total, request.length);
   if (channel.local) {
     session.allowance.charge(0);  // its bytes are charged piece by piece
-    session.copy = {&channel, request.local_offset, request.remote_offset, request.length,
-                    0,        request.local_region, request.remote_region};
+    session.copy = {.channel = &channel,
+                    .source_offset = request.local_offset,
+                    .target_offset = request.remote_offset,
+                    .length = request.length,
+                    .source_region = request.local_region,
+                    .target_region = request.remote_region};
     copy_locally(session);
     return true;
   }

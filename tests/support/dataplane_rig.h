@@ -124,8 +124,8 @@ class RecordingSink final : public dataplane::ControlSink {
 Status open_group(dataplane::Proxy& proxy, std::shared_ptr<dataplane::GroupPort> group);
 void set_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::uint32_t index,
                 std::shared_ptr<const memory::Region> region);
-bool clear_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::uint32_t index,
-                  std::chrono::milliseconds limit);
+Status clear_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::uint32_t index,
+                    std::chrono::milliseconds limit);
 bool close_group(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::chrono::milliseconds limit);
 bool detach_session(dataplane::Proxy& proxy, dataplane::SessionId session, std::chrono::milliseconds limit);
 

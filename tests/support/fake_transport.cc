@@ -57,6 +57,22 @@ void FakeWire::inbound(transport::ChannelKey key, std::uint16_t region, std::uin
   wake();
 }
 
+void FakeWire::hold(const memory::Region& region) {
+  const std::lock_guard lock(mutex_);
+  held_.insert(&region);
+}
+
+void FakeWire::release(const memory::Region& region) {
+  const std::lock_guard lock(mutex_);
+  held_.erase(&region);
+  wake();
+}
+
+std::uint64_t FakeWire::asked_for_holds() const {
+  const std::lock_guard lock(mutex_);
+  return asked_for_holds_;
+}
+
 std::vector<RecordedPut> FakeWire::puts() const {
   const std::lock_guard lock(mutex_);
   return puts_;
@@ -217,6 +233,12 @@ void FakeTransport::receive_from_peer(transport::PeerId peer, std::span<const st
 
 int FakeTransport::event_fd() const {
   return wire_->event_.get();
+}
+
+bool FakeTransport::holds(const memory::Region& region) const {
+  const std::lock_guard lock(wire_->mutex_);
+  ++wire_->asked_for_holds_;
+  return wire_->held_.contains(&region);
 }
 
 void FakeTransport::forget(const memory::Region& region) {

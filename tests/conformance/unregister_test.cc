@@ -26,7 +26,7 @@ TEST_CASE("once no transport holds an unregistered target, nothing is written th
     pair.pump(pumps);
     memory::Region& target = pair.b().region(pair.b().region_of(doomed.in));
     pair.b().retire(target);
-    REQUIRE(pair.run_until([&] { return !pair.b().transport().holds(target); }));
+    REQUIRE(pair.run_until([&] { return !pair.b().in_use(target); }));
     std::memset(target.host(0), kMarker, target.bytes);
     pair.b().transport().forget(target);
     // The sender has not heard, or has puts under way: they come, and go nowhere.
@@ -49,7 +49,7 @@ TEST_CASE("once no transport holds an unregistered source, nothing is read from 
     pair.pump(pumps);
     memory::Region& source = pair.a().source_of(doomed.out);
     pair.a().retire(source);
-    REQUIRE(pair.run_until([&] { return !pair.a().transport().holds(source); }));
+    REQUIRE(pair.run_until([&] { return !pair.a().in_use(source); }));
     std::memset(source.host(0), kMarker, source.bytes);
     pair.a().transport().forget(source);
     // Every put that was sent before arrives whole: Node verifies it.
@@ -71,7 +71,7 @@ TEST_CASE("a target that is unregistered while its connection is away is let go 
   pair.b().retire(target);
   pair.pump(50);
   pair.wire().heal(pair.a());
-  REQUIRE(pair.run_until([&] { return !pair.b().transport().holds(target); }));
+  REQUIRE(pair.run_until([&] { return !pair.b().in_use(target); }));
   std::memset(target.host(0), kMarker, target.bytes);
   pair.b().transport().forget(target);
   CHECK(pair.run_until([&] { return !pair.a().channel_status(doomed.out).ok(); }));

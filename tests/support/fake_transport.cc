@@ -22,13 +22,17 @@ void FakeWire::allow(std::uint64_t puts) {
 void FakeWire::complete_at_once() {
   const std::lock_guard lock(mutex_);
   complete_at_once_ = true;
-  for (auto& [key, channel] : outbound_) channel.wanted = channel.submitted;
+  for (auto& [key, channel] : outbound_) {
+    channel.wanted = channel.submitted;
+    due_.insert(key);
+  }
   wake();
 }
 
 void FakeWire::complete(transport::ChannelKey key, std::uint64_t count) {
   const std::lock_guard lock(mutex_);
   outbound_.at(key).wanted = count;
+  due_.insert(key);
   wake();
 }
 
@@ -168,7 +172,10 @@ std::size_t FakeTransport::submit(std::span<const transport::Put> puts) {
     FakeWire::Channel& channel = wire_->outbound_.at(key);
     if (put.sequence != channel.submitted + 1) throw std::logic_error("put out of sequence");
     ++channel.submitted;
-    if (wire_->complete_at_once_) channel.wanted = channel.submitted;
+    if (wire_->complete_at_once_) {
+      channel.wanted = channel.submitted;
+      wire_->due_.insert(key);
+    }
     ++wire_->put_count_;
     ++taken;
     if (!wire_->record_puts_) continue;
@@ -187,7 +194,10 @@ std::size_t FakeTransport::poll() {
   std::uint64_t drained = 0;
   [[maybe_unused]] const auto got = ::read(wire_->event_.get(), &drained, sizeof(drained));
   std::size_t events = 0;
-  for (auto& [key, channel] : wire_->outbound_) {
+  for (const transport::ChannelKey key : std::exchange(wire_->due_, {})) {
+    const auto found = wire_->outbound_.find(key);
+    if (found == wire_->outbound_.end()) continue;
+    FakeWire::Channel& channel = found->second;
     if (channel.wanted <= channel.completed) continue;
     channel.completed = channel.wanted;
     sink_->completed(channel.id, channel.completed);

@@ -85,6 +85,7 @@ class FakeWire {
   std::vector<RecordedPut> puts_;
   std::map<transport::ChannelKey, Channel> outbound_;
   std::map<transport::ChannelKey, Channel> inbound_;
+  std::set<transport::ChannelKey> due_;  ///< outbound ones with completions to tell
   std::map<transport::ChannelId, transport::ChannelKey> keys_;
   std::vector<std::pair<transport::ChannelKey, Status>> channel_failures_;
   std::vector<std::pair<transport::PeerId, Status>> peer_failures_;

@@ -156,6 +156,12 @@ void Node::retire(const memory::Region& region) {
   transport_->retire(region);
 }
 
+bool Node::in_use(const memory::Region& region) const {
+  return transport_->holds(region) ||
+         std::any_of(pending_.begin(), pending_.end(),
+                     [&region](const transport::Put& put) { return put.source == &region; });
+}
+
 bool Node::is_retired(const memory::Region& region) const {
   return std::find(retired_.begin(), retired_.end(), &region) != retired_.end();
 }

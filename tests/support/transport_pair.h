@@ -96,8 +96,10 @@ class Node final : public transport::TransportSink {
   memory::Region& region(std::uint16_t index) { return *regions_.at(index); }
   memory::Region& source_of(ChannelId outbound) { return *outbound_.at(outbound).source; }
   /// Unregisters memory as the data plane does it: no put is accepted there from now on, and none is sent
-  /// from there. Whoever still uses it is asked by holds(); what is reported for it later is not looked at.
+  /// from there. What is reported for it later is not looked at.
   void retire(const memory::Region& region);
+  /// The transport holds the region, or a put from there waits for the transport.
+  bool in_use(const memory::Region& region) const;
 
   /// Messages of the node's transport go to this one, once it is told that it may take them.
   void talk_to(Node& other) { other_ = &other; }

@@ -61,7 +61,7 @@ std::size_t Rail::step() {
   std::size_t work = serve_control();
   work += transport_.poll();
   scheduler_.round([this](Session& session) { return server_.serve(session); },
-                   [](const Session& session) { return std::max(1U, session.port->weight); });
+                   [] { return base::Clock::now(); });
   work += server_.take_progress();
   if (!failures_.empty()) work += handle_failures();
   if (events_.has_peer_events()) work += handle_peer_events();
@@ -116,14 +116,16 @@ void Rail::rest() {
     ::sched_yield();
     return;
   }
+  bool throttled = false;
   for (Session* session : scheduler_.members()) {
     if (session->stalled) {
       RingServer::look_at_depth(*session);
     } else if (session->reading && session->ring.ready()) {
-      return;
+      if (!session->throttled) return;
+      throttled = true;
     }
   }
-  if (attentive || !chores_.empty()) {
+  if (attentive || throttled || !chores_.empty()) {
     sleeper_.wait(options_.nap);
   } else {
     sleeper_.wait(quiet_but_active ? std::optional<std::chrono::nanoseconds>(kLongNap) : std::nullopt);

@@ -45,7 +45,12 @@ void Rail::attach_session(std::shared_ptr<SessionPort> port) {
   session->ring = std::move(ring).value();
   session->last_write = base::Clock::now();
   session->port = std::move(port);
-  scheduler_.add(session.get());
+  const SessionPort& owner = *session->port;
+  scheduler_.add(session.get(), {.user = owner.uid,
+                                 .user_weight = owner.user_weight,
+                                 .weight = owner.weight,
+                                 .bytes_per_second = owner.bytes_per_second,
+                                 .requests_per_second = owner.requests_per_second});
   sessions_.emplace(id, std::move(session));
 }
 

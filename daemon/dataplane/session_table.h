@@ -47,8 +47,9 @@ struct Session {
   /// next round.
   bool in_doubt = false;
 
-  Allowance allowance;  ///< the scheduler's
+  Allowance allowance;  ///< the scheduler's, with the next two
   bool in_turn = false;
+  bool throttled = false;
 
   std::array<transport::Put, kBatch> puts{};  ///< [first, count): checked, not yet taken by the transport
   std::uint32_t first = 0;

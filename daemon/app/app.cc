@@ -117,7 +117,8 @@ Status App::start() {
   service_manager_.ready("node " + config_.node.name + ", transport " + config_.transport.kind + ", " +
                          std::to_string(config_.proxy.threads) + " rails");
   spdlog::info("mkerneld on node {} is ready: sessions on {}, mkctl on {}, peers on {}", config_.node.name,
-               config_.node.socket, config_.control.socket, links_->address());
+               config_.node.socket, config_.control.socket,
+               links_->address().empty() ? "no port: there are none" : links_->address());
   return {};
 }
 
@@ -136,8 +137,12 @@ Status App::open_peer_links() {
   options.peers = peers.list;
   options.dns = peers.dns;
   options.dns_refresh = peers.dns_refresh;
+  options.open = peers.open;
   options.time_scale = peers.time_scale;
-  options.tls = {peers.tls.cert, peers.tls.key, peers.tls.ca, peers.tls.server_name};
+  options.tls.cert = peers.tls.cert;
+  options.tls.key = peers.tls.key;
+  options.tls.ca = peers.tls.ca;
+  options.tls.server_name = peers.tls.server_name;
   options.transport = config_.transport.kind;
   options.endpoints = rails_->endpoints();
   auto links = rpc::PeerLinks::start(io_, std::move(options), *this);

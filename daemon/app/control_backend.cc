@@ -117,7 +117,10 @@ void App::apply(const config::Reload& change) {
   const config::Config before = std::exchange(config_, change.config);
   observe::set_log_level(config_.log.level);
   sessions_->set_limits(config_.limits, config_.users);
-  if (config_.peers.list != before.peers.list) links_->set_static_peers(config_.peers.list);
+  if (config_.peers.list != before.peers.list) {
+    const Status listening = links_->set_static_peers(config_.peers.list);
+    if (!listening.ok()) spdlog::error("peers of the new peers.list cannot come in: {}", listening.text());
+  }
   if (config_.transport.emulated != before.transport.emulated) {
     for (auto& [id, alive] : alive_) {
       const auto was = std::exchange(alive.shape, link_shape(config_.transport.emulated));

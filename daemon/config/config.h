@@ -41,7 +41,8 @@ struct Peers {
   std::string dns;
   std::chrono::seconds dns_refresh{10};
   double time_scale =
-      1.0;  ///< multiplies the times after which a silent peer is warned about, an error, dead
+      1.0;            ///< multiplies the times after which a silent peer is warned about, an error, dead
+  bool open = false;  ///< daemons that nobody has configured here may come in, without TLS too
   bool insecure = false;
   Tls tls;
 };

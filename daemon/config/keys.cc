@@ -76,6 +76,7 @@ void node_and_peer_keys(std::vector<Key>& table) {
   table.push_back(key("peers.dns", MK_FIELD(peers.dns), host_port(true)));
   table.push_back(key("peers.dns_refresh_s", MK_FIELD(peers.dns_refresh), integer(1, 86400)));
   table.push_back(key("peers.time_scale", MK_FIELD(peers.time_scale), real(0.001, 1000)));
+  table.push_back(key("peers.open", MK_FIELD(peers.open), boolean()));
   table.push_back(key("peers.insecure", MK_FIELD(peers.insecure), boolean()));
   table.push_back(key("peers.tls.cert", MK_FIELD(peers.tls.cert), any_text()));
   table.push_back(key("peers.tls.key", MK_FIELD(peers.tls.key), any_text()));
@@ -89,7 +90,7 @@ void transport_keys(std::vector<Key>& table) {
   table.push_back(key("transport.gpu_memory", MK_FIELD(transport.gpu_memory), boolean()));
   table.push_back(key("transport.peer_timeout_ms", MK_FIELD(transport.peer_timeout), integer(1, 3600000)));
   table.push_back(key("transport.reconnect_ms", MK_FIELD(transport.reconnect_interval), integer(1, 1000)));
-  table.push_back(key("transport.tcp.bind", MK_FIELD(transport.tcp.bind), any_text()));
+  table.push_back(key("transport.tcp.bind", MK_FIELD(transport.tcp.bind), bind_address()));
   table.push_back(key("transport.tcp.port", MK_FIELD(transport.tcp.port), integer(0, 65535)));
   table.push_back(key("transport.tcp.advertise", MK_FIELD(transport.tcp.advertise), any_text()));
   table.push_back(key("transport.tcp.connections_per_peer", MK_FIELD(transport.tcp.connections_per_peer),

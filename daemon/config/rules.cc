@@ -1,5 +1,8 @@
 #include "daemon/config/rules.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include <algorithm>
 #include <bit>
 #include <cctype>
@@ -13,6 +16,8 @@ namespace mkernel::config {
 namespace {
 
 constexpr std::size_t kMaxNodeName = sizeof(abi::Member::node_name) - 1;
+
+constexpr const char *kLocalhost = "localhost", *kLoopback = "127.0.0.1";
 
 std::string number(double value) {
   char text[32];
@@ -46,7 +51,20 @@ bool split_host_port(std::string_view text, std::string& host, std::uint16_t& po
 }
 
 bool is_loopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  if (host == kLocalhost) return true;
+  const std::string text(host);
+  in_addr ipv4{};
+  if (::inet_pton(AF_INET, text.c_str(), &ipv4) == 1) return ntohl(ipv4.s_addr) >> 24 == 127;
+  in6_addr ipv6{};
+  if (::inet_pton(AF_INET6, text.c_str(), &ipv6) != 1) return false;
+  return IN6_IS_ADDR_LOOPBACK(&ipv6) || (IN6_IS_ADDR_V4MAPPED(&ipv6) && ipv6.s6_addr[12] == 127);
+}
+
+std::string pinned(const std::string& address) {
+  std::string host;
+  std::uint16_t port = 0;
+  if (!split_host_port(address, host, port) || host != kLocalhost) return address;
+  return kLoopback + std::string(":") + std::to_string(port);
 }
 
 Rule boolean() {
@@ -107,6 +125,15 @@ Rule file_mode() {
             if (found->size() == 4 && found->front() != '0') return false;
             return found->find_first_not_of("01234567") == std::string::npos &&
                    found->substr(found->size() - 3).front() >= '6';
+          }};
+}
+
+Rule bind_address() {
+  return {"an IPv4 or IPv6 address", [](const Value& value) {
+            const auto* found = std::get_if<std::string>(&value);
+            in6_addr any{};
+            return found != nullptr && (::inet_pton(AF_INET, found->c_str(), &any) == 1 ||
+                                        ::inet_pton(AF_INET6, found->c_str(), &any) == 1);
           }};
 }
 

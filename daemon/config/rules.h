@@ -26,6 +26,8 @@ Rule one_of(std::vector<std::string> words);
 Rule node_name();
 /// Permission bits in octal, "0660".
 Rule file_mode();
+/// A numeric address, no name.
+Rule bind_address();
 /// "host:port", "[v6]:port"; empty is allowed when `optional`.
 Rule host_port(bool optional);
 Rule host_port_list();
@@ -36,7 +38,12 @@ Rule port_list();
 /// "host:port" taken apart (brackets of an IPv6 address removed); false when it is not that.
 bool split_host_port(std::string_view text, std::string& host, std::uint16_t& port);
 
-/// "localhost", 127.0.0.0/8 and ::1.
+/// An address of 127.0.0.0/8, ::1 or one of these mapped into IPv6; and "localhost", which pinned() makes
+/// 127.0.0.1. Any other name is none, whatever it resolves to and however it begins.
 bool is_loopback(std::string_view host);
+
+/// "localhost:PORT" as "127.0.0.1:PORT", every other address as it is: what is taken for loopback is never
+/// left to a name server.
+std::string pinned(const std::string& address);
 
 }  // namespace mkernel::config

@@ -1,22 +1,16 @@
-// NOTES: reactors run on gRPC's threads and never wait for the control thread: what they have to say is
-// posted to it, and a cancelled call finishes by itself. So the control thread may block in the destructor
-// until all have ended.
 #include "daemon/rpc/grpc_wire.h"
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <boost/asio/post.hpp>
-#include <condition_variable>
-#include <deque>
-#include <fstream>
-#include <mutex>
-#include <set>
-#include <sstream>
 #include <utility>
 
 #include "daemon/base/port_holder.h"
+#include "daemon/config/rules.h"
+#include "daemon/rpc/grpc_call.h"
 #include "daemon/rpc/grpc_status.h"
-#include "mkernel/v1/peer.grpc.pb.h"
+#include "daemon/rpc/local_end.h"
 
 namespace mkernel::rpc {
 namespace {
@@ -24,122 +18,35 @@ namespace {
 /// The largest message is a contribution of half a KiB; a status text and a name are not much more.
 constexpr int kMaxMessageBytes = 64 * 1024;
 constexpr std::chrono::milliseconds kFarewell{500};
+/// Of a connection on which nobody says anything: for TLS and HTTP/2 to begin, and without a call.
+constexpr std::chrono::milliseconds kSilence{5000};
 
-/// The way from gRPC's threads to the control thread. `handler` belongs to the control thread.
-struct Outlet {
-  explicit Outlet(boost::asio::io_context& context) : io(context) {}
+/// "ipv4:10.0.0.7:4711" -> "10.0.0.7", "ipv6:%5Bfd00::7%5D:4711" or "ipv6:[fd00::7]:4711" -> "[fd00::7]".
+std::string host_of(std::string peer) {
+  const auto first = peer.find(':'), last = peer.rfind(':');
+  if (first == std::string::npos || first == last) return {};
+  std::string host = peer.substr(first + 1, last - first - 1);
+  for (const auto& [code, sign] : {std::pair{"%5B", "["}, std::pair{"%5D", "]"}}) {
+    if (const auto at = host.find(code); at != std::string::npos) host.replace(at, 3, sign);
+  }
+  return host;
+}
 
-  static void message(const std::shared_ptr<Outlet>& self, v1::PeerMessage message) {
-    boost::asio::post(self->io, [self, message = std::move(message)]() mutable {
-      if (self->handler.message) self->handler.message(std::move(message));
-    });
-  }
-  /// `call` is let go of on the control thread, not here: gRPC cannot lose its last channel on a thread of
-  /// its own.
-  static void closed(std::shared_ptr<Outlet> self, Status why, std::shared_ptr<void> call) {
-    auto& io = self->io;
-    boost::asio::post(io, [self = std::move(self), why = std::move(why), call = std::move(call)] {
-      const StreamHandler last = std::exchange(self->handler, {});
-      if (last.closed) last.closed(why);
-    });
-  }
+std::uint16_t port_of(const std::string& address) {
+  return static_cast<std::uint16_t>(std::strtoul(address.c_str() + address.rfind(':') + 1, nullptr, 10));
+}
 
-  boost::asio::io_context& io;
-  StreamHandler handler;
-};
-
-/// Counts what gRPC still holds.
-class Gate {
- public:
-  void enter() {
-    const std::lock_guard lock(mutex_);
-    ++inside_;
-  }
-  void leave() {
-    const std::lock_guard lock(mutex_);
-    if (--inside_ == 0) empty_.notify_all();
-  }
-  bool wait_empty(std::chrono::milliseconds limit) {
-    std::unique_lock lock(mutex_);
-    return empty_.wait_for(lock, limit, [this] { return inside_ == 0; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable empty_;
-  std::size_t inside_ = 0;
-};
-
-/// One call. Base is the client's or the server's reactor of gRPC; both have the same read and write
-/// operations.
-template <typename Base>
-class Call : public Base {
- public:
-  Call(std::shared_ptr<Outlet> outlet, std::shared_ptr<Gate> gate)
-      : outlet_(std::move(outlet)), gate_(std::move(gate)) {
-    gate_->enter();
-  }
-
-  void send(v1::PeerMessage message) {
-    const std::lock_guard lock(mutex_);
-    if (ending_) return;
-    outbox_.push_back(std::move(message));
-    if (outbox_.size() == 1) this->StartWrite(&outbox_.front());
-  }
-  void read() {
-    const std::lock_guard lock(mutex_);
-    if (!ending_) this->StartRead(&inbox_);
-  }
-  /// Ends the call after what has been sent.
-  void end(const Status& why) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (std::exchange(ending_, true)) return;
-      why_ = why;
-      if (!outbox_.empty()) return;  // OnWriteDone() finishes
-    }
-    finish(why);
-  }
-
-  void OnReadDone(bool ok) override {
-    if (ok) return Outlet::message(outlet_, std::move(inbox_));
-    end({});
-  }
-  void OnWriteDone(bool ok) override {
-    {
-      const std::lock_guard lock(mutex_);
-      outbox_.pop_front();
-      if (!ok) {
-        outbox_.clear();
-        ending_ = true;
-      }
-      if (!outbox_.empty()) return this->StartWrite(&outbox_.front());
-      if (!ending_) return;
-    }
-    finish(why_);
-  }
-
- protected:
-  /// Called once, with no write under way and without the lock: gRPC may end the call, and all be gone, at
-  /// once.
-  virtual void finish(const Status& why) = 0;
-  /// The last thing that happens to a call: gRPC has let go of it. This may be destroyed inside.
-  void done(const Status& why, std::shared_ptr<void> self) {
-    const std::shared_ptr<Gate> gate = gate_;
-    Outlet::closed(outlet_, why, std::move(self));
-    gate->leave();
-  }
-
-  std::mutex mutex_;
-  const std::shared_ptr<Outlet> outlet_;
-
- private:
-  const std::shared_ptr<Gate> gate_;
-  std::deque<v1::PeerMessage> outbox_;  ///< the front one is being written
-  v1::PeerMessage inbox_;
-  bool ending_ = false;
-  Status why_;
-};
+/// Any thread but the control thread: may look into the kernel's tables. `peer` is gRPC's name of the other
+/// end.
+RemoteEnd remote_end(const std::string& peer, const grpc::AuthContext* context, bool tls,
+                     std::uint16_t own_port, Side side) {
+  RemoteEnd end;
+  end.host = host_of(peer);
+  end.certified = tls;
+  if (tls && context != nullptr) end.names = certified_names(*context);
+  if (!tls) end.trust = check_local_end(end.host, port_of(peer), own_port, side);
+  return end;
+}
 
 using ClientBase = grpc::ClientBidiReactor<v1::PeerMessage, v1::PeerMessage>;
 using ServerBase = grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>;
@@ -148,8 +55,9 @@ using ServerBase = grpc::ServerBidiReactor<v1::PeerMessage, v1::PeerMessage>;
 class DialledCall final : public Call<ClientBase> {
  public:
   DialledCall(std::shared_ptr<Outlet> outlet, std::shared_ptr<Gate> gate,
-              std::shared_ptr<grpc::Channel> channel)
+              std::shared_ptr<grpc::Channel> channel, bool tls)
       : Call(std::move(outlet), std::move(gate)),
+        tls_(tls),
         channel_(std::move(channel)),
         stub_(v1::Peer::NewStub(channel_)) {}
 
@@ -170,7 +78,12 @@ class DialledCall final : public Call<ClientBase> {
     StartWritesDone();
     RemoveHold();
   }
+  void before_first() override {
+    const auto context = tls_ ? context_.auth_context() : nullptr;
+    outlet_->set_remote(remote_end(context_.peer(), context.get(), tls_, 0, Side::kDialled));
+  }
 
+  const bool tls_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Peer::Stub> stub_;
   grpc::ClientContext context_;
@@ -195,51 +108,41 @@ class AcceptedCall final : public Call<ServerBase> {
 template <typename CallType>
 class GrpcStream final : public PeerStream {
  public:
-  GrpcStream(std::shared_ptr<Outlet> outlet, std::shared_ptr<CallType> call, std::string remote)
-      : outlet_(std::move(outlet)), call_(std::move(call)), remote_(std::move(remote)) {}
+  GrpcStream(std::shared_ptr<Outlet> outlet, std::shared_ptr<CallType> call)
+      : outlet_(std::move(outlet)), call_(std::move(call)) {}
   ~GrpcStream() override { close({StatusCode::kUnavailable, "the stream was given up"}); }
 
-  void start(StreamHandler handler) override { outlet_->handler = std::move(handler); }
+  void start(StreamHandler handler) override { outlet_->set_handler(std::move(handler)); }
   void send(v1::PeerMessage message) override { call_->send(std::move(message)); }
-  void read() override { call_->read(); }
+  bool full() override { return call_->full(); }
+  void read(std::size_t ahead) override {
+    Outlet::want(outlet_);
+    call_->read(ahead);
+  }
   void close(const Status& why) override {
     finish(why);
     call_->cancel();
   }
   void finish(const Status& why) override {
-    outlet_->handler = {};
+    outlet_->clear_handler();
     call_->end(why);
   }
-  std::string remote_host() const override { return remote_; }
+  RemoteEnd remote() const override { return outlet_->remote(); }
 
  private:
   const std::shared_ptr<Outlet> outlet_;
   const std::shared_ptr<CallType> call_;
-  const std::string remote_;
 };
-
-/// "ipv4:10.0.0.7:4711" -> "10.0.0.7", "ipv6:%5Bfd00::7%5D:4711" or "ipv6:[fd00::7]:4711" -> "[fd00::7]".
-std::string host_of(std::string peer) {
-  const auto first = peer.find(':'), last = peer.rfind(':');
-  if (first == std::string::npos || first == last) return {};
-  std::string host = peer.substr(first + 1, last - first - 1);
-  for (const auto& [code, sign] : {std::pair{"%5B", "["}, std::pair{"%5D", "]"}}) {
-    if (const auto at = host.find(code); at != std::string::npos) host.replace(at, 3, sign);
-  }
-  return host;
-}
-
-Result<std::string> read_file(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!(text << file.rdbuf())) return Status(StatusCode::kNotFound, "cannot read TLS file " + path);
-  return text.str();
-}
 
 class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
  public:
-  GrpcWire(boost::asio::io_context& io, std::chrono::milliseconds dial_timeout)
-      : io_(io), dial_timeout_(dial_timeout) {}
+  GrpcWire(boost::asio::io_context& io, const TlsFiles& tls, Credentials credentials,
+           std::chrono::milliseconds dial_timeout)
+      : io_(io),
+        tls_(tls.enabled()),
+        server_name_(tls.server_name),
+        dial_timeout_(dial_timeout),
+        credentials_(std::move(credentials)) {}
 
   ~GrpcWire() override {
     if (!dialled_gate_->wait_empty(kFarewell)) {
@@ -251,19 +154,6 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
     for (Gate* gate : {dialled_gate_.get(), accepted_gate_.get()}) gate->wait_empty(std::chrono::hours(1));
   }
 
-  Status load(const TlsFiles& tls) {
-    if (tls.cert.empty()) return {};
-    const auto cert = read_file(tls.cert), key = read_file(tls.key), ca = read_file(tls.ca);
-    for (const auto* file : {&cert, &key, &ca}) MK_RETURN_IF_ERROR(file->status());
-    grpc::SslServerCredentialsOptions server(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-    server.pem_root_certs = ca.value();
-    server.pem_key_cert_pairs.push_back({key.value(), cert.value()});
-    server_credentials_ = grpc::SslServerCredentials(server);
-    client_credentials_ = grpc::SslCredentials({ca.value(), key.value(), cert.value()});
-    server_name_ = tls.server_name;
-    return {};
-  }
-
   Result<std::string> listen(const std::string& address, Accept accept) override {
     const auto colon = address.rfind(':');
     if (colon == std::string::npos)
@@ -272,17 +162,21 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
     grpc::ServerBuilder builder;
     // Without this two daemons could share one port, and each would get half of the calls.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, static_cast<int>(kSilence.count()));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(kSilence.count()));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 2);  // a peer has one call on a connection
     builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
     int port = 0;
-    builder.AddListeningPort(address, server_credentials_, &port);
+    builder.AddListeningPort(config::pinned(address), credentials_.server, &port);
     builder.RegisterService(static_cast<v1::Peer::CallbackService*>(this));
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
-      const auto wanted = static_cast<std::uint16_t>(std::strtoul(address.c_str() + colon + 1, nullptr, 10));
+      const std::uint16_t wanted = port_of(address);
       const std::string holder = wanted == 0 ? "" : base::port_holder(wanted);
       if (holder.empty()) return Status(StatusCode::kUnavailable, "cannot listen for peers on " + address);
       return Status(StatusCode::kAlreadyExists, "cannot listen for peers on " + address + holder);
     }
+    port_ = static_cast<std::uint16_t>(port);
     return address.substr(0, colon + 1) + std::to_string(port);
   }
 
@@ -295,11 +189,12 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
     if (!server_name_.empty()) arguments.SetSslTargetNameOverride(server_name_);
     const auto outlet = std::make_shared<Outlet>(io_);
     const auto call = std::make_shared<DialledCall>(
-        outlet, dialled_gate_, grpc::CreateCustomChannel(address, client_credentials_, arguments));
+        outlet, dialled_gate_,
+        grpc::CreateCustomChannel(config::pinned(address), credentials_.client, arguments), tls_);
     std::erase_if(dialled_, [](const auto& weak) { return weak.expired(); });
     dialled_.push_back(call);
     call->begin(call);
-    return std::make_shared<GrpcStream<DialledCall>>(outlet, call, std::string());
+    return std::make_shared<GrpcStream<DialledCall>>(outlet, call);
   }
 
  private:
@@ -307,7 +202,9 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
     const auto outlet = std::make_shared<Outlet>(io_);
     const auto call = std::make_shared<AcceptedCall>(outlet, accepted_gate_);
     call->begin(call);
-    auto stream = std::make_shared<GrpcStream<AcceptedCall>>(outlet, call, host_of(context->peer()));
+    const auto certificate = tls_ ? context->auth_context() : nullptr;
+    outlet->set_remote(remote_end(context->peer(), certificate.get(), tls_, port_, Side::kAccepted));
+    auto stream = std::make_shared<GrpcStream<AcceptedCall>>(outlet, call);
     boost::asio::post(io_, [weak = std::weak_ptr(accept_), stream] {
       if (const auto accept = weak.lock()) (*accept)(stream);
     });
@@ -315,12 +212,13 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
   }
 
   boost::asio::io_context& io_;
+  const bool tls_;
+  const std::string server_name_;
   const std::chrono::milliseconds dial_timeout_;
+  const Credentials credentials_;
+  std::atomic<std::uint16_t> port_{0};  ///< that is listened on; 0 for calls that come before it is known
   const std::shared_ptr<Gate> dialled_gate_ = std::make_shared<Gate>();
   const std::shared_ptr<Gate> accepted_gate_ = std::make_shared<Gate>();
-  std::shared_ptr<grpc::ServerCredentials> server_credentials_ = grpc::InsecureServerCredentials();
-  std::shared_ptr<grpc::ChannelCredentials> client_credentials_ = grpc::InsecureChannelCredentials();
-  std::string server_name_;
   std::shared_ptr<Accept> accept_;
   std::vector<std::weak_ptr<DialledCall>> dialled_;
   std::unique_ptr<grpc::Server> server_;
@@ -330,9 +228,10 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
 
 Result<std::unique_ptr<PeerWire>> make_grpc_wire(boost::asio::io_context& io, const TlsFiles& tls,
                                                  std::chrono::milliseconds dial_timeout) {
-  auto wire = std::make_unique<GrpcWire>(io, dial_timeout);
-  MK_RETURN_IF_ERROR(wire->load(tls));
-  return std::unique_ptr<PeerWire>(std::move(wire));
+  auto credentials = make_credentials(tls);
+  if (!credentials.ok()) return credentials.status();
+  return std::unique_ptr<PeerWire>(
+      std::make_unique<GrpcWire>(io, tls, std::move(credentials).value(), dial_timeout));
 }
 
 }  // namespace mkernel::rpc

@@ -7,19 +7,13 @@
 #include <string>
 
 #include "daemon/rpc/peer_wire.h"
+#include "daemon/rpc/tls_files.h"
 
 namespace mkernel::rpc {
 
-/// PEM files: all three or none (plain text).
-struct TlsFiles {
-  std::string cert, key, ca;
-  std::string
-      server_name;  ///< in certificates, when peers are dialled by address (DNS); empty: the dialled host
-};
-
 /// `io` runs the control thread and outlives the wire. A dial that finds nobody fails after `dial_timeout`.
 /// The destructor lets streams that were closed finish for at most half a second, cuts the others and returns
-/// when gRPC has let go of everything. Errors: kNotFound naming a TLS file that cannot be read.
+/// when gRPC has let go of everything. Errors: those of make_credentials().
 Result<std::unique_ptr<PeerWire>> make_grpc_wire(boost::asio::io_context& io, const TlsFiles& tls,
                                                  std::chrono::milliseconds dial_timeout);
 

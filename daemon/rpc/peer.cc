@@ -39,6 +39,10 @@ PeerRecord::PeerRecord(transport::PeerId id, const v1::Hello& hello, std::string
   info_.id = id;
   info_.node = hello.node();
   info_.boot_id = hello.boot_id();
+}
+
+void PeerRecord::set_rails(const v1::Hello& hello) {
+  info_.rails.clear();
   for (const v1::Endpoint& endpoint : hello.endpoints()) {
     info_.rails.push_back({{hello.node(), hello.boot_id()}, endpoint.address()});
   }
@@ -53,6 +57,12 @@ bool PeerRecord::enqueue(v1::PeerMessage message) {
   unacknowledged_bytes_ += message.ByteSizeLong();
   unacknowledged_.push_back(std::move(message));
   return unacknowledged_.size() <= kMaxUnacknowledged && unacknowledged_bytes_ <= kMaxUnacknowledgedBytes;
+}
+
+const v1::PeerMessage* PeerRecord::after(std::uint64_t sequence) const {
+  if (unacknowledged_.empty() || sequence >= sent_) return nullptr;
+  const std::uint64_t first = unacknowledged_.front().sequence();
+  return &unacknowledged_[sequence < first ? 0 : sequence + 1 - first];
 }
 
 bool PeerRecord::acknowledge(std::uint64_t received) {

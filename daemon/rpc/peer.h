@@ -25,10 +25,13 @@ class PeerRecord {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
+  /// `hello` is what it answered at `address`: without the addresses of its data plane.
   PeerRecord(transport::PeerId id, const v1::Hello& hello, std::string address, std::uint64_t epoch,
              TimePoint now);
 
   const PeerInfo& info() const { return info_; }
+  /// Its data plane, as its own hello says.
+  void set_rails(const v1::Hello& hello);
   std::uint64_t boot_id() const { return info_.boot_id; }
   const std::string& node() const { return info_.node; }
   const std::string& address() const { return address_; }
@@ -43,6 +46,8 @@ class PeerRecord {
   /// Numbers the message; false when more is unacknowledged than a living peer would leave.
   bool enqueue(v1::PeerMessage message);
   const std::deque<v1::PeerMessage>& unacknowledged() const { return unacknowledged_; }
+  /// The first message after `sequence` that is not acknowledged; null when there is none.
+  const v1::PeerMessage* after(std::uint64_t sequence) const;
   /// False for a number that was never sent.
   bool acknowledge(std::uint64_t received);
   std::uint64_t sent() const { return sent_; }

@@ -1,4 +1,4 @@
-// Addresses, time and death. What comes on the streams is in peer_links_streams.cc.
+// Start and end, the bus, time and death. Streams are in peer_links_dial.cc and peer_links_accept.cc.
 #include "daemon/rpc/peer_links.h"
 
 #include <spdlog/spdlog.h>
@@ -7,11 +7,14 @@
 #include <boost/asio/post.hpp>
 #include <utility>
 
+#include "daemon/base/hex.h"
+#include "daemon/rpc/grpc_wire.h"
+
 namespace mkernel::rpc {
 namespace {
 
-/// gRPC needs some time to connect on a busy machine, however small the scale.
-constexpr std::chrono::milliseconds kShortestDial{2000};
+/// A stream without a hello is closed after this time.
+constexpr std::chrono::milliseconds kHelloTime{2000};
 
 }  // namespace
 
@@ -21,17 +24,15 @@ std::int64_t wall_time() {
 }
 
 Result<std::unique_ptr<PeerLinks>> PeerLinks::start(boost::asio::io_context& io, PeerLinksOptions options,
-                                                    PeerEvents& events) {
+                                                    PeerEvents& events, std::unique_ptr<PeerWire> wire) {
   std::unique_ptr<PeerLinks> links(new PeerLinks(io, std::move(options), events));
-  auto wire = make_grpc_wire(io, links->options_.tls, std::max(links->times_.error, kShortestDial));
-  if (!wire.ok()) return wire.status();
-  links->wire_ = std::move(wire).value();
-  auto listening = links->wire_->listen(
-      links->options_.listen,
-      [self = links.get()](std::shared_ptr<PeerStream> s) { self->accept(std::move(s)); });
-  if (!listening.ok()) return listening.status();
-  links->address_ = links->options_.advertise.empty() ? listening.value() : links->options_.advertise;
-  links->set_static_peers(links->options_.peers);
+  if (wire == nullptr) {
+    auto grpc = make_grpc_wire(io, links->options_.tls, links->patience());
+    if (!grpc.ok()) return grpc.status();
+    wire = std::move(grpc).value();
+  }
+  links->wire_ = std::move(wire);
+  MK_RETURN_IF_ERROR(links->set_static_peers(links->options_.peers));
   boost::asio::post(io, [self = links.get(), alive = std::weak_ptr(links->life_)] {
     if (alive.expired()) return;
     self->last_tick_ = Clock::now();
@@ -50,6 +51,28 @@ PeerLinks::PeerLinks(boost::asio::io_context& io, PeerLinksOptions options, Peer
       dns_timer_(io),
       resolver_(io) {}
 
+/// Who is not configured, not vouched for and not asked in needs no port to knock at.
+Status PeerLinks::listen_if_needed() {
+  const bool needed = options_.admits_all() || !static_.empty() || !options_.dns.empty();
+  if (!needed || !address_.empty()) return {};
+  auto listening = wire_->listen(options_.listen,
+                                 [this](std::shared_ptr<PeerStream> stream) { accept(std::move(stream)); });
+  if (!listening.ok()) return listening.status();
+  address_ = options_.advertise.empty() ? listening.value() : options_.advertise;
+  return {};
+}
+
+Status PeerLinks::set_static_peers(const std::vector<std::string>& peers) {
+  static_ = {peers.begin(), peers.end()};
+  update_targets();
+  return listen_if_needed();
+}
+
+/// For a stream to begin.
+std::chrono::milliseconds PeerLinks::patience() const {
+  return std::max(times_.error, kShortestDial);
+}
+
 PeerLinks::~PeerLinks() {
   const Status stopping(StatusCode::kUnavailable, "mkerneld on node " + options_.node + " is stopping");
   v1::PeerMessage goodbye;
@@ -60,7 +83,9 @@ PeerLinks::~PeerLinks() {
     peer->out->stream->finish(stopping);
   }
   for (const auto& [address, target] : targets_) {
-    if (target->stream) target->stream->finish(stopping);
+    for (const auto& stream : {target->stream, target->probe}) {
+      if (stream) stream->finish(stopping);
+    }
   }
   for (const InboundPtr& inbound : inbounds_) inbound->stream->close(stopping);
   wire_.reset();
@@ -75,7 +100,7 @@ void PeerLinks::send(transport::PeerId id, v1::PeerMessage message) {
     return drop(id, {StatusCode::kResourceExhausted, std::to_string(peer->record.unacknowledged().size()) +
                                                          " messages are not acknowledged"});
   }
-  if (peer->out) peer->out->stream->send(peer->record.unacknowledged().back());
+  say_more(*peer);
   judge_congestion(*peer, peer->record.unacknowledged().size());
 }
 
@@ -110,63 +135,6 @@ std::vector<std::string> PeerLinks::unreachable() const {
   return list;
 }
 
-// ---- addresses
-
-void PeerLinks::set_static_peers(const std::vector<std::string>& peers) {
-  static_ = {peers.begin(), peers.end()};
-  update_targets();
-}
-
-void PeerLinks::update_targets() {
-  for (const auto* addresses : {&static_, &resolved_}) {
-    for (const std::string& address : *addresses) add_target(address, true);
-  }
-  std::erase_if(targets_, [this](const auto& entry) {
-    Target& target = *entry.second;
-    if (static_.count(entry.first) != 0 || resolved_.count(entry.first) != 0) return false;
-    if (!target.configured) return false;  // it came by itself; watch() forgets it
-    target.configured = false;
-    return find(target.boot_id) == nullptr;
-  });
-}
-
-PeerLinks::TargetPtr PeerLinks::add_target(const std::string& address, bool configured) {
-  TargetPtr& target = targets_[address];
-  if (target == nullptr) {
-    target = std::make_shared<Target>();
-    target->address = address;
-    // One that dialled us may be a configured one under another name: let that answer first.
-    if (!configured) target->next_dial = Clock::now() + times_.keepalive / 2;
-  }
-  target->configured = target->configured || configured;
-  return target;
-}
-
-void PeerLinks::resolve() {
-  const auto colon = options_.dns.rfind(':');
-  if (colon == std::string::npos) return;
-  resolver_.async_resolve(
-      options_.dns.substr(0, colon), options_.dns.substr(colon + 1),
-      [this, alive = std::weak_ptr(life_)](const boost::system::error_code& error, const auto& found) {
-        if (alive.expired()) return;
-        if (error) {
-          spdlog::warn("peers.dns {}: {}; the peers known so far stay", options_.dns, error.message());
-        } else {
-          resolved_.clear();
-          for (const auto& entry : found) {
-            const auto address = entry.endpoint().address();
-            const std::string host = address.is_v6() ? "[" + address.to_string() + "]" : address.to_string();
-            resolved_.insert(host + ":" + std::to_string(entry.endpoint().port()));
-          }
-          update_targets();
-        }
-        dns_timer_.expires_after(options_.dns_refresh);
-        dns_timer_.async_wait([this, alive](const boost::system::error_code& cancelled) {
-          if (!cancelled && !alive.expired()) resolve();
-        });
-      });
-}
-
 // ---- time
 
 void PeerLinks::tick() {
@@ -179,9 +147,13 @@ void PeerLinks::tick() {
     for (const auto& [address, target] : targets_) {
       if (target->refused_since) *target->refused_since += pause;
     }
+    for (const InboundPtr& inbound : inbounds_) inbound->since += pause;
   }
   watch(now);
+  watch_inbounds(now);
   dial_targets(now);
+  settle_all();
+  refusals_ = 0;
   for (const auto& [boot_id, peer] : peers_) say_alive(*peer);
 
   timer_.expires_after(times_.keepalive);
@@ -214,17 +186,26 @@ void PeerLinks::watch(Clock::time_point now) {
   }
   for (const auto& [boot_id, why] : dead) die(boot_id, why);
 
-  const std::set<InboundPtr> inbounds = inbounds_;
-  for (const InboundPtr& inbound : inbounds) {
-    if (!inbound->started && now - inbound->since > std::max(times_.error, kShortestDial)) {
-      refuse(inbound, {StatusCode::kDeadlineExceeded, "the peer did not introduce itself"});
-    }
-  }
   std::erase_if(targets_, [this, now](const auto& entry) {
     const Target& target = *entry.second;
-    return !target.configured && !target.stream && find(target.boot_id) == nullptr && target.refused_since &&
-           *target.refused_since + times_.dead < now;
+    if (target.configured || find(target.boot_id) != nullptr) return false;
+    if (!options_.admits_all()) return true;  // it was taken out of the list
+    return !target.stream && target.refused_since && *target.refused_since + times_.dead < now;
   });
+}
+
+void PeerLinks::watch_inbounds(Clock::time_point now) {
+  const std::list<InboundPtr> inbounds = inbounds_;
+  for (const InboundPtr& inbound : inbounds) {
+    const auto waited = now - inbound->since;
+    if (inbound->boot_id == 0 && waited > kHelloTime) {
+      refuse(inbound, {StatusCode::kDeadlineExceeded, "the peer did not introduce itself"});
+    } else if (!inbound->started && waited > patience()) {
+      refuse(inbound, {StatusCode::kDeadlineExceeded,
+                       "node " + inbound->hello.node() + " (boot " + base::hex(inbound->boot_id) +
+                           ") does not answer at an address where node " + options_.node + " dials it"});
+    }
+  }
 }
 
 /// An address of the peer, when both streams are closed and nobody has answered there for the "warn" time.
@@ -239,33 +220,6 @@ const PeerLinks::Target* PeerLinks::refused_for_long(const Peer& peer, Clock::ti
   return refused;
 }
 
-void PeerLinks::dial_targets(Clock::time_point now) {
-  const auto targets = targets_;
-  for (const auto& [address, target] : targets) {
-    const Peer* peer = find(target->boot_id);
-    if (target->self || (peer != nullptr && peer->out != nullptr)) continue;
-    if (target->stream && now - target->dialled > std::max(times_.error, kShortestDial)) {
-      target->stream->close({});
-      on_dial_closed(target, {StatusCode::kDeadlineExceeded, "no answer"});
-    }
-    if (!target->stream && now >= target->next_dial) dial(target);
-  }
-}
-
-void PeerLinks::dial(const TargetPtr& target) {
-  target->dialled = Clock::now();
-  target->stream = wire_->dial(target->address);
-  const std::weak_ptr<Target> weak = target;
-  target->stream->start({[this, weak](const v1::PeerMessage& message) {
-                           if (const TargetPtr alive = weak.lock()) on_dialled(alive, message);
-                         },
-                         [this, weak](const Status& why) {
-                           if (const TargetPtr alive = weak.lock()) on_dial_closed(alive, why);
-                         }});
-  target->stream->send(hello());
-  target->stream->read();
-}
-
 // ---- death
 
 void PeerLinks::die(std::uint64_t boot_id, const Status& why) {
@@ -277,13 +231,17 @@ void PeerLinks::die(std::uint64_t boot_id, const Status& why) {
   if (peer.in) {
     peer.in->stream->close(
         {StatusCode::kAborted, "node " + options_.node + " gave this link up: " + why.text()});
-    inbounds_.erase(peer.in);
+    peer.in->gone = true;
+    inbounds_.remove(peer.in);
   }
   const auto now = Clock::now();
   for (const auto& [address, target] : targets_) {
     if (target->boot_id != boot_id) continue;
-    if (target->stream) target->stream->close(why);
-    target->stream.reset();
+    for (auto* stream : {&target->stream, &target->probe}) {
+      if (*stream) (*stream)->close(why);
+      stream->reset();
+    }
+    target->answer.reset();
     target->boot_id = 0;
     target->reason = why.text();
     target->next_dial = now + times_.keepalive;
@@ -291,6 +249,7 @@ void PeerLinks::die(std::uint64_t boot_id, const Status& why) {
     target->last.state = "dead";
   }
   judge_congestion(peer, 0);
+  settle_all();
   if (peer.up) events_.peer_down(peer.record.info().id, why);
 }
 
@@ -339,6 +298,13 @@ PeerLinks::Peer* PeerLinks::find(std::uint64_t boot_id) {
 const PeerLinks::Peer* PeerLinks::find(std::uint64_t boot_id) const {
   const auto peer = peers_.find(boot_id);
   return peer == peers_.end() ? nullptr : peer->second.get();
+}
+
+PeerLinks::Peer* PeerLinks::find_namesake(const v1::Hello& hello) {
+  for (const auto& [boot_id, peer] : peers_) {
+    if (boot_id != hello.boot_id() && peer->record.node() == hello.node()) return peer.get();
+  }
+  return nullptr;
 }
 
 PeerLinks::Peer* PeerLinks::find_id(transport::PeerId id) {

@@ -102,6 +102,11 @@ TEST_CASE("each mistake is refused with file, line, key, value and limit") {
        "node.toml:2: transport.emulated.drop = 1.5: must be a number from"},
       {"[transport.emulated]\ndrop = nan", "node.toml:2: transport.emulated.drop = nan: must be"},
       {"[transport.tcp]\nzero_copy = 1", "node.toml:2: transport.tcp.zero_copy = 1: must be one of"},
+      {"[peers]\nopen = 1", "node.toml:2: peers.open = 1: must be true or false"},
+      {"[transport.tcp]\nbind = \"127.evil.example\"",
+       "node.toml:2: transport.tcp.bind = \"127.evil.example\": must be an IPv4 or IPv6 address"},
+      {"[peers]\nlist = [\"127.evil.example:7600\"]",
+       "node.toml:2: peers.list = \"127.evil.example:7600\": plain text outside"},
       {"[peers]\ninsecure = 1", "node.toml:2: peers.insecure = 1: must be true or false"},
       {"[transport.tcp]\nport = 70000", "node.toml:2: transport.tcp.port = 70000: must be a whole number"},
       {"[transport.tcp]\nport = 65535\n[proxy]\nthreads = 2",
@@ -156,6 +161,19 @@ TEST_CASE("plain text leaves loopback only with TLS or when the file says insecu
   CHECK(parse("[peers]\nlisten = \"0.0.0.0:7600\"\n[peers.tls]\ncert = \"c\"\nkey = \"k\"\nca = \"a\"", "f")
             .ok());
   CHECK(parse("[peers]\nlisten = \"localhost:0\"\nlist = [\"127.1.2.3:5\", \"[::1]:6\"]", "f").ok());
+}
+
+TEST_CASE("loopback is an address, or the one name that is pinned to it") {
+  for (const char* host : {"127.0.0.1", "127.255.255.254", "::1", "::ffff:127.0.0.1", "localhost"}) {
+    CHECK_MESSAGE(is_loopback(host), host);
+  }
+  for (const char* host : {"127.evil.example", "127.1", "127.0.0.1.nip.io", "0x7f000001", "::2",
+                           "::ffff:10.0.0.1", "LOCALHOST.example", "128.0.0.1", "0.0.0.0", ""}) {
+    CHECK_MESSAGE(!is_loopback(host), host);
+  }
+  CHECK(pinned("localhost:7600") == "127.0.0.1:7600");
+  CHECK(pinned("[::1]:7600") == "[::1]:7600");
+  CHECK(pinned("localhost.example:7600") == "localhost.example:7600");
 }
 
 TEST_CASE("what dump prints reads back as the same configuration and names each origin") {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/rpc/grpc_wire.h"
 #include "daemon/rpc/peer_links.h"
 #include "proto/abi/version.h"
 
@@ -36,7 +37,7 @@ inline bool run_until(boost::asio::io_context& io, const std::function<bool()>& 
   return true;
 }
 
-struct Node final : PeerEvents {
+struct Node : PeerEvents {
   Node(boost::asio::io_context& context, const std::string& name, std::uint64_t boot_id,
        std::vector<std::string> peers = {}, const std::string& listen = "127.0.0.1:0",
        double time_scale = 0.05)
@@ -47,6 +48,8 @@ struct Node final : PeerEvents {
     options.listen = listen;
     options.peers = std::move(peers);
     options.time_scale = time_scale;
+    options.open =
+        true;  // most tests are about what comes after; peer_admission_test.cc is about who may come in
     options.transport = "tcp";
     options.endpoints = {name + ":1", name + ":2"};
   }
@@ -105,7 +108,10 @@ struct Script {
       accepted.push_back(stream);
       // Answers every hello as a peer of epoch 1 that has taken nothing, and reads on.
       stream->start({[this, stream = stream.get()](const v1::PeerMessage& message) {
-                       if (message.has_hello()) stream->send(hello(true));
+                       if (message.has_hello()) {
+                         token = message.hello().token();
+                         stream->send(hello(true));
+                       }
                        heard.push_back(message);
                        stream->read();
                      },
@@ -126,7 +132,11 @@ struct Script {
       hello.add_endpoints()->set_kind("tcp");
       hello.mutable_endpoints(hello.endpoints_size() - 1)->set_address(rail);
     }
-    if (answer) hello.set_epoch(epoch);
+    if (answer) {
+      hello.set_epoch(epoch);
+    } else {
+      hello.set_token("of " + node);
+    }
     return message;
   }
   void dial(const std::string& where) {
@@ -141,6 +151,7 @@ struct Script {
   void start() {
     v1::PeerMessage message;
     message.mutable_start()->set_epoch(epoch);
+    message.mutable_start()->add_tokens(token);
     out->send(message);
   }
   void say(std::uint64_t sequence) {
@@ -150,7 +161,7 @@ struct Script {
     out->send(message);
   }
 
-  std::string node, address;
+  std::string node, address, token;  ///< the token of whoever has dialled it last
   std::uint64_t boot_id, epoch = 1;
   std::unique_ptr<PeerWire> wire;
   std::vector<std::shared_ptr<PeerStream>> accepted;
@@ -173,6 +184,7 @@ inline void link(boost::asio::io_context& io, Script& script, Node& node) {
   script.dial(node.links->address());
   script.out->send(script.hello(false));
   REQUIRE(run_until(io, [&] { return !script.answers.empty(); }));
+  REQUIRE(run_until(io, [&] { return !script.token.empty(); }));
   script.epoch = script.answers.front().hello().epoch();
   script.start();
   REQUIRE(run_until(io, [&] { return node.id_of(script.node) != 0; }));

@@ -73,7 +73,8 @@ def make(build, out):
             run("cmake", "--install", build, "--prefix", folder, "--strip", "--component", component,
                 stdout=subprocess.DEVNULL)
         # Its absolute paths are those of the scratch folder; packaging/README.md says how a bundle becomes a service.
-        shutil.rmtree(folder / "lib" / "systemd")
+        for service in ("systemd", "sysusers.d"):
+            shutil.rmtree(folder / "lib" / service)
         libraries = next(folder.rglob("libmkernel.so")).parent
         add_libraries(folder, libraries)
         shutil.copy(pathlib.Path(__file__).with_name("README.bundle.md"), folder / "README.md")

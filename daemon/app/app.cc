@@ -21,7 +21,7 @@
 namespace mkernel::app {
 namespace {
 
-constexpr std::chrono::seconds kLookAtNics{30};
+constexpr std::chrono::seconds kLookAtNics{30}, kLookAtRates{1};
 
 std::uint64_t random_boot_id() {
   std::random_device device;
@@ -62,6 +62,7 @@ App::App(config::Config config)
       service_manager_(io_),
       bridge_(io_),
       executor_(io_),
+      rate_timer_(io_),
       paths_(config_.proxy.threads) {}
 
 App::~App() {
@@ -114,6 +115,7 @@ Status App::start() {
   MK_RETURN_IF_ERROR(sessions_->start(*directory_));
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) signals_.add(signal);
   wait_for_signal();
+  look_at_rates();
   service_manager_.ready("node " + config_.node.name + ", transport " + config_.transport.kind + ", " +
                          std::to_string(config_.proxy.threads) + " rails");
   spdlog::info("mkerneld on node {} is ready: sessions on {}, mkctl on {}, peers on {}", config_.node.name,
@@ -167,6 +169,14 @@ void App::watch_nics() {
       ports_ = ports;
       if (links_ != nullptr) links_->set_ports(ports_);
     });
+  });
+}
+
+void App::look_at_rates() {
+  rates_.look(sessions_->sessions(), session::RateBook::Clock::now());
+  rate_timer_.expires_after(kLookAtRates);
+  rate_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) look_at_rates();
   });
 }
 

@@ -14,6 +14,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -32,6 +33,7 @@
 #include "daemon/rpc/group_directory.h"
 #include "daemon/rpc/peer_links.h"
 #include "daemon/session/control_bridge.h"
+#include "daemon/session/rate_book.h"
 #include "daemon/session/session_server.h"
 
 namespace mkernel::app {
@@ -55,6 +57,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   Status prepare_runtime_dir() const;
   Status open_peer_links();
   void watch_nics();
+  void look_at_rates();
   void wait_for_signal();
   void stop();
   void take_down();
@@ -70,6 +73,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
 
   // rpc::ControlBackend
   const session::Inspector& inspector() const override { return *sessions_; }
+  void add_rates(std::vector<session::SessionSnapshot>& sessions) const override;
   rpc::DaemonSnapshot daemon() const override;
   std::vector<rpc::PeerSnapshot> peers() const override;
   std::string config_text() const override { return config::dump(config_); }
@@ -90,6 +94,8 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   observe::ServiceManager service_manager_;
   session::ControlBridge bridge_;
   rpc::AsioExecutor executor_;
+  boost::asio::steady_timer rate_timer_;
+  session::RateBook rates_;
   std::unique_ptr<Rails> rails_;
   std::unique_ptr<rpc::GroupDirectory> directory_;
   std::unique_ptr<session::SessionServer> sessions_;

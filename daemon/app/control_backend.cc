@@ -34,6 +34,11 @@ rpc::DaemonSnapshot App::daemon() const {
   return seen;
 }
 
+void App::add_rates(std::vector<session::SessionSnapshot>& sessions) const {
+  const auto now = session::RateBook::Clock::now();
+  for (session::SessionSnapshot& session : sessions) rates_.fill(session, now);
+}
+
 std::vector<rpc::PeerSnapshot> App::peers() const {
   auto peers = links_->peers();
   for (rpc::PeerSnapshot& peer : peers) {

@@ -100,9 +100,14 @@ class ControlService::Impl final : public v1::Control::Service {
   grpc::Status ListSessions(grpc::ServerContext* context, const v1::SessionsRequest*,
                             v1::SessionsReply* reply) override {
     return answer(context, reply, [](ControlBackend& backend, v1::SessionsReply& r) {
-      fill_all(backend.inspector().sessions(), r.mutable_sessions());
+      auto sessions = backend.inspector().sessions();
+      backend.add_rates(sessions);
+      fill_all(sessions, r.mutable_sessions());
       if (backend.counts_arrived_bytes()) return;
-      for (v1::Session& row : *r.mutable_sessions()) row.clear_arrived_bytes_total();
+      for (v1::Session& row : *r.mutable_sessions()) {
+        row.clear_arrived_bytes_total();
+        row.clear_arrived_bytes_per_second();
+      }
     });
   }
   grpc::Status ListUsers(grpc::ServerContext* context, const v1::UsersRequest*,

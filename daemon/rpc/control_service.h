@@ -49,6 +49,8 @@ class ControlBackend {
  public:
   virtual ~ControlBackend() = default;
   virtual const session::Inspector& inspector() const = 0;
+  /// Adds what the sessions moved lately, and since when they are idle.
+  virtual void add_rates(std::vector<session::SessionSnapshot>& sessions) const = 0;
   virtual DaemonSnapshot daemon() const = 0;
   virtual std::vector<PeerSnapshot> peers() const = 0;
   virtual std::string config_text() const = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct SessionSnapshot {
   double age_seconds = 0;
   std::uint64_t regions = 0, pinned_bytes = 0, gpu_bytes = 0, groups = 0;
   CounterSnapshot counters;
+  /// By RateBook. Bytes per second; unset: not known yet.
+  double idle_seconds = 0;
+  std::optional<double> sent_per_second, arrived_per_second;
 };
 /// A user with connections here: what all his sessions hold together, and what they may.
 struct UserSnapshot {

@@ -106,7 +106,8 @@ class Daemon:
         return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else ""
 
     def mkctl(self, *arguments, check=True):
-        run = subprocess.run([BIN / "mkctl", "--socket", self.control, *arguments], capture_output=True, text=True,
+        # A busy machine may take longer than mkctl's own two seconds.
+        run = subprocess.run([BIN / "mkctl", "--socket", self.control, "--timeout", str(PATIENCE / 2), *arguments], capture_output=True, text=True,
                              timeout=PATIENCE)
         if check and run.returncode != 0:
             raise AssertionError(f"mkctl {arguments}: exit {run.returncode}\n{run.stdout}{run.stderr}")

@@ -1,36 +1,16 @@
 #include "tools/mkctl/connection.h"
 
 #include <grpcpp/grpcpp.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <chrono>
-#include <cstring>
 
 #include "mkernel/v1/control.grpc.pb.h"
+#include "tools/mkctl/control_socket.h"
 #include "tools/mkctl/table.h"
 
 namespace mkernel::mkctl {
 namespace {
 
-/// Empty: somebody listens.
-std::string why_unreachable(const std::string& socket) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (socket.size() >= sizeof(address.sun_path)) return "the path is too long for a socket";
-  std::memcpy(address.sun_path, socket.c_str(), socket.size());
-  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int result = ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address));
-  const int error = errno;
-  ::close(fd);
-  if (result == 0) return {};
-  if (error == ENOENT) return "there is no such socket (is mkerneld running? --socket names another)";
-  if (error == ECONNREFUSED) return "nobody listens there any more (did mkerneld die?)";
-  if (error == EACCES) return "permission denied (the socket belongs to mkerneld's user and group)";
-  return std::strerror(error);
-}
+/// Of one request, once the daemon has been reached: above the 5 s in which it says itself that it is stuck.
+constexpr std::chrono::seconds kAnswerWithin{10};
 
 }  // namespace
 
@@ -40,13 +20,16 @@ struct Connection::Wire {
 
   template <typename Request, typename Message>
   Reply call(Method<Request, Message> method, const Request& request) {
-    if (const std::string why = why_unreachable(socket); !why.empty())
-      return Status(StatusCode::kUnavailable, "no daemon reachable at " + socket + ": " + why);
+    if (Status reached = reach(); !reached.ok()) return reached;
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    context.set_deadline(std::chrono::system_clock::now() + kAnswerWithin);
     Message message;
     const grpc::Status status = ((*stub).*method)(&context, request, &message);
     if (status.ok()) return to_json(message);
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED && status.error_message().empty())
+      return Status(StatusCode::kUnimplemented, who_listens(socket) + " answers at " + socket +
+                                                    ", but does not know this request: mkerneld of another "
+                                                    "version, or another program");
     const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                       status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
     if (lost)
@@ -54,16 +37,31 @@ struct Connection::Wire {
     return Status(static_cast<StatusCode>(status.error_code()), status.error_message());
   }
 
+  /// OK once gRPC's first words have been exchanged: until then a request would wait for its own deadline.
+  Status reach() {
+    if (const std::string why = why_unreachable(socket); !why.empty())
+      return {StatusCode::kUnavailable, "no daemon reachable at " + socket + ": " + why};
+    if (channel == nullptr) {  // not before: gRPC has words of its own for a path that is no socket's
+      channel = grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials());
+      stub = v1::Control::NewStub(channel);
+    }
+    if (channel->WaitForConnected(std::chrono::system_clock::now() + patience)) return {};
+    std::string seconds = nlohmann::json(std::chrono::duration<double>(patience).count()).dump();
+    return {StatusCode::kUnavailable, "no daemon reachable at " + socket + ": " + who_listens(socket) +
+                                          " listens there, but did not answer as mkerneld does within " +
+                                          seconds + " s (another program, or a daemon that is stopped)"};
+  }
+
   const std::string& socket;
+  const std::chrono::milliseconds patience;
+  std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Control::Stub> stub;
 };
 
 using Stub = v1::Control::Stub;
 
-Connection::Connection(const std::string& socket)
-    : socket_(socket),
-      wire_(new Wire{socket_, v1::Control::NewStub(grpc::CreateChannel(
-                                  "unix:" + socket, grpc::InsecureChannelCredentials()))}) {}
+Connection::Connection(const std::string& socket, std::chrono::milliseconds patience)
+    : socket_(socket), wire_(new Wire{socket_, patience, nullptr, nullptr}) {}
 Connection::~Connection() = default;
 
 Reply Connection::status() {

@@ -1,6 +1,7 @@
 // The way to a daemon's control service.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,11 +14,15 @@ namespace mkernel::mkctl {
 using Reply = Result<nlohmann::ordered_json>;
 
 /// Each call asks the daemon and returns its reply, a message of control.proto, as JSON. Errors: kUnavailable
-/// when no daemon answers within 10 s, with the socket and the reason; else what the daemon says. One thread.
-/// Nothing is sent before the first call.
+/// when no daemon is met at the socket within `patience`, or none answers within 10 s after that, with the
+/// socket and what was found there; kUnimplemented when who answers does not know the request; else what the
+/// daemon says. One thread. Nothing is sent before the first call.
 class Connection {
  public:
-  explicit Connection(const std::string& socket);
+  /// A daemon that runs answers at once, also when its control thread is busy.
+  static constexpr std::chrono::milliseconds kPatience{2000};
+
+  explicit Connection(const std::string& socket, std::chrono::milliseconds patience = kPatience);
   ~Connection();
 
   const std::string& socket() const { return socket_; }

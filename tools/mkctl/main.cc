@@ -2,21 +2,27 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <iostream>
 #include <map>
 #include <string>
 #include <thread>
 
+#include "tools/mkctl/brief.h"
 #include "tools/mkctl/connection.h"
 #include "tools/mkctl/doctor/gather.h"
 #include "tools/mkctl/doctor/report.h"
 #include "tools/mkctl/environment.h"
 #include "tools/mkctl/table.h"
+#include "tools/mkctl/text.h"
 #include "tools/mkctl/topo.h"
 
 namespace mkernel::mkctl {
 namespace {
+
+/// Of tables whose rates the daemon does not keep.
+constexpr std::chrono::duration<double> kBetweenLooks{0.25};
 
 enum Exit : int { kOk = 0, kUnhealthy = 1, kUsage = 2, kNotReachable = 3 };
 
@@ -26,15 +32,26 @@ struct Options {
   std::string socket = default_socket();
   std::string output = "table";
   double watch = 0;  ///< seconds between looks, 0 = one look
+  double timeout = std::chrono::duration<double>(Connection::kPatience).count();
   bool all = false;
   v1::LinkRequest link;
   std::string other;  ///< file
 };
 
+Connection connect(const Options& o) {
+  return Connection(o.socket, std::chrono::milliseconds(std::llround(o.timeout * 1000)));
+}
+
 void print_daemon(const Options& o, const Json& reply) {
   const Json& daemon = reply["daemon"];
   std::cout << "# mkerneld on " << daemon["node"].get<std::string>() << ", pid " << daemon["pid"] << ", boot "
             << daemon["boot_id"].get<std::string>() << ", " << o.socket << "\n";
+}
+
+void print(const Brief& table) {
+  print_aligned(std::cout, table.lines);
+  for (const std::string& note : table.notes)
+    for (const std::string& line : wrapped(note, kBriefWidth)) std::cout << line << "\n";
 }
 
 /// A command: how to ask, and how to show the answer to people.
@@ -89,7 +106,11 @@ Exit show(const std::string& name, const Command& command, Connection& connectio
     } else if (name == "topo") {
       print_topology(std::cout, shown);
     } else if (shown.is_array()) {
-      print_rows(std::cout, shown, before, seconds);
+      if (o.output == "table" && has_brief(name) && !shown.empty()) {
+        print(brief(name, shown, before, seconds));
+      } else {
+        print_rows(std::cout, shown, before, seconds);
+      }
       before = std::move(shown);
     } else {
       shown.erase("daemon");
@@ -102,12 +123,20 @@ Exit show(const std::string& name, const Command& command, Connection& connectio
 }
 
 Exit run(const std::string& name, const Command& command, const Options& o) {
-  Connection connection(o.socket);
+  Connection connection = connect(o);
   Json before = Json::array();
-  Exit last = show(name, command, connection, o, before, 0);
+  double seconds = 0;
+  if (o.output == "table" && brief_needs_two_looks(name)) {
+    if (auto first = command.ask(connection, o); first.ok()) {
+      before = first.value()[command.part];
+      seconds = kBetweenLooks.count();
+      std::this_thread::sleep_for(kBetweenLooks);
+    }
+  }
+  Exit last = show(name, command, connection, o, before, seconds);
   while (o.watch > 0 && last != kNotReachable) {
     std::this_thread::sleep_for(std::chrono::duration<double>(o.watch));
-    if (o.output == "table") std::cout << "\n";
+    if (o.output != "json") std::cout << "\n";
     last = show(name, command, connection, o, before, o.watch);
   }
   return last;
@@ -115,7 +144,7 @@ Exit run(const std::string& name, const Command& command, const Options& o) {
 
 /// Needs no daemon: without one it says so, and what it can see by itself.
 Exit examine(const Options& o) {
-  Connection connection(o.socket);
+  Connection connection = connect(o);
   doctor::Facts facts = doctor::gather(connection);
   if (!o.other.empty()) {
     auto ports = doctor::read_ports(o.other);
@@ -179,9 +208,15 @@ int main(int argc, char** argv) {
   app.add_option("--socket", o.socket,
                  "control socket; default: MKERNEL_CONTROL, else the default configuration's")
       ->capture_default_str();
-  app.add_option("-o,--output", o.output)->check(CLI::IsMember({"table", "json"}))->capture_default_str();
+  app.add_option("-o,--output", o.output,
+                 "table: what one looks for, in 120 columns; wide: a table of all there is")
+      ->check(CLI::IsMember({"table", "wide", "json"}))
+      ->capture_default_str();
   app.add_flag_callback(
       "--json", [&o] { o.output = "json"; }, "the same as -o json");
+  app.add_option("--timeout", o.timeout, "seconds within which a daemon is to be met at the socket")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--watch", o.watch, "look again every so many seconds (default 1); totals become rates")
       ->expected(0, 1)
       ->default_str("1")

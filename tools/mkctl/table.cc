@@ -1,11 +1,11 @@
 #include "tools/mkctl/table.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <iomanip>
 #include <ostream>
 #include <vector>
+
+#include "tools/mkctl/text.h"
 
 namespace mkernel::mkctl {
 namespace {
@@ -46,6 +46,8 @@ Json field_value(const Message& message, const FieldDescriptor* field) {
   }
 }
 
+const std::string kPerSecond = "_per_second";
+
 bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
@@ -54,28 +56,11 @@ bool is_total(const std::string& column) {
   return ends_with(column, "_total");
 }
 
-std::string fixed(double value, int digits) {
-  char text[48];
-  std::snprintf(text, sizeof(text), "%.*f", digits, value);
-  return text;
-}
-
-/// 1234567 -> "1.2 MiB" for bytes, "1.23 M" for other counts.
-std::string scaled(double value, bool bytes) {
-  const double step = bytes ? 1024 : 1000;
-  static constexpr const char* kUnits[2][5] = {{"", "k", "M", "G", "T"}, {"B", "KiB", "MiB", "GiB", "TiB"}};
-  const char* const* units = kUnits[bytes ? 1 : 0];
-  int unit = 0;
-  for (; std::abs(value) >= step && unit < 4; ++unit) value /= step;
-  std::string text = fixed(value, unit == 0 && value == std::floor(value) ? 0 : 1);
-  if (*units[unit] != 0) text.append(" ").append(units[unit]);
-  return text;
-}
-
 std::string cell(const std::string& column, const Json& value) {
   if (value.is_null()) return "-";
   if (value.is_string()) return value.get<std::string>().empty() ? "-" : value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (ends_with(column, kPerSecond)) return scaled(value.get<double>(), true);
   if (value.is_number_float()) return fixed(value.get<double>(), 1);
   if (value.is_array() && (value.empty() || value.front().is_object())) return std::to_string(value.size());
   if (!value.is_number()) return value.dump();
@@ -84,8 +69,10 @@ std::string cell(const std::string& column, const Json& value) {
   return is_total(column) ? scaled(number, false) : value.dump();
 }
 
-/// "arrived_bytes_total" -> "ARRIVED_BYTES"; as a rate "ARRIVED_BYTES/S".
+/// "arrived_bytes_total" -> "ARRIVED_BYTES"; as a rate "ARRIVED_BYTES/S", as are columns that the daemon
+/// tells as rates.
 std::string heading(std::string column, bool rate) {
+  if (ends_with(column, kPerSecond)) column = column.substr(0, column.size() - kPerSecond.size()) + "/s";
   if (is_total(column)) column = column.substr(0, column.size() - 6) + (rate ? "/s" : "");
   std::transform(column.begin(), column.end(), column.begin(),
                  [](unsigned char c) { return std::toupper(c); });
@@ -95,9 +82,10 @@ std::string heading(std::string column, bool rate) {
 /// Two rows of different replies speak of the same thing when everything but their measurements is equal.
 bool same_thing(const Json& a, const Json& b) {
   for (const auto& [key, value] : a.items()) {
-    const bool measurement = is_total(key) || key == "rails" || value.is_number_float() || key == "active" ||
-                             key == "ring_depth" || key == "regions" || key == "groups" ||
-                             key == "pinned_bytes" || key == "gpu_bytes";
+    const bool measurement = is_total(key) || ends_with(key, kPerSecond) || key == "rails" ||
+                             value.is_number_float() || key == "active" || key == "ring_depth" ||
+                             key == "regions" || key == "groups" || key == "pinned_bytes" ||
+                             key == "gpu_bytes";
     if (!measurement && b.value(key, Json()) != value) return false;
   }
   return true;
@@ -136,19 +124,7 @@ void print_rows(std::ostream& out, const Json& rows, const Json& before, double 
       }
     }
   }
-  std::vector<std::size_t> width(table[0].size(), 0);
-  for (const auto& line : table) {
-    for (std::size_t c = 0; c < line.size(); ++c) width[c] = std::max(width[c], line[c].size());
-  }
-  for (const auto& line : table) {
-    for (std::size_t c = 0; c < line.size(); ++c) {
-      if (c + 1 < line.size()) {
-        out << std::left << std::setw(static_cast<int>(width[c]) + 2) << line[c];
-      } else {
-        out << line[c] << "\n";
-      }
-    }
-  }
+  print_aligned(out, table);
 }
 
 void print_fields(std::ostream& out, const Json& fields) {

@@ -30,6 +30,7 @@ const std::vector<Check>& checks() {
       {"huge_pages", check_huge_pages},
       {"clock", check_clock},
       {"security_group", check_security_group},
+      {"payload", check_payload},
   };
   return all;
 }

@@ -41,6 +41,7 @@ Findings check_acs(const Facts& facts);
 Findings check_huge_pages(const Facts& facts);
 Findings check_clock(const Facts& facts);           ///< synchronised, and that of each peer the same
 Findings check_security_group(const Facts& facts);  ///< of EFA
+Findings check_payload(const Facts& facts);         ///< what RDMA asks of the network: always said
 
 struct Check {
   const char* name;

@@ -186,4 +186,24 @@ Findings check_huge_pages(const Facts& facts) {
            "sysctl vm.nr_hugepages, before the daemon starts"}};
 }
 
+Findings check_payload(const Facts& facts) {
+  if (!facts.daemon.rdma()) return {};
+  const std::string todo =
+      facts.daemon.transport == "efa"
+          ? "keep it so: a security group that admits its own members alone, and whose members are these "
+            "nodes alone"
+          : "keep it so: a partition (P_Key) or a VLAN of its own, switch ports that drop forged source "
+            "addresses, and no job with CAP_NET_RAW on these nodes";
+  return {
+      {Severity::kInfo,
+       "transport " + facts.daemon.transport +
+           ": payload is neither encrypted nor authenticated; the network of its NICs must be one that only "
+           "these nodes can send on and listen on",
+       "a host that sees the packets reads tensors, and one that forges them writes into the memory of "
+       "ranks: "
+       "the queue pair numbers and keys that it needs are in every packet. TLS of the peer links does not "
+       "change this",
+       todo}};
+}
+
 }  // namespace mkernel::mkctl::doctor

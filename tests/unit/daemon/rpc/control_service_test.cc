@@ -22,6 +22,13 @@ namespace {
 class FakeDaemon final : public ControlBackend, public session::Inspector {
  public:
   const session::Inspector& inspector() const override { return *this; }
+  void add_rates(std::vector<session::SessionSnapshot>& sessions) const override {
+    for (session::SessionSnapshot& session : sessions) {
+      session.idle_seconds = 90;
+      session.sent_per_second = 2048;
+      session.arrived_per_second = 0;
+    }
+  }
   DaemonSnapshot daemon() const override {
     DaemonSnapshot seen;
     seen.node = "nodeA";
@@ -207,6 +214,8 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
   CHECK(sessions["daemon"]["node"] == "nodeA");
   CHECK(sessions["sessions"][0]["bytes_total"].get<std::uint64_t>() == (std::uint64_t{1} << 53) + 1);
   CHECK(sessions["sessions"][0]["client_name"] == "train");
+  CHECK(sessions["sessions"][0]["idle_seconds"] == 90.0);
+  CHECK(sessions["sessions"][0]["bytes_per_second"] == 2048.0);
   CHECK(json("peers")["peers"][0]["state"] == "alive");
   const auto peer = json("peers")["peers"][0];
   CHECK(peer["sent_total"] == 12);
@@ -231,16 +240,35 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
   CHECK(json("channels --all")["channels"].size() == 3);
 }
 
+TEST_CASE("by default a table has what one looks for, with -o wide all fields") {
+  Served served;
+  const Run brief = mkctl(served.socket, "sessions"), wide = mkctl(served.socket, "sessions -o wide");
+  REQUIRE(brief.exit == 0);
+  REQUIRE(wide.exit == 0);
+  for (const std::string column : {"STATE", "USER", "NAME", "IDLE", "BYTES/S"})
+    CHECK(contains(brief, column));
+  for (const std::string value : {"idle", "root", "train", "90 s", "2.0 KiB"}) CHECK(contains(brief, value));
+  CHECK_FALSE(contains(brief, "STALL_NANOSECONDS"));
+  for (const std::string column : {"STALL_NANOSECONDS", "IDLE_SECONDS", "BYTES/S"})
+    CHECK(contains(wide, column));
+  const Run peers = mkctl(served.socket, "peers");
+  CHECK(contains(peers, "degraded"));
+  CHECK(contains(peers, "nodeB: rail 0 is not connected; rail 1 was lost: x: pulled"));
+  CHECK(contains(mkctl(served.socket, "channels"), "PUTS/S"));
+}
+
 TEST_CASE("bytes that nobody counts are left out, instead of being 0") {
   Served served;
   served.daemon.counts_bytes = false;
   const auto json = nlohmann::json::parse(mkctl(served.socket, "sessions -o json").output);
   CHECK(json.at("sessions").at(0).at("arrived_bytes_total").is_null());
+  CHECK(json.at("sessions").at(0).at("arrived_bytes_per_second").is_null());
   CHECK(json.at("sessions").at(0).at("arrivals_total") == 0);
   CHECK(mkctl(served.socket, "sessions").exit == 0);
   served.daemon.counts_bytes = true;
   const auto counted = nlohmann::json::parse(mkctl(served.socket, "sessions -o json").output);
   CHECK(counted.at("sessions").at(0).at("arrived_bytes_total") == 0);
+  CHECK(counted.at("sessions").at(0).at("arrived_bytes_per_second") == 0.0);
 }
 
 TEST_CASE("a wire that is pulled is in the link's row") {

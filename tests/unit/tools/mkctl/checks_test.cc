@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "tests/unit/tools/mkctl/findings.h"
 
 namespace mkernel::mkctl::doctor {
@@ -10,7 +12,7 @@ namespace {
 using enum Severity;
 
 TEST_CASE("a healthy node has no findings") {
-  for (const Check& check : checks()) {
+  for (const Check& check : checks_of_health()) {
     CAPTURE(check.name);
     CHECK(check.run(healthy_node()).empty());
   }
@@ -26,6 +28,25 @@ TEST_CASE("neither has one over TCP without any of the hardware") {
     CAPTURE(check.name);
     CHECK(check.run(facts).empty());
   }
+}
+
+TEST_CASE("payload: over RDMA it is said what the network must guarantee, and that TLS does not help") {
+  const auto found = [](const char* transport) {
+    Facts facts = healthy_node();
+    facts.daemon.transport = transport;
+    return check_payload(facts);
+  };
+  for (const char* transport : {"verbs", "efa"}) {
+    const Findings findings = found(transport);
+    one(findings, kInfo, std::string("transport ") + transport + ": payload is neither encrypted");
+    CHECK(findings[0].why.find("TLS of the peer links does not") != std::string::npos);
+  }
+  CHECK(found("verbs")[0].todo.find("P_Key") != std::string::npos);
+  CHECK(found("efa")[0].todo.find("security group") != std::string::npos);
+  CHECK(found("tcp").empty());
+  CHECK(found("emulated").empty());
+  const auto all = checks();
+  CHECK(std::any_of(all.begin(), all.end(), [](const Check& check) { return check.run == check_payload; }));
 }
 
 TEST_CASE("daemon: not reached, not healthy") {

@@ -159,6 +159,10 @@ std::uint64_t Limits::pinned_limit() const {
   return max_pinned_bytes != 0 ? max_pinned_bytes : base::physical_memory_bytes();
 }
 
+std::uint64_t Limits::daemon_limit() const {
+  return max_daemon_bytes != 0 ? max_daemon_bytes : base::physical_memory_bytes() / 16;
+}
+
 Result<Config> parse(const std::string& text, const std::string& path) {
   Config config;
   config.file = path;

@@ -125,18 +125,19 @@ struct Limits {
   std::uint64_t max_region_bytes = 0;  ///< 0: half of the machine's memory, for host memory
   // All of one session.
   std::uint32_t max_regions = 1024;
-  std::uint64_t max_pinned_bytes = 0;                       ///< host memory; 0: as much as the machine has
-  std::uint64_t max_gpu_bytes = std::uint64_t{1} << 42;     ///< GPU memory
-  std::uint32_t max_fds = 4096;                             ///< that the daemon keeps open
-  std::uint32_t max_channels = 1U << 19;                    ///< world size times lanes, over all groups
-  std::uint64_t max_daemon_bytes = std::uint64_t{1} << 28;  ///< for rings, groups and channels
-  std::uint32_t joins_per_second = 100;                     ///< and what else becomes messages to peers
+  std::uint64_t max_pinned_bytes = 0;                    ///< host memory; 0: as much as the machine has
+  std::uint64_t max_gpu_bytes = std::uint64_t{1} << 42;  ///< GPU memory
+  std::uint32_t max_fds = 4096;                          ///< that the daemon keeps open
+  std::uint32_t max_channels = 1U << 19;                 ///< world size times lanes, over all groups
+  std::uint64_t max_daemon_bytes = 0;                    ///< for rings, groups and channels
+  std::uint32_t joins_per_second = 100;                  ///< and what else becomes messages to peers
   std::chrono::milliseconds hello_timeout{10000};
   std::chrono::milliseconds join_timeout{60000};
   std::chrono::milliseconds drain{5000};
 
   std::uint64_t region_limit() const;
   std::uint64_t pinned_limit() const;
+  std::uint64_t daemon_limit() const;
 };
 
 struct Log {

@@ -172,8 +172,8 @@ void limit_keys(std::vector<Key>& table) {
       key("limits.max_gpu_bytes", MK_FIELD(limits.max_gpu_bytes), integer(4096, 4096 * tib), kReloads));
   table.push_back(key("limits.max_fds", MK_FIELD(limits.max_fds), integer(8, 1 << 24), kReloads));
   table.push_back(key("limits.max_channels", MK_FIELD(limits.max_channels), integer(1, 1 << 24), kReloads));
-  table.push_back(key("limits.max_daemon_bytes", MK_FIELD(limits.max_daemon_bytes),
-                      integer(std::int64_t{1} << 20, 256 * tib), kReloads));
+  table.push_back(
+      key("limits.max_daemon_bytes", MK_FIELD(limits.max_daemon_bytes), integer(0, 256 * tib), kReloads));
   table.push_back(
       key("limits.joins_per_second", MK_FIELD(limits.joins_per_second), integer(1, 1000000), kReloads));
   table.push_back(
@@ -202,7 +202,7 @@ std::vector<UserKey> built_user_keys() {
           user_key("max_regions", MK_FIELD(max_regions), integer(1, many)),
           user_key("max_pinned_bytes", MK_FIELD(max_pinned_bytes), integer(0, bytes)),
           user_key("max_gpu_bytes", MK_FIELD(max_gpu_bytes), integer(4096, bytes)),
-          user_key("max_daemon_bytes", MK_FIELD(max_daemon_bytes), integer(std::int64_t{1} << 20, bytes)),
+          user_key("max_daemon_bytes", MK_FIELD(max_daemon_bytes), integer(0, bytes)),
           user_key("max_channels", MK_FIELD(max_channels), integer(1, std::int64_t{1} << 31)),
           user_key("joins_per_second", MK_FIELD(joins_per_second), integer(1, 1000000)),
           user_key("bytes_per_second", MK_FIELD(bytes_per_second), integer(0, INT64_MAX)),

@@ -28,6 +28,10 @@ std::uint64_t UserLimits::pinned_limit() const {
   return max_pinned_bytes != 0 ? max_pinned_bytes : base::physical_memory_bytes();
 }
 
+std::uint64_t UserLimits::daemon_limit() const {
+  return max_daemon_bytes != 0 ? max_daemon_bytes : base::physical_memory_bytes() / 4;
+}
+
 std::string UserRights::key(const std::string& name) const {
   const auto table = tables.find(name);
   return (table == tables.end() ? "users.default" : table->second) + "." + name;

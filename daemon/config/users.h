@@ -19,13 +19,14 @@ struct UserLimits {
   std::uint32_t max_regions = 8192;
   std::uint64_t max_pinned_bytes = 0;  ///< host memory; 0: as much as the machine has
   std::uint64_t max_gpu_bytes = std::uint64_t{1} << 44;
-  std::uint64_t max_daemon_bytes = std::uint64_t{1} << 30;  ///< for sessions, rings and channels
+  std::uint64_t max_daemon_bytes = 0;  ///< for rings, groups and channels; 0: a quarter of the memory
   std::uint32_t max_channels = 1U << 21;
   std::uint32_t joins_per_second = 400;
   std::uint64_t bytes_per_second = 0;  ///< on one rail; 0: no limit
   std::uint64_t requests_per_second = 0;
 
   std::uint64_t pinned_limit() const;
+  std::uint64_t daemon_limit() const;
 };
 
 /// One table of [users] but the default.

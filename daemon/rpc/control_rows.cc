@@ -87,10 +87,10 @@ void fill(const session::UserSnapshot& from, v1::User& to) {
   to.set_max_gpu_bytes(from.limits.max_gpu_bytes);
   to.set_max_fds(from.limits.max_fds);
   to.set_max_channels(from.limits.max_channels);
-  to.set_max_daemon_bytes(from.limits.max_daemon_bytes);
-  to.set_joins_per_second(from.limits.joins_per_second);
-  to.set_bytes_per_second(from.limits.bytes_per_second);
-  to.set_requests_per_second(from.limits.requests_per_second);
+  to.set_max_daemon_bytes(from.limits.daemon_limit());
+  to.set_max_joins_each_second(from.limits.joins_per_second);
+  to.set_max_bytes_each_second(from.limits.bytes_per_second);
+  to.set_max_requests_each_second(from.limits.requests_per_second);
 }
 
 void fill(const PeerSnapshot& from, v1::PeerRow& to) {

@@ -112,7 +112,7 @@ Accounts::Limit Accounts::session_limit(Resource resource) const {
     case Resource::kRegions: return {limits_.max_regions, "limits.max_regions"};
     case Resource::kPinnedBytes: return {limits_.pinned_limit(), "limits.max_pinned_bytes"};
     case Resource::kGpuBytes: return {limits_.max_gpu_bytes, "limits.max_gpu_bytes"};
-    case Resource::kDaemonBytes: return {limits_.max_daemon_bytes, "limits.max_daemon_bytes"};
+    case Resource::kDaemonBytes: return {limits_.daemon_limit(), "limits.max_daemon_bytes"};
     case Resource::kChannels: return {limits_.max_channels, "limits.max_channels"};
     default: return {kUnlimited, ""};
   }
@@ -127,7 +127,7 @@ Accounts::Limit Accounts::user_limit(const config::UserRights& rights, Resource 
     case Resource::kRegions: return {user.max_regions, "max_regions"};
     case Resource::kPinnedBytes: return {user.pinned_limit(), "max_pinned_bytes"};
     case Resource::kGpuBytes: return {user.max_gpu_bytes, "max_gpu_bytes"};
-    case Resource::kDaemonBytes: return {user.max_daemon_bytes, "max_daemon_bytes"};
+    case Resource::kDaemonBytes: return {user.daemon_limit(), "max_daemon_bytes"};
     case Resource::kChannels: return {user.max_channels, "max_channels"};
     case Resource::kMappings: break;
   }
@@ -186,13 +186,6 @@ Result<Charge> Accounts::take(const Account& account, const Amounts& more) {
 
 std::uint64_t session_memory_bytes(std::uint64_t segment_bytes, std::uint32_t rails) {
   return segment_bytes + rails * sizeof(dataplane::Counters);
-}
-
-std::uint64_t group_memory_bytes(std::uint64_t segment_bytes, std::uint64_t channels) {
-  // A proxy keeps about so much of each channel on its rail: its outbound and inbound side, and an entry in
-  // the table of channel numbers.
-  constexpr std::uint64_t kProxyBytes = 256;
-  return segment_bytes + channels * (sizeof(dataplane::Counters) + kProxyBytes);
 }
 
 }  // namespace mkernel::session

@@ -146,8 +146,8 @@ class Accounts {
 /// What a user holds and may hold; groups and counters are the sessions' to tell.
 UserSnapshot snapshot(const User& user);
 
-/// Bytes of the daemon's own memory that a session's rings take, and one rank's part of a group.
+/// Bytes of the daemon's own memory that a session's rings take; those of a group are in
+/// dataplane/group_memory.h.
 std::uint64_t session_memory_bytes(std::uint64_t segment_bytes, std::uint32_t rails);
-std::uint64_t group_memory_bytes(std::uint64_t segment_bytes, std::uint64_t channels);
 
 }  // namespace mkernel::session

@@ -7,6 +7,7 @@
 
 #include "daemon/base/printable.h"
 #include "daemon/base/sha256.h"
+#include "daemon/dataplane/group_memory.h"
 #include "daemon/memory/open_region.h"
 #include "daemon/session/message_decoder.h"
 #include "daemon/session/session_send.h"
@@ -210,14 +211,19 @@ Result<std::string> Session::hash_of_secret(const abi::JoinGroup& join) {
 }
 
 Result<Charge> Session::charge_for_group(const abi::JoinGroup& join) {
-  abi::GroupSegment layout{};
-  const std::uint64_t segment =
-      abi::layout_group(layout, join.world_size, join.rank, join.lanes, join.region_capacity);
+  // Which ranks are on other nodes is known when the group is formed: all that may be are counted.
+  const dataplane::GroupFootprint footprint{
+      .world_size = join.world_size,
+      .lanes = join.lanes,
+      .region_capacity = join.region_capacity,
+      .rails = services_.rails(),
+      .remote_ranks = join.world_size - 1,
+      .window = services_.proxies.front()->capabilities().max_in_flight_puts};
   const std::uint64_t channels = std::uint64_t{join.world_size} * join.lanes;
   auto charge =
       services_.accounts.take(account_, {{Resource::kChannels, channels},
                                          {Resource::kMappings, 1},
-                                         {Resource::kDaemonBytes, group_memory_bytes(segment, channels)}});
+                                         {Resource::kDaemonBytes, dataplane::group_memory_bytes(footprint)}});
   if (charge.ok()) return charge;
   return charge.status().with_context("join_group \"" + std::string(ipc::text_of(join.name)) + "\"");
 }

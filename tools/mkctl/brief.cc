@@ -93,6 +93,40 @@ Table sessions() {
           {"id"}};
 }
 
+// ---- users
+
+State user_state(const Look& look) {
+  if (look.number("waiting") > 0) return {"waiting", 2};
+  return look.number("refusals_total") > 0 ? State{"refused", 1} : State{"ok", 0};
+}
+
+/// "3/128": what there is of what may be.
+std::string of(const Look& user, const char* held, const char* limit) {
+  return plain_number(user, held) + "/" + plain_number(user, limit);
+}
+
+Table users() {
+  return {user_state,
+          {{"USER", 10,
+            [](const Look& u) { return u.text("name").empty() ? plain_number(u, "uid") : u.text("name"); }},
+           {"SESSIONS", 8, [](const Look& u) { return of(u, "sessions", "max_sessions"); }},
+           {"CONNS", 8, [](const Look& u) { return of(u, "connections", "max_connections"); }},
+           {"GROUPS", 6, [](const Look& u) { return plain_number(u, "groups"); }},
+           {"REGIONS", 10, [](const Look& u) { return of(u, "regions", "max_regions"); }},
+           {"PINNED", 9, [](const Look& u) { return bytes_or_dash(u, "pinned_bytes"); }},
+           {"GPU", 9, [](const Look& u) { return bytes_or_dash(u, "gpu_bytes"); }},
+           {"FDS", 11, [](const Look& u) { return of(u, "fds", "max_fds"); }},
+           {"DAEMON", 9, [](const Look& u) { return bytes_or_dash(u, "daemon_bytes"); }},
+           {"REFUSED", 7, [](const Look& u) { return scaled(u.number("refusals_total"), false); }}},
+          [](const Look& u) {
+            if (u.number("waiting") == 0) return std::string();
+            return "user " + plain_number(u, "uid") + ": " + plain_number(u, "waiting") +
+                   " sessions are read more slowly than they ask: joins and the like are above "
+                   "limits.joins_per_second or the user's own, or a peer is far behind";
+          },
+          {"uid"}};
+}
+
 // ---- peers
 
 bool rail_is_up(const Json& rail) {
@@ -186,6 +220,7 @@ Table channels() {
 
 std::optional<Table> table_of(const std::string& name) {
   if (name == "sessions") return sessions();
+  if (name == "users") return users();
   if (name == "peers") return peers();
   if (name == "channels") return channels();
   return std::nullopt;

@@ -1,5 +1,5 @@
-// The tables that `mkctl sessions`, `peers` and `channels` show unless all columns are asked for: what one
-// looks for, in lines of at most kBriefWidth columns, those that are not well first.
+// The tables that `mkctl sessions`, `users`, `peers` and `channels` show unless all columns are asked for:
+// what one looks for, in lines of at most kBriefWidth columns, those that are not well first.
 #pragma once
 
 #include <cstddef>

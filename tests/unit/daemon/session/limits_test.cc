@@ -120,7 +120,7 @@ TEST_CASE("channels, daemon memory and mappings are counted for groups") {
   CHECK(contains(refused.text(), "bytes of daemon memory on top of"));
   CHECK(contains(refused.text(), "above limits.max_daemon_bytes = 1048576"));
   many.lanes = 1;
-  many.world_size = 16;
+  many.world_size = 4;
   CHECK(said(large->request<abi::JoinGroupReply>(many).status).ok());
 }
 

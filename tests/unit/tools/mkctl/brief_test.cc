@@ -68,6 +68,18 @@ TEST_CASE("the longest names and the largest numbers fit into the width") {
   s.set_groups(1000000);
   CHECK(widest_line(brief("sessions", rows(s), Json::array(), 0)) <= kBriefWidth);
 
+  v1::User u;
+  u.set_uid(4294967294U);
+  u.set_name(kLong);
+  for (const auto set :
+       {&v1::User::set_sessions, &v1::User::set_max_sessions, &v1::User::set_connections,
+        &v1::User::set_max_connections, &v1::User::set_groups, &v1::User::set_regions,
+        &v1::User::set_max_regions, &v1::User::set_fds, &v1::User::set_max_fds, &v1::User::set_pinned_bytes,
+        &v1::User::set_gpu_bytes, &v1::User::set_daemon_bytes, &v1::User::set_refusals_total}) {
+    (u.*set)(kMost);
+  }
+  CHECK(widest_line(brief("users", rows(u), Json::array(), 0)) <= kBriefWidth);
+
   v1::PeerRow p;
   p.set_address(kLong);
   p.set_node(kLong);
@@ -127,6 +139,28 @@ TEST_CASE("sessions: who, since when idle, and how fast; what is not known is a 
   CHECK(cell(table, 0, "GPU") == "-");
   CHECK(cell(table, 1, "BYTES/S") == "-");
   CHECK(cell(table, 1, "IN/S") == "-");
+}
+
+TEST_CASE("users: what they hold of what they may, and who is slowed down comes first with the reason") {
+  v1::User quiet, refused, slowed;
+  quiet.set_name("alice");
+  quiet.set_sessions(3);
+  quiet.set_max_sessions(128);
+  refused.set_uid(1001);
+  refused.set_refusals_total(2);
+  slowed.set_uid(1002);
+  slowed.set_waiting(4);
+  const Brief table = brief("users", rows(quiet, refused, slowed), Json::array(), 0);
+  REQUIRE(table.lines.size() == 4);
+  CHECK(table.lines[1][0] == "waiting");
+  CHECK(table.lines[1][1] == "1002");  // no name is known
+  CHECK(table.lines[2][0] == "refused");
+  CHECK(table.lines[2].back() == "2");
+  CHECK(table.lines[3][0] == "ok");
+  CHECK(table.lines[3][1] == "alice");
+  CHECK(table.lines[3][2] == "3/128");
+  REQUIRE(table.notes.size() == 1);
+  CHECK(table.notes[0].find("user 1002: 4 sessions are read more slowly") == 0);
 }
 
 TEST_CASE("peers: an alive one with a rail down is degraded, and the notes say why") {

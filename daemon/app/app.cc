@@ -147,6 +147,7 @@ Status App::open_peer_links() {
   options.tls.server_name = peers.tls.server_name;
   options.transport = config_.transport.kind;
   options.endpoints = rails_->endpoints();
+  options.rail_version = rails_->message_version();
   auto links = rpc::PeerLinks::start(io_, std::move(options), *this);
   if (!links.ok()) return links.status();
   links_ = std::move(links).value();

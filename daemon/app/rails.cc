@@ -129,6 +129,7 @@ Result<std::unique_ptr<Rails>> Rails::create(const config::Config& config, std::
   for (std::uint32_t rail = 0; rail < config.proxy.threads; ++rail) {
     auto transport = make->make(rail);
     if (!transport.ok()) return transport.status().with_context("rail " + std::to_string(rail));
+    rails->message_version_ = transport.value()->message_version();
     rails->proxies_.push_back(std::make_unique<dataplane::Proxy>(
         proxy_options(config.proxy, rail, rails->places_), std::move(transport).value(), sink));
   }

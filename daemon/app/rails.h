@@ -32,6 +32,8 @@ class Rails {
   std::vector<dataplane::Proxy*> proxies() const;
   /// What peers need to reach each rail.
   std::vector<std::string> endpoints() const;
+  /// Of the messages that the transports of two nodes exchange; all rails are of one kind.
+  std::uint32_t message_version() const { return message_version_; }
   const RailPlaces& places() const { return places_; }
 
   /// OK when the peer has as many rails as this node, and each was told to connect.
@@ -45,6 +47,7 @@ class Rails {
  private:
   std::vector<std::unique_ptr<dataplane::Proxy>> proxies_;
   RailPlaces places_;
+  std::uint32_t message_version_ = 0;
 };
 
 /// The shape that the configuration gives every emulated link.

@@ -23,7 +23,9 @@ def memfd(size, sealed=True, populated=True):
     fd = os.memfd_create("raw-client", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     if populated:
-        os.pwrite(fd, bytes(size), 0)
+        piece = bytes(min(size, 1 << 20))
+        for at in range(0, size, len(piece) or 1):
+            os.pwrite(fd, piece[:size - at], at)
     if sealed:
         import fcntl
         fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)

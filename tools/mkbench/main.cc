@@ -6,6 +6,7 @@
 #include "tools/mkbench/op.h"
 #include "tools/mkbench/put_command.h"
 #include "tools/mkbench/ring_command.h"
+#include "tools/mkbench/tenants_command.h"
 
 int main(int argc, char** argv) {
   CLI::App app("mkbench: benchmarks of mkernel. Exit status: 0 ok, 1 failed or not verified, 2 usage.");
@@ -15,6 +16,7 @@ int main(int argc, char** argv) {
   mkernel::bench::add_fabric(app, status);
   mkernel::bench::add_put(app, status);
   mkernel::bench::add_op(app, status);
+  mkernel::bench::add_tenants(app, status);
   mkernel::bench::add_gemm(app, status);
   try {
     app.parse(argc, argv);

@@ -3,20 +3,16 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <csignal>
-#include <cstring>
 #include <sstream>
 #include <thread>
 
 #include "proto/ipc/fd.h"
-
-extern char** environ;
 
 namespace mkernel::bench {
 namespace {
@@ -41,22 +37,10 @@ const Kind* kind_of(const std::string& program) {
   return nullptr;
 }
 
-/// Runs with its output going to `out`; pid, or kNotFound.
-Result<pid_t> spawn(const std::vector<std::string>& command, int out) {
-  std::vector<char*> arguments;
-  for (const std::string& part : command) arguments.push_back(const_cast<char*>(part.c_str()));
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
-  ::posix_spawn_file_actions_adddup2(&actions, out, STDERR_FILENO);
-  pid_t pid = -1;
-  const int error = ::posix_spawnp(&pid, arguments[0], &actions, nullptr, arguments.data(), environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  if (error == 0) return pid;
-  return Status(
-      error == ENOENT ? StatusCode::kNotFound : StatusCode::kUnavailable,
-      command[0] + ": " + (error == ENOENT ? "not installed (package perftest)" : std::strerror(error)));
+/// As spawn_program(), with the package that has these programs.
+Status named(const Status& failed) {
+  if (failed.code() != StatusCode::kNotFound) return failed;
+  return {failed.code(), failed.text() + " (package perftest)"};
 }
 
 std::uint16_t free_port() {
@@ -92,8 +76,8 @@ Result<Ended> run(const std::vector<std::string>& command, std::chrono::seconds 
   if (::pipe2(fds, O_CLOEXEC) != 0) return Status(StatusCode::kUnavailable, "no pipe");
   const ipc::UniqueFd reader(fds[0]);
   ipc::UniqueFd writer(fds[1]);
-  const auto pid = spawn(command, writer.get());
-  if (!pid.ok()) return pid.status();
+  const auto pid = spawn_program(command, writer.get());
+  if (!pid.ok()) return named(pid.status());
   writer.reset();
   Ended ended;
   const auto end = std::chrono::steady_clock::now() + limit;
@@ -124,26 +108,13 @@ std::string last_line(const std::string& text) {
 
 }  // namespace
 
-Result<Program> Program::start(const std::vector<std::string>& command) {
-  const ipc::UniqueFd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
-  auto pid = spawn(command, nowhere.get());
-  if (!pid.ok()) return pid.status();
-  return Program(*pid);
-}
-
-Program::~Program() {
-  if (pid_ < 0) return;
-  ::kill(pid_, SIGTERM);
-  ::waitpid(pid_, nullptr, 0);
-}
-
 Result<PerftestServer> start_perftest_server(const PerftestDevice& device, const std::string& program,
                                              std::uint32_t bytes) {
   const Kind* kind = kind_of(program);
   if (kind == nullptr) return Status(StatusCode::kInvalidArgument, "no program \"" + program + "\" is known");
   const std::uint16_t port = free_port();
   auto started = Program::start(command_for(device, *kind, bytes, port));
-  if (!started.ok()) return started.status();
+  if (!started.ok()) return named(started.status());
   return PerftestServer{std::move(*started), port};
 }
 

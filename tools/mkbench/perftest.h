@@ -1,16 +1,12 @@
 // ib_write_lat and ib_write_bw of the package perftest, run on the device that was measured, for comparison.
 #pragma once
 
-#include <sys/types.h>
-
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "proto/abi/status.h"
+#include "tools/mkbench/program.h"
 
 namespace mkernel::bench {
 
@@ -19,19 +15,6 @@ struct PerftestDevice {
   std::string name;  ///< "mlx5_0"
   std::uint32_t port = 1;
   std::uint32_t gid_index = 0;
-};
-
-/// A program that runs beside this one, its output thrown away; ended and reaped with the object.
-class Program {
- public:
-  /// kNotFound when it is not installed.
-  static Result<Program> start(const std::vector<std::string>& command);
-  Program(Program&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
-  ~Program();
-
- private:
-  explicit Program(pid_t pid) : pid_(pid) {}
-  pid_t pid_;
 };
 
 /// A waiting server of one of the programs.

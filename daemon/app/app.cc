@@ -125,7 +125,8 @@ Status App::start() {
 }
 
 void App::run() {
-  io_.run();
+  slices_.begin();
+  while (io_.run_one() > 0) slices_.end_slice();
 }
 
 Status App::open_peer_links() {

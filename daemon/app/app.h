@@ -26,6 +26,7 @@
 #include "daemon/app/nic_watch.h"
 #include "daemon/app/path_book.h"
 #include "daemon/app/rails.h"
+#include "daemon/base/slice_meter.h"
 #include "daemon/config/config.h"
 #include "daemon/observe/service_manager.h"
 #include "daemon/rpc/control_service.h"
@@ -111,6 +112,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   std::map<transport::PeerId, AlivePeer> alive_;
   PathBook paths_;
   std::set<transport::PeerId> dead_;  ///< down, but some group still has channels to it
+  base::SliceMeter slices_;           ///< of the control thread
   bool stopping_ = false;
 };
 

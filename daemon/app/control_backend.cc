@@ -30,6 +30,10 @@ rpc::DaemonSnapshot App::daemon() const {
     seen.problems.push_back("peer " + (peer.node.empty() ? peer.address : peer.node) + " is " + peer.state +
                             (peer.reason.empty() ? "" : ": " + peer.reason));
   }
+  seen.slices.emplace_back("control", slices_.times());
+  for (const dataplane::Proxy* proxy : rails_->proxies()) {
+    seen.slices.emplace_back("mk-proxy-" + std::to_string(seen.slices.size() - 1), proxy->slices());
+  }
   if (stopping_) seen.problems.push_back("the daemon is stopping");
   return seen;
 }

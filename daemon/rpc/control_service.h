@@ -8,8 +8,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "daemon/base/slice_meter.h"
 #include "daemon/rpc/peer_snapshot.h"
 #include "daemon/session/inspect.h"
 #include "daemon/topology/machine.h"
@@ -37,6 +39,8 @@ struct DaemonSnapshot {
   std::uint32_t proxies = 0;
   std::vector<v1::NicPort> ports;     ///< of its rails, as peers are told
   std::vector<std::string> problems;  ///< why the daemon is not healthy; empty: it is
+  /// Of the control thread and of every proxy thread, by the thread's name.
+  std::vector<std::pair<std::string, base::SliceTimes>> slices;
 };
 
 struct ReloadSnapshot {

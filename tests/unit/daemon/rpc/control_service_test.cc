@@ -37,6 +37,8 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     seen.transports = {"emulated"};
     seen.proxies = 2;
     seen.problems = problems;
+    seen.slices = {{"control", {std::chrono::microseconds(2500), 0}},
+                   {"mk-proxy-0", {std::chrono::milliseconds(12), 3}}};
     seen.ports.resize(nic_rails);
     return seen;
   }
@@ -235,6 +237,10 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
   CHECK(json("peers")["transport"] == "2 x emulated");
   CHECK(json("status")["status"]["healthy"] == true);
   CHECK(json("status")["status"]["transports"][0] == "emulated");
+  CHECK(json("status")["status"]["longest_slice_ms"] == 12.0);
+  CHECK(json("status")["status"]["slices_over_limit"] == 3);
+  CHECK(json("status")["status"]["slices"][0]["thread"] == "control");
+  CHECK(json("status")["status"]["slices"][0]["longest_ms"] == 2.5);
   CHECK(json("groups")["groups"].empty());
   CHECK(json("channels")["channels"].size() == 1);
   CHECK(json("channels --all")["channels"].size() == 3);

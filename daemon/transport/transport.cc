@@ -10,6 +10,10 @@ void TransportSink::path_changed(PeerId, std::string_view, const Status&) {}
 
 void TransportSink::send_to_peer(PeerId, std::span<const std::byte>) {}
 
+std::uint32_t Transport::message_version() const {
+  return 0;
+}
+
 void Transport::receive_from_peer(PeerId, std::span<const std::byte>) {}
 
 void Transport::retire(const memory::Region&) {}

@@ -8,9 +8,9 @@
 // replaying, after the receiver fenced the old path and said how many puts it holds; only when a peer stays
 // unreachable for longer than TransportOptions::peer_timeout does it report peer_failed.
 //
-// Thread rule: one proxy thread owns a transport; every call except the constructor and local_endpoint() is
-// made on that thread, and every call into the sink happens inside poll() or submit(), on that thread. No
-// call blocks, but close_channel() may wait for the copies that a DMA engine has begun.
+// Thread rule: one proxy thread owns a transport; every call except the constructor, local_endpoint() and
+// message_version() is made on that thread, and every call into the sink happens inside poll() or submit(),
+// on that thread. No call blocks, but close_channel() may wait for the copies that a DMA engine has begun.
 #pragma once
 
 #include <chrono>
@@ -138,6 +138,10 @@ class Transport {
   virtual const Capabilities& capabilities() const = 0;
   /// Opaque text that peers need to reach this transport; travels over gRPC. Any thread.
   virtual std::string local_endpoint() const = 0;
+  /// The version of the messages that this transport gives to send_to_peer(). Daemons compare it when they
+  /// greet each other: a peer whose transport speaks another version is refused by name. The default, 0,
+  /// belongs to a transport that sends no messages. Any thread.
+  virtual std::uint32_t message_version() const;
 
   /// Says where events go: called once, before any call below. The sink outlives the transport or its
   /// close().

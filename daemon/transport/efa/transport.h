@@ -20,6 +20,7 @@ class EfaTransport final : public Transport {
   /// The devices by preference, for peers to know how many there are, and for people. What else peers need
   /// travels by send_to_peer().
   std::string local_endpoint() const override { return endpoint_; }
+  std::uint32_t message_version() const override { return kMessageVersion; }
   void attach(TransportSink& sink) override { context_.sink = &sink; }
   Status connect(PeerId peer, const PeerAddress& address) override;
   void disconnect(PeerId peer) override;

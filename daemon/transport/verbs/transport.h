@@ -21,6 +21,7 @@ class VerbsTransport final : public Transport {
   /// The ports, "mlx5_0:1, mlx5_1:1": peers know by it how many paths there are. The rest travels by
   /// send_to_peer().
   std::string local_endpoint() const override { return endpoint_; }
+  std::uint32_t message_version() const override { return kMessageVersion; }
   void attach(TransportSink& sink) override { context_.sink = &sink; }
   Status connect(PeerId peer, const PeerAddress& address) override;
   void disconnect(PeerId peer) override;

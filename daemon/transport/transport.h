@@ -158,6 +158,15 @@ class Transport {
   /// Opens this node's end of a channel. Puts may be submitted before the peer is connected; they wait.
   virtual Status open_outbound(ChannelId channel, PeerId peer, ChannelKey key) = 0;
   virtual Status open_inbound(ChannelId channel, PeerId peer, ChannelKey key) = 0;
+  /// The channel is about to be closed: no further put of it begins. An outbound channel sends nothing more
+  /// of what submit() took. Of an inbound one, the peer is asked to send nothing more. Puts under way end as
+  /// ever, and are reported. A transport whose channels do not disturb each other by closing need not do
+  /// anything, as the default does.
+  virtual void quiesce(ChannelId channel);
+  /// After quiesce(): true when nothing of the channel is under way, so that close_channel() disturbs no
+  /// other channel of the peer. It may take as long as the peer's daemon takes to answer: whoever waits has a
+  /// limit, and closes then all the same. The default says yes.
+  virtual bool quiet(ChannelId channel) const;
   /// Forgets the channel at once: nothing is read from or written to its memory afterwards, nothing reported.
   /// Puts of it that still arrive are discarded.
   virtual void close_channel(ChannelId channel) = 0;

@@ -129,7 +129,9 @@ Path::News Path::take_events() {
       case IBV_EVENT_QP_FATAL:
       case IBV_EVENT_QP_REQ_ERR:
       case IBV_EVENT_QP_ACCESS_ERR:
-      case IBV_EVENT_PATH_MIG_ERR: news.broken_qpns.push_back(event.element.qp->qp_num); break;
+      case IBV_EVENT_PATH_MIG_ERR:
+        news.broken.push_back({event.element.qp->qp_num, event.event_type == IBV_EVENT_QP_ACCESS_ERR});
+        break;
       default: break;
     }
     options_.verbs.ack_async_event(&event);

@@ -37,8 +37,12 @@ class Path {
 
   /// What the asynchronous events that wait mean for the queue pairs.
   struct News {
-    bool changed = false;                    ///< state or address: look at state() again
-    std::vector<std::uint32_t> broken_qpns;  ///< queue pairs that are in error
+    struct BrokenQueue {
+      std::uint32_t qpn = 0;
+      bool write_refused = false;  ///< for a write of the peer's into memory that it may not write to
+    };
+    bool changed = false;             ///< state or address: look at state() again
+    std::vector<BrokenQueue> broken;  ///< queue pairs that are in error
   };
   News take_events();
 

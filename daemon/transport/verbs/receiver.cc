@@ -55,9 +55,24 @@ Inbound* Receiver::find(ChannelKey key) {
 }
 
 void Receiver::remove(Inbound& channel) {
+  // What is under way is refused from here on; the sender need not send more of it and break its link by
+  // that.
+  if (channel.path != nullptr && !channel.stopping) say_stop(channel);
   detach(channel);
   std::erase(channels_, &channel);
   by_key_.erase(channel.key);
+}
+
+void Receiver::quiesce(Inbound& channel) {
+  if (std::exchange(channel.stopping, true) || channel.path == nullptr) return;
+  say_stop(channel);
+}
+
+void Receiver::say_stop(const Inbound& channel) {
+  Message head = channel.link;
+  head.type = MessageType::kStop;
+  const ChannelMessage stop{head, channel.key};
+  context_.say(peer_, bytes_of(stop));
 }
 
 /// The sender must attach again before it can write anything of the channel.
@@ -79,7 +94,11 @@ Status Receiver::receive(std::span<const std::byte> bytes) {
     case MessageType::kOpen: on_open(read_as<Open>(bytes)); return {};
     case MessageType::kClose: fence(head.slot); return {};
     case MessageType::kAttach: on_attach(read_as<ChannelMessage>(bytes)); return {};
-    case MessageType::kDetach: waiting_.erase(read_as<ChannelMessage>(bytes).key); return {};
+    case MessageType::kDetach:
+      waiting_.erase(read_as<ChannelMessage>(bytes).key);
+      on_over(read_as<ChannelMessage>(bytes));
+      return {};
+    case MessageType::kStopped: on_over(read_as<ChannelMessage>(bytes)); return {};
     case MessageType::kResolve: on_resolve(read_as<RegionMessage>(bytes)); return {};
     case MessageType::kRevoked: on_revoked(read_as<RegionMessage>(bytes)); return {};
     default: return {StatusCode::kInternal, "not a sender's message"};
@@ -141,8 +160,17 @@ void Receiver::on_attach(const ChannelMessage& message) {
   const auto link = links_.find(message.head.slot);
   if (link == links_.end() || link->second.epoch != message.head.epoch)
     return;  // of a connection that is over
-  if (Inbound* const channel = find(message.key)) return attach(*channel, message.head);
+  Inbound* const channel = find(message.key);
+  if (channel != nullptr && !channel->stopping) return attach(*channel, message.head);
   if (waiting_.size() < kMaxWaiting) waiting_[message.key] = message.head;
+}
+
+/// The sender has nothing of the channel under way, and sends nothing more before it has attached again.
+void Receiver::on_over(const ChannelMessage& message) {
+  Inbound* const channel = find(message.key);
+  if (channel != nullptr && channel->path != nullptr && same_link(channel->link, message.head)) {
+    detach(*channel);
+  }
 }
 
 void Receiver::attach(Inbound& channel, const Message& link) {
@@ -223,6 +251,7 @@ std::size_t Receiver::poll() {
   std::size_t news = 0;
   for (Inbound* channel : channels_) {
     if (channel->word.word == nullptr) {
+      if (channel->stopping) continue;
       const auto waiting = waiting_.find(channel->key);
       if (waiting == waiting_.end()) continue;
       const Message link = waiting->second;
@@ -240,8 +269,8 @@ std::size_t Receiver::poll() {
   return news;
 }
 
-void Receiver::say_broken(std::uint32_t slot, const Link& link, const Status& why) {
-  const Message head{.type = MessageType::kBroken, .slot = slot, .epoch = link.epoch};
+void Receiver::say_broken(MessageType type, std::uint32_t slot, const Link& link, const Status& why) {
+  const Message head{.type = type, .slot = slot, .epoch = link.epoch};
   const Status status(StatusCode::kUnavailable,
                       "node " + context_.options.base.identity.node + ": " + why.text());
   context_.say(peer_, bytes_of(refusal(head, status)));
@@ -251,13 +280,17 @@ void Receiver::path_changed(const Path& path) {
   const Status why =
       path.state().ok() ? Status(StatusCode::kUnavailable, path.text() + " has changed") : path.state();
   for (const auto& [slot, link] : links_) {
-    if (&link.queue.path() == &path) say_broken(slot, link, why);
+    if (&link.queue.path() == &path) say_broken(MessageType::kBroken, slot, link, why);
   }
 }
 
-void Receiver::queue_broken(std::uint32_t qpn, const Status& why) {
+void Receiver::queue_broken(const Path::News::BrokenQueue& broken) {
+  const Status why(StatusCode::kUnavailable, broken.write_refused
+                                                 ? "the device refused a write to memory that was taken back"
+                                                 : "the device reported an error of the queue pair");
+  const MessageType type = broken.write_refused ? MessageType::kWriteRefused : MessageType::kBroken;
   for (const auto& [slot, link] : links_) {
-    if (link.queue.qpn() == qpn) say_broken(slot, link, why);
+    if (link.queue.qpn() == broken.qpn) say_broken(type, slot, link, why);
   }
 }
 

@@ -30,6 +30,7 @@ struct Inbound {
   ArrivalWord word;        ///< from the first attachment on
   Path* path = nullptr;    ///< null: not attached
   Message link;            ///< (slot, epoch) that it is attached to
+  bool stopping = false;   ///< about to be closed: the sender was asked to stop, and attaches no more
   std::vector<Grant> grants;
 };
 
@@ -40,8 +41,10 @@ class Receiver {
 
   Status add(ChannelId channel, ChannelKey key);
   /// Takes back all that the peer may write to for this channel, at once. A put of it that is under way then
-  /// breaks its connection.
+  /// breaks its connection, which the sender opens again for the others.
   void remove(Inbound& channel);
+  /// Asks the sender to send no more of it.
+  void quiesce(Inbound& channel);
   Inbound* find(ChannelKey key);
 
   /// A checked message of the sender's. Returns why the peer is lost, or OK.
@@ -49,7 +52,7 @@ class Receiver {
   /// Reports what has arrived. Returns the number of channels with news.
   std::size_t poll();
   void path_changed(const Path& path);
-  void queue_broken(std::uint32_t qpn, const Status& why);
+  void queue_broken(const Path::News::BrokenQueue& broken);
 
   void retire(const memory::Region& region);
   bool holds(const memory::Region& region) const;
@@ -66,13 +69,15 @@ class Receiver {
   void on_open(const Open& open);
   Status connect(const Open& open, Link& link);
   void on_attach(const ChannelMessage& attach);
+  void on_over(const ChannelMessage& over);
   void on_resolve(const RegionMessage& resolve);
   void on_revoked(const RegionMessage& revoked);
   void attach(Inbound& channel, const Message& link);
   Result<Inbound::Grant> grant(Inbound& channel, std::uint32_t index);
   void detach(Inbound& channel);
   void fence(std::uint32_t slot);
-  void say_broken(std::uint32_t slot, const Link& link, const Status& why);
+  void say_stop(const Inbound& channel);
+  void say_broken(MessageType type, std::uint32_t slot, const Link& link, const Status& why);
   void refuse(const Message& head, const Status& why, ChannelKey key, bool final = false);
 
   Context& context_;

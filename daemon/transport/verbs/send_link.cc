@@ -114,7 +114,7 @@ void SendLink::remove(Outbound& channel) {
 // Puts
 
 void SendLink::offer(Outbound& channel) {
-  if (!channel.attached || channel.waiting || channel.failed || channel.queued) return;
+  if (!channel.may_send() || channel.queued) return;
   if (channel.window.unsent() == nullptr) return;
   channel.queued = true;
   ready_.push_back(&channel);
@@ -131,7 +131,7 @@ Status SendLink::flow() {
       MK_RETURN_IF_ERROR(serve(channel, full));
       if (full) break;
       ++next;
-      channel.queued = !channel.waiting && !channel.failed && channel.window.unsent() != nullptr;
+      channel.queued = channel.may_send() && channel.window.unsent() != nullptr;
       if (channel.queued) ready_[kept++] = &channel;
     }
     // Whoever found the queue full is first when there is room again: nobody takes it away from a large put.
@@ -144,6 +144,7 @@ Status SendLink::flow() {
 
 /// One turn of a channel: some puts, and their count. `full`: not even one put had room.
 Status SendLink::serve(Outbound& channel, bool& full) {
+  if (!channel.may_send()) return {};
   batch_.clear();
   std::uint64_t bytes = 0;
   std::uint64_t last = 0;
@@ -273,6 +274,9 @@ SendLink::Progress SendLink::poll() {
       ++progress.events;
       if (completions[i].status != IBV_WC_SUCCESS) {
         progress.status = explain(completions[i]);
+        // Requests complete in order, whether they are signalled or not: it is one of the oldest channel's.
+        progress.refused = completions[i].status == IBV_WC_REM_ACCESS_ERR;
+        progress.culprit = posted_[posted_first_].channel;
         return progress;
       }
       const Posted done = posted_[posted_first_];
@@ -295,7 +299,9 @@ void SendLink::complete(const Posted& done) {
   Outbound& channel = *done.channel;
   const bool grew = channel.window.acknowledge(done.count);
   if (grew && !channel.failed) context_.sink->completed(channel.id, done.count);
+  channel.refused = 0;
   if (!channel.revocations.empty()) answer_revocations(channel);
+  if (channel.stopped) answer_stop(channel);
 }
 
 void SendLink::answer_revocations(Outbound& channel) {
@@ -305,6 +311,20 @@ void SendLink::answer_revocations(Outbound& channel) {
     context_.say(peer_, bytes_of(gone));
     return true;
   });
+}
+
+void SendLink::attach(const Outbound& channel) {
+  const ChannelMessage ask{head(MessageType::kAttach), channel.key};
+  context_.say(peer_, bytes_of(ask));
+}
+
+void SendLink::answer_stop(Outbound& channel) {
+  if (channel.in_flight()) return;
+  const ChannelMessage over{head(MessageType::kStopped), channel.key};
+  context_.say(peer_, bytes_of(over));
+  std::erase(ready_, &channel);
+  channel.disconnect();
+  attach(channel);
 }
 
 bool SendLink::arm() {

@@ -50,6 +50,9 @@ class SendLink {
     std::size_t events = 0;
     bool proved = false;
     bool delivered = false;  ///< puts were completed
+    /// With `status`: the peer's device refused a write. The route works, but the memory was not there.
+    bool refused = false;
+    Outbound* culprit = nullptr;  ///< whose write it was
     Status status;
   };
   Progress poll();
@@ -57,6 +60,11 @@ class SendLink {
   bool arm();
   /// Tells the peer which regions no put of the channel is on its way to any more.
   void answer_revocations(Outbound& channel);
+  /// Tells the peer, when that is so, that no put of the stopped channel is on its way any more. The channel
+  /// then waits for the receiver to open its end again.
+  void answer_stop(Outbound& channel);
+  /// Asks the receiver how many puts of the channel it holds and where its count lies.
+  void attach(const Outbound& channel);
 
  private:
   enum class State { kClosed, kOpening, kProving, kUp };

@@ -187,6 +187,18 @@ Status VerbsTransport::open_inbound(ChannelId channel, PeerId peer, ChannelKey k
   return {};
 }
 
+void VerbsTransport::quiesce(ChannelId channel) {
+  const End end = channel < ends_.size() ? ends_[channel] : End{};
+  if (end.outbound != nullptr) end.peer->sender.quiesce(*end.outbound);
+  if (end.inbound != nullptr) end.peer->receiver.quiesce(*end.inbound);
+}
+
+bool VerbsTransport::quiet(ChannelId channel) const {
+  const End end = channel < ends_.size() ? ends_[channel] : End{};
+  if (end.outbound != nullptr) return !end.outbound->in_flight();
+  return end.inbound == nullptr || end.inbound->path == nullptr;
+}
+
 void VerbsTransport::close_channel(ChannelId channel) {
   if (channel >= ends_.size()) return;
   const End end = std::exchange(ends_[channel], {});
@@ -315,9 +327,9 @@ void VerbsTransport::look_at_events(Time now) {
         peer->sender.path_changed(*path, now);
         peer->receiver.path_changed(*path);
       }
-      for (const std::uint32_t qpn : news.broken_qpns) {
-        peer->sender.queue_broken(qpn, broken, now);
-        peer->receiver.queue_broken(qpn, broken);
+      for (const Path::News::BrokenQueue& queue : news.broken) {
+        peer->sender.queue_broken(queue.qpn, broken, now);
+        peer->receiver.queue_broken(queue);
       }
     }
   }

@@ -28,6 +28,8 @@ class VerbsTransport final : public Transport {
   void receive_from_peer(PeerId peer, std::span<const std::byte> message) override;
   Status open_outbound(ChannelId channel, PeerId peer, ChannelKey key) override;
   Status open_inbound(ChannelId channel, PeerId peer, ChannelKey key) override;
+  void quiesce(ChannelId channel) override;
+  bool quiet(ChannelId channel) const override;
   void close_channel(ChannelId channel) override;
   std::size_t submit(std::span<const Put> puts) override;
   std::size_t poll() override;

@@ -160,6 +160,7 @@ struct Device : ibv_device {
   std::set<Device*> heard;       ///< devices that answered this one
   std::uint64_t pinned_bytes = 0;
   std::uint64_t received = 0;
+  std::uint64_t queue_pairs = 0;  ///< made so far
   int registration_error = 0;
   std::uint32_t registration_failures = 0;
 };

@@ -22,6 +22,28 @@ TEST_CASE("a region that is unregistered is held until the sender can no longer 
   CHECK(registered(pair, "node-b") == before - region.bytes);
 }
 
+// The sender once said nothing about a channel that it had closed: the region was held until the receiving
+// rank left its group, and whoever waited for it to be unregistered waited for ever.
+TEST_CASE("a region is not held for a sender that has closed its channel") {
+  for (const bool closed_first : {true, false}) {
+    CAPTURE(closed_first);
+    TransportPair pair;
+    const auto ends = pair.stream(pair.a(), 1000000, 4, 4096, always(4096));
+    REQUIRE(pair.run_until([&] { return pair.b().arrived(ends.in) > 20; }));
+    memory::Region& region = pair.b().region(pair.b().region_of(ends.in));
+    REQUIRE(pair.b().transport().holds(region));
+    if (closed_first) {
+      pair.a().close_channel(ends.out);
+      pair.pump(10);
+      CHECK_FALSE(pair.b().transport().holds(region));
+    }
+    pair.b().transport().retire(region);
+    if (!closed_first) pair.a().close_channel(ends.out);  // before it has heard of it
+    CHECK(pair.run_until([&] { return !pair.b().transport().holds(region); }, std::chrono::seconds(5)));
+    CHECK(registered(pair, "node-b") == 0);
+  }
+}
+
 TEST_CASE("puts that are on their way when a region is taken back arrive before it goes") {
   TransportPair pair;
   fabric_of(pair).every_path({.latency = std::chrono::milliseconds(5)});

@@ -39,6 +39,8 @@ class Device {
   /// What peers must know of it, and its name; nothing about a queue pair.
   Hello hello() const;
   ibv_context* context() const { return context_.get(); }
+  /// For what belongs to no peer: nothing is registered there, so that nothing is reached over its queue
+  /// pairs.
   ibv_pd* pd() const { return pd_.get(); }
   ibv_comp_channel* completions() const { return channel_.get(); }
 

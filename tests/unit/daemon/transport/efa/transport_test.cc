@@ -29,6 +29,26 @@ TEST_CASE("a region that is retired is given up by its sender before it is dereg
   CHECK(pair.a().channel_status(ends.out).ok());
 }
 
+TEST_CASE(
+    "a region is held until its sender has answered, and no longer, also when that has closed its channel") {
+  for (const bool closes : {false, true}) {
+    CAPTURE(closes);
+    TransportPair pair;
+    const auto ends = pair.stream(pair.a(), 1000000, 16, 4096, always(4096));
+    REQUIRE(pair.run_until([&] { return pair.b().arrived(ends.in) > 100; }));
+    memory::Region& target = pair.b().region(pair.b().region_of(ends.in));
+    if (closes) pair.a().close_channel(ends.out);
+    pair.a().stop();
+    pair.b().transport().retire(target);
+    for (int i = 0; i < 100; ++i) pair.b().transport().poll();  // the sender has not heard of it
+    CHECK(pair.b().transport().holds(target));
+    CHECK(fabric_of(pair).registered(device_of("node-b", 0)) > 0);
+    if (!closes) REQUIRE(pair.run_until([&] { return pair.a().done(); }));
+    CHECK(pair.run_until([&] { return !pair.b().transport().holds(target); }, std::chrono::seconds(5)));
+    if (closes) CHECK(fabric_of(pair).registered(device_of("node-b", 0)) == 0);
+  }
+}
+
 TEST_CASE("what a channel registered goes with it") {
   TransportPair pair;
   const auto ends = pair.stream(pair.a(), 10, 4, 4096, always(4096));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "proto/abi/region_map.h"
@@ -11,7 +12,7 @@
 
 namespace mkernel::memory {
 
-struct Region {
+struct Region : std::enable_shared_from_this<Region> {
   std::uint64_t id = 0;  ///< unique in this daemon's life
   abi::RegionKind kind = abi::RegionKind::kNone;
   bool shared = false;       ///< ranks of the group on this node may map it

@@ -27,6 +27,7 @@ using rdma::Time;
 struct Context {
   EfaOptions options;
   TransportSink* sink = nullptr;
+  std::unique_ptr<rdma::Registrar> registrar;                     ///< stopped before the devices go
   std::vector<std::unique_ptr<Device>> paths;                     ///< as options.devices
   std::vector<std::pair<PeerId, std::vector<std::byte>>> outbox;  ///< sent by poll()
 
@@ -43,9 +44,10 @@ struct Context {
 using ChannelMemory = std::optional<rdma::Registrations>;
 
 /// `pd`: of the peer, on the device.
-inline rdma::Registrations& memory_on(const Device& device, ibv_pd* pd, ChannelMemory& memory) {
+inline rdma::Registrations& memory_on(const Device& device, const std::shared_ptr<ibv_pd>& pd,
+                                      rdma::Registrar* registrar, ChannelMemory& memory) {
   constexpr std::uint64_t kWhole = std::uint64_t{1} << 46;  // one key for each region
-  if (!memory) memory.emplace(device.verbs(), pd, device.name(), kWhole);
+  if (!memory) memory.emplace(rdma::Domain{&device.verbs(), pd, device.name(), kWhole, registrar});
   return *memory;
 }
 
@@ -77,6 +79,7 @@ struct Outbound {
   std::optional<std::uint32_t> index;                            ///< in this epoch; none: not attached
   std::uint32_t flying = 0;                                      ///< requests posted and not completed
   std::uint64_t outstanding = 0;  ///< puts sent with this number and not acknowledged
+  bool source_pending = false;    ///< its next put waits for its source to be registered
   bool accused = false;  ///< a put was refused by the peer's device: is the channel still open there?
   bool failed = false;
 };

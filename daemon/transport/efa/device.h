@@ -41,7 +41,7 @@ class Device {
   ibv_context* context() const { return context_.get(); }
   /// For what belongs to no peer: nothing is registered there, so that nothing is reached over its queue
   /// pairs.
-  ibv_pd* pd() const { return pd_.get(); }
+  const std::shared_ptr<ibv_pd>& pd() const { return pd_; }
   ibv_comp_channel* completions() const { return channel_.get(); }
 
   /// Takes the notifications of completions that wait.
@@ -71,7 +71,7 @@ class Device {
   Abilities abilities_;
   ibv_gid gid_{};
   rdma::Object<ibv_context> context_;
-  rdma::Object<ibv_pd> pd_;
+  std::shared_ptr<ibv_pd> pd_;
   rdma::Object<ibv_comp_channel> channel_;
 };
 

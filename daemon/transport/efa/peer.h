@@ -51,6 +51,8 @@ class Peer {
   void retire(const memory::Region& region);
   bool holds(const memory::Region& region) const;
   void forget(const memory::Region& region);
+  /// Something that was being registered is there, or has failed.
+  void registered();
 
  private:
   void lose(const Status& why, Time now);
@@ -67,7 +69,8 @@ class Peer {
   void on_revoked(const RegionMessage& message);
   void on_resolve(const RegionMessage& message);
   void on_resolved(const Resolved& message);
-  Result<Resolved> resolve(Inbound& channel, std::uint32_t region);
+  /// None: the region is being registered.
+  Result<std::optional<Resolved>> resolve(Inbound& channel, std::uint32_t region);
   void attach(Inbound& channel, std::uint32_t serial);
   void confirm_revoked(Outbound& channel);
   // Numbers (peer_numbers.cc).
@@ -101,6 +104,7 @@ class Peer {
   std::chrono::milliseconds quiet_limit() const;
   // Puts.
   bool make_request(Outbound& channel, const Put& put, Request& out);
+  rdma::Registrations& memory_of(ChannelMemory& memory);
   RemoteRegion* locate(Outbound& channel, std::uint32_t region);
   std::size_t send_puts(Outbound& channel, Time now);
   std::size_t send_acknowledgements(Time now);
@@ -130,6 +134,7 @@ class Peer {
       untaken_;                           ///< puts by number, until the peer has taken them
   std::vector<Outbound*> active_, turn_;  ///< may have puts to send; those of this flow()
   std::vector<Inbound*> grown_, to_acknowledge_;
+  std::vector<RegionMessage> resolving_;  ///< what is answered when a registration is there
   std::uint32_t next_serial_ = 1, next_grant_ = 1;
   Time heard_{};
   bool asked_ = false;  ///< since then, whether the peer still is there

@@ -52,6 +52,12 @@ std::size_t Peer::send_acknowledgements(Time now) {
   return sent;
 }
 
+/// With the device of the connection. There is one.
+rdma::Registrations& Peer::memory_of(ChannelMemory& memory) {
+  const Queue& queue = *connection_.queue();
+  return memory_on(queue.device(), queue.pd(), context_.registrar.get(), memory);
+}
+
 RemoteRegion* Peer::locate(Outbound& channel, std::uint32_t region) {
   const auto found = std::find_if(channel.targets.begin(), channel.targets.end(),
                                   [&](const RemoteRegion& target) { return target.region == region; });
@@ -61,7 +67,7 @@ RemoteRegion* Peer::locate(Outbound& channel, std::uint32_t region) {
   return nullptr;
 }
 
-/// False: not now (the target is being asked for), or never (the channel has failed).
+/// False: not now (the target is being asked for, the source registered), or never (the channel has failed).
 bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
   out = {.id = std::uint64_t{channel.serial} << 32 | static_cast<std::uint32_t>(put.sequence),
          .immediate = {false, *channel.index, to_wire(put.sequence)}};
@@ -79,9 +85,13 @@ bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
   if (put.length <= device.abilities().inline_bytes && !put.source->on_gpu()) {
     out.inlined = put.source->host(put.source_offset);
   } else {
-    const auto source = memory_on(device, connection_.queue()->pd(), channel.memory).source(*put.source);
+    const auto source = memory_of(channel.memory).source(*put.source);
     if (!source.ok()) {
       fail(channel, source.status());
+      return false;
+    }
+    if (source.value() == nullptr) {
+      channel.source_pending = true;
       return false;
     }
     const rdma::Chunk& whole = source.value()->chunks.front();

@@ -138,20 +138,28 @@ void Peer::on_resolve(const RegionMessage& message) {
   // Of a connection that is over: it asks again over the next one, which may end at another device.
   if (message.head.epoch != connection_.epoch() || connection_.queue() == nullptr) return;
   const auto resolved = resolve(*channel, message.region);
-  if (resolved.ok()) return say(resolved.value());
+  if (resolved.ok() && !resolved.value()) return resolving_.push_back(message);
+  if (resolved.ok()) return say(*resolved.value());
   say(refusal(head(MessageType::kRefused), resolved.status(), message.key));
 }
 
-Result<Resolved> Peer::resolve(Inbound& channel, std::uint32_t region) {
+Result<std::optional<Resolved>> Peer::resolve(Inbound& channel, std::uint32_t region) {
   Target target;
   MK_RETURN_IF_ERROR(context_.sink->place(channel.id, static_cast<std::uint16_t>(region), 0, 0, target));
-  const auto registered = memory_on(connection_.queue()->device(), connection_.queue()->pd(), channel.memory)
-                              .target(*target.region);
+  const auto registered = memory_of(channel.memory).target(*target.region);
   if (!registered.ok()) return registered.status().with_context("region " + std::to_string(region));
+  if (registered.value() == nullptr) return std::optional<Resolved>();
   const rdma::Chunk& whole = registered.value()->chunks.front();
   channel.grants.push_back({next_grant_, region, target.region, false});
-  return Resolved{head(MessageType::kResolved), channel.key, region, next_grant_++, whole.address,
-                  target.region->bytes,         whole.rkey};
+  return std::optional(Resolved{head(MessageType::kResolved), channel.key, region, next_grant_++,
+                                whole.address, target.region->bytes, whole.rkey});
+}
+
+void Peer::registered() {
+  for (const RegionMessage& message : std::exchange(resolving_, {})) on_resolve(message);
+  for (auto& [key, channel] : outbound_) {
+    if (std::exchange(channel->source_pending, false)) offer(*channel);
+  }
 }
 
 void Peer::on_resolved(const Resolved& message) {

@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace mkernel::transport::efa {
 
-Result<std::unique_ptr<Queue>> Queue::make(Device& device, ibv_pd* pd, const Shape& shape) {
-  std::unique_ptr<Queue> made(new Queue(device, pd, shape));
+Result<std::unique_ptr<Queue>> Queue::make(Device& device, std::shared_ptr<ibv_pd> pd, const Shape& shape) {
+  std::unique_ptr<Queue> made(new Queue(device, std::move(pd), shape));
   MK_RETURN_IF_ERROR(made->make_pair());
   MK_RETURN_IF_ERROR(made->ready());
   if (!device.abilities().unsolicited) MK_RETURN_IF_ERROR(made->post_receives(2 * shape.credit));
@@ -35,7 +36,7 @@ Status Queue::make_pair() {
   attributes.qp_type = IBV_QPT_DRIVER;
   attributes.sq_sig_all = 1;
   attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-  attributes.pd = pd_;
+  attributes.pd = pd_.get();
   attributes.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
   rdma::EfaQpInit init;
   if (can.unsolicited) init.flags |= rdma::kEfaQpUnsolicitedWriteRecv;
@@ -83,7 +84,7 @@ Status Queue::meet(const Hello& peer) {
   attributes.is_global = 1;
   attributes.port_num = 1;
   std::memcpy(attributes.grh.dgid.raw, peer.gid, sizeof(peer.gid));
-  address_ = rdma::own(device_.verbs().create_ah(pd_, &attributes), device_.verbs().destroy_ah);
+  address_ = rdma::own(device_.verbs().create_ah(pd_.get(), &attributes), device_.verbs().destroy_ah);
   if (address_ == nullptr)
     return rdma::call_failed(device_.name(), "making the peer's address handle", errno);
   peer_qpn_ = peer.qpn;

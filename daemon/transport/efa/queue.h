@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "daemon/transport/efa/device.h"
 #include "daemon/transport/efa/immediate.h"
@@ -33,11 +34,11 @@ class Queue {
     std::uint8_t service_level = 0;
     std::uint32_t qkey = 0;  ///< what the peer's requests must carry
   };
-  /// `pd`: what the peer may write to is registered there. Outlives the queue.
-  static Result<std::unique_ptr<Queue>> make(Device& device, ibv_pd* pd, const Shape& shape);
+  /// `pd`: what the peer may write to is registered there.
+  static Result<std::unique_ptr<Queue>> make(Device& device, std::shared_ptr<ibv_pd> pd, const Shape& shape);
 
   const Device& device() const { return device_; }
-  ibv_pd* pd() const { return pd_; }
+  const std::shared_ptr<ibv_pd>& pd() const { return pd_; }
   /// For the other end: what it needs to reach this one. `path`: of the other end, by its own order.
   Hello hello(const Message& head, std::uint64_t from_boot_id, std::uint64_t to_boot_id,
               std::uint32_t path) const;
@@ -56,13 +57,14 @@ class Queue {
   Status arm();
 
  private:
-  Queue(Device& device, ibv_pd* pd, const Shape& shape) : device_(device), pd_(pd), shape_(shape) {}
+  Queue(Device& device, std::shared_ptr<ibv_pd> pd, const Shape& shape)
+      : device_(device), pd_(std::move(pd)), shape_(shape) {}
   Status make_pair();
   Status ready();
   Status post_receives(std::uint32_t count);
 
   Device& device_;
-  ibv_pd* const pd_;
+  const std::shared_ptr<ibv_pd> pd_;
   const Shape shape_;
   std::uint32_t depth_ = 0;
   std::uint32_t held_ = 0;  ///< requests that were posted and not polled

@@ -20,6 +20,7 @@ using rdma::Time;
 struct Context {
   VerbsOptions options;
   TransportSink* sink = nullptr;
+  std::unique_ptr<rdma::Registrar> registrar;                     ///< stopped before the paths go
   std::vector<std::unique_ptr<Path>> paths;                       ///< as options.ports
   std::vector<std::pair<PeerId, std::vector<std::byte>>> outbox;  ///< sent by poll()
 

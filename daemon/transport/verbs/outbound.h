@@ -45,7 +45,7 @@ struct Outbound {
 
   // Of the current connection.
   bool attached = false;   ///< the receiver has said how many puts it holds
-  bool waiting = false;    ///< its next put needs a region that was asked for
+  bool waiting = false;    ///< for the answer about a region, or for its source to be registered
   bool stopped = false;    ///< the receiver has asked for no further puts
   bool queued = false;     ///< in the link's list of those that have something to send
   std::uint64_t word = 0;  ///< its arrival count at the peer

@@ -16,7 +16,9 @@ namespace mkernel::transport::verbs {
 class Path {
  public:
   /// The options outlive the path.
-  static Result<std::unique_ptr<Path>> open(const VerbsOptions& options, const VerbsPort& port);
+  /// `registrar`: where large regions are registered; null: on the caller's thread.
+  static Result<std::unique_ptr<Path>> open(const VerbsOptions& options, const VerbsPort& port,
+                                            rdma::Registrar* registrar = nullptr);
 
   /// OK, or why nothing goes over it: the port is down, the device is dead.
   const Status& state() const { return state_; }
@@ -49,7 +51,7 @@ class Path {
  private:
   Path(const VerbsOptions& options, VerbsPort choice) : options_(options), choice_(std::move(choice)) {}
   Status open_device();
-  Status make_objects();
+  Status make_objects(rdma::Registrar* registrar);
   /// Reads the port again, chooses its GID again. Returns whether anything is different.
   bool look();
   Status look_at_port();
@@ -61,7 +63,7 @@ class Path {
   std::uint64_t max_message_bytes_ = 0;
   bool device_dead_ = false;
   rdma::Object<ibv_context> context_;
-  rdma::Object<ibv_pd> pd_;
+  std::shared_ptr<ibv_pd> pd_;
   rdma::Object<ibv_comp_channel> channel_;
   rdma::Object<ibv_cq> quiet_cq_;
   std::unique_ptr<rdma::Registrations> registrations_;

@@ -26,7 +26,8 @@ Receiver::Receiver(Context& context, PeerId peer, const Identity& remote)
 
 void Receiver::close() {
   links_.clear();
-  for (Inbound* channel : channels_) detach(*channel);
+  for (Inbound* channel : channels_) detach(*channel, Writes::kOver);
+  asked_.clear();
   waiting_.clear();
 }
 
@@ -58,7 +59,7 @@ void Receiver::remove(Inbound& channel) {
   // What is under way is refused from here on; the sender need not send more of it and break its link by
   // that.
   if (channel.path != nullptr && !channel.stopping) say_stop(channel);
-  detach(channel);
+  detach(channel, Writes::kPossible);
   std::erase(channels_, &channel);
   by_key_.erase(channel.key);
 }
@@ -75,11 +76,18 @@ void Receiver::say_stop(const Inbound& channel) {
   context_.say(peer_, bytes_of(stop));
 }
 
-/// The sender must attach again before it can write anything of the channel.
-void Receiver::detach(Inbound& channel) {
+/// The sender must attach again before it can write anything of the channel. Where writes of its are possible
+/// still, it is the keys that stop them, and they go before this returns.
+void Receiver::detach(Inbound& channel, Writes writes) {
   if (channel.path == nullptr) return;
   rdma::Registrations& registrations = channel.path->registrations();
-  for (const Inbound::Grant& grant : channel.grants) registrations.release(*grant.region);
+  for (const Inbound::Grant& grant : channel.grants) {
+    if (writes == Writes::kOver) {
+      registrations.release(*grant.region);
+    } else {
+      registrations.release_now(*grant.region);
+    }
+  }
   channel.grants.clear();
   registrations.release_words(channel.word.words);
   channel.path = nullptr;
@@ -109,7 +117,7 @@ Status Receiver::receive(std::span<const std::byte> bytes) {
 void Receiver::fence(std::uint32_t slot) {
   links_.erase(slot);
   for (Inbound* channel : channels_) {
-    if (channel->path != nullptr && channel->link.slot == slot) detach(*channel);
+    if (channel->path != nullptr && channel->link.slot == slot) detach(*channel, Writes::kOver);
   }
   std::erase_if(waiting_, [&](const auto& entry) { return entry.second.slot == slot; });
 }
@@ -169,13 +177,13 @@ void Receiver::on_attach(const ChannelMessage& message) {
 void Receiver::on_over(const ChannelMessage& message) {
   Inbound* const channel = find(message.key);
   if (channel != nullptr && channel->path != nullptr && same_link(channel->link, message.head)) {
-    detach(*channel);
+    detach(*channel, Writes::kOver);
   }
 }
 
 void Receiver::attach(Inbound& channel, const Message& link) {
   Path& path = links_.at(link.slot).queue.path();
-  detach(channel);
+  detach(channel, Writes::kPossible);  // on a connection that goes on: only a peer that errs attaches twice
   if (channel.word.word == nullptr) {
     if (const Status known = context_.sink->arrival_word(channel.id, channel.word); !known.ok()) {
       return refuse(link, known, channel.key);
@@ -201,10 +209,14 @@ void Receiver::on_resolve(const RegionMessage& message) {
   if (channel == nullptr || channel->path == nullptr || !same_link(channel->link, message.head)) return;
   const auto granted = grant(*channel, message.region);
   if (!granted.ok()) return refuse(message.head, granted.status(), channel->key);
-  const memory::Region& region = *granted->region;
+  if (!granted.value()) {
+    asked_.push_back(message);
+    return;
+  }
+  const memory::Region& region = *granted.value()->region;
   const auto registration = channel->path->registrations().granted(region);
-  Resolved answer{message.head,    channel->key, message.region,
-                  granted->number, region.bytes, channel->path->registrations().chunk_bytes()};
+  Resolved answer{message.head,       channel->key, message.region,
+                  granted.value()->number, region.bytes, channel->path->registrations().chunk_bytes()};
   answer.head.type = MessageType::kResolved;
   answer.head.count = static_cast<std::uint32_t>(registration->chunks.size());
   std::vector<std::byte> bytes(sizeof(answer) + answer.head.count * sizeof(RemoteChunk));
@@ -217,11 +229,11 @@ void Receiver::on_resolve(const RegionMessage& message) {
 }
 
 /// The permission that the channel has, or a new one.
-Result<Inbound::Grant> Receiver::grant(Inbound& channel, std::uint32_t index) {
+Result<std::optional<Inbound::Grant>> Receiver::grant(Inbound& channel, std::uint32_t index) {
   Target target;
   MK_RETURN_IF_ERROR(context_.sink->place(channel.id, static_cast<std::uint16_t>(index), 0, 0, target));
   for (const Inbound::Grant& known : channel.grants) {
-    if (known.region == target.region && !known.revoked) return known;
+    if (known.region == target.region && !known.revoked) return std::optional(known);
   }
   rdma::Registrations& registrations = channel.path->registrations();
   if (target.region->bytes / registrations.chunk_bytes() >= kMaxChunks) {
@@ -231,8 +243,14 @@ Result<Inbound::Grant> Receiver::grant(Inbound& channel, std::uint32_t index) {
   }
   const auto registered = registrations.target(*target.region);
   if (!registered.ok()) return registered.status().with_context("region " + std::to_string(index));
+  if (registered.value() == nullptr) return std::optional<Inbound::Grant>();
   channel.grants.push_back({next_grant_++, index, target.region, false});
-  return channel.grants.back();
+  return std::optional(channel.grants.back());
+}
+
+void Receiver::registered() {
+  // Whose connection or region has gone meanwhile is told so, as if it had asked now.
+  for (const RegionMessage& message : std::exchange(asked_, {})) on_resolve(message);
 }
 
 void Receiver::on_revoked(const RegionMessage& message) {

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -56,6 +57,8 @@ class Receiver {
 
   void retire(const memory::Region& region);
   bool holds(const memory::Region& region) const;
+  /// Something that was being registered is there, or has failed.
+  void registered();
   bool has_channels() const { return !channels_.empty(); }
   void close();
 
@@ -73,8 +76,10 @@ class Receiver {
   void on_resolve(const RegionMessage& resolve);
   void on_revoked(const RegionMessage& revoked);
   void attach(Inbound& channel, const Message& link);
-  Result<Inbound::Grant> grant(Inbound& channel, std::uint32_t index);
-  void detach(Inbound& channel);
+  /// None: the region is being registered.
+  Result<std::optional<Inbound::Grant>> grant(Inbound& channel, std::uint32_t index);
+  enum class Writes { kOver, kPossible };
+  void detach(Inbound& channel, Writes writes);
   void fence(std::uint32_t slot);
   void say_stop(const Inbound& channel);
   void say_broken(MessageType type, std::uint32_t slot, const Link& link, const Status& why);
@@ -87,6 +92,7 @@ class Receiver {
   std::map<std::uint32_t, Link> links_;  ///< by the sender's slot
   std::unordered_map<ChannelKey, std::unique_ptr<Inbound>> by_key_;
   std::vector<Inbound*> channels_;
+  std::vector<RegionMessage> asked_;                 ///< what is answered when a registration is there
   std::unordered_map<ChannelKey, Message> waiting_;  ///< attachments to channels that are not open here yet
 };
 

@@ -120,6 +120,15 @@ void SendLink::offer(Outbound& channel) {
   ready_.push_back(&channel);
 }
 
+void SendLink::try_again() {
+  if (!std::exchange(source_pending_, false)) return;
+  // A channel that waits for its target as well finds that it still does.
+  for (Outbound* channel : channels_) {
+    channel->waiting = false;
+    offer(*channel);
+  }
+}
+
 Status SendLink::flow() {
   if (state_ != State::kUp) return {};
   for (bool full = false; !full && !ready_.empty();) {
@@ -174,7 +183,7 @@ SendLink::Added SendLink::add_put(Outbound& channel, const Put& put) {
   if (remote == nullptr) return channel.failed ? Added::kFailed : Added::kWait;
   const bool in_line = put.length <= queue_.inline_bytes() && !put.source->on_gpu();
   const rdma::Registration* source = in_line ? nullptr : source_of(channel, *put.source);
-  if (!in_line && source == nullptr) return Added::kFailed;
+  if (!in_line && source == nullptr) return channel.failed ? Added::kFailed : Added::kWait;
 
   // Powers of two, both: divisions would cost more than all the rest.
   const std::uint64_t chunk_bytes = queue_.path().registrations().chunk_bytes();
@@ -232,7 +241,6 @@ const RemoteRegion* SendLink::remote_region(Outbound& channel, const Put& put) {
   return nullptr;
 }
 
-/// Null: it could not be registered, and the channel has failed.
 const rdma::Registration* SendLink::source_of(Outbound& channel, const memory::Region& region) {
   rdma::Registrations& registrations = queue_.path().registrations();
   if (channel.source == &region && channel.generation == registrations.generation()) {
@@ -241,6 +249,10 @@ const rdma::Registration* SendLink::source_of(Outbound& channel, const memory::R
   const auto made = registrations.source(region);
   if (!made.ok()) {
     fail_channel(context_, channel, made.status().with_context("the source of a put"));
+    return nullptr;
+  }
+  if (made.value() == nullptr) {
+    channel.waiting = source_pending_ = true;
     return nullptr;
   }
   channel.source = &region;

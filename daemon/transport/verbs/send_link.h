@@ -43,6 +43,8 @@ class SendLink {
 
   /// The channel has puts that it may send.
   void offer(Outbound& channel);
+  /// Something that was being registered is there, or has failed: who waited for it tries again.
+  void try_again();
   /// Posts what channels have, in turns, as far as the queue takes it. Not OK: the connection is broken.
   Status flow();
   /// Takes completions. `proved`: the proof was among them. Not OK: the connection is broken.
@@ -78,6 +80,7 @@ class SendLink {
   enum class Added { kYes, kFull, kWait, kFailed };
   Added add_put(Outbound& channel, const Put& put);
   const RemoteRegion* remote_region(Outbound& channel, const Put& put);
+  /// Null: it is being registered, or the channel has failed.
   const rdma::Registration* source_of(Outbound& channel, const memory::Region& region);
   Status serve(Outbound& channel, bool& full);
   Status post(Outbound* channel, std::uint64_t count);
@@ -106,6 +109,7 @@ class SendLink {
 
   std::vector<Outbound*> channels_;
   std::vector<Outbound*> ready_;  ///< room for all of channels_
+  bool source_pending_ = false;   ///< some channel waits for its source
 };
 
 /// Fails the channel, once, and tells the data plane.

@@ -242,6 +242,10 @@ std::size_t Sender::poll(Lane& lane, Time now) {
   return progress.events;
 }
 
+void Sender::registered() {
+  for (Lane& lane : lanes_) lane.link->try_again();
+}
+
 void Sender::flow(Time now) {
   for (Lane& lane : lanes_) {
     if (const Status status = lane.link->flow(); !status.ok()) broke(lane, status, now);

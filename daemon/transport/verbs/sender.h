@@ -29,6 +29,8 @@ class Sender {
   Status receive(std::span<const std::byte> bytes, Time now);
   /// Completions, then puts, then what is due. Returns events; `lost` becomes why the peer is lost.
   std::size_t poll(Time now, Status& lost);
+  /// Something that was being registered is there, or has failed.
+  void registered();
   /// Puts that submit() has queued leave.
   void flow(Time now);
   /// The path of this node changed its state or its address.

@@ -94,6 +94,9 @@ class Fabric {
   /// The next `count` registrations fail with this errno.
   void fail_registrations(const std::string& device, int error, std::uint32_t count);
 
+  /// Registrations of host memory of `bytes` or more do not return until this is called with 0; at the latest
+  /// after ten seconds.
+  void hold_registrations(const std::string& device, std::uint64_t bytes);
   /// Keys that were handed out so far lead nowhere any more. What was registered goes on to exist.
   void void_keys(const std::string& device);
 

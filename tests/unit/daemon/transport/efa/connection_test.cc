@@ -178,9 +178,9 @@ TEST_CASE("a connection reaches what is registered for its peer, and nothing els
   CHECK(of_another.on(*end.context.paths[1]).value() != of_another.on(device).value());
   ChannelMemory memory;
   auto region = test::make_region(4096, abi::RegionKind::kHostMemory);
-  auto& registrations = memory_on(device, end.connection->queue()->pd(), memory);
+  auto& registrations = memory_on(device, end.connection->queue()->pd(), nullptr, memory);
   REQUIRE(registrations.target(*region).ok());
-  CHECK(registrations.granted(*region)->regions.front()->pd == end.connection->queue()->pd());
+  CHECK(registrations.granted(*region)->regions.front()->pd == end.connection->queue()->pd().get());
 }
 
 TEST_CASE("a peer that opens what this end opens, or asks for what is not there, is not talked to any more") {

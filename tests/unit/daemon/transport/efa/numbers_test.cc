@@ -84,7 +84,7 @@ struct End final : TransportSink {
     other->inbox.emplace_back(message.begin(), message.end());
   }
 
-  std::unique_ptr<memory::Region> region = make_region(1U << 16, abi::RegionKind::kHostMemory);
+  std::shared_ptr<memory::Region> region = make_region(1U << 16, abi::RegionKind::kHostMemory);
   std::map<ChannelId, std::uint64_t> arrivals, completions;
   std::deque<std::vector<std::byte>> inbox;
   Status failure;  ///< of anything

@@ -16,6 +16,7 @@
 
 #include "daemon/base/port_holder.h"
 #include "daemon/rpc/grpc_status.h"
+#include "daemon/transport/transport.h"
 #include "mkernel/v1/peer.grpc.pb.h"
 
 namespace mkernel::rpc {
@@ -23,6 +24,7 @@ namespace {
 
 /// The largest message is a contribution of half a KiB; a status text and a name are not much more.
 constexpr int kMaxMessageBytes = 64 * 1024;
+static_assert(transport::kMaxMessageBytes + 1024 <= kMaxMessageBytes, "a transport's message and its frame");
 constexpr std::chrono::milliseconds kFarewell{500};
 
 /// The way from gRPC's threads to the control thread. `handler` belongs to the control thread.

@@ -33,6 +33,10 @@ using ChannelId = std::uint32_t;
 /// target, lane).
 using ChannelKey = std::uint64_t;
 
+/// The largest message that a transport may give to send_to_peer(): the peer links take it with what they put
+/// around it.
+inline constexpr std::size_t kMaxMessageBytes = std::size_t{60} * 1024;
+
 struct Capabilities {
   std::string name;  ///< "tcp", "emulated", ...
   bool host_memory = true;
@@ -115,8 +119,8 @@ class TransportSink {
   /// default knows of no word.
   virtual Status arrival_word(ChannelId channel, ArrivalWord& place);
   /// Carries a message to the peer's transport of the same rail, whose receive_from_peer() is called with it:
-  /// once, in order, or the peer is lost as a whole. For what is rare and small (addresses, keys, fences); it
-  /// goes through both daemons' control threads. The default drops it.
+  /// once, in order, or the peer is lost as a whole. For what is rare and small (addresses, keys, fences;
+  /// kMaxMessageBytes at most); it goes through both daemons' control threads. The default drops it.
   virtual void send_to_peer(PeerId peer, std::span<const std::byte> message);
 };
 

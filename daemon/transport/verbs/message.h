@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "daemon/transport/transport.h"
 #include "proto/abi/messages.h"
 #include "proto/abi/status.h"
 
@@ -45,7 +46,7 @@ enum class MessageType : std::uint16_t {
 
 inline constexpr std::uint16_t kMessageVersion = 3;
 inline constexpr std::size_t kDeviceNameBytes = 32;
-inline constexpr std::uint32_t kMaxChunks = 4096;  ///< of a region: 4 TiB
+inline constexpr std::uint32_t kMaxChunks = 3800;  ///< of a region: 3.7 TiB
 
 /// Begins every message; all there is of some.
 struct Message {
@@ -129,6 +130,7 @@ struct Resolved {
   std::uint64_t chunk_bytes;  ///< of all its chunks but the last; a power of two
 };
 static_assert(sizeof(Resolved) == 48);
+static_assert(sizeof(Resolved) + kMaxChunks * sizeof(RemoteChunk) <= kMaxMessageBytes);
 
 struct Refusal {
   Message head;

@@ -215,8 +215,9 @@ void Receiver::on_resolve(const RegionMessage& message) {
   }
   const memory::Region& region = *granted.value()->region;
   const auto registration = channel->path->registrations().granted(region);
-  Resolved answer{message.head,       channel->key, message.region,
-                  granted.value()->number, region.bytes, channel->path->registrations().chunk_bytes()};
+  Resolved answer{message.head,   channel->key,
+                  message.region, granted.value()->number,
+                  region.bytes,   channel->path->registrations().chunk_bytes()};
   answer.head.type = MessageType::kResolved;
   answer.head.count = static_cast<std::uint32_t>(registration->chunks.size());
   std::vector<std::byte> bytes(sizeof(answer) + answer.head.count * sizeof(RemoteChunk));
@@ -236,10 +237,12 @@ Result<std::optional<Inbound::Grant>> Receiver::grant(Inbound& channel, std::uin
     if (known.region == target.region && !known.revoked) return std::optional(known);
   }
   rdma::Registrations& registrations = channel.path->registrations();
-  if (target.region->bytes / registrations.chunk_bytes() >= kMaxChunks) {
+  const std::uint64_t most = kMaxChunks * registrations.chunk_bytes();
+  if (target.region->bytes > most) {
     return Status(StatusCode::kOutOfRange, "region " + std::to_string(index) + " of " +
                                                std::to_string(target.region->bytes) +
-                                               " bytes is larger than a peer may write to over RDMA");
+                                               " bytes is larger than the " + std::to_string(most) +
+                                               " that a peer may write to over RDMA");
   }
   const auto registered = registrations.target(*target.region);
   if (!registered.ok()) return registered.status().with_context("region " + std::to_string(index));

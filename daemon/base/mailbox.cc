@@ -14,9 +14,11 @@ Mailbox::Mailbox() {
 }
 
 Mailbox::~Mailbox() {
-  for (Node* node = take_in_order(); node != nullptr;) {
-    const std::unique_ptr<Node> owner(node);
-    node = node->next;
+  for (Node* first : {waiting_, take_in_order()}) {
+    for (Node* node = first; node != nullptr;) {
+      const std::unique_ptr<Node> owner(node);
+      node = node->next;
+    }
   }
 }
 
@@ -42,20 +44,22 @@ Mailbox::Node* Mailbox::take_in_order() {
   return oldest;
 }
 
-std::size_t Mailbox::run() {
-  if (newest_.load(std::memory_order_relaxed) == nullptr) return 0;
+std::size_t Mailbox::run(WorkBudget& budget) {
+  if (!has_work()) return 0;
+  if (waiting_ == nullptr) waiting_ = take_in_order();
   std::size_t count = 0;
-  for (Node* node = take_in_order(); node != nullptr; ++count) {
-    const std::unique_ptr<Node> owner(node);
-    node = node->next;
+  while (waiting_ != nullptr) {
+    const std::unique_ptr<Node> owner(std::exchange(waiting_, waiting_->next));
     owner->run();
+    ++count;
+    if (!budget.left()) break;
   }
   return count;
 }
 
 bool Mailbox::begin_sleep() {
   sleeping_.store(true, std::memory_order_seq_cst);
-  return newest_.load(std::memory_order_seq_cst) == nullptr;
+  return waiting_ == nullptr && newest_.load(std::memory_order_seq_cst) == nullptr;
 }
 
 void Mailbox::end_sleep() {

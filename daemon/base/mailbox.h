@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "daemon/base/work_budget.h"
 #include "proto/ipc/fd.h"
 
 namespace mkernel::base {
@@ -30,8 +31,16 @@ class Mailbox {
     push(new Letter<Command>(std::move(command)));
   }
 
-  /// Runs what has been posted so far; returns how many commands that was.
-  std::size_t run();
+  /// Runs what has been posted so far; returns how many commands that was. When the budget is used up the
+  /// rest waits for the next call.
+  std::size_t run(WorkBudget& budget);
+  std::size_t run() {
+    WorkBudget budget = WorkBudget::unlimited();
+    return run(budget);
+  }
+
+  /// False when run() would find nothing. By the owner.
+  bool has_work() const { return waiting_ != nullptr || newest_.load(std::memory_order_relaxed) != nullptr; }
 
   /// True when nothing has been posted: from here on post() makes event_fd() readable. False: run() first.
   bool begin_sleep();
@@ -58,6 +67,7 @@ class Mailbox {
   Node* take_in_order();
 
   std::atomic<Node*> newest_{nullptr};
+  Node* waiting_ = nullptr;  ///< the owner's: taken, in order, not run yet
   std::atomic<bool> sleeping_{false};
   ipc::UniqueFd event_;
 };

@@ -34,8 +34,10 @@ Status check_port(const GroupPort& port) {
 
 transport::ChannelId ChannelEnds::acquire(const ChannelEnd& end) {
   if (free_.empty()) {
-    ends_.push_back(end);
-    return static_cast<transport::ChannelId>(ends_.size() - 1);
+    const std::size_t id = ends_.size();
+    ends_.grow(id + 1);
+    ends_[id] = end;
+    return static_cast<transport::ChannelId>(id);
   }
   const transport::ChannelId id = free_.back();
   free_.pop_back();
@@ -48,7 +50,7 @@ void ChannelEnds::release(transport::ChannelId id) {
   free_.push_back(id);
 }
 
-Status build_group(Group& group, const RailTraits& rail) {
+Status begin_group(Group& group) {
   GroupPort& port = *group.port;
   MK_RETURN_IF_ERROR(check_port(port));
   abi::GroupSegment layout{};
@@ -59,28 +61,41 @@ Status build_group(Group& group, const RailTraits& rail) {
                                        std::to_string(layout.bytes)};
   }
   group.arrival_words = port.segment.at<std::uint64_t>(layout.arrivals_offset);
+  group.completed_words = port.segment.at<std::uint64_t>(layout.completed_offset);
   group.regions.resize(port.region_capacity);
   group.remote_bytes.resize(std::size_t{port.world_size} * port.region_capacity);
-  group.outbound.resize(std::size_t{port.world_size} * port.lanes);
-  const abi::RingShare share = port.ranks[port.rank].ring_share(rail.count);
-  for (std::uint32_t target = 0; target < port.world_size; ++target) {
-    for (std::uint32_t lane = 0; lane < port.lanes; ++lane) {
-      const std::size_t at = group.channel_index(target, lane);
-      Outbound& channel = group.outbound[at];
-      channel.group = &group;
-      channel.target = target;
-      channel.lane = lane;
-      channel.mine = share.ring(lane) == rail.index;
-      channel.local = port.ranks[target].local || target == port.rank;
-      channel.host_only = channel.local || !rail.gpu_memory;
-      channel.max_put_bytes =
-          channel.local ? abi::kMaxPutBytes : std::min(rail.max_put_bytes, abi::kMaxPutBytes);
-      channel.completed_word = port.segment.at<std::uint64_t>(layout.completed_offset) + at;
-      channel.counters = &port.channels[at];
-      channel.remote_bytes = std::span(group.remote_bytes)
-                                 .subspan(std::size_t{target} * port.region_capacity, port.region_capacity);
-    }
+  group.outbound.reserve(group.channel_count());
+  group.neighbours.resize(port.world_size);
+  for (std::uint32_t rank = 0; rank < port.world_size; ++rank) {
+    if (!port.ranks[rank].local && rank != port.rank) group.peers.emplace_back(port.ranks[rank].peer, rank);
   }
+  const auto same = [](const auto& one, const auto& other) { return one.first == other.first; };
+  std::sort(group.peers.begin(), group.peers.end());
+  group.peers.erase(std::unique(group.peers.begin(), group.peers.end(), same), group.peers.end());
+  return {};
+}
+
+void add_channel(Group& group, const RailTraits& rail) {
+  GroupPort& port = *group.port;
+  const std::size_t at = group.outbound.size();
+  const auto target = static_cast<std::uint32_t>(at / port.lanes);
+  Outbound& channel = group.outbound.emplace_back();
+  channel.group = &group;
+  channel.target = target;
+  channel.lane = static_cast<std::uint32_t>(at % port.lanes);
+  channel.mine = port.ranks[port.rank].ring_share(rail.count).ring(channel.lane) == rail.index;
+  channel.local = port.ranks[target].local || target == port.rank;
+  channel.host_only = channel.local || !rail.gpu_memory;
+  channel.max_put_bytes = channel.local ? abi::kMaxPutBytes : std::min(rail.max_put_bytes, abi::kMaxPutBytes);
+  channel.completed_word = group.completed_words + at;
+  channel.counters = &port.channels[at];
+  channel.remote_bytes =
+      std::span(group.remote_bytes).subspan(std::size_t{target} * port.region_capacity, port.region_capacity);
+}
+
+Status build_group(Group& group, const RailTraits& rail) {
+  MK_RETURN_IF_ERROR(begin_group(group));
+  while (group.outbound.size() < group.channel_count()) add_channel(group, rail);
   return {};
 }
 

@@ -7,8 +7,10 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "daemon/base/growing_array.h"
 #include "daemon/dataplane/ports.h"
 #include "daemon/transport/transport.h"
 
@@ -34,7 +36,6 @@ struct Outbound {
   std::uint64_t* completed_word = nullptr;      ///< in the sender's group segment
   Counters* counters = nullptr;                 ///< of the channel
   std::span<const std::uint64_t> remote_bytes;  ///< by region index, as the target registered them
-  Group* neighbour = nullptr;                   ///< local: the target's group, found at the first put
 };
 
 /// The receiving end of one channel that a transport feeds: `source` -> this rank.
@@ -54,16 +55,21 @@ struct ChannelEnd {
 /// A joined group as one rank of this node sees it.
 struct Group {
   std::shared_ptr<GroupPort> port;
+  std::uint64_t serial = 0;  ///< unique on this proxy: a key may come again, with another group
   Session* session = nullptr;
-  std::vector<Outbound> outbound;                              ///< [target * lanes + lane]
-  std::vector<transport::ChannelId> open_channels;             ///< to close with the group
-  std::vector<std::shared_ptr<const memory::Region>> regions;  ///< by index; null = nothing registered
-  std::vector<std::shared_ptr<const memory::Region>> retired;  ///< unregistered, perhaps still in use
-  std::vector<std::uint64_t> remote_bytes;                     ///< [rank * region_capacity + index], 0 = none
-  std::uint64_t* arrival_words = nullptr;                      ///< [source * lanes + lane]
-  std::uint64_t in_flight = 0;                                 ///< puts taken from the ring, not completed
-  bool failed = false;                                         ///< its puts are consumed and dropped
+  std::vector<Outbound> outbound;  ///< [target * lanes + lane]
+  std::vector<Group*> neighbours;  ///< by rank, of this node, found at the first put
+  std::vector<std::pair<transport::PeerId, std::uint32_t>> peers;  ///< each once, sorted, with its first rank
+  std::vector<transport::ChannelId> open_channels;                 ///< to close with the group
+  std::vector<std::shared_ptr<const memory::Region>> regions;      ///< by index; null = nothing registered
+  std::vector<std::shared_ptr<const memory::Region>> retired;      ///< unregistered, perhaps still in use
+  std::vector<std::uint64_t> remote_bytes;   ///< [rank * region_capacity + index], 0 = none
+  std::uint64_t* arrival_words = nullptr;    ///< [source * lanes + lane]
+  std::uint64_t* completed_words = nullptr;  ///< [target * lanes + lane]
+  std::uint64_t in_flight = 0;               ///< puts taken from the ring, not completed
+  bool failed = false;                       ///< its puts are consumed and dropped
 
+  std::size_t channel_count() const { return std::size_t{port->world_size} * port->lanes; }
   std::size_t channel_index(std::uint32_t rank, std::uint32_t lane) const {
     return std::size_t{rank} * port->lanes + lane;
   }
@@ -83,7 +89,7 @@ class ChannelEnds {
   }
 
  private:
-  std::vector<ChannelEnd> ends_;
+  base::GrowingArray<ChannelEnd> ends_;
   std::vector<transport::ChannelId> free_;
 };
 
@@ -95,9 +101,16 @@ struct RailTraits {
   bool gpu_memory = false;
 };
 
-/// Fills a group's tables from its port: every channel of the group, those of other rails marked as not mine.
-/// The segment's layout is computed anew from the port, never read back from memory that the client can
-/// write. Errors: kInternal when the port contradicts itself.
+/// Makes room for a group's tables as its port describes it. The segment's layout is computed anew from the
+/// port, never read back from memory that the client can write. Errors: kInternal when the port contradicts
+/// itself.
+Status begin_group(Group& group);
+
+/// Adds the next channel to `outbound`, until it has channel_count() of them: every channel of the group,
+/// those of other rails marked as not mine.
+void add_channel(Group& group, const RailTraits& rail);
+
+/// begin_group() and all channels. A large group is built in slices instead.
 Status build_group(Group& group, const RailTraits& rail);
 
 /// "rank 1 -> rank 2 of group g" for texts.

@@ -10,17 +10,48 @@ Group* GroupTable::find(const GroupKey& key) {
   return found == groups_.end() ? nullptr : found->second.get();
 }
 
+Group* GroupTable::find(const GroupKey& key, std::uint64_t serial) {
+  Group* const group = find(key);
+  return group != nullptr && group->serial == serial ? group : nullptr;
+}
+
 Group& GroupTable::add(std::unique_ptr<Group> group) {
+  group->serial = ++last_serial_;
   return *groups_.emplace(group->port->key, std::move(group)).first->second;
 }
 
-void GroupTable::erase(Group& group) {
-  for (auto& [key, other] : groups_) {
-    for (Outbound& channel : other->outbound) {
-      if (channel.neighbour == &group) channel.neighbour = nullptr;
-    }
+Group* GroupTable::neighbour(Group& group, std::uint32_t rank) {
+  Group*& known = group.neighbours[rank];
+  if (known != nullptr) return known;
+  const GroupPort& port = *group.port;
+  if (rank == port.rank) return known = &group;
+  Group* const found = find(port.ranks[rank].local_key);
+  if (found == nullptr || found->port->rank != rank || found->port->world_size != port.world_size ||
+      found->port->lanes != port.lanes) {
+    return nullptr;
   }
-  groups_.erase(GroupKey(group.port->key));
+  // Only who knows this group as a neighbour takes the pointer back when it goes away.
+  const PeerRank& self = found->port->ranks[port.rank];
+  return self.local && self.local_key == port.key ? known = found : nullptr;
+}
+
+std::unique_ptr<Group> GroupTable::take(Group& group) {
+  const GroupPort& port = *group.port;
+  for (const PeerRank& rank : port.ranks) {
+    if (!rank.local) continue;
+    Group* const other = find(rank.local_key);
+    if (other == nullptr || port.rank >= other->neighbours.size()) continue;
+    Group*& pointer = other->neighbours[port.rank];
+    if (pointer == &group) pointer = nullptr;
+  }
+  auto node = groups_.extract(port.key);
+  closing_.insert(port.key);
+  return std::move(node.mapped());
+}
+
+Group* GroupTable::first_of(SessionId session) const {
+  const auto found = groups_.lower_bound({session, 0});
+  return found != groups_.end() && found->first.session == session ? found->second.get() : nullptr;
 }
 
 void FailureLog::note(Group& group, std::int32_t culprit, Status why) {

@@ -4,25 +4,40 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "daemon/dataplane/channel_table.h"
 
 namespace mkernel::dataplane {
 
-/// Proxy thread only.
+/// Proxy thread only. A group that goes away is closed in slices: from take() to closed() nobody finds it,
+/// and its key is not free yet.
 class GroupTable {
  public:
   using Map = std::map<GroupKey, std::unique_ptr<Group>>;
 
   Group* find(const GroupKey& key);
+  /// Null also when another group has the key now.
+  Group* find(const GroupKey& key, std::uint64_t serial);
+  /// Gives the group its serial number.
   Group& add(std::unique_ptr<Group> group);
-  /// Forgets the group, also as the neighbour of others.
-  void erase(Group& group);
+  /// Takes the group out, also as the neighbour of others.
+  std::unique_ptr<Group> take(Group& group);
+  void closed(const GroupKey& key) { closing_.erase(key); }
+  bool closing(const GroupKey& key) const { return closing_.contains(key); }
+  /// The first group of the session; null when it has none.
+  Group* first_of(SessionId session) const;
   const Map& all() const { return groups_; }
+
+  /// The group of a rank of this node, as `group` puts to it: the one that has this group among its own
+  /// ranks. Null when the rank has left.
+  Group* neighbour(Group& group, std::uint32_t rank);
 
  private:
   Map groups_;
+  std::set<GroupKey> closing_;
+  std::uint64_t last_serial_ = 0;
 };
 
 /// A group that cannot go on. Parts that find out in the middle of a batch only note it; the rail acts on it

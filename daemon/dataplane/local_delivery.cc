@@ -12,42 +12,57 @@ constexpr std::uint32_t kPieceBytes =
 
 }  // namespace
 
-Group* LocalDelivery::neighbour_of(Outbound& channel) {
-  if (channel.neighbour == nullptr) {
-    const GroupPort& port = *channel.group->port;
-    const bool self = channel.target == port.rank;
-    channel.neighbour = groups_.find(self ? port.key : port.ranks[channel.target].local_key);
+void LocalDelivery::fail(LocalCopy& copy, std::uint32_t culprit, Status why) {
+  failures_.note(*copy.channel->group, static_cast<std::int32_t>(culprit), std::move(why));
+  copy = {};
+}
+
+void LocalDelivery::target_left(LocalCopy& copy) {
+  const Outbound& channel = *copy.channel;
+  fail(copy, channel.target,
+       {StatusCode::kUnavailable, route_text(channel) + ": the target has left (same node)"});
+}
+
+void LocalDelivery::target_unregistered(LocalCopy& copy) {
+  const Outbound& channel = *copy.channel;
+  fail(copy, channel.target,
+       {StatusCode::kAborted, route_text(channel) + ": region " + std::to_string(copy.target_region) +
+                                  " was unregistered under a put in progress, which did not end in time"});
+}
+
+bool LocalDelivery::begin(LocalCopy& copy, const Group& neighbour) {
+  const Outbound& channel = *copy.channel;
+  const memory::Region* source = channel.group->regions[copy.source_region].get();
+  if (source == nullptr || !memory::in_bounds(copy.source_offset, copy.length, source->bytes)) {
+    fail(copy, channel.group->port->rank,
+         {StatusCode::kAborted, route_text(channel) + ": local region " + std::to_string(copy.source_region) +
+                                    " was unregistered under a put in progress"});
+    return false;
   }
-  return channel.neighbour;
+  transport::Target target;
+  Status placed = place_put(neighbour, channel.group->port->rank, true, copy.target_region,
+                            copy.target_offset, copy.length, target);
+  if (!placed.ok()) {
+    fail(copy, channel.target, std::move(placed));
+    return false;
+  }
+  copy.source = source;
+  copy.target = target.region;
+  return true;
 }
 
 std::uint64_t LocalDelivery::advance(LocalCopy& copy) {
   Outbound& channel = *copy.channel;
-  const auto fail = [&](std::int32_t culprit, Status why) {
-    failures_.note(*channel.group, culprit, std::move(why));
-    copy = {};
-    return std::uint64_t{0};
-  };
-  Group* const neighbour = neighbour_of(channel);
-  if (neighbour == nullptr || neighbour->port->rank != channel.target) {
-    return fail(static_cast<std::int32_t>(channel.target),
-                {StatusCode::kUnavailable, route_text(channel) + ": the target has left (same node)"});
+  Group* const neighbour = groups_.neighbour(*channel.group, channel.target);
+  if (neighbour == nullptr) {
+    target_left(copy);
+    return 0;
   }
   const std::uint32_t piece = std::min(copy.length - copy.copied, kPieceBytes);
   if (piece > 0) {
-    const memory::Region* source = channel.group->regions[copy.source_region].get();
-    if (source == nullptr || !memory::in_bounds(copy.source_offset, copy.length, source->bytes)) {
-      return fail(static_cast<std::int32_t>(channel.group->port->rank),
-                  {StatusCode::kAborted, route_text(channel) + ": local region " +
-                                             std::to_string(copy.source_region) +
-                                             " was unregistered under a put in progress"});
-    }
-    transport::Target target;
-    Status placed = place_put(*neighbour, channel.group->port->rank, true, copy.target_region,
-                              copy.target_offset, copy.length, target);
-    if (!placed.ok()) return fail(static_cast<std::int32_t>(channel.target), std::move(placed));
-    std::memmove(target.region->host(target.offset + copy.copied),
-                 source->host(copy.source_offset + copy.copied), piece);
+    if (copy.source == nullptr && !begin(copy, *neighbour)) return 0;
+    std::memmove(copy.target->host(copy.target_offset + copy.copied),
+                 copy.source->host(copy.source_offset + copy.copied), piece);
     copy.copied += piece;
   }
   if (copy.copied == copy.length) {

@@ -14,13 +14,18 @@ class LocalDelivery {
  public:
   LocalDelivery(GroupTable& groups, FailureLog& failures) : groups_(groups), failures_(failures) {}
 
-  /// Copies up to one piece and, with the last one, publishes. Returns the bytes copied. Everything is looked
-  /// up anew for each piece: a region or a rank may go away between two. Then the sender's group fails and
-  /// the copy ends.
+  /// Copies up to one piece and, with the last one, publishes. Returns the bytes copied. The regions are
+  /// looked up with the first piece and stay until the copy ends (who unregisters them waits); when one of
+  /// them is gone by then, or the target's rank has left, the sender's group fails and the copy ends.
   std::uint64_t advance(LocalCopy& copy);
 
+  /// Ends a copy that is running, and with it the sender's group.
+  void target_left(LocalCopy& copy);
+  void target_unregistered(LocalCopy& copy);
+
  private:
-  Group* neighbour_of(Outbound& channel);
+  bool begin(LocalCopy& copy, const Group& neighbour);
+  void fail(LocalCopy& copy, std::uint32_t culprit, Status why);
   void publish(Outbound& channel, Group& neighbour, std::uint32_t length);
 
   GroupTable& groups_;

@@ -42,11 +42,15 @@ struct Counters {
 /// A session's side of the rings. Created by the session layer; every proxy holds a reference while attached.
 struct SessionPort {
   SessionId id = 0;
-  std::string name;                     ///< client name, for errors
-  std::uint32_t weight = 1;             ///< share in the deficit round robin
-  ipc::Mapping segment;                 ///< abi::SessionSegment
-  std::vector<ipc::UniqueFd> doorbell;  ///< eventfd of each ring
-  std::vector<Counters> counters;       ///< one per proxy
+  std::string name;                    ///< client name, for errors
+  std::uint32_t weight = 1;            ///< share among the sessions of its user
+  std::uint32_t uid = 0;               ///< the user it belongs to: what is shared is shared among users first
+  std::uint32_t user_weight = 1;       ///< share of that user among the users
+  std::uint64_t bytes_per_second = 0;  ///< of that user on one rail, all its sessions together; 0 = no limit
+  std::uint64_t requests_per_second = 0;  ///< likewise
+  ipc::Mapping segment;                   ///< abi::SessionSegment
+  std::vector<ipc::UniqueFd> doorbell;    ///< eventfd of each ring
+  std::vector<Counters> counters;         ///< one per proxy
 
   abi::SessionSegment* header() const { return segment.at<abi::SessionSegment>(0); }
 };

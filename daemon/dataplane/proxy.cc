@@ -92,7 +92,7 @@ void Proxy::detach_session(SessionId session, std::chrono::milliseconds limit, D
 
 void Proxy::open_group(std::shared_ptr<GroupPort> group, std::function<void(Status)> done) {
   impl_->post([&rail = impl_->rail(), group = std::move(group), done = std::move(done)]() mutable {
-    rail.open_group(std::move(group), done);
+    rail.open_group(std::move(group), std::move(done));
   });
 }
 
@@ -112,7 +112,7 @@ void Proxy::set_region(const GroupKey& group, std::uint32_t index,
 }
 
 void Proxy::clear_region(const GroupKey& group, std::uint32_t index, std::chrono::milliseconds limit,
-                         Done done) {
+                         std::function<void(Status)> done) {
   impl_->post([&rail = impl_->rail(), group, index, limit, done = std::move(done)]() mutable {
     rail.clear_region(group, index, limit, std::move(done));
   });
@@ -143,6 +143,10 @@ void Proxy::set_link(transport::PeerId peer, const transport::LinkShape& shape,
                      std::function<void(Status)> done) {
   impl_->post(
       [&rail = impl_->rail(), peer, shape, done = std::move(done)] { done(rail.set_link(peer, shape)); });
+}
+
+base::SliceTimes Proxy::slices() const {
+  return impl_->rail().slices();
 }
 
 }  // namespace mkernel::dataplane

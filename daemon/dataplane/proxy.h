@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/base/slice_meter.h"
 #include "daemon/dataplane/ports.h"
 #include "daemon/transport/transport.h"
 
@@ -69,16 +70,20 @@ class Proxy {
   /// drops every reference to its memory, then `done`.
   void detach_session(SessionId session, std::chrono::milliseconds limit, Done done);
 
-  /// Opens all channels of this rail. `done(status)` when they are open (the transport may still be
-  /// connecting).
+  /// Opens all channels of this rail, a few in each round. `done(status)` when they are open (the transport
+  /// may still be connecting).
   void open_group(std::shared_ptr<GroupPort> group, std::function<void(Status)> done);
   /// Drains (as detach_session) and closes the channels.
   void close_group(const GroupKey& group, std::chrono::milliseconds limit, Done done);
 
   void set_region(const GroupKey& group, std::uint32_t index, std::shared_ptr<const memory::Region> region,
                   Done done);
-  /// Refuses new puts on it, waits for the group's in-flight puts (or `limit`), drops the reference.
-  void clear_region(const GroupKey& group, std::uint32_t index, std::chrono::milliseconds limit, Done done);
+  /// Waits for the puts that were written before, refuses new ones, and drops the reference when no put and
+  /// no transport uses the region any more: from `done` on nothing is written there or read. At `limit` the
+  /// group fails instead and its channels are closed first: `done` then says kDeadlineExceeded, and the same
+  /// holds.
+  void clear_region(const GroupKey& group, std::uint32_t index, std::chrono::milliseconds limit,
+                    std::function<void(Status)> done);
   /// What `rank` (on another node or this one) registered; bytes 0 = gone. Bounds of remote offsets are
   /// checked here.
   void set_remote_region(const GroupKey& group, std::uint32_t rank, std::uint32_t index, std::uint64_t bytes);
@@ -88,6 +93,9 @@ class Proxy {
   /// What the peer's transport of this rail said by ControlSink::message_to_peer() there. Untrusted.
   void receive_from_peer(transport::PeerId peer, std::vector<std::byte> message);
   void set_link(transport::PeerId peer, const transport::LinkShape& shape, std::function<void(Status)> done);
+
+  /// How long the proxy thread was busy with one thing: commands of one round, or the round. Any thread.
+  base::SliceTimes slices() const;
 
  private:
   class Impl;

@@ -16,6 +16,9 @@ namespace {
 // at.
 constexpr std::chrono::milliseconds kLongNap{10};
 
+// How long commands and chores may hold up the rings in one round.
+constexpr std::chrono::microseconds kControlSlice{200};
+
 bool says_active(const Session& session) {
   auto& word = session.port->header()->active;
   return session.reading && std::atomic_ref<std::uint32_t>(word).load(std::memory_order_acquire) != 0;
@@ -31,6 +34,7 @@ Rail::Rail(const ProxyOptions& options, transport::Transport& transport, Control
       mailbox_(mailbox),
       traits_{options.index, options.count, transport.capabilities().max_put_bytes,
               transport.capabilities().gpu_memory},
+      tools_{transport, ends_, traits_},
       events_(ends_, failures_, transport.capabilities()),
       local_(groups_, failures_),
       server_(transport, local_, sink, options.index),
@@ -42,6 +46,7 @@ Rail::Rail(const ProxyOptions& options, transport::Transport& transport, Control
 Rail::~Rail() = default;
 
 void Rail::run() {
+  meter_.begin();
   while (running_) {
     if (step() > 0) {
       idle_ = false;
@@ -53,16 +58,39 @@ void Rail::run() {
 }
 
 std::size_t Rail::step() {
-  std::size_t work = mailbox_.run();
+  std::size_t work = serve_control();
   work += transport_.poll();
   scheduler_.round([this](Session& session) { return server_.serve(session); },
-                   [](const Session& session) { return std::max(1U, session.port->weight); });
+                   [] { return base::Clock::now(); });
   work += server_.take_progress();
   if (!failures_.empty()) work += handle_failures();
   if (events_.has_peer_events()) work += handle_peer_events();
   if (events_.has_messages()) work += hand_on_messages();
-  if (!drains_.empty()) work += advance_drains();
+  meter_.end_slice();
   return work;
+}
+
+std::size_t Rail::serve_control() {
+  if (chores_.empty() && !mailbox_.has_work()) return 0;
+  base::WorkBudget budget(kControlSlice);
+  std::size_t work = mailbox_.run(budget);
+  if (!chores_.empty()) work += advance_chores(budget, base::Clock::now());
+  meter_.end_slice();
+  return work;
+}
+
+/// Each of them once, or as many as the budget allows: the next round goes on behind the last one.
+std::size_t Rail::advance_chores(base::WorkBudget& budget, base::TimePoint now) {
+  std::size_t worked = 0;
+  for (std::size_t count = chores_.size(); count > 0; --count) {
+    std::list<Chore> one;
+    one.splice(one.begin(), chores_, chores_.begin());
+    const Progress progress = one.front()(budget, now);
+    if (progress != Progress::kWaiting) ++worked;
+    if (progress != Progress::kDone) chores_.splice(chores_.end(), one);
+    if (!budget.left(8)) break;
+  }
+  return worked;
 }
 
 // Poll while something may come soon, then yield, then nap, and block when nobody has work. A wake-up is
@@ -88,40 +116,26 @@ void Rail::rest() {
     ::sched_yield();
     return;
   }
+  bool throttled = false;
   for (Session* session : scheduler_.members()) {
     if (session->stalled) {
       RingServer::look_at_depth(*session);
     } else if (session->reading && session->ring.ready()) {
-      return;
+      if (!session->throttled) return;
+      throttled = true;
     }
   }
-  release_retired();
-  if (attentive || !drains_.empty()) {
+  if (attentive || throttled || !chores_.empty()) {
     sleeper_.wait(options_.nap);
   } else {
     sleeper_.wait(quiet_but_active ? std::optional<std::chrono::nanoseconds>(kLongNap) : std::nullopt);
   }
+  meter_.woke_up();
 }
 
 bool Rail::any_in_flight() const {
   return std::any_of(groups_.all().begin(), groups_.all().end(),
                      [](const auto& entry) { return entry.second->in_flight > 0; });
-}
-
-std::size_t Rail::advance_drains() {
-  const base::TimePoint now = base::Clock::now();
-  std::size_t finished = 0;
-  for (auto at = drains_.begin(); at != drains_.end();) {
-    const auto next = std::next(at);
-    if (now >= at->deadline || at->drained()) {
-      const Done finish = std::move(at->finish);
-      drains_.erase(at);
-      finish();
-      ++finished;
-    }
-    at = next;
-  }
-  return finished;
 }
 
 std::size_t Rail::handle_failures() {
@@ -145,12 +159,10 @@ std::size_t Rail::handle_peer_events() {
       continue;
     }
     for (const auto& [key, group] : groups_.all()) {
-      const auto& ranks = group->port->ranks;
-      const auto dead = std::find_if(ranks.begin(), ranks.end(), [&event](const PeerRank& rank) {
-        return !rank.local && rank.peer == event.peer;
-      });
-      if (dead != ranks.end()) {
-        failures_.note(*group, static_cast<std::int32_t>(dead - ranks.begin()), event.status);
+      const auto dead =
+          std::lower_bound(group->peers.begin(), group->peers.end(), std::pair(event.peer, std::uint32_t{0}));
+      if (dead != group->peers.end() && dead->first == event.peer) {
+        failures_.note(*group, static_cast<std::int32_t>(dead->second), event.status);
       }
     }
     sink_.peer_failed(event.peer, event.status);
@@ -167,11 +179,13 @@ std::size_t Rail::hand_on_messages() {
 }
 
 void Rail::finish_everything() {
-  while (!drains_.empty()) {
-    const Done finish = std::move(drains_.front().finish);
-    drains_.pop_front();
-    finish();
-  }
+  base::WorkBudget endless = base::WorkBudget::unlimited();
+  const auto finish_chores = [&] {
+    while (!chores_.empty()) advance_chores(endless, base::TimePoint::max());
+  };
+  finish_chores();
+  for (const auto& [id, session] : sessions_) close_groups_of(id, endless);
+  finish_chores();
   while (!sessions_.empty()) erase_session(sessions_.begin()->first);
   transport_.close();
 }

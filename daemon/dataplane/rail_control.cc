@@ -1,8 +1,10 @@
 // The commands of the control path, carried out on the proxy thread between two rounds.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "daemon/dataplane/group_mark.h"
 #include "daemon/dataplane/rail.h"
 
 namespace mkernel::dataplane {
@@ -10,46 +12,7 @@ namespace {
 
 constexpr const char* kStopped = "this proxy has stopped";
 
-/// Waits until every slot that was in the ring at the time of its making has been taken, and every put taken
-/// by then has completed. Later puts of the same group hold up nobody.
-class GroupMark {
- public:
-  GroupMark(const Session* session, const Group& group) {
-    if (session != nullptr && session->reading) position_ = session->ring.position() + session->ring.depth();
-    note_submitted(group);
-  }
-
-  bool passed(const Session* session, const Group* group) {
-    if (group == nullptr) return true;
-    if (session != nullptr && session->reading) {
-      if (session->ring.position() < position_) return false;
-      if (!std::exchange(ring_passed_, true)) note_submitted(*group);
-    }
-    return group->failed || all_completed(*group);
-  }
-
- private:
-  void note_submitted(const Group& group) {
-    submitted_.clear();
-    for (const Outbound& channel : group.outbound) submitted_.push_back(channel.submitted);
-  }
-  bool all_completed(const Group& group) const {
-    for (std::size_t i = 0; i < submitted_.size(); ++i) {
-      if (group.outbound[i].completed < submitted_[i]) return false;
-    }
-    return true;
-  }
-
-  std::uint64_t position_ = 0;
-  bool ring_passed_ = false;
-  std::vector<std::uint64_t> submitted_;
-};
-
 }  // namespace
-
-void Rail::drain(std::function<bool()> drained, Limit limit, Done finish) {
-  drains_.push_back({std::move(drained), base::deadline_after(limit), std::move(finish)});
-}
 
 Session* Rail::find_session(SessionId id) {
   const auto found = sessions_.find(id);
@@ -58,7 +21,11 @@ Session* Rail::find_session(SessionId id) {
 
 void Rail::stop(Limit limit) {
   for (Session* session : scheduler_.members()) session->reading = false;
-  drain([this] { return !any_in_flight(); }, limit, [this] { running_ = false; });
+  chores_.push_back([this, deadline = base::deadline_after(limit)](base::WorkBudget&, base::TimePoint now) {
+    if (now < deadline && any_in_flight()) return Progress::kWaiting;
+    running_ = false;
+    return Progress::kDone;
+  });
 }
 
 void Rail::attach_session(std::shared_ptr<SessionPort> port) {
@@ -78,7 +45,12 @@ void Rail::attach_session(std::shared_ptr<SessionPort> port) {
   session->ring = std::move(ring).value();
   session->last_write = base::Clock::now();
   session->port = std::move(port);
-  scheduler_.add(session.get());
+  const SessionPort& owner = *session->port;
+  scheduler_.add(session.get(), {.user = owner.uid,
+                                 .user_weight = owner.user_weight,
+                                 .weight = owner.weight,
+                                 .bytes_per_second = owner.bytes_per_second,
+                                 .requests_per_second = owner.requests_per_second});
   sessions_.emplace(id, std::move(session));
 }
 
@@ -87,122 +59,74 @@ void Rail::detach_session(SessionId id, Limit limit, Done done) {
   if (session == nullptr) return done();
   session->reading = false;
   const auto drained = [this, id] {
-    return std::all_of(groups_.all().begin(), groups_.all().end(), [id](const auto& entry) {
-      return entry.first.session != id || entry.second->failed || entry.second->in_flight == 0;
+    const auto first = groups_.all().lower_bound({id, 0});
+    return std::all_of(first, groups_.all().lower_bound({id + 1, 0}), [](const auto& entry) {
+      return entry.second->failed || entry.second->in_flight == 0;
     });
   };
-  drain(drained, limit, [this, id, done = std::move(done)] {
-    erase_session(id);
+  chores_.push_back([this, id, drained, deadline = base::deadline_after(limit), done = std::move(done)](
+                        base::WorkBudget& budget, base::TimePoint now) {
+    const Session* detached = find_session(id);
+    if (detached != nullptr) {
+      if (now < deadline && !drained()) return Progress::kWaiting;
+      if (!close_groups_of(id, budget)) return Progress::kWorked;
+      if (detached->closing_groups > 0) return Progress::kWaiting;
+      erase_session(id);
+    }
     done();
+    return Progress::kDone;
   });
 }
 
-void Rail::open_group(std::shared_ptr<GroupPort> port, const std::function<void(Status)>& done) {
+void Rail::open_group(std::shared_ptr<GroupPort> port, std::function<void(Status)> done) {
   const GroupKey key = port->key;
   Session* session = find_session(key.session);
-  if (session == nullptr || groups_.find(key) != nullptr) {
+  if (session == nullptr || groups_.find(key) != nullptr || groups_.closing(key)) {
     return done({StatusCode::kInternal,
                  "group " + port->name + ": session " + std::to_string(key.session) +
                      (session == nullptr ? " is not attached" : " has opened this handle already")});
   }
-  auto owned = std::make_unique<Group>();
-  owned->port = std::move(port);
-  owned->session = session;
-  if (Status built = build_group(*owned, traits_); !built.ok()) return done(built);
-  Group& group = groups_.add(std::move(owned));
-  const std::uint32_t first = group.port->first_channel;
-  if (session->channels.size() < first + group.outbound.size()) {
-    session->channels.resize(first + group.outbound.size());
-  }
-  for (std::size_t i = 0; i < group.outbound.size(); ++i) {
-    Outbound*& entry = session->channels[first + i];
-    if (entry != nullptr) {
-      const std::string taken = std::to_string(first + i);
-      erase_group(key);
-      return done({StatusCode::kInternal, "channel number " + taken + " is taken by another group"});
-    }
-    entry = &group.outbound[i];
-  }
-  const Status opened = open_channels(group);
-  if (!opened.ok()) erase_group(key);
-  done(opened);
-}
-
-/// Both ends of a channel are on the rail that its source's lanes go over.
-Status Rail::open_channels(Group& group) {
-  const GroupPort& port = *group.port;
-  for (std::uint32_t rank = 0; rank < port.world_size; ++rank) {
-    const abi::RingShare share = port.ranks[rank].ring_share(options_.count);
-    for (std::uint32_t lane = 0; lane < port.lanes; ++lane) {
-      const Outbound& out = group.outbound[group.channel_index(rank, lane)];
-      if (out.local) continue;
-      if (out.mine) MK_RETURN_IF_ERROR(open_outbound(group, rank, lane));
-      if (share.ring(lane) == options_.index) MK_RETURN_IF_ERROR(open_inbound(group, rank, lane));
-    }
-  }
-  return {};
-}
-
-Status Rail::open_outbound(Group& group, std::uint32_t rank, std::uint32_t lane) {
-  const GroupPort& port = *group.port;
-  Outbound& out = group.outbound[group.channel_index(rank, lane)];
-  const transport::ChannelId id = ends_.acquire({&group, &out, {}});
-  const Status opened =
-      transport_.open_outbound(id, port.ranks[rank].peer, channel_key(port.instance, port.rank, rank, lane));
-  if (!opened.ok()) {
-    ends_.release(id);
-    return opened.with_context("group " + port.name + ": rank " + std::to_string(port.rank) + " -> rank " +
-                               std::to_string(rank));
-  }
-  out.id = id;
-  group.open_channels.push_back(id);
-  return {};
-}
-
-Status Rail::open_inbound(Group& group, std::uint32_t rank, std::uint32_t lane) {
-  const GroupPort& port = *group.port;
-  const transport::ChannelId id = ends_.acquire({&group, nullptr, {rank, lane, 0}});
-  const Status opened =
-      transport_.open_inbound(id, port.ranks[rank].peer, channel_key(port.instance, rank, port.rank, lane));
-  if (!opened.ok()) {
-    ends_.release(id);
-    return opened.with_context("group " + port.name + ": rank " + std::to_string(port.rank) + " <- rank " +
-                               std::to_string(rank));
-  }
-  group.open_channels.push_back(id);
-  return {};
+  auto made = std::make_unique<Group>();
+  made->port = std::move(port);
+  made->session = session;
+  if (Status begun = begin_group(*made); !begun.ok()) return done(begun);
+  const std::uint64_t serial = groups_.add(std::move(made)).serial;
+  auto opening = std::make_shared<GroupOpening>(tools_);
+  chores_.push_back(
+      [this, key, serial, opening, done = std::move(done)](base::WorkBudget& budget, base::TimePoint) {
+        Group* const group = groups_.find(key, serial);
+        if (group == nullptr) {
+          done({StatusCode::kCancelled, "the group was left before it was open"});
+          return Progress::kDone;
+        }
+        const std::optional<Status> opened = opening->advance(*group, budget);
+        if (!opened) return Progress::kWorked;
+        if (opened->ok()) {
+          done({});
+        } else {
+          close_now(*group, [done, why = *opened] { done(why); });
+        }
+        return Progress::kDone;
+      });
 }
 
 void Rail::close_group(const GroupKey& key, Limit limit, Done done) {
-  Group* group = groups_.find(key);
-  if (group == nullptr) return done();
-  auto mark = std::make_shared<GroupMark>(group->session, *group);
-  drain([this, key, mark] { return mark->passed(find_session(key.session), groups_.find(key)); }, limit,
-        [this, key, done = std::move(done)] {
-          erase_group(key);
-          done();
-        });
-}
-
-void Rail::set_region(const GroupKey& key, std::uint32_t index,
-                      std::shared_ptr<const memory::Region> region) {
-  Group* group = groups_.find(key);
-  if (group == nullptr || index >= group->regions.size()) return;
-  retire_region(key, index);
-  group->remote_bytes_of(group->port->rank, index) = region->bytes;  // puts to itself
-  group->regions[index] = std::move(region);
-}
-
-void Rail::clear_region(const GroupKey& key, std::uint32_t index, Limit limit, Done done) {
-  Group* group = groups_.find(key);
-  if (group == nullptr || index >= group->regions.size()) return done();
-  auto mark = std::make_shared<GroupMark>(group->session, *group);
-  drain([this, key, mark] { return mark->passed(find_session(key.session), groups_.find(key)); }, limit,
-        [this, key, index, done = std::move(done)] {
-          retire_region(key, index);
-          release_retired();
-          done();
-        });
+  const Group* found = groups_.find(key);
+  if (found == nullptr && !groups_.closing(key)) return done();
+  const std::uint64_t serial = found == nullptr ? 0 : found->serial;
+  auto mark = found == nullptr ? nullptr : std::make_shared<GroupMark>(*found);
+  chores_.push_back([this, key, serial, mark, deadline = base::deadline_after(limit), done = std::move(done)](
+                        base::WorkBudget& budget, base::TimePoint now) {
+    Group* const group = groups_.find(key, serial);
+    if (group == nullptr) {
+      if (groups_.closing(key)) return Progress::kWaiting;
+      done();
+      return Progress::kDone;
+    }
+    if (now < deadline && !mark->passed(*group, budget)) return Progress::kWaiting;
+    close_now(*group, done);
+    return Progress::kDone;
+  });
 }
 
 void Rail::set_remote_region(const GroupKey& key, std::uint32_t rank, std::uint32_t index,
@@ -230,77 +154,66 @@ Status Rail::set_link(transport::PeerId peer, const transport::LinkShape& shape)
   return running_ ? transport_.set_link(peer, shape) : Status(StatusCode::kUnavailable, kStopped);
 }
 
-// Closes the channels first: from then on the transport touches no memory of the group.
-void Rail::erase_group(const GroupKey& key) {
-  Group* group = groups_.find(key);
-  if (group == nullptr) return;
-  drop_pending(*group);
-  for (const transport::ChannelId id : group->open_channels) {
-    transport_.close_channel(id);
-    ends_.release(id);
-  }
-  for (const auto* regions : {&group->regions, &group->retired}) {
-    for (const auto& region : *regions) {
-      if (region != nullptr) transport_.forget(*region);
-    }
-  }
-  for (Outbound*& channel : group->session->channels) {
-    if (channel != nullptr && channel->group == group) channel = nullptr;
-  }
-  groups_.erase(*group);
+/// From here on nobody finds the group; `finish` is called when its channels are closed and its memory is not
+/// referred to any more.
+void Rail::close_now(Group& group, Done finish) {
+  const GroupKey key = group.port->key;
+  drop_pending(group);
+  end_copies_to(group);
+  group.failed = true;  // what is written to it from now on goes nowhere
+  ++group.session->closing_groups;
+  auto closing = std::make_shared<GroupClosing>(tools_, groups_.take(group));
+  chores_.push_back([this, key, closing, session = group.session, finish = std::move(finish)](
+                        base::WorkBudget& budget, base::TimePoint) {
+    if (!closing->advance(budget)) return Progress::kWorked;
+    groups_.closed(key);
+    --session->closing_groups;
+    finish();
+    return Progress::kDone;
+  });
 }
 
+/// True when the session has no group left in the table.
+bool Rail::close_groups_of(SessionId id, base::WorkBudget& budget) {
+  while (Group* const group = groups_.first_of(id)) {
+    const auto neighbours = static_cast<std::uint32_t>(group->port->ranks.size());
+    close_now(*group, [] {});
+    if (!budget.left(16 + neighbours)) break;
+  }
+  return groups_.first_of(id) == nullptr;
+}
+
+/// It has no groups any more, closing ones included.
 void Rail::erase_session(SessionId id) {
   Session* session = find_session(id);
-  if (session == nullptr) return;
-  for (auto at = groups_.all().lower_bound({id, 0}); at != groups_.all().end() && at->first.session == id;
-       at = groups_.all().lower_bound({id, 0})) {
-    erase_group(GroupKey(at->first));
-  }
   sleeper_.unwatch_doorbell(session->port->doorbell[options_.index].get());
   scheduler_.remove(session);
   sessions_.erase(id);
 }
 
+/// The puts of other sessions into a group that goes away.
+void Rail::end_copies_to(const Group& group) {
+  for (const auto& [id, session] : sessions_) {
+    LocalCopy& copy = session->copy;
+    if (copy.running() && groups_.neighbour(*copy.channel->group, copy.channel->target) == &group) {
+      local_.target_left(copy);
+    }
+  }
+}
+
 /// Forgets the group's puts that no transport has taken yet, and counts nothing of it as in flight any more.
+/// The puts that are kept move to the front of the array.
 void Rail::drop_pending(Group& group) {
   Session& session = *group.session;
-  const auto begin = session.puts.begin();
-  const auto kept =
-      std::remove_if(begin + session.first, begin + session.count, [this, &group](const transport::Put& put) {
-        const ChannelEnd* end = ends_.find(put.channel);
-        return end != nullptr && end->group == &group;
-      });
-  session.count = static_cast<std::uint32_t>(kept - begin);
+  std::uint32_t kept = 0;
+  for (std::uint32_t i = session.first; i < session.count; ++i) {
+    const ChannelEnd* end = ends_.find(session.puts[i].channel);
+    if (end == nullptr || end->group != &group) session.puts[kept++] = session.puts[i];
+  }
+  session.first = 0;
+  session.count = kept;
   if (session.copy.running() && session.copy.channel->group == &group) session.copy = {};
   group.in_flight = 0;
-}
-
-/// Refuses new puts on the region; the reference stays until nobody can be in the middle of using it.
-void Rail::retire_region(const GroupKey& key, std::uint32_t index) {
-  Group* group = groups_.find(key);
-  if (group == nullptr || group->regions[index] == nullptr) return;
-  group->remote_bytes_of(group->port->rank, index) = 0;
-  transport_.retire(*group->regions[index]);
-  group->retired.push_back(std::exchange(group->regions[index], nullptr));
-  has_retired_ = true;
-}
-
-void Rail::release_retired() {
-  if (!std::exchange(has_retired_, false)) return;
-  for (const auto& [key, group] : groups_.all()) {
-    const Session& session = *group->session;
-    std::erase_if(group->retired, [&](const std::shared_ptr<const memory::Region>& region) {
-      const auto uses = [&region](const transport::Put& put) { return put.source == region.get(); };
-      if (transport_.holds(*region) ||
-          std::any_of(session.puts.begin() + session.first, session.puts.begin() + session.count, uses)) {
-        return false;
-      }
-      transport_.forget(*region);
-      return true;
-    });
-    has_retired_ = has_retired_ || !group->retired.empty();
-  }
 }
 
 }  // namespace mkernel::dataplane

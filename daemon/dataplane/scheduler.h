@@ -1,32 +1,27 @@
-// Deficit round robin over sessions, by bytes and by requests. Pure bookkeeping: what a turn does is the
-// caller's.
+// Deficit round robin by bytes and by requests, over users first and over the sessions of each user second.
+// Pure bookkeeping: what a turn does is the caller's.
 //
-// A member's turn starts with one quantum per unit of weight and ends when the quantum is used up or nothing
-// is left to send. The last put of a turn may overdraw; the debt is paid from later turns. A member that the
-// transport refuses keeps its turn and what is left of it: the others go on in this round, and it is first in
-// the next one. So a full transport is shared by weight as well, and one full peer holds up only those who
-// send to it.
+// A user's turn starts with one quantum per unit of its weight and ends when that is used up or none of its
+// sessions has anything left to send; within it the sessions take turns in the same way, by their own
+// weights. So it does not matter how many sessions a user opens. The last put of a turn may overdraw; the
+// debt is paid from later turns. A session that the transport refuses keeps its turn and what is left of it:
+// the others go on in this round, and it is first in the next one. So a full transport is shared by weight as
+// well, and one full peer holds up only those who send to it. A user with a rate limit sends no more than its
+// bucket holds.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "daemon/dataplane/allowance.h"
+#include "daemon/dataplane/token_bucket.h"
+
 namespace mkernel::dataplane {
-
-/// What a member may still send in its turn.
-struct Allowance {
-  std::int64_t bytes = 0;
-  std::int64_t requests = 0;
-
-  bool left() const { return bytes > 0 && requests > 0; }
-  void charge(std::uint64_t more_bytes) {
-    bytes -= static_cast<std::int64_t>(more_bytes);
-    --requests;
-  }
-};
 
 /// How a visit ended.
 enum class Turn : std::uint8_t {
@@ -35,75 +30,253 @@ enum class Turn : std::uint8_t {
   kRefused,  ///< more to send, the transport takes no more for now
 };
 
-/// Member must have `Allowance allowance` and `bool in_turn`, both the scheduler's own. Not owned.
+/// Whose member it is, and what is due to both.
+struct Share {
+  std::uint32_t user = 0;
+  std::uint32_t user_weight = 1;
+  std::uint32_t weight = 1;               ///< among the members of the user
+  std::uint64_t bytes_per_second = 0;     ///< of the user, 0 = no limit
+  std::uint64_t requests_per_second = 0;  ///< likewise
+};
+
+/// Member must have `Allowance allowance`, `bool in_turn` and `bool throttled`, all the scheduler's own: what
+/// it may still send, whether its turn goes on in the next round, whether its user's rate limit holds it up.
+/// Not owned.
 template <typename Member>
 class Scheduler {
  public:
   Scheduler(std::uint64_t quantum_bytes, std::uint32_t quantum_requests)
-      : quantum_bytes_(std::max<std::int64_t>(1, static_cast<std::int64_t>(quantum_bytes))),
-        quantum_requests_(std::max<std::int64_t>(1, quantum_requests)) {}
+      : quantum_{std::max<std::int64_t>(1, static_cast<std::int64_t>(quantum_bytes)),
+                 std::max<std::int64_t>(1, quantum_requests)} {}
 
-  void add(Member* member) { members_.push_back(member); }
-  void remove(Member* member) {
-    members_.erase(std::remove(members_.begin(), members_.end(), member), members_.end());
-    if (first_ >= members_.size()) first_ = 0;
-  }
+  /// The last one to be added says what its user's weight and limits are.
+  void add(Member* member, const Share& share);
+  void remove(Member* member);
   const std::vector<Member*>& members() const { return members_; }
 
-  /// Visits every member once: `serve(member)` sends while member.allowance.left() and returns how it ended;
-  /// `weight(member)` is its share, at least 1.
-  template <typename Serve, typename Weight>
-  void round(Serve&& serve, Weight&& weight) {
-    const std::size_t count = members_.size();
-    std::size_t first_refused = count;
-    bool somebody_in_debt = false;
-    bool somebody_could_send = false;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t at = first_ + i < count ? first_ + i : first_ + i - count;
-      Member& member = *members_[at];
-      if (!member.in_turn) begin_turn(member.allowance, weight(member));
-      const bool could_send = member.allowance.left();
-      const Turn turn = serve(member);
-      member.in_turn = turn == Turn::kRefused;
-      if (turn == Turn::kIdle) forfeit(member.allowance);
-      if (turn == Turn::kRefused && first_refused == count) first_refused = at;
-      if (turn != Turn::kIdle) (could_send ? somebody_could_send : somebody_in_debt) = true;
-    }
-    if (first_refused != count) first_ = first_refused;
-    if (somebody_in_debt && !somebody_could_send) forgive(weight);
-  }
+  /// Visits every member once: `serve(member)` sends while member.allowance.left() and returns how it ended.
+  /// `now()` is called only when some user has a rate limit.
+  template <typename Serve, typename Now>
+  void round(Serve&& serve, Now&& now);
 
  private:
-  // What is left of the last turn is not carried over, so nobody saves up; debts are.
-  void begin_turn(Allowance& allowance, std::uint32_t weight) {
-    forfeit(allowance);
-    allowance.bytes += quantum_bytes_ * weight;
-    allowance.requests += quantum_requests_ * weight;
-  }
-  static void forfeit(Allowance& allowance) {
-    allowance.bytes = std::min<std::int64_t>(allowance.bytes, 0);
-    allowance.requests = std::min<std::int64_t>(allowance.requests, 0);
-  }
+  struct Entry {
+    Member* member = nullptr;
+    std::int64_t weight = 1;
+    bool served = false;   ///< in this round
+    bool waiting = false;  ///< has more to send and has used up its own allowance
+  };
+  struct User {
+    std::uint32_t id = 0;
+    std::int64_t weight = 1;
+    Allowance allowance;
+    bool in_turn = false;
+    bool waiting = false;  ///< as for a member
+    TokenBucket bucket;
+    std::vector<Entry> entries;
+    std::size_t next = 0;           ///< whose turn it is
+    std::size_t first_in_turn = 0;  ///< who asks first of those whose turn goes on
+    std::size_t in_turns = 0;       ///< members whose turn goes on
+
+    bool may_send() const { return allowance.left() && (!bucket.limited() || bucket.left().left()); }
+  };
+  /// What a visit to the members of a user came to.
+  struct Visit {
+    bool used_up = false;  ///< somebody has more to send and may not
+    bool refused = false;  ///< somebody has more to send and cannot
+    bool waiting = false;  ///< somebody has used up its own allowance
+    bool sent = false;
+    std::size_t first_in_turn = 0;
+  };
+
+  template <typename Serve>
+  void visit(User& user, Visit& seen, Serve& serve);
+  template <typename Serve>
+  void visit_member(User& user, std::size_t at, Visit& seen, Serve& serve);
+  static std::size_t wrap(std::size_t at, std::size_t count) { return at < count ? at : at - count; }
+  Allowance quanta(std::int64_t count) const { return {quantum_.bytes * count, quantum_.requests * count}; }
 
   // Everybody with something to send pays off an overdraft (one huge put): skip the rounds in which nobody
-  // could.
-  template <typename Weight>
-  void forgive(Weight&& weight) {
-    std::int64_t rounds = std::numeric_limits<std::int64_t>::max();
-    for (const Member* member : members_) {
-      if (member->allowance.bytes >= 0) continue;
-      rounds = std::min(rounds, -member->allowance.bytes / (quantum_bytes_ * weight(*member)));
-    }
-    for (Member* member : members_) {
-      if (member->allowance.bytes >= 0) continue;
-      member->allowance.bytes += rounds * quantum_bytes_ * weight(*member);
+  // could. `ledger` of an element of `all`: its allowance, weight and whether it waits.
+  struct Ledger {
+    Allowance& allowance;
+    std::int64_t weight;
+    bool waiting;
+  };
+  template <typename All, typename LedgerOf>
+  void forgive(All& all, LedgerOf&& ledger_of) const;
+
+  const Allowance quantum_;
+  std::vector<Member*> members_;
+  std::vector<std::unique_ptr<User>> users_;
+  std::size_t first_ = 0;
+  std::size_t limited_ = 0;  ///< users with a rate limit
+};
+
+template <typename Member>
+void Scheduler<Member>::add(Member* member, const Share& share) {
+  auto found = std::find_if(users_.begin(), users_.end(),
+                            [&share](const auto& user) { return user->id == share.user; });
+  if (found == users_.end()) {
+    users_.push_back(std::make_unique<User>());
+    found = users_.end() - 1;
+    (*found)->id = share.user;
+  }
+  User& user = **found;
+  user.weight = std::max<std::uint32_t>(1, share.user_weight);
+  user.bucket = TokenBucket(share.bytes_per_second, share.requests_per_second, quantum_);
+  user.entries.push_back({member, std::max<std::uint32_t>(1, share.weight)});
+  members_.push_back(member);
+  limited_ = static_cast<std::size_t>(
+      std::count_if(users_.begin(), users_.end(), [](const auto& one) { return one->bucket.limited(); }));
+}
+
+template <typename Member>
+void Scheduler<Member>::remove(Member* member) {
+  std::erase(members_, member);
+  for (auto& user : users_) {
+    const std::size_t before = user->entries.size();
+    std::erase_if(user->entries, [member](const Entry& entry) { return entry.member == member; });
+    if (user->entries.size() == before) continue;
+    if (member->in_turn) --user->in_turns;
+    user->next = user->first_in_turn = 0;
+  }
+  std::erase_if(users_, [](const auto& user) { return user->entries.empty(); });
+  if (first_ >= users_.size()) first_ = 0;
+  limited_ = static_cast<std::size_t>(
+      std::count_if(users_.begin(), users_.end(), [](const auto& one) { return one->bucket.limited(); }));
+}
+
+template <typename Member>
+template <typename Serve, typename Now>
+void Scheduler<Member>::round(Serve&& serve, Now&& now) {
+  if (limited_ > 0) {
+    const base::TimePoint time = now();
+    for (auto& user : users_) {
+      if (user->bucket.limited()) user->bucket.refill(time);
     }
   }
+  const std::size_t count = users_.size();
+  std::size_t first_refused = count;
+  bool somebody_in_debt = false;
+  bool somebody_could_send = false;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t at = wrap(first_ + i, count);
+    User& user = *users_[at];
+    if (!user.in_turn) {
+      user.allowance.forfeit();
+      user.allowance += quanta(user.weight);
+    }
+    const bool throttled = user.bucket.limited() && !user.bucket.left().left();
+    const bool could_send = user.allowance.left();
+    Visit seen;
+    visit(user, seen, serve);
+    user.in_turn = seen.refused && !seen.used_up;
+    user.waiting = seen.used_up;
+    if (!seen.refused && !seen.used_up) user.allowance.forfeit();
+    if (seen.refused && first_refused == count) first_refused = at;
+    if ((seen.refused || seen.used_up) && !throttled) {
+      (could_send ? somebody_could_send : somebody_in_debt) = true;
+    }
+  }
+  if (first_refused != count) first_ = first_refused;
+  if (somebody_in_debt && !somebody_could_send) {
+    forgive(users_, [](auto& user) { return Ledger{user->allowance, user->weight, user->waiting}; });
+  }
+}
 
-  std::int64_t quantum_bytes_;
-  std::int64_t quantum_requests_;
-  std::vector<Member*> members_;
-  std::size_t first_ = 0;
-};
+// Those whose turn goes on come first, then the others from where the last visit ended. Who is visited when
+// the user may send no more only says whether it would. While the user may send more, those that had a debt
+// to pay get another quantum.
+template <typename Member>
+template <typename Serve>
+void Scheduler<Member>::visit(User& user, Visit& seen, Serve& serve) {
+  const std::size_t count = user.entries.size();
+  seen.first_in_turn = count;
+  for (std::size_t i = 0, from = user.first_in_turn; i < count && user.in_turns > 0; ++i) {
+    const std::size_t at = wrap(from + i, count);
+    if (user.entries[at].member->in_turn) visit_member(user, at, seen, serve);
+  }
+  for (std::size_t i = 0, from = user.next; i < count; ++i) {
+    const std::size_t at = wrap(from + i, count);
+    if (!user.entries[at].served) {
+      const bool could_send = user.allowance.left();
+      visit_member(user, at, seen, serve);
+      if (could_send && !user.allowance.left()) user.next = wrap(at + 1, count);
+    }
+    user.entries[at].served = false;
+  }
+  while (seen.waiting && user.may_send()) {
+    if (!std::exchange(seen.sent, false)) {
+      forgive(user.entries, [&user](Entry& entry) {
+        return Ledger{entry.member->allowance, entry.weight * user.weight, entry.waiting};
+      });
+    }
+    seen.waiting = false;
+    for (std::size_t i = 0, from = user.next; i < count; ++i) {
+      const std::size_t at = wrap(from + i, count);
+      if (user.entries[at].waiting) visit_member(user, at, seen, serve);
+      user.entries[at].served = false;
+    }
+  }
+  if (seen.first_in_turn != count) user.first_in_turn = seen.first_in_turn;
+}
+
+// A member's quantum is as large as its user's, so that one alone uses up what the user may send.
+template <typename Member>
+template <typename Serve>
+void Scheduler<Member>::visit_member(User& user, std::size_t at, Visit& seen, Serve& serve) {
+  Entry& entry = user.entries[at];
+  Member& member = *entry.member;
+  entry.served = true;
+  if (member.in_turn) {
+    --user.in_turns;
+  } else if (user.allowance.left()) {
+    member.allowance.forfeit();
+    member.allowance += quanta(entry.weight * user.weight);
+  }
+  const Allowance own = member.allowance;
+  const bool limited = user.bucket.limited();
+  Allowance grant = at_most(own, user.allowance);
+  if (limited) grant = at_most(grant, user.bucket.left());
+  member.allowance = grant;
+  const Turn turn = serve(member);
+  const Allowance used = grant - member.allowance;
+  member.allowance = own - used;
+  user.allowance -= used;
+  if (limited) user.bucket.charge(used);
+
+  member.throttled = limited && turn == Turn::kUsedUp && !user.bucket.left().left();
+  if (turn == Turn::kIdle) member.allowance.forfeit();
+  // Cut short by what its user may send: its turn goes on as well.
+  member.in_turn = turn == Turn::kRefused || (turn == Turn::kUsedUp && member.allowance.left());
+  entry.waiting = turn == Turn::kUsedUp && !member.in_turn;
+  if (member.in_turn) ++user.in_turns;
+  if (member.in_turn && seen.first_in_turn == user.entries.size()) seen.first_in_turn = at;
+  seen.used_up = seen.used_up || turn == Turn::kUsedUp;
+  seen.refused = seen.refused || turn == Turn::kRefused;
+  seen.waiting = seen.waiting || entry.waiting;
+  seen.sent = seen.sent || used.requests > 0 || used.bytes > 0;
+}
+
+template <typename Member>
+template <typename All, typename LedgerOf>
+void Scheduler<Member>::forgive(All& all, LedgerOf&& ledger_of) const {
+  std::int64_t rounds = std::numeric_limits<std::int64_t>::max();
+  for (auto& one : all) {
+    const Ledger ledger = ledger_of(one);
+    if (!ledger.waiting) continue;
+    const std::int64_t debt = std::max<std::int64_t>(0, -ledger.allowance.bytes);
+    rounds = std::min(rounds, debt / (quantum_.bytes * ledger.weight));
+  }
+  if (rounds == std::numeric_limits<std::int64_t>::max()) return;
+  for (auto& one : all) {
+    const Ledger ledger = ledger_of(one);
+    if (ledger.allowance.bytes >= 0) continue;
+    const std::int64_t debt = -ledger.allowance.bytes;
+    const std::int64_t worth = quantum_.bytes * ledger.weight;
+    ledger.allowance.bytes = rounds > debt / worth ? 0 : ledger.allowance.bytes + rounds * worth;
+  }
+}
 
 }  // namespace mkernel::dataplane

@@ -18,7 +18,9 @@ inline constexpr std::uint32_t kBatch = 32;
 
 /// A put between two ranks of this node, copied piece by piece so that a huge one holds up nobody.
 struct LocalCopy {
-  Outbound* channel = nullptr;  ///< null: no copy is running
+  Outbound* channel = nullptr;             ///< null: no copy is running
+  const memory::Region* source = nullptr;  ///< both found with the first piece, and kept until the copy ends
+  const memory::Region* target = nullptr;
   std::uint64_t source_offset = 0;
   std::uint64_t target_offset = 0;
   std::uint32_t length = 0;
@@ -27,6 +29,9 @@ struct LocalCopy {
   std::uint16_t target_region = 0;
 
   bool running() const { return channel != nullptr; }
+  bool uses(const memory::Region& region) const {
+    return running() && (source == &region || target == &region);
+  }
 };
 
 /// Proxy thread only.
@@ -34,16 +39,17 @@ struct Session {
   std::shared_ptr<SessionPort> port;
   Counters* counters = nullptr;  ///< this proxy's
   RingReader ring;
-  std::vector<Outbound*> channels;  ///< by session-local number
-  bool reading = true;              ///< false: its ring is not looked at any more
+  base::GrowingArray<Outbound*> channels;  ///< by session-local number
+  bool reading = true;                     ///< false: its ring is not looked at any more
 
   /// The slot at the ring's position looked bad once. What it names may come with a command that was posted
   /// before it was written and that the proxy has not run yet: it is refused when it still looks bad in the
   /// next round.
   bool in_doubt = false;
 
-  Allowance allowance;  ///< the scheduler's
+  Allowance allowance;  ///< the scheduler's, with the next two
   bool in_turn = false;
+  bool throttled = false;
 
   std::array<transport::Put, kBatch> puts{};  ///< [first, count): checked, not yet taken by the transport
   std::uint32_t first = 0;
@@ -55,6 +61,8 @@ struct Session {
   bool wrote = false;  ///< slots came since the last look at the clock
   base::TimePoint last_write{};
   bool was_active = false;  ///< what its active word said at the last look
+
+  std::uint32_t closing_groups = 0;  ///< taken out of the table, still to be closed
 
   bool has_pending() const { return first != count || copy.running(); }
 };

@@ -39,7 +39,8 @@ std::uint32_t RingServer::take_batch(Session& session) {
   std::uint32_t taken = 0;
   batch_bytes_ = 0;
   abi::WorkSlot slot;
-  while (taken < kBatch && session.allowance.left() && !session.copy.running() && session.ring.next(slot)) {
+  while (session.count < session.puts.size() && taken < kBatch && session.allowance.left() &&
+         !session.copy.running() && session.ring.next(slot)) {
     if (!accept(session, slot)) break;
     ++taken;
   }
@@ -77,8 +78,12 @@ bool RingServer::accept(Session& session, const abi::WorkSlot& slot) {
   bump(channel.counters->bytes_total, request.length);
   if (channel.local) {
     session.allowance.charge(0);  // its bytes are charged piece by piece
-    session.copy = {&channel, request.local_offset, request.remote_offset, request.length,
-                    0,        request.local_region, request.remote_region};
+    session.copy = {.channel = &channel,
+                    .source_offset = request.local_offset,
+                    .target_offset = request.remote_offset,
+                    .length = request.length,
+                    .source_region = request.local_region,
+                    .target_region = request.remote_region};
     copy_locally(session);
     return true;
   }
@@ -103,23 +108,20 @@ void RingServer::copy_locally(Session& session) {
   }
 }
 
+// After a flush that returns true the whole array is free: take_batch() fills it from the front.
 bool RingServer::flush(Session& session) {
-  if (session.first == session.count) return true;
-  const std::size_t taken =
-      transport_.submit(std::span(session.puts).subspan(session.first, session.count - session.first));
-  session.first += static_cast<std::uint32_t>(taken);
-  progress_ += taken;
   if (session.first != session.count) {
-    note_stall(session);
-    return false;
+    const std::size_t taken =
+        transport_.submit(std::span(session.puts).subspan(session.first, session.count - session.first));
+    session.first += static_cast<std::uint32_t>(taken);
+    progress_ += taken;
+    if (session.first != session.count) {
+      note_stall(session);
+      return false;
+    }
   }
   session.first = session.count = 0;
-  if (session.stalled) {
-    const auto waited = base::Clock::now() - session.stalled_since;
-    bump(session.counters->stall_nanoseconds_total,
-         static_cast<std::uint64_t>(std::chrono::nanoseconds(waited).count()));
-    session.stalled = false;
-  }
+  if (session.stalled) note_stall_end(session);
   return true;
 }
 
@@ -128,6 +130,13 @@ void RingServer::note_stall(Session& session) {
   session.stalled = true;
   session.stalled_since = base::Clock::now();
   bump(session.counters->stalls_total, 1);
+}
+
+void RingServer::note_stall_end(Session& session) {
+  const auto waited = base::Clock::now() - session.stalled_since;
+  bump(session.counters->stall_nanoseconds_total,
+       static_cast<std::uint64_t>(std::chrono::nanoseconds(waited).count()));
+  session.stalled = false;
 }
 
 void RingServer::refuse(Session& session, const abi::WorkSlot& slot, const abi::WorkRequest& request,

@@ -32,6 +32,7 @@ class RingServer {
   void copy_locally(Session& session);
   bool flush(Session& session);
   void note_stall(Session& session);
+  static void note_stall_end(Session& session);
   void refuse(Session& session, const abi::WorkSlot& slot, const abi::WorkRequest& request, SlotFault fault);
 
   transport::Transport& transport_;

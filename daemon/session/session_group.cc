@@ -165,7 +165,7 @@ void SessionGroup::remove_region(std::uint32_t index, Done done) {
         done(status);
       });
   for (dataplane::Proxy* proxy : services_.proxies) {
-    proxy->clear_region(key(), index, services_.limits.drain, [on_all] { on_all(Status()); });
+    proxy->clear_region(key(), index, services_.limits.drain, on_all);
   }
 }
 

@@ -28,6 +28,16 @@ bool wait_done(Call&& call) {
   return future.wait_for(std::chrono::minutes(1)) == std::future_status::ready;
 }
 
+/// Runs `call(done)` and returns what `done` was called with; kDeadlineExceeded after a minute.
+template <typename Call>
+Status wait_status(const std::string& what, Call&& call) {
+  auto answer = std::make_shared<std::promise<Status>>();
+  auto future = answer->get_future();
+  call([answer](Status status) { answer->set_value(std::move(status)); });
+  if (future.wait_for(std::chrono::minutes(1)) == std::future_status::ready) return future.get();
+  return {StatusCode::kInternal, what + " never answered"};
+}
+
 }  // namespace
 
 std::shared_ptr<dataplane::SessionPort> make_session(dataplane::SessionId id, std::uint32_t log2_slots,
@@ -129,8 +139,17 @@ void RingWriter::write(const abi::WorkRequest& request) {
   write_raw(abi::encode(request, 0));
 }
 
+void RingWriter::write_together(const std::vector<abi::WorkRequest>& requests) {
+  std::vector<std::uint64_t> positions;
+  for (std::size_t i = 0; i < requests.size(); ++i) positions.push_back(claim());
+  for (std::size_t i = requests.size(); i-- > 0;) store(positions[i], abi::encode(requests[i], 0));
+}
+
 void RingWriter::write_raw(const abi::WorkSlot& slot) {
-  const std::uint64_t position = claim();
+  store(claim(), slot);
+}
+
+void RingWriter::store(std::uint64_t position, const abi::WorkSlot& slot) {
   const std::uint64_t lap = abi::lap_bit(position, log2_slots_);
   abi::WorkSlot marked = slot;
   marked.word[0] = (slot.word[0] & ~abi::kLapBit) | lap;
@@ -211,13 +230,7 @@ std::vector<std::pair<transport::PeerId, Status>> RecordingSink::peers() const {
 }
 
 Status open_group(dataplane::Proxy& proxy, std::shared_ptr<dataplane::GroupPort> group) {
-  auto answer = std::make_shared<std::promise<Status>>();
-  auto future = answer->get_future();
-  proxy.open_group(std::move(group), [answer](Status status) { answer->set_value(std::move(status)); });
-  if (future.wait_for(std::chrono::minutes(1)) != std::future_status::ready) {
-    return {StatusCode::kDeadlineExceeded, "open_group never answered"};
-  }
-  return future.get();
+  return wait_status("open_group", [&](auto done) { proxy.open_group(std::move(group), std::move(done)); });
 }
 
 void set_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::uint32_t index,
@@ -227,9 +240,10 @@ void set_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::
   }
 }
 
-bool clear_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::uint32_t index,
-                  std::chrono::milliseconds limit) {
-  return wait_done([&](auto done) { proxy.clear_region(group, index, limit, done); });
+Status clear_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::uint32_t index,
+                    std::chrono::milliseconds limit) {
+  return wait_status("clear_region",
+                     [&](auto done) { proxy.clear_region(group, index, limit, std::move(done)); });
 }
 
 bool close_group(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::chrono::milliseconds limit) {

@@ -63,6 +63,8 @@ class RingWriter {
 
   /// Waits for room, then writes; the slot itself is any 32 bytes.
   void write(const abi::WorkRequest& request);
+  /// All of them become visible to the reader at once. They must fit the ring; no other thread writes.
+  void write_together(const std::vector<abi::WorkRequest>& requests);
   void write_raw(const abi::WorkSlot& slot);  ///< its lap bits are replaced by the right ones
   /// Writes where no honest writer would, without looking at the tail.
   void scribble(std::uint64_t position, const abi::WorkSlot& slot);
@@ -75,6 +77,7 @@ class RingWriter {
 
  private:
   std::uint64_t claim();
+  void store(std::uint64_t position, const abi::WorkSlot& slot);
 
   std::shared_ptr<dataplane::SessionPort> session_;
   std::uint32_t ring_;
@@ -121,8 +124,8 @@ class RecordingSink final : public dataplane::ControlSink {
 Status open_group(dataplane::Proxy& proxy, std::shared_ptr<dataplane::GroupPort> group);
 void set_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::uint32_t index,
                 std::shared_ptr<const memory::Region> region);
-bool clear_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::uint32_t index,
-                  std::chrono::milliseconds limit);
+Status clear_region(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::uint32_t index,
+                    std::chrono::milliseconds limit);
 bool close_group(dataplane::Proxy& proxy, const dataplane::GroupKey& group, std::chrono::milliseconds limit);
 bool detach_session(dataplane::Proxy& proxy, dataplane::SessionId session, std::chrono::milliseconds limit);
 

@@ -22,13 +22,17 @@ void FakeWire::allow(std::uint64_t puts) {
 void FakeWire::complete_at_once() {
   const std::lock_guard lock(mutex_);
   complete_at_once_ = true;
-  for (auto& [key, channel] : outbound_) channel.wanted = channel.submitted;
+  for (auto& [key, channel] : outbound_) {
+    channel.wanted = channel.submitted;
+    due_.insert(key);
+  }
   wake();
 }
 
 void FakeWire::complete(transport::ChannelKey key, std::uint64_t count) {
   const std::lock_guard lock(mutex_);
   outbound_.at(key).wanted = count;
+  due_.insert(key);
   wake();
 }
 
@@ -55,6 +59,22 @@ void FakeWire::inbound(transport::ChannelKey key, std::uint16_t region, std::uin
   const std::lock_guard lock(mutex_);
   inbound_puts_.push_back({key, region, offset, std::move(payload), count});
   wake();
+}
+
+void FakeWire::hold(const memory::Region& region) {
+  const std::lock_guard lock(mutex_);
+  held_.insert(&region);
+}
+
+void FakeWire::release(const memory::Region& region) {
+  const std::lock_guard lock(mutex_);
+  held_.erase(&region);
+  wake();
+}
+
+std::uint64_t FakeWire::asked_for_holds() const {
+  const std::lock_guard lock(mutex_);
+  return asked_for_holds_;
 }
 
 std::vector<RecordedPut> FakeWire::puts() const {
@@ -152,7 +172,10 @@ std::size_t FakeTransport::submit(std::span<const transport::Put> puts) {
     FakeWire::Channel& channel = wire_->outbound_.at(key);
     if (put.sequence != channel.submitted + 1) throw std::logic_error("put out of sequence");
     ++channel.submitted;
-    if (wire_->complete_at_once_) channel.wanted = channel.submitted;
+    if (wire_->complete_at_once_) {
+      channel.wanted = channel.submitted;
+      wire_->due_.insert(key);
+    }
     ++wire_->put_count_;
     ++taken;
     if (!wire_->record_puts_) continue;
@@ -171,7 +194,10 @@ std::size_t FakeTransport::poll() {
   std::uint64_t drained = 0;
   [[maybe_unused]] const auto got = ::read(wire_->event_.get(), &drained, sizeof(drained));
   std::size_t events = 0;
-  for (auto& [key, channel] : wire_->outbound_) {
+  for (const transport::ChannelKey key : std::exchange(wire_->due_, {})) {
+    const auto found = wire_->outbound_.find(key);
+    if (found == wire_->outbound_.end()) continue;
+    FakeWire::Channel& channel = found->second;
     if (channel.wanted <= channel.completed) continue;
     channel.completed = channel.wanted;
     sink_->completed(channel.id, channel.completed);
@@ -217,6 +243,12 @@ void FakeTransport::receive_from_peer(transport::PeerId peer, std::span<const st
 
 int FakeTransport::event_fd() const {
   return wire_->event_.get();
+}
+
+bool FakeTransport::holds(const memory::Region& region) const {
+  const std::lock_guard lock(wire_->mutex_);
+  ++wire_->asked_for_holds_;
+  return wire_->held_.contains(&region);
 }
 
 void FakeTransport::forget(const memory::Region& region) {

@@ -37,6 +37,11 @@ class FakeWire {
   void fail_peer(transport::PeerId peer, const Status& why);
   /// The transport tells of a path to the peer.
   void change_path(transport::PeerId peer, const std::string& path, const Status& lost);
+  /// The transport says that it holds the region, until it is released: a put into it is under way.
+  void hold(const memory::Region& region);
+  void release(const memory::Region& region);
+  /// How often the transport was asked whether it holds a region.
+  std::uint64_t asked_for_holds() const;
   /// The peer sends: a put arrives on an inbound channel.
   void inbound(transport::ChannelKey key, std::uint16_t region, std::uint64_t offset,
                std::vector<std::byte> payload, std::uint64_t count);
@@ -80,6 +85,7 @@ class FakeWire {
   std::vector<RecordedPut> puts_;
   std::map<transport::ChannelKey, Channel> outbound_;
   std::map<transport::ChannelKey, Channel> inbound_;
+  std::set<transport::ChannelKey> due_;  ///< outbound ones with completions to tell
   std::map<transport::ChannelId, transport::ChannelKey> keys_;
   std::vector<std::pair<transport::ChannelKey, Status>> channel_failures_;
   std::vector<std::pair<transport::PeerId, Status>> peer_failures_;
@@ -93,6 +99,8 @@ class FakeWire {
   std::vector<std::pair<transport::PeerId, std::string>> messages_;
   std::vector<Status> refused_inbound_;
   std::set<const memory::Region*> forgotten_;
+  std::set<const memory::Region*> held_;
+  mutable std::uint64_t asked_for_holds_ = 0;
 
   void wake();
 };
@@ -116,7 +124,7 @@ class FakeTransport final : public transport::Transport {
   std::size_t submit(std::span<const transport::Put> puts) override;
   std::size_t poll() override;
   int event_fd() const override;
-  bool holds(const memory::Region&) const override { return false; }
+  bool holds(const memory::Region& region) const override;
   void forget(const memory::Region& region) override;
   void close() override;
 

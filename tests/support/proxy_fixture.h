@@ -61,6 +61,14 @@ struct ProxyFixture {
   dataplane::Proxy proxy;
 };
 
+/// A limit that no test reaches.
+inline constexpr std::chrono::milliseconds kLong{60000};
+
+/// Returns when the proxy has run what was posted before, and has looked at what waits a few times.
+inline void settle(ProxyFixture& node) {
+  for (int i = 0; i < 5; ++i) REQUIRE(close_group(node.proxy, {999, 999}, kLong));
+}
+
 /// Two ranks: this one and one on peer 5.
 inline GroupShape pair_shape(dataplane::SessionId session, std::uint64_t instance = 77,
                              std::uint32_t lanes = 1) {

@@ -73,7 +73,7 @@ ChannelId Node::receive(Stream& stream) {
 void Node::prepare() {
   for (auto& [id, out] : outbound_) {
     Stream& stream = *out.stream;
-    while (!over(id) && pending_.size() < kBatch && out.prepared < stream.puts &&
+    while (!over(id) && !is_retired(*out.source) && pending_.size() < kBatch && out.prepared < stream.puts &&
            out.prepared - std::min(out.completed, stream.seen.load()) < stream.slots) {
       const std::uint64_t number = ++out.prepared;
       const std::uint32_t length = stream.length(number);
@@ -151,6 +151,21 @@ void Node::close_channel(ChannelId channel) {
   std::erase_if(pending_, [&](const transport::Put& put) { return put.channel == channel; });
 }
 
+void Node::retire(const memory::Region& region) {
+  retired_.push_back(&region);
+  transport_->retire(region);
+}
+
+bool Node::in_use(const memory::Region& region) const {
+  return transport_->holds(region) ||
+         std::any_of(pending_.begin(), pending_.end(),
+                     [&region](const transport::Put& put) { return put.source == &region; });
+}
+
+bool Node::is_retired(const memory::Region& region) const {
+  return std::find(retired_.begin(), retired_.end(), &region) != retired_.end();
+}
+
 void Node::stop() {
   for (auto& [id, out] : outbound_) out.stream->puts.store(out.prepared);
 }
@@ -171,12 +186,16 @@ Status Node::place(ChannelId channel, std::uint16_t region, std::uint64_t offset
     return {StatusCode::kOutOfRange, "[" + std::to_string(offset) + ", +" + std::to_string(length) +
                                          ") lies outside region " + std::to_string(region)};
   }
+  if (is_retired(*regions_[region])) {
+    return {StatusCode::kNotFound, "region " + std::to_string(region) + " is not registered any more"};
+  }
   ++at->second.begun;
   target = {regions_[region].get(), offset};
   return {};
 }
 
 void Node::verify(const Inbound& inbound, std::uint64_t number) {
+  if (is_retired(*regions_[inbound.region])) return;
   const Stream& stream = *inbound.stream;
   std::byte* slot = regions_[inbound.region]->host(stream.offset(number));
   const std::uint32_t length = stream.length(number);
@@ -216,6 +235,7 @@ void Node::completed(ChannelId channel, std::uint64_t count) {
   }
   // The sources are free: whoever still reads them delivers garbage.
   for (std::uint64_t number = out.completed + 1; number <= count; ++number) {
+    if (is_retired(*out.source)) continue;
     std::memset(out.source->host(out.stream->offset(number)), static_cast<int>(kScribble),
                 out.stream->length(number));
   }
@@ -249,7 +269,7 @@ void Node::path_changed(PeerId peer, std::string_view path, const Status& lost) 
 std::string Node::untouched() const {
   for (const auto& [id, inbound] : inbound_) {
     const auto& region = *regions_[inbound.region];
-    if (!over(id) && !all_poison(region.host(0), region.bytes)) {
+    if (!over(id) && !is_retired(region) && !all_poison(region.host(0), region.bytes)) {
       return name_ + ": memory of channel " + std::to_string(id) +
              " was written to after its puts were reported";
     }

@@ -95,6 +95,11 @@ class Node final : public transport::TransportSink {
   std::uint16_t region_of(ChannelId inbound) const { return inbound_.at(inbound).region; }
   memory::Region& region(std::uint16_t index) { return *regions_.at(index); }
   memory::Region& source_of(ChannelId outbound) { return *outbound_.at(outbound).source; }
+  /// Unregisters memory as the data plane does it: no put is accepted there from now on, and none is sent
+  /// from there. What is reported for it later is not looked at.
+  void retire(const memory::Region& region);
+  /// The transport holds the region, or a put from there waits for the transport.
+  bool in_use(const memory::Region& region) const;
 
   /// Messages of the node's transport go to this one, once it is told that it may take them.
   void talk_to(Node& other) { other_ = &other; }
@@ -117,6 +122,8 @@ class Node final : public transport::TransportSink {
   PeerId peer() const { return peer_; }
   std::uint64_t arrived(ChannelId channel) const { return inbound_.at(channel).arrived; }
   std::uint64_t completed(ChannelId channel) const { return outbound_.at(channel).completed; }
+  /// Puts that were prepared; the last ones may wait for room in the transport.
+  std::uint64_t submitted(ChannelId channel) const { return outbound_.at(channel).prepared; }
   /// place() calls for the channel: puts that were begun, each time they were.
   std::uint64_t begun(ChannelId channel) const { return inbound_.at(channel).begun; }
   std::size_t refused_submits() const { return refused_submits_; }
@@ -165,6 +172,7 @@ class Node final : public transport::TransportSink {
   static constexpr std::size_t kMaxWords = 4096;
 
   void prepare();
+  bool is_retired(const memory::Region& region) const;
   std::size_t receive_messages();
   void violate(const std::string& what);
   void verify(const Inbound& inbound, std::uint64_t number);
@@ -180,6 +188,7 @@ class Node final : public transport::TransportSink {
   std::map<ChannelId, Status> failed_;
   std::map<ChannelId, bool> closed_;
   std::vector<std::shared_ptr<memory::Region>> regions_;
+  std::vector<const memory::Region*> retired_;
   std::vector<transport::Put> pending_;  ///< prepared, not taken yet
   std::vector<std::uint64_t> words_;     ///< arrival counts by channel, for transports that publish
   Node* other_ = nullptr;

@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -39,6 +40,40 @@ TEST_CASE("a command may be move-only, may post, and dies with the mailbox when 
     CHECK(mailbox.run() == 1);
     CHECK(seen == 5);
     CHECK(alive.use_count() == 2);
+  }
+  CHECK(alive.use_count() == 1);
+}
+
+TEST_CASE("a budget that is used up leaves the rest, in order, and the owner does not sleep") {
+  Mailbox mailbox;
+  std::vector<int> ran;
+  const auto alive = std::make_shared<int>(7);
+  for (int i = 0; i < 3; ++i) mailbox.post([&ran, i] { ran.push_back(i); });
+  WorkBudget none(std::chrono::nanoseconds(0));
+  CHECK(mailbox.run(none) == 1);
+  mailbox.post([&ran] { ran.push_back(3); });
+  mailbox.post([alive] {});
+  CHECK(mailbox.has_work());
+  CHECK_FALSE(mailbox.begin_sleep());
+  mailbox.end_sleep();
+  CHECK(mailbox.run() == 2);  // what was taken together
+  CHECK(ran == std::vector<int>{0, 1, 2});
+  CHECK(mailbox.run(none) == 1);
+  CHECK(ran.back() == 3);
+  CHECK(alive.use_count() == 2);
+  CHECK(mailbox.run() == 1);
+  CHECK(alive.use_count() == 1);
+  CHECK_FALSE(mailbox.has_work());
+}
+
+TEST_CASE("commands that a budget left behind die with the mailbox") {
+  const auto alive = std::make_shared<int>(7);
+  {
+    Mailbox mailbox;
+    for (int i = 0; i < 3; ++i) mailbox.post([alive] {});
+    WorkBudget none(std::chrono::nanoseconds(0));
+    CHECK(mailbox.run(none) == 1);
+    mailbox.post([alive] {});
   }
   CHECK(alive.use_count() == 1);
 }

@@ -6,23 +6,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLong(60000);
-
 /// A `done` that can be looked at.
 struct Flag {
   std::shared_ptr<std::atomic<bool>> value = std::make_shared<std::atomic<bool>>(false);
   auto setter() const {
-    return [value = value] { value->store(true); };
+    return [value = value](auto&&...) { value->store(true); };
   }
   bool set() const { return value->load(); }
 };
-
-/// Lets the proxy run its commands: true once it has answered one that was posted after all others.
-void settle(ProxyFixture& node) {
-  Flag flag;
-  node.proxy.close_group({999, 999}, kLong, flag.setter());
-  REQUIRE(eventually([&] { return flag.set(); }));
-}
 
 TEST_CASE("detach waits for the puts in flight, then drops every reference") {
   ProxyFixture node;

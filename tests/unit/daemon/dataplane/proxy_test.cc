@@ -276,6 +276,35 @@ TEST_CASE("a rank goes over the rails near its GPU, and beside it one without go
   }
 }
 
+TEST_CASE("a user's rate limit holds for all its sessions together, and what waits is sent in time") {
+  ProxyFixture node;
+  node.wire->allow_everything();
+  node.wire->complete_at_once();
+  constexpr std::uint64_t kRate = 4000, kEach = 150;
+  std::vector<std::shared_ptr<dataplane::GroupPort>> groups;
+  std::vector<std::unique_ptr<RingWriter>> writers;
+  for (const dataplane::SessionId id : {1U, 2U}) {
+    auto session = make_session(id);
+    session->uid = 1001;
+    session->requests_per_second = kRate;
+    writers.push_back(std::make_unique<RingWriter>(session));
+    writers.back()->set_active(1);
+    node.proxy.attach_session(session);
+    groups.push_back(make_group(id, pair_shape(id, 100 + id)));
+    REQUIRE(open_group(node.proxy, groups.back()).ok());
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& writer : writers) {
+    writer->write_together(std::vector<abi::WorkRequest>(kEach, put_request(1, 1, 0)));
+    writer->ring_doorbell();
+  }
+  for (const auto& group : groups) CHECK(eventually([&] { return completed(*group, 1) == kEach; }));
+  // What may be saved up goes at once, the last batch may overdraw; the rest takes its time.
+  constexpr std::uint64_t kAtOnce = 80 + 2 * 32;
+  const auto least = std::chrono::milliseconds(1000 * (2 * kEach - kAtOnce) / kRate);
+  CHECK(std::chrono::steady_clock::now() - begin >= least);
+}
+
 TEST_CASE("transports of two nodes talk through proxies and control threads") {
   ProxyFixture node({.index = 0, .count = 1});
   const std::string text = "qpn 17";

@@ -16,8 +16,10 @@ struct Member {
   std::uint64_t backlog = 0;  ///< puts left
   std::uint64_t sent_bytes = 0;
   std::uint64_t sent_puts = 0;
+  std::uint32_t user = 0;  ///< 0: one of its own
   Allowance allowance;
   bool in_turn = false;
+  bool throttled = false;
 };
 
 /// A transport that takes `capacity` puts before it refuses.
@@ -38,9 +40,23 @@ struct Link {
   }
 };
 
+base::TimePoint no_clock() {
+  FAIL("nobody has a rate limit");
+  return {};
+}
+
 void round(Scheduler<Member>& scheduler, Link& link) {
-  scheduler.round([&link](Member& member) { return link.serve(member); },
-                  [](const Member& member) { return member.weight; });
+  scheduler.round([&link](Member& member) { return link.serve(member); }, no_clock);
+}
+
+/// Adds a member that is a user of its own, or one of a user's.
+void add(Scheduler<Member>& scheduler, Member& member, std::uint32_t user_weight = 1) {
+  static std::uint32_t last_user = 1000;
+  if (member.user == 0) {
+    scheduler.add(&member, {.user = ++last_user, .user_weight = member.weight});
+  } else {
+    scheduler.add(&member, {.user = member.user, .user_weight = user_weight, .weight = member.weight});
+  }
 }
 
 constexpr std::uint64_t kEndless = 1ULL << 40;
@@ -49,8 +65,8 @@ TEST_CASE("bytes are shared by weight, whatever the size of the puts") {
   Member big{.weight = 1, .put_bytes = 100000, .backlog = kEndless};
   Member small{.weight = 3, .put_bytes = 700, .backlog = kEndless};
   Scheduler<Member> scheduler(64 * 1024, 1U << 30);
-  scheduler.add(&big);
-  scheduler.add(&small);
+  add(scheduler, big);
+  add(scheduler, small);
   Link link;
   for (int i = 0; i < 4000; ++i) round(scheduler, link);
   const double ratio = static_cast<double>(small.sent_bytes) / static_cast<double>(big.sent_bytes);
@@ -61,8 +77,8 @@ TEST_CASE("requests are shared by weight when puts carry no bytes") {
   Member greedy{.weight = 1, .put_bytes = 0, .backlog = kEndless};
   Member modest{.weight = 2, .put_bytes = 0, .backlog = kEndless};
   Scheduler<Member> scheduler(64 * 1024, 64);
-  scheduler.add(&greedy);
-  scheduler.add(&modest);
+  add(scheduler, greedy);
+  add(scheduler, modest);
   Link link;
   for (int i = 0; i < 100; ++i) round(scheduler, link);
   CHECK(greedy.sent_puts == 6400);
@@ -73,8 +89,8 @@ TEST_CASE("a flood of signals does not slow down whoever sends bytes") {
   Member signals{.weight = 1, .put_bytes = 0, .backlog = kEndless};
   Member bytes{.weight = 1, .put_bytes = 4096, .backlog = kEndless};
   Scheduler<Member> scheduler(64 * 1024, 64);
-  scheduler.add(&signals);
-  scheduler.add(&bytes);
+  add(scheduler, signals);
+  add(scheduler, bytes);
   Link link;
   for (int i = 0; i < 100; ++i) round(scheduler, link);
   CHECK(signals.sent_puts == 6400);
@@ -87,7 +103,7 @@ TEST_CASE("a full transport is shared by weight as well") {
   Member second{.weight = 3, .put_bytes = 1000, .backlog = kEndless};
   Member third{.weight = 4, .put_bytes = 1000, .backlog = kEndless};
   Scheduler<Member> scheduler(20000, 1U << 20);
-  for (Member* member : {&first, &second, &third}) scheduler.add(member);
+  for (Member* member : {&first, &second, &third}) add(scheduler, *member);
   Link link{.capacity = 0};
   for (int i = 0; i < 80000; ++i) {
     link.capacity = 1;
@@ -103,13 +119,12 @@ TEST_CASE("one session whose peer takes nothing holds up nobody") {
   Member blocked{.weight = 1, .put_bytes = 1000, .backlog = kEndless};
   Member free{.weight = 1, .put_bytes = 1000, .backlog = kEndless};
   Scheduler<Member> scheduler(10000, 1000);
-  scheduler.add(&blocked);
-  scheduler.add(&free);
+  add(scheduler, blocked);
+  add(scheduler, free);
   Link full{.capacity = 0};
   Link open;
   for (int i = 0; i < 50; ++i) {
-    scheduler.round([&](Member& m) { return (&m == &blocked ? full : open).serve(m); },
-                    [](const Member& m) { return m.weight; });
+    scheduler.round([&](Member& m) { return (&m == &blocked ? full : open).serve(m); }, no_clock);
   }
   CHECK(blocked.sent_puts == 0);
   CHECK(free.sent_puts == 500);
@@ -119,13 +134,13 @@ TEST_CASE("an overdraft is paid back before the next put, but not by waiting alo
   Member huge{.weight = 1, .put_bytes = 1ULL << 30, .backlog = 100};
   Member other{.weight = 1, .put_bytes = 1000, .backlog = kEndless};
   Scheduler<Member> scheduler(100000, 1U << 20);
-  scheduler.add(&huge);
+  add(scheduler, huge);
   Link link;
   for (int i = 0; i < 21; ++i) round(scheduler, link);
   CHECK(huge.sent_puts >= 10);  // alone: the rounds in which it could only wait are skipped
 
   huge.sent_bytes = 0;
-  scheduler.add(&other);
+  add(scheduler, other);
   for (int i = 0; i < 30000; ++i) round(scheduler, link);
   // At any time the huge one may be ahead by one put.
   CHECK(huge.sent_bytes <= other.sent_bytes + 2 * huge.put_bytes);
@@ -135,8 +150,8 @@ TEST_CASE("idle members save nothing up, and members may come and go") {
   Member a{.weight = 1, .put_bytes = 1000, .backlog = kEndless};
   Member b{.weight = 1, .put_bytes = 1000, .backlog = 0};
   Scheduler<Member> scheduler(10000, 1U << 20);
-  scheduler.add(&a);
-  scheduler.add(&b);
+  add(scheduler, a);
+  add(scheduler, b);
   Link link;
   for (int i = 0; i < 100; ++i) round(scheduler, link);
   b.backlog = kEndless;

@@ -1,0 +1,62 @@
+// How long one thread is busy without looking after anything else: the longest slice of its processor time,
+// and how many slices were longer than the bound that the daemon promises.
+//
+// A slice is what a thread does between two calls of end_slice(): a command, a round, a handler. Processor
+// time costs a system call, so it is read only when more than a millisecond of wall time has passed since the
+// last reading; and while slices are short, even the wall clock is looked at every sixteenth time only.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "daemon/base/clock.h"
+
+namespace mkernel::base {
+
+/// What a meter has seen.
+struct SliceTimes {
+  std::chrono::nanoseconds longest{0};  ///< 0: all were shorter than a millisecond
+  std::uint64_t over_limit = 0;         ///< slices of more than SliceMeter::kLimit
+};
+
+/// Thread rule: begin(), end_slice() and woke_up() by the measured thread; times() by any.
+class SliceMeter {
+ public:
+  /// What a slice of a proxy or control thread may take.
+  static constexpr std::chrono::milliseconds kLimit{10};
+
+  /// The calling thread is the measured one; its first slice begins.
+  void begin();
+  /// A slice ends, the next one begins.
+  void end_slice() {
+    if (++unseen_ < interval_) return;
+    look(Clock::now());
+  }
+  /// The thread has slept: the next slice begins now.
+  void woke_up();
+
+  SliceTimes times() const {
+    return {std::chrono::nanoseconds(longest_.load(std::memory_order_relaxed)),
+            over_limit_.load(std::memory_order_relaxed)};
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kWorthReading{1};
+  static constexpr std::chrono::microseconds kShort{20};  ///< of all slices between two looks
+  static constexpr std::uint32_t kMostUnseen = 16;
+
+  void look(TimePoint now);
+  std::chrono::nanoseconds read_busy(TimePoint now);
+  void record(std::chrono::nanoseconds busy);
+
+  TimePoint slice_began_{};
+  TimePoint last_reading_{};
+  std::chrono::nanoseconds busy_at_reading_{0};
+  std::uint32_t unseen_ = 0;
+  std::uint32_t interval_ = 1;  ///< slices between two looks
+  std::atomic<std::int64_t> longest_{0};
+  std::atomic<std::uint64_t> over_limit_{0};
+};
+
+}  // namespace mkernel::base

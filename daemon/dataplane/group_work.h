@@ -1,0 +1,65 @@
+// Groups come and go in slices: a group has up to 1,024 ranks x 64 lanes x 2 channel ends on a rail, and
+// other sessions must not wait until all are open or closed.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+
+#include "daemon/base/work_budget.h"
+#include "daemon/dataplane/channel_table.h"
+#include "daemon/dataplane/session_table.h"
+
+namespace mkernel::dataplane {
+
+/// What the work needs of a rail. Outlives it.
+struct GroupTools {
+  transport::Transport& transport;
+  ChannelEnds& ends;
+  const RailTraits& traits;
+};
+
+/// Opens a group that is in the table and has begin_group() behind it. Proxy thread only.
+class GroupOpening {
+ public:
+  explicit GroupOpening(const GroupTools& tools) : tools_(tools) {}
+
+  /// Nothing while there is more to do; then how it ended. On an error what was opened stays open: close the
+  /// group. Errors: those of the transport; kResourceExhausted when the daemon has no memory left; kInternal
+  /// when a channel number is taken.
+  std::optional<Status> advance(Group& group, base::WorkBudget& budget);
+
+ private:
+  Status open_channel(Group& group, std::size_t index);
+  Status open_outbound(Group& group, Outbound& out);
+  Status open_inbound(Group& group, const Outbound& out);
+  static Status number_channel(Group& group, std::size_t index);
+
+  GroupTools tools_;
+  std::size_t opened_ = 0;
+  std::size_t numbered_ = 0;  ///< slots name channels by number: last, when all are open
+};
+
+/// Closes channels of the group for as long as the budget lasts; true when none is open any more. From then
+/// on the transport touches no memory of the group.
+bool close_channels(const GroupTools& tools, Group& group, base::WorkBudget& budget);
+
+/// Closes a group that has been taken out of the table. Proxy thread only.
+class GroupClosing {
+ public:
+  GroupClosing(const GroupTools& tools, std::unique_ptr<Group> group)
+      : tools_(tools), group_(std::move(group)) {}
+
+  /// True when nothing points at the group any more and it has been destroyed.
+  bool advance(base::WorkBudget& budget);
+
+ private:
+  bool forget_regions(base::WorkBudget& budget);
+  bool free_numbers(base::WorkBudget& budget);
+
+  GroupTools tools_;
+  std::unique_ptr<Group> group_;
+  std::size_t freed_ = 0;
+};
+
+}  // namespace mkernel::dataplane

@@ -1,11 +1,16 @@
 #include "daemon/dataplane/group_work.h"
 
+#include <algorithm>
+#include <chrono>
 #include <new>
 #include <string>
 #include <utility>
 
 namespace mkernel::dataplane {
 namespace {
+
+/// How long a group that closes waits for its peers to send no more: a message there and one back.
+constexpr std::chrono::milliseconds kQuietLimit{100};
 
 std::string rank_text(const Group& group, const char* direction, std::uint32_t other) {
   return "group " + group.port->name + ": rank " + std::to_string(group.port->rank) + direction +
@@ -96,10 +101,31 @@ bool close_channels(const GroupTools& tools, Group& group, base::WorkBudget& bud
   return group.open_channels.empty();
 }
 
-bool GroupClosing::advance(base::WorkBudget& budget) {
+bool GroupClosing::advance(base::WorkBudget& budget, base::TimePoint now) {
+  if (!quiesce(budget, now)) return false;
   if (!close_channels(tools_, *group_, budget)) return false;
   if (!forget_regions(budget) || !free_numbers(budget)) return false;
   group_.reset();
+  return true;
+}
+
+/// Channels stop before they close: those of other sessions that share their connections then go on
+/// undisturbed. A peer that does not answer in time has that effect on them, and no other.
+bool GroupClosing::quiesce(base::WorkBudget& budget, base::TimePoint now) {
+  waits_ = false;
+  const auto& channels = group_->open_channels;
+  while (stopped_ < channels.size()) {
+    tools_.transport.quiesce(channels[stopped_++]);
+    give_up_ = std::min(now, base::TimePoint::max() - kQuietLimit) + kQuietLimit;
+    if (!budget.left(4)) return false;
+  }
+  while (quiet_ < channels.size() && now < give_up_) {
+    waits_ = !tools_.transport.quiet(channels[quiet_]);
+    if (waits_) return false;
+    ++quiet_;
+    if (!budget.left(4)) return false;
+  }
+  quiet_ = channels.size();
   return true;
 }
 

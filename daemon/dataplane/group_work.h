@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/work_budget.h"
 #include "daemon/dataplane/channel_table.h"
 #include "daemon/dataplane/session_table.h"
@@ -51,14 +52,21 @@ class GroupClosing {
       : tools_(tools), group_(std::move(group)) {}
 
   /// True when nothing points at the group any more and it has been destroyed.
-  bool advance(base::WorkBudget& budget);
+  bool advance(base::WorkBudget& budget, base::TimePoint now);
+  /// What is left to do has to wait for the peers.
+  bool waits() const { return waits_; }
 
  private:
+  bool quiesce(base::WorkBudget& budget, base::TimePoint now);
   bool forget_regions(base::WorkBudget& budget);
   bool free_numbers(base::WorkBudget& budget);
 
   GroupTools tools_;
   std::unique_ptr<Group> group_;
+  std::size_t stopped_ = 0;  ///< of the open channels: told to stop
+  std::size_t quiet_ = 0;    ///< and found quiet
+  base::TimePoint give_up_{};
+  bool waits_ = false;
   std::size_t freed_ = 0;
 };
 

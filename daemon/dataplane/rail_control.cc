@@ -164,8 +164,8 @@ void Rail::close_now(Group& group, Done finish) {
   ++group.session->closing_groups;
   auto closing = std::make_shared<GroupClosing>(tools_, groups_.take(group));
   chores_.push_back([this, key, closing, session = group.session, finish = std::move(finish)](
-                        base::WorkBudget& budget, base::TimePoint) {
-    if (!closing->advance(budget)) return Progress::kWorked;
+                        base::WorkBudget& budget, base::TimePoint now) {
+    if (!closing->advance(budget, now)) return closing->waits() ? Progress::kWaiting : Progress::kWorked;
     groups_.closed(key);
     --session->closing_groups;
     finish();

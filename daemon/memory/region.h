@@ -12,7 +12,7 @@
 
 namespace mkernel::memory {
 
-struct Region {
+struct Region : std::enable_shared_from_this<Region> {
   /// What the region counts for, given back last: when its memory is free.
   std::shared_ptr<const void> charge;
   std::uint64_t id = 0;  ///< unique in this daemon's life

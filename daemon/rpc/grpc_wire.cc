@@ -11,12 +11,14 @@
 #include "daemon/rpc/grpc_call.h"
 #include "daemon/rpc/grpc_status.h"
 #include "daemon/rpc/local_end.h"
+#include "daemon/transport/transport.h"
 
 namespace mkernel::rpc {
 namespace {
 
 /// The largest message is a contribution of half a KiB; a status text and a name are not much more.
 constexpr int kMaxMessageBytes = 64 * 1024;
+static_assert(transport::kMaxMessageBytes + 1024 <= kMaxMessageBytes, "a transport's message and its frame");
 constexpr std::chrono::milliseconds kFarewell{500};
 /// Of a connection on which nobody says anything: for TLS and HTTP/2 to begin, and without a call.
 constexpr std::chrono::milliseconds kSilence{5000};

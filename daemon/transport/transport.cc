@@ -16,6 +16,12 @@ std::uint32_t Transport::message_version() const {
 
 void Transport::receive_from_peer(PeerId, std::span<const std::byte>) {}
 
+void Transport::quiesce(ChannelId) {}
+
+bool Transport::quiet(ChannelId) const {
+  return true;
+}
+
 void Transport::retire(const memory::Region&) {}
 
 bool Transport::holds(const memory::Region&) const {

@@ -33,6 +33,10 @@ using ChannelId = std::uint32_t;
 /// target, lane).
 using ChannelKey = std::uint64_t;
 
+/// The largest message that a transport may give to send_to_peer(): the peer links take it with what they put
+/// around it.
+inline constexpr std::size_t kMaxMessageBytes = std::size_t{60} * 1024;
+
 struct Capabilities {
   std::string name;  ///< "tcp", "emulated", ...
   bool host_memory = true;
@@ -115,8 +119,8 @@ class TransportSink {
   /// default knows of no word.
   virtual Status arrival_word(ChannelId channel, ArrivalWord& place);
   /// Carries a message to the peer's transport of the same rail, whose receive_from_peer() is called with it:
-  /// once, in order, or the peer is lost as a whole. For what is rare and small (addresses, keys, fences); it
-  /// goes through both daemons' control threads. The default drops it.
+  /// once, in order, or the peer is lost as a whole. For what is rare and small (addresses, keys, fences;
+  /// kMaxMessageBytes at most); it goes through both daemons' control threads. The default drops it.
   virtual void send_to_peer(PeerId peer, std::span<const std::byte> message);
 };
 
@@ -158,6 +162,15 @@ class Transport {
   /// Opens this node's end of a channel. Puts may be submitted before the peer is connected; they wait.
   virtual Status open_outbound(ChannelId channel, PeerId peer, ChannelKey key) = 0;
   virtual Status open_inbound(ChannelId channel, PeerId peer, ChannelKey key) = 0;
+  /// The channel is about to be closed: no further put of it begins. An outbound channel sends nothing more
+  /// of what submit() took. Of an inbound one, the peer is asked to send nothing more. Puts under way end as
+  /// ever, and are reported. A transport whose channels do not disturb each other by closing need not do
+  /// anything, as the default does.
+  virtual void quiesce(ChannelId channel);
+  /// After quiesce(): true when nothing of the channel is under way, so that close_channel() disturbs no
+  /// other channel of the peer. It may take as long as the peer's daemon takes to answer: whoever waits has a
+  /// limit, and closes then all the same. The default says yes.
+  virtual bool quiet(ChannelId channel) const;
   /// Forgets the channel at once: nothing is read from or written to its memory afterwards, nothing reported.
   /// Puts of it that still arrive are discarded.
   virtual void close_channel(ChannelId channel) = 0;

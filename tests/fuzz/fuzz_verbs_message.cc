@@ -30,6 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case MessageType::kNotOpened:
     case MessageType::kBroken:
     case MessageType::kRefused:
+    case MessageType::kWriteRefused:
       if (status_of(read_as<Refusal>(bytes)).ok()) std::abort();
       break;
     default: break;

@@ -72,6 +72,16 @@ void FakeWire::release(const memory::Region& region) {
   wake();
 }
 
+void FakeWire::keep_busy(bool busy) {
+  const std::lock_guard lock(mutex_);
+  busy_ = busy;
+}
+
+std::size_t FakeWire::stopped_channels() const {
+  const std::lock_guard lock(mutex_);
+  return stopped_.size();
+}
+
 std::uint64_t FakeWire::asked_for_holds() const {
   const std::lock_guard lock(mutex_);
   return asked_for_holds_;
@@ -243,6 +253,16 @@ void FakeTransport::receive_from_peer(transport::PeerId peer, std::span<const st
 
 int FakeTransport::event_fd() const {
   return wire_->event_.get();
+}
+
+void FakeTransport::quiesce(transport::ChannelId channel) {
+  const std::lock_guard lock(wire_->mutex_);
+  wire_->stopped_.insert(channel);
+}
+
+bool FakeTransport::quiet(transport::ChannelId) const {
+  const std::lock_guard lock(wire_->mutex_);
+  return !wire_->busy_;
 }
 
 bool FakeTransport::holds(const memory::Region& region) const {

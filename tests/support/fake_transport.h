@@ -40,6 +40,9 @@ class FakeWire {
   /// The transport says that it holds the region, until it is released: a put into it is under way.
   void hold(const memory::Region& region);
   void release(const memory::Region& region);
+  /// Channels that were told to stop are not quiet until this is called again with false.
+  void keep_busy(bool busy);
+  std::size_t stopped_channels() const;
   /// How often the transport was asked whether it holds a region.
   std::uint64_t asked_for_holds() const;
   /// The peer sends: a put arrives on an inbound channel.
@@ -78,6 +81,8 @@ class FakeWire {
   ipc::UniqueFd event_;
   std::uint64_t allowed_ = 0;
   bool complete_at_once_ = false;
+  bool busy_ = false;
+  std::set<transport::ChannelId> stopped_;
   bool record_puts_ = true;
   bool record_payload_ = true;
   bool closed_ = false;
@@ -125,6 +130,8 @@ class FakeTransport final : public transport::Transport {
   std::size_t poll() override;
   int event_fd() const override;
   bool holds(const memory::Region& region) const override;
+  void quiesce(transport::ChannelId channel) override;
+  bool quiet(transport::ChannelId channel) const override;
   void forget(const memory::Region& region) override;
   void close() override;
 

@@ -103,7 +103,7 @@ class NullPair {
     void send_to_peer(transport::PeerId, std::span<const std::byte> message) override {
       other->transport->receive_from_peer(1, message);
     }
-    std::unique_ptr<memory::Region> region;
+    std::shared_ptr<memory::Region> region;
     std::vector<std::uint64_t> words;
     std::vector<std::uint64_t> counts;  ///< completed, by channel
     std::uint64_t total = 0;

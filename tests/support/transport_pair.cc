@@ -27,9 +27,9 @@ bool wait_readable(const std::vector<int>& fds, int milliseconds) {
 
 }  // namespace
 
-std::unique_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind kind) {
+std::shared_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind kind) {
   static std::atomic<std::uint64_t> next_id{1};
-  auto region = std::make_unique<memory::Region>();
+  auto region = std::make_shared<memory::Region>();
   region->id = next_id++;
   region->kind = kind;
   region->bytes = bytes;

@@ -80,7 +80,7 @@ struct Stream {
 };
 
 /// A region that passes for one of this kind, and is host memory, poisoned.
-std::unique_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind kind);
+std::shared_ptr<memory::Region> make_region(std::uint64_t bytes, abi::RegionKind kind);
 
 /// One end: a transport, and a sink that owns memory and checks every callback. One thread at a time.
 class Node final : public transport::TransportSink {
@@ -157,7 +157,7 @@ class Node final : public transport::TransportSink {
  private:
   struct Outbound {
     Stream* stream = nullptr;
-    std::unique_ptr<memory::Region> source;
+    std::shared_ptr<memory::Region> source;
     std::uint16_t target_region = 0;
     std::uint64_t prepared = 0;
     std::uint64_t completed = 0;
@@ -187,7 +187,7 @@ class Node final : public transport::TransportSink {
   std::map<ChannelId, Inbound> inbound_;
   std::map<ChannelId, Status> failed_;
   std::map<ChannelId, bool> closed_;
-  std::vector<std::unique_ptr<memory::Region>> regions_;
+  std::vector<std::shared_ptr<memory::Region>> regions_;
   std::vector<const memory::Region*> retired_;
   std::vector<transport::Put> pending_;  ///< prepared, not taken yet
   std::vector<std::uint64_t> words_;     ///< arrival counts by channel, for transports that publish

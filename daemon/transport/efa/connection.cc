@@ -27,8 +27,9 @@ rdma::Routes::Options routes_of(const Context& context) {
 
 }  // namespace
 
-Connection::Connection(Context& context, PeerId peer, const PeerAddress& remote, Time now)
+Connection::Connection(Context& context, Domains& domains, PeerId peer, const PeerAddress& remote, Time now)
     : context_(context),
+      domains_(domains),
       peer_(peer),
       remote_(remote.identity),
       dials_(first(context.options.base.identity, remote.identity)),
@@ -43,8 +44,12 @@ Connection::Connection(Context& context, PeerId peer, const PeerAddress& remote,
 
 Status Connection::make_queue() {
   queue_.reset();  // the fence: before anything new is said
-  auto made = Queue::make(*context_.paths[route_.local], context_.options.credit,
-                          context_.options.service_level, static_cast<std::uint32_t>(context_.random()));
+  Device& device = *context_.paths[route_.local];
+  const auto pd = domains_.on(device);
+  if (!pd.ok()) return pd.status();
+  const EfaOptions& options = context_.options;
+  auto made = Queue::make(device, pd.value(),
+                          {options.credit, options.window, options.service_level, rdma::random_bits()});
   if (!made.ok()) return made.status();
   queue_ = std::move(*made);
   return {};
@@ -101,6 +106,7 @@ Status Connection::on_hello(const Hello& message, Time now) {
       return {};
     }
     peer_credit_ = message.credit;
+    peer_window_ = message.window;
   }
   context_.say(peer_, bytes_of(hello(MessageType::kWelcome)));
   return {};
@@ -112,6 +118,7 @@ void Connection::on_welcome(const Hello& message, Time now) {
   const Status met = queue_->meet(message);
   if (!met.ok()) return lose(met, now);
   peer_credit_ = message.credit;
+  peer_window_ = message.window;
   context_.say(peer_, bytes_of(Message{.type = MessageType::kReady, .epoch = epoch_}));
   greet_by_write(now);
 }

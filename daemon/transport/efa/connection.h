@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "daemon/transport/efa/context.h"
+#include "daemon/transport/efa/domains.h"
 #include "daemon/transport/efa/queue.h"
 #include "daemon/transport/efa/scout.h"
 
@@ -17,7 +18,8 @@ namespace mkernel::transport::efa {
 /// device that it is asked for, or says why it cannot.
 class Connection {
  public:
-  Connection(Context& context, PeerId peer, const PeerAddress& remote, Time now);
+  /// `domains`: of the peer; they outlive this.
+  Connection(Context& context, Domains& domains, PeerId peer, const PeerAddress& remote, Time now);
 
   /// A message about the connection. An error is for good: the peer cannot be talked to.
   Status receive(std::span<const std::byte> message, Time now);
@@ -45,7 +47,9 @@ class Connection {
   std::uint32_t epoch() const { return epoch_; }
   /// Changes whenever what belongs to the connection is over.
   std::pair<std::uint32_t, bool> life() const { return {epoch_, queue_ != nullptr}; }
+  /// Puts that may be on their way to the peer, of all channels and of one.
   std::uint32_t peer_credit() const { return peer_credit_; }
+  std::uint32_t peer_window() const { return peer_window_; }
   Time deadline(Time now) const;
   /// Both ends and the cause of the last loss, and which devices of this node cannot be used.
   std::string why() const;
@@ -73,12 +77,13 @@ class Connection {
   std::string text() const;
 
   Context& context_;
+  Domains& domains_;
   const PeerId peer_;
   const Identity remote_;
   const bool dials_;
   State state_ = State::kLost;
   std::uint32_t epoch_ = 0;
-  std::uint32_t peer_credit_ = 0;
+  std::uint32_t peer_credit_ = 0, peer_window_ = 0;
   Route route_{};  ///< at the end that answers only `local` is known
   rdma::Routes routes_;
   std::optional<Hello> far_end_;  ///< of the last connection, once it is known

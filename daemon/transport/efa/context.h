@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <random>
 #include <span>
 #include <utility>
 #include <vector>
@@ -28,8 +27,8 @@ using rdma::Time;
 struct Context {
   EfaOptions options;
   TransportSink* sink = nullptr;
-  std::vector<std::unique_ptr<Device>> paths;  ///< as options.devices
-  std::mt19937 random{std::random_device{}()};
+  std::unique_ptr<rdma::Registrar> registrar;                     ///< stopped before the devices go
+  std::vector<std::unique_ptr<Device>> paths;                     ///< as options.devices
   std::vector<std::pair<PeerId, std::vector<std::byte>>> outbox;  ///< sent by poll()
 
   void say(PeerId peer, std::span<const std::byte> message) {
@@ -44,9 +43,11 @@ struct Context {
 /// at once and without a word to the other end, because the device then refuses what is still under way.
 using ChannelMemory = std::optional<rdma::Registrations>;
 
-inline rdma::Registrations& memory_on(const Device& device, ChannelMemory& memory) {
+/// `pd`: of the peer, on the device.
+inline rdma::Registrations& memory_on(const Device& device, const std::shared_ptr<ibv_pd>& pd,
+                                      rdma::Registrar* registrar, ChannelMemory& memory) {
   constexpr std::uint64_t kWhole = std::uint64_t{1} << 46;  // one key for each region
-  if (!memory) memory.emplace(device.verbs(), device.pd(), device.name(), kWhole);
+  if (!memory) memory.emplace(rdma::Domain{&device.verbs(), pd, device.name(), kWhole, registrar});
   return *memory;
 }
 
@@ -61,12 +62,13 @@ struct RemoteRegion {
 };
 
 struct Outbound {
-  Outbound(const Context& context, ChannelId id_, ChannelKey key_, std::uint32_t serial_)
-      : id(id_), key(key_), serial(serial_), window(context.options.window), done(context.options.window) {}
+  Outbound(const Context& context, ChannelId id_, ChannelKey key_)
+      : id(id_), key(key_), window(context.options.window), done(context.options.window) {}
 
   const ChannelId id;
   const ChannelKey key;
-  const std::uint32_t serial;  ///< names it in completions, never used again
+  std::uint32_t serial =
+      0;  ///< names it in completions, never used again: another for each number it is given
   SendWindow window;
   ReceiveWindow done;  ///< requests that have completed: they do so in any order
   std::uint64_t reported = 0;
@@ -76,6 +78,8 @@ struct Outbound {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> revoked;  ///< (region, grant) to confirm
   std::optional<std::uint32_t> index;                            ///< in this epoch; none: not attached
   std::uint32_t flying = 0;                                      ///< requests posted and not completed
+  std::uint64_t outstanding = 0;  ///< puts sent with this number and not acknowledged
+  bool source_pending = false;    ///< its next put waits for its source to be registered
   bool accused = false;  ///< a put was refused by the peer's device: is the channel still open there?
   bool failed = false;
 };
@@ -97,6 +101,7 @@ struct Inbound {
   ChannelMemory memory;
   std::vector<Grant> grants;
   std::optional<std::uint32_t> index;  ///< in this epoch
+  std::uint32_t serial = 0;            ///< of the sender's Attach that the index was given for
   std::uint64_t published = 0;
   std::uint64_t acknowledged = 0;  ///< what the last acknowledgement said
   /// One at a time: they would overtake each other, and a late one could be taken for one of a later lap.

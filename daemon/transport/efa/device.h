@@ -39,7 +39,9 @@ class Device {
   /// What peers must know of it, and its name; nothing about a queue pair.
   Hello hello() const;
   ibv_context* context() const { return context_.get(); }
-  ibv_pd* pd() const { return pd_.get(); }
+  /// For what belongs to no peer: nothing is registered there, so that nothing is reached over its queue
+  /// pairs.
+  const std::shared_ptr<ibv_pd>& pd() const { return pd_; }
   ibv_comp_channel* completions() const { return channel_.get(); }
 
   /// Takes the notifications of completions that wait.
@@ -69,7 +71,7 @@ class Device {
   Abilities abilities_;
   ibv_gid gid_{};
   rdma::Object<ibv_context> context_;
-  rdma::Object<ibv_pd> pd_;
+  std::shared_ptr<ibv_pd> pd_;
   rdma::Object<ibv_comp_channel> channel_;
 };
 

@@ -23,12 +23,14 @@ std::size_t size_of(MessageType type) {
     case MessageType::kTried: return sizeof(Hello);
     case MessageType::kReady:
     case MessageType::kTryOver: return sizeof(Message);
-    case MessageType::kAttach:
+    case MessageType::kAttach: return sizeof(Attach);
     case MessageType::kDetach:
     case MessageType::kDetached: return sizeof(ChannelMessage);
     case MessageType::kResolve:
     case MessageType::kRevoke:
     case MessageType::kRevoked: return sizeof(RegionMessage);
+    case MessageType::kReleased:
+    case MessageType::kTaken: return sizeof(NumberMessage);
     case MessageType::kAttached: return sizeof(Attached);
     case MessageType::kResolved: return sizeof(Resolved);
     case MessageType::kLost:
@@ -47,6 +49,9 @@ Status check_hello(const Hello& hello) {
   if (hello.qpn > 0xffffff) return wrong("QPN " + std::to_string(hello.qpn));
   if (hello.path >= rdma::kMaxPaths) return wrong("path " + std::to_string(hello.path));
   if (std::memchr(hello.device, 0, sizeof(hello.device)) == nullptr) return wrong("device name without end");
+  if (hello.window == 0 || hello.window > kMaxWindow) {
+    return wrong("a window of " + std::to_string(hello.window) + " puts");
+  }
   return hello.credit > 0 ? Status() : wrong("a credit of no puts");
 }
 
@@ -65,8 +70,8 @@ Status check_refusal(const Refusal& refusal) {
   return {};
 }
 
-Status check_attached(const Attached& attached) {
-  return attached.index < kMaxChannels ? Status() : wrong("channel number " + std::to_string(attached.index));
+Status check_number(std::uint32_t number) {
+  return number < kMaxChannels ? Status() : wrong("channel number " + std::to_string(number));
 }
 
 }  // namespace
@@ -94,7 +99,9 @@ Status check_message(std::span<const std::byte> bytes) {
     case MessageType::kRevoke:
     case MessageType::kRevoked: return check_region(read_as<RegionMessage>(bytes).region);
     case MessageType::kResolved: return check_region(read_as<Resolved>(bytes).region);
-    case MessageType::kAttached: return check_attached(read_as<Attached>(bytes));
+    case MessageType::kAttached: return check_number(read_as<Attached>(bytes).index);
+    case MessageType::kReleased:
+    case MessageType::kTaken: return check_number(read_as<NumberMessage>(bytes).number);
     case MessageType::kLost:
     case MessageType::kGivenUp:
     case MessageType::kTryLost:

@@ -29,19 +29,21 @@ enum class MessageType : std::uint16_t {
   kTryLost = 10,  ///< Refusal, from either end: nothing came of it
   kTryOver = 11,  ///< Message, from the opening end: the queue pair is not needed any more
   // From the sender of a channel.
-  kAttach = 16,   ///< ChannelMessage: this channel wants to use the connection
-  kDetach = 17,   ///< ChannelMessage: it is closed here
-  kResolve = 18,  ///< RegionMessage: where does this region lie?
-  kRevoked = 19,  ///< RegionMessage: no put into the region is under way any more
+  kAttach = 16,    ///< Attach: this channel wants to use the connection
+  kDetach = 17,    ///< ChannelMessage: it is closed here
+  kResolve = 18,   ///< RegionMessage: where does this region lie?
+  kRevoked = 19,   ///< RegionMessage: no put into the region is under way any more
+  kReleased = 20,  ///< NumberMessage: nothing that carries the number is under way any more
   // From its receiver.
   kAttached = 32,  ///< Attached: go on from there
   kDetached = 33,  ///< ChannelMessage: closed here, nothing more is taken
   kResolved = 34,  ///< Resolved
   kRevoke = 35,    ///< RegionMessage: no new puts into the region, and tell me
   kRefused = 36,   ///< Refusal: the channel cannot go on
+  kTaken = 37,     ///< NumberMessage: all that came with the number has been taken here
 };
 
-inline constexpr std::uint16_t kMessageVersion = 2;
+inline constexpr std::uint16_t kMessageVersion = 3;
 inline constexpr std::size_t kDeviceNameBytes = 64;
 
 /// Begins every message; all there is of some.
@@ -59,11 +61,13 @@ struct Hello {
   std::uint8_t gid[16];
   std::uint32_t qpn;
   std::uint32_t qkey;
-  std::uint32_t credit;           ///< puts that may be on their way to this end, of all channels
-  std::uint32_t path;             ///< of who answers, by its own order: where the queue pairs are to end
+  std::uint32_t credit;  ///< puts that may be on their way to this end, of all channels
+  std::uint32_t window;  ///< and of one channel
+  std::uint32_t path;    ///< of who answers, by its own order: where the queue pairs are to end
+  std::uint32_t reserved;
   char device[kDeviceNameBytes];  ///< for texts
 };
-static_assert(sizeof(Hello) == 120);
+static_assert(sizeof(Hello) == 128);
 
 struct ChannelMessage {
   Message head;
@@ -71,14 +75,29 @@ struct ChannelMessage {
 };
 static_assert(sizeof(ChannelMessage) == 16);
 
+struct Attach {
+  Message head;
+  std::uint64_t key;
+  std::uint32_t serial;  ///< the sender's, another each time it attaches the channel anew
+  std::uint32_t reserved;
+};
+static_assert(sizeof(Attach) == 24);
+
 struct Attached {
   Message head;
   std::uint64_t key;
-  std::uint64_t held;   ///< puts of the channel that are published
-  std::uint32_t index;  ///< what the immediate data calls the channel
-  std::uint32_t reserved;
+  std::uint64_t held;    ///< puts of the channel that are published
+  std::uint32_t index;   ///< what the immediate data calls the channel
+  std::uint32_t serial;  ///< of the Attach that is answered
 };
 static_assert(sizeof(Attached) == 32);
+
+struct NumberMessage {
+  Message head;
+  std::uint32_t number;  ///< as the immediate data of the puts has it
+  std::uint32_t reserved;
+};
+static_assert(sizeof(NumberMessage) == 16);
 
 struct RegionMessage {
   Message head;

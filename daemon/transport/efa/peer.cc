@@ -10,7 +10,10 @@
 namespace mkernel::transport::efa {
 
 Peer::Peer(Context& context, PeerId id, const PeerAddress& remote, Time now)
-    : context_(context), id_(id), identity_(remote.identity), connection_(context, id, remote, now) {}
+    : context_(context),
+      id_(id),
+      identity_(remote.identity),
+      connection_(context, domains_, id, remote, now) {}
 
 // Channels
 
@@ -26,36 +29,33 @@ Inbound* Peer::inbound(ChannelKey key) {
 
 Result<Outbound*> Peer::add_outbound(ChannelId channel, ChannelKey key) {
   if (outbound_.contains(key)) return Status(StatusCode::kAlreadyExists, "the channel's key is in use");
-  next_serial_ = (next_serial_ + 1) & 0x7fffffff;
-  auto& made = outbound_[key] = std::make_unique<Outbound>(context_, channel, key, next_serial_);
-  by_serial_[made->serial] = made.get();
-  if (connection_.up()) say(ChannelMessage{head(MessageType::kAttach), key});
+  auto& made = outbound_[key] = std::make_unique<Outbound>(context_, channel, key);
+  made->serial = new_serial(*made);
+  if (connection_.up()) ask_to_attach(*made);
   return made.get();
 }
 
 Result<Inbound*> Peer::add_inbound(ChannelId channel, ChannelKey key) {
   if (inbound_.contains(key)) return Status(StatusCode::kAlreadyExists, "the channel's key is in use");
   auto& made = inbound_[key] = std::make_unique<Inbound>(context_, channel, key);
-  if (wanted_.erase(key) > 0) attach(*made);
+  if (const auto wanted = wanted_.find(key); wanted != wanted_.end()) {
+    const std::uint32_t serial = wanted->second;
+    wanted_.erase(wanted);
+    attach(*made, serial);
+  }
   return made.get();
 }
 
 void Peer::remove(Outbound& channel) {
-  if (channel.index) {
-    by_number_.erase(*channel.index);
-    outstanding_ -= channel.window.sent() - channel.window.acknowledged();
-  }
-  by_serial_.erase(channel.serial);
   std::erase(active_, &channel);
   say(ChannelMessage{head(MessageType::kDetach), channel.key});
+  leave_number(channel);         // behind Detach: until then the peer has not closed the number
   outbound_.erase(channel.key);  // its registrations with it: the device reads its sources no more
 }
 
 void Peer::remove(Inbound& channel) {
-  if (channel.index) by_index_[*channel.index] = nullptr;
-  std::erase(grown_, &channel);
-  std::erase(to_acknowledge_, &channel);
   say(ChannelMessage{head(MessageType::kDetached), channel.key});
+  close_number(channel);
   inbound_.erase(channel.key);  // its registrations with it: nothing lands any more
 }
 
@@ -115,8 +115,11 @@ void Peer::forget(const memory::Region& region) {
 /// Keys belong to one connection, which may have been on another device: both ends forget theirs. A region
 /// that a peer could write to is free at once, as the queue pair that took the writes is gone.
 void Peer::forget_epoch() {
-  by_index_.clear();
+  numbers_.clear();
+  unnumbered_.clear();
   by_number_.clear();
+  departed_.clear();
+  untaken_.clear();
   active_.clear();
   grown_.clear();
   to_acknowledge_.clear();
@@ -124,6 +127,7 @@ void Peer::forget_epoch() {
   for (auto& [key, channel] : outbound_) {
     channel->index.reset();
     channel->flying = 0;
+    channel->outstanding = 0;
     channel->accused = false;
     channel->targets.clear();
     channel->memory.reset();
@@ -151,7 +155,7 @@ void Peer::device_changed(std::uint32_t local, const Device::News& news, Time no
 
 void Peer::attach_all() {
   for (auto& [key, channel] : outbound_) {
-    if (!channel->failed) say(ChannelMessage{head(MessageType::kAttach), key});
+    if (!channel->failed) ask_to_attach(*channel);
   }
 }
 
@@ -240,16 +244,25 @@ Status Peer::completed(const ibv_wc& completion, Time now) {
   }
   if ((completion.wr_id & kAcknowledgement) != 0) {
     if (!good) return why;
-    Inbound* const channel = by_index_.at(static_cast<std::uint32_t>(completion.wr_id));
-    if (channel == nullptr) return {};
+    const auto number = static_cast<std::uint32_t>(completion.wr_id);
+    Inbound* const channel = numbers_.at(number);
+    numbers_.set_acknowledging(number, false);
+    if (channel == nullptr) {
+      attach_waiting();
+      return {};
+    }
     channel->acknowledging = false;
     if (channel->acknowledged < channel->published) to_acknowledge_.push_back(channel);
     return {};
   }
   const Failure failure = good ? Failure::kFlushed : meaning(completion);
   if (!good && failure == Failure::kConnection) return why;
-  const auto found = by_serial_.find(static_cast<std::uint32_t>(completion.wr_id >> 32));
-  if (found == by_serial_.end()) return {};  // closed meanwhile
+  const auto serial = static_cast<std::uint32_t>(completion.wr_id >> 32);
+  const auto found = by_serial_.find(serial);
+  if (found == by_serial_.end()) {  // closed meanwhile
+    completed_late(serial);
+    return {};
+  }
   Outbound& channel = *found->second;
   --channel.flying;
   if (good) {
@@ -261,9 +274,7 @@ Status Peer::completed(const ibv_wc& completion, Time now) {
     offer(channel);
   } else if (failure == Failure::kTarget) {
     // Closed there, and the news are under way? The answer comes behind them.
-    if (!std::exchange(channel.accused, true)) {
-      say(ChannelMessage{head(MessageType::kAttach), channel.key});
-    }
+    if (!std::exchange(channel.accused, true)) ask_to_attach(channel);
   } else if (failure != Failure::kFlushed) {
     fail(channel, {StatusCode::kUnavailable, text_of(completion)});
   }
@@ -274,7 +285,7 @@ Status Peer::completed(const ibv_wc& completion, Time now) {
 Status Peer::arrived(const Immediate& immediate) {
   if (immediate.acknowledges) return acknowledged(immediate.channel, immediate.sequence);
   if (immediate.channel == kProbe) return {};
-  Inbound* const channel = immediate.channel < by_index_.size() ? by_index_[immediate.channel] : nullptr;
+  Inbound* const channel = numbers_.at(immediate.channel);
   if (channel == nullptr) return {};  // closed meanwhile
   const auto announced = channel->window.announce(immediate.sequence);
   if (announced.verdict != ReceiveWindow::Verdict::kNew) {
@@ -298,6 +309,7 @@ Status Peer::acknowledged(std::uint32_t index, WireSequence sequence) {
     return {StatusCode::kInternal, "puts were acknowledged that were not sent"};
   }
   outstanding_ -= count - before;
+  channel.outstanding -= count - before;
   report(channel);
   offer(channel);
   return {};

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <memory>
 #include <unordered_map>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "daemon/transport/efa/channel_numbers.h"
 #include "daemon/transport/efa/connection.h"
 
 namespace mkernel::transport::efa {
@@ -49,22 +51,43 @@ class Peer {
   void retire(const memory::Region& region);
   bool holds(const memory::Region& region) const;
   void forget(const memory::Region& region);
+  /// Something that was being registered is there, or has failed.
+  void registered();
 
  private:
   void lose(const Status& why, Time now);
   void forget_epoch();
   void attach_all();
+  void ask_to_attach(const Outbound& channel);
+  void on_attach(const Attach& message);
   // Messages.
   Status receive_channel(const Message& head, std::span<const std::byte> message);
   Status on_attached(const Attached& message);
+  void on_detach(const ChannelMessage& message);
   void on_detached(ChannelKey key);
   void on_revoke(const RegionMessage& message);
   void on_revoked(const RegionMessage& message);
   void on_resolve(const RegionMessage& message);
   void on_resolved(const Resolved& message);
-  Result<Resolved> resolve(Inbound& channel, std::uint32_t region);
-  void attach(Inbound& channel);
+  /// None: the region is being registered.
+  Result<std::optional<Resolved>> resolve(Inbound& channel, std::uint32_t region);
+  void attach(Inbound& channel, std::uint32_t serial);
   void confirm_revoked(Outbound& channel);
+  // Numbers (peer_numbers.cc).
+  /// A number that a channel has left with requests under way.
+  struct Departed {
+    std::uint32_t number = 0;
+    std::uint32_t flying = 0;
+    std::uint64_t outstanding = 0;  ///< puts of it that may still wait at the peer
+  };
+  std::uint32_t new_serial(Outbound& channel);
+  void leave_number(Outbound& channel);
+  void release(const Departed& gone);
+  void completed_late(std::uint32_t serial);
+  void on_taken(std::uint32_t number);
+  void close_number(Inbound& channel);
+  void on_released(std::uint32_t number);
+  void attach_waiting();
   template <typename T>
   void say(const T& message) {
     context_.say(id_, bytes_of(message));
@@ -81,6 +104,7 @@ class Peer {
   std::chrono::milliseconds quiet_limit() const;
   // Puts.
   bool make_request(Outbound& channel, const Put& put, Request& out);
+  rdma::Registrations& memory_of(ChannelMemory& memory);
   RemoteRegion* locate(Outbound& channel, std::uint32_t region);
   std::size_t send_puts(Outbound& channel, Time now);
   std::size_t send_acknowledgements(Time now);
@@ -91,21 +115,32 @@ class Peer {
   Context& context_;
   const PeerId id_;
   const Identity identity_;
+  Domains domains_;  ///< before what is made of them
   Connection connection_;
   bool failed_ = false;
   bool connected_ = false;  ///< the sink was told
   std::unordered_map<ChannelKey, std::unique_ptr<Outbound>> outbound_;
   std::unordered_map<ChannelKey, std::unique_ptr<Inbound>> inbound_;
-  std::unordered_set<ChannelKey> wanted_;  ///< attached by the peer before they were opened here
+  /// Attached by the peer before they were opened here, with its serial.
+  std::unordered_map<ChannelKey, std::uint32_t> wanted_;
   std::unordered_map<std::uint32_t, Outbound*> by_serial_;
-  std::vector<Inbound*> by_index_;                          ///< this epoch's numbers; null = closed
-  std::unordered_map<std::uint32_t, Outbound*> by_number_;  ///< this epoch's, as the peer numbers them
-  std::vector<Outbound*> active_, turn_;                    ///< may have puts to send; those of this flow()
+  // Of this epoch: the numbers of what arrives here, and of what goes out as the peer numbers it.
+  ChannelNumbers numbers_;
+  /// Attached by the peer when no number was free, with its serial.
+  std::deque<std::pair<ChannelKey, std::uint32_t>> unnumbered_;
+  std::unordered_map<std::uint32_t, Outbound*> by_number_;
+  std::unordered_map<std::uint32_t, Departed> departed_;  ///< by serial
+  std::unordered_map<std::uint32_t, std::uint64_t>
+      untaken_;                           ///< puts by number, until the peer has taken them
+  std::vector<Outbound*> active_, turn_;  ///< may have puts to send; those of this flow()
   std::vector<Inbound*> grown_, to_acknowledge_;
+  std::vector<RegionMessage> resolving_;  ///< what is answered when a registration is there
   std::uint32_t next_serial_ = 1, next_grant_ = 1;
   Time heard_{};
-  bool asked_ = false;             ///< since then, whether the peer still is there
-  std::uint64_t outstanding_ = 0;  ///< puts sent in this epoch and not acknowledged
+  bool asked_ = false;  ///< since then, whether the peer still is there
+  /// Puts sent in this epoch that may still wait at the peer: not acknowledged, or of a channel that has left
+  /// its number, until the peer says that it has taken them.
+  std::uint64_t outstanding_ = 0;
 };
 
 }  // namespace mkernel::transport::efa

@@ -45,10 +45,17 @@ std::size_t Peer::send_acknowledgements(Time now) {
     if (posted.value() == 0) break;
     channel.acknowledged = channel.published;
     channel.acknowledging = true;
+    numbers_.set_acknowledging(*channel.index, true);
     ++sent;
   }
   to_acknowledge_.erase(to_acknowledge_.begin(), to_acknowledge_.begin() + static_cast<std::ptrdiff_t>(sent));
   return sent;
+}
+
+/// With the device of the connection. There is one.
+rdma::Registrations& Peer::memory_of(ChannelMemory& memory) {
+  const Queue& queue = *connection_.queue();
+  return memory_on(queue.device(), queue.pd(), context_.registrar.get(), memory);
 }
 
 RemoteRegion* Peer::locate(Outbound& channel, std::uint32_t region) {
@@ -60,7 +67,7 @@ RemoteRegion* Peer::locate(Outbound& channel, std::uint32_t region) {
   return nullptr;
 }
 
-/// False: not now (the target is being asked for), or never (the channel has failed).
+/// False: not now (the target is being asked for, the source registered), or never (the channel has failed).
 bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
   out = {.id = std::uint64_t{channel.serial} << 32 | static_cast<std::uint32_t>(put.sequence),
          .immediate = {false, *channel.index, to_wire(put.sequence)}};
@@ -78,9 +85,13 @@ bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
   if (put.length <= device.abilities().inline_bytes && !put.source->on_gpu()) {
     out.inlined = put.source->host(put.source_offset);
   } else {
-    const auto source = memory_on(device, channel.memory).source(*put.source);
+    const auto source = memory_of(channel.memory).source(*put.source);
     if (!source.ok()) {
       fail(channel, source.status());
+      return false;
+    }
+    if (source.value() == nullptr) {
+      channel.source_pending = true;
       return false;
     }
     const rdma::Chunk& whole = source.value()->chunks.front();
@@ -102,6 +113,7 @@ std::size_t Peer::send_puts(Outbound& channel, Time now) {
   if (!channel.index || channel.failed || channel.accused || !channel.revoked.empty()) return 0;
   const std::uint64_t first = channel.window.sent() + 1;
   std::uint64_t last = std::min(channel.window.submitted(), channel.done.prefix() + channel.done.capacity());
+  last = std::min<std::uint64_t>(last, channel.window.acknowledged() + connection_.peer_window());
   last = std::min<std::uint64_t>(last, channel.window.sent() + kBatch);
   if (last < first) return 0;  // offered again when something completes
   const std::uint64_t credit =
@@ -120,6 +132,7 @@ std::size_t Peer::send_puts(Outbound& channel, Time now) {
   }
   for (std::size_t i = 0; i < posted.value(); ++i) channel.window.mark_sent();
   channel.flying += static_cast<std::uint32_t>(posted.value());
+  channel.outstanding += posted.value();
   outstanding_ += posted.value();
   const bool waits = channel.failed || (first + count <= last);  // for an answer about its target
   if (!waits && channel.window.unsent() != nullptr) offer(channel);

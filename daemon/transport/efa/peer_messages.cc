@@ -20,17 +20,14 @@ Status Peer::receive(std::span<const std::byte> message, Time now) {
 
 Status Peer::receive_channel(const Message& about, std::span<const std::byte> message) {
   switch (about.type) {
-    case MessageType::kAttach: {
-      const ChannelKey key = read_as<ChannelMessage>(message).key;
-      Inbound* const channel = inbound(key);
-      if (channel == nullptr) {
-        wanted_.insert(key);
-      } else if (about.epoch == connection_.epoch()) {
-        attach(*channel);
-      }
+    case MessageType::kAttach: on_attach(read_as<Attach>(message)); return {};
+    case MessageType::kDetach: on_detach(read_as<ChannelMessage>(message)); return {};
+    case MessageType::kReleased:
+      if (about.epoch == connection_.epoch()) on_released(read_as<NumberMessage>(message).number);
       return {};
-    }
-    case MessageType::kDetach: wanted_.erase(read_as<ChannelMessage>(message).key); return {};
+    case MessageType::kTaken:
+      if (about.epoch == connection_.epoch()) on_taken(read_as<NumberMessage>(message).number);
+      return {};
     case MessageType::kAttached: return on_attached(read_as<Attached>(message));
     case MessageType::kDetached: on_detached(read_as<ChannelMessage>(message).key); return {};
     case MessageType::kResolve: on_resolve(read_as<RegionMessage>(message)); return {};
@@ -46,59 +43,91 @@ Status Peer::receive_channel(const Message& about, std::span<const std::byte> me
   }
 }
 
-/// Numbers are not used twice in an epoch: what is still under way for a closed channel must not be taken for
-/// another's.
-void Peer::attach(Inbound& channel) {
+void Peer::ask_to_attach(const Outbound& channel) {
+  say(Attach{head(MessageType::kAttach), channel.key, channel.serial, 0});
+}
+
+void Peer::on_attach(const Attach& message) {
+  Inbound* const channel = inbound(message.key);
+  if (channel == nullptr) {
+    wanted_[message.key] = message.serial;
+  } else if (message.head.epoch == connection_.epoch()) {
+    attach(*channel, message.serial);
+  }
+}
+
+void Peer::attach(Inbound& channel, std::uint32_t serial) {
   if (connection_.queue() == nullptr) return;  // asked again in the next epoch
+  if (channel.serial != serial) close_number(channel);
   if (!channel.index) {
-    if (by_index_.size() == kMaxChannels) {
+    channel.index = numbers_.take(channel);
+    channel.serial = serial;
+    std::erase_if(unnumbered_, [&](const auto& entry) { return entry.first == channel.key; });
+    if (!channel.index && numbers_.closing() > 0) {
+      unnumbered_.emplace_back(channel.key, serial);  // there will be one
+      return;
+    }
+    if (!channel.index) {
       say(refusal(head(MessageType::kRefused),
-                  {StatusCode::kResourceExhausted, "no channel number is left on this connection"},
+                  {StatusCode::kResourceExhausted,
+                   "all " + std::to_string(kMaxChannels) + " channel numbers of this connection are in use"},
                   channel.key));
       return;
     }
-    channel.index = static_cast<std::uint32_t>(by_index_.size());
-    by_index_.push_back(&channel);
     // Puts beyond the prefix are sent again: had they been kept, their replay could land after they counted.
     channel.window.restart(channel.published);
     channel.acknowledged = channel.published;
   }
-  say(Attached{head(MessageType::kAttached), channel.key, channel.published, *channel.index});
+  say(Attached{head(MessageType::kAttached), channel.key, channel.published, *channel.index, serial});
 }
 
 Status Peer::on_attached(const Attached& message) {
+  if (message.head.epoch != connection_.epoch()) return {};
   Outbound* const channel = outbound(message.key);
-  if (channel == nullptr || channel->failed || message.head.epoch != connection_.epoch()) return {};
-  if (std::exchange(channel->accused, false)) {
+  if (channel == nullptr || channel->serial != message.serial) {
+    release({.number = message.index});  // the channel was closed, or closed and opened, meanwhile
+    return {};
+  }
+  if (channel->index) {
+    if (!std::exchange(channel->accused, false)) return {};
     fail(*channel, {StatusCode::kOutOfRange, "the device refused a put: its target is not registered"});
     return {};
   }
-  if (channel->index) return {};
-  if (!channel->window.resume(message.held)) {
+  if (!channel->failed && !channel->window.resume(message.held)) {
     return {StatusCode::kInternal, "it says that it holds " + std::to_string(message.held) +
                                        " puts of a channel: they were not sent, or acknowledged before"};
   }
+  if (!by_number_.emplace(message.index, channel).second) {
+    return {StatusCode::kInvalidArgument,
+            "it gave channel number " + std::to_string(message.index) + " twice"};
+  }
   channel->index = message.index;
+  if (channel->failed) return {};
   channel->done.restart(message.held);
-  by_number_[message.index] = channel;
   report(*channel);
   offer(*channel);
   return {};
+}
+
+/// The sender has closed the channel. What it had under way may still arrive, and is nobody's.
+void Peer::on_detach(const ChannelMessage& message) {
+  wanted_.erase(message.key);
+  std::erase_if(unnumbered_, [&](const auto& entry) { return entry.first == message.key; });
+  Inbound* const channel = inbound(message.key);
+  if (channel != nullptr && message.head.epoch == connection_.epoch()) close_number(*channel);
 }
 
 /// It may be opened again.
 void Peer::on_detached(ChannelKey key) {
   Outbound* const channel = outbound(key);
   if (channel == nullptr || channel->failed) return;
-  if (channel->index) {
-    by_number_.erase(*channel->index);
-    outstanding_ -= channel->window.sent() - channel->window.acknowledged();
-    channel->index.reset();
-  }
+  leave_number(*channel);
+  channel->serial = new_serial(*channel);
+  confirm_revoked(*channel);
   channel->accused = false;
   channel->targets.clear();
   std::erase(active_, channel);
-  if (connection_.up()) say(ChannelMessage{head(MessageType::kAttach), key});
+  if (connection_.up()) ask_to_attach(*channel);
 }
 
 // Regions
@@ -109,19 +138,28 @@ void Peer::on_resolve(const RegionMessage& message) {
   // Of a connection that is over: it asks again over the next one, which may end at another device.
   if (message.head.epoch != connection_.epoch() || connection_.queue() == nullptr) return;
   const auto resolved = resolve(*channel, message.region);
-  if (resolved.ok()) return say(resolved.value());
+  if (resolved.ok() && !resolved.value()) return resolving_.push_back(message);
+  if (resolved.ok()) return say(*resolved.value());
   say(refusal(head(MessageType::kRefused), resolved.status(), message.key));
 }
 
-Result<Resolved> Peer::resolve(Inbound& channel, std::uint32_t region) {
+Result<std::optional<Resolved>> Peer::resolve(Inbound& channel, std::uint32_t region) {
   Target target;
   MK_RETURN_IF_ERROR(context_.sink->place(channel.id, static_cast<std::uint16_t>(region), 0, 0, target));
-  const auto registered = memory_on(connection_.queue()->device(), channel.memory).target(*target.region);
+  const auto registered = memory_of(channel.memory).target(*target.region);
   if (!registered.ok()) return registered.status().with_context("region " + std::to_string(region));
+  if (registered.value() == nullptr) return std::optional<Resolved>();
   const rdma::Chunk& whole = registered.value()->chunks.front();
   channel.grants.push_back({next_grant_, region, target.region, false});
-  return Resolved{head(MessageType::kResolved), channel.key, region, next_grant_++, whole.address,
-                  target.region->bytes,         whole.rkey};
+  return std::optional(Resolved{head(MessageType::kResolved), channel.key, region, next_grant_++,
+                                whole.address, target.region->bytes, whole.rkey});
+}
+
+void Peer::registered() {
+  for (const RegionMessage& message : std::exchange(resolving_, {})) on_resolve(message);
+  for (auto& [key, channel] : outbound_) {
+    if (std::exchange(channel->source_pending, false)) offer(*channel);
+  }
 }
 
 void Peer::on_resolved(const Resolved& message) {

@@ -5,24 +5,24 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace mkernel::transport::efa {
 
-Result<std::unique_ptr<Queue>> Queue::make(Device& device, std::uint32_t credit, std::uint8_t service_level,
-                                           std::uint32_t qkey) {
-  std::unique_ptr<Queue> made(new Queue(device, credit, qkey));
-  MK_RETURN_IF_ERROR(made->make_pair(service_level));
+Result<std::unique_ptr<Queue>> Queue::make(Device& device, std::shared_ptr<ibv_pd> pd, const Shape& shape) {
+  std::unique_ptr<Queue> made(new Queue(device, std::move(pd), shape));
+  MK_RETURN_IF_ERROR(made->make_pair());
   MK_RETURN_IF_ERROR(made->ready());
-  if (!device.abilities().unsolicited) MK_RETURN_IF_ERROR(made->post_receives(2 * credit));
+  if (!device.abilities().unsolicited) MK_RETURN_IF_ERROR(made->post_receives(2 * shape.credit));
   return made;
 }
 
 /// The completion queue holds everything that can be there at a time: own requests, the peer's puts (its
-/// credit), and its acknowledgements, which are never more than the puts that wait for one. Twice, for those
-/// of channels that were closed meanwhile.
-Status Queue::make_pair(std::uint8_t service_level) {
+/// credit, which it keeps also for channels that were closed meanwhile), and its acknowledgements, which are
+/// never more than the puts that wait for one. Twice, for devices that count a completion until it is polled.
+Status Queue::make_pair() {
   const Abilities& can = device_.abilities();
-  const std::uint32_t entries = std::min(can.max_cqe, can.send_queue + 4 * credit_);
+  const std::uint32_t entries = std::min(can.max_cqe, can.send_queue + 4 * shape_.credit);
   cq_ = rdma::own(
       device_.verbs().create_cq(device_.context(), static_cast<int>(entries), this, device_.completions(), 0),
       device_.verbs().destroy_cq);
@@ -30,18 +30,18 @@ Status Queue::make_pair(std::uint8_t service_level) {
   ibv_qp_init_attr_ex attributes{};
   attributes.send_cq = attributes.recv_cq = cq_.get();
   attributes.cap.max_send_wr = can.send_queue;
-  attributes.cap.max_recv_wr = can.unsolicited ? 1 : 2 * credit_;
+  attributes.cap.max_recv_wr = can.unsolicited ? 1 : 2 * shape_.credit;
   attributes.cap.max_send_sge = attributes.cap.max_recv_sge = 1;
   attributes.cap.max_inline_data = can.inline_bytes;
   attributes.qp_type = IBV_QPT_DRIVER;
   attributes.sq_sig_all = 1;
   attributes.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-  attributes.pd = device_.pd();
+  attributes.pd = pd_.get();
   attributes.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
   rdma::EfaQpInit init;
   if (can.unsolicited) init.flags |= rdma::kEfaQpUnsolicitedWriteRecv;
   if (can.inline_bytes > 0) init.flags |= rdma::kEfaQpInlineWrite;
-  init.service_level = service_level;
+  init.service_level = shape_.service_level;
   qp_ = rdma::own(device_.efa().create_qp(device_.context(), &attributes, &init, sizeof(init)),
                   device_.verbs().destroy_qp);
   if (qp_ == nullptr) return rdma::call_failed(device_.name(), "creating an SRD queue pair", errno);
@@ -58,7 +58,7 @@ Status Queue::ready() {
     return error == 0 ? Status() : rdma::call_failed(device_.name(), "preparing an SRD queue pair", error);
   };
   values.port_num = 1;
-  values.qkey = qkey_;
+  values.qkey = shape_.qkey;
   values.rnr_retry = 7;  // for ever: the receiver polls, or the connection is given up
   MK_RETURN_IF_ERROR(change(IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
   MK_RETURN_IF_ERROR(change(IBV_QPS_RTR, 0));
@@ -72,8 +72,9 @@ Hello Queue::hello(const Message& head, std::uint64_t from_boot_id, std::uint64_
   message.from_boot_id = from_boot_id;
   message.to_boot_id = to_boot_id;
   message.qpn = qp_->qp_num;
-  message.qkey = qkey_;
-  message.credit = credit_;
+  message.qkey = shape_.qkey;
+  message.credit = shape_.credit;
+  message.window = shape_.window;
   message.path = path;
   return message;
 }
@@ -83,7 +84,7 @@ Status Queue::meet(const Hello& peer) {
   attributes.is_global = 1;
   attributes.port_num = 1;
   std::memcpy(attributes.grh.dgid.raw, peer.gid, sizeof(peer.gid));
-  address_ = rdma::own(device_.verbs().create_ah(device_.pd(), &attributes), device_.verbs().destroy_ah);
+  address_ = rdma::own(device_.verbs().create_ah(pd_.get(), &attributes), device_.verbs().destroy_ah);
   if (address_ == nullptr)
     return rdma::call_failed(device_.name(), "making the peer's address handle", errno);
   peer_qpn_ = peer.qpn;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "daemon/transport/efa/device.h"
 #include "daemon/transport/efa/immediate.h"
@@ -27,11 +28,17 @@ struct Request {
 /// Proxy thread.
 class Queue {
  public:
-  /// `credit`: puts that the peer may have on their way to here.
-  static Result<std::unique_ptr<Queue>> make(Device& device, std::uint32_t credit, std::uint8_t service_level,
-                                             std::uint32_t qkey);
+  struct Shape {
+    std::uint32_t credit = 1;  ///< puts that the peer may have on their way to here
+    std::uint32_t window = 1;  ///< and of one channel
+    std::uint8_t service_level = 0;
+    std::uint32_t qkey = 0;  ///< what the peer's requests must carry
+  };
+  /// `pd`: what the peer may write to is registered there.
+  static Result<std::unique_ptr<Queue>> make(Device& device, std::shared_ptr<ibv_pd> pd, const Shape& shape);
 
   const Device& device() const { return device_; }
+  const std::shared_ptr<ibv_pd>& pd() const { return pd_; }
   /// For the other end: what it needs to reach this one. `path`: of the other end, by its own order.
   Hello hello(const Message& head, std::uint64_t from_boot_id, std::uint64_t to_boot_id,
               std::uint32_t path) const;
@@ -50,15 +57,15 @@ class Queue {
   Status arm();
 
  private:
-  Queue(Device& device, std::uint32_t credit, std::uint32_t qkey)
-      : device_(device), credit_(credit), qkey_(qkey) {}
-  Status make_pair(std::uint8_t service_level);
+  Queue(Device& device, std::shared_ptr<ibv_pd> pd, const Shape& shape)
+      : device_(device), pd_(std::move(pd)), shape_(shape) {}
+  Status make_pair();
   Status ready();
   Status post_receives(std::uint32_t count);
 
   Device& device_;
-  const std::uint32_t credit_;
-  const std::uint32_t qkey_;
+  const std::shared_ptr<ibv_pd> pd_;
+  const Shape shape_;
   std::uint32_t depth_ = 0;
   std::uint32_t held_ = 0;  ///< requests that were posted and not polled
   std::uint32_t peer_qpn_ = 0, peer_qkey_ = 0;

@@ -12,8 +12,10 @@ Scout::Scout(Context& context, PeerId peer, std::uint64_t remote_boot_id)
 Status Scout::make_queue() {
   constexpr std::uint32_t kCredit = 1;  // nothing arrives but the one write
   queue_.reset();
-  auto made = Queue::make(*context_.paths[route_.local], kCredit, context_.options.service_level,
-                          static_cast<std::uint32_t>(context_.random()));
+  Device& device = *context_.paths[route_.local];
+  auto made = Queue::make(
+      device, device.pd(),
+      {.credit = kCredit, .service_level = context_.options.service_level, .qkey = rdma::random_bits()});
   if (!made.ok()) return made.status();
   queue_ = std::move(*made);
   return {};

@@ -48,6 +48,9 @@ EfaTransport::EfaTransport(const EfaOptions& options) {
 Result<std::unique_ptr<EfaTransport>> EfaTransport::make(const EfaOptions& options) {
   MK_RETURN_IF_ERROR(check(options));
   std::unique_ptr<EfaTransport> made(new EfaTransport(options));
+  auto registrar = rdma::Registrar::make();
+  if (!registrar.ok()) return registrar.status().with_context("EFA transport");
+  made->context_.registrar = std::move(*registrar);
   if (options.devices.empty()) MK_RETURN_IF_ERROR(made->open_device(""));
   for (const std::string& name : options.devices) MK_RETURN_IF_ERROR(made->open_device(name));
   MK_RETURN_IF_ERROR(made->make_events());
@@ -77,6 +80,7 @@ Status EfaTransport::make_events() {
   timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
   if (!timer_.valid()) return system_error("timerfd_create");
   MK_RETURN_IF_ERROR(watch(timer_.get()));
+  MK_RETURN_IF_ERROR(watch(context_.registrar->event_fd()));
   for (const auto& device : context_.paths) {
     MK_RETURN_IF_ERROR(watch(device->completions()->fd));
     MK_RETURN_IF_ERROR(watch(device->context()->async_fd));
@@ -99,6 +103,7 @@ EfaTransport::~EfaTransport() {
 void EfaTransport::close() {
   if (std::exchange(closed_, true)) return;
   for (auto& [id, peer] : peers_) peer->close();
+  if (context_.registrar != nullptr) context_.registrar->stop();
   ends_.clear();
   inbox_.clear();
   context_.outbox.clear();
@@ -227,7 +232,10 @@ std::size_t EfaTransport::poll() {
   if (closed_ || context_.sink == nullptr) return 0;
   const Time now = Clock::now();
   std::size_t events = now - looked_ >= kLook ? look_at_devices(now) : 0;
-  events += receive_messages(now) + poll_peers(now);
+  // Messages after what has arrived: when a peer says that something is over, all of it has been seen here.
+  events += take_registrations();
+  events += poll_peers(now);
+  events += receive_messages(now);
   events += send_messages();
   if (events > 0) return events;
   // Nothing to do: what comes from here on wakes the owner, and what came meanwhile is found now.
@@ -238,6 +246,15 @@ std::size_t EfaTransport::poll() {
   events = look_at_devices(now) + poll_peers(now) + send_messages();
   arm_timer(now);
   return events;
+}
+
+std::size_t EfaTransport::take_registrations() {
+  const std::size_t finished = context_.registrar->run();
+  if (finished == 0) return 0;
+  for (auto& [id, peer] : peers_) {
+    if (!peer->failed()) peer->registered();
+  }
+  return finished;
 }
 
 std::size_t EfaTransport::receive_messages(Time now) {

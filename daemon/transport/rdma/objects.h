@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 
 #include "daemon/transport/rdma/library.h"
@@ -23,6 +25,12 @@ using Object = std::unique_ptr<T, Destroy<T>>;
 template <typename T>
 Object<T> own(T* object, int (*destroy)(T*)) {
   return Object<T>(object, {destroy});
+}
+
+/// From the kernel's generator: what others have been given says nothing about it. For the rare case only, as
+/// it takes a system call.
+inline std::uint32_t random_bits() {
+  return std::random_device{}();
 }
 
 /// "mlx5_0: creating a queue pair: Cannot allocate memory".

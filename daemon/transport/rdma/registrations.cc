@@ -18,98 +18,179 @@ std::string memlock_text() {
          " bytes: a service needs LimitMEMLOCK=infinity in its unit";
 }
 
-}  // namespace
-
-Registrations::Registrations(const VerbsLibrary& verbs, ibv_pd* pd, std::string device,
-                             std::uint64_t chunk_bytes)
-    : verbs_(verbs), pd_(pd), device_(std::move(device)), chunk_bytes_(chunk_bytes) {}
-
-Result<Object<ibv_mr>> Registrations::register_host(std::byte* at, std::uint64_t bytes, int access) const {
+Result<Object<ibv_mr>> register_host(const Domain& domain, std::byte* at, std::uint64_t bytes, int access) {
   const auto address = reinterpret_cast<std::uintptr_t>(at);
-  auto made = own(verbs_.reg_mr(pd_, at, bytes, address, static_cast<unsigned>(access)), verbs_.dereg_mr);
+  auto made = own(domain.verbs->reg_mr(domain.pd.get(), at, bytes, address, static_cast<unsigned>(access)),
+                  domain.verbs->dereg_mr);
   if (made != nullptr) return made;
   const int error = errno;
   const Status failed =
-      call_failed(device_, "registering " + std::to_string(bytes) + " bytes of host memory", error);
+      call_failed(domain.device, "registering " + std::to_string(bytes) + " bytes of host memory", error);
   return Status(failed.code(), failed.text() + (error == ENOMEM ? memlock_text() : ""));
 }
 
 /// The base must lie on a page of the dma-buf: it is moved down, and the address with it.
-Result<Object<ibv_mr>> Registrations::register_dma_buf(const memory::Region& region, std::uint64_t at,
-                                                       std::uint64_t bytes, int access) const {
+Result<Object<ibv_mr>> register_dma_buf(const Domain& domain, const memory::Region& region, std::uint64_t at,
+                                        std::uint64_t bytes, int access) {
   if (!region.dma_buf.valid()) {
     return Status(StatusCode::kFailedPrecondition,
-                  device_ + ": GPU memory without a dma-buf cannot be registered: " +
+                  domain.device + ": GPU memory without a dma-buf cannot be registered: " +
                       (region.no_dma_buf.empty() ? "its client gave none" : region.no_dma_buf));
   }
   const std::uint64_t begin = region.dma_buf_offset + at;
   const std::uint64_t before = begin % static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  auto made = own(
-      verbs_.reg_dmabuf_mr(pd_, begin - before, bytes + before, begin - before, region.dma_buf.get(), access),
-      verbs_.dereg_mr);
+  auto made = own(domain.verbs->reg_dmabuf_mr(domain.pd.get(), begin - before, bytes + before, begin - before,
+                                              region.dma_buf.get(), access),
+                  domain.verbs->dereg_mr);
   if (made != nullptr) return made;
-  return call_failed(device_, "registering " + std::to_string(bytes) + " bytes of GPU memory by dma-buf",
-                     errno);
+  return call_failed(domain.device,
+                     "registering " + std::to_string(bytes) + " bytes of GPU memory by dma-buf", errno);
 }
 
-Result<Registration> Registrations::register_region(const memory::Region& region, int access) const {
-  Registration made;
-  for (std::uint64_t at = 0; at < region.bytes; at += chunk_bytes_) {
-    const std::uint64_t bytes = std::min(chunk_bytes_, region.bytes - at);
-    auto piece = region.on_gpu() && region.mapping.data() == nullptr
-                     ? register_dma_buf(region, at, bytes, access)
-                     : register_host(region.host(at), bytes, access);
-    if (!piece.ok()) return piece.status();
-    const std::uint64_t address = region.mapping.data() == nullptr
-                                      ? region.dma_buf_offset + at
-                                      : reinterpret_cast<std::uintptr_t>(region.host(at));
-    made.chunks.push_back({address, (*piece)->lkey, (*piece)->rkey});
-    made.regions.push_back(std::move(*piece));
+Status register_piece(const Domain& domain, const memory::Region& region, std::uint64_t at, int access,
+                      Registration& made) {
+  const std::uint64_t bytes = std::min(domain.chunk_bytes, region.bytes - at);
+  auto piece = region.on_gpu() && region.mapping.data() == nullptr
+                   ? register_dma_buf(domain, region, at, bytes, access)
+                   : register_host(domain, region.host(at), bytes, access);
+  if (!piece.ok()) return piece.status();
+  const std::uint64_t address = region.mapping.data() == nullptr
+                                    ? region.dma_buf_offset + at
+                                    : reinterpret_cast<std::uintptr_t>(region.host(at));
+  made.chunks.push_back({address, (*piece)->lkey, (*piece)->rkey});
+  made.regions.push_back(std::move(*piece));
+  return {};
+}
+
+}  // namespace
+
+Registrations::Registrations(Domain domain) : domain_(std::move(domain)) {}
+
+/// Targets go here and now: whoever has their keys may still write.
+Registrations::~Registrations() {
+  for (const auto& [region, job] : sources_) drop(job);
+  for (const auto& [region, target] : targets_) target.job->dropped = true;
+}
+
+void Registrations::make(Job& job, const memory::Region& region) {
+  for (std::uint64_t at = 0; at < region.bytes && job.status.ok() && !job.dropped;
+       at += job.domain.chunk_bytes) {
+    job.status = register_piece(job.domain, region, at, job.access, job.made);
   }
-  return made;
+  if (!job.status.ok() || job.dropped) job.made = {};
+}
+
+std::shared_ptr<Registrations::Job> Registrations::begin(const memory::Region& region, int access) const {
+  auto job = std::make_shared<Job>();
+  job->domain = domain_;
+  job->access = access;
+  if (domain_.registrar != nullptr && region.bytes > kAtOnceBytes) {
+    job->owner = region.weak_from_this().lock();
+  }
+  if (job->owner == nullptr) {
+    make(*job, region);
+    job->state = Job::State::kReady;
+    return job;
+  }
+  domain_.registrar->post([job] { make(*job, *job->owner); },
+                          [job] {
+                            job->state = Job::State::kReady;
+                            if (job->dropped) leave(job);  // after make() had looked for the last time
+                          });
+  return job;
+}
+
+/// On the registrar's thread, where it was made there.
+void Registrations::leave(const std::shared_ptr<Job>& job) {
+  if (job->owner == nullptr) {
+    job->made = {};
+    job->state = Job::State::kGone;
+    return;
+  }
+  job->domain.registrar->post(
+      [job] {
+        job->made = {};
+        job->owner.reset();  // the last reference frees the memory, which takes long too
+      },
+      [job] { job->state = Job::State::kGone; });
+}
+
+/// Nobody has its keys.
+void Registrations::drop(const std::shared_ptr<Job>& job) {
+  job->dropped = true;
+  if (job->state == Job::State::kReady) leave(job);
+  ++generation_;
 }
 
 Result<const Registration*> Registrations::source(const memory::Region& region) {
-  if (const auto found = sources_.find(&region); found != sources_.end()) return &found->second;
-  auto made = register_region(region, 0);
-  if (!made.ok()) return made.status();
-  return &sources_.emplace(&region, std::move(*made)).first->second;
+  auto found = sources_.find(&region);
+  if (found == sources_.end()) found = sources_.emplace(&region, begin(region, 0)).first;
+  const Job& job = *found->second;
+  if (job.state == Job::State::kMaking) return static_cast<const Registration*>(nullptr);
+  if (job.status.ok()) return &job.made;
+  const Status failed = job.status;
+  sources_.erase(found);
+  return failed;
 }
 
 Result<const Registration*> Registrations::target(const memory::Region& region) {
   auto found = targets_.find(&region);
   if (found == targets_.end()) {
-    auto made = register_region(region, kTarget | IBV_ACCESS_RELAXED_ORDERING);
-    if (!made.ok()) return made.status();
-    found = targets_.emplace(&region, Counted{std::move(*made)}).first;
+    found = targets_.emplace(&region, Counted{begin(region, kTarget | IBV_ACCESS_RELAXED_ORDERING)}).first;
   }
-  ++found->second.uses;
-  return &found->second.registration;
+  const Job& job = *found->second.job;
+  if (job.state == Job::State::kMaking) return static_cast<const Registration*>(nullptr);
+  if (job.status.ok()) {
+    ++found->second.uses;
+    return &job.made;
+  }
+  const Status failed = job.status;
+  targets_.erase(found);
+  return failed;
 }
 
 const Registration* Registrations::granted(const memory::Region& region) const {
   const auto found = targets_.find(&region);
-  return found == targets_.end() ? nullptr : &found->second.registration;
+  return found == targets_.end() || found->second.uses == 0 ? nullptr : &found->second.job->made;
 }
 
 void Registrations::release(const memory::Region& region) {
   const auto found = targets_.find(&region);
-  if (found == targets_.end() || --found->second.uses > 0) return;
+  if (found == targets_.end() || found->second.uses == 0 || --found->second.uses > 0) return;
+  std::erase_if(leaving_, [](const auto& entry) { return entry.second->state == Job::State::kGone; });
+  leave(found->second.job);
+  if (found->second.job->state != Job::State::kGone) leaving_.emplace_back(&region, found->second.job);
   targets_.erase(found);
   ++generation_;
+}
+
+void Registrations::release_now(const memory::Region& region) {
+  const auto found = targets_.find(&region);
+  if (found == targets_.end() || found->second.uses == 0 || --found->second.uses > 0) return;
+  targets_.erase(found);
+  ++generation_;
+}
+
+bool Registrations::leaving(const memory::Region& region) const {
+  return std::any_of(leaving_.begin(), leaving_.end(), [&](const auto& entry) {
+    return entry.first == &region && entry.second->state != Job::State::kGone;
+  });
+}
+
+bool Registrations::any_leaving() const {
+  return std::any_of(leaving_.begin(), leaving_.end(),
+                     [](const auto& entry) { return entry.second->state != Job::State::kGone; });
 }
 
 Result<std::uint32_t> Registrations::words(std::span<std::byte> words) {
   auto found = words_.find(words.data());
   if (found == words_.end()) {
-    auto made = register_host(words.data(), words.size(), kTarget);
+    auto made = register_host(domain_, words.data(), words.size(), kTarget);
     if (!made.ok()) return made.status();
-    Counted counted;
-    counted.registration.regions.push_back(std::move(*made));
-    found = words_.emplace(words.data(), std::move(counted)).first;
+    found = words_.emplace(words.data(), Words{std::move(*made)}).first;
   }
   ++found->second.uses;
-  return found->second.registration.regions.front()->rkey;
+  return found->second.region->rkey;
 }
 
 void Registrations::release_words(std::span<std::byte> words) {
@@ -118,7 +199,18 @@ void Registrations::release_words(std::span<std::byte> words) {
 }
 
 void Registrations::forget(const memory::Region& region) {
-  if (sources_.erase(&region) + targets_.erase(&region) > 0) ++generation_;
+  if (const auto found = sources_.find(&region); found != sources_.end()) {
+    drop(found->second);
+    sources_.erase(found);
+  }
+  const auto found = targets_.find(&region);
+  if (found == targets_.end()) return;
+  if (found->second.uses == 0) {
+    drop(found->second.job);
+  } else {
+    ++generation_;
+  }
+  targets_.erase(found);
 }
 
 }  // namespace mkernel::transport::rdma

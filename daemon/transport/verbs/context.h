@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -21,15 +20,16 @@ using rdma::Time;
 struct Context {
   VerbsOptions options;
   TransportSink* sink = nullptr;
-  std::vector<std::unique_ptr<Path>> paths;  ///< as options.ports
-  std::mt19937 random{std::random_device{}()};
+  std::unique_ptr<rdma::Registrar> registrar;                     ///< stopped before the paths go
+  std::vector<std::unique_ptr<Path>> paths;                       ///< as options.ports
   std::vector<std::pair<PeerId, std::vector<std::byte>>> outbox;  ///< sent by poll()
 
   void say(PeerId peer, std::span<const std::byte> message) {
     outbox.emplace_back(peer, std::vector<std::byte>(message.begin(), message.end()));
   }
-  /// Random per connection: packets of an earlier one are not mistaken for its own.
-  std::uint32_t psn() { return random() & 0xffffff; }
+  /// Random per connection: packets of an earlier one are not mistaken for its own, and it cannot be guessed
+  /// from those of other connections.
+  static std::uint32_t psn() { return rdma::random_bits() & 0xffffff; }
 };
 
 }  // namespace mkernel::transport::verbs

@@ -18,7 +18,9 @@ std::size_t size_of(const Message& head) {
     case MessageType::kOpen: return sizeof(Open);
     case MessageType::kClose: return sizeof(Message);
     case MessageType::kAttach:
-    case MessageType::kDetach: return sizeof(ChannelMessage);
+    case MessageType::kDetach:
+    case MessageType::kStopped:
+    case MessageType::kStop: return sizeof(ChannelMessage);
     case MessageType::kResolve:
     case MessageType::kRevoke:
     case MessageType::kRevoked: return sizeof(RegionMessage);
@@ -28,7 +30,8 @@ std::size_t size_of(const Message& head) {
     case MessageType::kGivenUp:
     case MessageType::kNotOpened:
     case MessageType::kBroken:
-    case MessageType::kRefused: return sizeof(Refusal);
+    case MessageType::kRefused:
+    case MessageType::kWriteRefused: return sizeof(Refusal);
   }
   return 0;
 }
@@ -115,7 +118,8 @@ Status check_message(std::span<const std::byte> bytes) {
     case MessageType::kGivenUp:
     case MessageType::kNotOpened:
     case MessageType::kBroken:
-    case MessageType::kRefused: return check_refusal(read_as<Refusal>(bytes));
+    case MessageType::kRefused:
+    case MessageType::kWriteRefused: return check_refusal(read_as<Refusal>(bytes));
     default: return {};
   }
 }

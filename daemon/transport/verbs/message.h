@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "daemon/transport/transport.h"
 #include "proto/abi/messages.h"
 #include "proto/abi/status.h"
 
@@ -30,19 +31,22 @@ enum class MessageType : std::uint16_t {
   kResolve = 5,  ///< RegionMessage: where does this region lie?
   kRevoked = 6,  ///< RegionMessage: no put into the region is under way any more
   kGivenUp = 7,  ///< Refusal: the peer is lost for this node
+  kStopped = 8,  ///< ChannelMessage: no put of the channel is under way any more, and none begins
   // From the receiver.
-  kOpened = 16,     ///< Opened: the old queue pair is gone, the new one takes writes
-  kNotOpened = 17,  ///< Refusal
-  kBroken = 18,     ///< Refusal: the receiver's end of the link has failed
-  kAttached = 19,   ///< Attached: go on from there
-  kResolved = 20,   ///< Resolved, and a RemoteChunk each
-  kRevoke = 21,     ///< RegionMessage: no new puts into the region, and tell me
-  kRefused = 22,    ///< Refusal: the channel cannot go on
+  kOpened = 16,        ///< Opened: the old queue pair is gone, the new one takes writes
+  kNotOpened = 17,     ///< Refusal
+  kBroken = 18,        ///< Refusal: the receiver's end of the link has failed
+  kAttached = 19,      ///< Attached: go on from there
+  kResolved = 20,      ///< Resolved, and a RemoteChunk each
+  kRevoke = 21,        ///< RegionMessage: no new puts into the region, and tell me
+  kRefused = 22,       ///< Refusal: the channel cannot go on
+  kStop = 23,          ///< ChannelMessage: no new puts of the channel, and tell me
+  kWriteRefused = 24,  ///< Refusal: the receiver's device refused a write of the link, which is over by that
 };
 
-inline constexpr std::uint16_t kMessageVersion = 2;
+inline constexpr std::uint16_t kMessageVersion = 3;
 inline constexpr std::size_t kDeviceNameBytes = 32;
-inline constexpr std::uint32_t kMaxChunks = 4096;  ///< of a region: 4 TiB
+inline constexpr std::uint32_t kMaxChunks = 3800;  ///< of a region: 3.7 TiB
 
 /// Begins every message; all there is of some.
 struct Message {
@@ -126,6 +130,7 @@ struct Resolved {
   std::uint64_t chunk_bytes;  ///< of all its chunks but the last; a power of two
 };
 static_assert(sizeof(Resolved) == 48);
+static_assert(sizeof(Resolved) + kMaxChunks * sizeof(RemoteChunk) <= kMaxMessageBytes);
 
 struct Refusal {
   Message head;

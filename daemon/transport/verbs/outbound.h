@@ -38,11 +38,15 @@ struct Outbound {
   const ChannelKey key;
   SendLink& link;
   SendWindow window;
-  bool failed = false;  ///< reported; puts of it are taken and forgotten
+  bool failed = false;   ///< reported; puts of it are taken and forgotten
+  bool closing = false;  ///< it is about to be closed at this end: no further put begins
+  /// Connections in a row that broke because the peer's device refused one of its writes.
+  std::uint32_t refused = 0;
 
   // Of the current connection.
   bool attached = false;   ///< the receiver has said how many puts it holds
-  bool waiting = false;    ///< its next put needs a region that was asked for
+  bool waiting = false;    ///< for the answer about a region, or for its source to be registered
+  bool stopped = false;    ///< the receiver has asked for no further puts
   bool queued = false;     ///< in the link's list of those that have something to send
   std::uint64_t word = 0;  ///< its arrival count at the peer
   std::uint32_t word_rkey = 0;
@@ -54,10 +58,12 @@ struct Outbound {
   const rdma::Registration* registration = nullptr;
   std::uint64_t generation = 0;
 
+  /// A put of it may begin now.
+  bool may_send() const { return attached && !waiting && !failed && !closing && !stopped; }
   /// True when something of it may be read from or written to on the current connection.
   bool in_flight() const { return attached && window.sent() > window.acknowledged(); }
   void disconnect() {
-    attached = waiting = queued = false;
+    attached = waiting = stopped = queued = false;
     regions.clear();
     revocations.clear();
     source = nullptr;

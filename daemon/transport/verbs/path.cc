@@ -23,10 +23,11 @@ std::string names_of(const rdma::VerbsLibrary& verbs, ibv_device** list, int cou
 
 }  // namespace
 
-Result<std::unique_ptr<Path>> Path::open(const VerbsOptions& options, const VerbsPort& port) {
+Result<std::unique_ptr<Path>> Path::open(const VerbsOptions& options, const VerbsPort& port,
+                                         rdma::Registrar* registrar) {
   std::unique_ptr<Path> made(new Path(options, port));
   MK_RETURN_IF_ERROR(made->open_device());
-  MK_RETURN_IF_ERROR(made->make_objects());
+  MK_RETURN_IF_ERROR(made->make_objects(registrar));
   made->look();
   return made;
 }
@@ -54,7 +55,7 @@ Status Path::open_device() {
   return status;
 }
 
-Status Path::make_objects() {
+Status Path::make_objects(rdma::Registrar* registrar) {
   const rdma::VerbsLibrary& verbs = options_.verbs;
   const std::string& device = choice_.device;
   MK_RETURN_IF_ERROR(make_non_blocking(context_->async_fd, device));
@@ -65,7 +66,8 @@ Status Path::make_objects() {
   MK_RETURN_IF_ERROR(make_non_blocking(channel_->fd, device));
   quiet_cq_ = rdma::own(verbs.create_cq(context_.get(), 1, nullptr, nullptr, 0), verbs.destroy_cq);
   if (quiet_cq_ == nullptr) return rdma::call_failed(device, "making a completion queue", errno);
-  registrations_ = std::make_unique<rdma::Registrations>(verbs, pd_.get(), device, options_.chunk_bytes);
+  registrations_ = std::make_unique<rdma::Registrations>(
+      rdma::Domain{&verbs, pd_, device, options_.chunk_bytes, registrar});
   return {};
 }
 
@@ -129,7 +131,9 @@ Path::News Path::take_events() {
       case IBV_EVENT_QP_FATAL:
       case IBV_EVENT_QP_REQ_ERR:
       case IBV_EVENT_QP_ACCESS_ERR:
-      case IBV_EVENT_PATH_MIG_ERR: news.broken_qpns.push_back(event.element.qp->qp_num); break;
+      case IBV_EVENT_PATH_MIG_ERR:
+        news.broken.push_back({event.element.qp->qp_num, event.event_type == IBV_EVENT_QP_ACCESS_ERR});
+        break;
       default: break;
     }
     options_.verbs.ack_async_event(&event);

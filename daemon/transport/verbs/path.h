@@ -16,7 +16,9 @@ namespace mkernel::transport::verbs {
 class Path {
  public:
   /// The options outlive the path.
-  static Result<std::unique_ptr<Path>> open(const VerbsOptions& options, const VerbsPort& port);
+  /// `registrar`: where large regions are registered; null: on the caller's thread.
+  static Result<std::unique_ptr<Path>> open(const VerbsOptions& options, const VerbsPort& port,
+                                            rdma::Registrar* registrar = nullptr);
 
   /// OK, or why nothing goes over it: the port is down, the device is dead.
   const Status& state() const { return state_; }
@@ -37,15 +39,19 @@ class Path {
 
   /// What the asynchronous events that wait mean for the queue pairs.
   struct News {
-    bool changed = false;                    ///< state or address: look at state() again
-    std::vector<std::uint32_t> broken_qpns;  ///< queue pairs that are in error
+    struct BrokenQueue {
+      std::uint32_t qpn = 0;
+      bool write_refused = false;  ///< for a write of the peer's into memory that it may not write to
+    };
+    bool changed = false;             ///< state or address: look at state() again
+    std::vector<BrokenQueue> broken;  ///< queue pairs that are in error
   };
   News take_events();
 
  private:
   Path(const VerbsOptions& options, VerbsPort choice) : options_(options), choice_(std::move(choice)) {}
   Status open_device();
-  Status make_objects();
+  Status make_objects(rdma::Registrar* registrar);
   /// Reads the port again, chooses its GID again. Returns whether anything is different.
   bool look();
   Status look_at_port();
@@ -57,7 +63,7 @@ class Path {
   std::uint64_t max_message_bytes_ = 0;
   bool device_dead_ = false;
   rdma::Object<ibv_context> context_;
-  rdma::Object<ibv_pd> pd_;
+  std::shared_ptr<ibv_pd> pd_;
   rdma::Object<ibv_comp_channel> channel_;
   rdma::Object<ibv_cq> quiet_cq_;
   std::unique_ptr<rdma::Registrations> registrations_;

@@ -26,7 +26,8 @@ Receiver::Receiver(Context& context, PeerId peer, const Identity& remote)
 
 void Receiver::close() {
   links_.clear();
-  for (Inbound* channel : channels_) detach(*channel);
+  for (Inbound* channel : channels_) detach(*channel, Writes::kOver);
+  asked_.clear();
   waiting_.clear();
 }
 
@@ -55,16 +56,38 @@ Inbound* Receiver::find(ChannelKey key) {
 }
 
 void Receiver::remove(Inbound& channel) {
-  detach(channel);
+  // What is under way is refused from here on; the sender need not send more of it and break its link by
+  // that.
+  if (channel.path != nullptr && !channel.stopping) say_stop(channel);
+  detach(channel, Writes::kPossible);
   std::erase(channels_, &channel);
   by_key_.erase(channel.key);
 }
 
-/// The sender must attach again before it can write anything of the channel.
-void Receiver::detach(Inbound& channel) {
+void Receiver::quiesce(Inbound& channel) {
+  if (std::exchange(channel.stopping, true) || channel.path == nullptr) return;
+  say_stop(channel);
+}
+
+void Receiver::say_stop(const Inbound& channel) {
+  Message head = channel.link;
+  head.type = MessageType::kStop;
+  const ChannelMessage stop{head, channel.key};
+  context_.say(peer_, bytes_of(stop));
+}
+
+/// The sender must attach again before it can write anything of the channel. Where writes of its are possible
+/// still, it is the keys that stop them, and they go before this returns.
+void Receiver::detach(Inbound& channel, Writes writes) {
   if (channel.path == nullptr) return;
   rdma::Registrations& registrations = channel.path->registrations();
-  for (const Inbound::Grant& grant : channel.grants) registrations.release(*grant.region);
+  for (const Inbound::Grant& grant : channel.grants) {
+    if (writes == Writes::kOver) {
+      registrations.release(*grant.region);
+    } else {
+      registrations.release_now(*grant.region);
+    }
+  }
   channel.grants.clear();
   registrations.release_words(channel.word.words);
   channel.path = nullptr;
@@ -79,7 +102,11 @@ Status Receiver::receive(std::span<const std::byte> bytes) {
     case MessageType::kOpen: on_open(read_as<Open>(bytes)); return {};
     case MessageType::kClose: fence(head.slot); return {};
     case MessageType::kAttach: on_attach(read_as<ChannelMessage>(bytes)); return {};
-    case MessageType::kDetach: waiting_.erase(read_as<ChannelMessage>(bytes).key); return {};
+    case MessageType::kDetach:
+      waiting_.erase(read_as<ChannelMessage>(bytes).key);
+      on_over(read_as<ChannelMessage>(bytes));
+      return {};
+    case MessageType::kStopped: on_over(read_as<ChannelMessage>(bytes)); return {};
     case MessageType::kResolve: on_resolve(read_as<RegionMessage>(bytes)); return {};
     case MessageType::kRevoked: on_revoked(read_as<RegionMessage>(bytes)); return {};
     default: return {StatusCode::kInternal, "not a sender's message"};
@@ -90,7 +117,7 @@ Status Receiver::receive(std::span<const std::byte> bytes) {
 void Receiver::fence(std::uint32_t slot) {
   links_.erase(slot);
   for (Inbound* channel : channels_) {
-    if (channel->path != nullptr && channel->link.slot == slot) detach(*channel);
+    if (channel->path != nullptr && channel->link.slot == slot) detach(*channel, Writes::kOver);
   }
   std::erase_if(waiting_, [&](const auto& entry) { return entry.second.slot == slot; });
 }
@@ -141,13 +168,22 @@ void Receiver::on_attach(const ChannelMessage& message) {
   const auto link = links_.find(message.head.slot);
   if (link == links_.end() || link->second.epoch != message.head.epoch)
     return;  // of a connection that is over
-  if (Inbound* const channel = find(message.key)) return attach(*channel, message.head);
+  Inbound* const channel = find(message.key);
+  if (channel != nullptr && !channel->stopping) return attach(*channel, message.head);
   if (waiting_.size() < kMaxWaiting) waiting_[message.key] = message.head;
+}
+
+/// The sender has nothing of the channel under way, and sends nothing more before it has attached again.
+void Receiver::on_over(const ChannelMessage& message) {
+  Inbound* const channel = find(message.key);
+  if (channel != nullptr && channel->path != nullptr && same_link(channel->link, message.head)) {
+    detach(*channel, Writes::kOver);
+  }
 }
 
 void Receiver::attach(Inbound& channel, const Message& link) {
   Path& path = links_.at(link.slot).queue.path();
-  detach(channel);
+  detach(channel, Writes::kPossible);  // on a connection that goes on: only a peer that errs attaches twice
   if (channel.word.word == nullptr) {
     if (const Status known = context_.sink->arrival_word(channel.id, channel.word); !known.ok()) {
       return refuse(link, known, channel.key);
@@ -173,10 +209,15 @@ void Receiver::on_resolve(const RegionMessage& message) {
   if (channel == nullptr || channel->path == nullptr || !same_link(channel->link, message.head)) return;
   const auto granted = grant(*channel, message.region);
   if (!granted.ok()) return refuse(message.head, granted.status(), channel->key);
-  const memory::Region& region = *granted->region;
+  if (!granted.value()) {
+    asked_.push_back(message);
+    return;
+  }
+  const memory::Region& region = *granted.value()->region;
   const auto registration = channel->path->registrations().granted(region);
-  Resolved answer{message.head,    channel->key, message.region,
-                  granted->number, region.bytes, channel->path->registrations().chunk_bytes()};
+  Resolved answer{message.head,   channel->key,
+                  message.region, granted.value()->number,
+                  region.bytes,   channel->path->registrations().chunk_bytes()};
   answer.head.type = MessageType::kResolved;
   answer.head.count = static_cast<std::uint32_t>(registration->chunks.size());
   std::vector<std::byte> bytes(sizeof(answer) + answer.head.count * sizeof(RemoteChunk));
@@ -189,22 +230,30 @@ void Receiver::on_resolve(const RegionMessage& message) {
 }
 
 /// The permission that the channel has, or a new one.
-Result<Inbound::Grant> Receiver::grant(Inbound& channel, std::uint32_t index) {
+Result<std::optional<Inbound::Grant>> Receiver::grant(Inbound& channel, std::uint32_t index) {
   Target target;
   MK_RETURN_IF_ERROR(context_.sink->place(channel.id, static_cast<std::uint16_t>(index), 0, 0, target));
   for (const Inbound::Grant& known : channel.grants) {
-    if (known.region == target.region && !known.revoked) return known;
+    if (known.region == target.region && !known.revoked) return std::optional(known);
   }
   rdma::Registrations& registrations = channel.path->registrations();
-  if (target.region->bytes / registrations.chunk_bytes() >= kMaxChunks) {
+  const std::uint64_t most = kMaxChunks * registrations.chunk_bytes();
+  if (target.region->bytes > most) {
     return Status(StatusCode::kOutOfRange, "region " + std::to_string(index) + " of " +
                                                std::to_string(target.region->bytes) +
-                                               " bytes is larger than a peer may write to over RDMA");
+                                               " bytes is larger than the " + std::to_string(most) +
+                                               " that a peer may write to over RDMA");
   }
   const auto registered = registrations.target(*target.region);
   if (!registered.ok()) return registered.status().with_context("region " + std::to_string(index));
+  if (registered.value() == nullptr) return std::optional<Inbound::Grant>();
   channel.grants.push_back({next_grant_++, index, target.region, false});
-  return channel.grants.back();
+  return std::optional(channel.grants.back());
+}
+
+void Receiver::registered() {
+  // Whose connection or region has gone meanwhile is told so, as if it had asked now.
+  for (const RegionMessage& message : std::exchange(asked_, {})) on_resolve(message);
 }
 
 void Receiver::on_revoked(const RegionMessage& message) {
@@ -223,6 +272,7 @@ std::size_t Receiver::poll() {
   std::size_t news = 0;
   for (Inbound* channel : channels_) {
     if (channel->word.word == nullptr) {
+      if (channel->stopping) continue;
       const auto waiting = waiting_.find(channel->key);
       if (waiting == waiting_.end()) continue;
       const Message link = waiting->second;
@@ -240,8 +290,8 @@ std::size_t Receiver::poll() {
   return news;
 }
 
-void Receiver::say_broken(std::uint32_t slot, const Link& link, const Status& why) {
-  const Message head{.type = MessageType::kBroken, .slot = slot, .epoch = link.epoch};
+void Receiver::say_broken(MessageType type, std::uint32_t slot, const Link& link, const Status& why) {
+  const Message head{.type = type, .slot = slot, .epoch = link.epoch};
   const Status status(StatusCode::kUnavailable,
                       "node " + context_.options.base.identity.node + ": " + why.text());
   context_.say(peer_, bytes_of(refusal(head, status)));
@@ -251,13 +301,17 @@ void Receiver::path_changed(const Path& path) {
   const Status why =
       path.state().ok() ? Status(StatusCode::kUnavailable, path.text() + " has changed") : path.state();
   for (const auto& [slot, link] : links_) {
-    if (&link.queue.path() == &path) say_broken(slot, link, why);
+    if (&link.queue.path() == &path) say_broken(MessageType::kBroken, slot, link, why);
   }
 }
 
-void Receiver::queue_broken(std::uint32_t qpn, const Status& why) {
+void Receiver::queue_broken(const Path::News::BrokenQueue& broken) {
+  const Status why(StatusCode::kUnavailable, broken.write_refused
+                                                 ? "the device refused a write to memory that was taken back"
+                                                 : "the device reported an error of the queue pair");
+  const MessageType type = broken.write_refused ? MessageType::kWriteRefused : MessageType::kBroken;
   for (const auto& [slot, link] : links_) {
-    if (link.queue.qpn() == qpn) say_broken(slot, link, why);
+    if (link.queue.qpn() == broken.qpn) say_broken(type, slot, link, why);
   }
 }
 

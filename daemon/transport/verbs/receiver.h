@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct Inbound {
   ArrivalWord word;        ///< from the first attachment on
   Path* path = nullptr;    ///< null: not attached
   Message link;            ///< (slot, epoch) that it is attached to
+  bool stopping = false;   ///< about to be closed: the sender was asked to stop, and attaches no more
   std::vector<Grant> grants;
 };
 
@@ -40,8 +42,10 @@ class Receiver {
 
   Status add(ChannelId channel, ChannelKey key);
   /// Takes back all that the peer may write to for this channel, at once. A put of it that is under way then
-  /// breaks its connection.
+  /// breaks its connection, which the sender opens again for the others.
   void remove(Inbound& channel);
+  /// Asks the sender to send no more of it.
+  void quiesce(Inbound& channel);
   Inbound* find(ChannelKey key);
 
   /// A checked message of the sender's. Returns why the peer is lost, or OK.
@@ -49,10 +53,12 @@ class Receiver {
   /// Reports what has arrived. Returns the number of channels with news.
   std::size_t poll();
   void path_changed(const Path& path);
-  void queue_broken(std::uint32_t qpn, const Status& why);
+  void queue_broken(const Path::News::BrokenQueue& broken);
 
   void retire(const memory::Region& region);
   bool holds(const memory::Region& region) const;
+  /// Something that was being registered is there, or has failed.
+  void registered();
   bool has_channels() const { return !channels_.empty(); }
   void close();
 
@@ -66,13 +72,17 @@ class Receiver {
   void on_open(const Open& open);
   Status connect(const Open& open, Link& link);
   void on_attach(const ChannelMessage& attach);
+  void on_over(const ChannelMessage& over);
   void on_resolve(const RegionMessage& resolve);
   void on_revoked(const RegionMessage& revoked);
   void attach(Inbound& channel, const Message& link);
-  Result<Inbound::Grant> grant(Inbound& channel, std::uint32_t index);
-  void detach(Inbound& channel);
+  /// None: the region is being registered.
+  Result<std::optional<Inbound::Grant>> grant(Inbound& channel, std::uint32_t index);
+  enum class Writes { kOver, kPossible };
+  void detach(Inbound& channel, Writes writes);
   void fence(std::uint32_t slot);
-  void say_broken(std::uint32_t slot, const Link& link, const Status& why);
+  void say_stop(const Inbound& channel);
+  void say_broken(MessageType type, std::uint32_t slot, const Link& link, const Status& why);
   void refuse(const Message& head, const Status& why, ChannelKey key, bool final = false);
 
   Context& context_;
@@ -82,6 +92,7 @@ class Receiver {
   std::map<std::uint32_t, Link> links_;  ///< by the sender's slot
   std::unordered_map<ChannelKey, std::unique_ptr<Inbound>> by_key_;
   std::vector<Inbound*> channels_;
+  std::vector<RegionMessage> asked_;                 ///< what is answered when a registration is there
   std::unordered_map<ChannelKey, Message> waiting_;  ///< attachments to channels that are not open here yet
 };
 

@@ -114,10 +114,19 @@ void SendLink::remove(Outbound& channel) {
 // Puts
 
 void SendLink::offer(Outbound& channel) {
-  if (!channel.attached || channel.waiting || channel.failed || channel.queued) return;
+  if (!channel.may_send() || channel.queued) return;
   if (channel.window.unsent() == nullptr) return;
   channel.queued = true;
   ready_.push_back(&channel);
+}
+
+void SendLink::try_again() {
+  if (!std::exchange(source_pending_, false)) return;
+  // A channel that waits for its target as well finds that it still does.
+  for (Outbound* channel : channels_) {
+    channel->waiting = false;
+    offer(*channel);
+  }
 }
 
 Status SendLink::flow() {
@@ -131,7 +140,7 @@ Status SendLink::flow() {
       MK_RETURN_IF_ERROR(serve(channel, full));
       if (full) break;
       ++next;
-      channel.queued = !channel.waiting && !channel.failed && channel.window.unsent() != nullptr;
+      channel.queued = channel.may_send() && channel.window.unsent() != nullptr;
       if (channel.queued) ready_[kept++] = &channel;
     }
     // Whoever found the queue full is first when there is room again: nobody takes it away from a large put.
@@ -144,6 +153,7 @@ Status SendLink::flow() {
 
 /// One turn of a channel: some puts, and their count. `full`: not even one put had room.
 Status SendLink::serve(Outbound& channel, bool& full) {
+  if (!channel.may_send()) return {};
   batch_.clear();
   std::uint64_t bytes = 0;
   std::uint64_t last = 0;
@@ -173,7 +183,7 @@ SendLink::Added SendLink::add_put(Outbound& channel, const Put& put) {
   if (remote == nullptr) return channel.failed ? Added::kFailed : Added::kWait;
   const bool in_line = put.length <= queue_.inline_bytes() && !put.source->on_gpu();
   const rdma::Registration* source = in_line ? nullptr : source_of(channel, *put.source);
-  if (!in_line && source == nullptr) return Added::kFailed;
+  if (!in_line && source == nullptr) return channel.failed ? Added::kFailed : Added::kWait;
 
   // Powers of two, both: divisions would cost more than all the rest.
   const std::uint64_t chunk_bytes = queue_.path().registrations().chunk_bytes();
@@ -231,7 +241,6 @@ const RemoteRegion* SendLink::remote_region(Outbound& channel, const Put& put) {
   return nullptr;
 }
 
-/// Null: it could not be registered, and the channel has failed.
 const rdma::Registration* SendLink::source_of(Outbound& channel, const memory::Region& region) {
   rdma::Registrations& registrations = queue_.path().registrations();
   if (channel.source == &region && channel.generation == registrations.generation()) {
@@ -240,6 +249,10 @@ const rdma::Registration* SendLink::source_of(Outbound& channel, const memory::R
   const auto made = registrations.source(region);
   if (!made.ok()) {
     fail_channel(context_, channel, made.status().with_context("the source of a put"));
+    return nullptr;
+  }
+  if (made.value() == nullptr) {
+    channel.waiting = source_pending_ = true;
     return nullptr;
   }
   channel.source = &region;
@@ -273,6 +286,9 @@ SendLink::Progress SendLink::poll() {
       ++progress.events;
       if (completions[i].status != IBV_WC_SUCCESS) {
         progress.status = explain(completions[i]);
+        // Requests complete in order, whether they are signalled or not: it is one of the oldest channel's.
+        progress.refused = completions[i].status == IBV_WC_REM_ACCESS_ERR;
+        progress.culprit = posted_[posted_first_].channel;
         return progress;
       }
       const Posted done = posted_[posted_first_];
@@ -295,7 +311,9 @@ void SendLink::complete(const Posted& done) {
   Outbound& channel = *done.channel;
   const bool grew = channel.window.acknowledge(done.count);
   if (grew && !channel.failed) context_.sink->completed(channel.id, done.count);
+  channel.refused = 0;
   if (!channel.revocations.empty()) answer_revocations(channel);
+  if (channel.stopped) answer_stop(channel);
 }
 
 void SendLink::answer_revocations(Outbound& channel) {
@@ -305,6 +323,20 @@ void SendLink::answer_revocations(Outbound& channel) {
     context_.say(peer_, bytes_of(gone));
     return true;
   });
+}
+
+void SendLink::attach(const Outbound& channel) {
+  const ChannelMessage ask{head(MessageType::kAttach), channel.key};
+  context_.say(peer_, bytes_of(ask));
+}
+
+void SendLink::answer_stop(Outbound& channel) {
+  if (channel.in_flight()) return;
+  const ChannelMessage over{head(MessageType::kStopped), channel.key};
+  context_.say(peer_, bytes_of(over));
+  std::erase(ready_, &channel);
+  channel.disconnect();
+  attach(channel);
 }
 
 bool SendLink::arm() {

@@ -43,6 +43,8 @@ class SendLink {
 
   /// The channel has puts that it may send.
   void offer(Outbound& channel);
+  /// Something that was being registered is there, or has failed: who waited for it tries again.
+  void try_again();
   /// Posts what channels have, in turns, as far as the queue takes it. Not OK: the connection is broken.
   Status flow();
   /// Takes completions. `proved`: the proof was among them. Not OK: the connection is broken.
@@ -50,6 +52,9 @@ class SendLink {
     std::size_t events = 0;
     bool proved = false;
     bool delivered = false;  ///< puts were completed
+    /// With `status`: the peer's device refused a write. The route works, but the memory was not there.
+    bool refused = false;
+    Outbound* culprit = nullptr;  ///< whose write it was
     Status status;
   };
   Progress poll();
@@ -57,6 +62,11 @@ class SendLink {
   bool arm();
   /// Tells the peer which regions no put of the channel is on its way to any more.
   void answer_revocations(Outbound& channel);
+  /// Tells the peer, when that is so, that no put of the stopped channel is on its way any more. The channel
+  /// then waits for the receiver to open its end again.
+  void answer_stop(Outbound& channel);
+  /// Asks the receiver how many puts of the channel it holds and where its count lies.
+  void attach(const Outbound& channel);
 
  private:
   enum class State { kClosed, kOpening, kProving, kUp };
@@ -70,6 +80,7 @@ class SendLink {
   enum class Added { kYes, kFull, kWait, kFailed };
   Added add_put(Outbound& channel, const Put& put);
   const RemoteRegion* remote_region(Outbound& channel, const Put& put);
+  /// Null: it is being registered, or the channel has failed.
   const rdma::Registration* source_of(Outbound& channel, const memory::Region& region);
   Status serve(Outbound& channel, bool& full);
   Status post(Outbound* channel, std::uint64_t count);
@@ -98,6 +109,7 @@ class SendLink {
 
   std::vector<Outbound*> channels_;
   std::vector<Outbound*> ready_;  ///< room for all of channels_
+  bool source_pending_ = false;   ///< some channel waits for its source
 };
 
 /// Fails the channel, once, and tells the data plane.

@@ -10,6 +10,11 @@ Status silent() {
   return {StatusCode::kUnavailable, "the peer's daemon has not answered"};
 }
 
+/// A channel that broke so many connections in a row, and got no put through in between, has failed: keys of
+/// the peer's and what its device knows do not agree, and the other channels of the link would never have
+/// peace.
+constexpr std::uint32_t kMaxRefused = 3;
+
 /// Until the device gives up on a path that carries nothing: 4.096 us x 2^timeout for each attempt.
 std::chrono::microseconds detection_time(const VerbsOptions& options) {
   const std::uint64_t attempt = (std::uint64_t{4096} << options.timeout) / 1000;
@@ -47,18 +52,13 @@ Status Sender::add(ChannelId channel, ChannelKey key) {
   }
   entry = std::make_unique<Outbound>(channel, key, link, context_.options.window);
   link.add(*entry);
-  if (link.up()) attach(link, *entry);
+  if (link.up()) link.attach(*entry);
   return {};
 }
 
 Outbound* Sender::find(ChannelKey key) {
   const auto found = channels_.find(key);
   return found == channels_.end() ? nullptr : found->second.get();
-}
-
-void Sender::attach(SendLink& link, const Outbound& channel) {
-  const ChannelMessage ask{link.head(MessageType::kAttach), channel.key};
-  context_.say(peer_, bytes_of(ask));
 }
 
 void Sender::remove(Outbound& channel) {
@@ -71,6 +71,10 @@ void Sender::remove(Outbound& channel) {
   link.remove(channel);
   if (in_flight) link.lose();  // poll() opens it again
   channels_.erase(channel.key);
+}
+
+void Sender::quiesce(Outbound& channel) {
+  channel.closing = true;
 }
 
 bool Sender::holds(const memory::Region& region) const {
@@ -106,10 +110,26 @@ void Sender::broke(Lane& lane, const Status& why, Time now) {
   if (!lane.broken_since) lane.broken_since = now;
 }
 
+/// The peer has taken memory back that a put was on its way to, as it does at once when a rank dies or a
+/// region reaches its limit. The other end has answered, so the route is not to blame: the link is opened
+/// again on it, and the other channels of the link go on behind what they hold.
+void Sender::write_refused(Lane& lane, Outbound* culprit, const Status& why, Time now) {
+  if (is_probe(lane)) return broke(lane, why, now);
+  if (culprit != nullptr && ++culprit->refused >= kMaxRefused) {
+    const std::string times = std::to_string(kMaxRefused) + " times in a row";
+    fail_channel(context_, *culprit,
+                 Status(StatusCode::kPermissionDenied, why.text())
+                     .with_context("node " + remote_.node + " refused its writes " + times));
+  }
+  if (!lane.broken_since) lane.broken_since = now;
+  lane.last = why;
+  open(lane, lane.link->route(), now);
+}
+
 void Sender::came_up(Lane& lane, Time now) {
   if (is_probe(lane)) return probed(now);
   lane.up_since = now;
-  for (const Outbound* channel : lane.link->channels()) attach(*lane.link, *channel);
+  for (const Outbound* channel : lane.link->channels()) lane.link->attach(*channel);
   const bool all_up =
       std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& each) { return each.link->up(); });
   if (!all_up || std::exchange(whole_, true)) return;
@@ -210,12 +230,20 @@ std::size_t Sender::poll(Lane& lane, Time now) {
   if (was_stable(lane, now)) note_that_it_works(lane);
   const SendLink::Progress progress = lane.link->poll();
   if (!progress.status.ok()) {
-    broke(lane, progress.status, now);
+    if (progress.refused) {
+      write_refused(lane, progress.culprit, progress.status, now);
+    } else {
+      broke(lane, progress.status, now);
+    }
     return progress.events + 1;
   }
   if (progress.delivered) note_that_it_works(lane);
   if (progress.proved) came_up(lane, now);
   return progress.events;
+}
+
+void Sender::registered() {
+  for (Lane& lane : lanes_) lane.link->try_again();
 }
 
 void Sender::flow(Time now) {
@@ -273,6 +301,8 @@ Status Sender::receive(std::span<const std::byte> bytes, Time now) {
     case MessageType::kAttached: return on_attached(link, read_as<Attached>(bytes));
     case MessageType::kResolved: return on_resolved(link, bytes);
     case MessageType::kRevoke: on_revoke(link, read_as<RegionMessage>(bytes)); return {};
+    case MessageType::kStop: on_stop(link, read_as<ChannelMessage>(bytes)); return {};
+    case MessageType::kWriteRefused: on_write_refused(*lane, read_as<Refusal>(bytes), now); return {};
     case MessageType::kRefused: {
       const auto refused = read_as<Refusal>(bytes);
       Outbound* const channel = find(refused.key);
@@ -328,13 +358,33 @@ Status Sender::on_resolved(SendLink& link, std::span<const std::byte> bytes) {
 
 void Sender::on_revoke(SendLink& link, const RegionMessage& revoke) {
   Outbound* const channel = find(revoke.key);
-  if (channel == nullptr || &channel->link != &link || !channel->attached) return;
-  if (revoke.region >= channel->regions.size()) return;
-  RemoteRegion& region = channel->regions[revoke.region];
-  if (region.state != RemoteRegion::State::kKnown || region.grant != revoke.grant) return;
-  region = {};
+  const bool knows = channel != nullptr && &channel->link == &link && revoke.region < channel->regions.size();
+  RemoteRegion* const region = knows ? &channel->regions[revoke.region] : nullptr;
+  if (region == nullptr || region->state != RemoteRegion::State::kKnown || region->grant != revoke.grant) {
+    // The channel was closed or stopped here, after its last put over this connection: nothing is under way.
+    const RegionMessage gone{link.head(MessageType::kRevoked), revoke.key, revoke.region, revoke.grant};
+    return context_.say(peer_, bytes_of(gone));
+  }
+  *region = {};
   channel->revocations.push_back({revoke.region, revoke.grant, channel->window.sent()});
   link.answer_revocations(*channel);
+}
+
+void Sender::on_stop(SendLink& link, const ChannelMessage& stop) {
+  Outbound* const channel = find(stop.key);
+  if (channel != nullptr && &channel->link == &link && channel->attached) {
+    channel->stopped = true;
+    return link.answer_stop(*channel);
+  }
+  const ChannelMessage over{link.head(MessageType::kStopped), stop.key};
+  context_.say(peer_, bytes_of(over));
+}
+
+/// The completion that says whose write it was has come before this message, as a rule.
+void Sender::on_write_refused(Lane& lane, const Refusal& refusal, Time now) {
+  poll(lane, now);
+  if (!lane.link->is(refusal.head) || lane.link->closed()) return;  // it did
+  write_refused(lane, nullptr, status_of(refusal).with_context(lane.link->text()), now);
 }
 
 }  // namespace mkernel::transport::verbs

@@ -21,12 +21,16 @@ class Sender {
   Status add(ChannelId channel, ChannelKey key);
   /// Nothing is read from its memory afterwards: with puts in flight the link is broken for it.
   void remove(Outbound& channel);
+  /// No further put of it is posted. What was posted completes.
+  void quiesce(Outbound& channel);
   Outbound* find(ChannelKey key);
 
   /// A checked message of the receiver's. Returns why the peer is lost, or OK.
   Status receive(std::span<const std::byte> bytes, Time now);
   /// Completions, then puts, then what is due. Returns events; `lost` becomes why the peer is lost.
   std::size_t poll(Time now, Status& lost);
+  /// Something that was being registered is there, or has failed.
+  void registered();
   /// Puts that submit() has queued leave.
   void flow(Time now);
   /// The path of this node changed its state or its address.
@@ -55,6 +59,7 @@ class Sender {
 
   void open(Lane& lane, Route route, Time now);
   void broke(Lane& lane, const Status& why, Time now);
+  void write_refused(Lane& lane, Outbound* culprit, const Status& why, Time now);
   void came_up(Lane& lane, Time now);
   void probed(Time now);
   std::size_t poll(Lane& lane, Time now);
@@ -63,11 +68,12 @@ class Sender {
   void note_that_it_works(Lane& lane);
   Status lost(Time now) const;
 
-  void attach(SendLink& link, const Outbound& channel);
   Status on_opened(Lane& lane, const Opened& opened, Time now);
   Status on_attached(SendLink& link, const Attached& attached);
   Status on_resolved(SendLink& link, std::span<const std::byte> bytes);
   void on_revoke(SendLink& link, const RegionMessage& revoke);
+  void on_stop(SendLink& link, const ChannelMessage& stop);
+  void on_write_refused(Lane& lane, const Refusal& refusal, Time now);
 
   Context& context_;
   const PeerId peer_;

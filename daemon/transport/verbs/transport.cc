@@ -72,8 +72,11 @@ Result<std::unique_ptr<VerbsTransport>> VerbsTransport::make(const VerbsOptions&
   MK_RETURN_IF_ERROR(check(options));
   std::unique_ptr<VerbsTransport> made(new VerbsTransport(options));
   Context& context = made->context_;
+  auto registrar = rdma::Registrar::make();
+  if (!registrar.ok()) return registrar.status().with_context("verbs transport");
+  context.registrar = std::move(*registrar);
   for (const VerbsPort& port : options.ports) {
-    auto path = Path::open(context.options, port);
+    auto path = Path::open(context.options, port, context.registrar.get());
     if (!path.ok()) return path.status();
     made->endpoint_ += (made->endpoint_.empty() ? "" : ", ") + topology::port_name(port.device, port.number);
     if (options.gpu_memory) MK_RETURN_IF_ERROR(require_dma_bufs(options.verbs, **path));
@@ -89,6 +92,7 @@ Status VerbsTransport::make_events() {
   timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
   if (!timer_.valid()) return system_error("timerfd_create");
   MK_RETURN_IF_ERROR(watch(timer_.get()));
+  MK_RETURN_IF_ERROR(watch(context_.registrar->event_fd()));
   for (const auto& path : context_.paths) {
     MK_RETURN_IF_ERROR(watch(path->completions()->fd));
     MK_RETURN_IF_ERROR(watch(path->context()->async_fd));
@@ -114,6 +118,7 @@ void VerbsTransport::close() {
     peer->sender.close();
     peer->receiver.close();
   }
+  if (context_.registrar != nullptr) context_.registrar->stop();
   inbox_.clear();
   context_.outbox.clear();
 }
@@ -187,6 +192,22 @@ Status VerbsTransport::open_inbound(ChannelId channel, PeerId peer, ChannelKey k
   return {};
 }
 
+void VerbsTransport::quiesce(ChannelId channel) {
+  const End end = channel < ends_.size() ? ends_[channel] : End{};
+  if (end.outbound != nullptr) end.peer->sender.quiesce(*end.outbound);
+  if (end.inbound != nullptr) end.peer->receiver.quiesce(*end.inbound);
+}
+
+bool VerbsTransport::quiet(ChannelId channel) const {
+  const End end = channel < ends_.size() ? ends_[channel] : End{};
+  if (end.outbound != nullptr) return !end.outbound->in_flight();
+  if (end.inbound == nullptr) return true;
+  // Its keys may be among those that still go, and who closes it expects that they have gone.
+  return end.inbound->path == nullptr &&
+         std::none_of(context_.paths.begin(), context_.paths.end(),
+                      [](const auto& path) { return path->registrations().any_leaving(); });
+}
+
 void VerbsTransport::close_channel(ChannelId channel) {
   if (channel >= ends_.size()) return;
   const End end = std::exchange(ends_[channel], {});
@@ -199,6 +220,8 @@ void VerbsTransport::retire(const memory::Region& region) {
 }
 
 bool VerbsTransport::holds(const memory::Region& region) const {
+  const auto leaving = [&](const auto& path) { return path->registrations().leaving(region); };
+  if (std::any_of(context_.paths.begin(), context_.paths.end(), leaving)) return true;
   return std::any_of(peers_.begin(), peers_.end(), [&](const auto& entry) {
     const Peer& peer = *entry.second;
     return !peer.failed && (peer.sender.holds(region) || peer.receiver.holds(region));
@@ -243,13 +266,24 @@ std::size_t VerbsTransport::poll() {
   if (closed_ || context_.sink == nullptr) return 0;
   const Time now = Clock::now();
   if (now - looked_ >= kBusyLook) look_at_events(now);
-  std::size_t events = receive_messages(now) + poll_peers(now);
+  std::size_t events = take_registrations() + receive_messages(now) + poll_peers(now);
   events += send_messages();
   if (events > 0) return events;
   if (now - looked_ >= kIdleLook) look_at_events(now);
   if (!arm_completions()) return 1;
   arm_timer(now);
   return send_messages();
+}
+
+std::size_t VerbsTransport::take_registrations() {
+  const std::size_t finished = context_.registrar->run();
+  if (finished == 0) return 0;
+  for (auto& [id, peer] : peers_) {
+    if (peer->failed) continue;
+    peer->sender.registered();
+    peer->receiver.registered();
+  }
+  return finished;
 }
 
 std::size_t VerbsTransport::receive_messages(Time now) {
@@ -315,9 +349,9 @@ void VerbsTransport::look_at_events(Time now) {
         peer->sender.path_changed(*path, now);
         peer->receiver.path_changed(*path);
       }
-      for (const std::uint32_t qpn : news.broken_qpns) {
-        peer->sender.queue_broken(qpn, broken, now);
-        peer->receiver.queue_broken(qpn, broken);
+      for (const Path::News::BrokenQueue& queue : news.broken) {
+        peer->sender.queue_broken(queue.qpn, broken, now);
+        peer->receiver.queue_broken(queue);
       }
     }
   }

@@ -28,6 +28,8 @@ class VerbsTransport final : public Transport {
   void receive_from_peer(PeerId peer, std::span<const std::byte> message) override;
   Status open_outbound(ChannelId channel, PeerId peer, ChannelKey key) override;
   Status open_inbound(ChannelId channel, PeerId peer, ChannelKey key) override;
+  void quiesce(ChannelId channel) override;
+  bool quiet(ChannelId channel) const override;
   void close_channel(ChannelId channel) override;
   std::size_t submit(std::span<const Put> puts) override;
   std::size_t poll() override;
@@ -63,6 +65,7 @@ class VerbsTransport final : public Transport {
   Status watch(int fd);
   Result<Peer*> peer_for_channel(ChannelId channel, PeerId peer) const;
   bool take(const Put& put, Time now);
+  std::size_t take_registrations();
   std::size_t receive_messages(Time now);
   void receive(Peer& peer, std::span<const std::byte> message, Time now);
   void fail(Peer& peer, const Status& why, bool tell);

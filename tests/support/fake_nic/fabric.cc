@@ -180,6 +180,22 @@ std::uint64_t Fabric::received(const std::string& device) const {
   return state_->device(device).received;
 }
 
+void Fabric::hold_registrations(const std::string& name, std::uint64_t bytes) {
+  const std::lock_guard held(state_->lock);
+  state_->device(name).held_bytes = bytes;
+  state_->changed.notify_all();
+}
+
+void Fabric::void_keys(const std::string& name) {
+  const std::lock_guard held(state_->lock);
+  state_->device(name).keys.clear();
+}
+
+std::uint64_t Fabric::queue_pairs(const std::string& device) const {
+  const std::lock_guard held(state_->lock);
+  return state_->device(device).queue_pairs;
+}
+
 std::uint64_t Fabric::registered(const std::string& device) const {
   const std::lock_guard held(state_->lock);
   return state_->device(device).pinned_bytes;

@@ -94,12 +94,20 @@ class Fabric {
   /// The next `count` registrations fail with this errno.
   void fail_registrations(const std::string& device, int error, std::uint32_t count);
 
+  /// Registrations of host memory of `bytes` or more do not return until this is called with 0; at the latest
+  /// after ten seconds.
+  void hold_registrations(const std::string& device, std::uint64_t bytes);
+  /// Keys that were handed out so far lead nowhere any more. What was registered goes on to exist.
+  void void_keys(const std::string& device);
+
   // ---- what a test asks afterwards
   /// What a kernel would not have put up with, or leaked: calls out of order, objects that live. Empty =
   /// clean.
   std::vector<std::string> complaints() const;
   /// Messages (writes, sends) that were carried out at this device; retransmissions do not count.
   std::uint64_t received(const std::string& device) const;
+  /// Queue pairs that were made at this device so far.
+  std::uint64_t queue_pairs(const std::string& device) const;
   /// Bytes of host memory registered at this device now.
   std::uint64_t registered(const std::string& device) const;
 

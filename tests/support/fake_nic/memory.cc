@@ -76,7 +76,9 @@ Mr* make(ibv_pd* pd, Device& device, std::uint64_t iova, std::size_t length, uns
 
 ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova, unsigned access) {
   Device& device = device_of(pd);
-  const std::lock_guard held(device.fabric->lock);
+  std::unique_lock held(device.fabric->lock);
+  device.fabric->changed.wait_for(held, std::chrono::seconds(10),
+                                  [&] { return device.held_bytes == 0 || length < device.held_bytes; });
   if (const int error = refused(device, length, access)) return fail(error);
   const auto begin = reinterpret_cast<std::uint64_t>(address);
   if (!mapped(begin) || !mapped(begin + length - 1)) return fail(EFAULT);

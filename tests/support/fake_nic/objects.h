@@ -6,6 +6,7 @@
 
 #include <array>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -160,6 +161,8 @@ struct Device : ibv_device {
   std::set<Device*> heard;       ///< devices that answered this one
   std::uint64_t pinned_bytes = 0;
   std::uint64_t received = 0;
+  std::uint64_t queue_pairs = 0;  ///< made so far
+  std::uint64_t held_bytes = 0;   ///< registrations of so much wait; 0: none
   int registration_error = 0;
   std::uint32_t registration_failures = 0;
 };
@@ -174,6 +177,7 @@ struct Fabric::State {
   explicit State(std::uint64_t seed) : random(seed), timeline(lock) {}
 
   std::mutex lock;
+  std::condition_variable changed;  ///< what is held may go on
   std::mt19937_64 random;
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<std::unique_ptr<Host>> hosts;

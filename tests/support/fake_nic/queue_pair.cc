@@ -208,6 +208,7 @@ Qp* make_queue(ibv_pd* pd, const ibv_qp_init_attr& init, bool srd) {
   base.recv_cq = init.recv_cq;
   base.qp_type = init.qp_type;
   base.state = IBV_QPS_RESET;
+  ++device.queue_pairs;
   base.qp_num = device.fabric->next_qp;
   device.fabric->next_qp += 1 + static_cast<std::uint32_t>(device.fabric->random() % 7);
   qp->device = &device;

@@ -43,6 +43,30 @@ TEST_CASE("detach waits for the puts in flight, then drops every reference") {
   CHECK(eventually([&] { return client.region.use_count() == 1; }));
 }
 
+// Channels of other sessions share their connections: one that closes with puts under way disturbs them.
+TEST_CASE("a group's channels stop before they close, and close all the same when a peer does not answer") {
+  for (const bool answers : {true, false}) {
+    CAPTURE(answers);
+    ProxyFixture node;
+    auto client = node.join(1, pair_shape(1, 77, 3));
+    REQUIRE(node.wire->open_channels() == 6);
+    node.wire->keep_busy(true);
+    Flag gone;
+    const auto begin = std::chrono::steady_clock::now();
+    node.proxy.close_group(client.group->key, milliseconds(0), gone.setter());
+    REQUIRE(eventually([&] { return node.wire->stopped_channels() == 6; }));
+    if (answers) {
+      CHECK(node.wire->open_channels() == 6);
+      node.wire->keep_busy(false);
+    }
+    REQUIRE(eventually([&] { return gone.set(); }));
+    const auto took = std::chrono::steady_clock::now() - begin;
+    if (!answers) CHECK(took >= milliseconds(100));
+    CHECK(node.wire->open_channels() == 0);
+    CHECK(eventually([&] { return client.region.use_count() == 1; }));
+  }
+}
+
 TEST_CASE("detach gives up at its limit, also with puts that the transport never took") {
   ProxyFixture node;
   node.wire->allow(5);

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "tests/support/fake_nic/fabric.h"
+#include "tests/support/transport_pair.h"
 
 namespace mkernel::transport::efa {
 namespace {
@@ -24,10 +25,11 @@ struct End {
     for (const char* const name : {"efa0", "efa1"}) {
       context.paths.push_back(Device::open(context.options, name).value());
     }
-    connection.emplace(context, kPeer, PeerAddress{{peer, kPeerBoot}, "x, y"}, now);
+    connection.emplace(context, *domains, kPeer, PeerAddress{{peer, kPeerBoot}, "x, y"}, now);
   }
   ~End() {
     connection.reset();
+    domains.reset();
     context.paths.clear();
     CHECK(fabric.complaints().empty());
   }
@@ -70,6 +72,7 @@ struct End {
 
   test::nic::Fabric fabric;
   Context context;
+  std::optional<Domains> domains = Domains();
   std::optional<Connection> connection;
   Time now = Clock::now();
   std::string why;  ///< of the last loss that was said
@@ -81,7 +84,7 @@ Hello greeting(MessageType type, std::uint32_t number, std::uint32_t path) {
   Hello message{{.type = type, .epoch = number}, kPeerBoot, kOwnBoot};
   message.gid[0] = 0xfe;
   message.qpn = 17;
-  message.credit = 1;
+  message.credit = message.window = 1;
   message.path = path;
   return message;
 }
@@ -161,6 +164,23 @@ TEST_CASE("a try ends with the device that it was over, and with the connection"
   CHECK(end.hear(greeting(MessageType::kTry, 3, 1)).ok());
   CHECK(end.hear(loss(MessageType::kLost, 1)).ok());
   CHECK(end.said() == Said{"tried 3 efa1", "try lost 3"});
+}
+
+// Where queue pairs of two peers share a domain, a key that one was given works for the other as well.
+TEST_CASE("a connection reaches what is registered for its peer, and nothing else") {
+  End end("c");
+  CHECK(end.connection->poll(end.now).ok());
+  REQUIRE(end.connection->queue() != nullptr);
+  const Device& device = *end.context.paths[0];
+  CHECK(end.connection->queue()->pd() == end.domains->on(device).value());
+  Domains of_another;
+  CHECK(of_another.on(device).value() != end.domains->on(device).value());
+  CHECK(of_another.on(*end.context.paths[1]).value() != of_another.on(device).value());
+  ChannelMemory memory;
+  auto region = test::make_region(4096, abi::RegionKind::kHostMemory);
+  auto& registrations = memory_on(device, end.connection->queue()->pd(), nullptr, memory);
+  REQUIRE(registrations.target(*region).ok());
+  CHECK(registrations.granted(*region)->regions.front()->pd == end.connection->queue()->pd().get());
 }
 
 TEST_CASE("a peer that opens what this end opens, or asks for what is not there, is not talked to any more") {

@@ -16,6 +16,7 @@ Hello hello() {
   Hello message{{.type = MessageType::kHello, .epoch = 1}, 1, 2};
   message.qpn = 0xffffff;
   message.credit = 1;
+  message.window = kMaxWindow;
   return message;
 }
 
@@ -34,7 +35,10 @@ TEST_CASE("a message of every type passes, and of no other size") {
   }
   CHECK(good(Message{.type = MessageType::kTryOver}));
   CHECK(good(refusal({.type = MessageType::kTryLost}, {StatusCode::kUnavailable, "why"})));
-  CHECK(good(ChannelMessage{{.type = MessageType::kAttach}, 7}));
+  CHECK(good(Attach{{.type = MessageType::kAttach}, 7, 1}));
+  CHECK(good(ChannelMessage{{.type = MessageType::kDetach}, 7}));
+  CHECK(good(NumberMessage{{.type = MessageType::kReleased}, kMaxChannels - 1}));
+  CHECK(good(NumberMessage{{.type = MessageType::kTaken}, 0}));
   CHECK(good(Attached{{.type = MessageType::kAttached}, 7, 0, kMaxChannels - 1}));
   CHECK(good(RegionMessage{{.type = MessageType::kResolve}, 7, abi::kMaxRegions - 1}));
   CHECK(good(Resolved{{.type = MessageType::kResolved}, 7}));

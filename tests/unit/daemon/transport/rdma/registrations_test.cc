@@ -3,6 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <memory>
+#include <thread>
+
 #include "tests/support/fake_nic/fabric.h"
 
 namespace mkernel::transport::rdma {
@@ -22,12 +25,16 @@ struct Nic {
     verbs.free_device_list(list);
     pd = own(verbs.alloc_pd(context.get()), verbs.dealloc_pd);
   }
-  Registrations with_chunks(std::uint64_t bytes) const { return {verbs, pd.get(), "mlx5_0", bytes}; }
+  Registrations with_chunks(std::uint64_t bytes, Registrar* registrar = nullptr) const {
+    return Registrations({&verbs, pd, "mlx5_0", bytes, registrar});
+  }
 
-  test::nic::Fabric fabric;
+  void fabric_hold(std::uint64_t bytes) const { fabric.hold_registrations("mlx5_0", bytes); }
+
+  mutable test::nic::Fabric fabric;
   VerbsLibrary verbs;
   Object<ibv_context> context;
-  Object<ibv_pd> pd;
+  std::shared_ptr<ibv_pd> pd;
 };
 
 memory::Region host_region(std::uint64_t bytes) {
@@ -133,6 +140,105 @@ TEST_CASE("what cannot be registered is refused with the reason") {
     CHECK_MESSAGE(contains(refused, "registering 8192 bytes of host memory"), refused.text());
     CHECK(nic.fabric.registered("mlx5_0") == 0);  // the first piece went again
   }
+}
+
+/// Until the registrar has called something.
+void await(Registrar& registrar) {
+  while (registrar.run() == 0) std::this_thread::yield();
+}
+
+TEST_CASE("a large region is registered on another thread, and given back there") {
+  const Nic nic;
+  const auto registrar = Registrar::make().value();
+  auto registrations = nic.with_chunks(kAtOnceBytes, registrar.get());
+  const auto region = std::make_shared<memory::Region>(host_region(2 * kAtOnceBytes));
+  nic.fabric_hold(kAtOnceBytes);
+  CHECK(registrations.source(*region).value() == nullptr);
+  CHECK(registrations.target(*region).value() == nullptr);
+  CHECK(registrations.granted(*region) == nullptr);
+  CHECK(nic.fabric.registered("mlx5_0") == 0);
+  const auto small = std::make_shared<memory::Region>(host_region(kPage));
+  CHECK(registrations.source(*small).value() != nullptr);  // at once
+  nic.fabric_hold(0);
+  await(*registrar);
+  REQUIRE(registrations.source(*region).value() != nullptr);
+  CHECK(registrations.source(*region).value()->chunks.size() == 2);
+  while (registrations.target(*region).value() == nullptr) await(*registrar);
+  CHECK(nic.fabric.registered("mlx5_0") == 4 * kAtOnceBytes + kPage);
+
+  registrations.release(*region);
+  CHECK(registrations.granted(*region) == nullptr);
+  CHECK(registrations.leaving(*region));
+  CHECK(registrations.any_leaving());
+  while (registrations.leaving(*region)) await(*registrar);
+  CHECK(nic.fabric.registered("mlx5_0") == 2 * kAtOnceBytes + kPage);
+  registrations.forget(*region);
+  registrations.forget(*small);
+  await(*registrar);
+  CHECK(nic.fabric.registered("mlx5_0") == 0);
+  CHECK(region.use_count() == 1);
+}
+
+TEST_CASE("keys that somebody may still use go before the call returns, however large the region is") {
+  const Nic nic;
+  const auto registrar = Registrar::make().value();
+  auto registrations = nic.with_chunks(kAtOnceBytes, registrar.get());
+  const auto region = std::make_shared<memory::Region>(host_region(2 * kAtOnceBytes));
+  for (const bool by_forgetting : {false, true}) {
+    while (registrations.target(*region).value() == nullptr) await(*registrar);
+    if (by_forgetting) {
+      registrations.forget(*region);
+    } else {
+      registrations.release_now(*region);
+    }
+    CHECK(nic.fabric.registered("mlx5_0") == 0);
+    CHECK_FALSE(registrations.leaving(*region));
+  }
+}
+
+TEST_CASE("a region that goes while it is being registered lives for as long as that takes") {
+  const Nic nic;
+  const auto registrar = Registrar::make().value();
+  std::weak_ptr<memory::Region> watched;
+  {
+    auto registrations = nic.with_chunks(kAtOnceBytes, registrar.get());
+    auto region = std::make_shared<memory::Region>(host_region(2 * kAtOnceBytes));
+    watched = region;
+    nic.fabric_hold(kAtOnceBytes);
+    CHECK(registrations.source(*region).value() == nullptr);
+    registrations.forget(*region);
+  }
+  nic.fabric_hold(0);
+  while (!watched.expired()) {
+    registrar->run();
+    std::this_thread::yield();
+  }
+  CHECK(nic.fabric.registered("mlx5_0") == 0);
+}
+
+TEST_CASE("a registration that fails on the other thread is told once, with its reason") {
+  const Nic nic({.memlock_bytes = kPage});
+  const auto registrar = Registrar::make().value();
+  auto registrations = nic.with_chunks(kAtOnceBytes, registrar.get());
+  const auto region = std::make_shared<memory::Region>(host_region(2 * kAtOnceBytes));
+  for (int i = 0; i < 2; ++i) {
+    REQUIRE(registrations.source(*region).ok());
+    await(*registrar);
+    const Status refused = registrations.source(*region).status();
+    CHECK(refused.code() == StatusCode::kResourceExhausted);
+    CHECK(refused.text().find("mlx5_0: registering 1048576 bytes of host memory") == 0);
+  }
+}
+
+TEST_CASE("a registrar that has stopped does everything at once") {
+  const Nic nic;
+  const auto registrar = Registrar::make().value();
+  auto registrations = nic.with_chunks(kAtOnceBytes, registrar.get());
+  const auto region = std::make_shared<memory::Region>(host_region(2 * kAtOnceBytes));
+  registrar->stop();
+  CHECK(registrations.source(*region).value() != nullptr);
+  registrations.forget(*region);
+  CHECK(nic.fabric.registered("mlx5_0") == 0);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace {
 
 using namespace transport::verbs;
 
-constexpr std::uint16_t kTypes[] = {1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22};
+constexpr std::uint16_t kTypes[] = {1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 18, 19, 20, 21, 22, 23, 24};
 
 TEST_CASE("bytes that are no message lose the peer, with what is wrong with them") {
   TransportPair pair;

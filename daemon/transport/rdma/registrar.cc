@@ -1,0 +1,71 @@
+#include "daemon/transport/rdma/registrar.h"
+
+#include <exception>
+#include <utility>
+
+#include "daemon/base/thread.h"
+
+namespace mkernel::transport::rdma {
+
+Registrar::Registrar() {
+  finished_.begin_sleep();  // for good: whatever is posted rings
+  thread_ = std::thread([this] {
+    base::name_this_thread("mk-register");
+    work();
+  });
+}
+
+Result<std::unique_ptr<Registrar>> Registrar::make() {
+  try {
+    return std::unique_ptr<Registrar>(new Registrar);
+  } catch (const std::exception& error) {
+    return Status(StatusCode::kResourceExhausted,
+                  std::string("starting the thread that registers memory: ") + error.what());
+  }
+}
+
+Registrar::~Registrar() {
+  stop();
+}
+
+void Registrar::stop() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard held(lock_);
+    over_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+  items_.clear();
+  run();
+}
+
+void Registrar::post(std::function<void()> work, std::function<void()> done) {
+  if (!thread_.joinable()) {
+    work();
+    if (done) done();
+    return;
+  }
+  {
+    const std::lock_guard held(lock_);
+    items_.push_back({std::move(work), std::move(done)});
+  }
+  changed_.notify_one();
+}
+
+void Registrar::work() {
+  std::unique_lock held(lock_);
+  for (;;) {
+    changed_.wait(held, [this] { return over_ || !items_.empty(); });
+    if (over_) return;
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    held.unlock();
+    item.work();
+    item.work = {};  // what it holds goes here
+    if (item.done) finished_.post(std::move(item.done));
+    held.lock();
+  }
+}
+
+}  // namespace mkernel::transport::rdma

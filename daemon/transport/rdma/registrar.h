@@ -1,0 +1,53 @@
+// The thread that registers memory for one transport. Registering pins pages, and giving a registration back
+// lets go of them: both take some tenths of a second for a gigabyte, which the proxy thread must not spend.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "daemon/base/mailbox.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::transport::rdma {
+
+/// Made by one thread, then used by one, the owner.
+class Registrar {
+ public:
+  /// Errors: kResourceExhausted, when there is no thread or no fd left.
+  static Result<std::unique_ptr<Registrar>> make();
+  ~Registrar();  ///< stops
+
+  /// `work` is called on the registrar's thread, then `done`, where there is one, in run(). One after the
+  /// other in the order of the calls.
+  void post(std::function<void()> work, std::function<void()> done);
+  /// Calls what is done. Returns how many.
+  std::size_t run() { return finished_.run(); }
+  /// Waits for the work that is being done, and drops what has not begun. From then on post() does everything
+  /// at once.
+  void stop();
+  /// Epoll, edge-triggered: run() has something to call.
+  int event_fd() const { return finished_.event_fd(); }
+
+ private:
+  struct Item {
+    std::function<void()> work;
+    std::function<void()> done;
+  };
+
+  Registrar();
+  void work();
+
+  base::Mailbox finished_;
+  std::mutex lock_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;  ///< guarded by lock_
+  bool over_ = false;       ///< guarded by lock_
+  std::thread thread_;
+};
+
+}  // namespace mkernel::transport::rdma

@@ -37,9 +37,8 @@ TEST_CASE("zero copy, where the kernel copies after all: given up when automatic
         ++puts;
         offset += length;
       }
-      run({&a, &b}, [] { return true; });
-      a.transport().poll();
-      b.transport().poll();
+      bool polled = false;
+      run({&a, &b}, [&] { return std::exchange(polled, true); });
     }
     CHECK(run({&a, &b}, [&] { return a.completions[1] == puts; }));
     CHECK(same(a, b));
@@ -90,8 +89,8 @@ TEST_CASE("connections cut in the middle of frames, at every kind of place, in b
   End a(1, {}, 8 * kMiB), b(2, {}, 8 * kMiB);
   const auto port = static_cast<std::uint16_t>(std::stoi(b.address().endpoint.substr(10)));
   test::TcpRelay relay(port);
-  REQUIRE(a.transport().connect(kPeer, {b.identity(), relay.endpoint()}).ok());
-  REQUIRE(b.transport().connect(kPeer, a.address()).ok());
+  a.meet(b, {b.identity(), relay.endpoint()});
+  b.meet(a);
   open(a, b, 1, 11);
   open(b, a, 2, 12);
   std::mt19937_64 random(17);

@@ -41,8 +41,8 @@ struct GpuRig {
           static_cast<std::uint16_t>(std::stoi(endpoint.substr(endpoint.rfind(':') + 1))));
       endpoint = relay->endpoint();
     }
-    REQUIRE(a.transport().connect(kPeer, {b.identity(), endpoint}).ok());  // the end that dials
-    REQUIRE(b.transport().connect(kPeer, a.address()).ok());
+    a.meet(b, {b.identity(), endpoint});  // the end that dials
+    b.meet(a);
     open(1);
   }
 

@@ -13,10 +13,12 @@ constexpr std::uint64_t kKey = 11;
 /// channel.
 struct Rig {
   End b{9};
+  PeerSecret secret = raw_secret(b, 4);
   std::unique_ptr<RawPeer> raw;
 
   Rig() {
     REQUIRE(b.transport().connect(kPeer, {{"raw", 4}, "127.0.0.1:9"}).ok());
+    agree(b, secret);
     REQUIRE(b.transport().open_inbound(1, kPeer, kKey).ok());
     REQUIRE(b.transport().open_outbound(2, kPeer, kKey + 1).ok());
     dial();
@@ -24,10 +26,7 @@ struct Rig {
 
   void dial() {
     raw = std::make_unique<RawPeer>(b);
-    raw->say(raw->hello(4));
-    Welcome welcome{};
-    REQUIRE(raw->receive(&welcome, sizeof(welcome)));
-    REQUIRE(welcome.code == 0);
+    REQUIRE(raw->greet(raw->hello(4), secret).code == 0);
     OpenFrame open{};
     REQUIRE(raw->receive(&open, sizeof(open)));
     CHECK(open.type == FrameType::kOpen);

@@ -1,5 +1,7 @@
 #include "daemon/config/rules.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <bit>
 #include <cctype>
@@ -79,6 +81,17 @@ Rule real(double low, double high) {
 
 Rule any_text() {
   return {"a text", [](const Value& value) { return std::holds_alternative<std::string>(value); }};
+}
+
+Rule ip_address() {
+  return {"a numeric IPv4 or IPv6 address", [](const Value& value) {
+            const auto* text = std::get_if<std::string>(&value);
+            if (text == nullptr) return false;
+            in6_addr room{};
+            const std::string without_scope = text->substr(0, text->find('%'));
+            return ::inet_pton(AF_INET, text->c_str(), &room) == 1 ||
+                   ::inet_pton(AF_INET6, without_scope.c_str(), &room) == 1;
+          }};
 }
 
 Rule one_of(std::vector<std::string> words) {

@@ -21,6 +21,8 @@ Rule integer(std::int64_t low, std::int64_t high);
 Rule power_of_two(std::int64_t low, std::int64_t high);
 Rule real(double low, double high);
 Rule any_text();
+/// A numeric IPv4 or IPv6 address, without a port.
+Rule ip_address();
 Rule one_of(std::vector<std::string> words);
 /// Letters, digits and . _ - , short enough for abi::Member; empty is allowed.
 Rule node_name();

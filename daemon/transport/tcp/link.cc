@@ -216,7 +216,9 @@ void Link::offer(Outbound& channel) {
 
 void Link::forget(Outbound& channel) {
   if (!writer_.forget(channel)) {
-    lose({StatusCode::kCancelled, "a channel was closed in the middle of a put"});
+    lose({StatusCode::kCancelled, "a channel was closed while the kernel sent its memory without a copy"});
+  } else if (up() && writable_ && !writer_.idle()) {
+    context_.wake(*this);
   }
 }
 

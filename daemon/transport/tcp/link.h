@@ -69,12 +69,14 @@ class Link final : public Served, private FrameHandler, private LandingSink {
   Status on_put(const PutFrame& frame, Landing& landing) override;
   void on_received(const Landing& landing) override;
   Status on_open(const OpenFrame& frame) override;
+  Status on_closed(const ClosedFrame& frame) override;
   Status on_held(const HeldFrame& frame) override;
   Status on_refused(const RefusedFrame& frame) override;
   void on_landed(Inbound& channel, std::uint64_t number) override;
   void on_landing_failed(Inbound& channel, const Status& why) override;
-  void place(const PutFrame& frame, Inbound& channel, Landing& landing);
-  Status find_target(const PutFrame& frame, Inbound& channel, Landing& landing);
+  Status check_size(const PutFrame& frame) const;
+  void begin(const PutFrame& frame, std::uint64_t number, Inbound& channel, Landing& landing);
+  void land(const PutFrame& frame, Inbound& channel, Landing& landing);
   void refuse(Inbound& channel, const Status& why);
 
   void dial(Clock::time_point now);

@@ -115,10 +115,13 @@ void Peer::link_down(Link& link, const Status& why) {
   for (auto& [key, channel] : outbound_) {
     if (&link_of(key) != &link) continue;
     channel->granted = false;
+    channel->framed = 0;
     channel->zero_copy_end = 0;
   }
   for (auto& [key, channel] : inbound_) {
-    if (&link_of(key) == &link) channel->received = 0;
+    if (&link_of(key) != &link) continue;
+    channel->received = 0;
+    channel->partial = {};
   }
 }
 
@@ -157,7 +160,9 @@ void Peer::remove(Inbound& channel) {
 }
 
 bool Peer::uses(const memory::Region& region) const {
-  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->uses(region); });
+  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->uses(region); }) ||
+         std::any_of(inbound_.begin(), inbound_.end(),
+                     [&](const auto& entry) { return entry.second->partial.target.region == &region; });
 }
 
 Clock::time_point Peer::deadline() const {

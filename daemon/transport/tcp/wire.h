@@ -19,7 +19,10 @@
 //                                  acknowledgement. The first Held of a channel on a connection is what lets
 //                                  its sender begin there, at put n + 1: the receiver had closed the old
 //                                  connection, partial put and all, before this one was made.
-//   Put       sender -> receiver   one put, `length` bytes of payload follow
+//   Put       sender -> receiver   a put or the next part of one, `length` bytes of payload follow, `rest`
+//   more in
+//                                  further frames. Frames of other channels may come between them.
+//   Closed    sender -> receiver   the sender has closed the channel; a put that was begun ends here
 //   Refused   receiver -> sender   the channel has failed, and why
 #pragma once
 
@@ -41,6 +44,9 @@ inline constexpr std::uint32_t kChallengeMagic = 0x43434b4dU;  ///< "MKCC"
 inline constexpr std::uint32_t kWelcomeMagic = 0x57434b4dU;    ///< "MKCW"
 inline constexpr std::uint32_t kWireVersion = 2;               ///< both ends must agree exactly
 inline constexpr std::uint32_t kMaxConnections = 64;           ///< per peer
+/// Payload of one frame. Whoever closes a channel owes the peer the rest of a frame that was begun, and no
+/// more.
+inline constexpr std::uint32_t kMaxFrameBytes = 1 << 20;
 
 struct Hello {
   std::uint32_t magic;
@@ -75,7 +81,7 @@ struct Welcome {
 };
 static_assert(sizeof(Welcome) == 40);
 
-enum class FrameType : std::uint8_t { kOpen = 1, kHeld = 2, kPut = 3, kRefused = 4 };
+enum class FrameType : std::uint8_t { kOpen = 1, kHeld = 2, kPut = 3, kRefused = 4, kClosed = 5 };
 
 struct OpenFrame {
   FrameType type;
@@ -83,6 +89,13 @@ struct OpenFrame {
   std::uint64_t key;
 };
 static_assert(sizeof(OpenFrame) == 16);
+
+struct ClosedFrame {
+  FrameType type;
+  std::uint8_t reserved[7];
+  std::uint64_t key;
+};
+static_assert(sizeof(ClosedFrame) == 16);
 
 struct HeldFrame {
   FrameType type;
@@ -94,15 +107,16 @@ static_assert(sizeof(HeldFrame) == 24);
 
 struct PutFrame {
   FrameType type;
-  std::uint8_t reserved0;
-  WireSequence sequence;
-  std::uint32_t length;  ///< bytes of payload behind the frame
+  std::uint8_t continues;  ///< 1: goes on with the put that the channel's last Put left unfinished
+  WireSequence sequence;   ///< of the put, the same in all its frames
+  std::uint32_t length;    ///< bytes of payload behind the frame; 0 only in a put of none
   std::uint64_t key;
-  std::uint64_t offset;  ///< within the receiver's region
+  std::uint64_t offset;  ///< of the put, within the receiver's region
   std::uint16_t region;
-  std::uint8_t reserved1[6];
+  std::uint16_t reserved;
+  std::uint32_t rest;  ///< bytes of the put that come in further frames
 };
-static_assert(sizeof(PutFrame) == 32 && offsetof(PutFrame, key) == 8 && offsetof(PutFrame, region) == 24);
+static_assert(sizeof(PutFrame) == 32 && offsetof(PutFrame, key) == 8 && offsetof(PutFrame, rest) == 28);
 
 struct RefusedFrame {
   FrameType type;
@@ -120,6 +134,7 @@ constexpr std::size_t frame_bytes(FrameType type) {
     case FrameType::kHeld: return sizeof(HeldFrame);
     case FrameType::kPut: return sizeof(PutFrame);
     case FrameType::kRefused: return sizeof(RefusedFrame);
+    case FrameType::kClosed: return sizeof(ClosedFrame);
   }
   return 0;
 }

@@ -38,6 +38,14 @@ void check_plain_text(const Config& config, Mistakes& mistakes) {
   for (const std::string& address : config.peers.list) check("peers.list", address);
 }
 
+void check_clear_payload(const Config& config, Mistakes& mistakes) {
+  const Tcp& tcp = config.transport.tcp;
+  if (config.transport.kind != "tcp" || tcp.insecure || is_loopback(tcp.bind)) return;
+  mistakes.add(line_of(config, "transport.tcp.bind"), "transport.tcp.bind = \"" + tcp.bind + "\"",
+               "puts would leave loopback in clear text, with or without TLS on the peer links: set "
+               "transport.tcp.insecure = true if the network is trusted with them");
+}
+
 void check_tls(const Config& config, Mistakes& mistakes) {
   const Tls& tls = config.peers.tls;
   const std::pair<const char*, const std::string*> parts[] = {
@@ -93,6 +101,7 @@ void check_together(const Config& config, Mistakes& mistakes) {
   }
   check_tls(config, mistakes);
   check_plain_text(config, mistakes);
+  check_clear_payload(config, mistakes);
   check_rails(config, mistakes);
 }
 

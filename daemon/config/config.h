@@ -50,6 +50,7 @@ struct Peers {
 struct Tcp {
   std::string bind = "127.0.0.1";
   std::uint16_t port = 0;  ///< of the first rail; rail r listens on port + r. 0: any free ports
+  bool insecure = false;   ///< `bind` may be outside loopback although the payload is clear
   std::string advertise;   ///< host that peers dial; `bind` when empty
   std::uint32_t connections_per_peer = 2;
   std::string zero_copy = "auto";

@@ -90,7 +90,8 @@ void transport_keys(std::vector<Key>& table) {
   table.push_back(key("transport.gpu_memory", MK_FIELD(transport.gpu_memory), boolean()));
   table.push_back(key("transport.peer_timeout_ms", MK_FIELD(transport.peer_timeout), integer(1, 3600000)));
   table.push_back(key("transport.reconnect_ms", MK_FIELD(transport.reconnect_interval), integer(1, 1000)));
-  table.push_back(key("transport.tcp.bind", MK_FIELD(transport.tcp.bind), bind_address()));
+  table.push_back(key("transport.tcp.bind", MK_FIELD(transport.tcp.bind), ip_address()));
+  table.push_back(key("transport.tcp.insecure", MK_FIELD(transport.tcp.insecure), boolean()));
   table.push_back(key("transport.tcp.port", MK_FIELD(transport.tcp.port), integer(0, 65535)));
   table.push_back(key("transport.tcp.advertise", MK_FIELD(transport.tcp.advertise), any_text()));
   table.push_back(key("transport.tcp.connections_per_peer", MK_FIELD(transport.tcp.connections_per_peer),

@@ -99,6 +99,17 @@ Rule any_text() {
   return {"a text", [](const Value& value) { return std::holds_alternative<std::string>(value); }};
 }
 
+Rule ip_address() {
+  return {"a numeric IPv4 or IPv6 address", [](const Value& value) {
+            const auto* text = std::get_if<std::string>(&value);
+            if (text == nullptr) return false;
+            in6_addr room{};
+            const std::string without_scope = text->substr(0, text->find('%'));
+            return ::inet_pton(AF_INET, text->c_str(), &room) == 1 ||
+                   ::inet_pton(AF_INET6, without_scope.c_str(), &room) == 1;
+          }};
+}
+
 Rule one_of(std::vector<std::string> words) {
   std::string wants = "one of";
   for (const std::string& word : words) wants += " \"" + word + "\"";
@@ -125,15 +136,6 @@ Rule file_mode() {
             if (found->size() == 4 && found->front() != '0') return false;
             return found->find_first_not_of("01234567") == std::string::npos &&
                    found->substr(found->size() - 3).front() >= '6';
-          }};
-}
-
-Rule bind_address() {
-  return {"an IPv4 or IPv6 address", [](const Value& value) {
-            const auto* found = std::get_if<std::string>(&value);
-            in6_addr any{};
-            return found != nullptr && (::inet_pton(AF_INET, found->c_str(), &any) == 1 ||
-                                        ::inet_pton(AF_INET6, found->c_str(), &any) == 1);
           }};
 }
 

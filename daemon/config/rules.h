@@ -21,13 +21,13 @@ Rule integer(std::int64_t low, std::int64_t high);
 Rule power_of_two(std::int64_t low, std::int64_t high);
 Rule real(double low, double high);
 Rule any_text();
+/// A numeric IPv4 or IPv6 address, without a port; no name.
+Rule ip_address();
 Rule one_of(std::vector<std::string> words);
 /// Letters, digits and . _ - , short enough for abi::Member; empty is allowed.
 Rule node_name();
 /// Permission bits in octal, "0660".
 Rule file_mode();
-/// A numeric address, no name.
-Rule bind_address();
 /// "host:port", "[v6]:port"; empty is allowed when `optional`.
 Rule host_port(bool optional);
 Rule host_port_list();

@@ -73,7 +73,7 @@ class Daemon:
             "node": {"name": name, "runtime_dir": str(self.folder)},
             "peers": {"listen": f"{host}:{port}", "list": peers, "time_scale": 0.1},
             "transport": {"kind": "tcp", "peer_timeout_ms": 5000},
-            "transport.tcp": {"bind": host},
+            "transport.tcp": {"bind": host, "insecure": not host.startswith("127.")},
         }
         for section, keys in (settings or {}).items():
             sections.setdefault(section, {}).update(keys)

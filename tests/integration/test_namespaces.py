@@ -61,6 +61,14 @@ class Namespaces(ClusterTest):
         self.assertNotEqual(run.returncode, 0)
         self.assertIn("insecure", run.stderr)
 
+    def test_clear_payload_outside_loopback_must_be_asked_for_too(self):
+        daemon = Daemon(self.folder, "clear", 7600, [], {"peers": {"insecure": True}, "transport.tcp": {"insecure": False}},
+                        host=ADDRESSES[0])
+        run = subprocess.run(self.command(daemon), capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(run.returncode, 0)
+        self.assertIn(f'transport.tcp.bind = "{ADDRESSES[0]}"', run.stderr)
+        self.assertIn("transport.tcp.insecure = true", run.stderr)
+
     @staticmethod
     def command(daemon):
         return [BIN / "mkerneld", "--config", daemon.config, "--check"]

@@ -1,6 +1,7 @@
 #include "daemon/transport/emulated/socket.h"
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 
 namespace mkernel::transport::emulated {
 namespace {
@@ -48,12 +50,27 @@ Result<ipc::UniqueFd> make_socket() {
   return fd;
 }
 
-/// True when `address` is a path whose process is gone: nobody answers there.
+/// True when `address` is a path whose process is gone: nobody answers there. A file that is no socket is
+/// somebody's, and nobody answers there either.
 bool left_behind(const std::string& address) {
   if (address.front() == '@') return false;
+  struct stat status {};
+  if (::lstat(address.c_str(), &status) != 0 || !S_ISSOCK(status.st_mode)) return false;
   auto probe = make_socket();
   auto to = resolve(address);
   return probe.ok() && to.ok() && ::connect(probe->get(), to->get(), to->bytes) != 0 && errno == ECONNREFUSED;
+}
+
+/// The user of the process at the other end, as the kernel knows it; none when it cannot say.
+std::optional<uid_t> user_of(int socket) {
+  ucred who{};
+  socklen_t bytes = sizeof(who);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0) return std::nullopt;
+  return who.uid;
+}
+
+bool trusted(std::optional<uid_t> user) {
+  return user.has_value() && (*user == 0 || *user == ::geteuid());
 }
 
 }  // namespace
@@ -94,16 +111,19 @@ Result<ipc::UniqueFd> dial(const std::string& address) {
   if (::connect(fd->get(), to->get(), to->bytes) != 0) {
     return system_error(StatusCode::kUnavailable, "connect to " + address);
   }
+  const auto user = user_of(fd->get());
+  if (!trusted(user)) {
+    return Status{StatusCode::kPermissionDenied,
+                  "emulated: a process of user " + (user ? std::to_string(*user) : "?") + " listens at " +
+                      address + ", not one of user " + std::to_string(::geteuid()) + " or root"};
+  }
   return fd;
 }
 
 ipc::UniqueFd accept_from(int listener) {
   ipc::UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd.valid()) return fd;
-  ucred who{};
-  socklen_t bytes = sizeof(who);
-  const bool known = ::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0;
-  if (!known || (who.uid != 0 && who.uid != ::geteuid())) return {};
+  if (!trusted(user_of(fd.get()))) return {};
   return fd;
 }
 

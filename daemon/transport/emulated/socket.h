@@ -22,7 +22,8 @@ std::string address_of(const EmulatedOptions& options);
 /// make_emulated().
 Result<ipc::UniqueFd> listen_at(const std::string& address);
 
-/// A non-blocking socket connected to `address`. Errors: kUnavailable when nobody listens there (yet).
+/// A non-blocking socket connected to `address`. Errors: kUnavailable when nobody listens there (yet);
+/// kPermissionDenied when a process of another user (other than root) does: it would be sent our memfds.
 Result<ipc::UniqueFd> dial(const std::string& address);
 
 /// The next waiting connection, non-blocking; an invalid fd when there is none. A process of another user

@@ -41,6 +41,7 @@ class Served : public Watch {
 struct Statistics {
   std::uint64_t connections_lost = 0;
   std::uint64_t handshakes_refused = 0;  ///< by this end
+  std::uint64_t strangers_dropped = 0;   ///< connections without a handshake, for want of room
   std::uint64_t puts_discarded = 0;      ///< of unknown or failed channels
   std::uint64_t puts_duplicate = 0;
 };

@@ -41,6 +41,7 @@ std::size_t Events::deliver(TransportSink& sink) {
       case State::kPeerConnected: sink.peer_connected(state.id); break;
       case State::kPeerFailed: sink.peer_failed(state.id, state.why); break;
       case State::kPathChanged: sink.path_changed(state.id, state.path, state.why); break;
+      case State::kMessage: sink.send_to_peer(state.id, state.message); break;
       case State::kChannelFailed: sink.channel_failed(state.id, state.why); break;
     }
   }

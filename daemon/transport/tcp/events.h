@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <deque>
 #include <string>
+#include <vector>
 
 #include "daemon/transport/tcp/channel.h"
 #include "daemon/transport/transport.h"
@@ -26,6 +27,10 @@ class Events {
     states_.push_back({State::kPathChanged, peer, std::move(lost), std::move(path)});
   }
 
+  void send_to_peer(PeerId peer, std::vector<std::byte> message) {
+    states_.push_back({State::kMessage, peer, {}, {}, std::move(message)});
+  }
+
   bool empty() const { return arrived_.empty() && completed_.empty() && states_.empty(); }
 
   /// Nothing more is reported about it.
@@ -42,10 +47,11 @@ class Events {
 
  private:
   struct State {
-    enum Kind { kPeerConnected, kPeerFailed, kPathChanged, kChannelFailed } kind;
+    enum Kind { kPeerConnected, kPeerFailed, kPathChanged, kChannelFailed, kMessage } kind;
     std::uint32_t id;  ///< ChannelId or PeerId
     Status why;
     std::string path = {};
+    std::vector<std::byte> message = {};
   };
 
   Fifo<Inbound, &Inbound::arrived> arrived_;

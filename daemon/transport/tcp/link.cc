@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "daemon/transport/tcp/peer.h"
-#include "proto/ipc/packet.h"
+#include "daemon/transport/tcp/socket.h"
 
 namespace mkernel::transport::tcp {
 namespace {
@@ -49,7 +49,12 @@ void Link::start(Clock::time_point now) {
   wanted_ = true;
   down_since_ = retry_at_ = now;
   context_.deadlines_changed = true;
-  if (peer_.dials()) dial(now);
+  if (peer_.may_dial()) dial(now);
+}
+
+void Link::secret_known(Clock::time_point now) {
+  context_.deadlines_changed = true;
+  if (wanted_ && state_ == State::kDown && peer_.may_dial()) dial(now);
 }
 
 void Link::dial(Clock::time_point now) {
@@ -68,7 +73,6 @@ std::size_t Link::finish_dial() {
   if (outcome.ok()) outcome = say_hello();
   if (outcome.ok()) {
     state_ = State::kGreeting;
-    welcome_bytes_ = 0;
   } else {
     lose(outcome);
   }
@@ -77,41 +81,39 @@ std::size_t Link::finish_dial() {
 
 Status Link::say_hello() {
   const Identity& self = context_.options.base.identity;
-  Hello hello{kWireMagic, kWireVersion, self.boot_id, peer_.identity().boot_id, number_, peer_.connections(),
-              {}};
-  ipc::copy_text(hello.node, self.node);
-  // The first bytes of a connection always fit into its buffer.
-  if (::send(socket_.get(), &hello, sizeof(hello), MSG_NOSIGNAL) != sizeof(hello)) {
-    return {StatusCode::kUnavailable, std::string("send of the handshake: ") + std::strerror(errno)};
-  }
-  return {};
+  MK_RETURN_IF_ERROR(handshake_.begin(self, peer_.identity(), number_, peer_.connections()));
+  answer_bytes_ = 0;
+  if (send_whole(socket_.get(), &handshake_.hello(), sizeof(Hello))) return {};
+  return {StatusCode::kUnavailable, std::string("send of the handshake: ") + std::strerror(errno)};
 }
 
-/// OK while it is incomplete, and when it is good. kUnavailable: worth another try.
+/// OK while an answer is incomplete, and when it is good.
+Status Link::go_on_greeting() {
+  if (state_ == State::kProving) return read_welcome();
+  switch (fill(socket_.get(), &challenge_, sizeof(challenge_), answer_bytes_)) {
+    case Filled::kNotYet: readable_ = false; return {};
+    case Filled::kEnded:
+      return {StatusCode::kUnavailable, "the peer closed the connection during the handshake"};
+    case Filled::kWhole: break;
+  }
+  MK_RETURN_IF_ERROR(handshake_.challenged(challenge_));
+  const Proof proof = handshake_.proof(peer_.secret());
+  if (!send_whole(socket_.get(), &proof, sizeof(proof))) {
+    return {StatusCode::kUnavailable, std::string("send of the handshake: ") + std::strerror(errno)};
+  }
+  state_ = State::kProving;
+  answer_bytes_ = 0;
+  return read_welcome();
+}
+
 Status Link::read_welcome() {
-  auto* bytes = reinterpret_cast<std::byte*>(&welcome_);
-  while (welcome_bytes_ < sizeof(welcome_)) {
-    const ssize_t got = ::read(socket_.get(), bytes + welcome_bytes_, sizeof(welcome_) - welcome_bytes_);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) {
-      readable_ = false;
-      return {};
-    }
-    if (got <= 0) return {StatusCode::kUnavailable, "the peer closed the connection during the handshake"};
-    welcome_bytes_ += static_cast<std::size_t>(got);
+  switch (fill(socket_.get(), &welcome_, sizeof(welcome_), answer_bytes_)) {
+    case Filled::kNotYet: readable_ = false; return {};
+    case Filled::kEnded:
+      return {StatusCode::kUnavailable, "the peer closed the connection during the handshake"};
+    case Filled::kWhole: break;
   }
-  if (welcome_.magic != kWelcomeMagic) {
-    return {StatusCode::kUnavailable,
-            "whatever listens at " + peer_.remote().text() + " is no mkernel TCP transport"};
-  }
-  if (welcome_.code != 0) {
-    return {static_cast<StatusCode>(welcome_.code), std::string(ipc::text_of(welcome_.text))};
-  }
-  if (welcome_.version != kWireVersion || welcome_.boot_id != peer_.identity().boot_id) {
-    return {StatusCode::kFailedPrecondition, "node " + std::string(ipc::text_of(welcome_.node)) +
-                                                 " with wire version " + std::to_string(welcome_.version) +
-                                                 " answered with another boot id than the expected one"};
-  }
+  MK_RETURN_IF_ERROR(handshake_.welcomed(peer_.secret(), welcome_));
   go_up();
   return {};
 }
@@ -174,13 +176,16 @@ Clock::time_point Link::give_up_at() const {
 Clock::time_point Link::deadline() const {
   if (!wanted_ || state_ == State::kUp) return kNever;
   if (state_ != State::kDown) return std::min(handshake_until_, give_up_at());
-  return peer_.dials() ? std::min(retry_at_, give_up_at()) : give_up_at();
+  return peer_.may_dial() ? std::min(retry_at_, give_up_at()) : give_up_at();
 }
 
 void Link::expire(Clock::time_point now) {
   if (now < deadline()) return;
   if (now >= give_up_at()) {
-    const std::string last = last_error_.ok() ? "it never answered" : "last error: " + last_error_.text();
+    std::string last = last_error_.ok() ? "it never answered" : "last error: " + last_error_.text();
+    if (!peer_.secret().complete()) {
+      last = "it has not sent its half of the secret for data connections over the peer link";
+    }
     return peer_.fail({StatusCode::kUnavailable,
                        describe() + ": unreachable for " +
                            std::to_string(context_.options.base.peer_timeout.count()) + " ms; " + last});
@@ -211,7 +216,9 @@ void Link::offer(Outbound& channel) {
 
 void Link::forget(Outbound& channel) {
   if (!writer_.forget(channel)) {
-    lose({StatusCode::kCancelled, "a channel was closed in the middle of a put"});
+    lose({StatusCode::kCancelled, "a channel was closed while the kernel sent its memory without a copy"});
+  } else if (up() && writable_ && !writer_.idle()) {
+    context_.wake(*this);
   }
 }
 
@@ -233,6 +240,7 @@ void Link::on_events(std::uint32_t events) {
 
 bool Link::has_work() const {
   if (wanted_ && unloader_.busy()) return true;
+  if (state_ == State::kGreeting || state_ == State::kProving) return readable_;
   return up() && (readable_ || error_ || (writable_ && !writer_.idle()));
 }
 
@@ -254,13 +262,7 @@ std::size_t Link::receive_bytes() {
   }
   if (!readable_ && !reader_.waiting()) return 0;
   if (state_ == State::kUp) return receive_frames();
-  const Status greeted = read_welcome();
-  if (greeted.ok()) return 1;
-  if (greeted.code() == StatusCode::kUnavailable) {
-    lose(greeted);
-  } else {
-    peer_.fail(greeted.with_context(describe()));
-  }
+  if (const Status greeted = go_on_greeting(); !greeted.ok()) lose(greeted);
   return 1;
 }
 

@@ -1,7 +1,7 @@
 // One of the connections to a peer: a slot that is filled, lost and filled again.
 //
-//   down -> dialling -> greeting -> up        at the end that dials
-//   down ------------------------> up        at the end that listens (the acceptor has read the Hello)
+//   down -> dialling -> greeting -> proving -> up   at the end that dials, once it has the secret
+//   down ------------------------------------> up   at the end that listens (after the acceptor's handshake)
 //
 // Whatever goes wrong leads back to down, with the socket closed and everything about the stream forgotten:
 // that is the fence of the delivery contract. Only after it does this end dial or answer again, and say what
@@ -15,6 +15,7 @@
 
 #include "daemon/transport/tcp/channel.h"
 #include "daemon/transport/tcp/context.h"
+#include "daemon/transport/tcp/handshake.h"
 #include "daemon/transport/tcp/stream_reader.h"
 #include "daemon/transport/tcp/stream_writer.h"
 #include "daemon/transport/tcp/unloader.h"
@@ -34,6 +35,8 @@ class Link final : public Served, private FrameHandler, private LandingSink {
 
   /// Begins to be wanted: the time it may stay down runs from now.
   void start(Clock::time_point now);
+  /// The secret is complete: the end that dials may.
+  void secret_known(Clock::time_point now);
   /// Listening end: takes over a connection whose handshake is done.
   void adopt(ipc::UniqueFd socket);
   /// Closes the connection at once; what was queued in it does not reach the peer.
@@ -61,21 +64,24 @@ class Link final : public Served, private FrameHandler, private LandingSink {
   bool has_work() const override;
 
  private:
-  enum class State : std::uint8_t { kDown, kDialling, kGreeting, kUp };
+  enum class State : std::uint8_t { kDown, kDialling, kGreeting, kProving, kUp };
 
   Status on_put(const PutFrame& frame, Landing& landing) override;
   void on_received(const Landing& landing) override;
   Status on_open(const OpenFrame& frame) override;
+  Status on_closed(const ClosedFrame& frame) override;
   Status on_held(const HeldFrame& frame) override;
   Status on_refused(const RefusedFrame& frame) override;
   void on_landed(Inbound& channel, std::uint64_t number) override;
   void on_landing_failed(Inbound& channel, const Status& why) override;
-  void place(const PutFrame& frame, Inbound& channel, Landing& landing);
-  Status find_target(const PutFrame& frame, Inbound& channel, Landing& landing);
+  Status check_size(const PutFrame& frame) const;
+  void begin(const PutFrame& frame, std::uint64_t number, Inbound& channel, Landing& landing);
+  void land(const PutFrame& frame, Inbound& channel, Landing& landing);
   void refuse(Inbound& channel, const Status& why);
 
   void dial(Clock::time_point now);
   Status say_hello();
+  Status go_on_greeting();
   Status read_welcome();
   std::size_t finish_dial();
   void go_up();
@@ -96,8 +102,10 @@ class Link final : public Served, private FrameHandler, private LandingSink {
   bool writable_ = false;
   bool ending_ = false;  ///< the peer has closed its side: read to the end
   bool error_ = false;   ///< the socket has an error or a zero-copy report
+  DialHandshake handshake_;
+  Challenge challenge_{};
   Welcome welcome_{};
-  std::size_t welcome_bytes_ = 0;
+  std::size_t answer_bytes_ = 0;  ///< of the one that is awaited
 
   Clock::time_point down_since_{};
   Clock::time_point retry_at_{};

@@ -12,118 +12,87 @@ Loader::~Loader() {
 
 // Loading
 
-Status Loader::load() {
-  if (idle()) return {};
+void Loader::load() {
+  if (idle()) return;
   give_back();
-  if (!context_.gpu.failure().ok()) MK_RETURN_IF_ERROR(fail_all());
-  while (loading_ != nullptr || !round_.empty()) {
-    if (queue_.full()) return {};
-    if (loading_ == nullptr) {
-      MK_RETURN_IF_ERROR(begin_next(*round_.pop()));
-    } else if (queue_.room().empty()) {
-      return {};
-    } else {
-      MK_RETURN_IF_ERROR(load_piece());
-    }
+  if (!context_.gpu.failure().ok()) fail_all();
+  while (!round_.empty() && !queue_.full()) {
+    Outbound& channel = *round_.pop();
+    if (load_next(channel)) continue;
+    round_.push(channel);
+    return;
   }
-  return {};
 }
 
-Status Loader::begin_next(Outbound& channel) {
+/// The next frame of the channel; others have their turn before its next. False: no room for it.
+bool Loader::load_next(Outbound& channel) {
   const Put* put = channel.window.unsent();
-  if (put == nullptr || channel.failed) return {};
+  if (put == nullptr || channel.failed) return true;
   if (!needed(channel, *put)) {
     plain_.push(channel);
-    return {};
+    return true;
   }
-  const bool from_gpu = put->length > 0 && put->source->on_gpu();
-  if (from_gpu) {
-    if (const Status begun = begin_load(*put); !begun.ok()) return fail(channel, begun);
-    loading_ = &channel;
+  if (put->length > 0 && put->source->on_gpu()) {
+    bool room = true;
+    if (const Status loaded = load_piece(channel, *put, room); !loaded.ok()) {
+      fail(channel, loaded);
+      return true;
+    }
+    if (!room) return false;
   } else {
-    std::byte* const data = put->length > 0 ? put->source->host(put->source_offset) : nullptr;
-    queue_.push({.channel = &channel,
-                 .header = put_frame(channel.key, *put),
-                 .first = true,
-                 .last = true,
-                 .data = data,
-                 .length = put->length});
+    const std::uint32_t bytes = std::min(kMaxFrameBytes, put->length - channel.framed);
+    std::byte* const data = bytes > 0 ? put->source->host(put->source_offset + channel.framed) : nullptr;
+    queue_.push({.channel = &channel, .header = next_frame(channel, bytes), .data = data, .length = bytes});
   }
-  channel.window.mark_sent();
-  ++channel.loading_puts;
-  if (!from_gpu) go_on(channel);
-  return {};
+  ++channel.loading;
+  if (channel.window.unsent() != nullptr) round_.push(channel);
+  return true;
 }
 
-Status Loader::begin_load(const Put& put) {
+Status Loader::load_piece(Outbound& channel, const Put& put, bool& room) {
   auto source = context_.gpu.reach(*put.source);
   if (!source.ok()) return source.status().with_context("source");
   MK_RETURN_IF_ERROR(queue_.open(context_.gpu));
-  source_ = std::move(source).value();
-  put_ = put;
-  loaded_ = 0;
-  return {};
-}
-
-Status Loader::load_piece() {
-  const auto room = queue_.room();
-  const std::size_t bytes = std::min<std::size_t>(room.size(), put_.length - loaded_);
-  Piece& piece = queue_[queue_.push({.channel = loading_,
-                                     .header = put_frame(loading_->key, put_),
-                                     .first = loaded_ == 0,
-                                     .last = loaded_ + bytes == put_.length,
+  const auto free = queue_.room();
+  room = !free.empty();
+  if (!room) return {};
+  const auto bytes =
+      static_cast<std::uint32_t>(std::min<std::size_t>(free.size(), put.length - channel.framed));
+  const std::uint64_t offset = put.source_offset + channel.framed;
+  const memory::Region* const region = put.source;
+  Piece& piece = queue_[queue_.push({.channel = &channel,
+                                     .header = next_frame(channel, bytes),
                                      .copied = true,
-                                     .data = room.data(),
+                                     .data = free.data(),
                                      .length = bytes,
-                                     .source = put_.source,
+                                     .source = region,
                                      .bytes = bytes})];
-  auto ticket = context_.gpu.start(source_, put_.source_offset + loaded_, queue_.engine(), piece.at, bytes);
-  if (!ticket.ok()) return fail(*loading_, ticket.status());
+  auto ticket = context_.gpu.start(source.value(), offset, queue_.engine(), piece.at, bytes);
+  if (!ticket.ok()) return ticket.status();
   piece.ticket = ticket.value();
-  loaded_ += bytes;
-  if (!piece.last) return {};
-  source_.reset();
-  go_on(*std::exchange(loading_, nullptr));
   return {};
 }
 
-/// One put of the channel is through; others have their turn before its next.
-void Loader::go_on(Outbound& channel) {
-  if (channel.window.unsent() != nullptr) round_.push(channel);
-}
-
-Status Loader::fail(Outbound& channel, const Status& why) {
+void Loader::fail(Outbound& channel, const Status& why) {
   if (!channel.failed) {
     context_.events.channel_failed(channel.id, why.with_context("channel " + std::to_string(channel.key)));
   }
   channel.failed = true;
   plain_.remove(channel);
   drop(channel);
-  if (mid_put_ != &channel) return {};
-  return {StatusCode::kAborted, "a put from GPU memory broke off: " + why.to_string()};
 }
 
-Status Loader::fail_all() {
-  Status cut;
+void Loader::fail_all() {
   for (std::uint64_t number = std::max(taken_, queue_.first()); number < queue_.end(); ++number) {
     Outbound* const channel = queue_[number].channel;
-    if (channel == nullptr || queue_[number].dropped) continue;
-    if (Status broken = fail(*channel, context_.gpu.failure()); !broken.ok()) cut = std::move(broken);
-  }
-  if (loading_ != nullptr) {
-    if (Status broken = fail(*loading_, context_.gpu.failure()); !broken.ok()) cut = std::move(broken);
+    if (channel != nullptr && !queue_[number].dropped) fail(*channel, context_.gpu.failure());
   }
   give_back();
-  return cut;
 }
 
 void Loader::drop(Outbound& channel) {
   round_.remove(channel);
-  channel.loading_puts = 0;
-  if (loading_ == &channel) {
-    loading_ = nullptr;
-    source_.reset();
-  }
+  channel.loading = 0;
   for (std::uint64_t number = std::max(taken_, queue_.first()); number < queue_.end(); ++number) {
     if (queue_[number].channel == &channel) queue_[number].dropped = true;
   }
@@ -138,9 +107,7 @@ const Loader::Piece* Loader::ready() {
 }
 
 std::uint64_t Loader::take() {
-  const Piece& piece = queue_[taken_];
-  mid_put_ = piece.last ? nullptr : piece.channel;
-  if (piece.last) --piece.channel->loading_puts;
+  --queue_[taken_].channel->loading;
   return taken_++;
 }
 
@@ -163,15 +130,12 @@ void Loader::reset() {
   while (round_.pop() != nullptr) continue;
   queue_.each([](Piece& piece) {
     piece.dropped = true;
-    if (piece.channel != nullptr) piece.channel->loading_puts = 0;
+    if (piece.channel != nullptr) piece.channel->loading = 0;
   });
-  if (loading_ != nullptr) loading_->loading_puts = 0;
-  loading_ = mid_put_ = nullptr;
-  source_.reset();
   give_back();
 }
 
-bool Loader::forget(Outbound& channel) {
+void Loader::forget(Outbound& channel) {
   static_cast<void>(context_.gpu.wait([&] {
     return !queue_.any([&](const Piece& piece) { return piece.channel == &channel && !over(piece); });
   }));
@@ -179,7 +143,6 @@ bool Loader::forget(Outbound& channel) {
   queue_.each([&](Piece& piece) {
     if (piece.channel == &channel) piece.channel = nullptr;
   });
-  return mid_put_ != &channel;
 }
 
 bool Loader::reads(const memory::Region& region) const {

@@ -19,13 +19,11 @@ namespace mkernel::transport::tcp {
 /// Of one connection. One thread.
 class Loader {
  public:
-  /// A whole put or a part of its payload, as the writer sends it.
+  /// One frame, as the writer sends it.
   struct Piece {
     Outbound* channel = nullptr;  ///< null: gone
-    PutFrame header{};            ///< sent before the payload of a first piece
-    bool first = false;
-    bool last = false;
-    bool copied = false;  ///< lies in pinned memory; otherwise the payload is where the put has it
+    PutFrame header{};            ///< sent before the payload
+    bool copied = false;          ///< lies in pinned memory; otherwise the payload is where the put has it
     bool dropped = false;
     bool sent = false;
     std::byte* data = nullptr;
@@ -42,30 +40,27 @@ class Loader {
 
   /// Whether the channel's next put has to be given to this.
   static bool needed(const Outbound& channel, const Put& put) {
-    return channel.loading_puts > 0 || (put.length > 0 && put.source->on_gpu());
+    return channel.loading > 0 || (put.length > 0 && put.source->on_gpu());
   }
   void offer(Outbound& channel) { round_.push(channel); }
   void withdraw(Outbound& channel) { round_.remove(channel); }
 
   /// Starts copies as long as there is room, channels in turn. A channel whose puts cannot be loaded fails
-  /// and is reported. An error: part of such a put has been sent, only cutting the connection ends it.
-  Status load();
+  /// and is reported.
+  void load();
 
   /// The first piece that was not taken, once it is ready; null before. Valid until the next call of load().
   const Piece* ready();
   /// The writer has put ready() into its batch. Returns its number.
   std::uint64_t take();
-  /// The put of the piece taken last has more: nothing else may be sent before that.
-  bool mid_put() const { return mid_put_ != nullptr; }
   /// Piece `number` has been sent, or never will be: its bytes are free.
   void release(std::uint64_t number);
-  bool idle() const { return queue_.empty() && round_.empty() && loading_ == nullptr; }
+  bool idle() const { return queue_.empty() && round_.empty(); }
 
   /// The connection is gone: forgets every put. Copies under way end by themselves.
   void reset();
-  /// The channel goes away: waits until no engine reads for it. False when part of a put of it was taken, and
-  /// not all: the peer can only be told by cutting the connection.
-  bool forget(Outbound& channel);
+  /// The channel goes away: waits until no engine reads for it. What was taken stays until it is released.
+  void forget(Outbound& channel);
   bool reads(const memory::Region& region) const;
 
  private:
@@ -73,12 +68,10 @@ class Loader {
   bool over(const Piece& piece) const {
     return context_.gpu.done(piece.ticket) || !context_.gpu.failure().ok();
   }
-  Status begin_next(Outbound& channel);
-  Status begin_load(const Put& put);
-  Status load_piece();
-  void go_on(Outbound& channel);
-  Status fail(Outbound& channel, const Status& why);
-  Status fail_all();
+  bool load_next(Outbound& channel);
+  Status load_piece(Outbound& channel, const Put& put, bool& room);
+  void fail(Outbound& channel, const Status& why);
+  void fail_all();
   void drop(Outbound& channel);
   void give_back();
 
@@ -87,13 +80,6 @@ class Loader {
   Fifo<Outbound, &Outbound::load_round> round_;
   StagingQueue<Piece> queue_;
   std::uint64_t taken_ = 0;  ///< number of the first piece that was not taken
-  Outbound* mid_put_ = nullptr;
-
-  // The put that is being loaded.
-  Outbound* loading_ = nullptr;
-  Put put_;
-  std::shared_ptr<memory::EngineMemory> source_;  ///< null when none is: it keeps the memory allocated
-  std::uint64_t loaded_ = 0;                      ///< bytes of it
 };
 
 }  // namespace mkernel::transport::tcp

@@ -26,7 +26,8 @@ Peer::Peer(Context& context, PeerId id, const PeerAddress& address, const Socket
       id_(id),
       address_(address),
       remote_(remote),
-      dials_(smaller(context.options.base.identity, address.identity)) {
+      dials_(smaller(context.options.base.identity, address.identity)),
+      secret_(kProtocol, context.options.base.identity, address.identity, dials_) {
   use_connections(context.options.connections_per_peer);
 }
 
@@ -44,8 +45,28 @@ void Peer::use_connections(std::uint32_t count) {
   }
 }
 
-void Peer::start(Clock::time_point now) {
+Status Peer::start(Clock::time_point now) {
+  MK_RETURN_IF_ERROR(secret_.draw().with_context(describe()));
+  if (dials_) say_secret();
   for (std::uint32_t i = 0; i < count_; ++i) links_[i]->start(now);
+  return {};
+}
+
+void Peer::say_secret() {
+  const SecretMessage message = secret_.message();
+  const auto bytes = bytes_of_layout(message);
+  context_.events.send_to_peer(id_, {bytes.begin(), bytes.end()});
+  context_.kick_once();
+}
+
+void Peer::receive(std::span<const std::byte> message, Clock::time_point now) {
+  if (failed_) return;
+  if (const Status joined = secret_.receive(message); !joined.ok()) {
+    context_.kick_once();
+    return fail(joined);
+  }
+  if (!dials_) say_secret();
+  for (std::uint32_t i = 0; i < count_; ++i) links_[i]->secret_known(now);
 }
 
 void Peer::close() {
@@ -68,7 +89,7 @@ Link& Peer::fence(const Hello& hello) {
     const Status why(StatusCode::kAborted, describe() + " changed its number of connections");
     for (auto& link : links_) link->lose(why);
     use_connections(hello.connections);
-    start(Clock::now());
+    for (std::uint32_t i = 0; i < count_; ++i) links_[i]->start(Clock::now());
   }
   Link& link = *links_[hello.connection];
   link.lose({StatusCode::kAborted, describe() + " dialled anew"});
@@ -94,10 +115,13 @@ void Peer::link_down(Link& link, const Status& why) {
   for (auto& [key, channel] : outbound_) {
     if (&link_of(key) != &link) continue;
     channel->granted = false;
+    channel->framed = 0;
     channel->zero_copy_end = 0;
   }
   for (auto& [key, channel] : inbound_) {
-    if (&link_of(key) == &link) channel->received = 0;
+    if (&link_of(key) != &link) continue;
+    channel->received = 0;
+    channel->partial = {};
   }
 }
 
@@ -136,7 +160,9 @@ void Peer::remove(Inbound& channel) {
 }
 
 bool Peer::uses(const memory::Region& region) const {
-  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->uses(region); });
+  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->uses(region); }) ||
+         std::any_of(inbound_.begin(), inbound_.end(),
+                     [&](const auto& entry) { return entry.second->partial.target.region == &region; });
 }
 
 Clock::time_point Peer::deadline() const {

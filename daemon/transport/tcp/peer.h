@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "daemon/transport/secret/peer_secret.h"
 #include "daemon/transport/tcp/channel.h"
 #include "daemon/transport/tcp/context.h"
 #include "daemon/transport/tcp/link.h"
@@ -26,17 +28,23 @@ class Peer {
   /// Of two ends the one with the smaller (boot id, node name) dials.
   bool dials() const { return dials_; }
   bool failed() const { return failed_; }
+  /// This end dials, and has what it needs for it.
+  bool may_dial() const { return dials_ && secret_.complete(); }
+  const PeerSecret& secret() const { return secret_; }
   std::uint32_t connections() const { return count_; }
   /// "node b (boot 00000000000012ab, 10.0.0.2:7600)"
   std::string describe() const;
 
-  void start(Clock::time_point now);
+  /// Begins to agree on a secret. Errors: the system has no random bytes.
+  Status start(Clock::time_point now);
+  /// What the peer's transport said over the peer link: its half of the secret. Untrusted.
+  void receive(std::span<const std::byte> message, Clock::time_point now);
   /// Closes all connections for good.
   void close();
   /// Gives the peer up and reports it.
   void fail(const Status& why);
 
-  /// Listening end: the link that a Hello (already judged) is about, its old connection closed: the fence.
+  /// Listening end: the link that a Hello (already proven) is about, its old connection closed: the fence.
   Link& fence(const Hello& hello);
   void link_up(Link& link);
   void link_down(Link& link, const Status& why);
@@ -57,12 +65,14 @@ class Peer {
 
  private:
   void use_connections(std::uint32_t count);
+  void say_secret();
 
   Context& context_;
   const PeerId id_;
   const PeerAddress address_;
   const SocketAddress remote_;
   const bool dials_;
+  PeerSecret secret_;
   bool reported_ = false;  ///< peer_connected
   bool whole_ = false;     ///< all connections were up, and none was lost since: what the sink knows
   bool failed_ = false;

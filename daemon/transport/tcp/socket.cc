@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -191,6 +192,21 @@ Result<ipc::UniqueFd> dial(const SocketAddress& address) {
     return Status(StatusCode::kUnavailable, "connect to " + address.text() + ": " + error_text(errno));
   }
   return fd;
+}
+
+Filled fill(int socket, void* at, std::size_t bytes, std::size_t& have) {
+  while (have < bytes) {
+    const ssize_t got = ::read(socket, static_cast<std::byte*>(at) + have, bytes - have);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return Filled::kNotYet;
+    if (got <= 0) return Filled::kEnded;
+    have += static_cast<std::size_t>(got);
+  }
+  return Filled::kWhole;
+}
+
+bool send_whole(int socket, const void* bytes, std::size_t count) {
+  return ::send(socket, bytes, count, MSG_NOSIGNAL) == static_cast<ssize_t>(count);
 }
 
 Status socket_error(int socket, const std::string& who) {

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -53,6 +54,13 @@ void cut_on_close(int socket);
 
 /// Starts to connect; writable (or in error) when decided.
 Result<ipc::UniqueFd> dial(const SocketAddress& address);
+enum class Filled : std::uint8_t { kNotYet, kWhole, kEnded };
+/// Reads on until `have` of the `bytes` at `at` are all there, or the socket has no more for now. kEnded:
+/// they will never be.
+Filled fill(int socket, void* at, std::size_t bytes, std::size_t& have);
+/// Sends it all or fails: for the first bytes of a connection, which always fit into its buffer.
+bool send_whole(int socket, const void* bytes, std::size_t count);
+
 /// Outcome of a dial() that has become writable; also any error that the socket has pending.
 Status socket_error(int socket, const std::string& who);
 

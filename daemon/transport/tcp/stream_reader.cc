@@ -90,13 +90,34 @@ Status StreamReader::read(int socket, std::size_t budget, bool to_the_end, ReadP
   return {};
 }
 
+Status StreamReader::take(std::span<const std::byte> bytes, ReadProgress& progress) {
+  while (progress.bytes < bytes.size()) {
+    if (waiting()) {
+      MK_RETURN_IF_ERROR(parse());
+      if (waiting()) return {};
+    }
+    iovec parts[2];
+    int count = 0;
+    if (prepare(parts, count) == 0) return {};
+    std::size_t taken = 0;
+    for (int i = 0; i < count; ++i) {
+      const std::size_t room = std::min(parts[i].iov_len, bytes.size() - progress.bytes - taken);
+      std::memcpy(parts[i].iov_base, bytes.data() + progress.bytes + taken, room);
+      taken += room;
+    }
+    progress.bytes += taken;
+    MK_RETURN_IF_ERROR(consume(taken));
+  }
+  return {};
+}
+
 Status StreamReader::consume(std::size_t bytes) {
   const std::size_t payload = std::min(bytes, left_);
   if (payload > 0) {
     left_ -= payload;
     if (landing_.at != nullptr) landing_.at += payload;
     if (landing_.unload) unloader_.filled(payload);
-    if (left_ == 0) finish_put();
+    if (left_ == 0) finish_frame();
   }
   end_ += bytes - payload;
   return parse();
@@ -129,6 +150,7 @@ Status StreamReader::parse_frame(FrameType type) {
   begin_ += frame_bytes(type);
   switch (type) {
     case FrameType::kOpen: return handler_.on_open(load<OpenFrame>(at));
+    case FrameType::kClosed: return handler_.on_closed(load<ClosedFrame>(at));
     case FrameType::kHeld: return handler_.on_held(load<HeldFrame>(at));
     case FrameType::kRefused: return handler_.on_refused(load<RefusedFrame>(at));
     case FrameType::kPut: break;
@@ -137,7 +159,7 @@ Status StreamReader::parse_frame(FrameType type) {
   landing_ = {};
   MK_RETURN_IF_ERROR(handler_.on_put(frame, landing_));
   left_ = last_length_ = frame.length;
-  if (left_ == 0) finish_put();
+  if (left_ == 0) finish_frame();
   return {};
 }
 
@@ -162,14 +184,14 @@ bool StreamReader::take_staged_payload() {
   begin_ += bytes;
   left_ -= bytes;
   if (landing_.unload) unloader_.filled(bytes);
-  if (left_ == 0) finish_put();
+  if (left_ == 0) finish_frame();
   return true;
 }
 
-void StreamReader::finish_put() {
+void StreamReader::finish_frame() {
   if (landing_.unload) {
-    unloader_.finish();
-  } else if (landing_.channel != nullptr) {
+    unloader_.finish(landing_.last);
+  } else if (landing_.channel != nullptr && landing_.last) {
     handler_.on_received(landing_);
   }
   landing_ = {};

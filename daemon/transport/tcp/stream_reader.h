@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "daemon/memory/region.h"
@@ -20,12 +21,13 @@
 
 namespace mkernel::transport::tcp {
 
-/// Where the payload of the put at hand goes.
+/// Where the payload of the frame at hand goes.
 struct Landing {
   Inbound* channel = nullptr;  ///< null: the payload is discarded
   std::uint64_t number = 0;
   const memory::Region* region = nullptr;
   std::byte* at = nullptr;
+  bool last = true;     ///< with it the put is whole
   bool unload = false;  ///< the Unloader has begun with it and says when it has landed
 };
 
@@ -37,6 +39,7 @@ class FrameHandler {
   /// All bytes of the put are in place.
   virtual void on_received(const Landing& landing) = 0;
   virtual Status on_open(const OpenFrame& frame) = 0;
+  virtual Status on_closed(const ClosedFrame& frame) = 0;
   virtual Status on_held(const HeldFrame& frame) = 0;
   virtual Status on_refused(const RefusedFrame& frame) = 0;
 };
@@ -57,10 +60,14 @@ class StreamReader {
   /// not count as drained: the peer has closed, and what is left ends with kUnavailable.
   Status read(int socket, std::size_t budget, bool to_the_end, ReadProgress& progress);
 
+  /// The same with bytes that came some other way, or were made up: as much of them as there is room for in
+  /// the Unloader. Returns how many that was in `progress`.
+  Status take(std::span<const std::byte> bytes, ReadProgress& progress);
+
   /// Bytes that were read wait for room in the Unloader; the socket may not say so again.
   bool waiting() const { return left_ > 0 && staged() > 0; }
 
-  /// The rest of a put of this channel that is being read is discarded.
+  /// The rest of a frame of this channel that is being read is discarded.
   void forget(const Inbound& channel);
   bool lands_in(const memory::Region& region) const { return landing_.region == &region; }
 
@@ -72,17 +79,17 @@ class StreamReader {
   Status parse_frame(FrameType type);
   bool take_staged_payload();
   std::size_t copy_out(std::size_t bytes);
-  void finish_put();
+  void finish_frame();
 
   FrameHandler& handler_;
   Unloader& unloader_;
   std::vector<std::byte> staging_;
-  std::size_t begin_ =
-      0;  ///< staged bytes not yet parsed: [begin_, end_); while a put is being read none but waiting()
+  /// Staged bytes not yet parsed: [begin_, end_); while a payload is being read none but waiting().
+  std::size_t begin_ = 0;
   std::size_t end_ = 0;
   Landing landing_;
-  std::size_t last_length_ = 0;  ///< of the put at hand, or of the last one
-  std::size_t left_ = 0;         ///< payload bytes of the put at hand still to come
+  std::size_t last_length_ = 0;  ///< of the frame at hand, or of the last one
+  std::size_t left_ = 0;         ///< payload bytes of the frame at hand still to come
 };
 
 }  // namespace mkernel::transport::tcp

@@ -42,6 +42,7 @@ void StreamWriter::reset() {
   while (asking_.pop() != nullptr) continue;
   while (answering_.pop() != nullptr) continue;
   while (round_.pop() != nullptr) continue;
+  closed_.clear();
   next_ = count_ = 0;
   begun_ = false;
   orphan_.clear();
@@ -73,17 +74,24 @@ void StreamWriter::add_control() {
       append_control(refused_frame(channel));
     }
   }
+  while (room() && !closed_.empty()) {
+    append_control(ClosedFrame{FrameType::kClosed, {}, closed_.back()});
+    closed_.pop_back();
+  }
   while (room() && !asking_.empty()) append_control(OpenFrame{FrameType::kOpen, {}, asking_.pop()->key});
   if (control_bytes_ > 0) add_piece(control_.data(), control_bytes_, {});
 }
 
-void StreamWriter::add_put(Outbound& channel, const Put& put) {
+/// The next frame of a put. Returns its bytes.
+std::size_t StreamWriter::add_frame(Outbound& channel, const Put& put) {
+  const std::uint32_t bytes = std::min(kMaxFrameBytes, put.length - channel.framed);
+  std::byte* const data = bytes > 0 ? put.source->host(put.source_offset + channel.framed) : nullptr;
+  const bool zero_copy = zero_copy_ && bytes >= std::min<std::uint64_t>(zero_copy_bytes_, kMaxFrameBytes);
   PutFrame& header = header_[puts_++];
-  header = put_frame(channel.key, put);
+  header = next_frame(channel, bytes);
   add_piece(&header, sizeof(header), {.owner = &channel});
-  if (put.length == 0) return;
-  add_piece(put.source->host(put.source_offset), put.length,
-            {.owner = &channel, .payload = true, .zero_copy = zero_copy_ && put.length >= zero_copy_bytes_});
+  if (bytes > 0) add_piece(data, bytes, {.owner = &channel, .payload = true, .zero_copy = zero_copy});
+  return sizeof(header) + bytes;
 }
 
 std::size_t StreamWriter::add_turn(Outbound& channel, std::size_t room) {
@@ -96,55 +104,40 @@ std::size_t StreamWriter::add_turn(Outbound& channel, std::size_t room) {
       loader_.offer(channel);
       return bytes;
     }
-    add_put(channel, *put);
-    channel.window.mark_sent();
-    bytes += sizeof(PutFrame) + put->length;
+    bytes += add_frame(channel, *put);
   }
   if (channel.window.unsent() != nullptr) round_.push(channel);
   return bytes;
 }
 
-void StreamWriter::add_loaded(const Loader::Piece& piece) {
-  PutFrame& header = header_[puts_++];  // counts as a put, so the batch has room for both pieces
-  if (piece.first) {
-    header = piece.header;
-    add_piece(&header, sizeof(header), {.owner = piece.channel});
-  }
+std::size_t StreamWriter::add_loaded(const Loader::Piece& piece) {
+  PutFrame& header = header_[puts_++];
+  header = piece.header;
+  add_piece(&header, sizeof(header), {.owner = piece.channel});
   Note note{.owner = piece.channel, .payload = true};
   const std::uint64_t number = loader_.take();
   if (piece.copied) {
     note.loaded = number;
   } else {
-    note.zero_copy = zero_copy_ && piece.length >= zero_copy_bytes_;
+    note.zero_copy = zero_copy_ && piece.length >= std::min<std::uint64_t>(zero_copy_bytes_, kMaxFrameBytes);
   }
+  const std::size_t bytes = sizeof(header) + piece.length;
   if (piece.length > 0) add_piece(piece.data, piece.length, note);
   if (!piece.copied) loader_.release(number);
-}
-
-/// As much of the Loader's next put as is ready. Returns its bytes.
-std::size_t StreamWriter::add_loaded_put() {
-  std::size_t bytes = 0;
-  while (puts_ < kBatchPuts) {
-    const Loader::Piece* piece = loader_.ready();
-    if (piece == nullptr) break;
-    bytes += (piece->first ? sizeof(PutFrame) : 0) + piece->length;
-    add_loaded(*piece);
-    if (!loader_.mid_put()) break;
-  }
   return bytes;
 }
 
 void StreamWriter::fill() {
   next_ = count_ = puts_ = 0;
   orphan_.clear();
-  std::size_t bytes = loader_.mid_put() ? add_loaded_put() : 0;
-  if (loader_.mid_put()) return;
   add_control();
+  std::size_t bytes = 0;
   while (bytes < kBatchBytes && puts_ < kBatchPuts) {
     const std::size_t before = bytes;
     if (!round_.empty()) bytes += add_turn(*round_.pop(), kBatchBytes - bytes);
-    if (!loader_.idle() && puts_ < kBatchPuts) bytes += add_loaded_put();
-    if (loader_.mid_put() || (bytes == before && round_.empty())) return;
+    const Loader::Piece* loaded = puts_ < kBatchPuts ? loader_.ready() : nullptr;
+    if (loaded != nullptr) bytes += add_loaded(*loaded);
+    if (bytes == before && round_.empty()) return;
   }
 }
 
@@ -190,7 +183,8 @@ void StreamWriter::advance(std::size_t bytes) {
 
 Status StreamWriter::flush(int socket, std::size_t budget, WriteProgress& progress) {
   MK_RETURN_IF_ERROR(write_out(socket, budget, progress));
-  return loader_.load();
+  loader_.load();
+  return {};
 }
 
 Status StreamWriter::write_out(int socket, std::size_t budget, WriteProgress& progress) {
@@ -241,31 +235,29 @@ void StreamWriter::reap_zero_copy(int socket) {
 
 // Channels that go away
 
-/// The peer has part of the put at next_: the rest of its payload will come from a copy. Returns the piece
+/// The peer has part of the frame at next_: the rest of its payload will come from a copy. Returns the piece
 /// after it.
-std::size_t StreamWriter::orphan_begun_put() {
+std::size_t StreamWriter::orphan_begun_frame() {
   const Outbound* const owner = note_[next_].owner;
   std::size_t at = next_;
   if (!note_[at].payload) note_[at++] = {};
-  // Loaded payload is a copy already, of one piece or more.
-  for (; at < count_ && note_[at].loaded != kNotLoaded && note_[at].owner == owner; ++at) {
-    note_[at].owner = nullptr;
-  }
-  if (at < count_ && note_[at].payload && note_[at].owner == owner) {
+  if (at == count_ || !note_[at].payload || note_[at].owner != owner) return at;  // a frame without payload
+  note_[at].owner = nullptr;
+  if (note_[at].loaded == kNotLoaded) {  // what was loaded is a copy already
     const auto* rest = static_cast<const std::byte*>(piece_[at].iov_base);
     orphan_.assign(rest, rest + piece_[at].iov_len);
     piece_[at].iov_base = orphan_.data();
-    note_[at++] = {};
+    note_[at] = {};
   }
-  return at;
+  return at + 1;
 }
 
 bool StreamWriter::forget(Outbound& channel) {
   asking_.remove(channel);
   round_.remove(channel);
-  const bool whole = loader_.forget(channel);
+  loader_.forget(channel);
   const bool begun = next_ < count_ && note_[next_].owner == &channel && (begun_ || note_[next_].payload);
-  std::size_t end = begun ? orphan_begun_put() : next_;
+  std::size_t end = begun ? orphan_begun_frame() : next_;
   for (std::size_t at = end; at < count_; ++at) {
     if (note_[at].owner == &channel) {
       if (note_[at].loaded != kNotLoaded) loader_.release(note_[at].loaded);
@@ -276,7 +268,9 @@ bool StreamWriter::forget(Outbound& channel) {
     ++end;
   }
   count_ = end;
-  return whole && channel.zero_copy_end <= zero_copy_done_;
+  // Of a put that was begun the peer may hold part, and waits for the rest.
+  if (channel.granted && !channel.window.empty()) closed_.push_back(channel.key);
+  return channel.zero_copy_end <= zero_copy_done_;
 }
 
 }  // namespace mkernel::transport::tcp

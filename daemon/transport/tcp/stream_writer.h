@@ -3,8 +3,7 @@
 //
 // Frames are gathered into a batch and leave in few, large sendmsg calls. Control frames (Open, Held,
 // Refused) wait for no data but the rest of the batch under way: they go first into the next. Channels take
-// turns in the batch. Payload from GPU memory comes through the Loader; a put that it has not loaded whole is
-// the last of its batch, and goes on with the next.
+// turns in the batch, with one frame of a large put each. Payload from GPU memory comes through the Loader.
 #pragma once
 
 #include <sys/uio.h>
@@ -47,14 +46,15 @@ class StreamWriter {
     loader_.withdraw(channel);
   }
 
-  /// The channel and its memory go away. What the peer has been promised of a put half sent is copied. False
-  /// when the kernel still reads that memory for a zero-copy send, or the rest of such a put lies on a GPU:
-  /// then the connection has to be cut.
+  /// The channel and its memory go away. The rest of a frame half sent is copied (kMaxFrameBytes at most),
+  /// and the peer told that no more comes. False when the kernel still reads that memory for a zero-copy
+  /// send: then the connection has to be cut.
   bool forget(Outbound& channel);
   void forget(Inbound& channel) { answering_.remove(channel); }
 
   bool idle() const {
-    return next_ == count_ && asking_.empty() && answering_.empty() && round_.empty() && loader_.idle();
+    return next_ == count_ && asking_.empty() && answering_.empty() && closed_.empty() && round_.empty() &&
+           loader_.idle();
   }
   /// True while an engine copies from the region.
   bool reads(const memory::Region& region) const { return loader_.reads(region); }
@@ -68,14 +68,13 @@ class StreamWriter {
   bool zero_copy() const { return zero_copy_; }
 
  private:
-  static constexpr std::size_t kBatchPuts = 64;
-  static constexpr std::size_t kPieces =
-      1 + 2 * kBatchPuts;  // control frames; a header and a payload per put
+  static constexpr std::size_t kBatchPuts = 64;               ///< frames of them
+  static constexpr std::size_t kPieces = 1 + 2 * kBatchPuts;  ///< control; a header and a payload per frame
 
   /// What a piece of the batch is.
   struct Note {
-    Outbound* owner = nullptr;  ///< null: control frames, or a put whose channel is gone
-    bool payload = false;       ///< of the put whose header is the piece before
+    Outbound* owner = nullptr;  ///< null: control frames, or a frame whose channel is gone
+    bool payload = false;       ///< of the frame whose header is the piece before
     bool zero_copy = false;
     std::uint64_t loaded = kNotLoaded;  ///< number of the Loader's piece
   };
@@ -87,11 +86,10 @@ class StreamWriter {
   template <typename Frame>
   void append_control(const Frame& frame);
   std::size_t add_turn(Outbound& channel, std::size_t room);
-  std::size_t add_loaded_put();
-  void add_loaded(const Loader::Piece& piece);
-  void add_put(Outbound& channel, const Put& put);
+  std::size_t add_loaded(const Loader::Piece& piece);
+  std::size_t add_frame(Outbound& channel, const Put& put);
   void add_piece(void* data, std::size_t bytes, const Note& note);
-  std::size_t orphan_begun_put();
+  std::size_t orphan_begun_frame();
   ssize_t send_run(int socket, std::size_t& asked);
   void advance(std::size_t bytes);
 
@@ -101,6 +99,7 @@ class StreamWriter {
   Fifo<Outbound, &Outbound::asking> asking_;
   Fifo<Inbound, &Inbound::answering> answering_;
   Fifo<Outbound, &Outbound::round> round_;
+  std::vector<ChannelKey> closed_;  ///< Closed is to be sent
   Loader loader_;
 
   // The batch under way: pieces [next_, count_) are still to be written; the first may be begun.
@@ -113,7 +112,7 @@ class StreamWriter {
   std::array<PutFrame, kBatchPuts> header_{};
   std::array<std::byte, 4096> control_{};
   std::size_t control_bytes_ = 0;
-  std::vector<std::byte> orphan_;  ///< rest of a put whose channel was closed while it was being sent
+  std::vector<std::byte> orphan_;  ///< rest of a frame whose channel was closed while it was being sent
 
   bool zero_copy_ = false;
   std::uint64_t zero_copy_sent_ = 0;  ///< sends that the kernel numbers 0, 1, 2, ...

@@ -108,8 +108,9 @@ Status TcpTransport::connect(PeerId peer, const PeerAddress& address) {
   }
   auto remote = parse_endpoint(address.endpoint);
   if (!remote.ok()) return remote.status().with_context(who);
-  auto& made = peers_[peer] = std::make_unique<Peer>(context_, peer, address, *remote);
-  made->start(Clock::now());
+  auto made = std::make_unique<Peer>(context_, peer, address, *remote);
+  MK_RETURN_IF_ERROR(made->start(Clock::now()));
+  peers_[peer] = std::move(made);
   arm_timer();
   return {};
 }
@@ -126,6 +127,13 @@ void TcpTransport::disconnect(PeerId peer) {
     if (inbound_[id] && &inbound_[id]->peer == found->second.get()) close_channel(id);
   }
   peers_.erase(found);
+}
+
+void TcpTransport::receive_from_peer(PeerId peer, std::span<const std::byte> message) {
+  const auto found = peers_.find(peer);
+  if (found == peers_.end() || closed_) return;  // disconnected meanwhile
+  found->second->receive(message, Clock::now());
+  if (context_.deadlines_changed) arm_timer();
 }
 
 // Channels
@@ -220,8 +228,8 @@ std::size_t TcpTransport::submit(std::span<const Put> puts) {
 std::size_t TcpTransport::poll() {
   if (closed_ || context_.sink == nullptr) return 0;
   collect_events();
+  std::size_t done = acceptor_.poll();
   context_.gpu.poll();  // what is over, for everybody's receive() and send()
-  std::size_t done = 0;
   auto& ready = context_.ready;
   for (std::size_t left = ready.size(); left > 0 && !ready.empty(); --left) {
     Served* connection = ready.pop();
@@ -238,7 +246,7 @@ std::size_t TcpTransport::poll() {
   }
   context_.gpu.poll();  // hands over the copies that were started
   context_.kicked = false;
-  if (!ready.empty() || !context_.events.empty()) context_.kick_once();
+  if (!ready.empty() || !context_.events.empty() || acceptor_.has_work()) context_.kick_once();
   if (context_.deadlines_changed) arm_timer();
   return done;
 }
@@ -250,7 +258,6 @@ void TcpTransport::collect_events() {
   for (int i = 0; i < count; ++i) {
     if (events[i].data.ptr != nullptr) static_cast<Watch*>(events[i].data.ptr)->on_events(events[i].events);
   }
-  if (count > 0) acceptor_.sweep();
   if (armed_ != kNever && Clock::now() >= armed_) expire();
 }
 

@@ -29,6 +29,7 @@ class TcpTransport final : public Transport, private PeerDirectory {
   void attach(TransportSink& sink) override;
   Status connect(PeerId peer, const PeerAddress& address) override;
   void disconnect(PeerId peer) override;
+  void receive_from_peer(PeerId peer, std::span<const std::byte> message) override;
   Status open_outbound(ChannelId channel, PeerId peer, ChannelKey key) override;
   Status open_inbound(ChannelId channel, PeerId peer, ChannelKey key) override;
   void close_channel(ChannelId channel) override;

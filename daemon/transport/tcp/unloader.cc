@@ -31,8 +31,8 @@ void Unloader::filled(std::size_t bytes) {
   if (next_.bytes == queue_.room().size()) hand_over(false);
 }
 
-void Unloader::finish() {
-  hand_over(true);
+void Unloader::finish(bool last) {
+  hand_over(last);
   target_.reset();
   next_ = {};
 }
@@ -43,7 +43,7 @@ void Unloader::abandon() {
 }
 
 void Unloader::hand_over(bool last) {
-  // The last bytes may have filled a piece and gone with it: the put then ends with that one.
+  // The last bytes may have filled a piece and gone with it: the frame then ends with that one.
   if (next_.bytes == 0) {
     queue_[queue_.end() - 1].last = last;
     return;

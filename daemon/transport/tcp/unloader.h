@@ -29,15 +29,15 @@ class Unloader {
   Unloader(GpuAccess& gpu, LandingSink& sink) : gpu_(gpu), sink_(sink) {}
   ~Unloader();
 
-  /// The put that is read from now on: its bytes go to [offset, ...) of the region, range checked. Errors:
-  /// the region or the staging memory cannot be reached.
+  /// The frame of a put that is read from now on: its bytes go to [offset, ...) of the region, range checked.
+  /// Errors: the region or the staging memory cannot be reached.
   Status begin(Inbound& channel, std::uint64_t number, const memory::Region& region, std::uint64_t offset);
   /// Where its next bytes are to be read to, `left` at most; nothing = wait for collect().
   std::span<std::byte> room(std::size_t left);
   /// So many have been read.
   void filled(std::size_t bytes);
-  /// All of it has been read.
-  void finish();
+  /// All of the frame has been read; `last`: with it the put is whole.
+  void finish(bool last);
   /// The put is read no further; what was handed to an engine lands, and counts for nothing.
   void abandon();
 
@@ -74,7 +74,7 @@ class Unloader {
   StagingQueue<Piece> queue_;
   std::uint64_t drain_end_ = 0;
 
-  // The put at hand.
+  // The frame at hand.
   Piece next_;  ///< its next piece, `bytes` of it read
   std::shared_ptr<memory::EngineMemory> target_;
   std::uint64_t offset_ = 0;  ///< where the next piece goes

@@ -111,6 +111,17 @@ TEST_CASE("each mistake is refused with file, line, key, value and limit") {
       {"[transport.tcp]\nport = 70000", "node.toml:2: transport.tcp.port = 70000: must be a whole number"},
       {"[transport.tcp]\nport = 65535\n[proxy]\nthreads = 2",
        "node.toml:2: transport.tcp.port = 65535: rail 1"},
+      {"[transport.tcp]\nbind = \"10.0.0.1\"",
+       "node.toml:2: transport.tcp.bind = \"10.0.0.1\": puts would leave loopback in clear text"},
+      {"[transport.tcp]\nbind = \"0.0.0.0\"\n[peers]\ninsecure = true", "set transport.tcp.insecure = true"},
+      {"[transport.tcp]\nbind = \"::\"\n[peers.tls]\ncert = \"c\"\nkey = \"k\"\nca = \"a\"",
+       "set transport.tcp.insecure = true"},
+      {"[transport.tcp]\nbind = \"127.evil.example\"",
+       "node.toml:2: transport.tcp.bind = \"127.evil.example\": must be a numeric IPv4 or IPv6 address"},
+      {"[transport.tcp]\ninsecure = \"yes\"",
+       "node.toml:2: transport.tcp.insecure = \"yes\": must be true or"},
+      {"[peers]\nlist = [\"10.0.0.2:7600\"]\n[transport.tcp]\ninsecure = true",
+       "node.toml:2: peers.list = \"10.0.0.2:7600\": plain text outside"},
       {"[peers]\nlist = [\"nohost\"]",
        "node.toml:2: peers.list = [\"nohost\"]: must be a list of \"host:port\""},
       {"[peers]\nlist = \"a:1\"", "node.toml:2: peers.list = \"a:1\": must be a list"},
@@ -174,6 +185,13 @@ TEST_CASE("loopback is an address, or the one name that is pinned to it") {
   CHECK(pinned("localhost:7600") == "127.0.0.1:7600");
   CHECK(pinned("[::1]:7600") == "[::1]:7600");
   CHECK(pinned("localhost.example:7600") == "localhost.example:7600");
+}
+
+TEST_CASE("puts leave loopback in clear text only when the file says so, and only where they would") {
+  CHECK(parse("[transport.tcp]\nbind = \"10.0.0.1\"\ninsecure = true", "f").ok());
+  CHECK(parse("[transport.tcp]\nbind = \"127.9.9.9\"", "f").ok());
+  CHECK(parse("[transport.tcp]\nbind = \"::1\"", "f").ok());
+  CHECK(parse("[transport]\nkind = \"emulated\"\n[transport.tcp]\nbind = \"10.0.0.1\"", "f").ok());
 }
 
 TEST_CASE("what dump prints reads back as the same configuration and names each origin") {

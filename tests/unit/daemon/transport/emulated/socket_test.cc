@@ -3,10 +3,12 @@
 #include <doctest/doctest.h>
 #include <poll.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 namespace mkernel::transport::emulated {
@@ -86,6 +88,68 @@ TEST_CASE("nobody to dial is unavailable, somebody is connected") {
   auto socket = dial(address);
   REQUIRE(socket.ok());
   CHECK(accept_from(listener->get()).valid());
+}
+
+TEST_CASE("a file that is no socket is never taken for a leftover") {
+  Folder folder;
+  auto options = options_for(5);
+  options.runtime_dir = folder.path;
+  const std::string path = address_of(options);
+  std::ofstream(path) << "somebody's";
+  CHECK_FALSE(make_emulated(options).ok());
+  CHECK(std::filesystem::file_size(path) == 10);
+}
+
+/// Runs `what` as uid 65534 in a process of its own, and returns whether it said yes.
+template <typename What>
+bool as_nobody(What what) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(::setuid(65534) == 0 && what() ? 0 : 1);
+  int status = 1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST_CASE("another user neither gets in nor is taken for a node that we dial") {
+  if (::geteuid() != 0) {
+    MESSAGE("SKIPPED: playing two users needs root");
+    return;
+  }
+  // He dials: the kernel knows who he is, whatever he says.
+  const std::string ours = address_of(options_for(6));
+  auto listener = listen_at(ours);
+  REQUIRE(listener.ok());
+  REQUIRE(as_nobody([&] {  // root listens there, whom everybody trusts
+    auto socket = dial(ours);
+    return socket.ok();
+  }));
+  CHECK(readable(listener->get(), 10000));
+  CHECK(!accept_from(listener->get()).valid());
+  CHECK(!readable(listener->get(), 0));  // turned away, not left waiting
+
+  // He listens at the address of a node that is gone.
+  const std::string stolen = address_of(options_for(7));
+  int ready[2], done[2];
+  REQUIRE((::pipe(ready) == 0 && ::pipe(done) == 0));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::setuid(65534) != 0) ::_exit(1);
+    const auto held = listen_at(stolen);
+    if (!held.ok()) ::_exit(1);
+    char word = 1;
+    [[maybe_unused]] auto said = ::write(ready[1], &word, 1);
+    said = ::read(done[0], &word, 1);
+    ::_exit(0);
+  }
+  ::close(ready[1]);  // so that a child that fails is seen
+  char word = 0;
+  REQUIRE(::read(ready[0], &word, 1) == 1);
+  const Status refused = dial(stolen).status();
+  CHECK(refused.code() == StatusCode::kPermissionDenied);
+  CHECK(refused.text().find("user 65534") != std::string::npos);
+  REQUIRE(::write(done[1], &word, 1) == 1);
+  int status = 1;
+  CHECK(::waitpid(child, &status, 0) == child);
 }
 
 TEST_CASE("the timer makes the set readable, and polling it makes it quiet again") {

@@ -39,83 +39,96 @@ TEST_CASE("the number of connections is the dialling end's; channels still find 
   }
 }
 
-TEST_CASE("a peer in another life is refused, by name and boot id, and told why") {
-  End a(1, patience(30000)), b(2);
+TEST_CASE("a peer in another life is never connected, and given up after the time-out") {
+  End a(1, patience(300)), b(2);
   PeerAddress other_life = b.address();
   other_life.identity.boot_id = 77;
-  REQUIRE(a.transport().connect(kPeer, other_life).ok());
-  REQUIRE(b.transport().connect(kPeer, a.address()).ok());
-  CHECK(run({&a, &b}, [&] { return !a.peer_failure.ok(); }));  // at once, not after the time-out
-  CHECK(a.peer_failure.code() == StatusCode::kFailedPrecondition);
+  a.meet(b, other_life);
+  b.meet(a);
+  CHECK(run({&a, &b}, [&] { return !a.peer_failure.ok(); }));
+  CHECK(a.peer_failure.code() == StatusCode::kUnavailable);
   CHECK(contains(a.peer_failure.text(), "node-2"));
-  CHECK(contains(a.peer_failure.text(), "boot 000000000000004d expected, this is 0000000000000002"));
+  CHECK(contains(a.peer_failure.text(), "refuses the connection"));
   CHECK(b.connected == 0);
   CHECK(b.tcp().statistics().handshakes_refused > 0);
 }
 
-TEST_CASE("a peer that is not known yet is tried again") {
+TEST_CASE("nobody dials before the other end knows the secret, so nothing is refused and tried again") {
   End a(1), b(2);
-  REQUIRE(a.transport().connect(kPeer, b.address()).ok());
-  CHECK(run({&a, &b}, [&] { return b.tcp().statistics().handshakes_refused > 3; }));
-  REQUIRE(b.transport().connect(kPeer, a.address()).ok());
+  a.meet(b);
+  CHECK(run({&a, &b}, [&] { return a.said.size() == 1; }));
+  for (int i = 0; i < 50; ++i) run({&a, &b}, [] { return true; });
+  CHECK(a.said.size() == 1);  // its half, which the peer link holds back until b has connected
+  b.meet(a);
   CHECK(run({&a, &b}, [&] { return a.connected > 0 && b.connected > 0; }));
+  CHECK(b.tcp().statistics().handshakes_refused == 0);
+}
+
+TEST_CASE("a peer that never says its half of the secret is given up, and the text says so") {
+  End a(1, patience(100)), b(2);
+  a.meet(b);
+  CHECK(run({&a, &b}, [&] { return !a.peer_failure.ok(); }));
+  CHECK(a.peer_failure.code() == StatusCode::kUnavailable);
+  CHECK(contains(a.peer_failure.text(), "has not sent its half of the secret"));
+}
+
+TEST_CASE("a peer of another wire version, or whose half of the secret makes no sense, is given up at once") {
+  SecretMessage half{};
+  std::string expected = "no half of a secret";
+  std::size_t bytes = sizeof(half);
+  End b(9);
+  REQUIRE(b.transport().connect(kPeer, {{"raw", 4}, "127.0.0.1:9"}).ok());
+  PeerSecret secret = raw_secret(b, 4);
+  REQUIRE(secret.draw().ok());
+  half = secret.message();
+  SUBCASE("another version") {
+    half.version = 1;
+    expected = "node raw (boot 0000000000000004) speaks TCP wire version 1, this node version 2";
+  }
+  SUBCASE("not the message") {
+    half.magic = 7;
+  }
+  SUBCASE("cut short") {
+    bytes = sizeof(half) - 1;
+  }
+  SUBCASE("nothing") {
+    bytes = 0;
+  }
+  SUBCASE("twice") {
+    b.transport().receive_from_peer(kPeer, bytes_of_layout(half));
+    expected = "a second time";
+  }
+  b.transport().receive_from_peer(kPeer, bytes_of_layout(half).first(bytes));
+  b.transport().receive_from_peer(kPeer + 1, bytes_of_layout(half));  // nobody: ignored
+  CHECK(run({&b}, [&] { return !b.peer_failure.ok(); }));
+  CHECK(contains(b.peer_failure.text(), expected));
 }
 
 TEST_CASE("a silent listener is given up within the time-out, and the text says where and why") {
-  End a(1, patience(150)), b(2);
-  REQUIRE(a.transport()
-              .connect(kPeer, b.address())
-              .ok());  // b is never polled: its kernel accepts, it says nothing
+  End a(1, patience(150));
+  RawListener silent;  // its kernel accepts, it says nothing
+  REQUIRE(a.transport().connect(kPeer, {{"raw", 4}, silent.endpoint()}).ok());
+  PeerSecret secret = raw_secret(a, 4, false);
+  agree(a, secret);
   CHECK(run({&a}, [&] { return !a.peer_failure.ok(); }));
   CHECK(a.peer_failure.code() == StatusCode::kUnavailable);
-  CHECK(contains(a.peer_failure.text(), b.transport().local_endpoint()));
+  CHECK(contains(a.peer_failure.text(), silent.endpoint()));
   CHECK(contains(a.peer_failure.text(), "no answer to the handshake"));
 }
 
 TEST_CASE("a port where nobody listens is named with the system's reason") {
   End a(1, patience(100));
-  std::string gone;
-  {
-    End b(2);
-    gone = b.transport().local_endpoint();
-  }
-  REQUIRE(a.transport().connect(kPeer, {{"node-2", 2}, gone}).ok());
+  const std::string gone = RawListener().endpoint();
+  REQUIRE(a.transport().connect(kPeer, {{"raw", 4}, gone}).ok());
+  PeerSecret secret = raw_secret(a, 4, false);
+  agree(a, secret);
   CHECK(run({&a}, [&] { return !a.peer_failure.ok(); }));
   CHECK(contains(a.peer_failure.text(), "refused"));
 }
 
-TEST_CASE("hostile handshakes: wrong version, wrong numbers, no handshake at all") {
-  End b(9);
-  REQUIRE(b.transport().connect(kPeer, {{"raw", 4}, "127.0.0.1:9"}).ok());
-  Welcome welcome{};
-  const auto refused_with = [&](const Hello& hello) {
-    RawPeer raw(b);
-    raw.say(hello);
-    REQUIRE(raw.receive(&welcome, sizeof(welcome)));
-    return std::string(ipc::text_of(welcome.text));
-  };
-  Hello hello = RawPeer(b).hello(4);
-  hello.version = kWireVersion + 1;
-  CHECK(contains(refused_with(hello), "wire version"));
-  hello = RawPeer(b).hello(5);
-  CHECK(contains(refused_with(hello), "does not know node raw"));
-  hello = RawPeer(b).hello(4);
-  hello.connection = 1;
-  CHECK(contains(refused_with(hello), "connection 1 of 1"));
-  hello.connections = hello.connection = 0xffffffffU;
-  CHECK(contains(refused_with(hello), "limit is 64"));
-  std::memset(hello.node, 'x', sizeof(hello.node));  // not terminated
-  CHECK(contains(refused_with(hello), "does not know node xxx"));
-
-  RawPeer stranger(b);
-  stranger.send("GET / HTTP/1.1\r\n\r\n", 18);
-  CHECK(stranger.closed());
-  CHECK(b.connected == 0);
-}
-
 TEST_CASE("connecting twice, to oneself, or to no address is refused at once") {
   End a(1), b(2);
-  REQUIRE(a.transport().connect(kPeer, b.address()).ok());
+  a.meet(b);
   CHECK(a.transport().connect(kPeer, b.address()).code() == StatusCode::kAlreadyExists);
   CHECK(a.transport().connect(6, a.address()).code() == StatusCode::kInvalidArgument);
   for (const char* endpoint : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", ":80", "host.invalid:80"}) {

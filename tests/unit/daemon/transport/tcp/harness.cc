@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "daemon/transport/tcp/socket.h"
 #include "proto/ipc/packet.h"
@@ -48,6 +49,19 @@ End::End(std::uint64_t boot_id, TcpOptions options, std::uint64_t region_bytes, 
   transport_->attach(*this);
 }
 
+void End::meet(End& other, const PeerAddress& address) {
+  REQUIRE(transport_->connect(kPeer, address).ok());
+  other_ = &other;
+  met_ = true;
+}
+
+std::size_t End::deliver() {
+  if (other_ == nullptr || !other_->met_) return 0;
+  const auto messages = std::exchange(said, {});
+  for (const auto& message : messages) other_->transport_->receive_from_peer(kPeer, message);
+  return messages.size();
+}
+
 Put End::put(ChannelId channel, std::uint64_t sequence, std::uint64_t offset, std::uint32_t length) const {
   return {.channel = channel,
           .sequence = sequence,
@@ -72,15 +86,15 @@ bool run(const std::vector<End*>& ends, const std::function<bool()>& condition) 
   while (!condition()) {
     if (Clock::now() > limit) return false;
     std::size_t happened = 0;
-    for (End* end : ends) happened += end->transport().poll();
+    for (End* end : ends) happened += end->transport().poll() + end->deliver();
     if (happened == 0) readable(ends.front()->transport().event_fd(), 1);
   }
   return true;
 }
 
 void connect(End& a, End& b) {
-  REQUIRE(a.transport().connect(kPeer, b.address()).ok());
-  REQUIRE(b.transport().connect(kPeer, a.address()).ok());
+  a.meet(b);
+  b.meet(a);
 }
 
 RawPeer::RawPeer(End& target) : target_(target) {
@@ -89,14 +103,58 @@ RawPeer::RawPeer(End& target) : target_(target) {
   REQUIRE(::connect(socket_.get(), address.get(), address.bytes) == 0);
 }
 
+RawListener::RawListener() : socket_(listen_at(parse_address("127.0.0.1", 0).value()).value()) {
+  endpoint_ = local_address(socket_.get()).value().text();
+}
+
+RawPeer RawListener::accept(End& target) {
+  REQUIRE(run({&target}, [&] { return readable(socket_.get(), 0); }));
+  return {target, ipc::UniqueFd(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC))};
+}
+
 void RawPeer::send(const void* data, std::size_t bytes) {
   REQUIRE(::send(socket_.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
 }
 
 Hello RawPeer::hello(std::uint64_t boot_id) const {
-  Hello hello{kWireMagic, kWireVersion, boot_id, target_.identity().boot_id, 0, 1, {}};
+  Hello hello{kWireMagic, kWireVersion, boot_id, target_.identity().boot_id, 0, 1, {}, {}};
   ipc::copy_text(hello.node, "raw");
+  REQUIRE(draw_random(hello.nonce).ok());
   return hello;
+}
+
+Welcome RawPeer::greet(const Hello& hello,
+                       const std::function<SecretBytes(const Hello&, const Challenge&)>& prove) {
+  say(hello);
+  Challenge challenge{};
+  REQUIRE(receive(&challenge, sizeof(challenge)));
+  CHECK(challenge.magic == kChallengeMagic);
+  CHECK(challenge.code == 0);
+  say(Proof{prove(hello, challenge)});
+  Welcome welcome{};
+  REQUIRE(receive(&welcome, sizeof(welcome)));
+  CHECK(welcome.magic == kWelcomeMagic);
+  return welcome;
+}
+
+Welcome RawPeer::greet(const Hello& hello, const PeerSecret& secret) {
+  return greet(hello, [&](const Hello& said, const Challenge& challenge) {
+    return secret.prove(Prover::kDialler, {bytes_of_layout(said), bytes_of_layout(challenge)});
+  });
+}
+
+void agree(End& target, PeerSecret& secret) {
+  REQUIRE(secret.draw().ok());
+  const SecretMessage half = secret.message();
+  target.transport().receive_from_peer(kPeer, bytes_of_layout(half));
+  REQUIRE(run({&target}, [&] { return !target.said.empty(); }));  // first or in answer, as the roles have it
+  REQUIRE(target.said.size() == 1);
+  REQUIRE(secret.receive(target.said.front()).ok());
+  target.said.clear();
+}
+
+PeerSecret raw_secret(const End& target, std::uint64_t boot_id, bool dials) {
+  return {kProtocol, {"raw", boot_id}, target.identity(), dials};
 }
 
 bool RawPeer::receive(void* data, std::size_t bytes) {

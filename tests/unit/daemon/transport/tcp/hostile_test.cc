@@ -13,10 +13,12 @@ constexpr std::uint64_t kKey = 11;
 /// channel.
 struct Rig {
   End b{9};
+  PeerSecret secret = raw_secret(b, 4);
   std::unique_ptr<RawPeer> raw;
 
   Rig() {
     REQUIRE(b.transport().connect(kPeer, {{"raw", 4}, "127.0.0.1:9"}).ok());
+    agree(b, secret);
     REQUIRE(b.transport().open_inbound(1, kPeer, kKey).ok());
     REQUIRE(b.transport().open_outbound(2, kPeer, kKey + 1).ok());
     dial();
@@ -24,10 +26,7 @@ struct Rig {
 
   void dial() {
     raw = std::make_unique<RawPeer>(b);
-    raw->say(raw->hello(4));
-    Welcome welcome{};
-    REQUIRE(raw->receive(&welcome, sizeof(welcome)));
-    REQUIRE(welcome.code == 0);
+    REQUIRE(raw->greet(raw->hello(4), secret).code == 0);
     OpenFrame open{};
     REQUIRE(raw->receive(&open, sizeof(open)));
     CHECK(open.type == FrameType::kOpen);
@@ -144,6 +143,91 @@ TEST_CASE("what makes no sense ends the connection, and the next one works") {
   }
   CHECK(rig.b.tcp().statistics().connections_lost == 1);
   CHECK(rig.b.peer_failure.ok());
+}
+
+TEST_CASE("frames of a put that do not fit together end the connection, and the put comes again") {
+  Rig rig;
+  const auto frame = [&](std::uint8_t continues, WireSequence number, std::uint32_t length,
+                         std::uint32_t rest, std::uint64_t offset = 0) {
+    rig.raw->say(PutFrame{FrameType::kPut, continues, number, length, kKey, offset, 0, 0, rest});
+    const std::vector<char> payload(length, 'f');
+    if (length > 0) rig.raw->send(payload.data(), payload.size());
+  };
+  SUBCASE("goes on with what was never begun") {
+    frame(1, 1, 100, 0);
+  }
+  SUBCASE("goes on with more than was left") {
+    frame(0, 1, 100, 100);
+    frame(1, 1, 100, 1);
+  }
+  SUBCASE("goes on with less than was left") {
+    frame(0, 1, 100, 100);
+    frame(1, 1, 99, 0);
+  }
+  SUBCASE("begins another put in between") {
+    frame(0, 1, 100, 100);
+    frame(0, 2, 100, 0);
+  }
+  SUBCASE("begins the same put again") {
+    frame(0, 1, 100, 100);
+    frame(0, 1, 100, 100);
+  }
+  SUBCASE("is empty, and the put is not") {
+    frame(0, 1, 0, 100);
+  }
+  SUBCASE("is longer than a frame may be") {
+    rig.raw->say(PutFrame{FrameType::kPut, 0, 1, kMaxFrameBytes + 1, kKey, 0, 0, 0, 0});
+  }
+  SUBCASE("belongs to a put larger than any, also where the sum overflows") {
+    rig.raw->say(PutFrame{FrameType::kPut, 0, 1, 100, kKey, 0, 0, 0, 0xffffffffU});
+  }
+  CHECK(rig.raw->closed());
+  CHECK(rig.b.arrivals.empty());
+  CHECK_FALSE(rig.b.transport().holds(rig.b.region()));
+  rig.dial();
+  rig.raw->say(OpenFrame{FrameType::kOpen, {}, kKey});
+  CHECK(rig.held() == 0);
+  frame(0, 1, 100, 200);
+  frame(1, 1, 150, 50, 999999);  // only the first frame says where
+  CHECK(run({&rig.b}, [&] { return rig.b.transport().holds(rig.b.region()); }));
+  frame(1, 1, 50, 0);
+  CHECK(rig.held() == 1);
+  CHECK(rig.at(299) == 'f');
+  CHECK(rig.at(300) != 'f');
+}
+
+TEST_CASE("a put whose end lies outside the region is refused at its first frame") {
+  Rig rig;
+  rig.raw->say(PutFrame{FrameType::kPut, 0, 1, 100, kKey, rig.b.region().bytes - 150, 0, 0, 100});
+  const std::vector<char> payload(100, 'X');
+  rig.raw->send(payload.data(), payload.size());
+  RefusedFrame refused{};
+  REQUIRE(rig.raw->receive(&refused, sizeof(refused)));
+  CHECK(refused.code == static_cast<std::uint32_t>(StatusCode::kOutOfRange));
+  CHECK(rig.at(rig.b.region().bytes - 150) != 'X');
+  rig.raw->say(PutFrame{FrameType::kPut, 1, 1, 100, kKey, 0, 0, 0, 0});  // what comes of it is thrown away
+  rig.raw->send(payload.data(), payload.size());
+  rig.raw->say(OpenFrame{FrameType::kOpen, {}, kKey});
+  REQUIRE(rig.raw->receive(&refused, sizeof(refused)));
+  CHECK(refused.type == FrameType::kRefused);
+  CHECK(rig.b.tcp().statistics().connections_lost == 0);
+  CHECK(rig.b.tcp().statistics().puts_discarded == 1);
+}
+
+TEST_CASE("a sender that closes a channel in the middle of a put leaves nothing held, and may begin again") {
+  Rig rig;
+  rig.raw->say(PutFrame{FrameType::kPut, 0, 1, 100, kKey, 0, 0, 0, 100});
+  const std::vector<char> payload(200, 'h');
+  rig.raw->send(payload.data(), 100);
+  CHECK(run({&rig.b}, [&] { return rig.at(99) == 'h'; }));
+  CHECK(rig.b.transport().holds(rig.b.region()));
+  rig.raw->say(ClosedFrame{FrameType::kClosed, {}, 999});  // nobody's: ignored
+  rig.raw->say(ClosedFrame{FrameType::kClosed, {}, kKey});
+  CHECK(run({&rig.b}, [&] { return !rig.b.transport().holds(rig.b.region()); }));
+  rig.raw->say(ClosedFrame{FrameType::kClosed, {}, kKey});  // and nothing to close
+  rig.put(1, kKey, 0, 200, 'n');
+  CHECK(rig.held() == 1);
+  CHECK(rig.at(199) == 'n');
 }
 
 TEST_CASE("a receiver that claims more than was sent fails the channel, not the peer") {

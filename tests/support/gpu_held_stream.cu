@@ -16,17 +16,18 @@ __global__ void hold(const std::uint32_t* let_go) {
   }
 }
 
+Status start(CUstream_st* stream, std::uint32_t*& let_go) {
+  void* memory = nullptr;
+  MK_RETURN_IF_ERROR(kernels::cuda_status(cudaMallocHost(&memory, sizeof(*let_go)), "held stream"));
+  let_go = static_cast<std::uint32_t*>(memory);
+  *let_go = 0;
+  hold<<<1, 1, 0, stream>>>(let_go);
+  return kernels::cuda_status(cudaGetLastError(), "held stream");
+}
+
 }  // namespace
 
-HeldStream::HeldStream(CUstream_st* stream) : stream_(stream) {
-  void* memory = nullptr;
-  status_ = kernels::cuda_status(cudaMallocHost(&memory, sizeof(*let_go_)), "held stream");
-  if (!status_.ok()) return;
-  let_go_ = static_cast<std::uint32_t*>(memory);
-  *let_go_ = 0;
-  hold<<<1, 1, 0, stream>>>(let_go_);
-  status_ = kernels::cuda_status(cudaGetLastError(), "held stream");
-}
+HeldStream::HeldStream(CUstream_st* stream) : stream_(stream), status_(start(stream, let_go_)) {}
 
 HeldStream::~HeldStream() {
   if (let_go_ == nullptr) return;

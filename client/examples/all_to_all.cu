@@ -72,6 +72,7 @@ __device__ void store_blocks(const AllToAll& a) {
 
 __global__ void all_to_all(AllToAll a) {
   if (mk::is_relay()) return mk::relay(a.endpoint);
+  if (mk::stopped(a.endpoint)) return mk::leave(a.endpoint);  // a launch before this one failed
   const mk::Endpoint& e = a.endpoint;
   const std::uint64_t launch = mk::launches(e);
   const bool talks = blockIdx.x == 1;  // with other nodes

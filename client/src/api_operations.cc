@@ -2,6 +2,7 @@
 #include <string>
 
 #include "client/src/gpu_memory.h"
+#include "client/src/guard.h"
 #include "client/src/operation.h"
 #include "kernels/ops/gemm_shape.h"
 #include "mkernel/client.h"
@@ -53,34 +54,51 @@ Result<std::unique_ptr<GemmOperation>> plan_gemm(client::GroupCore& group, OpKin
 }  // namespace
 
 Result<Gemm> Group::ag_gemm(const GemmShape& shape, Executor executor, const GemmPlanOptions& plan) {
-  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kAgGemm, shape, executor, plan),
-                      [](auto state) { return Gemm(std::move(state)); });
+  return client::call(core_->home(), [&]() -> Result<Gemm> {
+    return create<Gemm>(core_, plan_gemm(*core_, OpKind::kAgGemm, shape, executor, plan),
+                        [](auto state) { return Gemm(std::move(state)); });
+  });
 }
 Result<Gemm> Group::gemm_rs(const GemmShape& shape, Executor executor, const GemmPlanOptions& plan) {
-  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmRs, shape, executor, plan),
-                      [](auto state) { return Gemm(std::move(state)); });
+  return client::call(core_->home(), [&]() -> Result<Gemm> {
+    return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmRs, shape, executor, plan),
+                        [](auto state) { return Gemm(std::move(state)); });
+  });
 }
 Result<Gemm> Group::gemm_ar(const GemmShape& shape, Executor executor, const GemmPlanOptions& plan) {
-  return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmAr, shape, executor, plan),
-                      [](auto state) { return Gemm(std::move(state)); });
+  return client::call(core_->home(), [&]() -> Result<Gemm> {
+    return create<Gemm>(core_, plan_gemm(*core_, OpKind::kGemmAr, shape, executor, plan),
+                        [](auto state) { return Gemm(std::move(state)); });
+  });
 }
 Result<Moe> Group::moe(const MoeShape& shape) {
-  return create<Moe>(core_, make_moe(shape, core_->view()), [](auto state) { return Moe(std::move(state)); });
+  return client::call(core_->home(), [&]() -> Result<Moe> {
+    return create<Moe>(core_, make_moe(shape, core_->view()),
+                       [](auto state) { return Moe(std::move(state)); });
+  });
 }
 Result<RingAttention> Group::ring_attention(const AttentionShape& shape) {
-  return create<RingAttention>(core_, make_attention(shape, core_->view()),
-                               [](auto state) { return RingAttention(std::move(state)); });
+  return client::call(core_->home(), [&]() -> Result<RingAttention> {
+    return create<RingAttention>(core_, make_attention(shape, core_->view()),
+                                 [](auto state) { return RingAttention(std::move(state)); });
+  });
 }
 
 Planned::Planned(std::unique_ptr<client::OperationState> state) : state_(std::move(state)) {}
 Planned::Planned(Planned&&) noexcept = default;
-Planned& Planned::operator=(Planned&&) noexcept = default;
-Planned::~Planned() = default;
+Planned& Planned::operator=(Planned&& other) noexcept {
+  client::end_at_home(state_);
+  state_ = std::move(other.state_);
+  return *this;
+}
+Planned::~Planned() {
+  client::end_at_home(state_);
+}
 std::string Planned::signature() const {
   return state_->operation().signature();
 }
 std::uint64_t Planned::wire_bytes() const {
-  return state_->wire_bytes();
+  return state_->home().here() ? state_->wire_bytes() : 0;
 }
 std::uint64_t Planned::workspace_bytes() const {
   return state_->operation().requirements().workspace_bytes;
@@ -88,27 +106,37 @@ std::uint64_t Planned::workspace_bytes() const {
 
 // The state of a handle was made from the plan of its own kind, so the casts below are exact.
 Result<Pending> Gemm::launch(const GemmArguments& arguments, const ExecutorOptions& options) {
-  return state_->launch([arguments, options](Operation& operation) {
-    return static_cast<GemmOperation&>(operation).run(arguments, options);
+  return client::call(state_->home(), [&]() -> Result<Pending> {
+    return state_->launch([arguments, options](Operation& operation) {
+      return static_cast<GemmOperation&>(operation).run(arguments, options);
+    });
   });
 }
 Status Gemm::enqueue(const GemmArguments& arguments, CUstream_st* stream, const ExecutorOptions& options) {
-  return state_->at_once([&](Operation& operation) {
-    return static_cast<GemmOperation&>(operation).enqueue(arguments, options, stream);
+  return client::call(state_->home(), [&]() -> Status {
+    return state_->at_once([&](Operation& operation) {
+      return static_cast<GemmOperation&>(operation).enqueue(arguments, options, stream);
+    });
   });
 }
 Status Gemm::status() {
-  return state_->at_once(
-      [](Operation& operation) { return static_cast<GemmOperation&>(operation).status(); });
+  return client::call(state_->home(), [&]() -> Status {
+    return state_->at_once(
+        [](Operation& operation) { return static_cast<GemmOperation&>(operation).status(); });
+  });
 }
 Result<Pending> Moe::launch(const MoeArguments& arguments, const ExecutorOptions& options) {
-  return state_->launch([arguments, options](Operation& operation) {
-    return static_cast<MoeOperation&>(operation).run(arguments, options);
+  return client::call(state_->home(), [&]() -> Result<Pending> {
+    return state_->launch([arguments, options](Operation& operation) {
+      return static_cast<MoeOperation&>(operation).run(arguments, options);
+    });
   });
 }
 Result<Pending> RingAttention::launch(const AttentionArguments& arguments, const ExecutorOptions& options) {
-  return state_->launch([arguments, options](Operation& operation) {
-    return static_cast<AttentionOperation&>(operation).run(arguments, options);
+  return client::call(state_->home(), [&]() -> Result<Pending> {
+    return state_->launch([arguments, options](Operation& operation) {
+      return static_cast<AttentionOperation&>(operation).run(arguments, options);
+    });
   });
 }
 

@@ -18,6 +18,7 @@ struct BufferState {
   BufferState(std::shared_ptr<GroupCore> group_core, std::uint32_t index, bool is_collective)
       : group(std::move(group_core)), region(index), collective(is_collective) {}
   ~BufferState();
+  const Home& home() const { return group->home(); }
 
   std::shared_ptr<GroupCore> group;
   std::uint32_t region;

@@ -1,11 +1,12 @@
 // What the functions of the C ABI share: each unwraps its handles, calls the C++ API and keeps the text of an
-// error for the calling thread. No exception leaves: std::bad_alloc becomes MK_RESOURCE_EXHAUSTED.
+// error for the calling thread. No exception leaves: what the C++ API has not turned into a status is one
+// here.
 #pragma once
 
-#include <new>
 #include <string>
 #include <utility>
 
+#include "client/src/guard.h"
 #include "mkernel/client.h"
 #include "mkernel/mkernel.h"
 
@@ -18,19 +19,19 @@ inline std::string& last_error() {
   return text;
 }
 
-inline mk_status report(const Status& status) {
-  last_error() = status.text();
+inline mk_status report(const Status& status) noexcept {
+  try {
+    last_error() = status.text();
+  } catch (...) {  // no memory for the text: the code says that there is an error
+    last_error().clear();
+  }
   return static_cast<mk_status>(status.code());
 }
 
 /// Runs `body`, which returns a Status.
 template <typename Body>
 mk_status guarded(Body body) {
-  try {
-    return report(body());
-  } catch (const std::bad_alloc&) {
-    return report({StatusCode::kResourceExhausted, "out of memory"});
-  }
+  return report(client::without_exceptions([&]() -> Status { return body(); }));
 }
 
 /// An opaque C handle is a pointer to the C++ object, under another name.
@@ -60,8 +61,13 @@ Status require(const char* what, Pointers... pointers) {
 /// What a getter says of a handle; without one nothing (0, NULL) and an error for mk_last_error().
 template <typename Object, typename Handle, typename Get>
 auto get(const char* what, const Handle* handle, Get get) {
-  const bool there = report(require(what, handle)) == MK_OK;
-  return there ? get(unwrap<Object>(handle)) : decltype(get(unwrap<Object>(handle))){};
+  decltype(get(unwrap<Object>(handle))) value{};
+  (void)guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require(what, handle));
+    value = get(unwrap<Object>(handle));
+    return {};
+  });
+  return value;
 }
 
 }  // namespace mkernel::c_abi

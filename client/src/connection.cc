@@ -57,9 +57,19 @@ Result<ipc::UniqueFd> dial(const std::string& path, Deadline deadline) {
   return socket;
 }
 
-Connection::Connection(ipc::UniqueFd socket, std::string daemon, Lost lost)
+Result<std::unique_ptr<Connection>> Connection::open(ipc::UniqueFd socket, std::string daemon, Lost lost) {
+  ipc::UniqueFd stop(::eventfd(0, EFD_CLOEXEC));
+  if (!stop.valid()) {
+    return Status(StatusCode::kResourceExhausted,
+                  daemon + ": eventfd: " + std::strerror(errno) + " (limit of open files: ulimit -n)");
+  }
+  return std::unique_ptr<Connection>(
+      new Connection(std::move(socket), std::move(stop), std::move(daemon), std::move(lost)));
+}
+
+Connection::Connection(ipc::UniqueFd socket, ipc::UniqueFd stop, std::string daemon, Lost lost)
     : socket_(std::move(socket)),
-      stop_(::eventfd(0, EFD_CLOEXEC)),
+      stop_(std::move(stop)),
       lost_callback_(std::move(lost)),
       daemon_(std::move(daemon)),
       watcher_([this] { watch(); }) {}

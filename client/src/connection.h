@@ -8,12 +8,14 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "client/src/home.h"
 #include "proto/abi/messages.h"
 #include "proto/abi/status.h"
 #include "proto/ipc/fd.h"
@@ -34,8 +36,9 @@ class Connection {
   /// it.
   using Lost = std::function<void(const Status& why)>;
 
-  /// Starts the watcher. `daemon` names the other side in errors: "daemon at /run/...".
-  Connection(ipc::UniqueFd socket, std::string daemon, Lost lost);
+  /// Starts the watcher. `daemon` names the other side in errors: "daemon at /run/...". Errors:
+  /// kResourceExhausted (no file descriptor). Throws std::system_error when no thread can be started.
+  static Result<std::unique_ptr<Connection>> open(ipc::UniqueFd socket, std::string daemon, Lost lost);
   /// Stops and joins the watcher, then closes the socket. No request may be in flight.
   ~Connection();
   Connection(const Connection&) = delete;
@@ -50,6 +53,7 @@ class Connection {
   template <typename Message, typename Reply>
   Status request(abi::MessageType type, Message message, Reply& reply, Deadline deadline,
                  std::span<const int> fds = {}, std::vector<ipc::UniqueFd>* received = nullptr) {
+    MK_RETURN_IF_ERROR(home_.check());
     message.header = ipc::header_of<Message>(type, next_sequence());
     ipc::Packet packet;
     MK_RETURN_IF_ERROR(exchange(std::as_bytes(std::span(&message, 1)), fds, deadline, packet));
@@ -63,6 +67,8 @@ class Connection {
   Status status() const;
 
  private:
+  Connection(ipc::UniqueFd socket, ipc::UniqueFd stop, std::string daemon, Lost lost);
+
   struct Waiter {
     std::condition_variable wake;
     bool answered = false;
@@ -81,6 +87,7 @@ class Connection {
   Status deliver(ipc::Packet& packet);
   void lose(const Status& why);
 
+  const Home home_;
   const ipc::UniqueFd socket_;
   const ipc::UniqueFd stop_;  ///< eventfd: the watcher must end
   const Lost lost_callback_;

@@ -3,17 +3,14 @@
 #include <utility>
 
 #include "client/src/gpu_memory.h"
+#include "kernels/sync/wait.h"
 
 namespace mkernel::client {
 namespace {
 
 Status check_options(const DeviceEndpointOptions& options) {
   if (options.lanes < 1) return {StatusCode::kInvalidArgument, "a device endpoint has at least one lane"};
-  if (options.deadline.count() <= 0) {
-    return {StatusCode::kInvalidArgument,
-            "device endpoint with a deadline of " + std::to_string(options.deadline.count()) + " ms"};
-  }
-  return {};
+  return kernels::check_deadline(options.deadline).with_context("device endpoint");
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ class DeviceEndpointState {
                                                              const DeviceEndpointOptions& options);
   /// Gives back the lanes.
   ~DeviceEndpointState();
+  const Home& home() const { return group_->home(); }
 
   const device::Endpoint& endpoint() const { return endpoint_->endpoint(); }
   Result<device::Peers> peers(const kernels::SymmetricView& buffer);

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "client/src/failure.h"
+#include "client/src/guard.h"
 
 namespace mkernel::client {
 namespace {
@@ -53,7 +54,7 @@ GroupCore::GroupCore(std::shared_ptr<SessionCore> session, const GroupOptions& o
 Result<std::shared_ptr<GroupCore>> GroupCore::join(std::shared_ptr<SessionCore> session,
                                                    const GroupOptions& options) {
   MK_RETURN_IF_ERROR(check_options(options, std::min(session->max_lanes(), abi::kMaxLanes)));
-  std::shared_ptr<GroupCore> core(new GroupCore(std::move(session), options));
+  std::shared_ptr<GroupCore> core = shared_at_home(new GroupCore(std::move(session), options));
   MK_RETURN_IF_ERROR(core->enter());
   return core;
 }
@@ -122,8 +123,10 @@ GroupCore::~GroupCore() {
   message.group = handle_;
   abi::PlainReply reply;
   // Nobody is left to tell: a leave that fails is the end of the session, and its watcher says so.
-  (void)session_->connection().request(abi::MessageType::kLeaveGroup, message, reply,
-                                       session_->request_deadline());
+  (void)without_exceptions([&] {
+    return session_->connection().request(abi::MessageType::kLeaveGroup, message, reply,
+                                          session_->request_deadline());
+  });
 }
 
 std::string GroupCore::node_of(std::uint32_t rank) const {

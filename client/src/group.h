@@ -36,6 +36,7 @@ class GroupCore {
   /// Leaves the group.
   ~GroupCore();
 
+  const Home& home() const { return session_->home(); }
   const kernels::GroupView& view() const { return view_; }
   const std::string& name() const { return options_.name; }
   SessionCore& session() { return *session_; }

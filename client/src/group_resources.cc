@@ -5,6 +5,7 @@
 
 #include "client/src/gpu_memory.h"
 #include "client/src/group.h"
+#include "client/src/guard.h"
 
 namespace mkernel::client {
 
@@ -56,8 +57,10 @@ void GroupCore::release_region(std::uint32_t index, bool registered) {
     message.group = handle_;
     message.index = index;
     abi::PlainReply reply;
-    const Status gone = session_->connection().request(abi::MessageType::kUnregisterRegion, message, reply,
-                                                       session_->request_deadline());
+    const Status gone = without_exceptions([&] {
+      return session_->connection().request(abi::MessageType::kUnregisterRegion, message, reply,
+                                            session_->request_deadline());
+    });
     // A number that the daemon may still hold is not handed out again.
     if (!gone.ok()) return;
   }
@@ -132,7 +135,11 @@ Result<std::uint32_t> GroupCore::reserve_lanes(std::uint32_t count) {
 
 void GroupCore::retire(const Retired& retired) {
   const std::lock_guard lock(pools_mutex_);
-  retired_.push_back(retired);
+  // From destructors. What cannot be noted for want of memory stays taken until the group is left.
+  (void)without_exceptions([&]() -> Status {
+    retired_.push_back(retired);
+    return {};
+  });
 }
 
 void GroupCore::reclaim(const std::vector<Retired>& retired) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "client/src/guard.h"
+
 namespace mkernel::client {
 
 OperationState::OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<Operation> operation)
@@ -58,23 +60,33 @@ Result<Pending> OperationState::launch(std::function<Status(Operation&)> run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
   if (!operation_->requirements().gpu)
     MK_RETURN_IF_ERROR(group_->session().rings_on_cpu().with_context(signature_));
-  auto pending = std::make_shared<PendingState>();
-  {
-    const std::lock_guard lock(mutex_);
-    ++in_flight_;
-  }
-  group_->worker().post([this, pending, run = std::move(run)] {
-    Status outcome = run_one(run);
+  const std::shared_ptr<PendingState> pending = shared_at_home(new PendingState);
+  std::function<void()> task = [this, pending, run = std::move(run)] {
+    Status outcome = without_exceptions([&] { return run_one(run); });
     {
       const std::lock_guard lock(mutex_);
       wire_bytes_ = operation_->wire_bytes();
     }
     pending->finish(std::move(outcome));
-    // Notifies under the lock: the destructor may go on as soon as it can take it.
+    one_less();
+  };
+  {
     const std::lock_guard lock(mutex_);
-    if (--in_flight_ == 0) idle_.notify_all();
-  });
-  return Pending(std::move(pending));
+    ++in_flight_;
+  }
+  try {
+    group_->worker().post(std::move(task));
+  } catch (...) {
+    one_less();
+    throw;
+  }
+  return Pending(pending);
+}
+
+void OperationState::one_less() {
+  // Notifies under the lock: the destructor may go on as soon as it can take it.
+  const std::lock_guard lock(mutex_);
+  if (--in_flight_ == 0) idle_.notify_all();
 }
 
 Status OperationState::run_one(const std::function<Status(Operation&)>& run) {

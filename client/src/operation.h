@@ -16,6 +16,7 @@ namespace mkernel::client {
 
 /// Shared by a launch and the Pending handles of it.
 struct PendingState {
+  const Home home;
   std::mutex mutex;
   std::condition_variable over;
   bool done = false;
@@ -33,6 +34,7 @@ class OperationState {
   /// Waits for its launches, gives back workspace and lanes.
   ~OperationState();
 
+  const Home& home() const { return group_->home(); }
   const Operation& operation() const { return *operation_; }
   /// Queues `run` (which calls the operation's run()) on the group's worker.
   Result<Pending> launch(std::function<Status(Operation&)> run);
@@ -44,6 +46,7 @@ class OperationState {
   OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<Operation> operation);
   Status bind(const BufferState& workspace);
   Status settle(const Status& outcome);
+  void one_less();
   Status run_one(const std::function<Status(Operation&)>& run);
 
   const std::shared_ptr<GroupCore> group_;

@@ -43,10 +43,11 @@ Result<std::shared_ptr<SessionCore>> SessionCore::connect(const SessionOptions& 
   MK_RETURN_IF_ERROR(check_options(options));
   auto socket = dial(options.socket, Clock::now() + options.timeout);
   if (!socket.ok()) return socket.status();
-  std::shared_ptr<SessionCore> core(new SessionCore(options));
-  core->connection_ =
-      std::make_unique<Connection>(std::move(*socket), "daemon at " + options.socket,
-                                   [self = core.get()](const Status& why) { self->lost(why); });
+  const std::shared_ptr<SessionCore> core = shared_at_home(new SessionCore(options));
+  auto connection = Connection::open(std::move(*socket), "daemon at " + options.socket,
+                                     [self = core.get()](const Status& why) { self->lost(why); });
+  if (!connection.ok()) return connection.status();
+  core->connection_ = std::move(*connection);
   MK_RETURN_IF_ERROR(core->hello(options));
   return core;
 }

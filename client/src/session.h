@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/src/connection.h"
+#include "client/src/home.h"
 #include "client/src/memory.h"
 #include "kernels/comm/rings_on_device.h"
 #include "kernels/comm/views.h"
@@ -24,6 +25,7 @@ class SessionCore {
   static Result<std::shared_ptr<SessionCore>> connect(const SessionOptions& options);
 
   Connection& connection() { return *connection_; }
+  const Home& home() const { return home_; }
   std::uint64_t id() const { return id_; }
   const std::string& node_name() const { return node_name_; }
   std::uint32_t max_lanes() const { return max_lanes_; }
@@ -71,6 +73,7 @@ class SessionCore {
   void ring_doorbell(std::uint32_t ring);
   void ring_doorbells();
 
+  const Home home_;
   const std::chrono::milliseconds timeout_;
   const int device_;
   std::uint64_t id_ = 0;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/comm/device_ring.cuh"
+#include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/global.cuh"
 #include "kernels/sync/wait.cuh"
 #include "mkernel/device_endpoint.h"
@@ -23,10 +24,11 @@ __device__ __forceinline__ DeviceWaitSite site_of(DeviceRole role, DeviceTag tag
   return {role, tag, static_cast<std::int32_t>(peer), lane};
 }
 
-/// One put of at most abi::kMaxPutBytes.
+/// One put of at most abi::kMaxPutBytes. `released`: of the data, by this thread or one that it has
+/// synchronised with.
 __device__ __forceinline__ bool push_put(const device::Endpoint& endpoint, std::uint32_t target,
                                          std::uint32_t lane, device::Place local, device::Place remote,
-                                         std::uint32_t bytes, DeviceRole role) {
+                                         std::uint32_t bytes, DeviceRole role, ptx::SysReleased released) {
   const std::uint32_t group_lane = endpoint.first_lane + lane;
   const abi::WorkRequest request{
       .opcode = static_cast<std::uint8_t>(abi::Opcode::kPut),
@@ -38,7 +40,7 @@ __device__ __forceinline__ bool push_put(const device::Endpoint& endpoint, std::
       .local_offset = local.offset,
       .remote_offset = remote.offset};
   const DeviceRing ring(endpoint.rings, endpoint.ring_share.ring(group_lane));
-  if (!ring.push(request, site_of(role, DeviceTag::kRingRoom, target, lane), wait_scope(endpoint)))
+  if (!ring.push(request, site_of(role, DeviceTag::kRingRoom, target, lane), wait_scope(endpoint), released))
     return false;
   ptx::red_add_relaxed_gpu(endpoint.issued + endpoint.counts.arrivals_index(target, lane), 1);
   return true;
@@ -46,10 +48,10 @@ __device__ __forceinline__ bool push_put(const device::Endpoint& endpoint, std::
 
 __device__ __forceinline__ bool put(const device::Endpoint& endpoint, std::uint32_t target,
                                     std::uint32_t lane, device::Place local, device::Place remote,
-                                    std::uint64_t bytes, DeviceRole role) {
+                                    std::uint64_t bytes, DeviceRole role, ptx::SysReleased released) {
   do {
     const auto part = static_cast<std::uint32_t>(bytes < abi::kMaxPutBytes ? bytes : abi::kMaxPutBytes);
-    if (!push_put(endpoint, target, lane, local, remote, part, role)) return false;
+    if (!push_put(endpoint, target, lane, local, remote, part, role, released)) return false;
     local.offset += part;
     remote.offset += part;
     bytes -= part;

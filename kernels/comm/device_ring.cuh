@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/comm/device_ring.h"
+#include "kernels/ptx/fence.cuh"
 #include "kernels/ptx/global.cuh"
 #include "kernels/sync/wait.cuh"
 #include "proto/abi/region_map.h"
@@ -23,16 +24,17 @@ class DeviceRing {
         log2_slots_(rings.log2_slots) {}
 
   /// Writes one slot; relaxed, no fence: the lap bits publish it. What the request refers to must have been
-  /// released to the system by somebody whom this thread has synchronised with. False when there was no room
-  /// until the wait gave up; then nothing was written and no hole is left.
+  /// released to the system by somebody whom this thread has synchronised with (`released`). False when there
+  /// was no room until the wait gave up; then nothing was written, and the position is free again or the ring
+  /// closed.
   __device__ __forceinline__ bool push(const abi::WorkRequest& request, const DeviceWaitSite& site,
-                                       const DeviceWaitScope& scope) const {
+                                       const DeviceWaitScope& scope, ptx::SysReleased released) const {
     const std::uint64_t position = ptx::atom_add_relaxed_gpu(&claims_->head, 1);
     if (room() <= position && !wait_for_room(position, site, scope)) return false;
     const abi::WorkSlot slot = abi::encode(request, abi::lap_bit(position, log2_slots_));
     std::uint64_t* place = slots_[position & (slots() - 1)].word;
-    ptx::st_relaxed_sys_v2(place, slot.word[0], slot.word[1]);
-    ptx::st_relaxed_sys_v2(place + 2, slot.word[2], slot.word[3]);
+    ptx::st_relaxed_sys_v2(place, slot.word[0], slot.word[1], released);
+    ptx::st_relaxed_sys_v2(place + 2, slot.word[2], slot.word[3], released);
     return true;
   }
 
@@ -57,16 +59,27 @@ class DeviceRing {
   /// Not inline: it is rare, and its registers are those of a wait.
   ///
   /// Who gives up gives its position back, and only the last one can be given back: those who give up unwind
-  /// from the end. Ends when those behind have given up too (they have deadlines) or the proxy reads again.
+  /// from the end. They wait for those behind once more as long, at most; then nobody has read the ring for
+  /// two deadlines, and it is closed.
   __device__ __noinline__ bool wait_for_room(std::uint64_t position, const DeviceWaitSite& site,
                                              const DeviceWaitScope& scope) const {
     const auto seen = [this, position] {
       if (room() <= position) refresh();
       return room();
     };
+    if (position >= RingClaims::kClosed) {
+      report_failed_wait(*scope.control, {site.role, DeviceTag::kRingClosed, site.peer, site.index},
+                         RingClaims::kClosed, position, 0);
+      return false;
+    }
     if (wait_until(seen, position + 1, site, scope)) return true;
+    const std::uint64_t begin = ptx::globaltimer(), patience = bounded_wait_ns(scope.deadline_ns);
     while (seen() <= position) {
-      if (ptx::atom_cas_relaxed_gpu(&claims_->head, position + 1, position) == position + 1) return false;
+      const std::uint64_t head = ptx::atom_cas_relaxed_gpu(&claims_->head, position + 1, position);
+      if (head == position + 1 || head >= RingClaims::kClosed) return false;
+      if (ptx::globaltimer() - begin < patience) continue;
+      ptx::atom_max_relaxed_gpu(&claims_->head, RingClaims::kClosed);
+      return false;
     }
     return true;
   }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "proto/abi/host_device.h"
+
 namespace mkernel::abi {
 struct WorkSlot;
 struct RingHead;
@@ -17,6 +19,11 @@ struct RingClaims {
   alignas(128) std::uint64_t head;        ///< first position that nobody has claimed
   alignas(128) std::uint64_t tail;        ///< cached: at most what the proxy has consumed
   alignas(128) std::uint32_t refreshing;  ///< 1 while a thread reads the proxy's own tail
+
+  /// Heads from here on say that the ring takes no more requests: a position was claimed that could neither
+  /// be written nor given back, and a reader cannot get past it.
+  static constexpr std::uint64_t kClosed = std::uint64_t{1} << 63;
+  MK_HOST_DEVICE constexpr bool closed() const { return head >= kClosed; }
 };
 
 /// The rings of a session, claimed on its GPU: ring r begins at slots + (r << log2_slots).

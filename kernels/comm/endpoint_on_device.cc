@@ -48,6 +48,9 @@ Status EndpointOnDevice::fill(const SymmetricView& workspace, const EndpointOnDe
     local_of_rank[rank] = static_cast<std::int32_t>(group_.member(rank).local_rank);
     rank_of_local.push_back(static_cast<std::int32_t>(rank));  // local ranks are in rank order
   }
+  auto state = LaunchStateReader::make();
+  if (!state.ok()) return state.status();
+  state_ = std::move(*state);
   const auto keep = [this](Result<DeviceBuffer> buffer, auto*& place) -> Status {
     MK_RETURN_IF_ERROR(buffer.status());
     place = static_cast<std::remove_reference_t<decltype(place)>>(buffer->get());
@@ -95,8 +98,7 @@ Result<device::Peers> EndpointOnDevice::peers(const SymmetricView& buffer) {
 Status EndpointOnDevice::status() const {
   const OnDevice here(device_);
   LaunchControl control{};
-  MK_RETURN_IF_ERROR(cuda_status(
-      cudaMemcpy(&control, endpoint_.control, sizeof(control), cudaMemcpyDeviceToHost), "state of a launch"));
+  MK_RETURN_IF_ERROR(state_.read(endpoint_.control, control));
   return failure_of_launch(control, group_.segment, group_.session, group_.rank());
 }
 

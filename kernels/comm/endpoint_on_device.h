@@ -8,6 +8,7 @@
 #include "kernels/comm/rings_on_device.h"
 #include "kernels/comm/views.h"
 #include "kernels/memory/device_buffer.h"
+#include "kernels/memory/launch_state.h"
 #include "mkernel/device_endpoint.h"
 #include "proto/abi/status.h"
 
@@ -48,6 +49,7 @@ class EndpointOnDevice {
   const int device_;
   std::vector<DeviceBuffer> buffers_;
   device::Endpoint endpoint_;
+  LaunchStateReader state_;
 };
 
 }  // namespace mkernel::kernels

@@ -175,7 +175,7 @@ __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
   __syncthreads();
 }
 
-/// All threads of the CTA, when the roles are over: `shared` may become something else.
+/// All threads of the CTA, when the roles are over: `shared` may become something else afterwards.
 __device__ __forceinline__ void end_fan_out(FanOutShared& shared) {
   ptx::fence_proxy_async_shared_cta();
   __syncthreads();
@@ -183,6 +183,7 @@ __device__ __forceinline__ void end_fan_out(FanOutShared& shared) {
     Pipeline<kFanOutStages>::end(shared.barriers);
     for (auto& turn : shared.turn) Pipeline<1>::end(turn);
   }
+  __syncthreads();  // nobody sets up other barriers in this memory before these are gone
 }
 
 /// One piece into a stage; `full` counts its bytes.
@@ -270,8 +271,9 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
     if (!came) continue;
     end_work(trace, DeviceWork::kPush, at.chunk);
     begin_work(trace);
-    ptx::fence_acq_rel_sys();
-    for (int t = 0; t < stream.targets; ++t) ptx::red_add_relaxed_sys(stream.target[t].ready + at.chunk, 1);
+    const ptx::SysReleased released = ptx::fence_acq_rel_sys();
+    for (int t = 0; t < stream.targets; ++t)
+      ptx::red_add_relaxed_sys(stream.target[t].ready + at.chunk, 1, released);
     end_work(trace, DeviceWork::kSignal, at.chunk);
   }
 }

@@ -45,7 +45,9 @@ RingsOnDevice::~RingsOnDevice() {
   // Where the GPU cannot be asked any more nobody knows what it has claimed: the rings stay with it, and
   // puts of the CPU go on being refused.
   if (!claims_.read(claims.data(), claims.size() * sizeof(RingClaims)).ok()) return;
-  for (std::size_t r = 0; r < host_rings_.size(); ++r) host_rings_[r].take_back(claims[r].head);
+  for (std::size_t r = 0; r < host_rings_.size(); ++r) {
+    if (!claims[r].closed()) host_rings_[r].take_back(claims[r].head);  // a closed one stays so for everybody
+  }
 }
 
 }  // namespace mkernel::kernels

@@ -13,7 +13,10 @@
 //                                       // part s of the tile's rows is loaded: returns when it may be read
 //                                       // (acquired at the right scope)
 //     Sm90Part part(const Place& tile, int s) const;  // optional, when kWaits: rows of a come in parts along
-//                                       // k; where the s-th is
+//                                       // k, the first of at least two steps; where the s-th is
+//     bool stopped() const;             // optional, when kWaits: there is nothing to be done after all;
+//     looked
+//                                       // at while the CTA sets up its barriers, so it costs no time
 //     void after_store(int i) const;    // optional; one thread, once tile i is complete in memory and
 //                                       // visible to it: a release at the right scope hands the tile on
 //     void after_products() const;      // optional; every multiplying warp, after its last tile: may
@@ -265,6 +268,16 @@ __device__ __forceinline__ void sm90_init(int warp, Sm90Shared<Config>& shared) 
   }
 }
 
+template <class Schedule>
+__device__ __forceinline__ bool sm90_stopped(const Schedule& schedule) {
+  if constexpr (requires { schedule.stopped(); }) {
+    static_assert(Schedule::kWaits, "others have loads under way by now");
+    return schedule.stopped();
+  } else {
+    return false;
+  }
+}
+
 /// The whole body: every thread of the CTA, once per kernel.
 template <class Config, class Schedule>
 __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<Config>& shared) {
@@ -283,12 +296,14 @@ __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<C
     ptx::tma_prefetch_descriptor(first.b);
     ptx::tma_prefetch_descriptor(first.c);
   }
+  const bool stopped = sm90_stopped(schedule);
   sm90_init(warp, shared);
   __syncthreads();
   if constexpr (Config::kCluster > 1) {
     ptx::cluster_arrive_relaxed();
     ptx::cluster_wait_acquire();
   }
+  if (stopped) return;
 
   if (warp < 4) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();

@@ -3,14 +3,23 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/memory/cuda_error.h"
+#include "kernels/memory/own_stream.h"
 
 namespace mkernel::kernels {
 
-Result<DeviceBuffer> DeviceBuffer::zeroed(std::uint64_t bytes, const char* what) {
+Result<DeviceBuffer> DeviceBuffer::allocate(std::uint64_t bytes, const char* what) {
   DeviceBuffer buffer;
   MK_RETURN_IF_ERROR(cuda_status(cudaMalloc(&buffer.address_, bytes), what));
   buffer.bytes_ = bytes;
-  MK_RETURN_IF_ERROR(cuda_status(cudaMemset(buffer.address_, 0, bytes), what));
+  return Result<DeviceBuffer>(std::move(buffer));
+}
+
+Result<DeviceBuffer> DeviceBuffer::zeroed(std::uint64_t bytes, const char* what) {
+  auto buffer = allocate(bytes, what);
+  if (!buffer.ok()) return buffer;
+  const auto stream = OwnStream::make(what);
+  if (!stream.ok()) return stream.status();
+  MK_RETURN_IF_ERROR(stream->zero(buffer->get(), bytes, what));
   return buffer;
 }
 
@@ -20,11 +29,15 @@ DeviceBuffer::~DeviceBuffer() {
 }
 
 Status DeviceBuffer::write(const void* from, std::uint64_t bytes) {
-  return cuda_status(cudaMemcpy(address_, from, bytes, cudaMemcpyHostToDevice), "copy to the device");
+  const auto stream = OwnStream::make("copy to the device");
+  if (!stream.ok()) return stream.status();
+  return stream->to_device(address_, from, bytes, "copy to the device");
 }
 
 Status DeviceBuffer::read(void* to, std::uint64_t bytes) const {
-  return cuda_status(cudaMemcpy(to, address_, bytes, cudaMemcpyDeviceToHost), "copy from the device");
+  const auto stream = OwnStream::make("copy from the device");
+  if (!stream.ok()) return stream.status();
+  return stream->to_host(to, address_, bytes, "copy from the device");
 }
 
 }  // namespace mkernel::kernels

@@ -13,13 +13,18 @@ namespace mkernel::kernels {
 /// device.
 class DeviceBuffer {
  public:
-  /// Zeroed. `what` is what errors call it. kResourceExhausted when there is not so much.
+  /// Zeroed by the time it returns, whatever other streams are doing (nothing is queued on the default
+  /// stream, which would wait for them). `what` is what errors call it. kResourceExhausted when there is not
+  /// so much.
   static Result<DeviceBuffer> zeroed(std::uint64_t bytes, const char* what);
 
-  /// A copy of a table of the host's; the same otherwise. Blocks until it is made.
+  /// The same with whatever the memory held before; nothing is queued.
+  static Result<DeviceBuffer> allocate(std::uint64_t bytes, const char* what);
+
+  /// A copy of a table of the host's; the same otherwise.
   template <typename T>
   static Result<DeviceBuffer> holding(const std::vector<T>& table, const char* what) {
-    auto buffer = zeroed(table.size() * sizeof(T), what);
+    auto buffer = allocate(table.size() * sizeof(T), what);
     if (buffer.ok()) MK_RETURN_IF_ERROR(buffer->write(table.data(), table.size() * sizeof(T)));
     return buffer;
   }
@@ -37,7 +42,7 @@ class DeviceBuffer {
   void* get() const { return address_; }
   std::uint64_t bytes() const { return bytes_; }
 
-  /// Both block until the copy is done; [0, bytes) of the buffer.
+  /// Both block until the copy is done, and wait for nothing else; [0, bytes) of the buffer.
   Status write(const void* from, std::uint64_t bytes);
   Status read(void* to, std::uint64_t bytes) const;
 

@@ -3,11 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
-#include <memory>
 
 #include "kernels/memory/cuda_error.h"
 #include "kernels/memory/gpu_clock.h"
+#include "kernels/memory/load_kernel.h"
+#include "kernels/memory/own_stream.h"
 #include "kernels/ptx/address.cuh"
 #include "kernels/ptx/global.cuh"
 
@@ -60,29 +60,22 @@ Result<std::int64_t> ask(Exchange& exchange) {
   return offset;
 }
 
-struct FreePinned {
-  void operator()(void* memory) const { cudaFreeHost(memory); }
-};
-struct DestroyStream {
-  void operator()(CUstream_st* stream) const { cudaStreamDestroy(stream); }
-};
-
 }  // namespace
 
+Status load_gpu_clock() {
+  return load_kernel(reinterpret_cast<const void*>(&answer_with_clock), "clock of the GPU");
+}
+
 Result<std::int64_t> gpu_clock_to_monotonic() {
-  void* memory = nullptr;
-  MK_RETURN_IF_ERROR(cuda_status(cudaMallocHost(&memory, sizeof(Exchange)), "clock of the GPU: memory"));
-  const std::unique_ptr<void, FreePinned> pinned(memory);
-  std::memset(memory, 0, sizeof(Exchange));
-  cudaStream_t created = nullptr;
-  MK_RETURN_IF_ERROR(
-      cuda_status(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking), "clock of the GPU: stream"));
-  const std::unique_ptr<CUstream_st, DestroyStream> stream(created);
-  auto* exchange = static_cast<Exchange*>(memory);
-  answer_with_clock<<<1, 1, 0, created>>>(exchange);
+  const auto pinned = pinned_memory(sizeof(Exchange), "clock of the GPU");
+  if (!pinned.ok()) return pinned.status();
+  const auto stream = OwnStream::make("clock of the GPU");
+  if (!stream.ok()) return stream.status();
+  auto* exchange = static_cast<Exchange*>(pinned->get());
+  answer_with_clock<<<1, 1, 0, stream->get()>>>(exchange);
   MK_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "clock of the GPU: launch"));
   auto offset = ask(*exchange);
-  MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(created), "clock of the GPU"));
+  MK_RETURN_IF_ERROR(stream->wait("clock of the GPU"));
   return offset;
 }
 

@@ -18,6 +18,10 @@ constexpr std::uint32_t kCapacity = 1024;
 
 }  // namespace
 
+Status LaunchTrace::load() {
+  return load_gpu_clock();
+}
+
 Result<LaunchTrace> LaunchTrace::make() {
   int device = 0, sms = 0;
   MK_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), "timeline: device"));
@@ -25,13 +29,19 @@ Result<LaunchTrace> LaunchTrace::make() {
                                  "timeline: multiprocessors"));
   LaunchTrace trace;
   trace.tracks_ = static_cast<std::uint32_t>(sms) * kTracksPerCta;
-  auto headers = DeviceBuffer::zeroed(trace.tracks_ * sizeof(DeviceTrack), "tracks of the timeline");
+  auto headers = DeviceBuffer::allocate(trace.tracks_ * sizeof(DeviceTrack), "tracks of the timeline");
   if (!headers.ok()) return headers.status();
   trace.headers_ = std::move(*headers);
-  auto events = DeviceBuffer::zeroed(std::uint64_t{trace.tracks_} * kCapacity * sizeof(DeviceTraceEvent),
-                                     "events of the timeline");
+  auto events = DeviceBuffer::allocate(std::uint64_t{trace.tracks_} * kCapacity * sizeof(DeviceTraceEvent),
+                                       "events of the timeline");
   if (!events.ok()) return events.status();
   trace.events_ = std::move(*events);
+  auto none = pinned_memory(trace.headers_.bytes(), "timeline");
+  if (!none.ok()) return none.status();
+  trace.none_ = std::move(*none);
+  auto stream = OwnStream::make("timeline");
+  if (!stream.ok()) return stream.status();
+  trace.stream_ = std::move(*stream);
   return Result<LaunchTrace>(std::move(trace));
 }
 
@@ -41,12 +51,14 @@ DeviceTrace LaunchTrace::on_device() const {
 }
 
 Status LaunchTrace::clear(CUstream_st* stream) const {
-  return cuda_status(cudaMemsetAsync(headers_.get(), 0, headers_.bytes(), stream), "timeline: clear");
+  return cuda_status(
+      cudaMemcpyAsync(headers_.get(), none_.get(), headers_.bytes(), cudaMemcpyHostToDevice, stream),
+      "timeline: clear");
 }
 
 Status LaunchTrace::tell(Trace& trace) const {
   std::vector<DeviceTrack> tracks(tracks_);
-  MK_RETURN_IF_ERROR(headers_.read(tracks.data(), headers_.bytes()));
+  MK_RETURN_IF_ERROR(stream_.to_host(tracks.data(), headers_.get(), headers_.bytes(), "timeline: tracks"));
   std::uint32_t most = 0;
   for (const DeviceTrack& track : tracks) {
     most = std::max(most, track.events);
@@ -56,10 +68,9 @@ Status LaunchTrace::tell(Trace& trace) const {
   std::vector<DeviceTraceEvent> events(tracks_ * kept);
   const std::size_t width = kept * sizeof(DeviceTraceEvent);
   if (kept > 0) {
-    MK_RETURN_IF_ERROR(
-        cuda_status(cudaMemcpy2D(events.data(), width, events_.get(), kCapacity * sizeof(DeviceTraceEvent),
-                                 width, tracks_, cudaMemcpyDeviceToHost),
-                    "timeline: events"));
+    MK_RETURN_IF_ERROR(stream_.rows_to_host(events.data(), events_.get(), width,
+                                            kCapacity * sizeof(DeviceTraceEvent), tracks_,
+                                            "timeline: events"));
   }
   const auto to_monotonic = gpu_clock_to_monotonic();
   if (!to_monotonic.ok()) return to_monotonic.status();

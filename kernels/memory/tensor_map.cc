@@ -7,30 +7,12 @@
 #include <string>
 
 #include "kernels/memory/cuda_error.h"
+#include "kernels/memory/driver_entry.h"
 
 namespace mkernel::kernels {
 namespace {
 
 static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
-
-struct Encoder {
-  decltype(&cuTensorMapEncodeTiled) encode;
-};
-
-/// Through the runtime, so that nothing links libcuda: programs start on machines without a driver.
-Result<Encoder> find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  constexpr unsigned kSince = 12000;  // first driver API version that has it
-  MK_RETURN_IF_ERROR(cuda_status(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince,
-                                                                  cudaEnableDefault, &found),
-                                 "tensor map: looking up cuTensorMapEncodeTiled"));
-  if (found != cudaDriverEntryPointSuccess || function == nullptr) {
-    return Status(StatusCode::kUnavailable,
-                  "tensor map: the driver has no cuTensorMapEncodeTiled (CUDA 12.0)");
-  }
-  return Encoder{reinterpret_cast<decltype(Encoder::encode)>(function)};
-}
 
 CUtensorMapDataType driver_type(MatrixElement element) {
   switch (element) {
@@ -75,18 +57,23 @@ Status check(const MatrixView& view, std::int64_t leading, std::string_view name
 Result<TensorMap> encode_tensor_map(const MatrixView& view, std::string_view name) {
   const std::int64_t leading = view.leading == 0 ? view.columns : view.leading;
   MK_RETURN_IF_ERROR(check(view, leading, name));
-  static const Result<Encoder> encoder = find_encoder();
-  if (!encoder.ok()) return encoder.status();
+  constexpr unsigned kSince = 12000;  // first driver API version that has it
+  static const auto encode =
+      driver_entry<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", kSince);
+  if (encode == nullptr) {
+    return Status(StatusCode::kUnavailable,
+                  "tensor map: there is no driver that has cuTensorMapEncodeTiled (CUDA 12.0)");
+  }
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(leading * bytes_of(view.element))};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(view.box_columns),
                             static_cast<cuuint32_t>(view.box_rows)};
   const cuuint32_t element_strides[] = {1, 1};
   CUtensorMap map;
-  const CUresult outcome = encoder.value().encode(
-      &map, driver_type(view.element), 2, const_cast<void*>(view.base), extents, strides, box,
-      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult outcome =
+      encode(&map, driver_type(view.element), 2, const_cast<void*>(view.base), extents, strides, box,
+             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (outcome != CUDA_SUCCESS) {
     return Status(StatusCode::kInternal, "matrix " + std::string(name) +
                                              ": cuTensorMapEncodeTiled failed with CUresult " +

@@ -35,6 +35,7 @@ Status Binding::ready() const {
 Status Binding::launch(const Topology& topology, const ExecutorOptions& options,
                        const std::function<void(Launch&)>& start) {
   MK_RETURN_IF_ERROR(ready());
+  MK_RETURN_IF_ERROR(check_deadline(options.deadline).with_context(name_));
   failed_ = run(topology, options, start);
   if (failed_.ok()) ++epoch_;
   return failed_.with_context(name_);

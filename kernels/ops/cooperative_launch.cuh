@@ -1,42 +1,26 @@
-// What the launches of the fused GEMM kernels have in common.
+// From a kernel template to the kernel of a shape; included by the files that nvcc builds.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include <cstddef>
 #include <cstdint>
-#include <string>
 
-#include "kernels/memory/cuda_error.h"
+#include "kernels/ops/cooperative_kernel.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
 
-/// Queues `ctas` CTAs of Config::kThreads threads in clusters of Config::kCluster on `stream`. Cooperative:
-/// CTAs wait for each other, so all of them must be resident, or none is started. `name` begins the errors.
+/// `kernel`, whose launches have the threads, the clusters and at least `shared_bytes` of what Config says.
 template <class Config, class Parameters>
-Status launch_cooperative(void (*kernel)(Parameters), const Parameters& parameters, std::int32_t ctas,
-                          std::size_t shared_bytes, cudaStream_t stream, const std::string& name) {
-  MK_RETURN_IF_ERROR(cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                      static_cast<int>(shared_bytes)),
-                                 name + ": shared memory"));
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {Config::kCluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeCooperative;
-  attributes[1].val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(Config::kThreads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cuda_status(cudaLaunchKernelEx(&config, kernel, parameters), name + ": launch");
+CooperativeKernel cooperative_kernel(void (*kernel)(Parameters), std::size_t shared_bytes) {
+  return {.function = reinterpret_cast<const void*>(kernel),
+          .threads = Config::kThreads,
+          .cluster = Config::kCluster,
+          .shared_bytes = shared_bytes};
 }
 
 /// Calls `with.operator()<type, layout of b>()` for those of `shape`.
 template <class With>
-Status with_types(const GemmShape& shape, const With& with) {
+auto with_types(const GemmShape& shape, const With& with) {
   const bool row_major = shape.b_layout == Layout::kRowMajor;
   if (shape.dtype == DataType::kBf16) {
     return row_major ? with.template operator()<DataType::kBf16, Layout::kRowMajor>()

@@ -7,7 +7,7 @@
 #include "kernels/memory/cuda_error.h"
 #include "kernels/memory/on_device.h"
 #include "kernels/ops/gemm_shape.h"
-#include "kernels/sync/launch_failure.h"
+#include "kernels/ops/launch_status.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -30,6 +30,18 @@ std::string CudaGemmOperation::signature() const {
   if (overrides_.sms != 0) text += " sms=" + std::to_string(overrides_.sms);
   if (overrides_.nic_gbytes != 0) text += " nic_gbytes=" + std::to_string(overrides_.nic_gbytes);
   return text;
+}
+
+Status CudaGemmOperation::load(const CooperativeKernel& kernel) {
+  const OnDevice here(device_);
+  MK_RETURN_IF_ERROR(here.status());
+  MK_RETURN_IF_ERROR(load_cooperative(kernel, name_of(kind_)));
+  MK_RETURN_IF_ERROR(LaunchTrace::load());
+  auto state = LaunchStateReader::make();
+  if (!state.ok()) return state.status();
+  state_ = std::move(*state);
+  kernel_ = kernel;
+  return {};
 }
 
 Status CudaGemmOperation::bind(const GroupView& group, const SymmetricView& workspace,
@@ -92,12 +104,8 @@ device::Endpoint CudaGemmOperation::endpoint(std::uint64_t deadline_ns) const {
   return mine;
 }
 
-std::int64_t CudaGemmOperation::via(const DeviceWaitSite& site) const {
-  const bool handed_on = site.tag == DeviceTag::kChunkReady || site.tag == DeviceTag::kTileReady;
-  if (!handed_on || site.peer < 0) return -1;
-  const std::uint32_t relay =
-      topology_.rail_peer(static_cast<std::uint32_t>(site.peer), topology_.node_of(rank_));
-  return relay == static_cast<std::uint32_t>(site.peer) ? -1 : relay;
+Status CudaGemmOperation::queue(const void* parameters, std::int32_t ctas, CUstream_st* stream) const {
+  return launch_cooperative(kernel_, parameters, ctas, stream, name_of(kind_));
 }
 
 Status CudaGemmOperation::enqueue(const GemmArguments& arguments, const ExecutorOptions& options,
@@ -108,6 +116,7 @@ Status CudaGemmOperation::enqueue(const GemmArguments& arguments, const Executor
     return {StatusCode::kFailedPrecondition, name + ": an earlier launch failed: " + failed_.text()};
   }
   MK_RETURN_IF_ERROR(check_operands(kind_, shape_, arguments, rank_, topology_.world()));
+  MK_RETURN_IF_ERROR(check_deadline(options.deadline).with_context(name));
   const OnDevice here(device_);
   MK_RETURN_IF_ERROR(here.status());
   MK_RETURN_IF_ERROR(prepare_trace(options.trace, stream));
@@ -133,9 +142,9 @@ Status CudaGemmOperation::prepare_trace(Trace* trace, CUstream_st* stream) {
 }
 
 Status CudaGemmOperation::run(const GemmArguments& arguments, const ExecutorOptions& options) {
-  MK_RETURN_IF_ERROR(enqueue(arguments, options, nullptr));
+  MK_RETURN_IF_ERROR(enqueue(arguments, options, state_.stream().get()));
   const OnDevice here(device_);
-  MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(nullptr), name_of(kind_)));
+  MK_RETURN_IF_ERROR(state_.stream().wait(name_of(kind_)));
   return status();
 }
 
@@ -144,10 +153,8 @@ Status CudaGemmOperation::status() {
   const OnDevice here(device_);
   if (Trace* trace = std::exchange(traced_, nullptr)) MK_RETURN_IF_ERROR(timeline_->tell(*trace));
   LaunchControl state{};
-  failed_ =
-      cuda_status(cudaMemcpy(&state, control(), sizeof(state), cudaMemcpyDeviceToHost), "state of a launch");
-  if (failed_.ok())
-    failed_ = failure_of_launch(state, group_->segment, group_->session, rank_, via(state.site));
+  failed_ = state_.read(control(), state);
+  if (failed_.ok()) failed_ = status_of_launch(state, *group_, topology_, rank_);
   failed_ = failed_.with_context(name_of(kind_));
   return failed_;
 }

@@ -11,7 +11,9 @@
 #include "kernels/comm/rings_on_device.h"
 #include "kernels/comm/views.h"
 #include "kernels/memory/device_buffer.h"
+#include "kernels/memory/launch_state.h"
 #include "kernels/memory/launch_trace.h"
+#include "kernels/ops/cooperative_kernel.h"
 #include "kernels/schedule/topology.h"
 #include "kernels/sync/host_watch.h"
 #include "kernels/sync/launch_control.h"
@@ -34,13 +36,18 @@ class CudaGemmOperation : public GemmOperation {
   std::string signature() const final;
   /// More than one node: the rings that launches write. Before bind().
   void use_rings(std::shared_ptr<RingsOnDevice> rings) { rings_ = std::move(rings); }
+  /// When it is made: loads everything that a launch and its status may run on the device, and makes what
+  /// they need besides. A load may wait for whatever runs on the GPU, i.e. for a rank that waits for this
+  /// one, so none may be left for a launch.
+  Status load(const CooperativeKernel& kernel);
   /// What the plan was made with, for the signature: ranks with other plans would wait for each other.
   void tell_overrides(const GemmPlanOptions& plan) { overrides_ = plan; }
   Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) final;
   /// The same for every launch; an operation that puts says how many.
   std::uint64_t wire_bytes() const override { return 0; }
 
-  /// enqueue() on a stream of its own, then waits for it and tells status().
+  /// enqueue() on a stream of its own, then waits for it and tells status(). What writes the operands must be
+  /// over before.
   Status run(const GemmArguments& arguments, const ExecutorOptions& options) final;
 
   Status enqueue(const GemmArguments& arguments, const ExecutorOptions& options, CUstream_st* stream) final;
@@ -52,6 +59,8 @@ class CudaGemmOperation : public GemmOperation {
   /// Makes what refers to workspace(), which is there now.
   virtual Status attach() = 0;
   virtual Status launch(const GemmArguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) = 0;
+  /// Queues the kernel with its parameters.
+  Status queue(const void* parameters, std::int32_t ctas, CUstream_st* stream) const;
 
   const GemmShape& shape() const { return shape_; }
   const Topology& topology() const { return topology_; }
@@ -67,8 +76,6 @@ class CudaGemmOperation : public GemmOperation {
  private:
   Status check_room(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) const;
   Status open_endpoint(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane);
-  /// The rank that hands on what the awaited one sends, -1 when it comes directly.
-  std::int64_t via(const DeviceWaitSite& site) const;
   /// Null: not traced.
   Status prepare_trace(Trace* trace, CUstream_st* stream);
 
@@ -77,6 +84,8 @@ class CudaGemmOperation : public GemmOperation {
   const Topology topology_;
   const std::uint32_t rank_;
   const int device_;
+  CooperativeKernel kernel_;
+  LaunchStateReader state_;
   const GroupView* group_ = nullptr;
   SymmetricView workspace_;
   std::shared_ptr<RingsOnDevice> rings_;

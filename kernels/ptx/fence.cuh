@@ -22,8 +22,26 @@ __device__ __forceinline__ void fence_acq_rel_gpu() {
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-__device__ __forceinline__ void fence_acq_rel_sys() {
+class SysReleased;
+__device__ __forceinline__ SysReleased fence_acq_rel_sys();
+
+/// Says that the thread which holds it has fenced at system scope: what it had written or acquired before is
+/// ordered before the signals that it gives afterwards. Every relaxed signal to another GPU or to the host
+/// takes one as an argument, so that a signal without its fence does not compile. Costs nothing at run time.
+/// (A GPU alone cannot show that such a fence is missing: all of its SMs share one L2.)
+class SysReleased {
+ public:
+  /// Where the fence is the caller's to make, by the contract of a public function.
+  static __device__ __forceinline__ SysReleased by_contract_of_caller() { return {}; }
+
+ private:
+  __device__ __forceinline__ SysReleased() {}
+  friend __device__ SysReleased fence_acq_rel_sys();
+};
+
+__device__ __forceinline__ SysReleased fence_acq_rel_sys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
+  return {};
 }
 
 }  // namespace mkernel::kernels::ptx

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/ptx/fence.cuh"
+
 namespace mkernel::kernels::ptx {
 
 __device__ __forceinline__ std::uint32_t ld_acquire_gpu(const std::uint32_t* word) {
@@ -71,11 +73,11 @@ __device__ __forceinline__ void red_add_release_gpu(std::uint64_t* word, std::ui
 }
 
 // After a fence that orders what they hand on.
-__device__ __forceinline__ void st_relaxed_sys(std::uint64_t* word, std::uint64_t value) {
+__device__ __forceinline__ void st_relaxed_sys(std::uint64_t* word, std::uint64_t value, SysReleased) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-__device__ __forceinline__ void red_add_relaxed_sys(std::uint64_t* word, std::uint64_t value) {
+__device__ __forceinline__ void red_add_relaxed_sys(std::uint64_t* word, std::uint64_t value, SysReleased) {
   asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
@@ -120,6 +122,15 @@ __device__ __forceinline__ std::uint64_t atom_cas_relaxed_gpu(std::uint64_t* wor
   return before;
 }
 
+__device__ __forceinline__ std::uint64_t atom_max_relaxed_gpu(std::uint64_t* word, std::uint64_t value) {
+  std::uint64_t before;
+  asm volatile("atom.relaxed.gpu.global.max.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(word), "l"(value)
+               : "memory");
+  return before;
+}
+
 __device__ __forceinline__ std::uint32_t atom_exch_acquire_gpu(std::uint32_t* word, std::uint32_t value) {
   std::uint32_t before;
   asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], %2;"
@@ -131,8 +142,8 @@ __device__ __forceinline__ std::uint32_t atom_exch_acquire_gpu(std::uint32_t* wo
 
 /// 16 bytes at once, at an address that is a multiple of 16: a reader sees both words or none, the CPU across
 /// PCIe too (measured: never torn).
-__device__ __forceinline__ void st_relaxed_sys_v2(std::uint64_t* words, std::uint64_t low,
-                                                  std::uint64_t high) {
+__device__ __forceinline__ void st_relaxed_sys_v2(std::uint64_t* words, std::uint64_t low, std::uint64_t high,
+                                                  SysReleased) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(words), "l"(low), "l"(high) : "memory");
 }
 

@@ -31,6 +31,12 @@ class Topology {
   std::uint32_t rail_peer(std::uint32_t rank, std::uint32_t node) const {
     return rank_at(node, local_of(rank));
   }
+  /// The other rank that hands on at `here` what `source` sends: of its node the rail peer of `source`. -1
+  /// when there is none: both are on one node, or `here` is that rail peer itself.
+  std::int64_t via(std::uint32_t source, std::uint32_t here) const {
+    const std::uint32_t relay = rail_peer(source, node_of(here));
+    return relay == source || relay == here ? std::int64_t{-1} : std::int64_t{relay};
+  }
 
  private:
   struct Seat {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "proto/abi/host_device.h"
+
 namespace mkernel::kernels {
 
 enum class DeviceRole : std::uint32_t {
@@ -13,7 +15,8 @@ enum class DeviceRole : std::uint32_t {
   kInterSend = 3,
   kInterRecv = 4,
   kUser = 5,  ///< any thread of a user's own kernel
-  kInterReduce = 6
+  kInterReduce = 6,
+  kRelay = 7
 };
 enum class DeviceTag : std::uint32_t {
   kNone = 0,
@@ -23,8 +26,22 @@ enum class DeviceTag : std::uint32_t {
   kCompleted = 4,
   kRingRoom = 5,
   kGridBarrier = 6,
-  kNodeBarrier = 7
+  kNodeBarrier = 7,
+  kRingClosed = 8,
+  kLaunchEnd = 9
 };
+
+/// Longest deadline of a wait. More is refused by name where the host gives it, and counts as this where a
+/// kernel does. Everything that has no deadline of its own and waits for waits that do (pipelines of a CTA,
+/// the relay, claims of the work ring) is bounded by a multiple of this.
+inline constexpr std::uint64_t kLongestDeadlineNs = 1'800'000'000'000;  // 30 minutes
+/// No wait of a kernel takes longer: that deadline at the last of the stages (at_stage() in sync/wait.cuh).
+inline constexpr std::uint64_t kLongestWaitNs = kLongestDeadlineNs / 4 * 7;
+
+/// How long a wait takes that was given `deadline_ns`.
+MK_HOST_DEVICE constexpr std::uint64_t bounded_wait_ns(std::uint64_t deadline_ns) {
+  return deadline_ns < kLongestWaitNs ? deadline_ns : kLongestWaitNs;
+}
 
 constexpr const char* name_of(DeviceRole role) {
   switch (role) {
@@ -34,6 +51,7 @@ constexpr const char* name_of(DeviceRole role) {
     case DeviceRole::kInterRecv: return "inter_recv";
     case DeviceRole::kInterReduce: return "inter_reduce";
     case DeviceRole::kUser: return "kernel";
+    case DeviceRole::kRelay: return "relay";
     case DeviceRole::kNone: break;
   }
   return "no role";
@@ -48,6 +66,8 @@ constexpr const char* name_of(DeviceTag tag) {
     case DeviceTag::kRingRoom: return "room in the work ring";
     case DeviceTag::kGridBarrier: return "barrier of the grid";
     case DeviceTag::kNodeBarrier: return "barrier of the node";
+    case DeviceTag::kRingClosed: return "a work ring that is closed, because a put gave up behind it,";
+    case DeviceTag::kLaunchEnd: return "thread blocks that end";
     case DeviceTag::kNone: break;
   }
   return "nothing";
@@ -55,7 +75,8 @@ constexpr const char* name_of(DeviceTag tag) {
 
 /// Whether the index of a site with this tag is a lane.
 constexpr bool counts_lane(DeviceTag tag) {
-  return tag == DeviceTag::kArrivals || tag == DeviceTag::kCompleted || tag == DeviceTag::kRingRoom;
+  return tag == DeviceTag::kArrivals || tag == DeviceTag::kCompleted || tag == DeviceTag::kRingRoom ||
+         tag == DeviceTag::kRingClosed;
 }
 
 /// Who waits for what.
@@ -69,7 +90,11 @@ struct DeviceWaitSite {
 /// One per operation or endpoint and rank, zeroed once. The host reads it after the stream is done with the
 /// launch.
 struct LaunchControl {
-  std::uint64_t epoch;          ///< launches that have ended; advanced by the last CTA of each
+  std::uint64_t epoch;  ///< launches that have ended; advanced by the last CTA of each
+  /// Nonzero: a launch before this one failed, and this one only counts itself out. Written with the epoch by
+  /// the last CTA of a launch, so all CTAs of the next one read the same, whatever becomes of `abort`
+  /// meanwhile.
+  std::uint32_t stopped;
   std::uint64_t exited;         ///< CTAs that have ended, over all launches
   std::uint64_t exited_before;  ///< of them before this launch
   std::uint64_t met;         ///< arrivals at the grid's barrier, over all launches (sync/device_barrier.cuh)

@@ -6,6 +6,7 @@
 #include "kernels/ptx/address.cuh"
 #include "kernels/ptx/cluster.cuh"
 #include "kernels/ptx/mbarrier.cuh"
+#include "kernels/sync/launch_control.h"
 
 namespace mkernel::kernels {
 
@@ -88,11 +89,13 @@ class Pipeline {
   }
 
  private:
-  /// Both ends of a pipeline are in this kernel, so a wait that outlasts every deadline of a remote wait
-  /// behind it (tens of seconds) is a bug of ours: the fault makes it an error of the launch, not a hang.
+  /// Both ends of a pipeline are in this kernel. Behind a wait here are at most two remote ones, one after
+  /// the other (of the fan-out's storers each waits for the turn of the one before), and none of them takes
+  /// longer than 7/4 of the longest deadline. A wait that outlasts them is a bug of ours: the fault makes it
+  /// an error of the launch, not a hang.
   template <typename Complete>
   static __device__ __forceinline__ void wait(Complete complete) {
-    constexpr std::uint32_t kLimit = 300;  // x 2^30 ns
+    constexpr auto kLimit = static_cast<std::uint32_t>(4 * kLongestDeadlineNs >> 30);  // x 2^30 ns
     std::uint32_t begin = 0;
     for (std::uint32_t round = 1; !complete(); ++round) {
       if (round % 1024 != 0) continue;

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <thread>
 
+#include "kernels/sync/launch_control.h"
 #include "kernels/sync/track.h"
 #include "mkernel/trace.h"
 
@@ -61,6 +62,13 @@ Status failure_of(const abi::GroupSegment* group, const abi::SessionSegment* ses
     }
   }
   return {};
+}
+
+Status check_deadline(std::chrono::milliseconds deadline) {
+  constexpr std::int64_t kMost = kLongestDeadlineNs / 1'000'000;
+  if (deadline.count() >= 1 && deadline.count() <= kMost) return {};
+  return {StatusCode::kInvalidArgument,
+          "deadline = " + std::to_string(deadline.count()) + " ms, must be 1.." + std::to_string(kMost)};
 }
 
 Status expired(const WaitSite& site, std::uint32_t rank, std::uint64_t expected, std::uint64_t seen,

@@ -14,7 +14,7 @@ namespace mkernel::kernels {
 
 struct DeviceWaitScope {
   LaunchControl* control;
-  std::uint64_t deadline_ns;  ///< of every single wait
+  std::uint64_t deadline_ns;  ///< of every single wait; more than kLongestWaitNs counts as that
   DeviceTrace trace = {};     ///< told of every wait that had to wait
 };
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ bool wait_until(Seen&& seen, std::uint64_t expected, 
     const bool aborted = ptx::ld_acquire_gpu(&scope.control->abort) != 0;
     const std::uint64_t now = ptx::globaltimer();
     if (begin == 0) begin = now;
-    if (!aborted && now - begin < scope.deadline_ns) continue;
+    if (!aborted && now - begin < bounded_wait_ns(scope.deadline_ns)) continue;
     report_failed_wait(*scope.control, site, expected, value, now - begin);
     return false;
   }

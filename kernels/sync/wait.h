@@ -36,6 +36,10 @@ struct WaitSite {
   std::int64_t via = -1;   ///< rank that hands on what `peer` sends, -1 when it comes directly
 };
 
+/// Refuses deadlines of a wait that are none (below 1 ms) or longer than any part of a launch is made for
+/// (kLongestDeadlineNs): kInvalidArgument naming value and limit.
+Status check_deadline(std::chrono::milliseconds deadline);
+
 /// Why the group, else the session, has failed, in the words of `rank` that waits; OK while neither has. Null
 /// pointers are not looked at.
 Status failure_of(const abi::GroupSegment* group, const abi::SessionSegment* session, const WaitSite& site,

@@ -34,6 +34,7 @@ __global__ void await_one(mk::Endpoint endpoint) {
 /// Every thread of every CTA signals on its CTA's lane; CTA 1 counts what came.
 __global__ void signal_all(mk::Endpoint endpoint, std::uint64_t count, unsigned long long* seen) {
   if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::stopped(endpoint)) return mk::leave(endpoint);
   const std::uint32_t lane = (blockIdx.x - 1) % endpoint.lanes;
   bool ok = true;
   for (std::uint32_t target = 0; ok && target < endpoint.world_size; ++target) {

@@ -30,6 +30,10 @@ TEST_CASE("a rank that never starts is named by those who wait for it") {
     CHECK(contains(statuses[2].text(), "rank 3"));
     CHECK(contains(statuses[2].text(), "expected "));
     for (const std::uint32_t rank : {0, 1}) CHECK(statuses[rank].code() == StatusCode::kDeadlineExceeded);
+    if (kind == OpKind::kAgGemm) {  // rank 1 hands rows of rank 3 on to rank 0, and gets them itself directly
+      CHECK_MESSAGE(contains(statuses[0].text(), "of rank 3 through rank 1"), statuses[0].text());
+      CHECK_MESSAGE(!contains(statuses[1].text(), "through"), statuses[1].text());
+    }
     // The counts of the ranks no longer agree: no further launch.
     CHECK(gemm.run_rank(0, {}).code() == StatusCode::kFailedPrecondition);
   }
@@ -94,6 +98,8 @@ TEST_CASE("an operation refuses a workspace, lanes or operands that do not fit")
   CHECK(contains(operation.value()->run({nullptr, b, c}, {}).text(), "a is null"));
   CHECK(contains(operation.value()->run({a, nullptr, c}, {}).text(), "b is null"));
   CHECK(contains(operation.value()->run({a, b, nullptr}, {}).text(), "c is null"));
+  CHECK(contains(operation.value()->run({a, b, c}, {.deadline = std::chrono::minutes(31)}).text(),
+                 "gemm_ar: deadline = 1860000 ms, must be 1..1800000"));
   CHECK(operation.value()->run({a, b, c}, {}).ok());  // a refusal is no failed launch
   CHECK(operation.value()->signature() == "gemm_ar m=8 n=8 k=8 bf16 row-major");
 }

@@ -10,6 +10,7 @@ namespace mk = mkernel::device;
 
 __global__ void puts(mk::Endpoint endpoint, std::uint32_t each, unsigned long long* done) {
   if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::stopped(endpoint)) return mk::leave(endpoint);
   const std::uint32_t writer = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
   unsigned long long mine = 0;
   for (std::uint32_t i = 0; i < each; ++i) {
@@ -55,8 +56,8 @@ Status launched(const char* what) {
 }  // namespace
 
 Status launch_puts(const device::Endpoint& endpoint, int ctas, int threads, std::uint32_t each,
-                   unsigned long long* done) {
-  puts<<<1 + ctas, threads>>>(endpoint, each, done);
+                   unsigned long long* done, CUstream_st* stream) {
+  puts<<<1 + ctas, threads, 0, stream>>>(endpoint, each, done);
   return launched("puts");
 }
 

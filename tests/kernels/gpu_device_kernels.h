@@ -1,10 +1,13 @@
-// Kernels over the device API, for its tests: each is launched on the default stream of the current device.
+// Kernels over the device API, for its tests: each is launched on the default stream of the current device,
+// or on `stream`.
 #pragma once
 
 #include <cstdint>
 
 #include "mkernel/device_endpoint.h"
 #include "proto/abi/status.h"
+
+struct CUstream_st;
 
 namespace mkernel::test {
 
@@ -24,7 +27,7 @@ __host__ __device__
 /// `ctas` CTAs of `threads` threads put to rank 1, each thread `each` times, on the lane of its CTA; counts
 /// in `done` (GPU memory) those that say they did.
 Status launch_puts(const device::Endpoint& endpoint, int ctas, int threads, std::uint32_t each,
-                   unsigned long long* done);
+                   unsigned long long* done, CUstream_st* stream = nullptr);
 
 /// One CTA per channel (source, lane) waits for `count` arrivals and completions and writes the arrivals that
 /// it then saw into `seen` [world * lanes].

@@ -13,9 +13,11 @@
 #include "kernels/comm/endpoint_on_device.h"
 #include "kernels/comm/ring_producer.h"
 #include "kernels/memory/cuda_error.h"
+#include "kernels/memory/own_stream.h"
 #include "proto/abi/work_request.h"
 #include "tests/kernels/gpu_device_kernels.h"
 #include "tests/support/gpu.h"
+#include "tests/support/gpu_held_stream.h"
 #include "tests/support/require.h"
 
 using namespace mkernel;
@@ -63,6 +65,11 @@ struct Rig {
     auto taken = RingsOnDevice::take(*group.session, group.rings);
     require_ok(taken.status());
     rings = *taken;
+    endpoint = another(deadline);
+  }
+
+  /// One more endpoint on the same lanes and rings, with a control block of its own.
+  std::unique_ptr<EndpointOnDevice> another(std::chrono::milliseconds deadline) {
     auto* mine = static_cast<std::byte*>(workspace.get());
     auto made = EndpointOnDevice::make(
         group, rings, {.region = 0, .bytes = workspace.bytes(), .node = {mine}, .mine = mine},
@@ -70,7 +77,7 @@ struct Rig {
          .lanes = group.segment->lanes - 1,
          .deadline_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(deadline).count())});
     require_ok(made.status());
-    endpoint = std::move(*made);
+    return std::move(*made);
   }
 
   const device::Endpoint& view() const { return endpoint->endpoint(); }
@@ -103,6 +110,19 @@ DeviceBuffer zeroed(std::uint64_t bytes) {
   auto buffer = DeviceBuffer::zeroed(bytes, "test");
   require_ok(buffer.status());
   return std::move(*buffer);
+}
+
+OwnStream stream() {
+  auto made = OwnStream::make("test");
+  require_ok(made.status());
+  return std::move(*made);
+}
+
+/// The first position of the ring that nobody has claimed.
+std::uint64_t claims_head(const Rig& rig) {
+  std::uint64_t head = 0;
+  require_ok(stream().to_host(&head, &rig.rings->rings().claims->head, sizeof(head), "claims"));
+  return head;
 }
 
 /// Reads `slots` slots from position `begin` and looks at each: whole, of one writer, in that writer's order.
@@ -172,17 +192,76 @@ TEST_CASE("a full ring that nobody drains ends the puts by name and leaves no ho
   CHECK(status.code() == StatusCode::kDeadlineExceeded);
   CHECK_MESSAGE(status.text().find("rank 0 kernel: room in the work ring of rank 1 lane 0") == 0,
                 status.to_string());
+  // There is room again, but a launch behind the failed one does nothing.
+  const std::uint64_t claimed = claims_head(rig);
+  std::atomic_ref(rig.group.session->ring[0].tail).store(8, std::memory_order_release);
+  require_ok(test::launch_puts(rig.view(), 6, 64, 1, static_cast<unsigned long long*>(done.get())));
+  require_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
+  CHECK(host_copy<std::uint64_t>(done, 1)[0] == 8);
+  CHECK(claims_head(rig) == claimed);
+  CHECK(rig.endpoint->status().text() == status.text());
   // What was claimed was written; a new endpoint goes on behind it.
   rig.renew(20s);
   CHECK(rig.rings->rings().log2_slots == 3);
   abi::WorkSlot slot;
   for (std::uint64_t position = 0; position < 8; ++position)
     CHECK(abi::load_slot(rig.group.rings[0].slots[position], abi::lap_bit(position, 3), slot));
-  std::atomic_ref(rig.group.session->ring[0].tail).store(8, std::memory_order_release);
   require_ok(test::launch_puts(rig.view(), 2, 32, 3, static_cast<unsigned long long*>(done.get())));
   CHECK(drain(rig, 8, 2 * 32 * 3, 32) == "");
   require_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
   require_ok(rig.endpoint->status());
+}
+
+TEST_CASE("a put that gives up behind one that is patient waits as long once more, and closes the ring") {
+  if (!test::hopper_or_skip()) return;
+  Rig rig(3, 2, 400ms);
+  DeviceBuffer done = zeroed(8);
+  auto* count = static_cast<unsigned long long*>(done.get());
+  std::unique_ptr<EndpointOnDevice> patient = rig.another(5s);
+  const OwnStream hasty_stream = stream(), patient_stream = stream();
+  const auto begin = std::chrono::steady_clock::now();
+  require_ok(test::launch_puts(rig.view(), 1, 32, 1, count, hasty_stream.get()));
+  while (claims_head(rig) < 32) REQUIRE(std::chrono::steady_clock::now() - begin < 300ms);
+  require_ok(test::launch_puts(patient->endpoint(), 1, 32, 1, count, patient_stream.get()));
+  require_ok(hasty_stream.wait("puts"));
+  CHECK(std::chrono::steady_clock::now() - begin < 3s);
+  CHECK(rig.endpoint->status().code() == StatusCode::kDeadlineExceeded);
+  CHECK(claims_head(rig) >= RingClaims::kClosed);
+  require_ok(patient_stream.wait("puts"));
+  CHECK(patient->status().code() == StatusCode::kDeadlineExceeded);
+  CHECK(host_copy<std::uint64_t>(done, 1)[0] == 8);
+  // Nobody waits for room that cannot come: not on the GPU, not on the CPU.
+  std::unique_ptr<EndpointOnDevice> next = rig.another(20s);
+  const auto then = std::chrono::steady_clock::now();
+  require_ok(test::launch_puts(next->endpoint(), 1, 32, 1, count, hasty_stream.get()));
+  require_ok(hasty_stream.wait("puts"));
+  CHECK(std::chrono::steady_clock::now() - then < 2s);
+  const Status closed = next->status();
+  CHECK_MESSAGE(closed.text().find("a work ring that is closed") != std::string::npos, closed.to_string());
+  patient.reset();
+  next.reset();
+  rig.endpoint.reset();
+  rig.rings.reset();
+  RingProducer producer(rig.group.rings[0]);
+  const abi::WorkRequest request{1, 0, 1, 0, 0, 0, 0, 0};
+  CHECK(producer.push(request, {"put", "", 1, 0}, WaitScope{}).code() == StatusCode::kFailedPrecondition);
+}
+
+TEST_CASE("device memory is zeroed, read and written while the default stream is busy") {
+  if (!test::hopper_or_skip()) return;
+  constexpr std::uint64_t kBytes = 1 << 20;
+  const std::vector<std::byte> dirt(kBytes, std::byte{0xab}), zeros(kBytes);
+  Rig rig(6, 2);
+  const test::HeldStream held(nullptr);
+  require_ok(held.status());
+  for (int round = 0; round < 3; ++round) {
+    DeviceBuffer fresh = zeroed(kBytes);  // at the place of the one before
+    CHECK(host_copy<std::byte>(fresh, kBytes) == zeros);
+    require_ok(fresh.write(dirt.data(), kBytes));
+    CHECK(host_copy<std::byte>(fresh, kBytes) == dirt);
+  }
+  require_ok(rig.endpoint->status());
+  CHECK(held.holds());
 }
 
 TEST_CASE("counts come through the relay, from where they stood, however many words there are") {

@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/support/gpu_held_stream.h"
 #include "tests/support/gpu_ranks.h"
 
 using namespace mkernel;
@@ -53,6 +55,16 @@ TEST_CASE_TEMPLATE("a rank alone, three, four", Op, AgGemm, GemmRs, GemmAr) {
          {GemmShape{3000, 512, 1024}, GemmShape{4097, 1032, 520}, GemmShape{3, 384, 256}})
       check_gpu_case<Op>(ranks, s);
   }
+}
+
+TEST_CASE_TEMPLATE("groups of eight and of sixteen, on what multiprocessors they leave each other", Op,
+                   AgGemm, GemmRs, GemmAr) {
+  if (!peers_or_skip(1)) return;
+  for (const int ranks : {8, 16}) {
+    for (const GemmShape& s : {GemmShape{3000, 512, 256}, GemmShape{5, 136, 72}, GemmShape{2048, 1032, 520}})
+      check_gpu_case<Op>(ranks, s);
+  }
+  check_gpu_case<Op>(FabricOptions{.nodes = 2, .ranks_per_node = 4}, {3000, 512, 256});
 }
 
 TEST_CASE_TEMPLATE("captured in a graph and replayed with new operands, no host call between", Op, AgGemm,
@@ -105,19 +117,58 @@ TEST_CASE_TEMPLATE("a rank that does not come is named within the deadline, and 
 TEST_CASE_TEMPLATE("a group that fails ends the launch long before the deadline, with the group's reason", Op,
                    AgGemm, GemmRs, GemmAr) {
   if (!peers_or_skip(1)) return;
-  GpuRanks all = gpu_ranks<Op>(2, {2048, 512, 1024});
+  // Of a single row the last rank is the only one that has it, and waits for nothing but the empty chunks and
+  // words of the other: for AG+GEMM one thread beside the relay.
+  for (const auto& [s, alone] :
+       {std::pair{GemmShape{2048, 512, 1024}, 0}, std::pair{GemmShape{1, 8, 8}, 1}}) {
+    GpuRanks all = gpu_ranks<Op>(2, s);
+    require_ok(all.each([&](int rank) -> Status {
+      if (rank != alone) return {};
+      MK_RETURN_IF_ERROR(all.fill(rank, 1));
+      MK_RETURN_IF_ERROR(
+          all.operation(rank).enqueue(all.arguments(rank), {.deadline = 20s}, all.stream(rank).get()));
+      // The launch is under way, and everything that does not wait has ended.
+      std::this_thread::sleep_for(100ms);
+      all.world().fail_group(rank, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
+      const auto begin = std::chrono::steady_clock::now();
+      MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
+      CHECK(std::chrono::steady_clock::now() - begin < 5s);
+      const Status failed = all.operation(rank).status();
+      CHECK(failed.code() == StatusCode::kUnavailable);
+      CHECK_MESSAGE(failed.text().find("node b is gone") != std::string::npos, failed.text());
+      return {};
+    }));
+  }
+}
+
+TEST_CASE_TEMPLATE("run() and status() wait for nobody else's work on the default stream", Op, AgGemm, GemmRs,
+                   GemmAr) {
+  if (!peers_or_skip(1)) return;
+  GpuRanks all = gpu_ranks<Op>(1, {512, 256, 256});
   require_ok(all.each([&](int rank) -> Status {
-    if (rank != 0) return {};
     MK_RETURN_IF_ERROR(all.fill(rank, 1));
-    MK_RETURN_IF_ERROR(
-        all.operation(rank).enqueue(all.arguments(rank), {.deadline = 60s}, all.stream(rank).get()));
-    all.world().fail_group(rank, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
-    const auto begin = std::chrono::steady_clock::now();
     MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
-    CHECK(std::chrono::steady_clock::now() - begin < 5s);
-    const Status failed = all.operation(rank).status();
-    CHECK(failed.code() == StatusCode::kUnavailable);
-    CHECK_MESSAGE(failed.text().find("node b is gone") != std::string::npos, failed.text());
+    const HeldStream held(nullptr);
+    MK_RETURN_IF_ERROR(held.status());
+    const Status ran = all.operation(rank).run(all.arguments(rank), kGpuOptions);
+    CHECK(held.holds());
+    return ran;
+  }));
+  require_ok(all.each([&](int rank) { return all.verify(rank); }));
+}
+
+TEST_CASE_TEMPLATE("a deadline beyond what a launch is made for is refused by name", Op, AgGemm, GemmRs,
+                   GemmAr) {
+  if (!peers_or_skip(1)) return;
+  GpuRanks all = gpu_ranks<Op>(1, {64, 64, 64});
+  require_ok(all.each([&](int rank) -> Status {
+    for (const auto deadline : {std::chrono::milliseconds(31min), std::chrono::milliseconds(0), -1ms}) {
+      const Status refused =
+          all.operation(rank).enqueue(all.arguments(rank), {.deadline = deadline}, all.stream(rank).get());
+      CHECK(refused.code() == StatusCode::kInvalidArgument);
+      const std::string text = "deadline = " + std::to_string(deadline.count()) + " ms, must be 1..1800000";
+      CHECK_MESSAGE(refused.text().find(text) != std::string::npos, refused.text());
+    }
     return {};
   }));
 }

@@ -29,12 +29,6 @@ Status GpuRanks::make_rank(int rank, const GemmShape& shape, const Make& make) {
 }
 
 Status GpuRanks::run(int rank, const ExecutorOptions& options) {
-  if (world_
-          ->shares_gpus()) {  // run()'s stream is the device's, and would make its ranks wait for each other
-    MK_RETURN_IF_ERROR(operation(rank).enqueue(arguments(rank), options, stream(rank).get()));
-    MK_RETURN_IF_ERROR(stream(rank).synchronize());
-    return operation(rank).status();
-  }
   MK_RETURN_IF_ERROR(stream(rank).synchronize());  // run() has a stream of its own
   return operation(rank).run(arguments(rank), options);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
@@ -48,6 +49,9 @@ Status enable_peers(int device, int count) {
 
 int peer_count() {
   static const int count = [] {
+    // Before the first call of CUDA's: with fewer hardware queues the streams of many ranks wait for each
+    // other.
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess) return 0;
     for (int device = 0; device < devices; ++device) {

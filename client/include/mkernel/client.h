@@ -4,11 +4,13 @@
 // Ownership: every class below is a handle. A handle keeps alive what it was made from, so handles may be
 // destroyed in any order: a group is left when the Group and everything made from it are gone, the session
 // ends when the Session and all its groups are gone. Errors: every fallible call returns a Status or a Result
-// that says who, what, which peer. Nothing throws (but std::bad_alloc), nothing waits for ever: a daemon or
-// rank that dies turns into an error of every call that needs it. Threads: Session and Group may be used from
-// any thread. Calls marked **collective** are made by every rank of the group in the same order, one at a
-// time per group; ranks that make different calls are told so, by name. Buffers and operations: one thread at
-// a time per object.
+// that says who, what, which peer. No call throws: memory and threads that cannot be had are
+// kResourceExhausted. Nothing waits for ever: a daemon or rank that dies turns into an error of every call
+// that needs it. fork(): handles belong to the process that made them. In a child their calls answer
+// kFailedPrecondition, and destroying them does nothing: the parent goes on with them. A child that needs a
+// session connects its own. Threads: Session and Group may be used from any thread. Calls marked
+// **collective** are made by every rank of the group in the same order, one at a time per group; ranks that
+// make different calls are told so, by name. Buffers and operations: one thread at a time per object.
 #pragma once
 
 #include <array>
@@ -83,7 +85,7 @@ struct GroupOptions {
 
 struct DeviceEndpointOptions {
   std::uint32_t lanes = 1;                    ///< channels per ordered pair of ranks, the same on every rank
-  std::chrono::milliseconds deadline{30000};  ///< of every single wait in a kernel
+  std::chrono::milliseconds deadline{30000};  ///< of every single wait in a kernel; 1 ms to 30 minutes
 };
 
 /// A connection to the daemon of this node. Its life is the life of everything the daemon holds for this
@@ -114,8 +116,9 @@ class MK_API Session {
   std::shared_ptr<client::SessionCore> core_;
 };
 
-/// Where a rank of a group lives.
+/// Where a rank of a group lives; of a rank that the group does not have both numbers are kNowhere.
 struct RankInfo {
+  static constexpr std::uint32_t kNowhere = ~0U;
   std::uint32_t node = 0;        ///< dense index of its node
   std::uint32_t local_rank = 0;  ///< dense index among the ranks of that node
   std::string node_name;
@@ -134,7 +137,7 @@ class MK_API Group {
   std::uint32_t node_count() const;
   std::uint32_t lanes() const;
   const std::string& name() const;
-  RankInfo rank_info(std::uint32_t rank) const;  ///< `rank` below world_size()
+  RankInfo rank_info(std::uint32_t rank) const;
   /// OK, or why the group failed: which rank, on which node, what happened.
   Status status() const;
   /// Tells every rank that this one cannot go on; `why` is not OK. The group is over for all of them.
@@ -260,7 +263,7 @@ class MK_API SymmetricBuffer {
   std::byte* data() const;
   std::uint64_t bytes() const;
   std::uint32_t region() const;  ///< the same on every rank
-  /// The buffer of `rank` as mapped here; null when it lives on another node.
+  /// The buffer of `rank` as mapped here; null when it lives on another node or is not in the group.
   std::byte* peer(std::uint32_t rank) const;
 
  private:
@@ -365,8 +368,8 @@ class MK_API Planned {
   std::unique_ptr<client::OperationState> state_;
 };
 
-/// AG+GEMM, GEMM+RS or GEMM+AR. launch() returns at once; the arguments' memory is the caller's and must stay
-/// until the launch is over. Errors of launch(): the group has failed already.
+/// AG+GEMM, GEMM+RS or GEMM+AR. launch() returns at once and waits for no stream; the arguments' memory is
+/// the caller's and must stay until the launch is over. Errors of launch(): the group has failed already.
 class MK_API Gemm : public Planned {
  public:
   Result<Pending> launch(const GemmArguments& arguments, const ExecutorOptions& options = {});
@@ -380,8 +383,8 @@ class MK_API Gemm : public Planned {
   /// kUnimplemented (cpu executor), by name what cannot be queued, why the group failed; as with launch(), an
   /// error fails the group: the other ranks would wait for a launch that never comes.
   Status enqueue(const GemmArguments& arguments, CUstream_st* stream, const ExecutorOptions& options = {});
-  /// Once the stream is done: OK, or why a launch that was queued failed; the group is over for all ranks
-  /// then.
+  /// Once the stream is done: OK, or why the first launch that failed did; the group is over for all ranks
+  /// then. Launches that were queued behind it did nothing.
   Status status();
 
  private:

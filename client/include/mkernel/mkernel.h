@@ -4,8 +4,10 @@
  * Every function that can fail returns an mk_status (the codes of gRPC); mk_last_error() then holds the text
  * for the calling thread. Out parameters are written on MK_OK only. A NULL where a handle or an out parameter
  * is needed is MK_INVALID_ARGUMENT; a function that returns a value returns 0 or NULL then. Handles are
- * destroyed in any order; destroying NULL is nothing. Times are in milliseconds. Device endpoints
- * (Group::device_endpoint) and what serves only them are not here: the kernels that they are for are C++. */
+ * destroyed in any order; destroying NULL is nothing. No C++ exception leaves. In a child that was forked
+ * from the process that made a handle every call on it is MK_FAILED_PRECONDITION, and destroying it is
+ * nothing: the parent goes on with it. Times are in milliseconds. Device endpoints (Group::device_endpoint)
+ * and what serves only them are not here: the kernels that they are for are C++. */
 #pragma once
 
 #include <stddef.h>
@@ -105,7 +107,8 @@ MK_API mk_status mk_symmetric_gpu_register(mk_group* group, void* data, uint64_t
                                            mk_symmetric** buffer);
 MK_API void* mk_symmetric_data(const mk_symmetric* buffer);
 MK_API uint32_t mk_symmetric_region(const mk_symmetric* buffer);
-MK_API void* mk_symmetric_peer(const mk_symmetric* buffer, uint32_t rank); /* NULL: on another node */
+MK_API void* mk_symmetric_peer(const mk_symmetric* buffer,
+                               uint32_t rank); /* NULL: on another node, no such rank */
 MK_API void mk_symmetric_destroy(mk_symmetric* buffer);
 MK_API mk_status mk_host_buffer_create(mk_group* group, uint64_t bytes, mk_host_buffer** buffer);
 MK_API mk_status mk_host_buffer_register(mk_group* group, int memfd, uint64_t offset, uint64_t bytes,
@@ -156,7 +159,7 @@ typedef struct mk_gemm_arguments {
  * takes the plan's choice. */
 typedef struct mk_gemm_plan {
   int32_t comm_ctas; /* CTAs that push rows or sum partial tiles: even, at most half of the multiprocessors */
-  int32_t sms;       /* multiprocessors at most */
+  int32_t sms;       /* multiprocessors at most; a launch needs all of its own at once, see mkernel/ops.h */
   double nic_gbytes; /* 10^9 bytes a second that a rank can send to other nodes */
 } mk_gemm_plan;
 

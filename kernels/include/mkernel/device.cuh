@@ -6,6 +6,7 @@
 //
 //   __global__ void exchange(mkernel::device::Endpoint endpoint, ...) {
 //     if (mkernel::device::is_relay()) return mkernel::device::relay(endpoint);
+//     if (mkernel::device::stopped(endpoint)) return mkernel::device::leave(endpoint);
 //     ...
 //     mkernel::device::leave(endpoint);
 //   }
@@ -15,8 +16,17 @@
 // kernels of different sizes. Keep an Activity (Group::keep_active()) from before a launch until its stream
 // is done: otherwise the daemon may sleep and see its puts late.
 //
-// Waits are bounded. A call that returns false gave up: a rank, the daemon or a deadline failed, or another
-// wait of the launch did. Then leave at once; DeviceEndpoint::status() says who waited for what. Counts
+// Waits are bounded, by Endpoint::deadline_ns and by half an hour. A call that returns false gave up: a rank,
+// the daemon or a deadline failed, or another wait of the launch did. Then leave at once;
+// DeviceEndpoint::status() says who waited for what. Launches that are queued behind a failed one must do
+// nothing: their puts, signals and stores could overwrite what a slower rank is still reading. stopped()
+// tells them; a look in every put would cost a trip to the L2 cache, so it is the kernel that looks, once.
+//
+// Load a kernel before ranks wait for each other (cudaFuncGetAttributes() and cuFuncLoad(), or
+// CUDA_MODULE_LOADING=EAGER): CUDA loads a kernel at its first launch, and that may wait for a kernel on the
+// same GPU which waits for this rank.
+//
+// Counts
 // belong to the endpoint: they start at 0 when it is made and grow over all launches, so launch number e (see
 // launches()) with n puts on a channel waits for e * n + i + 1. Numbers of ranks and lanes that are out of
 // range are a bug of the caller; the daemon ends the session for a request that names what is not there.
@@ -58,6 +68,12 @@ __device__ __forceinline__ void relay(const Endpoint& endpoint) {
   kernels::end_launch(*endpoint.control, launch);
 }
 
+/// Whether a launch with this endpoint has failed before this one. The same in all its threads; look before
+/// the first put, signal or store to another rank, and leave when it is so.
+__device__ __forceinline__ bool stopped(const Endpoint& endpoint) {
+  return endpoint.control->stopped != 0;
+}
+
 /// All threads of every other block, as the last thing they do.
 __device__ __forceinline__ void leave(const Endpoint& endpoint) {
   kernels::end_cta(*endpoint.control);
@@ -75,7 +91,7 @@ __device__ __forceinline__ std::uint64_t launches(const Endpoint& endpoint) {
 template <class Group>
 __device__ __forceinline__ void release(Group group) {
   group.sync();
-  if (group.leads()) kernels::ptx::fence_acq_rel_sys();
+  if (group.leads()) (void)kernels::ptx::fence_acq_rel_sys();
 }
 
 /// One thread: puts `bytes` from `local` of this rank to `remote` of `target`; more than 1 GiB are several
@@ -83,12 +99,14 @@ __device__ __forceinline__ void release(Group group) {
 /// with, and must not change before wait_completed(). Waits only while the work ring is full.
 __device__ __forceinline__ bool put(const Endpoint& endpoint, std::uint32_t target, std::uint32_t lane,
                                     Place local, Place remote, std::uint64_t bytes) {
-  return kernels::put(endpoint, target, lane, local, remote, bytes, kernels::DeviceRole::kUser);
+  return kernels::put(endpoint, target, lane, local, remote, bytes, kernels::DeviceRole::kUser,
+                      kernels::ptx::SysReleased::by_contract_of_caller());
 }
 
 /// One thread: a put of nothing, which counts as one. Relaxed, as put().
 __device__ __forceinline__ bool signal(const Endpoint& endpoint, std::uint32_t target, std::uint32_t lane) {
-  return kernels::put(endpoint, target, lane, {}, {}, 0, kernels::DeviceRole::kUser);
+  return kernels::put(endpoint, target, lane, {}, {}, 0, kernels::DeviceRole::kUser,
+                      kernels::ptx::SysReleased::by_contract_of_caller());
 }
 
 /// Puts of this rank on the channel so far, by all threads of all launches; relaxed.

@@ -34,8 +34,10 @@ struct Peers {
 struct Endpoint {
   std::uint32_t rank = 0;
   std::uint32_t world_size = 0;
-  std::uint32_t lanes = 0;        ///< of this endpoint, from 0
-  std::uint64_t deadline_ns = 0;  ///< of every single wait; a kernel's copy may be changed
+  std::uint32_t lanes = 0;  ///< of this endpoint, from 0
+  /// Of every single wait; a kernel's copy may be changed. More than half an hour counts as about that
+  /// (kernels::kLongestWaitNs).
+  std::uint64_t deadline_ns = 0;
 
   // Read by mkernel/device.cuh.
   std::uint32_t first_channel = 0;  ///< of the group's channel (me -> rank 0, lane 0)

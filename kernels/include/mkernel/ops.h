@@ -102,7 +102,7 @@ struct AttentionArguments {
 
 /// How a launch runs. Plans choose well by themselves; every field may be overridden.
 struct ExecutorOptions {
-  std::chrono::milliseconds deadline{30000};  ///< of every single wait
+  std::chrono::milliseconds deadline{30000};  ///< of every single wait; 1 ms to 30 minutes
   int compute_threads = 0;  ///< cpu executor: 0 = hardware threads / ranks on this node, at least 1
   /// Where the launch tells what its roles did when; outlives it. The cuda executor tells it in status(), of
   /// the last launch, which no graph may have captured.
@@ -115,7 +115,13 @@ struct GemmPlanOptions {
   /// CTAs that compute nothing: they push rows (ag_gemm) or sum partial tiles (gemm_rs, gemm_ar). Even, at
   /// most half of the multiprocessors; 0 = by shape and topology.
   std::int32_t comm_ctas = 0;
-  std::int32_t sms = 0;  ///< multiprocessors at most, so that other work has the rest; 0 = all of the GPU
+  /// Multiprocessors at most, so that other work has the rest; 0 = all of the GPU. A launch needs all that it
+  /// uses at once and waits for other ranks: it is started when no other kernel holds one of them. A kernel
+  /// of another stream that waits for its own peers (NCCL, another operation in another order) and holds some
+  /// can therefore keep launches of different ranks waiting for each other until the deadline ends them.
+  /// Queue what waits for other ranks in the same order on every rank, best on one stream per group, or leave
+  /// it room here.
+  std::int32_t sms = 0;
   /// 10^9 bytes a second that a rank can send to other nodes (ag_gemm); 0 = 50, a 400 Gb/s NIC per GPU.
   double nic_gbytes = 0;
 
@@ -148,7 +154,8 @@ class Operation {
 
 class GemmOperation : public Operation {
  public:
-  /// Blocks until this rank's part is done and its operands may be reused.
+  /// Blocks until this rank's part is done and its operands may be reused. Nothing on a stream is waited for:
+  /// what writes the operands must be over (else enqueue()).
   virtual Status run(const GemmArguments& arguments, const ExecutorOptions& options) = 0;
 
   /// cuda executor: queues one launch on `stream` (a cudaStream_t; null: the default stream) of the
@@ -159,8 +166,9 @@ class GemmOperation : public Operation {
   virtual Status enqueue(const GemmArguments&, const ExecutorOptions&, CUstream_st*) {
     return {StatusCode::kUnimplemented, signature() + ": only the cuda executor queues launches on a stream"};
   }
-  /// Once the stream is done: OK when every launch so far ended well, else who waited for what, or why group
-  /// or session failed; the operation cannot be launched any more then.
+  /// Once the stream is done: OK when every launch so far ended well, else who waited for what in the first
+  /// that did not, or why group or session failed; the operation cannot be launched any more then. Launches
+  /// that were queued behind the failed one did nothing: they have sent nothing and left c as it was.
   virtual Status status() { return {}; }
 };
 class MoeOperation : public Operation {

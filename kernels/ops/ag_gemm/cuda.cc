@@ -101,8 +101,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.comm_ctas = plan_.comm_ctas;
     const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;
-    return with_tile(plan_.tile, "ag_gemm",
-                     [&]<Sm90Tile kTile>() { return launch_ag_gemm<kTile>(shape(), p, ctas, stream); });
+    return queue(&p, ctas, stream);
   }
 
   const AgGemmCudaPlan plan_;
@@ -118,8 +117,15 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& sh
   if (!sms.ok()) return sms.status();
   auto plan = AgGemmCudaPlan::make(shape, topology, rank, *sms, options);
   if (!plan.ok()) return plan.status();
-  return std::unique_ptr<CudaGemmOperation>(
-      std::make_unique<CudaAgGemm>(*plan, shape, std::move(topology), rank));
+  CooperativeKernel kernel;
+  MK_RETURN_IF_ERROR(with_tile(plan->tile, "ag_gemm", [&]<Sm90Tile kTile>() -> Status {
+    kernel = ag_gemm_kernel_of<kTile>(shape);
+    return {};
+  }));
+  std::unique_ptr<CudaGemmOperation> made =
+      std::make_unique<CudaAgGemm>(*plan, shape, std::move(topology), rank);
+  MK_RETURN_IF_ERROR(made->load(kernel));
+  return made;
 }
 
 }  // namespace mkernel::kernels

@@ -1,4 +1,4 @@
-// What AG+GEMM's kernel is given, and its launch: between the operation and the files that nvcc builds, one
+// What AG+GEMM's kernel is given, and which it is: between the operation and the files that nvcc builds, one
 // per tile.
 #pragma once
 
@@ -8,14 +8,12 @@
 #include "kernels/gemm/sm90_tile.h"
 #include "kernels/memory/tensor_map.h"
 #include "kernels/ops/ag_gemm/cuda_plan.h"
+#include "kernels/ops/cooperative_kernel.h"
 #include "kernels/ops/exchange/push_gather_plan.h"
 #include "kernels/schedule/arrival_steps.h"
 #include "kernels/schedule/deal.h"
 #include "mkernel/device_endpoint.h"
 #include "mkernel/ops.h"
-#include "proto/abi/status.h"
-
-struct CUstream_st;
 
 namespace mkernel::kernels {
 
@@ -38,9 +36,8 @@ struct AgGemmParameters {
   std::int32_t comm_ctas;
 };
 
-/// Queues the kernel for the types and the layout of `shape` on `stream`.
+/// The kernel for the types and the layout of `shape`.
 template <Sm90Tile kTile>
-Status launch_ag_gemm(const GemmShape& shape, const AgGemmParameters& parameters, std::int32_t ctas,
-                      CUstream_st* stream);
+CooperativeKernel ag_gemm_kernel_of(const GemmShape& shape);
 
 }  // namespace mkernel::kernels

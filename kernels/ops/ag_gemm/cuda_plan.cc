@@ -16,16 +16,17 @@ namespace {
 constexpr std::int32_t kWatchingCtas = 2;
 
 /// Parts along k of a block of rows: as many as let the product begin early, but no shorter share of a CTA
-/// than is worth the fence in front of its count (over several nodes: the put that the chunk becomes), and no
-/// part of a row longer than a stage.
+/// than is worth the fence in front of its count (over several nodes: the put that the chunk becomes), no
+/// part of a row longer than a stage, and none shorter than two lines: the GEMM body begins a tile with two
+/// steps before it writes what the tile before left in registers.
 std::int32_t choose_parts(const RowParts& row, std::int64_t block_rows, std::int32_t comm_ctas,
                           std::uint32_t nodes) {
   constexpr std::int64_t kMostParts = 4, kMostPartBytes = 16384;
   const std::int64_t fewest_share_bytes = nodes > 1 ? 96 << 10 : 48 << 10;
   const std::int64_t fewest = ceil_div(row.row_bytes, kMostPartBytes - RowParts::kLineBytes);
   const std::int64_t useful = block_rows * row.row_bytes / (comm_ctas * fewest_share_bytes);
-  return static_cast<std::int32_t>(
-      std::clamp(std::min(useful, kMostParts), fewest, std::int64_t{row.lines()}));
+  const std::int64_t most = std::max(fewest, std::int64_t{row.lines() / 2});
+  return static_cast<std::int32_t>(std::clamp(std::min(useful, kMostParts), fewest, most));
 }
 
 /// What is tried and compared; the rest of a plan follows.

@@ -1,4 +1,4 @@
-// The launch of AG+GEMM's kernel for one tile; included by one file per tile, so that they compile side by
+// AG+GEMM's kernel for one tile; included by one file per tile, so that they compile side by
 // side.
 #pragma once
 
@@ -17,13 +17,11 @@ struct AgGemmConfig : Sm90Config<kTile, kInput, kLayoutB, matrix_element(kInput)
 };
 
 template <Sm90Tile kTile>
-Status launch_ag_gemm(const GemmShape& shape, const AgGemmParameters& parameters, std::int32_t ctas,
-                      CUstream_st* stream) {
+CooperativeKernel ag_gemm_kernel_of(const GemmShape& shape) {
   return with_types(shape, [&]<DataType kInput, Layout kLayoutB>() {
     using Config = AgGemmConfig<kTile, kInput, kLayoutB>;
-    return launch_cooperative<Config>(&ag_gemm_kernel<Config>, parameters, ctas,
-                                      std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared)), stream,
-                                      "ag_gemm");
+    return cooperative_kernel<Config>(&ag_gemm_kernel<Config>,
+                                      std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared)));
   });
 }
 

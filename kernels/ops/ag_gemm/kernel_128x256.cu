@@ -2,7 +2,6 @@
 
 namespace mkernel::kernels {
 
-template Status launch_ag_gemm<Sm90Tile::k128x256>(const GemmShape&, const AgGemmParameters&, std::int32_t,
-                                                   CUstream_st*);
+template CooperativeKernel ag_gemm_kernel_of<Sm90Tile::k128x256>(const GemmShape&);
 
 }  // namespace mkernel::kernels

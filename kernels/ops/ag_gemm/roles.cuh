@@ -67,6 +67,7 @@ class AgGemmSchedule {
     const std::int32_t slab = static_cast<std::int32_t>(epoch_ & 1) * p_.steps.world + tile.source;
     return {&p_.slabs[slab * p_.gather.row.parts + s], p_.gather.row.first_line(s + 1)};
   }
+  __device__ __forceinline__ bool stopped() const { return p_.endpoint.control->stopped != 0; }
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
   __device__ __forceinline__ auto tail() const requires Config::kHasTail {
     return AgGemmSchedule<Config, Sm90Tail<Config>>(p_);
@@ -140,11 +141,12 @@ __device__ __forceinline__ void ag_gemm_inter_send(const AgGemmParameters& p, st
   const std::int32_t me = p.steps.rank, chunks = p.gather.chunks(me);
   for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
     if (!wait_chunk(p, epoch, me, chunk, DeviceRole::kInterSend)) return;
-    ptx::fence_acq_rel_sys();  // carries the stores of all pushing CTAs on to whoever reads the ring
+    // Carries the stores of all pushing CTAs on to whoever reads the ring.
+    const ptx::SysReleased released = ptx::fence_acq_rel_sys();
     const device::Place place{p.region, p.gather.slab_offset(epoch, me) + p.gather.chunk_offset(me, chunk)};
     const std::uint64_t bytes = p.gather.chunk_bytes(me, chunk);
     for (std::int32_t i = 0; i < p.rails; ++i) {
-      if (!put(p.endpoint, p.rail[i], 0, place, place, bytes, DeviceRole::kInterSend)) return;
+      if (!put(p.endpoint, p.rail[i], 0, place, place, bytes, DeviceRole::kInterSend, released)) return;
     }
   }
   const std::uint64_t puts = (epoch + 1) * static_cast<std::uint64_t>(chunks);
@@ -164,8 +166,8 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
 
 /// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, the others store
 /// and count. Of CTA 0 one more relays from the host and ends the launch, and one is inter_send. Those of its
-/// warps that wait for what the relay hands on count themselves out as other CTAs do: it must not end before
-/// them.
+/// warps that wait for other ranks, or for what the relay hands on, count themselves out as other CTAs do:
+/// the relay must not end before them.
 __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared& shared) {
   LaunchControl& control = *p.endpoint.control;
   const std::uint64_t epoch = control.epoch;  // advanced only when every CTA has ended
@@ -182,13 +184,17 @@ __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, F
     if (relayed) ptx::red_add_release_gpu(&control.exited, 1ULL);
   } else if (warp <= kFanOutStorers && first_lane) {
     store_fan_out(shared.plan, share, warp - 1, p.endpoint.trace, shared);
-    if (warp == 1 && last_out) ag_gemm_wait_empty(p, epoch);
+    if (warp == 1 && last_out) {
+      ag_gemm_wait_empty(p, epoch);
+      ptx::red_add_release_gpu(&control.exited, 1ULL);
+    }
   } else if (warp == kFanOutStorers + 1 && last_out) {
-    relay_host(control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + (relayed ? 2 : 0));
+    relay_host(control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + (relayed ? 3 : 1));
   } else if (warp == kFanOutStorers + 2 && first_lane && relayed) {
     ag_gemm_inter_send(p, epoch);
     ptx::red_add_release_gpu(&control.exited, 1ULL);
   }
+  __syncwarp();  // the lanes that had nothing to do meet the one that had
   if (last_out) end_launch(control, epoch);
 }
 
@@ -206,6 +212,7 @@ __global__ __launch_bounds__(Config::kThreads,
   const bool computes = !pushes || computes_late<Config>(p);
   begin_role(p.endpoint.trace);
   if (pushes) {
+    if (p.endpoint.control->stopped != 0) return count_out(*p.endpoint.control);
     FanOutShared& shared = *reinterpret_cast<FanOutShared*>(memory);
     ag_gemm_communicate(p, shared);
     end_fan_out(shared);

@@ -100,10 +100,7 @@ std::uint64_t Gather::ready(const Launch& launch, std::uint32_t source) const {
 }
 
 WaitSite Gather::site(std::uint32_t source, const char* role) const {
-  WaitSite site{role, "chunks", source};
-  const std::uint32_t relay = topology_.rail_peer(source, topology_.node_of(rank_));
-  if (relay != source) site.via = relay;
-  return site;
+  return {.role = role, .tag = "chunks", .peer = source, .via = topology_.via(source, rank_)};
 }
 
 Status Gather::wait_chunk(const Launch& launch, std::uint32_t source, std::uint64_t index,

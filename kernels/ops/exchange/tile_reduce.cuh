@@ -132,15 +132,20 @@ __device__ __forceinline__ void exchange_empty(const TileReduceParameters& p, st
   }
 }
 
+struct ChunkToPut {
+  bool came;
+  ptx::SysReleased released;
+};
+
 /// inter_send: until a chunk, `count` of whose units `word` counts over all launches, lies here complete. It
-/// may then be put by this thread.
-__device__ __forceinline__ bool wait_chunk(const TileReduceParameters& p, const std::uint64_t* word,
-                                           std::uint64_t count, std::int32_t chunk, SumStage stage) {
+/// may then be put by this thread: the fence hands what was released at gpu scope on to who reads it for the
+/// put. (When it did not come, the fence costs nobody anything.)
+__device__ __forceinline__ ChunkToPut wait_chunk(const TileReduceParameters& p, const std::uint64_t* word,
+                                                 std::uint64_t count, std::int32_t chunk, SumStage stage) {
   const DeviceWaitSite site{DeviceRole::kInterSend, DeviceTag::kChunkReady,
                             static_cast<std::int32_t>(p.endpoint.rank), static_cast<std::uint32_t>(chunk)};
-  if (!wait_at_least(word, count, site, wait_scope(p, stage))) return false;
-  ptx::fence_acq_rel_sys();  // hands what was released at gpu scope on to who reads it for the put
-  return true;
+  const bool came = wait_at_least(word, count, site, wait_scope(p, stage));
+  return {came, ptx::fence_acq_rel_sys()};
 }
 
 /// inter_send, one thread: puts the partials of every rail peer as they are staged, each one's next chunk in
@@ -154,15 +159,14 @@ __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std:
       const std::int32_t units = wire.packed_units[turn];
       if (chunk >= plan.chunks(units)) continue;
       const std::int32_t begin = plan.chunk_begin(chunk, units), end = plan.chunk_begin(chunk + 1, units);
-      if (!wait_chunk(p, wire.staged + turn * wire.chunks + chunk, (epoch + 1) * (end - begin), chunk,
-                      kAfterNode)) {
-        return;
-      }
+      const auto [came, released] = wait_chunk(p, wire.staged + turn * wire.chunks + chunk,
+                                               (epoch + 1) * (end - begin), chunk, kAfterNode);
+      if (!came) return;
       const std::uint64_t at = begin * PutPartialsPlan::kUnitBytes;
       const std::int32_t sender_turn = p.units.others - 1 - turn;
       if (!put(p.endpoint, p.owner[p.reduced(turn)], 0, {wire.region, plan.staged_offset(turn) + at},
                {wire.region, plan.partial_offset(epoch, sender_turn) + at},
-               (end - begin) * PutPartialsPlan::kUnitBytes, kRole)) {
+               (end - begin) * PutPartialsPlan::kUnitBytes, kRole, released)) {
         return;
       }
     }
@@ -202,6 +206,8 @@ __device__ __forceinline__ void tile_reduce_intra_comm(const typename Operation:
 template <class Config, class Operation>
 __device__ __forceinline__ void tile_reduce(const typename Operation::Parameters& p, std::byte* memory) {
   begin_role(p.endpoint.trace);
+  // Costs nothing: every CTA begins with the epoch, which lies beside it.
+  if (p.endpoint.control->stopped != 0) return count_out(*p.endpoint.control);
   if (static_cast<std::int32_t>(blockIdx.x) < p.reduce_ctas) {
     tile_reduce_intra_comm<Config, Operation>(p);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);

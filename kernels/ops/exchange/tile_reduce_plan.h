@@ -17,7 +17,7 @@
 namespace mkernel::kernels {
 
 /// Ranks of a group at most. A lane of a warp waits for each rank of the node and each rail peer.
-inline constexpr int kMaxReduceOwners = 32;
+inline constexpr int kMaxReduceOwners = 16;
 
 /// Overrides; the same on every rank.
 struct TileReduceOptions {

@@ -45,8 +45,7 @@ class CudaGemmAr final : public TileReduceOperation {
     p.relayed = p.copied + 1;
     p.finished = p.copied + 2;
     describe_sums(p);
-    return with_tile(plan_.product.tile, "gemm_ar",
-                     [&]<Sm90Tile kTile>() { return launch_gemm_ar<kTile>(shape(), p, ctas(), stream); });
+    return queue(&p, ctas(), stream);
   }
 
   void describe_sums(GemmArParameters& p) const {
@@ -77,8 +76,15 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& sh
   if (!sms.ok()) return sms.status();
   auto plan = GemmArCudaPlan::make(shape, topology, rank, *sms, options);
   if (!plan.ok()) return plan.status();
-  return std::unique_ptr<CudaGemmOperation>(
-      std::make_unique<CudaGemmAr>(*plan, shape, std::move(topology), rank));
+  CooperativeKernel kernel;
+  MK_RETURN_IF_ERROR(with_tile(plan->product.tile, "gemm_ar", [&]<Sm90Tile kTile>() -> Status {
+    kernel = gemm_ar_kernel_of<kTile>(shape);
+    return {};
+  }));
+  std::unique_ptr<CudaGemmOperation> made =
+      std::make_unique<CudaGemmAr>(*plan, shape, std::move(topology), rank);
+  MK_RETURN_IF_ERROR(made->load(kernel));
+  return made;
 }
 
 }  // namespace mkernel::kernels

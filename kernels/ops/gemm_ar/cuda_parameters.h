@@ -1,4 +1,4 @@
-// What GEMM+AR's kernel is given, and its launch: between the operation and the files that nvcc builds, one
+// What GEMM+AR's kernel is given, and which it is: between the operation and the files that nvcc builds, one
 // per tile.
 #pragma once
 
@@ -6,11 +6,9 @@
 #include <cstdint>
 
 #include "kernels/gemm/sm90_tile.h"
+#include "kernels/ops/cooperative_kernel.h"
 #include "kernels/ops/exchange/tile_reduce_parameters.h"
 #include "mkernel/ops.h"
-#include "proto/abi/status.h"
-
-struct CUstream_st;
 
 namespace mkernel::kernels {
 
@@ -29,9 +27,8 @@ struct GemmArParameters : TileReduceParameters {
   std::uint64_t* finished;  ///< [chunk]: units of own rows that lie in sums_here, over all launches; likewise
 };
 
-/// Queues the kernel for the types and the layout of `shape` on `stream`.
+/// The kernel for the types and the layout of `shape`.
 template <Sm90Tile kTile>
-Status launch_gemm_ar(const GemmShape& shape, const GemmArParameters& parameters, std::int32_t ctas,
-                      CUstream_st* stream);
+CooperativeKernel gemm_ar_kernel_of(const GemmShape& shape);
 
 }  // namespace mkernel::kernels

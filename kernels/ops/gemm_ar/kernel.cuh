@@ -1,4 +1,4 @@
-// The launch of GEMM+AR's kernel for one tile; included by one file per tile, so that they compile side by
+// GEMM+AR's kernel for one tile; included by one file per tile, so that they compile side by
 // side.
 #pragma once
 
@@ -9,12 +9,10 @@
 namespace mkernel::kernels {
 
 template <Sm90Tile kTile>
-Status launch_gemm_ar(const GemmShape& shape, const GemmArParameters& parameters, std::int32_t ctas,
-                      CUstream_st* stream) {
+CooperativeKernel gemm_ar_kernel_of(const GemmShape& shape) {
   return with_types(shape, [&]<DataType kInput, Layout kLayoutB>() {
     using Config = TileReduceConfig<kTile, kInput, kLayoutB>;
-    return launch_cooperative<Config>(&gemm_ar_kernel<Config>, parameters, ctas, sm90_shared_bytes<Config>(),
-                                      stream, "gemm_ar");
+    return cooperative_kernel<Config>(&gemm_ar_kernel<Config>, sm90_shared_bytes<Config>());
   });
 }
 

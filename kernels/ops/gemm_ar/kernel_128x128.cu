@@ -2,7 +2,6 @@
 
 namespace mkernel::kernels {
 
-template Status launch_gemm_ar<Sm90Tile::k128x128>(const GemmShape&, const GemmArParameters&, std::int32_t,
-                                                   CUstream_st*);
+template CooperativeKernel gemm_ar_kernel_of<Sm90Tile::k128x128>(const GemmShape&);
 
 }  // namespace mkernel::kernels

@@ -48,11 +48,11 @@ class UnitFanOut {
   __device__ __forceinline__ bool flush(std::uint64_t epoch) {
     if (untold_ == 0) return false;
     __syncwarp();
-    ptx::fence_acq_rel_sys();
+    const ptx::SysReleased released = ptx::fence_acq_rel_sys();
     for (std::int32_t i = 0; i < untold_; ++i) {
       const std::int32_t word = __shfl_sync(~0U, word_, i);
       if (lane() < p_.sources() - 1)
-        ptx::st_relaxed_sys(p_.summed_there[lane()] + word, PushSumsPlan::count(epoch));
+        ptx::st_relaxed_sys(p_.summed_there[lane()] + word, PushSumsPlan::count(epoch), released);
     }
     __syncwarp();
     untold_ = 0;
@@ -108,11 +108,13 @@ __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_
       p.sums_at + (epoch & 1) * p.sums_parity_bytes + p.endpoint.rank * p.sums_owner_bytes;
   for (std::int32_t chunk = 0; chunk < plan.chunks(units); ++chunk) {
     const std::int32_t begin = plan.chunk_begin(chunk, units), end = plan.chunk_begin(chunk + 1, units);
-    if (!wait_chunk(p, p.finished + chunk, (epoch + 1) * (end - begin), chunk, kAfterOwner)) return;
+    const auto [came, released] =
+        wait_chunk(p, p.finished + chunk, (epoch + 1) * (end - begin), chunk, kAfterOwner);
+    if (!came) return;
     const device::Place place{p.wire.region, own + begin * PushSumsPlan::kUnitBytes};
     for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
       if (!put(p.endpoint, p.owner[p.reduced(turn)], 1, place, place,
-               (end - begin) * PushSumsPlan::kUnitBytes, DeviceRole::kInterSend)) {
+               (end - begin) * PushSumsPlan::kUnitBytes, DeviceRole::kInterSend, released)) {
         return;
       }
     }

@@ -29,8 +29,7 @@ class CudaGemmRs final : public TileReduceOperation {
     TileReduceParameters p{};
     MK_RETURN_IF_ERROR(describe(arguments, deadline_ns, p));
     p.own_c = static_cast<std::byte*>(arguments.c);
-    return with_tile(plan().tile, "gemm_rs",
-                     [&]<Sm90Tile kTile>() { return launch_gemm_rs<kTile>(shape(), p, ctas(), stream); });
+    return queue(&p, ctas(), stream);
   }
 };
 
@@ -43,8 +42,15 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& sh
   if (!sms.ok()) return sms.status();
   auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, *sms, options);
   if (!plan.ok()) return plan.status();
-  return std::unique_ptr<CudaGemmOperation>(
-      std::make_unique<CudaGemmRs>(*plan, shape, std::move(topology), rank));
+  CooperativeKernel kernel;
+  MK_RETURN_IF_ERROR(with_tile(plan->tile, "gemm_rs", [&]<Sm90Tile kTile>() -> Status {
+    kernel = gemm_rs_kernel_of<kTile>(shape);
+    return {};
+  }));
+  std::unique_ptr<CudaGemmOperation> made =
+      std::make_unique<CudaGemmRs>(*plan, shape, std::move(topology), rank);
+  MK_RETURN_IF_ERROR(made->load(kernel));
+  return made;
 }
 
 }  // namespace mkernel::kernels

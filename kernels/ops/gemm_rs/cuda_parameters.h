@@ -1,20 +1,14 @@
-// The launch of GEMM+RS's kernel: between the operation and the files that nvcc builds, one per tile.
+// Which is GEMM+RS's kernel: between the operation and the files that nvcc builds, one per tile.
 #pragma once
 
-#include <cstdint>
-
 #include "kernels/gemm/sm90_tile.h"
-#include "kernels/ops/exchange/tile_reduce_parameters.h"
+#include "kernels/ops/cooperative_kernel.h"
 #include "mkernel/ops.h"
-#include "proto/abi/status.h"
-
-struct CUstream_st;
 
 namespace mkernel::kernels {
 
-/// Queues the kernel for the types and the layout of `shape` on `stream`.
+/// The kernel for the types and the layout of `shape`.
 template <Sm90Tile kTile>
-Status launch_gemm_rs(const GemmShape& shape, const TileReduceParameters& parameters, std::int32_t ctas,
-                      CUstream_st* stream);
+CooperativeKernel gemm_rs_kernel_of(const GemmShape& shape);
 
 }  // namespace mkernel::kernels

@@ -1,4 +1,6 @@
 // The C ABI, called from C (c_abi_calls.c) against the fake daemon.
+#include "mkernel/mkernel.h"
+#include "tests/unit/client/process.h"
 #include "tests/unit/client/ranks.h"
 
 extern "C" const char* mk_test_versions(void);
@@ -36,6 +38,50 @@ TEST_CASE("C: two ranks exchange, put and wait") {
 TEST_CASE("C: a GEMM operation runs where its executor can, and says where it cannot") {
   FakeDaemon daemon;
   CHECK(std::string(mk_test_gemm(daemon.socket().c_str())) == "");
+  CHECK(eventually([&] { return daemon.look().sessions == 0; }));
+}
+
+TEST_CASE("C: a thread that cannot be started is an error, not an exception") {
+  FakeDaemon daemon;
+  const mk_session_options options{.socket = daemon.socket().c_str(), .device = -1, .timeout_ms = 30000};
+  mk_session* session = nullptr;
+  {
+    const NoThreads limit;
+    CHECK(mk_connect(&options, &session) == MK_RESOURCE_EXHAUSTED);
+    CHECK(std::string(mk_last_error()).find("cannot start a thread") != std::string::npos);
+  }
+  CHECK(session == nullptr);
+  REQUIRE(mk_connect(&options, &session) == MK_OK);
+  mk_session_destroy(session);
+  CHECK(eventually([&] { return daemon.look().sessions == 0; }));
+}
+
+TEST_CASE("C: a forked child is refused, and its handles end without a word") {
+  FakeDaemon daemon;
+  const mk_session_options options{.socket = daemon.socket().c_str(), .device = -1, .timeout_ms = 30000};
+  mk_session* session = nullptr;
+  REQUIRE(mk_connect(&options, &session) == MK_OK);
+  const mk_group_options joining{.name = "test", .world_size = 1, .rank = 0};
+  mk_group* group = nullptr;
+  REQUIRE(mk_join(session, &joining, &group) == MK_OK);
+  mk_symmetric* buffer = nullptr;
+  REQUIRE(mk_symmetric_create(group, 4096, &buffer) == MK_OK);
+  CHECK(in_child([&] {
+          const bool refused = mk_barrier(group) == MK_FAILED_PRECONDITION &&
+                               std::string(mk_last_error()).find("was forked") != std::string::npos;
+          mk_symmetric_destroy(buffer);
+          mk_group_destroy(group);
+          mk_session_destroy(session);
+          return refused ? 0 : 1;
+        }) == 0);
+  CHECK(mk_barrier(group) == MK_OK);
+  CHECK(daemon.look().members == 1);
+  // Ranks that are not there have no buffer.
+  CHECK(mk_symmetric_peer(buffer, 0) == mk_symmetric_data(buffer));
+  for (const std::uint32_t rank : {1U, 1000U, ~0U}) CHECK(mk_symmetric_peer(buffer, rank) == nullptr);
+  mk_symmetric_destroy(buffer);
+  mk_group_destroy(group);
+  mk_session_destroy(session);
   CHECK(eventually([&] { return daemon.look().sessions == 0; }));
 }
 

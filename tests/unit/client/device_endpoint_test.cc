@@ -24,7 +24,10 @@ TEST_CASE("options that make no endpoint are named, and so are ranks that ask fo
                 check_status(group.device_endpoint({.lanes = 0}).status(), StatusCode::kInvalidArgument,
                              "a device endpoint has at least one lane");
                 check_status(group.device_endpoint({.lanes = 1, .deadline = 0ms}).status(),
-                             StatusCode::kInvalidArgument, "deadline of 0 ms");
+                             StatusCode::kInvalidArgument, "deadline = 0 ms, must be 1..1800000");
+                check_status(
+                    group.device_endpoint({.lanes = 1, .deadline = std::chrono::minutes(31)}).status(),
+                    StatusCode::kInvalidArgument, "deadline = 1860000 ms, must be 1..1800000");
                 if (client::open_gpu_memory(0).ok()) return;
                 // Without a GPU here, each rank's own error comes before what differs.
                 check_status(group.device_endpoint({.lanes = 1 + group.rank()}).status(),

@@ -258,8 +258,8 @@ TEST_CASE("the workspace holds words and two slabs that do not overlap, and coun
 }
 
 TEST_CASE("rows are cut into parts of whole steps along k that fit a stage, the same on every rank") {
-  for (const std::int64_t k : {8, 64, 72, 4096, 8192, 8200, 32768, 100000}) {
-    for (const std::int64_t m : {1, 1000, 4096}) {
+  for (const std::int64_t k : {8, 64, 72, 136, 200, 264, 328, 520, 4096, 8192, 8200, 32768, 100000}) {
+    for (const std::int64_t m : {1, 1000, 4096, 65536}) {
       const PushGatherPlan gather = plan_of({m, 64, k}, 4, 0).gather;
       CHECK(gather.row.parts >= 1);
       CHECK(gather.row.parts <= gather.row.lines());
@@ -270,6 +270,9 @@ TEST_CASE("rows are cut into parts of whole steps along k that fit a stage, the 
         CHECK(gather.row.begin(part) % 128 == 0);
         CHECK(gather.row.bytes(part) > 0);
         CHECK(gather.row.bytes(part) <= 16384);
+        // A tile begins with two steps before the one before it is written: a part that the second of them
+        // waited for could wait for that.
+        if (gather.row.parts > 1) CHECK(gather.row.first_line(part + 1) - gather.row.first_line(part) >= 2);
         end += gather.row.bytes(part);
       }
       CHECK(end == 2 * k);

@@ -12,6 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/ops/launch_status.h"
+#include "kernels/schedule/topology.h"
+#include "kernels/sync/launch_control.h"
 #include "kernels/sync/launch_failure.h"
 #include "kernels/sync/role_group.h"
 #include "kernels/sync/signal.h"
@@ -138,6 +141,69 @@ TEST_CASE("what a launch left behind is told as a wait: its deadline, or why the
   CHECK(gone.code() == StatusCode::kUnavailable);
   CHECK(contains(gone, "node b is gone"));
   CHECK(contains(gone, "while rank 2 compute: a chunk of rank 1"));
+}
+
+TEST_CASE("a text names who hands on what is awaited, and nobody when it comes directly") {
+  LaunchControl control{};
+  control.abort = control.failed = 1;
+  control.expected = 8;
+  control.seen = 4;
+  control.waited_ns = 500'000'000;
+  const GroupView group{};
+  const auto text = [&](const Topology& topology, std::uint32_t rank, DeviceTag tag, std::int32_t peer) {
+    control.site = {DeviceRole::kCompute, tag, peer, 0};
+    return status_of_launch(control, group, topology, rank).text();
+  };
+  const Topology two(2, 2);
+  const auto begins = [](const std::string& whole, const std::string& part) { return whole.find(part) == 0; };
+  // Rank 3 sends to its rail peer, rank 1, which hands on to rank 0.
+  CHECK(begins(text(two, 0, DeviceTag::kChunkReady, 3),
+               "rank 0 compute: a chunk of rank 3 through rank 1: expected 8, seen 4 after 0.5 s"));
+  CHECK(begins(text(two, 1, DeviceTag::kChunkReady, 3), "rank 1 compute: a chunk of rank 3: expected 8"));
+  CHECK(begins(text(two, 0, DeviceTag::kTileReady, 1), "rank 0 compute: a tile of rank 1: expected 8"));
+  CHECK(begins(text(two, 0, DeviceTag::kArrivals, 3), "rank 0 compute: arrivals of rank 3 lane 0: expected"));
+  CHECK(begins(text(two, 0, DeviceTag::kGridBarrier, -1), "rank 0 compute: barrier of the grid: expected 8"));
+  // It may be that the launch of the other rank has not even begun.
+  CHECK(contains({StatusCode::kUnknown, text(two, 0, DeviceTag::kTileReady, 1)}, "give it fewer by `sms`"));
+  CHECK(!contains({StatusCode::kUnknown, text(two, 0, DeviceTag::kArrivals, 3)}, "sms"));
+
+  for (const Topology& topology :
+       {Topology(1, 1), Topology(1, 4), Topology(2, 2), Topology(4, 1), Topology(3, 2)}) {
+    for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
+      for (std::int32_t peer = -1; peer < static_cast<std::int32_t>(topology.world()); ++peer) {
+        for (std::uint32_t tag = 0; tag <= static_cast<std::uint32_t>(DeviceTag::kLaunchEnd); ++tag) {
+          const std::string line = text(topology, rank, static_cast<DeviceTag>(tag), peer);
+          CAPTURE(line);
+          CHECK(line.find("4294967295") == std::string::npos);
+          CHECK((peer < 0) == (line.find(" of rank ") == std::string::npos));
+          const std::size_t named = line.find("through rank ");
+          if (named == std::string::npos) continue;
+          const auto via = static_cast<std::uint32_t>(std::stoul(line.substr(named + 13)));
+          CHECK(via < topology.world());
+          CHECK(via != rank);
+          CHECK(static_cast<std::int32_t>(via) != peer);
+          CHECK(topology.node_of(via) == topology.node_of(rank));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("deadlines are bounded: refused by name where the host gives them, cut where a kernel does") {
+  using namespace std::chrono_literals;
+  for (const std::chrono::milliseconds good :
+       {1ms, std::chrono::milliseconds(30s), std::chrono::milliseconds(30min)})
+    CHECK(check_deadline(good).ok());
+  for (const std::chrono::milliseconds bad :
+       {0ms, -5ms, std::chrono::milliseconds(30min) + 1ms, std::chrono::milliseconds::max()}) {
+    const Status refused = check_deadline(bad);
+    CHECK(refused.code() == StatusCode::kInvalidArgument);
+    CHECK(refused.text() == "deadline = " + std::to_string(bad.count()) + " ms, must be 1..1800000");
+  }
+  CHECK(bounded_wait_ns(5) == 5);
+  CHECK(bounded_wait_ns(kLongestDeadlineNs) == kLongestDeadlineNs);
+  CHECK(bounded_wait_ns(~std::uint64_t{0}) == kLongestWaitNs);
+  static_assert(kLongestWaitNs < 2 * kLongestDeadlineNs, "pipelines and the relay allow for two of them");
 }
 
 TEST_CASE("a trace holds every role and every wait that had to wait, inside its role") {

@@ -315,7 +315,7 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
     CHECK(status.text().find("comm_ctas = " + std::to_string(reduce_ctas) + ", must be even, 0..66") !=
           std::string::npos);
   }
-  CHECK(refusal({64, 64, 64}, Topology(3, 11)).text().find("world = 33, must be 1..32") != std::string::npos);
+  CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);
 }
 
 }  // namespace

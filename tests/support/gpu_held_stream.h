@@ -1,0 +1,31 @@
+// A stream that is busy for as long as a test wants.
+#pragma once
+
+#include <cstdint>
+
+#include "proto/abi/status.h"
+
+struct CUstream_st;
+
+namespace mkernel::test {
+
+/// While it lives a kernel of one thread keeps `stream` of the current device (null: the legacy default
+/// stream) busy, ten seconds at most. The destructor lets it end.
+class HeldStream {
+ public:
+  explicit HeldStream(CUstream_st* stream);
+  ~HeldStream();
+  HeldStream(const HeldStream&) = delete;
+  HeldStream& operator=(const HeldStream&) = delete;
+
+  const Status& status() const { return status_; }
+  /// Whether it still does.
+  bool holds() const;
+
+ private:
+  CUstream_st* const stream_;
+  std::uint32_t* let_go_ = nullptr;  ///< pinned
+  Status status_;
+};
+
+}  // namespace mkernel::test

@@ -27,6 +27,26 @@ namespace {
 
 constexpr std::chrono::seconds kAnswerWithin{5};
 
+/// Owner and group; gRPC makes the socket, and it listens as soon as it is there.
+constexpr mode_t kSocketMode = 0660;
+
+/// What files that the process makes are allowed meanwhile. Of the whole process: for an instant of the
+/// start.
+class NewFileMode {
+ public:
+  explicit NewFileMode(mode_t mode) : before_(::umask(0777 & ~mode)) {}
+  ~NewFileMode() { ::umask(before_); }
+  NewFileMode(const NewFileMode&) = delete;
+  NewFileMode& operator=(const NewFileMode&) = delete;
+
+ private:
+  const mode_t before_;
+};
+
+Status socket_error(const std::string& path, const std::string& what) {
+  return {StatusCode::kUnavailable, "control socket " + path + ": " + what};
+}
+
 void fill_status(ControlBackend& backend, v1::Status& status) {
   const DaemonSnapshot daemon = backend.daemon();
   const auto peers = backend.peers();
@@ -93,10 +113,16 @@ class ControlService::Impl final : public v1::Control::Service {
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::CQ_TIMEOUT_MSEC, 60000);
-    server_ = builder.BuildAndStart();
+    {
+      const NewFileMode mode(kSocketMode);
+      server_ = builder.BuildAndStart();
+    }
     if (server_ == nullptr) return {StatusCode::kUnavailable, "cannot listen on control socket " + path_};
-    ::chmod(path_.c_str(), 0660);
-    return {};
+    struct stat made {};
+    if (::lstat(path_.c_str(), &made) != 0) return socket_error(path_, std::strerror(errno));
+    if (!S_ISSOCK(made.st_mode)) return socket_error(path_, "something else has taken its place");
+    if ((made.st_mode & 0777) == kSocketMode) return {};
+    return socket_error(path_, "it has other permissions than 0660");
   }
 
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::StatusRequest*,
@@ -258,7 +284,7 @@ class ControlService::Impl final : public v1::Control::Service {
 
 namespace {
 
-/// OK when nobody answers on the socket; a file left by a daemon that is gone is removed.
+/// OK when nobody answers on the socket; a socket left by a daemon that is gone is removed, and nothing else.
 Status claim_socket(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -268,6 +294,13 @@ Status claim_socket(const std::string& path) {
                                               std::to_string(sizeof(address.sun_path) - 1)};
   }
   std::memcpy(address.sun_path, path.c_str(), path.size());
+  struct stat there {};
+  if (::lstat(path.c_str(), &there) != 0) {
+    return errno == ENOENT ? Status() : socket_error(path, std::strerror(errno));
+  }
+  if (!S_ISSOCK(there.st_mode)) {
+    return {StatusCode::kAlreadyExists, "control socket " + path + ": the file exists and is not a socket"};
+  }
   ipc::UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (::connect(probe.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
     ucred holder{};
@@ -276,7 +309,10 @@ Status claim_socket(const std::string& path) {
     return {StatusCode::kAlreadyExists,
             "control socket " + path + " is taken by pid " + std::to_string(holder.pid)};
   }
-  if (errno == ECONNREFUSED) ::unlink(path.c_str());
+  if (errno != ECONNREFUSED)
+    return socket_error(path, std::string("exists and cannot be probed: ") + std::strerror(errno));
+  if (::unlink(path.c_str()) != 0)
+    return socket_error(path, std::string("cannot be removed: ") + std::strerror(errno));
   return {};
 }
 

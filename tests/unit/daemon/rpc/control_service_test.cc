@@ -3,6 +3,7 @@
 #include "daemon/rpc/control_service.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <boost/asio/post.hpp>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -373,6 +375,26 @@ TEST_CASE("a second daemon does not take the socket of a living one") {
   CHECK(second.status().code() == StatusCode::kAlreadyExists);
   CHECK(second.status().text().find(served.socket) != std::string::npos);
   CHECK(mkctl(served.socket, "status").exit == 0);
+}
+
+TEST_CASE("a file that is no socket is left alone, and named") {
+  Served served;
+  const std::string path = served.folder / "data.db";
+  std::ofstream(path) << "precious";
+  FakeDaemon other;
+  const Status refused = ControlService::start(served.io, other, path).status();
+  CHECK(refused.code() == StatusCode::kAlreadyExists);
+  CHECK(refused.text() == "control socket " + path + ": the file exists and is not a socket");
+  CHECK(std::filesystem::file_size(path) == 8);
+}
+
+TEST_CASE("the control socket is for owner and group, whatever the process allows for files") {
+  const mode_t before = ::umask(0);
+  {
+    const Served served;
+    CHECK(std::filesystem::status(served.socket).permissions() == std::filesystem::perms(0660));
+  }
+  CHECK(::umask(before) == 0);
 }
 
 TEST_CASE("a daemon whose control thread is stuck is an error, not a hang") {

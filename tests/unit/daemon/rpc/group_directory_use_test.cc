@@ -260,6 +260,8 @@ TEST_CASE("a peer that breaks the protocol is dropped with a reason") {
   message.mutable_member_joined()->set_world_size(2);
   message.mutable_member_joined()->set_rank(2);
   expect(message, "rank = 2");
+  message.mutable_member_joined()->set_group("x\x1b[2J");
+  expect(message, "printable");
   message.mutable_member_joined()->set_group(std::string(5000, 'x'));
   expect(message, "group name");
   message.mutable_contribution()->set_instance(ranks[0]->formed->value().instance);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/base/utf8.h"
 #include "daemon/rpc/local_rank.h"
 
 namespace mkernel::rpc {
@@ -110,7 +111,7 @@ void GroupDirectory::on(const PeerInfo& from, const v1::MemberJoined& joined) {
       refused.set_session(joined.session());
       refused.set_handle(joined.handle());
       refused.set_code(static_cast<std::uint32_t>(refusal->code()));
-      refused.set_text(refusal->text());
+      refused.set_text(base::valid_utf8(refusal->text()));
       return bus_->send(from.id, answer);
     }
     if (Local* local = find_local(id.key)) withdraw(*local, *conflict(member, mine));

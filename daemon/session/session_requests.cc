@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/base/utf8.h"
 #include "daemon/memory/open_region.h"
 #include "daemon/session/message_decoder.h"
 #include "daemon/session/session.h"
@@ -39,9 +40,10 @@ std::chrono::milliseconds timeout_of(std::uint32_t asked_ms, std::chrono::millis
   return asked_ms == 0 ? standard : std::min(std::chrono::milliseconds(asked_ms), kMaxTimeout);
 }
 
-/// A client's text that will stand in the logs and tables of others keeps to one printable line.
+/// A client's text that will stand in the logs and tables of others, and in messages to peers and mkctl,
+/// keeps to one printable line of UTF-8.
 std::string one_line(std::string_view text) {
-  std::string line(text);
+  std::string line = base::valid_utf8(text);
   std::replace_if(
       line.begin(), line.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
   return line;

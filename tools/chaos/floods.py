@@ -201,7 +201,7 @@ def failures(channel, sockets, group, seconds):
     while time.monotonic() < until and not why:
         try:
             tenant.join_all(clients, f"{group} {rounds}")
-            clients[rounds % 2].fail("chaos " * 60)
+            clients[rounds % 2].fail(b"chaos " * 60)
             for client in clients:
                 client.leave()
             rounds += 1

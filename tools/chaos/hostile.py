@@ -85,6 +85,30 @@ def hostile_slots(scene):
     return child.hear(60.0)
 
 
+def words(channel, sockets, group, seed):
+    """Groups between nodes that fail with words no text is made of, which every daemon of the group hears."""
+    chooser, told = random.Random(seed), []
+    for i in range(8):
+        clients = [tenant.connect(path, "words") for path in sockets]
+        tenant.join_all(clients, f"{group} {i}")
+        clients[i % 2].fail(bytes(chooser.randrange(1, 256) for _ in range(chooser.choice((1, 30, 440, 447)))))
+        until = time.monotonic() + 10
+        while not (told_now := clients[1 - i % 2].end()) and time.monotonic() < until:
+            time.sleep(0.001)
+        told.append(bool(told_now))
+        for client in clients:
+            client.close()
+    channel.say(told=told)
+
+
+def hostile_words(scene):
+    """Reasons of failures that are no UTF-8, control characters and all: the other ranks hear of the failure, links stay."""
+    told = scene.spawn(words, scene.pair(), f"words {scene.seed}"[:50], scene.seed, uid=scene.stranger()).hear(120.0)["told"]
+    if not all(told):
+        raise Violation(f"ranks on another node did not hear of {told.count(False)} of {len(told)} failures")
+    return {}
+
+
 def noise(channel, addresses, seed, count, opening):
     """Connections that say random bytes, some of them behind something that looks right."""
     chooser = random.Random(seed)
@@ -258,6 +282,7 @@ def rank_thief(scene):
 STEPS = [
     Step("session_garbage", 3, session_garbage),
     Step("hostile_slots", 3, hostile_slots),
+    Step("hostile_words", 2, hostile_words),
     Step("data_garbage", 2, data_garbage, ("tcp",)),
     Step("peer_garbage", 2, peer_garbage),
     Step("emulated_garbage", 2, emulated_garbage, ("emulated",)),

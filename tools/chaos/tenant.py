@@ -116,8 +116,8 @@ class Tenant(raw.RawClient):
     def leave(self):
         return self.ask(raw.LEAVE, struct.pack("<I12x", self.group))
 
-    def fail(self, why="chaos"):
-        return self.ask(raw.FAIL, struct.pack("<II8x448s", self.group, 10, why.encode()))
+    def fail(self, why=b"chaos"):
+        return self.ask(raw.FAIL, struct.pack("<II8x448s", self.group, 10, why))
 
 
 def need(answer, what):

@@ -19,9 +19,13 @@ def text(raw):
     return raw.split(b"\0", 1)[0].decode()
 
 
-def memfd(size, sealed=True):
+def memfd(size, sealed=True, populated=True):
     fd = os.memfd_create("raw-client", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
+    if populated:
+        piece = bytes(min(size, 1 << 20))
+        for at in range(0, size, len(piece) or 1):
+            os.pwrite(fd, piece[:size - at], at)
     if sealed:
         import fcntl
         fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
@@ -74,13 +78,22 @@ class RawClient:
             struct.unpack_from("<Q", self.session, 16)[0]
         return answer
 
-    def join(self, name, world=1, rank=0, lanes=4, capacity=8, timeout_ms=10000):
-        answer = self.ask(JOIN, struct.pack("<64sIIIII12x", name.encode(), world, rank, lanes, capacity, timeout_ms))
+    def start_join(self, name, world=1, rank=0, lanes=4, capacity=8, timeout_ms=10000):
+        self.send(JOIN, struct.pack("<64sIIIII12x", name.encode(), world, rank, lanes, capacity, timeout_ms))
+
+    def finish_join(self):
+        answer = self.receive()
+        if answer is None:
+            raise ConnectionError("the daemon closed the session")
         if answer[1] == 0:
             self.group = struct.unpack_from("<I", answer[3])[0]
             self.segment = mmap.mmap(answer[4][0], os.fstat(answer[4][0]).st_size)
             self.first_channel = struct.unpack_from("<I", self.segment, 28)[0]
         return answer
+
+    def join(self, *arguments, **options):
+        self.start_join(*arguments, **options)
+        return self.finish_join()
 
     def register(self, index, fd, offset, size, kind=1, shared=1):
         return self.ask(REGISTER, struct.pack("<IIIIQQ544x", self.group, index, kind, shared, offset, size), [fd])

@@ -34,8 +34,8 @@ def slices_of(status):
 
     def walk(node, path):
         pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-        for key, value in pairs:
-            walk(value, f"{path}.{key}")
+        for key, value in pairs:  # rows of a list go by the name of their thread
+            walk(value, f"{path}.{value.get('thread', key) if isinstance(value, dict) else key}")
         unit = next((factor for end, factor in UNITS.items() if path.endswith(end)), None)
         if not pairs and "slice" in path and unit is not None:
             found[path[1:]] = float(node) * unit

@@ -1,7 +1,6 @@
 """Tenants that use up what there is: rings, regions, descriptors, memory, groups."""
 import os
 import resource
-import struct
 import subprocess
 import time
 
@@ -124,7 +123,7 @@ def exhaust_regions(scene):
 
 def sparse_put(channel, sockets, group, size, count):
     """Puts between regions whose pages nobody has touched."""
-    clients, _ = tenant.ranks(sockets, group, "sparse", memory=size)
+    clients, _ = tenant.ranks(sockets, group, "sparse", memory=size, populated=False)
     chunk = size // count
     for i in range(count):
         clients[0].put(1, 0, chunk, (0, i * chunk), (0, i * chunk))
@@ -191,9 +190,8 @@ def leave_in_large_put(scene):
 def wide_group(channel, path, group, world, lanes, sessions):
     """All ranks of a wide group in a few sessions of one process."""
     clients = [tenant.connect(path, "wide") for _ in range(sessions)]
-    body = lambda rank: struct.pack("<64sIIIII12x", group.encode(), world, rank, lanes, 1, 20000)
     for rank in range(world):
-        clients[rank % sessions].send(raw.JOIN, body(rank))
+        clients[rank % sessions].start_join(group, world, rank, lanes, 1, 20000)
     refused = ""
     for rank in range(world):
         answer = clients[rank % sessions].receive()
@@ -250,7 +248,9 @@ def greedy(channel, sockets, group):
     clients, mappings = tenant.ranks(sockets, group, "greedy", memory=256 << 20)
     channel.say(ready=True)
     channel.hear(60.0)
+    held = []
     for at in range(0, 256 << 20, 1 << 20):
+        held.append(bytes([1]) * (1 << 20))
         mappings[0][at:at + (1 << 20)] = bytes(1 << 20)
         clients[0].put(1, 0, 65536, (0, at), (0, 0))
 

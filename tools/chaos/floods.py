@@ -155,10 +155,9 @@ def flood_peer_ports(scene):
 def joins(channel, path, group, seconds):
     """60 joins outstanding at any time, each with a timeout of 1 ms, which nobody else takes part in."""
     client, number, begun, until = tenant.connect(path, "joins"), 0, 0, time.monotonic() + seconds
-    body = lambda n: struct.pack("<64sIIIII12x", f"{group} {n % 100000}".encode(), 2, 0, 1, 1, 1)
     while time.monotonic() < until:
         while number - begun < 60:
-            client.send(raw.JOIN, body(number))
+            client.start_join(f"{group} {number % 100000}", 2, 0, 1, 1, 1)
             number += 1
         answer = client.receive()
         if answer is None or answer[0] == raw.SESSION_ENDED:

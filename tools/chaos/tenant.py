@@ -47,9 +47,9 @@ class Tenant(raw.RawClient):
         node, local = nodes[self.rank]
         return list(range(local % count, count, sum(n == node for n, _ in nodes)))
 
-    def memory(self, index, size=REGION_BYTES, shared=0):
+    def memory(self, index, size=REGION_BYTES, shared=0, populated=True):
         """A registered region of this client as (mapping, answer of the daemon)."""
-        fd = raw.memfd(size)
+        fd = raw.memfd(size, populated=populated)
         try:
             return mmap.mmap(fd, size), self.register(index, fd, 0, size, shared=shared)
         finally:
@@ -158,13 +158,13 @@ def connect(path, name, timeout=30):
     return client
 
 
-def ranks(sockets, group, name="chaos", memory=REGION_BYTES, **options):
+def ranks(sockets, group, name="chaos", memory=REGION_BYTES, populated=True):
     """A tenant with one rank behind each socket, regions 0 registered: (clients, mappings)."""
     clients = [connect(path, name) for path in sockets]
-    join_all(clients, group, **options)
+    join_all(clients, group)
     mappings = []
     for client in clients:
-        mapping, answer = client.memory(0, memory)
+        mapping, answer = client.memory(0, memory, populated=populated)
         need(answer, "register")
         mappings.append(mapping)
     # A region is usable when its entry is in every rank's map; the daemon tells peers before it answers, but the peers'

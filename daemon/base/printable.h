@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "daemon/base/utf8.h"
+
 namespace mkernel::base {
 
 /// Names are printable ASCII, so that no terminal takes one for a command.
@@ -22,10 +24,10 @@ inline std::optional<std::size_t> first_unprintable(std::string_view name) {
   return std::nullopt;
 }
 
-/// A text of several words keeps to one printable line: each control character, of C0 and of C1 in UTF-8,
-/// becomes a space.
+/// A text of several words keeps to one printable line of UTF-8: each control character, of C0 and of C1,
+/// becomes a space, each byte that belongs to no character a question mark.
 inline std::string one_line(std::string_view text) {
-  std::string line(text);
+  std::string line = valid_utf8(text);
   for (std::size_t i = 0; i < line.size(); ++i) {
     const auto byte = static_cast<unsigned char>(line[i]);
     const auto after = i + 1 < line.size() ? static_cast<unsigned char>(line[i + 1]) : 0U;

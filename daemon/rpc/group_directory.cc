@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "daemon/base/utf8.h"
 #include "daemon/rpc/local_rank.h"
 
 namespace mkernel::rpc {
@@ -287,7 +288,7 @@ void GroupDirectory::announce_gone(const MemberId& id, bool left, const std::str
   gone.set_session(id.key.session);
   gone.set_handle(id.key.handle);
   gone.set_left(left);
-  gone.set_cause(cause);
+  gone.set_cause(base::valid_utf8(cause));
   broadcast(message);
 }
 

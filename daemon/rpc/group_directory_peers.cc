@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/base/printable.h"
+#include "daemon/base/utf8.h"
 #include "daemon/rpc/local_rank.h"
 
 namespace mkernel::rpc {
@@ -113,7 +114,7 @@ void GroupDirectory::on(const PeerInfo& from, const v1::MemberJoined& joined) {
       refused.set_session(joined.session());
       refused.set_handle(joined.handle());
       refused.set_code(static_cast<std::uint32_t>(refusal->code()));
-      refused.set_text(refusal->text());
+      refused.set_text(base::valid_utf8(refusal->text()));
       return bus_->send(from.id, answer);
     }
     if (Local* local = find_local(id.key)) withdraw(*local, *conflict(member, mine));

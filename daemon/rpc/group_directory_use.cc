@@ -1,6 +1,7 @@
 // A formed group in use, and how it ends.
 #include <utility>
 
+#include "daemon/base/utf8.h"
 #include "daemon/rpc/local_rank.h"
 
 namespace mkernel::rpc {
@@ -184,7 +185,7 @@ void GroupDirectory::tell_peers_of_failure(const GroupInstance& instance) {
     failed.set_culprit(failure.culprit);
     failed.set_node(failure.node);
     failed.set_code(static_cast<std::uint32_t>(failure.why.code()));
-    failed.set_text(failure.why.text());
+    failed.set_text(base::valid_utf8(failure.why.text()));
     for (const Member& member : instance.members()) {
       if (member.id.peer != peer) continue;
       v1::MemberRef& ref = *failed.add_members();

@@ -142,6 +142,20 @@ TEST_CASE("fail() reaches every rank once, whoever else finds out at the same ti
   });
 }
 
+// A receiver of protobuf refuses a message with a text that is no UTF-8, and the stream that it came by; said
+// again on the next stream, it broke the link between two daemons for as long as they lived.
+TEST_CASE("a failure that is told in bytes of no text reaches the other nodes") {
+  run_seeds([](unsigned seed) {
+    DirectoryCluster cluster(2, seed);
+    const auto ranks = make_group(cluster, 2, 1);
+    cluster.directory(0).fail(ranks[0]->key, 0, {StatusCode::kAborted, "broken \xff\xc3"});
+    cluster.settle();
+    check_failed_once(ranks, 0, "node0");
+    CHECK(contains(ranks[1]->failure, "broken ??"));
+    CHECK(cluster.dropped.empty());
+  });
+}
+
 TEST_CASE("a rank may leave in peace; who needs it later is told its name") {
   run_seeds([](unsigned seed) {
     DirectoryCluster cluster(2, seed);

@@ -1,0 +1,145 @@
+"""The campaign of tools/chaos can fail: what it watches is broken on purpose, and it says so. And what it did can be done again."""
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from cluster import BIN, PATIENCE, wait_until
+
+CHAOS = pathlib.Path(__file__).resolve().parents[2] / "tools" / "chaos"
+sys.path.insert(0, str(CHAOS))
+
+import cluster_stage  # noqa: E402
+import processes  # noqa: E402
+import tenant  # noqa: E402
+from campaign import Campaign, Skip, Step  # noqa: E402
+
+
+class Log(io.StringIO):
+    """A campaign's log in memory; `name` is where it puts the daemons' logs after a violation."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.name = str(pathlib.Path(folder) / "log")
+
+    def lines(self):
+        return [json.loads(line) for line in self.getvalue().splitlines()]
+
+
+def held_session(channel, path):
+    client = tenant.connect(path, "held")
+    channel.say(ready=client.position == 0)
+    channel.hear(60.0)
+
+
+class Chaos(unittest.TestCase):
+    def run_step(self, function):
+        """The only line that a campaign of one step writes."""
+        with tempfile.TemporaryDirectory() as folder:
+            campaign = Campaign([Step("step", 1, function, ("tcp",))], 1, ["tcp"], Log(folder), False, say=lambda *_: None)
+            try:
+                campaign.run(campaign.plan(), 300, 1, False)
+            finally:
+                campaign.close()
+            (line,) = campaign.log.lines()
+            return line
+
+    def assert_violated(self, function, *texts):
+        line = self.run_step(function)
+        self.assertEqual(line["verdict"], "violated", line)
+        for text in texts:
+            self.assertIn(text, line["why"])
+
+    def test_a_step_that_harms_nobody_holds(self):
+        line = self.run_step(lambda scene: {"said": scene.random.random()})
+        self.assertEqual(line["verdict"], "held", line)
+        self.assertGreaterEqual(line["bystander"]["transfers"], 5)
+
+    def test_a_changed_byte_is_found(self):
+        self.assert_violated(lambda scene: scene.cluster.bystander.say(do="spoil"), "wrong data", "byte 0")
+
+    def test_a_daemon_that_ended_is_found(self):
+        self.assert_violated(lambda scene: scene.cluster.daemons[0].kill(), "tcp0 ended with -9")
+
+    def test_a_group_that_was_lost_is_found(self):
+        def restart_behind_its_back(scene):
+            scene.cluster.daemons[1].kill()
+            scene.cluster.daemons[1].start()
+        self.assert_violated(restart_behind_its_back, "lost its group")
+
+    def test_what_is_not_given_back_is_found(self):
+        patient = cluster_stage.Cluster.check_levels.__defaults__
+        cluster_stage.Cluster.check_levels.__defaults__ = (1.0,)
+        self.addCleanup(setattr, cluster_stage.Cluster.check_levels, "__defaults__", patient)
+        leaked = []
+
+        def leak(scene):
+            leaked.append(scene.spawn(held_session, str(scene.cluster.daemons[0].socket)))
+            leaked[0].hear()
+            scene.children.clear()  # nobody ends it
+        try:
+            self.assert_violated(leak, "not back within 1 s", "tcp0: fds", "sockets")
+        finally:
+            leaked[0].kill()
+
+    def test_a_long_slice_is_found(self):
+        def pretend(scene):
+            said = iter([{"threads": [{"longest_slice_nanoseconds": "10000001"}]}] * 2)
+            scene.cluster.slices_now = lambda daemon: cluster_stage.slices_of(next(said))
+        self.assert_violated(pretend, "threads.0.longest_slice_nanoseconds: 10.0 ms")
+
+    def test_slices_are_read_in_every_unit(self):
+        said = {"a": {"slice_ms": 2}, "slice_longest_us": "5", "slices_over_total": 7, "uptime_seconds": 3}
+        self.assertEqual(cluster_stage.slices_of(said), {"a.slice_ms": 2e6, "slice_longest_us": 5e3})
+
+    def test_a_skip_is_no_violation(self):
+        def skip(scene):
+            raise Skip("not here")
+        self.assertEqual(self.run_step(skip)["why"], "not here")
+
+    def test_the_same_seed_is_the_same_plan(self):
+        steps = [Step(name, weight, lambda scene: {}) for name, weight in (("a", 1), ("b", 2), ("c", 3))]
+        campaigns = [Campaign(steps, seed, ["tcp", "emulated"], Log("."), False) for seed in (1, 1, 2)]
+        plans = [[entry for entry, _ in zip(campaign.plan(), range(50))] for campaign in campaigns]
+        for campaign in campaigns:
+            campaign.close()
+        self.assertEqual(plans[0], plans[1])
+        self.assertNotEqual(plans[0], plans[2])
+        self.assertEqual({name for _, name, _ in plans[0][:3]}, {"a", "b", "c"}, "each step once before any is repeated")
+
+
+class Program(unittest.TestCase):
+    def start(self, log, *arguments):
+        """Its folders are beside the log, so that they go with it however it ends."""
+        return subprocess.Popen([sys.executable, "-B", CHAOS / "run", "--build", BIN, "--log", log, *arguments], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(log.parent)})
+
+    def test_replay_repeats_steps_and_choices(self):
+        with tempfile.TemporaryDirectory() as folder:
+            logs = [pathlib.Path(folder) / name for name in ("first", "again")]
+            steps = ["--steps", "2", "--only", "fault_links,pull_rail", "--transports", "emulated"]
+            for log, arguments in zip(logs, (["--seed", "5", *steps], ["--replay", str(logs[0])])):
+                process = self.start(log, *arguments)
+                out = process.communicate(timeout=4 * PATIENCE)[0]
+                self.assertIn(process.returncode, (0, 1), out)
+            said = [[{k: line.get(k) for k in ("step", "name", "transport", "seed", "detail")} for line in
+                     map(json.loads, log.read_text().splitlines()) if "name" in line] for log in logs]
+            self.assertEqual(len(said[0]), 2)
+            self.assertEqual(said[0], said[1])
+
+    def test_nothing_outlives_a_campaign_that_was_killed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            process = self.start(pathlib.Path(folder) / "log", "--seed", "1", "--only", "stop_client", "--transports", "tcp")
+            children = wait_until(lambda: len(found := processes.descendants(process.pid)) >= 4 and found, "daemons and bystander run")
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            wait_until(lambda: not any(processes.runs(pid) for pid in children), "its processes are gone")
+
+
+if __name__ == "__main__":
+    unittest.main()

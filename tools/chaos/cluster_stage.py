@@ -1,0 +1,194 @@
+"""The daemons of one transport, their bystander, and what must hold of them after every step."""
+import json
+import shutil
+import time
+
+import levels
+from bystander import bystander
+from child import Child, Violation
+from cluster import Daemon, free_ports, wait_until
+
+# A daemon on loopback in a campaign: time runs ten times faster for peers, waits of clients are short, and file descriptors
+# run out where they would on a machine with default limits.
+SETTINGS = {
+    "node": {"socket_mode": "0666"},
+    "peers": {"time_scale": 0.1},
+    "proxy": {"threads": 2},
+    "limits": {"drain_ms": 1000, "hello_timeout_ms": 2000, "join_timeout_ms": 10000},
+    "log": {"level": "warn"},
+}
+NOFILE = 8192
+NODES = {"tcp": 2, "emulated": 3}
+SLICE_LIMIT_NS = 10_000_000  # of a proxy or control thread's processor time, for whatever anybody does
+BACK_WITHIN = 30.0           # seconds until everything is back where it was
+RSS_TOLERANCE, THREAD_TOLERANCE = 64 * levels.MIB, 8
+
+
+# What the names of counters end in, and how many nanoseconds that is.
+UNITS = {"_nanoseconds": 1, "_ns": 1, "_microseconds": 1e3, "_us": 1e3, "_milliseconds": 1e6, "_ms": 1e6, "_seconds": 1e9}
+
+
+def slices_of(status):
+    """{name: nanoseconds} of the daemon's counters of its longest slices; empty where it has none."""
+    found = {}
+
+    def walk(node, path):
+        pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        for key, value in pairs:  # rows of a list go by the name of their thread
+            walk(value, f"{path}.{value.get('thread', key) if isinstance(value, dict) else key}")
+        unit = next((factor for end, factor in UNITS.items() if path.endswith(end)), None)
+        if not pairs and "slice" in path and unit is not None:
+            found[path[1:]] = float(node) * unit
+
+    walk(status, "")
+    return found
+
+
+class Cluster:
+    def __init__(self, kind, folder, seed):
+        self.kind, self.folder, self.seed = kind, folder, seed
+        self.prefix = ["prlimit", f"--nofile={NOFILE}:{NOFILE}"]
+        if shutil.which("setpriv"):
+            self.prefix = ["setpriv", "--pdeathsig", "KILL", *self.prefix]
+        self.daemons, self.before, self.slices, self.bystander, self.life = [], {}, {}, None, 0
+
+    def start(self):
+        count = NODES[self.kind]
+        ports = free_ports(count)
+        for i, port in enumerate(ports):
+            settings = {**SETTINGS, "transport": {"kind": self.kind, "peer_timeout_ms": 5000}}
+            others = [f"127.0.0.1:{p}" for p in ports if p != port]
+            daemon = Daemon(self.folder, f"{self.kind}{i}", port, others, settings, self.prefix)
+            self.daemons.append(daemon)
+        for daemon in self.daemons:
+            daemon.start()
+        self.wait_for_peers()
+        self.bystander = Child(bystander, self.sockets(), f"bystander {self.kind}", f"{self.seed}/{self.kind}")
+        self.bystander.hear()
+        self.check_bystander()
+        self.measure()
+
+    def sockets(self):
+        return [str(d.socket) for d in self.daemons]
+
+    def peer_ports(self, daemon):
+        return [int(str(daemon.sections["peers"]["listen"]).rsplit(":", 1)[1])]
+
+    def data_ports(self, daemon):
+        """Of the tcp transport; the emulated one has none."""
+        return [p for p in levels.listening_ports(daemon.process.pid) if p not in self.peer_ports(daemon)]
+
+    def measure(self, daemons=None):
+        """Takes what the daemons hold now as what they may hold after each step, and leaves their start out of their slices."""
+        for daemon in daemons or self.daemons:
+            self.before[daemon.name] = levels.of(daemon.process.pid)
+            self.slices[daemon.name] = self.slices_now(daemon)
+
+    def slices_now(self, daemon):
+        return slices_of(json.loads(daemon.mkctl("status", "-o", "json", check=False).stdout))
+
+    # --- what must hold -------------------------------------------------------------------------------------------
+
+    def dead(self):
+        """A text for each daemon that has ended."""
+        return [f"{d.name} ended with {d.process.poll()}: {d.tail()[-600:]}" for d in self.daemons
+                if d.process is not None and d.process.poll() is not None]
+
+    def check_alive(self):
+        if dead := self.dead():
+            raise Violation("; ".join(dead))
+
+    def wait_for_peers(self, seconds=20.0):
+        """Every daemon answers and sees every other alive."""
+        for daemon in self.daemons:
+            def seen(d=daemon):
+                self.check_alive()
+                return sum(p["state"] in ("alive", "warn") for p in d.show("peers")) >= len(self.daemons) - 1
+            try:
+                wait_until(seen, f"{daemon.name} sees its peers alive", seconds)
+            except AssertionError as error:
+                peers = [(p["node"], p["state"], p["reason"]) for p in daemon.show("peers")]
+                raise Violation(f"{error}: {peers}") from None
+
+    def check_bystander(self):
+        report = self.bystander.hear_after("check", 60.0)
+        if report["trouble"]:
+            kind, text = report["trouble"]
+            raise Violation(f"bystander of {self.kind}: {'received wrong data' if kind == 'wrong' else 'lost its group'}: {text}")
+        return report
+
+    def reset_bystander(self):
+        """After a step that ended a daemon, and with it the bystander's group. Data that was wrong stays a violation."""
+        report = self.bystander.hear_after("check", 60.0)
+        if report["trouble"] and report["trouble"][0] == "wrong":
+            raise Violation(f"bystander of {self.kind} received wrong data: {report['trouble'][1]}")
+        if not report["trouble"]:
+            raise Violation(f"bystander of {self.kind} did not notice that a daemon of its group ended")
+        self.life += 1
+        self.bystander.say(do="reset", life=self.life)
+        answer = self.bystander.hear(60.0)
+        if not answer["ready"]:
+            raise Violation(f"bystander of {self.kind} finds no group after the restart: {answer['why']}")
+        return report
+
+    def check_slices(self):
+        """The daemons' own counters of their longest slices: the longest since they were measured, None where there is no such
+        counter. One that has grown above the limit is a violation; a sanitizer's build is too slow to compare."""
+        worst = None
+        for daemon in self.daemons:
+            before, self.slices[daemon.name] = self.slices[daemon.name], self.slices_now(daemon)
+            for name, now in self.slices[daemon.name].items():
+                worst = max(worst or 0, now)
+                if now > SLICE_LIMIT_NS and now > before.get(name, 0) and not self.sanitized():
+                    raise Violation(f"{daemon.name} {name}: {now / 1e6:.1f} ms, the limit is {SLICE_LIMIT_NS / 1e6:.0f} ms")
+        return worst
+
+    def sanitized(self):
+        return self.before[self.daemons[0].name].sanitized
+
+    def check_levels(self, seconds=BACK_WITHIN):
+        until, found = time.monotonic() + seconds, []
+        while True:
+            found = [f"{d.name}: {text}" for d in self.daemons
+                     for text in levels.of(d.process.pid).above(self.before[d.name], RSS_TOLERANCE, THREAD_TOLERANCE)]
+            if not found:
+                return {d.name: vars(levels.of(d.process.pid)) for d in self.daemons}
+            if time.monotonic() > until:
+                raise Violation(f"not back within {seconds:.0f} s: " + "; ".join(found))
+            time.sleep(0.05)
+
+    def check(self):
+        """All of it; a dict for the log."""
+        self.check_alive()
+        self.wait_for_peers()
+        report = self.check_bystander()
+        self.check_alive()
+        worst = self.check_slices()
+        now = self.check_levels()
+        self.check_alive()
+        return {"bystander": {k: report[k] for k in ("transfers", "bytes", "worst_ms")}, "levels": now,
+                "longest_slice_ms": "not there" if worst is None else worst / 1e6}
+
+    def restart(self, daemon):
+        """A daemon that has ended comes back, everybody finds it, the bystander forms its group anew."""
+        daemon.start()
+        self.wait_for_peers()
+        report = self.reset_bystander()
+        self.check_bystander()  # it uses everything once, so that all of it is in the levels
+        self.bystander.say(do="go")
+        self.measure([daemon])
+        return report
+
+    def stop(self):
+        problems = []
+        if self.bystander:
+            self.bystander.kill()
+        for daemon in self.daemons:
+            try:
+                status = daemon.stop()
+            except AssertionError as error:
+                problems.append(str(error))
+                continue
+            if status not in (None, 0):
+                problems.append(f"{daemon.name} ended with {status} on SIGTERM: {daemon.tail()[-600:]}")
+        return problems

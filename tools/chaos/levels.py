@@ -1,0 +1,56 @@
+"""What a daemon holds, read from /proc: file descriptors, threads, sockets, shared mappings, memory."""
+import dataclasses
+import pathlib
+
+MIB = 1 << 20
+
+
+@dataclasses.dataclass
+class Levels:
+    fds: int
+    threads: int
+    sockets: int
+    mappings: int
+    rss: int          # bytes that are its own; pages of memfds belong to clients and are not counted
+    sanitized: bool   # a sanitizer's build: its memory says nothing
+
+    def above(self, before, rss_tolerance, thread_tolerance):
+        """What is higher than `before`, as texts."""
+        found = [f"{name} {getattr(self, name)}, before {getattr(before, name)}"
+                 for name in ("fds", "sockets", "mappings") if getattr(self, name) > getattr(before, name)]
+        if self.threads > before.threads + thread_tolerance:
+            found.append(f"threads {self.threads}, before {before.threads} (tolerance {thread_tolerance})")
+        if self.rss > before.rss + rss_tolerance and not self.sanitized:
+            found.append(f"RSS {self.rss / MIB:.1f} MiB, before {before.rss / MIB:.1f} (tolerance {rss_tolerance / MIB:.0f})")
+        return found
+
+
+def of(pid):
+    proc = pathlib.Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+    kilobytes = lambda key: int(status[key].split()[0])
+    links = []
+    for fd in (proc / "fd").iterdir():
+        try:
+            links.append(str(fd.readlink()))
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return Levels(len(links), len(list((proc / "task").iterdir())), sum(link.startswith("socket:") for link in links),
+                  (proc / "maps").read_text().count("memfd:"), 1024 * (kilobytes("RssAnon") + kilobytes("RssFile")),
+                  kilobytes("VmSize") > 1 << 30)
+
+
+def listening_ports(pid):
+    """TCP ports on which the process listens."""
+    proc = pathlib.Path(f"/proc/{pid}")
+    inodes = set()
+    for fd in (proc / "fd").iterdir():
+        try:
+            inodes.add(str(fd.readlink()).removeprefix("socket:[").removesuffix("]"))
+        except FileNotFoundError:
+            pass
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in (proc / "net" / table).read_text().splitlines()[1:]]
+        ports |= {int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
+    return sorted(ports)

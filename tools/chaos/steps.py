@@ -1,0 +1,9 @@
+"""Every step of a campaign, by family."""
+import clock
+import exhaustion
+import floods
+import hostile
+import network
+import processes
+
+STEPS = [*processes.STEPS, *exhaustion.STEPS, *floods.STEPS, *hostile.STEPS, *network.STEPS, *clock.STEPS]

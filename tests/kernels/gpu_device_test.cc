@@ -252,10 +252,15 @@ TEST_CASE("device memory is zeroed, read and written while the default stream is
   constexpr std::uint64_t kBytes = 1 << 20;
   const std::vector<std::byte> dirt(kBytes, std::byte{0xab}), zeros(kBytes);
   Rig rig(6, 2);
+  {
+    DeviceBuffer before = zeroed(kBytes);  // leaves dirt where the next one comes to lie
+    require_ok(before.write(dirt.data(), kBytes));
+  }
+  std::vector<DeviceBuffer> kept;  // to give memory back waits for the whole device
   const test::HeldStream held(nullptr);
   require_ok(held.status());
   for (int round = 0; round < 3; ++round) {
-    DeviceBuffer fresh = zeroed(kBytes);  // at the place of the one before
+    DeviceBuffer& fresh = kept.emplace_back(zeroed(kBytes));
     CHECK(host_copy<std::byte>(fresh, kBytes) == zeros);
     require_ok(fresh.write(dirt.data(), kBytes));
     CHECK(host_copy<std::byte>(fresh, kBytes) == dirt);

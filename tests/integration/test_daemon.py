@@ -46,7 +46,7 @@ class Mkerneld(ClusterTest):
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            self.start_must_fail(Daemon(self.folder, "late", port, []), str(port))
+            self.start_must_fail(Daemon(self.folder, "late", port, ["127.0.0.1:1"]), str(port))
 
     def test_occupied_socket_names_the_holder(self):
         (node,) = self.start_nodes(1)

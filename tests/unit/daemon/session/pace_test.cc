@@ -97,28 +97,28 @@ TEST_CASE(
 TEST_CASE("freeing a dead client's memory costs the control thread nothing") {
   // The review's finding 13: 130 ms for every GiB, in which nobody was answered.
   Harness harness;
-  constexpr std::uint64_t kBytes = std::uint64_t{1} << 30;
+  constexpr std::uint64_t kGibibyte = std::uint64_t{1} << 30;
   std::chrono::nanoseconds before{};
   SUBCASE("a region that was registered") {
     RawClient client(harness.socket());
     REQUIRE(client.hello().status.code == 0);
     REQUIRE(client.join("g", 1, 0).status.code == 0);
-    const ipc::UniqueFd fd = std::move(ipc::create_shared_memory("large", kBytes)).value();
+    const ipc::UniqueFd fd = std::move(ipc::create_shared_memory("large", kGibibyte)).value();
     before = control_time(harness);
-    REQUIRE(client.register_region(fd.get(), 0, 0, kBytes).ok());
+    REQUIRE(client.register_region(fd.get(), 0, 0, kGibibyte).ok());
   }
   SUBCASE("a memfd that came with a request that was refused") {
     RawClient client(harness.socket());
     REQUIRE(client.hello().status.code == 0);
     REQUIRE(client.join("g", 1, 0).status.code == 0);
     before = control_time(harness);
-    ipc::UniqueFd fd = std::move(ipc::create_shared_memory("large", kBytes)).value();
-    REQUIRE(std::move(ipc::Mapping::map(fd.get(), 0, kBytes)).value().populate().ok());
+    ipc::UniqueFd fd = std::move(ipc::create_shared_memory("large", kGibibyte)).value();
+    REQUIRE(std::move(ipc::Mapping::map(fd.get(), 0, kGibibyte)).value().populate().ok());
     auto ask = RawClient::message<abi::RegisterRegion>(MessageType::kRegisterRegion);
     ask.group = client.handle();
     ask.index = 99;
     ask.kind = 1;
-    ask.bytes = kBytes;
+    ask.bytes = kGibibyte;
     const int sent = fd.get();
     REQUIRE(ipc::send_message(client.fd(), ask, {&sent, 1}).ok());
     fd.reset();  // the daemon's is the last, or soon will be

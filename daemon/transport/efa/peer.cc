@@ -190,9 +190,11 @@ std::size_t Peer::poll(Time now, Status& lost) {
     }
     if (count < completions.size()) break;
   }
+  if (!released_.empty() || !attached_.empty()) take_late();
   const auto life = connection_.life();
   mind_silence(events > 0, now);
   lost = connection_.poll(now);
+  if (!late_status_.ok()) lost = late_status_;
   if (connection_.life() != life) {
     forget_epoch();
     ++events;

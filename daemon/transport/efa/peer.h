@@ -88,6 +88,7 @@ class Peer {
   void close_number(Inbound& channel);
   void on_released(std::uint32_t number);
   void attach_waiting();
+  void take_late();
   template <typename T>
   void say(const T& message) {
     context_.say(id_, bytes_of(message));
@@ -134,6 +135,9 @@ class Peer {
       untaken_;                           ///< puts by number, until the peer has taken them
   std::vector<Outbound*> active_, turn_;  ///< may have puts to send; those of this flow()
   std::vector<Inbound*> grown_, to_acknowledge_;
+  std::vector<Attached> attached_;  ///< messages that wait for what arrived before them
+  std::vector<NumberMessage> released_;
+  Status late_status_;                    ///< what was wrong with one of them: the peer is lost
   std::vector<RegionMessage> resolving_;  ///< what is answered when a registration is there
   std::uint32_t next_serial_ = 1, next_grant_ = 1;
   Time heard_{};

@@ -22,13 +22,11 @@ Status Peer::receive_channel(const Message& about, std::span<const std::byte> me
   switch (about.type) {
     case MessageType::kAttach: on_attach(read_as<Attach>(message)); return {};
     case MessageType::kDetach: on_detach(read_as<ChannelMessage>(message)); return {};
-    case MessageType::kReleased:
-      if (about.epoch == connection_.epoch()) on_released(read_as<NumberMessage>(message).number);
-      return {};
+    case MessageType::kReleased: released_.push_back(read_as<NumberMessage>(message)); return {};
     case MessageType::kTaken:
       if (about.epoch == connection_.epoch()) on_taken(read_as<NumberMessage>(message).number);
       return {};
-    case MessageType::kAttached: return on_attached(read_as<Attached>(message));
+    case MessageType::kAttached: attached_.push_back(read_as<Attached>(message)); return {};
     case MessageType::kDetached: on_detached(read_as<ChannelMessage>(message).key); return {};
     case MessageType::kResolve: on_resolve(read_as<RegionMessage>(message)); return {};
     case MessageType::kResolved: on_resolved(read_as<Resolved>(message)); return {};

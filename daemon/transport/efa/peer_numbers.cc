@@ -6,8 +6,8 @@
 //   Released                               ->      has taken all that had arrived by then
 //   counts those puts as taken             <-      Taken
 //
-// Messages are handled after everything that had arrived by then (EfaTransport::poll), so nothing that
-// carries the number comes behind Released.
+// Released, and Attached with a number that had another channel before, are handled after everything that had
+// arrived by then (take_late), so nothing that carries the number in its earlier meaning comes behind them.
 #include <algorithm>
 
 #include "daemon/transport/efa/peer.h"
@@ -69,6 +69,16 @@ void Peer::on_released(std::uint32_t number) {
   if (!numbers_.release(number)) return;
   say(NumberMessage{head(MessageType::kTaken), number, 0});
   attach_waiting();
+}
+
+/// The completion queue has been found empty after these messages came.
+void Peer::take_late() {
+  for (const NumberMessage& message : std::exchange(released_, {})) {
+    if (message.head.epoch == connection_.epoch()) on_released(message.number);
+  }
+  for (const Attached& message : std::exchange(attached_, {})) {
+    if (late_status_.ok()) late_status_ = on_attached(message);
+  }
 }
 
 /// Channels that found all numbers taken, as long as there are some again.

@@ -232,10 +232,8 @@ std::size_t EfaTransport::poll() {
   if (closed_ || context_.sink == nullptr) return 0;
   const Time now = Clock::now();
   std::size_t events = now - looked_ >= kLook ? look_at_devices(now) : 0;
-  // Messages after what has arrived: when a peer says that something is over, all of it has been seen here.
   events += take_registrations();
-  events += poll_peers(now);
-  events += receive_messages(now);
+  events += receive_messages(now) + poll_peers(now);
   events += send_messages();
   if (events > 0) return events;
   // Nothing to do: what comes from here on wakes the owner, and what came meanwhile is found now.

@@ -1,5 +1,6 @@
 // What the conformance suite cannot ask for: regions that go while puts fly, devices that die, a closed
 // security group, and what is registered when.
+#include "daemon/transport/efa/message.h"
 #include "tests/unit/daemon/transport/efa/pair.h"
 
 namespace mkernel::test {
@@ -114,6 +115,12 @@ TEST_CASE("memory that cannot be registered fails its channel, with the limit th
   CHECK(pair.a().channel_status(ends.out).code() == StatusCode::kResourceExhausted);
   CHECK(contains(pair.a().channel_status(ends.out).text(), "registering"));
   CHECK(pair.a().peer_status().ok());
+}
+
+TEST_CASE("the version of its messages is what daemons compare when they greet each other") {
+  TransportPair pair;
+  CHECK(pair.a().transport().message_version() == transport::efa::kMessageVersion);
+  CHECK(transport::efa::kMessageVersion > 0);  // 0 would say that there are no messages
 }
 
 TEST_CASE("hostile messages cost the peer its connection and nobody a crash") {

@@ -12,6 +12,12 @@ using namespace transport::verbs;
 
 constexpr std::uint16_t kTypes[] = {1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 18, 19, 20, 21, 22, 23, 24};
 
+TEST_CASE("the version of its messages is what daemons compare when they greet each other") {
+  TransportPair pair;
+  CHECK(pair.a().transport().message_version() == kMessageVersion);
+  CHECK(kMessageVersion > 0);  // 0 would say that there are no messages
+}
+
 TEST_CASE("bytes that are no message lose the peer, with what is wrong with them") {
   TransportPair pair;
   const std::vector<std::byte> junk(100, std::byte{0x5a});

@@ -83,12 +83,6 @@ Result<Member> member_of(const v1::MemberJoined& joined, transport::PeerId peer,
   if (joined.group().empty() || joined.group().size() >= abi::kNameBytes) {
     return bad("bytes of the group name", joined.group().size(), "1 to " + number(abi::kNameBytes - 1));
   }
-  if (!base::is_printable(joined.group()) || !base::is_printable(joined.client_name())) {
-    return Status(StatusCode::kInvalidArgument,
-                  "member_joined: group and client names are printable ASCII, \"" +
-                      base::one_line(joined.group()) + "\" of \"" + base::one_line(joined.client_name()) +
-                      "\" are not");
-  }
   if (joined.world_size() == 0 || joined.world_size() > abi::kMaxWorldSize) {
     return bad("world_size", joined.world_size(), "1 to " + number(abi::kMaxWorldSize));
   }

@@ -66,9 +66,10 @@ Status register_piece(const Domain& domain, const memory::Region& region, std::u
 
 Registrations::Registrations(Domain domain) : domain_(std::move(domain)) {}
 
-/// Targets go here and now: whoever has their keys may still write.
+/// All of it goes here and now: whoever has a target's key may still write, and a device that has been given
+/// a put may still read its source.
 Registrations::~Registrations() {
-  for (const auto& [region, job] : sources_) drop(job);
+  for (const auto& [region, job] : sources_) job->dropped = true;
   for (const auto& [region, target] : targets_) target.job->dropped = true;
 }
 

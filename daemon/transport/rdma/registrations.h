@@ -51,6 +51,7 @@ struct Domain {
 class Registrations {
  public:
   explicit Registrations(Domain domain);
+  /// When it returns no device reads or writes by their means. May take long.
   ~Registrations();
   Registrations(const Registrations&) = delete;
   Registrations& operator=(const Registrations&) = delete;

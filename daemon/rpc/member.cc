@@ -83,6 +83,8 @@ Result<Member> member_of(const v1::MemberJoined& joined, transport::PeerId peer,
   if (joined.group().empty() || joined.group().size() >= abi::kNameBytes) {
     return bad("bytes of the group name", joined.group().size(), "1 to " + number(abi::kNameBytes - 1));
   }
+  MK_RETURN_IF_ERROR(check_text("group name", joined.group()));
+  MK_RETURN_IF_ERROR(check_text("client name", joined.client_name()));
   if (joined.world_size() == 0 || joined.world_size() > abi::kMaxWorldSize) {
     return bad("world_size", joined.world_size(), "1 to " + number(abi::kMaxWorldSize));
   }
@@ -95,8 +97,6 @@ Result<Member> member_of(const v1::MemberJoined& joined, transport::PeerId peer,
   if (joined.region_capacity() > abi::kMaxRegions) {
     return bad("region_capacity", joined.region_capacity(), "0 to " + number(abi::kMaxRegions));
   }
-  MK_RETURN_IF_ERROR(check_text("group name", joined.group()));
-  MK_RETURN_IF_ERROR(check_text("client name", joined.client_name()));
   if (!joined.secret_hash().empty() && joined.secret_hash().size() != kHashBytes) {
     return bad("bytes of the secret's hash", joined.secret_hash().size(), "0 and " + number(kHashBytes));
   }

@@ -16,7 +16,7 @@ namespace mkernel::client {
 
 /// Shared by a launch and the Pending handles of it.
 struct PendingState {
-  const Home home;
+  const Home home{};
   std::mutex mutex;
   std::condition_variable over;
   bool done = false;

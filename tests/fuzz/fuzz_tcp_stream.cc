@@ -67,6 +67,10 @@ class Handler final : public FrameHandler, public LandingSink {
     story.push_back(line("open", open.key));
     return refused(open.key) ? Status(StatusCode::kInvalidArgument, "refused") : Status();
   }
+  Status on_closed(const ClosedFrame& closed) override {
+    story.push_back(line("closed", closed.key));
+    return {};
+  }
   Status on_held(const HeldFrame& held) override {
     story.push_back(line("held", held.key, held.count));
     return {};
@@ -115,6 +119,7 @@ Reference read_at_once(const std::uint8_t* data, std::size_t size) {
     PutFrame put{};
     switch (type) {
       case FrameType::kOpen: status = handler.on_open(frame_at<OpenFrame>(data)); break;
+      case FrameType::kClosed: status = handler.on_closed(frame_at<ClosedFrame>(data)); break;
       case FrameType::kHeld: status = handler.on_held(frame_at<HeldFrame>(data)); break;
       case FrameType::kRefused: status = handler.on_refused(frame_at<RefusedFrame>(data)); break;
       case FrameType::kPut:

@@ -21,8 +21,19 @@ std::shared_ptr<dataplane::SessionPort> attach(ProxyFixture& node, dataplane::Se
   return session;
 }
 
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kSlow = true;
+#else
+constexpr bool kSlow = false;
+#endif
+
 void check_slices(const ProxyFixture& node) {
   const base::SliceTimes slices = node.proxy.slices();
+  if (kSlow) {
+    MESSAGE("ThreadSanitizer takes many times longer: the longest slice, of " << slices.longest.count()
+                                                                              << " ns, is not judged");
+    return;
+  }
   CAPTURE(slices.longest.count());
   CHECK(slices.over_limit == 0);
 }

@@ -136,7 +136,8 @@ def put_untouched_memory(scene):
     if scene.cluster.sanitized():
         raise Skip("a sanitizer's own memory counts against the limit")
     pair, size = scene.pair(), 384 << 20
-    daemon = next(d for d in scene.cluster.daemons if str(d.socket) == scene.random.choice(pair))
+    limited = scene.random.choice(pair)
+    daemon = next(d for d in scene.cluster.daemons if str(d.socket) == limited)
     with memory_limit(daemon.process.pid, 192 << 20):
         child = scene.spawn(sparse_put, pair, f"sparse {scene.seed}", size, 12, uid=scene.stranger())
         try:

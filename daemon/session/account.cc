@@ -3,8 +3,11 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
+#include <system_error>
 
 #include "daemon/dataplane/ports.h"
 
@@ -45,6 +48,12 @@ struct Taken {
   const Amounts amounts;
 };
 
+std::uint64_t open_fds() {
+  std::error_code error;  // without /proc: none
+  const std::filesystem::directory_iterator fds("/proc/self/fd", error);
+  return error ? 0 : static_cast<std::uint64_t>(std::distance(begin(fds), end(fds)));
+}
+
 }  // namespace
 
 void Ledger::add(const Amounts& more) {
@@ -60,8 +69,8 @@ NodeBudget NodeBudget::of_this_process() {
   rlimit files{};
   const bool known = ::getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY;
   budget.fd_limit = known ? files.rlim_cur : kUnlimited;
-  const std::uint64_t reserve = std::clamp<std::uint64_t>(budget.fd_limit / 8, 64, 1024);
-  budget.fds = budget.fd_limit > reserve ? budget.fd_limit - reserve : 0;
+  const std::uint64_t kept = open_fds() + std::clamp<std::uint64_t>(budget.fd_limit / 8, 64, 1024);
+  budget.fds = budget.fd_limit > kept ? budget.fd_limit - kept : 0;
   std::ifstream file("/proc/sys/vm/max_map_count");
   if (!(file >> budget.map_limit)) budget.map_limit = kDefaultMapLimit;
   budget.mappings = budget.map_limit / 4 * 3;

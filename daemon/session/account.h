@@ -65,9 +65,10 @@ using Charge = std::shared_ptr<const void>;
 
 /// What this process and this kernel leave for sessions, whatever the configuration allows.
 struct NodeBudget {
-  std::uint64_t fds = 0, fd_limit = 0;        ///< RLIMIT_NOFILE less a reserve; the limit itself
+  std::uint64_t fds = 0, fd_limit = 0;  ///< RLIMIT_NOFILE less what is open and a reserve; the limit itself
   std::uint64_t mappings = 0, map_limit = 0;  ///< three quarters of vm.max_map_count; that itself
-  /// As of now. An eighth of the fds (64 to 1,024) is kept for accepting, answering, peers and files.
+  /// As of now. Beside the fds that this process has open already, an eighth of all (64 to 1,024) is kept for
+  /// accepting, answering, peers and files.
   static NodeBudget of_this_process();
 };
 
@@ -119,6 +120,7 @@ class Accounts {
   Result<Charge> take(const Account& account, const Amounts& more);
 
   const NodeBudget& budget() const { return budget_; }
+  void set_budget(const NodeBudget& budget) { budget_ = budget; }
   /// Of [users.default].
   const config::UserLimits& standard() const { return config_.standard; }
   const Ledger& node() const { return *node_ledger_; }
@@ -138,7 +140,7 @@ class Accounts {
   const std::string node_;
   config::Limits limits_;
   config::Users config_;
-  const NodeBudget budget_;
+  NodeBudget budget_;
   std::shared_ptr<Ledger> node_ledger_ = std::make_shared<Ledger>();
   std::map<std::uint32_t, std::shared_ptr<User>> users_;
 };

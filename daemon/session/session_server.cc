@@ -27,7 +27,8 @@ SessionServer::SessionServer(boost::asio::io_context& io, const ServerOptions& o
                 static_cast<std::uint32_t>(std::countr_zero(options.ring_slots)),
                 options.limits,
                 std::move(proxies),
-                Accounts(options.node_name, options.limits, options.users, options.budget)},
+                Accounts(options.node_name, options.limits, options.users, options.budget.value_or(NodeBudget{}))},
+      measure_budget_(!options.budget),
       acceptor_(io),
       timer_(io) {
   services_.gpu_major = options.gpu_major;
@@ -53,6 +54,7 @@ Status SessionServer::start(GroupCoordinator& coordinator) {
   if (!listener.ok()) return listener.status();
   listener_ = std::move(listener).value();
   acceptor_.assign(ipc::UniqueFd(::dup(listener_.fd())).release());
+  if (measure_budget_) services_.accounts.set_budget(NodeBudget::of_this_process());
   wait_for_clients();
   return {};
 }

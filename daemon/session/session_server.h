@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,7 @@ struct ServerOptions {
   ListenerOptions listener;
   config::Limits limits;
   config::Users users;
-  NodeBudget budget = NodeBudget::of_this_process();
+  std::optional<NodeBudget> budget;  ///< none: of this process, as of start()
   unsigned gpu_major = memory::kNvidiaMajor;  ///< memory::RegionRules
   /// Services::rails_near.
   std::function<std::uint32_t(std::uint64_t)> rails_near = [](std::uint64_t) { return 0U; };
@@ -102,6 +103,7 @@ class SessionServer final : public GroupEvents, public Inspector {
 
   const ListenerOptions listener_options_;
   Services services_;
+  const bool measure_budget_;
   Listener listener_;
   boost::asio::posix::stream_descriptor acceptor_;  ///< a second fd of the listener's socket
   boost::asio::steady_timer timer_;

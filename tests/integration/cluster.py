@@ -105,6 +105,10 @@ class Daemon:
     def tail(self):
         return self.log.read_text(errors="replace")[-4000:] if self.log.exists() else ""
 
+    def open_fds(self):
+        """What each fd of the daemon is, for a message."""
+        return subprocess.run(["ls", "-l", f"/proc/{self.process.pid}/fd"], capture_output=True, text=True).stdout
+
     def mkctl(self, *arguments, check=True):
         # A busy machine may take longer than mkctl's own two seconds.
         run = subprocess.run([BIN / "mkctl", "--socket", self.control, "--timeout", str(PATIENCE / 2), *arguments], capture_output=True, text=True,

@@ -71,8 +71,9 @@ TEST_CASE("what a user holds counts over all his sessions and names the table th
 TEST_CASE("fds are counted for sessions, regions and the whole node, and a reserve stays") {
   Harness harness([](ServerOptions& options) {
     options.limits.max_fds = 5;
-    options.budget.fds = 9;
-    options.budget.fd_limit = 100;
+    options.budget = NodeBudget::of_this_process();
+    options.budget->fds = 9;
+    options.budget->fd_limit = 100;
   });
   const auto a = client_of(harness);  // socket, pidfd, one doorbell
   REQUIRE(a->join("a", 1, 0).status.code == 0);
@@ -94,7 +95,8 @@ TEST_CASE("fds are counted for sessions, regions and the whole node, and a reser
 TEST_CASE("channels, daemon memory and mappings are counted for groups") {
   Harness harness([](ServerOptions& options) {
     options.limits.max_channels = 100;
-    options.budget.mappings = 4;
+    options.budget = NodeBudget::of_this_process();
+    options.budget->mappings = 4;
   });
   const auto client = client_of(harness);  // its segment: 1 mapping
   auto join = RawClient::join_message("remote", 33, 0);

@@ -91,6 +91,7 @@ class Chaos(unittest.TestCase):
         def pretend(scene):
             said = iter([{"threads": [{"longest_slice_nanoseconds": "10000001"}]}] * 2)
             scene.cluster.slices_now = lambda daemon: cluster_stage.slices_of(next(said))
+            scene.cluster.sanitized = lambda: False  # whose slices are not judged
         self.assert_violated(pretend, "threads.0.longest_slice_nanoseconds: 10.0 ms")
 
     def test_slices_are_read_in_every_unit(self):

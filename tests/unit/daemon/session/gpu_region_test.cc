@@ -84,7 +84,7 @@ TEST_CASE("a GPU region is shown with its device, accounted, and handed to a ran
 
   b.last_fds().clear();
   CHECK(a.leave().ok());
-  CHECK(gpu_fds() == before);
+  CHECK(eventually([&] { return gpu_fds() == before; }));  // another thread lets go of it
 }
 
 TEST_CASE("plain GPU memory is shown, accounted, and named to a rank of the node") {
@@ -260,7 +260,8 @@ TEST_CASE("kill -9 of its owner makes the daemon let go of GPU memory") {
   int status = 0;
   REQUIRE(::waitpid(owner, &status, 0) == owner);
   CHECK(eventually([&] { return harness.session_count() == 1; }));
-  CHECK(gpu_fds() == before + 1);  // what the peer has mapped is the peer's to give up
+  // What the peer has mapped is the peer's to give up.
+  CHECK(eventually([&] { return gpu_fds() == before + 1; }));
   peer.last_fds().clear();
   CHECK(gpu_fds() == before);
   for (const int fd : {go[0], go[1], ready[0], ready[1]}) ::close(fd);

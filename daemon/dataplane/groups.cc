@@ -20,9 +20,8 @@ Group& GroupTable::add(std::unique_ptr<Group> group) {
   return *groups_.emplace(group->port->key, std::move(group)).first->second;
 }
 
-Group* GroupTable::neighbour(Group& group, std::uint32_t rank) {
+Group* GroupTable::find_neighbour(Group& group, std::uint32_t rank) {
   Group*& known = group.neighbours[rank];
-  if (known != nullptr) return known;
   const GroupPort& port = *group.port;
   if (rank == port.rank) return known = &group;
   Group* const found = find(port.ranks[rank].local_key);

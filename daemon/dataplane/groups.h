@@ -32,9 +32,14 @@ class GroupTable {
 
   /// The group of a rank of this node, as `group` puts to it: the one that has this group among its own
   /// ranks. Null when the rank has left.
-  Group* neighbour(Group& group, std::uint32_t rank);
+  Group* neighbour(Group& group, std::uint32_t rank) {
+    Group* const known = group.neighbours[rank];
+    return known != nullptr ? known : find_neighbour(group, rank);
+  }
 
  private:
+  Group* find_neighbour(Group& group, std::uint32_t rank);
+
   Map groups_;
   std::set<GroupKey> closing_;
   std::uint64_t last_serial_ = 0;

@@ -73,18 +73,22 @@ std::uint64_t LocalDelivery::advance(LocalCopy& copy) {
 }
 
 void LocalDelivery::publish(Outbound& channel, Group& neighbour, std::uint32_t length) {
+  Group& group = *channel.group;
+  GroupPort& port = *neighbour.port;
   const std::uint64_t count = ++channel.completed;
-  const std::size_t arrival = neighbour.channel_index(channel.group->port->rank, channel.lane);
+  const std::size_t arrival = std::size_t{group.port->rank} * port.lanes + channel.lane;
   publish_count(neighbour.arrival_words[arrival], count);
   publish_count(*channel.completed_word, count);
-  --channel.group->in_flight;
+  --group.in_flight;
 
-  for (Counters* counters : {&neighbour.port->channels[arrival], neighbour.session->counters}) {
-    bump(counters->arrivals_total, 1);
-    bump(counters->arrived_bytes_total, length);
-  }
+  const auto arrived = [length](Counters& counters) {
+    bump(counters.arrivals_total, 1);
+    bump(counters.arrived_bytes_total, length);
+  };
+  arrived(port.channels[arrival]);
+  arrived(*neighbour.session->counters);
   bump(channel.counters->completed_total, 1);
-  bump(channel.group->session->counters->completed_total, 1);
+  bump(group.session->counters->completed_total, 1);
 }
 
 }  // namespace mkernel::dataplane

@@ -41,7 +41,8 @@ struct Share {
 
 /// Member must have `Allowance allowance`, `bool in_turn` and `bool throttled`, all the scheduler's own: what
 /// it may still send, whether its turn goes on in the next round, whether its user's rate limit holds it up.
-/// Not owned.
+/// `bool has_work() const` says whether a visit would find something to send; most rounds find nothing, and
+/// what a round costs then is in the latency of every put. Not owned.
 template <typename Member>
 class Scheduler {
  public:
@@ -54,8 +55,8 @@ class Scheduler {
   void remove(Member* member);
   const std::vector<Member*>& members() const { return members_; }
 
-  /// Visits every member once: `serve(member)` sends while member.allowance.left() and returns how it ended.
-  /// `now()` is called only when some user has a rate limit.
+  /// Visits every member with work once: `serve(member)` sends while member.allowance.left() and returns how
+  /// it ended. `now()` is called only when some user has a rate limit.
   template <typename Serve, typename Now>
   void round(Serve&& serve, Now&& now);
 
@@ -79,6 +80,10 @@ class Scheduler {
     std::size_t in_turns = 0;       ///< members whose turn goes on
 
     bool may_send() const { return allowance.left() && (!bucket.limited() || bucket.left().left()); }
+    bool has_work() const {
+      return std::any_of(entries.begin(), entries.end(),
+                         [](const Entry& entry) { return entry.member->has_work(); });
+    }
   };
   /// What a visit to the members of a user came to.
   struct Visit {
@@ -89,6 +94,9 @@ class Scheduler {
     std::size_t first_in_turn = 0;
   };
 
+  void pass_over(User& user);
+  void pass_over(Entry& entry, const User& user);
+  static void recover(Allowance& allowance, const Allowance& quantum);
   template <typename Serve>
   void visit(User& user, Visit& seen, Serve& serve);
   template <typename Serve>
@@ -163,6 +171,10 @@ void Scheduler<Member>::round(Serve&& serve, Now&& now) {
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t at = wrap(first_ + i, count);
     User& user = *users_[at];
+    if (!user.in_turn && !user.has_work()) {
+      pass_over(user);
+      continue;
+    }
     if (!user.in_turn) {
       user.allowance.forfeit();
       user.allowance += quanta(user.weight);
@@ -183,6 +195,29 @@ void Scheduler<Member>::round(Serve&& serve, Now&& now) {
   if (somebody_in_debt && !somebody_could_send) {
     forgive(users_, [](auto& user) { return Ledger{user->allowance, user->weight, user->waiting}; });
   }
+}
+
+/// Of whoever has nothing to send: a quantum pays off a debt, and nothing else is carried over.
+template <typename Member>
+void Scheduler<Member>::recover(Allowance& allowance, const Allowance& quantum) {
+  if (allowance == Allowance{}) return;
+  allowance.forfeit();
+  allowance += quantum;
+  allowance.forfeit();
+}
+
+template <typename Member>
+void Scheduler<Member>::pass_over(User& user) {
+  recover(user.allowance, quanta(user.weight));
+  user.waiting = false;
+  for (Entry& entry : user.entries) pass_over(entry, user);
+}
+
+template <typename Member>
+void Scheduler<Member>::pass_over(Entry& entry, const User& user) {
+  recover(entry.member->allowance, quanta(entry.weight * user.weight));
+  entry.member->throttled = false;
+  entry.waiting = false;
 }
 
 // Those whose turn goes on come first, then the others from where the last visit ended. Who is visited when
@@ -229,6 +264,7 @@ void Scheduler<Member>::visit_member(User& user, std::size_t at, Visit& seen, Se
   Entry& entry = user.entries[at];
   Member& member = *entry.member;
   entry.served = true;
+  if (!member.in_turn && !member.has_work()) return pass_over(entry, user);
   if (member.in_turn) {
     --user.in_turns;
   } else if (user.allowance.left()) {

@@ -65,6 +65,7 @@ struct Session {
   std::uint32_t closing_groups = 0;  ///< taken out of the table, still to be closed
 
   bool has_pending() const { return first != count || copy.running(); }
+  bool has_work() const { return (reading && ring.ready()) || has_pending(); }
 };
 
 }  // namespace mkernel::dataplane

@@ -25,7 +25,9 @@ Turn RingServer::serve(Session& session) {
     if (!session.reading) return Turn::kIdle;
     if (!session.allowance.left()) {
       if (++used_up_turns_ % kDepthEvery == 0) look_at_depth(session);
-      return session.ring.ready() ? Turn::kUsedUp : Turn::kIdle;
+      if (session.ring.ready()) return Turn::kUsedUp;
+      show(session.counters->ring_depth, 0);
+      return Turn::kIdle;
     }
     if (take_batch(session) == 0) {
       show(session.counters->ring_depth, 0);
@@ -35,7 +37,9 @@ Turn RingServer::serve(Session& session) {
   }
 }
 
-std::uint32_t RingServer::take_batch(Session& session) {
+// This and accept() run for every put and have no array that could be overrun: a canary for each of them cost
+// 7 % of all requests.
+[[gnu::no_stack_protector]] std::uint32_t RingServer::take_batch(Session& session) {
   std::uint32_t taken = 0;
   batch_bytes_ = 0;
   abi::WorkSlot slot;
@@ -53,7 +57,7 @@ std::uint32_t RingServer::take_batch(Session& session) {
   return taken;
 }
 
-bool RingServer::accept(Session& session, const abi::WorkSlot& slot) {
+[[gnu::no_stack_protector]] bool RingServer::accept(Session& session, const abi::WorkSlot& slot) {
   const abi::WorkRequest request = abi::decode(slot);
   const SlotFault fault = check_slot(slot, request, session.channels);
   if (fault != SlotFault::kNone) {

@@ -20,6 +20,8 @@ struct Member {
   Allowance allowance;
   bool in_turn = false;
   bool throttled = false;
+
+  bool has_work() const { return backlog > 0; }
 };
 
 /// A transport that takes `capacity` puts before it refuses.

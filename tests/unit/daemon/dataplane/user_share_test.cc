@@ -17,12 +17,14 @@ using std::chrono::seconds;
 /// A session with an endless backlog of puts of one size.
 struct Flow {
   std::uint64_t put_bytes = 0;
-  bool has_work = true;
+  bool busy = true;
   std::uint64_t sent_bytes = 0;
   std::uint64_t sent_puts = 0;
   Allowance allowance;
   bool in_turn = false;
   bool throttled = false;
+
+  bool has_work() const { return busy; }
 };
 
 /// A wire that takes what it can move: time passes with every put.
@@ -33,7 +35,7 @@ struct TimedWire {
   std::uint64_t room = ~0ULL;
 
   Turn serve(Flow& flow) {
-    while (flow.has_work) {
+    while (flow.busy) {
       if (!flow.allowance.left()) return Turn::kUsedUp;
       if (room == 0) return Turn::kRefused;
       --room;
@@ -228,14 +230,14 @@ TEST_CASE("a rate limit saves up a little and no more, and a put beyond it is pa
 
   Users quiet;
   Flow& rested = quiet.add({.user = 1, .bytes_per_second = 100'000'000}, 1000);
-  rested.has_work = false;
+  rested.busy = false;
   quiet.round();
   quiet.now += seconds(60);
-  rested.has_work = true;
+  rested.busy = true;
   for (int i = 0; i < 1000; ++i) quiet.round();
   CHECK(rested.sent_bytes >= 1'000'000);
   CHECK(rested.sent_bytes <= 3'000'000);  // 20 ms of its rate
-  rested.has_work = false;
+  rested.busy = false;
   quiet.round();
   CHECK_FALSE(rested.throttled);
 }
@@ -262,7 +264,7 @@ TEST_CASE("members come and go in the middle of their turns") {
       out.push_back(in[at]);
       in.erase(in.begin() + static_cast<std::ptrdiff_t>(at));
     }
-    for (Flow* flow : in) flow->has_work = random() % 4 != 0;
+    for (Flow* flow : in) flow->busy = random() % 4 != 0;
     users.wire.room = random() % 40;
     users.now += microseconds(random() % 100);
     users.round();

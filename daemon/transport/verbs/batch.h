@@ -23,9 +23,9 @@ class Batch {
   /// A write of [address, +length) with `lkey`. There is room.
   void write(std::uint64_t address, std::uint32_t lkey, std::uint32_t length, std::uint64_t remote,
              std::uint32_t rkey, bool in_line) {
-    ibv_sge& piece = pieces_[used_];
+    ibv_send_wr& request = requests_[used_];
+    ibv_sge& piece = pieces_.data()[used_++];  // there are as many
     piece = {address, length, lkey};
-    ibv_send_wr& request = requests_[used_++];
     request.sg_list = &piece;
     request.num_sge = length > 0 ? 1 : 0;
     request.opcode = IBV_WR_RDMA_WRITE;
@@ -36,10 +36,12 @@ class Batch {
 
   /// The requests as a chain, of which the last one is reported. Not empty.
   ibv_send_wr* chain() {
-    for (std::uint32_t i = 0; i + 1 < used_; ++i) requests_[i].next = &requests_[i + 1];
-    requests_[used_ - 1].next = nullptr;
-    requests_[used_ - 1].send_flags |= IBV_SEND_SIGNALED;
-    return requests_.data();
+    ibv_send_wr* const first = requests_.data();  // write() has checked each index
+    ibv_send_wr* const last = first + used_ - 1;
+    for (ibv_send_wr* one = first; one < last; ++one) one->next = one + 1;
+    last->next = nullptr;
+    last->send_flags |= IBV_SEND_SIGNALED;
+    return first;
   }
 
  private:

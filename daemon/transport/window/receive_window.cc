@@ -26,13 +26,14 @@ ReceiveWindow::Announced ReceiveWindow::announce(WireSequence wire) const {
 
 bool ReceiveWindow::accept(std::uint64_t number) {
   if (judge(number).verdict != Verdict::kNew) return false;
+  std::uint64_t* const bitmap = bitmap_.data();
   const std::uint64_t bit = number & mask_;
-  bitmap_[bit >> 6] |= 1ULL << (bit & 63U);
+  bitmap[bit >> 6] |= 1ULL << (bit & 63U);
   const std::uint64_t before = prefix_;
   while (held(prefix_ + 1)) {
     ++prefix_;
     const std::uint64_t freed = prefix_ & mask_;
-    bitmap_[freed >> 6] &= ~(1ULL << (freed & 63U));
+    bitmap[freed >> 6] &= ~(1ULL << (freed & 63U));
   }
   return prefix_ > before;
 }

@@ -56,9 +56,10 @@ class ReceiveWindow {
   std::uint32_t capacity() const { return capacity_; }
 
  private:
+  // The mask keeps every bit within the bitmap: data() saves the check of each index.
   bool held(std::uint64_t number) const {
     const std::uint64_t bit = number & mask_;
-    return ((bitmap_[bit >> 6] >> (bit & 63U)) & 1U) != 0;
+    return ((bitmap_.data()[bit >> 6] >> (bit & 63U)) & 1U) != 0;
   }
   Announced judge(std::uint64_t number) const;
 

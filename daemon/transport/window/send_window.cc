@@ -13,7 +13,7 @@ SendWindow::SendWindow(std::uint32_t capacity)
 bool SendWindow::push(const Put& put, Time now) {
   if (full() || put.sequence != next_sequence()) return false;
   ++submitted_;
-  ring_[submitted_ & mask_] = Entry{put, now};
+  ring_.data()[submitted_ & mask_] = Entry{put, now};
   return true;
 }
 
@@ -37,7 +37,7 @@ bool SendWindow::resume(std::uint64_t held) {
 
 std::optional<SendWindow::Time> SendWindow::oldest() const {
   if (empty()) return std::nullopt;
-  return ring_[(acknowledged_ + 1) & mask_].pushed;
+  return entry(acknowledged_ + 1).pushed;
 }
 
 }  // namespace mkernel::transport

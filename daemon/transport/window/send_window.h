@@ -43,7 +43,7 @@ class SendWindow {
   void mark_sent();
 
   /// A put in flight: acknowledged() < number <= submitted().
-  const Put& at(std::uint64_t number) const { return ring_[number & mask_].put; }
+  const Put& at(std::uint64_t number) const { return entry(number).put; }
 
   /// The receiver has published the first `count` puts. False, nothing changed, for a count that goes back or
   /// beyond what any path was given: the peer is then confused or hostile.
@@ -61,6 +61,9 @@ class SendWindow {
     Put put;
     Time pushed;
   };
+
+  // The mask keeps every number within the ring: data() saves the check of each index.
+  const Entry& entry(std::uint64_t number) const { return ring_.data()[number & mask_]; }
 
   std::uint32_t capacity_;
   std::uint64_t mask_;

@@ -11,6 +11,7 @@
 #include "daemon/rpc/grpc_call.h"
 #include "daemon/rpc/grpc_status.h"
 #include "daemon/rpc/local_end.h"
+#include "daemon/rpc/peer_acceptor.h"
 #include "daemon/transport/transport.h"
 
 namespace mkernel::rpc {
@@ -152,6 +153,7 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
         if (const auto call = weak.lock()) call->cancel();
       }
     }
+    acceptor_.reset();
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
     for (Gate* gate : {dialled_gate_.get(), accepted_gate_.get()}) gate->wait_empty(std::chrono::hours(1));
   }
@@ -160,26 +162,27 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
     const auto colon = address.rfind(':');
     if (colon == std::string::npos)
       return Status(StatusCode::kInvalidArgument, address + " is not host:port");
-    accept_ = std::make_shared<Accept>(std::move(accept));
-    grpc::ServerBuilder builder;
-    // Without this two daemons could share one port, and each would get half of the calls.
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, static_cast<int>(kSilence.count()));
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(kSilence.count()));
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 2);  // a peer has one call on a connection
-    builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-    int port = 0;
-    builder.AddListeningPort(config::pinned(address), credentials_.server, &port);
-    builder.RegisterService(static_cast<v1::Peer::CallbackService*>(this));
-    server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port == 0) {
+    AcceptorLimits limits;
+    limits.patience = kSilence;
+    auto acceptor = PeerAcceptor::bind(io_, address, tls_, limits);
+    if (!acceptor.ok()) {
       const std::uint16_t wanted = port_of(address);
       const std::string holder = wanted == 0 ? "" : base::port_holder(wanted);
-      if (holder.empty()) return Status(StatusCode::kUnavailable, "cannot listen for peers on " + address);
-      return Status(StatusCode::kAlreadyExists, "cannot listen for peers on " + address + holder);
+      if (!holder.empty()) {
+        return Status(StatusCode::kAlreadyExists, "cannot listen for peers on " + address + holder);
+      }
+      return Status(StatusCode::kUnavailable,
+                    "cannot listen for peers on " + address + ": " + acceptor.status().text());
     }
-    port_ = static_cast<std::uint16_t>(port);
-    return address.substr(0, colon + 1) + std::to_string(port);
+    MK_RETURN_IF_ERROR(start_server(std::move(accept)));
+    acceptor_ = std::move(acceptor).value();
+    port_ = acceptor_->port();
+    acceptor_->start([this](ipc::UniqueFd connection) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters taken;
+      taken.fd = connection.release();
+      door_->HandleNewConnection(&taken);
+    });
+    return address.substr(0, colon + 1) + std::to_string(port_);
   }
 
   std::shared_ptr<PeerStream> dial(const std::string& address) override {
@@ -200,6 +203,22 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
   }
 
  private:
+  /// gRPC's server, which does not listen: it gets connections from the acceptor.
+  Status start_server(Accept accept) {
+    using Kind = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+    accept_ = std::make_shared<Accept>(std::move(accept));
+    grpc::ServerBuilder builder;
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, static_cast<int>(kSilence.count()));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(kSilence.count()));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 2);  // a peer has one call on a connection
+    builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    door_ = builder.experimental().AddExternalConnectionAcceptor(Kind::FROM_FD, credentials_.server);
+    builder.RegisterService(static_cast<v1::Peer::CallbackService*>(this));
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr) return {StatusCode::kUnavailable, "gRPC's server did not start"};
+    return {};
+  }
+
   ServerBase* Link(grpc::CallbackServerContext* context) override {
     const auto outlet = std::make_shared<Outlet>(io_);
     const auto call = std::make_shared<AcceptedCall>(outlet, accepted_gate_);
@@ -223,7 +242,9 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
   const std::shared_ptr<Gate> accepted_gate_ = std::make_shared<Gate>();
   std::shared_ptr<Accept> accept_;
   std::vector<std::weak_ptr<DialledCall>> dialled_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> door_;  ///< into the server
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<PeerAcceptor> acceptor_;
 };
 
 }  // namespace

@@ -113,6 +113,11 @@ class RawClient:
         offset = struct.unpack_from("<Q", self.segment, 32)[0]
         return struct.unpack_from("<Q", self.segment, offset + 8 * (source * lanes + lane))[0]
 
+    def region_bytes(self, rank, index=0):
+        """As the other ranks of the group see the region; 0 until the daemon has told this rank of it."""
+        capacity, offset = struct.unpack_from("<I", self.segment, 20)[0], struct.unpack_from("<Q", self.segment, 56)[0]
+        return struct.unpack_from("<Q", self.segment, offset + 16 * (rank * capacity + index))[0]
+
     def end_of_session(self):
         """Text of the SessionEnded event, after which the daemon closes."""
         answer = self.receive()

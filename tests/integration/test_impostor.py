@@ -122,6 +122,8 @@ class Impostor(ClusterTest):
             fd = raw.memfd(REGION_BYTES)
             self.memory.append(raw.mmap.mmap(fd, REGION_BYTES))
             self.assertEqual(rank.register(0, fd, 0, REGION_BYTES)[1], 0)
+        for i, rank in enumerate(self.ranks):
+            wait_until(lambda: rank.region_bytes(1 - i) == REGION_BYTES, "each rank knows the other's region")
         # The listener is the end with the larger boot id; the impostor plays the other.
         self.victim = 0 if self.boot[0] > self.boot[1] else 1
         self.peer = 1 - self.victim

@@ -2,7 +2,9 @@
 #include "daemon/transport/rdma/registrations.h"
 
 #include <doctest/doctest.h>
+#include <poll.h>
 
+#include <chrono>
 #include <memory>
 #include <thread>
 
@@ -145,6 +147,31 @@ TEST_CASE("what cannot be registered is refused with the reason") {
 /// Until the registrar has called something.
 void await(Registrar& registrar) {
   while (registrar.run() == 0) std::this_thread::yield();
+}
+
+bool readable(int fd) {
+  pollfd wanted{fd, POLLIN, 0};
+  return ::poll(&wanted, 1, 0) > 0;
+}
+
+// Its fd once stayed readable from the first registration on: a proxy thread that slept on it never slept
+// again.
+TEST_CASE("the registrar's fd is readable for what is to be called, and quiet when that has been called") {
+  const auto registrar = Registrar::make().value();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto in_time = [&] { return std::chrono::steady_clock::now() < deadline; };
+  CHECK_FALSE(readable(registrar->event_fd()));
+  for (int round = 0; round < 1000 && in_time(); ++round) {
+    int called = 0;
+    registrar->post([] {}, [&] { ++called; });
+    if (round % 2 == 0) {  // else the work may be called before the fd is written to
+      while (!readable(registrar->event_fd()) && in_time()) std::this_thread::yield();
+    }
+    while (called == 0 && in_time()) registrar->run();
+    while (readable(registrar->event_fd()) && in_time()) CHECK(registrar->run() == 0);
+    REQUIRE(called == 1);
+  }
+  CHECK(in_time());
 }
 
 TEST_CASE("a large region is registered on another thread, and given back there") {

@@ -223,6 +223,24 @@ TEST_CASE("keys that somebody may still use go before the call returns, however 
   }
 }
 
+TEST_CASE("what the other thread has still to give back is gone when the registrations are") {
+  const Nic nic;
+  const auto registrar = Registrar::make().value();
+  const auto region = std::make_shared<memory::Region>(host_region(2 * kAtOnceBytes));
+  const auto other = std::make_shared<memory::Region>(host_region(2 * kAtOnceBytes));
+  {
+    auto registrations = nic.with_chunks(kAtOnceBytes, registrar.get());
+    while (registrations.target(*region).value() == nullptr) await(*registrar);
+    nic.fabric_hold(kAtOnceBytes);
+    CHECK(registrations.source(*other).value() == nullptr);  // the thread is busy with it
+    registrations.release(*region);
+    CHECK(registrations.leaving(*region));
+    CHECK(nic.fabric.registered("mlx5_0") == 2 * kAtOnceBytes);
+  }
+  CHECK(nic.fabric.registered("mlx5_0") == 0);
+  nic.fabric_hold(0);
+}
+
 TEST_CASE("a region that goes while it is being registered lives for as long as that takes") {
   const Nic nic;
   const auto registrar = Registrar::make().value();

@@ -28,18 +28,13 @@ Registrar::~Registrar() {
   stop();
 }
 
-/// The fd is read only when it was written to since the last time: run() is called in every poll of the
-/// transport and must cost no system call. It is read before the mailbox is looked at, so that whatever it
-/// was written for is called now. A write that comes after its work has been called is read by the next
-/// run().
-std::size_t Registrar::run() {
-  const std::uint64_t rung = rung_.load(std::memory_order_acquire);
-  if (rung != heard_) {
-    heard_ = rung;
-    finished_.end_sleep();
-    finished_.begin_sleep();
-  }
-  return finished_.run();
+/// Reads the fd, which was written to since the last time: run() is called in every poll of the transport and
+/// must cost no system call without that. It is read before the mailbox is looked at, so that whatever it was
+/// written for is called now. A write that comes after its work has been called is read by the next run().
+void Registrar::hear(std::uint64_t rung) {
+  heard_ = rung;
+  finished_.end_sleep();
+  finished_.begin_sleep();
 }
 
 void Registrar::stop() {

@@ -29,7 +29,11 @@ class Registrar {
   void post(std::function<void()> work, std::function<void()> done);
   /// Calls what is done. Returns how many. To be called whenever event_fd() is readable: only this makes it
   /// quiet again.
-  std::size_t run();
+  std::size_t run() {
+    const std::uint64_t rung = rung_.load(std::memory_order_acquire);
+    if (rung != heard_) hear(rung);
+    return finished_.has_work() ? finished_.run() : 0;
+  }
   /// Waits for the work that is being done, and drops what has not begun. From then on post() does everything
   /// at once.
   void stop();
@@ -43,6 +47,7 @@ class Registrar {
   };
 
   Registrar();
+  void hear(std::uint64_t rung);
   void work();
 
   base::Mailbox finished_;

@@ -147,6 +147,23 @@ TEST_CASE("a transport that was closed says nothing any more") {
   CHECK(pair.b().violation() == "");
 }
 
+// A proxy thread sleeps on the event fd: one that stays readable costs a core, and nothing else shows it.
+TEST_CASE("an owner that has nothing left to do sleeps, also when large regions were used") {
+  TransportPair pair;
+  for (Node* const node : {&pair.a(), &pair.b()}) {
+    pair.stream(*node, 20, 2, 4U << 20, always(4U << 20));
+    pair.stream(*node, 100, 16, 2048, always(2048));
+  }
+  CHECK(pair.run(Threads::kOne) == "");
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+  int turns = 0;  // each ends with a wait for the fds of both
+  pair.run_until([&] {
+    ++turns;
+    return std::chrono::steady_clock::now() > end;
+  });
+  CHECK(turns < 200);
+}
+
 TEST_CASE("set_link is for fabrics that emulate") {
   TransportPair pair;
   const Status status = pair.a().transport().set_link(pair.a().peer(), LinkShape{});

@@ -91,8 +91,9 @@ bool Peer::holds(const memory::Region& region) const {
            std::find(channel.sources.begin(), channel.sources.end(), &region) != channel.sources.end();
   };
   const auto takes = [&](const auto& entry) {
-    const auto& grants = entry.second->grants;
-    return std::any_of(grants.begin(), grants.end(),
+    const Inbound& channel = *entry.second;
+    if (channel.memory && channel.memory->leaving(region)) return true;
+    return std::any_of(channel.grants.begin(), channel.grants.end(),
                        [&](const Grant& grant) { return grant.region == &region; });
   };
   return std::any_of(outbound_.begin(), outbound_.end(), reads) ||
@@ -123,12 +124,14 @@ void Peer::forget_epoch() {
   active_.clear();
   grown_.clear();
   to_acknowledge_.clear();
+  resolving_.clear();
   outstanding_ = 0;
   for (auto& [key, channel] : outbound_) {
     channel->index.reset();
     channel->flying = 0;
     channel->outstanding = 0;
     channel->accused = false;
+    channel->source_pending = false;
     channel->targets.clear();
     channel->memory.reset();
     confirm_revoked(*channel);

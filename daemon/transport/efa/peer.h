@@ -69,6 +69,7 @@ class Peer {
   void on_revoked(const RegionMessage& message);
   void on_resolve(const RegionMessage& message);
   void on_resolved(const Resolved& message);
+  void answer_later(const RegionMessage& message);
   /// None: the region is being registered.
   Result<std::optional<Resolved>> resolve(Inbound& channel, std::uint32_t region);
   void attach(Inbound& channel, std::uint32_t serial);

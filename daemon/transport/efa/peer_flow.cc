@@ -52,12 +52,11 @@ std::size_t Peer::send_acknowledgements(Time now) {
   return sent;
 }
 
-/// With the device of the connection. There is one. Regions are registered at once: on the registrar's thread
-/// a connection that was cut again and again came up no more (conformance suite under ThreadSanitizer, "many
-/// cuts at random moments").
+/// With the device of the connection. There is one.
 rdma::Registrations& Peer::memory_of(ChannelMemory& memory) {
+  if (memory) return *memory;  // asked for every put
   const Queue& queue = *connection_.queue();
-  return memory_on(queue.device(), queue.pd(), nullptr, memory);
+  return memory_on(queue.device(), queue.pd(), context_.registrar.get(), memory);
 }
 
 RemoteRegion* Peer::locate(Outbound& channel, std::uint32_t region) {

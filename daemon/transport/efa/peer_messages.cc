@@ -136,9 +136,17 @@ void Peer::on_resolve(const RegionMessage& message) {
   // Of a connection that is over: it asks again over the next one, which may end at another device.
   if (message.head.epoch != connection_.epoch() || connection_.queue() == nullptr) return;
   const auto resolved = resolve(*channel, message.region);
-  if (resolved.ok() && !resolved.value()) return resolving_.push_back(message);
+  if (resolved.ok() && !resolved.value()) return answer_later(message);
   if (resolved.ok()) return say(*resolved.value());
   say(refusal(head(MessageType::kRefused), resolved.status(), message.key));
+}
+
+/// Once, however often the peer asks.
+void Peer::answer_later(const RegionMessage& message) {
+  const auto same = [&](const RegionMessage& one) {
+    return one.key == message.key && one.region == message.region;
+  };
+  if (std::none_of(resolving_.begin(), resolving_.end(), same)) resolving_.push_back(message);
 }
 
 Result<std::optional<Resolved>> Peer::resolve(Inbound& channel, std::uint32_t region) {

@@ -28,6 +28,15 @@ Registrar::~Registrar() {
   stop();
 }
 
+/// Reads the fd, which was written to since the last time: run() is called in every poll of the transport and
+/// must cost no system call without that. It is read before the mailbox is looked at, so that whatever it was
+/// written for is called now. A write that comes after its work has been called is read by the next run().
+void Registrar::hear(std::uint64_t rung) {
+  heard_ = rung;
+  finished_.end_sleep();
+  finished_.begin_sleep();
+}
+
 void Registrar::stop() {
   if (!thread_.joinable()) return;
   {
@@ -63,7 +72,10 @@ void Registrar::work() {
     held.unlock();
     item.work();
     item.work = {};  // what it holds goes here
-    if (item.done) finished_.post(std::move(item.done));
+    if (item.done) {
+      finished_.post(std::move(item.done));
+      rung_.fetch_add(1, std::memory_order_release);
+    }
     held.lock();
   }
 }

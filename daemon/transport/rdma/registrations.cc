@@ -67,8 +67,13 @@ Status register_piece(const Domain& domain, const memory::Region& region, std::u
 Registrations::Registrations(Domain domain) : domain_(std::move(domain)) {}
 
 /// All of it goes here and now: whoever has a target's key may still write, and a device that has been given
-/// a put may still read its source.
+/// a put may still read its source. What the registrar is giving back is waited for, and what it has not
+/// begun to give back goes here.
 Registrations::~Registrations() {
+  for (const auto& [region, job] : leaving_) {
+    const std::lock_guard held(job->giving_back);
+    job->made = {};
+  }
   for (const auto& [region, job] : sources_) job->dropped = true;
   for (const auto& [region, target] : targets_) target.job->dropped = true;
 }
@@ -110,7 +115,10 @@ void Registrations::leave(const std::shared_ptr<Job>& job) {
   }
   job->domain.registrar->post(
       [job] {
-        job->made = {};
+        {
+          const std::lock_guard held(job->giving_back);
+          job->made = {};
+        }
         job->owner.reset();  // the last reference frees the memory, which takes long too
       },
       [job] { job->state = Job::State::kGone; });

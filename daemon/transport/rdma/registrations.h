@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -86,8 +87,8 @@ class Registrations {
   std::uint64_t generation() const { return generation_; }
 
  private:
-  /// One registration, from the wish to the end. The two threads hand it to each other; `dropped` alone is
-  /// for both at a time.
+  /// One registration, from the wish to the end. The two threads hand it to each other; `dropped` is for both
+  /// at a time, and so is `made` while it is given back.
   struct Job {
     enum class State { kMaking, kReady, kGone };
     Domain domain;  ///< first: goes last
@@ -97,6 +98,7 @@ class Registrations {
     Registration made;
     Status status;
     std::atomic<bool> dropped{false};  ///< nobody waits for it any more
+    std::mutex giving_back;            ///< held by whoever empties `made`
   };
   using Jobs = std::unordered_map<const memory::Region*, std::shared_ptr<Job>>;
   struct Counted {

@@ -2,7 +2,9 @@
 #include "daemon/transport/rdma/registrations.h"
 
 #include <doctest/doctest.h>
+#include <poll.h>
 
+#include <chrono>
 #include <memory>
 #include <thread>
 
@@ -147,6 +149,31 @@ void await(Registrar& registrar) {
   while (registrar.run() == 0) std::this_thread::yield();
 }
 
+bool readable(int fd) {
+  pollfd wanted{fd, POLLIN, 0};
+  return ::poll(&wanted, 1, 0) > 0;
+}
+
+// Its fd once stayed readable from the first registration on: a proxy thread that slept on it never slept
+// again.
+TEST_CASE("the registrar's fd is readable for what is to be called, and quiet when that has been called") {
+  const auto registrar = Registrar::make().value();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto in_time = [&] { return std::chrono::steady_clock::now() < deadline; };
+  CHECK_FALSE(readable(registrar->event_fd()));
+  for (int round = 0; round < 1000 && in_time(); ++round) {
+    int called = 0;
+    registrar->post([] {}, [&] { ++called; });
+    if (round % 2 == 0) {  // else the work may be called before the fd is written to
+      while (!readable(registrar->event_fd()) && in_time()) std::this_thread::yield();
+    }
+    while (called == 0 && in_time()) registrar->run();
+    while (readable(registrar->event_fd()) && in_time()) CHECK(registrar->run() == 0);
+    REQUIRE(called == 1);
+  }
+  CHECK(in_time());
+}
+
 TEST_CASE("a large region is registered on another thread, and given back there") {
   const Nic nic;
   const auto registrar = Registrar::make().value();
@@ -194,6 +221,24 @@ TEST_CASE("keys that somebody may still use go before the call returns, however 
     CHECK(nic.fabric.registered("mlx5_0") == 0);
     CHECK_FALSE(registrations.leaving(*region));
   }
+}
+
+TEST_CASE("what the other thread has still to give back is gone when the registrations are") {
+  const Nic nic;
+  const auto registrar = Registrar::make().value();
+  const auto region = std::make_shared<memory::Region>(host_region(2 * kAtOnceBytes));
+  const auto other = std::make_shared<memory::Region>(host_region(2 * kAtOnceBytes));
+  {
+    auto registrations = nic.with_chunks(kAtOnceBytes, registrar.get());
+    while (registrations.target(*region).value() == nullptr) await(*registrar);
+    nic.fabric_hold(kAtOnceBytes);
+    CHECK(registrations.source(*other).value() == nullptr);  // the thread is busy with it
+    registrations.release(*region);
+    CHECK(registrations.leaving(*region));
+    CHECK(nic.fabric.registered("mlx5_0") == 2 * kAtOnceBytes);
+  }
+  CHECK(nic.fabric.registered("mlx5_0") == 0);
+  nic.fabric_hold(0);
 }
 
 TEST_CASE("a region that goes while it is being registered lives for as long as that takes") {

@@ -21,13 +21,14 @@ constexpr std::size_t kWaitingRoom = 64;
 SessionServer::SessionServer(boost::asio::io_context& io, const ServerOptions& options,
                              std::vector<dataplane::Proxy*> proxies)
     : listener_options_(options.listener),
-      services_{io,
-                options.node_name,
-                options.boot_id,
-                static_cast<std::uint32_t>(std::countr_zero(options.ring_slots)),
-                options.limits,
-                std::move(proxies),
-                Accounts(options.node_name, options.limits, options.users, options.budget.value_or(NodeBudget{}))},
+      services_{
+          io,
+          options.node_name,
+          options.boot_id,
+          static_cast<std::uint32_t>(std::countr_zero(options.ring_slots)),
+          options.limits,
+          std::move(proxies),
+          Accounts(options.node_name, options.limits, options.users, options.budget.value_or(NodeBudget{}))},
       measure_budget_(!options.budget),
       acceptor_(io),
       timer_(io) {

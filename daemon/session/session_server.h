@@ -30,7 +30,7 @@ struct ServerOptions {
   ListenerOptions listener;
   config::Limits limits;
   config::Users users;
-  std::optional<NodeBudget> budget;  ///< none: of this process, as of start()
+  std::optional<NodeBudget> budget;           ///< none: of this process, as of start()
   unsigned gpu_major = memory::kNvidiaMajor;  ///< memory::RegionRules
   /// Services::rails_near.
   std::function<std::uint32_t(std::uint64_t)> rails_near = [](std::uint64_t) { return 0U; };

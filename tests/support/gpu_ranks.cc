@@ -10,6 +10,12 @@ GpuRanks::GpuRanks(const FabricOptions& fabric, const GemmShape& shape, const Ma
   require_ok(each([&](int rank) { return make_rank(rank, shape, make); }));
   const auto workspace = require(world_->symmetric(operation(0).requirements().workspace_bytes));
   require_ok(each([&](int rank) { return operation(rank).bind(world_->group(rank), workspace[rank], 0); }));
+  // The first launch of a kernel loads it, and a load waits for what runs on the GPU: for ranks that wait for
+  // this one.
+  require_ok(each([&](int rank) -> Status {
+    MK_RETURN_IF_ERROR(fill(rank, 0));
+    return stream(rank).synchronize();
+  }));
 }
 
 Status GpuRanks::make_rank(int rank, const GemmShape& shape, const Make& make) {

@@ -72,7 +72,7 @@ class Walker:
 
     def put(self, member, bad):
         """A burst, up to two batches of the daemon's. Bad: one of its slots is nonsense."""
-        count = self.chance.choice((1, 2, 31, 32, 33, 64))
+        count = self.chance.choice((1, 2, 32, 33, 64, 64))
         lanes = self.chance.choice((1, LANES))
         targets = self.chance.choice(([self.chance.randrange(member.world)], range(member.world)))
         nonsense = self.chance.randrange(count) if bad else None
@@ -154,7 +154,7 @@ class SessionWalk(ClusterTest):
         chance = random.Random(seed)
         # A small window: whoever sends a burst to a daemon that stands still is refused in the middle of it. Puts to a rank
         # that has left never complete, and who takes their source away waits for drain_ms.
-        nodes = self.start_nodes(2, {"transport": {"kind": transport}, "transport.tcp": {"window": 8}, "limits": {"drain_ms": 200}})
+        nodes = self.start_nodes(2, {"transport": {"kind": transport}, "transport.tcp": {"window": 8}, "limits": {"drain_ms": 30}})
         bystander = Bystander(self, nodes)
         bystander.transfer()
         before = [settled_fds(node) for node in nodes]
@@ -169,7 +169,10 @@ class SessionWalk(ClusterTest):
                 walkers.append(Walker(chance.choice(nodes), chance))
             if sum(len(walker.groups) for walker in walkers) < 8:
                 groups += 1
-                self.new_group(chance.sample(walkers, chance.choice((1, 2, 2, 2))), f"walk-{groups}")
+                members = chance.sample(walkers, chance.choice((1, 2)))
+                if chance.random() < 0.7:  # one on each node
+                    members = [chance.choice([w for w in walkers if w.node is node] or walkers) for node in nodes]
+                self.new_group(list(dict.fromkeys(members)), f"walk-{groups}")
             # While the other daemon stands still, whatever comes behind a burst finds it half sent.
             awake = [walker for walker in walkers if step % 10 >= 6 or walker.node is not standing]
             self.one_step(chance.choice(awake or walkers), chance)
@@ -209,6 +212,10 @@ class SessionWalk(ClusterTest):
             walker.babble()
         elif doing != "put":
             getattr(walker, doing)(member)
+        # The next burst on the same ring is another group's.
+        others = [other for other in walker.groups if other is not member]
+        if doing in ("fail", "leave") and others and not walker.gone:
+            walker.put(chance.choice(others), bad=False)
 
     def stop_for_a_while(self, node):
         node.process.send_signal(signal.SIGSTOP)

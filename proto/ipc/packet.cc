@@ -77,7 +77,11 @@ Status receive_packet(int socket, Packet& packet) {
 }
 
 void copy_text(std::span<char> field, std::string_view text) {
-  const std::size_t length = std::min(text.size(), field.size() - 1);
+  std::size_t length = std::min(text.size(), field.size() - 1);
+  if (length < text.size()) {  // not in the middle of a character: readers refuse what is no UTF-8
+    const auto continues = [&] { return (static_cast<unsigned char>(text[length]) & 0xc0U) == 0x80U; };
+    for (int bytes = 0; bytes < 3 && length > 0 && continues(); ++bytes) --length;
+  }
   std::memcpy(field.data(), text.data(), length);
   std::memset(field.data() + length, 0, field.size() - length);
 }

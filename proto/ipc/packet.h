@@ -42,7 +42,7 @@ abi::Header header_of(abi::MessageType type, std::uint32_t sequence) {
   return {abi::kMagic, abi::kVersion, static_cast<std::uint16_t>(type), sizeof(Message), sequence};
 }
 
-/// Copies `text` into a fixed field, cut to fit, always zero-terminated.
+/// Copies `text` into a fixed field, cut to fit between two characters, always zero-terminated.
 void copy_text(std::span<char> field, std::string_view text);
 
 /// The text of a fixed field, up to its first zero or its end.

@@ -17,7 +17,7 @@ bool Copier::supports(abi::RegionKind kind) const {
   return false;
 }
 
-Result<ImportedRegion> Copier::import(const Announced& announced) {
+Result<std::shared_ptr<ImportedRegion>> Copier::import(const Announced& announced) {
   ImportedRegion region{.kind = announced.kind, .bytes = announced.bytes};
   switch (announced.kind) {
     case abi::RegionKind::kHostMemory: {
@@ -25,19 +25,26 @@ Result<ImportedRegion> Copier::import(const Announced& announced) {
       auto mapping = ipc::Mapping::map(announced.fd, announced.offset, announced.bytes);
       if (!mapping.ok()) return mapping.status();
       region.mapping = std::move(mapping).value();
-      return region;
+      return unmapped_elsewhere(std::move(region));
     }
     case abi::RegionKind::kIpc:
     case abi::RegionKind::kVmm: {
       auto engine = reach(announced);
       region.unusable = engine.status();
       if (engine.ok()) region.engine = std::move(engine).value();
-      return region;
+      return std::make_shared<ImportedRegion>(std::move(region));
     }
     default:
       return Status(StatusCode::kInvalidArgument,
                     "its kind " + std::to_string(static_cast<std::uint32_t>(announced.kind)) + " is unknown");
   }
+}
+
+std::shared_ptr<ImportedRegion> Copier::unmapped_elsewhere(ImportedRegion region) const {
+  return {new ImportedRegion(std::move(region)), [unmapper = unmapper_](ImportedRegion* gone) {
+            gone->engine.reset();  // on this thread, as everything of the engines
+            unmapper->post(0, [rest = std::shared_ptr<ImportedRegion>(gone)] {});
+          }};
 }
 
 Result<std::shared_ptr<memory::EngineMemory>> Copier::reach(const Announced& announced) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "daemon/base/fair_worker.h"
 #include "daemon/memory/copy_engines.h"
 #include "daemon/memory/engine_regions.h"
 #include "daemon/transport/transport.h"
@@ -42,8 +43,9 @@ class Copier {
   };
   /// Makes it readable; everything came over a wire and is checked first. What is wrong with host memory the
   /// peer's daemon should have seen, and is an error here. What is wrong with GPU memory only a driver sees:
-  /// that region is imported, unusable.
-  Result<ImportedRegion> import(const Announced& announced);
+  /// that region is imported, unusable. Whoever drops it last does not wait until its host memory is
+  /// unmapped.
+  Result<std::shared_ptr<ImportedRegion>> import(const Announced& announced);
 
   struct Started {
     std::uint64_t bytes = 0;    ///< from the start of the range: in place, or taken by an engine
@@ -63,7 +65,10 @@ class Copier {
 
  private:
   Result<std::shared_ptr<memory::EngineMemory>> reach(const Announced& announced);
+  std::shared_ptr<ImportedRegion> unmapped_elsewhere(ImportedRegion region) const;
 
+  /// Unmapping takes some 10 ms for each 100 MiB.
+  std::shared_ptr<base::FairWorker> unmapper_ = std::make_shared<base::FairWorker>("mk-unmap");
   std::shared_ptr<memory::CopyEngines> engines_;
   memory::EngineRegions targets_;
 };

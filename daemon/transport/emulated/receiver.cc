@@ -96,7 +96,7 @@ Status Receiver::on_announce(const AnnouncePacket& packet, const ipc::UniqueFd& 
   auto region = context_.copier.import(
       {static_cast<abi::RegionKind>(packet.kind), fd.get(), packet.offset, packet.bytes, packet.ipc});
   if (!region.ok()) return region.status().with_context(what);
-  sources_.insert_or_assign(packet.region, std::make_shared<ImportedRegion>(std::move(region).value()));
+  sources_.insert_or_assign(packet.region, std::move(region).value());
   return {};
 }
 

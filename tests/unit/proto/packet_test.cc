@@ -144,6 +144,12 @@ TEST_CASE("headers, texts and statuses survive the border") {
   CHECK(field[7] == '\0');
   copy_text(field, "0123456789");
   CHECK(text_of(field) == "0123456");
+  copy_text(field, "0123\xe2\x80\xa6 cut");  // U+2026 has three bytes, of which all fit
+  CHECK(text_of(field) == "0123\xe2\x80\xa6");
+  copy_text(field, "01234\xe2\x80\xa6");
+  CHECK(text_of(field) == "01234");
+  copy_text(field, std::string(100, '\x80'));  // no character at all
+  CHECK(text_of(field) == std::string(4, '\x80'));
   const char open_end[3] = {'a', 'b', 'c'};  // a hostile client leaves out the zero
   CHECK(text_of(open_end) == "abc");
 

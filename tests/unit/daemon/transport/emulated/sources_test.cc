@@ -1,10 +1,17 @@
 // Source regions over the life of a link: announced when needed, forgotten when not, and asked for by
 // holds().
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
+#include <thread>
 
+#include "daemon/transport/emulated/copier.h"
 #include "tests/unit/daemon/transport/emulated/pair.h"
 
 namespace mkernel::transport::emulated {
@@ -51,6 +58,31 @@ TEST_CASE("closing the channel makes the peer forget its sources") {
     pair.receiver->transport->poll();
   }
   CHECK(mapped_regions() == before + 1);
+}
+
+std::chrono::nanoseconds processor_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+TEST_CASE("whoever drops a large source does not wait until it is unmapped") {
+  constexpr std::uint64_t kLarge = std::uint64_t{256} << 20;
+  const ipc::UniqueFd fd(::memfd_create("sources-test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(fd.get(), kLarge) == 0);
+  REQUIRE(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  const std::size_t before = mapped_regions();
+  Copier copier;
+  auto source = copier.import({abi::RegionKind::kHostMemory, fd.get(), 0, kLarge, {}});
+  REQUIRE(source.ok());
+  for (std::uint64_t page = 0; page < kLarge; page += 4096) (*source)->mapping.data()[page] = std::byte{1};
+  CHECK(mapped_regions() == before + 1);
+  const auto begin = processor_time();
+  source->reset();
+  CHECK(processor_time() - begin < std::chrono::milliseconds(3));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (mapped_regions() > before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  CHECK(mapped_regions() == before);
 }
 
 TEST_CASE("a region is held while a put of it is under way, no longer") {

@@ -25,6 +25,11 @@ void Context::wake(Served& connection) {
   kick_once();
 }
 
+void Context::forget(Served& connection) {
+  ready.remove(connection);
+  in_turn.remove(connection);
+}
+
 void Context::kick_once() {
   if (kicked) return;
   kicked = true;

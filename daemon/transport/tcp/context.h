@@ -29,9 +29,10 @@ class Watch {
 /// A connection as poll() serves it: first everybody receives, then the sink is told, then everybody sends.
 class Served : public Watch {
  public:
-  /// Both return the number of things done; neither blocks, and both stop at a budget.
-  virtual std::size_t receive() = 0;
-  virtual std::size_t send() = 0;
+  /// Both return the number of things done and take the bytes that they moved from `left`, after which they
+  /// stop soon; neither blocks.
+  virtual std::size_t receive(std::size_t& left) = 0;
+  virtual std::size_t send(std::size_t& left) = 0;
   virtual bool has_work() const = 0;
 
   Hook<Served> ready;
@@ -55,6 +56,7 @@ struct Context {
   bool kicked = false;  ///< since the last poll()
   bool deadlines_changed = true;
   Fifo<Served, &Served::ready> ready;
+  Fifo<Served, &Served::ready> in_turn;  ///< have received in this poll() and are still to send
   TransportSink* sink = nullptr;
   Events events;
   GpuAccess gpu;
@@ -62,6 +64,8 @@ struct Context {
 
   /// Has the connection served by the next poll().
   void wake(Served& connection);
+  /// The connection goes away, or has nothing left to do.
+  void forget(Served& connection);
   /// Makes event_fd() readable until the next poll().
   void kick_once();
   /// Adds `fd` to the epoll set, or tells it who watches now.

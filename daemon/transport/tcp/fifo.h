@@ -38,11 +38,23 @@ class Fifo {
     return first;
   }
 
-  /// Takes the element out wherever it is; a walk, for the control path.
+  /// Puts all of `others` before the first element.
+  void prepend(Fifo& others) {
+    if (others.empty()) return;
+    (others.tail_->*hook).next = head_;
+    if (head_ == nullptr) tail_ = others.tail_;
+    head_ = others.head_;
+    size_ += others.size_;
+    others = {};
+  }
+
+  /// Takes the element out wherever it is; a walk, for the control path. Nothing happens when it is not here.
   void remove(T& element) {
     if (!(element.*hook).linked) return;
     T* before = nullptr;
-    for (T* at = head_; at != &element; at = (at->*hook).next) before = at;
+    T* at = head_;
+    for (; at != nullptr && at != &element; at = (at->*hook).next) before = at;
+    if (at == nullptr) return;
     (before == nullptr ? head_ : (before->*hook).next) = (element.*hook).next;
     if (tail_ == &element) tail_ = before;
     element.*hook = {};

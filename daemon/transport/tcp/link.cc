@@ -13,8 +13,6 @@
 namespace mkernel::transport::tcp {
 namespace {
 
-constexpr std::size_t kReadBudget = 1024 * 1024;  ///< per poll: acknowledgements leave after it
-constexpr std::size_t kWriteBudget = 2 * 1024 * 1024;
 constexpr std::chrono::milliseconds kMaxBackoff{1000};
 
 /// Silence on a connection that ends it: half of what a peer may be unreachable, so that the other half is
@@ -35,7 +33,7 @@ Link::Link(Context& context, Peer& peer, std::uint32_t number)
       writer_(context) {}
 
 Link::~Link() {
-  context_.ready.remove(*this);
+  context_.forget(*this);
 }
 
 std::string Link::describe() const {
@@ -147,7 +145,7 @@ void Link::close() {
   readable_ = writable_ = ending_ = error_ = false;
   state_ = State::kDown;
   wanted_ = false;
-  context_.ready.remove(*this);
+  context_.forget(*this);
 }
 
 void Link::lose(const Status& why) {
@@ -244,12 +242,12 @@ bool Link::has_work() const {
   return up() && (readable_ || error_ || (writable_ && !writer_.idle()));
 }
 
-std::size_t Link::receive() {
+std::size_t Link::receive(std::size_t& left) {
   const std::size_t landed = wanted_ ? unloader_.collect() : 0;
-  return landed + receive_bytes();
+  return landed + receive_bytes(left);
 }
 
-std::size_t Link::receive_bytes() {
+std::size_t Link::receive_bytes(std::size_t& left) {
   if (state_ == State::kDown) return 0;
   if (state_ == State::kDialling) return finish_dial();
   if (error_ && state_ == State::kUp) {
@@ -261,24 +259,26 @@ std::size_t Link::receive_bytes() {
     }
   }
   if (!readable_ && !reader_.waiting()) return 0;
-  if (state_ == State::kUp) return receive_frames();
+  if (state_ == State::kUp) return receive_frames(left);
   if (const Status greeted = go_on_greeting(); !greeted.ok()) lose(greeted);
   return 1;
 }
 
-std::size_t Link::receive_frames() {
+std::size_t Link::receive_frames(std::size_t& left) {
   ReadProgress progress;
-  const Status status = reader_.read(socket_.get(), kReadBudget, ending_, progress);
+  const Status status = reader_.read(socket_.get(), left, ending_, progress);
+  left -= std::min(left, progress.bytes);
   if (progress.drained) readable_ = false;
   if (!status.ok()) lose(status.with_context(describe()));
   return progress.bytes > 0 || !status.ok() ? 1 : 0;
 }
 
-std::size_t Link::send() {
+std::size_t Link::send(std::size_t& left) {
   // While copies of the last connection are under way not a word: what is held is not known yet.
   if (!up() || !writable_ || writer_.idle() || unloader_.draining()) return 0;
   WriteProgress progress;
-  const Status status = writer_.flush(socket_.get(), kWriteBudget, progress);
+  const Status status = writer_.flush(socket_.get(), left, progress);
+  left -= std::min(left, progress.bytes);
   if (progress.blocked) writable_ = false;
   if (!status.ok()) lose(status.with_context(describe()));
   return progress.bytes > 0 || !status.ok() ? 1 : 0;

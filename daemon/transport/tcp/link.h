@@ -59,8 +59,8 @@ class Link final : public Served, private FrameHandler, private LandingSink {
   void expire(Clock::time_point now);
 
   void on_events(std::uint32_t events) override;
-  std::size_t receive() override;
-  std::size_t send() override;
+  std::size_t receive(std::size_t& left) override;
+  std::size_t send(std::size_t& left) override;
   bool has_work() const override;
 
  private:
@@ -85,8 +85,8 @@ class Link final : public Served, private FrameHandler, private LandingSink {
   Status read_welcome();
   std::size_t finish_dial();
   void go_up();
-  std::size_t receive_bytes();
-  std::size_t receive_frames();
+  std::size_t receive_bytes(std::size_t& left);
+  std::size_t receive_frames(std::size_t& left);
   std::string describe() const;
   Clock::time_point give_up_at() const;
 

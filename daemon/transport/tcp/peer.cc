@@ -71,7 +71,8 @@ void Peer::receive(std::span<const std::byte> message, Clock::time_point now) {
 
 void Peer::close() {
   for (auto& link : links_) {
-    link->send();  // acknowledgements of what was published
+    std::size_t left = std::size_t{1} << 20;
+    link->send(left);  // acknowledgements of what was published
     link->close();
   }
 }

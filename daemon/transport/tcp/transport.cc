@@ -13,6 +13,11 @@
 namespace mkernel::transport::tcp {
 namespace {
 
+/// What one poll() moves, of all connections together: acknowledgements leave after it, and rings are looked
+/// at. The last connection to have its turn may overshoot by a batch.
+constexpr std::size_t kReadBytes = std::size_t{1} << 20;
+constexpr std::size_t kWriteBytes = std::size_t{1} << 20;
+
 Capabilities capabilities_of(const TcpOptions& options) {
   Capabilities capabilities;
   capabilities.name = "tcp";
@@ -230,20 +235,24 @@ std::size_t TcpTransport::poll() {
   collect_events();
   std::size_t done = acceptor_.poll();
   context_.gpu.poll();  // what is over, for everybody's receive() and send()
+  // Everybody has a turn, or as many as move so many bytes: the next poll begins with the others.
   auto& ready = context_.ready;
-  for (std::size_t left = ready.size(); left > 0 && !ready.empty(); --left) {
+  auto& in_turn = context_.in_turn;
+  std::size_t left = kReadBytes;
+  for (std::size_t turns = ready.size(); turns > 0 && left > 0 && !ready.empty(); --turns) {
     Served* connection = ready.pop();
-    done += connection->receive();
-    ready.push(*connection);
+    in_turn.push(*connection);
+    done += connection->receive(left);
   }
   // Counts are published before the acknowledgements that say so leave.
   done += context_.events.deliver(*context_.sink);
   if (closed_) return done;
-  for (std::size_t left = ready.size(); left > 0 && !ready.empty(); --left) {
-    Served* connection = ready.pop();
-    done += connection->send();
+  for (left = kWriteBytes; left > 0 && !in_turn.empty();) {
+    Served* connection = in_turn.pop();
+    done += connection->send(left);
     if (connection->has_work()) ready.push(*connection);
   }
+  ready.prepend(in_turn);
   context_.gpu.poll();  // hands over the copies that were started
   context_.kicked = false;
   if (!ready.empty() || !context_.events.empty() || acceptor_.has_work()) context_.kick_once();

@@ -18,14 +18,16 @@ std::chrono::nanoseconds thread_processor_time() {
 
 void SliceMeter::begin() {
   woke_up();
-  read_busy(slice_began_);
+  first_look_ = last_look_;
+  first_ticks_ = ticks_began_;
+  read_busy(last_look_);
 }
 
 void SliceMeter::woke_up() {
-  slice_began_ = Clock::now();
+  last_look_ = Clock::now();
+  ticks_began_ = ticks();
   unseen_ = 0;
-  interval_ = 1;
-  if (slice_began_ - last_reading_ > kWorthReading) read_busy(slice_began_);
+  if (last_look_ - last_reading_ > kWorthReading) read_busy(last_look_);
 }
 
 /// How long the thread was busy since the last reading.
@@ -37,14 +39,28 @@ std::chrono::nanoseconds SliceMeter::read_busy(TimePoint now) {
 
 // The slice took no longer than by the wall clock, nor than the thread was busy since the last reading, which
 // is a millisecond before the slice at most.
-void SliceMeter::look(TimePoint now) {
-  const std::chrono::nanoseconds wall = now - slice_began_;
-  interval_ = wall < kShort ? std::min(2 * interval_, kMostUnseen) : 1;
+void SliceMeter::look(std::uint64_t now_ticks) {
+  const TimePoint now = Clock::now();
+  // Until the length of a tick is known no slice is left out: this one began at the last look.
+  const std::chrono::nanoseconds wall =
+      short_ticks_ == 0 ? now - last_look_
+                        : std::chrono::nanoseconds(static_cast<std::int64_t>(
+                              static_cast<double>(now_ticks - ticks_began_) * ns_per_tick_));
+  ticks_began_ = now_ticks;
+  last_look_ = now;
   unseen_ = 0;
-  slice_began_ = now;
+  if (short_ticks_ == 0 && now - first_look_ > kWorthReading) learn_ticks(now, now_ticks);
   if (now - last_reading_ <= kWorthReading) return;
   const std::chrono::nanoseconds busy = read_busy(now);
   if (wall > kWorthReading) record(std::min(wall, busy));
+}
+
+void SliceMeter::learn_ticks(TimePoint now, std::uint64_t now_ticks) {
+  if (now_ticks <= first_ticks_) return;
+  ns_per_tick_ = static_cast<double>(std::chrono::nanoseconds(now - first_look_).count()) /
+                 static_cast<double>(now_ticks - first_ticks_);
+  short_ticks_ = static_cast<std::uint64_t>(static_cast<double>(std::chrono::nanoseconds(kShort).count()) /
+                                            ns_per_tick_);
 }
 
 void SliceMeter::record(std::chrono::nanoseconds busy) {

@@ -3,7 +3,8 @@
 //
 // A slice is what a thread does between two calls of end_slice(): a command, a round, a handler. Processor
 // time costs a system call, so it is read only when more than a millisecond of wall time has passed since the
-// last reading; and while slices are short, even the wall clock is looked at every sixteenth time only.
+// last reading. While slices are short, even the wall clock is looked at every sixteenth time only: that they
+// are short the processor's time stamp counter says, at a third of the price.
 #pragma once
 
 #include <atomic>
@@ -30,8 +31,12 @@ class SliceMeter {
   void begin();
   /// A slice ends, the next one begins.
   void end_slice() {
-    if (++unseen_ < interval_) return;
-    look(Clock::now());
+    const std::uint64_t now = ticks();
+    if (now - ticks_began_ < short_ticks_ && ++unseen_ < kMostUnseen) {
+      ticks_began_ = now;
+      return;
+    }
+    look(now);
   }
   /// The thread has slept: the next slice begins now.
   void woke_up();
@@ -43,18 +48,30 @@ class SliceMeter {
 
  private:
   static constexpr std::chrono::milliseconds kWorthReading{1};
-  static constexpr std::chrono::microseconds kShort{20};  ///< of all slices between two looks
+  static constexpr std::chrono::microseconds kShort{20};  ///< of one slice that is not looked at
   static constexpr std::uint32_t kMostUnseen = 16;
 
-  void look(TimePoint now);
+  static std::uint64_t ticks() {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+#endif
+  }
+  void look(std::uint64_t now_ticks);
+  void learn_ticks(TimePoint now, std::uint64_t now_ticks);
   std::chrono::nanoseconds read_busy(TimePoint now);
   void record(std::chrono::nanoseconds busy);
 
-  TimePoint slice_began_{};
+  std::uint64_t ticks_began_ = 0;  ///< of the slice
+  std::uint64_t short_ticks_ = 0;  ///< kShort; 0 until it is known how long a tick is
+  double ns_per_tick_ = 0;
+  TimePoint first_look_{};
+  std::uint64_t first_ticks_ = 0;
+  TimePoint last_look_{};
   TimePoint last_reading_{};
   std::chrono::nanoseconds busy_at_reading_{0};
-  std::uint32_t unseen_ = 0;
-  std::uint32_t interval_ = 1;  ///< slices between two looks
+  std::uint32_t unseen_ = 0;  ///< short slices since the last look
   std::atomic<std::int64_t> longest_{0};
   std::atomic<std::uint64_t> over_limit_{0};
 };

@@ -52,6 +52,22 @@ TEST_CASE("a long slice among many short ones is seen") {
   CHECK(meter.times().longest >= milliseconds(12));
 }
 
+TEST_CASE("slices behind many short ones do not add up") {
+  SliceMeter meter;
+  meter.begin();
+  for (int round = 0; round < 3; ++round) {
+    burn(milliseconds(2));  // long enough to learn what a tick is
+    meter.end_slice();
+    for (int i = 0; i < 1000; ++i) meter.end_slice();
+    for (int i = 0; i < 20; ++i) {
+      burn(std::chrono::microseconds(900));
+      meter.end_slice();
+    }
+  }
+  CHECK(meter.times().over_limit == 0);
+  CHECK(meter.times().longest < milliseconds(6));
+}
+
 TEST_CASE("short slices do not add up, and time in which the thread did not run does not count") {
   SliceMeter meter;
   meter.begin();

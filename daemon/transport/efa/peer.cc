@@ -134,6 +134,7 @@ void Peer::forget_epoch() {
     channel->source_pending = false;
     channel->targets.clear();
     channel->memory.reset();
+    channel->last_source = {};
     confirm_revoked(*channel);
   }
   for (auto& [key, channel] : inbound_) {
@@ -283,7 +284,7 @@ Status Peer::completed(const ibv_wc& completion, Time now) {
   } else if (failure != Failure::kFlushed) {
     fail(channel, {StatusCode::kUnavailable, text_of(completion)});
   }
-  confirm_revoked(channel);
+  if (!channel.revoked.empty()) confirm_revoked(channel);
   return {};
 }
 

@@ -107,6 +107,7 @@ class Peer {
   // Puts.
   bool make_request(Outbound& channel, const Put& put, Request& out);
   rdma::Registrations& memory_of(ChannelMemory& memory);
+  const rdma::Registration* source_of(Outbound& channel, const memory::Region& region);
   RemoteRegion* locate(Outbound& channel, std::uint32_t region);
   std::size_t send_puts(Outbound& channel, Time now);
   std::size_t send_acknowledgements(Time now);

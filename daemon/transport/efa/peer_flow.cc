@@ -68,6 +68,27 @@ RemoteRegion* Peer::locate(Outbound& channel, std::uint32_t region) {
   return nullptr;
 }
 
+/// Null: it is being registered, or the channel has failed. The last one is remembered: looking it up for
+/// every put costs more than posting it.
+const rdma::Registration* Peer::source_of(Outbound& channel, const memory::Region& region) {
+  rdma::Registrations& registrations = memory_of(channel.memory);
+  LastSource& last = channel.last_source;
+  if (last.region == &region && last.generation == registrations.generation()) {
+    return last.registration;
+  }
+  const auto made = registrations.source(region);
+  if (!made.ok()) {
+    fail(channel, made.status());
+    return nullptr;
+  }
+  if (made.value() == nullptr) {
+    channel.source_pending = true;
+    return nullptr;
+  }
+  last = {&region, registrations.generation(), made.value()};
+  return last.registration;
+}
+
 /// False: not now (the target is being asked for, the source registered), or never (the channel has failed).
 bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
   out = {.id = std::uint64_t{channel.serial} << 32 | static_cast<std::uint32_t>(put.sequence),
@@ -86,16 +107,9 @@ bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
   if (put.length <= device.abilities().inline_bytes && !put.source->on_gpu()) {
     out.inlined = put.source->host(put.source_offset);
   } else {
-    const auto source = memory_of(channel.memory).source(*put.source);
-    if (!source.ok()) {
-      fail(channel, source.status());
-      return false;
-    }
-    if (source.value() == nullptr) {
-      channel.source_pending = true;
-      return false;
-    }
-    const rdma::Chunk& whole = source.value()->chunks.front();
+    const rdma::Registration* const source = source_of(channel, *put.source);
+    if (source == nullptr) return false;
+    const rdma::Chunk& whole = source->chunks.front();
     out.source = whole.address + put.source_offset;
     out.lkey = whole.lkey;
   }

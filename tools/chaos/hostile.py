@@ -15,7 +15,8 @@ from child import Violation
 from cluster import Daemon, free_ports, wait_until
 
 # The first message of a tcp data connection (daemon/transport/tcp/wire.h), as it was before connections had to prove anything.
-DATA_MAGIC, DATA_HELLO, DATA_WELCOME = 0x50434B4D, struct.Struct("<IIQQII64s"), struct.Struct("<IIQII64s448s")
+DATA_MAGIC, DATA_HELLO = 0x50434B4D, struct.Struct("<IIQQII64s32s")
+DATA_CHALLENGE, DATA_WELCOME = struct.Struct("<IIII32s"), struct.Struct("<II32s")
 
 
 def packets(channel, path, seed, count):
@@ -135,7 +136,7 @@ def noise_at(scene, addresses, opening):
 def data_garbage(scene):
     """Random bytes to the data ports."""
     return noise_at(scene, [["127.0.0.1", p] for d in scene.cluster.daemons for p in scene.cluster.data_ports(d)],
-                    struct.pack("<II", DATA_MAGIC, 1))
+                    struct.pack("<II", DATA_MAGIC, 2))
 
 
 def peer_garbage(scene):
@@ -158,44 +159,50 @@ def emulated_garbage(scene):
     return {"sockets": len(addresses), "uid": uid, **child.hear(120.0)}
 
 
-def hello_to(port, node, boot_id, expected):
-    """What a data port answers to a hello without any secret: (boot id, code, text), or None when it says nothing."""
-    with socket.socket() as s:
+def hello_to(port, node, boot_id, expected, chooser):
+    """Says hello to a data port and proves nothing: (code of the welcome, everything that was said), the code None without one."""
+    said, code = b"", None
+    with socket.socket() as s, contextlib.suppress(OSError):
         s.settimeout(3)
         s.connect(("127.0.0.1", port))
-        s.sendall(DATA_HELLO.pack(DATA_MAGIC, 1, boot_id, expected, 0, 1, node.encode()))
-        answer = b""
-        with contextlib.suppress(OSError):
-            while len(answer) < DATA_WELCOME.size and (more := s.recv(4096)):
-                answer += more
-    if len(answer) < DATA_WELCOME.size:
-        return None
-    _, _, boot, code, _, _, text = DATA_WELCOME.unpack(answer[:DATA_WELCOME.size])
-    return boot, code, raw.text(text)
+        s.sendall(DATA_HELLO.pack(DATA_MAGIC, 2, boot_id, expected, 0, 1, node.encode(), chooser.randbytes(32)))
+        said = s.recv(DATA_CHALLENGE.size, socket.MSG_WAITALL)
+        s.sendall(chooser.choice((chooser.randbytes(32), bytes(32), said[-32:])))
+        welcome = s.recv(DATA_WELCOME.size, socket.MSG_WAITALL)
+        said += welcome
+        if len(welcome) == DATA_WELCOME.size:
+            code = DATA_WELCOME.unpack(welcome)[1]
+            while more := s.recv(4096):
+                said += more
+    return code, said
 
 
-def impersonate(channel, ports, boots):
+def impersonate(channel, ports, boots, seed):
     """As every node to every other's data ports, with the ids that peers go by. Reports what was accepted or given away."""
-    told, accepted = [], []
+    chooser, told, accepted, challenged = random.Random(seed), [], [], 0
     for name, own in ports.items():
         for port in own:
-            refusal = hello_to(port, "nobody", 1, 2)
-            if refusal and refusal[0] == boots[name]:
-                told.append(f"the refusal of {name} carries its boot id")
-            for other in ports:
-                answer = hello_to(port, other, boots[other], boots[name]) if other != name else None
-                if answer and answer[1] == 0:
+            for other in (*ports, "nobody"):
+                if other == name:
+                    continue
+                code, said = hello_to(port, other, boots.get(other, 1), boots[name], chooser)
+                challenged += len(said) >= DATA_CHALLENGE.size
+                if code == 0:
                     accepted.append(f"{name} takes a stranger for {other}")
-    channel.say(told=told, accepted=accepted)
+                if struct.pack("<Q", boots[name]) in said:
+                    told.append(f"{name} tells a stranger its boot id")
+    channel.say(told=told, accepted=accepted, challenged=challenged)
 
 
 def data_impostor(scene):
     """A stranger that knows every boot id says at the data ports that it is a peer: nobody believes it."""
     ports = {d.name: scene.cluster.data_ports(d) for d in scene.cluster.daemons}
     boots = {p["node"]: int(p["boot_id"], 16) for d in scene.cluster.daemons for p in d.show("peers")}
-    found = scene.spawn(impersonate, ports, boots, uid=scene.stranger()).hear(120.0)
+    found = scene.spawn(impersonate, ports, boots, scene.seed, uid=scene.stranger()).hear(120.0)
     if found["accepted"] or found["told"]:
         raise Violation("; ".join(found["accepted"] + found["told"]))
+    if not found["challenged"]:
+        raise Violation("no data port asks a stranger for a proof: this step tries nothing")
     return found
 
 

@@ -2,10 +2,10 @@
 
 #include <arpa/inet.h>
 
-#include <algorithm>
-
+#include "daemon/base/printable.h"
 #include "daemon/transport/efa/immediate.h"
 #include "daemon/transport/rdma/routes.h"
+#include "proto/ipc/packet.h"
 
 namespace mkernel::transport::efa {
 namespace {
@@ -53,13 +53,6 @@ Status check_hello(const Hello& hello) {
     return wrong("a window of " + std::to_string(hello.window) + " puts");
   }
   return hello.credit > 0 ? Status() : wrong("a credit of no puts");
-}
-
-/// It ends up in logs and terminals.
-std::string printable(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-  return text;
 }
 
 Status check_refusal(const Refusal& refusal) {
@@ -112,19 +105,18 @@ Status check_message(std::span<const std::byte> bytes) {
 
 Refusal refusal(const Message& head, const Status& why, std::uint64_t key) {
   Refusal message{head, key, static_cast<std::uint32_t>(why.code()), 0, {}};
-  const std::string& text = why.text();
-  std::memcpy(message.text, text.data(), std::min(text.size(), sizeof(message.text) - 1));
+  ipc::copy_text(message.text, why.text());
   return message;
 }
 
 Status status_of(const Refusal& refusal) {
-  return {StatusCode{refusal.code}, printable(refusal.text)};
+  return {StatusCode{refusal.code}, base::one_line(refusal.text)};
 }
 
 std::string text_of(const Hello& end) {
   char gid[INET6_ADDRSTRLEN];
   std::string text =
-      printable(end.device) + " port 1 (GID " + ::inet_ntop(AF_INET6, end.gid, gid, sizeof(gid));
+      base::one_line(end.device) + " port 1 (GID " + ::inet_ntop(AF_INET6, end.gid, gid, sizeof(gid));
   if (end.qpn != 0) text += ", QPN " + std::to_string(end.qpn);
   return text + ")";
 }

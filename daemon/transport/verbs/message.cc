@@ -2,8 +2,10 @@
 
 #include <arpa/inet.h>
 
-#include <algorithm>
 #include <bit>
+
+#include "daemon/base/printable.h"
+#include "proto/ipc/packet.h"
 
 namespace mkernel::transport::verbs {
 namespace {
@@ -43,9 +45,7 @@ Status check_port(const Port& port) {
   }
   if (port.lid > 0xffff) return wrong("LID " + std::to_string(port.lid));
   if (std::memchr(port.device, 0, sizeof(port.device)) == nullptr) return wrong("device name without end");
-  const auto printable = [](char c) { return c > 0x20 && c < 0x7f; };
-  const std::string_view name(port.device);
-  if (!std::all_of(name.begin(), name.end(), printable)) return wrong("device name is not printable");
+  if (!base::is_printable(port.device)) return wrong("device name is not printable");
   return {};
 }
 
@@ -132,17 +132,12 @@ std::vector<RemoteChunk> chunks_of(std::span<const std::byte> bytes) {
 
 Refusal refusal(const Message& head, const Status& why, std::uint64_t key, bool final) {
   Refusal message{head, key, static_cast<std::uint32_t>(why.code()), final ? 1U : 0U, {}};
-  const std::string& text = why.text();
-  std::memcpy(message.text, text.data(), std::min(text.size(), sizeof(message.text) - 1));
+  ipc::copy_text(message.text, why.text());
   return message;
 }
 
 Status status_of(const Refusal& refusal) {
-  std::string text(refusal.text);
-  // It ends up in logs and terminals.
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-  return {StatusCode{refusal.code}, text};
+  return {StatusCode{refusal.code}, base::one_line(refusal.text)};
 }
 
 std::string text_of(const Port& port) {

@@ -29,8 +29,9 @@ std::uint64_t group_memory_bytes(const GroupFootprint& group) {
       group.region_capacity * (world * sizeof(std::uint64_t) + sizeof(std::shared_ptr<const memory::Region>));
   // Each remote channel end is on one rail only.
   const std::uint64_t remote = std::uint64_t{std::min(group.remote_ranks, group.world_size)} * group.lanes;
-  const std::uint64_t window = std::bit_ceil(std::uint64_t{group.window}) *
-                               (sizeof(transport::Put) + sizeof(transport::SendWindow::Time));
+  const std::uint64_t window =
+      std::bit_ceil(std::uint64_t{group.window}) *
+      (sizeof(transport::Put) + sizeof(transport::SendWindow::Time) + sizeof(std::uint64_t));
   const std::uint64_t receive_window = transport::kMaxWindow / 8;
   const std::uint64_t ends = 2 * (sizeof(ChannelEnd) + sizeof(transport::ChannelId) + kTransportEndBytes);
   return segment + counters + group.rails * tables + remote * (ends + window + receive_window);

@@ -109,6 +109,10 @@ class RawClient:
         self.position += 1
         os.eventfd_write(self.doorbells[0], 1)
 
+    def room(self):
+        """Slots of ring 0 that may be written now."""
+        return (1 << self.log2_slots) - (self.position - struct.unpack_from("<Q", self.session, 64)[0])
+
     def arrivals(self, source=0, lane=0, lanes=4):
         offset = struct.unpack_from("<Q", self.segment, 32)[0]
         return struct.unpack_from("<Q", self.segment, offset + 8 * (source * lanes + lane))[0]

@@ -126,6 +126,45 @@ class Users(ClusterTest):
         attacker.close()
         wait_until(lambda: victim.register(0, memory, 0, 4096)[1] == 0, "the victim has what the attacker had")
 
+    def sender_and_receiver(self, nodes, uid):
+        """A group of that user with a rank on each node, and 64 KiB of each."""
+        pair = [self.client(node, uid) for node in nodes]
+        pair[0].start_join(f"of-{uid}", world=2, rank=0, timeout_ms=60000)
+        self.assertEqual(pair[1].join(f"of-{uid}", world=2, rank=1, timeout_ms=60000)[1], 0)
+        self.assertEqual(pair[0].finish_join()[1], 0)
+        for client in pair:
+            self.assertEqual(client.register(0, raw.memfd(1 << 16), 0, 1 << 16)[1], 0)
+        wait_until(lambda: pair[0].region_bytes(1) == 1 << 16, "the sender knows where to put")
+        return pair
+
+    def test_two_users_share_a_rail_by_their_weights(self):
+        # Whatever is queued behind the wire goes first come, first served: the shares hold only if little is.
+        for transport in ("emulated", "tcp"):
+            with self.subTest(transport=transport):
+                nodes = self.open_nodes(2, {"transport": {"kind": transport}, "transport.emulated": {"bandwidth_gbytes": 0.2},
+                                            f"users.{NOBODY}": {"weight": 3}})
+                pairs = [self.sender_and_receiver(nodes, uid) for uid in (0, NOBODY)]
+
+                def send(seconds):
+                    """Both rings are never empty; how many puts have arrived then."""
+                    end = time.monotonic() + seconds
+                    while time.monotonic() < end:
+                        for sender, _ in pairs:
+                            for _ in range(min(sender.room() - 1, 256)):
+                                sender.write_slot(sender.first_channel + 4, 1 << 16, 1)
+                        time.sleep(0.002)
+                    return [receiver.arrivals() for _, receiver in pairs]
+
+                begin = send(1.0)
+                one, three = (after - before for before, after in zip(begin, send(2.0)))
+                self.assertGreater(one, 200)
+                self.assertAlmostEqual(three / one, 3, delta=0.15, msg=f"{one} and {three} puts")
+                for client in (client for pair in pairs for client in pair):
+                    client.close()
+                for node in nodes:
+                    node.stop()
+                self.daemons.clear()
+
     def test_a_flood_of_joins_is_read_slowly_and_leaves_the_link_alone(self):
         # 65,537 unacknowledged messages, within three seconds, were the end of the link and of everybody's groups.
         here, there = self.open_nodes(2)

@@ -70,8 +70,8 @@ struct LastSource {
 };
 
 struct Outbound {
-  Outbound(const Context& context, ChannelId id_, ChannelKey key_)
-      : id(id_), key(key_), window(context.options.window), done(context.options.window) {}
+  Outbound(const Context& context, ChannelId id_, ChannelKey key_, std::shared_ptr<PeerLoad> load)
+      : id(id_), key(key_), window(context.options.window, std::move(load)), done(context.options.window) {}
 
   const ChannelId id;
   const ChannelKey key;

@@ -29,7 +29,7 @@ Inbound* Peer::inbound(ChannelKey key) {
 
 Result<Outbound*> Peer::add_outbound(ChannelId channel, ChannelKey key) {
   if (outbound_.contains(key)) return Status(StatusCode::kAlreadyExists, "the channel's key is in use");
-  auto& made = outbound_[key] = std::make_unique<Outbound>(context_, channel, key);
+  auto& made = outbound_[key] = std::make_unique<Outbound>(context_, channel, key, load_);
   made->serial = new_serial(*made);
   if (connection_.up()) ask_to_attach(*made);
   return made.get();

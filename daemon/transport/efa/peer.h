@@ -116,6 +116,7 @@ class Peer {
   Inbound* inbound(ChannelKey key);
 
   Context& context_;
+  const std::shared_ptr<PeerLoad> load_ = std::make_shared<PeerLoad>();
   const PeerId id_;
   const Identity identity_;
   Domains domains_;  ///< before what is made of them

@@ -49,7 +49,7 @@ Status Sender::open(ChannelId id, ChannelKey key) {
                                        std::to_string(early->second) +
                                        " puts of a channel that carried none"};
   }
-  auto channel = std::make_unique<Channel>();
+  auto channel = std::make_unique<Channel>(load_);
   channel->id = id;
   channel->key = key;
   if (early != early_resumes_.end()) {

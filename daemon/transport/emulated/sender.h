@@ -51,9 +51,11 @@ class Sender {
 
  private:
   struct Channel {
+    explicit Channel(std::shared_ptr<PeerLoad> load) : window(kWindow, std::move(load)) {}
+
     ChannelId id = 0;
     ChannelKey key = 0;
-    SendWindow window{kWindow};
+    SendWindow window;
     bool flowing = false;  ///< the peer said on this connection where to go on
     bool failed = false;
     std::uint32_t on_wire = 0;                  ///< parcels in the shaper
@@ -82,6 +84,7 @@ class Sender {
   Status send_batch();
 
   Context& context_;
+  const std::shared_ptr<PeerLoad> load_ = std::make_shared<PeerLoad>();
   std::string peer_;
   FencePage& fence_;
   LinkShaper shaper_;

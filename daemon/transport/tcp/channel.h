@@ -17,8 +17,8 @@ class Link;
 class Peer;
 
 struct Outbound {
-  Outbound(ChannelId id_, ChannelKey key_, Peer& peer_, std::uint32_t window_)
-      : id(id_), key(key_), peer(peer_), window(window_) {}
+  Outbound(ChannelId id_, ChannelKey key_, Peer& peer_, std::uint32_t window_, std::shared_ptr<PeerLoad> load)
+      : id(id_), key(key_), peer(peer_), window(window_, std::move(load)) {}
 
   const ChannelId id;
   const ChannelKey key;

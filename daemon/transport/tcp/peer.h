@@ -28,6 +28,7 @@ class Peer {
   /// Of two ends the one with the smaller (boot id, node name) dials.
   bool dials() const { return dials_; }
   bool failed() const { return failed_; }
+  const std::shared_ptr<PeerLoad>& load() const { return load_; }
   /// This end dials, and has what it needs for it.
   bool may_dial() const { return dials_ && secret_.complete(); }
   const PeerSecret& secret() const { return secret_; }
@@ -68,6 +69,7 @@ class Peer {
   void say_secret();
 
   Context& context_;
+  const std::shared_ptr<PeerLoad> load_ = std::make_shared<PeerLoad>();
   const PeerId id_;
   const PeerAddress address_;
   const SocketAddress remote_;

@@ -161,8 +161,8 @@ Status TcpTransport::open_outbound(ChannelId channel, PeerId peer, ChannelKey ke
   if ((*found)->outbound(key) != nullptr) {
     return {StatusCode::kAlreadyExists, "outbound channel key " + std::to_string(key) + " is open already"};
   }
-  (*found)->add(
-      put_into(outbound_, std::make_unique<Outbound>(channel, key, **found, context_.options.window)));
+  (*found)->add(put_into(outbound_, std::make_unique<Outbound>(channel, key, **found, context_.options.window,
+                                                               (*found)->load())));
   return {};
 }
 

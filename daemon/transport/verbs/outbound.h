@@ -31,8 +31,9 @@ struct Revocation {
 };
 
 struct Outbound {
-  Outbound(ChannelId id_, ChannelKey key_, SendLink& link_, std::uint32_t window_)
-      : id(id_), key(key_), link(link_), window(window_) {}
+  Outbound(ChannelId id_, ChannelKey key_, SendLink& link_, std::uint32_t window_,
+           std::shared_ptr<PeerLoad> load)
+      : id(id_), key(key_), link(link_), window(window_, std::move(load)) {}
 
   const ChannelId id;
   const ChannelKey key;

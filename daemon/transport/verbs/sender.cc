@@ -50,7 +50,7 @@ Status Sender::add(ChannelId channel, ChannelKey key) {
   if (entry != nullptr) {
     return {StatusCode::kAlreadyExists, "outbound channel key " + std::to_string(key) + " is open already"};
   }
-  entry = std::make_unique<Outbound>(channel, key, link, context_.options.window);
+  entry = std::make_unique<Outbound>(channel, key, link, context_.options.window, load_);
   link.add(*entry);
   if (link.up()) link.attach(*entry);
   return {};

@@ -76,6 +76,7 @@ class Sender {
   void on_write_refused(Lane& lane, const Refusal& refusal, Time now);
 
   Context& context_;
+  const std::shared_ptr<PeerLoad> load_ = std::make_shared<PeerLoad>();
   const PeerId peer_;
   const Identity remote_;
   rdma::Routes routes_;

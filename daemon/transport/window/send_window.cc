@@ -2,18 +2,31 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace mkernel::transport {
 
-SendWindow::SendWindow(std::uint32_t capacity)
+SendWindow::SendWindow(std::uint32_t capacity, std::shared_ptr<PeerLoad> load)
     : capacity_(std::clamp<std::uint32_t>(capacity, 1, kMaxWindow)),
       mask_(std::bit_ceil(capacity_) - 1),
-      ring_(mask_ + 1) {}
+      ring_(mask_ + 1),
+      load_(std::move(load)) {}
+
+SendWindow::~SendWindow() {
+  if (load_ == nullptr) return;
+  load_->puts -= in_flight();
+  load_->bytes -= bytes_submitted_ - bytes_acknowledged_;
+}
 
 bool SendWindow::push(const Put& put, Time now) {
   if (full() || put.sequence != next_sequence()) return false;
   ++submitted_;
-  ring_.data()[submitted_ & mask_] = Entry{put, now};
+  bytes_submitted_ += put.length;
+  ring_.data()[submitted_ & mask_] = Entry{put, now, bytes_submitted_};
+  if (load_ != nullptr) {
+    ++load_->puts;
+    load_->bytes += put.length;
+  }
   return true;
 }
 
@@ -24,6 +37,12 @@ void SendWindow::mark_sent() {
 
 bool SendWindow::acknowledge(std::uint64_t count) {
   if (count < acknowledged_ || count > ever_sent_) return false;
+  if (load_ != nullptr && count > acknowledged_) {
+    const std::uint64_t bytes = entry(count).bytes;
+    load_->puts -= count - acknowledged_;
+    load_->bytes -= bytes - bytes_acknowledged_;
+    bytes_acknowledged_ = bytes;
+  }
   acknowledged_ = count;
   sent_ = std::max(sent_, count);
   return true;

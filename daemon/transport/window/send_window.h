@@ -4,10 +4,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "daemon/transport/transport.h"
+#include "daemon/transport/window/peer_load.h"
 #include "daemon/transport/window/receive_window.h"
 
 namespace mkernel::transport {
@@ -21,8 +23,12 @@ class SendWindow {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// Holds up to `capacity` (1..kMaxWindow) puts.
-  explicit SendWindow(std::uint32_t capacity);
+  /// Holds up to `capacity` (1..kMaxWindow) puts. `load`: what all channels to the peer have under way,
+  /// counted here; null: nobody counts.
+  explicit SendWindow(std::uint32_t capacity, std::shared_ptr<PeerLoad> load = nullptr);
+  ~SendWindow();
+  SendWindow(const SendWindow&) = delete;
+  SendWindow& operator=(const SendWindow&) = delete;
 
   std::uint32_t capacity() const { return capacity_; }
   std::uint64_t acknowledged() const { return acknowledged_; }
@@ -30,7 +36,11 @@ class SendWindow {
   std::uint64_t submitted() const { return submitted_; }
   std::uint64_t in_flight() const { return submitted_ - acknowledged_; }
   bool empty() const { return submitted_ == acknowledged_; }
-  bool full() const { return in_flight() == capacity_; }
+  /// No further put is taken for now: the window is full, or the peer has its load and this channel a part of
+  /// it.
+  bool full() const {
+    return in_flight() == capacity_ || (load_ != nullptr && load_->full() && submitted_ != acknowledged_);
+  }
   /// The number that the next pushed put must carry in `sequence`.
   std::uint64_t next_sequence() const { return submitted_ + 1; }
 
@@ -60,6 +70,7 @@ class SendWindow {
   struct Entry {
     Put put;
     Time pushed;
+    std::uint64_t bytes = 0;  ///< of this put and all before it
   };
 
   // The mask keeps every number within the ring: data() saves the check of each index.
@@ -71,7 +82,10 @@ class SendWindow {
   std::uint64_t sent_ = 0;
   std::uint64_t ever_sent_ = 0;  ///< highest that any path was given: the limit of a believable count
   std::uint64_t submitted_ = 0;
+  std::uint64_t bytes_submitted_ = 0;
+  std::uint64_t bytes_acknowledged_ = 0;
   std::vector<Entry> ring_;
+  const std::shared_ptr<PeerLoad> load_;
 };
 
 }  // namespace mkernel::transport

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <random>
 
 namespace mkernel::transport {
@@ -63,6 +64,47 @@ TEST_CASE("oldest() is the time of the first put that is not acknowledged") {
   window.mark_sent();
   CHECK(window.acknowledge(2));
   CHECK(window.oldest() == start + std::chrono::seconds(3));
+}
+
+TEST_CASE("channels to one peer have a bound of their bytes together, and each may have one put under way") {
+  const auto load = std::make_shared<PeerLoad>();
+  SendWindow small(1000, load);
+  const auto submit = [](SendWindow& window, std::uint32_t length) {
+    Put put = put_of(window.next_sequence());
+    put.length = length;
+    REQUIRE(window.push(put, {}));
+    window.mark_sent();
+  };
+  {
+    SendWindow large(1000, load);
+    while (!large.full()) submit(large, 1 << 20);
+    CHECK(load->bytes == PeerLoad::kMostBytes);
+    CHECK(large.in_flight() == PeerLoad::kMostBytes >> 20);
+    CHECK_FALSE(small.full());  // whoever has nothing under way is not kept out
+    submit(small, 8);
+    CHECK(small.full());
+    CHECK(large.acknowledge(2));
+    CHECK_FALSE(small.full());
+    CHECK_FALSE(large.full());
+    CHECK(large.acknowledge(2));  // nothing new
+    submit(small, 8);
+    CHECK(load->bytes == PeerLoad::kMostBytes - (2 << 20) + 16);
+    CHECK(load->puts == large.in_flight() + 2);
+    CHECK(large.resume(5));
+    CHECK(load->puts == large.in_flight() + 2);
+  }
+  // A channel that is closed takes what it had under way along.
+  CHECK(load->bytes == 16);
+  CHECK(load->puts == 2);
+}
+
+TEST_CASE("so have their puts") {
+  const auto load = std::make_shared<PeerLoad>();
+  SendWindow one(kMaxWindow, load), other(kMaxWindow, load);
+  while (!one.full()) REQUIRE(one.push(put_of(one.next_sequence()), {}));
+  CHECK(one.in_flight() == PeerLoad::kMostPuts);
+  REQUIRE(other.push(put_of(1), {}));
+  CHECK(other.full());
 }
 
 TEST_CASE("random submission, sending, acknowledgement and replay match a model") {

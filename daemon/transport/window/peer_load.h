@@ -9,14 +9,14 @@ namespace mkernel::transport {
 
 /// One thread. Shared by the send windows of a peer's channels.
 struct PeerLoad {
-  /// More than any wire holds at a time: 400 Gbit/s for half a millisecond.
-  static constexpr std::uint64_t kMostBytes = std::uint64_t{32} << 20;
-  static constexpr std::uint64_t kMostPuts = 1024;
+  /// More than any wire holds at a time: 400 Gbit/s for a millisecond.
+  static constexpr std::uint64_t kMost = std::uint64_t{64} << 20;
+  /// Of a put beside its bytes: a thousand small ones are a load as well.
+  static constexpr std::uint64_t kPut = std::uint64_t{64} << 10;
 
-  std::uint64_t bytes = 0;
-  std::uint64_t puts = 0;
+  std::uint64_t bytes = 0;  ///< under way, and kPut for each put
 
-  bool full() const { return bytes >= kMostBytes || puts >= kMostPuts; }
+  bool full() const { return bytes >= kMost; }
 };
 
 }  // namespace mkernel::transport

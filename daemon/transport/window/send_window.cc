@@ -13,20 +13,16 @@ SendWindow::SendWindow(std::uint32_t capacity, std::shared_ptr<PeerLoad> load)
       load_(std::move(load)) {}
 
 SendWindow::~SendWindow() {
-  if (load_ == nullptr) return;
-  load_->puts -= in_flight();
-  load_->bytes -= bytes_submitted_ - bytes_acknowledged_;
+  if (load_ != nullptr) load_->bytes -= bytes_submitted_ - bytes_acknowledged_;
 }
 
 bool SendWindow::push(const Put& put, Time now) {
   if (full() || put.sequence != next_sequence()) return false;
   ++submitted_;
-  bytes_submitted_ += put.length;
+  const std::uint64_t bytes = PeerLoad::kPut + put.length;
+  bytes_submitted_ += bytes;
   ring_.data()[submitted_ & mask_] = Entry{put, now, bytes_submitted_};
-  if (load_ != nullptr) {
-    ++load_->puts;
-    load_->bytes += put.length;
-  }
+  if (load_ != nullptr) load_->bytes += bytes;
   return true;
 }
 
@@ -39,7 +35,6 @@ bool SendWindow::acknowledge(std::uint64_t count) {
   if (count < acknowledged_ || count > ever_sent_) return false;
   if (load_ != nullptr && count > acknowledged_) {
     const std::uint64_t bytes = entry(count).bytes;
-    load_->puts -= count - acknowledged_;
     load_->bytes -= bytes - bytes_acknowledged_;
     bytes_acknowledged_ = bytes;
   }

@@ -70,7 +70,7 @@ class SendWindow {
   struct Entry {
     Put put;
     Time pushed;
-    std::uint64_t bytes = 0;  ///< of this put and all before it
+    std::uint64_t bytes = 0;  ///< PeerLoad's, of this put and all before it
   };
 
   // The mask keeps every number within the ring: data() saves the check of each index.

@@ -79,7 +79,7 @@ TEST_CASE("a channel of large puts does not hold up a small one on the same conn
   open(a, b, 1, 11);
   open(a, b, 2, 12);
   std::vector<Put> large;
-  const std::uint64_t count = PeerLoad::kMostBytes / kMiB;
+  const std::uint64_t count = PeerLoad::kMost / (kMiB + PeerLoad::kPut);
   for (std::uint64_t n = 1; n <= count; ++n) large.push_back(a.put(1, n, n * kMiB, kMiB));
   REQUIRE(a.transport().submit(large) == large.size());
   const Put small = a.put(2, 1, 0, 64);

@@ -66,43 +66,45 @@ TEST_CASE("oldest() is the time of the first put that is not acknowledged") {
   CHECK(window.oldest() == start + std::chrono::seconds(3));
 }
 
-TEST_CASE("channels to one peer have a bound of their bytes together, and each may have one put under way") {
+TEST_CASE("channels to one peer have a bound together, and each may have one put under way") {
+  constexpr std::uint64_t kLarge = 1 << 20, kSmall = 8;
   const auto load = std::make_shared<PeerLoad>();
   SendWindow small(1000, load);
-  const auto submit = [](SendWindow& window, std::uint32_t length) {
+  const auto submit = [](SendWindow& window, std::uint64_t length) {
     Put put = put_of(window.next_sequence());
-    put.length = length;
+    put.length = static_cast<std::uint32_t>(length);
     REQUIRE(window.push(put, {}));
     window.mark_sent();
   };
   {
     SendWindow large(1000, load);
-    while (!large.full()) submit(large, 1 << 20);
-    CHECK(load->bytes == PeerLoad::kMostBytes);
-    CHECK(large.in_flight() == PeerLoad::kMostBytes >> 20);
+    while (!large.full()) submit(large, kLarge);
+    const std::uint64_t most = large.in_flight();
+    CHECK(load->bytes == most * (kLarge + PeerLoad::kPut));
+    CHECK(load->bytes >= PeerLoad::kMost);
+    CHECK(load->bytes < PeerLoad::kMost + kLarge + PeerLoad::kPut);
     CHECK_FALSE(small.full());  // whoever has nothing under way is not kept out
-    submit(small, 8);
+    submit(small, kSmall);
     CHECK(small.full());
     CHECK(large.acknowledge(2));
     CHECK_FALSE(small.full());
     CHECK_FALSE(large.full());
     CHECK(large.acknowledge(2));  // nothing new
-    submit(small, 8);
-    CHECK(load->bytes == PeerLoad::kMostBytes - (2 << 20) + 16);
-    CHECK(load->puts == large.in_flight() + 2);
+    submit(small, kSmall);
     CHECK(large.resume(5));
-    CHECK(load->puts == large.in_flight() + 2);
+    CHECK(load->bytes == (most - 5) * (kLarge + PeerLoad::kPut) + 2 * (kSmall + PeerLoad::kPut));
   }
   // A channel that is closed takes what it had under way along.
-  CHECK(load->bytes == 16);
-  CHECK(load->puts == 2);
+  CHECK(load->bytes == 2 * (kSmall + PeerLoad::kPut));
+  while (!small.full()) submit(small, 0);
+  CHECK(small.in_flight() == 1000);  // its own window
 }
 
-TEST_CASE("so have their puts") {
+TEST_CASE("signals are a load as well") {
   const auto load = std::make_shared<PeerLoad>();
   SendWindow one(kMaxWindow, load), other(kMaxWindow, load);
   while (!one.full()) REQUIRE(one.push(put_of(one.next_sequence()), {}));
-  CHECK(one.in_flight() == PeerLoad::kMostPuts);
+  CHECK(one.in_flight() == PeerLoad::kMost / PeerLoad::kPut);
   REQUIRE(other.push(put_of(1), {}));
   CHECK(other.full());
 }

@@ -229,7 +229,11 @@ void PeerAcceptor::leave(const WaitingPtr& waiting) {
 
 bool PeerAcceptor::has_room(const std::string& host, Clock::time_point now) {
   Host& own = hosts_[host];
-  if (own.admitted.size() >= limits_.admitted_of_host) forget_closed(own);
+  // Once in a while: all that wait ask for room each time, and a search is a system call for each admitted.
+  if (own.admitted.size() >= limits_.admitted_of_host && now >= own.searched + kLookForRoom) {
+    own.searched = now;
+    forget_closed(own);
+  }
   if (own.admitted.size() >= limits_.admitted_of_host) return false;
   if (admitted_ >= limits_.admitted && now >= searched_ + kLookForRoom) {
     searched_ = now;

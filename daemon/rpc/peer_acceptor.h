@@ -68,6 +68,7 @@ class PeerAcceptor {
   struct Host {
     std::size_t waiting = 0;
     std::map<int, std::uint64_t> admitted;  ///< descriptors of others, with the inodes of the sockets
+    Clock::time_point searched{};           ///< for closed ones
   };
 
   PeerAcceptor(boost::asio::io_context& io, bool tls, AcceptorLimits limits);

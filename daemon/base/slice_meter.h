@@ -48,7 +48,7 @@ class SliceMeter {
 
  private:
   static constexpr std::chrono::milliseconds kWorthReading{1};
-  static constexpr std::chrono::microseconds kShort{20};  ///< of one slice that is not looked at
+  static constexpr std::chrono::microseconds kShort{20};  ///< a slice below this is counted, not measured
   static constexpr std::uint32_t kMostUnseen = 16;
 
   static std::uint64_t ticks() {
@@ -63,8 +63,8 @@ class SliceMeter {
   std::chrono::nanoseconds read_busy(TimePoint now);
   void record(std::chrono::nanoseconds busy);
 
-  std::uint64_t ticks_began_ = 0;  ///< of the slice
-  std::uint64_t short_ticks_ = 0;  ///< kShort; 0 until it is known how long a tick is
+  std::uint64_t ticks_began_ = 0;  ///< time stamp counter when the slice began
+  std::uint64_t short_ticks_ = 0;  ///< kShort in ticks; 0 until the length of a tick is known
   double ns_per_tick_ = 0;
   TimePoint first_look_{};
   std::uint64_t first_ticks_ = 0;

@@ -96,6 +96,7 @@ class Scheduler {
 
   void pass_over(User& user);
   void pass_over(Entry& entry, const User& user);
+  static void renew(Allowance& allowance, const Allowance& quantum);
   static void recover(Allowance& allowance, const Allowance& quantum);
   template <typename Serve>
   void visit(User& user, Visit& seen, Serve& serve);
@@ -176,8 +177,7 @@ void Scheduler<Member>::round(Serve&& serve, Now&& now) {
       continue;
     }
     if (!user.in_turn) {
-      user.allowance.forfeit();
-      user.allowance += quanta(user.weight);
+      renew(user.allowance, quanta(user.weight));
     }
     const bool throttled = user.bucket.limited() && !user.bucket.left().left();
     const bool could_send = user.allowance.left();
@@ -197,12 +197,18 @@ void Scheduler<Member>::round(Serve&& serve, Now&& now) {
   }
 }
 
+/// A turn begins: one quantum, less what is owed.
+template <typename Member>
+void Scheduler<Member>::renew(Allowance& allowance, const Allowance& quantum) {
+  allowance.forfeit();
+  allowance += quantum;
+}
+
 /// Of whoever has nothing to send: a quantum pays off a debt, and nothing else is carried over.
 template <typename Member>
 void Scheduler<Member>::recover(Allowance& allowance, const Allowance& quantum) {
   if (allowance == Allowance{}) return;
-  allowance.forfeit();
-  allowance += quantum;
+  renew(allowance, quantum);
   allowance.forfeit();
 }
 
@@ -268,8 +274,7 @@ void Scheduler<Member>::visit_member(User& user, std::size_t at, Visit& seen, Se
   if (member.in_turn) {
     --user.in_turns;
   } else if (user.allowance.left()) {
-    member.allowance.forfeit();
-    member.allowance += quanta(entry.weight * user.weight);
+    renew(member.allowance, quanta(entry.weight * user.weight));
   }
   const Allowance own = member.allowance;
   const bool limited = user.bucket.limited();

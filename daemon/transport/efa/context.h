@@ -61,14 +61,6 @@ struct RemoteRegion {
   std::uint32_t rkey = 0;
 };
 
-/// What a channel's last put read from: good as long as no registration has gone since, and no longer than
-/// the channel's memory.
-struct LastSource {
-  const memory::Region* region = nullptr;
-  std::uint64_t generation = 0;
-  const rdma::Registration* registration = nullptr;
-};
-
 struct Outbound {
   Outbound(const Context& context, ChannelId id_, ChannelKey key_, std::shared_ptr<PeerLoad> load)
       : id(id_), key(key_), window(context.options.window, std::move(load)), done(context.options.window) {}
@@ -81,7 +73,7 @@ struct Outbound {
   ReceiveWindow done;  ///< requests that have completed: they do so in any order
   std::uint64_t reported = 0;
   ChannelMemory memory;
-  LastSource last_source;
+  rdma::LastSource last_source;
   std::vector<const memory::Region*> sources;  ///< that its puts have read from, over whichever connection
   std::vector<RemoteRegion> targets;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> revoked;  ///< (region, grant) to confirm

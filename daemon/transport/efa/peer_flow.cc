@@ -68,14 +68,10 @@ RemoteRegion* Peer::locate(Outbound& channel, std::uint32_t region) {
   return nullptr;
 }
 
-/// Null: it is being registered, or the channel has failed. The last one is remembered: looking it up for
-/// every put costs more than posting it.
+/// Null: it is being registered, or the channel has failed.
 const rdma::Registration* Peer::source_of(Outbound& channel, const memory::Region& region) {
   rdma::Registrations& registrations = memory_of(channel.memory);
-  LastSource& last = channel.last_source;
-  if (last.region == &region && last.generation == registrations.generation()) {
-    return last.registration;
-  }
+  if (const auto* const known = channel.last_source.find(registrations, region)) return known;
   const auto made = registrations.source(region);
   if (!made.ok()) {
     fail(channel, made.status());
@@ -85,8 +81,8 @@ const rdma::Registration* Peer::source_of(Outbound& channel, const memory::Regio
     channel.source_pending = true;
     return nullptr;
   }
-  last = {&region, registrations.generation(), made.value()};
-  return last.registration;
+  channel.last_source = {&region, registrations.generation(), made.value()};
+  return made.value();
 }
 
 /// False: not now (the target is being asked for, the source registered), or never (the channel has failed).

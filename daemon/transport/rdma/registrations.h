@@ -123,4 +123,17 @@ class Registrations {
   std::vector<std::pair<const memory::Region*, std::shared_ptr<Job>>> leaving_;  ///< targets
 };
 
+/// The source of a channel's last put, so that a stream of puts looks it up once. Whoever keeps one forgets
+/// it when the Registrations change or go.
+struct LastSource {
+  const memory::Region* region = nullptr;
+  std::uint64_t generation = 0;
+  const Registration* registration = nullptr;
+
+  /// Null: it was another region, or a registration has gone since.
+  const Registration* find(const Registrations& of, const memory::Region& wanted) const {
+    return region == &wanted && generation == of.generation() ? registration : nullptr;
+  }
+};
+
 }  // namespace mkernel::transport::rdma

@@ -54,10 +54,7 @@ struct Outbound {
   std::vector<RemoteRegion> regions;  ///< by index
   std::vector<Revocation> revocations;
 
-  // The last source, so that a stream of puts looks it up once.
-  const memory::Region* source = nullptr;
-  const rdma::Registration* registration = nullptr;
-  std::uint64_t generation = 0;
+  rdma::LastSource last_source;
 
   /// A put of it may begin now.
   bool may_send() const { return attached && !waiting && !failed && !closing && !stopped; }
@@ -67,7 +64,7 @@ struct Outbound {
     attached = waiting = stopped = queued = false;
     regions.clear();
     revocations.clear();
-    source = nullptr;
+    last_source = {};
   }
 };
 

@@ -243,9 +243,7 @@ const RemoteRegion* SendLink::remote_region(Outbound& channel, const Put& put) {
 
 const rdma::Registration* SendLink::source_of(Outbound& channel, const memory::Region& region) {
   rdma::Registrations& registrations = queue_.path().registrations();
-  if (channel.source == &region && channel.generation == registrations.generation()) {
-    return channel.registration;
-  }
+  if (const auto* const known = channel.last_source.find(registrations, region)) return known;
   const auto made = registrations.source(region);
   if (!made.ok()) {
     fail_channel(context_, channel, made.status().with_context("the source of a put"));
@@ -255,10 +253,8 @@ const rdma::Registration* SendLink::source_of(Outbound& channel, const memory::R
     channel.waiting = source_pending_ = true;
     return nullptr;
   }
-  channel.source = &region;
-  channel.registration = made.value();
-  channel.generation = registrations.generation();
-  return channel.registration;
+  channel.last_source = {&region, registrations.generation(), made.value()};
+  return made.value();
 }
 
 Status SendLink::post(Outbound* channel, std::uint64_t count) {

@@ -1,6 +1,7 @@
 // What the conformance suite cannot ask for: regions that go while puts fly, devices that die, a closed
 // security group, and what is registered when.
 #include "daemon/transport/efa/message.h"
+#include "tests/support/large_registration.h"
 #include "tests/unit/daemon/transport/efa/pair.h"
 
 namespace mkernel::test {
@@ -139,23 +140,8 @@ TEST_CASE("others go on while a large region is registered, at the sender and at
   for (const char* const host : {"node-a", "node-b"}) {
     CAPTURE(host);
     TransportPair pair;
-    const auto other = pair.stream(pair.a(), 1ULL << 40, 8, 4096, always(4096));
-    REQUIRE(pair.run_until([&] { return pair.b().arrived(other.in) > 100; }));
-    fabric_of(pair).hold_registrations(device_of(host, 0), 1U << 20);
-    const auto begin = std::chrono::steady_clock::now();
-    const auto large = pair.stream(pair.a(), 20, 8, 1U << 20, always(1U << 20));
-    const std::uint64_t before = pair.b().arrived(other.in);
-    REQUIRE(pair.run_until([&] { return pair.b().arrived(other.in) > before + 1000; }));
-    CHECK(pair.b().arrived(large.in) == 0);
-    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(8));  // nobody waited for it
-    fabric_of(pair).hold_registrations(device_of(host, 0), 0);
-    REQUIRE(pair.run_until([&] { return pair.b().arrived(large.in) == 20; }));
-    pair.a().stop();
-    CHECK(pair.run(Threads::kOne) == "");
-    // And it is given back: held for as long as that takes, and no longer.
-    memory::Region& target = pair.b().region(pair.b().region_of(large.in));
-    pair.b().transport().retire(target);
-    CHECK(pair.run_until([&] { return !pair.b().transport().holds(target); }));
+    LargeRegistration registration(pair, fabric_of(pair), device_of(host, 0));
+    const memory::Region& target = registration.check_that_nobody_waits();
     CHECK(fabric_of(pair).registered(device_of("node-b", 0)) < target.bytes);
   }
 }
@@ -164,25 +150,18 @@ TEST_CASE("a connection that is lost while a large region is registered comes ba
   for (const char* const host : {"node-a", "node-b"}) {
     CAPTURE(host);
     TransportPair pair;
-    const auto other = pair.stream(pair.a(), 1ULL << 40, 8, 4096, always(4096));
-    REQUIRE(pair.run_until([&] { return pair.b().arrived(other.in) > 100; }));
-    fabric_of(pair).hold_registrations(device_of(host, 0), 1U << 20);
-    const auto large = pair.stream(pair.a(), 20, 8, 1U << 20, always(1U << 20));
+    LargeRegistration registration(pair, fabric_of(pair), device_of(host, 0));
     for (int round = 0; round < 5; ++round) {
-      const std::uint64_t before = pair.b().arrived(other.in);
-      REQUIRE(pair.run_until([&] { return pair.b().arrived(other.in) > before + 100; }));
+      registration.others_go_on(100);
       const std::size_t told = pair.a().paths().size();
       fabric_of(pair).set_port(device_of(host, 0), 1, IBV_PORT_DOWN);
       REQUIRE(pair.run_until([&] { return pair.a().paths().size() > told; }));
       fabric_of(pair).set_port(device_of(host, 0), 1, IBV_PORT_ACTIVE);
     }
-    CHECK(pair.b().arrived(large.in) == 0);
-    fabric_of(pair).hold_registrations(device_of(host, 0), 0);
-    REQUIRE(pair.run_until([&] { return pair.b().arrived(large.in) == 20; }));
-    pair.a().stop();
-    CHECK(pair.run(Threads::kOne) == "");
+    registration.finish();
     // What the lost connections had asked for has gone: at each end there is one registration of each region.
-    const std::uint64_t both = pair.a().source_of(other.out).bytes + pair.a().source_of(large.out).bytes;
+    const std::uint64_t both = pair.a().source_of(registration.other().out).bytes +
+                               pair.a().source_of(registration.large().out).bytes;
     for (const char* const end : {"node-a", "node-b"}) {
       CHECK(pair.run_until([&] { return fabric_of(pair).registered(device_of(end, 0)) == both; }));
     }

@@ -1,4 +1,5 @@
 // What channels of one tenant do to those of another that share their connection.
+#include "tests/support/large_registration.h"
 #include "tests/unit/daemon/transport/verbs/pair.h"
 
 namespace mkernel::test {
@@ -166,23 +167,7 @@ TEST_CASE("others go on while a large region is registered, at the sender and at
   for (const char* const host : {"node-a", "node-b"}) {
     CAPTURE(host);
     TransportPair pair;
-    const auto other = pair.stream(pair.a(), 1ULL << 40, 8, 4096, always(4096));
-    REQUIRE(pair.run_until([&] { return pair.b().arrived(other.in) > 100; }));
-    fabric_of(pair).hold_registrations(device_of(host, 0), 1U << 20);
-    const auto begin = std::chrono::steady_clock::now();
-    const auto large = pair.stream(pair.a(), 20, 8, 1U << 20, always(1U << 20));
-    const std::uint64_t before = pair.b().arrived(other.in);
-    REQUIRE(pair.run_until([&] { return pair.b().arrived(other.in) > before + 1000; }));
-    CHECK(pair.b().arrived(large.in) == 0);
-    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(8));  // nobody waited for it
-    fabric_of(pair).hold_registrations(device_of(host, 0), 0);
-    REQUIRE(pair.run_until([&] { return pair.b().arrived(large.in) == 20; }));
-    pair.a().stop();
-    CHECK(pair.run(Threads::kOne) == "");
-    // And it is given back: held for as long as that takes, and no longer.
-    memory::Region& target = pair.b().region(pair.b().region_of(large.in));
-    pair.b().transport().retire(target);
-    CHECK(pair.run_until([&] { return !pair.b().transport().holds(target); }));
+    LargeRegistration(pair, fabric_of(pair), device_of(host, 0)).check_that_nobody_waits();
   }
 }
 

@@ -63,7 +63,7 @@ Status begin_group(Group& group) {
   group.arrival_words = port.segment.at<std::uint64_t>(layout.arrivals_offset);
   group.completed_words = port.segment.at<std::uint64_t>(layout.completed_offset);
   group.regions.resize(port.region_capacity);
-  group.remote_bytes.resize(std::size_t{port.world_size} * port.region_capacity);
+  group.remote_bytes.grow(std::size_t{port.world_size} * port.region_capacity);
   group.outbound.reserve(group.channel_count());
   group.neighbours.resize(port.world_size);
   for (std::uint32_t rank = 0; rank < port.world_size; ++rank) {

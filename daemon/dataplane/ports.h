@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/base/growing_array.h"
 #include "daemon/memory/region.h"
 #include "daemon/transport/transport.h"
 #include "proto/abi/region_map.h"
@@ -84,7 +85,7 @@ struct GroupPort {
   ipc::Mapping segment;         ///< abi::GroupSegment
   /// Counters of channel (me -> target, lane) at [target * lanes + lane]; arrivals of (source -> me, lane)
   /// likewise.
-  std::vector<Counters> channels;
+  base::GrowingArray<Counters> channels;
 
   abi::GroupSegment* header() const { return segment.at<abi::GroupSegment>(0); }
 };

@@ -69,7 +69,7 @@ Status SessionGroup::build(FormedGroup group) {
     peer.local_ranks = static_cast<std::uint32_t>(std::count_if(places.begin(), places.end(), same_node));
   }
   port->segment = std::move(segment->mapping);
-  port->channels = std::vector<dataplane::Counters>(channels);
+  port->channels.grow(channels);
   segment_fd_ = std::move(segment->fd);
   port_ = std::move(port);
   return {};

@@ -26,7 +26,7 @@ struct Tables {
     port->region_capacity = kCapacity;
     port->first_channel = seed[0];
     port->ranks.resize(2);
-    port->channels = std::vector<dataplane::Counters>(2 * kLanes);
+    port->channels.grow(2 * kLanes);
     abi::GroupSegment layout{};
     const std::uint64_t bytes = abi::layout_group(layout, 2, 0, kLanes, kCapacity);
     auto fd = ipc::create_shared_memory("fuzz", bytes);

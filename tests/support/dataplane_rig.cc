@@ -79,7 +79,7 @@ std::shared_ptr<dataplane::GroupPort> make_group(dataplane::SessionId session, c
   }
   port->segment = map_new("test-group", bytes);
   *port->header() = layout;
-  port->channels = std::vector<dataplane::Counters>(std::size_t{world_size} * shape.lanes);
+  port->channels.grow(std::size_t{world_size} * shape.lanes);
   return port;
 }
 

@@ -206,11 +206,13 @@ def wide_group(channel, path, group, world, lanes, sessions):
 
 
 def leave_wide_group(scene):
-    """A group of up to 128 ranks and 64 lanes in one process, which then dies."""
-    world = scene.random.choice((32, 64, 96, 128))
-    child = scene.spawn(wide_group, str(scene.daemon().socket), f"wide {scene.seed}"[:60], world, 64, 4, uid=scene.stranger())
-    refused = child.hear(60.0)["refused"]
-    child.kill()
+    """A group of up to 128 ranks and 64 lanes in one process, which then dies; the same twice more, in memory that was used."""
+    world, daemon, uid = scene.random.choice((32, 64, 96, 128)), scene.daemon(), scene.stranger()
+    for life in range(3):
+        child = scene.spawn(wide_group, str(daemon.socket), f"wide {life} {scene.seed}"[:60], world, 64, 4, uid=uid)
+        refused = child.hear(60.0)["refused"]
+        child.kill()
+        scene.pause(0.3, 0.3)
     return {"ranks": world, "refused": refused[:120]}
 
 

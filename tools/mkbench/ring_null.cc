@@ -165,7 +165,7 @@ struct Setup {
     group->ranks = {{.local = true, .peer = 0, .local_key = {1, 1}},
                     {.local = false, .peer = 1, .local_key = {}}};
     group->segment = std::move(segment).value();
-    group->channels = std::vector<dataplane::Counters>(2 * lanes);
+    group->channels.grow(2 * lanes);
 
     segment = new_segment("mkbench-region", kRegionBytes);
     if (!segment.ok()) return segment.status();

@@ -172,6 +172,18 @@ TEST_CASE("8 ranks of a world of 1,024 x 16 lanes come and go one by one in shor
   check_slices(node);
 }
 
+TEST_CASE("the largest group comes and goes in short slices") {
+  ProxyFixture node;
+  const Bystander bystander(node);
+  LargeGroup large(node, 1024, 1, 64, 1);
+  large.open();
+  large.groups.clear();
+  const std::uint64_t before = bystander.signals();
+  large.end();
+  CHECK(bystander.signals() > before);
+  check_slices(node);
+}
+
 TEST_CASE("a session that ends while its group opens") {
   ProxyFixture node;
   LargeGroup large(node, 1024, 1, 64, 1);

@@ -8,6 +8,18 @@
 #include "daemon/transport/efa/status.h"
 
 namespace mkernel::transport::efa {
+namespace {
+
+[[gnu::cold]] Status not_next(const ReceiveWindow& window) {
+  return {StatusCode::kInternal,
+          "a put arrived that is not one of the " + std::to_string(window.capacity()) + " that are next"};
+}
+
+[[gnu::cold]] Status not_sent() {
+  return {StatusCode::kInternal, "puts were acknowledged that were not sent"};
+}
+
+}  // namespace
 
 Peer::Peer(Context& context, PeerId id, const PeerAddress& remote, Time now)
     : context_(context),
@@ -183,13 +195,14 @@ std::size_t Peer::poll(Time now, Status& lost) {
   std::size_t events = 0;
   while (Queue* const queue = connection_.queue()) {
     const auto polled = queue->poll(completions);
-    Status status = polled.status();
-    const std::size_t count = polled.ok() ? polled.value() : 0;
-    for (std::size_t i = 0; i < count && status.ok(); ++i) status = take(completions[i], now);
+    Status why = polled.status();
+    bool good = polled.ok();
+    const std::size_t count = good ? polled.value() : 0;
+    for (std::size_t i = 0; i < count && good; ++i) good = take(completions[i], now, why);
     events += count;
     publish();
-    if (!status.ok()) {
-      lose(status, now);
+    if (!good) {
+      lose(why, now);
       ++events;
     }
     if (count < completions.size()) break;
@@ -230,95 +243,112 @@ Time Peer::deadline(Time now) const {
   return std::min(due, heard_ + (asked_ ? context_.patience() : quiet_limit()));
 }
 
-Status Peer::take(const ibv_wc& completion, Time now) {
-  if (completion.status == IBV_WC_SUCCESS && completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
-    return arrived(unpack(be32toh(completion.imm_data)));
+/// False: the connection is of no use any more, `why` says why.
+bool Peer::take(const ibv_wc& completion, Time now, Status& why) {
+  if (completion.status != IBV_WC_SUCCESS) return request_failed(completion, why);
+  if (completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+    return arrived(unpack(be32toh(completion.imm_data)), why);
   }
-  return completed(completion, now);
-}
-
-/// Of an own request. An error: the connection is of no use any more.
-Status Peer::completed(const ibv_wc& completion, Time now) {
-  const bool good = completion.status == IBV_WC_SUCCESS;
-  const Status why(StatusCode::kUnavailable, good ? "" : text_of(completion));
   if (completion.wr_id == Connection::kProbeId) {
-    if (!good) return why;
-    if (!connection_.proved(now)) return {};
-    attach_all();
-    if (!std::exchange(connected_, true)) context_.sink->peer_connected(id_);
-    return {};
+    proved(now);
+  } else if ((completion.wr_id & kAcknowledgement) != 0) {
+    acknowledgement_sent(static_cast<std::uint32_t>(completion.wr_id));
+  } else {
+    written(completion.wr_id);
   }
-  if ((completion.wr_id & kAcknowledgement) != 0) {
-    if (!good) return why;
-    const auto number = static_cast<std::uint32_t>(completion.wr_id);
-    Inbound* const channel = numbers_.at(number);
-    numbers_.set_acknowledging(number, false);
-    if (channel == nullptr) {
-      attach_waiting();
-      return {};
-    }
-    channel->acknowledging = false;
-    if (channel->acknowledged < channel->published) to_acknowledge_.push_back(channel);
-    return {};
-  }
-  const Failure failure = good ? Failure::kFlushed : meaning(completion);
-  if (!good && failure == Failure::kConnection) return why;
-  const auto serial = static_cast<std::uint32_t>(completion.wr_id >> 32);
-  const auto found = by_serial_.find(serial);
-  if (found == by_serial_.end()) {  // closed meanwhile
-    completed_late(serial);
-    return {};
-  }
-  Outbound& channel = *found->second;
-  --channel.flying;
-  if (good) {
-    connection_.carried();
-    const std::uint64_t before = channel.done.prefix();
-    const auto ahead = static_cast<std::uint32_t>(completion.wr_id) - static_cast<std::uint32_t>(before);
-    channel.done.accept(before + ahead);
-    report(channel);
-    offer(channel);
-  } else if (failure == Failure::kTarget) {
-    // Closed there, and the news are under way? The answer comes behind them.
-    if (!std::exchange(channel.accused, true)) ask_to_attach(channel);
-  } else if (failure != Failure::kFlushed) {
-    fail(channel, {StatusCode::kUnavailable, text_of(completion)});
-  }
-  if (!channel.revoked.empty()) confirm_revoked(channel);
-  return {};
+  return true;
 }
 
-Status Peer::arrived(const Immediate& immediate) {
-  if (immediate.acknowledges) return acknowledged(immediate.channel, immediate.sequence);
-  if (immediate.channel == kProbe) return {};
+void Peer::written(std::uint64_t request) {
+  Outbound* const channel = landed(request);
+  if (channel == nullptr) return;
+  connection_.carried();
+  const std::uint64_t before = channel->done.prefix();
+  const auto ahead = static_cast<std::uint32_t>(request) - static_cast<std::uint32_t>(before);
+  channel->done.accept(before + ahead);
+  report(*channel);
+  offer(*channel);
+  if (!channel->revoked.empty()) confirm_revoked(*channel);
+}
+
+/// The channel whose put the request was, which is not under way any more. Null: closed meanwhile.
+Outbound* Peer::landed(std::uint64_t request) {
+  const auto serial = static_cast<std::uint32_t>(request >> 32);
+  const auto found = by_serial_.find(serial);
+  if (found == by_serial_.end()) {
+    completed_late(serial);
+    return nullptr;
+  }
+  --found->second->flying;
+  return found->second;
+}
+
+void Peer::proved(Time now) {
+  if (!connection_.proved(now)) return;
+  attach_all();
+  if (!std::exchange(connected_, true)) context_.sink->peer_connected(id_);
+}
+
+void Peer::acknowledgement_sent(std::uint32_t number) {
+  Inbound* const channel = numbers_.at(number);
+  numbers_.set_acknowledging(number, false);
+  if (channel == nullptr) return attach_waiting();
+  channel->acknowledging = false;
+  if (channel->acknowledged < channel->published) to_acknowledge_.push_back(channel);
+}
+
+bool Peer::request_failed(const ibv_wc& completion, Status& why) {
+  const Status said(StatusCode::kUnavailable, text_of(completion));
+  const bool of_put = completion.wr_id != Connection::kProbeId && (completion.wr_id & kAcknowledgement) == 0;
+  const Failure failure = meaning(completion);
+  if (!of_put || failure == Failure::kConnection) {
+    why = said;
+    return false;
+  }
+  Outbound* const channel = landed(completion.wr_id);
+  if (channel == nullptr) return true;
+  if (failure == Failure::kTarget) {
+    // Closed there, and the news are under way? The answer comes behind them.
+    if (!std::exchange(channel->accused, true)) ask_to_attach(*channel);
+  } else if (failure != Failure::kFlushed) {
+    fail(*channel, said);
+  }
+  if (!channel->revoked.empty()) confirm_revoked(*channel);
+  return true;
+}
+
+bool Peer::arrived(const Immediate& immediate, Status& why) {
+  if (immediate.acknowledges) return acknowledged(immediate.channel, immediate.sequence, why);
+  if (immediate.channel == kProbe) return true;
   Inbound* const channel = numbers_.at(immediate.channel);
-  if (channel == nullptr) return {};  // closed meanwhile
+  if (channel == nullptr) return true;  // closed meanwhile
   const auto announced = channel->window.announce(immediate.sequence);
   if (announced.verdict != ReceiveWindow::Verdict::kNew) {
-    return {StatusCode::kInternal, "a put arrived that is not one of the " +
-                                       std::to_string(channel->window.capacity()) + " that are next"};
+    why = not_next(channel->window);
+    return false;
   }
   connection_.carried();
   if (channel->window.accept(announced.number) && (grown_.empty() || grown_.back() != channel)) {
     grown_.push_back(channel);
   }
-  return {};
+  return true;
 }
 
-Status Peer::acknowledged(std::uint32_t index, WireSequence sequence) {
+bool Peer::acknowledged(std::uint32_t index, WireSequence sequence, Status& why) {
   const auto found = by_number_.find(index);
-  if (found == by_number_.end()) return {};  // closed meanwhile
+  if (found == by_number_.end()) return true;  // closed meanwhile
   Outbound& channel = *found->second;
   const std::uint64_t before = channel.window.acknowledged();
   const std::uint64_t count = before + static_cast<WireSequence>(sequence - to_wire(before));
   if (!channel.window.acknowledge(count)) {
-    return {StatusCode::kInternal, "puts were acknowledged that were not sent"};
+    why = not_sent();
+    return false;
   }
   outstanding_ -= count - before;
   channel.outstanding -= count - before;
   report(channel);
   offer(channel);
-  return {};
+  return true;
 }
 
 /// A source is free when its put is published over there and no request reads it here.

@@ -96,10 +96,14 @@ class Peer {
   }
   Message head(MessageType type) const { return {.type = type, .epoch = connection_.epoch()}; }
   // Completions.
-  Status take(const ibv_wc& completion, Time now);
-  Status completed(const ibv_wc& completion, Time now);
-  Status arrived(const Immediate& immediate);
-  Status acknowledged(std::uint32_t index, WireSequence sequence);
+  bool take(const ibv_wc& completion, Time now, Status& why);
+  void written(std::uint64_t request);
+  Outbound* landed(std::uint64_t request);
+  void proved(Time now);
+  void acknowledgement_sent(std::uint32_t number);
+  [[gnu::cold]] bool request_failed(const ibv_wc& completion, Status& why);
+  bool arrived(const Immediate& immediate, Status& why);
+  bool acknowledged(std::uint32_t index, WireSequence sequence, Status& why);
   void report(Outbound& channel);
   void publish();
   void mind_silence(bool heard, Time now);
@@ -109,6 +113,10 @@ class Peer {
   rdma::Registrations& memory_of(ChannelMemory& memory);
   const rdma::Registration* source_of(Outbound& channel, const memory::Region& region);
   RemoteRegion* locate(Outbound& channel, std::uint32_t region);
+  // What a put of a stream has no part in.
+  [[gnu::cold]] const rdma::Registration* look_up(Outbound& channel, const memory::Region& region);
+  [[gnu::cold]] void ask_for(Outbound& channel, std::uint32_t region);
+  [[gnu::cold]] void refuse(Outbound& channel, const Put& put, const RemoteRegion& target);
   std::size_t send_puts(Outbound& channel, Time now);
   std::size_t send_acknowledgements(Time now);
 

@@ -54,7 +54,6 @@ std::size_t Peer::send_acknowledgements(Time now) {
 
 /// With the device of the connection. There is one.
 rdma::Registrations& Peer::memory_of(ChannelMemory& memory) {
-  if (memory) return *memory;  // asked for every put
   const Queue& queue = *connection_.queue();
   return memory_on(queue.device(), queue.pd(), context_.registrar.get(), memory);
 }
@@ -63,15 +62,25 @@ RemoteRegion* Peer::locate(Outbound& channel, std::uint32_t region) {
   const auto found = std::find_if(channel.targets.begin(), channel.targets.end(),
                                   [&](const RemoteRegion& target) { return target.region == region; });
   if (found != channel.targets.end()) return found->known ? &*found : nullptr;
+  ask_for(channel, region);
+  return nullptr;
+}
+
+void Peer::ask_for(Outbound& channel, std::uint32_t region) {
   channel.targets.push_back({.region = region});
   say(RegionMessage{head(MessageType::kResolve), channel.key, region, 0});
-  return nullptr;
 }
 
 /// Null: it is being registered, or the channel has failed.
 const rdma::Registration* Peer::source_of(Outbound& channel, const memory::Region& region) {
+  if (channel.memory) {
+    if (const auto* const known = channel.last_source.find(*channel.memory, region)) return known;
+  }
+  return look_up(channel, region);
+}
+
+const rdma::Registration* Peer::look_up(Outbound& channel, const memory::Region& region) {
   rdma::Registrations& registrations = memory_of(channel.memory);
-  if (const auto* const known = channel.last_source.find(registrations, region)) return known;
   const auto made = registrations.source(region);
   if (!made.ok()) {
     fail(channel, made.status());
@@ -93,10 +102,7 @@ bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
   const RemoteRegion* const target = locate(channel, put.remote_region);
   if (target == nullptr) return false;
   if (!memory::in_bounds(put.remote_offset, put.length, target->bytes)) {
-    fail(channel, {StatusCode::kOutOfRange, "[" + std::to_string(put.remote_offset) + ", +" +
-                                                std::to_string(put.length) + ") lies outside region " +
-                                                std::to_string(put.remote_region) + " of " +
-                                                std::to_string(target->bytes) + " bytes"});
+    refuse(channel, put, *target);
     return false;
   }
   const Device& device = connection_.queue()->device();
@@ -116,6 +122,13 @@ bool Peer::make_request(Outbound& channel, const Put& put, Request& out) {
   out.rkey = target->rkey;
   out.length = put.length;
   return true;
+}
+
+void Peer::refuse(Outbound& channel, const Put& put, const RemoteRegion& target) {
+  fail(channel, {StatusCode::kOutOfRange, "[" + std::to_string(put.remote_offset) + ", +" +
+                                              std::to_string(put.length) + ") lies outside region " +
+                                              std::to_string(put.remote_region) + " of " +
+                                              std::to_string(target.bytes) + " bytes"});
 }
 
 /// One doorbell's worth; stays active as long as it can go on.

@@ -210,13 +210,15 @@ bool EfaTransport::take(const Put& put, Time now) {
   Outbound& channel = *end.outbound;
   if (channel.window.full()) return false;
   if (!channel.window.push(put, now)) {
-    end.peer->fail(channel, {StatusCode::kInternal,
-                             "put number " + std::to_string(put.sequence) + " was submitted where " +
-                                 std::to_string(channel.window.next_sequence()) + " is next"});
+    refuse(end, put);
     return true;
   }
   end.peer->offer(channel);
   return true;
+}
+
+void EfaTransport::refuse(const End& end, const Put& put) {
+  end.peer->fail(*end.outbound, end.outbound->window.out_of_order(put));
 }
 
 std::size_t EfaTransport::submit(std::span<const Put> puts) {

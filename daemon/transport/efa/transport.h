@@ -51,6 +51,7 @@ class EfaTransport final : public Transport {
   Result<Peer*> peer_for_channel(ChannelId channel, PeerId peer) const;
   End& end_of(ChannelId channel);
   bool take(const Put& put, Time now);
+  [[gnu::cold]] void refuse(const End& end, const Put& put);
   std::size_t take_registrations();
   std::size_t receive_messages(Time now);
   std::size_t poll_peers(Time now);

@@ -95,9 +95,7 @@ bool Sender::submit(const Put& put, Time now) {
   }
   if (channel->window.full()) return false;
   if (!channel->window.push(put, now)) {
-    fail(*channel, {StatusCode::kInternal, "emulated: put " + std::to_string(put.sequence) + " to " + peer_ +
-                                               " was submitted where put " +
-                                               std::to_string(channel->window.next_sequence()) + " is due"});
+    fail(*channel, channel->window.out_of_order(put).with_context("emulated: to " + peer_));
     return true;
   }
   if (put.length > 0) {

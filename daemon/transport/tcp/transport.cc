@@ -213,9 +213,7 @@ bool TcpTransport::take(const Put& put, Clock::time_point now) {
     channel->failed = true;
     context_.events.channel_failed(
         channel->id,
-        {StatusCode::kInternal, "channel " + std::to_string(channel->id) + ": put number " +
-                                    std::to_string(put.sequence) + " was submitted where " +
-                                    std::to_string(channel->window.next_sequence()) + " is next"});
+        channel->window.out_of_order(put).with_context("channel " + std::to_string(channel->id)));
     context_.kick_once();
     return true;
   }

@@ -20,11 +20,11 @@ class Batch {
   /// Forgets what was added since size() was `size`.
   void truncate(std::uint32_t size) { used_ = size; }
 
-  /// A write of [address, +length) with `lkey`. There is room.
+  /// A write of [address, +length) with `lkey`. There is room: the caller has looked, and nobody does again.
   void write(std::uint64_t address, std::uint32_t lkey, std::uint32_t length, std::uint64_t remote,
              std::uint32_t rkey, bool in_line) {
-    ibv_send_wr& request = requests_[used_];
-    ibv_sge& piece = pieces_.data()[used_++];  // there are as many
+    ibv_send_wr& request = requests_.data()[used_];
+    ibv_sge& piece = pieces_.data()[used_++];
     piece = {address, length, lkey};
     request.sg_list = &piece;
     request.num_sge = length > 0 ? 1 : 0;
@@ -36,7 +36,7 @@ class Batch {
 
   /// The requests as a chain, of which the last one is reported. Not empty.
   ibv_send_wr* chain() {
-    ibv_send_wr* const first = requests_.data();  // write() has checked each index
+    ibv_send_wr* const first = requests_.data();
     ibv_send_wr* const last = first + used_ - 1;
     for (ibv_send_wr* one = first; one < last; ++one) one->next = one + 1;
     last->next = nullptr;

@@ -113,9 +113,7 @@ void SendLink::remove(Outbound& channel) {
 
 // Puts
 
-void SendLink::offer(Outbound& channel) {
-  if (!channel.may_send() || channel.queued) return;
-  if (channel.window.unsent() == nullptr) return;
+void SendLink::enqueue(Outbound& channel) {
   channel.queued = true;
   ready_.push_back(&channel);
 }
@@ -222,28 +220,41 @@ SendLink::Added SendLink::add_put(Outbound& channel, const Put& put) {
 /// Null: it was asked for, or the put failed its channel.
 const RemoteRegion* SendLink::remote_region(Outbound& channel, const Put& put) {
   if (put.remote_region >= channel.regions.size()) channel.regions.resize(put.remote_region + 1U);
-  RemoteRegion& region = channel.regions[put.remote_region];
-  if (region.state == RemoteRegion::State::kKnown) {
-    if (memory::in_bounds(put.remote_offset, put.length, region.bytes)) return &region;
-    fail_channel(context_, channel,
-                 {StatusCode::kOutOfRange,
-                  "put into region " + std::to_string(put.remote_region) + " [" +
-                      std::to_string(put.remote_offset) + ", +" + std::to_string(put.length) + ") of " +
-                      text_of(remote_port_) + ": it exceeds its " + std::to_string(region.bytes) + " bytes"});
+  RemoteRegion& region = channel.regions.data()[put.remote_region];
+  if (region.state != RemoteRegion::State::kKnown) {
+    ask_for(channel, put.remote_region);
     return nullptr;
   }
-  channel.waiting = true;
-  if (region.state == RemoteRegion::State::kUnknown) {
-    region.state = RemoteRegion::State::kAsked;
-    const RegionMessage ask{head(MessageType::kResolve), channel.key, put.remote_region, 0};
-    context_.say(peer_, bytes_of(ask));
-  }
+  if (memory::in_bounds(put.remote_offset, put.length, region.bytes)) return &region;
+  refuse(channel, put);
   return nullptr;
 }
 
+void SendLink::ask_for(Outbound& channel, std::uint32_t index) {
+  channel.waiting = true;
+  RemoteRegion& region = channel.regions[index];
+  if (region.state != RemoteRegion::State::kUnknown) return;
+  region.state = RemoteRegion::State::kAsked;
+  const RegionMessage ask{head(MessageType::kResolve), channel.key, index, 0};
+  context_.say(peer_, bytes_of(ask));
+}
+
+void SendLink::refuse(Outbound& channel, const Put& put) {
+  fail_channel(
+      context_, channel,
+      {StatusCode::kOutOfRange, "put into region " + std::to_string(put.remote_region) + " [" +
+                                    std::to_string(put.remote_offset) + ", +" + std::to_string(put.length) +
+                                    ") of " + text_of(remote_port_) + ": it exceeds its " +
+                                    std::to_string(channel.regions[put.remote_region].bytes) + " bytes"});
+}
+
 const rdma::Registration* SendLink::source_of(Outbound& channel, const memory::Region& region) {
+  const auto* const known = channel.last_source.find(queue_.path().registrations(), region);
+  return known != nullptr ? known : look_up(channel, region);
+}
+
+const rdma::Registration* SendLink::look_up(Outbound& channel, const memory::Region& region) {
   rdma::Registrations& registrations = queue_.path().registrations();
-  if (const auto* const known = channel.last_source.find(registrations, region)) return known;
   const auto made = registrations.source(region);
   if (!made.ok()) {
     fail_channel(context_, channel, made.status().with_context("the source of a put"));
@@ -261,8 +272,7 @@ Status SendLink::post(Outbound* channel, std::uint64_t count) {
   ibv_send_wr* bad = nullptr;
   const int error = ibv_post_send(queue_.get(), batch_.chain(), &bad);
   if (error != 0) return rdma::call_failed(text(), "posting to the send queue", error);
-  const std::uint32_t at = (posted_first_ + posted_count_++) % context_.options.send_queue;
-  posted_[at] = {channel, count, batch_.size()};
+  posted_[posted_at(posted_count_++)] = {channel, count, batch_.size()};
   credits_ -= batch_.size();
   return {};
 }
@@ -288,7 +298,7 @@ SendLink::Progress SendLink::poll() {
         return progress;
       }
       const Posted done = posted_[posted_first_];
-      posted_first_ = (posted_first_ + 1) % context_.options.send_queue;
+      posted_first_ = posted_at(1);
       --posted_count_;
       credits_ += done.requests;
       if (done.channel == nullptr) {

@@ -41,8 +41,10 @@ class SendLink {
   void remove(Outbound& channel);
   const std::vector<Outbound*>& channels() const { return channels_; }
 
-  /// The channel has puts that it may send.
-  void offer(Outbound& channel);
+  /// The channel may have puts that it may send.
+  void offer(Outbound& channel) {
+    if (channel.may_send() && !channel.queued && channel.window.unsent() != nullptr) enqueue(channel);
+  }
   /// Something that was being registered is there, or has failed: who waited for it tries again.
   void try_again();
   /// Posts what channels have, in turns, as far as the queue takes it. Not OK: the connection is broken.
@@ -78,12 +80,22 @@ class SendLink {
   };
 
   enum class Added { kYes, kFull, kWait, kFailed };
+  void enqueue(Outbound& channel);
   Added add_put(Outbound& channel, const Put& put);
   const RemoteRegion* remote_region(Outbound& channel, const Put& put);
   /// Null: it is being registered, or the channel has failed.
   const rdma::Registration* source_of(Outbound& channel, const memory::Region& region);
+  // What a put of a stream has no part in.
+  [[gnu::cold]] const rdma::Registration* look_up(Outbound& channel, const memory::Region& region);
+  [[gnu::cold]] void ask_for(Outbound& channel, std::uint32_t index);
+  [[gnu::cold]] void refuse(Outbound& channel, const Put& put);
   Status serve(Outbound& channel, bool& full);
   Status post(Outbound* channel, std::uint64_t count);
+  /// Where the entry `ahead` of the first lies in the ring, at most one lap on.
+  std::uint32_t posted_at(std::uint32_t ahead) const {
+    const std::uint32_t at = posted_first_ + ahead;
+    return at < posted_.size() ? at : at - static_cast<std::uint32_t>(posted_.size());
+  }
   void complete(const Posted& done);
   Status explain(const ibv_wc& completion) const;
 

@@ -241,14 +241,15 @@ bool VerbsTransport::take(const Put& put, Time now) {
   Outbound& channel = *end.outbound;
   if (channel.window.full()) return false;
   if (!channel.window.push(put, now)) {
-    fail_channel(
-        context_, channel,
-        {StatusCode::kInternal, "put number " + std::to_string(put.sequence) + " was submitted where " +
-                                    std::to_string(channel.window.next_sequence()) + " is next"});
+    refuse(channel, put);
     return true;
   }
   channel.link.offer(channel);
   return true;
+}
+
+void VerbsTransport::refuse(Outbound& channel, const Put& put) {
+  fail_channel(context_, channel, channel.window.out_of_order(put));
 }
 
 std::size_t VerbsTransport::submit(std::span<const Put> puts) {

@@ -65,6 +65,7 @@ class VerbsTransport final : public Transport {
   Status watch(int fd);
   Result<Peer*> peer_for_channel(ChannelId channel, PeerId peer) const;
   bool take(const Put& put, Time now);
+  [[gnu::cold]] void refuse(Outbound& channel, const Put& put);
   std::size_t take_registrations();
   std::size_t receive_messages(Time now);
   void receive(Peer& peer, std::span<const std::byte> message, Time now);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <string>
 #include <utility>
 
 namespace mkernel::transport {
@@ -13,17 +14,22 @@ SendWindow::SendWindow(std::uint32_t capacity, std::shared_ptr<PeerLoad> load)
       load_(std::move(load)) {}
 
 SendWindow::~SendWindow() {
-  if (load_ != nullptr) load_->bytes -= bytes_submitted_ - bytes_acknowledged_;
+  load_->bytes -= bytes_submitted_ - bytes_acknowledged_;
 }
 
 bool SendWindow::push(const Put& put, Time now) {
-  if (full() || put.sequence != next_sequence()) return false;
+  if (in_flight() == capacity_ || put.sequence != next_sequence()) return false;
   ++submitted_;
   const std::uint64_t bytes = PeerLoad::kPut + put.length;
   bytes_submitted_ += bytes;
   ring_.data()[submitted_ & mask_] = Entry{put, now, bytes_submitted_};
-  if (load_ != nullptr) load_->bytes += bytes;
+  load_->bytes += bytes;
   return true;
+}
+
+Status SendWindow::out_of_order(const Put& put) const {
+  return {StatusCode::kInternal, "put number " + std::to_string(put.sequence) + " was submitted where " +
+                                     std::to_string(next_sequence()) + " is next"};
 }
 
 void SendWindow::mark_sent() {
@@ -33,7 +39,7 @@ void SendWindow::mark_sent() {
 
 bool SendWindow::acknowledge(std::uint64_t count) {
   if (count < acknowledged_ || count > ever_sent_) return false;
-  if (load_ != nullptr && count > acknowledged_) {
+  if (count > acknowledged_) {
     const std::uint64_t bytes = entry(count).bytes;
     load_->bytes -= bytes - bytes_acknowledged_;
     bytes_acknowledged_ = bytes;

@@ -24,8 +24,8 @@ class SendWindow {
   using Time = std::chrono::steady_clock::time_point;
 
   /// Holds up to `capacity` (1..kMaxWindow) puts. `load`: what all channels to the peer have under way,
-  /// counted here; null: nobody counts.
-  explicit SendWindow(std::uint32_t capacity, std::shared_ptr<PeerLoad> load = nullptr);
+  /// counted here; not null.
+  explicit SendWindow(std::uint32_t capacity, std::shared_ptr<PeerLoad> load = std::make_shared<PeerLoad>());
   ~SendWindow();
   SendWindow(const SendWindow&) = delete;
   SendWindow& operator=(const SendWindow&) = delete;
@@ -38,14 +38,16 @@ class SendWindow {
   bool empty() const { return submitted_ == acknowledged_; }
   /// No further put is taken for now: the window is full, or the peer has its load and this channel a part of
   /// it.
-  bool full() const {
-    return in_flight() == capacity_ || (load_ != nullptr && load_->full() && submitted_ != acknowledged_);
-  }
+  bool full() const { return in_flight() == capacity_ || (load_->full() && submitted_ != acknowledged_); }
   /// The number that the next pushed put must carry in `sequence`.
   std::uint64_t next_sequence() const { return submitted_ + 1; }
 
-  /// Takes the next put. False, nothing changed, when the window is full or `put.sequence` is not the next.
+  /// Takes the next put, whatever the peer's load. False, nothing changed, when `capacity` puts are in flight
+  /// or `put.sequence` is not the next.
   bool push(const Put& put, Time now);
+
+  /// Why push() refused a put that full() had room for.
+  [[gnu::cold]] Status out_of_order(const Put& put) const;
 
   /// The first put that the current path has not been given; null when there is none.
   const Put* unsent() const { return sent_ < submitted_ ? &at(sent_ + 1) : nullptr; }

@@ -63,8 +63,8 @@ struct Group {
   std::vector<transport::ChannelId> open_channels;                 ///< to close with the group
   std::vector<std::shared_ptr<const memory::Region>> regions;      ///< by index; null = nothing registered
   std::vector<std::shared_ptr<const memory::Region>> retired;      ///< unregistered, perhaps still in use
-  /// [rank * region_capacity + index], 0 = none. Megabytes in a large group, of which few are used: pages come
-  /// when they are written to.
+  /// [rank * region_capacity + index], 0 = none. Megabytes in a large group, of which few are used: pages
+  /// come when they are written to.
   base::GrowingArray<std::uint64_t> remote_bytes;
   std::uint64_t* arrival_words = nullptr;    ///< [source * lanes + lane]
   std::uint64_t* completed_words = nullptr;  ///< [target * lanes + lane]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs every CPU benchmark once on this machine and records the rows, beside what they are compared with in the same run.
 
-Usage: tests/perf/record.py [--build DIR] [--only iperf3,ring,fabric,idle,gemm,op]
+Usage: tests/perf/record.py [--build DIR] [--only iperf3,ring,post_rate,fabric,idle,gemm,op]
 Writes tests/perf/results/<machine>-<date>-cpu.json. Needs iperf3 for the comparison of the tcp transport.
 """
 import argparse
@@ -26,6 +26,21 @@ def run(*command, **environment):
 
 def ring(mkbench, node, path):
     run(mkbench, "ring", "--daemon", node.socket, "--json", path)
+
+
+def post_rate(path, repetitions=5):
+    """Medians of what one proxy thread can post into queues of a fake NIC, with the lowest and the highest."""
+    from cluster import BIN
+    runs = [subprocess.run([str(BIN / "post_rate")], capture_output=True, text=True, check=True, timeout=300).stdout
+            for _ in range(repetitions)]
+    rows = []
+    for lines in zip(*(text.splitlines() for text in runs)):
+        transport, size = lines[0].split()[:2]
+        rates = [float(line.split(":")[1].split()[0]) for line in lines]
+        rows.append({"transport": transport, "bytes": int(size), "mputs_per_second": statistics.median(rates),
+                     "lowest": min(rates), "highest": max(rates)})
+        print(f"post rate, {transport}, {size} B: {statistics.median(rates):.2f} M/s")
+    add(path, "post_rate", rows)
 
 
 def iperf(size, port, seconds=4):
@@ -117,7 +132,7 @@ def add(path, what, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build")
-    parser.add_argument("--only", default="iperf3,ring,fabric,idle,gemm,op")
+    parser.add_argument("--only", default="iperf3,ring,post_rate,fabric,idle,gemm,op")
     arguments = parser.parse_args()
     os.environ["MKERNEL_BIN"] = str(pathlib.Path(arguments.build, "bin").resolve())
     import cluster
@@ -134,6 +149,8 @@ def main():
         if "fabric" in chosen:  # before the daemons are there: two cores are all it has
             for transport in ("tcp", "emulated"):
                 run(mkbench, "fabric", "--transport", transport, "--json", path)
+        if "post_rate" in chosen:
+            post_rate(path)
         if "gemm" in chosen:
             run(mkbench, "gemm", "--json", path)
         for node in nodes:

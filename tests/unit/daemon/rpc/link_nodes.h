@@ -18,10 +18,12 @@
 #include "daemon/rpc/grpc_wire.h"
 #include "daemon/rpc/peer_links.h"
 #include "proto/abi/version.h"
+#include "tests/support/text.h"
 
 namespace mkernel::rpc {
 
 using std::chrono::milliseconds;
+using test::contains;
 
 /// Generous: sanitizers and a busy machine. No test asserts a time.
 inline constexpr std::chrono::seconds kPatience{60};
@@ -148,6 +150,15 @@ struct Script {
                 [this](const Status& why) { closed = why; }});
     out->read();
   }
+  /// Dials, and says a hello, changed so.
+  void knock(const std::string& where, const std::function<void(v1::Hello&)>& change = {}) {
+    closed.reset();
+    answers.clear();
+    dial(where);
+    v1::PeerMessage message = hello(false);
+    if (change) change(*message.mutable_hello());
+    out->send(message);
+  }
   void start() {
     v1::PeerMessage message;
     message.mutable_start()->set_epoch(epoch);
@@ -175,19 +186,30 @@ inline bool linked(const std::vector<Node*>& nodes) {
                      [&](const Node* node) { return node->up.size() + 1 == nodes.size(); });
 }
 
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 /// A script whose link to `node` is up in both directions.
 inline void link(boost::asio::io_context& io, Script& script, Node& node) {
-  script.dial(node.links->address());
-  script.out->send(script.hello(false));
+  script.knock(node.links->address());
   REQUIRE(run_until(io, [&] { return !script.answers.empty(); }));
   REQUIRE(run_until(io, [&] { return !script.token.empty(); }));
   script.epoch = script.answers.front().hello().epoch();
   script.start();
   REQUIRE(run_until(io, [&] { return node.id_of(script.node) != 0; }));
+}
+
+/// Why `node` closes a stream that begins with the script's hello, changed so. It answers nothing before.
+inline Status refusal(boost::asio::io_context& io, Script& script, const Node& node,
+                      const std::function<void(v1::Hello&)>& change = {}) {
+  script.knock(node.links->address(), change);
+  REQUIRE(run_until(io, [&] { return script.closed.has_value(); }));
+  CHECK(script.answers.empty());
+  return *script.closed;
+}
+
+/// The same of a node b that comes for the first time.
+inline std::string refusal(boost::asio::io_context& io, const Node& node,
+                           const std::function<void(v1::Hello&)>& change) {
+  Script b(io, "b", 2);
+  return refusal(io, b, node, change).to_string();
 }
 
 }  // namespace mkernel::rpc

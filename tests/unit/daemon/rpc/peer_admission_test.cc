@@ -49,13 +49,10 @@ TEST_CASE("a daemon that is not in the list is refused by name and not dialled")
 
   // a and b are all that a is configured with, and both are there: nobody else can be a peer.
   Script stranger(io, "stranger", 3);
-  stranger.dial(a.links->address());
-  stranger.out->send(stranger.hello(false));
-  REQUIRE(run_until(io, [&] { return stranger.closed.has_value(); }));
-  CHECK(stranger.closed->code() == StatusCode::kPermissionDenied);
-  CHECK(contains(stranger.closed->text(), "node stranger at " + stranger.address));
-  CHECK(contains(stranger.closed->text(), "none of the peers that node a is configured with"));
-  CHECK(stranger.answers.empty());
+  const Status refused = refusal(io, stranger, a);
+  CHECK(refused.code() == StatusCode::kPermissionDenied);
+  CHECK(contains(refused.text(), "node stranger at " + stranger.address));
+  CHECK(contains(refused.text(), "none of the peers that node a is configured with"));
   CHECK(stranger.heard.empty());
   CHECK(a.links->peers().size() == 1);
   CHECK(a.up.size() == 1);
@@ -66,8 +63,7 @@ TEST_CASE("while a configured peer is missing a stranger gets as far as a hello,
   ClosedNode a(io, "a", 1, {"127.0.0.1:1"});
   REQUIRE(a.start().ok());
   Script stranger(io, "stranger", 3);
-  stranger.dial(a.links->address());
-  stranger.out->send(stranger.hello(false));
+  stranger.knock(a.links->address());
   REQUIRE(run_until(io, [&] { return !stranger.answers.empty(); }));
   CHECK(stranger.answers.front().hello().endpoints(0).address().empty());
   stranger.start();
@@ -84,8 +80,7 @@ TEST_CASE("who knows a peer's name and boot id is not that peer: the daemon at i
   a.options.peers = {b.address};
   REQUIRE(a.start().ok());
   REQUIRE(run_until(io, [&] { return !b.token.empty(); }));
-  impostor.dial(a.links->address());
-  impostor.out->send(impostor.hello(false));
+  impostor.knock(a.links->address());
   REQUIRE(run_until(io, [&] { return !impostor.answers.empty(); }));
   impostor.token = std::string(16, 'x');
   impostor.start();
@@ -97,10 +92,7 @@ TEST_CASE("who knows a peer's name and boot id is not that peer: the daemon at i
   link(io, b, a);
   CHECK(a.id_of("b") != 0);
   // It does not replace the stream of the real one either.
-  impostor.closed.reset();
-  impostor.answers.clear();
-  impostor.dial(a.links->address());
-  impostor.out->send(impostor.hello(false));
+  impostor.knock(a.links->address());
   REQUIRE(run_until(io, [&] { return !impostor.answers.empty(); }));
   impostor.start();
   REQUIRE(run_until(io, [&] { return impostor.closed.has_value(); }));
@@ -125,12 +117,9 @@ TEST_CASE("a second daemon with a living peer's name and address is refused, and
   Script clone(io, "b", 3);
   clone.address = b.links->address();  // the same file with `advertise`
   for (int times = 0; times < 3; ++times) {
-    clone.closed.reset();
-    clone.dial(a.links->address());
-    clone.out->send(clone.hello(false));
-    REQUIRE(run_until(io, [&] { return clone.closed.has_value(); }));
-    CHECK(clone.closed->code() == StatusCode::kAlreadyExists);
-    CHECK(contains(clone.closed->text(), b.links->address() + ", which lives: names must differ"));
+    const Status refused = refusal(io, clone, a);
+    CHECK(refused.code() == StatusCode::kAlreadyExists);
+    CHECK(contains(refused.text(), b.links->address() + ", which lives: names must differ"));
   }
   a.say("b", 1);
   REQUIRE(run_until(io, [&] { return b.rounds["a"].size() == 1; }));
@@ -172,23 +161,15 @@ TEST_CASE("names and addresses of a hello are printable, and of a length that a 
   boost::asio::io_context io;
   Node a(io, "a", 1);
   REQUIRE(a.start().ok());
-  const auto refusal = [&](const std::function<void(v1::Hello&)>& change) {
-    Script b(io, "b", 2);
-    b.dial(a.links->address());
-    v1::PeerMessage hello = b.hello(false);
-    change(*hello.mutable_hello());
-    b.out->send(hello);
-    REQUIRE(run_until(io, [&] { return b.closed.has_value(); }));
-    return b.closed->to_string();
-  };
-  CHECK(contains(refusal([](v1::Hello& hello) { hello.set_node("b\x1b[2J"); }), "node name of 5 bytes"));
-  CHECK(contains(refusal([](v1::Hello& hello) { hello.set_software_version(std::string(65, '1')); }),
+  const auto refused = [&](const auto& change) { return refusal(io, a, change); };
+  CHECK(contains(refused([](v1::Hello& hello) { hello.set_node("b\x1b[2J"); }), "node name of 5 bytes"));
+  CHECK(contains(refused([](v1::Hello& hello) { hello.set_software_version(std::string(65, '1')); }),
                  "software version of 65 bytes, allowed are 64"));
   CHECK(
-      contains(refusal([](v1::Hello& hello) { hello.set_address("127.0.0.1:1\n"); }), "address of 12 bytes"));
-  CHECK(contains(refusal([](v1::Hello& hello) { hello.set_address("unix:/run/other.sock"); }),
+      contains(refused([](v1::Hello& hello) { hello.set_address("127.0.0.1:1\n"); }), "address of 12 bytes"));
+  CHECK(contains(refused([](v1::Hello& hello) { hello.set_address("unix:/run/other.sock"); }),
                  "no address to dial"));
-  CHECK(contains(refusal([](v1::Hello& hello) { hello.mutable_endpoints(0)->set_version(7); }),
+  CHECK(contains(refused([](v1::Hello& hello) { hello.mutable_endpoints(0)->set_version(7); }),
                  "speaks version 7 between its tcp rails, node a version 0"));
   CHECK(a.links->peers().empty());
 }

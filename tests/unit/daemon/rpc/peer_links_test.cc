@@ -107,7 +107,6 @@ TEST_CASE("another boot id at the same address ends the old peer at once") {
   Script b(io, "b", 2);
   link(io, b, a);
   b.boot_id = 22;
-  b.answers.clear();
   link(io, b, a);
   REQUIRE(a.down.size() == 1);
   CHECK(contains(a.down[0], "started anew"));
@@ -131,9 +130,7 @@ TEST_CASE("a broken stream is begun again and nothing is lost or taken twice") {
   // Both directions break. What b has not acknowledged is said again; what b says again is taken once.
   b.accepted.back()->close({StatusCode::kUnavailable, "cable"});
   b.out->close({});
-  b.answers.clear();
-  b.dial(a.links->address());
-  b.out->send(b.hello(false));
+  b.knock(a.links->address());
   REQUIRE(run_until(io, [&] { return !b.answers.empty(); }));
   CHECK(b.answers.front().hello().epoch() == 1);
   CHECK(b.answers.front().hello().received() == 5);
@@ -171,26 +168,17 @@ TEST_CASE("hellos that do not fit are refused, both sides named") {
   boost::asio::io_context io;
   Node a(io, "a", 1);
   REQUIRE(a.start().ok());
-  const auto refusal = [&](const std::function<void(v1::Hello&)>& change) {
-    Script b(io, "b", 2);
-    b.dial(a.links->address());
-    v1::PeerMessage hello = b.hello(false);
-    change(*hello.mutable_hello());
-    b.out->send(hello);
-    REQUIRE(run_until(io, [&] { return b.closed.has_value(); }));
-    CHECK(b.answers.empty());
-    return b.closed->to_string();
-  };
-  const std::string abi = refusal([](v1::Hello& hello) { hello.set_abi_version(99); });
+  const auto refused = [&](const auto& change) { return refusal(io, a, change); };
+  const std::string abi = refused([](v1::Hello& hello) { hello.set_abi_version(99); });
   CHECK(contains(abi, "FAILED_PRECONDITION"));
   CHECK(contains(abi, "node b"));
   CHECK(contains(abi, "ABI version 99, node a has " + std::to_string(abi::kVersion)));
-  CHECK(contains(refusal([](v1::Hello& hello) { hello.mutable_endpoints()->RemoveLast(); }),
+  CHECK(contains(refused([](v1::Hello& hello) { hello.mutable_endpoints()->RemoveLast(); }),
                  "1 x tcp, node a has 2 x tcp"));
-  CHECK(contains(refusal([](v1::Hello& hello) { hello.mutable_endpoints(0)->set_kind("verbs"); }),
+  CHECK(contains(refused([](v1::Hello& hello) { hello.mutable_endpoints(0)->set_kind("verbs"); }),
                  "2 x verbs"));
-  CHECK(contains(refusal([](v1::Hello& hello) { hello.set_node("a"); }), "names must differ"));
-  CHECK(contains(refusal([](v1::Hello& hello) { hello.set_node(""); }), "without a name"));
+  CHECK(contains(refused([](v1::Hello& hello) { hello.set_node("a"); }), "names must differ"));
+  CHECK(contains(refused([](v1::Hello& hello) { hello.set_node(""); }), "without a name"));
   CHECK(a.up.empty());
 }
 
@@ -248,11 +236,9 @@ TEST_CASE("two living nodes of one name: the second is refused") {
   REQUIRE(b.start().ok());
   REQUIRE(run_until(io, [&] { return linked({&a, &b}); }));
   Script twin(io, "b", 3);
-  twin.dial(a.links->address());
-  twin.out->send(twin.hello(false));
-  REQUIRE(run_until(io, [&] { return twin.closed.has_value(); }));
-  CHECK(twin.closed->code() == StatusCode::kAlreadyExists);
-  CHECK(contains(twin.closed->text(), b.links->address()));
+  const Status refused = refusal(io, twin, a);
+  CHECK(refused.code() == StatusCode::kAlreadyExists);
+  CHECK(contains(refused.text(), b.links->address()));
   CHECK(a.down.empty());
 }
 
@@ -290,9 +276,7 @@ TEST_CASE("a stream that does not begin with a hello, or not with a start after 
   b.say(1);
   REQUIRE(run_until(io, [&] { return b.closed.has_value(); }));
   CHECK(contains(b.closed->text(), "begins with a hello"));
-  b.closed.reset();
-  b.dial(a.links->address());
-  b.out->send(b.hello(false));
+  b.knock(a.links->address());
   b.say(1);
   REQUIRE(run_until(io, [&] { return b.closed.has_value(); }));
   CHECK(contains(b.closed->text(), "comes a start"));

@@ -4,20 +4,14 @@
 //
 // The first byte says whether the hello is right; then packets follow: two bytes of length, one that says
 // which fds go with it, and the content.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <span>
 #include <vector>
 
-#include "daemon/transport/emulated/emulated.h"
-#include "daemon/transport/emulated/handshake.h"
-#include "daemon/transport/emulated/socket.h"
+#include "tests/support/emulated_victim.h"
 
 namespace {
 
@@ -25,82 +19,40 @@ using namespace mkernel;
 using namespace mkernel::transport;
 using namespace mkernel::transport::emulated;
 
-constexpr std::uint64_t kRegionBytes = 4096;
-constexpr ChannelKey kInKey = 99, kOutKey = 100;
 constexpr std::uint64_t kSubmitted = 3;  // puts of ours that the peer may acknowledge
 
 void require(bool condition) {
   if (!condition) std::abort();
 }
 
-/// A page of memory between two that must not be touched.
-memory::Region guarded_region() {
-  memory::Region region;
-  region.kind = abi::RegionKind::kHostMemory;
-  region.bytes = kRegionBytes;
-  region.fd = ipc::create_shared_memory("fuzz", kRegionBytes).value();
-  region.mapping = ipc::Mapping::map(region.fd.get(), 0, kRegionBytes).value();
-  return region;
-}
-
-struct Sink final : TransportSink {
-  Status place(ChannelId channel, std::uint16_t region, std::uint64_t offset, std::uint32_t length,
+/// Checks all that the transport says: channels exist, counts stay within bounds, failures have a reason.
+struct Sink final : VictimSink {
+  Status place(ChannelId id, std::uint16_t region, std::uint64_t offset, std::uint32_t length,
                Target& at) override {
-    require(channel == 0);
-    if (region != 0 || !memory::in_bounds(offset, length, kRegionBytes)) {
-      return {StatusCode::kOutOfRange, "outside the target"};
-    }
-    at = {&target, offset};
-    return {};
+    require(id == 0);
+    return VictimSink::place(id, region, offset, length, at);
   }
-  void arrived(ChannelId channel, std::uint64_t count) override {
-    require(channel == 0 && count > arrivals);
-    arrivals = count;
+  void arrived(ChannelId id, std::uint64_t count) override {
+    require(id == 0 && count > arrivals);
+    VictimSink::arrived(id, count);
   }
-  void completed(ChannelId channel, std::uint64_t count) override {
-    require(channel == 1 && count <= kSubmitted);
-    completions = count;
+  void completed(ChannelId id, std::uint64_t count) override {
+    require(id == 1 && count <= kSubmitted);
+    VictimSink::completed(id, count);
   }
-  void channel_failed(ChannelId channel, const Status& why) override {
-    require(channel <= 1 && !why.ok() && !why.text().empty());
+  void channel_failed(ChannelId id, const Status& why) override {
+    require(id <= 1 && !why.ok() && !why.text().empty());
   }
-  void peer_connected(PeerId) override { connected = true; }
   void peer_failed(PeerId, const Status& why) override { require(!why.ok() && !why.text().empty()); }
-
-  memory::Region target = guarded_region();
-  std::uint64_t arrivals = 0, completions = 0;
-  bool connected = false;
 };
 
-/// The transport and the other end of its socket. The peer has the smaller name: it dials.
-struct Rig {
-  Rig() {
-    static std::uint64_t boot = 0;
-    EmulatedOptions options;
-    options.base.identity = {"victim-" + std::to_string(::getpid()), ++boot};
-    self = options.base.identity;
-    transport = make_emulated(options).value();
-    transport->attach(sink);
-    require(transport->connect(5, {peer, "@nowhere"}).ok());
-    require(transport->open_inbound(0, 5, kInKey).ok());
-    require(transport->open_outbound(1, 5, kOutKey).ok());
-    socket = dial(transport->local_endpoint()).value();
-  }
-
+struct Rig : Victim<Sink> {
   /// Everything that can happen now; nothing here waits for time to pass.
-  void pump() {
+  void pump() const {
     for (int idle = 0; idle < 2;) idle = transport->poll() == 0 ? idle + 1 : 0;
     ipc::Packet answer;
     while (ipc::receive_packet(socket.get(), answer).ok()) require(answer.bytes > 0);
   }
-
-  Identity self;
-  Identity peer{"aggressor", 7};
-  memory::Region source = guarded_region();
-  Sink sink;
-  std::unique_ptr<Transport> transport;
-  ipc::UniqueFd fence = ipc::create_shared_memory("fence", kFencePageBytes).value();
-  ipc::UniqueFd socket;
 };
 
 /// The input, taken from its begin.
@@ -153,7 +105,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Rig rig;
   const std::uint8_t mode = input.byte();
   if ((mode & 1) == 0) {
-    require(send_hello(rig.socket.get(), rig.peer, rig.self, rig.fence.get()).ok());
+    rig.send_right_hello();
     rig.pump();
     require(rig.sink.connected);
     for (std::uint64_t sequence = 1; sequence <= kSubmitted; ++sequence) {

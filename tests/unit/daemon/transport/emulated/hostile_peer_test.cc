@@ -1,73 +1,20 @@
 // A peer that speaks the link's language wrongly, or lies: the test holds the other end of the socket.
 #include <doctest/doctest.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <vector>
 
-#include "daemon/transport/emulated/emulated.h"
-#include "daemon/transport/emulated/handshake.h"
-#include "daemon/transport/emulated/socket.h"
+#include "tests/support/emulated_victim.h"
 
 namespace mkernel::transport::emulated {
 namespace {
 
-constexpr ChannelKey kKey = 99;
-constexpr std::uint64_t kRegionBytes = 4096;
-
-memory::Region own_region() {
-  memory::Region region;
-  region.kind = abi::RegionKind::kHostMemory;
-  region.bytes = kRegionBytes;
-  region.fd = ipc::create_shared_memory("target", kRegionBytes).value();
-  region.mapping = ipc::Mapping::map(region.fd.get(), 0, kRegionBytes).value();
-  return region;
-}
-
-struct Sink final : TransportSink {
-  Status place(ChannelId, std::uint16_t, std::uint64_t offset, std::uint32_t length, Target& at) override {
-    if (!memory::in_bounds(offset, length, kRegionBytes))
-      return {StatusCode::kOutOfRange, "outside the target"};
-    at = {&target, offset};
-    return {};
-  }
-  void arrived(ChannelId, std::uint64_t count) override { arrivals = count; }
-  void completed(ChannelId, std::uint64_t count) override { completions = count; }
-  void channel_failed(ChannelId, const Status& why) override { channel = why; }
-  void peer_connected(PeerId) override { connected = true; }
-  void peer_failed(PeerId, const Status& why) override { peer = why; }
-
-  memory::Region target = own_region();
-  std::uint64_t arrivals = 0;
-  std::uint64_t completions = 0;
-  bool connected = false;
-  Status channel;
-  Status peer;
-};
-
-/// A transport with one inbound (0) and one outbound (1) channel, and the test as its peer. The peer has the
-/// smaller name: it dials.
-struct Rig {
-  Rig() {
-    static std::uint64_t boot = 0;
-    EmulatedOptions options;
-    options.base.identity = {"victim-" + std::to_string(::getpid()), ++boot};
-    self = options.base.identity;
-    transport = make_emulated(options).value();
-    transport->attach(sink);
-    REQUIRE(transport->connect(5, {peer, "@nowhere"}).ok());
-    REQUIRE(transport->open_inbound(0, 5, kKey).ok());
-    REQUIRE(transport->open_outbound(1, 5, kKey + 1).ok());
-    fence = ipc::create_shared_memory("fence", kFencePageBytes).value();
-    source = ipc::create_shared_memory("source", kRegionBytes).value();
-    socket = dial(transport->local_endpoint()).value();
-  }
-
+/// The test is the transport's peer.
+struct Rig : Victim<> {
   void greet() {
-    REQUIRE(send_hello(socket.get(), peer, self, fence.get()).ok());
+    send_right_hello();
     REQUIRE(pump([&] { return sink.connected; }));
     REQUIRE(next(PacketType::kHello).ok());
   }
@@ -118,7 +65,7 @@ struct Rig {
   }
 
   static PutEntry good() {
-    return {.channel = kKey,
+    return {.channel = kInKey,
             .source_region = 1,
             .source_offset = 0,
             .target_offset = 0,
@@ -126,13 +73,6 @@ struct Rig {
             .sequence = 1};
   }
 
-  Identity self;
-  Identity peer{"aggressor", 7};
-  Sink sink;
-  std::unique_ptr<Transport> transport;
-  ipc::UniqueFd fence;
-  ipc::UniqueFd source;
-  ipc::UniqueFd socket;
   ipc::Packet packet;
 };
 
@@ -140,7 +80,7 @@ TEST_CASE("a well-behaved stranger gets through: the rig itself works") {
   Rig rig;
   rig.greet();
   REQUIRE(rig.next(PacketType::kResumes).ok());
-  rig.announce(rig.source.get());
+  rig.announce(rig.source.fd.get());
   rig.put(Rig::good());
   REQUIRE(rig.next(PacketType::kAcks).ok());
   CHECK(rig.sink.arrivals == 1);
@@ -218,7 +158,7 @@ TEST_CASE("a fence page that could make the transport fault is refused") {
 TEST_CASE("a put that must not be done fails its channel, not the link") {
   Rig rig;
   rig.greet();
-  rig.announce(rig.source.get());
+  rig.announce(rig.source.fd.get());
   PutEntry put = Rig::good();
   StatusCode expected = StatusCode::kOutOfRange;
   SUBCASE("beyond the source") {
@@ -237,7 +177,7 @@ TEST_CASE("a put that must not be done fails its channel, not the link") {
     put.sequence = kWindow + 1;
   }
   SUBCASE("GPU memory, which this end cannot reach") {
-    rig.announce(rig.source.get(), kRegionBytes, 0, abi::RegionKind::kVmm);
+    rig.announce(rig.source.fd.get(), kRegionBytes, 0, abi::RegionKind::kVmm);
     expected = StatusCode::kFailedPrecondition;
   }
   SUBCASE("plain GPU memory, likewise") {
@@ -252,7 +192,7 @@ TEST_CASE("a put that must not be done fails its channel, not the link") {
   REQUIRE(rig.next(PacketType::kNack).ok());
   NackPacket nack{};
   std::memcpy(&nack, rig.packet.data, sizeof(nack));
-  CHECK(nack.channel == kKey);
+  CHECK(nack.channel == kInKey);
   CHECK(static_cast<StatusCode>(nack.code) == expected);
   CHECK(std::string(nack.text).find(rig.self.node) != std::string::npos);
   CHECK(rig.sink.arrivals == 0);
@@ -262,7 +202,7 @@ TEST_CASE("a put that must not be done fails its channel, not the link") {
 TEST_CASE("a put from a withdrawn region, or of a channel nobody opened, moves nothing") {
   Rig rig;
   rig.greet();
-  rig.announce(rig.source.get());
+  rig.announce(rig.source.fd.get());
   PutEntry put = Rig::good();
   put.channel = 12345;
   rig.put(put);
@@ -302,11 +242,11 @@ TEST_CASE("a packet that breaks the protocol ends the link, and says why") {
     rig.send(std::array<std::byte, abi::kMaxMessageBytes + 8>{});
   }
   SUBCASE("a region outside its fd") {
-    rig.announce(rig.source.get(), 2 * kRegionBytes);
+    rig.announce(rig.source.fd.get(), 2 * kRegionBytes);
     expected = "lies outside its fd";
   }
   SUBCASE("a region of no kind that exists") {
-    rig.announce(rig.source.get(), kRegionBytes, 0, static_cast<abi::RegionKind>(9));
+    rig.announce(rig.source.fd.get(), kRegionBytes, 0, static_cast<abi::RegionKind>(9));
     expected = "kind 9 is unknown";
   }
   SUBCASE("a region that is no memfd") {
@@ -315,7 +255,7 @@ TEST_CASE("a packet that breaks the protocol ends the link, and says why") {
   }
   SUBCASE("acknowledged what was never sent") {
     CountsPacket acks{.head = {PacketType::kAcks, 1, 0}};
-    acks.counts[0] = {kKey + 1, 3};
+    acks.counts[0] = {kOutKey, 3};
     rig.send(acks, offsetof(CountsPacket, counts) + sizeof(CountEntry));
     expected = "acknowledges 3 puts";
   }
@@ -328,7 +268,7 @@ TEST_CASE("a peer that claims to hold more than it was given loses the channel")
   Rig rig;
   rig.greet();
   CountsPacket resumes{.head = {PacketType::kResumes, 1, 0}};
-  resumes.counts[0] = {kKey + 1, 10};
+  resumes.counts[0] = {kOutKey, 10};
   rig.send(resumes, offsetof(CountsPacket, counts) + sizeof(CountEntry));
   REQUIRE(rig.pump([&] { return !rig.sink.channel.ok(); }));
   CHECK(rig.sink.channel.code() == StatusCode::kDataLoss);

@@ -15,9 +15,20 @@ namespace {
 constexpr std::size_t kTokenBytes = 16;
 /// Of a version, and of a host with its port: host names have at most 253 bytes.
 constexpr std::size_t kMaxVersionBytes = 64, kMaxAddressBytes = 280;
+/// Of a rail: RDMA transports list their ports there, 64 of them at most.
+constexpr std::size_t kMaxEndpointBytes = std::size_t{64} * 72;
+/// A Start, which has to fit one message, carries the tokens of several hellos.
+constexpr std::size_t kMaxTokenBytes = 64;
+static_assert(kTokenBytes <= kMaxTokenBytes);
 
+/// The kind of all rails, or two of the kinds.
 std::string kind_of(const v1::Hello& hello) {
-  return hello.endpoints_size() == 0 ? "none" : hello.endpoints(0).kind();
+  if (hello.endpoints_size() == 0) return "none";
+  const std::string& first = hello.endpoints(0).kind();
+  for (const v1::Endpoint& endpoint : hello.endpoints()) {
+    if (endpoint.kind() != first) return first + " and " + endpoint.kind();
+  }
+  return first;
 }
 
 Status check_texts(const v1::Hello& hello) {
@@ -31,6 +42,11 @@ Status check_texts(const v1::Hello& hello) {
   MK_RETURN_IF_ERROR(check("software version", hello.software_version(), kMaxVersionBytes));
   for (const v1::Endpoint& endpoint : hello.endpoints()) {
     MK_RETURN_IF_ERROR(check("kind of rail", endpoint.kind(), kMaxVersionBytes));
+    MK_RETURN_IF_ERROR(check("address of a rail", endpoint.address(), kMaxEndpointBytes));
+  }
+  if (const std::size_t bytes = hello.token().size(); bytes > kMaxTokenBytes) {
+    return violation("hello with a token of " + std::to_string(bytes) + " bytes, allowed are " +
+                     std::to_string(kMaxTokenBytes));
   }
   if (!hello.node().empty() && hello.boot_id() != 0 && !hello.address().empty()) return {};
   return violation("hello of node \"" + hello.node() + "\" without a name, boot id or address");
@@ -38,19 +54,20 @@ Status check_texts(const v1::Hello& hello) {
 
 Status check_rails(const v1::Hello& hello, const PeerLinksOptions& options, const std::string& who) {
   const auto count = static_cast<std::size_t>(hello.endpoints_size());
-  const auto differs = [&](auto is_other) {
-    return std::any_of(hello.endpoints().begin(), hello.endpoints().end(), is_other);
-  };
-  if (count != options.endpoints.size() ||
-      differs([&](const v1::Endpoint& endpoint) { return endpoint.kind() != options.transport; })) {
+  const auto& rails = hello.endpoints();
+  const auto find_other = [&](auto is_other) { return std::find_if(rails.begin(), rails.end(), is_other); };
+  const auto kind =
+      find_other([&](const v1::Endpoint& endpoint) { return endpoint.kind() != options.transport; });
+  if (count != options.endpoints.size() || kind != rails.end()) {
     return {StatusCode::kFailedPrecondition,
             who + " has rails " + rails_of(hello) + ", node " + options.node + " has " +
                 rails_text(options.endpoints.size(), options.transport) + ": all nodes need the same"};
   }
-  if (!differs([&](const v1::Endpoint& endpoint) { return endpoint.version() != options.rail_version; }))
-    return {};
+  const auto version =
+      find_other([&](const v1::Endpoint& endpoint) { return endpoint.version() != options.rail_version; });
+  if (version == rails.end()) return {};
   return {StatusCode::kFailedPrecondition,
-          who + " speaks version " + std::to_string(hello.endpoints(0).version()) + " between its " +
+          who + " speaks version " + std::to_string(version->version()) + " between its " +
               options.transport + " rails, node " + options.node + " version " +
               std::to_string(options.rail_version) + ": all nodes need the same"};
 }

@@ -31,7 +31,7 @@ Status check_identity(const v1::Hello& hello, const RemoteEnd& end);
 /// under which one it is seen.
 std::string dialable(const std::string& address, const std::string& seen_host);
 
-/// "2 x tcp", for people.
+/// "2 x tcp", for people; "2 x tcp and verbs" where the rails are not of one kind.
 std::string rails_of(const v1::Hello& hello);
 
 }  // namespace mkernel::rpc

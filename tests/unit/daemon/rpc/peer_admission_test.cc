@@ -101,6 +101,23 @@ TEST_CASE("who knows a peer's name and boot id is not that peer: the daemon at i
   CHECK(a.down.empty());
 }
 
+// A Start carries the tokens of up to sixteen hellos. The long ones of two impostors made it too long for
+// gRPC: for as long as they stayed the link to the real peer did not come up.
+TEST_CASE("impostors with long tokens do not keep a peer out") {
+  boost::asio::io_context io;
+  ClosedNode a(io, "a", 1, {"127.0.0.1:1"}), b(io, "b", 2);
+  REQUIRE(a.start().ok());
+  Script one(io, "b", 2), two(io, "b", 2);
+  for (Script* impostor : {&one, &two}) {
+    const auto lengthen = [](v1::Hello& hello) { hello.set_token(std::string(40000, 'x')); };
+    CHECK(contains(refusal(io, *impostor, a, lengthen).text(), "token of 40000 bytes, allowed are 64"));
+  }
+  b.options.peers = {a.links->address()};
+  REQUIRE(b.start().ok());
+  REQUIRE(a.links->set_static_peers({b.links->address()}).ok());
+  CHECK(run_until(io, [&] { return linked({&a, &b}); }));
+}
+
 TEST_CASE("a second daemon with a living peer's name and address is refused, and the peer lives on") {
   boost::asio::io_context io;
   Node a(io, "a", 1), b(io, "b", 2);

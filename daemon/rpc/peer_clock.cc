@@ -1,6 +1,7 @@
 #include "daemon/rpc/peer_clock.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace mkernel::rpc {
 namespace {
@@ -20,6 +21,11 @@ void keep(std::deque<T>& list, const T& latest) {
 }
 
 }  // namespace
+
+std::int64_t wall_time() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
 
 void PeerClock::say(v1::KeepAlive& message, std::int64_t now) {
   message.set_sent(now);

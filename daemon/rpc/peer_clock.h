@@ -9,6 +9,9 @@
 
 namespace mkernel::rpc {
 
+/// Nanoseconds since 1970, as this machine's clock says.
+std::int64_t wall_time();
+
 /// Of one peer. Times are nanoseconds since 1970, each as the clock of the node that wrote it says. Control
 /// thread only.
 class PeerClock {

@@ -18,11 +18,6 @@ constexpr std::chrono::milliseconds kHelloTime{2000};
 
 }  // namespace
 
-std::int64_t wall_time() {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-}
-
 Result<std::unique_ptr<PeerLinks>> PeerLinks::start(boost::asio::io_context& io, PeerLinksOptions options,
                                                     PeerEvents& events, std::unique_ptr<PeerWire> wire) {
   std::unique_ptr<PeerLinks> links(new PeerLinks(io, std::move(options), events));

@@ -7,12 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "daemon/rpc/peer_clock.h"
 #include "daemon/rpc/tls_files.h"
 
 namespace mkernel::rpc {
-
-/// Nanoseconds since 1970, as this machine's clock says.
-std::int64_t wall_time();
 
 struct PeerLinksOptions {
   std::string node;

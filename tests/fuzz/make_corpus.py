@@ -106,6 +106,149 @@ def emulated_packet():
     yield "no-hello", b"\3" + announce() + counts(6, (100, 1))
 
 
+# The slots of proto/abi/work_request.h behind eight bytes that make the tables: the session's first channel, the sizes of
+# four regions of the other rank, the shift of all sizes, which regions this rank has, and which of those are GPU memory.
+def slot(opcode=1, channel=3, peer=1, length=64, local=(0, 0), remote=(0, 0), reserved=0):
+    return struct.pack("<4Q", opcode << 56 | channel << 32 | length, local[0] << 48 | local[1], remote[0] << 48 | remote[1],
+                       peer << 32 | reserved)
+
+
+def ring_slot():
+    tables = bytes([0, 16, 16, 16, 0, 12, 0b0111, 0b0100])
+    last = 16 * 4096 - 64
+    yield "puts", tables + slot() + slot(channel=5, local=(1, 128), remote=(2, last)) + slot(local=(0, last))
+    yield "signals", tables + slot(length=0) + slot(length=0, local=(9, 1), remote=(9, 1))
+    yield "outside", tables + slot(local=(0, last + 1)) + slot(remote=(0, last + 1)) + slot(remote=(0, (1 << 48) - 1))
+    yield "not-registered", tables + slot(local=(3, 0)) + slot(remote=(3, 0)) + slot(local=(4, 0)) + slot(remote=(4, 0))
+    yield "gpu-memory", tables + slot(local=(2, 0))
+    yield "too-long", tables + slot(length=1 << 16) + slot(length=(1 << 16) + 1)
+    yield "other-ring", tables + slot(channel=4) + slot(channel=6) + slot(peer=0)
+    yield "malformed", tables + slot(opcode=0) + slot(reserved=1) + slot(opcode=2) + slot()[:31]
+    yield "late-channels", bytes([7]) + tables[1:] + slot(channel=10) + slot(channel=6)
+
+
+# The requests of proto/abi/messages.h behind one byte: how many fds came, 0x40 for a packet that was cut, 0x80 for fds that were.
+ABI_VERSION = 5
+
+
+def request(kind, body, fds=0, sequence=1, magic=0x4c4e4b4d, version=ABI_VERSION, size=None):
+    whole = 16 + len(body) if size is None else size
+    return bytes([fds]) + struct.pack("<IIHHI", magic, version, kind, whole, sequence) + body
+
+
+def register(kind, dma_buf=0, ipc=bytes(80), reserved=bytes(8), no_dma_buf=b""):
+    return struct.pack("<IIIIQQ80sQ8s448s", 1, 0, kind, 1, 0, 4096, ipc, dma_buf, reserved, no_dma_buf)
+
+
+def session_message():
+    hello = struct.pack("<64siIQ", b"train.py", -1, 1, 0)
+    join = struct.pack("<64sIIIII12s32s", b"job-7", 8, 3, 2, 16, 1000, bytes(12), b"secret")
+    yield "hello", request(1, hello)
+    yield "hello-of-other-version", request(1, hello, version=ABI_VERSION + 1)
+    yield "name-without-end", request(1, b"n" * 64 + hello[64:])
+    yield "join", request(2, join)
+    yield "reserved", request(2, join[:84] + b"\1" + join[85:])
+    yield "leave", request(3, struct.pack("<I12s", 1, bytes(12)))
+    yield "register-host-memory", request(4, register(1), fds=1)
+    yield "register-gpu-memory", request(4, register(2, ipc=bytes(range(80)), dma_buf=4096), fds=1)
+    yield "register-vmm", request(4, register(3, no_dma_buf=b"no peer memory"), fds=1)
+    yield "register-mixed", request(4, register(1, dma_buf=4096, ipc=bytes(80)), fds=1)
+    yield "register-without-fd", request(4, register(1))
+    yield "unregister", request(5, struct.pack("<II8s", 1, 0, bytes(8)))
+    yield "map", request(6, struct.pack("<IIII", 1, 2, 0, 0))
+    yield "exchange", request(7, struct.pack("<IIQ512s", 1, 0, 1, bytes(range(256)) * 2))
+    yield "fail", request(8, struct.pack("<II8s448s", 1, 4, bytes(8), b"rank 3 timed out"))
+    yield "unknown-type", request(9, bytes(16))
+    yield "wrong-size", request(3, bytes(16), size=48)
+    yield "event", request(3, bytes(16), sequence=0)
+    yield "cut", request(3, bytes(16), fds=0x40)
+    yield "fds-cut", request(3, bytes(16), fds=0x80)
+
+
+# The messages of daemon/transport/verbs/message.h.
+VERBS_VERSION = 3
+
+
+def verbs(kind, body=b"", count=0, version=VERBS_VERSION):
+    return struct.pack("<HHIII", version, kind, 2, 7, count) + body
+
+
+def verbs_port(mtu=5, layer=2, lid=0, device=b"mlx5_0"):
+    gid = bytes(10) + b"\xff\xff\x0a\0\0\1"
+    return struct.pack("<16sIBBBB32s", gid, lid, mtu, layer, 1, 0, device)
+
+
+def verbs_message():
+    def opened(port, qpn=0x1234):
+        return verbs(16, port + struct.pack("<II", qpn, 99))
+
+    def resolved(size, chunk, count, region=1):
+        return verbs(20, struct.pack("<QIIQQ", 100, region, 1, size, chunk) + struct.pack("<QII", 1 << 40, 17, 0) * count, count)
+
+    yield "open", verbs(1, struct.pack("<QQ", 7, 8) + verbs_port() + struct.pack("<IIII", 0x1234, 99, 0, 0))
+    yield "opened", opened(verbs_port())
+    yield "infiniband", opened(verbs_port(layer=1, lid=0xbeef))
+    yield "close", verbs(2)
+    yield "attach", verbs(3, struct.pack("<Q", 100))
+    yield "attached", verbs(19, struct.pack("<QQQII", 100, 5, 1 << 40, 17, 0))
+    yield "resolve", verbs(5, struct.pack("<QII", 100, 1, 0))
+    yield "resolved", resolved(5000, 4096, 2)
+    yield "refused", verbs(22, struct.pack("<QII448s", 100, 5, 0, b"no such\nregion"))
+    yield "not-opened", verbs(17, struct.pack("<QII448s", 0, 14, 1, b"no path"))
+    yield "chunks-of-nothing", verbs(2, count=1)
+    yield "chunk-missing", resolved(5000, 4096, 1)
+    yield "chunk-not-power-of-two", resolved(5000, 4095, 2)
+    yield "region-too-high", resolved(4096, 4096, 1, region=256)
+    yield "device-without-end", opened(verbs_port(device=b"m" * 32))
+    yield "device-escape", opened(verbs_port(device=b"\x1b[2J"))
+    yield "odd-port", opened(verbs_port(mtu=6, layer=3, lid=1 << 16))
+    yield "odd-queue", opened(verbs_port(), qpn=1 << 24)
+    yield "code-ok", verbs(24, struct.pack("<QII448s", 0, 0, 0, b"fine"))
+    yield "text-without-end", verbs(18, struct.pack("<QII448s", 0, 14, 0, b"x" * 448))
+    yield "other-version", verbs(2, version=VERBS_VERSION + 1)
+
+
+# The messages of daemon/transport/efa/message.h.
+EFA_VERSION = 3
+
+
+def efa(kind, body=b"", version=EFA_VERSION):
+    return struct.pack("<HHI", version, kind, 7) + body
+
+
+def efa_end(qpn=17, credit=512, window=128, path=0, device=b"rdmap79s0"):
+    gid = b"\xfe\x80" + bytes(13) + b"\1"
+    return struct.pack("<QQ16sIIIIII64s", 7, 8, gid, qpn, 0x1111, credit, window, path, 0, device)
+
+
+def efa_message():
+    def refused(kind, code, text):
+        return efa(kind, struct.pack("<QII448s", 100, code, 0, text))
+
+    yield "hello", efa(1, efa_end())
+    yield "welcome", efa(2, efa_end(device=b"rdmap\x1b[2J"))
+    yield "ready", efa(3)
+    yield "tried", efa(9, efa_end(qpn=0, path=63))
+    yield "attach", efa(16, struct.pack("<QII", 100, 1, 0))
+    yield "detach", efa(17, struct.pack("<Q", 100))
+    yield "attached", efa(32, struct.pack("<QQII", 100, 5, (1 << 15) - 2, 1))
+    yield "resolve", efa(18, struct.pack("<QII", 100, 255, 0))
+    yield "resolved", efa(34, struct.pack("<QIIQQII", 100, 1, 1, 1 << 40, 4096, 17, 0))
+    yield "taken", efa(37, struct.pack("<II", 3, 0))
+    yield "refused", refused(36, 5, b"no such\nregion")
+    yield "lost", refused(4, 14, b"\xc2\x9b[2J\xff")
+    yield "number-too-high", efa(20, struct.pack("<II", (1 << 15) - 1, 0))
+    yield "region-too-high", efa(35, struct.pack("<QII", 100, 256, 1))
+    yield "odd-queue", efa(1, efa_end(qpn=1 << 24))
+    yield "odd-path", efa(1, efa_end(path=64))
+    yield "no-window", efa(1, efa_end(window=0))
+    yield "no-credit", efa(1, efa_end(credit=0))
+    yield "device-without-end", efa(8, efa_end(device=b"d" * 64))
+    yield "code-ok", refused(5, 0, b"fine")
+    yield "text-without-end", refused(10, 14, b"x" * 448)
+    yield "other-version", efa(3, version=EFA_VERSION + 1)
+
+
 # Messages of proto/mkernel/v1/peer.proto, as far as they need numbers and texts.
 def varint(value):
     out = bytearray()
@@ -115,10 +258,12 @@ def varint(value):
     return bytes(out) + bytes([value])
 
 
-def message(body, **fields):
-    """Field numbers are the names' digits: f1=7 is a varint, a text or bytes a length with content, x1=7 a fixed64."""
+def fields_of(**fields):
+    """Field numbers are the names' digits: f1=7 is a varint, a text or bytes a length with content, x1=7 a fixed64. A list
+    is a field that comes again and again."""
     content = b""
-    for name, value in fields.items():
+    for name, value in ((name, value) for name, values in fields.items()
+                        for value in (values if isinstance(values, list) else [values])):
         number = int(name[1:])
         if name[0] == "x":
             content += varint(number << 3 | 1) + struct.pack("<Q", value)
@@ -127,6 +272,11 @@ def message(body, **fields):
         else:
             value = value.encode() if isinstance(value, str) else value
             content += varint(number << 3 | 2) + varint(len(value)) + value
+    return content
+
+
+def message(body, **fields):
+    content = fields_of(**fields)
     return varint(body << 3 | 2) + varint(len(content)) + content
 
 
@@ -149,7 +299,42 @@ def peer_message():
     yield "fields", b"".join(said(bytes(range(i, i + 40)), i & 1, 0) for i in range(12))
 
 
-TARGETS = [config, npy, tcp_stream, emulated_packet, peer_message]
+# Three bytes choose this node's rails, the other end of the stream, and how much of the hello is put right; then it comes.
+def peer_hello():
+    def rail(kind="tcp", address="10.0.0.2:7601", **version):
+        return fields_of(f1=kind, f2=address, **version)
+
+    def hello(node="b", rails=(rail(), rail()), address="10.0.0.2:7600", choices=(1, 1, 0), token=b"of b, 16 bytes..", **other):
+        fields = dict(f1=node, x2=2, f3=ABI_VERSION, f4="1.2.3", f5=address, f6=list(rails), f9=token)
+        return bytes(choices) + fields_of(**{**fields, **other})
+
+    yield "fits", hello()
+    yield "fits-version-3", hello(rails=[rail(f3=3)], choices=(0x30, 1, 0))
+    yield "answer", hello(rails=[rail(address="")] * 2, token=b"", f7=1, f8=5)
+    yield "put-right", hello(rails=[rail("verbs")], choices=(2, 1, 0x1f), f3=99, x2=0)
+    yield "certified", hello(choices=(1, 0x3d, 0))
+    yield "certified-for-others", hello("gpu-node-7", choices=(1, 0x1d, 0))
+    yield "other-user", hello(choices=(1, 0x43, 0))
+    yield "every-address", hello(address="0.0.0.0:7600")
+    yield "every-address-of-ipv6", hello(address="[::]:7600", choices=(1, 2, 0))
+    yield "no-host", hello(address=":7600")
+    yield "no-port", hello(address="0.0.0.0")
+    yield "other-abi", hello(f3=99)
+    yield "our-name", hello("a")
+    yield "no-name", hello("")
+    yield "no-boot-id", hello(x2=0)
+    yield "escape-in-name", hello("b\x1b[2J")
+    yield "long-texts", hello("n" * 63, address="h" * 275 + ":7600", f4="1" * 64)
+    yield "longer-texts", hello("n" * 64)
+    yield "one-rail-less", hello(rails=[rail()])
+    yield "second-rail-of-other-kind", hello(rails=[rail(), rail("verbs")])
+    yield "second-rail-of-other-version", hello(rails=[rail(), rail(f3=7)])
+    yield "escape-in-rail", hello(rails=[rail(), rail(address="\x1b[2J")])
+    yield "long-token", hello(token=bytes(range(256)))
+
+
+TARGETS = [config, efa_message, emulated_packet, npy, peer_hello, peer_message, ring_slot, session_message, tcp_stream,
+           verbs_message]
 
 
 def main():

@@ -11,8 +11,9 @@
 namespace mkernel::rpc {
 namespace {
 
-/// Hellos of one boot id whose tokens are shown; more than one is rare, and somebody else's.
-constexpr std::size_t kMaxTokens = 16;
+/// Hellos of one boot id whose tokens are shown. More than one is rare, and somebody else's; but all streams
+/// that one host may have are not enough to push out the peer's own, and so many tokens fit one message.
+constexpr std::size_t kMaxTokens = 512;
 
 }  // namespace
 

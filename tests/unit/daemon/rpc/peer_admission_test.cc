@@ -1,6 +1,8 @@
 // Who may be a peer: strangers, impostors and namesakes, over real gRPC on loopback.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include "tests/unit/daemon/rpc/link_nodes.h"
 
 namespace mkernel::rpc {
@@ -101,7 +103,7 @@ TEST_CASE("who knows a peer's name and boot id is not that peer: the daemon at i
   CHECK(a.down.empty());
 }
 
-// A Start carries the tokens of up to sixteen hellos. The long ones of two impostors made it too long for
+// A Start carries the tokens of many hellos. The long ones of two impostors made it too long for
 // gRPC: for as long as they stayed the link to the real peer did not come up.
 TEST_CASE("impostors with long tokens do not keep a peer out") {
   boost::asio::io_context io;
@@ -116,6 +118,29 @@ TEST_CASE("impostors with long tokens do not keep a peer out") {
   REQUIRE(b.start().ok());
   REQUIRE(a.links->set_static_peers({b.links->address()}).ok());
   CHECK(run_until(io, [&] { return linked({&a, &b}); }));
+}
+
+// A Start carried the tokens of the latest sixteen hellos.
+TEST_CASE("many impostors do not push a peer's token out of the Start") {
+  boost::asio::io_context io;
+  ClosedNode a(io, "a", 1, {"127.0.0.1:1"});
+  REQUIRE(a.start().ok());
+  Script b(io, "b", 2), impostor(io, "b", 2);
+  b.knock(a.links->address());
+  REQUIRE(run_until(io, [&] { return !b.answers.empty(); }));
+  std::vector<std::shared_ptr<PeerStream>> open;
+  for (int i = 0; i < 40; ++i) {
+    impostor.knock(a.links->address(), [](v1::Hello& hello) { hello.set_token("of an impostor"); });
+    REQUIRE(run_until(io, [&] { return !impostor.answers.empty(); }));
+    open.push_back(impostor.out);
+  }
+  REQUIRE(a.links->set_static_peers({b.address}).ok());
+  const auto is_start = [](const v1::PeerMessage& message) { return message.has_start(); };
+  REQUIRE(run_until(io, [&] { return std::any_of(b.heard.begin(), b.heard.end(), is_start); }));
+  const auto start = std::find_if(b.heard.begin(), b.heard.end(), is_start);
+  const auto& tokens = start->start().tokens();
+  CHECK(tokens.size() == 41);
+  CHECK(std::count(tokens.begin(), tokens.end(), "of b") == 1);
 }
 
 TEST_CASE("a second daemon with a living peer's name and address is refused, and the peer lives on") {

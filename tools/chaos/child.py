@@ -60,7 +60,17 @@ class Child:
         try:
             self.channel.say(**words)
         except OSError as error:
-            raise Violation(f"child {self.name} is gone: {error}") from None
+            raise Violation(f"child {self.name} is gone: {error}{self._last_words()}") from None
+
+    def _last_words(self):
+        """What it said before it ended, and how it ended."""
+        said = []
+        try:
+            while (words := self.channel.hear(0.1)) is not None:
+                said.append(json.dumps(words))
+        except (EOFError, OSError):
+            pass
+        return f"; it said {', '.join(said) or 'nothing'}, and ended with {self.reap()}"
 
     def hear(self, seconds=PATIENCE):
         """What the child says next. A child that says nothing, died, or met an error it did not expect is a violation."""

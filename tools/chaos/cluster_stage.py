@@ -137,10 +137,13 @@ class Cluster:
         worst = None
         for daemon in self.daemons:
             before, self.slices[daemon.name] = self.slices[daemon.name], self.slices_now(daemon)
+            over = []
             for name, now in self.slices[daemon.name].items():
                 worst = max(worst or 0, now)
-                if now > SLICE_LIMIT_NS and now > before.get(name, 0) and not self.sanitized():
-                    raise Violation(f"{daemon.name} {name}: {now / 1e6:.1f} ms, the limit is {SLICE_LIMIT_NS / 1e6:.0f} ms")
+                if now > SLICE_LIMIT_NS and now > before.get(name, 0):
+                    over.append(f"{name}: {now / 1e6:.1f} ms")
+            if over and not self.sanitized():
+                raise Violation(f"{daemon.name} {', '.join(over)}; the limit is {SLICE_LIMIT_NS / 1e6:.0f} ms")
         return worst
 
     def sanitized(self):

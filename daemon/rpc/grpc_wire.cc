@@ -174,7 +174,7 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
       return Status(StatusCode::kUnavailable,
                     "cannot listen for peers on " + address + ": " + acceptor.status().text());
     }
-    MK_RETURN_IF_ERROR(start_server(std::move(accept)));
+    if (server_ == nullptr) MK_RETURN_IF_ERROR(start_server(std::move(accept)));
     acceptor_ = std::move(acceptor).value();
     port_ = acceptor_->port();
     acceptor_->start([this](ipc::UniqueFd connection) {
@@ -184,6 +184,8 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
     });
     return address.substr(0, colon + 1) + std::to_string(port_);
   }
+
+  void stop_listening() override { acceptor_.reset(); }
 
   std::shared_ptr<PeerStream> dial(const std::string& address) override {
     grpc::ChannelArguments arguments;

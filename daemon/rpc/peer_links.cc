@@ -47,9 +47,14 @@ PeerLinks::PeerLinks(boost::asio::io_context& io, PeerLinksOptions options, Peer
       resolver_(io) {}
 
 /// Who is not configured, not vouched for and not asked in needs no port to knock at.
-Status PeerLinks::listen_if_needed() {
+Status PeerLinks::listen_as_needed() {
   const bool needed = options_.admits_all() || !static_.empty() || !options_.dns.empty();
-  if (!needed || !address_.empty()) return {};
+  if (needed == !address_.empty()) return {};
+  if (!needed) {
+    wire_->stop_listening();
+    address_.clear();
+    return {};
+  }
   auto listening = wire_->listen(options_.listen,
                                  [this](std::shared_ptr<PeerStream> stream) { accept(std::move(stream)); });
   if (!listening.ok()) return listening.status();
@@ -60,7 +65,7 @@ Status PeerLinks::listen_if_needed() {
 Status PeerLinks::set_static_peers(const std::vector<std::string>& peers) {
   static_ = {peers.begin(), peers.end()};
   update_targets();
-  return listen_if_needed();
+  return listen_as_needed();
 }
 
 /// For a stream to begin.

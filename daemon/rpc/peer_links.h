@@ -62,7 +62,7 @@ class PeerLinks final : public PeerBus {
   /// What peers are told of this node's ports, from the next keepalive on.
   void set_ports(std::vector<v1::NicPort> ports) { ports_ = std::move(ports); }
   /// Takes the place of PeerLinksOptions::peers; peers that are up stay up. The first ones make this node
-  /// listen; its errors are those of start(), and the peers are dialled all the same.
+  /// listen, and without any it stops; errors are those of start(), and the peers are dialled all the same.
   Status set_static_peers(const std::vector<std::string>& peers);
 
  private:
@@ -120,7 +120,7 @@ class PeerLinks final : public PeerBus {
   std::chrono::milliseconds patience() const;
 
   // peer_links.cc: start and end, the bus, time, death, what others see
-  Status listen_if_needed();
+  Status listen_as_needed();
   void tick();
   void watch(Clock::time_point now);
   void watch_inbounds(Clock::time_point now);

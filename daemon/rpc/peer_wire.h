@@ -57,6 +57,8 @@ class PeerWire {
   virtual ~PeerWire() = default;
   /// Listens; returns "host:port" with the real port. kAlreadyExists names who holds the port.
   virtual Result<std::string> listen(const std::string& address, Accept accept) = 0;
+  /// Closes the port; streams that came in stay. listen() may be called again, with the same `accept`.
+  virtual void stop_listening() = 0;
   /// Starts to dial; a failure comes as `closed`.
   virtual std::shared_ptr<PeerStream> dial(const std::string& address) = 0;
 };

@@ -51,6 +51,7 @@ struct FakeWire final : PeerWire {
     accept = std::move(fresh);
     return address;
   }
+  void stop_listening() override {}
   std::shared_ptr<PeerStream> dial(const std::string& address) override {
     auto stream = std::make_shared<FakeStream>();
     dialled[address].push_back(stream);

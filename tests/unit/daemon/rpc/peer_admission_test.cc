@@ -26,7 +26,7 @@ const PeerSnapshot& seen_at(const std::vector<PeerSnapshot>& peers, const std::s
 
 }  // namespace
 
-TEST_CASE("a node without peers does not listen; the first ones that a reload brings make it") {
+TEST_CASE("a node without peers does not listen; a reload opens and closes its port") {
   boost::asio::io_context io;
   ClosedNode a(io, "a", 1);
   REQUIRE(a.start().ok());
@@ -37,7 +37,22 @@ TEST_CASE("a node without peers does not listen; the first ones that a reload br
   REQUIRE(a.links->set_static_peers({b.links->address()}).ok());
   REQUIRE_FALSE(a.links->address().empty());
   REQUIRE(b.links->set_static_peers({a.links->address()}).ok());
-  CHECK(run_until(io, [&] { return linked({&a, &b}); }));
+  REQUIRE(run_until(io, [&] { return linked({&a, &b}); }));
+
+  // A reload that leaves nobody closes the port, and no link that is up; the next one opens it again.
+  const std::string port = a.links->address();
+  REQUIRE(a.links->set_static_peers({}).ok());
+  CHECK(a.links->address().empty());
+  Script late(io, "late", 3);
+  late.knock(port);
+  REQUIRE(run_until(io, [&] { return late.closed.has_value(); }));
+  CHECK(late.closed->code() == StatusCode::kUnavailable);
+  CHECK(late.answers.empty());
+  CHECK(linked({&a, &b}));
+  REQUIRE(a.links->set_static_peers({b.links->address()}).ok());
+  REQUIRE_FALSE(a.links->address().empty());
+  Script stranger(io, "stranger", 3);
+  CHECK(refusal(io, stranger, a).code() == StatusCode::kPermissionDenied);
 }
 
 TEST_CASE("a daemon that is not in the list is refused by name and not dialled") {

@@ -32,6 +32,14 @@ def memfd(size, sealed=True, populated=True):
     return fd
 
 
+def map_whole(fd):
+    """The memory behind the descriptor, which is closed."""
+    try:
+        return mmap.mmap(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
 class RawClient:
     def __init__(self, path, timeout=60):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -39,9 +47,13 @@ class RawClient:
         self.socket.connect(str(path))
         self.sequence = 0
         self.position = 0
+        self.doorbells = []
 
     def close(self):
+        """Ends the session. Nothing of it stays open: a test may have thousands."""
         self.socket.close()
+        while self.doorbells:
+            os.close(self.doorbells.pop())
 
     def send(self, kind, body=b"", fds=(), version=VERSION, magic=MAGIC, size=None):
         self.sequence += 1
@@ -72,8 +84,8 @@ class RawClient:
         answer = self.ask(HELLO, struct.pack("<64siI8x", name.encode(), -1, 1))
         if answer[1] != 0:
             return answer
-        self.session = mmap.mmap(answer[4][0], os.fstat(answer[4][0]).st_size)
-        self.doorbells = answer[4][1:]
+        self.session = map_whole(answer[4].pop(0))
+        self.doorbells = answer[4]
         self.log2_slots, self.slots_offset = struct.unpack_from("<I", self.session, 12)[0], \
             struct.unpack_from("<Q", self.session, 16)[0]
         return answer
@@ -87,7 +99,7 @@ class RawClient:
             raise ConnectionError("the daemon closed the session")
         if answer[1] == 0:
             self.group = struct.unpack_from("<I", answer[3])[0]
-            self.segment = mmap.mmap(answer[4][0], os.fstat(answer[4][0]).st_size)
+            self.segment = map_whole(answer[4].pop())
             self.first_channel = struct.unpack_from("<I", self.segment, 28)[0]
         return answer
 

@@ -26,10 +26,11 @@ std::string values_of(const std::string& dump) {
   bool quoted = false, remark = false;
   for (std::size_t i = 0; i < dump.size(); ++i) {
     const char c = dump[i];
-    if (c == '"' && !remark && (i == 0 || dump[i - 1] != '\\')) quoted = !quoted;
+    if (c == '"' && !remark) quoted = !quoted;
     if (c == '#' && !quoted) remark = true;
     if (c == '\n') quoted = remark = false;
     if (!remark) values += c;
+    if (c == '\\' && quoted) values += dump[++i];  // whatever it escapes: there is one
   }
   return values;
 }

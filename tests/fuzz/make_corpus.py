@@ -31,6 +31,7 @@ cpus = [0, 1, 2, 3]
     yield "mistakes", b"[node]\nname = 7\nnothing = 1\n[limits]\nmax_lanes = 65\nmax_groups = -1\n[log]\nlevel = \"loud\"\n"
     yield "no-toml", b"[node\nname = "
     yield "quoted", b'[node]\nname = "x"\nruntime_dir = "/tmp/\\"#\\u00e9"\n'
+    yield "backslash-at-the-end", b'[node]\nname = "x"\nruntime_dir = "/tmp/\\\\"  # a remark\n'
 
 
 def npy():

@@ -211,9 +211,8 @@ bool TcpTransport::take(const Put& put, Clock::time_point now) {
   if (channel->window.full()) return false;
   if (!channel->window.push(put, now)) {
     channel->failed = true;
-    context_.events.channel_failed(
-        channel->id,
-        channel->window.out_of_order(put).with_context("channel " + std::to_string(channel->id)));
+    context_.events.channel_failed(channel->id, channel->window.out_of_order(put).with_context(
+                                                    "channel " + std::to_string(channel->id)));
     context_.kick_once();
     return true;
   }

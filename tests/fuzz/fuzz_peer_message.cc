@@ -72,7 +72,7 @@ void fill_field(google::protobuf::Message& message, const google::protobuf::Fiel
   }
   switch (field.cpp_type()) {
     case Field::CPPTYPE_INT32:
-      return reflection->SetInt32(&message, &field, static_cast<std::int32_t>(input.some(4)) - 1);
+      return reflection->SetInt32(&message, &field, static_cast<std::int32_t>(input.some(4) - 1));
     case Field::CPPTYPE_INT64:
       return reflection->SetInt64(&message, &field, static_cast<std::int64_t>(input.some(2'000'000)));
     case Field::CPPTYPE_UINT32:

@@ -70,7 +70,8 @@ struct Victim {
   }
 
   Identity self, peer{"aggressor", 7};
-  memory::Region source = shared_region("source");  ///< of puts, either way: outlives the transport
+  /// The source of all puts in both directions. It outlives the transport.
+  memory::Region source = shared_region("source");
   Sink sink;
   std::unique_ptr<Transport> transport;
   // The peer's.

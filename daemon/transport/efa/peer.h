@@ -113,7 +113,7 @@ class Peer {
   rdma::Registrations& memory_of(ChannelMemory& memory);
   const rdma::Registration* source_of(Outbound& channel, const memory::Region& region);
   RemoteRegion* locate(Outbound& channel, std::uint32_t region);
-  // What a put of a stream has no part in.
+  // The rare paths of a put, kept out of the functions that every put runs through.
   [[gnu::cold]] const rdma::Registration* look_up(Outbound& channel, const memory::Region& region);
   [[gnu::cold]] void ask_for(Outbound& channel, std::uint32_t region);
   [[gnu::cold]] void refuse(Outbound& channel, const Put& put, const RemoteRegion& target);

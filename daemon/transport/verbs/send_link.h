@@ -85,7 +85,7 @@ class SendLink {
   const RemoteRegion* remote_region(Outbound& channel, const Put& put);
   /// Null: it is being registered, or the channel has failed.
   const rdma::Registration* source_of(Outbound& channel, const memory::Region& region);
-  // What a put of a stream has no part in.
+  // The rare paths of a put, kept out of the functions that every put runs through.
   [[gnu::cold]] const rdma::Registration* look_up(Outbound& channel, const memory::Region& region);
   [[gnu::cold]] void ask_for(Outbound& channel, std::uint32_t index);
   [[gnu::cold]] void refuse(Outbound& channel, const Put& put);

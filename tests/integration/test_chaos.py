@@ -136,7 +136,13 @@ class Program(unittest.TestCase):
     def test_nothing_outlives_a_campaign_that_was_killed(self):
         with tempfile.TemporaryDirectory() as folder:
             process = self.start(pathlib.Path(folder) / "log", "--seed", "1", "--only", "stop_client", "--transports", "tcp")
-            children = wait_until(lambda: len(found := processes.descendants(process.pid)) >= 4 and found, "daemons and bystander run")
+            def children_run():  # two daemons, the bystander, and the client of a step
+                if process.poll() is not None:
+                    self.fail(f"the campaign ended with {process.returncode} before it was killed:\n{process.stdout.read()}")
+                found = processes.descendants(process.pid)
+                return len(found) >= 4 and found
+
+            children = wait_until(children_run, "daemons and bystander run")
             process.send_signal(signal.SIGKILL)
             process.communicate()
             wait_until(lambda: not any(processes.runs(pid) for pid in children), "its processes are gone")

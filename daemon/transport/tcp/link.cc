@@ -267,7 +267,7 @@ std::size_t Link::receive_bytes(std::size_t& left) {
 std::size_t Link::receive_frames(std::size_t& left) {
   ReadProgress progress;
   const Status status = reader_.read(socket_.get(), left, ending_, progress);
-  left -= std::min(left, progress.bytes);
+  left -= std::min(left, progress.work);
   if (progress.drained) readable_ = false;
   if (!status.ok()) lose(status.with_context(describe()));
   return progress.bytes > 0 || !status.ok() ? 1 : 0;
@@ -278,7 +278,7 @@ std::size_t Link::send(std::size_t& left) {
   if (!up() || !writable_ || writer_.idle() || unloader_.draining()) return 0;
   WriteProgress progress;
   const Status status = writer_.flush(socket_.get(), left, progress);
-  left -= std::min(left, progress.bytes);
+  left -= std::min(left, progress.work);
   if (progress.blocked) writable_ = false;
   if (!status.ok()) lose(status.with_context(describe()));
   return progress.bytes > 0 || !status.ok() ? 1 : 0;

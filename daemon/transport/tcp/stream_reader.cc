@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace mkernel::transport::tcp {
 namespace {
@@ -14,6 +15,10 @@ constexpr std::size_t kReadAheadBytes = 64 * 1024;
 /// it, so little of what follows is staged: staged payload costs a second copy.
 constexpr std::size_t kDirectBytes = 16 * 1024;
 constexpr std::size_t kTailBytes = 1024;
+
+/// What a frame costs besides its bytes, in bytes that could be copied meanwhile: a flood of signals takes as
+/// long as much payload.
+constexpr std::size_t kFrameWork = 512;
 
 template <typename Frame>
 Frame load(const std::byte* at) {
@@ -59,7 +64,7 @@ std::size_t StreamReader::prepare(iovec (&parts)[2], int& count) {
 }
 
 Status StreamReader::read(int socket, std::size_t budget, bool to_the_end, ReadProgress& progress) {
-  while (progress.bytes < budget) {
+  while (progress.work < budget) {
     iovec parts[2];
     int count = 0;
     if (waiting()) {
@@ -82,6 +87,7 @@ Status StreamReader::read(int socket, std::size_t budget, bool to_the_end, ReadP
     const auto bytes = static_cast<std::size_t>(got);
     progress.bytes += bytes;
     MK_RETURN_IF_ERROR(consume(bytes));
+    progress.work += bytes + kFrameWork * std::exchange(frames_, 0);
     if (bytes < asked && !to_the_end) {
       progress.drained = true;
       return {};
@@ -148,6 +154,7 @@ Status StreamReader::parse() {
 Status StreamReader::parse_frame(FrameType type) {
   const std::byte* at = staging_.data() + begin_;
   begin_ += frame_bytes(type);
+  ++frames_;
   switch (type) {
     case FrameType::kOpen: return handler_.on_open(load<OpenFrame>(at));
     case FrameType::kClosed: return handler_.on_closed(load<ClosedFrame>(at));

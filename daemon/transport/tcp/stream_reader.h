@@ -46,6 +46,7 @@ class FrameHandler {
 
 struct ReadProgress {
   std::size_t bytes = 0;
+  std::size_t work = 0;  ///< bytes, and kFrameWork for each frame
   bool drained = false;  ///< the socket has no more for now
 };
 
@@ -56,8 +57,8 @@ class StreamReader {
   /// Forgets everything, a put half read included: the connection is gone.
   void reset();
 
-  /// Reads until the socket is drained or about `budget` bytes were read. With `to_the_end` a short read does
-  /// not count as drained: the peer has closed, and what is left ends with kUnavailable.
+  /// Reads until the socket is drained or about `budget` of work was done. With `to_the_end` a short read
+  /// does not count as drained: the peer has closed, and what is left ends with kUnavailable.
   Status read(int socket, std::size_t budget, bool to_the_end, ReadProgress& progress);
 
   /// The same with bytes that came some other way, or were made up: as much of them as there is room for in
@@ -90,6 +91,7 @@ class StreamReader {
   Landing landing_;
   std::size_t last_length_ = 0;  ///< of the frame at hand, or of the last one
   std::size_t left_ = 0;         ///< payload bytes of the frame at hand still to come
+  std::size_t frames_ = 0;       ///< parsed since read() looked last
 };
 
 }  // namespace mkernel::transport::tcp

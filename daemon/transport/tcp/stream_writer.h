@@ -24,6 +24,7 @@ namespace mkernel::transport::tcp {
 
 struct WriteProgress {
   std::size_t bytes = 0;
+  std::size_t work = 0;  ///< bytes, and kSendWork for each call of the kernel
   bool blocked = false;  ///< the socket takes no more for now
 };
 
@@ -59,7 +60,7 @@ class StreamWriter {
   /// True while an engine copies from the region.
   bool reads(const memory::Region& region) const { return loader_.reads(region); }
 
-  /// Writes until nothing is left, the socket is full, or about `budget` bytes were written. An error: the
+  /// Writes until nothing is left, the socket is full, or about `budget` of work was done. An error: the
   /// connection is gone.
   Status flush(int socket, std::size_t budget, WriteProgress& progress);
 

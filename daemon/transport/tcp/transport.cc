@@ -13,10 +13,11 @@
 namespace mkernel::transport::tcp {
 namespace {
 
-/// What one poll() moves, of all connections together: acknowledgements leave after it, and rings are looked
-/// at. The last connection to have its turn may overshoot by a batch.
-constexpr std::size_t kReadBytes = std::size_t{1} << 20;
-constexpr std::size_t kWriteBytes = std::size_t{1} << 20;
+/// What one poll() does, of all connections together: acknowledgements leave after it, and rings are looked
+/// at. In bytes; frames and calls of the kernel count as bytes too. The last connection to have its turn may
+/// overshoot by a batch.
+constexpr std::size_t kReadWork = std::size_t{1} << 20;
+constexpr std::size_t kWriteWork = std::size_t{1} << 20;
 
 Capabilities capabilities_of(const TcpOptions& options) {
   Capabilities capabilities;
@@ -235,7 +236,7 @@ std::size_t TcpTransport::poll() {
   // Everybody has a turn, or as many as move so many bytes: the next poll begins with the others.
   auto& ready = context_.ready;
   auto& in_turn = context_.in_turn;
-  std::size_t left = kReadBytes;
+  std::size_t left = kReadWork;
   for (std::size_t turns = ready.size(); turns > 0 && left > 0 && !ready.empty(); --turns) {
     Served* connection = ready.pop();
     in_turn.push(*connection);
@@ -244,7 +245,7 @@ std::size_t TcpTransport::poll() {
   // Counts are published before the acknowledgements that say so leave.
   done += context_.events.deliver(*context_.sink);
   if (closed_) return done;
-  for (left = kWriteBytes; left > 0 && !in_turn.empty();) {
+  for (left = kWriteWork; left > 0 && !in_turn.empty();) {
     Served* connection = in_turn.pop();
     done += connection->send(left);
     if (connection->has_work()) ready.push(*connection);

@@ -116,7 +116,8 @@ class Chaos(unittest.TestCase):
 
 class Program(unittest.TestCase):
     def start(self, log, *arguments):
-        """Its folders are beside the log, so that they go with it however it ends."""
+        """Its folders are beside the log, so that they go with it however it ends; users of other uids come there as well."""
+        log.parent.chmod(0o755)
         return subprocess.Popen([sys.executable, "-B", CHAOS / "run", "--build", BIN, "--log", log, *arguments], text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "TMPDIR": str(log.parent)})
 

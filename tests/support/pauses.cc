@@ -2,6 +2,8 @@
 // where threads and processes meet, which is behind a look at the clock, around a wait for file descriptors
 // and behind the release of a lock; and, in what is built with -finstrument-functions, before any function.
 // What a busy machine does to one run in a thousand happens here in most.
+#undef _FORTIFY_SOURCE  // with it the C library defines poll() and ppoll() inline
+
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>

@@ -137,6 +137,7 @@ class Program(unittest.TestCase):
     def test_nothing_outlives_a_campaign_that_was_killed(self):
         with tempfile.TemporaryDirectory() as folder:
             process = self.start(pathlib.Path(folder) / "log", "--seed", "1", "--only", "stop_client", "--transports", "tcp")
+
             def children_run():  # two daemons, the bystander, and the client of a step
                 if process.poll() is not None:
                     self.fail(f"the campaign ended with {process.returncode} before it was killed:\n{process.stdout.read()}")

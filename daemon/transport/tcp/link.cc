@@ -281,7 +281,7 @@ std::size_t Link::send(std::size_t& left) {
   left -= std::min(left, progress.work);
   if (progress.blocked) writable_ = false;
   if (!status.ok()) lose(status.with_context(describe()));
-  return progress.bytes > 0 || !status.ok() ? 1 : 0;
+  return progress.work > 0 || !status.ok() ? 1 : 0;
 }
 
 }  // namespace mkernel::transport::tcp

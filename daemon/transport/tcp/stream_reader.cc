@@ -33,7 +33,7 @@ StreamReader::StreamReader(FrameHandler& handler, Unloader& unloader)
     : handler_(handler), unloader_(unloader), staging_(kReadAheadBytes) {}
 
 void StreamReader::reset() {
-  begin_ = end_ = left_ = last_length_ = 0;
+  begin_ = end_ = left_ = last_length_ = frames_ = 0;
   landing_ = {};
   unloader_.lost();
 }

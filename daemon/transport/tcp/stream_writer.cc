@@ -205,7 +205,6 @@ Status StreamWriter::write_out(int socket, std::size_t budget, WriteProgress& pr
               std::string("send: ") + std::strerror(errno)};
     }
     const auto bytes = static_cast<std::size_t>(sent);
-    progress.bytes += bytes;
     progress.work += bytes + kSendWork;
     advance(bytes);
     if (bytes < asked) {  // the socket's buffer is full: it will say when there is room

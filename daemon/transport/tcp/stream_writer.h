@@ -23,8 +23,7 @@
 namespace mkernel::transport::tcp {
 
 struct WriteProgress {
-  std::size_t bytes = 0;
-  std::size_t work = 0;  ///< bytes, and kSendWork for each call of the kernel
+  std::size_t work = 0;  ///< bytes written, and kSendWork for each call of the kernel
   bool blocked = false;  ///< the socket takes no more for now
 };
 

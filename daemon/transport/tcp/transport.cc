@@ -233,7 +233,7 @@ std::size_t TcpTransport::poll() {
   collect_events();
   std::size_t done = acceptor_.poll();
   context_.gpu.poll();  // what is over, for everybody's receive() and send()
-  // Everybody has a turn, or as many as move so many bytes: the next poll begins with the others.
+  // Everybody has a turn, or as many as do so much work: the next poll begins with the others.
   auto& ready = context_.ready;
   auto& in_turn = context_.in_turn;
   std::size_t left = kReadWork;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs every CPU benchmark once on this machine and records the rows, beside what they are compared with in the same run.
 
-Usage: tests/perf/record.py [--build DIR] [--only iperf3,ring,post_rate,fabric,idle,gemm,op]
+Usage: tests/perf/record.py [--build DIR] [--only iperf3,ring,post_rate,fabric,idle,gemm,op,tenants]
 Writes tests/perf/results/<machine>-<date>-cpu.json. Needs iperf3 for the comparison of the tcp transport.
 """
 import argparse
@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import platform
+import pwd
 import shutil
 import statistics
 import subprocess
@@ -119,6 +120,12 @@ def op(mkbench, nodes, path):
         raise RuntimeError("mkbench op failed")
 
 
+def tenants(mkbench, nodes, path):
+    """A bystander beside every attacker, which is another user where this is run by root."""
+    other = ["--uid", pwd.getpwnam("nobody").pw_uid] if os.geteuid() == 0 else []
+    run(mkbench, "tenants", "--daemon", nodes[0].socket, "--peer-daemon", nodes[1].socket, *other, "--json", path)
+
+
 def add(path, what, rows):
     """As mkbench's own record: same file, same form."""
     file = json.loads(path.read_text()) if path.exists() else {}
@@ -132,7 +139,7 @@ def add(path, what, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build")
-    parser.add_argument("--only", default="iperf3,ring,post_rate,fabric,idle,gemm,op")
+    parser.add_argument("--only", default="iperf3,ring,post_rate,fabric,idle,gemm,op,tenants")
     arguments = parser.parse_args()
     os.environ["MKERNEL_BIN"] = str(pathlib.Path(arguments.build, "bin").resolve())
     import cluster
@@ -144,7 +151,9 @@ def main():
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
     ports = cluster.free_ports(3)
-    nodes = [cluster.Daemon(folder, f"node{i}", ports[i], [f"127.0.0.1:{ports[1 - i]}"]) for i in range(2)]
+    folder.chmod(0o755)  # the attacker of `tenants` is a stranger
+    nodes = [cluster.Daemon(folder, f"node{i}", ports[i], [f"127.0.0.1:{ports[1 - i]}"], {"node": {"socket_mode": "0666"}})
+             for i in range(2)]
     try:
         if "fabric" in chosen:  # before the daemons are there: two cores are all it has
             for transport in ("tcp", "emulated"):
@@ -165,6 +174,8 @@ def main():
             idle(nodes[0], path)
         if "op" in chosen:
             op(mkbench, nodes, path)
+        if "tenants" in chosen:
+            tenants(mkbench, nodes, path)
     finally:
         for node in nodes:
             node.stop()

@@ -15,6 +15,7 @@
 
 #include "daemon/app/verbs_rails.h"
 #include "daemon/observe/log.h"
+#include "daemon/rpc/grpc_wire.h"
 #include "daemon/topology/rdma_sysfs.h"
 #include "daemon/transport/rdma/probe.h"
 
@@ -142,14 +143,18 @@ Status App::open_peer_links() {
   options.dns_refresh = peers.dns_refresh;
   options.open = peers.open;
   options.time_scale = peers.time_scale;
-  options.tls.cert = peers.tls.cert;
-  options.tls.key = peers.tls.key;
-  options.tls.ca = peers.tls.ca;
-  options.tls.server_name = peers.tls.server_name;
+  rpc::TlsFiles tls;
+  tls.cert = peers.tls.cert;
+  tls.key = peers.tls.key;
+  tls.ca = peers.tls.ca;
+  tls.server_name = peers.tls.server_name;
+  options.certified = tls.enabled();
   options.transport = config_.transport.kind;
   options.endpoints = rails_->endpoints();
   options.rail_version = rails_->message_version();
-  auto links = rpc::PeerLinks::start(io_, std::move(options), *this);
+  auto wire = rpc::make_grpc_wire(io_, tls, options.patience());
+  if (!wire.ok()) return wire.status();
+  auto links = rpc::PeerLinks::start(io_, std::move(options), *this, std::move(wire).value());
   if (!links.ok()) return links.status();
   links_ = std::move(links).value();
   directory_->attach(*links_, *sessions_);

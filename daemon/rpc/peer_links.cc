@@ -3,12 +3,10 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <utility>
 
 #include "daemon/base/hex.h"
-#include "daemon/rpc/grpc_wire.h"
 
 namespace mkernel::rpc {
 namespace {
@@ -21,11 +19,6 @@ constexpr std::chrono::milliseconds kHelloTime{2000};
 Result<std::unique_ptr<PeerLinks>> PeerLinks::start(boost::asio::io_context& io, PeerLinksOptions options,
                                                     PeerEvents& events, std::unique_ptr<PeerWire> wire) {
   std::unique_ptr<PeerLinks> links(new PeerLinks(io, std::move(options), events));
-  if (wire == nullptr) {
-    auto grpc = make_grpc_wire(io, links->options_.tls, links->patience());
-    if (!grpc.ok()) return grpc.status();
-    wire = std::move(grpc).value();
-  }
   links->wire_ = std::move(wire);
   MK_RETURN_IF_ERROR(links->set_static_peers(links->options_.peers));
   boost::asio::post(io, [self = links.get(), alive = std::weak_ptr(links->life_)] {
@@ -66,11 +59,6 @@ Status PeerLinks::set_static_peers(const std::vector<std::string>& peers) {
   static_ = {peers.begin(), peers.end()};
   update_targets();
   return listen_as_needed();
-}
-
-/// For a stream to begin.
-std::chrono::milliseconds PeerLinks::patience() const {
-  return std::max(times_.error, kShortestDial);
 }
 
 PeerLinks::~PeerLinks() {
@@ -200,7 +188,7 @@ void PeerLinks::watch_inbounds(Clock::time_point now) {
     const auto waited = now - inbound->since;
     if (inbound->boot_id == 0 && waited > kHelloTime) {
       refuse(inbound, {StatusCode::kDeadlineExceeded, "the peer did not introduce itself"});
-    } else if (!inbound->started && waited > patience()) {
+    } else if (!inbound->started && waited > options_.patience()) {
       refuse(inbound, {StatusCode::kDeadlineExceeded,
                        "node " + inbound->hello.node() + " (boot " + base::hex(inbound->boot_id) +
                            ") does not answer at an address where node " + options_.node + " dials it"});

@@ -42,11 +42,9 @@ namespace mkernel::rpc {
 class PeerLinks final : public PeerBus {
  public:
   /// Begins to dial, and listens if there is anybody who may come in. `events` are called from `io`, never
-  /// from inside a call. `wire` null: gRPC. Errors: kAlreadyExists naming who holds the port, and those of
-  /// make_credentials().
+  /// from inside a call. Errors: kAlreadyExists naming who holds the port.
   static Result<std::unique_ptr<PeerLinks>> start(boost::asio::io_context& io, PeerLinksOptions options,
-                                                  PeerEvents& events,
-                                                  std::unique_ptr<PeerWire> wire = nullptr);
+                                                  PeerEvents& events, std::unique_ptr<PeerWire> wire);
   /// Says goodbye to all peers. No event comes any more. Takes half a second at most.
   ~PeerLinks() override;
 
@@ -113,11 +111,7 @@ class PeerLinks final : public PeerBus {
     std::vector<v1::NicPort> ports;
   };
 
-  /// gRPC needs some time to connect on a busy machine, however small the scale.
-  static constexpr std::chrono::milliseconds kShortestDial{2000};
-
   PeerLinks(boost::asio::io_context& io, PeerLinksOptions options, PeerEvents& events);
-  std::chrono::milliseconds patience() const;
 
   // peer_links.cc: start and end, the bus, time, death, what others see
   Status listen_as_needed();

@@ -76,13 +76,13 @@ void PeerLinks::resolve() {
 void PeerLinks::dial_targets(Clock::time_point now) {
   const auto targets = targets_;
   for (const auto& [address, target] : targets) {
-    if (target->probe && now - target->probed > patience()) {
+    if (target->probe && now - target->probed > options_.patience()) {
       target->probe->close({});
       target->probe.reset();
     }
     const Peer* peer = find(target->boot_id);
     if (target->self || (peer != nullptr && peer->out != nullptr)) continue;
-    if (target->stream && now - target->dialled > patience()) {
+    if (target->stream && now - target->dialled > options_.patience()) {
       target->stream->close({});
       on_dial_closed(
           target, {StatusCode::kDeadlineExceeded,

@@ -56,7 +56,10 @@ struct Node : PeerEvents {
     options.endpoints = {name + ":1", name + ":2"};
   }
   Status start() {
-    auto started = PeerLinks::start(io, options, *this);
+    auto wire = make_grpc_wire(io, tls, options.patience());
+    if (!wire.ok()) return wire.status();
+    options.certified = tls.enabled();
+    auto started = PeerLinks::start(io, options, *this, std::move(wire).value());
     if (!started.ok()) return started.status();
     links = std::move(started).value();
     return {};
@@ -93,6 +96,7 @@ struct Node : PeerEvents {
 
   boost::asio::io_context& io;
   PeerLinksOptions options;
+  TlsFiles tls;
   std::unique_ptr<PeerLinks> links;
   std::map<transport::PeerId, PeerInfo> up;
   std::vector<std::string> down;

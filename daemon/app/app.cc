@@ -87,7 +87,7 @@ Status App::start() {
   if (!rails.ok()) return rails.status();
   rails_ = std::move(rails).value();
 
-  directory_ = std::make_unique<rpc::GroupDirectory>(config_.node.name, boot_id_, executor_);
+  directory_ = std::make_unique<cluster::GroupDirectory>(config_.node.name, boot_id_, executor_);
   sessions_ = std::make_unique<session::SessionServer>(
       io_, server_options(config_, boot_id_, rails_->places()), rails_->proxies());
   sessions_->on_group_closed([this] { forget_dead_peers(); });
@@ -132,7 +132,7 @@ void App::run() {
 
 Status App::open_peer_links() {
   const config::Peers& peers = config_.peers;
-  rpc::PeerLinksOptions options;
+  cluster::PeerLinksOptions options;
   options.node = config_.node.name;
   options.boot_id = boot_id_;
   options.software_version = MKERNEL_VERSION;
@@ -154,7 +154,7 @@ Status App::open_peer_links() {
   options.rail_version = rails_->message_version();
   auto wire = rpc::make_grpc_wire(io_, tls, options.patience());
   if (!wire.ok()) return wire.status();
-  auto links = rpc::PeerLinks::start(io_, std::move(options), *this, std::move(wire).value());
+  auto links = cluster::PeerLinks::start(io_, std::move(options), *this, std::move(wire).value());
   if (!links.ok()) return links.status();
   links_ = std::move(links).value();
   directory_->attach(*links_, *sessions_);
@@ -230,7 +230,7 @@ void App::take_down() {
 
 // ---- peers
 
-void App::peer_up(const rpc::PeerInfo& peer) {
+void App::peer_up(const cluster::PeerInfo& peer) {
   if (const Status connected = rails_->connect_peer(peer); !connected.ok()) {
     spdlog::error("{}", connected.text());
     return links_->drop(peer.id, connected);

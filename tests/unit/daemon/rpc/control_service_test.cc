@@ -44,8 +44,8 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     seen.ports.resize(nic_rails);
     return seen;
   }
-  std::vector<PeerSnapshot> peers() const override {
-    PeerSnapshot peer;
+  std::vector<cluster::PeerSnapshot> peers() const override {
+    cluster::PeerSnapshot peer;
     peer.address = "10.0.0.7:7600";
     peer.node = "nodeB";
     peer.state = "alive";
@@ -53,7 +53,7 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     peer.rails = {{.rail = 0},
                   {.rail = 1, .paths_lost_total = 3, .down = true, .path = "x", .last_loss = "x: pulled"}};
     peer.transport = "1 x tcp";
-    peer.clock = PeerClock::Estimate{-2500000, 500000};
+    peer.clock = cluster::PeerClock::Estimate{-2500000, 500000};
     peer.ports.resize(1);
     peer.ports[0].set_name("mlx5_3:1");
     return {peer};

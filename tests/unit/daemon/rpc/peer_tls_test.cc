@@ -5,10 +5,12 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tests/unit/daemon/rpc/link_nodes.h"
+#include "tests/unit/daemon/cluster/link_nodes.h"
 
 namespace mkernel::rpc {
 namespace {
+
+using namespace cluster;
 
 namespace fs = std::filesystem;
 

@@ -1,13 +1,13 @@
-// A formed group in use, and how it ends.
+#include "daemon/cluster/groups_in_use.h"
+
+#include <set>
+#include <string>
 #include <utility>
 
 #include "daemon/base/utf8.h"
-#include "daemon/cluster/local_rank.h"
 
 namespace mkernel::cluster {
 namespace {
-
-constexpr std::size_t kEndedKept = 1024;
 
 Status left_behind(const GroupInstance& instance, std::uint32_t rank) {
   return {StatusCode::kUnavailable, instance.describe() + ": " + instance.member(rank).describe() +
@@ -19,18 +19,18 @@ Status left_behind(const GroupInstance& instance, std::uint32_t rank) {
 
 // ---- ready
 
-void GroupDirectory::ready(const dataplane::GroupKey& group, std::function<void(Status)> all_ready) {
-  Local* local = find_local(group);
-  GroupInstance* instance = instance_of_local(group);
+void GroupsInUse::ready(const dataplane::GroupKey& group, std::function<void(Status)> all_ready) {
+  LocalRank* local = table_.find_local(group);
+  GroupInstance* instance = table_.instance_of_local(group);
   if (instance == nullptr) return;
   if (instance->failure()) {
-    return later(*local,
-                 [all_ready = std::move(all_ready), why = instance->failure()->why] { all_ready(why); });
+    return table_.later(
+        *local, [all_ready = std::move(all_ready), why = instance->failure()->why] { all_ready(why); });
   }
   local->opened = true;
   local->all_ready = std::move(all_ready);
   for (const auto& [key, entry] : instance->regions()) {
-    later(*local, [this, group, rank = key.first, index = key.second, entry = entry] {
+    table_.later(*local, [this, group, rank = key.first, index = key.second, entry = entry] {
       events_->region_changed(group, rank, index, entry);
     });
   }
@@ -38,27 +38,26 @@ void GroupDirectory::ready(const dataplane::GroupKey& group, std::function<void(
   v1::PeerMessage message;
   message.mutable_member_ready()->set_instance(instance->id());
   message.mutable_member_ready()->set_rank(local->request.rank);
-  send_to_group(*instance, message);
+  table_.send_to_group(*instance, message);
   check_all_ready(*instance);
 }
 
-void GroupDirectory::check_all_ready(GroupInstance& instance) {
+void GroupsInUse::check_all_ready(GroupInstance& instance) {
   if (!instance.all_ready()) return;
-  for (const Member* member : instance.locals()) {
-    Local& local = *locals_.at(member->id.key);
-    local.timer.reset();
-    if (local.all_ready == nullptr) continue;
-    later(local, [done = std::exchange(local.all_ready, nullptr)] { done(Status()); });
+  for (LocalRank* local : table_.ranks_here(instance)) {
+    local->timer.reset();
+    if (local->all_ready == nullptr) continue;
+    table_.later(*local, [done = std::exchange(local->all_ready, nullptr)] { done(Status()); });
   }
 }
 
 // ---- regions
 
-void GroupDirectory::announce_region(const dataplane::GroupKey& group, std::uint32_t index,
-                                     const abi::RegionEntry& entry) {
-  GroupInstance* instance = instance_of_local(group);
+void GroupsInUse::announce_region(const dataplane::GroupKey& group, std::uint32_t index,
+                                  const abi::RegionEntry& entry) {
+  GroupInstance* instance = table_.instance_of_local(group);
   if (instance == nullptr || instance->failure()) return;
-  const std::uint32_t rank = find_local(group)->request.rank;
+  const std::uint32_t rank = table_.find_local(group)->request.rank;
   v1::PeerMessage message;
   v1::RegionAnnounced& region = *message.mutable_region_announced();
   region.set_instance(instance->id());
@@ -66,17 +65,16 @@ void GroupDirectory::announce_region(const dataplane::GroupKey& group, std::uint
   region.set_index(index);
   region.set_bytes(entry.bytes);
   region.set_kind(entry.kind);
-  send_to_group(*instance, message);
+  table_.send_to_group(*instance, message);
   apply_region(*instance, rank, index, entry);
 }
 
-void GroupDirectory::apply_region(GroupInstance& instance, std::uint32_t rank, std::uint32_t index,
-                                  const abi::RegionEntry& entry) {
+void GroupsInUse::apply_region(GroupInstance& instance, std::uint32_t rank, std::uint32_t index,
+                               const abi::RegionEntry& entry) {
   instance.set_region(rank, index, entry);
-  for (const Member* member : instance.locals()) {
-    Local& local = *locals_.at(member->id.key);
-    if (!local.opened) continue;  // ready() will tell it
-    later(local, [this, key = local.key(), rank, index, entry] {
+  for (LocalRank* local : table_.ranks_here(instance)) {
+    if (!local->opened) continue;  // ready() will tell it
+    table_.later(*local, [this, key = local->key(), rank, index, entry] {
       events_->region_changed(key, rank, index, entry);
     });
   }
@@ -84,12 +82,14 @@ void GroupDirectory::apply_region(GroupInstance& instance, std::uint32_t rank, s
 
 // ---- exchanges
 
-void GroupDirectory::exchange(const dataplane::GroupKey& group, std::uint64_t round,
-                              const session::Blob& blob, std::chrono::milliseconds timeout, Exchanged done) {
-  Local* local = find_local(group);
-  GroupInstance* instance = instance_of_local(group);
+void GroupsInUse::exchange(const dataplane::GroupKey& group, std::uint64_t round, const session::Blob& blob,
+                           std::chrono::milliseconds timeout, session::GroupCoordinator::Exchanged done) {
+  LocalRank* local = table_.find_local(group);
+  GroupInstance* instance = table_.instance_of_local(group);
   if (instance == nullptr) return;
-  const auto refuse = [&](const Status& why) { later(*local, [done = std::move(done), why] { done(why); }); };
+  const auto refuse = [&](const Status& why) {
+    table_.later(*local, [done = std::move(done), why] { done(why); });
+  };
   if (instance->failure()) return refuse(instance->failure()->why);
   if (const auto gone = instance->missing_for_ever()) return refuse(left_behind(*instance, *gone));
   if (local->exchanged != nullptr || round != instance->completed() + 1) {
@@ -101,7 +101,7 @@ void GroupDirectory::exchange(const dataplane::GroupKey& group, std::uint64_t ro
     return refuse(wrong);
   local->round = round;
   local->exchanged = std::move(done);
-  local->exchange_timer = executor_.call_after(timeout, [this, group] { exchange_timed_out(group); });
+  local->exchange_timer = table_.executor().call_after(timeout, [this, group] { exchange_timed_out(group); });
 
   v1::PeerMessage message;
   v1::Contribution& contribution = *message.mutable_contribution();
@@ -109,30 +109,30 @@ void GroupDirectory::exchange(const dataplane::GroupKey& group, std::uint64_t ro
   contribution.set_rank(local->request.rank);
   contribution.set_round(round);
   contribution.set_blob(blob.data(), blob.size());
-  send_to_group(*instance, message);
+  table_.send_to_group(*instance, message);
   advance_exchanges(*instance);
 }
 
-void GroupDirectory::advance_exchanges(GroupInstance& instance) {
+void GroupsInUse::advance_exchanges(GroupInstance& instance) {
   while (auto blobs = instance.take_round()) {
-    for (const Member* member : instance.locals()) finish_exchange(*locals_.at(member->id.key), *blobs);
+    for (LocalRank* local : table_.ranks_here(instance)) finish_exchange(*local, *blobs);
   }
   const auto gone = instance.missing_for_ever();
   if (!gone) return;
   const Status why = left_behind(instance, *gone);
-  for (const Member* member : instance.locals()) finish_exchange(*locals_.at(member->id.key), why);
+  for (LocalRank* local : table_.ranks_here(instance)) finish_exchange(*local, why);
 }
 
-void GroupDirectory::finish_exchange(Local& local, Result<std::vector<session::Blob>> result) {
+void GroupsInUse::finish_exchange(LocalRank& local, Result<std::vector<session::Blob>> result) {
   local.exchange_timer.reset();
   if (local.exchanged == nullptr) return;
-  later(local,
-        [done = std::exchange(local.exchanged, nullptr), result = std::move(result)] { done(result); });
+  table_.later(
+      local, [done = std::exchange(local.exchanged, nullptr), result = std::move(result)] { done(result); });
 }
 
-void GroupDirectory::exchange_timed_out(const dataplane::GroupKey& key) {
-  Local* local = find_local(key);
-  const GroupInstance* instance = instance_of_local(key);
+void GroupsInUse::exchange_timed_out(const dataplane::GroupKey& key) {
+  LocalRank* local = table_.find_local(key);
+  const GroupInstance* instance = table_.instance_of_local(key);
   if (local == nullptr || instance == nullptr) return;
   const std::set<std::uint32_t> missing = instance->missing();
   std::string text = instance->describe() + ": exchange " + std::to_string(local->round) +
@@ -143,40 +143,39 @@ void GroupDirectory::exchange_timed_out(const dataplane::GroupKey& key) {
 
 // ---- failure
 
-void GroupDirectory::fail(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) {
-  GroupInstance* instance = instance_of_local(group);
+void GroupsInUse::fail(const dataplane::GroupKey& group, std::int32_t culprit, const Status& why) {
+  GroupInstance* instance = table_.instance_of_local(group);
   if (instance == nullptr) return;
   const bool known = culprit >= 0 && culprit < static_cast<std::int32_t>(instance->world_size());
   const Member* member = known ? &instance->member(static_cast<std::uint32_t>(culprit)) : nullptr;
-  fail_instance(*instance, {known ? culprit : -1, member == nullptr ? node_ : member->node,
+  fail_instance(*instance, {known ? culprit : -1, member == nullptr ? table_.node() : member->node,
                             member == nullptr ? why : why.with_context(member->describe())});
 }
 
-void GroupDirectory::fail_instance(GroupInstance& instance, GroupFailure failure) {
+void GroupsInUse::fail_instance(GroupInstance& instance, GroupFailure failure) {
   if (instance.failure()) return;
   instance.set_failure(std::move(failure));
   const GroupFailure& ended = *instance.failure();
-  tell_peers_of_failure(instance);
+  announce_failure(instance);
   for (const Member& member : instance.members()) {
-    if (Member* known = find_member(member.id)) known->failed = true;
+    if (Member* known = table_.find_member(member.id)) known->failed = true;
   }
-  for (const Member* member : instance.locals()) {
-    announce_gone(member->id, false, ended.why.text());
-    Local& local = *locals_.at(member->id.key);
-    local.timer.reset();
-    later(local, [this, key = local.key(), ended] {
+  for (LocalRank* local : table_.ranks_here(instance)) {
+    table_.announce_gone({kThisNode, local->key()}, false, ended.why.text());
+    local->timer.reset();
+    table_.later(*local, [this, key = local->key(), ended] {
       events_->group_failed(key, ended.culprit, ended.node, ended.why);
     });
-    finish_exchange(local, ended.why);
-    if (local.all_ready != nullptr) {
-      later(local, [done = std::exchange(local.all_ready, nullptr), why = ended.why] { done(why); });
+    finish_exchange(*local, ended.why);
+    if (local->all_ready != nullptr) {
+      table_.later(*local, [done = std::exchange(local->all_ready, nullptr), why = ended.why] { done(why); });
     }
   }
 }
 
 // To all of the group, not only by the one who found out: who hears of a failure from us has then heard of it
-// before anything else that we say, a new claim to the same rank for example.
-void GroupDirectory::tell_peers_of_failure(const GroupInstance& instance) {
+// before anything else that we say, a new join of the same rank for example.
+void GroupsInUse::announce_failure(const GroupInstance& instance) {
   const GroupFailure& failure = *instance.failure();
   for (const transport::PeerId peer : instance.peers()) {
     v1::PeerMessage message;
@@ -192,27 +191,27 @@ void GroupDirectory::tell_peers_of_failure(const GroupInstance& instance) {
       ref.set_session(member.id.key.session);
       ref.set_handle(member.id.key.handle);
     }
-    bus_->send(peer, message);
+    table_.bus().send(peer, message);
   }
 }
 
 // ---- the way out
 
-void GroupDirectory::leave(const dataplane::GroupKey& group) {
-  Local* local = find_local(group);
+void GroupsInUse::leave(const dataplane::GroupKey& group) {
+  LocalRank* local = table_.find_local(group);
   if (local == nullptr) return;
-  GroupInstance* instance = instance_of_local(group);
+  GroupInstance* instance = table_.instance_of_local(group);
   if (instance != nullptr && !instance->failure()) {
-    announce_gone({kThisNode, group}, true, "");
+    table_.announce_gone({kThisNode, group}, true, "");
     const std::uint32_t rank = local->request.rank;
     rank_left(*instance, rank);
-  } else if (find_member({kThisNode, group}) != nullptr) {
-    announce_gone({kThisNode, group}, false, "gave up waiting");
+  } else if (table_.find_member({kThisNode, group}) != nullptr) {
+    table_.announce_gone({kThisNode, group}, false, "gave up waiting");
   }
-  forget_local(group);
+  table_.forget_local(group);
 }
 
-void GroupDirectory::rank_left(GroupInstance& instance, std::uint32_t rank) {
+void GroupsInUse::rank_left(GroupInstance& instance, std::uint32_t rank) {
   const Member& member = instance.member(rank);
   if (!instance.is_ready(rank)) {
     return fail_instance(
@@ -225,33 +224,19 @@ void GroupDirectory::rank_left(GroupInstance& instance, std::uint32_t rank) {
   advance_exchanges(instance);
 }
 
-void GroupDirectory::session_gone(dataplane::SessionId session, const Status& why) {
+void GroupsInUse::session_gone(dataplane::SessionId session, const Status& why) {
   std::vector<dataplane::GroupKey> keys;
-  for (auto at = locals_.lower_bound({session, 0}); at != locals_.end() && at->first.session == session;
-       ++at) {
+  const auto& locals = table_.locals();
+  for (auto at = locals.lower_bound({session, 0}); at != locals.end() && at->first.session == session; ++at) {
     keys.push_back(at->first);
   }
   for (const dataplane::GroupKey& key : keys) {
-    GroupInstance* instance = instance_of_local(key);
-    if (instance != nullptr) fail(key, static_cast<std::int32_t>(find_local(key)->request.rank), why);
-    if (find_member({kThisNode, key}) != nullptr) announce_gone({kThisNode, key}, false, why.text());
-    forget_local(key);
+    GroupInstance* instance = table_.instance_of_local(key);
+    if (instance != nullptr) fail(key, static_cast<std::int32_t>(table_.find_local(key)->request.rank), why);
+    if (table_.find_member({kThisNode, key}) != nullptr)
+      table_.announce_gone({kThisNode, key}, false, why.text());
+    table_.forget_local(key);
   }
-}
-
-void GroupDirectory::forget_local(const dataplane::GroupKey& key) {
-  const auto local = locals_.find(key);
-  if (local == locals_.end()) return;
-  const std::uint64_t id = local->second->instance;
-  const std::uint32_t rank = local->second->request.rank;
-  locals_.erase(local);
-  GroupInstance* instance = find_instance(id);
-  if (instance == nullptr) return;
-  instance->set_left(rank);
-  if (!instance->locals().empty()) return;
-  instances_.erase(id);
-  ended_.push_back(id);
-  if (ended_.size() > kEndedKept) ended_.pop_front();
 }
 
 }  // namespace mkernel::cluster

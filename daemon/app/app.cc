@@ -15,6 +15,7 @@
 
 #include "daemon/app/verbs_rails.h"
 #include "daemon/observe/log.h"
+#include "daemon/rpc/grpc_wire.h"
 #include "daemon/topology/rdma_sysfs.h"
 #include "daemon/transport/rdma/probe.h"
 
@@ -86,7 +87,7 @@ Status App::start() {
   if (!rails.ok()) return rails.status();
   rails_ = std::move(rails).value();
 
-  directory_ = std::make_unique<rpc::GroupDirectory>(config_.node.name, boot_id_, executor_);
+  directory_ = std::make_unique<cluster::GroupDirectory>(config_.node.name, boot_id_, executor_);
   sessions_ = std::make_unique<session::SessionServer>(
       io_, server_options(config_, boot_id_, rails_->places()), rails_->proxies());
   sessions_->on_group_closed([this] { forget_dead_peers(); });
@@ -131,7 +132,7 @@ void App::run() {
 
 Status App::open_peer_links() {
   const config::Peers& peers = config_.peers;
-  rpc::PeerLinksOptions options;
+  cluster::PeerLinksOptions options;
   options.node = config_.node.name;
   options.boot_id = boot_id_;
   options.software_version = MKERNEL_VERSION;
@@ -142,14 +143,18 @@ Status App::open_peer_links() {
   options.dns_refresh = peers.dns_refresh;
   options.open = peers.open;
   options.time_scale = peers.time_scale;
-  options.tls.cert = peers.tls.cert;
-  options.tls.key = peers.tls.key;
-  options.tls.ca = peers.tls.ca;
-  options.tls.server_name = peers.tls.server_name;
+  rpc::TlsFiles tls;
+  tls.cert = peers.tls.cert;
+  tls.key = peers.tls.key;
+  tls.ca = peers.tls.ca;
+  tls.server_name = peers.tls.server_name;
+  options.certified = tls.enabled();
   options.transport = config_.transport.kind;
   options.endpoints = rails_->endpoints();
   options.rail_version = rails_->message_version();
-  auto links = rpc::PeerLinks::start(io_, std::move(options), *this);
+  auto wire = rpc::make_grpc_wire(io_, tls, options.patience());
+  if (!wire.ok()) return wire.status();
+  auto links = cluster::PeerLinks::start(io_, std::move(options), *this, std::move(wire).value());
   if (!links.ok()) return links.status();
   links_ = std::move(links).value();
   directory_->attach(*links_, *sessions_);
@@ -225,7 +230,7 @@ void App::take_down() {
 
 // ---- peers
 
-void App::peer_up(const rpc::PeerInfo& peer) {
+void App::peer_up(const cluster::PeerInfo& peer) {
   if (const Status connected = rails_->connect_peer(peer); !connected.ok()) {
     spdlog::error("{}", connected.text());
     return links_->drop(peer.id, connected);

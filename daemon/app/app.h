@@ -27,19 +27,19 @@
 #include "daemon/app/path_book.h"
 #include "daemon/app/rails.h"
 #include "daemon/base/slice_meter.h"
+#include "daemon/cluster/executor.h"
+#include "daemon/cluster/group_directory.h"
+#include "daemon/cluster/peer_links.h"
 #include "daemon/config/config.h"
 #include "daemon/observe/service_manager.h"
 #include "daemon/rpc/control_service.h"
-#include "daemon/rpc/executor.h"
-#include "daemon/rpc/group_directory.h"
-#include "daemon/rpc/peer_links.h"
 #include "daemon/session/control_bridge.h"
 #include "daemon/session/rate_book.h"
 #include "daemon/session/session_server.h"
 
 namespace mkernel::app {
 
-class App final : private rpc::ControlBackend, private rpc::PeerEvents {
+class App final : private rpc::ControlBackend, private cluster::PeerEvents {
  public:
   explicit App(config::Config config);
   ~App() override;
@@ -67,8 +67,8 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   void path_changed(std::uint32_t rail, transport::PeerId peer, const std::string& path, const Status& lost);
   void send_to_rail(std::uint32_t rail, transport::PeerId peer, const std::vector<std::byte>& bytes);
 
-  // rpc::PeerEvents: the rails must know a peer before the directory forms a group with it.
-  void peer_up(const rpc::PeerInfo& peer) override;
+  // cluster::PeerEvents: the rails must know a peer before the directory forms a group with it.
+  void peer_up(const cluster::PeerInfo& peer) override;
   void peer_down(transport::PeerId peer, const Status& why) override;
   void received(transport::PeerId peer, const v1::PeerMessage& message) override;
 
@@ -76,7 +76,7 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   const session::Inspector& inspector() const override { return *sessions_; }
   void add_rates(std::vector<session::SessionSnapshot>& sessions) const override;
   rpc::DaemonSnapshot daemon() const override;
-  std::vector<rpc::PeerSnapshot> peers() const override;
+  std::vector<cluster::PeerSnapshot> peers() const override;
   std::string config_text() const override { return config::dump(config_); }
   std::vector<topology::RdmaDevice> devices() const override;
   Result<topology::Machine> machine() const override { return topology::this_machine(); }
@@ -94,13 +94,13 @@ class App final : private rpc::ControlBackend, private rpc::PeerEvents {
   boost::asio::signal_set signals_;
   observe::ServiceManager service_manager_;
   session::ControlBridge bridge_;
-  rpc::AsioExecutor executor_;
+  cluster::AsioExecutor executor_;
   boost::asio::steady_timer rate_timer_;
   session::RateBook rates_;
   std::unique_ptr<Rails> rails_;
-  std::unique_ptr<rpc::GroupDirectory> directory_;
+  std::unique_ptr<cluster::GroupDirectory> directory_;
   std::unique_ptr<session::SessionServer> sessions_;
-  std::unique_ptr<rpc::PeerLinks> links_;
+  std::unique_ptr<cluster::PeerLinks> links_;
   std::unique_ptr<rpc::ControlService> control_;
   std::unique_ptr<NicWatch> nics_;  ///< none without NICs
   std::vector<v1::NicPort> ports_;  ///< of the rails, as peers are told

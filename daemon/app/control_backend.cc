@@ -20,7 +20,7 @@ rpc::DaemonSnapshot App::daemon() const {
   seen.transports = {config_.transport.kind};
   seen.proxies = config_.proxy.threads;
   seen.ports = ports_;
-  for (const rpc::PeerSnapshot& peer : peers()) {
+  for (const cluster::PeerSnapshot& peer : peers()) {
     if (peer.state == "alive") {
       if (const std::string problem = paths_.problem(peer.node); !problem.empty()) {
         seen.problems.push_back(problem);
@@ -43,9 +43,9 @@ void App::add_rates(std::vector<session::SessionSnapshot>& sessions) const {
   for (session::SessionSnapshot& session : sessions) rates_.fill(session, now);
 }
 
-std::vector<rpc::PeerSnapshot> App::peers() const {
+std::vector<cluster::PeerSnapshot> App::peers() const {
   auto peers = links_->peers();
-  for (rpc::PeerSnapshot& peer : peers) {
+  for (cluster::PeerSnapshot& peer : peers) {
     if (!peer.node.empty()) peer.rails = paths_.rails(peer.node);
   }
   return peers;

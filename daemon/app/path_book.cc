@@ -10,8 +10,8 @@ std::string loss(const std::string& path, const Status& why) {
   return why.text().starts_with(path) ? why.text() : path + ": " + why.text();
 }
 
-std::vector<rpc::RailSnapshot> untold(std::uint32_t count) {
-  std::vector<rpc::RailSnapshot> rails(count);
+std::vector<cluster::RailSnapshot> untold(std::uint32_t count) {
+  std::vector<cluster::RailSnapshot> rails(count);
   for (std::uint32_t rail = 0; rail < count; ++rail) rails[rail].rail = rail;
   return rails;
 }
@@ -32,7 +32,7 @@ void PathBook::up(const std::string& node, base::TimePoint now) {
 void PathBook::down(const std::string& node) {
   Known& here = known(node);
   here.up_since.reset();
-  for (rpc::RailSnapshot& rail : here.rails) {
+  for (cluster::RailSnapshot& rail : here.rails) {
     rail.connected = rail.down = false;
     rail.path.clear();
   }
@@ -45,7 +45,7 @@ void PathBook::connected(const std::string& node, std::uint32_t rail) {
 void PathBook::changed(const std::string& node, std::uint32_t rail, const std::string& path,
                        const Status& lost) {
   if (rail >= rails_) return;
-  rpc::RailSnapshot& here = known(node).rails[rail];
+  cluster::RailSnapshot& here = known(node).rails[rail];
   here.path = path;
   here.down = !lost.ok();
   if (lost.ok()) {
@@ -57,13 +57,13 @@ void PathBook::changed(const std::string& node, std::uint32_t rail, const std::s
   spdlog::warn("rail {} to node {}: lost {}; puts wait for another path", rail, node, here.last_loss);
 }
 
-std::vector<rpc::RailSnapshot> PathBook::rails(const std::string& node, base::TimePoint now) const {
+std::vector<cluster::RailSnapshot> PathBook::rails(const std::string& node, base::TimePoint now) const {
   const auto found = nodes_.find(node);
   if (found == nodes_.end()) return untold(rails_);
-  std::vector<rpc::RailSnapshot> rails = found->second.rails;
+  std::vector<cluster::RailSnapshot> rails = found->second.rails;
   if (!found->second.up_since) return rails;
   const std::chrono::duration<double> up = now - *found->second.up_since;
-  for (rpc::RailSnapshot& rail : rails) {
+  for (cluster::RailSnapshot& rail : rails) {
     if (!rail.connected) rail.waiting_seconds = up.count();
   }
   return rails;
@@ -71,7 +71,7 @@ std::vector<rpc::RailSnapshot> PathBook::rails(const std::string& node, base::Ti
 
 std::string PathBook::problem(const std::string& node) const {
   std::string down, why;
-  for (const rpc::RailSnapshot& rail : rails(node)) {
+  for (const cluster::RailSnapshot& rail : rails(node)) {
     if (!rail.down) continue;
     down += (down.empty() ? "" : ", ") + std::to_string(rail.rail);
     why = rail.last_loss;

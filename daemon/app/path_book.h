@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "daemon/base/clock.h"
-#include "daemon/rpc/peer_snapshot.h"
+#include "daemon/cluster/peer_snapshot.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::app {
@@ -28,14 +28,14 @@ class PathBook {
   void changed(const std::string& node, std::uint32_t rail, const std::string& path, const Status& lost);
 
   /// One for each rail, by its number.
-  std::vector<rpc::RailSnapshot> rails(const std::string& node,
-                                       base::TimePoint now = base::Clock::now()) const;
+  std::vector<cluster::RailSnapshot> rails(const std::string& node,
+                                           base::TimePoint now = base::Clock::now()) const;
   /// Which rails have no path to the node now, and why; empty when all have.
   std::string problem(const std::string& node) const;
 
  private:
   struct Known {
-    std::vector<rpc::RailSnapshot> rails;
+    std::vector<cluster::RailSnapshot> rails;
     std::optional<base::TimePoint> up_since;
   };
 

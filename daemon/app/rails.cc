@@ -159,7 +159,7 @@ std::vector<std::string> Rails::endpoints() const {
   return all;
 }
 
-Status Rails::connect_peer(const rpc::PeerInfo& peer) {
+Status Rails::connect_peer(const cluster::PeerInfo& peer) {
   if (peer.rails.size() != proxies_.size()) {
     return {StatusCode::kFailedPrecondition,
             "node " + peer.node + " has " + std::to_string(peer.rails.size()) + " rails, this node " +

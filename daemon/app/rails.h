@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "daemon/app/rail_places.h"
+#include "daemon/cluster/peer_bus.h"
 #include "daemon/config/config.h"
 #include "daemon/dataplane/proxy.h"
-#include "daemon/rpc/peer_bus.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::app {
@@ -37,7 +37,7 @@ class Rails {
   const RailPlaces& places() const { return places_; }
 
   /// OK when the peer has as many rails as this node, and each was told to connect.
-  Status connect_peer(const rpc::PeerInfo& peer);
+  Status connect_peer(const cluster::PeerInfo& peer);
   void disconnect_peer(transport::PeerId peer);
   /// Hands a message on to the transport of `rail`; kInvalidArgument when there is no such rail.
   Status receive_from_peer(std::uint32_t rail, transport::PeerId peer, const std::string& message);

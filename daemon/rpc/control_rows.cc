@@ -93,7 +93,7 @@ void fill(const session::UserSnapshot& from, v1::User& to) {
   to.set_max_requests_each_second(from.limits.requests_per_second);
 }
 
-void fill(const PeerSnapshot& from, v1::PeerRow& to) {
+void fill(const cluster::PeerSnapshot& from, v1::PeerRow& to) {
   to.set_address(from.address);
   to.set_node(from.node);
   to.set_boot_id(from.boot_id == 0 ? "" : base::hex(from.boot_id));
@@ -106,7 +106,7 @@ void fill(const PeerSnapshot& from, v1::PeerRow& to) {
   to.set_unacknowledged(from.unacknowledged);
   to.set_reason(from.reason);
   std::uint64_t lost = 0;
-  for (const RailSnapshot& rail : from.rails) {
+  for (const cluster::RailSnapshot& rail : from.rails) {
     v1::PeerRail& row = *to.add_rails();
     row.set_rail(rail.rail);
     row.set_paths_lost_total(rail.paths_lost_total);

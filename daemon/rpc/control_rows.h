@@ -10,7 +10,7 @@ namespace mkernel::rpc {
 
 void fill(const session::SessionSnapshot& from, v1::Session& to);
 void fill(const session::UserSnapshot& from, v1::User& to);
-void fill(const PeerSnapshot& from, v1::PeerRow& to);
+void fill(const cluster::PeerSnapshot& from, v1::PeerRow& to);
 void fill(const session::GroupSnapshot& from, v1::Group& to);
 void fill(const session::RegionSnapshot& from, v1::Region& to);
 void fill(const session::ChannelSnapshot& from, v1::Channel& to);

@@ -165,7 +165,8 @@ class ControlService::Impl final : public v1::Control::Service {
     return answer(context, reply, [](ControlBackend& backend, v1::PeersReply& r) {
       fill_all(backend.peers(), r.mutable_peers());
       const DaemonSnapshot here = backend.daemon();
-      r.set_transport(rails_text(here.proxies, here.transports.empty() ? "none" : here.transports.front()));
+      r.set_transport(
+          cluster::rails_text(here.proxies, here.transports.empty() ? "none" : here.transports.front()));
       r.mutable_ports()->Add(here.ports.begin(), here.ports.end());
     });
   }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "daemon/base/slice_meter.h"
-#include "daemon/rpc/peer_snapshot.h"
+#include "daemon/cluster/peer_snapshot.h"
 #include "daemon/session/inspect.h"
 #include "daemon/topology/machine.h"
 #include "daemon/topology/rdma_device.h"
@@ -56,7 +56,7 @@ class ControlBackend {
   /// Adds what the sessions moved lately, and since when they are idle.
   virtual void add_rates(std::vector<session::SessionSnapshot>& sessions) const = 0;
   virtual DaemonSnapshot daemon() const = 0;
-  virtual std::vector<PeerSnapshot> peers() const = 0;
+  virtual std::vector<cluster::PeerSnapshot> peers() const = 0;
   virtual std::string config_text() const = 0;
   /// RDMA devices of the node as they are now. Any thread: it reads hundreds of files.
   virtual std::vector<topology::RdmaDevice> devices() const = 0;

@@ -10,8 +10,8 @@ constexpr int kDelivered = 64;
 
 }  // namespace
 
-void Outlet::set_handler(StreamHandler handler) {
-  handler_ = std::make_shared<StreamHandler>(std::move(handler));
+void Outlet::set_handler(cluster::StreamHandler handler) {
+  handler_ = std::make_shared<cluster::StreamHandler>(std::move(handler));
 }
 
 void Outlet::want(const std::shared_ptr<Outlet>& self) {

@@ -14,7 +14,7 @@
 #include <mutex>
 #include <utility>
 
-#include "daemon/rpc/peer_wire.h"
+#include "daemon/cluster/peer_wire.h"
 #include "mkernel/v1/peer.grpc.pb.h"
 
 namespace mkernel::rpc {
@@ -26,11 +26,11 @@ class Outlet {
   explicit Outlet(boost::asio::io_context& io) : io_(io) {}
 
   // Control thread.
-  void set_handler(StreamHandler handler);
+  void set_handler(cluster::StreamHandler handler);
   void clear_handler() { handler_.reset(); }
   /// The next message may be handed on.
   static void want(const std::shared_ptr<Outlet>& self);
-  RemoteEnd remote() const { return remote_; }
+  cluster::RemoteEnd remote() const { return remote_; }
 
   // gRPC's threads.
   static void push(const std::shared_ptr<Outlet>& self, v1::PeerMessage message);
@@ -39,7 +39,7 @@ class Outlet {
   /// its own.
   static void closed(std::shared_ptr<Outlet> self, Status why, std::shared_ptr<void> call);
   /// Before the first push().
-  void set_remote(RemoteEnd remote) { remote_ = std::move(remote); }
+  void set_remote(cluster::RemoteEnd remote) { remote_ = std::move(remote); }
 
   // Any thread.
   std::size_t waiting();
@@ -49,9 +49,9 @@ class Outlet {
   void deliver();
 
   boost::asio::io_context& io_;
-  std::shared_ptr<StreamHandler> handler_;  ///< control thread
-  bool wanted_ = false;                     ///< control thread
-  RemoteEnd remote_;
+  std::shared_ptr<cluster::StreamHandler> handler_;  ///< control thread
+  bool wanted_ = false;                              ///< control thread
+  cluster::RemoteEnd remote_;
   std::mutex mutex_;
   std::deque<v1::PeerMessage> inbox_;
   bool posted_ = false;  ///< a delivery is on its way

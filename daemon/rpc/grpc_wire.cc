@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "daemon/base/port_holder.h"
+#include "daemon/cluster/local_end.h"
+#include "daemon/cluster/peer_acceptor.h"
 #include "daemon/config/rules.h"
 #include "daemon/rpc/grpc_call.h"
 #include "daemon/rpc/grpc_status.h"
-#include "daemon/rpc/local_end.h"
-#include "daemon/rpc/peer_acceptor.h"
 #include "daemon/transport/transport.h"
 
 namespace mkernel::rpc {
@@ -41,13 +41,13 @@ std::uint16_t port_of(const std::string& address) {
 
 /// Any thread but the control thread: may look into the kernel's tables. `peer` is gRPC's name of the other
 /// end.
-RemoteEnd remote_end(const std::string& peer, const grpc::AuthContext* context, bool tls,
-                     std::uint16_t own_port, Side side) {
-  RemoteEnd end;
+cluster::RemoteEnd remote_end(const std::string& peer, const grpc::AuthContext* context, bool tls,
+                              std::uint16_t own_port, cluster::Side side) {
+  cluster::RemoteEnd end;
   end.host = host_of(peer);
   end.certified = tls;
   if (tls && context != nullptr) end.names = certified_names(*context);
-  if (!tls) end.trust = check_local_end(end.host, port_of(peer), own_port, side);
+  if (!tls) end.trust = cluster::check_local_end(end.host, port_of(peer), own_port, side);
   return end;
 }
 
@@ -83,7 +83,7 @@ class DialledCall final : public Call<ClientBase> {
   }
   void before_first() override {
     const auto context = tls_ ? context_.auth_context() : nullptr;
-    outlet_->set_remote(remote_end(context_.peer(), context.get(), tls_, 0, Side::kDialled));
+    outlet_->set_remote(remote_end(context_.peer(), context.get(), tls_, 0, cluster::Side::kDialled));
   }
 
   const bool tls_;
@@ -109,13 +109,13 @@ class AcceptedCall final : public Call<ServerBase> {
 };
 
 template <typename CallType>
-class GrpcStream final : public PeerStream {
+class GrpcStream final : public cluster::PeerStream {
  public:
   GrpcStream(std::shared_ptr<Outlet> outlet, std::shared_ptr<CallType> call)
       : outlet_(std::move(outlet)), call_(std::move(call)) {}
   ~GrpcStream() override { close({StatusCode::kUnavailable, "the stream was given up"}); }
 
-  void start(StreamHandler handler) override { outlet_->set_handler(std::move(handler)); }
+  void start(cluster::StreamHandler handler) override { outlet_->set_handler(std::move(handler)); }
   void send(v1::PeerMessage message) override { call_->send(std::move(message)); }
   bool full() override { return call_->full(); }
   void read(std::size_t ahead) override {
@@ -130,14 +130,14 @@ class GrpcStream final : public PeerStream {
     outlet_->clear_handler();
     call_->end(why);
   }
-  RemoteEnd remote() const override { return outlet_->remote(); }
+  cluster::RemoteEnd remote() const override { return outlet_->remote(); }
 
  private:
   const std::shared_ptr<Outlet> outlet_;
   const std::shared_ptr<CallType> call_;
 };
 
-class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
+class GrpcWire final : public cluster::PeerWire, private v1::Peer::CallbackService {
  public:
   GrpcWire(boost::asio::io_context& io, const TlsFiles& tls, Credentials credentials,
            std::chrono::milliseconds dial_timeout)
@@ -162,9 +162,9 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
     const auto colon = address.rfind(':');
     if (colon == std::string::npos)
       return Status(StatusCode::kInvalidArgument, address + " is not host:port");
-    AcceptorLimits limits;
+    cluster::AcceptorLimits limits;
     limits.patience = kSilence;
-    auto acceptor = PeerAcceptor::bind(io_, address, tls_, limits);
+    auto acceptor = cluster::PeerAcceptor::bind(io_, address, tls_, limits);
     if (!acceptor.ok()) {
       const std::uint16_t wanted = port_of(address);
       const std::string holder = wanted == 0 ? "" : base::port_holder(wanted);
@@ -187,7 +187,7 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
 
   void stop_listening() override { acceptor_.reset(); }
 
-  std::shared_ptr<PeerStream> dial(const std::string& address) override {
+  std::shared_ptr<cluster::PeerStream> dial(const std::string& address) override {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // each dial is a fresh attempt
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -226,7 +226,7 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
     const auto call = std::make_shared<AcceptedCall>(outlet, accepted_gate_);
     call->begin(call);
     const auto certificate = tls_ ? context->auth_context() : nullptr;
-    outlet->set_remote(remote_end(context->peer(), certificate.get(), tls_, port_, Side::kAccepted));
+    outlet->set_remote(remote_end(context->peer(), certificate.get(), tls_, port_, cluster::Side::kAccepted));
     auto stream = std::make_shared<GrpcStream<AcceptedCall>>(outlet, call);
     boost::asio::post(io_, [weak = std::weak_ptr(accept_), stream] {
       if (const auto accept = weak.lock()) (*accept)(stream);
@@ -246,16 +246,16 @@ class GrpcWire final : public PeerWire, private v1::Peer::CallbackService {
   std::vector<std::weak_ptr<DialledCall>> dialled_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> door_;  ///< into the server
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<PeerAcceptor> acceptor_;
+  std::unique_ptr<cluster::PeerAcceptor> acceptor_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<PeerWire>> make_grpc_wire(boost::asio::io_context& io, const TlsFiles& tls,
-                                                 std::chrono::milliseconds dial_timeout) {
+Result<std::unique_ptr<cluster::PeerWire>> make_grpc_wire(boost::asio::io_context& io, const TlsFiles& tls,
+                                                          std::chrono::milliseconds dial_timeout) {
   auto credentials = make_credentials(tls);
   if (!credentials.ok()) return credentials.status();
-  return std::unique_ptr<PeerWire>(
+  return std::unique_ptr<cluster::PeerWire>(
       std::make_unique<GrpcWire>(io, tls, std::move(credentials).value(), dial_timeout));
 }
 

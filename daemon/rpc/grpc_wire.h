@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "daemon/rpc/peer_wire.h"
+#include "daemon/cluster/peer_wire.h"
 #include "daemon/rpc/tls_files.h"
 
 namespace mkernel::rpc {
@@ -14,7 +14,7 @@ namespace mkernel::rpc {
 /// `io` runs the control thread and outlives the wire. A dial that finds nobody fails after `dial_timeout`.
 /// The destructor lets streams that were closed finish for at most half a second, cuts the others and returns
 /// when gRPC has let go of everything. Errors: those of make_credentials().
-Result<std::unique_ptr<PeerWire>> make_grpc_wire(boost::asio::io_context& io, const TlsFiles& tls,
-                                                 std::chrono::milliseconds dial_timeout);
+Result<std::unique_ptr<cluster::PeerWire>> make_grpc_wire(boost::asio::io_context& io, const TlsFiles& tls,
+                                                          std::chrono::milliseconds dial_timeout);
 
 }  // namespace mkernel::rpc

@@ -1,6 +1,6 @@
 // What the session layer asks of the cluster: groups formed over daemons, regions made known, small
-// exchanges. The implementation (daemon/rpc/group_directory) talks to the peers; the session layer only sees
-// this.
+// exchanges. The implementation (daemon/cluster/group_directory) talks to the peers; the session layer only
+// sees this.
 //
 // Thread rule: everything here, callbacks included, happens on the control thread (the io_context of main).
 // Callbacks are never called from inside the call that registers them. After session_gone() or leave() no

@@ -10,16 +10,16 @@
 #include <string>
 
 #include "daemon/base/printable.h"
+#include "daemon/cluster/peer.h"
+#include "daemon/cluster/peer_hello.h"
+#include "daemon/cluster/peer_snapshot.h"
 #include "daemon/config/rules.h"
-#include "daemon/rpc/peer.h"
-#include "daemon/rpc/peer_hello.h"
-#include "daemon/rpc/peer_snapshot.h"
 #include "proto/abi/version.h"
 
 namespace {
 
 using namespace mkernel;
-using namespace mkernel::rpc;
+using namespace mkernel::cluster;
 
 constexpr const char* kAddress = "10.0.0.1:7600";  // where this node is dialled
 constexpr std::size_t kMostText = 1024;            // bytes of a refusal, with what it quotes of the hello

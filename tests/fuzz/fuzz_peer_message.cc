@@ -11,12 +11,12 @@
 #include <string>
 
 #include "daemon/base/utf8.h"
-#include "tests/unit/daemon/rpc/directory_cluster.h"
+#include "tests/unit/daemon/cluster/directory_cluster.h"
 
 namespace {
 
 using namespace mkernel;
-using namespace mkernel::rpc;
+using namespace mkernel::cluster;
 
 constexpr std::size_t kMostEarly =
     65536;  // messages for groups that are not formed; the directory has a limit

@@ -45,7 +45,7 @@ TEST_CASE("a loss is a warning and counted, its end an info; both name rail, nod
 
   book.changed("b", 1, "x -> z", {});
   CHECK(log.take() == "info: rail 1 to node b: puts go over x -> z now\n");
-  const rpc::RailSnapshot rail = book.rails("b")[1];
+  const cluster::RailSnapshot rail = book.rails("b")[1];
   CHECK(rail.rail == 1);
   CHECK_FALSE(rail.down);
   CHECK(rail.paths_lost_total == 1);

@@ -5,10 +5,12 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tests/unit/daemon/rpc/link_nodes.h"
+#include "tests/unit/daemon/cluster/link_nodes.h"
 
 namespace mkernel::rpc {
 namespace {
+
+using namespace cluster;
 
 namespace fs = std::filesystem;
 
@@ -65,11 +67,11 @@ TEST_CASE("nodes with certificates of one authority link; others do not get in")
   REQUIRE(certificates.make_authority("theirs"));
   boost::asio::io_context io;
   Node a(io, "a", 1), b(io, "b", 2), stranger(io, "stranger", 3), plain(io, "plain", 4);
-  a.options.tls = certificates.issue("ours", "a");
-  b.options.tls = certificates.issue("ours", "b");
+  a.tls = certificates.issue("ours", "a");
+  b.tls = certificates.issue("ours", "b");
   // Trusts us, but we do not trust it.
-  stranger.options.tls = certificates.issue("theirs", "stranger");
-  stranger.options.tls.ca = a.options.tls.ca;
+  stranger.tls = certificates.issue("theirs", "stranger");
+  stranger.tls.ca = a.tls.ca;
   REQUIRE(a.start().ok());
   for (Node* node : {&b, &stranger, &plain}) {
     node->options.peers = {a.links->address()};
@@ -93,10 +95,10 @@ TEST_CASE("a certificate speaks for the node that it names and for no other") {
   }
   boost::asio::io_context io;
   Node a(io, "a", 1), b(io, "b", 2), alias(io, "alias", 3), thief(io, "c", 4);
-  a.options.tls = certificates.issue("ours", "a");
-  b.options.tls = certificates.issue("ours", "b");
-  alias.options.tls = certificates.issue("ours", "host", ",DNS:alias");
-  thief.options.tls = certificates.issue("ours", "d", ",DNS:d.example");
+  a.tls = certificates.issue("ours", "a");
+  b.tls = certificates.issue("ours", "b");
+  alias.tls = certificates.issue("ours", "host", ",DNS:alias");
+  thief.tls = certificates.issue("ours", "d", ",DNS:d.example");
   for (Node* node : {&a, &b, &alias, &thief}) node->options.open = false;  // the authority vouches for them
   REQUIRE(a.start().ok());
   for (Node* node : {&b, &alias, &thief}) {
@@ -132,9 +134,9 @@ TEST_CASE("certificates that change are read again, and links that are up stay u
   REQUIRE(certificates.make_authority("new"));
   boost::asio::io_context io;
   Node a(io, "a", 1), b(io, "b", 2), c(io, "c", 3);
-  a.options.tls = certificates.issue("old", "a");
-  b.options.tls = certificates.issue("old", "b");
-  c.options.tls = certificates.issue("new", "c");
+  a.tls = certificates.issue("old", "a");
+  b.tls = certificates.issue("old", "b");
+  c.tls = certificates.issue("new", "c");
   REQUIRE(a.start().ok());
   b.options.peers = c.options.peers = {a.links->address()};
   REQUIRE(b.start().ok());
@@ -146,7 +148,7 @@ TEST_CASE("certificates that change are read again, and links that are up stay u
 
   // A file of its own: what issue() writes is named after the common name.
   TlsFiles fresh = certificates.issue("new", "a2", ",DNS:a");
-  Certificates::replace(a.options.tls, fresh);
+  Certificates::replace(a.tls, fresh);
   REQUIRE(run_until(io, [&] { return a.id_of("c") != 0 && c.id_of("a") != 0; }));
   CHECK(a.id_of("b") == before);
   a.say("b", 7);
@@ -164,7 +166,7 @@ TEST_CASE("a TLS file that is no certificate, or the key of another one, is name
   const TlsFiles good = certificates.issue("ours", "a"), other = certificates.issue("ours", "b");
   const auto refusal = [&](const TlsFiles& files) {
     Node a(io, "a", 1);
-    a.options.tls = files;
+    a.tls = files;
     return a.start().to_string();
   };
   TlsFiles files = good;
@@ -180,7 +182,7 @@ TEST_CASE("a TLS file that is no certificate, or the key of another one, is name
 TEST_CASE("a TLS file that is missing is named") {
   boost::asio::io_context io;
   Node a(io, "a", 1);
-  a.options.tls = {"/nonexistent/node.pem", "/nonexistent/node.key", "/nonexistent/ca.pem", "", {}};
+  a.tls = {"/nonexistent/node.pem", "/nonexistent/node.key", "/nonexistent/ca.pem", "", {}};
   const Status missing = a.start();
   CHECK(missing.code() == StatusCode::kNotFound);
   CHECK(contains(missing.text(), "/nonexistent/node.pem"));

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "client/src/gpu_memory.h"
-#include "kernels/memory/cuda_error.h"
-#include "kernels/memory/on_device.h"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/memory/on_device.h"
 #include "kernels/ops/cuda_operations.h"
-#include "kernels/ops/gemm_shape.h"
+#include "kernels/plan/gemm_shape.h"
 
 namespace mkernel::client {
 namespace {

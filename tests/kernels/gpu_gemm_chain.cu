@@ -2,11 +2,11 @@
 
 #include <tuple>
 
-#include "kernels/gemm/sm90_body.cuh"
-#include "kernels/gemm/sm90_maps.h"
-#include "kernels/gemm/with_tile.h"
-#include "kernels/memory/cuda_error.h"
-#include "kernels/ptx/global.cuh"
+#include "kernels/cuda/gemm/sm90_body.cuh"
+#include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/ptx/global.cuh"
 #include "tests/kernels/gpu_gemm_chain.h"
 
 namespace mkernel::test {

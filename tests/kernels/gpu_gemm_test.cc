@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/gemm/gemm_sm90.h"
-#include "kernels/memory/cuda_error.h"
+#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/memory/error.h"
 #include "tests/kernels/gpu_gemm_chain.h"
 #include "tests/support/gpu.h"
 #include "tests/support/require.h"

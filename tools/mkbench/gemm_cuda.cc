@@ -6,8 +6,8 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/gemm/gemm_sm90.h"
-#include "kernels/memory/cuda_error.h"
+#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/memory/error.h"
 #include "tools/mkbench/cublas.h"
 #include "tools/mkbench/gpu_stream.h"
 #include "tools/mkbench/report.h"

@@ -5,13 +5,13 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/gemm/sm90_maps.h"
-#include "kernels/gemm/with_tile.h"
-#include "kernels/memory/hopper.h"
+#include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/cuda/memory/hopper.h"
 #include "kernels/ops/ag_gemm/cuda_parameters.h"
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/cuda_operations.h"
-#include "kernels/schedule/tiles.h"
+#include "kernels/plan/tiles.h"
 
 namespace mkernel::kernels {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/ops/ag_gemm/cuda_estimate.h"
-#include "kernels/ops/gemm_shape.h"
-#include "kernels/schedule/tiles.h"
+#include "kernels/plan/gemm_shape.h"
+#include "kernels/plan/tiles.h"
 
 namespace mkernel::kernels {
 namespace {

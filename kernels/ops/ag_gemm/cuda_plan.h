@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <optional>
 
-#include "kernels/gemm/sm90_tile.h"
-#include "kernels/ops/exchange/push_gather_plan.h"
-#include "kernels/schedule/arrival_steps.h"
-#include "kernels/schedule/deal.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/plan/arrival_steps.h"
+#include "kernels/plan/deal.h"
+#include "kernels/plan/push_gather_plan.h"
+#include "kernels/plan/sm90_tile.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {

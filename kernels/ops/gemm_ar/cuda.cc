@@ -4,11 +4,11 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/gemm/with_tile.h"
-#include "kernels/memory/device_buffer.h"
-#include "kernels/memory/hopper.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/cuda/memory/buffer.h"
+#include "kernels/cuda/memory/hopper.h"
+#include "kernels/cuda/reduce/tile_reduce_operation.h"
 #include "kernels/ops/cuda_operations.h"
-#include "kernels/ops/exchange/tile_reduce_operation.h"
 #include "kernels/ops/gemm_ar/cuda_parameters.h"
 #include "kernels/ops/gemm_ar/cuda_plan.h"
 

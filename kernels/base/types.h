@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace mkernel {
 
@@ -98,6 +99,8 @@ struct GemmPlanOptions {
   std::int32_t sms = 0;
   /// 10^9 bytes a second that a rank can send to other nodes (ag_gemm); 0 = 50, a 400 Gb/s NIC per GPU.
   double nic_gbytes = 0;
+  /// The machine whose rates the plan assumes: "H200", "H100" or "H20"; empty = by the name of the device.
+  std::string machine = {};
 
   bool operator==(const GemmPlanOptions&) const = default;
 };

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/base/types.h"
+#include "kernels/plan/machine.h"
 #include "kernels/plan/raster.h"
 #include "proto/abi/host_device.h"
 
@@ -76,20 +77,20 @@ struct Sm90Plan {
   std::int32_t clusters() const { return ctas / cluster_ctas(); }
 };
 
-/// Cycles that an SM of an H200 needs for `columns` columns of a tile (all of them, or kSm90TailColumns), all
-/// SMs at work.
-double tile_cycles(std::int64_t k, Sm90Tile tile, std::int32_t columns,
+/// Cycles that an SM needs for `columns` columns of a tile (all of them, or kSm90TailColumns), all SMs at
+/// work.
+double tile_cycles(const Machine& machine, std::int64_t k, Sm90Tile tile, std::int32_t columns,
                    Sm90Cluster cluster = Sm90Cluster::kStacked);
 
-/// Without tail: the stacked tile with the smallest estimated time on `sms` multiprocessors, its order, and
+/// Without tail: the stacked tile with the smallest estimated time on `machine`, its order, and
 /// as many CTAs as are of use. m, n, k >= 1.
-Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms);
+Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine);
 /// The same for a tile that the caller has chosen.
-Sm90Plan plan_sm90(const GemmShape& shape, std::int32_t sms, Sm90Tile tile,
+Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine, Sm90Tile tile,
                    Sm90Cluster cluster = Sm90Cluster::kStacked);
 /// `plan` with the tail that makes it fastest: what its last whole wave leaves over, or none.
-Sm90Plan with_best_tail(const GemmShape& shape, Sm90Plan plan);
+Sm90Plan with_best_tail(const GemmShape& shape, const Machine& machine, Sm90Plan plan);
 /// The best of both kinds of clusters, with or without tail; bands as suit the number of tiles.
-Sm90Plan plan_sm90_any_cluster(const GemmShape& shape, std::int32_t sms);
+Sm90Plan plan_sm90_any_cluster(const GemmShape& shape, const Machine& machine);
 
 }  // namespace mkernel::kernels

@@ -9,25 +9,24 @@
 namespace mkernel::kernels {
 namespace {
 
-/// Of one element of the product: an SM computes 6e12 operations a second (measured).
-double product_seconds(const GemmShape& shape, std::int32_t sms) {
-  return 2.0 * static_cast<double>(shape.k) / (6e12 * sms);
+/// Of one element of the product.
+double product_seconds(const GemmShape& shape, const Machine& machine) {
+  return 2.0 * static_cast<double>(shape.k) / (machine.product_operations * machine.sms);
 }
 
-/// How long the links of the node need for what a rank pushes, the product's time being 1: 354 GB/s of stores
-/// leave a GPU (measured).
-double link_time(OpKind kind, const GemmShape& shape, std::int32_t sources, std::int32_t sms) {
+/// How long the links of the node need for what a rank pushes, the product's time being 1.
+double link_time(OpKind kind, const GemmShape& shape, std::int32_t sources, const Machine& machine) {
   const double crossings = kind == OpKind::kGemmAr ? 2 : 1;         // partials; finished sums as well
   const double pushed = crossings * 2.0 * (sources - 1) / sources;  // bytes of an element of the product
-  return pushed / 354e9 / product_seconds(shape, sms);
+  return pushed / machine.links_store / product_seconds(shape, machine);
 }
 
 /// The fastest product, but where the links are slower than it the first tile must come early, and those
 /// after it must not come in bursts.
-Sm90Plan choose_product(const GemmShape& shape, double links, std::int32_t sms) {
-  const Sm90Plan fastest = plan_sm90(shape, sms);
+Sm90Plan choose_product(const GemmShape& shape, double links, const Machine& machine) {
+  const Sm90Plan fastest = plan_sm90(shape, machine);
   const bool large = tile_rows(fastest.tile) * tile_columns(fastest.tile) > 128 * 128;
-  return large && links > 1 ? plan_sm90(shape, sms, Sm90Tile::k128x128) : fastest;
+  return large && links > 1 ? plan_sm90(shape, machine, Sm90Tile::k128x128) : fastest;
 }
 
 constexpr std::int32_t kFewestReduceCtas = 2;  // one watches the host, and clusters come in pairs
@@ -50,9 +49,9 @@ std::int32_t choose_sum_ctas(std::int32_t fewest, const Waves& waves) {
 
 /// When sums are pushed on: how many CTAs make them all while the product is computed. Every element of c is
 /// read from all sources, pushed to all but one and written: 4 bytes an element of the product whatever the
-/// ranks. A CTA moves 24 GB/s of them (measured: 16384^2 x 4096 on 2 and 4 ranks).
-double enough_push_ctas(const GemmShape& shape, std::int32_t sms) {
-  return 4.0 / product_seconds(shape, sms) / 24e9;
+/// ranks (measured: 16384^2 x 4096 on 2 and 4 ranks).
+double enough_push_ctas(const GemmShape& shape, const Machine& machine) {
+  return 4.0 / product_seconds(shape, machine) / machine.sum_bytes;
 }
 
 /// When sums are pushed on: sums that are not made under the product follow it, all of them when there are no
@@ -103,15 +102,16 @@ std::vector<std::int32_t> owners_by_turn(const Topology& topology, std::uint32_t
 }  // namespace
 
 Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape, const Topology& topology,
-                                            std::uint32_t rank, std::int32_t sms,
+                                            std::uint32_t rank, const Machine& machine,
                                             const TileReduceOptions& options) {
+  const std::int32_t sms = machine.sms;
   MK_RETURN_IF_ERROR(check_on_gpu(kind, shape, topology, kMaxReduceOwners, options.reduce_ctas, sms));
   TileReducePlan plan;
   const auto world = static_cast<std::int32_t>(topology.world());
   const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
   const auto nodes = static_cast<std::int32_t>(topology.nodes());
   const std::int32_t fewest = nodes == 1 ? kFewestReduceCtas : feeding_ctas(kind, sms);
-  const std::int32_t most = sms - std::max(fewest, options.reduce_ctas);
+  const Machine most = machine.with_sms(sms - std::max(fewest, options.reduce_ctas));
   const double links = link_time(kind, shape, sources, most);
   const Sm90Plan product =
       options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, links, most);
@@ -148,11 +148,12 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   if (options.reduce_ctas > 0) {
     plan.reduce_ctas = options.reduce_ctas;
   } else if (kind == OpKind::kGemmAr) {
-    plan.reduce_ctas = std::max(fewest, choose_push_ctas(links, enough_push_ctas(shape, sms), sms, waves));
+    plan.reduce_ctas =
+        std::max(fewest, choose_push_ctas(links, enough_push_ctas(shape, machine), sms, waves));
     if (plan.reduce_ctas > fewest) {  // another product may be the best beside them
       TileReduceOptions beside = options;
       beside.reduce_ctas = plan.reduce_ctas;
-      return make(kind, shape, topology, rank, sms, beside);
+      return make(kind, shape, topology, rank, machine, beside);
     }
   } else {
     plan.reduce_ctas = choose_sum_ctas(fewest, waves);

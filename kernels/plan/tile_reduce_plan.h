@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels/base/types.h"
+#include "kernels/plan/machine.h"
 #include "kernels/plan/owner_tiles.h"
 #include "kernels/plan/push_reduce_plan.h"
 #include "kernels/plan/put_partials_plan.h"
@@ -24,6 +26,7 @@ struct TileReduceOptions {
   std::optional<Sm90Tile> tile;
   std::int32_t reduce_ctas = 0;  ///< that do nothing but sum; 0 = by shape
   std::int32_t sms = 0;          ///< no more of the device's, so that ranks can share it; 0 = all
+  std::string machine;           ///< as GemmPlanOptions' of this name
 };
 
 /// Pure; the same on every rank but for `owners`. Tiles are those of the GEMM body, cut per owner: a row
@@ -51,10 +54,10 @@ struct TileReducePlan {
   std::uint64_t wire_bytes() const;
   std::uint64_t workspace_bytes() const { return partials.end(); }
 
-  /// `sms`: multiprocessors of the device. Errors: check_shape(); kInvalidArgument for sizes that TMA cannot
+  /// `machine`: what it runs on. Errors: check_shape(); kInvalidArgument for sizes that TMA cannot
   /// move (k % 8, n % 8), groups that are too large and options outside what they allow.
   static Result<TileReducePlan> make(OpKind kind, const GemmShape& shape, const Topology& topology,
-                                     std::uint32_t rank, std::int32_t sms,
+                                     std::uint32_t rank, const Machine& machine,
                                      const TileReduceOptions& options = {});
 };
 

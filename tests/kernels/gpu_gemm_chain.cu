@@ -124,8 +124,8 @@ Status launch_chain(const Chain& chain, Sm90Tile tile, std::int32_t ctas) {
                      maps[3],
                      maps[4],
                      maps[5],
-                     plan_sm90({m, k, k}, ctas, tile).raster,
-                     plan_sm90({m, n, k}, ctas, tile).raster,
+                     plan_sm90({m, k, k}, kH200.with_sms(ctas), tile).raster,
+                     plan_sm90({m, n, k}, kH200.with_sms(ctas), tile).raster,
                      static_cast<std::int32_t>((k + kSm90TileK - 1) / kSm90TileK),
                      chain.finished,
                      chain.failed};

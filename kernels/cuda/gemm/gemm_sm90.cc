@@ -50,9 +50,9 @@ Status check_plan(const Sm90Plan& plan) {
 Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const Sm90GemmOptions& options,
                  CUstream_st* stream) {
   MK_RETURN_IF_ERROR(check_shape(shape, options.fp32_output));
-  const Result<std::int32_t> sms = hopper_multiprocessors("gemm");
-  if (!sms.ok()) return sms.status();
-  const Sm90Plan plan = options.plan.value_or(plan_sm90_any_cluster(shape, sms.value()));
+  const Result<Machine> machine = hopper_machine("gemm");
+  if (!machine.ok()) return machine.status();
+  const Sm90Plan plan = options.plan.value_or(plan_sm90_any_cluster(shape, machine.value()));
   MK_RETURN_IF_ERROR(check_plan(plan));
   const MatrixElement output = options.fp32_output ? MatrixElement::kF32 : matrix_element(shape.dtype);
 

@@ -25,14 +25,13 @@ CudaGemmOperation::CudaGemmOperation(OpKind kind, const GemmShape& shape, Topolo
     : kind_(kind), shape_(shape), topology_(std::move(topology)), rank_(rank), device_(current_device()) {}
 
 std::string CudaGemmOperation::signature() const {
-  std::string text = signature_of(kind_, shape_) + " cuda";
+  std::string text = signature_of(kind_, shape_) + " cuda " + machine_;
   if (overrides_.comm_ctas != 0) text += " comm_ctas=" + std::to_string(overrides_.comm_ctas);
-  if (overrides_.sms != 0) text += " sms=" + std::to_string(overrides_.sms);
   if (overrides_.nic_gbytes != 0) text += " nic_gbytes=" + std::to_string(overrides_.nic_gbytes);
   return text;
 }
 
-Status CudaGemmOperation::load(const CooperativeKernel& kernel) {
+Status CudaGemmOperation::load(const CooperativeKernel& kernel, const Machine& machine) {
   const OnDevice here(device_);
   MK_RETURN_IF_ERROR(here.status());
   MK_RETURN_IF_ERROR(load_cooperative(kernel, name_of(kind_)));
@@ -41,6 +40,7 @@ Status CudaGemmOperation::load(const CooperativeKernel& kernel) {
   if (!state.ok()) return state.status();
   state_ = std::move(*state);
   kernel_ = kernel;
+  machine_ = std::string(machine.name) + " sms=" + std::to_string(machine.sms);
   return {};
 }
 

@@ -16,6 +16,7 @@
 #include "kernels/cuda/launch/trace.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/sync/launch_control.h"
+#include "kernels/plan/machine.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/device_endpoint.h"
 #include "mkernel/ops.h"
@@ -38,8 +39,8 @@ class CudaGemmOperation : public GemmOperation {
   void use_rings(std::shared_ptr<RingsOnDevice> rings) { rings_ = std::move(rings); }
   /// When it is made: loads everything that a launch and its status may run on the device, and makes what
   /// they need besides. A load may wait for whatever runs on the GPU, i.e. for a rank that waits for this
-  /// one, so none may be left for a launch.
-  Status load(const CooperativeKernel& kernel);
+  /// one, so none may be left for a launch. `machine`: what the plan was made for, which the signature says.
+  Status load(const CooperativeKernel& kernel, const Machine& machine);
   /// What the plan was made with, for the signature: ranks with other plans would wait for each other.
   void tell_overrides(const GemmPlanOptions& plan) { overrides_ = plan; }
   Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) final;
@@ -85,6 +86,7 @@ class CudaGemmOperation : public GemmOperation {
   const std::uint32_t rank_;
   const int device_;
   CooperativeKernel kernel_;
+  std::string machine_;
   LaunchStateReader state_;
   const GroupView* group_ = nullptr;
   SymmetricView workspace_;

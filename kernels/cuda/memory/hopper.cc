@@ -9,21 +9,24 @@
 
 namespace mkernel::kernels {
 
-Result<std::int32_t> hopper_multiprocessors(std::string_view who, std::int32_t at_most) {
+Result<Machine> hopper_machine(std::string_view who, std::string_view named, std::int32_t at_most) {
   const std::string name(who);
   int device = 0;
   MK_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), name + ": current device"));
-  const auto read = [&](cudaDeviceAttr what, int& value) {
-    return cuda_status(cudaDeviceGetAttribute(&value, what, device), name + ": device attribute");
-  };
-  int major = 0, minor = 0, sms = 0;
-  MK_RETURN_IF_ERROR(read(cudaDevAttrComputeCapabilityMajor, major));
-  MK_RETURN_IF_ERROR(read(cudaDevAttrComputeCapabilityMinor, minor));
-  MK_RETURN_IF_ERROR(read(cudaDevAttrMultiProcessorCount, sms));
-  if (major == 9 && minor == 0) return at_most != 0 ? std::min(sms, at_most) : sms;
-  return Status(StatusCode::kUnimplemented, name + ": device " + std::to_string(device) +
-                                                " has compute capability " + std::to_string(major) + "." +
-                                                std::to_string(minor) + ", the kernels need 9.0");
+  cudaDeviceProp device_is{};
+  MK_RETURN_IF_ERROR(cuda_status(cudaGetDeviceProperties(&device_is, device), name + ": device properties"));
+  if (device_is.major != 9 || device_is.minor != 0) {
+    return Status(StatusCode::kUnimplemented, name + ": device " + std::to_string(device) +
+                                                  " has compute capability " +
+                                                  std::to_string(device_is.major) + "." +
+                                                  std::to_string(device_is.minor) + ", the kernels need 9.0");
+  }
+  const std::int32_t all = device_is.multiProcessorCount;
+  const std::int32_t sms = at_most != 0 ? std::min(all, at_most) : all;
+  if (named.empty()) return machine_of_device(device_is.name, sms);
+  auto machine = machine_named(named);
+  if (!machine.ok()) return Status(machine.status().code(), name + ": " + machine.status().text());
+  return machine->with_sms(sms);
 }
 
 }  // namespace mkernel::kernels

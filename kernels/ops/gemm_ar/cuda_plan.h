@@ -28,7 +28,7 @@ struct GemmArCudaPlan {
 
   /// Errors: TileReducePlan::make().
   static Result<GemmArCudaPlan> make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                                     std::int32_t sms, const TileReduceOptions& options = {});
+                                     const Machine& machine, const TileReduceOptions& options = {});
 };
 
 }  // namespace mkernel::kernels

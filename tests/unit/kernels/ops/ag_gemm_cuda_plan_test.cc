@@ -15,11 +15,11 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr std::int32_t kSms = 132;
+constexpr std::int32_t kSms = kH200.sms;
 
 AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                        const AgGemmCudaOptions& options = {}) {
-  auto plan = AgGemmCudaPlan::make(shape, topology, rank, kSms, options);
+  auto plan = AgGemmCudaPlan::make(shape, topology, rank, kH200, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
 }
@@ -290,7 +290,8 @@ TEST_CASE("the grid fits the device, in whole clusters, on a slice of a GPU too"
   for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
     for (const std::uint32_t world : {1U, 2U, 4U, 8U}) {
       for (const std::int32_t sms : {4, 16, 78, kSms}) {
-        auto made = AgGemmCudaPlan::make({size, size / 4 / 8 * 8 + 8, size}, Topology(1, world), 0, sms);
+        auto made = AgGemmCudaPlan::make({size, size / 4 / 8 * 8 + 8, size}, Topology(1, world), 0,
+                                         kH200.with_sms(sms));
         REQUIRE_MESSAGE(made.ok(), made.status().to_string());
         const AgGemmCudaPlan& plan = *made;
         CHECK(plan.comm_ctas % 2 == 0);
@@ -306,7 +307,7 @@ TEST_CASE("the grid fits the device, in whole clusters, on a slice of a GPU too"
 TEST_CASE("what cannot run is refused by name, value and limit") {
   const auto refusal = [](const GemmShape& shape, const Topology& topology,
                           const AgGemmCudaOptions& options = {}) {
-    return AgGemmCudaPlan::make(shape, topology, 0, kSms, options).status();
+    return AgGemmCudaPlan::make(shape, topology, 0, kH200, options).status();
   };
   const Topology node(1, 4);
   for (const auto& [shape, text] : {std::pair{GemmShape{64, 12, 64}, "n = 12, must be a multiple of 8"},
@@ -334,11 +335,13 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
     CHECK(status.text().find("tail_tiles = " + std::to_string(*options.tail_tiles) + ", must be") !=
           std::string::npos);
   }
-  CHECK(AgGemmCudaPlan::make({64, 64, 64}, node, 0, 3).status().text().find("sms = 3, must be at least 4") !=
-        std::string::npos);
+  CHECK(AgGemmCudaPlan::make({64, 64, 64}, node, 0, kH200.with_sms(3))
+            .status()
+            .text()
+            .find("sms = 3, must be at least 4") != std::string::npos);
   CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);
   CHECK(refusal({64, 64, 64}, Topology(2, 9)).text().find("world = 18, must be 1..16") != std::string::npos);
-  CHECK(refusal({64, 64, 64}, node, {.nic_gbytes = 0}).text().find("nic_gbytes = 0.000000, must be") !=
+  CHECK(refusal({64, 64, 64}, node, {.nic_gbytes = -1}).text().find("nic_gbytes = -1.000000, must be") !=
         std::string::npos);
 }
 

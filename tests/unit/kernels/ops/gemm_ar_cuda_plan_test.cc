@@ -13,11 +13,11 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr std::int32_t kSms = 132;
+constexpr std::int32_t kSms = kH200.sms;
 
 GemmArCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                        const TileReduceOptions& options = {}) {
-  auto plan = GemmArCudaPlan::make(shape, topology, rank, kSms, options);
+  auto plan = GemmArCudaPlan::make(shape, topology, rank, kH200, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
 }
@@ -137,7 +137,7 @@ TEST_CASE("the grid fits the device, in whole clusters") {
 }
 
 TEST_CASE("what cannot run is refused in the operation's name") {
-  const auto refused = GemmArCudaPlan::make({64, 12, 64}, Topology(1, 4), 0, kSms).status();
+  const auto refused = GemmArCudaPlan::make({64, 12, 64}, Topology(1, 4), 0, kH200).status();
   CHECK(refused.code() == StatusCode::kInvalidArgument);
   CHECK_MESSAGE(refused.text().find("gemm_ar: n = 12, must be a multiple of 8") != std::string::npos,
                 refused.text());

@@ -99,15 +99,17 @@ TEST_CASE("plan: what is left over after whole waves is cut, when that is faster
   for (const GemmShape& shape :
        {GemmShape{12345, 1024, 4096}, GemmShape{8192, 8192, 8192}, GemmShape{64, 64, 64}}) {
     for (const int sms : {1, 2, 78, 132}) {
-      const Sm90Plan plan = plan_sm90_any_cluster(shape, sms);
+      const Sm90Plan plan = plan_sm90_any_cluster(shape, kH200.with_sms(sms));
       CHECK(plan.whole >= 0);
       CHECK(plan.whole <= plan.raster.tiles());
       if (!has_tail(plan.tile)) CHECK(plan.whole == plan.raster.tiles());
-      CHECK(plan_sm90(shape, sms).whole == plan_sm90(shape, sms).raster.tiles());
+      CHECK(plan_sm90(shape, kH200.with_sms(sms)).whole ==
+            plan_sm90(shape, kH200.with_sms(sms)).raster.tiles());
     }
   }
-  Sm90Plan plan = plan_sm90({8192, 2048, 8192}, 124, Sm90Tile::k128x256);
-  CHECK(with_best_tail({8192, 2048, 8192}, plan).whole == 248);  // of 256, on 62 clusters
+  const Machine machine = kH200.with_sms(124);
+  const Sm90Plan plan = plan_sm90({8192, 2048, 8192}, machine, Sm90Tile::k128x256);
+  CHECK(with_best_tail({8192, 2048, 8192}, machine, plan).whole == 248);  // of 256, on 62 clusters
 }
 
 TEST_CASE("plan: covers the matrix, uses no more CTAs than there are SMs, all clusters whole") {
@@ -116,7 +118,7 @@ TEST_CASE("plan: covers the matrix, uses no more CTAs than there are SMs, all cl
       for (const std::int64_t n : {8, 384, 1024, 16384}) {
         for (const Sm90Tile tile : kSm90Tiles) {
           for (const Sm90Cluster shape_of : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide}) {
-            const Sm90Plan plan = plan_sm90({m, n, 4096}, sms, tile, shape_of);
+            const Sm90Plan plan = plan_sm90({m, n, 4096}, kH200.with_sms(sms), tile, shape_of);
             const int rows = cluster_rows(tile, shape_of) * tile_rows(tile);
             const int columns = cluster_columns(shape_of) * tile_columns(tile);
             const int cluster = cluster_rows(tile, shape_of) * cluster_columns(shape_of);
@@ -139,29 +141,29 @@ TEST_CASE("plan: covers the matrix, uses no more CTAs than there are SMs, all cl
 
 TEST_CASE("plan: large products get the largest tile, small ones are spread over the SMs") {
   for (const std::int64_t size : {4096, 8192, 16384}) {
-    CHECK(plan_sm90({size, size, size}, 132).tile == Sm90Tile::k128x256);
-    CHECK(plan_sm90({size, size / 4, size}, 132).tile == Sm90Tile::k128x256);
-    CHECK(plan_sm90({size, size, size / 4}, 132).tile == Sm90Tile::k128x256);
+    CHECK(plan_sm90({size, size, size}, kH200).tile == Sm90Tile::k128x256);
+    CHECK(plan_sm90({size, size / 4, size}, kH200).tile == Sm90Tile::k128x256);
+    CHECK(plan_sm90({size, size, size / 4}, kH200).tile == Sm90Tile::k128x256);
   }
-  CHECK(plan_sm90_any_cluster({2048, 512, 2048}, 132).ctas >= 100);
-  CHECK(tile_columns(plan_sm90({8192, 128, 8192}, 132).tile) <= 128);
+  CHECK(plan_sm90_any_cluster({2048, 512, 2048}, kH200).ctas >= 100);
+  CHECK(tile_columns(plan_sm90({8192, 128, 8192}, kH200).tile) <= 128);
 }
 
 TEST_CASE("plan: one row more than one wave of tiles holds does not cost a second wave") {
-  const Sm90Plan plan = plan_sm90_any_cluster({4097, 1024, 4096}, 132);
+  const Sm90Plan plan = plan_sm90_any_cluster({4097, 1024, 4096}, kH200);
   CHECK(plan.raster.tiles() * 2 <= 132);
-  CHECK(plan_sm90({4097, 1024, 4096}, 132).cluster == Sm90Cluster::kStacked);
+  CHECK(plan_sm90({4097, 1024, 4096}, kH200).cluster == Sm90Cluster::kStacked);
 }
 
 TEST_CASE("plan: a single wave of small tiles is walked in low bands, else in bands as high as wide") {
-  const Sm90Plan one = plan_sm90_any_cluster({1000, 1024, 4096}, 132);
+  const Sm90Plan one = plan_sm90_any_cluster({1000, 1024, 4096}, kH200);
   CHECK(one.tile == Sm90Tile::k128x64);
   CHECK(one.cluster == Sm90Cluster::kSideBySide);
   CHECK(one.raster.tiles() <= 66);
   CHECK(one.raster.band() == 3);  // of nine clusters of 128 x 128, a GPC's
-  CHECK(plan_sm90_any_cluster({128, 8192, 4096}, 132).raster.band() == 1);
-  CHECK(plan_sm90_any_cluster({4096, 1024, 4096}, 132).raster.band() == 8);
-  CHECK(plan_sm90_any_cluster({8192, 8192, 8192}, 132).raster.band() == 8);
+  CHECK(plan_sm90_any_cluster({128, 8192, 4096}, kH200).raster.band() == 1);
+  CHECK(plan_sm90_any_cluster({4096, 1024, 4096}, kH200).raster.band() == 8);
+  CHECK(plan_sm90_any_cluster({8192, 8192, 8192}, kH200).raster.band() == 8);
 }
 
 TEST_CASE("the CTAs of a cluster load every box of a shared operand once") {

@@ -14,11 +14,11 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr std::int32_t kSms = 132;
+constexpr std::int32_t kSms = kH200.sms;
 
 TileReducePlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                        const TileReduceOptions& options = {}) {
-  auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, kSms, options);
+  auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, kH200, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
 }
@@ -300,7 +300,7 @@ TEST_CASE("the grid fits the device, in whole clusters") {
 TEST_CASE("what cannot run is refused by name, value and limit") {
   const auto refusal = [](const GemmShape& shape, const Topology& topology,
                           const TileReduceOptions& options = {}) {
-    return TileReducePlan::make(OpKind::kGemmRs, shape, topology, 0, kSms, options).status();
+    return TileReducePlan::make(OpKind::kGemmRs, shape, topology, 0, kH200, options).status();
   };
   const Topology node(1, 4);
   for (const auto& [shape, text] : {std::pair{GemmShape{64, 12, 64}, "n = 12, must be a multiple of 8"},

@@ -4,7 +4,7 @@
 #include "client/src/gpu_memory.h"
 #include "client/src/guard.h"
 #include "client/src/operation.h"
-#include "kernels/ops/gemm_shape.h"
+#include "kernels/plan/gemm_shape.h"
 #include "mkernel/client.h"
 
 namespace mkernel {

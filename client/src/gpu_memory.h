@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "client/src/memory.h"
-#include "kernels/comm/endpoint_on_device.h"
-#include "kernels/comm/rings_on_device.h"
-#include "kernels/comm/views.h"
+#include "kernels/base/views.h"
+#include "kernels/cuda/launch/endpoint.h"
+#include "kernels/cuda/launch/rings.h"
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
 

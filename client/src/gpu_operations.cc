@@ -4,18 +4,17 @@
 #include <utility>
 
 #include "client/src/gpu_memory.h"
-#include "kernels/memory/cuda_error.h"
-#include "kernels/memory/on_device.h"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/memory/on_device.h"
 #include "kernels/ops/cuda_operations.h"
-#include "kernels/ops/gemm_shape.h"
+#include "kernels/plan/gemm_shape.h"
 
 namespace mkernel::client {
 namespace {
 
 kernels::AgGemmCudaOptions gather_options(const GemmPlanOptions& plan) {
-  kernels::AgGemmCudaOptions options{.comm_ctas = plan.comm_ctas, .sms = plan.sms};
-  if (plan.nic_gbytes != 0) options.nic_gbytes = plan.nic_gbytes;
-  return options;
+  return {
+      .comm_ctas = plan.comm_ctas, .sms = plan.sms, .nic_gbytes = plan.nic_gbytes, .machine = plan.machine};
 }
 
 }  // namespace
@@ -40,7 +39,8 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind,
   Result<std::unique_ptr<kernels::CudaGemmOperation>> made =
       Status(StatusCode::kUnimplemented,
              std::string(kernels::name_of(kind)) + ": the cuda executor does not have this operation yet");
-  const kernels::TileReduceOptions reduce{.reduce_ctas = plan.comm_ctas, .sms = plan.sms};
+  const kernels::TileReduceOptions reduce{
+      .reduce_ctas = plan.comm_ctas, .sms = plan.sms, .machine = plan.machine};
   if (kind == OpKind::kAgGemm)
     made = kernels::make_cuda_ag_gemm(shape, std::move(*topology), group.rank(), gather_options(plan));
   if (kind == OpKind::kGemmRs)

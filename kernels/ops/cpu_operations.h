@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "kernels/ops/ag_gemm/plan.h"
-#include "kernels/ops/exchange/reduce_plan.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/plan/reduce_plan.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {

@@ -3,10 +3,10 @@
 
 #include <memory>
 
+#include "kernels/cuda/launch/gemm_operation.h"
 #include "kernels/ops/ag_gemm/cuda_plan.h"
-#include "kernels/ops/cuda_gemm_operation.h"
-#include "kernels/ops/exchange/tile_reduce_plan.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/plan/tile_reduce_plan.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "kernels/ops/cpu_operations.h"
-#include "kernels/ops/gemm_shape.h"
+#include "kernels/plan/gemm_shape.h"
 
 namespace mkernel {
 

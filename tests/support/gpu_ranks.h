@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/ops/cuda_operations.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/plan/topology.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_gemm_case.h"

@@ -11,8 +11,8 @@
 #include <memory>
 #include <random>
 
-#include "kernels/comm/views.h"
-#include "kernels/memory/convert.h"
+#include "kernels/base/views.h"
+#include "kernels/cpu/memory/convert.h"
 
 namespace mkernel::bench {
 namespace {

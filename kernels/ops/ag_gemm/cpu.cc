@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/ag_gemm/roles.h"
 #include "kernels/ops/cpu_operations.h"
 

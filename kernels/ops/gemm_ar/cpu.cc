@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/cpu_operations.h"
 #include "kernels/ops/gemm_ar/roles.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/ops/binding.h"
+#include "kernels/cpu/launch/binding.h"
 #include "kernels/ops/moe_dispatch_gemm/roles.h"
 
 namespace mkernel::kernels {

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/ops/binding.h"
+#include "kernels/cpu/launch/binding.h"
 #include "kernels/ops/ring_attention/roles.h"
 
 namespace mkernel::kernels {

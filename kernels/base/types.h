@@ -105,6 +105,14 @@ struct GemmPlanOptions {
   bool operator==(const GemmPlanOptions&) const = default;
 };
 
+/// What a plan needs from its surroundings before it can run.
+struct Requirements {
+  std::uint64_t workspace_bytes =
+      0;                    ///< symmetric, the same on every rank, zeroed once before the first launch
+  std::uint32_t lanes = 0;  ///< lanes of the group's channels, used exclusively, consecutive from first_lane
+  bool gpu = false;         ///< the workspace lies in memory of the GPU that the operation was made for
+};
+
 }  // namespace mkernel
 
 namespace mkernel::kernels {

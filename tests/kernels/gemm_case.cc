@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "kernels/cpu/memory/convert.h"
-#include "kernels/ops/cpu_operations.h"
+#include "kernels/ops/make.h"
 #include "kernels/plan/topology.h"
 
 namespace mkernel::test {

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/ops/cuda_operations.h"
+#include "kernels/ops/make.h"
 #include "kernels/plan/topology.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"

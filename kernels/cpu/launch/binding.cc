@@ -3,23 +3,14 @@
 #include <new>
 
 #include "kernels/cpu/launch/compute_threads.h"
+#include "kernels/plan/room.h"
 
 namespace mkernel::kernels {
 
 Status Binding::bind(const Requirements& needs, const Topology& topology, const GroupView& group,
                      const SymmetricView& workspace, std::uint32_t first_lane) {
   if (group_ != nullptr) return {StatusCode::kFailedPrecondition, name_ + ": bound already"};
-  if (workspace.bytes < needs.workspace_bytes || workspace.node.size() != topology.ranks_per_node()) {
-    return {StatusCode::kInvalidArgument,
-            name_ + ": workspace of " + std::to_string(workspace.bytes) + " bytes on " +
-                std::to_string(workspace.node.size()) + " ranks of this node; needs " +
-                std::to_string(needs.workspace_bytes) + " on " + std::to_string(topology.ranks_per_node())};
-  }
-  if (first_lane + needs.lanes > group.segment->lanes) {
-    return {StatusCode::kInvalidArgument, name_ + ": needs " + std::to_string(needs.lanes) +
-                                              " lanes from lane " + std::to_string(first_lane) +
-                                              " on, the group has " + std::to_string(group.segment->lanes)};
-  }
+  MK_RETURN_IF_ERROR(check_room(name_, needs, topology, group, workspace, first_lane));
   group_ = &group;
   workspace_ = workspace;
   endpoint_.emplace(group, first_lane, needs.lanes);

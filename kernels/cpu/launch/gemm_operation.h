@@ -32,6 +32,7 @@ class OperandB {
 class CpuGemmOperation : public GemmOperation {
  public:
   OpKind kind() const override { return kind_; }
+  Executor executor() const override { return Executor::kCpu; }
   std::string signature() const override;
   Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) override;
   std::uint64_t wire_bytes() const override { return binding_.wire_bytes(); }

@@ -1,5 +1,5 @@
-// The five fused operations over plain structs: plan (pure, the same on every rank), then launch. No daemon,
-// no socket: the client library wraps these, tests call them directly.
+// The five fused operations over plain structs: made once (kernels/ops/make.h), then launched. No daemon, no
+// socket: the client library wraps these, tests call them directly.
 //
 // Rows of a matrix that is spread over ranks are split by block_range(); matrices are dense, row-major unless
 // said otherwise. Thread rule: plans are immutable values; one launch at a time per Operation. Errors: a
@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 
 #include "kernels/base/types.h"
@@ -34,20 +33,14 @@ struct ExecutorOptions {
   Trace* trace = nullptr;
 };
 
-/// What a plan needs from its surroundings before it can run.
-struct Requirements {
-  std::uint64_t workspace_bytes =
-      0;                    ///< symmetric, the same on every rank, zeroed once before the first launch
-  std::uint32_t lanes = 0;  ///< lanes of the group's channels, used exclusively, consecutive from first_lane
-  bool gpu = false;         ///< the workspace lies in memory of the GPU that the operation was made for
-};
-
 /// One planned operation on one rank of one group: created collectively (same shape, same order on every
 /// rank), launched any number of times. Holds its epoch; the group's view and the workspace must outlive it.
-class Operation {
+/// Here is what does not depend on its operands.
+class OperationBase {
  public:
-  virtual ~Operation() = default;
+  virtual ~OperationBase() = default;
   virtual OpKind kind() const = 0;
+  virtual Executor executor() const = 0;
   /// "ag_gemm m=4096 n=1024 k=4096 bf16 row-major": compared between ranks before the first launch.
   virtual std::string signature() const = 0;
   virtual Requirements requirements() const = 0;
@@ -56,42 +49,33 @@ class Operation {
                       std::uint32_t first_lane) = 0;
   /// Bytes this rank sent to other nodes in the last launch.
   virtual std::uint64_t wire_bytes() const = 0;
+  /// Once the stream is done: OK when every launch so far ended well, else who waited for what in the first
+  /// that did not, or why group or session failed; the operation cannot be launched any more then. Launches
+  /// that were queued behind the failed one did nothing: they have sent nothing and left the outputs as they
+  /// were. On the cpu executor run() has said it all.
+  virtual Status status() { return {}; }
 };
 
-class GemmOperation : public Operation {
+/// An operation with operands of type `Arguments`: GemmArguments, MoeArguments or AttentionArguments.
+template <class Arguments>
+class Operation : public OperationBase {
  public:
   /// Blocks until this rank's part is done and its operands may be reused. Nothing on a stream is waited for:
   /// what writes the operands must be over (else enqueue()).
-  virtual Status run(const GemmArguments& arguments, const ExecutorOptions& options) = 0;
+  virtual Status run(const Arguments& arguments, const ExecutorOptions& options) = 0;
 
   /// cuda executor: queues one launch on `stream` (a cudaStream_t; null: the default stream) of the
   /// operation's device. No other host work belongs to it, so it may be captured in a graph and replayed with
   /// the same operands. Launches follow each other in stream order, and every rank makes equally many.
   /// Errors: before anything is queued, by name; kUnimplemented on the cpu executor. What becomes of the
   /// launch is told by status().
-  virtual Status enqueue(const GemmArguments&, const ExecutorOptions&, CUstream_st*) {
-    return {StatusCode::kUnimplemented, signature() + ": only the cuda executor queues launches on a stream"};
+  virtual Status enqueue(const Arguments&, const ExecutorOptions&, CUstream_st*) {
+    return {StatusCode::kUnimplemented,
+            this->signature() + ": only the cuda executor queues launches on a stream"};
   }
-  /// Once the stream is done: OK when every launch so far ended well, else who waited for what in the first
-  /// that did not, or why group or session failed; the operation cannot be launched any more then. Launches
-  /// that were queued behind the failed one did nothing: they have sent nothing and left c as it was.
-  virtual Status status() { return {}; }
 };
-class MoeOperation : public Operation {
- public:
-  virtual Status run(const MoeArguments& arguments, const ExecutorOptions& options) = 0;
-};
-class AttentionOperation : public Operation {
- public:
-  virtual Status run(const AttentionArguments& arguments, const ExecutorOptions& options) = 0;
-};
-
-/// Plans an operation for the cpu executor. `topology` comes from the group's members. Errors:
-/// kInvalidArgument naming field, value and limit. `kind` of the first: kAgGemm, kGemmRs or kGemmAr.
-Result<std::unique_ptr<GemmOperation>> make_gemm(OpKind kind, const GemmShape& shape,
-                                                 const kernels::GroupView& group);
-Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const kernels::GroupView& group);
-Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
-                                                           const kernels::GroupView& group);
+using GemmOperation = Operation<GemmArguments>;
+using MoeOperation = Operation<MoeArguments>;
+using AttentionOperation = Operation<AttentionArguments>;
 
 }  // namespace mkernel

@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/ag_gemm/roles.h"
-#include "kernels/ops/cpu_operations.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace ag_gemm {

@@ -10,7 +10,7 @@
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/ops/ag_gemm/cuda_parameters.h"
 #include "kernels/ops/ag_gemm/plan.h"
-#include "kernels/ops/cuda_operations.h"
+#include "kernels/ops/make.h"
 #include "kernels/plan/tiles.h"
 
 namespace mkernel::kernels {

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "kernels/cpu/memory/convert.h"
-#include "kernels/ops/cpu_operations.h"
 #include "kernels/ops/gemm_ar/roles.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace gemm_ar {

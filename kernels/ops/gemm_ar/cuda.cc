@@ -8,9 +8,9 @@
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/cuda/reduce/tile_reduce_operation.h"
-#include "kernels/ops/cuda_operations.h"
 #include "kernels/ops/gemm_ar/cuda_parameters.h"
 #include "kernels/ops/gemm_ar/cuda_plan.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace {

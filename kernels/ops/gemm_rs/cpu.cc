@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "kernels/cpu/memory/convert.h"
-#include "kernels/ops/cpu_operations.h"
 #include "kernels/ops/gemm_rs/plan.h"
 #include "kernels/ops/gemm_rs/roles.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace gemm_rs {

@@ -7,8 +7,8 @@
 #include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/cuda/reduce/tile_reduce_operation.h"
-#include "kernels/ops/cuda_operations.h"
 #include "kernels/ops/gemm_rs/cuda_parameters.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace {

@@ -1,9 +1,31 @@
 // The C ABI of sessions, groups, memory, puts and waits.
 #include "client/src/c_abi.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "proto/abi/version.h"
+
+namespace mkernel::c_abi {
+
+Status read_struct(const char* name, const void* given, std::size_t given_bytes, void* ours,
+                   std::size_t known, std::size_t least) {
+  const std::string said = std::string(name) + ".struct_size = " + std::to_string(given_bytes);
+  if (given_bytes < least) {
+    return {StatusCode::kInvalidArgument,
+            said + ", must be at least " + std::to_string(least) + ": sizeof(" + name + ")"};
+  }
+  const auto* bytes = static_cast<const unsigned char*>(given);
+  for (std::size_t i = known; i < given_bytes; ++i) {
+    if (bytes[i] == 0) continue;
+    return {StatusCode::kUnimplemented, said + ", of which this libmkernel " + version() + " knows " +
+                                            std::to_string(known) + ", and those beyond are not 0"};
+  }
+  std::memcpy(ours, given, std::min(known, given_bytes));
+  return {};
+}
+
+}  // namespace mkernel::c_abi
 
 using namespace mkernel;         // NOLINT: this file is the C face of that namespace
 using namespace mkernel::c_abi;  // NOLINT
@@ -35,12 +57,14 @@ const char* mk_last_error(void) {
 mk_status mk_connect(const mk_session_options* options, mk_session** session) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("mk_connect", options, session));
+    const auto given = read("mk_session_options", options);
+    if (!given.ok()) return given.status();
     SessionOptions converted;
-    if (options->socket != nullptr) converted.socket = options->socket;
-    if (options->name != nullptr) converted.name = options->name;
-    converted.device = options->device;
-    if (options->weight != 0) converted.weight = options->weight;
-    if (options->timeout_ms != 0) converted.timeout = std::chrono::milliseconds(options->timeout_ms);
+    if (given->socket != nullptr) converted.socket = given->socket;
+    if (given->name != nullptr) converted.name = given->name;
+    converted.device = given->device;
+    if (given->weight != 0) converted.weight = given->weight;
+    if (given->timeout_ms != 0) converted.timeout = std::chrono::milliseconds(given->timeout_ms);
     return give(Session::connect(converted), session);
   });
 }
@@ -51,15 +75,17 @@ void mk_session_destroy(mk_session* session) {
 mk_status mk_join(mk_session* session, const mk_group_options* options, mk_group** group) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("mk_join", session, options, group));
+    const auto given = read("mk_group_options", options);
+    if (!given.ok()) return given.status();
     GroupOptions converted;
-    if (options->name != nullptr) converted.name = options->name;
-    converted.world_size = options->world_size;
-    converted.rank = options->rank;
-    if (options->lanes != 0) converted.lanes = options->lanes;
-    if (options->region_capacity != 0) converted.region_capacity = options->region_capacity;
-    if (options->timeout_ms != 0) converted.timeout = std::chrono::milliseconds(options->timeout_ms);
-    if (options->secret != nullptr)
-      std::memcpy(converted.secret.data(), options->secret, converted.secret.size());
+    if (given->name != nullptr) converted.name = given->name;
+    converted.world_size = given->world_size;
+    converted.rank = given->rank;
+    if (given->lanes != 0) converted.lanes = given->lanes;
+    if (given->region_capacity != 0) converted.region_capacity = given->region_capacity;
+    if (given->timeout_ms != 0) converted.timeout = std::chrono::milliseconds(given->timeout_ms);
+    if (given->secret != nullptr)
+      std::memcpy(converted.secret.data(), given->secret, converted.secret.size());
     return give(unwrap<Session>(session)->join(converted), group);
   });
 }
@@ -84,9 +110,12 @@ mk_status mk_group_rank_info(const mk_group* group, uint32_t rank, mk_rank_info*
       return {StatusCode::kOutOfRange, "mk_group_rank_info: rank " + std::to_string(rank) +
                                            " of a group of " + std::to_string(world) + " ranks"};
     }
+    const auto asked = read("mk_rank_info", info);
+    if (!asked.ok()) return asked.status();
     const RankInfo found = unwrap<Group>(group).rank_info(rank);
-    *info = {found.node, found.local_rank, {}};
-    found.node_name.copy(info->node_name, sizeof(info->node_name) - 1);
+    mk_rank_info filled{info->struct_size, found.node, found.local_rank, {}};
+    found.node_name.copy(filled.node_name, sizeof(filled.node_name) - 1);
+    *info = filled;
     return {};
   });
 }

@@ -58,6 +58,22 @@ Status require(const char* what, Pointers... pointers) {
   return {StatusCode::kInvalidArgument, std::string(what) + ": a required pointer is NULL"};
 }
 
+/// Copies the caller's struct of `given_bytes` (its struct_size) to `ours`, of `known` bytes: what the
+/// caller's header does not have yet is 0, and what this library does not know yet must be 0.
+/// kInvalidArgument otherwise, and below `least`, the size of the struct's first version.
+Status read_struct(const char* name, const void* given, std::size_t given_bytes, void* ours,
+                   std::size_t known, std::size_t least);
+
+/// The caller's struct as this library knows it; `name` is that of its type. A null pointer is a struct of
+/// zeroes.
+template <typename Struct>
+Result<Struct> read(const char* name, const Struct* given) {
+  Struct ours{};
+  if (given == nullptr) return ours;
+  MK_RETURN_IF_ERROR(read_struct(name, given, given->struct_size, &ours, sizeof(Struct), sizeof(Struct)));
+  return ours;
+}
+
 /// What a getter says of a handle; without one nothing (0, NULL) and an error for mk_last_error().
 template <typename Object, typename Handle, typename Get>
 auto get(const char* what, const Handle* handle, Get get) {

@@ -1,4 +1,8 @@
 // The C ABI of the operations and of their launches.
+#include <concepts>
+#include <utility>
+#include <variant>
+
 #include "client/src/c_abi.h"
 
 using namespace mkernel;         // NOLINT: this file is the C face of that namespace
@@ -6,36 +10,146 @@ using namespace mkernel::c_abi;  // NOLINT
 
 namespace {
 
-ExecutorOptions options_of(const mk_launch_options* options) {
-  ExecutorOptions converted;
-  if (options == nullptr) return converted;
-  if (options->deadline_ms != 0) converted.deadline = std::chrono::milliseconds(options->deadline_ms);
-  converted.compute_threads = options->compute_threads;
+/// What an mk_operation points to.
+using AnyOperation = std::variant<Gemm, Moe, RingAttention>;
+
+// ---- the structs of the caller, as C++ has them
+
+struct MakeOptions {
+  Executor executor = Executor::kCpu;
+  GemmPlanOptions plan;
+};
+
+Result<MakeOptions> options_of(const mk_operation_options* options) {
+  const auto given = read("mk_operation_options", options);
+  if (!given.ok()) return given.status();
+  MakeOptions converted{
+      .executor = static_cast<Executor>(given->executor),
+      .plan = {.comm_ctas = given->comm_ctas, .sms = given->sms, .nic_gbytes = given->nic_gbytes}};
+  if (given->machine != nullptr) converted.plan.machine = given->machine;
   return converted;
 }
 
-GemmShape shape_of(const mk_gemm_shape& shape) {
-  return {shape.m, shape.n, shape.k, static_cast<DataType>(shape.dtype), static_cast<Layout>(shape.b_layout)};
+Result<ExecutorOptions> options_of(const mk_launch_options* options) {
+  const auto given = read("mk_launch_options", options);
+  if (!given.ok()) return given.status();
+  ExecutorOptions converted;
+  if (given->deadline_ms != 0) converted.deadline = std::chrono::milliseconds(given->deadline_ms);
+  converted.compute_threads = given->compute_threads;
+  return converted;
 }
 
-GemmArguments operands_of(const mk_gemm_arguments& arguments) {
-  return {arguments.a, arguments.b, arguments.c};
+Result<GemmShape> shape_of(const mk_gemm_shape* shape) {
+  const auto given = read("mk_gemm_shape", shape);
+  if (!given.ok()) return given.status();
+  return GemmShape{given->m, given->n, given->k, static_cast<DataType>(given->dtype),
+                   static_cast<Layout>(given->b_layout)};
+}
+Result<MoeShape> shape_of(const mk_moe_shape* shape) {
+  const auto given = read("mk_moe_shape", shape);
+  if (!given.ok()) return given.status();
+  return MoeShape{given->max_tokens,
+                  given->hidden,
+                  given->n,
+                  given->intermediate,
+                  given->experts,
+                  given->topk,
+                  static_cast<DataType>(given->dtype)};
+}
+Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
+  const auto given = read("mk_attention_shape", shape);
+  if (!given.ok()) return given.status();
+  return AttentionShape{
+      given->batch,    given->sequence,    given->heads, given->kv_heads,
+      given->head_dim, given->causal != 0, given->scale, static_cast<DataType>(given->dtype)};
 }
 
-GemmPlanOptions plan_of(const mk_gemm_plan* plan) {
-  if (plan == nullptr) return {};
-  return {.comm_ctas = plan->comm_ctas, .sms = plan->sms, .nic_gbytes = plan->nic_gbytes};
+Result<GemmArguments> operands_of(const mk_gemm_arguments* arguments) {
+  const auto given = read("mk_gemm_arguments", arguments);
+  if (!given.ok()) return given.status();
+  return GemmArguments{given->a, given->b, given->c};
+}
+Result<MoeArguments> operands_of(const mk_moe_arguments* arguments) {
+  const auto given = read("mk_moe_arguments", arguments);
+  if (!given.ok()) return given.status();
+  return MoeArguments{given->tokens, given->x, given->topk, given->weights, given->w1, given->w2, given->y};
+}
+Result<AttentionArguments> operands_of(const mk_attention_arguments* arguments) {
+  const auto given = read("mk_attention_arguments", arguments);
+  if (!given.ok()) return given.status();
+  return AttentionArguments{given->q, given->k, given->v, given->out};
+}
+
+// ---- what the functions of all kinds have in common
+
+/// `make` makes the operation of a shape, C++'s, with the options.
+template <typename Shape, typename Make>
+mk_status create(const char* what, mk_group* group, const Shape* shape, const mk_operation_options* options,
+                 mk_operation** operation, const Make& make) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require(what, group, shape, operation));
+    const auto wanted = shape_of(shape);
+    if (!wanted.ok()) return wanted.status();
+    const auto with = options_of(options);
+    if (!with.ok()) return with.status();
+    auto made = make(*unwrap<Group>(group), wanted.value(), with.value());
+    if (!made.ok()) return made.status();
+    return give(Result<AnyOperation>(AnyOperation(std::move(*made))), operation);
+  });
 }
 
 using GemmFactory = Result<Gemm> (Group::*)(const GemmShape&, Executor, const GemmPlanOptions&);
 
-mk_status create_gemm(GemmFactory factory, mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                      const mk_gemm_plan* plan, mk_gemm** operation) {
+mk_status create_gemm(const char* what, GemmFactory factory, mk_group* group, const mk_gemm_shape* shape,
+                      const mk_operation_options* options, mk_operation** operation) {
+  return create(what, group, shape, options, operation,
+                [factory](Group& in, const GemmShape& wanted, const MakeOptions& with) {
+                  return (in.*factory)(wanted, with.executor, with.plan);
+                });
+}
+
+Status refuse_plan(const char* what, const GemmPlanOptions& plan) {
+  if (plan == GemmPlanOptions{}) return {};
+  return {StatusCode::kInvalidArgument,
+          std::string(what) + ": mk_operation_options has overrides of a GEMM's plan; all must be 0"};
+}
+
+/// The operation behind a handle, which must be a `Kind`.
+template <typename Kind>
+Result<Kind*> operation_of(const char* what, mk_operation* operation) {
+  auto& any = *unwrap<AnyOperation>(operation);
+  if (Kind* found = std::get_if<Kind>(&any)) return found;
+  const std::string is = std::visit([](const auto& other) { return other.signature(); }, any);
+  return Status(StatusCode::kInvalidArgument, std::string(what) + ": the operation is another one: " + is);
+}
+
+template <typename Kind, typename Arguments>
+mk_status launch(const char* what, mk_operation* operation, const Arguments* arguments,
+                 const mk_launch_options* options, mk_pending** pending) {
   return guarded([&]() -> Status {
-    MK_RETURN_IF_ERROR(require("gemm create", group, shape, operation));
-    return give(
-        (unwrap<Group>(group)->*factory)(shape_of(*shape), static_cast<Executor>(executor), plan_of(plan)),
-        operation);
+    MK_RETURN_IF_ERROR(require(what, operation, arguments, pending));
+    const auto found = operation_of<Kind>(what, operation);
+    if (!found.ok()) return found.status();
+    const auto operands = operands_of(arguments);
+    if (!operands.ok()) return operands.status();
+    const auto with = options_of(options);
+    if (!with.ok()) return with.status();
+    return give(found.value()->launch(operands.value(), with.value()), pending);
+  });
+}
+
+template <typename Kind, typename Arguments>
+mk_status enqueue(const char* what, mk_operation* operation, const Arguments* arguments, CUstream_st* stream,
+                  const mk_launch_options* options) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require(what, operation, arguments));
+    const auto found = operation_of<Kind>(what, operation);
+    if (!found.ok()) return found.status();
+    const auto operands = operands_of(arguments);
+    if (!operands.ok()) return operands.status();
+    const auto with = options_of(options);
+    if (!with.ok()) return with.status();
+    return found.value()->enqueue(operands.value(), stream, with.value());
   });
 }
 
@@ -43,84 +157,69 @@ mk_status create_gemm(GemmFactory factory, mk_group* group, const mk_gemm_shape*
 
 extern "C" {
 
-mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                            const mk_gemm_plan* plan, mk_gemm** operation) {
-  return create_gemm(&Group::ag_gemm, group, shape, executor, plan, operation);
+mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, const mk_operation_options* options,
+                            mk_operation** operation) {
+  return create_gemm("mk_ag_gemm_create", &Group::ag_gemm, group, shape, options, operation);
 }
-mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                            const mk_gemm_plan* plan, mk_gemm** operation) {
-  return create_gemm(&Group::gemm_rs, group, shape, executor, plan, operation);
+mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, const mk_operation_options* options,
+                            mk_operation** operation) {
+  return create_gemm("mk_gemm_rs_create", &Group::gemm_rs, group, shape, options, operation);
 }
-mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                            const mk_gemm_plan* plan, mk_gemm** operation) {
-  return create_gemm(&Group::gemm_ar, group, shape, executor, plan, operation);
+mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, const mk_operation_options* options,
+                            mk_operation** operation) {
+  return create_gemm("mk_gemm_ar_create", &Group::gemm_ar, group, shape, options, operation);
 }
-mk_status mk_gemm_launch(mk_gemm* operation, const mk_gemm_arguments* arguments,
-                         const mk_launch_options* options, mk_pending** pending) {
-  return guarded([&]() -> Status {
-    MK_RETURN_IF_ERROR(require("mk_gemm_launch", operation, arguments, pending));
-    return give(unwrap<Gemm>(operation)->launch(operands_of(*arguments), options_of(options)), pending);
-  });
+mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape, const mk_operation_options* options,
+                        mk_operation** operation) {
+  return create("mk_moe_create", group, shape, options, operation,
+                [](Group& in, const MoeShape& wanted, const MakeOptions& with) -> Result<Moe> {
+                  MK_RETURN_IF_ERROR(refuse_plan("mk_moe_create", with.plan));
+                  return in.moe(wanted, with.executor);
+                });
 }
-mk_status mk_gemm_enqueue(mk_gemm* operation, const mk_gemm_arguments* arguments, CUstream_st* stream,
-                          const mk_launch_options* options) {
-  return guarded([&]() -> Status {
-    MK_RETURN_IF_ERROR(require("mk_gemm_enqueue", operation, arguments));
-    return unwrap<Gemm>(operation)->enqueue(operands_of(*arguments), stream, options_of(options));
-  });
-}
-mk_status mk_gemm_status(mk_gemm* operation) {
-  return guarded([&]() -> Status {
-    MK_RETURN_IF_ERROR(require("mk_gemm_status", operation));
-    return unwrap<Gemm>(operation)->status();
-  });
-}
-void mk_gemm_destroy(mk_gemm* operation) {
-  delete unwrap<Gemm>(operation);
-}
-
-mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape, mk_moe** operation) {
-  return guarded([&]() -> Status {
-    MK_RETURN_IF_ERROR(require("mk_moe_create", group, shape, operation));
-    return give(unwrap<Group>(group)->moe({shape->max_tokens, shape->hidden, shape->n, shape->intermediate,
-                                           shape->experts, shape->topk, static_cast<DataType>(shape->dtype)}),
-                operation);
-  });
-}
-mk_status mk_moe_launch(mk_moe* operation, const mk_moe_arguments* arguments,
-                        const mk_launch_options* options, mk_pending** pending) {
-  return guarded([&]() -> Status {
-    MK_RETURN_IF_ERROR(require("mk_moe_launch", operation, arguments, pending));
-    const MoeArguments converted{arguments->tokens, arguments->x,  arguments->topk, arguments->weights,
-                                 arguments->w1,     arguments->w2, arguments->y};
-    return give(unwrap<Moe>(operation)->launch(converted, options_of(options)), pending);
-  });
-}
-void mk_moe_destroy(mk_moe* operation) {
-  delete unwrap<Moe>(operation);
-}
-
 mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* shape,
-                                   mk_attention** operation) {
-  return guarded([&]() -> Status {
-    MK_RETURN_IF_ERROR(require("mk_ring_attention_create", group, shape, operation));
-    const AttentionShape converted{
-        shape->batch,    shape->sequence,    shape->heads, shape->kv_heads,
-        shape->head_dim, shape->causal != 0, shape->scale, static_cast<DataType>(shape->dtype)};
-    return give(unwrap<Group>(group)->ring_attention(converted), operation);
-  });
+                                   const mk_operation_options* options, mk_operation** operation) {
+  return create(
+      "mk_ring_attention_create", group, shape, options, operation,
+      [](Group& in, const AttentionShape& wanted, const MakeOptions& with) -> Result<RingAttention> {
+        MK_RETURN_IF_ERROR(refuse_plan("mk_ring_attention_create", with.plan));
+        return in.ring_attention(wanted, with.executor);
+      });
 }
-mk_status mk_ring_attention_launch(mk_attention* operation, const mk_attention_arguments* arguments,
+
+mk_status mk_gemm_launch(mk_operation* operation, const mk_gemm_arguments* arguments,
+                         const mk_launch_options* options, mk_pending** pending) {
+  return launch<Gemm>("mk_gemm_launch", operation, arguments, options, pending);
+}
+mk_status mk_moe_launch(mk_operation* operation, const mk_moe_arguments* arguments,
+                        const mk_launch_options* options, mk_pending** pending) {
+  return launch<Moe>("mk_moe_launch", operation, arguments, options, pending);
+}
+mk_status mk_ring_attention_launch(mk_operation* operation, const mk_attention_arguments* arguments,
                                    const mk_launch_options* options, mk_pending** pending) {
+  return launch<RingAttention>("mk_ring_attention_launch", operation, arguments, options, pending);
+}
+mk_status mk_gemm_enqueue(mk_operation* operation, const mk_gemm_arguments* arguments, CUstream_st* stream,
+                          const mk_launch_options* options) {
+  return enqueue<Gemm>("mk_gemm_enqueue", operation, arguments, stream, options);
+}
+mk_status mk_moe_enqueue(mk_operation* operation, const mk_moe_arguments* arguments, CUstream_st* stream,
+                         const mk_launch_options* options) {
+  return enqueue<Moe>("mk_moe_enqueue", operation, arguments, stream, options);
+}
+mk_status mk_ring_attention_enqueue(mk_operation* operation, const mk_attention_arguments* arguments,
+                                    CUstream_st* stream, const mk_launch_options* options) {
+  return enqueue<RingAttention>("mk_ring_attention_enqueue", operation, arguments, stream, options);
+}
+
+mk_status mk_operation_status(mk_operation* operation) {
   return guarded([&]() -> Status {
-    MK_RETURN_IF_ERROR(require("mk_ring_attention_launch", operation, arguments, pending));
-    return give(unwrap<RingAttention>(operation)->launch(
-                    {arguments->q, arguments->k, arguments->v, arguments->out}, options_of(options)),
-                pending);
+    MK_RETURN_IF_ERROR(require("mk_operation_status", operation));
+    return std::visit([](Planned& any) { return any.status(); }, *unwrap<AnyOperation>(operation));
   });
 }
-void mk_ring_attention_destroy(mk_attention* operation) {
-  delete unwrap<RingAttention>(operation);
+void mk_operation_destroy(mk_operation* operation) {
+  delete unwrap<AnyOperation>(operation);
 }
 
 mk_status mk_pending_wait(const mk_pending* pending, uint32_t timeout_ms) {

@@ -9,6 +9,11 @@ namespace mkernel::client {
 namespace {
 
 Status check_options(const DeviceEndpointOptions& options) {
+  if (options.version != device::kVersion) {
+    return {StatusCode::kFailedPrecondition,
+            "device endpoint: the program was compiled with version " + std::to_string(options.version) +
+                " of mkernel/device.cuh, this libmkernel has version " + std::to_string(device::kVersion)};
+  }
   if (options.lanes < 1) return {StatusCode::kInvalidArgument, "a device endpoint has at least one lane"};
   return kernels::check_deadline(options.deadline).with_context("device endpoint");
 }

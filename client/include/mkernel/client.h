@@ -89,6 +89,8 @@ struct GroupOptions {
 struct DeviceEndpointOptions {
   std::uint32_t lanes = 1;                    ///< channels per ordered pair of ranks, the same on every rank
   std::chrono::milliseconds deadline{30000};  ///< of every single wait in a kernel; 1 ms to 30 minutes
+  /// Of the device structs that this program was compiled with. Leave it: a library with others refuses it.
+  std::uint32_t version = device::kVersion;
 };
 
 /// A connection to the daemon of this node. Its life is the life of everything the daemon holds for this
@@ -232,7 +234,8 @@ class MK_API Group {
   /// of the cuda executor over several nodes, all its work rings are claimed on the GPU: put(), signal() and
   /// operations of the cpu executor in any of its groups are refused (kFailedPrecondition); a process that
   /// wants both opens a second session. Errors, on every rank and naming the rank they come from:
-  /// kInvalidArgument (options), kResourceExhausted (lanes, regions: how to get more), those of
+  /// kInvalidArgument (options), kFailedPrecondition (the program was compiled with another version of
+  /// mkernel/device.cuh than this library's), kResourceExhausted (lanes, regions: how to get more), those of
   /// symmetric_gpu().
   Result<DeviceEndpoint> device_endpoint(const DeviceEndpointOptions& options = {});
 

@@ -6,8 +6,10 @@
  * is needed is MK_INVALID_ARGUMENT; a function that returns a value returns 0 or NULL then. Handles are
  * destroyed in any order; destroying NULL is nothing. No C++ exception leaves. In a child that was forked
  * from the process that made a handle every call on it is MK_FAILED_PRECONDITION, and destroying it is
- * nothing: the parent goes on with it. Times are in milliseconds. Device endpoints (Group::device_endpoint)
- * and what serves only them are not here: the kernels that they are for are C++. */
+ * nothing: the parent goes on with it. Times are in milliseconds. Every struct begins with its size, which
+ * the caller sets (`.struct_size = sizeof(shape)`): so a program works with a library that knows more fields,
+ * which are 0 for it, and with one that knows fewer, as long as it leaves those at 0. Device endpoints
+ * (Group::device_endpoint) and what serves only them are not here: the kernels that they are for are C++. */
 #pragma once
 
 #include <stddef.h>
@@ -45,9 +47,7 @@ typedef struct mk_group mk_group;
 typedef struct mk_symmetric mk_symmetric;
 typedef struct mk_host_buffer mk_host_buffer;
 typedef struct mk_activity mk_activity;
-typedef struct mk_gemm mk_gemm;
-typedef struct mk_moe mk_moe;
-typedef struct mk_attention mk_attention;
+typedef struct mk_operation mk_operation;
 typedef struct mk_pending mk_pending;
 
 /* Versions and errors. The texts stay valid until the thread's next call (mk_last_error) or for ever (the
@@ -59,6 +59,7 @@ MK_API const char* mk_last_error(void); /* "" after a call that succeeded */
 
 /* A field that is 0 (or NULL) takes the default of mkernel/client.h, except rank. */
 typedef struct mk_session_options {
+  size_t struct_size;
   const char* socket;
   const char* name;
   int32_t device; /* GPU ordinal, -1 = host memory only; no default */
@@ -67,6 +68,7 @@ typedef struct mk_session_options {
 } mk_session_options;
 
 typedef struct mk_group_options {
+  size_t struct_size;
   const char* name;
   uint32_t world_size;
   uint32_t rank;
@@ -86,6 +88,7 @@ MK_API uint32_t mk_group_world_size(const mk_group* group);
 MK_API uint32_t mk_group_node_count(const mk_group* group);
 /* `rank` below the world size, else MK_OUT_OF_RANGE. */
 typedef struct mk_rank_info {
+  size_t struct_size;
   uint32_t node;       /* dense index of its node */
   uint32_t local_rank; /* dense index among the ranks of that node */
   char node_name[64];  /* ends with a zero byte */
@@ -144,30 +147,37 @@ enum { MK_ROW_MAJOR = 0, MK_COLUMN_MAJOR = 1 };
 enum { MK_CPU = 0, MK_CUDA = 1 }; /* executors: threads on host memory, a kernel on the session's GPU */
 
 typedef struct mk_gemm_shape {
+  size_t struct_size;
   int64_t m, n, k;
   uint32_t dtype;    /* MK_BF16, MK_F16 */
   uint32_t b_layout; /* MK_ROW_MAJOR, MK_COLUMN_MAJOR */
 } mk_gemm_shape;
 /* In host memory for MK_CPU, addresses on the session's GPU for MK_CUDA. */
 typedef struct mk_gemm_arguments {
+  size_t struct_size;
   const void* a;
   const void* b;
   void* c;
 } mk_gemm_arguments;
 
-/* Overrides of the plan on MK_CUDA, the same on every rank: GemmPlanOptions of mkernel/ops.h. A field of 0
- * takes the plan's choice. */
-typedef struct mk_gemm_plan {
+/* What runs an operation, the same on every rank. NULL: MK_CPU. The fields after `executor` are for MK_CUDA
+ * and the three GEMM operations, see GemmPlanOptions of mkernel/ops.h; 0 or NULL takes the plan's choice. */
+typedef struct mk_operation_options {
+  size_t struct_size;
+  uint32_t executor; /* MK_CPU, MK_CUDA */
   int32_t comm_ctas; /* CTAs that push rows or sum partial tiles: even, at most half of the multiprocessors */
   int32_t sms;       /* multiprocessors at most; a launch needs all of its own at once, see mkernel/ops.h */
   double nic_gbytes; /* 10^9 bytes a second that a rank can send to other nodes */
-} mk_gemm_plan;
+  const char* machine; /* whose rates the plan assumes: "H200", "H100", "H20" */
+} mk_operation_options;
 
 typedef struct mk_moe_shape {
+  size_t struct_size;
   int64_t max_tokens, hidden, n, intermediate, experts, topk;
   uint32_t dtype;
 } mk_moe_shape;
 typedef struct mk_moe_arguments {
+  size_t struct_size;
   int64_t tokens;
   const void* x;
   const int32_t* topk;
@@ -178,12 +188,14 @@ typedef struct mk_moe_arguments {
 } mk_moe_arguments;
 
 typedef struct mk_attention_shape {
+  size_t struct_size;
   int64_t batch, sequence, heads, kv_heads, head_dim;
   double scale;    /* 0 = 1 / sqrt(head_dim) */
   uint32_t causal; /* 0 or 1 */
   uint32_t dtype;
 } mk_attention_shape;
 typedef struct mk_attention_arguments {
+  size_t struct_size;
   const void* q;
   const void* k;
   const void* v;
@@ -192,42 +204,45 @@ typedef struct mk_attention_arguments {
 
 /* May be NULL: defaults. A field of 0 takes its default. */
 typedef struct mk_launch_options {
+  size_t struct_size;
   uint32_t deadline_ms;    /* of every single wait */
   int32_t compute_threads; /* of MK_CPU */
 } mk_launch_options;
 
-/* Collective. `executor`: MK_CPU or MK_CUDA; the other operations have MK_CPU alone. `plan`: of MK_CUDA;
- * NULL: the plan chooses. */
-MK_API mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                                   const mk_gemm_plan* plan, mk_gemm** operation);
-MK_API mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                                   const mk_gemm_plan* plan, mk_gemm** operation);
-MK_API mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, uint32_t executor,
-                                   const mk_gemm_plan* plan, mk_gemm** operation);
-MK_API mk_status mk_gemm_launch(mk_gemm* operation, const mk_gemm_arguments* arguments,
+/* Collective. MK_CUDA has the three GEMM operations; the others are MK_UNIMPLEMENTED there. */
+MK_API mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape,
+                                   const mk_operation_options* options, mk_operation** operation);
+MK_API mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape,
+                                   const mk_operation_options* options, mk_operation** operation);
+MK_API mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape,
+                                   const mk_operation_options* options, mk_operation** operation);
+MK_API mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape,
+                               const mk_operation_options* options, mk_operation** operation);
+MK_API mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* shape,
+                                          const mk_operation_options* options, mk_operation** operation);
+
+/* One launch of an operation with operands of this kind; one of another kind is MK_INVALID_ARGUMENT. */
+MK_API mk_status mk_gemm_launch(mk_operation* operation, const mk_gemm_arguments* arguments,
                                 const mk_launch_options* options, mk_pending** pending);
+MK_API mk_status mk_moe_launch(mk_operation* operation, const mk_moe_arguments* arguments,
+                               const mk_launch_options* options, mk_pending** pending);
+MK_API mk_status mk_ring_attention_launch(mk_operation* operation, const mk_attention_arguments* arguments,
+                                          const mk_launch_options* options, mk_pending** pending);
 /* MK_CUDA: queues one launch on `stream` (a cudaStream_t of the session's GPU, which stays the caller's;
  * NULL: its default stream) and may be captured in a CUDA graph. The operands must stay until the stream is
- * done; over several nodes so must an mk_activity. Not together with mk_gemm_launch. Errors: a NULL
- * `operation` or `arguments`; every other one fails the group, as that of a launch does, also
- * MK_UNIMPLEMENTED (an operation of MK_CPU). */
-MK_API mk_status mk_gemm_enqueue(mk_gemm* operation, const mk_gemm_arguments* arguments,
+ * done; over several nodes so must an mk_activity. Not together with a launch as above. Errors: a NULL
+ * `operation` or `arguments`, an operation of another kind; every other one fails the group, as that of a
+ * launch does, also MK_UNIMPLEMENTED (an operation of MK_CPU). */
+MK_API mk_status mk_gemm_enqueue(mk_operation* operation, const mk_gemm_arguments* arguments,
                                  struct CUstream_st* stream, const mk_launch_options* options);
+MK_API mk_status mk_moe_enqueue(mk_operation* operation, const mk_moe_arguments* arguments,
+                                struct CUstream_st* stream, const mk_launch_options* options);
+MK_API mk_status mk_ring_attention_enqueue(mk_operation* operation, const mk_attention_arguments* arguments,
+                                           struct CUstream_st* stream, const mk_launch_options* options);
 /* Once the stream is done: MK_OK, or why a launch that was queued failed; the group is over for all ranks
  * then. */
-MK_API mk_status mk_gemm_status(mk_gemm* operation);
-MK_API void mk_gemm_destroy(mk_gemm* operation);
-
-MK_API mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape, mk_moe** operation);
-MK_API mk_status mk_moe_launch(mk_moe* operation, const mk_moe_arguments* arguments,
-                               const mk_launch_options* options, mk_pending** pending);
-MK_API void mk_moe_destroy(mk_moe* operation);
-
-MK_API mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* shape,
-                                          mk_attention** operation);
-MK_API mk_status mk_ring_attention_launch(mk_attention* operation, const mk_attention_arguments* arguments,
-                                          const mk_launch_options* options, mk_pending** pending);
-MK_API void mk_ring_attention_destroy(mk_attention* operation);
+MK_API mk_status mk_operation_status(mk_operation* operation);
+MK_API void mk_operation_destroy(mk_operation* operation);
 
 /* `timeout_ms` 0: until the launch is over (bounded by its own deadlines). */
 MK_API mk_status mk_pending_wait(const mk_pending* pending, uint32_t timeout_ms);

@@ -5,6 +5,7 @@
 
 #define TEXT_OF_LINE2(line) #line
 #define TEXT_OF_LINE(line) TEXT_OF_LINE2(line)
+#define SIZE(object) sizeof(object)
 #define EXPECT(condition) \
   if (!(condition)) return "line " TEXT_OF_LINE(__LINE__) ": " #condition
 
@@ -19,11 +20,11 @@ const char* mk_test_versions(void) {
 const char* mk_test_errors(const char* socket) {
   mk_session* session = NULL;
   mk_group* group = NULL;
-  mk_gemm* gemm = NULL;
+  mk_operation* gemm = NULL;
   mk_symmetric* symmetric = NULL;
-  mk_session_options nowhere = {"/nonexistent/socket", NULL, -1, 0, 0};
-  mk_session_options here = {socket, "c test", -1, 0, 30000};
-  mk_group_options options = {"c", 1, 1, 0, 0, 0};
+  mk_session_options nowhere = {SIZE(nowhere), "/nonexistent/socket", NULL, -1, 0, 0};
+  mk_session_options here = {SIZE(here), socket, "c test", -1, 0, 30000};
+  mk_group_options options = {SIZE(options), "c", 1, 1, 0, 0, 0};
 
   EXPECT(mk_connect(NULL, &session) == MK_INVALID_ARGUMENT);
   EXPECT(mk_connect(&nowhere, &session) == MK_UNAVAILABLE);
@@ -35,7 +36,7 @@ const char* mk_test_errors(const char* socket) {
   EXPECT(mk_join(session, &options, &group) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "rank = 1") != NULL);
   EXPECT(group == NULL);
-  EXPECT(mk_ag_gemm_create(NULL, NULL, MK_CPU, NULL, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(NULL, NULL, NULL, &gemm) == MK_INVALID_ARGUMENT);
 
   options.rank = 0;
   EXPECT(mk_join(session, &options, &group) == MK_OK);
@@ -58,13 +59,13 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   mk_group* group = NULL;
   mk_symmetric* symmetric = NULL;
   mk_host_buffer* host = NULL;
-  const mk_session_options here = {socket, "c test", -1, 1, 30000};
+  const mk_session_options here = {SIZE(here), socket, "c test", -1, 1, 30000};
   const uint8_t secret[32] = {1, 2, 3};
-  mk_group_options options = {"c", 0, 0, 4, 8, 30000, secret}, stranger;
+  mk_group_options options = {SIZE(options), "c", 0, 0, 4, 8, 30000, secret}, stranger;
   mk_group* none = NULL;
   mk_activity* activity = NULL;
   uint32_t lane = 99, said[2] = {0, 0}, mine;
-  mk_rank_info info;
+  mk_rank_info info = {SIZE(info), 0, 0, {0}};
   uint64_t number = 0;
   const unsigned peer = (rank + 1) % world;
   options.world_size = world;
@@ -121,7 +122,7 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
 
 /* Every function with NULL for every pointer that it needs. */
 const char* mk_test_null(void) {
-  const mk_session_options session_options = {NULL, NULL, -1, 0, 0};
+  const mk_session_options session_options = {SIZE(session_options), NULL, NULL, -1, 0, 0};
   REFUSED(mk_connect(NULL, NULL));
   REFUSED(mk_connect(&session_options, NULL));
   REFUSED(mk_join(NULL, NULL, NULL));
@@ -150,15 +151,17 @@ const char* mk_test_null(void) {
   REFUSED(mk_wait_arrival(NULL, 0, 0, 1, 1));
   REFUSED(mk_wait_completed(NULL, 0, 0, 1, 1));
   REFUSED(mk_arrivals(NULL, 0, 0, NULL));
-  REFUSED(mk_ag_gemm_create(NULL, NULL, MK_CPU, NULL, NULL));
-  REFUSED(mk_gemm_rs_create(NULL, NULL, MK_CPU, NULL, NULL));
-  REFUSED(mk_gemm_ar_create(NULL, NULL, MK_CPU, NULL, NULL));
+  REFUSED(mk_ag_gemm_create(NULL, NULL, NULL, NULL));
+  REFUSED(mk_gemm_rs_create(NULL, NULL, NULL, NULL));
+  REFUSED(mk_gemm_ar_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_gemm_launch(NULL, NULL, NULL, NULL));
   REFUSED(mk_gemm_enqueue(NULL, NULL, NULL, NULL));
-  REFUSED(mk_gemm_status(NULL));
-  REFUSED(mk_moe_create(NULL, NULL, NULL));
+  REFUSED(mk_operation_status(NULL));
+  REFUSED(mk_moe_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_moe_launch(NULL, NULL, NULL, NULL));
-  REFUSED(mk_ring_attention_create(NULL, NULL, NULL));
+  REFUSED(mk_moe_enqueue(NULL, NULL, NULL, NULL));
+  REFUSED(mk_ring_attention_enqueue(NULL, NULL, NULL, NULL));
+  REFUSED(mk_ring_attention_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_ring_attention_launch(NULL, NULL, NULL, NULL));
   REFUSED(mk_pending_wait(NULL, 0));
   NOTHING(mk_pending_done(NULL));
@@ -166,9 +169,7 @@ const char* mk_test_null(void) {
   mk_group_destroy(NULL);
   mk_symmetric_destroy(NULL);
   mk_host_buffer_destroy(NULL);
-  mk_gemm_destroy(NULL);
-  mk_moe_destroy(NULL);
-  mk_ring_attention_destroy(NULL);
+  mk_operation_destroy(NULL);
   mk_pending_destroy(NULL);
   EXPECT(strcmp(mk_version(), "") != 0); /* and nothing fell over */
   return "";
@@ -178,41 +179,43 @@ const char* mk_test_null(void) {
 const char* mk_test_gemm(const char* socket) {
   mk_session* session = NULL;
   mk_group* group = NULL;
-  mk_gemm* gemm = NULL;
+  mk_operation* gemm = NULL;
   mk_pending* pending = NULL;
-  const mk_session_options here = {socket, "c test", -1, 1, 30000};
-  const mk_group_options options = {"c", 1, 0, 0, 0, 30000};
-  const mk_gemm_shape shape = {2, 1, 2, MK_BF16, MK_ROW_MAJOR};
-  const mk_gemm_plan plan = {4, 0, 0};
+  const mk_session_options here = {SIZE(here), socket, "c test", -1, 1, 30000};
+  const mk_group_options options = {SIZE(options), "c", 1, 0, 0, 0, 30000};
+  const mk_gemm_shape shape = {SIZE(shape), 2, 1, 2, MK_BF16, MK_ROW_MAJOR};
+  const mk_operation_options gpu = {SIZE(gpu), MK_CUDA, 0, 0, 0, NULL};
+  const mk_operation_options seventh = {SIZE(seventh), 7, 0, 0, 0, NULL};
+  const mk_operation_options plan = {SIZE(plan), MK_CPU, 4, 0, 0, NULL};
   const uint16_t a[4] = {0x3f80, 0x4000, 0x4040, 0x4080}; /* 1 2, 3 4 */
   const uint16_t b[2] = {0x3f80, 0x4000};                 /* 1, 2 */
   uint16_t c[2] = {0xffff, 0xffff};
-  const mk_gemm_arguments arguments = {a, b, c};
+  const mk_gemm_arguments arguments = {SIZE(arguments), a, b, c};
 
   EXPECT(mk_connect(&here, &session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);
 
-  EXPECT(mk_ag_gemm_create(group, &shape, MK_CUDA, NULL, &gemm) == MK_FAILED_PRECONDITION);
+  EXPECT(mk_ag_gemm_create(group, &shape, &gpu, &gemm) == MK_FAILED_PRECONDITION);
   EXPECT(strstr(mk_last_error(), "SessionOptions::device = -1 (host memory only)") != NULL);
-  EXPECT(mk_gemm_rs_create(group, &shape, MK_CUDA, NULL, &gemm) == MK_FAILED_PRECONDITION);
-  EXPECT(mk_gemm_ar_create(group, &shape, MK_CUDA, NULL, &gemm) == MK_FAILED_PRECONDITION);
-  EXPECT(mk_gemm_rs_create(group, &shape, 7, NULL, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_gemm_rs_create(group, &shape, &gpu, &gemm) == MK_FAILED_PRECONDITION);
+  EXPECT(mk_gemm_ar_create(group, &shape, &gpu, &gemm) == MK_FAILED_PRECONDITION);
+  EXPECT(mk_gemm_rs_create(group, &shape, &seventh, &gemm) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "executor = 7, must be cpu (0) or cuda (1)") != NULL);
-  EXPECT(mk_ag_gemm_create(group, NULL, MK_CPU, NULL, &gemm) == MK_INVALID_ARGUMENT);
-  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, NULL, NULL) == MK_INVALID_ARGUMENT);
-  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, &plan, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(group, NULL, NULL, &gemm) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(group, &shape, NULL, NULL) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_ag_gemm_create(group, &shape, &plan, &gemm) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "the cpu executor has no GemmPlanOptions to override") != NULL);
   EXPECT(gemm == NULL);
   EXPECT(mk_group_status(group) == MK_OK);
 
-  EXPECT(mk_ag_gemm_create(group, &shape, MK_CPU, NULL, &gemm) == MK_OK);
-  EXPECT(mk_gemm_status(gemm) == MK_OK);
+  EXPECT(mk_ag_gemm_create(group, &shape, NULL, &gemm) == MK_OK);
+  EXPECT(mk_operation_status(gemm) == MK_OK);
   EXPECT(mk_gemm_launch(gemm, &arguments, NULL, &pending) == MK_OK);
   EXPECT(mk_pending_wait(pending, 0) == MK_OK);
   EXPECT(c[0] == 0x40a0 && c[1] == 0x4130); /* 5, 11 */
 
-  EXPECT(mk_gemm_status(NULL) == MK_INVALID_ARGUMENT);
-  EXPECT(strstr(mk_last_error(), "mk_gemm_status: a required pointer is NULL") != NULL);
+  EXPECT(mk_operation_status(NULL) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "mk_operation_status: a required pointer is NULL") != NULL);
   EXPECT(mk_gemm_enqueue(NULL, &arguments, NULL, NULL) == MK_INVALID_ARGUMENT);
   EXPECT(mk_gemm_enqueue(gemm, NULL, NULL, NULL) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "mk_gemm_enqueue: a required pointer is NULL") != NULL);
@@ -223,7 +226,87 @@ const char* mk_test_gemm(const char* socket) {
   EXPECT(mk_group_status(group) == MK_UNIMPLEMENTED); /* as after every launch that failed */
 
   mk_pending_destroy(pending);
-  mk_gemm_destroy(gemm);
+  mk_operation_destroy(gemm);
+  mk_group_destroy(group);
+  mk_session_destroy(session);
+  return "";
+}
+
+/* Programs that were compiled with an older or a newer header. */
+const char* mk_test_struct_sizes(const char* socket) {
+  struct {
+    mk_session_options known;
+    uint64_t later[2]; /* fields that this library does not have */
+  } newer;
+  mk_session* session = NULL;
+  mk_session_options older = {0, socket, "c test", -1, 1, 30000};
+  EXPECT(mk_connect(&older, &session) == MK_INVALID_ARGUMENT); /* nobody set the size */
+  EXPECT(strstr(mk_last_error(), "mk_session_options.struct_size = 0, must be at least") != NULL);
+  older.struct_size = SIZE(older) - 1;
+  EXPECT(mk_connect(&older, &session) == MK_INVALID_ARGUMENT && session == NULL);
+
+  memset(&newer, 0, SIZE(newer));
+  newer.known = older;
+  newer.known.struct_size = SIZE(newer);
+  newer.later[1] = 1;
+  EXPECT(mk_connect(&newer.known, &session) == MK_UNIMPLEMENTED && session == NULL);
+  EXPECT(strstr(mk_last_error(), "those beyond are not 0") != NULL);
+  newer.later[1] = 0;
+  EXPECT(mk_connect(&newer.known, &session) == MK_OK);
+  mk_session_destroy(session);
+  return "";
+}
+
+/* One handle for all operations: each function says when it is given another one. */
+const char* mk_test_kinds(const char* socket) {
+  mk_session* session = NULL;
+  mk_group* group = NULL;
+  mk_operation *gemm = NULL, *moe = NULL, *attention = NULL;
+  mk_pending* pending = NULL;
+  const mk_session_options here = {SIZE(here), socket, "c test", -1, 1, 30000};
+  const mk_group_options options = {SIZE(options), "kinds", 1, 0, 8, 16, 30000};
+  const mk_gemm_shape gemm_shape = {SIZE(gemm_shape), 2, 1, 2, MK_BF16, MK_ROW_MAJOR};
+  const mk_moe_shape moe_shape = {SIZE(moe_shape), 1, 2, 1, 0, 1, 1, MK_BF16};
+  const mk_attention_shape attention_shape = {SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16};
+  const mk_operation_options gpu = {SIZE(gpu), MK_CUDA, 0, 0, 0, NULL};
+  const mk_operation_options plan = {SIZE(plan), MK_CPU, 4, 0, 0, NULL};
+  const uint16_t x[2] = {0x3f80, 0x4000}, w1[2] = {0x4040, 0x4080}; /* 1 2; 3 4 */
+  const int32_t topk[1] = {0};
+  const float weights[1] = {2};
+  uint16_t y[1] = {0xffff}, out[2] = {0, 0};
+  const mk_moe_arguments tokens = {SIZE(tokens), 1, x, topk, weights, w1, NULL, y};
+  const mk_attention_arguments rows = {SIZE(rows), x, x, w1, out};
+
+  EXPECT(mk_connect(&here, &session) == MK_OK);
+  EXPECT(mk_join(session, &options, &group) == MK_OK);
+  EXPECT(mk_moe_create(group, &moe_shape, &plan, &moe) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "overrides of a GEMM's plan") != NULL);
+  EXPECT(mk_moe_create(group, &moe_shape, &gpu, &moe) == MK_FAILED_PRECONDITION); /* there is no GPU */
+  EXPECT(mk_ring_attention_create(group, &attention_shape, &gpu, &moe) == MK_FAILED_PRECONDITION);
+  EXPECT(mk_ag_gemm_create(group, &gemm_shape, NULL, &gemm) == MK_OK);
+  EXPECT(mk_moe_create(group, &moe_shape, NULL, &moe) == MK_OK);
+  EXPECT(mk_ring_attention_create(group, &attention_shape, NULL, &attention) == MK_OK);
+
+  EXPECT(mk_moe_launch(gemm, &tokens, NULL, &pending) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "mk_moe_launch: the operation is another one: ag_gemm m=2") != NULL);
+  EXPECT(mk_ring_attention_enqueue(moe, &rows, NULL, NULL) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_group_status(group) == MK_OK && pending == NULL);
+
+  EXPECT(mk_moe_launch(moe, &tokens, NULL, &pending) == MK_OK);
+  EXPECT(mk_pending_wait(pending, 0) == MK_OK);
+  EXPECT(y[0] == 0x41b0); /* 2 * (1 * 3 + 2 * 4) = 22 */
+  mk_pending_destroy(pending);
+  EXPECT(mk_ring_attention_launch(attention, &rows, NULL, &pending) == MK_OK);
+  EXPECT(mk_pending_wait(pending, 0) == MK_OK);
+  EXPECT(out[0] == w1[0] && out[1] == w1[1]); /* one position sees itself */
+  mk_pending_destroy(pending);
+  EXPECT(mk_operation_status(moe) == MK_OK && mk_operation_status(attention) == MK_OK);
+  EXPECT(mk_moe_enqueue(moe, &tokens, NULL, NULL) == MK_UNIMPLEMENTED);
+  EXPECT(strstr(mk_last_error(), "only the cuda executor queues launches on a stream") != NULL);
+
+  mk_operation_destroy(attention);
+  mk_operation_destroy(moe);
+  mk_operation_destroy(gemm);
   mk_group_destroy(group);
   mk_session_destroy(session);
   return "";

@@ -8,6 +8,8 @@ extern "C" const char* mk_test_null(void);
 extern "C" const char* mk_test_errors(const char* socket);
 extern "C" const char* mk_test_rank(const char* socket, unsigned rank, unsigned world);
 extern "C" const char* mk_test_gemm(const char* socket);
+extern "C" const char* mk_test_struct_sizes(const char* socket);
+extern "C" const char* mk_test_kinds(const char* socket);
 
 namespace mkernel::test {
 namespace {
@@ -41,9 +43,22 @@ TEST_CASE("C: a GEMM operation runs where its executor can, and says where it ca
   CHECK(eventually([&] { return daemon.look().sessions == 0; }));
 }
 
+TEST_CASE("C: structs of another version's header are read, or refused by name") {
+  FakeDaemon daemon;
+  CHECK(std::string(mk_test_struct_sizes(daemon.socket().c_str())) == "");
+  CHECK(eventually([&] { return daemon.look().sessions == 0; }));
+}
+
+TEST_CASE("C: one handle for the five operations, and functions say when it is another one's") {
+  FakeDaemon daemon;
+  CHECK(std::string(mk_test_kinds(daemon.socket().c_str())) == "");
+  CHECK(eventually([&] { return daemon.look().sessions == 0; }));
+}
+
 TEST_CASE("C: a thread that cannot be started is an error, not an exception") {
   FakeDaemon daemon;
-  const mk_session_options options{.socket = daemon.socket().c_str(), .device = -1, .timeout_ms = 30000};
+  const mk_session_options options{
+      .struct_size = sizeof(options), .socket = daemon.socket().c_str(), .device = -1, .timeout_ms = 30000};
   mk_session* session = nullptr;
   {
     const NoThreads limit;
@@ -58,10 +73,11 @@ TEST_CASE("C: a thread that cannot be started is an error, not an exception") {
 
 TEST_CASE("C: a forked child is refused, and its handles end without a word") {
   FakeDaemon daemon;
-  const mk_session_options options{.socket = daemon.socket().c_str(), .device = -1, .timeout_ms = 30000};
+  const mk_session_options options{
+      .struct_size = sizeof(options), .socket = daemon.socket().c_str(), .device = -1, .timeout_ms = 30000};
   mk_session* session = nullptr;
   REQUIRE(mk_connect(&options, &session) == MK_OK);
-  const mk_group_options joining{.name = "test", .world_size = 1, .rank = 0};
+  const mk_group_options joining{.struct_size = sizeof(joining), .name = "test", .world_size = 1, .rank = 0};
   mk_group* group = nullptr;
   REQUIRE(mk_join(session, &joining, &group) == MK_OK);
   mk_symmetric* buffer = nullptr;

@@ -7,7 +7,7 @@ import sys
 
 FORBIDDEN = re.compile(r"grpc|protobuf|boost|absl|spdlog|toml|CLI11|python|torch", re.I)
 API = re.compile(r"mk_\w+$|mkernel::(version|Session|Group|SymmetricBuffer|HostBuffer|Activity|DeviceEndpoint|Pending|"
-                 r"Planned|Gemm|Moe|RingAttention)\b(?!.*\bstd::function<)")
+                 r"Planned|Launchable)\b(?!.*\bstd::function<)")
 
 
 def output(*command):
@@ -22,7 +22,7 @@ def main():
     # What the needed libraries need counts too: they are loaded just the same.
     findings += [f"loads {line.strip()}" for line in output("ldd", library).splitlines() if FORBIDDEN.search(line)]
     soname = re.findall(r"\(SONAME\).*\[(.*)\]", dynamic)
-    if soname != ["libmkernel.so.0"]:
+    if soname != ["libmkernel.so.0.1"]:
         findings.append(f"soname is {soname}")
     symbols = [line.split(maxsplit=2)[2] for line in output("nm", "-D", "-C", "--defined-only", library).splitlines()]
     findings += [f"shows {symbol}" for symbol in symbols if not API.match(symbol)]

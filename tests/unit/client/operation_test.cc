@@ -14,12 +14,13 @@ using client::GroupCore;
 using client::OperationState;
 
 /// Passes a token once around the ring of ranks per launch.
-class TokenOperation : public Operation {
+class TokenOperation : public OperationBase {
  public:
   TokenOperation(std::string signature, std::uint32_t lanes)
       : signature_(std::move(signature)), lanes_(lanes) {}
 
   OpKind kind() const override { return OpKind::kAgGemm; }
+  Executor executor() const override { return Executor::kCpu; }
   std::string signature() const override { return signature_; }
   Requirements requirements() const override { return {256, lanes_}; }
   Status bind(const kernels::GroupView& group, const kernels::SymmetricView& workspace,
@@ -52,14 +53,14 @@ class TokenOperation : public Operation {
 Result<std::unique_ptr<OperationState>> create(const std::shared_ptr<GroupCore>& group,
                                                const std::string& signature = "token",
                                                std::uint32_t lanes = 2) {
-  return OperationState::create(group, std::unique_ptr<Operation>(new TokenOperation(signature, lanes)));
+  return OperationState::create(group, std::unique_ptr<OperationBase>(new TokenOperation(signature, lanes)));
 }
 
-Status pass(Operation& operation, std::chrono::milliseconds deadline = kLong) {
+Status pass(OperationBase& operation, std::chrono::milliseconds deadline = kLong) {
   return static_cast<TokenOperation&>(operation).pass_token(deadline);
 }
 
-Status launch_and_wait(OperationState& state, std::function<Status(Operation&)> run) {
+Status launch_and_wait(OperationState& state, std::function<Status(OperationBase&)> run) {
   auto pending = state.launch(std::move(run));
   return pending.ok() ? pending->wait() : pending.status();
 }
@@ -75,7 +76,7 @@ TEST_CASE("launches return at once, run in order and say when they are over") {
     std::vector<int> order;
     std::vector<Pending> pending;
     for (int i = 0; i < 20; ++i) {
-      auto launched = (*state)->launch([&, i](Operation& operation) {
+      auto launched = (*state)->launch([&, i](OperationBase& operation) {
         const std::lock_guard lock(gate);
         order.push_back(i);
         return pass(operation);
@@ -105,13 +106,13 @@ TEST_CASE(
     std::vector<std::uint64_t> positions;
     for (const auto& ring : rings) positions.push_back(ring.hand_over());
     check_ok(group->agree("handed over", {}));
-    check_status(launch_and_wait(**state, [](Operation& operation) { return pass(operation); }),
+    check_status(launch_and_wait(**state, [](OperationBase& operation) { return pass(operation); }),
                  StatusCode::kFailedPrecondition, "token: the session's rings are claimed on its GPU");
     check_status(create(group).status(), StatusCode::kFailedPrecondition,
                  "rank 0 on node node0: the session's");
     for (std::size_t r = 0; r < rings.size(); ++r) rings[r].take_back(positions[r]);
     check_ok(group->agree("taken back", {}));
-    check_ok(launch_and_wait(**state, [](Operation& operation) { return pass(operation); }));
+    check_ok(launch_and_wait(**state, [](OperationBase& operation) { return pass(operation); }));
     check_ok(group->agree("end", {}));
   });
 }
@@ -125,7 +126,7 @@ TEST_CASE("destroying an operation waits for its launches") {
       if (!state.ok()) return check_ok(state.status());
       for (int i = 0; i < 5; ++i) {
         check_ok((*state)
-                     ->launch([&](Operation& operation) {
+                     ->launch([&](OperationBase& operation) {
                        const Status passed = pass(operation);
                        ++over;
                        return passed;
@@ -157,8 +158,8 @@ TEST_CASE(
 TEST_CASE("a rank that cannot plan is named on every rank") {
   FakeDaemon daemon;
   with_cores(daemon, 2, [](const std::shared_ptr<GroupCore>& group) {
-    Result<std::unique_ptr<Operation>> made = Status(StatusCode::kInvalidArgument, "k = 0, at least 1");
-    if (group->view().rank() == 0) made = std::unique_ptr<Operation>(new TokenOperation("token", 1));
+    Result<std::unique_ptr<OperationBase>> made = Status(StatusCode::kInvalidArgument, "k = 0, at least 1");
+    if (group->view().rank() == 0) made = std::unique_ptr<OperationBase>(new TokenOperation("token", 1));
     const auto state = OperationState::create(group, std::move(made));
     check_status(state.status(), StatusCode::kInvalidArgument, "rank 1 on node node0: k = 0, at least 1");
     CHECK(create(group).ok());
@@ -177,7 +178,7 @@ TEST_CASE(
                    "second needs 3 consecutive lanes, 2 of 6");
       check_status(second.status(), StatusCode::kResourceExhausted, "GroupOptions::lanes >= 7");
       for (int launch = 0; launch < 3; ++launch) {
-        check_ok(launch_and_wait(**first, [](Operation& operation) { return pass(operation); }));
+        check_ok(launch_and_wait(**first, [](OperationBase& operation) { return pass(operation); }));
       }
       CHECK((*first)->wire_bytes() == 3 * 64);
     }
@@ -192,7 +193,7 @@ TEST_CASE("a rank whose operation fails is named to the others, within their wai
     if (!state.ok()) return check_ok(state.status());
     const bool bad = group->view().rank() == 1;
     const auto begin = std::chrono::steady_clock::now();
-    const Status status = launch_and_wait(**state, [&](Operation& operation) {
+    const Status status = launch_and_wait(**state, [&](OperationBase& operation) {
       return bad ? Status(StatusCode::kInvalidArgument, "argument a is null") : pass(operation, 1h);
     });
     CHECK(std::chrono::steady_clock::now() - begin < kLong);
@@ -204,7 +205,7 @@ TEST_CASE("a rank whose operation fails is named to the others, within their wai
     if (group->view().rank() == 2) CHECK_FALSE(status.ok());
     CHECK(eventually([&] { return !group->status().ok(); }));
     check_status(group->status(), StatusCode::kInvalidArgument, "rank 1 on node b");
-    check_status((*state)->launch([](Operation&) { return Status(); }).status(), StatusCode::kInvalidArgument,
+    check_status((*state)->launch([](OperationBase&) { return Status(); }).status(), StatusCode::kInvalidArgument,
                  "rank 1 on node b");
     check_status(group->agree("after", {}), StatusCode::kInvalidArgument, "rank 1 on node b");
   });
@@ -220,7 +221,7 @@ TEST_CASE("the record of a failed group becomes the status of what was running")
   with_cores(daemon, 2, [&](const std::shared_ptr<GroupCore>& group) {
     auto state = create(group);
     if (!state.ok()) return check_ok(state.status());
-    const Status status = launch_and_wait(**state, [&](Operation& operation) -> Status {
+    const Status status = launch_and_wait(**state, [&](OperationBase& operation) -> Status {
       ++running;
       while (true) MK_RETURN_IF_ERROR(pass(operation, 1h));
     });
@@ -246,7 +247,7 @@ TEST_CASE("a daemon that dies ends every wait: operations, arrivals, collective 
       case 0:
         ++waiting;
         return check_status(
-            launch_and_wait(**state, [](Operation& operation) { return pass(operation, 1h); }),
+            launch_and_wait(**state, [](OperationBase& operation) { return pass(operation, 1h); }),
             StatusCode::kUnavailable, wanted);
       case 1:
         ++waiting;
@@ -266,7 +267,7 @@ TEST_CASE("a full ring that nobody drains ends in a deadline, not in a hang") {
   with_cores(daemon, 1, [](const std::shared_ptr<GroupCore>& group) {
     auto state = create(group);
     if (!state.ok()) return check_ok(state.status());
-    const Status status = launch_and_wait(**state, [](Operation& operation) -> Status {
+    const Status status = launch_and_wait(**state, [](OperationBase& operation) -> Status {
       for (int i = 0; i < 100; ++i) {
         const Status passed = pass(operation, 20ms);
         if (passed.code() == StatusCode::kDeadlineExceeded && contains(passed, "ring")) return passed;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/cuda/launch/gemm_operation.h"
 #include "kernels/ops/make.h"
 #include "kernels/plan/topology.h"
 #include "tests/support/gpu_world.h"

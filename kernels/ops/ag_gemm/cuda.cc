@@ -7,6 +7,8 @@
 
 #include "kernels/cuda/gemm/sm90_maps.h"
 #include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/cuda/launch/gemm_operation.h"
+#include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/ops/ag_gemm/cuda_parameters.h"
 #include "kernels/ops/ag_gemm/plan.h"

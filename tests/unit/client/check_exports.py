@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+# The C and C++ runtime, and those of sanitizers.
+RUNTIME = re.compile(r"lib(stdc\+\+|gcc_s|c|m|pthread|dl|rt|[atu]b?san)\.so\.\d+$|ld-linux")
 FORBIDDEN = re.compile(r"grpc|protobuf|boost|absl|spdlog|toml|CLI11|python|torch", re.I)
 API = re.compile(r"mk_\w+$|mkernel::(version|Session|Group|SymmetricBuffer|HostBuffer|Activity|DeviceEndpoint|Pending|"
                  r"Planned|Launchable)\b(?!.*\bstd::function<)")
@@ -18,7 +20,7 @@ def main():
     library = sys.argv[1]
     dynamic = output("readelf", "-d", "-W", library)
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
-    findings = [f"needs {name}" for name in needed if FORBIDDEN.search(name)]
+    findings = [f"needs {name}" for name in needed if not RUNTIME.match(name)]
     # What the needed libraries need counts too: they are loaded just the same.
     findings += [f"loads {line.strip()}" for line in output("ldd", library).splitlines() if FORBIDDEN.search(line)]
     soname = re.findall(r"\(SONAME\).*\[(.*)\]", dynamic)

@@ -205,8 +205,8 @@ TEST_CASE("a rank whose operation fails is named to the others, within their wai
     if (group->view().rank() == 2) CHECK_FALSE(status.ok());
     CHECK(eventually([&] { return !group->status().ok(); }));
     check_status(group->status(), StatusCode::kInvalidArgument, "rank 1 on node b");
-    check_status((*state)->launch([](OperationBase&) { return Status(); }).status(), StatusCode::kInvalidArgument,
-                 "rank 1 on node b");
+    check_status((*state)->launch([](OperationBase&) { return Status(); }).status(),
+                 StatusCode::kInvalidArgument, "rank 1 on node b");
     check_status(group->agree("after", {}), StatusCode::kInvalidArgument, "rank 1 on node b");
   });
 }

@@ -8,7 +8,7 @@
 
 #include "client/src/group.h"
 #include "client/src/memory.h"
-#include "kernels/comm/views.h"
+#include "kernels/base/views.h"
 
 namespace mkernel::client {
 

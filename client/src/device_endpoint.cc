@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "client/src/gpu_memory.h"
-#include "kernels/sync/wait.h"
+#include "kernels/cpu/sync/wait.h"
 
 namespace mkernel::client {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "client/src/buffer.h"
 #include "client/src/group.h"
-#include "kernels/comm/endpoint_on_device.h"
+#include "kernels/cuda/launch/endpoint.h"
 #include "mkernel/client.h"
 
 namespace mkernel::client {

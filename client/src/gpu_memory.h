@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "client/src/memory.h"
-#include "kernels/comm/endpoint_on_device.h"
-#include "kernels/comm/rings_on_device.h"
-#include "kernels/comm/views.h"
-#include "mkernel/ops.h"
+#include "kernels/base/views.h"
+#include "kernels/cuda/launch/endpoint.h"
+#include "kernels/cuda/launch/rings.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::client {
@@ -42,15 +41,7 @@ std::uint64_t gpu_pci_address(int device);
 /// cannot be locked), CUDA's.
 Result<std::shared_ptr<const void>> pin_for_gpu(int device, void* data, std::uint64_t bytes);
 
-/// Plans `kind` for the cuda executor on GPU `device`. `rings`: those of the session, claimed on that GPU,
-/// for a group of several nodes; null on one. Errors: the plan's, kUnimplemented (this library was built
-/// without CUDA; an operation that the cuda executor does not have), kUnavailable (no device).
-Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind, const GemmShape& shape,
-                                                        const GemmPlanOptions& plan,
-                                                        const kernels::GroupView& group,
-                                                        std::shared_ptr<kernels::RingsOnDevice> rings);
-
-// What a device endpoint is made of: the classes of kernels/comm/, on GPU `device`. Errors: theirs,
+// What a device endpoint is made of: the classes of kernels/cuda/launch/, on GPU `device`. Errors: theirs,
 // kUnimplemented (this library was built without CUDA).
 Result<std::shared_ptr<kernels::RingsOnDevice>> take_rings(int device, const abi::SessionSegment& segment,
                                                            std::vector<kernels::RingView> rings);

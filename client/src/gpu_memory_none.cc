@@ -26,12 +26,6 @@ Result<std::shared_ptr<const void>> pin_for_gpu(int device, void*, std::uint64_t
   return without_cuda("host memory for GPU " + std::to_string(device));
 }
 
-Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind, const GemmShape&,
-                                                        const GemmPlanOptions&, const kernels::GroupView&,
-                                                        std::shared_ptr<kernels::RingsOnDevice>) {
-  return without_cuda("operation on GPU " + std::to_string(device));
-}
-
 Result<std::shared_ptr<kernels::RingsOnDevice>> take_rings(int device, const abi::SessionSegment&,
                                                            std::vector<kernels::RingView>) {
   return without_cuda("work rings on GPU " + std::to_string(device));

@@ -13,8 +13,8 @@
 #include "client/src/session.h"
 #include "client/src/slot_pool.h"
 #include "client/src/worker.h"
-#include "kernels/comm/endpoint.h"
-#include "kernels/comm/views.h"
+#include "kernels/base/views.h"
+#include "kernels/cpu/comm/endpoint.h"
 #include "mkernel/client.h"
 #include "proto/ipc/fd.h"
 

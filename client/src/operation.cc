@@ -6,11 +6,11 @@
 
 namespace mkernel::client {
 
-OperationState::OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<Operation> operation)
+OperationState::OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<OperationBase> operation)
     : group_(std::move(group)), signature_(operation->signature()), operation_(std::move(operation)) {}
 
 Result<std::unique_ptr<OperationState>> OperationState::create(std::shared_ptr<GroupCore> group,
-                                                               Result<std::unique_ptr<Operation>> made) {
+                                                               Result<std::unique_ptr<OperationBase>> made) {
   const std::string signature = made.ok() ? made.value()->signature() : "no operation";
   const bool on_gpu = made.ok() && made.value()->requirements().gpu;
   const Status mine = made.ok() && !on_gpu ? group->session().rings_on_cpu() : made.status();
@@ -56,7 +56,7 @@ OperationState::~OperationState() {
   if (lanes_ > 0) group_->retire({.first_lane = first_lane_, .lanes = lanes_});
 }
 
-Result<Pending> OperationState::launch(std::function<Status(Operation&)> run) {
+Result<Pending> OperationState::launch(std::function<Status(OperationBase&)> run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
   if (!operation_->requirements().gpu)
     MK_RETURN_IF_ERROR(group_->session().rings_on_cpu().with_context(signature_));
@@ -89,7 +89,7 @@ void OperationState::one_less() {
   if (--in_flight_ == 0) idle_.notify_all();
 }
 
-Status OperationState::run_one(const std::function<Status(Operation&)>& run) {
+Status OperationState::run_one(const std::function<Status(OperationBase&)>& run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
   group_->session().begin_activity();
   const Status outcome = run(*operation_);
@@ -97,7 +97,7 @@ Status OperationState::run_one(const std::function<Status(Operation&)>& run) {
   return settle(outcome);
 }
 
-Status OperationState::at_once(const std::function<Status(Operation&)>& run) {
+Status OperationState::at_once(const std::function<Status(OperationBase&)>& run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
   const Status outcome = run(*operation_);
   {

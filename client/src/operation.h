@@ -30,28 +30,28 @@ class OperationState {
   /// **Collective**. `made`: this rank's plan, or why it has none. In order: ranks compare signatures, make
   /// the workspace, take lanes, bind, and agree that all of them did.
   static Result<std::unique_ptr<OperationState>> create(std::shared_ptr<GroupCore> group,
-                                                        Result<std::unique_ptr<Operation>> made);
+                                                        Result<std::unique_ptr<OperationBase>> made);
   /// Waits for its launches, gives back workspace and lanes.
   ~OperationState();
 
   const Home& home() const { return group_->home(); }
-  const Operation& operation() const { return *operation_; }
+  const OperationBase& operation() const { return *operation_; }
   /// Queues `run` (which calls the operation's run()) on the group's worker.
-  Result<Pending> launch(std::function<Status(Operation&)> run);
+  Result<Pending> launch(std::function<Status(OperationBase&)> run);
   /// Calls `run` in this thread; an error fails the group, as that of a launch does.
-  Status at_once(const std::function<Status(Operation&)>& run);
+  Status at_once(const std::function<Status(OperationBase&)>& run);
   std::uint64_t wire_bytes() const;
 
  private:
-  OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<Operation> operation);
+  OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr<OperationBase> operation);
   Status bind(const BufferState& workspace);
   Status settle(const Status& outcome);
   void one_less();
-  Status run_one(const std::function<Status(Operation&)>& run);
+  Status run_one(const std::function<Status(OperationBase&)>& run);
 
   const std::shared_ptr<GroupCore> group_;
   const std::string signature_;
-  std::unique_ptr<Operation> operation_;
+  std::unique_ptr<OperationBase> operation_;
   std::unique_ptr<BufferState> workspace_;
   std::uint32_t first_lane_ = 0;
   std::uint32_t lanes_ = 0;

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/comm/device_endpoint.cuh"
-#include "kernels/ptx/fence.cuh"
-#include "kernels/ptx/global.cuh"
+#include "kernels/cuda/comm/endpoint.cuh"
+#include "kernels/cuda/ptx/fence.cuh"
+#include "kernels/cuda/ptx/global.cuh"
 
 namespace mkernel::kernels {
 namespace {

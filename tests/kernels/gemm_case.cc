@@ -6,9 +6,9 @@
 #include <random>
 #include <utility>
 
-#include "kernels/memory/convert.h"
-#include "kernels/ops/cpu_operations.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/cpu/memory/convert.h"
+#include "kernels/ops/make.h"
+#include "kernels/plan/topology.h"
 
 namespace mkernel::test {
 namespace {

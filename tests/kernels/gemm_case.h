@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/exchange/reduce_plan.h"
+#include "kernels/plan/reduce_plan.h"
 #include "mkernel/ops.h"
 #include "tests/support/fake_fabric.h"
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "kernels/ops/make.h"
 #include "tests/kernels/gemm_case.h"
 
 using namespace mkernel;
@@ -63,7 +64,7 @@ TEST_CASE("a failed group ends the launch with the daemon's words") {
 TEST_CASE("shapes that no launch can take are refused by name") {
   test::FakeFabric fabric({});
   const auto refusal = [&](const GemmShape& shape, OpKind kind = OpKind::kGemmRs) {
-    const auto operation = make_gemm(kind, shape, fabric.group(0));
+    const auto operation = kernels::make_gemm(kind, shape, fabric.group(0));
     CHECK(operation.status().code() == StatusCode::kInvalidArgument);
     return operation.status().text();
   };
@@ -80,7 +81,7 @@ TEST_CASE("shapes that no launch can take are refused by name") {
 
 TEST_CASE("an operation refuses a workspace, lanes or operands that do not fit") {
   test::FakeFabric fabric({.lanes = 3});
-  auto operation = make_gemm(OpKind::kGemmAr, {8, 8, 8}, fabric.group(0));
+  auto operation = kernels::make_gemm(OpKind::kGemmAr, {8, 8, 8}, fabric.group(0));
   REQUIRE(operation.ok());
   std::uint16_t a[64] = {}, b[64] = {}, c[64] = {};
   CHECK(operation.value()->run({a, b, c}, {}).code() == StatusCode::kFailedPrecondition);

@@ -1,6 +1,6 @@
 #include <mkernel/device.cuh>
 
-#include "kernels/memory/cuda_error.h"
+#include "kernels/cuda/memory/error.h"
 #include "tests/kernels/gpu_device_kernels.h"
 
 namespace mkernel::test {

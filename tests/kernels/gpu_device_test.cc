@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/comm/endpoint_on_device.h"
-#include "kernels/comm/ring_producer.h"
-#include "kernels/memory/cuda_error.h"
-#include "kernels/memory/own_stream.h"
+#include "kernels/cpu/comm/ring_producer.h"
+#include "kernels/cuda/launch/endpoint.h"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/memory/own_stream.h"
 #include "proto/abi/work_request.h"
 #include "tests/kernels/gpu_device_kernels.h"
 #include "tests/support/gpu.h"

@@ -2,11 +2,11 @@
 
 #include <tuple>
 
-#include "kernels/gemm/sm90_body.cuh"
-#include "kernels/gemm/sm90_maps.h"
-#include "kernels/gemm/with_tile.h"
-#include "kernels/memory/cuda_error.h"
-#include "kernels/ptx/global.cuh"
+#include "kernels/cuda/gemm/sm90_body.cuh"
+#include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/ptx/global.cuh"
 #include "tests/kernels/gpu_gemm_chain.h"
 
 namespace mkernel::test {
@@ -124,8 +124,8 @@ Status launch_chain(const Chain& chain, Sm90Tile tile, std::int32_t ctas) {
                      maps[3],
                      maps[4],
                      maps[5],
-                     plan_sm90({m, k, k}, ctas, tile).raster,
-                     plan_sm90({m, n, k}, ctas, tile).raster,
+                     plan_sm90({m, k, k}, kH200.with_sms(ctas), tile).raster,
+                     plan_sm90({m, n, k}, kH200.with_sms(ctas), tile).raster,
                      static_cast<std::int32_t>((k + kSm90TileK - 1) / kSm90TileK),
                      chain.finished,
                      chain.failed};

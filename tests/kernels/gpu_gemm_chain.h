@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/gemm/sm90_tile.h"
-#include "kernels/memory/tensor_map.h"
+#include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/plan/sm90_tile.h"
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
 

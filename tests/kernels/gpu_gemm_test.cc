@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/gemm/gemm_sm90.h"
-#include "kernels/memory/cuda_error.h"
+#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/memory/error.h"
 #include "tests/kernels/gpu_gemm_chain.h"
 #include "tests/support/gpu.h"
 #include "tests/support/require.h"
@@ -76,7 +76,7 @@ void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}, Sm90Cluster clust
         s.dtype = type;
         s.b_layout = layout;
         Sm90GemmOptions options{.fp32_output = fp32_output};
-        if (tile) options.plan = plan_sm90(s, test::multiprocessors(), *tile, cluster);
+        if (tile) options.plan = plan_sm90(s, kH200.with_sms(test::multiprocessors()), *tile, cluster);
         if (tail > 0) options.plan->whole = std::max(0, options.plan->raster.tiles() - tail);
         check_case(s, options);
       }
@@ -149,7 +149,8 @@ TEST_CASE("few CTAs and any band give the same bits") {
   const GemmShape s{1500, 1304, 520};
   const Operands o = operands(s, false, 7);
   const auto result = [&](std::int32_t ctas, std::int32_t band) {
-    Sm90GemmOptions options{.plan = plan_sm90(s, test::multiprocessors(), Sm90Tile::k128x256)};
+    Sm90GemmOptions options{.plan =
+                                plan_sm90(s, kH200.with_sms(test::multiprocessors()), Sm90Tile::k128x256)};
     options.plan->ctas = ctas;
     options.plan->raster = options.plan->raster.with_band(band);
     require_ok(poison(o.c, nullptr));

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/ops/make.h"
 #include "mkernel/ops.h"
 #include "tests/support/fake_fabric.h"
 #include "tests/support/moe_reference.h"
@@ -62,7 +63,7 @@ class Layer {
   Layer(const MoeShape& shape, const FabricOptions& options)
       : shape_(shape), fabric_(options), weights_(random_weights(shape, 17)) {
     for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
-      auto made = make_moe(shape, fabric_.group(rank));
+      auto made = kernels::make_moe(shape, fabric_.group(rank));
       REQUIRE_MESSAGE(made.ok(), made.status().to_string());
       operations_.push_back(std::move(made).value());
     }

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/ops/make.h"
 #include "mkernel/ops.h"
 #include "tests/support/attention_reference.h"
 #include "tests/support/fake_fabric.h"
@@ -23,7 +24,7 @@ class Ring {
  public:
   Ring(const AttentionShape& shape, const FabricOptions& options) : shape_(shape), fabric_(options) {
     for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
-      auto made = make_attention(shape, fabric_.group(rank));
+      auto made = kernels::make_attention(shape, fabric_.group(rank));
       REQUIRE_MESSAGE(made.ok(), made.status().to_string());
       operations_.push_back(std::move(made).value());
     }

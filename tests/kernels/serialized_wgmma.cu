@@ -1,8 +1,8 @@
 // Not part of any program: products whose sums are touched while they are under way, which ptxas serializes.
-// The build of the kernels must refuse it (kernels/refuse_serialized.sh).
+// The build of the kernels must refuse it (kernels/cuda/refuse_serialized.sh).
 #include <cstdint>
 
-#include "kernels/ptx/wgmma.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
 
 namespace mkernel::kernels {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <deque>
 
-#include "kernels/sync/wait.h"
+#include "kernels/cpu/sync/wait.h"
 
 namespace mkernel::test {
 namespace {

@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/comm/views.h"
+#include "kernels/base/views.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::test {

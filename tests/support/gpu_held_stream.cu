@@ -1,8 +1,8 @@
 #include <atomic>
 
-#include "kernels/memory/cuda_error.h"
-#include "kernels/ptx/address.cuh"
-#include "kernels/ptx/global.cuh"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/ptx/address.cuh"
+#include "kernels/cuda/ptx/global.cuh"
 #include "tests/support/gpu_held_stream.h"
 
 namespace mkernel::test {

@@ -10,8 +10,8 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/ops/cuda_operations.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/ops/make.h"
+#include "kernels/plan/topology.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_gemm_case.h"

@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/memory/cuda_error.h"
+#include "kernels/cuda/memory/error.h"
 #include "tests/support/skip.h"
 
 namespace mkernel::test {

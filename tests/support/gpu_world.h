@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/comm/rings_on_device.h"
-#include "kernels/comm/views.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/base/views.h"
+#include "kernels/cuda/launch/rings.h"
+#include "kernels/plan/topology.h"
 #include "proto/abi/status.h"
 #include "tests/support/fake_fabric.h"
 

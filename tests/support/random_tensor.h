@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::test {

@@ -6,8 +6,9 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/gemm/gemm_sm90.h"
-#include "kernels/memory/cuda_error.h"
+#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/memory/hopper.h"
 #include "tools/mkbench/cublas.h"
 #include "tools/mkbench/gpu_stream.h"
 #include "tools/mkbench/report.h"
@@ -66,13 +67,13 @@ Result<Set> Bench::make_set(std::uint64_t seed) const {
 Status Bench::prepare(const GemmShape& shape, const GemmCudaOptions& options) {
   shape_ = shape;
   options_ = options;
-  int device = 0, sms = 0, l2 = 0;
+  int device = 0, l2 = 0;
   MK_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), "device"));
-  MK_RETURN_IF_ERROR(
-      cuda_status(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "SM count"));
+  auto machine = kernels::hopper_machine("gemm");
+  if (!machine.ok()) return machine.status();
   MK_RETURN_IF_ERROR(cuda_status(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "L2 size"));
-  plan_ = options.tile ? kernels::plan_sm90(shape, sms, *options.tile, options.cluster)
-                       : kernels::plan_sm90_any_cluster(shape, sms);
+  plan_ = options.tile ? kernels::plan_sm90(shape, *machine, *options.tile, options.cluster)
+                       : kernels::plan_sm90_any_cluster(shape, *machine);
   if (options.band > 0) plan_.raster = plan_.raster.with_band(options.band);
 
   auto stream = GpuStream::create();

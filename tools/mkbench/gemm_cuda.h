@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/gemm/sm90_tile.h"
+#include "kernels/plan/sm90_tile.h"
 #include "mkernel/ops.h"
 #include "proto/abi/status.h"
 #include "tools/mkbench/gpu_matrix.h"

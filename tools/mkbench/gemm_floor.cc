@@ -11,8 +11,9 @@
 #include <memory>
 #include <random>
 
-#include "kernels/comm/views.h"
-#include "kernels/memory/convert.h"
+#include "kernels/base/views.h"
+#include "kernels/cpu/memory/convert.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::bench {
 namespace {
@@ -91,7 +92,7 @@ Result<double> measure_executor(const GemmShape& shape, int repeats, const Opera
   kernels::narrow(shape.dtype, operands.a.data(), a.data(), a.size());
   kernels::narrow(shape.dtype, operands.b.data(), b.data(), b.size());
   LonelyGroup group;
-  auto operation = make_gemm(OpKind::kGemmRs, shape, group.view());
+  auto operation = kernels::make_gemm(OpKind::kGemmRs, shape, group.view());
   if (!operation.ok()) return operation.status();
   const auto workspace = group.workspace(operation.value()->requirements().workspace_bytes);
   if (Status bound = operation.value()->bind(group.view(), workspace, 0); !bound.ok()) return bound;

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/memory/cuda_error.h"
+#include "kernels/cuda/memory/error.h"
 #include "tools/mkbench/gpu_matrix.h"
 
 namespace mkernel::bench {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/memory/cuda_error.h"
+#include "kernels/cuda/memory/error.h"
 
 namespace mkernel::bench {
 namespace {

@@ -326,6 +326,9 @@ void add_op(CLI::App& app, int& status) {
       ->capture_default_str();
   op->add_option("--sms", o->plan.sms, "with --executor cuda: multiprocessors at most; 0: all")
       ->capture_default_str();
+  op->add_option("--machine", o->plan.machine,
+                 "with --executor cuda: the machine whose rates the plan assumes, H200, H100 or H20; "
+                 "by the name of the device where it is not said");
   op->add_option("--iterations", o->iterations, "timed and verified, after one to warm up")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();

@@ -5,7 +5,7 @@
 #include <mkernel/device.cuh>
 #include <string>
 
-#include "kernels/memory/cuda_error.h"
+#include "kernels/cuda/memory/error.h"
 #include "tools/mkbench/gpu_matrix.h"
 #include "tools/mkbench/ring_cuda.h"
 

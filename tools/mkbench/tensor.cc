@@ -2,7 +2,7 @@
 
 #include <cblas.h>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 
 namespace mkernel::bench {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 #include "tools/mkbench/tensor.h"
 #include "tools/mkbench/workload.h"
 

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 #include "tools/mkrun/npy.h"
 
 namespace mkernel::mkrun {

@@ -38,12 +38,15 @@ class OperationState;
 class DeviceEndpointState;
 }  // namespace client
 
+template <class Arguments>
+class Launchable;
+using Gemm = Launchable<GemmArguments>;
+using Moe = Launchable<MoeArguments>;
+using RingAttention = Launchable<AttentionArguments>;
+
 class Group;
 class SymmetricBuffer;
 class HostBuffer;
-class Gemm;
-class Moe;
-class RingAttention;
 class Pending;
 class Activity;
 class DeviceEndpoint;
@@ -243,11 +246,12 @@ class MK_API Group {
                        const GemmPlanOptions& plan = {});
   Result<Gemm> gemm_ar(const GemmShape& shape, Executor executor = Executor::kCpu,
                        const GemmPlanOptions& plan = {});
-  Result<Moe> moe(const MoeShape& shape);
-  Result<RingAttention> ring_attention(const AttentionShape& shape);
+  Result<Moe> moe(const MoeShape& shape, Executor executor = Executor::kCpu);
+  Result<RingAttention> ring_attention(const AttentionShape& shape, Executor executor = Executor::kCpu);
 
  private:
   friend class Session;
+  Result<Gemm> gemm(OpKind kind, const GemmShape& shape, Executor executor, const GemmPlanOptions& plan);
   explicit Group(std::shared_ptr<client::GroupCore> core);
   std::shared_ptr<client::GroupCore> core_;
 };
@@ -363,17 +367,24 @@ class MK_API Planned {
   std::string signature() const;     ///< "ag_gemm m=4096 ...": operation and shape
   std::uint64_t wire_bytes() const;  ///< sent to other nodes by the last launch that is over
   std::uint64_t workspace_bytes() const;
+  Executor executor() const;
+  /// Once the stream is done (cuda executor): OK, or why the first launch that failed did; the group is over
+  /// for all ranks then. Launches that were queued behind it did nothing.
+  Status status();
 
  protected:
   explicit Planned(std::unique_ptr<client::OperationState> state);
   std::unique_ptr<client::OperationState> state_;
 };
 
-/// AG+GEMM, GEMM+RS or GEMM+AR. launch() returns at once and waits for no stream; the arguments' memory is
-/// the caller's and must stay until the launch is over. Errors of launch(): the group has failed already.
-class MK_API Gemm : public Planned {
+/// An operation whose operands are `Arguments`: a Gemm (AG+GEMM, GEMM+RS or GEMM+AR), a Moe or a
+/// RingAttention.
+template <class Arguments>
+class MK_API Launchable : public Planned {
  public:
-  Result<Pending> launch(const GemmArguments& arguments, const ExecutorOptions& options = {});
+  /// Returns at once and waits for no stream; the arguments' memory is the caller's and must stay until the
+  /// launch is over. Errors: the group has failed already.
+  Result<Pending> launch(const Arguments& arguments, const ExecutorOptions& options = {});
 
   /// cuda executor: queues one launch on `stream` (a cudaStream_t of the session's GPU; null: its default
   /// stream) from the calling thread. No host call belongs to it, so it may be captured in a CUDA graph and
@@ -383,32 +394,14 @@ class MK_API Gemm : public Planned {
   /// is done, or the daemon may sleep and see its puts late. Not together with launch(). Errors:
   /// kUnimplemented (cpu executor), by name what cannot be queued, why the group failed; as with launch(), an
   /// error fails the group: the other ranks would wait for a launch that never comes.
-  Status enqueue(const GemmArguments& arguments, CUstream_st* stream, const ExecutorOptions& options = {});
-  /// Once the stream is done: OK, or why the first launch that failed did; the group is over for all ranks
-  /// then. Launches that were queued behind it did nothing.
-  Status status();
+  Status enqueue(const Arguments& arguments, CUstream_st* stream, const ExecutorOptions& options = {});
 
  private:
   friend class Group;
   using Planned::Planned;
 };
-
-class MK_API Moe : public Planned {
- public:
-  Result<Pending> launch(const MoeArguments& arguments, const ExecutorOptions& options = {});
-
- private:
-  friend class Group;
-  using Planned::Planned;
-};
-
-class MK_API RingAttention : public Planned {
- public:
-  Result<Pending> launch(const AttentionArguments& arguments, const ExecutorOptions& options = {});
-
- private:
-  friend class Group;
-  using Planned::Planned;
-};
+extern template class Launchable<GemmArguments>;
+extern template class Launchable<MoeArguments>;
+extern template class Launchable<AttentionArguments>;
 
 }  // namespace mkernel

@@ -35,13 +35,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/comm/device_endpoint.cuh"
-#include "kernels/ptx/fence.cuh"
-#include "kernels/ptx/global.cuh"
-#include "kernels/sync/device_barrier.cuh"
-#include "kernels/sync/launch_end.cuh"
-#include "kernels/sync/relay.cuh"
-#include "kernels/sync/thread_group.cuh"
+#include "kernels/cuda/comm/barrier.cuh"
+#include "kernels/cuda/comm/endpoint.cuh"
+#include "kernels/cuda/launch/end.cuh"
+#include "kernels/cuda/launch/relay.cuh"
+#include "kernels/cuda/ptx/fence.cuh"
+#include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/sync/thread_group.cuh"
 #include "mkernel/device_endpoint.h"
 
 namespace mkernel::device {

@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/comm/device_ring.h"
-#include "kernels/sync/device_trace.h"
-#include "kernels/sync/host_watch.h"
-#include "kernels/sync/node_barrier.h"
+#include "kernels/cuda/endpoint/host_watch.h"
+#include "kernels/cuda/endpoint/node_barrier.h"
+#include "kernels/cuda/endpoint/ring.h"
+#include "kernels/cuda/sync/trace.h"
 #include "proto/abi/ring_share.h"
 
 namespace mkernel::kernels {

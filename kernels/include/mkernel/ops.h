@@ -1,5 +1,5 @@
-// The five fused operations over plain structs: plan (pure, the same on every rank), then launch. No daemon,
-// no socket: the client library wraps these, tests call them directly.
+// The five fused operations over plain structs: made once (kernels/ops/make.h), then launched. No daemon, no
+// socket: the client library wraps these, tests call them directly.
 //
 // Rows of a matrix that is spread over ranks are split by block_range(); matrices are dense, row-major unless
 // said otherwise. Thread rule: plans are immutable values; one launch at a time per Operation. Errors: a
@@ -9,9 +9,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 
+#include "kernels/base/types.h"
 #include "proto/abi/status.h"
 
 struct CUstream_st;
@@ -24,82 +24,6 @@ struct SymmetricView;
 namespace mkernel {
 class Trace;
 
-enum class DataType : std::uint32_t { kBf16 = 1, kF16 = 2 };
-/// How the second operand of a product lies in memory: kRowMajor [k, n], kColumnMajor [n, k].
-enum class Layout : std::uint32_t { kRowMajor = 0, kColumnMajor = 1 };
-/// What computes: threads on host memory, or one persistent kernel on memory of the session's GPU.
-enum class Executor : std::uint32_t { kCpu = 0, kCuda = 1 };
-enum class OpKind : std::uint32_t {
-  kAgGemm = 1,
-  kGemmRs = 2,
-  kGemmAr = 3,
-  kMoeDispatchGemm = 4,
-  kRingAttention = 5
-};
-
-/// Half-open range of part `index` when `total` items are split into `parts`: [total * index / parts, ...).
-struct Range {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t size() const { return end - begin; }
-};
-constexpr Range block_range(std::int64_t total, std::int64_t parts, std::int64_t index) {
-  return {total * index / parts, total * (index + 1) / parts};
-}
-
-/// Shape of AG+GEMM, GEMM+RS and GEMM+AR. The local product is always [m, k] x [k, n].
-///   AG+GEMM  c[m, n] = allgather(a[m_rank, k]) x b[k, n]; m_rank = block_range(m, world, rank).size()
-///   GEMM+RS  c[m_rank, n] = rows of sum over ranks of a[m, k] x b[k, n]
-///   GEMM+AR  c[m, n] = sum over ranks of a[m, k] x b[k, n]
-struct GemmShape {
-  std::int64_t m = 0, n = 0, k = 0;
-  DataType dtype = DataType::kBf16;
-  Layout b_layout = Layout::kRowMajor;
-};
-
-/// Mixture of experts layer: y[t] = sum_j weight[t, j] * expert[topk[t, j]](x[t]).
-/// intermediate == 0: expert(x) = x w1, w1 [experts_rank, hidden, n].
-/// intermediate  > 0: expert(x) = (silu(g) * u) w2 with [g | u] = x w1, w1 [experts_rank, hidden, 2 *
-/// intermediate],
-///                    w2 [experts_rank, intermediate, n].
-/// Experts are split by block_range(experts, world, rank). `tokens` is this rank's number; it may differ
-/// between ranks and launches up to max_tokens.
-struct MoeShape {
-  std::int64_t max_tokens = 0, hidden = 0, n = 0, intermediate = 0, experts = 0, topk = 0;
-  DataType dtype = DataType::kBf16;
-};
-
-/// Ring attention over a sequence of `sequence` positions (all ranks together), [batch, positions_rank,
-/// heads, dim]. causal: rank r holds parts r and 2 * world - 1 - r of block_range(sequence, 2 * world, .), in
-/// that order (zigzag); full: part r of block_range(sequence, world, .). heads % kv_heads == 0.
-struct AttentionShape {
-  std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
-  bool causal = false;
-  double scale = 0;  ///< 0 = 1 / sqrt(head_dim)
-  DataType dtype = DataType::kBf16;
-};
-
-struct GemmArguments {
-  const void* a = nullptr;
-  const void* b = nullptr;
-  void* c = nullptr;
-};
-struct MoeArguments {
-  std::int64_t tokens = 0;
-  const void* x = nullptr;             ///< [tokens, hidden]
-  const std::int32_t* topk = nullptr;  ///< [tokens, topk], expert numbers; distinct within a row
-  const float* weights = nullptr;      ///< [tokens, topk]
-  const void* w1 = nullptr;
-  const void* w2 = nullptr;  ///< null when intermediate == 0
-  void* y = nullptr;         ///< [tokens, n]
-};
-struct AttentionArguments {
-  const void* q = nullptr;  ///< [batch, positions_rank, heads, head_dim]
-  const void* k = nullptr;  ///< [batch, positions_rank, kv_heads, head_dim]
-  const void* v = nullptr;
-  void* out = nullptr;  ///< as q
-};
-
 /// How a launch runs. Plans choose well by themselves; every field may be overridden.
 struct ExecutorOptions {
   std::chrono::milliseconds deadline{30000};  ///< of every single wait; 1 ms to 30 minutes
@@ -109,39 +33,14 @@ struct ExecutorOptions {
   Trace* trace = nullptr;
 };
 
-/// Overrides of what a GEMM operation's plan chooses on the cuda executor; the same on every rank, or the
-/// launches do not fit each other.
-struct GemmPlanOptions {
-  /// CTAs that compute nothing: they push rows (ag_gemm) or sum partial tiles (gemm_rs, gemm_ar). Even, at
-  /// most half of the multiprocessors; 0 = by shape and topology.
-  std::int32_t comm_ctas = 0;
-  /// Multiprocessors at most, so that other work has the rest; 0 = all of the GPU. A launch needs all that it
-  /// uses at once and waits for other ranks: it is started when no other kernel holds one of them. A kernel
-  /// of another stream that waits for its own peers (NCCL, another operation in another order) and holds some
-  /// can therefore keep launches of different ranks waiting for each other until the deadline ends them.
-  /// Queue what waits for other ranks in the same order on every rank, best on one stream per group, or leave
-  /// it room here.
-  std::int32_t sms = 0;
-  /// 10^9 bytes a second that a rank can send to other nodes (ag_gemm); 0 = 50, a 400 Gb/s NIC per GPU.
-  double nic_gbytes = 0;
-
-  bool operator==(const GemmPlanOptions&) const = default;
-};
-
-/// What a plan needs from its surroundings before it can run.
-struct Requirements {
-  std::uint64_t workspace_bytes =
-      0;                    ///< symmetric, the same on every rank, zeroed once before the first launch
-  std::uint32_t lanes = 0;  ///< lanes of the group's channels, used exclusively, consecutive from first_lane
-  bool gpu = false;         ///< the workspace lies in memory of the GPU that the operation was made for
-};
-
 /// One planned operation on one rank of one group: created collectively (same shape, same order on every
 /// rank), launched any number of times. Holds its epoch; the group's view and the workspace must outlive it.
-class Operation {
+/// Here is what does not depend on its operands.
+class OperationBase {
  public:
-  virtual ~Operation() = default;
+  virtual ~OperationBase() = default;
   virtual OpKind kind() const = 0;
+  virtual Executor executor() const = 0;
   /// "ag_gemm m=4096 n=1024 k=4096 bf16 row-major": compared between ranks before the first launch.
   virtual std::string signature() const = 0;
   virtual Requirements requirements() const = 0;
@@ -150,42 +49,33 @@ class Operation {
                       std::uint32_t first_lane) = 0;
   /// Bytes this rank sent to other nodes in the last launch.
   virtual std::uint64_t wire_bytes() const = 0;
+  /// Once the stream is done: OK when every launch so far ended well, else who waited for what in the first
+  /// that did not, or why group or session failed; the operation cannot be launched any more then. Launches
+  /// that were queued behind the failed one did nothing: they have sent nothing and left the outputs as they
+  /// were. On the cpu executor run() has said it all.
+  virtual Status status() { return {}; }
 };
 
-class GemmOperation : public Operation {
+/// An operation with operands of type `Arguments`: GemmArguments, MoeArguments or AttentionArguments.
+template <class Arguments>
+class Operation : public OperationBase {
  public:
   /// Blocks until this rank's part is done and its operands may be reused. Nothing on a stream is waited for:
   /// what writes the operands must be over (else enqueue()).
-  virtual Status run(const GemmArguments& arguments, const ExecutorOptions& options) = 0;
+  virtual Status run(const Arguments& arguments, const ExecutorOptions& options) = 0;
 
   /// cuda executor: queues one launch on `stream` (a cudaStream_t; null: the default stream) of the
   /// operation's device. No other host work belongs to it, so it may be captured in a graph and replayed with
   /// the same operands. Launches follow each other in stream order, and every rank makes equally many.
   /// Errors: before anything is queued, by name; kUnimplemented on the cpu executor. What becomes of the
   /// launch is told by status().
-  virtual Status enqueue(const GemmArguments&, const ExecutorOptions&, CUstream_st*) {
-    return {StatusCode::kUnimplemented, signature() + ": only the cuda executor queues launches on a stream"};
+  virtual Status enqueue(const Arguments&, const ExecutorOptions&, CUstream_st*) {
+    return {StatusCode::kUnimplemented,
+            this->signature() + ": only the cuda executor queues launches on a stream"};
   }
-  /// Once the stream is done: OK when every launch so far ended well, else who waited for what in the first
-  /// that did not, or why group or session failed; the operation cannot be launched any more then. Launches
-  /// that were queued behind the failed one did nothing: they have sent nothing and left c as it was.
-  virtual Status status() { return {}; }
 };
-class MoeOperation : public Operation {
- public:
-  virtual Status run(const MoeArguments& arguments, const ExecutorOptions& options) = 0;
-};
-class AttentionOperation : public Operation {
- public:
-  virtual Status run(const AttentionArguments& arguments, const ExecutorOptions& options) = 0;
-};
-
-/// Plans an operation for the cpu executor. `topology` comes from the group's members. Errors:
-/// kInvalidArgument naming field, value and limit. `kind` of the first: kAgGemm, kGemmRs or kGemmAr.
-Result<std::unique_ptr<GemmOperation>> make_gemm(OpKind kind, const GemmShape& shape,
-                                                 const kernels::GroupView& group);
-Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const kernels::GroupView& group);
-Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
-                                                           const kernels::GroupView& group);
+using GemmOperation = Operation<GemmArguments>;
+using MoeOperation = Operation<MoeArguments>;
+using AttentionOperation = Operation<AttentionArguments>;
 
 }  // namespace mkernel

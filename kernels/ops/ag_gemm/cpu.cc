@@ -5,9 +5,9 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/ag_gemm/roles.h"
-#include "kernels/ops/cpu_operations.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace ag_gemm {

@@ -5,13 +5,13 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/gemm/sm90_maps.h"
-#include "kernels/gemm/with_tile.h"
-#include "kernels/memory/hopper.h"
+#include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/cuda/memory/hopper.h"
 #include "kernels/ops/ag_gemm/cuda_parameters.h"
 #include "kernels/ops/ag_gemm/plan.h"
-#include "kernels/ops/cuda_operations.h"
-#include "kernels/schedule/tiles.h"
+#include "kernels/ops/make.h"
+#include "kernels/plan/tiles.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -113,9 +113,9 @@ class CudaAgGemm final : public CudaGemmOperation {
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const AgGemmCudaOptions& options) {
-  auto sms = hopper_multiprocessors("ag_gemm", options.sms);
-  if (!sms.ok()) return sms.status();
-  auto plan = AgGemmCudaPlan::make(shape, topology, rank, *sms, options);
+  auto machine = hopper_machine("ag_gemm", options.machine, options.sms);
+  if (!machine.ok()) return machine.status();
+  auto plan = AgGemmCudaPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
   CooperativeKernel kernel;
   MK_RETURN_IF_ERROR(with_tile(plan->tile, "ag_gemm", [&]<Sm90Tile kTile>() -> Status {
@@ -124,7 +124,7 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& sh
   }));
   std::unique_ptr<CudaGemmOperation> made =
       std::make_unique<CudaAgGemm>(*plan, shape, std::move(topology), rank);
-  MK_RETURN_IF_ERROR(made->load(kernel));
+  MK_RETURN_IF_ERROR(made->load(kernel, *machine));
   return made;
 }
 

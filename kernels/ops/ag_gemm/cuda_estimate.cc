@@ -6,31 +6,23 @@
 namespace mkernel::kernels {
 namespace {
 
-// Measured on H200s.
-constexpr double kClock = 1.755e9;            ///< cycles a second under load
-constexpr double kCtaPushes = 46e9;           ///< bytes a second of one pushing CTA
-constexpr double kCtaLoads = 52e9;            ///< bytes a second that it takes up, and what
-constexpr double kLoad = 110e-9;              ///< each load costs beside: a part of one row
-constexpr double kPieceBytes = 16384;         ///< of whole rows, one load
-constexpr double kCtaPrepares = 20e9;         ///< over nodes, where chunks wait for each other's puts
-constexpr double kLinksTake = 345e9;          ///< of all links of a GPU, one way, as bulk stores
-constexpr double kBegin = 3e-6, kEnd = 3e-6;  ///< launch; last stores
-constexpr double kOnTheWay = 3e-6;            ///< from a push to the waiter that sees it
-constexpr double kOnTheWire = 15e-6;          ///< from a chunk that may be put to one that has arrived
+constexpr double kPieceBytes = 16384;  ///< of whole rows, one load
 
 /// For `bytes` of a chunk to `stores` places, `links` of them behind NVLink.
-double push_seconds(double bytes, std::int32_t stores, std::int32_t links, std::int32_t ctas) {
-  return std::pow(std::pow(bytes * stores / (ctas * kCtaPushes), 4) + std::pow(bytes * links / kLinksTake, 4),
+double push_seconds(const Machine& machine, double bytes, std::int32_t stores, std::int32_t links,
+                    std::int32_t ctas) {
+  return std::pow(std::pow(bytes * stores / (ctas * machine.push_bytes), 4) +
+                      std::pow(bytes * links / machine.links_bulk, 4),
                   0.25);
 }
 
 /// For `bytes` of a chunk on their way from memory into the pushing CTAs: what counts when they go to few
 /// places.
 double load_seconds(const AgGemmCudaPlan& plan, double bytes) {
-  if (plan.rails() > 0) return bytes / (plan.comm_ctas * kCtaPrepares);
+  if (plan.rails() > 0) return bytes / (plan.comm_ctas * plan.machine.prepare_bytes);
   const double loads =
       plan.gather.row.parts > 1 ? static_cast<double>(plan.gather.block_rows) : bytes / kPieceBytes;
-  return (bytes / kCtaLoads + loads * kLoad) / plan.comm_ctas;
+  return (bytes / plan.machine.load_bytes + loads * plan.machine.load_seconds) / plan.comm_ctas;
 }
 
 /// Seconds from chunk to chunk, and to a tile.
@@ -46,19 +38,20 @@ struct Pace {
     if (step.source == plan.steps.rank) return 0;
     const double chunk = filled(step);
     const double before = step.block * plan.gather.row.parts + part * chunk, with = before + chunk;
-    if (step.turn <= plan.steps.near) return kBegin + kOnTheWay + with * own;
+    if (step.turn <= plan.steps.near) return plan.machine.launch + plan.machine.push_latency + with * own;
     const std::int32_t nodes_back = step.turn / (plan.steps.near + 1) - 1;
     const double puts = before * plan.rails() + nodes_back;  // before it, on either end of the wire
     const double sent = std::max(with * own + (nodes_back + 1) * wire, own + (puts + 1) * wire);
     const double pushed = own_chunks() * own + puts * far;
-    return kBegin + std::max(kOnTheWire + sent, pushed) + far + kOnTheWay;
+    return plan.machine.launch + std::max(plan.machine.wire_latency + sent, pushed) + far +
+           plan.machine.push_latency;
   }
   /// When own rows are out.
-  double pushed() const { return kBegin + own_chunks() * own + kOnTheWay; }
+  double pushed() const { return plan.machine.launch + own_chunks() * own + plan.machine.push_latency; }
   double run(double now, std::int32_t row, double cycles) const {
     const std::int32_t parts = plan.gather.row.parts;
     for (std::int32_t part = 0; part < parts; ++part)
-      now = std::max(now, arrival(row, part)) + cycles / kClock / parts;
+      now = std::max(now, arrival(row, part)) + cycles / plan.machine.clock / parts;
     return now;
   }
 
@@ -80,10 +73,12 @@ Pace pace_of(const AgGemmCudaPlan& plan) {
                              static_cast<double>(plan.gather.row.parts);
   const std::int32_t near = plan.steps.near;
   const double loaded = load_seconds(plan, chunk_bytes);
-  return {.plan = plan,
-          .own = std::max(loaded, push_seconds(chunk_bytes, plan.stores(), near, plan.comm_ctas)),
-          .wire = chunk_bytes / (plan.nic_gbytes * 1e9),
-          .far = near > 0 ? std::max(loaded, push_seconds(chunk_bytes, near, near, plan.comm_ctas)) : 0};
+  return {
+      .plan = plan,
+      .own = std::max(loaded, push_seconds(plan.machine, chunk_bytes, plan.stores(), near, plan.comm_ctas)),
+      .wire = chunk_bytes / plan.machine.nic,
+      .far = near > 0 ? std::max(loaded, push_seconds(plan.machine, chunk_bytes, near, near, plan.comm_ctas))
+                      : 0};
 }
 
 }  // namespace
@@ -91,8 +86,8 @@ Pace pace_of(const AgGemmCudaPlan& plan) {
 double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan) {
   const std::int32_t clusters = plan.compute_ctas / tile_cluster(plan.tile);
   const std::int32_t parts = tail_parts(plan.tile);
-  const double whole = tile_cycles(shape.k, plan.tile, tile_columns(plan.tile));
-  const double narrow = tile_cycles(shape.k, plan.tile, kSm90TailColumns);
+  const double whole = tile_cycles(plan.machine, shape.k, plan.tile, tile_columns(plan.tile));
+  const double narrow = tile_cycles(plan.machine, shape.k, plan.tile, kSm90TailColumns);
   const Pace pace = pace_of(plan);
   const auto end_of = [&](std::int32_t cluster, double now) {
     for (std::int32_t i = 0; i < plan.deal.tiles(cluster, clusters); ++i)
@@ -103,17 +98,18 @@ double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan) {
   };
   double last = 0;
   for (std::int32_t cluster = 0; cluster < clusters; ++cluster)
-    last = std::max(last, end_of(cluster, kBegin));
+    last = std::max(last, end_of(cluster, plan.machine.launch));
   if (plan.deal.late > 0) {
     for (std::int32_t cluster = 0; cluster < plan.deal.late_clusters; ++cluster)
       last = std::max(last, end_of(-1 - cluster, pace.pushed()));
   }
-  return last + kEnd;
+  return last + plan.machine.last_stores;
 }
 
 std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmCudaPlan& plan) {
-  const double tile = tile_cycles(shape.k, plan.tile, tile_columns(plan.tile)) / kClock;
-  const double left = estimated_seconds(shape, plan) - kEnd - pace_of(plan).pushed();
+  const double tile =
+      tile_cycles(plan.machine, shape.k, plan.tile, tile_columns(plan.tile)) / plan.machine.clock;
+  const double left = estimated_seconds(shape, plan) - plan.machine.last_stores - pace_of(plan).pushed();
   return std::max(0, static_cast<std::int32_t>(left / tile));
 }
 

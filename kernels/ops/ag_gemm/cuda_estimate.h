@@ -5,7 +5,7 @@
 
 namespace mkernel::kernels {
 
-/// Seconds on an H200, by playing the plan: rows arrive as links and wire (AgGemmCudaOptions::nic_gbytes) let
+/// Seconds on the plan's machine, by playing the plan: rows arrive as links and wire (Machine::nic) let
 /// them, every cluster takes its tiles in turn, each as soon as the parts of its rows are there. Within about
 /// 5 % of what was measured where links and product matter (README.md).
 double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan);

@@ -5,13 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/gemm/sm90_tile.h"
-#include "kernels/memory/tensor_map.h"
+#include "kernels/cuda/launch/cooperative_kernel.h"
+#include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/ops/ag_gemm/cuda_plan.h"
-#include "kernels/ops/cooperative_kernel.h"
-#include "kernels/ops/exchange/push_gather_plan.h"
-#include "kernels/schedule/arrival_steps.h"
-#include "kernels/schedule/deal.h"
+#include "kernels/plan/arrival_steps.h"
+#include "kernels/plan/deal.h"
+#include "kernels/plan/push_gather_plan.h"
+#include "kernels/plan/sm90_tile.h"
 #include "mkernel/device_endpoint.h"
 #include "mkernel/ops.h"
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/ops/ag_gemm/cuda_estimate.h"
-#include "kernels/ops/gemm_shape.h"
-#include "kernels/schedule/tiles.h"
+#include "kernels/plan/gemm_shape.h"
+#include "kernels/plan/tiles.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -44,9 +44,9 @@ std::int32_t late_clusters(const Topology& topology, Sm90Tile tile, std::int32_t
   return topology.nodes() > 1 ? 0 : comm_ctas / tile_cluster(tile) - 1;
 }
 
-AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank, std::int32_t sms,
-                       double nic_gbytes, const Choice& choice) {
-  AgGemmCudaPlan plan{.tile = choice.tile, .comm_ctas = choice.comm_ctas, .nic_gbytes = nic_gbytes};
+AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                       const Machine& machine, const Choice& choice) {
+  AgGemmCudaPlan plan{.tile = choice.tile, .comm_ctas = choice.comm_ctas, .machine = machine};
   const auto world = static_cast<std::int32_t>(topology.world());
   const std::int32_t cluster = tile_cluster(choice.tile), block_rows = tile_rows(choice.tile) * cluster;
   plan.gather = {
@@ -65,7 +65,7 @@ AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::ui
   plan.deal.late = plan.deal.late_clusters == 0 ? 0 : std::min(tiles - tail, choice.late_tiles);
   plan.deal.whole = tiles - tail - plan.deal.late;
   const std::int32_t pieces = plan.deal.whole + tail * tail_parts(choice.tile);
-  plan.compute_ctas = std::min(std::max(1, pieces), (sms - choice.comm_ctas) / cluster) * cluster;
+  plan.compute_ctas = std::min(std::max(1, pieces), (machine.sms - choice.comm_ctas) / cluster) * cluster;
   return plan;
 }
 
@@ -101,17 +101,17 @@ std::vector<std::int32_t> late_tiles(const GemmShape& shape, const AgGemmCudaPla
 
 /// The plan that is estimated to end first; of two that are nearly as fast the one tried before, so first
 /// come those that are best for L2 and leave most SMs to the product.
-AgGemmCudaPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_t rank, std::int32_t sms,
-                      const AgGemmCudaOptions& options) {
+AgGemmCudaPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                      const Machine& machine, const AgGemmCudaOptions& options) {
+  const std::int32_t sms = machine.sms;
   std::optional<AgGemmCudaPlan> best;
   double best_seconds = 0;
   const auto consider = [&](const Choice& choice) {
     // A rank's own number must not decide: all ranks need the same chunks.
-    const double seconds =
-        estimated_seconds(shape, plan_of(shape, topology, 0, sms, options.nic_gbytes, choice));
+    const double seconds = estimated_seconds(shape, plan_of(shape, topology, 0, machine, choice));
     constexpr double kClearly = 0.99;
     if (best && seconds > kClearly * best_seconds) return;
-    best = plan_of(shape, topology, rank, sms, options.nic_gbytes, choice);
+    best = plan_of(shape, topology, rank, machine, choice);
     best_seconds = seconds;
   };
   const std::vector<std::int32_t> comm_ctas =
@@ -120,12 +120,14 @@ AgGemmCudaPlan choose(const GemmShape& shape, const Topology& topology, std::uin
     for (const Sm90Tile tile : kSm90Tiles) {
       if (options.tile && tile != *options.tile) continue;
       // A wire makes slow tiles look as good as fast ones, which leave more power and memory to others.
-      if (!options.tile && topology.nodes() > 1 && tile != plan_sm90(shape, sms - comm).tile) continue;
-      const Sm90Plan product = plan_sm90(shape, sms - comm, tile);
+      if (!options.tile && topology.nodes() > 1 &&
+          tile != plan_sm90(shape, machine.with_sms(sms - comm)).tile)
+        continue;
+      const Sm90Plan product = plan_sm90(shape, machine.with_sms(sms - comm), tile);
       const std::int32_t clusters = (sms - comm) / tile_cluster(tile);
       const std::int32_t tallest = product.raster.band();
-      const AgGemmCudaPlan without_late = plan_of(shape, topology, 0, sms, options.nic_gbytes,
-                                                  {tile, comm, tallest, options.tail_tiles.value_or(0), 0});
+      const AgGemmCudaPlan without_late =
+          plan_of(shape, topology, 0, machine, {tile, comm, tallest, options.tail_tiles.value_or(0), 0});
       const std::vector<std::int32_t> late_counts =
           options.late_tiles ? std::vector{*options.late_tiles} : late_tiles(shape, without_late);
       for (const std::int32_t late : late_counts) {
@@ -157,16 +159,18 @@ Status check_deal(const AgGemmCudaOptions& options) {
 }  // namespace
 
 Result<AgGemmCudaPlan> AgGemmCudaPlan::make(const GemmShape& shape, const Topology& topology,
-                                            std::uint32_t rank, std::int32_t sms,
+                                            std::uint32_t rank, const Machine& machine,
                                             const AgGemmCudaOptions& options) {
   MK_RETURN_IF_ERROR(
-      check_on_gpu(OpKind::kAgGemm, shape, topology, kMaxAgGemmSources, options.comm_ctas, sms));
+      check_on_gpu(OpKind::kAgGemm, shape, topology, kMaxAgGemmSources, options.comm_ctas, machine.sms));
   MK_RETURN_IF_ERROR(check_deal(options));
-  if (!(options.nic_gbytes > 0)) {
+  if (!(options.nic_gbytes >= 0)) {
     return Status(StatusCode::kInvalidArgument,
-                  "ag_gemm: nic_gbytes = " + std::to_string(options.nic_gbytes) + ", must be more than 0");
+                  "ag_gemm: nic_gbytes = " + std::to_string(options.nic_gbytes) + ", must be at least 0");
   }
-  return choose(shape, topology, rank, sms, options);
+  Machine planned = machine;
+  if (options.nic_gbytes > 0) planned.nic = options.nic_gbytes * 1e9;
+  return choose(shape, topology, rank, planned, options);
 }
 
 }  // namespace mkernel::kernels

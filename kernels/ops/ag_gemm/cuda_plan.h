@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
-#include "kernels/gemm/sm90_tile.h"
-#include "kernels/ops/exchange/push_gather_plan.h"
-#include "kernels/schedule/arrival_steps.h"
-#include "kernels/schedule/deal.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/plan/arrival_steps.h"
+#include "kernels/plan/deal.h"
+#include "kernels/plan/machine.h"
+#include "kernels/plan/push_gather_plan.h"
+#include "kernels/plan/sm90_tile.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
@@ -23,7 +25,8 @@ struct AgGemmCudaOptions {
   std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
   std::optional<std::int32_t> late_tiles;  ///< with `tile`, one node: how many are left to pushing CTAs
   std::int32_t sms = 0;                    ///< no more of the device's, so that ranks can share it; 0 = all
-  double nic_gbytes = 50;  ///< 10^9 bytes a second that a rank sends to other nodes: what the plan expects
+  double nic_gbytes = 0;  ///< 10^9 bytes a second that a rank sends to other nodes; 0 = the machine's
+  std::string machine;    ///< as GemmPlanOptions' of this name
 };
 
 /// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:
@@ -37,17 +40,17 @@ struct AgGemmCudaPlan {
   ArrivalSteps steps;
   Deal deal;  ///< of the raster whose rows are the steps
   PushGatherPlan gather;
-  double nic_gbytes = 0;  ///< as in the options
+  Machine machine;  ///< that it was planned for, with the NIC of the options
 
   /// Other nodes: as many rail peers has every rank.
   std::int32_t rails() const { return steps.far / (steps.near + 1); }
   /// Where own rows are stored: at the other ranks of the node, and where they are put from.
   std::int32_t stores() const { return steps.near + (rails() > 0 ? 1 : 0); }
 
-  /// `sms`: multiprocessors of the device. Errors: check_shape(); kInvalidArgument for sizes that TMA cannot
+  /// `machine`: what it runs on. Errors: check_shape(); kInvalidArgument for sizes that TMA cannot
   /// move (k % 8, n % 8) and options outside what they allow.
   static Result<AgGemmCudaPlan> make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                                     std::int32_t sms, const AgGemmCudaOptions& options = {});
+                                     const Machine& machine, const AgGemmCudaOptions& options = {});
 };
 
 }  // namespace mkernel::kernels

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/launch/cooperative_launch.cuh"
 #include "kernels/ops/ag_gemm/roles.cuh"
-#include "kernels/ops/cooperative_launch.cuh"
 
 namespace mkernel::kernels {
 

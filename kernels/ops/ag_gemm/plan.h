@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/ops/exchange/gather_plan.h"
-#include "kernels/schedule/tiles.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/plan/gather_plan.h"
+#include "kernels/plan/tiles.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {

@@ -4,14 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/comm/device_endpoint.cuh"
-#include "kernels/comm/fan_out.cuh"
-#include "kernels/gemm/sm90_body.cuh"
-#include "kernels/gemm/sm90_share.cuh"
+#include "kernels/cuda/comm/endpoint.cuh"
+#include "kernels/cuda/comm/fan_out.cuh"
+#include "kernels/cuda/gemm/sm90_body.cuh"
+#include "kernels/cuda/gemm/sm90_share.cuh"
+#include "kernels/cuda/launch/end.cuh"
+#include "kernels/cuda/launch/relay.cuh"
+#include "kernels/cuda/sync/wait.cuh"
 #include "kernels/ops/ag_gemm/cuda_parameters.h"
-#include "kernels/sync/launch_end.cuh"
-#include "kernels/sync/relay.cuh"
-#include "kernels/sync/wait.cuh"
 
 namespace mkernel::kernels {
 

@@ -1,11 +1,11 @@
 // The roles of AG+GEMM and what they share. README.md shows them together.
 #pragma once
 
-#include "kernels/gemm/cpu_gemm.h"
+#include "kernels/cpu/exchange/gather.h"
+#include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/launch/gemm_operation.h"
+#include "kernels/cpu/sync/launch.h"
 #include "kernels/ops/ag_gemm/plan.h"
-#include "kernels/ops/exchange/gather.h"
-#include "kernels/ops/exchange/launch.h"
-#include "kernels/ops/gemm_operation.h"
 
 namespace mkernel::kernels::ag_gemm {
 

@@ -3,9 +3,9 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/memory/convert.h"
-#include "kernels/ops/cpu_operations.h"
+#include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/gemm_ar/roles.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace gemm_ar {

@@ -4,13 +4,13 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/gemm/with_tile.h"
-#include "kernels/memory/device_buffer.h"
-#include "kernels/memory/hopper.h"
-#include "kernels/ops/cuda_operations.h"
-#include "kernels/ops/exchange/tile_reduce_operation.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/cuda/memory/buffer.h"
+#include "kernels/cuda/memory/hopper.h"
+#include "kernels/cuda/reduce/tile_reduce_operation.h"
 #include "kernels/ops/gemm_ar/cuda_parameters.h"
 #include "kernels/ops/gemm_ar/cuda_plan.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -72,9 +72,9 @@ class CudaGemmAr final : public TileReduceOperation {
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const TileReduceOptions& options) {
-  auto sms = hopper_multiprocessors("gemm_ar", options.sms);
-  if (!sms.ok()) return sms.status();
-  auto plan = GemmArCudaPlan::make(shape, topology, rank, *sms, options);
+  auto machine = hopper_machine("gemm_ar", options.machine, options.sms);
+  if (!machine.ok()) return machine.status();
+  auto plan = GemmArCudaPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
   CooperativeKernel kernel;
   MK_RETURN_IF_ERROR(with_tile(plan->product.tile, "gemm_ar", [&]<Sm90Tile kTile>() -> Status {
@@ -83,7 +83,7 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& sh
   }));
   std::unique_ptr<CudaGemmOperation> made =
       std::make_unique<CudaGemmAr>(*plan, shape, std::move(topology), rank);
-  MK_RETURN_IF_ERROR(made->load(kernel));
+  MK_RETURN_IF_ERROR(made->load(kernel, *machine));
   return made;
 }
 

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/gemm/sm90_tile.h"
-#include "kernels/ops/cooperative_kernel.h"
-#include "kernels/ops/exchange/tile_reduce_parameters.h"
+#include "kernels/cuda/launch/cooperative_kernel.h"
+#include "kernels/cuda/reduce/tile_reduce_parameters.h"
+#include "kernels/plan/sm90_tile.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {

@@ -3,9 +3,9 @@
 namespace mkernel::kernels {
 
 Result<GemmArCudaPlan> GemmArCudaPlan::make(const GemmShape& shape, const Topology& topology,
-                                            std::uint32_t rank, std::int32_t sms,
+                                            std::uint32_t rank, const Machine& machine,
                                             const TileReduceOptions& options) {
-  auto product = TileReducePlan::make(OpKind::kGemmAr, shape, topology, rank, sms, options);
+  auto product = TileReducePlan::make(OpKind::kGemmAr, shape, topology, rank, machine, options);
   if (!product.ok()) return product.status();
   GemmArCudaPlan plan{.product = *product};
   plan.sums = {.begin = (plan.product.workspace_bytes() + 127) / 128 * 128,

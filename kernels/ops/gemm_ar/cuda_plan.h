@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "kernels/ops/exchange/push_sums_plan.h"
-#include "kernels/ops/exchange/tile_reduce_plan.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/plan/push_sums_plan.h"
+#include "kernels/plan/tile_reduce_plan.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
@@ -28,7 +28,7 @@ struct GemmArCudaPlan {
 
   /// Errors: TileReducePlan::make().
   static Result<GemmArCudaPlan> make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                                     std::int32_t sms, const TileReduceOptions& options = {});
+                                     const Machine& machine, const TileReduceOptions& options = {});
 };
 
 }  // namespace mkernel::kernels

@@ -2,7 +2,7 @@
 // side.
 #pragma once
 
-#include "kernels/ops/cooperative_launch.cuh"
+#include "kernels/cuda/launch/cooperative_launch.cuh"
 #include "kernels/ops/gemm_ar/cuda_parameters.h"
 #include "kernels/ops/gemm_ar/roles.cuh"
 

@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/memory/convert.h"
-#include "kernels/ops/gemm_shape.h"
+#include "kernels/cpu/memory/convert.h"
+#include "kernels/plan/gemm_shape.h"
 
 namespace mkernel::kernels {
 

@@ -4,16 +4,16 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/ops/exchange/claims.cuh"
-#include "kernels/ops/exchange/push_sums_plan.h"
-#include "kernels/ops/exchange/sum_slots.cuh"
-#include "kernels/ops/exchange/tile_reduce.cuh"
+#include "kernels/cuda/ptx/fence.cuh"
+#include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/ptx/vector.cuh"
+#include "kernels/cuda/reduce/claims.cuh"
+#include "kernels/cuda/reduce/sum_slots.cuh"
+#include "kernels/cuda/reduce/tile_reduce.cuh"
+#include "kernels/cuda/sync/trace.cuh"
+#include "kernels/cuda/sync/wait.cuh"
 #include "kernels/ops/gemm_ar/cuda_parameters.h"
-#include "kernels/ptx/fence.cuh"
-#include "kernels/ptx/global.cuh"
-#include "kernels/ptx/vector.cuh"
-#include "kernels/sync/device_trace.cuh"
-#include "kernels/sync/wait.cuh"
+#include "kernels/plan/push_sums_plan.h"
 
 namespace mkernel::kernels {
 

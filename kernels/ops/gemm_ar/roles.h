@@ -2,9 +2,9 @@
 // README.md shows them together.
 #pragma once
 
-#include "kernels/ops/exchange/gather.h"
-#include "kernels/ops/exchange/launch.h"
-#include "kernels/ops/exchange/reduce.h"
+#include "kernels/cpu/exchange/gather.h"
+#include "kernels/cpu/exchange/reduce.h"
+#include "kernels/cpu/sync/launch.h"
 #include "kernels/ops/gemm_ar/plan.h"
 #include "kernels/ops/gemm_rs/roles.h"
 

@@ -2,10 +2,10 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/memory/convert.h"
-#include "kernels/ops/cpu_operations.h"
+#include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/gemm_rs/plan.h"
 #include "kernels/ops/gemm_rs/roles.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace gemm_rs {

@@ -4,11 +4,11 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/gemm/with_tile.h"
-#include "kernels/memory/hopper.h"
-#include "kernels/ops/cuda_operations.h"
-#include "kernels/ops/exchange/tile_reduce_operation.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/cuda/memory/hopper.h"
+#include "kernels/cuda/reduce/tile_reduce_operation.h"
 #include "kernels/ops/gemm_rs/cuda_parameters.h"
+#include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -38,9 +38,9 @@ class CudaGemmRs final : public TileReduceOperation {
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const TileReduceOptions& options) {
-  auto sms = hopper_multiprocessors("gemm_rs", options.sms);
-  if (!sms.ok()) return sms.status();
-  auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, *sms, options);
+  auto machine = hopper_machine("gemm_rs", options.machine, options.sms);
+  if (!machine.ok()) return machine.status();
+  auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
   CooperativeKernel kernel;
   MK_RETURN_IF_ERROR(with_tile(plan->tile, "gemm_rs", [&]<Sm90Tile kTile>() -> Status {
@@ -49,7 +49,7 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& sh
   }));
   std::unique_ptr<CudaGemmOperation> made =
       std::make_unique<CudaGemmRs>(*plan, shape, std::move(topology), rank);
-  MK_RETURN_IF_ERROR(made->load(kernel));
+  MK_RETURN_IF_ERROR(made->load(kernel, *machine));
   return made;
 }
 

@@ -1,8 +1,8 @@
 // Which is GEMM+RS's kernel: between the operation and the files that nvcc builds, one per tile.
 #pragma once
 
-#include "kernels/gemm/sm90_tile.h"
-#include "kernels/ops/cooperative_kernel.h"
+#include "kernels/cuda/launch/cooperative_kernel.h"
+#include "kernels/plan/sm90_tile.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {

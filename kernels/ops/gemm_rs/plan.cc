@@ -1,6 +1,6 @@
 #include "kernels/ops/gemm_rs/plan.h"
 
-#include "kernels/ops/gemm_shape.h"
+#include "kernels/plan/gemm_shape.h"
 
 namespace mkernel::kernels {
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "kernels/ops/exchange/reduce_plan.h"
-#include "kernels/schedule/topology.h"
+#include "kernels/plan/reduce_plan.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {

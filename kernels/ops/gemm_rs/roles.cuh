@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/ops/exchange/sum_slots.cuh"
-#include "kernels/ops/exchange/tile_reduce.cuh"
-#include "kernels/ops/exchange/tile_reduce_parameters.h"
-#include "kernels/ptx/vector.cuh"
+#include "kernels/cuda/ptx/vector.cuh"
+#include "kernels/cuda/reduce/sum_slots.cuh"
+#include "kernels/cuda/reduce/tile_reduce.cuh"
+#include "kernels/cuda/reduce/tile_reduce_parameters.h"
 
 namespace mkernel::kernels {
 

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cstddef>
 
-#include "kernels/gemm/cpu_gemm.h"
-#include "kernels/ops/exchange/launch.h"
-#include "kernels/ops/exchange/reduce.h"
-#include "kernels/ops/gemm_operation.h"
+#include "kernels/cpu/exchange/reduce.h"
+#include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/launch/gemm_operation.h"
+#include "kernels/cpu/sync/launch.h"
 
 namespace mkernel::kernels::gemm_rs {
 

@@ -1,7 +1,7 @@
 // The way back: sums of a node return to their source, which adds the nodes.
 #include <algorithm>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/moe_dispatch_gemm/roles.h"
 
 namespace mkernel::kernels {

@@ -5,7 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "kernels/ops/binding.h"
+#include "kernels/cpu/launch/binding.h"
+#include "kernels/ops/make.h"
 #include "kernels/ops/moe_dispatch_gemm/roles.h"
 
 namespace mkernel::kernels {
@@ -16,6 +17,7 @@ class MoeLayerOperation : public MoeOperation {
   explicit MoeLayerOperation(MoePlan plan) : plan_(std::move(plan)) {}
 
   OpKind kind() const override { return OpKind::kMoeDispatchGemm; }
+  Executor executor() const override { return Executor::kCpu; }
   std::string signature() const override { return plan_.signature(); }
   Requirements requirements() const override { return plan_.requirements(); }
   std::uint64_t wire_bytes() const override { return binding_.wire_bytes(); }
@@ -99,16 +101,11 @@ void MoeLayerOperation::start(Launch& launch, const MoeArguments& arguments, con
 }
 
 }  // namespace
-}  // namespace mkernel::kernels
 
-namespace mkernel {
-
-Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const kernels::GroupView& group) {
-  auto topology = kernels::Topology::of(group);
-  if (!topology.ok()) return topology.status();
-  auto plan = kernels::MoePlan::make(shape, topology.value());
+Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology) {
+  auto plan = MoePlan::make(shape, topology);
   if (!plan.ok()) return plan.status();
-  return std::unique_ptr<MoeOperation>(std::make_unique<kernels::MoeLayerOperation>(std::move(plan).value()));
+  return std::unique_ptr<MoeOperation>(std::make_unique<MoeLayerOperation>(std::move(plan).value()));
 }
 
-}  // namespace mkernel
+}  // namespace mkernel::kernels

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 
 namespace mkernel::kernels {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/gemm/cpu_gemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 
 namespace mkernel::kernels {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/schedule/tiles.h"
-#include "kernels/schedule/topology.h"
-#include "kernels/sync/signal.h"
+#include "kernels/base/signal.h"
+#include "kernels/plan/tiles.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {

@@ -8,13 +8,13 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/comm/endpoint.h"
-#include "kernels/gemm/cpu_gemm.h"
-#include "kernels/ops/exchange/launch.h"
+#include "kernels/base/signal.h"
+#include "kernels/cpu/comm/endpoint.h"
+#include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/sync/launch.h"
 #include "kernels/ops/moe_dispatch_gemm/experts.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/ops/moe_dispatch_gemm/routing.h"
-#include "kernels/sync/signal.h"
 
 namespace mkernel::kernels {
 

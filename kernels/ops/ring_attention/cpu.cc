@@ -4,7 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "kernels/ops/binding.h"
+#include "kernels/cpu/launch/binding.h"
+#include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/roles.h"
 
 namespace mkernel::kernels {
@@ -15,6 +16,7 @@ class RingAttentionOperation : public AttentionOperation {
   explicit RingAttentionOperation(RingAttentionPlan plan) : plan_(std::move(plan)) {}
 
   OpKind kind() const override { return OpKind::kRingAttention; }
+  Executor executor() const override { return Executor::kCpu; }
   std::string signature() const override { return plan_.signature(); }
   Requirements requirements() const override { return plan_.requirements(); }
   std::uint64_t wire_bytes() const override { return binding_.wire_bytes(); }
@@ -67,18 +69,13 @@ void RingAttentionOperation::start(Launch& launch, const AttentionArguments& arg
 }
 
 }  // namespace
-}  // namespace mkernel::kernels
 
-namespace mkernel {
-
-Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
-                                                           const kernels::GroupView& group) {
-  auto topology = kernels::Topology::of(group);
-  if (!topology.ok()) return topology.status();
-  auto plan = kernels::RingAttentionPlan::make(shape, topology.value());
+Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
+                                                               const Topology& topology) {
+  auto plan = RingAttentionPlan::make(shape, topology);
   if (!plan.ok()) return plan.status();
   return std::unique_ptr<AttentionOperation>(
-      std::make_unique<kernels::RingAttentionOperation>(std::move(plan).value()));
+      std::make_unique<RingAttentionOperation>(std::move(plan).value()));
 }
 
-}  // namespace mkernel
+}  // namespace mkernel::kernels

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/attention/blockwise.h"
-#include "kernels/schedule/tiles.h"
+#include "kernels/cpu/attention/blockwise.h"
+#include "kernels/plan/tiles.h"
 #include "proto/abi/version.h"
 
 namespace mkernel::kernels {

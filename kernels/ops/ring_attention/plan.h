@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/positions.h"
-#include "kernels/schedule/topology.h"
-#include "kernels/sync/signal.h"
+#include "kernels/base/signal.h"
+#include "kernels/plan/positions.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {

@@ -7,11 +7,11 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/attention/blockwise.h"
-#include "kernels/comm/endpoint.h"
-#include "kernels/ops/exchange/launch.h"
+#include "kernels/base/signal.h"
+#include "kernels/cpu/attention/blockwise.h"
+#include "kernels/cpu/comm/endpoint.h"
+#include "kernels/cpu/sync/launch.h"
 #include "kernels/ops/ring_attention/plan.h"
-#include "kernels/sync/signal.h"
 
 namespace mkernel::kernels {
 

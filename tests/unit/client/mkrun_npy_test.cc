@@ -5,7 +5,7 @@
 #include <fstream>
 #include <random>
 
-#include "kernels/memory/convert.h"
+#include "kernels/cpu/memory/convert.h"
 #include "tools/mkrun/npy.h"
 #include "tools/mkrun/operand.h"
 

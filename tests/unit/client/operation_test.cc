@@ -4,7 +4,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "kernels/comm/endpoint.h"
+#include "kernels/cpu/comm/endpoint.h"
 #include "tests/unit/client/ranks.h"
 
 namespace mkernel::test {

@@ -1,0 +1,76 @@
+// Attention of one tile of query rows over key/value blocks that come one after the other: the online softmax
+// in fp32. The result depends on the order of the blocks and on nothing else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/memory/convert.h"
+#include "kernels/plan/positions.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// Rows of a query tile and of a key tile at most. A tile never spans two parts of Positions, so its rows
+/// have consecutive positions and a masked pair of tiles is recognised by its corners.
+inline constexpr std::int64_t kAttentionTile = 128;
+
+/// Rows of one head within a tensor whose rows are `stride` elements apart.
+struct HeadRows {
+  const void* data = nullptr;
+  std::int64_t stride = 0;
+  std::int64_t head_dim = 0;
+  DataType dtype = DataType::kBf16;
+
+  HeadRows from(std::int64_t row) const {
+    const std::int64_t bytes = row * stride * static_cast<std::int64_t>(element_bytes(dtype));
+    return {static_cast<const std::byte*>(data) + bytes, stride, head_dim, dtype};
+  }
+};
+
+/// What a compute thread needs besides the tile itself: one per thread, reused for every tile.
+struct AttentionScratch {
+  std::vector<float> keys;    // [kAttentionTile, head_dim]
+  std::vector<float> values;  // [kAttentionTile, head_dim]
+  std::vector<float> scores;  // [kAttentionTile, kAttentionTile]
+
+  explicit AttentionScratch(std::int64_t head_dim)
+      : keys(kAttentionTile * head_dim),
+        values(kAttentionTile * head_dim),
+        scores(kAttentionTile * kAttentionTile) {}
+};
+
+/// State of up to kAttentionTile query rows of one head. Not thread-safe; one thread at a time.
+class AttentionTile {
+ public:
+  /// `first_position`: absolute position of row 0; row i stands at first_position + i.
+  AttentionTile(std::int64_t first_position, std::int64_t rows, std::int64_t head_dim, bool causal);
+
+  /// Loads the query rows, scaled, and forgets everything seen before.
+  void begin(const HeadRows& queries, double scale);
+  /// Attends to `positions.size()` rows of keys and values. Key tiles that the causal mask hides are skipped.
+  void attend(const HeadRows& keys, const HeadRows& values, const Positions& positions,
+              AttentionScratch& scratch);
+  /// Writes the normalised rows in the io type; a row that attended to nothing becomes zero.
+  void finish(void* out, std::int64_t stride, DataType dtype);
+
+  /// True when every key of `positions` comes after every row of this tile.
+  bool hides(const Positions& positions) const;
+
+ private:
+  void attend_tile(const HeadRows& keys, const HeadRows& values, Range positions, AttentionScratch& scratch);
+  void mask(Range positions, float* scores) const;
+  float update_row(std::int64_t row, std::int64_t count, float* scores);
+
+  std::int64_t first_position_;
+  std::int64_t rows_;
+  std::int64_t head_dim_;
+  bool causal_;
+  std::vector<float> query_;    // [rows, head_dim], scaled
+  std::vector<float> sum_;      // [rows, head_dim], not yet normalised
+  std::vector<float> maximum_;  // [rows]
+  std::vector<float> weight_;   // [rows], sum of exponentials
+};
+
+}  // namespace mkernel::kernels

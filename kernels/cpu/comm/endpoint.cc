@@ -1,0 +1,84 @@
+#include "kernels/cpu/comm/endpoint.h"
+
+#include <algorithm>
+
+namespace mkernel::kernels {
+
+Endpoint::Endpoint(const GroupView& group, std::uint32_t first_lane, std::uint32_t lanes)
+    : group_(group), first_lane_(first_lane), lanes_(lanes), ring_share_(group.ring_share()) {
+  for (const RingView& ring : group.rings) rings_.push_back(std::make_unique<RingProducer>(ring));
+  const std::size_t channels = std::size_t{group.world_size()} * lanes;
+  issued_ = std::make_unique<std::atomic<std::uint64_t>[]>(channels);
+  for (std::uint32_t peer = 0; peer < group.world_size(); ++peer) {
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+      arrival_base_.push_back(load_acquire(group.arrivals(peer, first_lane + lane)));
+      completed_base_.push_back(load_acquire(group.completed(peer, first_lane + lane)));
+      issued_[index(peer, lane)].store(0, std::memory_order_relaxed);
+    }
+  }
+}
+
+Status Endpoint::push(std::uint32_t target, std::uint32_t lane, Place local, Place remote,
+                      std::uint32_t bytes, const char* role, const WaitScope& scope) {
+  const std::uint32_t group_lane = first_lane_ + lane;
+  const abi::WorkRequest request{.opcode = static_cast<std::uint8_t>(abi::Opcode::kPut),
+                                 .channel = group_.channel(target, group_lane),
+                                 .peer = target,
+                                 .length = bytes,
+                                 .local_region = static_cast<std::uint16_t>(local.region),
+                                 .remote_region = static_cast<std::uint16_t>(remote.region),
+                                 .local_offset = local.offset,
+                                 .remote_offset = remote.offset};
+  MK_RETURN_IF_ERROR(rings_[ring_share_.ring(group_lane)]->push(request, {role, "", target, lane}, scope));
+  issued_[index(target, lane)].fetch_add(1, std::memory_order_relaxed);
+  bytes_put_.fetch_add(bytes, std::memory_order_relaxed);
+  return {};
+}
+
+Status Endpoint::put(std::uint32_t target, std::uint32_t lane, Place local, Place remote, std::uint64_t bytes,
+                     const char* role, const WaitScope& scope) {
+  do {
+    const auto part = static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes, abi::kMaxPutBytes));
+    MK_RETURN_IF_ERROR(push(target, lane, local, remote, part, role, scope));
+    local.offset += part;
+    remote.offset += part;
+    bytes -= part;
+  } while (bytes > 0);
+  return {};
+}
+
+Status Endpoint::signal(std::uint32_t target, std::uint32_t lane, const char* role, const WaitScope& scope) {
+  return push(target, lane, {}, {}, 0, role, scope);
+}
+
+std::uint64_t Endpoint::arrived(std::uint32_t source, std::uint32_t lane) const {
+  return load_acquire(group_.arrivals(source, first_lane_ + lane)) - arrival_base_[index(source, lane)];
+}
+
+Status Endpoint::wait_arrival(std::uint32_t source, std::uint32_t lane, std::uint64_t count, const char* role,
+                              const WaitScope& scope) const {
+  return wait_until([&] { return arrived(source, lane); }, count, {role, "arrivals", source, lane}, scope);
+}
+
+std::uint64_t Endpoint::issued(std::uint32_t target, std::uint32_t lane) const {
+  return issued_[index(target, lane)].load(std::memory_order_relaxed);
+}
+
+Status Endpoint::wait_completed(std::uint32_t target, std::uint32_t lane, std::uint64_t count,
+                                const char* role, const WaitScope& scope) const {
+  const auto seen = [&] {
+    return load_acquire(group_.completed(target, first_lane_ + lane)) - completed_base_[index(target, lane)];
+  };
+  return wait_until(seen, count, {role, "completed puts", target, lane}, scope);
+}
+
+Status Endpoint::wait_all_completed(const char* role, const WaitScope& scope) const {
+  for (std::uint32_t target = 0; target < group_.world_size(); ++target) {
+    for (std::uint32_t lane = 0; lane < lanes_; ++lane) {
+      MK_RETURN_IF_ERROR(wait_completed(target, lane, issued(target, lane), role, scope));
+    }
+  }
+  return {};
+}
+
+}  // namespace mkernel::kernels

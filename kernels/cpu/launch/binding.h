@@ -1,0 +1,54 @@
+// What an operation of the cpu executor holds between its launches: the group and workspace it is bound to,
+// its endpoint, its epoch and whether it still may run.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "kernels/base/views.h"
+#include "kernels/cpu/comm/endpoint.h"
+#include "kernels/cpu/sync/launch.h"
+#include "kernels/plan/topology.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// Not thread-safe. Must not move once bound.
+class Binding {
+ public:
+  explicit Binding(std::string name) : name_(std::move(name)) {}
+
+  /// kFailedPrecondition when bound already, kInvalidArgument when the workspace or the group's lanes do not
+  /// hold what `needs` asks for.
+  Status bind(const Requirements& needs, const Topology& topology, const GroupView& group,
+              const SymmetricView& workspace, std::uint32_t first_lane);
+
+  /// OK when a launch may be tried: bound, and no launch failed. After a failed one the counts of the ranks
+  /// no longer agree.
+  Status ready() const;
+
+  /// One launch: `start` starts the roles, which are joined here. Ends when nothing of it is under way.
+  Status launch(const Topology& topology, const ExecutorOptions& options,
+                const std::function<void(Launch&)>& start);
+
+  const GroupView& group() const { return *group_; }
+  const SymmetricView& workspace() const { return workspace_; }
+  Endpoint& endpoint() { return *endpoint_; }
+  std::uint64_t wire_bytes() const { return wire_bytes_; }
+
+ private:
+  Status run(const Topology& topology, const ExecutorOptions& options,
+             const std::function<void(Launch&)>& start);
+
+  std::string name_;
+  const GroupView* group_ = nullptr;
+  SymmetricView workspace_;
+  std::optional<Endpoint> endpoint_;
+  std::uint64_t epoch_ = 0;
+  std::uint64_t wire_bytes_ = 0;
+  Status failed_;
+};
+
+}  // namespace mkernel::kernels

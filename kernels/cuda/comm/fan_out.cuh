@@ -1,0 +1,281 @@
+// Streams of rows, pushed from this GPU into the memory of other ranks of its node, chunk by chunk: own rows,
+// and those that come from other nodes. Several CTAs share every chunk, so chunks become complete one after
+// the other; each CTA moves its share with the bulk copy engine of its SM, driven by a thread that loads and
+// some that store, chunk after chunk in turns: every byte is read once and stored once per target. (One
+// thread for both could not issue fast enough where a piece is gathered from many rows.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/base/divisor.h"
+#include "kernels/cuda/ptx/bulk.cuh"
+#include "kernels/cuda/ptx/fence.cuh"
+#include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/ptx/shared.cuh"
+#include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/sync/pipeline.cuh"
+#include "kernels/cuda/sync/trace.cuh"
+#include "kernels/plan/row_parts.h"
+
+namespace mkernel::kernels {
+
+inline constexpr int kFanOutStages = 12;
+inline constexpr int kFanOutStorers = 3;  ///< threads that store, each in a warp of its own
+inline constexpr int kFanOutReading = 3;  ///< stages that the stores of one may be reading; others hold loads
+inline constexpr std::uint32_t kFanOutPieceBytes = 16384;
+
+inline constexpr int kMaxFanOutTargets = 16;
+inline constexpr int kMaxFanOutStreams = 16;
+
+struct FanOutTarget {
+  std::byte* rows;       ///< where the rows go: part 0 of all of them, then part 1, ...
+  std::uint64_t* ready;  ///< [chunks]: one is added per share when that share of the chunk is there
+};
+
+/// The rows of one source. Without rows it is one block of empty chunks.
+struct FanOutStream {
+  const std::byte* source;  ///< [rows, row_bytes], or as at the targets
+  bool in_parts;            ///< as at the targets
+  std::int64_t rows;
+  std::int32_t chunks;
+  std::int32_t stores;   ///< the first of the targets: where rows are stored, in this order
+  std::int32_t targets;  ///< where chunks are counted
+  FanOutTarget target[kMaxFanOutTargets];
+};
+
+/// All streams, cut alike. A chunk is one part (along k) of a block of rows; the parts of a block follow each
+/// other. Sizes and addresses are multiples of 16 bytes, a part of a row has at most kFanOutPieceBytes. First
+/// come the chunks of stream 0, then the j-th chunks of all others in turn.
+struct FanOutPlan {
+  RowParts row;
+  std::int32_t block_rows;
+  Divisor shares;  ///< CTAs that share every chunk
+  std::int32_t streams;
+  std::int32_t most_chunks;  ///< of a stream after the first
+  FanOutStream stream[kMaxFanOutStreams];
+
+  struct Turn {
+    std::int32_t stream, chunk;
+  };
+  __device__ __forceinline__ std::int32_t turns() const {
+    return stream[0].chunks + (streams - 1) * most_chunks;
+  }
+  __device__ __forceinline__ Turn turn(std::int32_t index) const {
+    if (index < stream[0].chunks) return {0, index};
+    index -= stream[0].chunks;
+    return {1 + index % (streams - 1), index / (streams - 1)};
+  }
+  /// Whether its stream has that many chunks.
+  __device__ __forceinline__ bool exists(const Turn& turn) const {
+    return turn.chunk < stream[turn.stream].chunks;
+  }
+};
+
+inline constexpr std::int32_t kFanOutNothingLost = 0x7fffffff;
+
+struct alignas(128) FanOutShared {
+  std::byte stage[kFanOutStages][kFanOutPieceBytes];
+  FanOutPlan plan;  ///< for the caller to fill in: too long for registers
+  PipelineBarriers<kFanOutStages> barriers;
+  PipelineBarriers<1> turn[kFanOutStorers];  ///< full when it is that storing thread's turn
+  std::int32_t lost;  ///< the turn whose chunk did not come, nor anything after it; kFanOutNothingLost
+};
+
+/// Walks the pieces of one share of all chunks: a few rows' parts. A share without rows is one empty piece:
+/// it has to be counted too.
+class FanOutCursor {
+ public:
+  __device__ __forceinline__ FanOutCursor(const FanOutPlan& plan, int share)
+      : plan_(plan), share_(share), turns_(plan.turns()) {
+    enter_turn();
+  }
+
+  __device__ __forceinline__ bool done() const { return turn_ == turns_; }
+  __device__ __forceinline__ std::int32_t turn() const { return turn_; }
+  __device__ __forceinline__ const FanOutPlan::Turn& at() const { return at_; }
+  __device__ __forceinline__ const FanOutStream& stream() const { return *stream_; }
+  /// A chunk of another node's, which may be long in coming.
+  __device__ __forceinline__ bool begins_to_wait() const { return at_.stream > 0 && row_ == begin_; }
+  __device__ __forceinline__ std::int32_t rows() const { return min(end_ - row_, piece_rows_); }
+  /// Of one row's part.
+  __device__ __forceinline__ std::uint32_t row_bytes() const { return row_bytes_; }
+  __device__ __forceinline__ std::uint32_t bytes() const { return rows() * row_bytes_; }
+  /// From row to row of the source.
+  __device__ __forceinline__ std::int64_t source_pitch() const { return pitch_; }
+  __device__ __forceinline__ const std::byte* source() const { return source_ + row_ * pitch_; }
+  __device__ __forceinline__ std::int64_t target_offset() const {
+    return target_ + row_ * std::int64_t{row_bytes_};
+  }
+  /// Where its bytes go.
+  __device__ __forceinline__ std::int32_t stores() const { return stores_; }
+  __device__ __forceinline__ bool ends_share() const { return end_ - row_ <= piece_rows_; }
+  __device__ __forceinline__ void advance() {
+    if (!ends_share()) {
+      row_ += piece_rows_;
+      return;
+    }
+    skip_turn();
+  }
+  /// To the next chunk; how many pieces were left of this one.
+  __device__ __forceinline__ std::int32_t skip_turn() {
+    const std::int32_t pieces = max(1, (end_ - row_ + piece_rows_ - 1) / piece_rows_);
+    ++turn_;
+    enter_turn();
+    return pieces;
+  }
+
+ private:
+  /// What does not change within a chunk: the divisions and the looks at the plan are here, for whoever walks
+  /// is a single thread that has a microsecond for a piece.
+  __device__ __forceinline__ void enter_turn() {
+    for (;; ++turn_) {
+      if (done()) return;
+      at_ = plan_.turn(turn_);
+      if (plan_.exists(at_)) break;
+    }
+    stream_ = &plan_.stream[at_.stream];
+    const std::int32_t part = at_.chunk % plan_.row.parts;
+    const std::int64_t first_row = at_.chunk / plan_.row.parts * std::int64_t{plan_.block_rows};
+    const std::int64_t behind = stream_->rows - first_row;
+    const auto rows = behind < 0 ? 0 : static_cast<std::int32_t>(min(behind, std::int64_t{plan_.block_rows}));
+    row_ = begin_ = rows * share_ / plan_.shares;
+    end_ = rows * (share_ + 1) / plan_.shares;
+    const std::int64_t column = plan_.row.begin(part);
+    row_bytes_ = static_cast<std::uint32_t>(plan_.row.bytes(part));
+    piece_rows_ = static_cast<std::int32_t>(kFanOutPieceBytes / row_bytes_);
+    target_ = stream_->rows * column + first_row * row_bytes_;
+    pitch_ = stream_->in_parts ? row_bytes_ : plan_.row.row_bytes;
+    source_ = stream_->source + (stream_->in_parts ? target_ : first_row * pitch_ + column);
+    stores_ = stream_->stores;
+  }
+
+  const FanOutPlan& plan_;
+  const int share_;
+  const std::int32_t turns_;
+  std::int32_t turn_ = 0;
+  FanOutPlan::Turn at_{0, 0};
+  const FanOutStream* stream_ = nullptr;
+  std::int32_t row_ = 0, begin_ = 0, end_ = 0;  ///< of this CTA's share, in the block
+  const std::byte* source_ = nullptr;           ///< of the chunk
+  std::int64_t pitch_ = 0, target_ = 0;
+  std::uint32_t row_bytes_ = 0;
+  std::int32_t piece_rows_ = 0, stores_ = 0;
+};
+
+/// All threads of the CTA, before the roles below; ends with a barrier. Of the second warp one sets up the
+/// barriers: the first may still be describing the streams.
+__device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
+  if (threadIdx.x == 32) {
+    Pipeline<kFanOutStages>::init(shared.barriers, 1, 1);
+    for (auto& turn : shared.turn) Pipeline<1>::init(turn, 1, 1);
+    shared.lost = kFanOutNothingLost;
+    ptx::fence_mbarrier_init_release_cluster();
+  }
+  __syncthreads();
+}
+
+/// All threads of the CTA, when the roles are over: `shared` may become something else afterwards.
+__device__ __forceinline__ void end_fan_out(FanOutShared& shared) {
+  ptx::fence_proxy_async_shared_cta();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    Pipeline<kFanOutStages>::end(shared.barriers);
+    for (auto& turn : shared.turn) Pipeline<1>::end(turn);
+  }
+  __syncthreads();  // nobody sets up other barriers in this memory before these are gone
+}
+
+/// One piece into a stage; `full` counts its bytes.
+__device__ __forceinline__ void load_piece(const FanOutCursor& piece, std::uint32_t bytes, std::uint32_t to,
+                                           std::uint32_t full) {
+  const std::byte* from = piece.source();
+  const std::int64_t pitch = piece.source_pitch();
+  if (pitch == piece.row_bytes()) return ptx::bulk_load(to, from, bytes, full);
+  // Rows lie together, parts of rows do not.
+  for (std::uint32_t at = 0; at < bytes; at += piece.row_bytes(), from += pitch)
+    ptx::bulk_load(to + at, from, piece.row_bytes(), full);
+}
+
+/// One thread: share `share` of the streams into the stages. `here(turn)` waits until that chunk may be read
+/// by bulk copies; when it returns false, what was loaded before is the last that is stored.
+template <typename Here>
+__device__ __forceinline__ void load_fan_out(const FanOutPlan& plan, int share, FanOutShared& shared,
+                                             const Here& here) {
+  const std::uint32_t stage0 = ptx::shared_address(shared.stage);
+  Pipeline<kFanOutStages> stages(shared.barriers);
+  bool came = true;
+  for (FanOutCursor piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
+    if (came && piece.begins_to_wait() && !here(piece.at())) {
+      came = false;
+      shared.lost = piece.turn();
+    }
+    stages.wait_empty();
+    const std::uint32_t bytes = came && piece.stores() > 0 ? piece.bytes() : 0;
+    if (bytes == 0) {
+      stages.arrive_full();
+      continue;
+    }
+    stages.arrive_full_expect(bytes);
+    load_piece(piece, bytes, stage0 + stages.stage() * kFanOutPieceBytes, stages.full_barrier());
+  }
+}
+
+/// One of kFanOutStorers threads, `storer`: every so manieth chunk from the stages to all targets, where it
+/// is counted. They take turns because a chunk ends with waiting, for its last bytes and for the fence in
+/// front of the counts, as long as a piece or two are on the links: the others push meanwhile. A turn begins
+/// when all pieces before it are on their way: barriers tell a lap from the next one, not from the one after
+/// that.
+__device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share, int storer,
+                                              const DeviceTrace& trace, FanOutShared& shared) {
+  const std::uint32_t stage0 = ptx::shared_address(shared.stage);
+  Pipeline<kFanOutStages> stages(shared.barriers);
+  Pipeline<1> turn(shared.turn[storer]), next_turn(shared.turn[(storer + 1) % kFanOutStorers]);
+  FanOutCursor piece(plan, share);
+  for (int number = 0; !piece.done(); ++number) {
+    if (number % kFanOutStorers != storer) {
+      for (std::int32_t pieces = piece.skip_turn(); pieces > 0; --pieces) stages.advance();
+      continue;
+    }
+    if (number > 0) {
+      turn.wait_full();
+      turn.advance();
+    }
+    const FanOutPlan::Turn at = piece.at();
+    const FanOutStream& stream = piece.stream();
+    Pipeline<kFanOutStages> read = stages;  // trails by the stores that may still read
+    bool came = true, ends = false;
+    int reading = 0;
+    for (; !ends; piece.advance(), stages.advance()) {
+      stages.wait_full();
+      if (reading == 0) begin_work(trace);
+      came = piece.turn() < shared.lost;
+      ends = piece.ends_share();
+      const std::uint32_t bytes = came ? piece.bytes() : 0;
+      const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
+      for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
+        ptx::bulk_store(stream.target[t].rows + piece.target_offset(), from, bytes);
+      ptx::bulk_commit_group();
+      if (reading < kFanOutReading) {
+        ++reading;
+        continue;
+      }
+      ptx::bulk_wait_group_read<kFanOutReading>();
+      read.arrive_empty();
+      read.advance();
+    }
+    next_turn.arrive_full();
+    ptx::bulk_wait_group_read<0>();
+    for (; reading > 0; --reading, read.advance()) read.arrive_empty();
+    ptx::bulk_wait_group<0>();
+    if (!came) continue;
+    end_work(trace, DeviceWork::kPush, at.chunk);
+    begin_work(trace);
+    const ptx::SysReleased released = ptx::fence_acq_rel_sys();
+    for (int t = 0; t < stream.targets; ++t)
+      ptx::red_add_relaxed_sys(stream.target[t].ready + at.chunk, 1, released);
+    end_work(trace, DeviceWork::kSignal, at.chunk);
+  }
+}
+
+}  // namespace mkernel::kernels

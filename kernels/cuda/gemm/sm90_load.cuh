@@ -1,0 +1,219 @@
+// The GEMM body's way in: where operands lie, the thread that loads them, and the one that waits for rows of
+// others ahead of it. What a schedule is: sm90_body.cuh.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "kernels/cuda/gemm/sm90_config.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
+#include "kernels/cuda/ptx/fence.cuh"
+#include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/sync/trace.cuh"
+
+namespace mkernel::kernels {
+
+/// Where the operands of one tile lie. Coordinates in elements of the map's matrix; maps in kernel parameters
+/// or global memory. a and c may be another matrix for every tile: own, symmetric or a peer's memory.
+struct Sm90TilePlace {
+  const TensorMap* a;
+  const TensorMap* b;
+  const TensorMap* c;
+  std::int32_t a_row;
+  std::int32_t b_column;  ///< along n
+  std::int32_t b_k;       ///< where k begins in b's matrix (experts stacked along k), else 0
+  std::int32_t c_row;
+  std::int32_t c_column;
+};
+
+/// A part along k of a tile's rows of a: columns 0 .. of its map are the product's steps [end of the part
+/// before, end).
+struct Sm90Part {
+  const TensorMap* a;
+  std::int32_t end;  ///< in steps of kTileK; of the last part k_blocks()
+};
+
+/// One box into this CTA's stage, or into that of both CTAs of the cluster when they share the operand.
+template <bool kShared>
+__device__ __forceinline__ void sm90_load_box(std::uint32_t to, const TensorMap* map, int x, int y,
+                                              std::uint32_t barrier) {
+  if constexpr (kShared) {
+    ptx::tma_load_multicast_2d(to, map, x, y, barrier, std::uint16_t{0b11});
+  } else {
+    ptx::tma_load_2d(to, map, x, y, barrier);
+  }
+}
+
+/// The s-th part of a tile's rows: the only one when they do not come in parts.
+template <class Schedule, class Place>
+__device__ __forceinline__ Sm90Part sm90_part(const Schedule& schedule, const Place& tile, int s) {
+  if constexpr (requires { schedule.part(tile, s); }) {
+    return schedule.part(tile, s);
+  } else {
+    return {tile.a, schedule.k_blocks()};
+  }
+}
+
+/// What a role that others wait for begins with.
+template <class Schedule>
+struct Sm90Start {
+  using Place = decltype(std::declval<const Schedule&>().tile(0));
+  std::int32_t tiles;
+  Place first;  ///< when there are tiles
+};
+
+template <class Schedule>
+__device__ __forceinline__ Sm90Start<Schedule> sm90_start(const Schedule& schedule) {
+  Sm90Start<Schedule> start{schedule.tiles(), {}};
+  if (start.tiles > 0) start.first = schedule.tile(0);
+  return start;
+}
+
+/// Where the roles of this schedule tell what they do when.
+template <class Schedule>
+__device__ __forceinline__ decltype(auto) sm90_trace(const Schedule& schedule) {
+  if constexpr (requires { schedule.trace(); }) {
+    return schedule.trace();
+  } else {
+    return NoTrace{};
+  }
+}
+
+/// Until the stage is empty in all CTAs of the cluster.
+template <class Config>
+__device__ __forceinline__ void sm90_wait_empty(const Pipeline<Config::kStages>& stages) {
+  if constexpr (Config::kCluster == 1) {
+    stages.wait_empty();
+  } else {
+    stages.wait_empty_cluster();
+  }
+}
+
+/// One thread, of a schedule that waits: waits for the parts of the tiles' rows, one or two before the
+/// loading thread comes to them. A wait that is over at once, and a map that nobody has read yet, take a
+/// microsecond or two: here they pass beside the loads of the part before.
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_wait(const Schedule& schedule, const Sm90Start<Schedule>& start,
+                                          Pipeline<Config::kAhead>& ahead) {
+  const int k_blocks = schedule.k_blocks();
+  for (int i = 0; i < start.tiles; ++i) {
+    const auto tile = i == 0 ? start.first : schedule.tile(i);
+    for (int s = 0, end = 0; end < k_blocks; ++s, ahead.advance()) {
+      const Sm90Part part = sm90_part(schedule, tile, s);
+      ahead.wait_empty();
+      ptx::tma_prefetch_descriptor(part.a);
+      schedule.before_part(tile, s);
+      // What the hook has acquired was written by ordinary stores or by others' copies; TMA reads it next.
+      ptx::fence_proxy_async_global();
+      ahead.arrive_full();
+      end = part.end;
+    }
+  }
+}
+
+/// The operands of one step along k into a stage; `a_k` and `k`: where it begins in a's map and in b. Of the
+/// operand that the cluster shares this CTA's part, for both; or, `kAlone`, everything for this CTA. The
+/// compiler knows how many boxes that is: loops that ask at run time make this thread the slowest of all.
+/// Here and below Config is the kernel's (stages, cluster), Tile what is computed: Config or
+/// Sm90Tail<Config>.
+template <class Config, class Tile, bool kAlone>
+__device__ __forceinline__ void sm90_load_step(const TensorMap* a, const Sm90TilePlace& tile, int a_k, int k,
+                                               Sm90Shared<Config>& shared,
+                                               const Pipeline<Config::kStages>& stages, int step) {
+  constexpr bool kShareA = !kAlone && Config::kClusterColumns > 1;
+  constexpr bool kShareB = !kAlone && Config::kClusterRows > 1;
+  constexpr Sm90Boxes kBoxesA{Config::kABoxes, kShareA ? Config::kClusterColumns : 1};
+  constexpr Sm90Boxes kBoxesB{Tile::kBBoxes, kShareB ? Config::kClusterRows : 1};
+  constexpr int kBytesA = Config::kABytes / Config::kABoxes, kRows = Config::kTileM / Config::kABoxes;
+  constexpr int kBytesB = Tile::kBBytes / Tile::kBBoxes, kColumns = Tile::kTileN / Tile::kBBoxes;
+  using Stage = Sm90Stage<Config, Tile>;
+  const int part = kShareA || kShareB ? static_cast<int>(ptx::cluster_cta_rank()) : 0;
+  const std::uint32_t operands = ptx::shared_address(shared.a), full = stages.full_barrier();
+#pragma unroll
+  for (int i = 0; i < kBoxesA.each(); ++i) {
+    const int box = (kShareA ? kBoxesA.first(part) : 0) + i;
+    const std::uint32_t to = operands + Stage::a(stages.stage(), step) + box * kBytesA;
+    sm90_load_box<kShareA>(to, a, a_k, tile.a_row + box * kRows, full);
+  }
+  if (kBoxesB.none(part)) return;
+#pragma unroll
+  for (int i = 0; i < kBoxesB.each(); ++i) {
+    const int box = (kShareB ? kBoxesB.first(part) : 0) + i;
+    const std::uint32_t to = operands + Stage::b(stages.stage(), step) + box * kBytesB;
+    const int column = tile.b_column + box * kColumns;
+    if constexpr (Config::kLayoutB == Layout::kRowMajor) {
+      sm90_load_box<kShareB>(to, tile.b, column, tile.b_k + k, full);
+    } else {
+      sm90_load_box<kShareB>(to, tile.b, tile.b_k + k, column, full);
+    }
+  }
+}
+
+/// How many steps of the first tile are under way when the roles begin. A schedule that waits has none.
+template <class Config, class Schedule>
+__device__ __forceinline__ int sm90_loaded_first(const Schedule& schedule, const Sm90Start<Schedule>& start) {
+  if constexpr (Schedule::kWaits) {
+    return 0;
+  } else {
+    return start.tiles > 0 ? min(Config::kAlone, schedule.k_blocks()) : 0;
+  }
+}
+
+/// The loading thread, before the CTA and its cluster have met, which takes as long as a load: sets up the
+/// first stages and loads them for this CTA alone. The neighbour does the same: nothing comes from it.
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_load_first(const Schedule& schedule, const Sm90Start<Schedule>& start,
+                                                Sm90Shared<Config>& shared) {
+  Pipeline<Config::kStages>::init(shared.stages, 1, Config::kStageReaders, 0, Config::kAlone);
+  ptx::fence_mbarrier_init_release_cluster();
+  Pipeline<Config::kStages> stages(shared.stages);
+  const int steps = sm90_loaded_first<Config>(schedule, start);
+#pragma unroll
+  for (int block = 0; block < Config::kAlone; ++block, stages.advance()) {
+    if (block >= steps) return;
+    const int k = block * Config::kTileK;
+    stages.arrive_full_expect(Sm90Stage<Config, Config>::kStepBytes);
+    sm90_load_step<Config, Config, true>(start.first.a, start.first, k, k, shared, stages, 0);
+  }
+}
+
+/// The same thread: the rest, a and b into the stages. `loaded`: steps of the first tile that are under way.
+template <class Config, class Tile, class Schedule>
+__device__ __forceinline__ void sm90_load(const Schedule& schedule, const Sm90Start<Schedule>& start,
+                                          int loaded, Sm90Shared<Config>& shared,
+                                          Pipeline<Config::kStages>& stages,
+                                          Pipeline<Config::kAhead>& ahead) {
+  using Stage = Sm90Stage<Config, Tile>;
+  const int k_blocks = schedule.k_blocks();
+
+  for (int i = 0; i < start.tiles; ++i) {
+    const auto tile = i == 0 ? start.first : schedule.tile(i);
+    int first = 0;  // step along k with which the part begins
+    for (int s = 0; first < k_blocks; ++s) {
+      const Sm90Part rows = sm90_part(schedule, tile, s);
+      if constexpr (Schedule::kWaits) {
+        ahead.wait_full();
+        ahead.arrive_empty();
+        ahead.advance();
+      }
+      begin_work(sm90_trace(schedule));
+      for (int block = max(first, i == 0 ? loaded : 0); block < rows.end; ++block) {
+        const int step = block % Stage::kSteps;
+        // Empty means in both CTAs of the cluster: the shared operand goes into both. The bytes of the
+        // neighbour's part may come in before this thread announces them; the phase cannot end without its
+        // arrival.
+        if (step == 0) {
+          sm90_wait_empty<Config>(stages);
+          stages.arrive_full_expect(min(Stage::kSteps, k_blocks - block) * Stage::kStepBytes);
+        }
+        sm90_load_step<Config, Tile, false>(rows.a, tile, (block - first) * Config::kTileK,
+                                            block * Config::kTileK, shared, stages, step);
+        if (step == Stage::kSteps - 1 || block == k_blocks - 1) stages.advance();
+      }
+      end_work(sm90_trace(schedule), DeviceWork::kLoad, i);
+      first = rows.end;
+    }
+  }
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,33 @@
+// The tensor maps that the GEMM body expects: one box per instruction of its load and store roles. Host side.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/plan/sm90_tile.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// a: [rows, k] row-major. `leading` of all three: elements from row to row, 0 = dense.
+inline MatrixView sm90_a_view(Sm90Tile tile, DataType type, const void* base, std::int64_t rows,
+                              std::int64_t k, std::int64_t leading = 0,
+                              Sm90Cluster cluster = Sm90Cluster::kStacked) {
+  return {base,      matrix_element(type), rows, k, leading, tile_rows(tile) / cluster_columns(cluster),
+          kSm90TileK};
+}
+
+/// b: [k, n] row-major or [n, k] column-major.
+inline MatrixView sm90_b_view(DataType type, Layout layout, const void* base, std::int64_t n, std::int64_t k,
+                              std::int64_t leading = 0) {
+  if (layout == Layout::kRowMajor) return {base, matrix_element(type), k, n, leading, kSm90TileK, 64};
+  return {base, matrix_element(type), n, k, leading, 64, kSm90TileK};
+}
+
+/// c: [rows, n] row-major, in pieces of 64 rows x 128 bytes.
+inline MatrixView sm90_c_view(MatrixElement element, const void* base, std::int64_t rows, std::int64_t n,
+                              std::int64_t leading = 0) {
+  return {base, element, rows, n, leading, 64, static_cast<std::int32_t>(128 / bytes_of(element))};
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,69 @@
+// How the tiles of a product are dealt to the computing CTAs of a kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm/sm90_config.cuh"
+#include "kernels/plan/deal.h"
+
+namespace mkernel::kernels {
+
+/// The tiles of this CTA, when CTAs `first_cta` .. compute: every (number of clusters)-th cluster tile of an
+/// order, or this cluster's part of a deal; of the deal the whole ones when Tile is Config, the tail when it
+/// is Sm90Tail<Config>. The cluster before `first_cta` is the deal's first late one. Nothing is kept: the
+/// multiplying warps would carry it through their products, and have no register to spare.
+template <class Config, class Tile = Config>
+struct Sm90Share {
+  /// Where a tile of a deal lies.
+  struct Place {
+    std::int32_t block;   ///< of a cluster's rows
+    std::int32_t column;  ///< of the matrix
+  };
+
+  /// Of `all` cluster tiles; the i-th of this CTA's is number index(first_cta, i).
+  static __device__ __forceinline__ int tiles(std::int32_t all, std::int32_t first_cta) {
+    return Deal::share(all, cluster(first_cta), clusters(first_cta));
+  }
+  static __device__ __forceinline__ std::int32_t index(std::int32_t first_cta, int i) {
+    return cluster(first_cta) + i * clusters(first_cta);
+  }
+
+  static __device__ __forceinline__ int tiles(const Deal& deal, std::int32_t first_cta) {
+    if constexpr (kParts == 1) {
+      return deal.tiles(cluster(first_cta), clusters(first_cta));
+    } else {
+      return deal.tail_tiles(cluster(first_cta), clusters(first_cta), kParts);
+    }
+  }
+  static __device__ __forceinline__ Place place(const Deal& deal, std::int32_t first_cta, int i) {
+    Deal::Place place;
+    if constexpr (kParts == 1) {
+      place = deal.place(i, cluster(first_cta), clusters(first_cta));
+    } else {
+      place = deal.tail_place(i, cluster(first_cta), clusters(first_cta), kParts);
+    }
+    const std::int32_t column_tile =
+        place.tile.column * Config::kClusterColumns + in_cluster() / Config::kClusterRows;
+    return {place.tile.row, column_tile * Config::kTileN + place.part * Tile::kTileN};
+  }
+
+  /// First row of this CTA's tile in block `block` of a cluster's rows.
+  static __device__ __forceinline__ std::int32_t first_row(std::int32_t block) {
+    return (block * Config::kClusterRows + in_cluster() % Config::kClusterRows) * Config::kTileM;
+  }
+
+ private:
+  static constexpr int kParts = Config::kTileN / Tile::kTileN;
+
+  static __device__ __forceinline__ std::int32_t in_cluster() {
+    return static_cast<std::int32_t>(blockIdx.x % Config::kCluster);
+  }
+  static __device__ __forceinline__ std::int32_t cluster(std::int32_t first_cta) {
+    return static_cast<std::int32_t>(blockIdx.x / Config::kCluster) - first_cta / Config::kCluster;
+  }
+  static __device__ __forceinline__ std::int32_t clusters(std::int32_t first_cta) {
+    return (static_cast<std::int32_t>(gridDim.x) - first_cta) / Config::kCluster;
+  }
+};
+
+}  // namespace mkernel::kernels

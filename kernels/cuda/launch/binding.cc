@@ -1,0 +1,136 @@
+#include "kernels/cuda/launch/binding.h"
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "kernels/base/wait_site.h"
+#include "kernels/cuda/launch/status.h"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/memory/on_device.h"
+#include "kernels/plan/room.h"
+
+namespace mkernel::kernels {
+namespace {
+
+int current_device() {
+  int device = 0;
+  (void)cudaGetDevice(&device);  // the plan has asked this device already
+  return device;
+}
+
+}  // namespace
+
+CudaBinding::CudaBinding(std::string name, Topology topology, std::uint32_t rank)
+    : name_(std::move(name)), topology_(std::move(topology)), rank_(rank), device_(current_device()) {}
+
+Status CudaBinding::load(const CooperativeKernel& kernel, const Machine& machine) {
+  const OnDevice here(device_);
+  MK_RETURN_IF_ERROR(here.status());
+  MK_RETURN_IF_ERROR(load_cooperative(kernel, name_));
+  MK_RETURN_IF_ERROR(LaunchTrace::load());
+  auto state = LaunchStateReader::make();
+  if (!state.ok()) return state.status();
+  state_ = std::move(*state);
+  kernel_ = kernel;
+  machine_ = std::string(machine.name) + " sms=" + std::to_string(machine.sms);
+  return {};
+}
+
+Status CudaBinding::bind(const Requirements& needs, const GroupView& group, const SymmetricView& workspace,
+                         std::uint32_t first_lane, const std::function<Status()>& attach) {
+  if (group_ != nullptr) return {StatusCode::kFailedPrecondition, name_ + ": bound already"};
+  MK_RETURN_IF_ERROR(check_room(name_, needs, topology_, group, workspace, first_lane));
+  if (needs.lanes > 0 && rings_ == nullptr)
+    return {StatusCode::kFailedPrecondition, name_ + ": no rings to put through"};
+  const OnDevice here(device_);
+  MK_RETURN_IF_ERROR(here.status());
+  workspace_ = workspace;
+  MK_RETURN_IF_ERROR(open_endpoint(needs, group, workspace, first_lane));
+  MK_RETURN_IF_ERROR(attach());
+  group_ = &group;
+  return {};
+}
+
+Status CudaBinding::open_endpoint(const Requirements& needs, const GroupView& group,
+                                  const SymmetricView& workspace, std::uint32_t first_lane) {
+  if (needs.lanes > 0) {
+    // No kernel of an operation meets its node at the endpoint's barrier: any memory will do for its words.
+    auto made =
+        EndpointOnDevice::make(group, rings_, workspace, {.first_lane = first_lane, .lanes = needs.lanes});
+    if (!made.ok()) return made.status();
+    channels_ = std::move(made).value();
+    endpoint_ = channels_->endpoint();
+    return {};
+  }
+  auto control = DeviceBuffer::zeroed(sizeof(LaunchControl), "control block");
+  if (!control.ok()) return control.status();
+  control_ = std::move(control).value();
+  endpoint_.rank = rank_;
+  endpoint_.world_size = topology_.world();
+  endpoint_.control = static_cast<LaunchControl*>(control_.get());
+  endpoint_.host = {group.session == nullptr ? nullptr : &group.session->abort, &group.segment->abort};
+  return {};
+}
+
+device::Endpoint CudaBinding::endpoint(std::uint64_t deadline_ns) const {
+  device::Endpoint mine = endpoint_;
+  mine.deadline_ns = deadline_ns;
+  if (traced_ != nullptr) mine.trace = timeline_->on_device();
+  return mine;
+}
+
+Status CudaBinding::queue(const void* parameters, std::int32_t ctas, CUstream_st* stream) const {
+  return launch_cooperative(kernel_, parameters, ctas, stream, name_);
+}
+
+Status CudaBinding::ready() const {
+  if (group_ == nullptr) return {StatusCode::kFailedPrecondition, name_ + ": not bound"};
+  if (failed_.ok()) return {};
+  return {StatusCode::kFailedPrecondition, name_ + ": an earlier launch failed: " + failed_.text()};
+}
+
+Status CudaBinding::enqueue(const ExecutorOptions& options, CUstream_st* stream, const Queue& queue) {
+  MK_RETURN_IF_ERROR(check_deadline(options.deadline).with_context(name_));
+  const OnDevice here(device_);
+  MK_RETURN_IF_ERROR(here.status());
+  MK_RETURN_IF_ERROR(prepare_trace(options.trace, stream));
+  return queue(static_cast<std::uint64_t>(std::chrono::nanoseconds(options.deadline).count()), stream);
+}
+
+Status CudaBinding::prepare_trace(Trace* trace, CUstream_st* stream) {
+  traced_ = nullptr;
+  if (trace == nullptr) return {};
+  cudaStreamCaptureStatus capture{};
+  MK_RETURN_IF_ERROR(cuda_status(cudaStreamIsCapturing(stream, &capture), "timeline: stream"));
+  if (capture != cudaStreamCaptureStatusNone)
+    return {StatusCode::kInvalidArgument, name_ + ": a launch that a graph captures is not traced"};
+  if (!timeline_) {
+    auto made = LaunchTrace::make();
+    if (!made.ok()) return made.status();
+    timeline_ = std::move(*made);
+  }
+  MK_RETURN_IF_ERROR(timeline_->clear(stream));
+  traced_ = trace;
+  return {};
+}
+
+Status CudaBinding::run(const ExecutorOptions& options, const Queue& queue) {
+  MK_RETURN_IF_ERROR(enqueue(options, state_.stream().get(), queue));
+  const OnDevice here(device_);
+  MK_RETURN_IF_ERROR(state_.stream().wait(name_));
+  return status();
+}
+
+Status CudaBinding::status() {
+  if (group_ == nullptr || !failed_.ok()) return failed_;
+  const OnDevice here(device_);
+  if (Trace* trace = std::exchange(traced_, nullptr)) MK_RETURN_IF_ERROR(timeline_->tell(*trace));
+  LaunchControl state{};
+  failed_ = state_.read(endpoint_.control, state);
+  if (failed_.ok()) failed_ = status_of_launch(state, *group_, topology_, rank_);
+  failed_ = failed_.with_context(name_);
+  return failed_;
+}
+
+}  // namespace mkernel::kernels

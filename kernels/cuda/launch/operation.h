@@ -1,0 +1,75 @@
+// An operation of the cuda executor: a binding, and launches of one kernel with operands of one type.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kernels/cuda/launch/binding.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// An operation adds its plan (requirements(), signature()), what refers to the workspace (attach()), what it
+/// refuses (check()) and the parameters of its kernel (launch()).
+template <class Arguments>
+class CudaOperation : public Operation<Arguments> {
+ public:
+  OpKind kind() const final { return kind_; }
+  Executor executor() const final { return Executor::kCuda; }
+  Status load(const CooperativeKernel& kernel, const Machine& machine) {
+    return binding_.load(kernel, machine);
+  }
+  void use_rings(std::shared_ptr<RingsOnDevice> rings) { binding_.use_rings(std::move(rings)); }
+  Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) final {
+    return binding_.bind(this->requirements(), group, workspace, first_lane, [this] { return attach(); });
+  }
+  /// The same for every launch; an operation that puts says how many.
+  std::uint64_t wire_bytes() const override { return 0; }
+
+  Status run(const Arguments& arguments, const ExecutorOptions& options) final {
+    MK_RETURN_IF_ERROR(accept(arguments));
+    return binding_.run(options, [&](std::uint64_t deadline, CUstream_st* stream) {
+      return launch(arguments, deadline, stream);
+    });
+  }
+  Status enqueue(const Arguments& arguments, const ExecutorOptions& options, CUstream_st* stream) final {
+    MK_RETURN_IF_ERROR(accept(arguments));
+    return binding_.enqueue(options, stream, [&](std::uint64_t deadline, CUstream_st* on) {
+      return launch(arguments, deadline, on);
+    });
+  }
+  Status status() final { return binding_.status(); }
+
+ protected:
+  CudaOperation(OpKind kind, std::string name, Topology topology, std::uint32_t rank)
+      : kind_(kind), binding_(std::move(name), std::move(topology), rank) {}
+
+  /// Makes what refers to workspace(), which is there now.
+  virtual Status attach() { return {}; }
+  /// Operands that are refused before anything is queued.
+  virtual Status check(const Arguments& arguments) const = 0;
+  virtual Status launch(const Arguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) = 0;
+
+  /// Queues the kernel with its parameters.
+  Status queue(const void* parameters, std::int32_t ctas, CUstream_st* stream) const {
+    return binding_.queue(parameters, ctas, stream);
+  }
+  device::Endpoint endpoint(std::uint64_t deadline_ns) const { return binding_.endpoint(deadline_ns); }
+  const Topology& topology() const { return binding_.topology(); }
+  std::uint32_t rank() const { return binding_.rank(); }
+  const SymmetricView& workspace() const { return binding_.workspace(); }
+  const std::string& machine() const { return binding_.machine(); }
+
+ private:
+  Status accept(const Arguments& arguments) const {
+    MK_RETURN_IF_ERROR(binding_.ready());
+    return check(arguments);
+  }
+
+  const OpKind kind_;
+  CudaBinding binding_;
+};
+
+}  // namespace mkernel::kernels

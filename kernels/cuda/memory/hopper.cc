@@ -1,0 +1,32 @@
+#include "kernels/cuda/memory/hopper.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/cuda/memory/error.h"
+
+namespace mkernel::kernels {
+
+Result<Machine> hopper_machine(std::string_view who, std::string_view named, std::int32_t at_most) {
+  const std::string name(who);
+  int device = 0;
+  MK_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), name + ": current device"));
+  cudaDeviceProp device_is{};
+  MK_RETURN_IF_ERROR(cuda_status(cudaGetDeviceProperties(&device_is, device), name + ": device properties"));
+  if (device_is.major != 9 || device_is.minor != 0) {
+    return Status(StatusCode::kUnimplemented, name + ": device " + std::to_string(device) +
+                                                  " has compute capability " +
+                                                  std::to_string(device_is.major) + "." +
+                                                  std::to_string(device_is.minor) + ", the kernels need 9.0");
+  }
+  const std::int32_t all = device_is.multiProcessorCount;
+  const std::int32_t sms = at_most != 0 ? std::min(all, at_most) : all;
+  if (named.empty()) return machine_of_device(device_is.name, sms);
+  auto machine = machine_named(named);
+  if (!machine.ok()) return Status(machine.status().code(), name + ": " + machine.status().text());
+  return machine->with_sms(sms);
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,87 @@
+#include "kernels/cuda/memory/tensor_map.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <string>
+
+#include "kernels/cuda/memory/driver_entry.h"
+#include "kernels/cuda/memory/error.h"
+
+namespace mkernel::kernels {
+namespace {
+
+static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
+
+CUtensorMapDataType driver_type(MatrixElement element) {
+  switch (element) {
+    case MatrixElement::kBf16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    case MatrixElement::kF16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case MatrixElement::kF32: break;
+  }
+  return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
+Status bad(std::string_view name, std::string_view field, std::int64_t value, const std::string& limit) {
+  return {StatusCode::kInvalidArgument, "matrix " + std::string(name) + ": " + std::string(field) + " is " +
+                                            std::to_string(value) + ", must be " + limit};
+}
+
+Status check(const MatrixView& view, std::int64_t leading, std::string_view name) {
+  constexpr std::int64_t kMaxExtent = std::int64_t{1} << 32;
+  constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
+  const std::int64_t element = bytes_of(view.element);
+  const auto address = reinterpret_cast<std::uintptr_t>(view.base);
+  if (view.base == nullptr) {
+    return {StatusCode::kInvalidArgument, "matrix " + std::string(name) + ": address is null"};
+  }
+  if (address % 16 != 0) return bad(name, "address modulo 16", static_cast<std::int64_t>(address % 16), "0");
+  if (view.rows < 1 || view.rows > kMaxExtent) return bad(name, "rows", view.rows, "in [1, 2^32]");
+  if (view.columns < 1 || view.columns > kMaxExtent)
+    return bad(name, "columns", view.columns, "in [1, 2^32]");
+  if (leading < view.columns) return bad(name, "leading dimension", leading, "at least the columns");
+  if (leading * element % 16 != 0 || leading * element >= kMaxStride) {
+    return bad(name, "leading dimension", leading,
+               "a multiple of " + std::to_string(16 / element) + " elements (16 bytes) and under 2^40 bytes");
+  }
+  if (view.box_rows < 1 || view.box_rows > 256) return bad(name, "box rows", view.box_rows, "in [1, 256]");
+  if (view.box_columns * element != 128) {
+    return bad(name, "box columns", view.box_columns, std::to_string(128 / element) + " (128 bytes)");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<TensorMap> encode_tensor_map(const MatrixView& view, std::string_view name) {
+  const std::int64_t leading = view.leading == 0 ? view.columns : view.leading;
+  MK_RETURN_IF_ERROR(check(view, leading, name));
+  constexpr unsigned kSince = 12000;  // first driver API version that has it
+  static const auto encode =
+      driver_entry<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled", kSince);
+  if (encode == nullptr) {
+    return Status(StatusCode::kUnavailable,
+                  "tensor map: there is no driver that has cuTensorMapEncodeTiled (CUDA 12.0)");
+  }
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(leading * bytes_of(view.element))};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(view.box_columns),
+                            static_cast<cuuint32_t>(view.box_rows)};
+  const cuuint32_t element_strides[] = {1, 1};
+  CUtensorMap map;
+  const CUresult outcome =
+      encode(&map, driver_type(view.element), 2, const_cast<void*>(view.base), extents, strides, box,
+             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (outcome != CUDA_SUCCESS) {
+    return Status(StatusCode::kInternal, "matrix " + std::string(name) +
+                                             ": cuTensorMapEncodeTiled failed with CUresult " +
+                                             std::to_string(static_cast<int>(outcome)));
+  }
+  TensorMap result;
+  std::memcpy(&result, &map, sizeof result);
+  return result;
+}
+
+}  // namespace mkernel::kernels

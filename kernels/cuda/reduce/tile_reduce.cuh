@@ -1,0 +1,221 @@
+// A product whose tiles are summed over ranks, on the cuda executor: what the CTAs of such a kernel do. The
+// operation says what becomes of the sums:
+//
+//   struct Operation {
+//     using Parameters = ...;  // derived from TileReduceParameters
+//     // A whole warp that has nothing else to do: sums own rows
+//     // (sum_slots.cuh), and does what follows, until nothing is left.
+//     // `warps` of them are called in a launch. No tile waits for it.
+//     template <class Config>
+//     static void spare_warp(const Parameters& p, std::uint32_t warps);
+//     // inter_send, over several nodes: one thread for each of
+//     // 0 .. kSenders - 1. put_partials() is one of them.
+//     static constexpr int kSenders;
+//     static void send(const Parameters& p, std::uint64_t epoch, int sender);
+//   };
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/comm/endpoint.cuh"
+#include "kernels/cuda/gemm/sm90_body.cuh"
+#include "kernels/cuda/gemm/sm90_share.cuh"
+#include "kernels/cuda/launch/end.cuh"
+#include "kernels/cuda/launch/relay.cuh"
+#include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/reduce/sum_slots.cuh"
+#include "kernels/cuda/reduce/tile_reduce_parameters.h"
+#include "kernels/cuda/sync/trace.cuh"
+#include "kernels/cuda/sync/wait.cuh"
+#include "kernels/plan/push_reduce_plan.h"
+#include "kernels/plan/put_partials_plan.h"
+
+namespace mkernel::kernels {
+
+/// The schedule's arithmetic needs more registers in the loading thread than a plain product's.
+template <Sm90Tile kTile, DataType kInput, Layout kLayoutB>
+struct TileReduceConfig : Sm90Config<kTile, kInput, kLayoutB, matrix_element(kInput)> {
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kMultiplyRegisters = 224;
+};
+
+/// Warps of CTA 0, its last ones, that do not sum: one watches the host, over several nodes some put.
+template <class Operation>
+__device__ __forceinline__ int reserved_warps(const TileReduceParameters& p) {
+  return p.units.others > 0 ? 1 + Operation::kSenders : 1;
+}
+
+/// Warps of a launch that get to spare_warp(): those of the CTAs that only sum, but for the reserved ones,
+/// and all multiplying ones.
+template <class Config, class Operation>
+__device__ __forceinline__ std::uint32_t spare_warps(const TileReduceParameters& p) {
+  const std::uint32_t reducing = p.reduce_ctas * (Config::kThreads / 32) - reserved_warps<Operation>(p);
+  return reducing + (gridDim.x - p.reduce_ctas) * Config::kMultiplyWarpgroups * 4;
+}
+
+/// compute: which tiles of the partial product this CTA computes, and who is told.
+template <class Config, class Operation>
+class TileReduceSchedule {
+ public:
+  using Parameters = typename Operation::Parameters;
+  static constexpr bool kWaits = false;
+
+  explicit __device__ __forceinline__ TileReduceSchedule(const Parameters& p) : p_(p) {}
+
+  __device__ __forceinline__ int tiles() const { return Share::tiles(p_.tiles.tiles(), p_.reduce_ctas); }
+  __device__ __forceinline__ int k_blocks() const { return p_.k_blocks; }
+
+  __device__ __forceinline__ Sm90TilePlace tile(int i) const {
+    const Rows rows = rows_of(i);
+    // Owners have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; the rows
+    // of the next owner, which the tile may reach into, are computed and not written.
+    constexpr std::int32_t kBeyond = 1 << 30;
+    const bool any = rows.first < p_.rows_of[rows.turn];
+    const int column = rows.column * Config::kTileN;
+    return {&p_.a,
+            &p_.b,
+            &p_.slots[(p_.endpoint.control->epoch & 1) * p_.tiles.turns() + rows.turn],
+            any ? p_.first_row[rows.turn] + rows.first : kBeyond,
+            column,
+            0,
+            any ? rows.first : kBeyond,
+            column};
+  }
+  __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
+
+  /// The tile lies in its slot at the reducer: says so there.
+  __device__ __forceinline__ void after_store(int i) const {
+    const Rows rows = rows_of(i);
+    if (rows.first >= p_.rows_of[rows.turn]) return;
+    std::uint64_t* ready =
+        p_.ready_there[rows.turn] + (rows.first / Config::kTileM) * p_.tiles.raster.columns() + rows.column;
+    const std::uint64_t count = PushReducePlan::count(p_.endpoint.control->epoch);
+    if (rows.turn % p_.sources() == p_.sources() - 1) {  // this rank reduces it
+      ptx::st_release_gpu(ready, count);
+    } else {
+      ptx::st_release_sys(ready, count);
+    }
+  }
+
+  /// Multiplying warps help with the sums after their last tile.
+  __device__ __forceinline__ void after_products() const {
+    Operation::template spare_warp<Config>(p_, spare_warps<Config, Operation>(p_));
+  }
+
+ private:
+  using Share = Sm90Share<Config>;
+  struct Rows {
+    std::int32_t turn;    ///< of the owner
+    std::int32_t first;   ///< of the owner's rows
+    std::int32_t column;  ///< of tiles
+  };
+  __device__ __forceinline__ Rows rows_of(int i) const {
+    const OwnerTiles::Place place = p_.tiles.place(Share::index(p_.reduce_ctas, i));
+    return {place.turn, Share::first_row(place.block), place.column};
+  }
+
+  const Parameters& p_;
+};
+
+/// One warp of CTA 0. A launch ends only when it has seen a word of this launch from every rank of the node,
+/// and an arrival of this launch from every rail peer: the two parities of slots and partials rest on it.
+/// Owners with rows wait for tiles and partials; for those without, words and puts for nothing are written
+/// and awaited.
+__device__ __forceinline__ void exchange_empty(const TileReduceParameters& p, std::uint64_t epoch) {
+  for (auto turn = static_cast<std::int32_t>(threadIdx.x % 32); turn < p.tiles.turns(); turn += 32) {
+    if (p.rows_of[turn] == 0) ptx::st_release_sys(p.ready_there[turn], PushReducePlan::count(epoch));
+  }
+  __syncwarp();
+  for (std::int32_t node_turn = 0; node_turn <= p.units.others; ++node_turn) {
+    if (p.rows_of[p.reduced(node_turn)] == 0 && !SumWait(p, epoch, node_turn, 0, 0).wait(p)) return;
+  }
+}
+
+struct ChunkToPut {
+  bool came;
+  ptx::SysReleased released;
+};
+
+/// inter_send: until a chunk, `count` of whose units `word` counts over all launches, lies here complete. It
+/// may then be put by this thread: the fence hands what was released at gpu scope on to who reads it for the
+/// put. (When it did not come, the fence costs nobody anything.)
+__device__ __forceinline__ ChunkToPut wait_chunk(const TileReduceParameters& p, const std::uint64_t* word,
+                                                 std::uint64_t count, std::int32_t chunk, SumStage stage) {
+  const DeviceWaitSite site{DeviceRole::kInterSend, DeviceTag::kChunkReady,
+                            static_cast<std::int32_t>(p.endpoint.rank), static_cast<std::uint32_t>(chunk)};
+  const bool came = wait_at_least(word, count, site, wait_scope(p, stage));
+  return {came, ptx::fence_acq_rel_sys()};
+}
+
+/// inter_send, one thread: puts the partials of every rail peer as they are staged, each one's next chunk in
+/// turn.
+__device__ __forceinline__ void put_partials(const TileReduceParameters& p, std::uint64_t epoch) {
+  const PartialsWire& wire = p.wire;
+  const PutPartialsPlan& plan = wire.plan;
+  constexpr DeviceRole kRole = DeviceRole::kInterSend;
+  for (std::int32_t chunk = 0; chunk < wire.chunks; ++chunk) {
+    for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
+      const std::int32_t units = wire.packed_units[turn];
+      if (chunk >= plan.chunks(units)) continue;
+      const std::int32_t begin = plan.chunk_begin(chunk, units), end = plan.chunk_begin(chunk + 1, units);
+      const auto [came, released] = wait_chunk(p, wire.staged + turn * wire.chunks + chunk,
+                                               (epoch + 1) * (end - begin), chunk, kAfterNode);
+      if (!came) return;
+      const std::uint64_t at = begin * PutPartialsPlan::kUnitBytes;
+      const std::int32_t sender_turn = p.units.others - 1 - turn;
+      if (!put(p.endpoint, p.owner[p.reduced(turn)], 0, {wire.region, plan.staged_offset(turn) + at},
+               {wire.region, plan.partial_offset(epoch, sender_turn) + at},
+               (end - begin) * PutPartialsPlan::kUnitBytes, kRole, released)) {
+        return;
+      }
+    }
+  }
+  // The next launch stages in the same place; and after the last one the operation may go.
+  for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
+    const std::uint64_t puts = (epoch + 1) * plan.chunks(wire.packed_units[turn]);
+    if (!wait_completed(p.endpoint, p.owner[p.reduced(turn)], 0, puts, kRole)) return;
+  }
+}
+
+/// intra_comm: a CTA of spare warps only, but for the first one. There the last warp is the relay and those
+/// before it are inter_send. The relay ends after everybody else, as their waits need it: the other warps of
+/// this CTA count themselves out as CTAs do.
+template <class Config, class Operation>
+__device__ __forceinline__ void tile_reduce_intra_comm(const typename Operation::Parameters& p) {
+  constexpr int kWarps = Config::kThreads / 32;
+  LaunchControl& control = *p.endpoint.control;
+  const std::uint64_t epoch = control.epoch;  // advanced only when every CTA has ended
+  const bool first = blockIdx.x == 0;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int spare = kWarps - (first ? reserved_warps<Operation>(p) : 0);
+  if (first && warp == 0) exchange_empty(p, epoch);
+  if (warp < spare) Operation::template spare_warp<Config>(p, spare_warps<Config, Operation>(p));
+  if (!first) return end_cta(control);
+  if (warp == kWarps - 1) {
+    relay_host(control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + kWarps - 1);
+  } else {
+    if (warp >= spare && threadIdx.x % 32 == 0) Operation::send(p, epoch, warp - spare);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::red_add_release_gpu(&control.exited, 1ULL);
+  }
+  end_launch(control, epoch);
+}
+
+/// The whole kernel; `memory`: Sm90Shared<Config>.
+template <class Config, class Operation>
+__device__ __forceinline__ void tile_reduce(const typename Operation::Parameters& p, std::byte* memory) {
+  begin_role(p.endpoint.trace);
+  // Costs nothing: every CTA begins with the epoch, which lies beside it.
+  if (p.endpoint.control->stopped != 0) return count_out(*p.endpoint.control);
+  if (static_cast<std::int32_t>(blockIdx.x) < p.reduce_ctas) {
+    tile_reduce_intra_comm<Config, Operation>(p);
+    end_role(p.endpoint.trace, DeviceRole::kIntraComm);
+  } else {
+    sm90_gemm(TileReduceSchedule<Config, Operation>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
+    end_cta(*p.endpoint.control);
+    end_role(p.endpoint.trace, DeviceRole::kCompute);
+  }
+}
+
+}  // namespace mkernel::kernels

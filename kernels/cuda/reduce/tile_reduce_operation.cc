@@ -1,0 +1,106 @@
+#include "kernels/cuda/reduce/tile_reduce_operation.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/plan/gemm_shape.h"
+#include "kernels/plan/tiles.h"
+
+namespace mkernel::kernels {
+
+TileReduceOperation::TileReduceOperation(OpKind kind, const TileReducePlan& plan, const GemmShape& shape,
+                                         Topology topology, std::uint32_t rank)
+    : CudaGemmOperation(kind, shape, std::move(topology), rank), plan_(plan) {}
+
+Status TileReduceOperation::attach() {
+  const std::int32_t turns = plan_.tiles.turns();
+  std::vector<TensorMap> maps(2 * turns);
+  for (std::int32_t i = 0; i < 2 * turns; ++i) {
+    const std::byte* slot =
+        reducer_of(i % turns) + plan_.reduce.slot_offset(i / turns, node_turn(i % turns), local());
+    // A map has at least one row; the kernel keeps clear of that of an owner without rows.
+    const std::int64_t rows = std::max<std::int64_t>(1, plan_.reduce.rows_of(plan_.owners[i % turns]));
+    auto map =
+        encode_tensor_map(sm90_c_view(matrix_element(shape().dtype), slot, rows, shape().n), "workspace");
+    if (!map.ok()) return map.status();
+    maps[i] = *map;
+  }
+  const auto keep = [](Result<DeviceBuffer> made, DeviceBuffer& buffer) -> Status {
+    if (made.ok()) buffer = std::move(made).value();
+    return made.status();
+  };
+  MK_RETURN_IF_ERROR(keep(DeviceBuffer::holding(maps, "tensor maps of the slots"), slots_));
+  MK_RETURN_IF_ERROR(keep(DeviceBuffer::zeroed(sizeof(std::uint64_t), "claims of sums"), claimed_));
+  const std::uint64_t staged = sizeof(std::uint64_t) * plan_.rail_peers().size() * plan_.most_chunks();
+  if (staged == 0) return {};
+  return keep(DeviceBuffer::zeroed(staged, "counts of staged units"), staged_);
+}
+
+Status TileReduceOperation::describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const {
+  auto a = encode_tensor_map(sm90_a_view(plan_.tile, shape().dtype, arguments.a, shape().m, shape().k), "a");
+  if (!a.ok()) return a.status();
+  p.a = *a;
+  auto b =
+      encode_tensor_map(sm90_b_view(shape().dtype, shape().b_layout, arguments.b, shape().n, shape().k), "b");
+  if (!b.ok()) return b.status();
+  p.b = *b;
+  if (const auto beyond = reinterpret_cast<std::uintptr_t>(arguments.c) % 16; beyond != 0) {
+    return {StatusCode::kInvalidArgument, std::string(name_of(kind())) + ": matrix c: address modulo 16 is " +
+                                              std::to_string(beyond) + ", must be 0"};
+  }
+  return {};
+}
+
+void TileReduceOperation::describe_workspace(TileReduceParameters& p) const {
+  const PushReducePlan& reduce = plan_.reduce;
+  for (std::int32_t turn = 0; turn < plan_.tiles.turns(); ++turn) {
+    const std::int32_t owner = plan_.owners[turn];
+    p.ready_there[turn] =
+        reinterpret_cast<std::uint64_t*>(reducer_of(turn) + reduce.ready_offset(node_turn(turn), local()));
+    p.owner[turn] = owner;
+    p.first_row[turn] = static_cast<std::int32_t>(reduce.first_row(owner));
+    p.rows_of[turn] = static_cast<std::int32_t>(reduce.rows_of(owner));
+  }
+  for (std::int32_t source = 0; source < reduce.sources; ++source)
+    p.source_rank[source] = static_cast<std::int32_t>(topology().rank_at(topology().node_of(rank()), source));
+  p.ready = reinterpret_cast<const std::uint64_t*>(workspace().mine + reduce.ready_offset(0, 0));
+  p.ready_words = reduce.ready_offset(0, 1) / sizeof(std::uint64_t);
+  for (std::uint64_t epoch : {0, 1}) p.slots_here[epoch] = workspace().mine + reduce.slot_offset(epoch, 0, 0);
+  p.slot_bytes = reduce.slot_bytes();
+  p.columns = static_cast<std::int32_t>(reduce.columns);
+}
+
+void TileReduceOperation::describe_wire(PartialsWire& wire) const {
+  wire.plan = plan_.partials;
+  wire.workspace = workspace().mine;
+  wire.region = workspace().region;
+  wire.staged = static_cast<std::uint64_t*>(staged_.get());
+  wire.chunks = plan_.most_chunks();
+  const std::int32_t sources = plan_.reduce.sources;
+  for (std::int32_t turn = sources - 1; turn < plan_.tiles.turns(); turn += sources)
+    wire.packed_units[node_turn(turn)] = plan_.packed_units(plan_.owners[turn]);
+}
+
+Status TileReduceOperation::describe(const GemmArguments& arguments, std::uint64_t deadline_ns,
+                                     TileReduceParameters& p) const {
+  MK_RETURN_IF_ERROR(describe_operands(arguments, p));
+  describe_workspace(p);
+  describe_wire(p.wire);
+  p.slots = static_cast<const TensorMap*>(slots_.get());
+  p.claimed = static_cast<std::uint64_t*>(claimed_.get());
+  p.endpoint = endpoint(deadline_ns);
+  p.tiles = plan_.tiles;
+  p.units = plan_.units;
+  p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
+  p.reduce_ctas = plan_.reduce_ctas;
+  return {};
+}
+
+std::byte* TileReduceOperation::reducer_of(std::int32_t turn) const {
+  return workspace().node[topology().local_of(plan_.owners[turn])];
+}
+
+}  // namespace mkernel::kernels

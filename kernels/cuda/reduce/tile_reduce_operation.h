@@ -1,0 +1,46 @@
+// What the operations of the cuda executor that sum tiles over ranks have in common on the host's side.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/launch/gemm_operation.h"
+#include "kernels/cuda/memory/buffer.h"
+#include "kernels/cuda/reduce/tile_reduce_parameters.h"
+#include "kernels/plan/tile_reduce_plan.h"
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+
+class TileReduceOperation : public CudaGemmOperation {
+ protected:
+  TileReduceOperation(OpKind kind, const TileReducePlan& plan, const GemmShape& shape, Topology topology,
+                      std::uint32_t rank);
+
+  /// Maps of this rank's slot at every reducer; they stay as long as the workspace does.
+  Status attach() override;
+
+  /// Everything but own_c. Refuses operands that TMA cannot read and a c that is not aligned to 16 bytes.
+  Status describe(const GemmArguments& arguments, std::uint64_t deadline_ns, TileReduceParameters& p) const;
+
+  const TileReducePlan& plan() const { return plan_; }
+  /// Of the grid.
+  std::int32_t ctas() const { return plan_.reduce_ctas + plan_.compute_ctas; }
+  std::int32_t local() const { return static_cast<std::int32_t>(topology().local_of(rank())); }
+  std::int32_t node_turn(std::int32_t turn) const { return turn / plan_.reduce.sources; }
+  /// Workspace of the rank of this node that reduces for the owner at `turn`.
+  std::byte* reducer_of(std::int32_t turn) const;
+
+ private:
+  Status describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const;
+  void describe_workspace(TileReduceParameters& p) const;
+  void describe_wire(PartialsWire& wire) const;
+
+  const TileReducePlan plan_;
+  DeviceBuffer slots_;    ///< TensorMap [epoch parity][turn]
+  DeviceBuffer claimed_;  ///< TileReduceParameters::claimed
+  DeviceBuffer staged_;   ///< PartialsWire::staged
+};
+
+}  // namespace mkernel::kernels

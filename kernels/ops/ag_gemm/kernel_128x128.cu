@@ -1,7 +1,0 @@
-#include "kernels/ops/ag_gemm/kernel.cuh"
-
-namespace mkernel::kernels {
-
-template CooperativeKernel ag_gemm_kernel_of<Sm90Tile::k128x128>(const GemmShape&);
-
-}  // namespace mkernel::kernels

@@ -1,7 +1,0 @@
-#include "kernels/ops/gemm_ar/kernel.cuh"
-
-namespace mkernel::kernels {
-
-template CooperativeKernel gemm_ar_kernel_of<Sm90Tile::k256x128>(const GemmShape&);
-
-}  // namespace mkernel::kernels

@@ -1,7 +1,0 @@
-#include "kernels/ops/gemm_rs/kernel.cuh"
-
-namespace mkernel::kernels {
-
-template CooperativeKernel gemm_rs_kernel_of<Sm90Tile::k128x64>(const GemmShape&);
-
-}  // namespace mkernel::kernels

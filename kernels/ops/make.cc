@@ -1,0 +1,73 @@
+#include "kernels/ops/make.h"
+
+#include <string>
+#include <utility>
+
+#include "kernels/plan/gemm_shape.h"
+
+namespace mkernel::kernels {
+namespace {
+
+/// OK for an executor that there is.
+Status check_executor(OpKind kind, Executor executor) {
+  if (executor == Executor::kCpu || executor == Executor::kCuda) return {};
+  return {StatusCode::kInvalidArgument, std::string(name_of(kind)) + ": executor = " +
+                                            std::to_string(static_cast<std::uint32_t>(executor)) +
+                                            ", must be cpu (0) or cuda (1)"};
+}
+
+/// For the operations that the cuda executor does not have.
+Status check_on_cpu(OpKind kind, Executor executor) {
+  MK_RETURN_IF_ERROR(check_executor(kind, executor));
+  if (executor == Executor::kCpu) return {};
+  return {StatusCode::kUnimplemented,
+          std::string(name_of(kind)) + ": the cuda executor does not have this operation yet"};
+}
+
+Result<std::unique_ptr<GemmOperation>> make_gemm_on_cpu(OpKind kind, const GemmShape& shape,
+                                                        Topology topology, const GemmPlanOptions& plan) {
+  if (plan != GemmPlanOptions{}) {
+    return Status(StatusCode::kInvalidArgument,
+                  std::string(name_of(kind)) + ": the cpu executor has no GemmPlanOptions to override");
+  }
+  switch (kind) {
+    case OpKind::kAgGemm: return make_cpu_ag_gemm(shape, std::move(topology));
+    case OpKind::kGemmRs: return make_cpu_gemm_rs(shape, std::move(topology));
+    default: return make_cpu_gemm_ar(shape, std::move(topology));
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<GemmOperation>> make_gemm(OpKind kind, const GemmShape& shape, const GroupView& group,
+                                                 const MakeOptions& options) {
+  if (kind != OpKind::kAgGemm && kind != OpKind::kGemmRs && kind != OpKind::kGemmAr) {
+    return Status(StatusCode::kInvalidArgument, std::string("make_gemm: kind is ") + name_of(kind) +
+                                                    ", must be ag_gemm, gemm_rs or gemm_ar");
+  }
+  MK_RETURN_IF_ERROR(check_executor(kind, options.executor));
+  auto topology = Topology::of(group);
+  if (!topology.ok()) return topology.status();
+  if (options.executor == Executor::kCpu)
+    return make_gemm_on_cpu(kind, shape, std::move(topology).value(), options.plan);
+  return make_gemm_on_gpu(kind, shape, group, std::move(topology).value(), options);
+}
+
+Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const GroupView& group,
+                                               const MakeOptions& options) {
+  MK_RETURN_IF_ERROR(check_on_cpu(OpKind::kMoeDispatchGemm, options.executor));
+  auto topology = Topology::of(group);
+  if (!topology.ok()) return topology.status();
+  return make_cpu_moe(shape, topology.value());
+}
+
+Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
+                                                           const GroupView& group,
+                                                           const MakeOptions& options) {
+  MK_RETURN_IF_ERROR(check_on_cpu(OpKind::kRingAttention, options.executor));
+  auto topology = Topology::of(group);
+  if (!topology.ok()) return topology.status();
+  return make_cpu_attention(shape, topology.value());
+}
+
+}  // namespace mkernel::kernels

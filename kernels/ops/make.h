@@ -1,0 +1,72 @@
+// Makes the operations, on either executor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/base/views.h"
+#include "kernels/ops/ag_gemm/cuda_plan.h"
+#include "kernels/ops/ag_gemm/plan.h"
+#include "kernels/plan/reduce_plan.h"
+#include "kernels/plan/tile_reduce_plan.h"
+#include "kernels/plan/topology.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+class CudaGemmOperation;
+class RingsOnDevice;
+
+/// What runs an operation, and with what.
+struct MakeOptions {
+  Executor executor = Executor::kCpu;
+  // cuda executor
+  int device = -1;  ///< as CUDA counts the GPUs of this process
+  std::shared_ptr<RingsOnDevice>
+      rings;             ///< of the session, claimed on that GPU; null for a group on one node
+  GemmPlanOptions plan;  ///< of a GEMM operation
+};
+
+/// Plans an operation on this rank of `group`. Errors: kInvalidArgument naming field, value and limit (the
+/// shape, `kind`, the executor, plan options on the cpu executor); kUnimplemented (the cuda executor does not
+/// have the operation, or this build has no cuda executor); kUnavailable (no device). `kind`: kAgGemm,
+/// kGemmRs or kGemmAr.
+Result<std::unique_ptr<GemmOperation>> make_gemm(OpKind kind, const GemmShape& shape, const GroupView& group,
+                                                 const MakeOptions& options = {});
+Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const GroupView& group,
+                                               const MakeOptions& options = {});
+Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
+                                                           const GroupView& group,
+                                                           const MakeOptions& options = {});
+
+// One maker per operation and executor, each in the operation's folder. Tests call them to override more of a
+// plan.
+
+Result<std::unique_ptr<GemmOperation>> make_cpu_ag_gemm(const GemmShape& shape, Topology topology,
+                                                        const AgGemmOptions& options = {});
+Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_rs(const GemmShape& shape, Topology topology,
+                                                        const ReduceOptions& options = {});
+Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, Topology topology,
+                                                        const ReduceOptions& options = {});
+Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology);
+Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
+                                                               const Topology& topology);
+
+/// For the current device. Errors: the plan's make(); kUnavailable without a device; kUnimplemented on one
+/// that is not of compute capability 9.0.
+Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& shape, Topology topology,
+                                                             std::uint32_t rank,
+                                                             const AgGemmCudaOptions& options = {});
+Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& shape, Topology topology,
+                                                             std::uint32_t rank,
+                                                             const TileReduceOptions& options = {});
+Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& shape, Topology topology,
+                                                             std::uint32_t rank,
+                                                             const TileReduceOptions& options = {});
+
+/// The cuda executor's part of make_gemm(): one of these on `options.device`.
+Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
+                                                        const GroupView& group, Topology topology,
+                                                        const MakeOptions& options);
+
+}  // namespace mkernel::kernels

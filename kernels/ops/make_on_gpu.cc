@@ -1,0 +1,39 @@
+// The cuda executor's part of make_gemm().
+#include <utility>
+
+#include "kernels/cuda/launch/gemm_operation.h"
+#include "kernels/cuda/memory/on_device.h"
+#include "kernels/ops/make.h"
+
+namespace mkernel::kernels {
+namespace {
+
+Result<std::unique_ptr<CudaGemmOperation>> make(OpKind kind, const GemmShape& shape, Topology topology,
+                                                std::uint32_t rank, const GemmPlanOptions& plan) {
+  if (kind == OpKind::kAgGemm) {
+    return make_cuda_ag_gemm(shape, std::move(topology), rank,
+                             {.comm_ctas = plan.comm_ctas,
+                              .sms = plan.sms,
+                              .nic_gbytes = plan.nic_gbytes,
+                              .machine = plan.machine});
+  }
+  const TileReduceOptions reduce{.reduce_ctas = plan.comm_ctas, .sms = plan.sms, .machine = plan.machine};
+  return kind == OpKind::kGemmRs ? make_cuda_gemm_rs(shape, std::move(topology), rank, reduce)
+                                 : make_cuda_gemm_ar(shape, std::move(topology), rank, reduce);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
+                                                        const GroupView& group, Topology topology,
+                                                        const MakeOptions& options) {
+  const OnDevice here(options.device);
+  MK_RETURN_IF_ERROR(here.status());
+  auto made = make(kind, shape, std::move(topology), group.rank(), options.plan);
+  if (!made.ok()) return made.status();
+  (*made)->use_rings(options.rings);
+  (*made)->tell_overrides(options.plan);
+  return std::unique_ptr<GemmOperation>(std::move(*made));
+}
+
+}  // namespace mkernel::kernels

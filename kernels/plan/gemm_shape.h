@@ -1,0 +1,33 @@
+// What the three GEMM operations check and say about a shape before anything is planned.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/base/types.h"
+#include "kernels/plan/topology.h"
+
+namespace mkernel::kernels {
+
+/// "ag_gemm", "gemm_rs", "gemm_ar", ...
+const char* name_of(OpKind kind);
+
+/// Refuses sizes below 1, sizes that a BLAS call or one put cannot take, unknown types and layouts:
+/// kInvalidArgument with field, value and limit.
+Status check_shape(OpKind kind, const GemmShape& shape);
+
+/// The same, and what only the kernels of the cuda executor refuse: kInvalidArgument for more than
+/// `most_ranks` ranks, for rows that TMA cannot move (n % 8, k % 8), and for a number of CTAs `comm_ctas`
+/// that is not even and within half of the `sms` multiprocessors, or for too few of these.
+Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t most_ranks,
+                    std::int32_t comm_ctas, std::int32_t sms);
+
+/// Refuses operands that are null although `rank` of `world` has elements there: kInvalidArgument naming the
+/// field.
+Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& arguments, std::uint32_t rank,
+                      std::uint32_t world);
+
+/// "ag_gemm m=4096 n=1024 k=4096 bf16 row-major"
+std::string signature_of(OpKind kind, const GemmShape& shape);
+
+}  // namespace mkernel::kernels

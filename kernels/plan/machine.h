@@ -1,0 +1,70 @@
+// What a machine can do, as plans assume it. The one place for such numbers: rates that were measured, or
+// that a data sheet gives.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+
+/// A GPU and its links. Plain data: a caller may change any of it. All ranks of a group plan with the same.
+struct Machine {
+  std::string_view name;      ///< static text
+  bool measured = false;      ///< false: the rates are those of a data sheet, or assumed to be the H200's
+  std::int32_t sms = 0;       ///< multiprocessors that a kernel may use
+  std::int32_t gpc_sms = 18;  ///< multiprocessors of a GPC, whose equal requests reach L2 as one
+
+  // One multiprocessor.
+  double clock = 0;                  ///< cycles a second under load
+  double tensor_operations = 0;      ///< a cycle, 16-bit operands, dense
+  double tensor_share = 0.95;        ///< of these that a main loop reaches
+  double l2_bytes = 48;              ///< a cycle, while all multiprocessors ask
+  double product_operations = 6e12;  ///< a second, over the whole of a large product
+
+  // One CTA that communicates, bytes a second.
+  double push_bytes = 46e9;      ///< stored at other ranks of the node
+  double load_bytes = 52e9;      ///< taken up from memory
+  double load_seconds = 110e-9;  ///< that each such load costs beside
+  double prepare_bytes = 20e9;   ///< taken up for the wire, where chunks wait for each other's puts
+  double sum_bytes = 24e9;       ///< summed and pushed on, all sources read and all stores counted
+
+  // Links and wire, bytes a second that one GPU sends.
+  double links_bulk = 345e9;   ///< bulk copies over NVLink
+  double links_store = 354e9;  ///< tensor stores over NVLink
+  double nic = 50e9;           ///< to other nodes: a 400 Gb/s NIC per GPU
+
+  // Seconds.
+  double launch = 3e-6;         ///< from the launch to the first load
+  double last_stores = 3e-6;    ///< from the last sum to the end of the launch
+  double push_latency = 3e-6;   ///< from a push to the waiter that sees it
+  double wire_latency = 15e-6;  ///< from a chunk that may be put to one that has arrived
+
+  /// The same machine with so many multiprocessors.
+  constexpr Machine with_sms(std::int32_t count) const {
+    Machine other = *this;
+    other.sms = count;
+    return other;
+  }
+};
+
+/// Everything measured (tests/perf/results/h200*.json).
+inline constexpr Machine kH200{
+    .name = "H200", .measured = true, .sms = 132, .clock = 1.755e9, .tensor_operations = 4096};
+/// Data sheet of the H100 SXM5: the tensor cores and links of an H200.
+inline constexpr Machine kH100{.name = "H100", .sms = 132, .clock = 1.755e9, .tensor_operations = 4096};
+/// Data sheet of the H20: 148 TFLOP/s on 78 multiprocessors, the links of an H200.
+inline constexpr Machine kH20{
+    .name = "H20", .sms = 78, .clock = 1.83e9, .tensor_operations = 1024, .product_operations = 1.7e12};
+
+/// The machine of this name ("H200", "H100", "H20"; case matters). kInvalidArgument names the field
+/// `machine`, the value and what there is.
+Result<Machine> machine_named(std::string_view name);
+
+/// The machine of a device that CUDA calls `device_name` ("NVIDIA H200"), with `sms` multiprocessors. One
+/// that is not known counts as an H100.
+Machine machine_of_device(std::string_view device_name, std::int32_t sms);
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,79 @@
+// Plan of the all-gather of rows as the cuda executor does it: every rank pushes its rows into the slab of
+// every other rank of its node, and puts them into those of its rail peers, which push them on. Pure; the
+// same on every rank, on host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/divisor.h"
+#include "kernels/plan/row_parts.h"
+#include "proto/abi/host_device.h"
+
+namespace mkernel::kernels {
+
+/// Its part of the symmetric workspace:
+///   ready[source][chunk]   64-bit words: shares of the chunk that have come, over all launches
+///   slab[epoch parity]     the rows of all sources, one source behind the other; a rank's own are used only
+///                          when there is another node to put them to. Of a source first part 0 of all its
+///                          rows, then part 1, ...
+/// A chunk is one part (along k) of a block of rows; the parts of a block follow each other, so that a
+/// product of these rows can begin when a part of them is here. A word per chunk instead of one count per
+/// source (exchange/gather_plan.h), because several CTAs push at their own pace: a sum over chunks would not
+/// say which of them are whole. Two slabs are enough for the reason given there, as long as no launch ends
+/// before its own puts are completed: the next but one overwrites what they are read from. Every source has
+/// at least one block, if need be an empty one. A chunk is one put: it has no more than block_rows times
+/// kFanOutPieceBytes (cuda/comm/fan_out.cuh), far below abi::kMaxPutBytes.
+struct PushGatherPlan {
+  std::int64_t rows = 0;  ///< of all sources; below 2^31
+  RowParts row;           ///< row_bytes: a multiple of 16
+  Divisor world;
+  Divisor block_rows;
+  Divisor shares;  ///< CTAs that share every chunk: what a launch adds to each word
+
+  /// floor(rows * source / world), without a division of 64 bits.
+  MK_HOST_DEVICE std::int64_t first_row(std::int32_t source) const {
+    const auto all = static_cast<std::int32_t>(rows);
+    return std::int64_t{all / world} * source + all % world * source / world;
+  }
+  MK_HOST_DEVICE std::int64_t rows_of(std::int32_t source) const {
+    return first_row(source + 1) - first_row(source);
+  }
+  /// Of the source that has most.
+  MK_HOST_DEVICE std::int64_t max_rows() const { return world.ceil(static_cast<std::int32_t>(rows)); }
+  MK_HOST_DEVICE std::int32_t blocks(std::int64_t rows_of_source) const {
+    const std::int32_t count = block_rows.ceil(static_cast<std::int32_t>(rows_of_source));
+    return count > 0 ? count : 1;
+  }
+  MK_HOST_DEVICE std::int32_t chunks(std::int32_t source) const {
+    return blocks(rows_of(source)) * row.parts;
+  }
+  MK_HOST_DEVICE std::int32_t max_chunks() const { return blocks(max_rows()) * row.parts; }
+
+  /// Value of a chunk's word from which the chunk of launch `epoch` is there.
+  MK_HOST_DEVICE std::uint64_t count(std::uint64_t epoch) const { return (epoch + 1) * shares; }
+
+  MK_HOST_DEVICE std::uint64_t ready_offset(std::int32_t source) const {
+    return std::uint64_t{8} * source * max_chunks();
+  }
+  MK_HOST_DEVICE std::uint64_t slab_offset(std::uint64_t epoch, std::int32_t source) const {
+    const std::uint64_t words = (ready_offset(world) + 127) / 128 * 128;
+    return words + ((epoch & 1) * rows + first_row(source)) * row.row_bytes;
+  }
+  /// Where a part of the source's rows begins in its slab: [rows, row.bytes(part)].
+  MK_HOST_DEVICE std::uint64_t part_offset(std::int32_t source, std::int32_t part) const {
+    return static_cast<std::uint64_t>(rows_of(source) * row.begin(part));
+  }
+  /// Where a chunk lies in the source's slab: [block's rows, row.bytes(part)], and how long it is.
+  MK_HOST_DEVICE std::uint64_t chunk_offset(std::int32_t source, std::int32_t chunk) const {
+    const std::int32_t part = chunk % row.parts;
+    return part_offset(source, part) +
+           static_cast<std::uint64_t>(chunk / row.parts * std::int64_t{block_rows} * row.bytes(part));
+  }
+  MK_HOST_DEVICE std::uint64_t chunk_bytes(std::int32_t source, std::int32_t chunk) const {
+    const std::int64_t most = block_rows, behind = rows_of(source) - chunk / row.parts * most;
+    return static_cast<std::uint64_t>((behind < most ? behind : most) * row.bytes(chunk % row.parts));
+  }
+  MK_HOST_DEVICE std::uint64_t workspace_bytes() const { return slab_offset(1, world); }
+};
+
+}  // namespace mkernel::kernels

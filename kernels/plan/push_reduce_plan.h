@@ -1,0 +1,58 @@
+// Plan of the reduce-scatter of tiles inside a node as the cuda executor does it: every rank pushes its
+// partial tiles into a slot of its own at their reducer, who sums the slots of its node. The reducer of an
+// owner is the rank of the node with the owner's local index: on the owner's node itself. Pure; the same on
+// every rank, on host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "proto/abi/host_device.h"
+
+namespace mkernel::kernels {
+
+/// A reducer's part of the symmetric workspace:
+///   ready[node turn][source][row tile][column tile]
+///                                64-bit words: launches for which the source's tile has come
+///   slot[epoch parity][node turn][source]
+///                                the source's partial of the owner's rows, [rows of the owner, columns], 16
+///                                bits each
+/// `source`: local index on this node. `node turn`: whose rows they are, the reducer's own last
+/// (plan/owner_tiles.h). Every word has one writer, who stores it. Two parities are enough: a launch ends
+/// only when it has seen a word of this launch from every rank of its node (an owner without rows gets one
+/// for nothing, tile 0), and a rank's launch e + 1 begins when its launch e, with all reads of the slots, is
+/// over. So whoever is in launch e + 2 knows that nobody reads the slots of launch e any more.
+struct PushReducePlan {
+  std::int64_t rows = 0;     ///< of all owners
+  std::int64_t columns = 0;  ///< a multiple of 8
+  std::int32_t world = 1;    ///< owners
+  std::int32_t sources = 1;  ///< ranks of a node; divides `world`
+  std::int32_t tile_rows = 1;
+  std::int32_t tile_columns = 1;
+
+  MK_HOST_DEVICE std::int64_t first_row(std::int32_t owner) const { return rows * owner / world; }
+  MK_HOST_DEVICE std::int64_t rows_of(std::int32_t owner) const {
+    return first_row(owner + 1) - first_row(owner);
+  }
+  MK_HOST_DEVICE std::int32_t nodes() const { return world / sources; }
+  /// Of the owner that has most.
+  MK_HOST_DEVICE std::int64_t max_rows() const { return (rows + world - 1) / world; }
+  MK_HOST_DEVICE std::int64_t row_tiles() const { return (max_rows() + tile_rows - 1) / tile_rows; }
+  MK_HOST_DEVICE std::int64_t column_tiles() const { return (columns + tile_columns - 1) / tile_columns; }
+
+  /// Value of a word from which the tile of launch `epoch` is there.
+  static MK_HOST_DEVICE std::uint64_t count(std::uint64_t epoch) { return epoch + 1; }
+
+  MK_HOST_DEVICE std::uint64_t ready_offset(std::int32_t node_turn, std::int32_t source) const {
+    return (node_turn * sources + source) * row_tiles() * column_tiles() * 8;
+  }
+  MK_HOST_DEVICE std::uint64_t slot_bytes() const { return (max_rows() * columns * 2 + 127) / 128 * 128; }
+  MK_HOST_DEVICE std::uint64_t slot_offset(std::uint64_t epoch, std::int32_t node_turn,
+                                           std::int32_t source) const {
+    const std::uint64_t words = (ready_offset(nodes(), 0) + 127) / 128 * 128;
+    return words +
+           (static_cast<std::int32_t>(epoch & 1) * world + node_turn * sources + source) * slot_bytes();
+  }
+  MK_HOST_DEVICE std::uint64_t workspace_bytes() const { return slot_offset(1, nodes(), 0); }
+};
+
+}  // namespace mkernel::kernels

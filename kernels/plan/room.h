@@ -1,0 +1,20 @@
+// Whether a group and a workspace hold what an operation needs of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/base/types.h"
+#include "kernels/base/views.h"
+#include "kernels/plan/topology.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+
+/// kInvalidArgument when the workspace is too small or not mapped for every rank of the node, or when the
+/// group does not have the lanes from `first_lane` on, each naming what there is and what is needed. `name`
+/// begins the error.
+Status check_room(const std::string& name, const Requirements& needs, const Topology& topology,
+                  const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane);
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,96 @@
+// The tiles that the GEMM body is built for, and which one a shape gets. Pure functions.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/types.h"
+#include "kernels/plan/machine.h"
+#include "kernels/plan/raster.h"
+#include "proto/abi/host_device.h"
+
+namespace mkernel::kernels {
+
+/// Rows x columns of one CTA's tile.
+enum class Sm90Tile : std::uint32_t { k128x256 = 0, k256x128 = 1, k128x128 = 2, k128x64 = 3 };
+inline constexpr Sm90Tile kSm90Tiles[] = {Sm90Tile::k128x256, Sm90Tile::k256x128, Sm90Tile::k128x128,
+                                          Sm90Tile::k128x64};
+inline constexpr int kSm90TileK = 64;
+
+constexpr int tile_rows(Sm90Tile tile) {
+  return tile == Sm90Tile::k256x128 ? 256 : 128;
+}
+constexpr int tile_columns(Sm90Tile tile) {
+  return tile == Sm90Tile::k128x256 ? 256 : tile == Sm90Tile::k128x64 ? 64 : 128;
+}
+/// CTAs of a stacked cluster.
+constexpr int tile_cluster(Sm90Tile tile) {
+  return tile == Sm90Tile::k128x64 ? 1 : 2;
+}
+/// How the two CTAs of a cluster lie: one below the other, sharing b, or side by side, sharing a. Stacked
+/// loads less (tiles are wide rather than high); side by side, a last and nearly empty row of tiles costs
+/// half as much.
+enum class Sm90Cluster : std::uint32_t { kStacked = 0, kSideBySide = 1 };
+
+constexpr int cluster_rows(Sm90Tile tile, Sm90Cluster cluster) {
+  return cluster == Sm90Cluster::kStacked ? tile_cluster(tile) : 1;
+}
+constexpr int cluster_columns(Sm90Cluster cluster) {
+  return cluster == Sm90Cluster::kStacked ? 1 : 2;
+}
+
+/// Whether what whole waves of tiles leave over may be cut into narrow tiles (plan/deal.h), and how wide.
+inline constexpr int kSm90TailColumns = 64;
+constexpr bool has_tail(Sm90Tile tile) {
+  return tile_rows(tile) == 128 && tile_columns(tile) > kSm90TailColumns;
+}
+
+constexpr std::int32_t tail_parts(Sm90Tile tile) {
+  return tile_columns(tile) / kSm90TailColumns;
+}
+
+/// As many as fit beside 32 KiB for the output.
+constexpr int tile_stages(Sm90Tile tile) {
+  return (227 - 33) * 1024 / ((tile_rows(tile) + tile_columns(tile)) * kSm90TileK * 2);
+}
+
+/// The loads (boxes) of an operand, shared by `parts` CTAs of a cluster: each loads as many as the others,
+/// and of fewer boxes than CTAs the last CTA all.
+struct Sm90Boxes {
+  int boxes, parts;
+
+  MK_HOST_DEVICE constexpr int each() const { return (boxes + parts - 1) / parts; }
+  /// Of those of CTA `part`.
+  MK_HOST_DEVICE constexpr int first(int part) const { return part * boxes / parts; }
+  MK_HOST_DEVICE constexpr bool none(int part) const { return boxes < parts && part < parts - 1; }
+};
+
+/// How a product is cut and spread over the SMs.
+struct Sm90Plan {
+  Sm90Tile tile = Sm90Tile::k128x256;
+  Raster raster;          ///< of cluster tiles: the tiles of the CTAs of a cluster
+  std::int32_t ctas = 0;  ///< a multiple of the cluster; each computes every (ctas / cluster)-th cluster tile
+  Sm90Cluster cluster = Sm90Cluster::kStacked;
+  std::int32_t whole =
+      0;  ///< cluster tiles that are computed whole: those after them are the tail of the deal
+
+  std::int32_t cluster_ctas() const { return cluster_rows(tile, cluster) * cluster_columns(cluster); }
+  std::int32_t clusters() const { return ctas / cluster_ctas(); }
+};
+
+/// Cycles that an SM needs for `columns` columns of a tile (all of them, or kSm90TailColumns), all SMs at
+/// work.
+double tile_cycles(const Machine& machine, std::int64_t k, Sm90Tile tile, std::int32_t columns,
+                   Sm90Cluster cluster = Sm90Cluster::kStacked);
+
+/// Without tail: the stacked tile with the smallest estimated time on `machine`, its order, and
+/// as many CTAs as are of use. m, n, k >= 1.
+Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine);
+/// The same for a tile that the caller has chosen.
+Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine, Sm90Tile tile,
+                   Sm90Cluster cluster = Sm90Cluster::kStacked);
+/// `plan` with the tail that makes it fastest: what its last whole wave leaves over, or none.
+Sm90Plan with_best_tail(const GemmShape& shape, const Machine& machine, Sm90Plan plan);
+/// The best of both kinds of clusters, with or without tail; bands as suit the number of tiles.
+Sm90Plan plan_sm90_any_cluster(const GemmShape& shape, const Machine& machine);
+
+}  // namespace mkernel::kernels

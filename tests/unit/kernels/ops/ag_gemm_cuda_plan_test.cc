@@ -1,0 +1,349 @@
+// The cuda executor's plan of AG+GEMM: pure, so it is tested without a GPU.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops/ag_gemm/cuda_estimate.h"
+#include "kernels/ops/ag_gemm/cuda_plan.h"
+#include "kernels/plan/tiles.h"
+#include "proto/abi/version.h"
+
+namespace mkernel::kernels {
+namespace {
+
+constexpr std::int32_t kSms = kH200.sms;
+
+AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                       const AgGemmCudaOptions& options = {}) {
+  auto plan = AgGemmCudaPlan::make(shape, topology, rank, kH200, options);
+  REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
+  return *plan;
+}
+AgGemmCudaPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+                       const AgGemmCudaOptions& options = {}) {
+  return plan_of(shape, Topology(1, world), rank, options);
+}
+
+/// The cluster tiles and narrow tiles that the clusters of the grid compute, each with its columns.
+struct Computed {
+  RasterPlace tile;
+  std::int64_t column, columns;
+};
+std::vector<Computed> computed(const AgGemmCudaPlan& plan) {
+  const std::int32_t clusters = plan.compute_ctas / tile_cluster(plan.tile), parts = tail_parts(plan.tile);
+  const std::int64_t width = tile_columns(plan.tile);
+  std::vector<Computed> all;
+  const std::int32_t late_clusters = plan.deal.late > 0 ? plan.deal.late_clusters : 0;
+  for (std::int32_t cluster = -late_clusters; cluster < clusters; ++cluster) {
+    for (std::int32_t i = 0; i < plan.deal.tiles(cluster, clusters); ++i) {
+      const Deal::Place place = plan.deal.place(i, cluster, clusters);
+      all.push_back({place.tile, place.tile.column * width, width});
+    }
+    for (std::int32_t i = 0; i < plan.deal.tail_tiles(cluster, clusters, parts); ++i) {
+      const Deal::Place place = plan.deal.tail_place(i, cluster, clusters, parts);
+      all.push_back(
+          {place.tile, place.tile.column * width + place.part * kSm90TailColumns, kSm90TailColumns});
+    }
+  }
+  return all;
+}
+
+/// How often each element of c is computed, by the tiles as the kernel's schedule cuts them.
+std::vector<int> coverage(const GemmShape& shape, const AgGemmCudaPlan& plan) {
+  std::vector<int> times(static_cast<std::size_t>(shape.m * shape.n));
+  const std::int64_t height = tile_rows(plan.tile) * tile_cluster(plan.tile);
+  for (const Computed& tile : computed(plan)) {
+    const ArrivalSteps::Place step = plan.steps.place(tile.tile.row);
+    const std::int64_t rows = plan.gather.rows_of(step.source);
+    for (std::int64_t row = step.block * height; row < std::min(rows, (step.block + 1) * height); ++row) {
+      for (std::int64_t column = tile.column; column < std::min(shape.n, tile.column + tile.columns);
+           ++column)
+        ++times[static_cast<std::size_t>((plan.gather.first_row(step.source) + row) * shape.n + column)];
+    }
+  }
+  return times;
+}
+
+TEST_CASE("every element of c belongs to one tile, on every rank of any world") {
+  for (const Topology& topology : {Topology(1, 1), Topology(1, 2), Topology(1, 3), Topology(1, 8),
+                                   Topology(2, 1), Topology(2, 2), Topology(3, 1), Topology(4, 4)}) {
+    for (const GemmShape& shape :
+         {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}, GemmShape{2049, 8, 16}}) {
+      for (const Sm90Tile tile : kSm90Tiles) {
+        for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
+          const AgGemmCudaPlan plan = plan_of(shape, topology, rank, {.tile = tile});
+          std::vector<std::int32_t> tails{plan.deal.raster.tiles() - plan.deal.whole, 0};
+          if (has_tail(tile)) tails.insert(tails.end(), {1, plan.deal.raster.tiles()});
+          for (const std::int32_t tail : tails) {
+            const auto times =
+                coverage(shape, plan_of(shape, topology, rank, {.tile = tile, .tail_tiles = tail}));
+            CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+          }
+          for (const std::int32_t late : {1, 7, plan.deal.raster.tiles() + 1}) {
+            const auto times =
+                coverage(shape, plan_of(shape, topology, rank, {.tile = tile, .late_tiles = late}));
+            CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("own rows come first, then the blocks of the others in turn, from the next rank on") {
+  const AgGemmCudaPlan plan = plan_of({4096, 1024, 4096}, 4, 2, {.tile = Sm90Tile::k128x256});
+  REQUIRE(plan.steps.own_blocks == 4);
+  REQUIRE(plan.steps.steps() == 16);
+  for (std::int32_t step = 0; step < 4; ++step) CHECK(plan.steps.place(step).source == 2);
+  for (std::int32_t step = 4; step < 16; ++step) {
+    const ArrivalSteps::Place place = plan.steps.place(step);
+    CHECK(place.source == (2 + 1 + (step - 4) % 3) % 4);
+    CHECK(place.block == (step - 4) / 3);
+  }
+}
+
+TEST_CASE("where rows do not divide, the last blocks are those of the ranks that have one more") {
+  // Blocks of 256 rows: 16 and a row, which is rank 3's.
+  const AgGemmCudaPlan plan = plan_of({4097, 1024, 4096}, 4, 1, {.tile = Sm90Tile::k128x256});
+  REQUIRE(plan.steps.steps() == 17);
+  for (std::int32_t step = 0; step < 16; ++step) CHECK(plan.steps.place(step).block < 4);
+  CHECK(plan.steps.place(16).source == 3);
+  CHECK(plan.steps.place(16).block == 4);
+  // Ranks 2 and 5 of three nodes have it, the other rank of the own node and one of the next; after them come
+  // the others' blocks of the same number.
+  const AgGemmCudaPlan nodes = plan_of({6146, 1024, 4096}, Topology(3, 2), 3, {.tile = Sm90Tile::k128x256});
+  REQUIRE(nodes.steps.steps() == 26);
+  CHECK(nodes.steps.place(8).source == 2);
+  CHECK(nodes.steps.place(8).block == 4);
+  for (std::int32_t step = 9; step < 25; ++step) CHECK(nodes.steps.place(step).block == (step - 9) / 4);
+  CHECK(nodes.steps.place(25).source == 5);
+  CHECK(nodes.steps.place(25).block == 4);
+}
+
+TEST_CASE(
+    "over several nodes the ranks of the own one come next, then the others as their senders go round") {
+  const Topology topology(3, 2);
+  const AgGemmCudaPlan plan = plan_of({6144, 1024, 4096}, topology, 3, {.tile = Sm90Tile::k128x256});
+  REQUIRE(plan.rails() == 2);
+  REQUIRE(plan.stores() == 2);
+  REQUIRE(plan.steps.steps() == 24);
+  for (std::int32_t step = 0; step < 4; ++step) CHECK(plan.steps.place(step).source == 3);
+  for (std::int32_t step = 4; step < 8; ++step) {
+    CHECK(plan.steps.place(step).source == 2);
+    CHECK(plan.steps.place(step).block == step - 4);
+  }
+  // The own rail first, its rows need nobody else of the node; the node before this one begins with it.
+  constexpr std::int32_t kFar[] = {1, 0, 5, 4};
+  for (std::int32_t step = 8; step < 24; ++step) {
+    CHECK(plan.steps.place(step).source == kFar[(step - 8) % 4]);
+    CHECK(plan.steps.place(step).block == (step - 8) / 4);
+  }
+}
+
+TEST_CASE("the plan hides the wire behind the product, or the product behind the wire") {
+  for (const Topology& topology : {Topology(2, 2), Topology(2, 1), Topology(4, 2)}) {
+    for (const std::int64_t size : {8192, 16384}) {
+      const GemmShape shape{size, size / 4, size};
+      const AgGemmCudaPlan plan = plan_of(shape, topology, 0);
+      const double product = estimated_seconds(shape, plan_of(shape, 1, 0));
+      const double bytes =
+          static_cast<double>(plan.gather.rows_of(0) * plan.gather.row.row_bytes) * plan.rails();
+      CAPTURE(topology.nodes());
+      CAPTURE(topology.ranks_per_node());
+      CAPTURE(size);
+      CHECK(estimated_seconds(shape, plan) < 1.10 * std::max(product, bytes / 50e9));
+      // A slower wire takes longer, a faster one does not.
+      CHECK(estimated_seconds(shape, plan_of(shape, topology, 0, {.nic_gbytes = 10})) > bytes / 10e9);
+      CHECK(estimated_seconds(shape, plan_of(shape, topology, 0, {.nic_gbytes = 400})) <
+            1.02 * estimated_seconds(shape, plan));
+    }
+  }
+}
+
+TEST_CASE("the chunks of a source are one put each, and fill its slab") {
+  for (const GemmShape& shape :
+       {GemmShape{1003, 64, 4104}, GemmShape{5, 64, 72}, GemmShape{8192, 64, 8192}}) {
+    const PushGatherPlan gather = plan_of(shape, Topology(2, 2), 0).gather;
+    for (std::int32_t source = 0; source < 4; ++source) {
+      std::vector<std::pair<std::uint64_t, std::uint64_t>> chunks;
+      for (std::int32_t chunk = 0; chunk < gather.chunks(source); ++chunk)
+        chunks.emplace_back(gather.chunk_offset(source, chunk), gather.chunk_bytes(source, chunk));
+      std::sort(chunks.begin(), chunks.end());
+      std::uint64_t end = 0;
+      for (const auto& [offset, bytes] : chunks) {
+        CHECK(offset == end);
+        CHECK(bytes <= abi::kMaxPutBytes);
+        end += bytes;
+      }
+      CHECK(end == static_cast<std::uint64_t>(gather.rows_of(source) * gather.row.row_bytes));
+    }
+  }
+}
+
+TEST_CASE("the plan makes the most of links and SMs: estimates for four H200s against the product alone") {
+  const auto ratio = [](std::int64_t size, const AgGemmCudaOptions& options = {}) {
+    const GemmShape shape{size, size / 4, size};
+    const double product = estimated_seconds(shape, plan_of(shape, 1, 0));
+    return estimated_seconds(shape, plan_of(shape, 4, 0, options)) / product;
+  };
+  CHECK(ratio(8192) < 1.12);
+  CHECK(ratio(16384) < 1.07);
+  CHECK(ratio(8192) < ratio(8192, {.tile = Sm90Tile::k128x256, .tail_tiles = 0}));
+  CHECK(ratio(4096) < ratio(4096, {.tile = Sm90Tile::k128x256, .tail_tiles = 0}));
+}
+
+TEST_CASE("a row more than fills a block is expected to take the time of a row on the links") {
+  const auto seconds = [](std::int64_t rows, const Topology& topology) {
+    const GemmShape shape{rows, 1024, 4096};
+    return estimated_seconds(shape, plan_of(shape, topology, 0));
+  };
+  for (const Topology& topology : {Topology(1, 4), Topology(2, 1), Topology(2, 2)})
+    CHECK(seconds(4097, topology) < 1.15 * seconds(4096, topology));
+}
+
+TEST_CASE("as many CTAs push as the product waits for: few when it is long and rows go to one neighbour") {
+  const auto pushing = [](const Topology& topology, std::int64_t size) {
+    return plan_of({size, size / topology.world(), size}, topology, 0).comm_ctas;
+  };
+  CHECK(pushing(Topology(1, 2), 4096) >= 8);
+  CHECK(pushing(Topology(1, 2), 8192) < pushing(Topology(1, 2), 4096));
+  CHECK(pushing(Topology(1, 2), 16384) == 4);
+  CHECK(pushing(Topology(2, 1), 4096) == 6);
+  CHECK(pushing(Topology(2, 1), 16384) == 6);
+  CHECK(pushing(Topology(1, 4), 8192) >= 8);
+}
+
+TEST_CASE("CTAs that have pushed all their rows compute too, when there is time for a tile") {
+  const auto plan_for = [](const Topology& topology, std::int64_t size) {
+    return plan_of({size, size / topology.world(), size}, topology, 0);
+  };
+  CHECK(plan_for(Topology(1, 4), 2048).deal.late == 0);  // the links take longer than the product
+  for (const std::int64_t size : {16384, 32768}) {
+    const AgGemmCudaPlan plan = plan_for(Topology(1, 4), size);
+    const std::int32_t late_clusters = plan.comm_ctas / tile_cluster(plan.tile) - 1;
+    CHECK(plan.deal.late_clusters == late_clusters);
+    CHECK(plan.deal.late >= late_clusters);
+    const GemmShape shape{size, size / 4, size};
+    CHECK(estimated_seconds(shape, plan) <
+          estimated_seconds(shape, plan_of(shape, 4, 0, {.tile = plan.tile, .late_tiles = 0})));
+  }
+  CHECK(plan_for(Topology(2, 2), 16384).deal.late == 0);
+}
+
+TEST_CASE("the workspace holds words and two slabs that do not overlap, and counts only grow") {
+  for (const std::uint32_t world : {1U, 3U, 8U}) {
+    const AgGemmCudaPlan plan = plan_of({1003, 64, 72}, world, 0);
+    const PushGatherPlan& gather = plan.gather;
+    const auto sources = static_cast<std::int32_t>(world);
+    CHECK(gather.ready_offset(sources) <= gather.slab_offset(0, 0));
+    std::uint64_t end = gather.slab_offset(0, 0);
+    for (const std::uint64_t epoch : {0U, 1U}) {
+      for (std::int32_t source = 0; source < sources; ++source) {
+        CHECK(gather.slab_offset(epoch, source) == end);
+        CHECK(gather.slab_offset(epoch + 2, source) == end);
+        CHECK(end % 16 == 0);
+        CHECK(gather.chunks(source) <= gather.max_chunks());
+        end += static_cast<std::uint64_t>(gather.rows_of(source) * gather.row.row_bytes);
+      }
+    }
+    CHECK(end == gather.workspace_bytes());
+    for (std::uint64_t epoch = 0; epoch < 5; ++epoch) {
+      CHECK(gather.count(epoch + 1) - gather.count(epoch) == static_cast<std::uint64_t>(gather.shares));
+    }
+  }
+}
+
+TEST_CASE("rows are cut into parts of whole steps along k that fit a stage, the same on every rank") {
+  for (const std::int64_t k : {8, 64, 72, 136, 200, 264, 328, 520, 4096, 8192, 8200, 32768, 100000}) {
+    for (const std::int64_t m : {1, 1000, 4096, 65536}) {
+      const PushGatherPlan gather = plan_of({m, 64, k}, 4, 0).gather;
+      CHECK(gather.row.parts >= 1);
+      CHECK(gather.row.parts <= gather.row.lines());
+      CHECK(gather.row.first_line(gather.row.parts) == ceil_div(k, kSm90TileK));
+      std::int64_t end = 0;
+      for (std::int32_t part = 0; part < gather.row.parts; ++part) {
+        CHECK(gather.row.begin(part) == end);
+        CHECK(gather.row.begin(part) % 128 == 0);
+        CHECK(gather.row.bytes(part) > 0);
+        CHECK(gather.row.bytes(part) <= 16384);
+        // A tile begins with two steps before the one before it is written: a part that the second of them
+        // waited for could wait for that.
+        if (gather.row.parts > 1) CHECK(gather.row.first_line(part + 1) - gather.row.first_line(part) >= 2);
+        end += gather.row.bytes(part);
+      }
+      CHECK(end == 2 * k);
+      for (std::uint32_t rank = 1; rank < 4; ++rank) {
+        const PushGatherPlan other = plan_of({m, 64, k}, 4, rank).gather;
+        CHECK(other.row.parts == gather.row.parts);
+        CHECK(other.block_rows == gather.block_rows);
+        CHECK(other.shares == gather.shares);
+      }
+    }
+  }
+}
+
+TEST_CASE("the grid fits the device, in whole clusters, on a slice of a GPU too") {
+  for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
+    for (const std::uint32_t world : {1U, 2U, 4U, 8U}) {
+      for (const std::int32_t sms : {4, 16, 78, kSms}) {
+        auto made = AgGemmCudaPlan::make({size, size / 4 / 8 * 8 + 8, size}, Topology(1, world), 0,
+                                         kH200.with_sms(sms));
+        REQUIRE_MESSAGE(made.ok(), made.status().to_string());
+        const AgGemmCudaPlan& plan = *made;
+        CHECK(plan.comm_ctas % 2 == 0);
+        CHECK(plan.comm_ctas >= 2);
+        CHECK(plan.compute_ctas >= tile_cluster(plan.tile));
+        CHECK(plan.compute_ctas % tile_cluster(plan.tile) == 0);
+        CHECK(plan.comm_ctas + plan.compute_ctas <= sms);
+      }
+    }
+  }
+}
+
+TEST_CASE("what cannot run is refused by name, value and limit") {
+  const auto refusal = [](const GemmShape& shape, const Topology& topology,
+                          const AgGemmCudaOptions& options = {}) {
+    return AgGemmCudaPlan::make(shape, topology, 0, kH200, options).status();
+  };
+  const Topology node(1, 4);
+  for (const auto& [shape, text] : {std::pair{GemmShape{64, 12, 64}, "n = 12, must be a multiple of 8"},
+                                    std::pair{GemmShape{64, 64, 9}, "k = 9, must be a multiple of 8"},
+                                    std::pair{GemmShape{0, 64, 64}, "m = 0"}}) {
+    const Status status = refusal(shape, node);
+    CHECK(status.code() == StatusCode::kInvalidArgument);
+    CHECK_MESSAGE(status.text().find(text) != std::string::npos, status.text());
+  }
+  for (const std::int32_t comm_ctas : {-2, 3, 68}) {
+    const Status status = refusal({64, 64, 64}, node, {.comm_ctas = comm_ctas});
+    CHECK(status.text().find("comm_ctas = " + std::to_string(comm_ctas) + ", must be even, 0..66") !=
+          std::string::npos);
+  }
+  for (const AgGemmCudaOptions& options : {AgGemmCudaOptions{.late_tiles = 2},
+                                           AgGemmCudaOptions{.tile = Sm90Tile::k128x256, .late_tiles = -1}}) {
+    const Status status = refusal({64, 64, 64}, node, options);
+    CHECK(status.text().find("late_tiles = " + std::to_string(*options.late_tiles) + ", must be") !=
+          std::string::npos);
+  }
+  for (const AgGemmCudaOptions& options :
+       {AgGemmCudaOptions{.tile = Sm90Tile::k128x256, .tail_tiles = -1}, AgGemmCudaOptions{.tail_tiles = 2},
+        AgGemmCudaOptions{.tile = Sm90Tile::k128x64, .tail_tiles = 1}}) {
+    const Status status = refusal({64, 64, 64}, node, options);
+    CHECK(status.text().find("tail_tiles = " + std::to_string(*options.tail_tiles) + ", must be") !=
+          std::string::npos);
+  }
+  CHECK(AgGemmCudaPlan::make({64, 64, 64}, node, 0, kH200.with_sms(3))
+            .status()
+            .text()
+            .find("sms = 3, must be at least 4") != std::string::npos);
+  CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);
+  CHECK(refusal({64, 64, 64}, Topology(2, 9)).text().find("world = 18, must be 1..16") != std::string::npos);
+  CHECK(refusal({64, 64, 64}, node, {.nic_gbytes = -1}).text().find("nic_gbytes = -1.000000, must be") !=
+        std::string::npos);
+}
+
+}  // namespace
+}  // namespace mkernel::kernels

@@ -1,0 +1,180 @@
+// The tiles of the cuda executor's product: every one once, whatever the shape.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/plan/deal.h"
+#include "kernels/plan/raster.h"
+#include "kernels/plan/sm90_tile.h"
+
+using namespace mkernel;
+using namespace mkernel::kernels;
+
+TEST_CASE("raster: every place once, bands from the top, columns from the left inside a band") {
+  for (const int rows : {1, 2, 3, 7, 16}) {
+    for (const int columns : {1, 2, 5, 16}) {
+      for (const int band : {1, 2, 3, 8, 100}) {
+        const Raster raster{rows, columns, band};
+        std::vector<int> seen(static_cast<std::size_t>(rows * columns));
+        RasterPlace before{};
+        for (int index = 0; index < raster.tiles(); ++index) {
+          const RasterPlace place = raster.place(index);
+          REQUIRE(place.row >= 0);
+          REQUIRE(place.row < rows);
+          REQUIRE(place.column >= 0);
+          REQUIRE(place.column < columns);
+          ++seen[static_cast<std::size_t>(place.row * columns + place.column)];
+          CHECK(place.row / band >= before.row / band);
+          if (place.row / band == before.row / band) CHECK(place.column >= before.column);
+          before = place;
+        }
+        CHECK(std::all_of(seen.begin(), seen.end(), [](int count) { return count == 1; }));
+      }
+    }
+  }
+}
+
+TEST_CASE("deal: every whole tile and every narrow one once, shares that differ by one at most") {
+  constexpr int kParts = 4;
+  for (const int clusters : {1, 3, 62, 66}) {
+    for (const int columns : {1, 4, 9}) {
+      const Raster raster{17, columns, 3};
+      for (const int whole : {0, 1, raster.tiles() / clusters * clusters, raster.tiles()}) {
+        if (whole > raster.tiles()) continue;
+        const Deal deal{raster, whole};
+        std::vector<int> seen(static_cast<std::size_t>(raster.tiles() * kParts));
+        int fewest = raster.tiles() * kParts, most = 0;
+        for (int cluster = 0; cluster < clusters; ++cluster) {
+          const auto at = [&](const RasterPlace& tile, int part) -> int& {
+            return seen[static_cast<std::size_t>((tile.row * columns + tile.column) * kParts + part)];
+          };
+          for (int i = 0; i < deal.tiles(cluster, clusters); ++i) {
+            for (int part = 0; part < kParts; ++part) ++at(deal.place(i, cluster, clusters).tile, part);
+          }
+          const int narrow = deal.tail_tiles(cluster, clusters, kParts);
+          for (int i = 0; i < narrow; ++i) {
+            const Deal::Place place = deal.tail_place(i, cluster, clusters, kParts);
+            ++at(place.tile, place.part);
+          }
+          fewest = std::min(fewest, narrow);
+          most = std::max(most, narrow);
+        }
+        CHECK(std::all_of(seen.begin(), seen.end(), [](int count) { return count == 1; }));
+        CHECK(most - fewest <= 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("deal: late clusters take the tiles between the whole ones and the tail") {
+  const Raster raster{17, 4, 3};
+  const Deal deal{.raster = raster, .whole = 50, .late = 8, .late_clusters = 3};
+  constexpr int kClusters = 7, kParts = 2;
+  const auto number = [&](const RasterPlace& place) {
+    for (int i = 0; i < raster.tiles(); ++i) {
+      if (raster.place(i).row == place.row && raster.place(i).column == place.column) return i;
+    }
+    return -1;
+  };
+  std::vector<int> late;
+  for (int cluster = -3; cluster < 0; ++cluster) {
+    CHECK(deal.tail_tiles(cluster, kClusters, kParts) == 0);
+    for (int i = 0; i < deal.tiles(cluster, kClusters); ++i)
+      late.push_back(number(deal.place(i, cluster, kClusters).tile));
+  }
+  std::sort(late.begin(), late.end());
+  CHECK(late == std::vector{50, 51, 52, 53, 54, 55, 56, 57});
+  CHECK(deal.tiles(-1, kClusters) == 3);
+  CHECK(deal.tiles(-3, kClusters) == 2);
+  int narrow = 0;
+  for (int cluster = 0; cluster < kClusters; ++cluster) {
+    for (int i = 0; i < deal.tail_tiles(cluster, kClusters, kParts); ++i, ++narrow)
+      CHECK(number(deal.tail_place(i, cluster, kClusters, kParts).tile) >= 58);
+  }
+  CHECK(narrow == 10 * kParts);
+}
+
+TEST_CASE("plan: what is left over after whole waves is cut, when that is faster") {
+  for (const GemmShape& shape :
+       {GemmShape{12345, 1024, 4096}, GemmShape{8192, 8192, 8192}, GemmShape{64, 64, 64}}) {
+    for (const int sms : {1, 2, 78, 132}) {
+      const Sm90Plan plan = plan_sm90_any_cluster(shape, kH200.with_sms(sms));
+      CHECK(plan.whole >= 0);
+      CHECK(plan.whole <= plan.raster.tiles());
+      if (!has_tail(plan.tile)) CHECK(plan.whole == plan.raster.tiles());
+      CHECK(plan_sm90(shape, kH200.with_sms(sms)).whole ==
+            plan_sm90(shape, kH200.with_sms(sms)).raster.tiles());
+    }
+  }
+  const Machine machine = kH200.with_sms(124);
+  const Sm90Plan plan = plan_sm90({8192, 2048, 8192}, machine, Sm90Tile::k128x256);
+  CHECK(with_best_tail({8192, 2048, 8192}, machine, plan).whole == 248);  // of 256, on 62 clusters
+}
+
+TEST_CASE("plan: covers the matrix, uses no more CTAs than there are SMs, all clusters whole") {
+  for (const int sms : {1, 2, 78, 114, 132}) {
+    for (const std::int64_t m : {1, 128, 1000, 4097, 16384}) {
+      for (const std::int64_t n : {8, 384, 1024, 16384}) {
+        for (const Sm90Tile tile : kSm90Tiles) {
+          for (const Sm90Cluster shape_of : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide}) {
+            const Sm90Plan plan = plan_sm90({m, n, 4096}, kH200.with_sms(sms), tile, shape_of);
+            const int rows = cluster_rows(tile, shape_of) * tile_rows(tile);
+            const int columns = cluster_columns(shape_of) * tile_columns(tile);
+            const int cluster = cluster_rows(tile, shape_of) * cluster_columns(shape_of);
+            CHECK(plan.cluster == shape_of);
+            CHECK(std::int64_t{plan.raster.rows()} * rows >= m);
+            CHECK(std::int64_t{plan.raster.rows() - 1} * rows < m);
+            CHECK(std::int64_t{plan.raster.columns()} * columns >= n);
+            CHECK(std::int64_t{plan.raster.columns() - 1} * columns < n);
+            CHECK(plan.raster.band() >= 1);
+            CHECK(plan.ctas >= cluster);
+            CHECK(plan.ctas % cluster == 0);
+            CHECK(plan.ctas <= std::max(sms, cluster));
+            CHECK(plan.ctas <= plan.raster.tiles() * cluster);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("plan: large products get the largest tile, small ones are spread over the SMs") {
+  for (const std::int64_t size : {4096, 8192, 16384}) {
+    CHECK(plan_sm90({size, size, size}, kH200).tile == Sm90Tile::k128x256);
+    CHECK(plan_sm90({size, size / 4, size}, kH200).tile == Sm90Tile::k128x256);
+    CHECK(plan_sm90({size, size, size / 4}, kH200).tile == Sm90Tile::k128x256);
+  }
+  CHECK(plan_sm90_any_cluster({2048, 512, 2048}, kH200).ctas >= 100);
+  CHECK(tile_columns(plan_sm90({8192, 128, 8192}, kH200).tile) <= 128);
+}
+
+TEST_CASE("plan: one row more than one wave of tiles holds does not cost a second wave") {
+  const Sm90Plan plan = plan_sm90_any_cluster({4097, 1024, 4096}, kH200);
+  CHECK(plan.raster.tiles() * 2 <= 132);
+  CHECK(plan_sm90({4097, 1024, 4096}, kH200).cluster == Sm90Cluster::kStacked);
+}
+
+TEST_CASE("plan: a single wave of small tiles is walked in low bands, else in bands as high as wide") {
+  const Sm90Plan one = plan_sm90_any_cluster({1000, 1024, 4096}, kH200);
+  CHECK(one.tile == Sm90Tile::k128x64);
+  CHECK(one.cluster == Sm90Cluster::kSideBySide);
+  CHECK(one.raster.tiles() <= 66);
+  CHECK(one.raster.band() == 3);  // of nine clusters of 128 x 128, a GPC's
+  CHECK(plan_sm90_any_cluster({128, 8192, 4096}, kH200).raster.band() == 1);
+  CHECK(plan_sm90_any_cluster({4096, 1024, 4096}, kH200).raster.band() == 8);
+  CHECK(plan_sm90_any_cluster({8192, 8192, 8192}, kH200).raster.band() == 8);
+}
+
+TEST_CASE("the CTAs of a cluster load every box of a shared operand once") {
+  for (const int parts : {1, 2}) {
+    for (const int boxes : {1, 2, 4}) {
+      const Sm90Boxes shared{boxes, parts};
+      std::vector<int> loads(boxes, 0);
+      for (int part = 0; part < parts; ++part) {
+        for (int i = 0; i < shared.each() && !shared.none(part); ++i) ++loads.at(shared.first(part) + i);
+      }
+      CHECK(loads == std::vector<int>(boxes, 1));
+    }
+  }
+}

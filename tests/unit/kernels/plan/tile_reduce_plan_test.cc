@@ -1,0 +1,322 @@
+// The cuda executor's plan of a product whose tiles are summed over ranks: pure, so it is tested without a
+// GPU.
+#include "kernels/plan/tile_reduce_plan.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/plan/tiles.h"
+
+namespace mkernel::kernels {
+namespace {
+
+constexpr std::int32_t kSms = kH200.sms;
+
+TileReducePlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                       const TileReduceOptions& options = {}) {
+  auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, kH200, options);
+  REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
+  return *plan;
+}
+TileReducePlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+                       const TileReduceOptions& options = {}) {
+  return plan_of(shape, Topology(1, world), rank, options);
+}
+
+const std::vector<Topology> kTopologies{{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8},
+                                        {2, 1}, {2, 2}, {2, 4}, {3, 2}, {4, 1}};
+
+using Counts = std::vector<int>;
+
+/// Adds one to rows [begin, end) of a tile's columns.
+void count(Counts& times, const GemmShape& shape, std::int64_t begin, std::int64_t end, std::int64_t column,
+           std::int64_t width) {
+  for (std::int64_t row = begin; row < end; ++row) {
+    for (std::int64_t c = column * width; c < std::min(shape.n, (column + 1) * width); ++c)
+      ++times[static_cast<std::size_t>(row * shape.n + c)];
+  }
+}
+
+bool all_ones(const Counts& times) {
+  return std::all_of(times.begin(), times.end(), [](int n) { return n == 1; });
+}
+
+TEST_CASE("every element is computed by one tile, and summed in one unit on every node") {
+  for (const Topology& topology : kTopologies) {
+    for (const GemmShape& shape :
+         {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}, GemmShape{2049, 8, 16}}) {
+      for (const Sm90Tile tile : kSm90Tiles) {
+        std::vector<Counts> summed(topology.nodes(), Counts(static_cast<std::size_t>(shape.m * shape.n)));
+        for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
+          const TileReducePlan plan = plan_of(shape, topology, rank, {.tile = tile});
+          const PushReducePlan& reduce = plan.reduce;
+          const std::int64_t height = tile_rows(tile) * tile_cluster(tile), width = tile_columns(tile);
+          Counts computed(summed[0].size());
+          for (std::int32_t index = 0; index < plan.tiles.tiles(); ++index) {
+            const OwnerTiles::Place place = plan.tiles.place(index);
+            const std::int32_t owner = plan.owners[place.turn];
+            const std::int64_t first = reduce.first_row(owner), rows = reduce.rows_of(owner);
+            count(computed, shape, first + std::min(rows, place.block * height),
+                  first + std::min(rows, (place.block + 1) * height), place.column, width);
+          }
+          CHECK(all_ones(computed));
+          for (std::int32_t index = 0; index < plan.units.all_units(); ++index) {
+            const ReduceUnits::Turn turn = plan.units.turn(index);
+            const ReduceUnits::Place place = plan.units.place(turn.unit);
+            const std::int32_t owner = plan.owners[(turn.node_turn + 1) * reduce.sources - 1];
+            const std::int64_t first = reduce.first_row(owner), rows = reduce.rows_of(owner);
+            if (place.row < rows) CHECK(place.row_tile < reduce.row_tiles());
+            CHECK(place.row / tile_rows(tile) == place.row_tile);
+            count(summed[topology.node_of(rank)], shape, first + std::min(rows, place.row),
+                  first + std::min(rows, place.row + plan.units.unit_rows), place.column, width);
+          }
+        }
+        for (const Counts& node : summed) CHECK(all_ones(node));
+      }
+    }
+  }
+}
+
+TEST_CASE("owners take turns from the next node and the next rank on, this rank last") {
+  const TileReducePlan plan = plan_of({8192, 8192, 2048}, 4, 2, {.tile = Sm90Tile::k128x256});
+  REQUIRE(plan.tiles.raster.rows() == 8);
+  REQUIRE(plan.tiles.tiles() == 4 * 8 * plan.tiles.raster.columns());
+  CHECK(plan.owners == std::vector<std::int32_t>{3, 0, 1, 2});
+  for (std::int32_t index = 0; index < plan.tiles.tiles(); ++index)
+    CHECK(plan.tiles.place(index).turn == index % 4);
+  CHECK(plan.rail_peers().empty());
+  CHECK(plan.wire_bytes() == 0);
+
+  const TileReducePlan nodes = plan_of({6144, 8192, 2048}, Topology(3, 2), 2, {.tile = Sm90Tile::k128x256});
+  CHECK(nodes.owners == std::vector<std::int32_t>{5, 4, 1, 0, 3, 2});
+  CHECK(nodes.rail_peers() == std::vector<std::int32_t>{4, 0});
+  CHECK(nodes.rank() == 2);
+  CHECK(nodes.wire_bytes() == 2 * 1024 * 8192 * 2);
+  const std::int32_t of_one = nodes.tiles.raster.tiles();
+  for (std::int32_t index = 0; index < nodes.tiles.tiles(); ++index) {
+    const std::int32_t expected = index < 4 * of_one ? index % 4 : 4 + index % 2;
+    CHECK(nodes.tiles.place(index).turn == expected);
+  }
+}
+
+TEST_CASE("sums follow in the order in which their tiles become complete") {
+  for (const Topology& topology : kTopologies) {
+    for (const Sm90Tile tile : kSm90Tiles) {
+      const TileReducePlan plan = plan_of({9000, 2000, 512}, topology, topology.world() - 1, {.tile = tile});
+      const OwnerTiles& tiles = plan.tiles;
+      const std::int32_t cluster_rows = tile_rows(tile) * tile_cluster(tile);
+      // By turn, row block and column: which tile it is that a rank computes.
+      std::vector<std::int32_t> number(static_cast<std::size_t>(tiles.tiles()));
+      const auto at = [&](std::int32_t turn, std::int64_t block, std::int32_t column) {
+        return static_cast<std::size_t>((turn * tiles.raster.rows() + block) * tiles.raster.columns() +
+                                        column);
+      };
+      for (std::int32_t index = 0; index < tiles.tiles(); ++index) {
+        const OwnerTiles::Place place = tiles.place(index);
+        number[at(place.turn, place.block, place.column)] = index;
+      }
+      std::int32_t before = -1;
+      for (std::int32_t index = 0; index < plan.units.all_units(); ++index) {
+        const ReduceUnits::Turn turn = plan.units.turn(index);
+        const ReduceUnits::Place place = plan.units.place(turn.unit);
+        const std::int32_t now =
+            number[at((turn.node_turn + 1) * tiles.node_turns - 1, place.row / cluster_rows, place.column)];
+        CHECK(now >= before);
+        before = now;
+      }
+    }
+  }
+}
+
+TEST_CASE("packed units follow each other without those beyond an owner's rows") {
+  for (const std::int32_t blocks : {1, 2, 3, 7}) {
+    for (const std::int32_t band : {1, 2, 3, 9}) {
+      const ReduceUnits units{
+          .raster = {blocks, 5, band}, .per_block = 4, .per_tile = 2, .unit_rows = 8, .others = 1};
+      for (std::int64_t rows = 0; rows <= blocks * 32; rows += rows % 3 == 0 ? 1 : 5) {
+        std::int32_t expected = 0;
+        for (std::int32_t unit = 0; unit < units.units(); ++unit) {
+          CHECK(units.packed(unit, rows) == expected);
+          if (units.place(unit).row < rows) ++expected;
+        }
+        CHECK(units.packed(units.units(), rows) == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("chunks hold every packed unit once, and an owner without rows gets an empty one") {
+  const PutPartialsPlan plan{.begin = 256, .nodes = 3, .units = 100, .chunk_units = 16};
+  for (const std::int32_t packed : {0, 1, 15, 16, 17, 100}) {
+    CHECK(plan.chunks(packed) >= 1);
+    std::int32_t end = 0;
+    for (std::int32_t chunk = 0; chunk < plan.chunks(packed); ++chunk) {
+      CHECK(plan.chunk_begin(chunk, packed) == end);
+      end = plan.chunk_begin(chunk + 1, packed);
+      for (std::int32_t unit = plan.chunk_begin(chunk, packed); unit < end; ++unit)
+        CHECK(unit / plan.chunk_units == chunk);
+      CHECK(plan.count(7, packed, chunk) == static_cast<std::uint64_t>(7 * plan.chunks(packed) + chunk + 1));
+    }
+    CHECK(end == packed);
+  }
+}
+
+TEST_CASE("what is staged, and what arrives in two parities, of every other node does not overlap") {
+  for (const std::int32_t nodes : {1, 2, 4}) {
+    const TileReducePlan plan = plan_of({1003, 72, 64}, Topology(nodes, 2), 0);
+    const PutPartialsPlan& partials = plan.partials;
+    CHECK(partials.begin % 128 == 0);
+    CHECK(partials.begin >= plan.reduce.workspace_bytes());
+    const std::uint64_t block = static_cast<std::uint64_t>(partials.units) * PutPartialsPlan::kUnitBytes;
+    std::uint64_t end = partials.begin;
+    for (std::int32_t turn = 0; turn < nodes - 1; ++turn, end += block)
+      CHECK(partials.staged_offset(turn) == end);
+    for (const std::uint64_t epoch : {0U, 1U}) {
+      for (std::int32_t turn = 0; turn < nodes - 1; ++turn, end += block) {
+        CHECK(partials.partial_offset(epoch, turn) == end);
+        CHECK(partials.partial_offset(epoch + 2, turn) == end);
+      }
+    }
+    CHECK(end == plan.workspace_bytes());
+  }
+}
+
+TEST_CASE("a chunk is about a megabyte, less where the first one would leave late") {
+  const auto chunk_bytes = [](std::int64_t size) {
+    return plan_of({size, size, size / 4}, Topology(2, 2), 0).partials.chunk_units *
+           PutPartialsPlan::kUnitBytes;
+  };
+  CHECK(chunk_bytes(512) == 64 << 10);
+  CHECK(chunk_bytes(4096) == 256 << 10);
+  CHECK(chunk_bytes(8192) == 1 << 20);
+  CHECK(chunk_bytes(32768) == 1 << 20);
+}
+
+/// Milliseconds of a launch of rank 0 by the plan, when tiles become complete at an even pace and sums take
+/// no time: partials leave in chunks as their tiles are there.
+double simulate(const TileReducePlan& plan, double product_ms, double bytes_per_ms, double latency_ms) {
+  const double per_tile = product_ms / plan.tiles.tiles();
+  const std::int32_t rows = plan.tiles.raster.rows(), columns = plan.tiles.raster.columns();
+  std::vector<double> complete(static_cast<std::size_t>(plan.tiles.tiles()));
+  for (std::int32_t index = 0; index < plan.tiles.tiles(); ++index) {
+    const OwnerTiles::Place place = plan.tiles.place(index);
+    complete[(place.turn * rows + place.block) * columns + place.column] = (index + 1) * per_tile;
+  }
+  const PutPartialsPlan& partials = plan.partials;
+  std::vector<double> staged(static_cast<std::size_t>(plan.most_chunks()));  // by chunk, of one other node
+  for (std::int32_t unit = 0; unit < plan.units.units(); ++unit) {
+    const ReduceUnits::Place place = plan.units.place(unit);
+    const std::int32_t block =
+        static_cast<std::int32_t>(place.row / (plan.units.per_block * plan.units.unit_rows));
+    double& when = staged[static_cast<std::size_t>(unit / partials.chunk_units)];
+    when = std::max(when, complete[((plan.tiles.node_turns - 1) * rows + block) * columns + place.column]);
+  }
+  double wire = 0;
+  for (const double when : staged) {
+    const double bytes = static_cast<double>(partials.chunk_units) * PutPartialsPlan::kUnitBytes;
+    wire = std::max(wire, when) + bytes / bytes_per_ms;
+  }
+  return std::max(product_ms, wire + latency_ms);
+}
+
+TEST_CASE("over two nodes a launch takes no more than 1.1 times what product or wire take") {
+  for (const std::int64_t size : {8192, 16384}) {
+    for (const Topology& topology : {Topology(2, 1), Topology(2, 2)}) {
+      const GemmShape shape{size, size, size / topology.world()};
+      const TileReducePlan plan = plan_of(shape, topology, 0);
+      const double product_ms = 2.0 * size * size * static_cast<double>(shape.k) / 670e9;
+      constexpr double kBytesPerMs = 50e6, kLatencyMs = 0.02;
+      const double wire_ms = static_cast<double>(plan.wire_bytes()) / kBytesPerMs;
+      CHECK(plan.wire_bytes() == static_cast<std::uint64_t>(size * size * 2 / topology.world()));
+      CHECK(simulate(plan, product_ms, kBytesPerMs, kLatencyMs) < 1.1 * std::max(product_ms, wire_ms));
+    }
+  }
+}
+
+TEST_CASE("no wave of tiles is lost to the CTAs that sum; over several nodes some always do") {
+  // 32 x 32 cluster tiles: 16 waves on 64 clusters as on the 65 that two summing CTAs leave.
+  const TileReducePlan plan = plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256});
+  CHECK(plan.reduce_ctas == 4);
+  CHECK(plan.compute_ctas == 128);
+  CHECK(plan_of({2048, 2048, 16384}, Topology(2, 2), 0).reduce_ctas == 12);
+  CHECK(plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256, .reduce_ctas = 10}).reduce_ctas == 10);
+}
+
+TEST_CASE("where the links are slower than the product, tiles are smaller") {
+  CHECK(plan_of({4096, 4096, 1024}, 4, 0).tile == Sm90Tile::k128x128);
+  CHECK(plan_of({4096, 4096, 1024}, 1, 0).tile == Sm90Tile::k128x256);  // nothing to send
+  CHECK(plan_of({8192, 8192, 2048}, 4, 0).tile == Sm90Tile::k128x256);
+}
+
+TEST_CASE("the workspace holds words and slots of two parities that do not overlap, and counts only grow") {
+  for (const Topology& topology : kTopologies) {
+    const PushReducePlan reduce = plan_of({1003, 72, 64}, topology, 0).reduce;
+    const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
+    const auto nodes = static_cast<std::int32_t>(topology.nodes());
+    CHECK(reduce.nodes() == nodes);
+    std::uint64_t words = 0;
+    for (std::int32_t turn = 0; turn < nodes; ++turn) {
+      for (std::int32_t source = 0; source < sources; ++source) {
+        CHECK(reduce.ready_offset(turn, source) == words);
+        words += static_cast<std::uint64_t>(reduce.row_tiles() * reduce.column_tiles() * 8);
+      }
+    }
+    std::uint64_t end = reduce.slot_offset(0, 0, 0);
+    CHECK(words <= end);
+    for (const std::uint64_t epoch : {0U, 1U}) {
+      for (std::int32_t turn = 0; turn < nodes; ++turn) {
+        for (std::int32_t source = 0; source < sources; ++source) {
+          CHECK(reduce.slot_offset(epoch, turn, source) == end);
+          CHECK(reduce.slot_offset(epoch + 2, turn, source) == end);
+          CHECK(end % 128 == 0);
+          CHECK(reduce.slot_bytes() >= static_cast<std::uint64_t>(reduce.max_rows() * 72 * 2));
+          end += reduce.slot_bytes();
+        }
+      }
+    }
+    CHECK(end == reduce.workspace_bytes());
+    CHECK(PushReducePlan::count(0) == 1);
+    CHECK(PushReducePlan::count(5) == 6);
+  }
+}
+
+TEST_CASE("the grid fits the device, in whole clusters") {
+  for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
+    for (const Topology& topology : kTopologies) {
+      const TileReducePlan plan = plan_of({size, size, size / 4 / 8 * 8 + 8}, topology, 0);
+      CHECK(plan.reduce_ctas % 2 == 0);
+      CHECK(plan.reduce_ctas >= 2);
+      CHECK(plan.compute_ctas >= tile_cluster(plan.tile));
+      CHECK(plan.compute_ctas % tile_cluster(plan.tile) == 0);
+      CHECK(plan.reduce_ctas + plan.compute_ctas <= kSms);
+    }
+  }
+}
+
+TEST_CASE("what cannot run is refused by name, value and limit") {
+  const auto refusal = [](const GemmShape& shape, const Topology& topology,
+                          const TileReduceOptions& options = {}) {
+    return TileReducePlan::make(OpKind::kGemmRs, shape, topology, 0, kH200, options).status();
+  };
+  const Topology node(1, 4);
+  for (const auto& [shape, text] : {std::pair{GemmShape{64, 12, 64}, "n = 12, must be a multiple of 8"},
+                                    std::pair{GemmShape{64, 64, 9}, "k = 9, must be a multiple of 8"},
+                                    std::pair{GemmShape{0, 64, 64}, "m = 0"}}) {
+    const Status status = refusal(shape, node);
+    CHECK(status.code() == StatusCode::kInvalidArgument);
+    CHECK_MESSAGE(status.text().find(text) != std::string::npos, status.text());
+  }
+  for (const std::int32_t reduce_ctas : {-2, 3, 68}) {
+    const Status status = refusal({64, 64, 64}, node, {.reduce_ctas = reduce_ctas});
+    CHECK(status.text().find("comm_ctas = " + std::to_string(reduce_ctas) + ", must be even, 0..66") !=
+          std::string::npos);
+  }
+  CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace mkernel::kernels

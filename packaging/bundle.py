@@ -72,7 +72,7 @@ def make(build, out):
         for component in ("Unspecified", "bundle"):
             run("cmake", "--install", build, "--prefix", folder, "--strip", "--component", component,
                 stdout=subprocess.DEVNULL)
-        # Its absolute paths are those of the scratch folder; packaging/README.md says how a bundle becomes a service.
+        # Its absolute paths are those of the scratch folder; packaging/OPERATING.md says how a bundle becomes a service.
         for service in ("systemd", "sysusers.d"):
             shutil.rmtree(folder / "lib" / service)
         libraries = next(folder.rglob("libmkernel.so")).parent

@@ -1,5 +1,4 @@
-// The one interface that every transport implements: about a dozen calls, capabilities as data, one folder
-// each.
+// The one interface that every transport implements: capabilities as data, one folder each.
 //
 // A transport carries the puts of many channels to many peers and keeps the delivery contract: when it
 // reports arrived(c, n) at the receiver, the payloads of the first n puts of channel c are in place; when it

@@ -1,4 +1,4 @@
-# How every program and library of ours is compiled against its own mistakes: mkerneld is privileged and talks to several users,
+# How every program and library of ours is compiled against its own mistakes: mkerneld holds the memory of several users, and
 # libmkernel.so lives in their processes. What a put goes through was measured with and without (tests/perf/notes.md).
 include(CheckPIESupported)
 check_pie_supported(LANGUAGES CXX)  # CMAKE_POSITION_INDEPENDENT_CODE then makes programs PIE

@@ -261,6 +261,7 @@ class MK_API Group {
 
 /// The same bytes on every rank. Destroying it gives up the region at the group's next collective call, when
 /// every rank is known to have come so far; destroy on every rank in the same order with collective calls.
+/// Kernels that use it must be over before.
 class MK_API SymmetricBuffer {
  public:
   SymmetricBuffer(SymmetricBuffer&&) noexcept;

@@ -8,12 +8,19 @@
 
 namespace mkernel::c_abi {
 
+/// No version of a struct will be larger: a size above it is whatever was there, and must not be read.
+constexpr std::size_t kMostStructBytes = 4096;
+
 Status read_struct(const char* name, const void* given, std::size_t given_bytes, void* ours,
                    std::size_t known, std::size_t least) {
   const std::string said = std::string(name) + ".struct_size = " + std::to_string(given_bytes);
   if (given_bytes < least) {
     return {StatusCode::kInvalidArgument,
             said + ", must be at least " + std::to_string(least) + ": sizeof(" + name + ")"};
+  }
+  if (given_bytes > kMostStructBytes) {
+    return {StatusCode::kInvalidArgument,
+            said + ", must be at most " + std::to_string(kMostStructBytes) + ": it was not set"};
   }
   const auto* bytes = static_cast<const unsigned char*>(given);
   for (std::size_t i = known; i < given_bytes; ++i) {

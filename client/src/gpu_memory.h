@@ -50,7 +50,7 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(int device, OpKind kind,
                                                         const kernels::GroupView& group,
                                                         std::shared_ptr<kernels::RingsOnDevice> rings);
 
-// What a device endpoint is made of: the classes of kernels/comm/, on GPU `device`. Errors: theirs,
+// What a device endpoint is made of: the classes of kernels/cuda/launch/, on GPU `device`. Errors: theirs,
 // kUnimplemented (this library was built without CUDA).
 Result<std::shared_ptr<kernels::RingsOnDevice>> take_rings(int device, const abi::SessionSegment& segment,
                                                            std::vector<kernels::RingView> rings);

@@ -18,8 +18,8 @@ namespace mkernel::kernels {
 ///                          rows, then part 1, ...
 /// A chunk is one part (along k) of a block of rows; the parts of a block follow each other, so that a
 /// product of these rows can begin when a part of them is here. A word per chunk instead of one count per
-/// source (exchange/gather_plan.h), because several CTAs push at their own pace: a sum over chunks would not
-/// say which of them are whole. Two slabs are enough for the reason given there, as long as no launch ends
+/// source (plan/gather_plan.h), because several CTAs push at their own pace: a sum over chunks would not say
+/// which of them are whole. Two slabs are enough for the reason given there, as long as no launch ends
 /// before its own puts are completed: the next but one overwrites what they are read from. Every source has
 /// at least one block, if need be an empty one. A chunk is one put: it has no more than block_rows times
 /// kFanOutPieceBytes (cuda/comm/fan_out.cuh), far below abi::kMaxPutBytes.

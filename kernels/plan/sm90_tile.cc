@@ -32,7 +32,8 @@ std::int32_t band_rows(const Sm90Plan& plan, std::int32_t clusters) {
 /// `plan` with low bands, where no cluster has more than a tile and tiles are small. Whatever the order, L2
 /// then has what they read; what counts is what the SMs of a GPC ask for at a time, which reaches L2 once.
 /// About every eighth cluster lies in the same GPC. In low bands those share columns; in bands of eight rows
-/// they would share rows, which a cluster gets by multicast, and multicasts reach L2 one by one (README.md).
+/// they would share rows, which a cluster gets by multicast, and multicasts reach L2 one by one
+/// (tests/perf/notes.md).
 Sm90Plan with_low_bands(const Machine& machine, Sm90Plan plan) {
   constexpr std::int32_t kLargeTile = 128 * 256;
   const bool small_tile = tile_rows(plan.tile) * tile_columns(plan.tile) < kLargeTile;

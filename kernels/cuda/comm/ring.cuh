@@ -1,4 +1,4 @@
-// The writing side of a work ring on the GPU; the counterpart of comm/ring_producer.h.
+// The writing side of a work ring on the GPU; the counterpart of cpu/comm/ring_producer.h.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a kernel reads in host memory. One warp of the grid does, and hands on what it sees (DESIGN.md section
-// 4): more readers would slow the copies of everybody else on the bus. See sync/relay.cuh.
+// What a kernel reads in host memory. One warp of the grid polls it and copies what it sees into GPU memory:
+// more readers would slow the copies of everybody else on the bus. See cuda/launch/relay.cuh.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The words of a node's barrier: each rank writes one in the memory of every other. See
-// sync/device_barrier.cuh.
+// cuda/comm/barrier.cuh.
 #pragma once
 
 #include <cstddef>

@@ -36,6 +36,9 @@ __device__ __forceinline__ RelayedWord relayed_word(const RelayedCounts& counts,
 /// the next 32 one more; the count of ended CTAs is among them, for a load of its own would be a trip of its
 /// own.
 ///
+/// NOTES: polling more often does not help. With several loads of one word in flight, or a second warp that
+/// polls it, an echo takes longer (tests/perf/notes.md).
+///
 /// NOTES: a count is handed on by a relaxed store, where the book asks for a release (a fence of 0.3 us in
 /// every round trip). It is enough because the relay hands on nothing that it has written itself: what a
 /// count stands for was in place, at this GPU's L2 or in host memory, before the proxy or NIC published the

@@ -21,7 +21,8 @@ __device__ __forceinline__ void mbarrier_arrive_release_cta(std::uint32_t barrie
 }
 
 /// `barrier` may lie in another CTA of the cluster: map_to_cta(). Hands on no ordinary writes; a release at
-/// this scope costs a membar of the whole GPU, close to a microsecond.
+/// this scope costs a membar of the whole GPU, close to a microsecond: in the main loop of the GEMM a third
+/// of its speed.
 __device__ __forceinline__ void mbarrier_arrive_relaxed_cluster(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

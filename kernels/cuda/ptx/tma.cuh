@@ -57,6 +57,8 @@ __device__ __forceinline__ void bulk_wait_group_read() {
 
 /// Until at most `kPending` groups are not complete: the writes of the others are visible to this thread,
 /// which may then release them to others.
+/// NOTES: writes to a peer GPU may not have arrived there yet. Without a fence at system scope, words that
+/// are stored after this call come before the data (seen on H200 over NVLink).
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_group() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");

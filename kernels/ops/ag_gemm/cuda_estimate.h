@@ -7,7 +7,7 @@ namespace mkernel::kernels {
 
 /// Seconds on the plan's machine, by playing the plan: rows arrive as links and wire (Machine::nic) let
 /// them, every cluster takes its tiles in turn, each as soon as the parts of its rows are there. Within about
-/// 5 % of what was measured where links and product matter (README.md).
+/// 5 % of what was measured where links and product matter (tests/perf/notes.md).
 double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan);
 
 /// How many tiles one of the plan's pushing clusters has time for after its last push, before the product

@@ -1,6 +1,8 @@
 // Plan of the mixture-of-experts layer: who owns which expert, how rows and metadata are packed, where they
 // lie and how many puts they are. Pure and the same on every rank. What depends on the routing of a launch is
-// built by the pure functions of routing.h.
+// built by the pure functions of routing.h. Host memory only (README.md): there a NIC's writes are coherent
+// with every core, so whoever acquires the word of a neighbour sees what that rank saw when it acquired the
+// arrival count.
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,8 @@
 // Key/value blocks travel in pages: consecutive rows of one batch entry, the keys and then the values, so
 // that a page is one put and can be attended to as soon as it is there. Rank (n, g) sends to (n + 1, g); at
 // step s it holds, in slot (launch * nodes + s) % 2, the block of rank (n - s, g). Every rank of the node
-// reads it there: host memory only (README.md says why).
+// reads it there: host memory only (README.md), where a NIC's writes are coherent with every core, so whoever
+// acquires `received` sees what its writer saw when it acquired the arrival count.
 #pragma once
 
 #include <cstdint>

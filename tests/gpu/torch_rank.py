@@ -19,13 +19,14 @@ COPY_DEFAULT = 4  # cudaMemcpyDefault
 
 
 class SessionOptions(ctypes.Structure):
-    _fields_ = [("socket", ctypes.c_char_p), ("name", ctypes.c_char_p), ("device", ctypes.c_int32), ("weight", ctypes.c_uint32),
-                ("timeout_ms", ctypes.c_uint32)]
+    _fields_ = [("struct_size", ctypes.c_size_t), ("socket", ctypes.c_char_p), ("name", ctypes.c_char_p), ("device", ctypes.c_int32),
+                ("weight", ctypes.c_uint32), ("timeout_ms", ctypes.c_uint32)]
 
 
 class GroupOptions(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p)] + [(field, ctypes.c_uint32) for field in
-                                              ("world_size", "rank", "lanes", "region_capacity", "timeout_ms")]
+    _fields_ = [("struct_size", ctypes.c_size_t), ("name", ctypes.c_char_p)]
+    _fields_ += [(field, ctypes.c_uint32) for field in
+                 ("world_size", "rank", "lanes", "region_capacity", "timeout_ms")]
     _fields_ += [("secret", ctypes.c_char_p)]
 
 
@@ -53,8 +54,8 @@ def main(library, socket, name, world, rank, device):
     tensor = torch.full((BYTES + 2 * MARGIN,), POISON, dtype=torch.uint8, device="cuda")
     mine = tensor[MARGIN:MARGIN + BYTES]
     session, group, buffer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-    need(mk.mk_connect(ctypes.byref(SessionOptions(socket.encode(), b"torch_rank", device, 0, 0)), ctypes.byref(session)))
-    need(mk.mk_join(session, ctypes.byref(GroupOptions(name.encode(), world, rank, 0, 0, 0)), ctypes.byref(group)))
+    need(mk.mk_connect(ctypes.byref(SessionOptions(ctypes.sizeof(SessionOptions), socket.encode(), b"torch_rank", device, 0, 0)), ctypes.byref(session)))
+    need(mk.mk_join(session, ctypes.byref(GroupOptions(ctypes.sizeof(GroupOptions), name.encode(), world, rank, 0, 0, 0)), ctypes.byref(group)))
     torch.cuda.synchronize()
     need(mk.mk_symmetric_gpu_register(group, ctypes.c_void_p(mine.data_ptr()), ctypes.c_uint64(BYTES), ctypes.byref(buffer)))
     assert mk.mk_symmetric_data(buffer) == mine.data_ptr()

@@ -242,6 +242,9 @@ const char* mk_test_struct_sizes(const char* socket) {
   mk_session_options older = {0, socket, "c test", -1, 1, 30000};
   EXPECT(mk_connect(&older, &session) == MK_INVALID_ARGUMENT); /* nobody set the size */
   EXPECT(strstr(mk_last_error(), "mk_session_options.struct_size = 0, must be at least") != NULL);
+  older.struct_size = (size_t)&older; /* what a program has there that was compiled without the field */
+  EXPECT(mk_connect(&older, &session) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "must be at most 4096: it was not set") != NULL);
   older.struct_size = SIZE(older) - 1;
   EXPECT(mk_connect(&older, &session) == MK_INVALID_ARGUMENT && session == NULL);
 

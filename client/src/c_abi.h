@@ -60,8 +60,8 @@ Status require(const char* what, Pointers... pointers) {
 
 /// Copies the caller's struct of `given_bytes` (its struct_size) to `ours`, of `known` bytes: what the
 /// caller's header does not have yet is 0, and what this library does not know yet must be 0.
-/// kUnimplemented otherwise; kInvalidArgument below `least`, the size of the struct's first version, and for a
-/// size that no struct has.
+/// kUnimplemented otherwise; kInvalidArgument below `least`, the size of the struct's first version, and for
+/// a size that no struct has.
 Status read_struct(const char* name, const void* given, std::size_t given_bytes, void* ours,
                    std::size_t known, std::size_t least);
 

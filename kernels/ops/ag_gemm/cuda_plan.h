@@ -25,8 +25,8 @@ struct AgGemmCudaOptions {
   std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
   std::optional<std::int32_t> late_tiles;  ///< with `tile`, one node: how many are left to pushing CTAs
   std::int32_t sms = 0;                    ///< no more of the device's, so that ranks can share it; 0 = all
-  /// 10^9 bytes a second that a rank sends to other nodes; 0 = the machine's. Daemons do not say yet what their
-  /// rails can carry.
+  /// 10^9 bytes a second that a rank sends to other nodes; 0 = the machine's. Daemons do not say yet what
+  /// their rails can carry.
   double nic_gbytes = 0;
   std::string machine;  ///< as GemmPlanOptions' of this name
 };

@@ -2,26 +2,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/memory/hopper.h"
+
 namespace mkernel::client {
 namespace {
 
 constexpr unsigned kApiVersion = 12000;  ///< of the functions' signatures: those of every CUDA 12 and 13
-
-std::string version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
-/// The runtime loads libcuda when it is first asked for something.
-Status check_driver() {
-  int driver = 0;
-  const cudaError_t asked = cudaDriverGetVersion(&driver);
-  if (asked != cudaSuccess || driver == 0) {
-    return {StatusCode::kFailedPrecondition, "no CUDA driver on this machine (libcuda.so.1 not found)"};
-  }
-  if (driver >= static_cast<int>(kApiVersion)) return {};
-  return {StatusCode::kFailedPrecondition, "the CUDA driver supports CUDA " + version_text(driver) + ", " +
-                                               version_text(kApiVersion) + " is needed"};
-}
 
 Status find(const char* name, void** function) {
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -34,7 +20,8 @@ Status find(const char* name, void** function) {
 }
 
 Result<CudaDriver> load() {
-  MK_RETURN_IF_ERROR(check_driver());
+  const Status fits = kernels::check_driver();
+  if (!fits.ok()) return Status(StatusCode::kFailedPrecondition, fits.text());
   CudaDriver driver;
 #define MK_FIND(name) MK_RETURN_IF_ERROR(find(#name, reinterpret_cast<void**>(&driver.name)));
   MK_CUDA_FUNCTIONS(MK_FIND)

@@ -2,15 +2,15 @@
 // Pure functions, the same on host and device.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "kernels/base/divisor.h"
-#include "kernels/plan/topology.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
+
+class Topology;
 
 /// Every source has rows in blocks of equal height (the last may be lower), and as many as another one or one
 /// more. Own blocks first: they are there. Then those of the other ranks of this node, over NVLink: the j-th
@@ -38,7 +38,7 @@ struct ArrivalSteps {
 
   /// `blocks_of`: of every rank.
   static ArrivalSteps of(const Topology& topology, std::uint32_t rank,
-                         const std::vector<std::int32_t>& blocks_of);
+                         std::span<const std::int32_t> blocks_of);
 
   MK_HOST_DEVICE std::int32_t near_steps() const { return near * blocks + near_more; }
   MK_HOST_DEVICE std::int32_t steps() const { return own_blocks + near_steps() + far * blocks + far_more; }
@@ -61,29 +61,5 @@ struct ArrivalSteps {
     return {sources[more[index]], blocks, more[index]};
   }
 };
-
-inline ArrivalSteps ArrivalSteps::of(const Topology& topology, std::uint32_t rank,
-                                     const std::vector<std::int32_t>& blocks_of) {
-  const std::uint32_t nodes = topology.nodes(), ranks = topology.ranks_per_node();
-  ArrivalSteps steps{.rank = static_cast<std::int32_t>(rank),
-                     .world = static_cast<std::int32_t>(topology.world()),
-                     .own_blocks = blocks_of[rank],
-                     .blocks = *std::min_element(blocks_of.begin(), blocks_of.end()),
-                     .near = static_cast<std::int32_t>(ranks) - 1,
-                     .far = static_cast<std::int32_t>(topology.world() - ranks)};
-  std::int8_t turn = 0, more = 0;
-  // A sender begins with the next node, so what comes first is what the node before this one sends.
-  for (std::uint32_t back = 0; back < nodes; ++back) {
-    const std::uint32_t node = (topology.node_of(rank) + nodes - back) % nodes;
-    for (std::uint32_t next = 0; next < ranks; ++next, ++turn) {
-      const std::uint32_t source = topology.rank_at(node, (topology.local_of(rank) + next) % ranks);
-      steps.sources[turn] = static_cast<std::int8_t>(source);
-      if (turn == 0 || blocks_of[source] == steps.blocks) continue;
-      steps.more[more++] = turn;
-      ++(back == 0 ? steps.near_more : steps.far_more);
-    }
-  }
-  return steps;
-}
 
 }  // namespace mkernel::kernels

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/plan/machine.h"
 #include "kernels/plan/tiles.h"
 
 namespace mkernel::kernels {

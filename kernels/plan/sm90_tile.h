@@ -4,11 +4,12 @@
 #include <cstdint>
 
 #include "kernels/base/types.h"
-#include "kernels/plan/machine.h"
 #include "kernels/plan/raster.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
+
+struct Machine;
 
 /// Rows x columns of one CTA's tile.
 enum class Sm90Tile : std::uint32_t { k128x256 = 0, k256x128 = 1, k128x128 = 2, k128x64 = 3 };

@@ -99,33 +99,22 @@ std::vector<std::int32_t> owners_by_turn(const Topology& topology, std::uint32_t
   return owners;
 }
 
-}  // namespace
-
-Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape, const Topology& topology,
-                                            std::uint32_t rank, const Machine& machine,
-                                            const TileReduceOptions& options) {
-  const std::int32_t sms = machine.sms;
-  MK_RETURN_IF_ERROR(check_on_gpu(kind, shape, topology, kMaxReduceOwners, options.reduce_ctas, sms));
-  TileReducePlan plan;
+/// Everything but the CTAs: the tiles of `product`, cut per owner, and what of them crosses where.
+TileReducePlan layout_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                         const Sm90Plan& product) {
   const auto world = static_cast<std::int32_t>(topology.world());
   const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
   const auto nodes = static_cast<std::int32_t>(topology.nodes());
-  const std::int32_t fewest = nodes == 1 ? kFewestReduceCtas : feeding_ctas(kind, sms);
-  const Machine most = machine.with_sms(sms - std::max(fewest, options.reduce_ctas));
-  const double links = link_time(kind, shape, sources, most);
-  const Sm90Plan product =
-      options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, links, most);
+  TileReducePlan plan;
   plan.tile = product.tile;
   plan.owners = owners_by_turn(topology, rank);
-  const std::int32_t cluster = tile_cluster(plan.tile);
-
   plan.reduce = {.rows = shape.m,
                  .columns = shape.n,
                  .world = world,
                  .sources = sources,
                  .tile_rows = tile_rows(plan.tile),
                  .tile_columns = tile_columns(plan.tile)};
-  const std::int32_t block_rows = tile_rows(plan.tile) * cluster;
+  const std::int32_t block_rows = tile_rows(plan.tile) * tile_cluster(plan.tile);
   const std::int32_t far_turns = world - sources;
   const Raster raster(static_cast<std::int32_t>(ceil_div(plan.reduce.max_rows(), block_rows)),
                       product.raster.columns(), band_of(product.raster.band(), std::max(far_turns, sources)));
@@ -141,6 +130,25 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
                    .nodes = nodes,
                    .units = most_units,
                    .chunk_units = choose_chunk_units(most_units)};
+  return plan;
+}
+
+}  // namespace
+
+Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape, const Topology& topology,
+                                            std::uint32_t rank, const Machine& machine,
+                                            const TileReduceOptions& options) {
+  const std::int32_t sms = machine.sms;
+  MK_RETURN_IF_ERROR(check_on_gpu(kind, shape, topology, kMaxReduceOwners, options.reduce_ctas, sms));
+  const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
+  const auto nodes = static_cast<std::int32_t>(topology.nodes());
+  const std::int32_t fewest = nodes == 1 ? kFewestReduceCtas : feeding_ctas(kind, sms);
+  const Machine most = machine.with_sms(sms - std::max(fewest, options.reduce_ctas));
+  const double links = link_time(kind, shape, sources, most);
+  const Sm90Plan product =
+      options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, links, most);
+  TileReducePlan plan = layout_of(shape, topology, rank, product);
+  const std::int32_t cluster = tile_cluster(plan.tile);
 
   const auto waves = [&](std::int32_t summing) {
     return ceil_div(plan.tiles.tiles(), (sms - summing) / cluster);

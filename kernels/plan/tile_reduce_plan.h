@@ -18,9 +18,6 @@
 
 namespace mkernel::kernels {
 
-/// Ranks of a group at most. A lane of a warp waits for each rank of the node and each rail peer.
-inline constexpr int kMaxReduceOwners = 16;
-
 /// Overrides; the same on every rank.
 struct TileReduceOptions {
   std::optional<Sm90Tile> tile;

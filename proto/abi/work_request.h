@@ -15,9 +15,11 @@
 // in the region map of the channel's group. Every field is untrusted input to the proxy.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#if !defined(__CUDA_ARCH__)
+#include <atomic>
+#endif
 
 #include "proto/abi/host_device.h"
 #include "proto/abi/version.h"

@@ -272,11 +272,7 @@ Status run(OpOptions o) {
   return {};
 }
 
-}  // namespace
-
-void add_op(CLI::App& app, int& status) {
-  auto o = std::make_shared<OpOptions>();
-  CLI::App* op = app.add_subcommand("op", "time and verify an operation; run one process per rank");
+void add_group_options(CLI::App* op, OpOptions* o) {
   op->add_option("operation", o->op)
       ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention"}));
   op->add_option("--preset", o->preset, "a list of operations and shapes instead of one")
@@ -285,6 +281,11 @@ void add_op(CLI::App& app, int& status) {
   op->add_option("--group", o->group, "the same on every rank")->capture_default_str();
   op->add_option("--world-size", o->world_size);
   op->add_option("--rank", o->rank);
+  op->add_option("--join-timeout", o->join_timeout, "seconds to wait for the other ranks")
+      ->capture_default_str();
+}
+
+void add_shape_options(CLI::App* op, OpOptions* o) {
   op->add_option("--m", o->m, "rows of the product")->capture_default_str();
   op->add_option("--n", o->n, "columns of the product; of the layer's output for moe_dispatch_gemm")
       ->capture_default_str();
@@ -305,6 +306,9 @@ void add_op(CLI::App& app, int& status) {
   op->add_option("--dtype", o->dtype)
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}));
+}
+
+void add_executor_options(CLI::App* op, OpOptions* o) {
   op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, the operations around a GEMM")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
@@ -329,20 +333,31 @@ void add_op(CLI::App& app, int& status) {
   op->add_option("--machine", o->plan.machine,
                  "with --executor cuda: the machine whose rates the plan assumes, H200, H100 or H20; "
                  "by the name of the device where it is not said");
+  op->add_option("--threads", o->threads, "compute threads of this rank; 0 = a fair share")
+      ->capture_default_str();
+}
+
+void add_run_options(CLI::App* op, OpOptions* o) {
   op->add_option("--iterations", o->iterations, "timed and verified, after one to warm up")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
-  op->add_option("--threads", o->threads, "compute threads of this rank; 0 = a fair share")
-      ->capture_default_str();
   op->add_option("--deadline", o->deadline, "seconds of every wait inside the operation")
-      ->capture_default_str();
-  op->add_option("--join-timeout", o->join_timeout, "seconds to wait for the other ranks")
       ->capture_default_str();
   op->add_option("--trace", o->trace,
                  "rank 0 writes the timeline of one more launch on all ranks for Perfetto: every role and "
-                 "what it waited "
-                 "for; on the cuda executor what every warp of every CTA worked at, too");
+                 "what it waited for; on the cuda executor what every warp of every CTA worked at, too");
   op->add_option("--json", o->json, "rank 0 records its rows in this file");
+}
+
+}  // namespace
+
+void add_op(CLI::App& app, int& status) {
+  auto o = std::make_shared<OpOptions>();
+  CLI::App* op = app.add_subcommand("op", "time and verify an operation; run one process per rank");
+  add_group_options(op, o.get());
+  add_shape_options(op, o.get());
+  add_executor_options(op, o.get());
+  add_run_options(op, o.get());
   op->callback([o, &status] {
     if (o->op.empty() == o->preset.empty())
       throw CLI::ValidationError("op", "give an operation or --preset, not both");

@@ -7,8 +7,8 @@
 // that says who, what, which peer. No call throws: memory and threads that cannot be had are
 // kResourceExhausted. Nothing waits for ever: a daemon or rank that dies turns into an error of every call
 // that needs it. fork(): handles belong to the process that made them. In a child their calls answer
-// kFailedPrecondition, and destroying them does nothing: the parent goes on with them. A child that needs a
-// session connects its own. Threads: Session and Group may be used from any thread. Calls marked
+// kFailedPrecondition, and destroying them does nothing; it connects a session of its own. Threads: Session
+// and Group may be used from any thread. Calls marked
 // **collective** are made by every rank of the group in the same order, one at a time per group; ranks that
 // make different calls are told so, by name. Buffers and operations: one thread at a time per object.
 #pragma once
@@ -81,8 +81,7 @@ struct GroupOptions {
   std::chrono::milliseconds timeout{60000};  ///< of joining, and of every collective call
   /// The same on every rank: 32 random bytes that nobody outside the job knows; zeros: none. A group belongs
   /// to one user: without a secret all its ranks run under the same uid. With one, ranks of different nodes
-  /// may run under different uids, and nobody else takes a rank, not even under the same uid; the ranks of
-  /// one node run under one uid in any case.
+  /// may run under different uids (those of one node run under one), and nobody else takes a rank.
   std::array<std::byte, kSecretBytes> secret{};
 };
 
@@ -164,8 +163,7 @@ class MK_API Group {
   /// kUnimplemented (libmkernel was built without CUDA), kFailedPrecondition (no driver, no such device, one
   /// that cannot share memory or reach a neighbour's), kResourceExhausted (memory, saying how much is free;
   /// region capacity; limits of the daemon). Puts from and into it need a transport that moves GPU memory;
-  /// without one a put from it ends the session, a put into it fails the group, both with an error that says
-  /// so.
+  /// without one a put from it ends the session and one into it fails the group, by name.
   Result<SymmetricBuffer> symmetric_gpu(std::uint64_t bytes);
   /// **Collective**. The same over memory that the caller has allocated on its GPU, as it is: [data, data +
   /// bytes), the same `bytes` (> 0) on every rank, at any alignment, within one allocation of cudaMalloc or
@@ -213,36 +211,33 @@ class MK_API Group {
                             std::uint64_t bytes);
   /// A put of nothing: raises the arrival count alone.
   Result<std::uint64_t> signal(std::uint32_t target, std::uint32_t lane);
-  /// Returns once the first `count` puts of channel (source -> this rank, lane) are visible here. Errors:
+  /// Returns once the first `count` puts of channel (source -> this rank, lane) are visible here, or with
   /// kDeadlineExceeded (count expected and seen), or why the group failed.
   Status wait_arrival(std::uint32_t source, std::uint32_t lane, std::uint64_t count,
                       std::chrono::milliseconds deadline);
   /// Returns once the first `count` puts of channel (this rank -> target, lane) have left their sources.
   Status wait_completed(std::uint32_t target, std::uint32_t lane, std::uint64_t count,
                         std::chrono::milliseconds deadline);
-  /// Puts of channel (source -> this rank, lane) that have arrived so far; 0 on a lane that is not reserved.
-  /// Never waits.
+  /// How many puts of channel (source -> this rank, lane) have arrived; 0 on a lane that is not reserved.
   std::uint64_t arrivals(std::uint32_t source, std::uint32_t lane) const;
   /// While it lives the daemon's proxies poll this session's rings instead of sleeping: for latency, at the
   /// price of cores. Kernels that put need one, made before the launch and kept until its stream is done:
-  /// they cannot wake a sleeping proxy. One that has been kept without a put for minutes wakes nobody: make a
-  /// new one per launch or per series of launches.
+  /// they cannot wake a sleeping proxy. After minutes without a put it wakes nobody: make one per series.
   Activity keep_active();
 
   /// **Collective**. Lanes of this group for kernels of the session's GPU (SessionOptions::device), with
   /// counts that start at 0; see mkernel/device.cuh. While a session has a device endpoint, or an operation
   /// of the cuda executor over several nodes, all its work rings are claimed on the GPU: put(), signal() and
-  /// operations of the cpu executor in any of its groups are refused (kFailedPrecondition); a process that
-  /// wants both opens a second session. Errors, on every rank and naming the rank they come from:
-  /// kInvalidArgument (options), kFailedPrecondition (the program was compiled with another version of
-  /// mkernel/device.cuh than this library's), kResourceExhausted (lanes, regions: how to get more), those of
-  /// symmetric_gpu().
+  /// operations of the cpu executor in its groups are refused (kFailedPrecondition); a process that wants
+  /// both opens a second session. Errors, on every rank, naming whose: kInvalidArgument (options),
+  /// kFailedPrecondition (another version of mkernel/device.cuh), kResourceExhausted (how to get more), those
+  /// of symmetric_gpu().
   Result<DeviceEndpoint> device_endpoint(const DeviceEndpointOptions& options = {});
 
-  /// **Collective**. Plan an operation on all ranks and make its workspace. The signatures (operation and
-  /// shape) are compared before anything else. Errors: kInvalidArgument (a field of the shape, or two ranks
-  /// whose signatures differ, naming both), kResourceExhausted (lanes or regions: how many are left and how
-  /// to get more).
+  /// **Collective**. Plan an operation on all ranks and make its workspace. The signatures (operation, shape,
+  /// machine) are compared before anything else. Errors: kInvalidArgument (a field of the shape, or two ranks
+  /// whose signatures differ, naming both), kResourceExhausted (lanes or regions: what is left),
+  /// kUnimplemented.
   Result<Gemm> ag_gemm(const GemmShape& shape, Executor executor = Executor::kCpu,
                        const GemmPlanOptions& plan = {});
   Result<Gemm> gemm_rs(const GemmShape& shape, Executor executor = Executor::kCpu,
@@ -345,8 +340,7 @@ class MK_API Pending {
 
   bool done() const;
   /// Blocks until the launch is over: OK, or why it failed (this rank's own error, or the culprit rank, its
-  /// node and what happened there). Bounded, because every wait inside the operation has
-  /// ExecutorOptions::deadline. Any thread, any number of times.
+  /// node and what happened there). Bounded by ExecutorOptions::deadline. Any thread, any number of times.
   Status wait() const;
   /// As wait(), but gives up after `limit` with kDeadlineExceeded; the operation goes on.
   Status wait_for(std::chrono::milliseconds limit) const;
@@ -371,8 +365,7 @@ class MK_API Planned {
   std::uint64_t wire_bytes() const;  ///< sent to other nodes by the last launch that is over
   std::uint64_t workspace_bytes() const;
   Executor executor() const;
-  /// Once the stream is done (cuda executor): OK, or why the first launch that failed did; the group is over
-  /// for all ranks then. Launches that were queued behind it did nothing.
+  /// Once the stream is done (cuda executor): Operation::status(). After a failure the group is over for all.
   Status status();
 
  protected:
@@ -389,14 +382,11 @@ class MK_API Launchable : public Planned {
   /// launch is over. Errors: the group has failed already.
   Result<Pending> launch(const Arguments& arguments, const ExecutorOptions& options = {});
 
-  /// cuda executor: queues one launch on `stream` (a cudaStream_t of the session's GPU; null: its default
-  /// stream) from the calling thread. No host call belongs to it, so it may be captured in a CUDA graph and
-  /// replayed with the same operands; launches follow each other in stream order, and every rank makes
-  /// equally many. The operands must stay until the stream is done. Over several nodes the kernel puts: keep
-  /// an Activity (Group::keep_active()) from before a launch, or before a series of replays, until its stream
-  /// is done, or the daemon may sleep and see its puts late. Not together with launch(). Errors:
-  /// kUnimplemented (cpu executor), by name what cannot be queued, why the group failed; as with launch(), an
-  /// error fails the group: the other ranks would wait for a launch that never comes.
+  /// cuda executor: Operation::enqueue() (mkernel/ops.h) on a stream of the session's GPU, from the calling
+  /// thread. The operands must stay until the stream is done. Over several nodes the kernel puts: keep an
+  /// Activity (Group::keep_active()) from before a launch or a series of replays until its stream is done.
+  /// Not together with launch(). Errors: those of Operation::enqueue(), why the group failed; as with
+  /// launch(), an error fails the group: the other ranks would wait for a launch that never comes.
   Status enqueue(const Arguments& arguments, CUstream_st* stream, const ExecutorOptions& options = {});
 
  private:

@@ -12,6 +12,16 @@ Status refusal(const std::string& what) {
   return {StatusCode::kFailedPrecondition, what};
 }
 
+std::string too_old(void* library) {
+  const auto version_of =
+      reinterpret_cast<decltype(&::cuDriverGetVersion)>(::dlsym(library, "cuDriverGetVersion"));
+  int version = 0;
+  if (version_of != nullptr) version_of(&version);
+  return "the CUDA driver supports CUDA " + std::to_string(version / 1000) + "." +
+         std::to_string(version % 1000 / 10) +
+         ", and has no cuGetProcAddress_v2: a driver of CUDA 12.0 (525) or newer is needed";
+}
+
 Result<Driver> load() {
   // Never closed: the driver does not survive it.
   void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -19,7 +29,7 @@ Result<Driver> load() {
     return refusal("no CUDA driver on this machine: " + std::string(::dlerror()));
   }
   const auto find = reinterpret_cast<decltype(&::cuGetProcAddress)>(::dlsym(library, "cuGetProcAddress_v2"));
-  if (find == nullptr) return refusal("the CUDA driver is older than CUDA 12, which is needed");
+  if (find == nullptr) return refusal(too_old(library));
   Driver driver;
   const auto resolve = [find](const char* name, void** function, int version = kApiVersion) -> Status {
     CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;

@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/base/types.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/sync/pipeline.cuh"
 #include "kernels/plan/sm90_tile.h"
-#include "mkernel/ops.h"
 
 namespace mkernel::kernels {
 

@@ -3,13 +3,16 @@
 
 #include <cstdint>
 
+#include "kernels/base/types.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/deal.h"
 #include "kernels/plan/sm90_tile.h"
-#include "mkernel/ops.h"
-#include "proto/abi/status.h"
 
 struct CUstream_st;
+
+namespace mkernel {
+class Status;
+}
 
 namespace mkernel::kernels {
 

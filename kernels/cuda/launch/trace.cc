@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/memory/error.h"
 #include "kernels/cuda/memory/gpu_clock.h"
+#include "kernels/cuda/sync/device_timeline.h"
 
 namespace mkernel::kernels {
 namespace {

@@ -5,33 +5,13 @@
 #include <cstdint>
 
 #include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/memory/gpu_clock.cuh"
 #include "kernels/cuda/memory/gpu_clock.h"
 #include "kernels/cuda/memory/load_kernel.h"
 #include "kernels/cuda/memory/own_stream.h"
-#include "kernels/cuda/ptx/address.cuh"
-#include "kernels/cuda/ptx/global.cuh"
 
 namespace mkernel::kernels {
 namespace {
-
-constexpr std::uint64_t kRounds = 32;
-constexpr std::uint64_t kGiveUpNs = 1'000'000'000;
-
-/// In pinned host memory.
-struct Exchange {
-  std::uint64_t asked;  ///< rounds that the host has begun
-  std::uint64_t answer[kRounds];
-};
-
-__global__ void answer_with_clock(Exchange* exchange) {
-  const std::uint64_t begin = ptx::globaltimer();
-  for (std::uint64_t round = 0; round < kRounds; ++round) {
-    while (ptx::ld_acquire_sys(&exchange->asked) <= round) {
-      if (ptx::globaltimer() - begin > kGiveUpNs) return;
-    }
-    ptx::st_release_sys(&exchange->answer[round], ptx::globaltimer());
-  }
-}
 
 std::uint64_t monotonic_ns() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -40,17 +20,17 @@ std::uint64_t monotonic_ns() {
 }
 
 /// The round with the shortest way tells best.
-Result<std::int64_t> ask(Exchange& exchange) {
-  std::uint64_t shortest = kGiveUpNs;
+Result<std::int64_t> ask(ClockExchange& exchange) {
+  std::uint64_t shortest = kClockGiveUpNs;
   std::int64_t offset = 0;
-  for (std::uint64_t round = 0; round < kRounds; ++round) {
+  for (std::uint64_t round = 0; round < kClockRounds; ++round) {
     const std::uint64_t begin = monotonic_ns();
     std::atomic_ref(exchange.asked).store(round + 1, std::memory_order_release);
     std::uint64_t answer = 0, end = begin;
     while (answer == 0) {
       answer = std::atomic_ref(exchange.answer[round]).load(std::memory_order_acquire);
       end = monotonic_ns();
-      if (end - begin > kGiveUpNs)
+      if (end - begin > kClockGiveUpNs)
         return Status(StatusCode::kDeadlineExceeded, "clock of the GPU: no answer");
     }
     if (end - begin >= shortest) continue;
@@ -67,11 +47,11 @@ Status load_gpu_clock() {
 }
 
 Result<std::int64_t> gpu_clock_to_monotonic() {
-  const auto pinned = pinned_memory(sizeof(Exchange), "clock of the GPU");
+  const auto pinned = pinned_memory(sizeof(ClockExchange), "clock of the GPU");
   if (!pinned.ok()) return pinned.status();
   const auto stream = OwnStream::make("clock of the GPU");
   if (!stream.ok()) return stream.status();
-  auto* exchange = static_cast<Exchange*>(pinned->get());
+  auto* exchange = static_cast<ClockExchange*>(pinned->get());
   answer_with_clock<<<1, 1, 0, stream->get()>>>(exchange);
   MK_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "clock of the GPU: launch"));
   auto offset = ask(*exchange);

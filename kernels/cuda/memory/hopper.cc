@@ -5,12 +5,22 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/cuda/memory/driver_version.h"
 #include "kernels/cuda/memory/error.h"
 
 namespace mkernel::kernels {
 
+Status check_driver() {
+  int driver = 0, runtime = 0;
+  MK_RETURN_IF_ERROR(cuda_status(cudaDriverGetVersion(&driver), "version of the CUDA driver"));
+  MK_RETURN_IF_ERROR(cuda_status(cudaRuntimeGetVersion(&runtime), "version of the CUDA runtime"));
+  return check_driver_version(driver, runtime);
+}
+
 Result<Machine> hopper_machine(std::string_view who, std::string_view named, std::int32_t at_most) {
   const std::string name(who);
+  const Status driver = check_driver();
+  if (!driver.ok()) return Status(driver.code(), name + ": " + driver.text());
   int device = 0;
   MK_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), name + ": current device"));
   cudaDeviceProp device_is{};

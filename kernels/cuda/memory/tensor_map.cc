@@ -5,9 +5,11 @@
 
 #include <cstring>
 #include <string>
+#include <string_view>
 
 #include "kernels/cuda/memory/driver_entry.h"
 #include "kernels/cuda/memory/error.h"
+#include "proto/abi/status.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -54,7 +56,7 @@ Status check(const MatrixView& view, std::int64_t leading, std::string_view name
 
 }  // namespace
 
-Result<TensorMap> encode_tensor_map(const MatrixView& view, std::string_view name) {
+Result<TensorMap> encode_tensor_map(const MatrixView& view, const char* name) {
   const std::int64_t leading = view.leading == 0 ? view.columns : view.leading;
   MK_RETURN_IF_ERROR(check(view, leading, name));
   constexpr unsigned kSince = 12000;  // first driver API version that has it

@@ -1,12 +1,15 @@
-// Tensor maps: what TMA needs to know of a matrix in global memory. Host side, plain C++: no CUDA header
-// needed.
+// Tensor maps: what TMA needs to know of a matrix in global memory. Plain C++, which device code includes
+// too: no CUDA header needed.
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
-#include "mkernel/ops.h"
-#include "proto/abi/status.h"
+#include "kernels/base/types.h"
+
+namespace mkernel {
+template <typename T>
+class Result;
+}  // namespace mkernel
 
 namespace mkernel::kernels {
 
@@ -39,6 +42,6 @@ struct MatrixView {
 /// Encodes `view`; `name` ("a") is what errors call it. Needs a CUDA driver (found at run time), no stream,
 /// no allocation; any thread. Errors: kInvalidArgument naming field, value and limit; kUnavailable without
 /// driver.
-Result<TensorMap> encode_tensor_map(const MatrixView& view, std::string_view name);
+Result<TensorMap> encode_tensor_map(const MatrixView& view, const char* name);
 
 }  // namespace mkernel::kernels

@@ -9,8 +9,8 @@
 #include "kernels/plan/owner_tiles.h"
 #include "kernels/plan/put_partials_plan.h"
 #include "kernels/plan/reduce_units.h"
-#include "kernels/plan/tile_reduce_plan.h"
 #include "mkernel/device_endpoint.h"
+#include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
 

@@ -24,7 +24,7 @@ __device__ __forceinline__ std::uint32_t warp_track() {
 
 /// Any thread, of a launch that is traced.
 __device__ __forceinline__ void add_trace_event(const DeviceTrace& trace, std::uint32_t track,
-                                                std::uint64_t begin_ns, TraceEvent::Kind kind,
+                                                std::uint64_t begin_ns, DeviceEventKind kind,
                                                 std::uint32_t what, std::int32_t peer, std::uint32_t index) {
   const std::uint32_t n = atomicAdd(&trace.tracks[track].events, 1U);
   if (n >= trace.capacity) return;
@@ -41,15 +41,15 @@ __device__ __forceinline__ void end_work(const DeviceTrace& trace, DeviceWork wo
                                          std::uint32_t index = kNoIndex) {
   if (!is_traced(trace)) return;
   const std::uint32_t track = warp_track();
-  add_trace_event(trace, track, trace.tracks[track].begin_ns, TraceEvent::Kind::kWork,
+  add_trace_event(trace, track, trace.tracks[track].begin_ns, DeviceEventKind::kWork,
                   static_cast<std::uint32_t>(work), -1, index);
 }
 
 /// A wait of any lane that began then and is over.
 __device__ __forceinline__ void trace_wait(const DeviceTrace& trace, std::uint64_t begin_ns,
                                            const DeviceWaitSite& site) {
-  add_trace_event(trace, warp_track(), begin_ns, TraceEvent::Kind::kWait,
-                  static_cast<std::uint32_t>(site.tag), site.peer, site.index);
+  add_trace_event(trace, warp_track(), begin_ns, DeviceEventKind::kWait, static_cast<std::uint32_t>(site.tag),
+                  site.peer, site.index);
 }
 
 /// All threads of a CTA, at its beginning and its end.
@@ -58,7 +58,7 @@ __device__ __forceinline__ void begin_role(const DeviceTrace& trace) {
 }
 __device__ __forceinline__ void end_role(const DeviceTrace& trace, DeviceRole role) {
   if (!is_traced(trace) || thread_index() != 0) return;
-  add_trace_event(trace, cta_track(), trace.tracks[cta_track()].begin_ns, TraceEvent::Kind::kRole,
+  add_trace_event(trace, cta_track(), trace.tracks[cta_track()].begin_ns, DeviceEventKind::kRole,
                   static_cast<std::uint32_t>(role), -1, kNoIndex);
 }
 

@@ -1,13 +1,8 @@
 // The timeline of a launch on the GPU, as its warps write it down in device memory. cuda/sync/trace.cuh
-// writes, device_timeline() reads.
+// writes, cuda/sync/device_timeline.h reads.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
-#include <vector>
-
-#include "mkernel/trace.h"
 
 namespace mkernel::kernels {
 
@@ -40,11 +35,14 @@ constexpr const char* name_of(DeviceWork work) {
 
 inline constexpr std::uint32_t kNoIndex = ~0U;
 
+/// The kinds of TraceEvent, with its numbers: mkernel/trace.h is for hosts only.
+enum class DeviceEventKind : std::uint32_t { kRole = 0, kWait = 1, kWork = 2 };
+
 /// Times: of the GPU's global timer.
 struct alignas(16) DeviceTraceEvent {
   std::uint64_t begin_ns;
   std::uint64_t end_ns;
-  TraceEvent::Kind kind;
+  DeviceEventKind kind;
   std::uint32_t what;   ///< by kind: DeviceRole, DeviceTag or DeviceWork
   std::int32_t peer;    ///< rank that has to act, -1 when it is none
   std::uint32_t index;  ///< of a wait: its site's; kNoIndex when there is none
@@ -67,12 +65,5 @@ struct DeviceTrace {
   DeviceTraceEvent* events = nullptr;  ///< [CTA][kTracksPerCta][capacity]
   std::uint32_t capacity = 0;          ///< events of a track
 };
-
-/// What a launch wrote, in the words of a Trace. `events`: [tracks][kept], copied from the device;
-/// `to_monotonic_ns` is added to its times. The lanes of a warp wait side by side: their waits are told as
-/// one, for the one that came last.
-std::vector<TraceEvent> device_timeline(std::span<const DeviceTrack> tracks,
-                                        std::span<const DeviceTraceEvent> events, std::size_t kept,
-                                        std::int64_t to_monotonic_ns);
 
 }  // namespace mkernel::kernels

@@ -24,6 +24,27 @@ struct SymmetricView;
 namespace mkernel {
 class Trace;
 
+/// Overrides of what a GEMM operation's plan chooses on the cuda executor; the same on every rank, or the
+/// launches do not fit each other.
+struct GemmPlanOptions {
+  /// CTAs that compute nothing: they push rows (ag_gemm) or sum partial tiles (gemm_rs, gemm_ar). Even, at
+  /// most half of the multiprocessors; 0 = by shape and topology.
+  std::int32_t comm_ctas = 0;
+  /// Multiprocessors at most, so that other work has the rest; 0 = all of the GPU. A launch needs all that it
+  /// uses at once and waits for other ranks: it is started when no other kernel holds one of them. A kernel
+  /// of another stream that waits for its own peers (NCCL, another operation in another order) and holds some
+  /// can therefore keep launches of different ranks waiting for each other until the deadline ends them.
+  /// Queue what waits for other ranks in the same order on every rank, best on one stream per group, or leave
+  /// it room here.
+  std::int32_t sms = 0;
+  /// 10^9 bytes a second that a rank can send to other nodes (ag_gemm); 0 = 50, a 400 Gb/s NIC per GPU.
+  double nic_gbytes = 0;
+  /// The machine whose rates the plan assumes: "H200", "H100" or "H20"; empty = by the name of the device.
+  std::string machine = {};
+
+  bool operator==(const GemmPlanOptions&) const = default;
+};
+
 /// How a launch runs. Plans choose well by themselves; every field may be overridden.
 struct ExecutorOptions {
   std::chrono::milliseconds deadline{30000};  ///< of every single wait; 1 ms to 30 minutes

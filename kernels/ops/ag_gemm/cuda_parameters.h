@@ -5,30 +5,32 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/launch/cooperative_kernel.h"
+#include "kernels/base/types.h"
 #include "kernels/cuda/memory/tensor_map.h"
-#include "kernels/ops/ag_gemm/cuda_plan.h"
 #include "kernels/plan/arrival_steps.h"
 #include "kernels/plan/deal.h"
 #include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
 #include "mkernel/device_endpoint.h"
-#include "mkernel/ops.h"
 
 namespace mkernel::kernels {
 
+struct CooperativeKernel;
+
 struct AgGemmParameters {
-  TensorMap a;                     ///< own rows
-  TensorMap b;                     ///< [k, n]
-  TensorMap c[kMaxAgGemmSources];  ///< by source: its rows of c, so that no tile reaches into the next one's
-  const TensorMap* slabs;          ///< [epoch parity][source][part], in device memory
+  static constexpr int kMaxSources = ArrivalSteps::kMaxSources;
+
+  TensorMap a;               ///< own rows
+  TensorMap b;               ///< [k, n]
+  TensorMap c[kMaxSources];  ///< by source: its rows of c, so that no tile reaches into the next one's
+  const TensorMap* slabs;    ///< [epoch parity][source][part], in device memory
   device::Endpoint endpoint;
-  const std::byte* rows;               ///< own rows again, as bytes
-  std::byte* node[kMaxAgGemmSources];  ///< workspaces of this node, by local rank
+  const std::byte* rows;         ///< own rows again, as bytes
+  std::byte* node[kMaxSources];  ///< workspaces of this node, by local rank
   std::int32_t local_rank;
-  std::uint32_t region;                  ///< of the workspace, for puts
-  std::int32_t rails;                    ///< other nodes
-  std::int32_t rail[kMaxAgGemmSources];  ///< rail peers, from the next node on
+  std::uint32_t region;            ///< of the workspace, for puts
+  std::int32_t rails;              ///< other nodes
+  std::int32_t rail[kMaxSources];  ///< rail peers, from the next node on
   PushGatherPlan gather;
   ArrivalSteps steps;
   Deal deal;

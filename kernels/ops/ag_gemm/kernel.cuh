@@ -9,13 +9,6 @@
 
 namespace mkernel::kernels {
 
-/// The schedule's arithmetic needs more registers in the loading thread than a plain product's.
-template <Sm90Tile kTile, DataType kInput, Layout kLayoutB>
-struct AgGemmConfig : Sm90Config<kTile, kInput, kLayoutB, matrix_element(kInput)> {
-  static constexpr int kProducerRegisters = 56;
-  static constexpr int kMultiplyRegisters = 224;
-};
-
 template <Sm90Tile kTile>
 CooperativeKernel ag_gemm_kernel_of(const GemmShape& shape) {
   return with_types(shape, [&]<DataType kInput, Layout kLayoutB>() {

@@ -15,6 +15,13 @@
 
 namespace mkernel::kernels {
 
+/// The schedule's arithmetic needs more registers in the loading thread than a plain product's.
+template <Sm90Tile kTile, DataType kInput, Layout kLayoutB>
+struct AgGemmConfig : Sm90Config<kTile, kInput, kLayoutB, matrix_element(kInput)> {
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kMultiplyRegisters = 224;
+};
+
 __device__ __forceinline__ std::byte* workspace_of(const AgGemmParameters& p) {
   return p.node[p.local_rank];
 }

@@ -5,12 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/launch/cooperative_kernel.h"
+#include "kernels/base/types.h"
 #include "kernels/cuda/reduce/tile_reduce_parameters.h"
 #include "kernels/plan/sm90_tile.h"
-#include "mkernel/ops.h"
 
 namespace mkernel::kernels {
+
+struct CooperativeKernel;
 
 struct GemmArParameters : TileReduceParameters {
   // Of PushSumsPlan.

@@ -1,11 +1,12 @@
 // Which is GEMM+RS's kernel: between the operation and the files that nvcc builds, one per tile.
 #pragma once
 
-#include "kernels/cuda/launch/cooperative_kernel.h"
+#include "kernels/base/types.h"
 #include "kernels/plan/sm90_tile.h"
-#include "mkernel/ops.h"
 
 namespace mkernel::kernels {
+
+struct CooperativeKernel;
 
 /// The kernel for the types and the layout of `shape`.
 template <Sm90Tile kTile>

@@ -1,5 +1,3 @@
-#include "kernels/cuda/sync/trace.h"
-
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -7,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/sync/device_timeline.h"
 #include "kernels/cuda/sync/launch_control.h"
 
 using namespace mkernel;
@@ -24,8 +23,8 @@ struct Launch {
 
   /// `warp` -1: of the CTA as a whole.
   template <class What>
-  void add(int cta, int warp, Kind kind, What what, std::uint64_t begin, std::uint64_t end, int peer = -1,
-           std::uint32_t index = kNoIndex) {
+  void add(int cta, int warp, DeviceEventKind kind, What what, std::uint64_t begin, std::uint64_t end,
+           int peer = -1, std::uint32_t index = kNoIndex) {
     const std::size_t track = cta * kTracksPerCta + warp + 1;
     const std::uint32_t n = tracks[track].events++;
     if (n < kKept)
@@ -37,9 +36,9 @@ struct Launch {
 
 TEST_CASE("a launch's events in words, on the machine's clock, by CTA and warp") {
   Launch launch;
-  launch.add(1, -1, Kind::kRole, DeviceRole::kCompute, 100, 900);
-  launch.add(1, 4, Kind::kWork, DeviceWork::kProduct, 300, 800, -1, 5);
-  launch.add(1, 0, Kind::kWait, DeviceTag::kChunkReady, 150, 250, 3, 17);
+  launch.add(1, -1, DeviceEventKind::kRole, DeviceRole::kCompute, 100, 900);
+  launch.add(1, 4, DeviceEventKind::kWork, DeviceWork::kProduct, 300, 800, -1, 5);
+  launch.add(1, 0, DeviceEventKind::kWait, DeviceTag::kChunkReady, 150, 250, 3, 17);
   const auto timeline = device_timeline(launch.tracks, launch.events, kKept, -50);
   REQUIRE(timeline.size() == 3);
   const TraceEvent &role = timeline[0], &wait = timeline[1], &product = timeline[2];
@@ -63,10 +62,10 @@ TEST_CASE("a launch's events in words, on the machine's clock, by CTA and warp")
 
 TEST_CASE("lanes that wait side by side are one wait, for the one that came last; work beside it stays") {
   Launch launch;
-  launch.add(0, 2, Kind::kWait, DeviceTag::kTileReady, 101, 180, 1, 6);
-  launch.add(0, 2, Kind::kWait, DeviceTag::kTileReady, 100, 240, 2, 6);
-  launch.add(0, 2, Kind::kWait, DeviceTag::kTileReady, 102, 200, 3, 6);
-  launch.add(0, 2, Kind::kWork, DeviceWork::kSum, 240, 300);
+  launch.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 101, 180, 1, 6);
+  launch.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 100, 240, 2, 6);
+  launch.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 102, 200, 3, 6);
+  launch.add(0, 2, DeviceEventKind::kWork, DeviceWork::kSum, 240, 300);
   const auto timeline = device_timeline(launch.tracks, launch.events, kKept, 0);
   REQUIRE(timeline.size() == 2);
   CHECK(timeline[0].begin_ns == 100);
@@ -76,14 +75,14 @@ TEST_CASE("lanes that wait side by side are one wait, for the one that came last
   CHECK(timeline[1].index == -1);
 
   Launch apart;
-  apart.add(0, 2, Kind::kWait, DeviceTag::kTileReady, 100, 200, 1, 6);
-  apart.add(0, 2, Kind::kWait, DeviceTag::kTileReady, 200, 300, 1, 7);
+  apart.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 100, 200, 1, 6);
+  apart.add(0, 2, DeviceEventKind::kWait, DeviceTag::kTileReady, 200, 300, 1, 7);
   CHECK(device_timeline(apart.tracks, apart.events, kKept, 0).size() == 2);
 }
 
 TEST_CASE("events beyond what fits are not made up") {
   Launch launch;
   for (std::uint32_t i = 0; i < kKept + 3; ++i)
-    launch.add(0, 1, Kind::kWork, DeviceWork::kLoad, 10 * i, 10 * i + 5, -1, i);
+    launch.add(0, 1, DeviceEventKind::kWork, DeviceWork::kLoad, 10 * i, 10 * i + 5, -1, i);
   CHECK(device_timeline(launch.tracks, launch.events, kKept, 0).size() == kKept);
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/plan/deal.h"
+#include "kernels/plan/machine.h"
 #include "kernels/plan/raster.h"
 #include "kernels/plan/sm90_tile.h"
 

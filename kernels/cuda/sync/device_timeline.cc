@@ -1,4 +1,4 @@
-#include "kernels/cuda/sync/trace.h"
+#include "kernels/cuda/sync/device_timeline.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,11 +8,18 @@
 namespace mkernel::kernels {
 namespace {
 
+constexpr TraceEvent::Kind kind_of(DeviceEventKind kind) {
+  return static_cast<TraceEvent::Kind>(kind);
+}
+static_assert(kind_of(DeviceEventKind::kRole) == TraceEvent::Kind::kRole);
+static_assert(kind_of(DeviceEventKind::kWait) == TraceEvent::Kind::kWait);
+static_assert(kind_of(DeviceEventKind::kWork) == TraceEvent::Kind::kWork);
+
 const char* name_of(const DeviceTraceEvent& event) {
   switch (event.kind) {
-    case TraceEvent::Kind::kRole: return name_of(static_cast<DeviceRole>(event.what));
-    case TraceEvent::Kind::kWait: return name_of(static_cast<DeviceTag>(event.what));
-    case TraceEvent::Kind::kWork: break;
+    case DeviceEventKind::kRole: return name_of(static_cast<DeviceRole>(event.what));
+    case DeviceEventKind::kWait: return name_of(static_cast<DeviceTag>(event.what));
+    case DeviceEventKind::kWork: break;
   }
   return name_of(static_cast<DeviceWork>(event.what));
 }
@@ -25,7 +32,7 @@ std::vector<DeviceTraceEvent> in_order(std::span<const DeviceTraceEvent> events)
   });
   std::vector<DeviceTraceEvent> merged;
   for (DeviceTraceEvent event : sorted) {
-    const auto waits = [](const DeviceTraceEvent& e) { return e.kind == TraceEvent::Kind::kWait; };
+    const auto waits = [](const DeviceTraceEvent& e) { return e.kind == DeviceEventKind::kWait; };
     if (merged.empty() || !waits(event) || !waits(merged.back()) || event.begin_ns >= merged.back().end_ns) {
       merged.push_back(event);
       continue;
@@ -45,7 +52,7 @@ std::vector<TraceEvent> device_timeline(std::span<const DeviceTrack> tracks,
   for (std::size_t track = 0; track < tracks.size(); ++track) {
     const std::size_t count = std::min<std::size_t>(tracks[track].events, kept);
     for (const DeviceTraceEvent& event : in_order(events.subspan(track * kept, count))) {
-      timeline.push_back({.kind = event.kind,
+      timeline.push_back({.kind = kind_of(event.kind),
                           .track = static_cast<std::uint32_t>(track / kTracksPerCta),
                           .name = name_of(event),
                           .peer = event.peer,

@@ -1,0 +1,61 @@
+// The launch of sm90_local.cuh's kernel for one tile; included by one file per tile, so that they compile
+// side by side.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/gemm/sm90_launch.h"
+#include "kernels/cuda/gemm/sm90_local.cuh"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/plan/sm90_tile.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+
+/// Queues the kernel on `stream`.
+template <class Config>
+Status launch_sm90_local(const Sm90LocalProduct& product, std::int32_t ctas, CUstream_st* stream) {
+  constexpr auto kBytes = static_cast<int>(sm90_shared_bytes<Config>());
+  const auto kernel = &sm90_local_kernel<Config>;
+  MK_RETURN_IF_ERROR(
+      cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+                  "gemm: shared memory"));
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {Config::kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
+  config.blockDim = dim3(Config::kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return cuda_status(cudaLaunchKernelEx(&config, kernel, product), "gemm: launch");
+}
+
+template <Sm90Tile kTile>
+Status launch_sm90_local(const GemmShape& shape, MatrixElement output, const Sm90LocalProduct& product,
+                         const Sm90Plan& plan, CUstream_st* stream) {
+  using enum MatrixElement;
+  const auto with_layout = [&]<DataType kInput, MatrixElement kOutput, Layout kLayoutB>() {
+    using Stacked = Sm90Config<kTile, kInput, kLayoutB, kOutput, Sm90Cluster::kStacked>;
+    using SideBySide = Sm90Config<kTile, kInput, kLayoutB, kOutput, Sm90Cluster::kSideBySide>;
+    return plan.cluster == Sm90Cluster::kStacked ? launch_sm90_local<Stacked>(product, plan.ctas, stream)
+                                                 : launch_sm90_local<SideBySide>(product, plan.ctas, stream);
+  };
+  const auto with_types = [&]<DataType kInput, MatrixElement kOutput>() {
+    return shape.b_layout == Layout::kRowMajor
+               ? with_layout.template operator()<kInput, kOutput, Layout::kRowMajor>()
+               : with_layout.template operator()<kInput, kOutput, Layout::kColumnMajor>();
+  };
+  if (shape.dtype == DataType::kBf16) {
+    return output == kF32 ? with_types.template operator()<DataType::kBf16, kF32>()
+                          : with_types.template operator()<DataType::kBf16, kBf16>();
+  }
+  return output == kF32 ? with_types.template operator()<DataType::kF16, kF32>()
+                        : with_types.template operator()<DataType::kF16, kF16>();
+}
+
+}  // namespace mkernel::kernels

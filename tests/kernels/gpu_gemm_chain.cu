@@ -7,6 +7,7 @@
 #include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/memory/error.h"
 #include "kernels/cuda/ptx/global.cuh"
+#include "kernels/plan/machine.h"
 #include "tests/kernels/gpu_gemm_chain.h"
 
 namespace mkernel::test {

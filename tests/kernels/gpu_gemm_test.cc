@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/gemm/gemm_sm90.h"
 #include "kernels/cuda/memory/error.h"
+#include "kernels/plan/machine.h"
 #include "tests/kernels/gpu_gemm_chain.h"
 #include "tests/support/gpu.h"
 #include "tests/support/require.h"

@@ -19,6 +19,22 @@ bool is_number(const std::string& cell) {
   return !cell.empty() && (std::isdigit(static_cast<unsigned char>(cell[0])) != 0 || cell[0] == '-');
 }
 
+/// Whether any row below the heading has something in column `c`.
+bool has_content(const std::vector<std::vector<std::string>>& rows, std::size_t c) {
+  return rows.size() < 2 || std::any_of(rows.begin() + 1, rows.end(),
+                                        [c](const auto& row) { return !row[c].empty() && row[c] != "-"; });
+}
+
+std::vector<std::vector<std::string>> without_empty_columns(
+    const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::vector<std::string>> kept(rows.size());
+  for (std::size_t c = 0; c < rows[0].size(); ++c) {
+    if (!has_content(rows, c)) continue;
+    for (std::size_t r = 0; r < rows.size(); ++r) kept[r].push_back(rows[r][c]);
+  }
+  return kept;
+}
+
 std::string first_match(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -40,8 +56,9 @@ std::string today() {
   return text;
 }
 
-void print_table(std::ostream& out, const std::vector<std::vector<std::string>>& rows) {
-  if (rows.empty()) return;
+void print_table(std::ostream& out, const std::vector<std::vector<std::string>>& all) {
+  if (all.empty()) return;
+  const std::vector<std::vector<std::string>> rows = without_empty_columns(all);
   std::vector<std::size_t> width(rows[0].size(), 0);
   std::vector<bool> right(rows[0].size(), rows.size() > 1);
   for (std::size_t r = 0; r < rows.size(); ++r) {

@@ -11,7 +11,8 @@
 
 namespace mkernel::bench {
 
-/// Rows of equal width; the first row is the heading. Columns whose cells are numbers are right-aligned.
+/// Rows of equal width; the first row is the heading. Columns whose cells are numbers are right-aligned;
+/// those in which no row has anything but "-" are left out.
 void print_table(std::ostream& out, const std::vector<std::vector<std::string>>& rows);
 
 /// "1.5 GiB", "64 KiB", "17 B".

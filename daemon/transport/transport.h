@@ -38,9 +38,7 @@ inline constexpr std::size_t kMaxMessageBytes = std::size_t{60} * 1024;
 
 struct Capabilities {
   std::string name;  ///< "tcp", "emulated", ...
-  bool host_memory = true;
   bool gpu_memory = false;
-  bool replays = false;  ///< survives a lost path by replay
   std::uint32_t max_put_bytes = 0;
   std::uint32_t max_in_flight_puts = 0;  ///< per channel: submitted and not completed
   /// The NIC writes arrival counts where the rank reads them (TransportSink::arrival_word); arrived() is for

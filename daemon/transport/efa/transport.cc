@@ -37,7 +37,6 @@ EfaTransport::EfaTransport(const EfaOptions& options) {
   context_.options = options;
   capabilities_.name = "efa";
   capabilities_.gpu_memory = options.gpu_memory;
-  capabilities_.replays = true;
   capabilities_.counts_bytes = false;
   capabilities_.max_put_bytes = abi::kMaxPutBytes;
   capabilities_.max_in_flight_puts = options.window;

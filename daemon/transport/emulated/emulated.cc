@@ -81,7 +81,6 @@ Fabric::Fabric(const EmulatedOptions& options, std::string endpoint, ipc::Unique
       endpoint_(std::move(endpoint)),
       capabilities_{.name = "emulated",
                     .gpu_memory = context_.copier.moves_gpu_memory(),
-                    .replays = true,
                     .max_put_bytes = abi::kMaxPutBytes,
                     .max_in_flight_puts = kWindow},
       listener_(std::move(listener)),

@@ -23,7 +23,6 @@ Capabilities capabilities_of(const TcpOptions& options) {
   Capabilities capabilities;
   capabilities.name = "tcp";
   capabilities.gpu_memory = options.engines != nullptr;
-  capabilities.replays = true;
   capabilities.max_put_bytes = abi::kMaxPutBytes;
   capabilities.max_in_flight_puts = options.window;
   return capabilities;

@@ -60,7 +60,6 @@ Status system_error(const std::string& what) {
 VerbsTransport::VerbsTransport(const VerbsOptions& options) {
   context_.options = options;
   capabilities_.name = "verbs";
-  capabilities_.replays = true;
   capabilities_.publishes = true;
   capabilities_.counts_bytes = false;
   capabilities_.gpu_memory = options.gpu_memory;

@@ -19,11 +19,6 @@ struct Place {
   std::uint64_t offset = 0;  ///< bytes
 };
 
-/// Puts that a payload of `bytes` becomes: what the receiver has to count. 0 bytes are one bare signal.
-constexpr std::uint64_t puts_for(std::uint64_t bytes) {
-  return bytes <= abi::kMaxPutBytes ? 1 : (bytes + abi::kMaxPutBytes - 1) / abi::kMaxPutBytes;
-}
-
 /// The lanes [first_lane, first_lane + lanes) of every channel of a group, owned by one operation. Lanes are
 /// named from 0 here. All counts are of this operation: they start at 0 when the endpoint is made and only
 /// grow, over all launches.
@@ -39,7 +34,7 @@ class Endpoint {
   Endpoint(const GroupView& group, std::uint32_t first_lane, std::uint32_t lanes);
 
   /// Puts `bytes` from `local` of this rank to `remote` of `target`; more than abi::kMaxPutBytes become
-  /// several puts, see puts_for(). The bytes must not change before wait_completed(). Blocks while the ring
+  /// several puts. The bytes must not change before wait_completed(). Blocks while the ring
   /// is full.
   Status put(std::uint32_t target, std::uint32_t lane, Place local, Place remote, std::uint64_t bytes,
              const char* role, const WaitScope& scope);

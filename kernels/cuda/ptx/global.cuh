@@ -81,14 +81,6 @@ __device__ __forceinline__ void red_add_relaxed_sys(std::uint64_t* word, std::ui
   asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-__device__ __forceinline__ void red_add_release_sys(std::uint32_t* word, std::uint32_t value) {
-  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void red_add_release_sys(std::uint64_t* word, std::uint64_t value) {
-  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-
 __device__ __forceinline__ void red_add_relaxed_gpu(std::uint64_t* word, std::uint64_t value) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }

@@ -89,7 +89,6 @@ class RingAttentionPlan {
   std::uint64_t pages(std::uint32_t rank) const;  ///< of the block that `rank` brings
   KvPage page(std::uint32_t rank, std::uint64_t index) const;
   std::vector<QueryTile> tiles(std::uint32_t rank) const;
-  std::int64_t page_rows() const { return page_rows_; }
 
   // Counts of `rank` within one launch; over all launches they add up.
   /// Pages that `rank` holds at the steps [1, step): what the word `received` grows by until `step` begins.

@@ -165,13 +165,6 @@ TEST_CASE("an endpoint counts from where its lanes stand, and its puts arrive in
   CHECK(fabric.error() == "");
 }
 
-TEST_CASE("a payload above the largest put is counted as several") {
-  CHECK(puts_for(0) == 1);
-  CHECK(puts_for(abi::kMaxPutBytes) == 1);
-  CHECK(puts_for(std::uint64_t{abi::kMaxPutBytes} + 1) == 2);
-  CHECK(puts_for(5 * std::uint64_t{abi::kMaxPutBytes}) == 5);
-}
-
 TEST_CASE("topology: ranks may lie on nodes in any order, equally many on each") {
   test::FakeFabric fabric({.nodes = 2, .ranks_per_node = 2});
   const GroupView& group = fabric.group(0);

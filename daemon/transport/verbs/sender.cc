@@ -32,13 +32,13 @@ Sender::Sender(Context& context, PeerId peer, const PeerAddress& remote, Time no
   routes_.know_remote(rdma::paths_in(remote.endpoint));
   const std::uint32_t links = context.options.qps_per_peer;
   for (std::uint32_t slot = 0; slot < links; ++slot) {
-    lanes_.push_back({std::make_unique<SendLink>(context, peer, slot), now, {}, silent()});
+    connections_.push_back({std::make_unique<SendLink>(context, peer, slot), now, {}, silent()});
   }
   probe_ = {std::make_unique<SendLink>(context, peer, links), std::nullopt, {}, {}};
 }
 
 void Sender::close() {
-  for (Lane& lane : lanes_) lane.link->lose();
+  for (Connection& connection : connections_) connection.link->lose();
   probe_.link->lose();
 }
 
@@ -89,52 +89,52 @@ bool Sender::holds(const memory::Region& region) const {
 
 // Links
 
-void Sender::open(Lane& lane, Route route, Time now) {
-  if (!is_probe(lane) && !lane.broken_since) {
-    lane.broken_since = now;
-    lane.last = silent();
+void Sender::open(Connection& connection, Route route, Time now) {
+  if (!is_probe(connection) && !connection.broken_since) {
+    connection.broken_since = now;
+    connection.last = silent();
   }
-  const Status status = lane.link->open(route, context_.options.base.identity.boot_id, remote_.boot_id);
-  if (!status.ok()) broke(lane, status, now);
+  const Status status = connection.link->open(route, context_.options.base.identity.boot_id, remote_.boot_id);
+  if (!status.ok()) broke(connection, status, now);
 }
 
 /// The link is closed; open_what_is_due() opens it again, on this route only after a while.
-void Sender::broke(Lane& lane, const Status& why, Time now) {
-  if (was_stable(lane, now)) note_that_it_works(lane);
-  routes_.failed(lane.link->route(), now);
-  const std::string path = lane.link->text();
-  lane.link->lose();
-  if (is_probe(lane)) return;
+void Sender::broke(Connection& connection, const Status& why, Time now) {
+  if (was_stable(connection, now)) note_that_it_works(connection);
+  routes_.failed(connection.link->route(), now);
+  const std::string path = connection.link->text();
+  connection.link->lose();
+  if (is_probe(connection)) return;
   if (std::exchange(whole_, false)) context_.sink->path_changed(peer_, path, why);
-  lane.last = why;
-  if (!lane.broken_since) lane.broken_since = now;
+  connection.last = why;
+  if (!connection.broken_since) connection.broken_since = now;
 }
 
 /// The peer has taken memory back that a put was on its way to, as it does at once when a rank dies or a
 /// region reaches its limit. The other end has answered, so the route is not to blame: the link is opened
 /// again on it, and the other channels of the link go on behind what they hold.
-void Sender::write_refused(Lane& lane, Outbound* culprit, const Status& why, Time now) {
-  if (is_probe(lane)) return broke(lane, why, now);
+void Sender::write_refused(Connection& connection, Outbound* culprit, const Status& why, Time now) {
+  if (is_probe(connection)) return broke(connection, why, now);
   if (culprit != nullptr && ++culprit->refused >= kMaxRefused) {
     const std::string times = std::to_string(kMaxRefused) + " times in a row";
     fail_channel(context_, *culprit,
                  Status(StatusCode::kPermissionDenied, why.text())
                      .with_context("node " + remote_.node + " refused its writes " + times));
   }
-  if (!lane.broken_since) lane.broken_since = now;
-  lane.last = why;
-  open(lane, lane.link->route(), now);
+  if (!connection.broken_since) connection.broken_since = now;
+  connection.last = why;
+  open(connection, connection.link->route(), now);
 }
 
-void Sender::came_up(Lane& lane, Time now) {
-  if (is_probe(lane)) return probed(now);
-  lane.up_since = now;
-  for (const Outbound* channel : lane.link->channels()) lane.link->attach(*channel);
-  const bool all_up =
-      std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& each) { return each.link->up(); });
+void Sender::came_up(Connection& connection, Time now) {
+  if (is_probe(connection)) return probed(now);
+  connection.up_since = now;
+  for (const Outbound* channel : connection.link->channels()) connection.link->attach(*channel);
+  const bool all_up = std::all_of(connections_.begin(), connections_.end(),
+                                  [](const Connection& each) { return each.link->up(); });
   if (!all_up || std::exchange(whole_, true)) return;
   if (std::exchange(connected_, true)) {
-    context_.sink->path_changed(peer_, lane.link->text(), {});
+    context_.sink->path_changed(peer_, connection.link->text(), {});
   } else {
     context_.sink->peer_connected(peer_);
   }
@@ -146,25 +146,25 @@ void Sender::probed(Time now) {
   context_.say(peer_, bytes_of(probe_.link->head(MessageType::kClose)));
   probe_.link->lose();
   routes_.answers(route, now);
-  for (Lane& lane : lanes_) {
-    if (lane.link->closed() || lane.link->route() == route) continue;
+  for (Connection& connection : connections_) {
+    if (connection.link->closed() || connection.link->route() == route) continue;
     whole_ = false;
-    open(lane, route, now);
+    open(connection, route, now);
   }
 }
 
 std::size_t Sender::open_what_is_due(Time now) {
   std::size_t opened = 0;
-  for (Lane& lane : lanes_) {
-    if (!lane.link->closed()) continue;
+  for (Connection& connection : connections_) {
+    if (!connection.link->closed()) continue;
     if (const auto route = routes_.pick(now)) {
-      open(lane, *route, now);
+      open(connection, *route, now);
       ++opened;
     }
   }
   if (!probe_.link->closed()) return opened;
-  for (const Lane& lane : lanes_) {
-    const auto better = lane.link->up() ? routes_.better(lane.link->route(), now) : std::nullopt;
+  for (const Connection& connection : connections_) {
+    const auto better = connection.link->up() ? routes_.better(connection.link->route(), now) : std::nullopt;
     if (!better) continue;
     open(probe_, *better, now);
     return opened + 1;
@@ -178,10 +178,10 @@ void Sender::path_changed(const Path& path, Time now) {
   }
   const Status why =
       path.state().ok() ? Status(StatusCode::kUnavailable, path.text() + " has changed") : path.state();
-  const auto check = [&](Lane& lane) {
-    if (lane.link->path() == &path) broke(lane, why, now);
+  const auto check = [&](Connection& connection) {
+    if (connection.link->path() == &path) broke(connection, why, now);
   };
-  for (Lane& lane : lanes_) check(lane);
+  for (Connection& connection : connections_) check(connection);
   check(probe_);
   if (!path.state().ok()) return;
   for (std::uint32_t i = 0; i < context_.paths.size(); ++i) {
@@ -190,71 +190,72 @@ void Sender::path_changed(const Path& path, Time now) {
 }
 
 void Sender::queue_broken(std::uint32_t qpn, const Status& why, Time now) {
-  for (Lane& lane : lanes_) {
-    if (lane.link->has_qpn(qpn)) broke(lane, why, now);
+  for (Connection& connection : connections_) {
+    if (connection.link->has_qpn(qpn)) broke(connection, why, now);
   }
   if (probe_.link->has_qpn(qpn)) broke(probe_, why, now);
 }
 
 /// A connection that takes an empty write and then breaks over puts, again and again, does not work; one that
 /// was up for long did, although nothing may have been sent.
-bool Sender::was_stable(const Lane& lane, Time now) const {
-  return lane.broken_since && lane.link->up() && now - lane.up_since > 2 * detection_time(context_.options);
+bool Sender::was_stable(const Connection& connection, Time now) const {
+  return connection.broken_since && connection.link->up() &&
+         now - connection.up_since > 2 * detection_time(context_.options);
 }
 
-void Sender::note_that_it_works(Lane& lane) {
-  if (!lane.broken_since) return;
-  lane.broken_since.reset();
-  routes_.carries(lane.link->route());
+void Sender::note_that_it_works(Connection& connection) {
+  if (!connection.broken_since) return;
+  connection.broken_since.reset();
+  routes_.carries(connection.link->route());
 }
 
 Status Sender::lost(Time now) const {
-  for (const Lane& lane : lanes_) {
-    if (!lane.broken_since || lane.link->up()) continue;
-    if (now - *lane.broken_since < context_.options.base.peer_timeout) continue;
-    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - *lane.broken_since);
+  for (const Connection& connection : connections_) {
+    if (!connection.broken_since || connection.link->up()) continue;
+    if (now - *connection.broken_since < context_.options.base.peer_timeout) continue;
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - *connection.broken_since);
     std::string here;
     for (const auto& path : context_.paths) {
       if (!path->state().ok()) here += "; " + path->state().text();
     }
     return {StatusCode::kUnavailable, "no path has worked for " + std::to_string(waited.count()) +
-                                          " ms; last tried " + lane.link->text() + "; " + lane.last.text() +
-                                          here};
+                                          " ms; last tried " + connection.link->text() + "; " +
+                                          connection.last.text() + here};
   }
   return {};
 }
 
 // Time
 
-std::size_t Sender::poll(Lane& lane, Time now) {
-  if (was_stable(lane, now)) note_that_it_works(lane);
-  const SendLink::Progress progress = lane.link->poll();
+std::size_t Sender::poll(Connection& connection, Time now) {
+  if (was_stable(connection, now)) note_that_it_works(connection);
+  const SendLink::Progress progress = connection.link->poll();
   if (!progress.status.ok()) {
     if (progress.refused) {
-      write_refused(lane, progress.culprit, progress.status, now);
+      write_refused(connection, progress.culprit, progress.status, now);
     } else {
-      broke(lane, progress.status, now);
+      broke(connection, progress.status, now);
     }
     return progress.events + 1;
   }
-  if (progress.delivered) note_that_it_works(lane);
-  if (progress.proved) came_up(lane, now);
+  if (progress.delivered) note_that_it_works(connection);
+  if (progress.proved) came_up(connection, now);
   return progress.events;
 }
 
 void Sender::registered() {
-  for (Lane& lane : lanes_) lane.link->try_again();
+  for (Connection& connection : connections_) connection.link->try_again();
 }
 
 void Sender::flow(Time now) {
-  for (Lane& lane : lanes_) {
-    if (const Status status = lane.link->flow(); !status.ok()) broke(lane, status, now);
+  for (Connection& connection : connections_) {
+    if (const Status status = connection.link->flow(); !status.ok()) broke(connection, status, now);
   }
 }
 
 std::size_t Sender::poll(Time now, Status& why) {
   std::size_t events = 0;
-  for (Lane& lane : lanes_) events += poll(lane, now);
+  for (Connection& connection : connections_) events += poll(connection, now);
   if (!probe_.link->closed()) events += poll(probe_, now);
   events += open_what_is_due(now);
   flow(now);
@@ -264,45 +265,47 @@ std::size_t Sender::poll(Time now, Status& why) {
 
 bool Sender::arm() {
   bool quiet = probe_.link->arm();
-  for (Lane& lane : lanes_) quiet = lane.link->arm() && quiet;
+  for (Connection& connection : connections_) quiet = connection.link->arm() && quiet;
   return quiet;
 }
 
 Time Sender::deadline(Time now) const {
   Time next = routes_.next(now);
-  for (const Lane& lane : lanes_) {
-    if (lane.broken_since && !lane.link->up())
-      next = std::min(next, *lane.broken_since + context_.options.base.peer_timeout);
+  for (const Connection& connection : connections_) {
+    if (connection.broken_since && !connection.link->up())
+      next = std::min(next, *connection.broken_since + context_.options.base.peer_timeout);
   }
   return next;
 }
 
 // Messages of the receiver
 
-Sender::Lane* Sender::lane_of(const Message& head) {
-  Lane* const lane = head.slot < lanes_.size() ? &lanes_[head.slot] : &probe_;
-  return lane->link->is(head) && !lane->link->closed() ? lane : nullptr;  // else of a connection that is over
+Sender::Connection* Sender::connection_of(const Message& head) {
+  Connection* const connection = head.slot < connections_.size() ? &connections_[head.slot] : &probe_;
+  return connection->link->is(head) && !connection->link->closed()
+             ? connection
+             : nullptr;  // else of a connection that is over
 }
 
 Status Sender::receive(std::span<const std::byte> bytes, Time now) {
   const auto head = read_as<Message>(bytes);
-  Lane* const lane = lane_of(head);
-  if (lane == nullptr) return {};
-  SendLink& link = *lane->link;
+  Connection* const connection = connection_of(head);
+  if (connection == nullptr) return {};
+  SendLink& link = *connection->link;
   switch (head.type) {
-    case MessageType::kOpened: return on_opened(*lane, read_as<Opened>(bytes), now);
+    case MessageType::kOpened: return on_opened(*connection, read_as<Opened>(bytes), now);
     case MessageType::kNotOpened:
     case MessageType::kBroken: {
       const auto refused = read_as<Refusal>(bytes);
       if (refused.final != 0) return status_of(refused);
-      broke(*lane, status_of(refused).with_context(link.text()), now);
+      broke(*connection, status_of(refused).with_context(link.text()), now);
       return {};
     }
     case MessageType::kAttached: return on_attached(link, read_as<Attached>(bytes));
     case MessageType::kResolved: return on_resolved(link, bytes);
     case MessageType::kRevoke: on_revoke(link, read_as<RegionMessage>(bytes)); return {};
     case MessageType::kStop: on_stop(link, read_as<ChannelMessage>(bytes)); return {};
-    case MessageType::kWriteRefused: on_write_refused(*lane, read_as<Refusal>(bytes), now); return {};
+    case MessageType::kWriteRefused: on_write_refused(*connection, read_as<Refusal>(bytes), now); return {};
     case MessageType::kRefused: {
       const auto refused = read_as<Refusal>(bytes);
       Outbound* const channel = find(refused.key);
@@ -315,9 +318,9 @@ Status Sender::receive(std::span<const std::byte> bytes, Time now) {
   }
 }
 
-Status Sender::on_opened(Lane& lane, const Opened& opened, Time now) {
-  if (lane.link->answered()) return {StatusCode::kInvalidArgument, "it answered an Open twice"};
-  if (const Status status = lane.link->opened(opened); !status.ok()) broke(lane, status, now);
+Status Sender::on_opened(Connection& connection, const Opened& opened, Time now) {
+  if (connection.link->answered()) return {StatusCode::kInvalidArgument, "it answered an Open twice"};
+  if (const Status status = connection.link->opened(opened); !status.ok()) broke(connection, status, now);
   return {};
 }
 
@@ -381,10 +384,10 @@ void Sender::on_stop(SendLink& link, const ChannelMessage& stop) {
 }
 
 /// The completion that says whose write it was has come before this message, as a rule.
-void Sender::on_write_refused(Lane& lane, const Refusal& refusal, Time now) {
-  poll(lane, now);
-  if (!lane.link->is(refusal.head) || lane.link->closed()) return;  // it did
-  write_refused(lane, nullptr, status_of(refusal).with_context(lane.link->text()), now);
+void Sender::on_write_refused(Connection& connection, const Refusal& refusal, Time now) {
+  poll(connection, now);
+  if (!connection.link->is(refusal.head) || connection.link->closed()) return;  // it did
+  write_refused(connection, nullptr, status_of(refusal).with_context(connection.link->text()), now);
 }
 
 }  // namespace mkernel::transport::verbs

@@ -46,42 +46,43 @@ class Sender {
   bool connected() const { return connected_; }
 
  private:
-  struct Lane {
+  /// One reliable connection to the peer; channels are spread over them.
+  struct Connection {
     std::unique_ptr<SendLink> link;
     std::optional<Time> broken_since;  ///< until puts have gone over it again, or it was up for long
     Time up_since{};
     Status last;  ///< why it broke
   };
 
-  SendLink& link_of(ChannelKey key) { return *lanes_[key % lanes_.size()].link; }
-  Lane* lane_of(const Message& head);
-  bool is_probe(const Lane& lane) const { return &lane == &probe_; }
+  SendLink& link_of(ChannelKey key) { return *connections_[key % connections_.size()].link; }
+  Connection* connection_of(const Message& head);
+  bool is_probe(const Connection& connection) const { return &connection == &probe_; }
 
-  void open(Lane& lane, Route route, Time now);
-  void broke(Lane& lane, const Status& why, Time now);
-  void write_refused(Lane& lane, Outbound* culprit, const Status& why, Time now);
-  void came_up(Lane& lane, Time now);
+  void open(Connection& connection, Route route, Time now);
+  void broke(Connection& connection, const Status& why, Time now);
+  void write_refused(Connection& connection, Outbound* culprit, const Status& why, Time now);
+  void came_up(Connection& connection, Time now);
   void probed(Time now);
-  std::size_t poll(Lane& lane, Time now);
+  std::size_t poll(Connection& connection, Time now);
   std::size_t open_what_is_due(Time now);
-  bool was_stable(const Lane& lane, Time now) const;
-  void note_that_it_works(Lane& lane);
+  bool was_stable(const Connection& connection, Time now) const;
+  void note_that_it_works(Connection& connection);
   Status lost(Time now) const;
 
-  Status on_opened(Lane& lane, const Opened& opened, Time now);
+  Status on_opened(Connection& connection, const Opened& opened, Time now);
   Status on_attached(SendLink& link, const Attached& attached);
   Status on_resolved(SendLink& link, std::span<const std::byte> bytes);
   void on_revoke(SendLink& link, const RegionMessage& revoke);
   void on_stop(SendLink& link, const ChannelMessage& stop);
-  void on_write_refused(Lane& lane, const Refusal& refusal, Time now);
+  void on_write_refused(Connection& connection, const Refusal& refusal, Time now);
 
   Context& context_;
   const std::shared_ptr<PeerLoad> load_ = std::make_shared<PeerLoad>();
   const PeerId peer_;
   const Identity remote_;
   rdma::Routes routes_;
-  std::vector<Lane> lanes_;
-  Lane probe_;  ///< tries better routes; carries no channel
+  std::vector<Connection> connections_;
+  Connection probe_;  ///< tries better routes; carries no channel
   std::unordered_map<ChannelKey, std::unique_ptr<Outbound>> channels_;
   bool connected_ = false;
   bool whole_ = false;  ///< every link was up, and none has broken or moved since: what the sink knows

@@ -1,5 +1,3 @@
-#include "daemon/transport/emulated/emulated.h"
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "daemon/transport/emulated/context.h"
+#include "daemon/transport/emulated/emulated.h"
 #include "daemon/transport/emulated/handshake.h"
 #include "daemon/transport/emulated/link.h"
 #include "daemon/transport/emulated/socket.h"

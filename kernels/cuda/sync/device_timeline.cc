@@ -15,7 +15,7 @@ static_assert(kind_of(DeviceEventKind::kRole) == TraceEvent::Kind::kRole);
 static_assert(kind_of(DeviceEventKind::kWait) == TraceEvent::Kind::kWait);
 static_assert(kind_of(DeviceEventKind::kWork) == TraceEvent::Kind::kWork);
 
-const char* name_of(const DeviceTraceEvent& event) {
+const char* event_name(const DeviceTraceEvent& event) {
   switch (event.kind) {
     case DeviceEventKind::kRole: return name_of(static_cast<DeviceRole>(event.what));
     case DeviceEventKind::kWait: return name_of(static_cast<DeviceTag>(event.what));
@@ -54,7 +54,7 @@ std::vector<TraceEvent> device_timeline(std::span<const DeviceTrack> tracks,
     for (const DeviceTraceEvent& event : in_order(events.subspan(track * kept, count))) {
       timeline.push_back({.kind = kind_of(event.kind),
                           .track = static_cast<std::uint32_t>(track / kTracksPerCta),
-                          .name = name_of(event),
+                          .name = event_name(event),
                           .peer = event.peer,
                           .begin_ns = event.begin_ns + to_monotonic_ns,
                           .end_ns = event.end_ns + to_monotonic_ns,

@@ -34,7 +34,8 @@ class NullTransport final : public transport::Transport {
   void close() override {}
 
  private:
-  transport::Capabilities capabilities_{"null", true, false, false, abi::kMaxPutBytes, 1024};
+  transport::Capabilities capabilities_{
+      .name = "null", .max_put_bytes = abi::kMaxPutBytes, .max_in_flight_puts = 1024};
   ipc::UniqueFd event_ = std::move(ipc::create_event()).value();
 };
 

@@ -52,7 +52,7 @@ Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const S
   MK_RETURN_IF_ERROR(check_shape(shape, options.fp32_output));
   const Result<Machine> machine = hopper_machine("gemm");
   if (!machine.ok()) return machine.status();
-  const Sm90Plan plan = options.plan.value_or(plan_sm90_any_cluster(shape, machine.value()));
+  const Sm90Plan plan = options.plan ? *options.plan : plan_sm90_any_cluster(shape, machine.value());
   MK_RETURN_IF_ERROR(check_plan(plan));
   const MatrixElement output = options.fp32_output ? MatrixElement::kF32 : matrix_element(shape.dtype);
 

@@ -1,5 +1,4 @@
 // The C ABI of the operations and of their launches.
-#include <concepts>
 #include <utility>
 #include <variant>
 
@@ -15,15 +14,15 @@ using AnyOperation = std::variant<Gemm, Moe, RingAttention>;
 
 // ---- the structs of the caller, as C++ has them
 
-struct MakeOptions {
+struct OperationOptions {
   Executor executor = Executor::kCpu;
   GemmPlanOptions plan;
 };
 
-Result<MakeOptions> options_of(const mk_operation_options* options) {
+Result<OperationOptions> options_of(const mk_operation_options* options) {
   const auto given = read("mk_operation_options", options);
   if (!given.ok()) return given.status();
-  MakeOptions converted{
+  OperationOptions converted{
       .executor = static_cast<Executor>(given->executor),
       .plan = {.comm_ctas = given->comm_ctas, .sms = given->sms, .nic_gbytes = given->nic_gbytes}};
   if (given->machine != nullptr) converted.plan.machine = given->machine;
@@ -103,7 +102,7 @@ using GemmFactory = Result<Gemm> (Group::*)(const GemmShape&, Executor, const Ge
 mk_status create_gemm(const char* what, GemmFactory factory, mk_group* group, const mk_gemm_shape* shape,
                       const mk_operation_options* options, mk_operation** operation) {
   return create(what, group, shape, options, operation,
-                [factory](Group& in, const GemmShape& wanted, const MakeOptions& with) {
+                [factory](Group& in, const GemmShape& wanted, const OperationOptions& with) {
                   return (in.*factory)(wanted, with.executor, with.plan);
                 });
 }
@@ -123,18 +122,29 @@ Result<Kind*> operation_of(const char* what, mk_operation* operation) {
   return Status(StatusCode::kInvalidArgument, std::string(what) + ": the operation is another one: " + is);
 }
 
+/// Calls `use` with the operation behind a handle, which must be a `Kind`, and with operands and options as
+/// C++ has them.
+template <typename Kind, typename Arguments, typename Use>
+Status with_operands(const char* what, mk_operation* operation, const Arguments* arguments,
+                     const mk_launch_options* options, const Use& use) {
+  const auto found = operation_of<Kind>(what, operation);
+  if (!found.ok()) return found.status();
+  const auto operands = operands_of(arguments);
+  if (!operands.ok()) return operands.status();
+  const auto with = options_of(options);
+  if (!with.ok()) return with.status();
+  return use(*found.value(), operands.value(), with.value());
+}
+
 template <typename Kind, typename Arguments>
 mk_status launch(const char* what, mk_operation* operation, const Arguments* arguments,
                  const mk_launch_options* options, mk_pending** pending) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require(what, operation, arguments, pending));
-    const auto found = operation_of<Kind>(what, operation);
-    if (!found.ok()) return found.status();
-    const auto operands = operands_of(arguments);
-    if (!operands.ok()) return operands.status();
-    const auto with = options_of(options);
-    if (!with.ok()) return with.status();
-    return give(found.value()->launch(operands.value(), with.value()), pending);
+    return with_operands<Kind>(what, operation, arguments, options,
+                               [&](Kind& found, const auto& operands, const ExecutorOptions& with) {
+                                 return give(found.launch(operands, with), pending);
+                               });
   });
 }
 
@@ -143,13 +153,10 @@ mk_status enqueue(const char* what, mk_operation* operation, const Arguments* ar
                   const mk_launch_options* options) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require(what, operation, arguments));
-    const auto found = operation_of<Kind>(what, operation);
-    if (!found.ok()) return found.status();
-    const auto operands = operands_of(arguments);
-    if (!operands.ok()) return operands.status();
-    const auto with = options_of(options);
-    if (!with.ok()) return with.status();
-    return found.value()->enqueue(operands.value(), stream, with.value());
+    return with_operands<Kind>(what, operation, arguments, options,
+                               [&](Kind& found, const auto& operands, const ExecutorOptions& with) {
+                                 return found.enqueue(operands, stream, with);
+                               });
   });
 }
 
@@ -172,7 +179,7 @@ mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, const m
 mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape, const mk_operation_options* options,
                         mk_operation** operation) {
   return create("mk_moe_create", group, shape, options, operation,
-                [](Group& in, const MoeShape& wanted, const MakeOptions& with) -> Result<Moe> {
+                [](Group& in, const MoeShape& wanted, const OperationOptions& with) -> Result<Moe> {
                   MK_RETURN_IF_ERROR(refuse_plan("mk_moe_create", with.plan));
                   return in.moe(wanted, with.executor);
                 });
@@ -181,7 +188,7 @@ mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* sh
                                    const mk_operation_options* options, mk_operation** operation) {
   return create(
       "mk_ring_attention_create", group, shape, options, operation,
-      [](Group& in, const AttentionShape& wanted, const MakeOptions& with) -> Result<RingAttention> {
+      [](Group& in, const AttentionShape& wanted, const OperationOptions& with) -> Result<RingAttention> {
         MK_RETURN_IF_ERROR(refuse_plan("mk_ring_attention_create", with.plan));
         return in.ring_attention(wanted, with.executor);
       });

@@ -18,4 +18,10 @@ Status check_room(const std::string& name, const Requirements& needs, const Topo
   return {};
 }
 
+Status check_ready(const std::string& name, bool bound, const Status& failed) {
+  if (!bound) return {StatusCode::kFailedPrecondition, name + ": not bound"};
+  if (failed.ok()) return {};
+  return {StatusCode::kFailedPrecondition, name + ": an earlier launch failed: " + failed.text()};
+}
+
 }  // namespace mkernel::kernels

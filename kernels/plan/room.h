@@ -1,4 +1,4 @@
-// Whether a group and a workspace hold what an operation needs of them.
+// Whether an operation may be bound, and launched: what both executors ask.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +16,9 @@ namespace mkernel::kernels {
 /// begins the error.
 Status check_room(const std::string& name, const Requirements& needs, const Topology& topology,
                   const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane);
+
+/// OK when an operation may be launched: it is `bound`, and no launch has failed. After a failed one the
+/// counts of the ranks no longer agree. kFailedPrecondition otherwise; `name` begins the error.
+Status check_ready(const std::string& name, bool bound, const Status& failed);
 
 }  // namespace mkernel::kernels

@@ -18,9 +18,7 @@ Status Binding::bind(const Requirements& needs, const Topology& topology, const 
 }
 
 Status Binding::ready() const {
-  if (group_ == nullptr) return {StatusCode::kFailedPrecondition, name_ + ": not bound"};
-  if (failed_.ok()) return {};
-  return {StatusCode::kFailedPrecondition, name_ + ": an earlier launch failed: " + failed_.text()};
+  return check_ready(name_, group_ != nullptr, failed_);
 }
 
 Status Binding::launch(const Topology& topology, const ExecutorOptions& options,

@@ -85,9 +85,7 @@ Status CudaBinding::queue(const void* parameters, std::int32_t ctas, CUstream_st
 }
 
 Status CudaBinding::ready() const {
-  if (group_ == nullptr) return {StatusCode::kFailedPrecondition, name_ + ": not bound"};
-  if (failed_.ok()) return {};
-  return {StatusCode::kFailedPrecondition, name_ + ": an earlier launch failed: " + failed_.text()};
+  return check_ready(name_, group_ != nullptr, failed_);
 }
 
 Status CudaBinding::enqueue(const ExecutorOptions& options, CUstream_st* stream, const Queue& queue) {

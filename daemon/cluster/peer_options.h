@@ -24,7 +24,7 @@ struct PeerLinksOptions {
   std::chrono::seconds dns_refresh{10};
   bool open = false;       ///< daemons that are not configured may come in, without certificates too
   bool certified = false;  ///< the wire asks every peer for a certificate of the authority (TLS)
-  double time_scale = 1;   ///< of the keepalive (1 s) and of warn (5 s), error (20 s), dead (60 s)
+  double time_scale = 1;   ///< multiplies the times: keepalive 1 s, warn 5 s, error 20 s, dead 60 s
   std::string transport;   ///< kind of the data plane; all nodes have the same
   std::vector<std::string> endpoints;  ///< of the data plane, by rail
   std::uint32_t rail_version = 0;      ///< of the transport's messages; all nodes have the same

@@ -90,7 +90,7 @@ class CudaBinding {
   DeviceBuffer control_;                        ///< on one
   device::Endpoint endpoint_;
   std::optional<LaunchTrace> timeline_;  ///< once a launch was traced
-  Trace* traced_ = nullptr;              ///< who is told of the last launch
+  Trace* traced_ = nullptr;              ///< gets the events of the last launch; null: it was not traced
   Status failed_;
 };
 

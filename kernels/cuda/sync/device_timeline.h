@@ -13,8 +13,8 @@
 namespace mkernel::kernels {
 
 /// What a launch wrote, in the words of a Trace. `events`: [tracks][kept], copied from the device;
-/// `to_monotonic_ns` is added to its times. The lanes of a warp wait side by side: their waits are told as
-/// one, for the one that came last.
+/// `to_monotonic_ns` is added to its times. The lanes of a warp wait side by side: their waits
+/// become one, that of the lane which came last.
 std::vector<TraceEvent> device_timeline(std::span<const DeviceTrack> tracks,
                                         std::span<const DeviceTraceEvent> events, std::size_t kept,
                                         std::int64_t to_monotonic_ns);

@@ -94,9 +94,9 @@ struct LaunchControl {
   /// meanwhile.
   std::uint32_t stopped;
   std::uint64_t exited;         ///< CTAs that have ended, over all launches
-  std::uint64_t exited_before;  ///< of them before this launch
+  std::uint64_t exited_before;  ///< CTAs that ended before this launch
   std::uint64_t met;            ///< arrivals at the grid's barrier, over all launches (cuda/comm/barrier.cuh)
-  std::uint64_t met_before;     ///< of them before this launch
+  std::uint64_t met_before;     ///< arrivals before this launch
   std::uint64_t node_phase;     ///< barriers of the node that are over
   std::uint32_t abort;          ///< nonzero: every wait gives up; stays set
 

@@ -47,7 +47,7 @@ struct GemmPlanOptions {
 
 /// How a launch runs. Plans choose well by themselves; every field may be overridden.
 struct ExecutorOptions {
-  std::chrono::milliseconds deadline{30000};  ///< of every single wait; 1 ms to 30 minutes
+  std::chrono::milliseconds deadline{30000};  ///< the longest that a single wait takes; 1 ms to 30 minutes
   int compute_threads = 0;  ///< cpu executor: 0 = hardware threads / ranks on this node, at least 1
   /// Where the launch tells what its roles did when; outlives it. The cuda executor tells it in status(), of
   /// the last launch, which no graph may have captured.

@@ -6,7 +6,7 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr double kPieceBytes = 16384;  ///< of whole rows, one load
+constexpr double kPieceBytes = 16384;  ///< that one load of whole rows takes
 
 /// For `bytes` of a chunk to `stores` places, `links` of them behind NVLink.
 double push_seconds(const Machine& machine, double bytes, std::int32_t stores, std::int32_t links,

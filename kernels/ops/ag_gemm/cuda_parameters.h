@@ -28,7 +28,7 @@ struct AgGemmParameters {
   const std::byte* rows;         ///< own rows again, as bytes
   std::byte* node[kMaxSources];  ///< workspaces of this node, by local rank
   std::int32_t local_rank;
-  std::uint32_t region;            ///< of the workspace, for puts
+  std::uint32_t region;            ///< the workspace's, for puts
   std::int32_t rails;              ///< other nodes
   std::int32_t rail[kMaxSources];  ///< rail peers, from the next node on
   PushGatherPlan gather;

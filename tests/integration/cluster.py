@@ -1,6 +1,6 @@
 """Real processes for the integration tests: daemons on loopback, ranks, mkctl. Everything is bounded in time, every
 process is ended by its pid, and a test that leaves anything behind fails."""
-import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -54,13 +54,40 @@ def free_bytes(device):
                               timeout=60).stdout)
 
 
+class PortRange:
+    """Ports for listeners, below those that the kernel gives to outgoing connections. A port found free is taken only
+    when somebody listens on it, and test programs run side by side: so a program locks the byte of a shared file that
+    stands for its port (the lock ends with the program), and walks on through the range, so that its own next call
+    does not find the same port."""
+
+    FIRST, END = 12000, 32000
+
+    def __init__(self):
+        self.next = self.FIRST + os.getpid() % (self.END - self.FIRST)
+        self.file = None
+
+    def take(self):
+        if self.file is None:
+            self.file = open(pathlib.Path(tempfile.gettempdir()) / f"mkernel-test-ports-{os.getuid()}", "a+b")
+        for _ in range(self.FIRST, self.END):
+            port = self.next
+            self.next = self.FIRST + (port + 1 - self.FIRST) % (self.END - self.FIRST)
+            try:
+                fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+        raise AssertionError(f"no port from {self.FIRST} to {self.END} is free")
+
+
+_ports = PortRange()
+
+
 def free_ports(count):
-    """Ports nobody listens on now; held open together so that they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
+    """Ports that nobody listens on now and that no other test program will take while this one runs."""
+    return [_ports.take() for _ in range(count)]
 
 
 class Daemon:

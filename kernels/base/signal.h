@@ -15,13 +15,19 @@ static_assert(sizeof(SignalWord) == 64);
 
 /// Publishes `value`: everything this thread wrote before is visible to whoever reads it with acquire. One
 /// writer per word.
+inline void signal_set(std::uint64_t& word, std::uint64_t value) {
+  std::atomic_ref<std::uint64_t>(word).store(value, std::memory_order_release);
+}
 inline void signal_set(SignalWord& word, std::uint64_t value) {
-  std::atomic_ref<std::uint64_t>(word.value).store(value, std::memory_order_release);
+  signal_set(word.value, value);
 }
 
 /// Adds to a word with several writers; release as above.
+inline void signal_add(std::uint64_t& word, std::uint64_t value) {
+  std::atomic_ref<std::uint64_t>(word).fetch_add(value, std::memory_order_acq_rel);
+}
 inline void signal_add(SignalWord& word, std::uint64_t value) {
-  std::atomic_ref<std::uint64_t>(word.value).fetch_add(value, std::memory_order_acq_rel);
+  signal_add(word.value, value);
 }
 
 }  // namespace mkernel::kernels

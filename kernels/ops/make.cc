@@ -25,15 +25,16 @@ Status check_on_cpu(OpKind kind, Executor executor) {
 }
 
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_cpu(OpKind kind, const GemmShape& shape,
-                                                        Topology topology, const GemmPlanOptions& plan) {
+                                                        Topology topology, std::uint32_t rank,
+                                                        const GemmPlanOptions& plan) {
   if (plan != GemmPlanOptions{}) {
     return Status(StatusCode::kInvalidArgument,
                   std::string(name_of(kind)) + ": the cpu executor has no GemmPlanOptions to override");
   }
   switch (kind) {
-    case OpKind::kAgGemm: return make_cpu_ag_gemm(shape, std::move(topology));
-    case OpKind::kGemmRs: return make_cpu_gemm_rs(shape, std::move(topology));
-    default: return make_cpu_gemm_ar(shape, std::move(topology));
+    case OpKind::kAgGemm: return make_cpu_ag_gemm(shape, std::move(topology), rank);
+    case OpKind::kGemmRs: return make_cpu_gemm_rs(shape, std::move(topology), rank);
+    default: return make_cpu_gemm_ar(shape, std::move(topology), rank);
   }
 }
 
@@ -49,7 +50,7 @@ Result<std::unique_ptr<GemmOperation>> make_gemm(OpKind kind, const GemmShape& s
   auto topology = Topology::of(group);
   if (!topology.ok()) return topology.status();
   if (options.executor == Executor::kCpu)
-    return make_gemm_on_cpu(kind, shape, std::move(topology).value(), options.plan);
+    return make_gemm_on_cpu(kind, shape, std::move(topology).value(), group.rank(), options.plan);
   return make_gemm_on_gpu(kind, shape, group, std::move(topology).value(), options);
 }
 

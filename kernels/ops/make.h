@@ -5,9 +5,7 @@
 #include <memory>
 
 #include "kernels/base/views.h"
-#include "kernels/ops/ag_gemm/cuda_plan.h"
 #include "kernels/ops/ag_gemm/plan.h"
-#include "kernels/plan/reduce_plan.h"
 #include "kernels/plan/tile_reduce_plan.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
@@ -43,11 +41,11 @@ Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape&
 // plan.
 
 Result<std::unique_ptr<GemmOperation>> make_cpu_ag_gemm(const GemmShape& shape, Topology topology,
-                                                        const AgGemmOptions& options = {});
+                                                        std::uint32_t rank, AgGemmOptions options = {});
 Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_rs(const GemmShape& shape, Topology topology,
-                                                        const ReduceOptions& options = {});
+                                                        std::uint32_t rank, TileReduceOptions options = {});
 Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, Topology topology,
-                                                        const ReduceOptions& options = {});
+                                                        std::uint32_t rank, TileReduceOptions options = {});
 Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology);
 Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
                                                                const Topology& topology);
@@ -56,7 +54,7 @@ Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionSh
 /// that is not of compute capability 9.0.
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
-                                                             const AgGemmCudaOptions& options = {});
+                                                             const AgGemmOptions& options = {});
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const TileReduceOptions& options = {});

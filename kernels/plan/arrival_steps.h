@@ -18,7 +18,7 @@ class Topology;
 /// with its first rows. Then those of the other nodes, again in turn, in the order in which their senders go
 /// round.
 struct ArrivalSteps {
-  static constexpr std::int32_t kMaxSources = 16;
+  static constexpr std::int32_t kMaxSources = 64;
   struct Place {
     std::int32_t source = 0;
     std::int32_t block = 0;  ///< of the source's rows

@@ -54,26 +54,27 @@ Status check_shape(OpKind kind, const GemmShape& shape) {
   return {};
 }
 
-Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t most_ranks,
-                    std::int32_t comm_ctas, std::int32_t sms) {
+Status check_on_machine(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t comm_ctas,
+                        const Machine& machine) {
   MK_RETURN_IF_ERROR(check_shape(kind, shape));
-  if (topology.world() > static_cast<std::uint32_t>(most_ranks)) {
+  if (topology.world() > static_cast<std::uint32_t>(machine.most_ranks)) {
     return refuse(kind, "world = " + std::to_string(topology.world()) + ", must be 1.." +
-                            std::to_string(most_ranks) + " on the cuda executor");
+                            std::to_string(machine.most_ranks) + " on this executor");
   }
   for (const auto& [name, value] : {std::pair{"n", shape.n}, std::pair{"k", shape.k}}) {
-    if (value % 8 != 0) {
-      return refuse(kind,
-                    std::string(name) + " = " + std::to_string(value) +
-                        ", must be a multiple of 8 on the cuda executor (TMA moves rows of whole 16 bytes)");
+    if (value % machine.row_elements != 0) {
+      return refuse(kind, std::string(name) + " = " + std::to_string(value) + ", must be a multiple of " +
+                              std::to_string(machine.row_elements) +
+                              " on the cuda executor (TMA moves rows of whole 16 bytes)");
     }
   }
   constexpr std::int32_t kFewestSms = 4;  // two that watch and move, a cluster of two that computes
+  const std::int32_t sms = machine.sms;
   if (sms < kFewestSms)
     return refuse(kind, "sms = " + std::to_string(sms) + ", must be at least " + std::to_string(kFewestSms));
-  if (comm_ctas >= 0 && comm_ctas % 2 == 0 && comm_ctas <= sms / 2) return {};
-  return refuse(kind,
-                "comm_ctas = " + std::to_string(comm_ctas) + ", must be even, 0.." + std::to_string(sms / 2));
+  if (comm_ctas >= 0 && comm_ctas % machine.cta_multiple == 0 && comm_ctas <= sms / 2) return {};
+  return refuse(kind, "comm_ctas = " + std::to_string(comm_ctas) + ", must be " +
+                          (machine.cta_multiple == 2 ? "even, " : "") + "0.." + std::to_string(sms / 2));
 }
 
 Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& arguments, std::uint32_t rank,

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/base/types.h"
+#include "kernels/plan/machine.h"
 #include "kernels/plan/topology.h"
 
 namespace mkernel::kernels {
@@ -16,11 +17,11 @@ const char* name_of(OpKind kind);
 /// kInvalidArgument with field, value and limit.
 Status check_shape(OpKind kind, const GemmShape& shape);
 
-/// The same, and what only the kernels of the cuda executor refuse: kInvalidArgument for more than
-/// `most_ranks` ranks, for rows that TMA cannot move (n % 8, k % 8), and for a number of CTAs `comm_ctas`
-/// that is not even and within half of the `sms` multiprocessors, or for too few of these.
-Status check_on_gpu(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t most_ranks,
-                    std::int32_t comm_ctas, std::int32_t sms);
+/// The same, and what `machine` refuses: kInvalidArgument for more ranks than it allows, for rows that TMA
+/// cannot move (n % 8, k % 8), and for a number of CTAs `comm_ctas` that is not even and within half of the
+/// multiprocessors, or for too few of these.
+Status check_on_machine(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t comm_ctas,
+                        const Machine& machine);
 
 /// Refuses operands that are null although `rank` of `world` has elements there: kInvalidArgument naming the
 /// field.

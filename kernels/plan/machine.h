@@ -10,12 +10,19 @@
 
 namespace mkernel::kernels {
 
-/// A GPU and its links. Plain data: a caller may change any of it. All ranks of a group plan with the same.
+/// Ranks of a group at most on the cuda executor: what the parameters of a kernel hold.
+inline constexpr std::int32_t kMaxKernelRanks = 16;
+
+/// A GPU and its links, or a host whose threads play the CTAs. Plain data: a caller may change any of it. All
+/// ranks of a group plan with the same.
 struct Machine {
   std::string_view name;      ///< static text
   bool measured = false;      ///< false: the rates are those of a data sheet, or assumed to be the H200's
   std::int32_t sms = 0;       ///< multiprocessors that a kernel may use
   std::int32_t gpc_sms = 18;  ///< multiprocessors of a GPC, whose equal requests reach L2 as one
+  std::int32_t most_ranks = kMaxKernelRanks;  ///< of a group
+  std::int32_t row_elements = 8;  ///< rows of an operand hold a multiple of this: TMA moves whole 16 bytes
+  std::int32_t cta_multiple = 2;  ///< CTAs that communicate are a multiple of this: clusters come in pairs
 
   // One multiprocessor.
   double clock = 0;                  ///< cycles a second under load
@@ -58,6 +65,16 @@ inline constexpr Machine kH100{.name = "H100", .sms = 132, .clock = 1.755e9, .te
 /// Data sheet of the H20: 148 TFLOP/s on 78 multiprocessors, the links of an H200.
 inline constexpr Machine kH20{
     .name = "H20", .sms = 78, .clock = 1.83e9, .tensor_operations = 1024, .product_operations = 1.7e12};
+
+/// The cpu executor: threads play the CTAs, one rank's may be as many as it likes. The rates only order the
+/// bands of tiles.
+inline constexpr Machine kHostMachine{.name = "host",
+                                      .sms = 16,
+                                      .most_ranks = 64,
+                                      .row_elements = 1,
+                                      .cta_multiple = 1,
+                                      .clock = 3e9,
+                                      .tensor_operations = 64};
 
 /// The machine of this name ("H200", "H100", "H20"; case matters). kInvalidArgument names the field
 /// `machine`, the value and what there is.

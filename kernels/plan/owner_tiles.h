@@ -10,9 +10,6 @@
 
 namespace mkernel::kernels {
 
-/// Ranks of a group at most. A lane of a warp waits for each rank of the node and each rail peer.
-inline constexpr int kMaxReduceOwners = 16;
-
 /// Every owner's rows are cut into the same raster of cluster tiles (that of the owner with most rows; the
 /// tiles beyond an owner's rows are empty). A tile is computed for one owner after the other, then the next
 /// tile of the raster: no owner is written by everybody at a time, and the pieces of an owner's tile come

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <optional>
 
+#include "kernels/plan/cuts.h"
 #include "kernels/plan/machine.h"
-#include "kernels/plan/tiles.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -13,8 +13,8 @@ namespace {
 /// Cycles of one step along k on one SM whose tile has so many rows and columns: the tensor cores' or those
 /// of L2 (what the neighbour multicasts is not asked for), rounded between the two as measured on an H200.
 /// `asking`: share of the SMs that have a tile.
-double step_cycles(const Machine& machine, double rows, double columns, Sm90Tile of, Sm90Cluster cluster,
-                   double asking) {
+double step_cycles(const Machine& machine, double rows, double columns, const TileSize& of,
+                   Sm90Cluster cluster, double asking) {
   const double compute = 2.0 * rows * columns * kSm90TileK / machine.tensor_operations / machine.tensor_share;
   const double bytes =
       (rows / cluster_columns(cluster) + columns / cluster_rows(of, cluster)) * kSm90TileK * 2;
@@ -25,8 +25,8 @@ double step_cycles(const Machine& machine, double rows, double columns, Sm90Tile
 /// Cluster tiles in one band of the plan's raster: a block of as many as run in `clusters` loads least when
 /// it is as high as wide.
 std::int32_t band_rows(const Sm90Plan& plan, std::int32_t clusters) {
-  const double height = tile_rows(plan.tile) * cluster_rows(plan.tile, plan.cluster);
-  const double width = tile_columns(plan.tile) * cluster_columns(plan.cluster);
+  const double height = plan.tile.rows * cluster_rows(plan.tile, plan.cluster);
+  const double width = plan.tile.columns * cluster_columns(plan.cluster);
   return std::clamp(static_cast<std::int32_t>(std::sqrt(clusters * width / height)), 1, plan.raster.rows());
 }
 
@@ -37,7 +37,7 @@ std::int32_t band_rows(const Sm90Plan& plan, std::int32_t clusters) {
 /// (tests/perf/notes.md).
 Sm90Plan with_low_bands(const Machine& machine, Sm90Plan plan) {
   constexpr std::int32_t kLargeTile = 128 * 256;
-  const bool small_tile = tile_rows(plan.tile) * tile_columns(plan.tile) < kLargeTile;
+  const bool small_tile = plan.tile.rows * plan.tile.columns < kLargeTile;
   if (small_tile && plan.raster.tiles() <= plan.clusters())
     plan.raster = plan.raster.with_band(band_rows(plan, machine.gpc_sms / plan.cluster_ctas()));
   return plan;
@@ -45,9 +45,9 @@ Sm90Plan with_low_bands(const Machine& machine, Sm90Plan plan) {
 
 /// Of one tile of `columns` columns: its steps, and filling the pipeline and writing the sums as far as the
 /// next tile does not hide them.
-double tile_cycles(const Machine& machine, std::int64_t k, Sm90Tile tile, Sm90Cluster cluster, double columns,
-                   double asking) {
-  const double rows = tile_rows(tile);
+double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, Sm90Cluster cluster,
+                   double columns, double asking) {
+  const double rows = tile.rows;
   return static_cast<double>(ceil_div(k, kSm90TileK)) *
              step_cycles(machine, rows, columns, tile, cluster, asking) +
          600 + 600 * rows * columns / (128 * 256);
@@ -56,8 +56,7 @@ double tile_cycles(const Machine& machine, std::int64_t k, Sm90Tile tile, Sm90Cl
 double estimated_cycles(const GemmShape& shape, const Machine& machine, const Sm90Plan& plan) {
   const std::int64_t clusters = plan.clusters();
   const auto waves = static_cast<double>(ceil_div(plan.whole, clusters));
-  const double cycles =
-      waves * tile_cycles(machine, shape.k, plan.tile, plan.cluster, tile_columns(plan.tile), 1);
+  const double cycles = waves * tile_cycles(machine, shape.k, plan.tile, plan.cluster, plan.tile.columns, 1);
   const std::int64_t left = (plan.raster.tiles() - plan.whole) * tail_parts(plan.tile);
   if (left == 0) return cycles;
   const double asking = std::min(1.0, static_cast<double>(left) / static_cast<double>(clusters));
@@ -71,7 +70,7 @@ Sm90Plan better(const GemmShape& shape, const Machine& machine, const Sm90Plan& 
 
 }  // namespace
 
-double tile_cycles(const Machine& machine, std::int64_t k, Sm90Tile tile, std::int32_t columns,
+double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, std::int32_t columns,
                    Sm90Cluster cluster) {
   return tile_cycles(machine, k, tile, cluster, columns, 1);
 }
@@ -84,12 +83,13 @@ Sm90Plan with_best_tail(const GemmShape& shape, const Machine& machine, Sm90Plan
   return better(shape, machine, plan, cut);
 }
 
-Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine, Sm90Tile tile, Sm90Cluster cluster) {
+Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine, const TileSize& tile,
+                   Sm90Cluster cluster) {
   const std::int32_t rows = cluster_rows(tile, cluster), columns = cluster_columns(cluster);
   const std::int32_t clusters = std::max(1, machine.sms / (rows * columns));
   Sm90Plan plan{.tile = tile, .cluster = cluster};
-  plan.raster = Raster(static_cast<std::int32_t>(ceil_div(shape.m, tile_rows(tile) * rows)),
-                       static_cast<std::int32_t>(ceil_div(shape.n, tile_columns(tile) * columns)));
+  plan.raster = Raster(static_cast<std::int32_t>(ceil_div(shape.m, tile.rows * rows)),
+                       static_cast<std::int32_t>(ceil_div(shape.n, tile.columns * columns)));
   plan.raster = plan.raster.with_band(band_rows(plan, clusters));
   plan.ctas = std::min(plan.raster.tiles(), clusters) * rows * columns;
   plan.whole = plan.raster.tiles();

@@ -27,13 +27,29 @@ constexpr int tile_columns(Sm90Tile tile) {
 constexpr int tile_cluster(Sm90Tile tile) {
   return tile == Sm90Tile::k128x64 ? 1 : 2;
 }
+
+/// A tile as plans see it: one of the GEMM body's, or one of a size that suits another executor.
+struct TileSize {
+  std::int32_t rows = 0;
+  std::int32_t columns = 0;
+  std::int32_t cluster = 1;  ///< CTAs of a stacked cluster
+
+  constexpr TileSize(std::int32_t rows_, std::int32_t columns_, std::int32_t cluster_)
+      : rows(rows_), columns(columns_), cluster(cluster_) {}
+  constexpr TileSize(Sm90Tile tile)  // NOLINT(google-explicit-constructor): each of them is a tile size
+      : TileSize(tile_rows(tile), tile_columns(tile), tile_cluster(tile)) {}
+  friend constexpr bool operator==(const TileSize&, const TileSize&) = default;
+
+  /// Rows of a cluster's tiles together: a row block.
+  constexpr std::int32_t block_rows() const { return rows * cluster; }
+};
 /// How the two CTAs of a cluster lie: one below the other, sharing b, or side by side, sharing a. Stacked
 /// loads less (tiles are wide rather than high); side by side, a last and nearly empty row of tiles costs
 /// half as much.
 enum class Sm90Cluster : std::uint32_t { kStacked = 0, kSideBySide = 1 };
 
-constexpr int cluster_rows(Sm90Tile tile, Sm90Cluster cluster) {
-  return cluster == Sm90Cluster::kStacked ? tile_cluster(tile) : 1;
+constexpr int cluster_rows(const TileSize& tile, Sm90Cluster cluster) {
+  return cluster == Sm90Cluster::kStacked ? tile.cluster : 1;
 }
 constexpr int cluster_columns(Sm90Cluster cluster) {
   return cluster == Sm90Cluster::kStacked ? 1 : 2;
@@ -41,12 +57,12 @@ constexpr int cluster_columns(Sm90Cluster cluster) {
 
 /// Whether what whole waves of tiles leave over may be cut into narrow tiles (plan/deal.h), and how wide.
 inline constexpr int kSm90TailColumns = 64;
-constexpr bool has_tail(Sm90Tile tile) {
-  return tile_rows(tile) == 128 && tile_columns(tile) > kSm90TailColumns;
+constexpr bool has_tail(const TileSize& tile) {
+  return tile.rows == 128 && tile.columns > kSm90TailColumns;
 }
 
-constexpr std::int32_t tail_parts(Sm90Tile tile) {
-  return tile_columns(tile) / kSm90TailColumns;
+constexpr std::int32_t tail_parts(const TileSize& tile) {
+  return tile.columns / kSm90TailColumns;
 }
 
 /// As many as fit beside 32 KiB for the output.
@@ -67,7 +83,7 @@ struct Sm90Boxes {
 
 /// How a product is cut and spread over the SMs.
 struct Sm90Plan {
-  Sm90Tile tile = Sm90Tile::k128x256;
+  TileSize tile = Sm90Tile::k128x256;
   Raster raster;          ///< of cluster tiles: the tiles of the CTAs of a cluster
   std::int32_t ctas = 0;  ///< a multiple of the cluster; each computes every (ctas / cluster)-th cluster tile
   Sm90Cluster cluster = Sm90Cluster::kStacked;
@@ -80,14 +96,14 @@ struct Sm90Plan {
 
 /// Cycles that an SM needs for `columns` columns of a tile (all of them, or kSm90TailColumns), all SMs at
 /// work.
-double tile_cycles(const Machine& machine, std::int64_t k, Sm90Tile tile, std::int32_t columns,
+double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, std::int32_t columns,
                    Sm90Cluster cluster = Sm90Cluster::kStacked);
 
 /// Without tail: the stacked tile with the smallest estimated time on `machine`, its order, and
 /// as many CTAs as are of use. m, n, k >= 1.
 Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine);
 /// The same for a tile that the caller has chosen.
-Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine, Sm90Tile tile,
+Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine, const TileSize& tile,
                    Sm90Cluster cluster = Sm90Cluster::kStacked);
 /// `plan` with the tail that makes it fastest: what its last whole wave leaves over, or none.
 Sm90Plan with_best_tail(const GemmShape& shape, const Machine& machine, Sm90Plan plan);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
-#include "kernels/plan/tiles.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -25,7 +25,7 @@ double link_time(OpKind kind, const GemmShape& shape, std::int32_t sources, cons
 /// after it must not come in bursts.
 Sm90Plan choose_product(const GemmShape& shape, double links, const Machine& machine) {
   const Sm90Plan fastest = plan_sm90(shape, machine);
-  const bool large = tile_rows(fastest.tile) * tile_columns(fastest.tile) > 128 * 128;
+  const bool large = fastest.tile.rows * fastest.tile.columns > 128 * 128;
   return large && links > 1 ? plan_sm90(shape, machine, Sm90Tile::k128x128) : fastest;
 }
 
@@ -112,17 +112,17 @@ TileReducePlan layout_of(const GemmShape& shape, const Topology& topology, std::
                  .columns = shape.n,
                  .world = world,
                  .sources = sources,
-                 .tile_rows = tile_rows(plan.tile),
-                 .tile_columns = tile_columns(plan.tile)};
-  const std::int32_t block_rows = tile_rows(plan.tile) * tile_cluster(plan.tile);
+                 .tile_rows = plan.tile.rows,
+                 .tile_columns = plan.tile.columns};
+  const std::int32_t block_rows = plan.tile.block_rows();
   const std::int32_t far_turns = world - sources;
   const Raster raster(static_cast<std::int32_t>(ceil_div(plan.reduce.max_rows(), block_rows)),
                       product.raster.columns(), band_of(product.raster.band(), std::max(far_turns, sources)));
   plan.tiles = {raster, far_turns, sources};
-  const std::int32_t unit_rows = kReduceUnitElements / tile_columns(plan.tile);
+  const std::int32_t unit_rows = kReduceUnitElements / plan.tile.columns;
   plan.units = {.raster = raster,
                 .per_block = block_rows / unit_rows,
-                .per_tile = tile_rows(plan.tile) / unit_rows,
+                .per_tile = plan.tile.rows / unit_rows,
                 .unit_rows = unit_rows,
                 .others = nodes - 1};
   const std::int32_t most_units = plan.units.packed(plan.units.units(), plan.reduce.max_rows());
@@ -139,7 +139,7 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
                                             std::uint32_t rank, const Machine& machine,
                                             const TileReduceOptions& options) {
   const std::int32_t sms = machine.sms;
-  MK_RETURN_IF_ERROR(check_on_gpu(kind, shape, topology, kMaxReduceOwners, options.reduce_ctas, sms));
+  MK_RETURN_IF_ERROR(check_on_machine(kind, shape, topology, options.reduce_ctas, machine));
   const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
   const auto nodes = static_cast<std::int32_t>(topology.nodes());
   const std::int32_t fewest = nodes == 1 ? kFewestReduceCtas : feeding_ctas(kind, sms);
@@ -148,7 +148,7 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   const Sm90Plan product =
       options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, links, most);
   TileReducePlan plan = layout_of(shape, topology, rank, product);
-  const std::int32_t cluster = tile_cluster(plan.tile);
+  const std::int32_t cluster = plan.tile.cluster;
 
   const auto waves = [&](std::int32_t summing) {
     return ceil_div(plan.tiles.tiles(), (sms - summing) / cluster);

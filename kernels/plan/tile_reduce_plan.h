@@ -1,5 +1,5 @@
-// Plan of a product whose tiles are summed over ranks, for the cuda executor: who computes which tile when,
-// who sums, what crosses nodes. GEMM+RS is just that; GEMM+AR hands the sums on.
+// Plan of a product whose tiles are summed over ranks: who computes which tile when, who sums, what crosses
+// nodes. GEMM+RS is just that; GEMM+AR hands the sums on.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace mkernel::kernels {
 
 /// Overrides; the same on every rank.
 struct TileReduceOptions {
-  std::optional<Sm90Tile> tile;
+  std::optional<TileSize> tile;
   std::int32_t reduce_ctas = 0;  ///< that do nothing but sum; 0 = by shape
   std::int32_t sms = 0;          ///< no more of the device's, so that ranks can share it; 0 = all
   std::string machine;           ///< as GemmPlanOptions' of this name
@@ -29,7 +29,7 @@ struct TileReduceOptions {
 /// Pure; the same on every rank but for `owners`. Tiles are those of the GEMM body, cut per owner: a row
 /// block is the rows of one cluster (tile_rows x tile_cluster) of one owner.
 struct TileReducePlan {
-  Sm90Tile tile = Sm90Tile::k128x256;
+  TileSize tile = Sm90Tile::k128x256;
   std::int32_t reduce_ctas = 0;      ///< the first of the grid; a multiple of the cluster
   std::int32_t compute_ctas = 0;     ///< a multiple of the cluster
   std::vector<std::int32_t> owners;  ///< by turn (OwnerTiles); this rank last
@@ -39,6 +39,8 @@ struct TileReducePlan {
   PutPartialsPlan partials;
 
   std::int32_t rank() const { return owners.back(); }
+  /// Whether some owners get nothing: dummy signals then stand for their tiles.
+  bool some_without_rows() const { return reduce.rows < reduce.world; }
   /// Of an owner: its units that hold rows, and the puts of each launch that bring them from another node.
   std::int32_t packed_units(std::int32_t owner) const {
     return units.packed(units.units(), reduce.rows_of(owner));
@@ -50,9 +52,10 @@ struct TileReducePlan {
   /// Bytes that this rank puts in every launch: the partials of its rail peers.
   std::uint64_t wire_bytes() const;
   std::uint64_t workspace_bytes() const { return partials.end(); }
+  /// Of the group's channels, between rail peers only: partials.
+  std::uint32_t lanes() const { return units.others > 0 ? 1 : 0; }
 
-  /// `machine`: what it runs on. Errors: check_shape(); kInvalidArgument for sizes that TMA cannot
-  /// move (k % 8, n % 8), groups that are too large and options outside what they allow.
+  /// `machine`: what it runs on. Errors: check_on_machine().
   static Result<TileReducePlan> make(OpKind kind, const GemmShape& shape, const Topology& topology,
                                      std::uint32_t rank, const Machine& machine,
                                      const TileReduceOptions& options = {});

@@ -19,23 +19,38 @@ double value_of(DataType type, std::uint16_t bits) {
   return type == DataType::kBf16 ? kernels::bf16_to_float(bits) : kernels::f16_to_float(bits);
 }
 
+/// in: [rows, columns]
+std::vector<float> transposed(const std::vector<float>& in, std::int64_t rows, std::int64_t columns) {
+  std::vector<float> out(in.size());
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t column = 0; column < columns; ++column)
+      out[static_cast<std::size_t>(column * rows + row)] =
+          in[static_cast<std::size_t>(row * columns + column)];
+  }
+  return out;
+}
+
 Result<std::unique_ptr<GemmOperation>> make(OpKind kind, const GemmShape& shape,
                                             const kernels::GroupView& group, const Cut& cut) {
   auto topology = kernels::Topology::of(group);
   if (!topology.ok()) return topology.status();
-  const kernels::ReduceOptions reduce{cut.partial, cut.tile_rows, cut.tile_columns, cut.chunk_bytes,
-                                      cut.window};
+  if (!cut.tile) return kernels::make_gemm(kind, shape, group);
   if (kind == OpKind::kAgGemm) {
-    return kernels::make_cpu_ag_gemm(shape, *topology, {cut.tile_rows, cut.tile_columns, cut.chunk_bytes});
+    return kernels::make_cpu_ag_gemm(shape, *topology, group.rank(),
+                                     {.tile = cut.tile,
+                                      .comm_ctas = cut.comm_ctas,
+                                      .tail_tiles = cut.tail_tiles,
+                                      .late_tiles = cut.late_tiles});
   }
-  return kind == OpKind::kGemmRs ? kernels::make_cpu_gemm_rs(shape, *topology, reduce)
-                                 : kernels::make_cpu_gemm_ar(shape, *topology, reduce);
+  const kernels::TileReduceOptions reduce{.tile = cut.tile, .reduce_ctas = cut.comm_ctas};
+  return kind == OpKind::kGemmRs ? kernels::make_cpu_gemm_rs(shape, *topology, group.rank(), reduce)
+                                 : kernels::make_cpu_gemm_ar(shape, *topology, group.rank(), reduce);
 }
 
 }  // namespace
 
 GemmCase::GemmCase(OpKind kind, const GemmShape& shape, const FabricOptions& fabric, const Cut& cut)
-    : kind_(kind), shape_(shape), options_(fabric), cut_(cut), fabric_(fabric) {
+    : kind_(kind), shape_(shape), options_(fabric), fabric_(fabric) {
   for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
     auto operation = make(kind, shape, fabric_.group(rank), cut);
     REQUIRE_MESSAGE(operation.ok(), operation.status().to_string());
@@ -48,6 +63,8 @@ GemmCase::GemmCase(OpKind kind, const GemmShape& shape, const FabricOptions& fab
   a_.resize(fabric_.world());
   b_.resize(fabric_.world());
   c_.resize(fabric_.world());
+  wide_a_.resize(fabric_.world());
+  wide_b_.resize(fabric_.world());
 }
 
 std::int64_t GemmCase::rows(std::uint32_t rank) const {
@@ -58,14 +75,16 @@ void GemmCase::fill(std::uint64_t seed) {
   for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
     std::mt19937_64 random(seed * 1000 + rank);
     std::uniform_real_distribution<float> uniform(-1.0F, 1.0F);
-    const auto draw = [&](std::vector<std::uint16_t>& to, std::int64_t count) {
-      std::vector<float> values(static_cast<std::size_t>(count));
-      for (float& value : values) value = uniform(random);
-      to.resize(values.size());
-      kernels::narrow(shape_.dtype, values.data(), to.data(), values.size());
+    const auto draw = [&](std::vector<std::uint16_t>& to, std::vector<float>& wide, std::int64_t count) {
+      wide.resize(static_cast<std::size_t>(count));
+      for (float& value : wide) value = uniform(random);
+      to.resize(wide.size());
+      kernels::narrow(shape_.dtype, wide.data(), to.data(), wide.size());
+      kernels::widen(shape_.dtype, to.data(), wide.data(), wide.size());  // what is left of the values
     };
-    draw(a_[rank], (kind_ == OpKind::kAgGemm ? rows(rank) : shape_.m) * shape_.k);
-    draw(b_[rank], shape_.k * shape_.n);
+    draw(a_[rank], wide_a_[rank], (kind_ == OpKind::kAgGemm ? rows(rank) : shape_.m) * shape_.k);
+    draw(b_[rank], wide_b_[rank], shape_.k * shape_.n);
+    if (shape_.b_layout == Layout::kRowMajor) wide_b_[rank] = transposed(wide_b_[rank], shape_.k, shape_.n);
     c_[rank].assign(static_cast<std::size_t>((kind_ == OpKind::kGemmRs ? rows(rank) : shape_.m) * shape_.n),
                     kPoison);
   }
@@ -81,19 +100,22 @@ std::vector<Status> GemmCase::run(const ExecutorOptions& options, const std::vec
   });
 }
 
-double GemmCase::element(std::uint32_t rank, std::int64_t row, std::int64_t k) const {
-  return value_of(shape_.dtype, a_[rank][static_cast<std::size_t>(row * shape_.k + k)]);
+GemmCase::Dot GemmCase::dot(std::uint32_t rank, std::int64_t row, std::uint32_t b_rank,
+                            std::int64_t column) const {
+  const float* a = wide_a_[rank].data() + row * shape_.k;
+  const float* b = wide_b_[b_rank].data() + column * shape_.k;
+  Dot dot;
+  for (std::int64_t k = 0; k < shape_.k; ++k) {
+    const double product = static_cast<double>(a[k]) * b[k];
+    dot.sum += product;
+    dot.magnitude += std::abs(product);
+  }
+  return dot;
 }
 
-double GemmCase::b_element(std::uint32_t rank, std::int64_t k, std::int64_t column) const {
-  const std::int64_t at =
-      shape_.b_layout == Layout::kRowMajor ? k * shape_.n + column : column * shape_.k + k;
-  return value_of(shape_.dtype, b_[rank][static_cast<std::size_t>(at)]);
-}
-
-/// Bound: one rounding to the operation's type of the result; one of every node's partial when it travels so
-/// and there is more than one node; fp32 sums of `terms` products, each off by at most 2^-24 relative to the
-/// sum of magnitudes. All magnitudes taken before rounding, hence the factor just above one.
+/// Bound: one rounding to the operation's type of the result; one of every rank's partial; one of every other
+/// node's sum, where there is more than one node; fp32 sums of `terms` products, each off by at most 2^-24
+/// relative to the sum of magnitudes. All magnitudes taken before rounding, hence the factor just above one.
 std::string GemmCase::judge_element(std::uint32_t rank, std::int64_t row, std::int64_t column) const {
   const std::uint32_t world = fabric_.world();
   const double unit = kernels::rounding_unit(shape_.dtype);
@@ -103,30 +125,28 @@ std::string GemmCase::judge_element(std::uint32_t rank, std::int64_t row, std::i
     std::uint32_t source = 0;
     while (row >= block_range(shape_.m, world, source).end) ++source;
     const std::int64_t source_row = row - block_range(shape_.m, world, source).begin;
-    for (std::int64_t k = 0; k < shape_.k; ++k) {
-      const double product = element(source, source_row, k) * b_element(rank, k, column);
-      expected += product;
-      magnitude += std::abs(product);
-    }
+    const Dot whole = dot(source, source_row, rank, column);
+    expected = whole.sum;
+    magnitude = whole.magnitude;
   } else {
     terms = terms * world + 2;
     const std::int64_t a_row =
         row + (kind_ == OpKind::kGemmRs ? block_range(shape_.m, world, rank).begin : 0);
     for (std::uint32_t node = 0; node < options_.nodes; ++node) {
-      double partial = 0;
+      double of_node = 0;
       for (std::uint32_t local = 0; local < options_.ranks_per_node; ++local) {
         const std::uint32_t source = node * options_.ranks_per_node + local;
-        for (std::int64_t k = 0; k < shape_.k; ++k) {
-          const double product = element(source, a_row, k) * b_element(source, k, column);
-          partial += product;
-          magnitude += std::abs(product);
-        }
+        const Dot partial = dot(source, a_row, source, column);
+        magnitude += partial.magnitude;
+        of_node += partial.sum;
+        partials += std::abs(partial.sum);
       }
-      expected += partial;
-      if (options_.nodes > 1 && cut_.partial == kernels::Partial::kIoType) partials += std::abs(partial);
+      expected += of_node;
+      if (options_.nodes > 1) partials += std::abs(of_node);
     }
   }
-  const double denormal = shape_.dtype == DataType::kF16 ? 0x1p-24 * (options_.nodes + 1) : 0;
+  const double denormal =
+      shape_.dtype == DataType::kF16 ? 0x1p-24 * (fabric_.world() + options_.nodes + 1) : 0;
   const double bound =
       1.02 * (unit * (std::abs(expected) + partials) + terms * 0x1p-24 * magnitude) + denormal;
   const double seen = value_of(shape_.dtype, c_[rank][static_cast<std::size_t>(row * shape_.n + column)]);
@@ -138,6 +158,10 @@ std::string GemmCase::judge_element(std::uint32_t rank, std::int64_t row, std::i
 
 std::string GemmCase::judge() const {
   for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
+    if (kind_ == OpKind::kGemmAr && rank > 0) {  // all hold the bits of rank 0
+      if (c_[rank] != c_[0]) return "rank " + std::to_string(rank) + " holds another c than rank 0";
+      continue;
+    }
     const auto c_rows = static_cast<std::int64_t>(c_[rank].size()) / shape_.n;
     for (std::int64_t row = 0; row < c_rows; ++row) {
       for (std::int64_t column = 0; column < shape_.n; ++column) {

@@ -4,10 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "kernels/plan/reduce_plan.h"
+#include "kernels/plan/sm90_tile.h"
 #include "mkernel/ops.h"
 #include "tests/support/fake_fabric.h"
 
@@ -15,13 +16,12 @@ namespace mkernel::test {
 
 inline constexpr OpKind kGemmKinds[] = {OpKind::kAgGemm, OpKind::kGemmRs, OpKind::kGemmAr};
 
-/// Small tiles, chunks and windows, so that small matrices go through every path.
+/// How a plan is cut. The defaults are small, so that small matrices go through every path; no tile: what the
+/// executor chooses by itself.
 struct Cut {
-  std::int64_t tile_rows = 8;
-  std::int64_t tile_columns = 16;
-  std::int64_t chunk_bytes = 300;
-  std::int64_t window = 2;
-  kernels::Partial partial = kernels::Partial::kIoType;
+  std::optional<kernels::TileSize> tile = kernels::TileSize{32, 64, 1};
+  std::int32_t comm_ctas = 2;                                  ///< that push, or sum
+  std::optional<std::int32_t> tail_tiles = 0, late_tiles = 0;  ///< of AG+GEMM
 };
 
 class GemmCase {
@@ -44,17 +44,20 @@ class GemmCase {
 
  private:
   std::int64_t rows(std::uint32_t rank) const;
-  double element(std::uint32_t rank, std::int64_t row, std::int64_t k) const;
-  double b_element(std::uint32_t rank, std::int64_t k, std::int64_t column) const;
+  /// Dot product of a row of `rank`'s a with a column of `b_rank`'s b: the sum, and that of the magnitudes.
+  struct Dot {
+    double sum = 0, magnitude = 0;
+  };
+  Dot dot(std::uint32_t rank, std::int64_t row, std::uint32_t b_rank, std::int64_t column) const;
   std::string judge_element(std::uint32_t rank, std::int64_t row, std::int64_t column) const;
 
   OpKind kind_;
   GemmShape shape_;
   FabricOptions options_;
-  Cut cut_;
   FakeFabric fabric_;
   std::vector<std::unique_ptr<GemmOperation>> operations_;
   std::vector<std::vector<std::uint16_t>> a_, b_, c_;
+  std::vector<std::vector<float>> wide_a_, wide_b_;  ///< [rows, k], [n, k]
 };
 
 }  // namespace mkernel::test

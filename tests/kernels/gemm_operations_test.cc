@@ -37,7 +37,7 @@ TEST_CASE("every operation is right on every world, for sizes that divide by not
     for (const OpKind kind : kGemmKinds) {
       for (const GemmShape& shape :
            {GemmShape{61, 37, 29}, GemmShape{61, 37, 29, DataType::kF16, Layout::kColumnMajor},
-            GemmShape{3, 5, 7}, GemmShape{1, 1, 1}}) {
+            GemmShape{3, 5, 7}, GemmShape{1, 1, 1}, GemmShape{517, 211, 29}}) {
         CAPTURE(world.nodes);
         CAPTURE(world.ranks);
         ++seed;
@@ -48,11 +48,35 @@ TEST_CASE("every operation is right on every world, for sizes that divide by not
   }
 }
 
-TEST_CASE("the sizes that the plans choose by themselves") {
+TEST_CASE("the sizes that the executor chooses by itself") {
   for (const OpKind kind : kGemmKinds) {
-    const Cut chosen{kernels::kTileRows, kernels::kTileColumns, kernels::kChunkBytes, 0};
-    GemmCase gemm(kind, {700, 1100, 40}, {.nodes = 2, .ranks_per_node = 1}, chosen);
-    check_launch(gemm, 5, kTwoThreads);
+    for (const World world : {World{1, 2}, World{2, 1}}) {
+      GemmCase gemm(kind, {700, 1100, 40}, {.nodes = world.nodes, .ranks_per_node = world.ranks},
+                    {.tile = std::nullopt});
+      check_launch(gemm, 5, kTwoThreads);
+    }
+  }
+}
+
+TEST_CASE(
+    "the tiles of the GPU's kernels, with narrow ones at the end and with tiles that pushing CTAs compute") {
+  const GemmShape shape{1500, 264, 776};  // k in two parts
+  const Cut cuts[] = {{.tile = kernels::Sm90Tile::k128x256, .comm_ctas = 4, .tail_tiles = 3, .late_tiles = 2},
+                      {.tile = kernels::Sm90Tile::k128x128, .comm_ctas = 6, .tail_tiles = 5, .late_tiles = 0},
+                      {.tile = kernels::Sm90Tile::k128x64, .comm_ctas = 4, .tail_tiles = 0, .late_tiles = 7},
+                      {.tile = kernels::Sm90Tile::k256x128, .comm_ctas = 2}};
+  for (const World world : {World{1, 3}, World{2, 2}}) {
+    for (const Cut& cut : cuts) {
+      GemmCase gemm(OpKind::kAgGemm, shape, {.nodes = world.nodes, .ranks_per_node = world.ranks, .seed = 4},
+                    cut);
+      check_launch(gemm, 5, kTwoThreads);
+    }
+  }
+  for (const kernels::Sm90Tile tile : kernels::kSm90Tiles) {
+    for (const OpKind kind : {OpKind::kGemmRs, OpKind::kGemmAr}) {
+      GemmCase gemm(kind, {1500, 328, 40}, {.nodes = 2, .ranks_per_node = 2, .seed = 4}, {.tile = tile});
+      check_launch(gemm, 6, kTwoThreads);
+    }
   }
 }
 
@@ -86,15 +110,6 @@ TEST_CASE("the same bits whatever the fabric does, and however many threads comp
   }
 }
 
-TEST_CASE("partials that travel in fp32 are rounded only once") {
-  Cut cut;
-  cut.partial = kernels::Partial::kFloat;
-  for (const OpKind kind : {OpKind::kGemmRs, OpKind::kGemmAr}) {
-    GemmCase gemm(kind, {40, 30, 20}, {.nodes = 4, .ranks_per_node = 1}, cut);
-    check_launch(gemm, 3, kOneThread);
-  }
-}
-
 TEST_CASE("all ranks of a reduction hold the same sum") {
   GemmCase gemm(OpKind::kGemmAr, {33, 21, 17}, {.nodes = 2, .ranks_per_node = 2});
   check_launch(gemm, 3, kOneThread);
@@ -102,9 +117,9 @@ TEST_CASE("all ranks of a reduction hold the same sum") {
 }
 
 TEST_CASE("wire_bytes counts what crossed to other nodes, and no byte crosses needlessly") {
-  const GemmShape shape{48, 32, 16};
+  const GemmShape shape{256, 128, 16};  // tiles and units divide it
   const FabricOptions options{.nodes = 2, .ranks_per_node = 2};
-  const std::uint64_t a_bytes = 48 * 16 * 2, c_bytes = 48 * 32 * 2;
+  const std::uint64_t a_bytes = 256 * 16 * 2, c_bytes = 256 * 128 * 2;
   // Per node: AG sends its half of a; RS its partial of the other half of c; AR that and its own half of c.
   const std::uint64_t expected[] = {a_bytes / 2, c_bytes / 2, c_bytes};
   for (std::size_t i = 0; i < 3; ++i) {

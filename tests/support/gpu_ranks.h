@@ -22,7 +22,7 @@ namespace mkernel::test {
 
 /// The operations, for TEST_CASE_TEMPLATE.
 struct AgGemm {
-  using Options = kernels::AgGemmCudaOptions;
+  using Options = kernels::AgGemmOptions;
   static constexpr auto make = kernels::make_cuda_ag_gemm;
 };
 struct GemmRs {

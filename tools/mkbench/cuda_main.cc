@@ -25,19 +25,13 @@ const std::map<std::string, kernels::Sm90Tile> kTiles{{"128x256", kernels::Sm90T
                                                       {"128x128", kernels::Sm90Tile::k128x128},
                                                       {"128x64", kernels::Sm90Tile::k128x64}};
 
-std::string name_of(kernels::Sm90Tile tile) {
-  for (const auto& [name, value] : kTiles) {
-    if (value == tile) return name;
-  }
-  return "?";
-}
-
 /// "128x256/8": bands of 8; with "=" clusters lie side by side; "+12": the last 12 cluster tiles are cut into
 /// narrow ones.
 std::string plan_text(const kernels::Sm90Plan& plan) {
   const bool side_by_side = plan.cluster == kernels::Sm90Cluster::kSideBySide;
   const std::int32_t tail = plan.raster.tiles() - plan.whole;
-  return name_of(plan.tile) + (side_by_side ? "=/" : "/") + std::to_string(plan.raster.band()) +
+  return std::to_string(plan.tile.rows) + "x" + std::to_string(plan.tile.columns) +
+         (side_by_side ? "=/" : "/") + std::to_string(plan.raster.band()) +
          (tail > 0 ? "+" + std::to_string(tail) : "");
 }
 

@@ -18,9 +18,14 @@ void CpuGemm::convert_b(const void* b, int part, int parts) {
 void CpuGemm::tile(const void* a, std::int64_t rows, Range columns, float* scratch, float* out,
                    std::int64_t leading) const {
   widen(shape_.dtype, a, scratch, static_cast<std::size_t>(rows * shape_.k));
+  product(scratch, rows, columns, out, leading);
+}
+
+void CpuGemm::product(const float* a, std::int64_t rows, Range columns, float* out,
+                      std::int64_t leading) const {
   const bool row_major = shape_.b_layout == Layout::kRowMajor;
   const float* b = b_.get() + (row_major ? columns.begin : columns.begin * shape_.k);
-  sgemm(row_major ? Transpose::kNo : Transpose::kYes, rows, columns.size(), shape_.k, scratch, shape_.k, b,
+  sgemm(row_major ? Transpose::kNo : Transpose::kYes, rows, columns.size(), shape_.k, a, shape_.k, b,
         row_major ? shape_.n : shape_.k, false, out, leading);
 }
 

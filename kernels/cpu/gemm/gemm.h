@@ -20,9 +20,11 @@ class CpuGemm {
   /// Widens part `part` of `parts` of b.
   void convert_b(const void* b, int part, int parts);
 
-  /// out[r, c] = sum_k a[r, k] x b[k, columns.begin + c]; a: `rows` dense rows of k elements, out: fp32 with
-  /// `leading` elements between rows, scratch: rows x k fp32. The result depends on nothing but the values
-  /// and the shape of the tile.
+  /// out[r, c] = sum_k a[r, k] x b[k, columns.begin + c]; a: `rows` dense rows of k fp32, out: fp32 with
+  /// `leading` elements between rows. The result depends on nothing but the values and the shape of the tile.
+  void product(const float* a, std::int64_t rows, Range columns, float* out, std::int64_t leading) const;
+
+  /// The same for rows of 16-bit elements, which are widened first; scratch: rows x k fp32.
   void tile(const void* a, std::int64_t rows, Range columns, float* scratch, float* out,
             std::int64_t leading) const;
 

@@ -9,6 +9,10 @@ namespace mkernel::kernels {
 Status OperandB::widen_part(const Launch& launch, int thread) {
   gemm_.convert_b(b_, thread, launch.compute_threads);
   signal_add(parts_, 1);
+  return wait(launch);
+}
+
+Status OperandB::wait(const Launch& launch) const {
   return wait_at_least(parts_.value, static_cast<std::uint64_t>(launch.compute_threads),
                        {"compute", "parts of b", launch.scope.rank, -1}, launch.at_stage(1));
 }

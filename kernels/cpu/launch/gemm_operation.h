@@ -21,6 +21,8 @@ class OperandB {
  public:
   OperandB(CpuGemm& gemm, const void* b) : gemm_(gemm), b_(b) {}
   Status widen_part(const Launch& launch, int thread);
+  /// Waits until all of them have.
+  Status wait(const Launch& launch) const;
 
  private:
   CpuGemm& gemm_;

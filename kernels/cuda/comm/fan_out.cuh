@@ -17,6 +17,7 @@
 #include "kernels/cuda/sync/pipeline.cuh"
 #include "kernels/cuda/sync/trace.cuh"
 #include "kernels/plan/row_parts.h"
+#include "kernels/plan/stream_turns.h"
 
 namespace mkernel::kernels {
 
@@ -45,9 +46,10 @@ struct FanOutStream {
 };
 
 /// All streams, cut alike. A chunk is one part (along k) of a block of rows; the parts of a block follow each
-/// other. Sizes and addresses are multiples of 16 bytes, a part of a row has at most kFanOutPieceBytes. First
-/// come the chunks of stream 0, then the j-th chunks of all others in turn.
+/// other. Sizes and addresses are multiples of 16 bytes, a part of a row has at most kFanOutPieceBytes.
 struct FanOutPlan {
+  using Turn = StreamTurns::Turn;
+
   RowParts row;
   std::int32_t block_rows;
   Divisor shares;  ///< CTAs that share every chunk
@@ -55,16 +57,8 @@ struct FanOutPlan {
   std::int32_t most_chunks;  ///< of a stream after the first
   FanOutStream stream[kMaxFanOutStreams];
 
-  struct Turn {
-    std::int32_t stream, chunk;
-  };
-  __device__ __forceinline__ std::int32_t turns() const {
-    return stream[0].chunks + (streams - 1) * most_chunks;
-  }
-  __device__ __forceinline__ Turn turn(std::int32_t index) const {
-    if (index < stream[0].chunks) return {0, index};
-    index -= stream[0].chunks;
-    return {1 + index % (streams - 1), index / (streams - 1)};
+  __device__ __forceinline__ StreamTurns order() const {
+    return {stream[0].chunks, streams - 1, most_chunks};
   }
   /// Whether its stream has that many chunks.
   __device__ __forceinline__ bool exists(const Turn& turn) const {
@@ -87,7 +81,7 @@ struct alignas(128) FanOutShared {
 class FanOutCursor {
  public:
   __device__ __forceinline__ FanOutCursor(const FanOutPlan& plan, int share)
-      : plan_(plan), share_(share), turns_(plan.turns()) {
+      : plan_(plan), share_(share), turns_(plan.order().turns()) {
     enter_turn();
   }
 
@@ -131,7 +125,7 @@ class FanOutCursor {
   __device__ __forceinline__ void enter_turn() {
     for (;; ++turn_) {
       if (done()) return;
-      at_ = plan_.turn(turn_);
+      at_ = plan_.order().turn(turn_);
       if (plan_.exists(at_)) break;
     }
     stream_ = &plan_.stream[at_.stream];

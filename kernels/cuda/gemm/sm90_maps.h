@@ -10,11 +10,10 @@
 namespace mkernel::kernels {
 
 /// a: [rows, k] row-major. `leading` of all three: elements from row to row, 0 = dense.
-inline MatrixView sm90_a_view(Sm90Tile tile, DataType type, const void* base, std::int64_t rows,
+inline MatrixView sm90_a_view(const TileSize& tile, DataType type, const void* base, std::int64_t rows,
                               std::int64_t k, std::int64_t leading = 0,
                               Sm90Cluster cluster = Sm90Cluster::kStacked) {
-  return {base,      matrix_element(type), rows, k, leading, tile_rows(tile) / cluster_columns(cluster),
-          kSm90TileK};
+  return {base, matrix_element(type), rows, k, leading, tile.rows / cluster_columns(cluster), kSm90TileK};
 }
 
 /// b: [k, n] row-major or [n, k] column-major.

@@ -12,15 +12,13 @@ namespace mkernel::kernels {
 /// Calls `with.operator()<tile>()`, which returns a Status. `who` begins the error for a tile that does not
 /// exist.
 template <class With>
-Status with_tile(Sm90Tile tile, const std::string& who, const With& with) {
-  switch (tile) {
-    case Sm90Tile::k128x256: return with.template operator()<Sm90Tile::k128x256>();
-    case Sm90Tile::k256x128: return with.template operator()<Sm90Tile::k256x128>();
-    case Sm90Tile::k128x128: return with.template operator()<Sm90Tile::k128x128>();
-    case Sm90Tile::k128x64: return with.template operator()<Sm90Tile::k128x64>();
-  }
-  return {StatusCode::kInvalidArgument,
-          who + ": tile = " + std::to_string(static_cast<std::uint32_t>(tile)) + ", there is no such tile"};
+Status with_tile(const TileSize& tile, const std::string& who, const With& with) {
+  if (tile == Sm90Tile::k128x256) return with.template operator()<Sm90Tile::k128x256>();
+  if (tile == Sm90Tile::k256x128) return with.template operator()<Sm90Tile::k256x128>();
+  if (tile == Sm90Tile::k128x128) return with.template operator()<Sm90Tile::k128x128>();
+  if (tile == Sm90Tile::k128x64) return with.template operator()<Sm90Tile::k128x64>();
+  return {StatusCode::kInvalidArgument, who + ": tile = " + std::to_string(tile.rows) + "x" +
+                                            std::to_string(tile.columns) + ", no kernel is built for it"};
 }
 
 }  // namespace mkernel::kernels

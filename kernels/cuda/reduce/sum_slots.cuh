@@ -31,6 +31,7 @@
 #include "kernels/cuda/sync/wait.cuh"
 #include "kernels/plan/push_reduce_plan.h"
 #include "kernels/plan/put_partials_plan.h"
+#include "kernels/plan/sum_stage.h"
 
 namespace mkernel::kernels {
 
@@ -58,10 +59,6 @@ template <bool kNodes>
 __device__ __forceinline__ bool is_own(const TileReduceParameters& p, const SumUnit& unit) {
   return !kNodes || unit.node_turn == p.units.others;
 }
-
-/// Stages of the waits (at_stage()): for tiles of the ranks of the node 0, for what is made of them 1, for
-/// what owners make of that 2, for what is handed on of that 3.
-enum SumStage : std::uint32_t { kAfterNode = 1, kAfterOwner = 2, kAfterRelay = 3 };
 
 __device__ __forceinline__ DeviceWaitScope wait_scope(const TileReduceParameters& p, std::uint32_t stage) {
   return at_stage(wait_scope(p.endpoint), stage);

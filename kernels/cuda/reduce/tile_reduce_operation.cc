@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
-#include "kernels/plan/tiles.h"
 
 namespace mkernel::kernels {
 

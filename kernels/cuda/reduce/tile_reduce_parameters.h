@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/plan/machine.h"
 #include "kernels/plan/owner_tiles.h"
 #include "kernels/plan/put_partials_plan.h"
 #include "kernels/plan/reduce_units.h"
@@ -17,11 +18,11 @@ namespace mkernel::kernels {
 /// What crosses nodes; on one node only `plan` is set.
 struct PartialsWire {
   PutPartialsPlan plan;
-  std::byte* workspace;                         ///< this rank's
-  std::uint32_t region;                         ///< of the workspace
-  std::int32_t packed_units[kMaxReduceOwners];  ///< of the owner of this local index, by node turn, own last
-  std::uint64_t* staged;                        ///< [node turn][chunk]: units staged, over all launches
-  std::int32_t chunks;                          ///< of the owner that has most
+  std::byte* workspace;                        ///< this rank's
+  std::uint32_t region;                        ///< of the workspace
+  std::int32_t packed_units[kMaxKernelRanks];  ///< of the owner of this local index, by node turn, own last
+  std::uint64_t* staged;                       ///< [node turn][chunk]: units staged, over all launches
+  std::int32_t chunks;                         ///< of the owner that has most
 };
 
 struct TileReduceParameters {
@@ -31,16 +32,16 @@ struct TileReduceParameters {
   std::uint64_t* claimed;     ///< units that warps have asked for, over all launches; in device memory
   device::Endpoint endpoint;  ///< lane 0: partials of the other nodes
   // Of PushReducePlan, what the kernel would need divisions for. By turn: of its owner (OwnerTiles).
-  std::uint64_t* ready_there[kMaxReduceOwners];  ///< by turn: words that this rank writes at the reducer
-  std::int32_t owner[kMaxReduceOwners];          ///< by turn: its rank
-  std::int32_t first_row[kMaxReduceOwners];      ///< by turn
-  std::int32_t rows_of[kMaxReduceOwners];        ///< by turn
-  std::int32_t source_rank[kMaxReduceOwners];    ///< by source
-  const std::uint64_t* ready;                    ///< words that are written here, of node turn 0, source 0
-  const std::byte* slots_here[2];                ///< [epoch parity]: of node turn 0, source 0
-  std::uint64_t ready_words;                     ///< from source to source; a node turn has all sources
-  std::uint64_t slot_bytes;                      ///< from source to source
-  std::byte* own_c;                              ///< c's rows of this rank
+  std::uint64_t* ready_there[kMaxKernelRanks];  ///< by turn: words that this rank writes at the reducer
+  std::int32_t owner[kMaxKernelRanks];          ///< by turn: its rank
+  std::int32_t first_row[kMaxKernelRanks];      ///< by turn
+  std::int32_t rows_of[kMaxKernelRanks];        ///< by turn
+  std::int32_t source_rank[kMaxKernelRanks];    ///< by source
+  const std::uint64_t* ready;                   ///< words that are written here, of node turn 0, source 0
+  const std::byte* slots_here[2];               ///< [epoch parity]: of node turn 0, source 0
+  std::uint64_t ready_words;                    ///< from source to source; a node turn has all sources
+  std::uint64_t slot_bytes;                     ///< from source to source
+  std::byte* own_c;                             ///< c's rows of this rank
   std::int32_t columns;
   OwnerTiles tiles;
   ReduceUnits units;

@@ -1,110 +1,284 @@
-// AG+GEMM on the cpu executor.
+// AG+GEMM on the cpu executor: threads play the CTAs of roles.cuh, on the same plan. See README.md.
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "kernels/base/signal.h"
+#include "kernels/cpu/gemm/tile_size.h"
+#include "kernels/cpu/launch/gemm_operation.h"
 #include "kernels/cpu/memory/convert.h"
-#include "kernels/ops/ag_gemm/roles.h"
+#include "kernels/cpu/sync/work_counter.h"
+#include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/make.h"
+#include "kernels/plan/stream_turns.h"
 
 namespace mkernel::kernels {
-namespace ag_gemm {
+namespace {
 
-Status compute(State& state, const Launch& launch, int thread) {
-  const GemmShape& shape = state.shape;
-  const TileGrid& first = state.plan.grid(0);
-  const auto tile_rows = static_cast<std::size_t>(std::min(first.tile_rows, shape.m));
-  const auto a_wide = std::make_unique_for_overwrite<float[]>(tile_rows * static_cast<std::size_t>(shape.k));
-  const auto product = std::make_unique_for_overwrite<float[]>(
-      tile_rows * static_cast<std::size_t>(std::min(first.tile_columns, shape.n)));
-  auto* c = static_cast<std::uint16_t*>(state.arguments.c);  // [m, n]
+/// The roles of one launch, and what they share.
+class AgGemmLaunch {
+ public:
+  AgGemmLaunch(const AgGemmPlan& plan, const GemmShape& shape, const Topology& topology,
+               const SymmetricView& workspace, Endpoint& endpoint, CpuGemm& gemm,
+               const GemmArguments& arguments, const Launch& launch)
+      : plan_(plan),
+        shape_(shape),
+        topology_(topology),
+        workspace_(workspace),
+        endpoint_(endpoint),
+        gemm_(gemm),
+        arguments_(arguments),
+        launch_(launch),
+        me_(plan.steps.rank),
+        b_(gemm, arguments.b),
+        whole_(plan.deal.whole),
+        narrow_((plan.deal.raster.tiles() - plan.deal.whole - plan.deal.late) * tail_parts(plan.tile)) {}
 
-  MK_RETURN_IF_ERROR(state.b.widen_part(launch, thread));
-  while (true) {
-    auto next = state.order.next(launch, "compute");
-    if (!next.ok()) return next.status();
-    if (!next->has_value()) return {};
-    const auto [source, index] = **next;
-    const Tile tile = state.plan.grid(source).tile(index);
-    // The source's stream is its rows: dense, [m_source, k].
-    const auto* rows = reinterpret_cast<const std::uint16_t*>(state.gather.chunk(launch, source, 0));
-    state.gemm.tile(rows + tile.rows.begin * shape.k, tile.rows.size(), tile.columns, a_wide.get(),
-                    product.get(), tile.columns.size());
-    for (std::int64_t row = 0; row < tile.rows.size(); ++row) {
-      const std::int64_t c_row = state.plan.rows(source).begin + tile.rows.begin + row;
-      narrow(shape.dtype, product.get() + row * tile.columns.size(), c + c_row * shape.n + tile.columns.begin,
-             static_cast<std::size_t>(tile.columns.size()));
-    }
+  /// compute: tiles of c in the order of the plan, and the narrow ones after them.
+  Status compute(int thread);
+
+  /// intra_comm, then inter_recv: pushes share `share` of every chunk to the ranks of the node: own rows,
+  /// then those that rail peers put here. Then computes, if its cluster is one of the deal's late ones.
+  Status push(std::int32_t share);
+
+  /// inter_send: own chunks to all rail peers, as they become whole in the own slab. Ends when their sources
+  /// may be overwritten.
+  Status send();
+
+ private:
+  const PushGatherPlan& gather() const { return plan_.gather; }
+  std::uint64_t& ready(std::byte* workspace, std::int32_t source, std::int32_t chunk) const {
+    return reinterpret_cast<std::uint64_t*>(workspace + gather().ready_offset(source))[chunk];
   }
+  std::byte* slab(std::byte* workspace, std::int32_t source) const {
+    return workspace + gather().slab_offset(launch_.epoch, source);
+  }
+  std::int32_t rail_peer(std::uint32_t nodes_on) const {
+    const auto rank = static_cast<std::uint32_t>(me_);
+    return static_cast<std::int32_t>(
+        topology_.rail_peer(rank, (topology_.node_of(rank) + nodes_on) % topology_.nodes()));
+  }
+  Status wait_chunk(std::int32_t source, std::int32_t chunk, const char* role) const;
+  Status wait_empty() const;
+  void push_share(std::int32_t source, std::int32_t chunk, std::int32_t share) const;
+  /// Tiles of one width, [block rows, width]; `column` in elements.
+  Status tile(std::int32_t block, std::int64_t column, std::int64_t width, float* rows, float* product) const;
+  Status tiles(WorkCounter& work, bool narrow);
+  Status late_tiles(std::int32_t cluster);
+
+  const AgGemmPlan& plan_;
+  const GemmShape& shape_;
+  const Topology& topology_;
+  const SymmetricView& workspace_;
+  Endpoint& endpoint_;
+  CpuGemm& gemm_;
+  const GemmArguments& arguments_;
+  const Launch& launch_;
+  const std::int32_t me_;
+  OperandB b_;
+  WorkCounter whole_, narrow_;
+};
+
+/// Over several nodes chunks come through others, whose own waits end before this one.
+Status AgGemmLaunch::wait_chunk(std::int32_t source, std::int32_t chunk, const char* role) const {
+  const auto from = static_cast<std::uint32_t>(source), to = static_cast<std::uint32_t>(me_);
+  return wait_at_least(ready(workspace_.mine, source, chunk), gather().count(launch_.epoch),
+                       {.role = role, .tag = "a chunk", .peer = source, .via = topology_.via(from, to)},
+                       launch_.at_stage(plan_.rails() > 0 ? 1 : 0));
 }
 
-Status intra_comm(State& state, const Launch& launch) {
-  const std::uint32_t rank = state.gather.rank();
-  const auto* a = static_cast<const std::byte*>(state.arguments.a);  // [m_rank, k]
-  for (std::uint64_t i = 0; i < state.plan.gather().chunks(rank); ++i) {
-    const GatherPlan::Chunk chunk = state.plan.gather().chunk(rank, i);
-    const std::uint64_t before = chunk.offset - state.plan.gather().chunk(rank, 0).offset;
-    if (chunk.bytes > 0) std::memcpy(state.gather.chunk(launch, rank, i), a + before, chunk.bytes);
-    state.gather.publish(launch, i);
-  }
-  return state.gather.wait_all(launch, "intra_comm");
-}
-
-Status inter_send(State& state, const Launch& launch) {
-  for (std::uint64_t i = 0; i < state.plan.gather().chunks(state.gather.rank()); ++i) {
-    MK_RETURN_IF_ERROR(state.gather.wait_own(launch, i, "inter_send"));
-    MK_RETURN_IF_ERROR(state.gather.send(launch, i, "inter_send"));
+/// A launch ends when at least one chunk of every source was seen. Tiles wait for those with rows.
+Status AgGemmLaunch::wait_empty() const {
+  for (std::int32_t source = 0; source < gather().world; ++source) {
+    if (source == me_ || gather().rows_of(source) > 0) continue;
+    MK_RETURN_IF_ERROR(wait_chunk(source, 0, "intra_comm"));
   }
   return {};
 }
 
-}  // namespace ag_gemm
+void AgGemmLaunch::push_share(std::int32_t source, std::int32_t chunk, std::int32_t share) const {
+  const std::int32_t part = chunk % gather().row.parts;
+  const std::int64_t part_bytes = gather().row.bytes(part);
+  const auto rows =
+      static_cast<std::int32_t>(static_cast<std::int64_t>(gather().chunk_bytes(source, chunk)) / part_bytes);
+  const std::int32_t begin = rows * share / gather().shares, end = rows * (share + 1) / gather().shares;
+  const std::uint64_t at = gather().chunk_offset(source, chunk);
+  // Own rows are whole, those of others lie here in parts.
+  const std::int64_t first = chunk / gather().row.parts * std::int64_t{gather().block_rows};
+  const auto* a = static_cast<const std::byte*>(arguments_.a);
+  const auto row_at = [&](std::int64_t row) {
+    return source == me_ ? a + (first + row) * gather().row.row_bytes + gather().row.begin(part)
+                         : slab(workspace_.mine, source) + at + row * part_bytes;
+  };
+  const std::uint32_t ranks = topology_.ranks_per_node();
+  const std::uint32_t local = topology_.local_of(static_cast<std::uint32_t>(me_));
+  for (std::uint32_t turn = 1; turn <= ranks;
+       ++turn) {  // everybody begins with the next: no rank is written by all
+    std::byte* target = workspace_.node[(local + turn) % ranks];
+    const bool here = turn == ranks;
+    if (here && source == me_ && plan_.rails() == 0) break;  // the product reads own rows from a itself
+    for (std::int64_t row = begin; row < end && !(here && source != me_); ++row)
+      std::memcpy(slab(target, source) + at + row * part_bytes, row_at(row),
+                  static_cast<std::size_t>(part_bytes));
+    signal_add(ready(target, source, chunk), 1);
+  }
+}
 
-namespace {
+Status AgGemmLaunch::push(std::int32_t share) {
+  const std::int32_t rails = plan_.rails();
+  const bool alone = plan_.stores() == 0;
+  const StreamTurns order{alone ? 0 : gather().chunks(me_), rails, gather().max_chunks()};
+  for (std::int32_t i = 0; i < order.turns(); ++i) {
+    const auto [stream, chunk] = order.turn(i);
+    // The node before this one begins with it.
+    const std::int32_t source = stream == 0 ? me_ : rail_peer(static_cast<std::uint32_t>(rails - stream + 1));
+    const std::int32_t chunks = gather().chunks(source);
+    if (chunk >= chunks) continue;
+    if (stream > 0) {
+      const std::uint64_t before = launch_.epoch * static_cast<std::uint64_t>(chunks);
+      MK_RETURN_IF_ERROR(endpoint_.wait_arrival(static_cast<std::uint32_t>(source), 0,
+                                                before + static_cast<std::uint64_t>(chunk) + 1, "inter_recv",
+                                                launch_.scope));
+    }
+    push_share(source, chunk, share);
+  }
+  if (share == 0) MK_RETURN_IF_ERROR(wait_empty());
+  const std::int32_t cluster = plan_.tile.cluster;
+  if (plan_.deal.late == 0 || share < cluster || share % cluster != 0) return {};
+  return late_tiles((share - plan_.comm_ctas) / cluster);
+}
 
-class AgGemm final : public CpuGemmOperation {
+Status AgGemmLaunch::send() {
+  const std::int32_t chunks = gather().chunks(me_);
+  for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
+    MK_RETURN_IF_ERROR(wait_chunk(me_, chunk, "inter_send"));
+    const Place place{workspace_.region,
+                      gather().slab_offset(launch_.epoch, me_) + gather().chunk_offset(me_, chunk)};
+    for (std::int32_t i = 1; i <= plan_.rails(); ++i) {
+      MK_RETURN_IF_ERROR(endpoint_.put(static_cast<std::uint32_t>(rail_peer(static_cast<std::uint32_t>(i))),
+                                       0, place, place, gather().chunk_bytes(me_, chunk), "inter_send",
+                                       launch_.scope));
+    }
+  }
+  const std::uint64_t puts = (launch_.epoch + 1) * static_cast<std::uint64_t>(chunks);
+  for (std::int32_t i = 1; i <= plan_.rails(); ++i) {
+    MK_RETURN_IF_ERROR(
+        endpoint_.wait_completed(static_cast<std::uint32_t>(rail_peer(static_cast<std::uint32_t>(i))), 0,
+                                 puts, "inter_send", launch_.scope));
+  }
+  return {};
+}
+
+/// rows: room for a block of rows in fp32; product: for a tile.
+Status AgGemmLaunch::tile(std::int32_t block, std::int64_t column, std::int64_t width, float* rows,
+                          float* product) const {
+  const ArrivalSteps::Place step = plan_.steps.place(block);
+  const RowParts& row = gather().row;
+  const std::int64_t first = step.block * std::int64_t{gather().block_rows};
+  const std::int64_t count =
+      std::min<std::int64_t>(gather().block_rows, gather().rows_of(step.source) - first);
+  const Range columns{column, std::min(shape_.n, column + width)};
+  if (count <= 0 || columns.size() <= 0) return {};
+  if (step.source == me_) {
+    widen(shape_.dtype, static_cast<const std::uint16_t*>(arguments_.a) + first * shape_.k, rows,
+          static_cast<std::size_t>(count * shape_.k));
+  }
+  for (std::int32_t part = 0; step.source != me_ && part < row.parts; ++part) {
+    const std::int32_t chunk = step.block * row.parts + part;
+    MK_RETURN_IF_ERROR(wait_chunk(step.source, chunk, "compute"));
+    const std::byte* from = slab(workspace_.mine, step.source) + gather().chunk_offset(step.source, chunk);
+    for (std::int64_t r = 0; r < count; ++r, from += row.bytes(part)) {
+      widen(shape_.dtype, from, rows + r * shape_.k + row.begin(part) / 2,
+            static_cast<std::size_t>(row.bytes(part) / 2));
+    }
+  }
+  gemm_.product(rows, count, columns, product, columns.size());
+  auto* c = static_cast<std::uint16_t*>(arguments_.c) + (gather().first_row(step.source) + first) * shape_.n;
+  for (std::int64_t r = 0; r < count; ++r) {
+    narrow(shape_.dtype, product + r * columns.size(), c + r * shape_.n + columns.begin,
+           static_cast<std::size_t>(columns.size()));
+  }
+  return {};
+}
+
+/// Room for one thread's tiles: a block of rows of a, and a tile of c.
+struct Room {
+  Room(const AgGemmPlan& plan, const GemmShape& shape)
+      : rows(std::make_unique_for_overwrite<float[]>(
+            static_cast<std::size_t>(plan.tile.block_rows() * shape.k))),
+        product(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(plan.tile.block_rows()) *
+                                                        plan.tile.columns)) {}
+  std::unique_ptr<float[]> rows, product;
+};
+
+Status AgGemmLaunch::compute(int thread) {
+  MK_RETURN_IF_ERROR(b_.widen_part(launch_, thread));
+  const Room room(plan_, shape_);
+  // All threads together are the deal's one cluster: each takes the next tile when it has time.
+  for (std::int32_t i = whole_.next(); i < whole_.all(); i = whole_.next()) {
+    const RasterPlace at = plan_.deal.place(i, 0, 1).tile;
+    MK_RETURN_IF_ERROR(tile(at.row, std::int64_t{at.column} * plan_.tile.columns, plan_.tile.columns,
+                            room.rows.get(), room.product.get()));
+  }
+  const std::int32_t parts = tail_parts(plan_.tile);
+  for (std::int32_t i = narrow_.next(); i < narrow_.all(); i = narrow_.next()) {
+    const auto [at, part] = plan_.deal.tail_place(i, 0, 1, parts);
+    const std::int64_t column = std::int64_t{at.column} * plan_.tile.columns + part * kSm90TailColumns;
+    MK_RETURN_IF_ERROR(tile(at.row, column, kSm90TailColumns, room.rows.get(), room.product.get()));
+  }
+  return {};
+}
+
+Status AgGemmLaunch::late_tiles(std::int32_t cluster) {
+  MK_RETURN_IF_ERROR(b_.wait(launch_));
+  const Room room(plan_, shape_);
+  for (std::int32_t i = 0; i < plan_.deal.tiles(cluster, 1); ++i) {
+    const RasterPlace at = plan_.deal.place(i, cluster, 1).tile;
+    MK_RETURN_IF_ERROR(tile(at.row, std::int64_t{at.column} * plan_.tile.columns, plan_.tile.columns,
+                            room.rows.get(), room.product.get()));
+  }
+  return {};
+}
+
+class CpuAgGemm final : public CpuGemmOperation {
  public:
-  AgGemm(AgGemmPlan plan, const GemmShape& shape, Topology topology)
-      : CpuGemmOperation(OpKind::kAgGemm, shape, std::move(topology)), plan_(std::move(plan)) {}
+  CpuAgGemm(const AgGemmPlan& plan, const GemmShape& shape, Topology topology)
+      : CpuGemmOperation(OpKind::kAgGemm, shape, std::move(topology)), plan_(plan) {}
 
-  Requirements requirements() const override { return {plan_.workspace_bytes(), AgGemmPlan::kLanes}; }
+  Requirements requirements() const override { return {plan_.gather.workspace_bytes(), plan_.lanes()}; }
 
  private:
-  void attach() override {
-    gather_ = std::make_unique<Gather>(plan_.gather(), topology(), group(), workspace(), endpoint(), 0, 0);
-  }
+  void attach() override {}
 
   void launch(const GemmArguments& arguments, Launch& launch) override {
-    OperandB b(gemm(), arguments.b);
-    ArrivalOrder order(
-        *gather_, topology(), [this](std::uint32_t source) { return plan_.grid(source).tiles(); },
-        [this](std::uint32_t source, std::int64_t tile) { return plan_.chunks_needed(source, tile); });
-    ag_gemm::State state{plan_, shape(), arguments, gemm(), *gather_, b, order};
-    launch.roles.start("intra_comm", [&] { return ag_gemm::intra_comm(state, launch); });
-    if (topology().nodes() > 1) {
-      launch.roles.start("inter_send", [&] { return ag_gemm::inter_send(state, launch); });
-      launch.roles.start("inter_recv", [&] { return gather_->relay(launch); });
-    }
-    for (int thread = 0; thread < launch.compute_threads; ++thread) {
-      launch.roles.start("compute", [&, thread] { return ag_gemm::compute(state, launch, thread); });
-    }
+    AgGemmLaunch roles(plan_, shape(), topology(), workspace(), endpoint(), gemm(), arguments, launch);
+    for (std::int32_t share = 0; share < plan_.comm_ctas; ++share)
+      launch.roles.start("intra_comm", [&roles, share] { return roles.push(share); });
+    if (plan_.rails() > 0) launch.roles.start("inter_send", [&roles] { return roles.send(); });
+    for (int thread = 0; thread < launch.compute_threads; ++thread)
+      launch.roles.start("compute", [&roles, thread] { return roles.compute(thread); });
     (void)launch.roles.join();
   }
 
   const AgGemmPlan plan_;
-  std::unique_ptr<Gather> gather_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<GemmOperation>> make_cpu_ag_gemm(const GemmShape& shape, Topology topology,
-                                                        const AgGemmOptions& options) {
-  auto plan = AgGemmPlan::make(shape, topology, options);
+                                                        std::uint32_t rank, AgGemmOptions options) {
+  if (!options.tile) {
+    options.tile = host_tile(shape, topology);
+    options.late_tiles = options.tail_tiles = 0;
+    options.comm_ctas = 1;
+  }
+  auto plan = AgGemmPlan::make(shape, topology, rank, kHostMachine, options);
   if (!plan.ok()) return plan.status();
-  return std::unique_ptr<GemmOperation>(
-      std::make_unique<AgGemm>(std::move(plan).value(), shape, std::move(topology)));
+  return std::unique_ptr<GemmOperation>(std::make_unique<CpuAgGemm>(*plan, shape, std::move(topology)));
 }
 
 }  // namespace mkernel::kernels

@@ -10,28 +10,23 @@
 #include "kernels/cuda/launch/gemm_operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
-#include "kernels/ops/ag_gemm/cuda_parameters.h"
+#include "kernels/ops/ag_gemm/parameters.h"
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/make.h"
-#include "kernels/plan/tiles.h"
+#include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {
 namespace {
 
 class CudaAgGemm final : public CudaGemmOperation {
  public:
-  CudaAgGemm(const AgGemmCudaPlan& plan, const GemmShape& shape, Topology topology, std::uint32_t rank)
+  CudaAgGemm(const AgGemmPlan& plan, const GemmShape& shape, Topology topology, std::uint32_t rank)
       : CudaGemmOperation(OpKind::kAgGemm, shape, std::move(topology), rank), plan_(plan) {}
 
   Requirements requirements() const override {
-    return {.workspace_bytes = plan_.gather.workspace_bytes(),
-            .lanes = topology().nodes() > 1 ? AgGemmPlan::kLanes : 0,
-            .gpu = true};
+    return {.workspace_bytes = plan_.gather.workspace_bytes(), .lanes = plan_.lanes(), .gpu = true};
   }
-  std::uint64_t wire_bytes() const override {
-    const std::int64_t own = plan_.gather.rows_of(plan_.steps.rank) * plan_.gather.row.row_bytes;
-    return static_cast<std::uint64_t>(own) * (topology().nodes() - 1);
-  }
+  std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
 
  private:
   /// A map has at least one row; the kernel keeps clear of that of a source without rows.
@@ -106,7 +101,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     return queue(&p, ctas, stream);
   }
 
-  const AgGemmCudaPlan plan_;
+  const AgGemmPlan plan_;
   DeviceBuffer slabs_;  ///< TensorMap [epoch parity][source][part]
 };
 
@@ -114,10 +109,10 @@ class CudaAgGemm final : public CudaGemmOperation {
 
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
-                                                             const AgGemmCudaOptions& options) {
+                                                             const AgGemmOptions& options) {
   auto machine = hopper_machine("ag_gemm", options.machine, options.sms);
   if (!machine.ok()) return machine.status();
-  auto plan = AgGemmCudaPlan::make(shape, topology, rank, *machine, options);
+  auto plan = AgGemmPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
   CooperativeKernel kernel;
   MK_RETURN_IF_ERROR(with_tile(plan->tile, "ag_gemm", [&]<Sm90Tile kTile>() -> Status {

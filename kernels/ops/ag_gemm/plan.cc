@@ -1,43 +1,177 @@
 #include "kernels/ops/ag_gemm/plan.h"
 
 #include <algorithm>
-#include <utility>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <vector>
 
-#include "kernels/cpu/memory/convert.h"
+#include "kernels/ops/ag_gemm/estimate.h"
+#include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
 
 namespace mkernel::kernels {
+namespace {
 
-Result<AgGemmPlan> AgGemmPlan::make(const GemmShape& shape, const Topology& topology,
-                                    const AgGemmOptions& options) {
-  if (Status status = check_shape(OpKind::kAgGemm, shape); !status.ok()) return status;
-  return AgGemmPlan(shape, topology, options);
+/// Nothing to store: one CTA watches the host, and clusters come in pairs.
+constexpr std::int32_t kWatchingCtas = 2;
+
+/// Parts along k of a block of rows: as many as let the product begin early, but no shorter share of a CTA
+/// than is worth the fence in front of its count (over several nodes: the put that the chunk becomes), no
+/// part of a row longer than a stage, and none shorter than two lines: the GEMM body begins a tile with two
+/// steps before it writes what the tile before left in registers.
+std::int32_t choose_parts(const RowParts& row, std::int64_t block_rows, std::int32_t comm_ctas,
+                          std::uint32_t nodes) {
+  constexpr std::int64_t kMostParts = 4, kMostPartBytes = 16384;
+  const std::int64_t fewest_share_bytes = nodes > 1 ? 96 << 10 : 48 << 10;
+  const std::int64_t fewest = ceil_div(row.row_bytes, kMostPartBytes - RowParts::kLineBytes);
+  const std::int64_t useful = block_rows * row.row_bytes / (comm_ctas * fewest_share_bytes);
+  const std::int64_t most = std::max(fewest, std::int64_t{row.lines() / 2});
+  return static_cast<std::int32_t>(std::clamp(std::min(useful, kMostParts), fewest, most));
 }
 
-AgGemmPlan::AgGemmPlan(const GemmShape& shape, const Topology& topology, const AgGemmOptions& options)
-    : shape_(shape) {
-  const auto row_bytes = shape.k * static_cast<std::int64_t>(element_bytes(shape.dtype));
-  rows_per_chunk_ = std::max<std::int64_t>(1, options.chunk_bytes / row_bytes);
-  std::vector<std::vector<std::uint64_t>> bounds(topology.world());
-  for (std::uint32_t source = 0; source < topology.world(); ++source) {
-    const std::int64_t rows = block_range(shape.m, topology.world(), source).size();
-    const ChunkSplit chunks{rows, rows_per_chunk_};
-    for (std::int64_t i = 0; i < chunks.chunks(); ++i) {
-      bounds[source].push_back(static_cast<std::uint64_t>(chunks.chunk(i).begin * row_bytes));
-    }
-    bounds[source].push_back(static_cast<std::uint64_t>(rows * row_bytes));
-    grids_.push_back({rows, shape.n, options.tile_rows, options.tile_columns});
+/// What is tried and compared; the rest of a plan follows.
+struct Choice {
+  TileSize tile;
+  std::int32_t comm_ctas;
+  std::int32_t band;
+  std::int32_t tail_tiles;  ///< beyond what there is counts as what there is
+  std::int32_t late_tiles;  ///< likewise, after the tail
+};
+
+/// Pushing clusters that compute too when they are through: all but the one that watches the host. Over
+/// several nodes they have the wire to wait for.
+std::int32_t late_clusters(const Topology& topology, const TileSize& tile, std::int32_t comm_ctas) {
+  return topology.nodes() > 1 ? 0 : comm_ctas / tile.cluster - 1;
+}
+
+AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                   const Machine& machine, const Choice& choice) {
+  AgGemmPlan plan{.tile = choice.tile, .comm_ctas = choice.comm_ctas, .machine = machine};
+  const auto world = static_cast<std::int32_t>(topology.world());
+  const std::int32_t cluster = choice.tile.cluster, block_rows = choice.tile.block_rows();
+  plan.gather = {
+      .rows = shape.m, .row = {.row_bytes = shape.k * 2}, .world = world, .block_rows = block_rows};
+  plan.gather.row.parts = choose_parts(plan.gather.row, block_rows, choice.comm_ctas, topology.nodes());
+  plan.gather.shares = choice.comm_ctas;
+  std::vector<std::int32_t> blocks_of;
+  for (std::int32_t source = 0; source < world; ++source)
+    blocks_of.push_back(static_cast<std::int32_t>(ceil_div(plan.gather.rows_of(source), block_rows)));
+  plan.steps = ArrivalSteps::of(topology, rank, blocks_of);
+  const auto columns = static_cast<std::int32_t>(ceil_div(shape.n, choice.tile.columns));
+  plan.deal.raster = Raster(plan.steps.steps(), columns, choice.band);
+  const std::int32_t tiles = plan.deal.raster.tiles();
+  const std::int32_t tail = std::min(tiles, choice.tail_tiles);
+  plan.deal.late_clusters = late_clusters(topology, choice.tile, choice.comm_ctas);
+  plan.deal.late = plan.deal.late_clusters == 0 ? 0 : std::min(tiles - tail, choice.late_tiles);
+  plan.deal.whole = tiles - tail - plan.deal.late;
+  const std::int32_t pieces = plan.deal.whole + tail * tail_parts(choice.tile);
+  plan.compute_ctas = std::min(std::max(1, pieces), (machine.sms - choice.comm_ctas) / cluster) * cluster;
+  return plan;
+}
+
+/// Of `tiles` what is left over after whole turns of all clusters; the same and a turn of narrow tiles; only
+/// that turn; those of the last two blocks of every neighbour, which is what counts where rows come more
+/// slowly than they are multiplied.
+std::vector<std::int32_t> tails(const AgGemmPlan& plan, std::int32_t tiles, std::int32_t clusters) {
+  if (!has_tail(plan.tile) || tiles <= 0) return {0};
+  const std::int32_t left = tiles % clusters, turn = clusters / tail_parts(plan.tile);
+  return {0, left, left + turn, turn, 2 * plan.steps.near * plan.deal.raster.columns()};
+}
+
+/// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs. Few
+/// are enough where the product is long and rows go to one neighbour.
+std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sms) {
+  const bool one_neighbour = topology.nodes() == 1 && topology.world() == 2;
+  std::vector<std::int32_t> counts;
+  for (const std::int32_t count : {4, 8, 6, 10, 12, 16}) {
+    if (count == 4 && !one_neighbour) continue;
+    if (topology.world() > 1 && count <= sms / 2) counts.push_back(count);
   }
-  gather_ = GatherPlan(std::move(bounds), 0);
+  return counts.empty() ? std::vector{kWatchingCtas} : counts;
 }
 
-Range AgGemmPlan::chunk_rows(std::uint32_t source, std::uint64_t index) const {
-  return split(source).chunk(static_cast<std::int64_t>(index));
+/// None, and as many as every late cluster has time for while the others compute, or one less each.
+std::vector<std::int32_t> late_tiles(const GemmShape& shape, const AgGemmPlan& without) {
+  std::vector<std::int32_t> counts{0};
+  const std::int32_t each = without.deal.late_clusters > 0 ? tiles_after_pushing(shape, without) : 0;
+  for (std::int32_t turns = each; turns > std::max(0, each - 2); --turns)
+    counts.push_back(turns * without.deal.late_clusters);
+  return counts;
 }
 
-std::uint64_t AgGemmPlan::chunks_needed(std::uint32_t source, std::int64_t tile) const {
-  const std::int64_t last_row = grids_[source].tile(tile).rows.end - 1;
-  return static_cast<std::uint64_t>(split(source).chunk_of(last_row)) + 1;
+/// The plan that is estimated to end first; of two that are nearly as fast the one tried before, so first
+/// come those that are best for L2 and leave most SMs to the product.
+AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                  const Machine& machine, const AgGemmOptions& options) {
+  const std::int32_t sms = machine.sms;
+  std::optional<AgGemmPlan> best;
+  double best_seconds = 0;
+  const auto consider = [&](const Choice& choice) {
+    // A rank's own number must not decide: all ranks need the same chunks.
+    const double seconds = estimated_seconds(shape, plan_of(shape, topology, 0, machine, choice));
+    constexpr double kClearly = 0.99;
+    if (best && seconds > kClearly * best_seconds) return;
+    best = plan_of(shape, topology, rank, machine, choice);
+    best_seconds = seconds;
+  };
+  const std::vector<std::int32_t> comm_ctas =
+      options.comm_ctas > 0 ? std::vector{options.comm_ctas} : pushing_ctas(topology, sms);
+  const std::vector<TileSize> tiles =
+      options.tile ? std::vector{*options.tile}
+                   : std::vector<TileSize>(std::begin(kSm90Tiles), std::end(kSm90Tiles));
+  for (const std::int32_t comm : comm_ctas) {
+    for (const TileSize& tile : tiles) {
+      // A wire makes slow tiles look as good as fast ones, which leave more power and memory to others.
+      if (!options.tile && topology.nodes() > 1 &&
+          tile != plan_sm90(shape, machine.with_sms(sms - comm)).tile)
+        continue;
+      const Sm90Plan product = plan_sm90(shape, machine.with_sms(sms - comm), tile);
+      const std::int32_t clusters = (sms - comm) / tile.cluster;
+      const std::int32_t tallest = product.raster.band();
+      const AgGemmPlan without_late =
+          plan_of(shape, topology, 0, machine, {tile, comm, tallest, options.tail_tiles.value_or(0), 0});
+      const std::vector<std::int32_t> late_counts =
+          options.late_tiles ? std::vector{*options.late_tiles} : late_tiles(shape, without_late);
+      for (const std::int32_t late : late_counts) {
+        const std::vector<std::int32_t> tail_tiles =
+            options.tail_tiles ? std::vector{*options.tail_tiles}
+                               : tails(without_late, without_late.deal.raster.tiles() - late, clusters);
+        for (std::int32_t band = tallest; band >= 1; band /= 2) {
+          for (const std::int32_t tail : tail_tiles) consider({tile, comm, band, tail, late});
+        }
+      }
+    }
+  }
+  return *best;
+}
+
+Status check_deal(const AgGemmOptions& options) {
+  if (options.late_tiles && (*options.late_tiles < 0 || !options.tile)) {
+    return {StatusCode::kInvalidArgument, "ag_gemm: late_tiles = " + std::to_string(*options.late_tiles) +
+                                              ", must be at least 0 and come with a tile"};
+  }
+  if (!options.tail_tiles) return {};
+  if (*options.tail_tiles >= 0 && options.tile && (has_tail(*options.tile) || *options.tail_tiles == 0))
+    return {};
+  return {StatusCode::kInvalidArgument,
+          "ag_gemm: tail_tiles = " + std::to_string(*options.tail_tiles) +
+              ", must be at least 0 and come with a tile that can be cut (0 with one that cannot)"};
+}
+
+}  // namespace
+
+Result<AgGemmPlan> AgGemmPlan::make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                                    const Machine& machine, const AgGemmOptions& options) {
+  MK_RETURN_IF_ERROR(check_on_machine(OpKind::kAgGemm, shape, topology, options.comm_ctas, machine));
+  MK_RETURN_IF_ERROR(check_deal(options));
+  if (!(options.nic_gbytes >= 0)) {
+    return Status(StatusCode::kInvalidArgument,
+                  "ag_gemm: nic_gbytes = " + std::to_string(options.nic_gbytes) + ", must be at least 0");
+  }
+  Machine planned = machine;
+  if (options.nic_gbytes > 0) planned.nic = options.nic_gbytes * 1e9;
+  return choose(shape, topology, rank, planned, options);
 }
 
 }  // namespace mkernel::kernels

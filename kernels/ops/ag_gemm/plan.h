@@ -1,52 +1,61 @@
-// Plan of AG+GEMM: c[m, n] = allgather(a[m_rank, k]) x b[k, n].
+// Plan of AG+GEMM: who pushes, who computes, in which order.
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <optional>
+#include <string>
 
-#include "kernels/plan/gather_plan.h"
-#include "kernels/plan/tiles.h"
+#include "kernels/plan/arrival_steps.h"
+#include "kernels/plan/deal.h"
+#include "kernels/plan/machine.h"
+#include "kernels/plan/push_gather_plan.h"
+#include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
 
+/// Overrides; the same on every rank.
 struct AgGemmOptions {
-  std::int64_t tile_rows = kTileRows;
-  std::int64_t tile_columns = kTileColumns;
-  std::int64_t chunk_bytes = kChunkBytes;
+  std::optional<TileSize> tile;
+  std::int32_t comm_ctas = 0;              ///< that push own rows; 0 = by shape
+  std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
+  std::optional<std::int32_t> late_tiles;  ///< with `tile`, one node: how many are left to pushing CTAs
+  std::int32_t sms = 0;                    ///< no more of the device's, so that ranks can share it; 0 = all
+  /// 10^9 bytes a second that a rank sends to other nodes; 0 = the machine's. Daemons do not say yet what
+  /// their rails can carry.
+  double nic_gbytes = 0;
+  std::string machine;  ///< as GemmPlanOptions' of this name
 };
 
-/// Pure; the same on every rank. A stream is a rank's rows of a; a chunk is whole rows; a tile of c needs
-/// the rows of one source. Lane 0: rows to the rail peers.
-class AgGemmPlan {
- public:
-  static constexpr std::uint32_t kLanes = 1;
+/// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:
+/// a row block is the rows of one cluster (tile_rows x tile_cluster) of one source, and the raster runs over
+/// the row blocks in the order in which they arrive. On one node pushing CTAs are through long before a large
+/// product is; all but CTA 0 and its cluster then compute what the deal leaves to late clusters.
+struct AgGemmPlan {
+  TileSize tile = Sm90Tile::k128x256;
+  std::int32_t comm_ctas = 0;     ///< the first of the grid; a multiple of the cluster
+  std::int32_t compute_ctas = 0;  ///< a multiple of the cluster
+  ArrivalSteps steps;
+  Deal deal;  ///< of the raster whose rows are the steps
+  PushGatherPlan gather;
+  Machine machine;  ///< that it was planned for, with the NIC of the options
 
-  /// Errors: check_shape().
-  static Result<AgGemmPlan> make(const GemmShape& shape, const Topology& topology,
-                                 const AgGemmOptions& options = {});
+  /// Lanes of the group's channels, between rail peers only.
+  std::uint32_t lanes() const { return rails() > 0 ? 1 : 0; }
+  /// Bytes that this rank puts in every launch.
+  std::uint64_t wire_bytes() const {
+    return static_cast<std::uint64_t>(gather.rows_of(steps.rank) * gather.row.row_bytes) * rails();
+  }
+  /// Other nodes: as many rail peers has every rank.
+  std::int32_t rails() const { return steps.far / (steps.near + 1); }
+  /// Where own rows are stored: at the other ranks of the node, and where they are put from.
+  std::int32_t stores() const { return steps.near + (rails() > 0 ? 1 : 0); }
 
-  const GatherPlan& gather() const { return gather_; }
-  std::uint64_t workspace_bytes() const { return gather_.end(); }
-
-  /// Rows of a, and of c, that `source` contributes.
-  Range rows(std::uint32_t source) const { return block_range(shape_.m, gather_.sources(), source); }
-  /// Rows of chunk `index` of `source`, counted from its first row.
-  Range chunk_rows(std::uint32_t source, std::uint64_t index) const;
-  /// Tiles of c that need rows of `source`; rows counted from its first row.
-  const TileGrid& grid(std::uint32_t source) const { return grids_[source]; }
-  /// How many chunks of `source` tile `tile` needs; never fewer than the tile before it.
-  std::uint64_t chunks_needed(std::uint32_t source, std::int64_t tile) const;
-
- private:
-  AgGemmPlan(const GemmShape& shape, const Topology& topology, const AgGemmOptions& options);
-  ChunkSplit split(std::uint32_t source) const { return {rows(source).size(), rows_per_chunk_}; }
-
-  GemmShape shape_;
-  std::int64_t rows_per_chunk_ = 1;
-  std::vector<TileGrid> grids_;
-  GatherPlan gather_;
+  /// `machine`: what it runs on. Errors: check_on_machine(); kInvalidArgument for options outside what they
+  /// allow.
+  static Result<AgGemmPlan> make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                                 const Machine& machine, const AgGemmOptions& options = {});
 };
 
 }  // namespace mkernel::kernels

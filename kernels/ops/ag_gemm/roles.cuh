@@ -11,7 +11,7 @@
 #include "kernels/cuda/launch/end.cuh"
 #include "kernels/cuda/launch/relay.cuh"
 #include "kernels/cuda/sync/wait.cuh"
-#include "kernels/ops/ag_gemm/cuda_parameters.h"
+#include "kernels/ops/ag_gemm/parameters.h"
 
 namespace mkernel::kernels {
 

@@ -1,114 +1,220 @@
-// GEMM+AR on the cpu executor.
+// GEMM+AR on the cpu executor: threads play the CTAs of roles.cuh, on the same plan. See README.md.
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
-#include "kernels/cpu/memory/convert.h"
-#include "kernels/ops/gemm_ar/roles.h"
+#include "kernels/base/signal.h"
+#include "kernels/cpu/gemm/tile_size.h"
+#include "kernels/cpu/launch/gemm_operation.h"
+#include "kernels/cpu/reduce/tile_reduce.h"
+#include "kernels/ops/gemm_ar/plan.h"
 #include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
-namespace gemm_ar {
 namespace {
 
-/// One finished tile of `owner`, packed in its stream, to its place in c.
-void unpack(const State& state, const Launch& launch, std::uint32_t owner, std::int64_t index) {
-  const TileGrid& grid = state.plan.reduce().grid(owner);
-  const Tile tile = grid.tile(index);
-  const auto* stream = reinterpret_cast<const std::uint16_t*>(state.gather.chunk(launch, owner, 0));
-  const std::uint16_t* from = stream + grid.packed_offset(index);
-  auto* c = static_cast<std::uint16_t*>(state.arguments.c);  // [m, n]
-  for (std::int64_t row = 0; row < tile.rows.size(); ++row) {
-    const std::int64_t c_row = state.plan.rows(owner).begin + tile.rows.begin + row;
-    std::memcpy(c + c_row * state.shape.n + tile.columns.begin, from + row * tile.columns.size(),
-                static_cast<std::size_t>(tile.columns.size()) * sizeof *c);
-  }
-}
+constexpr std::uint64_t kUnitBytes = PushSumsPlan::kUnitBytes;
 
-}  // namespace
-
-Status compute(State& state, const Launch& launch, int thread) {
-  MK_RETURN_IF_ERROR(gemm_rs::compute(state.multiply, launch, thread));
-  while (true) {
-    auto next = state.order.next(launch, "compute");
-    if (!next.ok()) return next.status();
-    if (!next->has_value()) return {};
-    const auto [owner, chunk] = **next;
-    const Range tiles = state.plan.reduce().chunks(owner).chunk(chunk);
-    for (std::int64_t tile = tiles.begin; tile < tiles.end; ++tile) unpack(state, launch, owner, tile);
-  }
-}
-
-Status inter_reduce(State& state, const Launch& launch) {
-  const std::uint32_t rank = state.gather.rank();
-  const TileGrid& grid = state.plan.reduce().grid(rank);
-  auto* stream = reinterpret_cast<std::uint16_t*>(state.gather.chunk(launch, rank, 0));
-  const auto store = [&](std::int64_t tile, const float* sum) {
-    narrow(state.shape.dtype, sum, stream + grid.packed_offset(tile),
-           static_cast<std::size_t>(grid.tile(tile).elements()));
-  };
-  const auto hand_on = [&](std::int64_t chunk) {
-    state.gather.publish(launch, static_cast<std::uint64_t>(chunk));
-    return state.gather.send(launch, static_cast<std::uint64_t>(chunk), "inter_reduce");
-  };
-  MK_RETURN_IF_ERROR(state.reduce.sum_world(launch, store, hand_on));
-  return state.gather.wait_all(launch, "inter_reduce");
-}
-
-}  // namespace gemm_ar
-
-namespace {
-
-/// The gather's waits come after the three stages of the reduction.
-constexpr int kAfterReduce = 3;
-
-class GemmAr final : public CpuGemmOperation {
+/// The way of finished units to everybody: what GEMM+AR adds to TileReduce. Uses lane 1, between nodes.
+class SumsFanOut {
  public:
-  GemmAr(GemmArPlan plan, const GemmShape& shape, Topology topology)
+  struct Work {
+    explicit Work(const GemmArPlan& plan) : relays(plan.relays()), copies(plan.copies()) {}
+    WorkCounter relays, copies;
+  };
+
+  SumsFanOut(const GemmArPlan& plan, const Topology& topology, const TileReduce& reduce)
+      : plan_(plan),
+        topology_(topology),
+        reduce_(reduce),
+        local_(topology.local_of(static_cast<std::uint32_t>(reduce.rank()))),
+        finished_(static_cast<std::size_t>(plan.product.most_chunks())) {}
+
+  /// A unit of own rows: into c, to the other ranks of the node and, over several nodes, where it is put
+  /// from.
+  void finish(const SumUnit& unit, const std::byte* sums, std::byte* c, const Launch& launch);
+
+  /// inter_send: puts finished chunks of own rows to the rail peers, and waits until their sources may be
+  /// overwritten.
+  Status put_sums(const Launch& launch) const;
+
+  /// inter_recv: units of the rail peers as they arrive, into c and to the other ranks of the node.
+  Status relay_units(std::byte* c, Work& work, const Launch& launch) const;
+
+  /// Units of the other owners but the rail peers, each owner's next one in turn as they come, into c.
+  Status copy_units(std::byte* c, Work& work, const Launch& launch) const;
+
+ private:
+  std::byte* sums_in(std::byte* workspace, const SumUnit& unit, const Launch& launch) const {
+    return workspace + plan_.sums.sums_offset(launch.epoch, unit.owner) +
+           static_cast<std::uint64_t>(unit.packed) * kUnitBytes;
+  }
+  std::uint64_t& summed_in(std::byte* workspace, const SumUnit& unit) const {
+    return reinterpret_cast<std::uint64_t*>(workspace + plan_.sums.summed_offset(unit.owner))[unit.unit];
+  }
+  void to_node(const SumUnit& unit, const std::byte* sums, const Launch& launch) const;
+  /// c: [m, n].
+  void store(const SumUnit& unit, const std::byte* sums, std::byte* c) const {
+    reduce_.store_unit(unit, sums,
+                       c + plan_.product.reduce.first_row(unit.owner) * plan_.product.reduce.columns * 2);
+  }
+
+  const GemmArPlan& plan_;
+  const Topology& topology_;
+  const TileReduce& reduce_;
+  const std::uint32_t local_;
+  std::vector<std::uint64_t> finished_;  ///< [chunk]: units of own rows to be put, over all launches
+};
+
+void SumsFanOut::to_node(const SumUnit& unit, const std::byte* sums, const Launch& launch) const {
+  const std::uint32_t ranks = topology_.ranks_per_node();
+  for (std::uint32_t turn = 1; turn < ranks; ++turn) {
+    std::byte* there = reduce_.workspace_of((local_ + turn) % ranks);
+    std::memcpy(sums_in(there, unit, launch), sums, kUnitBytes);
+    signal_set(summed_in(there, unit), PushSumsPlan::count(launch.epoch));
+  }
+}
+
+void SumsFanOut::finish(const SumUnit& unit, const std::byte* sums, std::byte* c, const Launch& launch) {
+  store(unit, sums, c);
+  to_node(unit, sums, launch);
+  if (plan_.product.units.others == 0) return;
+  std::memcpy(sums_in(reduce_.mine(), unit, launch), sums, kUnitBytes);
+  signal_add(finished_[static_cast<std::size_t>(unit.packed / plan_.product.partials.chunk_units)], 1);
+}
+
+Status SumsFanOut::put_sums(const Launch& launch) const {
+  const PutPartialsPlan& plan = plan_.product.partials;
+  const std::int32_t others = plan_.product.units.others, units = plan_.product.packed_units(reduce_.rank());
+  const std::uint64_t own = plan_.sums.sums_offset(launch.epoch, reduce_.rank());
+  for (std::int32_t chunk = 0; chunk < plan.chunks(units); ++chunk) {
+    const std::int32_t begin = plan.chunk_begin(chunk, units), end = plan.chunk_begin(chunk + 1, units);
+    const std::uint64_t filled = (launch.epoch + 1) * static_cast<std::uint64_t>(end - begin);
+    MK_RETURN_IF_ERROR(
+        reduce_.wait_chunk(finished_[static_cast<std::size_t>(chunk)], filled, kAfterOwner, launch));
+    const Place place{reduce_.region(), own + static_cast<std::uint64_t>(begin) * kUnitBytes};
+    for (std::int32_t turn = 0; turn < others; ++turn) {
+      MK_RETURN_IF_ERROR(reduce_.endpoint().put(static_cast<std::uint32_t>(reduce_.reduced(turn)), 1, place,
+                                                place, static_cast<std::uint64_t>(end - begin) * kUnitBytes,
+                                                "inter_send", launch.scope));
+    }
+  }
+  const std::uint64_t puts = (launch.epoch + 1) * static_cast<std::uint64_t>(plan.chunks(units));
+  for (std::int32_t turn = 0; turn < others; ++turn) {
+    MK_RETURN_IF_ERROR(reduce_.endpoint().wait_completed(static_cast<std::uint32_t>(reduce_.reduced(turn)), 1,
+                                                         puts, "inter_send", launch.scope));
+  }
+  return {};
+}
+
+Status SumsFanOut::relay_units(std::byte* c, Work& work, const Launch& launch) const {
+  const PutPartialsPlan& plan = plan_.product.partials;
+  const std::int32_t others = plan_.product.units.others;
+  for (std::int32_t i = work.relays.next(); i < work.relays.all(); i = work.relays.next()) {
+    const std::int32_t owner = reduce_.reduced(i % others);
+    const SumUnit unit = reduce_.unit_of(owner, i / others);
+    if (unit.rows.size() == 0) continue;
+    const std::uint64_t count =
+        plan.count(launch.epoch, plan_.product.packed_units(owner), unit.packed / plan.chunk_units);
+    MK_RETURN_IF_ERROR(reduce_.endpoint().wait_arrival(static_cast<std::uint32_t>(owner), 1, count,
+                                                       "inter_recv", launch.at_stage(kAfterOwner)));
+    const std::byte* sums = sums_in(reduce_.mine(), unit, launch);
+    store(unit, sums, c);
+    to_node(unit, sums, launch);
+  }
+  return {};
+}
+
+Status SumsFanOut::copy_units(std::byte* c, Work& work, const Launch& launch) const {
+  const std::int32_t of_node = plan_.product.reduce.sources - 1;
+  const std::int32_t owners = of_node * plan_.product.reduce.nodes();
+  const int stage = plan_.product.units.others > 0 ? kAfterRelay : kAfterNode;
+  for (std::int32_t i = work.copies.next(); i < work.copies.all(); i = work.copies.next()) {
+    // Of every node's owners the last turn is the rail peer, or this rank.
+    const std::int32_t turn = i % owners + i % owners / of_node;
+    const SumUnit unit = reduce_.unit_of(plan_.product.owners[static_cast<std::size_t>(turn)], i / owners);
+    if (unit.rows.size() == 0) continue;
+    const WaitSite site{.role = "intra_comm",
+                        .tag = "a chunk",
+                        .peer = unit.owner,
+                        .via = topology_.via(static_cast<std::uint32_t>(unit.owner),
+                                             static_cast<std::uint32_t>(reduce_.rank()))};
+    MK_RETURN_IF_ERROR(wait_at_least(summed_in(reduce_.mine(), unit), PushSumsPlan::count(launch.epoch), site,
+                                     launch.at_stage(stage)));
+    store(unit, sums_in(reduce_.mine(), unit, launch), c);
+  }
+  return {};
+}
+
+class CpuGemmAr final : public CpuGemmOperation {
+ public:
+  CpuGemmAr(GemmArPlan plan, const GemmShape& shape, Topology topology)
       : CpuGemmOperation(OpKind::kGemmAr, shape, std::move(topology)), plan_(std::move(plan)) {}
 
-  Requirements requirements() const override { return {plan_.workspace_bytes(), GemmArPlan::kLanes}; }
+  Requirements requirements() const override { return {plan_.workspace_bytes(), plan_.lanes()}; }
 
  private:
   void attach() override {
-    reduce_ = std::make_unique<Reduce>(plan_.reduce(), topology(), shape().dtype, group(), workspace(),
-                                       endpoint(), GemmArPlan::kReduceLane);
-    gather_ = std::make_unique<Gather>(plan_.gather(), topology(), group(), workspace(), endpoint(),
-                                       GemmArPlan::kGatherLane, kAfterReduce);
+    reduce_.emplace(plan_.product, shape(), topology(), workspace(), endpoint());
+    fan_out_.emplace(plan_, topology(), *reduce_);
   }
 
   void launch(const GemmArguments& arguments, Launch& launch) override {
     OperandB b(gemm(), arguments.b);
-    gemm_rs::ComputeState multiply{shape(), arguments, gemm(), *reduce_, b};
-    ArrivalOrder order(
-        *gather_, topology(), [this](std::uint32_t owner) { return plan_.reduce().chunks(owner).chunks(); },
-        [](std::uint32_t, std::int64_t chunk) { return static_cast<std::uint64_t>(chunk) + 1; });
-    gemm_ar::State state{plan_, shape(), arguments, *reduce_, *gather_, order, multiply};
-    launch.roles.start("intra_comm", [&] { return reduce_->sum_node(launch); });
-    launch.roles.start("inter_reduce", [&] { return gemm_ar::inter_reduce(state, launch); });
-    if (topology().nodes() > 1) {
-      launch.roles.start("inter_send", [&] { return reduce_->send_partials(launch); });
-      launch.roles.start("inter_recv", [&] { return gather_->relay(launch); });
+    TileReduce::Work work(plan_.product);
+    SumsFanOut::Work copies(plan_);
+    auto* c = static_cast<std::byte*>(arguments.c);
+    const auto sum = [&] {
+      return reduce_->sum_units(
+          [&](const SumUnit& unit, const std::byte* sums) { fan_out_->finish(unit, sums, c, launch); }, work,
+          launch);
+    };
+    // Copies wait for sums and forwarded units, those for sums of other nodes: somebody always begins with
+    // sums.
+    const auto spare = [&](bool sums_first) -> Status {
+      if (sums_first) MK_RETURN_IF_ERROR(sum());
+      MK_RETURN_IF_ERROR(fan_out_->relay_units(c, copies, launch));
+      MK_RETURN_IF_ERROR(fan_out_->copy_units(c, copies, launch));
+      return sums_first ? Status() : sum();
+    };
+    launch.roles.start("intra_comm", [&] { return spare(true); });
+    if (plan_.product.some_without_rows())
+      launch.roles.start("intra_comm", [&] { return reduce_->exchange_empty(launch); });
+    if (plan_.product.units.others > 0) {
+      launch.roles.start("inter_send", [&] { return reduce_->put_partials(launch); });
+      launch.roles.start("inter_send", [&] { return fan_out_->put_sums(launch); });
     }
     for (int thread = 0; thread < launch.compute_threads; ++thread) {
-      launch.roles.start("compute", [&, thread] { return gemm_ar::compute(state, launch, thread); });
+      launch.roles.start("compute", [&, thread]() -> Status {
+        MK_RETURN_IF_ERROR(b.widen_part(launch, thread));
+        MK_RETURN_IF_ERROR(reduce_->multiply(gemm(), arguments.a, work, launch));
+        return spare(thread % 3 != 2);
+      });
     }
     (void)launch.roles.join();
   }
 
   const GemmArPlan plan_;
-  std::unique_ptr<Reduce> reduce_;
-  std::unique_ptr<Gather> gather_;
+  std::optional<TileReduce> reduce_;
+  std::optional<SumsFanOut> fan_out_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, Topology topology,
-                                                        const ReduceOptions& options) {
-  auto plan = GemmArPlan::make(shape, topology, options);
+                                                        std::uint32_t rank, TileReduceOptions options) {
+  if (!options.tile) {
+    options.tile = host_tile(shape, topology);
+    options.reduce_ctas = 1;
+  }
+  auto plan = GemmArPlan::make(shape, topology, rank, kHostMachine, options);
   if (!plan.ok()) return plan.status();
   return std::unique_ptr<GemmOperation>(
-      std::make_unique<GemmAr>(std::move(plan).value(), shape, std::move(topology)));
+      std::make_unique<CpuGemmAr>(std::move(plan).value(), shape, std::move(topology)));
 }
 
 }  // namespace mkernel::kernels

@@ -8,8 +8,8 @@
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/cuda/reduce/tile_reduce_operation.h"
-#include "kernels/ops/gemm_ar/cuda_parameters.h"
-#include "kernels/ops/gemm_ar/cuda_plan.h"
+#include "kernels/ops/gemm_ar/parameters.h"
+#include "kernels/ops/gemm_ar/plan.h"
 #include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
@@ -17,12 +17,11 @@ namespace {
 
 class CudaGemmAr final : public TileReduceOperation {
  public:
-  CudaGemmAr(const GemmArCudaPlan& plan, const GemmShape& shape, Topology topology, std::uint32_t rank)
+  CudaGemmAr(const GemmArPlan& plan, const GemmShape& shape, Topology topology, std::uint32_t rank)
       : TileReduceOperation(OpKind::kGemmAr, plan.product, shape, std::move(topology), rank), plan_(plan) {}
 
   Requirements requirements() const override {
-    return {
-        .workspace_bytes = plan_.workspace_bytes(), .lanes = topology().nodes() > 1 ? 2U : 0U, .gpu = true};
+    return {.workspace_bytes = plan_.workspace_bytes(), .lanes = plan_.lanes(), .gpu = true};
   }
   std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
 
@@ -63,7 +62,7 @@ class CudaGemmAr final : public TileReduceOperation {
     p.sums_parity_bytes = sums.sums_offset(1, 0) - sums.sums_offset(0, 0);
   }
 
-  const GemmArCudaPlan plan_;
+  const GemmArPlan plan_;
   DeviceBuffer counts_;  ///< GemmArParameters::copied, relayed, finished
 };
 
@@ -74,7 +73,7 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& sh
                                                              const TileReduceOptions& options) {
   auto machine = hopper_machine("gemm_ar", options.machine, options.sms);
   if (!machine.ok()) return machine.status();
-  auto plan = GemmArCudaPlan::make(shape, topology, rank, *machine, options);
+  auto plan = GemmArPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
   CooperativeKernel kernel;
   MK_RETURN_IF_ERROR(with_tile(plan->product.tile, "gemm_ar", [&]<Sm90Tile kTile>() -> Status {

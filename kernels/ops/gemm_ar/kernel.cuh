@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/launch/cooperative_launch.cuh"
-#include "kernels/ops/gemm_ar/cuda_parameters.h"
+#include "kernels/ops/gemm_ar/parameters.h"
 #include "kernels/ops/gemm_ar/roles.cuh"
 
 namespace mkernel::kernels {

@@ -1,33 +1,16 @@
 #include "kernels/ops/gemm_ar/plan.h"
 
-#include <utility>
-#include <vector>
-
-#include "kernels/cpu/memory/convert.h"
-#include "kernels/plan/gemm_shape.h"
-
 namespace mkernel::kernels {
 
-Result<GemmArPlan> GemmArPlan::make(const GemmShape& shape, const Topology& topology,
-                                    const ReduceOptions& options) {
-  if (Status status = check_shape(OpKind::kGemmAr, shape); !status.ok()) return status;
-  return GemmArPlan(shape, topology, options);
-}
-
-GemmArPlan::GemmArPlan(const GemmShape& shape, const Topology& topology, const ReduceOptions& options)
-    : m_(shape.m), reduce_(topology, shape.m, shape.n, options, 0) {
-  std::vector<std::vector<std::uint64_t>> bounds(topology.world());
-  for (std::uint32_t owner = 0; owner < topology.world(); ++owner) {
-    const ChunkSplit split = reduce_.chunks(owner);
-    const auto bytes_before = [&](std::int64_t tile) {
-      return static_cast<std::uint64_t>(reduce_.grid(owner).packed_offset(tile)) * element_bytes(shape.dtype);
-    };
-    for (std::int64_t chunk = 0; chunk < split.chunks(); ++chunk) {
-      bounds[owner].push_back(bytes_before(split.chunk(chunk).begin));
-    }
-    bounds[owner].push_back(bytes_before(split.items));
-  }
-  gather_ = GatherPlan(std::move(bounds), reduce_.end());
+Result<GemmArPlan> GemmArPlan::make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                                    const Machine& machine, const TileReduceOptions& options) {
+  auto product = TileReducePlan::make(OpKind::kGemmAr, shape, topology, rank, machine, options);
+  if (!product.ok()) return product.status();
+  GemmArPlan plan{.product = *product};
+  plan.sums = {.begin = (plan.product.workspace_bytes() + 127) / 128 * 128,
+               .world = plan.product.reduce.world,
+               .units = plan.product.units.units()};
+  return plan;
 }
 
 }  // namespace mkernel::kernels

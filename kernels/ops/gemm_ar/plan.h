@@ -1,40 +1,36 @@
-// Plan of GEMM+AR: c[m, n] = sum over ranks of a[m, k] x b[k, n], on every rank.
+// Plan of GEMM+AR: GEMM+RS, and where its sums go.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/plan/gather_plan.h"
-#include "kernels/plan/reduce_plan.h"
+#include "kernels/plan/push_sums_plan.h"
+#include "kernels/plan/tile_reduce_plan.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
 
-/// Pure; the same on every rank. A reduce-scatter whose owners' finished tiles are gathered: a stream is an
-/// owner's packed tiles in the operation's type, cut into the same chunks as its partials were. Lane 0: node
-/// partials; lane 1: credits; lane 2: finished tiles.
-class GemmArPlan {
- public:
-  static constexpr std::uint32_t kReduceLane = 0;
-  static constexpr std::uint32_t kGatherLane = 2;
-  static constexpr std::uint32_t kLanes = 3;
+/// Pure; the same on every rank but for `product.owners`.
+struct GemmArPlan {
+  TileReducePlan product;
+  PushSumsPlan sums;
 
-  /// Errors: check_shape().
-  static Result<GemmArPlan> make(const GemmShape& shape, const Topology& topology,
-                                 const ReduceOptions& options = {});
+  std::uint64_t workspace_bytes() const { return sums.end(); }
+  /// Of the group's channels, between rail peers only: partials, finished sums.
+  std::uint32_t lanes() const { return product.units.others > 0 ? 2 : 0; }
+  /// Units of its rail peers that a rank takes from the wire and hands on in its node.
+  std::int32_t relays() const { return product.units.others * sums.units; }
+  /// Units of the other owners that a rank copies into its c, each owner's in the order in which they come.
+  std::int32_t copies() const { return (product.reduce.sources - 1) * product.reduce.nodes() * sums.units; }
+  /// Bytes that this rank puts in every launch.
+  std::uint64_t wire_bytes() const {
+    const auto own = static_cast<std::uint64_t>(product.packed_units(product.rank()));
+    return product.wire_bytes() + product.units.others * own * PushSumsPlan::kUnitBytes;
+  }
 
-  const ReducePlan& reduce() const { return reduce_; }
-  const GatherPlan& gather() const { return gather_; }
-  std::uint64_t workspace_bytes() const { return gather_.end(); }
-  /// Rows of c that `owner` sums.
-  Range rows(std::uint32_t owner) const { return block_range(m_, gather_.sources(), owner); }
-
- private:
-  GemmArPlan(const GemmShape& shape, const Topology& topology, const ReduceOptions& options);
-
-  std::int64_t m_;
-  ReducePlan reduce_;
-  GatherPlan gather_;
+  /// Errors: TileReducePlan::make().
+  static Result<GemmArPlan> make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                                 const Machine& machine, const TileReduceOptions& options = {});
 };
 
 }  // namespace mkernel::kernels

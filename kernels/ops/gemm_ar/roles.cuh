@@ -12,7 +12,7 @@
 #include "kernels/cuda/reduce/tile_reduce.cuh"
 #include "kernels/cuda/sync/trace.cuh"
 #include "kernels/cuda/sync/wait.cuh"
-#include "kernels/ops/gemm_ar/cuda_parameters.h"
+#include "kernels/ops/gemm_ar/parameters.h"
 #include "kernels/plan/push_sums_plan.h"
 
 namespace mkernel::kernels {

@@ -7,7 +7,7 @@
 #include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/cuda/reduce/tile_reduce_operation.h"
-#include "kernels/ops/gemm_rs/cuda_parameters.h"
+#include "kernels/ops/gemm_rs/parameters.h"
 #include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
@@ -19,8 +19,7 @@ class CudaGemmRs final : public TileReduceOperation {
       : TileReduceOperation(OpKind::kGemmRs, plan, shape, std::move(topology), rank) {}
 
   Requirements requirements() const override {
-    return {
-        .workspace_bytes = plan().workspace_bytes(), .lanes = topology().nodes() > 1 ? 1U : 0U, .gpu = true};
+    return {.workspace_bytes = plan().workspace_bytes(), .lanes = plan().lanes(), .gpu = true};
   }
   std::uint64_t wire_bytes() const override { return plan().wire_bytes(); }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/launch/cooperative_launch.cuh"
-#include "kernels/ops/gemm_rs/cuda_parameters.h"
+#include "kernels/ops/gemm_rs/parameters.h"
 #include "kernels/ops/gemm_rs/roles.cuh"
 
 namespace mkernel::kernels {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/base/signal.h"
-#include "kernels/plan/tiles.h"
+#include "kernels/plan/cuts.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 

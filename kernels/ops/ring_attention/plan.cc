@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "kernels/cpu/attention/blockwise.h"
-#include "kernels/plan/tiles.h"
+#include "kernels/plan/cuts.h"
 #include "proto/abi/version.h"
 
 namespace mkernel::kernels {

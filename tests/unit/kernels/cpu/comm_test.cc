@@ -13,7 +13,6 @@
 #include "kernels/cpu/comm/endpoint.h"
 #include "kernels/cpu/comm/ring_producer.h"
 #include "kernels/cuda/endpoint/host_watch.h"
-#include "kernels/plan/tiles.h"
 #include "kernels/plan/topology.h"
 #include "tests/support/fake_fabric.h"
 
@@ -190,22 +189,4 @@ TEST_CASE("topology: ranks may lie on nodes in any order, equally many on each")
       uneven.status().text() ==
       "group: node node-0 holds 1 rank, node node-1 holds 3 ranks; the operations need equally many ranks on "
       "every node");
-}
-
-TEST_CASE("tiles are packed one behind the other, chunks cover their items") {
-  const TileGrid grid{10, 7, 4, 3};
-  CHECK(grid.tiles() == 9);
-  std::int64_t offset = 0;
-  for (std::int64_t i = 0; i < grid.tiles(); ++i) {
-    CHECK(grid.packed_offset(i) == offset);
-    offset += grid.tile(i).elements();
-  }
-  CHECK(grid.packed_offset(grid.tiles()) == 70);
-  CHECK(offset == 70);
-  const ChunkSplit none{0, 4};
-  CHECK(none.chunks() == 1);
-  CHECK(none.chunk(0).size() == 0);
-  const ChunkSplit split{9, 4};
-  CHECK(split.chunks() == 3);
-  CHECK(split.chunk(2).size() == 1);
 }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ag_gemm/cuda_plan.h"
+#include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/plan/topology.h"
 
 namespace mkernel::kernels {
@@ -107,7 +107,7 @@ class World {
 }  // namespace
 
 TEST_CASE("launches behind a failed one: who reports a good result has read its own launch's rows") {
-  const auto plan = AgGemmCudaPlan::make({300, 64, 64}, Topology(1, kWorld), 0, kH200);
+  const auto plan = AgGemmPlan::make({300, 64, 64}, Topology(1, kWorld), 0, kH200);
   REQUIRE(plan.ok());
   constexpr std::uint64_t kSeeds = 4000;
   std::uint64_t lies = 0, lies_when_going_on = 0;

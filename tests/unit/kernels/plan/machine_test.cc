@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include "kernels/ops/ag_gemm/cuda_estimate.h"
+#include "kernels/ops/ag_gemm/estimate.h"
 #include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/topology.h"
 
@@ -30,7 +30,7 @@ TEST_CASE("a machine that there is not is refused by field, value and what there
 TEST_CASE("every rate of a machine decides what is estimated with it") {
   const GemmShape shape{4096, 1024, 4096};
   const auto seconds = [&](const Machine& machine, const Topology& topology) {
-    return estimated_seconds(shape, AgGemmCudaPlan::make(shape, topology, 0, machine).value());
+    return estimated_seconds(shape, AgGemmPlan::make(shape, topology, 0, machine).value());
   };
   const Topology node(1, 4), nodes(2, 2);
   CHECK(seconds(kH20, node) > 2 * seconds(kH200, node));  // a quarter of the tensor cores' rate

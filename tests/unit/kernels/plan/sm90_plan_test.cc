@@ -147,7 +147,7 @@ TEST_CASE("plan: large products get the largest tile, small ones are spread over
     CHECK(plan_sm90({size, size, size / 4}, kH200).tile == Sm90Tile::k128x256);
   }
   CHECK(plan_sm90_any_cluster({2048, 512, 2048}, kH200).ctas >= 100);
-  CHECK(tile_columns(plan_sm90({8192, 128, 8192}, kH200).tile) <= 128);
+  CHECK(plan_sm90({8192, 128, 8192}, kH200).tile.columns <= 128);
 }
 
 TEST_CASE("plan: one row more than one wave of tiles holds does not cost a second wave") {

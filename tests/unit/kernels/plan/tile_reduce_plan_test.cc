@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/plan/tiles.h"
+#include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -45,16 +45,20 @@ bool all_ones(const Counts& times) {
   return std::all_of(times.begin(), times.end(), [](int n) { return n == 1; });
 }
 
+/// Those of the GPU's kernels, and two of the cpu executor's.
+constexpr TileSize kTiles[] = {kSm90Tiles[0], kSm90Tiles[1], kSm90Tiles[2],
+                               kSm90Tiles[3], {32, 64, 1},   {64, 1024, 1}};
+
 TEST_CASE("every element is computed by one tile, and summed in one unit on every node") {
   for (const Topology& topology : kTopologies) {
     for (const GemmShape& shape :
          {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}, GemmShape{2049, 8, 16}}) {
-      for (const Sm90Tile tile : kSm90Tiles) {
+      for (const TileSize& tile : kTiles) {
         std::vector<Counts> summed(topology.nodes(), Counts(static_cast<std::size_t>(shape.m * shape.n)));
         for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
           const TileReducePlan plan = plan_of(shape, topology, rank, {.tile = tile});
           const PushReducePlan& reduce = plan.reduce;
-          const std::int64_t height = tile_rows(tile) * tile_cluster(tile), width = tile_columns(tile);
+          const std::int64_t height = tile.block_rows(), width = tile.columns;
           Counts computed(summed[0].size());
           for (std::int32_t index = 0; index < plan.tiles.tiles(); ++index) {
             const OwnerTiles::Place place = plan.tiles.place(index);
@@ -70,7 +74,7 @@ TEST_CASE("every element is computed by one tile, and summed in one unit on ever
             const std::int32_t owner = plan.owners[(turn.node_turn + 1) * reduce.sources - 1];
             const std::int64_t first = reduce.first_row(owner), rows = reduce.rows_of(owner);
             if (place.row < rows) CHECK(place.row_tile < reduce.row_tiles());
-            CHECK(place.row / tile_rows(tile) == place.row_tile);
+            CHECK(place.row / tile.rows == place.row_tile);
             count(summed[topology.node_of(rank)], shape, first + std::min(rows, place.row),
                   first + std::min(rows, place.row + plan.units.unit_rows), place.column, width);
           }
@@ -105,10 +109,10 @@ TEST_CASE("owners take turns from the next node and the next rank on, this rank 
 
 TEST_CASE("sums follow in the order in which their tiles become complete") {
   for (const Topology& topology : kTopologies) {
-    for (const Sm90Tile tile : kSm90Tiles) {
+    for (const TileSize& tile : kTiles) {
       const TileReducePlan plan = plan_of({9000, 2000, 512}, topology, topology.world() - 1, {.tile = tile});
       const OwnerTiles& tiles = plan.tiles;
-      const std::int32_t cluster_rows = tile_rows(tile) * tile_cluster(tile);
+      const std::int32_t cluster_rows = tile.block_rows();
       // By turn, row block and column: which tile it is that a rank computes.
       std::vector<std::int32_t> number(static_cast<std::size_t>(tiles.tiles()));
       const auto at = [&](std::int32_t turn, std::int64_t block, std::int32_t column) {
@@ -290,8 +294,8 @@ TEST_CASE("the grid fits the device, in whole clusters") {
       const TileReducePlan plan = plan_of({size, size, size / 4 / 8 * 8 + 8}, topology, 0);
       CHECK(plan.reduce_ctas % 2 == 0);
       CHECK(plan.reduce_ctas >= 2);
-      CHECK(plan.compute_ctas >= tile_cluster(plan.tile));
-      CHECK(plan.compute_ctas % tile_cluster(plan.tile) == 0);
+      CHECK(plan.compute_ctas >= plan.tile.cluster);
+      CHECK(plan.compute_ctas % plan.tile.cluster == 0);
       CHECK(plan.reduce_ctas + plan.compute_ctas <= kSms);
     }
   }

@@ -7,31 +7,35 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/gemm_ar/cuda_plan.h"
-#include "kernels/plan/tiles.h"
+#include "kernels/ops/gemm_ar/plan.h"
+#include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {
 namespace {
 
 constexpr std::int32_t kSms = kH200.sms;
 
-GemmArCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                       const TileReduceOptions& options = {}) {
-  auto plan = GemmArCudaPlan::make(shape, topology, rank, kH200, options);
+GemmArPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                   const TileReduceOptions& options = {}) {
+  auto plan = GemmArPlan::make(shape, topology, rank, kH200, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
 }
-GemmArCudaPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
-                       const TileReduceOptions& options = {}) {
+GemmArPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+                   const TileReduceOptions& options = {}) {
   return plan_of(shape, Topology(1, world), rank, options);
 }
+
+/// Those of the GPU's kernels, and two of the cpu executor's.
+constexpr TileSize kTiles[] = {kSm90Tiles[0], kSm90Tiles[1], kSm90Tiles[2],
+                               kSm90Tiles[3], {32, 64, 1},   {64, 1024, 1}};
 
 TEST_CASE("every element of c is summed by its owner, relayed or copied from there, once, on every rank") {
   for (const Topology& topology : {Topology(1, 1), Topology(1, 2), Topology(1, 3), Topology(1, 8),
                                    Topology(2, 1), Topology(2, 2), Topology(3, 2), Topology(2, 4)}) {
     for (const GemmShape& shape : {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}}) {
-      for (const Sm90Tile tile : kSm90Tiles) {
-        const GemmArCudaPlan plan = plan_of(shape, topology, topology.world() - 1, {.tile = tile});
+      for (const TileSize& tile : kTiles) {
+        const GemmArPlan plan = plan_of(shape, topology, topology.world() - 1, {.tile = tile});
         std::vector<int> written(static_cast<std::size_t>(shape.m * shape.n));
         const std::int32_t sources = plan.product.reduce.sources, others = plan.product.units.others;
         const auto write = [&](std::int32_t turn, std::int32_t unit) {
@@ -39,7 +43,7 @@ TEST_CASE("every element of c is summed by its owner, relayed or copied from the
           const ReduceUnits::Place place = plan.product.units.place(unit);
           const std::int64_t rows = plan.product.reduce.rows_of(owner);
           const std::int64_t end = std::min(rows, place.row + plan.product.units.unit_rows);
-          const std::int64_t width = tile_columns(tile);
+          const std::int64_t width = tile.columns;
           for (std::int64_t row = place.row; row < end; ++row) {
             for (std::int64_t c = place.column * width; c < std::min(shape.n, (place.column + 1) * width);
                  ++c)
@@ -59,16 +63,16 @@ TEST_CASE("every element of c is summed by its owner, relayed or copied from the
 }
 
 TEST_CASE("partials and finished sums of a rank cross to every other node once") {
-  const GemmArCudaPlan plan = plan_of({6144, 8192, 2048}, Topology(3, 2), 2);
+  const GemmArPlan plan = plan_of({6144, 8192, 2048}, Topology(3, 2), 2);
   CHECK(plan.wire_bytes() == 2 * (2 * 1024 * 8192 * 2));
   CHECK(plan_of({6144, 8192, 2048}, 6, 2).wire_bytes() == 0);
 }
 
 TEST_CASE("a unit means the same rows on every rank, also where owners have unequal numbers of them") {
   const GemmShape shape{1025, 392, 64};  // 257 rows for the last owner: a block more
-  const GemmArCudaPlan first = plan_of(shape, 4, 0, {.tile = Sm90Tile::k128x64});
+  const GemmArPlan first = plan_of(shape, 4, 0, {.tile = Sm90Tile::k128x64});
   for (const std::uint32_t rank : {1U, 2U, 3U}) {
-    const GemmArCudaPlan other = plan_of(shape, 4, rank, {.tile = Sm90Tile::k128x64});
+    const GemmArPlan other = plan_of(shape, 4, rank, {.tile = Sm90Tile::k128x64});
     REQUIRE(other.sums.units == first.sums.units);
     CHECK(other.workspace_bytes() == first.workspace_bytes());
     for (std::int32_t unit = 0; unit < first.sums.units; ++unit) {
@@ -80,7 +84,7 @@ TEST_CASE("a unit means the same rows on every rank, also where owners have uneq
 
 TEST_CASE("sums of two parities lie behind the reduction's part and do not overlap; counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
-    const GemmArCudaPlan plan = plan_of({1003, 72, 64}, world, 0);
+    const GemmArPlan plan = plan_of({1003, 72, 64}, world, 0);
     const PushSumsPlan& sums = plan.sums;
     const auto owners = static_cast<std::int32_t>(world);
     CHECK(sums.begin % 128 == 0);
@@ -129,15 +133,15 @@ TEST_CASE("the grid fits the device, in whole clusters") {
       const TileReducePlan plan = plan_of({size, size, size / 4 / 8 * 8 + 8}, world, 0).product;
       CHECK(plan.reduce_ctas % 2 == 0);
       CHECK(plan.reduce_ctas >= 2);
-      CHECK(plan.compute_ctas >= tile_cluster(plan.tile));
-      CHECK(plan.compute_ctas % tile_cluster(plan.tile) == 0);
+      CHECK(plan.compute_ctas >= plan.tile.cluster);
+      CHECK(plan.compute_ctas % plan.tile.cluster == 0);
       CHECK(plan.reduce_ctas + plan.compute_ctas <= kSms);
     }
   }
 }
 
 TEST_CASE("what cannot run is refused in the operation's name") {
-  const auto refused = GemmArCudaPlan::make({64, 12, 64}, Topology(1, 4), 0, kH200).status();
+  const auto refused = GemmArPlan::make({64, 12, 64}, Topology(1, 4), 0, kH200).status();
   CHECK(refused.code() == StatusCode::kInvalidArgument);
   CHECK_MESSAGE(refused.text().find("gemm_ar: n = 12, must be a multiple of 8") != std::string::npos,
                 refused.text());

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ag_gemm/cuda_estimate.h"
-#include "kernels/ops/ag_gemm/cuda_plan.h"
-#include "kernels/plan/tiles.h"
+#include "kernels/ops/ag_gemm/estimate.h"
+#include "kernels/ops/ag_gemm/plan.h"
+#include "kernels/plan/cuts.h"
 #include "proto/abi/version.h"
 
 namespace mkernel::kernels {
@@ -17,14 +17,14 @@ namespace {
 
 constexpr std::int32_t kSms = kH200.sms;
 
-AgGemmCudaPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                       const AgGemmCudaOptions& options = {}) {
-  auto plan = AgGemmCudaPlan::make(shape, topology, rank, kH200, options);
+AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                   const AgGemmOptions& options = {}) {
+  auto plan = AgGemmPlan::make(shape, topology, rank, kH200, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
 }
-AgGemmCudaPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
-                       const AgGemmCudaOptions& options = {}) {
+AgGemmPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+                   const AgGemmOptions& options = {}) {
   return plan_of(shape, Topology(1, world), rank, options);
 }
 
@@ -33,9 +33,9 @@ struct Computed {
   RasterPlace tile;
   std::int64_t column, columns;
 };
-std::vector<Computed> computed(const AgGemmCudaPlan& plan) {
-  const std::int32_t clusters = plan.compute_ctas / tile_cluster(plan.tile), parts = tail_parts(plan.tile);
-  const std::int64_t width = tile_columns(plan.tile);
+std::vector<Computed> computed(const AgGemmPlan& plan) {
+  const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster, parts = tail_parts(plan.tile);
+  const std::int64_t width = plan.tile.columns;
   std::vector<Computed> all;
   const std::int32_t late_clusters = plan.deal.late > 0 ? plan.deal.late_clusters : 0;
   for (std::int32_t cluster = -late_clusters; cluster < clusters; ++cluster) {
@@ -53,9 +53,9 @@ std::vector<Computed> computed(const AgGemmCudaPlan& plan) {
 }
 
 /// How often each element of c is computed, by the tiles as the kernel's schedule cuts them.
-std::vector<int> coverage(const GemmShape& shape, const AgGemmCudaPlan& plan) {
+std::vector<int> coverage(const GemmShape& shape, const AgGemmPlan& plan) {
   std::vector<int> times(static_cast<std::size_t>(shape.m * shape.n));
-  const std::int64_t height = tile_rows(plan.tile) * tile_cluster(plan.tile);
+  const std::int64_t height = plan.tile.rows * plan.tile.cluster;
   for (const Computed& tile : computed(plan)) {
     const ArrivalSteps::Place step = plan.steps.place(tile.tile.row);
     const std::int64_t rows = plan.gather.rows_of(step.source);
@@ -68,14 +68,18 @@ std::vector<int> coverage(const GemmShape& shape, const AgGemmCudaPlan& plan) {
   return times;
 }
 
+/// Those of the GPU's kernels, and two of the cpu executor's.
+constexpr TileSize kTiles[] = {kSm90Tiles[0], kSm90Tiles[1], kSm90Tiles[2],
+                               kSm90Tiles[3], {32, 64, 1},   {64, 1024, 1}};
+
 TEST_CASE("every element of c belongs to one tile, on every rank of any world") {
   for (const Topology& topology : {Topology(1, 1), Topology(1, 2), Topology(1, 3), Topology(1, 8),
                                    Topology(2, 1), Topology(2, 2), Topology(3, 1), Topology(4, 4)}) {
     for (const GemmShape& shape :
          {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}, GemmShape{2049, 8, 16}}) {
-      for (const Sm90Tile tile : kSm90Tiles) {
+      for (const TileSize& tile : kTiles) {
         for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
-          const AgGemmCudaPlan plan = plan_of(shape, topology, rank, {.tile = tile});
+          const AgGemmPlan plan = plan_of(shape, topology, rank, {.tile = tile});
           std::vector<std::int32_t> tails{plan.deal.raster.tiles() - plan.deal.whole, 0};
           if (has_tail(tile)) tails.insert(tails.end(), {1, plan.deal.raster.tiles()});
           for (const std::int32_t tail : tails) {
@@ -95,7 +99,7 @@ TEST_CASE("every element of c belongs to one tile, on every rank of any world") 
 }
 
 TEST_CASE("own rows come first, then the blocks of the others in turn, from the next rank on") {
-  const AgGemmCudaPlan plan = plan_of({4096, 1024, 4096}, 4, 2, {.tile = Sm90Tile::k128x256});
+  const AgGemmPlan plan = plan_of({4096, 1024, 4096}, 4, 2, {.tile = Sm90Tile::k128x256});
   REQUIRE(plan.steps.own_blocks == 4);
   REQUIRE(plan.steps.steps() == 16);
   for (std::int32_t step = 0; step < 4; ++step) CHECK(plan.steps.place(step).source == 2);
@@ -108,14 +112,14 @@ TEST_CASE("own rows come first, then the blocks of the others in turn, from the 
 
 TEST_CASE("where rows do not divide, the last blocks are those of the ranks that have one more") {
   // Blocks of 256 rows: 16 and a row, which is rank 3's.
-  const AgGemmCudaPlan plan = plan_of({4097, 1024, 4096}, 4, 1, {.tile = Sm90Tile::k128x256});
+  const AgGemmPlan plan = plan_of({4097, 1024, 4096}, 4, 1, {.tile = Sm90Tile::k128x256});
   REQUIRE(plan.steps.steps() == 17);
   for (std::int32_t step = 0; step < 16; ++step) CHECK(plan.steps.place(step).block < 4);
   CHECK(plan.steps.place(16).source == 3);
   CHECK(plan.steps.place(16).block == 4);
   // Ranks 2 and 5 of three nodes have it, the other rank of the own node and one of the next; after them come
   // the others' blocks of the same number.
-  const AgGemmCudaPlan nodes = plan_of({6146, 1024, 4096}, Topology(3, 2), 3, {.tile = Sm90Tile::k128x256});
+  const AgGemmPlan nodes = plan_of({6146, 1024, 4096}, Topology(3, 2), 3, {.tile = Sm90Tile::k128x256});
   REQUIRE(nodes.steps.steps() == 26);
   CHECK(nodes.steps.place(8).source == 2);
   CHECK(nodes.steps.place(8).block == 4);
@@ -127,7 +131,7 @@ TEST_CASE("where rows do not divide, the last blocks are those of the ranks that
 TEST_CASE(
     "over several nodes the ranks of the own one come next, then the others as their senders go round") {
   const Topology topology(3, 2);
-  const AgGemmCudaPlan plan = plan_of({6144, 1024, 4096}, topology, 3, {.tile = Sm90Tile::k128x256});
+  const AgGemmPlan plan = plan_of({6144, 1024, 4096}, topology, 3, {.tile = Sm90Tile::k128x256});
   REQUIRE(plan.rails() == 2);
   REQUIRE(plan.stores() == 2);
   REQUIRE(plan.steps.steps() == 24);
@@ -148,7 +152,7 @@ TEST_CASE("the plan hides the wire behind the product, or the product behind the
   for (const Topology& topology : {Topology(2, 2), Topology(2, 1), Topology(4, 2)}) {
     for (const std::int64_t size : {8192, 16384}) {
       const GemmShape shape{size, size / 4, size};
-      const AgGemmCudaPlan plan = plan_of(shape, topology, 0);
+      const AgGemmPlan plan = plan_of(shape, topology, 0);
       const double product = estimated_seconds(shape, plan_of(shape, 1, 0));
       const double bytes =
           static_cast<double>(plan.gather.rows_of(0) * plan.gather.row.row_bytes) * plan.rails();
@@ -185,7 +189,7 @@ TEST_CASE("the chunks of a source are one put each, and fill its slab") {
 }
 
 TEST_CASE("the plan makes the most of links and SMs: estimates for four H200s against the product alone") {
-  const auto ratio = [](std::int64_t size, const AgGemmCudaOptions& options = {}) {
+  const auto ratio = [](std::int64_t size, const AgGemmOptions& options = {}) {
     const GemmShape shape{size, size / 4, size};
     const double product = estimated_seconds(shape, plan_of(shape, 1, 0));
     return estimated_seconds(shape, plan_of(shape, 4, 0, options)) / product;
@@ -223,8 +227,8 @@ TEST_CASE("CTAs that have pushed all their rows compute too, when there is time 
   };
   CHECK(plan_for(Topology(1, 4), 2048).deal.late == 0);  // the links take longer than the product
   for (const std::int64_t size : {16384, 32768}) {
-    const AgGemmCudaPlan plan = plan_for(Topology(1, 4), size);
-    const std::int32_t late_clusters = plan.comm_ctas / tile_cluster(plan.tile) - 1;
+    const AgGemmPlan plan = plan_for(Topology(1, 4), size);
+    const std::int32_t late_clusters = plan.comm_ctas / plan.tile.cluster - 1;
     CHECK(plan.deal.late_clusters == late_clusters);
     CHECK(plan.deal.late >= late_clusters);
     const GemmShape shape{size, size / 4, size};
@@ -236,7 +240,7 @@ TEST_CASE("CTAs that have pushed all their rows compute too, when there is time 
 
 TEST_CASE("the workspace holds words and two slabs that do not overlap, and counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
-    const AgGemmCudaPlan plan = plan_of({1003, 64, 72}, world, 0);
+    const AgGemmPlan plan = plan_of({1003, 64, 72}, world, 0);
     const PushGatherPlan& gather = plan.gather;
     const auto sources = static_cast<std::int32_t>(world);
     CHECK(gather.ready_offset(sources) <= gather.slab_offset(0, 0));
@@ -290,14 +294,14 @@ TEST_CASE("the grid fits the device, in whole clusters, on a slice of a GPU too"
   for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
     for (const std::uint32_t world : {1U, 2U, 4U, 8U}) {
       for (const std::int32_t sms : {4, 16, 78, kSms}) {
-        auto made = AgGemmCudaPlan::make({size, size / 4 / 8 * 8 + 8, size}, Topology(1, world), 0,
-                                         kH200.with_sms(sms));
+        auto made =
+            AgGemmPlan::make({size, size / 4 / 8 * 8 + 8, size}, Topology(1, world), 0, kH200.with_sms(sms));
         REQUIRE_MESSAGE(made.ok(), made.status().to_string());
-        const AgGemmCudaPlan& plan = *made;
+        const AgGemmPlan& plan = *made;
         CHECK(plan.comm_ctas % 2 == 0);
         CHECK(plan.comm_ctas >= 2);
-        CHECK(plan.compute_ctas >= tile_cluster(plan.tile));
-        CHECK(plan.compute_ctas % tile_cluster(plan.tile) == 0);
+        CHECK(plan.compute_ctas >= plan.tile.cluster);
+        CHECK(plan.compute_ctas % plan.tile.cluster == 0);
         CHECK(plan.comm_ctas + plan.compute_ctas <= sms);
       }
     }
@@ -306,8 +310,8 @@ TEST_CASE("the grid fits the device, in whole clusters, on a slice of a GPU too"
 
 TEST_CASE("what cannot run is refused by name, value and limit") {
   const auto refusal = [](const GemmShape& shape, const Topology& topology,
-                          const AgGemmCudaOptions& options = {}) {
-    return AgGemmCudaPlan::make(shape, topology, 0, kH200, options).status();
+                          const AgGemmOptions& options = {}) {
+    return AgGemmPlan::make(shape, topology, 0, kH200, options).status();
   };
   const Topology node(1, 4);
   for (const auto& [shape, text] : {std::pair{GemmShape{64, 12, 64}, "n = 12, must be a multiple of 8"},
@@ -322,25 +326,31 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
     CHECK(status.text().find("comm_ctas = " + std::to_string(comm_ctas) + ", must be even, 0..66") !=
           std::string::npos);
   }
-  for (const AgGemmCudaOptions& options : {AgGemmCudaOptions{.late_tiles = 2},
-                                           AgGemmCudaOptions{.tile = Sm90Tile::k128x256, .late_tiles = -1}}) {
+  for (const AgGemmOptions& options :
+       {AgGemmOptions{.late_tiles = 2}, AgGemmOptions{.tile = Sm90Tile::k128x256, .late_tiles = -1}}) {
     const Status status = refusal({64, 64, 64}, node, options);
     CHECK(status.text().find("late_tiles = " + std::to_string(*options.late_tiles) + ", must be") !=
           std::string::npos);
   }
-  for (const AgGemmCudaOptions& options :
-       {AgGemmCudaOptions{.tile = Sm90Tile::k128x256, .tail_tiles = -1}, AgGemmCudaOptions{.tail_tiles = 2},
-        AgGemmCudaOptions{.tile = Sm90Tile::k128x64, .tail_tiles = 1}}) {
+  for (const AgGemmOptions& options :
+       {AgGemmOptions{.tile = Sm90Tile::k128x256, .tail_tiles = -1}, AgGemmOptions{.tail_tiles = 2},
+        AgGemmOptions{.tile = Sm90Tile::k128x64, .tail_tiles = 1}}) {
     const Status status = refusal({64, 64, 64}, node, options);
     CHECK(status.text().find("tail_tiles = " + std::to_string(*options.tail_tiles) + ", must be") !=
           std::string::npos);
   }
-  CHECK(AgGemmCudaPlan::make({64, 64, 64}, node, 0, kH200.with_sms(3))
+  CHECK(AgGemmPlan::make({64, 64, 64}, node, 0, kH200.with_sms(3))
             .status()
             .text()
             .find("sms = 3, must be at least 4") != std::string::npos);
   CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);
   CHECK(refusal({64, 64, 64}, Topology(2, 9)).text().find("world = 18, must be 1..16") != std::string::npos);
+  // On the cpu executor rows may have any length and groups more ranks.
+  CHECK(AgGemmPlan::make({5, 3, 7}, Topology(4, 16), 0, kHostMachine).ok());
+  CHECK(AgGemmPlan::make({5, 3, 7}, Topology(1, 65), 0, kHostMachine)
+            .status()
+            .text()
+            .find("world = 65, must be 1..64") != std::string::npos);
   CHECK(refusal({64, 64, 64}, node, {.nic_gbytes = -1}).text().find("nic_gbytes = -1.000000, must be") !=
         std::string::npos);
 }

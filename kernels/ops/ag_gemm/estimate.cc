@@ -1,4 +1,4 @@
-#include "kernels/ops/ag_gemm/cuda_estimate.h"
+#include "kernels/ops/ag_gemm/estimate.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ double push_seconds(const Machine& machine, double bytes, std::int32_t stores, s
 
 /// For `bytes` of a chunk on their way from memory into the pushing CTAs: what counts when they go to few
 /// places.
-double load_seconds(const AgGemmCudaPlan& plan, double bytes) {
+double load_seconds(const AgGemmPlan& plan, double bytes) {
   if (plan.rails() > 0) return bytes / (plan.comm_ctas * plan.machine.prepare_bytes);
   const double loads =
       plan.gather.row.parts > 1 ? static_cast<double>(plan.gather.block_rows) : bytes / kPieceBytes;
@@ -27,7 +27,7 @@ double load_seconds(const AgGemmCudaPlan& plan, double bytes) {
 
 /// Seconds from chunk to chunk, and to a tile.
 struct Pace {
-  const AgGemmCudaPlan& plan;
+  const AgGemmPlan& plan;
   double own;   ///< stored at the other ranks of the node, and where it is put from
   double wire;  ///< put to one rail peer
   double far;   ///< that came from another node, stored at the other ranks
@@ -68,7 +68,7 @@ struct Pace {
   }
 };
 
-Pace pace_of(const AgGemmCudaPlan& plan) {
+Pace pace_of(const AgGemmPlan& plan) {
   const double chunk_bytes = static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) /
                              static_cast<double>(plan.gather.row.parts);
   const std::int32_t near = plan.steps.near;
@@ -83,10 +83,10 @@ Pace pace_of(const AgGemmCudaPlan& plan) {
 
 }  // namespace
 
-double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan) {
-  const std::int32_t clusters = plan.compute_ctas / tile_cluster(plan.tile);
+double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan) {
+  const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster;
   const std::int32_t parts = tail_parts(plan.tile);
-  const double whole = tile_cycles(plan.machine, shape.k, plan.tile, tile_columns(plan.tile));
+  const double whole = tile_cycles(plan.machine, shape.k, plan.tile, plan.tile.columns);
   const double narrow = tile_cycles(plan.machine, shape.k, plan.tile, kSm90TailColumns);
   const Pace pace = pace_of(plan);
   const auto end_of = [&](std::int32_t cluster, double now) {
@@ -106,9 +106,8 @@ double estimated_seconds(const GemmShape& shape, const AgGemmCudaPlan& plan) {
   return last + plan.machine.last_stores;
 }
 
-std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmCudaPlan& plan) {
-  const double tile =
-      tile_cycles(plan.machine, shape.k, plan.tile, tile_columns(plan.tile)) / plan.machine.clock;
+std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmPlan& plan) {
+  const double tile = tile_cycles(plan.machine, shape.k, plan.tile, plan.tile.columns) / plan.machine.clock;
   const double left = estimated_seconds(shape, plan) - plan.machine.last_stores - pace_of(plan).pushed();
   return std::max(0, static_cast<std::int32_t>(left / tile));
 }

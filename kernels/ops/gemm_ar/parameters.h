@@ -15,14 +15,14 @@ struct CooperativeKernel;
 
 struct GemmArParameters : TileReduceParameters {
   // Of PushSumsPlan.
-  std::byte* sums_there[kMaxReduceOwners];        ///< by turn of the node: this owner's there, epoch parity 0
-  std::uint64_t* summed_there[kMaxReduceOwners];  ///< likewise: the words that this owner writes there
-  std::byte* sums_here;                           ///< of rank 0, epoch parity 0
-  const std::uint64_t* summed;                    ///< words that are written here, of rank 0
-  std::uint64_t sums_at;                          ///< offset of sums_here in the workspace's region
-  std::uint64_t sums_owner_bytes;                 ///< from owner to owner
-  std::uint64_t sums_parity_bytes;                ///< from one epoch parity to the other
-  std::byte* c;                                   ///< [m, n]
+  std::byte* sums_there[kMaxKernelRanks];        ///< by turn of the node: this owner's there, epoch parity 0
+  std::uint64_t* summed_there[kMaxKernelRanks];  ///< likewise: the words that this owner writes there
+  std::byte* sums_here;                          ///< of rank 0, epoch parity 0
+  const std::uint64_t* summed;                   ///< words that are written here, of rank 0
+  std::uint64_t sums_at;                         ///< offset of sums_here in the workspace's region
+  std::uint64_t sums_owner_bytes;                ///< from owner to owner
+  std::uint64_t sums_parity_bytes;               ///< from one epoch parity to the other
+  std::byte* c;                                  ///< [m, n]
   std::uint64_t* copied;    ///< copies that warps have asked for, over all launches; in device memory
   std::uint64_t* relayed;   ///< units of rail peers, likewise
   std::uint64_t* finished;  ///< [chunk]: units of own rows that lie in sums_here, over all launches; likewise

@@ -9,6 +9,7 @@
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/arrival_steps.h"
 #include "kernels/plan/deal.h"
+#include "kernels/plan/machine.h"
 #include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
 #include "mkernel/device_endpoint.h"
@@ -18,7 +19,7 @@ namespace mkernel::kernels {
 struct CooperativeKernel;
 
 struct AgGemmParameters {
-  static constexpr int kMaxSources = ArrivalSteps::kMaxSources;
+  static constexpr int kMaxSources = kMaxKernelRanks;
 
   TensorMap a;               ///< own rows
   TensorMap b;               ///< [k, n]

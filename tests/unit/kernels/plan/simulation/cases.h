@@ -1,0 +1,145 @@
+// What is simulated: worlds, shapes and machines, and the plans of all ranks for them.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/plan/machine.h"
+#include "kernels/plan/topology.h"
+#include "tests/unit/kernels/plan/simulation/ag_gemm.h"
+#include "tests/unit/kernels/plan/simulation/gemm_ar.h"
+#include "tests/unit/kernels/plan/simulation/tile_reduce.h"
+
+namespace mkernel::test {
+
+/// Up to 16 ranks on up to four nodes.
+inline std::vector<kernels::Topology> worlds() {
+  return {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8}, {1, 16}, {2, 1}, {2, 2}, {2, 3},
+          {2, 4}, {2, 8}, {3, 1}, {3, 2}, {3, 5}, {4, 1},  {4, 2}, {4, 4}};
+}
+
+/// Few SMs: what matters is the order of steps, and every CTA brings more of it. A GPU's clusters are pairs.
+inline const kernels::Machine kHost = kernels::kHostMachine.with_sms(4);
+inline const kernels::Machine kGpu = kernels::kH200.with_sms(12);
+inline constexpr kernels::TileSize kHostTile{64, 64, 1};
+
+struct AgGemmCase {
+  using Plan = kernels::AgGemmPlan;
+  using World = AgGemmWorld;
+
+  GemmShape shape;
+  kernels::Machine machine;
+  kernels::AgGemmOptions options;
+
+  Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
+    return Plan::make(shape, topology, rank, machine, options);
+  }
+  std::string label() const { return "AG+GEMM m = " + std::to_string(shape.m); }
+};
+
+/// What both operations that sum are simulated with.
+struct SumCase {
+  GemmShape shape;
+  kernels::Machine machine;
+  kernels::TileReduceOptions options;
+  std::int32_t chunk_units;  ///< few, so that little data travels in many puts
+  Warps warps;
+};
+
+struct GemmRsCase : SumCase {
+  using Plan = kernels::TileReducePlan;
+  using World = TileReduceWorld;
+
+  Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
+    auto plan = Plan::make(OpKind::kGemmRs, shape, topology, rank, machine, options);
+    if (plan.ok()) plan->partials.chunk_units = chunk_units;
+    return plan;
+  }
+  std::string label() const { return "GEMM+RS m = " + std::to_string(shape.m); }
+};
+
+struct GemmArCase : SumCase {
+  using Plan = kernels::GemmArPlan;
+  using World = GemmArWorld;
+
+  Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
+    auto plan = Plan::make(shape, topology, rank, machine, options);
+    if (plan.ok()) plan->product.partials.chunk_units = chunk_units;
+    return plan;
+  }
+  std::string label() const { return "GEMM+AR m = " + std::to_string(shape.m); }
+};
+
+/// One case on one world: planned once, played with many seeds.
+template <class Case>
+class Played {
+ public:
+  Played(const Case& given, const kernels::Topology& topology) : given_(given), topology_(topology) {
+    for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
+      auto plan = given.plan(topology, rank);
+      REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
+      plans_.push_back(*plan);
+    }
+  }
+
+  std::unique_ptr<typename Case::World> world(const Settings& settings) const {
+    using Made = typename Case::World;
+    if constexpr (requires { given_.warps; }) {
+      return std::make_unique<Made>(given_.shape, topology_, plans_, given_.warps, settings);
+    } else {
+      return std::make_unique<Made>(given_.shape, topology_, plans_, settings);
+    }
+  }
+
+  /// What is reported with a fault: of some seeds the first report that contains `text`, else the first one.
+  std::string report(Fault fault, const std::string& text) const {
+    constexpr std::uint64_t kSeeds = 300;
+    std::string first;
+    for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+      const std::string error = world({.seed = seed, .fault = fault})->run();
+      if (!error.empty() && error.find(text) != std::string::npos) return error;
+      if (first.empty()) first = error;
+    }
+    return first;
+  }
+
+  std::string label() const {
+    return given_.label() + " on " + std::to_string(topology_.nodes()) + " x " +
+           std::to_string(topology_.ranks_per_node());
+  }
+
+ private:
+  const Case given_;
+  const kernels::Topology topology_;
+  std::vector<typename Case::Plan> plans_;
+};
+
+/// Every case on every world, with seeds 0 .. `seeds` - 1.
+template <class Case>
+void play_everywhere(const std::vector<Case>& cases, std::uint64_t seeds, Fault fault = Fault::kNone) {
+  for (const kernels::Topology& topology : worlds()) {
+    for (const Case& given : cases) {
+      const Played<Case> played(given, topology);
+      for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+        const std::string error = played.world({.seed = seed, .fault = fault})->run();
+        REQUIRE_MESSAGE(error.empty(), played.label() << ", seed " << seed << ": " << error);
+      }
+    }
+  }
+}
+
+/// Whether the simulation sees a fault, and reports what was expected of it.
+template <class Case>
+void check_seen(const Case& given, const kernels::Topology& topology, Fault fault, const std::string& text) {
+  const Played<Case> played(given, topology);
+  const std::string report = played.report(fault, text);
+  const bool seen = report.find(text) != std::string::npos;
+  CHECK_MESSAGE(seen, played.label() << ", fault " << static_cast<int>(fault) << ": not \"" << text
+                                     << "\", but \"" << report << "\"");
+}
+
+}  // namespace mkernel::test

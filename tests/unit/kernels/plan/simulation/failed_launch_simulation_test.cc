@@ -1,0 +1,81 @@
+// Why a launch behind a failed one must do nothing: ranks that have launches queued, come late and give up
+// waits at any moment. Whoever reports a launch as good has the result of just that launch, in every order of
+// steps; with launches that go on behind a failed one there are orders in which it has not.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/unit/kernels/plan/simulation/cases.h"
+
+namespace mkernel::test {
+namespace {
+
+using kernels::TileSize;
+using kernels::Topology;
+
+constexpr Warps kFew{4, 1};
+const std::vector<Topology> kWorlds{{1, 2}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {2, 3}, {4, 2}};
+
+struct Outcome {
+  std::uint64_t lies = 0, good_launches = 0;
+  std::int32_t failed_ranks = 0;
+};
+
+/// Many seeds of a case on all of kWorlds; a wait gives up early in some, late in others.
+template <class Case>
+Outcome play(const std::vector<Case>& cases, Fault fault, std::uint64_t seeds) {
+  Outcome all;
+  for (const Topology& topology : kWorlds) {
+    for (const Case& given : cases) {
+      const Played<Case> played(given, topology);
+      for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+        constexpr std::uint64_t kExpireOneIn[] = {30, 200, 1000, 5000};
+        Settings settings{.seed = seed, .fault = fault, .expire_one_in = kExpireOneIn[seed / 7 % 4]};
+        settings.launches = 6;
+        const auto world = played.world(settings);
+        const std::string error = world->run();
+        REQUIRE_MESSAGE(error.empty(), played.label() << ", seed " << seed << ": " << error);
+        all.lies += world->lied() ? 1 : 0;
+        all.good_launches += world->good_launches();
+        all.failed_ranks += world->failed_ranks();
+      }
+    }
+  }
+  return all;
+}
+
+template <class Case>
+void check(const std::vector<Case>& cases, std::uint64_t seeds) {
+  const Outcome stopped = play(cases, Fault::kNone, seeds);
+  CHECK(stopped.lies == 0);
+  CHECK(stopped.good_launches > 0);
+  CHECK(stopped.failed_ranks > 0);
+  const Outcome going_on = play(cases, Fault::kGoesOn, seeds);
+  CHECK(going_on.lies > 0);  // or the simulation would show nothing
+}
+
+constexpr std::uint64_t kSeeds = 100;
+
+}  // namespace
+
+TEST_CASE("AG+GEMM: who reports a launch as good has that launch's result, whatever has failed") {
+  check<AgGemmCase>({{{1, 3, 5}, kHost, {.tile = kHostTile, .comm_ctas = 1}},
+                     {{23, 40, 16}, kHost, {.tile = TileSize{4, 16, 1}, .comm_ctas = 2}}},
+                    kSeeds);
+}
+
+TEST_CASE("GEMM+RS: who reports a launch as good has that launch's result, whatever has failed") {
+  check<GemmRsCase>({{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}},
+                     {{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}}},
+                    kSeeds);
+}
+
+TEST_CASE("GEMM+AR: who reports a launch as good has that launch's result, whatever has failed") {
+  check<GemmArCase>({{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}},
+                     {{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}}},
+                    kSeeds);
+}
+
+}  // namespace mkernel::test

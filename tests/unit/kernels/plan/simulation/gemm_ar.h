@@ -1,0 +1,74 @@
+// GEMM+AR as step machines: what kernels/ops/gemm_ar/roles.cuh does with the plan, without the data.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops/gemm_ar/plan.h"
+#include "tests/unit/kernels/plan/simulation/tile_reduce.h"
+
+namespace mkernel::test {
+
+class GemmArWorld : public TileReduceWorld {
+ public:
+  /// `plans`: of every rank.
+  GemmArWorld(const GemmShape& shape, const kernels::Topology& topology,
+              const std::vector<kernels::GemmArPlan>& plans, const Warps& warps, const Settings& settings);
+
+ private:
+  /// The way of finished units out, one warp's: to the other ranks of the node, and, of own units, to where
+  /// they are put from. They are told of several at a time.
+  class UnitFanOut final : public SumOutput {
+   public:
+    UnitFanOut(GemmArWorld& world, std::int32_t index, std::uint64_t epoch);
+    bool full() const override { return untold_.size() == most_untold_; }
+    void store(const SumUnit& unit, bool right) override;
+    Task flush() override;
+    /// A unit to the other ranks of the node.
+    void push(const SumUnit& unit, bool right);
+
+   private:
+    GemmArWorld& world_;
+    const std::int32_t index_;
+    const std::uint64_t epoch_;
+    std::size_t most_untold_;
+    Stores stores_;
+    std::vector<std::pair<std::int32_t, std::int32_t>> untold_;  ///< owner, unit
+    Word* chunk_ = nullptr;  ///< of the own unit of which nobody was told yet
+  };
+
+  Task spare_warp(std::int32_t index, std::uint64_t epoch, std::int32_t number) override;
+  std::int32_t senders() const override { return 2; }
+  Task send(std::int32_t index, std::uint64_t epoch, std::int32_t sender) override;
+  std::uint64_t c_offset(std::int32_t index, std::int32_t turn) const override {
+    return static_cast<std::uint64_t>(plan(index).reduce.first_row(owner(index, turn)) * columns_) * 2;
+  }
+  std::string check_counts() override;
+
+  Task put_sums(std::int32_t index, std::uint64_t epoch);
+  Task relay_units(std::int32_t index, std::uint64_t epoch);
+  Task copy_units(std::int32_t index, std::uint64_t epoch);
+
+  const kernels::PushSumsPlan& sums(std::int32_t index) const {
+    return ar_plans_[static_cast<std::size_t>(index)].sums;
+  }
+  std::uint64_t sums_at(std::int32_t index, std::uint64_t epoch, std::int32_t of, std::int32_t packed) const {
+    return sums(index).sums_offset(lap(epoch, Fault::kOneSumsParity), of) +
+           static_cast<std::uint64_t>(packed) * kUnitBytes;
+  }
+  Word& summed(std::int32_t index, std::int32_t of, std::int32_t unit) {
+    return rank(index).workspace.word(sums(index).summed_offset(of) + static_cast<std::uint64_t>(unit) * 8);
+  }
+  Stamp sum_stamp(std::uint64_t epoch, std::int32_t of, std::int32_t unit) {
+    return unit_stamp(epoch, Content::kSum, of, 0, unit);
+  }
+  SumUnit unit_of(std::int32_t index, std::int32_t turn, std::int32_t unit) const;
+  bool sum_holds(std::int32_t index, std::uint64_t epoch, const SumUnit& unit);
+  void copy(std::int32_t index, std::uint64_t epoch, const SumUnit& unit, bool right);
+
+  const std::vector<kernels::GemmArPlan> ar_plans_;
+};
+
+}  // namespace mkernel::test

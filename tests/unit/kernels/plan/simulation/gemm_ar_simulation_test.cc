@@ -1,0 +1,47 @@
+// GEMM+AR's plan on every split of up to 16 ranks: whatever the order of steps, nobody is stuck, nothing is
+// overwritten while somebody may still read it, and every rank copies the sums of this launch. Of the sums
+// themselves gemm_rs_simulation_test.cc shows more.
+#include <doctest/doctest.h>
+
+#include "tests/unit/kernels/plan/simulation/cases.h"
+
+namespace mkernel::test {
+namespace {
+
+using kernels::Sm90Tile;
+using kernels::TileSize;
+using kernels::Topology;
+
+constexpr Warps kFew{4, 1}, kMany{12, 8};
+const GemmArCase kOneRow{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}};
+const GemmArCase kUnits{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}};
+const std::vector<GemmArCase> kCases = {
+    kOneRow,
+    kUnits,
+    {{{131, 520, 8}, kHost, {.tile = TileSize{8, 256, 1}, .reduce_ctas = 2}, 3, kMany}},
+    {{{5, 264, 72}, kGpu, {}, 16, kFew}},
+    {{{1003, 264, 8}, kGpu, {.tile = Sm90Tile::k128x256, .reduce_ctas = 2}, 5, kMany}},
+    {{{301, 72, 8}, kGpu, {.tile = Sm90Tile::k128x64, .reduce_ctas = 2}, 2, kFew}}};
+
+}  // namespace
+
+TEST_CASE("GEMM+AR: any order of steps ends, and every rank copies this launch's sums") {
+  play_everywhere(kCases, 4);
+}
+
+TEST_CASE("GEMM+AR: the simulation sees what is wrong") {
+  check_seen(kUnits, Topology(2, 1), Fault::kNoCompletions, "before it is completed");
+  check_seen(kUnits, Topology(1, 3), Fault::kCountFirst, "in launch");
+  check_seen(kUnits, Topology(2, 1), Fault::kNoArrivals, "in launch");
+  check_seen(kUnits, Topology(2, 2), Fault::kOneLeaverLess, "stuck");
+  check_seen(kUnits, Topology(2, 2), Fault::kLateFlush, "stuck");
+  check_seen(kUnits, Topology(1, 8), Fault::kCopiesFirst, "stuck");
+}
+
+/// No sum of a launch is there before every rank has begun that launch, and a rank ends when it has copied
+/// every sum. So its launches never overlap, whatever the buffers' parities are for in GEMM+RS.
+TEST_CASE("GEMM+AR: buffers of one parity would do") {
+  play_everywhere(kCases, 4, Fault::kOneParityOfAll);
+}
+
+}  // namespace mkernel::test

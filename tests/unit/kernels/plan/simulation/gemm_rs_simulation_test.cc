@@ -1,0 +1,44 @@
+// GEMM+RS's plan on every split of up to 16 ranks: whatever the order of steps, nobody is stuck, nothing is
+// overwritten while somebody may still read it, and every sum is made once, of this launch's tiles.
+#include <doctest/doctest.h>
+
+#include "tests/unit/kernels/plan/simulation/cases.h"
+
+namespace mkernel::test {
+namespace {
+
+using kernels::Sm90Tile;
+using kernels::TileSize;
+using kernels::Topology;
+
+constexpr Warps kFew{4, 1}, kMany{9, 5};
+const GemmRsCase kOneRow{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}};
+const GemmRsCase kUnits{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}};
+
+}  // namespace
+
+TEST_CASE("GEMM+RS: any order of steps ends, and every sum is made of this launch's tiles") {
+  play_everywhere<GemmRsCase>(
+      {kOneRow,
+       kUnits,
+       {{{131, 520, 8}, kHost, {.tile = TileSize{8, 256, 1}, .reduce_ctas = 2}, 3, kMany}},
+       {{{5, 264, 72}, kGpu, {}, 16, kFew}},
+       {{{1003, 264, 8}, kGpu, {.tile = Sm90Tile::k128x256, .reduce_ctas = 2}, 5, kMany}},
+       {{{301, 72, 8}, kGpu, {.tile = Sm90Tile::k128x64, .reduce_ctas = 2}, 2, kFew}}},
+      4);
+}
+
+TEST_CASE("GEMM+RS: the simulation sees what is wrong") {
+  check_seen(kUnits, Topology(1, 3), Fault::kOneParity, "reads a tile in launch");
+  check_seen(kUnits, Topology(2, 2), Fault::kOnePartialsParity, "reads a node's sum in launch");
+  check_seen(kUnits, Topology(2, 1), Fault::kNoCompletions, "before it is completed");
+  check_seen(kOneRow, Topology(1, 2), Fault::kNoDummySignals, "reads a tile in launch");
+  check_seen(kOneRow, Topology(2, 1), Fault::kNoDummySignals, "reads a node's sum in launch");
+  check_seen(kUnits, Topology(1, 3), Fault::kCountFirst, "reads a tile in launch");
+  check_seen(kUnits, Topology(2, 2), Fault::kNoArrivals, "reads a node's sum in launch");
+  check_seen(kUnits, Topology(2, 2), Fault::kOneLeaverLess, "stuck");
+  check_seen(kUnits, Topology(2, 1), Fault::kOwnSumsFirst, "stuck");
+  check_seen(kUnits, Topology(2, 2), Fault::kLateFlush, "stuck");
+}
+
+}  // namespace mkernel::test

@@ -1,0 +1,164 @@
+// What the simulated operations have in common: ranks with memory and launches queued, channels between them,
+// the relay and the end of a launch (kernels/cuda/launch/relay.cuh, end.cuh).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/plan/topology.h"
+#include "tests/unit/kernels/plan/simulation/memory.h"
+#include "tests/unit/kernels/plan/simulation/scheduler.h"
+
+namespace mkernel::test {
+
+/// What a simulation does wrong on purpose, to show that it would be seen.
+enum class Fault {
+  kNone,
+  kGoesOn,             ///< launches behind a failed one do their work
+  kOneParity,          ///< of the slabs or slots
+  kOnePartialsParity,  ///< of the partials of other nodes
+  kOneSumsParity,      ///< of the finished sums
+  kOneParityOfAll,     ///< of all these
+  kNoCompletions,      ///< a launch ends before its puts are completed
+  kNoDummySignals,     ///< ranks without rows neither signal nor are waited for
+  kCountFirst,         ///< a count is raised before the data is written
+  kNoArrivals,         ///< chunks of other nodes are read without a wait
+  kOneLeaverLess,      ///< the relay does not wait for the last role that needs it
+  kOwnSumsFirst,       ///< own rows are summed before those of other nodes
+  kLateFlush,          ///< a warp waits with a finished unit that nobody was told of
+  kCopiesFirst         ///< all warps begin with copies
+};
+
+struct Settings {
+  std::uint64_t seed = 0;
+  Fault fault = Fault::kNone;
+  std::uint64_t expire_one_in = 0;  ///< steps, on average, until a wait reaches its deadline; 0: none does
+  std::uint64_t launches = 4;
+};
+
+/// An ordered stream of puts from one rank to another. Puts in flight pass each other; the counts do not.
+struct Channel {
+  std::int32_t from = 0, to = 0, lane = 0;
+  std::uint64_t posted = 0;
+  std::vector<bool> visible, completed;         ///< by put
+  std::uint64_t arrivals = 0, completions = 0;  ///< as published in host memory
+  Word arrivals_seen, completions_seen;         ///< what the relays have handed on: at `to`, at `from`
+};
+
+struct SimulatedRank {
+  SimulatedRank(std::uint64_t workspace_bytes, std::uint64_t result_bytes, std::uint64_t cell_bytes)
+      : workspace(workspace_bytes, cell_bytes), result(result_bytes, cell_bytes) {}
+
+  Memory workspace;
+  Memory result;  ///< c, or its rows of c
+  bool stopped = false;
+  std::uint64_t exited_before = 0;
+  Word exited;  ///< LaunchControl's
+  Word over;    ///< CTAs and relays that have ended, over all launches
+  Word news;    ///< what the relay may have to look at
+  std::vector<Channel*> in, out;
+};
+
+class World {
+ public:
+  World(const kernels::Topology& topology, const Settings& settings, std::int32_t lanes)
+      : topology_(topology),
+        settings_(settings),
+        scheduler_(settings.seed, static_cast<std::int32_t>(topology.world()), settings.expire_one_in),
+        lanes_(lanes) {}
+  virtual ~World() = default;
+  World(const World&) = delete;
+
+  /// All launches of all ranks. "" or what was wrong.
+  std::string run();
+  /// Whether a rank has reported a launch as good whose result is not that launch's.
+  bool lied() const { return lied_; }
+  /// Launches of all ranks that were reported as good, and ranks that have failed.
+  std::uint64_t good_launches() const { return good_launches_; }
+  std::int32_t failed_ranks() const;
+
+ protected:
+  /// Spawns the CTAs of a launch. Each of them ends with end_cta(), CTA 0 with cta_over().
+  virtual void begin_launch(std::int32_t rank, std::uint64_t epoch) = 0;
+  virtual std::int32_t ctas(std::int32_t rank) const = 0;
+  /// How often `exited` is raised in a launch: what the relay waits for.
+  virtual std::uint64_t leavers(std::int32_t rank) const = 0;
+  /// After all launches, when none has failed: "" or which count is not what the plan says.
+  virtual std::string check_counts() = 0;
+
+  void add_rank(std::uint64_t workspace_bytes, std::uint64_t result_bytes, std::uint64_t cell_bytes);
+
+  bool has(Fault fault) const { return settings_.fault == fault; }
+  /// The epoch that decides where a buffer lies.
+  std::uint64_t lap(std::uint64_t epoch, Fault one_parity) const {
+    return has(one_parity) || has(Fault::kOneParityOfAll) ? 0 : epoch;
+  }
+  std::int32_t nodes() const { return static_cast<std::int32_t>(topology_.nodes()); }
+  std::int32_t ranks_per_node() const { return static_cast<std::int32_t>(topology_.ranks_per_node()); }
+  std::int32_t node_of(std::int32_t rank) const { return rank / ranks_per_node(); }
+  std::int32_t local_of(std::int32_t rank) const { return rank % ranks_per_node(); }
+  /// Ranks are numbered node by node.
+  std::int32_t rank_at(std::int32_t node, std::int32_t local) const {
+    return node % nodes() * ranks_per_node() + local % ranks_per_node();
+  }
+  SimulatedRank& rank(std::int32_t index) { return ranks_[static_cast<std::size_t>(index)]; }
+  Channel& channel(std::int32_t from, std::int32_t to, std::int32_t lane) {
+    return channels_.at({from, to, lane});
+  }
+  const std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, Channel>& channels() const {
+    return channels_;
+  }
+
+  void begin_write(Memory& memory, const Span& span) {
+    const std::string problem = memory.begin_write(span);
+    if (!problem.empty() && !has(Fault::kGoesOn)) scheduler_.report(problem);
+  }
+  /// Whether memory holds what the launch needs; if not, and no wait may give up, that is an error.
+  bool holds(std::int32_t reader, std::uint64_t epoch, Memory& memory, const Span& span, Stamp first,
+             const char* what);
+  /// Writes c. Every element is computed once in a launch.
+  void write_result(std::int32_t rank, std::uint64_t epoch, const Span& span, bool right);
+  void put(Channel& channel, std::uint64_t from, std::uint64_t to, std::uint64_t bytes);
+
+  /// All roles of a CTA but 0 have ended.
+  void end_cta(std::int32_t index) {
+    count_out(index);
+    cta_over(index);
+  }
+  void count_out(std::int32_t index) {
+    scheduler_.add(rank(index).exited, 1);
+    scheduler_.add(rank(index).news, 1);
+  }
+  void cta_over(std::int32_t index) { scheduler_.add(rank(index).over, 1); }
+
+  const kernels::Topology topology_;
+  const Settings settings_;
+  std::deque<SimulatedRank> ranks_;
+  Scheduler scheduler_;
+
+ private:
+  struct Put {
+    std::uint64_t index, from, to, bytes;
+    std::vector<Stamp> stamps;  ///< of the source when it was put
+  };
+
+  Task launches(std::int32_t index);
+  Task relay(std::int32_t index);
+  Task carry(Channel& channel, Put put);
+  Task complete(Channel& channel, Put put);
+  void check_source(Channel& channel, const Put& put);
+  void check_result(std::int32_t index, std::uint64_t epoch);
+
+  std::int32_t lanes_;
+  std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, Channel> channels_;
+  bool lied_ = false;
+  std::uint64_t good_launches_ = 0;
+};
+
+}  // namespace mkernel::test

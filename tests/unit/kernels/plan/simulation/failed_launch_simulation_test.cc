@@ -15,7 +15,7 @@ namespace {
 using kernels::TileSize;
 using kernels::Topology;
 
-constexpr Warps kFew{4, 1};
+constexpr Warps kFew{1, 1};
 const std::vector<Topology> kWorlds{{1, 2}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {2, 3}, {4, 2}};
 
 struct Outcome {

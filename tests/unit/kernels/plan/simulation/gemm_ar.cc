@@ -29,10 +29,10 @@ GemmArWorld::GemmArWorld(const GemmShape& shape, const kernels::Topology& topolo
 // ---- the way out of finished units ----
 
 GemmArWorld::UnitFanOut::UnitFanOut(GemmArWorld& world, std::int32_t index, std::uint64_t epoch)
-    : world_(world), index_(index), epoch_(epoch), most_untold_(1) {
+    : world_(world), index_(index), epoch_(epoch), most_pending_(1) {
   const std::int32_t units = world.plan(index).units.units();
   const auto warps = static_cast<std::int32_t>(world.spare_warps(index));
-  if (world.others(index) == 0) most_untold_ = static_cast<std::size_t>(std::clamp(units / warps, 1, 8));
+  if (world.others(index) == 0) most_pending_ = static_cast<std::size_t>(std::clamp(units / warps, 1, 8));
 }
 
 void GemmArWorld::UnitFanOut::push(const SumUnit& unit, bool right) {
@@ -46,7 +46,7 @@ void GemmArWorld::UnitFanOut::push(const SumUnit& unit, bool right) {
     if (world_.has(Fault::kCountFirst))
       world_.scheduler_.set(world_.summed(target, of, unit.unit), kernels::PushSumsPlan::count(epoch_));
   }
-  untold_.emplace_back(of, unit.unit);
+  pending_.emplace_back(of, unit.unit);
 }
 
 void GemmArWorld::UnitFanOut::store(const SumUnit& unit, bool right) {
@@ -61,16 +61,16 @@ void GemmArWorld::UnitFanOut::store(const SumUnit& unit, bool right) {
 }
 
 Task GemmArWorld::UnitFanOut::flush() {
-  if (untold_.empty()) co_return;
+  if (pending_.empty()) co_return;
   stores_.finish();
-  for (const auto& [of, unit] : untold_) {
+  for (const auto& [of, unit] : pending_) {
     for (std::int32_t t = 1; t < world_.ranks_per_node(); ++t) {
       const std::int32_t target = world_.rank_at(world_.node_of(index_), world_.local_of(index_) + t);
       co_await world_.scheduler_.step();
       world_.scheduler_.set(world_.summed(target, of, unit), kernels::PushSumsPlan::count(epoch_));
     }
   }
-  untold_.clear();
+  pending_.clear();
   if (chunk_ != nullptr) world_.scheduler_.add(*chunk_, 1);
   chunk_ = nullptr;
 }

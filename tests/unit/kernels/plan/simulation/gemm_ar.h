@@ -19,11 +19,11 @@ class GemmArWorld : public TileReduceWorld {
 
  private:
   /// The way of finished units out, one warp's: to the other ranks of the node, and, of own units, to where
-  /// they are put from. They are told of several at a time.
+  /// they are put from. Several are signalled at a time.
   class UnitFanOut final : public SumOutput {
    public:
     UnitFanOut(GemmArWorld& world, std::int32_t index, std::uint64_t epoch);
-    bool full() const override { return untold_.size() == most_untold_; }
+    bool full() const override { return pending_.size() == most_pending_; }
     void store(const SumUnit& unit, bool right) override;
     Task flush() override;
     /// A unit to the other ranks of the node.
@@ -33,10 +33,10 @@ class GemmArWorld : public TileReduceWorld {
     GemmArWorld& world_;
     const std::int32_t index_;
     const std::uint64_t epoch_;
-    std::size_t most_untold_;
+    std::size_t most_pending_;
     Stores stores_;
-    std::vector<std::pair<std::int32_t, std::int32_t>> untold_;  ///< owner, unit
-    Word* chunk_ = nullptr;  ///< of the own unit of which nobody was told yet
+    std::vector<std::pair<std::int32_t, std::int32_t>> pending_;  ///< owner, unit
+    Word* chunk_ = nullptr;                                       ///< of the own unit that is pending
   };
 
   Task spare_warp(std::int32_t index, std::uint64_t epoch, std::int32_t number) override;

@@ -12,8 +12,8 @@ namespace mkernel::test {
 Scheduler::Scheduler(std::uint64_t seed, std::int32_t ranks, std::uint64_t expire_one_in)
     : random_(seed),
       expire_one_in_(expire_one_in),
-      aborted_(static_cast<std::size_t>(ranks) + 1),
-      lazy_ranks_(static_cast<std::size_t>(ranks) + 1) {
+      aborted_(static_cast<std::size_t>(ranks + kFabric)),
+      lazy_ranks_(static_cast<std::size_t>(ranks + kFabric)) {
   constexpr std::uint64_t kLazy[] = {0, 2, 8, 64}, kTaken[] = {0, 8, 64, 1024}, kRedraws[] = {0, 300, 5000};
   lazy_step_one_in_ = kLazy[random_() % 4];
   lazy_taken_one_in_ = kTaken[random_() % 4];
@@ -24,9 +24,10 @@ Scheduler::Scheduler(std::uint64_t seed, std::int32_t ranks, std::uint64_t expir
 void Scheduler::draw_lazy_ranks() {
   const std::size_t ranks = lazy_ranks_.size();
   const std::size_t one = random_() % ranks;
-  const std::uint64_t which = random_() % 5;
+  const std::uint64_t which = random_() % 6;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const bool lazy[] = {false, rank == one, rank != one, random_() % 2 == 0, rank + 1 == ranks};
+    const bool lazy[] = {
+        false, rank == one, rank != one, random_() % 2 == 0, rank + 1 == ranks, rank + 2 == ranks};
     lazy_ranks_[rank] = lazy[which];
   }
 }

@@ -61,7 +61,7 @@ class [[nodiscard]] Task {
 /// A role that was spawned.
 struct Actor {
   const char* name;
-  std::int32_t rank;  ///< whose launch it belongs to; the number of ranks: the fabric
+  std::int32_t rank;  ///< whose launch it belongs to; behind those of all ranks: a part of the fabric
   Task task;
   std::coroutine_handle<> next;  ///< what is resumed in the actor's next step
   struct Word* blocked_on = nullptr;
@@ -78,6 +78,9 @@ struct Word {
 
 class Scheduler {
  public:
+  /// What belongs to no rank's launch, each as slow as it likes: counts from the number of ranks.
+  static constexpr std::int32_t kPuts = 0, kCompletions = 1, kFabric = 2;
+
   /// `expire_one_in`: so many steps pass, on average, until a wait reaches its deadline; 0: none does.
   Scheduler(std::uint64_t seed, std::int32_t ranks, std::uint64_t expire_one_in);
 
@@ -150,8 +153,8 @@ class Scheduler {
   std::vector<Actor*> prompt_, lazy_;  ///< those that may go on; lazy ones seldom do while others can
   std::vector<Actor*> blocked_;
   std::vector<bool> aborted_;
-  // How the seed spreads the steps: some ranks (or the fabric) are slow for a while, so that they come late
-  // by whole launches, and some steps of everybody are.
+  // How the seed spreads the steps: some ranks (or a part of the fabric) are slow for a while, so that they
+  // come late by whole launches, and some steps of everybody are.
   std::vector<bool> lazy_ranks_;
   std::uint64_t lazy_step_one_in_;   ///< so many steps of ranks that are not lazy
   std::uint64_t lazy_taken_one_in_;  ///< how seldom a lazy step is taken before a prompt one; 0: never

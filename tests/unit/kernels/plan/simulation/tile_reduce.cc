@@ -68,7 +68,7 @@ Task TileReduceWorld::store(std::int32_t index, std::uint64_t epoch, Cta& shared
   scheduler_.add(shared.ended, 1);
 }
 
-/// A CTA's tile into this rank's slot at the reducer, who is told.
+/// A CTA's tile into this rank's slot at the reducer, and its word.
 Task TileReduceWorld::store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
                                  std::int32_t in_cluster) {
   const auto& mine = plan(index);
@@ -112,7 +112,7 @@ Task TileReduceWorld::multiplying_warp(std::int32_t index, std::uint64_t epoch, 
 Task TileReduceWorld::reducing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta) {
   Cta shared;
   const bool first = cta == 0;
-  const std::int32_t warps = warps_.reducing - (first ? 1 : 0);  // of CTA 0 one is the relay
+  const std::int32_t warps = warps_of_cta(index) - (first ? 1 : 0);  // of CTA 0 one is the relay
   for (std::int32_t warp = 0; warp < warps; ++warp)
     scheduler_.spawn(index, "summing warp", reducing_warp(index, epoch, shared, first, warp));
   co_await scheduler_.meet(shared.ended, static_cast<std::uint64_t>(warps));
@@ -125,7 +125,7 @@ Task TileReduceWorld::reducing_cta(std::int32_t index, std::uint64_t epoch, std:
 
 Task TileReduceWorld::reducing_warp(std::int32_t index, std::uint64_t epoch, Cta& shared, bool first,
                                     std::int32_t number) {
-  const std::int32_t spare = warps_.reducing - (first ? reserved(index) : 0);
+  const std::int32_t spare = warps_of_cta(index) - (first ? reserved(index) : 0);
   if (first && number == 0) co_await exchange_empty(index, epoch);
   if (number < spare) {
     co_await spare_warp(index, epoch, number);

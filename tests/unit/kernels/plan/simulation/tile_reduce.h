@@ -36,7 +36,7 @@ class UnitClaims {
   std::uint32_t units_, next_;
 };
 
-/// Stores that have begun and that nobody was told of yet.
+/// Stores that have begun and are not signalled yet.
 class Stores {
  public:
   void add(Memory& memory, const Span& span, Stamp first, bool right) {
@@ -66,7 +66,7 @@ struct SumUnit {
 
 /// How many warps a launch has, which the kernel's configuration says.
 struct Warps {
-  std::int32_t reducing = 4;     ///< of a CTA that only sums; of CTA 0 some are reserved
+  std::int32_t spare = 1;        ///< of CTA 0, beside the relay and inter_send
   std::int32_t multiplying = 2;  ///< of a CTA that computes: numbers 4 ..
 };
 
@@ -131,7 +131,7 @@ class TileReduceWorld : public World {
   /// Whether the kernel is the one for several nodes; with the narrow tile it is that for one node as well.
   bool packs(std::int32_t index) const { return others(index) > 0 || plan(index).tile.columns <= 64; }
   std::uint32_t spare_warps(std::int32_t index) const {
-    return static_cast<std::uint32_t>(plan(index).reduce_ctas * warps_.reducing - reserved(index) +
+    return static_cast<std::uint32_t>(plan(index).reduce_ctas * warps_of_cta(index) - reserved(index) +
                                       plan(index).compute_ctas * warps_.multiplying);
   }
   /// Stamp of a whole unit of an owner's, made by `maker`.
@@ -181,11 +181,13 @@ class TileReduceWorld : public World {
   };
 
   std::int32_t reserved(std::int32_t index) const { return others(index) > 0 ? 1 + senders() : 1; }
+  /// One that only sums.
+  std::int32_t warps_of_cta(std::int32_t index) const { return warps_.spare + reserved(index); }
   std::int32_t ctas(std::int32_t index) const override {
     return plan(index).reduce_ctas + plan(index).compute_ctas;
   }
   std::uint64_t leavers(std::int32_t index) const override {
-    return static_cast<std::uint64_t>(ctas(index) - 1 + warps_.reducing - 1);
+    return static_cast<std::uint64_t>(ctas(index) - 1 + warps_of_cta(index) - 1);
   }
   Word& ready(std::int32_t reducer, std::int32_t node_turn, std::int32_t source, std::int64_t tile) {
     return rank(reducer).workspace.word(plan(reducer).reduce.ready_offset(node_turn, source) +
@@ -224,7 +226,7 @@ class TileReduceWorld : public World {
   std::deque<Counts> counts_;
 };
 
-/// Sums for owners on other nodes, of which inter_send is told before the stores of the next unit.
+/// A sum for an owner on another node, which is counted for inter_send before the stores of the next unit.
 struct TileReduceWorld::Staged {
   Stores stores{};
   Word* chunk = nullptr;

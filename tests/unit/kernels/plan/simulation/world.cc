@@ -65,7 +65,7 @@ Task World::relay(std::int32_t index) {
 }
 
 void World::check_result(std::int32_t index, std::uint64_t epoch) {
-  if (scheduler_.aborted(index)) return;  // the caller is told so
+  if (scheduler_.aborted(index)) return;  // and says so
   ++good_launches_;
   Memory& result = rank(index).result;
   const Span all{0, result.bytes()};
@@ -101,7 +101,7 @@ void World::put(Channel& channel, std::uint64_t from, std::uint64_t to, std::uin
   channel.visible.push_back(false);
   channel.completed.push_back(false);
   const auto fabric = static_cast<std::int32_t>(topology_.world());
-  scheduler_.spawn(fabric, "put", carry(channel, put));
+  scheduler_.spawn(fabric + Scheduler::kPuts, "put", carry(channel, put));
 }
 
 /// The source of a put is read until the put is completed.
@@ -120,7 +120,7 @@ Task World::carry(Channel& channel, Put put) {
   co_await scheduler_.step();
   check_source(channel, put);
   const auto fabric = static_cast<std::int32_t>(topology_.world());
-  scheduler_.spawn(fabric, "completion", complete(channel, put));
+  scheduler_.spawn(fabric + Scheduler::kCompletions, "completion", complete(channel, put));
   co_await scheduler_.step();
   memory.end_write({put.to, put.bytes}, put.stamps);
   channel.visible[put.index] = true;

@@ -31,7 +31,7 @@ enum class Fault {
   kNoArrivals,         ///< chunks of other nodes are read without a wait
   kOneLeaverLess,      ///< the relay does not wait for the last role that needs it
   kOwnSumsFirst,       ///< own rows are summed before those of other nodes
-  kLateFlush,          ///< a warp waits with a finished unit that nobody was told of
+  kLateFlush,          ///< a warp waits with a finished unit that it has not signalled
   kCopiesFirst         ///< all warps begin with copies
 };
 

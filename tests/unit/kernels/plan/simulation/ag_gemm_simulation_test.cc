@@ -12,13 +12,15 @@ using kernels::TileSize;
 using kernels::Topology;
 
 const AgGemmCase kOneRow{{1, 3, 5}, kHost, {.tile = kHostTile, .comm_ctas = 1}};
+/// On four nodes every other rank has one.
+const AgGemmCase kTwoRows{{2, 3, 5}, kHost, {.tile = kHostTile, .comm_ctas = 1}};
 /// Blocks of four rows: several of every source.
 const AgGemmCase kBlocks{{23, 40, 16}, kHost, {.tile = TileSize{4, 16, 1}, .comm_ctas = 2}};
 
 }  // namespace
 
 TEST_CASE("AG+GEMM: any order of steps ends, and every tile is computed from this launch's rows") {
-  play_everywhere<AgGemmCase>({kOneRow, kBlocks}, 8);
+  play_everywhere<AgGemmCase>({kOneRow, kTwoRows, kBlocks}, 8);
   play_everywhere<AgGemmCase>(
       {{{13, 70, 9000}, kHost, {.tile = kHostTile, .comm_ctas = 1}},          // rows in two parts
        {{197, 136, 8}, kHost, {.tile = TileSize{8, 64, 2}, .comm_ctas = 2}},  // clusters

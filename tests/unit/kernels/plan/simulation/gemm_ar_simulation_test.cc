@@ -14,8 +14,10 @@ using kernels::Topology;
 
 constexpr Warps kFew{1, 1}, kMany{9, 8};
 const GemmArCase kOneRow{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}};
+/// On four nodes every other rank has one.
+const GemmArCase kTwoRows{{{2, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}};
 const GemmArCase kUnits{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}};
-const std::vector<GemmArCase> kSmall{kOneRow, kUnits};
+const std::vector<GemmArCase> kSmall{kOneRow, kTwoRows, kUnits};
 const std::vector<GemmArCase> kLarge{
     {{{131, 520, 8}, kHost, {.tile = TileSize{8, 256, 1}, .reduce_ctas = 2}, 3, kMany}},
     {{{5, 264, 72}, kGpu, {}, 16, kFew}},

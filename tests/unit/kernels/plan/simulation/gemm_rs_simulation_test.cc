@@ -13,18 +13,30 @@ using kernels::Topology;
 
 constexpr Warps kFew{1, 1}, kMany{9, 5};
 const GemmRsCase kOneRow{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}};
+/// On four nodes every other rank has one.
+const GemmRsCase kTwoRows{{{2, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}};
 const GemmRsCase kUnits{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}};
 
 }  // namespace
 
 TEST_CASE("GEMM+RS: any order of steps ends, and every sum is made of this launch's tiles") {
-  play_everywhere<GemmRsCase>({kOneRow, kUnits}, 8);
+  play_everywhere<GemmRsCase>({kOneRow, kTwoRows, kUnits}, 8);
   play_everywhere<GemmRsCase>(
       {{{{131, 520, 8}, kHost, {.tile = TileSize{8, 256, 1}, .reduce_ctas = 2}, 3, kMany}},
        {{{5, 264, 72}, kGpu, {}, 16, kFew}},
        {{{603, 264, 8}, kGpu, {.tile = Sm90Tile::k128x256, .reduce_ctas = 2}, 5, kMany}},
        {{{301, 72, 8}, kGpu, {.tile = Sm90Tile::k128x64, .reduce_ctas = 2}, 2, kFew}}},
       2);
+}
+
+/// Whoever exchanges dummy signals waits for empty puts of ranks that may put sums before them. Two nodes
+/// without rows between two with rows wait for each other, when nobody else sums there. On a GPU somebody
+/// always does.
+TEST_CASE("GEMM+RS: the warp that exchanges dummy signals must not be the only one that sums") {
+  GemmRsCase alone = kTwoRows;
+  alone.warps = {1, 0};
+  check_seen(alone, Topology(4, 1), Fault::kNone, "stuck");
+  check_seen(alone, Topology(4, 2), Fault::kNone, "stuck");
 }
 
 TEST_CASE("GEMM+RS: the simulation sees what is wrong") {

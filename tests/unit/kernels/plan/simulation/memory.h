@@ -46,7 +46,7 @@ class Memory {
 
   /// "" or why it must not be written now; it is torn afterwards.
   std::string begin_write(const Span& span) {
-    if (!fits(span)) return "a write beyond the memory or between cells, at " + std::to_string(span.at);
+    if (!fits(span)) return "a write beyond the memory, or from within a cell, at " + std::to_string(span.at);
     const char* problem = nullptr;
     for_each(span, [&](Stamp& cell, std::uint64_t) {
       if (cell == kTorn) problem = "two writers at once, at ";
@@ -59,24 +59,24 @@ class Memory {
   void end_write(const Span& span, Stamp first, bool right = true) {
     for_each(span, [&](Stamp& cell, std::uint64_t i) { cell = right ? first + i : kWrong; });
   }
+  /// Like this, from somewhere else: `stamps` is what read() has returned there for as many bytes.
   void end_write(const Span& span, const std::vector<Stamp>& stamps) {
-    for_each(span, [&](Stamp& cell, std::uint64_t i) { cell = stamps[i]; });
+    for_each(span, [&](Stamp& cell, std::uint64_t i) { cell = i < stamps.size() ? stamps[i] : kWrong; });
   }
 
   bool holds(const Span& span, Stamp first) {
     bool right = fits(span);
-    if (right) for_each(span, [&](Stamp& cell, std::uint64_t i) { right &= cell == first + i; });
+    for_each(span, [&](Stamp& cell, std::uint64_t i) { right &= cell == first + i; });
     return right;
   }
   std::vector<Stamp> read(const Span& span) {
     std::vector<Stamp> stamps;
-    if (fits(span)) for_each(span, [&](Stamp& cell, std::uint64_t) { stamps.push_back(cell); });
+    for_each(span, [&](Stamp& cell, std::uint64_t) { stamps.push_back(cell); });
     return stamps;
   }
   /// For an error: what it holds where it does not hold what it should.
   std::string describe(const Span& span, Stamp first) {
-    std::string text = fits(span) ? "" : "beyond the memory";
-    if (!text.empty()) return text;
+    std::string text = fits(span) ? "" : "lies beyond the memory";
     for_each(span, [&](Stamp& cell, std::uint64_t i) {
       if (text.empty() && cell != first + i) text = "cell " + std::to_string(i) + " holds " + name_of(cell);
     });
@@ -85,10 +85,9 @@ class Memory {
 
   Word& word(std::uint64_t at) {
     const auto [found, is_new] = words_.try_emplace(at);
-    if (is_new) cells_[at / cell_bytes_] = kWord;
+    if (is_new && at / cell_bytes_ < cells_.size()) cells_[at / cell_bytes_] = kWord;
     return found->second;
   }
-  const std::unordered_map<std::uint64_t, Word>& words() const { return words_; }
 
  private:
   static std::string name_of(Stamp cell) {
@@ -101,11 +100,12 @@ class Memory {
            std::to_string(cell & ((Stamp{1} << 38) - 1));
   }
   bool fits(const Span& span) const {
-    return span.at % cell_bytes_ == 0 && span.bytes % cell_bytes_ == 0 &&
-           (span.at + span.bytes) / cell_bytes_ <= cells_.size();
+    return span.at % cell_bytes_ == 0 && span.bytes % cell_bytes_ == 0 && span.at <= bytes() &&
+           span.bytes <= bytes() - span.at;
   }
   template <class Visit>
   void for_each(const Span& span, const Visit& visit) {
+    if (!fits(span)) return;
     Stamp* cell = cells_.data() + span.at / cell_bytes_;
     for (std::uint64_t i = 0; i < span.bytes / cell_bytes_; ++i) visit(cell[i], i);
   }

@@ -1,6 +1,6 @@
-// Plan of the all-gather of rows as the cuda executor does it: every rank pushes its rows into the slab of
-// every other rank of its node, and puts them into those of its rail peers, which push them on. Pure; the
-// same on every rank, on host and device.
+// Plan of the all-gather of rows: every rank pushes its rows into the slab of every other rank of its node,
+// and puts them into those of its rail peers, which push them on. Pure; the same on every rank, on host and
+// device.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,19 @@ namespace mkernel::kernels {
 ///                          when there is another node to put them to. Of a source first part 0 of all its
 ///                          rows, then part 1, ...
 /// A chunk is one part (along k) of a block of rows; the parts of a block follow each other, so that a
-/// product of these rows can begin when a part of them is here. A word per chunk instead of one count per
-/// source (plan/gather_plan.h), because several CTAs push at their own pace: a sum over chunks would not say
-/// which of them are whole. Two slabs are enough for the reason given there, as long as no launch ends
-/// before its own puts are completed: the next but one overwrites what they are read from. Every source has
-/// at least one block, if need be an empty one. A chunk is one put: it has no more than block_rows times
+/// product of these rows can begin when a part of them is here. There is a word per chunk instead of one
+/// count per source because several CTAs push at their own pace: a sum over chunks would not say which of
+/// them are whole.
+///
+/// Two slabs are enough without credits. A rank writes into a peer's slab of launch e only after its own
+/// launch e - 1 ended. That launch took at least one chunk from every rank, which that rank gave out after
+/// its launch e - 2 had ended: nobody reads the slab of launch e - 2 any more. Hence every source has at
+/// least one block, if need be an empty one; and no launch ends before its own puts are completed, since the
+/// next but one overwrites what they are read from. A chunk is one put: it has no more than block_rows times
 /// kFanOutPieceBytes (cuda/comm/fan_out.cuh), far below abi::kMaxPutBytes.
 struct PushGatherPlan {
   std::int64_t rows = 0;  ///< of all sources; below 2^31
-  RowParts row;           ///< row_bytes: a multiple of 16
+  RowParts row;           ///< row_bytes: on GPUs a multiple of 16
   Divisor world;
   Divisor block_rows;
   Divisor shares;  ///< CTAs that share every chunk: what a launch adds to each word

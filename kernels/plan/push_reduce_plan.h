@@ -1,7 +1,6 @@
-// Plan of the reduce-scatter of tiles inside a node as the cuda executor does it: every rank pushes its
-// partial tiles into a slot of its own at their reducer, who sums the slots of its node. The reducer of an
-// owner is the rank of the node with the owner's local index: on the owner's node itself. Pure; the same on
-// every rank, on host and device.
+// Plan of the reduce-scatter of tiles inside a node: every rank pushes its partial tiles into a slot of its
+// own at their reducer, who sums the slots of its node. The reducer of an owner is the rank of the node with
+// the owner's local index: on the owner's node itself. Pure; the same on every rank, on host and device.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +17,11 @@ namespace mkernel::kernels {
 ///                                bits each
 /// `source`: local index on this node. `node turn`: whose rows they are, the reducer's own last
 /// (plan/owner_tiles.h). Every word has one writer, who stores it. Two parities are enough: a launch ends
-/// only when it has seen a word of this launch from every rank of its node (an owner without rows gets one
-/// for nothing, tile 0), and a rank's launch e + 1 begins when its launch e, with all reads of the slots, is
-/// over. So whoever is in launch e + 2 knows that nobody reads the slots of launch e any more.
+/// only when it has seen a word of this launch from every rank of its node (an owner without rows gets a
+/// dummy signal, tile 0), and a rank's launch e + 1 begins when its launch e, with all reads of the slots, is
+/// over. So whoever is in launch e + 2 knows that nobody reads the slots of launch e any more. One parity is
+/// enough where a launch ends only when it holds all sums of all ranks: whoever is in launch e + 1 then knows
+/// it.
 struct PushReducePlan {
   std::int64_t rows = 0;     ///< of all owners
   std::int64_t columns = 0;  ///< a multiple of 8
@@ -28,6 +29,7 @@ struct PushReducePlan {
   std::int32_t sources = 1;  ///< ranks of a node; divides `world`
   std::int32_t tile_rows = 1;
   std::int32_t tile_columns = 1;
+  std::int32_t parities = 2;  ///< 1 or 2
 
   MK_HOST_DEVICE std::int64_t first_row(std::int32_t owner) const { return rows * owner / world; }
   MK_HOST_DEVICE std::int64_t rows_of(std::int32_t owner) const {
@@ -50,9 +52,10 @@ struct PushReducePlan {
                                            std::int32_t source) const {
     const std::uint64_t words = (ready_offset(nodes(), 0) + 127) / 128 * 128;
     return words +
-           (static_cast<std::int32_t>(epoch & 1) * world + node_turn * sources + source) * slot_bytes();
+           (static_cast<std::int32_t>(epoch & (parities - 1)) * world + node_turn * sources + source) *
+               slot_bytes();
   }
-  MK_HOST_DEVICE std::uint64_t workspace_bytes() const { return slot_offset(1, nodes(), 0); }
+  MK_HOST_DEVICE std::uint64_t workspace_bytes() const { return slot_offset(parities - 1, nodes(), 0); }
 };
 
 }  // namespace mkernel::kernels

@@ -1,6 +1,5 @@
-// Plan of what crosses nodes when tiles are summed over ranks, as the cuda executor does it: a reducer puts
-// the sums of its node to their owners, its rail peers, in chunks. Pure; the same on every rank, on host and
-// device.
+// Plan of what crosses nodes when tiles are summed over ranks: a reducer puts the sums of its node to their
+// owners, its rail peers, in chunks. Pure; the same on every rank, on host and device.
 #pragma once
 
 #include <cstdint>
@@ -28,17 +27,18 @@ struct PutPartialsPlan {
 
   std::uint64_t begin = 0;  ///< a multiple of 128
   std::int32_t nodes = 1;
-  std::int32_t units = 0;  ///< of the owner that has most
-  Divisor chunk_units;     ///< of one put
+  std::int32_t units = 0;     ///< of the owner that has most
+  Divisor chunk_units;        ///< of one put
+  std::int32_t parities = 2;  ///< as PushReducePlan's
 
   MK_HOST_DEVICE std::uint64_t block_bytes() const { return units * kUnitBytes; }
   MK_HOST_DEVICE std::uint64_t staged_offset(std::int32_t node_turn) const {
     return begin + node_turn * block_bytes();
   }
   MK_HOST_DEVICE std::uint64_t partial_offset(std::uint64_t epoch, std::int32_t sender_turn) const {
-    return staged_offset(nodes - 1) + ((epoch & 1) * (nodes - 1) + sender_turn) * block_bytes();
+    return staged_offset(nodes - 1) + ((epoch & (parities - 1)) * (nodes - 1) + sender_turn) * block_bytes();
   }
-  MK_HOST_DEVICE std::uint64_t end() const { return partial_offset(1, nodes - 1); }
+  MK_HOST_DEVICE std::uint64_t end() const { return partial_offset(parities - 1, nodes - 1); }
 
   /// Of an owner with `packed` units: puts of one launch on the channel (reducer -> owner).
   MK_HOST_DEVICE std::int32_t chunks(std::int32_t packed) const {

@@ -49,8 +49,8 @@ class SumsFanOut {
   Status copy_units(std::byte* c, Work& work, const Launch& launch) const;
 
  private:
-  std::byte* sums_in(std::byte* workspace, const SumUnit& unit, const Launch& launch) const {
-    return workspace + plan_.sums.sums_offset(launch.epoch, unit.owner) +
+  std::byte* sums_in(std::byte* workspace, const SumUnit& unit) const {
+    return workspace + plan_.sums.sums_offset(unit.owner) +
            static_cast<std::uint64_t>(unit.packed) * kUnitBytes;
   }
   std::uint64_t& summed_in(std::byte* workspace, const SumUnit& unit) const {
@@ -74,7 +74,7 @@ void SumsFanOut::to_node(const SumUnit& unit, const std::byte* sums, const Launc
   const std::uint32_t ranks = topology_.ranks_per_node();
   for (std::uint32_t turn = 1; turn < ranks; ++turn) {
     std::byte* there = reduce_.workspace_of((local_ + turn) % ranks);
-    std::memcpy(sums_in(there, unit, launch), sums, kUnitBytes);
+    std::memcpy(sums_in(there, unit), sums, kUnitBytes);
     signal_set(summed_in(there, unit), PushSumsPlan::count(launch.epoch));
   }
 }
@@ -83,14 +83,14 @@ void SumsFanOut::finish(const SumUnit& unit, const std::byte* sums, std::byte* c
   store(unit, sums, c);
   to_node(unit, sums, launch);
   if (plan_.product.units.others == 0) return;
-  std::memcpy(sums_in(reduce_.mine(), unit, launch), sums, kUnitBytes);
+  std::memcpy(sums_in(reduce_.mine(), unit), sums, kUnitBytes);
   signal_add(finished_[static_cast<std::size_t>(unit.packed / plan_.product.partials.chunk_units)], 1);
 }
 
 Status SumsFanOut::put_sums(const Launch& launch) const {
   const PutPartialsPlan& plan = plan_.product.partials;
   const std::int32_t others = plan_.product.units.others, units = plan_.product.packed_units(reduce_.rank());
-  const std::uint64_t own = plan_.sums.sums_offset(launch.epoch, reduce_.rank());
+  const std::uint64_t own = plan_.sums.sums_offset(reduce_.rank());
   for (std::int32_t chunk = 0; chunk < plan.chunks(units); ++chunk) {
     const std::int32_t begin = plan.chunk_begin(chunk, units), end = plan.chunk_begin(chunk + 1, units);
     const std::uint64_t filled = (launch.epoch + 1) * static_cast<std::uint64_t>(end - begin);
@@ -122,7 +122,7 @@ Status SumsFanOut::relay_units(std::byte* c, Work& work, const Launch& launch) c
         plan.count(launch.epoch, plan_.product.packed_units(owner), unit.packed / plan.chunk_units);
     MK_RETURN_IF_ERROR(reduce_.endpoint().wait_arrival(static_cast<std::uint32_t>(owner), 1, count,
                                                        "inter_recv", launch.at_stage(kAfterOwner)));
-    const std::byte* sums = sums_in(reduce_.mine(), unit, launch);
+    const std::byte* sums = sums_in(reduce_.mine(), unit);
     store(unit, sums, c);
     to_node(unit, sums, launch);
   }
@@ -145,7 +145,7 @@ Status SumsFanOut::copy_units(std::byte* c, Work& work, const Launch& launch) co
                                              static_cast<std::uint32_t>(reduce_.rank()))};
     MK_RETURN_IF_ERROR(wait_at_least(summed_in(reduce_.mine(), unit), PushSumsPlan::count(launch.epoch), site,
                                      launch.at_stage(stage)));
-    store(unit, sums_in(reduce_.mine(), unit, launch), c);
+    store(unit, sums_in(reduce_.mine(), unit), c);
   }
   return {};
 }

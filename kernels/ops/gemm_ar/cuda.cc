@@ -52,14 +52,13 @@ class CudaGemmAr final : public TileReduceOperation {
     const std::int32_t me = plan_.product.rank();
     for (std::int32_t near = 0; near < plan_.product.tiles.node_turns - 1; ++near) {
       std::byte* there = reducer_of(plan_.product.tiles.far_turns + near);
-      p.sums_there[near] = there + sums.sums_offset(0, me);
+      p.sums_there[near] = there + sums.sums_offset(me);
       p.summed_there[near] = reinterpret_cast<std::uint64_t*>(there + sums.summed_offset(me));
     }
-    p.sums_at = sums.sums_offset(0, 0);
-    p.sums_here = workspace().mine + sums.sums_offset(0, 0);
+    p.sums_at = sums.sums_offset(0);
+    p.sums_here = workspace().mine + sums.sums_offset(0);
     p.summed = reinterpret_cast<const std::uint64_t*>(workspace().mine + sums.summed_offset(0));
-    p.sums_owner_bytes = sums.sums_offset(0, 1) - sums.sums_offset(0, 0);
-    p.sums_parity_bytes = sums.sums_offset(1, 0) - sums.sums_offset(0, 0);
+    p.sums_owner_bytes = sums.sums_offset(1) - sums.sums_offset(0);
   }
 
   const GemmArPlan plan_;

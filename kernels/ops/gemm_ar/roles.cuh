@@ -32,7 +32,7 @@ class UnitFanOut {
   /// To be flushed before the stores of another unit.
   __device__ __forceinline__ bool full() const { return untold_ == most_untold_; }
   /// One lane: 16 bytes of a unit of the owner that comes `beyond` ranks after this one, at byte `at` of the
-  /// owner's units of both epoch parities.
+  /// owner's units.
   __device__ __forceinline__ void store(std::int32_t beyond, std::uint64_t at, const uint4& sums) const {
     const std::int64_t there = beyond * static_cast<std::int64_t>(p_.sums_owner_bytes) + at;
     for (std::int32_t turn = 0; turn < p_.sources() - 1; ++turn)
@@ -81,10 +81,9 @@ struct GemmArOutput {
   __device__ __forceinline__ void begin(std::uint64_t epoch) {
     if (node.full()) flush(epoch);
   }
-  __device__ __forceinline__ void store(std::uint64_t epoch, const SumUnit& unit, std::uint32_t inside,
+  __device__ __forceinline__ void store(std::uint64_t, const SumUnit& unit, std::uint32_t inside,
                                         std::uint64_t at, const uint4& sums) const {
-    const std::uint64_t there =
-        (epoch & 1) * p.sums_parity_bytes + unit.packed * PushSumsPlan::kUnitBytes + inside;
+    const std::uint64_t there = unit.packed * PushSumsPlan::kUnitBytes + inside;
     node.store(0, there, sums);
     if (kNodes && p.units.others > 0)
       ptx::st_v4(p.sums_here + p.endpoint.rank * p.sums_owner_bytes + there, sums);
@@ -104,8 +103,7 @@ struct GemmArOutput {
 __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_t epoch) {
   const PutPartialsPlan& plan = p.wire.plan;
   const std::int32_t units = p.wire.packed_units[p.units.others];
-  const std::uint64_t own =
-      p.sums_at + (epoch & 1) * p.sums_parity_bytes + p.endpoint.rank * p.sums_owner_bytes;
+  const std::uint64_t own = p.sums_at + p.endpoint.rank * p.sums_owner_bytes;
   for (std::int32_t chunk = 0; chunk < plan.chunks(units); ++chunk) {
     const std::int32_t begin = plan.chunk_begin(chunk, units), end = plan.chunk_begin(chunk + 1, units);
     const auto [came, released] =
@@ -128,8 +126,8 @@ __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_
 /// Whole warp: a unit of the owner at `turn` from the workspace, where it is complete, to its place in c:
 /// eight loads of 16 bytes in flight in every lane. `and_to(at, piece)`: where else.
 template <class Config, bool kNodes, class AndTo>
-__device__ __forceinline__ void copy_unit(const GemmArParameters& p, std::uint64_t epoch, std::int32_t turn,
-                                          std::int32_t unit, const AndTo& and_to) {
+__device__ __forceinline__ void copy_unit(const GemmArParameters& p, std::int32_t turn, std::int32_t unit,
+                                          const AndTo& and_to) {
   constexpr int kPieces = PushSumsPlan::kUnitBytes / (32 * 16);
   constexpr int kAcross = Config::kTileN / 8;  // lanes that a row of the unit takes
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
@@ -137,7 +135,7 @@ __device__ __forceinline__ void copy_unit(const GemmArParameters& p, std::uint64
   const std::int32_t column = place.column * Config::kTileN + lane % kAcross * 8;
   const std::int32_t first_row = static_cast<std::int32_t>(place.row) + lane / kAcross;
   const std::int32_t packed = kNodes ? p.units.packed(unit, p.rows_of[turn]) : unit;
-  const std::uint64_t at = (epoch & 1) * p.sums_parity_bytes + packed * PushSumsPlan::kUnitBytes + lane * 16;
+  const std::uint64_t at = packed * PushSumsPlan::kUnitBytes + lane * 16;
   const std::byte* from = p.sums_here + p.owner[turn] * p.sums_owner_bytes + at;
   const auto inside = [&](int i) {
     return first_row + i * (32 / kAcross) < p.rows_of[turn] && column < p.columns;
@@ -186,7 +184,7 @@ __device__ __forceinline__ void relay_units(const GemmArParameters& p, std::uint
     if (!wait_together(arrived, count, {DeviceRole::kInterRecv, DeviceTag::kArrivals, owner, 1}, scope))
       return false;
     node.flush(epoch);
-    copy_unit<Config, true>(p, epoch, turn, unit,
+    copy_unit<Config, true>(p, turn, unit,
                             [&](std::uint64_t at, const uint4& piece) { node.store(beyond, at, piece); });
     node.finish(beyond, unit);
     return true;
@@ -216,7 +214,7 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
             scope)) {
       return false;
     }
-    copy_unit<Config, kNodes>(p, epoch, turn, unit, [](std::uint64_t, const uint4&) {});
+    copy_unit<Config, kNodes>(p, turn, unit, [](std::uint64_t, const uint4&) {});
     return true;
   });
   if (threadIdx.x % 32 == 0) end_work(p.endpoint.trace, DeviceWork::kCopy);

@@ -82,7 +82,7 @@ TEST_CASE("a unit means the same rows on every rank, also where owners have uneq
   }
 }
 
-TEST_CASE("sums of two parities lie behind the reduction's part and do not overlap; counts only grow") {
+TEST_CASE("sums lie behind the reduction's part and do not overlap; counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
     const GemmArPlan plan = plan_of({1003, 72, 64}, world, 0);
     const PushSumsPlan& sums = plan.sums;
@@ -91,16 +91,17 @@ TEST_CASE("sums of two parities lie behind the reduction's part and do not overl
     CHECK(sums.begin >= plan.product.workspace_bytes());
     CHECK(sums.summed_offset(0) == sums.begin);
     CHECK(sums.summed_offset(1) - sums.summed_offset(0) == static_cast<std::uint64_t>(sums.units) * 8);
-    std::uint64_t end = sums.sums_offset(0, 0);
+    std::uint64_t end = sums.sums_offset(0);
     CHECK(end >= sums.summed_offset(owners));
-    for (const std::uint64_t epoch : {0U, 1U}) {
-      for (std::int32_t owner = 0; owner < owners; ++owner) {
-        CHECK(sums.sums_offset(epoch, owner) == end);
-        CHECK(sums.sums_offset(epoch + 2, owner) == end);
-        end += static_cast<std::uint64_t>(sums.units) * PushSumsPlan::kUnitBytes;
-      }
+    for (std::int32_t owner = 0; owner < owners; ++owner) {
+      CHECK(sums.sums_offset(owner) == end);
+      end += static_cast<std::uint64_t>(sums.units) * PushSumsPlan::kUnitBytes;
     }
     CHECK(end == plan.workspace_bytes());
+    // Slots have one parity, too: those of GEMM+RS take twice the room.
+    const PushReducePlan& reduce = plan.product.reduce;
+    CHECK(reduce.slot_offset(1, 0, 0) == reduce.slot_offset(0, 0, 0));
+    CHECK(reduce.workspace_bytes() == reduce.slot_offset(0, 0, 0) + world * reduce.slot_bytes());
     CHECK(PushSumsPlan::count(0) == 1);
     CHECK(PushSumsPlan::count(5) == 6);
   }

@@ -40,11 +40,4 @@ TEST_CASE("GEMM+AR: the simulation sees what is wrong") {
   check_seen(kUnits, Topology(1, 8), Fault::kCopiesFirst, "stuck");
 }
 
-/// No sum of a launch is there before every rank has begun that launch, and a rank ends when it has copied
-/// every sum. So its launches never overlap, whatever the buffers' parities are for in GEMM+RS.
-TEST_CASE("GEMM+AR: buffers of one parity would do") {
-  play_everywhere(kSmall, 8, Fault::kOneParityOfAll);
-  play_everywhere(kLarge, 1, Fault::kOneParityOfAll);
-}
-
 }  // namespace mkernel::test

@@ -23,8 +23,6 @@ enum class Fault {
   kGoesOn,             ///< launches behind a failed one do their work
   kOneParity,          ///< of the slabs or slots
   kOnePartialsParity,  ///< of the partials of other nodes
-  kOneSumsParity,      ///< of the finished sums
-  kOneParityOfAll,     ///< of all these
   kNoCompletions,      ///< a launch ends before its puts are completed
   kNoDummySignals,     ///< ranks without rows neither signal nor are waited for
   kCountFirst,         ///< a count is raised before the data is written
@@ -96,9 +94,7 @@ class World {
 
   bool has(Fault fault) const { return settings_.fault == fault; }
   /// The epoch that decides where a buffer lies.
-  std::uint64_t lap(std::uint64_t epoch, Fault one_parity) const {
-    return has(one_parity) || has(Fault::kOneParityOfAll) ? 0 : epoch;
-  }
+  std::uint64_t lap(std::uint64_t epoch, Fault one_parity) const { return has(one_parity) ? 0 : epoch; }
   std::int32_t nodes() const { return static_cast<std::int32_t>(topology_.nodes()); }
   std::int32_t ranks_per_node() const { return static_cast<std::int32_t>(topology_.ranks_per_node()); }
   std::int32_t node_of(std::int32_t rank) const { return rank / ranks_per_node(); }

@@ -94,10 +94,9 @@ def units():
                 f"(const __grid_constant__ {parameters})" for dtype, layout in itertools.product(types, layouts))))
     for tile in tiles():
         all_units.append(unit_of("sm90_local", tile, "kernels/cuda/gemm/sm90_local.cuh", (
-            f"sm90_local_kernel<Sm90Config<Sm90Tile::{tile}, DataType::{dtype}, Layout::{layout}, MatrixElement::{output}, "
+            f"sm90_local_kernel<Sm90Config<Sm90Tile::{tile}, DataType::{dtype}, Layout::{layout}, "
             f"Sm90Cluster::{cluster}>>(const __grid_constant__ Sm90LocalProduct)"
-            for dtype, layout, cluster in itertools.product(types, layouts, ("kStacked", "kSideBySide"))
-            for output in (dtype, "kF32"))))
+            for dtype, layout, cluster in itertools.product(types, layouts, ("kStacked", "kSideBySide")))))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))
     all_units.append(Unit("device API", "device_api", '#include "tests/kernels/device_api.cu"\n'))
     all_units.append(Unit("proto/abi", "abi_layout", '#include "kernels/cuda/abi_layout.cu"\n'))

@@ -84,7 +84,7 @@ __global__ __launch_bounds__(Config::kThreads, 1) void chain_kernel(const __grid
 
 template <Sm90Tile kTile>
 Status launch(const Parameters& p, std::int32_t ctas) {
-  using Config = Sm90Config<kTile, DataType::kBf16, Layout::kRowMajor, MatrixElement::kBf16>;
+  using Config = Sm90Config<kTile, DataType::kBf16, Layout::kRowMajor>;
   constexpr auto kBytes = static_cast<int>(sm90_shared_bytes<Config>());
   const auto kernel = &chain_kernel<Config>;
   MK_RETURN_IF_ERROR(cuda_status(
@@ -105,14 +105,13 @@ Status launch(const Parameters& p, std::int32_t ctas) {
 
 Status launch_chain(const Chain& chain, Sm90Tile tile, std::int32_t ctas) {
   constexpr auto kType = DataType::kBf16;
-  constexpr auto kElement = MatrixElement::kBf16;
   const auto [m, k, n] = std::tuple(chain.m, chain.k, chain.n);
   const MatrixView views[] = {sm90_a_view(tile, kType, chain.x, m, k),
                               sm90_b_view(kType, Layout::kRowMajor, chain.v, k, k),
-                              sm90_c_view(kElement, chain.h, m, k),
+                              sm90_c_view(kType, chain.h, m, k),
                               sm90_a_view(tile, kType, chain.h, m, k),
                               sm90_b_view(kType, Layout::kRowMajor, chain.w, n, k),
-                              sm90_c_view(kElement, chain.y, m, n)};
+                              sm90_c_view(kType, chain.y, m, n)};
   TensorMap maps[6];
   for (int i = 0; i < 6; ++i) {
     auto map = encode_tensor_map(views[i], "of the chain");

@@ -34,60 +34,56 @@ GpuBuffer allocate(std::int64_t bytes) {
   return test::require(GpuBuffer::allocate(static_cast<std::uint64_t>(bytes)));
 }
 
-Operands operands(const GemmShape& s, bool fp32_output, std::uint64_t seed) {
-  Operands o{allocate(s.m * s.k * 2), allocate(s.k * s.n * 2), allocate(s.m * s.n * (fp32_output ? 4 : 2))};
+Operands operands(const GemmShape& s, std::uint64_t seed) {
+  Operands o{allocate(s.m * s.k * 2), allocate(s.k * s.n * 2), allocate(s.m * s.n * 2)};
   require_ok(fill_random(o.a.get(), s.dtype, static_cast<std::uint64_t>(s.m * s.k), 2 * seed, nullptr));
   require_ok(fill_random(o.b.get(), s.dtype, static_cast<std::uint64_t>(s.k * s.n), 2 * seed + 1, nullptr));
   require_ok(poison(o.c, nullptr));
   return o;
 }
 
-std::string text(const GemmShape& s, const Sm90GemmOptions& options) {
+std::string text(const GemmShape& s, const std::optional<Sm90Plan>& plan) {
   return std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k) +
          (s.dtype == DataType::kBf16 ? " bf16" : " fp16") +
          (s.b_layout == Layout::kRowMajor ? " row-major" : " column-major") +
-         (options.fp32_output ? " -> fp32" : "") +
-         (options.plan ? " tile " + std::to_string(tile_rows(options.plan->tile)) + "x" +
-                             std::to_string(tile_columns(options.plan->tile)) +
-                             (options.plan->cluster == Sm90Cluster::kStacked ? " stacked" : " side by side")
-                       : "");
+         (plan ? " tile " + std::to_string(plan->tile.rows) + "x" + std::to_string(plan->tile.columns) +
+                     (plan->cluster == Sm90Cluster::kStacked ? " stacked" : " side by side")
+               : "");
 }
 
-void check_case(const GemmShape& s, const Sm90GemmOptions& options) {
+void check_case(const GemmShape& s, const std::optional<Sm90Plan>& plan) {
   static std::uint64_t seed = 100;
-  const std::string name = text(s, options);
+  const std::string name = text(s, plan);
   CAPTURE(name);
-  const Operands o = operands(s, options.fp32_output, ++seed);
-  require_ok(gemm_sm90(o.arguments(), s, options, nullptr));
-  const auto check = test::require(check_product(o.arguments(), s, options.fp32_output, nullptr));
+  const Operands o = operands(s, ++seed);
+  require_ok(gemm_sm90(o.arguments(), s, plan, nullptr));
+  const auto check = test::require(check_product(o.arguments(), s, nullptr));
   CHECK_MESSAGE(check.wrong == 0, check.wrong << " elements, one at " << check.first_wrong);
   // The elementwise bound grows with k; the norm does not: rounding of the output, or of the sums inside the
   // tensor cores, stays far under it, one forgotten column of a or b does not.
   const double unit = s.dtype == DataType::kBf16 ? 0x1p-8 : 0x1p-11;
-  CHECK(check.relative_error < (options.fp32_output ? 1e-4 : unit));
+  CHECK(check.relative_error < unit);
 }
 
-/// Every type, layout and output for one shape.
+/// Every type and layout for one shape.
 /// `tail`: so many cluster tiles at the end are cut into narrow ones, where the tile allows it.
 void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}, Sm90Cluster cluster = Sm90Cluster::kStacked,
                std::int32_t tail = 0) {
   for (const DataType type : {DataType::kBf16, DataType::kF16}) {
     for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
-      for (const bool fp32_output : {false, true}) {
-        s.dtype = type;
-        s.b_layout = layout;
-        Sm90GemmOptions options{.fp32_output = fp32_output};
-        if (tile) options.plan = plan_sm90(s, kH200.with_sms(test::multiprocessors()), *tile, cluster);
-        if (tail > 0) options.plan->whole = std::max(0, options.plan->raster.tiles() - tail);
-        check_case(s, options);
-      }
+      s.dtype = type;
+      s.b_layout = layout;
+      std::optional<Sm90Plan> plan;
+      if (tile) plan = plan_sm90(s, kH200.with_sms(test::multiprocessors()), *tile, cluster);
+      if (tail > 0) plan->whole = std::max(0, plan->raster.tiles() - tail);
+      check_case(s, plan);
     }
   }
 }
 
 }  // namespace
 
-TEST_CASE("every tile, type, layout and output, with tails on all sides") {
+TEST_CASE("every tile, type and layout, with tails on all sides") {
   if (!test::hopper_or_skip()) return;
   for (const Sm90Tile tile : kSm90Tiles) {
     for (const Sm90Cluster cluster : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide}) {
@@ -140,29 +136,23 @@ TEST_CASE("what whole waves leave over is cut into narrow tiles") {
   }
 }
 
-TEST_CASE("n of 4 elements is enough where no row of 16-bit elements has that length") {
-  if (!test::hopper_or_skip()) return;
-  check_case({100, 132, 64, DataType::kBf16, Layout::kColumnMajor}, {.fp32_output = true});
-}
-
 TEST_CASE("few CTAs and any band give the same bits") {
   if (!test::hopper_or_skip()) return;
   const GemmShape s{1500, 1304, 520};
-  const Operands o = operands(s, false, 7);
+  const Operands o = operands(s, 7);
   const auto result = [&](std::int32_t ctas, std::int32_t band) {
-    Sm90GemmOptions options{.plan =
-                                plan_sm90(s, kH200.with_sms(test::multiprocessors()), Sm90Tile::k128x256)};
-    options.plan->ctas = ctas;
-    options.plan->raster = options.plan->raster.with_band(band);
+    Sm90Plan plan = plan_sm90(s, kH200.with_sms(test::multiprocessors()), Sm90Tile::k128x256);
+    plan.ctas = ctas;
+    plan.raster = plan.raster.with_band(band);
     require_ok(poison(o.c, nullptr));
-    require_ok(gemm_sm90(o.arguments(), s, options, nullptr));
+    require_ok(gemm_sm90(o.arguments(), s, plan, nullptr));
     std::vector<std::uint16_t> host(static_cast<std::size_t>(s.m * s.n));
     require_ok(
         cuda_status(cudaMemcpy(host.data(), o.c.get(), host.size() * 2, cudaMemcpyDeviceToHost), "copy"));
     return host;
   };
   const auto expected = result(2, 1);
-  CHECK(check_product(o.arguments(), s, false, nullptr)->wrong == 0);
+  CHECK(check_product(o.arguments(), s, nullptr)->wrong == 0);
   CHECK(result(6, 2) == expected);
   CHECK(result(36, 3) == expected);
   CHECK(result(36, 100) == expected);
@@ -171,7 +161,7 @@ TEST_CASE("few CTAs and any band give the same bits") {
 TEST_CASE("captured once, replayed with new inputs") {
   if (!test::hopper_or_skip()) return;
   const GemmShape s{777, 520, 392};
-  const Operands o = operands(s, false, 1);
+  const Operands o = operands(s, 1);
   const auto stream = test::require(GpuStream::create());
   const auto graph =
       test::require(GpuGraph::capture(stream, [&] { return gemm_sm90(o.arguments(), s, {}, stream.get()); }));
@@ -180,7 +170,7 @@ TEST_CASE("captured once, replayed with new inputs") {
     require_ok(fill_random(o.a.get(), s.dtype, count, 1000 + round, stream.get()));
     require_ok(poison(o.c, stream.get()));
     require_ok(graph.launch(stream));
-    CHECK(check_product(o.arguments(), s, false, stream.get())->wrong == 0);
+    CHECK(check_product(o.arguments(), s, stream.get())->wrong == 0);
   }
 }
 
@@ -197,8 +187,8 @@ TEST_CASE("a schedule that waits for tiles of the same launch: hooks, order and 
         CAPTURE(tile_rows(tile));
         CAPTURE(tile_columns(tile));
         CAPTURE(ctas);
-        const Operands one = operands(first, false, ++seed);
-        const Operands two = operands(second, false, ++seed);
+        const Operands one = operands(first, ++seed);
+        const Operands two = operands(second, ++seed);
         require_ok(cuda_status(cudaMemset(words.get(), 0, words.bytes()), "words"));
         auto* word = static_cast<std::uint32_t*>(words.get());
         require_ok(test::launch_chain(
@@ -207,8 +197,8 @@ TEST_CASE("a schedule that waits for tiles of the same launch: hooks, order and 
         std::uint32_t failed = 0;
         require_ok(cuda_status(cudaMemcpy(&failed, word + 1000, 4, cudaMemcpyDeviceToHost), "words"));
         CHECK(failed == 0);
-        CHECK(check_product(one.arguments(), first, false, nullptr)->wrong == 0);
-        CHECK(check_product({one.c.get(), two.b.get(), two.c.get()}, second, false, nullptr)->wrong == 0);
+        CHECK(check_product(one.arguments(), first, nullptr)->wrong == 0);
+        CHECK(check_product({one.c.get(), two.b.get(), two.c.get()}, second, nullptr)->wrong == 0);
       }
     }
   }

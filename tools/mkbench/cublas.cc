@@ -74,7 +74,7 @@ Result<Cublas> Cublas::open(CUstream_st* stream) {
   return Result<Cublas>(std::move(cublas));
 }
 
-Status Cublas::gemm(const GemmArguments& arguments, const GemmShape& shape, bool fp32_output) const {
+Status Cublas::gemm(const GemmArguments& arguments, const GemmShape& shape) const {
   const Api& api = *handle_.get_deleter().api;
   const auto m = static_cast<int>(shape.m), n = static_cast<int>(shape.n), k = static_cast<int>(shape.k);
   const int type = shape.dtype == DataType::kBf16 ? kReal16Bf : kReal16F;
@@ -83,7 +83,7 @@ Status Cublas::gemm(const GemmArguments& arguments, const GemmShape& shape, bool
   // Column-major c^T[n, m] = b^T x a^T.
   return api.status(api.gemm(handle_.get(), row_major ? kNormal : kTransposed, kNormal, n, m, k, &one,
                              arguments.b, type, row_major ? n : k, arguments.a, type, k, &zero, arguments.c,
-                             fp32_output ? kReal32F : type, n, kCompute32F, kDefaultAlgorithm),
+                             type, n, kCompute32F, kDefaultAlgorithm),
                     "cublasGemmEx");
 }
 

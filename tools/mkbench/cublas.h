@@ -17,9 +17,9 @@ class Cublas {
   /// outlives it. kUnavailable when no libcublas of CUDA 12 or 13 can be loaded.
   static Result<Cublas> open(CUstream_st* stream);
 
-  /// c[m, n] = a[m, k] x b in the layout of `shape`, sums in fp32; c in the type of a and b, or fp32.
+  /// c[m, n] = a[m, k] x b in the layout of `shape`, sums in fp32; c in the type of a and b.
   /// Asynchronous.
-  Status gemm(const GemmArguments& arguments, const GemmShape& shape, bool fp32_output = false) const;
+  Status gemm(const GemmArguments& arguments, const GemmShape& shape) const;
 
  private:
   struct Api;

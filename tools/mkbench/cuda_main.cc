@@ -151,7 +151,6 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(5, 10000))
       ->capture_default_str();
   gemm->add_option("--seconds", a.gemm.seconds, "at most this long for one shape")->capture_default_str();
-  gemm->add_flag("--fp32", a.gemm.fp32_output, "c in fp32");
   gemm->add_flag("--no-check", a.no_check, "do not compare with fp64");
   gemm->add_option("--json", a.json, "add the rows to the list in this file");
   try {

@@ -28,10 +28,8 @@ struct Set {
 class Bench {
  public:
   Status prepare(const GemmShape& shape, const GemmCudaOptions& options);
-  Status ours() {
-    return kernels::gemm_sm90(next().arguments(), shape_, {options_.fp32_output, plan_}, stream_.get());
-  }
-  Status cublas() { return cublas_->gemm(next().arguments(), shape_, options_.fp32_output); }
+  Status ours() { return kernels::gemm_sm90(next().arguments(), shape_, plan_, stream_.get()); }
+  Status cublas() { return cublas_->gemm(next().arguments(), shape_); }
   /// `calls` of each side in turn; times in ms.
   Status time(int calls, std::vector<double>& ours, std::vector<double>& cublas);
   Result<ProductCheck> check();
@@ -57,7 +55,7 @@ Result<Set> Bench::make_set(std::uint64_t seed) const {
   if (!a.ok()) return a.status();
   auto b = GpuBuffer::allocate(k * n * 2);
   if (!b.ok()) return b.status();
-  auto c = GpuBuffer::allocate(m * n * (options_.fp32_output ? 4 : 2));
+  auto c = GpuBuffer::allocate(m * n * 2);
   if (!c.ok()) return c.status();
   MK_RETURN_IF_ERROR(fill_random(a->get(), shape_.dtype, m * k, 2 * seed, stream_.get()));
   MK_RETURN_IF_ERROR(fill_random(b->get(), shape_.dtype, k * n, 2 * seed + 1, stream_.get()));
@@ -110,7 +108,7 @@ Result<ProductCheck> Bench::check() {
   const Set& set = sets_[position_];
   MK_RETURN_IF_ERROR(poison(set.c, stream_.get()));
   MK_RETURN_IF_ERROR(ours());
-  return check_product(set.arguments(), shape_, options_.fp32_output, stream_.get());
+  return check_product(set.arguments(), shape_, stream_.get());
 }
 
 }  // namespace

@@ -17,9 +17,8 @@ struct GemmCudaOptions {
   double seconds = 2.0;                   ///< fewer iterations when one shape would take longer, at least 5
   std::optional<kernels::Sm90Tile> tile;  ///< instead of the plan's choice, with `cluster`
   kernels::Sm90Cluster cluster = kernels::Sm90Cluster::kStacked;
-  int band = 0;              ///< rows of a raster band; 0: the plan's choice
-  bool fp32_output = false;  ///< c in fp32, of cuBLAS too
-  bool check = true;         ///< compare every element with fp64 afterwards
+  int band = 0;       ///< rows of a raster band; 0: the plan's choice
+  bool check = true;  ///< compare every element with fp64 afterwards
 };
 
 struct GemmCudaRow {

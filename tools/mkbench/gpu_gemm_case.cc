@@ -83,7 +83,7 @@ Result<ProductCheck> GpuGemmCase::check_gathered(const Set& set) {
     const std::int64_t first = block_range(shape_.m, world_, rank).begin;
     MK_RETURN_IF_ERROR(fill_operand(rows + first * shape_.k * 2, set.iteration, rank, kA));
   }
-  return check_product({rows, set.b.get(), set.c.get()}, shape_, false, stream_);
+  return check_product({rows, set.b.get(), set.c.get()}, shape_, stream_);
 }
 
 Result<ProductCheck> GpuGemmCase::check_reduced(const Set& set) {

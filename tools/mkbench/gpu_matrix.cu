@@ -110,8 +110,8 @@ __device__ void count_element(double value, double reference, double partials, d
 }
 
 /// One block of 64 x 64 elements: fp64 products, comparison, sums into `out`.
-template <typename T, typename C>
-__global__ __launch_bounds__(256) void check_kernel(const C* c, const __grid_constant__ Problem p,
+template <typename T>
+__global__ __launch_bounds__(256) void check_kernel(const T* c, const __grid_constant__ Problem p,
                                                     Sums* out) {
   __shared__ float sa[kDepth][kBlock + 1];
   __shared__ float sb[kDepth][kBlock + 1];
@@ -172,27 +172,22 @@ __global__ __launch_bounds__(256) void check_kernel(const C* c, const __grid_con
 }
 
 template <typename T>
-void launch_check(const void* c, const Problem& p, bool fp32_output, Sums* out, cudaStream_t stream) {
+void launch_check(const void* c, const Problem& p, Sums* out, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((p.n + kBlock - 1) / kBlock),
                   static_cast<unsigned>((p.m + kBlock - 1) / kBlock));
-  if (fp32_output) {
-    check_kernel<T><<<grid, 256, 0, stream>>>(static_cast<const float*>(c), p, out);
-  } else {
-    check_kernel<T><<<grid, 256, 0, stream>>>(static_cast<const T*>(c), p, out);
-  }
+  check_kernel<T><<<grid, 256, 0, stream>>>(static_cast<const T*>(c), p, out);
 }
 
-Problem problem_of(const GemmShape& shape, bool fp32_output) {
+Problem problem_of(const GemmShape& shape) {
   const bool bf16 = shape.dtype == DataType::kBf16;
   Problem p{.m = shape.m, .n = shape.n, .k = shape.k, .row_major = shape.b_layout == Layout::kRowMajor};
-  p.unit = fp32_output ? 0x1p-24 : bf16 ? 0x1p-8 : 0x1p-11;
+  p.unit = bf16 ? 0x1p-8 : 0x1p-11;
   // Half the distance of subnormal numbers of the output.
-  p.tiny = !fp32_output && !bf16 ? 0x1p-25 : 0x1p-130;
+  p.tiny = bf16 ? 0x1p-130 : 0x1p-25;
   return p;
 }
 
-Result<ProductCheck> check_sum(const Problem& p, const void* c, DataType type, bool fp32_output,
-                               cudaStream_t stream) {
+Result<ProductCheck> check_sum(const Problem& p, const void* c, DataType type, cudaStream_t stream) {
   auto buffer = GpuBuffer::allocate(sizeof(Sums));
   if (!buffer.ok()) return buffer.status();
   Sums sums{0, -1, 0, 0, 0};
@@ -200,9 +195,9 @@ Result<ProductCheck> check_sum(const Problem& p, const void* c, DataType type, b
       cudaMemcpyAsync(buffer->get(), &sums, sizeof sums, cudaMemcpyHostToDevice, stream), "check: sums"));
   auto* out = static_cast<Sums*>(buffer->get());
   if (type == DataType::kBf16) {
-    launch_check<__nv_bfloat16>(c, p, fp32_output, out, stream);
+    launch_check<__nv_bfloat16>(c, p, out, stream);
   } else {
-    launch_check<__half>(c, p, fp32_output, out, stream);
+    launch_check<__half>(c, p, out, stream);
   }
   MK_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "check: launch"));
   MK_RETURN_IF_ERROR(
@@ -261,13 +256,13 @@ Result<std::uint64_t> digest_of(const GpuBuffer& buffer, CUstream_st* stream) {
   return std::uint64_t{digest};
 }
 
-Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmShape& shape, bool fp32_output,
+Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmShape& shape,
                                    CUstream_st* stream) {
-  Problem p = problem_of(shape, fp32_output);
+  Problem p = problem_of(shape);
   p.terms = p.node_terms = 1;
   p.a[0] = arguments.a;
   p.b[0] = arguments.b;
-  return check_sum(p, arguments.c, shape.dtype, fp32_output, stream);
+  return check_sum(p, arguments.c, shape.dtype, stream);
 }
 
 Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& partials,
@@ -278,7 +273,7 @@ Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& par
                                                     " products, at most " + std::to_string(kMaxTerms));
   }
   if (rows.size() == 0) return ProductCheck{};
-  Problem p = problem_of(shape, false);
+  Problem p = problem_of(shape);
   p.m = rows.size();
   p.partial_unit = p.unit;
   p.node_terms = static_cast<int>(ranks_per_node);
@@ -286,7 +281,7 @@ Result<ProductCheck> check_reduced_product(const std::vector<GemmArguments>& par
     p.a[p.terms] = static_cast<const std::byte*>(partial.a) + rows.begin * shape.k * 2;
     p.b[p.terms++] = partial.b;
   }
-  return check_sum(p, c, shape.dtype, false, stream);
+  return check_sum(p, c, shape.dtype, stream);
 }
 
 std::string gpu_name() {

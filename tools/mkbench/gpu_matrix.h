@@ -47,9 +47,9 @@ struct ProductCheck {
   double worst = 0;               ///< largest |c - ref| / bound
 };
 
-/// Compares every element of c (fp32, or the type of a and b) with a x b in fp64; bound: u |ref| + k 2^-24
+/// Compares every element of c with a x b in fp64; bound: u |ref| + k 2^-24
 /// sum |a b|, u the rounding unit of c's type. Synchronous.
-Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmShape& shape, bool fp32_output,
+Result<ProductCheck> check_product(const GemmArguments& arguments, const GemmShape& shape,
                                    CUstream_st* stream);
 
 /// The same for rows of a sum over ranks: c[rows, n] with the sum of the products of all `partials` (a [m, k]

@@ -10,7 +10,7 @@
 namespace mkernel::kernels {
 namespace {
 
-Status check_dimension(const char* name, std::int64_t value, std::int64_t multiple) {
+Status check_dimension(const char* name, std::int64_t value, std::int64_t multiple = 8) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   if (value < 1 || value >= kLimit) {
     return {StatusCode::kInvalidArgument,
@@ -20,14 +20,6 @@ Status check_dimension(const char* name, std::int64_t value, std::int64_t multip
   return {StatusCode::kInvalidArgument, std::string("gemm: ") + name + " is " + std::to_string(value) +
                                             ", must be a multiple of " + std::to_string(multiple) +
                                             " (TMA moves rows of whole 16 bytes)"};
-}
-
-Status check_shape(const GemmShape& shape, bool fp32_output) {
-  MK_RETURN_IF_ERROR(check_dimension("m", shape.m, 1));
-  // Rows of n elements are those of c, and of b when it is row-major.
-  const bool wide_rows = shape.b_layout == Layout::kColumnMajor && fp32_output;
-  MK_RETURN_IF_ERROR(check_dimension("n", shape.n, wide_rows ? 4 : 8));
-  return check_dimension("k", shape.k, 8);
 }
 
 Status check_plan(const Sm90Plan& plan) {
@@ -47,21 +39,22 @@ Status check_plan(const Sm90Plan& plan) {
 
 }  // namespace
 
-Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const Sm90GemmOptions& options,
+Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const std::optional<Sm90Plan>& asked,
                  CUstream_st* stream) {
-  MK_RETURN_IF_ERROR(check_shape(shape, options.fp32_output));
+  MK_RETURN_IF_ERROR(check_dimension("m", shape.m, 1));
+  MK_RETURN_IF_ERROR(check_dimension("n", shape.n));
+  MK_RETURN_IF_ERROR(check_dimension("k", shape.k));
   const Result<Machine> machine = hopper_machine("gemm");
   if (!machine.ok()) return machine.status();
-  const Sm90Plan plan = options.plan ? *options.plan : plan_sm90_any_cluster(shape, machine.value());
+  const Sm90Plan plan = asked ? *asked : plan_sm90_any_cluster(shape, machine.value());
   MK_RETURN_IF_ERROR(check_plan(plan));
-  const MatrixElement output = options.fp32_output ? MatrixElement::kF32 : matrix_element(shape.dtype);
 
   auto a = encode_tensor_map(
       sm90_a_view(plan.tile, shape.dtype, arguments.a, shape.m, shape.k, 0, plan.cluster), "a");
   if (!a.ok()) return a.status();
   auto b = encode_tensor_map(sm90_b_view(shape.dtype, shape.b_layout, arguments.b, shape.n, shape.k), "b");
   if (!b.ok()) return b.status();
-  auto c = encode_tensor_map(sm90_c_view(output, arguments.c, shape.m, shape.n), "c");
+  auto c = encode_tensor_map(sm90_c_view(shape.dtype, arguments.c, shape.m, shape.n), "c");
   if (!c.ok()) return c.status();
 
   const Sm90LocalProduct product{*a,
@@ -69,9 +62,8 @@ Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const S
                                  *c,
                                  {plan.raster, plan.whole},
                                  static_cast<std::int32_t>((shape.k + kSm90TileK - 1) / kSm90TileK)};
-  return with_tile(plan.tile, "gemm", [&]<Sm90Tile kTile>() {
-    return launch_sm90_local<kTile>(shape, output, product, plan, stream);
-  });
+  return with_tile(plan.tile, "gemm",
+                   [&]<Sm90Tile kTile>() { return launch_sm90_local<kTile>(shape, product, plan, stream); });
 }
 
 }  // namespace mkernel::kernels

@@ -14,13 +14,12 @@ namespace mkernel::kernels {
 
 /// c[kTileM, kTileN] = a[kTileM, k] x b[k, kTileN] per tile, in steps of kTileK. Warps 0-3: producer
 /// warpgroup (load, store, wait), 4-11: two multiplying warpgroups, each with half of the rows.
-template <Sm90Tile kTile_, DataType kInput_, Layout kLayoutB_, MatrixElement kOutput_,
+template <Sm90Tile kTile_, DataType kInput_, Layout kLayoutB_,
           Sm90Cluster kClusterShape_ = Sm90Cluster::kStacked>
 struct Sm90Config {
   static constexpr Sm90Tile kTile = kTile_;
   static constexpr DataType kInput = kInput_;
   static constexpr Layout kLayoutB = kLayoutB_;
-  static constexpr MatrixElement kOutput = kOutput_;
   static constexpr Sm90Cluster kClusterShape = kClusterShape_;
 
   static constexpr int kTileM = tile_rows(kTile);
@@ -43,14 +42,14 @@ struct Sm90Config {
   static constexpr int kAlone = 2;  ///< steps of a product that every CTA loads before its cluster has met
 
   // The output leaves in pieces of 64 rows x 128 bytes; a warpgroup has kSlots of them in shared memory.
-  static constexpr int kPieceColumns = 128 / static_cast<int>(bytes_of(kOutput));
+  static constexpr int kPieceColumns = 64;
   static constexpr int kPieceBytes = 64 * 128;
   static constexpr int kPieceSums = kPieceColumns / 2;  ///< registers of one piece
   static constexpr int kPieces = kBlocks * kTileN / kPieceColumns;
   static constexpr int kSlots = 2;
   static constexpr int kAhead = 2;  ///< parts of rows that the loading thread may find waited for
   /// Pieces that wait in registers (narrowed) until the next tile's products are under way.
-  static constexpr int kHeld = kOutput == MatrixElement::kF32 || kPieces <= kSlots ? 0 : kPieces - kSlots;
+  static constexpr int kHeld = kPieces <= kSlots ? 0 : kPieces - kSlots;
 
   static constexpr int kProducerRegisters = 40;
   static constexpr int kMultiplyRegisters = 232;
@@ -69,8 +68,7 @@ struct Sm90Config {
 /// The narrow tiles that what is left over after whole waves of tiles is cut into: less is lost to SMs that
 /// find no tile in the last wave. They go through the same stages, in the same clusters.
 template <class Config>
-using Sm90Tail =
-    Sm90Config<Sm90Tile::k128x64, Config::kInput, Config::kLayoutB, Config::kOutput, Config::kClusterShape>;
+using Sm90Tail = Sm90Config<Sm90Tile::k128x64, Config::kInput, Config::kLayoutB, Config::kClusterShape>;
 
 /// Shared memory of one CTA, at a 1024-byte boundary (the swizzle's period).
 template <class Config>

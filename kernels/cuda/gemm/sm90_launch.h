@@ -25,7 +25,7 @@ struct Sm90LocalProduct {
 
 /// Queues the kernel for the types and the layout of `shape` and the cluster of `plan` on `stream`.
 template <Sm90Tile kTile>
-Status launch_sm90_local(const GemmShape& shape, MatrixElement output, const Sm90LocalProduct& product,
-                         const Sm90Plan& plan, CUstream_st* stream);
+Status launch_sm90_local(const GemmShape& shape, const Sm90LocalProduct& product, const Sm90Plan& plan,
+                         CUstream_st* stream);
 
 }  // namespace mkernel::kernels

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/gemm/sm90_launch.h"
 #include "kernels/cuda/gemm/sm90_local.cuh"
+#include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/memory/error.h"
 #include "kernels/plan/sm90_tile.h"
 #include "proto/abi/status.h"
@@ -36,26 +37,14 @@ Status launch_sm90_local(const Sm90LocalProduct& product, std::int32_t ctas, CUs
 }
 
 template <Sm90Tile kTile>
-Status launch_sm90_local(const GemmShape& shape, MatrixElement output, const Sm90LocalProduct& product,
-                         const Sm90Plan& plan, CUstream_st* stream) {
-  using enum MatrixElement;
-  const auto with_layout = [&]<DataType kInput, MatrixElement kOutput, Layout kLayoutB>() {
-    using Stacked = Sm90Config<kTile, kInput, kLayoutB, kOutput, Sm90Cluster::kStacked>;
-    using SideBySide = Sm90Config<kTile, kInput, kLayoutB, kOutput, Sm90Cluster::kSideBySide>;
+Status launch_sm90_local(const GemmShape& shape, const Sm90LocalProduct& product, const Sm90Plan& plan,
+                         CUstream_st* stream) {
+  return with_types(shape, [&]<DataType kInput, Layout kLayoutB>() {
+    using Stacked = Sm90Config<kTile, kInput, kLayoutB, Sm90Cluster::kStacked>;
+    using SideBySide = Sm90Config<kTile, kInput, kLayoutB, Sm90Cluster::kSideBySide>;
     return plan.cluster == Sm90Cluster::kStacked ? launch_sm90_local<Stacked>(product, plan.ctas, stream)
                                                  : launch_sm90_local<SideBySide>(product, plan.ctas, stream);
-  };
-  const auto with_types = [&]<DataType kInput, MatrixElement kOutput>() {
-    return shape.b_layout == Layout::kRowMajor
-               ? with_layout.template operator()<kInput, kOutput, Layout::kRowMajor>()
-               : with_layout.template operator()<kInput, kOutput, Layout::kColumnMajor>();
-  };
-  if (shape.dtype == DataType::kBf16) {
-    return output == kF32 ? with_types.template operator()<DataType::kBf16, kF32>()
-                          : with_types.template operator()<DataType::kBf16, kBf16>();
-  }
-  return output == kF32 ? with_types.template operator()<DataType::kF16, kF32>()
-                        : with_types.template operator()<DataType::kF16, kF16>();
+  });
 }
 
 }  // namespace mkernel::kernels

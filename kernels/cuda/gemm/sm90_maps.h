@@ -13,20 +13,20 @@ namespace mkernel::kernels {
 inline MatrixView sm90_a_view(const TileSize& tile, DataType type, const void* base, std::int64_t rows,
                               std::int64_t k, std::int64_t leading = 0,
                               Sm90Cluster cluster = Sm90Cluster::kStacked) {
-  return {base, matrix_element(type), rows, k, leading, tile.rows / cluster_columns(cluster), kSm90TileK};
+  return {base, type, rows, k, leading, tile.rows / cluster_columns(cluster), kSm90TileK};
 }
 
 /// b: [k, n] row-major or [n, k] column-major.
 inline MatrixView sm90_b_view(DataType type, Layout layout, const void* base, std::int64_t n, std::int64_t k,
                               std::int64_t leading = 0) {
-  if (layout == Layout::kRowMajor) return {base, matrix_element(type), k, n, leading, kSm90TileK, 64};
-  return {base, matrix_element(type), n, k, leading, 64, kSm90TileK};
+  if (layout == Layout::kRowMajor) return {base, type, k, n, leading, kSm90TileK, 64};
+  return {base, type, n, k, leading, 64, kSm90TileK};
 }
 
 /// c: [rows, n] row-major, in pieces of 64 rows x 128 bytes.
-inline MatrixView sm90_c_view(MatrixElement element, const void* base, std::int64_t rows, std::int64_t n,
+inline MatrixView sm90_c_view(DataType type, const void* base, std::int64_t rows, std::int64_t n,
                               std::int64_t leading = 0) {
-  return {base, element, rows, n, leading, 64, static_cast<std::int32_t>(128 / bytes_of(element))};
+  return {base, type, rows, n, leading, 64, 64};
 }
 
 }  // namespace mkernel::kernels

@@ -22,17 +22,10 @@ class Sm90Output {
     const std::uint32_t warp = threadIdx.x / 32 % 4;
     const std::uint32_t lane = threadIdx.x % 32;
     slots_ += warp * 16 * 128;
-    if constexpr (Config::kOutput == MatrixElement::kF32) {
-      // Lane l has two columns of rows l / 4 and l / 4 + 8, which swizzle alike.
-      row_ = lane / 4 * 128;
-      swizzle_ = lane / 4;
-      half_ = lane % 4;
-    } else {
-      // Lane l addresses row l % 16 of two 8-column matrices; its half of the lanes says which.
-      row_ = lane % 16 * 128;
-      swizzle_ = lane % 8;
-      half_ = lane / 16;
-    }
+    // Lane l addresses row l % 16 of two 8-column matrices; its half of the lanes says which.
+    row_ = lane % 16 * 128;
+    swizzle_ = lane % 8;
+    half_ = lane / 16;
   }
 
   /// Hands on a finished tile; the last kHeld pieces stay in registers.
@@ -41,20 +34,16 @@ class Sm90Output {
 #pragma unroll
     for (int piece = 0; piece < Tile::kPieces; ++piece) {
       const float* from = sums[piece / kAcross] + piece % kAcross * Config::kPieceSums;
-      if constexpr (Config::kOutput == MatrixElement::kF32) {
-        write_piece_f32(from);
-      } else {
-        std::uint32_t packed[Config::kPieceSums / 2];
+      std::uint32_t packed[Config::kPieceSums / 2];
 #pragma unroll
-        for (int j = 0; j < Config::kPieceSums / 2; ++j) packed[j] = narrow(from[2 * j], from[2 * j + 1]);
-        if (piece < Tile::kPieces - Tile::kHeld) {
-          write_piece(packed);
-        } else {
+      for (int j = 0; j < Config::kPieceSums / 2; ++j) packed[j] = narrow(from[2 * j], from[2 * j + 1]);
+      if (piece < Tile::kPieces - Tile::kHeld) {
+        write_piece(packed);
+        continue;
+      }
 #pragma unroll
-          for (int j = 0; j < Config::kPieceSums / 2; ++j) {
-            held_[piece - (Tile::kPieces - Tile::kHeld)][j] = packed[j];
-          }
-        }
+      for (int j = 0; j < Config::kPieceSums / 2; ++j) {
+        held_[piece - (Tile::kPieces - Tile::kHeld)][j] = packed[j];
       }
     }
   }
@@ -69,7 +58,7 @@ class Sm90Output {
 
  private:
   static __device__ __forceinline__ std::uint32_t narrow(float low, float high) {
-    if constexpr (Config::kOutput == MatrixElement::kBf16) {
+    if constexpr (Config::kInput == DataType::kBf16) {
       return ptx::cvt_rn_bf16x2(low, high);
     } else {
       return ptx::cvt_rn_f16x2(low, high);
@@ -85,19 +74,6 @@ class Sm90Output {
     for (std::uint32_t j = 0; j < 8; j += 2) {
       ptx::stmatrix_x4(row + (((j + half_) ^ swizzle_) << 4), packed[2 * j], packed[2 * j + 1],
                        packed[2 * j + 2], packed[2 * j + 3]);
-    }
-    hand_on();
-  }
-
-  /// 16 rows x 32 columns of fp32. from[4 * j ..]: columns 8 * j + 2 * (lane % 4), + 1 of two rows.
-  __device__ __forceinline__ void write_piece_f32(const float* from) {
-    pieces_.wait_empty();
-    const std::uint32_t row = slots_ + pieces_.stage() * Config::kPieceBytes + row_;
-#pragma unroll
-    for (std::uint32_t j = 0; j < 4; ++j) {
-      const std::uint32_t at = (((2 * j + half_ / 2) ^ swizzle_) << 4) + half_ % 2 * 8;
-      ptx::st_shared_v2_f32(row + at, from[4 * j], from[4 * j + 1]);
-      ptx::st_shared_v2_f32(row + 8 * 128 + at, from[4 * j + 2], from[4 * j + 3]);
     }
     hand_on();
   }

@@ -1,9 +1,10 @@
-// From a tile that a plan has chosen to the code that is compiled for it.
+// From a tile that a plan has chosen, and the types of a shape, to the code that is compiled for them.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
+#include "kernels/base/types.h"
 #include "kernels/plan/sm90_tile.h"
 #include "proto/abi/status.h"
 
@@ -19,6 +20,18 @@ Status with_tile(const TileSize& tile, const std::string& who, const With& with)
   if (tile == Sm90Tile::k128x64) return with.template operator()<Sm90Tile::k128x64>();
   return {StatusCode::kInvalidArgument, who + ": tile = " + std::to_string(tile.rows) + "x" +
                                             std::to_string(tile.columns) + ", no kernel is built for it"};
+}
+
+/// Calls `with.operator()<type, layout of b>()` for those of `shape`.
+template <class With>
+auto with_types(const GemmShape& shape, const With& with) {
+  const bool row_major = shape.b_layout == Layout::kRowMajor;
+  if (shape.dtype == DataType::kBf16) {
+    return row_major ? with.template operator()<DataType::kBf16, Layout::kRowMajor>()
+                     : with.template operator()<DataType::kBf16, Layout::kColumnMajor>();
+  }
+  return row_major ? with.template operator()<DataType::kF16, Layout::kRowMajor>()
+                   : with.template operator()<DataType::kF16, Layout::kColumnMajor>();
 }
 
 }  // namespace mkernel::kernels

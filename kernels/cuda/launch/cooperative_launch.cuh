@@ -1,11 +1,10 @@
-// From a kernel template to the kernel of a shape; included by the files that nvcc builds.
+// From a kernel template to a kernel; included by the files that nvcc builds.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/launch/cooperative_kernel.h"
-#include "mkernel/ops.h"
 
 namespace mkernel::kernels {
 
@@ -16,18 +15,6 @@ CooperativeKernel cooperative_kernel(void (*kernel)(Parameters), std::size_t sha
           .threads = Config::kThreads,
           .cluster = Config::kCluster,
           .shared_bytes = shared_bytes};
-}
-
-/// Calls `with.operator()<type, layout of b>()` for those of `shape`.
-template <class With>
-auto with_types(const GemmShape& shape, const With& with) {
-  const bool row_major = shape.b_layout == Layout::kRowMajor;
-  if (shape.dtype == DataType::kBf16) {
-    return row_major ? with.template operator()<DataType::kBf16, Layout::kRowMajor>()
-                     : with.template operator()<DataType::kBf16, Layout::kColumnMajor>();
-  }
-  return row_major ? with.template operator()<DataType::kF16, Layout::kRowMajor>()
-                   : with.template operator()<DataType::kF16, Layout::kColumnMajor>();
 }
 
 }  // namespace mkernel::kernels

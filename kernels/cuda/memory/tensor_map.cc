@@ -16,13 +16,10 @@ namespace {
 
 static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
 
-CUtensorMapDataType driver_type(MatrixElement element) {
-  switch (element) {
-    case MatrixElement::kBf16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    case MatrixElement::kF16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    case MatrixElement::kF32: break;
-  }
-  return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+constexpr std::int64_t kElementBytes = 2;
+
+CUtensorMapDataType driver_type(DataType element) {
+  return element == DataType::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
 
 Status bad(std::string_view name, std::string_view field, std::int64_t value, const std::string& limit) {
@@ -33,7 +30,6 @@ Status bad(std::string_view name, std::string_view field, std::int64_t value, co
 Status check(const MatrixView& view, std::int64_t leading, std::string_view name) {
   constexpr std::int64_t kMaxExtent = std::int64_t{1} << 32;
   constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
-  const std::int64_t element = bytes_of(view.element);
   const auto address = reinterpret_cast<std::uintptr_t>(view.base);
   if (view.base == nullptr) {
     return {StatusCode::kInvalidArgument, "matrix " + std::string(name) + ": address is null"};
@@ -43,15 +39,13 @@ Status check(const MatrixView& view, std::int64_t leading, std::string_view name
   if (view.columns < 1 || view.columns > kMaxExtent)
     return bad(name, "columns", view.columns, "in [1, 2^32]");
   if (leading < view.columns) return bad(name, "leading dimension", leading, "at least the columns");
-  if (leading * element % 16 != 0 || leading * element >= kMaxStride) {
+  if (leading * kElementBytes % 16 != 0 || leading * kElementBytes >= kMaxStride) {
     return bad(name, "leading dimension", leading,
-               "a multiple of " + std::to_string(16 / element) + " elements (16 bytes) and under 2^40 bytes");
+               "a multiple of 8 elements (16 bytes) and under 2^40 bytes");
   }
   if (view.box_rows < 1 || view.box_rows > 256) return bad(name, "box rows", view.box_rows, "in [1, 256]");
-  if (view.box_columns * element != 128) {
-    return bad(name, "box columns", view.box_columns, std::to_string(128 / element) + " (128 bytes)");
-  }
-  return {};
+  if (view.box_columns * kElementBytes == 128) return {};
+  return bad(name, "box columns", view.box_columns, "64 (128 bytes)");
 }
 
 }  // namespace
@@ -67,7 +61,7 @@ Result<TensorMap> encode_tensor_map(const MatrixView& view, const char* name) {
                   "tensor map: there is no driver that has cuTensorMapEncodeTiled (CUDA 12.0)");
   }
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(leading * bytes_of(view.element))};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(leading * kElementBytes)};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(view.box_columns),
                             static_cast<cuuint32_t>(view.box_rows)};
   const cuuint32_t element_strides[] = {1, 1};

@@ -13,15 +13,6 @@ class Result;
 
 namespace mkernel::kernels {
 
-enum class MatrixElement : std::uint32_t { kBf16, kF16, kF32 };
-
-constexpr MatrixElement matrix_element(DataType type) {
-  return type == DataType::kBf16 ? MatrixElement::kBf16 : MatrixElement::kF16;
-}
-constexpr std::int64_t bytes_of(MatrixElement element) {
-  return element == MatrixElement::kF32 ? 4 : 2;
-}
-
 /// An encoded map, to be handed to a kernel by value (__grid_constant__) or through global memory; the layout
 /// is the driver's (CUtensorMap).
 struct alignas(128) TensorMap {
@@ -33,7 +24,7 @@ struct alignas(128) TensorMap {
 /// nothing.
 struct MatrixView {
   const void* base = nullptr;  ///< device address (own, or mapped from a peer), 16-byte aligned
-  MatrixElement element = MatrixElement::kBf16;
+  DataType element = DataType::kBf16;
   std::int64_t rows = 0, columns = 0;
   std::int64_t leading = 0;  ///< elements from row to row; 0 = columns. A multiple of 16 bytes.
   std::int32_t box_rows = 0, box_columns = 0;

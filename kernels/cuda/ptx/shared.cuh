@@ -14,10 +14,6 @@ __device__ __forceinline__ void stmatrix_x4(std::uint32_t row, std::uint32_t m0,
                : "memory");
 }
 
-__device__ __forceinline__ void st_shared_v2_f32(std::uint32_t address, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
-}
-
 /// Adds to a word of shared memory and returns what it held; orders both ways between threads of the CTA.
 __device__ __forceinline__ std::uint32_t atom_add_acq_rel_cta_shared(std::uint32_t address,
                                                                      std::uint32_t value) {

@@ -23,8 +23,7 @@ Status TileReduceOperation::attach() {
         reducer_of(i % turns) + plan_.reduce.slot_offset(i / turns, node_turn(i % turns), local());
     // A map has at least one row; the kernel keeps clear of that of an owner without rows.
     const std::int64_t rows = std::max<std::int64_t>(1, plan_.reduce.rows_of(plan_.owners[i % turns]));
-    auto map =
-        encode_tensor_map(sm90_c_view(matrix_element(shape().dtype), slot, rows, shape().n), "workspace");
+    auto map = encode_tensor_map(sm90_c_view(shape().dtype, slot, rows, shape().n), "workspace");
     if (!map.ok()) return map.status();
     maps[i] = *map;
   }

@@ -71,8 +71,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     for (std::int32_t source = 0; source < plan_.steps.world; ++source) {
       const auto* rows =
           static_cast<const std::byte*>(arguments.c) + plan_.gather.first_row(source) * shape().n * 2;
-      auto c = encode_tensor_map(
-          sm90_c_view(matrix_element(shape().dtype), rows, map_rows(source), shape().n), "c");
+      auto c = encode_tensor_map(sm90_c_view(shape().dtype, rows, map_rows(source), shape().n), "c");
       if (!c.ok()) return c.status();
       p.c[source] = *c;
     }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/launch/cooperative_launch.cuh"
 #include "kernels/ops/ag_gemm/roles.cuh"
 

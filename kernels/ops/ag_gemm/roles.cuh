@@ -17,7 +17,7 @@ namespace mkernel::kernels {
 
 /// The schedule's arithmetic needs more registers in the loading thread than a plain product's.
 template <Sm90Tile kTile, DataType kInput, Layout kLayoutB>
-struct AgGemmConfig : Sm90Config<kTile, kInput, kLayoutB, matrix_element(kInput)> {
+struct AgGemmConfig : Sm90Config<kTile, kInput, kLayoutB> {
   static constexpr int kProducerRegisters = 56;
   static constexpr int kMultiplyRegisters = 224;
 };

@@ -2,6 +2,7 @@
 // side.
 #pragma once
 
+#include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/launch/cooperative_launch.cuh"
 #include "kernels/ops/gemm_rs/parameters.h"
 #include "kernels/ops/gemm_rs/roles.cuh"

@@ -47,7 +47,7 @@ __device__ __forceinline__ RelayedWord relayed_word(const RelayedCounts& counts,
 __device__ __forceinline__ void relay_host(LaunchControl& control, const HostWatch& host,
                                            const RelayedCounts& counts, std::uint64_t leavers) {
   constexpr unsigned kAbortEvery = 1024;  // sweeps: about a millisecond; a look costs one more trip
-  constexpr unsigned kPauseNs = 1000;
+  constexpr unsigned kPauseNs = 64;       // its last look is on the way of every launch
   const std::uint64_t all_ended = control.exited_before + leavers;
   const std::uint32_t lane = thread_index() % 32;
   const std::uint32_t words = counts.words();

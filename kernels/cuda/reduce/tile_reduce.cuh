@@ -22,7 +22,7 @@
 #include "kernels/cuda/gemm/sm90_body.cuh"
 #include "kernels/cuda/gemm/sm90_share.cuh"
 #include "kernels/cuda/launch/end.cuh"
-#include "kernels/cuda/launch/relay.cuh"
+#include "kernels/cuda/launch/first_cta.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/reduce/sum_slots.cuh"
 #include "kernels/cuda/reduce/tile_reduce_parameters.h"
@@ -40,17 +40,17 @@ struct TileReduceConfig : Sm90Config<kTile, kInput, kLayoutB> {
   static constexpr int kMultiplyRegisters = 224;
 };
 
-/// Warps of CTA 0, its last ones, that do not sum: one watches the host, over several nodes some put.
+/// Warps of CTA 0 that put, over several nodes.
 template <class Operation>
-__device__ __forceinline__ int reserved_warps(const TileReduceParameters& p) {
-  return p.units.others > 0 ? 1 + Operation::kSenders : 1;
+__device__ __forceinline__ int senders(const TileReduceParameters& p) {
+  return p.units.others > 0 ? Operation::kSenders : 0;
 }
 
-/// Warps of a launch that get to spare_warp(): those of the CTAs that only sum, but for the reserved ones,
-/// and all multiplying ones.
+/// Warps of a launch that get to spare_warp(): those of the CTAs that only sum, but for the ones of CTA 0
+/// that have other duties, and all multiplying ones.
 template <class Config, class Operation>
 __device__ __forceinline__ std::uint32_t spare_warps(const TileReduceParameters& p) {
-  const std::uint32_t reducing = p.reduce_ctas * (Config::kThreads / 32) - reserved_warps<Operation>(p);
+  const std::uint32_t reducing = p.reduce_ctas * (Config::kThreads / 32) - 1 - senders<Operation>(p);
   return reducing + (gridDim.x - p.reduce_ctas) * Config::kMultiplyWarpgroups * 4;
 }
 
@@ -178,28 +178,17 @@ __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std:
   }
 }
 
-/// intra_comm: a CTA of spare warps only, but for the first one. There the last warp is the relay and those
-/// before it are inter_send. The relay ends after everybody else, as their waits need it: the other warps of
-/// this CTA count themselves out as CTAs do.
+/// intra_comm: a CTA of spare warps only.
 template <class Config, class Operation>
 __device__ __forceinline__ void tile_reduce_intra_comm(const typename Operation::Parameters& p) {
-  constexpr int kWarps = Config::kThreads / 32;
-  LaunchControl& control = *p.endpoint.control;
-  const std::uint64_t epoch = control.epoch;  // advanced only when every CTA has ended
-  const bool first = blockIdx.x == 0;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int spare = kWarps - (first ? reserved_warps<Operation>(p) : 0);
-  if (first && warp == 0) exchange_empty(p, epoch);
-  if (warp < spare) Operation::template spare_warp<Config>(p, spare_warps<Config, Operation>(p));
-  if (!first) return end_cta(control);
-  if (warp == kWarps - 1) {
-    relay_host(control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + kWarps - 1);
-  } else {
-    if (warp >= spare && threadIdx.x % 32 == 0) Operation::send(p, epoch, warp - spare);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::red_add_release_gpu(&control.exited, 1ULL);
-  }
-  end_launch(control, epoch);
+  const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
+  const auto sum = [&](int warp) {
+    if (blockIdx.x == 0 && warp == 0) exchange_empty(p, epoch);
+    Operation::template spare_warp<Config>(p, spare_warps<Config, Operation>(p));
+  };
+  communicate<Config::kThreads / 32>(p.endpoint, senders<Operation>(p), sum,
+                                     [&](int sender) { Operation::send(p, epoch, sender); });
+  if (blockIdx.x != 0) end_cta(*p.endpoint.control);
 }
 
 /// The whole kernel; `memory`: Sm90Shared<Config>.

@@ -9,7 +9,7 @@
 #include "kernels/cuda/gemm/sm90_body.cuh"
 #include "kernels/cuda/gemm/sm90_share.cuh"
 #include "kernels/cuda/launch/end.cuh"
-#include "kernels/cuda/launch/relay.cuh"
+#include "kernels/cuda/launch/first_cta.cuh"
 #include "kernels/cuda/sync/wait.cuh"
 #include "kernels/ops/ag_gemm/parameters.h"
 
@@ -171,38 +171,28 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
   }
 }
 
-/// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, the others store
-/// and count. Of CTA 0 one more relays from the host and ends the launch, and one is inter_send. Those of its
-/// warps that wait for other ranks, or for what the relay hands on, count themselves out as other CTAs do:
-/// the relay must not end before them.
+/// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, others store and
+/// count.
+template <class Config>
 __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared& shared) {
-  LaunchControl& control = *p.endpoint.control;
-  const std::uint64_t epoch = control.epoch;  // advanced only when every CTA has ended
-  const bool last_out = blockIdx.x == 0;
-  const bool relayed = last_out && p.rails > 0;
+  const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
   const auto share = static_cast<int>(blockIdx.x);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const bool first_lane = threadIdx.x % 32 == 0;
   if (threadIdx.x == 0) describe_streams(p, epoch, shared.plan);
   init_fan_out(shared);
-  if (warp == 0 && first_lane) {
-    load_fan_out(shared.plan, share, shared,
-                 [&](const FanOutPlan::Turn& turn) { return wait_put(p, epoch, turn); });
-    if (relayed) ptx::red_add_release_gpu(&control.exited, 1ULL);
-  } else if (warp <= kFanOutStorers && first_lane) {
-    store_fan_out(shared.plan, share, warp - 1, p.endpoint.trace, shared);
-    if (warp == 1 && last_out) {
-      ag_gemm_wait_empty(p, epoch);
-      ptx::red_add_release_gpu(&control.exited, 1ULL);
+  const auto push = [&](int warp) {
+    if (threadIdx.x % 32 == 0) {
+      if (warp == 0) {
+        load_fan_out(shared.plan, share, shared,
+                     [&](const FanOutPlan::Turn& turn) { return wait_put(p, epoch, turn); });
+      } else if (warp <= kFanOutStorers) {
+        store_fan_out(shared.plan, share, warp - 1, p.endpoint.trace, shared);
+        if (warp == 1 && share == 0) ag_gemm_wait_empty(p, epoch);
+      }
     }
-  } else if (warp == kFanOutStorers + 1 && last_out) {
-    relay_host(control, p.endpoint.host, p.endpoint.counts, gridDim.x - 1 + (relayed ? 3 : 1));
-  } else if (warp == kFanOutStorers + 2 && first_lane && relayed) {
-    ag_gemm_inter_send(p, epoch);
-    ptx::red_add_release_gpu(&control.exited, 1ULL);
-  }
-  __syncwarp();  // the lanes that had nothing to do meet the one that had
-  if (last_out) end_launch(control, epoch);
+    __syncwarp();  // the lanes that had nothing to do meet the one that had
+  };
+  communicate<Config::kThreads / 32>(p.endpoint, p.rails > 0 ? 1 : 0, push,
+                                     [&](int) { ag_gemm_inter_send(p, epoch); });
 }
 
 /// Whether a CTA that pushes computes when that is done. The relay stays to the end, and with it its cluster.
@@ -221,7 +211,7 @@ __global__ __launch_bounds__(Config::kThreads,
   if (pushes) {
     if (p.endpoint.control->stopped != 0) return count_out(*p.endpoint.control);
     FanOutShared& shared = *reinterpret_cast<FanOutShared*>(memory);
-    ag_gemm_communicate(p, shared);
+    ag_gemm_communicate<Config>(p, shared);
     end_fan_out(shared);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);
     if (blockIdx.x == 0) return;

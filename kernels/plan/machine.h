@@ -6,12 +6,10 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/plan/sm90_tile.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::kernels {
-
-/// Ranks of a group at most on the cuda executor: what the parameters of a kernel hold.
-inline constexpr std::int32_t kMaxKernelRanks = 16;
 
 /// A GPU and its links, or a host whose threads play the CTAs. Plain data: a caller may change any of it. All
 /// ranks of a group plan with the same.

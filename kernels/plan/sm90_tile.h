@@ -11,6 +11,9 @@ namespace mkernel::kernels {
 
 struct Machine;
 
+/// Ranks of a group at most on the cuda executor: what the parameters of a kernel hold.
+inline constexpr std::int32_t kMaxKernelRanks = 16;
+
 /// Rows x columns of one CTA's tile.
 enum class Sm90Tile : std::uint32_t { k128x256 = 0, k256x128 = 1, k128x128 = 2, k128x64 = 3 };
 inline constexpr Sm90Tile kSm90Tiles[] = {Sm90Tile::k128x256, Sm90Tile::k256x128, Sm90Tile::k128x128,

@@ -6,10 +6,10 @@
 #include <cstdint>
 
 #include "kernels/cuda/memory/tensor_map.h"
-#include "kernels/plan/machine.h"
 #include "kernels/plan/owner_tiles.h"
 #include "kernels/plan/put_partials_plan.h"
 #include "kernels/plan/reduce_units.h"
+#include "kernels/plan/sm90_tile.h"
 #include "mkernel/device_endpoint.h"
 #include "proto/abi/host_device.h"
 

@@ -9,7 +9,6 @@
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/arrival_steps.h"
 #include "kernels/plan/deal.h"
-#include "kernels/plan/machine.h"
 #include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
 #include "mkernel/device_endpoint.h"

@@ -43,9 +43,11 @@ Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape&
 Result<std::unique_ptr<GemmOperation>> make_cpu_ag_gemm(const GemmShape& shape, Topology topology,
                                                         std::uint32_t rank, AgGemmOptions options = {});
 Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_rs(const GemmShape& shape, Topology topology,
-                                                        std::uint32_t rank, TileReduceOptions options = {});
+                                                        std::uint32_t rank,
+                                                        const TileReduceOptions& options = {});
 Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, Topology topology,
-                                                        std::uint32_t rank, TileReduceOptions options = {});
+                                                        std::uint32_t rank,
+                                                        const TileReduceOptions& options = {});
 Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology);
 Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
                                                                const Topology& topology);

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "kernels/base/signal.h"
+#include "kernels/cpu/gemm/tile_size.h"
 #include "kernels/cpu/memory/convert.h"
 
 namespace mkernel::kernels {
@@ -23,6 +24,13 @@ void accumulate(DataType type, const std::byte* from, float* sum, std::int64_t c
 }
 
 }  // namespace
+
+TileReduceOptions host_options(TileReduceOptions options, const GemmShape& shape, const Topology& topology) {
+  if (options.tile) return options;
+  options.tile = host_tile(shape, topology);
+  options.reduce_ctas = 1;
+  return options;
+}
 
 TileReduce::TileReduce(const TileReducePlan& plan, const GemmShape& shape, const Topology& topology,
                        const SymmetricView& workspace, Endpoint& endpoint)
@@ -80,6 +88,21 @@ void TileReduce::store_tile(const Launch& launch, std::int32_t turn, Range rows,
   signal_set(
       word(reducer, plan_.reduce.ready_offset(node_turn, local_) + static_cast<std::uint64_t>(tile) * 8),
       PushReducePlan::count(launch.epoch));
+}
+
+void TileReduce::start(const CpuGemm& gemm, OperandB& b, const void* a, Work& work,
+                       const std::function<Status(int thread)>& spare, Launch& launch) {
+  launch.roles.start(kComm, [spare] { return spare(0); });
+  if (plan_.some_without_rows())
+    launch.roles.start(kComm, [this, &launch] { return exchange_empty(launch); });
+  if (plan_.units.others > 0) launch.roles.start(kSend, [this, &launch] { return put_partials(launch); });
+  for (int thread = 0; thread < launch.compute_threads; ++thread) {
+    launch.roles.start("compute", [this, &gemm, &b, a, &work, spare, &launch, thread]() -> Status {
+      MK_RETURN_IF_ERROR(b.widen_part(launch, thread));
+      MK_RETURN_IF_ERROR(multiply(gemm, a, work, launch));
+      return spare(thread);
+    });
+  }
 }
 
 Status TileReduce::multiply(const CpuGemm& gemm, const void* a, Work& work, const Launch& launch) const {

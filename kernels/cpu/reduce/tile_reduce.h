@@ -10,6 +10,7 @@
 #include "kernels/base/views.h"
 #include "kernels/cpu/comm/endpoint.h"
 #include "kernels/cpu/gemm/gemm.h"
+#include "kernels/cpu/launch/gemm_operation.h"
 #include "kernels/cpu/sync/launch.h"
 #include "kernels/cpu/sync/work_counter.h"
 #include "kernels/plan/sum_stage.h"
@@ -20,14 +21,17 @@ namespace mkernel::kernels {
 
 /// One unit of an owner's sums (plan/reduce_units.h): where it lies.
 struct SumUnit {
-  std::int32_t owner = 0;     ///< rank
-  std::int32_t unit = 0;      ///< of the owner's
-  std::int32_t packed = 0;    ///< its place where units travel
-  std::int32_t row_tile = 0;  ///< of the owner's
-  std::int32_t column = 0;    ///< of tiles
-  Range rows;                 ///< of the owner's rows; empty beyond them
-  Range columns;              ///< of the matrix
+  std::int32_t owner = 0;     ///< the rank whose rows these are
+  std::int32_t unit = 0;      ///< number of the unit among the owner's
+  std::int32_t packed = 0;    ///< place of the unit where units travel
+  std::int32_t row_tile = 0;  ///< number of its row of tiles, counted from the owner's first row
+  std::int32_t column = 0;    ///< number of its column of tiles
+  Range rows;                 ///< rows, counted from the owner's first one; empty beyond the last one
+  Range columns;              ///< columns of the matrix
 };
+
+/// `options`, with the tiles that suit the host and one thread that only sums where no tile is asked for.
+TileReduceOptions host_options(TileReduceOptions options, const GemmShape& shape, const Topology& topology);
 
 /// One rank's end of the reduction. Everything it refers to outlives it. Uses lane 0, between nodes.
 class TileReduce {
@@ -43,6 +47,12 @@ class TileReduce {
   /// What becomes of the sums of a unit of own rows: [unit rows, tile columns] elements of the operation's
   /// type.
   using Output = std::function<void(const SumUnit&, const std::byte* sums)>;
+
+  /// Starts the roles that GEMM+RS and GEMM+AR have in common. `spare(thread)` is what a compute thread does
+  /// once there are no tiles left, and what the one thread (thread 0) does that multiplies nothing. Operands
+  /// and `work` stay until the roles are joined.
+  void start(const CpuGemm& gemm, OperandB& b, const void* a, Work& work,
+             const std::function<Status(int thread)>& spare, Launch& launch);
 
   /// compute: partial tiles in the order of the plan, each into its slot at the reducer. a: [m, k].
   Status multiply(const CpuGemm& gemm, const void* a, Work& work, const Launch& launch) const;

@@ -19,6 +19,16 @@
 namespace mkernel::kernels {
 namespace {
 
+/// Room for the tiles of one thread in fp32: a block of rows of a, and a tile of c.
+struct Room {
+  Room(const AgGemmPlan& plan, const GemmShape& shape)
+      : rows(std::make_unique_for_overwrite<float[]>(
+            static_cast<std::size_t>(plan.tile.block_rows() * shape.k))),
+        product(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(plan.tile.block_rows()) *
+                                                        plan.tile.columns)) {}
+  std::unique_ptr<float[]> rows, product;
+};
+
 /// The roles of one launch, and what they share.
 class AgGemmLaunch {
  public:
@@ -35,8 +45,12 @@ class AgGemmLaunch {
         launch_(launch),
         me_(plan.steps.rank),
         b_(gemm, arguments.b),
-        whole_(plan.deal.whole),
-        narrow_((plan.deal.raster.tiles() - plan.deal.whole - plan.deal.late) * tail_parts(plan.tile)) {}
+        whole_(plan.deal.tiles(0, 1)),
+        narrow_(plan.deal.tail_tiles(0, 1, tail_parts(plan.tile))) {
+    const auto rank = static_cast<std::uint32_t>(me_);
+    for (std::uint32_t step = 1; step < topology.nodes(); ++step)
+      rail_peers_.push_back(topology.rail_peer(rank, (topology.node_of(rank) + step) % topology.nodes()));
+  }
 
   /// compute: tiles of c in the order of the plan, and the narrow ones after them.
   Status compute(int thread);
@@ -57,17 +71,11 @@ class AgGemmLaunch {
   std::byte* slab(std::byte* workspace, std::int32_t source) const {
     return workspace + gather().slab_offset(launch_.epoch, source);
   }
-  std::int32_t rail_peer(std::uint32_t nodes_on) const {
-    const auto rank = static_cast<std::uint32_t>(me_);
-    return static_cast<std::int32_t>(
-        topology_.rail_peer(rank, (topology_.node_of(rank) + nodes_on) % topology_.nodes()));
-  }
   Status wait_chunk(std::int32_t source, std::int32_t chunk, const char* role) const;
   Status wait_empty() const;
   void push_share(std::int32_t source, std::int32_t chunk, std::int32_t share) const;
-  /// Tiles of one width, [block rows, width]; `column` in elements.
-  Status tile(std::int32_t block, std::int64_t column, std::int64_t width, float* rows, float* product) const;
-  Status tiles(WorkCounter& work, bool narrow);
+  /// A tile of the deal: the whole one, or the narrow one of `width` columns that is its part `at.part`.
+  Status tile(const Deal::Place& at, std::int64_t width, const Room& room) const;
   Status late_tiles(std::int32_t cluster);
 
   const AgGemmPlan& plan_;
@@ -79,6 +87,7 @@ class AgGemmLaunch {
   const GemmArguments& arguments_;
   const Launch& launch_;
   const std::int32_t me_;
+  std::vector<std::uint32_t> rail_peers_;  ///< from the next node on
   OperandB b_;
   WorkCounter whole_, narrow_;
 };
@@ -116,8 +125,8 @@ void AgGemmLaunch::push_share(std::int32_t source, std::int32_t chunk, std::int3
   };
   const std::uint32_t ranks = topology_.ranks_per_node();
   const std::uint32_t local = topology_.local_of(static_cast<std::uint32_t>(me_));
-  for (std::uint32_t turn = 1; turn <= ranks;
-       ++turn) {  // everybody begins with the next: no rank is written by all
+  // Everybody begins with the next: no rank is written by all.
+  for (std::uint32_t turn = 1; turn <= ranks; ++turn) {
     std::byte* target = workspace_.node[(local + turn) % ranks];
     const bool here = turn == ranks;
     if (here && source == me_ && plan_.rails() == 0) break;  // the product reads own rows from a itself
@@ -135,7 +144,8 @@ Status AgGemmLaunch::push(std::int32_t share) {
   for (std::int32_t i = 0; i < order.turns(); ++i) {
     const auto [stream, chunk] = order.turn(i);
     // The node before this one begins with it.
-    const std::int32_t source = stream == 0 ? me_ : rail_peer(static_cast<std::uint32_t>(rails - stream + 1));
+    const std::int32_t source =
+        stream == 0 ? me_ : static_cast<std::int32_t>(rail_peers_[static_cast<std::size_t>(rails - stream)]);
     const std::int32_t chunks = gather().chunks(source);
     if (chunk >= chunks) continue;
     if (stream > 0) {
@@ -158,25 +168,22 @@ Status AgGemmLaunch::send() {
     MK_RETURN_IF_ERROR(wait_chunk(me_, chunk, "inter_send"));
     const Place place{workspace_.region,
                       gather().slab_offset(launch_.epoch, me_) + gather().chunk_offset(me_, chunk)};
-    for (std::int32_t i = 1; i <= plan_.rails(); ++i) {
-      MK_RETURN_IF_ERROR(endpoint_.put(static_cast<std::uint32_t>(rail_peer(static_cast<std::uint32_t>(i))),
-                                       0, place, place, gather().chunk_bytes(me_, chunk), "inter_send",
+    for (const std::uint32_t peer : rail_peers_) {
+      MK_RETURN_IF_ERROR(endpoint_.put(peer, 0, place, place, gather().chunk_bytes(me_, chunk), "inter_send",
                                        launch_.scope));
     }
   }
   const std::uint64_t puts = (launch_.epoch + 1) * static_cast<std::uint64_t>(chunks);
-  for (std::int32_t i = 1; i <= plan_.rails(); ++i) {
-    MK_RETURN_IF_ERROR(
-        endpoint_.wait_completed(static_cast<std::uint32_t>(rail_peer(static_cast<std::uint32_t>(i))), 0,
-                                 puts, "inter_send", launch_.scope));
-  }
+  for (const std::uint32_t peer : rail_peers_)
+    MK_RETURN_IF_ERROR(endpoint_.wait_completed(peer, 0, puts, "inter_send", launch_.scope));
   return {};
 }
 
-/// rows: room for a block of rows in fp32; product: for a tile.
-Status AgGemmLaunch::tile(std::int32_t block, std::int64_t column, std::int64_t width, float* rows,
-                          float* product) const {
-  const ArrivalSteps::Place step = plan_.steps.place(block);
+Status AgGemmLaunch::tile(const Deal::Place& at, std::int64_t width, const Room& room) const {
+  float* rows = room.rows.get();
+  float* product = room.product.get();
+  const std::int64_t column = std::int64_t{at.tile.column} * plan_.tile.columns + at.part * width;
+  const ArrivalSteps::Place step = plan_.steps.place(at.tile.row);
   const RowParts& row = gather().row;
   const std::int64_t first = step.block * std::int64_t{gather().block_rows};
   const std::int64_t count =
@@ -205,42 +212,23 @@ Status AgGemmLaunch::tile(std::int32_t block, std::int64_t column, std::int64_t 
   return {};
 }
 
-/// Room for one thread's tiles: a block of rows of a, and a tile of c.
-struct Room {
-  Room(const AgGemmPlan& plan, const GemmShape& shape)
-      : rows(std::make_unique_for_overwrite<float[]>(
-            static_cast<std::size_t>(plan.tile.block_rows() * shape.k))),
-        product(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(plan.tile.block_rows()) *
-                                                        plan.tile.columns)) {}
-  std::unique_ptr<float[]> rows, product;
-};
-
 Status AgGemmLaunch::compute(int thread) {
   MK_RETURN_IF_ERROR(b_.widen_part(launch_, thread));
   const Room room(plan_, shape_);
   // All threads together are the deal's one cluster: each takes the next tile when it has time.
-  for (std::int32_t i = whole_.next(); i < whole_.all(); i = whole_.next()) {
-    const RasterPlace at = plan_.deal.place(i, 0, 1).tile;
-    MK_RETURN_IF_ERROR(tile(at.row, std::int64_t{at.column} * plan_.tile.columns, plan_.tile.columns,
-                            room.rows.get(), room.product.get()));
-  }
+  for (std::int32_t i = whole_.next(); i < whole_.all(); i = whole_.next())
+    MK_RETURN_IF_ERROR(tile(plan_.deal.place(i, 0, 1), plan_.tile.columns, room));
   const std::int32_t parts = tail_parts(plan_.tile);
-  for (std::int32_t i = narrow_.next(); i < narrow_.all(); i = narrow_.next()) {
-    const auto [at, part] = plan_.deal.tail_place(i, 0, 1, parts);
-    const std::int64_t column = std::int64_t{at.column} * plan_.tile.columns + part * kSm90TailColumns;
-    MK_RETURN_IF_ERROR(tile(at.row, column, kSm90TailColumns, room.rows.get(), room.product.get()));
-  }
+  for (std::int32_t i = narrow_.next(); i < narrow_.all(); i = narrow_.next())
+    MK_RETURN_IF_ERROR(tile(plan_.deal.tail_place(i, 0, 1, parts), kSm90TailColumns, room));
   return {};
 }
 
 Status AgGemmLaunch::late_tiles(std::int32_t cluster) {
   MK_RETURN_IF_ERROR(b_.wait(launch_));
   const Room room(plan_, shape_);
-  for (std::int32_t i = 0; i < plan_.deal.tiles(cluster, 1); ++i) {
-    const RasterPlace at = plan_.deal.place(i, cluster, 1).tile;
-    MK_RETURN_IF_ERROR(tile(at.row, std::int64_t{at.column} * plan_.tile.columns, plan_.tile.columns,
-                            room.rows.get(), room.product.get()));
-  }
+  for (std::int32_t i = 0; i < plan_.deal.tiles(cluster, 1); ++i)
+    MK_RETURN_IF_ERROR(tile(plan_.deal.place(i, cluster, 1), plan_.tile.columns, room));
   return {};
 }
 

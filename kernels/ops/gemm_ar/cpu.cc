@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/base/signal.h"
-#include "kernels/cpu/gemm/tile_size.h"
 #include "kernels/cpu/launch/gemm_operation.h"
 #include "kernels/cpu/reduce/tile_reduce.h"
 #include "kernels/ops/gemm_ar/plan.h"
@@ -175,26 +174,16 @@ class CpuGemmAr final : public CpuGemmOperation {
     };
     // Copies wait for sums and forwarded units, those for sums of other nodes: somebody always begins with
     // sums.
-    const auto spare = [&](bool sums_first) -> Status {
+    const auto spare = [&](int thread) -> Status {
+      const bool sums_first = thread % 3 != 2;
       if (sums_first) MK_RETURN_IF_ERROR(sum());
       MK_RETURN_IF_ERROR(fan_out_->relay_units(c, copies, launch));
       MK_RETURN_IF_ERROR(fan_out_->copy_units(c, copies, launch));
       return sums_first ? Status() : sum();
     };
-    launch.roles.start("intra_comm", [&] { return spare(true); });
-    if (plan_.product.some_without_rows())
-      launch.roles.start("intra_comm", [&] { return reduce_->exchange_empty(launch); });
-    if (plan_.product.units.others > 0) {
-      launch.roles.start("inter_send", [&] { return reduce_->put_partials(launch); });
+    reduce_->start(gemm(), b, arguments.a, work, spare, launch);
+    if (plan_.product.units.others > 0)
       launch.roles.start("inter_send", [&] { return fan_out_->put_sums(launch); });
-    }
-    for (int thread = 0; thread < launch.compute_threads; ++thread) {
-      launch.roles.start("compute", [&, thread]() -> Status {
-        MK_RETURN_IF_ERROR(b.widen_part(launch, thread));
-        MK_RETURN_IF_ERROR(reduce_->multiply(gemm(), arguments.a, work, launch));
-        return spare(thread % 3 != 2);
-      });
-    }
     (void)launch.roles.join();
   }
 
@@ -206,12 +195,9 @@ class CpuGemmAr final : public CpuGemmOperation {
 }  // namespace
 
 Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, Topology topology,
-                                                        std::uint32_t rank, TileReduceOptions options) {
-  if (!options.tile) {
-    options.tile = host_tile(shape, topology);
-    options.reduce_ctas = 1;
-  }
-  auto plan = GemmArPlan::make(shape, topology, rank, kHostMachine, options);
+                                                        std::uint32_t rank,
+                                                        const TileReduceOptions& options) {
+  auto plan = GemmArPlan::make(shape, topology, rank, kHostMachine, host_options(options, shape, topology));
   if (!plan.ok()) return plan.status();
   return std::unique_ptr<GemmOperation>(
       std::make_unique<CpuGemmAr>(std::move(plan).value(), shape, std::move(topology)));

@@ -39,18 +39,18 @@ Status check_plan(const Sm90Plan& plan) {
 
 }  // namespace
 
-Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const std::optional<Sm90Plan>& asked,
+Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const std::optional<Sm90Plan>& plan,
                  CUstream_st* stream) {
   MK_RETURN_IF_ERROR(check_dimension("m", shape.m, 1));
   MK_RETURN_IF_ERROR(check_dimension("n", shape.n));
   MK_RETURN_IF_ERROR(check_dimension("k", shape.k));
   const Result<Machine> machine = hopper_machine("gemm");
   if (!machine.ok()) return machine.status();
-  const Sm90Plan plan = asked ? *asked : plan_sm90_any_cluster(shape, machine.value());
-  MK_RETURN_IF_ERROR(check_plan(plan));
+  const Sm90Plan chosen = plan ? *plan : plan_sm90_any_cluster(shape, machine.value());
+  MK_RETURN_IF_ERROR(check_plan(chosen));
 
   auto a = encode_tensor_map(
-      sm90_a_view(plan.tile, shape.dtype, arguments.a, shape.m, shape.k, 0, plan.cluster), "a");
+      sm90_a_view(chosen.tile, shape.dtype, arguments.a, shape.m, shape.k, 0, chosen.cluster), "a");
   if (!a.ok()) return a.status();
   auto b = encode_tensor_map(sm90_b_view(shape.dtype, shape.b_layout, arguments.b, shape.n, shape.k), "b");
   if (!b.ok()) return b.status();
@@ -60,10 +60,11 @@ Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const s
   const Sm90LocalProduct product{*a,
                                  *b,
                                  *c,
-                                 {plan.raster, plan.whole},
+                                 {chosen.raster, chosen.whole},
                                  static_cast<std::int32_t>((shape.k + kSm90TileK - 1) / kSm90TileK)};
-  return with_tile(plan.tile, "gemm",
-                   [&]<Sm90Tile kTile>() { return launch_sm90_local<kTile>(shape, product, plan, stream); });
+  return with_tile(chosen.tile, "gemm", [&]<Sm90Tile kTile>() {
+    return launch_sm90_local<kTile>(shape, product, chosen, stream);
+  });
 }
 
 }  // namespace mkernel::kernels

@@ -12,23 +12,18 @@
 
 namespace mkernel::kernels {
 
-/// Warps of a CTA with `warps` that do the work of its role: all of them, but in CTA 0 its last ones, of
-/// which the very last polls and `senders` before it send.
-__device__ __forceinline__ int working_warps(int warps, int senders) {
-  return blockIdx.x == 0 ? warps - 1 - senders : warps;
-}
-
 /// All threads of a CTA of `kWarps` warps whose role communicates, CTA 0 among them. `work(warp)`: a whole
-/// warp at the work of the role; `send(sender)`: one thread, inter_send. CTA 0 ends here, and with it the
-/// launch; the others go on, and end with end_cta(). The poller ends after everybody else, as their waits
-/// need it: the other warps of CTA 0 count themselves out as CTAs do.
+/// warp at the work of the role; `send(sender)`: one thread, inter_send. In CTA 0 the last warp polls and the
+/// `senders` warps before it send; the others, and all warps of other CTAs, work. CTA 0 ends here, and with
+/// it the launch; the others go on, and end with end_cta(). The poller ends after everybody else, as their
+/// waits need it: the other warps of CTA 0 count themselves out as CTAs do.
 template <int kWarps, class Work, class Send>
 __device__ __forceinline__ void communicate(const device::Endpoint& endpoint, int senders, const Work& work,
                                             const Send& send) {
   LaunchControl& control = *endpoint.control;
   const std::uint64_t epoch = control.epoch;  // advanced only when every CTA has ended
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int workers = working_warps(kWarps, senders);
+  const int workers = blockIdx.x == 0 ? kWarps - 1 - senders : kWarps;
   if (warp < workers) work(warp);
   if (blockIdx.x != 0) return;
   if (warp == kWarps - 1) {

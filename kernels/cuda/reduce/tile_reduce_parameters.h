@@ -18,11 +18,11 @@ namespace mkernel::kernels {
 /// What crosses nodes; on one node only `plan` is set.
 struct PartialsWire {
   PutPartialsPlan plan;
-  std::byte* workspace;                        ///< this rank's
-  std::uint32_t region;                        ///< of the workspace
-  std::int32_t packed_units[kMaxKernelRanks];  ///< of the owner of this local index, by node turn, own last
+  std::byte* workspace;                        ///< this rank's workspace
+  std::uint32_t region;                        ///< region of the workspace, for puts
+  std::int32_t packed_units[kMaxKernelRanks];  ///< units with rows, by node turn: of the rail peers, own last
   std::uint64_t* staged;                       ///< [node turn][chunk]: units staged, over all launches
-  std::int32_t chunks;                         ///< of the owner that has most
+  std::int32_t chunks;                         ///< chunks of the owner that has most
 };
 
 struct TileReduceParameters {

@@ -1,4 +1,4 @@
-// The cuda executor's plan of AG+GEMM: pure, so it is tested without a GPU.
+// The plan of AG+GEMM: pure, so it is tested without a GPU.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/plan/cuts.h"
 #include "proto/abi/version.h"
+#include "tests/unit/kernels/plan/plan_checks.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -67,10 +68,6 @@ std::vector<int> coverage(const GemmShape& shape, const AgGemmPlan& plan) {
   }
   return times;
 }
-
-/// Those of the GPU's kernels, and two of the cpu executor's.
-constexpr TileSize kTiles[] = {kSm90Tiles[0], kSm90Tiles[1], kSm90Tiles[2],
-                               kSm90Tiles[3], {32, 64, 1},   {64, 1024, 1}};
 
 TEST_CASE("every element of c belongs to one tile, on every rank of any world") {
   for (const Topology& topology : {Topology(1, 1), Topology(1, 2), Topology(1, 3), Topology(1, 8),
@@ -298,11 +295,7 @@ TEST_CASE("the grid fits the device, in whole clusters, on a slice of a GPU too"
             AgGemmPlan::make({size, size / 4 / 8 * 8 + 8, size}, Topology(1, world), 0, kH200.with_sms(sms));
         REQUIRE_MESSAGE(made.ok(), made.status().to_string());
         const AgGemmPlan& plan = *made;
-        CHECK(plan.comm_ctas % 2 == 0);
-        CHECK(plan.comm_ctas >= 2);
-        CHECK(plan.compute_ctas >= plan.tile.cluster);
-        CHECK(plan.compute_ctas % plan.tile.cluster == 0);
-        CHECK(plan.comm_ctas + plan.compute_ctas <= sms);
+        check_grid(plan.comm_ctas, plan.compute_ctas, plan.tile, sms);
       }
     }
   }
@@ -314,13 +307,7 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
     return AgGemmPlan::make(shape, topology, 0, kH200, options).status();
   };
   const Topology node(1, 4);
-  for (const auto& [shape, text] : {std::pair{GemmShape{64, 12, 64}, "n = 12, must be a multiple of 8"},
-                                    std::pair{GemmShape{64, 64, 9}, "k = 9, must be a multiple of 8"},
-                                    std::pair{GemmShape{0, 64, 64}, "m = 0"}}) {
-    const Status status = refusal(shape, node);
-    CHECK(status.code() == StatusCode::kInvalidArgument);
-    CHECK_MESSAGE(status.text().find(text) != std::string::npos, status.text());
-  }
+  check_refused_shapes([&](const GemmShape& shape) { return refusal(shape, node); });
   for (const std::int32_t comm_ctas : {-2, 3, 68}) {
     const Status status = refusal({64, 64, 64}, node, {.comm_ctas = comm_ctas});
     CHECK(status.text().find("comm_ctas = " + std::to_string(comm_ctas) + ", must be even, 0..66") !=

@@ -1,4 +1,4 @@
-// The cuda executor's plan of GEMM+AR: pure, so it is tested without a GPU. What it has from the reduction is
+// The plan of GEMM+AR: pure, so it is tested without a GPU. What it has from the reduction is
 // tested in tile_reduce_plan_test.cc.
 #include <doctest/doctest.h>
 
@@ -9,11 +9,10 @@
 
 #include "kernels/ops/gemm_ar/plan.h"
 #include "kernels/plan/cuts.h"
+#include "tests/unit/kernels/plan/plan_checks.h"
 
 namespace mkernel::kernels {
 namespace {
-
-constexpr std::int32_t kSms = kH200.sms;
 
 GemmArPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                    const TileReduceOptions& options = {}) {
@@ -25,10 +24,6 @@ GemmArPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t ra
                    const TileReduceOptions& options = {}) {
   return plan_of(shape, Topology(1, world), rank, options);
 }
-
-/// Those of the GPU's kernels, and two of the cpu executor's.
-constexpr TileSize kTiles[] = {kSm90Tiles[0], kSm90Tiles[1], kSm90Tiles[2],
-                               kSm90Tiles[3], {32, 64, 1},   {64, 1024, 1}};
 
 TEST_CASE("every element of c is summed by its owner, relayed or copied from there, once, on every rank") {
   for (const Topology& topology : {Topology(1, 1), Topology(1, 2), Topology(1, 3), Topology(1, 8),
@@ -132,11 +127,7 @@ TEST_CASE("the grid fits the device, in whole clusters") {
   for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
     for (const std::uint32_t world : {1U, 2U, 4U, 8U}) {
       const TileReducePlan plan = plan_of({size, size, size / 4 / 8 * 8 + 8}, world, 0).product;
-      CHECK(plan.reduce_ctas % 2 == 0);
-      CHECK(plan.reduce_ctas >= 2);
-      CHECK(plan.compute_ctas >= plan.tile.cluster);
-      CHECK(plan.compute_ctas % plan.tile.cluster == 0);
-      CHECK(plan.reduce_ctas + plan.compute_ctas <= kSms);
+      check_grid(plan.reduce_ctas, plan.compute_ctas, plan.tile);
     }
   }
 }

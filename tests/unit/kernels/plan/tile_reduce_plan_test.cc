@@ -1,5 +1,4 @@
-// The cuda executor's plan of a product whose tiles are summed over ranks: pure, so it is tested without a
-// GPU.
+// The plan of a product whose tiles are summed over ranks: pure, so it is tested without a GPU.
 #include "kernels/plan/tile_reduce_plan.h"
 
 #include <doctest/doctest.h>
@@ -10,11 +9,10 @@
 #include <vector>
 
 #include "kernels/plan/cuts.h"
+#include "tests/unit/kernels/plan/plan_checks.h"
 
 namespace mkernel::kernels {
 namespace {
-
-constexpr std::int32_t kSms = kH200.sms;
 
 TileReducePlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                        const TileReduceOptions& options = {}) {
@@ -44,10 +42,6 @@ void count(Counts& times, const GemmShape& shape, std::int64_t begin, std::int64
 bool all_ones(const Counts& times) {
   return std::all_of(times.begin(), times.end(), [](int n) { return n == 1; });
 }
-
-/// Those of the GPU's kernels, and two of the cpu executor's.
-constexpr TileSize kTiles[] = {kSm90Tiles[0], kSm90Tiles[1], kSm90Tiles[2],
-                               kSm90Tiles[3], {32, 64, 1},   {64, 1024, 1}};
 
 TEST_CASE("every element is computed by one tile, and summed in one unit on every node") {
   for (const Topology& topology : kTopologies) {
@@ -292,11 +286,7 @@ TEST_CASE("the grid fits the device, in whole clusters") {
   for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
     for (const Topology& topology : kTopologies) {
       const TileReducePlan plan = plan_of({size, size, size / 4 / 8 * 8 + 8}, topology, 0);
-      CHECK(plan.reduce_ctas % 2 == 0);
-      CHECK(plan.reduce_ctas >= 2);
-      CHECK(plan.compute_ctas >= plan.tile.cluster);
-      CHECK(plan.compute_ctas % plan.tile.cluster == 0);
-      CHECK(plan.reduce_ctas + plan.compute_ctas <= kSms);
+      check_grid(plan.reduce_ctas, plan.compute_ctas, plan.tile);
     }
   }
 }
@@ -307,13 +297,7 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
     return TileReducePlan::make(OpKind::kGemmRs, shape, topology, 0, kH200, options).status();
   };
   const Topology node(1, 4);
-  for (const auto& [shape, text] : {std::pair{GemmShape{64, 12, 64}, "n = 12, must be a multiple of 8"},
-                                    std::pair{GemmShape{64, 64, 9}, "k = 9, must be a multiple of 8"},
-                                    std::pair{GemmShape{0, 64, 64}, "m = 0"}}) {
-    const Status status = refusal(shape, node);
-    CHECK(status.code() == StatusCode::kInvalidArgument);
-    CHECK_MESSAGE(status.text().find(text) != std::string::npos, status.text());
-  }
+  check_refused_shapes([&](const GemmShape& shape) { return refusal(shape, node); });
   for (const std::int32_t reduce_ctas : {-2, 3, 68}) {
     const Status status = refusal({64, 64, 64}, node, {.reduce_ctas = reduce_ctas});
     CHECK(status.text().find("comm_ctas = " + std::to_string(reduce_ctas) + ", must be even, 0..66") !=

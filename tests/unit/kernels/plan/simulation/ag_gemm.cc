@@ -9,7 +9,7 @@
 namespace mkernel::test {
 
 /// Chunks into stages; those of rail peers when they have arrived.
-Task AgGemmWorld::load(Pushing& shared, bool relayed) {
+Task AgGemmWorld::load(Pushing& shared) {
   const std::int32_t index = shared.rank;
   const std::vector<Turn> order = turns(index);
   bool came = true;
@@ -32,8 +32,7 @@ Task AgGemmWorld::load(Pushing& shared, bool relayed) {
     }
     scheduler_.add(shared.loaded, 1);
   }
-  if (relayed) count_out(index);
-  scheduler_.add(shared.ended, 1);
+  end_warp(shared);
 }
 
 /// Every third chunk from its stage to the other ranks of the node, and own rows to where they are put from.
@@ -68,11 +67,8 @@ Task AgGemmWorld::store(Pushing& shared, std::uint64_t storer) {
     }
     if (came && !has(Fault::kCountFirst)) co_await signal(shared, source, turn.chunk);
   }
-  if (shared.share == 0 && storer == 0) {
-    co_await wait_empty(index, shared.epoch);
-    count_out(index);
-  }
-  scheduler_.add(shared.ended, 1);
+  if (shared.share == 0 && storer == 0) co_await wait_empty(index, shared.epoch);
+  end_warp(shared);
 }
 
 /// A share of a chunk is at all ranks of the node that need it.
@@ -109,8 +105,7 @@ Task AgGemmWorld::inter_send(Pushing& shared) {
   const std::uint64_t puts = (epoch + 1) * static_cast<std::uint64_t>(gather.chunks(index));
   for (std::int32_t i = 0; i < rails && !gave_up && !has(Fault::kNoCompletions); ++i)
     gave_up = !co_await scheduler_.wait(channel(index, rail(index, i), 0).completions_seen, puts);
-  count_out(index);
-  scheduler_.add(shared.ended, 1);
+  end_warp(shared);
 }
 
 /// The tiles of one CTA: the whole ones, or the tail.

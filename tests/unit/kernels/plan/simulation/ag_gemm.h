@@ -47,7 +47,7 @@ class AgGemmWorld : public World {
     return plan(index).comm_ctas + plan(index).compute_ctas;
   }
   std::uint64_t leavers(std::int32_t index) const override {
-    return static_cast<std::uint64_t>(ctas(index) - 1 + (plan(index).rails() > 0 ? 3 : 1));
+    return static_cast<std::uint64_t>(ctas(index) - 1 + warps_of_first(index));
   }
 
   Word& ready(std::int32_t index, std::int32_t source, std::int32_t chunk) {
@@ -128,12 +128,12 @@ class AgGemmWorld : public World {
 
   Task pushing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta) {
     Pushing shared{index, cta, epoch};
-    const bool first = cta == 0, relayed = first && plan(index).rails() > 0;
-    scheduler_.spawn(index, "load", load(shared, relayed));
+    const bool first = cta == 0, sends = first && plan(index).rails() > 0;
+    scheduler_.spawn(index, "load", load(shared));
     for (std::uint64_t storer = 0; storer < kStorers; ++storer)
       scheduler_.spawn(index, "store", store(shared, storer));
-    if (relayed) scheduler_.spawn(index, "inter_send", inter_send(shared));
-    co_await scheduler_.meet(shared.ended, 1 + kStorers + (relayed ? 1 : 0));
+    if (sends) scheduler_.spawn(index, "inter_send", inter_send(shared));
+    co_await scheduler_.meet(shared.ended, 1 + kStorers + (sends ? 1 : 0));
     if (first) {
       cta_over(index);
     } else {
@@ -143,7 +143,15 @@ class AgGemmWorld : public World {
     }
   }
 
-  Task load(Pushing& shared, bool relayed);
+  /// Warps of CTA 0 that have something to do, but for the poller; they count themselves out.
+  int warps_of_first(std::int32_t index) const { return 1 + kStorers + (plan(index).rails() > 0 ? 1 : 0); }
+  /// A warp of a pushing CTA is through.
+  void end_warp(Pushing& shared) {
+    if (shared.share == 0) count_out(shared.rank);
+    scheduler_.add(shared.ended, 1);
+  }
+
+  Task load(Pushing& shared);
   Task store(Pushing& shared, std::uint64_t storer);
   Task signal(Pushing& shared, std::int32_t source, std::int32_t chunk);
   Task wait_empty(std::int32_t index, std::uint64_t epoch);

@@ -1,5 +1,5 @@
 // What the simulated operations have in common: ranks with memory and launches queued, channels between them,
-// the relay and the end of a launch (kernels/cuda/launch/relay.cuh, end.cuh).
+// the relay and the end of a launch (kernels/cuda/launch/relay.cuh, first_cta.cuh, end.cuh).
 #pragma once
 
 #include <cstddef>

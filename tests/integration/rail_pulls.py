@@ -9,8 +9,16 @@ import time
 from cluster import BIN, PATIENCE
 
 RAILS = 3
-# Puts on several lanes at once, in both directions, as fast as they can be verified.
+RANKS_PER_NODE = 2
+# Puts on several lanes at once, in both directions, as fast as they can be verified. Over nodes it has two lanes: two ranks
+# per node put over all three rails.
 OPERATION = ["gemm_ar", "--m", "256", "--n", "128", "--k", "128", "--deadline", "300"]
+
+
+def rail_of(channel):
+    """The rail that a channel takes where nothing is pulled (proto/abi/ring_share.h)."""
+    rails = range(channel["rank"] % RANKS_PER_NODE, RAILS, RANKS_PER_NODE)
+    return rails[channel["lane"] % len(rails)]
 
 
 class Watch:
@@ -41,7 +49,7 @@ class Watch:
             if not self.changed.wait_for(lambda: self.looks > after_look, seconds):
                 raise AssertionError(f"no look for {seconds:.0f} s")
             return self.looks, {(r["session"], r["peer_rank"], r["lane"]): int(r["completed_total"]) for r in self.rows
-                                if r["lane"] % RAILS == rail and r["peer_node"]}
+                                if rail_of(r) == rail and r["peer_node"]}
 
     def close(self):
         self.process.terminate()
@@ -106,8 +114,9 @@ def pull_while_operating(test, count, iterations, seed, progress=lambda puller: 
     puller = Puller(test.daemons, seed)
     verified = 0
     while len(puller.seconds) < count:
-        ranks = [test.bench(r, 2, test.daemons[r], *OPERATION, "--iterations", str(iterations),
-                            group=f"pulls {verified}") for r in range(2)]
+        world = RANKS_PER_NODE * len(test.daemons)
+        ranks = [test.bench(r, world, test.daemons[r // RANKS_PER_NODE], *OPERATION, "--iterations", str(iterations),
+                            group=f"pulls {verified}") for r in range(world)]
         alive = lambda: all(rank.poll() is None for rank in ranks)
         watch = Watch(test.daemons[puller.random.randrange(2)])
         try:

@@ -47,7 +47,8 @@ def main():
         test.tearDown()
     times = sorted(puller.seconds)
     row = {"transport": "emulated", "rails": rail_pulls.RAILS, "pulls": len(times), "pulls_by_rail": puller.by_rail, "pulls_of_two_wires": puller.twice,
-           "operation": " ".join(rail_pulls.OPERATION), "iterations_verified": iterations, "ranks": 2, "nodes": 2,
+           "operation": " ".join(rail_pulls.OPERATION), "iterations_verified": iterations,
+           "ranks": 2 * rail_pulls.RANKS_PER_NODE, "nodes": 2,
            "lost_puts": 0, "duplicated_puts": 0, "wrong_results": 0,  # any of them would have ended the run
            "resumed_ms": {"median": 1e3 * statistics.median(times), "p99": 1e3 * times[int(0.99 * (len(times) - 1))],
                           "largest": 1e3 * times[-1], "resolution": 1e3 * rail_pulls.Watch.INTERVAL},

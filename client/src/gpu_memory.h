@@ -43,8 +43,7 @@ Result<std::shared_ptr<const void>> pin_for_gpu(int device, void* data, std::uin
 
 // What a device endpoint is made of: the classes of kernels/cuda/launch/, on GPU `device`. Errors: theirs,
 // kUnimplemented (this library was built without CUDA).
-Result<std::shared_ptr<kernels::RingsOnDevice>> take_rings(int device, const abi::SessionSegment& segment,
-                                                           std::vector<kernels::RingView> rings);
+Result<std::shared_ptr<kernels::RingsOnDevice>> make_rings_on_gpu(int device, abi::SessionSegment& segment);
 Result<std::shared_ptr<kernels::EndpointOnDevice>> make_endpoint_on_gpu(
     int device, const kernels::GroupView& group, std::shared_ptr<kernels::RingsOnDevice> rings,
     const kernels::SymmetricView& workspace, const kernels::EndpointOnDeviceOptions& options);

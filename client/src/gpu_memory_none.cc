@@ -26,8 +26,7 @@ Result<std::shared_ptr<const void>> pin_for_gpu(int device, void*, std::uint64_t
   return without_cuda("host memory for GPU " + std::to_string(device));
 }
 
-Result<std::shared_ptr<kernels::RingsOnDevice>> take_rings(int device, const abi::SessionSegment&,
-                                                           std::vector<kernels::RingView>) {
+Result<std::shared_ptr<kernels::RingsOnDevice>> make_rings_on_gpu(int device, abi::SessionSegment&) {
   return without_cuda("work rings on GPU " + std::to_string(device));
 }
 

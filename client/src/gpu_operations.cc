@@ -16,11 +16,10 @@ Result<std::shared_ptr<const void>> pin_for_gpu(int device, void* data, std::uin
   return std::shared_ptr<const void>(data, [](void* pinned) { (void)cudaHostUnregister(pinned); });
 }
 
-Result<std::shared_ptr<kernels::RingsOnDevice>> take_rings(int device, const abi::SessionSegment& segment,
-                                                           std::vector<kernels::RingView> rings) {
+Result<std::shared_ptr<kernels::RingsOnDevice>> make_rings_on_gpu(int device, abi::SessionSegment& segment) {
   const kernels::OnDevice here(device);
   MK_RETURN_IF_ERROR(here.status());
-  return kernels::RingsOnDevice::take(segment, std::move(rings));
+  return kernels::RingsOnDevice::make(segment);
 }
 
 Result<std::shared_ptr<kernels::EndpointOnDevice>> make_endpoint_on_gpu(

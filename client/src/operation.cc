@@ -12,9 +12,7 @@ OperationState::OperationState(std::shared_ptr<GroupCore> group, std::unique_ptr
 Result<std::unique_ptr<OperationState>> OperationState::create(std::shared_ptr<GroupCore> group,
                                                                Result<std::unique_ptr<OperationBase>> made) {
   const std::string signature = made.ok() ? made.value()->signature() : "no operation";
-  const bool on_gpu = made.ok() && made.value()->requirements().gpu;
-  const Status mine = made.ok() && !on_gpu ? group->session().rings_on_cpu() : made.status();
-  MK_RETURN_IF_ERROR(group->agree(signature, mine));
+  MK_RETURN_IF_ERROR(group->agree(signature, made.status()));
   std::unique_ptr<OperationState> state(new OperationState(group, std::move(made).value()));
   const Requirements needs = state->operation_->requirements();
   MemorySource* memory = &host_memory();
@@ -58,8 +56,6 @@ OperationState::~OperationState() {
 
 Result<Pending> OperationState::launch(std::function<Status(OperationBase&)> run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
-  if (!operation_->requirements().gpu)
-    MK_RETURN_IF_ERROR(group_->session().rings_on_cpu().with_context(signature_));
   const std::shared_ptr<PendingState> pending = shared_at_home(new PendingState);
   std::function<void()> task = [this, pending, run = std::move(run)] {
     Status outcome = without_exceptions([&] { return run_one(run); });

@@ -126,12 +126,12 @@ Status SessionCore::status() const {
 std::vector<kernels::RingView> SessionCore::rings() {
   std::vector<kernels::RingView> rings(doorbells_.size());
   abi::SessionSegment* header = segment();
-  for (std::size_t r = 0; r < rings.size(); ++r) {
-    rings[r].slots =
-        segment_.at<abi::WorkSlot>(header->slots_offset + r * (std::uint64_t{32} << header->log2_slots));
-    rings[r].log2_slots = header->log2_slots;
-    rings[r].tail = &header->ring[r].tail;
-    rings[r].head = &heads_[r];
+  for (std::uint32_t r = 0; r < rings.size(); ++r) {
+    rings[r] = {.slots = segment_.at<abi::WorkSlot>(
+                    abi::ring_offset(header->ring_count, header->log2_slots, abi::RingWriter::kThreads, r)),
+                .log2_slots = header->log2_slots,
+                .tail = &header->ring[static_cast<std::uint32_t>(abi::RingWriter::kThreads)][r].tail,
+                .head = &heads_[r]};
   }
   return rings;
 }
@@ -139,17 +139,10 @@ std::vector<kernels::RingView> SessionCore::rings() {
 Result<std::shared_ptr<kernels::RingsOnDevice>> SessionCore::rings_on_gpu() {
   MK_RETURN_IF_ERROR(pin_segment());
   const std::lock_guard lock(gpu_mutex_);
-  if (auto held = rings_on_gpu_.lock()) return held;
-  auto taken = take_rings(device_, *segment(), rings());
-  if (taken.ok()) rings_on_gpu_ = *taken;
-  return taken;
-}
-
-Status SessionCore::rings_on_cpu() {
-  if (!rings()[0].on_gpu()) return {};
-  return {StatusCode::kFailedPrecondition,
-          "the session's rings are claimed on its GPU while it has a device endpoint, or an operation of the "
-          "cuda executor over several nodes; what puts from threads of the CPU needs a session of its own"};
+  if (rings_on_gpu_ != nullptr) return rings_on_gpu_;
+  auto made = make_rings_on_gpu(device_, *segment());
+  if (made.ok()) rings_on_gpu_ = *made;
+  return made;
 }
 
 void SessionCore::begin_activity() {

@@ -43,13 +43,11 @@ class SessionCore {
   /// Makes the session's segment readable for kernels of that device. Any thread.
   Status pin_segment();
 
-  /// The producer's side of every ring.
+  /// The producer's side of every ring that threads write.
   std::vector<kernels::RingView> rings();
-  /// All rings, claimed on the session's GPU for as long as somebody holds them. The segment is pinned. Any
-  /// thread.
+  /// The rings that kernels of the session's GPU write; made at the first call, which also pins the segment.
+  /// Any thread.
   Result<std::shared_ptr<kernels::RingsOnDevice>> rings_on_gpu();
-  /// kFailedPrecondition while they are: threads of the CPU cannot put.
-  Status rings_on_cpu();
 
   /// Raises and lowers the count of operations in flight. Both ring every doorbell: the first because proxies
   /// also sleep when a session that says it is active has long written nothing, and kernels cannot ring; the
@@ -88,7 +86,7 @@ class SessionCore {
   std::mutex gpu_mutex_;  ///< guards gpu_, pinned_ and rings_on_gpu_
   std::shared_ptr<MemorySource> gpu_;
   std::shared_ptr<const void> pinned_;  ///< segment_, for the GPU
-  std::weak_ptr<kernels::RingsOnDevice> rings_on_gpu_;
+  std::shared_ptr<kernels::RingsOnDevice> rings_on_gpu_;
 
   std::mutex watched_mutex_;  ///< guards what follows, and writing failure records
   Status lost_;

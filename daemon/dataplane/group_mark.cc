@@ -4,14 +4,22 @@ namespace mkernel::dataplane {
 
 GroupMark::GroupMark(const Group& group) {
   const Session& session = *group.session;
-  if (session.reading) position_ = session.ring.position() + session.ring.depth();
+  if (!session.reading) return;
+  for (std::size_t r = 0; r < position_.size(); ++r)
+    position_[r] = session.rings[r].reader.position() + session.rings[r].reader.depth();
 }
 
 bool GroupMark::passed(const Group& group, base::WorkBudget& budget) {
   if (group.failed) return true;
   const Session& session = *group.session;
-  ring_passed_ = ring_passed_ || !session.reading || session.ring.position() >= position_;
-  return ring_passed_ && note_submitted(group, budget) && all_completed(group, budget);
+  rings_passed_ = rings_passed_ || !session.reading || reached(session);
+  return rings_passed_ && note_submitted(group, budget) && all_completed(group, budget);
+}
+
+bool GroupMark::reached(const Session& session) const {
+  for (std::size_t r = 0; r < position_.size(); ++r)
+    if (session.rings[r].reader.position() < position_[r]) return false;
+  return true;
 }
 
 bool GroupMark::note_submitted(const Group& group, base::WorkBudget& budget) {

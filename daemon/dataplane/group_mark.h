@@ -1,6 +1,7 @@
 // What leaving a group and unregistering memory wait for: the puts that were written before.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -12,8 +13,8 @@
 
 namespace mkernel::dataplane {
 
-/// Waits until every slot that was in the ring at the time of its making has been taken, and every put taken
-/// by then has completed. Puts that are written later hold up nobody. Proxy thread only.
+/// Waits until every slot that was in the session's rings at the time of its making has been taken, and every
+/// put taken by then has completed. Puts that are written later hold up nobody. Proxy thread only.
 class GroupMark {
  public:
   explicit GroupMark(const Group& group);
@@ -23,6 +24,7 @@ class GroupMark {
   bool passed(const Group& group, base::WorkBudget& budget);
 
  private:
+  bool reached(const Session& session) const;
   bool note_submitted(const Group& group, base::WorkBudget& budget);
   bool all_completed(const Group& group, base::WorkBudget& budget);
 
@@ -31,8 +33,8 @@ class GroupMark {
     std::uint64_t submitted;
   };
 
-  std::uint64_t position_ = 0;  ///< of the ring, at the time of making
-  bool ring_passed_ = false;
+  std::array<std::uint64_t, abi::kRingWriters> position_{};  ///< of each ring, at the time of making
+  bool rings_passed_ = false;
   std::size_t noted_ = 0;  ///< channels that have been looked at since then
   std::vector<Waiting> waiting_;
 };

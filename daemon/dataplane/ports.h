@@ -50,7 +50,7 @@ struct SessionPort {
   std::uint64_t bytes_per_second = 0;  ///< of that user on one rail, all its sessions together; 0 = no limit
   std::uint64_t requests_per_second = 0;  ///< likewise
   ipc::Mapping segment;                   ///< abi::SessionSegment
-  std::vector<ipc::UniqueFd> doorbell;    ///< eventfd of each ring
+  std::vector<ipc::UniqueFd> doorbell;    ///< eventfd of each rail: both rings of it
   std::vector<Counters> counters;         ///< one per proxy
 
   abi::SessionSegment* header() const { return segment.at<abi::SessionSegment>(0); }

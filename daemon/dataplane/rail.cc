@@ -120,7 +120,7 @@ void Rail::rest() {
   for (Session* session : scheduler_.members()) {
     if (session->stalled) {
       RingServer::look_at_depth(*session);
-    } else if (session->reading && session->ring.ready()) {
+    } else if (session->reading && session->has_slots()) {
       if (!session->throttled) return;
       throttled = true;
     }

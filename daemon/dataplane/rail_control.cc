@@ -31,8 +31,13 @@ void Rail::stop(Limit limit) {
 void Rail::attach_session(std::shared_ptr<SessionPort> port) {
   const SessionId id = port->id;
   const std::string who = "session " + std::to_string(id) + " (" + port->name + ")";
-  auto ring = RingReader::open(port->segment, options_.index);
-  Status status = running_ ? ring.status() : Status(StatusCode::kUnavailable, kStopped);
+  auto session = std::make_unique<Session>();
+  Status status = running_ ? Status{} : Status(StatusCode::kUnavailable, kStopped);
+  for (const auto writer : {abi::RingWriter::kThreads, abi::RingWriter::kGpu}) {
+    auto ring = RingReader::open(port->segment, options_.count, writer, options_.index);
+    if (ring.ok()) session->rings[static_cast<std::uint32_t>(writer)].reader = *ring;
+    if (status.ok()) status = ring.status();
+  }
   if (status.ok() && (sessions_.contains(id) || port->counters.size() <= options_.index ||
                       port->doorbell.size() <= options_.index)) {
     status = {StatusCode::kInternal,
@@ -40,9 +45,7 @@ void Rail::attach_session(std::shared_ptr<SessionPort> port) {
   }
   if (status.ok()) status = sleeper_.watch_doorbell(port->doorbell[options_.index].get());
   if (!status.ok()) return sink_.session_failed(id, status.with_context(who));
-  auto session = std::make_unique<Session>();
   session->counters = &port->counters[options_.index];
-  session->ring = std::move(ring).value();
   session->last_write = base::Clock::now();
   session->port = std::move(port);
   const SessionPort& owner = *session->port;

@@ -4,24 +4,25 @@
 
 namespace mkernel::dataplane {
 
-Result<RingReader> RingReader::open(const ipc::Mapping& segment, std::uint32_t ring) {
+Result<RingReader> RingReader::open(const ipc::Mapping& segment, std::uint32_t count, abi::RingWriter writer,
+                                    std::uint32_t ring) {
   constexpr std::uint32_t kMaxLog2Slots = 24;
-  const std::uint64_t slots_offset = abi::align64(sizeof(abi::SessionSegment));
-  const std::uint64_t room = segment.bytes() > slots_offset ? segment.bytes() - slots_offset : 0;
-  if (room == 0) return Status{StatusCode::kInternal, "session segment has no room for a ring"};
-
+  const auto refuse = [&](const std::string& why) {
+    return Status{StatusCode::kInvalidArgument, "ring " + std::to_string(ring) + " of " +
+                                                    std::to_string(count) + " in a session segment of " +
+                                                    std::to_string(segment.bytes()) + " bytes: " + why};
+  };
+  if (segment.bytes() < sizeof(abi::SessionSegment)) return refuse("no room for its head");
+  if (ring >= count || count > abi::kMaxRings) return refuse("there is no such ring");
   auto* header = segment.at<abi::SessionSegment>(0);
   const std::uint32_t log2_slots =
       std::atomic_ref<std::uint32_t>(header->log2_slots).load(std::memory_order_relaxed);
-  if (ring >= abi::kMaxRings || log2_slots > kMaxLog2Slots ||
-      (std::uint64_t{ring} + 1) * (std::uint64_t{32} << log2_slots) > room) {
-    return Status{StatusCode::kInvalidArgument, "ring " + std::to_string(ring) + " of 2^" +
-                                                    std::to_string(log2_slots) + " slots does not fit the " +
-                                                    std::to_string(room) + " bytes of the session segment"};
+  if (log2_slots > kMaxLog2Slots || abi::ring_offset(count, log2_slots, writer, ring + 1) > segment.bytes()) {
+    return refuse("2^" + std::to_string(log2_slots) + " slots do not fit");
   }
   RingReader reader;
-  reader.slots_ = segment.at<abi::WorkSlot>(slots_offset + ring * (std::uint64_t{32} << log2_slots));
-  reader.head_ = &header->ring[ring];
+  reader.slots_ = segment.at<abi::WorkSlot>(abi::ring_offset(count, log2_slots, writer, ring));
+  reader.head_ = &header->ring[static_cast<std::uint32_t>(writer)][ring];
   reader.mask_ = (std::uint64_t{1} << log2_slots) - 1;
   reader.log2_slots_ = log2_slots;
   return reader;

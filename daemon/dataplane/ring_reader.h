@@ -16,9 +16,11 @@ class RingReader {
  public:
   RingReader() = default;
 
-  /// Reads ring `ring` of the segment from position 0. The geometry is read once and checked against the
-  /// mapping's true size: a client that changes it later harms nobody.
-  static Result<RingReader> open(const ipc::Mapping& segment, std::uint32_t ring);
+  /// Reads ring `ring` of `writer` from position 0. `count`: the rings of each writer, by the daemon's own
+  /// word. The slots of a ring are read once and checked against the mapping's true size: a client that
+  /// changes them later harms nobody.
+  static Result<RingReader> open(const ipc::Mapping& segment, std::uint32_t count, abi::RingWriter writer,
+                                 std::uint32_t ring);
 
   /// Takes the next slot when it is complete. One snapshot: what is returned cannot change any more.
   bool next(abi::WorkSlot& snapshot) {

@@ -1,6 +1,7 @@
-// A session as one proxy sees it: its ring, its channels, what it has in hand but not yet handed on.
+// A session as one proxy sees it: its rings, its channels, what it has in hand but not yet handed on.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -34,18 +35,24 @@ struct LocalCopy {
   }
 };
 
-/// Proxy thread only.
-struct Session {
-  std::shared_ptr<SessionPort> port;
-  Counters* counters = nullptr;  ///< this proxy's
-  RingReader ring;
-  base::GrowingArray<Outbound*> channels;  ///< by session-local number
-  bool reading = true;                     ///< false: its ring is not looked at any more
+/// One of the rings of a session that a proxy drains: that of its threads or that of its GPU.
+struct SessionRing {
+  RingReader reader;
 
   /// The slot at the ring's position looked bad once. What it names may come with a command that was posted
   /// before it was written and that the proxy has not run yet: it is refused when it still looks bad in the
   /// next round.
   bool in_doubt = false;
+};
+
+/// Proxy thread only.
+struct Session {
+  std::shared_ptr<SessionPort> port;
+  Counters* counters = nullptr;  ///< this proxy's
+  std::array<SessionRing, abi::kRingWriters> rings;
+  std::uint32_t turns = 0;                 ///< batches taken: each begins with another ring
+  base::GrowingArray<Outbound*> channels;  ///< by session-local number
+  bool reading = true;                     ///< false: its rings are not looked at any more
 
   Allowance allowance;  ///< the scheduler's, with the next two
   bool in_turn = false;
@@ -65,7 +72,16 @@ struct Session {
   std::uint32_t closing_groups = 0;  ///< taken out of the table, still to be closed
 
   bool has_pending() const { return first != count || copy.running(); }
-  bool has_work() const { return (reading && ring.ready()) || has_pending(); }
+  bool has_slots() const {
+    return std::any_of(rings.begin(), rings.end(), [](const auto& ring) { return ring.reader.ready(); });
+  }
+  bool has_work() const { return (reading && has_slots()) || has_pending(); }
+  /// About how many slots wait.
+  std::uint64_t depth() const {
+    std::uint64_t sum = 0;
+    for (const SessionRing& ring : rings) sum += ring.reader.depth();
+    return sum;
+  }
 };
 
 }  // namespace mkernel::dataplane

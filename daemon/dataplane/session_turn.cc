@@ -1,5 +1,6 @@
 #include "daemon/dataplane/session_turn.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -13,7 +14,7 @@ void show(std::atomic<std::uint64_t>& gauge, std::uint64_t value) {
 }  // namespace
 
 void RingServer::look_at_depth(Session& session) {
-  show(session.counters->ring_depth, session.ring.depth());
+  show(session.counters->ring_depth, session.depth());
 }
 
 Turn RingServer::serve(Session& session) {
@@ -25,7 +26,7 @@ Turn RingServer::serve(Session& session) {
     if (!session.reading) return Turn::kIdle;
     if (!session.allowance.left()) {
       if (++used_up_turns_ % kDepthEvery == 0) look_at_depth(session);
-      if (session.ring.ready()) return Turn::kUsedUp;
+      if (session.has_slots()) return Turn::kUsedUp;
       show(session.counters->ring_depth, 0);
       return Turn::kIdle;
     }
@@ -33,23 +34,20 @@ Turn RingServer::serve(Session& session) {
       show(session.counters->ring_depth, 0);
       return Turn::kIdle;
     }
-    if (session.in_doubt) return flush(session) ? Turn::kUsedUp : Turn::kRefused;
+    const auto in_doubt = [](const SessionRing& ring) { return ring.in_doubt; };
+    if (std::any_of(session.rings.begin(), session.rings.end(), in_doubt))
+      return flush(session) ? Turn::kUsedUp : Turn::kRefused;
   }
 }
 
-// This and accept() run for every put and have no array that could be overrun: a canary for each of them cost
-// 7 % of all requests.
-[[gnu::no_stack_protector]] std::uint32_t RingServer::take_batch(Session& session) {
-  std::uint32_t taken = 0;
+// A ring that is never empty must not keep the other one waiting: they begin in turns.
+std::uint32_t RingServer::take_batch(Session& session) {
   batch_bytes_ = 0;
-  abi::WorkSlot slot;
-  while (session.count < session.puts.size() && taken < kBatch && session.allowance.left() &&
-         !session.copy.running() && session.ring.next(slot)) {
-    if (!accept(session, slot)) break;
-    ++taken;
-  }
+  const std::uint32_t begin = session.turns++;
+  std::uint32_t taken = 0;
+  for (std::uint32_t r = 0; r < abi::kRingWriters; ++r)
+    taken += take_slots(session, session.rings[(begin + r) % abi::kRingWriters], kBatch - taken);
   if (taken == 0) return 0;
-  session.ring.publish();
   session.wrote = true;
   progress_ += taken;
   bump(session.counters->requests_total, taken);
@@ -57,17 +55,33 @@ Turn RingServer::serve(Session& session) {
   return taken;
 }
 
-[[gnu::no_stack_protector]] bool RingServer::accept(Session& session, const abi::WorkSlot& slot) {
+// This and accept() run for every put and have no array that could be overrun: a canary for each of them cost
+// 7 % of all requests.
+[[gnu::no_stack_protector]] std::uint32_t RingServer::take_slots(Session& session, SessionRing& ring,
+                                                                 std::uint32_t most) {
+  std::uint32_t taken = 0;
+  abi::WorkSlot slot;
+  while (taken < most && session.count < session.puts.size() && session.allowance.left() &&
+         !session.copy.running() && ring.reader.next(slot)) {
+    if (!accept(session, ring, slot)) break;
+    ++taken;
+  }
+  if (taken > 0) ring.reader.publish();
+  return taken;
+}
+
+[[gnu::no_stack_protector]] bool RingServer::accept(Session& session, SessionRing& ring,
+                                                    const abi::WorkSlot& slot) {
   const abi::WorkRequest request = abi::decode(slot);
   const SlotFault fault = check_slot(slot, request, session.channels);
   if (fault != SlotFault::kNone) {
-    session.ring.unread();
+    ring.reader.unread();
     ++progress_;  // no sleep before it is looked at again
-    if (session.in_doubt) refuse(session, slot, request, fault);
-    session.in_doubt = !session.in_doubt;
+    if (ring.in_doubt) refuse(session, ring, slot, request, fault);
+    ring.in_doubt = !ring.in_doubt;
     return false;
   }
-  session.in_doubt = false;
+  ring.in_doubt = false;
   Outbound& channel = *session.channels[request.channel];
   Group& group = *channel.group;
   if (group.failed) {  // its clients read the abort word; what they still write goes nowhere
@@ -143,11 +157,13 @@ void RingServer::note_stall_end(Session& session) {
   session.stalled = false;
 }
 
-void RingServer::refuse(Session& session, const abi::WorkSlot& slot, const abi::WorkRequest& request,
-                        SlotFault fault) {
+void RingServer::refuse(Session& session, const SessionRing& ring, const abi::WorkSlot& slot,
+                        const abi::WorkRequest& request, SlotFault fault) {
   session.reading = false;
   bump(session.counters->errors_total, 1);
-  const SlotOrigin origin{session.port->id, session.port->name, ring_, session.ring.position()};
+  const bool of_gpu = &ring == &session.rings[static_cast<std::uint32_t>(abi::RingWriter::kGpu)];
+  const SlotOrigin origin{session.port->id, session.port->name, of_gpu ? "GPU ring " : "ring ", ring_,
+                          ring.reader.position()};
   sink_.session_failed(session.port->id, explain(fault, origin, slot, request, session.channels));
 }
 

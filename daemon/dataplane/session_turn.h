@@ -1,4 +1,4 @@
-// One session's turn: slots from its ring are checked and become puts, in batches; the transport takes them
+// One session's turn: slots from its rings are checked and become puts, in batches; the transport takes them
 // or not.
 #pragma once
 
@@ -28,12 +28,14 @@ class RingServer {
 
  private:
   std::uint32_t take_batch(Session& session);
-  bool accept(Session& session, const abi::WorkSlot& slot);
+  std::uint32_t take_slots(Session& session, SessionRing& ring, std::uint32_t most);
+  bool accept(Session& session, SessionRing& ring, const abi::WorkSlot& slot);
   void copy_locally(Session& session);
   bool flush(Session& session);
   void note_stall(Session& session);
   static void note_stall_end(Session& session);
-  void refuse(Session& session, const abi::WorkSlot& slot, const abi::WorkRequest& request, SlotFault fault);
+  void refuse(Session& session, const SessionRing& ring, const abi::WorkSlot& slot,
+              const abi::WorkRequest& request, SlotFault fault);
 
   transport::Transport& transport_;
   LocalDelivery& local_;

@@ -14,33 +14,20 @@
 
 namespace mkernel::kernels {
 
-/// In RingView::head while positions are claimed on the GPU (cuda/launch/rings.h).
-inline constexpr std::uint64_t kClaimedOnGpu = std::uint64_t{1} << 63;
-
-/// The producer's side of one work ring. `head` lives in the client's process; every writer thread claims
-/// from it.
-///
-/// A position is claimed either here or on the GPU, never on both: CPU and GPU have no atomic operation in
-/// common. Handing a ring over is one exchange of its head, so it needs no pause: positions claimed before
-/// are still written by whoever claimed them, later claims are refused.
+/// The producer's side of one work ring of the client's threads. `head`, the first position that nobody has
+/// claimed, lives in the client's process; every writer claims from it.
 struct RingView {
   abi::WorkSlot* slots = nullptr;
   std::uint32_t log2_slots = 0;
   const std::uint64_t* tail = nullptr;  ///< abi::RingHead::tail; read with acquire
   std::atomic<std::uint64_t>* head = nullptr;
-
-  bool on_gpu() const { return head->load(std::memory_order_relaxed) == kClaimedOnGpu; }
-  /// From here on the GPU claims, beginning with the position that is returned.
-  std::uint64_t hand_over() const { return head->exchange(kClaimedOnGpu); }
-  /// The GPU claims no more; `position` is the first that it has not claimed.
-  void take_back(std::uint64_t position) const { head->store(position); }
 };
 
 /// A joined group. Thread-safe to read; counts and abort words are read atomically.
 struct GroupView {
   abi::SessionSegment* session = nullptr;
   abi::GroupSegment* segment = nullptr;
-  std::vector<RingView> rings;  ///< of the session; ring_share() says which lane uses which
+  std::vector<RingView> rings;  ///< of the session's threads; ring_share() says which lane uses which
 
   std::uint32_t rank() const { return segment->rank; }
   std::uint32_t world_size() const { return segment->world_size; }

@@ -32,22 +32,30 @@ struct alignas(64) RingHead {
 };
 static_assert(sizeof(RingHead) == 64);
 
+/// Who writes a work ring. Threads and a GPU have no atomic operation in common with which both could claim
+/// positions of one ring, so every rail has a ring for each. They have no order with each other.
+enum class RingWriter : std::uint32_t {
+  kThreads = 0,  ///< threads of the client's process
+  kGpu = 1,      ///< kernels of the session's GPU
+};
+inline constexpr std::uint32_t kRingWriters = 2;
+
 /// First bytes of the session segment.
 struct alignas(64) SessionSegment {
   std::uint32_t magic;
   std::uint32_t version;
-  std::uint32_t ring_count;    ///< 1..kMaxRings; RingShare says which lane uses which
+  std::uint32_t ring_count;    ///< of each writer, 1..kMaxRings; RingShare says which lane uses which
   std::uint32_t log2_slots;    ///< slots of each ring
-  std::uint64_t slots_offset;  ///< ring r's slots begin at slots_offset + r * (32 << log2_slots)
+  std::uint64_t slots_offset;  ///< the rings one behind the other, all of kThreads first; ring_offset()
   std::uint64_t bytes;         ///< whole segment
   std::uint32_t active;  ///< client: operations in flight (proxies poll while it is not 0, else they sleep)
   std::uint32_t abort;   ///< 0, or the StatusCode with which the session ended
   std::uint8_t reserved[24];
-  RingHead ring[kMaxRings];
+  RingHead ring[kRingWriters][kMaxRings];
   FailureRecord failure;
 };
 static_assert(offsetof(SessionSegment, ring) == 64 &&
-              offsetof(SessionSegment, failure) == 64 + 64 * kMaxRings);
+              offsetof(SessionSegment, failure) == 64 + 64 * kRingWriters * kMaxRings);
 
 /// Where a rank of a group lives.
 struct Member {
@@ -121,8 +129,15 @@ constexpr std::uint64_t layout_session(SessionSegment& segment, std::uint32_t ri
   segment.ring_count = ring_count;
   segment.log2_slots = log2_slots;
   segment.slots_offset = align64(sizeof(SessionSegment));
-  segment.bytes = segment.slots_offset + ring_count * (std::uint64_t{32} << log2_slots);
+  segment.bytes = segment.slots_offset + kRingWriters * ring_count * (std::uint64_t{32} << log2_slots);
   return segment.bytes;
+}
+
+/// Where the slots of a ring begin in a session segment of this geometry, in bytes.
+constexpr std::uint64_t ring_offset(std::uint32_t ring_count, std::uint32_t log2_slots, RingWriter writer,
+                                    std::uint32_t ring) {
+  return align64(sizeof(SessionSegment)) +
+         (static_cast<std::uint32_t>(writer) * ring_count + ring) * (std::uint64_t{32} << log2_slots);
 }
 
 /// The same for a group segment; `world_size`, `lanes` and `region_capacity` within the limits of version.h.

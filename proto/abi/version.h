@@ -10,7 +10,7 @@ namespace mkernel::abi {
 inline constexpr std::uint32_t kMagic = 0x4c4e4b4dU;
 
 /// Raised by every change of a layout. Client and daemon must agree exactly; there is no negotiation.
-inline constexpr std::uint32_t kVersion = 5;
+inline constexpr std::uint32_t kVersion = 6;
 
 /// Bytes of a name (group, node, client), the terminating zero included.
 inline constexpr std::size_t kNameBytes = 64;
@@ -24,10 +24,11 @@ inline constexpr std::size_t kSecretBytes = 32;
 /// Bytes that one rank contributes to one exchange of its group (session messages, `Exchange`).
 inline constexpr std::size_t kExchangeBytes = 512;
 
-inline constexpr std::uint32_t kMaxWorldSize = 1024;     ///< ranks of one group
-inline constexpr std::uint32_t kMaxRegions = 256;        ///< region indices of one group
-inline constexpr std::uint32_t kMaxLanes = 64;           ///< channels from one rank to one other rank
-inline constexpr std::uint32_t kMaxRings = 32;           ///< work rings of one session: one per proxy thread
+inline constexpr std::uint32_t kMaxWorldSize = 1024;  ///< ranks of one group
+inline constexpr std::uint32_t kMaxRegions = 256;     ///< region indices of one group
+inline constexpr std::uint32_t kMaxLanes = 64;        ///< channels from one rank to one other rank
+inline constexpr std::uint32_t kMaxRings =
+    32;  ///< work rings of each writer of a session: one per proxy thread
 inline constexpr std::uint32_t kMaxPutBytes = 1U << 30;  ///< payload of one put
 
 }  // namespace mkernel::abi

@@ -44,14 +44,15 @@ class DeviceGpuTest(ClusterTest):
                              "10 rounds, 0 of ", "2 nodes")
 
     def test_signals_through_a_small_ring(self):
-        """Far more signals than slots: the ring is full all the time, laps many times, and everything arrives once."""
+        """Far more signals than slots, from the GPU and from a thread at once: the rings are full all the time, lap many times,
+        and everything arrives once."""
         self.start_nodes(1, {"proxy": {"ring_slots": 64}})
         for world in (1, 2):
-            self.succeed(self.spawn_ranks("device_rank", world, "signals", 5000), "claimed on its GPU")
+            self.succeed(self.spawn_ranks("device_rank", world, "signals", 5000))
 
     def test_signals_to_other_nodes(self):
         self.start_nodes(2)
-        self.succeed(self.spawn_ranks("device_rank", 2, "signals", 2000, ranks_per_node=1), "claimed on its GPU")
+        self.succeed(self.spawn_ranks("device_rank", 2, "signals", 2000, ranks_per_node=1))
 
     def test_a_deadline_says_who_waited_for_whom(self):
         self.start_nodes(1)

@@ -6,13 +6,13 @@ import os
 import socket
 import struct
 
-MAGIC, VERSION = 0x4C4E4B4D, 5
+MAGIC, VERSION = 0x4C4E4B4D, 6
 HELLO, JOIN, LEAVE, REGISTER, UNREGISTER, MAP, EXCHANGE, FAIL = range(1, 9)
 SESSION_ENDED = 200
 HEADER, REPLY = struct.Struct("<IIHHI"), struct.Struct("<II448s")
 F_ADD_SEALS, F_SEAL_SHRINK = 1033, 2
 MAX_RINGS = 32
-FAILURE_OFFSET = 64 + 64 * MAX_RINGS  # of the session segment's FailureRecord
+FAILURE_OFFSET = 64 + 2 * 64 * MAX_RINGS  # of the session segment's FailureRecord
 
 
 def text(raw):
@@ -111,7 +111,7 @@ class RawClient:
         return self.ask(REGISTER, struct.pack("<IIIIQQ544x", self.group, index, kind, shared, offset, size), [fd])
 
     def write_slot(self, channel, length, peer=0, local=(0, 0), remote=(0, 0), opcode=1, reserved=0):
-        """Writes the next slot of ring 0 and rings the doorbell."""
+        """Writes the next slot of ring 0 of the session's threads and rings the doorbell."""
         lap = (((self.position >> self.log2_slots) & 1) ^ 1) << 63
         words = (lap | opcode << 56 | channel << 32 | length, local[0] << 48 | local[1], remote[0] << 48 | remote[1],
                  lap | peer << 32 | reserved)

@@ -119,14 +119,17 @@ abi::WorkRequest put_request(std::uint32_t channel, std::uint32_t peer, std::uin
           remote_offset};
 }
 
-RingWriter::RingWriter(std::shared_ptr<dataplane::SessionPort> session, std::uint32_t ring)
+RingWriter::RingWriter(std::shared_ptr<dataplane::SessionPort> session, std::uint32_t ring,
+                       abi::RingWriter writer)
     : session_(std::move(session)), ring_(ring), log2_slots_(session_->header()->log2_slots) {
-  slots_ =
-      session_->segment.at<abi::WorkSlot>(session_->header()->slots_offset + ring * (32ULL << log2_slots_));
+  auto* header = session_->header();
+  slots_ = session_->segment.at<abi::WorkSlot>(
+      abi::ring_offset(header->ring_count, header->log2_slots, writer, ring));
+  tail_ = &header->ring[static_cast<std::uint32_t>(writer)][ring].tail;
 }
 
 std::uint64_t RingWriter::tail() const {
-  return std::atomic_ref<std::uint64_t>(session_->header()->ring[ring_].tail).load(std::memory_order_acquire);
+  return std::atomic_ref<std::uint64_t>(*tail_).load(std::memory_order_acquire);
 }
 
 std::uint64_t RingWriter::claim() {

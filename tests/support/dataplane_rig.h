@@ -56,10 +56,11 @@ abi::WorkRequest put_request(std::uint32_t channel, std::uint32_t peer, std::uin
                              std::uint64_t local_offset = 0, std::uint64_t remote_offset = 0,
                              std::uint16_t local_region = 0, std::uint16_t remote_region = 0);
 
-/// A client's side of one ring. write() may be called by several threads at once.
+/// A client's side of one ring, of its threads or its GPU. write() may be called by several threads at once.
 class RingWriter {
  public:
-  explicit RingWriter(std::shared_ptr<dataplane::SessionPort> session, std::uint32_t ring = 0);
+  explicit RingWriter(std::shared_ptr<dataplane::SessionPort> session, std::uint32_t ring = 0,
+                      abi::RingWriter writer = abi::RingWriter::kThreads);
 
   /// Waits for room, then writes; the slot itself is any 32 bytes.
   void write(const abi::WorkRequest& request);
@@ -83,6 +84,7 @@ class RingWriter {
   std::uint32_t ring_;
   std::uint32_t log2_slots_;
   abi::WorkSlot* slots_;
+  std::uint64_t* tail_;
   std::atomic<std::uint64_t> head_{0};
 };
 

@@ -90,13 +90,18 @@ void FakeFabric::make_rank(std::uint32_t rank) {
     std::snprintf(member.node_name, sizeof member.node_name, "n%u", member.node);
   }
   state->heads = std::make_unique<std::atomic<std::uint64_t>[]>(options_.rings);
-  state->consumed.resize(options_.rings);
+  for (const auto writer : {abi::RingWriter::kThreads, abi::RingWriter::kGpu}) {
+    for (std::uint32_t ring = 0; ring < options_.rings; ++ring) {
+      auto* slots = static_cast<std::byte*>(session_memory) +
+                    abi::ring_offset(options_.rings, options_.log2_slots, writer, ring);
+      state->drains.push_back({reinterpret_cast<abi::WorkSlot*>(slots),
+                               &view.session->ring[static_cast<std::uint32_t>(writer)][ring].tail});
+    }
+  }
   for (std::uint32_t ring = 0; ring < options_.rings; ++ring) {
-    auto* slots =
-        reinterpret_cast<abi::WorkSlot*>(reinterpret_cast<std::byte*>(view.session) + session.slots_offset) +
-        (std::size_t{ring} << options_.log2_slots);
     state->heads[ring].store(0);
-    view.rings.push_back({slots, options_.log2_slots, &view.session->ring[ring].tail, &state->heads[ring]});
+    view.rings.push_back(
+        {state->drains[ring].slots, options_.log2_slots, state->drains[ring].tail, &state->heads[ring]});
   }
   ranks_.push_back(std::move(state));
 }
@@ -172,16 +177,14 @@ void FakeFabric::serve() {
 bool FakeFabric::drain_rings() {
   bool any = false;
   for (std::uint32_t rank = 0; rank < world(); ++rank) {
-    for (std::uint32_t ring = 0; ring < options_.rings; ++ring) {
-      const kernels::RingView& view = ranks_[rank]->view.rings[ring];
-      std::uint64_t& position = ranks_[rank]->consumed[ring];
+    for (Rank::Drain& ring : ranks_[rank]->drains) {
       abi::WorkSlot snapshot;
-      const std::uint64_t mask = (std::uint64_t{1} << view.log2_slots) - 1;
-      while (abi::load_slot(view.slots[position & mask], abi::lap_bit(position, view.log2_slots), snapshot)) {
+      const std::uint32_t log2_slots = options_.log2_slots;
+      const std::uint64_t mask = (std::uint64_t{1} << log2_slots) - 1;
+      while (abi::load_slot(ring.slots[ring.consumed & mask], abi::lap_bit(ring.consumed, log2_slots),
+                            snapshot)) {
         any = true;
-        ++position;
-        std::atomic_ref<std::uint64_t>(const_cast<std::uint64_t&>(*view.tail))
-            .store(position, std::memory_order_release);
+        std::atomic_ref<std::uint64_t>(*ring.tail).store(++ring.consumed, std::memory_order_release);
         if (!accept(rank, abi::decode(snapshot))) return any;
       }
     }

@@ -73,7 +73,13 @@ class FakeFabric {
  private:
   struct Rank {
     std::unique_ptr<std::atomic<std::uint64_t>[]> heads;
-    std::vector<std::uint64_t> consumed;  ///< by ring
+    /// A ring as the proxy sees it: those of threads first, then those of the GPU.
+    struct Drain {
+      abi::WorkSlot* slots;
+      std::uint64_t* tail;
+      std::uint64_t consumed = 0;
+    };
+    std::vector<Drain> drains;
     kernels::GroupView view;
   };
   struct Buffer {

@@ -145,9 +145,9 @@ Result<std::unique_ptr<GpuWorld>> GpuWorld::make(const FabricOptions& options) {
   }
   for (int rank = 0; rank < ranks; ++rank) {
     MK_RETURN_IF_ERROR(cuda_status(cudaSetDevice(world->device_of(rank)), "device"));
-    auto taken = kernels::RingsOnDevice::take(*world->group(rank).session, world->group(rank).rings);
-    if (!taken.ok()) return taken.status();
-    world->rings_.push_back(std::move(*taken));
+    auto rings = kernels::RingsOnDevice::make(*world->group(rank).session);
+    if (!rings.ok()) return rings.status();
+    world->rings_.push_back(std::move(*rings));
   }
   return world;
 }

@@ -226,12 +226,9 @@ class MK_API Group {
   Activity keep_active();
 
   /// **Collective**. Lanes of this group for kernels of the session's GPU (SessionOptions::device), with
-  /// counts that start at 0; see mkernel/device.cuh. While a session has a device endpoint, or an operation
-  /// of the cuda executor over several nodes, all its work rings are claimed on the GPU: put(), signal() and
-  /// operations of the cpu executor in its groups are refused (kFailedPrecondition); a process that wants
-  /// both opens a second session. Errors, on every rank, naming whose: kInvalidArgument (options),
-  /// kFailedPrecondition (another version of mkernel/device.cuh), kResourceExhausted (how to get more), those
-  /// of symmetric_gpu().
+  /// counts that start at 0; see mkernel/device.cuh. Threads go on putting on lanes of their own. Errors, on
+  /// every rank, naming whose: kInvalidArgument (options), kFailedPrecondition (another version of
+  /// mkernel/device.cuh), kResourceExhausted (how to get more), those of symmetric_gpu().
   Result<DeviceEndpoint> device_endpoint(const DeviceEndpointOptions& options = {});
 
   /// **Collective**. Plan an operation on all ranks and make its workspace. The signatures (operation, shape,
@@ -308,8 +305,7 @@ class MK_API Activity {
 };
 
 /// What kernels of the session's GPU put, signal and wait with. Kernels that use it must be over before it is
-/// destroyed, on every rank in the same order with collective calls; the last one of a session gives the work
-/// rings back to the CPU.
+/// destroyed, on every rank in the same order with collective calls.
 class MK_API DeviceEndpoint {
  public:
   DeviceEndpoint(DeviceEndpoint&&) noexcept;

@@ -1,25 +1,11 @@
 #include "kernels/cpu/comm/ring_producer.h"
 
-#include <string>
-
 namespace mkernel::kernels {
-namespace {
-
-Status on_gpu(const WaitSite& site) {
-  return {StatusCode::kFailedPrecondition,
-          std::string(site.role) + " to rank " + std::to_string(site.peer) + " lane " +
-              std::to_string(site.lane) +
-              ": the session's rings are claimed on its GPU while it has a device endpoint; threads of the "
-              "CPU put through a session of their own"};
-}
-
-}  // namespace
 
 bool RingProducer::claim(std::uint64_t& position) {
   const std::uint64_t slots = std::uint64_t{1} << ring_.log2_slots;
   position = ring_.head->load(std::memory_order_relaxed);
   while (true) {
-    if (position == kClaimedOnGpu) return true;
     // Acquire on the tail: the proxy has read the slot's old content before we write over it.
     if (position >= cached_tail_.load(std::memory_order_acquire) + slots) {
       const std::uint64_t tail = load_acquire(*ring_.tail);
@@ -34,7 +20,6 @@ Status RingProducer::push(const abi::WorkRequest& request, const WaitSite& site,
   std::uint64_t position = 0;
   const auto room = [&]() -> std::uint64_t { return claim(position) ? 1 : 0; };
   MK_RETURN_IF_ERROR(wait_until(room, 1, {site.role, "room in the work ring", site.peer, site.lane}, scope));
-  if (position == kClaimedOnGpu) return on_gpu(site);
   const std::uint64_t slots = std::uint64_t{1} << ring_.log2_slots;
   abi::store_slot(ring_.slots[position & (slots - 1)],
                   abi::encode(request, abi::lap_bit(position, ring_.log2_slots)));

@@ -20,12 +20,11 @@ class RingProducer {
   explicit RingProducer(const RingView& ring) : ring_(ring) {}
 
   /// Writes one slot. What the request refers to must have been written by this thread, or acquired by it.
-  /// Blocks while the ring is full; errors as of the bounded wait, kFailedPrecondition when positions are
-  /// claimed on the GPU.
+  /// Blocks while the ring is full; errors as of the bounded wait.
   Status push(const abi::WorkRequest& request, const WaitSite& site, const WaitScope& scope);
 
  private:
-  /// True with a position, or with kClaimedOnGpu.
+  /// True with a position, false when there is no room.
   bool claim(std::uint64_t& position);
 
   RingView ring_;

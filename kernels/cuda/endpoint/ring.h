@@ -26,7 +26,7 @@ struct RingClaims {
   MK_HOST_DEVICE constexpr bool closed() const { return head >= kClosed; }
 };
 
-/// The rings of a session, claimed on its GPU: ring r begins at slots + (r << log2_slots).
+/// The rings of a session that its GPU writes: ring r begins at slots + (r << log2_slots).
 struct DeviceRings {
   abi::WorkSlot* slots = nullptr;        ///< host memory registered with CUDA
   const abi::RingHead* heads = nullptr;  ///< host memory, likewise: the proxies' tails, by ring

@@ -1,4 +1,4 @@
-// Device endpoints without a GPU: what is refused, and by which words; rings that the GPU claims.
+// Device endpoints without a GPU: what is refused, and by which words.
 #include "client/src/device_endpoint.h"
 
 #include "client/src/gpu_memory.h"
@@ -37,25 +37,6 @@ TEST_CASE("options that make no endpoint are named, and so are ranks that ask fo
                 check_ok(group.barrier());
               },
               {0, 0});
-}
-
-TEST_CASE("while the GPU claims the rings, puts of the CPU are refused and fail nobody") {
-  FakeDaemon daemon;
-  with_cores(daemon, 1, [](const std::shared_ptr<client::GroupCore>& group) {
-    const auto lane = group->reserve_lanes(1);
-    if (!lane.ok()) return check_ok(lane.status());
-    const auto rings = group->session().rings();
-    check_ok(group->session().rings_on_cpu());
-    std::vector<std::uint64_t> positions;
-    for (const auto& ring : rings) positions.push_back(ring.hand_over());
-    check_status(group->session().rings_on_cpu(), StatusCode::kFailedPrecondition, "a session of its own");
-    check_status(group->put({0, 0, 0}, lane.value(), {}, 0, 0).status(), StatusCode::kFailedPrecondition,
-                 "put to rank 0 lane");
-    check_ok(group->status());
-    for (std::size_t r = 0; r < rings.size(); ++r) rings[r].take_back(positions[r]);
-    check_ok(group->put({0, 0, 0}, lane.value(), {}, 0, 0).status());
-    check_ok(group->wait_arrival(0, lane.value(), 1, kLong));
-  });
 }
 
 }  // namespace

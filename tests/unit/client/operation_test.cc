@@ -96,27 +96,6 @@ TEST_CASE("launches return at once, run in order and say when they are over") {
   CHECK(eventually([&] { return daemon.look().sessions == 0; }));
 }
 
-TEST_CASE(
-    "operations of the cpu executor are refused while the GPU claims the rings, and the group goes on") {
-  FakeDaemon daemon;
-  with_cores(daemon, 2, [](const std::shared_ptr<GroupCore>& group) {
-    auto state = create(group);
-    if (!state.ok()) return check_ok(state.status());
-    const auto rings = group->session().rings();
-    std::vector<std::uint64_t> positions;
-    for (const auto& ring : rings) positions.push_back(ring.hand_over());
-    check_ok(group->agree("handed over", {}));
-    check_status(launch_and_wait(**state, [](OperationBase& operation) { return pass(operation); }),
-                 StatusCode::kFailedPrecondition, "token: the session's rings are claimed on its GPU");
-    check_status(create(group).status(), StatusCode::kFailedPrecondition,
-                 "rank 0 on node node0: the session's");
-    for (std::size_t r = 0; r < rings.size(); ++r) rings[r].take_back(positions[r]);
-    check_ok(group->agree("taken back", {}));
-    check_ok(launch_and_wait(**state, [](OperationBase& operation) { return pass(operation); }));
-    check_ok(group->agree("end", {}));
-  });
-}
-
 TEST_CASE("destroying an operation waits for its launches") {
   FakeDaemon daemon;
   with_cores(daemon, 2, [](const std::shared_ptr<GroupCore>& group) {

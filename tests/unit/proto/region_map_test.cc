@@ -15,7 +15,11 @@ TEST_CASE("a session segment holds all its rings") {
     CHECK(segment.version == kVersion);
     CHECK(segment.slots_offset >= sizeof(SessionSegment));
     CHECK(segment.slots_offset % 64 == 0);
-    CHECK(bytes == segment.slots_offset + rings * 32ULL * 4096);
+    CHECK(bytes == segment.slots_offset + 2 * rings * 32ULL * 4096);
+    CHECK(ring_offset(rings, 12, RingWriter::kThreads, 0) == segment.slots_offset);
+    CHECK(ring_offset(rings, 12, RingWriter::kGpu, 0) ==
+          ring_offset(rings, 12, RingWriter::kThreads, rings - 1) + 32ULL * 4096);
+    CHECK(ring_offset(rings, 12, RingWriter::kGpu, rings - 1) + 32ULL * 4096 == bytes);
     CHECK(bytes == segment.bytes);
   }
 }

@@ -87,9 +87,11 @@ TEST_CASE("closing a group sends what was written before, and its channel number
   node.wire->allow_everything();
   node.wire->complete_at_once();
   auto client = node.join(1, pair_shape(1));
+  RingWriter gpu(client.session, 0, abi::RingWriter::kGpu);
   for (int i = 0; i < 200; ++i) client.put(1, 64);
+  for (int i = 0; i < 100; ++i) gpu.write(put_request(client.channel(1), 1, 64));
   CHECK(close_group(node.proxy, client.group->key, kLong));
-  CHECK(completed(*client.group, 1) == 200);
+  CHECK(completed(*client.group, 1) == 300);
   CHECK(node.wire->open_channels() == 0);
   CHECK(node.wire->forgotten(*client.region));
 

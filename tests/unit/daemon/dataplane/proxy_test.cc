@@ -136,6 +136,46 @@ TEST_CASE("a bad slot ends its session once, with what was taken before it, and 
   CHECK(node.sink.sessions().size() == 1);
 }
 
+TEST_CASE(
+    "a session's threads and its GPU put through rings of their own, and neither keeps the other waiting") {
+  ProxyFixture node;
+  auto client = node.join(1, pair_shape(1), 1U << 16, 10);
+  RingWriter gpu(client.session, 0, abi::RingWriter::kGpu);
+  // Nothing is taken yet, so both rings are full of work when the transport opens.
+  for (int i = 0; i < 500; ++i) client.put(1, 8);
+  for (int i = 0; i < 500; ++i) gpu.write(put_request(client.channel(1), 1, 16));
+  CHECK(eventually([&] { return counter(client.session->counters[0].ring_depth) >= 1000 - 32; }));
+  node.wire->allow_everything();
+  node.wire->complete_at_once();
+  REQUIRE(eventually([&] { return completed(*client.group, 1) == 1000; }));
+  CHECK(client.ring->tail() == 500);
+  CHECK(gpu.tail() == 500);
+  std::size_t longest = 0, run = 0;
+  const auto puts = node.wire->puts();
+  for (std::size_t i = 0; i < puts.size(); ++i) {
+    run = i > 0 && puts[i].put.length == puts[i - 1].put.length ? run + 1 : 1;
+    // Behind the 500th of one ring the other has the rail to itself.
+    if (i < 900) longest = std::max(longest, run);
+  }
+  CHECK(longest <= 64);
+  CHECK(node.sink.sessions().empty());
+}
+
+TEST_CASE("a bad slot of the GPU is named as the GPU's, and its doubt is not that of the threads") {
+  ProxyFixture node;
+  node.wire->allow_everything();
+  node.wire->complete_at_once();
+  auto client = node.join(1, pair_shape(1));
+  RingWriter gpu(client.session, 0, abi::RingWriter::kGpu);
+  gpu.write(put_request(client.channel(1), 1, 64));
+  REQUIRE(eventually([&] { return completed(*client.group, 1) == 1; }));
+  gpu.write(put_request(4711, 1, 64));
+  REQUIRE(eventually([&] { return node.sink.sessions().size() == 1; }));
+  const Status why = node.sink.sessions()[0].second;
+  CHECK_MESSAGE(why.text().find("session 1 (client-1): GPU ring 0 slot 1: channel 4711") == 0, why.text());
+  CHECK(gpu.tail() == 1);
+}
+
 TEST_CASE("inbound puts are checked against what is registered, then placed and counted") {
   ProxyFixture node;
   auto client = node.join(1, pair_shape(1));

@@ -82,10 +82,15 @@ TEST_CASE("a transport that publishes by itself is told where, and its count is 
   }
 }
 
+Result<RingReader> open(const SessionPort& session, abi::RingWriter writer = abi::RingWriter::kThreads,
+                        std::uint32_t ring = 0) {
+  return RingReader::open(session.segment, 1, writer, ring);
+}
+
 TEST_CASE("the reader sees whole slots of its lap only, and counts what waits") {
   const auto session = test::make_session(1, 4);
   test::RingWriter writer(session);
-  auto reader = RingReader::open(session->segment, 0);
+  auto reader = open(*session);
   REQUIRE(reader.ok());
   abi::WorkSlot slot{};
   CHECK_FALSE(reader->next(slot));
@@ -112,7 +117,7 @@ TEST_CASE("the reader sees whole slots of its lap only, and counts what waits") 
 
 TEST_CASE("half a slot is no slot") {
   const auto session = test::make_session(1, 4);
-  auto reader = RingReader::open(session->segment, 0);
+  auto reader = open(*session);
   REQUIRE(reader.ok());
   auto* slots = session->segment.at<abi::WorkSlot>(session->header()->slots_offset);
   const abi::WorkSlot whole = abi::encode(test::put_request(1, 1, 8), abi::lap_bit(0, 4));
@@ -128,12 +133,17 @@ TEST_CASE("half a slot is no slot") {
 
 TEST_CASE("a ring that does not fit its segment is refused") {
   const auto session = test::make_session(1, 6);
-  CHECK(RingReader::open(session->segment, 0).ok());
-  CHECK_FALSE(RingReader::open(session->segment, 1).ok());  // made with one ring
-  session->header()->log2_slots = 7;                        // what a client might write there
-  CHECK(RingReader::open(session->segment, 0).status().code() == StatusCode::kInvalidArgument);
+  CHECK(open(*session).ok());
+  CHECK(open(*session, abi::RingWriter::kGpu).ok());
+  CHECK_FALSE(open(*session, abi::RingWriter::kThreads, 1).ok());  // made with one ring
+  CHECK_FALSE(RingReader::open(session->segment, 2, abi::RingWriter::kGpu, 0).ok());
+  session->header()->log2_slots = 7;  // what a client might write there
+  CHECK(open(*session).ok());         // the threads' ring then ends where the segment ends
+  CHECK(open(*session, abi::RingWriter::kGpu).status().code() == StatusCode::kInvalidArgument);
+  session->header()->log2_slots = 8;
+  CHECK(open(*session).status().code() == StatusCode::kInvalidArgument);
   session->header()->log2_slots = 63;
-  CHECK_FALSE(RingReader::open(session->segment, 0).ok());
+  CHECK_FALSE(open(*session).ok());
 }
 
 }  // namespace

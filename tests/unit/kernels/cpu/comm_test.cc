@@ -73,53 +73,6 @@ TEST_CASE("a full ring that nobody drains is an error, and leaves no hole") {
   CHECK(head.load() == 2);
 }
 
-TEST_CASE("a ring that is claimed on the GPU refuses the CPU by name, and goes on where the GPU stopped") {
-  alignas(32) abi::WorkSlot slots[4] = {};
-  std::uint64_t tail = 0;
-  std::atomic<std::uint64_t> head{0};
-  const RingView view{slots, 2, &tail, &head};
-  RingProducer ring(view);
-  WaitScope scope;
-  const abi::WorkRequest request{1, 0, 0, 0, 0, 0, 0, 0};
-  REQUIRE(ring.push(request, {"put", "", 1, 2}, scope).ok());
-  CHECK_FALSE(view.on_gpu());
-  CHECK(view.hand_over() == 1);
-  CHECK(view.on_gpu());
-  const Status status = ring.push(request, {"put", "", 1, 2}, scope);
-  CHECK(status.code() == StatusCode::kFailedPrecondition);
-  CHECK(status.text().find("put to rank 1 lane 2: the session's rings are claimed on its GPU") == 0);
-  CHECK(slots[1].word[0] == 0);
-  view.take_back(3);
-  REQUIRE(ring.push(request, {"put", "", 1, 2}, scope).ok());
-  CHECK(slots[3].word[0] != 0);
-  CHECK(head.load() == 4);
-}
-
-TEST_CASE("handing a ring over to the GPU loses and doubles no position, whatever the CPU is doing") {
-  constexpr std::uint32_t kLog2 = 12, kWriters = 4;
-  std::vector<abi::WorkSlot> slots(1U << kLog2);
-  std::uint64_t tail = 0;
-  std::atomic<std::uint64_t> head{0};
-  const RingView view{slots.data(), kLog2, &tail, &head};
-  RingProducer ring(view);
-  std::atomic<std::uint64_t> wrote{0};
-  std::vector<std::thread> writers;
-  for (std::uint32_t writer = 0; writer < kWriters; ++writer) {
-    writers.emplace_back([&] {
-      WaitScope scope;
-      while (ring.push({1, 0, 0, 0, 0, 0, 0, 0}, {"put", "", 1, 0}, scope).ok()) {
-        if (++wrote > 900) std::this_thread::yield();
-      }
-    });
-  }
-  while (wrote < 1000) std::this_thread::yield();
-  const std::uint64_t position = view.hand_over();
-  for (std::thread& writer : writers) writer.join();
-  CHECK(position == wrote);  // every claim before was written, none came after
-  CHECK(slots[position - 1].word[0] != 0);
-  if (position < slots.size()) CHECK(slots[position].word[0] == 0);
-}
-
 TEST_CASE("what the relay copies: every channel's arrivals and completions, each from its own word") {
   test::FakeFabric fabric({.nodes = 3, .ranks_per_node = 1});
   const GroupView& group = fabric.group(1);

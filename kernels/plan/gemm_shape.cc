@@ -57,9 +57,14 @@ Status check_shape(OpKind kind, const GemmShape& shape) {
 Status check_on_machine(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t comm_ctas,
                         const Machine& machine) {
   MK_RETURN_IF_ERROR(check_shape(kind, shape));
-  if (topology.world() > static_cast<std::uint32_t>(machine.most_ranks)) {
-    return refuse(kind, "world = " + std::to_string(topology.world()) + ", must be 1.." +
-                            std::to_string(machine.most_ranks) + " on this executor");
+  for (const auto& [name, value, most] :
+       {std::tuple{"world", topology.world(), machine.most_ranks},
+        std::tuple{"nodes", topology.nodes(), machine.most_nodes},
+        std::tuple{"ranks of a node", topology.ranks_per_node(), machine.most_node_ranks}}) {
+    if (value > static_cast<std::uint32_t>(most)) {
+      return refuse(kind, std::string(name) + " = " + std::to_string(value) + ", must be 1.." +
+                              std::to_string(most) + " on this executor");
+    }
   }
   for (const auto& [name, value] : {std::pair{"n", shape.n}, std::pair{"k", shape.k}}) {
     if (value % machine.row_elements != 0) {

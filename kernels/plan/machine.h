@@ -19,6 +19,8 @@ struct Machine {
   std::int32_t sms = 0;       ///< multiprocessors that a kernel may use
   std::int32_t gpc_sms = 18;  ///< multiprocessors of a GPC, whose equal requests reach L2 as one
   std::int32_t most_ranks = kMaxKernelRanks;  ///< of a group
+  std::int32_t most_nodes = kMaxKernelNodes;
+  std::int32_t most_node_ranks = kMaxNodeRanks;
   std::int32_t row_elements = 8;  ///< rows of an operand hold a multiple of this: TMA moves whole 16 bytes
   std::int32_t cta_multiple = 2;  ///< CTAs that communicate are a multiple of this: clusters come in pairs
 
@@ -68,7 +70,8 @@ inline constexpr Machine kH20{
 /// bands of tiles.
 inline constexpr Machine kHostMachine{.name = "host",
                                       .sms = 16,
-                                      .most_ranks = 64,
+                                      .most_nodes = kMaxKernelRanks,
+                                      .most_node_ranks = kMaxKernelRanks,
                                       .row_elements = 1,
                                       .cta_multiple = 1,
                                       .clock = 3e9,

@@ -42,6 +42,8 @@ struct PushGatherPlan {
   MK_HOST_DEVICE std::int64_t rows_of(std::int32_t source) const {
     return first_row(source + 1) - first_row(source);
   }
+  /// Of the sources that have fewest; others have one more.
+  MK_HOST_DEVICE std::int64_t min_rows() const { return static_cast<std::int32_t>(rows) / world; }
   /// Of the source that has most.
   MK_HOST_DEVICE std::int64_t max_rows() const { return world.ceil(static_cast<std::int32_t>(rows)); }
   MK_HOST_DEVICE std::int32_t blocks(std::int64_t rows_of_source) const {

@@ -11,8 +11,8 @@ namespace mkernel::kernels {
 
 struct Machine;
 
-/// Ranks of a group at most on the cuda executor: what the parameters of a kernel hold.
-inline constexpr std::int32_t kMaxKernelRanks = 16;
+/// What the parameters of a kernel hold: ranks of a group, ranks of a node, nodes.
+inline constexpr std::int32_t kMaxKernelRanks = 64, kMaxNodeRanks = 16, kMaxKernelNodes = 16;
 
 /// Rows x columns of one CTA's tile.
 enum class Sm90Tile : std::uint32_t { k128x256 = 0, k256x128 = 1, k128x128 = 2, k128x64 = 3 };

@@ -109,7 +109,8 @@ int signals(Group& group, std::uint64_t count) {
       const std::uint64_t ctas = kCtas - 1;
       const std::uint64_t expected = ctas * group.world_size() * launch * count * (ctas / kLanes);
       Status of_thread;
-      std::thread thread([&] { of_thread = signal_from_cpu(group, lane.value(), (launch - 1) * count, count); });
+      std::thread thread(
+          [&] { of_thread = signal_from_cpu(group, lane.value(), (launch - 1) * count, count); });
       const std::uint64_t seen = signal_once(endpoint->view(), count);
       thread.join();
       if (!of_thread.ok()) return refused(of_thread);

@@ -57,14 +57,17 @@ TEST_CASE_TEMPLATE("a rank alone, three, four", Op, AgGemm, GemmRs, GemmAr) {
   }
 }
 
-TEST_CASE_TEMPLATE("groups of eight and of sixteen, on what multiprocessors they leave each other", Op,
-                   AgGemm, GemmRs, GemmAr) {
+TEST_CASE_TEMPLATE("groups of eight, of sixteen and of thirty, on what multiprocessors they leave each other",
+                   Op, AgGemm, GemmRs, GemmAr) {
   if (!peers_or_skip(1)) return;
   for (const int ranks : {8, 16}) {
     for (const GemmShape& s : {GemmShape{3000, 512, 256}, GemmShape{5, 136, 72}, GemmShape{2048, 1032, 520}})
       check_gpu_case<Op>(ranks, s);
   }
-  check_gpu_case<Op>(FabricOptions{.nodes = 2, .ranks_per_node = 4}, {3000, 512, 256});
+  for (const auto& [nodes, per_node] : {std::pair{2U, 4U}, {2U, 8U}, {8U, 2U}, {16U, 1U}, {6U, 5U}}) {
+    for (const GemmShape& s : {GemmShape{3000, 512, 256}, GemmShape{5, 136, 72}})
+      check_gpu_case<Op>(FabricOptions{.nodes = nodes, .ranks_per_node = per_node}, s);
+  }
 }
 
 TEST_CASE_TEMPLATE("captured in a graph and replayed with new operands, no host call between", Op, AgGemm,

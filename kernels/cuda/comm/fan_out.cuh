@@ -17,6 +17,7 @@
 #include "kernels/cuda/sync/pipeline.cuh"
 #include "kernels/cuda/sync/trace.cuh"
 #include "kernels/plan/row_parts.h"
+#include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/stream_turns.h"
 
 namespace mkernel::kernels {
@@ -26,23 +27,17 @@ inline constexpr int kFanOutStorers = 3;  ///< threads that store, each in a war
 inline constexpr int kFanOutReading = 3;  ///< stages that the stores of one may be reading; others hold loads
 inline constexpr std::uint32_t kFanOutPieceBytes = 16384;
 
-inline constexpr int kMaxFanOutTargets = 16;
-inline constexpr int kMaxFanOutStreams = 16;
-
-struct FanOutTarget {
-  std::byte* rows;       ///< where the rows go: part 0 of all of them, then part 1, ...
-  std::uint64_t* ready;  ///< [chunks]: one is added per share when that share of the chunk is there
-};
-
 /// The rows of one source. Without rows it is one block of empty chunks.
 struct FanOutStream {
   const std::byte* source;  ///< [rows, row_bytes], or as at the targets
   bool in_parts;            ///< as at the targets
   std::int64_t rows;
   std::int32_t chunks;
-  std::int32_t stores;   ///< the first of the targets: where rows are stored, in this order
-  std::int32_t targets;  ///< where chunks are counted
-  FanOutTarget target[kMaxFanOutTargets];
+  std::int32_t stores;    ///< the first of the targets: where rows are stored, in this order
+  std::int32_t targets;   ///< the first of them: where chunks are counted
+  std::uint64_t rows_at;  ///< where the rows go in a target: part 0 of all of them, then part 1, ...
+  std::uint64_t
+      ready_at;  ///< likewise, a 64-bit word for each chunk: one is added per share when it is there
 };
 
 /// All streams, cut alike. A chunk is one part (along k) of a block of rows; the parts of a block follow each
@@ -54,8 +49,9 @@ struct FanOutPlan {
   std::int32_t block_rows;
   Divisor shares;  ///< CTAs that share every chunk
   std::int32_t streams;
-  std::int32_t most_chunks;  ///< of a stream after the first
-  FanOutStream stream[kMaxFanOutStreams];
+  std::int32_t most_chunks;          ///< of a stream after the first
+  std::byte* target[kMaxNodeRanks];  ///< memory of the ranks that are written
+  FanOutStream stream[kMaxKernelNodes];
 
   __device__ __forceinline__ StreamTurns order() const {
     return {stream[0].chunks, streams - 1, most_chunks};
@@ -248,7 +244,7 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
       const std::uint32_t bytes = came ? piece.bytes() : 0;
       const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
       for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
-        ptx::bulk_store(stream.target[t].rows + piece.target_offset(), from, bytes);
+        ptx::bulk_store(plan.target[t] + stream.rows_at + piece.target_offset(), from, bytes);
       ptx::bulk_commit_group();
       if (reading < kFanOutReading) {
         ++reading;
@@ -266,8 +262,10 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
     end_work(trace, DeviceWork::kPush, at.chunk);
     begin_work(trace);
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
-    for (int t = 0; t < stream.targets; ++t)
-      ptx::red_add_relaxed_sys(stream.target[t].ready + at.chunk, 1, released);
+    for (int t = 0; t < stream.targets; ++t) {
+      auto* ready = reinterpret_cast<std::uint64_t*>(plan.target[t] + stream.ready_at);
+      ptx::red_add_relaxed_sys(ready + at.chunk, 1, released);
+    }
     end_work(trace, DeviceWork::kSignal, at.chunk);
   }
 }

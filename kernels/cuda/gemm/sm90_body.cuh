@@ -176,8 +176,8 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int before,
         reading = false;
       }
       pieces.wait_full();
-      ptx::tma_store_2d(tile.c, tile.c_column + piece % kAcross * Config::kPieceColumns,
-                        row + piece / kAcross * 64, out + pieces.stage() * Config::kPieceBytes);
+      ptx::tma_store_3d(tile.c, tile.c_column + piece % kAcross * Config::kPieceColumns,
+                        row + piece / kAcross * 64, tile.c_first, out + pieces.stage() * Config::kPieceBytes);
       ptx::bulk_commit_group();
       if (reading) {
         ptx::bulk_wait_group_read<1>();

@@ -24,6 +24,7 @@ struct Sm90TilePlace {
   std::int32_t b_k;       ///< where k begins in b's matrix (experts stacked along k), else 0
   std::int32_t c_row;
   std::int32_t c_column;
+  std::int32_t c_first = 0;  ///< the row of c's memory from which c_row counts
 };
 
 /// A part along k of a tile's rows of a: columns 0 .. of its map are the product's steps [end of the part

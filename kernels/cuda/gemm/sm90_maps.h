@@ -23,10 +23,11 @@ inline MatrixView sm90_b_view(DataType type, Layout layout, const void* base, st
   return {base, type, n, k, leading, 64, kSm90TileK};
 }
 
-/// c: [rows, n] row-major, in pieces of 64 rows x 128 bytes.
+/// c: [rows, n] row-major, in pieces of 64 rows x 128 bytes; the first of its rows may be any of
+/// `first_rows` rows from `base` on.
 inline MatrixView sm90_c_view(DataType type, const void* base, std::int64_t rows, std::int64_t n,
-                              std::int64_t leading = 0) {
-  return {base, type, rows, n, leading, 64, 64};
+                              std::int64_t first_rows = 1) {
+  return {base, type, rows, n, 0, 64, 64, first_rows};
 }
 
 }  // namespace mkernel::kernels

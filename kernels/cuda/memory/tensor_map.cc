@@ -38,6 +38,8 @@ Status check(const MatrixView& view, std::int64_t leading, std::string_view name
   if (view.rows < 1 || view.rows > kMaxExtent) return bad(name, "rows", view.rows, "in [1, 2^32]");
   if (view.columns < 1 || view.columns > kMaxExtent)
     return bad(name, "columns", view.columns, "in [1, 2^32]");
+  if (view.first_rows < 0 || view.first_rows > kMaxExtent)
+    return bad(name, "first rows", view.first_rows, "in [0, 2^32]");
   if (leading < view.columns) return bad(name, "leading dimension", leading, "at least the columns");
   if (leading * kElementBytes % 16 != 0 || leading * kElementBytes >= kMaxStride) {
     return bad(name, "leading dimension", leading,
@@ -60,16 +62,18 @@ Result<TensorMap> encode_tensor_map(const MatrixView& view, const char* name) {
     return Status(StatusCode::kUnavailable,
                   "tensor map: there is no driver that has cuTensorMapEncodeTiled (CUDA 12.0)");
   }
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(leading * kElementBytes)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(view.box_columns),
-                            static_cast<cuuint32_t>(view.box_rows)};
-  const cuuint32_t element_strides[] = {1, 1};
+  const auto row_stride = static_cast<cuuint64_t>(leading * kElementBytes);
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows),
+                                static_cast<cuuint64_t>(view.first_rows)};
+  const cuuint64_t strides[] = {row_stride, row_stride};  // first rows lie as far apart as rows
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(view.box_columns), static_cast<cuuint32_t>(view.box_rows),
+                            1};
+  const cuuint32_t element_strides[] = {1, 1, 1};
   CUtensorMap map;
-  const CUresult outcome =
-      encode(&map, driver_type(view.element), 2, const_cast<void*>(view.base), extents, strides, box,
-             element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult outcome = encode(&map, driver_type(view.element), view.first_rows > 0 ? 3 : 2,
+                                  const_cast<void*>(view.base), extents, strides, box, element_strides,
+                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (outcome != CUDA_SUCCESS) {
     return Status(StatusCode::kInternal, "matrix " + std::string(name) +
                                              ": cuTensorMapEncodeTiled failed with CUresult " +

@@ -28,6 +28,9 @@ struct MatrixView {
   std::int64_t rows = 0, columns = 0;
   std::int64_t leading = 0;  ///< elements from row to row; 0 = columns. A multiple of 16 bytes.
   std::int32_t box_rows = 0, box_columns = 0;
+  /// 0: a box has two coordinates. Else a third one, 0 .. first_rows - 1: the row of memory that is row 0. So
+  /// one map does for many matrices of equal height that lie one behind the other, even at odd distances.
+  std::int64_t first_rows = 0;
 };
 
 /// Encodes `view`; `name` ("a") is what errors call it. Needs a CUDA driver (found at run time), no stream,

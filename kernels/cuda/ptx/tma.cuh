@@ -36,11 +36,12 @@ __device__ __forceinline__ void tma_load_multicast_2d(std::uint32_t shared, cons
 }
 
 /// Stores one box; what lies outside the tensor is not written. Completion is counted by bulk groups.
-__device__ __forceinline__ void tma_store_2d(const void* map, std::int32_t x, std::int32_t y,
+__device__ __forceinline__ void tma_store_3d(const void* map, std::int32_t x, std::int32_t y, std::int32_t z,
                                              std::uint32_t shared) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-               "r"(x), "r"(y), "r"(shared)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+      "r"(x), "r"(y), "r"(z), "r"(shared)
+      : "memory");
 }
 
 /// Closes the group of this thread's bulk stores since the last commit.

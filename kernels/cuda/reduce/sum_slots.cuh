@@ -50,7 +50,7 @@ __device__ __forceinline__ SumUnit sum_unit_at(const TileReduceParameters& p, st
     return {0, index, index, p.units.place(index)};
   } else {
     const auto [node_turn, unit] = p.units.turn(index);
-    return {node_turn, unit, p.units.packed(unit, p.rows_of[p.reduced(node_turn)]), p.units.place(unit)};
+    return {node_turn, unit, p.units.packed(unit, p.owners[p.reduced(node_turn)].rows), p.units.place(unit)};
   }
 }
 
@@ -81,10 +81,10 @@ struct SumWait {
       site = {DeviceRole::kIntraComm, DeviceTag::kTileReady, p.source_rank[lane],
               static_cast<std::uint32_t>(tile)};
     } else if (node_turn == p.units.others && sender < p.units.others) {
-      const auto peer = static_cast<std::uint32_t>(p.owner[p.reduced(sender)]);
+      const auto peer = static_cast<std::uint32_t>(p.owners[p.reduced(sender)].rank);
       word = p.endpoint.counts.seen + p.endpoint.counts.arrivals_index(peer, 0);
       count = p.wire.plan.count(epoch, p.wire.packed_units[node_turn], packed / p.wire.plan.chunk_units);
-      site = {DeviceRole::kInterReduce, DeviceTag::kArrivals, p.owner[p.reduced(sender)], 0};
+      site = {DeviceRole::kInterReduce, DeviceTag::kArrivals, p.owners[p.reduced(sender)].rank, 0};
     }
   }
 
@@ -171,7 +171,7 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, std::uin
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const std::int32_t column = unit.place.column * Config::kTileN + lane % kAcross * 8;
   const std::int32_t first_row = static_cast<std::int32_t>(unit.place.row) + lane / kAcross;
-  const std::int32_t rows = p.rows_of[p.reduced(unit.node_turn)];
+  const std::int32_t rows = p.owners[p.reduced(unit.node_turn)].rows;
   const std::byte* slots = p.slots_here[epoch & 1] + unit.node_turn * p.sources() * p.slot_bytes;
 #pragma unroll 1
   for (std::int32_t row = 0; row < kUnitRows; row += kRowsAtOnce) {
@@ -237,7 +237,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
   const auto units = static_cast<std::uint32_t>(kNodes ? p.units.all_units() : p.units.units());
   claim_units(p.claimed, epoch, units, warps, [&](std::uint32_t index) {
     const SumUnit unit = sum_unit_at<kNodes>(p, static_cast<std::int32_t>(index));
-    if (unit.place.row >= p.rows_of[p.reduced(unit.node_turn)]) return true;
+    if (unit.place.row >= p.owners[p.reduced(unit.node_turn)].rows) return true;
     const bool own = is_own<kNodes>(p, unit);
     const SumWait wait(p, epoch, unit.node_turn,
                        unit.place.row_tile * p.units.raster.columns() + unit.place.column, unit.packed);

@@ -71,12 +71,13 @@ class TileReduceSchedule {
     // Owners have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; the rows
     // of the next owner, which the tile may reach into, are computed and not written.
     constexpr std::int32_t kBeyond = 1 << 30;
-    const bool any = rows.first < p_.rows_of[rows.turn];
+    const OwnerOnDevice owner = p_.owners[rows.turn];
+    const bool any = rows.first < owner.rows;
     const int column = rows.column * Config::kTileN;
     return {&p_.a,
             &p_.b,
             &p_.slots[(p_.endpoint.control->epoch & 1) * p_.tiles.turns() + rows.turn],
-            any ? p_.first_row[rows.turn] + rows.first : kBeyond,
+            any ? owner.first_row + rows.first : kBeyond,
             column,
             0,
             any ? rows.first : kBeyond,
@@ -87,9 +88,10 @@ class TileReduceSchedule {
   /// The tile lies in its slot at the reducer: says so there.
   __device__ __forceinline__ void after_store(int i) const {
     const Rows rows = rows_of(i);
-    if (rows.first >= p_.rows_of[rows.turn]) return;
+    const OwnerOnDevice owner = p_.owners[rows.turn];
+    if (rows.first >= owner.rows) return;
     std::uint64_t* ready =
-        p_.ready_there[rows.turn] + (rows.first / Config::kTileM) * p_.tiles.raster.columns() + rows.column;
+        owner.ready_there + (rows.first / Config::kTileM) * p_.tiles.raster.columns() + rows.column;
     const std::uint64_t count = PushReducePlan::count(p_.endpoint.control->epoch);
     if (rows.turn % p_.sources() == p_.sources() - 1) {  // this rank reduces it
       ptx::st_release_gpu(ready, count);
@@ -124,11 +126,12 @@ class TileReduceSchedule {
 /// and awaited.
 __device__ __forceinline__ void exchange_empty(const TileReduceParameters& p, std::uint64_t epoch) {
   for (auto turn = static_cast<std::int32_t>(threadIdx.x % 32); turn < p.tiles.turns(); turn += 32) {
-    if (p.rows_of[turn] == 0) ptx::st_release_sys(p.ready_there[turn], PushReducePlan::count(epoch));
+    if (p.owners[turn].rows == 0)
+      ptx::st_release_sys(p.owners[turn].ready_there, PushReducePlan::count(epoch));
   }
   __syncwarp();
   for (std::int32_t node_turn = 0; node_turn <= p.units.others; ++node_turn) {
-    if (p.rows_of[p.reduced(node_turn)] == 0 && !SumWait(p, epoch, node_turn, 0, 0).wait(p)) return;
+    if (p.owners[p.reduced(node_turn)].rows == 0 && !SumWait(p, epoch, node_turn, 0, 0).wait(p)) return;
   }
 }
 
@@ -164,7 +167,7 @@ __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std:
       if (!came) return;
       const std::uint64_t at = begin * PutPartialsPlan::kUnitBytes;
       const std::int32_t sender_turn = p.units.others - 1 - turn;
-      if (!put(p.endpoint, p.owner[p.reduced(turn)], 0, {wire.region, plan.staged_offset(turn) + at},
+      if (!put(p.endpoint, p.owners[p.reduced(turn)].rank, 0, {wire.region, plan.staged_offset(turn) + at},
                {wire.region, plan.partial_offset(epoch, sender_turn) + at},
                (end - begin) * PutPartialsPlan::kUnitBytes, kRole, released)) {
         return;
@@ -174,7 +177,7 @@ __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std:
   // The next launch stages in the same place; and after the last one the operation may go.
   for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
     const std::uint64_t puts = (epoch + 1) * plan.chunks(wire.packed_units[turn]);
-    if (!wait_completed(p.endpoint, p.owner[p.reduced(turn)], 0, puts, kRole)) return;
+    if (!wait_completed(p.endpoint, p.owners[p.reduced(turn)].rank, 0, puts, kRole)) return;
   }
 }
 

@@ -17,6 +17,15 @@ TileReduceOperation::TileReduceOperation(OpKind kind, const TileReducePlan& plan
 
 Status TileReduceOperation::attach() {
   const std::int32_t turns = plan_.tiles.turns();
+  std::vector<OwnerOnDevice> owners(turns);
+  for (std::int32_t turn = 0; turn < turns; ++turn) {
+    const std::int32_t owner = plan_.owners[turn];
+    std::byte* ready = reducer_of(turn) + plan_.reduce.ready_offset(node_turn(turn), local());
+    owners[turn] = {.ready_there = reinterpret_cast<std::uint64_t*>(ready),
+                    .rank = owner,
+                    .first_row = static_cast<std::int32_t>(plan_.reduce.first_row(owner)),
+                    .rows = static_cast<std::int32_t>(plan_.reduce.rows_of(owner))};
+  }
   std::vector<TensorMap> maps(2 * turns);
   for (std::int32_t i = 0; i < 2 * turns; ++i) {
     const std::byte* slot =
@@ -31,6 +40,7 @@ Status TileReduceOperation::attach() {
     if (made.ok()) buffer = std::move(made).value();
     return made.status();
   };
+  MK_RETURN_IF_ERROR(keep(DeviceBuffer::holding(owners, "owners of rows"), owners_));
   MK_RETURN_IF_ERROR(keep(DeviceBuffer::holding(maps, "tensor maps of the slots"), slots_));
   MK_RETURN_IF_ERROR(keep(DeviceBuffer::zeroed(sizeof(std::uint64_t), "claims of sums"), claimed_));
   const std::uint64_t staged = sizeof(std::uint64_t) * plan_.rail_peers().size() * plan_.most_chunks();
@@ -55,14 +65,7 @@ Status TileReduceOperation::describe_operands(const GemmArguments& arguments, Ti
 
 void TileReduceOperation::describe_workspace(TileReduceParameters& p) const {
   const PushReducePlan& reduce = plan_.reduce;
-  for (std::int32_t turn = 0; turn < plan_.tiles.turns(); ++turn) {
-    const std::int32_t owner = plan_.owners[turn];
-    p.ready_there[turn] =
-        reinterpret_cast<std::uint64_t*>(reducer_of(turn) + reduce.ready_offset(node_turn(turn), local()));
-    p.owner[turn] = owner;
-    p.first_row[turn] = static_cast<std::int32_t>(reduce.first_row(owner));
-    p.rows_of[turn] = static_cast<std::int32_t>(reduce.rows_of(owner));
-  }
+  p.owners = static_cast<const OwnerOnDevice*>(owners_.get());
   for (std::int32_t source = 0; source < reduce.sources; ++source)
     p.source_rank[source] = static_cast<std::int32_t>(topology().rank_at(topology().node_of(rank()), source));
   p.ready = reinterpret_cast<const std::uint64_t*>(workspace().mine + reduce.ready_offset(0, 0));

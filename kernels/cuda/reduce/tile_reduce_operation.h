@@ -38,6 +38,7 @@ class TileReduceOperation : public CudaGemmOperation {
   void describe_wire(PartialsWire& wire) const;
 
   const TileReducePlan plan_;
+  DeviceBuffer owners_;   ///< TileReduceParameters::owners
   DeviceBuffer slots_;    ///< TensorMap [epoch parity][turn]
   DeviceBuffer claimed_;  ///< TileReduceParameters::claimed
   DeviceBuffer staged_;   ///< PartialsWire::staged

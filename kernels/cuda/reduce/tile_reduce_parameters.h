@@ -20,28 +20,32 @@ struct PartialsWire {
   PutPartialsPlan plan;
   std::byte* workspace;                        ///< this rank's workspace
   std::uint32_t region;                        ///< region of the workspace, for puts
-  std::int32_t packed_units[kMaxKernelRanks];  ///< units with rows, by node turn: of the rail peers, own last
+  std::int32_t packed_units[kMaxKernelNodes];  ///< units with rows, by node turn: of the rail peers, own last
   std::uint64_t* staged;                       ///< [node turn][chunk]: units staged, over all launches
   std::int32_t chunks;                         ///< chunks of the owner that has most
 };
 
+/// An owner as the kernel sees it: of PushReducePlan, what the kernel would need divisions for.
+struct OwnerOnDevice {
+  std::uint64_t* ready_there;  ///< words that this rank writes at the reducer
+  std::int32_t rank;
+  std::int32_t first_row;
+  std::int32_t rows;
+};
+
 struct TileReduceParameters {
-  TensorMap a;                ///< [m, k]
-  TensorMap b;                ///< [k, n]
-  const TensorMap* slots;     ///< [epoch parity][turn]: this rank's slot at the reducer; in device memory
-  std::uint64_t* claimed;     ///< units that warps have asked for, over all launches; in device memory
-  device::Endpoint endpoint;  ///< lane 0: partials of the other nodes
-  // Of PushReducePlan, what the kernel would need divisions for. By turn: of its owner (OwnerTiles).
-  std::uint64_t* ready_there[kMaxKernelRanks];  ///< by turn: words that this rank writes at the reducer
-  std::int32_t owner[kMaxKernelRanks];          ///< by turn: its rank
-  std::int32_t first_row[kMaxKernelRanks];      ///< by turn
-  std::int32_t rows_of[kMaxKernelRanks];        ///< by turn
-  std::int32_t source_rank[kMaxKernelRanks];    ///< by source
-  const std::uint64_t* ready;                   ///< words that are written here, of node turn 0, source 0
-  const std::byte* slots_here[2];               ///< [epoch parity]: of node turn 0, source 0
-  std::uint64_t ready_words;                    ///< from source to source; a node turn has all sources
-  std::uint64_t slot_bytes;                     ///< from source to source
-  std::byte* own_c;                             ///< c's rows of this rank
+  TensorMap a;                  ///< [m, k]
+  TensorMap b;                  ///< [k, n]
+  const TensorMap* slots;       ///< [epoch parity][turn]: this rank's slot at the reducer; in device memory
+  std::uint64_t* claimed;       ///< units that warps have asked for, over all launches; in device memory
+  device::Endpoint endpoint;    ///< lane 0: partials of the other nodes
+  const OwnerOnDevice* owners;  ///< by turn (OwnerTiles); in device memory
+  std::int32_t source_rank[kMaxNodeRanks];  ///< by source
+  const std::uint64_t* ready;               ///< words that are written here, of node turn 0, source 0
+  const std::byte* slots_here[2];           ///< [epoch parity]: of node turn 0, source 0
+  std::uint64_t ready_words;                ///< from source to source; a node turn has all sources
+  std::uint64_t slot_bytes;                 ///< from source to source
+  std::byte* own_c;                         ///< c's rows of this rank
   std::int32_t columns;
   OwnerTiles tiles;
   ReduceUnits units;

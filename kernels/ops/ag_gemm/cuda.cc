@@ -68,12 +68,11 @@ class CudaAgGemm final : public CudaGemmOperation {
         sm90_b_view(shape().dtype, shape().b_layout, arguments.b, shape().n, shape().k), "b");
     if (!b.ok()) return b.status();
     p.b = *b;
-    for (std::int32_t source = 0; source < plan_.steps.world; ++source) {
-      const auto* rows =
-          static_cast<const std::byte*>(arguments.c) + plan_.gather.first_row(source) * shape().n * 2;
-      auto c = encode_tensor_map(sm90_c_view(shape().dtype, rows, map_rows(source), shape().n), "c");
+    for (const int more : {0, 1}) {
+      const std::int64_t rows = std::max<std::int64_t>(1, plan_.gather.min_rows() + more);
+      auto c = encode_tensor_map(sm90_c_view(shape().dtype, arguments.c, rows, shape().n, shape().m), "c");
       if (!c.ok()) return c.status();
-      p.c[source] = *c;
+      p.c[more] = *c;
     }
     return {};
   }

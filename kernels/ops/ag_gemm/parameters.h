@@ -18,19 +18,19 @@ namespace mkernel::kernels {
 struct CooperativeKernel;
 
 struct AgGemmParameters {
-  static constexpr int kMaxSources = kMaxKernelRanks;
-
-  TensorMap a;               ///< own rows
-  TensorMap b;               ///< [k, n]
-  TensorMap c[kMaxSources];  ///< by source: its rows of c, so that no tile reaches into the next one's
-  const TensorMap* slabs;    ///< [epoch parity][source][part], in device memory
+  TensorMap a;  ///< own rows
+  TensorMap b;  ///< [k, n]
+  /// c of a source's rows, so that no tile reaches into those of the next one: sources with the fewest rows,
+  /// sources with one more.
+  TensorMap c[2];
+  const TensorMap* slabs;  ///< [epoch parity][source][part], in device memory
   device::Endpoint endpoint;
-  const std::byte* rows;         ///< own rows again, as bytes
-  std::byte* node[kMaxSources];  ///< workspaces of this node, by local rank
+  const std::byte* rows;           ///< own rows again, as bytes
+  std::byte* node[kMaxNodeRanks];  ///< workspaces of this node, by local rank
   std::int32_t local_rank;
-  std::uint32_t region;            ///< the workspace's, for puts
-  std::int32_t rails;              ///< other nodes
-  std::int32_t rail[kMaxSources];  ///< rail peers, from the next node on
+  std::uint32_t region;                ///< the workspace's, for puts
+  std::int32_t rails;                  ///< other nodes
+  std::int32_t rail[kMaxKernelNodes];  ///< rail peers, from the next node on
   PushGatherPlan gather;
   ArrivalSteps steps;
   Deal deal;

@@ -60,8 +60,13 @@ class AgGemmSchedule {
     const auto [block, column] = Share::place(p_.deal, p_.comm_ctas, i);
     const ArrivalSteps::Place step = p_.steps.place(block);
     const std::int32_t first = Share::first_row(step.block);
-    const int row = first < p_.gather.rows_of(step.source) ? first : kBeyond;
-    return {{&p_.a, &p_.b, &p_.c[step.source], row, column, 0, row, column}, step.source, step.block};
+    const std::int64_t c_first = p_.gather.first_row(step.source);
+    const std::int64_t rows = p_.gather.first_row(step.source + 1) - c_first;
+    const int row = first < rows ? first : kBeyond;
+    return {{&p_.a, &p_.b, &p_.c[rows > p_.gather.min_rows()], row, column, 0, row, column,
+             static_cast<std::int32_t>(c_first)},
+            step.source,
+            step.block};
   }
 
   /// Own rows are there; those of others when the part of their block has been pushed here.
@@ -81,8 +86,8 @@ class AgGemmSchedule {
   }
 
  private:
-  /// Sources have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; a source
-  /// without rows has a map of one row, which this keeps clear of.
+  /// Sources have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; for
+  /// sources without rows the map has one, which this keeps clear of.
   static constexpr std::int32_t kBeyond = 1 << 30;
   using Share = Sm90Share<Config, Tile>;
 
@@ -90,30 +95,26 @@ class AgGemmSchedule {
   const std::uint64_t epoch_;
 };
 
-/// Rows of `source` for every other rank of the node. One thread.
+/// Rows of `source`. One thread.
 __device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::uint64_t epoch,
                                                 std::int32_t source, FanOutStream& stream) {
   const std::int32_t ranks = p.steps.near + 1;
   stream.rows = p.gather.rows_of(source);
   stream.chunks = p.gather.chunks(source);
-  stream.stores = 0;
   const std::uint64_t slab = p.gather.slab_offset(epoch, source);
-  const auto add = [&](std::byte* workspace) {
-    stream.target[stream.stores++] = {workspace + slab, ready_words(p, workspace, source)};
-  };
-  // Everybody begins with the next: no rank is written by all.
-  for (std::int32_t t = 1; t < ranks; ++t) add(p.node[(p.local_rank + t) % ranks]);
+  stream.rows_at = slab;
+  stream.ready_at = p.gather.ready_offset(source);
   if (source == p.steps.rank) {
     stream.source = p.rows;
     stream.in_parts = false;
-    if (p.rails > 0) add(workspace_of(p));  // where they are put from
+    stream.stores = p.rails > 0 ? ranks : ranks - 1;  // own rows are put from this workspace
     stream.targets = stream.stores;
     if (stream.targets == 0) stream.chunks = 0;  // a rank alone
   } else {
     stream.source = workspace_of(p) + slab;
     stream.in_parts = true;
-    stream.targets = stream.stores + 1;  // here they lie already
-    stream.target[stream.stores] = {nullptr, ready_words(p, workspace_of(p), source)};
+    stream.stores = ranks - 1;
+    stream.targets = ranks;  // here they lie already
   }
 }
 
@@ -126,6 +127,9 @@ __device__ __forceinline__ void describe_streams(const AgGemmParameters& p, std:
   plan.shares = p.gather.shares;
   plan.streams = 1 + p.rails;
   plan.most_chunks = p.gather.max_chunks();
+  // Everybody begins with the next rank of the node and ends with itself: nobody is written by all at a time.
+  const std::int32_t ranks = p.steps.near + 1;
+  for (std::int32_t t = 0; t < ranks; ++t) plan.target[t] = p.node[(p.local_rank + 1 + t) % ranks];
   describe_stream(p, epoch, p.steps.rank, plan.stream[0]);
   for (std::int32_t i = 1; i <= p.rails; ++i) describe_stream(p, epoch, p.rail[p.rails - i], plan.stream[i]);
 }

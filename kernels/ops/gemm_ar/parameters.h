@@ -15,13 +15,13 @@ struct CooperativeKernel;
 
 struct GemmArParameters : TileReduceParameters {
   // Of PushSumsPlan.
-  std::byte* sums_there[kMaxKernelRanks];        ///< by turn of the node: this owner's there
-  std::uint64_t* summed_there[kMaxKernelRanks];  ///< likewise: the words that this owner writes there
-  std::byte* sums_here;                          ///< of rank 0
-  const std::uint64_t* summed;                   ///< words that are written here, of rank 0
-  std::uint64_t sums_at;                         ///< offset of sums_here in the workspace's region
-  std::uint64_t sums_owner_bytes;                ///< from owner to owner
-  std::byte* c;                                  ///< [m, n]
+  std::byte* sums_there[kMaxNodeRanks];        ///< by turn of the node: this owner's there
+  std::uint64_t* summed_there[kMaxNodeRanks];  ///< likewise: the words that this owner writes there
+  std::byte* sums_here;                        ///< of rank 0
+  const std::uint64_t* summed;                 ///< words that are written here, of rank 0
+  std::uint64_t sums_at;                       ///< offset of sums_here in the workspace's region
+  std::uint64_t sums_owner_bytes;              ///< from owner to owner
+  std::byte* c;                                ///< [m, n]
   std::uint64_t* copied;    ///< copies that warps have asked for, over all launches; in device memory
   std::uint64_t* relayed;   ///< units of rail peers, likewise
   std::uint64_t* finished;  ///< [chunk]: units of own rows that lie in sums_here, over all launches; likewise

@@ -111,7 +111,7 @@ __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_
     if (!came) return;
     const device::Place place{p.wire.region, own + begin * PushSumsPlan::kUnitBytes};
     for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
-      if (!put(p.endpoint, p.owner[p.reduced(turn)], 1, place, place,
+      if (!put(p.endpoint, p.owners[p.reduced(turn)].rank, 1, place, place,
                (end - begin) * PushSumsPlan::kUnitBytes, DeviceRole::kInterSend, released)) {
         return;
       }
@@ -119,7 +119,7 @@ __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_
   }
   for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
     const std::uint64_t puts = (epoch + 1) * plan.chunks(units);
-    if (!wait_completed(p.endpoint, p.owner[p.reduced(turn)], 1, puts, DeviceRole::kInterSend)) return;
+    if (!wait_completed(p.endpoint, p.owners[p.reduced(turn)].rank, 1, puts, DeviceRole::kInterSend)) return;
   }
 }
 
@@ -134,11 +134,12 @@ __device__ __forceinline__ void copy_unit(const GemmArParameters& p, std::int32_
   const ReduceUnits::Place place = p.units.place(unit);
   const std::int32_t column = place.column * Config::kTileN + lane % kAcross * 8;
   const std::int32_t first_row = static_cast<std::int32_t>(place.row) + lane / kAcross;
-  const std::int32_t packed = kNodes ? p.units.packed(unit, p.rows_of[turn]) : unit;
+  const OwnerOnDevice owner = p.owners[turn];
+  const std::int32_t packed = kNodes ? p.units.packed(unit, owner.rows) : unit;
   const std::uint64_t at = packed * PushSumsPlan::kUnitBytes + lane * 16;
-  const std::byte* from = p.sums_here + p.owner[turn] * p.sums_owner_bytes + at;
+  const std::byte* from = p.sums_here + owner.rank * p.sums_owner_bytes + at;
   const auto inside = [&](int i) {
-    return first_row + i * (32 / kAcross) < p.rows_of[turn] && column < p.columns;
+    return first_row + i * (32 / kAcross) < owner.rows && column < p.columns;
   };
   uint4 piece[kPieces];
 #pragma unroll
@@ -148,7 +149,7 @@ __device__ __forceinline__ void copy_unit(const GemmArParameters& p, std::int32_
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     if (!inside(i)) continue;
-    const std::int64_t row = p.first_row[turn] + first_row + i * (32 / kAcross);
+    const std::int64_t row = owner.first_row + first_row + i * (32 / kAcross);
     ptx::st_v4(p.c + (row * p.columns + column) * 2, piece[i]);
     and_to(at + i * 32 * 16, piece[i]);
   }
@@ -174,9 +175,10 @@ __device__ __forceinline__ void relay_units(const GemmArParameters& p, std::uint
   claim_units(p.relayed, epoch, p.units.units() * others, warps, [&](std::uint32_t index) {
     const std::int32_t unit = static_cast<std::int32_t>(index) / others;
     const std::int32_t node_turn = static_cast<std::int32_t>(index) % others, turn = p.reduced(node_turn);
-    if (p.units.place(unit).row >= p.rows_of[turn]) return true;
-    const std::int32_t chunk = p.units.packed(unit, p.rows_of[turn]) / p.wire.plan.chunk_units;
-    const std::int32_t owner = p.owner[turn], beyond = owner - static_cast<std::int32_t>(p.endpoint.rank);
+    const std::int32_t owner = p.owners[turn].rank, rows = p.owners[turn].rows;
+    if (p.units.place(unit).row >= rows) return true;
+    const std::int32_t chunk = p.units.packed(unit, rows) / p.wire.plan.chunk_units;
+    const std::int32_t beyond = owner - static_cast<std::int32_t>(p.endpoint.rank);
     const std::uint64_t* arrived = p.endpoint.counts.seen + p.endpoint.counts.arrivals_index(owner, 1);
     const std::uint64_t count = p.wire.plan.count(epoch, p.wire.packed_units[node_turn], chunk);
     // One lane looks: the warp stays together.
@@ -206,8 +208,8 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
     const auto unit = static_cast<std::int32_t>(copy / owners);
     // Of every node's owners the last turn is the rail peer, or this rank.
     const auto turn = static_cast<std::int32_t>(copy % owners + (kNodes ? copy % owners / of_node : 0));
-    if (p.units.place(unit).row >= p.rows_of[turn]) return true;
-    const std::int32_t owner = p.owner[turn];
+    if (p.units.place(unit).row >= p.owners[turn].rows) return true;
+    const std::int32_t owner = p.owners[turn].rank;
     if (!wait_together(
             p.summed + owner * units + unit, PushSumsPlan::count(epoch),
             {DeviceRole::kIntraComm, DeviceTag::kChunkReady, owner, static_cast<std::uint32_t>(unit)},

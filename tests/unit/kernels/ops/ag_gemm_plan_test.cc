@@ -330,8 +330,14 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
             .status()
             .text()
             .find("sms = 3, must be at least 4") != std::string::npos);
-  CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);
-  CHECK(refusal({64, 64, 64}, Topology(2, 9)).text().find("world = 18, must be 1..16") != std::string::npos);
+  const auto names = [&](const Topology& topology, const char* text) {
+    return refusal({64, 64, 64}, topology).text().find(text) != std::string::npos;
+  };
+  CHECK(names(Topology(1, 17), "ranks of a node = 17, must be 1..16"));
+  CHECK(names(Topology(17, 2), "nodes = 17, must be 1..16"));
+  CHECK(names(Topology(5, 13), "world = 65, must be 1..64"));
+  for (const Topology& most : {Topology(8, 8), Topology(4, 16), Topology(16, 4)})
+    CHECK(AgGemmPlan::make({64, 64, 64}, most, 0, kH200).ok());
   // On the cpu executor rows may have any length and groups more ranks.
   CHECK(AgGemmPlan::make({5, 3, 7}, Topology(4, 16), 0, kHostMachine).ok());
   CHECK(AgGemmPlan::make({5, 3, 7}, Topology(1, 65), 0, kHostMachine)

@@ -76,7 +76,8 @@ class TileReduceSchedule {
     const int column = rows.column * Config::kTileN;
     return {&p_.a,
             &p_.b,
-            &p_.slots[(p_.endpoint.control->epoch & 1) * p_.tiles.turns() + rows.turn],
+            p_.alone() ? &p_.direct_c
+                       : &p_.slots[(p_.endpoint.control->epoch & 1) * p_.tiles.turns() + rows.turn],
             any ? owner.first_row + rows.first : kBeyond,
             column,
             0,
@@ -87,6 +88,7 @@ class TileReduceSchedule {
 
   /// The tile lies in its slot at the reducer: says so there.
   __device__ __forceinline__ void after_store(int i) const {
+    if (p_.alone()) return;
     const Rows rows = rows_of(i);
     const OwnerOnDevice owner = p_.owners[rows.turn];
     if (rows.first >= owner.rows) return;
@@ -102,6 +104,7 @@ class TileReduceSchedule {
 
   /// Multiplying warps help with the sums after their last tile.
   __device__ __forceinline__ void after_products() const {
+    if (p_.alone()) return;
     Operation::template spare_warp<Config>(p_, spare_warps<Config, Operation>(p_));
   }
 
@@ -186,6 +189,7 @@ template <class Config, class Operation>
 __device__ __forceinline__ void tile_reduce_intra_comm(const typename Operation::Parameters& p) {
   const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
   const auto sum = [&](int warp) {
+    if (p.alone()) return;
     if (blockIdx.x == 0 && warp == 0) exchange_empty(p, epoch);
     Operation::template spare_warp<Config>(p, spare_warps<Config, Operation>(p));
   };

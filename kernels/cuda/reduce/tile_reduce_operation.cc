@@ -60,7 +60,10 @@ Status TileReduceOperation::describe_operands(const GemmArguments& arguments, Ti
     return {StatusCode::kInvalidArgument, std::string(name_of(kind())) + ": matrix c: address modulo 16 is " +
                                               std::to_string(beyond) + ", must be 0"};
   }
-  return {};
+  if (plan_.tiles.turns() > 1) return {};
+  auto c = encode_tensor_map(sm90_c_view(shape().dtype, arguments.c, shape().m, shape().n), "c");
+  if (c.ok()) p.direct_c = *c;
+  return c.status();
 }
 
 void TileReduceOperation::describe_workspace(TileReduceParameters& p) const {

@@ -36,6 +36,7 @@ struct OwnerOnDevice {
 struct TileReduceParameters {
   TensorMap a;                  ///< [m, k]
   TensorMap b;                  ///< [k, n]
+  TensorMap direct_c;           ///< [m, n]; only for a rank alone
   const TensorMap* slots;       ///< [epoch parity][turn]: this rank's slot at the reducer; in device memory
   std::uint64_t* claimed;       ///< units that warps have asked for, over all launches; in device memory
   device::Endpoint endpoint;    ///< lane 0: partials of the other nodes
@@ -54,6 +55,8 @@ struct TileReduceParameters {
   std::int32_t reduce_ctas;
 
   MK_HOST_DEVICE std::int32_t sources() const { return tiles.node_turns; }
+  /// Nothing is to be summed: tiles are stored into c at once.
+  MK_HOST_DEVICE bool alone() const { return tiles.turns() == 1; }
   /// Turn of the owner that this rank reduces for on the node that many turns on: its rail peer, itself last.
   MK_HOST_DEVICE std::int32_t reduced(std::int32_t node_turn) const {
     return node_turn * sources() + sources() - 1;

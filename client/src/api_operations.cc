@@ -6,6 +6,7 @@
 #include "client/src/gpu_memory.h"
 #include "client/src/guard.h"
 #include "client/src/operation.h"
+#include "kernels/base/lent_workspace.h"
 #include "kernels/ops/make.h"
 #include "mkernel/client.h"
 
@@ -97,7 +98,8 @@ std::uint64_t Planned::wire_bytes() const {
   return state_->home().here() ? state_->wire_bytes() : 0;
 }
 std::uint64_t Planned::workspace_bytes() const {
-  return state_->operation().requirements().workspace_bytes;
+  const Requirements needs = state_->operation().requirements();
+  return needs.workspace_bytes + (needs.lent_bytes > 0 ? kernels::lent_workspace_bytes(needs.lent_bytes) : 0);
 }
 Executor Planned::executor() const {
   return state_->operation().executor();

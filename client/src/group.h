@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/src/ballot.h"
+#include "client/src/lent_workspaces.h"
 #include "client/src/memory.h"
 #include "client/src/session.h"
 #include "client/src/slot_pool.h"
@@ -42,6 +43,7 @@ class GroupCore {
   SessionCore& session() { return *session_; }
   const std::shared_ptr<SessionCore>& shared_session() { return session_; }
   Worker& worker() { return worker_; }
+  LentWorkspaces& lent() { return lent_; }
   std::string node_of(std::uint32_t rank) const;
   Status status() const;
   Status fail(const Status& why);
@@ -130,6 +132,8 @@ class GroupCore {
   std::shared_ptr<const void> pinned_;  ///< segment_, for the GPU
   std::vector<Reservation> reserved_;   ///< by lane; without endpoint where it is not reserved
   std::vector<Retired> retired_;
+
+  LentWorkspaces lent_;
 
   Worker worker_;  ///< last: no launch runs on a group that is half gone
 };

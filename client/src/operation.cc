@@ -22,6 +22,11 @@ Result<std::unique_ptr<OperationState>> OperationState::create(std::shared_ptr<G
     MK_RETURN_IF_ERROR(group->agree(signature, ready));
     memory = gpu->get();
   }
+  if (needs.lent_bytes > 0) {
+    auto lent = group->lent().take(group, *memory, needs.lent_bytes);
+    if (!lent.ok()) return lent.status();
+    state->lent_ = std::move(*lent);
+  }
   const std::uint64_t bytes = std::max<std::uint64_t>(needs.workspace_bytes, 64);
   // Once all ranks have bound, their counts of the lanes stand still until the first launch.
   auto workspace =
@@ -42,7 +47,8 @@ Status OperationState::bind(const BufferState& workspace) {
     first_lane_ = first.value();
     lanes_ = count;
   }
-  return operation_->bind(group_->view(), workspace.view, first_lane_);
+  return operation_->bind(group_->view(), workspace.view,
+                          lent_ == nullptr ? kernels::SymmetricView{} : lent_->view, first_lane_);
 }
 
 OperationState::~OperationState() {
@@ -50,7 +56,7 @@ OperationState::~OperationState() {
     std::unique_lock lock(mutex_);
     idle_.wait(lock, [this] { return in_flight_ == 0; });
   }
-  operation_.reset();  // before the workspace it points into
+  operation_.reset();  // before the workspaces it points into
   if (lanes_ > 0) group_->retire({.first_lane = first_lane_, .lanes = lanes_});
 }
 

@@ -1,4 +1,4 @@
-// A planned operation with its workspace and lanes, and a launch on its way.
+// A planned operation with its workspaces and lanes, and a launch on its way.
 #pragma once
 
 #include <condition_variable>
@@ -27,11 +27,12 @@ struct PendingState {
 
 class OperationState {
  public:
-  /// **Collective**. `made`: this rank's plan, or why it has none. In order: ranks compare signatures, make
-  /// the workspace, take lanes, bind, and agree that all of them did.
+  /// **Collective**. `made`: this rank's plan, or why it has none. In order: ranks compare signatures, find
+  /// or make a workspace to take turns with, make the operation's own, take lanes, bind, and agree that all
+  /// of them did.
   static Result<std::unique_ptr<OperationState>> create(std::shared_ptr<GroupCore> group,
                                                         Result<std::unique_ptr<OperationBase>> made);
-  /// Waits for its launches, gives back workspace and lanes.
+  /// Waits for its launches, gives back workspaces and lanes.
   ~OperationState();
 
   const Home& home() const { return group_->home(); }
@@ -53,6 +54,7 @@ class OperationState {
   const std::string signature_;
   std::unique_ptr<OperationBase> operation_;
   std::unique_ptr<BufferState> workspace_;
+  std::shared_ptr<BufferState> lent_;  ///< null: the operation needs none
   std::uint32_t first_lane_ = 0;
   std::uint32_t lanes_ = 0;
 

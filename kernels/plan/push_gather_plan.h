@@ -11,9 +11,9 @@
 
 namespace mkernel::kernels {
 
-/// Its part of the symmetric workspace:
+/// Words in the operation's own workspace, data in the half of the lent one that a launch uses:
 ///   ready[source][chunk]   64-bit words: shares of the chunk that have come, over all launches
-///   slab[epoch parity]     the rows of all sources, one source behind the other; a rank's own are used only
+///   slab                   the rows of all sources, one source behind the other; a rank's own are used only
 ///                          when there is another node to put them to. Of a source first part 0 of all its
 ///                          rows, then part 1, ...
 /// A chunk is one part (along k) of a block of rows; the parts of a block follow each other, so that a
@@ -21,12 +21,10 @@ namespace mkernel::kernels {
 /// count per source because several CTAs push at their own pace: a sum over chunks would not say which of
 /// them are whole.
 ///
-/// Two slabs are enough without credits. A rank writes into a peer's slab of launch e only after its own
-/// launch e - 1 ended. That launch took at least one chunk from every rank, which that rank gave out after
-/// its launch e - 2 had ended: nobody reads the slab of launch e - 2 any more. Hence every source has at
-/// least one block, if need be an empty one; and no launch ends before its own puts are completed, since the
-/// next but one overwrites what they are read from. A chunk is one put: it has no more than block_rows times
-/// kFanOutPieceBytes (cuda/comm/fan_out.cuh), far below abi::kMaxPutBytes.
+/// What the halves rest on (base/lent_workspace.h): a launch takes at least one chunk from every rank, hence
+/// every source has at least one block, if need be an empty one; and no launch ends before its own puts are
+/// completed, since the next but one overwrites what they are read from. A chunk is one put: it has no more
+/// than block_rows times kFanOutPieceBytes (cuda/comm/fan_out.cuh), far below abi::kMaxPutBytes.
 struct PushGatherPlan {
   std::int64_t rows = 0;  ///< of all sources; below 2^31
   RowParts row;           ///< row_bytes: on GPUs a multiple of 16
@@ -61,9 +59,9 @@ struct PushGatherPlan {
   MK_HOST_DEVICE std::uint64_t ready_offset(std::int32_t source) const {
     return std::uint64_t{8} * source * max_chunks();
   }
-  MK_HOST_DEVICE std::uint64_t slab_offset(std::uint64_t epoch, std::int32_t source) const {
-    const std::uint64_t words = (ready_offset(world) + 127) / 128 * 128;
-    return words + ((epoch & 1) * rows + first_row(source)) * row.row_bytes;
+  MK_HOST_DEVICE std::uint64_t word_bytes() const { return ready_offset(world); }
+  MK_HOST_DEVICE std::uint64_t slab_offset(std::int32_t source) const {
+    return static_cast<std::uint64_t>(first_row(source)) * row.row_bytes;
   }
   /// Where a part of the source's rows begins in its slab: [rows, row.bytes(part)].
   MK_HOST_DEVICE std::uint64_t part_offset(std::int32_t source, std::int32_t part) const {
@@ -79,7 +77,7 @@ struct PushGatherPlan {
     const std::int64_t most = block_rows, behind = rows_of(source) - chunk / row.parts * most;
     return static_cast<std::uint64_t>((behind < most ? behind : most) * row.bytes(chunk % row.parts));
   }
-  MK_HOST_DEVICE std::uint64_t workspace_bytes() const { return slab_offset(1, world); }
+  MK_HOST_DEVICE std::uint64_t data_bytes() const { return slab_offset(world); }
 };
 
 }  // namespace mkernel::kernels

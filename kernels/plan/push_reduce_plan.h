@@ -9,19 +9,15 @@
 
 namespace mkernel::kernels {
 
-/// A reducer's part of the symmetric workspace:
+/// At a reducer, words in the operation's own workspace, data in the half of the lent one that a launch uses:
 ///   ready[node turn][source][row tile][column tile]
 ///                                64-bit words: launches for which the source's tile has come
-///   slot[epoch parity][node turn][source]
-///                                the source's partial of the owner's rows, [rows of the owner, columns], 16
+///   slot[node turn][source]      the source's partial of the owner's rows, [rows of the owner, columns], 16
 ///                                bits each
 /// `source`: local index on this node. `node turn`: whose rows they are, the reducer's own last
-/// (plan/owner_tiles.h). Every word has one writer, who stores it. Two parities are enough: a launch ends
-/// only when it has seen a word of this launch from every rank of its node (an owner without rows gets a
-/// dummy signal, tile 0), and a rank's launch e + 1 begins when its launch e, with all reads of the slots, is
-/// over. So whoever is in launch e + 2 knows that nobody reads the slots of launch e any more. One parity is
-/// enough where a launch ends only when it holds all sums of all ranks: whoever is in launch e + 1 then knows
-/// it.
+/// (plan/owner_tiles.h). Every word has one writer, who stores it. What the halves rest on
+/// (base/lent_workspace.h): a launch sees a word of its own from every rank of its node; an owner without
+/// rows gets a dummy signal, tile 0.
 struct PushReducePlan {
   std::int64_t rows = 0;     ///< of all owners
   std::int64_t columns = 0;  ///< a multiple of 8
@@ -29,7 +25,6 @@ struct PushReducePlan {
   std::int32_t sources = 1;  ///< ranks of a node; divides `world`
   std::int32_t tile_rows = 1;
   std::int32_t tile_columns = 1;
-  std::int32_t parities = 2;  ///< 1 or 2
 
   MK_HOST_DEVICE std::int64_t first_row(std::int32_t owner) const { return rows * owner / world; }
   MK_HOST_DEVICE std::int64_t rows_of(std::int32_t owner) const {
@@ -48,14 +43,11 @@ struct PushReducePlan {
     return (node_turn * sources + source) * row_tiles() * column_tiles() * 8;
   }
   MK_HOST_DEVICE std::uint64_t slot_bytes() const { return (max_rows() * columns * 2 + 127) / 128 * 128; }
-  MK_HOST_DEVICE std::uint64_t slot_offset(std::uint64_t epoch, std::int32_t node_turn,
-                                           std::int32_t source) const {
-    const std::uint64_t words = (ready_offset(nodes(), 0) + 127) / 128 * 128;
-    return words +
-           (static_cast<std::int32_t>(epoch & (parities - 1)) * world + node_turn * sources + source) *
-               slot_bytes();
+  MK_HOST_DEVICE std::uint64_t word_bytes() const { return ready_offset(nodes(), 0); }
+  MK_HOST_DEVICE std::uint64_t slot_offset(std::int32_t node_turn, std::int32_t source) const {
+    return (node_turn * sources + source) * slot_bytes();
   }
-  MK_HOST_DEVICE std::uint64_t workspace_bytes() const { return slot_offset(parities - 1, nodes(), 0); }
+  MK_HOST_DEVICE std::uint64_t data_bytes() const { return slot_offset(nodes(), 0); }
 };
 
 }  // namespace mkernel::kernels

@@ -10,35 +10,33 @@
 
 namespace mkernel::kernels {
 
-/// Its part of the symmetric workspace, from `begin` on; nothing on one node:
-///   staged[node turn]                    at the reducer: its node's partial for the owner that many nodes on
-///   partial[epoch parity][sender turn]   at the owner: that of the node that many nodes on
+/// Its part of the half of the lent workspace that a launch uses, from `begin` on; nothing on one node:
+///   staged[node turn]      at the reducer: its node's partial for the owner that many nodes on
+///   partial[sender turn]   at the owner: that of the node that many nodes on
 /// each of them units of ReduceUnits, [unit rows, tile columns] in the operation's type, packed: those beyond
 /// the owner's rows are left out, so that they need not travel. What the owner nodes on t is to a reducer,
 /// the reducer is to the owner nodes - 2 - t (turns count from 0, the next node).
 ///
 /// An owner's units travel in order, in chunks of `chunk_units`, one put each; an owner without rows gets an
 /// empty one. So the arrival count says which units have come, and every launch of a rank sees an arrival of
-/// the same launch from every rail peer. That is why two parities are enough and nobody gives credits: who is
-/// in launch e + 2 has seen that its rail peers had begun launch e + 1, when their launch e, with all reads
-/// of its partials, was over. What is staged needs one: a launch ends only when its puts are completed.
+/// the same launch from every rail peer: the halves rest on it (base/lent_workspace.h). A launch ends only
+/// when its puts are completed.
 struct PutPartialsPlan {
   static constexpr std::uint64_t kUnitBytes = kReduceUnitElements * 2;
 
   std::uint64_t begin = 0;  ///< a multiple of 128
   std::int32_t nodes = 1;
-  std::int32_t units = 0;     ///< of the owner that has most
-  Divisor chunk_units;        ///< of one put
-  std::int32_t parities = 2;  ///< as PushReducePlan's
+  std::int32_t units = 0;  ///< of the owner that has most
+  Divisor chunk_units;     ///< of one put
 
   MK_HOST_DEVICE std::uint64_t block_bytes() const { return units * kUnitBytes; }
   MK_HOST_DEVICE std::uint64_t staged_offset(std::int32_t node_turn) const {
     return begin + node_turn * block_bytes();
   }
-  MK_HOST_DEVICE std::uint64_t partial_offset(std::uint64_t epoch, std::int32_t sender_turn) const {
-    return staged_offset(nodes - 1) + ((epoch & (parities - 1)) * (nodes - 1) + sender_turn) * block_bytes();
+  MK_HOST_DEVICE std::uint64_t partial_offset(std::int32_t sender_turn) const {
+    return staged_offset(nodes - 1 + sender_turn);
   }
-  MK_HOST_DEVICE std::uint64_t end() const { return partial_offset(parities - 1, nodes - 1); }
+  MK_HOST_DEVICE std::uint64_t end() const { return partial_offset(nodes - 1); }
 
   /// Of an owner with `packed` units: puts of one launch on the channel (reducer -> owner).
   MK_HOST_DEVICE std::int32_t chunks(std::int32_t packed) const {

@@ -1,15 +1,22 @@
 #include "kernels/plan/room.h"
 
+#include "kernels/base/lent_workspace.h"
+
 namespace mkernel::kernels {
 
 Status check_room(const std::string& name, const Requirements& needs, const Topology& topology,
-                  const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) {
-  if (workspace.bytes < needs.workspace_bytes || workspace.node.size() != topology.ranks_per_node()) {
-    return {StatusCode::kInvalidArgument,
-            name + ": workspace of " + std::to_string(workspace.bytes) + " bytes on " +
-                std::to_string(workspace.node.size()) + " ranks of this node; needs " +
-                std::to_string(needs.workspace_bytes) + " on " + std::to_string(topology.ranks_per_node())};
-  }
+                  const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
+                  std::uint32_t first_lane) {
+  const auto holds = [&](const char* what, const SymmetricView& memory, std::uint64_t bytes) -> Status {
+    if (memory.bytes >= bytes && (bytes == 0 || memory.node.size() == topology.ranks_per_node())) return {};
+    return {StatusCode::kInvalidArgument, name + ": " + what + " of " + std::to_string(memory.bytes) +
+                                              " bytes on " + std::to_string(memory.node.size()) +
+                                              " ranks of this node; needs " + std::to_string(bytes) + " on " +
+                                              std::to_string(topology.ranks_per_node())};
+  };
+  MK_RETURN_IF_ERROR(holds("workspace", workspace, needs.workspace_bytes));
+  const std::uint64_t lent_bytes = needs.lent_bytes == 0 ? 0 : lent_workspace_bytes(needs.lent_bytes);
+  MK_RETURN_IF_ERROR(holds("lent workspace", lent, lent_bytes));
   if (first_lane + needs.lanes > group.segment->lanes) {
     return {StatusCode::kInvalidArgument, name + ": needs " + std::to_string(needs.lanes) +
                                               " lanes from lane " + std::to_string(first_lane) +

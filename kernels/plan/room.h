@@ -11,14 +11,18 @@
 
 namespace mkernel::kernels {
 
-/// kInvalidArgument when the workspace is too small or not mapped for every rank of the node, or when the
+/// kInvalidArgument when a workspace is too small or not mapped for every rank of the node, or when the
 /// group does not have the lanes from `first_lane` on, each naming what there is and what is needed. `name`
 /// begins the error.
 Status check_room(const std::string& name, const Requirements& needs, const Topology& topology,
-                  const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane);
+                  const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
+                  std::uint32_t first_lane);
 
 /// OK when an operation may be launched: it is `bound`, and no launch has failed. After a failed one the
 /// counts of the ranks no longer agree. kFailedPrecondition otherwise; `name` begins the error.
 Status check_ready(const std::string& name, bool bound, const Status& failed);
+
+/// What an operation says whose lent workspace another one's failed launch has stopped, after its name.
+inline constexpr const char* kStoppedByAnother = ": a launch of another operation of this group failed";
 
 }  // namespace mkernel::kernels

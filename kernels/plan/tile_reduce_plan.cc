@@ -100,7 +100,7 @@ std::vector<std::int32_t> owners_by_turn(const Topology& topology, std::uint32_t
 }
 
 /// Everything but the CTAs: the tiles of `product`, cut per owner, and what of them crosses where.
-TileReducePlan layout_of(OpKind kind, const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+TileReducePlan layout_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                          const Sm90Plan& product) {
   const auto world = static_cast<std::int32_t>(topology.world());
   const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
@@ -113,8 +113,7 @@ TileReducePlan layout_of(OpKind kind, const GemmShape& shape, const Topology& to
                  .world = world,
                  .sources = sources,
                  .tile_rows = plan.tile.rows,
-                 .tile_columns = plan.tile.columns,
-                 .parities = kind == OpKind::kGemmAr ? 1 : 2};
+                 .tile_columns = plan.tile.columns};
   const std::int32_t block_rows = plan.tile.block_rows();
   const std::int32_t far_turns = world - sources;
   const Raster raster(static_cast<std::int32_t>(ceil_div(plan.reduce.max_rows(), block_rows)),
@@ -127,11 +126,10 @@ TileReducePlan layout_of(OpKind kind, const GemmShape& shape, const Topology& to
                 .unit_rows = unit_rows,
                 .others = nodes - 1};
   const std::int32_t most_units = plan.units.packed(plan.units.units(), plan.reduce.max_rows());
-  plan.partials = {.begin = (plan.reduce.workspace_bytes() + 127) / 128 * 128,
+  plan.partials = {.begin = plan.reduce.data_bytes(),
                    .nodes = nodes,
                    .units = most_units,
-                   .chunk_units = choose_chunk_units(most_units),
-                   .parities = plan.reduce.parities};
+                   .chunk_units = choose_chunk_units(most_units)};
   return plan;
 }
 
@@ -149,7 +147,7 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   const double links = link_time(kind, shape, sources, most);
   const Sm90Plan product =
       options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, links, most);
-  TileReducePlan plan = layout_of(kind, shape, topology, rank, product);
+  TileReducePlan plan = layout_of(shape, topology, rank, product);
   const std::int32_t cluster = plan.tile.cluster;
 
   const auto waves = [&](std::int32_t summing) {

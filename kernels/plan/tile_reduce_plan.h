@@ -51,7 +51,8 @@ struct TileReducePlan {
   std::vector<std::int32_t> rail_peers() const;
   /// Bytes that this rank puts in every launch: the partials of its rail peers.
   std::uint64_t wire_bytes() const;
-  std::uint64_t workspace_bytes() const { return partials.end(); }
+  std::uint64_t word_bytes() const { return reduce.word_bytes(); }
+  std::uint64_t data_bytes() const { return partials.end(); }
   /// Of the group's channels, between rail peers only: partials.
   std::uint32_t lanes() const { return units.others > 0 ? 1 : 0; }
 

@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/make.h"
 #include "kernels/plan/topology.h"
@@ -50,29 +51,36 @@ Result<std::unique_ptr<GemmOperation>> make(OpKind kind, const GemmShape& shape,
 }  // namespace
 
 GemmCase::GemmCase(OpKind kind, const GemmShape& shape, const FabricOptions& fabric, const Cut& cut)
-    : kind_(kind), shape_(shape), options_(fabric), fabric_(fabric) {
-  for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
-    auto operation = make(kind, shape, fabric_.group(rank), cut);
+    : GemmCase(kind, shape, std::make_shared<FakeFabric>(fabric), cut) {
+  bind(fabric_->symmetric(kernels::lent_workspace_bytes(requirements().lent_bytes)), 1);
+}
+
+GemmCase::GemmCase(OpKind kind, const GemmShape& shape, std::shared_ptr<FakeFabric> fabric, const Cut& cut)
+    : kind_(kind), shape_(shape), fabric_(std::move(fabric)) {
+  for (std::uint32_t rank = 0; rank < fabric_->world(); ++rank) {
+    auto operation = make(kind, shape, fabric_->group(rank), cut);
     REQUIRE_MESSAGE(operation.ok(), operation.status().to_string());
     operations_.push_back(std::move(operation).value());
   }
-  const auto workspace = fabric_.symmetric(operations_[0]->requirements().workspace_bytes);
-  for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
-    REQUIRE(operations_[rank]->bind(fabric_.group(rank), workspace[rank], 1).ok());
-  }
-  a_.resize(fabric_.world());
-  b_.resize(fabric_.world());
-  c_.resize(fabric_.world());
-  wide_a_.resize(fabric_.world());
-  wide_b_.resize(fabric_.world());
+  a_.resize(fabric_->world());
+  b_.resize(fabric_->world());
+  c_.resize(fabric_->world());
+  wide_a_.resize(fabric_->world());
+  wide_b_.resize(fabric_->world());
+}
+
+void GemmCase::bind(const std::vector<kernels::SymmetricView>& lent, std::uint32_t first_lane) {
+  const auto workspace = fabric_->symmetric(requirements().workspace_bytes);
+  for (std::uint32_t rank = 0; rank < fabric_->world(); ++rank)
+    REQUIRE(operations_[rank]->bind(fabric_->group(rank), workspace[rank], lent[rank], first_lane).ok());
 }
 
 std::int64_t GemmCase::rows(std::uint32_t rank) const {
-  return block_range(shape_.m, fabric_.world(), rank).size();
+  return block_range(shape_.m, fabric_->world(), rank).size();
 }
 
 void GemmCase::fill(std::uint64_t seed) {
-  for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
+  for (std::uint32_t rank = 0; rank < fabric_->world(); ++rank) {
     std::mt19937_64 random(seed * 1000 + rank);
     std::uniform_real_distribution<float> uniform(-1.0F, 1.0F);
     const auto draw = [&](std::vector<std::uint16_t>& to, std::vector<float>& wide, std::int64_t count) {
@@ -95,7 +103,7 @@ Status GemmCase::run_rank(std::uint32_t rank, const ExecutorOptions& options) {
 }
 
 std::vector<Status> GemmCase::run(const ExecutorOptions& options, const std::vector<bool>& starts) {
-  return run_ranks(fabric_.world(), [&](std::uint32_t rank) {
+  return run_ranks(fabric_->world(), [&](std::uint32_t rank) {
     return starts.empty() || starts[rank] ? run_rank(rank, options) : Status();
   });
 }
@@ -117,7 +125,7 @@ GemmCase::Dot GemmCase::dot(std::uint32_t rank, std::int64_t row, std::uint32_t 
 /// node's sum, where there is more than one node; fp32 sums of `terms` products, each off by at most 2^-24
 /// relative to the sum of magnitudes. All magnitudes taken before rounding, hence the factor just above one.
 std::string GemmCase::judge_element(std::uint32_t rank, std::int64_t row, std::int64_t column) const {
-  const std::uint32_t world = fabric_.world();
+  const std::uint32_t world = fabric_->world();
   const double unit = kernels::rounding_unit(shape_.dtype);
   double expected = 0, magnitude = 0, partials = 0;
   double terms = static_cast<double>(shape_.k);
@@ -132,21 +140,21 @@ std::string GemmCase::judge_element(std::uint32_t rank, std::int64_t row, std::i
     terms = terms * world + 2;
     const std::int64_t a_row =
         row + (kind_ == OpKind::kGemmRs ? block_range(shape_.m, world, rank).begin : 0);
-    for (std::uint32_t node = 0; node < options_.nodes; ++node) {
+    for (std::uint32_t node = 0; node < fabric_->options().nodes; ++node) {
       double of_node = 0;
-      for (std::uint32_t local = 0; local < options_.ranks_per_node; ++local) {
-        const std::uint32_t source = node * options_.ranks_per_node + local;
+      for (std::uint32_t local = 0; local < fabric_->options().ranks_per_node; ++local) {
+        const std::uint32_t source = node * fabric_->options().ranks_per_node + local;
         const Dot partial = dot(source, a_row, source, column);
         magnitude += partial.magnitude;
         of_node += partial.sum;
         partials += std::abs(partial.sum);
       }
       expected += of_node;
-      if (options_.nodes > 1) partials += std::abs(of_node);
+      if (fabric_->options().nodes > 1) partials += std::abs(of_node);
     }
   }
   const double denormal =
-      shape_.dtype == DataType::kF16 ? 0x1p-24 * (fabric_.world() + options_.nodes + 1) : 0;
+      shape_.dtype == DataType::kF16 ? 0x1p-24 * (fabric_->world() + fabric_->options().nodes + 1) : 0;
   const double bound =
       1.02 * (unit * (std::abs(expected) + partials) + terms * 0x1p-24 * magnitude) + denormal;
   const double seen = value_of(shape_.dtype, c_[rank][static_cast<std::size_t>(row * shape_.n + column)]);
@@ -157,7 +165,7 @@ std::string GemmCase::judge_element(std::uint32_t rank, std::int64_t row, std::i
 }
 
 std::string GemmCase::judge() const {
-  for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
+  for (std::uint32_t rank = 0; rank < fabric_->world(); ++rank) {
     if (kind_ == OpKind::kGemmAr && rank > 0) {  // all hold the bits of rank 0
       if (c_[rank] != c_[0]) return "rank " + std::to_string(rank) + " holds another c than rank 0";
       continue;

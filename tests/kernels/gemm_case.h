@@ -26,9 +26,15 @@ struct Cut {
 
 class GemmCase {
  public:
+  /// A fabric and workspaces of its own, lanes from 1 on.
   GemmCase(OpKind kind, const GemmShape& shape, const FabricOptions& fabric, const Cut& cut = {});
+  /// On a fabric that others use as well, to be bound.
+  GemmCase(OpKind kind, const GemmShape& shape, std::shared_ptr<FakeFabric> fabric, const Cut& cut = {});
+  /// To the lent workspaces of all ranks and a workspace of its own.
+  void bind(const std::vector<kernels::SymmetricView>& lent, std::uint32_t first_lane);
 
-  FakeFabric& fabric() { return fabric_; }
+  FakeFabric& fabric() { return *fabric_; }
+  Requirements requirements() const { return operations_[0]->requirements(); }
   GemmOperation& operation(std::uint32_t rank) { return *operations_[rank]; }
 
   /// New inputs from `seed`, poisoned outputs.
@@ -53,8 +59,7 @@ class GemmCase {
 
   OpKind kind_;
   GemmShape shape_;
-  FabricOptions options_;
-  FakeFabric fabric_;
+  std::shared_ptr<FakeFabric> fabric_;
   std::vector<std::unique_ptr<GemmOperation>> operations_;
   std::vector<std::vector<std::uint16_t>> a_, b_, c_;
   std::vector<std::vector<float>> wide_a_, wide_b_;  ///< [rows, k], [n, k]

@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/ops/make.h"
 #include "tests/kernels/gemm_case.h"
 
@@ -83,8 +84,12 @@ TEST_CASE("an operation refuses a workspace, lanes or operands that do not fit")
   test::FakeFabric two_nodes({.nodes = 2, .ranks_per_node = 1, .lanes = 2});
   auto wide = kernels::make_gemm(OpKind::kGemmAr, {8, 8, 8}, two_nodes.group(0));
   REQUIRE(wide.ok());
+  const auto lent_bytes = [](const auto& made) {
+    return kernels::lent_workspace_bytes(made.value()->requirements().lent_bytes);
+  };
   auto room = two_nodes.symmetric(wide.value()->requirements().workspace_bytes);
-  const Status lanes = wide.value()->bind(two_nodes.group(0), room[0], 1);
+  const Status lanes =
+      wide.value()->bind(two_nodes.group(0), room[0], two_nodes.symmetric(lent_bytes(wide))[0], 1);
   CHECK(lanes.code() == StatusCode::kInvalidArgument);
   CHECK(contains(lanes.text(), "needs 2 lanes from lane 1 on, the group has 2"));
 
@@ -95,11 +100,16 @@ TEST_CASE("an operation refuses a workspace, lanes or operands that do not fit")
   CHECK(operation.value()->run({a, b, c}, {}).code() == StatusCode::kFailedPrecondition);
 
   const std::uint64_t bytes = operation.value()->requirements().workspace_bytes;
-  auto small = fabric.symmetric(bytes - 1);
-  CHECK(operation.value()->bind(fabric.group(0), small[0], 0).code() == StatusCode::kInvalidArgument);
-  auto enough = fabric.symmetric(bytes);
-  REQUIRE(operation.value()->bind(fabric.group(0), enough[0], 0).ok());
-  CHECK(operation.value()->bind(fabric.group(0), enough[0], 0).code() == StatusCode::kFailedPrecondition);
+  const auto small = fabric.symmetric(bytes - 1), enough = fabric.symmetric(bytes);
+  const auto small_lent = fabric.symmetric(lent_bytes(operation) - 1);
+  const auto lent = fabric.symmetric(lent_bytes(operation));
+  const auto bind = [&](const auto& workspace, const auto& lent_one) {
+    return operation.value()->bind(fabric.group(0), workspace[0], lent_one[0], 0);
+  };
+  CHECK(contains(bind(small, lent).text(), "gemm_ar: workspace of " + std::to_string(bytes - 1)));
+  CHECK(contains(bind(enough, small_lent).text(), "gemm_ar: lent workspace of "));
+  REQUIRE(bind(enough, lent).ok());
+  CHECK(bind(enough, lent).code() == StatusCode::kFailedPrecondition);
 
   CHECK(contains(operation.value()->run({nullptr, b, c}, {}).text(), "a is null"));
   CHECK(contains(operation.value()->run({a, nullptr, c}, {}).text(), "b is null"));

@@ -1,13 +1,20 @@
 // AG+GEMM, GEMM+RS and GEMM+AR on the cpu executor: every element of every rank, on every world.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <memory>
+#include <random>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "kernels/base/lent_workspace.h"
 #include "tests/kernels/gemm_case.h"
 
 using namespace mkernel;
 using test::Cut;
 using test::FabricOptions;
+using test::FakeFabric;
 using test::GemmCase;
 using test::kGemmKinds;
 
@@ -46,6 +53,63 @@ TEST_CASE("every operation is right on every world, for sizes that divide by not
       }
     }
   }
+}
+
+TEST_CASE("operations of a group take turns with one workspace, in any order, and some ranks are late") {
+  constexpr int kLaunches = 120;
+  for (const World world : {World{1, 4}, World{2, 2}, World{3, 1}}) {
+    CAPTURE(world.nodes);
+    auto fabric = std::make_shared<FakeFabric>(
+        FabricOptions{.nodes = world.nodes, .ranks_per_node = world.ranks, .lanes = 9, .seed = world.nodes});
+    std::vector<std::unique_ptr<GemmCase>> cases;
+    std::uint64_t half = 0;
+    for (const GemmShape& shape : {GemmShape{61, 37, 29}, GemmShape{3, 130, 70}}) {
+      for (const OpKind kind : kGemmKinds) {
+        cases.push_back(std::make_unique<GemmCase>(kind, shape, fabric));
+        half = std::max(half, cases.back()->requirements().lent_bytes);
+      }
+    }
+    const auto lent = fabric->symmetric(kernels::lent_workspace_bytes(half));
+    std::uint32_t lane = 0;
+    for (const auto& one : cases) {
+      one->bind(lent, lane);
+      lane += one->requirements().lanes;
+      check_launch(*one, lane, kOneThread);
+    }
+    // What a launch writes is the same to the bit every time.
+    std::vector<std::vector<std::vector<std::uint16_t>>> right;
+    for (const auto& one : cases) right.push_back(one->outputs());
+    const auto statuses = test::run_ranks(fabric->world(), [&](std::uint32_t rank) -> Status {
+      std::mt19937 order(5), pause(rank);
+      for (int i = 0; i < kLaunches; ++i) {
+        const std::size_t which = order() % cases.size();
+        if (pause() % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause() % 4));
+        MK_RETURN_IF_ERROR(cases[which]->run_rank(rank, kOneThread));
+        if (cases[which]->outputs()[rank] != right[which][rank])
+          return {StatusCode::kInternal, "launch " + std::to_string(i) + ": " +
+                                             cases[which]->operation(rank).signature() + " is wrong"};
+      }
+      return {};
+    });
+    for (const Status& status : statuses) CHECK_MESSAGE(status.ok(), status.to_string());
+    CHECK(fabric->error() == "");
+  }
+}
+
+TEST_CASE("a failed launch stops the other operations that take turns with its workspace") {
+  auto fabric = std::make_shared<FakeFabric>(FabricOptions{.nodes = 1, .ranks_per_node = 2});
+  GemmCase one(OpKind::kAgGemm, {61, 37, 29}, fabric), other(OpKind::kGemmRs, {61, 37, 29}, fabric);
+  const auto lent = fabric->symmetric(kernels::lent_workspace_bytes(
+      std::max(one.requirements().lent_bytes, other.requirements().lent_bytes)));
+  one.bind(lent, 0);
+  other.bind(lent, 0);
+  check_launch(one, 1, kOneThread);
+  check_launch(other, 2, kOneThread);
+  one.fill(3);
+  CHECK(one.run_rank(0, {std::chrono::milliseconds(50), 1}).code() == StatusCode::kDeadlineExceeded);
+  const Status stopped = other.run_rank(0, kOneThread);
+  CHECK(stopped.code() == StatusCode::kFailedPrecondition);
+  CHECK(stopped.text() == "gemm_rs: a launch of another operation of this group failed");
 }
 
 TEST_CASE("the sizes that the executor chooses by itself") {

@@ -30,7 +30,7 @@ class Ring {
     }
     workspace_ = fabric_.symmetric(operations_[0]->requirements().workspace_bytes);
     for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
-      REQUIRE(operations_[rank]->bind(fabric_.group(rank), workspace_[rank], 0).ok());
+      REQUIRE(operations_[rank]->bind(fabric_.group(rank), workspace_[rank], {}, 0).ok());
     }
   }
 

@@ -3,7 +3,7 @@
 //
 //   FakeFabric fabric({.nodes = 2, .ranks_per_node = 2, .seed = 7});
 //   auto workspace = fabric.symmetric(bytes);            // by rank, zeroed
-//   operation[r]->bind(fabric.group(r), workspace[r], 0);  // all ranks, before any runs
+//   operation[r]->bind(fabric.group(r), workspace[r], lent[r], 0);  // all ranks, before any runs
 //   auto statuses = run_ranks(fabric.world(), [&](std::uint32_t rank) { return operation[rank]->run(...); });
 //   CHECK(fabric.error() == "");
 #pragma once
@@ -52,6 +52,7 @@ class FakeFabric {
   explicit FakeFabric(const FabricOptions& options, std::unique_ptr<FabricMemory> memory = nullptr);
   ~FakeFabric();  ///< stops the draining thread
 
+  const FabricOptions& options() const { return options_; }
   std::uint32_t world() const { return options_.nodes * options_.ranks_per_node; }
   const kernels::GroupView& group(std::uint32_t rank) const { return ranks_[rank]->view; }
 

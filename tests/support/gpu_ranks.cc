@@ -3,13 +3,18 @@
 #include <string>
 #include <utility>
 
+#include "kernels/base/lent_workspace.h"
+
 namespace mkernel::test {
 
 GpuRanks::GpuRanks(const FabricOptions& fabric, const GemmShape& shape, const Make& make)
     : world_(require(GpuWorld::make(fabric))), ranks_(world_->size()) {
   require_ok(each([&](int rank) { return make_rank(rank, shape, make); }));
-  const auto workspace = require(world_->symmetric(operation(0).requirements().workspace_bytes));
-  require_ok(each([&](int rank) { return operation(rank).bind(world_->group(rank), workspace[rank], 0); }));
+  const Requirements needs = operation(0).requirements();
+  const auto workspace = require(world_->symmetric(needs.workspace_bytes));
+  const auto lent = require(world_->symmetric(kernels::lent_workspace_bytes(needs.lent_bytes)));
+  require_ok(each(
+      [&](int rank) { return operation(rank).bind(world_->group(rank), workspace[rank], lent[rank], 0); }));
   // The first launch of a kernel loads it, and a load waits for what runs on the GPU: for ranks that wait for
   // this one.
   require_ok(each([&](int rank) -> Status {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <random>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/base/views.h"
 #include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/make.h"
@@ -32,8 +33,9 @@ class LonelyGroup {
   }
   const kernels::GroupView& view() const { return view_; }
   kernels::SymmetricView workspace(std::uint64_t bytes) {
-    workspace_ = Buffer(new (std::align_val_t{64}) std::byte[bytes]());
-    return {0, bytes, {workspace_.get()}, workspace_.get()};
+    workspaces_.emplace_back(new (std::align_val_t{64}) std::byte[bytes]());
+    std::byte* mine = workspaces_.back().get();
+    return {0, bytes, {mine}, mine};
   }
 
  private:
@@ -46,7 +48,7 @@ class LonelyGroup {
   abi::WorkSlot slot_{};
   std::atomic<std::uint64_t> head_{0};
   Buffer memory_;
-  Buffer workspace_;
+  std::vector<Buffer> workspaces_;
   kernels::GroupView view_;
 };
 
@@ -94,8 +96,10 @@ Result<double> measure_executor(const GemmShape& shape, int repeats, const Opera
   LonelyGroup group;
   auto operation = kernels::make_gemm(OpKind::kGemmRs, shape, group.view());
   if (!operation.ok()) return operation.status();
-  const auto workspace = group.workspace(operation.value()->requirements().workspace_bytes);
-  if (Status bound = operation.value()->bind(group.view(), workspace, 0); !bound.ok()) return bound;
+  const Requirements needs = operation.value()->requirements();
+  const auto workspace = group.workspace(needs.workspace_bytes);
+  const auto lent = group.workspace(kernels::lent_workspace_bytes(needs.lent_bytes));
+  if (Status bound = operation.value()->bind(group.view(), workspace, lent, 0); !bound.ok()) return bound;
   ExecutorOptions options;
   options.compute_threads = 1;
   Status status;

@@ -357,9 +357,9 @@ class MK_API Planned {
   Planned& operator=(Planned&&) noexcept;
   ~Planned();
 
-  std::string signature() const;     ///< "ag_gemm m=4096 ...": operation and shape
-  std::uint64_t wire_bytes() const;  ///< sent to other nodes by the last launch that is over
-  std::uint64_t workspace_bytes() const;
+  std::string signature() const;          ///< "ag_gemm m=4096 ...": operation and shape
+  std::uint64_t wire_bytes() const;       ///< sent to other nodes by the last launch that is over
+  std::uint64_t workspace_bytes() const;  ///< own, and the least of the one that the group's operations share
   Executor executor() const;
   /// Once the stream is done (cuda executor): Operation::status(). After a failure the group is over for all.
   Status status();

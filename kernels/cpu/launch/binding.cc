@@ -8,17 +8,20 @@
 namespace mkernel::kernels {
 
 Status Binding::bind(const Requirements& needs, const Topology& topology, const GroupView& group,
-                     const SymmetricView& workspace, std::uint32_t first_lane) {
+                     const SymmetricView& workspace, const SymmetricView& lent, std::uint32_t first_lane) {
   if (group_ != nullptr) return {StatusCode::kFailedPrecondition, name_ + ": bound already"};
-  MK_RETURN_IF_ERROR(check_room(name_, needs, topology, group, workspace, first_lane));
+  MK_RETURN_IF_ERROR(check_room(name_, needs, topology, group, workspace, lent, first_lane));
   group_ = &group;
   workspace_ = workspace;
+  if (needs.lent_bytes > 0) lent_ = lent;
   endpoint_.emplace(group, first_lane, needs.lanes);
   return {};
 }
 
 Status Binding::ready() const {
-  return check_ready(name_, group_ != nullptr, failed_);
+  MK_RETURN_IF_ERROR(check_ready(name_, group_ != nullptr, failed_));
+  if (lent_.mine == nullptr || lent_control().stopped == 0) return {};
+  return {StatusCode::kFailedPrecondition, name_ + kStoppedByAnother};
 }
 
 Status Binding::launch(const Topology& topology, const ExecutorOptions& options,
@@ -27,6 +30,10 @@ Status Binding::launch(const Topology& topology, const ExecutorOptions& options,
   MK_RETURN_IF_ERROR(check_deadline(options.deadline).with_context(name_));
   failed_ = run(topology, options, start);
   if (failed_.ok()) ++epoch_;
+  if (lent_.mine != nullptr) {
+    if (failed_.ok()) ++lent_control().launches;
+    if (!failed_.ok()) lent_control().stopped = 1;
+  }
   return failed_.with_context(name_);
 }
 
@@ -35,6 +42,8 @@ Status Binding::run(const Topology& topology, const ExecutorOptions& options,
   const std::uint64_t bytes_before = endpoint_->bytes_put();
   Launch launch;
   launch.epoch = epoch_;
+  if (lent_.mine != nullptr)
+    launch.half_at = lent_half_at(lent_control().launches, lent_half_bytes(lent_.bytes));
   launch.compute_threads = compute_threads(options, topology);
   launch.scope = {group_->session, group_->segment,  &launch.roles.stop(),
                   group_->rank(),  options.deadline, options.trace};

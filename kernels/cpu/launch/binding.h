@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/base/views.h"
 #include "kernels/cpu/comm/endpoint.h"
 #include "kernels/cpu/sync/launch.h"
@@ -20,10 +21,10 @@ class Binding {
  public:
   explicit Binding(std::string name) : name_(std::move(name)) {}
 
-  /// kFailedPrecondition when bound already, kInvalidArgument when the workspace or the group's lanes do not
+  /// kFailedPrecondition when bound already, kInvalidArgument when the workspaces or the group's lanes do not
   /// hold what `needs` asks for.
   Status bind(const Requirements& needs, const Topology& topology, const GroupView& group,
-              const SymmetricView& workspace, std::uint32_t first_lane);
+              const SymmetricView& workspace, const SymmetricView& lent, std::uint32_t first_lane);
 
   /// OK when a launch may be tried: bound, and no launch failed. After a failed one the counts of the ranks
   /// no longer agree.
@@ -35,16 +36,19 @@ class Binding {
 
   const GroupView& group() const { return *group_; }
   const SymmetricView& workspace() const { return workspace_; }
+  const SymmetricView& lent() const { return lent_; }
   Endpoint& endpoint() { return *endpoint_; }
   std::uint64_t wire_bytes() const { return wire_bytes_; }
 
  private:
+  /// Of the lent workspace, when there is one.
+  LentControl& lent_control() const { return *reinterpret_cast<LentControl*>(lent_.mine); }
   Status run(const Topology& topology, const ExecutorOptions& options,
              const std::function<void(Launch&)>& start);
 
   std::string name_;
   const GroupView* group_ = nullptr;
-  SymmetricView workspace_;
+  SymmetricView workspace_, lent_;
   std::optional<Endpoint> endpoint_;
   std::uint64_t epoch_ = 0;
   std::uint64_t wire_bytes_ = 0;

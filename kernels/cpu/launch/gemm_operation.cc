@@ -25,8 +25,8 @@ std::string CpuGemmOperation::signature() const {
 }
 
 Status CpuGemmOperation::bind(const GroupView& group, const SymmetricView& workspace,
-                              std::uint32_t first_lane) {
-  MK_RETURN_IF_ERROR(binding_.bind(requirements(), topology_, group, workspace, first_lane));
+                              const SymmetricView& lent, std::uint32_t first_lane) {
+  MK_RETURN_IF_ERROR(binding_.bind(requirements(), topology_, group, workspace, lent, first_lane));
   attach();
   return {};
 }

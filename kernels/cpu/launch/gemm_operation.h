@@ -36,7 +36,8 @@ class CpuGemmOperation : public GemmOperation {
   OpKind kind() const override { return kind_; }
   Executor executor() const override { return Executor::kCpu; }
   std::string signature() const override;
-  Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) override;
+  Status bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
+              std::uint32_t first_lane) override;
   std::uint64_t wire_bytes() const override { return binding_.wire_bytes(); }
   /// After a failed launch the counts of the ranks no longer agree: every later one is refused.
   Status run(const GemmArguments& arguments, const ExecutorOptions& options) override;
@@ -53,6 +54,7 @@ class CpuGemmOperation : public GemmOperation {
   const Topology& topology() const { return topology_; }
   const GroupView& group() const { return binding_.group(); }
   const SymmetricView& workspace() const { return binding_.workspace(); }
+  const SymmetricView& lent() const { return binding_.lent(); }
   Endpoint& endpoint() { return binding_.endpoint(); }
   CpuGemm& gemm() const { return *gemm_; }
 

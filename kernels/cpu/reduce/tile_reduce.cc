@@ -33,11 +33,12 @@ TileReduceOptions host_options(TileReduceOptions options, const GemmShape& shape
 }
 
 TileReduce::TileReduce(const TileReducePlan& plan, const GemmShape& shape, const Topology& topology,
-                       const SymmetricView& workspace, Endpoint& endpoint)
+                       const SymmetricView& workspace, const SymmetricView& lent, Endpoint& endpoint)
     : plan_(plan),
       shape_(shape),
       topology_(topology),
       workspace_(workspace),
+      lent_(lent),
       endpoint_(endpoint),
       node_(topology.node_of(static_cast<std::uint32_t>(plan.rank()))),
       local_(static_cast<std::int32_t>(topology.local_of(static_cast<std::uint32_t>(plan.rank())))),
@@ -76,8 +77,8 @@ void TileReduce::store_tile(const Launch& launch, std::int32_t turn, Range rows,
                             const float* product) const {
   const auto owner = static_cast<std::uint32_t>(plan_.owners[static_cast<std::size_t>(turn)]);
   const std::int32_t node_turn = turn / plan_.tiles.node_turns;
-  std::byte* reducer = workspace_.node[topology_.local_of(owner)];
-  std::byte* slot = reducer + plan_.reduce.slot_offset(launch.epoch, node_turn, local_);
+  const std::uint32_t reducer = topology_.local_of(owner);
+  std::byte* slot = lent_.node[reducer] + launch.half_at + plan_.reduce.slot_offset(node_turn, local_);
   for (std::int64_t row = 0; row < rows.size(); ++row) {
     narrow(shape_.dtype, product + row * columns.size(),
            slot + ((rows.begin + row) * shape_.n + columns.begin) * 2,
@@ -85,9 +86,9 @@ void TileReduce::store_tile(const Launch& launch, std::int32_t turn, Range rows,
   }
   const std::int64_t tile =
       rows.begin / plan_.tile.rows * plan_.tiles.raster.columns() + columns.begin / plan_.tile.columns;
-  signal_set(
-      word(reducer, plan_.reduce.ready_offset(node_turn, local_) + static_cast<std::uint64_t>(tile) * 8),
-      PushReducePlan::count(launch.epoch));
+  signal_set(word(workspace_.node[reducer],
+                  plan_.reduce.ready_offset(node_turn, local_) + static_cast<std::uint64_t>(tile) * 8),
+             PushReducePlan::count(launch.epoch));
 }
 
 void TileReduce::start(const CpuGemm& gemm, OperandB& b, const void* a, Work& work,
@@ -160,15 +161,14 @@ void TileReduce::sum_unit(const Launch& launch, std::int32_t node_turn, const Su
   for (std::int64_t row = 0; row < unit.rows.size(); ++row) {
     const std::int64_t at = ((unit.rows.begin + row) * shape_.n + unit.columns.begin) * 2;
     for (std::int32_t source = 0; source < plan_.reduce.sources; ++source) {
-      const std::byte* slot =
-          workspace_.mine + plan_.reduce.slot_offset(launch.epoch, node_turn, source) + at;
+      const std::byte* slot = lent_.mine + launch.half_at + plan_.reduce.slot_offset(node_turn, source) + at;
       accumulate(shape_.dtype, slot, sum, width, source == 0);
     }
     const std::int64_t inside = row * plan_.tile.columns * 2;
     const std::uint64_t packed = static_cast<std::uint64_t>(unit.packed) * PutPartialsPlan::kUnitBytes;
     for (std::int32_t sender = 0; unit.owner == rank() && sender < plan_.units.others; ++sender) {
       const std::byte* partial =
-          workspace_.mine + plan_.partials.partial_offset(launch.epoch, sender) + packed + inside;
+          lent_.mine + launch.half_at + plan_.partials.partial_offset(sender) + packed + inside;
       accumulate(shape_.dtype, partial, sum, width, false);
     }
     narrow(shape_.dtype, sum, sums + inside, static_cast<std::size_t>(width));
@@ -187,7 +187,7 @@ Status TileReduce::sum_units(const Output& output, Work& work, const Launch& lau
       output(unit, sums);
       continue;
     }
-    std::memcpy(workspace_.mine + plan_.partials.staged_offset(node_turn) +
+    std::memcpy(lent_.mine + launch.half_at + plan_.partials.staged_offset(node_turn) +
                     static_cast<std::uint64_t>(unit.packed) * PutPartialsPlan::kUnitBytes,
                 sums, sizeof sums);
     const std::int32_t chunk = unit.packed / plan_.partials.chunk_units;
@@ -214,13 +214,14 @@ Status TileReduce::put_partials(const Launch& launch) {
                                     launch));
       const std::uint64_t at = static_cast<std::uint64_t>(begin) * PutPartialsPlan::kUnitBytes;
       const std::uint64_t bytes = static_cast<std::uint64_t>(end - begin) * PutPartialsPlan::kUnitBytes;
-      MK_RETURN_IF_ERROR(endpoint_.put(
-          static_cast<std::uint32_t>(reduced(turn)), 0, {workspace_.region, plan.staged_offset(turn) + at},
-          {workspace_.region, plan.partial_offset(launch.epoch, others - 1 - turn) + at}, bytes, kSend,
-          launch.scope));
+      MK_RETURN_IF_ERROR(
+          endpoint_.put(static_cast<std::uint32_t>(reduced(turn)), 0,
+                        {lent_.region, launch.half_at + plan.staged_offset(turn) + at},
+                        {lent_.region, launch.half_at + plan.partial_offset(others - 1 - turn) + at}, bytes,
+                        kSend, launch.scope));
     }
   }
-  // The next launch stages in the same place.
+  // A later launch stages in the same place.
   for (std::int32_t turn = 0; turn < others; ++turn) {
     const auto puts = static_cast<std::uint64_t>(plan.chunks(plan_.packed_units(reduced(turn))));
     MK_RETURN_IF_ERROR(endpoint_.wait_completed(static_cast<std::uint32_t>(reduced(turn)), 0,

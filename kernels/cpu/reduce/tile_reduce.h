@@ -37,7 +37,7 @@ TileReduceOptions host_options(TileReduceOptions options, const GemmShape& shape
 class TileReduce {
  public:
   TileReduce(const TileReducePlan& plan, const GemmShape& shape, const Topology& topology,
-             const SymmetricView& workspace, Endpoint& endpoint);
+             const SymmetricView& workspace, const SymmetricView& lent, Endpoint& endpoint);
 
   /// What the threads of one launch take work from.
   struct Work {
@@ -73,9 +73,8 @@ class TileReduce {
                     const Launch& launch) const;
 
   const TileReducePlan& plan() const { return plan_; }
-  std::byte* workspace_of(std::uint32_t local) const { return workspace_.node[local]; }
-  std::byte* mine() const { return workspace_.mine; }
-  std::uint32_t region() const { return workspace_.region; }
+  const SymmetricView& workspace() const { return workspace_; }
+  const SymmetricView& lent() const { return lent_; }
   Endpoint& endpoint() const { return endpoint_; }
   std::int32_t rank() const { return plan_.rank(); }
   /// The owner that this rank reduces for on the node that many turns on; itself last.
@@ -95,6 +94,7 @@ class TileReduce {
   const GemmShape& shape_;
   const Topology& topology_;
   const SymmetricView& workspace_;
+  const SymmetricView& lent_;
   Endpoint& endpoint_;
   const std::uint32_t node_;
   const std::int32_t local_;

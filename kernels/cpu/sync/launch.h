@@ -9,7 +9,8 @@
 namespace mkernel::kernels {
 
 struct Launch {
-  std::uint64_t epoch = 0;  ///< launches before this one
+  std::uint64_t epoch = 0;    ///< launches of the operation before this one
+  std::uint64_t half_at = 0;  ///< where this launch's half of the lent workspace begins
   int compute_threads = 1;
   WaitScope scope;
   RoleGroup roles;

@@ -27,17 +27,22 @@ inline constexpr int kFanOutStorers = 3;  ///< threads that store, each in a war
 inline constexpr int kFanOutReading = 3;  ///< stages that the stores of one may be reading; others hold loads
 inline constexpr std::uint32_t kFanOutPieceBytes = 16384;
 
+/// Memory of a rank that is written.
+struct FanOutTarget {
+  std::byte* rows;
+  std::byte* words;
+};
+
 /// The rows of one source. Without rows it is one block of empty chunks.
 struct FanOutStream {
   const std::byte* source;  ///< [rows, row_bytes], or as at the targets
   bool in_parts;            ///< as at the targets
   std::int64_t rows;
   std::int32_t chunks;
-  std::int32_t stores;    ///< the first of the targets: where rows are stored, in this order
-  std::int32_t targets;   ///< the first of them: where chunks are counted
-  std::uint64_t rows_at;  ///< where the rows go in a target: part 0 of all of them, then part 1, ...
-  std::uint64_t
-      ready_at;  ///< likewise, a 64-bit word for each chunk: one is added per share when it is there
+  std::int32_t stores;     ///< the first of the targets: where rows are stored, in this order
+  std::int32_t targets;    ///< the first of them: where chunks are counted
+  std::uint64_t rows_at;   ///< where they go in a target's rows: part 0 of all of them, then part 1, ...
+  std::uint64_t ready_at;  ///< in its words: one of 64 bits per chunk, to which every share adds one
 };
 
 /// All streams, cut alike. A chunk is one part (along k) of a block of rows; the parts of a block follow each
@@ -49,8 +54,8 @@ struct FanOutPlan {
   std::int32_t block_rows;
   Divisor shares;  ///< CTAs that share every chunk
   std::int32_t streams;
-  std::int32_t most_chunks;          ///< of a stream after the first
-  std::byte* target[kMaxNodeRanks];  ///< memory of the ranks that are written
+  std::int32_t most_chunks;            ///< of a stream after the first
+  FanOutTarget target[kMaxNodeRanks];  ///< the ranks that are written
   FanOutStream stream[kMaxKernelNodes];
 
   __device__ __forceinline__ StreamTurns order() const {
@@ -244,7 +249,7 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
       const std::uint32_t bytes = came ? piece.bytes() : 0;
       const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
       for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
-        ptx::bulk_store(plan.target[t] + stream.rows_at + piece.target_offset(), from, bytes);
+        ptx::bulk_store(plan.target[t].rows + stream.rows_at + piece.target_offset(), from, bytes);
       ptx::bulk_commit_group();
       if (reading < kFanOutReading) {
         ++reading;
@@ -263,7 +268,7 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
     begin_work(trace);
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
     for (int t = 0; t < stream.targets; ++t) {
-      auto* ready = reinterpret_cast<std::uint64_t*>(plan.target[t] + stream.ready_at);
+      auto* ready = reinterpret_cast<std::uint64_t*>(plan.target[t].words + stream.ready_at);
       ptx::red_add_relaxed_sys(ready + at.chunk, 1, released);
     }
     end_work(trace, DeviceWork::kSignal, at.chunk);

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/base/wait_site.h"
 #include "kernels/cuda/launch/status.h"
 #include "kernels/cuda/memory/error.h"
@@ -38,15 +39,20 @@ Status CudaBinding::load(const CooperativeKernel& kernel, const Machine& machine
 }
 
 Status CudaBinding::bind(const Requirements& needs, const GroupView& group, const SymmetricView& workspace,
-                         std::uint32_t first_lane, const std::function<Status()>& attach) {
+                         const SymmetricView& lent, std::uint32_t first_lane,
+                         const std::function<Status()>& attach) {
   if (group_ != nullptr) return {StatusCode::kFailedPrecondition, name_ + ": bound already"};
-  MK_RETURN_IF_ERROR(check_room(name_, needs, topology_, group, workspace, first_lane));
+  MK_RETURN_IF_ERROR(check_room(name_, needs, topology_, group, workspace, lent, first_lane));
   if (needs.lanes > 0 && rings_ == nullptr)
     return {StatusCode::kFailedPrecondition, name_ + ": no rings to put through"};
   const OnDevice here(device_);
   MK_RETURN_IF_ERROR(here.status());
   workspace_ = workspace;
   MK_RETURN_IF_ERROR(open_endpoint(needs, group, workspace, first_lane));
+  if (needs.lent_bytes > 0) {
+    lent_ = lent;
+    endpoint_.lent = reinterpret_cast<LentControl*>(lent.mine);
+  }
   MK_RETURN_IF_ERROR(attach());
   group_ = &group;
   return {};
@@ -125,8 +131,14 @@ Status CudaBinding::status() {
   const OnDevice here(device_);
   if (Trace* trace = std::exchange(traced_, nullptr)) MK_RETURN_IF_ERROR(timeline_->tell(*trace));
   LaunchControl state{};
+  LentControl lent{};
   failed_ = state_.read(endpoint_.control, state);
   if (failed_.ok()) failed_ = status_of_launch(state, *group_, topology_, rank_);
+  if (failed_.ok() && endpoint_.lent != nullptr) failed_ = state_.read(endpoint_.lent, lent);
+  if (failed_.ok() && lent.stopped != 0) {
+    failed_ = {StatusCode::kFailedPrecondition, name_ + kStoppedByAnother};
+    return failed_;
+  }
   failed_ = failed_.with_context(name_);
   return failed_;
 }

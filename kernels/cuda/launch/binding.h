@@ -42,9 +42,9 @@ class CudaBinding {
   Status load(const CooperativeKernel& kernel, const Machine& machine);
   /// More than one node: the rings that launches write. Before bind().
   void use_rings(std::shared_ptr<RingsOnDevice> rings) { rings_ = std::move(rings); }
-  /// `attach` makes what refers to workspace(), which is there then.
+  /// `attach` makes what refers to workspace() and lent(), which are there then.
   Status bind(const Requirements& needs, const GroupView& group, const SymmetricView& workspace,
-              std::uint32_t first_lane, const std::function<Status()>& attach);
+              const SymmetricView& lent, std::uint32_t first_lane, const std::function<Status()>& attach);
 
   /// kFailedPrecondition before bind(), and after a launch that failed.
   Status ready() const;
@@ -67,6 +67,7 @@ class CudaBinding {
   const Topology& topology() const { return topology_; }
   std::uint32_t rank() const { return rank_; }
   const SymmetricView& workspace() const { return workspace_; }
+  const SymmetricView& lent() const { return lent_; }
   /// "H200 sms=132", for the signature: ranks whose plans differ would wait for each other.
   const std::string& machine() const { return machine_; }
 
@@ -84,7 +85,7 @@ class CudaBinding {
   std::string machine_;
   LaunchStateReader state_;
   const GroupView* group_ = nullptr;
-  SymmetricView workspace_;
+  SymmetricView workspace_, lent_;
   std::shared_ptr<RingsOnDevice> rings_;
   std::unique_ptr<EndpointOnDevice> channels_;  ///< over several nodes
   DeviceBuffer control_;                        ///< on one

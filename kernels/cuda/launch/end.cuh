@@ -2,14 +2,15 @@
 // opens the next epoch. Counts only grow; nothing is reset, so a launch can be replayed by a graph, and
 // launches may differ in their numbers of CTAs.
 //
-// A launch that failed stops those that are queued behind it. They must not push, put or count anything: with
-// buffers of two parities, whoever is in launch e + 2 has seen that every rank is done with launch e, and
-// that holds only as long as no launch fails. A slower rank would compute launch e from what launch e + 2
-// left.
+// A launch that failed stops those that are queued behind it, also of other operations that share its lent
+// workspace (base/lent_workspace.h). They must not push, put or count anything: that whoever is in launch
+// g + 2 has seen every rank end launch g holds only as long as no launch fails. A slower rank would compute
+// launch g from what launch g + 2 left.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/launch/relay.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/sync/grid.cuh"
@@ -23,23 +24,44 @@ __device__ __forceinline__ void end_cta(LaunchControl& control) {
   if (thread_index() == 0) ptx::red_add_release_gpu(&control.exited, 1ULL);
 }
 
+/// What the counts were when a launch began: they change only when every CTA has ended.
+struct LaunchBegin {
+  std::uint64_t epoch;
+  std::uint64_t turn = 0;  ///< of the lent workspace
+
+  __device__ __forceinline__ LaunchBegin(const LaunchControl& control, const LentControl* lent)
+      : epoch(control.epoch) {
+    if (lent != nullptr) turn = lent->launches;
+  }
+};
+
 /// All threads of CTA 0, after relay_host() in one of its warps: nobody else is there any more.
-__device__ __forceinline__ void end_launch(LaunchControl& control, std::uint64_t epoch) {
+__device__ __forceinline__ void end_launch(LaunchControl& control, LentControl* lent,
+                                           const LaunchBegin& begin) {
   __syncthreads();
   if (thread_index() != 0) return;
-  if (ptx::ld_acquire_gpu(&control.abort) != 0) control.stopped = 1;
+  if (lent != nullptr && ptx::ld_relaxed_gpu(&lent->launches) != begin.turn) {
+    report_failed_wait(control, {DeviceRole::kRelay, DeviceTag::kTurn, -1, 0}, begin.turn,
+                       ptx::ld_relaxed_gpu(&lent->launches), 0);
+  }
+  const bool failed = ptx::ld_acquire_gpu(&control.abort) != 0;
+  if (failed) control.stopped = 1;
+  if (lent != nullptr) {
+    if (failed) lent->stopped = 1;
+    ++lent->launches;
+  }
   control.exited_before = ptx::ld_relaxed_gpu(&control.exited);
   control.met_before = ptx::ld_relaxed_gpu(&control.met);
-  control.epoch = epoch + 1;
+  control.epoch = begin.epoch + 1;
 }
 
-/// All threads of every CTA of a launch that is stopped (LaunchControl::stopped), instead of everything else.
-/// Nobody in it waits for a count of the host's, so the relay hands none on.
-__device__ __forceinline__ void count_out(LaunchControl& control) {
+/// All threads of every CTA of a launch that is stopped (LaunchControl or LentControl), instead of everything
+/// else. Nobody in it waits for a count of the host's, so the relay hands none on.
+__device__ __forceinline__ void count_out(LaunchControl& control, LentControl* lent = nullptr) {
   if (cta_index() != 0) return end_cta(control);
-  const std::uint64_t epoch = control.epoch;
+  const LaunchBegin begin(control, lent);
   if (thread_index() < 32) relay_host(control, HostWatch{}, RelayedCounts{}, cta_count() - 1);
-  end_launch(control, epoch);
+  end_launch(control, lent, begin);
 }
 
 }  // namespace mkernel::kernels

@@ -21,7 +21,7 @@ template <int kWarps, class Work, class Send>
 __device__ __forceinline__ void communicate(const device::Endpoint& endpoint, int senders, const Work& work,
                                             const Send& send) {
   LaunchControl& control = *endpoint.control;
-  const std::uint64_t epoch = control.epoch;  // advanced only when every CTA has ended
+  const LaunchBegin begin(control, endpoint.lent);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int workers = blockIdx.x == 0 ? kWarps - 1 - senders : kWarps;
   if (warp < workers) work(warp);
@@ -33,7 +33,7 @@ __device__ __forceinline__ void communicate(const device::Endpoint& endpoint, in
     __syncwarp();  // the lanes that had nothing to do meet the one that had
     if (threadIdx.x % 32 == 0) ptx::red_add_release_gpu(&control.exited, 1ULL);
   }
-  end_launch(control, epoch);
+  end_launch(control, endpoint.lent, begin);
 }
 
 }  // namespace mkernel::kernels

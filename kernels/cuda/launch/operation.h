@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/launch/binding.h"
 #include "mkernel/ops.h"
 
@@ -22,8 +23,10 @@ class CudaOperation : public Operation<Arguments> {
     return binding_.load(kernel, machine);
   }
   void use_rings(std::shared_ptr<RingsOnDevice> rings) { binding_.use_rings(std::move(rings)); }
-  Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) final {
-    return binding_.bind(this->requirements(), group, workspace, first_lane, [this] { return attach(); });
+  Status bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
+              std::uint32_t first_lane) final {
+    return binding_.bind(this->requirements(), group, workspace, lent, first_lane,
+                         [this] { return attach(); });
   }
   /// The same for every launch; an operation that puts says how many.
   std::uint64_t wire_bytes() const override { return 0; }
@@ -46,7 +49,7 @@ class CudaOperation : public Operation<Arguments> {
   CudaOperation(OpKind kind, std::string name, Topology topology, std::uint32_t rank)
       : kind_(kind), binding_(std::move(name), std::move(topology), rank) {}
 
-  /// Makes what refers to workspace(), which is there now.
+  /// Makes what refers to workspace() and lent(), which are there now.
   virtual Status attach() { return {}; }
   /// Operands that are refused before anything is queued.
   virtual Status check(const Arguments& arguments) const = 0;
@@ -60,6 +63,9 @@ class CudaOperation : public Operation<Arguments> {
   const Topology& topology() const { return binding_.topology(); }
   std::uint32_t rank() const { return binding_.rank(); }
   const SymmetricView& workspace() const { return binding_.workspace(); }
+  const SymmetricView& lent() const { return binding_.lent(); }
+  /// Of a half of the lent workspace.
+  std::uint64_t half_bytes() const { return lent_half_bytes(lent().bytes); }
   const std::string& machine() const { return binding_.machine(); }
 
  private:

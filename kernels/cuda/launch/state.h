@@ -26,9 +26,11 @@ class LaunchStateReader {
   }
 
   /// Once the stream of the launch is done. Blocks until it is read.
-  Status read(const LaunchControl* control, LaunchControl& state) const {
+  template <class Control>
+  Status read(const Control* control, Control& state) const {
+    static_assert(sizeof(Control) <= sizeof(LaunchControl));
     MK_RETURN_IF_ERROR(stream_.to_host(memory_.get(), control, sizeof(state), "state of a launch"));
-    state = *static_cast<const LaunchControl*>(memory_.get());
+    state = *static_cast<const Control*>(memory_.get());
     return {};
   }
   const OwnStream& stream() const { return stream_; }

@@ -136,7 +136,7 @@ class StagedSums {
   __device__ __forceinline__ StagedSums(const TileReduceParameters& p) : p_(p) {}
 
   __device__ __forceinline__ void store(const SumUnit& unit, std::uint32_t inside, const uint4& sums) const {
-    std::byte* staged = p_.wire.workspace + p_.wire.plan.staged_offset(unit.node_turn);
+    std::byte* staged = p_.wire.lent + p_.half_at() + p_.wire.plan.staged_offset(unit.node_turn);
     ptx::st_v4(staged + unit.packed * PutPartialsPlan::kUnitBytes + inside, sums);
   }
   /// inter_send is told later: a release waits for the stores before it.
@@ -172,7 +172,7 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, std::uin
   const std::int32_t column = unit.place.column * Config::kTileN + lane % kAcross * 8;
   const std::int32_t first_row = static_cast<std::int32_t>(unit.place.row) + lane / kAcross;
   const std::int32_t rows = p.owners[p.reduced(unit.node_turn)].rows;
-  const std::byte* slots = p.slots_here[epoch & 1] + unit.node_turn * p.sources() * p.slot_bytes;
+  const std::byte* slots = p.slots_here[p.half()] + unit.node_turn * p.sources() * p.slot_bytes;
 #pragma unroll 1
   for (std::int32_t row = 0; row < kUnitRows; row += kRowsAtOnce) {
     // 16 bytes of each place, or none.
@@ -207,7 +207,7 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, std::uin
     add(slots + first_at, p.sources(), p.slot_bytes, step);
     if (kNodes && is_own<kNodes>(p, unit)) {
       const PutPartialsPlan& plan = p.wire.plan;
-      const std::byte* partials = p.wire.workspace + plan.partial_offset(epoch, 0);
+      const std::byte* partials = p.wire.lent + p.half_at() + plan.partial_offset(0);
       add(partials + unit.packed * PutPartialsPlan::kUnitBytes + first_inside, p.units.others,
           plan.block_bytes(), 32 * 16);
     }

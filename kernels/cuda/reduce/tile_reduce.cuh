@@ -76,8 +76,7 @@ class TileReduceSchedule {
     const int column = rows.column * Config::kTileN;
     return {&p_.a,
             &p_.b,
-            p_.alone() ? &p_.direct_c
-                       : &p_.slots[(p_.endpoint.control->epoch & 1) * p_.tiles.turns() + rows.turn],
+            p_.alone() ? &p_.direct_c : &p_.slots[p_.half() * p_.tiles.turns() + rows.turn],
             any ? owner.first_row + rows.first : kBeyond,
             column,
             0,
@@ -124,7 +123,7 @@ class TileReduceSchedule {
 };
 
 /// One warp of CTA 0. A launch ends only when it has seen a word of this launch from every rank of the node,
-/// and an arrival of this launch from every rail peer: the two parities of slots and partials rest on it.
+/// and an arrival of this launch from every rail peer: the halves of the lent workspace rest on it.
 /// Owners with rows wait for tiles and partials; for those without, words and puts for nothing are written
 /// and awaited.
 __device__ __forceinline__ void exchange_empty(const TileReduceParameters& p, std::uint64_t epoch) {
@@ -159,6 +158,7 @@ __device__ __forceinline__ ChunkToPut wait_chunk(const TileReduceParameters& p, 
 __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std::uint64_t epoch) {
   const PartialsWire& wire = p.wire;
   const PutPartialsPlan& plan = wire.plan;
+  const std::uint64_t half = p.half_at();
   constexpr DeviceRole kRole = DeviceRole::kInterSend;
   for (std::int32_t chunk = 0; chunk < wire.chunks; ++chunk) {
     for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
@@ -170,14 +170,15 @@ __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std:
       if (!came) return;
       const std::uint64_t at = begin * PutPartialsPlan::kUnitBytes;
       const std::int32_t sender_turn = p.units.others - 1 - turn;
-      if (!put(p.endpoint, p.owners[p.reduced(turn)].rank, 0, {wire.region, plan.staged_offset(turn) + at},
-               {wire.region, plan.partial_offset(epoch, sender_turn) + at},
+      if (!put(p.endpoint, p.owners[p.reduced(turn)].rank, 0,
+               {wire.region, half + plan.staged_offset(turn) + at},
+               {wire.region, half + plan.partial_offset(sender_turn) + at},
                (end - begin) * PutPartialsPlan::kUnitBytes, kRole, released)) {
         return;
       }
     }
   }
-  // The next launch stages in the same place; and after the last one the operation may go.
+  // A later launch stages in the same place; and after the last one the operation may go.
   for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
     const std::uint64_t puts = (epoch + 1) * plan.chunks(wire.packed_units[turn]);
     if (!wait_completed(p.endpoint, p.owners[p.reduced(turn)].rank, 0, puts, kRole)) return;
@@ -203,7 +204,7 @@ template <class Config, class Operation>
 __device__ __forceinline__ void tile_reduce(const typename Operation::Parameters& p, std::byte* memory) {
   begin_role(p.endpoint.trace);
   // Costs nothing: every CTA begins with the epoch, which lies beside it.
-  if (p.endpoint.control->stopped != 0) return count_out(*p.endpoint.control);
+  if (p.endpoint.lent->stopped != 0) return count_out(*p.endpoint.control, p.endpoint.lent);
   if (static_cast<std::int32_t>(blockIdx.x) < p.reduce_ctas) {
     tile_reduce_intra_comm<Config, Operation>(p);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);

@@ -20,7 +20,8 @@ Status TileReduceOperation::attach() {
   std::vector<OwnerOnDevice> owners(turns);
   for (std::int32_t turn = 0; turn < turns; ++turn) {
     const std::int32_t owner = plan_.owners[turn];
-    std::byte* ready = reducer_of(turn) + plan_.reduce.ready_offset(node_turn(turn), local());
+    std::byte* ready =
+        workspace().node[reducer_of(turn)] + plan_.reduce.ready_offset(node_turn(turn), local());
     owners[turn] = {.ready_there = reinterpret_cast<std::uint64_t*>(ready),
                     .rank = owner,
                     .first_row = static_cast<std::int32_t>(plan_.reduce.first_row(owner)),
@@ -28,8 +29,8 @@ Status TileReduceOperation::attach() {
   }
   std::vector<TensorMap> maps(2 * turns);
   for (std::int32_t i = 0; i < 2 * turns; ++i) {
-    const std::byte* slot =
-        reducer_of(i % turns) + plan_.reduce.slot_offset(i / turns, node_turn(i % turns), local());
+    const std::byte* slot = lent().node[reducer_of(i % turns)] + lent_half_at(i / turns, half_bytes()) +
+                            plan_.reduce.slot_offset(node_turn(i % turns), local());
     // A map has at least one row; the kernel keeps clear of that of an owner without rows.
     const std::int64_t rows = std::max<std::int64_t>(1, plan_.reduce.rows_of(plan_.owners[i % turns]));
     auto map = encode_tensor_map(sm90_c_view(shape().dtype, slot, rows, shape().n), "workspace");
@@ -73,15 +74,17 @@ void TileReduceOperation::describe_workspace(TileReduceParameters& p) const {
     p.source_rank[source] = static_cast<std::int32_t>(topology().rank_at(topology().node_of(rank()), source));
   p.ready = reinterpret_cast<const std::uint64_t*>(workspace().mine + reduce.ready_offset(0, 0));
   p.ready_words = reduce.ready_offset(0, 1) / sizeof(std::uint64_t);
-  for (std::uint64_t epoch : {0, 1}) p.slots_here[epoch] = workspace().mine + reduce.slot_offset(epoch, 0, 0);
+  for (const std::uint64_t half : {0, 1})
+    p.slots_here[half] = lent().mine + lent_half_at(half, half_bytes()) + reduce.slot_offset(0, 0);
+  p.half_bytes = half_bytes();
   p.slot_bytes = reduce.slot_bytes();
   p.columns = static_cast<std::int32_t>(reduce.columns);
 }
 
 void TileReduceOperation::describe_wire(PartialsWire& wire) const {
   wire.plan = plan_.partials;
-  wire.workspace = workspace().mine;
-  wire.region = workspace().region;
+  wire.lent = lent().mine;
+  wire.region = lent().region;
   wire.staged = static_cast<std::uint64_t*>(staged_.get());
   wire.chunks = plan_.most_chunks();
   const std::int32_t sources = plan_.reduce.sources;
@@ -104,8 +107,8 @@ Status TileReduceOperation::describe(const GemmArguments& arguments, std::uint64
   return {};
 }
 
-std::byte* TileReduceOperation::reducer_of(std::int32_t turn) const {
-  return workspace().node[topology().local_of(plan_.owners[turn])];
+std::uint32_t TileReduceOperation::reducer_of(std::int32_t turn) const {
+  return topology().local_of(static_cast<std::uint32_t>(plan_.owners[turn]));
 }
 
 }  // namespace mkernel::kernels

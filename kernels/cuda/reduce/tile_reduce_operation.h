@@ -18,7 +18,7 @@ class TileReduceOperation : public CudaGemmOperation {
   TileReduceOperation(OpKind kind, const TileReducePlan& plan, const GemmShape& shape, Topology topology,
                       std::uint32_t rank);
 
-  /// Maps of this rank's slot at every reducer; they stay as long as the workspace does.
+  /// Maps of this rank's slot at every reducer; they stay as long as the workspaces do.
   Status attach() override;
 
   /// Everything but own_c. Refuses operands that TMA cannot read and a c that is not aligned to 16 bytes.
@@ -29,8 +29,8 @@ class TileReduceOperation : public CudaGemmOperation {
   std::int32_t ctas() const { return plan_.reduce_ctas + plan_.compute_ctas; }
   std::int32_t local() const { return static_cast<std::int32_t>(topology().local_of(rank())); }
   std::int32_t node_turn(std::int32_t turn) const { return turn / plan_.reduce.sources; }
-  /// Workspace of the rank of this node that reduces for the owner at `turn`.
-  std::byte* reducer_of(std::int32_t turn) const;
+  /// Local rank of the one of this node that reduces for the owner at `turn`.
+  std::uint32_t reducer_of(std::int32_t turn) const;
 
  private:
   Status describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const;
@@ -39,7 +39,7 @@ class TileReduceOperation : public CudaGemmOperation {
 
   const TileReducePlan plan_;
   DeviceBuffer owners_;   ///< TileReduceParameters::owners
-  DeviceBuffer slots_;    ///< TensorMap [epoch parity][turn]
+  DeviceBuffer slots_;    ///< TensorMap [half][turn]
   DeviceBuffer claimed_;  ///< TileReduceParameters::claimed
   DeviceBuffer staged_;   ///< PartialsWire::staged
 };

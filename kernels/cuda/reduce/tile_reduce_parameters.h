@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/owner_tiles.h"
 #include "kernels/plan/put_partials_plan.h"
@@ -18,8 +19,8 @@ namespace mkernel::kernels {
 /// What crosses nodes; on one node only `plan` is set.
 struct PartialsWire {
   PutPartialsPlan plan;
-  std::byte* workspace;                        ///< this rank's workspace
-  std::uint32_t region;                        ///< region of the workspace, for puts
+  std::byte* lent;                             ///< this rank's lent workspace
+  std::uint32_t region;                        ///< region of that, for puts
   std::int32_t packed_units[kMaxKernelNodes];  ///< units with rows, by node turn: of the rail peers, own last
   std::uint64_t* staged;                       ///< [node turn][chunk]: units staged, over all launches
   std::int32_t chunks;                         ///< chunks of the owner that has most
@@ -37,13 +38,14 @@ struct TileReduceParameters {
   TensorMap a;                  ///< [m, k]
   TensorMap b;                  ///< [k, n]
   TensorMap direct_c;           ///< [m, n]; only for a rank alone
-  const TensorMap* slots;       ///< [epoch parity][turn]: this rank's slot at the reducer; in device memory
+  const TensorMap* slots;       ///< [half][turn]: this rank's slot at the reducer; in device memory
   std::uint64_t* claimed;       ///< units that warps have asked for, over all launches; in device memory
   device::Endpoint endpoint;    ///< lane 0: partials of the other nodes
   const OwnerOnDevice* owners;  ///< by turn (OwnerTiles); in device memory
   std::int32_t source_rank[kMaxNodeRanks];  ///< by source
   const std::uint64_t* ready;               ///< words that are written here, of node turn 0, source 0
-  const std::byte* slots_here[2];           ///< [epoch parity]: of node turn 0, source 0
+  const std::byte* slots_here[2];           ///< [half]: of node turn 0, source 0
+  std::uint64_t half_bytes;                 ///< of the lent workspaces
   std::uint64_t ready_words;                ///< from source to source; a node turn has all sources
   std::uint64_t slot_bytes;                 ///< from source to source
   std::byte* own_c;                         ///< c's rows of this rank
@@ -55,6 +57,10 @@ struct TileReduceParameters {
   std::int32_t reduce_ctas;
 
   MK_HOST_DEVICE std::int32_t sources() const { return tiles.node_turns; }
+  /// Which half of the lent workspaces this launch has, and where it begins. What says so changes only when
+  /// every CTA has ended.
+  MK_HOST_DEVICE std::uint64_t half() const { return endpoint.lent->launches & 1; }
+  MK_HOST_DEVICE std::uint64_t half_at() const { return lent_half_at(half(), half_bytes); }
   /// Nothing is to be summed: tiles are stored into c at once.
   MK_HOST_DEVICE bool alone() const { return tiles.turns() == 1; }
   /// Turn of the owner that this rank reduces for on the node that many turns on: its rail peer, itself last.

@@ -29,7 +29,8 @@ enum class DeviceTag : std::uint32_t {
   kGridBarrier = 6,
   kNodeBarrier = 7,
   kRingClosed = 8,
-  kLaunchEnd = 9
+  kLaunchEnd = 9,
+  kTurn = 10
 };
 
 /// No wait of a kernel takes longer: that deadline at the last of the stages (at_stage() in
@@ -66,6 +67,7 @@ constexpr const char* name_of(DeviceTag tag) {
     case DeviceTag::kNodeBarrier: return "barrier of the node";
     case DeviceTag::kRingClosed: return "a work ring that is closed, because a put gave up behind it,";
     case DeviceTag::kLaunchEnd: return "thread blocks that end";
+    case DeviceTag::kTurn: return "the workspace for itself (launches of a group must follow each other)";
     case DeviceTag::kNone: break;
   }
   return "nothing";

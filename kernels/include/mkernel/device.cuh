@@ -62,10 +62,10 @@ __device__ __forceinline__ bool is_relay() {
 /// this one warp may read, to the GPU's, where the other blocks wait; ends the launch when all of them have
 /// left.
 __device__ __forceinline__ void relay(const Endpoint& endpoint) {
-  const std::uint64_t launch = endpoint.control->epoch;
+  const kernels::LaunchBegin begin(*endpoint.control, endpoint.lent);
   if (kernels::thread_index() < 32)
     kernels::relay_host(*endpoint.control, endpoint.host, endpoint.counts, kernels::cta_count() - 1);
-  kernels::end_launch(*endpoint.control, launch);
+  kernels::end_launch(*endpoint.control, endpoint.lent, begin);
 }
 
 /// Whether a launch with this endpoint has failed before this one. The same in all its threads; look before

@@ -55,7 +55,9 @@ struct Endpoint {
   const std::int32_t* local_of_rank = nullptr;  ///< GPU memory, -1 on other nodes
   kernels::NodeBarrier node;
   kernels::LaunchControl* control = nullptr;  ///< GPU memory
-  kernels::DeviceTrace trace;                 ///< of the library's own kernels
+  // Of the library's own kernels.
+  kernels::LentControl* lent = nullptr;  ///< GPU memory: of those that take turns with a workspace
+  kernels::DeviceTrace trace;
 };
 
 }  // namespace mkernel::device

@@ -55,7 +55,7 @@ struct ExecutorOptions {
 };
 
 /// One planned operation on one rank of one group: created collectively (same shape, same order on every
-/// rank), launched any number of times. Holds its epoch; the group's view and the workspace must outlive it.
+/// rank), launched any number of times. Holds its epoch; the group's view and the workspaces must outlive it.
 /// Here is what does not depend on its operands.
 class OperationBase {
  public:
@@ -65,9 +65,10 @@ class OperationBase {
   /// "ag_gemm m=4096 n=1024 k=4096 bf16 row-major": compared between ranks before the first launch.
   virtual std::string signature() const = 0;
   virtual Requirements requirements() const = 0;
-  /// Called once, after the workspace exists on every rank.
+  /// Called once, after the workspaces exist on every rank: its own, and one that operations of the group
+  /// take turns with.
   virtual Status bind(const kernels::GroupView& group, const kernels::SymmetricView& workspace,
-                      std::uint32_t first_lane) = 0;
+                      const kernels::SymmetricView& lent, std::uint32_t first_lane) = 0;
   /// Bytes this rank sent to other nodes in the last launch.
   virtual std::uint64_t wire_bytes() const = 0;
   /// Once the stream is done: OK when every launch so far ended well, else who waited for what in the first
@@ -87,7 +88,8 @@ class Operation : public OperationBase {
 
   /// cuda executor: queues one launch on `stream` (a cudaStream_t; null: the default stream) of the
   /// operation's device. No other host work belongs to it, so it may be captured in a graph and replayed with
-  /// the same operands. Launches follow each other in stream order, and every rank makes equally many.
+  /// the same operands. Launches follow each other in stream order, those of all operations of a group, and
+  /// every rank makes the same ones in the same order: they take turns with one workspace.
   /// Errors: before anything is queued, by name; kUnimplemented on the cpu executor. What becomes of the
   /// launch is told by status().
   virtual Status enqueue(const Arguments&, const ExecutorOptions&, CUstream_st*) {

@@ -33,12 +33,13 @@ struct Room {
 class AgGemmLaunch {
  public:
   AgGemmLaunch(const AgGemmPlan& plan, const GemmShape& shape, const Topology& topology,
-               const SymmetricView& workspace, Endpoint& endpoint, CpuGemm& gemm,
+               const SymmetricView& workspace, const SymmetricView& lent, Endpoint& endpoint, CpuGemm& gemm,
                const GemmArguments& arguments, const Launch& launch)
       : plan_(plan),
         shape_(shape),
         topology_(topology),
         workspace_(workspace),
+        lent_(lent),
         endpoint_(endpoint),
         gemm_(gemm),
         arguments_(arguments),
@@ -68,8 +69,8 @@ class AgGemmLaunch {
   std::uint64_t& ready(std::byte* workspace, std::int32_t source, std::int32_t chunk) const {
     return reinterpret_cast<std::uint64_t*>(workspace + gather().ready_offset(source))[chunk];
   }
-  std::byte* slab(std::byte* workspace, std::int32_t source) const {
-    return workspace + gather().slab_offset(launch_.epoch, source);
+  std::byte* slab(std::byte* lent, std::int32_t source) const {
+    return lent + launch_.half_at + gather().slab_offset(source);
   }
   Status wait_chunk(std::int32_t source, std::int32_t chunk, const char* role) const;
   Status wait_empty() const;
@@ -82,6 +83,7 @@ class AgGemmLaunch {
   const GemmShape& shape_;
   const Topology& topology_;
   const SymmetricView& workspace_;
+  const SymmetricView& lent_;
   Endpoint& endpoint_;
   CpuGemm& gemm_;
   const GemmArguments& arguments_;
@@ -121,19 +123,19 @@ void AgGemmLaunch::push_share(std::int32_t source, std::int32_t chunk, std::int3
   const auto* a = static_cast<const std::byte*>(arguments_.a);
   const auto row_at = [&](std::int64_t row) {
     return source == me_ ? a + (first + row) * gather().row.row_bytes + gather().row.begin(part)
-                         : slab(workspace_.mine, source) + at + row * part_bytes;
+                         : slab(lent_.mine, source) + at + row * part_bytes;
   };
   const std::uint32_t ranks = topology_.ranks_per_node();
   const std::uint32_t local = topology_.local_of(static_cast<std::uint32_t>(me_));
   // Everybody begins with the next: no rank is written by all.
   for (std::uint32_t turn = 1; turn <= ranks; ++turn) {
-    std::byte* target = workspace_.node[(local + turn) % ranks];
+    const std::uint32_t target = (local + turn) % ranks;
     const bool here = turn == ranks;
     if (here && source == me_ && plan_.rails() == 0) break;  // the product reads own rows from a itself
     for (std::int64_t row = begin; row < end && !(here && source != me_); ++row)
-      std::memcpy(slab(target, source) + at + row * part_bytes, row_at(row),
+      std::memcpy(slab(lent_.node[target], source) + at + row * part_bytes, row_at(row),
                   static_cast<std::size_t>(part_bytes));
-    signal_add(ready(target, source, chunk), 1);
+    signal_add(ready(workspace_.node[target], source, chunk), 1);
   }
 }
 
@@ -166,8 +168,8 @@ Status AgGemmLaunch::send() {
   const std::int32_t chunks = gather().chunks(me_);
   for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
     MK_RETURN_IF_ERROR(wait_chunk(me_, chunk, "inter_send"));
-    const Place place{workspace_.region,
-                      gather().slab_offset(launch_.epoch, me_) + gather().chunk_offset(me_, chunk)};
+    const Place place{lent_.region,
+                      launch_.half_at + gather().slab_offset(me_) + gather().chunk_offset(me_, chunk)};
     for (const std::uint32_t peer : rail_peers_) {
       MK_RETURN_IF_ERROR(endpoint_.put(peer, 0, place, place, gather().chunk_bytes(me_, chunk), "inter_send",
                                        launch_.scope));
@@ -197,7 +199,7 @@ Status AgGemmLaunch::tile(const Deal::Place& at, std::int64_t width, const Room&
   for (std::int32_t part = 0; step.source != me_ && part < row.parts; ++part) {
     const std::int32_t chunk = step.block * row.parts + part;
     MK_RETURN_IF_ERROR(wait_chunk(step.source, chunk, "compute"));
-    const std::byte* from = slab(workspace_.mine, step.source) + gather().chunk_offset(step.source, chunk);
+    const std::byte* from = slab(lent_.mine, step.source) + gather().chunk_offset(step.source, chunk);
     for (std::int64_t r = 0; r < count; ++r, from += row.bytes(part)) {
       widen(shape_.dtype, from, rows + r * shape_.k + row.begin(part) / 2,
             static_cast<std::size_t>(row.bytes(part) / 2));
@@ -237,13 +239,16 @@ class CpuAgGemm final : public CpuGemmOperation {
   CpuAgGemm(const AgGemmPlan& plan, const GemmShape& shape, Topology topology)
       : CpuGemmOperation(OpKind::kAgGemm, shape, std::move(topology)), plan_(plan) {}
 
-  Requirements requirements() const override { return {plan_.gather.workspace_bytes(), plan_.lanes()}; }
+  Requirements requirements() const override {
+    return {plan_.gather.word_bytes(), plan_.gather.data_bytes(), plan_.lanes()};
+  }
 
  private:
   void attach() override {}
 
   void launch(const GemmArguments& arguments, Launch& launch) override {
-    AgGemmLaunch roles(plan_, shape(), topology(), workspace(), endpoint(), gemm(), arguments, launch);
+    AgGemmLaunch roles(plan_, shape(), topology(), workspace(), lent(), endpoint(), gemm(), arguments,
+                       launch);
     for (std::int32_t share = 0; share < plan_.comm_ctas; ++share)
       launch.roles.start("intra_comm", [&roles, share] { return roles.push(share); });
     if (plan_.rails() > 0) launch.roles.start("inter_send", [&roles] { return roles.send(); });

@@ -24,7 +24,10 @@ class CudaAgGemm final : public CudaGemmOperation {
       : CudaGemmOperation(OpKind::kAgGemm, shape, std::move(topology), rank), plan_(plan) {}
 
   Requirements requirements() const override {
-    return {.workspace_bytes = plan_.gather.workspace_bytes(), .lanes = plan_.lanes(), .gpu = true};
+    return {.workspace_bytes = plan_.gather.word_bytes(),
+            .lent_bytes = plan_.gather.data_bytes(),
+            .lanes = plan_.lanes(),
+            .gpu = true};
   }
   std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
 
@@ -34,15 +37,15 @@ class CudaAgGemm final : public CudaGemmOperation {
     return std::max<std::int64_t>(1, plan_.gather.rows_of(source));
   }
 
-  /// Maps of a for every part of every slab; they stay as long as the workspace does.
+  /// Maps of a for every part of every slab; they stay as long as the workspaces do.
   Status attach() override {
     const PushGatherPlan& gather = plan_.gather;
     std::vector<TensorMap> maps;
-    for (const std::uint64_t epoch : {0, 1}) {
+    for (const std::uint64_t launch : {0, 1}) {
+      const std::byte* half = lent().mine + lent_half_at(launch, half_bytes());
       for (std::int32_t source = 0; source < gather.world; ++source) {
         for (std::int32_t part = 0; part < gather.row.parts; ++part) {
-          const std::byte* rows =
-              workspace().mine + gather.slab_offset(epoch, source) + gather.part_offset(source, part);
+          const std::byte* rows = half + gather.slab_offset(source) + gather.part_offset(source, part);
           auto map = encode_tensor_map(
               sm90_a_view(plan_.tile, shape().dtype, rows, map_rows(source), gather.row.bytes(part) / 2),
               "workspace");
@@ -83,9 +86,11 @@ class CudaAgGemm final : public CudaGemmOperation {
     p.slabs = static_cast<const TensorMap*>(slabs_.get());
     p.endpoint = endpoint(deadline_ns);
     p.rows = static_cast<const std::byte*>(arguments.a);
-    p.region = workspace().region;
+    p.region = lent().region;
+    p.half_bytes = half_bytes();
     p.local_rank = static_cast<std::int32_t>(topology().local_of(rank()));
-    std::copy(workspace().node.begin(), workspace().node.end(), p.node);
+    std::copy(workspace().node.begin(), workspace().node.end(), p.words);
+    std::copy(lent().node.begin(), lent().node.end(), p.lent);
     for (std::uint32_t step = 1; step < topology().nodes(); ++step) {
       const std::uint32_t node = (topology().node_of(rank()) + step) % topology().nodes();
       p.rail[p.rails++] = static_cast<std::int32_t>(topology().rail_peer(rank(), node));
@@ -100,7 +105,7 @@ class CudaAgGemm final : public CudaGemmOperation {
   }
 
   const AgGemmPlan plan_;
-  DeviceBuffer slabs_;  ///< TensorMap [epoch parity][source][part]
+  DeviceBuffer slabs_;  ///< TensorMap [half][source][part]
 };
 
 }  // namespace

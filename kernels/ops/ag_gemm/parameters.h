@@ -23,12 +23,14 @@ struct AgGemmParameters {
   /// c of a source's rows, so that no tile reaches into those of the next one: sources with the fewest rows,
   /// sources with one more.
   TensorMap c[2];
-  const TensorMap* slabs;  ///< [epoch parity][source][part], in device memory
+  const TensorMap* slabs;  ///< [half][source][part], in device memory
   device::Endpoint endpoint;
-  const std::byte* rows;           ///< own rows again, as bytes
-  std::byte* node[kMaxNodeRanks];  ///< workspaces of this node, by local rank
+  const std::byte* rows;            ///< own rows again, as bytes
+  std::byte* words[kMaxNodeRanks];  ///< own workspaces of this node, by local rank
+  std::byte* lent[kMaxNodeRanks];   ///< lent ones, likewise
+  std::uint64_t half_bytes;         ///< of those
   std::int32_t local_rank;
-  std::uint32_t region;                ///< the workspace's, for puts
+  std::uint32_t region;                ///< the lent workspace's, for puts
   std::int32_t rails;                  ///< other nodes
   std::int32_t rail[kMaxKernelNodes];  ///< rail peers, from the next node on
   PushGatherPlan gather;

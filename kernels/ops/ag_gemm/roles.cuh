@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/comm/endpoint.cuh"
 #include "kernels/cuda/comm/fan_out.cuh"
 #include "kernels/cuda/gemm/sm90_body.cuh"
@@ -22,19 +23,18 @@ struct AgGemmConfig : Sm90Config<kTile, kInput, kLayoutB> {
   static constexpr int kMultiplyRegisters = 224;
 };
 
-__device__ __forceinline__ std::byte* workspace_of(const AgGemmParameters& p) {
-  return p.node[p.local_rank];
-}
-__device__ __forceinline__ std::uint64_t* ready_words(const AgGemmParameters& p, std::byte* workspace,
-                                                      std::int32_t source) {
-  return reinterpret_cast<std::uint64_t*>(workspace + p.gather.ready_offset(source));
+/// Where this launch's half begins in every lent workspace. What says so changes only when every CTA has
+/// ended.
+__device__ __forceinline__ std::uint64_t half_at(const AgGemmParameters& p) {
+  return lent_half_at(p.endpoint.lent->launches, p.half_bytes);
 }
 
 /// Until all shares of the chunk have been pushed here. False when it gave up. Over several nodes chunks come
 /// through others, whose own waits end before this one.
 __device__ __forceinline__ bool wait_chunk(const AgGemmParameters& p, std::uint64_t epoch,
                                            std::int32_t source, std::int32_t chunk, DeviceRole role) {
-  return wait_at_least(ready_words(p, workspace_of(p), source) + chunk, p.gather.count(epoch),
+  const std::byte* words = p.words[p.local_rank] + p.gather.ready_offset(source);
+  return wait_at_least(reinterpret_cast<const std::uint64_t*>(words) + chunk, p.gather.count(epoch),
                        {role, DeviceTag::kChunkReady, source, static_cast<std::uint32_t>(chunk)},
                        at_stage(wait_scope(p.endpoint), p.rails > 0 ? 1 : 0));
 }
@@ -51,7 +51,7 @@ class AgGemmSchedule {
   };
 
   explicit __device__ __forceinline__ AgGemmSchedule(const AgGemmParameters& p)
-      : p_(p), epoch_(p.endpoint.control->epoch) {}
+      : p_(p), epoch_(p.endpoint.control->epoch), slabs_(slabs_of(p)) {}
 
   __device__ __forceinline__ int tiles() const { return Share::tiles(p_.deal, p_.comm_ctas); }
   __device__ __forceinline__ int k_blocks() const { return p_.k_blocks; }
@@ -76,10 +76,9 @@ class AgGemmSchedule {
   }
   __device__ __forceinline__ Sm90Part part(const Place& tile, int s) const {
     if (tile.source == p_.steps.rank) return {&p_.a, p_.k_blocks};
-    const std::int32_t slab = static_cast<std::int32_t>(epoch_ & 1) * p_.steps.world + tile.source;
-    return {&p_.slabs[slab * p_.gather.row.parts + s], p_.gather.row.first_line(s + 1)};
+    return {&slabs_[tile.source * p_.gather.row.parts + s], p_.gather.row.first_line(s + 1)};
   }
-  __device__ __forceinline__ bool stopped() const { return p_.endpoint.control->stopped != 0; }
+  __device__ __forceinline__ bool stopped() const { return p_.endpoint.lent->stopped != 0; }
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
   __device__ __forceinline__ auto tail() const requires Config::kHasTail {
     return AgGemmSchedule<Config, Sm90Tail<Config>>(p_);
@@ -91,18 +90,23 @@ class AgGemmSchedule {
   static constexpr std::int32_t kBeyond = 1 << 30;
   using Share = Sm90Share<Config, Tile>;
 
+  /// Those of this launch's half.
+  static __device__ __forceinline__ const TensorMap* slabs_of(const AgGemmParameters& p) {
+    return p.slabs + (p.endpoint.lent->launches & 1) * p.steps.world * p.gather.row.parts;
+  }
+
   const AgGemmParameters& p_;
   const std::uint64_t epoch_;
+  const TensorMap* const slabs_;
 };
 
 /// Rows of `source`. One thread.
-__device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::uint64_t epoch,
-                                                std::int32_t source, FanOutStream& stream) {
+__device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::int32_t source,
+                                                FanOutStream& stream) {
   const std::int32_t ranks = p.steps.near + 1;
   stream.rows = p.gather.rows_of(source);
   stream.chunks = p.gather.chunks(source);
-  const std::uint64_t slab = p.gather.slab_offset(epoch, source);
-  stream.rows_at = slab;
+  stream.rows_at = half_at(p) + p.gather.slab_offset(source);
   stream.ready_at = p.gather.ready_offset(source);
   if (source == p.steps.rank) {
     stream.source = p.rows;
@@ -111,7 +115,7 @@ __device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::
     stream.targets = stream.stores;
     if (stream.targets == 0) stream.chunks = 0;  // a rank alone
   } else {
-    stream.source = workspace_of(p) + slab;
+    stream.source = p.lent[p.local_rank] + stream.rows_at;
     stream.in_parts = true;
     stream.stores = ranks - 1;
     stream.targets = ranks;  // here they lie already
@@ -120,8 +124,7 @@ __device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::
 
 /// Own rows, then those that the rail peers put here, in the order in which they go round: the node before
 /// this one begins with it. One thread.
-__device__ __forceinline__ void describe_streams(const AgGemmParameters& p, std::uint64_t epoch,
-                                                 FanOutPlan& plan) {
+__device__ __forceinline__ void describe_streams(const AgGemmParameters& p, FanOutPlan& plan) {
   plan.row = p.gather.row;
   plan.block_rows = p.gather.block_rows;
   plan.shares = p.gather.shares;
@@ -129,9 +132,12 @@ __device__ __forceinline__ void describe_streams(const AgGemmParameters& p, std:
   plan.most_chunks = p.gather.max_chunks();
   // Everybody begins with the next rank of the node and ends with itself: nobody is written by all at a time.
   const std::int32_t ranks = p.steps.near + 1;
-  for (std::int32_t t = 0; t < ranks; ++t) plan.target[t] = p.node[(p.local_rank + 1 + t) % ranks];
-  describe_stream(p, epoch, p.steps.rank, plan.stream[0]);
-  for (std::int32_t i = 1; i <= p.rails; ++i) describe_stream(p, epoch, p.rail[p.rails - i], plan.stream[i]);
+  for (std::int32_t t = 0; t < ranks; ++t) {
+    const std::int32_t target = (p.local_rank + 1 + t) % ranks;
+    plan.target[t] = {p.lent[target], p.words[target]};
+  }
+  describe_stream(p, p.steps.rank, plan.stream[0]);
+  for (std::int32_t i = 1; i <= p.rails; ++i) describe_stream(p, p.rail[p.rails - i], plan.stream[i]);
 }
 
 /// inter_recv: until the chunk of a stream has arrived, for bulk copies. Own rows are there.
@@ -146,15 +152,16 @@ __device__ __forceinline__ bool wait_put(const AgGemmParameters& p, std::uint64_
 }
 
 /// inter_send: own chunks to all rail peers, as they become whole in the own slab. One thread. Ends when
-/// their sources may be overwritten: the slabs rest on it, and whoever destroys the operation after its last
+/// their sources may be overwritten: the halves rest on it, and whoever destroys the operation after its last
 /// launch.
 __device__ __forceinline__ void ag_gemm_inter_send(const AgGemmParameters& p, std::uint64_t epoch) {
   const std::int32_t me = p.steps.rank, chunks = p.gather.chunks(me);
+  const std::uint64_t slab = half_at(p) + p.gather.slab_offset(me);
   for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
     if (!wait_chunk(p, epoch, me, chunk, DeviceRole::kInterSend)) return;
     // Carries the stores of all pushing CTAs on to whoever reads the ring.
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
-    const device::Place place{p.region, p.gather.slab_offset(epoch, me) + p.gather.chunk_offset(me, chunk)};
+    const device::Place place{p.region, slab + p.gather.chunk_offset(me, chunk)};
     const std::uint64_t bytes = p.gather.chunk_bytes(me, chunk);
     for (std::int32_t i = 0; i < p.rails; ++i) {
       if (!put(p.endpoint, p.rail[i], 0, place, place, bytes, DeviceRole::kInterSend, released)) return;
@@ -166,7 +173,7 @@ __device__ __forceinline__ void ag_gemm_inter_send(const AgGemmParameters& p, st
   }
 }
 
-/// The launch ends when at least one chunk of every source was seen: the two slabs rest on it. Those with
+/// The launch ends when at least one chunk of every source was seen: the halves rest on it. Those with
 /// rows are waited for by the tiles that need them; this thread waits for the others' empty chunk.
 __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, std::uint64_t epoch) {
   for (std::int32_t source = 0; source < p.steps.world; ++source) {
@@ -181,7 +188,7 @@ template <class Config>
 __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared& shared) {
   const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
   const auto share = static_cast<int>(blockIdx.x);
-  if (threadIdx.x == 0) describe_streams(p, epoch, shared.plan);
+  if (threadIdx.x == 0) describe_streams(p, shared.plan);
   init_fan_out(shared);
   const auto push = [&](int warp) {
     if (threadIdx.x % 32 == 0) {
@@ -213,7 +220,7 @@ __global__ __launch_bounds__(Config::kThreads,
   const bool computes = !pushes || computes_late<Config>(p);
   begin_role(p.endpoint.trace);
   if (pushes) {
-    if (p.endpoint.control->stopped != 0) return count_out(*p.endpoint.control);
+    if (p.endpoint.lent->stopped != 0) return count_out(*p.endpoint.control, p.endpoint.lent);
     FanOutShared& shared = *reinterpret_cast<FanOutShared*>(memory);
     ag_gemm_communicate<Config>(p, shared);
     end_fan_out(shared);

@@ -48,8 +48,8 @@ class SumsFanOut {
   Status copy_units(std::byte* c, Work& work, const Launch& launch) const;
 
  private:
-  std::byte* sums_in(std::byte* workspace, const SumUnit& unit) const {
-    return workspace + plan_.sums.sums_offset(unit.owner) +
+  std::byte* sums_in(std::byte* lent, const SumUnit& unit, const Launch& launch) const {
+    return lent + launch.half_at + plan_.sums.sums_offset(unit.owner) +
            static_cast<std::uint64_t>(unit.packed) * kUnitBytes;
   }
   std::uint64_t& summed_in(std::byte* workspace, const SumUnit& unit) const {
@@ -72,9 +72,9 @@ class SumsFanOut {
 void SumsFanOut::to_node(const SumUnit& unit, const std::byte* sums, const Launch& launch) const {
   const std::uint32_t ranks = topology_.ranks_per_node();
   for (std::uint32_t turn = 1; turn < ranks; ++turn) {
-    std::byte* there = reduce_.workspace_of((local_ + turn) % ranks);
-    std::memcpy(sums_in(there, unit), sums, kUnitBytes);
-    signal_set(summed_in(there, unit), PushSumsPlan::count(launch.epoch));
+    const std::uint32_t there = (local_ + turn) % ranks;
+    std::memcpy(sums_in(reduce_.lent().node[there], unit, launch), sums, kUnitBytes);
+    signal_set(summed_in(reduce_.workspace().node[there], unit), PushSumsPlan::count(launch.epoch));
   }
 }
 
@@ -82,20 +82,20 @@ void SumsFanOut::finish(const SumUnit& unit, const std::byte* sums, std::byte* c
   store(unit, sums, c);
   to_node(unit, sums, launch);
   if (plan_.product.units.others == 0) return;
-  std::memcpy(sums_in(reduce_.mine(), unit), sums, kUnitBytes);
+  std::memcpy(sums_in(reduce_.lent().mine, unit, launch), sums, kUnitBytes);
   signal_add(finished_[static_cast<std::size_t>(unit.packed / plan_.product.partials.chunk_units)], 1);
 }
 
 Status SumsFanOut::put_sums(const Launch& launch) const {
   const PutPartialsPlan& plan = plan_.product.partials;
   const std::int32_t others = plan_.product.units.others, units = plan_.product.packed_units(reduce_.rank());
-  const std::uint64_t own = plan_.sums.sums_offset(reduce_.rank());
+  const std::uint64_t own = launch.half_at + plan_.sums.sums_offset(reduce_.rank());
   for (std::int32_t chunk = 0; chunk < plan.chunks(units); ++chunk) {
     const std::int32_t begin = plan.chunk_begin(chunk, units), end = plan.chunk_begin(chunk + 1, units);
     const std::uint64_t filled = (launch.epoch + 1) * static_cast<std::uint64_t>(end - begin);
     MK_RETURN_IF_ERROR(
         reduce_.wait_chunk(finished_[static_cast<std::size_t>(chunk)], filled, kAfterOwner, launch));
-    const Place place{reduce_.region(), own + static_cast<std::uint64_t>(begin) * kUnitBytes};
+    const Place place{reduce_.lent().region, own + static_cast<std::uint64_t>(begin) * kUnitBytes};
     for (std::int32_t turn = 0; turn < others; ++turn) {
       MK_RETURN_IF_ERROR(reduce_.endpoint().put(static_cast<std::uint32_t>(reduce_.reduced(turn)), 1, place,
                                                 place, static_cast<std::uint64_t>(end - begin) * kUnitBytes,
@@ -121,7 +121,7 @@ Status SumsFanOut::relay_units(std::byte* c, Work& work, const Launch& launch) c
         plan.count(launch.epoch, plan_.product.packed_units(owner), unit.packed / plan.chunk_units);
     MK_RETURN_IF_ERROR(reduce_.endpoint().wait_arrival(static_cast<std::uint32_t>(owner), 1, count,
                                                        "inter_recv", launch.at_stage(kAfterOwner)));
-    const std::byte* sums = sums_in(reduce_.mine(), unit);
+    const std::byte* sums = sums_in(reduce_.lent().mine, unit, launch);
     store(unit, sums, c);
     to_node(unit, sums, launch);
   }
@@ -142,9 +142,9 @@ Status SumsFanOut::copy_units(std::byte* c, Work& work, const Launch& launch) co
                         .peer = unit.owner,
                         .via = topology_.via(static_cast<std::uint32_t>(unit.owner),
                                              static_cast<std::uint32_t>(reduce_.rank()))};
-    MK_RETURN_IF_ERROR(wait_at_least(summed_in(reduce_.mine(), unit), PushSumsPlan::count(launch.epoch), site,
-                                     launch.at_stage(stage)));
-    store(unit, sums_in(reduce_.mine(), unit), c);
+    MK_RETURN_IF_ERROR(wait_at_least(summed_in(reduce_.workspace().mine, unit),
+                                     PushSumsPlan::count(launch.epoch), site, launch.at_stage(stage)));
+    store(unit, sums_in(reduce_.lent().mine, unit, launch), c);
   }
   return {};
 }
@@ -154,11 +154,13 @@ class CpuGemmAr final : public CpuGemmOperation {
   CpuGemmAr(GemmArPlan plan, const GemmShape& shape, Topology topology)
       : CpuGemmOperation(OpKind::kGemmAr, shape, std::move(topology)), plan_(std::move(plan)) {}
 
-  Requirements requirements() const override { return {plan_.workspace_bytes(), plan_.lanes()}; }
+  Requirements requirements() const override {
+    return {plan_.word_bytes(), plan_.data_bytes(), plan_.lanes()};
+  }
 
  private:
   void attach() override {
-    reduce_.emplace(plan_.product, shape(), topology(), workspace(), endpoint());
+    reduce_.emplace(plan_.product, shape(), topology(), workspace(), lent(), endpoint());
     fan_out_.emplace(plan_, topology(), *reduce_);
   }
 

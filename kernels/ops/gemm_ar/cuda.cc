@@ -21,7 +21,10 @@ class CudaGemmAr final : public TileReduceOperation {
       : TileReduceOperation(OpKind::kGemmAr, plan.product, shape, std::move(topology), rank), plan_(plan) {}
 
   Requirements requirements() const override {
-    return {.workspace_bytes = plan_.workspace_bytes(), .lanes = plan_.lanes(), .gpu = true};
+    return {.workspace_bytes = plan_.word_bytes(),
+            .lent_bytes = plan_.data_bytes(),
+            .lanes = plan_.lanes(),
+            .gpu = true};
   }
   std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
 
@@ -51,12 +54,13 @@ class CudaGemmAr final : public TileReduceOperation {
     const PushSumsPlan& sums = plan_.sums;
     const std::int32_t me = plan_.product.rank();
     for (std::int32_t near = 0; near < plan_.product.tiles.node_turns - 1; ++near) {
-      std::byte* there = reducer_of(plan_.product.tiles.far_turns + near);
-      p.sums_there[near] = there + sums.sums_offset(me);
-      p.summed_there[near] = reinterpret_cast<std::uint64_t*>(there + sums.summed_offset(me));
+      const std::uint32_t there = reducer_of(plan_.product.tiles.far_turns + near);
+      p.sums_there[near] = lent().node[there] + sums.sums_offset(me);
+      p.summed_there[near] =
+          reinterpret_cast<std::uint64_t*>(workspace().node[there] + sums.summed_offset(me));
     }
     p.sums_at = sums.sums_offset(0);
-    p.sums_here = workspace().mine + sums.sums_offset(0);
+    p.sums_here = lent().mine + sums.sums_offset(0);
     p.summed = reinterpret_cast<const std::uint64_t*>(workspace().mine + sums.summed_offset(0));
     p.sums_owner_bytes = sums.sums_offset(1) - sums.sums_offset(0);
   }

@@ -14,7 +14,7 @@ namespace mkernel::kernels {
 struct CooperativeKernel;
 
 struct GemmArParameters : TileReduceParameters {
-  // Of PushSumsPlan.
+  // Of PushSumsPlan; places of sums count from the half of the lent workspace that a launch uses.
   std::byte* sums_there[kMaxNodeRanks];        ///< by turn of the node: this owner's there
   std::uint64_t* summed_there[kMaxNodeRanks];  ///< likewise: the words that this owner writes there
   std::byte* sums_here;                        ///< of rank 0

@@ -7,7 +7,8 @@ Result<GemmArPlan> GemmArPlan::make(const GemmShape& shape, const Topology& topo
   auto product = TileReducePlan::make(OpKind::kGemmAr, shape, topology, rank, machine, options);
   if (!product.ok()) return product.status();
   GemmArPlan plan{.product = *product};
-  plan.sums = {.begin = (plan.product.workspace_bytes() + 127) / 128 * 128,
+  plan.sums = {.words_begin = plan.product.word_bytes(),
+               .begin = (plan.product.data_bytes() + 127) / 128 * 128,
                .world = plan.product.reduce.world,
                .units = plan.product.units.units()};
   return plan;

@@ -15,7 +15,8 @@ struct GemmArPlan {
   TileReducePlan product;
   PushSumsPlan sums;
 
-  std::uint64_t workspace_bytes() const { return sums.end(); }
+  std::uint64_t word_bytes() const { return sums.words_end(); }
+  std::uint64_t data_bytes() const { return sums.end(); }
   /// Of the group's channels, between rail peers only: partials, finished sums.
   std::uint32_t lanes() const { return product.units.others > 0 ? 2 : 0; }
   /// Units of its rail peers that a rank takes from the wire and hands on in its node.

@@ -26,15 +26,19 @@ class UnitFanOut {
   /// ends with. So is each over several nodes: wires wait for chunks, and a chunk for its last unit.
   __device__ __forceinline__ UnitFanOut(const GemmArParameters& p, std::uint32_t warps)
       : p_(p),
+        half_(p.half_at()),
         most_untold_(
             p.units.others > 0 ? 1 : min(8, max(1, p.units.units() / static_cast<std::int32_t>(warps)))) {}
 
+  /// Where this launch's half of the lent workspaces begins.
+  __device__ __forceinline__ std::uint64_t half() const { return half_; }
   /// To be flushed before the stores of another unit.
   __device__ __forceinline__ bool full() const { return untold_ == most_untold_; }
   /// One lane: 16 bytes of a unit of the owner that comes `beyond` ranks after this one, at byte `at` of the
   /// owner's units.
   __device__ __forceinline__ void store(std::int32_t beyond, std::uint64_t at, const uint4& sums) const {
-    const std::int64_t there = beyond * static_cast<std::int64_t>(p_.sums_owner_bytes) + at;
+    const std::int64_t there =
+        static_cast<std::int64_t>(half_) + beyond * static_cast<std::int64_t>(p_.sums_owner_bytes) + at;
     for (std::int32_t turn = 0; turn < p_.sources() - 1; ++turn)
       ptx::st_v4(p_.sums_there[turn] + there, sums);
   }
@@ -65,6 +69,7 @@ class UnitFanOut {
   }
 
   const GemmArParameters& p_;
+  const std::uint64_t half_;
   const std::int32_t most_untold_;
   std::int32_t untold_ = 0;
   std::int32_t word_ = 0;  ///< of the untold unit of this lane's number, from this owner's first
@@ -86,7 +91,7 @@ struct GemmArOutput {
     const std::uint64_t there = unit.packed * PushSumsPlan::kUnitBytes + inside;
     node.store(0, there, sums);
     if (kNodes && p.units.others > 0)
-      ptx::st_v4(p.sums_here + p.endpoint.rank * p.sums_owner_bytes + there, sums);
+      ptx::st_v4(p.sums_here + node.half() + p.endpoint.rank * p.sums_owner_bytes + there, sums);
     ptx::st_v4(p.own_c + at, sums);
   }
   __device__ __forceinline__ void finish(const SumUnit& unit) {
@@ -103,7 +108,7 @@ struct GemmArOutput {
 __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_t epoch) {
   const PutPartialsPlan& plan = p.wire.plan;
   const std::int32_t units = p.wire.packed_units[p.units.others];
-  const std::uint64_t own = p.sums_at + p.endpoint.rank * p.sums_owner_bytes;
+  const std::uint64_t own = p.half_at() + p.sums_at + p.endpoint.rank * p.sums_owner_bytes;
   for (std::int32_t chunk = 0; chunk < plan.chunks(units); ++chunk) {
     const std::int32_t begin = plan.chunk_begin(chunk, units), end = plan.chunk_begin(chunk + 1, units);
     const auto [came, released] =
@@ -137,7 +142,7 @@ __device__ __forceinline__ void copy_unit(const GemmArParameters& p, std::int32_
   const OwnerOnDevice owner = p.owners[turn];
   const std::int32_t packed = kNodes ? p.units.packed(unit, owner.rows) : unit;
   const std::uint64_t at = packed * PushSumsPlan::kUnitBytes + lane * 16;
-  const std::byte* from = p.sums_here + owner.rank * p.sums_owner_bytes + at;
+  const std::byte* from = p.sums_here + p.half_at() + owner.rank * p.sums_owner_bytes + at;
   const auto inside = [&](int i) {
     return first_row + i * (32 / kAcross) < owner.rows && column < p.columns;
   };

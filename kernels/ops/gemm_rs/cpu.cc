@@ -15,10 +15,12 @@ class CpuGemmRs final : public CpuGemmOperation {
   CpuGemmRs(TileReducePlan plan, const GemmShape& shape, Topology topology)
       : CpuGemmOperation(OpKind::kGemmRs, shape, std::move(topology)), plan_(std::move(plan)) {}
 
-  Requirements requirements() const override { return {plan_.workspace_bytes(), plan_.lanes()}; }
+  Requirements requirements() const override {
+    return {plan_.word_bytes(), plan_.data_bytes(), plan_.lanes()};
+  }
 
  private:
-  void attach() override { reduce_.emplace(plan_, shape(), topology(), workspace(), endpoint()); }
+  void attach() override { reduce_.emplace(plan_, shape(), topology(), workspace(), lent(), endpoint()); }
 
   void launch(const GemmArguments& arguments, Launch& launch) override {
     OperandB b(gemm(), arguments.b);

@@ -19,7 +19,10 @@ class CudaGemmRs final : public TileReduceOperation {
       : TileReduceOperation(OpKind::kGemmRs, plan, shape, std::move(topology), rank) {}
 
   Requirements requirements() const override {
-    return {.workspace_bytes = plan().workspace_bytes(), .lanes = plan().lanes(), .gpu = true};
+    return {.workspace_bytes = plan().word_bytes(),
+            .lent_bytes = plan().data_bytes(),
+            .lanes = plan().lanes(),
+            .gpu = true};
   }
   std::uint64_t wire_bytes() const override { return plan().wire_bytes(); }
 

@@ -22,7 +22,8 @@ class MoeLayerOperation : public MoeOperation {
   Requirements requirements() const override { return plan_.requirements(); }
   std::uint64_t wire_bytes() const override { return binding_.wire_bytes(); }
 
-  Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) override;
+  Status bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
+              std::uint32_t first_lane) override;
   Status run(const MoeArguments& arguments, const ExecutorOptions& options) override;
 
  private:
@@ -36,7 +37,7 @@ class MoeLayerOperation : public MoeOperation {
 };
 
 Status MoeLayerOperation::bind(const GroupView& group, const SymmetricView& workspace,
-                               std::uint32_t first_lane) {
+                               const SymmetricView& lent, std::uint32_t first_lane) {
   try {
     if (!layer_.has_value()) layer_.emplace(plan_, group.rank());
   } catch (const std::bad_alloc&) {
@@ -44,7 +45,7 @@ Status MoeLayerOperation::bind(const GroupView& group, const SymmetricView& work
                                                 std::to_string(plan_.experts(group.rank()).size()) +
                                                 " experts in fp32"};
   }
-  MK_RETURN_IF_ERROR(binding_.bind(requirements(), plan_.topology(), group, workspace, first_lane));
+  MK_RETURN_IF_ERROR(binding_.bind(requirements(), plan_.topology(), group, workspace, lent, first_lane));
   moe_.emplace(plan_, group, binding_.workspace(), binding_.endpoint());
   return {};
 }

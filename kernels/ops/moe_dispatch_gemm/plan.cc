@@ -78,7 +78,7 @@ std::string MoePlan::signature() const {
 }
 
 Requirements MoePlan::requirements() const {
-  return {workspace_.bytes(), topology_.nodes() > 1 ? kLanes : 0};
+  return {.workspace_bytes = workspace_.bytes(), .lanes = topology_.nodes() > 1 ? kLanes : 0};
 }
 
 }  // namespace mkernel::kernels

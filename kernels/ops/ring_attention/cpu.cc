@@ -21,8 +21,9 @@ class RingAttentionOperation : public AttentionOperation {
   Requirements requirements() const override { return plan_.requirements(); }
   std::uint64_t wire_bytes() const override { return binding_.wire_bytes(); }
 
-  Status bind(const GroupView& group, const SymmetricView& workspace, std::uint32_t first_lane) override {
-    MK_RETURN_IF_ERROR(binding_.bind(requirements(), plan_.topology(), group, workspace, first_lane));
+  Status bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
+              std::uint32_t first_lane) override {
+    MK_RETURN_IF_ERROR(binding_.bind(requirements(), plan_.topology(), group, workspace, lent, first_lane));
     ring_.emplace(plan_, group, binding_.workspace(), binding_.endpoint());
     return {};
   }

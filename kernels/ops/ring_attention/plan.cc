@@ -90,7 +90,7 @@ std::string RingAttentionPlan::signature() const {
 }
 
 Requirements RingAttentionPlan::requirements() const {
-  return {workspace_.bytes(), topology_.nodes() > 1 ? kLanes : 0};
+  return {.workspace_bytes = workspace_.bytes(), .lanes = topology_.nodes() > 1 ? kLanes : 0};
 }
 
 std::uint32_t RingAttentionPlan::neighbour(std::uint32_t rank, std::uint32_t distance) const {

@@ -22,9 +22,9 @@ class TokenOperation : public OperationBase {
   OpKind kind() const override { return OpKind::kAgGemm; }
   Executor executor() const override { return Executor::kCpu; }
   std::string signature() const override { return signature_; }
-  Requirements requirements() const override { return {256, lanes_}; }
+  Requirements requirements() const override { return {.workspace_bytes = 256, .lanes = lanes_}; }
   Status bind(const kernels::GroupView& group, const kernels::SymmetricView& workspace,
-              std::uint32_t first_lane) override {
+              const kernels::SymmetricView&, std::uint32_t first_lane) override {
     group_ = &group;
     workspace_ = workspace;
     endpoint_ = std::make_unique<kernels::Endpoint>(group, first_lane, lanes_);

@@ -69,7 +69,8 @@ TEST_CASE("a unit means the same rows on every rank, also where owners have uneq
   for (const std::uint32_t rank : {1U, 2U, 3U}) {
     const GemmArPlan other = plan_of(shape, 4, rank, {.tile = Sm90Tile::k128x64});
     REQUIRE(other.sums.units == first.sums.units);
-    CHECK(other.workspace_bytes() == first.workspace_bytes());
+    CHECK(other.word_bytes() == first.word_bytes());
+    CHECK(other.data_bytes() == first.data_bytes());
     for (std::int32_t unit = 0; unit < first.sums.units; ++unit) {
       const ReduceUnits::Place one = first.product.units.place(unit), two = other.product.units.place(unit);
       CHECK((one.row == two.row && one.column == two.column));
@@ -83,20 +84,17 @@ TEST_CASE("sums lie behind the reduction's part and do not overlap; counts only 
     const PushSumsPlan& sums = plan.sums;
     const auto owners = static_cast<std::int32_t>(world);
     CHECK(sums.begin % 128 == 0);
-    CHECK(sums.begin >= plan.product.workspace_bytes());
-    CHECK(sums.summed_offset(0) == sums.begin);
+    CHECK(sums.begin >= plan.product.data_bytes());
+    CHECK(sums.summed_offset(0) == plan.product.word_bytes());
     CHECK(sums.summed_offset(1) - sums.summed_offset(0) == static_cast<std::uint64_t>(sums.units) * 8);
     std::uint64_t end = sums.sums_offset(0);
-    CHECK(end >= sums.summed_offset(owners));
+    CHECK(end == sums.begin);
+    CHECK(plan.word_bytes() == sums.summed_offset(owners));
     for (std::int32_t owner = 0; owner < owners; ++owner) {
       CHECK(sums.sums_offset(owner) == end);
       end += static_cast<std::uint64_t>(sums.units) * PushSumsPlan::kUnitBytes;
     }
-    CHECK(end == plan.workspace_bytes());
-    // Slots have one parity, too: those of GEMM+RS take twice the room.
-    const PushReducePlan& reduce = plan.product.reduce;
-    CHECK(reduce.slot_offset(1, 0, 0) == reduce.slot_offset(0, 0, 0));
-    CHECK(reduce.workspace_bytes() == reduce.slot_offset(0, 0, 0) + world * reduce.slot_bytes());
+    CHECK(end == plan.data_bytes());
     CHECK(PushSumsPlan::count(0) == 1);
     CHECK(PushSumsPlan::count(5) == 6);
   }

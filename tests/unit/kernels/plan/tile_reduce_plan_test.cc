@@ -163,23 +163,19 @@ TEST_CASE("chunks hold every packed unit once, and an owner without rows gets an
   }
 }
 
-TEST_CASE("what is staged, and what arrives in two parities, of every other node does not overlap") {
+TEST_CASE("what is staged for every other node, and what arrives from it, does not overlap") {
   for (const std::int32_t nodes : {1, 2, 4}) {
     const TileReducePlan plan = plan_of({1003, 72, 64}, Topology(nodes, 2), 0);
     const PutPartialsPlan& partials = plan.partials;
     CHECK(partials.begin % 128 == 0);
-    CHECK(partials.begin >= plan.reduce.workspace_bytes());
+    CHECK(partials.begin >= plan.reduce.data_bytes());
     const std::uint64_t block = static_cast<std::uint64_t>(partials.units) * PutPartialsPlan::kUnitBytes;
     std::uint64_t end = partials.begin;
     for (std::int32_t turn = 0; turn < nodes - 1; ++turn, end += block)
       CHECK(partials.staged_offset(turn) == end);
-    for (const std::uint64_t epoch : {0U, 1U}) {
-      for (std::int32_t turn = 0; turn < nodes - 1; ++turn, end += block) {
-        CHECK(partials.partial_offset(epoch, turn) == end);
-        CHECK(partials.partial_offset(epoch + 2, turn) == end);
-      }
-    }
-    CHECK(end == plan.workspace_bytes());
+    for (std::int32_t turn = 0; turn < nodes - 1; ++turn, end += block)
+      CHECK(partials.partial_offset(turn) == end);
+    CHECK(end == plan.data_bytes());
   }
 }
 
@@ -250,33 +246,25 @@ TEST_CASE("where the links are slower than the product, tiles are smaller") {
   CHECK(plan_of({8192, 8192, 2048}, 4, 0).tile == Sm90Tile::k128x256);
 }
 
-TEST_CASE("the workspace holds words and slots of two parities that do not overlap, and counts only grow") {
+TEST_CASE("words and slots do not overlap each other, and counts only grow") {
   for (const Topology& topology : kTopologies) {
     const PushReducePlan reduce = plan_of({1003, 72, 64}, topology, 0).reduce;
     const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
     const auto nodes = static_cast<std::int32_t>(topology.nodes());
     CHECK(reduce.nodes() == nodes);
-    std::uint64_t words = 0;
+    std::uint64_t words = 0, end = 0;
     for (std::int32_t turn = 0; turn < nodes; ++turn) {
       for (std::int32_t source = 0; source < sources; ++source) {
         CHECK(reduce.ready_offset(turn, source) == words);
+        CHECK(reduce.slot_offset(turn, source) == end);
+        CHECK(end % 128 == 0);
+        CHECK(reduce.slot_bytes() >= static_cast<std::uint64_t>(reduce.max_rows() * 72 * 2));
         words += static_cast<std::uint64_t>(reduce.row_tiles() * reduce.column_tiles() * 8);
+        end += reduce.slot_bytes();
       }
     }
-    std::uint64_t end = reduce.slot_offset(0, 0, 0);
-    CHECK(words <= end);
-    for (const std::uint64_t epoch : {0U, 1U}) {
-      for (std::int32_t turn = 0; turn < nodes; ++turn) {
-        for (std::int32_t source = 0; source < sources; ++source) {
-          CHECK(reduce.slot_offset(epoch, turn, source) == end);
-          CHECK(reduce.slot_offset(epoch + 2, turn, source) == end);
-          CHECK(end % 128 == 0);
-          CHECK(reduce.slot_bytes() >= static_cast<std::uint64_t>(reduce.max_rows() * 72 * 2));
-          end += reduce.slot_bytes();
-        }
-      }
-    }
-    CHECK(end == reduce.workspace_bytes());
+    CHECK(words == reduce.word_bytes());
+    CHECK(end == reduce.data_bytes());
     CHECK(PushReducePlan::count(0) == 1);
     CHECK(PushReducePlan::count(5) == 6);
   }
@@ -303,7 +291,8 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
     CHECK(status.text().find("comm_ctas = " + std::to_string(reduce_ctas) + ", must be even, 0..66") !=
           std::string::npos);
   }
-  CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("world = 17, must be 1..16") != std::string::npos);
+  CHECK(refusal({64, 64, 64}, Topology(1, 17)).text().find("ranks of a node = 17, must be 1..16") !=
+        std::string::npos);
 }
 
 }  // namespace

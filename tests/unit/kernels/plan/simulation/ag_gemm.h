@@ -24,7 +24,8 @@ class AgGemmWorld : public World {
         stages_(settings.seed % 2 == 0 ? 1 : 12) {
     const std::uint64_t cell = shape.k % 8 == 0 && shape.n % 8 == 0 ? 16 : 2;
     for (const auto& plan : plans)
-      add_rank(plan.gather.workspace_bytes(), static_cast<std::uint64_t>(shape.m * shape.n) * 2, cell);
+      add_rank(plan.gather.word_bytes(), plan.gather.data_bytes(),
+               static_cast<std::uint64_t>(shape.m * shape.n) * 2, cell);
   }
 
  private:
@@ -58,7 +59,7 @@ class AgGemmWorld : public World {
     return scheduler_.wait(ready(index, source, chunk), plan(index).gather.count(epoch));
   }
   std::uint64_t slab(std::int32_t index, std::uint64_t epoch, std::int32_t source) const {
-    return plan(index).gather.slab_offset(lap(epoch, Fault::kOneParity), source);
+    return half_at(epoch, Fault::kOneHalf) + plan(index).gather.slab_offset(source);
   }
   /// Rail peers from the next node on; those whose rows come here, in the order in which they come.
   std::int32_t rail(std::int32_t index, std::int32_t i) const {

@@ -32,7 +32,7 @@ TEST_CASE("AG+GEMM: any order of steps ends, and every tile is computed from thi
 }
 
 TEST_CASE("AG+GEMM: the simulation sees what is wrong") {
-  check_seen(kBlocks, Topology(1, 3), Fault::kOneParity, "reads rows in launch");
+  check_seen(kBlocks, Topology(1, 3), Fault::kOneHalf, "reads rows in launch");
   check_seen(kBlocks, Topology(2, 2), Fault::kNoCompletions, "before it is completed");
   check_seen(kOneRow, Topology(1, 2), Fault::kNoDummySignals, "reads rows in launch");
   check_seen(kOneRow, Topology(2, 2), Fault::kNoDummySignals, "reads rows in launch");

@@ -23,7 +23,7 @@ GemmArWorld::GemmArWorld(const GemmShape& shape, const kernels::Topology& topolo
     : TileReduceWorld(products_of(plans), shape, topology, warps, settings,
                       static_cast<std::int32_t>(plans[0].lanes())),
       ar_plans_(plans) {
-  for (const auto& plan : ar_plans_) add_rank_of(plan.product, plan.workspace_bytes(), shape.m);
+  for (const auto& plan : ar_plans_) add_rank_of(plan.product, plan.word_bytes(), plan.data_bytes(), shape.m);
 }
 
 // ---- the way out of finished units ----
@@ -40,7 +40,7 @@ void GemmArWorld::UnitFanOut::push(const SumUnit& unit, bool right) {
   for (std::int32_t t = 1; t < world_.ranks_per_node(); ++t) {
     const std::int32_t target = world_.rank_at(world_.node_of(index_), world_.local_of(index_) + t);
     Memory& memory = world_.rank(target).workspace;
-    const Span at{world_.sums_at(target, of, unit.packed), kUnitBytes};
+    const Span at{world_.sums_at(target, epoch_, of, unit.packed), kUnitBytes};
     world_.begin_write(memory, at);
     stores_.add(memory, at, world_.sum_stamp(epoch_, of, unit.unit), right);
     if (world_.has(Fault::kCountFirst))
@@ -53,7 +53,7 @@ void GemmArWorld::UnitFanOut::store(const SumUnit& unit, bool right) {
   push(unit, right);
   if (world_.others(index_) == 0) return;
   Memory& memory = world_.rank(index_).workspace;
-  const Span at{world_.sums_at(index_, index_, unit.packed), kUnitBytes};
+  const Span at{world_.sums_at(index_, epoch_, index_, unit.packed), kUnitBytes};
   world_.begin_write(memory, at);
   stores_.add(memory, at, world_.sum_stamp(epoch_, index_, unit.unit), right);
   const std::int32_t chunk = unit.packed / world_.plan(index_).partials.chunk_units;
@@ -93,7 +93,7 @@ Task GemmArWorld::put_sums(std::int32_t index, std::uint64_t epoch) {
     const auto count = static_cast<std::uint64_t>(partials.chunk_begin(chunk + 1, units) - begin);
     Word& finished = counts(index).finished[static_cast<std::size_t>(chunk)];
     if (!co_await scheduler_.wait(finished, (epoch + 1) * count)) co_return;
-    const std::uint64_t at = sums_at(index, index, begin);
+    const std::uint64_t at = sums_at(index, epoch, index, begin);
     for (std::int32_t turn = 0; turn < others(index); ++turn) {
       put(channel(index, owner(index, reduced(index, turn)), 1), at, at, count * kUnitBytes);
       co_await scheduler_.step();
@@ -116,7 +116,7 @@ SumUnit GemmArWorld::unit_of(std::int32_t index, std::int32_t turn, std::int32_t
 
 bool GemmArWorld::sum_holds(std::int32_t index, std::uint64_t epoch, const SumUnit& unit) {
   const std::int32_t of = owner(index, unit.turn);
-  return holds(index, epoch, rank(index).workspace, {sums_at(index, of, unit.packed), kUnitBytes},
+  return holds(index, epoch, rank(index).workspace, {sums_at(index, epoch, of, unit.packed), kUnitBytes},
                sum_stamp(epoch, of, unit.unit), "a sum");
 }
 

@@ -54,8 +54,9 @@ class GemmArWorld : public TileReduceWorld {
   const kernels::PushSumsPlan& sums(std::int32_t index) const {
     return ar_plans_[static_cast<std::size_t>(index)].sums;
   }
-  std::uint64_t sums_at(std::int32_t index, std::int32_t of, std::int32_t packed) const {
-    return sums(index).sums_offset(of) + static_cast<std::uint64_t>(packed) * kUnitBytes;
+  std::uint64_t sums_at(std::int32_t index, std::uint64_t epoch, std::int32_t of, std::int32_t packed) const {
+    return half_at(epoch, Fault::kNone) + sums(index).sums_offset(of) +
+           static_cast<std::uint64_t>(packed) * kUnitBytes;
   }
   Word& summed(std::int32_t index, std::int32_t of, std::int32_t unit) {
     return rank(index).workspace.word(sums(index).summed_offset(of) + static_cast<std::uint64_t>(unit) * 8);

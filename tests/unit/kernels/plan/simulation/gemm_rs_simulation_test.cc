@@ -40,8 +40,8 @@ TEST_CASE("GEMM+RS: the warp that exchanges dummy signals must not be the only o
 }
 
 TEST_CASE("GEMM+RS: the simulation sees what is wrong") {
-  check_seen(kUnits, Topology(1, 3), Fault::kOneParity, "reads a tile in launch");
-  check_seen(kUnits, Topology(2, 2), Fault::kOnePartialsParity, "reads a node's sum in launch");
+  check_seen(kUnits, Topology(1, 3), Fault::kOneHalf, "reads a tile in launch");
+  check_seen(kUnits, Topology(2, 2), Fault::kOnePartialsHalf, "reads a node's sum in launch");
   check_seen(kUnits, Topology(2, 1), Fault::kNoCompletions, "before it is completed");
   check_seen(kOneRow, Topology(1, 2), Fault::kNoDummySignals, "reads a tile in launch");
   check_seen(kOneRow, Topology(2, 1), Fault::kNoDummySignals, "reads a node's sum in launch");

@@ -10,10 +10,10 @@
 
 namespace mkernel::test {
 
-void TileReduceWorld::add_rank_of(const kernels::TileReducePlan& plan, std::uint64_t workspace_bytes,
-                                  std::int64_t c_rows) {
+void TileReduceWorld::add_rank_of(const kernels::TileReducePlan& plan, std::uint64_t word_bytes,
+                                  std::uint64_t data_bytes, std::int64_t c_rows) {
   const std::uint64_t cell = columns_ % 8 == 0 ? 16 : 2;
-  add_rank(workspace_bytes, static_cast<std::uint64_t>(c_rows * columns_) * 2, cell);
+  add_rank(word_bytes, data_bytes, static_cast<std::uint64_t>(c_rows * columns_) * 2, cell);
   counts_.emplace_back();
   counts_.back().staged.resize(static_cast<std::size_t>(plan.units.others * plan.most_chunks()));
   counts_.back().finished.resize(static_cast<std::size_t>(plan.most_chunks()));
@@ -173,7 +173,7 @@ Task TileReduceWorld::put_partials(std::int32_t index, std::uint64_t epoch) {
       const auto count = static_cast<std::uint64_t>(partials.chunk_begin(chunk + 1, units) - begin);
       if (!co_await scheduler_.wait(staged(index, turn, chunk), (epoch + 1) * count)) co_return;
       const std::uint64_t at = static_cast<std::uint64_t>(begin) * kUnitBytes;
-      put(channel(index, to, 0), partials.staged_offset(turn) + at,
+      put(channel(index, to, 0), staged_at(index, epoch, turn) + at,
           partial(to, epoch, others(index) - 1 - turn) + at, count * kUnitBytes);
       co_await scheduler_.step();
     }
@@ -288,7 +288,7 @@ Task TileReduceWorld::sum_units(std::int32_t index, std::uint64_t epoch, SumOutp
       continue;
     }
     const Span at{
-        mine.partials.staged_offset(unit.node_turn) + static_cast<std::uint64_t>(unit.packed) * kUnitBytes,
+        staged_at(index, epoch, unit.node_turn) + static_cast<std::uint64_t>(unit.packed) * kUnitBytes,
         kUnitBytes};
     begin_write(memory, at);
     sums.stores.add(memory, at,

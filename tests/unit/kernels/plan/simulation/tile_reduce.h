@@ -90,7 +90,7 @@ class TileReduceWorld : public World {
       : TileReduceWorld(plans, shape, topology, warps, settings,
                         static_cast<std::int32_t>(plans[0].lanes())) {
     for (const auto& plan : plans_)
-      add_rank_of(plan, plan.workspace_bytes(), plan.reduce.rows_of(plan.rank()));
+      add_rank_of(plan, plan.word_bytes(), plan.data_bytes(), plan.reduce.rows_of(plan.rank()));
   }
 
  protected:
@@ -98,7 +98,8 @@ class TileReduceWorld : public World {
                   const kernels::Topology& topology, const Warps& warps, const Settings& settings,
                   std::int32_t lanes)
       : World(topology, settings, lanes), plans_(plans), columns_(shape.n), warps_(warps) {}
-  void add_rank_of(const kernels::TileReducePlan& plan, std::uint64_t workspace_bytes, std::int64_t c_rows);
+  void add_rank_of(const kernels::TileReducePlan& plan, std::uint64_t word_bytes, std::uint64_t data_bytes,
+                   std::int64_t c_rows);
 
   /// A warp that has nothing else to do, `number` in its CTA. The whole of its part in the launch.
   virtual Task spare_warp(std::int32_t index, std::uint64_t epoch, std::int32_t number);
@@ -201,10 +202,13 @@ class TileReduceWorld : public World {
     return counts(index).staged[static_cast<std::size_t>(node_turn * plan(index).most_chunks() + chunk)];
   }
   std::uint64_t slot(std::int32_t index, std::uint64_t epoch, std::int32_t node_turn, std::int32_t source) {
-    return plan(index).reduce.slot_offset(lap(epoch, Fault::kOneParity), node_turn, source);
+    return half_at(epoch, Fault::kOneHalf) + plan(index).reduce.slot_offset(node_turn, source);
   }
   std::uint64_t partial(std::int32_t index, std::uint64_t epoch, std::int32_t sender_turn) const {
-    return plan(index).partials.partial_offset(lap(epoch, Fault::kOnePartialsParity), sender_turn);
+    return half_at(epoch, Fault::kOnePartialsHalf) + plan(index).partials.partial_offset(sender_turn);
+  }
+  std::uint64_t staged_at(std::int32_t index, std::uint64_t epoch, std::int32_t node_turn) const {
+    return half_at(epoch, Fault::kNone) + plan(index).partials.staged_offset(node_turn);
   }
   SumUnit unit_at(std::int32_t index, std::int32_t number) const;
   std::vector<Awaited> awaited(std::int32_t index, std::uint64_t epoch, std::int32_t node_turn,

@@ -5,8 +5,12 @@
 
 namespace mkernel::test {
 
-void World::add_rank(std::uint64_t workspace_bytes, std::uint64_t result_bytes, std::uint64_t cell_bytes) {
-  ranks_.emplace_back(workspace_bytes, result_bytes, cell_bytes);
+void World::add_rank(std::uint64_t word_bytes, std::uint64_t data_bytes, std::uint64_t result_bytes,
+                     std::uint64_t cell_bytes) {
+  const auto aligned = [](std::uint64_t bytes) { return (bytes + 127) / 128 * 128; };
+  halves_at_ = aligned(word_bytes);
+  half_bytes_ = aligned(data_bytes);
+  ranks_.emplace_back(halves_at_ + 2 * half_bytes_, result_bytes, cell_bytes);
 }
 
 std::string World::run() {

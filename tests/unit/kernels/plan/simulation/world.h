@@ -20,17 +20,17 @@ namespace mkernel::test {
 /// What a simulation does wrong on purpose, to show that it would be seen.
 enum class Fault {
   kNone,
-  kGoesOn,             ///< launches behind a failed one do their work
-  kOneParity,          ///< of the slabs or slots
-  kOnePartialsParity,  ///< of the partials of other nodes
-  kNoCompletions,      ///< a launch ends before its puts are completed
-  kNoDummySignals,     ///< ranks without rows neither signal nor are waited for
-  kCountFirst,         ///< a count is raised before the data is written
-  kNoArrivals,         ///< chunks of other nodes are read without a wait
-  kOneLeaverLess,      ///< the relay does not wait for the last role that needs it
-  kOwnSumsFirst,       ///< own rows are summed before those of other nodes
-  kLateFlush,          ///< a warp waits with a finished unit that it has not signalled
-  kCopiesFirst         ///< all warps begin with copies
+  kGoesOn,           ///< launches behind a failed one do their work
+  kOneHalf,          ///< for the slabs or slots
+  kOnePartialsHalf,  ///< for the partials of other nodes
+  kNoCompletions,    ///< a launch ends before its puts are completed
+  kNoDummySignals,   ///< ranks without rows neither signal nor are waited for
+  kCountFirst,       ///< a count is raised before the data is written
+  kNoArrivals,       ///< chunks of other nodes are read without a wait
+  kOneLeaverLess,    ///< the relay does not wait for the last role that needs it
+  kOwnSumsFirst,     ///< own rows are summed before those of other nodes
+  kLateFlush,        ///< a warp waits with a finished unit that it has not signalled
+  kCopiesFirst       ///< all warps begin with copies
 };
 
 struct Settings {
@@ -90,11 +90,17 @@ class World {
   /// After all launches, when none has failed: "" or which count is not what the plan says.
   virtual std::string check_counts() = 0;
 
-  void add_rank(std::uint64_t workspace_bytes, std::uint64_t result_bytes, std::uint64_t cell_bytes);
+  /// `word_bytes` of its own workspace, `data_bytes` of a half of the lent one: the same on every rank.
+  void add_rank(std::uint64_t word_bytes, std::uint64_t data_bytes, std::uint64_t result_bytes,
+                std::uint64_t cell_bytes);
 
   bool has(Fault fault) const { return settings_.fault == fault; }
-  /// The epoch that decides where a buffer lies.
-  std::uint64_t lap(std::uint64_t epoch, Fault one_parity) const { return has(one_parity) ? 0 : epoch; }
+  /// Where the half of a launch begins: behind the words, in one memory. `one_half`: the fault for which it
+  /// is always the same.
+  std::uint64_t half_at(std::uint64_t epoch, Fault one_half) const {
+    const bool always_first = one_half != Fault::kNone && has(one_half);
+    return halves_at_ + (always_first ? 0 : epoch & 1) * half_bytes_;
+  }
   std::int32_t nodes() const { return static_cast<std::int32_t>(topology_.nodes()); }
   std::int32_t ranks_per_node() const { return static_cast<std::int32_t>(topology_.ranks_per_node()); }
   std::int32_t node_of(std::int32_t rank) const { return rank / ranks_per_node(); }
@@ -139,6 +145,7 @@ class World {
   Scheduler scheduler_;
 
  private:
+  std::uint64_t halves_at_ = 0, half_bytes_ = 0;  ///< in every rank's memory
   struct Put {
     std::uint64_t index, from, to, bytes;
     std::vector<Stamp> stamps;  ///< of the source when it was put

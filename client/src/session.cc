@@ -1,7 +1,8 @@
 #include "client/src/session.h"
 
-#include <errno.h>
 #include <unistd.h>
+
+#include <cerrno>
 
 #include "client/src/failure.h"
 #include "client/src/gpu_memory.h"

@@ -15,7 +15,7 @@
 #include "daemon/config/user_tables.h"
 #include "proto/abi/region_map.h"
 
-#define TOML_EXCEPTIONS 0  // NOLINT(readability-identifier-naming): toml++ has named it
+#define TOML_EXCEPTIONS 0
 #include <toml++/toml.h>
 
 namespace mkernel::config {

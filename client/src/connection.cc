@@ -81,17 +81,17 @@ Connection::~Connection() {
 }
 
 void Connection::name_daemon(std::string daemon) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   daemon_ = std::move(daemon);
 }
 
 std::string Connection::daemon() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return daemon_;
 }
 
 Status Connection::status() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return lost_;
 }
 
@@ -109,13 +109,14 @@ Status Connection::exchange(std::span<const std::byte> message, std::span<const 
   Waiter waiter;
   waiter.reply = &reply;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!lost_.ok()) return lost_;
     waiters_[header.sequence] = &waiter;  // before sending: the reply may be faster than this thread
   }
   const Status sent = send(message, fds, deadline);
-  std::unique_lock lock(mutex_);
-  if (sent.ok()) waiter.wake.wait_until(lock, deadline, [&] { return waiter.answered || !lost_.ok(); });
+  const MutexLock lock(mutex_);
+  while (sent.ok() && !waiter.answered && lost_.ok() && waiter.wake.wait_until(mutex_, deadline)) {
+  }
   waiters_.erase(header.sequence);
   if (waiter.answered) return {};
   if (!lost_.ok()) return lost_;
@@ -197,7 +198,7 @@ Status Connection::deliver(ipc::Packet& packet) {
     if (why.ok()) return {StatusCode::kCancelled, daemon() + " ended the session"};
     return why.with_context(daemon() + " ended the session");
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = waiters_.find(header.sequence);
   if (found == waiters_.end()) return {};  // its request gave up; the packet's fds close with it
   *found->second->reply = std::move(packet);
@@ -208,7 +209,7 @@ Status Connection::deliver(ipc::Packet& packet) {
 
 void Connection::lose(const Status& why) {
   lost_callback_(why);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   lost_ = why;
   for (const auto& [sequence, waiter] : waiters_) waiter->wake.notify_one();
 }

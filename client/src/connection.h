@@ -3,13 +3,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -18,6 +16,7 @@
 #include "client/src/home.h"
 #include "proto/abi/messages.h"
 #include "proto/abi/status.h"
+#include "proto/base/mutex.h"
 #include "proto/ipc/fd.h"
 #include "proto/ipc/packet.h"
 
@@ -69,8 +68,9 @@ class Connection {
  private:
   Connection(ipc::UniqueFd socket, ipc::UniqueFd stop, std::string daemon, Lost lost);
 
+  /// All of it under mutex_.
   struct Waiter {
-    std::condition_variable wake;
+    ConditionVariable wake;
     bool answered = false;
     ipc::Packet* reply = nullptr;
   };
@@ -80,7 +80,7 @@ class Connection {
                   ipc::Packet& reply);
   Status send(std::span<const std::byte> message, std::span<const int> fds, Deadline deadline);
   Status check_reply(abi::MessageType request, const ipc::Packet& packet, std::size_t bytes) const;
-  std::string daemon() const;
+  std::string daemon() const MK_EXCLUDES(mutex_);
 
   void watch();
   /// Hands a packet to the request it answers. An error ends the session.
@@ -93,10 +93,10 @@ class Connection {
   const Lost lost_callback_;
   std::atomic<std::uint32_t> sequence_{0};
 
-  mutable std::mutex mutex_;  ///< guards what follows
-  std::string daemon_;
-  Status lost_;
-  std::map<std::uint32_t, Waiter*> waiters_;
+  mutable Mutex mutex_;
+  std::string daemon_ MK_GUARDED_BY(mutex_);
+  Status lost_ MK_GUARDED_BY(mutex_);
+  std::map<std::uint32_t, Waiter*> waiters_ MK_GUARDED_BY(mutex_);
 
   std::thread watcher_;  ///< last: starts when everything above is there
 };

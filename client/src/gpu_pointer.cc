@@ -4,11 +4,11 @@
 #include <array>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "client/src/gpu_device.cuh"
 #include "client/src/gpu_memory.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel::client {
 namespace {
@@ -35,7 +35,7 @@ class OwnAllocations {
 
   /// Known for as long as the result lives.
   Held add(const abi::IpcMemory& memory, const Entry& entry) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::erase_if(entries_, [](const auto& item) { return item.second.expired(); });
     auto held = std::make_shared<const Entry>(entry);
     entries_.insert_or_assign(key(memory), held);
@@ -43,7 +43,7 @@ class OwnAllocations {
   }
   /// Null when it belongs to another process.
   Held find(const abi::IpcMemory& memory) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto at = entries_.find(key(memory));
     return at == entries_.end() ? nullptr : at->second.lock();
   }
@@ -52,8 +52,8 @@ class OwnAllocations {
   using Key = std::array<std::uint8_t, sizeof(abi::IpcMemory::handle)>;
   static Key key(const abi::IpcMemory& memory) { return std::to_array(memory.handle); }
 
-  std::mutex mutex_;
-  std::map<Key, std::weak_ptr<const Entry>> entries_;
+  Mutex mutex_;
+  std::map<Key, std::weak_ptr<const Entry>> entries_ MK_GUARDED_BY(mutex_);
 };
 
 OwnAllocations& own_allocations() {

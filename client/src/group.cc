@@ -156,11 +156,11 @@ Status GroupCore::fail(const Status& why) {
 }
 
 Result<std::vector<Ballot>> GroupCore::vote(const Ballot& mine) {
-  const std::lock_guard lock(collective_mutex_);
+  const MutexLock lock(collective_mutex_);
   MK_RETURN_IF_ERROR(status());
   std::vector<Retired> retired;
   {
-    const std::lock_guard pools(pools_mutex_);
+    const MutexLock pools(pools_mutex_);
     retired.swap(retired_);
   }
   abi::Exchange message{};

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "kernels/base/views.h"
 #include "kernels/cpu/comm/endpoint.h"
 #include "mkernel/client.h"
+#include "proto/base/mutex.h"
 #include "proto/ipc/fd.h"
 
 namespace mkernel::client {
@@ -110,7 +110,7 @@ class GroupCore {
   Status check_bounds(const Destination& destination, const Source& source, std::uint64_t offset,
                       std::uint64_t bytes) const;
   kernels::WaitScope scope(std::chrono::milliseconds deadline) const;
-  std::string no_lanes(std::uint32_t count, const std::string& who) const;
+  std::string no_lanes(std::uint32_t count, const std::string& who) const MK_REQUIRES(pools_mutex_);
   Deadline collective_deadline() const;
 
   const std::shared_ptr<SessionCore> session_;
@@ -119,19 +119,19 @@ class GroupCore {
   bool joined_ = false;
   ipc::Mapping segment_;
   kernels::GroupView view_;
-  abi::RingShare ring_share_;                     ///< of view_
-  std::vector<std::string> nodes_;                ///< by rank
-  std::vector<std::atomic<std::uint64_t>> sent_;  ///< own puts by [target * lanes + lane]
+  abi::RingShare ring_share_;       ///< of view_
+  std::vector<std::string> nodes_;  ///< by rank
 
-  std::mutex collective_mutex_;  ///< one collective call at a time; guards round_
-  std::uint64_t round_ = 0;
+  Mutex collective_mutex_;  ///< one collective call at a time
+  std::uint64_t round_ MK_GUARDED_BY(collective_mutex_) = 0;
 
-  mutable std::mutex pools_mutex_;  ///< guards what follows
-  SlotPool regions_;
-  SlotPool lanes_;
-  std::shared_ptr<const void> pinned_;  ///< segment_, for the GPU
-  std::vector<Reservation> reserved_;   ///< by lane; without endpoint where it is not reserved
-  std::vector<Retired> retired_;
+  mutable Mutex pools_mutex_;
+  SlotPool regions_ MK_GUARDED_BY(pools_mutex_);
+  SlotPool lanes_ MK_GUARDED_BY(pools_mutex_);
+  std::shared_ptr<const void> pinned_ MK_GUARDED_BY(pools_mutex_);  ///< segment_, for the GPU
+  /// By lane; without endpoint where it is not reserved.
+  std::vector<Reservation> reserved_ MK_GUARDED_BY(pools_mutex_);
+  std::vector<Retired> retired_ MK_GUARDED_BY(pools_mutex_);
 
   LentWorkspaces lent_;
 

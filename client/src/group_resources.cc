@@ -10,7 +10,7 @@
 namespace mkernel::client {
 
 Result<std::uint32_t> GroupCore::take_region(bool collective) {
-  const std::lock_guard lock(pools_mutex_);
+  const MutexLock lock(pools_mutex_);
   const auto index = collective ? regions_.take_low(1) : regions_.take_high(1);
   if (index) return *index;
   return Status(StatusCode::kResourceExhausted,
@@ -21,7 +21,7 @@ Result<std::uint32_t> GroupCore::take_region(bool collective) {
 
 Status GroupCore::pin_segments() {
   MK_RETURN_IF_ERROR(session_->pin_segment());
-  const std::lock_guard lock(pools_mutex_);
+  const MutexLock lock(pools_mutex_);
   if (pinned_ != nullptr) return {};
   const auto device = session_->gpu();
   MK_RETURN_IF_ERROR(device.status());
@@ -64,7 +64,7 @@ void GroupCore::release_region(std::uint32_t index, bool registered) {
     // A number that the daemon may still hold is not handed out again.
     if (!gone.ok()) return;
   }
-  const std::lock_guard lock(pools_mutex_);
+  const MutexLock lock(pools_mutex_);
   regions_.give(index, 1);
 }
 
@@ -102,7 +102,7 @@ std::string GroupCore::no_lanes(std::uint32_t count, const std::string& who) con
 }
 
 Result<std::uint32_t> GroupCore::take_lanes(std::uint32_t count, const std::string& who) {
-  const std::lock_guard lock(pools_mutex_);
+  const MutexLock lock(pools_mutex_);
   const auto first = lanes_.take_low(count);
   if (first) return *first;
   return Status(StatusCode::kResourceExhausted, no_lanes(count, who));
@@ -116,7 +116,7 @@ Result<std::uint32_t> GroupCore::reserve_lanes(std::uint32_t count) {
   std::optional<std::uint32_t> first;
   Status taken;
   {
-    const std::lock_guard lock(pools_mutex_);
+    const MutexLock lock(pools_mutex_);
     first = lanes_.take_high(count);
     if (!first) taken = Status(StatusCode::kResourceExhausted, no_lanes(count, text));
   }
@@ -128,15 +128,15 @@ Result<std::uint32_t> GroupCore::reserve_lanes(std::uint32_t count) {
     if (first) retire({.first_lane = *first, .lanes = count});
     return agreed;
   }
-  const std::lock_guard lock(pools_mutex_);
+  const MutexLock lock(pools_mutex_);
   std::fill_n(reserved_.begin() + *first, count, Reservation{endpoint, *first});
   return *first;
 }
 
 void GroupCore::retire(const Retired& retired) {
-  const std::lock_guard lock(pools_mutex_);
   // From destructors. What cannot be noted for want of memory stays taken until the group is left.
   (void)without_exceptions([&]() -> Status {
+    const MutexLock lock(pools_mutex_);
     retired_.push_back(retired);
     return {};
   });
@@ -145,7 +145,7 @@ void GroupCore::retire(const Retired& retired) {
 void GroupCore::reclaim(const std::vector<Retired>& retired) {
   for (const Retired& item : retired) {
     if (item.region != Retired::kNone) release_region(item.region, item.registered);
-    const std::lock_guard lock(pools_mutex_);
+    const MutexLock lock(pools_mutex_);
     lanes_.give(item.first_lane, item.lanes);
   }
 }

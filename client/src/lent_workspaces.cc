@@ -27,7 +27,7 @@ Result<bool> all_have(GroupCore& group, std::uint32_t number) {
 
 Result<std::shared_ptr<BufferState>> LentWorkspaces::take(const std::shared_ptr<GroupCore>& group,
                                                           MemorySource& memory, std::uint64_t half_bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(entries_, [](const Entry& entry) { return entry.buffer.expired(); });
   // Ranks destroy operations at their own pace: what this one still has another one may have given back.
   std::shared_ptr<BufferState> fits;

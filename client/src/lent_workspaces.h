@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "client/src/memory.h"
+#include "proto/base/mutex.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::client {
@@ -32,10 +32,10 @@ class LentWorkspaces {
     std::weak_ptr<BufferState> buffer;
   };
 
-  std::mutex mutex_;  ///< guards what follows
-  std::vector<Entry> entries_;
-  std::uint32_t made_ = 0;
-  std::uint64_t largest_ = 0;  ///< half that was ever made
+  Mutex mutex_;
+  std::vector<Entry> entries_ MK_GUARDED_BY(mutex_);
+  std::uint32_t made_ MK_GUARDED_BY(mutex_) = 0;
+  std::uint64_t largest_ MK_GUARDED_BY(mutex_) = 0;  ///< half that was ever made
 };
 
 }  // namespace mkernel::client

@@ -53,8 +53,8 @@ Status OperationState::bind(const BufferState& workspace) {
 
 OperationState::~OperationState() {
   {
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return in_flight_ == 0; });
+    const MutexLock lock(mutex_);
+    while (in_flight_ != 0) idle_.wait(mutex_);
   }
   operation_.reset();  // before the workspaces it points into
   if (lanes_ > 0) group_->retire({.first_lane = first_lane_, .lanes = lanes_});
@@ -66,14 +66,14 @@ Result<Pending> OperationState::launch(std::function<Status(OperationBase&)> run
   std::function<void()> task = [this, pending, run = std::move(run)] {
     Status outcome = without_exceptions([&] { return run_one(run); });
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       wire_bytes_ = operation_->wire_bytes();
     }
     pending->finish(std::move(outcome));
     one_less();
   };
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++in_flight_;
   }
   try {
@@ -87,7 +87,7 @@ Result<Pending> OperationState::launch(std::function<Status(OperationBase&)> run
 
 void OperationState::one_less() {
   // Notifies under the lock: the destructor may go on as soon as it can take it.
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (--in_flight_ == 0) idle_.notify_all();
 }
 
@@ -103,7 +103,7 @@ Status OperationState::at_once(const std::function<Status(OperationBase&)>& run)
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
   const Status outcome = run(*operation_);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     wire_bytes_ = operation_->wire_bytes();
   }
   return settle(outcome);
@@ -120,7 +120,7 @@ Status OperationState::settle(const Status& outcome) {
 }
 
 std::uint64_t OperationState::wire_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return wire_bytes_;
 }
 

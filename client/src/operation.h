@@ -1,26 +1,25 @@
 // A planned operation with its workspaces and lanes, and a launch on its way.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "client/src/buffer.h"
 #include "client/src/group.h"
 #include "mkernel/client.h"
 #include "mkernel/ops.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel::client {
 
 /// Shared by a launch and the Pending handles of it.
 struct PendingState {
   const Home home{};
-  std::mutex mutex;
-  std::condition_variable over;
-  bool done = false;
-  Status status;
+  Mutex mutex;
+  ConditionVariable over;
+  bool done MK_GUARDED_BY(mutex) = false;
+  Status status MK_GUARDED_BY(mutex);
 
   void finish(Status outcome);
 };
@@ -58,10 +57,10 @@ class OperationState {
   std::uint32_t first_lane_ = 0;
   std::uint32_t lanes_ = 0;
 
-  mutable std::mutex mutex_;  ///< guards what follows
-  std::condition_variable idle_;
-  int in_flight_ = 0;
-  std::uint64_t wire_bytes_ = 0;
+  mutable Mutex mutex_;
+  ConditionVariable idle_;
+  int in_flight_ MK_GUARDED_BY(mutex_) = 0;
+  std::uint64_t wire_bytes_ MK_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace mkernel::client

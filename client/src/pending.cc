@@ -6,7 +6,7 @@
 namespace mkernel {
 
 void client::PendingState::finish(Status outcome) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   status = std::move(outcome);
   done = true;
   over.notify_all();
@@ -19,22 +19,25 @@ Pending::~Pending() = default;
 
 bool Pending::done() const {
   if (!state_->home.here()) return true;  // wait() says that it is not this process's
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   return state_->done;
 }
 
 Status Pending::wait() const {
   return client::call(state_->home, [&]() -> Status {
-    std::unique_lock lock(state_->mutex);
-    state_->over.wait(lock, [this] { return state_->done; });
+    const MutexLock lock(state_->mutex);
+    while (!state_->done) state_->over.wait(state_->mutex);
     return state_->status;
   });
 }
 
 Status Pending::wait_for(std::chrono::milliseconds limit) const {
   return client::call(state_->home, [&]() -> Status {
-    std::unique_lock lock(state_->mutex);
-    if (state_->over.wait_for(lock, limit, [this] { return state_->done; })) return state_->status;
+    const auto deadline = client::Clock::now() + limit;
+    const MutexLock lock(state_->mutex);
+    while (!state_->done && state_->over.wait_until(state_->mutex, deadline)) {
+    }
+    if (state_->done) return state_->status;
     return {StatusCode::kDeadlineExceeded,
             "the launch is not over after " + std::to_string(limit.count()) + " ms; it goes on"};
   });

@@ -13,7 +13,7 @@ Result<GroupCore::Reservation> GroupCore::reservation(std::uint32_t peer, std::u
                                                     options_.name + "' of " +
                                                     std::to_string(options_.world_size));
   }
-  const std::lock_guard lock(pools_mutex_);
+  const MutexLock lock(pools_mutex_);
   if (lane < reserved_.size() && reserved_[lane].endpoint != nullptr) return reserved_[lane];
   return Status(StatusCode::kInvalidArgument, "lane " + std::to_string(lane) + " of group '" + options_.name +
                                                   "' is not reserved: reserve_lanes() says which are");

@@ -1,7 +1,8 @@
 #include "client/src/session.h"
 
-#include <errno.h>
 #include <unistd.h>
+
+#include <cerrno>
 
 #include "client/src/failure.h"
 #include "client/src/gpu_memory.h"
@@ -59,7 +60,7 @@ Result<int> SessionCore::gpu() const {
 }
 
 Status SessionCore::pin_segment() {
-  const std::lock_guard lock(gpu_mutex_);
+  const MutexLock lock(gpu_mutex_);
   if (pinned_ != nullptr) return {};
   auto pinned = pin_for_gpu(device_, segment_.data(), segment_.bytes());
   if (pinned.ok()) pinned_ = std::move(*pinned);
@@ -68,7 +69,7 @@ Status SessionCore::pin_segment() {
 
 Result<std::shared_ptr<MemorySource>> SessionCore::gpu_memory() {
   MK_RETURN_IF_ERROR(gpu().status());
-  const std::lock_guard lock(gpu_mutex_);
+  const MutexLock lock(gpu_mutex_);
   if (gpu_ != nullptr) return gpu_;
   auto opened = open_gpu_memory(device_);
   if (opened.ok()) gpu_ = *opened;
@@ -112,7 +113,7 @@ Status SessionCore::adopt_segment(const abi::HelloReply& reply, std::vector<ipc:
     return {StatusCode::kInternal, "its layout is not that of version " + std::to_string(abi::kVersion)};
   }
   doorbells_.assign(std::make_move_iterator(fds.begin() + 1), std::make_move_iterator(fds.end()));
-  const std::lock_guard lock(watched_mutex_);
+  const MutexLock lock(watched_mutex_);
   segment_ = std::move(*mapping);
   adopted_ = true;
   if (!lost_.ok()) raise_failure(segment()->failure, segment()->abort, -1, node_name_, lost_);
@@ -138,7 +139,7 @@ std::vector<kernels::RingView> SessionCore::rings() {
 
 Result<std::shared_ptr<kernels::RingsOnDevice>> SessionCore::rings_on_gpu() {
   MK_RETURN_IF_ERROR(pin_segment());
-  const std::lock_guard lock(gpu_mutex_);
+  const MutexLock lock(gpu_mutex_);
   if (rings_on_gpu_ != nullptr) return rings_on_gpu_;
   auto made = make_rings_on_gpu(device_, *segment());
   if (made.ok()) rings_on_gpu_ = *made;
@@ -178,18 +179,18 @@ void SessionCore::ring_doorbells() {
 }
 
 void SessionCore::watch(abi::GroupSegment* group) {
-  const std::lock_guard lock(watched_mutex_);
+  const MutexLock lock(watched_mutex_);
   watched_.insert(group);
   if (!lost_.ok()) raise_failure(group->failure, group->abort, -1, node_name_, lost_);
 }
 
 void SessionCore::unwatch(abi::GroupSegment* group) {
-  const std::lock_guard lock(watched_mutex_);
+  const MutexLock lock(watched_mutex_);
   watched_.erase(group);
 }
 
 void SessionCore::lost(const Status& why) {
-  const std::lock_guard lock(watched_mutex_);
+  const MutexLock lock(watched_mutex_);
   lost_ = why;
   if (adopted_) raise_failure(segment()->failure, segment()->abort, -1, node_name_, why);
   for (abi::GroupSegment* group : watched_) raise_failure(group->failure, group->abort, -1, node_name_, why);

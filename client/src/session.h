@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "kernels/cuda/launch/rings.h"
 #include "mkernel/client.h"
 #include "proto/abi/region_map.h"
+#include "proto/base/mutex.h"
 #include "proto/ipc/fd.h"
 
 namespace mkernel::client {
@@ -83,15 +83,15 @@ class SessionCore {
   /// When each ring's bell rang last: steady clock, nanoseconds.
   std::array<std::atomic<std::int64_t>, abi::kMaxRings> last_bell_{};
 
-  std::mutex gpu_mutex_;  ///< guards gpu_, pinned_ and rings_on_gpu_
-  std::shared_ptr<MemorySource> gpu_;
-  std::shared_ptr<const void> pinned_;  ///< segment_, for the GPU
-  std::shared_ptr<kernels::RingsOnDevice> rings_on_gpu_;
+  Mutex gpu_mutex_;
+  std::shared_ptr<MemorySource> gpu_ MK_GUARDED_BY(gpu_mutex_);
+  std::shared_ptr<const void> pinned_ MK_GUARDED_BY(gpu_mutex_);  ///< segment_, for the GPU
+  std::shared_ptr<kernels::RingsOnDevice> rings_on_gpu_ MK_GUARDED_BY(gpu_mutex_);
 
-  std::mutex watched_mutex_;  ///< guards what follows, and writing failure records
-  Status lost_;
-  std::set<abi::GroupSegment*> watched_;
-  bool adopted_ = false;  ///< segment_ is there
+  Mutex watched_mutex_;  ///< also held while failure records are written
+  Status lost_ MK_GUARDED_BY(watched_mutex_);
+  std::set<abi::GroupSegment*> watched_ MK_GUARDED_BY(watched_mutex_);
+  bool adopted_ MK_GUARDED_BY(watched_mutex_) = false;  ///< segment_ is there
 
   std::unique_ptr<Connection> connection_;  ///< last: its watcher uses everything above until it is joined
 };

@@ -1,11 +1,11 @@
 // One thread that runs what it is given, in order.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
+
+#include "proto/base/mutex.h"
 
 namespace mkernel::client {
 
@@ -15,7 +15,7 @@ class Worker {
   /// Runs what is queued, then joins.
   ~Worker() {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
     }
     wake_.notify_one();
@@ -27,7 +27,7 @@ class Worker {
   /// Any thread but the worker's own.
   void post(std::function<void()> task) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       tasks_.push_back(std::move(task));
     }
     wake_.notify_one();
@@ -35,9 +35,9 @@ class Worker {
 
  private:
   void work() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+      while (!stopping_ && tasks_.empty()) wake_.wait(mutex_);
       if (tasks_.empty()) return;
       const std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
@@ -47,10 +47,10 @@ class Worker {
     }
   }
 
-  std::mutex mutex_;  ///< guards what follows
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> tasks_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  ConditionVariable wake_;
+  std::deque<std::function<void()>> tasks_ MK_GUARDED_BY(mutex_);
+  bool stopping_ MK_GUARDED_BY(mutex_) = false;
 
   std::thread thread_;  ///< last: starts when everything above is there
 };

@@ -1,8 +1,9 @@
 #include "daemon/app/nic_watch.h"
 
 #include <condition_variable>
-#include <mutex>
 #include <utility>
+
+#include "proto/base/mutex.h"
 
 namespace mkernel::app {
 namespace {
@@ -43,11 +44,11 @@ NicWatch::NicWatch(Look look, std::chrono::milliseconds every, Told told)
       thread_([this, every](const std::stop_token& stop) { run(stop, every); }) {}
 
 void NicWatch::run(const std::stop_token& stop, std::chrono::milliseconds every) const {
-  std::mutex mutex;
+  Mutex mutex;                         // guards nothing: a wait needs one
   std::condition_variable_any nobody;  // only the stop ends a wait early
   while (!stop.stop_requested()) {
     told_(look_());
-    std::unique_lock lock(mutex);
+    MutexLock lock(mutex);
     nobody.wait_for(lock, stop, every, [] { return false; });
   }
 }

@@ -3,7 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <functional>
-#include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -13,6 +13,7 @@
 #include "daemon/memory/gpu_module.h"
 #include "daemon/transport/emulated/emulated.h"
 #include "daemon/transport/tcp/tcp.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel::app {
 namespace {
@@ -94,6 +95,24 @@ Result<Maker> maker_for(const config::Config& config, std::uint64_t boot_id) {
   const auto make = config.transport.kind == "emulated" ? make_emulated : make_tcp;
   return Maker{[&config, boot_id, make](std::uint32_t rail) { return make(config, boot_id, rail); }};
 }
+
+/// The answers of all rails to one question. Any thread.
+class Answers {
+ public:
+  explicit Answers(std::size_t rails) : missing_(rails) {}
+  /// With the last answer the first error of all; nothing before.
+  std::optional<Status> add(const Status& status) {
+    const MutexLock lock(mutex_);
+    if (first_error_.ok()) first_error_ = status;
+    if (--missing_ != 0) return std::nullopt;
+    return first_error_;
+  }
+
+ private:
+  Mutex mutex_;
+  std::size_t missing_ MK_GUARDED_BY(mutex_);
+  Status first_error_ MK_GUARDED_BY(mutex_);
+};
 
 dataplane::ProxyOptions proxy_options(const config::Proxy& proxy, std::uint32_t rail,
                                       const RailPlaces& places) {
@@ -187,18 +206,10 @@ Status Rails::receive_from_peer(std::uint32_t rail, transport::PeerId peer, cons
 
 void Rails::set_link(transport::PeerId peer, const transport::LinkShape& shape,
                      std::function<void(Status)> done) {
-  struct Answers {
-    std::mutex mutex;
-    std::size_t missing;
-    Status first_error;
-  };
-  auto answers = std::make_shared<Answers>();
-  answers->missing = proxies_.size();
+  const auto answers = std::make_shared<Answers>(proxies_.size());
   for (const auto& proxy : proxies_) {
     proxy->set_link(peer, shape, [answers, done](const Status& status) {
-      const std::lock_guard lock(answers->mutex);
-      if (answers->first_error.ok()) answers->first_error = status;
-      if (--answers->missing == 0) done(answers->first_error);
+      if (const std::optional<Status> all = answers->add(status)) done(*all);
     });
   }
 }

@@ -14,7 +14,7 @@ FairWorker::FairWorker(const std::string& name)
 
 FairWorker::~FairWorker() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
@@ -23,7 +23,7 @@ FairWorker::~FairWorker() {
 
 void FairWorker::post(std::uint64_t owner, Job job) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     jobs_[owner].push_back(std::move(job));
   }
   wake_.notify_one();
@@ -41,9 +41,9 @@ FairWorker::Job FairWorker::take() {
 }
 
 void FairWorker::run() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+    while (!stopping_ && jobs_.empty()) wake_.wait(mutex_);
     Job job = take();
     if (job == nullptr) return;
     lock.unlock();

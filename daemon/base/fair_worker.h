@@ -2,14 +2,14 @@
 // for.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
+
+#include "proto/base/mutex.h"
 
 namespace mkernel::base {
 
@@ -29,14 +29,14 @@ class FairWorker {
 
  private:
   void run();
-  /// The next job in turn; nothing to do: an empty one. `mutex_` is held.
-  Job take();
+  /// The next job in turn; nothing to do: an empty one.
+  Job take() MK_REQUIRES(mutex_);
 
-  std::mutex mutex_;  ///< guards what follows
-  std::condition_variable wake_;
-  std::map<std::uint64_t, std::deque<Job>> jobs_;  ///< by owner; none is empty
-  std::uint64_t last_ = 0;                         ///< the owner whose job was taken last
-  bool stopping_ = false;
+  Mutex mutex_;
+  ConditionVariable wake_;
+  std::map<std::uint64_t, std::deque<Job>> jobs_ MK_GUARDED_BY(mutex_);  ///< by owner; none is empty
+  std::uint64_t last_ MK_GUARDED_BY(mutex_) = 0;  ///< the owner whose job was taken last
+  bool stopping_ MK_GUARDED_BY(mutex_) = false;
   std::thread thread_;  ///< last: it uses everything above
 };
 

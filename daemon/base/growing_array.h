@@ -31,7 +31,8 @@ class GrowingArray {
   /// At least `count` elements from now on; never fewer. Throws std::bad_alloc.
   void grow(std::size_t count) {
     if (count <= size_) return;
-    if (count * sizeof(T) > bytes_) reserve(std::max(count * sizeof(T), bytes_ + bytes_ / 2));
+    const std::size_t bytes = count * sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
+    if (bytes > bytes_) reserve(std::max(bytes, bytes_ + bytes_ / 2));
     size_ = count;
   }
 

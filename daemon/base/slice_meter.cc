@@ -1,8 +1,7 @@
 #include "daemon/base/slice_meter.h"
 
-#include <time.h>
-
 #include <algorithm>
+#include <ctime>
 #include <utility>
 
 namespace mkernel::base {

@@ -23,10 +23,12 @@ std::uint64_t group_memory_bytes(const GroupFootprint& group) {
   const std::uint64_t segment =
       abi::layout_group(layout, group.world_size, 0, group.lanes, group.region_capacity);
   const std::uint64_t counters = channels * sizeof(Counters) + world * sizeof(PeerRank);
+  // NOLINTBEGIN(bugprone-sizeof-expression): tables of pointers
   const std::uint64_t tables =
       sizeof(Group) + channels * (sizeof(Outbound) + sizeof(Outbound*)) +
       world * (sizeof(Group*) + sizeof(std::pair<transport::PeerId, std::uint32_t>)) +
       group.region_capacity * (world * sizeof(std::uint64_t) + sizeof(std::shared_ptr<const memory::Region>));
+  // NOLINTEND(bugprone-sizeof-expression)
   // Each remote channel end is on one rail only.
   const std::uint64_t remote = std::uint64_t{std::min(group.remote_ranks, group.world_size)} * group.lanes;
   const std::uint64_t window =

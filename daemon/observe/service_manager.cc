@@ -1,9 +1,9 @@
 #include "daemon/observe/service_manager.h"
 
 #include <systemd/sd-daemon.h>
-#include <time.h>
 
 #include <cstdint>
+#include <ctime>
 
 namespace mkernel::observe {
 namespace {

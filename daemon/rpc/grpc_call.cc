@@ -20,13 +20,13 @@ void Outlet::want(const std::shared_ptr<Outlet>& self) {
 }
 
 std::size_t Outlet::waiting() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return inbox_.size();
 }
 
 void Outlet::push(const std::shared_ptr<Outlet>& self, v1::PeerMessage message) {
   {
-    const std::lock_guard lock(self->mutex_);
+    const MutexLock lock(self->mutex_);
     self->inbox_.push_back(std::move(message));
   }
   post_delivery(self);
@@ -50,12 +50,12 @@ void Outlet::closed(std::shared_ptr<Outlet> self, Status why, std::shared_ptr<vo
 
 void Outlet::post_delivery(const std::shared_ptr<Outlet>& self) {
   {
-    const std::lock_guard lock(self->mutex_);
+    const MutexLock lock(self->mutex_);
     if (std::exchange(self->posted_, true)) return;
   }
   boost::asio::post(self->io_, [self] {
     {
-      const std::lock_guard lock(self->mutex_);
+      const MutexLock lock(self->mutex_);
       self->posted_ = false;
     }
     self->deliver();
@@ -70,7 +70,7 @@ void Outlet::deliver() {
     if (handler == nullptr || !handler->message) return;
     v1::PeerMessage message;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (inbox_.empty()) return;
       message = std::move(inbox_.front());
       inbox_.pop_front();

@@ -8,14 +8,13 @@
 
 #include <boost/asio/io_context.hpp>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "daemon/cluster/peer_wire.h"
 #include "mkernel/v1/peer.grpc.pb.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel::rpc {
 
@@ -52,31 +51,34 @@ class Outlet {
   std::shared_ptr<cluster::StreamHandler> handler_;  ///< control thread
   bool wanted_ = false;                              ///< control thread
   cluster::RemoteEnd remote_;
-  std::mutex mutex_;
-  std::deque<v1::PeerMessage> inbox_;
-  bool posted_ = false;  ///< a delivery is on its way
+  Mutex mutex_;
+  std::deque<v1::PeerMessage> inbox_ MK_GUARDED_BY(mutex_);
+  bool posted_ MK_GUARDED_BY(mutex_) = false;  ///< a delivery is on its way
 };
 
 /// Counts what gRPC still holds.
 class Gate {
  public:
   void enter() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++inside_;
   }
   void leave() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (--inside_ == 0) empty_.notify_all();
   }
   bool wait_empty(std::chrono::milliseconds limit) {
-    std::unique_lock lock(mutex_);
-    return empty_.wait_for(lock, limit, [this] { return inside_ == 0; });
+    const auto deadline = std::chrono::steady_clock::now() + limit;
+    const MutexLock lock(mutex_);
+    while (inside_ != 0 && empty_.wait_until(mutex_, deadline)) {
+    }
+    return inside_ == 0;
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable empty_;
-  std::size_t inside_ = 0;
+  Mutex mutex_;
+  ConditionVariable empty_;
+  std::size_t inside_ MK_GUARDED_BY(mutex_) = 0;
 };
 
 /// One call. Base is the client's or the server's reactor of gRPC; both have the same read and write
@@ -90,19 +92,19 @@ class Call : public Base {
   }
 
   void send(v1::PeerMessage message) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (ending_) return;
     outbox_.push_back(std::move(message));
     if (outbox_.size() == 1) this->StartWrite(&outbox_.front());
   }
   bool full() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (outbox_.size() < kFull) return false;
     return was_full_ = true;
   }
   /// Reads until `ahead` messages wait beside the one that is asked for.
   void read(std::size_t ahead) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ahead_ = ahead;
     asked_ = true;
     read_on();
@@ -110,7 +112,7 @@ class Call : public Base {
   /// Ends the call after what has been sent.
   void end(const Status& why) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (std::exchange(ending_, true)) return;
       why_ = why;
       if (!outbox_.empty()) return;  // OnWriteDone() finishes
@@ -122,15 +124,16 @@ class Call : public Base {
     if (!ok) return end({});
     if (std::exchange(first_, false)) before_first();
     Outlet::push(outlet_, std::move(inbox_));
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     reading_ = false;
     inbox_ = {};
     // With nothing to be read ahead the next read is the control thread's to ask for; it may have done so.
     if (ahead_ != 0 || asked_) read_on();
   }
   void OnWriteDone(bool ok) override {
+    Status why;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       outbox_.pop_front();
       if (!ok) {
         outbox_.clear();
@@ -142,8 +145,9 @@ class Call : public Base {
       }
       if (!outbox_.empty()) return this->StartWrite(&outbox_.front());
       if (!ending_) return;
+      why = why_;
     }
-    finish(why_);
+    finish(why);
   }
 
  protected:
@@ -165,23 +169,24 @@ class Call : public Base {
   /// Messages that wait to be written: so many hold whoever sends back, and so few let it go on.
   static constexpr std::size_t kFull = 256, kDrained = 64;
 
-  void read_on() {
+  void read_on() MK_REQUIRES(mutex_) {
     if (ending_ || reading_ || outlet_->waiting() > ahead_) return;
     reading_ = true;
     asked_ = false;
     this->StartRead(&inbox_);
   }
 
-  std::mutex mutex_;
   const std::shared_ptr<Gate> gate_;
-  std::deque<v1::PeerMessage> outbox_;  ///< the front one is being written
-  bool was_full_ = false;
-  v1::PeerMessage inbox_;
-  std::size_t ahead_ = 0;
-  bool first_ = true;   ///< gRPC's threads, one at a time
-  bool asked_ = false;  ///< for a message, and no read has begun since
-  bool reading_ = false, ending_ = false;
-  Status why_;
+  bool first_ = true;      ///< gRPC's threads, one at a time
+  v1::PeerMessage inbox_;  ///< gRPC's while reading_; no read begins before it was taken
+  Mutex mutex_;
+  std::deque<v1::PeerMessage> outbox_ MK_GUARDED_BY(mutex_);  ///< the front one is being written
+  bool was_full_ MK_GUARDED_BY(mutex_) = false;
+  std::size_t ahead_ MK_GUARDED_BY(mutex_) = 0;
+  bool asked_ MK_GUARDED_BY(mutex_) = false;  ///< for a message, and no read has begun since
+  bool reading_ MK_GUARDED_BY(mutex_) = false;
+  bool ending_ MK_GUARDED_BY(mutex_) = false;
+  Status why_ MK_GUARDED_BY(mutex_);
 };
 
 }  // namespace mkernel::rpc

@@ -19,7 +19,7 @@ class Divisor {
     // With 2^s the smallest power of two not below `value`, 2^(31 + s) / value fits 32 bits. Rounded up it is
     // too large by less than 1, and the quotient of a numerator below 2^31 by less than 2^-s <= 1 / value.
     const auto divisor = static_cast<std::uint32_t>(value);
-    shift_ = 31 + std::bit_width(divisor - 1);
+    shift_ = 31 + static_cast<std::int32_t>(std::bit_width(divisor - 1));
     multiplier_ = static_cast<std::uint32_t>(((std::uint64_t{1} << shift_) + divisor - 1) / divisor);
   }
 

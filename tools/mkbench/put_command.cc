@@ -39,7 +39,8 @@ Status run(const PutOptions& o) {
   auto totals = run_put_rounds(*group, *buffer, rounds, o.seconds);
   if (!totals.ok()) return totals.status();
   if (o.rank == 0) {
-    const double rate = static_cast<double>(totals->puts) * o.bytes / totals->seconds / 1e9;
+    const double rate =
+        static_cast<double>(totals->puts) * static_cast<double>(o.bytes) / totals->seconds / 1e9;
     const bool verified = totals->wrong_rounds == 0;
     print_table(std::cout, {{"put through the daemons", "buffer", "GB/s", "puts", "payload"},
                             {human_bytes(o.bytes), human_bytes(buffer->bytes()), fixed(rate, 3),

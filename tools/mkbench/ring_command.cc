@@ -83,7 +83,9 @@ Result<Group> join_alone(const RingOptions& o, int device) {
 /// `took`: microseconds, sorted. Returns the row for people.
 std::vector<std::string> add_echo(const std::string& who, const std::vector<double>& took, nlohmann::json row,
                                   nlohmann::json& rows) {
-  const auto at = [&](double part) { return took[static_cast<std::size_t>(part * (took.size() - 1))]; };
+  const auto at = [&](double part) {
+    return took[static_cast<std::size_t>(part * static_cast<double>(took.size() - 1))];
+  };
   row.update({{"what", "echo"},
               {"echoes", took.size()},
               {"p50_us", at(0.5)},

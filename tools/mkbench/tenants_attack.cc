@@ -123,8 +123,8 @@ class LeaveGroups final : public Attack {
                                                          .lanes = 64,
                                                          .region_capacity = 1,
                                                          .timeout = std::chrono::seconds(5)});
-        if (joined.ok()) groups[rank].emplace(std::move(joined).value());
         failed[rank] = joined.status();
+        if (joined.ok()) groups[rank].emplace(std::move(joined).value());
       });
     joiners.clear();
     for (const Status& status : failed) MK_RETURN_IF_ERROR(status);

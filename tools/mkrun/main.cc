@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <map>
 #include <optional>
@@ -153,9 +154,10 @@ Status run(Group& group, Job& job, const Options& options) {
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
   }
   MK_RETURN_IF_ERROR(save_values(options.out, job.out_shape(), job.out(), options.dtype));
-  std::nth_element(milliseconds.begin(), milliseconds.begin() + milliseconds.size() / 2, milliseconds.end());
+  const auto middle = milliseconds.begin() + static_cast<std::ptrdiff_t>(milliseconds.size() / 2);
+  std::nth_element(milliseconds.begin(), middle, milliseconds.end());
   std::printf("rank %u of %u: %s: %.3f ms, %llu bytes to other nodes, wrote %s\n", options.rank,
-              options.world_size, job.operation().signature().c_str(), milliseconds[milliseconds.size() / 2],
+              options.world_size, job.operation().signature().c_str(), *middle,
               static_cast<unsigned long long>(job.operation().wire_bytes()), options.out.c_str());
   // Nobody leaves while another rank may still need this one.
   return group.barrier();

@@ -12,6 +12,7 @@
  * (Group::device_endpoint) and what serves only them are not here: the kernels that they are for are C++. */
 #pragma once
 
+/* NOLINTBEGIN(modernize-deprecated-headers, modernize-use-using): this is C */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -252,3 +253,4 @@ MK_API void mk_pending_destroy(mk_pending* pending);   /* does not stop the laun
 #ifdef __cplusplus
 }
 #endif
+/* NOLINTEND(modernize-deprecated-headers, modernize-use-using) */

@@ -15,7 +15,7 @@ RoleGroup::~RoleGroup() {
 }
 
 void RoleGroup::fail(Status status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (first_.ok()) first_ = std::move(status);
   stop_.store(true, std::memory_order_release);
 }
@@ -44,7 +44,7 @@ void RoleGroup::start(std::string name, std::function<Status()> role) {
 Status RoleGroup::join() {
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return first_;
 }
 

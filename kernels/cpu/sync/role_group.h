@@ -3,12 +3,12 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "proto/abi/status.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel {
 class Trace;
@@ -43,8 +43,8 @@ class RoleGroup {
 
   Trace* trace_ = nullptr;
   std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  Status first_;
+  Mutex mutex_;
+  Status first_ MK_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;
 };
 

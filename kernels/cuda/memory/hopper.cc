@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "kernels/cuda/memory/driver_version.h"
 #include "kernels/cuda/memory/error.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -22,9 +22,9 @@ struct Device {
 /// What does not change while the process lives, asked once per device: CUDA takes its time over properties,
 /// and gemm_sm90() wants them for every launch.
 Result<Device> describe(int device) {
-  static std::mutex mutex;
-  static std::map<int, Device> known;
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static std::map<int, Device> known MK_GUARDED_BY(mutex);
+  const MutexLock lock(mutex);
   if (const auto found = known.find(device); found != known.end()) return found->second;
   cudaDeviceProp is{};
   MK_RETURN_IF_ERROR(cuda_status(cudaGetDeviceProperties(&is, device), "device properties"));

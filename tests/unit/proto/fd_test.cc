@@ -26,7 +26,7 @@ TEST_CASE("an fd is owned once and closed once") {
     raw = first.get();
     REQUIRE(is_open(raw));
     UniqueFd second(std::move(first));
-    CHECK_FALSE(first.valid());
+    CHECK_FALSE(first.valid());  // NOLINT(bugprone-use-after-move): an fd that was moved from is empty
     CHECK(second.get() == raw);
     UniqueFd third;
     third = std::move(second);

@@ -5,8 +5,8 @@
 #include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <netinet/in.h>
-#include <signal.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <optional>

@@ -1,7 +1,8 @@
 #include "daemon/base/slice_meter.h"
 
 #include <doctest/doctest.h>
-#include <time.h>
+
+#include <ctime>
 
 #include "daemon/base/work_budget.h"
 

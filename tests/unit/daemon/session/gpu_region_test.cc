@@ -1,10 +1,11 @@
 // GPU memory as the daemon sees it: an fd that it keeps, accounts, hands to ranks of the same node and lets
 // go. No GPU here: /dev/zero stands in for the driver's device, its open files for VMM allocations.
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
+
+#include <csignal>
 
 #include "proto/abi/work_request.h"
 #include "tests/unit/daemon/session/harness.h"

@@ -1,6 +1,6 @@
 // What one session may make others wait for: messages to other daemons, and the control thread's time.
-#include <time.h>
 
+#include <ctime>
 #include <thread>
 
 #include "tests/unit/daemon/session/harness.h"

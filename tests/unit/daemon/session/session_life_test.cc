@@ -1,9 +1,9 @@
 // How sessions end: kill -9, bad slots, a stopping daemon, an occupied socket. Afterwards fds, mappings and
 // threads are what they were.
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/wait.h>
 
+#include <csignal>
 #include <fstream>
 
 #include "proto/abi/work_request.h"

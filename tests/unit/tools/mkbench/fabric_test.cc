@@ -2,9 +2,9 @@
 #include "tools/mkbench/fabric.h"
 
 #include <doctest/doctest.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <thread>

@@ -1,8 +1,8 @@
 // Puts between two transports, on good connections and on bad ones.
-#include <time.h>
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <random>
 
 #include "tests/support/tcp_relay.h"

@@ -155,6 +155,7 @@ std::size_t Peer::send_puts(Outbound& channel, Time now) {
     return 0;
   }
   for (std::size_t i = 0; i < posted.value(); ++i) channel.window.mark_sent();
+  if (outstanding_ == 0) heard_ = now;  // nobody has looked while nothing was due
   channel.flying += static_cast<std::uint32_t>(posted.value());
   channel.outstanding += posted.value();
   outstanding_ += posted.value();

@@ -13,9 +13,11 @@ Status Scout::make_queue() {
   constexpr std::uint32_t kCredit = 1;  // nothing arrives but the one write
   queue_.reset();
   Device& device = *context_.paths[route_.local];
-  auto made = Queue::make(
-      device, device.pd(),
-      {.credit = kCredit, .service_level = context_.options.service_level, .qkey = rdma::random_bits()});
+  auto made = Queue::make(device, device.pd(),
+                          {.peer = peer_,
+                           .credit = kCredit,
+                           .service_level = context_.options.service_level,
+                           .qkey = rdma::random_bits()});
   if (!made.ok()) return made.status();
   queue_ = std::move(*made);
   return {};
@@ -89,7 +91,7 @@ void Scout::end() {
 }
 
 bool Scout::arm() {
-  return !out_ || queue_ == nullptr || queue_->arm().ok();
+  return !out_ || queue_ == nullptr || queue_->arm();
 }
 
 void Scout::close() {

@@ -43,7 +43,7 @@ void alone(const char* name, const mkernel::test::NullKind& kind) {
   constexpr std::uint32_t kLength = 8;
   mkernel::test::NullPair pair(kChannels, kind, kPeers, true);
   pair.put(std::uint64_t{4} * kPeers * kChannels, kLength);
-  pair.put_alone(kPeers * kChannels / 2, 1000, kLength);
+  pair.put_alone(kPeers * kChannels / 2, 10000, kLength);  // until the others are left alone
   const double begin = processor_seconds();
   pair.put_alone(kPeers * kChannels / 2, kPuts, kLength);
   const double seconds = processor_seconds() - begin;

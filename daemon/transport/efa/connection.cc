@@ -64,7 +64,7 @@ void Connection::dial(Route route, Time now) {
   const Status made = make_queue();
   if (!made.ok()) return lose(made, now);
   next_ = now + kAskAgain;
-  context_.say(peer_, bytes_of(hello(MessageType::kHello)));
+  context_.say(peer_, hello(MessageType::kHello));
 }
 
 /// Who speaks is who is meant, and means this node.
@@ -99,7 +99,7 @@ Status Connection::on_hello(const Hello& message, Time now) {
     peer_credit_ = message.credit;
     peer_window_ = message.window;
   }
-  context_.say(peer_, bytes_of(hello(MessageType::kWelcome)));
+  context_.say(peer_, hello(MessageType::kWelcome));
   return {};
 }
 
@@ -110,7 +110,7 @@ void Connection::on_welcome(const Hello& message, Time now) {
   if (!met.ok()) return lose(met, now);
   peer_credit_ = message.credit;
   peer_window_ = message.window;
-  context_.say(peer_, bytes_of(Message{.type = MessageType::kReady, .epoch = epoch_}));
+  context_.say(peer_, Message{.type = MessageType::kReady, .epoch = epoch_});
   greet_by_write(now);
 }
 
@@ -189,7 +189,7 @@ Status Connection::poll(Time now) {
     if (const auto route = routes_.pick(now)) dial(*route, now);
   } else if (state_ == State::kGreeting && now >= next_) {
     next_ = now + kAskAgain;
-    context_.say(peer_, bytes_of(hello(MessageType::kHello)));
+    context_.say(peer_, hello(MessageType::kHello));
   } else if (state_ == State::kUp) {
     look_for_better(now);
   }
@@ -238,7 +238,7 @@ void Connection::lose(const Status& why, Time now) {
   const Status named = why.with_context(text());
   const Message head{.type = MessageType::kLost, .epoch = epoch_};
   broke(why, named.text(), now);
-  context_.say(peer_, bytes_of(refusal(head, named)));  // now that nothing lands here any more
+  context_.say(peer_, refusal(head, named));  // now that nothing lands here any more
 }
 
 /// The same, for a reason found at the other end.

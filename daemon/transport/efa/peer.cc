@@ -30,16 +30,6 @@ Peer::Peer(Context& context, PeerId peer, const PeerAddress& remote, Time now)
 
 // Channels
 
-Outbound* Peer::outbound(ChannelKey key) {
-  const auto found = outbound_.find(key);
-  return found == outbound_.end() ? nullptr : found->second.get();
-}
-
-Inbound* Peer::inbound(ChannelKey key) {
-  const auto found = inbound_.find(key);
-  return found == inbound_.end() ? nullptr : found->second.get();
-}
-
 Result<Outbound*> Peer::add_outbound(ChannelId channel, ChannelKey key) {
   if (outbound_.contains(key)) return Status(StatusCode::kAlreadyExists, "the channel's key is in use");
   auto& made = outbound_[key] = std::make_unique<Outbound>(context_, channel, key, load_);
@@ -95,12 +85,9 @@ void Peer::retire(const memory::Region& region) {
 bool Peer::holds(const memory::Region& region) const {
   const auto reads = [&](const auto& entry) {
     const Outbound& channel = *entry.second;
-    const SendWindow& window = channel.window;
-    for (std::uint64_t n = window.acknowledged() + 1; n <= window.submitted(); ++n) {
-      if (window.at(n).source == &region) return true;
-    }
+    if (channel.window.reads(region)) return true;
     // Published over there, but the device has not said yet that it reads them no more.
-    return channel.done.prefix() < window.acknowledged() &&
+    return channel.done.prefix() < channel.window.acknowledged() &&
            std::find(channel.sources.begin(), channel.sources.end(), &region) != channel.sources.end();
   };
   const auto takes = [&](const auto& entry) {

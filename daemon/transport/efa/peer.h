@@ -92,7 +92,7 @@ class Peer final : public rdma::PeerEntry {
   void take_late();
   template <typename T>
   void say(const T& message) {
-    context_.say(id, bytes_of(message));
+    context_.say(id, message);
   }
   Message head(MessageType type) const { return {.type = type, .epoch = connection_.epoch()}; }
   // Completions.
@@ -120,8 +120,8 @@ class Peer final : public rdma::PeerEntry {
   std::size_t send_puts(Outbound& channel, Time now);
   std::size_t send_acknowledgements(Time now);
 
-  Outbound* outbound(ChannelKey key);
-  Inbound* inbound(ChannelKey key);
+  Outbound* outbound(ChannelKey key) const { return rdma::find_in(outbound_, key); }
+  Inbound* inbound(ChannelKey key) const { return rdma::find_in(inbound_, key); }
 
   Context& context_;
   const std::shared_ptr<PeerLoad> load_ = std::make_shared<PeerLoad>();

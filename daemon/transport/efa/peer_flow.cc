@@ -80,17 +80,12 @@ const rdma::Registration* Peer::source_of(Outbound& channel, const memory::Regio
 }
 
 const rdma::Registration* Peer::look_up(Outbound& channel, const memory::Region& region) {
-  rdma::Registrations& registrations = memory_of(channel.memory);
-  const auto made = registrations.source(region);
+  const auto made = channel.last_source.look_up(memory_of(channel.memory), region);
   if (!made.ok()) {
     fail(channel, made.status());
     return nullptr;
   }
-  if (made.value() == nullptr) {
-    channel.source_pending = true;
-    return nullptr;
-  }
-  channel.last_source = {&region, registrations.generation(), made.value()};
+  if (made.value() == nullptr) channel.source_pending = true;
   return made.value();
 }
 

@@ -33,7 +33,7 @@ void Scout::send(Route route, Time now) {
   out_ = true;
   due_ = now + context_.patience();
   lost_ = make_queue();
-  if (lost_.ok()) context_.say(peer_, bytes_of(hello(MessageType::kTry)));
+  if (lost_.ok()) context_.say(peer_, hello(MessageType::kTry));
 }
 
 void Scout::on_try(const Hello& message) {
@@ -42,9 +42,9 @@ void Scout::on_try(const Hello& message) {
   Status status = context_.paths[route_.local]->state();
   if (status.ok()) status = make_queue();
   if (status.ok()) status = queue_->meet(message);
-  if (status.ok()) return context_.say(peer_, bytes_of(hello(MessageType::kTried)));
+  if (status.ok()) return context_.say(peer_, hello(MessageType::kTried));
   queue_.reset();
-  context_.say(peer_, bytes_of(refusal(head(MessageType::kTryLost), status)));
+  context_.say(peer_, refusal(head(MessageType::kTryLost), status));
 }
 
 void Scout::on_tried(const Hello& message) {
@@ -83,10 +83,10 @@ void Scout::end() {
   if (queue_ == nullptr && !out_) return;
   queue_.reset();
   if (std::exchange(out_, false)) {
-    context_.say(peer_, bytes_of(head(MessageType::kTryOver)));
+    context_.say(peer_, head(MessageType::kTryOver));
   } else {
     const Status why(StatusCode::kUnavailable, "the connection or the device changed meanwhile");
-    context_.say(peer_, bytes_of(refusal(head(MessageType::kTryLost), why)));
+    context_.say(peer_, refusal(head(MessageType::kTryLost), why));
   }
 }
 

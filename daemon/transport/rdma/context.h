@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,12 @@ struct Context {
   void say(PeerId peer, std::span<const std::byte> message) {
     outbox.emplace_back(peer, std::vector<std::byte>(message.begin(), message.end()));
   }
+  /// Any message of its own size.
+  template <typename T>
+  requires(!std::is_convertible_v<const T&, std::span<const std::byte>>) void say(PeerId peer,
+                                                                                  const T& message) {
+    say(peer, bytes_of(message));
+  }
 };
 
 /// One life of a peer node, as far as the table of peers knows it.
@@ -45,6 +53,20 @@ struct Grant {
   const memory::Region* region = nullptr;
   bool revoked = false;  ///< the sender was asked to stop
 };
+
+/// The channel of that key in a map of owned ones; null: there is none.
+template <typename Channels>
+auto* find_in(const Channels& channels, ChannelKey key) {
+  const auto found = channels.find(key);
+  return found == channels.end() ? nullptr : found->second.get();
+}
+
+/// The head of a message about the same connection.
+inline Message with_type(Message head, MessageType type) {
+  head.type = type;
+  head.count = 0;
+  return head;
+}
 
 /// OK when a message that is meant for boot id `to` and comes from boot id `from` is for this node from the
 /// peer, in the lives that both know.

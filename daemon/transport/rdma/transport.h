@@ -180,7 +180,7 @@ class PeerTransport : public Transport {
     peer.failed = true;
     peer.close();
     const Status named(StatusCode::kUnavailable, "node " + peer.identity.node + ": " + why.text());
-    if (tell) context_.say(peer.id, bytes_of(refusal({.type = MessageType::kGivenUp}, named)));
+    if (tell) context_.say(peer.id, refusal({.type = MessageType::kGivenUp}, named));
     context_.sink->peer_failed(peer.id, named);
   }
 
@@ -219,8 +219,9 @@ class PeerTransport : public Transport {
   }
 
   bool take(const Put& put, Time now) {
-    const End end = end_of(put.channel);
     // Nobody waits for what a dead channel is given: it has been reported, and must not hold up the others.
+    if (put.channel >= ends_.size()) return true;
+    const End& end = ends_.data()[put.channel];
     if (end.outbound == nullptr || end.outbound->failed) return true;
     Outbound& channel = *end.outbound;
     if (channel.window.full()) return false;
@@ -275,16 +276,21 @@ class PeerTransport : public Transport {
 
   std::size_t visit(Time now) {
     std::size_t events = 0;
+    bool any_rests = false;
     visits_.for_each_busy([&](Peer& peer) {
-      if (peer.failed) return;
       Status lost;
-      events += peer.poll(now, lost);
+      const std::size_t found = peer.failed ? 0 : peer.poll(now, lost);
+      peer.rests = found == 0 && (peer.failed || peer.idle());
+      any_rests = any_rests || peer.rests;
+      events += found;
       if (lost.ok()) return;
       fail(peer, lost, true);
       ++events;
     });
+    if (any_rests) visits_.rest([&](Peer& peer) { return deadline_of(peer, now); });
     return events;
   }
+  Time deadline_of(Peer& peer, Time now) const { return peer.failed ? kNever : peer.deadline(now); }
 
   std::size_t send_messages() {
     const auto messages = std::exchange(context_.outbox, {});
@@ -310,12 +316,8 @@ class PeerTransport : public Transport {
   /// Nothing has happened in this poll. False: some queues were not armed before it, and may have got
   /// something between the visit and now.
   bool settle(Time now) {
-    bool armed = true;
-    visits_.for_each_busy([&](Peer& peer) { armed = (peer.failed || peer.arm()) && armed; });
-    if (!armed) return false;
-    visits_.settle([](Peer& peer) { return peer.failed || peer.idle(); },
-                   [&](Peer& peer) { return peer.failed ? kNever : peer.deadline(now); });
-    return true;
+    return visits_.settle([](Peer& peer) { return peer.failed || peer.arm(); },
+                          [&](Peer& peer) { return deadline_of(peer, now); });
   }
 
   std::unordered_map<PeerId, std::unique_ptr<Peer>> peers_;

@@ -1,8 +1,9 @@
 // Which peers a poll looks at: those that have something to do, not all there are.
 //
 // A peer is woken by everything that may give it work: puts, messages, notifications of its completion
-// queues, its time. It is then visited by every poll until it says that it has nothing to do, and its queues
-// have been armed and found empty after that: whatever comes later notifies.
+// queues, its time. It is then visited by every poll until a visit finds nothing and it says that nothing is
+// under way. Before the owner sleeps, the queues of all who were awake are armed, and found empty after that:
+// whatever comes later notifies.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +17,10 @@ namespace mkernel::transport::rdma {
 
 /// What is kept of each peer; base class of it.
 struct Visited {
-  bool busy = false;
-  Time wake_at = kNever;  ///< while not busy
+  bool busy = false;       ///< every poll visits it
+  bool rests = false;      ///< its visit has found nothing to do, and nothing has woken it since
+  bool unsettled = false;  ///< was busy since the owner could sleep last
+  Time wake_at = kNever;   ///< while not busy
 };
 
 /// One thread. `Peer` derives from Visited.
@@ -28,18 +31,20 @@ class Visits {
     all_.push_back(&peer);
     wake(peer);
   }
-  /// Also in the middle of for_each().
+  /// Also in the middle of for_each_busy().
   void remove(Peer& peer) {
     std::erase(all_, &peer);
     std::erase(busy_, &peer);
+    std::erase(unsettled_, &peer);
   }
 
   const std::vector<Peer*>& all() const { return all_; }
-  std::size_t busy() const { return busy_.size(); }
 
   void wake(Peer& peer) {
+    peer.rests = false;
     if (std::exchange(peer.busy, true)) return;
     busy_.push_back(&peer);
+    if (!std::exchange(peer.unsettled, true)) unsettled_.push_back(&peer);
   }
   void wake_all() {
     for (Peer* peer : all_) wake(*peer);
@@ -66,15 +71,34 @@ class Visits {
     for (std::size_t i = 0; i < busy_.size(); ++i) visit(*busy_[i]);
   }
 
-  /// Sends those to sleep for which `idle` says so. `due_of`: when each is to be woken at the latest.
-  template <typename Idle, typename DueOf>
-  void settle(Idle&& idle, DueOf&& due_of) {
+  /// Sends those to sleep that rest. `due_of`: when each is to be woken at the latest.
+  template <typename DueOf>
+  void rest(DueOf&& due_of) {
     std::erase_if(busy_, [&](Peer* peer) {
+      if (!peer->rests) return false;
+      peer->busy = false;
       peer->wake_at = due_of(*peer);
       due_ = std::min(due_, peer->wake_at);
-      peer->busy = !idle(*peer);
+      return true;
+    });
+  }
+  /// The owner would like to sleep. `arm` is called for all that have been awake since it could, and answers
+  /// whether the peer was armed before: it has been visited since then. True when all were; the others are
+  /// awake. `due_of` as above.
+  template <typename Arm, typename DueOf>
+  bool settle(Arm&& arm, DueOf&& due_of) {
+    bool settled = true;
+    std::erase_if(unsettled_, [&](Peer* peer) {
+      if (!arm(*peer)) {
+        settled = false;
+        wake(*peer);
+        return false;
+      }
+      if (peer->busy) due_ = std::min(due_, due_of(*peer));
+      peer->unsettled = peer->busy;
       return !peer->busy;
     });
+    return settled;
   }
   /// When somebody has to be woken at the latest; it may be early.
   Time due() const { return due_; }
@@ -82,6 +106,7 @@ class Visits {
  private:
   std::vector<Peer*> all_;
   std::vector<Peer*> busy_;
+  std::vector<Peer*> unsettled_;  ///< all that are busy, and some that sleep
   std::size_t next_ = 0;
   Time due_ = kNever;
 };

@@ -67,15 +67,8 @@ Status Connection::open(Route route, std::uint64_t from_boot_id, std::uint64_t t
                 std::to_string(context_.options.send_queue)};
   }
   state_ = State::kOpening;
-  const Open open{head(MessageType::kOpen),
-                  from_boot_id,
-                  to_boot_id,
-                  path.port(),
-                  queue_.qpn(),
-                  queue_.psn(),
-                  route.remote,
-                  0};
-  context_.say(peer_, bytes_of(open));
+  context_.say(peer_, Open{head(MessageType::kOpen), from_boot_id, to_boot_id, path.port(), queue_.qpn(),
+                           queue_.psn(), route.remote, 0});
   return {};
 }
 
@@ -236,8 +229,7 @@ void Connection::ask_for(Outbound& channel, std::uint32_t index) {
   RemoteRegion& region = channel.regions[index];
   if (region.state != RemoteRegion::State::kUnknown) return;
   region.state = RemoteRegion::State::kAsked;
-  const RegionMessage ask{head(MessageType::kResolve), channel.key, index, 0};
-  context_.say(peer_, bytes_of(ask));
+  context_.say(peer_, RegionMessage{head(MessageType::kResolve), channel.key, index, 0});
 }
 
 void Connection::refuse(Outbound& channel, const Put& put) {
@@ -255,17 +247,12 @@ const rdma::Registration* Connection::source_of(Outbound& channel, const memory:
 }
 
 const rdma::Registration* Connection::look_up(Outbound& channel, const memory::Region& region) {
-  rdma::Registrations& registrations = queue_.path().registrations();
-  const auto made = registrations.source(region);
+  const auto made = channel.last_source.look_up(queue_.path().registrations(), region);
   if (!made.ok()) {
     fail_channel(context_, channel, made.status().with_context("the source of a put"));
     return nullptr;
   }
-  if (made.value() == nullptr) {
-    channel.waiting = source_pending_ = true;
-    return nullptr;
-  }
-  channel.last_source = {&region, registrations.generation(), made.value()};
+  if (made.value() == nullptr) channel.waiting = source_pending_ = true;
   return made.value();
 }
 
@@ -326,21 +313,19 @@ void Connection::complete(const Posted& done) {
 void Connection::answer_revocations(Outbound& channel) {
   std::erase_if(channel.revocations, [&](const Revocation& revocation) {
     if (channel.window.acknowledged() < revocation.last) return false;
-    const RegionMessage gone{head(MessageType::kRevoked), channel.key, revocation.region, revocation.grant};
-    context_.say(peer_, bytes_of(gone));
+    context_.say(
+        peer_, RegionMessage{head(MessageType::kRevoked), channel.key, revocation.region, revocation.grant});
     return true;
   });
 }
 
 void Connection::attach(const Outbound& channel) {
-  const ChannelMessage ask{head(MessageType::kAttach), channel.key};
-  context_.say(peer_, bytes_of(ask));
+  context_.say(peer_, ChannelMessage{head(MessageType::kAttach), channel.key});
 }
 
 void Connection::answer_stop(Outbound& channel) {
   if (channel.in_flight()) return;
-  const ChannelMessage over{head(MessageType::kStopped), channel.key};
-  context_.say(peer_, bytes_of(over));
+  context_.say(peer_, ChannelMessage{head(MessageType::kStopped), channel.key});
   std::erase(ready_, &channel);
   channel.disconnect();
   attach(channel);

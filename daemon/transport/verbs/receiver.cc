@@ -7,6 +7,8 @@
 namespace mkernel::transport::verbs {
 namespace {
 
+using rdma::with_type;
+
 constexpr std::uint32_t kMaxSlots = 256;
 constexpr std::size_t kMaxWaiting = 1U << 20;
 
@@ -30,10 +32,8 @@ void Receiver::close() {
 }
 
 void Receiver::refuse(const Message& head, const Status& why, ChannelKey key, bool final) {
-  Message answer = head;
-  answer.type = key != 0 ? MessageType::kRefused : MessageType::kNotOpened;
-  answer.count = 0;
-  context_.say(peer_, bytes_of(refusal(answer, why, key, final)));
+  const MessageType type = key != 0 ? MessageType::kRefused : MessageType::kNotOpened;
+  context_.say(peer_, refusal(with_type(head, type), why, key, final));
 }
 
 // Channels
@@ -47,11 +47,6 @@ Result<Inbound*> Receiver::add(ChannelId channel, ChannelKey key) {
   entry = std::make_unique<Inbound>(channel, key);
   if (waiting_.contains(key)) opened_.push_back(key);
   return entry.get();
-}
-
-Inbound* Receiver::find(ChannelKey key) {
-  const auto found = channels_.find(key);
-  return found == channels_.end() ? nullptr : found->second.get();
 }
 
 void Receiver::remove(Inbound& channel) {
@@ -69,10 +64,7 @@ void Receiver::quiesce(Inbound& channel) {
 }
 
 void Receiver::say_stop(const Inbound& channel) {
-  Message head = channel.connection;
-  head.type = MessageType::kStop;
-  const ChannelMessage stop{head, channel.key};
-  context_.say(peer_, bytes_of(stop));
+  context_.say(peer_, ChannelMessage{with_type(channel.connection, MessageType::kStop), channel.key});
 }
 
 /// The sender must attach again before it can write anything of the channel. Where writes of its are possible
@@ -131,11 +123,10 @@ void Receiver::on_open(const Open& open) {
   if (const Status connected = connect(open, connection); !connected.ok()) {
     return refuse(open.head, connected.with_context("node " + context_.options.base.identity.node), 0);
   }
-  Message head = open.head;
-  head.type = MessageType::kOpened;
-  const Opened answer{head, connection.queue.path().port(), connection.queue.qpn(), connection.queue.psn()};
-  connections_[head.slot] = std::move(connection);
-  context_.say(peer_, bytes_of(answer));
+  const QueuePair& queue = connection.queue;
+  context_.say(peer_, Opened{with_type(open.head, MessageType::kOpened), queue.path().port(), queue.qpn(),
+                             queue.psn()});
+  connections_[open.head.slot] = std::move(connection);
 }
 
 Status Receiver::connect(const Open& open, Connection& connection) {
@@ -181,15 +172,9 @@ void Receiver::attach(Inbound& channel, const Message& connection) {
   if (!rkey.ok()) return refuse(connection, rkey.status(), channel.key);
   channel.path = &path;
   channel.connection = connection;
-  Message head = connection;
-  head.type = MessageType::kHeld;
-  const Held answer{head,
-                    channel.key,
-                    arrival_count(channel.word.word),
-                    reinterpret_cast<std::uintptr_t>(channel.word.word),
-                    rkey.value(),
-                    0};
-  context_.say(peer_, bytes_of(answer));
+  std::uint64_t* const word = channel.word.word;
+  context_.say(peer_, Held{with_type(connection, MessageType::kHeld), channel.key, arrival_count(word),
+                           reinterpret_cast<std::uintptr_t>(word), rkey.value(), 0});
 }
 
 void Receiver::on_resolve(const RegionMessage& message) {
@@ -204,10 +189,12 @@ void Receiver::on_resolve(const RegionMessage& message) {
   }
   const memory::Region& region = *granted.value()->region;
   const auto registration = channel->path->registrations().granted(region);
-  Resolved answer{message.head,   channel->key,
-                  message.region, granted.value()->number,
-                  region.bytes,   channel->path->registrations().chunk_bytes()};
-  answer.head.type = MessageType::kResolved;
+  const Resolved answer{with_type(message.head, MessageType::kResolved),
+                        channel->key,
+                        message.region,
+                        granted.value()->number,
+                        region.bytes,
+                        channel->path->registrations().chunk_bytes()};
   std::vector<RemoteChunk> chunks;
   for (const rdma::Chunk& chunk : registration->chunks) chunks.push_back({chunk.address, chunk.rkey, 0});
   context_.say(peer_, rdma::resolved_with(answer, chunks));
@@ -272,7 +259,7 @@ void Receiver::say_broken(MessageType type, std::uint32_t slot, const Connection
   const Message head{.type = type, .slot = slot, .epoch = connection.epoch};
   const Status status(StatusCode::kUnavailable,
                       "node " + context_.options.base.identity.node + ": " + why.text());
-  context_.say(peer_, bytes_of(refusal(head, status)));
+  context_.say(peer_, refusal(head, status));
 }
 
 void Receiver::path_changed(const Path& path) {
@@ -297,10 +284,8 @@ void Receiver::retire(const memory::Region& region) {
   for (auto& [key, channel] : channels_) {
     for (Grant& grant : channel->grants) {
       if (grant.region != &region || std::exchange(grant.revoked, true)) continue;
-      Message head = channel->connection;
-      head.type = MessageType::kRevoke;
-      const RegionMessage stop{head, channel->key, grant.index, grant.number};
-      context_.say(peer_, bytes_of(stop));
+      const Message head = with_type(channel->connection, MessageType::kRevoke);
+      context_.say(peer_, RegionMessage{head, key, grant.index, grant.number});
     }
   }
 }

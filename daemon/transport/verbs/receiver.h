@@ -58,7 +58,7 @@ class Receiver {
     QueuePair queue;
   };
 
-  Inbound* find(ChannelKey key);
+  Inbound* find(ChannelKey key) const { return rdma::find_in(channels_, key); }
   void on_open(const Open& open);
   Status connect(const Open& open, Connection& connection);
   void on_attach(const ChannelMessage& attach);

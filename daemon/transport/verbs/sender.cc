@@ -57,17 +57,11 @@ Result<Outbound*> Sender::add(ChannelId channel, ChannelKey key) {
   return entry.get();
 }
 
-Outbound* Sender::find(ChannelKey key) {
-  const auto found = channels_.find(key);
-  return found == channels_.end() ? nullptr : found->second.get();
-}
-
 void Sender::remove(Outbound& channel) {
   Connection& connection = channel.connection;
   const bool in_flight = channel.in_flight();
   if (!connection.closed()) {
-    const ChannelMessage gone{connection.head(MessageType::kDetach), channel.key};
-    context_.say(peer_, bytes_of(gone));
+    context_.say(peer_, ChannelMessage{connection.head(MessageType::kDetach), channel.key});
   }
   connection.remove(channel);
   if (in_flight) {
@@ -82,13 +76,8 @@ void Sender::quiesce(Outbound& channel) {
 }
 
 bool Sender::holds(const memory::Region& region) const {
-  for (const auto& [key, channel] : channels_) {
-    const SendWindow& window = channel->window;
-    for (std::uint64_t n = window.acknowledged() + 1; n <= window.submitted(); ++n) {
-      if (window.at(n).source == &region) return true;
-    }
-  }
-  return false;
+  return std::any_of(channels_.begin(), channels_.end(),
+                     [&](const auto& entry) { return entry.second->window.reads(region); });
 }
 
 // Connections
@@ -147,7 +136,7 @@ void Sender::came_up(Slot& slot, Time now) {
 /// A better route works again: the connections move to it.
 void Sender::probed(Time now) {
   const Route route = probe_.connection->route();
-  context_.say(peer_, bytes_of(probe_.connection->head(MessageType::kClose)));
+  context_.say(peer_, probe_.connection->head(MessageType::kClose));
   probe_.connection->lose();
   routes_.answers(route, now);
   for (Slot& slot : slots_) {
@@ -176,10 +165,9 @@ std::size_t Sender::open_what_is_due(Time now) {
   return opened;
 }
 
-void Sender::path_changed(const Path& path, Time now) {
-  for (std::uint32_t i = 0; i < context_.paths.size(); ++i) {
-    if (context_.paths[i].get() == &path) routes_.look_again(i);
-  }
+void Sender::path_changed(std::uint32_t local, Time now) {
+  const Path& path = *context_.paths[local];
+  routes_.look_again(local);
   const Status why =
       path.state().ok() ? Status(StatusCode::kUnavailable, path.text() + " has changed") : path.state();
   const auto check = [&](Slot& slot) {
@@ -187,10 +175,7 @@ void Sender::path_changed(const Path& path, Time now) {
   };
   for (Slot& slot : slots_) check(slot);
   check(probe_);
-  if (!path.state().ok()) return;
-  for (std::uint32_t i = 0; i < context_.paths.size(); ++i) {
-    if (context_.paths[i].get() == &path) routes_.look_again(i);  // nothing of it has failed
-  }
+  if (path.state().ok()) routes_.look_again(local);  // nothing of it has failed
 }
 
 void Sender::queue_broken(std::uint32_t qpn, const Status& why, Time now) {
@@ -377,8 +362,8 @@ void Sender::on_revoke(Connection& connection, const RegionMessage& revoke) {
   RemoteRegion* const region = knows ? &channel->regions[revoke.region] : nullptr;
   if (region == nullptr || region->state != RemoteRegion::State::kKnown || region->grant != revoke.grant) {
     // The channel was closed or stopped here, after its last put over this connection: nothing is under way.
-    const RegionMessage gone{connection.head(MessageType::kRevoked), revoke.key, revoke.region, revoke.grant};
-    return context_.say(peer_, bytes_of(gone));
+    return context_.say(peer_, RegionMessage{connection.head(MessageType::kRevoked), revoke.key,
+                                             revoke.region, revoke.grant});
   }
   *region = {};
   channel->revocations.push_back({revoke.region, revoke.grant, channel->window.sent()});
@@ -391,8 +376,7 @@ void Sender::on_stop(Connection& connection, const ChannelMessage& stop) {
     channel->stopped = true;
     return connection.answer_stop(*channel);
   }
-  const ChannelMessage over{connection.head(MessageType::kStopped), stop.key};
-  context_.say(peer_, bytes_of(over));
+  context_.say(peer_, ChannelMessage{connection.head(MessageType::kStopped), stop.key});
 }
 
 /// The completion that says whose write it was has come before this message, as a rule.

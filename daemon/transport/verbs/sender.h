@@ -32,8 +32,8 @@ class Sender {
   void registered();
   /// Puts that submit() has queued leave.
   void flow(Time now);
-  /// The path of this node changed its state or its address.
-  void path_changed(const Path& path, Time now);
+  /// The path of this node at that position changed its state or its address.
+  void path_changed(std::uint32_t local, Time now);
   /// A queue pair of this node is in error.
   void queue_broken(std::uint32_t qpn, const Status& why, Time now);
   /// Asks for notifications; false when completions may have come meanwhile.
@@ -54,7 +54,7 @@ class Sender {
   };
 
   Connection& connection_of(ChannelKey key) { return *slots_[key % slots_.size()].connection; }
-  Outbound* find(ChannelKey key);
+  Outbound* find(ChannelKey key) const { return rdma::find_in(channels_, key); }
   Slot* slot_of(const Message& head);
   bool is_probe(const Slot& slot) const { return &slot == &probe_; }
 

@@ -96,14 +96,15 @@ void VerbsTransport::forget(const memory::Region& region) {
 bool VerbsTransport::look_at_paths(Time now) {
   const Status broken(StatusCode::kUnavailable, "the device reported an error of the queue pair");
   bool any = false;
-  for (const auto& path : context_.paths) {
-    const Path::News news = path->take_events();
+  for (std::uint32_t local = 0; local < context_.paths.size(); ++local) {
+    Path& path = *context_.paths[local];
+    const Path::News news = path.take_events();
     if (!news.changed && news.broken.empty()) continue;
     any = true;
     for_each_peer([&](Peer& peer) {
       if (news.changed) {
-        peer.sender.path_changed(*path, now);
-        peer.receiver.path_changed(*path);
+        peer.sender.path_changed(local, now);
+        peer.receiver.path_changed(path);
       }
       for (const Path::News::BrokenQueue& queue : news.broken) {
         peer.sender.queue_broken(queue.qpn, broken, now);

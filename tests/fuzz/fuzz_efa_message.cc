@@ -38,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case MessageType::kWelcome:
     case MessageType::kTry:
     case MessageType::kTried: check_hello(read_as<Hello>(bytes)); break;
-    case MessageType::kAttached: require(read_as<Attached>(bytes).index < kMaxChannels); break;
+    case MessageType::kHeld: require(read_as<Held>(bytes).index < kMaxChannels); break;
     case MessageType::kReleased:
     case MessageType::kTaken: require(read_as<NumberMessage>(bytes).number < kMaxChannels); break;
     case MessageType::kResolve:
@@ -46,7 +46,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case MessageType::kRevoked:
       require(read_as<RegionMessage>(bytes).region < mkernel::abi::kMaxRegions);
       break;
-    case MessageType::kResolved: require(read_as<Resolved>(bytes).region < mkernel::abi::kMaxRegions); break;
+    case MessageType::kResolved:
+      require(read_as<Resolved>(bytes).region < mkernel::abi::kMaxRegions);
+      require(rdma::chunks_of(bytes).size() == 1);
+      break;
     case MessageType::kLost:
     case MessageType::kGivenUp:
     case MessageType::kTryLost:

@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case MessageType::kResolved: {
       const auto resolved = read_as<Resolved>(bytes);
-      const auto chunks = chunks_of(bytes);
+      const auto chunks = mkernel::transport::rdma::chunks_of(bytes);
       // Every byte of the region has a chunk.
       if (chunks.size() <= (resolved.bytes - 1) / resolved.chunk_bytes) std::abort();
       break;

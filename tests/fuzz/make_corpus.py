@@ -166,12 +166,36 @@ def session_message():
     yield "fds-cut", request(3, bytes(16), fds=0x80)
 
 
-# The messages of daemon/transport/verbs/message.h.
-VERBS_VERSION = 3
+# The messages of daemon/transport/rdma/message.h, and those of verbs and of EFA beside it.
+RDMA_VERSION = 4
 
 
-def verbs(kind, body=b"", count=0, version=VERBS_VERSION):
-    return struct.pack("<HHIII", version, kind, 2, 7, count) + body
+def rdma(kind, body=b"", slot=0, count=0, version=RDMA_VERSION):
+    return struct.pack("<HHIII", version, kind, slot, 7, count) + body
+
+
+def rdma_refusal(kind, code, text, key=100, final=0):
+    return rdma(kind, struct.pack("<QII448s", key, code, final, text))
+
+
+def rdma_resolved(size, chunk, count, region=1):
+    return rdma(33, struct.pack("<QIIQQ", 100, region, 1, size, chunk) + struct.pack("<QII", 1 << 40, 17, 0) * count, count=count)
+
+
+def rdma_message():
+    """What both transports take and refuse."""
+    yield "detach", rdma(17, struct.pack("<Q", 100))
+    yield "resolve", rdma(18, struct.pack("<QII", 100, 255, 0))
+    yield "resolved", rdma_resolved(4096, 1 << 20, 1)
+    yield "refused", rdma_refusal(35, 5, b"no such\nregion")
+    yield "given-up", rdma_refusal(1, 14, b"\xc2\x9b[2J\xff", key=0)
+    yield "chunks-of-nothing", rdma(17, struct.pack("<Q", 100), count=1)
+    yield "chunk-missing", rdma_resolved(5000, 4096, 1)
+    yield "chunk-not-power-of-two", rdma_resolved(5000, 4095, 2)
+    yield "region-too-high", rdma_resolved(4096, 4096, 1, region=256)
+    yield "code-ok", rdma_refusal(1, 0, b"fine", key=0)
+    yield "text-without-end", rdma_refusal(35, 14, b"x" * 448)
+    yield "other-version", rdma(17, struct.pack("<Q", 100), version=RDMA_VERSION + 1)
 
 
 def verbs_port(mtu=5, layer=2, lid=0, device=b"mlx5_0"):
@@ -181,40 +205,21 @@ def verbs_port(mtu=5, layer=2, lid=0, device=b"mlx5_0"):
 
 def verbs_message():
     def opened(port, qpn=0x1234):
-        return verbs(16, port + struct.pack("<II", qpn, 99))
+        return rdma(64, port + struct.pack("<II", qpn, 99), slot=2)
 
-    def resolved(size, chunk, count, region=1):
-        return verbs(20, struct.pack("<QIIQQ", 100, region, 1, size, chunk) + struct.pack("<QII", 1 << 40, 17, 0) * count, count)
-
-    yield "open", verbs(1, struct.pack("<QQ", 7, 8) + verbs_port() + struct.pack("<IIII", 0x1234, 99, 0, 0))
+    yield from rdma_message()
+    yield "open", rdma(48, struct.pack("<QQ", 7, 8) + verbs_port() + struct.pack("<IIII", 0x1234, 99, 0, 0), slot=2)
     yield "opened", opened(verbs_port())
     yield "infiniband", opened(verbs_port(layer=1, lid=0xbeef))
-    yield "close", verbs(2)
-    yield "attach", verbs(3, struct.pack("<Q", 100))
-    yield "attached", verbs(19, struct.pack("<QQQII", 100, 5, 1 << 40, 17, 0))
-    yield "resolve", verbs(5, struct.pack("<QII", 100, 1, 0))
-    yield "resolved", resolved(5000, 4096, 2)
-    yield "refused", verbs(22, struct.pack("<QII448s", 100, 5, 0, b"no such\nregion"))
-    yield "not-opened", verbs(17, struct.pack("<QII448s", 0, 14, 1, b"no path"))
-    yield "chunks-of-nothing", verbs(2, count=1)
-    yield "chunk-missing", resolved(5000, 4096, 1)
-    yield "chunk-not-power-of-two", resolved(5000, 4095, 2)
-    yield "region-too-high", resolved(4096, 4096, 1, region=256)
+    yield "close", rdma(49)
+    yield "attach", rdma(16, struct.pack("<Q", 100))
+    yield "held", rdma(32, struct.pack("<QQQII", 100, 5, 1 << 40, 17, 0))
+    yield "two-chunks", rdma_resolved(5000, 4096, 2)
+    yield "not-opened", rdma_refusal(65, 14, b"no path", key=0, final=1)
     yield "device-without-end", opened(verbs_port(device=b"m" * 32))
     yield "device-escape", opened(verbs_port(device=b"\x1b[2J"))
     yield "odd-port", opened(verbs_port(mtu=6, layer=3, lid=1 << 16))
     yield "odd-queue", opened(verbs_port(), qpn=1 << 24)
-    yield "code-ok", verbs(24, struct.pack("<QII448s", 0, 0, 0, b"fine"))
-    yield "text-without-end", verbs(18, struct.pack("<QII448s", 0, 14, 0, b"x" * 448))
-    yield "other-version", verbs(2, version=VERBS_VERSION + 1)
-
-
-# The messages of daemon/transport/efa/message.h.
-EFA_VERSION = 3
-
-
-def efa(kind, body=b"", version=EFA_VERSION):
-    return struct.pack("<HHI", version, kind, 7) + body
 
 
 def efa_end(qpn=17, credit=512, window=128, path=0, device=b"rdmap79s0"):
@@ -223,31 +228,22 @@ def efa_end(qpn=17, credit=512, window=128, path=0, device=b"rdmap79s0"):
 
 
 def efa_message():
-    def refused(kind, code, text):
-        return efa(kind, struct.pack("<QII448s", 100, code, 0, text))
-
-    yield "hello", efa(1, efa_end())
-    yield "welcome", efa(2, efa_end(device=b"rdmap\x1b[2J"))
-    yield "ready", efa(3)
-    yield "tried", efa(9, efa_end(qpn=0, path=63))
-    yield "attach", efa(16, struct.pack("<QII", 100, 1, 0))
-    yield "detach", efa(17, struct.pack("<Q", 100))
-    yield "attached", efa(32, struct.pack("<QQII", 100, 5, (1 << 15) - 2, 1))
-    yield "resolve", efa(18, struct.pack("<QII", 100, 255, 0))
-    yield "resolved", efa(34, struct.pack("<QIIQQII", 100, 1, 1, 1 << 40, 4096, 17, 0))
-    yield "taken", efa(37, struct.pack("<II", 3, 0))
-    yield "refused", refused(36, 5, b"no such\nregion")
-    yield "lost", refused(4, 14, b"\xc2\x9b[2J\xff")
-    yield "number-too-high", efa(20, struct.pack("<II", (1 << 15) - 1, 0))
-    yield "region-too-high", efa(35, struct.pack("<QII", 100, 256, 1))
-    yield "odd-queue", efa(1, efa_end(qpn=1 << 24))
-    yield "odd-path", efa(1, efa_end(path=64))
-    yield "no-window", efa(1, efa_end(window=0))
-    yield "no-credit", efa(1, efa_end(credit=0))
-    yield "device-without-end", efa(8, efa_end(device=b"d" * 64))
-    yield "code-ok", refused(5, 0, b"fine")
-    yield "text-without-end", refused(10, 14, b"x" * 448)
-    yield "other-version", efa(3, version=EFA_VERSION + 1)
+    yield from rdma_message()
+    yield "hello", rdma(80, efa_end())
+    yield "welcome", rdma(81, efa_end(device=b"rdmap\x1b[2J"))
+    yield "ready", rdma(82)
+    yield "tried", rdma(85, efa_end(qpn=0, path=63))
+    yield "attach", rdma(16, struct.pack("<QII", 100, 1, 0))
+    yield "held", rdma(32, struct.pack("<QQII", 100, 5, (1 << 15) - 2, 1))
+    yield "two-chunks", rdma_resolved(5000, 4096, 2)
+    yield "taken", rdma(38, struct.pack("<II", 3, 0))
+    yield "lost", rdma_refusal(83, 14, b"\xc2\x9b[2J\xff", key=0)
+    yield "number-too-high", rdma(21, struct.pack("<II", (1 << 15) - 1, 0))
+    yield "odd-queue", rdma(80, efa_end(qpn=1 << 24))
+    yield "odd-path", rdma(80, efa_end(path=64))
+    yield "no-window", rdma(80, efa_end(window=0))
+    yield "no-credit", rdma(80, efa_end(credit=0))
+    yield "device-without-end", rdma(84, efa_end(device=b"d" * 64))
 
 
 # Messages of proto/mkernel/v1/peer.proto, as far as they need numbers and texts.

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Runs every CPU benchmark once on this machine and records the rows, beside what they are compared with in the same run.
 
-Usage: tests/perf/record.py [--build DIR] [--only iperf3,ring,post_rate,fabric,idle,gemm,op,tenants]
-Writes tests/perf/results/<machine>-<date>-cpu.json. Needs iperf3 for the comparison of the tcp transport.
+Usage: tests/perf/record.py [--build DIR] [--before DIR] [--only iperf3,ring,post_rate,fabric,idle,gemm,op,tenants]
+Writes tests/perf/results/<machine>-<date>-cpu.json. Needs iperf3 for the comparison of the tcp transport. --before: a build of
+an earlier commit, whose post_rate runs in turns with the present one.
 """
 import argparse
 import json
@@ -29,19 +30,29 @@ def ring(mkbench, node, path):
     run(mkbench, "ring", "--daemon", node.socket, "--json", path)
 
 
-def post_rate(path, repetitions=5):
-    """Medians of what one proxy thread can post into queues of a fake NIC, with the lowest and the highest."""
+def post_rate(path, before=None, repetitions=5):
+    """Medians, with the lowest and the highest, of what one proxy thread can post into queues of a fake NIC, and of what one put
+    costs that is alone beside idle peers. Builds run in turns, so that a change of the machine's mood meets both."""
     from cluster import BIN
-    runs = [subprocess.run([str(BIN / "post_rate")], capture_output=True, text=True, check=True, timeout=300).stdout
+    builds = {"": BIN} | ({"before_": pathlib.Path(before, "bin")} if before else {})
+    runs = [{prefix: subprocess.run([str(folder / "post_rate")], capture_output=True, text=True, check=True,
+                                    timeout=600).stdout.splitlines() for prefix, folder in builds.items()}
             for _ in range(repetitions)]
-    rows = []
-    for lines in zip(*(text.splitlines() for text in runs)):
-        transport, size = lines[0].split()[:2]
-        rates = [float(line.split(":")[1].split()[0]) for line in lines]
-        rows.append({"transport": transport, "bytes": int(size), "mputs_per_second": statistics.median(rates),
-                     "lowest": min(rates), "highest": max(rates)})
-        print(f"post rate, {transport}, {size} B: {statistics.median(rates):.2f} M/s")
-    add(path, "post_rate", rows)
+    rates, alone = [], []
+    for i, line in enumerate(runs[0][""]):
+        what, value = line.split(":")
+        transport, size = what.split()[:2]
+        unit = "ns" if value.split()[1] == "ns" else "mputs_per_second"
+        row = {"transport": transport, "bytes": int(size)}
+        if unit == "ns":
+            row["beside"] = what.split("alone, ")[1]
+        for prefix in builds:
+            values = [float(run[prefix][i].split(":")[1].split()[0]) for run in runs]
+            row |= {prefix + unit: statistics.median(values), prefix + "lowest": min(values), prefix + "highest": max(values)}
+        (alone if unit == "ns" else rates).append(row)
+        print("post rate,", ", ".join(f"{name}: {value}" for name, value in row.items()))
+    add(path, "post_rate", rates)
+    add(path, "put_alone", alone)
 
 
 def iperf(size, port, seconds=4):
@@ -139,6 +150,7 @@ def add(path, what, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build")
+    parser.add_argument("--before")
     parser.add_argument("--only", default="iperf3,ring,post_rate,fabric,idle,gemm,op,tenants")
     arguments = parser.parse_args()
     os.environ["MKERNEL_BIN"] = str(pathlib.Path(arguments.build, "bin").resolve())
@@ -159,7 +171,7 @@ def main():
             for transport in ("tcp", "emulated"):
                 run(mkbench, "fabric", "--transport", transport, "--json", path)
         if "post_rate" in chosen:
-            post_rate(path)
+            post_rate(path, arguments.before)
         if "gemm" in chosen:
             run(mkbench, "gemm", "--json", path)
         for node in nodes:

@@ -13,11 +13,6 @@ bool first(const Identity& a, const Identity& b) {
   return std::tie(a.node, a.boot_id) < std::tie(b.node, b.boot_id);
 }
 
-Status other_life(const std::string& whose, std::uint64_t is, std::uint64_t expected) {
-  return {StatusCode::kFailedPrecondition, whose + " has boot id " + std::to_string(is) + ", not " +
-                                               std::to_string(expected) + ": the node was restarted"};
-}
-
 /// Any two EFA devices of a subnet reach each other: where the first of one node and the second of the other
 /// have died, the two that are left still are a route.
 rdma::Routes::Options routes_of(const Context& context) {
@@ -48,8 +43,9 @@ Status Connection::make_queue() {
   const auto pd = domains_.on(device);
   if (!pd.ok()) return pd.status();
   const EfaOptions& options = context_.options;
-  auto made = Queue::make(device, pd.value(),
-                          {options.credit, options.window, options.service_level, rdma::random_bits()});
+  auto made =
+      Queue::make(device, pd.value(),
+                  {peer_, options.credit, options.window, options.service_level, rdma::random_bits()});
   if (!made.ok()) return made.status();
   queue_ = std::move(*made);
   return {};
@@ -68,18 +64,13 @@ void Connection::dial(Route route, Time now) {
   const Status made = make_queue();
   if (!made.ok()) return lose(made, now);
   next_ = now + kAskAgain;
-  context_.say(peer_, bytes_of(hello(MessageType::kHello)));
+  context_.say(peer_, hello(MessageType::kHello));
 }
 
 /// Who speaks is who is meant, and means this node.
 Status Connection::greeted(const Hello& message) {
-  if (message.from_boot_id != remote_.boot_id) {
-    return other_life("node " + remote_.node, message.from_boot_id, remote_.boot_id);
-  }
   const Identity& self = context_.options.base.identity;
-  if (message.to_boot_id != self.boot_id) {
-    return other_life("node " + self.node, self.boot_id, message.to_boot_id);
-  }
+  MK_RETURN_IF_ERROR(rdma::check_lives(self, remote_, message.to_boot_id, message.from_boot_id));
   const bool asks = message.head.type == MessageType::kHello || message.head.type == MessageType::kTry;
   if (asks && dials_) return {StatusCode::kInvalidArgument, "it opens a connection that this end opens"};
   if (asks && message.path >= context_.paths.size()) {
@@ -108,7 +99,7 @@ Status Connection::on_hello(const Hello& message, Time now) {
     peer_credit_ = message.credit;
     peer_window_ = message.window;
   }
-  context_.say(peer_, bytes_of(hello(MessageType::kWelcome)));
+  context_.say(peer_, hello(MessageType::kWelcome));
   return {};
 }
 
@@ -119,7 +110,7 @@ void Connection::on_welcome(const Hello& message, Time now) {
   if (!met.ok()) return lose(met, now);
   peer_credit_ = message.credit;
   peer_window_ = message.window;
-  context_.say(peer_, bytes_of(Message{.type = MessageType::kReady, .epoch = epoch_}));
+  context_.say(peer_, Message{.type = MessageType::kReady, .epoch = epoch_});
   greet_by_write(now);
 }
 
@@ -182,6 +173,7 @@ Status Connection::receive(std::span<const std::byte> bytes, Time now) {
 // Time
 
 Status Connection::poll(Time now) {
+  just_lost_ = false;
   const auto timeout = context_.options.base.peer_timeout;
   if (!up() && now - unreachable_since_ >= timeout) {
     return {StatusCode::kUnavailable, "unreachable for " + std::to_string(timeout.count()) + " ms: " + why()};
@@ -197,7 +189,7 @@ Status Connection::poll(Time now) {
     if (const auto route = routes_.pick(now)) dial(*route, now);
   } else if (state_ == State::kGreeting && now >= next_) {
     next_ = now + kAskAgain;
-    context_.say(peer_, bytes_of(hello(MessageType::kHello)));
+    context_.say(peer_, hello(MessageType::kHello));
   } else if (state_ == State::kUp) {
     look_for_better(now);
   }
@@ -246,7 +238,7 @@ void Connection::lose(const Status& why, Time now) {
   const Status named = why.with_context(text());
   const Message head{.type = MessageType::kLost, .epoch = epoch_};
   broke(why, named.text(), now);
-  context_.say(peer_, bytes_of(refusal(head, named)));  // now that nothing lands here any more
+  context_.say(peer_, refusal(head, named));  // now that nothing lands here any more
 }
 
 /// The same, for a reason found at the other end.
@@ -266,6 +258,7 @@ void Connection::drop(std::string reason, Time now) {
   queue_.reset();
   scout_.end();
   state_ = State::kLost;
+  just_lost_ = true;
   next_ = kNever;
   asking_ = false;
   reason_ = std::move(reason);
@@ -281,8 +274,12 @@ void Connection::device_changed(std::uint32_t local, const Device::News& news, T
 }
 
 bool Connection::arm() {
-  const bool quiet = queue_ == nullptr || queue_->arm().ok();
-  return scout_.arm() && quiet;
+  const bool armed = queue_ == nullptr || queue_->arm();
+  return scout_.arm() && armed;
+}
+
+bool Connection::idle() const {
+  return !just_lost_ && (queue_ == nullptr || queue_->idle()) && scout_.idle();
 }
 
 void Connection::close() {

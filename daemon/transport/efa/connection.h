@@ -38,7 +38,10 @@ class Connection {
   void lose(const Status& why, Time now);
   /// Something has happened to the device at this position.
   void device_changed(std::uint32_t local, const Device::News& news, Time now);
+  /// Completions are notified. False when they were not before, and some may have come meanwhile.
   bool arm();
+  /// Nothing of its own is under way.
+  bool idle() const;
   void close();
 
   bool up() const { return state_ == State::kUp; }
@@ -93,8 +96,9 @@ class Connection {
   Time up_since_{};     ///< while it is up
   /// Until puts have gone over it again, or it was up for long. kNever then, until it is lost.
   Time unreachable_since_;
-  bool asking_ = false;  ///< a probe is under way
-  bool was_up_ = false;  ///< once
+  bool asking_ = false;     ///< a probe is under way
+  bool was_up_ = false;     ///< once
+  bool just_lost_ = false;  ///< no poll has looked for a route since
   std::string reason_;
 };
 

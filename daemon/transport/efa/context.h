@@ -6,13 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "daemon/transport/efa/device.h"
+#include "daemon/transport/rdma/context.h"
 #include "daemon/transport/rdma/registrations.h"
-#include "daemon/transport/rdma/routes.h"
 #include "daemon/transport/window/receive_window.h"
 #include "daemon/transport/window/send_window.h"
 
@@ -23,17 +22,9 @@ using rdma::kNever;
 using rdma::Route;
 using rdma::Time;
 
-/// Proxy thread.
-struct Context {
-  EfaOptions options;
-  TransportSink* sink = nullptr;
-  std::unique_ptr<rdma::Registrar> registrar;                     ///< stopped before the devices go
-  std::vector<std::unique_ptr<Device>> paths;                     ///< as options.devices
-  std::vector<std::pair<PeerId, std::vector<std::byte>>> outbox;  ///< sent by poll()
+using rdma::Grant;
 
-  void say(PeerId peer, std::span<const std::byte> message) {
-    outbox.emplace_back(peer, std::vector<std::byte>(message.begin(), message.end()));
-  }
+struct Context : rdma::Context<EfaOptions, Device> {
   /// With a device that completes nothing: half of what a peer has, so that another route gets its chance.
   std::chrono::milliseconds patience() const { return options.base.peer_timeout / 2; }
 };
@@ -43,10 +34,12 @@ struct Context {
 /// at once and without a word to the other end, because the device then refuses what is still under way.
 using ChannelMemory = std::optional<rdma::Registrations>;
 
+/// Every region is one chunk: it has one key.
+inline constexpr std::uint64_t kWhole = std::uint64_t{1} << 46;
+
 /// `pd`: of the peer, on the device.
 inline rdma::Registrations& memory_on(const Device& device, const std::shared_ptr<ibv_pd>& pd,
                                       rdma::Registrar* registrar, ChannelMemory& memory) {
-  constexpr std::uint64_t kWhole = std::uint64_t{1} << 46;  // one key for each region
   if (!memory) memory.emplace(rdma::Domain{&device.verbs(), pd, device.name(), kWhole, registrar});
   return *memory;
 }
@@ -83,13 +76,6 @@ struct Outbound {
   bool source_pending = false;    ///< its next put waits for its source to be registered
   bool accused = false;  ///< a put was refused by the peer's device: is the channel still open there?
   bool failed = false;
-};
-
-struct Grant {
-  std::uint32_t number = 0;
-  std::uint32_t index = 0;
-  const memory::Region* region = nullptr;
-  bool revoked = false;
 };
 
 struct Inbound {

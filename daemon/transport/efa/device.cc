@@ -1,25 +1,14 @@
 #include "daemon/transport/efa/device.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "daemon/transport/rdma/dma_buf.h"
+#include "daemon/transport/rdma/wake.h"
 #include "proto/abi/work_request.h"
 
 namespace mkernel::transport::efa {
-namespace {
-
-Status make_non_blocking(int fd, const std::string& device) {
-  const int flags = ::fcntl(fd, F_GETFL);
-  if (flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0) return {};
-  return rdma::call_failed(device, "making its events non-blocking", errno);
-}
-
-}  // namespace
-
 Result<std::unique_ptr<Device>> Device::open(const EfaOptions& options, const std::string& name) {
   std::unique_ptr<Device> made(new Device(options));
   MK_RETURN_IF_ERROR(made->open_device(name));
@@ -96,14 +85,14 @@ int Device::depth_with(std::uint32_t inline_bytes) const {
 }
 
 Status Device::make_objects() {
-  MK_RETURN_IF_ERROR(make_non_blocking(context_->async_fd, name_));
+  MK_RETURN_IF_ERROR(rdma::make_non_blocking(context_->async_fd, name_));
   pd_ = rdma::own(verbs_.alloc_pd(context_.get()), verbs_.dealloc_pd);
   if (pd_ == nullptr) return rdma::call_failed(name_, "allocating a protection domain", errno);
   channel_ = rdma::own(verbs_.create_comp_channel(context_.get()), verbs_.destroy_comp_channel);
   if (channel_ == nullptr) return rdma::call_failed(name_, "making a completion channel", errno);
   const auto takes = rdma::takes_dma_bufs(verbs_, pd_.get());
   abilities_.dma_buf = takes.ok() && takes.value();
-  return make_non_blocking(channel_->fd, name_);
+  return rdma::make_non_blocking(channel_->fd, name_);
 }
 
 Hello Device::hello() const {
@@ -111,12 +100,6 @@ Hello Device::hello() const {
   std::memcpy(message.gid, gid_.raw, sizeof(message.gid));
   std::strncpy(message.device, name_.c_str(), sizeof(message.device) - 1);
   return message;
-}
-
-void Device::take_notifications() {
-  ibv_cq* cq = nullptr;
-  void* user = nullptr;
-  while (verbs_.get_cq_event(channel_.get(), &cq, &user) == 0) verbs_.ack_cq_events(cq, 1);
 }
 
 Status Device::look_at_port() {

@@ -44,8 +44,6 @@ class Device {
   const std::shared_ptr<ibv_pd>& pd() const { return pd_; }
   ibv_comp_channel* completions() const { return channel_.get(); }
 
-  /// Takes the notifications of completions that wait.
-  void take_notifications();
   /// What the asynchronous events that wait mean.
   struct News {
     bool changed = false;  ///< port or address: look at state() again

@@ -10,6 +10,10 @@
 namespace mkernel::transport::efa {
 namespace {
 
+/// A peer that says nothing for so many polls is left to its notifications, and to the turn that idle peers
+/// have: a put that comes then is seen some microseconds later.
+constexpr std::uint32_t kQuietPolls = 1000;
+
 [[gnu::cold]] Status not_next(const ReceiveWindow& window) {
   return {StatusCode::kInternal,
           "a put arrived that is not one of the " + std::to_string(window.capacity()) + " that are next"};
@@ -21,23 +25,10 @@ namespace {
 
 }  // namespace
 
-Peer::Peer(Context& context, PeerId id, const PeerAddress& remote, Time now)
-    : context_(context),
-      id_(id),
-      identity_(remote.identity),
-      connection_(context, domains_, id, remote, now) {}
+Peer::Peer(Context& context, PeerId peer, const PeerAddress& remote, Time now)
+    : rdma::PeerEntry(peer, remote), context_(context), connection_(context, domains_, id, remote, now) {}
 
 // Channels
-
-Outbound* Peer::outbound(ChannelKey key) {
-  const auto found = outbound_.find(key);
-  return found == outbound_.end() ? nullptr : found->second.get();
-}
-
-Inbound* Peer::inbound(ChannelKey key) {
-  const auto found = inbound_.find(key);
-  return found == inbound_.end() ? nullptr : found->second.get();
-}
 
 Result<Outbound*> Peer::add_outbound(ChannelId channel, ChannelKey key) {
   if (outbound_.contains(key)) return Status(StatusCode::kAlreadyExists, "the channel's key is in use");
@@ -79,7 +70,7 @@ void Peer::offer(Outbound& channel) {
 void Peer::fail(Outbound& channel, const Status& why) {
   if (std::exchange(channel.failed, true)) return;
   std::erase(active_, &channel);
-  context_.sink->channel_failed(channel.id, why.with_context("node " + identity_.node));
+  context_.sink->channel_failed(channel.id, why.with_context("node " + identity.node));
 }
 
 void Peer::retire(const memory::Region& region) {
@@ -94,12 +85,9 @@ void Peer::retire(const memory::Region& region) {
 bool Peer::holds(const memory::Region& region) const {
   const auto reads = [&](const auto& entry) {
     const Outbound& channel = *entry.second;
-    const SendWindow& window = channel.window;
-    for (std::uint64_t n = window.acknowledged() + 1; n <= window.submitted(); ++n) {
-      if (window.at(n).source == &region) return true;
-    }
+    if (channel.window.reads(region)) return true;
     // Published over there, but the device has not said yet that it reads them no more.
-    return channel.done.prefix() < window.acknowledged() &&
+    return channel.done.prefix() < channel.window.acknowledged() &&
            std::find(channel.sources.begin(), channel.sources.end(), &region) != channel.sources.end();
   };
   const auto takes = [&](const auto& entry) {
@@ -176,7 +164,6 @@ void Peer::attach_all() {
 }
 
 void Peer::close() {
-  failed_ = true;
   connection_.close();
   forget_epoch();
   outbound_.clear();
@@ -186,6 +173,11 @@ void Peer::close() {
 
 bool Peer::arm() {
   return connection_.arm();
+}
+
+bool Peer::idle() const {
+  return quiet_polls_ >= kQuietPolls && connection_.idle() && outstanding_ == 0 && active_.empty() &&
+         to_acknowledge_.empty();
 }
 
 // Completions
@@ -207,7 +199,8 @@ std::size_t Peer::poll(Time now, Status& lost) {
     }
     if (count < completions.size()) break;
   }
-  if (!released_.empty() || !attached_.empty()) take_late();
+  quiet_polls_ = events > 0 ? 0 : quiet_polls_ + 1;
+  if (!released_.empty() || !held_.empty()) take_late();
   const auto life = connection_.life();
   mind_silence(events > 0, now);
   lost = connection_.poll(now);
@@ -286,7 +279,7 @@ Outbound* Peer::landed(std::uint64_t request) {
 void Peer::proved(Time now) {
   if (!connection_.proved(now)) return;
   attach_all();
-  if (!std::exchange(connected_, true)) context_.sink->peer_connected(id_);
+  if (!std::exchange(connected_, true)) context_.sink->peer_connected(id);
 }
 
 void Peer::acknowledgement_sent(std::uint32_t number) {

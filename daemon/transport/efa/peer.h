@@ -18,12 +18,9 @@ namespace mkernel::transport::efa {
 inline constexpr std::uint64_t kAcknowledgement = std::uint64_t{1} << 63;
 
 /// Proxy thread.
-class Peer {
+class Peer final : public rdma::PeerEntry {
  public:
-  Peer(Context& context, PeerId id, const PeerAddress& remote, Time now);
-
-  const Identity& identity() const { return identity_; }
-  bool failed() const { return failed_; }
+  Peer(Context& context, PeerId peer, const PeerAddress& remote, Time now);
 
   Result<Outbound*> add_outbound(ChannelId channel, ChannelKey key);
   Result<Inbound*> add_inbound(ChannelId channel, ChannelKey key);
@@ -45,7 +42,10 @@ class Peer {
   std::string why_lost() const { return connection_.why(); }
   /// Nothing of the peer is touched any more; says nothing.
   void close();
+  /// Completions are notified. False when they were not before, and some may have come meanwhile.
   bool arm();
+  /// Nothing is under way or waited for, and nothing has come for many polls: a notification is early enough.
+  bool idle() const;
   Time deadline(Time now) const;
 
   void retire(const memory::Region& region);
@@ -62,16 +62,16 @@ class Peer {
   void on_attach(const Attach& message);
   // Messages.
   Status receive_channel(const Message& head, std::span<const std::byte> message);
-  Status on_attached(const Attached& message);
+  Status on_held(const Held& message);
   void on_detach(const ChannelMessage& message);
   void on_detached(ChannelKey key);
   void on_revoke(const RegionMessage& message);
   void on_revoked(const RegionMessage& message);
   void on_resolve(const RegionMessage& message);
-  void on_resolved(const Resolved& message);
+  void on_resolved(std::span<const std::byte> bytes);
   void answer_later(const RegionMessage& message);
   /// None: the region is being registered.
-  Result<std::optional<Resolved>> resolve(Inbound& channel, std::uint32_t region);
+  Result<std::optional<std::vector<std::byte>>> resolve(Inbound& channel, std::uint32_t region);
   void attach(Inbound& channel, std::uint32_t serial);
   void confirm_revoked(Outbound& channel);
   // Numbers (peer_numbers.cc).
@@ -92,7 +92,7 @@ class Peer {
   void take_late();
   template <typename T>
   void say(const T& message) {
-    context_.say(id_, bytes_of(message));
+    context_.say(id, message);
   }
   Message head(MessageType type) const { return {.type = type, .epoch = connection_.epoch()}; }
   // Completions.
@@ -120,25 +120,22 @@ class Peer {
   std::size_t send_puts(Outbound& channel, Time now);
   std::size_t send_acknowledgements(Time now);
 
-  Outbound* outbound(ChannelKey key);
-  Inbound* inbound(ChannelKey key);
+  Outbound* outbound(ChannelKey key) const { return rdma::find_in(outbound_, key); }
+  Inbound* inbound(ChannelKey key) const { return rdma::find_in(inbound_, key); }
 
   Context& context_;
   const std::shared_ptr<PeerLoad> load_ = std::make_shared<PeerLoad>();
-  const PeerId id_;
-  const Identity identity_;
   Domains domains_;  ///< before what is made of them
   Connection connection_;
-  bool failed_ = false;
   bool connected_ = false;  ///< the sink was told
   std::unordered_map<ChannelKey, std::unique_ptr<Outbound>> outbound_;
   std::unordered_map<ChannelKey, std::unique_ptr<Inbound>> inbound_;
-  /// Attached by the peer before they were opened here, with its serial.
+  /// The peer has asked to attach them before they were opened here, with its serial.
   std::unordered_map<ChannelKey, std::uint32_t> wanted_;
   std::unordered_map<std::uint32_t, Outbound*> by_serial_;
   // Of this epoch: the numbers of what arrives here, and of what goes out as the peer numbers it.
   ChannelNumbers numbers_;
-  /// Attached by the peer when no number was free, with its serial.
+  /// The peer has asked to attach them when no number was free, with its serial.
   std::deque<std::pair<ChannelKey, std::uint32_t>> unnumbered_;
   std::unordered_map<std::uint32_t, Outbound*> by_number_;
   std::unordered_map<std::uint32_t, Departed> departed_;  ///< by serial
@@ -146,13 +143,14 @@ class Peer {
       untaken_;                           ///< puts by number, until the peer has taken them
   std::vector<Outbound*> active_, turn_;  ///< may have puts to send; those of this flow()
   std::vector<Inbound*> grown_, to_acknowledge_;
-  std::vector<Attached> attached_;  ///< messages that wait for what arrived before them
+  std::vector<Held> held_;  ///< messages that wait for what arrived before them
   std::vector<NumberMessage> released_;
   Status late_status_;                    ///< what was wrong with one of them: the peer is lost
   std::vector<RegionMessage> resolving_;  ///< what is answered when a registration is there
   std::uint32_t next_serial_ = 1, next_grant_ = 1;
   Time heard_{};
-  bool asked_ = false;  ///< since then, whether the peer still is there
+  std::uint32_t quiet_polls_ = 0;  ///< since something came
+  bool asked_ = false;             ///< since then, whether the peer still is there
   /// Puts sent in this epoch that may still wait at the peer: not acknowledged, or of a channel that has left
   /// its number, until the peer says that it has taken them.
   std::uint64_t outstanding_ = 0;

@@ -80,17 +80,12 @@ const rdma::Registration* Peer::source_of(Outbound& channel, const memory::Regio
 }
 
 const rdma::Registration* Peer::look_up(Outbound& channel, const memory::Region& region) {
-  rdma::Registrations& registrations = memory_of(channel.memory);
-  const auto made = registrations.source(region);
+  const auto made = channel.last_source.look_up(memory_of(channel.memory), region);
   if (!made.ok()) {
     fail(channel, made.status());
     return nullptr;
   }
-  if (made.value() == nullptr) {
-    channel.source_pending = true;
-    return nullptr;
-  }
-  channel.last_source = {&region, registrations.generation(), made.value()};
+  if (made.value() == nullptr) channel.source_pending = true;
   return made.value();
 }
 
@@ -155,6 +150,7 @@ std::size_t Peer::send_puts(Outbound& channel, Time now) {
     return 0;
   }
   for (std::size_t i = 0; i < posted.value(); ++i) channel.window.mark_sent();
+  if (outstanding_ == 0) heard_ = now;  // nobody has looked while nothing was due
   channel.flying += static_cast<std::uint32_t>(posted.value());
   channel.outstanding += posted.value();
   outstanding_ += posted.value();

@@ -8,10 +8,7 @@ namespace mkernel::transport::efa {
 
 Status Peer::receive(std::span<const std::byte> message, Time now) {
   const auto about = read_as<Message>(message);
-  if (about.type >= MessageType::kAttach) return receive_channel(about, message);
-  if (about.type == MessageType::kGivenUp) {
-    return status_of(read_as<Refusal>(message)).with_context("it has given this node up");
-  }
+  if (about.type < MessageType::kHello) return receive_channel(about, message);
   const auto life = connection_.life();
   MK_RETURN_IF_ERROR(connection_.receive(message, now));
   if (connection_.life() != life) forget_epoch();
@@ -26,10 +23,10 @@ Status Peer::receive_channel(const Message& about, std::span<const std::byte> me
     case MessageType::kTaken:
       if (about.epoch == connection_.epoch()) on_taken(read_as<NumberMessage>(message).number);
       return {};
-    case MessageType::kAttached: attached_.push_back(read_as<Attached>(message)); return {};
+    case MessageType::kHeld: held_.push_back(read_as<Held>(message)); return {};
     case MessageType::kDetached: on_detached(read_as<ChannelMessage>(message).key); return {};
     case MessageType::kResolve: on_resolve(read_as<RegionMessage>(message)); return {};
-    case MessageType::kResolved: on_resolved(read_as<Resolved>(message)); return {};
+    case MessageType::kResolved: on_resolved(message); return {};
     case MessageType::kRevoke: on_revoke(read_as<RegionMessage>(message)); return {};
     case MessageType::kRevoked: on_revoked(read_as<RegionMessage>(message)); return {};
     case MessageType::kRefused: {
@@ -76,10 +73,10 @@ void Peer::attach(Inbound& channel, std::uint32_t serial) {
     channel.window.restart(channel.published);
     channel.acknowledged = channel.published;
   }
-  say(Attached{head(MessageType::kAttached), channel.key, channel.published, *channel.index, serial});
+  say(Held{head(MessageType::kHeld), channel.key, channel.published, *channel.index, serial});
 }
 
-Status Peer::on_attached(const Attached& message) {
+Status Peer::on_held(const Held& message) {
   if (message.head.epoch != connection_.epoch()) return {};
   Outbound* const channel = outbound(message.key);
   if (channel == nullptr || channel->serial != message.serial) {
@@ -91,8 +88,8 @@ Status Peer::on_attached(const Attached& message) {
     fail(*channel, {StatusCode::kOutOfRange, "the device refused a put: its target is not registered"});
     return {};
   }
-  if (!channel->failed && !channel->window.resume(message.held)) {
-    return {StatusCode::kInternal, "it says that it holds " + std::to_string(message.held) +
+  if (!channel->failed && !channel->window.resume(message.count)) {
+    return {StatusCode::kInternal, "it says that it holds " + std::to_string(message.count) +
                                        " puts of a channel: they were not sent, or acknowledged before"};
   }
   if (!by_number_.emplace(message.index, channel).second) {
@@ -101,7 +98,7 @@ Status Peer::on_attached(const Attached& message) {
   }
   channel->index = message.index;
   if (channel->failed) return {};
-  channel->done.restart(message.held);
+  channel->done.restart(message.count);
   report(*channel);
   offer(*channel);
   return {};
@@ -137,7 +134,7 @@ void Peer::on_resolve(const RegionMessage& message) {
   if (message.head.epoch != connection_.epoch() || connection_.queue() == nullptr) return;
   const auto resolved = resolve(*channel, message.region);
   if (resolved.ok() && !resolved.value()) return answer_later(message);
-  if (resolved.ok()) return say(*resolved.value());
+  if (resolved.ok()) return context_.say(id, *resolved.value());
   say(refusal(head(MessageType::kRefused), resolved.status(), message.key));
 }
 
@@ -149,16 +146,18 @@ void Peer::answer_later(const RegionMessage& message) {
   if (std::none_of(resolving_.begin(), resolving_.end(), same)) resolving_.push_back(message);
 }
 
-Result<std::optional<Resolved>> Peer::resolve(Inbound& channel, std::uint32_t region) {
+Result<std::optional<std::vector<std::byte>>> Peer::resolve(Inbound& channel, std::uint32_t region) {
   Target target;
   MK_RETURN_IF_ERROR(context_.sink->place(channel.id, static_cast<std::uint16_t>(region), 0, 0, target));
   const auto registered = memory_of(channel.memory).target(*target.region);
   if (!registered.ok()) return registered.status().with_context("region " + std::to_string(region));
-  if (registered.value() == nullptr) return std::optional<Resolved>();
+  if (registered.value() == nullptr) return std::optional<std::vector<std::byte>>();
   const rdma::Chunk& whole = registered.value()->chunks.front();
   channel.grants.push_back({next_grant_, region, target.region, false});
-  return std::optional(Resolved{head(MessageType::kResolved), channel.key, region, next_grant_++,
-                                whole.address, target.region->bytes, whole.rkey});
+  const Resolved answer{head(MessageType::kResolved), channel.key, region, next_grant_++,
+                        target.region->bytes,         kWhole};
+  const RemoteChunk chunk{whole.address, whole.rkey, 0};
+  return std::optional(rdma::resolved_with(answer, std::span(&chunk, 1)));
 }
 
 void Peer::registered() {
@@ -168,12 +167,14 @@ void Peer::registered() {
   }
 }
 
-void Peer::on_resolved(const Resolved& message) {
+void Peer::on_resolved(std::span<const std::byte> bytes) {
+  const auto message = read_as<Resolved>(bytes);
+  const RemoteChunk whole = rdma::chunks_of(bytes).front();
   Outbound* const channel = outbound(message.key);
   if (channel == nullptr || message.head.epoch != connection_.epoch()) return;
   for (RemoteRegion& target : channel->targets) {
     if (target.region != message.region || target.known) continue;
-    target = {message.region, message.grant, true, message.address, message.bytes, message.rkey};
+    target = {message.region, message.grant, true, whole.address, message.bytes, whole.rkey};
   }
   offer(*channel);
 }

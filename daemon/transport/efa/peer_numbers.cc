@@ -6,7 +6,7 @@
 //   Released                               ->      has taken all that had arrived by then
 //   counts those puts as taken             <-      Taken
 //
-// Released, and Attached with a number that had another channel before, are handled after everything that had
+// Released, and Held with a number that had another channel before, are handled after everything that had
 // arrived by then (take_late), so nothing that carries the number in its earlier meaning comes behind them.
 #include <algorithm>
 
@@ -76,8 +76,8 @@ void Peer::take_late() {
   for (const NumberMessage& message : std::exchange(released_, {})) {
     if (message.head.epoch == connection_.epoch()) on_released(message.number);
   }
-  for (const Attached& message : std::exchange(attached_, {})) {
-    if (late_status_.ok()) late_status_ = on_attached(message);
+  for (const Held& message : std::exchange(held_, {})) {
+    if (late_status_.ok()) late_status_ = on_held(message);
   }
 }
 

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "daemon/transport/rdma/wake.h"
+
 namespace mkernel::transport::efa {
 
 Result<std::unique_ptr<Queue>> Queue::make(Device& device, std::shared_ptr<ibv_pd> pd, const Shape& shape) {
@@ -23,9 +25,9 @@ Result<std::unique_ptr<Queue>> Queue::make(Device& device, std::shared_ptr<ibv_p
 Status Queue::make_pair() {
   const Abilities& can = device_.abilities();
   const std::uint32_t entries = std::min(can.max_cqe, can.send_queue + 4 * shape_.credit);
-  cq_ = rdma::own(
-      device_.verbs().create_cq(device_.context(), static_cast<int>(entries), this, device_.completions(), 0),
-      device_.verbs().destroy_cq);
+  cq_ = rdma::own(device_.verbs().create_cq(device_.context(), static_cast<int>(entries),
+                                            rdma::peer_context(shape_.peer), device_.completions(), 0),
+                  device_.verbs().destroy_cq);
   if (cq_ == nullptr) return rdma::call_failed(device_.name(), "making a completion queue", errno);
   ibv_qp_init_attr_ex attributes{};
   attributes.send_cq = attributes.recv_cq = cq_.get();
@@ -117,6 +119,7 @@ Result<std::size_t> Queue::post(std::span<const Request> requests) {
 Result<std::size_t> Queue::poll(std::span<ibv_wc> out) {
   const int polled = ibv_poll_cq(cq_.get(), static_cast<int>(out.size()), out.data());
   if (polled < 0) return rdma::call_failed(device_.name(), "polling a completion queue", EIO);
+  if (polled > 0) armed_ = false;
   std::uint32_t received = 0;
   for (int i = 0; i < polled; ++i) {
     const bool arrived = out[i].status == IBV_WC_SUCCESS && out[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM;
@@ -140,9 +143,9 @@ Status Queue::post_receives(std::uint32_t count) {
   return {};
 }
 
-Status Queue::arm() {
-  const int error = ibv_req_notify_cq(cq_.get(), 0);
-  return error == 0 ? Status() : rdma::call_failed(device_.name(), "arming a completion queue", error);
+bool Queue::arm() {
+  if (std::exchange(armed_, true)) return true;
+  return ibv_req_notify_cq(cq_.get(), 0) != 0;  // else the device is lost, and says so by itself
 }
 
 }  // namespace mkernel::transport::efa

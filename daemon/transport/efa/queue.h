@@ -29,6 +29,7 @@ struct Request {
 class Queue {
  public:
   struct Shape {
+    PeerId peer = 0;           ///< who is notified of
     std::uint32_t credit = 1;  ///< puts that the peer may have on their way to here
     std::uint32_t window = 1;  ///< and of one channel
     std::uint8_t service_level = 0;
@@ -53,8 +54,10 @@ class Queue {
   Result<std::size_t> post(std::span<const Request> requests);
   /// Completions of requests and what has arrived, at most `out.size()`.
   Result<std::size_t> poll(std::span<ibv_wc> out);
-  /// The next completion is notified.
-  Status arm();
+  /// The next completion is notified. False when it was not before, and some may have come meanwhile.
+  bool arm();
+  /// Nothing that was posted is under way.
+  bool idle() const { return held_ == 0; }
 
  private:
   Queue(Device& device, std::shared_ptr<ibv_pd> pd, const Shape& shape)
@@ -68,6 +71,7 @@ class Queue {
   const Shape shape_;
   std::uint32_t depth_ = 0;
   std::uint32_t held_ = 0;  ///< requests that were posted and not polled
+  bool armed_ = false;
   std::uint32_t peer_qpn_ = 0, peer_qkey_ = 0;
   rdma::Object<ibv_cq> cq_;
   rdma::Object<ibv_qp> qp_;

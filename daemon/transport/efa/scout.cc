@@ -13,9 +13,11 @@ Status Scout::make_queue() {
   constexpr std::uint32_t kCredit = 1;  // nothing arrives but the one write
   queue_.reset();
   Device& device = *context_.paths[route_.local];
-  auto made = Queue::make(
-      device, device.pd(),
-      {.credit = kCredit, .service_level = context_.options.service_level, .qkey = rdma::random_bits()});
+  auto made = Queue::make(device, device.pd(),
+                          {.peer = peer_,
+                           .credit = kCredit,
+                           .service_level = context_.options.service_level,
+                           .qkey = rdma::random_bits()});
   if (!made.ok()) return made.status();
   queue_ = std::move(*made);
   return {};
@@ -31,7 +33,7 @@ void Scout::send(Route route, Time now) {
   out_ = true;
   due_ = now + context_.patience();
   lost_ = make_queue();
-  if (lost_.ok()) context_.say(peer_, bytes_of(hello(MessageType::kTry)));
+  if (lost_.ok()) context_.say(peer_, hello(MessageType::kTry));
 }
 
 void Scout::on_try(const Hello& message) {
@@ -40,9 +42,9 @@ void Scout::on_try(const Hello& message) {
   Status status = context_.paths[route_.local]->state();
   if (status.ok()) status = make_queue();
   if (status.ok()) status = queue_->meet(message);
-  if (status.ok()) return context_.say(peer_, bytes_of(hello(MessageType::kTried)));
+  if (status.ok()) return context_.say(peer_, hello(MessageType::kTried));
   queue_.reset();
-  context_.say(peer_, bytes_of(refusal(head(MessageType::kTryLost), status)));
+  context_.say(peer_, refusal(head(MessageType::kTryLost), status));
 }
 
 void Scout::on_tried(const Hello& message) {
@@ -81,15 +83,15 @@ void Scout::end() {
   if (queue_ == nullptr && !out_) return;
   queue_.reset();
   if (std::exchange(out_, false)) {
-    context_.say(peer_, bytes_of(head(MessageType::kTryOver)));
+    context_.say(peer_, head(MessageType::kTryOver));
   } else {
     const Status why(StatusCode::kUnavailable, "the connection or the device changed meanwhile");
-    context_.say(peer_, bytes_of(refusal(head(MessageType::kTryLost), why)));
+    context_.say(peer_, refusal(head(MessageType::kTryLost), why));
   }
 }
 
 bool Scout::arm() {
-  return !out_ || queue_ == nullptr || queue_->arm().ok();
+  return !out_ || queue_ == nullptr || queue_->arm();
 }
 
 void Scout::close() {

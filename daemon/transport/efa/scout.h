@@ -34,6 +34,8 @@ class Scout {
   /// The queue pair goes, and the other end is told.
   void end();
   bool arm();
+  /// Nothing of it is under way, and poll() would not end it.
+  bool idle() const { return (!out_ || lost_.ok()) && (queue_ == nullptr || queue_->idle()); }
   /// Says nothing.
   void close();
 

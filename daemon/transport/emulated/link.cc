@@ -293,13 +293,13 @@ Status Link::dispatch(const ipc::Packet& packet, Time now) {
       return {};
     }
     case PacketType::kAcks:
-    case PacketType::kResumes: {
+    case PacketType::kHeld: {
       CountsPacket body{};
       if (!read_entries(packet, body, offsetof(CountsPacket, counts), body.counts.data()))
         return malformed(packet);
       const std::span<const CountEntry> counts(body.counts.data(), body.head.count);
       if (type == PacketType::kAcks) return sender_.on_acks(counts, now);
-      sender_.on_resumes(counts, now);
+      sender_.on_held(counts, now);
       return {};
     }
     case PacketType::kNack: {

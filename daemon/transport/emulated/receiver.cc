@@ -56,7 +56,7 @@ void Receiver::connected(int socket, ipc::Mapping fence) {
   socket_ = socket;
   fence_ = std::move(fence);
   for (auto& [key, channel] : channels_) {
-    channel->resume_due = true;
+    channel->held_due = true;
     mark(*channel, key);
   }
 }
@@ -158,7 +158,7 @@ bool Receiver::begin(Channel& channel, const PutEntry& put) {
 
 void Receiver::refuse(Channel& channel, ChannelKey key, std::uint64_t number, const Status& why) {
   channel.failure = why.with_context(context_.node() + " refused put " + std::to_string(number));
-  channel.resume_due = true;
+  channel.held_due = true;
   mark(channel, key);
 }
 
@@ -336,13 +336,13 @@ Status Receiver::flush() {
   // A replay would meet its own put, which the last connection left to an engine, and be discarded as a
   // duplicate: not a word until that has landed.
   if (dirty_.empty() || abandoned_ > 0) return {};
-  MK_RETURN_IF_ERROR(send_counts(PacketType::kResumes, &Channel::resume_due));
+  MK_RETURN_IF_ERROR(send_counts(PacketType::kHeld, &Channel::held_due));
   MK_RETURN_IF_ERROR(send_counts(PacketType::kAcks, &Channel::ack_due));
   for (const ChannelKey key : dirty_) {
     Channel* channel = find_key(key);
-    if (channel == nullptr || channel->failure.ok() || !channel->resume_due) continue;
+    if (channel == nullptr || channel->failure.ok() || !channel->held_due) continue;
     MK_RETURN_IF_ERROR(send_nack(key, *channel));
-    channel->resume_due = false;
+    channel->held_due = false;
   }
   for (const ChannelKey key : dirty_) {
     if (Channel* channel = find_key(key)) channel->dirty = false;

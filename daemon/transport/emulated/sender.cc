@@ -16,7 +16,7 @@ constexpr std::uint64_t kOldestDuplicate = 1U << 14;
 constexpr std::uint32_t kMaxPatience = 16;
 
 /// Channels that the peer has opened before this end did; far more than any two nodes share.
-constexpr std::size_t kMaxEarlyResumes = 1U << 16;
+constexpr std::size_t kMaxEarlyHeld = 1U << 16;
 
 /// Beyond this the peer is told to forget the sources that no put in flight reads from.
 constexpr std::size_t kMaxAnnounced = 1024;
@@ -43,8 +43,8 @@ Status Sender::open(ChannelId id, ChannelKey key) {
     return {StatusCode::kAlreadyExists, "emulated: outbound channel " + std::to_string(id) + " (key " +
                                             std::to_string(key) + ") to " + peer_ + " is open already"};
   }
-  const auto early = early_resumes_.find(key);
-  if (early != early_resumes_.end() && early->second != 0) {
+  const auto early = early_held_.find(key);
+  if (early != early_held_.end() && early->second != 0) {
     return {StatusCode::kDataLoss, "emulated: " + peer_ + " says that it holds " +
                                        std::to_string(early->second) +
                                        " puts of a channel that carried none"};
@@ -52,9 +52,9 @@ Status Sender::open(ChannelId id, ChannelKey key) {
   auto channel = std::make_unique<Channel>(load_);
   channel->id = id;
   channel->key = key;
-  if (early != early_resumes_.end()) {
+  if (early != early_held_.end()) {
     channel->flowing = true;
-    early_resumes_.erase(early);
+    early_held_.erase(early);
   }
   by_key_[key] = channel.get();
   channels_[id] = std::move(channel);
@@ -137,7 +137,7 @@ void Sender::lost() {
   unused_.clear();
   announced_ = 0;
   next_check_.reset();
-  early_resumes_.clear();
+  early_held_.clear();
   for (auto& [region, source] : sources_) source.announced = false;
   for (auto& [id, channel] : channels_) {
     channel->flowing = false;
@@ -170,11 +170,11 @@ Status Sender::on_acks(std::span<const CountEntry> counts, Time now) {
   return {};
 }
 
-void Sender::on_resumes(std::span<const CountEntry> counts, Time now) {
+void Sender::on_held(std::span<const CountEntry> counts, Time now) {
   for (const CountEntry& entry : counts) {
     Channel* channel = find_key(entry.channel);
-    if (channel == nullptr && early_resumes_.size() < kMaxEarlyResumes) {
-      early_resumes_[entry.channel] = entry.count;
+    if (channel == nullptr && early_held_.size() < kMaxEarlyHeld) {
+      early_held_[entry.channel] = entry.count;
     }
     if (channel == nullptr || channel->failed || channel->flowing) continue;
     const std::uint64_t before = channel->window.acknowledged();

@@ -40,7 +40,7 @@ class Sender {
 
   /// Packets of the peer. An error means that it does not keep to the protocol.
   Status on_acks(std::span<const CountEntry> counts, Time now);
-  void on_resumes(std::span<const CountEntry> counts, Time now);
+  void on_held(std::span<const CountEntry> counts, Time now);
   void on_nack(ChannelKey key, const Status& why);
 
   /// Sends what may leave by now. Errors: kResourceExhausted when the socket is full, kUnavailable when it is
@@ -92,7 +92,7 @@ class Sender {
   std::unordered_map<ChannelId, std::unique_ptr<Channel>> channels_;
   std::unordered_map<ChannelKey, Channel*> by_key_;
   /// What the peer said of channels before they were opened here: it says so once per connection.
-  std::unordered_map<ChannelKey, std::uint64_t> early_resumes_;
+  std::unordered_map<ChannelKey, std::uint64_t> early_held_;
   std::unordered_map<std::uint64_t, Source> sources_;  ///< by Region::id
   std::vector<std::uint64_t> unused_;                  ///< sources the peer is to forget
   std::size_t announced_ = 0;

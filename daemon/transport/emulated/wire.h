@@ -38,8 +38,8 @@ enum class PacketType : std::uint16_t {
   kAnnounce = 3,  ///< + 1 fd: the memfd or VMM allocation of a source region; of kind kIpc none
   kWithdraw = 4,
   kPuts = 5,
-  kAcks = 6,     ///< the first `count` puts of a channel are published
-  kResumes = 7,  ///< the same, and puts of the channel may flow on this connection from there on
+  kAcks = 6,  ///< the first `count` puts of a channel are published
+  kHeld = 7,  ///< the same, and puts of the channel may flow on this connection from there on
   kNack = 8,
 };
 
@@ -108,7 +108,7 @@ struct CountEntry {
   std::uint64_t count;
 };
 
-/// kAcks and kResumes.
+/// kAcks and kHeld.
 struct CountsPacket {
   static constexpr std::size_t kEntries = (abi::kMaxMessageBytes - sizeof(Head)) / sizeof(CountEntry);
   Head head;

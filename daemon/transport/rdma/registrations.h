@@ -134,6 +134,12 @@ struct LastSource {
   const Registration* find(const Registrations& of, const memory::Region& wanted) const {
     return region == &wanted && generation == of.generation() ? registration : nullptr;
   }
+  /// Of another region than the last: null, and nothing kept, while it is being registered.
+  Result<const Registration*> look_up(Registrations& of, const memory::Region& wanted) {
+    const auto made = of.source(wanted);
+    if (made.ok() && made.value() != nullptr) *this = {&wanted, of.generation(), made.value()};
+    return made;
+  }
 };
 
 }  // namespace mkernel::transport::rdma

@@ -1,4 +1,4 @@
-// The sending end of a channel. Plain data of the link that carries it.
+// The sending end of a channel. Plain data of the connection that carries it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace mkernel::transport::verbs {
 
-class SendLink;
+class Connection;
 
 /// A region of the peer, as it may be written to over the current connection.
 struct RemoteRegion {
@@ -31,13 +31,13 @@ struct Revocation {
 };
 
 struct Outbound {
-  Outbound(ChannelId id_, ChannelKey key_, SendLink& link_, std::uint32_t window_,
+  Outbound(ChannelId id_, ChannelKey key_, Connection& connection_, std::uint32_t window_,
            std::shared_ptr<PeerLoad> load)
-      : id(id_), key(key_), link(link_), window(window_, std::move(load)) {}
+      : id(id_), key(key_), connection(connection_), window(window_, std::move(load)) {}
 
   const ChannelId id;
   const ChannelKey key;
-  SendLink& link;
+  Connection& connection;
   SendWindow window;
   bool failed = false;   ///< reported; puts of it are taken and forgotten
   bool closing = false;  ///< it is about to be closed at this end: no further put begins
@@ -48,7 +48,7 @@ struct Outbound {
   bool attached = false;   ///< the receiver has said how many puts it holds
   bool waiting = false;    ///< for the answer about a region, or for its source to be registered
   bool stopped = false;    ///< the receiver has asked for no further puts
-  bool queued = false;     ///< in the link's list of those that have something to send
+  bool queued = false;     ///< in the connection's list of those that have something to send
   std::uint64_t word = 0;  ///< its arrival count at the peer
   std::uint32_t word_rkey = 0;
   std::vector<RemoteRegion> regions;  ///< by index

@@ -1,19 +1,13 @@
 #include "daemon/transport/verbs/path.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "daemon/transport/rdma/wake.h"
+
 namespace mkernel::transport::verbs {
 namespace {
-
-Status make_non_blocking(int fd, const std::string& device) {
-  const int flags = ::fcntl(fd, F_GETFL);
-  if (flags >= 0 && ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0) return {};
-  return rdma::call_failed(device, "making its events non-blocking", errno);
-}
 
 std::string names_of(const rdma::VerbsLibrary& verbs, ibv_device** list, int count) {
   std::string names;
@@ -58,12 +52,12 @@ Status Path::open_device() {
 Status Path::make_objects(rdma::Registrar* registrar) {
   const rdma::VerbsLibrary& verbs = options_.verbs;
   const std::string& device = choice_.device;
-  MK_RETURN_IF_ERROR(make_non_blocking(context_->async_fd, device));
+  MK_RETURN_IF_ERROR(rdma::make_non_blocking(context_->async_fd, device));
   pd_ = rdma::own(verbs.alloc_pd(context_.get()), verbs.dealloc_pd);
   if (pd_ == nullptr) return rdma::call_failed(device, "allocating a protection domain", errno);
   channel_ = rdma::own(verbs.create_comp_channel(context_.get()), verbs.destroy_comp_channel);
   if (channel_ == nullptr) return rdma::call_failed(device, "making a completion channel", errno);
-  MK_RETURN_IF_ERROR(make_non_blocking(channel_->fd, device));
+  MK_RETURN_IF_ERROR(rdma::make_non_blocking(channel_->fd, device));
   quiet_cq_ = rdma::own(verbs.create_cq(context_.get(), 1, nullptr, nullptr, 0), verbs.destroy_cq);
   if (quiet_cq_ == nullptr) return rdma::call_failed(device, "making a completion queue", errno);
   registrations_ = std::make_unique<rdma::Registrations>(
@@ -102,12 +96,6 @@ Status Path::look_at_port() {
   std::strncpy(port_.device, choice_.device.c_str(), sizeof(port_.device) - 1);
   max_message_bytes_ = attributes.max_msg_sz;
   return {};
-}
-
-void Path::take_notifications() {
-  ibv_cq* cq = nullptr;
-  void* user = nullptr;
-  while (options_.verbs.get_cq_event(channel_.get(), &cq, &user) == 0) options_.verbs.ack_cq_events(cq, 1);
 }
 
 Path::News Path::take_events() {

@@ -34,9 +34,6 @@ class Path {
   ibv_cq* quiet_cq() const { return quiet_cq_.get(); }
   rdma::Registrations& registrations() { return *registrations_; }
 
-  /// Takes the notifications of completions that wait, so that the channel is readable for new ones only.
-  void take_notifications();
-
   /// What the asynchronous events that wait mean for the queue pairs.
   struct News {
     struct BrokenQueue {

@@ -17,21 +17,12 @@ namespace mkernel::transport::verbs {
 struct Inbound {
   Inbound(ChannelId id_, ChannelKey key_) : id(id_), key(key_) {}
 
-  /// Permission to write to one region.
-  struct Grant {
-    std::uint32_t number = 0;
-    std::uint32_t index = 0;  ///< of the region in its group
-    const memory::Region* region = nullptr;
-    bool revoked = false;  ///< the sender was asked to stop
-  };
-
   const ChannelId id;
   const ChannelKey key;
-  std::uint64_t seen = 0;  ///< puts that were reported
-  ArrivalWord word;        ///< from the first attachment on
-  Path* path = nullptr;    ///< null: not attached
-  Message link;            ///< (slot, epoch) that it is attached to
-  bool stopping = false;   ///< about to be closed: the sender was asked to stop, and attaches no more
+  ArrivalWord word;       ///< from the first attachment on
+  Path* path = nullptr;   ///< null: not attached
+  Message connection;     ///< (slot, epoch) that it is attached to
+  bool stopping = false;  ///< about to be closed: the sender was asked to stop, and attaches no more
   std::vector<Grant> grants;
 };
 
@@ -40,17 +31,16 @@ class Receiver {
  public:
   Receiver(Context& context, PeerId peer, const Identity& remote);
 
-  Status add(ChannelId channel, ChannelKey key);
+  Result<Inbound*> add(ChannelId channel, ChannelKey key);
   /// Takes back all that the peer may write to for this channel, at once. A put of it that is under way then
   /// breaks its connection, which the sender opens again for the others.
   void remove(Inbound& channel);
   /// Asks the sender to send no more of it.
   void quiesce(Inbound& channel);
-  Inbound* find(ChannelKey key);
 
   /// A checked message of the sender's. Returns why the peer is lost, or OK.
   Status receive(std::span<const std::byte> bytes);
-  /// Reports what has arrived. Returns the number of channels with news.
+  /// Attaches channels for which the sender asked before they were opened here. Returns how many.
   std::size_t poll();
   void path_changed(const Path& path);
   void queue_broken(const Path::News::BrokenQueue& broken);
@@ -59,39 +49,39 @@ class Receiver {
   bool holds(const memory::Region& region) const;
   /// Something that was being registered is there, or has failed.
   void registered();
-  bool has_channels() const { return !channels_.empty(); }
   void close();
 
  private:
-  struct Link {
+  /// The receiving end of one.
+  struct Connection {
     std::uint32_t epoch = 0;
     QueuePair queue;
   };
 
-  Status check_identity(const Open& open) const;
+  Inbound* find(ChannelKey key) const { return rdma::find_in(channels_, key); }
   void on_open(const Open& open);
-  Status connect(const Open& open, Link& link);
+  Status connect(const Open& open, Connection& connection);
   void on_attach(const ChannelMessage& attach);
   void on_over(const ChannelMessage& over);
   void on_resolve(const RegionMessage& resolve);
   void on_revoked(const RegionMessage& revoked);
-  void attach(Inbound& channel, const Message& link);
+  void attach(Inbound& channel, const Message& connection);
   /// None: the region is being registered.
-  Result<std::optional<Inbound::Grant>> grant(Inbound& channel, std::uint32_t index);
+  Result<std::optional<Grant>> grant(Inbound& channel, std::uint32_t index);
   enum class Writes { kOver, kPossible };
   void detach(Inbound& channel, Writes writes);
   void fence(std::uint32_t slot);
   void say_stop(const Inbound& channel);
-  void say_broken(MessageType type, std::uint32_t slot, const Link& link, const Status& why);
+  void say_broken(MessageType type, std::uint32_t slot, const Connection& connection, const Status& why);
   void refuse(const Message& head, const Status& why, ChannelKey key, bool final = false);
 
   Context& context_;
   const PeerId peer_;
   const Identity remote_;
   std::uint32_t next_grant_ = 1;
-  std::map<std::uint32_t, Link> links_;  ///< by the sender's slot
-  std::unordered_map<ChannelKey, std::unique_ptr<Inbound>> by_key_;
-  std::vector<Inbound*> channels_;
+  std::map<std::uint32_t, Connection> connections_;  ///< by the sender's slot
+  std::unordered_map<ChannelKey, std::unique_ptr<Inbound>> channels_;
+  std::vector<ChannelKey> opened_;                   ///< since the last poll, and waited for
   std::vector<RegionMessage> asked_;                 ///< what is answered when a registration is there
   std::unordered_map<ChannelKey, Message> waiting_;  ///< attachments to channels that are not open here yet
 };

@@ -37,6 +37,13 @@ void SendWindow::mark_sent() {
   ever_sent_ = std::max(ever_sent_, sent_);
 }
 
+bool SendWindow::reads(const memory::Region& region) const {
+  for (std::uint64_t n = acknowledged_ + 1; n <= submitted_; ++n) {
+    if (at(n).source == &region) return true;
+  }
+  return false;
+}
+
 bool SendWindow::acknowledge(std::uint64_t count) {
   if (count < acknowledged_ || count > ever_sent_) return false;
   if (count > acknowledged_) {

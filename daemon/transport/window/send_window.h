@@ -57,6 +57,9 @@ class SendWindow {
   /// A put in flight: acknowledged() < number <= submitted().
   const Put& at(std::uint64_t number) const { return entry(number).put; }
 
+  /// A put in flight has its source there.
+  bool reads(const memory::Region& region) const;
+
   /// The receiver has published the first `count` puts. False, nothing changed, for a count that goes back or
   /// beyond what any path was given: the peer is then confused or hostile.
   bool acknowledge(std::uint64_t count);

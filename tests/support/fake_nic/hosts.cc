@@ -9,7 +9,7 @@
 namespace mkernel::test::nic {
 namespace {
 
-constexpr std::size_t kSlots = 8;
+constexpr std::size_t kSlots = 72;  ///< post_rate has 65 hosts
 
 std::mutex slots_lock;
 std::array<Host*, kSlots> slots{};

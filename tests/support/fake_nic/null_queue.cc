@@ -7,14 +7,6 @@
 namespace mkernel::test::nic {
 namespace {
 
-/// Whichever device it belongs to: numbers are unique on the fabric.
-Qp* queue_of(const Fabric::State& fabric, std::uint32_t number) {
-  for (const auto& device : fabric.devices) {
-    if (const auto found = device->queues.find(number); found != device->queues.end()) return found->second;
-  }
-  return nullptr;
-}
-
 bool report(Cq& cq, const Cq::Signalled& what) {
   if (cq.signalled - cq.polled >= cq.ring.size()) return false;
   cq.ring[cq.signalled++ % cq.ring.size()] = what;
@@ -25,9 +17,9 @@ int complete(ibv_qp_ex* verbs) {
   Qp& qp = of_request(verbs);
   if (qp.null_posted - qp.null_retired + qp.null_building.size() > qp.cap.max_send_wr) return ENOMEM;
   for (const Qp::NullWrite& write : qp.null_building) {
-    Qp* const target = queue_of(*qp.device->fabric, write.target_qp);
-    if (target == nullptr) return EINVAL;
-    const bool told = report(*of(target->qp_base.recv_cq), {target, 0, 0, write.immediate}) &&
+    const auto target = write.to->queues.find(write.target_qp);
+    if (target == write.to->queues.end()) return EINVAL;
+    const bool told = report(*of(target->second->qp_base.recv_cq), {target->second, 0, 0, write.immediate}) &&
                       report(*of(qp.qp_base.send_cq), {&qp, write.wr_id, ++qp.null_posted, 0});
     if (!told) return EIO;  // an overrun: the benchmark's bug
   }
@@ -40,12 +32,14 @@ void fill_null_requests(Qp& qp) {
   qp.null_building.reserve(qp.cap.max_send_wr);
   qp.wr_start = [](ibv_qp_ex* verbs) { of_request(verbs).null_building.clear(); };
   qp.wr_rdma_write_imm = [](ibv_qp_ex* verbs, std::uint32_t, std::uint64_t, __be32 immediate) {
-    of_request(verbs).null_building.push_back({of_request(verbs).wr_id, immediate, 0});
+    of_request(verbs).null_building.push_back({of_request(verbs).wr_id, immediate, 0, nullptr});
   };
   qp.wr_set_sge = [](ibv_qp_ex*, std::uint32_t, std::uint64_t, std::uint32_t) {};
   qp.wr_set_inline_data = [](ibv_qp_ex*, void*, std::size_t) {};
-  qp.wr_set_ud_addr = [](ibv_qp_ex* verbs, ibv_ah*, std::uint32_t target, std::uint32_t) {
-    of_request(verbs).null_building.back().target_qp = target;
+  qp.wr_set_ud_addr = [](ibv_qp_ex* verbs, ibv_ah* address, std::uint32_t target, std::uint32_t) {
+    Qp::NullWrite& write = of_request(verbs).null_building.back();
+    write.target_qp = target;
+    write.to = of(address)->to;
   };
   qp.wr_complete = complete;
 }

@@ -146,6 +146,7 @@ struct Qp : ibv_qp_ex {
   struct NullWrite {
     std::uint64_t wr_id;
     std::uint32_t immediate, target_qp;
+    Device* to;
   };
   std::vector<NullWrite> null_building;  ///< SRD, between wr_start and wr_complete
 };

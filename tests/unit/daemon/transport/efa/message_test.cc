@@ -39,9 +39,11 @@ TEST_CASE("a message of every type passes, and of no other size") {
   CHECK(good(ChannelMessage{{.type = MessageType::kDetach}, 7}));
   CHECK(good(NumberMessage{{.type = MessageType::kReleased}, kMaxChannels - 1}));
   CHECK(good(NumberMessage{{.type = MessageType::kTaken}, 0}));
-  CHECK(good(Attached{{.type = MessageType::kAttached}, 7, 0, kMaxChannels - 1}));
+  CHECK(good(Held{{.type = MessageType::kHeld}, 7, 0, kMaxChannels - 1}));
   CHECK(good(RegionMessage{{.type = MessageType::kResolve}, 7, abi::kMaxRegions - 1}));
-  CHECK(good(Resolved{{.type = MessageType::kResolved}, 7}));
+  const RemoteChunk chunk{1U << 20, 17, 0};
+  const Resolved resolved{{.type = MessageType::kResolved}, 7, 0, 1, 4096, 4096};
+  CHECK(check_message(rdma::resolved_with(resolved, std::span(&chunk, 1))).ok());
   CHECK(good(refusal({.type = MessageType::kLost}, {StatusCode::kUnavailable, "why"})));
   const Hello message = hello();
   const auto bytes = bytes_of(message);
@@ -74,7 +76,11 @@ TEST_CASE("a field out of its limits is named") {
   greeting.head.version = 9;
   refused(greeting, "version 9");
   refused(Message{.type = static_cast<MessageType>(77)}, "type 77");
-  refused(Attached{{.type = MessageType::kAttached}, 7, 0, kProbe}, "channel number 32767");
+  refused(Held{{.type = MessageType::kHeld}, 7, 0, kProbe}, "channel number 32767");
+  const RemoteChunk chunks[2] = {};
+  const Resolved resolved{{.type = MessageType::kResolved}, 7, 0, 1, 8192, 4096};
+  CHECK(check_message(rdma::resolved_with(resolved, chunks)).text().find("several chunks") !=
+        std::string::npos);
   refused(RegionMessage{{.type = MessageType::kRevoke}, 7, abi::kMaxRegions}, "region");
   auto why = refusal({.type = MessageType::kRefused}, {StatusCode::kUnavailable, "why"});
   why.code = 0;

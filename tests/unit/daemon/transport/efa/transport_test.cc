@@ -131,7 +131,7 @@ TEST_CASE("hostile messages cost the peer its connection and nobody a crash") {
   const std::vector<std::byte> nonsense(17, std::byte{0x5a});
   pair.b().transport().receive_from_peer(pair.b().peer(), nonsense);
   CHECK(pair.run_until([&] { return !pair.a().peer_status().ok() && !pair.b().peer_status().ok(); }));
-  CHECK(contains(pair.b().peer_status().text(), "message of an EFA transport"));
+  CHECK(contains(pair.b().peer_status().text(), "message of an RDMA transport"));
 }
 
 // Pinning a region's pages takes some tenths of a second for a gigabyte, and was once the proxy thread's

@@ -79,7 +79,7 @@ struct Rig : Victim<> {
 TEST_CASE("a well-behaved stranger gets through: the rig itself works") {
   Rig rig;
   rig.greet();
-  REQUIRE(rig.next(PacketType::kResumes).ok());
+  REQUIRE(rig.next(PacketType::kHeld).ok());
   rig.announce(rig.source.fd.get());
   rig.put(Rig::good());
   REQUIRE(rig.next(PacketType::kAcks).ok());
@@ -267,9 +267,9 @@ TEST_CASE("a packet that breaks the protocol ends the link, and says why") {
 TEST_CASE("a peer that claims to hold more than it was given loses the channel") {
   Rig rig;
   rig.greet();
-  CountsPacket resumes{.head = {PacketType::kResumes, 1, 0}};
-  resumes.counts[0] = {kOutKey, 10};
-  rig.send(resumes, offsetof(CountsPacket, counts) + sizeof(CountEntry));
+  CountsPacket held{.head = {PacketType::kHeld, 1, 0}};
+  held.counts[0] = {kOutKey, 10};
+  rig.send(held, offsetof(CountsPacket, counts) + sizeof(CountEntry));
   REQUIRE(rig.pump([&] { return !rig.sink.channel.ok(); }));
   CHECK(rig.sink.channel.code() == StatusCode::kDataLoss);
   CHECK(rig.sink.completions == 0);

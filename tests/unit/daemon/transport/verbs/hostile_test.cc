@@ -10,7 +10,7 @@ namespace {
 
 using namespace transport::verbs;
 
-constexpr std::uint16_t kTypes[] = {1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 18, 19, 20, 21, 22, 23, 24};
+constexpr std::uint16_t kTypes[] = {1, 16, 17, 18, 19, 20, 32, 33, 34, 35, 36, 48, 49, 64, 65, 66, 67};
 
 TEST_CASE("the version of its messages is what daemons compare when they greet each other") {
   TransportPair pair;
@@ -23,7 +23,7 @@ TEST_CASE("bytes that are no message lose the peer, with what is wrong with them
   const std::vector<std::byte> junk(100, std::byte{0x5a});
   pair.a().transport().receive_from_peer(pair.a().peer(), junk);
   REQUIRE(pair.run_until([&] { return !pair.a().peer_status().ok() && !pair.b().peer_status().ok(); }));
-  CHECK(contains(pair.a().peer_status().text(), "node node-b: message of a verbs transport: version 23130"));
+  CHECK(contains(pair.a().peer_status().text(), "node node-b: message of an RDMA transport: version 23130"));
 }
 
 TEST_CASE("whatever well-formed messages come, the transport stands, and leaks nothing") {

@@ -13,10 +13,11 @@
 namespace mkernel::transport::verbs {
 
 /// Proxy thread. States: closed -> opening (Open was sent) -> proving (a write of no bytes is on its way) ->
-/// up; closed again by lose(). Channels stay with the link, whatever becomes of its connection.
-class SendLink {
+/// up; closed again by lose(). Channels stay with it, and so does its slot, whatever becomes of its queue
+/// pair.
+class Connection {
  public:
-  SendLink(Context& context, PeerId peer, std::uint32_t slot);
+  Connection(Context& context, PeerId peer, std::uint32_t slot);
 
   bool closed() const { return state_ == State::kClosed; }
   bool up() const { return state_ == State::kUp; }
@@ -62,6 +63,8 @@ class SendLink {
   Progress poll();
   /// Asks for a notification at the next completion. Returns false when one may have come meanwhile.
   bool arm();
+  /// Nothing is under way, and nothing can be posted.
+  bool idle() const { return posted_count_ == 0 && (state_ != State::kUp || ready_.empty()); }
   /// Tells the peer which regions no put of the channel is on its way to any more.
   void answer_revocations(Outbound& channel);
   /// Tells the peer, when that is so, that no put of the stopped channel is on its way any more. The channel

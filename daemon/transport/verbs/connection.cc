@@ -1,4 +1,4 @@
-#include "daemon/transport/verbs/send_link.h"
+#include "daemon/transport/verbs/connection.h"
 
 #include <algorithm>
 #include <array>
@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "daemon/transport/rdma/wake.h"
 #include "proto/abi/work_request.h"
 
 namespace mkernel::transport::verbs {
@@ -24,14 +25,14 @@ void fail_channel(Context& context, Outbound& channel, const Status& why) {
   context.sink->channel_failed(channel.id, why);
 }
 
-SendLink::SendLink(Context& context, PeerId peer, std::uint32_t slot)
+Connection::Connection(Context& context, PeerId peer, std::uint32_t slot)
     : context_(context),
       peer_(peer),
       slot_(slot),
       batch_(context.options.send_queue),
       posted_(context.options.send_queue) {}
 
-std::string SendLink::text() const {
+std::string Connection::text() const {
   std::string text = context_.paths[route_.local]->text();
   if (queue_.valid()) text += " QPN " + std::to_string(queue_.qpn());
   if (remote_qpn_ == 0) return text + " -> path " + std::to_string(route_.remote) + " of the peer";
@@ -40,15 +41,15 @@ std::string SendLink::text() const {
 
 // The connection
 
-Status SendLink::open(Route route, std::uint64_t from_boot_id, std::uint64_t to_boot_id) {
+Status Connection::open(Route route, std::uint64_t from_boot_id, std::uint64_t to_boot_id) {
   lose();
   route_ = route;
   remote_qpn_ = 0;
   ++epoch_;
   Path& path = *context_.paths[route.local];
   const rdma::VerbsLibrary& verbs = context_.options.verbs;
-  cq_ = rdma::own(verbs.create_cq(path.context(), static_cast<int>(context_.options.send_queue), nullptr,
-                                  path.completions(), 0),
+  cq_ = rdma::own(verbs.create_cq(path.context(), static_cast<int>(context_.options.send_queue),
+                                  rdma::peer_context(peer_), path.completions(), 0),
                   verbs.destroy_cq);
   if (cq_ == nullptr) return rdma::call_failed(path.text(), "making a completion queue", errno);
   auto queue = QueuePair::make(context_.options, path, cq_.get(), context_.psn());
@@ -66,19 +67,12 @@ Status SendLink::open(Route route, std::uint64_t from_boot_id, std::uint64_t to_
                 std::to_string(context_.options.send_queue)};
   }
   state_ = State::kOpening;
-  const Open open{head(MessageType::kOpen),
-                  from_boot_id,
-                  to_boot_id,
-                  path.port(),
-                  queue_.qpn(),
-                  queue_.psn(),
-                  route.remote,
-                  0};
-  context_.say(peer_, bytes_of(open));
+  context_.say(peer_, Open{head(MessageType::kOpen), from_boot_id, to_boot_id, path.port(), queue_.qpn(),
+                           queue_.psn(), route.remote, 0});
   return {};
 }
 
-Status SendLink::opened(const Opened& answer) {
+Status Connection::opened(const Opened& answer) {
   if (state_ != State::kOpening) return {StatusCode::kInternal, "opened twice"};
   remote_port_ = answer.port;
   remote_qpn_ = answer.qpn;
@@ -90,7 +84,7 @@ Status SendLink::opened(const Opened& answer) {
   return post(nullptr, 0);
 }
 
-void SendLink::lose() {
+void Connection::lose() {
   queue_.destroy();
   cq_.reset();
   state_ = State::kClosed;
@@ -101,24 +95,24 @@ void SendLink::lose() {
   for (Outbound* channel : channels_) channel->disconnect();
 }
 
-void SendLink::add(Outbound& channel) {
+void Connection::add(Outbound& channel) {
   channels_.push_back(&channel);
   ready_.reserve(channels_.size());
 }
 
-void SendLink::remove(Outbound& channel) {
+void Connection::remove(Outbound& channel) {
   std::erase(channels_, &channel);
   std::erase(ready_, &channel);
 }
 
 // Puts
 
-void SendLink::enqueue(Outbound& channel) {
+void Connection::enqueue(Outbound& channel) {
   channel.queued = true;
   ready_.push_back(&channel);
 }
 
-void SendLink::try_again() {
+void Connection::try_again() {
   if (!std::exchange(source_pending_, false)) return;
   // A channel that waits for its target as well finds that it still does.
   for (Outbound* channel : channels_) {
@@ -127,7 +121,7 @@ void SendLink::try_again() {
   }
 }
 
-Status SendLink::flow() {
+Status Connection::flow() {
   if (state_ != State::kUp) return {};
   for (bool full = false; !full && !ready_.empty();) {
     // One turn each; who has more to send stays.
@@ -150,7 +144,7 @@ Status SendLink::flow() {
 }
 
 /// One turn of a channel: some puts, and their count. `full`: not even one put had room.
-Status SendLink::serve(Outbound& channel, bool& full) {
+Status Connection::serve(Outbound& channel, bool& full) {
   if (!channel.may_send()) return {};
   batch_.clear();
   std::uint64_t bytes = 0;
@@ -173,7 +167,7 @@ Status SendLink::serve(Outbound& channel, bool& full) {
 }
 
 /// Adds the pieces of a put; the count's request has room behind them.
-SendLink::Added SendLink::add_put(Outbound& channel, const Put& put) {
+Connection::Added Connection::add_put(Outbound& channel, const Put& put) {
   const std::uint32_t room = std::min(credits_, context_.options.send_queue);
   if (batch_.size() + 1 > room) return Added::kFull;
   if (put.length == 0) return Added::kYes;
@@ -218,7 +212,7 @@ SendLink::Added SendLink::add_put(Outbound& channel, const Put& put) {
 }
 
 /// Null: it was asked for, or the put failed its channel.
-const RemoteRegion* SendLink::remote_region(Outbound& channel, const Put& put) {
+const RemoteRegion* Connection::remote_region(Outbound& channel, const Put& put) {
   if (put.remote_region >= channel.regions.size()) channel.regions.resize(put.remote_region + 1U);
   RemoteRegion& region = channel.regions.data()[put.remote_region];
   if (region.state != RemoteRegion::State::kKnown) {
@@ -230,16 +224,15 @@ const RemoteRegion* SendLink::remote_region(Outbound& channel, const Put& put) {
   return nullptr;
 }
 
-void SendLink::ask_for(Outbound& channel, std::uint32_t index) {
+void Connection::ask_for(Outbound& channel, std::uint32_t index) {
   channel.waiting = true;
   RemoteRegion& region = channel.regions[index];
   if (region.state != RemoteRegion::State::kUnknown) return;
   region.state = RemoteRegion::State::kAsked;
-  const RegionMessage ask{head(MessageType::kResolve), channel.key, index, 0};
-  context_.say(peer_, bytes_of(ask));
+  context_.say(peer_, RegionMessage{head(MessageType::kResolve), channel.key, index, 0});
 }
 
-void SendLink::refuse(Outbound& channel, const Put& put) {
+void Connection::refuse(Outbound& channel, const Put& put) {
   fail_channel(
       context_, channel,
       {StatusCode::kOutOfRange, "put into region " + std::to_string(put.remote_region) + " [" +
@@ -248,27 +241,22 @@ void SendLink::refuse(Outbound& channel, const Put& put) {
                                     std::to_string(channel.regions[put.remote_region].bytes) + " bytes"});
 }
 
-const rdma::Registration* SendLink::source_of(Outbound& channel, const memory::Region& region) {
+const rdma::Registration* Connection::source_of(Outbound& channel, const memory::Region& region) {
   const auto* const known = channel.last_source.find(queue_.path().registrations(), region);
   return known != nullptr ? known : look_up(channel, region);
 }
 
-const rdma::Registration* SendLink::look_up(Outbound& channel, const memory::Region& region) {
-  rdma::Registrations& registrations = queue_.path().registrations();
-  const auto made = registrations.source(region);
+const rdma::Registration* Connection::look_up(Outbound& channel, const memory::Region& region) {
+  const auto made = channel.last_source.look_up(queue_.path().registrations(), region);
   if (!made.ok()) {
     fail_channel(context_, channel, made.status().with_context("the source of a put"));
     return nullptr;
   }
-  if (made.value() == nullptr) {
-    channel.waiting = source_pending_ = true;
-    return nullptr;
-  }
-  channel.last_source = {&region, registrations.generation(), made.value()};
+  if (made.value() == nullptr) channel.waiting = source_pending_ = true;
   return made.value();
 }
 
-Status SendLink::post(Outbound* channel, std::uint64_t count) {
+Status Connection::post(Outbound* channel, std::uint64_t count) {
   ibv_send_wr* bad = nullptr;
   const int error = ibv_post_send(queue_.get(), batch_.chain(), &bad);
   if (error != 0) return rdma::call_failed(text(), "posting to the send queue", error);
@@ -277,7 +265,7 @@ Status SendLink::post(Outbound* channel, std::uint64_t count) {
   return {};
 }
 
-SendLink::Progress SendLink::poll() {
+Connection::Progress Connection::poll() {
   Progress progress;
   std::array<ibv_wc, 16> completions;
   while (posted_count_ > 0) {
@@ -313,7 +301,7 @@ SendLink::Progress SendLink::poll() {
   return progress;
 }
 
-void SendLink::complete(const Posted& done) {
+void Connection::complete(const Posted& done) {
   Outbound& channel = *done.channel;
   const bool grew = channel.window.acknowledge(done.count);
   if (grew && !channel.failed) context_.sink->completed(channel.id, done.count);
@@ -322,42 +310,40 @@ void SendLink::complete(const Posted& done) {
   if (channel.stopped) answer_stop(channel);
 }
 
-void SendLink::answer_revocations(Outbound& channel) {
+void Connection::answer_revocations(Outbound& channel) {
   std::erase_if(channel.revocations, [&](const Revocation& revocation) {
     if (channel.window.acknowledged() < revocation.last) return false;
-    const RegionMessage gone{head(MessageType::kRevoked), channel.key, revocation.region, revocation.grant};
-    context_.say(peer_, bytes_of(gone));
+    context_.say(
+        peer_, RegionMessage{head(MessageType::kRevoked), channel.key, revocation.region, revocation.grant});
     return true;
   });
 }
 
-void SendLink::attach(const Outbound& channel) {
-  const ChannelMessage ask{head(MessageType::kAttach), channel.key};
-  context_.say(peer_, bytes_of(ask));
+void Connection::attach(const Outbound& channel) {
+  context_.say(peer_, ChannelMessage{head(MessageType::kAttach), channel.key});
 }
 
-void SendLink::answer_stop(Outbound& channel) {
+void Connection::answer_stop(Outbound& channel) {
   if (channel.in_flight()) return;
-  const ChannelMessage over{head(MessageType::kStopped), channel.key};
-  context_.say(peer_, bytes_of(over));
+  context_.say(peer_, ChannelMessage{head(MessageType::kStopped), channel.key});
   std::erase(ready_, &channel);
   channel.disconnect();
   attach(channel);
 }
 
-bool SendLink::arm() {
+bool Connection::arm() {
   if (armed_ || posted_count_ == 0) return true;
   armed_ = true;
   return ibv_req_notify_cq(cq_.get(), 0) != 0;
 }
 
 /// What a status means for whoever must find the cause.
-Status SendLink::explain(const ibv_wc& completion) const {
+Status Connection::explain(const ibv_wc& completion) const {
   std::string cause;
   switch (completion.status) {
     case IBV_WC_RETRY_EXC_ERR:
       cause = "no answer from the other port after " + std::to_string(context_.options.retry_count) +
-              " retries: link or switch down, wrong GID, or the peer is gone";
+              " retries: connection or switch down, wrong GID, or the peer is gone";
       break;
     case IBV_WC_REM_ACCESS_ERR: cause = "the peer has taken the memory back, or keys do not match"; break;
     case IBV_WC_LOC_PROT_ERR: cause = "the source is not registered any more"; break;

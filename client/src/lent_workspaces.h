@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "client/src/memory.h"
-#include "proto/base/mutex.h"
 #include "proto/abi/status.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel::client {
 

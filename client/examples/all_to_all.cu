@@ -54,7 +54,7 @@ __device__ bool await_blocks(const AllToAll& a, std::uint64_t launch) {
   return ok;
 }
 
-/// All blocks but the relay together: what the ranks of this node get.
+/// All blocks but the poller together: what the ranks of this node get.
 __device__ void store_blocks(const AllToAll& a) {
   const mk::Endpoint& e = a.endpoint;
   const std::uint64_t first = (blockIdx.x - 1) * std::uint64_t{blockDim.x} + threadIdx.x;
@@ -71,7 +71,7 @@ __device__ void store_blocks(const AllToAll& a) {
 }
 
 __global__ void all_to_all(AllToAll a) {
-  if (mk::is_relay()) return mk::relay(a.endpoint);
+  if (mk::is_poller()) return mk::poll(a.endpoint);
   if (mk::stopped(a.endpoint)) return mk::leave(a.endpoint);  // a launch before this one failed
   const mk::Endpoint& e = a.endpoint;
   const std::uint64_t launch = mk::launches(e);

@@ -1,5 +1,5 @@
-// How the sums of an owner's rows are dealt to warps: units of a few rows of one tile, in the order in which
-// the tiles become complete. Pure functions, the same on host and device.
+// How the sums of an owner's rows are assigned to warps: units of a few rows of one tile, in the order in
+// which the tiles become complete. Pure functions, the same on host and device.
 #pragma once
 
 #include <cstdint>

@@ -58,7 +58,8 @@ constexpr int cluster_columns(Sm90Cluster cluster) {
   return cluster == Sm90Cluster::kStacked ? 1 : 2;
 }
 
-/// Whether what whole waves of tiles leave over may be cut into narrow tiles (plan/deal.h), and how wide.
+/// Whether what whole waves of tiles leave over may be cut into narrow tiles (plan/tile_assignment.h), and
+/// how wide.
 inline constexpr int kSm90TailColumns = 64;
 constexpr bool has_tail(const TileSize& tile) {
   return tile.rows == 128 && tile.columns > kSm90TailColumns;
@@ -91,7 +92,7 @@ struct Sm90Plan {
   std::int32_t ctas = 0;  ///< a multiple of the cluster; each computes every (ctas / cluster)-th cluster tile
   Sm90Cluster cluster = Sm90Cluster::kStacked;
   std::int32_t whole =
-      0;  ///< cluster tiles that are computed whole: those after them are the tail of the deal
+      0;  ///< cluster tiles that are computed whole: those after them are the tail of the assignment
 
   std::int32_t cluster_ctas() const { return cluster_rows(tile, cluster) * cluster_columns(cluster); }
   std::int32_t clusters() const { return ctas / cluster_ctas(); }

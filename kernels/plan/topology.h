@@ -34,8 +34,8 @@ class Topology {
   /// The other rank that hands on at `here` what `source` sends: of its node the rail peer of `source`. -1
   /// when there is none: both are on one node, or `here` is that rail peer itself.
   std::int64_t via(std::uint32_t source, std::uint32_t here) const {
-    const std::uint32_t relay = rail_peer(source, node_of(here));
-    return relay == source || relay == here ? std::int64_t{-1} : std::int64_t{relay};
+    const std::uint32_t forwarder = rail_peer(source, node_of(here));
+    return forwarder == source || forwarder == here ? std::int64_t{-1} : std::int64_t{forwarder};
   }
 
  private:

@@ -27,14 +27,14 @@ using mkernel::Status;
 constexpr unsigned kCtas = 9, kThreads = 64;
 
 __global__ void await_one(mk::Endpoint endpoint) {
-  if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::is_poller()) return mk::poll(endpoint);
   mk::wait_arrival(mk::Cta{}, endpoint, (endpoint.rank + 1) % endpoint.world_size, 0, 1);
   mk::leave(endpoint);
 }
 
 /// Every thread of every CTA signals on its CTA's lane; CTA 1 counts what came.
 __global__ void signal_all(mk::Endpoint endpoint, std::uint64_t count, unsigned long long* seen) {
-  if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::is_poller()) return mk::poll(endpoint);
   if (mk::stopped(endpoint)) return mk::leave(endpoint);
   const std::uint32_t lane = (blockIdx.x - 1) % endpoint.lanes;
   bool ok = true;

@@ -24,7 +24,7 @@ __device__ bool exchange(Group group, const mk::Endpoint& endpoint, const mk::Pe
 }  // namespace
 
 __global__ void device_api(mk::Endpoint endpoint, mk::Peers peers, std::uint32_t other, std::uint64_t* out) {
-  if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::is_poller()) return mk::poll(endpoint);
   if (mk::stopped(endpoint)) return mk::leave(endpoint);
   const bool ok = exchange(mk::Cta{}, endpoint, peers, other, out) &&
                   exchange(mk::Warp{}, endpoint, peers, other, out) &&

@@ -26,7 +26,7 @@ TEST_CASE("a rank that never starts is named by those who wait for it") {
     GemmCase gemm(kind, {40, 24, 16}, {.nodes = 2, .ranks_per_node = 2});
     gemm.fill(1);
     const auto statuses = gemm.run({std::chrono::milliseconds(800), 1}, {true, true, true, false});
-    // Rank 2 shares the node of rank 3: its tiles and what it relays are missing first.
+    // Rank 2 shares the node of rank 3: its tiles and what it forwards are missing first.
     CAPTURE(statuses[2].to_string());
     CHECK(statuses[2].code() == StatusCode::kDeadlineExceeded);
     CHECK(contains(statuses[2].text(), "rank 3"));

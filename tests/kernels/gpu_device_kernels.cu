@@ -9,7 +9,7 @@ namespace {
 namespace mk = mkernel::device;
 
 __global__ void puts(mk::Endpoint endpoint, std::uint32_t each, unsigned long long* done) {
-  if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::is_poller()) return mk::poll(endpoint);
   if (mk::stopped(endpoint)) return mk::leave(endpoint);
   const std::uint32_t writer = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
   unsigned long long mine = 0;
@@ -23,7 +23,7 @@ __global__ void puts(mk::Endpoint endpoint, std::uint32_t each, unsigned long lo
 }
 
 __global__ void waits(mk::Endpoint endpoint, std::uint64_t count, std::uint64_t* seen) {
-  if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::is_poller()) return mk::poll(endpoint);
   const std::uint32_t channel = blockIdx.x - 1;
   const std::uint32_t source = channel / endpoint.lanes, lane = channel % endpoint.lanes;
   const bool came = mk::wait_arrival(mk::Cta{}, endpoint, source, lane, count) &&
@@ -34,7 +34,7 @@ __global__ void waits(mk::Endpoint endpoint, std::uint64_t count, std::uint64_t*
 
 __global__ void barriers(mk::Endpoint endpoint, std::uint32_t rounds, unsigned long long* words,
                          unsigned long long* wrong) {
-  if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::is_poller()) return mk::poll(endpoint);
   const std::uint32_t ctas = gridDim.x - 1, mine = blockIdx.x - 1;
   bool ok = true;
   for (std::uint32_t round = 1; ok && round <= rounds; ++round) {

@@ -258,7 +258,7 @@ TEST_CASE("device memory is zeroed, read and written while the default stream is
   CHECK(held.holds());
 }
 
-TEST_CASE("counts come through the relay, from where they stood, however many words there are") {
+TEST_CASE("counts come through the poller, from where they stood, however many words there are") {
   if (!test::hopper_or_skip()) return;
   for (const std::uint32_t lanes : {2U, 9U, 24U}) {  // 4, 32 and 92 words
     Rig rig(6, lanes);

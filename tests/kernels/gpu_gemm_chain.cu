@@ -23,7 +23,7 @@ struct Parameters {
   std::uint32_t* failed;
 };
 
-/// Tiles of the first product, then those of the second, dealt out in turn.
+/// Tiles of the first product, then those of the second, assigned out in turn.
 template <class Config>
 class ChainSchedule {
  public:

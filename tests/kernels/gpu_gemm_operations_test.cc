@@ -121,7 +121,7 @@ TEST_CASE_TEMPLATE("a group that fails ends the launch long before the deadline,
                    AgGemm, GemmRs, GemmAr) {
   if (!peers_or_skip(1)) return;
   // Of a single row the last rank is the only one that has it, and waits for nothing but the empty chunks and
-  // words of the other: for AG+GEMM one thread beside the relay.
+  // words of the other: for AG+GEMM one thread beside the poller.
   for (const auto& [s, alone] :
        {std::pair{GemmShape{2048, 512, 1024}, 0}, std::pair{GemmShape{1, 8, 8}, 1}}) {
     GpuRanks all = gpu_ranks<Op>(2, s);

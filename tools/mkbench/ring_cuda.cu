@@ -38,7 +38,8 @@ __device__ void keep_busy(EchoRecord& record, const float* memory, std::uint32_t
 }
 
 /// Up to about a microsecond, another each time. An echo that starts as soon as the last one is back would
-/// run in step with the relay, which looks about once in a microsecond, and always meet it at the same point.
+/// run in step with the poller, which looks about once in a microsecond, and always meet it at the same
+/// point.
 __device__ void pause(std::uint64_t& random) {
   random = random * 6364136223846793005ULL + 1442695040888963407ULL;
   const std::uint64_t until = clock64() + (random >> 53);
@@ -68,7 +69,7 @@ __device__ void echo_series(const mk::Endpoint& endpoint, std::uint64_t count, s
 __global__ __launch_bounds__(kBusyThreads) void echo_kernel(mk::Endpoint endpoint, std::uint64_t count,
                                                             std::uint32_t* cycles, EchoRecord* record,
                                                             const float* memory, std::uint32_t words) {
-  if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::is_poller()) return mk::poll(endpoint);
   if (blockIdx.x > 1) {
     keep_busy(*record, memory, words);
   } else if (threadIdx.x == 0) {
@@ -78,7 +79,7 @@ __global__ __launch_bounds__(kBusyThreads) void echo_kernel(mk::Endpoint endpoin
 }
 
 __global__ void signal_kernel(mk::Endpoint endpoint, std::uint64_t each) {
-  if (mk::is_relay()) return mk::relay(endpoint);
+  if (mk::is_poller()) return mk::poll(endpoint);
   const std::uint32_t lane = (blockIdx.x - 1) % endpoint.lanes;
   bool ok = true;
   for (std::uint64_t i = 0; ok && i < each; ++i) ok = mk::signal(endpoint, endpoint.rank, lane);

@@ -13,7 +13,7 @@ namespace mkernel::bench {
 std::string name_of_gpu(int device);
 
 /// Microseconds of `count` round trips, sorted: a thread of a kernel signals its own rank through the daemon
-/// and sees its arrival count, relayed from host memory; one at a time, from moments that the relay does not
+/// and sees its arrival count, copied from host memory; one at a time, from moments that the poller does not
 /// set. `busy`: CTAs that compute and read memory keep every other SM.
 Result<std::vector<double>> echo_from_gpu(Group& group, int device, std::uint64_t count, bool busy);
 

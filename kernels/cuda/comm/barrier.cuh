@@ -11,7 +11,7 @@
 
 namespace mkernel::kernels {
 
-/// All threads of every CTA but 0, which relays; all of them resident. What any of them wrote before is
+/// All threads of every CTA but 0, which polls; all of them resident. What any of them wrote before is
 /// visible to all of them afterwards. False when it gave up, the same in the whole CTA.
 ///
 /// Every CTA counts itself in once per barrier, so barrier b of a launch is over at (b + 1) * CTAs; what a

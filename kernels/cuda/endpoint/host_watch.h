@@ -1,5 +1,5 @@
 // What a kernel reads in host memory. One warp of the grid polls it and copies what it sees into GPU memory:
-// more readers would slow the copies of everybody else on the bus. See cuda/launch/relay.cuh.
+// more readers would slow the copies of everybody else on the bus. See cuda/launch/poller.cuh.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ struct HostWatch {
   const std::uint32_t* group_abort = nullptr;
 };
 
-/// Counts that the relay copies into GPU memory: arrivals and completions of `lanes` lanes with `peers`
+/// Counts that the poller copies into GPU memory: arrivals and completions of `lanes` lanes with `peers`
 /// ranks. Word i of `base` and `seen` is arrivals [peer][lane] for i < peers * lanes, then completions
 /// [peer][lane].
-struct RelayedCounts {
+struct PolledCounts {
   const std::uint64_t* arrivals = nullptr;   ///< host memory: of the first lane with rank 0
   const std::uint64_t* completed = nullptr;  ///< host memory, likewise
   const std::uint64_t* base = nullptr;       ///< GPU memory: where the counts stood at the start
-  std::uint64_t* seen = nullptr;             ///< GPU memory: counts since then; written by the relay alone
+  std::uint64_t* seen = nullptr;             ///< GPU memory: counts since then; written by the poller alone
   std::uint32_t peers = 0;
   std::uint32_t lanes = 0;
   std::uint32_t stride = 0;  ///< words from one rank to the next in host memory

@@ -5,8 +5,8 @@
 
 #include "kernels/base/types.h"
 #include "kernels/cuda/memory/tensor_map.h"
-#include "kernels/plan/deal.h"
 #include "kernels/plan/sm90_tile.h"
+#include "kernels/plan/tile_assignment.h"
 
 struct CUstream_st;
 
@@ -19,7 +19,7 @@ namespace mkernel::kernels {
 /// Parameters of the kernel.
 struct Sm90LocalProduct {
   TensorMap a, b, c;
-  Deal deal;
+  TileAssignment assignment;
   std::int32_t k_blocks;
 };
 

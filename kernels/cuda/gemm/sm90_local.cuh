@@ -9,7 +9,7 @@
 
 namespace mkernel::kernels {
 
-/// The tiles of the deal; nothing to wait for, nobody to tell.
+/// The tiles of the assignment; nothing to wait for, nobody to tell.
 template <class Config, class Tile = Config>
 class Sm90LocalSchedule {
  public:
@@ -18,10 +18,10 @@ class Sm90LocalSchedule {
   explicit __device__ __forceinline__ Sm90LocalSchedule(const Sm90LocalProduct& product)
       : product_(product) {}
 
-  __device__ __forceinline__ int tiles() const { return Share::tiles(product_.deal, 0); }
+  __device__ __forceinline__ int tiles() const { return Share::tiles(product_.assignment, 0); }
   __device__ __forceinline__ int k_blocks() const { return product_.k_blocks; }
   __device__ __forceinline__ Sm90TilePlace tile(int i) const {
-    const auto [block, column] = Share::place(product_.deal, 0, i);
+    const auto [block, column] = Share::place(product_.assignment, 0, i);
     const int row = Share::first_row(block);
     return {&product_.a, &product_.b, &product_.c, row, column, 0, row, column};
   }

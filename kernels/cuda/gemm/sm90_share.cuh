@@ -1,20 +1,21 @@
-// How the tiles of a product are dealt to the computing CTAs of a kernel.
+// How the tiles of a product are assigned to the computing CTAs of a kernel.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/gemm/sm90_config.cuh"
-#include "kernels/plan/deal.h"
+#include "kernels/plan/tile_assignment.h"
 
 namespace mkernel::kernels {
 
 /// The tiles of this CTA, when CTAs `first_cta` .. compute: every (number of clusters)-th cluster tile of an
-/// order, or this cluster's part of a deal; of the deal the whole ones when Tile is Config, the tail when it
-/// is Sm90Tail<Config>. The cluster before `first_cta` is the deal's first late one. Nothing is kept: the
-/// multiplying warps would carry it through their products, and have no register to spare.
+/// order, or this cluster's part of an assignment; of the assignment the whole ones when Tile is Config, the
+/// tail when it is Sm90Tail<Config>. The cluster before `first_cta` is the assignment's first late one.
+/// Nothing is kept: the multiplying warps would carry it through their products, and have no register to
+/// spare.
 template <class Config, class Tile = Config>
 struct Sm90Share {
-  /// Where a tile of a deal lies.
+  /// Where a tile of an assignment lies.
   struct Place {
     std::int32_t block;   ///< of a cluster's rows
     std::int32_t column;  ///< of the matrix
@@ -22,25 +23,26 @@ struct Sm90Share {
 
   /// Of `all` cluster tiles; the i-th of this CTA's is number index(first_cta, i).
   static __device__ __forceinline__ int tiles(std::int32_t all, std::int32_t first_cta) {
-    return Deal::share(all, cluster(first_cta), clusters(first_cta));
+    return TileAssignment::share(all, cluster(first_cta), clusters(first_cta));
   }
   static __device__ __forceinline__ std::int32_t index(std::int32_t first_cta, int i) {
     return cluster(first_cta) + i * clusters(first_cta);
   }
 
-  static __device__ __forceinline__ int tiles(const Deal& deal, std::int32_t first_cta) {
+  static __device__ __forceinline__ int tiles(const TileAssignment& assignment, std::int32_t first_cta) {
     if constexpr (kParts == 1) {
-      return deal.tiles(cluster(first_cta), clusters(first_cta));
+      return assignment.tiles(cluster(first_cta), clusters(first_cta));
     } else {
-      return deal.tail_tiles(cluster(first_cta), clusters(first_cta), kParts);
+      return assignment.tail_tiles(cluster(first_cta), clusters(first_cta), kParts);
     }
   }
-  static __device__ __forceinline__ Place place(const Deal& deal, std::int32_t first_cta, int i) {
-    Deal::Place place;
+  static __device__ __forceinline__ Place place(const TileAssignment& assignment, std::int32_t first_cta,
+                                                int i) {
+    TileAssignment::Place place;
     if constexpr (kParts == 1) {
-      place = deal.place(i, cluster(first_cta), clusters(first_cta));
+      place = assignment.place(i, cluster(first_cta), clusters(first_cta));
     } else {
-      place = deal.tail_place(i, cluster(first_cta), clusters(first_cta), kParts);
+      place = assignment.tail_place(i, cluster(first_cta), clusters(first_cta), kParts);
     }
     const std::int32_t column_tile =
         place.tile.column * Config::kClusterColumns + in_cluster() / Config::kClusterRows;

@@ -28,7 +28,7 @@ namespace mkernel::kernels {
 /// One rank's end. Addresses are of device memory; the workspace of a SymmetricView is device memory mapped
 /// here for every rank of the node. The segments of the group and its session are registered with CUDA by
 /// whoever owns them (cudaHostRegister). Over several nodes kernels write the session's rings and wait for
-/// counts that their relay copies; whoever launches keeps the daemon awake until the stream is done
+/// counts that their poller copies; whoever launches keeps the daemon awake until the stream is done
 /// (Group::keep_active()). Belongs to the device that was current when it was made, and makes it current for
 /// the length of each call. Not thread-safe.
 class CudaBinding {
@@ -57,9 +57,9 @@ class CudaBinding {
   /// Operation::status().
   Status status();
 
-  /// What the kernel of a launch puts and waits with, on lanes from 0, and what its relay warp copies. On one
-  /// node without rings, lanes and counts: the relay has nothing but abort words to look at. Local ranks,
-  /// barrier and peers are not filled in.
+  /// What the kernel of a launch puts and waits with, on lanes from 0, and what its poller warp copies. On
+  /// one node without rings, lanes and counts: the poller has nothing but abort words to look at. Local
+  /// ranks, barrier and peers are not filled in.
   device::Endpoint endpoint(std::uint64_t deadline_ns) const;
   /// Queues the kernel with its parameters.
   Status queue(const void* parameters, std::int32_t ctas, CUstream_st* stream) const;

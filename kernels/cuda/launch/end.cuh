@@ -1,4 +1,4 @@
-// How a launch ends: every CTA counts itself out, CTA 0 waits for the others (cuda/launch/relay.cuh) and
+// How a launch ends: every CTA counts itself out, CTA 0 waits for the others (cuda/launch/poller.cuh) and
 // opens the next epoch. Counts only grow; nothing is reset, so a launch can be replayed by a graph, and
 // launches may differ in their numbers of CTAs.
 //
@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "kernels/base/lent_workspace.h"
-#include "kernels/cuda/launch/relay.cuh"
+#include "kernels/cuda/launch/poller.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/sync/grid.cuh"
 #include "kernels/cuda/sync/launch_control.h"
@@ -35,13 +35,13 @@ struct LaunchBegin {
   }
 };
 
-/// All threads of CTA 0, after relay_host() in one of its warps: nobody else is there any more.
+/// All threads of CTA 0, after poll_host() in one of its warps: nobody else is there any more.
 __device__ __forceinline__ void end_launch(LaunchControl& control, LentControl* lent,
                                            const LaunchBegin& begin) {
   __syncthreads();
   if (thread_index() != 0) return;
   if (lent != nullptr && ptx::ld_relaxed_gpu(&lent->launches) != begin.turn) {
-    report_failed_wait(control, {DeviceRole::kRelay, DeviceTag::kTurn, -1, 0}, begin.turn,
+    report_failed_wait(control, {DeviceRole::kPoller, DeviceTag::kTurn, -1, 0}, begin.turn,
                        ptx::ld_relaxed_gpu(&lent->launches), 0);
   }
   const bool failed = ptx::ld_acquire_gpu(&control.abort) != 0;
@@ -56,11 +56,11 @@ __device__ __forceinline__ void end_launch(LaunchControl& control, LentControl* 
 }
 
 /// All threads of every CTA of a launch that is stopped (LaunchControl or LentControl), instead of everything
-/// else. Nobody in it waits for a count of the host's, so the relay hands none on.
+/// else. Nobody in it waits for a count of the host's, so the poller hands none on.
 __device__ __forceinline__ void count_out(LaunchControl& control, LentControl* lent = nullptr) {
   if (cta_index() != 0) return end_cta(control);
   const LaunchBegin begin(control, lent);
-  if (thread_index() < 32) relay_host(control, HostWatch{}, RelayedCounts{}, cta_count() - 1);
+  if (thread_index() < 32) poll_host(control, HostWatch{}, PolledCounts{}, cta_count() - 1);
   end_launch(control, lent, begin);
 }
 

@@ -9,7 +9,7 @@
 namespace mkernel::kernels {
 namespace {
 
-/// Arrivals, then completions, as RelayedCounts lays them out.
+/// Arrivals, then completions, as PolledCounts lays them out.
 std::vector<std::uint64_t> standing_counts(const GroupView& group, std::uint32_t first_lane,
                                            std::uint32_t lanes) {
   std::vector<std::uint64_t> counts;

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/launch/end.cuh"
-#include "kernels/cuda/launch/relay.cuh"
+#include "kernels/cuda/launch/poller.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/sync/launch_control.h"
 #include "mkernel/device_endpoint.h"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void communicate(const device::Endpoint& endpoint, in
   if (warp < workers) work(warp);
   if (blockIdx.x != 0) return;
   if (warp == kWarps - 1) {
-    relay_host(control, endpoint.host, endpoint.counts, gridDim.x - 1 + kWarps - 1);
+    poll_host(control, endpoint.host, endpoint.counts, gridDim.x - 1 + kWarps - 1);
   } else {
     if (warp >= workers && threadIdx.x % 32 == 0) send(warp - workers);
     __syncwarp();  // the lanes that had nothing to do meet the one that had

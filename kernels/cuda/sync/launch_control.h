@@ -17,7 +17,7 @@ enum class DeviceRole : std::uint32_t {
   kInterRecv = 4,
   kUser = 5,  ///< any thread of a user's own kernel
   kInterReduce = 6,
-  kRelay = 7
+  kPoller = 7
 };
 enum class DeviceTag : std::uint32_t {
   kNone = 0,
@@ -50,7 +50,7 @@ constexpr const char* name_of(DeviceRole role) {
     case DeviceRole::kInterRecv: return "inter_recv";
     case DeviceRole::kInterReduce: return "inter_reduce";
     case DeviceRole::kUser: return "kernel";
-    case DeviceRole::kRelay: return "relay";
+    case DeviceRole::kPoller: return "poller";
     case DeviceRole::kNone: break;
   }
   return "no role";

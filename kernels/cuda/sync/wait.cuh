@@ -1,5 +1,5 @@
 // The one bounded wait of the cuda executor: for a word of this GPU's memory that another CTA, another GPU or
-// the relay writes. It ends at the word, at an abort of the launch, or at the deadline; a failed wait says
+// the poller writes. It ends at the word, at an abort of the launch, or at the deadline; a failed wait says
 // once, in the launch's control block, who waited for whom, and makes every other wait of the launch give up.
 #pragma once
 

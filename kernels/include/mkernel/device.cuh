@@ -2,10 +2,10 @@
 // other ranks through the daemon, waits for what they put here, stores to the GPUs of its node over NVLink,
 // and does all of that in one launch that a CUDA graph can replay.
 //
-// A kernel that waits gives block 0 of its grid to relay() and lets every other block end with leave():
+// A kernel that waits gives block 0 of its grid to poll() and lets every other block end with leave():
 //
 //   __global__ void exchange(mkernel::device::Endpoint endpoint, ...) {
-//     if (mkernel::device::is_relay()) return mkernel::device::relay(endpoint);
+//     if (mkernel::device::is_poller()) return mkernel::device::poll(endpoint);
 //     if (mkernel::device::stopped(endpoint)) return mkernel::device::leave(endpoint);
 //     ...
 //     mkernel::device::leave(endpoint);
@@ -38,7 +38,7 @@
 #include "kernels/cuda/comm/barrier.cuh"
 #include "kernels/cuda/comm/endpoint.cuh"
 #include "kernels/cuda/launch/end.cuh"
-#include "kernels/cuda/launch/relay.cuh"
+#include "kernels/cuda/launch/poller.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/sync/thread_group.cuh"
@@ -53,18 +53,18 @@ using kernels::Warp;
 
 // ---- the launch
 
-/// Whether this block is the relay: block 0.
-__device__ __forceinline__ bool is_relay() {
+/// Whether this block is the poller: block 0.
+__device__ __forceinline__ bool is_poller() {
   return kernels::cta_index() == 0;
 }
 
 /// All threads of block 0, and nothing else: copies the counts of the endpoint from host memory, which only
 /// this one warp may read, to the GPU's, where the other blocks wait; ends the launch when all of them have
 /// left.
-__device__ __forceinline__ void relay(const Endpoint& endpoint) {
+__device__ __forceinline__ void poll(const Endpoint& endpoint) {
   const kernels::LaunchBegin begin(*endpoint.control, endpoint.lent);
   if (kernels::thread_index() < 32)
-    kernels::relay_host(*endpoint.control, endpoint.host, endpoint.counts, kernels::cta_count() - 1);
+    kernels::poll_host(*endpoint.control, endpoint.host, endpoint.counts, kernels::cta_count() - 1);
   kernels::end_launch(*endpoint.control, endpoint.lent, begin);
 }
 
@@ -160,8 +160,8 @@ __device__ __forceinline__ std::byte* peer(const Peers& peers, std::int32_t loca
   return peers.of_local_rank[local_rank];
 }
 
-/// All threads of every block but the relay: what any of them wrote is visible to all of them afterwards (gpu
-/// scope).
+/// All threads of every block but the poller: what any of them wrote is visible to all of them afterwards
+/// (gpu scope).
 __device__ __forceinline__ bool grid_barrier(const Endpoint& endpoint) {
   return kernels::meet_grid(*endpoint.control, kernels::DeviceRole::kUser, endpoint.deadline_ns);
 }

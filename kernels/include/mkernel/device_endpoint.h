@@ -50,7 +50,7 @@ struct Endpoint {
   kernels::DeviceRings rings;
   abi::RingShare ring_share;  ///< which of them a lane uses
   kernels::HostWatch host;
-  kernels::RelayedCounts counts;
+  kernels::PolledCounts counts;
   std::uint64_t* issued = nullptr;              ///< GPU memory, [target][lane]
   const std::int32_t* local_of_rank = nullptr;  ///< GPU memory, -1 on other nodes
   kernels::NodeBarrier node;

@@ -46,8 +46,8 @@ class AgGemmLaunch {
         launch_(launch),
         me_(plan.steps.rank),
         b_(gemm, arguments.b),
-        whole_(plan.deal.tiles(0, 1)),
-        narrow_(plan.deal.tail_tiles(0, 1, tail_parts(plan.tile))) {
+        whole_(plan.assignment.tiles(0, 1)),
+        narrow_(plan.assignment.tail_tiles(0, 1, tail_parts(plan.tile))) {
     const auto rank = static_cast<std::uint32_t>(me_);
     for (std::uint32_t step = 1; step < topology.nodes(); ++step)
       rail_peers_.push_back(topology.rail_peer(rank, (topology.node_of(rank) + step) % topology.nodes()));
@@ -57,7 +57,7 @@ class AgGemmLaunch {
   Status compute(int thread);
 
   /// intra_comm, then inter_recv: pushes share `share` of every chunk to the ranks of the node: own rows,
-  /// then those that rail peers put here. Then computes, if its cluster is one of the deal's late ones.
+  /// then those that rail peers put here. Then computes, if its cluster is one of the assignment's late ones.
   Status push(std::int32_t share);
 
   /// inter_send: own chunks to all rail peers, as they become whole in the own slab. Ends when their sources
@@ -75,8 +75,9 @@ class AgGemmLaunch {
   Status wait_chunk(std::int32_t source, std::int32_t chunk, const char* role) const;
   Status wait_empty() const;
   void push_share(std::int32_t source, std::int32_t chunk, std::int32_t share) const;
-  /// A tile of the deal: the whole one, or the narrow one of `width` columns that is its part `at.part`.
-  Status tile(const Deal::Place& at, std::int64_t width, const Room& room) const;
+  /// A tile of the assignment: the whole one, or the narrow one of `width` columns that is its part
+  /// `at.part`.
+  Status tile(const TileAssignment::Place& at, std::int64_t width, const Room& room) const;
   Status late_tiles(std::int32_t cluster);
 
   const AgGemmPlan& plan_;
@@ -160,7 +161,7 @@ Status AgGemmLaunch::push(std::int32_t share) {
   }
   if (share == 0) MK_RETURN_IF_ERROR(wait_empty());
   const std::int32_t cluster = plan_.tile.cluster;
-  if (plan_.deal.late == 0 || share < cluster || share % cluster != 0) return {};
+  if (plan_.assignment.late == 0 || share < cluster || share % cluster != 0) return {};
   return late_tiles((share - plan_.comm_ctas) / cluster);
 }
 
@@ -181,7 +182,7 @@ Status AgGemmLaunch::send() {
   return {};
 }
 
-Status AgGemmLaunch::tile(const Deal::Place& at, std::int64_t width, const Room& room) const {
+Status AgGemmLaunch::tile(const TileAssignment::Place& at, std::int64_t width, const Room& room) const {
   float* rows = room.rows.get();
   float* product = room.product.get();
   const std::int64_t column = std::int64_t{at.tile.column} * plan_.tile.columns + at.part * width;
@@ -217,20 +218,20 @@ Status AgGemmLaunch::tile(const Deal::Place& at, std::int64_t width, const Room&
 Status AgGemmLaunch::compute(int thread) {
   MK_RETURN_IF_ERROR(b_.widen_part(launch_, thread));
   const Room room(plan_, shape_);
-  // All threads together are the deal's one cluster: each takes the next tile when it has time.
+  // All threads together are the assignment's one cluster: each takes the next tile when it has time.
   for (std::int32_t i = whole_.next(); i < whole_.all(); i = whole_.next())
-    MK_RETURN_IF_ERROR(tile(plan_.deal.place(i, 0, 1), plan_.tile.columns, room));
+    MK_RETURN_IF_ERROR(tile(plan_.assignment.place(i, 0, 1), plan_.tile.columns, room));
   const std::int32_t parts = tail_parts(plan_.tile);
   for (std::int32_t i = narrow_.next(); i < narrow_.all(); i = narrow_.next())
-    MK_RETURN_IF_ERROR(tile(plan_.deal.tail_place(i, 0, 1, parts), kSm90TailColumns, room));
+    MK_RETURN_IF_ERROR(tile(plan_.assignment.tail_place(i, 0, 1, parts), kSm90TailColumns, room));
   return {};
 }
 
 Status AgGemmLaunch::late_tiles(std::int32_t cluster) {
   MK_RETURN_IF_ERROR(b_.wait(launch_));
   const Room room(plan_, shape_);
-  for (std::int32_t i = 0; i < plan_.deal.tiles(cluster, 1); ++i)
-    MK_RETURN_IF_ERROR(tile(plan_.deal.place(i, cluster, 1), plan_.tile.columns, room));
+  for (std::int32_t i = 0; i < plan_.assignment.tiles(cluster, 1); ++i)
+    MK_RETURN_IF_ERROR(tile(plan_.assignment.place(i, cluster, 1), plan_.tile.columns, room));
   return {};
 }
 

@@ -97,7 +97,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     }
     p.gather = plan_.gather;
     p.steps = plan_.steps;
-    p.deal = plan_.deal;
+    p.assignment = plan_.assignment;
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.comm_ctas = plan_.comm_ctas;
     const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;

@@ -90,17 +90,17 @@ double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan) {
   const double narrow = tile_cycles(plan.machine, shape.k, plan.tile, kSm90TailColumns);
   const Pace pace = pace_of(plan);
   const auto end_of = [&](std::int32_t cluster, double now) {
-    for (std::int32_t i = 0; i < plan.deal.tiles(cluster, clusters); ++i)
-      now = pace.run(now, plan.deal.place(i, cluster, clusters).tile.row, whole);
-    for (std::int32_t i = 0; i < plan.deal.tail_tiles(cluster, clusters, parts); ++i)
-      now = pace.run(now, plan.deal.tail_place(i, cluster, clusters, parts).tile.row, narrow);
+    for (std::int32_t i = 0; i < plan.assignment.tiles(cluster, clusters); ++i)
+      now = pace.run(now, plan.assignment.place(i, cluster, clusters).tile.row, whole);
+    for (std::int32_t i = 0; i < plan.assignment.tail_tiles(cluster, clusters, parts); ++i)
+      now = pace.run(now, plan.assignment.tail_place(i, cluster, clusters, parts).tile.row, narrow);
     return now;
   };
   double last = 0;
   for (std::int32_t cluster = 0; cluster < clusters; ++cluster)
     last = std::max(last, end_of(cluster, plan.machine.launch));
-  if (plan.deal.late > 0) {
-    for (std::int32_t cluster = 0; cluster < plan.deal.late_clusters; ++cluster)
+  if (plan.assignment.late > 0) {
+    for (std::int32_t cluster = 0; cluster < plan.assignment.late_clusters; ++cluster)
       last = std::max(last, end_of(-1 - cluster, pace.pushed()));
   }
   return last + plan.machine.last_stores;

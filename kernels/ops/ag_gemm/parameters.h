@@ -8,9 +8,9 @@
 #include "kernels/base/types.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/arrival_steps.h"
-#include "kernels/plan/deal.h"
 #include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
+#include "kernels/plan/tile_assignment.h"
 #include "mkernel/device_endpoint.h"
 
 namespace mkernel::kernels {
@@ -35,7 +35,7 @@ struct AgGemmParameters {
   std::int32_t rail[kMaxKernelNodes];  ///< rail peers, from the next node on
   PushGatherPlan gather;
   ArrivalSteps steps;
-  Deal deal;
+  TileAssignment assignment;
   std::int32_t k_blocks;
   std::int32_t comm_ctas;
 };

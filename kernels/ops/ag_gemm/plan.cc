@@ -59,13 +59,13 @@ AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32
     blocks_of.push_back(static_cast<std::int32_t>(ceil_div(plan.gather.rows_of(source), block_rows)));
   plan.steps = ArrivalSteps::of(topology, rank, blocks_of);
   const auto columns = static_cast<std::int32_t>(ceil_div(shape.n, choice.tile.columns));
-  plan.deal.raster = Raster(plan.steps.steps(), columns, choice.band);
-  const std::int32_t tiles = plan.deal.raster.tiles();
+  plan.assignment.raster = Raster(plan.steps.steps(), columns, choice.band);
+  const std::int32_t tiles = plan.assignment.raster.tiles();
   const std::int32_t tail = std::min(tiles, choice.tail_tiles);
-  plan.deal.late_clusters = late_clusters(topology, choice.tile, choice.comm_ctas);
-  plan.deal.late = plan.deal.late_clusters == 0 ? 0 : std::min(tiles - tail, choice.late_tiles);
-  plan.deal.whole = tiles - tail - plan.deal.late;
-  const std::int32_t pieces = plan.deal.whole + tail * tail_parts(choice.tile);
+  plan.assignment.late_clusters = late_clusters(topology, choice.tile, choice.comm_ctas);
+  plan.assignment.late = plan.assignment.late_clusters == 0 ? 0 : std::min(tiles - tail, choice.late_tiles);
+  plan.assignment.whole = tiles - tail - plan.assignment.late;
+  const std::int32_t pieces = plan.assignment.whole + tail * tail_parts(choice.tile);
   plan.compute_ctas = std::min(std::max(1, pieces), (machine.sms - choice.comm_ctas) / cluster) * cluster;
   return plan;
 }
@@ -76,7 +76,7 @@ AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32
 std::vector<std::int32_t> tails(const AgGemmPlan& plan, std::int32_t tiles, std::int32_t clusters) {
   if (!has_tail(plan.tile) || tiles <= 0) return {0};
   const std::int32_t left = tiles % clusters, turn = clusters / tail_parts(plan.tile);
-  return {0, left, left + turn, turn, 2 * plan.steps.near * plan.deal.raster.columns()};
+  return {0, left, left + turn, turn, 2 * plan.steps.near * plan.assignment.raster.columns()};
 }
 
 /// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs. Few
@@ -94,9 +94,9 @@ std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sm
 /// None, and as many as every late cluster has time for while the others compute, or one less each.
 std::vector<std::int32_t> late_tiles(const GemmShape& shape, const AgGemmPlan& without) {
   std::vector<std::int32_t> counts{0};
-  const std::int32_t each = without.deal.late_clusters > 0 ? tiles_after_pushing(shape, without) : 0;
+  const std::int32_t each = without.assignment.late_clusters > 0 ? tiles_after_pushing(shape, without) : 0;
   for (std::int32_t turns = each; turns > std::max(0, each - 2); --turns)
-    counts.push_back(turns * without.deal.late_clusters);
+    counts.push_back(turns * without.assignment.late_clusters);
   return counts;
 }
 
@@ -136,7 +136,7 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
       for (const std::int32_t late : late_counts) {
         const std::vector<std::int32_t> tail_tiles =
             options.tail_tiles ? std::vector{*options.tail_tiles}
-                               : tails(without_late, without_late.deal.raster.tiles() - late, clusters);
+                               : tails(without_late, without_late.assignment.raster.tiles() - late, clusters);
         for (std::int32_t band = tallest; band >= 1; band /= 2) {
           for (const std::int32_t tail : tail_tiles) consider({tile, comm, band, tail, late});
         }
@@ -146,7 +146,7 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
   return *best;
 }
 
-Status check_deal(const AgGemmOptions& options) {
+Status check_assignment(const AgGemmOptions& options) {
   if (options.late_tiles && (*options.late_tiles < 0 || !options.tile)) {
     return {StatusCode::kInvalidArgument, "ag_gemm: late_tiles = " + std::to_string(*options.late_tiles) +
                                               ", must be at least 0 and come with a tile"};
@@ -164,7 +164,7 @@ Status check_deal(const AgGemmOptions& options) {
 Result<AgGemmPlan> AgGemmPlan::make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                                     const Machine& machine, const AgGemmOptions& options) {
   MK_RETURN_IF_ERROR(check_on_machine(OpKind::kAgGemm, shape, topology, options.comm_ctas, machine));
-  MK_RETURN_IF_ERROR(check_deal(options));
+  MK_RETURN_IF_ERROR(check_assignment(options));
   if (!(options.nic_gbytes >= 0)) {
     return Status(StatusCode::kInvalidArgument,
                   "ag_gemm: nic_gbytes = " + std::to_string(options.nic_gbytes) + ", must be at least 0");

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "kernels/plan/arrival_steps.h"
-#include "kernels/plan/deal.h"
 #include "kernels/plan/machine.h"
 #include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
+#include "kernels/plan/tile_assignment.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
@@ -31,13 +31,13 @@ struct AgGemmOptions {
 /// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:
 /// a row block is the rows of one cluster (tile_rows x tile_cluster) of one source, and the raster runs over
 /// the row blocks in the order in which they arrive. On one node pushing CTAs are through long before a large
-/// product is; all but CTA 0 and its cluster then compute what the deal leaves to late clusters.
+/// product is; all but CTA 0 and its cluster then compute what the assignment leaves to late clusters.
 struct AgGemmPlan {
   TileSize tile = Sm90Tile::k128x256;
   std::int32_t comm_ctas = 0;     ///< the first of the grid; a multiple of the cluster
   std::int32_t compute_ctas = 0;  ///< a multiple of the cluster
   ArrivalSteps steps;
-  Deal deal;  ///< of the raster whose rows are the steps
+  TileAssignment assignment;  ///< of the raster whose rows are the steps
   PushGatherPlan gather;
   Machine machine;  ///< that it was planned for, with the NIC of the options
 

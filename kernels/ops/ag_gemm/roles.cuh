@@ -53,11 +53,11 @@ class AgGemmSchedule {
   explicit __device__ __forceinline__ AgGemmSchedule(const AgGemmParameters& p)
       : p_(p), epoch_(p.endpoint.control->epoch), slabs_(slabs_of(p)) {}
 
-  __device__ __forceinline__ int tiles() const { return Share::tiles(p_.deal, p_.comm_ctas); }
+  __device__ __forceinline__ int tiles() const { return Share::tiles(p_.assignment, p_.comm_ctas); }
   __device__ __forceinline__ int k_blocks() const { return p_.k_blocks; }
 
   __device__ __forceinline__ Place tile(int i) const {
-    const auto [block, column] = Share::place(p_.deal, p_.comm_ctas, i);
+    const auto [block, column] = Share::place(p_.assignment, p_.comm_ctas, i);
     const ArrivalSteps::Place step = p_.steps.place(block);
     const std::int32_t first = Share::first_row(step.block);
     const std::int64_t c_first = p_.gather.first_row(step.source);
@@ -206,10 +206,11 @@ __device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, F
                                      [&](int) { ag_gemm_inter_send(p, epoch); });
 }
 
-/// Whether a CTA that pushes computes when that is done. The relay stays to the end, and with it its cluster.
+/// Whether a CTA that pushes computes when that is done. The poller stays to the end, and with it its
+/// cluster.
 template <class Config>
 __device__ __forceinline__ bool computes_late(const AgGemmParameters& p) {
-  return p.deal.late > 0 && blockIdx.x >= Config::kCluster;
+  return p.assignment.late > 0 && blockIdx.x >= Config::kCluster;
 }
 
 template <class Config>

@@ -22,8 +22,8 @@ constexpr std::uint64_t kUnitBytes = PushSumsPlan::kUnitBytes;
 class SumsFanOut {
  public:
   struct Work {
-    explicit Work(const GemmArPlan& plan) : relays(plan.relays()), copies(plan.copies()) {}
-    WorkCounter relays, copies;
+    explicit Work(const GemmArPlan& plan) : forwards(plan.forwards()), copies(plan.copies()) {}
+    WorkCounter forwards, copies;
   };
 
   SumsFanOut(const GemmArPlan& plan, const Topology& topology, const TileReduce& reduce)
@@ -42,7 +42,7 @@ class SumsFanOut {
   Status put_sums(const Launch& launch) const;
 
   /// inter_recv: units of the rail peers as they arrive, into c and to the other ranks of the node.
-  Status relay_units(std::byte* c, Work& work, const Launch& launch) const;
+  Status forward_units(std::byte* c, Work& work, const Launch& launch) const;
 
   /// Units of the other owners but the rail peers, each owner's next one in turn as they come, into c.
   Status copy_units(std::byte* c, Work& work, const Launch& launch) const;
@@ -110,10 +110,10 @@ Status SumsFanOut::put_sums(const Launch& launch) const {
   return {};
 }
 
-Status SumsFanOut::relay_units(std::byte* c, Work& work, const Launch& launch) const {
+Status SumsFanOut::forward_units(std::byte* c, Work& work, const Launch& launch) const {
   const PutPartialsPlan& plan = plan_.product.partials;
   const std::int32_t others = plan_.product.units.others;
-  for (std::int32_t i = work.relays.next(); i < work.relays.all(); i = work.relays.next()) {
+  for (std::int32_t i = work.forwards.next(); i < work.forwards.all(); i = work.forwards.next()) {
     const std::int32_t owner = reduce_.reduced(i % others);
     const SumUnit unit = reduce_.unit_of(owner, i / others);
     if (unit.rows.size() == 0) continue;
@@ -131,7 +131,7 @@ Status SumsFanOut::relay_units(std::byte* c, Work& work, const Launch& launch) c
 Status SumsFanOut::copy_units(std::byte* c, Work& work, const Launch& launch) const {
   const std::int32_t of_node = plan_.product.reduce.sources - 1;
   const std::int32_t owners = of_node * plan_.product.reduce.nodes();
-  const int stage = plan_.product.units.others > 0 ? kAfterRelay : kAfterNode;
+  const int stage = plan_.product.units.others > 0 ? kAfterForward : kAfterNode;
   for (std::int32_t i = work.copies.next(); i < work.copies.all(); i = work.copies.next()) {
     // Of every node's owners the last turn is the rail peer, or this rank.
     const std::int32_t turn = i % owners + i % owners / of_node;
@@ -179,7 +179,7 @@ class CpuGemmAr final : public CpuGemmOperation {
     const auto spare = [&](int thread) -> Status {
       const bool sums_first = thread % 3 != 2;
       if (sums_first) MK_RETURN_IF_ERROR(sum());
-      MK_RETURN_IF_ERROR(fan_out_->relay_units(c, copies, launch));
+      MK_RETURN_IF_ERROR(fan_out_->forward_units(c, copies, launch));
       MK_RETURN_IF_ERROR(fan_out_->copy_units(c, copies, launch));
       return sums_first ? Status() : sum();
     };

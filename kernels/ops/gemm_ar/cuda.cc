@@ -32,7 +32,7 @@ class CudaGemmAr final : public TileReduceOperation {
   Status attach() override {
     MK_RETURN_IF_ERROR(TileReduceOperation::attach());
     auto counts = DeviceBuffer::zeroed((2 + plan_.product.most_chunks()) * sizeof(std::uint64_t),
-                                       "counts of copies, relays and finished units");
+                                       "counts of copies, forwards and finished units");
     if (!counts.ok()) return counts.status();
     counts_ = std::move(counts).value();
     return {};
@@ -44,7 +44,7 @@ class CudaGemmAr final : public TileReduceOperation {
     p.c = static_cast<std::byte*>(arguments.c);
     p.own_c = p.c + plan_.product.reduce.first_row(plan_.product.rank()) * shape().n * 2;
     p.copied = static_cast<std::uint64_t*>(counts_.get());
-    p.relayed = p.copied + 1;
+    p.forwarded = p.copied + 1;
     p.finished = p.copied + 2;
     describe_sums(p);
     return queue(&p, ctas(), stream);
@@ -66,7 +66,7 @@ class CudaGemmAr final : public TileReduceOperation {
   }
 
   const GemmArPlan plan_;
-  DeviceBuffer counts_;  ///< GemmArParameters::copied, relayed, finished
+  DeviceBuffer counts_;  ///< GemmArParameters::copied, forwarded, finished
 };
 
 }  // namespace

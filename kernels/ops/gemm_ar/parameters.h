@@ -22,8 +22,8 @@ struct GemmArParameters : TileReduceParameters {
   std::uint64_t sums_at;                       ///< offset of sums_here in the workspace's region
   std::uint64_t sums_owner_bytes;              ///< from owner to owner
   std::byte* c;                                ///< [m, n]
-  std::uint64_t* copied;    ///< copies that warps have asked for, over all launches; in device memory
-  std::uint64_t* relayed;   ///< units of rail peers, likewise
+  std::uint64_t* copied;     ///< copies that warps have asked for, over all launches; in device memory
+  std::uint64_t* forwarded;  ///< units of rail peers, likewise
   std::uint64_t* finished;  ///< [chunk]: units of own rows that lie in sums_here, over all launches; likewise
 };
 

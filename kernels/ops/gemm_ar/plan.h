@@ -20,7 +20,7 @@ struct GemmArPlan {
   /// Of the group's channels, between rail peers only: partials, finished sums.
   std::uint32_t lanes() const { return product.units.others > 0 ? 2 : 0; }
   /// Units of its rail peers that a rank takes from the wire and hands on in its node.
-  std::int32_t relays() const { return product.units.others * sums.units; }
+  std::int32_t forwards() const { return product.units.others * sums.units; }
   /// Units of the other owners that a rank copies into its c, each owner's in the order in which they come.
   std::int32_t copies() const { return (product.reduce.sources - 1) * product.reduce.nodes() * sums.units; }
   /// Bytes that this rank puts in every launch.

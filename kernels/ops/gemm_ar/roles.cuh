@@ -171,13 +171,13 @@ __device__ __forceinline__ bool wait_together(const std::uint64_t* word, std::ui
 /// inter_recv, whole warp: units of the rail peers as they arrive, into c and to the other ranks of the node,
 /// until there are no more, or a wait gave up.
 template <class Config>
-__device__ __forceinline__ void relay_units(const GemmArParameters& p, std::uint32_t warps) {
+__device__ __forceinline__ void forward_units(const GemmArParameters& p, std::uint32_t warps) {
   const std::uint64_t epoch = p.endpoint.control->epoch;
   const Divisor& others = p.units.others;
   const DeviceWaitScope scope = wait_scope(p, kAfterOwner);
   UnitFanOut node(p, warps);
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
-  claim_units(p.relayed, epoch, p.units.units() * others, warps, [&](std::uint32_t index) {
+  claim_units(p.forwarded, epoch, p.units.units() * others, warps, [&](std::uint32_t index) {
     const std::int32_t unit = static_cast<std::int32_t>(index) / others;
     const std::int32_t node_turn = static_cast<std::int32_t>(index) % others, turn = p.reduced(node_turn);
     const std::int32_t owner = p.owners[turn].rank, rows = p.owners[turn].rows;
@@ -207,7 +207,7 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
   const std::uint64_t epoch = p.endpoint.control->epoch;
   const auto units = static_cast<std::uint32_t>(p.units.units());
   const std::uint32_t of_node = p.sources() - 1, owners = kNodes ? of_node * (p.units.others + 1) : of_node;
-  const DeviceWaitScope scope = wait_scope(p, kNodes ? kAfterRelay : kAfterNode);
+  const DeviceWaitScope scope = wait_scope(p, kNodes ? kAfterForward : kAfterNode);
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   claim_units(p.copied, epoch, units * owners, warps, [&](std::uint32_t copy) {
     const auto unit = static_cast<std::int32_t>(copy / owners);
@@ -232,7 +232,7 @@ struct GemmArRoles {
   static constexpr int kSenders = 2;
 
   /// One warp of three begins with copies, which are less work than sums: nothing waits for them. Whom they
-  /// wait for, sums of this node and relays, waits for sums, tiles and other nodes only: with warps that
+  /// wait for, sums of this node and forwards, waits for sums, tiles and other nodes only: with warps that
   /// begin with sums in every CTA, somebody always gets on.
   ///
   /// The code for several nodes does for one as well; one has a code of its own (1 to 3 % faster), but for
@@ -257,7 +257,7 @@ struct GemmArRoles {
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
     const bool sums_first = threadIdx.x / 32 % 3 != 2;
     if (sums_first) sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}});
-    if (kNodes && p.units.others > 0) relay_units<Config>(p, warps);
+    if (kNodes && p.units.others > 0) forward_units<Config>(p, warps);
     copy_units<Config, kNodes>(p, warps);
     if (!sums_first) sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}});
   }

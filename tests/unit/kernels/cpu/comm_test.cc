@@ -73,17 +73,17 @@ TEST_CASE("a full ring that nobody drains is an error, and leaves no hole") {
   CHECK(head.load() == 2);
 }
 
-TEST_CASE("what the relay copies: every channel's arrivals and completions, each from its own word") {
+TEST_CASE("what the poller copies: every channel's arrivals and completions, each from its own word") {
   test::FakeFabric fabric({.nodes = 3, .ranks_per_node = 1});
   const GroupView& group = fabric.group(1);
   constexpr std::uint32_t kFirst = 2, kLanes = 3;
-  const RelayedCounts counts{.arrivals = &group.arrivals(0, kFirst),
-                             .completed = &group.completed(0, kFirst),
-                             .peers = group.world_size(),
-                             .lanes = kLanes,
-                             .stride = group.segment->lanes};
+  const PolledCounts counts{.arrivals = &group.arrivals(0, kFirst),
+                            .completed = &group.completed(0, kFirst),
+                            .peers = group.world_size(),
+                            .lanes = kLanes,
+                            .stride = group.segment->lanes};
   CHECK(counts.words() == 18);
-  CHECK(RelayedCounts{}.words() == 0);
+  CHECK(PolledCounts{}.words() == 0);
   for (std::uint32_t peer = 0; peer < 3; ++peer) {
     for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
       CHECK(counts.source(counts.arrivals_index(peer, lane)) == &group.arrivals(peer, kFirst + lane));

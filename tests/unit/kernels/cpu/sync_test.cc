@@ -203,7 +203,7 @@ TEST_CASE("deadlines are bounded: refused by name where the host gives them, cut
   CHECK(bounded_wait_ns(5) == 5);
   CHECK(bounded_wait_ns(kLongestDeadlineNs) == kLongestDeadlineNs);
   CHECK(bounded_wait_ns(~std::uint64_t{0}) == kLongestWaitNs);
-  static_assert(kLongestWaitNs < 2 * kLongestDeadlineNs, "pipelines and the relay allow for two of them");
+  static_assert(kLongestWaitNs < 2 * kLongestDeadlineNs, "pipelines and the poller allow for two of them");
 }
 
 TEST_CASE("a trace holds every role and every wait that had to wait, inside its role") {

@@ -38,14 +38,14 @@ std::vector<Computed> computed(const AgGemmPlan& plan) {
   const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster, parts = tail_parts(plan.tile);
   const std::int64_t width = plan.tile.columns;
   std::vector<Computed> all;
-  const std::int32_t late_clusters = plan.deal.late > 0 ? plan.deal.late_clusters : 0;
+  const std::int32_t late_clusters = plan.assignment.late > 0 ? plan.assignment.late_clusters : 0;
   for (std::int32_t cluster = -late_clusters; cluster < clusters; ++cluster) {
-    for (std::int32_t i = 0; i < plan.deal.tiles(cluster, clusters); ++i) {
-      const Deal::Place place = plan.deal.place(i, cluster, clusters);
+    for (std::int32_t i = 0; i < plan.assignment.tiles(cluster, clusters); ++i) {
+      const TileAssignment::Place place = plan.assignment.place(i, cluster, clusters);
       all.push_back({place.tile, place.tile.column * width, width});
     }
-    for (std::int32_t i = 0; i < plan.deal.tail_tiles(cluster, clusters, parts); ++i) {
-      const Deal::Place place = plan.deal.tail_place(i, cluster, clusters, parts);
+    for (std::int32_t i = 0; i < plan.assignment.tail_tiles(cluster, clusters, parts); ++i) {
+      const TileAssignment::Place place = plan.assignment.tail_place(i, cluster, clusters, parts);
       all.push_back(
           {place.tile, place.tile.column * width + place.part * kSm90TailColumns, kSm90TailColumns});
     }
@@ -77,14 +77,14 @@ TEST_CASE("every element of c belongs to one tile, on every rank of any world") 
       for (const TileSize& tile : kTiles) {
         for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
           const AgGemmPlan plan = plan_of(shape, topology, rank, {.tile = tile});
-          std::vector<std::int32_t> tails{plan.deal.raster.tiles() - plan.deal.whole, 0};
-          if (has_tail(tile)) tails.insert(tails.end(), {1, plan.deal.raster.tiles()});
+          std::vector<std::int32_t> tails{plan.assignment.raster.tiles() - plan.assignment.whole, 0};
+          if (has_tail(tile)) tails.insert(tails.end(), {1, plan.assignment.raster.tiles()});
           for (const std::int32_t tail : tails) {
             const auto times =
                 coverage(shape, plan_of(shape, topology, rank, {.tile = tile, .tail_tiles = tail}));
             CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
           }
-          for (const std::int32_t late : {1, 7, plan.deal.raster.tiles() + 1}) {
+          for (const std::int32_t late : {1, 7, plan.assignment.raster.tiles() + 1}) {
             const auto times =
                 coverage(shape, plan_of(shape, topology, rank, {.tile = tile, .late_tiles = late}));
             CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
@@ -222,17 +222,17 @@ TEST_CASE("CTAs that have pushed all their rows compute too, when there is time 
   const auto plan_for = [](const Topology& topology, std::int64_t size) {
     return plan_of({size, size / topology.world(), size}, topology, 0);
   };
-  CHECK(plan_for(Topology(1, 4), 2048).deal.late == 0);  // the links take longer than the product
+  CHECK(plan_for(Topology(1, 4), 2048).assignment.late == 0);  // the links take longer than the product
   for (const std::int64_t size : {16384, 32768}) {
     const AgGemmPlan plan = plan_for(Topology(1, 4), size);
     const std::int32_t late_clusters = plan.comm_ctas / plan.tile.cluster - 1;
-    CHECK(plan.deal.late_clusters == late_clusters);
-    CHECK(plan.deal.late >= late_clusters);
+    CHECK(plan.assignment.late_clusters == late_clusters);
+    CHECK(plan.assignment.late >= late_clusters);
     const GemmShape shape{size, size / 4, size};
     CHECK(estimated_seconds(shape, plan) <
           estimated_seconds(shape, plan_of(shape, 4, 0, {.tile = plan.tile, .late_tiles = 0})));
   }
-  CHECK(plan_for(Topology(2, 2), 16384).deal.late == 0);
+  CHECK(plan_for(Topology(2, 2), 16384).assignment.late == 0);
 }
 
 TEST_CASE("words and slabs do not overlap each other, and counts only grow") {

@@ -25,7 +25,7 @@ GemmArPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t ra
   return plan_of(shape, Topology(1, world), rank, options);
 }
 
-TEST_CASE("every element of c is summed by its owner, relayed or copied from there, once, on every rank") {
+TEST_CASE("every element of c is summed by its owner, forwarded or copied from there, once, on every rank") {
   for (const Topology& topology : {Topology(1, 1), Topology(1, 2), Topology(1, 3), Topology(1, 8),
                                    Topology(2, 1), Topology(2, 2), Topology(3, 2), Topology(2, 4)}) {
     for (const GemmShape& shape : {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}}) {
@@ -46,8 +46,8 @@ TEST_CASE("every element of c is summed by its owner, relayed or copied from the
           }
         };
         for (std::int32_t unit = 0; unit < plan.sums.units; ++unit) write((others + 1) * sources - 1, unit);
-        for (std::int32_t relay = 0; relay < plan.relays(); ++relay)
-          write((relay % others + 1) * sources - 1, relay / others);
+        for (std::int32_t forward = 0; forward < plan.forwards(); ++forward)
+          write((forward % others + 1) * sources - 1, forward / others);
         const std::int32_t owners = (sources - 1) * (others + 1);
         for (std::int32_t copy = 0; copy < plan.copies(); ++copy)
           write(copy % owners + copy % owners / (sources - 1), copy / owners);

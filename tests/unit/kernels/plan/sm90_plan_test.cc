@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/plan/deal.h"
 #include "kernels/plan/machine.h"
 #include "kernels/plan/raster.h"
 #include "kernels/plan/sm90_tile.h"
+#include "kernels/plan/tile_assignment.h"
 
 using namespace mkernel;
 using namespace mkernel::kernels;
@@ -36,26 +36,26 @@ TEST_CASE("raster: every place once, bands from the top, columns from the left i
   }
 }
 
-TEST_CASE("deal: every whole tile and every narrow one once, shares that differ by one at most") {
+TEST_CASE("assignment: every whole tile and every narrow one once, shares that differ by one at most") {
   constexpr int kParts = 4;
   for (const int clusters : {1, 3, 62, 66}) {
     for (const int columns : {1, 4, 9}) {
       const Raster raster{17, columns, 3};
       for (const int whole : {0, 1, raster.tiles() / clusters * clusters, raster.tiles()}) {
         if (whole > raster.tiles()) continue;
-        const Deal deal{raster, whole};
+        const TileAssignment assignment{raster, whole};
         std::vector<int> seen(static_cast<std::size_t>(raster.tiles() * kParts));
         int fewest = raster.tiles() * kParts, most = 0;
         for (int cluster = 0; cluster < clusters; ++cluster) {
           const auto at = [&](const RasterPlace& tile, int part) -> int& {
             return seen[static_cast<std::size_t>((tile.row * columns + tile.column) * kParts + part)];
           };
-          for (int i = 0; i < deal.tiles(cluster, clusters); ++i) {
-            for (int part = 0; part < kParts; ++part) ++at(deal.place(i, cluster, clusters).tile, part);
+          for (int i = 0; i < assignment.tiles(cluster, clusters); ++i) {
+            for (int part = 0; part < kParts; ++part) ++at(assignment.place(i, cluster, clusters).tile, part);
           }
-          const int narrow = deal.tail_tiles(cluster, clusters, kParts);
+          const int narrow = assignment.tail_tiles(cluster, clusters, kParts);
           for (int i = 0; i < narrow; ++i) {
-            const Deal::Place place = deal.tail_place(i, cluster, clusters, kParts);
+            const TileAssignment::Place place = assignment.tail_place(i, cluster, clusters, kParts);
             ++at(place.tile, place.part);
           }
           fewest = std::min(fewest, narrow);
@@ -68,9 +68,9 @@ TEST_CASE("deal: every whole tile and every narrow one once, shares that differ 
   }
 }
 
-TEST_CASE("deal: late clusters take the tiles between the whole ones and the tail") {
+TEST_CASE("assignment: late clusters take the tiles between the whole ones and the tail") {
   const Raster raster{17, 4, 3};
-  const Deal deal{.raster = raster, .whole = 50, .late = 8, .late_clusters = 3};
+  const TileAssignment assignment{.raster = raster, .whole = 50, .late = 8, .late_clusters = 3};
   constexpr int kClusters = 7, kParts = 2;
   const auto number = [&](const RasterPlace& place) {
     for (int i = 0; i < raster.tiles(); ++i) {
@@ -80,18 +80,18 @@ TEST_CASE("deal: late clusters take the tiles between the whole ones and the tai
   };
   std::vector<int> late;
   for (int cluster = -3; cluster < 0; ++cluster) {
-    CHECK(deal.tail_tiles(cluster, kClusters, kParts) == 0);
-    for (int i = 0; i < deal.tiles(cluster, kClusters); ++i)
-      late.push_back(number(deal.place(i, cluster, kClusters).tile));
+    CHECK(assignment.tail_tiles(cluster, kClusters, kParts) == 0);
+    for (int i = 0; i < assignment.tiles(cluster, kClusters); ++i)
+      late.push_back(number(assignment.place(i, cluster, kClusters).tile));
   }
   std::sort(late.begin(), late.end());
   CHECK(late == std::vector{50, 51, 52, 53, 54, 55, 56, 57});
-  CHECK(deal.tiles(-1, kClusters) == 3);
-  CHECK(deal.tiles(-3, kClusters) == 2);
+  CHECK(assignment.tiles(-1, kClusters) == 3);
+  CHECK(assignment.tiles(-3, kClusters) == 2);
   int narrow = 0;
   for (int cluster = 0; cluster < kClusters; ++cluster) {
-    for (int i = 0; i < deal.tail_tiles(cluster, kClusters, kParts); ++i, ++narrow)
-      CHECK(number(deal.tail_place(i, cluster, kClusters, kParts).tile) >= 58);
+    for (int i = 0; i < assignment.tail_tiles(cluster, kClusters, kParts); ++i, ++narrow)
+      CHECK(number(assignment.tail_place(i, cluster, kClusters, kParts).tile) >= 58);
   }
   CHECK(narrow == 10 * kParts);
 }

@@ -111,16 +111,17 @@ Task AgGemmWorld::inter_send(Pushing& shared) {
 /// The tiles of one CTA: the whole ones, or the tail.
 Task AgGemmWorld::compute(std::int32_t index, std::uint64_t epoch, std::int32_t cta, bool tail) {
   const auto& mine = plan(index);
-  const kernels::Deal& deal = mine.deal;
+  const kernels::TileAssignment& assignment = mine.assignment;
   const kernels::TileSize tile = mine.tile;
   const std::int32_t cluster = cta / tile.cluster - mine.comm_ctas / tile.cluster;
   const std::int32_t clusters = mine.compute_ctas / tile.cluster, parts = kernels::tail_parts(tile);
   if (tail && !kernels::has_tail(tile)) co_return;
-  const std::int32_t tiles = tail ? deal.tail_tiles(cluster, clusters, parts) : deal.tiles(cluster, clusters);
+  const std::int32_t tiles =
+      tail ? assignment.tail_tiles(cluster, clusters, parts) : assignment.tiles(cluster, clusters);
   const std::int64_t width = tail ? kernels::kSm90TailColumns : tile.columns;
   for (std::int32_t i = 0; i < tiles; ++i) {
-    const kernels::Deal::Place place =
-        tail ? deal.tail_place(i, cluster, clusters, parts) : deal.place(i, cluster, clusters);
+    const kernels::TileAssignment::Place place =
+        tail ? assignment.tail_place(i, cluster, clusters, parts) : assignment.place(i, cluster, clusters);
     const std::int64_t column = std::int64_t{place.tile.column} * tile.columns + place.part * width;
     co_await multiply(index, epoch, mine.steps.place(place.tile.row), cta % tile.cluster,
                       {std::min(shape_.n, column), std::min(shape_.n, column + width)});

@@ -138,7 +138,7 @@ class AgGemmWorld : public World {
     if (first) {
       cta_over(index);
     } else {
-      const bool late = plan(index).deal.late > 0 && cta >= plan(index).tile.cluster;
+      const bool late = plan(index).assignment.late > 0 && cta >= plan(index).tile.cluster;
       if (late) co_await compute(index, epoch, cta, false);
       end_cta(index);
     }

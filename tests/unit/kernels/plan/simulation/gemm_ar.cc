@@ -128,10 +128,10 @@ void GemmArWorld::copy(std::int32_t index, std::uint64_t epoch, const SumUnit& u
 }
 
 /// inter_recv: units of the rail peers as they arrive, into c and to the other ranks of the node.
-Task GemmArWorld::relay_units(std::int32_t index, std::uint64_t epoch) {
+Task GemmArWorld::forward_units(std::int32_t index, std::uint64_t epoch) {
   UnitFanOut node(*this, index, epoch);
   const kernels::PutPartialsPlan& partials = plan(index).partials;
-  UnitClaims claims(counts(index).relayed, epoch,
+  UnitClaims claims(counts(index).forwarded, epoch,
                     static_cast<std::uint32_t>(sums(index).units * others(index)), spare_warps(index));
   co_await scheduler_.step();  // others claim in between
   while (const auto number = claims.take()) {
@@ -179,7 +179,7 @@ Task GemmArWorld::spare_warp(std::int32_t index, std::uint64_t epoch, std::int32
   const bool sums_first = number % 3 != 2 && !has(Fault::kCopiesFirst);
   UnitFanOut output(*this, index, epoch);
   if (sums_first) co_await sum_units(index, epoch, output);
-  if (others(index) > 0) co_await relay_units(index, epoch);
+  if (others(index) > 0) co_await forward_units(index, epoch);
   co_await copy_units(index, epoch);
   if (!sums_first) co_await sum_units(index, epoch, output);
 }
@@ -201,11 +201,12 @@ std::string GemmArWorld::check_counts() {
     const auto& mine = ar_plans_[static_cast<std::size_t>(index)];
     const std::uint64_t warps = spare_warps(index);
     const auto copies = static_cast<std::uint64_t>(mine.copies());
-    const auto relays = static_cast<std::uint64_t>(mine.relays());
+    const auto forwards = static_cast<std::uint64_t>(mine.forwards());
     if (counts(index).copied != launches * (copies + warps))
       return "copies of rank " + std::to_string(index) + " end at " + std::to_string(counts(index).copied);
-    if (others(index) > 0 && counts(index).relayed != launches * (relays + warps))
-      return "relays of rank " + std::to_string(index) + " end at " + std::to_string(counts(index).relayed);
+    if (others(index) > 0 && counts(index).forwarded != launches * (forwards + warps))
+      return "forwards of rank " + std::to_string(index) + " end at " +
+             std::to_string(counts(index).forwarded);
     for (std::int32_t turn = 0; turn < mine.product.tiles.turns(); ++turn) {
       if (turn % ranks_per_node() == ranks_per_node() - 1) continue;  // this rank, or one that puts
       for (std::int32_t unit = 0; unit < mine.sums.units; ++unit) {

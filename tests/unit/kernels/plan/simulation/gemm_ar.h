@@ -48,7 +48,7 @@ class GemmArWorld : public TileReduceWorld {
   std::string check_counts() override;
 
   Task put_sums(std::int32_t index, std::uint64_t epoch);
-  Task relay_units(std::int32_t index, std::uint64_t epoch);
+  Task forward_units(std::int32_t index, std::uint64_t epoch);
   Task copy_units(std::int32_t index, std::uint64_t epoch);
 
   const kernels::PushSumsPlan& sums(std::int32_t index) const {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/plan/deal.h"
+#include "kernels/plan/tile_assignment.h"
 
 namespace mkernel::test {
 
@@ -36,7 +36,7 @@ Task TileReduceWorld::computing_cta(std::int32_t index, std::uint64_t epoch, std
   const auto& mine = plan(index);
   const std::int32_t cluster = (cta - mine.reduce_ctas) / mine.tile.cluster;
   const std::int32_t clusters = mine.compute_ctas / mine.tile.cluster;
-  const std::int32_t tiles = kernels::Deal::share(mine.tiles.tiles(), cluster, clusters);
+  const std::int32_t tiles = kernels::TileAssignment::share(mine.tiles.tiles(), cluster, clusters);
   scheduler_.spawn(index, "multiply", multiply(index, shared, tiles));
   scheduler_.spawn(index, "store", store(index, epoch, shared, cta, tiles));
   for (std::int32_t warp = 0; warp < warps_.multiplying; ++warp)
@@ -112,7 +112,7 @@ Task TileReduceWorld::multiplying_warp(std::int32_t index, std::uint64_t epoch, 
 Task TileReduceWorld::reducing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta) {
   Cta shared;
   const bool first = cta == 0;
-  const std::int32_t warps = warps_of_cta(index) - (first ? 1 : 0);  // of CTA 0 one is the relay
+  const std::int32_t warps = warps_of_cta(index) - (first ? 1 : 0);  // of CTA 0 one is the poller
   for (std::int32_t warp = 0; warp < warps; ++warp)
     scheduler_.spawn(index, "summing warp", reducing_warp(index, epoch, shared, first, warp));
   co_await scheduler_.meet(shared.ended, static_cast<std::uint64_t>(warps));

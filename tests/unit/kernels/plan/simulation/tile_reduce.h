@@ -66,7 +66,7 @@ struct SumUnit {
 
 /// How many warps a launch has, which the kernel's configuration says.
 struct Warps {
-  std::int32_t spare = 1;        ///< of CTA 0, beside the relay and inter_send
+  std::int32_t spare = 1;        ///< of CTA 0, beside the poller and inter_send
   std::int32_t multiplying = 2;  ///< of a CTA that computes: numbers 4 ..
 };
 
@@ -159,7 +159,7 @@ class TileReduceWorld : public World {
 
   /// Counts in a rank's device memory.
   struct Counts {
-    std::uint64_t claimed = 0, copied = 0, relayed = 0;
+    std::uint64_t claimed = 0, copied = 0, forwarded = 0;
     std::deque<Word> staged;    ///< [node turn][chunk]
     std::deque<Word> finished;  ///< [chunk]
   };

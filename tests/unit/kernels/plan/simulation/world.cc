@@ -39,7 +39,7 @@ Task World::launches(std::int32_t index) {
   for (std::uint64_t epoch = 0; epoch < settings_.launches; ++epoch) {
     co_await scheduler_.step();
     if (mine.stopped) continue;  // it only counts itself out
-    scheduler_.spawn(index, "relay", relay(index));
+    scheduler_.spawn(index, "poller", poller(index));
     begin_launch(index, epoch);
     co_await scheduler_.meet(mine.over, (epoch + 1) * static_cast<std::uint64_t>(ctas(index) + 1));
     check_result(index, epoch);
@@ -55,7 +55,7 @@ std::int32_t World::failed_ranks() const {
   return failed;
 }
 
-Task World::relay(std::int32_t index) {
+Task World::poller(std::int32_t index) {
   SimulatedRank& mine = rank(index);
   const std::uint64_t all = mine.exited_before + leavers(index) - (has(Fault::kOneLeaverLess) ? 1 : 0);
   for (;;) {

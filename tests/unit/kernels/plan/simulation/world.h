@@ -1,5 +1,5 @@
 // What the simulated operations have in common: ranks with memory and launches queued, channels between them,
-// the relay and the end of a launch (kernels/cuda/launch/relay.cuh, first_cta.cuh, end.cuh).
+// the poller and the end of a launch (kernels/cuda/launch/poller.cuh, first_cta.cuh, end.cuh).
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ enum class Fault {
   kNoDummySignals,   ///< ranks without rows neither signal nor are waited for
   kCountFirst,       ///< a count is raised before the data is written
   kNoArrivals,       ///< chunks of other nodes are read without a wait
-  kOneLeaverLess,    ///< the relay does not wait for the last role that needs it
+  kOneLeaverLess,    ///< the poller does not wait for the last role that needs it
   kOwnSumsFirst,     ///< own rows are summed before those of other nodes
   kLateFlush,        ///< a warp waits with a finished unit that it has not signalled
   kCopiesFirst       ///< all warps begin with copies
@@ -46,7 +46,7 @@ struct Channel {
   std::uint64_t posted = 0;
   std::vector<bool> visible, completed;         ///< by put
   std::uint64_t arrivals = 0, completions = 0;  ///< as published in host memory
-  Word arrivals_seen, completions_seen;         ///< what the relays have handed on: at `to`, at `from`
+  Word arrivals_seen, completions_seen;         ///< what the pollers have handed on: at `to`, at `from`
 };
 
 struct SimulatedRank {
@@ -58,8 +58,8 @@ struct SimulatedRank {
   bool stopped = false;
   std::uint64_t exited_before = 0;
   Word exited;  ///< LaunchControl's
-  Word over;    ///< CTAs and relays that have ended, over all launches
-  Word news;    ///< what the relay may have to look at
+  Word over;    ///< CTAs and pollers that have ended, over all launches
+  Word news;    ///< what the poller may have to look at
   std::vector<Channel*> in, out;
 };
 
@@ -85,7 +85,7 @@ class World {
   /// Spawns the CTAs of a launch. Each of them ends with end_cta(), CTA 0 with cta_over().
   virtual void begin_launch(std::int32_t rank, std::uint64_t epoch) = 0;
   virtual std::int32_t ctas(std::int32_t rank) const = 0;
-  /// How often `exited` is raised in a launch: what the relay waits for.
+  /// How often `exited` is raised in a launch: what the poller waits for.
   virtual std::uint64_t leavers(std::int32_t rank) const = 0;
   /// After all launches, when none has failed: "" or which count is not what the plan says.
   virtual std::string check_counts() = 0;
@@ -152,7 +152,7 @@ class World {
   };
 
   Task launches(std::int32_t index);
-  Task relay(std::int32_t index);
+  Task poller(std::int32_t index);
   Task carry(Channel& channel, Put put);
   Task complete(Channel& channel, Put put);
   void check_source(Channel& channel, const Put& put);

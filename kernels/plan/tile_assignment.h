@@ -1,4 +1,4 @@
-// How the cluster tiles of a product are dealt to the clusters of a grid. Pure functions, the same on host
+// How the cluster tiles of a product are assigned to the clusters of a grid. Pure functions, the same on host
 // and device.
 #pragma once
 
@@ -11,10 +11,10 @@ namespace mkernel::kernels {
 
 /// The first `whole` cluster tiles of the raster go to the clusters in turn. The next `late` ones go to
 /// clusters that have something else to do first: late cluster 0 .. is number -1 .. here. Those after them,
-/// the tail, are cut into `parts` narrow ones side by side, dealt in turn from where the whole ones stopped:
-/// with tiles of one size, the clusters that find none in the last turn would stand still for as long as a
-/// tile takes.
-struct Deal {
+/// the tail, are cut into `parts` narrow ones side by side, assigned in turn from where the whole ones
+/// stopped: with tiles of one size, the clusters that find none in the last turn would stand still for as
+/// long as a tile takes.
+struct TileAssignment {
   struct Place {
     RasterPlace tile;
     std::int32_t part = 0;  ///< of the cluster tile's columns; 0 when it is whole

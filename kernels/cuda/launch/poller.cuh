@@ -1,4 +1,4 @@
-// The relay: the one warp of a grid that reads host memory. What it sees it hands on in GPU memory, where
+// The poller: the one warp of a grid that reads host memory. What it sees it hands on in GPU memory, where
 // everybody else waits.
 #pragma once
 
@@ -13,15 +13,15 @@
 namespace mkernel::kernels {
 
 /// A word in host memory, and where its value goes.
-struct RelayedWord {
+struct PolledWord {
   const std::uint64_t* source;
   std::uint64_t* seen;  ///< null for the last word of a sweep: how many CTAs have ended
   std::uint64_t base;   ///< what `source` read at the start
   std::uint64_t last;   ///< what was written to `seen`
 };
 
-__device__ __forceinline__ RelayedWord relayed_word(const RelayedCounts& counts, std::uint32_t i,
-                                                    const std::uint64_t* exited) {
+__device__ __forceinline__ PolledWord polled_word(const PolledCounts& counts, std::uint32_t i,
+                                                  const std::uint64_t* exited) {
   if (i == counts.words()) return {exited, nullptr, 0, 0};
   return {counts.source(i), counts.seen + i, counts.base[i], ptx::ld_relaxed_gpu(counts.seen + i)};
 }
@@ -29,7 +29,7 @@ __device__ __forceinline__ RelayedWord relayed_word(const RelayedCounts& counts,
 /// One whole warp, until `leavers` CTAs (or roles that count themselves in `exited` as end_cta() does) have
 /// ended in this launch. An abort that the host sees becomes one that the kernel sees. The waits of the
 /// others have deadlines, so it ends after them; a CTA that ends without counting itself out is a bug of a
-/// kernel's, and the relay gives up when nothing has happened (no count has changed, no CTA has ended) for
+/// kernel's, and the poller gives up when nothing has happened (no count has changed, no CTA has ended) for
 /// four times the longest deadline. Sleeps only when there is no count to wait for.
 ///
 /// The lanes read different words in one load, so up to 31 counts cost one trip over the bus (about 1 us),
@@ -40,12 +40,12 @@ __device__ __forceinline__ RelayedWord relayed_word(const RelayedCounts& counts,
 /// polls it, an echo takes longer (tests/perf/notes.md).
 ///
 /// NOTES: a count is handed on by a relaxed store, where the book asks for a release (a fence of 0.3 us in
-/// every round trip). It is enough because the relay hands on nothing that it has written itself: what a
+/// every round trip). It is enough because the poller hands on nothing that it has written itself: what a
 /// count stands for was in place, at this GPU's L2 or in host memory, before the proxy or NIC published the
-/// count; the store depends on the acquired value; and whoever acquires `seen` drops its L1 first. A relay
+/// count; the store depends on the acquired value; and whoever acquires `seen` drops its L1 first. A poller
 /// that writes anything but counts needs the release.
-__device__ __forceinline__ void relay_host(LaunchControl& control, const HostWatch& host,
-                                           const RelayedCounts& counts, std::uint64_t leavers) {
+__device__ __forceinline__ void poll_host(LaunchControl& control, const HostWatch& host,
+                                          const PolledCounts& counts, std::uint64_t leavers) {
   constexpr unsigned kAbortEvery = 1024;  // sweeps: about a millisecond; a look costs one more trip
   constexpr unsigned kPauseNs = 64;       // its last look is on the way of every launch
   const std::uint64_t all_ended = control.exited_before + leavers;
@@ -56,11 +56,11 @@ __device__ __forceinline__ void relay_host(LaunchControl& control, const HostWat
   std::uint32_t active = 0;  // when something happened last; 0: since the first look
   std::uint64_t last_exited = 0;
   bool changed = false;
-  RelayedWord word = relayed_word(counts, min(lane, words), &control.exited);
+  PolledWord word = polled_word(counts, min(lane, words), &control.exited);
   for (unsigned sweep = 0;; ++sweep) {
     bool ended = false;
     for (std::uint32_t i = lane; i <= words; i += 32) {
-      if (words >= 32) word = relayed_word(counts, i, &control.exited);  // more than one for a lane to keep
+      if (words >= 32) word = polled_word(counts, i, &control.exited);  // more than one for a lane to keep
       const std::uint64_t now = ptx::ld_acquire_sys(word.source) - word.base;
       if (word.seen == nullptr) {
         ended = now >= all_ended;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void relay_host(LaunchControl& control, const HostWat
       changed = false;
       if (now - active > kMostSilence) {
         if (lane == 0) {
-          report_failed_wait(control, {DeviceRole::kRelay, DeviceTag::kLaunchEnd, -1, 0}, all_ended,
+          report_failed_wait(control, {DeviceRole::kPoller, DeviceTag::kLaunchEnd, -1, 0}, all_ended,
                              ptx::ld_relaxed_gpu(&control.exited), std::uint64_t{now - active} << 30);
         }
         return;

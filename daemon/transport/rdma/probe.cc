@@ -11,14 +11,14 @@
 namespace mkernel::transport::rdma {
 namespace {
 
-using Context = std::unique_ptr<ibv_context, std::function<void(ibv_context*)>>;
+using OpenDevice = std::unique_ptr<ibv_context, std::function<void(ibv_context*)>>;
 
 std::string unknown(const std::string& what, int error) {
   return "unknown: " + what + ": " + std::strerror(error);
 }
 
 /// Null with errno.
-Context open(const VerbsLibrary& verbs, const std::string& name) {
+OpenDevice open(const VerbsLibrary& verbs, const std::string& name) {
   int count = 0;
   ibv_device** const list = verbs.get_device_list(&count);
   ibv_context* opened = nullptr;
@@ -46,7 +46,7 @@ std::string dma_buf(const VerbsLibrary& verbs, ibv_context* context) {
 
 void probe(const VerbsLibrary& verbs, std::vector<topology::RdmaDevice>& devices) {
   for (topology::RdmaDevice& device : devices) {
-    const Context context = open(verbs, device.name);
+    const OpenDevice context = open(verbs, device.name);
     if (context == nullptr) {
       device.dma_buf = unknown("the device does not open", errno);
       continue;

@@ -27,6 +27,7 @@ void Receiver::close() {
     detach(*channel, Writes::kOver);
     context_.arrivals.remove(channel->id);
   }
+  channels_.clear();
   asked_.clear();
   waiting_.clear();
 }

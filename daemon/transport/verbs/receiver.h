@@ -30,6 +30,7 @@ struct Inbound {
 class Receiver {
  public:
   Receiver(Context& context, PeerId peer, const Identity& remote);
+  ~Receiver() { close(); }
 
   Result<Inbound*> add(ChannelId channel, ChannelKey key);
   /// Takes back all that the peer may write to for this channel, at once. A put of it that is under way then
@@ -49,6 +50,7 @@ class Receiver {
   bool holds(const memory::Region& region) const;
   /// Something that was being registered is there, or has failed.
   void registered();
+  /// Forgets the channels too: no word of theirs is read any more.
   void close();
 
  private:

@@ -3,15 +3,20 @@
 // not come.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "kernels/base/lent_workspace.h"
 #include "tests/support/gpu_held_stream.h"
 #include "tests/support/gpu_ranks.h"
 
@@ -68,6 +73,87 @@ TEST_CASE_TEMPLATE("groups of eight, of sixteen and of thirty, on what multiproc
     for (const GemmShape& s : {GemmShape{3000, 512, 256}, GemmShape{5, 136, 72}})
       check_gpu_case<Op>(FabricOptions{.nodes = nodes, .ranks_per_node = per_node}, s);
   }
+}
+
+namespace {
+
+/// The three operations in one world, with one workspace to take turns with.
+struct Shared {
+  Shared(const FabricOptions& fabric, std::int32_t sms)
+      : world(require(GpuWorld::make(fabric))),
+        operations{gpu_ranks<AgGemm>(world, {1500, 520, 264}, {.sms = sms}),
+                   gpu_ranks<GemmRs>(world, {700, 392, 1032}, {.sms = sms}),
+                   gpu_ranks<GemmAr>(world, {300, 1032, 136}, {.sms = sms})} {
+    std::uint64_t half = 0;
+    for (GpuRanks& one : operations) half = std::max(half, one.operation(0).requirements().lent_bytes);
+    const auto lent = require(world->symmetric(lent_workspace_bytes(half)));
+    std::uint32_t lane = 0;
+    for (GpuRanks& one : operations) {
+      one.bind(lent, lane);
+      lane += one.operation(0).requirements().lanes;
+    }
+  }
+  std::shared_ptr<GpuWorld> world;
+  std::array<GpuRanks, 3> operations;
+};
+
+}  // namespace
+
+TEST_CASE("operations of a group take turns with one workspace, queued in any order on one stream") {
+  if (!peers_or_skip(1)) return;
+  constexpr int kRounds = 20, kLaunches = 8;
+  for (const FabricOptions& fabric :
+       {FabricOptions{.ranks_per_node = 4}, FabricOptions{.nodes = 2, .ranks_per_node = 2},
+        FabricOptions{.nodes = 3, .ranks_per_node = 1}}) {
+    Shared shared(fabric, 0);
+    for (int round = 0; round < kRounds; ++round) {
+      require_ok(shared.world->each([&](int rank) -> Status {
+        for (GpuRanks& one : shared.operations) {
+          MK_RETURN_IF_ERROR(one.fill(rank, round));
+          MK_RETURN_IF_ERROR(one.stream(rank).synchronize());
+        }
+        std::mt19937 order(round);
+        const bench::GpuStream& stream = shared.operations[0].stream(rank);
+        for (int i = 0; i < kLaunches; ++i) {
+          // Every one at least once, and some twice in a row.
+          GpuRanks& one = shared.operations[i < 3 ? i : order() % 3];
+          MK_RETURN_IF_ERROR(one.operation(rank).enqueue(one.arguments(rank), kGpuOptions, stream.get()));
+        }
+        MK_RETURN_IF_ERROR(stream.synchronize());
+        for (GpuRanks& one : shared.operations) MK_RETURN_IF_ERROR(one.operation(rank).status());
+        return {};
+      }));
+      require_ok(shared.world->each([&](int rank) -> Status {
+        for (GpuRanks& one : shared.operations) MK_RETURN_IF_ERROR(one.verify(rank));
+        return {};
+      }));
+    }
+    CHECK(shared.world->fabric().error() == "");
+  }
+}
+
+TEST_CASE("two launches of a group at the same time are told, and stop those behind them") {
+  if (!peers_or_skip(1)) return;
+  auto world = std::shared_ptr<GpuWorld>(require(GpuWorld::make(FabricOptions{.ranks_per_node = 1})));
+  const GemmShape shape{8192, 4096, 4096};
+  GpuRanks one = gpu_ranks<AgGemm>(world, shape, {.sms = 40}),
+           other = gpu_ranks<AgGemm>(world, shape, {.sms = 40});
+  const auto lent =
+      require(world->symmetric(lent_workspace_bytes(one.operation(0).requirements().lent_bytes)));
+  one.bind(lent, 0);
+  other.bind(lent, 0);
+  for (GpuRanks* each : {&one, &other}) {
+    require_ok(each->fill(0, 1));
+    require_ok(each->stream(0).synchronize());
+  }
+  require_ok(one.operation(0).enqueue(one.arguments(0), kGpuOptions, one.stream(0).get()));
+  require_ok(other.operation(0).enqueue(other.arguments(0), kGpuOptions, other.stream(0).get()));
+  require_ok(one.stream(0).synchronize());
+  require_ok(other.stream(0).synchronize());
+  const std::string texts = one.operation(0).status().text() + other.operation(0).status().text();
+  CHECK_MESSAGE(texts.find("launches of a group must follow each other") != std::string::npos, texts);
+  CHECK(one.operation(0).enqueue(one.arguments(0), kGpuOptions, one.stream(0).get()).code() ==
+        StatusCode::kFailedPrecondition);
 }
 
 TEST_CASE_TEMPLATE("captured in a graph and replayed with new operands, no host call between", Op, AgGemm,

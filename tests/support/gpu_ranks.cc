@@ -8,13 +8,21 @@
 namespace mkernel::test {
 
 GpuRanks::GpuRanks(const FabricOptions& fabric, const GemmShape& shape, const Make& make)
-    : world_(require(GpuWorld::make(fabric))), ranks_(world_->size()) {
+    : GpuRanks(std::shared_ptr<GpuWorld>(require(GpuWorld::make(fabric))), shape, make) {
+  const std::uint64_t half_bytes = operation(0).requirements().lent_bytes;
+  bind(require(world_->symmetric(kernels::lent_workspace_bytes(half_bytes))), 0);
+}
+
+GpuRanks::GpuRanks(std::shared_ptr<GpuWorld> world, const GemmShape& shape, const Make& make)
+    : world_(std::move(world)), ranks_(world_->size()) {
   require_ok(each([&](int rank) { return make_rank(rank, shape, make); }));
-  const Requirements needs = operation(0).requirements();
-  const auto workspace = require(world_->symmetric(needs.workspace_bytes));
-  const auto lent = require(world_->symmetric(kernels::lent_workspace_bytes(needs.lent_bytes)));
-  require_ok(each(
-      [&](int rank) { return operation(rank).bind(world_->group(rank), workspace[rank], lent[rank], 0); }));
+}
+
+void GpuRanks::bind(const std::vector<kernels::SymmetricView>& lent, std::uint32_t first_lane) {
+  const auto workspace = require(world_->symmetric(operation(0).requirements().workspace_bytes));
+  require_ok(each([&](int rank) {
+    return operation(rank).bind(world_->group(rank), workspace[rank], lent[rank], first_lane);
+  }));
   // The first launch of a kernel loads it, and a load waits for what runs on the GPU: for ranks that wait for
   // this one.
   require_ok(each([&](int rank) -> Status {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/cuda/launch/gemm_operation.h"
@@ -43,8 +44,12 @@ class GpuRanks {
  public:
   using Make = std::function<Result<std::unique_ptr<kernels::CudaGemmOperation>>(const GpuWorld& world,
                                                                                  std::uint32_t rank)>;
-  /// Ends the test case on an error.
+  /// A world and workspaces of its own. Ends the test case on an error, as the next two do.
   GpuRanks(const FabricOptions& fabric, const GemmShape& shape, const Make& make);
+  /// In a world that others use as well, to be bound.
+  GpuRanks(std::shared_ptr<GpuWorld> world, const GemmShape& shape, const Make& make);
+  /// To the lent workspaces of all ranks and a workspace of its own.
+  void bind(const std::vector<kernels::SymmetricView>& lent, std::uint32_t first_lane);
 
   GpuWorld& world() { return *world_; }
   int size() const { return world_->size(); }
@@ -74,14 +79,16 @@ class GpuRanks {
   };
   Status make_rank(int rank, const GemmShape& shape, const Make& make);
 
-  std::unique_ptr<GpuWorld> world_;
+  std::shared_ptr<GpuWorld> world_;
   std::vector<Rank> ranks_;
 };
 
-template <class Op>
-GpuRanks gpu_ranks(const FabricOptions& fabric, const GemmShape& shape, typename Op::Options options = {}) {
-  return {fabric, shape, [&](const GpuWorld& world, std::uint32_t rank) {
-            options.sms = world.sms();
+/// `where`: a fabric's options, or a world.
+template <class Op, class Where>
+GpuRanks gpu_ranks(const Where& where, const GemmShape& shape,
+                   typename Op::Options options = {}) requires(!std::is_arithmetic_v<Where>) {
+  return {where, shape, [&](const GpuWorld& world, std::uint32_t rank) {
+            if (options.sms == 0) options.sms = world.sms();
             return Op::make(shape, world.topology(), rank, options);
           }};
 }

@@ -40,12 +40,15 @@ void Registrar::hear(std::uint64_t rung) {
 void Registrar::stop() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard held(lock_);
+    const MutexLock held(mutex_);
     over_ = true;
   }
   changed_.notify_one();
   thread_.join();
-  items_.clear();
+  {
+    const MutexLock held(mutex_);
+    items_.clear();
+  }
   run();
 }
 
@@ -56,16 +59,16 @@ void Registrar::post(std::function<void()> work, std::function<void()> done) {
     return;
   }
   {
-    const std::lock_guard held(lock_);
+    const MutexLock held(mutex_);
     items_.push_back({std::move(work), std::move(done)});
   }
   changed_.notify_one();
 }
 
 void Registrar::work() {
-  std::unique_lock held(lock_);
+  MutexLock held(mutex_);
   for (;;) {
-    changed_.wait(held, [this] { return over_ || !items_.empty(); });
+    while (!over_ && items_.empty()) changed_.wait(mutex_);
     if (over_) return;
     Item item = std::move(items_.front());
     items_.pop_front();

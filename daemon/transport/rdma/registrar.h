@@ -3,17 +3,16 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "daemon/base/mailbox.h"
 #include "proto/abi/status.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel::transport::rdma {
 
@@ -53,10 +52,10 @@ class Registrar {
   base::Mailbox finished_;
   std::atomic<std::uint64_t> rung_{0};  ///< times that event_fd() was written to; counted afterwards
   std::uint64_t heard_ = 0;             ///< the owner's: those whose writes have been read
-  std::mutex lock_;
-  std::condition_variable changed_;
-  std::deque<Item> items_;  ///< guarded by lock_
-  bool over_ = false;       ///< guarded by lock_
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::deque<Item> items_ MK_GUARDED_BY(mutex_);
+  bool over_ MK_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

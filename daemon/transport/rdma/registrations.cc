@@ -71,7 +71,7 @@ Registrations::Registrations(Domain domain) : domain_(std::move(domain)) {}
 /// begun to give back goes here.
 Registrations::~Registrations() {
   for (const auto& [region, job] : leaving_) {
-    const std::lock_guard held(job->giving_back);
+    const MutexLock held(job->giving_back);
     job->made = {};
   }
   for (const auto& [region, job] : sources_) job->dropped = true;
@@ -116,7 +116,7 @@ void Registrations::leave(const std::shared_ptr<Job>& job) {
   job->domain.registrar->post(
       [job] {
         {
-          const std::lock_guard held(job->giving_back);
+          const MutexLock held(job->giving_back);
           job->made = {};
         }
         job->owner.reset();  // the last reference frees the memory, which takes long too

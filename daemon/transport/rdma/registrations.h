@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -14,6 +13,7 @@
 #include "daemon/memory/region.h"
 #include "daemon/transport/rdma/objects.h"
 #include "daemon/transport/rdma/registrar.h"
+#include "proto/base/mutex.h"
 
 namespace mkernel::transport::rdma {
 
@@ -98,7 +98,7 @@ class Registrations {
     Registration made;
     Status status;
     std::atomic<bool> dropped{false};  ///< nobody waits for it any more
-    std::mutex giving_back;            ///< held by whoever empties `made`
+    Mutex giving_back;                 ///< held by whoever empties `made`
   };
   using Jobs = std::unordered_map<const memory::Region*, std::shared_ptr<Job>>;
   struct Counted {

@@ -45,10 +45,12 @@ void Registrar::stop() {
   }
   changed_.notify_one();
   thread_.join();
+  std::deque<Item> left;
   {
     const MutexLock held(mutex_);
-    items_.clear();
+    left.swap(items_);
   }
+  left.clear();
   run();
 }
 

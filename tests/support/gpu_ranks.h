@@ -95,7 +95,7 @@ GpuRanks gpu_ranks(const Where& where, const GemmShape& shape,
 /// Of one node.
 template <class Op>
 GpuRanks gpu_ranks(int ranks, const GemmShape& shape, const typename Op::Options& options = {}) {
-  return gpu_ranks<Op>({.ranks_per_node = static_cast<std::uint32_t>(ranks)}, shape, options);
+  return gpu_ranks<Op>(FabricOptions{.ranks_per_node = static_cast<std::uint32_t>(ranks)}, shape, options);
 }
 
 /// `launches` of one operation, every one verified. `world`: ranks of one node, or a fabric's options.

@@ -13,6 +13,7 @@
 
 namespace mkernel::kernels {
 struct LaunchControl;
+struct LentControl;
 }  // namespace mkernel::kernels
 
 namespace mkernel::device {

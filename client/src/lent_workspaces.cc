@@ -40,9 +40,9 @@ Result<std::shared_ptr<BufferState>> LentWorkspaces::take(const std::shared_ptr<
     number = entry.number;
     break;
   }
-  const auto shared = all_have(*group, number);
+  auto shared = all_have(*group, number);
   if (!shared.ok()) return shared.status();
-  if (*shared) return fits;
+  if (shared.value()) return fits;
   ++made_;
   if (half_bytes > largest_) half_bytes = largest_ = std::max(half_bytes, largest_ + largest_ / 2);
   const std::string text = "lent workspace " + std::to_string(made_);

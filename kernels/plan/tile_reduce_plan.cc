@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
@@ -34,7 +35,7 @@ constexpr std::int32_t kFewestReduceCtas = 2;  // one watches the host, and clus
 /// offer is too late for it: a CTA stages about 6 GB/s (measured), and a wire of 50 GB/s wants them all
 /// along. Of GEMM+AR only two warps of three sum, and finished sums travel too.
 std::int32_t feeding_ctas(OpKind kind, std::int32_t sms) {
-  return std::min(kind == OpKind::kGemmAr ? 24 : 12, sms / 4 / 2 * 2);
+  return std::max(kFewestReduceCtas, std::min(kind == OpKind::kGemmAr ? 24 : 12, sms / 4 / 2 * 2));
 }
 
 /// When sums stay here: as many CTAs from `fewest` on as cost no further wave of tiles, `waves(CTAs that
@@ -58,9 +59,9 @@ double enough_push_ctas(const GemmShape& shape, const Machine& machine) {
 /// CTAs for them, none from enough_push_ctas() on.
 template <class Waves>
 std::int32_t choose_push_ctas(double links, double enough, std::int32_t sms, const Waves& waves) {
-  const std::int32_t most = std::min(24, sms / 4 / 2 * 2);
+  const std::int32_t most = std::max(kFewestReduceCtas, std::min(24, sms / 4 / 2 * 2));
   // Tiles alone keep the links busy until the product is over, and then every warp helps.
-  if (links > 2) return 2 * kFewestReduceCtas;
+  if (links > 2) return std::min(2 * kFewestReduceCtas, most);
   // The product waits for the links anyway.
   if (links > 1) return most;
   const auto time = [&](std::int32_t ctas) {
@@ -150,8 +151,9 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   TileReducePlan plan = layout_of(shape, topology, rank, product);
   const std::int32_t cluster = plan.tile.cluster;
 
-  const auto waves = [&](std::int32_t summing) {
-    return ceil_div(plan.tiles.tiles(), (sms - summing) / cluster);
+  const auto waves = [&](std::int32_t summing) -> std::int64_t {
+    const std::int32_t clusters = (sms - summing) / cluster;
+    return clusters < 1 ? std::numeric_limits<std::int64_t>::max() : ceil_div(plan.tiles.tiles(), clusters);
   };
   if (options.reduce_ctas > 0) {
     plan.reduce_ctas = options.reduce_ctas;

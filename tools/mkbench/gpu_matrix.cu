@@ -50,7 +50,7 @@ __global__ void digest_kernel(const std::uint16_t* data, std::uint64_t count, un
   atomicAdd(out, sum);
 }
 
-constexpr int kMaxTerms = 16;
+constexpr int kMaxTerms = 64;
 
 struct Sums {
   unsigned long long wrong;

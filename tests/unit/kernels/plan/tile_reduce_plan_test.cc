@@ -279,6 +279,23 @@ TEST_CASE("the grid fits the device, in whole clusters") {
   }
 }
 
+TEST_CASE("on a small share of a GPU there are CTAs that sum and others that multiply") {
+  for (const OpKind kind : {OpKind::kGemmRs, OpKind::kGemmAr}) {
+    for (const std::int32_t sms : {4, 6, 8, 14}) {
+      for (const Topology& topology : {Topology(1, 8), Topology(2, 8), Topology(6, 5), Topology(16, 1)}) {
+        for (const GemmShape& shape :
+             {GemmShape{3000, 512, 256}, GemmShape{5, 136, 72}, GemmShape{512, 512, 8192}}) {
+          const auto plan = TileReducePlan::make(kind, shape, topology, 0, kH200.with_sms(sms));
+          REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
+          CHECK(plan->reduce_ctas >= 2);
+          CHECK(plan->compute_ctas >= 2);
+          CHECK(plan->reduce_ctas + plan->compute_ctas <= sms);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("what cannot run is refused by name, value and limit") {
   const auto refusal = [](const GemmShape& shape, const Topology& topology,
                           const TileReduceOptions& options = {}) {

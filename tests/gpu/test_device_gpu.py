@@ -31,21 +31,6 @@ class DeviceRanksTest(ClusterTest):
 
 
 class DeviceGpuTest(RanksAtOnce, DeviceRanksTest):
-    def test_all_to_all_on_a_node(self):
-        """NVLink, in a graph: data changes with every replay."""
-        self.start_nodes(1)
-        for world, size in ((1, 4096), (2, 16), (2, 1 << 20), (3, 48 * 1001)):
-            with self.subTest(world=world, size=size):
-                self.succeed(self.spawn_ranks("all_to_all", world, size, 20), "20 rounds, 0 of ", "1 nodes")
-
-    def test_all_to_all_across_nodes(self):
-        """One launch: NVLink inside the nodes, puts between them, both at once where a node has two ranks."""
-        self.start_nodes(2, {"transport": {"kind": "emulated", "gpu_memory": True}})
-        for per_node, size in ((1, 4096), (1, 4 << 20), (2, 1 << 20), (2, 48 * 1001)):
-            with self.subTest(per_node=per_node, size=size):
-                self.succeed(self.spawn_ranks("all_to_all", 2 * per_node, size, 10, ranks_per_node=per_node),
-                             "10 rounds, 0 of ", "2 nodes")
-
     def test_signals_through_a_small_ring(self):
         """Far more signals than slots, from the GPU and from a thread at once: the rings are full all the time, lap many times,
         and everything arrives once."""
@@ -72,6 +57,25 @@ class DeviceGpuTest(RanksAtOnce, DeviceRanksTest):
         status, out, err = self.finish(rank)
         self.assertEqual(status, 3, out + err)
         self.assertIn("host memory only", out)
+
+
+class AllToAllGpuTest(DeviceRanksTest):
+    """A CTA of every rank on every multiprocessor: those of three ranks do not fit a GPU at the same time."""
+
+    def test_all_to_all_on_a_node(self):
+        """NVLink, in a graph: data changes with every replay."""
+        self.start_nodes(1)
+        for world, size in ((1, 4096), (2, 16), (2, 1 << 20), (3, 48 * 1001)):
+            with self.subTest(world=world, size=size):
+                self.succeed(self.spawn_ranks("all_to_all", world, size, 20), "20 rounds, 0 of ", "1 nodes")
+
+    def test_all_to_all_across_nodes(self):
+        """One launch: NVLink inside the nodes, puts between them, both at once where a node has two ranks."""
+        self.start_nodes(2, {"transport": {"kind": "emulated", "gpu_memory": True}})
+        for per_node, size in ((1, 4096), (1, 4 << 20), (2, 1 << 20), (2, 48 * 1001)):
+            with self.subTest(per_node=per_node, size=size):
+                self.succeed(self.spawn_ranks("all_to_all", 2 * per_node, size, 10, ranks_per_node=per_node),
+                             "10 rounds, 0 of ", "2 nodes")
 
 
 class DeviceKillsGpuTest(DeviceRanksTest):

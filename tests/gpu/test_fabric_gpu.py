@@ -23,7 +23,8 @@ class FabricCase(ClusterTest):
         return [self.spawn(program("fabric_rank"), node.socket, group, len(self.daemons), rank, rank % GPUS, size, mode)
                 for rank, node in enumerate(self.daemons)]
 
-    def verified(self, size=128 * MIB, group="check"):
+    def verified(self, size=32 * MIB, group="check"):
+        """Puts of up to half of `size`. The host makes and compares `size` random bytes for each of 23 rounds: most of the time."""
         for rank in self.ranks(size, "check", group):
             status, out, err = self.finish(rank)
             self.assertEqual(status, 0, out + err)
@@ -102,6 +103,10 @@ class TcpKillsGpuTest(KillsOverAnyTransport, FabricCase):
 
 class EmulatedGpuTest(RanksAtOnce, AnyTransport, FabricCase):
     KIND = "emulated"
+
+    def test_puts_of_64_mib(self):
+        self.start()
+        self.verified(128 * MIB)
 
     def test_at_a_rate_and_latency(self):
         self.start(bandwidth_gbytes=50.0, latency_us=5)

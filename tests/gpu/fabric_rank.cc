@@ -225,7 +225,7 @@ Result<std::pair<double, double>> latency(Group& group, Side& side, const Buffer
 
 /// GB/s of puts back to back from the lower rank (or from both), on one lane.
 Result<double> bandwidth(Group& group, Side& side, const Buffers& buffers, std::uint64_t size, bool both) {
-  const std::uint64_t puts = std::clamp<std::uint64_t>((std::uint64_t{4} << 30) / size, 16, 20000);
+  const std::uint64_t puts = std::clamp<std::uint64_t>((std::uint64_t{1} << 30) / size, 16, 20000);
   const std::uint64_t slots = buffers.source.bytes() / size;
   const bool sends = both || side.rank() < side.peer();
   MK_RETURN_IF_ERROR(group.barrier());

@@ -1,5 +1,5 @@
 """Device endpoints: kernels that put, signal and wait, against real daemons. Ranks take the GPUs of the machine in turn, so one
-GPU is enough. Skipped, with the reason, where there is none."""
+GPU is enough: ranks that share it run at the same time under MPS, in time slices without it and where ranks are killed. Skipped, with the reason, where there is none."""
 import pathlib
 import sys
 import unittest
@@ -7,9 +7,10 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
 from cluster import ClusterTest, gpus_or_skip, program  # noqa: E402
+from mps import RanksAtOnce  # noqa: E402
 
 
-class DeviceGpuTest(ClusterTest):
+class DeviceRanksTest(ClusterTest):
     def spawn_ranks(self, name, world, *arguments, ranks_per_node=None, group="device"):
         per_node = ranks_per_node or world
         return [self.spawn(program(name), self.daemons[r // per_node].socket, group, world, r, r % GPUS, *arguments)
@@ -28,21 +29,8 @@ class DeviceGpuTest(ClusterTest):
         for part in expected:
             self.assertIn(part, out)
 
-    def test_all_to_all_on_a_node(self):
-        """NVLink, in a graph: data changes with every replay."""
-        self.start_nodes(1)
-        for world, size in ((1, 4096), (2, 16), (2, 1 << 20), (3, 48 * 1001)):
-            with self.subTest(world=world, size=size):
-                self.succeed(self.spawn_ranks("all_to_all", world, size, 20), "20 rounds, 0 of ", "1 nodes")
 
-    def test_all_to_all_across_nodes(self):
-        """One launch: NVLink inside the nodes, puts between them, both at once where a node has two ranks."""
-        self.start_nodes(2, {"transport": {"kind": "emulated", "gpu_memory": True}})
-        for per_node, size in ((1, 4096), (1, 4 << 20), (2, 1 << 20), (2, 48 * 1001)):
-            with self.subTest(per_node=per_node, size=size):
-                self.succeed(self.spawn_ranks("all_to_all", 2 * per_node, size, 10, ranks_per_node=per_node),
-                             "10 rounds, 0 of ", "2 nodes")
-
+class DeviceGpuTest(RanksAtOnce, DeviceRanksTest):
     def test_signals_through_a_small_ring(self):
         """Far more signals than slots, from the GPU and from a thread at once: the rings are full all the time, lap many times,
         and everything arrives once."""
@@ -63,6 +51,34 @@ class DeviceGpuTest(ClusterTest):
             # Whose deadline came first says so; the other one may have heard of it before its own.
             self.assertRegex(out, r"rank \d kernel: arrivals of rank \d lane 0: expected 1, seen 0 after 0\.5 s")
 
+    def test_a_session_without_gpu_is_refused(self):
+        self.start_nodes(1)
+        rank = self.spawn(program("device_rank"), self.daemons[0].socket, "none", 1, 0, -1, "wait", 100)
+        status, out, err = self.finish(rank)
+        self.assertEqual(status, 3, out + err)
+        self.assertIn("host memory only", out)
+
+
+class AllToAllGpuTest(DeviceRanksTest):
+    """A CTA of every rank on every multiprocessor: those of three ranks do not fit a GPU at the same time."""
+
+    def test_all_to_all_on_a_node(self):
+        """NVLink, in a graph: data changes with every replay."""
+        self.start_nodes(1)
+        for world, size in ((1, 4096), (2, 16), (2, 1 << 20), (3, 48 * 1001)):
+            with self.subTest(world=world, size=size):
+                self.succeed(self.spawn_ranks("all_to_all", world, size, 20), "20 rounds, 0 of ", "1 nodes")
+
+    def test_all_to_all_across_nodes(self):
+        """One launch: NVLink inside the nodes, puts between them, both at once where a node has two ranks."""
+        self.start_nodes(2, {"transport": {"kind": "emulated", "gpu_memory": True}})
+        for per_node, size in ((1, 4096), (1, 4 << 20), (2, 1 << 20), (2, 48 * 1001)):
+            with self.subTest(per_node=per_node, size=size):
+                self.succeed(self.spawn_ranks("all_to_all", 2 * per_node, size, 10, ranks_per_node=per_node),
+                             "10 rounds, 0 of ", "2 nodes")
+
+
+class DeviceKillsGpuTest(DeviceRanksTest):
     def test_kill_of_the_daemon_in_mid_kernel(self):
         node = self.start_nodes(1)[0]
         ranks = self.spawn_ranks("device_rank", 2, "wait", 50000)
@@ -79,13 +95,6 @@ class DeviceGpuTest(ClusterTest):
             self.assertEqual(rank.stdout.readline(), "launched\n")
         killed.kill()
         self.refused(survivor, "UNAVAILABLE", "rank 1", "while rank 0 kernel: arrivals of rank 1 lane 0")
-
-    def test_a_session_without_gpu_is_refused(self):
-        self.start_nodes(1)
-        rank = self.spawn(program("device_rank"), self.daemons[0].socket, "none", 1, 0, -1, "wait", 100)
-        status, out, err = self.finish(rank)
-        self.assertEqual(status, 3, out + err)
-        self.assertIn("host memory only", out)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""GPU memory over the transports: real daemons on one host play two or four nodes, with a rank and a GPU each (GPUs are taken in
-turn where there are fewer), over the emulated fabric and over TCP. Skipped, with the reason, where there is none."""
+"""GPU memory over the transports: real daemons on one host play two or four nodes, with a rank and a GPU each, over the emulated
+fabric and over TCP. Where there are fewer GPUs, ranks share them: at the same time under MPS, in time slices without it and where
+ranks are killed. Skipped, with the reason, where there is none."""
 import pathlib
 import sys
 import unittest
@@ -7,6 +8,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
 from cluster import ClusterTest, free_bytes, gpus_or_skip, program, wait_until  # noqa: E402
+from mps import RanksAtOnce  # noqa: E402
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -21,7 +23,8 @@ class FabricCase(ClusterTest):
         return [self.spawn(program("fabric_rank"), node.socket, group, len(self.daemons), rank, rank % GPUS, size, mode)
                 for rank, node in enumerate(self.daemons)]
 
-    def verified(self, size=128 * MIB, group="check"):
+    def verified(self, size=32 * MIB, group="check"):
+        """Puts of up to half of `size`. The host makes and compares `size` random bytes for each of 23 rounds: most of the time."""
         for rank in self.ranks(size, "check", group):
             status, out, err = self.finish(rank)
             self.assertEqual(status, 0, out + err)
@@ -50,6 +53,8 @@ class AnyTransport:
         for node in self.daemons:
             wait_until(lambda: node.show("regions") == [], "the daemons let go of every region")
 
+
+class KillsOverAnyTransport:
     def test_kill_of_a_rank_gives_back_its_memory(self):
         nodes = self.start()
         self.verified(16 * MIB, "before")  # from here on the daemons have what they keep: their contexts
@@ -88,8 +93,20 @@ class AnyTransport:
         self.verified(16 * MIB, "second")
 
 
-class EmulatedGpuTest(AnyTransport, FabricCase):
+class EmulatedKillsGpuTest(KillsOverAnyTransport, FabricCase):
     KIND = "emulated"
+
+
+class TcpKillsGpuTest(KillsOverAnyTransport, FabricCase):
+    KIND = "tcp"
+
+
+class EmulatedGpuTest(RanksAtOnce, AnyTransport, FabricCase):
+    KIND = "emulated"
+
+    def test_puts_of_64_mib(self):
+        self.start()
+        self.verified(128 * MIB)
 
     def test_at_a_rate_and_latency(self):
         self.start(bandwidth_gbytes=50.0, latency_us=5)
@@ -112,7 +129,7 @@ class EmulatedGpuTest(AnyTransport, FabricCase):
             self.daemons = []
 
 
-class TcpGpuTest(AnyTransport, FabricCase):
+class TcpGpuTest(RanksAtOnce, AnyTransport, FabricCase):
     KIND = "tcp"
 
     def test_figures(self):

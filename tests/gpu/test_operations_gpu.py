@@ -1,6 +1,6 @@
 """The operations of the cuda executor: ranks that are processes, real daemons (one, or two that play two nodes), a GPU for each
-rank, or shared in time slices where there are fewer. mkbench verifies every element of every launch. Skipped, with the reason,
-where there is no GPU."""
+rank, or shared where there are fewer: at the same time under MPS, in time slices without it and where ranks are killed. mkbench
+verifies every element of every launch. Skipped, with the reason, where there is no GPU."""
 import json
 import pathlib
 import sys
@@ -9,6 +9,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
 from cluster import ClusterTest, gpus_or_skip, wait_until  # noqa: E402
+from mps import RanksAtOnce  # noqa: E402
 
 ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5"]
 
@@ -16,22 +17,33 @@ ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000
 class GpuRanksTest(ClusterTest):
     """Ranks on as many GPUs as there are, on the daemons in equal parts."""
 
+    mps = None  # the server of ranks that run at the same time; without it a GPU is shared in time slices
+
     def rank(self, rank, world, *arguments, group="gpu"):
         daemon = self.daemons[rank * len(self.daemons) // world]
-        return self.bench(rank, world, daemon, *arguments, "--executor", "cuda", group=group, LOCAL_RANK=rank % GPUS)
+        # mkbench loads its kernels before one of them waits for another rank, so it need not load all at its start.
+        return self.bench(rank, world, daemon, *arguments, "--executor", "cuda", group=group, LOCAL_RANK=rank % GPUS,
+                          CUDA_MODULE_LOADING="LAZY")
 
     def ranks(self, world, *arguments, group="gpu"):
         return [self.rank(r, world, *arguments, group=group) for r in range(world)]
 
+    def share(self, world):
+        """Ranks that run on a GPU at the same time have to leave each other room."""
+        per_gpu = -(-world // GPUS)
+        return ["--share", str(per_gpu)] if self.mps and per_gpu > 1 else []
+
     def verified(self, world, *arguments, group="gpu"):
-        outcomes = [self.finish(rank) for rank in self.ranks(world, *arguments, group=group)]
+        outcomes = [self.finish(rank) for rank in self.ranks(world, *arguments, *self.share(world), group=group)]
         for rank, (status, out, err) in enumerate(outcomes):
             self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
         self.assertIn("verified", outcomes[0][1])
         print(outcomes[0][1])
 
 
-class OneNodeGpuTest(GpuRanksTest):
+class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
+    RANKS = 2
+
     def setUp(self):
         super().setUp()
         self.node = self.start_nodes(1)[0]
@@ -82,6 +94,32 @@ class OneNodeGpuTest(GpuRanksTest):
             self.assertIn("comm_ctas=2", err)
             self.assertIn("comm_ctas=4", err)
 
+    def test_what_cannot_run_is_refused_by_name(self):
+        for arguments, texts in ((["ag_gemm", "--k", "9"], ["k = 9, must be a multiple of 8"]),
+                                 (["gemm_ar", "--n", "12"], ["gemm_ar: n = 12, must be a multiple of 8"]),
+                                 (["ag_gemm", "--device", "99"], ["GPU 99"])):
+            with self.subTest(arguments=arguments):
+                for rank in self.ranks(2, *arguments, group=arguments[0]):
+                    status, out, err = self.finish(rank)
+                    self.assertEqual(status, 1, out + err)
+                    for text in texts:
+                        self.assertIn(text, err)
+
+    def test_executors_that_differ(self):
+        ranks = [self.bench(0, 2, self.node, "ag_gemm", group="gpu"), self.rank(1, 2, "ag_gemm")]
+        for rank in ranks:
+            status, out, err = self.finish(rank)
+            self.assertEqual(status, 1, out + err)
+            self.assertIn("cuda", err)
+            self.assertIn("rank 0", err)
+            self.assertIn("rank 1", err)
+
+
+class OneNodeKillsGpuTest(GpuRanksTest):
+    def setUp(self):
+        super().setUp()
+        self.node = self.start_nodes(1)[0]
+
     def start_endless(self, op):
         ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
         wait_until(lambda: [s["active"] for s in self.node.show("sessions")] and self.node.show("groups"), "the ranks run")
@@ -112,32 +150,16 @@ class OneNodeGpuTest(GpuRanksTest):
                 self.verified(2, op, "--iterations", "2", group="after-" + op)
                 wait_until(lambda: not self.node.show("regions"), "the workspaces are gone")
 
-    def test_what_cannot_run_is_refused_by_name(self):
-        for arguments, texts in ((["ag_gemm", "--k", "9"], ["k = 9, must be a multiple of 8"]),
-                                 (["gemm_ar", "--n", "12"], ["gemm_ar: n = 12, must be a multiple of 8"]),
-                                 (["ag_gemm", "--device", "99"], ["GPU 99"])):
-            with self.subTest(arguments=arguments):
-                for rank in self.ranks(2, *arguments, group=arguments[0]):
-                    status, out, err = self.finish(rank)
-                    self.assertEqual(status, 1, out + err)
-                    for text in texts:
-                        self.assertIn(text, err)
 
-    def test_executors_that_differ(self):
-        ranks = [self.bench(0, 2, self.node, "ag_gemm", group="gpu"), self.rank(1, 2, "ag_gemm")]
-        for rank in ranks:
-            status, out, err = self.finish(rank)
-            self.assertEqual(status, 1, out + err)
-            self.assertIn("cuda", err)
-            self.assertIn("rank 0", err)
-            self.assertIn("rank 1", err)
-
-
-class SeveralNodesGpuTest(GpuRanksTest):
+class SeveralNodes(GpuRanksTest):
     """Two daemons, joined by the emulated fabric, or by TCP."""
 
     def start(self, kind="emulated", **options):
         return self.start_nodes(2, {"transport": {"kind": kind, "gpu_memory": True}, f"transport.{kind}": options})
+
+
+class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
+    RANKS = 2
 
     def test_timeline(self):
         """--trace over nodes: what was put, and what arrivals and completions were waited for."""
@@ -167,6 +189,32 @@ class SeveralNodesGpuTest(GpuRanksTest):
             with self.subTest(op=op):
                 self.verified(2, op, "--m", "1000", "--n", "384", "--k", "520", "--iterations", "5")
 
+
+class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
+    """Worlds of eight and of sixteen, on one node and on two."""
+
+    RANKS = 16
+
+    def check(self, world):
+        if GPUS < world and not self.mps:
+            self.skipTest(f"{world} ranks share {GPUS} GPUs in time slices: too slow")
+        for op, m, n, k in (("ag_gemm", 2048, 256, 1024), ("ag_gemm", 1000, 392, 264), ("gemm_rs", 2048, 1024, 256),
+                            ("gemm_rs", 1000, 392, 264), ("gemm_ar", 2048, 1024, 256), ("gemm_ar", 1000, 392, 264)):
+            with self.subTest(world=world, op=op, m=m):
+                self.verified(world, op, "--m", str(m), "--n", str(n), "--k", str(k), "--iterations", "2")
+
+    def test_one_node(self):
+        self.start_nodes(1)
+        for world in (8, 16):
+            self.check(world)
+
+    def test_two_nodes(self):
+        self.start(bandwidth_gbytes=50, latency_us=5)
+        for world in (8, 16):
+            self.check(world)
+
+
+class SeveralNodesKillsGpuTest(SeveralNodes):
     def start_endless(self, op):
         ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
         for node in self.daemons:

@@ -1,5 +1,6 @@
 """Symmetric GPU memory: ranks that are processes, a real daemon, real GPUs. Ranks take the GPUs of the machine in turn, so
-one GPU is enough, and with two or more the stores go over NVLink. Skipped, with the reason, where there is none."""
+one GPU is enough, and with two or more the stores go over NVLink. Ranks that share a GPU run at the same time under MPS, in time slices
+without it and where ranks are killed or memory is counted. Skipped, with the reason, where there is none."""
 import os
 import pathlib
 import stat
@@ -10,11 +11,12 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
 from cluster import ClusterTest, free_bytes, gpus_or_skip, program, wait_until  # noqa: E402
+from mps import RanksAtOnce  # noqa: E402
 
 GIB = 1 << 30
 
 
-class SymmetricGpuTest(ClusterTest):
+class SymmetricRanksTest(ClusterTest):
     def setUp(self):
         super().setUp()
         self.node = self.start_nodes(1)[0]
@@ -61,6 +63,8 @@ class SymmetricGpuTest(ClusterTest):
         process.stdin.write("go on\n")
         process.stdin.flush()
 
+
+class SymmetricGpuTest(RanksAtOnce, SymmetricRanksTest):
     def test_every_rank_writes_into_every_buffer(self):
         for world, size in ((1, 8), (2, 64 * 1024 * 1024), (2, (2 << 20) + 8 * 1001), (4, 12_345_672), (3, 1 << 20)):
             with self.subTest(world=world, size=size):
@@ -83,6 +87,24 @@ class SymmetricGpuTest(ClusterTest):
         for rank in ranks:
             self.assertEqual(rank.stdout.readline(), "OK\n")
 
+    def test_errors_name_rank_and_cause(self):
+        self.refused([self.rank(r, 2, (2 << 20) + r) for r in range(2)],
+                     "INVALID_ARGUMENT", "rank 0 on node node0 made 'symmetric buffer of 2097152 bytes of GPU memory'",
+                     "rank 1 on node node0 made 'symmetric buffer of 2097153 bytes of GPU memory'")
+        self.refused([self.rank(r, 2, 1 << 20, device=(0, 99)[r]) for r in range(2)],
+                     "FAILED_PRECONDITION", "rank 1 on node node0",
+                     f"memory of GPU 99: there is no GPU 99: this process sees {GPUS}")
+        self.refused([self.rank(r, 2, 900 * GIB) for r in range(2)],
+                     "RESOURCE_EXHAUSTED", f"cuMemCreate of {900 * GIB} bytes on GPU 0", "CUDA_ERROR_OUT_OF_MEMORY",
+                     "bytes are free")
+
+    def test_a_transport_without_gpu_memory_refuses_puts_by_name(self):
+        out = "".join(o[1] for o in self.outcomes([self.rank(r, 2, 1 << 20, "put") for r in range(2)]))
+        self.assertIn("FAILED_PRECONDITION", out)
+        self.assertIn("is GPU memory", out)
+
+
+class SymmetricKillsGpuTest(SymmetricRanksTest):
     def test_kill_gives_back_the_memory(self):
         """A handle or fd that stays behind keeps the memory of a dead process, with nobody to blame."""
         used = range(min(GPUS, 2))
@@ -111,22 +133,6 @@ class SymmetricGpuTest(ClusterTest):
             rank.kill()
             rank.wait(30)
         self.wait_for(free, resources)
-
-    def test_errors_name_rank_and_cause(self):
-        self.refused([self.rank(r, 2, (2 << 20) + r) for r in range(2)],
-                     "INVALID_ARGUMENT", "rank 0 on node node0 made 'symmetric buffer of 2097152 bytes of GPU memory'",
-                     "rank 1 on node node0 made 'symmetric buffer of 2097153 bytes of GPU memory'")
-        self.refused([self.rank(r, 2, 1 << 20, device=(0, 99)[r]) for r in range(2)],
-                     "FAILED_PRECONDITION", "rank 1 on node node0",
-                     f"memory of GPU 99: there is no GPU 99: this process sees {GPUS}")
-        self.refused([self.rank(r, 2, 900 * GIB) for r in range(2)],
-                     "RESOURCE_EXHAUSTED", f"cuMemCreate of {900 * GIB} bytes on GPU 0", "CUDA_ERROR_OUT_OF_MEMORY",
-                     "bytes are free")
-
-    def test_a_transport_without_gpu_memory_refuses_puts_by_name(self):
-        out = "".join(o[1] for o in self.outcomes([self.rank(r, 2, 1 << 20, "put") for r in range(2)]))
-        self.assertIn("FAILED_PRECONDITION", out)
-        self.assertIn("is GPU memory", out)
 
 
 if __name__ == "__main__":

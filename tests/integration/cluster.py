@@ -1,6 +1,7 @@
 """Real processes for the integration tests: daemons on loopback, ranks, mkctl. Everything is bounded in time, every
 process is ended by its pid, and a test that leaves anything behind fails."""
 import fcntl
+import functools
 import json
 import os
 import pathlib
@@ -35,6 +36,7 @@ def program(name):
     return beside if beside.exists() else BIN / name
 
 
+@functools.cache
 def gpus_or_skip():
     """How many GPUs there are; without one the whole test ends here, skipped with the reason."""
     found = subprocess.run([program("symmetric_rank"), "devices"], capture_output=True, text=True, timeout=60)

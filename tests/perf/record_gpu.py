@@ -1,69 +1,92 @@
 #!/usr/bin/env python3
 """Measures the operations of the cuda executor on this machine's GPUs, beside what else one could use, and records the rows.
 
-Usage: tests/perf/record_gpu.py [--bin DIR] [--out DIR] [--world W] [--nodes N] [--ops ag_gemm,gemm_rs,gemm_ar] [--sizes 2048,...]
-                                [--odd] [--iterations I] [--no-torch] [--spin-us US]
-Starts a daemon per (emulated) node and a rank per GPU, and adds to OUT/<machine>-<date>-<op>.json. Square sizes S stand for
+Usage: tests/perf/record_gpu.py [--bin DIR] [--out DIR] [--world W | --share-gpu R] [--nodes N] [--ops ag_gemm,gemm_rs,gemm_ar]
+                                [--sizes 2048,...] [--odd] [--iterations I] [--no-torch] [--spin-us US]
+Starts a daemon per (emulated) node and a rank per GPU, and adds to OUT/<machine>x<GPUs>-<date>-<op>.json. Square sizes S stand for
 S x S/W x S of AG+GEMM and S x S x S/W of the other two; --odd adds shapes that no tile divides and those of a Llama-70B layer.
 Several nodes share this host: their daemons copy between GPUs at --nic-gbytes a second and GPU.
+
+--share-gpu R instead runs R ranks on one GPU at the same time, each with its share of the multiprocessors, under an MPS server of
+this program's own; the file is OUT/<machine>x1-share<R>-<date>-<op>.json. Everything is scaled with the share: m is an R-th of what
+S stands for (n and k are as they were), and so is --nic-gbytes. A rank then has as many tiles per multiprocessor, and as much to
+move in the time of its product, as with a GPU of its own.
 """
 import argparse
+import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "integration"))
+sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parent / "gpu")]
 
 
 def machine():
-    """"h200": the GPU's name in the results' file names."""
+    """"h200" of "NVIDIA H200", "h100" of "NVIDIA H100 80GB HBM3": the GPU's name in the results' file names."""
     name = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", "0"], capture_output=True, text=True,
                           check=True).stdout.strip()
-    return name.removeprefix("NVIDIA ").replace(" ", "-").lower()
+    return name.removeprefix("NVIDIA ").split()[0].lower()
 
 
-def shapes(op, sizes, world, odd):
+def shapes(op, sizes, world, odd, share):
+    """M x N x K; of ranks that share a GPU, `share` of them, with m scaled to their part of it."""
     square = [(s, s // world, s) if op == "ag_gemm" else (s, s, s // world) for s in sizes]
     if odd:
         square += [(m, 1024, 4096) if op == "ag_gemm" else (m, 4096, 1024) for m in (1000, 1024, 4097, 4096, 12345, 12288)]
         square += [(4096, 3 * 128, 4096), (4096, 512, 4096)] if op == "ag_gemm" else [(4096, 4096, 3 * 128), (4096, 4096, 512)]
         square += [(8192, 28672 // world, 8192)] if op == "ag_gemm" else [(8192, 8192, 28672 // world)]
-    return ["x".join(map(str, shape)) for shape in square]
+    return [f"{max(1, m // share)}x{n}x{k}" for m, n, k in square]
 
 
-def measure(mkbench, nodes, op, path, arguments):
+def command_of(mkbench, nodes, op, path, arguments):
     command = [mkbench, "op", op, "--executor", "cuda", "--iterations", str(arguments.iterations), "--json", str(path)]
-    for shape in shapes(op, arguments.sizes, arguments.world, arguments.odd):
+    for shape in shapes(op, arguments.sizes, arguments.world, arguments.odd, arguments.share_gpu or 1):
         command += ["--shape", shape]
-    # NCCL would go over NVLink where an emulated wire is between our ranks.
-    for baseline in ("gemm", "nccl") if len(nodes) == 1 else ("gemm",):
+    # NCCL would go over NVLink where an emulated wire is between our ranks, and takes one rank per GPU, as torch does.
+    alone = len(nodes) > 1 or arguments.share_gpu
+    for baseline in ("gemm", "product") if alone else ("gemm", "product", "nccl"):
         command += ["--baseline", baseline]
     if len(nodes) > 1:
         command += ["--nic-gbps", str(8 * arguments.nic_gbytes)]
-    elif not arguments.no_torch:
+    if not alone and not arguments.no_torch:
         command += ["--baseline", "torch", "--torch-driver", str(HERE.parent.parent / "tools/mkbench/torch_fused.py")]
+    if arguments.share_gpu:
+        command += ["--share", str(arguments.share_gpu)]
+    return command
+
+
+def measure(mkbench, nodes, op, path, arguments):
+    command = command_of(mkbench, nodes, op, path, arguments)
     per_node = arguments.world // len(nodes)
-    ranks = [subprocess.Popen([*command, "--daemon", str(nodes[r // per_node].socket), "--device", str(r)],
-                              env={**os.environ, "RANK": str(r), "WORLD_SIZE": str(arguments.world)}) for r in range(arguments.world)]
+    ranks = []
     try:
+        for r in range(arguments.world):
+            device = 0 if arguments.share_gpu else r
+            # mkbench loads its kernels before a rank waits for another one; all of cuBLAS would take long to load.
+            environment = {**os.environ, "CUDA_MODULE_LOADING": "LAZY", "RANK": str(r), "WORLD_SIZE": str(arguments.world)}
+            ranks.append(subprocess.Popen([*command, "--daemon", str(nodes[r // per_node].socket), "--device", str(device)],
+                                          env=environment))
         if any([rank.wait(arguments.patience) for rank in ranks]):
             raise SystemExit(f"{op} failed")
     finally:
         for rank in ranks:
             if rank.poll() is None:
                 rank.kill()
+                rank.wait()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", default="build/bin", help="folder of mkerneld and mkbench")
     parser.add_argument("--out", default=HERE / "results", type=pathlib.Path)
-    parser.add_argument("--world", type=int, default=4)
+    parser.add_argument("--world", type=int, default=4, help="ranks, each with a GPU")
+    parser.add_argument("--share-gpu", type=int, default=0, metavar="R", help="R ranks on one GPU at the same time, under MPS")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--nic-gbytes", type=float, default=50.0)
     parser.add_argument("--latency-us", type=int, default=5)
@@ -75,13 +98,29 @@ def main():
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--patience", type=float, default=540, help="seconds for one operation")
     arguments = parser.parse_args()
+    if arguments.share_gpu:
+        arguments.world = arguments.share_gpu
+        arguments.nic_gbytes /= arguments.share_gpu
+    # Ended by a signal, too, it ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     os.environ["MKERNEL_BIN"] = str(pathlib.Path(arguments.bin).resolve())
-    import cluster
     arguments.out.mkdir(parents=True, exist_ok=True)
-    prefix = f"{machine()}x{arguments.world}-{time.strftime('%Y-%m-%d', time.gmtime())}-"
+    with contextlib.ExitStack() as stack:  # whatever happens, what was started is ended, the last first
+        if arguments.share_gpu:
+            import mps
+            server = stack.enter_context(mps.Mps())
+            os.environ.update(server.environment)  # of daemons and ranks
+        record(arguments, stack)
+
+
+def record(arguments, stack):
+    import cluster
+    gpus = f"1-share{arguments.share_gpu}" if arguments.share_gpu else str(arguments.world)
+    prefix = f"{machine()}x{gpus}-{time.strftime('%Y-%m-%d', time.gmtime())}-"
     suffix = f"-{arguments.nodes}nodes" if arguments.nodes > 1 else ""
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
     ports = cluster.free_ports(arguments.nodes)
     # A rail for every GPU, as nodes of that size have, and a core for every proxy: it need not nap between two launches.
     emulated = {"transport": {"kind": "emulated", "gpu_memory": True},
@@ -89,20 +128,16 @@ def main():
                 "transport.emulated": {"bandwidth_gbytes": arguments.nic_gbytes, "latency_us": arguments.latency_us}}
     nodes = [cluster.Daemon(folder, f"node{i}", ports[i], [f"127.0.0.1:{p}" for p in ports if p != ports[i]],
                             emulated if arguments.nodes > 1 else None) for i in range(arguments.nodes)]
-    try:
-        for node in nodes:
-            node.start()
-        for node in nodes:
-            cluster.wait_until(lambda n=node: sum(p["state"] == "alive" for p in n.show("peers")) == len(nodes) - 1,
-                               "the nodes see each other")
-        for op in arguments.ops.split(","):
-            path = arguments.out / f"{prefix}{op}{suffix}.json"
-            measure(cluster.BIN / "mkbench", nodes, op, path, arguments)
-            print(f"recorded in {path.name}", flush=True)
-    finally:
-        for node in nodes:
-            node.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+    for node in nodes:
+        stack.callback(node.stop)
+        node.start()
+    for node in nodes:
+        cluster.wait_until(lambda n=node: sum(p["state"] == "alive" for p in n.show("peers")) == len(nodes) - 1,
+                           "the nodes see each other")
+    for op in arguments.ops.split(","):
+        path = arguments.out / f"{prefix}{op}{suffix}.json"
+        measure(cluster.BIN / "mkbench", nodes, op, path, arguments)
+        print(f"recorded in {path.name}", flush=True)
 
 
 if __name__ == "__main__":

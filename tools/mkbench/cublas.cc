@@ -25,6 +25,7 @@ struct Cublas::Api {
   Code (*destroy)(Handle);
   Code (*set_stream)(Handle, CUstream_st*);
   Code (*set_workspace)(Handle, void*, std::size_t);
+  Code (*set_sm_target)(Handle, int);
   Code (*gemm)(Handle, int operation_a, int operation_b, int m, int n, int k, const void* alpha,
                const void* a, int type_a, int lda, const void* b, int type_b, int ldb, const void* beta,
                void* c, int type_c, int ldc, int compute, int algorithm);
@@ -38,6 +39,7 @@ struct Cublas::Api {
     MK_RETURN_IF_ERROR(library->find("cublasDestroy_v2", api.destroy));
     MK_RETURN_IF_ERROR(library->find("cublasSetStream_v2", api.set_stream));
     MK_RETURN_IF_ERROR(library->find("cublasSetWorkspace_v2", api.set_workspace));
+    MK_RETURN_IF_ERROR(library->find("cublasSetSmCountTarget", api.set_sm_target));
     MK_RETURN_IF_ERROR(library->find("cublasGemmEx", api.gemm));
     MK_RETURN_IF_ERROR(library->find("cublasGetStatusString", api.text));
     return api;
@@ -72,6 +74,11 @@ Result<Cublas> Cublas::open(CUstream_st* stream) {
   MK_RETURN_IF_ERROR((*api)->status((*api)->set_workspace(handle, cublas.workspace_.get(), kWorkspace),
                                     "cublasSetWorkspace"));
   return Result<Cublas>(std::move(cublas));
+}
+
+Status Cublas::target_sms(int sms) {
+  const Api& api = *handle_.get_deleter().api;
+  return api.status(api.set_sm_target(handle_.get(), sms), "cublasSetSmCountTarget");
 }
 
 Status Cublas::gemm(const GemmArguments& arguments, const GemmShape& shape) const {

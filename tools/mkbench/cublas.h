@@ -17,6 +17,10 @@ class Cublas {
   /// outlives it. kUnavailable when no libcublas of CUDA 12 or 13 can be loaded.
   static Result<Cublas> open(CUstream_st* stream);
 
+  /// Products from now on are for `sms` multiprocessors: cuBLAS chooses its kernels and grids for so many. It
+  /// is no limit: a kernel that has more tiles than that may still run on all of them.
+  Status target_sms(int sms);
+
   /// c[m, n] = a[m, k] x b in the layout of `shape`, sums in fp32; c in the type of a and b.
   /// Asynchronous.
   Status gemm(const GemmArguments& arguments, const GemmShape& shape) const;

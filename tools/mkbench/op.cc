@@ -39,6 +39,7 @@ struct OpOptions {
   std::string torch_driver;
   std::optional<double> nic_gbps;
   GemmPlanOptions plan;  ///< of the cuda executor
+  int share = 0;
   int iterations = 3;
   int threads = 0;
   double deadline = 30;
@@ -198,7 +199,9 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
   auto shapes = gemm_shapes(o);
   if (!shapes.ok()) return shapes.status();
   OpCudaOptions options{.device = *o.device, .iterations = o.iterations, .executor = o.executor_options()};
+  options.share = o.share;
   options.gemm = o.compares_with("gemm");
+  options.product = o.compares_with("product");
   options.trace = o.trace;
   options.plan = o.plan;
   if (o.nic_gbps) options.plan.nic_gbytes = *o.nic_gbps / 8;
@@ -315,10 +318,11 @@ void add_executor_options(CLI::App* op, OpOptions* o) {
   op->add_option("--device", o->device,
                  "GPU of this rank on the cuda executor; default: the launcher's local rank, or the rank")
       ->check(CLI::Range(0, 1023));
-  op->add_option("--baseline", o->baselines,
-                 "cuda executor: measure in the same run, in turns, the product alone (cuBLAS), cuBLAS and "
-                 "NCCL, torch's fused operations; repeatable")
-      ->check(CLI::IsMember({"gemm", "nccl", "torch"}));
+  op->add_option(
+        "--baseline", o->baselines,
+        "cuda executor: measure in the same run, in turns, the product alone (gemm: cuBLAS, product: "
+        "the GEMM body of the operations), cuBLAS and NCCL, torch's fused operations; repeatable")
+      ->check(CLI::IsMember({"gemm", "product", "nccl", "torch"}));
   op->add_option("--torch-driver", o->torch_driver,
                  "torch_fused.py, for --baseline torch; needs python3 and torch")
       ->check(CLI::ExistingFile);
@@ -330,6 +334,10 @@ void add_executor_options(CLI::App* op, OpOptions* o) {
       ->capture_default_str();
   op->add_option("--sms", o->plan.sms, "with --executor cuda: multiprocessors at most; 0: all")
       ->capture_default_str();
+  op->add_option("--share", o->share,
+                 "with --executor cuda: ranks that run on this rank's GPU at the same time (under MPS); each "
+                 "takes its part of the multiprocessors where --sms does not say how many")
+      ->check(CLI::Range(1, 64));
   op->add_option("--machine", o->plan.machine,
                  "with --executor cuda: the machine whose rates the plan assumes, H200, H100 or H20; "
                  "by the name of the device where it is not said");

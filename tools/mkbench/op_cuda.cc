@@ -12,6 +12,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/cuda/gemm/gemm_sm90.h"
+#include "kernels/cuda/memory/hopper.h"
 #include "tools/mkbench/cublas.h"
 #include "tools/mkbench/gpu_gemm_case.h"
 #include "tools/mkbench/gpu_stream.h"
@@ -40,7 +42,7 @@ struct Outcome {
 
 class Measurement {
  public:
-  Measurement(Group& group, const OpCudaOptions& options) : group_(group), options_(options) {}
+  Measurement(Group& group, OpCudaOptions options) : group_(group), options_(std::move(options)) {}
 
   Status prepare(OpKind kind, const GemmShape& shape);
   Status round(Row& row);
@@ -50,10 +52,14 @@ class Measurement {
   void finish(Row& row) const;
 
  private:
+  Status take_share();
   Status capture(Side& side, const std::function<Status(int)>& queue);
-  Status prepare_product();
+  Status prepare_products();
+  Status prepare_cublas();
+  Status prepare_own_product();
   Status prepare_nccl();
-  Status product(int set) const;
+  GemmArguments product_arguments(int set) const;
+  Status cublas_product(int set) const { return cublas_->gemm(product_arguments(set), case_->shape()); }
   Status product_and_nccl(int set) const;
   Status time(Side& side);
   Status verify(Row& row);
@@ -61,7 +67,7 @@ class Measurement {
   Result<std::vector<T>> from_all(const T& mine);
 
   Group& group_;
-  const OpCudaOptions& options_;
+  OpCudaOptions options_;
   GpuStream stream_;
   std::optional<Gemm> op_;
   std::optional<GpuGemmCase> case_;
@@ -69,9 +75,14 @@ class Measurement {
   GpuBuffer whole_;  ///< the baselines': gathered a, or this rank's whole product
   GpuBuffer out_;    ///< the baselines' c
   Side ours_;
-  std::optional<Side> gemm_, nccl_;
+  std::optional<Side> gemm_, product_, nccl_;
   std::uint64_t iteration_ = 0;
 };
+
+/// As it is recorded; 0 stands for what was not asked for.
+nlohmann::json number_or_null(int value) {
+  return value == 0 ? nlohmann::json() : nlohmann::json(value);
+}
 
 /// So many that three times the L2 goes by between two uses of a set; one more than are timed.
 int count_sets(const GemmShape& shape, std::uint32_t world, int iterations) {
@@ -83,8 +94,20 @@ int count_sets(const GemmShape& shape, std::uint32_t world, int iterations) {
   return std::min(std::max(wanted, 2), iterations) + 1;
 }
 
+/// The part of a shared GPU that the plan may use.
+Status Measurement::take_share() {
+  if (options_.share == 0 || options_.plan.sms != 0) return {};
+  auto machine = kernels::hopper_machine("mkbench op");
+  if (!machine.ok()) return machine.status();
+  options_.plan.sms = share_of_gpu(machine->sms, options_.share);
+  if (options_.plan.sms > 0) return {};
+  return {StatusCode::kInvalidArgument, "share = " + std::to_string(options_.share) + ", but this GPU has " +
+                                            std::to_string(machine->sms) + " multiprocessors"};
+}
+
 Status Measurement::prepare(OpKind kind, const GemmShape& shape) {
   MK_RETURN_IF_ERROR(use_gpu(options_.device));
+  MK_RETURN_IF_ERROR(take_share());
   auto op = kind == OpKind::kAgGemm   ? group_.ag_gemm(shape, Executor::kCuda, options_.plan)
             : kind == OpKind::kGemmRs ? group_.gemm_rs(shape, Executor::kCuda, options_.plan)
                                       : group_.gemm_ar(shape, Executor::kCuda, options_.plan);
@@ -102,7 +125,9 @@ Status Measurement::prepare(OpKind kind, const GemmShape& shape) {
       ours_, [&](int set) { return op_->enqueue(case_->arguments(set), stream_.get(), options_.executor); }));
   const bool divides = shape.m % group_.world_size() == 0;
   const bool with_nccl = options_.nccl != nullptr && divides;
-  if (options_.gemm || with_nccl) MK_RETURN_IF_ERROR(prepare_product());
+  if (options_.gemm || options_.product || with_nccl) MK_RETURN_IF_ERROR(prepare_products());
+  if (options_.gemm || with_nccl) MK_RETURN_IF_ERROR(prepare_cublas());
+  if (options_.product) MK_RETURN_IF_ERROR(prepare_own_product());
   return with_nccl ? prepare_nccl() : Status();
 }
 
@@ -115,7 +140,8 @@ Status Measurement::capture(Side& side, const std::function<Status(int)>& queue)
   return {};
 }
 
-Status Measurement::prepare_product() {
+/// Memory of the products alone.
+Status Measurement::prepare_products() {
   const GemmShape& shape = case_->shape();
   const bool gathers = case_->kind() == OpKind::kAgGemm;
   const auto whole = static_cast<std::uint64_t>(shape.m * (gathers ? shape.k : shape.n));
@@ -126,22 +152,39 @@ Status Measurement::prepare_product() {
   if (!out.ok()) return out.status();
   out_ = std::move(*out);
   // Until a gather has filled it: power, and with it the clock, depends on the values.
-  MK_RETURN_IF_ERROR(fill_random(whole_.get(), shape.dtype, whole, 1, stream_.get()));
+  return fill_random(whole_.get(), shape.dtype, whole, 1, stream_.get());
+}
+
+Status Measurement::prepare_cublas() {
   auto cublas = Cublas::open(stream_.get());
   if (!cublas.ok()) return cublas.status();
   cublas_ = std::move(*cublas);
-  MK_RETURN_IF_ERROR(product(0));  // loads its kernels: not while a graph is captured
+  if (options_.plan.sms > 0) MK_RETURN_IF_ERROR(cublas_->target_sms(options_.plan.sms));
+  MK_RETURN_IF_ERROR(cublas_product(0));  // loads its kernels: not while a graph is captured
   MK_RETURN_IF_ERROR(stream_.synchronize());
   if (!options_.gemm) return {};
-  return capture(gemm_.emplace(), [&](int set) { return product(set); });
+  return capture(gemm_.emplace(), [&](int set) { return cublas_product(set); });
 }
 
-Status Measurement::product(int set) const {
+Status Measurement::prepare_own_product() {
+  auto machine = kernels::hopper_machine("mkbench op", options_.plan.machine, options_.plan.sms);
+  if (!machine.ok()) return machine.status();
+  const kernels::Sm90Plan plan = kernels::plan_sm90_any_cluster(case_->shape(), *machine);
+  const auto queue = [&](int set) {
+    return kernels::gemm_sm90(product_arguments(set), case_->shape(), plan, stream_.get());
+  };
+  MK_RETURN_IF_ERROR(queue(0));  // loads its kernel: not while a graph is captured
+  MK_RETURN_IF_ERROR(stream_.synchronize());
+  return capture(product_.emplace(), queue);
+}
+
+/// The product of a set as a baseline computes it, alone.
+GemmArguments Measurement::product_arguments(int set) const {
   GemmArguments at = case_->arguments(set);
   const bool gathers = case_->kind() == OpKind::kAgGemm;
   if (gathers) at.a = whole_.get();
   at.c = gathers ? out_.get() : whole_.get();
-  return cublas_->gemm(at, case_->shape());
+  return at;
 }
 
 Status Measurement::prepare_nccl() {
@@ -157,9 +200,9 @@ Status Measurement::product_and_nccl(int set) const {
     const auto own_elements = static_cast<std::uint64_t>(shape.m * shape.k) / group_.world_size();
     MK_RETURN_IF_ERROR(options_.nccl->all_gather(case_->arguments(set).a, whole_.get(), own_elements,
                                                  shape.dtype, stream_.get()));
-    return product(set);
+    return cublas_product(set);
   }
-  MK_RETURN_IF_ERROR(product(set));
+  MK_RETURN_IF_ERROR(cublas_product(set));
   if (case_->kind() == OpKind::kGemmRs) {
     return options_.nccl->reduce_scatter(whole_.get(), out_.get(), product_elements / group_.world_size(),
                                          shape.dtype, stream_.get());
@@ -225,6 +268,7 @@ Status Measurement::round(Row& row) {
   MK_RETURN_IF_ERROR(op_->status());  // says who was waited for; `timed` only that the group is over
   MK_RETURN_IF_ERROR(timed);
   if (gemm_) MK_RETURN_IF_ERROR(time(*gemm_));
+  if (product_) MK_RETURN_IF_ERROR(time(*product_));
   if (nccl_) MK_RETURN_IF_ERROR(time(*nccl_));
   return verify(row);
 }
@@ -253,7 +297,10 @@ Status Measurement::trace(const std::string& path, Row& row) {
 void Measurement::finish(Row& row) const {
   row.milliseconds = ours_.milliseconds;
   row.wire_bytes = op_->wire_bytes();
+  row.shape["share"] = number_or_null(options_.share);
+  row.shape["sms"] = number_or_null(options_.plan.sms);
   if (gemm_) row.gemm_ms = median(gemm_->milliseconds);
+  if (product_) row.product_ms = median(product_->milliseconds);
   if (nccl_) row.cublas_nccl_ms = median(nccl_->milliseconds);
 }
 

@@ -15,7 +15,9 @@ class Nccl;
 struct OpCudaOptions {
   int device = 0;  ///< of the group's session
   int iterations = 3;
-  bool gemm = false;           ///< measure the product alone too
+  int share = 0;         ///< ranks that run on this GPU at the same time; 0: this one has the GPU to itself
+  bool gemm = false;     ///< measure the product alone too: cuBLAS
+  bool product = false;  ///< and the GEMM body of the operations
   const Nccl* nccl = nullptr;  ///< measure cuBLAS and NCCL too
   ExecutorOptions executor;
   GemmPlanOptions plan;
@@ -26,6 +28,19 @@ struct OpCudaOptions {
 /// that all of them see the same clocks; before every round the inputs are made anew, after it the outputs of
 /// ours are verified. An iteration's time is that of its slowest rank. NCCL's collectives want equal blocks:
 /// where the rows do not divide, that side is left out.
+///
+/// A rank that shares its GPU with others uses its share of the multiprocessors: `plan.sms`, or where that is
+/// 0 the part that share_of_gpu() gives. All ranks measure the same thing at the same time, the products
+/// alone too. So a product has the same share of memory, cache and power as the operation that it is compared
+/// with.
 Result<Row> measure_op_cuda(Group& group, OpKind kind, const GemmShape& shape, const OpCudaOptions& options);
+
+/// Multiprocessors of each of `ranks` ranks on a GPU that has `sms`: all in equal parts, rounded down to a
+/// multiple of 8, or of 2 where that would leave none. The rest is for kernels that fill and check.
+constexpr int share_of_gpu(int sms, int ranks) {
+  const int part = sms / ranks;
+  return part >= 8 ? part / 8 * 8 : part / 2 * 2;
+}
+static_assert(share_of_gpu(132, 2) == 64 && share_of_gpu(132, 4) == 32 && share_of_gpu(132, 8) == 16);
 
 }  // namespace mkernel::bench

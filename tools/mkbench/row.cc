@@ -24,6 +24,7 @@ std::vector<std::string> cells(const Row& row, const Group& group) {
           fixed(100 * spread(row.milliseconds), 0) + " %",
           fixed_or_dash(row.gemm_ms, digits),
           row.gemm_ms ? fixed(ms / *row.gemm_ms, 2) : "-",
+          fixed_or_dash(row.product_ms, digits),
           fixed_or_dash(row.cublas_nccl_ms, digits),
           fixed_or_dash(row.torch_fused_ms, digits),
           human_bytes(static_cast<double>(row.wire_bytes)),
@@ -42,6 +43,7 @@ nlohmann::json to_json(const Row& row, const Group& group, const std::optional<d
                {"ms", median(row.milliseconds)},
                {"ms_spread", spread(row.milliseconds)},
                {"gemm_ms", or_null(row.gemm_ms)},
+               {"product_ms", or_null(row.product_ms)},
                {"cublas_nccl_ms", or_null(row.cublas_nccl_ms)},
                {"torch_fused_ms", or_null(row.torch_fused_ms)},
                {"wire_bytes", row.wire_bytes},
@@ -53,8 +55,8 @@ nlohmann::json to_json(const Row& row, const Group& group, const std::optional<d
 
 void print_rows(const std::vector<Row>& rows, const Group& group) {
   std::vector<std::vector<std::string>> table{{"operation", "shape", "ranks", "time ms", "spread", "gemm",
-                                               "ratio", "cuBLAS+NCCL", "torch", "over the wire", "max error",
-                                               "elements", "verdict"}};
+                                               "ratio", "product", "cuBLAS+NCCL", "torch", "over the wire",
+                                               "max error", "elements", "verdict"}};
   for (const Row& row : rows) table.push_back(cells(row, group));
   print_table(std::cout, table);
 }

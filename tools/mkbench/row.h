@@ -17,6 +17,7 @@ struct Row {
   std::vector<double> milliseconds;  ///< per iteration, of the slowest rank
   // Medians of the slowest rank in the same run, where they were asked for.
   std::optional<double> gemm_ms;         ///< the product alone: cuBLAS
+  std::optional<double> product_ms;      ///< the product alone: the GEMM body of the operations
   std::optional<double> cublas_nccl_ms;  ///< cuBLAS and NCCL, one after the other
   std::optional<double> torch_fused_ms;  ///< torch's fused operation over symmetric memory
   std::uint64_t wire_bytes = 0;          ///< of all ranks, last iteration

@@ -162,8 +162,8 @@ void RingServer::refuse(Session& session, const SessionRing& ring, const abi::Wo
   session.reading = false;
   bump(session.counters->errors_total, 1);
   const bool of_gpu = &ring == &session.rings[static_cast<std::uint32_t>(abi::RingWriter::kGpu)];
-  const SlotOrigin origin{session.port->id, session.port->name, of_gpu ? "GPU ring " : "ring ", ring_,
-                          ring.reader.position()};
+  const SlotOrigin origin{session.port->id, session.port->name, ring_, ring.reader.position(),
+                          of_gpu ? "GPU ring " : "ring "};
   sink_.session_failed(session.port->id, explain(fault, origin, slot, request, session.channels));
 }
 

@@ -36,9 +36,9 @@ SlotFault check_slot(const abi::WorkSlot& slot, const abi::WorkRequest& request,
 struct SlotOrigin {
   std::uint64_t session = 0;
   std::string_view client_name;
-  const char* kind = "ring ";  ///< or "GPU ring "
   std::uint32_t ring = 0;
   std::uint64_t position = 0;
+  const char* kind = "ring ";  ///< or "GPU ring "
 };
 
 /// The status with which the session ends: session, ring position, channel, peer, then the field at fault

@@ -123,7 +123,8 @@ class OneNodeKillsGpuTest(GpuRanksTest):
     def start_endless(self, op):
         ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
         wait_until(lambda: [s["active"] for s in self.node.show("sessions")] and self.node.show("groups"), "the ranks run")
-        wait_until(lambda: len(self.node.show("regions")) == 2, "the workspaces are there")
+        # Each rank has one for its counts and one that operations take turns with.
+        wait_until(lambda: len(self.node.show("regions")) == 4, "the workspaces are there")
         return ranks
 
     def test_kill_of_a_rank(self):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <map>
 
@@ -34,7 +35,8 @@ Result<Segment> create_session_segment(std::uint64_t session_id, std::uint32_t r
   abi::SessionSegment head{};
   const std::uint64_t bytes = abi::layout_session(head, ring_count, log2_slots);
   auto segment = create("mkernel-session-" + std::to_string(session_id), bytes);
-  if (segment.ok()) std::memcpy(segment->mapping.data(), &head, sizeof(head));
+  // What follows is zero, and a page that is not touched costs the control thread nothing.
+  if (segment.ok()) std::memcpy(segment->mapping.data(), &head, offsetof(abi::SessionSegment, ring));
   return segment;
 }
 

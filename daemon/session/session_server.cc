@@ -65,26 +65,30 @@ Status SessionServer::start(GroupCoordinator& coordinator) {
 void SessionServer::wait_for_clients() {
   acceptor_.async_wait(boost::asio::posix::descriptor_base::wait_read,
                        [this, alive = std::weak_ptr(self_)](const boost::system::error_code& error) {
-                         if (error || alive.expired()) return;
-                         if (accept_waiting()) return wait_for_clients();
-                         timer_.expires_after(kAcceptPause);
-                         timer_.async_wait([this, alive](const boost::system::error_code& stopped) {
-                           if (!stopped && !alive.expired()) wait_for_clients();
-                         });
+                         if (!error && !alive.expired()) take_clients();
                        });
 }
 
-bool SessionServer::accept_waiting() {
-  for (;;) {
+// Some at a time: whoever floods the socket must not keep the others waiting.
+void SessionServer::take_clients() {
+  constexpr int kAtOnce = 32;
+  const std::weak_ptr alive(self_);
+  for (int i = 0; i < kAtOnce; ++i) {
     auto client = accept_client(listener_.fd());
     if (client.ok()) {
       accept(std::move(client).value());
       continue;
     }
-    if (client.status().code() == StatusCode::kNotFound) return true;
+    if (client.status().code() == StatusCode::kNotFound) return wait_for_clients();
     spdlog::error("{}", client.status().text());
-    return false;
+    timer_.expires_after(kAcceptPause);
+    return timer_.async_wait([this, alive](const boost::system::error_code& stopped) {
+      if (!stopped && !alive.expired()) wait_for_clients();
+    });
   }
+  boost::asio::post(acceptor_.get_executor(), [this, alive] {
+    if (!alive.expired() && acceptor_.is_open()) take_clients();
+  });
 }
 
 void SessionServer::accept(ipc::UniqueFd client) {

@@ -83,8 +83,8 @@ class SessionServer final : public GroupEvents, public Inspector {
 
  private:
   void wait_for_clients();
-  /// False when this process has no fd left and should wait before it tries again.
-  bool accept_waiting();
+  /// Accepts who waits; tries again later when this process has no fd left.
+  void take_clients();
   void accept(ipc::UniqueFd client);
   /// The charge for a connection, or why this user may not have one.
   Result<Charge> admit(const Account& account);

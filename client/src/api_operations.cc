@@ -99,7 +99,7 @@ std::uint64_t Planned::wire_bytes() const {
 }
 std::uint64_t Planned::workspace_bytes() const {
   const Requirements needs = state_->operation().requirements();
-  return needs.workspace_bytes + (needs.lent_bytes > 0 ? kernels::lent_workspace_bytes(needs.lent_bytes) : 0);
+  return needs.workspace_bytes + kernels::lent_workspace_bytes(needs.lent_bytes);
 }
 Executor Planned::executor() const {
   return state_->operation().executor();

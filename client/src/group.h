@@ -119,7 +119,7 @@ class GroupCore {
   bool joined_ = false;
   ipc::Mapping segment_;
   kernels::GroupView view_;
-  abi::RingShare ring_share_;       ///< of view_
+  abi::RingShare ring_share_;       ///< which rings the lanes of view_ use
   std::vector<std::string> nodes_;  ///< by rank
 
   Mutex collective_mutex_;  ///< one collective call at a time

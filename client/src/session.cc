@@ -131,7 +131,7 @@ std::vector<kernels::RingView> SessionCore::rings() {
     rings[r] = {.slots = segment_.at<abi::WorkSlot>(
                     abi::ring_offset(header->ring_count, header->log2_slots, abi::RingWriter::kThreads, r)),
                 .log2_slots = header->log2_slots,
-                .tail = &header->ring[static_cast<std::uint32_t>(abi::RingWriter::kThreads)][r].tail,
+                .tail = &header->head(abi::RingWriter::kThreads, r).tail,
                 .head = &heads_[r]};
   }
   return rings;

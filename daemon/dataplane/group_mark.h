@@ -33,7 +33,8 @@ class GroupMark {
     std::uint64_t submitted;
   };
 
-  std::array<std::uint64_t, abi::kRingWriters> position_{};  ///< of each ring, at the time of making
+  std::array<std::uint64_t, abi::kRingWriters>
+      position_{};  ///< how far each ring was written when this was made
   bool rings_passed_ = false;
   std::size_t noted_ = 0;  ///< channels that have been looked at since then
   std::vector<Waiting> waiting_;

@@ -35,7 +35,7 @@ void Rail::attach_session(std::shared_ptr<SessionPort> port) {
   Status status = running_ ? Status{} : Status(StatusCode::kUnavailable, kStopped);
   for (const auto writer : {abi::RingWriter::kThreads, abi::RingWriter::kGpu}) {
     auto ring = RingReader::open(port->segment, options_.count, writer, options_.index);
-    if (ring.ok()) session->rings[static_cast<std::uint32_t>(writer)].reader = *ring;
+    if (ring.ok()) session->rings[static_cast<std::uint32_t>(writer)] = {writer, *ring};
     if (status.ok()) status = ring.status();
   }
   if (status.ok() && (sessions_.contains(id) || port->counters.size() <= options_.index ||

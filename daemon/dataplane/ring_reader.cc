@@ -22,7 +22,7 @@ Result<RingReader> RingReader::open(const ipc::Mapping& segment, std::uint32_t c
   }
   RingReader reader;
   reader.slots_ = segment.at<abi::WorkSlot>(abi::ring_offset(count, log2_slots, writer, ring));
-  reader.head_ = &header->ring[static_cast<std::uint32_t>(writer)][ring];
+  reader.head_ = &header->head(writer, ring);
   reader.mask_ = (std::uint64_t{1} << log2_slots) - 1;
   reader.log2_slots_ = log2_slots;
   return reader;

@@ -37,6 +37,7 @@ struct LocalCopy {
 
 /// One of the rings of a session that a proxy drains: that of its threads or that of its GPU.
 struct SessionRing {
+  abi::RingWriter writer = abi::RingWriter::kThreads;
   RingReader reader;
 
   /// The slot at the ring's position looked bad once. What it names may come with a command that was posted

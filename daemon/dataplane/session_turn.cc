@@ -161,9 +161,7 @@ void RingServer::refuse(Session& session, const SessionRing& ring, const abi::Wo
                         const abi::WorkRequest& request, SlotFault fault) {
   session.reading = false;
   bump(session.counters->errors_total, 1);
-  const bool of_gpu = &ring == &session.rings[static_cast<std::uint32_t>(abi::RingWriter::kGpu)];
-  const SlotOrigin origin{session.port->id, session.port->name, ring_, ring.reader.position(),
-                          of_gpu ? "GPU ring " : "ring "};
+  const SlotOrigin origin{session.port->id, session.port->name, ring_, ring.reader.position(), ring.writer};
   sink_.session_failed(session.port->id, explain(fault, origin, slot, request, session.channels));
 }
 

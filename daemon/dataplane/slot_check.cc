@@ -70,8 +70,8 @@ Status explain(SlotFault fault, const SlotOrigin& origin, const abi::WorkSlot& s
                const abi::WorkRequest& request, std::span<Outbound* const> channels) {
   if (fault == SlotFault::kNone) return {};
   std::string where = "session " + std::to_string(origin.session) + " (" + std::string(origin.client_name) +
-                      "): " + origin.kind + std::to_string(origin.ring) + " slot " +
-                      std::to_string(origin.position) + ": ";
+                      "): " + (origin.writer == abi::RingWriter::kGpu ? "GPU ring " : "ring ") +
+                      std::to_string(origin.ring) + " slot " + std::to_string(origin.position) + ": ";
   if (fault <= SlotFault::kUnknownChannel) {
     return explain_shape(fault, where, slot, request, channels.size());
   }

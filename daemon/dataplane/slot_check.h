@@ -38,7 +38,7 @@ struct SlotOrigin {
   std::string_view client_name;
   std::uint32_t ring = 0;
   std::uint64_t position = 0;
-  const char* kind = "ring ";  ///< or "GPU ring "
+  abi::RingWriter writer = abi::RingWriter::kThreads;
 };
 
 /// The status with which the session ends: session, ring position, channel, peer, then the field at fault

@@ -86,7 +86,7 @@ void SessionServer::take_clients() {
       if (!stopped && !alive.expired()) wait_for_clients();
     });
   }
-  boost::asio::post(acceptor_.get_executor(), [this, alive] {
+  boost::asio::post(services_.io, [this, alive] {
     if (!alive.expired() && acceptor_.is_open()) take_clients();
   });
 }

@@ -23,9 +23,11 @@ struct LentControl {
 
 inline constexpr std::uint64_t kLentAlignment = 128;
 
-/// Bytes of a lent workspace whose halves hold `half_bytes`.
+/// Bytes of a lent workspace whose halves hold `half_bytes`; none where they hold nothing.
 MK_HOST_DEVICE constexpr std::uint64_t lent_workspace_bytes(std::uint64_t half_bytes) {
-  return kLentAlignment + 2 * ((half_bytes + kLentAlignment - 1) / kLentAlignment * kLentAlignment);
+  return half_bytes == 0
+             ? 0
+             : kLentAlignment + 2 * ((half_bytes + kLentAlignment - 1) / kLentAlignment * kLentAlignment);
 }
 /// Bytes of a half of such a workspace of `bytes`.
 MK_HOST_DEVICE constexpr std::uint64_t lent_half_bytes(std::uint64_t bytes) {

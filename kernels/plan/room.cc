@@ -15,8 +15,7 @@ Status check_room(const std::string& name, const Requirements& needs, const Topo
                                               std::to_string(topology.ranks_per_node())};
   };
   MK_RETURN_IF_ERROR(holds("workspace", workspace, needs.workspace_bytes));
-  const std::uint64_t lent_bytes = needs.lent_bytes == 0 ? 0 : lent_workspace_bytes(needs.lent_bytes);
-  MK_RETURN_IF_ERROR(holds("lent workspace", lent, lent_bytes));
+  MK_RETURN_IF_ERROR(holds("lent workspace", lent, lent_workspace_bytes(needs.lent_bytes)));
   if (first_lane + needs.lanes > group.segment->lanes) {
     return {StatusCode::kInvalidArgument, name + ": needs " + std::to_string(needs.lanes) +
                                               " lanes from lane " + std::to_string(first_lane) +
@@ -29,6 +28,10 @@ Status check_ready(const std::string& name, bool bound, const Status& failed) {
   if (!bound) return {StatusCode::kFailedPrecondition, name + ": not bound"};
   if (failed.ok()) return {};
   return {StatusCode::kFailedPrecondition, name + ": an earlier launch failed: " + failed.text()};
+}
+
+Status stopped_by_another(const std::string& name) {
+  return {StatusCode::kFailedPrecondition, name + ": a launch of another operation of this group failed"};
 }
 
 }  // namespace mkernel::kernels

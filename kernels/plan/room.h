@@ -22,7 +22,7 @@ Status check_room(const std::string& name, const Requirements& needs, const Topo
 /// counts of the ranks no longer agree. kFailedPrecondition otherwise; `name` begins the error.
 Status check_ready(const std::string& name, bool bound, const Status& failed);
 
-/// What an operation says whose lent workspace another one's failed launch has stopped, after its name.
-inline constexpr const char* kStoppedByAnother = ": a launch of another operation of this group failed";
+/// kFailedPrecondition of an operation whose lent workspace another one's failed launch has stopped.
+Status stopped_by_another(const std::string& name);
 
 }  // namespace mkernel::kernels

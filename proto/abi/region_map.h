@@ -53,6 +53,10 @@ struct alignas(64) SessionSegment {
   std::uint8_t reserved[24];
   RingHead ring[kRingWriters][kMaxRings];
   FailureRecord failure;
+
+  RingHead& head(RingWriter writer, std::uint32_t number) {
+    return ring[static_cast<std::uint32_t>(writer)][number];
+  }
 };
 static_assert(offsetof(SessionSegment, ring) == 64 &&
               offsetof(SessionSegment, failure) == 64 + 64 * kRingWriters * kMaxRings);

@@ -6,10 +6,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import unittest.mock
 
-from cluster import gpus_or_skip
+from cluster import gpus_or_skip, wait_until
 
 CONTROL = "nvidia-cuda-mps-control"
 PATIENCE = 20  # seconds for the server to start and to end
@@ -40,7 +39,7 @@ class Mps:
             started = self._control("-d")
             if started.returncode != 0:
                 raise AssertionError(f"{CONTROL} -d: {started.stdout}{started.stderr}")
-            self._wait(lambda: self._control(say="get_server_list").returncode == 0, f"{CONTROL} answers")
+            wait_until(lambda: self._control(say="get_server_list").returncode == 0, f"{CONTROL} answers", PATIENCE)
         except BaseException:
             self.end()
             raise
@@ -53,11 +52,11 @@ class Mps:
         pids = self._pids()
         try:
             self._control(say="quit")
-            self._wait(lambda: not any(map(running, pids)), "MPS ends")
+            wait_until(lambda: not any(map(running, pids)), "MPS ends", PATIENCE)
         except (subprocess.TimeoutExpired, AssertionError):
             for pid in filter(running, pids):
                 os.kill(pid, signal.SIGKILL)
-            self._wait(lambda: not any(map(running, pids)), f"processes {pids} of MPS end")
+            wait_until(lambda: not any(map(running, pids)), f"processes {pids} of MPS end", PATIENCE)
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None
@@ -80,14 +79,6 @@ class Mps:
         except (subprocess.TimeoutExpired, OSError):
             pass
         return sorted({int(pid) for pid in written if pid.isdigit()})
-
-    @staticmethod
-    def _wait(condition, what):
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            if time.monotonic() > end:
-                raise AssertionError(f"not within {PATIENCE} s: {what}")
-            time.sleep(0.05)
 
 
 def running(pid):

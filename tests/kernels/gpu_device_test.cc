@@ -50,7 +50,7 @@ struct Rig {
     group.at<abi::Member>(group.segment->members_offset)[1].node = 1;
     auto* slots = reinterpret_cast<abi::WorkSlot*>(static_cast<std::byte*>(session_memory.data) +
                                                    group.session->slots_offset);
-    group.rings = {{slots, log2_slots, &group.session->ring[0][0].tail, &head}};
+    group.rings = {{slots, log2_slots, &group.session->head(abi::RingWriter::kThreads, 0).tail, &head}};
     auto made = RingsOnDevice::make(*group.session);
     require_ok(made.status());
     rings = *made;
@@ -136,7 +136,8 @@ std::string drain(Rig& rig, std::uint64_t begin, std::uint64_t slots, std::uint3
       if (std::chrono::steady_clock::now() > deadline)
         return "nothing at position " + std::to_string(position);
     }
-    std::atomic_ref(rig.group.session->ring[1][0].tail).store(position + 1, std::memory_order_release);
+    std::atomic_ref(rig.group.session->head(abi::RingWriter::kGpu, 0).tail)
+        .store(position + 1, std::memory_order_release);
     const abi::WorkRequest request = abi::decode(slot);
     const std::uint32_t writer = request.local_region;
     if (writer >= next.size()) next.resize(writer + 1);
@@ -190,7 +191,7 @@ TEST_CASE("a full ring that nobody drains ends the puts by name and leaves no ho
                 status.to_string());
   // There is room again, but a launch behind the failed one does nothing.
   const std::uint64_t claimed = claims_head(rig);
-  std::atomic_ref(rig.group.session->ring[1][0].tail).store(8, std::memory_order_release);
+  std::atomic_ref(rig.group.session->head(abi::RingWriter::kGpu, 0).tail).store(8, std::memory_order_release);
   require_ok(test::launch_puts(rig.view(), 6, 64, 1, static_cast<unsigned long long*>(done.get())));
   require_ok(cuda_status(cudaDeviceSynchronize(), "puts"));
   CHECK(host_copy<std::uint64_t>(done, 1)[0] == 8);

@@ -32,7 +32,7 @@ def ring(mkbench, node, path):
 
 def post_rate(path, before=None, repetitions=5):
     """Medians, with the lowest and the highest, of what one proxy thread can post into queues of a fake NIC, and of what one put
-    costs that is alone beside idle peers. Builds run in turns, so that a change of the machine's mood meets both."""
+    costs that is alone beside idle peers. Builds run in turns, so that a change of the machine's speed meets both."""
     from cluster import BIN
     builds = {"": BIN} | ({"before_": pathlib.Path(before, "bin")} if before else {})
     runs = [{prefix: subprocess.run([str(folder / "post_rate")], capture_output=True, text=True, check=True,
@@ -86,7 +86,7 @@ def put(mkbench, nodes, size, buffer, path):
 
 
 def against_iperf3(mkbench, nodes, path, port, repetitions=5):
-    """Daemons and iperf3 in turns, so that a change of the machine's mood meets both; medians. iperf3 sends one block of
+    """Daemons and iperf3 in turns, so that a change of the machine's speed meets both; medians. iperf3 sends one block of
     memory over and over, so the like of it is a buffer of 1 MiB; 64 MiB is what puts of a large tensor meet: no cache
     of a core holds it at either end."""
     rows = []

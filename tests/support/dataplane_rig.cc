@@ -125,7 +125,7 @@ RingWriter::RingWriter(std::shared_ptr<dataplane::SessionPort> session, std::uin
   auto* header = session_->header();
   slots_ = session_->segment.at<abi::WorkSlot>(
       abi::ring_offset(header->ring_count, header->log2_slots, writer, ring));
-  tail_ = &header->ring[static_cast<std::uint32_t>(writer)][ring].tail;
+  tail_ = &header->head(writer, ring).tail;
 }
 
 std::uint64_t RingWriter::tail() const {

@@ -180,7 +180,8 @@ std::size_t FakeDaemon::drain(Client& client) {
       continue;
     }
     ++tail;
-    std::atomic_ref(client.header()->ring[0][ring].tail).store(tail, std::memory_order_release);
+    std::atomic_ref(client.header()->head(abi::RingWriter::kThreads, ring).tail)
+        .store(tail, std::memory_order_release);
     deliver(client, slot);
     ++slots_[ring];
     ++consumed;

@@ -94,8 +94,8 @@ void FakeFabric::make_rank(std::uint32_t rank) {
     for (std::uint32_t ring = 0; ring < options_.rings; ++ring) {
       auto* slots = static_cast<std::byte*>(session_memory) +
                     abi::ring_offset(options_.rings, options_.log2_slots, writer, ring);
-      state->drains.push_back({reinterpret_cast<abi::WorkSlot*>(slots),
-                               &view.session->ring[static_cast<std::uint32_t>(writer)][ring].tail});
+      state->drains.push_back(
+          {reinterpret_cast<abi::WorkSlot*>(slots), &view.session->head(writer, ring).tail});
     }
   }
   for (std::uint32_t ring = 0; ring < options_.rings; ++ring) {

@@ -8,7 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/launch/gemm_operation.h"
@@ -83,14 +83,24 @@ class GpuRanks {
   std::vector<Rank> ranks_;
 };
 
-/// `where`: a fabric's options, or a world.
-template <class Op, class Where>
-GpuRanks gpu_ranks(const Where& where, const GemmShape& shape,
-                   typename Op::Options options = {}) requires(!std::is_arithmetic_v<Where>) {
-  return {where, shape, [&](const GpuWorld& world, std::uint32_t rank) {
-            if (options.sms == 0) options.sms = world.sms();
-            return Op::make(shape, world.topology(), rank, options);
-          }};
+template <class Op>
+GpuRanks::Make maker(const GemmShape& shape, typename Op::Options options) {
+  return [shape, options](const GpuWorld& world, std::uint32_t rank) mutable {
+    if (options.sms == 0) options.sms = world.sms();
+    return Op::make(shape, world.topology(), rank, options);
+  };
+}
+/// In a world of its own.
+template <class Op>
+GpuRanks gpu_ranks(const FabricOptions& fabric, const GemmShape& shape,
+                   const typename Op::Options& options = {}) {
+  return {fabric, shape, maker<Op>(shape, options)};
+}
+/// In a world that others use as well.
+template <class Op>
+GpuRanks gpu_ranks(std::shared_ptr<GpuWorld> world, const GemmShape& shape,
+                   const typename Op::Options& options = {}) {
+  return {std::move(world), shape, maker<Op>(shape, options)};
 }
 /// Of one node.
 template <class Op>

@@ -29,7 +29,7 @@ class LonelyGroup {
     memory_ = Buffer(new (std::align_val_t{64}) std::byte[bytes]());
     view_.session = &session_;
     view_.segment = new (memory_.get()) abi::GroupSegment(layout);
-    view_.rings.push_back({&slot_, 0, &session_.ring[0][0].tail, &head_});
+    view_.rings.push_back({&slot_, 0, &session_.head(abi::RingWriter::kThreads, 0).tail, &head_});
   }
   const kernels::GroupView& view() const { return view_; }
   kernels::SymmetricView workspace(std::uint64_t bytes) {

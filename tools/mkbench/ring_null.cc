@@ -186,7 +186,7 @@ class Writers {
  public:
   explicit Writers(const Setup& setup)
       : slots_(setup.session->segment.at<abi::WorkSlot>(setup.session->header()->slots_offset)),
-        tail_(setup.session->header()->ring[0][0].tail),
+        tail_(setup.session->header()->head(abi::RingWriter::kThreads, 0).tail),
         lanes_(setup.layout.lanes) {}
 
   /// Writes on lane `lane` until `stop`; returns how many puts.

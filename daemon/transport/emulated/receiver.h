@@ -69,7 +69,7 @@ class Receiver {
     std::bitset<kWindow> flying;  ///< puts that are flights or early, by number modulo kWindow
     std::uint64_t published = 0;
     Status failure;        ///< not OK: told to the peer on every connection, puts are discarded
-    bool held_due = true;  ///< the peer has to be told where to go on (or, after a failure, of that)
+    bool held_due = true;  ///< the peer has to be told where to go on, or that the channel has failed
     bool ack_due = false;
     bool dirty = false;  ///< in dirty_
   };

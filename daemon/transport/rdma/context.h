@@ -49,7 +49,7 @@ struct PeerEntry : Visited {
 /// Permission to write to one region, at the receiver.
 struct Grant {
   std::uint32_t number = 0;
-  std::uint32_t index = 0;  ///< of the region in its group
+  std::uint32_t index = 0;  ///< the region's index in its group
   const memory::Region* region = nullptr;
   bool revoked = false;  ///< the sender was asked to stop
 };

@@ -24,14 +24,14 @@ namespace mkernel::transport::rdma {
 enum class MessageType : std::uint16_t {
   kGivenUp = 1,  ///< Refusal: the peer is lost for this node
   // Channels, from the sender.
-  kAttach = 16,    ///< of each transport: this channel wants to use the connection
+  kAttach = 16,    ///< Attach or ChannelMessage: this channel wants to use the connection
   kDetach = 17,    ///< ChannelMessage: the channel is closed here
   kResolve = 18,   ///< RegionMessage: where does this region lie?
   kRevoked = 19,   ///< RegionMessage: no put into the region is under way any more
   kStopped = 20,   ///< verbs, ChannelMessage: no put of the channel is under way any more, and none begins
   kReleased = 21,  ///< EFA, NumberMessage: nothing that carries the number is under way any more
   // Channels, from the receiver.
-  kHeld = 32,      ///< of each transport: so many puts are in place, go on from there
+  kHeld = 32,      ///< Held of either transport: so many puts are in place, go on from there
   kResolved = 33,  ///< Resolved, and a RemoteChunk each
   kRevoke = 34,    ///< RegionMessage: no new puts into the region, and tell me
   kRefused = 35,   ///< Refusal: the channel cannot go on
@@ -59,7 +59,7 @@ enum class MessageType : std::uint16_t {
 };
 
 inline constexpr std::uint16_t kMessageVersion = 4;
-inline constexpr std::uint32_t kMaxChunks = 3800;  ///< of a region: 3.7 TiB in pieces of 1 GiB
+inline constexpr std::uint32_t kMaxChunks = 3800;  ///< chunks of one region: 3.7 TiB in pieces of 1 GiB
 
 /// Begins every message; all there is of some.
 struct Message {
@@ -97,7 +97,7 @@ struct Resolved {
   std::uint64_t key;
   std::uint32_t region;
   std::uint32_t grant;
-  std::uint64_t bytes;        ///< of the region
+  std::uint64_t bytes;        ///< length of the region
   std::uint64_t chunk_bytes;  ///< of all its chunks but the last; a power of two
 };
 static_assert(sizeof(Resolved) == 48);

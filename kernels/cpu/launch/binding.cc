@@ -20,8 +20,7 @@ Status Binding::bind(const Requirements& needs, const Topology& topology, const 
 
 Status Binding::ready() const {
   MK_RETURN_IF_ERROR(check_ready(name_, group_ != nullptr, failed_));
-  if (lent_.mine == nullptr || lent_control().stopped == 0) return {};
-  return {StatusCode::kFailedPrecondition, name_ + kStoppedByAnother};
+  return lent_.mine != nullptr && lent_control().stopped != 0 ? stopped_by_another(name_) : Status();
 }
 
 Status Binding::launch(const Topology& topology, const ExecutorOptions& options,
@@ -29,12 +28,13 @@ Status Binding::launch(const Topology& topology, const ExecutorOptions& options,
   MK_RETURN_IF_ERROR(ready());
   MK_RETURN_IF_ERROR(check_deadline(options.deadline).with_context(name_));
   failed_ = run(topology, options, start);
-  if (failed_.ok()) ++epoch_;
-  if (lent_.mine != nullptr) {
-    if (failed_.ok()) ++lent_control().launches;
-    if (!failed_.ok()) lent_control().stopped = 1;
+  if (!failed_.ok()) {
+    if (lent_.mine != nullptr) lent_control().stopped = 1;
+    return failed_.with_context(name_);
   }
-  return failed_.with_context(name_);
+  ++epoch_;
+  if (lent_.mine != nullptr) ++lent_control().launches;
+  return {};
 }
 
 Status Binding::run(const Topology& topology, const ExecutorOptions& options,

@@ -135,11 +135,7 @@ Status CudaBinding::status() {
   failed_ = state_.read(endpoint_.control, state);
   if (failed_.ok()) failed_ = status_of_launch(state, *group_, topology_, rank_);
   if (failed_.ok() && endpoint_.lent != nullptr) failed_ = state_.read(endpoint_.lent, lent);
-  if (failed_.ok() && lent.stopped != 0) {
-    failed_ = {StatusCode::kFailedPrecondition, name_ + kStoppedByAnother};
-    return failed_;
-  }
-  failed_ = failed_.with_context(name_);
+  failed_ = failed_.ok() && lent.stopped != 0 ? stopped_by_another(name_) : failed_.with_context(name_);
   return failed_;
 }
 

@@ -8,7 +8,7 @@ DeviceRings rings_of_gpu(abi::SessionSegment& segment, void* claims) {
   std::byte* begin = reinterpret_cast<std::byte*>(&segment);
   return {.slots = reinterpret_cast<abi::WorkSlot*>(
               begin + abi::ring_offset(segment.ring_count, segment.log2_slots, kWriter, 0)),
-          .heads = segment.ring[static_cast<std::uint32_t>(kWriter)],
+          .heads = &segment.head(kWriter, 0),
           .claims = static_cast<RingClaims*>(claims),
           .count = segment.ring_count,
           .log2_slots = segment.log2_slots};

@@ -125,7 +125,8 @@ class Hostile {
     auto* header = client_.session->header();
     switch (random_() % 8) {
       case 0:
-        std::atomic_ref<std::uint64_t>(header->ring[0][0].tail).store(random_(), std::memory_order_relaxed);
+        std::atomic_ref<std::uint64_t>(header->head(abi::RingWriter::kThreads, 0).tail)
+            .store(random_(), std::memory_order_relaxed);
         break;
       case 1:
         std::atomic_ref<std::uint32_t>(header->active)

@@ -7,10 +7,11 @@ namespace mkernel::test {
 
 void World::add_rank(std::uint64_t word_bytes, std::uint64_t data_bytes, std::uint64_t result_bytes,
                      std::uint64_t cell_bytes) {
-  const auto aligned = [](std::uint64_t bytes) { return (bytes + 127) / 128 * 128; };
-  halves_at_ = aligned(word_bytes);
-  half_bytes_ = aligned(data_bytes);
-  ranks_.emplace_back(halves_at_ + 2 * half_bytes_, result_bytes, cell_bytes);
+  constexpr std::uint64_t kAlignment = kernels::kLentAlignment;
+  lent_at_ = (word_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const std::uint64_t lent_bytes = kernels::lent_workspace_bytes(data_bytes);
+  half_bytes_ = kernels::lent_half_bytes(lent_bytes);
+  ranks_.emplace_back(lent_at_ + lent_bytes, result_bytes, cell_bytes);
 }
 
 std::string World::run() {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/plan/topology.h"
 #include "tests/unit/kernels/plan/simulation/memory.h"
 #include "tests/unit/kernels/plan/simulation/scheduler.h"
@@ -99,7 +100,7 @@ class World {
   /// is always the same.
   std::uint64_t half_at(std::uint64_t epoch, Fault one_half) const {
     const bool always_first = one_half != Fault::kNone && has(one_half);
-    return halves_at_ + (always_first ? 0 : epoch & 1) * half_bytes_;
+    return lent_at_ + kernels::lent_half_at(always_first ? 0 : epoch, half_bytes_);
   }
   std::int32_t nodes() const { return static_cast<std::int32_t>(topology_.nodes()); }
   std::int32_t ranks_per_node() const { return static_cast<std::int32_t>(topology_.ranks_per_node()); }
@@ -145,7 +146,7 @@ class World {
   Scheduler scheduler_;
 
  private:
-  std::uint64_t halves_at_ = 0, half_bytes_ = 0;  ///< in every rank's memory
+  std::uint64_t lent_at_ = 0, half_bytes_ = 0;  ///< in every rank's memory
   struct Put {
     std::uint64_t index, from, to, bytes;
     std::vector<Stamp> stamps;  ///< of the source when it was put

@@ -10,7 +10,6 @@
 #include "client/src/memory.h"
 #include "kernels/base/views.h"
 #include "kernels/cuda/launch/endpoint.h"
-#include "kernels/cuda/launch/rings.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::client {

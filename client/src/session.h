@@ -12,7 +12,7 @@
 #include "client/src/home.h"
 #include "client/src/memory.h"
 #include "kernels/base/views.h"
-#include "kernels/cuda/launch/rings.h"
+#include "kernels/cuda/launch/endpoint.h"
 #include "mkernel/client.h"
 #include "proto/abi/region_map.h"
 #include "proto/base/mutex.h"

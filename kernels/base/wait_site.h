@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "kernels/base/deadline.h"
+#include "kernels/base/types.h"
 #include "proto/abi/region_map.h"
 #include "proto/abi/status.h"
 

@@ -6,10 +6,45 @@
 #include <cstdint>
 
 #include "kernels/base/divisor.h"
-#include "kernels/plan/row_parts.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
+
+/// First come the chunks of stream 0, the rank's own; then the j-th chunks of all other streams in turn.
+struct StreamTurns {
+  struct Turn {
+    std::int32_t stream, chunk;
+  };
+
+  std::int32_t own_chunks = 0;
+  std::int32_t others = 0;       ///< streams after the first
+  std::int32_t most_chunks = 0;  ///< of one of these: one with fewer skips its turn
+
+  MK_HOST_DEVICE std::int32_t turns() const { return own_chunks + others * most_chunks; }
+  MK_HOST_DEVICE Turn turn(std::int32_t index) const {
+    if (index < own_chunks) return {0, index};
+    index -= own_chunks;
+    return {1 + index % others, index / others};
+  }
+};
+
+/// Parts begin at whole lines of 128 bytes (64 elements of 16 bits: one step of the product along k); the
+/// last one may be shorter. 1 <= parts <= lines().
+struct RowParts {
+  static constexpr std::int64_t kLineBytes = 128;
+
+  std::int64_t row_bytes = 0;
+  Divisor parts;
+
+  MK_HOST_DEVICE std::int32_t lines() const {
+    return static_cast<std::int32_t>((row_bytes + kLineBytes - 1) / kLineBytes);
+  }
+  MK_HOST_DEVICE std::int32_t first_line(std::int32_t part) const { return lines() * part / parts; }
+  MK_HOST_DEVICE std::int64_t begin(std::int32_t part) const {
+    return part == parts ? row_bytes : first_line(part) * kLineBytes;
+  }
+  MK_HOST_DEVICE std::int64_t bytes(std::int32_t part) const { return begin(part + 1) - begin(part); }
+};
 
 /// Words in the operation's own workspace, data in the half of the lent one that a launch uses:
 ///   ready[source][chunk]   64-bit words: shares of the chunk that have come, over all launches

@@ -15,7 +15,7 @@ namespace mkernel::kernels {
 ///   slot[node turn][source]      the source's partial of the owner's rows, [rows of the owner, columns], 16
 ///                                bits each
 /// `source`: local index on this node. `node turn`: whose rows they are, the reducer's own last
-/// (plan/owner_tiles.h). Every word has one writer, who stores it. What the halves rest on
+/// (plan/raster.h). Every word has one writer, who stores it. What the halves rest on
 /// (base/lent_workspace.h): a launch sees a word of its own from every rank of its node; an owner without
 /// rows gets a dummy signal, tile 0.
 struct PushReducePlan {
@@ -49,5 +49,10 @@ struct PushReducePlan {
   }
   MK_HOST_DEVICE std::uint64_t data_bytes() const { return slot_offset(nodes(), 0); }
 };
+
+/// Waits that come after other ranks' waits end later than these, so that a missing rank is named by those
+/// who wait for it directly. Waits for tiles of the node's ranks are at stage 0; the others are for what is
+/// made of these tiles, for what owners make of that, and for what is forwarded of that.
+enum SumStage : std::uint32_t { kAfterNode = 1, kAfterOwner = 2, kAfterForward = 3 };
 
 }  // namespace mkernel::kernels

@@ -1,5 +1,5 @@
-// In which order the tiles of one matrix product are computed, and how large they are. Pure functions, the
-// same on host and device.
+// In which order the tiles of a matrix product are computed: of a rank's own product, and of one whose tiles
+// other ranks wait for. Pure functions, the same on host and device.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,43 @@ class Raster {
  private:
   std::int32_t rows_;
   Divisor columns_, band_, last_;  ///< last_: the height of a last band that is lower
+};
+
+/// Every owner's rows are cut into the same raster of cluster tiles (that of the owner with most rows; the
+/// tiles beyond an owner's rows are empty). A tile is computed for one owner after the other, then the next
+/// tile of the raster: no owner is written by everybody at a time, and the pieces of an owner's tile come
+/// from all ranks at about the same time, so that its sums can be made all along. (All tiles of one owner
+/// after the other would leave every sum to the last turn, and the links idle during it.) First the owners on
+/// other nodes: what has to travel further is there first. Then those of this node.
+///
+/// Owners count in turns: `node turn` t = 0 .. nodes - 1 is the t + 1st node after this one, this one last;
+/// within a node the local index counts likewise from the next one on, the own index last. So turn %
+/// node_turns
+/// == node_turns - 1 is an owner of this rank's local index, and the last turn is the rank itself.
+struct OwnerTiles {
+  struct Place {
+    std::int32_t turn = 0;    ///< node turn x node_turns + turn within the node
+    std::int32_t block = 0;   ///< of the owner's rows
+    std::int32_t column = 0;  ///< of tiles
+  };
+
+  Raster raster;           ///< of one owner's row blocks and the columns of tiles
+  Divisor far_turns = 0;   ///< owners on other nodes
+  Divisor node_turns = 1;  ///< owners on this node
+
+  MK_HOST_DEVICE std::int32_t turns() const { return far_turns + node_turns; }
+  MK_HOST_DEVICE std::int32_t tiles() const { return turns() * raster.tiles(); }
+  MK_HOST_DEVICE Place place(std::int32_t index) const {
+    const std::int32_t far = far_turns * raster.tiles();
+    if (index < far) return at(index, 0, far_turns);
+    return at(index - far, far_turns, node_turns);
+  }
+
+ private:
+  MK_HOST_DEVICE Place at(std::int32_t index, std::int32_t first_turn, const Divisor& count) const {
+    const RasterPlace place = raster.place(index / count);
+    return {first_turn + index % count, place.row, place.column};
+  }
 };
 
 }  // namespace mkernel::kernels

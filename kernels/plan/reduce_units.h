@@ -18,7 +18,7 @@ inline constexpr std::int32_t kReduceUnitElements = 2048;
 /// units as the owner with most rows.
 struct ReduceUnits {
   struct Turn {
-    std::int32_t node_turn = 0;  ///< of the owner (owner_tiles.h); `others` is this rank
+    std::int32_t node_turn = 0;  ///< of the owner (raster.h); `others` is this rank
     std::int32_t unit = 0;       ///< of the owner's
   };
   struct Place {

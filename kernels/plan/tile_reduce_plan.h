@@ -9,9 +9,9 @@
 
 #include "kernels/base/types.h"
 #include "kernels/plan/machine.h"
-#include "kernels/plan/owner_tiles.h"
 #include "kernels/plan/push_reduce_plan.h"
 #include "kernels/plan/put_partials_plan.h"
+#include "kernels/plan/raster.h"
 #include "kernels/plan/reduce_units.h"
 #include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/topology.h"

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cpu/comm/ring_producer.h"
+#include "kernels/cpu/comm/endpoint.h"
 #include "kernels/cuda/launch/endpoint.h"
 #include "kernels/cuda/memory/error.h"
 #include "kernels/cuda/memory/own_stream.h"

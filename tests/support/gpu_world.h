@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/base/views.h"
-#include "kernels/cuda/launch/rings.h"
+#include "kernels/cuda/launch/endpoint.h"
 #include "kernels/plan/topology.h"
 #include "proto/abi/status.h"
 #include "tests/support/fake_fabric.h"

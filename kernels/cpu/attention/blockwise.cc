@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cpu/gemm/sgemm.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/memory/convert.h"
 
 namespace mkernel::kernels {

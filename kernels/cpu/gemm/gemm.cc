@@ -1,9 +1,41 @@
 #include "kernels/cpu/gemm/gemm.h"
 
-#include "kernels/cpu/gemm/sgemm.h"
+#include <blis.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
 #include "kernels/cpu/memory/convert.h"
+#include "kernels/plan/cuts.h"
+#include "kernels/plan/reduce_units.h"
 
 namespace mkernel::kernels {
+
+namespace {
+
+constexpr std::int64_t kMostRows = 256, kFewestColumns = 64, kMostColumns = 1024;
+// Units of sums lie in one tile (plan/reduce_units.h).
+constexpr std::int64_t kFewestRows = kReduceUnitElements / kFewestColumns;
+
+std::int64_t power_of_two(std::int64_t at_least) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(at_least)));
+}
+
+}  // namespace
+
+void sgemm(Transpose transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
+           std::int64_t lda, const float* b, std::int64_t ldb, bool accumulate, float* c, std::int64_t ldc) {
+  if (m == 0 || n == 0) return;
+  float one = 1, beta = accumulate ? 1 : 0;
+  // One thread for this call, whatever BLIS_NUM_THREADS says: compute threads are the executor's to plan.
+  rntm_t runtime = BLIS_RNTM_INITIALIZER;
+  bli_rntm_set_num_threads(1, &runtime);
+  const trans_t trans_b = transpose_b == Transpose::kYes ? BLIS_TRANSPOSE : BLIS_NO_TRANSPOSE;
+  // BLIS takes operands it only reads by non-const pointer.
+  bli_sgemm_ex(BLIS_NO_TRANSPOSE, trans_b, m, n, k, &one, const_cast<float*>(a), lda, 1,
+               const_cast<float*>(b), ldb, 1, &beta, c, ldc, 1, nullptr, &runtime);
+}
 
 CpuGemm::CpuGemm(const GemmShape& shape)
     : shape_(shape),
@@ -27,6 +59,15 @@ void CpuGemm::product(const float* a, std::int64_t rows, Range columns, float* o
   const float* b = b_.get() + (row_major ? columns.begin : columns.begin * shape_.k);
   sgemm(row_major ? Transpose::kNo : Transpose::kYes, rows, columns.size(), shape_.k, a, shape_.k, b,
         row_major ? shape_.n : shape_.k, false, out, leading);
+}
+
+TileSize host_tile(const GemmShape& shape, const Topology& topology) {
+  const std::int64_t rows = ceil_div(shape.m, topology.world());
+  std::int64_t columns = std::clamp(power_of_two(shape.n), kFewestColumns, kMostColumns);
+  const auto padded = [&] { return ceil_div(shape.n, columns) * columns - shape.n; };
+  while (topology.nodes() > 1 && columns > kFewestColumns && padded() > shape.n / 8) columns /= 2;
+  return {static_cast<std::int32_t>(std::clamp(power_of_two(rows), kFewestRows, kMostRows)),
+          static_cast<std::int32_t>(columns), 1};
 }
 
 }  // namespace mkernel::kernels

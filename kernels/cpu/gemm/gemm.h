@@ -1,13 +1,26 @@
-// The cpu executor's tensor core: bf16/fp16 in, fp32 out, by way of a BLAS.
+// The cpu executor's tensor core: its one fp32 product, by way of a BLAS; bf16/fp16 in, fp32 out; the tiles
+// that suit it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
+#include "kernels/base/types.h"
+#include "kernels/plan/sm90_tile.h"
+#include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
+
+/// How the second operand of sgemm() lies in memory.
+enum class Transpose { kNo, kYes };
+
+/// c[m, n] = a[m, k] x op(b), or c += with `accumulate`, on the caller's thread; all row-major with `ld*`
+/// elements between rows. b: [k, n], or [n, k] with Transpose::kYes. Any number of threads at a time; the
+/// result depends on values and shape only, never on the caller or its neighbours.
+void sgemm(Transpose transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
+           std::int64_t lda, const float* b, std::int64_t ldb, bool accumulate, float* c, std::int64_t ldc);
 
 /// Products with one second operand b: [k, n] row-major or [n, k] column-major. b is widened to fp32 once
 /// per launch, panels of a once per tile. Each call runs on its caller's thread; convert_b() of all parts
@@ -32,5 +45,10 @@ class CpuGemm {
   const GemmShape shape_;
   std::unique_ptr<float[]> b_;
 };
+
+/// Tiles for the plans of a product on the cpu executor: as large as one BLAS call needs to be as fast as a
+/// large one, but no larger than what a rank has. Over several nodes columns are narrower where wide ones
+/// would pad what travels by more than an eighth.
+TileSize host_tile(const GemmShape& shape, const Topology& topology);
 
 }  // namespace mkernel::kernels

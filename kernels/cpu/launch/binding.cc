@@ -2,7 +2,6 @@
 
 #include <new>
 
-#include "kernels/cpu/launch/compute_threads.h"
 #include "kernels/plan/room.h"
 
 namespace mkernel::kernels {

@@ -1,11 +1,13 @@
 // What an operation of the cpu executor holds between its launches: the group and workspace it is bound to,
-// its endpoint, its epoch and whether it still may run.
+// its endpoint, its epoch and whether it still may run; and with how many threads it computes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "kernels/base/lent_workspace.h"
 #include "kernels/base/views.h"
@@ -54,5 +56,12 @@ class Binding {
   std::uint64_t wire_bytes_ = 0;
   Status failed_;
 };
+
+/// What the caller asked for, else this rank's share of the node's hardware threads; at least 1.
+inline int compute_threads(const ExecutorOptions& options, const Topology& topology) {
+  if (options.compute_threads > 0) return options.compute_threads;
+  const unsigned share = std::thread::hardware_concurrency() / topology.ranks_per_node();
+  return static_cast<int>(std::max(1U, share));
+}
 
 }  // namespace mkernel::kernels

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "kernels/base/signal.h"
-#include "kernels/cpu/gemm/tile_size.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/memory/convert.h"
 
 namespace mkernel::kernels {

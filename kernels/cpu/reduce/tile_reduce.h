@@ -12,8 +12,7 @@
 #include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/launch/gemm_operation.h"
 #include "kernels/cpu/sync/launch.h"
-#include "kernels/cpu/sync/work_counter.h"
-#include "kernels/plan/sum_stage.h"
+#include "kernels/plan/push_reduce_plan.h"
 #include "kernels/plan/tile_reduce_plan.h"
 #include "kernels/plan/topology.h"
 

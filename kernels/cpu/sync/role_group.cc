@@ -5,7 +5,7 @@
 #include <system_error>
 #include <utility>
 
-#include "kernels/cpu/sync/track.h"
+#include "kernels/cpu/sync/wait.h"
 #include "mkernel/trace.h"
 
 namespace mkernel::kernels {

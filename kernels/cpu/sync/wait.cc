@@ -2,7 +2,6 @@
 
 #include <thread>
 
-#include "kernels/cpu/sync/track.h"
 #include "mkernel/trace.h"
 
 namespace mkernel::kernels {

@@ -3,11 +3,10 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/endpoint/node_barrier.h"
 #include "kernels/cuda/ptx/global.cuh"
-#include "kernels/cuda/sync/grid.cuh"
 #include "kernels/cuda/sync/thread_group.cuh"
 #include "kernels/cuda/sync/wait.cuh"
+#include "mkernel/device_endpoint.h"
 
 namespace mkernel::kernels {
 

@@ -16,9 +16,8 @@
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sync/pipeline.cuh"
 #include "kernels/cuda/sync/trace.cuh"
-#include "kernels/plan/row_parts.h"
+#include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
-#include "kernels/plan/stream_turns.h"
 
 namespace mkernel::kernels {
 

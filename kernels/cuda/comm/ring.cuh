@@ -1,12 +1,12 @@
-// The writing side of a work ring on the GPU; the counterpart of cpu/comm/ring_producer.h.
+// The writing side of a work ring on the GPU; the counterpart of cpu/comm/endpoint.h.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/endpoint/ring.h"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/sync/wait.cuh"
+#include "mkernel/device_endpoint.h"
 #include "proto/abi/region_map.h"
 #include "proto/abi/work_request.h"
 

@@ -6,7 +6,7 @@
 
 #include "kernels/base/lent_workspace.h"
 #include "kernels/base/wait_site.h"
-#include "kernels/cuda/launch/status.h"
+#include "kernels/cuda/launch/failure.h"
 #include "kernels/cuda/memory/error.h"
 #include "kernels/cuda/memory/on_device.h"
 #include "kernels/plan/room.h"

@@ -12,7 +12,6 @@
 #include "kernels/base/views.h"
 #include "kernels/cuda/launch/cooperative_kernel.h"
 #include "kernels/cuda/launch/endpoint.h"
-#include "kernels/cuda/launch/rings.h"
 #include "kernels/cuda/launch/state.h"
 #include "kernels/cuda/launch/trace.h"
 #include "kernels/cuda/memory/buffer.h"

@@ -13,8 +13,8 @@
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/launch/poller.cuh"
 #include "kernels/cuda/ptx/global.cuh"
-#include "kernels/cuda/sync/grid.cuh"
 #include "kernels/cuda/sync/launch_control.h"
+#include "kernels/cuda/sync/thread_group.cuh"
 
 namespace mkernel::kernels {
 

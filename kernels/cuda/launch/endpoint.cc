@@ -7,7 +7,19 @@
 #include "kernels/cuda/sync/launch_control.h"
 
 namespace mkernel::kernels {
+
 namespace {
+
+DeviceRings rings_of_gpu(abi::SessionSegment& segment, void* claims) {
+  constexpr auto kWriter = abi::RingWriter::kGpu;
+  std::byte* begin = reinterpret_cast<std::byte*>(&segment);
+  return {.slots = reinterpret_cast<abi::WorkSlot*>(
+              begin + abi::ring_offset(segment.ring_count, segment.log2_slots, kWriter, 0)),
+          .heads = &segment.head(kWriter, 0),
+          .claims = static_cast<RingClaims*>(claims),
+          .count = segment.ring_count,
+          .log2_slots = segment.log2_slots};
+}
 
 /// Arrivals, then completions, as PolledCounts lays them out.
 std::vector<std::uint64_t> standing_counts(const GroupView& group, std::uint32_t first_lane,
@@ -24,6 +36,15 @@ std::vector<std::uint64_t> standing_counts(const GroupView& group, std::uint32_t
 }
 
 }  // namespace
+
+RingsOnDevice::RingsOnDevice(abi::SessionSegment& segment, DeviceBuffer claims)
+    : claims_(std::move(claims)), device_rings_(rings_of_gpu(segment, claims_.get())) {}
+
+Result<std::shared_ptr<RingsOnDevice>> RingsOnDevice::make(abi::SessionSegment& segment) {
+  auto claims = DeviceBuffer::zeroed(segment.ring_count * sizeof(RingClaims), "claims of the work rings");
+  if (!claims.ok()) return claims.status();
+  return std::shared_ptr<RingsOnDevice>(new RingsOnDevice(segment, std::move(*claims)));
+}
 
 EndpointOnDevice::EndpointOnDevice(const GroupView& group, std::shared_ptr<RingsOnDevice> rings, int device)
     : group_(group), rings_(std::move(rings)), device_(device) {}

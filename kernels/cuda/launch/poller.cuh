@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/endpoint/host_watch.h"
 #include "kernels/cuda/ptx/global.cuh"
-#include "kernels/cuda/sync/grid.cuh"
 #include "kernels/cuda/sync/launch_control.h"
+#include "kernels/cuda/sync/thread_group.cuh"
 #include "kernels/cuda/sync/wait.cuh"
+#include "mkernel/device_endpoint.h"
 
 namespace mkernel::kernels {
 

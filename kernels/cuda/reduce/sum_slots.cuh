@@ -31,7 +31,6 @@
 #include "kernels/cuda/sync/wait.cuh"
 #include "kernels/plan/push_reduce_plan.h"
 #include "kernels/plan/put_partials_plan.h"
-#include "kernels/plan/sum_stage.h"
 
 namespace mkernel::kernels {
 

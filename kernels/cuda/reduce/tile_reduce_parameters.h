@@ -7,8 +7,8 @@
 
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/memory/tensor_map.h"
-#include "kernels/plan/owner_tiles.h"
 #include "kernels/plan/put_partials_plan.h"
+#include "kernels/plan/raster.h"
 #include "kernels/plan/reduce_units.h"
 #include "kernels/plan/sm90_tile.h"
 #include "mkernel/device_endpoint.h"

@@ -4,9 +4,17 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/sync/grid.cuh"
-
 namespace mkernel::kernels {
+
+__device__ __forceinline__ std::uint32_t thread_index() {
+  return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ std::uint32_t cta_index() {
+  return (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+}
+__device__ __forceinline__ std::uint32_t cta_count() {
+  return gridDim.x * gridDim.y * gridDim.z;
+}
 
 struct Thread {
   __device__ __forceinline__ bool leads() const { return true; }

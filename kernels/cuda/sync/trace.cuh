@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "kernels/cuda/ptx/address.cuh"
-#include "kernels/cuda/sync/grid.cuh"
 #include "kernels/cuda/sync/launch_control.h"
+#include "kernels/cuda/sync/thread_group.cuh"
 #include "kernels/cuda/sync/trace.h"
 
 namespace mkernel::kernels {

@@ -5,15 +5,86 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/endpoint/host_watch.h"
-#include "kernels/cuda/endpoint/node_barrier.h"
-#include "kernels/cuda/endpoint/ring.h"
 #include "kernels/cuda/sync/trace.h"
+#include "proto/abi/host_device.h"
 #include "proto/abi/ring_share.h"
 
+namespace mkernel::abi {
+struct WorkSlot;
+struct RingHead;
+}  // namespace mkernel::abi
+
+// The parts of device::Endpoint.
 namespace mkernel::kernels {
+
 struct LaunchControl;
 struct LentControl;
+
+/// What the writers of one work ring share, in GPU memory. Each word alone: those who look at the tail do not
+/// hold up those who claim.
+struct RingClaims {
+  alignas(128) std::uint64_t head;        ///< first position that nobody has claimed
+  alignas(128) std::uint64_t tail;        ///< cached: at most what the proxy has consumed
+  alignas(128) std::uint32_t refreshing;  ///< 1 while a thread reads the proxy's own tail
+
+  /// Heads from here on say that the ring takes no more requests: a position was claimed that could neither
+  /// be written nor given back, and a reader cannot get past it.
+  static constexpr std::uint64_t kClosed = std::uint64_t{1} << 63;
+  MK_HOST_DEVICE constexpr bool closed() const { return head >= kClosed; }
+};
+
+/// The rings of a session that its GPU writes: ring r begins at slots + (r << log2_slots).
+struct DeviceRings {
+  abi::WorkSlot* slots = nullptr;        ///< host memory registered with CUDA
+  const abi::RingHead* heads = nullptr;  ///< host memory, likewise: the proxies' tails, by ring
+  RingClaims* claims = nullptr;          ///< GPU memory, by ring
+  std::uint32_t count = 0;
+  std::uint32_t log2_slots = 0;
+};
+
+/// Abort words of the session and the group, in host memory registered with CUDA; null when not watched. One
+/// warp of a grid polls them and the counts below, and copies what it sees into GPU memory: more readers
+/// would slow the copies of everybody else on the bus.
+struct HostWatch {
+  const std::uint32_t* session_abort = nullptr;
+  const std::uint32_t* group_abort = nullptr;
+};
+
+/// Counts that the poller copies into GPU memory: arrivals and completions of `lanes` lanes with `peers`
+/// ranks. Word i of `base` and `seen` is arrivals [peer][lane] for i < peers * lanes, then completions
+/// [peer][lane].
+struct PolledCounts {
+  const std::uint64_t* arrivals = nullptr;   ///< host memory: of the first lane with rank 0
+  const std::uint64_t* completed = nullptr;  ///< host memory, likewise
+  const std::uint64_t* base = nullptr;       ///< GPU memory: where the counts stood at the start
+  std::uint64_t* seen = nullptr;             ///< GPU memory: counts since then; written by the poller alone
+  std::uint32_t peers = 0;
+  std::uint32_t lanes = 0;
+  std::uint32_t stride = 0;  ///< words from one rank to the next in host memory
+
+  MK_HOST_DEVICE constexpr std::uint32_t words() const { return 2 * peers * lanes; }
+  MK_HOST_DEVICE constexpr std::uint32_t arrivals_index(std::uint32_t peer, std::uint32_t lane) const {
+    return peer * lanes + lane;
+  }
+  MK_HOST_DEVICE constexpr std::uint32_t completed_index(std::uint32_t peer, std::uint32_t lane) const {
+    return (peers + peer) * lanes + lane;
+  }
+  /// Where word i comes from.
+  MK_HOST_DEVICE constexpr const std::uint64_t* source(std::uint32_t i) const {
+    const std::uint32_t row = i / lanes, lane = i % lanes;
+    return row < peers ? arrivals + row * stride + lane : completed + (row - peers) * stride + lane;
+  }
+};
+
+/// The words of a node's barrier, of which each rank writes one in the memory of every other: addresses and
+/// tables in GPU memory.
+struct NodeBarrier {
+  std::byte* const* words = nullptr;            ///< by local rank: where its words are, here or over NVLink
+  const std::int32_t* rank_of_local = nullptr;  ///< rank in the group, for errors
+  std::uint32_t local_rank = 0;
+  std::uint32_t local_size = 0;
+};
+
 }  // namespace mkernel::kernels
 
 namespace mkernel::device {

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "kernels/base/signal.h"
-#include "kernels/cpu/gemm/tile_size.h"
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/launch/gemm_operation.h"
 #include "kernels/cpu/memory/convert.h"
-#include "kernels/cpu/sync/work_counter.h"
+#include "kernels/cpu/sync/launch.h"
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/make.h"
-#include "kernels/plan/stream_turns.h"
+#include "kernels/plan/push_gather_plan.h"
 
 namespace mkernel::kernels {
 namespace {

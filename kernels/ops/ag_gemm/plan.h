@@ -1,4 +1,5 @@
-// Plan of AG+GEMM: who pushes, who computes, in which order.
+// Plan of AG+GEMM: who pushes, who computes, in which order; and how long that takes, the arrival of the rows
+// against the pace of the product.
 #pragma once
 
 #include <cstdint>
@@ -57,5 +58,14 @@ struct AgGemmPlan {
   static Result<AgGemmPlan> make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                                  const Machine& machine, const AgGemmOptions& options = {});
 };
+
+/// Seconds on the plan's machine, by playing the plan: rows arrive as links and wire (Machine::nic) let
+/// them, every cluster takes its tiles in turn, each as soon as the parts of its rows are there. Within about
+/// 5 % of what was measured where links and product matter (tests/perf/notes.md).
+double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan);
+
+/// How many tiles one of the plan's pushing clusters has time for after its last push, before the product
+/// ends without it.
+std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmPlan& plan);
 
 }  // namespace mkernel::kernels

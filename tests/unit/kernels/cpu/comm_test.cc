@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "kernels/cpu/comm/endpoint.h"
-#include "kernels/cpu/comm/ring_producer.h"
-#include "kernels/cuda/endpoint/host_watch.h"
 #include "kernels/plan/topology.h"
+#include "mkernel/device_endpoint.h"
 #include "tests/support/fake_fabric.h"
 
 using namespace mkernel;

@@ -1,6 +1,4 @@
 // sgemm() against fp64, at sizes around every block and panel; and by many threads at once.
-#include "kernels/cpu/gemm/sgemm.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,6 +8,8 @@
 #include <random>
 #include <thread>
 #include <vector>
+
+#include "kernels/cpu/gemm/gemm.h"
 
 using namespace mkernel::kernels;
 

@@ -16,7 +16,6 @@
 #include "kernels/cpu/sync/role_group.h"
 #include "kernels/cpu/sync/wait.h"
 #include "kernels/cuda/launch/failure.h"
-#include "kernels/cuda/launch/status.h"
 #include "kernels/cuda/sync/launch_control.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/trace.h"

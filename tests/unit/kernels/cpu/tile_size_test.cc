@@ -1,8 +1,7 @@
 // The tiles that the cpu executor's plans are made of.
-#include "kernels/cpu/gemm/tile_size.h"
-
 #include <doctest/doctest.h>
 
+#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/reduce_units.h"
 

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ag_gemm/estimate.h"
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/plan/cuts.h"
 #include "proto/abi/version.h"

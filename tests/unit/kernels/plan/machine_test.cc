@@ -2,7 +2,7 @@
 
 #include <doctest/doctest.h>
 
-#include "kernels/ops/ag_gemm/estimate.h"
+#include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/topology.h"
 

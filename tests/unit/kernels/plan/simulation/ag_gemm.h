@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/ops/ag_gemm/plan.h"
-#include "kernels/plan/stream_turns.h"
+#include "kernels/plan/push_gather_plan.h"
 #include "tests/unit/kernels/plan/simulation/world.h"
 
 namespace mkernel::test {

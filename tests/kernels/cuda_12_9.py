@@ -67,6 +67,9 @@ class Unit:
     findings: list = dataclasses.field(default_factory=list)
 
 
+TYPES = {"kBf16": 1, "kF16": 2}  # DataType of kernels/base/types.h
+
+
 class Skipped(Exception):
     pass
 
@@ -81,9 +84,9 @@ def unit_of(family, tile, header, instances):
     return Unit(family, f"{family}_{tile}", f'#include "{header}"\n\nnamespace mkernel::kernels {{\n{lines}\n}}\n')
 
 
-def units():
-    """All kernels, those that take longest first."""
-    types, layouts = ("kBf16", "kF16"), ("kRowMajor", "kColumnMajor")
+def units(types):
+    """All kernels of these types, those that take longest first."""
+    layouts = ("kRowMajor", "kColumnMajor")
     all_units = []
     for op, config, parameters in (("gemm_ar", "TileReduceConfig", "GemmArParameters"),
                                    ("gemm_rs", "TileReduceConfig", "TileReduceParameters"),
@@ -199,11 +202,13 @@ def compile_unit(unit, folder, cuda, standard, nvcc):
     return unit
 
 
-def missing_of(library, kernels):
-    """Stubs in a library that nvcc has built, which are named after their kernels, of a kernel that is none of `kernels`."""
+def missing_of(library, kernels, left_out):
+    """Stubs in a library that nvcc has built, which are named after their kernels, of a kernel that is none of `kernels`
+    and not of a type that was left out."""
     symbols = subprocess.run(["nm", "--format=just-symbols", "--defined-only", library], check=True, capture_output=True,
                              text=True).stdout.split()
-    stubs = [symbol for symbol in symbols if "__device_stub_" in symbol]
+    others = [f"DataTypeE{value}E" for name, value in TYPES.items() if name in left_out]
+    stubs = [symbol for symbol in symbols if "__device_stub_" in symbol and not any(other in symbol for other in others)]
     return sorted({re.sub(r".*__device_stub_", "", stub) for stub in stubs
                    if not any(f"__device_stub_{kernel}" in stub for kernel in kernels)}) if stubs else ["all: there are no stubs"]
 
@@ -253,6 +258,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build/cuda_12_9", help="for packages and what is compiled")
     parser.add_argument("--library", type=pathlib.Path, help="libmkernel_cuda.a of a build with nvcc: whether a kernel is missing here")
+    parser.add_argument("--type", choices=TYPES, help="only kernels of this type: they differ in one instruction (default: all)")
     parser.add_argument("--compare", action="store_true", help="compile the kernels with nvcc, too")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
@@ -271,8 +277,9 @@ def main():
     check.write_text("#include <cuda.h>\n#include <cuda_runtime_api.h>\n"
                      "static_assert(CUDA_VERSION == 12090 && CUDART_VERSION / 10 == 1209);\n")
     files = host_files()
+    types = [arguments.type] if arguments.type else list(TYPES)
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        compiled = [pool.submit(compile_unit, unit, folder, cuda, standard, nvcc) for unit in units()]
+        compiled = [pool.submit(compile_unit, unit, folder, cuda, standard, nvcc) for unit in units(types)]
         checked = [pool.submit(check_host, path, check, cuda) for path in files]
         all_units = [future.result() for future in compiled]
         findings = [f"{unit.name}: {finding}" for unit in all_units for finding in unit.findings]
@@ -280,14 +287,15 @@ def main():
     if arguments.library:
         here = {kernel for unit in all_units for kernel in unit.kernels}
         findings += [f"{arguments.library} has a kernel that was not compiled here: {kernel}"
-                     for kernel in missing_of(arguments.library, here)]
+                     for kernel in missing_of(arguments.library, here, set(TYPES) - set(types))]
 
     version = "-"
     if nvcc:
         version = re.search(r"release ([\d.]+)", subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)[1]
     print("\n".join(table(all_units, version)))
     print(f"host code: {len(files)} files against the headers of CUDA 12.9; {time.monotonic() - begin:.0f} s")
-    print("\n".join(findings) if findings else "CUDA 12.9: all compiles, nothing spilled, nothing serialized")
+    print("\n".join(findings) if findings else
+          f"CUDA 12.9: all{' of ' + arguments.type if arguments.type else ''} compiles, nothing spilled, nothing serialized")
     return 1 if findings else 0
 
 

@@ -66,9 +66,10 @@ class SoftRoce(unittest.TestCase):
         self.machines, self.nodes = self.cluster.machines, self.cluster.nodes
 
     def run(self, result=None):
-        """With what the daemons said where a test has failed."""
-        before = len(result.failures) + len(result.errors)
+        """With how long it took, and what the daemons said where a test has failed."""
+        before, started = len(result.failures) + len(result.errors), time.monotonic()
         super().run(result)
+        print(f"{self.id().rpartition('.')[2]}: {time.monotonic() - started:.0f} s", file=sys.stderr)
         if len(result.failures) + len(result.errors) > before:
             for node in self.cluster.nodes:
                 with contextlib.suppress(OSError, AssertionError):

@@ -17,15 +17,15 @@ namespace {
 
 constexpr std::int32_t kSms = kH200.sms;
 
-AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                   const AgGemmOptions& options = {}) {
+AgGemmPlan ag_gemm_plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                           const AgGemmOptions& options = {}) {
   auto plan = AgGemmPlan::make(shape, topology, rank, kH200, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
 }
-AgGemmPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
-                   const AgGemmOptions& options = {}) {
-  return plan_of(shape, Topology(1, world), rank, options);
+AgGemmPlan ag_gemm_plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+                           const AgGemmOptions& options = {}) {
+  return ag_gemm_plan_of(shape, Topology(1, world), rank, options);
 }
 
 /// The cluster tiles and narrow tiles that the clusters of the grid compute, each with its columns.
@@ -75,17 +75,17 @@ TEST_CASE("every element of c belongs to one tile, on every rank of any world") 
          {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}, GemmShape{2049, 8, 16}}) {
       for (const TileSize& tile : kTiles) {
         for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
-          const AgGemmPlan plan = plan_of(shape, topology, rank, {.tile = tile});
+          const AgGemmPlan plan = ag_gemm_plan_of(shape, topology, rank, {.tile = tile});
           std::vector<std::int32_t> tails{plan.assignment.raster.tiles() - plan.assignment.whole, 0};
           if (has_tail(tile)) tails.insert(tails.end(), {1, plan.assignment.raster.tiles()});
           for (const std::int32_t tail : tails) {
             const auto times =
-                coverage(shape, plan_of(shape, topology, rank, {.tile = tile, .tail_tiles = tail}));
+                coverage(shape, ag_gemm_plan_of(shape, topology, rank, {.tile = tile, .tail_tiles = tail}));
             CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
           }
           for (const std::int32_t late : {1, 7, plan.assignment.raster.tiles() + 1}) {
             const auto times =
-                coverage(shape, plan_of(shape, topology, rank, {.tile = tile, .late_tiles = late}));
+                coverage(shape, ag_gemm_plan_of(shape, topology, rank, {.tile = tile, .late_tiles = late}));
             CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
           }
         }
@@ -95,7 +95,7 @@ TEST_CASE("every element of c belongs to one tile, on every rank of any world") 
 }
 
 TEST_CASE("own rows come first, then the blocks of the others in turn, from the next rank on") {
-  const AgGemmPlan plan = plan_of({4096, 1024, 4096}, 4, 2, {.tile = Sm90Tile::k128x256});
+  const AgGemmPlan plan = ag_gemm_plan_of({4096, 1024, 4096}, 4, 2, {.tile = Sm90Tile::k128x256});
   REQUIRE(plan.steps.own_blocks == 4);
   REQUIRE(plan.steps.steps() == 16);
   for (std::int32_t step = 0; step < 4; ++step) CHECK(plan.steps.place(step).source == 2);
@@ -108,14 +108,15 @@ TEST_CASE("own rows come first, then the blocks of the others in turn, from the 
 
 TEST_CASE("where rows do not divide, the last blocks are those of the ranks that have one more") {
   // Blocks of 256 rows: 16 and a row, which is rank 3's.
-  const AgGemmPlan plan = plan_of({4097, 1024, 4096}, 4, 1, {.tile = Sm90Tile::k128x256});
+  const AgGemmPlan plan = ag_gemm_plan_of({4097, 1024, 4096}, 4, 1, {.tile = Sm90Tile::k128x256});
   REQUIRE(plan.steps.steps() == 17);
   for (std::int32_t step = 0; step < 16; ++step) CHECK(plan.steps.place(step).block < 4);
   CHECK(plan.steps.place(16).source == 3);
   CHECK(plan.steps.place(16).block == 4);
   // Ranks 2 and 5 of three nodes have it, the other rank of the own node and one of the next; after them come
   // the others' blocks of the same number.
-  const AgGemmPlan nodes = plan_of({6146, 1024, 4096}, Topology(3, 2), 3, {.tile = Sm90Tile::k128x256});
+  const AgGemmPlan nodes =
+      ag_gemm_plan_of({6146, 1024, 4096}, Topology(3, 2), 3, {.tile = Sm90Tile::k128x256});
   REQUIRE(nodes.steps.steps() == 26);
   CHECK(nodes.steps.place(8).source == 2);
   CHECK(nodes.steps.place(8).block == 4);
@@ -127,7 +128,7 @@ TEST_CASE("where rows do not divide, the last blocks are those of the ranks that
 TEST_CASE(
     "over several nodes the ranks of the own one come next, then the others as their senders go round") {
   const Topology topology(3, 2);
-  const AgGemmPlan plan = plan_of({6144, 1024, 4096}, topology, 3, {.tile = Sm90Tile::k128x256});
+  const AgGemmPlan plan = ag_gemm_plan_of({6144, 1024, 4096}, topology, 3, {.tile = Sm90Tile::k128x256});
   REQUIRE(plan.rails() == 2);
   REQUIRE(plan.stores() == 2);
   REQUIRE(plan.steps.steps() == 24);
@@ -148,8 +149,8 @@ TEST_CASE("the plan hides the wire behind the product, or the product behind the
   for (const Topology& topology : {Topology(2, 2), Topology(2, 1), Topology(4, 2)}) {
     for (const std::int64_t size : {8192, 16384}) {
       const GemmShape shape{size, size / 4, size};
-      const AgGemmPlan plan = plan_of(shape, topology, 0);
-      const double product = estimated_seconds(shape, plan_of(shape, 1, 0));
+      const AgGemmPlan plan = ag_gemm_plan_of(shape, topology, 0);
+      const double product = estimated_seconds(shape, ag_gemm_plan_of(shape, 1, 0));
       const double bytes =
           static_cast<double>(plan.gather.rows_of(0) * plan.gather.row.row_bytes) * plan.rails();
       CAPTURE(topology.nodes());
@@ -157,8 +158,8 @@ TEST_CASE("the plan hides the wire behind the product, or the product behind the
       CAPTURE(size);
       CHECK(estimated_seconds(shape, plan) < 1.10 * std::max(product, bytes / 50e9));
       // A slower wire takes longer, a faster one does not.
-      CHECK(estimated_seconds(shape, plan_of(shape, topology, 0, {.nic_gbytes = 10})) > bytes / 10e9);
-      CHECK(estimated_seconds(shape, plan_of(shape, topology, 0, {.nic_gbytes = 400})) <
+      CHECK(estimated_seconds(shape, ag_gemm_plan_of(shape, topology, 0, {.nic_gbytes = 10})) > bytes / 10e9);
+      CHECK(estimated_seconds(shape, ag_gemm_plan_of(shape, topology, 0, {.nic_gbytes = 400})) <
             1.02 * estimated_seconds(shape, plan));
     }
   }
@@ -167,7 +168,7 @@ TEST_CASE("the plan hides the wire behind the product, or the product behind the
 TEST_CASE("the chunks of a source are one put each, and fill its slab") {
   for (const GemmShape& shape :
        {GemmShape{1003, 64, 4104}, GemmShape{5, 64, 72}, GemmShape{8192, 64, 8192}}) {
-    const PushGatherPlan gather = plan_of(shape, Topology(2, 2), 0).gather;
+    const PushGatherPlan gather = ag_gemm_plan_of(shape, Topology(2, 2), 0).gather;
     for (std::int32_t source = 0; source < 4; ++source) {
       std::vector<std::pair<std::uint64_t, std::uint64_t>> chunks;
       for (std::int32_t chunk = 0; chunk < gather.chunks(source); ++chunk)
@@ -187,8 +188,8 @@ TEST_CASE("the chunks of a source are one put each, and fill its slab") {
 TEST_CASE("the plan makes the most of links and SMs: estimates for four H200s against the product alone") {
   const auto ratio = [](std::int64_t size, const AgGemmOptions& options = {}) {
     const GemmShape shape{size, size / 4, size};
-    const double product = estimated_seconds(shape, plan_of(shape, 1, 0));
-    return estimated_seconds(shape, plan_of(shape, 4, 0, options)) / product;
+    const double product = estimated_seconds(shape, ag_gemm_plan_of(shape, 1, 0));
+    return estimated_seconds(shape, ag_gemm_plan_of(shape, 4, 0, options)) / product;
   };
   CHECK(ratio(8192) < 1.12);
   CHECK(ratio(16384) < 1.07);
@@ -199,7 +200,7 @@ TEST_CASE("the plan makes the most of links and SMs: estimates for four H200s ag
 TEST_CASE("a row more than fills a block is expected to take the time of a row on the links") {
   const auto seconds = [](std::int64_t rows, const Topology& topology) {
     const GemmShape shape{rows, 1024, 4096};
-    return estimated_seconds(shape, plan_of(shape, topology, 0));
+    return estimated_seconds(shape, ag_gemm_plan_of(shape, topology, 0));
   };
   for (const Topology& topology : {Topology(1, 4), Topology(2, 1), Topology(2, 2)})
     CHECK(seconds(4097, topology) < 1.15 * seconds(4096, topology));
@@ -207,7 +208,7 @@ TEST_CASE("a row more than fills a block is expected to take the time of a row o
 
 TEST_CASE("as many CTAs push as the product waits for: few when it is long and rows go to one neighbour") {
   const auto pushing = [](const Topology& topology, std::int64_t size) {
-    return plan_of({size, size / topology.world(), size}, topology, 0).comm_ctas;
+    return ag_gemm_plan_of({size, size / topology.world(), size}, topology, 0).comm_ctas;
   };
   CHECK(pushing(Topology(1, 2), 4096) >= 8);
   CHECK(pushing(Topology(1, 2), 8192) < pushing(Topology(1, 2), 4096));
@@ -219,7 +220,7 @@ TEST_CASE("as many CTAs push as the product waits for: few when it is long and r
 
 TEST_CASE("CTAs that have pushed all their rows compute too, when there is time for a tile") {
   const auto plan_for = [](const Topology& topology, std::int64_t size) {
-    return plan_of({size, size / topology.world(), size}, topology, 0);
+    return ag_gemm_plan_of({size, size / topology.world(), size}, topology, 0);
   };
   CHECK(plan_for(Topology(1, 4), 2048).assignment.late == 0);  // the links take longer than the product
   for (const std::int64_t size : {16384, 32768}) {
@@ -229,14 +230,14 @@ TEST_CASE("CTAs that have pushed all their rows compute too, when there is time 
     CHECK(plan.assignment.late >= late_clusters);
     const GemmShape shape{size, size / 4, size};
     CHECK(estimated_seconds(shape, plan) <
-          estimated_seconds(shape, plan_of(shape, 4, 0, {.tile = plan.tile, .late_tiles = 0})));
+          estimated_seconds(shape, ag_gemm_plan_of(shape, 4, 0, {.tile = plan.tile, .late_tiles = 0})));
   }
   CHECK(plan_for(Topology(2, 2), 16384).assignment.late == 0);
 }
 
 TEST_CASE("words and slabs do not overlap each other, and counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
-    const AgGemmPlan plan = plan_of({1003, 64, 72}, world, 0);
+    const AgGemmPlan plan = ag_gemm_plan_of({1003, 64, 72}, world, 0);
     const PushGatherPlan& gather = plan.gather;
     const auto sources = static_cast<std::int32_t>(world);
     std::uint64_t words = 0, end = 0;
@@ -259,7 +260,7 @@ TEST_CASE("words and slabs do not overlap each other, and counts only grow") {
 TEST_CASE("rows are cut into parts of whole steps along k that fit a stage, the same on every rank") {
   for (const std::int64_t k : {8, 64, 72, 136, 200, 264, 328, 520, 4096, 8192, 8200, 32768, 100000}) {
     for (const std::int64_t m : {1, 1000, 4096, 65536}) {
-      const PushGatherPlan gather = plan_of({m, 64, k}, 4, 0).gather;
+      const PushGatherPlan gather = ag_gemm_plan_of({m, 64, k}, 4, 0).gather;
       CHECK(gather.row.parts >= 1);
       CHECK(gather.row.parts <= gather.row.lines());
       CHECK(gather.row.first_line(gather.row.parts) == ceil_div(k, kSm90TileK));
@@ -276,7 +277,7 @@ TEST_CASE("rows are cut into parts of whole steps along k that fit a stage, the 
       }
       CHECK(end == 2 * k);
       for (std::uint32_t rank = 1; rank < 4; ++rank) {
-        const PushGatherPlan other = plan_of({m, 64, k}, 4, rank).gather;
+        const PushGatherPlan other = ag_gemm_plan_of({m, 64, k}, 4, rank).gather;
         CHECK(other.row.parts == gather.row.parts);
         CHECK(other.block_rows == gather.block_rows);
         CHECK(other.shares == gather.shares);

@@ -14,15 +14,15 @@
 namespace mkernel::kernels {
 namespace {
 
-GemmArPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                   const TileReduceOptions& options = {}) {
+GemmArPlan gemm_ar_plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                           const TileReduceOptions& options = {}) {
   auto plan = GemmArPlan::make(shape, topology, rank, kH200, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
 }
-GemmArPlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
-                   const TileReduceOptions& options = {}) {
-  return plan_of(shape, Topology(1, world), rank, options);
+GemmArPlan gemm_ar_plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+                           const TileReduceOptions& options = {}) {
+  return gemm_ar_plan_of(shape, Topology(1, world), rank, options);
 }
 
 TEST_CASE("every element of c is summed by its owner, forwarded or copied from there, once, on every rank") {
@@ -30,7 +30,7 @@ TEST_CASE("every element of c is summed by its owner, forwarded or copied from t
                                    Topology(2, 1), Topology(2, 2), Topology(3, 2), Topology(2, 4)}) {
     for (const GemmShape& shape : {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}}) {
       for (const TileSize& tile : kTiles) {
-        const GemmArPlan plan = plan_of(shape, topology, topology.world() - 1, {.tile = tile});
+        const GemmArPlan plan = gemm_ar_plan_of(shape, topology, topology.world() - 1, {.tile = tile});
         std::vector<int> written(static_cast<std::size_t>(shape.m * shape.n));
         const std::int32_t sources = plan.product.reduce.sources, others = plan.product.units.others;
         const auto write = [&](std::int32_t turn, std::int32_t unit) {
@@ -58,16 +58,16 @@ TEST_CASE("every element of c is summed by its owner, forwarded or copied from t
 }
 
 TEST_CASE("partials and finished sums of a rank cross to every other node once") {
-  const GemmArPlan plan = plan_of({6144, 8192, 2048}, Topology(3, 2), 2);
+  const GemmArPlan plan = gemm_ar_plan_of({6144, 8192, 2048}, Topology(3, 2), 2);
   CHECK(plan.wire_bytes() == 2 * (2 * 1024 * 8192 * 2));
-  CHECK(plan_of({6144, 8192, 2048}, 6, 2).wire_bytes() == 0);
+  CHECK(gemm_ar_plan_of({6144, 8192, 2048}, 6, 2).wire_bytes() == 0);
 }
 
 TEST_CASE("a unit means the same rows on every rank, also where owners have unequal numbers of them") {
   const GemmShape shape{1025, 392, 64};  // 257 rows for the last owner: a block more
-  const GemmArPlan first = plan_of(shape, 4, 0, {.tile = Sm90Tile::k128x64});
+  const GemmArPlan first = gemm_ar_plan_of(shape, 4, 0, {.tile = Sm90Tile::k128x64});
   for (const std::uint32_t rank : {1U, 2U, 3U}) {
-    const GemmArPlan other = plan_of(shape, 4, rank, {.tile = Sm90Tile::k128x64});
+    const GemmArPlan other = gemm_ar_plan_of(shape, 4, rank, {.tile = Sm90Tile::k128x64});
     REQUIRE(other.sums.units == first.sums.units);
     CHECK(other.word_bytes() == first.word_bytes());
     CHECK(other.data_bytes() == first.data_bytes());
@@ -80,7 +80,7 @@ TEST_CASE("a unit means the same rows on every rank, also where owners have uneq
 
 TEST_CASE("sums lie behind the reduction's part and do not overlap; counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
-    const GemmArPlan plan = plan_of({1003, 72, 64}, world, 0);
+    const GemmArPlan plan = gemm_ar_plan_of({1003, 72, 64}, world, 0);
     const PushSumsPlan& sums = plan.sums;
     const auto owners = static_cast<std::int32_t>(world);
     CHECK(sums.begin % 128 == 0);
@@ -104,7 +104,7 @@ TEST_CASE(
     "CTAs that sum and push: few while tiles keep the links busy, else as many as sums need and tiles "
     "leave") {
   const auto reduce_ctas = [](std::int64_t size) {
-    return plan_of({size, size, size / 4}, 4, 0).product.reduce_ctas;
+    return gemm_ar_plan_of({size, size, size / 4}, 4, 0).product.reduce_ctas;
   };
   CHECK(reduce_ctas(2048) == 4);
   CHECK(reduce_ctas(4096) == 4);
@@ -112,19 +112,19 @@ TEST_CASE(
   CHECK(reduce_ctas(16384) == 16);
   CHECK(reduce_ctas(32768) == 8);
   // One wave of 64 clusters: CTAs that only push would make it two.
-  CHECK(plan_of({2048, 2048, 8192}, 4, 0, {.tile = Sm90Tile::k128x256}).product.reduce_ctas == 4);
-  CHECK(plan_of({8192, 8192, 2048}, 1, 0).product.reduce_ctas == 2);  // nothing to push
+  CHECK(gemm_ar_plan_of({2048, 2048, 8192}, 4, 0, {.tile = Sm90Tile::k128x256}).product.reduce_ctas == 4);
+  CHECK(gemm_ar_plan_of({8192, 8192, 2048}, 1, 0).product.reduce_ctas == 2);  // nothing to push
   // A wire that waits for sums all along.
-  CHECK(plan_of({8192, 8192, 2048}, Topology(2, 1), 0).product.reduce_ctas == 24);
+  CHECK(gemm_ar_plan_of({8192, 8192, 2048}, Topology(2, 1), 0).product.reduce_ctas == 24);
   // The links are what bounds 8192^2 here, and do not in GEMM+RS.
-  CHECK(plan_of({8192, 8192, 2048}, 4, 0).product.tile == Sm90Tile::k128x128);
-  CHECK(plan_of({16384, 16384, 4096}, 4, 0).product.tile == Sm90Tile::k128x256);
+  CHECK(gemm_ar_plan_of({8192, 8192, 2048}, 4, 0).product.tile == Sm90Tile::k128x128);
+  CHECK(gemm_ar_plan_of({16384, 16384, 4096}, 4, 0).product.tile == Sm90Tile::k128x256);
 }
 
 TEST_CASE("the grid fits the device, in whole clusters") {
   for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
     for (const std::uint32_t world : {1U, 2U, 4U, 8U}) {
-      const TileReducePlan plan = plan_of({size, size, size / 4 / 8 * 8 + 8}, world, 0).product;
+      const TileReducePlan plan = gemm_ar_plan_of({size, size, size / 4 / 8 * 8 + 8}, world, 0).product;
       check_grid(plan.reduce_ctas, plan.compute_ctas, plan.tile);
     }
   }

@@ -23,7 +23,7 @@ namespace {
 
 const Topology kWorlds[] = {{1, 1}, {1, 4}, {2, 2}, {2, 4}, {3, 2}, {4, 8}};
 
-MoePlan plan_of(const Topology& topology, std::int64_t experts, std::int64_t topk) {
+MoePlan moe_plan_of(const Topology& topology, std::int64_t experts, std::int64_t topk) {
   auto plan = MoePlan::make(
       {.max_tokens = 300, .hidden = 2048, .n = 1000, .intermediate = 8, .experts = experts, .topk = topk},
       topology);
@@ -49,7 +49,7 @@ TEST_CASE("moe plan: every (token, expert) is one term of one sum, and every pro
       const int experts = choice.first, topk = choice.second;
       CAPTURE(topology.world());
       CAPTURE(experts);
-      const MoePlan plan = plan_of(topology, experts, topk);
+      const MoePlan plan = moe_plan_of(topology, experts, topk);
       const std::int64_t tokens = 290;
       const auto chosen = random_topk(plan, tokens, 5);
       const auto lists = route_tokens(plan, tokens, chosen.data());
@@ -103,7 +103,7 @@ TEST_CASE("moe plan: every (token, expert) is one term of one sum, and every pro
 }
 
 TEST_CASE("moe plan: contributors are the ranks of the node that own an expert of the row, ascending, once") {
-  const MoePlan plan = plan_of(Topology(2, 4), 16, 4);  // two experts per rank
+  const MoePlan plan = moe_plan_of(Topology(2, 4), 16, 4);  // two experts per rank
   const std::int32_t row[] = {7, 15, 0, 6};
   std::vector<std::uint32_t> ranks;
   contributors(plan, 0, row, ranks);
@@ -114,7 +114,7 @@ TEST_CASE("moe plan: contributors are the ranks of the node that own an expert o
 
 TEST_CASE("moe plan: the areas of the workspace do not overlap") {
   for (const Topology& topology : kWorlds) {
-    const MoePlan plan = plan_of(topology, 8, 2);
+    const MoePlan plan = moe_plan_of(topology, 8, 2);
     const MoeWorkspace& space = plan.workspace();
     std::vector<std::pair<std::uint64_t, std::uint64_t>> areas;  // begin, bytes
     for (std::uint32_t node = 0; node < topology.nodes(); ++node) {
@@ -285,7 +285,7 @@ class MoeSimulation {
 
 TEST_CASE("moe plan: any order of steps ends, and nothing is overwritten while somebody reads it") {
   for (const Topology& topology : kWorlds) {
-    const MoePlan plan = plan_of(topology, 8, 2);
+    const MoePlan plan = moe_plan_of(topology, 8, 2);
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
       CAPTURE(topology.world());
       CAPTURE(seed);

@@ -17,10 +17,10 @@ using namespace mkernel::kernels;
 
 namespace {
 
-const Topology kWorlds[] = {{1, 1}, {1, 4}, {2, 2}, {2, 4}, {3, 2}, {4, 8}};
+const Topology kRingWorlds[] = {{1, 1}, {1, 4}, {2, 2}, {2, 4}, {3, 2}, {4, 8}};
 
-RingAttentionPlan plan_of(const Topology& topology, std::int64_t sequence, bool causal,
-                          std::int64_t heads = 4) {
+RingAttentionPlan ring_plan_of(const Topology& topology, std::int64_t sequence, bool causal,
+                               std::int64_t heads = 4) {
   auto plan = RingAttentionPlan::make({.batch = 2,
                                        .sequence = sequence,
                                        .heads = heads,
@@ -34,14 +34,14 @@ RingAttentionPlan plan_of(const Topology& topology, std::int64_t sequence, bool 
 
 template <typename Check>
 void for_all(Check&& check) {
-  for (const Topology& topology : kWorlds) {
+  for (const Topology& topology : kRingWorlds) {
     for (const std::int64_t sequence : {1, 7, 37, 1000, 30011}) {
       for (const bool causal : {false, true}) {
         CAPTURE(topology.nodes());
         CAPTURE(topology.ranks_per_node());
         CAPTURE(sequence);
         CAPTURE(causal);
-        check(plan_of(topology, sequence, causal, 64));
+        check(ring_plan_of(topology, sequence, causal, 64));
       }
     }
   }
@@ -230,8 +230,8 @@ class RingSimulation {
 };
 
 TEST_CASE("ring plan: any order of steps ends, and no slot is overwritten while somebody reads it") {
-  for (const Topology& topology : kWorlds) {
-    const RingAttentionPlan plan = plan_of(topology, 37, true);
+  for (const Topology& topology : kRingWorlds) {
+    const RingAttentionPlan plan = ring_plan_of(topology, 37, true);
     for (std::uint64_t seed = 1; seed <= 5; ++seed) {
       CAPTURE(topology.nodes());
       CAPTURE(seed);

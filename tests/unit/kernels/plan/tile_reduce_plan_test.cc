@@ -14,15 +14,15 @@
 namespace mkernel::kernels {
 namespace {
 
-TileReducePlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                       const TileReduceOptions& options = {}) {
+TileReducePlan reduce_plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                              const TileReduceOptions& options = {}) {
   auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, kH200, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return *plan;
 }
-TileReducePlan plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
-                       const TileReduceOptions& options = {}) {
-  return plan_of(shape, Topology(1, world), rank, options);
+TileReducePlan reduce_plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
+                              const TileReduceOptions& options = {}) {
+  return reduce_plan_of(shape, Topology(1, world), rank, options);
 }
 
 const std::vector<Topology> kTopologies{{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8},
@@ -50,7 +50,7 @@ TEST_CASE("every element is computed by one tile, and summed in one unit on ever
       for (const TileSize& tile : kTiles) {
         std::vector<Counts> summed(topology.nodes(), Counts(static_cast<std::size_t>(shape.m * shape.n)));
         for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
-          const TileReducePlan plan = plan_of(shape, topology, rank, {.tile = tile});
+          const TileReducePlan plan = reduce_plan_of(shape, topology, rank, {.tile = tile});
           const PushReducePlan& reduce = plan.reduce;
           const std::int64_t height = tile.block_rows(), width = tile.columns;
           Counts computed(summed[0].size());
@@ -80,7 +80,7 @@ TEST_CASE("every element is computed by one tile, and summed in one unit on ever
 }
 
 TEST_CASE("owners take turns from the next node and the next rank on, this rank last") {
-  const TileReducePlan plan = plan_of({8192, 8192, 2048}, 4, 2, {.tile = Sm90Tile::k128x256});
+  const TileReducePlan plan = reduce_plan_of({8192, 8192, 2048}, 4, 2, {.tile = Sm90Tile::k128x256});
   REQUIRE(plan.tiles.raster.rows() == 8);
   REQUIRE(plan.tiles.tiles() == 4 * 8 * plan.tiles.raster.columns());
   CHECK(plan.owners == std::vector<std::int32_t>{3, 0, 1, 2});
@@ -89,7 +89,8 @@ TEST_CASE("owners take turns from the next node and the next rank on, this rank 
   CHECK(plan.rail_peers().empty());
   CHECK(plan.wire_bytes() == 0);
 
-  const TileReducePlan nodes = plan_of({6144, 8192, 2048}, Topology(3, 2), 2, {.tile = Sm90Tile::k128x256});
+  const TileReducePlan nodes =
+      reduce_plan_of({6144, 8192, 2048}, Topology(3, 2), 2, {.tile = Sm90Tile::k128x256});
   CHECK(nodes.owners == std::vector<std::int32_t>{5, 4, 1, 0, 3, 2});
   CHECK(nodes.rail_peers() == std::vector<std::int32_t>{4, 0});
   CHECK(nodes.rank() == 2);
@@ -104,7 +105,8 @@ TEST_CASE("owners take turns from the next node and the next rank on, this rank 
 TEST_CASE("sums follow in the order in which their tiles become complete") {
   for (const Topology& topology : kTopologies) {
     for (const TileSize& tile : kTiles) {
-      const TileReducePlan plan = plan_of({9000, 2000, 512}, topology, topology.world() - 1, {.tile = tile});
+      const TileReducePlan plan =
+          reduce_plan_of({9000, 2000, 512}, topology, topology.world() - 1, {.tile = tile});
       const OwnerTiles& tiles = plan.tiles;
       const std::int32_t cluster_rows = tile.block_rows();
       // By turn, row block and column: which tile it is that a rank computes.
@@ -165,7 +167,7 @@ TEST_CASE("chunks hold every packed unit once, and an owner without rows gets an
 
 TEST_CASE("what is staged for every other node, and what arrives from it, does not overlap") {
   for (const std::int32_t nodes : {1, 2, 4}) {
-    const TileReducePlan plan = plan_of({1003, 72, 64}, Topology(nodes, 2), 0);
+    const TileReducePlan plan = reduce_plan_of({1003, 72, 64}, Topology(nodes, 2), 0);
     const PutPartialsPlan& partials = plan.partials;
     CHECK(partials.begin % 128 == 0);
     CHECK(partials.begin >= plan.reduce.data_bytes());
@@ -181,7 +183,7 @@ TEST_CASE("what is staged for every other node, and what arrives from it, does n
 
 TEST_CASE("a chunk is about a megabyte, less where the first one would leave late") {
   const auto chunk_bytes = [](std::int64_t size) {
-    return plan_of({size, size, size / 4}, Topology(2, 2), 0).partials.chunk_units *
+    return reduce_plan_of({size, size, size / 4}, Topology(2, 2), 0).partials.chunk_units *
            PutPartialsPlan::kUnitBytes;
   };
   CHECK(chunk_bytes(512) == 64 << 10);
@@ -221,7 +223,7 @@ TEST_CASE("over two nodes a launch takes no more than 1.1 times what product or 
   for (const std::int64_t size : {8192, 16384}) {
     for (const Topology& topology : {Topology(2, 1), Topology(2, 2)}) {
       const GemmShape shape{size, size, size / topology.world()};
-      const TileReducePlan plan = plan_of(shape, topology, 0);
+      const TileReducePlan plan = reduce_plan_of(shape, topology, 0);
       const double product_ms = 2.0 * size * size * static_cast<double>(shape.k) / 670e9;
       constexpr double kBytesPerMs = 50e6, kLatencyMs = 0.02;
       const double wire_ms = static_cast<double>(plan.wire_bytes()) / kBytesPerMs;
@@ -233,22 +235,24 @@ TEST_CASE("over two nodes a launch takes no more than 1.1 times what product or 
 
 TEST_CASE("no wave of tiles is lost to the CTAs that sum; over several nodes some always do") {
   // 32 x 32 cluster tiles: 16 waves on 64 clusters as on the 65 that two summing CTAs leave.
-  const TileReducePlan plan = plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256});
+  const TileReducePlan plan = reduce_plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256});
   CHECK(plan.reduce_ctas == 4);
   CHECK(plan.compute_ctas == 128);
-  CHECK(plan_of({2048, 2048, 16384}, Topology(2, 2), 0).reduce_ctas == 12);
-  CHECK(plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256, .reduce_ctas = 10}).reduce_ctas == 10);
+  CHECK(reduce_plan_of({2048, 2048, 16384}, Topology(2, 2), 0).reduce_ctas == 12);
+  CHECK(
+      reduce_plan_of({8192, 8192, 2048}, 4, 0, {.tile = Sm90Tile::k128x256, .reduce_ctas = 10}).reduce_ctas ==
+      10);
 }
 
 TEST_CASE("where the links are slower than the product, tiles are smaller") {
-  CHECK(plan_of({4096, 4096, 1024}, 4, 0).tile == Sm90Tile::k128x128);
-  CHECK(plan_of({4096, 4096, 1024}, 1, 0).tile == Sm90Tile::k128x256);  // nothing to send
-  CHECK(plan_of({8192, 8192, 2048}, 4, 0).tile == Sm90Tile::k128x256);
+  CHECK(reduce_plan_of({4096, 4096, 1024}, 4, 0).tile == Sm90Tile::k128x128);
+  CHECK(reduce_plan_of({4096, 4096, 1024}, 1, 0).tile == Sm90Tile::k128x256);  // nothing to send
+  CHECK(reduce_plan_of({8192, 8192, 2048}, 4, 0).tile == Sm90Tile::k128x256);
 }
 
 TEST_CASE("words and slots do not overlap each other, and counts only grow") {
   for (const Topology& topology : kTopologies) {
-    const PushReducePlan reduce = plan_of({1003, 72, 64}, topology, 0).reduce;
+    const PushReducePlan reduce = reduce_plan_of({1003, 72, 64}, topology, 0).reduce;
     const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
     const auto nodes = static_cast<std::int32_t>(topology.nodes());
     CHECK(reduce.nodes() == nodes);
@@ -273,7 +277,7 @@ TEST_CASE("words and slots do not overlap each other, and counts only grow") {
 TEST_CASE("the grid fits the device, in whole clusters") {
   for (const std::int64_t size : {8, 512, 2048, 8192, 32768}) {
     for (const Topology& topology : kTopologies) {
-      const TileReducePlan plan = plan_of({size, size, size / 4 / 8 * 8 + 8}, topology, 0);
+      const TileReducePlan plan = reduce_plan_of({size, size, size / 4 / 8 * 8 + 8}, topology, 0);
       check_grid(plan.reduce_ctas, plan.compute_ctas, plan.tile);
     }
   }

@@ -4,7 +4,7 @@
 
 #include "tests/unit/kernels/plan/simulation/cases.h"
 
-namespace mkernel::test {
+namespace mkernel::test::ag_gemm {
 namespace {
 
 using kernels::Sm90Tile;
@@ -41,4 +41,4 @@ TEST_CASE("AG+GEMM: the simulation sees what is wrong") {
   check_seen(kBlocks, Topology(2, 2), Fault::kOneLeaverLess, "stuck");
 }
 
-}  // namespace mkernel::test
+}  // namespace mkernel::test::ag_gemm

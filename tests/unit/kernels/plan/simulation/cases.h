@@ -118,9 +118,13 @@ class Played {
   std::vector<typename Case::Plan> plans_;
 };
 
-/// Every case on every world, with seeds 0 .. `seeds` - 1.
+/// Every case on every world, with seeds 0 .. `seeds` - 1; a quarter of them under sanitizers, which look at
+/// the simulation's own code and not at the order of its steps.
 template <class Case>
 void play_everywhere(const std::vector<Case>& cases, std::uint64_t seeds, Fault fault = Fault::kNone) {
+#if defined(MKERNEL_SANITIZED)
+  seeds = (seeds + 3) / 4;
+#endif
   for (const kernels::Topology& topology : worlds()) {
     for (const Case& given : cases) {
       const Played<Case> played(given, topology);

@@ -5,7 +5,7 @@
 
 #include "tests/unit/kernels/plan/simulation/cases.h"
 
-namespace mkernel::test {
+namespace mkernel::test::gemm_ar {
 namespace {
 
 using kernels::Sm90Tile;
@@ -40,4 +40,4 @@ TEST_CASE("GEMM+AR: the simulation sees what is wrong") {
   check_seen(kUnits, Topology(1, 8), Fault::kCopiesFirst, "stuck");
 }
 
-}  // namespace mkernel::test
+}  // namespace mkernel::test::gemm_ar

@@ -4,7 +4,7 @@
 
 #include "tests/unit/kernels/plan/simulation/cases.h"
 
-namespace mkernel::test {
+namespace mkernel::test::gemm_rs {
 namespace {
 
 using kernels::Sm90Tile;
@@ -52,4 +52,4 @@ TEST_CASE("GEMM+RS: the simulation sees what is wrong") {
   check_seen(kUnits, Topology(2, 2), Fault::kLateFlush, "stuck");
 }
 
-}  // namespace mkernel::test
+}  // namespace mkernel::test::gemm_rs

@@ -1,5 +1,5 @@
-// What the operations are about: data types, layouts and shapes; the longest wait. Device code includes it,
-// so it stands on nothing that only hosts have. Installed with mkernel/ops.h, which includes it.
+// What the operations are about: data types, layouts and shapes. Device code includes it, so it stands on
+// nothing that only hosts have. Installed with mkernel/ops.h, which includes it.
 #pragma once
 
 #include <cstddef>
@@ -100,10 +100,5 @@ namespace mkernel::kernels {
 constexpr std::size_t element_bytes(DataType) {
   return 2;
 }
-
-/// Longest deadline of a wait. More is refused by name where the host gives it, and counts as this where a
-/// kernel does. Everything that has no deadline of its own and waits for waits that do (pipelines of a CTA,
-/// the poller, claims of the work ring) is bounded by a multiple of this.
-inline constexpr std::uint64_t kLongestDeadlineNs = 1'800'000'000'000;  // 30 minutes
 
 }  // namespace mkernel::kernels

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "kernels/base/types.h"
+#include "kernels/base/deadline.h"
 #include "proto/abi/region_map.h"
 #include "proto/abi/status.h"
 

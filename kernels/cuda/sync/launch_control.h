@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/base/types.h"
+#include "kernels/base/deadline.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {

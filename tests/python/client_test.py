@@ -1,9 +1,10 @@
-"""Base of the tests of the Python client: ranks are Python processes that run a function of scenarios.py against real daemons.
+"""Base of the tests of the Python client: ranks are Python processes that run a function of *_scenarios.py against real daemons.
 
 MKERNEL_PYTHON_PATH is where the package is found: client/python of the checkout, or empty for an installed wheel."""
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 
@@ -23,13 +24,13 @@ WORLD = 4  # ranks of most tests, two on each of two nodes
 
 class ClientTest(ClusterTest):
     def rank(self, scenario, rank=0, world=1, daemon=None, **environment):
-        """Starts one rank."""
+        """Starts one rank, which runs `scenario`: "module.function"."""
         daemon = daemon or self.daemons[rank * len(self.daemons) // world]
-        return self.spawn(sys.executable, "-B", "-X", "faulthandler", HERE / "scenarios.py", scenario, RANK=rank, WORLD_SIZE=world,
-                          SOCKET=daemon.socket, PYTHONPATH=PACKAGE, **environment)
+        return self.spawn(sys.executable, "-B", "-X", "faulthandler", HERE / "rank.py", *scenario.split("."), RANK=rank,
+                          stdin=subprocess.PIPE, WORLD_SIZE=world, SOCKET=daemon.socket, PYTHONPATH=PACKAGE, **environment)
 
     def run_ranks(self, scenario, world=WORLD, **environment):
-        """Runs a function of scenarios.py on all ranks, spread over the daemons; every one must succeed. Returns what they print."""
+        """Runs a scenario on all ranks, spread over the daemons; every one must succeed. Returns what they print."""
         processes = [self.rank(scenario, rank, world, **environment) for rank in range(world)]
         results = [self.finish(process, 4 * PATIENCE) for process in processes]
         for rank, (status, out, err) in enumerate(results):

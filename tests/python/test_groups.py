@@ -10,16 +10,16 @@ class Groups(ClientTest):
         self.start_nodes(2)
 
     def test_groups(self):
-        self.run_ranks("groups")
+        self.run_ranks("group_scenarios.groups")
 
     def test_secret(self):
-        self.run_ranks("secret")
+        self.run_ranks("group_scenarios.secret")
 
     def test_buffers_and_views(self):
-        self.run_ranks("buffers")
+        self.run_ranks("group_scenarios.buffers")
 
     def test_puts_signals_and_waits(self):
-        self.run_ranks("puts")
+        self.run_ranks("group_scenarios.puts")
 
 
 if __name__ == "__main__":

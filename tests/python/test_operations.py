@@ -10,13 +10,13 @@ class Operations(ClientTest):
         self.start_nodes(2)
 
     def test_gemm_operations(self):
-        self.run_ranks("gemms")
+        self.run_ranks("operation_scenarios.gemms")
 
     def test_moe_and_ring_attention(self):
-        self.run_ranks("moe_and_attention")
+        self.run_ranks("operation_scenarios.moe_and_attention")
 
     def test_operands_that_are_refused(self):
-        self.run_ranks("bad_operands")
+        self.run_ranks("operation_scenarios.bad_operands")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import collections
 import ctypes
+import threading
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
@@ -38,15 +39,33 @@ def block_size(total: int, parts: int, index: int) -> int:
     return end - begin
 
 
+def _destroy_later(destroy: Callable[[int], None], pointer: int, in_flight: Any) -> None:
+    destroy(pointer)  # waits for the launches, whose operands `in_flight` keeps alive
+
+
 class OperationHandle(Handle):
     """The handle of an operation. What its launches in flight read and write lives at least as long: destroying the handle waits
-    for them."""
+    for them. close() waits openly; a reference that goes with a launch in flight, as when Ctrl-C unwinds the stack, leaves this
+    wait to a thread."""
 
     __slots__ = ("in_flight",)
 
     def __init__(self, pointer: int, destroy: Callable[[int], None]) -> None:
         super().__init__(pointer, destroy)
         self.in_flight: "collections.deque[Pending]" = collections.deque()
+
+    def __del__(self) -> None:
+        if self.pointer is None:
+            return
+        self.forget_done()
+        if self.in_flight:
+            pointer, self.pointer = self.pointer, None
+            arguments = (self._destroy, pointer, self.in_flight)
+            try:
+                threading.Thread(target=_destroy_later, args=arguments, name="mkernel operation", daemon=True).start()
+            except RuntimeError:  # no thread to be had, or the interpreter ends: the end of the process frees it
+                keep_for_ever(self.in_flight)
+        super().__del__()
 
     def is_busy(self) -> bool:
         self.forget_done()

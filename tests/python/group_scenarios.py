@@ -1,42 +1,13 @@
-"""What ranks do in the tests of the Python client: `python scenarios.py NAME` runs the function of that name. RANK, WORLD_SIZE
-and SOCKET say who it is."""
+"""Groups, buffers, views and puts on ranks of their own."""
 import fcntl
 import gc
 import os
-import sys
 import threading
 import time
 
+from rank import LONG, RANK, SOCKET, WORLD, join, raises
+
 import mkernel
-
-RANK, WORLD, SOCKET = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["SOCKET"]
-LONG = 60.0  # seconds, above everything that should happen
-
-
-def join(session=None, name="test", **options):
-    return (session or mkernel.connect(SOCKET, name="python test")).join(name, WORLD, RANK, **options)
-
-
-def raises(kind, *words):
-    """Expects an exception of `kind` whose text has all of `words`."""
-    return Expected(kind, words)
-
-
-class Expected:
-    def __init__(self, kind, words):
-        self.kind, self.words = kind, words
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, _):
-        assert error is not None, f"no {self.kind.__name__} was raised"
-        if not isinstance(error, self.kind):
-            return False
-        missing = [word for word in self.words if word not in str(error)]
-        assert not missing, f"{missing} not in: {error}"
-        self.error = error
-        return True
 
 
 def groups():
@@ -216,14 +187,3 @@ def puts():
         assert len(thread_error) == 1
         group.barrier()
         del view
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(__file__))
-    name = sys.argv[1]
-    if name in globals():
-        globals()[name]()
-    else:
-        import operations_scenarios
-
-        getattr(operations_scenarios, name)()

@@ -2,7 +2,7 @@
 import ctypes
 
 import numpy as np
-from scenarios import LONG, RANK, WORLD, join, raises
+from rank import LONG, RANK, WORLD, join, raises
 
 import mkernel
 

@@ -1,4 +1,5 @@
 """How ranks end: interrupted, killed, forked, with work in flight, handles destroyed in any order."""
+import ctypes
 import gc
 import itertools
 import os
@@ -187,6 +188,16 @@ def exit_with_work():
     say("launched")
 
 
+def exit_with_thread():
+    """Ends while a thread is inside a collective call that rank 1 never makes, and with a launch in flight."""
+    group = join()
+    kept = group.symmetric(64), group.gemm_ar(8, 8, 8, dtype="f16"), group.reserve_lanes(1)
+    globals()["kept"] = kept, kept[1].launch(*(bytearray(128) for _ in range(3)))
+    threading.Thread(target=group.barrier, daemon=True).start()
+    say("waiting")
+    time.sleep(0.2)  # lets the thread come into the call
+
+
 def exit_idle():
     """Rank 0 ends without closing anything, as many scripts do: it leaves the group, and what it has put arrives."""
     group = join()
@@ -194,7 +205,7 @@ def exit_idle():
     buffer = group.symmetric(64)
     group.barrier()
     if RANK == 0:
-        globals()["kept"] = group, buffer
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object((group, buffer)))  # as an extension module might: no reference ever goes
         group.signal(1, lane)
         group.wait_completed(1, lane, 1, LONG)
         return

@@ -215,6 +215,7 @@ def bad_operands():
         (0, Foreign(a.astype(np.float32)), ["a has data type f32"]),
         (0, OnGpu(4096, a.shape, "<u2"), ["a lies on DLPack device (2, -1)", "host memory"]),
         (0, bytes(23), ["23 bytes", "24 bytes"]),
+        (0, bytes(26), ["26 bytes", "24 bytes"]),
         (1, np.zeros((n, k), np.uint16), ["b has shape 4x6", "6x4"]),
         (1, wide[:, ::2], ["b of shape (6, 4) has strides (16, 4)", "dense"]),
         (1, Foreign(wide[:, ::2]), ["b of shape (6, 4) has strides (8, 2)", "dense"]),

@@ -89,6 +89,13 @@ class Life(ClientTest):
             with self.subTest(keep=keep):
                 self.run_ranks("life_scenarios.exit_with_work", 2, KEEP=keep)
 
+    def test_exit_with_a_thread_in_a_call(self):
+        self.start_nodes(1)
+        other = self.rank("life_scenarios.joined", 1, 2)
+        status, out, err = self.finish(self.rank("life_scenarios.exit_with_thread", 0, 2))
+        self.assertEqual((status, out.strip(), err), (0, "waiting", ""))
+        other.kill()
+
     def test_exit_leaves_the_group(self):
         self.start_nodes(1)
         self.run_ranks("life_scenarios.exit_idle", 2)

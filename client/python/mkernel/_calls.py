@@ -70,9 +70,9 @@ class Handle:
         if pointer is not None:
             self._destroy(pointer)
 
-    def is_busy(self) -> bool:
-        """Whether destroying it now would wait for work in flight."""
-        return False
+    def abandon(self) -> None:
+        """Leaves the handle to the end of the process."""
+        self.pointer = None
 
 
 _live: "weakref.WeakSet[Handle]" = weakref.WeakSet()
@@ -80,14 +80,12 @@ _live: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 
 @atexit.register
 def _end_handles() -> None:
-    """At exit, groups are left and sessions ended as if they had been closed, unless that would wait: while launches are in flight
-    or another thread may be inside a call, everything is left to the end of the process, which the daemon notices."""
-    handles = list(_live)
-    busy = [handle.is_busy() for handle in handles]
+    """At exit, groups are left and sessions ended as if they had been closed. When another thread may be inside a call, everything is
+    left to the end of the process, which the daemon notices."""
     others = threading.active_count() > 1
-    for handle in handles:
-        if any(busy) or others:
-            handle.pointer = None
+    for handle in list(_live):
+        if others:
+            handle.abandon()
         else:
             handle.__del__()
 

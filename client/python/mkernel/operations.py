@@ -63,15 +63,13 @@ class OperationHandle(Handle):
             arguments = (self._destroy, pointer, self.in_flight)
             try:
                 threading.Thread(target=_destroy_later, args=arguments, name="mkernel operation", daemon=True).start()
-            except RuntimeError:  # no thread to be had, or the interpreter ends: the end of the process frees it
-                keep_for_ever(self.in_flight)
+            except RuntimeError:  # no thread to be had, or the interpreter ends
+                self.abandon()
         super().__del__()
 
-    def is_busy(self) -> bool:
-        self.forget_done()
-        if self.in_flight:
-            keep_for_ever(self.in_flight)  # the worker goes on reading operands while the interpreter clears its modules
-        return bool(self.in_flight)
+    def abandon(self) -> None:
+        keep_for_ever(self.in_flight)  # the library goes on reading operands while the interpreter clears its modules
+        super().abandon()
 
     def forget_done(self) -> None:
         """Launches of one operation end in order."""

@@ -65,18 +65,23 @@ def add_libraries(folder, libraries):
             run("strip", "--strip-unneeded", copy)
 
 
+def install(build, folder, *components):
+    """Installs `build` into `folder` with the libraries that it needs. Returns the folder of the libraries."""
+    for component in components:
+        run("cmake", "--install", build, "--prefix", folder, "--strip", "--component", component, stdout=subprocess.DEVNULL)
+    # Its absolute paths are those of a scratch folder; packaging/OPERATING.md says how a bundle becomes a service.
+    for service in ("systemd", "sysusers.d"):
+        shutil.rmtree(folder / "lib" / service)
+    libraries = next(folder.rglob("libmkernel.so")).parent
+    add_libraries(folder, libraries)
+    return libraries
+
+
 def make(build, out):
     name = out.name.removesuffix(".tar.gz")
     with tempfile.TemporaryDirectory(prefix="mkernel-bundle-") as scratch:
         folder = (pathlib.Path(scratch) / name).resolve()
-        for component in ("Unspecified", "bundle"):
-            run("cmake", "--install", build, "--prefix", folder, "--strip", "--component", component,
-                stdout=subprocess.DEVNULL)
-        # Its absolute paths are those of the scratch folder; packaging/OPERATING.md says how a bundle becomes a service.
-        for service in ("systemd", "sysusers.d"):
-            shutil.rmtree(folder / "lib" / service)
-        libraries = next(folder.rglob("libmkernel.so")).parent
-        add_libraries(folder, libraries)
+        libraries = install(build, folder, "Unspecified", "bundle")
         shutil.copy(pathlib.Path(__file__).with_name("README.bundle.md"), folder / "README.md")
         out.unlink(missing_ok=True)
         with tarfile.open(out, "w:gz", compresslevel=6) as archive:

@@ -31,6 +31,7 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_cpu(OpKind kind, const GemmS
     return Status(StatusCode::kInvalidArgument,
                   std::string(name_of(kind)) + ": the cpu executor has no GemmPlanOptions to override");
   }
+  MK_RETURN_IF_ERROR(check_shape(kind, shape));  // before a tile is chosen for it
   switch (kind) {
     case OpKind::kAgGemm: return make_cpu_ag_gemm(shape, std::move(topology), rank);
     case OpKind::kGemmRs: return make_cpu_gemm_rs(shape, std::move(topology), rank);

@@ -1,0 +1,202 @@
+"""How the library is called: status to exception, handles, and calls that wait.
+
+How Ctrl-C ends a wait. The library's waits release the interpreter's lock, but Python runs a signal handler only between two
+instructions of the main thread, so one long call would keep Ctrl-C waiting. Calls with a time limit of their own (arrivals,
+completions, launches) are therefore made in slices: a slice that ends changes nothing, it is the cheapest form, and what is
+waited for returns at once. Collective calls and connecting have no such form, since a collective call that gives up fails its
+group. They run on a thread of their own while the main thread waits for a lock, which a signal handler interrupts. A call that
+is left behind so goes on to its own time limit. What it makes is destroyed, and until it ends its group refuses further
+collective calls. Other threads than the main one never run handlers: they make each call directly."""
+
+import atexit
+import operator
+import threading
+import time
+import weakref
+from ctypes import byref, c_void_p
+from typing import Any, Callable, Optional
+
+from mkernel._library import lib
+from mkernel.errors import Code, DeadlineExceeded, Error, FailedPrecondition, InvalidArgument, ResourceExhausted, error_of
+
+SLICE_SECONDS = 0.05
+U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
+LONGEST_SECONDS = 86400.0
+
+
+def check(status: int) -> None:
+    """Raises the exception of a status; call it on the thread that made the call."""
+    if status:
+        raise error_of(status, lib.mk_last_error().decode(errors="replace"))
+
+
+def error_status(status: int) -> Optional[Error]:
+    """None for OK, else the exception, not raised."""
+    return error_of(status, lib.mk_last_error().decode(errors="replace")) if status else None
+
+
+def integer(field: str, value: Any, low: int, high: int) -> int:
+    """`value` as an int within its bounds, else an exception that names the three."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{field} = {value!r} is not an integer") from None
+    if not low <= number <= high:
+        raise InvalidArgument(f"{field} = {number} is not {low}..{high}")
+    return number
+
+
+def milliseconds(field: str, seconds: float) -> int:
+    """A time limit in seconds as the C ABI wants it: at least 1 ms, at most a day."""
+    if not isinstance(seconds, (int, float)):
+        raise TypeError(f"{field} = {seconds!r} is not a number of seconds")
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise InvalidArgument(f"{field} = {seconds} is not above 0 and at most {LONGEST_SECONDS:.0f} seconds")
+    return max(1, round(seconds * 1000))
+
+
+class Handle:
+    """Owns one handle of the library and destroys it when the last reference goes. A call keeps a reference as long as it runs,
+    so that no other thread can destroy the handle under it."""
+
+    __slots__ = ("pointer", "_destroy", "__weakref__")
+
+    def __init__(self, pointer: int, destroy: Callable[[int], None]) -> None:
+        self.pointer: Optional[int] = pointer
+        self._destroy = destroy
+
+    def __del__(self) -> None:
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None:
+            self._destroy(pointer)
+
+    def abandon(self) -> None:
+        """Leaves the handle to the end of the process."""
+        self.pointer = None
+
+
+_live: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_handles() -> None:
+    """At exit, groups are left and sessions ended as if they had been closed. When another thread may be inside a call, everything is
+    left to the end of the process, which the daemon notices."""
+    others = threading.active_count() > 1
+    for handle in list(_live):
+        if others:
+            handle.abandon()
+        else:
+            handle.__del__()
+
+
+class _Call:
+    """A call on a thread of its own."""
+
+    def __init__(self, what: str, body: Callable[[], Any]) -> None:
+        self.what = what
+        self.running = False
+        self._body: Optional[Callable[[], Any]] = body
+        self._left = False
+        self._over = threading.Lock()
+        self._over.acquire()
+        self._result: Any = None
+        self._error: Optional[BaseException] = None
+
+    def start(self) -> None:
+        self.running = True
+        try:
+            threading.Thread(target=self._run, name=f"mkernel {self.what}", daemon=True).start()
+        except RuntimeError as error:
+            self.running = False
+            raise ResourceExhausted(f"{self.what}: {error}") from None
+
+    def _run(self) -> None:
+        body, self._body = self._body, None
+        assert body is not None
+        try:
+            self._result = body()
+        except BaseException as error:
+            self._error = error
+        del body
+        self.running = False
+        if self._left:
+            self._result = None
+        self._over.release()
+
+    def wait(self) -> Any:
+        self._over.acquire()
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame, which must not hold it
+        return self._result
+
+    def leave(self) -> None:
+        """Nobody waits any more: what the call makes is destroyed when it ends."""
+        self._left = True
+        if not self.running:
+            self._result = None
+
+
+
+
+def interruptible(what: str, body: Callable[[], Any], owner: Any = None) -> Any:
+    """Runs `body`, which may wait for long, so that Ctrl-C ends the wait for it. `owner.left_behind` then remembers it."""
+    if threading.current_thread() is not threading.main_thread():
+        return body()
+    call = _Call(what, body)
+    try:
+        call.start()
+        return call.wait()
+    except BaseException:
+        call.leave()
+        if call.running and owner is not None:
+            owner.left_behind = call
+        raise
+
+
+def wait_in_slices(what: str, wait: Callable[[int], int], is_over: Callable[[], bool], timeout: Optional[float]) -> None:
+    """Calls `wait`, which takes milliseconds and returns a status, in slices until `timeout` seconds are over; None: as long as
+    it takes. A slice that ends early returns what the wait ended with. One that ends late returns DEADLINE_EXCEEDED, and so does
+    a wait for something that failed with this code: `is_over` tells the two apart."""
+    if timeout is not None:
+        milliseconds(f"{what}: timeout", timeout)
+    end = None if timeout is None else time.monotonic() + timeout
+    longest = SLICE_SECONDS if threading.current_thread() is threading.main_thread() else LONGEST_SECONDS
+    while True:
+        left = longest if end is None else max(end - time.monotonic(), 0.0)
+        status = wait(max(1, round(min(left, longest) * 1000)))
+        if status != Code.DEADLINE_EXCEEDED:
+            return check(status)
+        if is_over():
+            return check(wait(1))
+        if end is not None and time.monotonic() >= end:
+            wait(1)  # for its text
+            raise DeadlineExceeded(f"{what}: not within {timeout:g} s: {lib.mk_last_error().decode(errors='replace')}")
+
+
+def create(what: str, make: Callable[..., int], *arguments: Any, destroy: Callable[[int], None], owner: Any = None,
+           kind: type = Handle) -> Any:
+    """A handle of what `make` creates."""
+
+    def body() -> Any:
+        pointer = c_void_p()
+        check(make(*arguments, byref(pointer)))
+        handle = kind(pointer.value, destroy)
+        _live.add(handle)
+        return handle
+
+    return interruptible(what, body, owner)
+
+
+def drop(what: str, holder: "list[Optional[Handle]]") -> None:
+    """Destroys the handle in `holder`, to which nobody else may refer; interruptible, as leaving a group asks the daemon."""
+    if holder != [None]:
+        interruptible(what, holder.clear)
+
+
+def closed(what: str) -> FailedPrecondition:
+    return FailedPrecondition(f"{what} is closed")

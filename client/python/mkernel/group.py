@@ -1,0 +1,352 @@
+"""Membership of a group: collective calls, buffers, puts, and the operations."""
+
+import ctypes
+from ctypes import byref, c_uint32, c_uint64
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
+
+from mkernel import _abi, operations
+from mkernel._calls import (
+    U32_MAX,
+    U64_MAX,
+    Handle,
+    check,
+    closed,
+    create,
+    drop,
+    error_status,
+    integer,
+    interruptible,
+    wait_in_slices,
+)
+from mkernel._library import lib
+from mkernel._operands import memory_of
+from mkernel.buffers import HostBuffer, SymmetricBuffer
+from mkernel.errors import Code, Error, FailedPrecondition, InvalidArgument
+from mkernel.operations import DTYPES, EXECUTORS, LAYOUTS, Gemm, Moe, OperationHandle, RingAttention, choice
+
+if TYPE_CHECKING:
+    from mkernel.session import Session
+
+
+class RankInfo(NamedTuple):
+    """Where a rank lives."""
+
+    node: int  #: dense index of its node
+    local_rank: int  #: dense index among the ranks of that node
+    node_name: str
+
+
+class Activity:
+    """While it lives the daemon polls this session's rings instead of sleeping. Made by Group.keep_active()."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle: Optional[Handle] = handle
+
+    def close(self) -> None:
+        """Ends it; a second call does nothing."""
+        self._handle = None
+
+    def __enter__(self) -> "Activity":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class Group:
+    """One rank's membership of a group; made by Session.join(). An error of any rank's operation, or the loss of a rank, fails the
+    group for all, and every wait of every rank says why.
+
+    Collective calls are made by every rank in the same order, one at a time per group; they wait for all ranks, at most `timeout`
+    of join(), and a collective call that runs into it fails the group. Ctrl-C ends the wait at once, but not the call, which goes
+    on until its time limit; until then further collective calls are refused, and fail() ends it for all ranks. Errors of all of
+    them: InvalidArgument (ranks that make different calls, by name), DeadlineExceeded (who is missing), why the group failed.
+
+    May be used from any thread. The group is left when it and all that was made from it are closed or gone."""
+
+    def __init__(self, session: "Session", handle: Handle, name: str, lanes: int) -> None:
+        self._handle: Optional[Handle] = handle
+        self._session = session
+        self.left_behind: Any = None
+        self.name = name
+        self.lanes = lanes  #: channels per ordered pair of ranks
+        self.device = session.device  #: GPU of the session, -1 = host memory only
+        self.rank: int = lib.mk_group_rank(handle.pointer)
+        self.world_size: int = lib.mk_group_world_size(handle.pointer)
+        self.node_count: int = lib.mk_group_node_count(handle.pointer)
+
+    def _alive(self) -> Handle:
+        handle = self._handle
+        if handle is None:
+            raise closed(f"group '{self.name}'")
+        return handle
+
+    def _for_collective(self) -> Handle:
+        handle = self._alive()
+        left = self.left_behind
+        if left is not None and left.running:
+            raise FailedPrecondition(
+                f"group '{self.name}': {left.what}, whose wait was interrupted, is still under way; it ends at its time limit, or "
+                "with fail()"
+            )
+        self.left_behind = None
+        return handle
+
+    def _create(self, what: str, make: Callable[..., int], *arguments: Any, destroy: Callable[[int], None],
+                kind: type = Handle) -> Any:
+        # The body of create() keeps the handle itself, not only its pointer.
+        handle = self._for_collective()
+        return create(what, lambda *rest: make(handle.pointer, *rest), *arguments, destroy=destroy, owner=self, kind=kind)
+
+    # ---- about the group
+
+    def rank_info(self, rank: int) -> RankInfo:
+        """Where `rank` lives. Errors: OutOfRange."""
+        info = _abi.RankInfo()
+        check(lib.mk_group_rank_info(self._alive().pointer, integer("rank", rank, 0, U32_MAX), byref(info)))
+        return RankInfo(info.node, info.local_rank, info.node_name.decode(errors="replace"))
+
+    def status(self) -> Optional[Error]:
+        """None, or why the group failed: which rank, on which node, what happened. Not raised."""
+        return error_status(lib.mk_group_status(self._alive().pointer))
+
+    def fail(self, text: str, code: Code = Code.ABORTED) -> None:
+        """Tells every rank that this one cannot go on. The group is over for all of them."""
+        number = integer("code", code, 1, max(Code))
+        handle = self._alive()
+        interruptible("fail", lambda: check(lib.mk_group_fail(handle.pointer, number, text.encode())))
+
+    def barrier(self) -> None:
+        """**Collective**. Returns when every rank is here."""
+        handle = self._for_collective()
+        interruptible("barrier", lambda: check(lib.mk_barrier(handle.pointer)), self)
+
+    def exchange(self, mine: bytes) -> "list[bytes]":
+        """**Collective**. Returns the contributions of all ranks, by rank. At most 448 bytes, the same number on every rank."""
+        handle, mine = self._for_collective(), bytes(mine)
+        size = len(mine)
+        if size > _abi.MAX_EXCHANGE_BYTES:
+            raise InvalidArgument(f"exchange of {size} bytes, at most {_abi.MAX_EXCHANGE_BYTES}")
+        board = ctypes.create_string_buffer(max(size * self.world_size, 1))
+        interruptible("exchange", lambda: check(lib.mk_exchange(handle.pointer, mine, size, board)), self)
+        return [board.raw[rank * size : (rank + 1) * size] for rank in range(self.world_size)]
+
+    # ---- buffers
+
+    def symmetric(self, nbytes: int) -> SymmetricBuffer:
+        """**Collective**. The same `nbytes` (above 0) of zeroed host memory on every rank. Errors: InvalidArgument (sizes that
+        differ, naming both ranks), ResourceExhausted (memory, region capacity)."""
+        nbytes = integer("nbytes", nbytes, 0, U64_MAX)
+        return self._symmetric("symmetric", lib.mk_symmetric_create, nbytes, None)
+
+    def symmetric_gpu(self, nbytes: int) -> SymmetricBuffer:
+        """**Collective**. The same in the memory of each rank's GPU (`device` of connect()). Errors also: Unimplemented (libmkernel
+        was built without CUDA), FailedPrecondition (no GPU, or one that cannot share memory)."""
+        nbytes = integer("nbytes", nbytes, 0, U64_MAX)
+        return self._symmetric("symmetric_gpu", lib.mk_symmetric_gpu_create, nbytes, self.device)
+
+    def register_gpu(self, source: Any, nbytes: Optional[int] = None) -> SymmetricBuffer:
+        """**Collective**. The same over memory that exists on this rank's GPU: an object with __dlpack__ (a tensor of PyTorch), or
+        an address with `nbytes`. The memory must stay until the first collective call after the buffer was closed has returned:
+        until then peers may store into it. The buffer keeps `source` alive, but not longer than that. Errors also:
+        FailedPrecondition (memory that CUDA IPC cannot share, and what to do instead)."""
+        owner, address = None, source
+        if not isinstance(source, int):
+            memory = memory_of("source", source)
+            address, owner = memory.address, memory.owner
+            nbytes = memory.nbytes if nbytes is None else nbytes
+        nbytes = integer("nbytes", nbytes, 0, U64_MAX)
+        buffer = self._symmetric("register_gpu", lib.mk_symmetric_gpu_register, address, nbytes, self.device)
+        buffer.source = owner
+        return buffer
+
+    def _symmetric(self, what: str, make: Callable[..., int], *arguments: Any) -> SymmetricBuffer:
+        *passed, gpu = arguments
+        handle = self._create(what, make, *passed, destroy=lib.mk_symmetric_destroy)
+        data, region = lib.mk_symmetric_data(handle.pointer), lib.mk_symmetric_region(handle.pointer)
+        return SymmetricBuffer(self, handle, passed[-1], data, region, gpu)
+
+    def host_buffer(self, nbytes: int) -> HostBuffer:
+        """Zeroed host memory of this rank alone that puts may read from and write into."""
+        nbytes = integer("nbytes", nbytes, 0, U64_MAX)
+        return self._host("host_buffer", lib.mk_host_buffer_create, nbytes)
+
+    def register_memory(self, memfd: int, nbytes: int, *, offset: int = 0) -> HostBuffer:
+        """The same over a memfd that is sealed against shrinking (os.memfd_create with MFD_ALLOW_SEALING, then F_SEAL_SHRINK):
+        `nbytes` from `offset`, which is a multiple of the page size. The fd may be closed at once."""
+        memfd = integer("memfd", memfd, 0, 2**31 - 1)
+        offset, nbytes = integer("offset", offset, 0, U64_MAX), integer("nbytes", nbytes, 0, U64_MAX)
+        return self._host("register_memory", lib.mk_host_buffer_register, memfd, offset, nbytes)
+
+    def _host(self, what: str, make: Callable[..., int], *arguments: Any) -> HostBuffer:
+        group = self._alive()
+        handle = create(what, lambda *rest: make(group.pointer, *rest), *arguments, destroy=lib.mk_host_buffer_destroy)
+        data, region = lib.mk_host_buffer_data(handle.pointer), lib.mk_host_buffer_region(handle.pointer)
+        return HostBuffer(self, handle, arguments[-1], data, region, None)
+
+    # ---- puts
+
+    def reserve_lanes(self, count: int = 1) -> int:
+        """**Collective**. Takes `count` lanes for own puts, for the life of this group, and returns the first, the same on every
+        rank. Their counts start at 0. Errors: ResourceExhausted, saying how many are left and how to get more."""
+        handle, count, first = self._for_collective(), integer("count", count, 0, U32_MAX), c_uint32()
+        interruptible("reserve_lanes", lambda: check(lib.mk_reserve_lanes(handle.pointer, count, byref(first))), self)
+        return first.value
+
+    def put(self, target: int, lane: int, source: Union[SymmetricBuffer, HostBuffer], *, region: int, nbytes: int,
+            offset: int = 0, region_offset: int = 0) -> int:
+        """Puts `nbytes` from `offset` of `source` to `region_offset` of region `region` of rank `target`, on a reserved lane.
+        Returns at once with the number n of the put on its channel (target, lane), from 1: the source may be overwritten once
+        wait_completed(target, lane, n) has returned. One thread at a time per lane. Errors: InvalidArgument, OutOfRange, why the
+        group failed.
+
+        When the daemon has not yet taken earlier puts, so that the ring of them is full, put() waits for room, at most `timeout` of
+        join(); Ctrl-C takes effect only after this wait."""
+        group, buffer, number = self._alive(), source._alive(), c_uint64()
+        call = lib.mk_put_host if isinstance(source, HostBuffer) else lib.mk_put
+        check(
+            call(
+                group.pointer,
+                integer("target", target, 0, U32_MAX),
+                integer("lane", lane, 0, U32_MAX),
+                buffer.pointer,
+                integer("offset", offset, 0, U64_MAX),
+                integer("region", region, 0, U32_MAX),
+                integer("region_offset", region_offset, 0, U64_MAX),
+                integer("nbytes", nbytes, 0, U64_MAX),
+                byref(number),
+            )
+        )
+        return number.value
+
+    def signal(self, target: int, lane: int) -> int:
+        """A put of nothing: raises the arrival count alone. Returns its number, as put() does."""
+        number = c_uint64()
+        target, lane = integer("target", target, 0, U32_MAX), integer("lane", lane, 0, U32_MAX)
+        check(lib.mk_signal(self._alive().pointer, target, lane, byref(number)))
+        return number.value
+
+    def wait_arrival(self, source: int, lane: int, count: int, timeout: float = 30.0) -> None:
+        """Returns once the first `count` puts of channel (source -> this rank, lane) are visible here. `timeout` in seconds.
+        Errors: DeadlineExceeded (counts expected and seen; the group goes on), why the group failed."""
+        self._wait("wait_arrival", lib.mk_wait_arrival, source, lane, count, timeout)
+
+    def wait_completed(self, target: int, lane: int, count: int, timeout: float = 30.0) -> None:
+        """Returns once the first `count` puts of channel (this rank -> target, lane) have left their sources. Otherwise as
+        wait_arrival()."""
+        self._wait("wait_completed", lib.mk_wait_completed, target, lane, count, timeout)
+
+    def _wait(self, what: str, call: Callable[..., int], peer: int, lane: int, count: int, timeout: float) -> None:
+        handle = self._alive()
+        peer, lane = integer("rank", peer, 0, U32_MAX), integer("lane", lane, 0, U32_MAX)
+        count = integer("count", count, 0, U64_MAX)
+        wait_in_slices(
+            what,
+            lambda ms: call(handle.pointer, peer, lane, count, ms),
+            lambda: lib.mk_group_status(handle.pointer) != Code.OK,
+            timeout,
+        )
+
+    def arrivals(self, source: int, lane: int) -> int:
+        """How many puts of channel (source -> this rank, lane) have arrived; 0 on a lane that is not reserved. Never waits."""
+        count = c_uint64()
+        source, lane = integer("source", source, 0, U32_MAX), integer("lane", lane, 0, U32_MAX)
+        check(lib.mk_arrivals(self._alive().pointer, source, lane, byref(count)))
+        return count.value
+
+    def keep_active(self) -> Activity:
+        """While the result lives (or its `with` block runs), the daemon polls this session's rings instead of sleeping: for
+        latency, at the price of cores. Launches that are queued on a stream and put to other nodes need one."""
+        group = self._alive()
+        make = lib.mk_activity_create
+        return Activity(create("keep_active", lambda out: make(group.pointer, out), destroy=lib.mk_activity_destroy))
+
+    # ---- operations
+
+    def ag_gemm(self, m: int, n: int, k: int, *, dtype: str = "bf16", b_layout: str = "row_major", executor: str = "cpu",
+                comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0, machine: Optional[str] = None) -> Gemm:
+        """**Collective**. Plans AllGather+GEMM on all ranks and makes its workspace: c[m, n] = allgather(a) x b; see Gemm. `dtype`
+        "bf16" or "f16", `b_layout` "row_major" or "column_major", `executor` "cpu" (threads, host memory) or "cuda" (a kernel on
+        the session's GPU). The last four override the plan of the cuda executor (GemmPlanOptions in mkernel/ops.h); 0 or None
+        takes the plan's choice. Errors: InvalidArgument (a field, or two ranks that differ, naming both), ResourceExhausted
+        (lanes or regions: what is left), Unimplemented."""
+        plan = _options(executor, comm_ctas, sms, nic_gbytes, machine)
+        return self._gemm("ag_gemm", lib.mk_ag_gemm_create, _gemm_shape(m, n, k, dtype, b_layout), dtype, executor, plan)
+
+    def gemm_rs(self, m: int, n: int, k: int, *, dtype: str = "bf16", b_layout: str = "row_major", executor: str = "cpu",
+                comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0, machine: Optional[str] = None) -> Gemm:
+        """**Collective**. GEMM+ReduceScatter, as ag_gemm()."""
+        plan = _options(executor, comm_ctas, sms, nic_gbytes, machine)
+        return self._gemm("gemm_rs", lib.mk_gemm_rs_create, _gemm_shape(m, n, k, dtype, b_layout), dtype, executor, plan)
+
+    def gemm_ar(self, m: int, n: int, k: int, *, dtype: str = "bf16", b_layout: str = "row_major", executor: str = "cpu",
+                comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0, machine: Optional[str] = None) -> Gemm:
+        """**Collective**. GEMM+AllReduce, as ag_gemm()."""
+        plan = _options(executor, comm_ctas, sms, nic_gbytes, machine)
+        return self._gemm("gemm_ar", lib.mk_gemm_ar_create, _gemm_shape(m, n, k, dtype, b_layout), dtype, executor, plan)
+
+    def _gemm(self, kind: str, make: Callable[..., int], shape: _abi.GemmShape, dtype: str, executor: str,
+              plan: _abi.OperationOptions) -> Gemm:
+        return Gemm(self, self._operation(kind, make, shape, plan), kind, shape, dtype, executor)
+
+    def moe(self, *, max_tokens: int, hidden: int, n: int, experts: int, topk: int, intermediate: int = 0, dtype: str = "bf16",
+            executor: str = "cpu") -> Moe:
+        """**Collective**. Plans MoE dispatch+GEMM; see Moe. `max_tokens` is that of one rank. Errors as for ag_gemm()."""
+        sizes = {"max_tokens": max_tokens, "hidden": hidden, "n": n, "intermediate": intermediate, "experts": experts, "topk": topk}
+        shape = _abi.MoeShape(dtype=choice("dtype", dtype, DTYPES), **_sizes(sizes))
+        handle = self._operation("moe_dispatch_gemm", lib.mk_moe_create, shape, _options(executor))
+        return Moe(self, handle, shape, dtype, executor)
+
+    def ring_attention(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
+                       causal: bool = False, scale: float = 0.0, dtype: str = "bf16", executor: str = "cpu") -> RingAttention:
+        """**Collective**. Plans ring attention over `sequence` positions of all ranks together; see RingAttention. `kv_heads`:
+        None = heads; `scale`: 0 = 1 / sqrt(head_dim). Errors as for ag_gemm()."""
+        sizes = {"batch": batch, "sequence": sequence, "heads": heads, "kv_heads": heads if kv_heads is None else kv_heads,
+                 "head_dim": head_dim}
+        shape = _abi.AttentionShape(scale=float(scale), causal=bool(causal), dtype=choice("dtype", dtype, DTYPES), **_sizes(sizes))
+        handle = self._operation("ring_attention", lib.mk_ring_attention_create, shape, _options(executor))
+        return RingAttention(self, handle, shape, dtype, executor)
+
+    def _operation(self, what: str, make: Callable[..., int], shape: Any, options: _abi.OperationOptions) -> OperationHandle:
+        handle = self._create(what, make, shape, options, destroy=lib.mk_operation_destroy, kind=OperationHandle)
+        assert isinstance(handle, OperationHandle)
+        return handle
+
+    # ---- end
+
+    def close(self) -> None:
+        """Leaves the group once all that was made from it is closed too; a second call does nothing."""
+        holder, self._handle = [self._handle], None
+        drop("leaving a group", holder)
+
+    def __enter__(self) -> "Group":
+        self._alive()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<mkernel.Group '{self.name}' rank {self.rank} of {self.world_size}{', closed' if self._handle is None else ''}>"
+
+
+def _sizes(sizes: "dict[str, Any]") -> "dict[str, int]":
+    """Whatever fits into 64 bits: the ranks compare and refuse the rest together."""
+    return {field: integer(field, value, -operations.I64_MAX - 1, operations.I64_MAX) for field, value in sizes.items()}
+
+
+def _gemm_shape(m: int, n: int, k: int, dtype: str, b_layout: str) -> _abi.GemmShape:
+    layout = choice("b_layout", b_layout, LAYOUTS)
+    return _abi.GemmShape(dtype=choice("dtype", dtype, DTYPES), b_layout=layout, **_sizes({"m": m, "n": n, "k": k}))
+
+
+def _options(executor: str, comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0,
+             machine: Optional[str] = None) -> _abi.OperationOptions:
+    most = 2**31 - 1
+    return _abi.OperationOptions(
+        executor=choice("executor", executor, EXECUTORS),
+        comm_ctas=integer("comm_ctas", comm_ctas, -most, most),
+        sms=integer("sms", sms, -most, most),
+        nic_gbytes=float(nic_gbytes),
+        machine=None if machine is None else machine.encode(),
+    )

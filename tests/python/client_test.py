@@ -1,0 +1,51 @@
+"""Base of the tests of the Python client: ranks are Python processes that run a function of *_scenarios.py against real daemons.
+
+MKERNEL_PYTHON_PATH is where the package is found: client/python of the checkout, or empty for an installed wheel."""
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "integration"))
+
+from cluster import PATIENCE, ClusterTest, wait_until  # noqa: E402,F401: tests take them from here
+
+PACKAGE = os.environ.get("MKERNEL_PYTHON_PATH", str(HERE.parents[1] / "client" / "python"))
+if PACKAGE:
+    sys.path.insert(0, PACKAGE)
+    if "MKERNEL_LIB" in os.environ:
+        os.environ.setdefault("MKERNEL_LIBRARY", os.environ["MKERNEL_LIB"] + "/libmkernel.so")
+
+WORLD = 4  # ranks of most tests, two on each of two nodes
+
+
+class ClientTest(ClusterTest):
+    def rank(self, scenario, rank=0, world=1, daemon=None, **environment):
+        """Starts one rank, which runs `scenario`: "module.function"."""
+        daemon = daemon or self.daemons[rank * len(self.daemons) // world]
+        return self.spawn(sys.executable, "-B", "-X", "faulthandler", HERE / "rank.py", *scenario.split("."), RANK=rank,
+                          stdin=subprocess.PIPE, WORLD_SIZE=world, SOCKET=daemon.socket, PYTHONPATH=PACKAGE, **environment)
+
+    def run_ranks(self, scenario, world=WORLD, **environment):
+        """Runs a scenario on all ranks, spread over the daemons; every one must succeed. Returns what they print."""
+        processes = [self.rank(scenario, rank, world, **environment) for rank in range(world)]
+        results = [self.finish(process, 4 * PATIENCE) for process in processes]
+        failed = [f"rank {rank}, exit {status}:\n{out}{err}" for rank, (status, out, err) in enumerate(results) if status != 0]
+        self.assertEqual(failed, [], f"{scenario}:\n" + "\n".join(failed))  # the first to fail is rarely rank 0
+        return [out for _, out, _ in results]
+
+    def wait_for_line(self, process, line):
+        """Reads the output of a rank until it prints `line`. The rank prints it before it begins to wait."""
+        self.assertEqual(process.stdout.readline().strip(), line)
+
+    def interrupt(self, process, seconds=1.0):
+        """Ctrl-C. Returns (exit status, stdout, stderr); the process has to end within `seconds`, or more on a slow machine."""
+        time.sleep(0.2)  # not a synchronisation: lets most runs interrupt the wait itself and not the way to it
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        result = self.finish(process)
+        self.assertLess(time.monotonic() - begin, seconds * max(PATIENCE / 60, 1), f"{process.args}\n{result}")
+        return result

@@ -1,0 +1,301 @@
+"""How ranks end: interrupted, killed, forked, with work in flight, handles destroyed in any order."""
+import ctypes
+import gc
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+
+from rank import LONG, RANK, SOCKET, WORLD, join, raises, say, wait_for_test
+
+import mkernel
+
+
+def joined():
+    """Rank 1 of the tests of waits: there, but silent."""
+    group = join()
+    with group.symmetric(64), group.gemm_ar(8, 8, 8, dtype="f16"):
+        group.reserve_lanes(1)
+        say("joined")
+        wait_for_test()
+        os._exit(0)
+
+
+def interrupted():
+    """Rank 0: waits for something that rank 1 never does, in the way that WAIT names."""
+    session = mkernel.connect(SOCKET)
+    wait = os.environ["WAIT"]
+    if wait in ("connect", "join", "close"):
+        group = None
+    else:
+        group = session.join("test", WORLD, RANK)
+        buffer, operation = group.symmetric(64), group.gemm_ar(8, 8, 8, dtype="f16")
+        lane = group.reserve_lanes(1)
+        operands = [bytearray(128) for _ in range(3)]
+        launch = operation.bind(*operands)
+    if wait == "close":
+        group = session.join("alone", 1, 0)
+    pending = launch.launch() if wait in ("pending", "pending_with_timeout", "close_operation") else None
+    calls = {
+        "connect": lambda: mkernel.connect(SOCKET, timeout=LONG),  # the test has stopped the daemon
+        "close": lambda: group.close(),
+        "join": lambda: session.join("test", WORLD, RANK),
+        "barrier": lambda: group.barrier(),
+        "exchange": lambda: group.exchange(b"x"),
+        "symmetric": lambda: group.symmetric(4096),
+        "reserve_lanes": lambda: group.reserve_lanes(1),
+        "operation": lambda: group.ag_gemm(8, 8, 8),
+        "wait_arrival": lambda: group.wait_arrival(1, lane, 1, LONG),
+        "wait_completed": lambda: group.wait_completed(1, lane, 1, LONG),
+        "pending": lambda: pending.wait(),
+        "pending_with_timeout": lambda: pending.wait(LONG),
+        "run": lambda: launch.run(),
+        "close_operation": lambda: operation.close(),
+    }
+    say("waiting")
+    if wait in ("connect", "close"):
+        sys.stdin.readline()  # until the daemon is stopped
+        say("stopped")
+    try:
+        calls[wait]()
+    except KeyboardInterrupt:
+        say("interrupted")
+        if wait == "barrier":  # what is left behind is named, and ended by fail()
+            with raises(mkernel.FailedPrecondition, "barrier", "still under way"):
+                group.exchange(b"x")
+            group.fail("rank 0 was interrupted")
+            with raises(mkernel.Error, "rank 0 was interrupted"):
+                while True:
+                    try:
+                        group.barrier()
+                    except mkernel.FailedPrecondition:
+                        pass  # until the call that was left has seen the failure
+        return
+    raise AssertionError(f"{wait} returned")
+
+
+def unhandled():
+    """Rank 0: a barrier that Ctrl-C ends, and with it the program."""
+    group = join()
+    kept = group.symmetric(64), group.gemm_ar(8, 8, 8, dtype="f16"), group.reserve_lanes(1)  # noqa: F841: as rank 1
+    say("waiting")
+    group.barrier()
+
+
+def bereaved():
+    """Waits in the way that WAIT names until rank 3 is killed: the exception says so."""
+    group = join()
+    lane = group.reserve_lanes(1)
+    operation = group.gemm_ar(8, 8, 8, dtype="f16")
+    group.barrier()
+    say("waiting")
+    if RANK == WORLD - 1:
+        wait_for_test()
+    words = ["rank 3", "node1"]
+    with raises(mkernel.Unavailable, *words):
+        wait = os.environ["WAIT"]
+        if wait == "barrier":
+            group.barrier()
+        elif wait == "wait_arrival":
+            group.wait_arrival(WORLD - 1, lane, 1, LONG)
+        else:
+            operation.run(*(bytearray(128) for _ in range(3)))
+    error = group.status()
+    assert isinstance(error, mkernel.Unavailable) and all(word in str(error) for word in words), error
+    with raises(mkernel.Unavailable, *words):
+        group.barrier()
+
+
+def time_limits():
+    """Rank 0 of two; rank 1 comes too late or not at all."""
+    session = mkernel.connect(SOCKET)
+    with raises(mkernel.DeadlineExceeded, "rank 1"):
+        session.join("alone", WORLD, RANK, timeout=0.3)
+    group = session.join("test", WORLD, RANK, timeout=20)
+    lane = group.reserve_lanes(1)
+    operation = group.gemm_ar(8, 8, 8, dtype="f16")
+    pending = operation.launch(*(bytearray(128) for _ in range(3)), deadline=1.5)
+    with raises(mkernel.DeadlineExceeded, "not within 0.1 s", "goes on"):
+        pending.wait(0.1)
+    assert not pending.done() and group.status() is None
+    # The launch's own limit, which fails the group with the same code as a slice that is over.
+    begin = time.monotonic()
+    with raises(mkernel.DeadlineExceeded, "gemm_ar", "rank 0"):
+        pending.wait()
+    assert time.monotonic() - begin < LONG / 2
+    begin = time.monotonic()
+    with raises(mkernel.DeadlineExceeded, "gemm_ar"):
+        group.wait_arrival(1, lane, 1, LONG)
+    assert time.monotonic() - begin < LONG / 2
+    with raises(mkernel.DeadlineExceeded):
+        group.barrier()
+
+
+def late():
+    """Rank 1 of the same: joins, plans, and then does nothing."""
+    group = join(timeout=20)
+    group.reserve_lanes(1)
+    operation = group.gemm_ar(8, 8, 8, dtype="f16")  # noqa: F841: lives until the test is over
+    wait_for_test()
+
+
+def forked():
+    group = join()
+    buffer, operation = group.symmetric(64), group.gemm_ar(8, 8, 8, dtype="f16")
+    operands = [bytearray(128) for _ in range(3)]
+    launch = operation.bind(*operands)
+    pending = launch.launch()
+    child = os.fork()
+    if child == 0:
+        refused = mkernel.FailedPrecondition
+        with raises(refused, "fork"):
+            group.barrier()
+        with raises(refused, "fork"):
+            launch.launch()
+        with raises(refused, "fork"):
+            pending.wait()
+        with raises(refused, "fork"):
+            group.symmetric(64)
+        assert group.rank == RANK
+        del buffer, operation, pending, launch
+        group.close()
+        own = mkernel.connect(SOCKET).join(f"child of {RANK}", 1, 0)
+        own.barrier()
+        own.close()
+        sys.exit(17)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+    pending.wait(LONG)
+    launch.run(LONG)
+    buffer.memoryview()[0] = 1
+    group.barrier()
+
+
+def exit_with_work():
+    """Ends with a launch in flight whose operands are large arrays: nothing hangs, nothing crashes."""
+    import numpy as np
+
+    group = join(session=mkernel.connect(SOCKET))
+    operation = group.gemm_ar(1536, 1536, 1536, dtype="f16")
+    operands = [np.ones((1536, 1536), np.float16) for _ in range(3)]
+    group.barrier()
+    pending = operation.launch(*operands)
+    if os.environ["KEEP"] == "nothing":
+        del operands
+    elif os.environ["KEEP"] == "pending":
+        globals()["kept"] = pending, operands
+    say("launched")
+
+
+def exit_with_thread():
+    """Ends while a thread is inside a collective call that rank 1 never makes, and with a launch in flight."""
+    group = join()
+    kept = group.symmetric(64), group.gemm_ar(8, 8, 8, dtype="f16"), group.reserve_lanes(1)
+    globals()["kept"] = kept, kept[1].launch(*(bytearray(128) for _ in range(3)))
+    threading.Thread(target=group.barrier, daemon=True).start()
+    say("waiting")
+    time.sleep(0.2)  # lets the thread come into the call
+
+
+def exit_idle():
+    """Rank 0 ends without closing anything, as many scripts do: it leaves the group, and what it has put arrives."""
+    group = join()
+    lane = group.reserve_lanes(1)
+    buffer = group.symmetric(64)
+    group.barrier()
+    if RANK == 0:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object((group, buffer)))  # as an extension module might: no reference ever goes
+        group.signal(1, lane)
+        group.wait_completed(1, lane, 1, LONG)
+        return
+    group.wait_arrival(0, lane, 1, LONG)
+    with raises(mkernel.Error, "rank 0", "left"):
+        group.barrier()
+
+
+def any_order():
+    """Every order in which the handles of one process can go, by close() and by their last reference."""
+    session = mkernel.connect(SOCKET)
+    for by_close in (True, False):
+        for number, order in enumerate(itertools.permutations(range(5))):
+            group = session.join(f"group {number} {by_close}", 1, 0)
+            operation = group.gemm_ar(8, 8, 8, dtype="f16")
+            launch = operation.bind(*(bytearray(128) for _ in range(3)))
+            handles = [group, operation, group.symmetric(64), group.host_buffer(64), launch.launch()]
+            del group, operation, launch
+            for index in order:
+                if by_close and hasattr(handles[index], "close"):
+                    handles[index].close()
+                    handles[index].close()
+                handles[index] = None
+    # The session first, and everything through a cycle that only the collector finds.
+    group = session.join("last", 1, 0)
+    cycle = [session, group, group.symmetric(64)]
+    cycle.append(cycle)
+    session.close()
+    group.barrier()
+    del session, group, cycle
+    gc.collect()
+    # Closed by one thread under the wait of another.
+    group = mkernel.connect(SOCKET).join("threads", 1, 0)
+    lane = group.reserve_lanes(1)
+    errors = []
+
+    def wait():
+        try:
+            group.wait_arrival(0, lane, 1, 0.5)
+        except mkernel.Error as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    group.close()
+    thread.join(LONG)
+    assert len(errors) == 1, errors
+
+
+def operands_in_flight():
+    """The operation keeps what its launches use, and closing it waits for them."""
+    import weakref
+
+    import numpy as np
+
+    group = join()
+    operation = group.gemm_ar(512, 512, 512, dtype="f16")
+    operands = [np.ones((512, 512), np.float16) for _ in range(2)]
+    c = np.zeros((512, 512), np.float16)
+    for _ in range(20):
+        operation.launch(*(x.copy() for x in operands), c)
+    pending = operation.launch(*operands, c)
+    watched = weakref.ref(operands[0])
+    del operands
+    assert watched() is not None
+    operation.close()
+    assert pending.done()
+    assert (c == 512 * WORLD).all()
+    del pending
+    assert watched() is None
+
+
+def threads_and_signals():
+    """A handler of the program's own runs during a wait, which goes on."""
+    group = join()
+    lane = group.reserve_lanes(1)
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda *_: seen.append(time.monotonic()))
+    if RANK == 0:
+        begin = time.monotonic()
+        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        timer.start()
+        with raises(mkernel.DeadlineExceeded):
+            group.wait_arrival(1, lane, 1, 1.0)
+        assert len(seen) == 1 and seen[0] - begin < 0.9, (begin, seen)
+        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        timer.start()
+    else:
+        time.sleep(1.6)
+    begin = time.monotonic()
+    group.barrier()
+    if RANK == 0:
+        assert len(seen) == 2 and seen[1] < time.monotonic(), seen

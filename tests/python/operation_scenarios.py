@@ -1,0 +1,287 @@
+"""The five operations on ranks of their own, every element against fp64 of numpy, and operands that are refused."""
+import ctypes
+
+import numpy as np
+from rank import LONG, RANK, WORLD, join, raises
+
+import mkernel
+
+UNIT = {"bf16": 2.0 ** -8, "f16": 2.0 ** -11}  # largest relative rounding error
+
+
+def narrow(values, dtype):
+    """fp32 values in the type of operands; bf16 as uint16, rounded to the nearest, ties to even."""
+    if dtype == "f16":
+        return values.astype(np.float16)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def widen(values):
+    """fp64 of operands."""
+    if values.dtype == np.float16:
+        return values.astype(np.float64)
+    return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def operand(seed, rank, shape, dtype, scale=1.0):
+    """Any rank makes any other rank's operand."""
+    return narrow(scale * np.random.default_rng([seed, rank]).uniform(-1, 1, shape).astype(np.float32), dtype)
+
+
+def poisoned(shape, dtype):
+    return np.full(shape, 0xffff, np.uint16).view(np.float16 if dtype == "f16" else np.uint16)
+
+
+def close(out, wanted, bound):
+    """Every element within its bound; a NaN, where nobody wrote, is not."""
+    wrong = ~(np.abs(widen(out) - wanted) <= bound)
+    assert out.shape == wanted.shape and not wrong.any(), f"{wrong.sum()} of {wrong.size} elements are wrong"
+
+
+def rows_of(rank, total, parts=WORLD):
+    return slice(*mkernel.block_range(total, parts, rank))
+
+
+def gemm(group, kind, dtype, b_layout):
+    m, n, k = 203, 50, 77
+    mine = rows_of(RANK, m)
+    a_shapes = [(rows_of(r, m).stop - rows_of(r, m).start if kind == "ag_gemm" else m, k) for r in range(WORLD)]
+    b_shape = (k, n) if b_layout == "row_major" else (n, k)
+    a = [operand(1, rank, a_shapes[rank], dtype) for rank in range(WORLD)]
+    b = [operand(2, rank, b_shape, dtype) for rank in range(WORLD)]
+    wide = [widen(x) if b_layout == "row_major" else widen(x).T for x in b]
+    if kind == "ag_gemm":
+        wanted, terms = np.concatenate([widen(x) for x in a]) @ wide[RANK], 0
+    else:
+        products = [widen(x) @ y for x, y in zip(a, wide)]
+        wanted, terms = sum(products), sum(np.abs(p) for p in products)
+    if kind == "gemm_rs":
+        wanted, terms = wanted[mine], terms[mine]
+    # One rounding of the result, and of partial sums that travel.
+    bound = 1.01 * UNIT[dtype] * (np.abs(wanted) + 2 * terms) + 1e-6 * np.sqrt(k * WORLD)
+    with getattr(group, kind)(m, n, k, dtype=dtype, b_layout=b_layout) as operation:
+        assert operation.a.shape == a[RANK].shape and operation.c.shape == wanted.shape
+        c = poisoned(wanted.shape, dtype)
+        launch = operation.bind(a[RANK], b[RANK], c, deadline=LONG)
+        for _ in range(2):
+            c.view(np.uint16)[:] = 0xffff
+            pending = launch.launch()
+            pending.wait(LONG)
+            assert pending.done()
+            close(c, wanted, bound)
+        # Operands in a buffer of the group, and in shapes that are flat.
+        with group.symmetric(a[0].nbytes + b[0].nbytes + 4096) as buffer:
+            at = -(-a[RANK].nbytes // 64) * 64
+            in_buffer = buffer.numpy("uint16", a[RANK].shape)
+            in_buffer[:] = a[RANK].view(np.uint16)
+            buffer.numpy("uint16", b_shape, offset=at)[:] = b[RANK].view(np.uint16)
+            c.view(np.uint16)[:] = 0xffff
+            views = buffer.view(dtype, in_buffer.shape), buffer.view(dtype, b_shape, offset=at)
+            operation.run(*views, c.reshape(-1), timeout=LONG, compute_threads=2)
+            close(c, wanted, bound)
+            del views, in_buffer
+        assert operation.status() is None
+
+
+def moe(group, dtype, intermediate):
+    tokens, hidden, n, experts, topk = [7, 0, 11, 5][RANK], 24, 20, 10, 3
+    random = np.random.default_rng([3, RANK])
+    x = operand(4, RANK, (tokens, hidden), dtype)
+    chosen = np.array([random.permutation(experts)[:topk] for _ in range(tokens)], np.int32).reshape(tokens, topk)
+    weights = random.uniform(0, 1, (tokens, topk)).astype(np.float32)
+    w1 = operand(5, 0, (experts, hidden, 2 * intermediate or n), dtype, hidden ** -0.5)
+    w2 = operand(6, 0, (experts, intermediate, n), dtype, max(intermediate, 1) ** -0.5)
+    wanted = np.zeros((tokens, n))
+    for t in range(tokens):
+        for weight, expert in zip(weights[t], chosen[t]):
+            h = widen(x[t]) @ widen(w1[expert])
+            if intermediate:
+                gate, up = h[:intermediate], h[intermediate:]
+                h = (gate / (1 + np.exp(-gate)) * up) @ widen(w2[expert])
+            wanted[t] += weight * h
+    mine = rows_of(RANK, experts)
+    sizes = {"max_tokens": 11, "hidden": hidden, "n": n, "experts": experts, "topk": topk, "intermediate": intermediate}
+    with group.moe(**sizes, dtype=dtype) as operation:
+        y = poisoned((tokens, n), dtype)
+        operation.run(x, chosen, weights, w1[mine], w2[mine] if intermediate else None, y, timeout=LONG)
+        # Roundings of the intermediate values, of results that travel, and of their sum.
+        close(y, wanted, 8 * UNIT[dtype] * (np.abs(wanted) + 1))
+        with raises(mkernel.InvalidArgument, "tokens = 12", "0..11"):
+            operation.bind(np.zeros((12, hidden), np.uint16), chosen, weights, w1[mine], None, y)
+        with raises(mkernel.InvalidArgument, "topk has data type i64", "i32"):
+            operation.bind(x, chosen.astype(np.int64), weights, w1[mine], w2[mine] if intermediate else None, y)
+        if not intermediate:
+            with raises(mkernel.InvalidArgument, "w2 must be None"):
+                operation.bind(x, chosen, weights, w1[mine], w2[mine], y)
+
+
+def attention(group, dtype, causal):
+    batch, sequence, heads, kv_heads, dim = 2, 61, 4, 2, 32
+    scale = dim ** -0.5
+    if causal:
+        parts = [np.arange(sequence)[rows_of(part, sequence, 2 * WORLD)] for part in range(2 * WORLD)]
+        places = [np.concatenate([parts[r], parts[2 * WORLD - 1 - r]]) for r in range(WORLD)]
+    else:
+        places = [np.arange(sequence)[rows_of(r, sequence)] for r in range(WORLD)]
+    q, k, v = (operand(seed, 0, (batch, sequence, count, dim), dtype) for seed, count in ((7, heads), (8, kv_heads), (9, kv_heads)))
+    mine = places[RANK]
+    wanted = np.zeros((batch, len(mine), heads, dim))
+    for head in range(heads):
+        keys, values = widen(k)[:, :, head // 2], widen(v)[:, :, head // 2]
+        scores = widen(q)[:, mine, head] @ keys.transpose(0, 2, 1) * scale
+        if causal:
+            scores[:, np.arange(sequence)[None, :] > mine[:, None]] = -np.inf
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        wanted[:, :, head] = (weights / weights.sum(axis=2, keepdims=True)) @ values
+    with group.ring_attention(batch=batch, sequence=sequence, heads=heads, kv_heads=kv_heads, head_dim=dim, causal=causal,
+                              dtype=dtype) as operation:
+        assert operation.positions == len(mine)
+        out = poisoned(wanted.shape, dtype)
+        operation.run(*(np.ascontiguousarray(x[:, mine]) for x in (q, k, v)), out, timeout=LONG)
+        close(out, wanted, 1.01 * UNIT[dtype] * np.abs(wanted) + 2e-5)
+
+
+def gemms():
+    group = join()
+    for kind in ("ag_gemm", "gemm_rs", "gemm_ar"):
+        for dtype in ("bf16", "f16"):
+            for layout in ("row_major", "column_major"):
+                gemm(group, kind, dtype, layout)
+
+
+def moe_and_attention():
+    group = join()
+    for dtype in ("bf16", "f16"):
+        for intermediate in (0, 16):
+            moe(group, dtype, intermediate)
+        for causal in (False, True):
+            attention(group, dtype, causal)
+
+
+class Foreign:
+    """An object that has nothing but __dlpack__."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class OnGpu:
+    """What a GPU's array says about itself."""
+
+    def __init__(self, address, shape, typestr):
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": shape, "typestr": typestr, "version": 3}
+
+
+def bad_operands():
+    """Operands and shapes that are refused here, so that the group goes on."""
+    group = join()
+    m, n, k = 8, 4, 6
+    rows = mkernel.block_range(m, WORLD, RANK)
+    with raises(mkernel.InvalidArgument, "dtype = 'f32'", "bf16, f16"):
+        group.ag_gemm(m, n, k, dtype="f32")
+    with raises(mkernel.InvalidArgument, "b_layout = 'C'", "row_major"):
+        group.ag_gemm(m, n, k, b_layout="C")
+    with raises(mkernel.InvalidArgument, "executor = 'gpu'", "cuda"):
+        group.ag_gemm(m, n, k, executor="gpu")
+    with raises(TypeError, "m = 8.5"):
+        group.ag_gemm(8.5, n, k)
+    with raises(mkernel.InvalidArgument, "m = -8"):
+        group.ag_gemm(-8, n, k)
+    with raises(mkernel.InvalidArgument, "rank 1"):
+        group.ag_gemm(m + RANK % 2, n, k)
+    with raises(mkernel.FailedPrecondition, "device = -1"):
+        group.ag_gemm(m, n, k, executor="cuda")
+    with raises(mkernel.InvalidArgument, "kv_heads"):
+        group.ring_attention(batch=1, sequence=8, heads=3, kv_heads=2, head_dim=32)
+    operation = group.ag_gemm(m, n, k)
+    a, b, c = (np.zeros(shape, np.uint16) for shape in ((rows[1] - rows[0], k), (k, n), (m, n)))
+    bound = [a, b, c]
+    readonly = c.copy()
+    readonly.flags.writeable = False
+    odd = np.zeros(2 * b.size + 1, np.uint8)[1:].view(np.uint16).reshape(k, n)
+    wide = np.zeros((k, 2 * n), np.uint16)
+    for index, wrong, words in (
+        (0, np.zeros((3, k), np.uint16), ["ag_gemm", "a has shape 3x6 and 36 bytes", "2x6 of bf16 and 24 bytes"]),
+        (0, a.astype(np.float32), ["a has data type f32", "bf16"]),
+        (0, a.view(np.float16), ["a has data type f16", "bf16"]),
+        (0, a.astype(">u2"), ["a has data type >u2"]),
+        (0, Foreign(a.astype(np.float32)), ["a has data type f32"]),
+        (0, OnGpu(4096, a.shape, "<u2"), ["a lies on DLPack device (2, -1)", "host memory"]),
+        (0, bytes(23), ["23 bytes", "24 bytes"]),
+        (0, bytes(26), ["26 bytes", "24 bytes"]),
+        (1, np.zeros((n, k), np.uint16), ["b has shape 4x6", "6x4"]),
+        (1, wide[:, ::2], ["b of shape (6, 4) has strides (16, 4)", "dense"]),
+        (1, Foreign(wide[:, ::2]), ["b of shape (6, 4) has strides (8, 2)", "dense"]),
+        (1, odd, ["b begins at", "no multiple of 2 bytes"]),
+        (2, readonly, ["c is read-only"]),
+        (2, bytes(2 * m * n), ["c is read-only"]),
+        (2, memoryview(np.zeros((m, 2 * n), np.uint16))[::2], ["c of shape (4, 8) has strides (32, 2)"]),
+    ):
+        operands = list(bound)
+        operands[index] = wrong
+        with raises(mkernel.InvalidArgument, *words):
+            operation.launch(*operands)
+    for wrong in (None, 4096, "x", object()):
+        with raises(TypeError, "a is of type"):
+            operation.launch(wrong, b, c)
+    for options, words in (({"deadline": 0}, ["deadline = 0"]), ({"compute_threads": -1}, ["compute_threads = -1", "0..4096"])):
+        with raises(mkernel.InvalidArgument, *words):
+            operation.launch(a, b, c, **options)
+    assert group.status() is None
+    # What is taken: DLPack alone, bytes-like objects, ctypes, flat arrays.
+    taken = (ctypes.c_uint16 * (m * n))()
+    operation.run(Foreign(a), b.tobytes(), taken, timeout=LONG)
+    operation.run(bytearray(a.tobytes()), memoryview(b), c.reshape(-1), timeout=LONG)
+    try:
+        import ml_dtypes
+    except ImportError:
+        print("ml_dtypes is not installed")
+    else:
+        ones = [np.ones(x.shape, ml_dtypes.bfloat16) for x in bound]
+        operation.run(*ones, timeout=LONG)
+        assert (ones[2].astype(np.float32) == k).all()
+    assert group.status() is None
+    launch = operation.bind(a, b, c)
+    operation.close()
+    with raises(mkernel.FailedPrecondition, "ag_gemm is closed"):
+        launch.launch()
+    group.barrier()
+
+
+def overhead():
+    """One rank: prints the microseconds of the client's own part of a launch."""
+    import time
+
+    from mkernel._library import lib
+
+    group = join()
+    operation = group.ag_gemm(8, 8, 8, dtype="f16")
+    launch = operation.bind(*(np.zeros((8, 8), np.float16) for _ in range(3)))
+    for _ in range(100):
+        launch.run()
+    launch._launch = lambda *_: 0  # the library's part is its own
+    count, begin = 20000, time.perf_counter()
+    for _ in range(count):
+        handle = launch._operation._handle
+        launch.launch()
+        handle.in_flight.clear()
+    stub = (time.perf_counter() - begin) / count
+    print(f"launch without the library {stub * 1e6:.2f} us")
+    launch._launch = lib.mk_gemm_launch
+    begin = time.perf_counter()
+    for _ in range(2000):
+        pending = launch.launch()
+    launch_time = (time.perf_counter() - begin) / 2000
+    pending.wait(LONG)
+    print(f"launch {launch_time * 1e6:.2f} us")
+    begin = time.perf_counter()
+    for _ in range(2000):
+        launch.run()
+    print(f"run {(time.perf_counter() - begin) / 2000 * 1e6:.2f} us")

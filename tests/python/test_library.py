@@ -1,0 +1,82 @@
+"""How the package finds libmkernel and what it refuses: another version, an older C library, a file that is something else."""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from client_test import PACKAGE
+
+import mkernel
+from mkernel import _library
+
+
+class Library(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def python(self, code, package=PACKAGE, **environment):
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("MKERNEL_", "PYTHON", "LD_"))}
+        return subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=60, cwd=self.folder,
+                              env={**kept, **({"PYTHONPATH": str(package)} if package else {}), **environment})
+
+    def copy_of_package(self):
+        shutil.copytree(_library.PACKAGE, self.folder / "mkernel", ignore=shutil.ignore_patterns("__pycache__", "lib", "bin"))
+        return self.folder / "mkernel"
+
+    def test_order_of_the_places(self):
+        library, package = pathlib.Path(mkernel.library_path()).resolve(), self.copy_of_package()
+        say = "import mkernel; print(mkernel.library_path())"
+        by_environment = self.python(say, self.folder, MKERNEL_LIBRARY=str(library))
+        self.assertEqual(by_environment.stdout.strip(), str(library), by_environment.stderr)
+        (self.folder / "loader").mkdir()
+        (self.folder / "loader" / _library.SONAME).symlink_to(library)
+        by_loader = self.python(say, self.folder, LD_LIBRARY_PATH=str(self.folder / "loader"))
+        self.assertEqual(by_loader.stdout.strip(), _library.SONAME, by_loader.stderr)
+        (package / "lib").mkdir()
+        (package / "lib" / _library.SONAME).symlink_to(library)
+        beside = self.python(say, self.folder, MKERNEL_LIBRARY="/nonexistent")
+        self.assertEqual(beside.stdout.strip(), str(package / "lib" / _library.SONAME), beside.stderr)
+
+    def test_what_cannot_be_loaded_is_named(self):
+        self.copy_of_package()
+        run = self.python("import mkernel", self.folder, MKERNEL_LIBRARY="/nonexistent/libmkernel.so")
+        for word in ("ImportError", "/nonexistent/libmkernel.so", "MKERNEL_LIBRARY", _library.SONAME):
+            self.assertIn(word, run.stderr)
+        run = self.python("import mkernel", self.folder, MKERNEL_LIBRARY="libc.so.6")
+        for word in ("ImportError", "libc.so.6 is not libmkernel", "mk_version"):
+            self.assertIn(word, run.stderr)
+
+    def test_another_version(self):
+        _library.check_version("1.2.3", "1.2.9", "/lib")
+        with self.assertRaisesRegex(ImportError, r"1\.2\.3.*1\.3\.0.*/lib/x"):
+            _library.check_version("1.2.3", "1.3.0", "/lib/x")
+        package = self.copy_of_package()
+        (package / "_version.py").write_text('__version__ = "7.8.9"\n')
+        run = self.python("import mkernel", self.folder, MKERNEL_LIBRARY=str(pathlib.Path(mkernel.library_path()).resolve()))
+        for word in ("ImportError", "7.8.9", mkernel.library_version()):
+            self.assertIn(word, run.stderr)
+
+    def test_an_older_c_library(self):
+        for found in ("glibc 2.36", "glibc 2.100", "glibc 3.0", "glibc 2.36.9000"):
+            _library.check_glibc((2, 36), found)
+        _library.check_glibc(None, "no glibc")
+        for found in ("glibc 2.35", "glibc 2.9", "glibc 1.99", "no glibc", "musl 2.40"):
+            with self.assertRaisesRegex(ImportError, f"glibc 2.36 or newer.*{found}"):
+                _library.check_glibc((2, 36), found)
+        package = self.copy_of_package()
+        (package / "_build.py").write_text("GLIBC = (2, 900)\n")
+        run = self.python("import mkernel", self.folder)
+        self.assertIn("ImportError: this mkernel wheel needs glibc 2.900 or newer, and this machine has glibc 2.", run.stderr)
+
+    def test_import_brings_nothing_large(self):
+        code = "import sys, mkernel; print(sorted({'numpy', 'torch', 'subprocess', 'ml_dtypes'} & set(sys.modules)))"
+        run = self.python(code, MKERNEL_LIBRARY=str(pathlib.Path(mkernel.library_path()).resolve()))
+        self.assertEqual(run.stdout.strip(), "[]", run.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,114 @@
+"""Ends of ranks that use the Python client: Ctrl-C in every wait, kills, time limits, fork, interpreter exit, order of handles."""
+import signal
+import unittest
+
+from client_test import PATIENCE, WORLD, ClientTest
+
+WAITS = ("barrier", "exchange", "symmetric", "reserve_lanes", "operation", "wait_arrival", "wait_completed", "pending",
+         "pending_with_timeout", "run", "close_operation")
+
+
+class Life(ClientTest):
+    def interrupted(self, wait, silent=True):
+        """Ctrl-C for rank 0, which waits for rank 1."""
+        other = self.rank("life_scenarios.joined", 1, 2) if silent else None
+        process = self.rank("life_scenarios.interrupted", 0, 2, WAIT=wait)
+        if other:
+            self.wait_for_line(other, "joined")
+        self.wait_for_line(process, "waiting")
+        status, out, err = self.interrupt(process)
+        self.assertEqual((status, out.strip()), (0, "interrupted"), f"{wait}:\n{out}{err}")
+        if other:
+            other.kill()
+            other.wait(PATIENCE)
+
+    def test_ctrl_c_in_every_wait(self):
+        self.start_nodes(1)
+        for wait in WAITS:
+            with self.subTest(wait=wait):
+                self.interrupted(wait)
+        with self.subTest(wait="join"):
+            self.interrupted("join", silent=False)
+
+    def test_ctrl_c_while_the_daemon_hangs(self):
+        daemon = self.start_nodes(1)[0]
+        for wait in ("connect", "close"):
+            with self.subTest(wait=wait):
+                process = self.rank("life_scenarios.interrupted", WAIT=wait)
+                self.wait_for_line(process, "waiting")
+                daemon.process.send_signal(signal.SIGSTOP)
+                try:
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+                    self.wait_for_line(process, "stopped")
+                    status, out, err = self.interrupt(process)
+                finally:
+                    daemon.process.send_signal(signal.SIGCONT)
+                self.assertEqual((status, out.strip()), (0, "interrupted"), f"{wait}:\n{out}{err}")
+
+    def test_ctrl_c_that_nobody_catches_ends_the_program(self):
+        self.start_nodes(1)
+        other = self.rank("life_scenarios.joined", 1, 2)
+        process = self.rank("life_scenarios.unhandled", 0, 2)
+        self.wait_for_line(process, "waiting")
+        status, out, err = self.interrupt(process)
+        self.assertEqual(status, -signal.SIGINT, out + err)
+        self.assertIn("KeyboardInterrupt", err)
+        other.kill()
+
+    def test_handlers_of_the_program_run_during_waits(self):
+        self.start_nodes(1)
+        self.run_ranks("life_scenarios.threads_and_signals", 2)
+
+    def test_a_killed_rank_is_named(self):
+        self.start_nodes(2)
+        for wait in ("barrier", "wait_arrival", "run"):
+            with self.subTest(wait=wait):
+                ranks = [self.rank("life_scenarios.bereaved", rank, WORLD, WAIT=wait) for rank in range(WORLD)]
+                for process in ranks:
+                    self.wait_for_line(process, "waiting")
+                ranks[-1].kill()
+                for rank, process in enumerate(ranks[:-1]):
+                    status, out, err = self.finish(process)
+                    self.assertEqual(status, 0, f"{wait}, rank {rank}:\n{out}{err}")
+
+    def test_time_limits(self):
+        self.start_nodes(1)
+        late = self.rank("life_scenarios.late", 1, 2)
+        status, out, err = self.finish(self.rank("life_scenarios.time_limits", 0, 2))
+        self.assertEqual(status, 0, out + err)
+        self.assertIsNone(late.poll())
+
+    def test_fork(self):
+        self.start_nodes(2)
+        self.run_ranks("life_scenarios.forked")
+
+    def test_exit_with_work_in_flight(self):
+        self.start_nodes(1)
+        for keep in ("nothing", "pending", "locals"):
+            with self.subTest(keep=keep):
+                self.run_ranks("life_scenarios.exit_with_work", 2, KEEP=keep)
+
+    def test_exit_with_a_thread_in_a_call(self):
+        self.start_nodes(1)
+        other = self.rank("life_scenarios.joined", 1, 2)
+        status, out, err = self.finish(self.rank("life_scenarios.exit_with_thread", 0, 2))
+        self.assertEqual((status, out.strip(), err), (0, "waiting", ""))
+        other.kill()
+
+    def test_exit_leaves_the_group(self):
+        self.start_nodes(1)
+        self.run_ranks("life_scenarios.exit_idle", 2)
+
+    def test_handles_end_in_any_order(self):
+        daemon = self.start_nodes(1)[0]
+        self.run_ranks("life_scenarios.any_order", 1)
+        self.assertEqual(daemon.show("sessions"), [])
+
+    def test_operands_live_until_the_launch_is_over(self):
+        self.start_nodes(1)
+        self.run_ranks("life_scenarios.operands_in_flight", 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

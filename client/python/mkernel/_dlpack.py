@@ -118,7 +118,8 @@ def is_dense(shape: "tuple[int, ...]", strides: "Optional[tuple[int, ...]]", uni
 def memory_of(field: str, source: Any, stream: Optional[int] = None) -> Memory:
     """The memory behind an object with __dlpack__, which the capsule in `owner` keeps alive. `stream`: as its __dlpack__ takes
     it on a GPU."""
-    device = tuple(int(part) for part in source.__dlpack_device__())
+    kind, number = source.__dlpack_device__()
+    device = (int(kind), int(number))
     taken = source.__dlpack__() if device[0] != CUDA else source.__dlpack__(stream=stream)
     if not _is_valid(taken, _UNUSED):
         raise InvalidArgument(f"{field}: __dlpack__ returned no capsule named dltensor")

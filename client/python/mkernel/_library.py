@@ -13,10 +13,10 @@ SONAME = "libmkernel.so." + ".".join(__version__.split(".")[:2])
 def _built_with() -> "tuple[int, int] | None":
     """The oldest glibc that the programs of this wheel run with; None outside of a wheel."""
     try:
-        from mkernel._build import GLIBC
+        from mkernel._build import GLIBC  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         return None
-    return GLIBC
+    return (int(GLIBC[0]), int(GLIBC[1]))
 
 
 def _c_library() -> str:

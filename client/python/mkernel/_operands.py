@@ -64,7 +64,7 @@ def _of_buffer(field: str, source: Any) -> Memory:
     dtype = None if code in ("B", "b", "c") else names.get(code, code)
     if code in ("l", "q", "L", "Q"):
         dtype = f"{'i' if code in 'lq' else 'u'}{8 * view.itemsize}"
-    return Memory(held.address, dtype, tuple(view.shape), view.nbytes, _HOST, not view.readonly, held)
+    return Memory(held.address, dtype, tuple(view.shape or ()), view.nbytes, _HOST, not view.readonly, held)
 
 
 def _of_array_interface(field: str, source: Any, interface: "dict[str, Any]", device: "tuple[int, int]") -> Memory:

@@ -162,6 +162,8 @@ class SymmetricBuffer(Buffer):
     """The same number of zeroed bytes on every rank, registered under the same region number everywhere and mapped by the ranks
     of one node. Made by Group.symmetric(), symmetric_gpu() and register_gpu()."""
 
+    source: Any = None  # of register_gpu(): the owner of the memory
+
     def _what(self) -> str:
         return "symmetric buffer"
 

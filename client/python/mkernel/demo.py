@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 from mkernel._commands import program
 
@@ -68,7 +69,7 @@ class Demo:
             config = folder / "mkerneld.toml"
             config.write_text(CONFIG.format(node=node, folder=folder, port=ports[node], peer=ports[1 - node]))
             with (folder / "log").open("wb") as log:
-                self._daemons.append(subprocess.Popen([program("mkerneld"), "--config", config], stderr=log))
+                self._daemons.append(subprocess.Popen([str(program("mkerneld")), "--config", str(config)], stderr=log))
         end = time.monotonic() + PEERS_SECONDS
         for node in range(NODES):
             while '"alive"' not in self._mkctl(node, "peers", "-o", "json"):
@@ -80,8 +81,8 @@ class Demo:
 
     def _run_ranks(self) -> None:
         for rank in range(WORLD):
-            daemon = self._folder(rank * NODES // WORLD) / "mkerneld.sock"
-            command = [program("mkbench"), "op", "--preset", "demo", "--iterations", "1", "--group", "demo", "--daemon", daemon]
+            daemon = str(self._folder(rank * NODES // WORLD) / "mkerneld.sock")
+            command = [str(program("mkbench")), "op", "--preset", "demo", "--iterations", "1", "--group", "demo", "--daemon", daemon]
             environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(WORLD)}
             self._ranks.append(
                 subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -127,7 +128,8 @@ class Demo:
 
     def end_all(self) -> None:
         """Whatever still runs ends now."""
-        for process in [*self._ranks, *self._daemons]:
+        processes: "list[subprocess.Popen[Any]]" = [*self._ranks, *self._daemons]
+        for process in processes:
             if process.poll() is None:
                 process.kill()
             process.wait(STOP_SECONDS)
@@ -139,7 +141,7 @@ class Demo:
         return (self._folder(node) / "log").read_text(errors="replace")[-4000:]
 
     def _mkctl(self, node: int, *arguments: str) -> str:
-        command = [program("mkctl"), "--socket", self._folder(node) / "control.sock", *arguments]
+        command = [str(program("mkctl")), "--socket", str(self._folder(node) / "control.sock"), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=STOP_SECONDS).stdout
 
 

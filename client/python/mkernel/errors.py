@@ -132,7 +132,7 @@ class DataLoss(Error):
     code = Code.DATA_LOSS
 
 
-_CLASSES = {cls.code: cls for cls in Error.__subclasses__()}
+_CLASSES: "dict[int, type[Error]]" = {cls.code: cls for cls in Error.__subclasses__()}
 
 
 def error_of(code: int, text: str) -> Error:

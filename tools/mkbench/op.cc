@@ -163,6 +163,7 @@ Result<Row> run_workload(Group& group, const MakeWorkload& make, const OpOptions
   MK_RETURN_IF_ERROR(run_iteration(group, **work, 0, options, warm_up));
   row.elements = warm_up.elements;
   row.wrong = warm_up.wrong;
+  row.first_ms = warm_up.milliseconds.front();
   for (int i = 1; i <= o.iterations; ++i) {
     MK_RETURN_IF_ERROR(run_iteration(group, **work, static_cast<std::uint64_t>(i), options, row));
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <iostream>
@@ -28,6 +29,9 @@ namespace {
 /// Timed launches of one round at most: what a rank tells the others fits one exchange.
 constexpr int kMostPerRound = 8;
 
+/// Launches behind the first one of an operation that it is compared with, at least.
+constexpr int kLaterLaunches = 8;
+
 /// One thing that is timed: a graph per set.
 struct Side {
   std::vector<GpuGraph> graphs;
@@ -45,6 +49,8 @@ class Measurement {
   Measurement(Group& group, OpCudaOptions options) : group_(group), options_(std::move(options)) {}
 
   Status prepare(OpKind kind, const GemmShape& shape);
+  /// Before any round: what the first launch of an operation costs.
+  Status first_launches(Row& row);
   Status round(Row& row);
   /// One more launch, with a timeline of all ranks in `path`; not timed, verified.
   Status trace(const std::string& path, Row& row);
@@ -53,6 +59,7 @@ class Measurement {
 
  private:
   Status take_share();
+  Status capture_all();
   Status capture(Side& side, const std::function<Status(int)>& queue);
   Status prepare_products();
   Status prepare_cublas();
@@ -121,6 +128,37 @@ Status Measurement::prepare(OpKind kind, const GemmShape& shape) {
                                 stream_.get());
   if (!made.ok()) return made.status();
   case_ = std::move(*made);
+  return {};
+}
+
+/// Launches one at a time, each from a barrier until the stream is done, as no graph has been made yet.
+Status Measurement::first_launches(Row& row) {
+  for (int set = 0; set < case_->sets(); ++set) MK_RETURN_IF_ERROR(case_->fill(set, iteration_++));
+  MK_RETURN_IF_ERROR(stream_.synchronize());
+  const Activity awake = group_.keep_active();
+  std::vector<double> slowest;
+  while (slowest.size() <= kLaterLaunches) {
+    for (int set = 0; set < case_->sets(); ++set) {
+      MK_RETURN_IF_ERROR(group_.barrier());
+      const auto begin = std::chrono::steady_clock::now();
+      MK_RETURN_IF_ERROR(op_->enqueue(case_->arguments(set), stream_.get(), options_.executor));
+      const Status done = stream_.synchronize();
+      const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+      MK_RETURN_IF_ERROR(op_->status());
+      MK_RETURN_IF_ERROR(done);
+      auto all = from_all(took.count());
+      if (!all.ok()) return all.status();
+      slowest.push_back(*std::max_element(all->begin(), all->end()));
+    }
+  }
+  row.first_ms = slowest.front();
+  row.single_ms = median({slowest.begin() + 1, slowest.end()});
+  MK_RETURN_IF_ERROR(verify(row));
+  return capture_all();
+}
+
+Status Measurement::capture_all() {
+  const GemmShape& shape = case_->shape();
   MK_RETURN_IF_ERROR(capture(
       ours_, [&](int set) { return op_->enqueue(case_->arguments(set), stream_.get(), options_.executor); }));
   const bool divides = shape.m % group_.world_size() == 0;
@@ -310,6 +348,7 @@ Result<Row> measure_op_cuda(Group& group, OpKind kind, const GemmShape& shape, c
   Measurement measurement(group, options);
   MK_RETURN_IF_ERROR(measurement.prepare(kind, shape));
   Row row;
+  MK_RETURN_IF_ERROR(measurement.first_launches(row));
   row.shape = {{"op", to_string(kind)},
                {"executor", "cuda"},
                {"m", shape.m},

@@ -22,6 +22,8 @@ std::vector<std::string> cells(const Row& row, const Group& group) {
           std::to_string(group.world_size()) + " on " + std::to_string(group.node_count()),
           fixed(ms, digits),
           fixed(100 * spread(row.milliseconds), 0) + " %",
+          fixed_or_dash(row.first_ms, digits),
+          fixed_or_dash(row.single_ms, digits),
           fixed_or_dash(row.gemm_ms, digits),
           row.gemm_ms ? fixed(ms / *row.gemm_ms, 2) : "-",
           fixed_or_dash(row.product_ms, digits),
@@ -42,6 +44,8 @@ nlohmann::json to_json(const Row& row, const Group& group, const std::optional<d
                {"nic_gbps", or_null(nic_gbps)},
                {"ms", median(row.milliseconds)},
                {"ms_spread", spread(row.milliseconds)},
+               {"first_ms", or_null(row.first_ms)},
+               {"single_ms", or_null(row.single_ms)},
                {"gemm_ms", or_null(row.gemm_ms)},
                {"product_ms", or_null(row.product_ms)},
                {"cublas_nccl_ms", or_null(row.cublas_nccl_ms)},
@@ -54,9 +58,9 @@ nlohmann::json to_json(const Row& row, const Group& group, const std::optional<d
 }
 
 void print_rows(const std::vector<Row>& rows, const Group& group) {
-  std::vector<std::vector<std::string>> table{{"operation", "shape", "ranks", "time ms", "spread", "gemm",
-                                               "ratio", "product", "cuBLAS+NCCL", "torch", "over the wire",
-                                               "max error", "elements", "verdict"}};
+  std::vector<std::vector<std::string>> table{{"operation", "shape", "ranks", "time ms", "spread", "first",
+                                               "later", "gemm", "ratio", "product", "cuBLAS+NCCL", "torch",
+                                               "over the wire", "max error", "elements", "verdict"}};
   for (const Row& row : rows) table.push_back(cells(row, group));
   print_table(std::cout, table);
 }

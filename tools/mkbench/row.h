@@ -15,6 +15,9 @@ struct Row {
   nlohmann::json shape;  ///< {op, executor, m, n, k, dtype, ...}
   std::string shape_text;
   std::vector<double> milliseconds;  ///< per iteration, of the slowest rank
+  /// Of the slowest rank, from a barrier until it is over: the first launch of the operation, and the median
+  /// of some behind it.
+  std::optional<double> first_ms, single_ms;
   // Medians of the slowest rank in the same run, where they were asked for.
   std::optional<double> gemm_ms;         ///< the product alone: cuBLAS
   std::optional<double> product_ms;      ///< the product alone: the GEMM body of the operations

@@ -1,0 +1,132 @@
+"""How the ranks of a c10d process group agree on a group of mkernel: a name and a secret, through the process group's store.
+
+The store and not a collective, because the store knows who has come: a wait for it is bounded, and says who is missing."""
+
+import hashlib
+import json
+import os
+import time
+from typing import Any, Optional, Sequence
+
+from mkernel.errors import DeadlineExceeded, InvalidArgument, Unavailable
+
+POLL_SECONDS = 0.02
+LOOK_SECONDS = 0.5  # between two looks at what missing ranks do instead
+
+
+class Rendezvous:
+    """One rank's part. `store`: of the process group; `world`: of all processes. Keys of `store`: here/RANK says that a rank has
+    come and with which facts, offer/DIGEST holds what rank 0 chose, where DIGEST is of the nonces of all: what earlier attempts
+    left behind fits no later one. Keys of `world`: now/RANK says for which process group that process waits."""
+
+    def __init__(self, store: Any, world: Any, ranks: "Sequence[int]", rank: int, facts: "dict[str, Any]", timeout: float) -> None:
+        self._store, self._world = store, world
+        self._ranks, self._rank = list(ranks), rank
+        self._nonce = os.urandom(8).hex()
+        self._facts = {**facts, "ranks": self._ranks, "nonce": self._nonce}
+        self._end = time.monotonic() + timeout
+        self._timeout = timeout
+        self._offer = ""
+
+    def agree(self) -> "tuple[str, bytes]":
+        """(name, secret). Errors: DeadlineExceeded (who is missing), InvalidArgument (facts that differ, or a rank that waits for
+        another process group), Unavailable (the store)."""
+        try:
+            self._announce()
+            return self._agree()
+        except (RuntimeError, OSError) as error:
+            if isinstance(error, (InvalidArgument, DeadlineExceeded)):
+                raise
+            raise Unavailable(f"init: the store of the process group does not answer: {error}") from error
+
+    def end(self) -> None:
+        """When every rank has joined, or this one has given up."""
+        try:
+            self._store.delete_key(f"here/{self._rank}")
+            if self._rank == 0 and self._offer:
+                self._store.delete_key(self._offer)
+        except (RuntimeError, OSError):
+            pass  # the store is gone, and with it the keys
+
+    def _announce(self) -> None:
+        self._store.set(f"here/{self._rank}", json.dumps(self._facts))
+        self._world.set(f"now/{self._me}", json.dumps(self._facts))
+
+    @property
+    def _me(self) -> int:
+        return int(self._ranks[self._rank])
+
+    def _agree(self) -> "tuple[str, bytes]":
+        self._wait_for_all()
+        everyone = [json.loads(self._store.get(f"here/{rank}")) for rank in range(len(self._ranks))]
+        self._compare(everyone)
+        # From here on no rank can miss this one, so nobody looks at what it does.
+        self._world.delete_key(f"now/{self._me}")
+        digest = hashlib.sha256("".join(facts["nonce"] for facts in everyone).encode()).hexdigest()
+        self._offer = f"offer/{digest}"
+        if self._rank == 0:
+            offer = {"name": f"torch-{digest[:16]}", "secret": os.urandom(32).hex()}
+            self._store.set(self._offer, json.dumps(offer))
+        while not self._store.check([self._offer]):
+            self._sleep_until([0], "rank 0 has made no offer")
+        offer = json.loads(self._store.get(self._offer))
+        return offer["name"], bytes.fromhex(offer["secret"])
+
+    def _wait_for_all(self) -> None:
+        missing = list(range(len(self._ranks)))
+        look = time.monotonic() + LOOK_SECONDS
+        while True:
+            if self._store.check([f"here/{rank}" for rank in missing]):
+                return
+            if time.monotonic() > min(look, self._end):
+                missing = [rank for rank in missing if not self._store.check([f"here/{rank}"])]
+                for rank in missing:
+                    self._look_at(rank)
+                look = time.monotonic() + LOOK_SECONDS
+            self._sleep_until(missing, "they have not called init for it")
+
+    def _sleep_until(self, missing: "list[int]", why: str) -> None:
+        if time.monotonic() > self._end:
+            names = ", ".join(f"{rank} (global {self._ranks[rank]})" for rank in missing)
+            raise DeadlineExceeded(
+                f"init of process group '{self._facts['group']}' of ranks {self._ranks}: not within {self._timeout:g} s, missing: "
+                f"rank {names}; {why}"
+            )
+        time.sleep(POLL_SECONDS)
+
+    def _look_at(self, rank: int) -> None:
+        """Raises when a missing rank waits for this one in another process group: neither would ever come."""
+        other = self._get_now(self._ranks[rank])
+        if other is None or other["nonce"] == self._nonce:
+            return
+        mine, theirs = self._described(self._facts), self._described(other)
+        if other.get("against") == self._nonce or (self._me in other["ranks"] and theirs != mine):
+            # So that the other rank hears of it even if it looks after this one has gone.
+            self._world.set(f"now/{self._me}", json.dumps({**self._facts, "against": other["nonce"]}))
+            raise InvalidArgument(
+                f"init: the process groups differ between ranks: global rank {self._me} calls it for {mine}, global rank "
+                f"{self._ranks[rank]} for {theirs}; call it for the same groups in the same order on every rank"
+            )
+
+    def _get_now(self, rank: int) -> "Optional[dict[str, Any]]":
+        key = f"now/{rank}"
+        if not self._world.check([key]):
+            return None
+        try:
+            found: "dict[str, Any]" = json.loads(self._world.get(key))
+        except (RuntimeError, ValueError):  # taken away in between
+            return None
+        return found
+
+    @staticmethod
+    def _described(facts: "dict[str, Any]") -> str:
+        return f"process group '{facts['group']}' of ranks {facts['ranks']}"
+
+    def _compare(self, everyone: "list[dict[str, Any]]") -> None:
+        for rank, facts in enumerate(everyone):
+            for field, value in everyone[0].items():
+                if field != "nonce" and facts.get(field) != value:
+                    raise InvalidArgument(
+                        f"init of process group '{self._facts['group']}': {field} differs between ranks: rank 0 has {value!r}, "
+                        f"rank {rank} has {facts.get(field)!r}"
+                    )

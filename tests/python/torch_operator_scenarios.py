@@ -275,7 +275,8 @@ def wrong():
     for call, kind, words in (
         (lambda: gather(a.float(), [b.float()], 0, name), mkernel.torch.Refused, ["torch.float32", "torch.bfloat16"]),
         (lambda: gather(a, [b.half()], 0, name), mkernel.InvalidArgument, ["B has dtype torch.float16", "A torch.bfloat16"]),
-        (lambda: gather(a, [b], 1, name), mkernel.torch.Refused, ["gather_dim = 1 is the last dimension"]),
+        (lambda: gather(a, [b], 1, name), mkernel.InvalidArgument, ["(8, 6) and (6, 4)"]),
+        (lambda: gather(a, [torch.cat([b] * WORLD)], 1, name), mkernel.torch.Refused, ["gather_dim = 1 is the last dimension"]),
         (lambda: gather(a, [b], 2, name), mkernel.InvalidArgument, ["gather_dim = 2", "0..1"]),
         (lambda: gather(a, [b], -1, name), mkernel.InvalidArgument, ["gather_dim = -1"]),
         (lambda: gather(a, [b, b.t()], 0, name), mkernel.InvalidArgument, ["Bs[1]", "(8, 6) and (4, 6)"]),

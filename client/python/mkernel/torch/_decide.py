@@ -48,8 +48,9 @@ class Decision:
 
 
 def check(kind: str, a: torch.Tensor, bs: "Sequence[torch.Tensor]", dim: int, world: int) -> None:
-    """Raises what is wrong with the shapes; also for fake tensors."""
+    """Raises what is wrong with the shapes, and refuses those that mkernel does not have; also for fake tensors."""
     name = DIMENSIONS[kind]
+    last = kind != "gemm_ar" and dim == a.dim() - 1
     if a.dim() < 2:
         raise InvalidArgument(f"A has {a.dim()} dimensions, needed are at least 2")
     if not bs:
@@ -57,12 +58,14 @@ def check(kind: str, a: torch.Tensor, bs: "Sequence[torch.Tensor]", dim: int, wo
     for index, b in enumerate(bs):
         if b.dim() != 2:
             raise InvalidArgument(f"{_name(bs, index)} has {b.dim()} dimensions, needed are 2")
-        if b.shape[0] != a.shape[-1]:
+        if b.shape[0] != a.shape[-1] * (world if last and kind == "ag_gemm" else 1):
             shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
             raise InvalidArgument(f"A and {_name(bs, index)} have shapes {shapes}: the last of A is not the first of B")
     if not 0 <= dim < a.dim():
         raise InvalidArgument(f"{name} = {dim} is not 0..{a.dim() - 1}")
-    if kind == "gemm_rs" and dim < a.dim() - 1 and a.shape[dim] % world != 0:
+    if last:
+        raise Refused(f"{name} is the last dimension", f"{name} = {dim} is the last dimension of A: mkernel splits rows alone")
+    if kind == "gemm_rs" and a.shape[dim] % world != 0:
         raise InvalidArgument(
             f"A of shape {tuple(a.shape)} has {a.shape[dim]} along {name} = {dim}, which {world} ranks cannot share evenly"
         )
@@ -91,9 +94,6 @@ def _decide(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[to
             options: Options) -> Decision:
     _check_types(kind, membership, a, bs)
     world, k = membership.world_size, a.shape[-1]
-    if kind != "gemm_ar" and dim == a.dim() - 1:
-        raise Refused(f"{DIMENSIONS[kind]} is the last dimension",
-                      f"{DIMENSIONS[kind]} = {dim} is the last dimension of A: mkernel splits rows alone")
     if k == 0:
         raise Refused("A has no columns", f"A of shape {tuple(a.shape)} has no columns: there is nothing to multiply")
     front = a.movedim(dim, 0)

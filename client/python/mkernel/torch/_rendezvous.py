@@ -16,8 +16,9 @@ LOOK_SECONDS = 0.5  # between two looks at what missing ranks do instead
 
 class Rendezvous:
     """One rank's part. `store`: of the process group; `world`: of all processes. Keys of `store`: here/RANK says that a rank has
-    come and with which facts, offer/DIGEST holds what rank 0 chose, where DIGEST is of the nonces of all: what earlier attempts
-    left behind fits no later one. Keys of `world`: now/RANK says for which process group that process waits."""
+    come and with which facts, read/DIGEST/RANK that it has read those of all, offer/DIGEST holds what rank 0 chose. DIGEST is of the
+    nonces of all: what earlier attempts left behind fits no later one. Keys of `world`: now/RANK says for which process group that
+    process waits."""
 
     def __init__(self, store: Any, world: Any, ranks: "Sequence[int]", rank: int, facts: "dict[str, Any]", timeout: float) -> None:
         self._store, self._world = store, world
@@ -27,6 +28,7 @@ class Rendezvous:
         self._end = time.monotonic() + timeout
         self._timeout = timeout
         self._offer = ""
+        self._last_word = ""
 
     def agree(self) -> "tuple[str, bytes]":
         """(name, secret). Errors: DeadlineExceeded (who is missing), InvalidArgument (facts that differ, or a rank that waits for
@@ -42,9 +44,10 @@ class Rendezvous:
     def end(self) -> None:
         """When every rank has joined, or this one has given up."""
         try:
-            self._store.delete_key(f"here/{self._rank}")
+            self._store.set(f"here/{self._rank}", "")
+            self._world.set(f"now/{self._me}", self._last_word)
             if self._rank == 0 and self._offer:
-                self._store.delete_key(self._offer)
+                self._store.set(self._offer, "")
         except (RuntimeError, OSError):
             pass  # the store is gone, and with it the keys
 
@@ -57,33 +60,45 @@ class Rendezvous:
         return int(self._ranks[self._rank])
 
     def _agree(self) -> "tuple[str, bytes]":
-        self._wait_for_all()
-        everyone = [json.loads(self._store.get(f"here/{rank}")) for rank in range(len(self._ranks))]
-        self._compare(everyone)
+        everyone, digest = self._wait_for_all()
         # From here on no rank can miss this one, so nobody looks at what it does.
-        self._world.delete_key(f"now/{self._me}")
-        digest = hashlib.sha256("".join(facts["nonce"] for facts in everyone).encode()).hexdigest()
+        self._world.set(f"now/{self._me}", "")
+        self._compare(everyone)
         self._offer = f"offer/{digest}"
         if self._rank == 0:
             offer = {"name": f"torch-{digest[:16]}", "secret": os.urandom(32).hex()}
             self._store.set(self._offer, json.dumps(offer))
-        while not self._store.check([self._offer]):
-            self._sleep_until([0], "rank 0 has made no offer")
-        offer = json.loads(self._store.get(self._offer))
-        return offer["name"], bytes.fromhex(offer["secret"])
-
-    def _wait_for_all(self) -> None:
-        missing = list(range(len(self._ranks)))
-        look = time.monotonic() + LOOK_SECONDS
         while True:
-            if self._store.check([f"here/{rank}" for rank in missing]):
-                return
+            (found,) = self._read(self._store, [self._offer])
+            if found is not None:
+                return found["name"], bytes.fromhex(found["secret"])
+            self._sleep_until([0], "rank 0 has made no offer")
+
+    def _wait_for_all(self) -> "tuple[list[dict[str, Any]], str]":
+        """The facts of all ranks and their digest, once every rank has read the same ones: only then are all of them here now."""
+        everyone: "list[dict[str, Any]]" = []
+        digest, look = "", time.monotonic() + LOOK_SECONDS
+        while True:
+            if digest and self._store.check([f"read/{digest}/{rank}" for rank in range(len(self._ranks))]):
+                return everyone, digest
+            found = self._read(self._store, [f"here/{rank}" for rank in range(len(self._ranks))])
+            if None not in found:
+                everyone = [facts for facts in found if facts is not None]
+                before, digest = digest, hashlib.sha256("".join(facts["nonce"] for facts in everyone).encode()).hexdigest()
+                if digest != before:
+                    self._store.set(f"read/{digest}/{self._rank}", "")
             if time.monotonic() > min(look, self._end):
-                missing = [rank for rank in missing if not self._store.check([f"here/{rank}"])]
+                look = time.monotonic() + LOOK_SECONDS
+                missing = self._missing(digest)
                 for rank in missing:
                     self._look_at(rank)
-                look = time.monotonic() + LOOK_SECONDS
-            self._sleep_until(missing, "they have not called init for it")
+                self._sleep_until(missing, "they have not called init for it, or have given up")
+            time.sleep(POLL_SECONDS)
+
+    def _missing(self, digest: str) -> "list[int]":
+        ranks = range(len(self._ranks))
+        missing = [rank for rank in ranks if self._read(self._store, [f"here/{rank}"]) == [None]]
+        return missing or [rank for rank in ranks if not self._store.check([f"read/{digest}/{rank}"])]
 
     def _sleep_until(self, missing: "list[int]", why: str) -> None:
         if time.monotonic() > self._end:
@@ -96,27 +111,26 @@ class Rendezvous:
 
     def _look_at(self, rank: int) -> None:
         """Raises when a missing rank waits for this one in another process group: neither would ever come."""
-        other = self._get_now(self._ranks[rank])
+        (other,) = self._read(self._world, [f"now/{self._ranks[rank]}"])
         if other is None or other["nonce"] == self._nonce:
             return
         mine, theirs = self._described(self._facts), self._described(other)
-        if other.get("against") == self._nonce or (self._me in other["ranks"] and theirs != mine):
+        ended = other.get("against")  # it waits no more: for whom its last words are
+        if ended == self._nonce or (ended is None and self._me in other["ranks"] and theirs != mine):
             # So that the other rank hears of it even if it looks after this one has gone.
-            self._world.set(f"now/{self._me}", json.dumps({**self._facts, "against": other["nonce"]}))
+            self._last_word = json.dumps({**self._facts, "against": other["nonce"]})
             raise InvalidArgument(
                 f"init: the process groups differ between ranks: global rank {self._me} calls it for {mine}, global rank "
                 f"{self._ranks[rank]} for {theirs}; call it for the same groups in the same order on every rank"
             )
 
-    def _get_now(self, rank: int) -> "Optional[dict[str, Any]]":
-        key = f"now/{rank}"
-        if not self._world.check([key]):
-            return None
-        try:
-            found: "dict[str, Any]" = json.loads(self._world.get(key))
-        except (RuntimeError, ValueError):  # taken away in between
-            return None
-        return found
+    @staticmethod
+    def _read(store: Any, keys: "list[str]") -> "list[Optional[dict[str, Any]]]":
+        """None for what is not there. Keys are never deleted, but emptied: get() of a deleted one would wait."""
+        if not store.check(keys):
+            return [None] * len(keys)
+        texts = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
+        return [json.loads(text) if text else None for text in texts]
 
     @staticmethod
     def _described(facts: "dict[str, Any]") -> str:

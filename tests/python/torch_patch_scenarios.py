@@ -83,7 +83,8 @@ def originals(symmetric, a, b, name, full):
 
 def inductor():
     """torch.compile by Inductor with its pass for asynchronous tensor parallelism, on a sequence-parallel block with plain
-    collectives: the compiled code calls mkernel. On a machine without a GPU the pass has to be told that symmetric memory is there."""
+    collectives: the compiled code calls mkernel. On a machine without a GPU the pass has to be told that symmetric memory is
+    there."""
     import torch.distributed._functional_collectives as funcol
     import torch.distributed._symmetric_memory as symmetric
     from torch._inductor import config
@@ -160,8 +161,9 @@ def megatron():
                         {"output_dtype": torch.float32}, {"gtp_remat_size": 2}, {"tp_group": None}, {"tp_group": alone}):
             forward(x, weight, None, **changes)
         forward(x.float(), weight.float(), None)
-    reasons = ("sequence_parallel is off", "gradient_accumulation_fusion is set", "grad_output_buffer is set", "output_dtype is set",
-               "gtp_remat_size is set", "tp_group is not given", "init() was not called for the process group", "dtype torch.float32")
+    reasons = ("sequence_parallel is off", "gradient_accumulation_fusion is set", "grad_output_buffer is set",
+               "output_dtype is set", "gtp_remat_size is set", "tp_group is not given",
+               "init() was not called for the process group", "dtype torch.float32")
     counters = mkernel.torch.counters()
     assert counters["fallbacks"] == {f"{original.__name__}: {reason}": 1 for reason in reasons}, counters
     assert len(layers.calls) == len(reasons) and counters["launches"] == 1

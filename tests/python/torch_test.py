@@ -3,7 +3,7 @@ import importlib.util
 import sys
 import unittest
 
-from client_test import PATIENCE, ClientTest, free_ports  # noqa: F401: tests take PATIENCE from here
+from client_test import PACKAGE, PATIENCE, ClientTest, free_ports  # noqa: F401: tests take the first two from here
 
 if importlib.util.find_spec("torch") is None:
     print("PyTorch is not installed for this interpreter")

@@ -15,10 +15,11 @@ LOOK_SECONDS = 0.5  # between two looks at what missing ranks do instead
 
 
 class Rendezvous:
-    """One rank's part. `store`: of the process group; `world`: of all processes. Keys of `store`: here/RANK says that a rank has
-    come and with which facts, read/DIGEST/RANK that it has read those of all, offer/DIGEST holds what rank 0 chose. DIGEST is of the
-    nonces of all: what earlier attempts left behind fits no later one. Keys of `world`: now/RANK says for which process group that
-    process waits."""
+    """One rank's part. `store`: of the process group; `world`: of all processes.
+
+    Keys of `store`: here/RANK says that a rank has come, and with which facts; read/DIGEST/RANK that it has read those of all;
+    offer/DIGEST holds what rank 0 chose. DIGEST is of the nonces of all ranks: what earlier attempts left behind fits no later one.
+    Keys of `world`: now/RANK says for which process group that process waits."""
 
     def __init__(self, store: Any, world: Any, ranks: "Sequence[int]", rank: int, facts: "dict[str, Any]", timeout: float) -> None:
         self._store, self._world = store, world

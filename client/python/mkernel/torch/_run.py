@@ -19,12 +19,11 @@ def all_gather_matmul(a: torch.Tensor, bs: "Sequence[torch.Tensor]", gather_dim:
     membership, options = membership_of(group_name), current()
     with membership.lock:
         decision = _decided("ag_gemm", membership, a, bs, gather_dim, options)
-        front = a.movedim(gather_dim, 0)
-        world, lead = membership.world_size, front.shape[:-1]
-        shape = (world * lead[0], *lead[1:])
-        results = [c.view(*shape, b.shape[1]).movedim(0, gather_dim)
-                   for b, c in zip(bs, _multiply(decision, membership, front, bs, options))]
-    gathered = gather(front, world, group_name).movedim(0, gather_dim) if return_A else None
+        front = to_front(a, gather_dim)
+        products = _multiply(decision, membership, front, bs, options)
+    world, lead = membership.world_size, front.shape[:-1]
+    results = [_from_front(c.view(world * lead[0], *lead[1:], c.shape[1]), gather_dim) for c in products]
+    gathered = _from_front(gather(front, world, group_name), gather_dim) if return_A else None
     return gathered, results
 
 
@@ -34,10 +33,10 @@ def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scat
     membership, options = membership_of(group_name), current()
     with membership.lock:
         decision = _decided("gemm_rs", membership, a, [b], scatter_dim, options)
-        front = a.movedim(scatter_dim, 0)
+        front = to_front(a, scatter_dim)
         (c,) = _multiply(decision, membership, front, [b], options)
     shape = (front.shape[0] // membership.world_size, *front.shape[1:-1], b.shape[1])
-    result = c.view(shape).movedim(0, scatter_dim).contiguous()
+    result = _from_front(c.view(shape), scatter_dim).contiguous()
     return result.div_(membership.world_size) if reduce_op == "avg" else result
 
 
@@ -50,6 +49,15 @@ def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_na
         (c,) = _multiply(decision, membership, a, [b], options)
     result = c.view(*a.shape[:-1], b.shape[1])
     return result.div_(membership.world_size) if reduce_op == "avg" else result
+
+
+def to_front(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """With dimension `dim` as the outermost: a view."""
+    return tensor if dim == 0 else tensor.movedim(dim, 0)
+
+
+def _from_front(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    return tensor if dim == 0 else tensor.movedim(0, dim)
 
 
 def gather(front: torch.Tensor, world: int, group_name: str) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Groups of mkernel.torch: agreement, missing and late ranks, Ctrl-C, kills, fork, interpreter exit."""
 import signal
+import sys
 import time
 
-from torch_test import PATIENCE, TorchTest, main
+from torch_test import PACKAGE, PATIENCE, TorchTest, main
 
 
 class Groups(TorchTest):
@@ -34,6 +35,11 @@ class Groups(TorchTest):
             self.wait_for_line(process, "waiting")
         second.kill()
         status, out, err = self.finish(first)
+        self.assertEqual(status, 0, out + err)
+
+    def test_the_package_alone_does_not_import_torch(self):
+        script = "import mkernel, sys; assert 'torch' not in sys.modules"
+        status, out, err = self.finish(self.spawn(sys.executable, "-B", "-c", script, PYTHONPATH=PACKAGE))
         self.assertEqual(status, 0, out + err)
 
     def test_fork(self):

@@ -28,6 +28,24 @@ class Groups(TorchTest):
             status, out, err = self.finish(process)
             self.assertEqual(status, 0, out + err)
 
+    def test_two_groups_at_once(self):
+        self.start_nodes(1)
+        self.run_job("torch_group_scenarios.two_groups_at_once", 3)
+
+    def test_the_daemon_restarts(self):
+        (daemon,) = self.start_nodes(1)
+        ranks = self.start_job("torch_group_scenarios.daemon_restarts", 2)
+        for process in ranks:
+            self.wait_for_line(process, "ready")
+        daemon.kill()
+        daemon.start()
+        for process in ranks:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for rank, process in enumerate(ranks):
+            status, out, err = self.finish(process)
+            self.assertEqual(status, 0, f"rank {rank}:\n{out}{err}")
+
     def test_a_killed_rank_is_named(self):
         self.start_nodes(2)
         first, second = self.start_job("torch_group_scenarios.bereaved", 2)

@@ -134,6 +134,45 @@ def interrupted():
     end()
 
 
+def two_groups_at_once():
+    """Three ranks in one group, two of them in a second one: each group has a thread, and their calls run in any order."""
+    name = start()
+    pair = dist.new_group([0, 1])
+    errors = []
+
+    def calls(*arguments):
+        try:
+            for rows in (3, 5, 8, 5, 9, 3) * 5:
+                call(*arguments, rows=rows)
+        except BaseException as error:
+            errors.append(error)
+
+    if RANK < 2:
+        mkernel.torch.init(pair, socket=SOCKET, timeout=TIMEOUT)
+    threads = [threading.Thread(target=calls, args=(name,))]
+    threads += [threading.Thread(target=calls, args=(name_of(pair), 2))] if RANK < 2 else []
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    end()
+
+
+def daemon_restarts():
+    """The daemon goes and comes back: the call says so, and shutdown() and init() make everything anew."""
+    name = start()
+    call(name)
+    say("ready")
+    sys.stdin.readline()  # until there is a new daemon
+    with raises(mkernel.Unavailable):
+        call(name)
+    mkernel.torch.shutdown()
+    mkernel.torch.init(socket=SOCKET, timeout=TIMEOUT)
+    call(name)
+    end()
+
+
 def bereaved():
     """Rank 1 is killed while rank 0 is in a call."""
     name = start()

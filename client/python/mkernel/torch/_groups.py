@@ -17,6 +17,9 @@ from mkernel.torch._plans import PlanCache
 from mkernel.torch._rendezvous import Rendezvous
 
 
+_resolve: Any = getattr(c10d, "_resolve_process_group")  # torch has no public name for it
+
+
 class NotInitialized(FailedPrecondition):
     """There is no group of mkernel for a process group."""
 
@@ -60,7 +63,7 @@ def _after_fork() -> None:
     """The parent keeps what it has; in the child all of it refuses every call, and dropping it does nothing."""
     _State.forked = _State.forked or bool(_State.by_ranks)
     for table in (_State.by_ranks, _State.by_name, _State.sessions):
-        table.clear()  # type: ignore[attr-defined]
+        table.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -104,8 +107,8 @@ def _make(process_group: Any, name: str, ranks: "tuple[int, ...]", socket: str, 
     session = _State.sessions.get((socket, device))
     if session is None:
         session = connect(socket, name=f"torch rank {dist.get_rank()}", device=device, timeout=min(timeout, 10.0))
-    store = dist.PrefixStore("mkernel", c10d._get_process_group_store(process_group))
-    world = dist.PrefixStore("mkernel", c10d._get_default_store())
+    store = c10d.PrefixStore("mkernel", c10d._get_process_group_store(process_group))
+    world = c10d.PrefixStore("mkernel", c10d._get_default_store())
     rank = dist.get_rank(process_group)
     facts = {"group": name, "lanes": lanes, "max_plans": max_plans, "gpu": device >= 0, "version": __version__}
     rendezvous = Rendezvous(store, world, ranks, rank, facts, timeout)
@@ -122,7 +125,7 @@ def _make(process_group: Any, name: str, ranks: "tuple[int, ...]", socket: str, 
 def membership_of(group_name: str) -> Membership:
     """Of the process group that c10d knows by this name."""
     try:
-        process_group = c10d._resolve_process_group(group_name)  # type: ignore[arg-type]
+        process_group = _resolve(group_name)
     except (ValueError, RuntimeError, KeyError) as error:
         text = f"group_name = {group_name!r}: c10d knows no such process group; take ProcessGroup.group_name ({error})"
         raise NotFound(text) from None

@@ -1,6 +1,6 @@
 """The operators in torch.ops.mkernel: schemas, what runs where, shapes for torch.compile, and gradients."""
 
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -136,8 +136,10 @@ def _backward_matmul_all_reduce(ctx: Any, gradient: torch.Tensor) -> Any:
     return of_a, of_b, None, None
 
 
-_library = torch.library.Library("mkernel", "DEF")
-_GRADIENTS = {
+_Library: Any = torch.library.Library  # which has no types
+_library = _Library("mkernel", "DEF")
+# Shapes, and gradients: backward, and what it needs of forward.
+_GRADIENTS: "dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]]" = {
     "fused_all_gather_matmul": (_fake_all_gather_matmul, _backward_all_gather_matmul, _setup_all_gather_matmul),
     "fused_matmul_reduce_scatter": (_fake_matmul_reduce_scatter, _backward_matmul_reduce_scatter, _setup_matmul_reduce_scatter),
     "fused_matmul_all_reduce": (_fake_matmul_all_reduce, _backward_matmul_all_reduce, _setup_matmul_all_reduce),

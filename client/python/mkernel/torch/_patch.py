@@ -4,7 +4,6 @@ import threading
 from typing import Any, Callable, Optional
 
 import torch
-import torch.distributed._functional_collectives as funcol
 import torch.distributed.distributed_c10d as c10d
 
 from mkernel.torch import _run
@@ -12,7 +11,7 @@ from mkernel.torch._decide import Refused
 from mkernel.torch._groups import NotInitialized
 from mkernel.torch._options import fallbacks
 
-FUSED = {
+FUSED: "dict[str, Callable[..., Any]]" = {
     "fused_all_gather_matmul": _run.all_gather_matmul,
     "fused_matmul_reduce_scatter": _run.matmul_reduce_scatter,
 }
@@ -20,7 +19,7 @@ SCALED = ("fused_all_gather_scaled_matmul", "fused_all_gather_block_scaled_matmu
 
 
 class _State:
-    library: Optional[torch.library.Library] = None
+    library: Any = None
     lock = threading.Lock()
 
 
@@ -38,7 +37,8 @@ def patch_symm_mem() -> None:
     with _State.lock:
         if _State.library is not None:
             return
-        library = torch.library.Library("symm_mem", "IMPL")
+        new: Any = torch.library.Library  # which has no types
+        library = new("symm_mem", "IMPL")
         for name, ours in FUSED.items():
             for key, without in (("CPU", _UNFUSED[name]), ("CUDA", None)):
                 theirs = _kernel(name, key) or without
@@ -103,11 +103,11 @@ def _unfused_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: 
     product = (a @ b).movedim(scatter_dim, 0).contiguous()
     world = c10d._get_group_size_by_name(group_name)  # type: ignore[arg-type]
     scattered = torch.ops._c10d_functional.reduce_scatter_tensor(product, reduce_op, world, group_name)
-    result: torch.Tensor = funcol.wait_tensor(scattered)
+    result: torch.Tensor = torch.ops._c10d_functional.wait_tensor(scattered)
     return result.movedim(0, scatter_dim).contiguous()
 
 
-_UNFUSED = {
+_UNFUSED: "dict[str, Callable[..., Any]]" = {
     "fused_all_gather_matmul": _unfused_all_gather_matmul,
     "fused_matmul_reduce_scatter": _unfused_matmul_reduce_scatter,
 }

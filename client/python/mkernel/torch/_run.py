@@ -7,6 +7,7 @@ import torch
 
 from mkernel._operands import GPU_ALIGNMENT
 from mkernel.errors import InvalidArgument
+from mkernel.operations import Pending
 from mkernel.torch._decide import Decision, check_reduce_op, decide
 from mkernel.torch._groups import Membership, membership_of
 from mkernel.torch._options import Options, copies, current, totals
@@ -101,7 +102,7 @@ def _multiply(decision: Decision, membership: Membership, front: torch.Tensor, b
     if not keys:
         return [front.new_empty(blocks * decision.rows, 0) for _ in bs]
     plans = membership.plans.get(keys)
-    pending = []
+    pending: "list[Optional[Pending]]" = []
     results = []
     try:
         a = _rows(decision, plans[0], front)

@@ -20,7 +20,7 @@ class _SumOfGradients(torch.autograd.Function):
         return parameter.view_as(parameter)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         total = torch.ops._c10d_functional.all_reduce(gradient.contiguous(), "sum", ctx.group_name)
         return torch.ops._c10d_functional.wait_tensor(total), None
 

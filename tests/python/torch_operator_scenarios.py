@@ -130,6 +130,9 @@ def buckets():
     assert counted(first)["plans_created"] == 6
     changed = counted(again)
     assert "plans_created" not in changed and changed["padded"] == 16 and changed["plans_hit"] == 18, changed
+    with torch.inference_mode():
+        call(19)
+    call(18)
     with mkernel.torch.options(buckets=1):
         changed = counted(lambda: [call(rows) for rows in (17, 25, 32)])
         assert changed["padded"] == 4 and "plans_created" not in changed, changed
@@ -236,7 +239,7 @@ def compiled():
     """opcheck, and torch.compile without a graph break, forward and backward."""
     warnings.simplefilter("ignore")
     name = start()
-    a, whole = operand(1, RANK, (4, 2, 6)), operand(2, RANK, (2 * WORLD, 3, 6))
+    a, whole = operand(1, RANK, (9, 1, 6)), operand(2, RANK, (3 * WORLD, 3, 6))  # both padded
     weight = operand(3, RANK, (5, 6))
     for needs in (False, True):
         a, whole, weight = (x.detach().requires_grad_(needs) for x in (a, whole, weight))
@@ -266,7 +269,7 @@ def compiled():
         assert all(torch.equal(x, y) for x, y in zip(got, wanted)), backend
     # Another M: the same graph, or one more compilation, but never a break.
     dynamic = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=True)
-    for rows in (3, 5, 8):
+    for rows in (3, 9, 8, 17):
         x, up, down = operand(4, RANK, (rows, 8)), operand(5, RANK, (12, 8)), operand(6, RANK, (8, 12))
         assert torch.equal(dynamic(x, up, down), block(x, up, down)), rows
     end()

@@ -76,8 +76,8 @@ def init(process_group: Optional[Any] = None, *, socket: "str | os.PathLike[str]
 
     `socket`: of the daemon of this node; may differ between ranks. `device`: GPU ordinal; None: torch's current one, without
     CUDA -1, which is host memory only. `lanes`: of the group; over several nodes an operation takes one or two. `max_plans`:
-    operations that are kept; the one that was not used for longest goes first. `timeout`: seconds, of this call and of making an
-    operation.
+    operations that are kept; the one that was not used for longest goes first. `timeout`: seconds, for all ranks to come, for the
+    group to form, and for making an operation.
 
     Errors: DeadlineExceeded (who is missing), InvalidArgument (process groups or options that differ between ranks, naming both),
     FailedPrecondition (torch.distributed is not initialized), and those of connect() and join()."""

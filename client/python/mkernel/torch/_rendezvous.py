@@ -30,6 +30,7 @@ class Rendezvous:
         self._timeout = timeout
         self._offer = ""
         self._last_word = ""
+        self._seen: "set[int]" = set()  # who was here at some time
 
     def agree(self) -> "tuple[str, bytes]":
         """(name, secret). Errors: DeadlineExceeded (who is missing), InvalidArgument (facts that differ, or a rank that waits for
@@ -93,20 +94,26 @@ class Rendezvous:
                 missing = self._missing(digest)
                 for rank in missing:
                     self._look_at(rank)
-                self._sleep_until(missing, "they have not called init for it, or have given up")
+                self._sleep_until(missing, "they have not called init for it")
             time.sleep(POLL_SECONDS)
 
     def _missing(self, digest: str) -> "list[int]":
         ranks = range(len(self._ranks))
         missing = [rank for rank in ranks if self._read(self._store, [f"here/{rank}"]) == [None]]
+        self._seen.update(set(ranks) - set(missing))
         return missing or [rank for rank in ranks if not self._store.check([f"read/{digest}/{rank}"])]
 
     def _sleep_until(self, missing: "list[int]", why: str) -> None:
         if time.monotonic() > self._end:
-            names = ", ".join(f"{rank} (global {self._ranks[rank]})" for rank in missing)
+            never, gone = (
+                ", ".join(f"{rank} (global {self._ranks[rank]})" for rank in missing if (rank in self._seen) == seen)
+                for seen in (False, True)
+            )
+            texts = [f"missing: rank {never}; {why}"] if never else []
+            texts += [f"came and gave up: rank {gone}"] if gone else []
             raise DeadlineExceeded(
-                f"init of process group '{self._facts['group']}' of ranks {self._ranks}: not within {self._timeout:g} s, missing: "
-                f"rank {names}; {why}"
+                f"init of process group '{self._facts['group']}' of ranks {self._ranks}: not within {self._timeout:g} s, "
+                f"{'; '.join(texts)}"
             )
         time.sleep(POLL_SECONDS)
 

@@ -11,7 +11,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "integration"))
 
-from cluster import PATIENCE, ClusterTest, wait_until  # noqa: E402,F401: tests take them from here
+from cluster import PATIENCE, ClusterTest, free_ports, wait_until  # noqa: E402,F401: tests take them from here
 
 PACKAGE = os.environ.get("MKERNEL_PYTHON_PATH", str(HERE.parents[1] / "client" / "python"))
 if PACKAGE:

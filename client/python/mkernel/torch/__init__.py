@@ -1,0 +1,34 @@
+"""mkernel for PyTorch: fused operators on ordinary tensors, over process groups of torch.distributed.
+
+    mkernel.torch.init()
+    _, (c,) = torch.ops.mkernel.fused_all_gather_matmul(a, [weight.t()], 0, group.group_name, return_A=False)
+
+The only part of the package that imports PyTorch; `import mkernel` does not import it."""
+
+import mkernel.torch._ops  # noqa: F401: registers the operators
+from mkernel.torch import nn
+from mkernel.torch._decide import Refused
+from mkernel.torch._explain import Explanation, explain
+from mkernel.torch._groups import NotInitialized, init, shutdown
+from mkernel.torch._options import Options, counters, options, reset_counters, set_options
+from mkernel.torch._patch import patch_symm_mem, unpatch_symm_mem
+from mkernel.torch.megatron import patch_megatron, unpatch_megatron
+
+__all__ = [
+    "Explanation",
+    "NotInitialized",
+    "Options",
+    "Refused",
+    "counters",
+    "explain",
+    "init",
+    "nn",
+    "options",
+    "patch_megatron",
+    "patch_symm_mem",
+    "reset_counters",
+    "set_options",
+    "shutdown",
+    "unpatch_megatron",
+    "unpatch_symm_mem",
+]

@@ -1,0 +1,149 @@
+"""What a call will do, decided from shapes, strides and types alone: which operations, which bucket of rows, what is copied."""
+
+import dataclasses
+from typing import Any, Optional, Sequence
+
+import torch
+
+from mkernel.errors import InvalidArgument, Unimplemented
+from mkernel.torch._groups import Membership
+from mkernel.torch._options import Options, bucket_of
+from mkernel.torch._plans import PlanKey
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+KINDS = {"fused_all_gather_matmul": "ag_gemm", "fused_matmul_reduce_scatter": "gemm_rs", "fused_matmul_all_reduce": "gemm_ar"}
+# The name that the dimension has in the schema of an operator.
+DIMENSIONS = {"ag_gemm": "gather_dim", "gemm_rs": "scatter_dim", "gemm_ar": ""}
+
+
+class Refused(Unimplemented):
+    """mkernel does not have it, but torch may. `reason` is what counters() count it under."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """`rows` of each of `blocks` blocks of A are launched as `bucket` rows. A block is what belongs to one rank."""
+
+    kind: str
+    keys: "tuple[PlanKey, ...]"
+    rows: int
+    blocks: int
+    bucket: int
+    copy_a: bool
+    copy_b: "tuple[bool, ...]"
+    copies: "tuple[str, ...]"  # what is copied and why; details in brackets, which counters() leave out
+
+    @property
+    def padded(self) -> bool:
+        return self.bucket != self.rows
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to compute."""
+        return not self.keys
+
+
+def check(kind: str, a: torch.Tensor, bs: "Sequence[torch.Tensor]", dim: int, world: int) -> None:
+    """Raises what is wrong with the shapes, and refuses those that mkernel does not have; also for fake tensors."""
+    name = DIMENSIONS[kind]
+    last = kind != "gemm_ar" and dim == a.dim() - 1
+    if a.dim() < 2:
+        raise InvalidArgument(f"A has {a.dim()} dimensions, needed are at least 2")
+    if not bs:
+        raise InvalidArgument("Bs is empty")
+    for index, b in enumerate(bs):
+        if b.dim() != 2:
+            raise InvalidArgument(f"{_name(bs, index)} has {b.dim()} dimensions, needed are 2")
+        if b.shape[0] != a.shape[-1] * (world if last and kind == "ag_gemm" else 1):
+            shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+            raise InvalidArgument(f"A and {_name(bs, index)} have shapes {shapes}: the last of A is not the first of B")
+    if not 0 <= dim < a.dim():
+        raise InvalidArgument(f"{name} = {dim} is not 0..{a.dim() - 1}")
+    if last:
+        raise Refused(f"{name} is the last dimension", f"{name} = {dim} is the last dimension of A: mkernel splits rows alone")
+    if kind == "gemm_rs" and a.shape[dim] % world != 0:
+        raise InvalidArgument(
+            f"A of shape {tuple(a.shape)} has {a.shape[dim]} along {name} = {dim}, which {world} ranks cannot share evenly"
+        )
+
+
+def check_reduce_op(reduce_op: str) -> None:
+    if reduce_op not in ("sum", "avg"):
+        raise InvalidArgument(f"reduce_op = {reduce_op!r}; known are sum, avg")
+
+
+def decide(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[torch.Tensor]", dim: int,
+           options: Options) -> Decision:
+    """Errors: InvalidArgument (operands that fit no operator), Refused (what mkernel does not have)."""
+    key = (kind, dim, a.shape, a.stride(), a.dtype, a.device, *((b.shape, b.stride(), b.dtype, b.device) for b in bs),
+           options.buckets, options.sm_margin)
+    found: Optional[Decision] = membership.decisions.get(key)
+    if found is None:
+        if len(membership.decisions) >= 4096:
+            membership.decisions.clear()  # only this rank's memory of what it would decide again
+        check(kind, a, bs, dim, membership.world_size)
+        found = membership.decisions[key] = _decide(kind, membership, a, bs, dim, options)
+    return found
+
+
+def _decide(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[torch.Tensor]", dim: int,
+            options: Options) -> Decision:
+    _check_types(kind, membership, a, bs)
+    world, k = membership.world_size, a.shape[-1]
+    if k == 0:
+        raise Refused("A has no columns", f"A of shape {tuple(a.shape)} has no columns: there is nothing to multiply")
+    front = a.movedim(dim, 0)
+    blocks = world if kind == "gemm_rs" else 1
+    rows = a.numel() // k // blocks
+    bucket = bucket_of(rows, options.buckets)
+    copies = []
+    copy_a = not front.is_contiguous()
+    if copy_a:
+        copies.append(f"A: its rows do not lie one behind the other (along dimension {dim}, strides {a.stride()})")
+    if bucket != rows:
+        copies.append(f"A: its rows are padded to those of the bucket ({rows} to {bucket})")
+        if kind == "ag_gemm":
+            copies.append("C: the rows of each rank are taken out of the padded result")
+    if kind == "gemm_rs" and dim != 0:
+        copies.append(f"C: the scattered dimension goes back to its place (scatter_dim = {dim})")
+    keys, copy_b = [], []
+    m = bucket if kind == "gemm_ar" else bucket * world
+    executor, sms = _executor(a.device, options)
+    for index, b in enumerate(bs):
+        layout = "row_major" if b.is_contiguous() else "column_major" if b.t().is_contiguous() else ""
+        copy_b.append(not layout)
+        if not layout:
+            copies.append(f"{_name(bs, index)}: it is neither dense nor the transpose of a dense matrix (strides {b.stride()})")
+        keys.append(PlanKey(kind, m, b.shape[1], k, DTYPES[a.dtype], layout or "row_major", executor, sms))
+    wanted = tuple(key for key in keys) if rows else ()
+    return Decision(kind, wanted, rows, blocks, bucket, copy_a, tuple(copy_b), tuple(copies))
+
+
+def _check_types(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[torch.Tensor]") -> None:
+    for name, tensor in (("A", a), *((_name(bs, index), b) for index, b in enumerate(bs))):
+        if tensor.dtype not in DTYPES:
+            raise Refused(f"dtype {tensor.dtype}", f"{name} has dtype {tensor.dtype}; mkernel has torch.bfloat16 and torch.float16")
+        if tensor.dtype != a.dtype:
+            raise InvalidArgument(f"{name} has dtype {tensor.dtype} and A {a.dtype}: they must be the same")
+        if tensor.device != a.device:
+            raise InvalidArgument(f"{name} is on {tensor.device} and A on {a.device}: they must be on the same device")
+    if a.device.type == "cuda" and a.device.index != membership.device:
+        raise Refused("device", f"A is on {a.device}, and the group was made for GPU {membership.device}: give init() that device")
+    if a.device.type not in ("cpu", "cuda"):
+        raise Refused(f"device {a.device.type}", f"A is on {a.device}; mkernel takes tensors on cpu and cuda")
+
+
+def _executor(device: torch.device, options: Options) -> "tuple[str, int]":
+    if device.type == "cpu":
+        return "cpu", 0
+    if options.sm_margin == 0:
+        return "cuda", 0
+    return "cuda", torch.cuda.get_device_properties(device).multi_processor_count - options.sm_margin
+
+
+def _name(bs: "Sequence[Any]", index: int) -> str:
+    return "B" if len(bs) == 1 else f"Bs[{index}]"

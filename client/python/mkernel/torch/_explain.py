@@ -1,0 +1,98 @@
+"""explain(): what a call would do, without doing it."""
+
+import dataclasses
+from typing import Any, Optional
+
+import torch
+
+from mkernel.errors import Error, InvalidArgument
+from mkernel.torch import _patch
+from mkernel.torch._decide import KINDS, Decision, Refused, check_reduce_op, decide
+from mkernel.torch._groups import NotInitialized, membership_of
+from mkernel.torch._ops import SCHEMAS
+from mkernel.torch._options import current
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What a call of an operator does. str() of it is a text for people."""
+
+    op: str
+    path: str  #: "mkernel", "fallback" (PyTorch's own), or "error" (the call raises)
+    why: str
+    operations: "tuple[str, ...]" = ()  #: launched by the call, in this order
+    planned: bool = False  #: they exist: the call makes no collective round trip to make them
+    rows: Optional[int] = None  #: of each rank's block of A (of all of A for an all-reduce)
+    bucket: Optional[int] = None  #: what these rows are padded to
+    copies: "tuple[str, ...]" = ()  #: of operands and results
+
+    def __str__(self) -> str:
+        lines = [f"{self.op}: {self.path}: {self.why}"]
+        lines += [f"  operation {operation}" for operation in self.operations]
+        if self.rows is not None:
+            lines.append(f"  rows {self.rows}, bucket {self.bucket}, {'planned' if self.planned else 'not planned yet'}")
+        lines += [f"  copy {copy}" for copy in self.copies] or ["  no copies"]
+        return "\n".join(lines)
+
+
+def explain(op: Any, *arguments: Any, **keywords: Any) -> Explanation:
+    """What `op` does with these arguments: an operator of torch.ops.mkernel or torch.ops.symm_mem, or its name. Local: nothing is
+    launched, and no other rank is asked. Errors: InvalidArgument (an operator that neither has)."""
+    namespace, name = _name_of(op)
+    if namespace == "symm_mem" and name in _patch.SCALED:
+        return Explanation(name, "fallback", f"mkernel has no scaled matmul: PyTorch's own {name} runs")
+    if name not in KINDS or namespace not in ("mkernel", "symm_mem"):
+        raise InvalidArgument(f"op = {namespace}::{name}; known are {', '.join(KINDS)}")
+    if namespace == "symm_mem" and not _patch.is_patched():
+        return Explanation(name, "fallback", "PyTorch's own operator runs, because patch_symm_mem() was not called")
+    values = _bind(name, arguments, keywords)
+    try:
+        decision, planned = _decide(name, values)
+    except (Refused, NotInitialized) as error:
+        return Explanation(name, "fallback" if namespace == "symm_mem" else "error", str(error))
+    except Error as error:
+        return Explanation(name, "error", str(error))
+    return Explanation(name, "mkernel", _why(decision, values), tuple(str(key) for key in decision.keys), planned, decision.rows,
+                       decision.bucket, decision.copies)
+
+
+def _name_of(op: Any) -> "tuple[str, str]":
+    text = op if isinstance(op, str) else op._qualified_op_name if hasattr(op, "_qualified_op_name") else op._schema.name
+    namespace, _, name = text.replace("torch.ops.", "").replace("::", ".").rpartition(".")
+    return namespace or "mkernel", name
+
+
+def _bind(name: str, arguments: "tuple[Any, ...]", keywords: "dict[str, Any]") -> "dict[str, Any]":
+    schema = torch._C.parse_schema(f"mkernel::{name}{SCHEMAS[name]}")
+    fields = [argument.name for argument in schema.arguments]
+    values = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
+    values.update(zip(fields, arguments))
+    values.update(keywords)
+    missing = [field for field in fields if field not in values]
+    unknown = [field for field in values if field not in fields]
+    if missing or unknown or len(arguments) > len(fields):
+        raise InvalidArgument(f"{name} takes ({', '.join(fields)}); missing are {missing}, unknown are {unknown}")
+    return values
+
+
+def _decide(name: str, values: "dict[str, Any]") -> "tuple[Decision, bool]":
+    if "reduce_op" in values:
+        check_reduce_op(values["reduce_op"])
+    membership = membership_of(values["group_name"])
+    bs = values["Bs"] if "Bs" in values else [values["B"]]
+    dim = values.get("gather_dim", values.get("scatter_dim", 0))
+    decision = decide(KINDS[name], membership, values["A"], bs, dim, current())
+    return decision, all(key in membership.plans for key in decision.keys)
+
+
+def _why(decision: Decision, values: "dict[str, Any]") -> str:
+    if decision.empty:
+        return "A has no rows: nothing is launched"
+    parts = ["fused by mkernel"]
+    if len(decision.keys) > 1:
+        parts.append(f"an operation has one B: {len(decision.keys)} operations gather A one after the other")
+    if values.get("return_A"):
+        parts.append("return_A gathers A once more, through the process group")
+    if current().sm_margin and decision.keys[0].executor == "cpu":
+        parts.append("sm_margin has no meaning on the cpu executor")
+    return "; ".join(parts)

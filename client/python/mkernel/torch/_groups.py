@@ -1,0 +1,173 @@
+"""Groups of mkernel for process groups of c10d."""
+
+import os
+import threading
+import weakref
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from mkernel._version import __version__
+from mkernel.errors import FailedPrecondition, InvalidArgument, NotFound
+from mkernel.group import Activity, Group
+from mkernel.session import DEFAULT_SOCKET, Session, connect
+from mkernel.torch._plans import PlanCache
+from mkernel.torch._rendezvous import Rendezvous
+
+
+_resolve: Any = getattr(c10d, "_resolve_process_group")  # torch has no public name for it
+
+
+class NotInitialized(FailedPrecondition):
+    """There is no group of mkernel for a process group."""
+
+    reason = "init() was not called for the process group"
+
+
+class Membership:
+    """This process in one group: the group of mkernel, its plans, and what was decided about operands seen before. `lock` is held
+    during a call: one at a time per group."""
+
+    def __init__(self, group: Group, world: Any, capacity: int) -> None:
+        self.group = group
+        self.world_size, self.rank, self.device = group.world_size, group.rank, group.device
+        self.plans = PlanCache(group, capacity)
+        self.decisions: "dict[Any, Any]" = {}
+        self.lock = threading.RLock()
+        self._world = weakref.ref(world)
+        # Launches that are queued on a stream put to other nodes while no call of this process runs.
+        self._activity: Optional[Activity] = group.keep_active() if group.device >= 0 and group.node_count > 1 else None
+
+    def is_current(self) -> bool:
+        """Whether torch.distributed is still the one that it was made in."""
+        return dist.is_initialized() and self._world() is dist.group.WORLD
+
+    def close(self) -> None:
+        with self.lock:
+            self.plans.close()
+            if self._activity is not None:
+                self._activity.close()
+            self.group.close()
+
+
+class _State:
+    by_ranks: "dict[tuple[int, ...], Membership]" = {}
+    by_name: "dict[str, tuple[Any, Membership]]" = {}  # with the process group, weakly
+    sessions: "dict[tuple[str, int], Session]" = {}
+    forked = False
+
+
+def _after_fork() -> None:
+    """The parent keeps what it has; in the child all of it refuses every call, and dropping it does nothing."""
+    _State.forked = _State.forked or bool(_State.by_ranks)
+    for table in (_State.by_ranks, _State.by_name, _State.sessions):
+        table.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def init(process_group: Optional[Any] = None, *, socket: "str | os.PathLike[str] | None" = None, device: Optional[int] = None,
+         lanes: int = 64, max_plans: int = 48, timeout: float = 60.0) -> Group:
+    """**Collective** over `process_group` (None: all processes): makes the group of mkernel that its operators use, or returns the
+    one that was made before for the same ranks.
+
+    `socket`: of the daemon of this node; may differ between ranks. `device`: GPU ordinal; None: torch's current one, without
+    CUDA -1, which is host memory only. `lanes`: of the group; over several nodes an operation takes one or two. `max_plans`:
+    operations that are kept; the one that was not used for longest goes first. `timeout`: seconds, for all ranks to come, for the
+    group to form, and for making an operation.
+
+    Errors: DeadlineExceeded (who is missing), InvalidArgument (process groups or options that differ between ranks, naming both),
+    FailedPrecondition (torch.distributed is not initialized), and those of connect() and join()."""
+    if not dist.is_initialized():
+        raise FailedPrecondition("init: torch.distributed is not initialized: call torch.distributed.init_process_group() first")
+    chosen: Any = dist.group.WORLD if process_group is None else process_group
+    if chosen is dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(chosen) < 0:
+        raise InvalidArgument("init: this process is no member of the process group: only its members call init")
+    if max_plans < 1:
+        raise InvalidArgument(f"init: max_plans = {max_plans} is not at least 1")
+    ranks = tuple(dist.get_process_group_ranks(chosen))
+    name = str(chosen.group_name)
+    _forget_ended()
+    found = _State.by_ranks.get(ranks)
+    if found is None:
+        found = _make(chosen, name, ranks, str(socket or DEFAULT_SOCKET), device, lanes, max_plans, timeout)
+        _State.by_ranks[ranks] = found
+    _State.by_name[name] = (weakref.ref(chosen), found)
+    _State.forked = False
+    return found.group
+
+
+def _make(process_group: Any, name: str, ranks: "tuple[int, ...]", socket: str, device: Optional[int], lanes: int, max_plans: int,
+          timeout: float) -> Membership:
+    if device is None:
+        device = torch.cuda.current_device() if torch.cuda.is_available() else -1
+    session = _State.sessions.get((socket, device))
+    if session is None:
+        session = connect(socket, name=f"torch rank {dist.get_rank()}", device=device, timeout=min(timeout, 10.0))
+    store = c10d.PrefixStore("mkernel", c10d._get_process_group_store(process_group))
+    world = c10d.PrefixStore("mkernel", c10d._get_default_store())
+    rank = dist.get_rank(process_group)
+    facts = {"group": name, "lanes": lanes, "max_plans": max_plans, "gpu": device >= 0, "version": __version__}
+    rendezvous = Rendezvous(store, world, ranks, rank, facts, timeout)
+    try:
+        group_name, secret = rendezvous.agree()
+        group = session.join(group_name, len(ranks), rank, lanes=lanes, region_capacity=min(256, 2 * max_plans + 16),
+                             timeout=timeout, secret=secret)
+    finally:
+        rendezvous.end()
+    _State.sessions[(socket, device)] = session
+    return Membership(group, dist.group.WORLD, max_plans)
+
+
+def membership_of(group_name: str) -> Membership:
+    """Of the process group that c10d knows by this name."""
+    try:
+        process_group = _resolve(group_name)
+    except (ValueError, RuntimeError, KeyError) as error:
+        text = f"group_name = {group_name!r}: c10d knows no such process group; take ProcessGroup.group_name ({error})"
+        raise NotFound(text) from None
+    entry = _State.by_name.get(group_name)
+    if entry is not None and entry[0]() is process_group:
+        return entry[1]
+    if _State.forked:
+        raise NotInitialized(
+            f"group_name = {group_name!r}: this process was forked after mkernel.torch.init(): start it by spawn, or give it a "
+            "process group and an init() of its own"
+        )
+    _forget_ended()
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    found = _State.by_ranks.get(ranks)
+    if found is None:
+        raise NotInitialized(
+            f"group_name = {group_name!r}: mkernel.torch.init() was not called for its ranks {list(ranks)}: call it on all of them"
+        )
+    _State.by_name[group_name] = (weakref.ref(process_group), found)
+    return found
+
+
+def _forget_ended() -> None:
+    """Drops groups that were made before torch.distributed was destroyed and initialized again."""
+    for ranks, membership in list(_State.by_ranks.items()):
+        if not membership.is_current():
+            _drop(ranks, membership)
+
+
+def _drop(ranks: "tuple[int, ...]", membership: Membership) -> None:
+    del _State.by_ranks[ranks]
+    for name in [name for name, entry in _State.by_name.items() if entry[1] is membership]:
+        del _State.by_name[name]
+    membership.close()
+
+
+def shutdown(process_group: Optional[Any] = None) -> None:
+    """Closes the operations and leaves the group of `process_group`; None: of all of them, and ends the sessions. Call it on every
+    rank, also after an error that ended a group, and then init() again."""
+    for ranks, membership in list(_State.by_ranks.items()):
+        if process_group is None or ranks == tuple(dist.get_process_group_ranks(process_group)):
+            _drop(ranks, membership)
+    if process_group is None:
+        while _State.sessions:
+            _State.sessions.popitem()[1].close()

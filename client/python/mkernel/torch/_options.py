@@ -1,0 +1,81 @@
+"""Options of the calls and counters of what they did, both of the whole process."""
+
+import contextlib
+import dataclasses
+from collections import Counter
+from typing import Any, Iterator
+
+from mkernel.errors import InvalidArgument
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the operators' schemas, which are those of symm_mem, have no room for. The same on every rank, except `timeout` and
+    `compute_threads`."""
+
+    timeout: float = 30.0  #: seconds, of every single wait of a launch
+    sm_margin: int = 0  #: multiprocessors that a launch leaves free; the cpu executor has none
+    compute_threads: int = 0  #: of the cpu executor; 0: the hardware's threads / ranks of this node
+    #: How many sizes of M per power of two have a plan: rows are padded to the next. 1: powers of two alone; 0: one plan for
+    #: each M, which is never padded.
+    buckets: int = 4
+    #: Every call first compares its shapes over all ranks. It costs a round trip: for finding ranks that make different calls.
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout <= 1800:
+            raise InvalidArgument(f"timeout = {self.timeout} is not above 0 and at most 1800 seconds")
+        if self.buckets not in (0, 1, 2, 4, 8, 16):
+            raise InvalidArgument(f"buckets = {self.buckets} is none of 0, 1, 2, 4, 8, 16")
+        if self.sm_margin < 0 or self.compute_threads < 0:
+            raise InvalidArgument(f"sm_margin = {self.sm_margin} and compute_threads = {self.compute_threads} must be at least 0")
+
+
+class _Current:
+    options = Options()
+
+
+def current() -> Options:
+    return _Current.options
+
+
+def set_options(**changes: Any) -> None:
+    """Sets fields of Options for all calls of this process from now on."""
+    _Current.options = dataclasses.replace(_Current.options, **changes)
+
+
+@contextlib.contextmanager
+def options(**changes: Any) -> Iterator[None]:
+    """Sets fields of Options within a `with` block. They belong to the process, not to the thread: the backward pass runs on
+    threads of its own. Use it around a compiled function, not inside of one."""
+    before = _Current.options
+    set_options(**changes)
+    try:
+        yield
+    finally:
+        _Current.options = before
+
+
+def bucket_of(rows: int, per_octave: int) -> int:
+    """The smallest size with a plan that is at least `rows`."""
+    if per_octave == 0 or rows <= per_octave:
+        return rows
+    below = 1 << (rows.bit_length() - 1)  # the power of two at or below
+    step = max(below // per_octave, 1)
+    return -(-rows // step) * step
+
+
+totals: "Counter[str]" = Counter()
+copies: "Counter[str]" = Counter()  # by what was copied and why
+fallbacks: "Counter[str]" = Counter()  # by operator and reason
+
+
+def counters() -> "dict[str, Any]":
+    """What this process did so far: calls by operator, launches, plans_created, plans_hit, plans_evicted, padded, and with their
+    reasons `copies` and `fallbacks`."""
+    return {**totals, "copies": dict(copies), "fallbacks": dict(fallbacks)}
+
+
+def reset_counters() -> None:
+    for counter in (totals, copies, fallbacks):
+        counter.clear()

@@ -1,0 +1,113 @@
+"""patch_symm_mem(): mkernel behind the operators of torch.ops.symm_mem, and PyTorch's own for what mkernel does not have."""
+
+import threading
+from typing import Any, Callable, Optional
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from mkernel.torch import _run
+from mkernel.torch._decide import Refused
+from mkernel.torch._groups import NotInitialized
+from mkernel.torch._options import fallbacks
+
+FUSED: "dict[str, Callable[..., Any]]" = {
+    "fused_all_gather_matmul": _run.all_gather_matmul,
+    "fused_matmul_reduce_scatter": _run.matmul_reduce_scatter,
+}
+SCALED = ("fused_all_gather_scaled_matmul", "fused_all_gather_block_scaled_matmul", "fused_scaled_matmul_reduce_scatter")
+
+
+class _State:
+    library: Any = None
+    lock = threading.Lock()
+
+
+def is_patched() -> bool:
+    return _State.library is not None
+
+
+def patch_symm_mem() -> None:
+    """From now on torch.ops.symm_mem.fused_all_gather_matmul and fused_matmul_reduce_scatter run on mkernel, so that Inductor's
+    pass for asynchronous tensor parallelism and other callers use it. What mkernel does not have runs as before and is counted with
+    its reason (counters()["fallbacks"]): the scaled operators, other data types and devices, the last dimension, process groups
+    without init(). A second call does nothing."""
+    import torch.distributed._symmetric_memory  # noqa: F401: defines the operators
+
+    with _State.lock:
+        if _State.library is not None:
+            return
+        new: Any = torch.library.Library  # which has no types
+        library = new("symm_mem", "IMPL")
+        for name, ours in FUSED.items():
+            for key, without in (("CPU", _UNFUSED[name]), ("CUDA", None)):
+                theirs = _kernel(name, key) or without
+                if theirs is not None:
+                    library.impl(name, _with_fallback(name, ours, theirs), key, allow_override=True)
+        for name in SCALED:
+            theirs = _kernel(name, "CUDA")
+            if theirs is not None:
+                library.impl(name, _counted(name, theirs), "CUDA", allow_override=True)
+        _State.library = library
+
+
+def unpatch_symm_mem() -> None:
+    """Undoes patch_symm_mem(); without one before it does nothing."""
+    with _State.lock:
+        library, _State.library = _State.library, None
+        if library is not None:
+            library._destroy()
+
+
+def _kernel(name: str, key: str) -> Optional[Callable[..., Any]]:
+    """What is registered now; None: nothing, or this PyTorch has no such operator."""
+    qualified = f"symm_mem::{name}"
+    if not hasattr(torch.ops.symm_mem, name) or not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
+        return None
+    kernel = torch.library.get_kernel(qualified, key)
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return lambda *arguments, **keywords: kernel.call_boxed(keys, *arguments, **keywords)
+
+
+def _with_fallback(name: str, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return ours(*arguments, **keywords)
+        except (Refused, NotInitialized) as error:
+            fallbacks[f"{name}: {error.reason}"] += 1
+        return theirs(*arguments, **keywords)
+
+    return call
+
+
+def _counted(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        fallbacks[f"{name}: mkernel has no scaled matmul"] += 1
+        return theirs(*arguments, **keywords)
+
+    return call
+
+
+# PyTorch has no operators for tensors in host memory; these are the definitions that its documentation gives.
+
+
+def _unfused_all_gather_matmul(a: torch.Tensor, bs: "list[torch.Tensor]", gather_dim: int, group_name: str, *,
+                               return_A: bool = True) -> "tuple[Optional[torch.Tensor], list[torch.Tensor]]":
+    world = c10d._get_group_size_by_name(group_name)  # type: ignore[arg-type]
+    full = _run.gather(a.movedim(gather_dim, 0), world, group_name).movedim(0, gather_dim)
+    return full if return_A else None, [full @ b for b in bs]
+
+
+def _unfused_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int,
+                                   group_name: str) -> torch.Tensor:
+    product = (a @ b).movedim(scatter_dim, 0).contiguous()
+    world = c10d._get_group_size_by_name(group_name)  # type: ignore[arg-type]
+    scattered = torch.ops._c10d_functional.reduce_scatter_tensor(product, reduce_op, world, group_name)
+    result: torch.Tensor = torch.ops._c10d_functional.wait_tensor(scattered)
+    return result.movedim(0, scatter_dim).contiguous()
+
+
+_UNFUSED: "dict[str, Callable[..., Any]]" = {
+    "fused_all_gather_matmul": _unfused_all_gather_matmul,
+    "fused_matmul_reduce_scatter": _unfused_matmul_reduce_scatter,
+}

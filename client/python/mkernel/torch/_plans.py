@@ -1,0 +1,129 @@
+"""The operations of one group, made when a shape is first seen and kept for the next time."""
+
+from collections import OrderedDict
+from typing import Any, NamedTuple, Sequence
+
+import torch
+
+from mkernel import _abi
+from mkernel.errors import ResourceExhausted
+from mkernel.group import Group
+from mkernel.operations import Gemm, Launch, Pending
+from mkernel.torch._options import Options, totals
+
+
+class PlanKey(NamedTuple):
+    """What makes an operation. The fields of the group's ag_gemm(), gemm_rs() and gemm_ar()."""
+
+    kind: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    b_layout: str
+    executor: str
+    sms: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} m={self.m} n={self.n} k={self.k} {self.dtype} {self.b_layout} {self.executor}"
+
+
+class Plan:
+    """One operation, with the memory that padded operands are staged in."""
+
+    def __init__(self, operation: Gemm) -> None:
+        self.operation = operation
+        self._staging: "dict[str, torch.Tensor]" = {}
+        self._launches: "dict[tuple[float, int], Launch]" = {}
+
+    def staging(self, field: str, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """Memory for a padded operand. On the GPU it comes from torch's allocator, which knows which stream uses it; on the host
+        it is kept, since a launch there is over when the call returns."""
+        if like.device.type != "cpu":
+            return like.new_empty(rows, columns)
+        found = self._staging.get(field)
+        if found is None:
+            with torch.inference_mode(False):  # a tensor of inference mode could not be written outside of it
+                found = self._staging[field] = torch.empty(rows, columns, dtype=like.dtype)
+        return found
+
+    def start(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, options: Options) -> "Pending | None":
+        """Starts one launch on the cpu executor, or queues one on torch's current stream (None: there is nothing to wait for)."""
+        key = (options.timeout, options.compute_threads)
+        launch = self._launches.get(key)
+        if launch is None:
+            # Bound without operands, which would live as long as the plan: the addresses are set at every launch.
+            launch = self.operation._bind(_abi.GemmArguments(), (), *key)
+            self._launches[key] = launch
+        launch.set_addresses(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr())
+        if self.operation.executor == "cuda":
+            launch.enqueue(torch.cuda.current_stream(a.device).cuda_stream)
+            return None
+        pending = launch.launch()
+        pending.operands = (a, b, c)
+        return pending
+
+    def forget_staging(self) -> None:
+        """After a wait that was given up: the launch may go on with it."""
+        self._staging.clear()
+
+
+class PlanCache:
+    """The plans of one group, at most `capacity`. Creating and closing operations is collective, and all ranks make the same calls
+    in the same order: so every rank finds the same plans here, and drops the same one when there are too many."""
+
+    def __init__(self, group: Group, capacity: int) -> None:
+        self._group, self.capacity = group, capacity
+        self._plans: "OrderedDict[PlanKey, Plan]" = OrderedDict()
+
+    def __contains__(self, key: PlanKey) -> bool:
+        return key in self._plans
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, keys: "Sequence[PlanKey]") -> "list[Plan]":
+        """The plans of one call, none of which makes room for another. Errors: ResourceExhausted, and those of the group's
+        ag_gemm(), gemm_rs() and gemm_ar()."""
+        wanted = set(keys)
+        if len(wanted) > self.capacity:
+            raise ResourceExhausted(f"one call needs {len(wanted)} operations, and init() was given max_plans = {self.capacity}")
+        for key in keys:
+            if key in self._plans:
+                self._plans.move_to_end(key)
+                totals["plans_hit"] += 1
+            else:
+                self._add(key, wanted)
+        return [self._plans[key] for key in keys]
+
+    def _add(self, key: PlanKey, wanted: "set[PlanKey]") -> None:
+        while len(self._plans) >= self.capacity:
+            self._evict(wanted)
+        while True:
+            try:
+                self._plans[key] = Plan(self._make(key))
+                break
+            except ResourceExhausted:  # on every rank: lanes, regions, memory
+                if not self._evict(wanted):
+                    raise
+        totals["plans_created"] += 1
+
+    def _make(self, key: PlanKey) -> Gemm:
+        make: Any = getattr(self._group, key.kind)
+        operation: Gemm = make(key.m, key.n, key.k, dtype=key.dtype, b_layout=key.b_layout, executor=key.executor, sms=key.sms)
+        return operation
+
+    def _evict(self, wanted: "set[PlanKey]") -> bool:
+        """Drops the plan that was not used for longest and is not `wanted`; False: there is none."""
+        key = next((key for key in self._plans if key not in wanted), None)
+        if key is None:
+            return False
+        totals["plans_evicted"] += 1
+        self._plans.pop(key).operation.close()
+        return True
+
+    def close(self) -> None:
+        """In the order that is the same on every rank."""
+        while self._plans:
+            _, plan = self._plans.popitem(last=False)
+            plan.operation.close()

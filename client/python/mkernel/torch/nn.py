@@ -1,0 +1,117 @@
+"""Tensor-parallel linear layers with sequence parallelism, on the fused operators.
+
+Both keep one part of an ordinary linear layer's weight. Outside of them activations are split along one dimension (`dim`, the
+sequence) over the ranks of the process group; between a column-parallel and a row-parallel layer they are split along features."""
+
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+
+from mkernel.errors import InvalidArgument
+
+
+class _SumOfGradients(torch.autograd.Function):
+    """A parameter that all ranks hold and each uses for its own rows: its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, group_name: str) -> torch.Tensor:
+        ctx.group_name = group_name
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        total = torch.ops._c10d_functional.all_reduce(gradient.contiguous(), "sum", ctx.group_name)
+        return torch.ops._c10d_functional.wait_tensor(total), None
+
+
+class _ParallelLinear(torch.nn.Module):
+    def __init__(self, in_features: int, out_features: int, bias: bool, process_group: Optional[Any], dim: int,
+                 shape: "tuple[int, int]", factory: "dict[str, Any]") -> None:
+        super().__init__()
+        group: Any = dist.group.WORLD if process_group is None else process_group
+        self.in_features, self.out_features, self.dim = in_features, out_features, dim
+        self.group_name = str(group.group_name)
+        self.weight = torch.nn.Parameter(torch.empty(shape, **factory))
+        self.bias: Optional[torch.nn.Parameter] = None
+        if bias:
+            self.bias = torch.nn.Parameter(torch.empty(shape[0], **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As torch.nn.Linear; seed each rank on its own."""
+        bound = self.in_features**-0.5
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.uniform_(-bound, bound)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, dim={self.dim}"
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """y = gather(x, dim) weight^T + bias, with the rank's part of the rows of the weight: AllGather+GEMM; backward
+    GEMM+ReduceScatter, and the gathered x once more for the weight.
+
+    x: the rank's part along `dim`; y: whole along `dim`, out_features / world_size features. `bias` is split as the weight is.
+    dtype: torch.bfloat16 or torch.float16. mkernel.torch.init() must have been called for the process group."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, process_group: Optional[Any] = None,
+                 dim: int = 0, device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
+        part = _part("out_features", out_features, process_group)
+        shape = (part, in_features)
+        super().__init__(in_features, out_features, bias, process_group, dim, shape, {"device": device, "dtype": dtype})
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, *, process_group: Optional[Any] = None, dim: int = 0) -> "ColumnParallelLinear":
+        """This rank's part of `linear`, which is the same on every rank."""
+        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, process_group=process_group, dim=dim,
+                    device=linear.weight.device, dtype=linear.weight.dtype)
+        rank, part = dist.get_rank(process_group), layer.weight.shape[0]
+        with torch.no_grad():
+            layer.weight.copy_(linear.weight[rank * part : (rank + 1) * part])
+            if layer.bias is not None:
+                layer.bias.copy_(linear.bias[rank * part : (rank + 1) * part])
+        return layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, results = torch.ops.mkernel.fused_all_gather_matmul(x, [self.weight.t()], self.dim, self.group_name, return_A=False)
+        y: torch.Tensor = results[0]
+        return y if self.bias is None else y + self.bias
+
+
+class RowParallelLinear(_ParallelLinear):
+    """y = scatter(sum over ranks of x weight^T, dim) + bias, with the rank's part of the columns of the weight:
+    GEMM+ReduceScatter; backward AllGather+GEMM.
+
+    x: whole along `dim`, in_features / world_size features; y: the rank's part along `dim`. Every rank holds the whole bias, and
+    its gradient is summed over the ranks. Otherwise as ColumnParallelLinear."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, process_group: Optional[Any] = None,
+                 dim: int = 0, device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
+        part = _part("in_features", in_features, process_group)
+        shape = (out_features, part)
+        super().__init__(in_features, out_features, bias, process_group, dim, shape, {"device": device, "dtype": dtype})
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, *, process_group: Optional[Any] = None, dim: int = 0) -> "RowParallelLinear":
+        """This rank's part of `linear`, which is the same on every rank."""
+        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, process_group=process_group, dim=dim,
+                    device=linear.weight.device, dtype=linear.weight.dtype)
+        rank, part = dist.get_rank(process_group), layer.weight.shape[1]
+        with torch.no_grad():
+            layer.weight.copy_(linear.weight[:, rank * part : (rank + 1) * part])
+            if layer.bias is not None:
+                layer.bias.copy_(linear.bias)
+        return layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.mkernel.fused_matmul_reduce_scatter(x, self.weight.t(), "sum", self.dim, self.group_name)
+        return y if self.bias is None else y + _SumOfGradients.apply(self.bias, self.group_name)
+
+
+def _part(field: str, features: int, process_group: Optional[Any]) -> int:
+    world = dist.get_world_size(process_group)
+    if features % world:
+        raise InvalidArgument(f"{field} = {features} is no multiple of the {world} ranks")
+    return features // world

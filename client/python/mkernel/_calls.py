@@ -141,8 +141,6 @@ class _Call:
             self._result = None
 
 
-
-
 def interruptible(what: str, body: Callable[[], Any], owner: Any = None) -> Any:
     """Runs `body`, which may wait for long, so that Ctrl-C ends the wait for it. `owner.left_behind` then remembers it."""
     if threading.current_thread() is not threading.main_thread():

@@ -41,8 +41,9 @@ class ClientTest(ClusterTest):
         """Reads the output of a rank until it prints `line`. The rank prints it before it begins to wait."""
         self.assertEqual(process.stdout.readline().strip(), line)
 
-    def interrupt(self, process, seconds=1.0):
-        """Ctrl-C. Returns (exit status, stdout, stderr); the process has to end within `seconds`, or more on a slow machine."""
+    def interrupt(self, process, seconds=5.0):
+        """Ctrl-C. Returns (exit status, stdout, stderr); the process has to end within `seconds`, or more on a slow machine:
+        an idle one takes a few tenths, the wait itself far longer than allowed here."""
         time.sleep(0.2)  # not a synchronisation: lets most runs interrupt the wait itself and not the way to it
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)

@@ -1,6 +1,7 @@
 """DLPack in ctypes: memory of buffers goes out as capsules, operands come in from them."""
 
 import ctypes
+import math
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
 from typing import Any, NamedTuple, Optional
 
@@ -24,6 +25,11 @@ DTYPES = {
     "bf16": (4, 16),
 }
 _NAMES = {value: name for name, value in DTYPES.items()}
+
+
+def bytes_of(dtype: str, shape: "tuple[int, ...]" = ()) -> int:
+    """Of a dense array; without a shape of one element."""
+    return math.prod(shape) * DTYPES[dtype][1] // 8
 
 
 class _Device(Structure):
@@ -134,8 +140,4 @@ def memory_of(field: str, source: Any, stream: Optional[int] = None) -> Memory:
         )
     if not is_dense(shape, strides, 1):
         raise InvalidArgument(f"{field} of shape {shape} has strides {strides} in elements: it must be dense and row-major")
-    count = 1
-    for extent in shape:
-        count *= extent
-    nbytes = count * DTYPES[dtype][1] // 8
-    return Memory((tensor.data or 0) + tensor.byte_offset, dtype, shape, nbytes, device, True, taken)
+    return Memory((tensor.data or 0) + tensor.byte_offset, dtype, shape, bytes_of(dtype, shape), device, True, taken)

@@ -1,15 +1,15 @@
 """Operands of operations: any object that exposes memory becomes an address, checked against what the operation needs."""
 
 import ctypes
+import math
 from ctypes import POINTER, Structure, c_char_p, c_int, c_ssize_t, c_void_p, py_object
 from typing import Any, NamedTuple, Optional
 
 from mkernel import _dlpack
-from mkernel._dlpack import Memory, is_dense
+from mkernel._dlpack import Memory, bytes_of, is_dense
 from mkernel.errors import InvalidArgument
 
 _HOST = (_dlpack.CPU, 0)
-_ELEMENT_BYTES = {name: bits // 8 for name, (_, bits) in _dlpack.DTYPES.items()}
 # What stands for a data type that an operand needs. numpy has no bf16: its bits come as u16.
 _ACCEPTED = {"bf16": ("bf16", "u16", None), "f16": ("f16", "u16", None), "i32": ("i32", None), "f32": ("f32", None)}
 GPU_ALIGNMENT = 16  # bytes: TMA loads and 16-byte stores
@@ -78,11 +78,8 @@ def _of_array_interface(field: str, source: Any, interface: "dict[str, Any]", de
     shape, strides = tuple(interface["shape"]), interface.get("strides")
     if not is_dense(shape, strides, item):
         raise InvalidArgument(f"{field} of shape {shape} has strides {strides} in bytes: it must be dense and row-major")
-    nbytes = item
-    for extent in shape:
-        nbytes *= extent
     address, readonly = interface["data"]
-    return Memory(address, dtype, shape, nbytes, device, not readonly, source)
+    return Memory(address, dtype, shape, math.prod(shape) * item, device, not readonly, source)
 
 
 def memory_of(field: str, source: Any) -> Memory:
@@ -116,9 +113,7 @@ class Operand(NamedTuple):
         wanted = "x".join(str(extent) for extent in self.shape)
         if memory.dtype not in _ACCEPTED[self.dtype]:
             raise InvalidArgument(f"{self.field} has data type {memory.dtype}, wanted is {self.dtype}")
-        nbytes = _ELEMENT_BYTES[self.dtype]
-        for extent in self.shape:
-            nbytes *= extent
+        nbytes = bytes_of(self.dtype, self.shape)
         flat = len(memory.shape) <= 1
         if memory.nbytes != nbytes or not (flat or memory.shape == self.shape):
             have = "x".join(str(extent) for extent in memory.shape)
@@ -129,7 +124,7 @@ class Operand(NamedTuple):
         if self.written and not memory.writable:
             raise InvalidArgument(f"{self.field} is read-only, and the operation writes it")
         self._check_device(memory, gpu)
-        alignment = _ELEMENT_BYTES[self.dtype] if gpu is None else GPU_ALIGNMENT
+        alignment = bytes_of(self.dtype) if gpu is None else GPU_ALIGNMENT
         if nbytes and memory.address % alignment:
             raise InvalidArgument(f"{self.field} begins at {memory.address:#x}, which is no multiple of {alignment} bytes")
         return memory.address, memory.owner

@@ -24,7 +24,7 @@ class View:
         self.address = address
         self.dtype = dtype
         self.shape = shape
-        self.nbytes = _bytes_of(dtype, shape)
+        self.nbytes = _dlpack.bytes_of(dtype, shape)
         self._device = device
         self._owner = owner
 
@@ -38,13 +38,6 @@ class View:
 
     def __repr__(self) -> str:
         return f"<mkernel.View {self.dtype} {list(self.shape)} at {self.address:#x}>"
-
-
-def _bytes_of(dtype: str, shape: "tuple[int, ...]") -> int:
-    nbytes = _dlpack.DTYPES[dtype][1] // 8
-    for extent in shape:
-        nbytes *= extent
-    return nbytes
 
 
 class Buffer:
@@ -91,15 +84,15 @@ class Buffer:
         if dtype not in _dlpack.DTYPES:
             raise InvalidArgument(f"dtype = {dtype!r}; known are {', '.join(_dlpack.DTYPES)}")
         offset = integer("offset", offset, 0, self.nbytes)
-        item = _dlpack.DTYPES[dtype][1] // 8
+        item = _dlpack.bytes_of(dtype)
         if shape is None:
             extents: "tuple[int, ...]" = ((self.nbytes - offset) // item,)
         else:
             given = (shape,) if isinstance(shape, int) else tuple(shape)
             extents = tuple(integer("shape", extent, 0, 1 << 48) for extent in given)
-        if _bytes_of(dtype, extents) > self.nbytes - offset:
+        if _dlpack.bytes_of(dtype, extents) > self.nbytes - offset:
             raise OutOfRange(
-                f"a view of shape {extents} of {dtype} at offset {offset} has {_bytes_of(dtype, extents)} bytes; the buffer has "
+                f"a view of shape {extents} of {dtype} at offset {offset} has {_dlpack.bytes_of(dtype, extents)} bytes; the buffer has "
                 f"{self.nbytes - offset} from there"
             )
         if offset % item:

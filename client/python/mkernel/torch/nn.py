@@ -3,7 +3,7 @@
 Both keep one part of an ordinary linear layer's weight. Outside of them activations are split along one dimension (`dim`, the
 sequence) over the ranks of the process group; between a column-parallel and a row-parallel layer they are split along features."""
 
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,10 +25,19 @@ class _SumOfGradients(torch.autograd.Function):
         return torch.ops._c10d_functional.wait_tensor(total), None
 
 
+_Layer = TypeVar("_Layer", bound="_ParallelLinear")
+
+
 class _ParallelLinear(torch.nn.Module):
-    def __init__(self, in_features: int, out_features: int, bias: bool, process_group: Optional[Any], dim: int,
-                 shape: "tuple[int, int]", factory: "dict[str, Any]") -> None:
+    split = ""  # which of in_features and out_features is split over the ranks
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, process_group: Optional[Any] = None,
+                 dim: int = 0, device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
+        sizes = {"out_features": out_features, "in_features": in_features}
+        sizes[self.split] = _part(self.split, sizes[self.split], process_group)
+        shape = tuple(sizes.values())
+        factory = {"device": device, "dtype": dtype}
         group: Any = dist.group.WORLD if process_group is None else process_group
         self.in_features, self.out_features, self.dim = in_features, out_features, dim
         self.group_name = str(group.group_name)
@@ -37,6 +46,22 @@ class _ParallelLinear(torch.nn.Module):
         if bias:
             self.bias = torch.nn.Parameter(torch.empty(shape[0], **factory))
         self.reset_parameters()
+
+    @classmethod
+    def from_linear(cls: "type[_Layer]", linear: torch.nn.Linear, *, process_group: Optional[Any] = None, dim: int = 0) -> "_Layer":
+        """This rank's part of `linear`, which is the same on every rank."""
+        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, process_group=process_group, dim=dim,
+                    device=linear.weight.device, dtype=linear.weight.dtype)
+        rank = dist.get_rank(process_group)
+        with torch.no_grad():
+            for mine, whole in ((layer.weight, linear.weight), (layer.bias, linear.bias)):
+                if mine is None:
+                    continue
+                for dimension, part in enumerate(mine.shape):
+                    if part != whole.shape[dimension]:
+                        whole = whole.narrow(dimension, rank * part, part)
+                mine.copy_(whole)
+        return layer
 
     def reset_parameters(self) -> None:
         """As torch.nn.Linear; seed each rank on its own."""
@@ -56,23 +81,7 @@ class ColumnParallelLinear(_ParallelLinear):
     x: the rank's part along `dim`; y: whole along `dim`, out_features / world_size features. `bias` is split as the weight is.
     dtype: torch.bfloat16 or torch.float16. mkernel.torch.init() must have been called for the process group."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, process_group: Optional[Any] = None,
-                 dim: int = 0, device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
-        part = _part("out_features", out_features, process_group)
-        shape = (part, in_features)
-        super().__init__(in_features, out_features, bias, process_group, dim, shape, {"device": device, "dtype": dtype})
-
-    @classmethod
-    def from_linear(cls, linear: torch.nn.Linear, *, process_group: Optional[Any] = None, dim: int = 0) -> "ColumnParallelLinear":
-        """This rank's part of `linear`, which is the same on every rank."""
-        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, process_group=process_group, dim=dim,
-                    device=linear.weight.device, dtype=linear.weight.dtype)
-        rank, part = dist.get_rank(process_group), layer.weight.shape[0]
-        with torch.no_grad():
-            layer.weight.copy_(linear.weight[rank * part : (rank + 1) * part])
-            if layer.bias is not None:
-                layer.bias.copy_(linear.bias[rank * part : (rank + 1) * part])
-        return layer
+    split = "out_features"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _, results = torch.ops.mkernel.fused_all_gather_matmul(x, [self.weight.t()], self.dim, self.group_name, return_A=False)
@@ -87,23 +96,7 @@ class RowParallelLinear(_ParallelLinear):
     x: whole along `dim`, in_features / world_size features; y: the rank's part along `dim`. Every rank holds the whole bias, and
     its gradient is summed over the ranks. Otherwise as ColumnParallelLinear."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, process_group: Optional[Any] = None,
-                 dim: int = 0, device: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
-        part = _part("in_features", in_features, process_group)
-        shape = (out_features, part)
-        super().__init__(in_features, out_features, bias, process_group, dim, shape, {"device": device, "dtype": dtype})
-
-    @classmethod
-    def from_linear(cls, linear: torch.nn.Linear, *, process_group: Optional[Any] = None, dim: int = 0) -> "RowParallelLinear":
-        """This rank's part of `linear`, which is the same on every rank."""
-        layer = cls(linear.in_features, linear.out_features, linear.bias is not None, process_group=process_group, dim=dim,
-                    device=linear.weight.device, dtype=linear.weight.dtype)
-        rank, part = dist.get_rank(process_group), layer.weight.shape[1]
-        with torch.no_grad():
-            layer.weight.copy_(linear.weight[:, rank * part : (rank + 1) * part])
-            if layer.bias is not None:
-                layer.bias.copy_(linear.bias)
-        return layer
+    split = "in_features"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.ops.mkernel.fused_matmul_reduce_scatter(x, self.weight.t(), "sum", self.dim, self.group_name)

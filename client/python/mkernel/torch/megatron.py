@@ -13,7 +13,8 @@ from mkernel.torch._groups import NotInitialized, membership_of
 from mkernel.torch._options import fallbacks
 
 FUNCTION = "linear_with_grad_accumulation_and_async_allreduce"
-# Parameters that ours serves, and the values of others that ask for nothing. Any further one must have its default.
+# The parameters that our function serves, and values of the other parameters that change nothing. Any further parameter must have
+# its default.
 _SERVED = {"input", "weight", "bias", "sequence_parallel", "tp_group", "wgrad_deferral_limit", "async_grad_allreduce"}
 _OFF: "dict[str, tuple[Any, ...]]" = {
     "gradient_accumulation_fusion": (False, None),

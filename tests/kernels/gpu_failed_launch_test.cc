@@ -73,21 +73,31 @@ TEST_CASE_TEMPLATE("launches behind a failed one leave their results as they wer
   require_ok(all.each([&](int rank) -> Status {
     if (rank != 0) return {};
     const ExecutorOptions options{.deadline = 300ms};
+    const auto enqueue = [&] {
+      return all.operation(rank).enqueue(all.arguments(rank), options, all.stream(rank).get());
+    };
+    auto graph = bench::GpuGraph::capture(all.stream(rank), enqueue);
+    MK_RETURN_IF_ERROR(graph.status());
     MK_RETURN_IF_ERROR(all.fill(rank, 1));
-    MK_RETURN_IF_ERROR(all.operation(rank).enqueue(all.arguments(rank), options, all.stream(rank).get()));
+    MK_RETURN_IF_ERROR(graph->launch(all.stream(rank)));
     MK_RETURN_IF_ERROR(all.fill(rank, 2));
     MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
     auto before = all.digest(rank);
     MK_RETURN_IF_ERROR(before.status());
-    // Nobody has asked for the status yet, so this one is queued.
+    // A replay asks nobody, so this one is queued.
     const auto begin = std::chrono::steady_clock::now();
-    MK_RETURN_IF_ERROR(all.operation(rank).enqueue(all.arguments(rank), options, all.stream(rank).get()));
+    MK_RETURN_IF_ERROR(graph->launch(all.stream(rank)));
     MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
     CHECK(std::chrono::steady_clock::now() - begin < 200ms);
     auto after = all.digest(rank);
     MK_RETURN_IF_ERROR(after.status());
     CHECK(*after == *before);
+    // The next call is told, though nobody has asked for the status.
+    const Status refused = enqueue();
+    CHECK(refused.code() == StatusCode::kDeadlineExceeded);
+    CHECK_MESSAGE(refused.text().find(" of rank 1") != std::string::npos, refused.text());
     CHECK(all.operation(rank).status().code() == StatusCode::kDeadlineExceeded);
+    CHECK(enqueue().code() == StatusCode::kFailedPrecondition);
     return {};
   }));
 }

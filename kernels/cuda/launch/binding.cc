@@ -49,6 +49,7 @@ Status CudaBinding::bind(const Requirements& needs, const GroupView& group, cons
   MK_RETURN_IF_ERROR(here.status());
   workspace_ = workspace;
   MK_RETURN_IF_ERROR(open_endpoint(needs, group, workspace, first_lane));
+  MK_RETURN_IF_ERROR(state_.watch(endpoint_.control));
   if (needs.lent_bytes > 0) {
     lent_ = lent;
     endpoint_.lent = reinterpret_cast<LentControl*>(lent.mine);
@@ -90,7 +91,8 @@ Status CudaBinding::queue(const void* parameters, std::int32_t ctas, CUstream_st
   return launch_cooperative(kernel_, parameters, ctas, stream, name_);
 }
 
-Status CudaBinding::ready() const {
+Status CudaBinding::ready() {
+  if (group_ != nullptr && failed_.ok() && state_.has_failed()) MK_RETURN_IF_ERROR(status());
   return check_ready(name_, group_ != nullptr, failed_);
 }
 

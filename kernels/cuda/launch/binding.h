@@ -45,8 +45,9 @@ class CudaBinding {
   Status bind(const Requirements& needs, const GroupView& group, const SymmetricView& workspace,
               const SymmetricView& lent, std::uint32_t first_lane, const std::function<Status()>& attach);
 
-  /// kFailedPrecondition before bind(), and after a launch that failed.
-  Status ready() const;
+  /// kFailedPrecondition before bind(), and after a launch that failed; the first to notice that a queued one
+  /// has failed says why. Waits for nothing else.
+  Status ready();
   /// Queues a launch with this deadline of every wait.
   using Queue = std::function<Status(std::uint64_t deadline_ns, CUstream_st* stream)>;
   /// One launch on `stream`, which `queue` queues.

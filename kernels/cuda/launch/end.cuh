@@ -50,6 +50,8 @@ __device__ __forceinline__ void end_launch(LaunchControl& control, LentControl* 
     if (failed) lent->stopped = 1;
     ++lent->launches;
   }
+  const bool stopped = control.stopped != 0 || (lent != nullptr && lent->stopped != 0);
+  if (stopped && control.host_failed != nullptr) ptx::st_release_sys(control.host_failed, 1U);
   control.exited_before = ptx::ld_relaxed_gpu(&control.exited);
   control.met_before = ptx::ld_relaxed_gpu(&control.met);
   control.epoch = begin.epoch + 1;

@@ -69,7 +69,7 @@ class CudaOperation : public Operation<Arguments> {
   const std::string& machine() const { return binding_.machine(); }
 
  private:
-  Status accept(const Arguments& arguments) const {
+  Status accept(const Arguments& arguments) {
     MK_RETURN_IF_ERROR(binding_.ready());
     return check(arguments);
   }

@@ -1,6 +1,8 @@
 // How the host reads what a launch has left in device memory.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -17,7 +19,7 @@ class LaunchStateReader {
   static Result<LaunchStateReader> make() {
     auto stream = OwnStream::make("state of a launch");
     if (!stream.ok()) return stream.status();
-    auto memory = pinned_memory(sizeof(LaunchControl), "state of a launch");
+    auto memory = pinned_memory(sizeof(Pinned), "state of a launch");
     if (!memory.ok()) return memory.status();
     LaunchStateReader reader;
     reader.stream_ = std::move(*stream);
@@ -29,13 +31,27 @@ class LaunchStateReader {
   template <class Control>
   Status read(const Control* control, Control& state) const {
     static_assert(sizeof(Control) <= sizeof(LaunchControl));
-    MK_RETURN_IF_ERROR(stream_.to_host(memory_.get(), control, sizeof(state), "state of a launch"));
-    state = *static_cast<const Control*>(memory_.get());
+    void* const copy = &pinned().copy;
+    MK_RETURN_IF_ERROR(stream_.to_host(copy, control, sizeof(state), "state of a launch"));
+    state = *static_cast<const Control*>(copy);
     return {};
   }
+  /// From now on launches with `control` tell this reader of their failure, which must outlive them.
+  Status watch(LaunchControl* control) const {
+    std::uint32_t* const word = &pinned().failed;
+    return stream_.to_device(&control->host_failed, &word, sizeof(word), "control block");
+  }
+  /// Whether a launch that is watched has failed or was stopped. Waits for nothing.
+  bool has_failed() const { return std::atomic_ref(pinned().failed).load(std::memory_order_acquire) != 0; }
   const OwnStream& stream() const { return stream_; }
 
  private:
+  struct Pinned {
+    LaunchControl copy;
+    std::uint32_t failed;
+  };
+  Pinned& pinned() const { return *static_cast<Pinned*>(memory_.get()); }
+
   OwnStream stream_;
   std::unique_ptr<void, FreePinned> memory_;
 };

@@ -108,6 +108,10 @@ struct LaunchControl {
   std::uint64_t expected;
   std::uint64_t seen;
   std::uint64_t waited_ns;
+
+  /// Pinned host memory, or null: set by every launch that failed or was stopped, so that the host hears of
+  /// it without waiting for a stream.
+  std::uint32_t* host_failed;
 };
 
 }  // namespace mkernel::kernels

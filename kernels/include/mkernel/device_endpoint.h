@@ -92,7 +92,7 @@ namespace mkernel::device {
 /// Of the structs below and of all that they point to, LaunchControl among them. Another layout or another
 /// meaning of a field is another version; Group::device_endpoint() compares that of the program with the
 /// library's.
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 
 /// A place in a registered region of a rank.
 struct Place {

@@ -20,15 +20,18 @@ constexpr std::int32_t kWatchingCtas = 2;
 /// Parts along k of a block of rows: as many as let the product begin early, but no shorter share of a CTA
 /// than is worth the fence in front of its count (over several nodes: the put that the chunk becomes), no
 /// part of a row longer than a stage, and none shorter than two lines: the GEMM body begins a tile with two
-/// steps before it writes what the tile before left in registers.
+/// steps before it writes what the tile before left in registers. Eight parts help where several neighbours
+/// are pushed to; with one they cost more than they bring forward, over several nodes they were not measured.
 std::int32_t choose_parts(const RowParts& row, std::int64_t block_rows, std::int32_t comm_ctas,
-                          std::uint32_t nodes) {
-  constexpr std::int64_t kMostParts = 4, kMostPartBytes = 16384;
-  const std::int64_t fewest_share_bytes = nodes > 1 ? 96 << 10 : 48 << 10;
+                          const Topology& topology) {
+  constexpr std::int64_t kMostPartBytes = 16384;
+  const bool one_node = topology.nodes() == 1;
+  const std::int64_t most_parts = one_node && topology.world() > 2 ? 8 : 4;
+  const std::int64_t fewest_share_bytes = one_node ? 48 << 10 : 96 << 10;
   const std::int64_t fewest = ceil_div(row.row_bytes, kMostPartBytes - RowParts::kLineBytes);
   const std::int64_t useful = block_rows * row.row_bytes / (comm_ctas * fewest_share_bytes);
   const std::int64_t most = std::max(fewest, std::int64_t{row.lines() / 2});
-  return static_cast<std::int32_t>(std::clamp(std::min(useful, kMostParts), fewest, most));
+  return static_cast<std::int32_t>(std::clamp(std::min(useful, most_parts), fewest, most));
 }
 
 /// What is tried and compared; the rest of a plan follows.
@@ -53,7 +56,7 @@ AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32
   const std::int32_t cluster = choice.tile.cluster, block_rows = choice.tile.block_rows();
   plan.gather = {
       .rows = shape.m, .row = {.row_bytes = shape.k * 2}, .world = world, .block_rows = block_rows};
-  plan.gather.row.parts = choose_parts(plan.gather.row, block_rows, choice.comm_ctas, topology.nodes());
+  plan.gather.row.parts = choose_parts(plan.gather.row, block_rows, choice.comm_ctas, topology);
   plan.gather.shares = choice.comm_ctas;
   std::vector<std::int32_t> blocks_of;
   for (std::int32_t source = 0; source < world; ++source)

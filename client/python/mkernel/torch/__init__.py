@@ -9,7 +9,7 @@ import mkernel.torch._ops  # noqa: F401: registers the operators
 from mkernel.torch import nn
 from mkernel.torch._decide import Refused
 from mkernel.torch._explain import Explanation, explain
-from mkernel.torch._groups import NotInitialized, init, shutdown
+from mkernel.torch._groups import NotInitialized, init, shutdown, synchronize
 from mkernel.torch._options import Options, counters, options, reset_counters, set_options
 from mkernel.torch._patch import patch_symm_mem, unpatch_symm_mem
 from mkernel.torch.megatron import patch_megatron, unpatch_megatron
@@ -29,6 +29,7 @@ __all__ = [
     "reset_counters",
     "set_options",
     "shutdown",
+    "synchronize",
     "unpatch_megatron",
     "unpatch_symm_mem",
 ]

@@ -113,6 +113,8 @@ def _decide(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[to
     keys, copy_b = [], []
     m = bucket if kind == "gemm_ar" else bucket * world
     executor, sms = _executor(a.device, options)
+    if executor == "cuda":
+        _check_rows(bs, k)
     for index, b in enumerate(bs):
         layout = "row_major" if b.is_contiguous() else "column_major" if b.t().is_contiguous() else ""
         copy_b.append(not layout)
@@ -135,6 +137,13 @@ def _check_types(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequen
         raise Refused("device", f"A is on {a.device}, and the group was made for GPU {membership.device}: give init() that device")
     if a.device.type not in ("cpu", "cuda"):
         raise Refused(f"device {a.device.type}", f"A is on {a.device}; mkernel takes tensors on cpu and cuda")
+
+
+def _check_rows(bs: "Sequence[torch.Tensor]", k: int) -> None:
+    """Rows that TMA can move: whole 16 bytes."""
+    for name, extent in (("A has", k), *((f"{_name(bs, index)} has", b.shape[1]) for index, b in enumerate(bs))):
+        if extent % 8 != 0:
+            raise Refused("columns are no multiple of 8", f"{name} {extent} columns; the cuda executor takes multiples of 8")
 
 
 def _executor(device: torch.device, options: Options) -> "tuple[str, int]":

@@ -17,7 +17,9 @@ from mkernel.torch._plans import PlanCache
 from mkernel.torch._rendezvous import Rendezvous
 
 
-_resolve: Any = getattr(c10d, "_resolve_process_group")  # torch has no public name for it
+# torch has no public names for these.
+_resolve: Any = getattr(c10d, "_resolve_process_group")
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
 
 
 class NotInitialized(FailedPrecondition):
@@ -37,12 +39,26 @@ class Membership:
         self.decisions: "dict[Any, Any]" = {}
         self.lock = threading.RLock()
         self._world = weakref.ref(world)
+        self._last: Optional[torch.cuda.Stream] = None  # on which a launch was queued
         # Launches that are queued on a stream put to other nodes while no call of this process runs.
         self._activity: Optional[Activity] = group.keep_active() if group.device >= 0 and group.node_count > 1 else None
 
     def is_current(self) -> bool:
         """Whether torch.distributed is still the one that it was made in."""
         return dist.is_initialized() and self._world() is dist.group.WORLD
+
+    def stream(self) -> "tuple[int, bool]":
+        """torch's current stream on the group's GPU, and whether a graph captures it. Launches of a group follow each other: a
+        stream that is not the one of the launch before waits for it. That of a graph is the caller's to order."""
+        stream: int = _raw_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            return stream, True
+        if self._last is None or self._last.cuda_stream != stream:
+            current = torch.cuda.current_stream(self.device)
+            if self._last is not None:
+                current.wait_stream(self._last)
+            self._last = current
+        return stream, False
 
     def close(self) -> None:
         with self.lock:
@@ -146,6 +162,17 @@ def membership_of(group_name: str) -> Membership:
         )
     _State.by_name[group_name] = (weakref.ref(process_group), found)
     return found
+
+
+def synchronize() -> None:
+    """Waits until the current stream of every group's GPU is done, and raises why a launch that was queued there has failed: its
+    results are not valid then, and its group is over. A call raises the same once the GPU has said so; the replay of a graph never
+    does, and this is how to hear of it. Not while a graph is captured."""
+    for membership in list(_State.by_ranks.values()):
+        if membership.device >= 0:
+            torch.cuda.current_stream(membership.device).synchronize()
+            with membership.lock:
+                membership.plans.raise_failure()
 
 
 def _forget_ended() -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Sequence
 import torch
 
 from mkernel import _abi
-from mkernel.errors import ResourceExhausted
+from mkernel.errors import FailedPrecondition, ResourceExhausted
 from mkernel.group import Group
 from mkernel.operations import Gemm, Launch, Pending
 from mkernel.torch._options import Options, totals
@@ -33,6 +33,7 @@ class Plan:
 
     def __init__(self, operation: Gemm) -> None:
         self.operation = operation
+        self.captured = False  # by a CUDA graph, which may be replayed at any time
         self._staging: "dict[str, torch.Tensor]" = {}
         self._launches: "dict[tuple[float, int], Launch]" = {}
 
@@ -47,8 +48,8 @@ class Plan:
                 found = self._staging[field] = torch.empty(rows, columns, dtype=like.dtype)
         return found
 
-    def start(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, options: Options) -> "Pending | None":
-        """Starts one launch on the cpu executor, or queues one on torch's current stream (None: there is nothing to wait for)."""
+    def start(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, options: Options, stream: int) -> "Pending | None":
+        """Starts one launch on the cpu executor, or queues one on `stream` (None: there is nothing to wait for)."""
         key = (options.timeout, options.compute_threads)
         launch = self._launches.get(key)
         if launch is None:
@@ -57,7 +58,7 @@ class Plan:
             self._launches[key] = launch
         launch.set_addresses(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr())
         if self.operation.executor == "cuda":
-            launch.enqueue(torch.cuda.current_stream(a.device).cuda_stream)
+            launch.enqueue(stream)
             return None
         pending = launch.launch()
         pending.operands = (a, b, c)
@@ -82,9 +83,10 @@ class PlanCache:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def get(self, keys: "Sequence[PlanKey]") -> "list[Plan]":
-        """The plans of one call, none of which makes room for another. Errors: ResourceExhausted, and those of the group's
-        ag_gemm(), gemm_rs() and gemm_ar()."""
+    def get(self, keys: "Sequence[PlanKey]", captured: bool = False) -> "list[Plan]":
+        """The plans of one call, none of which makes room for another. `captured`: by a CUDA graph: they stay until close().
+        Errors: ResourceExhausted, FailedPrecondition (captured before the first call), and those of the group's ag_gemm(),
+        gemm_rs() and gemm_ar()."""
         wanted = set(keys)
         if len(wanted) > self.capacity:
             raise ResourceExhausted(f"one call needs {len(wanted)} operations, and init() was given max_plans = {self.capacity}")
@@ -92,13 +94,22 @@ class PlanCache:
             if key in self._plans:
                 self._plans.move_to_end(key)
                 totals["plans_hit"] += 1
+            elif captured:
+                raise FailedPrecondition(
+                    f"{key}: a CUDA graph cannot capture its first call, which makes memory and waits for the other ranks: call the "
+                    "operator once with these shapes before the capture"
+                )
             else:
                 self._add(key, wanted)
-        return [self._plans[key] for key in keys]
+        plans = [self._plans[key] for key in keys]
+        for plan in plans:
+            plan.captured = plan.captured or captured
+        return plans
 
     def _add(self, key: PlanKey, wanted: "set[PlanKey]") -> None:
         while len(self._plans) >= self.capacity:
-            self._evict(wanted)
+            if not self._evict(wanted):
+                raise ResourceExhausted(f"all {self.capacity} operations (max_plans of init()) are captured by CUDA graphs or needed now")
         while True:
             try:
                 self._plans[key] = Plan(self._make(key))
@@ -114,13 +125,20 @@ class PlanCache:
         return operation
 
     def _evict(self, wanted: "set[PlanKey]") -> bool:
-        """Drops the plan that was not used for longest and is not `wanted`; False: there is none."""
-        key = next((key for key in self._plans if key not in wanted), None)
+        """Drops the plan that was not used for longest, is not `wanted` and in no graph; False: there is none."""
+        key = next((key for key, plan in self._plans.items() if key not in wanted and not plan.captured), None)
         if key is None:
             return False
         totals["plans_evicted"] += 1
         self._plans.pop(key).operation.close()
         return True
+
+    def raise_failure(self) -> None:
+        """Once the stream is done: raises why a launch that was queued has failed."""
+        for plan in self._plans.values():
+            failure = plan.operation.status()
+            if failure is not None:
+                raise failure
 
     def close(self) -> None:
         """In the order that is the same on every rank."""

@@ -101,7 +101,8 @@ def _multiply(decision: Decision, membership: Membership, front: torch.Tensor, b
     keys = [key for key in decision.keys if key.n]
     if not keys:
         return [front.new_empty(blocks * decision.rows, 0) for _ in bs]
-    plans = membership.plans.get(keys)
+    stream, captured = membership.stream() if front.is_cuda else (0, False)
+    plans = membership.plans.get(keys, captured)
     pending: "list[Optional[Pending]]" = []
     results = []
     try:
@@ -116,7 +117,7 @@ def _multiply(decision: Decision, membership: Membership, front: torch.Tensor, b
                 c = plan.staging(f"c{index}", front, blocks * decision.bucket, key.n)
             else:
                 c = front.new_empty(blocks * decision.bucket, key.n)
-            pending.append(plan.start(a, b, c, options))
+            pending.append(plan.start(a, b, c, options, stream))
             totals["launches"] += 1
             results.append(c)
         for launch in pending:

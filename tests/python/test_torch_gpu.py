@@ -1,0 +1,67 @@
+"""mkernel.torch on CUDA tensors: several ranks, each on a GPU, or at the same time on parts of one under MPS."""
+import os
+import pathlib
+import sys
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parent / "gpu")]
+from cluster import gpus_or_skip  # noqa: E402
+from mps import RanksAtOnce  # noqa: E402
+from torch_test import TorchTest, main  # noqa: E402
+
+# What the ranks load they load before one of them waits for another; all of PyTorch's kernels would take long.
+ENVIRONMENT = {"CUDA_MODULE_LOADING": "LAZY", "TORCH_SYMM_MEM_DISABLE_MULTICAST": 1, "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": 1}
+
+
+class OnGpus(RanksAtOnce, TorchTest):
+    RANKS = 4
+
+    def scenario(self, name, world, nodes=1):
+        if nodes == 1:
+            self.start_nodes(1)
+        else:
+            self.start_nodes(nodes, {"transport": {"kind": "emulated", "gpu_memory": True}})
+        for line in self.run_job(f"torch_gpu_scenarios.{name}", world, **ENVIRONMENT):
+            print(line, end="")
+
+    def test_values_on_one_node(self):
+        self.scenario("values", 2)
+
+    def test_values_on_two_nodes(self):
+        self.scenario("values", 2, nodes=2)
+
+    def test_graphs(self):
+        self.scenario("graphs", 2)
+
+    def test_graphs_on_two_nodes(self):
+        self.scenario("graphs", 2, nodes=2)
+
+    def test_streams(self):
+        self.scenario("streams", 4)
+
+    def test_beside_others(self):
+        self.scenario("beside_others", 4)
+
+    def test_late_rank(self):
+        self.scenario("late_rank", 2)
+
+    def test_wrong_input(self):
+        self.scenario("wrong", 2)
+
+    def test_compiled(self):
+        self.scenario("compiled", 2)
+
+    def test_buffers(self):
+        self.scenario("buffers", 2, nodes=2)
+
+
+class Alone(TorchTest):
+    def test_what_a_call_costs(self):
+        self.start_nodes(1)
+        print(*self.run_job("torch_gpu_scenarios.overhead", 1, **ENVIRONMENT))
+
+
+if __name__ == "__main__":
+    gpus_or_skip()
+    main()

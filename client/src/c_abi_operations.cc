@@ -66,7 +66,7 @@ Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
 Result<GemmArguments> operands_of(const mk_gemm_arguments* arguments) {
   const auto given = read("mk_gemm_arguments", arguments);
   if (!given.ok()) return given.status();
-  return GemmArguments{given->a, given->b, given->c};
+  return GemmArguments{given->a, given->b, given->c, given->gathered};
 }
 Result<MoeArguments> operands_of(const mk_moe_arguments* arguments) {
   const auto given = read("mk_moe_arguments", arguments);

@@ -66,6 +66,7 @@ struct GemmArguments {
   const void* a = nullptr;
   const void* b = nullptr;
   void* c = nullptr;
+  void* gathered = nullptr;  ///< ag_gemm: [m, k], gets the rows of a of all ranks; null: nobody wants them
 };
 struct MoeArguments {
   std::int64_t tokens = 0;

@@ -90,6 +90,8 @@ Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& 
   if (arguments.a == nullptr && (rows || kind != OpKind::kAgGemm)) return refuse(kind, "a is null");
   if (arguments.b == nullptr) return refuse(kind, "b is null");
   if (arguments.c == nullptr && (rows || kind != OpKind::kGemmRs)) return refuse(kind, "c is null");
+  if (arguments.gathered != nullptr && kind != OpKind::kAgGemm)
+    return refuse(kind, "gathered is not null, and only ag_gemm gathers rows");
   return {};
 }
 

@@ -23,8 +23,8 @@ Status check_shape(OpKind kind, const GemmShape& shape);
 Status check_on_machine(OpKind kind, const GemmShape& shape, const Topology& topology, std::int32_t comm_ctas,
                         const Machine& machine);
 
-/// Refuses operands that are null although `rank` of `world` has elements there: kInvalidArgument naming the
-/// field.
+/// Refuses operands that are null although `rank` of `world` has elements there, and gathered rows where none
+/// are: kInvalidArgument naming the field.
 Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& arguments, std::uint32_t rank,
                       std::uint32_t world);
 

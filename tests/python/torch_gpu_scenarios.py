@@ -145,9 +145,11 @@ def graphs():
                  for rank in range(WORLD)]
         close(y.cpu(), sum(parts).chunk(WORLD)[RANK], sum(p.abs() for p in parts).chunk(WORLD)[RANK] + 16.0, 3)
     assert mkernel.torch.counters()["plans_evicted"] >= 3
-    with raises(mkernel.ResourceExhausted, "max_plans"):
-        with mkernel.torch.options(buckets=0):
-            OPS.fused_all_gather_matmul(a[:16], [b, b[:, :32].contiguous()], 0, name, return_A=False)
+    call(OPS.fused_all_gather_matmul, a[:16], [b], 0, name, return_A=False)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        OPS.fused_all_gather_matmul(a[:16], [b], 0, name, return_A=False)
+    with raises(mkernel.ResourceExhausted, "max_plans", "captured"):
+        OPS.fused_all_gather_matmul(a[:32], [b], 0, name, return_A=False)
     end()
 
 
@@ -211,7 +213,9 @@ def beside_others():
 
     flag.fill_(1)
     spinning()
-    with no_launches():
+    with no_launches():  # makes the plans, in the same order on every rank
+        for group in (name, name_of(some)):
+            OPS.fused_all_gather_matmul(a, [b], 0, group, return_A=False)
         calls()
     meet()
     flag.zero_()
@@ -279,7 +283,7 @@ def wrong():
         with raises(mkernel.InvalidArgument, "sms"):
             reduce(a, b, "sum", name)
     told = mkernel.torch.explain(gather, a, [b], 0, name)
-    assert told.path == "mkernel" and "cuda" in told.operations[0] and told.copies == (), told
+    assert told.path == "mkernel" and "cuda" in told.operation and told.copies == (), told
     # Tensors in host memory go to the cpu executor of the same group.
     _, (c,) = gather(a.cpu(), [b.cpu()], 0, name, return_A=False)
     close(c, torch.cat(every(lambda rank: operand(1, rank, (64, 64)))) @ b.cpu().double())
@@ -366,8 +370,6 @@ def buffers():
             group.wait_arrival(source, lane, before + 1)
             group.wait_completed(peer, lane, number)
             assert torch.equal(both[count:], torch.full_like(mine, source + 1))
-            with raises(mkernel.FailedPrecondition, "GPU"):
-                memoryview(made.view("u8"))
             del both
             group.barrier()
     group.barrier()

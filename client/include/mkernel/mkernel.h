@@ -159,6 +159,7 @@ typedef struct mk_gemm_arguments {
   const void* a;
   const void* b;
   void* c;
+  void* gathered; /* ag_gemm: [m, k], gets the rows of a of all ranks; NULL: nobody wants them */
 } mk_gemm_arguments;
 
 /* What runs an operation, the same on every rank. NULL: MK_CPU. The fields after `executor` are for MK_CUDA

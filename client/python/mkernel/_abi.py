@@ -78,7 +78,7 @@ class GemmShape(Sized):
 
 
 class GemmArguments(Sized):
-    _fields_ = [("struct_size", c_size_t), ("a", c_void_p), ("b", c_void_p), ("c", c_void_p)]
+    _fields_ = [("struct_size", c_size_t), ("a", c_void_p), ("b", c_void_p), ("c", c_void_p), ("gathered", c_void_p)]
 
 
 class OperationOptions(Sized):

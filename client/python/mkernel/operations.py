@@ -218,7 +218,7 @@ class Operation:
 class Gemm(Operation):
     """AllGather+GEMM, GEMM+ReduceScatter or GEMM+AllReduce. With `rows` of rank r being block_range(m, world_size, r):
 
-    ag_gemm   c[m, n]    = allgather(a[rows, k]) x b[k, n]
+    ag_gemm   c[m, n]    = allgather(a[rows, k]) x b[k, n]; gathered[m, k], if given, gets allgather(a)
     gemm_rs   c[rows, n] = this rank's rows of the sum over ranks of a[m, k] x b[k, n]
     gemm_ar   c[m, n]    = the sum over ranks of a[m, k] x b[k, n]
 
@@ -236,12 +236,17 @@ class Gemm(Operation):
         self.a = Operand("a", dtype, (rows if kind == "ag_gemm" else m, k))
         self.b = Operand("b", dtype, (k, n) if shape.b_layout == _abi.ROW_MAJOR else (n, k))
         self.c = Operand("c", dtype, (rows if kind == "gemm_rs" else m, n), written=True)
+        self.gathered = Operand("gathered", dtype, (m, k), written=True)
 
-    def bind(self, a: Any, b: Any, c: Any, *, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+    def bind(self, a: Any, b: Any, c: Any, *, gathered: Any = None, deadline: Optional[float] = None,
+             compute_threads: int = 0) -> Launch:
         """Checks the operands, for any number of launches. `deadline` in seconds: of every single wait of a launch; None: 30.
         `compute_threads`: of the cpu executor; 0: the hardware's threads / ranks of this node. Errors: InvalidArgument naming
         field, value and limit; TypeError."""
-        return self._bind(_abi.GemmArguments(), ((self.a, a), (self.b, b), (self.c, c)), deadline, compute_threads)
+        operands = [(self.a, a), (self.b, b), (self.c, c)]
+        if gathered is not None:
+            operands.append((self.gathered, gathered))
+        return self._bind(_abi.GemmArguments(), operands, deadline, compute_threads)
 
     def launch(self, a: Any, b: Any, c: Any, **options: Any) -> Pending:
         """bind(), which takes `options`, and Launch.launch()."""

@@ -64,6 +64,10 @@ class AgGemmLaunch {
   /// may be overwritten.
   Status send();
 
+  /// When all roles are through: the rows of all sources, which are here then, to where the caller wants
+  /// them.
+  void copy_gathered() const;
+
  private:
   const PushGatherPlan& gather() const { return plan_.gather; }
   std::uint64_t& ready(std::byte* workspace, std::int32_t source, std::int32_t chunk) const {
@@ -182,6 +186,23 @@ Status AgGemmLaunch::send() {
   return {};
 }
 
+void AgGemmLaunch::copy_gathered() const {
+  auto* out = static_cast<std::byte*>(arguments_.gathered);
+  const RowParts& row = gather().row;
+  for (std::int32_t source = 0; source < gather().world; ++source) {
+    const auto rows = static_cast<std::size_t>(gather().rows_of(source));
+    if (source == me_ && rows > 0)
+      std::memcpy(out, arguments_.a, rows * static_cast<std::size_t>(row.row_bytes));
+    for (std::int32_t part = 0; source != me_ && part < row.parts; ++part) {
+      const auto bytes = static_cast<std::size_t>(row.bytes(part));
+      const std::byte* from = slab(lent_.mine, source) + gather().part_offset(source, part);
+      for (std::size_t r = 0; r < rows; ++r, from += bytes)
+        std::memcpy(out + static_cast<std::int64_t>(r) * row.row_bytes + row.begin(part), from, bytes);
+    }
+    out += static_cast<std::int64_t>(rows) * row.row_bytes;
+  }
+}
+
 Status AgGemmLaunch::tile(const TileAssignment::Place& at, std::int64_t width, const Room& room) const {
   float* rows = room.rows.get();
   float* product = room.product.get();
@@ -255,7 +276,7 @@ class CpuAgGemm final : public CpuGemmOperation {
     if (plan_.rails() > 0) launch.roles.start("inter_send", [&roles] { return roles.send(); });
     for (int thread = 0; thread < launch.compute_threads; ++thread)
       launch.roles.start("compute", [&roles, thread] { return roles.compute(thread); });
-    (void)launch.roles.join();
+    if (launch.roles.join().ok() && arguments.gathered != nullptr) roles.copy_gathered();
   }
 
   const AgGemmPlan plan_;

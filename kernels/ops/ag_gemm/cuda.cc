@@ -10,6 +10,7 @@
 #include "kernels/cuda/launch/gemm_operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
+#include "kernels/ops/ag_gemm/gathered.h"
 #include "kernels/ops/ag_gemm/parameters.h"
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/make.h"
@@ -82,6 +83,7 @@ class CudaAgGemm final : public CudaGemmOperation {
 
   Status launch(const GemmArguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) override {
     AgGemmParameters p{};
+    MK_RETURN_IF_ERROR(check_gathered(arguments.gathered));
     MK_RETURN_IF_ERROR(encode_operands(arguments, p));
     p.slabs = static_cast<const TensorMap*>(slabs_.get());
     p.endpoint = endpoint(deadline_ns);
@@ -101,7 +103,15 @@ class CudaAgGemm final : public CudaGemmOperation {
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.comm_ctas = plan_.comm_ctas;
     const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;
-    return queue(&p, ctas, stream);
+    MK_RETURN_IF_ERROR(queue(&p, ctas, stream));
+    if (arguments.gathered == nullptr) return {};
+    return copy_gathered({.out = static_cast<std::byte*>(arguments.gathered),
+                          .own = p.rows,
+                          .lent = lent().mine,
+                          .half_bytes = half_bytes(),
+                          .rank = plan_.steps.rank,
+                          .gather = plan_.gather},
+                         ctas, stream);
   }
 
   const AgGemmPlan plan_;
@@ -125,6 +135,7 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& sh
   std::unique_ptr<CudaGemmOperation> made =
       std::make_unique<CudaAgGemm>(*plan, shape, std::move(topology), rank);
   MK_RETURN_IF_ERROR(made->load(kernel, *machine));
+  MK_RETURN_IF_ERROR(load_copy_gathered());
   return made;
 }
 

@@ -190,7 +190,7 @@ const char* mk_test_gemm(const char* socket) {
   const uint16_t a[4] = {0x3f80, 0x4000, 0x4040, 0x4080}; /* 1 2, 3 4 */
   const uint16_t b[2] = {0x3f80, 0x4000};                 /* 1, 2 */
   uint16_t c[2] = {0xffff, 0xffff};
-  const mk_gemm_arguments arguments = {SIZE(arguments), a, b, c};
+  const mk_gemm_arguments arguments = {SIZE(arguments), a, b, c, NULL};
 
   EXPECT(mk_connect(&here, &session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);

@@ -26,25 +26,22 @@ class Refused(Unimplemented):
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """`rows` of each of `blocks` blocks of A are launched as `bucket` rows. A block is what belongs to one rank."""
+    """`rows` of each of `blocks` blocks of A are launched as `bucket` rows. A block is what belongs to one rank. Of several B the
+    widest is `fused`; the others are multiplied with the rows that it has gathered."""
 
     kind: str
-    keys: "tuple[PlanKey, ...]"
+    key: Optional[PlanKey]  # None: there is nothing to compute
+    fused: int
     rows: int
     blocks: int
     bucket: int
     copy_a: bool
-    copy_b: "tuple[bool, ...]"
+    copy_b: bool
     copies: "tuple[str, ...]"  # what is copied and why; details in brackets, which counters() leave out
 
     @property
     def padded(self) -> bool:
         return self.bucket != self.rows
-
-    @property
-    def empty(self) -> bool:
-        """Nothing to compute."""
-        return not self.keys
 
 
 def check(kind: str, a: torch.Tensor, bs: "Sequence[torch.Tensor]", dim: int, world: int) -> None:
@@ -110,19 +107,19 @@ def _decide(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[to
             copies.append("C: the rows of each rank are taken out of the padded result")
     if kind == "gemm_rs" and dim != 0:
         copies.append(f"C: the scattered dimension goes back to its place (scatter_dim = {dim})")
-    keys, copy_b = [], []
-    m = bucket if kind == "gemm_ar" else bucket * world
+    fused = max(range(len(bs)), key=lambda index: bs[index].shape[1])
+    b = bs[fused]
+    n = b.shape[1]
     executor, sms = _executor(a.device, options)
     if executor == "cuda":
-        _check_rows(bs, k)
-    for index, b in enumerate(bs):
-        layout = "row_major" if b.is_contiguous() else "column_major" if b.t().is_contiguous() else ""
-        copy_b.append(not layout)
-        if not layout:
-            copies.append(f"{_name(bs, index)}: it is neither dense nor the transpose of a dense matrix (strides {b.stride()})")
-        keys.append(PlanKey(kind, m, b.shape[1], k, DTYPES[a.dtype], layout or "row_major", executor, sms))
-    wanted = tuple(key for key in keys) if rows else ()
-    return Decision(kind, wanted, rows, blocks, bucket, copy_a, tuple(copy_b), tuple(copies))
+        _check_columns("A", k)
+        _check_columns(_name(bs, fused), n)
+    layout = "row_major" if b.is_contiguous() else "column_major" if b.t().is_contiguous() else ""
+    if not layout:
+        copies.append(f"{_name(bs, fused)}: it is neither dense nor the transpose of a dense matrix (strides {b.stride()})")
+    m = bucket if kind == "gemm_ar" else bucket * world
+    key = PlanKey(kind, m, n, k, DTYPES[a.dtype], layout or "row_major", executor, sms) if rows and n else None
+    return Decision(kind, key, fused, rows, blocks, bucket, copy_a, not layout, tuple(copies))
 
 
 def _check_types(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[torch.Tensor]") -> None:
@@ -139,11 +136,10 @@ def _check_types(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequen
         raise Refused(f"device {a.device.type}", f"A is on {a.device}; mkernel takes tensors on cpu and cuda")
 
 
-def _check_rows(bs: "Sequence[torch.Tensor]", k: int) -> None:
-    """Rows that TMA can move: whole 16 bytes."""
-    for name, extent in (("A has", k), *((f"{_name(bs, index)} has", b.shape[1]) for index, b in enumerate(bs))):
-        if extent % 8 != 0:
-            raise Refused("columns are no multiple of 8", f"{name} {extent} columns; the cuda executor takes multiples of 8")
+def _check_columns(name: str, columns: int) -> None:
+    """TMA moves rows of whole 16 bytes."""
+    if columns % 8 != 0:
+        raise Refused("columns are no multiple of 8", f"{name} has {columns} columns; the cuda executor takes multiples of 8")
 
 
 def _executor(device: torch.device, options: Options) -> "tuple[str, int]":

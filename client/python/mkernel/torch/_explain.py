@@ -20,15 +20,16 @@ class Explanation:
     op: str
     path: str  #: "mkernel", "fallback" (PyTorch's own), or "error" (the call raises)
     why: str
-    operations: "tuple[str, ...]" = ()  #: launched by the call, in this order
-    planned: bool = False  #: they exist: the call makes no collective round trip to make them
+    operation: Optional[str] = None  #: launched by the call
+    planned: bool = False  #: it exists: the call makes no collective round trip to make it
     rows: Optional[int] = None  #: of each rank's block of A (of all of A for an all-reduce)
     bucket: Optional[int] = None  #: what these rows are padded to
     copies: "tuple[str, ...]" = ()  #: of operands and results
 
     def __str__(self) -> str:
         lines = [f"{self.op}: {self.path}: {self.why}"]
-        lines += [f"  operation {operation}" for operation in self.operations]
+        if self.operation is not None:
+            lines.append(f"  operation {self.operation}")
         if self.rows is not None:
             lines.append(f"  rows {self.rows}, bucket {self.bucket}, {'planned' if self.planned else 'not planned yet'}")
         lines += [f"  copy {copy}" for copy in self.copies] or ["  no copies"]
@@ -52,7 +53,7 @@ def explain(op: Any, *arguments: Any, **keywords: Any) -> Explanation:
         return Explanation(name, "fallback" if namespace == "symm_mem" else "error", str(error))
     except Error as error:
         return Explanation(name, "error", str(error))
-    return Explanation(name, "mkernel", _why(decision, values), tuple(str(key) for key in decision.keys), planned, decision.rows,
+    return Explanation(name, "mkernel", _why(decision, values), decision.key and str(decision.key), planned, decision.rows,
                        decision.bucket, decision.copies)
 
 
@@ -82,17 +83,17 @@ def _decide(name: str, values: "dict[str, Any]") -> "tuple[Decision, bool]":
     bs = values["Bs"] if "Bs" in values else [values["B"]]
     dim = values.get("gather_dim", values.get("scatter_dim", 0))
     decision = decide(KINDS[name], membership, values["A"], bs, dim, current())
-    return decision, all(key in membership.plans for key in decision.keys)
+    return decision, decision.key is not None and decision.key in membership.plans
 
 
 def _why(decision: Decision, values: "dict[str, Any]") -> str:
-    if decision.empty:
-        return "A has no rows: nothing is launched"
+    if decision.key is None:
+        return "the product has no elements: nothing is launched"
     parts = ["fused by mkernel"]
-    if len(decision.keys) > 1:
-        parts.append(f"an operation has one B: {len(decision.keys)} operations gather A one after the other")
+    if len(values.get("Bs", ())) > 1:
+        parts.append(f"of several B the widest is fused, Bs[{decision.fused}]; torch multiplies the others with the gathered A")
     if values.get("return_A"):
-        parts.append("return_A gathers A once more, through the process group")
-    if current().sm_margin and decision.keys[0].executor == "cpu":
+        parts.append("return_A copies what was gathered")
+    if current().sm_margin and decision.key.executor == "cpu":
         parts.append("sm_margin has no meaning on the cpu executor")
     return "; ".join(parts)

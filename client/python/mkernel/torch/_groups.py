@@ -18,7 +18,7 @@ from mkernel.torch._rendezvous import Rendezvous
 
 
 # torch has no public names for these.
-_resolve: Any = getattr(c10d, "_resolve_process_group")
+resolve: Any = getattr(c10d, "_resolve_process_group")
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -141,7 +141,7 @@ def _make(process_group: Any, name: str, ranks: "tuple[int, ...]", socket: str, 
 def membership_of(group_name: str) -> Membership:
     """Of the process group that c10d knows by this name."""
     try:
-        process_group = _resolve(group_name)
+        process_group = resolve(group_name)
     except (ValueError, RuntimeError, KeyError) as error:
         text = f"group_name = {group_name!r}: c10d knows no such process group; take ProcessGroup.group_name ({error})"
         raise NotFound(text) from None

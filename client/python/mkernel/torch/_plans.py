@@ -1,7 +1,7 @@
 """The operations of one group, made when a shape is first seen and kept for the next time."""
 
 from collections import OrderedDict
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Optional
 
 import torch
 
@@ -48,7 +48,8 @@ class Plan:
                 found = self._staging[field] = torch.empty(rows, columns, dtype=like.dtype)
         return found
 
-    def start(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, options: Options, stream: int) -> "Pending | None":
+    def start(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, gathered: Optional[torch.Tensor], options: Options,
+              stream: int) -> "Pending | None":
         """Starts one launch on the cpu executor, or queues one on `stream` (None: there is nothing to wait for)."""
         key = (options.timeout, options.compute_threads)
         launch = self._launches.get(key)
@@ -56,12 +57,12 @@ class Plan:
             # Bound without operands, which would live as long as the plan: the addresses are set at every launch.
             launch = self.operation._bind(_abi.GemmArguments(), (), *key)
             self._launches[key] = launch
-        launch.set_addresses(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr())
+        launch.set_addresses(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr(), gathered=0 if gathered is None else gathered.data_ptr())
         if self.operation.executor == "cuda":
             launch.enqueue(stream)
             return None
         pending = launch.launch()
-        pending.operands = (a, b, c)
+        pending.operands = (a, b, c, gathered)
         return pending
 
     def forget_staging(self) -> None:
@@ -83,50 +84,45 @@ class PlanCache:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def get(self, keys: "Sequence[PlanKey]", captured: bool = False) -> "list[Plan]":
-        """The plans of one call, none of which makes room for another. `captured`: by a CUDA graph: they stay until close().
-        Errors: ResourceExhausted, FailedPrecondition (captured before the first call), and those of the group's ag_gemm(),
-        gemm_rs() and gemm_ar()."""
-        wanted = set(keys)
-        if len(wanted) > self.capacity:
-            raise ResourceExhausted(f"one call needs {len(wanted)} operations, and init() was given max_plans = {self.capacity}")
-        for key in keys:
-            if key in self._plans:
-                self._plans.move_to_end(key)
-                totals["plans_hit"] += 1
-            elif captured:
-                raise FailedPrecondition(
-                    f"{key}: a CUDA graph cannot capture its first call, which makes memory and waits for the other ranks: call the "
-                    "operator once with these shapes before the capture"
-                )
-            else:
-                self._add(key, wanted)
-        plans = [self._plans[key] for key in keys]
-        for plan in plans:
-            plan.captured = plan.captured or captured
-        return plans
+    def get(self, key: PlanKey, captured: bool = False) -> Plan:
+        """`captured`: by a CUDA graph: the plan stays until close(). Errors: ResourceExhausted, FailedPrecondition (captured before
+        the first call), and those of the group's ag_gemm(), gemm_rs() and gemm_ar()."""
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+            totals["plans_hit"] += 1
+        elif captured:
+            raise FailedPrecondition(
+                f"{key}: a CUDA graph cannot capture its first call, which makes memory and waits for the other ranks: call the "
+                "operator once with these shapes before the capture"
+            )
+        else:
+            plan = self._add(key)
+        plan.captured = plan.captured or captured
+        return plan
 
-    def _add(self, key: PlanKey, wanted: "set[PlanKey]") -> None:
+    def _add(self, key: PlanKey) -> Plan:
         while len(self._plans) >= self.capacity:
-            if not self._evict(wanted):
-                raise ResourceExhausted(f"all {self.capacity} operations (max_plans of init()) are captured by CUDA graphs or needed now")
+            if not self._evict():
+                raise ResourceExhausted(f"all {self.capacity} operations (max_plans of init()) are captured by CUDA graphs")
         while True:
             try:
-                self._plans[key] = Plan(self._make(key))
+                plan = self._plans[key] = Plan(self._make(key))
                 break
             except ResourceExhausted:  # on every rank: lanes, regions, memory
-                if not self._evict(wanted):
+                if not self._evict():
                     raise
         totals["plans_created"] += 1
+        return plan
 
     def _make(self, key: PlanKey) -> Gemm:
         make: Any = getattr(self._group, key.kind)
         operation: Gemm = make(key.m, key.n, key.k, dtype=key.dtype, b_layout=key.b_layout, executor=key.executor, sms=key.sms)
         return operation
 
-    def _evict(self, wanted: "set[PlanKey]") -> bool:
-        """Drops the plan that was not used for longest, is not `wanted` and in no graph; False: there is none."""
-        key = next((key for key, plan in self._plans.items() if key not in wanted and not plan.captured), None)
+    def _evict(self) -> bool:
+        """Drops the plan that was not used for longest and is in no graph; False: there is none."""
+        key = next((key for key, plan in self._plans.items() if not plan.captured), None)
         if key is None:
             return False
         totals["plans_evicted"] += 1

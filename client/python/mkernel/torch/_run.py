@@ -1,15 +1,14 @@
 """The calls on real tensors: rows of A, launches, results in the shapes of torch."""
 
 import json
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 import torch
 
 from mkernel._operands import GPU_ALIGNMENT
 from mkernel.errors import InvalidArgument
-from mkernel.operations import Pending
 from mkernel.torch._decide import Decision, check_reduce_op, decide
-from mkernel.torch._groups import Membership, membership_of
+from mkernel.torch._groups import Membership, membership_of, resolve
 from mkernel.torch._options import Options, copies, current, totals
 from mkernel.torch._plans import Plan
 
@@ -21,11 +20,15 @@ def all_gather_matmul(a: torch.Tensor, bs: "Sequence[torch.Tensor]", gather_dim:
     with membership.lock:
         decision = _decided("ag_gemm", membership, a, bs, gather_dim, options)
         front = to_front(a, gather_dim)
-        products = _multiply(decision, membership, front, bs, options)
-    world, lead = membership.world_size, front.shape[:-1]
-    results = [_from_front(c.view(world * lead[0], *lead[1:], c.shape[1]), gather_dim) for c in products]
-    gathered = _from_front(gather(front, world, group_name), gather_dim) if return_A else None
-    return gathered, results
+        products, full = _multiply(decision, membership, front, bs, options, return_A)
+    if full is None and return_A:  # nothing was launched
+        full = gather(front, membership.world_size, group_name)
+
+    def shaped(rows: torch.Tensor) -> torch.Tensor:
+        lead = front.shape[:-1]
+        return _from_front(rows.view(membership.world_size * lead[0], *lead[1:], rows.shape[-1]), gather_dim)
+
+    return shaped(full) if full is not None and return_A else None, [shaped(c) for c in products]
 
 
 def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> torch.Tensor:
@@ -35,7 +38,7 @@ def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scat
     with membership.lock:
         decision = _decided("gemm_rs", membership, a, [b], scatter_dim, options)
         front = to_front(a, scatter_dim)
-        (c,) = _multiply(decision, membership, front, [b], options)
+        (c,), _ = _multiply(decision, membership, front, [b], options)
     shape = (front.shape[0] // membership.world_size, *front.shape[1:-1], b.shape[1])
     result = _from_front(c.view(shape), scatter_dim).contiguous()
     return result.div_(membership.world_size) if reduce_op == "avg" else result
@@ -47,7 +50,7 @@ def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_na
     membership, options = membership_of(group_name), current()
     with membership.lock:
         decision = _decided("gemm_ar", membership, a, [b], 0, options)
-        (c,) = _multiply(decision, membership, a, [b], options)
+        (c,), _ = _multiply(decision, membership, a, [b], options)
     result = c.view(*a.shape[:-1], b.shape[1])
     return result.div_(membership.world_size) if reduce_op == "avg" else result
 
@@ -63,9 +66,26 @@ def _from_front(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 def gather(front: torch.Tensor, world: int, group_name: str) -> torch.Tensor:
     """The blocks of all ranks along dimension 0, through the process group."""
-    full = torch.ops._c10d_functional.all_gather_into_tensor(front.contiguous(), world, group_name)
-    waited: torch.Tensor = torch.ops._c10d_functional.wait_tensor(full)
-    return waited
+    return _through(torch.ops._c10d_functional.all_gather_into_tensor, front, group_name, world)
+
+
+def scatter_sum(front: torch.Tensor, world: int, group_name: str) -> torch.Tensor:
+    """This rank's block of the sum along dimension 0, through the process group."""
+    return _through(torch.ops._c10d_functional.reduce_scatter_tensor, front, group_name, "sum", world)
+
+
+def _through(collective: Any, front: torch.Tensor, group_name: str, *arguments: Any) -> torch.Tensor:
+    device = torch.device("cpu") if front.is_cuda and not _takes_cuda(group_name) else front.device
+    result: torch.Tensor = torch.ops._c10d_functional.wait_tensor(collective(front.to(device).contiguous(), *arguments, group_name))
+    return result.to(front.device)
+
+
+def _takes_cuda(group_name: str) -> bool:
+    """Whether the process group's backend takes tensors of a GPU. gloo takes some, and ends the process (PyTorch 2.11)."""
+    try:
+        return str(resolve(group_name)._get_backend(torch.device("cuda")).name()) != "gloo"
+    except RuntimeError:  # it has none for them
+        return False
 
 
 def _decided(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[torch.Tensor]", dim: int,
@@ -88,50 +108,50 @@ def _compare(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[t
             )
 
 
-def _multiply(decision: Decision, membership: Membership, front: torch.Tensor, bs: "Sequence[torch.Tensor]",
-              options: Options) -> "list[torch.Tensor]":
-    """The product of each B, dense: rows of all ranks (ag_gemm), of this rank (gemm_rs), of A (gemm_ar)."""
-    world = membership.world_size
-    blocks = world if decision.kind == "ag_gemm" else 1
-    if decision.empty:
-        return [front.new_empty(0, b.shape[1]) for b in bs]
+def _multiply(decision: Decision, membership: Membership, front: torch.Tensor, bs: "Sequence[torch.Tensor]", options: Options,
+              gathered: bool = False) -> "tuple[list[torch.Tensor], Optional[torch.Tensor]]":
+    """The product of each B, dense: rows of all ranks (ag_gemm), of this rank (gemm_rs), of A (gemm_ar). With them the rows of all
+    ranks if they are to be `gathered` and something was launched."""
+    blocks = membership.world_size if decision.kind == "ag_gemm" else 1
+    key = decision.key
+    if key is None:
+        return [front.new_empty(blocks * decision.rows, b.shape[1]) for b in bs], None
     for copy in decision.copies:
         copies[copy.partition(" (")[0]] += 1
     totals["padded"] += decision.padded
-    keys = [key for key in decision.keys if key.n]
-    if not keys:
-        return [front.new_empty(blocks * decision.rows, 0) for _ in bs]
     stream, captured = membership.stream() if front.is_cuda else (0, False)
-    plans = membership.plans.get(keys, captured)
-    pending: "list[Optional[Pending]]" = []
-    results = []
+    plan = membership.plans.get(key, captured)
+
+    def result(field: str, columns: int) -> torch.Tensor:
+        if decision.padded and blocks > 1:
+            return plan.staging(field, front, blocks * decision.bucket, columns)
+        return front.new_empty(blocks * decision.bucket, columns)
+
+    def unpadded(rows: torch.Tensor) -> torch.Tensor:
+        """The rows of each rank, without those of the bucket. One block is a view, several become dense by a copy."""
+        if not decision.padded:
+            return rows
+        columns = rows.shape[1]
+        return rows.view(blocks, decision.bucket, columns)[:, : decision.rows].reshape(blocks * decision.rows, columns)
+
     try:
-        a = _rows(decision, plans[0], front)
-        for index, (key, b) in enumerate(zip(decision.keys, bs)):
-            if key.n == 0:
-                results.append(front.new_empty(blocks * decision.bucket, 0))
-                continue
-            plan = plans[len(pending)]
-            b = _aligned(b.contiguous() if decision.copy_b[index] else b, "B")
-            if decision.padded and blocks > 1:
-                c = plan.staging(f"c{index}", front, blocks * decision.bucket, key.n)
-            else:
-                c = front.new_empty(blocks * decision.bucket, key.n)
-            pending.append(plan.start(a, b, c, options, stream))
-            totals["launches"] += 1
-            results.append(c)
-        for launch in pending:
-            if launch is not None:
-                launch.wait()
+        a = _rows(decision, plan, front)
+        b = bs[decision.fused]
+        b = _aligned(b.contiguous() if decision.copy_b else b, "B")
+        full = result("gathered", key.k) if gathered or len(bs) > 1 else None
+        c = result("c", key.n)
+        pending = plan.start(a, b, c, full, options, stream)
+        totals["launches"] += 1
+        if pending is not None:
+            pending.wait()
     except BaseException:
-        for plan in plans:
-            plan.forget_staging()
+        plan.forget_staging()
         raise
-    if not decision.padded:
-        return results
-    # The rows of each rank, without those of the bucket. One block is a view, several become dense by a copy.
-    return [c.view(blocks, decision.bucket, c.shape[1])[:, : decision.rows].reshape(blocks * decision.rows, c.shape[1])
-            for c in results]
+    product = unpadded(c)
+    if full is None:
+        return [product], None
+    full = unpadded(full)
+    return [product if index == decision.fused else torch.mm(full, b) for index, b in enumerate(bs)], full
 
 
 def _rows(decision: Decision, plan: Plan, front: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,9 @@ class OnGpus(RanksAtOnce, TorchTest):
     def test_graphs_on_two_nodes(self):
         self.scenario("graphs", 2, nodes=2)
 
+    def test_short_way(self):
+        self.scenario("short_way", 2)
+
     def test_streams(self):
         self.scenario("streams", 4)
 

@@ -12,6 +12,7 @@ from torch_rank import RANK, SOCKET, TIMEOUT, WORLD, close, counted, dist, end, 
 
 import mkernel.operations
 import mkernel.torch
+from mkernel.torch import _short
 
 OPS = torch.ops.mkernel
 SYMM = torch.ops.symm_mem
@@ -44,7 +45,8 @@ def meet():
 
 @contextlib.contextmanager
 def no_launches():
-    with unittest.mock.patch.object(mkernel.operations.Launch, "enqueue", lambda *_: None):
+    with (unittest.mock.patch.object(mkernel.operations.Launch, "enqueue", lambda *_: None),
+          unittest.mock.patch.object(_short, "call", lambda *_: None)):
         yield
 
 
@@ -174,6 +176,50 @@ def streams():
     end()
 
 
+def short_way():
+    """Calls like one before take the short way, with other data, types and layouts told apart; whatever changes the answer ends it."""
+    name = begin()
+    gather, scatter, reduce = OPS.fused_all_gather_matmul, OPS.fused_matmul_reduce_scatter, OPS.fused_matmul_all_reduce
+
+    def round_of(seed, rows, dtype, transposed):
+        a, b = operand(seed, RANK, (rows, 64), dtype), [operand(seed + 1, rank, (64, 40), dtype) for rank in range(WORLD)]
+        mine = b[RANK].t().contiguous().t() if transposed else b[RANK]
+        on = a.to(GPU), mine.to(GPU)
+        full = torch.cat([operand(seed, rank, (rows, 64), dtype) for rank in range(WORLD)])
+        parts = [operand(seed, rank, (rows, 64), dtype).double() @ b[rank].double() for rank in range(WORLD)]
+        terms = sum(p.abs() for p in parts)
+        returned, (c,) = call(gather, on[0], [on[1]], 0, name)
+        close(c.cpu(), full.double() @ mine.double())
+        assert torch.equal(returned.cpu(), full)
+        close(call(scatter, *on, "sum", 0, name).cpu(), sum(parts).chunk(WORLD)[RANK], terms.chunk(WORLD)[RANK], 2)
+        close(call(reduce, *on, "avg", name).cpu(), sum(parts) / WORLD, terms / WORLD, 2)
+
+    from mkernel.torch._options import remembered
+
+    taken = []
+    for seed in range(1, 4):
+        for rows in (64, 128):
+            for dtype in (torch.bfloat16, torch.float16):
+                for transposed in (False, True):
+                    round_of(seed, rows, dtype, transposed)
+        taken.append(len(remembered))
+    assert taken == [24] * 3, taken
+    with mkernel.torch.options(timeout=20.0):
+        assert not remembered
+        round_of(9, 64, torch.bfloat16, False)
+    assert not remembered
+    # Operands that ask for gradients, and operands out of line, do not go it.
+    a, b = on_gpu(1, RANK, (64, 64)), on_gpu(2, RANK, (64, 64))
+    call(reduce, a, b, "sum", name)
+    odd = on_gpu(1, RANK, (65, 64)).flatten()[4:-60].view(64, 64)
+    close(call(reduce, odd, b, "sum", name).cpu(),
+          sum(operand(1, rank, (65, 64)).flatten()[4:-60].view(64, 64).double() @ operand(2, rank, (64, 64)).double()
+              for rank in range(WORLD)), 64.0, 2)
+    c = call(reduce, a.requires_grad_(), b, "sum", name)
+    assert c.requires_grad
+    end()
+
+
 SPIN = """
 extern "C" __global__ void spin(volatile int* flag, int seconds) {
   unsigned long long begin, now;
@@ -294,6 +340,7 @@ def wrong():
 def compiled():
     """opcheck, gradients, and Inductor's pass for asynchronous tensor parallelism."""
     import torch.distributed._functional_collectives as funcol
+    import torch.distributed._symmetric_memory as symmetric
     from torch._inductor import config
 
     warnings.simplefilter("ignore")
@@ -340,7 +387,7 @@ def compiled():
     close(of_up, backs[RANK].t() @ full, 256.0 * WORLD, 3)
     close(of_down, cotangent.t() @ hidden[RANK], 256.0 * WORLD, 3)
     mkernel.torch.patch_symm_mem()
-    with config.patch(_micro_pipeline_tp=True, compile_threads=1), torch.no_grad():
+    with config.patch(_micro_pipeline_tp=True, compile_threads=1), torch.no_grad(), symmetric._test_mode():
         y = call(torch.compile(block, backend="inductor", fullgraph=True), x, up, down)
     close(y.cpu(), sum(parts).chunk(WORLD)[RANK], sum(p.abs() for p in parts).chunk(WORLD)[RANK] + 192.0, 3)
     counters = mkernel.torch.counters()
@@ -400,11 +447,21 @@ def overhead():
         text = f"{what}: p50 {microseconds(function):.1f} us"
         with torch.no_grad():
             text += f", without autograd {microseconds(function):.1f} us"
+        with torch.inference_mode():
+            text += f", inference mode {microseconds(function):.1f} us"
         if "torch.mm" not in what:
-            compiled_call = torch.compile(function, fullgraph=True)
-            call(compiled_call)
-            text += f", compiled {microseconds(compiled_call):.1f} us"
+            ten = torch.compile(lambda: [function() for _ in range(10)], fullgraph=True)
+            one = torch.compile(lambda: [function()], fullgraph=True)
+            with torch.no_grad():
+                call(one)
+                call(ten)
+                text += f", one more in compiled code {(microseconds(ten) - microseconds(one)) / 9:.1f} us"
         print(text, flush=True)
+    membership = next(iter(mkernel.torch._groups._State.by_ranks.values()))
+    launch = next(iter(membership.plans._plans.values())).launch(mkernel.torch._options.current())  # the first: of ag_gemm
+    c = torch.empty(128, 128, dtype=a.dtype, device=GPU)
+    launch.set_addresses(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr(), gathered=0)
+    print(f"the library alone: p50 {microseconds(launch.enqueue):.1f} us", flush=True)
     big, weight = on_gpu(1, 0, (4096, 4096)), on_gpu(2, 0, (4096, 4096))
     graph = torch.cuda.CUDAGraph()
     call(OPS.fused_matmul_reduce_scatter, big, weight, "sum", 0, name)

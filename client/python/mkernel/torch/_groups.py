@@ -19,7 +19,7 @@ from mkernel.torch._rendezvous import Rendezvous
 
 # torch has no public names for these.
 resolve: Any = getattr(c10d, "_resolve_process_group")
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
 
 
 class NotInitialized(FailedPrecondition):
@@ -39,7 +39,8 @@ class Membership:
         self.decisions: "dict[Any, Any]" = {}
         self.lock = threading.RLock()
         self._world = weakref.ref(world)
-        self._last: Optional[torch.cuda.Stream] = None  # on which a launch was queued
+        self.last_stream = -1  # on which a launch was queued, as a cudaStream_t
+        self._last: Optional[torch.cuda.Stream] = None  # the same
         # Launches that are queued on a stream put to other nodes while no call of this process runs.
         self._activity: Optional[Activity] = group.keep_active() if group.device >= 0 and group.node_count > 1 else None
 
@@ -50,14 +51,14 @@ class Membership:
     def stream(self) -> "tuple[int, bool]":
         """torch's current stream on the group's GPU, and whether a graph captures it. Launches of a group follow each other: a
         stream that is not the one of the launch before waits for it. That of a graph is the caller's to order."""
-        stream: int = _raw_stream(self.device)
+        stream: int = raw_stream(self.device)
         if torch.cuda.is_current_stream_capturing():
             return stream, True
-        if self._last is None or self._last.cuda_stream != stream:
+        if self.last_stream != stream:
             current = torch.cuda.current_stream(self.device)
             if self._last is not None:
                 current.wait_stream(self._last)
-            self._last = current
+            self._last, self.last_stream = current, stream
         return stream, False
 
     def close(self) -> None:

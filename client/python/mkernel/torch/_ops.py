@@ -15,10 +15,11 @@ SCHEMAS = {
     "fused_matmul_reduce_scatter": "(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name) -> Tensor",
     "fused_matmul_all_reduce": "(Tensor A, Tensor B, str reduce_op, str group_name) -> Tensor",
 }
-REAL = {
-    "fused_all_gather_matmul": _run.all_gather_matmul,
-    "fused_matmul_reduce_scatter": _run.matmul_reduce_scatter,
-    "fused_matmul_all_reduce": _run.matmul_all_reduce,
+REAL = {_run.GATHER: _run.all_gather_matmul, _run.SCATTER: _run.matmul_reduce_scatter, _run.REDUCE: _run.matmul_all_reduce}
+QUICK: "dict[str, Callable[..., Any]]" = {
+    _run.GATHER: _run.quick_all_gather_matmul,
+    _run.SCATTER: _run.quick_matmul_reduce_scatter,
+    _run.REDUCE: _run.quick_matmul_all_reduce,
 }
 
 
@@ -134,6 +135,37 @@ def _backward_matmul_all_reduce(ctx: Any, gradient: torch.Tensor) -> Any:
     return of_a, of_b, None, None
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Real memory, nothing that traces, and no gradient asked for."""
+    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+    return plain and not (tensor.requires_grad and torch.is_grad_enabled()) and not torch._is_functional_tensor(tensor)
+
+
+def _with_short_way(name: str, theirs: "Callable[..., Any]") -> "Callable[..., Any]":
+    """PyTorch's kernel for autograd, which costs as much as the rest of a call, only where something needs it."""
+    quick = QUICK[name]
+
+    def kernel(keyset: Any, a: torch.Tensor, b: Any, *arguments: Any, **keywords: Any) -> Any:
+        if torch._C._len_torch_dispatch_stack() == 0 and _is_plain(a) and all(map(_is_plain, b if type(b) is list else (b,))):
+            result = quick(a, b, *arguments, **keywords)
+            if result is not None:
+                return result
+        return theirs(keyset, a, b, *arguments, **keywords)
+
+    return kernel
+
+
+def _register_autograd(name: str, backward: "Callable[..., Any]", setup: "Callable[..., Any]") -> None:
+    try:
+        from torch._library.autograd import Info, make_autograd_impl
+
+        theirs = make_autograd_impl(getattr(torch.ops.mkernel, name).default, Info(backward, setup))
+    except (ImportError, TypeError):  # another PyTorch has them elsewhere
+        torch.library.register_autograd(f"mkernel::{name}", backward, setup_context=setup, lib=_library)
+    else:
+        _library.impl(name, _with_short_way(name, theirs), "Autograd", with_keyset=True)
+
+
 _Library: Any = torch.library.Library  # which has no types
 _library = _Library("mkernel", "DEF")
 # Shapes, and gradients: backward, and what it needs of forward.
@@ -148,4 +180,4 @@ for _name, _schema in SCHEMAS.items():
         _library.impl(_name, REAL[_name], _key)
     _fake, _backward, _setup = _GRADIENTS[_name]
     torch.library.register_fake(f"mkernel::{_name}", _fake, lib=_library)
-    torch.library.register_autograd(f"mkernel::{_name}", _backward, setup_context=_setup, lib=_library)
+    _register_autograd(_name, _backward, _setup)

@@ -39,9 +39,14 @@ def current() -> Options:
     return _Current.options
 
 
+# Calls that were decided under these options (mkernel.torch._short); whatever could change the answer clears it.
+remembered: "dict[Any, Any]" = {}
+
+
 def set_options(**changes: Any) -> None:
     """Sets fields of Options for all calls of this process from now on."""
     _Current.options = dataclasses.replace(_Current.options, **changes)
+    remembered.clear()
 
 
 @contextlib.contextmanager
@@ -54,6 +59,7 @@ def options(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _Current.options = before
+        remembered.clear()
 
 
 def bucket_of(rows: int, per_octave: int) -> int:

@@ -9,7 +9,7 @@ from mkernel import _abi
 from mkernel.errors import FailedPrecondition, ResourceExhausted
 from mkernel.group import Group
 from mkernel.operations import Gemm, Launch, Pending
-from mkernel.torch._options import Options, totals
+from mkernel.torch._options import Options, remembered, totals
 
 
 class PlanKey(NamedTuple):
@@ -51,12 +51,7 @@ class Plan:
     def start(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, gathered: Optional[torch.Tensor], options: Options,
               stream: int) -> "Pending | None":
         """Starts one launch on the cpu executor, or queues one on `stream` (None: there is nothing to wait for)."""
-        key = (options.timeout, options.compute_threads)
-        launch = self._launches.get(key)
-        if launch is None:
-            # Bound without operands, which would live as long as the plan: the addresses are set at every launch.
-            launch = self.operation._bind(_abi.GemmArguments(), (), *key)
-            self._launches[key] = launch
+        launch = self.launch(options)
         launch.set_addresses(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr(), gathered=0 if gathered is None else gathered.data_ptr())
         if self.operation.executor == "cuda":
             launch.enqueue(stream)
@@ -64,6 +59,14 @@ class Plan:
         pending = launch.launch()
         pending.operands = (a, b, c, gathered)
         return pending
+
+    def launch(self, options: Options) -> Launch:
+        """Bound without operands, which would live as long as the plan: the addresses are set at every launch."""
+        key = (options.timeout, options.compute_threads)
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._launches[key] = self.operation._bind(_abi.GemmArguments(), (), *key)
+        return launch
 
     def forget_staging(self) -> None:
         """After a wait that was given up: the launch may go on with it."""
@@ -81,6 +84,9 @@ class PlanCache:
     def __contains__(self, key: PlanKey) -> bool:
         return key in self._plans
 
+    def __getitem__(self, key: PlanKey) -> Plan:
+        return self._plans[key]
+
     def __len__(self) -> int:
         return len(self._plans)
 
@@ -89,7 +95,7 @@ class PlanCache:
         the first call), and those of the group's ag_gemm(), gemm_rs() and gemm_ar()."""
         plan = self._plans.get(key)
         if plan is not None:
-            self._plans.move_to_end(key)
+            self.use(key)
             totals["plans_hit"] += 1
         elif captured:
             raise FailedPrecondition(
@@ -100,6 +106,10 @@ class PlanCache:
             plan = self._add(key)
         plan.captured = plan.captured or captured
         return plan
+
+    def use(self, key: PlanKey) -> None:
+        """Of a plan that is there: it is the last to be dropped now."""
+        self._plans.move_to_end(key)
 
     def _add(self, key: PlanKey) -> Plan:
         while len(self._plans) >= self.capacity:
@@ -126,6 +136,7 @@ class PlanCache:
         if key is None:
             return False
         totals["plans_evicted"] += 1
+        remembered.clear()
         self._plans.pop(key).operation.close()
         return True
 
@@ -138,6 +149,7 @@ class PlanCache:
 
     def close(self) -> None:
         """In the order that is the same on every rank."""
+        remembered.clear()
         while self._plans:
             _, plan = self._plans.popitem(last=False)
             plan.operation.close()

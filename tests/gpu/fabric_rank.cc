@@ -208,7 +208,7 @@ double microseconds(Clock::duration took) {
 /// Half a round trip of one put each way: median and 99th percentile in microseconds.
 Result<std::pair<double, double>> latency(Group& group, Side& side, const Buffers& buffers,
                                           std::uint64_t size) {
-  std::vector<double> trips(1000);
+  std::vector<double> trips(std::clamp<std::uint64_t>((std::uint64_t{256} << 20) / size, 20, 1000));
   const bool first = side.rank() < side.peer();
   MK_RETURN_IF_ERROR(group.barrier());
   for (double& trip : trips) {

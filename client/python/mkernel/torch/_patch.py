@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from mkernel.errors import Unimplemented
 from mkernel.torch import _run
 from mkernel.torch._decide import Refused
 from mkernel.torch._groups import NotInitialized
@@ -31,7 +32,9 @@ def patch_symm_mem() -> None:
     """From now on torch.ops.symm_mem.fused_all_gather_matmul and fused_matmul_reduce_scatter run on mkernel, so that Inductor's
     pass for asynchronous tensor parallelism and other callers use it. What mkernel does not have runs as before and is counted with
     its reason (counters()["fallbacks"]): the scaled operators, other data types and devices, the last dimension, process groups
-    without init(). A second call does nothing."""
+    without init(). A second call does nothing. Errors: Unimplemented (PyTorch before 2.9)."""
+    if not hasattr(torch.library, "get_kernel"):
+        raise Unimplemented(f"patch_symm_mem needs PyTorch 2.9 or newer, this is {torch.__version__}")
     import torch.distributed._symmetric_memory  # noqa: F401: defines the operators
 
     with _State.lock:

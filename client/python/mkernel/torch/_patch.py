@@ -33,9 +33,10 @@ def patch_symm_mem() -> None:
     pass for asynchronous tensor parallelism and other callers use it. What mkernel does not have runs as before and is counted with
     its reason (counters()["fallbacks"]): the scaled operators, other data types and devices, the last dimension, process groups
     without init(). A second call does nothing. Errors: Unimplemented (PyTorch before 2.9)."""
+    import torch.distributed._symmetric_memory  # noqa: F401: defines the operators
+
     if not hasattr(torch.library, "get_kernel"):
         raise Unimplemented(f"patch_symm_mem needs PyTorch 2.9 or newer, this is {torch.__version__}")
-    import torch.distributed._symmetric_memory  # noqa: F401: defines the operators
 
     with _State.lock:
         if _State.library is not None:

@@ -361,6 +361,8 @@ class MK_API Planned {
   std::uint64_t wire_bytes() const;       ///< sent to other nodes by the last launch that is over
   std::uint64_t workspace_bytes() const;  ///< own, and the least of the one that the group's operations share
   Executor executor() const;
+  /// What a launch of the cuda executor is expected to take, by Operation::expected_seconds(); 0: unknown.
+  double expected_seconds() const;
   /// Once the stream is done (cuda executor): Operation::status(). After a failure the group is over for all.
   Status status();
 

@@ -50,6 +50,13 @@ Status Session::status() const {
   return client::call(core_->home(), [&] { return core_->status(); });
 }
 
+Status Session::count_fallback() {
+  return client::call(core_->home(), [&]() -> Status {
+    core_->count_fallback();
+    return {};
+  });
+}
+
 Group::Group(std::shared_ptr<client::GroupCore> core) : core_(std::move(core)) {}
 Group::Group(Group&&) noexcept = default;
 Group& Group::operator=(Group&&) noexcept = default;

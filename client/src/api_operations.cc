@@ -135,7 +135,7 @@ template <class Arguments>
 Status Launchable<Arguments>::enqueue(const Arguments& arguments, CUstream_st* stream,
                                       const ExecutorOptions& options) {
   return client::call(state_->home(), [&]() -> Status {
-    return state_->at_once([&](OperationBase& operation) {
+    return state_->enqueue([&](OperationBase& operation) {
       return typed<Arguments>(operation).enqueue(arguments, options, stream);
     });
   });

@@ -79,6 +79,13 @@ void mk_session_destroy(mk_session* session) {
   delete unwrap<Session>(session);
 }
 
+mk_status mk_session_count_fallback(mk_session* session) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_session_count_fallback", session));
+    return unwrap<Session>(session)->count_fallback();
+  });
+}
+
 mk_status mk_join(mk_session* session, const mk_group_options* options, mk_group** group) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("mk_join", session, options, group));

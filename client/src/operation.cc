@@ -93,10 +93,18 @@ void OperationState::one_less() {
 
 Status OperationState::run_one(const std::function<Status(OperationBase&)>& run) {
   MK_RETURN_IF_ERROR(group_->status().with_context(signature_));
+  group_->session().count_launch();
   group_->session().begin_activity();
   const Status outcome = run(*operation_);
   group_->session().end_activity();
   return settle(outcome);
+}
+
+Status OperationState::enqueue(const std::function<Status(OperationBase&)>& run) {
+  return at_once([&](OperationBase& operation) {
+    group_->session().count_launch();
+    return run(operation);
+  });
 }
 
 Status OperationState::at_once(const std::function<Status(OperationBase&)>& run) {

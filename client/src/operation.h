@@ -38,7 +38,10 @@ class OperationState {
   const OperationBase& operation() const { return *operation_; }
   /// Queues `run` (which calls the operation's run()) on the group's worker.
   Result<Pending> launch(std::function<Status(OperationBase&)> run);
-  /// Calls `run` in this thread; an error fails the group, as that of a launch does.
+  /// Calls `run` (which calls the operation's enqueue()) in this thread; an error fails the group, as that of
+  /// a launch does.
+  Status enqueue(const std::function<Status(OperationBase&)>& run);
+  /// The same for `run` that launches nothing.
   Status at_once(const std::function<Status(OperationBase&)>& run);
   std::uint64_t wire_bytes() const;
 

@@ -157,6 +157,14 @@ void SessionCore::end_activity() {
   if (std::atomic_ref(segment()->active).fetch_sub(1) == 1) ring_doorbells();
 }
 
+void SessionCore::count_launch() {
+  std::atomic_ref(segment()->launches).fetch_add(1, std::memory_order_relaxed);
+}
+
+void SessionCore::count_fallback() {
+  std::atomic_ref(segment()->fallbacks).fetch_add(1, std::memory_order_relaxed);
+}
+
 void SessionCore::published(std::uint32_t ring) {
   // Orders the slot before the read of `active`. If that read still sees an activity, the slot is visible
   // before the activity's last bell, so the proxy that this bell wakes finds it. Pairs with the

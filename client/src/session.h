@@ -54,6 +54,9 @@ class SessionCore {
   /// last so that they look once more. Any thread.
   void begin_activity();
   void end_activity();
+  /// Raise what mkctl shows of this session. Any thread.
+  void count_launch();
+  void count_fallback();
   /// Wakes the proxy that drains `ring`, if it may be asleep. Call after a slot of it was published. Any
   /// thread.
   void published(std::uint32_t ring);

@@ -59,6 +59,8 @@ void fill(const session::SessionSnapshot& from, v1::Session& to) {
   to.set_stalls_total(from.counters.stalls_total);
   to.set_stall_nanoseconds_total(from.counters.stall_nanoseconds_total);
   to.set_ring_depth(from.counters.ring_depth);
+  to.set_launches_total(from.launches_total);
+  to.set_fallbacks_total(from.fallbacks_total);
   to.set_idle_seconds(from.idle_seconds);
   if (from.sent_per_second) to.set_bytes_per_second(*from.sent_per_second);
   if (from.arrived_per_second) to.set_arrived_bytes_per_second(*from.arrived_per_second);

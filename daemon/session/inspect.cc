@@ -1,6 +1,8 @@
 // What mkctl sees: plain values, read off the sessions.
 #include "daemon/session/inspect.h"
 
+#include <atomic>
+
 #include "daemon/memory/open_region.h"
 #include "daemon/session/session.h"
 #include "daemon/session/session_group.h"
@@ -83,6 +85,8 @@ SessionSnapshot Session::snapshot() const {
   seen.device = device_;
   seen.weight = port_->weight;
   seen.active = active();
+  seen.launches_total = std::atomic_ref(port_->header()->launches).load(std::memory_order_relaxed);
+  seen.fallbacks_total = std::atomic_ref(port_->header()->fallbacks).load(std::memory_order_relaxed);
   seen.age_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
   seen.pinned_bytes = pinned_bytes();
   seen.groups = groups_.size();

@@ -27,7 +27,9 @@ struct SessionSnapshot {
   std::uint32_t uid = 0;
   std::int32_t device = -1;
   std::uint32_t weight = 1;
-  std::uint32_t active = 0;  ///< operations in flight, by the client's own word
+  // By the client's own word.
+  std::uint32_t active = 0;  ///< operations in flight
+  std::uint64_t launches_total = 0, fallbacks_total = 0;
   double age_seconds = 0;
   std::uint64_t regions = 0, pinned_bytes = 0, gpu_bytes = 0, groups = 0;
   CounterSnapshot counters;

@@ -48,9 +48,11 @@ struct alignas(64) SessionSegment {
   std::uint32_t log2_slots;    ///< slots of each ring
   std::uint64_t slots_offset;  ///< the rings one behind the other, all of kThreads first; ring_offset()
   std::uint64_t bytes;         ///< whole segment
-  std::uint32_t active;  ///< client: operations in flight (proxies poll while it is not 0, else they sleep)
-  std::uint32_t abort;   ///< 0, or the StatusCode with which the session ended
-  std::uint8_t reserved[24];
+  std::uint32_t active;    ///< client: operations in flight (proxies poll while it is not 0, else they sleep)
+  std::uint32_t abort;     ///< 0, or the StatusCode with which the session ended
+  std::uint64_t launches;  ///< client: launches so far; with `fallbacks` only to be shown, whatever they say
+  std::uint64_t fallbacks;  ///< client: calls that a framework made in its own way instead
+  std::uint8_t reserved[8];
   RingHead ring[kRingWriters][kMaxRings];
   FailureRecord failure;
 
@@ -58,7 +60,8 @@ struct alignas(64) SessionSegment {
     return ring[static_cast<std::uint32_t>(writer)][number];
   }
 };
-static_assert(offsetof(SessionSegment, ring) == 64 &&
+static_assert(offsetof(SessionSegment, abort) == 36 && offsetof(SessionSegment, launches) == 40 &&
+              offsetof(SessionSegment, fallbacks) == 48 && offsetof(SessionSegment, ring) == 64 &&
               offsetof(SessionSegment, failure) == 64 + 64 * kRingWriters * kMaxRings);
 
 /// Where a rank of a group lives.

@@ -129,7 +129,7 @@ def ring_slot():
 
 
 # The requests of proto/abi/messages.h behind one byte: how many fds came, 0x40 for a packet that was cut, 0x80 for fds that were.
-ABI_VERSION = 6
+ABI_VERSION = 7
 
 
 def request(kind, body, fds=0, sequence=1, magic=0x4c4e4b4d, version=ABI_VERSION, size=None):

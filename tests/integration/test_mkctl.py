@@ -139,6 +139,12 @@ class DefaultTables(ClusterTest):
         wait_until(lambda: any("iB" in line for line in moving("sessions", "active")), "the rate of a session")
         wait_until(lambda: any("a-group-with-a" in line and "iB" in line for line in moving("channels", "moving")), "a channel that moves")
         wait_until(lambda: moving("peers", "alive"), "a peer that is alive")
+        # mkbench launches one operation after the other, and has nothing to fall back to.
+        launches = wait_until(lambda: node0.show("sessions")[0]["launches_total"], "a launch")
+        wait_until(lambda: node0.show("sessions")[0]["launches_total"] > launches, "more launches")
+        self.assertEqual([s["fallbacks_total"] for s in node0.show("sessions")], [0, 0])
+        heading = next(line for line in rows("sessions") if line.startswith("STATE"))
+        self.assertEqual(heading.split()[-2:], ["LAUNCHES", "FALLBACKS"])
         # The same session, as JSON: everything, in numbers.
         session = node0.show("sessions")[0]
         for key in ("uid", "idle_seconds", "bytes_per_second", "stall_nanoseconds_total", "requests_total"):

@@ -42,6 +42,11 @@ class ClientTest(ClusterTest):
         found = next((said for said in iter(process.stdout.readline, "") if not said.startswith("[Gloo]")), "")  # PyTorch 2.8 talks
         self.assertEqual(found.strip(), line)
 
+    def go_on(self, process):
+        """Ends wait_for_line() of a rank."""
+        process.stdin.write("\n")
+        process.stdin.flush()
+
     def interrupt(self, process, seconds=5.0):
         """Ctrl-C. Returns (exit status, stdout, stderr); the process has to end within `seconds`, or more on a slow machine:
         an idle one takes a few tenths, the wait itself far longer than allowed here."""

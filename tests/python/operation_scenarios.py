@@ -2,7 +2,7 @@
 import ctypes
 
 import numpy as np
-from rank import LONG, RANK, WORLD, join, raises
+from rank import LONG, RANK, SOCKET, WORLD, join, raises, say, wait_for_line
 
 import mkernel
 
@@ -253,6 +253,28 @@ def bad_operands():
     with raises(mkernel.FailedPrecondition, "ag_gemm is closed"):
         launch.launch()
     group.barrier()
+
+
+def counted():
+    """Launches and fallbacks, numbers that differ from rank to rank, for the test to find in mkctl."""
+    with mkernel.connect(SOCKET, name=f"rank {RANK}") as session, session.join("test", WORLD, RANK) as group:
+        assert group.session is session
+        first, second = group.gemm_ar(8, 8, 8, dtype="f16"), group.ag_gemm(8, 8, 8, dtype="f16")
+        operands = [bytearray(128) for _ in range(3)]
+        for _ in range(5):
+            first.run(*operands, timeout=LONG)
+        rows = mkernel.block_size(8, WORLD, RANK)
+        second.run(bytearray(16 * rows), operands[1], operands[2], timeout=LONG)
+        for _ in range(10 + RANK):
+            session.count_fallback()
+        say("counted")
+        wait_for_line()
+        with session.join(f"alone {RANK}", 1, 0) as own:  # the two numbers are the session's, over all its groups
+            own.gemm_rs(8, 8, 8, dtype="f16").run(*operands, timeout=LONG)
+        say("once more")
+        wait_for_line()
+    with raises(mkernel.FailedPrecondition, "session is closed"):
+        session.count_fallback()
 
 
 def overhead():

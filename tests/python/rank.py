@@ -41,6 +41,11 @@ def say(line):
     print(line, flush=True)
 
 
+def wait_for_line():
+    """Until the test writes a line."""
+    assert sys.stdin.readline() == "\n"
+
+
 def wait_for_test():
     """Until the test closes the standard input of this rank."""
     sys.stdin.read()

@@ -1,9 +1,10 @@
 """mkernel behind the operators of others: torch.ops.symm_mem, Inductor's pass for tensor parallelism, Megatron's linear layer."""
+import os
 import types
 import warnings
 
-from rank import raises
-from torch_rank import RANK, WORLD, close, dist, end, name_of, operand, start, torch
+from rank import raises, say, wait_for_line
+from torch_rank import RANK, SOCKET, TIMEOUT, WORLD, close, dist, end, name_of, operand, start, torch
 
 import mkernel.torch
 from mkernel.torch import _patch
@@ -72,6 +73,44 @@ def symm_mem():
     with raises(NotImplementedError, "symm_mem::fused_all_gather_matmul"):
         SYMM.fused_all_gather_matmul(a, [b], 0, name)
     end()
+
+
+def counted():
+    """Fallbacks by process group, for the test to find in mkctl. The session of the first group is with this rank's daemon, the
+    session of the second group, which is this rank alone, with the other daemon."""
+    name = start()
+    mkernel.torch.patch_symm_mem()
+    layers, forward = stand_in()
+    mkernel.torch.patch_megatron(layers)
+    a, b = operand(1, RANK, (4, 6)), operand(2, RANK, (6, 6))
+    scaled = torch.library.get_kernel("symm_mem::fused_all_gather_scaled_matmul", "CUDA")
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+    def fall_back(name, group):
+        """Three ways: another type, no sequence parallelism, an operator that mkernel does not have."""
+        SYMM.fused_matmul_reduce_scatter(a.float(), b.float(), "sum", 0, group_name=name)
+        with torch.no_grad():
+            forward(a, b, None, sequence_parallel=False, tp_group=group)
+        with raises(Exception):  # it needs a GPU
+            scaled.call_boxed(key, a, [b], a, [b], 0, name, [None], [None], [None], [False])
+
+    SYMM.fused_all_gather_matmul(a, [b], 0, name, return_A=False)  # a launch
+    fall_back(name, dist.group.WORLD)
+    alone = dist.new_group([RANK], use_local_synchronization=True)
+    with torch.no_grad():
+        forward(a, b, None, tp_group=None)
+        forward(a, b, None, tp_group=alone)  # without init(): any session
+    (other,) = set(os.environ["SOCKETS"].split(",")) - {SOCKET}
+    mkernel.torch.init(alone, socket=other, timeout=TIMEOUT)
+    fall_back(name_of(alone), alone)
+    assert sum(mkernel.torch.counters()["fallbacks"].values()) == 8
+    say("counted")
+    wait_for_line()
+    mkernel.torch.shutdown()
+    fall_back(name, dist.group.WORLD)  # no session is left: only counters() counts
+    assert sum(mkernel.torch.counters()["fallbacks"].values()) == 11
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def originals(symmetric, a, b, name, full):

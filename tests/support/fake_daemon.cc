@@ -102,7 +102,10 @@ FakeDaemon::Look FakeDaemon::look() {
       for (auto& [rank, member] : group.members) look.regions += member->regions.size();
     }
     for (auto& client : clients_) {
-      if (client->segment.bytes() > 0) look.active += std::atomic_ref(client->header()->active).load();
+      if (client->segment.bytes() == 0) continue;
+      look.active += std::atomic_ref(client->header()->active).load();
+      look.launches += std::atomic_ref(client->header()->launches).load();
+      look.fallbacks += std::atomic_ref(client->header()->fallbacks).load();
     }
     look.puts = puts_;
     look.doorbells = bells_;

@@ -54,8 +54,9 @@ class FakeDaemon {
   struct Look {
     std::size_t sessions = 0, members = 0, regions = 0;
     std::uint64_t puts = 0, doorbells = 0;
-    std::vector<std::uint64_t> slots = {};  ///< taken from each ring of all sessions
-    std::uint32_t active = 0;               ///< sum over sessions
+    std::vector<std::uint64_t> slots = {};      ///< taken from each ring of all sessions
+    std::uint32_t active = 0;                   ///< sum over sessions
+    std::uint64_t launches = 0, fallbacks = 0;  ///< likewise
   };
   Look look();
 

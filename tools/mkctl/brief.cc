@@ -83,8 +83,8 @@ Table sessions() {
            {"BYTES/S", 10, [](const Look& s) { return bytes_or_dash(s, "bytes_per_second"); }},
            {"IN/S", 10, [](const Look& s) { return bytes_or_dash(s, "arrived_bytes_per_second"); }},
            {"RING", 6, [](const Look& s) { return plain_number(s, "ring_depth"); }},
-           {"PINNED", 10, [](const Look& s) { return bytes_or_dash(s, "pinned_bytes"); }},
-           {"GROUPS", 6, [](const Look& s) { return plain_number(s, "groups"); }}},
+           {"LAUNCHES", 9, [](const Look& s) { return scaled(s.number("launches_total"), false); }},
+           {"FALLBACKS", 9, [](const Look& s) { return scaled(s.number("fallbacks_total"), false); }}},
           [](const Look& s) {
             if (s.number("errors_total") == 0) return std::string();
             return "session " + plain_number(s, "id") + ": " + plain_number(s, "errors_total") +

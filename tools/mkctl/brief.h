@@ -27,6 +27,10 @@ bool brief_needs_two_looks(const std::string& table);
 /// a ring and nothing has moved for a second), active, idle. Of a peer: as the daemon says, and degraded for
 /// one that is alive while a rail to it is down. Of a channel: waiting (puts under way, and none was
 /// completed between the looks), moving, quiet.
+///
+/// LAUNCHES (of operations) and FALLBACKS (calls that a framework made in its own way, because mkernel has
+/// nothing for them) are a session's own word. A launch that a CUDA graph captured counts once: the host sees
+/// no replay.
 Brief brief(const std::string& table, const nlohmann::ordered_json& rows,
             const nlohmann::ordered_json& before, double seconds);
 

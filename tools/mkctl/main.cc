@@ -71,7 +71,7 @@ std::map<std::string, Command> commands() {
   return {
       {"status", {"version, uptime, health and why not", plain(&Connection::status), "status"}},
       {"sessions",
-       {"clients: who, what they hold, what they moved", plain(&Connection::sessions), "sessions"}},
+       {"clients: who, what they hold, launched and moved", plain(&Connection::sessions), "sessions"}},
       {"users",
        {"users: what their sessions hold together, and what they may", plain(&Connection::users), "users"}},
       {"peers", {"other nodes and their state", plain(&Connection::peers), "peers"}},

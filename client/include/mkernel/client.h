@@ -114,6 +114,9 @@ class MK_API Session {
   const std::string& node_name() const;  ///< of the daemon
   /// OK while the daemon is there, else why it is not. Once lost a session stays lost: connect a new one.
   Status status() const;
+  /// Counts one call that a framework made in its own way, because mkernel has nothing for it; mkctl shows
+  /// the sum beside the session's launches. Any thread. Errors: none but that of a forked child.
+  Status count_fallback();
 
  private:
   explicit Session(std::shared_ptr<client::SessionCore> core);
@@ -350,7 +353,8 @@ class MK_API Pending {
 /// What the operations have in common. Launches of one group run one after the other, in the order of the
 /// calls, on a thread of the library; an error of one fails the group. Destroying an operation waits for its
 /// launches and gives back its workspace and lanes at the group's next collective call; destroy on every rank
-/// in the same order with those.
+/// in the same order with those. `mkctl sessions` counts launches as they begin, also those that fail; one
+/// that a CUDA graph captures counts once, because the host sees no replay.
 class MK_API Planned {
  public:
   Planned(Planned&&) noexcept;

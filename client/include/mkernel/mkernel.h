@@ -81,6 +81,8 @@ typedef struct mk_group_options {
 
 MK_API mk_status mk_connect(const mk_session_options* options, mk_session** session);
 MK_API void mk_session_destroy(mk_session* session);
+/* One call that a framework made in its own way, because mkernel has nothing for it; mkctl shows the sum. */
+MK_API mk_status mk_session_count_fallback(mk_session* session);
 MK_API mk_status mk_join(mk_session* session, const mk_group_options* options, mk_group** group);
 MK_API void mk_group_destroy(mk_group* group);
 

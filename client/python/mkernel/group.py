@@ -66,7 +66,7 @@ class Group:
 
     def __init__(self, session: "Session", handle: Handle, name: str, lanes: int) -> None:
         self._handle: Optional[Handle] = handle
-        self._session = session
+        self.session = session  #: that joined
         self.left_behind: Any = None
         self.name = name
         self.lanes = lanes  #: channels per ordered pair of ranks

@@ -4,7 +4,7 @@ import os
 from typing import Any, Optional
 
 from mkernel import _abi
-from mkernel._calls import U32_MAX, Handle, closed, create, drop, integer, milliseconds
+from mkernel._calls import U32_MAX, Handle, check, closed, create, drop, integer, milliseconds
 from mkernel._library import lib
 from mkernel.errors import InvalidArgument
 from mkernel.group import Group
@@ -52,6 +52,15 @@ class Session:
             destroy=lib.mk_group_destroy,
         )
         return Group(self, handle, name, lanes)
+
+    def count_fallback(self) -> None:
+        """Counts one call that a framework made in its own way, because mkernel has nothing for it. `mkctl sessions` shows the sum
+        beside the launches of this session. Any thread. Errors: FailedPrecondition (closed, or of the parent of this forked
+        process)."""
+        session = self._handle
+        if session is None:
+            raise closed("the session")
+        check(lib.mk_session_count_fallback(session.pointer))
 
     def close(self) -> None:
         """Ends the session once all its groups are closed too; a second call does nothing."""

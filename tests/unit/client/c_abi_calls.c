@@ -72,6 +72,7 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   options.rank = rank;
 
   EXPECT(mk_connect(&here, &session) == MK_OK);
+  EXPECT(mk_session_count_fallback(session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);
   stranger = options;
   stranger.secret = NULL;
@@ -125,6 +126,7 @@ const char* mk_test_null(void) {
   const mk_session_options session_options = {SIZE(session_options), NULL, NULL, -1, 0, 0};
   REFUSED(mk_connect(NULL, NULL));
   REFUSED(mk_connect(&session_options, NULL));
+  REFUSED(mk_session_count_fallback(NULL));
   REFUSED(mk_join(NULL, NULL, NULL));
   NOTHING(mk_group_rank(NULL));
   NOTHING(mk_group_world_size(NULL));

@@ -96,6 +96,35 @@ TEST_CASE("launches return at once, run in order and say when they are over") {
   CHECK(eventually([&] { return daemon.look().sessions == 0; }));
 }
 
+TEST_CASE("a session counts every launch, on the worker or on a stream, and nothing else") {
+  FakeDaemon daemon;
+  with_cores(daemon, 1, [&](const std::shared_ptr<GroupCore>& group) {
+    auto first = create(group, "first"), second = create(group, "second");
+    if (!first.ok() || !second.ok()) return check_ok(second.status());
+    CHECK(daemon.look().launches == 0);
+    for (int i = 0; i < 3; ++i)
+      check_ok(launch_and_wait(**first, [](OperationBase& operation) { return pass(operation); }));
+    check_ok(launch_and_wait(**second, [](OperationBase& operation) { return pass(operation); }));
+    CHECK(daemon.look().launches == 4);
+    check_ok((*second)->enqueue([](OperationBase&) { return Status(); }));
+    CHECK(daemon.look().launches == 5);
+    check_ok((*second)->at_once([](OperationBase& operation) { return operation.status(); }));
+    CHECK(daemon.look().launches == 5);
+    // One that fails was launched; one that is refused because the group is over was not.
+    CHECK_FALSE((*second)
+                    ->enqueue([](OperationBase&) {
+                      return Status(StatusCode::kInvalidArgument, "argument a is null");
+                    })
+                    .ok());
+    CHECK(daemon.look().launches == 6);
+    CHECK(eventually([&] { return !group->status().ok(); }));
+    CHECK_FALSE(launch_and_wait(**first, [](OperationBase&) { return Status(); }).ok());
+    CHECK_FALSE((*first)->enqueue([](OperationBase&) { return Status(); }).ok());
+    CHECK(daemon.look().launches == 6);
+    CHECK(daemon.look().fallbacks == 0);
+  });
+}
+
 TEST_CASE("destroying an operation waits for its launches") {
   FakeDaemon daemon;
   with_cores(daemon, 2, [](const std::shared_ptr<GroupCore>& group) {

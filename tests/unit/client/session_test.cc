@@ -24,6 +24,21 @@ TEST_CASE("a session knows its daemon and ends with its handles") {
   CHECK(eventually([&] { return daemon.look().sessions == 0; }));
 }
 
+TEST_CASE("fallbacks of several threads are all counted, also once the daemon is gone") {
+  FakeDaemon daemon;
+  auto session = connect(daemon);
+  REQUIRE_MESSAGE(session.ok(), session.status().to_string());
+  constexpr std::uint64_t kEach = 5000;
+  on_all_ranks(4, [&](std::uint32_t) {
+    for (std::uint64_t i = 0; i < kEach; ++i) check_ok(session->count_fallback());
+  });
+  CHECK(daemon.look().fallbacks == 4 * kEach);
+  CHECK(daemon.look().launches == 0);
+  daemon.die();
+  CHECK(eventually([&] { return !session->status().ok(); }));
+  check_ok(session->count_fallback());
+}
+
 TEST_CASE("bad options are refused by name, value and limit") {
   check_status(Session::connect({.socket = std::string(200, 'x')}).status(), StatusCode::kInvalidArgument,
                "107");

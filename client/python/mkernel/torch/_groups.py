@@ -10,10 +10,10 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from mkernel._version import __version__
-from mkernel.errors import FailedPrecondition, InvalidArgument, NotFound
+from mkernel.errors import Error, FailedPrecondition, InvalidArgument, NotFound
 from mkernel.group import Activity, Group
 from mkernel.session import DEFAULT_SOCKET, Session, connect
-from mkernel.torch._options import remembered
+from mkernel.torch._options import fallbacks, remembered
 from mkernel.torch._plans import PlanCache
 from mkernel.torch._rendezvous import Rendezvous
 
@@ -164,6 +164,23 @@ def membership_of(group_name: str) -> Membership:
         )
     _State.by_name[group_name] = (weakref.ref(process_group), found)
     return found
+
+
+def count_fallback(reason: str, group_name: Optional[str]) -> None:
+    """Counts a call that runs as it would without mkernel: in counters(), and for mkctl in the session of the process group, or
+    without one in any session of init(). Never raises."""
+    fallbacks[reason] += 1
+    session = next(iter(list(_State.sessions.values())), None)
+    try:
+        if group_name is not None:
+            session = membership_of(group_name).group.session
+    except Error:
+        pass  # init() was not called for it
+    try:
+        if session is not None:
+            session.count_fallback()
+    except FailedPrecondition:
+        pass  # shutdown() has closed it meanwhile
 
 
 def synchronize() -> None:

@@ -9,8 +9,7 @@ import torch.distributed.distributed_c10d as c10d
 from mkernel.errors import Unimplemented
 from mkernel.torch import _run
 from mkernel.torch._decide import Refused
-from mkernel.torch._groups import NotInitialized
-from mkernel.torch._options import fallbacks
+from mkernel.torch._groups import NotInitialized, count_fallback
 
 FUSED: "dict[str, Callable[..., Any]]" = {
     "fused_all_gather_matmul": _run.all_gather_matmul,
@@ -31,8 +30,8 @@ def is_patched() -> bool:
 def patch_symm_mem() -> None:
     """From now on torch.ops.symm_mem.fused_all_gather_matmul and fused_matmul_reduce_scatter run on mkernel, so that Inductor's
     pass for asynchronous tensor parallelism and other callers use it. What mkernel does not have runs as before and is counted with
-    its reason (counters()["fallbacks"]): the scaled operators, other data types and devices, the last dimension, process groups
-    without init(). A second call does nothing. Errors: Unimplemented (PyTorch before 2.9)."""
+    its reason (counters()["fallbacks"]; `mkctl sessions` shows the sum): the scaled operators, other data types and devices, the
+    last dimension, process groups without init(). A second call does nothing. Errors: Unimplemented (PyTorch before 2.9)."""
     import torch.distributed._symmetric_memory  # noqa: F401: defines the operators
 
     if not hasattr(torch.library, "get_kernel"):
@@ -73,20 +72,31 @@ def _kernel(name: str, key: str) -> Optional[Callable[..., Any]]:
     return lambda *arguments, **keywords: kernel.call_boxed(keys, *arguments, **keywords)
 
 
+def _group_of(name: str) -> "Callable[[tuple[Any, ...], dict[str, Any]], Optional[str]]":
+    """Finds the name of the process group among the arguments of a call."""
+    names = [argument.name for argument in getattr(torch.ops.symm_mem, name).default._schema.arguments]
+    place = names.index("group_name")
+    return lambda given, named: named.get("group_name", given[place] if place < len(given) else None)
+
+
 def _with_fallback(name: str, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    group_of = _group_of(name)
+
     def call(*arguments: Any, **keywords: Any) -> Any:
         try:
             return ours(*arguments, **keywords)
         except (Refused, NotInitialized) as error:
-            fallbacks[f"{name}: {error.reason}"] += 1
+            count_fallback(f"{name}: {error.reason}", group_of(arguments, keywords))
         return theirs(*arguments, **keywords)
 
     return call
 
 
 def _counted(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    group_of = _group_of(name)
+
     def call(*arguments: Any, **keywords: Any) -> Any:
-        fallbacks[f"{name}: mkernel has no scaled matmul"] += 1
+        count_fallback(f"{name}: mkernel has no scaled matmul", group_of(arguments, keywords))
         return theirs(*arguments, **keywords)
 
     return call

@@ -9,8 +9,7 @@ import torch
 
 from mkernel.errors import FailedPrecondition
 from mkernel.torch._decide import DTYPES
-from mkernel.torch._groups import NotInitialized, membership_of
-from mkernel.torch._options import fallbacks
+from mkernel.torch._groups import NotInitialized, count_fallback, membership_of
 
 FUNCTION = "linear_with_grad_accumulation_and_async_allreduce"
 # The parameters that our function serves, and values of the other parameters that change nothing. Any further parameter must have
@@ -29,8 +28,8 @@ def patch_megatron(layers: Optional[ModuleType] = None) -> None:
     """Replaces linear_with_grad_accumulation_and_async_allreduce in `layers` (None: megatron.core.tensor_parallel.layers). With
     sequence_parallel it runs AllGather+GEMM, and backward GEMM+ReduceScatter with the input gathered again for the weight. Every
     other call, and one that asks for what mkernel does not have, goes to Megatron's own and is counted with its reason in
-    counters()["fallbacks"]. mkernel.torch.init() must have been called for the tensor-parallel group. A second call does
-    nothing."""
+    counters()["fallbacks"]; `mkctl sessions` shows the sum. mkernel.torch.init() must have been called for the tensor-parallel
+    group. A second call does nothing."""
     layers = _layers(layers)
     original = getattr(layers, FUNCTION, None)
     if original is None:
@@ -67,7 +66,9 @@ def _replacement(layers: ModuleType, original: Callable[..., Any]) -> Callable[.
         values = bound.arguments
         reason, group_name = _refusal(layers, signature, values)
         if reason:
-            fallbacks[f"{FUNCTION}: {reason}"] += 1
+            # Not that of the default group: asking Megatron for it may warn, or raise.
+            group = values.get("tp_group")
+            count_fallback(f"{FUNCTION}: {reason}", None if group is None else str(group.group_name))
             return original(*arguments, **keywords)
         weight, bias = values["weight"], values.get("bias")
         _, (y,) = torch.ops.mkernel.fused_all_gather_matmul(values["input"], [weight.t()], 0, group_name, return_A=False)

@@ -40,6 +40,8 @@ TEST_CASE("JSON has the fields of control.proto and exact numbers") {
   CHECK(sessions["daemon"]["node"] == "nodeA");
   CHECK(sessions["sessions"][0]["bytes_total"].get<std::uint64_t>() == (std::uint64_t{1} << 53) + 1);
   CHECK(sessions["sessions"][0]["client_name"] == "train");
+  CHECK(sessions["sessions"][0]["launches_total"].get<std::uint64_t>() == ~std::uint64_t{0});
+  CHECK(sessions["sessions"][0]["fallbacks_total"] == 5);
   CHECK(sessions["sessions"][0]["idle_seconds"] == 90.0);
   CHECK(sessions["sessions"][0]["bytes_per_second"] == 2048.0);
   CHECK(json("peers")["peers"][0]["state"] == "alive");

@@ -95,6 +95,8 @@ class FakeDaemon final : public ControlBackend, public session::Inspector {
     seen.id = 7;
     seen.client_name = "train";
     seen.pid = 99;
+    seen.launches_total = ~std::uint64_t{0};
+    seen.fallbacks_total = 5;
     seen.counters.bytes_total = (std::uint64_t{1} << 53) + 1;  // more than a double holds
     return {seen};
   }

@@ -197,6 +197,31 @@ TEST_CASE("a bad slot ends its session with a precise error and touches nobody e
   CHECK(good.leave().ok());
 }
 
+TEST_CASE("what a client says that it has launched is shown as it is, and changes nothing else") {
+  Harness harness;
+  RawClient honest(harness.socket()), boastful(harness.socket());
+  REQUIRE(honest.hello("honest").status.code == 0);
+  REQUIRE(boastful.hello("boastful").status.code == 0);
+  const auto shown = [&](const std::string& name) {
+    const auto sessions = harness.control([](SessionServer& server) { return server.sessions(); });
+    for (const SessionSnapshot& session : sessions)
+      if (session.client_name == name) return session;
+    return SessionSnapshot{};
+  };
+  CHECK(shown("honest").launches_total == 0);
+  std::atomic_ref(honest.session_segment().launches).fetch_add(12);
+  std::atomic_ref(honest.session_segment().fallbacks).fetch_add(3);
+  std::atomic_ref(boastful.session_segment().launches).store(~std::uint64_t{0});
+  std::atomic_ref(boastful.session_segment().fallbacks).store(~std::uint64_t{0} - 1);
+  CHECK(shown("honest").launches_total == 12);
+  CHECK(shown("honest").fallbacks_total == 3);
+  CHECK(shown("boastful").launches_total == ~std::uint64_t{0});
+  CHECK(shown("boastful").fallbacks_total == ~std::uint64_t{0} - 1);
+  REQUIRE(boastful.join("g", 1, 0).status.code == 0);  // the session goes on
+  CHECK(shown("boastful").groups == 1);
+  CHECK(boastful.leave().ok());
+}
+
 TEST_CASE("a stopping daemon waits for operations in flight, then tells everybody") {
   Harness harness;
   RawClient busy(harness.socket()), idle(harness.socket());

@@ -64,8 +64,8 @@ TEST_CASE("the longest names and the largest numbers fit into the width") {
   s.set_bytes_per_second(1e15);
   s.set_arrived_bytes_per_second(1e15);
   s.set_ring_depth(1048576);
-  s.set_pinned_bytes(kMost);
-  s.set_groups(1000000);
+  s.set_launches_total(kMost);
+  s.set_fallbacks_total(kMost);
   CHECK(widest_line(brief("sessions", rows(s), Json::array(), 0)) <= kBriefWidth);
 
   v1::User u;
@@ -130,6 +130,8 @@ TEST_CASE("sessions: who, since when idle, and how fast; what is not known is a 
   known.set_uid(0);
   known.set_bytes_per_second(3 * 1024.0 * 1024);
   known.set_arrived_bytes_per_second(0);
+  known.set_launches_total(12'345);
+  known.set_fallbacks_total(7);
   const Brief table = brief("sessions", rows(known, session(2)), Json::array(), 0);
   CHECK(cell(table, 0, "USER") == "root");
   CHECK(cell(table, 0, "NAME") == "train");
@@ -137,6 +139,8 @@ TEST_CASE("sessions: who, since when idle, and how fast; what is not known is a 
   CHECK(cell(table, 0, "BYTES/S") == "3.0 MiB");
   CHECK(cell(table, 0, "IN/S") == "0 B");
   CHECK(cell(table, 0, "GPU") == "-");
+  CHECK(cell(table, 0, "LAUNCHES") == "12.3 k");
+  CHECK(cell(table, 0, "FALLBACKS") == "7");
   CHECK(cell(table, 1, "BYTES/S") == "-");
   CHECK(cell(table, 1, "IN/S") == "-");
 }

@@ -104,6 +104,9 @@ std::uint64_t Planned::workspace_bytes() const {
 Executor Planned::executor() const {
   return state_->operation().executor();
 }
+double Planned::expected_seconds() const {
+  return state_->operation().expected_seconds();
+}
 Status Planned::status() {
   return client::call(state_->home(), [&]() -> Status {
     return state_->at_once([](OperationBase& operation) { return operation.status(); });

@@ -225,6 +225,11 @@ mk_status mk_operation_status(mk_operation* operation) {
     return std::visit([](Planned& any) { return any.status(); }, *unwrap<AnyOperation>(operation));
   });
 }
+double mk_operation_expected_seconds(const mk_operation* operation) {
+  return get<AnyOperation>("mk_operation_expected_seconds", operation, [](const AnyOperation& found) {
+    return std::visit([](const Planned& any) { return any.expected_seconds(); }, found);
+  });
+}
 void mk_operation_destroy(mk_operation* operation) {
   delete unwrap<AnyOperation>(operation);
 }

@@ -149,6 +149,7 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   const Sm90Plan product =
       options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, links, most);
   TileReducePlan plan = layout_of(shape, topology, rank, product);
+  plan.machine = machine;
   const std::int32_t cluster = plan.tile.cluster;
 
   const auto waves = [&](std::int32_t summing) -> std::int64_t {
@@ -170,6 +171,21 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   }
   plan.compute_ctas = std::min(plan.tiles.tiles(), (sms - plan.reduce_ctas) / cluster) * cluster;
   return plan;
+}
+
+double estimated_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan) {
+  const Machine& machine = plan.machine;
+  const double tile = tile_cycles(machine, shape.k, plan.tile, plan.tile.columns) / machine.clock;
+  const auto waves = static_cast<double>(ceil_div(plan.tiles.tiles(), plan.compute_ctas / plan.tile.cluster));
+  const double product = waves * tile;
+  if (plan.tiles.turns() == 1) return machine.launch + product + machine.last_stores;
+  const double travels = kind == OpKind::kGemmAr ? 2 : 1;  // partials; finished sums as well
+  const double result = 2.0 * static_cast<double>(shape.m) * static_cast<double>(shape.n);
+  const double sources = plan.reduce.sources;
+  const double links = travels * result * (sources - 1) / sources / machine.links_store;
+  const double wire = travels * static_cast<double>(plan.wire_bytes()) / machine.nic;
+  const double arrives = travels * machine.push_latency + (wire > 0 ? travels * machine.wire_latency : 0);
+  return machine.launch + std::max(product, tile + std::max(links, wire)) + arrives + machine.last_stores;
 }
 
 std::vector<std::int32_t> TileReducePlan::rail_peers() const {

@@ -37,6 +37,7 @@ struct TileReducePlan {
   ReduceUnits units;                 ///< of the rows of an owner with most
   PushReducePlan reduce;
   PutPartialsPlan partials;
+  Machine machine;  ///< that it was made for
 
   std::int32_t rank() const { return owners.back(); }
   /// Whether some owners get nothing: dummy signals then stand for their tiles.
@@ -61,5 +62,11 @@ struct TileReducePlan {
                                      std::uint32_t rank, const Machine& machine,
                                      const TileReduceOptions& options = {});
 };
+
+/// Seconds of a launch on the plan's machine, of kGemmRs or kGemmAr: the product in waves of tiles, or what
+/// the links and the wire (Machine::nic) carry, whichever takes longer. Up to 25 % less than what was
+/// measured on four H200s (tests/perf/results): links that tiles and sums share are slower, and sums that are
+/// left for the end of the product are not counted.
+double estimated_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan);
 
 }  // namespace mkernel::kernels

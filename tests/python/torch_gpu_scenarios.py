@@ -330,10 +330,13 @@ def wrong():
             reduce(a, b, "sum", name)
     told = mkernel.torch.explain(gather, a, [b], 0, name)
     assert told.path == "mkernel" and "cuda" in told.operation and told.copies == (), told
+    assert told.expected is None and not told.planned, told
     # Tensors in host memory go to the cpu executor of the same group.
     _, (c,) = gather(a.cpu(), [b.cpu()], 0, name, return_A=False)
     close(c, torch.cat(every(lambda rank: operand(1, rank, (64, 64)))) @ b.cpu().double())
     call(gather, a, [b], 0, name, return_A=False)
+    told = mkernel.torch.explain(gather, a, [b], 0, name)
+    assert told.planned and 1e-6 < told.expected < 1e-3 and "ms a launch" in str(told), told
     end()
 
 

@@ -114,8 +114,7 @@ class MK_API Session {
   const std::string& node_name() const;  ///< of the daemon
   /// OK while the daemon is there, else why it is not. Once lost a session stays lost: connect a new one.
   Status status() const;
-  /// Counts one call that a framework made in its own way, because mkernel has nothing for it; mkctl shows
-  /// the sum beside the session's launches. Any thread. Errors: none but that of a forked child.
+  /// Counts a call that a framework made in its own way instead, for mkctl. Errors: that of a forked child.
   Status count_fallback();
 
  private:
@@ -365,6 +364,7 @@ class MK_API Planned {
   std::uint64_t wire_bytes() const;       ///< sent to other nodes by the last launch that is over
   std::uint64_t workspace_bytes() const;  ///< own, and the least of the one that the group's operations share
   Executor executor() const;
+  double expected_seconds() const;  ///< of a launch: Operation::expected_seconds(); 0 = unknown
   /// Once the stream is done (cuda executor): Operation::status(). After a failure the group is over for all.
   Status status();
 

@@ -246,6 +246,8 @@ MK_API mk_status mk_ring_attention_enqueue(mk_operation* operation, const mk_att
 /* Once the stream is done: MK_OK, or why a launch that was queued failed; the group is over for all ranks
  * then. */
 MK_API mk_status mk_operation_status(mk_operation* operation);
+/* What a launch of MK_CUDA is expected to take, in seconds, all ranks on time; 0: unknown. */
+MK_API double mk_operation_expected_seconds(const mk_operation* operation);
 MK_API void mk_operation_destroy(mk_operation* operation);
 
 /* `timeout_ms` 0: until the launch is over (bounded by its own deadlines). */

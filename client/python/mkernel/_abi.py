@@ -206,6 +206,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mk_moe_enqueue": (c_int, c_void_p, POINTER(MoeArguments), c_void_p, POINTER(LaunchOptions)),
     "mk_ring_attention_enqueue": (c_int, c_void_p, POINTER(AttentionArguments), c_void_p, POINTER(LaunchOptions)),
     "mk_operation_status": (c_int, c_void_p),
+    "mk_operation_expected_seconds": (c_double, c_void_p),
     "mk_operation_destroy": (None, c_void_p),
     "mk_pending_wait": (c_int, c_void_p, c_uint32),
     "mk_pending_done": (c_int, c_void_p),

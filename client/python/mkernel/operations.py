@@ -188,6 +188,14 @@ class Operation:
             raise closed(self.what)
         return error_status(lib.mk_operation_status(handle.pointer))
 
+    def expected_seconds(self) -> Optional[float]:
+        """What a launch of executor="cuda" is expected to take, all ranks on time, from the rates of the machine that the plan
+        assumes; None: unknown."""
+        handle = self._handle
+        if handle is None:
+            raise closed(self.what)
+        return lib.mk_operation_expected_seconds(handle.pointer) or None
+
     def close(self) -> None:
         """Waits for launches in flight and gives back workspace and lanes; a second call does nothing."""
         handle = self._handle

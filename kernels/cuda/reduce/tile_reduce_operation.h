@@ -14,6 +14,9 @@
 namespace mkernel::kernels {
 
 class TileReduceOperation : public CudaGemmOperation {
+ public:
+  double expected_seconds() const override { return estimated_seconds(kind(), shape(), plan_); }
+
  protected:
   TileReduceOperation(OpKind kind, const TileReducePlan& plan, const GemmShape& shape, Topology topology,
                       std::uint32_t rank);

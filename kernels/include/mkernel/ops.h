@@ -71,6 +71,10 @@ class OperationBase {
                       const kernels::SymmetricView& lent, std::uint32_t first_lane) = 0;
   /// Bytes this rank sent to other nodes in the last launch.
   virtual std::uint64_t wire_bytes() const = 0;
+  /// What a launch is expected to take, all ranks on time and the GPU's multiprocessors free: from the rates
+  /// of the machine that the plan assumes (GemmPlanOptions::machine), to compare and explain. 0: unknown, as
+  /// on the cpu executor.
+  virtual double expected_seconds() const { return 0; }
   /// Once the stream is done: OK when every launch so far ended well, else who waited for what in the first
   /// that did not, or why group or session failed; the operation cannot be launched any more then. Launches
   /// that were queued behind the failed one did nothing: they have sent nothing and left the outputs as they

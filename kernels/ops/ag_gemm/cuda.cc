@@ -31,6 +31,7 @@ class CudaAgGemm final : public CudaGemmOperation {
             .gpu = true};
   }
   std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
+  double expected_seconds() const override { return estimated_seconds(shape(), plan_); }
 
  private:
   /// A map has at least one row; the kernel keeps clear of that of a source without rows.

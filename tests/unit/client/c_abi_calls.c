@@ -212,6 +212,8 @@ const char* mk_test_gemm(const char* socket) {
 
   EXPECT(mk_ag_gemm_create(group, &shape, NULL, &gemm) == MK_OK);
   EXPECT(mk_operation_status(gemm) == MK_OK);
+  EXPECT(mk_operation_expected_seconds(gemm) == 0); /* of the cpu executor */
+  EXPECT(mk_operation_expected_seconds(NULL) == 0);
   EXPECT(mk_gemm_launch(gemm, &arguments, NULL, &pending) == MK_OK);
   EXPECT(mk_pending_wait(pending, 0) == MK_OK);
   EXPECT(c[0] == 0x40a0 && c[1] == 0x4130); /* 5, 11 */

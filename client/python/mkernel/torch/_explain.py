@@ -22,6 +22,7 @@ class Explanation:
     why: str
     operation: Optional[str] = None  #: launched by the call
     planned: bool = False  #: it exists: the call makes no collective round trip to make it
+    expected: Optional[float] = None  #: seconds of a launch on a GPU once it is planned, all ranks on time
     rows: Optional[int] = None  #: of each rank's block of A (of all of A for an all-reduce)
     bucket: Optional[int] = None  #: what these rows are padded to
     copies: "tuple[str, ...]" = ()  #: of operands and results
@@ -30,6 +31,8 @@ class Explanation:
         lines = [f"{self.op}: {self.path}: {self.why}"]
         if self.operation is not None:
             lines.append(f"  operation {self.operation}")
+        if self.expected is not None:
+            lines.append(f"  expected  {self.expected * 1e3:.3f} ms a launch")
         if self.rows is not None:
             lines.append(f"  rows {self.rows}, bucket {self.bucket}, {'planned' if self.planned else 'not planned yet'}")
         lines += [f"  copy {copy}" for copy in self.copies] or ["  no copies"]
@@ -48,12 +51,12 @@ def explain(op: Any, *arguments: Any, **keywords: Any) -> Explanation:
         return Explanation(name, "fallback", "PyTorch's own operator runs, because patch_symm_mem() was not called")
     values = _bind(name, arguments, keywords)
     try:
-        decision, planned = _decide(name, values)
+        decision, planned, expected = _decide(name, values)
     except (Refused, NotInitialized) as error:
         return Explanation(name, "fallback" if namespace == "symm_mem" else "error", str(error))
     except Error as error:
         return Explanation(name, "error", str(error))
-    return Explanation(name, "mkernel", _why(decision, values), decision.key and str(decision.key), planned, decision.rows,
+    return Explanation(name, "mkernel", _why(decision, values), decision.key and str(decision.key), planned, expected, decision.rows,
                        decision.bucket, decision.copies)
 
 
@@ -76,14 +79,16 @@ def _bind(name: str, arguments: "tuple[Any, ...]", keywords: "dict[str, Any]") -
     return values
 
 
-def _decide(name: str, values: "dict[str, Any]") -> "tuple[Decision, bool]":
+def _decide(name: str, values: "dict[str, Any]") -> "tuple[Decision, bool, Optional[float]]":
     if "reduce_op" in values:
         check_reduce_op(values["reduce_op"])
     membership = membership_of(values["group_name"])
     bs = values["Bs"] if "Bs" in values else [values["B"]]
     dim = values.get("gather_dim", values.get("scatter_dim", 0))
     decision = decide(KINDS[name], membership, values["A"], bs, dim, current())
-    return decision, decision.key is not None and decision.key in membership.plans
+    if decision.key is None or decision.key not in membership.plans:
+        return decision, False, None
+    return decision, True, membership.plans[decision.key].operation.expected_seconds()
 
 
 def _why(decision: Decision, values: "dict[str, Any]") -> str:

@@ -13,7 +13,7 @@ from mkernel._version import __version__
 from mkernel.errors import Error, FailedPrecondition, InvalidArgument, NotFound
 from mkernel.group import Activity, Group
 from mkernel.session import DEFAULT_SOCKET, Session, connect
-from mkernel.torch._options import fallbacks
+from mkernel.torch._options import fallbacks, remembered
 from mkernel.torch._plans import PlanCache
 from mkernel.torch._rendezvous import Rendezvous
 
@@ -80,7 +80,7 @@ class _State:
 def _after_fork() -> None:
     """The parent keeps what it has; in the child all of it refuses every call, and dropping it does nothing."""
     _State.forked = _State.forked or bool(_State.by_ranks)
-    for table in (_State.by_ranks, _State.by_name, _State.sessions):
+    for table in (_State.by_ranks, _State.by_name, _State.sessions, remembered):
         table.clear()
 
 

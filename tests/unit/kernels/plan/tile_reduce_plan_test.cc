@@ -316,5 +316,43 @@ TEST_CASE("what cannot run is refused by name, value and limit") {
         std::string::npos);
 }
 
+TEST_CASE("the expected time lies within a quarter of what four H200s took") {
+  // Milliseconds of tests/perf/results/h200x4-2026-11-22-gemm_rs.json and gemm_ar.json: m = n, k = m / 4.
+  struct Row {
+    std::int64_t m;
+    double reduce_scatter, all_reduce;
+  };
+  for (const Row& row : {Row{4096, 0.101, 0.172}, Row{8192, 0.421, 0.637}, Row{16384, 2.990, 3.324}}) {
+    for (const OpKind kind : {OpKind::kGemmRs, OpKind::kGemmAr}) {
+      const GemmShape shape{row.m, row.m, row.m / 4};
+      auto plan = TileReducePlan::make(kind, shape, Topology(1, 4), 0, kH200);
+      REQUIRE(plan.ok());
+      const double measured = 1e-3 * (kind == OpKind::kGemmRs ? row.reduce_scatter : row.all_reduce);
+      const double expected = estimated_seconds(kind, shape, *plan);
+      CAPTURE(row.m);
+      CAPTURE(kind == OpKind::kGemmRs);
+      CHECK(expected > 0.75 * measured);
+      CHECK(expected < 1.05 * measured);
+    }
+  }
+}
+
+TEST_CASE("the expected time grows with the wire that is slow, and a rank alone waits for its product") {
+  const GemmShape shape{8192, 8192, 2048};
+  Machine slow = kH200;
+  slow.nic = 5e9;
+  const auto seconds = [&](const Topology& topology, const Machine& machine) {
+    auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, 0, machine);
+    REQUIRE(plan.ok());
+    return estimated_seconds(OpKind::kGemmRs, shape, *plan);
+  };
+  const double sent = 2.0 * 8192 * 8192 / 2;  // bytes: half of the rows are another node's
+  CHECK(seconds({2, 1}, slow) > sent / 5e9);
+  CHECK(seconds({2, 1}, slow) < 1.2 * sent / 5e9);
+  CHECK(seconds({2, 1}, kH200) < seconds({2, 1}, slow) / 4);
+  CHECK(seconds({1, 1}, kH200) > 2.0 * 8192 * 8192 * 2048 / 1e15);
+  CHECK(seconds({1, 1}, kH200) < seconds({1, 4}, kH200));
+}
+
 }  // namespace
 }  // namespace mkernel::kernels

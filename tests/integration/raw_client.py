@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 
-MAGIC, VERSION = 0x4C4E4B4D, 6
+MAGIC, VERSION = 0x4C4E4B4D, 7
 HELLO, JOIN, LEAVE, REGISTER, UNREGISTER, MAP, EXCHANGE, FAIL = range(1, 9)
 SESSION_ENDED = 200
 HEADER, REPLY = struct.Struct("<IIHHI"), struct.Struct("<II448s")

@@ -124,8 +124,8 @@ MK_API uint32_t mk_host_buffer_region(const mk_host_buffer* buffer);
 MK_API void mk_host_buffer_destroy(mk_host_buffer* buffer);
 
 /* Puts. `timeout_ms`: of waiting for room in the work ring, 0 takes the group's; MK_DEADLINE_EXCEEDED means
- * that nothing was put, and the group goes on. `number` (may be NULL) receives the number of the put on its
- * channel. */
+ * that nothing was put, and the group goes on (unless mk_group_status() says that it failed with this code).
+ * `number` (may be NULL) receives the number of the put on its channel. */
 MK_API mk_status mk_reserve_lanes(mk_group* group, uint32_t count, uint32_t* first_lane);
 MK_API mk_status mk_put(mk_group* group, uint32_t target, uint32_t lane, const mk_symmetric* source,
                         uint64_t offset, uint32_t remote_region, uint64_t remote_offset, uint64_t bytes,

@@ -172,22 +172,28 @@ Result<HostBuffer> Group::register_memory(int memfd, std::uint64_t offset, std::
 
 Result<std::uint64_t> Group::put(std::uint32_t target, std::uint32_t lane, const SymmetricBuffer& source,
                                  std::uint64_t offset, std::uint32_t remote_region,
-                                 std::uint64_t remote_offset, std::uint64_t bytes) {
+                                 std::uint64_t remote_offset, std::uint64_t bytes,
+                                 std::chrono::milliseconds limit) {
   return client::call(core_->home(), [&] {
     return core_->put({target, remote_region, remote_offset}, lane, {source.region(), source.bytes()}, offset,
-                      bytes);
+                      bytes, limit);
   });
 }
 Result<std::uint64_t> Group::put(std::uint32_t target, std::uint32_t lane, const HostBuffer& source,
                                  std::uint64_t offset, std::uint32_t remote_region,
-                                 std::uint64_t remote_offset, std::uint64_t bytes) {
+                                 std::uint64_t remote_offset, std::uint64_t bytes,
+                                 std::chrono::milliseconds limit) {
   return client::call(core_->home(), [&] {
     return core_->put({target, remote_region, remote_offset}, lane, {source.region(), source.bytes()}, offset,
-                      bytes);
+                      bytes, limit);
   });
 }
-Result<std::uint64_t> Group::signal(std::uint32_t target, std::uint32_t lane) {
-  return client::call(core_->home(), [&] { return core_->put({target, 0, 0}, lane, {}, 0, 0); });
+Result<std::uint64_t> Group::signal(std::uint32_t target, std::uint32_t lane,
+                                    std::chrono::milliseconds limit) {
+  return client::call(core_->home(), [&] { return core_->put({target, 0, 0}, lane, {}, 0, 0, limit); });
+}
+std::uint64_t Group::puts(std::uint32_t target, std::uint32_t lane) const {
+  return core_->home().here() ? core_->puts(target, lane) : 0;
 }
 Status Group::wait_arrival(std::uint32_t source, std::uint32_t lane, std::uint64_t count,
                            std::chrono::milliseconds deadline) {

@@ -238,28 +238,39 @@ mk_status mk_reserve_lanes(mk_group* group, uint32_t count, uint32_t* first_lane
   });
 }
 mk_status mk_put(mk_group* group, uint32_t target, uint32_t lane, const mk_symmetric* source, uint64_t offset,
-                 uint32_t remote_region, uint64_t remote_offset, uint64_t bytes, uint64_t* number) {
+                 uint32_t remote_region, uint64_t remote_offset, uint64_t bytes, uint32_t timeout_ms,
+                 uint64_t* number) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("mk_put", group, source));
-    return give_number(unwrap<Group>(group)->put(target, lane, unwrap<SymmetricBuffer>(source), offset,
-                                                 remote_region, remote_offset, bytes),
-                       number);
+    return give_number(
+        unwrap<Group>(group)->put(target, lane, unwrap<SymmetricBuffer>(source), offset, remote_region,
+                                  remote_offset, bytes, std::chrono::milliseconds(timeout_ms)),
+        number);
   });
 }
 mk_status mk_put_host(mk_group* group, uint32_t target, uint32_t lane, const mk_host_buffer* source,
                       uint64_t offset, uint32_t remote_region, uint64_t remote_offset, uint64_t bytes,
-                      uint64_t* number) {
+                      uint32_t timeout_ms, uint64_t* number) {
   return guarded([&]() -> Status {
     MK_RETURN_IF_ERROR(require("mk_put_host", group, source));
-    return give_number(unwrap<Group>(group)->put(target, lane, unwrap<HostBuffer>(source), offset,
-                                                 remote_region, remote_offset, bytes),
+    return give_number(
+        unwrap<Group>(group)->put(target, lane, unwrap<HostBuffer>(source), offset, remote_region,
+                                  remote_offset, bytes, std::chrono::milliseconds(timeout_ms)),
+        number);
+  });
+}
+mk_status mk_signal(mk_group* group, uint32_t target, uint32_t lane, uint32_t timeout_ms, uint64_t* number) {
+  return guarded([&]() -> Status {
+    MK_RETURN_IF_ERROR(require("mk_signal", group));
+    return give_number(unwrap<Group>(group)->signal(target, lane, std::chrono::milliseconds(timeout_ms)),
                        number);
   });
 }
-mk_status mk_signal(mk_group* group, uint32_t target, uint32_t lane, uint64_t* number) {
+mk_status mk_puts(const mk_group* group, uint32_t target, uint32_t lane, uint64_t* count) {
   return guarded([&]() -> Status {
-    MK_RETURN_IF_ERROR(require("mk_signal", group));
-    return give_number(unwrap<Group>(group)->signal(target, lane), number);
+    MK_RETURN_IF_ERROR(require("mk_puts", group, count));
+    *count = unwrap<Group>(group).puts(target, lane);
+    return {};
   });
 }
 mk_status mk_wait_arrival(mk_group* group, uint32_t source, uint32_t lane, uint64_t count,

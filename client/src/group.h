@@ -89,7 +89,8 @@ class GroupCore {
     std::uint64_t offset = 0;
   };
   Result<std::uint64_t> put(const Destination& destination, std::uint32_t lane, const Source& source,
-                            std::uint64_t offset, std::uint64_t bytes);
+                            std::uint64_t offset, std::uint64_t bytes, std::chrono::milliseconds limit = {});
+  std::uint64_t puts(std::uint32_t target, std::uint32_t lane) const;
   Status wait_arrival(std::uint32_t source, std::uint32_t lane, std::uint64_t count,
                       std::chrono::milliseconds deadline);
   Status wait_completed(std::uint32_t target, std::uint32_t lane, std::uint64_t count,

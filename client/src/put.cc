@@ -27,6 +27,12 @@ Status GroupCore::check_bounds(const Destination& destination, const Source& sou
                                          std::to_string(offset) + " of a source of " +
                                          std::to_string(source.bytes) + " bytes"};
   }
+  // All of a put is claimed in the ring at once, so that it is made as a whole or not at all.
+  const std::uint64_t most = std::uint64_t{abi::kMaxPutBytes} << view_.rings.front().log2_slots;
+  if (bytes > most) {
+    return {StatusCode::kOutOfRange, "put of " + std::to_string(bytes) + " bytes, at most " +
+                                         std::to_string(most) + " fit into the work ring: make several puts"};
+  }
   if (destination.region >= options_.region_capacity) {
     return {StatusCode::kOutOfRange, "region " + std::to_string(destination.region) + " of rank " +
                                          std::to_string(destination.rank) + ": the region capacity is " +
@@ -46,7 +52,12 @@ Status GroupCore::check_bounds(const Destination& destination, const Source& sou
 }
 
 Result<std::uint64_t> GroupCore::put(const Destination& destination, std::uint32_t lane, const Source& source,
-                                     std::uint64_t offset, std::uint64_t bytes) {
+                                     std::uint64_t offset, std::uint64_t bytes,
+                                     std::chrono::milliseconds limit) {
+  if (limit.count() < 0) {
+    return Status(StatusCode::kInvalidArgument,
+                  "put: limit = " + std::to_string(limit.count()) + " ms, must be at least 0");
+  }
   const auto owner = reservation(destination.rank, lane);
   MK_RETURN_IF_ERROR(owner.status());
   MK_RETURN_IF_ERROR(check_bounds(destination, source, offset, bytes));
@@ -54,9 +65,14 @@ Result<std::uint64_t> GroupCore::put(const Destination& destination, std::uint32
   const auto& [endpoint, first_lane] = owner.value();
   MK_RETURN_IF_ERROR(endpoint->put(destination.rank, lane - first_lane, {source.region, offset},
                                    {destination.region, destination.offset}, bytes, "put",
-                                   scope(options_.timeout)));
+                                   scope(limit.count() == 0 ? options_.timeout : limit)));
   session_->published(ring_share_.ring(lane));
   return endpoint->issued(destination.rank, lane - first_lane);
+}
+
+std::uint64_t GroupCore::puts(std::uint32_t target, std::uint32_t lane) const {
+  const auto owner = reservation(target, lane);
+  return owner.ok() ? owner->endpoint->issued(target, lane - owner->first_lane) : 0;
 }
 
 Status GroupCore::wait_arrival(std::uint32_t source, std::uint32_t lane, std::uint64_t count,

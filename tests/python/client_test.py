@@ -50,9 +50,16 @@ class ClientTest(ClusterTest):
     def interrupt(self, process, seconds=5.0):
         """Ctrl-C. Returns (exit status, stdout, stderr); the process has to end within `seconds`, or more on a slow machine:
         an idle one takes a few tenths, the wait itself far longer than allowed here."""
+        return self._interrupt(process, seconds, lambda: self.finish(process))
+
+    def interrupt_wait(self, process, line, seconds=5.0):
+        """The same for a process that then goes on, and prints `line`."""
+        self._interrupt(process, seconds, lambda: self.wait_for_line(process, line))
+
+    def _interrupt(self, process, seconds, wait):
         time.sleep(0.2)  # not a synchronisation: lets most runs interrupt the wait itself and not the way to it
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        result = self.finish(process)
+        result = wait()
         self.assertLess(time.monotonic() - begin, seconds * max(PATIENCE / 60, 1), f"{process.args}\n{result}")
         return result

@@ -147,6 +147,7 @@ def puts():
         group.wait_arrival(left, lane + 1, 1, LONG)
         group.wait_completed(right, lane, 3, LONG)
         assert group.arrivals(left, lane) == 3
+        assert (group.puts(right, lane), group.puts(right, lane + 1), group.puts(right, 0)) == (3, 1, 0)
         assert view[half] == view[2 * half - 1] == left + 1
         assert bytes(view[2 * half :]) == b"%d" % left * 4096
         for wrong, words in (
@@ -164,6 +165,14 @@ def puts():
                 group.put(arguments.pop("target"), arguments.pop("lane"), buffer, **arguments)
         with raises(TypeError, "lane = 'x'"):
             group.signal(right, "x")
+        with raises(mkernel.InvalidArgument, "target = -1"):
+            group.puts(-1, lane)
+        for wrong in (0, -1, 1e6):
+            with raises(mkernel.InvalidArgument, f"signal: timeout = {wrong}"):
+                group.signal(right, lane, timeout=wrong)
+        with raises(TypeError, "put: timeout = 'soon'"):
+            group.put(right, lane, own, region=buffer.region, nbytes=8, timeout="soon")
+        assert group.puts(right, lane) == 3
         # A wait that gives up says so, and the group goes on.
         begin = time.monotonic()
         with raises(mkernel.DeadlineExceeded, "wait_arrival", "0.3 s", "4", "3", f"rank {left}"):

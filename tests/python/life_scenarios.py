@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from rank import LONG, RANK, SOCKET, WORLD, join, raises, say, wait_for_test
+from rank import LONG, RANK, SOCKET, WORLD, join, raises, say, wait_for_line, wait_for_test
 
 import mkernel
 
@@ -74,6 +74,54 @@ def interrupted():
                         pass  # until the call that was left has seen the failure
         return
     raise AssertionError(f"{wait} returned")
+
+
+def full_ring():
+    """Alone, with a ring of 64 slots that nobody drains while the test has stopped the daemon."""
+    group = join(timeout=LONG)
+    lane = group.reserve_lanes(1)
+    buffer = group.symmetric(128)
+    buffer.memoryview()[:64] = b"x" * 64
+    group.wait_arrival(0, lane, group.signal(0, lane), LONG)
+    say("ready")
+    wait_for_line()
+    full = mkernel.DeadlineExceeded
+    assert [group.signal(0, lane, timeout=LONG) for _ in range(64)] == list(range(2, 66))
+
+    def put(**options):
+        return group.put(0, lane, buffer, region=buffer.region, nbytes=64, region_offset=64, **options)
+
+    def give_up():
+        begin = time.monotonic()
+        with raises(full, "put: not within 0.2 s", "room in the work ring"):
+            put(timeout=0.2)
+        assert 0.2 <= time.monotonic() - begin < LONG / 4
+        with raises(full, "signal: not within 0.01 s"):
+            group.signal(0, lane, timeout=0.01)
+
+    give_up()
+    failed = []
+    thread = threading.Thread(target=lambda: failed.append(give_up()))  # there are no slices in another thread
+    thread.start()
+    thread.join(LONG)
+    assert failed == [None]
+    assert group.puts(0, lane) == 65 and group.status() is None
+    for attempt, options in enumerate(({}, {"timeout": LONG})):
+        say("full")
+        try:
+            put(**options)
+        except KeyboardInterrupt:
+            assert group.puts(0, lane) == 65, "an interrupted put was made"
+            say("interrupted")
+        else:
+            raise AssertionError(f"attempt {attempt}: there was room")
+        wait_for_line()
+    say("goes on")  # the test lets the daemon go on while this waits
+    assert put() == 66
+    group.wait_arrival(0, lane, 66, LONG)
+    group.wait_completed(0, lane, 66, LONG)
+    assert bytes(buffer.memoryview()[64:]) == b"x" * 64
+    assert group.arrivals(0, lane) == group.puts(0, lane) == 66
 
 
 def unhandled():

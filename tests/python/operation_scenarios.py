@@ -263,7 +263,7 @@ def counted():
         operands = [bytearray(128) for _ in range(3)]
         for _ in range(5):
             first.run(*operands, timeout=LONG)
-        rows = mkernel.block_size(8, WORLD, RANK)
+        rows = second.a.shape[0]
         second.run(bytearray(16 * rows), operands[1], operands[2], timeout=LONG)
         for _ in range(10 + RANK):
             session.count_fallback()

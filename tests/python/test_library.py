@@ -5,12 +5,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from client_test import PACKAGE
 
 import mkernel
-from mkernel import _library
+from mkernel import _calls, _library
 
 
 class Library(unittest.TestCase):
@@ -76,6 +77,29 @@ class Library(unittest.TestCase):
         code = "import sys, mkernel; print(sorted({'numpy', 'torch', 'subprocess', 'ml_dtypes'} & set(sys.modules)))"
         run = self.python(code, MKERNEL_LIBRARY=str(pathlib.Path(mkernel.library_path()).resolve()))
         self.assertEqual(run.stdout.strip(), "[]", run.stderr)
+
+
+class Slices(unittest.TestCase):
+    """What wait_in_slices() makes of what the library says."""
+
+    def test_what_comes_in_the_last_moment_has_come(self):
+        # A put that finds room after its time is up was made: denying it would lose its number.
+        said = []
+
+        def wait(milliseconds):
+            said.append(milliseconds)
+            time.sleep(0.02)
+            return mkernel.Code.DEADLINE_EXCEEDED if len(said) == 1 else mkernel.Code.OK
+
+        _calls.wait_in_slices("put", wait, lambda: False, 0.01)
+        self.assertEqual(len(said), 2)
+
+    def test_the_time_limit_is_kept_and_named(self):
+        begin = time.monotonic()
+        with self.assertRaisesRegex(mkernel.DeadlineExceeded, "put: not within 0.15 s"):
+            _calls.wait_in_slices("put", lambda ms: time.sleep(ms / 1000) or mkernel.Code.DEADLINE_EXCEEDED, lambda: False, 0.15)
+        self.assertGreaterEqual(time.monotonic() - begin, 0.15)
+        self.assertLess(time.monotonic() - begin, 15)
 
 
 if __name__ == "__main__":

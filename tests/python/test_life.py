@@ -1,5 +1,6 @@
 """Ends of ranks that use the Python client: Ctrl-C in every wait, kills, time limits, fork, interpreter exit, order of handles."""
 import signal
+import time
 import unittest
 
 from client_test import PATIENCE, WORLD, ClientTest
@@ -45,6 +46,24 @@ class Life(ClientTest):
                 finally:
                     daemon.process.send_signal(signal.SIGCONT)
                 self.assertEqual((status, out.strip()), (0, "interrupted"), f"{wait}:\n{out}{err}")
+
+    def test_a_put_that_waits_for_room_ends_at_its_limit_and_by_ctrl_c(self):
+        daemon = self.start_nodes(1, {"proxy": {"ring_slots": 64}})[0]
+        process = self.rank("life_scenarios.full_ring")
+        self.wait_for_line(process, "ready")
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            self.go_on(process)
+            for _ in range(2):
+                self.wait_for_line(process, "full")
+                self.interrupt_wait(process, "interrupted")
+                self.go_on(process)
+            self.wait_for_line(process, "goes on")
+            time.sleep(0.2)  # not a synchronisation: lets most runs find the put waiting
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+        status, out, err = self.finish(process)
+        self.assertEqual(status, 0, out + err)
 
     def test_ctrl_c_that_nobody_catches_ends_the_program(self):
         self.start_nodes(1)

@@ -93,6 +93,10 @@ void FakeDaemon::stop_draining() {
   post([this] { draining_ = false; });
 }
 
+void FakeDaemon::start_draining() {
+  post([this] { draining_ = true; });
+}
+
 FakeDaemon::Look FakeDaemon::look() {
   Look look;
   post([&] {

@@ -48,8 +48,9 @@ class FakeDaemon {
   void end_sessions(const Status& why);
   /// From now on requests of this type stay without an answer.
   void ignore(abi::MessageType type);
-  /// From now on no ring is drained.
+  /// From now on no ring is drained, until start_draining().
   void stop_draining();
+  void start_draining();
 
   struct Look {
     std::size_t sessions = 0, members = 0, regions = 0;

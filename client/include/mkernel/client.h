@@ -54,14 +54,9 @@ class DeviceEndpoint;
 /// "0.1.0": the version of this library.
 MK_API const char* version();
 
-/// Most bytes that one rank contributes to Group::exchange().
-inline constexpr std::size_t kMaxExchangeBytes = 448;
-
-/// Most bytes of one region: offsets have 48 bits.
-inline constexpr std::uint64_t kMaxRegionBytes = std::uint64_t{1} << 48;
-
-/// Bytes of GroupOptions::secret.
-inline constexpr std::size_t kSecretBytes = 32;
+inline constexpr std::size_t kMaxExchangeBytes = 448;  ///< that one rank contributes to Group::exchange()
+inline constexpr std::uint64_t kMaxRegionBytes = std::uint64_t{1} << 48;  ///< offsets have 48 bits
+inline constexpr std::size_t kSecretBytes = 32;                           ///< of GroupOptions::secret
 
 struct SessionOptions {
   std::string socket = "/run/mkernel/mkerneld.sock";  ///< the session socket of this node's daemon
@@ -78,7 +73,7 @@ struct GroupOptions {
   std::uint32_t rank = 0;              ///< below world_size; every rank is taken by one session
   std::uint32_t lanes = 16;            ///< channels per ordered pair of ranks, the same on every rank, 1..64
   std::uint32_t region_capacity = 64;  ///< buffers per rank, the same on every rank, 1..256
-  std::chrono::milliseconds timeout{60000};  ///< of joining, and of every collective call
+  std::chrono::milliseconds timeout{60000};  ///< of joining, every collective call, a put's wait for room
   /// The same on every rank: 32 random bytes that nobody outside the job knows; zeros: none. A group belongs
   /// to one user: without a secret all its ranks run under the same uid. With one, ranks of different nodes
   /// may run under different uids (those of one node run under one), and nobody else takes a rank.
@@ -203,16 +198,20 @@ class MK_API Group {
   /// Puts `bytes` from `source` to region `remote_region` of rank `target`, asynchronously, on a reserved
   /// lane; more than 1 GiB becomes several puts. Returns the number n of the (last) put on its channel
   /// (target, lane), from 1: the source may be overwritten once wait_completed(target, lane, n) returns. One
-  /// thread at a time per lane. Blocks while the work ring is full. Errors: kInvalidArgument, kOutOfRange
-  /// (bounds; the daemon checks them again), why the group failed.
+  /// thread at a time per lane. Waits while the work ring has no room for all of it, at most `limit` (0:
+  /// GroupOptions::timeout). Errors: kDeadlineExceeded (no room came: nothing was put, the group goes on),
+  /// kInvalidArgument, kOutOfRange (bounds; the daemon checks them again), why the group failed.
   Result<std::uint64_t> put(std::uint32_t target, std::uint32_t lane, const SymmetricBuffer& source,
                             std::uint64_t offset, std::uint32_t remote_region, std::uint64_t remote_offset,
-                            std::uint64_t bytes);
+                            std::uint64_t bytes, std::chrono::milliseconds limit = {});
   Result<std::uint64_t> put(std::uint32_t target, std::uint32_t lane, const HostBuffer& source,
                             std::uint64_t offset, std::uint32_t remote_region, std::uint64_t remote_offset,
-                            std::uint64_t bytes);
+                            std::uint64_t bytes, std::chrono::milliseconds limit = {});
   /// A put of nothing: raises the arrival count alone.
-  Result<std::uint64_t> signal(std::uint32_t target, std::uint32_t lane);
+  Result<std::uint64_t> signal(std::uint32_t target, std::uint32_t lane,
+                               std::chrono::milliseconds limit = {});
+  /// How many puts of channel (this rank -> target, lane) were made; 0 on a lane that is not reserved.
+  std::uint64_t puts(std::uint32_t target, std::uint32_t lane) const;
   /// Returns once the first `count` puts of channel (source -> this rank, lane) are visible here, or with
   /// kDeadlineExceeded (count expected and seen), or why the group failed.
   Status wait_arrival(std::uint32_t source, std::uint32_t lane, std::uint64_t count,

@@ -123,15 +123,20 @@ MK_API void* mk_host_buffer_data(const mk_host_buffer* buffer);
 MK_API uint32_t mk_host_buffer_region(const mk_host_buffer* buffer);
 MK_API void mk_host_buffer_destroy(mk_host_buffer* buffer);
 
-/* Puts. `number` (may be NULL) receives the number of the put on its channel. */
+/* Puts. `timeout_ms`: of waiting for room in the work ring, 0 takes the group's; MK_DEADLINE_EXCEEDED means
+ * that nothing was put, and the group goes on. `number` (may be NULL) receives the number of the put on its
+ * channel. */
 MK_API mk_status mk_reserve_lanes(mk_group* group, uint32_t count, uint32_t* first_lane);
 MK_API mk_status mk_put(mk_group* group, uint32_t target, uint32_t lane, const mk_symmetric* source,
                         uint64_t offset, uint32_t remote_region, uint64_t remote_offset, uint64_t bytes,
-                        uint64_t* number);
+                        uint32_t timeout_ms, uint64_t* number);
 MK_API mk_status mk_put_host(mk_group* group, uint32_t target, uint32_t lane, const mk_host_buffer* source,
                              uint64_t offset, uint32_t remote_region, uint64_t remote_offset, uint64_t bytes,
-                             uint64_t* number);
-MK_API mk_status mk_signal(mk_group* group, uint32_t target, uint32_t lane, uint64_t* number);
+                             uint32_t timeout_ms, uint64_t* number);
+MK_API mk_status mk_signal(mk_group* group, uint32_t target, uint32_t lane, uint32_t timeout_ms,
+                           uint64_t* number);
+/* Puts of channel (this rank -> target, lane) that were made so far; never waits. */
+MK_API mk_status mk_puts(const mk_group* group, uint32_t target, uint32_t lane, uint64_t* count);
 MK_API mk_status mk_wait_arrival(mk_group* group, uint32_t source, uint32_t lane, uint64_t count,
                                  uint32_t deadline_ms);
 MK_API mk_status mk_wait_completed(mk_group* group, uint32_t target, uint32_t lane, uint64_t count,

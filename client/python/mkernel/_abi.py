@@ -152,6 +152,7 @@ class LaunchOptions(Sized):
 
 _OUT = POINTER(c_void_p)  # of a handle
 _NUMBER = POINTER(c_uint64)
+_PUT = (c_int, c_void_p, c_uint32, c_uint32, c_void_p, c_uint64, c_uint32, c_uint64, c_uint64, c_uint32, _NUMBER)
 _CREATE_GEMM = (c_int, c_void_p, POINTER(GemmShape), POINTER(OperationOptions), _OUT)
 
 # Each function: what it returns, then its arguments. Handles and addresses are c_void_p.
@@ -186,9 +187,10 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mk_host_buffer_region": (c_uint32, c_void_p),
     "mk_host_buffer_destroy": (None, c_void_p),
     "mk_reserve_lanes": (c_int, c_void_p, c_uint32, POINTER(c_uint32)),
-    "mk_put": (c_int, c_void_p, c_uint32, c_uint32, c_void_p, c_uint64, c_uint32, c_uint64, c_uint64, _NUMBER),
-    "mk_put_host": (c_int, c_void_p, c_uint32, c_uint32, c_void_p, c_uint64, c_uint32, c_uint64, c_uint64, _NUMBER),
-    "mk_signal": (c_int, c_void_p, c_uint32, c_uint32, _NUMBER),
+    "mk_put": _PUT,
+    "mk_put_host": _PUT,
+    "mk_signal": (c_int, c_void_p, c_uint32, c_uint32, c_uint32, _NUMBER),
+    "mk_puts": (c_int, c_void_p, c_uint32, c_uint32, _NUMBER),
     "mk_wait_arrival": (c_int, c_void_p, c_uint32, c_uint32, c_uint64, c_uint32),
     "mk_wait_completed": (c_int, c_void_p, c_uint32, c_uint32, c_uint64, c_uint32),
     "mk_arrivals": (c_int, c_void_p, c_uint32, c_uint32, _NUMBER),
@@ -229,6 +231,7 @@ KEEPING_THE_LOCK = frozenset(
         "mk_symmetric_peer",
         "mk_host_buffer_data",
         "mk_host_buffer_region",
+        "mk_puts",
         "mk_arrivals",
         "mk_pending_done",
         "mk_pending_destroy",

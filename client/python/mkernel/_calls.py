@@ -2,10 +2,10 @@
 
 How Ctrl-C ends a wait. The library's waits release the interpreter's lock, but Python runs a signal handler only between two
 instructions of the main thread, so one long call would keep Ctrl-C waiting. Calls with a time limit of their own (arrivals,
-completions, launches) are therefore made in slices: a slice that ends changes nothing, it is the cheapest form, and what is
-waited for returns at once. Collective calls and connecting have no such form, since a collective call that gives up fails its
-group. They run on a thread of their own while the main thread waits for a lock, which a signal handler interrupts. A call that
-is left behind so goes on to its own time limit. What it makes is destroyed, and until it ends its group refuses further
+completions, launches, puts that wait for room) are therefore made in slices: a slice that ends changes nothing, it is the cheapest
+form, and what is waited for returns at once. Collective calls and connecting have no such form, since a collective call that gives
+up fails its group. They run on a thread of their own while the main thread waits for a lock, which a signal handler interrupts. A
+call that is left behind so goes on to its own time limit. What it makes is destroyed, and until it ends its group refuses further
 collective calls. Other threads than the main one never run handlers: they make each call directly."""
 
 import atexit
@@ -172,7 +172,9 @@ def wait_in_slices(what: str, wait: Callable[[int], int], is_over: Callable[[], 
         if is_over():
             return check(wait(1))
         if end is not None and time.monotonic() >= end:
-            wait(1)  # for its text
+            status = wait(1)  # for its text
+            if status != Code.DEADLINE_EXCEEDED:  # what was waited for came in this moment: a put must not be made and denied
+                return check(status)
             raise DeadlineExceeded(f"{what}: not within {timeout:g} s: {lib.mk_last_error().decode(errors='replace')}")
 
 

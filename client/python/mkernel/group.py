@@ -64,12 +64,13 @@ class Group:
 
     May be used from any thread. The group is left when it and all that was made from it are closed or gone."""
 
-    def __init__(self, session: "Session", handle: Handle, name: str, lanes: int) -> None:
+    def __init__(self, session: "Session", handle: Handle, name: str, lanes: int, timeout: float) -> None:
         self._handle: Optional[Handle] = handle
         self.session = session  #: that joined
         self.left_behind: Any = None
         self.name = name
         self.lanes = lanes  #: channels per ordered pair of ranks
+        self.timeout = timeout  #: seconds, of every collective call and of a put that is given no other
         self.device = session.device  #: GPU of the session, -1 = host memory only
         self.rank: int = lib.mk_group_rank(handle.pointer)
         self.world_size: int = lib.mk_group_world_size(handle.pointer)
@@ -194,37 +195,52 @@ class Group:
         return first.value
 
     def put(self, target: int, lane: int, source: Union[SymmetricBuffer, HostBuffer], *, region: int, nbytes: int,
-            offset: int = 0, region_offset: int = 0) -> int:
+            offset: int = 0, region_offset: int = 0, timeout: Optional[float] = None) -> int:
         """Puts `nbytes` from `offset` of `source` to `region_offset` of region `region` of rank `target`, on a reserved lane.
         Returns at once with the number n of the put on its channel (target, lane), from 1: the source may be overwritten once
-        wait_completed(target, lane, n) has returned. One thread at a time per lane. Errors: InvalidArgument, OutOfRange, why the
-        group failed.
+        wait_completed(target, lane, n) has returned. One thread at a time per lane. Errors: InvalidArgument, OutOfRange,
+        DeadlineExceeded, why the group failed.
 
-        When the daemon has not yet taken earlier puts, so that the ring of them is full, put() waits for room, at most `timeout` of
-        join(); Ctrl-C takes effect only after this wait."""
-        group, buffer, number = self._alive(), source._alive(), c_uint64()
+        While the daemon has not yet taken so many earlier puts that the ring of them has room again, put() waits, at most `timeout`
+        seconds (None: `timeout` of join()). DeadlineExceeded means that nothing was put; the group goes on, and the next put has the
+        number that this one would have had. Ctrl-C ends the wait. An interrupted put was made as a whole or not at all, and puts()
+        says which."""
+        group, buffer = self._alive(), source._alive()
         call = lib.mk_put_host if isinstance(source, HostBuffer) else lib.mk_put
-        check(
-            call(
-                group.pointer,
-                integer("target", target, 0, U32_MAX),
-                integer("lane", lane, 0, U32_MAX),
-                buffer.pointer,
-                integer("offset", offset, 0, U64_MAX),
-                integer("region", region, 0, U32_MAX),
-                integer("region_offset", region_offset, 0, U64_MAX),
-                integer("nbytes", nbytes, 0, U64_MAX),
-                byref(number),
-            )
+        arguments = (
+            group.pointer,
+            integer("target", target, 0, U32_MAX),
+            integer("lane", lane, 0, U32_MAX),
+            buffer.pointer,
+            integer("offset", offset, 0, U64_MAX),
+            integer("region", region, 0, U32_MAX),
+            integer("region_offset", region_offset, 0, U64_MAX),
+            integer("nbytes", nbytes, 0, U64_MAX),
+        )
+        return self._put("put", group, call, arguments, timeout)
+
+    def signal(self, target: int, lane: int, *, timeout: Optional[float] = None) -> int:
+        """A put of nothing: raises the arrival count alone. Returns its number, and waits for room, as put() does."""
+        group = self._alive()
+        arguments = (group.pointer, integer("target", target, 0, U32_MAX), integer("lane", lane, 0, U32_MAX))
+        return self._put("signal", group, lib.mk_signal, arguments, timeout)
+
+    def _put(self, what: str, group: Handle, call: Callable[..., int], arguments: "tuple[Any, ...]",
+             timeout: Optional[float]) -> int:
+        number = c_uint64()
+        if timeout is None and call(*arguments, 1, byref(number)) == Code.OK:  # nearly always there is room
+            return number.value
+        wait_in_slices(
+            what,
+            lambda ms: call(*arguments, ms, byref(number)),
+            lambda: lib.mk_group_status(group.pointer) != Code.OK,
+            self.timeout if timeout is None else timeout,
         )
         return number.value
 
-    def signal(self, target: int, lane: int) -> int:
-        """A put of nothing: raises the arrival count alone. Returns its number, as put() does."""
-        number = c_uint64()
-        target, lane = integer("target", target, 0, U32_MAX), integer("lane", lane, 0, U32_MAX)
-        check(lib.mk_signal(self._alive().pointer, target, lane, byref(number)))
-        return number.value
+    def puts(self, target: int, lane: int) -> int:
+        """How many puts of channel (this rank -> target, lane) were made; 0 on a lane that is not reserved. Never waits."""
+        return self._count(lib.mk_puts, "target", target, lane)
 
     def wait_arrival(self, source: int, lane: int, count: int, timeout: float = 30.0) -> None:
         """Returns once the first `count` puts of channel (source -> this rank, lane) are visible here. `timeout` in seconds.
@@ -249,9 +265,12 @@ class Group:
 
     def arrivals(self, source: int, lane: int) -> int:
         """How many puts of channel (source -> this rank, lane) have arrived; 0 on a lane that is not reserved. Never waits."""
+        return self._count(lib.mk_arrivals, "source", source, lane)
+
+    def _count(self, call: Callable[..., int], field: str, peer: int, lane: int) -> int:
         count = c_uint64()
-        source, lane = integer("source", source, 0, U32_MAX), integer("lane", lane, 0, U32_MAX)
-        check(lib.mk_arrivals(self._alive().pointer, source, lane, byref(count)))
+        peer, lane = integer(field, peer, 0, U32_MAX), integer("lane", lane, 0, U32_MAX)
+        check(call(self._alive().pointer, peer, lane, byref(count)))
         return count.value
 
     def keep_active(self) -> Activity:

@@ -26,8 +26,8 @@ class Session:
         """**Collective**: returns when every rank of the group has joined.
 
         `name` (below 64 bytes), `world_size` (1 to 1024), `lanes` (channels per ordered pair of ranks, 1 to 64),
-        `region_capacity` (buffers per rank, 1 to 256) and `secret` are the same on every rank. `timeout`: seconds, of joining and
-        of every collective call. `secret`: 32 random bytes that only the ranks know; needed when ranks run under different uids.
+        `region_capacity` (buffers per rank, 1 to 256) and `secret` are the same on every rank. `timeout`: seconds, of joining,
+        of every collective call, and of a put's wait for room. `secret`: 32 random bytes that only the ranks know; needed when ranks run under different uids.
 
         Errors: AlreadyExists (who holds the rank), PermissionDenied (another user's group, or another secret), InvalidArgument (an
         option, or one that differs between ranks, naming both), DeadlineExceeded (the missing ranks), ResourceExhausted (a limit of
@@ -51,7 +51,7 @@ class Session:
             lambda out: lib.mk_join(session.pointer, options, out),
             destroy=lib.mk_group_destroy,
         )
-        return Group(self, handle, name, lanes)
+        return Group(self, handle, name, lanes, timeout)
 
     def count_fallback(self) -> None:
         """Counts one call that a framework made in its own way, because mkernel has nothing for it. `mkctl sessions` shows the sum

@@ -4,27 +4,35 @@
 
 namespace mkernel::kernels {
 
-bool RingProducer::claim(std::uint64_t& position) {
-  const std::uint64_t slots = std::uint64_t{1} << ring_.log2_slots;
+std::uint64_t RingProducer::try_claim(std::uint64_t count, std::uint64_t& position) {
   position = ring_.head->load(std::memory_order_relaxed);
   while (true) {
-    // Acquire on the tail: the proxy has read the slot's old content before we write over it.
-    if (position >= cached_tail_.load(std::memory_order_acquire) + slots) {
+    // Acquire on the tail: the proxy has read the slots' old content before we write over it.
+    if (position + count > cached_tail_.load(std::memory_order_acquire) + slots()) {
       const std::uint64_t tail = load_acquire(*ring_.tail);
       cached_tail_.store(tail, std::memory_order_release);
-      if (position >= tail + slots) return false;
+      if (position + count > tail + slots()) return tail + slots() - position;
     }
-    if (ring_.head->compare_exchange_weak(position, position + 1, std::memory_order_relaxed)) return true;
+    if (ring_.head->compare_exchange_weak(position, position + count, std::memory_order_relaxed))
+      return count;
   }
+}
+
+Status RingProducer::claim(std::uint64_t count, std::uint64_t& position, const WaitSite& site,
+                           const WaitScope& scope) {
+  const auto room = [&] { return try_claim(count, position); };
+  return wait_until(room, count, {site.role, "room in the work ring", site.peer, site.lane}, scope);
+}
+
+void RingProducer::write(std::uint64_t position, const abi::WorkRequest& request) {
+  abi::store_slot(ring_.slots[position & (slots() - 1)],
+                  abi::encode(request, abi::lap_bit(position, ring_.log2_slots)));
 }
 
 Status RingProducer::push(const abi::WorkRequest& request, const WaitSite& site, const WaitScope& scope) {
   std::uint64_t position = 0;
-  const auto room = [&]() -> std::uint64_t { return claim(position) ? 1 : 0; };
-  MK_RETURN_IF_ERROR(wait_until(room, 1, {site.role, "room in the work ring", site.peer, site.lane}, scope));
-  const std::uint64_t slots = std::uint64_t{1} << ring_.log2_slots;
-  abi::store_slot(ring_.slots[position & (slots - 1)],
-                  abi::encode(request, abi::lap_bit(position, ring_.log2_slots)));
+  MK_RETURN_IF_ERROR(claim(1, position, site, scope));
+  write(position, request);
   return {};
 }
 
@@ -42,37 +50,38 @@ Endpoint::Endpoint(const GroupView& group, std::uint32_t first_lane, std::uint32
   }
 }
 
-Status Endpoint::push(std::uint32_t target, std::uint32_t lane, Place local, Place remote,
-                      std::uint32_t bytes, const char* role, const WaitScope& scope) {
-  const std::uint32_t group_lane = first_lane_ + lane;
-  const abi::WorkRequest request{.opcode = static_cast<std::uint8_t>(abi::Opcode::kPut),
-                                 .channel = group_.channel(target, group_lane),
-                                 .peer = target,
-                                 .length = bytes,
-                                 .local_region = static_cast<std::uint16_t>(local.region),
-                                 .remote_region = static_cast<std::uint16_t>(remote.region),
-                                 .local_offset = local.offset,
-                                 .remote_offset = remote.offset};
-  MK_RETURN_IF_ERROR(rings_[ring_share_.ring(group_lane)]->push(request, {role, "", target, lane}, scope));
-  issued_[index(target, lane)].fetch_add(1, std::memory_order_relaxed);
-  bytes_put_.fetch_add(bytes, std::memory_order_relaxed);
-  return {};
-}
-
 Status Endpoint::put(std::uint32_t target, std::uint32_t lane, Place local, Place remote, std::uint64_t bytes,
                      const char* role, const WaitScope& scope) {
-  do {
-    const auto part = static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes, abi::kMaxPutBytes));
-    MK_RETURN_IF_ERROR(push(target, lane, local, remote, part, role, scope));
-    local.offset += part;
-    remote.offset += part;
-    bytes -= part;
-  } while (bytes > 0);
+  const std::uint32_t group_lane = first_lane_ + lane;
+  RingProducer& ring = *rings_[ring_share_.ring(group_lane)];
+  std::uint64_t parts = std::max<std::uint64_t>((bytes + abi::kMaxPutBytes - 1) / abi::kMaxPutBytes, 1);
+  while (parts > 0) {
+    const std::uint64_t count = std::min(parts, ring.slots());
+    std::uint64_t position = 0;
+    MK_RETURN_IF_ERROR(ring.claim(count, position, {role, "", target, lane}, scope));
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const auto part = static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes, abi::kMaxPutBytes));
+      ring.write(position + i, {.opcode = static_cast<std::uint8_t>(abi::Opcode::kPut),
+                                .channel = group_.channel(target, group_lane),
+                                .peer = target,
+                                .length = part,
+                                .local_region = static_cast<std::uint16_t>(local.region),
+                                .remote_region = static_cast<std::uint16_t>(remote.region),
+                                .local_offset = local.offset,
+                                .remote_offset = remote.offset});
+      local.offset += part;
+      remote.offset += part;
+      bytes -= part;
+      bytes_put_.fetch_add(part, std::memory_order_relaxed);
+    }
+    issued_[index(target, lane)].fetch_add(count, std::memory_order_relaxed);
+    parts -= count;
+  }
   return {};
 }
 
 Status Endpoint::signal(std::uint32_t target, std::uint32_t lane, const char* role, const WaitScope& scope) {
-  return push(target, lane, {}, {}, 0, role, scope);
+  return put(target, lane, {}, {}, 0, role, scope);
 }
 
 std::uint64_t Endpoint::arrived(std::uint32_t source, std::uint32_t lane) const {

@@ -17,19 +17,27 @@ namespace mkernel::kernels {
 /// Claims positions and writes slots. Any number of threads may push; their slots are consumed in the order
 /// in which they claimed. Several producers over the same RingView see each other through its head.
 ///
-/// A position is claimed only when the ring has room for it (compare-and-swap rather than fetch-and-add): a
-/// wait for room that fails leaves no hole behind on which the proxy would stall for ever.
+/// Positions are claimed only when the ring has room for all of them (compare-and-swap rather than
+/// fetch-and-add): a wait for room that fails leaves no hole behind on which the proxy would stall for ever.
 class RingProducer {
  public:
   explicit RingProducer(const RingView& ring) : ring_(ring) {}
 
-  /// Writes one slot. What the request refers to must have been written by this thread, or acquired by it.
-  /// Blocks while the ring is full; errors as of the bounded wait.
+  std::uint64_t slots() const { return std::uint64_t{1} << ring_.log2_slots; }
+
+  /// Claims the next `count` positions, at most slots(), all at once or none: the first is written to
+  /// `position`. write() must follow for each. Blocks while the ring has less room; errors as of the bounded
+  /// wait.
+  Status claim(std::uint64_t count, std::uint64_t& position, const WaitSite& site, const WaitScope& scope);
+  /// Writes the slot of a claimed position. What the request refers to must have been written by this thread,
+  /// or acquired by it.
+  void write(std::uint64_t position, const abi::WorkRequest& request);
+  /// Both, of one slot.
   Status push(const abi::WorkRequest& request, const WaitSite& site, const WaitScope& scope);
 
  private:
-  /// True with a position, false when there is no room.
-  bool claim(std::uint64_t& position);
+  /// `count` when it has claimed them, else how many slots are free.
+  std::uint64_t try_claim(std::uint64_t count, std::uint64_t& position);
 
   RingView ring_;
   std::atomic<std::uint64_t> cached_tail_{0};  ///< refreshed only when the ring looks full
@@ -56,8 +64,8 @@ class Endpoint {
   Endpoint(const GroupView& group, std::uint32_t first_lane, std::uint32_t lanes);
 
   /// Puts `bytes` from `local` of this rank to `remote` of `target`; more than abi::kMaxPutBytes become
-  /// several puts. The bytes must not change before wait_completed(). Blocks while the ring
-  /// is full.
+  /// several puts. The bytes must not change before wait_completed(). Blocks while the ring has no room for
+  /// all of them: when that wait fails nothing is put, unless they are more than the ring has slots.
   Status put(std::uint32_t target, std::uint32_t lane, Place local, Place remote, std::uint64_t bytes,
              const char* role, const WaitScope& scope);
 
@@ -85,8 +93,6 @@ class Endpoint {
   std::uint64_t bytes_put() const { return bytes_put_.load(std::memory_order_relaxed); }
 
  private:
-  Status push(std::uint32_t target, std::uint32_t lane, Place local, Place remote, std::uint32_t bytes,
-              const char* role, const WaitScope& scope);
   std::size_t index(std::uint32_t peer, std::uint32_t lane) const { return peer * lanes_ + lane; }
 
   const GroupView& group_;

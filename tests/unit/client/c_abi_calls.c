@@ -90,18 +90,21 @@ const char* mk_test_rank(const char* socket, unsigned rank, unsigned world) {
   EXPECT(mk_host_buffer_create(group, 4096, &host) == MK_OK);
   EXPECT(mk_reserve_lanes(group, 1, &lane) == MK_OK && lane == 3);
   memset(mk_host_buffer_data(host), (int)rank + 1, 4096);
-  EXPECT(mk_put_host(group, peer, lane, host, 0, mk_symmetric_region(symmetric), 1024, 1024, &number) ==
+  EXPECT(mk_put_host(group, peer, lane, host, 0, mk_symmetric_region(symmetric), 1024, 1024, 0, &number) ==
          MK_OK);
   EXPECT(number == 1);
-  EXPECT(mk_signal(group, peer, lane, NULL) == MK_OK);
+  EXPECT(mk_signal(group, peer, lane, 30000, NULL) == MK_OK);
   EXPECT(mk_wait_arrival(group, peer, lane, 2, 30000) == MK_OK);
   EXPECT(mk_wait_completed(group, peer, lane, 2, 30000) == MK_OK);
   number = 0;
   EXPECT(mk_arrivals(group, peer, lane, &number) == MK_OK && number == 2);
+  number = 0;
+  EXPECT(mk_puts(group, peer, lane, &number) == MK_OK && number == 2);
+  EXPECT(mk_puts(group, peer, lane, NULL) == MK_INVALID_ARGUMENT);
   EXPECT(((unsigned char*)mk_symmetric_data(symmetric))[2047] == peer + 1);
   EXPECT(((unsigned char*)mk_symmetric_data(symmetric))[2048] == 0);
   EXPECT(mk_symmetric_peer(symmetric, rank) == mk_symmetric_data(symmetric));
-  EXPECT(mk_put(group, peer, lane, symmetric, 4096, 0, 0, 1, &number) == MK_OUT_OF_RANGE);
+  EXPECT(mk_put(group, peer, lane, symmetric, 4096, 0, 0, 1, 1000, &number) == MK_OUT_OF_RANGE);
   EXPECT(mk_barrier(group) == MK_OK);
   EXPECT(mk_activity_create(group, &activity) == MK_OK && activity != NULL);
   mk_activity_destroy(activity);
@@ -147,9 +150,10 @@ const char* mk_test_null(void) {
   NOTHING(mk_host_buffer_data(NULL));
   NOTHING(mk_host_buffer_region(NULL));
   REFUSED(mk_reserve_lanes(NULL, 1, NULL));
-  REFUSED(mk_put(NULL, 0, 0, NULL, 0, 0, 0, 0, NULL));
-  REFUSED(mk_put_host(NULL, 0, 0, NULL, 0, 0, 0, 0, NULL));
-  REFUSED(mk_signal(NULL, 0, 0, NULL));
+  REFUSED(mk_put(NULL, 0, 0, NULL, 0, 0, 0, 0, 0, NULL));
+  REFUSED(mk_put_host(NULL, 0, 0, NULL, 0, 0, 0, 0, 0, NULL));
+  REFUSED(mk_signal(NULL, 0, 0, 0, NULL));
+  REFUSED(mk_puts(NULL, 0, 0, NULL));
   REFUSED(mk_wait_arrival(NULL, 0, 0, 1, 1));
   REFUSED(mk_wait_completed(NULL, 0, 0, 1, 1));
   REFUSED(mk_arrivals(NULL, 0, 0, NULL));

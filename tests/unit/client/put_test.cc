@@ -100,6 +100,72 @@ TEST_CASE("a put outside its bounds, on a foreign lane or to nobody is refused h
   });
 }
 
+TEST_CASE("a put gives up after its limit when the ring has no room, and the next one has its number") {
+  FakeDaemon daemon;  // 16 slots per ring
+  with_groups(daemon, 1, [&](Group& group) {
+    auto buffer = group.symmetric(8192);
+    const auto lane = group.reserve_lanes(1);
+    if (!buffer.ok() || !lane.ok()) return check_ok(lane.status());
+    const std::uint32_t l = lane.value(), r = buffer->region();
+    std::memset(buffer->data(), 0x5a, 4096);
+    const auto put = [&](std::chrono::milliseconds limit) {
+      return group.put(0, l, *buffer, 0, r, 4096, 4096, limit);
+    };
+    daemon.stop_draining();
+    for (std::uint64_t n = 1; n <= 16; ++n) {
+      const auto number = group.signal(0, l, kShort);
+      CHECK((number.ok() && number.value() == n));
+    }
+    for (int i = 0; i < 3; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      check_status(put(20ms).status(), StatusCode::kDeadlineExceeded, "room in the work ring");
+      CHECK(std::chrono::steady_clock::now() - begin >= 20ms);
+      CHECK(std::chrono::steady_clock::now() - begin < kLong / 2);  // not the group's timeout
+      check_status(group.signal(0, l, 1ms).status(), StatusCode::kDeadlineExceeded, "expected 1, seen 0");
+    }
+    check_ok(group.status());
+    CHECK(group.puts(0, l) == 16);
+    check_status(put(-1ms).status(), StatusCode::kInvalidArgument, "limit = -1 ms, must be at least 0");
+    // Room that comes while a put waits for it, with a limit and with the group's.
+    for (const std::chrono::milliseconds limit : {kLong, 0ms}) {
+      std::thread later([&] {
+        std::this_thread::sleep_for(20ms);
+        daemon.start_draining();
+      });
+      const std::uint64_t before = group.puts(0, l);
+      const auto number = put(limit);
+      CHECK_MESSAGE(number.ok(), number.status().to_string());
+      later.join();
+      if (!number.ok()) return;
+      CHECK(number.value() == before + 1);
+      check_ok(group.wait_arrival(0, l, number.value(), kLong));
+      CHECK(std::to_integer<unsigned>(buffer->data()[8191]) == 0x5a);
+      std::memset(buffer->data() + 4096, 0, 4096);
+      daemon.stop_draining();
+      for (int i = 0; i < 16; ++i) CHECK(group.signal(0, l, kShort).ok());
+    }
+    CHECK(group.arrivals(0, l) == 34);
+    CHECK(group.puts(0, l) == 50);
+    CHECK(group.puts(0, l + 1) == 0);
+    CHECK(group.puts(1, l) == 0);
+  });
+  CHECK(daemon.look().puts == 34);
+}
+
+TEST_CASE("a put that could never fit into the ring is refused with what fits") {
+  FakeDaemon daemon;
+  with_cores(daemon, 1, [](const std::shared_ptr<client::GroupCore>& group) {
+    const auto lane = group->reserve_lanes(1);
+    if (!lane.ok()) return check_ok(lane.status());
+    const std::uint64_t most = std::uint64_t{16} << 30;
+    const auto put = [&](std::uint64_t bytes) {
+      return group->put({0, 0, 0}, lane.value(), {0, bytes}, 0, bytes).status();
+    };
+    check_status(put(most + 1), StatusCode::kOutOfRange, "at most 17179869184 fit into the work ring");
+    check_status(put(most), StatusCode::kOutOfRange, "not registered");  // the next check
+  });
+}
+
 TEST_CASE("lanes run out with a number and a remedy; ranks must reserve alike") {
   FakeDaemon daemon;
   with_groups(daemon, 2, [](Group& group) {

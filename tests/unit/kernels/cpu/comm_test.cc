@@ -72,6 +72,47 @@ TEST_CASE("a full ring that nobody drains is an error, and leaves no hole") {
   CHECK(head.load() == 2);
 }
 
+TEST_CASE("a put of several slots waits until all of them fit, and is made as a whole or not at all") {
+  alignas(32) abi::WorkSlot slots[4] = {};
+  std::uint64_t tail = 0;
+  std::atomic<std::uint64_t> head{0};
+  test::FakeFabric fabric({.nodes = 2, .ranks_per_node = 1, .rings = 1});
+  GroupView group = fabric.group(0);
+  group.rings = {RingView{slots, 2, &tail, &head}};
+  Endpoint endpoint(group, 0, 2);
+  WaitScope scope;
+  scope.deadline = std::chrono::milliseconds(20);
+  REQUIRE(endpoint.signal(1, 0, "put", scope).ok());
+  REQUIRE(endpoint.signal(1, 1, "put", scope).ok());
+  const std::uint64_t bytes = 2 * std::uint64_t{abi::kMaxPutBytes} + 5;
+  const auto put = [&] { return endpoint.put(1, 0, {3, 64}, {7, 128}, bytes, "put", scope); };
+  const Status status = put();
+  CHECK(status.code() == StatusCode::kDeadlineExceeded);
+  CHECK(status.text().find("room in the work ring of rank 1 lane 0: expected 3, seen 2") !=
+        std::string::npos);
+  CHECK(head.load() == 2);
+  CHECK(endpoint.issued(1, 0) == 1);
+  CHECK(endpoint.bytes_put() == 0);
+  // The proxy takes one slot: now there is room for three.
+  std::atomic_ref(tail).store(1, std::memory_order_release);
+  CHECK(put().ok());
+  CHECK(head.load() == 5);
+  CHECK(endpoint.issued(1, 0) == 4);
+  CHECK(endpoint.bytes_put() == bytes);
+  std::uint64_t at = 0;
+  for (std::uint64_t position = 2; position < 5; ++position) {
+    abi::WorkSlot snapshot;
+    REQUIRE(abi::load_slot(slots[position & 3], abi::lap_bit(position, 2), snapshot));
+    const abi::WorkRequest request = abi::decode(snapshot);
+    CHECK(request.local_region == 3);
+    CHECK(request.remote_region == 7);
+    CHECK(request.local_offset == 64 + at);
+    CHECK(request.remote_offset == 128 + at);
+    at += request.length;
+  }
+  CHECK(at == bytes);
+}
+
 TEST_CASE("what the poller copies: every channel's arrivals and completions, each from its own word") {
   test::FakeFabric fabric({.nodes = 3, .ranks_per_node = 1});
   const GroupView& group = fabric.group(1);

@@ -116,6 +116,7 @@ TEST_CASE("an operation refuses a workspace, lanes or operands that do not fit")
   CHECK(contains(operation.value()->run({nullptr, b, c}, {}).text(), "a is null"));
   CHECK(contains(operation.value()->run({a, nullptr, c}, {}).text(), "b is null"));
   CHECK(contains(operation.value()->run({a, b, nullptr}, {}).text(), "c is null"));
+  CHECK(contains(operation.value()->run({a, b, c, a}, {}).text(), "gemm_ar: gathered is not null"));
   CHECK(contains(operation.value()->run({a, b, c}, {.deadline = std::chrono::minutes(31)}).text(),
                  "gemm_ar: deadline = 1860000 ms, must be 1..1800000"));
   CHECK(operation.value()->run({a, b, c}, {}).ok());  // a refusal is no failed launch

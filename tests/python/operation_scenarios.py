@@ -70,6 +70,15 @@ def gemm(group, kind, dtype, b_layout):
             pending.wait(LONG)
             assert pending.done()
             close(c, wanted, bound)
+        gathered = poisoned((m, k), dtype)
+        if kind == "ag_gemm":
+            c.view(np.uint16)[:] = 0xffff
+            operation.run(a[RANK], b[RANK], c, gathered=gathered, deadline=LONG)
+            close(c, wanted, bound)
+            assert np.array_equal(gathered, np.concatenate(a))
+        else:
+            with raises(mkernel.InvalidArgument, kind, "only ag_gemm"):
+                operation.bind(a[RANK], b[RANK], c, gathered=gathered)
         # Operands in a buffer of the group, and in shapes that are flat.
         with group.symmetric(a[0].nbytes + b[0].nbytes + 4096) as buffer:
             at = -(-a[RANK].nbytes // 64) * 64

@@ -253,6 +253,8 @@ class Gemm(Operation):
         field, value and limit; TypeError."""
         operands = [(self.a, a), (self.b, b), (self.c, c)]
         if gathered is not None:
+            if self.what != "ag_gemm":
+                raise InvalidArgument(f"{self.what}: gathered is given, and only ag_gemm gathers rows")
             operands.append((self.gathered, gathered))
         return self._bind(_abi.GemmArguments(), operands, deadline, compute_threads)
 

@@ -36,7 +36,7 @@ class LaunchStateReader {
     state = *static_cast<const Control*>(copy);
     return {};
   }
-  /// From now on launches with `control` tell this reader of their failure, which must outlive them.
+  /// From now on launches with `control` tell this reader when they fail. It must outlive them.
   Status watch(LaunchControl* control) const {
     std::uint32_t* const word = &pinned().failed;
     return stream_.to_device(&control->host_failed, &word, sizeof(word), "control block");

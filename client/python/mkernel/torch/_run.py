@@ -44,13 +44,13 @@ def all_gather_matmul(a: torch.Tensor, bs: "Sequence[torch.Tensor]", gather_dim:
     with membership.lock:
         decision = _decided("ag_gemm", membership, a, bs, gather_dim, options)
         front = to_front(a, gather_dim)
+        lead = (membership.world_size * front.shape[0], *front.shape[1:-1])
         products, full = _multiply(decision, membership, front, bs, options, return_A)
+        if gather_dim == 0 and len(bs) == 1:
+            of_a = (*lead, a.shape[-1]) if return_A else None
+            _remember(GATHER, group_name, decision, a, bs[0], membership, options, (*lead, bs[0].shape[1]), of_a)
     if full is None and return_A:  # nothing was launched
         full = gather(front, membership.world_size, group_name)
-    lead = (membership.world_size * front.shape[0], *front.shape[1:-1])
-    if gather_dim == 0 and len(bs) == 1:
-        of_a = (*lead, a.shape[-1]) if return_A else None
-        _remember(GATHER, group_name, decision, a, bs[0], membership, options, (*lead, bs[0].shape[1]), of_a)
 
     def shaped(rows: torch.Tensor) -> torch.Tensor:
         return _from_front(rows.view(*lead, rows.shape[-1]), gather_dim)
@@ -69,9 +69,9 @@ def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scat
         decision = _decided("gemm_rs", membership, a, [b], scatter_dim, options)
         front = to_front(a, scatter_dim)
         (c,), _ = _multiply(decision, membership, front, [b], options)
-    shape = (front.shape[0] // membership.world_size, *front.shape[1:-1], b.shape[1])
-    if scatter_dim == 0:
-        _remember(SCATTER, group_name, decision, a, b, membership, options, shape)
+        shape = (front.shape[0] // membership.world_size, *front.shape[1:-1], b.shape[1])
+        if scatter_dim == 0:
+            _remember(SCATTER, group_name, decision, a, b, membership, options, shape)
     result = _from_front(c.view(shape), scatter_dim).contiguous()
     return result.div_(membership.world_size) if reduce_op == "avg" else result
 
@@ -86,8 +86,8 @@ def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_na
     with membership.lock:
         decision = _decided("gemm_ar", membership, a, [b], 0, options)
         (c,), _ = _multiply(decision, membership, a, [b], options)
-    shape = (*a.shape[:-1], b.shape[1])
-    _remember(REDUCE, group_name, decision, a, b, membership, options, shape)
+        shape = (*a.shape[:-1], b.shape[1])
+        _remember(REDUCE, group_name, decision, a, b, membership, options, shape)
     return c.view(shape).div_(membership.world_size) if reduce_op == "avg" else c.view(shape)
 
 

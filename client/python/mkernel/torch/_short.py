@@ -36,7 +36,7 @@ def _key(name: str, group_name: str, a: torch.Tensor, b: torch.Tensor, gathered:
 
 def remember(name: str, group_name: str, a: torch.Tensor, b: torch.Tensor, membership: Membership, key: PlanKey,
              options: Options, shape: "tuple[int, ...]", gathered: "Optional[tuple[int, ...]]" = None) -> None:
-    """Of a call that was made just now and may go this way."""
+    """Of a call that was made just now and may go this way. With the membership's lock, so that the plan is still there."""
     plan = membership.plans[key]
     launch = plan.launch(options)
     remembered[_key(name, group_name, a, b, gathered is not None)] = _Call(

@@ -101,6 +101,7 @@ def units(types):
             f"Sm90Cluster::{cluster}>>(const __grid_constant__ Sm90LocalProduct)"
             for dtype, layout, cluster in itertools.product(types, layouts, ("kStacked", "kSideBySide")))))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))
+    all_units.append(Unit("gathered", "gathered", '#include "kernels/ops/ag_gemm/gathered.cuh"\n'))
     all_units.append(Unit("device API", "device_api", '#include "tests/kernels/device_api.cu"\n'))
     all_units.append(Unit("proto/abi", "abi_layout", '#include "kernels/cuda/abi_layout.cu"\n'))
     all_units.append(Unit("", "serialized", '#include "tests/kernels/serialized_wgmma.cu"\n', must_fail=True))

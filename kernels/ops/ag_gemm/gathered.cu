@@ -3,54 +3,16 @@
 #include <cstdio>
 #include <string>
 
-#include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/memory/error.h"
 #include "kernels/cuda/memory/load_kernel.h"
+#include "kernels/ops/ag_gemm/gathered.cuh"
 #include "kernels/ops/ag_gemm/gathered.h"
 #include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {
-namespace {
-
-constexpr int kThreads = 256;
-constexpr std::int64_t kPieceBytes = 16;
-
-/// Whole warp.
-__device__ void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  auto* out = reinterpret_cast<uint4*>(to);
-  const auto* in = reinterpret_cast<const uint4*>(from);
-#pragma unroll 4
-  for (std::int64_t i = threadIdx.x % 32; i < bytes / kPieceBytes; i += 32) out[i] = in[i];
-}
-
-/// CTAs of a column of the grid share the rows of one source; a warp takes a part of a row at a time.
-__global__ __launch_bounds__(kThreads) void copy_gathered_kernel(const __grid_constant__ GatheredRows g) {
-  const LentControl& control = *reinterpret_cast<const LentControl*>(g.lent);
-  if (control.stopped != 0) return;
-  const std::byte* half = g.lent + lent_half_at(control.launches - 1, g.half_bytes);
-  const RowParts& row = g.gather.row;
-  const auto source = static_cast<std::int32_t>(blockIdx.y);
-  const bool own = source == g.rank;
-  const std::int32_t parts = own ? 1 : static_cast<std::int32_t>(row.parts);
-  std::byte* out = g.out + g.gather.first_row(source) * row.row_bytes;
-  const std::int64_t pieces = g.gather.rows_of(source) * parts;
-  const std::int64_t warps = std::int64_t{gridDim.x} * (kThreads / 32);
-  for (std::int64_t i = (blockIdx.x * kThreads + threadIdx.x) / 32; i < pieces; i += warps) {
-    const std::int64_t r = i / parts;
-    const auto part = static_cast<std::int32_t>(i % parts);
-    if (own) {
-      copy_bytes(out + r * row.row_bytes, g.own + r * row.row_bytes, row.row_bytes);
-    } else {
-      const std::byte* rows = half + g.gather.slab_offset(source) + g.gather.part_offset(source, part);
-      copy_bytes(out + r * row.row_bytes + row.begin(part), rows + r * row.bytes(part), row.bytes(part));
-    }
-  }
-}
-
-}  // namespace
 
 Status check_gathered(const void* out) {
-  if (reinterpret_cast<std::uintptr_t>(out) % kPieceBytes == 0) return {};
+  if (reinterpret_cast<std::uintptr_t>(out) % kGatheredPieceBytes == 0) return {};
   char text[64];
   (void)std::snprintf(text, sizeof(text), "ag_gemm: gathered = %p, must be a multiple of 16", out);
   return {StatusCode::kInvalidArgument, text};
@@ -59,7 +21,7 @@ Status check_gathered(const void* out) {
 Status copy_gathered(const GatheredRows& rows, std::int32_t ctas, CUstream_st* stream) {
   const auto world = static_cast<std::int32_t>(rows.gather.world);
   const dim3 grid(static_cast<unsigned>(ceil_div(ctas, world)), static_cast<unsigned>(world));
-  copy_gathered_kernel<<<grid, kThreads, 0, stream>>>(rows);
+  copy_gathered_kernel<<<grid, kGatheredThreads, 0, stream>>>(rows);
   return cuda_status(cudaGetLastError(), "ag_gemm: copy of the gathered rows");
 }
 

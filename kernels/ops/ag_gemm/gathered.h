@@ -1,24 +1,14 @@
 // The gathered rows, for callers who want them too: copied out of the workspace behind a launch.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
-#include "kernels/plan/push_gather_plan.h"
+#include "kernels/ops/ag_gemm/parameters.h"
 #include "proto/abi/status.h"
 
 struct CUstream_st;
 
 namespace mkernel::kernels {
-
-struct GatheredRows {
-  std::byte* out;         ///< [m, k]
-  const std::byte* own;   ///< this rank's rows
-  const std::byte* lent;  ///< the lent workspace, in which those of the others lie
-  std::uint64_t half_bytes;
-  std::int32_t rank;
-  PushGatherPlan gather;
-};
 
 /// kInvalidArgument of an address that is no multiple of 16.
 Status check_gathered(const void* out);

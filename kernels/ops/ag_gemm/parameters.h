@@ -40,6 +40,16 @@ struct AgGemmParameters {
   std::int32_t comm_ctas;
 };
 
+/// What the kernel that copies the gathered rows is given (gathered.h).
+struct GatheredRows {
+  std::byte* out;         ///< [m, k]
+  const std::byte* own;   ///< this rank's rows
+  const std::byte* lent;  ///< the lent workspace, in which those of the others lie
+  std::uint64_t half_bytes;
+  std::int32_t rank;
+  PushGatherPlan gather;
+};
+
 /// The kernel for the types and the layout of `shape`.
 template <Sm90Tile kTile>
 CooperativeKernel ag_gemm_kernel_of(const GemmShape& shape);

@@ -1,8 +1,6 @@
 """mkernel.torch on CUDA tensors: several ranks, each on a GPU, or at the same time on parts of one under MPS."""
-import os
 import pathlib
 import sys
-import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parent / "gpu")]
@@ -62,7 +60,7 @@ class OnGpus(RanksAtOnce, TorchTest):
 class Alone(TorchTest):
     def test_what_a_call_costs(self):
         self.start_nodes(1)
-        print(*self.run_job("torch_gpu_scenarios.overhead", 1, **ENVIRONMENT))
+        print(*self.run_job("torch_gpu_overhead.overhead", 1, **ENVIRONMENT))
 
 
 if __name__ == "__main__":

@@ -1,64 +1,15 @@
-"""The operators of mkernel.torch on CUDA tensors. Ranks may share a GPU at the same time: each takes its part of the multiprocessors,
-and rehearses what it calls, because loading a kernel there may wait for a kernel of another rank that waits for this one."""
+"""The operators of mkernel.torch on CUDA tensors."""
 import contextlib
-import os
-import statistics
 import time
-import unittest.mock
 import warnings
 
 from rank import raises
-from torch_rank import RANK, SOCKET, TIMEOUT, WORLD, close, counted, dist, end, every, name_of, operand, start, torch
+from torch_gpu_rank import GPU, RANKS_PER_GPU, begin, call, margin, meet, no_launches, on_gpu
+from torch_rank import RANK, SOCKET, TIMEOUT, WORLD, close, dist, end, every, name_of, operand, torch
 
-import mkernel.operations
 import mkernel.torch
-from mkernel.torch import _short
 
 OPS = torch.ops.mkernel
-SYMM = torch.ops.symm_mem
-GPU = torch.device("cuda", int(os.environ.get("LOCAL_RANK", RANK)) % torch.cuda.device_count())
-RANKS_PER_GPU = -(-WORLD // torch.cuda.device_count())
-
-
-def begin(leave=0, **options):
-    """start() for ranks that leave room for the others of their GPU, and `leave` multiprocessors besides."""
-    torch.cuda.set_device(GPU)
-    name = start(**options)
-    mkernel.torch.set_options(sm_margin=margin(RANKS_PER_GPU, leave))
-    return name
-
-
-def margin(launches, leave=0):
-    """What each of `launches` at the same time leaves free, with `leave` multiprocessors for others."""
-    sms = torch.cuda.get_device_properties(GPU).multi_processor_count
-    return sms - (sms - leave) // launches // 2 * 2
-
-
-def on_gpu(*arguments, **keywords):
-    return operand(*arguments, **keywords).to(GPU)
-
-
-def meet():
-    torch.cuda.synchronize()
-    dist.barrier()
-
-
-@contextlib.contextmanager
-def no_launches():
-    with (unittest.mock.patch.object(mkernel.operations.Launch, "enqueue", lambda *_: None),
-          unittest.mock.patch.object(_short, "call", lambda *_: None)):
-        yield
-
-
-def call(function, *arguments, **keywords):
-    """Once without launches, which makes the plans and loads whatever runs, then for real."""
-    with no_launches():
-        function(*arguments, **keywords)
-    meet()
-    result = function(*arguments, **keywords)
-    torch.cuda.synchronize()
-    mkernel.torch.synchronize()
-    return result
 
 
 def gather_values(name, seed, shape, dim, dtype, views=lambda x: x):
@@ -423,64 +374,3 @@ def buffers():
             del both
             group.barrier()
     group.barrier()
-
-
-def overhead():
-    """Prints what a call takes on the host, and what a launch takes in a graph."""
-    name = begin()
-    a, b = on_gpu(1, 0, (128, 256)), on_gpu(2, 0, (256, 128)).t().contiguous().t()
-    calls = {
-        "fused_all_gather_matmul": lambda: OPS.fused_all_gather_matmul(a, [b], 0, name, return_A=False),
-        "fused_matmul_reduce_scatter": lambda: OPS.fused_matmul_reduce_scatter(a, b, "sum", 0, name),
-        "fused_matmul_all_reduce": lambda: OPS.fused_matmul_all_reduce(a, b, "sum", name),
-        "torch.mm, for comparison": lambda: torch.mm(a, b),
-    }
-
-    def microseconds(function):
-        times = []
-        for _ in range(1000):
-            torch.cuda.synchronize()
-            begin_ns = time.perf_counter_ns()
-            function()
-            times.append(time.perf_counter_ns() - begin_ns)
-        return statistics.median(times) / 1000
-
-    for what, function in calls.items():
-        call(function)
-        text = f"{what}: p50 {microseconds(function):.1f} us"
-        with torch.no_grad():
-            text += f", without autograd {microseconds(function):.1f} us"
-        with torch.inference_mode():
-            text += f", inference mode {microseconds(function):.1f} us"
-        if "torch.mm" not in what:
-            ten = torch.compile(lambda: [function() for _ in range(10)], fullgraph=True)
-            one = torch.compile(lambda: [function()], fullgraph=True)
-            with torch.no_grad():
-                call(one)
-                call(ten)
-                text += f", one more in compiled code {(microseconds(ten) - microseconds(one)) / 9:.1f} us"
-        print(text, flush=True)
-    membership = next(iter(mkernel.torch._groups._State.by_ranks.values()))
-    launch = next(iter(membership.plans._plans.values())).launch(mkernel.torch._options.current())  # the first: of ag_gemm
-    c = torch.empty(128, 128, dtype=a.dtype, device=GPU)
-    launch.set_addresses(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr(), gathered=0)
-    print(f"the library alone: p50 {microseconds(launch.enqueue):.1f} us", flush=True)
-    big, weight = on_gpu(1, 0, (4096, 4096)), on_gpu(2, 0, (4096, 4096))
-    graph = torch.cuda.CUDAGraph()
-    call(OPS.fused_matmul_reduce_scatter, big, weight, "sum", 0, name)
-    with torch.cuda.graph(graph):
-        for _ in range(20):
-            OPS.fused_matmul_reduce_scatter(big, weight, "sum", 0, name)
-    times = []
-    for _ in range(20):
-        ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        ends[0].record()
-        graph.replay()
-        ends[1].record()
-        torch.cuda.synchronize()
-        times.append(ends[0].elapsed_time(ends[1]) / 20)
-    print(f"gemm_rs 4096 x 4096 x 4096, one rank, in a graph: {statistics.median(times):.4f} ms", flush=True)
-    peak = torch.cuda.memory_stats()["num_device_alloc"]
-    changed = counted(calls["fused_matmul_all_reduce"])
-    assert torch.cuda.memory_stats()["num_device_alloc"] == peak, changed
-    end()

@@ -10,9 +10,11 @@ import mkernel.operations
 from mkernel.torch import _run
 
 
-def microseconds(call, count=4000):
+def microseconds(call, count=4000, before=lambda: None):
+    """The median; `before` is called each time, and not measured."""
     times = []
     for _ in range(count):
+        before()
         begin = time.perf_counter_ns()
         call()
         times.append(time.perf_counter_ns() - begin)

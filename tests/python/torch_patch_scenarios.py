@@ -7,7 +7,6 @@ from rank import raises, say, wait_for_line
 from torch_rank import RANK, SOCKET, TIMEOUT, WORLD, close, dist, end, name_of, operand, start, torch
 
 import mkernel.torch
-from mkernel.torch import _patch
 
 SYMM = torch.ops.symm_mem
 GATHER, SCATTER = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"

@@ -88,7 +88,7 @@ def _backward_all_gather_matmul(ctx: Any, grad_A: Optional[torch.Tensor], grad_C
                 part = torch.ops.mkernel.fused_matmul_reduce_scatter(gradient, b.t(), "sum", dim, name)
                 of_a = part if of_a is None else of_a + part
         if grad_A is not None:
-            part = _run.scatter_sum(grad_A.movedim(dim, 0), world, name).movedim(0, dim)
+            part = _run.scatter(grad_A.movedim(dim, 0), "sum", world, name).movedim(0, dim)
             of_a = part if of_a is None else of_a + part
     if any(need and gradient is not None for need, gradient in zip(needs_bs, grad_Cs)):
         full = _run.gather(A.movedim(dim, 0), world, name).flatten(0, -2)

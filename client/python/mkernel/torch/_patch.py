@@ -114,10 +114,8 @@ def _unfused_all_gather_matmul(a: torch.Tensor, bs: "list[torch.Tensor]", gather
 
 def _unfused_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int,
                                    group_name: str) -> torch.Tensor:
-    product = (a @ b).movedim(scatter_dim, 0).contiguous()
     world = c10d._get_group_size_by_name(group_name)  # type: ignore[arg-type]
-    scattered = torch.ops._c10d_functional.reduce_scatter_tensor(product, reduce_op, world, group_name)
-    result: torch.Tensor = torch.ops._c10d_functional.wait_tensor(scattered)
+    result = _run.scatter((a @ b).movedim(scatter_dim, 0), reduce_op, world, group_name)
     return result.movedim(0, scatter_dim).contiguous()
 
 

@@ -111,9 +111,9 @@ def gather(front: torch.Tensor, world: int, group_name: str) -> torch.Tensor:
     return _through(torch.ops._c10d_functional.all_gather_into_tensor, front, group_name, world)
 
 
-def scatter_sum(front: torch.Tensor, world: int, group_name: str) -> torch.Tensor:
-    """This rank's block of the sum along dimension 0, through the process group."""
-    return _through(torch.ops._c10d_functional.reduce_scatter_tensor, front, group_name, "sum", world)
+def scatter(front: torch.Tensor, reduce_op: str, world: int, group_name: str) -> torch.Tensor:
+    """This rank's block of the sum (or "avg") along dimension 0, through the process group."""
+    return _through(torch.ops._c10d_functional.reduce_scatter_tensor, front, group_name, reduce_op, world)
 
 
 def _through(collective: Any, front: torch.Tensor, group_name: str, *arguments: Any) -> torch.Tensor:

@@ -15,11 +15,19 @@ double product_seconds(const GemmShape& shape, const Machine& machine) {
   return 2.0 * static_cast<double>(shape.k) / (machine.product_operations * machine.sms);
 }
 
+/// How often an element crosses the links or the wire: as a partial; of GEMM+AR as a finished sum too.
+double crossings(OpKind kind) {
+  return kind == OpKind::kGemmAr ? 2 : 1;
+}
+
+/// Seconds of the node's links for what a rank pushes of an element of the product.
+double link_seconds(OpKind kind, std::int32_t sources, const Machine& machine) {
+  return crossings(kind) * 2.0 * (sources - 1) / sources / machine.links_store;
+}
+
 /// How long the links of the node need for what a rank pushes, the product's time being 1.
 double link_time(OpKind kind, const GemmShape& shape, std::int32_t sources, const Machine& machine) {
-  const double crossings = kind == OpKind::kGemmAr ? 2 : 1;         // partials; finished sums as well
-  const double pushed = crossings * 2.0 * (sources - 1) / sources;  // bytes of an element of the product
-  return pushed / machine.links_store / product_seconds(shape, machine);
+  return link_seconds(kind, sources, machine) / product_seconds(shape, machine);
 }
 
 /// The fastest product, but where the links are slower than it the first tile must come early, and those
@@ -179,12 +187,10 @@ double estimated_seconds(OpKind kind, const GemmShape& shape, const TileReducePl
   const auto waves = static_cast<double>(ceil_div(plan.tiles.tiles(), plan.compute_ctas / plan.tile.cluster));
   const double product = waves * tile;
   if (plan.tiles.turns() == 1) return machine.launch + product + machine.last_stores;
-  const double travels = kind == OpKind::kGemmAr ? 2 : 1;  // partials; finished sums as well
-  const double result = 2.0 * static_cast<double>(shape.m) * static_cast<double>(shape.n);
-  const double sources = plan.reduce.sources;
-  const double links = travels * result * (sources - 1) / sources / machine.links_store;
-  const double wire = travels * static_cast<double>(plan.wire_bytes()) / machine.nic;
-  const double arrives = travels * machine.push_latency + (wire > 0 ? travels * machine.wire_latency : 0);
+  const double elements = static_cast<double>(shape.m) * static_cast<double>(shape.n);
+  const double links = elements * link_seconds(kind, plan.reduce.sources, machine);
+  const double wire = crossings(kind) * static_cast<double>(plan.wire_bytes()) / machine.nic;
+  const double arrives = crossings(kind) * (machine.push_latency + (wire > 0 ? machine.wire_latency : 0));
   return machine.launch + std::max(product, tile + std::max(links, wire)) + arrives + machine.last_stores;
 }
 

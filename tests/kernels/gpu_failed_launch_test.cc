@@ -92,7 +92,7 @@ TEST_CASE_TEMPLATE("launches behind a failed one leave their results as they wer
     auto after = all.digest(rank);
     MK_RETURN_IF_ERROR(after.status());
     CHECK(*after == *before);
-    // The next call is told, though nobody has asked for the status.
+    // The next call returns the reason, although nobody has asked for the status.
     const Status refused = enqueue();
     CHECK(refused.code() == StatusCode::kDeadlineExceeded);
     CHECK_MESSAGE(refused.text().find(" of rank 1") != std::string::npos, refused.text());

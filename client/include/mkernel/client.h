@@ -56,7 +56,7 @@ MK_API const char* version();
 
 inline constexpr std::size_t kMaxExchangeBytes = 448;  ///< that one rank contributes to Group::exchange()
 inline constexpr std::uint64_t kMaxRegionBytes = std::uint64_t{1} << 48;  ///< offsets have 48 bits
-inline constexpr std::size_t kSecretBytes = 32;                           ///< of GroupOptions::secret
+inline constexpr std::size_t kSecretBytes = 32;                           ///< in GroupOptions::secret
 
 struct SessionOptions {
   std::string socket = "/run/mkernel/mkerneld.sock";  ///< the session socket of this node's daemon
@@ -73,7 +73,7 @@ struct GroupOptions {
   std::uint32_t rank = 0;              ///< below world_size; every rank is taken by one session
   std::uint32_t lanes = 16;            ///< channels per ordered pair of ranks, the same on every rank, 1..64
   std::uint32_t region_capacity = 64;  ///< buffers per rank, the same on every rank, 1..256
-  std::chrono::milliseconds timeout{60000};  ///< of joining, every collective call, a put's wait for room
+  std::chrono::milliseconds timeout{60000};  ///< for joining, for each collective call and for room for a put
   /// The same on every rank: 32 random bytes that nobody outside the job knows; zeros: none. A group belongs
   /// to one user: without a secret all its ranks run under the same uid. With one, ranks of different nodes
   /// may run under different uids (those of one node run under one), and nobody else takes a rank.
@@ -363,7 +363,7 @@ class MK_API Planned {
   std::uint64_t wire_bytes() const;       ///< sent to other nodes by the last launch that is over
   std::uint64_t workspace_bytes() const;  ///< own, and the least of the one that the group's operations share
   Executor executor() const;
-  double expected_seconds() const;  ///< of a launch: Operation::expected_seconds(); 0 = unknown
+  double expected_seconds() const;  ///< Operation::expected_seconds(); 0 = unknown
   /// Once the stream is done (cuda executor): Operation::status(). After a failure the group is over for all.
   Status status();
 

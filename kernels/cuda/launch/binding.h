@@ -45,8 +45,8 @@ class CudaBinding {
   Status bind(const Requirements& needs, const GroupView& group, const SymmetricView& workspace,
               const SymmetricView& lent, std::uint32_t first_lane, const std::function<Status()>& attach);
 
-  /// kFailedPrecondition before bind(), and after a launch that failed; the first to notice that a queued one
-  /// has failed says why. Waits for nothing else.
+  /// kFailedPrecondition before bind(), and after a launch that failed. The first call after a queued launch
+  /// has failed returns the reason. Does not wait for a stream of the caller's.
   Status ready();
   /// Queues a launch with this deadline of every wait.
   using Queue = std::function<Status(std::uint64_t deadline_ns, CUstream_st* stream)>;

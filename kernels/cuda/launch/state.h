@@ -41,7 +41,7 @@ class LaunchStateReader {
     std::uint32_t* const word = &pinned().failed;
     return stream_.to_device(&control->host_failed, &word, sizeof(word), "control block");
   }
-  /// Whether a launch that is watched has failed or was stopped. Waits for nothing.
+  /// Whether a launch that this reader watches has failed or was stopped. Never blocks.
   bool has_failed() const { return std::atomic_ref(pinned().failed).load(std::memory_order_acquire) != 0; }
   const OwnStream& stream() const { return stream_; }
 

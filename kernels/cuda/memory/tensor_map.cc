@@ -27,14 +27,13 @@ Status bad(std::string_view name, std::string_view field, std::int64_t value, co
                                             std::to_string(value) + ", must be " + limit};
 }
 
-Status check(const MatrixView& view, std::int64_t leading, std::string_view name) {
+Status check(const MatrixView& view, std::int64_t leading, const char* name) {
   constexpr std::int64_t kMaxExtent = std::int64_t{1} << 32;
   constexpr std::int64_t kMaxStride = std::int64_t{1} << 40;
-  const auto address = reinterpret_cast<std::uintptr_t>(view.base);
   if (view.base == nullptr) {
     return {StatusCode::kInvalidArgument, "matrix " + std::string(name) + ": address is null"};
   }
-  if (address % 16 != 0) return bad(name, "address modulo 16", static_cast<std::int64_t>(address % 16), "0");
+  MK_RETURN_IF_ERROR(check_address(view.base, name));
   if (view.rows < 1 || view.rows > kMaxExtent) return bad(name, "rows", view.rows, "in [1, 2^32]");
   if (view.columns < 1 || view.columns > kMaxExtent)
     return bad(name, "columns", view.columns, "in [1, 2^32]");
@@ -51,6 +50,11 @@ Status check(const MatrixView& view, std::int64_t leading, std::string_view name
 }
 
 }  // namespace
+
+Status check_address(const void* base, const char* name) {
+  const auto beyond = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(base) % 16);
+  return beyond == 0 ? Status() : bad(name, "address modulo 16", beyond, "0");
+}
 
 Result<TensorMap> encode_tensor_map(const MatrixView& view, const char* name) {
   const std::int64_t leading = view.leading == 0 ? view.columns : view.leading;

@@ -7,6 +7,7 @@
 #include "kernels/base/types.h"
 
 namespace mkernel {
+class Status;
 template <typename T>
 class Result;
 }  // namespace mkernel
@@ -32,6 +33,9 @@ struct MatrixView {
   /// one map does for many matrices of equal height that lie one behind the other, even at odd distances.
   std::int64_t first_rows = 0;
 };
+
+/// kInvalidArgument of a matrix `name` whose address is no multiple of 16 bytes.
+Status check_address(const void* base, const char* name);
 
 /// Encodes `view`; `name` ("a") is what errors call it. Needs a CUDA driver (found at run time), no stream,
 /// no allocation; any thread. Errors: kInvalidArgument naming field, value and limit; kUnavailable without

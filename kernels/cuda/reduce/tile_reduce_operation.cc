@@ -57,10 +57,7 @@ Status TileReduceOperation::describe_operands(const GemmArguments& arguments, Ti
       encode_tensor_map(sm90_b_view(shape().dtype, shape().b_layout, arguments.b, shape().n, shape().k), "b");
   if (!b.ok()) return b.status();
   p.b = *b;
-  if (const auto beyond = reinterpret_cast<std::uintptr_t>(arguments.c) % 16; beyond != 0) {
-    return {StatusCode::kInvalidArgument, std::string(name_of(kind())) + ": matrix c: address modulo 16 is " +
-                                              std::to_string(beyond) + ", must be 0"};
-  }
+  MK_RETURN_IF_ERROR(check_address(arguments.c, "c").with_context(name_of(kind())));
   if (plan_.tiles.turns() > 1) return {};
   auto c = encode_tensor_map(sm90_c_view(shape().dtype, arguments.c, shape().m, shape().n), "c");
   if (c.ok()) p.direct_c = *c;

@@ -94,8 +94,9 @@ class Operation : public OperationBase {
   /// operation's device. No other host work belongs to it, so it may be captured in a graph and replayed with
   /// the same operands. Launches follow each other in stream order, those of all operations of a group, and
   /// every rank makes the same ones in the same order: they take turns with one workspace.
-  /// Errors: before anything is queued, by name; kUnimplemented on the cpu executor; why a launch that was
-  /// queued before has failed, once the GPU has said so. What becomes of the launch is told by status().
+  /// Errors: a bad argument by name, before anything is queued; kUnimplemented on the cpu executor; the
+  /// reason for which an earlier launch has failed, once the GPU has reported it. status() tells how this one
+  /// ended.
   virtual Status enqueue(const Arguments&, const ExecutorOptions&, CUstream_st*) {
     return {StatusCode::kUnimplemented,
             this->signature() + ": only the cuda executor queues launches on a stream"};

@@ -84,7 +84,7 @@ class CudaAgGemm final : public CudaGemmOperation {
 
   Status launch(const GemmArguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) override {
     AgGemmParameters p{};
-    MK_RETURN_IF_ERROR(check_gathered(arguments.gathered));
+    MK_RETURN_IF_ERROR(check_address(arguments.gathered, "gathered").with_context(name_of(kind())));
     MK_RETURN_IF_ERROR(encode_operands(arguments, p));
     p.slabs = static_cast<const TensorMap*>(slabs_.get());
     p.endpoint = endpoint(deadline_ns);

@@ -1,8 +1,5 @@
 #include <cuda_runtime_api.h>
 
-#include <cstdio>
-#include <string>
-
 #include "kernels/cuda/memory/error.h"
 #include "kernels/cuda/memory/load_kernel.h"
 #include "kernels/ops/ag_gemm/gathered.cuh"
@@ -10,13 +7,6 @@
 #include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {
-
-Status check_gathered(const void* out) {
-  if (reinterpret_cast<std::uintptr_t>(out) % kGatheredPieceBytes == 0) return {};
-  char text[64];
-  (void)std::snprintf(text, sizeof(text), "ag_gemm: gathered = %p, must be a multiple of 16", out);
-  return {StatusCode::kInvalidArgument, text};
-}
 
 Status copy_gathered(const GatheredRows& rows, std::int32_t ctas, CUstream_st* stream) {
   const auto world = static_cast<std::int32_t>(rows.gather.world);

@@ -10,14 +10,13 @@
 namespace mkernel::kernels {
 
 inline constexpr int kGatheredThreads = 256;
-inline constexpr std::int64_t kGatheredPieceBytes = 16;
 
 /// Whole warp.
 __device__ __forceinline__ void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
   auto* out = reinterpret_cast<uint4*>(to);
   const auto* in = reinterpret_cast<const uint4*>(from);
 #pragma unroll 4
-  for (std::int64_t i = threadIdx.x % 32; i < bytes / kGatheredPieceBytes; i += 32) out[i] = in[i];
+  for (std::int64_t i = threadIdx.x % 32; i < bytes / std::int64_t{sizeof(uint4)}; i += 32) out[i] = in[i];
 }
 
 /// CTAs of a column of the grid share the rows of one source; a warp takes a part of a row at a time.

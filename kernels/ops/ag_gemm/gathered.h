@@ -10,9 +10,6 @@ struct CUstream_st;
 
 namespace mkernel::kernels {
 
-/// kInvalidArgument of an address that is no multiple of 16.
-Status check_gathered(const void* out);
-
 /// Queues the copy, of about `ctas` CTAs, right behind its launch: no other launch of the group may lie
 /// between them. The next one writes into the other half; the one after that waits for this rank, which is
 /// through here before it begins the next one. Copies nothing when the launch has failed.

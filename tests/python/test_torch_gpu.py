@@ -23,20 +23,33 @@ class OnGpus(RanksAtOnce, TorchTest):
         for line in self.run_job(f"torch_gpu_scenarios.{name}", world, **ENVIRONMENT):
             print(line, end="")
 
+
+class Calls(OnGpus):
     def test_values_on_one_node(self):
         self.scenario("values", 2)
 
     def test_values_on_two_nodes(self):
         self.scenario("values", 2, nodes=2)
 
+    def test_short_way(self):
+        self.scenario("short_way", 2)
+
+    def test_wrong_input(self):
+        self.scenario("wrong", 2)
+
+    def test_buffers(self):
+        self.scenario("buffers", 2, nodes=2)
+
+    def test_compiled(self):
+        self.scenario("compiled", 2)
+
+
+class Streams(OnGpus):
     def test_graphs(self):
         self.scenario("graphs", 2)
 
     def test_graphs_on_two_nodes(self):
         self.scenario("graphs", 2, nodes=2)
-
-    def test_short_way(self):
-        self.scenario("short_way", 2)
 
     def test_streams(self):
         self.scenario("streams", 4)
@@ -46,15 +59,6 @@ class OnGpus(RanksAtOnce, TorchTest):
 
     def test_late_rank(self):
         self.scenario("late_rank", 2)
-
-    def test_wrong_input(self):
-        self.scenario("wrong", 2)
-
-    def test_compiled(self):
-        self.scenario("compiled", 2)
-
-    def test_buffers(self):
-        self.scenario("buffers", 2, nodes=2)
 
 
 class Alone(TorchTest):

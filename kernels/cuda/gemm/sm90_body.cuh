@@ -14,9 +14,8 @@
 //                                       // (acquired at the right scope)
 //     Sm90Part part(const Place& tile, int s) const;  // optional, when kWaits: rows of a come in parts along
 //                                       // k, the first of at least two steps; where the s-th is
-//     bool stopped() const;             // optional, when kWaits: there is nothing to be done after all;
-//     looked
-//                                       // at while the CTA sets up its barriers, so it costs no time
+//     bool stopped() const;             // optional: there is nothing to be done after all; looked at while
+//                                       // the CTA sets up its barriers, so it costs no time
 //     void after_store(int i) const;    // optional; one thread, once tile i is complete in memory and
 //                                       // visible to it: a release at the right scope hands the tile on
 //     void after_products() const;      // optional; every multiplying warp, after its last tile: may
@@ -271,7 +270,6 @@ __device__ __forceinline__ void sm90_init(int warp, Sm90Shared<Config>& shared) 
 template <class Schedule>
 __device__ __forceinline__ bool sm90_stopped(const Schedule& schedule) {
   if constexpr (requires { schedule.stopped(); }) {
-    static_assert(Schedule::kWaits, "others have loads under way by now");
     return schedule.stopped();
   } else {
     return false;
@@ -303,7 +301,10 @@ __device__ __forceinline__ void sm90_gemm(const Schedule& schedule, Sm90Shared<C
     ptx::cluster_arrive_relaxed();
     ptx::cluster_wait_acquire();
   }
-  if (stopped) return;
+  if (stopped) {
+    if (warp == 0 && ptx::elect_sync()) sm90_await_first<Config>(schedule, start, shared);
+    return;
+  }
 
   if (warp < 4) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();

@@ -178,6 +178,15 @@ __device__ __forceinline__ void sm90_load_first(const Schedule& schedule, const 
   }
 }
 
+/// The same thread, instead of what follows: until those loads are over, as they must be when a CTA ends.
+template <class Config, class Schedule>
+__device__ __forceinline__ void sm90_await_first(const Schedule& schedule, const Sm90Start<Schedule>& start,
+                                                 Sm90Shared<Config>& shared) {
+  Pipeline<Config::kStages> stages(shared.stages);
+  const int steps = sm90_loaded_first<Config>(schedule, start);
+  for (int block = 0; block < steps; ++block, stages.advance()) stages.wait_full();
+}
+
 /// The same thread: the rest, a and b into the stages. `loaded`: steps of the first tile that are under way.
 template <class Config, class Tile, class Schedule>
 __device__ __forceinline__ void sm90_load(const Schedule& schedule, const Sm90Start<Schedule>& start,

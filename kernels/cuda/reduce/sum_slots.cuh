@@ -43,13 +43,24 @@ struct SumUnit {
   ReduceUnits::Place place;
 };
 
+/// What the units of a launch have in common and device memory says: read once, since every wait in between
+/// empties the L1 cache.
+struct SumsOfLaunch {
+  std::uint64_t epoch;
+  std::uint64_t half_at;   ///< where this launch's half of the lent workspaces begins
+  const std::byte* slots;  ///< of that half: of node turn 0, source 0
+
+  explicit __device__ __forceinline__ SumsOfLaunch(const TileReduceParameters& p)
+      : epoch(p.endpoint.control->epoch), half_at(p.half_at()), slots(p.slots_here[p.half()]) {}
+};
+
 template <bool kNodes>
 __device__ __forceinline__ SumUnit sum_unit_at(const TileReduceParameters& p, std::int32_t index) {
   if constexpr (!kNodes) {
     return {0, index, index, p.units.place(index)};
   } else {
     const auto [node_turn, unit] = p.units.turn(index);
-    return {node_turn, unit, p.units.packed(unit, p.owners[p.reduced(node_turn)].rows), p.units.place(unit)};
+    return {node_turn, unit, p.units.packed(unit, p.owner(p.reduced(node_turn)).rows), p.units.place(unit)};
   }
 }
 
@@ -80,10 +91,10 @@ struct SumWait {
       site = {DeviceRole::kIntraComm, DeviceTag::kTileReady, p.source_rank[lane],
               static_cast<std::uint32_t>(tile)};
     } else if (node_turn == p.units.others && sender < p.units.others) {
-      const auto peer = static_cast<std::uint32_t>(p.owners[p.reduced(sender)].rank);
+      const auto peer = static_cast<std::uint32_t>(p.owner(p.reduced(sender)).rank);
       word = p.endpoint.counts.seen + p.endpoint.counts.arrivals_index(peer, 0);
       count = p.wire.plan.count(epoch, p.wire.packed_units[node_turn], packed / p.wire.plan.chunk_units);
-      site = {DeviceRole::kInterReduce, DeviceTag::kArrivals, p.owners[p.reduced(sender)].rank, 0};
+      site = {DeviceRole::kInterReduce, DeviceTag::kArrivals, p.owner(p.reduced(sender)).rank, 0};
     }
   }
 
@@ -132,10 +143,11 @@ __device__ __forceinline__ uint4 round_piece(const float (&sum)[8]) {
 /// Where the sums for owners on other nodes go: to be put. Like an operation's Output.
 class StagedSums {
  public:
-  __device__ __forceinline__ StagedSums(const TileReduceParameters& p) : p_(p) {}
+  __device__ __forceinline__ StagedSums(const TileReduceParameters& p, std::uint64_t half_at)
+      : p_(p), half_at_(half_at) {}
 
   __device__ __forceinline__ void store(const SumUnit& unit, std::uint32_t inside, const uint4& sums) const {
-    std::byte* staged = p_.wire.lent + p_.half_at() + p_.wire.plan.staged_offset(unit.node_turn);
+    std::byte* staged = p_.wire.lent + half_at_ + p_.wire.plan.staged_offset(unit.node_turn);
     ptx::st_v4(staged + unit.packed * PutPartialsPlan::kUnitBytes + inside, sums);
   }
   /// inter_send is told later: a release waits for the stores before it.
@@ -151,6 +163,7 @@ class StagedSums {
 
  private:
   const TileReduceParameters& p_;
+  const std::uint64_t half_at_;
   std::uint64_t* finished_ = nullptr;  ///< count of the chunk whose unit nobody was told of yet
 };
 
@@ -159,7 +172,7 @@ class StagedSums {
 /// `before_store()` comes before each of several rounds of store(inside, at, sums), which have the arguments
 /// of Output::store().
 template <class Config, bool kNodes, class BeforeStore, class Store>
-__device__ __forceinline__ void sum_unit(const TileReduceParameters& p, std::uint64_t epoch,
+__device__ __forceinline__ void sum_unit(const TileReduceParameters& p, const SumsOfLaunch& launch,
                                          const SumUnit& unit, const BeforeStore& before_store,
                                          const Store& store) {
   constexpr int kPlaces = 4, kSources = kNodes && Config::kTileN == 64 ? 2 : 4;  // registers
@@ -170,8 +183,8 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, std::uin
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const std::int32_t column = unit.place.column * Config::kTileN + lane % kAcross * 8;
   const std::int32_t first_row = static_cast<std::int32_t>(unit.place.row) + lane / kAcross;
-  const std::int32_t rows = p.owners[p.reduced(unit.node_turn)].rows;
-  const std::byte* slots = p.slots_here[p.half()] + unit.node_turn * p.sources() * p.slot_bytes;
+  const std::int32_t rows = p.owner(p.reduced(unit.node_turn)).rows;
+  const std::byte* slots = launch.slots + unit.node_turn * p.sources() * p.slot_bytes;
 #pragma unroll 1
   for (std::int32_t row = 0; row < kUnitRows; row += kRowsAtOnce) {
     // 16 bytes of each place, or none.
@@ -206,7 +219,7 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, std::uin
     add(slots + first_at, p.sources(), p.slot_bytes, step);
     if (kNodes && is_own<kNodes>(p, unit)) {
       const PutPartialsPlan& plan = p.wire.plan;
-      const std::byte* partials = p.wire.lent + p.half_at() + plan.partial_offset(0);
+      const std::byte* partials = p.wire.lent + launch.half_at + plan.partial_offset(0);
       add(partials + unit.packed * PutPartialsPlan::kUnitBytes + first_inside, p.units.others,
           plan.block_bytes(), 32 * 16);
     }
@@ -222,9 +235,10 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, std::uin
 /// Whole warp: sums until there are no more, or a wait gave up. `warps`: how many call this in a launch.
 template <class Config, bool kNodes, class Output>
 __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::uint32_t warps, Output output) {
-  const std::uint64_t epoch = p.endpoint.control->epoch;
+  const SumsOfLaunch launch(p);
+  const std::uint64_t epoch = launch.epoch;
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
-  StagedSums staged(p);
+  StagedSums staged(p, launch.half_at);
   const auto begin = [&] {
     if constexpr (kNodes) staged.flush();
     output.begin(epoch);
@@ -236,7 +250,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
   const auto units = static_cast<std::uint32_t>(kNodes ? p.units.all_units() : p.units.units());
   claim_units(p.claimed, epoch, units, warps, [&](std::uint32_t index) {
     const SumUnit unit = sum_unit_at<kNodes>(p, static_cast<std::int32_t>(index));
-    if (unit.place.row >= p.owners[p.reduced(unit.node_turn)].rows) return true;
+    if (unit.place.row >= p.owner(p.reduced(unit.node_turn)).rows) return true;
     const bool own = is_own<kNodes>(p, unit);
     const SumWait wait(p, epoch, unit.node_turn,
                        unit.place.row_tile * p.units.raster.columns() + unit.place.column, unit.packed);
@@ -244,7 +258,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
       flush();
       if (!wait.wait(p)) return false;
     }
-    sum_unit<Config, kNodes>(p, epoch, unit, begin,
+    sum_unit<Config, kNodes>(p, launch, unit, begin,
                              [&](std::uint32_t inside, std::uint64_t at, const uint4& sums) {
                                if (own) {
                                  output.store(epoch, unit, inside, at, sums);

@@ -61,8 +61,10 @@ class TileReduceSchedule {
   using Parameters = typename Operation::Parameters;
   static constexpr bool kWaits = false;
 
-  explicit __device__ __forceinline__ TileReduceSchedule(const Parameters& p) : p_(p) {}
+  explicit __device__ __forceinline__ TileReduceSchedule(const Parameters& p)
+      : p_(p), stored_to_(p.alone() ? &p.direct_c : &p.slots[p.half() * p.tiles.turns()]) {}
 
+  __device__ __forceinline__ bool stopped() const { return p_.endpoint.lent->stopped != 0; }
   __device__ __forceinline__ int tiles() const { return Share::tiles(p_.tiles.tiles(), p_.reduce_ctas); }
   __device__ __forceinline__ int k_blocks() const { return p_.k_blocks; }
 
@@ -71,17 +73,11 @@ class TileReduceSchedule {
     // Owners have unequal numbers of rows. Beyond the last one TMA reads zeros and writes nothing; the rows
     // of the next owner, which the tile may reach into, are computed and not written.
     constexpr std::int32_t kBeyond = 1 << 30;
-    const OwnerOnDevice owner = p_.owners[rows.turn];
+    const OwnerOnDevice owner = p_.owner(rows.turn);
     const bool any = rows.first < owner.rows;
     const int column = rows.column * Config::kTileN;
-    return {&p_.a,
-            &p_.b,
-            p_.alone() ? &p_.direct_c : &p_.slots[p_.half() * p_.tiles.turns() + rows.turn],
-            any ? owner.first_row + rows.first : kBeyond,
-            column,
-            0,
-            any ? rows.first : kBeyond,
-            column};
+    return {&p_.a,  &p_.b, stored_to_ + rows.turn,     any ? owner.first_row + rows.first : kBeyond,
+            column, 0,     any ? rows.first : kBeyond, column};
   }
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
 
@@ -89,7 +85,7 @@ class TileReduceSchedule {
   __device__ __forceinline__ void after_store(int i) const {
     if (p_.alone()) return;
     const Rows rows = rows_of(i);
-    const OwnerOnDevice owner = p_.owners[rows.turn];
+    const OwnerOnDevice owner = p_.owner(rows.turn);
     if (rows.first >= owner.rows) return;
     std::uint64_t* ready =
         owner.ready_there + (rows.first / Config::kTileM) * p_.tiles.raster.columns() + rows.column;
@@ -120,6 +116,7 @@ class TileReduceSchedule {
   }
 
   const Parameters& p_;
+  const TensorMap* stored_to_;  ///< by turn; of a rank alone, of whose turn there is one
 };
 
 /// One warp of CTA 0. A launch ends only when it has seen a word of this launch from every rank of the node,
@@ -128,12 +125,11 @@ class TileReduceSchedule {
 /// and awaited.
 __device__ __forceinline__ void exchange_empty(const TileReduceParameters& p, std::uint64_t epoch) {
   for (auto turn = static_cast<std::int32_t>(threadIdx.x % 32); turn < p.tiles.turns(); turn += 32) {
-    if (p.owners[turn].rows == 0)
-      ptx::st_release_sys(p.owners[turn].ready_there, PushReducePlan::count(epoch));
+    if (p.owner(turn).rows == 0) ptx::st_release_sys(p.owner(turn).ready_there, PushReducePlan::count(epoch));
   }
   __syncwarp();
   for (std::int32_t node_turn = 0; node_turn <= p.units.others; ++node_turn) {
-    if (p.owners[p.reduced(node_turn)].rows == 0 && !SumWait(p, epoch, node_turn, 0, 0).wait(p)) return;
+    if (p.owner(p.reduced(node_turn)).rows == 0 && !SumWait(p, epoch, node_turn, 0, 0).wait(p)) return;
   }
 }
 
@@ -170,7 +166,7 @@ __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std:
       if (!came) return;
       const std::uint64_t at = begin * PutPartialsPlan::kUnitBytes;
       const std::int32_t sender_turn = p.units.others - 1 - turn;
-      if (!put(p.endpoint, p.owners[p.reduced(turn)].rank, 0,
+      if (!put(p.endpoint, p.owner(p.reduced(turn)).rank, 0,
                {wire.region, half + plan.staged_offset(turn) + at},
                {wire.region, half + plan.partial_offset(sender_turn) + at},
                (end - begin) * PutPartialsPlan::kUnitBytes, kRole, released)) {
@@ -181,7 +177,7 @@ __device__ __forceinline__ void put_partials(const TileReduceParameters& p, std:
   // A later launch stages in the same place; and after the last one the operation may go.
   for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
     const std::uint64_t puts = (epoch + 1) * plan.chunks(wire.packed_units[turn]);
-    if (!wait_completed(p.endpoint, p.owners[p.reduced(turn)].rank, 0, puts, kRole)) return;
+    if (!wait_completed(p.endpoint, p.owner(p.reduced(turn)).rank, 0, puts, kRole)) return;
   }
 }
 
@@ -203,9 +199,8 @@ __device__ __forceinline__ void tile_reduce_intra_comm(const typename Operation:
 template <class Config, class Operation>
 __device__ __forceinline__ void tile_reduce(const typename Operation::Parameters& p, std::byte* memory) {
   begin_role(p.endpoint.trace);
-  // Costs nothing: every CTA begins with the epoch, which lies beside it.
-  if (p.endpoint.lent->stopped != 0) return count_out(*p.endpoint.control, p.endpoint.lent);
   if (static_cast<std::int32_t>(blockIdx.x) < p.reduce_ctas) {
+    if (p.endpoint.lent->stopped != 0) return count_out(*p.endpoint.control, p.endpoint.lent);
     tile_reduce_intra_comm<Config, Operation>(p);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);
   } else {

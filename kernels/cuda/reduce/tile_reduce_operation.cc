@@ -27,6 +27,7 @@ Status TileReduceOperation::attach() {
                     .first_row = static_cast<std::int32_t>(plan_.reduce.first_row(owner)),
                     .rows = static_cast<std::int32_t>(plan_.reduce.rows_of(owner))};
   }
+  std::copy_n(owners.begin(), std::min(owners.size(), first_owners_.size()), first_owners_.begin());
   std::vector<TensorMap> maps(2 * turns);
   for (std::int32_t i = 0; i < 2 * turns; ++i) {
     const std::byte* slot = lent().node[reducer_of(i % turns)] + lent_half_at(i / turns, half_bytes()) +
@@ -66,6 +67,7 @@ Status TileReduceOperation::describe_operands(const GemmArguments& arguments, Ti
 
 void TileReduceOperation::describe_workspace(TileReduceParameters& p) const {
   const PushReducePlan& reduce = plan_.reduce;
+  std::copy(first_owners_.begin(), first_owners_.end(), p.first_owners);
   p.owners = static_cast<const OwnerOnDevice*>(owners_.get());
   for (std::int32_t source = 0; source < reduce.sources; ++source)
     p.source_rank[source] = static_cast<std::int32_t>(topology().rank_at(topology().node_of(rank()), source));

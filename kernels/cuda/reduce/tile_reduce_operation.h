@@ -1,6 +1,7 @@
 // What the operations of the cuda executor that sum tiles over ranks have in common on the host's side.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -41,6 +42,7 @@ class TileReduceOperation : public CudaGemmOperation {
   void describe_wire(PartialsWire& wire) const;
 
   const TileReducePlan plan_;
+  std::array<OwnerOnDevice, kMaxNodeRanks> first_owners_{};
   DeviceBuffer owners_;   ///< TileReduceParameters::owners
   DeviceBuffer slots_;    ///< TensorMap [half][turn]
   DeviceBuffer claimed_;  ///< TileReduceParameters::claimed

@@ -35,20 +35,21 @@ struct OwnerOnDevice {
 };
 
 struct TileReduceParameters {
-  TensorMap a;                  ///< [m, k]
-  TensorMap b;                  ///< [k, n]
-  TensorMap direct_c;           ///< [m, n]; only for a rank alone
-  const TensorMap* slots;       ///< [half][turn]: this rank's slot at the reducer; in device memory
-  std::uint64_t* claimed;       ///< units that warps have asked for, over all launches; in device memory
-  device::Endpoint endpoint;    ///< lane 0: partials of the other nodes
-  const OwnerOnDevice* owners;  ///< by turn (OwnerTiles); in device memory
-  std::int32_t source_rank[kMaxNodeRanks];  ///< by source
-  const std::uint64_t* ready;               ///< words that are written here, of node turn 0, source 0
-  const std::byte* slots_here[2];           ///< [half]: of node turn 0, source 0
-  std::uint64_t half_bytes;                 ///< of the lent workspaces
-  std::uint64_t ready_words;                ///< from source to source; a node turn has all sources
-  std::uint64_t slot_bytes;                 ///< from source to source
-  std::byte* own_c;                         ///< c's rows of this rank
+  TensorMap a;                ///< [m, k]
+  TensorMap b;                ///< [k, n]
+  TensorMap direct_c;         ///< [m, n]; only for a rank alone
+  const TensorMap* slots;     ///< [half][turn]: this rank's slot at the reducer; in device memory
+  std::uint64_t* claimed;     ///< units that warps have asked for, over all launches; in device memory
+  device::Endpoint endpoint;  ///< lane 0: partials of the other nodes
+  OwnerOnDevice first_owners[kMaxNodeRanks];  ///< by turn (OwnerTiles): what is here no launch waits for
+  const OwnerOnDevice* owners;                ///< by turn: all of them; in device memory
+  std::int32_t source_rank[kMaxNodeRanks];    ///< by source
+  const std::uint64_t* ready;                 ///< words that are written here, of node turn 0, source 0
+  const std::byte* slots_here[2];             ///< [half]: of node turn 0, source 0
+  std::uint64_t half_bytes;                   ///< of the lent workspaces
+  std::uint64_t ready_words;                  ///< from source to source; a node turn has all sources
+  std::uint64_t slot_bytes;                   ///< from source to source
+  std::byte* own_c;                           ///< c's rows of this rank
   std::int32_t columns;
   OwnerTiles tiles;
   ReduceUnits units;
@@ -56,6 +57,9 @@ struct TileReduceParameters {
   std::int32_t k_blocks;
   std::int32_t reduce_ctas;
 
+  MK_HOST_DEVICE OwnerOnDevice owner(std::int32_t turn) const {
+    return turn < kMaxNodeRanks ? first_owners[turn] : owners[turn];
+  }
   MK_HOST_DEVICE std::int32_t sources() const { return tiles.node_turns; }
   /// Which half of the lent workspaces this launch has, and where it begins. What says so changes only when
   /// every CTA has ended.

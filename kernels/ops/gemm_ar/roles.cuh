@@ -116,7 +116,7 @@ __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_
     if (!came) return;
     const device::Place place{p.wire.region, own + begin * PushSumsPlan::kUnitBytes};
     for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
-      if (!put(p.endpoint, p.owners[p.reduced(turn)].rank, 1, place, place,
+      if (!put(p.endpoint, p.owner(p.reduced(turn)).rank, 1, place, place,
                (end - begin) * PushSumsPlan::kUnitBytes, DeviceRole::kInterSend, released)) {
         return;
       }
@@ -124,14 +124,16 @@ __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_
   }
   for (std::int32_t turn = 0; turn < p.units.others; ++turn) {
     const std::uint64_t puts = (epoch + 1) * plan.chunks(units);
-    if (!wait_completed(p.endpoint, p.owners[p.reduced(turn)].rank, 1, puts, DeviceRole::kInterSend)) return;
+    if (!wait_completed(p.endpoint, p.owner(p.reduced(turn)).rank, 1, puts, DeviceRole::kInterSend)) return;
   }
 }
 
-/// Whole warp: a unit of the owner at `turn` from the workspace, where it is complete, to its place in c:
-/// eight loads of 16 bytes in flight in every lane. `and_to(at, piece)`: where else.
+/// Whole warp: a unit of `owner` from `sums`, this launch's half of the finished sums here, where it is
+/// complete, to its place in c: eight loads of 16 bytes in flight in every lane. `and_to(at, piece)`: where
+/// else.
 template <class Config, bool kNodes, class AndTo>
-__device__ __forceinline__ void copy_unit(const GemmArParameters& p, std::int32_t turn, std::int32_t unit,
+__device__ __forceinline__ void copy_unit(const GemmArParameters& p, const std::byte* sums,
+                                          const OwnerOnDevice& owner, std::int32_t unit,
                                           const AndTo& and_to) {
   constexpr int kPieces = PushSumsPlan::kUnitBytes / (32 * 16);
   constexpr int kAcross = Config::kTileN / 8;  // lanes that a row of the unit takes
@@ -139,10 +141,9 @@ __device__ __forceinline__ void copy_unit(const GemmArParameters& p, std::int32_
   const ReduceUnits::Place place = p.units.place(unit);
   const std::int32_t column = place.column * Config::kTileN + lane % kAcross * 8;
   const std::int32_t first_row = static_cast<std::int32_t>(place.row) + lane / kAcross;
-  const OwnerOnDevice owner = p.owners[turn];
   const std::int32_t packed = kNodes ? p.units.packed(unit, owner.rows) : unit;
   const std::uint64_t at = packed * PushSumsPlan::kUnitBytes + lane * 16;
-  const std::byte* from = p.sums_here + p.half_at() + owner.rank * p.sums_owner_bytes + at;
+  const std::byte* from = sums + owner.rank * p.sums_owner_bytes + at;
   const auto inside = [&](int i) {
     return first_row + i * (32 / kAcross) < owner.rows && column < p.columns;
   };
@@ -176,22 +177,23 @@ __device__ __forceinline__ void forward_units(const GemmArParameters& p, std::ui
   const Divisor& others = p.units.others;
   const DeviceWaitScope scope = wait_scope(p, kAfterOwner);
   UnitFanOut node(p, warps);
+  const std::byte* sums = p.sums_here + node.half();
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   claim_units(p.forwarded, epoch, p.units.units() * others, warps, [&](std::uint32_t index) {
     const std::int32_t unit = static_cast<std::int32_t>(index) / others;
     const std::int32_t node_turn = static_cast<std::int32_t>(index) % others, turn = p.reduced(node_turn);
-    const std::int32_t owner = p.owners[turn].rank, rows = p.owners[turn].rows;
-    if (p.units.place(unit).row >= rows) return true;
-    const std::int32_t chunk = p.units.packed(unit, rows) / p.wire.plan.chunk_units;
-    const std::int32_t beyond = owner - static_cast<std::int32_t>(p.endpoint.rank);
-    const std::uint64_t* arrived = p.endpoint.counts.seen + p.endpoint.counts.arrivals_index(owner, 1);
+    const OwnerOnDevice owner = p.owner(turn);
+    if (p.units.place(unit).row >= owner.rows) return true;
+    const std::int32_t chunk = p.units.packed(unit, owner.rows) / p.wire.plan.chunk_units;
+    const std::int32_t beyond = owner.rank - static_cast<std::int32_t>(p.endpoint.rank);
+    const std::uint64_t* arrived = p.endpoint.counts.seen + p.endpoint.counts.arrivals_index(owner.rank, 1);
     const std::uint64_t count = p.wire.plan.count(epoch, p.wire.packed_units[node_turn], chunk);
     // One lane looks: the warp stays together.
     if (__shfl_sync(~0U, ptx::ld_acquire_gpu(arrived) < count, 0)) node.flush(epoch);
-    if (!wait_together(arrived, count, {DeviceRole::kInterRecv, DeviceTag::kArrivals, owner, 1}, scope))
+    if (!wait_together(arrived, count, {DeviceRole::kInterRecv, DeviceTag::kArrivals, owner.rank, 1}, scope))
       return false;
     node.flush(epoch);
-    copy_unit<Config, true>(p, turn, unit,
+    copy_unit<Config, true>(p, sums, owner, unit,
                             [&](std::uint64_t at, const uint4& piece) { node.store(beyond, at, piece); });
     node.finish(beyond, unit);
     return true;
@@ -208,20 +210,21 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
   const auto units = static_cast<std::uint32_t>(p.units.units());
   const std::uint32_t of_node = p.sources() - 1, owners = kNodes ? of_node * (p.units.others + 1) : of_node;
   const DeviceWaitScope scope = wait_scope(p, kNodes ? kAfterForward : kAfterNode);
+  const std::byte* sums = p.sums_here + p.half_at();
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   claim_units(p.copied, epoch, units * owners, warps, [&](std::uint32_t copy) {
     const auto unit = static_cast<std::int32_t>(copy / owners);
     // Of every node's owners the last turn is the rail peer, or this rank.
     const auto turn = static_cast<std::int32_t>(copy % owners + (kNodes ? copy % owners / of_node : 0));
-    if (p.units.place(unit).row >= p.owners[turn].rows) return true;
-    const std::int32_t owner = p.owners[turn].rank;
+    const OwnerOnDevice owner = p.owner(turn);
+    if (p.units.place(unit).row >= owner.rows) return true;
     if (!wait_together(
-            p.summed + owner * units + unit, PushSumsPlan::count(epoch),
-            {DeviceRole::kIntraComm, DeviceTag::kChunkReady, owner, static_cast<std::uint32_t>(unit)},
+            p.summed + owner.rank * units + unit, PushSumsPlan::count(epoch),
+            {DeviceRole::kIntraComm, DeviceTag::kChunkReady, owner.rank, static_cast<std::uint32_t>(unit)},
             scope)) {
       return false;
     }
-    copy_unit<Config, kNodes>(p, turn, unit, [](std::uint64_t, const uint4&) {});
+    copy_unit<Config, kNodes>(p, sums, owner, unit, [](std::uint64_t, const uint4&) {});
     return true;
   });
   if (threadIdx.x % 32 == 0) end_work(p.endpoint.trace, DeviceWork::kCopy);

@@ -3,6 +3,8 @@
 
 Usage: tests/perf/plot.py [--square] [--out FILE.svg] RESULTS.json...
 One panel per file, one group of bars per shape; --square keeps the shapes whose full product is square. Needs matplotlib.
+A file of record_torch.py is drawn as the crossover: time of mkernel.torch over that of the best other contender, by rows, with a panel
+for each model and way (eager, CUDA graph) and a line for each layer. A ring marks a call of ours that fell back or was wrong.
 """
 import argparse
 import json
@@ -40,20 +42,55 @@ def panel(axes, rows, sides):
     axes.set_title(f"{TITLES[first['op']]}, {first['world']} GPUs{nodes}, {first['dtype']}", fontsize=10)
 
 
+def crossover(rows, options):
+    models, ways = (list(dict.fromkeys(row[key] for row in rows)) for key in ("model", "how"))
+    figure, all_axes = pyplot.subplots(len(ways), len(models), sharex=True, sharey=True, squeeze=False, layout="constrained",
+                                       figsize=(4.2 * len(models), 3.2 * len(ways)))
+    layers = sorted({(row["op"], row["layer"]) for row in rows})
+    for way, line in zip(ways, all_axes):
+        for model, axes in zip(models, line):
+            for i, (op, layer) in enumerate(layers):
+                of_layer = sorted((row for row in rows if (row["model"], row["how"], row["op"], row["layer"]) == (model, way, op, layer)),
+                                  key=lambda row: row["m"])
+                axes.plot([row["m"] for row in of_layer], [row["ratio"] for row in of_layer], f"C{i}.-", linewidth=1.2,
+                          label=f"{layer} ({TITLES[op]})")
+                lost = [row for row in of_layer if row["fell_back"] or not row["contenders"]["mkernel"]["verified"]]
+                axes.plot([row["m"] for row in lost], [row["ratio"] for row in lost], f"C{i}o", fillstyle="none")
+            axes.axhline(1, color="black", linewidth=0.8)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
+            axes.set_yticks([0.25, 0.5, 0.7, 1, 1.4, 2])
+            axes.set_title(f"{model}, {way}", fontsize=10)
+        line[0].set_ylabel("time / time of the best other")
+    for axes in all_axes[-1]:
+        axes.set_xlabel("rows M")
+    figure.legend(*all_axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
+    figure.savefig(options.out, metadata={"Date": None})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="+", type=pathlib.Path)
     parser.add_argument("--square", action="store_true")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("plot.svg"))
     options = parser.parse_args()
+    matplotlib.rcParams.update({"svg.hashsalt": "mkernel", "svg.fonttype": "none"})  # the same file from the same rows
+    files = [json.loads(path.read_text()) for path in options.results]
+    if any(isinstance(file, dict) for file in files):  # of record_torch.py
+        if len(files) != 1 or "operators" not in files[0]:
+            raise SystemExit("a crossover is drawn of one file of record_torch.py, with the part operators")
+        crossover([row for row in files[0]["operators"]["rows"] if row.get("ratio")], options)
+        return
     panels = []
-    for path in options.results:
-        rows = [row for row in json.loads(path.read_text()) if row["gemm_ms"] and (square(row) or not options.square)]
+    for path, file in zip(options.results, files):
+        rows = [row for row in file if row["gemm_ms"] and (square(row) or not options.square)]
         if not rows:
             raise SystemExit(f"{path}: no row with a product alone to compare with")
         shapes = {(row["m"], row["n"], row["k"]): row for row in reversed(rows)}  # the first row of each shape
         panels.append([shapes[shape] for shape in sorted(shapes)])
-    matplotlib.rcParams.update({"svg.hashsalt": "mkernel", "svg.fonttype": "none"})  # the same file from the same rows
     sides = [side for side in SIDES if any(row[side[0]] for rows in panels for row in rows)]
     figure, all_axes = pyplot.subplots(1, len(panels), sharey=True, squeeze=False, layout="constrained",
                                        figsize=(sum(1.2 + 0.75 * len(rows) for rows in panels), 3.6))

@@ -62,7 +62,7 @@ def crossover(rows, options):
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("")
-            axes.set_yticks([0.25, 0.5, 0.7, 1, 1.4, 2])
+            axes.set_yticks([0.7, 1, 1.4, 2, 2.8])
             axes.set_title(f"{model}, {way}", fontsize=10)
         line[0].set_ylabel("time / time of the best other")
     for axes in all_axes[-1]:

@@ -69,25 +69,47 @@ MK_HOST_DEVICE inline std::int32_t last_local(const RoutedTokens& routed, const 
   return last;
 }
 
-/// The order in which a rank pushes the rows of its experts: local expert 0 of every owner, then local expert
-/// 1, and so on, because this is the order in which owners compute them. (In token order no block would be
-/// whole before nearly all rows are out.) The owners begin with the next rank and end with this one, so that
-/// ranks that push at the same pace never push to one owner at a time.
+/// The order in which a rank pushes the rows of its node's experts: local expert 0 of every owner, then local
+/// expert 1, and so on, because this is the order in which owners compute them. (In token order no block
+/// would be whole before nearly all rows are out.) The owners begin with the next rank of the node and end
+/// with this one, so that ranks that push at the same pace never push to one owner at a time.
+///
+/// A token with experts on another node crosses to it once, to the rank of the same local index, its rail
+/// peer, which pushes copies to the owners there. A node turn t = 0 .. nodes - 2 is the t + 1st node after
+/// this one.
 struct PushOrder {
   ExpertOwners owners;
-  std::int32_t rank = 0;
+  std::int32_t rank = 0;            ///< ranks are numbered node by node
+  std::int32_t ranks_per_node = 1;  ///< divides owners.world
 
   /// Steps 0 .. steps() - 1, one expert each.
-  MK_HOST_DEVICE std::int32_t steps() const { return owners.max_local() * owners.world; }
+  MK_HOST_DEVICE std::int32_t steps() const { return owners.max_local() * ranks_per_node; }
   /// -1: the owner of this step has no such expert.
   MK_HOST_DEVICE std::int32_t expert(std::int32_t step) const {
-    const std::int32_t owner = (rank + 1 + step % owners.world) % owners.world, local = step / owners.world;
+    const std::int32_t owner = first_rank() + (rank + 1 + step % ranks_per_node) % ranks_per_node;
+    const std::int32_t local = step / ranks_per_node;
     return local < owners.count(owner) ? owners.first(owner) + local : -1;
   }
+  /// Of an expert of this node.
   MK_HOST_DEVICE std::int32_t step(std::int32_t expert) const {
     const std::int32_t ahead = owners.owner(expert) - rank - 1;
-    return owners.local(expert) * owners.world + (ahead < 0 ? ahead + owners.world : ahead);
+    return owners.local(expert) * ranks_per_node + (ahead < 0 ? ahead + ranks_per_node : ahead);
   }
+
+  MK_HOST_DEVICE std::int32_t nodes() const { return owners.world / ranks_per_node; }
+  MK_HOST_DEVICE std::int32_t others() const { return nodes() - 1; }
+  /// Where an expert lives; nodes() - 1: on this node.
+  MK_HOST_DEVICE std::int32_t node_turn(std::int32_t expert) const {
+    return (owners.owner(expert) / ranks_per_node - rank / ranks_per_node - 1 + nodes()) % nodes();
+  }
+  MK_HOST_DEVICE std::int32_t rail_peer(std::int32_t node_turn) const {
+    return (rank + (node_turn + 1) * ranks_per_node) % owners.world;
+  }
+  /// The node turn of this rank as its rail peer counts.
+  MK_HOST_DEVICE std::int32_t as_seen_from(std::int32_t node_turn) const { return others() - 1 - node_turn; }
+
+ private:
+  MK_HOST_DEVICE std::int32_t first_rank() const { return rank / ranks_per_node * ranks_per_node; }
 };
 
 /// The pushing warps take pushes in units of so many that follow each other, from one counter: in order,
@@ -96,8 +118,8 @@ struct PushOrder {
 /// spread over the warps; several, because they share a fence and, in one block, the signal.
 inline constexpr std::int32_t kPushUnitRows = 8;
 
-/// What the dispatching CTAs of a rank make of its routing, chunk by chunk: the host's model of it, and the
-/// CPU's. All chunks are counted before the first one is placed.
+/// What the dispatching CTAs of a rank make of its routing, chunk by chunk: the host's model of it. All
+/// chunks are counted before the first one is placed.
 class ChunkedRouting {
  public:
   struct Push {
@@ -107,8 +129,7 @@ class ChunkedRouting {
   };
 
   /// `routed` is kept: it refers to arrays that outlive this.
-  ChunkedRouting(const RoutedTokens& routed, const ExpertOwners& owners, std::int32_t rank,
-                 std::int32_t chunks);
+  ChunkedRouting(const RoutedTokens& routed, const PushOrder& order, std::int32_t chunks);
 
   /// Stops at the chunk's first problem.
   void count(std::int32_t chunk);
@@ -118,33 +139,67 @@ class ChunkedRouting {
   /// The first problem of all.
   RoutingProblem problem() const;
   /// [experts]: rows that this rank sends to each.
-  std::vector<std::int32_t> counts() const;
+  std::vector<std::int32_t> counts() const { return total(&Chunk::by_expert); }
+  /// Tokens that cross to the node of that turn.
+  std::int32_t crossings(std::int32_t node_turn) const;
 
   // When all chunks are placed.
-  /// 0 .. tokens * topk - 1, in the order of PushOrder; within an expert in token order.
-  Push push(std::int32_t number) const;
+  /// Rows for this node's experts, in the order of PushOrder; within an expert in token order.
+  Push push(std::int32_t number) const { return row(pushed_[static_cast<std::size_t>(number)]); }
   std::int32_t pushes() const { return static_cast<std::int32_t>(pushed_.size()); }
+  Push row(std::int32_t entry) const {
+    return {entry, routed_.experts[entry], index_[static_cast<std::size_t>(entry)]};
+  }
   /// [tokens], ascending by last_local(), within it in token order.
   const std::vector<std::int32_t>& token_order() const { return token_order_; }
+  /// The token that crosses as number 0 .. crossings() - 1: by the first local expert that it has there.
+  std::int32_t crossing(std::int32_t node_turn, std::int32_t number) const {
+    return crossing_[at(node_turn, number)];
+  }
+  /// As which number the sum of a token's rows there returns: by its last local expert there, because sums
+  /// become ready in this order. -1: it has no expert there.
+  std::int32_t returning(std::int32_t node_turn, std::int32_t token) const {
+    return returning_[at(node_turn, token)];
+  }
+  /// Entries of a token with experts on the node of that turn, in top-k order.
+  std::vector<std::int32_t> entries(std::int32_t node_turn, std::int32_t token) const;
 
  private:
   struct Chunk {
     RoutingProblem problem;
-    std::vector<std::int32_t> by_step;   ///< rows, by step of the push order
-    std::vector<std::int32_t> by_local;  ///< tokens, by last_local()
+    std::vector<std::int32_t> by_expert;  ///< rows
+    std::vector<std::int32_t> by_local;   ///< tokens, by last_local()
+    std::vector<std::int32_t> by_first;   ///< tokens, by node turn and the first local expert there
+    std::vector<std::int32_t> by_last;    ///< tokens, by node turn and the last local expert there
+  };
+  using Kinds = std::vector<std::int32_t>;
+  /// Of a token on the node of a turn: first and last local expert. first < 0: none.
+  struct Span {
+    std::int32_t first = -1, last = -1;
   };
   Range tokens(std::int32_t chunk) const { return block_range(routed_.tokens, chunks(), chunk); }
   std::int32_t chunks() const { return static_cast<std::int32_t>(chunks_.size()); }
-  /// Where a chunk's rows or tokens of every kind begin: behind all of the kinds before, and those of its own
-  /// kind in the chunks before.
-  std::vector<std::int32_t> begin_of(std::int32_t chunk, std::vector<std::int32_t> Chunk::*counts) const;
-  std::int32_t expert_of(std::int32_t entry) const { return routed_.experts[entry]; }
+  std::size_t at(std::int32_t node_turn, std::int32_t number) const {
+    return static_cast<std::size_t>(node_turn * routed_.tokens + number);
+  }
+  std::size_t kind(std::int32_t node_turn, std::int32_t local) const {
+    return static_cast<std::size_t>(node_turn * order_.owners.max_local() + local);
+  }
+  Span span(std::int32_t node_turn, std::int32_t token) const;
+  /// Of all chunks; of those before `end`.
+  Kinds total(Kinds Chunk::*counts) const { return total(counts, chunks()); }
+  Kinds total(Kinds Chunk::*counts, std::int32_t end) const;
+  /// Where a chunk's tokens of every kind begin: behind those of the kinds before, and those of the chunks
+  /// before. Every `per_node` kinds begin anew.
+  Kinds begin_of(std::int32_t chunk, Kinds Chunk::*counts, std::size_t per_node) const;
 
   RoutedTokens routed_;
   PushOrder order_;
   std::vector<Chunk> chunks_;
-  std::vector<std::int32_t> pushed_;       ///< entries
-  std::vector<std::int32_t> token_order_;  ///< tokens
+  std::vector<std::int32_t> index_;                 ///< by entry
+  std::vector<std::int32_t> pushed_;                ///< entries
+  std::vector<std::int32_t> token_order_;           ///< tokens
+  std::vector<std::int32_t> crossing_, returning_;  ///< [others][tokens]
 };
 
 }  // namespace mkernel::kernels

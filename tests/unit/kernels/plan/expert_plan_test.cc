@@ -16,7 +16,6 @@
 
 #include "kernels/base/types.h"
 #include "kernels/plan/expert_blocks.h"
-#include "kernels/plan/expert_exchange_plan.h"
 #include "kernels/plan/expert_routing.h"
 #include "kernels/plan/expert_tasks.h"
 
@@ -49,7 +48,7 @@ struct Tokens {
 
 ChunkedRouting route(const RoutedTokens& tokens, const ExpertOwners& owners, std::int32_t rank,
                      std::int32_t chunks) {
-  ChunkedRouting routing(tokens, owners, rank, chunks);
+  ChunkedRouting routing(tokens, {owners, rank, owners.world}, chunks);
   // Any order of chunks gives the same.
   for (std::int32_t chunk = chunks; chunk > 0; --chunk) routing.count(chunk - 1);
   for (std::int32_t chunk = chunks; chunk > 0; --chunk) routing.place(chunk - 1);
@@ -191,7 +190,7 @@ TEST_CASE("experts: every pool row is written by one (source, token, j), blocks 
 
 TEST_CASE("experts: pushes go by local expert, owner after owner, and are stable, whatever the chunks") {
   const ExpertOwners owners{5, 2};  // rank 0: 0, 1; rank 1: 2, 3, 4
-  const PushOrder order{owners, 0};
+  const PushOrder order{owners, 0, 2};
   Ints experts;
   for (std::int32_t step = 0; step < order.steps(); ++step) experts.push_back(order.expert(step));
   CHECK(experts == Ints{2, 0, 3, 1, 4, -1});
@@ -217,7 +216,7 @@ TEST_CASE("experts: pushes go by local expert, owner after owner, and are stable
     Ints expected(many.chosen.size()), by_token(200);
     std::iota(expected.begin(), expected.end(), 0);
     std::iota(by_token.begin(), by_token.end(), 0);
-    const PushOrder some_order{some, rank};
+    const PushOrder some_order{some, rank, some.world};
     const auto step_of = [&](std::int32_t entry) { return some_order.step(routed.experts[entry]); };
     std::stable_sort(expected.begin(), expected.end(),
                      [&](std::int32_t a, std::int32_t b) { return step_of(a) < step_of(b); });
@@ -236,7 +235,7 @@ TEST_CASE("experts: pushes go by local expert, owner after owner, and are stable
       std::set<std::int32_t> owners_of_step;
       std::int32_t pushing = 0;
       for (std::int32_t each = 0; each < some.world; ++each) {
-        const std::int32_t expert = PushOrder{some, each}.expert(step);
+        const std::int32_t expert = PushOrder{some, each, some.world}.expert(step);
         if (expert < 0) continue;
         ++pushing;
         owners_of_step.insert(some.owner(expert));
@@ -246,11 +245,41 @@ TEST_CASE("experts: pushes go by local expert, owner after owner, and are stable
   }
 }
 
+TEST_CASE(
+    "experts: a token crosses to a node once, first experts first, and its sum returns by last experts") {
+  const ExpertOwners owners{8, 4};  // two experts a rank, two ranks a node
+  const Ints topk{7, 1,             // token 0: node 1 (local 1), own node
+                  4, 5,             // token 1: node 1 (local 0 and 1)
+                  0, 2,             // token 2: own node
+                  6, 4};            // token 3: node 1 (local 0 twice)
+  const std::vector<float> weights(topk.size(), 1.0F);
+  const RoutedTokens tokens{topk.data(), weights.data(), 4, 2};
+  const PushOrder order{owners, 1, 2};
+  CHECK(order.node_turn(3) == 1);
+  CHECK(order.node_turn(4) == 0);
+  CHECK(order.rail_peer(0) == 3);
+  for (const std::int32_t chunks : {1, 2, 3, 5}) {
+    ChunkedRouting routing(tokens, order, chunks);
+    for (std::int32_t chunk = 0; chunk < chunks; ++chunk) routing.count(chunk);
+    for (std::int32_t chunk = chunks; chunk > 0; --chunk) routing.place(chunk - 1);
+    CHECK(routing.crossings(0) == 3);
+    Ints crossing, returning;
+    for (std::int32_t i = 0; i < 3; ++i) crossing.push_back(routing.crossing(0, i));
+    for (std::int32_t token = 0; token < 4; ++token) returning.push_back(routing.returning(0, token));
+    CHECK(crossing == Ints{1, 3, 0});
+    CHECK(returning == Ints{1, 2, -1, 0});
+    CHECK(pushed_entries(routing) == Ints{4, 5, 1});
+    CHECK(routing.entries(0, 3) == Ints{6, 7});
+    CHECK(routing.row(7).index == 1);
+    CHECK(routing.counts() == Ints{1, 1, 1, 0, 2, 1, 1, 1});
+  }
+}
+
 TEST_CASE("experts: the first bad entry is named, whatever the chunks") {
   const ExpertOwners owners{8, 2};
   const auto problem = [&](const Ints& topk, const std::vector<float>& weights, std::int32_t chunks) {
     const RoutedTokens tokens{topk.data(), weights.data(), static_cast<std::int32_t>(topk.size()) / 2, 2};
-    ChunkedRouting routing(tokens, owners, 0, chunks);
+    ChunkedRouting routing(tokens, {owners, 0, 2}, chunks);
     for (std::int32_t chunk = 0; chunk < chunks; ++chunk) routing.count(chunk);
     return routing.problem().to_status(3, owners.experts).text();
   };
@@ -317,56 +346,6 @@ TEST_CASE("experts: tasks, columns outside and blocks inside, the second product
     }
     CHECK(seen.size() == static_cast<std::size_t>((columns1 + columns2) * owned.all_blocks()));
   }
-}
-
-TEST_CASE("experts: words and data of the exchange do not overlap, and a block's count is the epoch's") {
-  const ExpertExchangePlan plan{.owners = {5, 2},
-                                .cut = {8, 4},
-                                .capacity_rows = 24,
-                                .max_tokens = 6,
-                                .topk = 2,
-                                .columns1 = 3,
-                                .columns2 = 2,
-                                .row_bytes = 16,
-                                .hidden_bytes = 48,
-                                .finished_bytes = 32};
-  CHECK(plan.max_blocks() == 4);
-  std::set<std::uint64_t> words;
-  std::size_t count = 0;
-  const auto add = [&](std::uint64_t at) {
-    words.insert(at);
-    ++count;
-    CHECK(at % 8 == 0);
-    CHECK(at < plan.word_bytes());
-  };
-  for (std::int32_t source = 0; source < 2; ++source) add(plan.counted(source));
-  for (std::int32_t block = 0; block < 4; ++block) {
-    add(plan.arrived(block));
-    add(plan.stored(block));
-    for (std::int32_t column = 0; column < 3; ++column) add(plan.hidden_word(block, column));
-  }
-  for (std::int32_t entry = 0; entry < 12; ++entry) add(plan.finished_word(entry));
-  CHECK(words.size() == count);
-
-  CHECK(plan.counts(0, 0) == plan.word_bytes());
-  CHECK(plan.counts(1, 0) == plan.counts(0, 1) + plan.counts_bytes());
-  CHECK(plan.counts(2, 1) == plan.counts(0, 1));
-  CHECK(plan.row(0) >= plan.counts(1, 1) + 16 + 5 * 4);
-  CHECK(plan.origin(0) >= plan.row(24));
-  CHECK(plan.hidden(0) >= plan.origin(24));
-  CHECK(plan.finished(0) >= plan.hidden(24));
-  CHECK(plan.bytes() >= plan.finished(12));
-
-  const Ints counts{3, 0, 0, 0, 0, 6, 0, 0, 0, 0};
-  const HostExpertTable table(plan.owners, plan.cut, counts);
-  const OwnedExperts mine = table.view().of_rank(0);
-  CHECK(plan.lacking_rows(&mine, 0) == 0);
-  CHECK(plan.lacking_rows(&mine, 1) == 7);
-  CHECK(plan.lacking_rows(&mine, 2) == 8);
-  CHECK(plan.lacking_rows(nullptr, 0) == 8);
-  CHECK(plan.arrived_count(4) == 40);
-  CHECK_FALSE(plan.last_column(2));
-  CHECK(plan.last_column(3));
 }
 
 }  // namespace mkernel::kernels

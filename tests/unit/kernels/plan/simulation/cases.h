@@ -82,7 +82,7 @@ struct MoeCase {
   MoeLoad shape;
 
   Result<Plan> plan(const kernels::Topology& topology, std::uint32_t) const {
-    return MoeWorld::plan_of(shape, static_cast<std::int32_t>(topology.world()));
+    return MoeWorld::plan_of(shape, topology);
   }
   std::string label() const {
     return "MoE experts = " + std::to_string(shape.experts) + ", pattern " + std::to_string(shape.pattern);

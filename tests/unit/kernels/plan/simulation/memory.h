@@ -23,7 +23,8 @@ enum class Content : std::uint64_t {
   kCounts = 6,
   kOrigin = 7,
   kHidden = 8,
-  kFinishedRow = 9
+  kFinishedRow = 9,
+  kCrossing = 10
 };
 
 /// `index`: of the cell, among all that the rank has of this kind.

@@ -12,9 +12,12 @@
 namespace mkernel::test {
 // ---- what is routed ----
 
-MoeWorld::Plan MoeWorld::plan_of(const MoeLoad& load, std::int32_t world) {
+MoeWorld::Plan MoeWorld::plan_of(const MoeLoad& load, const kernels::Topology& topology) {
+  const auto world = static_cast<std::int32_t>(topology.world());
   const kernels::ExpertBlockRows cut{4, 2};
   Plan plan{.owners = {load.experts, world}, .cut = cut};
+  plan.ranks_per_node = static_cast<std::int32_t>(topology.ranks_per_node());
+  plan.pieces = load.pieces;
   plan.max_tokens = load.max_tokens;
   plan.topk = load.topk;
   // In the worst case all ranks send all their rows to one owner, where experts are padded.
@@ -32,7 +35,7 @@ MoeWorld::Plan MoeWorld::plan_of(const MoeLoad& load, std::int32_t world) {
 
 MoeWorld::MoeWorld(const MoeLoad& load, const kernels::Topology& topology, const std::vector<Plan>& plans,
                    const Settings& settings)
-    : World(topology, settings, 0), load_(load), plan_(plans[0]) {
+    : World(topology, settings, topology.nodes() > 1 ? 2 : 0), load_(load), plan_(plans[0]) {
   for (std::int32_t index = 0; index < world(); ++index) {
     add_rank(plan_.bytes(), kCell, static_cast<std::uint64_t>(load.max_tokens) * kCell, kCell);
     counts_.emplace_back();
@@ -74,7 +77,8 @@ const MoeWorld::Launch& MoeWorld::launch(std::uint64_t epoch) {
     Launch& made = launches_.emplace_back();
     for (std::int32_t index = 0; index < world(); ++index) {
       made.tokens.push_back(draw_tokens(index, launches_.size() - 1));
-      kernels::ChunkedRouting routing(made.tokens.back().view(), plan_.owners, index, 1);
+      kernels::ChunkedRouting& routing =
+          made.routings.emplace_back(made.tokens.back().view(), plan_.order(index), 1);
       routing.count(0);
       made.refused |= routing.problem().kind != kernels::RoutingProblem::kNone;
       const std::vector<std::int32_t> counts = routing.counts();
@@ -97,14 +101,23 @@ void MoeWorld::find_origins(Launch& made) const {
   for (std::int32_t owner = 0; owner < world(); ++owner)
     made.origins.emplace_back(static_cast<std::size_t>(made.table->view().of_rank(owner).pool_rows()));
   for (std::int32_t index = 0; index < world(); ++index) {
-    const MoeTokens& tokens = made.tokens[static_cast<std::size_t>(index)];
-    kernels::ChunkedRouting routing(tokens.view(), plan_.owners, index, 1);
-    routing.count(0);
+    kernels::ChunkedRouting& routing = made.routings[static_cast<std::size_t>(index)];
     routing.place(0);
-    for (std::int32_t i = 0; i < routing.pushes(); ++i) {
-      const auto push = routing.push(i);
+    const auto add = [&](std::int32_t entry, const kernels::ExpertRowOrigin& origin) {
+      const auto push = routing.row(entry);
       const auto owner = static_cast<std::size_t>(plan_.owners.owner(push.expert));
-      made.origins[owner][static_cast<std::size_t>(pool_row(made, index, push))] = {index, push.entry};
+      made.origins[owner][static_cast<std::size_t>(pool_row(made, index, push))] = origin;
+    };
+    for (std::int32_t i = 0; i < routing.pushes(); ++i)
+      add(routing.push(i).entry, {index, routing.push(i).entry});
+    const kernels::PushOrder order = plan_.order(index);
+    for (std::int32_t turn = 0; turn < plan_.others(); ++turn) {
+      for (std::int32_t row = 0; row < routing.crossings(turn); ++row) {
+        const std::int32_t token = routing.crossing(turn, row);
+        std::int32_t at = plan_.crossed_entry(order.as_seen_from(turn), routing.returning(turn, token));
+        for (const std::int32_t entry : routing.entries(turn, token))
+          add(entry, {order.rail_peer(turn), at++});
+      }
     }
   }
 }
@@ -122,14 +135,20 @@ void MoeWorld::begin_launch(std::int32_t index, std::uint64_t epoch) {
   if (index == 0) ++(of.refused ? refused_ : computed_);
   counts(index).launches.resize(static_cast<std::size_t>(epoch) + 1);
   own(index, epoch).routing = std::make_unique<kernels::ChunkedRouting>(
-      of.tokens[static_cast<std::size_t>(index)].view(), plan_.owners, index, load_.dispatch_ctas);
+      of.tokens[static_cast<std::size_t>(index)].view(), plan_.order(index), load_.dispatch_ctas);
   for (std::int32_t number = 0; number < ctas(index); ++number)
     scheduler_.spawn(index, "CTA", cta(index, epoch, number));
 }
 
 Task MoeWorld::cta(std::int32_t index, std::uint64_t epoch, std::int32_t number) {
   Cta shared;
+  const bool crosses = number == 0 && plan_.others() > 0;
+  if (crosses) {
+    scheduler_.spawn(index, "forward counts", forward_counts(index, epoch, shared));
+    scheduler_.spawn(index, "inter_send", inter_send(index, epoch, shared));
+  }
   co_await work(index, epoch, number, shared);
+  if (crosses) co_await scheduler_.meet(shared.crossed, 2);
   end_cta(index);
 }
 
@@ -156,8 +175,7 @@ Task MoeWorld::route(std::int32_t index, std::uint64_t epoch, std::int32_t numbe
   co_await scheduler_.step();
   routing.count(number);
   if (number == 0 && !has(Fault::kWorkNotZeroed)) {
-    const std::uint64_t next = (epoch + 1) & 1;
-    counts(index).pushes[next] = counts(index).tasks[next] = counts(index).tokens[next] = 0;
+    for (std::int32_t& counter : counts(index).work[(epoch + 1) & 1]) counter = 0;
   }
   co_await scheduler_.step();
   scheduler_.add(counts(index).chunks, 1);
@@ -165,8 +183,8 @@ Task MoeWorld::route(std::int32_t index, std::uint64_t epoch, std::int32_t numbe
     shared.gave_up = true;
     co_return;
   }
-  for (std::int32_t ahead = 1 + number; ahead <= world(); ahead += load_.dispatch_ctas)
-    co_await send_counts(index, epoch, (index + ahead) % world());
+  for (std::int32_t ahead = 1 + number; ahead <= ranks_per_node(); ahead += load_.dispatch_ctas)
+    co_await send_counts(index, epoch, rank_at(node_of(index), local_of(index) + ahead));
   if (routing.problem().kind == kernels::RoutingProblem::kNone) routing.place(number);
   co_await scheduler_.step();
   scheduler_.add(counts(index).placed, 1);
@@ -226,39 +244,54 @@ Task MoeWorld::push(std::int32_t index, std::uint64_t epoch, Cta& shared) {
   co_await scheduler_.meet(shared.pushed, static_cast<std::uint64_t>(load_.push_warps));
 }
 
-/// Units of rows that follow each other: all of a unit's rows, a release, then the counts of their blocks.
 Task MoeWorld::push_warp(std::int32_t index, std::uint64_t epoch, Cta& shared) {
+  if (has(Fault::kForwardsFirst)) co_await forward(index, epoch);
+  co_await stage(index, epoch);
+  co_await push_units(index, epoch);
+  co_await forward(index, epoch);
+  scheduler_.add(shared.pushed, 1);
+}
+
+/// Units of rows that follow each other.
+Task MoeWorld::push_units(std::int32_t index, std::uint64_t epoch) {
   const kernels::ChunkedRouting& routing = *own(index, epoch).routing;
-  const kernels::ExpertTable table = launch(epoch).table->view();
   for (;;) {
     co_await scheduler_.step();
-    const std::int32_t first = counts(index).pushes[epoch & 1]++ * load_.push_unit;
+    const std::int32_t first = take(index, epoch, kPushing) * load_.push_unit;
     if (first >= routing.pushes()) break;
     std::vector<Pushed> unit;
-    for (std::int32_t i = first; i < std::min(first + load_.push_unit, routing.pushes()); ++i) {
-      const auto push = routing.push(i);
-      const std::int32_t owner = plan_.owners.owner(push.expert);
-      const std::int32_t row = pool_row(launch(epoch), index, push);
-      const std::int32_t block = table.of_rank(owner).block_of(plan_.owners.local(push.expert), row);
-      unit.push_back({{index, push.entry}, owner, block, row});
-    }
-    const auto signal = [&] {
-      for (const Pushed& each : unit) scheduler_.add(word(each.owner, plan_.arrived(each.block)), 1);
-    };
-    if (has(Fault::kCountFirst)) signal();
-    for (const Pushed& each : unit) {
-      begin_write(memory(each.owner), {plan_.row(each.row), plan_.row_bytes});
-      begin_write(memory(each.owner), {plan_.origin(each.row), kCell});
-    }
-    co_await scheduler_.step();
-    for (const Pushed& each : unit) {
-      memory(each.owner).end_write({plan_.row(each.row), plan_.row_bytes}, row_stamp(epoch, each.origin));
-      memory(each.owner).end_write({plan_.origin(each.row), kCell}, origin_stamp(epoch, each.origin));
-    }
-    co_await scheduler_.step();
-    if (!has(Fault::kCountFirst)) signal();
+    for (std::int32_t i = first; i < std::min(first + load_.push_unit, routing.pushes()); ++i)
+      unit.push_back(pushed(launch(epoch), index, routing.push(i), {index, routing.push(i).entry}));
+    co_await write_rows(epoch, unit, true);
   }
-  scheduler_.add(shared.pushed, 1);
+}
+
+MoeWorld::Pushed MoeWorld::pushed(const Launch& of, std::int32_t source,
+                                  const kernels::ChunkedRouting::Push& push,
+                                  const kernels::ExpertRowOrigin& origin) const {
+  const std::int32_t owner = plan_.owners.owner(push.expert), row = pool_row(of, source, push);
+  const kernels::OwnedExperts owned = of.table->view().of_rank(owner);
+  return {origin, owner, owned.block_of(plan_.owners.local(push.expert), row), row};
+}
+
+/// All rows of a unit, a release, then the counts of their blocks.
+Task MoeWorld::write_rows(std::uint64_t epoch, std::vector<Pushed> unit, bool right) {
+  const auto signal = [&] {
+    for (const Pushed& each : unit) scheduler_.add(word(each.owner, plan_.arrived(each.block)), 1);
+  };
+  if (has(Fault::kCountFirst)) signal();
+  for (const Pushed& each : unit) {
+    begin_write(memory(each.owner), {plan_.row(each.row), plan_.row_bytes});
+    begin_write(memory(each.owner), {plan_.origin(each.row), kCell});
+  }
+  co_await scheduler_.step();
+  for (const Pushed& each : unit) {
+    memory(each.owner)
+        .end_write({plan_.row(each.row), plan_.row_bytes}, row_stamp(epoch, each.origin), right);
+    memory(each.owner).end_write({plan_.origin(each.row), kCell}, origin_stamp(epoch, each.origin), right);
+  }
+  co_await scheduler_.step();
+  if (!has(Fault::kCountFirst)) signal();
 }
 
 }  // namespace mkernel::test

@@ -1,5 +1,5 @@
 // The mixture of experts on the GPU as step machines: routing, exchange of counts, pushed rows, tiles of two
-// products, sums of finished rows. Today's plan is that of one node.
+// products, sums of finished rows, and what crosses nodes.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,7 @@ struct MoeLoad {
   std::int32_t dispatch_ctas = 2, compute_ctas = 2;
   std::int32_t push_warps = 2, sum_warps = 2;  ///< of a CTA
   std::int32_t push_unit = 2;                  ///< rows
+  std::int32_t pieces = 3;                     ///< of what crosses to a node
   std::int32_t taken_ahead = 2;                ///< tasks that a CTA holds beside the one that it loads
   bool early_sums = false;                     ///< dispatching CTAs sum before they compute
 };
@@ -52,7 +53,7 @@ class MoeWorld : public World {
   using Plan = kernels::ExpertExchangePlan;
   static constexpr std::uint64_t kCell = 8;  ///< of a row's column tile, of a token's result, of an origin
 
-  static Plan plan_of(const MoeLoad& load, std::int32_t world);
+  static Plan plan_of(const MoeLoad& load, const kernels::Topology& topology);
   MoeWorld(const MoeLoad& load, const kernels::Topology& topology, const std::vector<Plan>& plans,
            const Settings& settings);
 
@@ -65,12 +66,15 @@ class MoeWorld : public World {
 
   /// What all ranks' routing in a launch comes to: the table that each of them builds.
   struct Launch {
-    std::vector<MoeTokens> tokens;  ///< by rank
+    std::vector<MoeTokens> tokens;                  ///< by rank
+    std::vector<kernels::ChunkedRouting> routings;  ///< by rank
     std::vector<std::int32_t> counts;
     std::unique_ptr<kernels::HostExpertTable> table;
     std::vector<std::vector<kernels::ExpertRowOrigin>> origins;  ///< by owner and pool row
     bool refused = false;
   };
+  /// What warps or CTAs take units of, in the order in which one of them may do several.
+  enum KindOfWork { kStaging, kPushing, kForwarding, kTiles, kCrossedSums, kOwnSums, kKindsOfWork };
   /// A rank's private memory in a launch.
   struct Private {
     std::unique_ptr<kernels::ChunkedRouting> routing;
@@ -82,7 +86,7 @@ class MoeWorld : public World {
   /// A rank's private memory over all launches.
   struct Counts {
     Word chunks{}, placed{}, tabled{};
-    std::int32_t pushes[2] = {}, tasks[2] = {}, tokens[2] = {};  ///< work counters
+    std::int32_t work[2][kKindsOfWork] = {};  ///< counters
     std::deque<Private> launches;
   };
   struct Pushed {
@@ -95,13 +99,15 @@ class MoeWorld : public World {
     bool all_loaded = false;
     bool gave_up = false;  ///< a wait of the CTA did: it begins nothing more
     Word loaded{}, stored{};
-    Word pushed{}, computed{}, summed{};  ///< roles that have ended
+    Word pushed{}, computed{}, summed{}, crossed{};  ///< roles that have ended
   };
 
   const Launch& launch(std::uint64_t epoch);
   /// Pool row of a push of `index`, at the expert's owner.
   std::int32_t pool_row(const Launch& of, std::int32_t index,
                         const kernels::ChunkedRouting::Push& push) const;
+  Pushed pushed(const Launch& of, std::int32_t source, const kernels::ChunkedRouting::Push& push,
+                const kernels::ExpertRowOrigin& origin) const;
   void find_origins(Launch& made) const;
   MoeTokens draw_tokens(std::int32_t index, std::uint64_t epoch) const;
   std::int32_t world() const { return static_cast<std::int32_t>(topology_.world()); }
@@ -111,6 +117,26 @@ class MoeWorld : public World {
   }
   Memory& memory(std::int32_t index) { return rank(index).workspace; }
   Word& word(std::int32_t index, std::uint64_t at) { return memory(index).word(at); }
+  std::int32_t take(std::int32_t index, std::uint64_t epoch, KindOfWork kind) {
+    return counts(index).work[epoch & 1][kind]++;
+  }
+  /// A token's rows on the node of its source's rail peer, as a unit of work there.
+  struct Crossed {
+    const kernels::ChunkedRouting* routing;  ///< of the source
+    std::int32_t turn, source, seen;  ///< the source's node turn here, its rank; this node's turn there
+    std::int32_t rows;                ///< that cross from there
+  };
+  Crossed crossed(std::int32_t index, std::uint64_t epoch, std::int32_t turn);
+  std::int32_t most_crossed(std::int32_t index, std::uint64_t epoch);
+  Stamp crossing_stamp(std::uint64_t epoch, std::int32_t from, std::int32_t turn, std::int32_t row) const {
+    return stamp(epoch, Content::kCrossing, from,
+                 std::int64_t{turn * plan_.max_tokens + row} *
+                     static_cast<std::int64_t>(plan_.crossing_bytes() / kCell));
+  }
+  Stamp sum_stamp(std::uint64_t epoch, std::int32_t from, std::int32_t turn, std::int32_t returning) const {
+    return stamp(epoch, Content::kNodeSum, from,
+                 std::int64_t{turn * plan_.max_tokens + returning} * plan_.last_columns());
+  }
   std::uint64_t counts_at(std::uint64_t epoch, std::int32_t source) const {
     return plan_.counts(has(Fault::kOneCounts) ? 0 : epoch, source);
   }
@@ -131,6 +157,15 @@ class MoeWorld : public World {
   Task build_table(std::int32_t index, std::uint64_t epoch, Cta& shared);
   Task add_lacking_rows(std::int32_t index, std::uint64_t epoch, std::int32_t number);
   Task push(std::int32_t index, std::uint64_t epoch, Cta& shared);
+  Task stage(std::int32_t index, std::uint64_t epoch);
+  Task push_units(std::int32_t index, std::uint64_t epoch);
+  Task forward(std::int32_t index, std::uint64_t epoch);
+  Task write_rows(std::uint64_t epoch, std::vector<Pushed> unit, bool right);
+  Task forward_counts(std::int32_t index, std::uint64_t epoch, Cta& shared);
+  Task inter_send(std::int32_t index, std::uint64_t epoch, Cta& shared);
+  Task put_all(std::int32_t index, std::uint64_t epoch);
+  Task sum_crossed(std::int32_t index, std::uint64_t epoch);
+  Task sum_own(std::int32_t index, std::uint64_t epoch);
   Task push_warp(std::int32_t index, std::uint64_t epoch, Cta& shared);
   Task compute(std::int32_t index, std::uint64_t epoch, Cta& shared);
   Task load(std::int32_t index, std::uint64_t epoch, Cta& shared);
@@ -153,6 +188,8 @@ class MoeWorld : public World {
     return stamp(epoch, content, origin.rank, std::int64_t{origin.entry} * columns + column);
   }
   Tile task_at(std::int32_t index, std::uint64_t epoch, std::int32_t number);
+  bool own_rows_hold(std::int32_t index, std::uint64_t epoch, std::int32_t token,
+                     const std::vector<std::int32_t>& near);
   bool inputs_hold(std::int32_t index, std::uint64_t epoch, const Tile& task);
   /// Pool rows of a block, and whose they are.
   template <class Visit>

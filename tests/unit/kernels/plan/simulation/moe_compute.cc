@@ -45,7 +45,7 @@ Task MoeWorld::load(std::int32_t index, std::uint64_t epoch, Cta& shared) {
   const std::int32_t all = own(index, epoch).tasks.tasks();
   for (std::size_t i = 0; !shared.gave_up; ++i) {
     while (shared.taken.size() <= i + static_cast<std::size_t>(load_.taken_ahead)) {
-      shared.taken.push_back(counts(index).tasks[epoch & 1]++);
+      shared.taken.push_back(take(index, epoch, kTiles));
       co_await scheduler_.step();
     }
     if (shared.taken[i] >= all) break;
@@ -137,29 +137,58 @@ Task MoeWorld::sum(std::int32_t index, std::uint64_t epoch, Cta& shared) {
   co_await scheduler_.meet(shared.summed, static_cast<std::uint64_t>(load_.sum_warps));
 }
 
-/// Tokens in the order of their last expert: all finished rows of one.
 Task MoeWorld::sum_warp(std::int32_t index, std::uint64_t epoch, Cta& shared) {
-  const std::vector<std::int32_t>& order = own(index, epoch).routing->token_order();
-  for (bool here = true; here;) {
+  if (has(Fault::kOwnSumsFirst)) co_await sum_own(index, epoch);
+  co_await sum_crossed(index, epoch);
+  co_await sum_own(index, epoch);
+  scheduler_.add(shared.summed, 1);
+}
+
+/// Tokens in the order of their last expert: the finished rows of this node's experts, and of every other
+/// node their sum.
+Task MoeWorld::sum_own(std::int32_t index, std::uint64_t epoch) {
+  const kernels::ChunkedRouting& routing = *own(index, epoch).routing;
+  const std::vector<std::int32_t>& order = routing.token_order();
+  for (;;) {
     co_await scheduler_.step();
-    const std::int32_t number = counts(index).tokens[epoch & 1]++;
-    if (number >= static_cast<std::int32_t>(order.size())) break;
-    const std::int32_t token = order[static_cast<std::size_t>(number)], entry = token * plan_.topk;
-    for (std::int32_t j = 0; here && j < plan_.topk && !has(Fault::kSumsUnwaited); ++j)
-      here = co_await scheduler_.wait(word(index, plan_.finished_word(entry + j)), Plan::stamp(epoch));
-    if (!here) break;
-    bool right = own(index, epoch).right;
-    const auto check = [&] {
-      right &= holds(index, epoch, memory(index),
-                     {plan_.finished(entry), static_cast<std::uint64_t>(plan_.topk) * plan_.finished_bytes},
-                     tile_stamp(epoch, Content::kFinishedRow, {index, entry}, 0), "a finished row");
-    };
-    check();
+    const std::int32_t number = take(index, epoch, kOwnSums);
+    if (number >= static_cast<std::int32_t>(order.size())) co_return;
+    const std::int32_t token = order[static_cast<std::size_t>(number)];
+    const std::vector<std::int32_t> near = routing.entries(plan_.others(), token);
+    for (const std::int32_t entry : near) {
+      if (has(Fault::kSumsUnwaited)) break;
+      if (!co_await scheduler_.wait(word(index, plan_.finished_word(entry)), Plan::stamp(epoch))) co_return;
+    }
+    for (std::int32_t turn = 0; turn < plan_.others(); ++turn) {
+      const std::int32_t returning = routing.returning(turn, token);
+      if (returning < 0 || has(Fault::kNoArrivals)) continue;
+      const std::int32_t piece = plan_.piece_of(returning, routing.crossings(turn));
+      Channel& sums = channel(plan_.order(index).rail_peer(turn), index, 1);
+      if (!co_await scheduler_.wait(sums.arrivals_seen, plan_.sums_arrivals(epoch, piece))) co_return;
+    }
+    bool right = own(index, epoch).right && own_rows_hold(index, epoch, token, near);
     co_await scheduler_.step();
-    check();
+    right = right && own_rows_hold(index, epoch, token, near);
     write_result(index, epoch, {static_cast<std::uint64_t>(token) * kCell, kCell}, right);
   }
-  scheduler_.add(shared.summed, 1);
+}
+
+bool MoeWorld::own_rows_hold(std::int32_t index, std::uint64_t epoch, std::int32_t token,
+                             const std::vector<std::int32_t>& near) {
+  bool right = true;
+  for (const std::int32_t entry : near) {
+    right &= holds(index, epoch, memory(index), {plan_.finished(entry), plan_.finished_bytes},
+                   tile_stamp(epoch, Content::kFinishedRow, {index, entry}, 0), "a finished row");
+  }
+  const kernels::PushOrder order = plan_.order(index);
+  for (std::int32_t turn = 0; turn < plan_.others(); ++turn) {
+    const std::int32_t returning = own(index, epoch).routing->returning(turn, token);
+    if (returning < 0) continue;
+    right &=
+        holds(index, epoch, memory(index), {plan_.sum_in(turn, returning), plan_.finished_bytes},
+              sum_stamp(epoch, order.rail_peer(turn), order.as_seen_from(turn), returning), "a node's sum");
+  }
+  return right;
 }
 
 // ---- the end ----
@@ -172,6 +201,12 @@ std::string MoeWorld::check_counts() {
     wrong = std::string(what) + " of rank " + std::to_string(index) + " ends at " + std::to_string(value) +
             ", not " + std::to_string(expected);
   };
+  const auto pieces = static_cast<std::uint64_t>(plan_.pieces);
+  for (const auto& [key, each] : channels()) {
+    const std::uint64_t puts = launches * (each.lane == 0 ? pieces + 1 : pieces);
+    check(each.from, "puts", each.posted, puts);
+    check(each.from, "completions", each.completions, puts);
+  }
   for (std::int32_t index = 0; index < world(); ++index) {
     for (std::int32_t source = 0; source < world(); ++source)
       check(index, "counted[]", word(index, plan_.counted(source)).value, launches);

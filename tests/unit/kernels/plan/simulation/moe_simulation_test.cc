@@ -1,6 +1,6 @@
-// The mixture of experts' plan on one node of up to 16 ranks: whatever the order of steps, nobody is stuck,
-// nothing is overwritten while somebody may still read it, every tile is computed once from this launch's
-// rows, and every token's sum has all its rows.
+// The mixture of experts' plan on every split of up to 16 ranks: whatever the order of steps, nobody is
+// stuck, nothing is overwritten while somebody may still read it, every tile is computed once from this
+// launch's rows, and every token's sum has all its rows.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -13,8 +13,6 @@ namespace mkernel::test::moe {
 namespace {
 
 using kernels::Topology;
-
-const Topology kWorlds[] = {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8}, {1, 16}};
 
 const MoeCase kUsual{{}};
 /// One CTA that dispatches, one that computes, one warp each; more ranks than experts on some worlds.
@@ -46,7 +44,7 @@ Totals play(const std::vector<MoeCase>& cases, std::uint64_t seeds) {
   seeds = (seeds + 3) / 4;
 #endif
   Totals all;
-  for (const Topology& topology : kWorlds) {
+  for (const Topology& topology : worlds()) {
     for (const MoeCase& given : cases) {
       const Played<MoeCase> played(given, topology);
       for (std::uint64_t seed = 0; seed < seeds; ++seed) {
@@ -97,6 +95,16 @@ TEST_CASE("MoE: the simulation sees what is wrong") {
   check_seen(with(kUsual, MoeLoad::kBadEntry), two, Fault::kRefusalUncounted, "stuck");
   check_seen(kUsual, two, Fault::kWorkNotZeroed, "with a wrong result");
   check_seen(kUsual, two, Fault::kCountFirst, "in launch");
+
+  const Topology nodes(2, 1), square(2, 2);
+  check_seen(kUsual, square, Fault::kNoArrivals, "reads");
+  check_seen(kUsual, nodes, Fault::kNoCompletions, "before it is completed");
+  check_seen(kUsual, nodes, Fault::kOneLeaverLess, "stuck");
+  check_seen(kFewest, nodes, Fault::kOwnSumsFirst, "stuck");
+  check_seen(kFewest, nodes, Fault::kForwardsFirst, "stuck");
+  check_seen(kUsual, square, Fault::kRowsBeforeCounts, "in launch");
+  check_seen(with(kFewest, MoeLoad::kOneToken), square, Fault::kOneCounts, "reads counts in launch");
+  check_seen(with(kUsual, MoeLoad::kBadEntry), square, Fault::kRefusalUncounted, "stuck");
 }
 
 }  // namespace mkernel::test::moe

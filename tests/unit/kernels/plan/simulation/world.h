@@ -40,6 +40,7 @@ enum class Fault {
   kHiddenUnwaited,      ///< the second product does not wait for the first
   kBlockUnwaited,       ///< the first product does not wait for its rows
   kSumsUnwaited,        ///< tokens are summed without a wait
+  kForwardsFirst,       ///< warps forward what has arrived before they stage what others wait for
   kSumsFirst,           ///< all CTAs sum before they compute
   kFirstColumnSignals,  ///< finished rows are signalled when one column tile is out
   kLackingRows,         ///< the owner does not add what a block lacks

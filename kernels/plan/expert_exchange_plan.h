@@ -10,26 +10,16 @@
 
 namespace mkernel::kernels {
 
-/// In the operation's own workspace of every rank. 64-bit words, which only grow:
-///
-///   word                     writer, how                               waiter            meaning in launch e
-///   counted[source]          source, stores e + 1; from another node   table's CTA       its counts are in;
-///   its launch e - 1 is over
-///                            the source's rail peer here
-///   arrived[block]           pushing warps, add rows; the owner adds   first product     (e + 1) x block
-///   rows: the block is whole
-///                            what a whole block lacks
-///   hidden[block][column]    the tile's CTA, stores e + 1              second product    this part of h is
-///   written stored[block]            CTAs of the last product, add 1           nobody            who adds
-///   the last of a launch's column tiles
-///                                                                                        signals the block's
-///                                                                                        rows
-///   finished[entry]          the owner of the expert, stores e + 1     summing warps     the finished row is
-///   where it is summed staged[node turn][row]   staging warps, store e + 1                inter_send the row
-///   may be put forwarded[node turn][row] forwarding warps, store e + 1            summing warps     the
-///   row's copies are pushed, its head is known summed[node turn][row]   summing warps, store e + 1
-///   inter_send        the sum may be put
-///
+/// In the operation's own workspace of every rank. 64-bit words, which only grow; what launch e waits for
+/// (the README of moe_dispatch_gemm has writers and waiters):
+///   counted[source]             e + 1: its counts are in, and its launch e - 1 is over
+///   arrived[block]              (e + 1) x block rows: all rows of the block are in the pool
+///   hidden[block][column]       e + 1: this part of what lies between the products is written
+///   stored[block]               nobody waits: who adds the last of a launch's column tiles signals the rows
+///   finished[entry]             e + 1: the finished row is where it is summed
+///   staged[node turn][row]      e + 1: the row may be put
+///   forwarded[node turn][row]   e + 1: copies of the row are pushed, and its head has been read
+///   summed[node turn][row]      e + 1: the sum may be put
 /// and arrival counts, of the channels between rail peers: on lane 0 the counts, then rows, on lane 1 sums. A
 /// launch puts as many times on a channel whatever its routing: rows are cut into `pieces` pieces, of which
 /// some may be empty. So what is waited for follows from the epoch alone, and no rank keeps totals.
@@ -39,18 +29,19 @@ namespace mkernel::kernels {
 /// between CTAs of one rank: barriers of the dispatching CTAs, the table's word, and work counters (which
 /// start at 0 in every launch: a launch uses one of two, and zeroes the other).
 ///
-/// The data; `row` of a node turn is a number of crossing (ChunkedRouting), or of returning where sums are:
-///   counts[e & 1][source]    RoutingProblem, int32 [experts]: what the source sends to each expert, int32
-///                            [nodes]: how many of its tokens cross to each node
-///   rows[row]                the pool: one token's row for one expert; experts in local order (OwnedExperts)
-///   origins[row]             ExpertRowOrigin: where the finished row goes
-///   hidden[row]              between the products, written and read on this rank alone
-///   finished[entry]          finished rows, without their weights: of own tokens [max_tokens][topk], then,
-///   by
-///                            node turn, of tokens that crossed to this rank
-///   crossing_out[node turn][row], crossing_in[...]   a token's row behind its head: number of returning, and
-///                            CrossingEntry [topk]. Sender and receiver, each with the other one's node turn
-///   sums_out[node turn][row], sums_in[...]           the weighted sum of a token's rows of a node
+/// The data. `row` of a node turn is a number of crossing (ChunkedRouting), or of returning where sums are:
+///   counts[e & 1][source]       RoutingProblem; int32 [experts]: rows that the source sends to each expert;
+///                               int32 [nodes]: tokens of it that cross to each node
+///   row[pool row]               one token's row for one expert; experts in local order (OwnedExperts)
+///   origin[pool row]            ExpertRowOrigin: where the finished row goes
+///   hidden[pool row]            between the products, written and read on this rank alone
+///   finished[entry]             finished rows, without their weights: of own tokens [max_tokens][topk], then
+///                               by node turn of tokens that crossed to this rank
+///   crossing_out[node turn][row], crossing_in[node turn][row]
+///                               head (number of returning, number of entries), CrossingEntry [topk], the
+///                               token's row; at the sender and at the receiver
+///   sum_out[node turn][row], sum_in[node turn][row]
+///                               the weighted sum of a token's rows of one node; at the two, the other way
 ///
 /// Why nothing is overwritten that somebody may still read. The exchange of counts is the barrier between
 /// launches: a rank sends its counts of launch e when its launch e - 1 is over, and all else that it writes
@@ -125,6 +116,7 @@ struct ExpertExchangePlan {
   MK_HOST_DEVICE std::int32_t crossed_entry(std::int32_t node_turn, std::int32_t returning) const {
     return ((1 + node_turn) * max_tokens + returning) * topk;
   }
+  /// Of finished[]; below 2^31.
   MK_HOST_DEVICE std::int32_t entries() const { return nodes() * max_tokens * topk; }
 
   // Puts. `rows`: that cross to a node in this launch; none when it is refused.

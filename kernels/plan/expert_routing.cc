@@ -16,6 +16,15 @@ Status RoutingProblem::to_status(std::int32_t rank, std::int32_t experts) const 
   return {StatusCode::kInvalidArgument, text};
 }
 
+Status refusal_of(std::span<const RoutingProblem> problems, const HostExpertTable& table,
+                  std::int32_t capacity) {
+  for (std::size_t rank = 0; rank < problems.size(); ++rank) {
+    MK_RETURN_IF_ERROR(
+        problems[rank].to_status(static_cast<std::int32_t>(rank), table.view().owners.experts));
+  }
+  return table.check_capacity(capacity);
+}
+
 ChunkedRouting::ChunkedRouting(const RoutedTokens& routed, const PushOrder& order, std::int32_t chunks)
     : routed_(routed),
       order_(order),

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,11 @@ struct RoutingProblem {
   Status to_status(std::int32_t rank, std::int32_t experts) const;
 };
 static_assert(sizeof(RoutingProblem) == 16);
+
+/// Why a launch is refused, the same on every rank: the problem of the lowest rank that has one; else more
+/// rows than a pool of `capacity` padded rows holds. `problems`: [world].
+Status refusal_of(std::span<const RoutingProblem> problems, const HostExpertTable& table,
+                  std::int32_t capacity);
 
 /// What is wrong with one entry. In an entry with several problems the expert comes before the weight.
 MK_HOST_DEVICE inline RoutingProblem problem_of(const RoutedTokens& routed, std::int32_t experts,

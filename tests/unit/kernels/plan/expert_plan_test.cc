@@ -1,5 +1,5 @@
 // The plan of a mixture of experts on the GPU: owners, blocks, places in the pools, orders of pushes and
-// tokens, tasks, offsets. The protocol is simulated in simulation/moe_simulation_test.cc.
+// tokens, tasks. The protocol is simulated in simulation/moe_simulation_test.cc.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -296,6 +296,19 @@ TEST_CASE("experts: the first bad entry is named, whatever the chunks") {
     CHECK(problem({0, 1, 2, 2, 4, 4}, bad, chunks) ==
           "moe: rank 3: topk[1, 1] = 2, an expert that this token has already");
   }
+}
+
+TEST_CASE("experts: a launch is refused for the lowest rank's problem, then for its rows") {
+  const Ints counts{3, 0, 2, 9};
+  const HostExpertTable table({2, 2}, {}, counts);
+  std::vector<RoutingProblem> problems(2);
+  CHECK(refusal_of(problems, table, 64).ok());
+  CHECK(refusal_of(problems, table, 0).code() == StatusCode::kResourceExhausted);
+  problems[1] = {RoutingProblem::kTwice, 4, 1, 1};
+  CHECK(refusal_of(problems, table, 0).text() ==
+        "moe: rank 1: topk[4, 1] = 1, an expert that this token has already");
+  problems[0] = {RoutingProblem::kOutOfRange, 7, 0, 2};
+  CHECK(refusal_of(problems, table, 0).text() == "moe: rank 0: topk[7, 0] = 2, but it must be 0..1");
 }
 
 TEST_CASE("experts: tasks, columns outside and blocks inside, the second product behind its lead") {

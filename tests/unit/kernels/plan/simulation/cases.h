@@ -12,6 +12,7 @@
 #include "kernels/plan/topology.h"
 #include "tests/unit/kernels/plan/simulation/ag_gemm.h"
 #include "tests/unit/kernels/plan/simulation/gemm_ar.h"
+#include "tests/unit/kernels/plan/simulation/moe.h"
 #include "tests/unit/kernels/plan/simulation/tile_reduce.h"
 
 namespace mkernel::test {
@@ -72,6 +73,20 @@ struct GemmArCase : SumCase {
     return plan;
   }
   std::string label() const { return "GEMM+AR m = " + std::to_string(shape.m); }
+};
+
+struct MoeCase {
+  using Plan = MoeWorld::Plan;
+  using World = MoeWorld;
+
+  MoeLoad shape;
+
+  Result<Plan> plan(const kernels::Topology& topology, std::uint32_t) const {
+    return MoeWorld::plan_of(shape, topology);
+  }
+  std::string label() const {
+    return "MoE experts = " + std::to_string(shape.experts) + ", pattern " + std::to_string(shape.pattern);
+  }
 };
 
 /// One case on one world: planned once, played with many seeds.

@@ -23,11 +23,12 @@ struct Outcome {
   std::int32_t failed_ranks = 0;
 };
 
-/// Many seeds of a case on all of kWorlds; a wait gives up early in some, late in others.
+/// Many seeds of a case on all `worlds`; a wait gives up early in some, late in others.
 template <class Case>
-Outcome play(const std::vector<Case>& cases, Fault fault, std::uint64_t seeds) {
+Outcome play(const std::vector<Case>& cases, const std::vector<Topology>& worlds, Fault fault,
+             std::uint64_t seeds) {
   Outcome all;
-  for (const Topology& topology : kWorlds) {
+  for (const Topology& topology : worlds) {
     for (const Case& given : cases) {
       const Played<Case> played(given, topology);
       for (std::uint64_t seed = 0; seed < seeds; ++seed) {
@@ -47,12 +48,13 @@ Outcome play(const std::vector<Case>& cases, Fault fault, std::uint64_t seeds) {
 }
 
 template <class Case>
-void check(const std::vector<Case>& cases, std::uint64_t seeds) {
-  const Outcome stopped = play(cases, Fault::kNone, seeds);
+void check(const std::vector<Case>& cases, std::uint64_t seeds,
+           const std::vector<Topology>& worlds = kWorlds) {
+  const Outcome stopped = play(cases, worlds, Fault::kNone, seeds);
   CHECK(stopped.lies == 0);
   CHECK(stopped.good_launches > 0);
   CHECK(stopped.failed_ranks > 0);
-  const Outcome going_on = play(cases, Fault::kGoesOn, seeds);
+  const Outcome going_on = play(cases, worlds, Fault::kGoesOn, seeds);
   CHECK(going_on.lies > 0);  // or the simulation would show nothing
 }
 
@@ -76,6 +78,11 @@ TEST_CASE("GEMM+AR: who reports a launch as good has that launch's result, whate
   check<GemmArCase>({{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}},
                      {{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}}},
                     kSeeds);
+}
+
+TEST_CASE("MoE: who reports a launch as good has that launch's result, whatever has failed") {
+  check<MoeCase>({{{}}, {{.experts = 7, .topk = 1, .columns2 = 0}}, {{.pattern = MoeLoad::kOneToken}}},
+                 kSeeds);
 }
 
 }  // namespace mkernel::test

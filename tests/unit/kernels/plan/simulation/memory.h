@@ -14,7 +14,18 @@ namespace mkernel::test {
 /// What a cell holds: which element of which rank's what, of which launch. The cells of one piece of data
 /// have stamps that follow each other.
 using Stamp = std::uint64_t;
-enum class Content : std::uint64_t { kRows = 1, kPartialTile = 2, kNodeSum = 3, kSum = 4, kResult = 5 };
+enum class Content : std::uint64_t {
+  kRows = 1,
+  kPartialTile = 2,
+  kNodeSum = 3,
+  kSum = 4,
+  kResult = 5,
+  kCounts = 6,
+  kOrigin = 7,
+  kHidden = 8,
+  kFinishedRow = 9,
+  kCrossing = 10
+};
 
 /// `index`: of the cell, among all that the rank has of this kind.
 inline Stamp stamp(std::uint64_t epoch, Content content, std::int64_t rank, std::int64_t index) {

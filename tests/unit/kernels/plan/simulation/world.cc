@@ -73,7 +73,7 @@ void World::check_result(std::int32_t index, std::uint64_t epoch) {
   if (scheduler_.aborted(index)) return;  // and says so
   ++good_launches_;
   Memory& result = rank(index).result;
-  const Span all{0, result.bytes()};
+  const Span all = result_of(index, epoch);
   const Stamp first = stamp(epoch, Content::kResult, 0, 0);
   if (result.holds(all, first)) return;
   lied_ = true;

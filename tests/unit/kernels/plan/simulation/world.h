@@ -31,7 +31,21 @@ enum class Fault {
   kOneLeaverLess,    ///< the poller does not wait for the last role that needs it
   kOwnSumsFirst,     ///< own rows are summed before those of other nodes
   kLateFlush,        ///< a warp waits with a finished unit that it has not signalled
-  kCopiesFirst       ///< all warps begin with copies
+  kCopiesFirst,      ///< all warps begin with copies
+  // Of the mixture of experts:
+  kRowsBeforeCounts,    ///< a rank pushes before the counts of all are in
+  kOneCounts,           ///< counts of all launches lie in one place
+  kSecondFirst,         ///< tasks of the second product are handed out before those of the first
+  kStoreWaits,          ///< a CTA stores a tile when it has the inputs of the next one
+  kHiddenUnwaited,      ///< the second product does not wait for the first
+  kBlockUnwaited,       ///< the first product does not wait for its rows
+  kSumsUnwaited,        ///< tokens are summed without a wait
+  kForwardsFirst,       ///< warps forward what has arrived before they stage what others wait for
+  kSumsFirst,           ///< all CTAs sum before they compute
+  kFirstColumnSignals,  ///< finished rows are signalled when one column tile is out
+  kLackingRows,         ///< the owner does not add what a block lacks
+  kRefusalUncounted,    ///< a launch that is refused leaves arrived[] alone
+  kWorkNotZeroed        ///< work counters go on from the launch before
 };
 
 struct Settings {
@@ -88,6 +102,10 @@ class World {
   virtual std::int32_t ctas(std::int32_t rank) const = 0;
   /// How often `exited` is raised in a launch: what the poller waits for.
   virtual std::uint64_t leavers(std::int32_t rank) const = 0;
+  /// What a launch writes of the rank's result.
+  virtual Span result_of(std::int32_t index, std::uint64_t /*epoch*/) {
+    return {0, rank(index).result.bytes()};
+  }
   /// After all launches, when none has failed: "" or which count is not what the plan says.
   virtual std::string check_counts() = 0;
 

@@ -1,0 +1,211 @@
+// The routing of one rank's tokens to experts: how many rows go to each expert, in which order they are
+// pushed, and in which order finished tokens are summed. The CTAs that dispatch share the work by chunks of
+// tokens: each counts its chunk, and after a barrier each places its chunk behind those before it. So every
+// place is stable in token order, whatever the number of chunks. Pure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/base/types.h"
+#include "kernels/plan/expert_blocks.h"
+#include "proto/abi/host_device.h"
+#include "proto/abi/status.h"
+
+namespace mkernel::kernels {
+
+/// An entry is one (token, j): number token * topk + j.
+struct RoutedTokens {
+  const std::int32_t* experts = nullptr;  ///< [tokens, topk], none twice in a token
+  const float* weights = nullptr;         ///< [tokens, topk]
+  std::int32_t tokens = 0;
+  std::int32_t topk = 1;
+};
+
+/// Why a launch is refused. It travels with the counts, so that every rank refuses the same launch with the
+/// same words: those of the lowest rank that has a problem, and there of the lowest entry.
+struct RoutingProblem {
+  enum Kind : std::int32_t { kNone, kOutOfRange, kTwice, kNotANumber };
+
+  std::int32_t kind = kNone;
+  std::int32_t token = 0;
+  std::int32_t j = 0;
+  std::int32_t value = 0;  ///< the expert that the entry names
+
+  /// "moe: rank 3: topk[17, 2] = 300, but it must be 0..255" and the like.
+  Status to_status(std::int32_t rank, std::int32_t experts) const;
+};
+static_assert(sizeof(RoutingProblem) == 16);
+
+/// Why a launch is refused, the same on every rank: the problem of the lowest rank that has one; else more
+/// rows than a pool of `capacity` padded rows holds. `problems`: [world].
+Status refusal_of(std::span<const RoutingProblem> problems, const HostExpertTable& table,
+                  std::int32_t capacity);
+
+/// What is wrong with one entry. In an entry with several problems the expert comes before the weight.
+MK_HOST_DEVICE inline RoutingProblem problem_of(const RoutedTokens& routed, std::int32_t experts,
+                                                std::int32_t token, std::int32_t j) {
+  const std::int32_t* mine = routed.experts + std::int64_t{token} * routed.topk;
+  const float weight = routed.weights[std::int64_t{token} * routed.topk + j];
+  RoutingProblem problem{RoutingProblem::kNone, token, j, mine[j]};
+  if (mine[j] < 0 || mine[j] >= experts) {
+    problem.kind = RoutingProblem::kOutOfRange;
+    return problem;
+  }
+  for (std::int32_t before = 0; before < j; ++before)
+    if (mine[before] == mine[j]) problem.kind = RoutingProblem::kTwice;
+  // A NaN is neither above nor below.
+  if (problem.kind == RoutingProblem::kNone && !(weight <= 0) && !(weight > 0))
+    problem.kind = RoutingProblem::kNotANumber;
+  return problem;
+}
+
+/// When the last row of a token is computed: the highest local number of its experts. Tokens are summed in
+/// this order, because all owners compute their experts in local order.
+MK_HOST_DEVICE inline std::int32_t last_local(const RoutedTokens& routed, const ExpertOwners& owners,
+                                              std::int32_t token) {
+  std::int32_t last = 0;
+  for (std::int32_t j = 0; j < routed.topk; ++j) {
+    const std::int32_t local = owners.local(routed.experts[std::int64_t{token} * routed.topk + j]);
+    last = local > last ? local : last;
+  }
+  return last;
+}
+
+/// The order in which a rank pushes the rows of its node's experts: local expert 0 of every owner, then local
+/// expert 1, and so on, because this is the order in which owners compute them. (In token order no block
+/// would be whole before nearly all rows are out.) The owners begin with the next rank of the node and end
+/// with this one, so that ranks that push at the same pace never push to one owner at a time.
+///
+/// A token with experts on another node crosses to it once, to the rank of the same local index, its rail
+/// peer, which pushes copies to the owners there. A node turn t = 0 .. nodes - 2 is the t + 1st node after
+/// this one.
+struct PushOrder {
+  ExpertOwners owners;
+  std::int32_t rank = 0;            ///< ranks are numbered node by node
+  std::int32_t ranks_per_node = 1;  ///< divides owners.world
+
+  /// Steps 0 .. steps() - 1, one expert each.
+  MK_HOST_DEVICE std::int32_t steps() const { return owners.max_local() * ranks_per_node; }
+  /// -1: the owner of this step has no such expert.
+  MK_HOST_DEVICE std::int32_t expert(std::int32_t step) const {
+    const std::int32_t owner = first_rank() + (rank + 1 + step % ranks_per_node) % ranks_per_node;
+    const std::int32_t local = step / ranks_per_node;
+    return local < owners.count(owner) ? owners.first(owner) + local : -1;
+  }
+  /// Of an expert of this node.
+  MK_HOST_DEVICE std::int32_t step(std::int32_t expert) const {
+    const std::int32_t ahead = owners.owner(expert) - rank - 1;
+    return owners.local(expert) * ranks_per_node + (ahead < 0 ? ahead + ranks_per_node : ahead);
+  }
+
+  MK_HOST_DEVICE std::int32_t nodes() const { return owners.world / ranks_per_node; }
+  MK_HOST_DEVICE std::int32_t others() const { return nodes() - 1; }
+  /// Where an expert lives; nodes() - 1: on this node.
+  MK_HOST_DEVICE std::int32_t node_turn(std::int32_t expert) const {
+    return (owners.owner(expert) / ranks_per_node - rank / ranks_per_node - 1 + nodes()) % nodes();
+  }
+  MK_HOST_DEVICE std::int32_t rail_peer(std::int32_t node_turn) const {
+    return (rank + (node_turn + 1) * ranks_per_node) % owners.world;
+  }
+  /// The node turn of this rank as its rail peer counts.
+  MK_HOST_DEVICE std::int32_t as_seen_from(std::int32_t node_turn) const { return others() - 1 - node_turn; }
+
+ private:
+  MK_HOST_DEVICE std::int32_t first_rank() const { return rank / ranks_per_node * ranks_per_node; }
+};
+
+/// The pushing warps take pushes in units of so many that follow each other, from one counter: in order,
+/// whoever is slow. With contiguous shares the first experts would be pushed by one warp alone and be whole
+/// at the end; a fixed stride would leave the first experts to a CTA that starts late. Few rows, so that they
+/// spread over the warps; several, because they share a fence and, in one block, the signal.
+inline constexpr std::int32_t kPushUnitRows = 8;
+
+/// What the dispatching CTAs of a rank make of its routing, chunk by chunk: the host's model of it. All
+/// chunks are counted before the first one is placed.
+class ChunkedRouting {
+ public:
+  struct Push {
+    std::int32_t entry = 0;
+    std::int32_t expert = 0;
+    std::int32_t index = 0;  ///< among this rank's rows of the expert
+  };
+
+  /// `routed` is kept: it refers to arrays that outlive this.
+  ChunkedRouting(const RoutedTokens& routed, const PushOrder& order, std::int32_t chunks);
+
+  /// Stops at the chunk's first problem.
+  void count(std::int32_t chunk);
+  void place(std::int32_t chunk);
+
+  // When all chunks are counted.
+  /// The first problem of all.
+  RoutingProblem problem() const;
+  /// [experts]: rows that this rank sends to each.
+  std::vector<std::int32_t> counts() const { return total(&Chunk::by_expert); }
+  /// Tokens that cross to the node of that turn.
+  std::int32_t crossings(std::int32_t node_turn) const;
+
+  // When all chunks are placed.
+  /// Rows for this node's experts, in the order of PushOrder; within an expert in token order.
+  Push push(std::int32_t number) const { return row(pushed_[static_cast<std::size_t>(number)]); }
+  std::int32_t pushes() const { return static_cast<std::int32_t>(pushed_.size()); }
+  Push row(std::int32_t entry) const {
+    return {entry, routed_.experts[entry], index_[static_cast<std::size_t>(entry)]};
+  }
+  /// [tokens], ascending by last_local(), within it in token order.
+  const std::vector<std::int32_t>& token_order() const { return token_order_; }
+  /// The token that crosses as number 0 .. crossings() - 1: by the first local expert that it has there.
+  std::int32_t crossing(std::int32_t node_turn, std::int32_t number) const {
+    return crossing_[at(node_turn, number)];
+  }
+  /// As which number the sum of a token's rows there returns: by its last local expert there, because sums
+  /// become ready in this order. -1: it has no expert there.
+  std::int32_t returning(std::int32_t node_turn, std::int32_t token) const {
+    return returning_[at(node_turn, token)];
+  }
+  /// Entries of a token with experts on the node of that turn, in top-k order.
+  std::vector<std::int32_t> entries(std::int32_t node_turn, std::int32_t token) const;
+
+ private:
+  struct Chunk {
+    RoutingProblem problem;
+    std::vector<std::int32_t> by_expert;  ///< rows
+    std::vector<std::int32_t> by_local;   ///< tokens, by last_local()
+    std::vector<std::int32_t> by_first;   ///< tokens, by node turn and the first local expert there
+    std::vector<std::int32_t> by_last;    ///< tokens, by node turn and the last local expert there
+  };
+  using Kinds = std::vector<std::int32_t>;
+  /// Of a token on the node of a turn: first and last local expert. first < 0: none.
+  struct Span {
+    std::int32_t first = -1, last = -1;
+  };
+  Range tokens(std::int32_t chunk) const { return block_range(routed_.tokens, chunks(), chunk); }
+  std::int32_t chunks() const { return static_cast<std::int32_t>(chunks_.size()); }
+  std::size_t at(std::int32_t node_turn, std::int32_t number) const {
+    return static_cast<std::size_t>(node_turn * routed_.tokens + number);
+  }
+  std::size_t kind(std::int32_t node_turn, std::int32_t local) const {
+    return static_cast<std::size_t>(node_turn * order_.owners.max_local() + local);
+  }
+  Span span(std::int32_t node_turn, std::int32_t token) const;
+  /// Of all chunks; of those before `end`.
+  Kinds total(Kinds Chunk::*counts) const { return total(counts, chunks()); }
+  Kinds total(Kinds Chunk::*counts, std::int32_t end) const;
+  /// Where a chunk's tokens of every kind begin: behind those of the kinds before, and those of the chunks
+  /// before. Every `per_node` kinds begin anew.
+  Kinds begin_of(std::int32_t chunk, Kinds Chunk::*counts, std::size_t per_node) const;
+
+  RoutedTokens routed_;
+  PushOrder order_;
+  std::vector<Chunk> chunks_;
+  std::vector<std::int32_t> index_;                 ///< by entry
+  std::vector<std::int32_t> pushed_;                ///< entries
+  std::vector<std::int32_t> token_order_;           ///< tokens
+  std::vector<std::int32_t> crossing_, returning_;  ///< [others][tokens]
+};
+
+}  // namespace mkernel::kernels

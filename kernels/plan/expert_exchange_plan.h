@@ -10,6 +10,20 @@
 
 namespace mkernel::kernels {
 
+/// Beside a row in the pool: where its finished row goes.
+struct ExpertRowOrigin {
+  std::int32_t rank = 0;   ///< where the finished row is summed
+  std::int32_t entry = 0;  ///< of finished[] there
+};
+
+/// Of a token that crosses to another node: one of its experts there.
+struct CrossingEntry {
+  std::int32_t expert = 0;
+  std::int32_t index = 0;  ///< of the row, among its source's rows of the expert
+  float weight = 0;
+  std::int32_t reserved = 0;
+};
+
 /// In the operation's own workspace of every rank. 64-bit words, which only grow; what launch e waits for
 /// (the README of moe_dispatch_gemm has writers and waiters):
 ///   counted[source]             e + 1: its counts are in, and its launch e - 1 is over
@@ -64,18 +78,6 @@ namespace mkernel::kernels {
 /// Lent workspaces (base/lent_workspace.h): a launch here ends only when it has the counts of all ranks that
 /// write into its memory, as the halves need it. The pools may lie in the half that a launch uses, or once in
 /// memory that no other operation uses.
-struct ExpertRowOrigin {
-  std::int32_t rank = 0;   ///< where the finished row is summed
-  std::int32_t entry = 0;  ///< of finished[] there
-};
-
-struct CrossingEntry {
-  std::int32_t expert = 0;
-  std::int32_t index = 0;  ///< of the row, among its source's rows of the expert
-  float weight = 0;
-  std::int32_t reserved = 0;
-};
-
 struct ExpertExchangePlan {
   static constexpr std::uint64_t kCrossingHeadBytes = 16;  ///< number of returning, entries
 

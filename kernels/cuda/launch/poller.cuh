@@ -47,9 +47,7 @@ __device__ __forceinline__ PolledWord polled_word(const PolledCounts& counts, st
 __device__ __forceinline__ void poll_host(LaunchControl& control, const HostWatch& host,
                                           const PolledCounts& counts, std::uint64_t leavers) {
   constexpr unsigned kAbortEvery = 1024;  // sweeps: about a millisecond; a look costs one more trip
-  // Its last look is on the way of every launch; until somebody has ended it leaves the multiprocessor to
-  // the warps that work there.
-  constexpr unsigned kPauseNs = 1000, kLastPauseNs = 64;
+  constexpr unsigned kPauseNs = 64;       // its last look is on the way of every launch
   const std::uint64_t all_ended = control.exited_before + leavers;
   const std::uint32_t lane = thread_index() % 32;
   const std::uint32_t words = counts.words();
@@ -90,10 +88,7 @@ __device__ __forceinline__ void poll_host(LaunchControl& control, const HostWatc
         return;
       }
     }
-    if (words == 0) {
-      const bool nobody = __shfl_sync(~0U, last_exited, 0) == all_ended - leavers;
-      __nanosleep(nobody ? kPauseNs : kLastPauseNs);
-    }
+    if (words == 0) __nanosleep(kPauseNs);
   }
 }
 

@@ -55,7 +55,7 @@ struct ExpertBlockRows {
 struct OwnedExperts {
   struct Block {
     std::int32_t expert = 0;     ///< local
-    std::int32_t first_row = 0;  ///< of the pool
+    std::int32_t first_row = 0;  ///< the row of the pool that it begins with
     std::int32_t rows = 0;       ///< without padding
   };
 

@@ -13,13 +13,13 @@ namespace mkernel::kernels {
 /// Beside a row in the pool: where its finished row goes.
 struct ExpertRowOrigin {
   std::int32_t rank = 0;   ///< where the finished row is summed
-  std::int32_t entry = 0;  ///< of finished[] there
+  std::int32_t entry = 0;  ///< number of its entry in finished[] there
 };
 
 /// Of a token that crosses to another node: one of its experts there.
 struct CrossingEntry {
   std::int32_t expert = 0;
-  std::int32_t index = 0;  ///< of the row, among its source's rows of the expert
+  std::int32_t index = 0;  ///< number of the row among those that its source sends to the expert
   float weight = 0;
   std::int32_t reserved = 0;
 };
@@ -88,11 +88,11 @@ struct ExpertExchangePlan {
   std::int32_t max_tokens = 0;
   std::int32_t topk = 1;
   std::int32_t pieces = 1;         ///< puts of a launch for the rows that cross to a node, and for their sums
-  std::int32_t columns1 = 1;       ///< of tiles, of the first product
-  std::int32_t columns2 = 0;       ///< of the second one; 0: there is only one product
-  std::uint64_t row_bytes = 0;     ///< of a token; a multiple of 16
-  std::uint64_t hidden_bytes = 0;  ///< of a row between the products; 0: there is only one
-  std::uint64_t finished_bytes = 0;  ///< of a finished row
+  std::int32_t columns1 = 1;       ///< columns of tiles of the first product
+  std::int32_t columns2 = 0;       ///< columns of tiles of the second one; 0: there is only one product
+  std::uint64_t row_bytes = 0;     ///< bytes of a token's row; a multiple of 16
+  std::uint64_t hidden_bytes = 0;  ///< bytes of a row between the products; 0: there is only one product
+  std::uint64_t finished_bytes = 0;  ///< bytes of a finished row
 
   MK_HOST_DEVICE std::int32_t nodes() const { return owners.world / ranks_per_node; }
   MK_HOST_DEVICE std::int32_t others() const { return nodes() - 1; }

@@ -57,7 +57,7 @@ class AnyTransport:
 class KillsOverAnyTransport:
     def test_kill_of_a_rank_gives_back_its_memory(self):
         nodes = self.start()
-        self.verified(8 * MIB, "before")  # from here on the daemons have what they keep: their contexts
+        self.verified(group="before")  # from here on the daemons have what they keep: their contexts
         used = sorted({r % GPUS for r in range(2)})
         free, resources = [free_bytes(d) for d in used], [node.resources() for node in nodes]
         for victim in range(2):
@@ -75,7 +75,7 @@ class KillsOverAnyTransport:
             except AssertionError:
                 self.fail(f"free memory is {seen[-1]}, it was {free}")
             print(f"free before {free}, held {held}, after {seen[-1]}")
-        self.verified(8 * MIB, "after")
+        self.verified(group="after")
         for node, before in zip(nodes, resources):
             wait_until(lambda: node.resources() <= before, f"the resources of {node.name} are {before} again")
 
@@ -90,7 +90,7 @@ class KillsOverAnyTransport:
         nodes[1].start()
         for node in nodes:
             self.wait_for_peers(node, 1)
-        self.verified(8 * MIB, "second")
+        self.verified(group="second")
 
 
 class EmulatedKillsGpuTest(KillsOverAnyTransport, FabricCase):
@@ -118,7 +118,7 @@ class EmulatedGpuTest(RanksAtOnce, AnyTransport, FabricCase):
 
     def test_four_nodes(self):
         self.start(nodes=4)
-        self.verified(8 * MIB)
+        self.verified()
 
     def test_figures(self):
         for shape in ({"bandwidth_gbytes": 50.0, "latency_us": 10}, {}):

@@ -34,6 +34,12 @@ def machine():
     return name.removeprefix("NVIDIA ").split()[0].lower()
 
 
+def prefix(arguments):
+    """What the names of result files begin with: GPU, how many or which share of one, and the date."""
+    gpus = f"1-share{arguments.share_gpu}" if arguments.share_gpu else str(arguments.world)
+    return f"{machine()}x{gpus}-{time.strftime('%Y-%m-%d', time.gmtime())}-"
+
+
 def shapes(op, sizes, world, odd, share):
     """M x N x K; of ranks that share a GPU, `share` of them, with m scaled to their part of it."""
     square = [(s, s // world, s) if op == "ag_gemm" else (s, s, s // world) for s in sizes]
@@ -115,8 +121,7 @@ def main():
 
 def record(arguments, stack):
     import cluster
-    gpus = f"1-share{arguments.share_gpu}" if arguments.share_gpu else str(arguments.world)
-    prefix = f"{machine()}x{gpus}-{time.strftime('%Y-%m-%d', time.gmtime())}-"
+    begins = prefix(arguments)
     suffix = f"-{arguments.nodes}nodes" if arguments.nodes > 1 else ""
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
@@ -135,7 +140,7 @@ def record(arguments, stack):
         cluster.wait_until(lambda n=node: sum(p["state"] == "alive" for p in n.show("peers")) == len(nodes) - 1,
                            "the nodes see each other")
     for op in arguments.ops.split(","):
-        path = arguments.out / f"{prefix}{op}{suffix}.json"
+        path = arguments.out / f"{begins}{op}{suffix}.json"
         measure(cluster.BIN / "mkbench", nodes, op, path, arguments)
         print(f"recorded in {path.name}", flush=True)
 

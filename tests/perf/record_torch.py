@@ -207,11 +207,10 @@ def is_bad(row):
 
 
 def gpu():
-    """("h100", what the driver says about it)."""
+    """What the driver says about the GPU."""
     asked = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "-i", "0"], capture_output=True,
                            text=True, check=True).stdout.strip()
-    name, driver = asked.split(", ")
-    return name.removeprefix("NVIDIA ").split()[0].lower(), {"gpu": name, "driver": driver}
+    return dict(zip(("gpu", "driver"), asked.split(", ")))
 
 
 def versions(environment):
@@ -232,6 +231,7 @@ def add(path, part, section):
 
 def record(arguments, stack):
     end = time.monotonic() + arguments.seconds - ENDING
+    import record_gpu
     from client_test import PACKAGE, free_ports  # which also says where the library is
     from cluster import Daemon
 
@@ -246,10 +246,8 @@ def record(arguments, stack):
     path = None
     machine = {"processor": platform.machine(), "cores": os.cpu_count(), "kernel": platform.release()}
     if arguments.device == "cuda":
-        name, facts = gpu()
-        gpus = f"1-share{arguments.share_gpu}" if arguments.share_gpu else str(arguments.world)
-        path = arguments.out / f"{name}x{gpus}-{time.strftime('%Y-%m-%d', time.gmtime())}-torch.json"
-        machine |= {**facts, **versions(environment)}
+        path = arguments.out / f"{record_gpu.prefix(arguments)}torch.json"
+        machine |= {**gpu(), **versions(environment)}
     print(", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))

@@ -48,7 +48,7 @@ struct SumUnit {
 struct SumsOfLaunch {
   std::uint64_t epoch;
   std::uint64_t half_at;   ///< where this launch's half of the lent workspaces begins
-  const std::byte* slots;  ///< of that half: of node turn 0, source 0
+  const std::byte* slots;  ///< those of node turn 0, source 0 in that half
 
   explicit __device__ __forceinline__ SumsOfLaunch(const TileReduceParameters& p)
       : epoch(p.endpoint.control->epoch), half_at(p.half_at()), slots(p.slots_here[p.half()]) {}

@@ -67,14 +67,17 @@ void Session::on(const abi::RegisterRegion& ask, ipc::Packet& packet) {
   // Looking at every page takes time: not on this thread.
   auto job = [&io = services_.io, weak = weak_from_this(), ask, charges = std::move(charges).value(),
               held = std::make_shared<memory::RegionRequest>(std::move(request)), reaper = services_.reaper,
-              id = ++services_.last_region_id, owner = uid(), rules = region_rules(services_)] {
+              id = ++services_.last_region_id, owner = uid(), rules = region_rules(services_)]() mutable {
     auto opened = memory::open_region(std::move(*held), id, rules);
     Result<std::shared_ptr<const memory::Region>> region(opened.status());
     if (opened.ok()) {
-      (*opened)->charge = charges.open;
+      (*opened)->charge = std::move(charges.open);
       region = memory::reaped(std::move(*opened), reaper, owner);
     }
-    boost::asio::post(io, [weak, ask, held = charges.held, region = std::move(region)] {
+    // Before the client hears of a refusal, what it was charged for must be free again: this job, which may
+    // outlive the reply, keeps no part of it.
+    charges.open.reset();
+    boost::asio::post(io, [weak, ask, held = std::move(charges.held), region = std::move(region)] {
       if (const auto self = weak.lock()) self->opened_region(ask, region, held);
     });
   };

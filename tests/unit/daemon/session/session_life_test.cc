@@ -14,9 +14,6 @@ namespace {
 
 struct Usage {
   std::size_t fds = 0, mappings = 0, threads = 0;
-  friend bool operator<=(const Usage& a, const Usage& b) {
-    return a.fds <= b.fds && a.mappings <= b.mappings && a.threads <= b.threads;
-  }
 };
 
 std::size_t entries(const char* folder) {
@@ -83,10 +80,17 @@ void kill_client(pid_t pid) {
   REQUIRE(::waitpid(pid, &status, 0) == pid);
 }
 
+/// Nothing is charged for any more: the memory of sessions that ended is let go of by another thread, the
+/// charge for it last.
+bool nothing_held(Harness& harness) {
+  const auto use = harness.control([](SessionServer& server) { return server.node_use(); });
+  return harness.session_count() == 0 && use.fds == 0 && use.mappings == 0;
+}
+
 TEST_CASE("after fifty clients are killed, fds, shared memory and threads are back where they were") {
   Harness harness;
   kill_client(start_client(harness.socket(), "first"));  // what is made once is made before the count
-  REQUIRE(eventually([&] { return harness.session_count() == 0; }));
+  REQUIRE(eventually([&] { return nothing_held(harness); }));
   const Usage before = usage();
   constexpr int kAtOnce = 10;
   for (int round = 0; round < 5; ++round) {
@@ -97,9 +101,8 @@ TEST_CASE("after fifty clients are killed, fds, shared memory and threads are ba
     CHECK(harness.control([](SessionServer& server) { return server.regions(); }).size() == kAtOnce);
     CHECK(usage().mappings >= before.mappings + 3 * kAtOnce);  // session, group and region of each
     for (const pid_t client : clients) kill_client(client);
-    REQUIRE(eventually([&] { return harness.session_count() == 0; }));
+    REQUIRE(eventually([&] { return nothing_held(harness); }));
   }
-  CHECK(eventually([&] { return usage() <= before; }));
   const Usage after = usage();
   CHECK(after.fds == before.fds);
   CHECK(after.mappings == before.mappings);

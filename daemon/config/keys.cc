@@ -58,10 +58,12 @@ BasicKey<Target> key(std::string name, Access access, Rule rule, Change change =
 }
 
 // The only way to hand a member path to key(): a lambda that serves const and non-const configs alike.
-#define MK_FIELD(path)                                                             \
-  [](auto& config) -> auto& {                                                      \
-    return config.path; /* NOLINT(bugprone-macro-parentheses): it follows a dot */ \
+// NOLINTBEGIN(bugprone-macro-parentheses): `path` follows a dot
+#define MK_FIELD(path)        \
+  [](auto& config) -> auto& { \
+    return config.path;       \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 
 void node_and_peer_keys(std::vector<Key>& table) {
   table.push_back(key("node.name", MK_FIELD(node.name), node_name()));

@@ -78,13 +78,13 @@ TEST_CASE("a region is the part of its fd that was asked for, and keeps it alive
 }
 
 TEST_CASE("in_bounds holds for every input, the largest included") {
-  constexpr std::uint64_t max = std::numeric_limits<std::uint64_t>::max();
+  constexpr std::uint64_t kMax = std::numeric_limits<std::uint64_t>::max();
   CHECK(in_bounds(0, 0, 0));
   CHECK(in_bounds(5, 5, 10));
   CHECK_FALSE(in_bounds(5, 6, 10));
-  CHECK_FALSE(in_bounds(max, 1, max - 1));
-  CHECK_FALSE(in_bounds(1, max, max));
-  CHECK(in_bounds(max, 0, max));
+  CHECK_FALSE(in_bounds(kMax, 1, kMax - 1));
+  CHECK_FALSE(in_bounds(1, kMax, kMax));
+  CHECK(in_bounds(kMax, 0, kMax));
 }
 
 TEST_CASE("huge pages are refused: a hole in them would kill the daemon") {

@@ -45,7 +45,7 @@ TEST_CASE("payload: over RDMA it is said what the network must guarantee, and th
   CHECK(found("efa")[0].todo.find("security group") != std::string::npos);
   CHECK(found("tcp").empty());
   CHECK(found("emulated").empty());
-  const auto all = checks();
+  const auto& all = checks();
   CHECK(std::any_of(all.begin(), all.end(), [](const Check& check) { return check.run == check_payload; }));
 }
 

@@ -48,7 +48,7 @@ class AgGemmWorld : public World {
     return plan(index).comm_ctas + plan(index).compute_ctas;
   }
   std::uint64_t leavers(std::int32_t index) const override {
-    return static_cast<std::uint64_t>(ctas(index) - 1 + warps_of_first(index));
+    return static_cast<std::uint64_t>(ctas(index) - 1) + warps_of_first(index);
   }
 
   Word& ready(std::int32_t index, std::int32_t source, std::int32_t chunk) {
@@ -145,7 +145,9 @@ class AgGemmWorld : public World {
   }
 
   /// Warps of CTA 0 that have something to do, but for the poller; they count themselves out.
-  int warps_of_first(std::int32_t index) const { return 1 + kStorers + (plan(index).rails() > 0 ? 1 : 0); }
+  std::uint64_t warps_of_first(std::int32_t index) const {
+    return 1 + kStorers + (plan(index).rails() > 0 ? 1 : 0);
+  }
   /// A warp of a pushing CTA is through.
   void end_warp(Pushing& shared) {
     if (shared.share == 0) count_out(shared.rank);

@@ -125,7 +125,8 @@ struct PushOrder {
 inline constexpr std::int32_t kPushUnitRows = 8;
 
 /// What the dispatching CTAs of a rank make of its routing, chunk by chunk: the host's model of it. All
-/// chunks are counted before the first one is placed.
+/// chunks are counted before the first one is placed. Different threads may count different chunks at a time,
+/// and place them.
 class ChunkedRouting {
  public:
   struct Push {
@@ -148,11 +149,13 @@ class ChunkedRouting {
   std::vector<std::int32_t> counts() const { return total(&Chunk::by_expert); }
   /// Tokens that cross to the node of that turn.
   std::int32_t crossings(std::int32_t node_turn) const;
+  /// Rows for this node's experts.
+  std::int32_t pushes() const;
 
   // When all chunks are placed.
-  /// Rows for this node's experts, in the order of PushOrder; within an expert in token order.
+  /// 0 <= `number` < pushes(): rows for this node's experts, in the order of PushOrder; within an expert in
+  /// token order.
   Push push(std::int32_t number) const { return row(pushed_[static_cast<std::size_t>(number)]); }
-  std::int32_t pushes() const { return static_cast<std::int32_t>(pushed_.size()); }
   Push row(std::int32_t entry) const {
     return {entry, routed_.experts[entry], index_[static_cast<std::size_t>(entry)]};
   }
@@ -203,7 +206,7 @@ class ChunkedRouting {
   PushOrder order_;
   std::vector<Chunk> chunks_;
   std::vector<std::int32_t> index_;                 ///< by entry
-  std::vector<std::int32_t> pushed_;                ///< entries
+  std::vector<std::int32_t> pushed_;                ///< entries; the first pushes() of them are used
   std::vector<std::int32_t> token_order_;           ///< tokens
   std::vector<std::int32_t> crossing_, returning_;  ///< [others][tokens]
 };

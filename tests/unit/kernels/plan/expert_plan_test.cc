@@ -61,16 +61,6 @@ Ints pushed_entries(const ChunkedRouting& routing) {
   return entries;
 }
 
-struct TaskList {
-  TaskList(const OwnedExperts& owned, std::int32_t columns1, std::int32_t columns2, std::int32_t lead)
-      : tasks{owned, columns1, columns2, lead, nullptr} {
-    for (std::int32_t step = 0; step <= owned.experts; ++step) followers.push_back(tasks.followers(step));
-    tasks.followers_at = followers.data();
-  }
-  Ints followers;
-  ExpertTasks tasks;
-};
-
 }  // namespace
 
 TEST_CASE("experts: owners have the ranges of block_range") {
@@ -315,7 +305,7 @@ TEST_CASE("experts: tasks, columns outside and blocks inside, the second product
   const Ints counts{9, 0, 3};  // two blocks, none, one
   const HostExpertTable table({3, 1}, {8, 4}, counts);
   const auto text = [&](std::int32_t columns2, std::int32_t lead) {
-    const TaskList list(table.view().of_rank(0), 2, columns2, lead);
+    const HostExpertTasks list(table.view().of_rank(0), 2, columns2, lead);
     std::string all;
     for (std::int32_t i = 0; i < list.tasks.tasks(); ++i) {
       const auto task = list.tasks.task(i);
@@ -339,7 +329,7 @@ TEST_CASE("experts: tasks, columns outside and blocks inside, the second product
       rows.push_back(random() % 3 == 0 ? 0 : static_cast<std::int32_t>(random() % 40));
     const HostExpertTable made({experts, 1}, {8, 4}, rows);
     const OwnedExperts owned = made.view().of_rank(0);
-    const TaskList list(owned, columns1, columns2, lead);
+    const HostExpertTasks list(owned, columns1, columns2, lead);
     std::set<std::tuple<bool, std::int32_t, std::int32_t>> seen;
     std::map<std::int32_t, std::int32_t> last_first;  // by expert: its last task of the first product
     std::int32_t firsts = 0;

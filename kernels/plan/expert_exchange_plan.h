@@ -100,10 +100,11 @@ struct ExpertExchangePlan {
   std::uint64_t row_bytes = 0;     ///< bytes of a token's row; a multiple of 16
   std::uint64_t hidden_bytes = 0;  ///< bytes of a row between the products; 0: there is only one product
   std::uint64_t finished_bytes = 0;  ///< bytes of a finished row
+  RankSeats seats;
 
   MK_HOST_DEVICE std::int32_t nodes() const { return owners.world / ranks_per_node; }
   MK_HOST_DEVICE std::int32_t others() const { return nodes() - 1; }
-  MK_HOST_DEVICE PushOrder order(std::int32_t rank) const { return {owners, rank, ranks_per_node}; }
+  MK_HOST_DEVICE PushOrder order(std::int32_t rank) const { return {owners, rank, ranks_per_node, seats}; }
 
   /// Value of a word that one writer stores, in launch `epoch`.
   static MK_HOST_DEVICE std::uint64_t stamp(std::uint64_t epoch) { return epoch + 1; }

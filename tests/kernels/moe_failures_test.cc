@@ -18,7 +18,7 @@ namespace {
 TEST_CASE("bad routing on one rank is refused on all with the same words, and the next launch is right") {
   const MoeShape shape{.max_tokens = 4, .hidden = 8, .n = 8, .experts = 4, .topk = 2};
   for (const MoeNodes world : {MoeNodes{1, 1}, {1, 3}, {2, 1}, {2, 2}}) {
-    MoeLayer layer(shape, {.nodes = world.nodes, .ranks_per_node = world.ranks});
+    MoeLayer layer(shape, {.nodes = world.nodes, .ranks_per_node = world.ranks, .across_nodes = true});
     const auto good = layer.inputs(random_router(shape, 1), 4, 1);
     const std::uint32_t last = layer.world() - 1;
     const std::string who = "moe: rank " + std::to_string(last) + ": ";

@@ -68,9 +68,10 @@ Router one_expert(std::int32_t expert) {
 
 MoeLayer::MoeLayer(const MoeShape& shape, const FabricOptions& options, const kernels::MoeOptions& plan)
     : shape_(shape), fabric_(options), weights_(random_weights(shape, 17)) {
-  const kernels::Topology topology(options.nodes, options.ranks_per_node);
+  const auto topology = kernels::Topology::of(fabric_.group(0));
+  REQUIRE(topology.ok());
   for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
-    auto made = kernels::make_cpu_moe(shape, topology, plan);
+    auto made = kernels::make_cpu_moe(shape, topology.value(), plan);
     REQUIRE_MESSAGE(made.ok(), made.status().to_string());
     operations_.push_back(std::move(made).value());
   }

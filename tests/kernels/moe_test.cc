@@ -64,6 +64,19 @@ TEST_CASE("moe works with fewer experts than ranks, with all experts chosen, and
                {.nodes = 2, .ranks_per_node = 2, .seed = 6}, 2, kSmall);
 }
 
+TEST_CASE("moe works where ranks are not numbered node by node") {
+  const MoeShape shape{.max_tokens = 30,
+                       .hidden = 12,
+                       .n = 10,
+                       .intermediate = 6,
+                       .experts = 9,
+                       .topk = 4,
+                       .dtype = DataType::kF16};
+  for (const MoeNodes world : {MoeNodes{2, 2}, {2, 3}, {3, 2}, {4, 2}})
+    run_launches(shape, {.nodes = world.nodes, .ranks_per_node = world.ranks, .across_nodes = true}, 3,
+                 kSmall);
+}
+
 TEST_CASE("moe splits rows over several puts and blocks") {
   // 600 rows of 4 KiB are three puts; an expert with all rows has three blocks of 256.
   const MoeShape shape{.max_tokens = 600, .hidden = 2048, .n = 24, .experts = 2, .topk = 1};

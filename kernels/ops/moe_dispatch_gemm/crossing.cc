@@ -13,15 +13,14 @@ constexpr const char* kReceive = "inter_recv";
 }  // namespace
 
 Status MoeLaunch::forward_counts() {
-  const std::int32_t first = me_ - me_ % ranks_per_node();
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
     const std::int32_t source = order_.rail_peer(turn);
     MK_RETURN_IF_ERROR(endpoint_.wait_arrival(static_cast<std::uint32_t>(source), MoePlan::kRowsLane,
                                               exchange_.counts_arrivals(launch_.epoch), kReceive,
                                               launch_.scope));
     const std::uint64_t at = exchange_.counts(launch_.epoch, source);
-    for (std::int32_t ahead = 1; ahead <= ranks_per_node(); ++ahead) {
-      const std::int32_t to = first + (me_ + ahead) % ranks_per_node();
+    for (std::int32_t ahead = 1; ahead <= order_.ranks_per_node; ++ahead) {
+      const std::int32_t to = order_.neighbour(ahead);
       if (to != me_) std::memcpy(memory(to) + at, memory(me_) + at, exchange_.counts_bytes());
       signal_set(word(to, exchange_.counted(source)), stamp());
     }

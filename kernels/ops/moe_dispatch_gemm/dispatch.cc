@@ -85,9 +85,8 @@ Status MoeLaunch::route(std::int32_t number) {
   signal_add(chunks_, 1);
   MK_RETURN_IF_ERROR(wait(chunks_.value, static_cast<std::uint64_t>(plan_.dispatch_ctas),
                           {kRole, "counted chunks", me_}, 1));
-  const std::int32_t first = me_ - me_ % ranks_per_node();
-  for (std::int32_t ahead = 1 + number; ahead <= ranks_per_node(); ahead += plan_.dispatch_ctas)
-    send_counts(first + (me_ + ahead) % ranks_per_node());
+  for (std::int32_t ahead = 1 + number; ahead <= order_.ranks_per_node; ahead += plan_.dispatch_ctas)
+    send_counts(order_.neighbour(ahead));
   if (routing_.problem().kind == RoutingProblem::kNone) routing_.place(number);
   signal_add(placed_, 1);
   return {};
@@ -99,7 +98,7 @@ void MoeLaunch::send_counts(std::int32_t to) const {
   const std::vector<std::int32_t> rows = routing_.counts();
   std::vector<std::int32_t> crossings(static_cast<std::size_t>(exchange_.nodes()));  // by node
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn)
-    crossings[static_cast<std::size_t>(order_.rail_peer(turn) / ranks_per_node())] = routing_.crossings(turn);
+    crossings[static_cast<std::size_t>(order_.node(order_.rail_peer(turn)))] = routing_.crossings(turn);
   std::memcpy(at, &problem, sizeof problem);
   std::memcpy(at + ExpertExchangePlan::kRowsInCounts, rows.data(), rows.size() * 4);
   std::memcpy(at + exchange_.crossings_in_counts(), crossings.data(), crossings.size() * 4);
@@ -109,12 +108,13 @@ void MoeLaunch::send_counts(std::int32_t to) const {
 /// First those of this node, which hand on the counts of others: a rank that is missing is named itself.
 Status MoeLaunch::wait_counts() const {
   for (std::int32_t turn = 0; turn < exchange_.owners.world; ++turn) {
-    const std::int32_t source = (me_ - me_ % ranks_per_node() + turn) % exchange_.owners.world;
+    const std::int32_t first = order_.node(me_) * order_.ranks_per_node;
+    const std::int32_t source = order_.seats.rank((first + turn) % exchange_.owners.world);
     const std::int64_t via =
         topology().via(static_cast<std::uint32_t>(source), static_cast<std::uint32_t>(me_));
     MK_RETURN_IF_ERROR(wait(word(me_, exchange_.counted(source)), stamp(),
                             {.role = kRole, .tag = "counts", .peer = source, .via = via},
-                            turn < ranks_per_node() ? 0 : 1));
+                            turn < order_.ranks_per_node ? 0 : 1));
   }
   return {};
 }
@@ -144,7 +144,7 @@ MoeLaunch::Counts MoeLaunch::read_counts() const {
     std::memcpy(&read.rows[source * experts], from + ExpertExchangePlan::kRowsInCounts, experts * 4);
   }
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
-    const auto node = static_cast<std::uint64_t>(me_ / ranks_per_node());
+    const auto node = static_cast<std::uint64_t>(order_.node(me_));
     std::memcpy(&read.crossed.emplace_back(),
                 at(order_.rail_peer(turn)) + exchange_.crossings_in_counts() + node * 4, 4);
   }

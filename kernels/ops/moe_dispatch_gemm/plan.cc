@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <utility>
 
 #include "kernels/plan/cuts.h"
 #include "proto/abi/version.h"
@@ -55,17 +57,18 @@ Status check_shape(const MoeShape& shape, const Topology& topology) {
   return {};
 }
 
-/// The exchange numbers nodes, and ranks of a node, by division.
-Status check_order(const Topology& topology) {
-  const std::uint32_t ranks = topology.ranks_per_node();
-  for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
-    if (topology.rank_at(rank / ranks, rank % ranks) == rank) continue;
-    return {StatusCode::kInvalidArgument, "moe: rank " + std::to_string(rank) + " is on node " +
-                                              std::to_string(topology.node_of(rank)) +
-                                              " of the group, but ranks must be numbered node by node, " +
-                                              std::to_string(ranks) + " on each"};
+/// Seats by rank, then ranks by seat; null when every rank is its own seat.
+std::shared_ptr<const std::vector<std::int32_t>> seats_of(const Topology& topology) {
+  const std::uint32_t world = topology.world(), ranks = topology.ranks_per_node();
+  std::vector<std::int32_t> seats(std::size_t{2} * world);
+  bool own = true;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    const std::uint32_t seat = topology.node_of(rank) * ranks + topology.local_of(rank);
+    seats[rank] = static_cast<std::int32_t>(seat);
+    seats[world + seat] = static_cast<std::int32_t>(rank);
+    own = own && seat == rank;
   }
-  return {};
+  return own ? nullptr : std::make_shared<const std::vector<std::int32_t>>(std::move(seats));
 }
 
 Status check_options(const MoeOptions& options, const MoeShape& shape) {
@@ -146,7 +149,6 @@ Status check_exchange(const MoeShape& shape, const ExpertExchangePlan& exchange)
 
 Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology, const MoeOptions& options) {
   MK_RETURN_IF_ERROR(check_shape(shape, topology));
-  MK_RETURN_IF_ERROR(check_order(topology));
   MK_RETURN_IF_ERROR(check_options(options, shape));
   const ExpertBlockRows cut = cut_of(shape, topology, options);
   MK_RETURN_IF_ERROR(check_numbers(shape, topology, cut));
@@ -161,6 +163,8 @@ Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology, c
   ExpertExchangePlan& exchange = plan.exchange;
   exchange.owners = {static_cast<std::int32_t>(shape.experts), static_cast<std::int32_t>(topology.world())};
   exchange.ranks_per_node = static_cast<std::int32_t>(topology.ranks_per_node());
+  plan.seats = seats_of(topology);
+  if (plan.seats != nullptr) exchange.seats = {plan.seats->data(), plan.seats->data() + topology.world()};
   exchange.cut = cut;
   exchange.max_tokens = static_cast<std::int32_t>(shape.max_tokens);
   exchange.topk = static_cast<std::int32_t>(shape.topk);

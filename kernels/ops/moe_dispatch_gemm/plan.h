@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/plan/expert_exchange_plan.h"
 #include "kernels/plan/topology.h"
@@ -31,10 +33,12 @@ struct MoePlan {
   std::int32_t tile_columns = 0;  ///< of `intermediate` (twice as many of w1) or n in the first product, of n
   std::int32_t dispatch_ctas = 1;  ///< each routes a chunk of the tokens
   std::int32_t lead = 0;           ///< of ExpertTasks
+  /// What exchange.seats points to: seats by rank, then ranks by seat. Null when ranks are numbered node by
+  /// node.
+  std::shared_ptr<const std::vector<std::int32_t>> seats;
 
   /// Errors: kInvalidArgument for a shape or an option that cannot be, naming field, value and limit. The
-  /// limits are such that every number of the exchange that has 32 bits fits them. Ranks that are not
-  /// numbered node by node are refused, too.
+  /// limits are such that every number of the exchange that has 32 bits fits them.
   static Result<MoePlan> make(const MoeShape& shape, const Topology& topology,
                               const MoeOptions& options = {});
 

@@ -60,7 +60,6 @@ class MoeLaunch {
   Status wait_table(const char* role) const;
   Status wait_placed(const char* role) const;
   const Topology& topology() const { return plan_.topology; }
-  std::int32_t ranks_per_node() const { return exchange_.ranks_per_node; }
   std::uint64_t stamp() const { return ExpertExchangePlan::stamp(launch_.epoch); }
 
   // dispatch.cc

@@ -265,6 +265,33 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("experts: pushes and crossings go by where ranks live, whatever their numbers") {
+  // Ranks 0, 2, 5 are on node 0, ranks 4, 1, 3 on node 1, in the order of their local indices.
+  const Ints ranks{0, 2, 5, 4, 1, 3}, seats{0, 4, 1, 5, 3, 2};
+  const ExpertOwners owners{13, 6};
+  for (std::int32_t rank = 0; rank < 6; ++rank) {
+    const PushOrder order{owners, rank, 3, {seats.data(), ranks.data()}};
+    const std::int32_t seat = seats[static_cast<std::size_t>(rank)], node = seat / 3;
+    CHECK(order.node(rank) == node);
+    CHECK(order.neighbour(3) == rank);
+    CHECK(order.neighbour(1) == ranks[static_cast<std::size_t>(node * 3 + (seat + 1) % 3)]);
+    CHECK(order.rail_peer(0) == ranks[static_cast<std::size_t>((seat + 3) % 6)]);
+    std::set<std::int32_t> pushed;
+    for (std::int32_t step = 0; step < order.steps(); ++step) {
+      const std::int32_t expert = order.expert(step);
+      if (expert < 0) continue;
+      CHECK(order.step(expert) == step);
+      CHECK(order.node_turn(expert) == 1);
+      pushed.insert(expert);
+    }
+    for (std::int32_t expert = 0; expert < 13; ++expert) {
+      const bool here = seats[static_cast<std::size_t>(owners.owner(expert))] / 3 == node;
+      CHECK(pushed.count(expert) == (here ? 1 : 0));
+      CHECK(order.node_turn(expert) == (here ? 1 : 0));
+    }
+  }
+}
+
 TEST_CASE("experts: the first bad entry is named, whatever the chunks") {
   const ExpertOwners owners{8, 2};
   const auto problem = [&](const Ints& topk, const std::vector<float>& weights, std::int32_t chunks) {

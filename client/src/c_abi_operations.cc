@@ -53,7 +53,8 @@ Result<MoeShape> shape_of(const mk_moe_shape* shape) {
                   given->intermediate,
                   given->experts,
                   given->topk,
-                  static_cast<DataType>(given->dtype)};
+                  static_cast<DataType>(given->dtype),
+                  given->capacity};
 }
 Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
   const auto given = read("mk_attention_shape", shape);

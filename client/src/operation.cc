@@ -123,6 +123,7 @@ Status OperationState::settle(const Status& outcome) {
   const Status cause = group_->status();
   if (!cause.ok()) return cause.with_context(signature_);
   const Status why = outcome.with_context(signature_);
+  if (operation_->refused()) return why;
   (void)group_->fail(why);  // the other ranks wait for this one: tell them now, not at their deadline
   return why;
 }

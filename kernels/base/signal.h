@@ -22,12 +22,13 @@ inline void signal_set(SignalWord& word, std::uint64_t value) {
   signal_set(word.value, value);
 }
 
-/// Adds to a word with several writers; release as above.
-inline void signal_add(std::uint64_t& word, std::uint64_t value) {
-  std::atomic_ref<std::uint64_t>(word).fetch_add(value, std::memory_order_acq_rel);
+/// Adds to a word with several writers and returns what it was; release as above, and acquire: who brings a
+/// word to its last value sees what all other writers wrote before they added.
+inline std::uint64_t signal_add(std::uint64_t& word, std::uint64_t value) {
+  return std::atomic_ref<std::uint64_t>(word).fetch_add(value, std::memory_order_acq_rel);
 }
-inline void signal_add(SignalWord& word, std::uint64_t value) {
-  signal_add(word.value, value);
+inline std::uint64_t signal_add(SignalWord& word, std::uint64_t value) {
+  return signal_add(word.value, value);
 }
 
 }  // namespace mkernel::kernels

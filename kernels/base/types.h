@@ -47,9 +47,17 @@ struct GemmShape {
 ///                    w2 [experts_rank, intermediate, n].
 /// Experts are split by block_range(experts, world, rank). `tokens` is this rank's number; it may differ
 /// between ranks and launches up to max_tokens.
+///
+/// Every rank refuses a launch with the same error, before a row is sent, when on any rank topk has an entry
+/// outside 0 .. experts - 1 or one twice in a token, or a weight is not a number (kInvalidArgument names the
+/// rank and the entry); and when an owner of experts has more rows than `capacity` (kResourceExhausted names
+/// the expert). Outputs stay as they were, and the next launch may come.
 struct MoeShape {
   std::int64_t max_tokens = 0, hidden = 0, n = 0, intermediate = 0, experts = 0, topk = 0;
   DataType dtype = DataType::kBf16;
+  /// Rows that a rank takes in a launch for its experts, the rows of each counted as whole 64: what its
+  /// memory holds. It is rounded up to whole 64. 0 = as many as all ranks together can send.
+  std::int64_t capacity = 0;
 };
 
 /// Ring attention over a sequence of `sequence` positions (all ranks together), [batch, positions_rank,

@@ -6,6 +6,7 @@
 
 #include "kernels/base/views.h"
 #include "kernels/ops/ag_gemm/plan.h"
+#include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/plan/tile_reduce_plan.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
@@ -48,7 +49,8 @@ Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_rs(const GemmShape& shape, 
 Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, Topology topology,
                                                         std::uint32_t rank,
                                                         const TileReduceOptions& options = {});
-Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology);
+Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology,
+                                                   const MoeOptions& options = {});
 Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
                                                                const Topology& topology);
 

@@ -121,13 +121,28 @@ struct ExpertTable {
 };
 
 /// Rows of an expert, from all sources before `source`: within an expert the sources lie in rank order.
-/// `counts`: [world][experts]. A row's pool row is first_row(expert) + this + its index among its source's
-/// rows.
+/// `counts`: [world][experts].
 MK_HOST_DEVICE inline std::int32_t rows_of_sources_before(const std::int32_t* counts, std::int32_t experts,
                                                           std::int32_t source, std::int32_t expert) {
   std::int32_t before = 0;
   for (std::int32_t other = 0; other < source; ++other) before += counts[other * experts + expert];
   return before;
+}
+
+/// Where a row lies in the pool of its expert's owner.
+struct PoolPlace {
+  std::int32_t owner = 0;
+  std::int32_t block = 0;  ///< of the owner's
+  std::int32_t row = 0;    ///< of its pool
+};
+
+/// The place of a row that is number `index` among those that `source` sends to `expert`.
+MK_HOST_DEVICE inline PoolPlace pool_place(const ExpertTable& table, const std::int32_t* counts,
+                                           std::int32_t source, std::int32_t expert, std::int32_t index) {
+  const std::int32_t owner = table.owners.owner(expert);
+  const std::int32_t row =
+      table.first_row(expert) + index + rows_of_sources_before(counts, table.owners.experts, source, expert);
+  return {owner, table.of_rank(owner).block_of(table.owners.local(expert), row), row};
 }
 
 /// A table that owns its arrays.

@@ -16,13 +16,22 @@ struct ExpertRowOrigin {
   std::int32_t entry = 0;  ///< number of its entry in finished[] there
 };
 
-/// Of a token that crosses to another node: one of its experts there.
+/// Of a token that crosses to another node: what comes before its entries there.
+struct CrossingHead {
+  std::int32_t returning = 0;  ///< its number of returning
+  std::int32_t entries = 0;    ///< its experts on that node: 1 .. top-k
+  std::int32_t reserved[2] = {};
+};
+static_assert(sizeof(CrossingHead) == 16);
+
+/// Of a token that crosses to another node: one of its experts there. They follow in top-k order.
 struct CrossingEntry {
   std::int32_t expert = 0;
   std::int32_t index = 0;  ///< number of the row among those that its source sends to the expert
   float weight = 0;
   std::int32_t reserved = 0;
 };
+static_assert(sizeof(CrossingEntry) == 16);
 
 /// In the operation's own workspace of every rank. 64-bit words, which only grow; what launch e waits for
 /// (the README of moe_dispatch_gemm has writers and waiters):
@@ -52,8 +61,8 @@ struct CrossingEntry {
 ///   finished[entry]             finished rows, without their weights: of own tokens [max_tokens][topk], then
 ///                               by node turn of tokens that crossed to this rank
 ///   crossing_out[node turn][row], crossing_in[node turn][row]
-///                               head (number of returning, number of entries), CrossingEntry [topk], the
-///                               token's row; at the sender and at the receiver
+///                               CrossingHead, CrossingEntry [topk], the token's row; at the sender and at
+///                               the receiver
 ///   sum_out[node turn][row], sum_in[node turn][row]
 ///                               the weighted sum of a token's rows of one node; at the two, the other way
 ///
@@ -79,8 +88,6 @@ struct CrossingEntry {
 /// write into its memory, as the halves need it. The pools may lie in the half that a launch uses, or once in
 /// memory that no other operation uses.
 struct ExpertExchangePlan {
-  static constexpr std::uint64_t kCrossingHeadBytes = 16;  ///< number of returning, entries
-
   ExpertOwners owners;
   std::int32_t ranks_per_node = 1;  ///< divides owners.world
   ExpertBlockRows cut;
@@ -93,10 +100,11 @@ struct ExpertExchangePlan {
   std::uint64_t row_bytes = 0;     ///< bytes of a token's row; a multiple of 16
   std::uint64_t hidden_bytes = 0;  ///< bytes of a row between the products; 0: there is only one product
   std::uint64_t finished_bytes = 0;  ///< bytes of a finished row
+  RankSeats seats;
 
   MK_HOST_DEVICE std::int32_t nodes() const { return owners.world / ranks_per_node; }
   MK_HOST_DEVICE std::int32_t others() const { return nodes() - 1; }
-  MK_HOST_DEVICE PushOrder order(std::int32_t rank) const { return {owners, rank, ranks_per_node}; }
+  MK_HOST_DEVICE PushOrder order(std::int32_t rank) const { return {owners, rank, ranks_per_node, seats}; }
 
   /// Value of a word that one writer stores, in launch `epoch`.
   static MK_HOST_DEVICE std::uint64_t stamp(std::uint64_t epoch) { return epoch + 1; }
@@ -170,6 +178,11 @@ struct ExpertExchangePlan {
   MK_HOST_DEVICE std::uint64_t counts(std::uint64_t epoch, std::int32_t source) const {
     return word_bytes() + ((epoch & 1) * owners.world + source) * counts_bytes();
   }
+  /// Within counts[]: what follows the problem.
+  static constexpr std::uint64_t kRowsInCounts = sizeof(RoutingProblem);
+  MK_HOST_DEVICE std::uint64_t crossings_in_counts() const {
+    return kRowsInCounts + static_cast<std::uint64_t>(owners.experts) * 4;
+  }
   MK_HOST_DEVICE std::uint64_t row(std::int32_t pool_row) const {
     return counts(0, 2 * owners.world) + pool_row * row_bytes;
   }
@@ -182,9 +195,11 @@ struct ExpertExchangePlan {
   MK_HOST_DEVICE std::uint64_t finished(std::int32_t entry) const {
     return aligned(hidden(capacity_rows)) + entry * finished_bytes;
   }
-  MK_HOST_DEVICE std::uint64_t crossing_bytes() const {
-    return row_bytes + kCrossingHeadBytes + static_cast<std::uint64_t>(topk) * sizeof(CrossingEntry);
+  /// Within crossing_out[] and crossing_in[]: the token's row.
+  MK_HOST_DEVICE std::uint64_t row_in_crossing() const {
+    return sizeof(CrossingHead) + static_cast<std::uint64_t>(topk) * sizeof(CrossingEntry);
   }
+  MK_HOST_DEVICE std::uint64_t crossing_bytes() const { return row_in_crossing() + row_bytes; }
   MK_HOST_DEVICE std::uint64_t crossing_out(std::int32_t node_turn, std::int32_t row) const {
     return aligned(finished(entries())) +
            crossing_bytes() * static_cast<std::uint64_t>(node_turn * max_tokens + row);

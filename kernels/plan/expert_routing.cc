@@ -30,6 +30,7 @@ ChunkedRouting::ChunkedRouting(const RoutedTokens& routed, const PushOrder& orde
       order_(order),
       chunks_(static_cast<std::size_t>(chunks)),
       index_(static_cast<std::size_t>(routed.tokens) * static_cast<std::size_t>(routed.topk)),
+      pushed_(index_),
       token_order_(static_cast<std::size_t>(routed.tokens)),
       crossing_(static_cast<std::size_t>(routed.tokens) * static_cast<std::size_t>(order.others()), -1),
       returning_(crossing_) {}
@@ -43,7 +44,8 @@ std::vector<std::int32_t> ChunkedRouting::entries(std::int32_t node_turn, std::i
 
 ChunkedRouting::Span ChunkedRouting::span(std::int32_t node_turn, std::int32_t token) const {
   Span found;
-  for (const std::int32_t entry : entries(node_turn, token)) {
+  for (std::int32_t entry = token * routed_.topk; entry < (token + 1) * routed_.topk; ++entry) {
+    if (order_.node_turn(routed_.experts[entry]) != node_turn) continue;
     const std::int32_t local = order_.owners.local(routed_.experts[entry]);
     found.first = found.first < 0 ? local : std::min(found.first, local);
     found.last = std::max(found.last, local);
@@ -84,6 +86,15 @@ std::int32_t ChunkedRouting::crossings(std::int32_t node_turn) const {
   return std::accumulate(begin, begin + order_.owners.max_local(), 0);
 }
 
+std::int32_t ChunkedRouting::pushes() const {
+  const Kinds all = counts();
+  std::int32_t pushes = 0;
+  for (std::int32_t step = 0; step < order_.steps(); ++step)
+    if (const std::int32_t expert = order_.expert(step); expert >= 0)
+      pushes += all[static_cast<std::size_t>(expert)];
+  return pushes;
+}
+
 ChunkedRouting::Kinds ChunkedRouting::total(Kinds Chunk::*counts, std::int32_t end) const {
   Kinds all((chunks_[0].*counts).size());
   for (std::int32_t chunk = 0; chunk < end; ++chunk)
@@ -114,7 +125,6 @@ void ChunkedRouting::place(std::int32_t chunk) {
     const std::int32_t expert = order_.expert(step);
     if (expert >= 0) pushes += all[static_cast<std::size_t>(expert)];
   }
-  pushed_.resize(static_cast<std::size_t>(pushes));
   Kinds next_row = total(&Chunk::by_expert, chunk);
   Kinds next_token = begin_of(chunk, &Chunk::by_local, kind(1, 0));
   Kinds next_first = begin_of(chunk, &Chunk::by_first, kind(1, 0));

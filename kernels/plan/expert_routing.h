@@ -75,6 +75,16 @@ MK_HOST_DEVICE inline std::int32_t last_local(const RoutedTokens& routed, const 
   return last;
 }
 
+/// Where ranks live. A seat is node * ranks per node + local index. Null pointers: ranks are numbered node by
+/// node, so that each is its own seat.
+struct RankSeats {
+  const std::int32_t* seats = nullptr;  ///< [world], by rank
+  const std::int32_t* ranks = nullptr;  ///< [world], by seat
+
+  MK_HOST_DEVICE std::int32_t seat(std::int32_t rank) const { return seats == nullptr ? rank : seats[rank]; }
+  MK_HOST_DEVICE std::int32_t rank(std::int32_t seat) const { return ranks == nullptr ? seat : ranks[seat]; }
+};
+
 /// The order in which a rank pushes the rows of its node's experts: local expert 0 of every owner, then local
 /// expert 1, and so on, because this is the order in which owners compute them. (In token order no block
 /// would be whole before nearly all rows are out.) The owners begin with the next rank of the node and end
@@ -85,37 +95,42 @@ MK_HOST_DEVICE inline std::int32_t last_local(const RoutedTokens& routed, const 
 /// this one.
 struct PushOrder {
   ExpertOwners owners;
-  std::int32_t rank = 0;            ///< ranks are numbered node by node
+  std::int32_t rank = 0;
   std::int32_t ranks_per_node = 1;  ///< divides owners.world
+  RankSeats seats;
 
   /// Steps 0 .. steps() - 1, one expert each.
   MK_HOST_DEVICE std::int32_t steps() const { return owners.max_local() * ranks_per_node; }
   /// -1: the owner of this step has no such expert.
   MK_HOST_DEVICE std::int32_t expert(std::int32_t step) const {
-    const std::int32_t owner = first_rank() + (rank + 1 + step % ranks_per_node) % ranks_per_node;
+    const std::int32_t owner = neighbour(1 + step % ranks_per_node);
     const std::int32_t local = step / ranks_per_node;
     return local < owners.count(owner) ? owners.first(owner) + local : -1;
   }
   /// Of an expert of this node.
   MK_HOST_DEVICE std::int32_t step(std::int32_t expert) const {
-    const std::int32_t ahead = owners.owner(expert) - rank - 1;
+    const std::int32_t ahead = seats.seat(owners.owner(expert)) - seats.seat(rank) - 1;
     return owners.local(expert) * ranks_per_node + (ahead < 0 ? ahead + ranks_per_node : ahead);
   }
 
   MK_HOST_DEVICE std::int32_t nodes() const { return owners.world / ranks_per_node; }
   MK_HOST_DEVICE std::int32_t others() const { return nodes() - 1; }
+  MK_HOST_DEVICE std::int32_t node(std::int32_t of_rank) const {
+    return seats.seat(of_rank) / ranks_per_node;
+  }
+  /// The rank of this node that many after this one; with `ahead` = ranks_per_node it is this one.
+  MK_HOST_DEVICE std::int32_t neighbour(std::int32_t ahead) const {
+    return seats.rank(node(rank) * ranks_per_node + (seats.seat(rank) + ahead) % ranks_per_node);
+  }
   /// Where an expert lives; nodes() - 1: on this node.
   MK_HOST_DEVICE std::int32_t node_turn(std::int32_t expert) const {
-    return (owners.owner(expert) / ranks_per_node - rank / ranks_per_node - 1 + nodes()) % nodes();
+    return (node(owners.owner(expert)) - node(rank) - 1 + nodes()) % nodes();
   }
   MK_HOST_DEVICE std::int32_t rail_peer(std::int32_t node_turn) const {
-    return (rank + (node_turn + 1) * ranks_per_node) % owners.world;
+    return seats.rank((seats.seat(rank) + (node_turn + 1) * ranks_per_node) % owners.world);
   }
   /// The node turn of this rank as its rail peer counts.
   MK_HOST_DEVICE std::int32_t as_seen_from(std::int32_t node_turn) const { return others() - 1 - node_turn; }
-
- private:
-  MK_HOST_DEVICE std::int32_t first_rank() const { return rank / ranks_per_node * ranks_per_node; }
 };
 
 /// The pushing warps take pushes in units of so many that follow each other, from one counter: in order,
@@ -125,7 +140,8 @@ struct PushOrder {
 inline constexpr std::int32_t kPushUnitRows = 8;
 
 /// What the dispatching CTAs of a rank make of its routing, chunk by chunk: the host's model of it. All
-/// chunks are counted before the first one is placed.
+/// chunks are counted before the first one is placed. Different threads may count different chunks at a time,
+/// and place them.
 class ChunkedRouting {
  public:
   struct Push {
@@ -148,11 +164,13 @@ class ChunkedRouting {
   std::vector<std::int32_t> counts() const { return total(&Chunk::by_expert); }
   /// Tokens that cross to the node of that turn.
   std::int32_t crossings(std::int32_t node_turn) const;
+  /// Rows for this node's experts.
+  std::int32_t pushes() const;
 
   // When all chunks are placed.
-  /// Rows for this node's experts, in the order of PushOrder; within an expert in token order.
+  /// 0 <= `number` < pushes(): rows for this node's experts, in the order of PushOrder; within an expert in
+  /// token order.
   Push push(std::int32_t number) const { return row(pushed_[static_cast<std::size_t>(number)]); }
-  std::int32_t pushes() const { return static_cast<std::int32_t>(pushed_.size()); }
   Push row(std::int32_t entry) const {
     return {entry, routed_.experts[entry], index_[static_cast<std::size_t>(entry)]};
   }
@@ -203,7 +221,7 @@ class ChunkedRouting {
   PushOrder order_;
   std::vector<Chunk> chunks_;
   std::vector<std::int32_t> index_;                 ///< by entry
-  std::vector<std::int32_t> pushed_;                ///< entries
+  std::vector<std::int32_t> pushed_;                ///< entries; the first pushes() of them are used
   std::vector<std::int32_t> token_order_;           ///< tokens
   std::vector<std::int32_t> crossing_, returning_;  ///< [others][tokens]
 };

@@ -110,19 +110,36 @@ def moe(group, dtype, intermediate):
                 h = (gate / (1 + np.exp(-gate)) * up) @ widen(w2[expert])
             wanted[t] += weight * h
     mine = rows_of(RANK, experts)
+    mine2 = w2[mine] if intermediate else None
     sizes = {"max_tokens": 11, "hidden": hidden, "n": n, "experts": experts, "topk": topk, "intermediate": intermediate}
     with group.moe(**sizes, dtype=dtype) as operation:
         y = poisoned((tokens, n), dtype)
-        operation.run(x, chosen, weights, w1[mine], w2[mine] if intermediate else None, y, timeout=LONG)
+        operation.run(x, chosen, weights, w1[mine], mine2, y, timeout=LONG)
         # Roundings of the intermediate values, of results that travel, and of their sum.
         close(y, wanted, 8 * UNIT[dtype] * (np.abs(wanted) + 1))
         with raises(mkernel.InvalidArgument, "tokens = 12", "0..11"):
             operation.bind(np.zeros((12, hidden), np.uint16), chosen, weights, w1[mine], None, y)
         with raises(mkernel.InvalidArgument, "topk has data type i64", "i32"):
             operation.bind(x, chosen.astype(np.int64), weights, w1[mine], w2[mine] if intermediate else None, y)
+        # What one rank gives wrong is refused on all of them, and the group goes on.
+        spoiled = chosen.copy()
+        if RANK == 2:
+            spoiled[4, 1] = 10
+        with raises(mkernel.InvalidArgument, "rank 2: topk[4, 1] = 10, but it must be 0..9"):
+            operation.run(x, spoiled, weights, w1[mine], mine2, y, timeout=LONG)
+        y = poisoned((tokens, n), dtype)
+        operation.run(x, chosen, weights, w1[mine], mine2, y, timeout=LONG)
+        close(y, wanted, 8 * UNIT[dtype] * (np.abs(wanted) + 1))
         if not intermediate:
             with raises(mkernel.InvalidArgument, "w2 must be None"):
                 operation.bind(x, chosen, weights, w1[mine], w2[mine], y)
+    # Each expert's rows count as 64, so a rank has room for two experts. Experts 2, 3 and 4 are of one rank.
+    with group.moe(**sizes, dtype=dtype, capacity=128) as operation:
+        with raises(mkernel.ResourceExhausted, "expert 4 has 23 rows", "rank 1 needs 192", "its capacity is 128"):
+            operation.run(x, np.tile(np.int32([2, 3, 4]), (tokens, 1)), weights, w1[mine], mine2, y, timeout=LONG)
+        y = poisoned((tokens, n), dtype)
+        operation.run(x, np.tile(np.int32([0, 2, 5]), (tokens, 1)), weights, w1[mine], mine2, y, timeout=LONG)
+        assert np.isfinite(widen(y)).all()
 
 
 def attention(group, dtype, causal):

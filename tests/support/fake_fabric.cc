@@ -85,8 +85,8 @@ void FakeFabric::make_rank(std::uint32_t rank) {
   view.segment = new (group_memory) abi::GroupSegment(group);
   for (std::uint32_t peer = 0; peer < world(); ++peer) {
     abi::Member& member = view.at<abi::Member>(group.members_offset)[peer];
-    member.node = peer / options_.ranks_per_node;
-    member.local_rank = peer % options_.ranks_per_node;
+    member.node = options_.node_of(peer);
+    member.local_rank = options_.local_of(peer);
     std::snprintf(member.node_name, sizeof member.node_name, "n%u", member.node);
   }
   state->heads = std::make_unique<std::atomic<std::uint64_t>[]>(options_.rings);
@@ -117,10 +117,11 @@ std::vector<kernels::SymmetricView> FakeFabric::symmetric(std::uint64_t bytes) {
   }
   std::vector<kernels::SymmetricView> views(world());
   for (std::uint32_t rank = 0; rank < world(); ++rank) {
-    const std::uint32_t first = rank / options_.ranks_per_node * options_.ranks_per_node;
     views[rank].region = region;
     views[rank].bytes = bytes;
-    views[rank].node.assign(base.begin() + first, base.begin() + first + options_.ranks_per_node);
+    // In the order of local indices, which ranks of a node have in their own order.
+    for (std::uint32_t other = 0; other < world(); ++other)
+      if (options_.node_of(other) == options_.node_of(rank)) views[rank].node.push_back(base[other]);
     views[rank].mine = base[rank];
     for (std::uint32_t owner = 0; owner < world(); ++owner) {
       auto& group = *ranks_[rank]->view.segment;
@@ -198,7 +199,7 @@ std::string FakeFabric::problem(std::uint32_t rank, const abi::WorkRequest& requ
   if (request.channel < group.first_channel) return "channel";
   const std::uint32_t channel = request.channel - group.first_channel;
   if (channel / options_.lanes != request.peer || request.peer >= world()) return "peer or channel";
-  if (request.peer / options_.ranks_per_node == rank / options_.ranks_per_node) return "put inside a node";
+  if (options_.node_of(request.peer) == options_.node_of(rank)) return "put inside a node";
   if (request.length == 0) return "";
   if (request.local_region >= regions_.size() || request.remote_region >= regions_.size()) return "region";
   const auto fits = [&](std::uint32_t region, std::uint32_t owner, std::uint64_t offset) {

@@ -44,6 +44,14 @@ struct FabricOptions {
   /// 0: every put is delivered at once, in ring order. Else: puts wait for a random time, channels overtake
   /// each other, completions come late.
   std::uint64_t seed = 1;
+  bool across_nodes = false;  ///< rank r is on node r % nodes; else ranks are numbered node by node
+
+  std::uint32_t node_of(std::uint32_t rank) const {
+    return across_nodes ? rank % nodes : rank / ranks_per_node;
+  }
+  std::uint32_t local_of(std::uint32_t rank) const {
+    return across_nodes ? rank / nodes : rank % ranks_per_node;
+  }
 };
 
 class FakeFabric {

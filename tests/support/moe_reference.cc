@@ -68,14 +68,15 @@ std::vector<Expected> moe_row(const MoeShape& shape, const MoeWeights& weights, 
       const double weight = input.weights[entry];
       y[i].value += weight * out[i].value;
       y[i].tolerance += std::abs(weight) * out[i].tolerance;
+      y[i].tolerance += std::abs(weight) * kSmallest;
       magnitude[i] += std::abs(weight * out[i].value) + std::abs(weight) * out[i].tolerance;
     }
   }
-  // Sums of nodes cross in the io type: one rounding of each, together at most one unit of all magnitudes.
-  // Then the fp32 sums, then the final rounding.
+  // Finished rows and sums of nodes travel in the io type: one rounding of each, together at most two units
+  // of all magnitudes. Then the fp32 sums, then the final rounding.
   const double unit = kernels::rounding_unit(shape.dtype);
   for (std::size_t i = 0; i < y.size(); ++i) {
-    y[i].tolerance += (unit + (double(shape.topk) + 4) * kFloatUnit) * magnitude[i];
+    y[i].tolerance += (unit * (2 + unit) + (double(shape.topk) + 4) * kFloatUnit) * magnitude[i];
     y[i].tolerance += unit * (std::abs(y[i].value) + y[i].tolerance) + double(shape.topk + 1) * kSmallest;
   }
   return y;

@@ -30,7 +30,7 @@ struct OpOptions {
   std::optional<std::uint32_t> world_size, rank;
   std::int64_t m = 2048, n = 512, k = 2048;
   std::int64_t batch = 1, sequence = 4096, heads = 8, kv_heads = 8, head_dim = 128;
-  std::int64_t tokens = 512, hidden = 1024, intermediate = 512, experts = 16, topk = 4;
+  std::int64_t tokens = 512, hidden = 1024, intermediate = 512, experts = 16, topk = 4, capacity = 0;
   bool causal = false, column_major = false;
   DataType dtype = DataType::kBf16;
   Executor executor = Executor::kCpu;
@@ -117,7 +117,8 @@ Result<std::vector<MakeWorkload>> chosen(const OpOptions& o) {
     return made;
   }
   if (o.op == "moe_dispatch_gemm") {
-    return std::vector{moe({o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype})};
+    return std::vector{
+        moe({o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype, o.capacity})};
   }
   return std::vector{attention({o.batch, o.sequence, o.heads, o.kv_heads, o.head_dim, o.causal, 0, o.dtype})};
 }
@@ -307,6 +308,8 @@ void add_shape_options(CLI::App* op, OpOptions* o) {
   op->add_option("--intermediate", o->intermediate, "0: one product per expert")->capture_default_str();
   op->add_option("--experts", o->experts)->capture_default_str();
   op->add_option("--topk", o->topk)->capture_default_str();
+  op->add_option("--capacity", o->capacity, "rows that a rank takes for its experts; 0: as many as can come")
+      ->capture_default_str();
   op->add_option("--dtype", o->dtype)
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}));

@@ -65,7 +65,7 @@ class MoeWorkload final : public Workload {
     std::vector<float> reference(out.size(), 0), magnitude(out.size(), 0);
     for (std::int64_t expert = 0; expert < shape_.experts; ++expert)
       add_expert(expert, x, reference, magnitude);
-    // Partial sums are rounded within and between nodes, the result once more. The activation is rounded in
+    // Finished rows and the sums of nodes are rounded, the result once more. The activation is rounded in
     // the reference as in the operation; where fp32 noise tips a rounding the other way, one term differs by
     // a unit.
     const double roundoff = 1.01 * kernels::rounding_unit(shape_.dtype);

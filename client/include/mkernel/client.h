@@ -349,7 +349,8 @@ class MK_API Pending {
 };
 
 /// What the operations have in common. Launches of one group run one after the other, in the order of the
-/// calls, on a thread of the library; an error of one fails the group. Destroying an operation waits for its
+/// calls, on a thread of the library. An error of one fails the group, but for a launch that every rank
+/// refuses with the same error (MoeShape says when): the group goes on. Destroying an operation waits for its
 /// launches and gives back its workspace and lanes at the group's next collective call; destroy on every rank
 /// in the same order with those. `mkctl sessions` counts launches as they begin, also those that fail; one
 /// that a CUDA graph captures counts once, because the host sees no replay.

@@ -184,6 +184,7 @@ typedef struct mk_moe_shape {
   size_t struct_size;
   int64_t max_tokens, hidden, n, intermediate, experts, topk;
   uint32_t dtype;
+  int64_t capacity; /* rows that a rank takes for its experts, see MoeShape; 0: as many as can come */
 } mk_moe_shape;
 typedef struct mk_moe_arguments {
   size_t struct_size;
@@ -255,7 +256,9 @@ MK_API mk_status mk_operation_status(mk_operation* operation);
 MK_API double mk_operation_expected_seconds(const mk_operation* operation);
 MK_API void mk_operation_destroy(mk_operation* operation);
 
-/* `timeout_ms` 0: until the launch is over (bounded by its own deadlines). */
+/* `timeout_ms` 0: until the launch is over (bounded by its own deadlines). Every error of a launch fails the
+ * group but one: an mk_moe_launch that every rank refuses alike, for bad routing (MK_INVALID_ARGUMENT) or for
+ * more rows than the capacity (MK_RESOURCE_EXHAUSTED), see MoeShape of mkernel/ops.h. */
 MK_API mk_status mk_pending_wait(const mk_pending* pending, uint32_t timeout_ms);
 MK_API int mk_pending_done(const mk_pending* pending); /* 0 or 1 */
 MK_API void mk_pending_destroy(mk_pending* pending);   /* does not stop the launch */

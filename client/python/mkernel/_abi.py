@@ -102,6 +102,7 @@ class MoeShape(Sized):
         ("experts", c_int64),
         ("topk", c_int64),
         ("dtype", c_uint32),
+        ("capacity", c_int64),
     ]
 
 

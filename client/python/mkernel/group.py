@@ -309,9 +309,12 @@ class Group:
         return Gemm(self, self._operation(kind, make, shape, plan), kind, shape, dtype, executor)
 
     def moe(self, *, max_tokens: int, hidden: int, n: int, experts: int, topk: int, intermediate: int = 0, dtype: str = "bf16",
-            executor: str = "cpu") -> Moe:
-        """**Collective**. Plans MoE dispatch+GEMM; see Moe. `max_tokens` is that of one rank. Errors as for ag_gemm()."""
-        sizes = {"max_tokens": max_tokens, "hidden": hidden, "n": n, "intermediate": intermediate, "experts": experts, "topk": topk}
+            executor: str = "cpu", capacity: int = 0) -> Moe:
+        """**Collective**. Plans MoE dispatch+GEMM; see Moe. `max_tokens` is that of one rank. `capacity`: rows that a rank takes
+        in a launch for its experts, those of each counted as whole 64; 0: as many as all ranks can send, which is what its memory
+        is made for then. Errors as for ag_gemm()."""
+        sizes = {"max_tokens": max_tokens, "hidden": hidden, "n": n, "intermediate": intermediate, "experts": experts, "topk": topk,
+                 "capacity": capacity}
         shape = _abi.MoeShape(dtype=choice("dtype", dtype, DTYPES), **_sizes(sizes))
         handle = self._operation("moe_dispatch_gemm", lib.mk_moe_create, shape, _options(executor))
         return Moe(self, handle, shape, dtype, executor)

@@ -273,7 +273,10 @@ class Moe(Operation):
 
     x [tokens, hidden], topk [tokens, topk] int32 (expert numbers, distinct within a row), weights [tokens, topk] float32,
     y [tokens, n]. intermediate = 0: w1 [mine, hidden, n], expert(x) = x w1. Else w1 [mine, hidden, 2 * intermediate],
-    w2 [mine, intermediate, n], expert(x) = (silu(g) * u) w2 with [g | u] = x w1."""
+    w2 [mine, intermediate, n], expert(x) = (silu(g) * u) w2 with [g | u] = x w1.
+
+    Every rank refuses a launch with the same error when topk has a bad entry or weights a NaN on any of them (InvalidArgument
+    names the rank and the entry), or more rows come to a rank than `capacity` (ResourceExhausted). The group goes on then."""
 
     what = "moe_dispatch_gemm"
     _launch = lib.mk_moe_launch

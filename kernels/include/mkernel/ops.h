@@ -69,6 +69,9 @@ class OperationBase {
   /// take turns with.
   virtual Status bind(const kernels::GroupView& group, const kernels::SymmetricView& workspace,
                       const kernels::SymmetricView& lent, std::uint32_t first_lane) = 0;
+  /// Whether every rank of the group refused the last launch, with the same error (MoeShape): the ranks still
+  /// agree on what comes next, so the operation and its group go on.
+  virtual bool refused() const { return false; }
   /// Bytes this rank sent to other nodes in the last launch.
   virtual std::uint64_t wire_bytes() const = 0;
   /// What a launch is expected to take, all ranks on time and the GPU's multiprocessors free: from the rates

@@ -1,4 +1,4 @@
-// The cpu executor of the mixture-of-experts layer: role threads over the roles of roles.h.
+// The mixture-of-experts layer on the cpu executor: threads play the CTAs, on the plan. See README.md.
 #include <memory>
 #include <new>
 #include <optional>
@@ -12,15 +12,16 @@
 namespace mkernel::kernels {
 namespace {
 
-class MoeLayerOperation : public MoeOperation {
+class CpuMoe final : public MoeOperation {
  public:
-  explicit MoeLayerOperation(MoePlan plan) : plan_(std::move(plan)) {}
+  explicit CpuMoe(MoePlan plan) : plan_(std::move(plan)) {}
 
   OpKind kind() const override { return OpKind::kMoeDispatchGemm; }
   Executor executor() const override { return Executor::kCpu; }
   std::string signature() const override { return plan_.signature(); }
   Requirements requirements() const override { return plan_.requirements(); }
   std::uint64_t wire_bytes() const override { return binding_.wire_bytes(); }
+  bool refused() const override { return refused_; }
 
   Status bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
               std::uint32_t first_lane) override;
@@ -28,16 +29,16 @@ class MoeLayerOperation : public MoeOperation {
 
  private:
   Status check(const MoeArguments& arguments) const;
-  void start(Launch& launch, const MoeArguments& arguments, const SendLists& lists);
+  void start(MoeLaunch& roles, Launch& launch) const;
 
   const MoePlan plan_;
   Binding binding_{"moe"};
   std::optional<ExpertLayer> layer_;
-  std::optional<Moe> moe_;
+  bool refused_ = false;
 };
 
-Status MoeLayerOperation::bind(const GroupView& group, const SymmetricView& workspace,
-                               const SymmetricView& lent, std::uint32_t first_lane) {
+Status CpuMoe::bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
+                    std::uint32_t first_lane) {
   try {
     if (!layer_.has_value()) layer_.emplace(plan_, group.rank());
   } catch (const std::bad_alloc&) {
@@ -45,13 +46,11 @@ Status MoeLayerOperation::bind(const GroupView& group, const SymmetricView& work
                                                 std::to_string(plan_.experts(group.rank()).size()) +
                                                 " experts in fp32"};
   }
-  MK_RETURN_IF_ERROR(binding_.bind(requirements(), plan_.topology(), group, workspace, lent, first_lane));
-  moe_.emplace(plan_, group, binding_.workspace(), binding_.endpoint());
-  return {};
+  return binding_.bind(requirements(), plan_.topology, group, workspace, lent, first_lane);
 }
 
-Status MoeLayerOperation::check(const MoeArguments& arguments) const {
-  const MoeShape& shape = plan_.shape();
+Status CpuMoe::check(const MoeArguments& arguments) const {
+  const MoeShape& shape = plan_.shape;
   if (arguments.tokens < 0 || arguments.tokens > shape.max_tokens) {
     return {StatusCode::kInvalidArgument, "moe: tokens = " + std::to_string(arguments.tokens) +
                                               ", but it must be 0.." + std::to_string(shape.max_tokens)};
@@ -67,7 +66,7 @@ Status MoeLayerOperation::check(const MoeArguments& arguments) const {
                   {"weights", arguments.weights, tokens},
                   {"y", arguments.y, tokens},
                   {"w1", arguments.w1, experts},
-                  {"w2", arguments.w2, experts && shape.intermediate > 0}};
+                  {"w2", arguments.w2, experts && plan_.gated()}};
   for (const auto& [name, data, needed] : operands) {
     if (!needed || data != nullptr) continue;
     return {StatusCode::kInvalidArgument, std::string("moe: ") + name + " is null"};
@@ -75,38 +74,37 @@ Status MoeLayerOperation::check(const MoeArguments& arguments) const {
   return {};
 }
 
-Status MoeLayerOperation::run(const MoeArguments& arguments, const ExecutorOptions& options) {
+Status CpuMoe::run(const MoeArguments& arguments, const ExecutorOptions& options) {
+  refused_ = false;
   MK_RETURN_IF_ERROR(binding_.ready());
   MK_RETURN_IF_ERROR(check(arguments));
-  // Bad routing is refused here, before anything is sent: the launch may be repeated with better input.
-  const Result<SendLists> lists = route_tokens(plan_, arguments.tokens, arguments.topk);
-  if (!lists.ok()) return lists.status();
-  return binding_.launch(plan_.topology(), options,
-                         [&](Launch& launch) { start(launch, arguments, lists.value()); });
+  std::optional<MoeLaunch> roles;  // outlives the threads of the launch
+  MK_RETURN_IF_ERROR(binding_.launch(plan_.topology, options, [&](Launch& launch) {
+    roles.emplace(plan_, binding_.workspace(), binding_.endpoint(), *layer_, arguments, launch);
+    start(*roles, launch);
+  }));
+  refused_ = !roles->refusal().ok();
+  return roles->refusal();
 }
 
-void MoeLayerOperation::start(Launch& launch, const MoeArguments& arguments, const SendLists& lists) {
-  moe_->begin();
-  launch.roles.start("inter_send", [&] {
-    MK_RETURN_IF_ERROR(moe_->dispatch(launch, arguments, lists));
-    return moe_->combine(launch, arguments, lists);
-  });
-  launch.roles.start("intra_comm", [&] { return moe_->route(launch); });
-  if (plan_.topology().nodes() > 1) {
-    launch.roles.start("inter_recv", [&] { return moe_->receive(launch); });
-    launch.roles.start("inter_reduce", [&] { return moe_->reduce(launch); });
+void CpuMoe::start(MoeLaunch& roles, Launch& launch) const {
+  for (std::int32_t number = 0; number < plan_.dispatch_ctas; ++number)
+    launch.roles.start("intra_comm", [&roles, number] { return roles.dispatch(number); });
+  if (plan_.topology.nodes() > 1) {
+    launch.roles.start("inter_recv", [&roles] { return roles.forward_counts(); });
+    launch.roles.start("inter_send", [&roles] { return roles.send(); });
   }
-  for (int thread = 0; thread < launch.compute_threads; ++thread) {
-    launch.roles.start("compute", [&, thread] { return moe_->compute(launch, arguments, *layer_, thread); });
-  }
+  for (int thread = 0; thread < launch.compute_threads; ++thread)
+    launch.roles.start("compute", [&roles, thread] { return roles.compute(thread); });
 }
 
 }  // namespace
 
-Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology) {
-  auto plan = MoePlan::make(shape, topology);
+Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology,
+                                                   const MoeOptions& options) {
+  auto plan = MoePlan::make(shape, topology, options);
   if (!plan.ok()) return plan.status();
-  return std::unique_ptr<MoeOperation>(std::make_unique<MoeLayerOperation>(std::move(plan).value()));
+  return std::unique_ptr<MoeOperation>(std::make_unique<CpuMoe>(std::move(plan).value()));
 }
 
 }  // namespace mkernel::kernels

@@ -1,138 +1,199 @@
-// The way out: pack and send the rows of this rank's tokens, show the node what arrives from other nodes.
+// What the dispatching CTAs do: route tokens, exchange counts, build the table, push rows.
 #include <algorithm>
 #include <cstring>
-#include <vector>
+#include <utility>
 
 #include "kernels/ops/moe_dispatch_gemm/roles.h"
+#include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {
+namespace {
 
-void Moe::pack_meta(const Launch& launch, const MoeArguments& arguments, std::uint32_t node,
-                    const std::vector<std::int64_t>& list, std::byte* area) const {
-  const std::int64_t topk = plan_.shape().topk;
-  const MoeHeader header{launch.epoch + 1, list.size(), rows_sent_[node], {}};
-  std::memcpy(area, &header, sizeof header);
-  auto* experts = reinterpret_cast<std::int32_t*>(area + sizeof header);
-  auto* weights = reinterpret_cast<float*>(experts + static_cast<std::int64_t>(list.size()) * topk);
-  for (const std::int64_t token : list) {
-    experts = std::copy_n(arguments.topk + token * topk, topk, experts);
-    weights = std::copy_n(arguments.weights + token * topk, topk, weights);
-  }
+constexpr const char* kRole = "intra_comm";
+
+std::int32_t most(const std::vector<std::int32_t>& numbers) {
+  return numbers.empty() ? 0 : *std::max_element(numbers.begin(), numbers.end());
 }
 
-void Moe::pack_rows(const MoeArguments& arguments, const std::vector<std::int64_t>& list, Range rows,
-                    std::byte* area) const {
-  const auto* x = static_cast<const std::byte*>(arguments.x);
-  const std::uint64_t bytes = plan_.row_bytes();
-  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    const auto token = static_cast<std::uint64_t>(list[static_cast<std::size_t>(row)]);
-    std::memcpy(area + static_cast<std::uint64_t>(row) * bytes, x + token * bytes, bytes);
-  }
+std::vector<std::int32_t> crossings_of(const ChunkedRouting& routing, std::int32_t others) {
+  std::vector<std::int32_t> found;
+  for (std::int32_t turn = 0; turn < others; ++turn) found.push_back(routing.crossings(turn));
+  return found;
 }
 
-Status Moe::dispatch_remote(const Launch& launch, const MoeArguments& arguments, std::uint32_t node,
-                            const std::vector<std::int64_t>& list) {
-  constexpr const char* kRole = "inter_send";
-  const MoeWorkspace& space = plan_.workspace();
-  const std::uint32_t target = plan_.topology().rail_peer(rank_, node);
-  const std::uint32_t peer = MoePlan::peer(node_, node);
-  const auto rows = static_cast<std::int64_t>(list.size());
-  if (rows == 0) return endpoint_.signal(target, MoePlan::kDispatchLane, kRole, launch.scope);
+}  // namespace
 
-  pack_meta(launch, arguments, node, list, workspace_.mine + space.meta_out(peer));
-  MK_RETURN_IF_ERROR(endpoint_.put(target, MoePlan::kDispatchLane, {workspace_.region, space.meta_out(peer)},
-                                   {workspace_.region, space.meta_in(node_)}, plan_.meta_bytes(rows), kRole,
-                                   launch.scope));
-  for (std::int64_t begin = 0; begin < rows; begin += plan_.rows_per_put()) {
-    const Range chunk{begin, std::min(begin + plan_.rows_per_put(), rows)};
-    pack_rows(arguments, list, chunk, workspace_.mine + space.rows_out(peer));
-    const std::uint64_t at = static_cast<std::uint64_t>(begin) * plan_.row_bytes();
-    MK_RETURN_IF_ERROR(
-        endpoint_.put(target, MoePlan::kDispatchLane, {workspace_.region, space.rows_out(peer) + at},
-                      {workspace_.region, space.rows_in(node_) + at},
-                      static_cast<std::uint64_t>(chunk.size()) * plan_.row_bytes(), kRole, launch.scope));
+MoeLaunch::Work::Work(const MoePlan& plan, std::int32_t rank, const ChunkedRouting& routing,
+                      std::int32_t tokens, Counts read, HostExpertTable built)
+    : counts(std::move(read)),
+      host_table(std::move(built)),
+      table(host_table.view()),
+      mine(table.of_rank(rank)),
+      tasks(mine, plan.exchange.columns1, plan.exchange.columns2, plan.lead),
+      crossing(crossings_of(routing, plan.exchange.others())),
+      staging(most(crossing) * plan.exchange.others()),
+      pushing(ceil_div(routing.pushes(), kPushUnitRows)),
+      forwarding(plan.exchange.pieces * plan.exchange.others()),
+      tiles(tasks.tasks.tasks()),
+      crossed_sums(most(counts.crossed) * plan.exchange.others()),
+      own_sums(tokens) {
+  for (const std::int32_t rows : counts.crossed) crossed_row.emplace_back(rows);
+}
+
+MoeLaunch::MoeLaunch(const MoePlan& plan, const SymmetricView& workspace, Endpoint& endpoint,
+                     ExpertLayer& layer, const MoeArguments& arguments, const Launch& launch)
+    : plan_(plan),
+      exchange_(plan.exchange),
+      workspace_(workspace),
+      endpoint_(endpoint),
+      layer_(layer),
+      arguments_(arguments),
+      launch_(launch),
+      me_(static_cast<std::int32_t>(launch.scope.rank)),
+      order_(plan.exchange.order(me_)),
+      routing_({arguments.topk, arguments.weights, static_cast<std::int32_t>(arguments.tokens),
+                static_cast<std::int32_t>(plan.shape.topk)},
+               order_, plan.dispatch_ctas) {}
+
+MoeLaunch::~MoeLaunch() = default;
+
+Status MoeLaunch::wait_table(const char* role) const {
+  return wait(tabled_.value, 1, {role, "the table of blocks", me_}, 2);
+}
+
+Status MoeLaunch::wait_placed(const char* role) const {
+  return wait(placed_.value, static_cast<std::uint64_t>(plan_.dispatch_ctas), {role, "placed chunks", me_},
+              1);
+}
+
+Status MoeLaunch::dispatch(std::int32_t number) {
+  MK_RETURN_IF_ERROR(route(number));
+  if (number == 0) MK_RETURN_IF_ERROR(build_table());
+  MK_RETURN_IF_ERROR(wait_table(kRole));
+  add_lacking_rows(number);
+  if (work_ == nullptr) return {};
+  MK_RETURN_IF_ERROR(wait_placed(kRole));
+  stage();
+  push();
+  MK_RETURN_IF_ERROR(forward());
+  return sum();
+}
+
+/// The CTA's chunk of tokens, and the counts for some of the ranks.
+Status MoeLaunch::route(std::int32_t number) {
+  routing_.count(number);
+  signal_add(chunks_, 1);
+  MK_RETURN_IF_ERROR(wait(chunks_.value, static_cast<std::uint64_t>(plan_.dispatch_ctas),
+                          {kRole, "counted chunks", me_}, 1));
+  for (std::int32_t ahead = 1 + number; ahead <= order_.ranks_per_node; ahead += plan_.dispatch_ctas)
+    send_counts(order_.neighbour(ahead));
+  if (routing_.problem().kind == RoutingProblem::kNone) routing_.place(number);
+  signal_add(placed_, 1);
+  return {};
+}
+
+void MoeLaunch::send_counts(std::int32_t to) const {
+  std::byte* at = memory(to) + exchange_.counts(launch_.epoch, me_);
+  const RoutingProblem problem = routing_.problem();
+  const std::vector<std::int32_t> rows = routing_.counts();
+  std::vector<std::int32_t> crossings(static_cast<std::size_t>(exchange_.nodes()));  // by node
+  for (std::int32_t turn = 0; turn < exchange_.others(); ++turn)
+    crossings[static_cast<std::size_t>(order_.node(order_.rail_peer(turn)))] = routing_.crossings(turn);
+  std::memcpy(at, &problem, sizeof problem);
+  std::memcpy(at + ExpertExchangePlan::kRowsInCounts, rows.data(), rows.size() * 4);
+  std::memcpy(at + exchange_.crossings_in_counts(), crossings.data(), crossings.size() * 4);
+  signal_set(word(to, exchange_.counted(me_)), stamp());
+}
+
+/// First those of this node, which hand on the counts of others: a rank that is missing is named itself.
+Status MoeLaunch::wait_counts() const {
+  for (std::int32_t turn = 0; turn < exchange_.owners.world; ++turn) {
+    const std::int32_t first = order_.node(me_) * order_.ranks_per_node;
+    const std::int32_t source = order_.seats.rank((first + turn) % exchange_.owners.world);
+    const std::int64_t via =
+        topology().via(static_cast<std::uint32_t>(source), static_cast<std::uint32_t>(me_));
+    MK_RETURN_IF_ERROR(wait(word(me_, exchange_.counted(source)), stamp(),
+                            {.role = kRole, .tag = "counts", .peer = source, .via = via},
+                            turn < order_.ranks_per_node ? 0 : 1));
   }
   return {};
 }
 
-void Moe::dispatch_local(const Launch& launch, const MoeArguments& arguments,
-                         const std::vector<std::int64_t>& list) {
-  const MoeWorkspace& space = plan_.workspace();
-  pack_meta(launch, arguments, node_, list, workspace_.mine + space.meta_in(node_));
-  signal_set(word(local_, space.meta_ready(node_)), launch.epoch + 1);
-  const auto rows = static_cast<std::int64_t>(list.size());
-  for (std::int64_t begin = 0; begin < rows; begin += plan_.rows_per_put()) {
-    const Range chunk{begin, std::min(begin + plan_.rows_per_put(), rows)};
-    pack_rows(arguments, list, chunk, workspace_.mine + space.rows_in(node_));
-    signal_set(word(local_, space.rows_ready(node_)),
-               rows_sent_[node_] + static_cast<std::uint64_t>(chunk.end));
+/// One thread reads the counts of all, for all.
+Status MoeLaunch::build_table() {
+  MK_RETURN_IF_ERROR(wait_counts());
+  Counts counts = read_counts();
+  HostExpertTable table(exchange_.owners, exchange_.cut, counts.rows);
+  refusal_ = refusal_of(counts.problems, table, exchange_.capacity_rows);
+  if (refusal_.ok()) {
+    work_ = std::make_unique<Work>(plan_, me_, routing_, static_cast<std::int32_t>(arguments_.tokens),
+                                   std::move(counts), std::move(table));
   }
-}
-
-Status Moe::dispatch(const Launch& launch, const MoeArguments& arguments, const SendLists& lists) {
-  const std::uint32_t nodes = plan_.topology().nodes();
-  for (std::uint32_t distance = 1; distance < nodes; ++distance) {
-    const std::uint32_t node = (node_ + distance) % nodes;
-    MK_RETURN_IF_ERROR(dispatch_remote(launch, arguments, node, lists[node]));
-    rows_sent_[node] += lists[node].size();
-  }
-  dispatch_local(launch, arguments, lists[node_]);
-  rows_sent_[node_] += lists[node_].size();
+  signal_set(tabled_, 1);
   return {};
 }
 
-/// What has arrived from one node in this launch.
-struct Moe::Incoming {
-  std::uint32_t node = 0;
-  bool meta = false;
-  std::int64_t rows = 0;
-  std::int64_t shown = 0;  // rows of this launch that the node has been shown
-  std::uint64_t puts = 1;  // of this launch that are taken: at first the metadata is awaited
-  bool complete() const { return meta && shown == rows; }
-};
-
-/// Shows the node what is new from `from`; true when there was something.
-bool Moe::take_arrivals(const Launch& launch, Incoming& from) {
-  const MoeWorkspace& space = plan_.workspace();
-  const std::uint32_t source = plan_.topology().rail_peer(rank_, from.node);
-  const std::uint64_t before = puts_taken_[from.node];
-  const std::uint64_t arrived = endpoint_.arrived(source, MoePlan::kDispatchLane);
-  if (arrived < before + from.puts + (from.meta ? 1 : 0)) return false;
-  const MoeMeta seen = meta(launch, from.node, local_);
-  if (!from.meta) {
-    from.meta = true;
-    from.rows = seen.rows;
-    signal_set(word(local_, space.meta_ready(from.node)), launch.epoch + 1);
+MoeLaunch::Counts MoeLaunch::read_counts() const {
+  const auto experts = static_cast<std::size_t>(exchange_.owners.experts);
+  const auto world = static_cast<std::size_t>(exchange_.owners.world);
+  Counts read{std::vector<std::int32_t>(world * experts), std::vector<RoutingProblem>(world), {}};
+  const auto at = [&](std::int32_t source) { return memory(me_) + exchange_.counts(launch_.epoch, source); };
+  for (std::size_t source = 0; source < world; ++source) {
+    const std::byte* from = at(static_cast<std::int32_t>(source));
+    std::memcpy(&read.problems[source], from, sizeof(RoutingProblem));
+    std::memcpy(&read.rows[source * experts], from + ExpertExchangePlan::kRowsInCounts, experts * 4);
   }
-  from.puts = std::min(arrived - before, plan_.dispatch_puts(from.rows));
-  from.shown = std::min(from.rows, static_cast<std::int64_t>(from.puts - 1) * plan_.rows_per_put());
-  if (from.shown > 0) {
-    signal_set(word(local_, space.rows_ready(from.node)),
-               seen.first_row + static_cast<std::uint64_t>(from.shown));
+  for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
+    const auto node = static_cast<std::uint64_t>(order_.node(me_));
+    std::memcpy(&read.crossed.emplace_back(),
+                at(order_.rail_peer(turn)) + exchange_.crossings_in_counts() + node * 4, 4);
   }
-  return true;
+  return read;
 }
 
-Status Moe::receive(const Launch& launch) {
-  std::vector<Incoming> incoming;
-  for (std::uint32_t node = 0; node < plan_.topology().nodes(); ++node) {
-    if (node != node_) incoming.push_back({.node = node});
+/// Every block of the pool, used or not, is raised to whole blocks in every launch.
+void MoeLaunch::add_lacking_rows(std::int32_t number) const {
+  const OwnedExperts* mine = work_ != nullptr ? &work_->mine : nullptr;
+  for (std::int32_t block = number; block < exchange_.max_blocks(); block += plan_.dispatch_ctas) {
+    signal_add(word(me_, exchange_.arrived(block)),
+               static_cast<std::uint64_t>(exchange_.lacking_rows(mine, block)));
   }
-  std::uint64_t progress = 0;
-  const auto look = [&] {
-    for (Incoming& from : incoming) progress += !from.complete() && take_arrivals(launch, from) ? 1 : 0;
-    return progress;
-  };
-  while (true) {
-    const auto missing =
-        std::find_if(incoming.begin(), incoming.end(), [](const Incoming& from) { return !from.complete(); });
-    if (missing == incoming.end()) break;
-    const std::uint32_t source = plan_.topology().rail_peer(rank_, missing->node);
-    MK_RETURN_IF_ERROR(wait_until(look, progress + 1,
-                                  {"inter_recv", "arrivals", source, MoePlan::kDispatchLane}, launch.scope));
+}
+
+PoolPlace MoeLaunch::place_of(std::int32_t source, std::int32_t expert, std::int32_t index) const {
+  return pool_place(work_->table, work_->counts.rows.data(), source, expert, index);
+}
+
+/// Units of rows that follow each other.
+void MoeLaunch::push() {
+  const auto* x = static_cast<const std::byte*>(arguments_.x);
+  const std::int32_t pushes = routing_.pushes();
+  std::vector<PoolPlace> places;
+  for (std::int32_t unit = work_->pushing.next(); unit < work_->pushing.all(); unit = work_->pushing.next()) {
+    places.clear();
+    const std::int32_t first = unit * kPushUnitRows;
+    for (std::int32_t i = first; i < std::min(first + kPushUnitRows, pushes); ++i) {
+      const ChunkedRouting::Push push = routing_.push(i);
+      places.push_back(place_of(me_, push.expert, push.index));
+      write_row(places.back(), {me_, push.entry}, x + push.entry / plan_.shape.topk * plan_.shape.hidden * 2);
+    }
+    signal_rows(places);
   }
-  for (const Incoming& from : incoming) puts_taken_[from.node] += plan_.dispatch_puts(from.rows);
-  return {};
+}
+
+void MoeLaunch::write_row(const PoolPlace& place, const ExpertRowOrigin& origin, const std::byte* row) const {
+  std::byte* pool = memory(place.owner);
+  std::memcpy(pool + exchange_.row(place.row), row, static_cast<std::size_t>(plan_.shape.hidden) * 2);
+  std::memcpy(pool + exchange_.origin(place.row), &origin, sizeof origin);
+}
+
+/// Rows that are written: one signal for those that follow each other in one block.
+void MoeLaunch::signal_rows(std::span<const PoolPlace> places) const {
+  for (std::size_t begin = 0, end = 0; begin < places.size(); begin = end) {
+    const auto [owner, block, row] = places[begin];
+    while (end < places.size() && places[end].owner == owner && places[end].block == block) ++end;
+    signal_add(word(owner, exchange_.arrived(block)), end - begin);
+  }
 }
 
 }  // namespace mkernel::kernels

@@ -13,54 +13,59 @@ void swiglu(float* gate, const float* up, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) gate[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];
 }
 
-const std::byte* matrix(const void* first, std::int64_t index, std::int64_t elements) {
-  return static_cast<const std::byte*>(first) + index * elements * 2;
+const std::byte* matrix(const void* first, std::size_t index, std::int64_t elements) {
+  return static_cast<const std::byte*>(first) + static_cast<std::int64_t>(index) * elements * 2;
 }
 
 }  // namespace
 
 ExpertScratch::ExpertScratch(const MoePlan& plan)
-    : rows(MoePlan::kBlockRows * plan.row_bytes()),
-      widened(static_cast<std::size_t>(MoePlan::kBlockRows *
-                                       std::max(plan.shape().hidden, plan.shape().intermediate))),
-      first(static_cast<std::size_t>(MoePlan::kBlockRows * 2 * plan.shape().intermediate)),
-      hidden(static_cast<std::size_t>(MoePlan::kBlockRows * 2 * plan.shape().intermediate)) {}
+    : stride(std::int64_t{plan.tile_columns} * (plan.gated() ? 2 : 1)),
+      rows(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(
+          plan.exchange.cut.block * std::max(plan.shape.hidden, plan.shape.intermediate)))),
+      product(std::make_unique_for_overwrite<float[]>(
+          static_cast<std::size_t>(plan.exchange.cut.block * stride))) {}
+
+void ExpertScratch::load(DataType dtype, const std::byte* from, std::int64_t count, std::int64_t elements,
+                         std::uint64_t row_bytes) const {
+  for (std::int64_t row = 0; row < count; ++row, from += row_bytes)
+    widen(dtype, from, rows.get() + row * elements, static_cast<std::size_t>(elements));
+}
 
 ExpertLayer::ExpertLayer(const MoePlan& plan, std::uint32_t rank) : plan_(plan) {
-  const MoeShape& shape = plan.shape();
+  const MoeShape& shape = plan.shape;
   for (std::int64_t i = 0; i < plan.experts(rank).size(); ++i) {
     first_.emplace_back(GemmShape{0, plan.w1_columns(), shape.hidden, shape.dtype, Layout::kRowMajor});
-    if (shape.intermediate == 0) continue;
+    if (!plan.gated()) continue;
     second_.emplace_back(GemmShape{0, shape.n, shape.intermediate, shape.dtype, Layout::kRowMajor});
   }
 }
 
 void ExpertLayer::widen(const void* w1, const void* w2, int part, int parts) {
-  const MoeShape& shape = plan_.shape();
-  for (std::size_t i = 0; i < first_.size(); ++i) {
-    first_[i].convert_b(matrix(w1, static_cast<std::int64_t>(i), shape.hidden * plan_.w1_columns()), part,
-                        parts);
-  }
-  for (std::size_t i = 0; i < second_.size(); ++i) {
-    second_[i].convert_b(matrix(w2, static_cast<std::int64_t>(i), shape.intermediate * shape.n), part, parts);
-  }
+  const MoeShape& shape = plan_.shape;
+  for (std::size_t i = 0; i < first_.size(); ++i)
+    first_[i].convert_b(matrix(w1, i, shape.hidden * plan_.w1_columns()), part, parts);
+  for (std::size_t i = 0; i < second_.size(); ++i)
+    second_[i].convert_b(matrix(w2, i, shape.intermediate * shape.n), part, parts);
 }
 
-void ExpertLayer::run(std::int64_t expert, std::int64_t rows, ExpertScratch& scratch, float* out) const {
-  const MoeShape& shape = plan_.shape();
-  const std::int64_t columns = plan_.w1_columns();
-  float* product = shape.intermediate > 0 ? scratch.first.data() : out;
-  first_[static_cast<std::size_t>(expert)].tile(scratch.rows.data(), rows, {0, columns},
-                                                scratch.widened.data(), product, columns);  // [rows, columns]
-  if (shape.intermediate == 0) return;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    float* gate = product + row * columns;
-    swiglu(gate, gate + shape.intermediate, shape.intermediate);
-    narrow(shape.dtype, gate, scratch.hidden.data() + row * shape.intermediate * 2,
-           static_cast<std::size_t>(shape.intermediate));
-  }
-  second_[static_cast<std::size_t>(expert)].tile(scratch.hidden.data(), rows, {0, shape.n},
-                                                 scratch.widened.data(), out, shape.n);  // [rows, n]
+void ExpertLayer::first(std::int32_t expert, std::int64_t rows, Range columns,
+                        const ExpertScratch& scratch) const {
+  const CpuGemm& gemm = first_[static_cast<std::size_t>(expert)];
+  float* gate = scratch.product.get();
+  gemm.product(scratch.rows.get(), rows, columns, gate, scratch.stride);
+  if (!plan_.gated()) return;
+  float* up = gate + plan_.tile_columns;
+  const std::int64_t values = plan_.shape.intermediate;
+  gemm.product(scratch.rows.get(), rows, {values + columns.begin, values + columns.end}, up, scratch.stride);
+  for (std::int64_t row = 0; row < rows; ++row, gate += scratch.stride, up += scratch.stride)
+    swiglu(gate, up, columns.size());
+}
+
+void ExpertLayer::second(std::int32_t expert, std::int64_t rows, Range columns,
+                         const ExpertScratch& scratch) const {
+  second_[static_cast<std::size_t>(expert)].product(scratch.rows.get(), rows, columns, scratch.product.get(),
+                                                    scratch.stride);
 }
 
 }  // namespace mkernel::kernels

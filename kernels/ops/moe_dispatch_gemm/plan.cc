@@ -1,12 +1,23 @@
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <utility>
+
+#include "kernels/plan/cuts.h"
 #include "proto/abi/version.h"
 
 namespace mkernel::kernels {
 namespace {
 
-constexpr std::int64_t kMaxField = (std::int64_t{1} << 31) - 1;  // what a BLAS call takes
-constexpr double kMaxWorkspace = 2.8e14;                         // offsets in a work slot have 48 bits
+constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;   // of a number with 32 bits, and of a BLAS call
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;  // offsets in a work slot have 48 bits
+constexpr std::int64_t kUnitRows = 64;                        // as low as the lowest tile of a GPU
+constexpr std::int64_t kMostRows = 256, kFewestColumns = 64, kMostColumns = 512;
+constexpr std::int64_t kMostPieces = 256;  // a launch puts them all, whatever its routing
+constexpr std::int32_t kDispatchCtas = 2;
+constexpr std::int32_t kLead = 16;
 
 Status refuse(const std::string& field, std::int64_t value, const std::string& limit) {
   return {StatusCode::kInvalidArgument,
@@ -18,67 +29,174 @@ Status check_range(const char* field, std::int64_t value, std::int64_t least, st
   return refuse(field, value, std::to_string(least) + ".." + std::to_string(most));
 }
 
-Status check(const MoeShape& shape, const Topology& topology) {
-  constexpr std::int64_t kMaxColumns = abi::kMaxPutBytes / 2;  // one row is at most one put
-  MK_RETURN_IF_ERROR(check_range("max_tokens", shape.max_tokens, 1, kMaxField));
-  MK_RETURN_IF_ERROR(check_range("hidden", shape.hidden, 1, kMaxColumns));
-  MK_RETURN_IF_ERROR(check_range("n", shape.n, 1, kMaxColumns));
-  MK_RETURN_IF_ERROR(check_range("intermediate", shape.intermediate, 0, kMaxField / 2));
-  MK_RETURN_IF_ERROR(check_range("experts", shape.experts, 1, 1 << 20));
+std::int64_t power_of_two(std::int64_t at_least) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(at_least)));
+}
+
+/// Bytes of a row of 16-bit elements: whole 16 bytes.
+std::uint64_t bytes_of(std::int64_t elements) {
+  return static_cast<std::uint64_t>(elements * 2 + 15) / 16 * 16;
+}
+
+Status check_shape(const MoeShape& shape, const Topology& topology) {
+  const std::int64_t world = topology.world();
+  MK_RETURN_IF_ERROR(check_range("max_tokens", shape.max_tokens, 1, kMost));
+  // counts[world][experts] has indices of 32 bits.
+  MK_RETURN_IF_ERROR(
+      check_range("experts", shape.experts, 1, std::min(std::int64_t{1} << 20, kMost / world)));
   MK_RETURN_IF_ERROR(check_range("topk", shape.topk, 1, shape.experts));
-  if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16) {
+  // What crosses for one token is at most one put.
+  const std::int64_t row = abi::kMaxPutBytes - static_cast<std::int64_t>(sizeof(CrossingHead)) -
+                           shape.topk * static_cast<std::int64_t>(sizeof(CrossingEntry));
+  MK_RETURN_IF_ERROR(check_range("hidden", shape.hidden, 1, row / 2));
+  MK_RETURN_IF_ERROR(check_range("n", shape.n, 1, abi::kMaxPutBytes / 2));
+  MK_RETURN_IF_ERROR(check_range("intermediate", shape.intermediate, 0, kMost / 2));
+  MK_RETURN_IF_ERROR(check_range("capacity", shape.capacity, 0, kMost));
+  if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16)
     return refuse("dtype", static_cast<std::int64_t>(shape.dtype), "bf16 (1) or f16 (2)");
+  return {};
+}
+
+/// Seats by rank, then ranks by seat; null when every rank is its own seat.
+std::shared_ptr<const std::vector<std::int32_t>> seats_of(const Topology& topology) {
+  const std::uint32_t world = topology.world(), ranks = topology.ranks_per_node();
+  std::vector<std::int32_t> seats(std::size_t{2} * world);
+  bool own = true;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    const std::uint32_t seat = topology.node_of(rank) * ranks + topology.local_of(rank);
+    seats[rank] = static_cast<std::int32_t>(seat);
+    seats[world + seat] = static_cast<std::int32_t>(rank);
+    own = own && seat == rank;
   }
-  constexpr std::int64_t kMaxEntries = (abi::kMaxPutBytes - sizeof(MoeHeader)) / 8;
-  if (shape.max_tokens > kMaxEntries / shape.topk) {
+  return own ? nullptr : std::make_shared<const std::vector<std::int32_t>>(std::move(seats));
+}
+
+Status check_options(const MoeOptions& options, const MoeShape& shape) {
+  MK_RETURN_IF_ERROR(check_range("unit_rows", options.unit_rows, 0, kMostRows));
+  MK_RETURN_IF_ERROR(check_range("block_rows", options.block_rows, 0, kMostRows));
+  MK_RETURN_IF_ERROR(check_range("tile_columns", options.tile_columns, 0, kMost / 2));
+  MK_RETURN_IF_ERROR(check_range("dispatch_ctas", options.dispatch_ctas, 0, 1024));
+  MK_RETURN_IF_ERROR(check_range("pieces", options.pieces, 0, std::min(kMostPieces, shape.max_tokens)));
+  const std::int64_t unit = options.unit_rows > 0 ? options.unit_rows : kUnitRows;
+  if (options.block_rows % unit == 0) return {};
+  return refuse("block_rows", options.block_rows, "a multiple of " + std::to_string(unit));
+}
+
+ExpertBlockRows cut_of(const MoeShape& shape, const Topology& topology, const MoeOptions& options) {
+  const std::int64_t unit = options.unit_rows > 0 ? options.unit_rows : kUnitRows;
+  const std::int64_t rows = std::min(
+      kMostRows, ceil_div(shape.max_tokens, shape.experts) * shape.topk * std::int64_t{topology.world()});
+  const std::int64_t block =
+      options.block_rows > 0 ? options.block_rows : ceil_div(power_of_two(rows), unit) * unit;
+  return {static_cast<std::int32_t>(block), static_cast<std::int32_t>(unit)};
+}
+
+/// Before the exchange exists: what it numbers with 32 bits. Of the rows of all experts with their padding
+/// follow pool rows, blocks and entries of finished[].
+Status check_numbers(const MoeShape& shape, const Topology& topology, const ExpertBlockRows& cut) {
+  const std::int64_t padding = shape.experts * (cut.unit - 1) + cut.block;
+  const std::int64_t most = (kMost - padding) / (shape.topk * std::int64_t{topology.world()});
+  if (shape.max_tokens > most) {
     return refuse("max_tokens", shape.max_tokens,
-                  "at most " + std::to_string(kMaxEntries / shape.topk) +
-                      " with topk = " + std::to_string(shape.topk) + ": the metadata of a launch is one put");
+                  "1.." + std::to_string(most) + " with topk = " + std::to_string(shape.topk) + " on " +
+                      std::to_string(topology.world()) + " ranks: rows of all experts have 32-bit numbers");
   }
-  const double bytes = double(topology.world()) * double(shape.max_tokens) *
-                       (8.0 * double(shape.hidden) + 8.0 * double(shape.n) + 16.0 * double(shape.topk));
-  if (bytes > kMaxWorkspace) {
+  const std::int64_t crossing = kMost / (2 * std::int64_t{topology.nodes()});
+  if (shape.max_tokens > crossing) {
+    return refuse("max_tokens", shape.max_tokens,
+                  "1.." + std::to_string(crossing) + " on " + std::to_string(topology.nodes()) +
+                      " nodes: tokens that cross have 32-bit numbers");
+  }
+  return {};
+}
+
+/// Padded rows of a pool: in the worst case all ranks send all their rows to one owner.
+std::int32_t capacity_of(const MoeShape& shape, const ExpertExchangePlan& exchange) {
+  const std::int64_t most_experts = exchange.owners.max_local(), unit = exchange.cut.unit;
+  const std::int64_t rows =
+      exchange.owners.world * shape.max_tokens * std::min<std::int64_t>(shape.topk, most_experts);
+  const std::int64_t worst = (rows + std::min(most_experts, rows) * (unit - 1)) / unit;
+  const std::int64_t wanted = shape.capacity > 0 ? ceil_div(shape.capacity, unit) : worst;
+  return static_cast<std::int32_t>(std::min(wanted, worst) * unit);
+}
+
+/// About kChunkBytes each when all tokens cross, and each one put.
+std::int32_t pieces_of(const ExpertExchangePlan& exchange, const MoeOptions& options) {
+  const auto bytes = static_cast<std::int64_t>(std::max(exchange.crossing_bytes(), exchange.finished_bytes));
+  const std::int64_t tokens = exchange.max_tokens;
+  const std::int64_t fewest = ceil_div(tokens, abi::kMaxPutBytes / bytes);
+  const std::int64_t wanted = options.pieces > 0
+                                  ? options.pieces
+                                  : std::min({ceil_div(tokens * bytes, kChunkBytes), kMostPieces, tokens});
+  return static_cast<std::int32_t>(std::max(fewest, wanted));
+}
+
+Status check_exchange(const MoeShape& shape, const ExpertExchangePlan& exchange) {
+  const std::int64_t columns = std::int64_t{exchange.columns1} + exchange.columns2;
+  if (columns * exchange.max_blocks() > kMost) {
+    return refuse("max_tokens", shape.max_tokens,
+                  "so small that " + std::to_string(columns) + " columns of tiles of each of " +
+                      std::to_string(exchange.max_blocks()) + " blocks have 32-bit numbers");
+  }
+  // Of less than 2^31 rows of at most 2^31 bytes: the sum itself fits 64 bits.
+  if (exchange.bytes() >= kMostBytes) {
     return refuse("max_tokens", shape.max_tokens, "so small that the workspace stays below 2^48 bytes");
   }
   return {};
 }
 
-std::uint64_t whole_pages(std::uint64_t bytes) {
-  constexpr std::uint64_t kPage = 4096;
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-
 }  // namespace
 
-Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology) {
-  MK_RETURN_IF_ERROR(check(shape, topology));
-  return MoePlan(shape, topology);
-}
+Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology, const MoeOptions& options) {
+  MK_RETURN_IF_ERROR(check_shape(shape, topology));
+  MK_RETURN_IF_ERROR(check_options(options, shape));
+  const ExpertBlockRows cut = cut_of(shape, topology, options);
+  MK_RETURN_IF_ERROR(check_numbers(shape, topology, cut));
+  MoePlan plan{.shape = shape, .topology = topology, .lead = kLead};
+  const std::int64_t widest = std::max(shape.n, shape.intermediate);
+  plan.tile_columns =
+      options.tile_columns > 0
+          ? options.tile_columns
+          : static_cast<std::int32_t>(std::clamp(power_of_two(widest), kFewestColumns, kMostColumns));
+  plan.dispatch_ctas = options.dispatch_ctas > 0 ? options.dispatch_ctas : kDispatchCtas;
 
-MoePlan::MoePlan(const MoeShape& shape, const Topology& topology) : shape_(shape), topology_(topology) {
-  rows_per_put_ = std::max<std::int64_t>(1, kChunkBytes / static_cast<std::int64_t>(row_bytes()));
-  sums_per_put_ = std::max<std::int64_t>(1, kChunkBytes / static_cast<std::int64_t>(sum_bytes()));
-  for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
-    owner_.insert(owner_.end(), static_cast<std::size_t>(experts(rank).size()), rank);
-  }
-  const auto tokens = static_cast<std::uint64_t>(shape.max_tokens);
-  workspace_.nodes = topology.nodes();
-  workspace_.ranks_per_node = topology.ranks_per_node();
-  workspace_.meta_bytes = whole_pages(meta_bytes(shape.max_tokens));
-  workspace_.rows_bytes = whole_pages(tokens * row_bytes());
-  workspace_.sums_bytes = whole_pages(tokens * sum_bytes());
-  workspace_.partials_bytes = whole_pages(tokens * static_cast<std::uint64_t>(shape.n) * sizeof(float));
+  ExpertExchangePlan& exchange = plan.exchange;
+  exchange.owners = {static_cast<std::int32_t>(shape.experts), static_cast<std::int32_t>(topology.world())};
+  exchange.ranks_per_node = static_cast<std::int32_t>(topology.ranks_per_node());
+  plan.seats = seats_of(topology);
+  if (plan.seats != nullptr) exchange.seats = {plan.seats->data(), plan.seats->data() + topology.world()};
+  exchange.cut = cut;
+  exchange.max_tokens = static_cast<std::int32_t>(shape.max_tokens);
+  exchange.topk = static_cast<std::int32_t>(shape.topk);
+  const auto columns = [&](std::int64_t all) {
+    return static_cast<std::int32_t>(ceil_div(all, plan.tile_columns));
+  };
+  exchange.columns1 = columns(plan.gated() ? shape.intermediate : shape.n);
+  exchange.columns2 = plan.gated() ? columns(shape.n) : 0;
+  exchange.row_bytes = bytes_of(shape.hidden);
+  exchange.hidden_bytes = bytes_of(shape.intermediate);
+  exchange.finished_bytes = bytes_of(shape.n);
+  exchange.capacity_rows = capacity_of(shape, exchange);
+  exchange.pieces = pieces_of(exchange, options);
+  MK_RETURN_IF_ERROR(check_exchange(shape, exchange));
+  return plan;
 }
 
 std::string MoePlan::signature() const {
-  return "moe max_tokens=" + std::to_string(shape_.max_tokens) + " hidden=" + std::to_string(shape_.hidden) +
-         " n=" + std::to_string(shape_.n) + " intermediate=" + std::to_string(shape_.intermediate) +
-         " experts=" + std::to_string(shape_.experts) + " topk=" + std::to_string(shape_.topk) +
-         (shape_.dtype == DataType::kBf16 ? " bf16" : " f16");
+  return "moe max_tokens=" + std::to_string(shape.max_tokens) + " hidden=" + std::to_string(shape.hidden) +
+         " n=" + std::to_string(shape.n) + " intermediate=" + std::to_string(shape.intermediate) +
+         " experts=" + std::to_string(shape.experts) + " topk=" + std::to_string(shape.topk) +
+         (shape.dtype == DataType::kBf16 ? " bf16" : " f16") +
+         (shape.capacity > 0 ? " capacity=" + std::to_string(shape.capacity) : "");
 }
 
 Requirements MoePlan::requirements() const {
-  return {.workspace_bytes = workspace_.bytes(), .lanes = topology_.nodes() > 1 ? kLanes : 0};
+  return {.workspace_bytes = exchange.bytes(), .lanes = topology.nodes() > 1 ? 2U : 0U};
+}
+
+Range MoePlan::columns(std::int64_t all, std::int32_t column) const {
+  const std::int64_t begin = std::int64_t{column} * tile_columns;
+  return {begin, std::min(all, begin + tile_columns)};
 }
 
 }  // namespace mkernel::kernels

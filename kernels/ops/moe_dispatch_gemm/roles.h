@@ -1,98 +1,145 @@
-// The mixture-of-experts layer at work: one function per role and what the roles share. README.md has the
-// counts and says why a launch needs no credits.
+// The roles of one launch of the mixture-of-experts layer on the cpu executor: threads play the CTAs and
+// warps of the plan. README.md has the words that they wait for; plan/expert_exchange_plan.h says why nothing
+// is overwritten too early and nobody is stuck.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kernels/base/signal.h"
+#include "kernels/base/views.h"
 #include "kernels/cpu/comm/endpoint.h"
-#include "kernels/cpu/gemm/gemm.h"
 #include "kernels/cpu/sync/launch.h"
 #include "kernels/ops/moe_dispatch_gemm/experts.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
-#include "kernels/ops/moe_dispatch_gemm/routing.h"
+#include "kernels/plan/expert_routing.h"
+#include "kernels/plan/expert_tasks.h"
 
 namespace mkernel::kernels {
 
-/// The metadata of one source as a rank of the node reads it.
-struct MoeMeta {
-  std::int64_t rows = 0;
-  std::uint64_t first_row = 0;  ///< rows of the launches before; valid when rows > 0
-  const std::int32_t* experts = nullptr;
-  const float* weights = nullptr;
-};
-
-/// One rank's end of the exchange. Everything it refers to outlives it. One launch at a time.
-class Moe {
+/// What the roles of one launch of one rank share. Everything it refers to outlives it, and it outlives the
+/// roles.
+class MoeLaunch {
  public:
-  Moe(const MoePlan& plan, const GroupView& group, const SymmetricView& workspace, Endpoint& endpoint);
-  ~Moe();
+  MoeLaunch(const MoePlan& plan, const SymmetricView& workspace, Endpoint& endpoint, ExpertLayer& layer,
+            const MoeArguments& arguments, const Launch& launch);
+  ~MoeLaunch();
 
-  /// Once per launch, before its roles start.
-  void begin();
+  /// intra_comm: dispatching CTA `number` routes its chunk of the tokens and sends counts; number 0 builds
+  /// the table. Then all of them stage, push and forward rows, and sum.
+  Status dispatch(std::int32_t number);
+  /// inter_recv, over several nodes: hands the counts of this rank's rail peers to its node.
+  Status forward_counts();
+  /// inter_send, over several nodes: puts the counts, then the rows, then the sums of what crossed. Ends when
+  /// their sources may be overwritten.
+  Status send();
+  /// compute: tiles of both products in the order of the plan, then sums.
+  Status compute(int thread);
 
-  /// inter_send: packs the rows for each node, metadata first, the own node last.
-  Status dispatch(const Launch& launch, const MoeArguments& arguments, const SendLists& lists);
-  /// inter_recv: shows the node what has arrived from the other nodes.
-  Status receive(const Launch& launch);
-  /// intra_comm: turns the metadata of every source, in the order of arrival, into work for the experts.
-  Status route(const Launch& launch);
-  /// compute: products of this rank's experts, then their weighted sums by row.
-  Status compute(const Launch& launch, const MoeArguments& arguments, ExpertLayer& layer, int thread);
-  /// inter_reduce: adds the sums of the node's ranks and returns them to the sources on other nodes.
-  Status reduce(const Launch& launch);
-  /// combine: adds the sums of the nodes and writes y. Runs after dispatch(), on its thread.
-  Status combine(const Launch& launch, const MoeArguments& arguments, const SendLists& lists);
+  /// Once all roles have ended well: OK, or why every rank refused the launch.
+  const Status& refusal() const { return refusal_; }
 
  private:
-  struct Source;  // work of one source in this launch
+  struct Counts;
+  struct Work;
 
-  SignalWord& word(std::uint32_t local, std::uint64_t offset) const;
-  std::uint32_t node_rank(std::uint32_t local) const { return plan_.topology().rank_at(node_, local); }
-  Status wait_partials(const Launch& launch, std::uint32_t node, std::uint64_t launches,
-                       const char* role) const;
-  MoeMeta meta(const Launch& launch, std::uint32_t node, std::uint32_t local) const;
-  void sum_row(std::uint32_t node, std::uint32_t source_local, std::int64_t row, const std::int32_t* experts,
-               std::vector<std::uint32_t>& ranks, float* out) const;
+  // Words, in the memory of a rank of this node.
+  std::byte* memory(std::int32_t rank) const {
+    return workspace_.node[topology().local_of(static_cast<std::uint32_t>(rank))];
+  }
+  std::uint64_t& word(std::int32_t rank, std::uint64_t at) const {
+    return *reinterpret_cast<std::uint64_t*>(memory(rank) + at);
+  }
+  /// `stage`: Launch::at_stage().
+  Status wait(const std::uint64_t& word, std::uint64_t expected, const WaitSite& site, int stage) const {
+    return wait_at_least(word, expected, site, launch_.at_stage(stage));
+  }
+  Status wait_table(const char* role) const;
+  Status wait_placed(const char* role) const;
+  const Topology& topology() const { return plan_.topology; }
+  std::uint64_t stamp() const { return ExpertExchangePlan::stamp(launch_.epoch); }
 
-  void pack_meta(const Launch& launch, const MoeArguments& arguments, std::uint32_t node,
-                 const std::vector<std::int64_t>& list, std::byte* area) const;
-  void pack_rows(const MoeArguments& arguments, const std::vector<std::int64_t>& list, Range rows,
-                 std::byte* area) const;
-  Status dispatch_remote(const Launch& launch, const MoeArguments& arguments, std::uint32_t node,
-                         const std::vector<std::int64_t>& list);
-  void dispatch_local(const Launch& launch, const MoeArguments& arguments,
-                      const std::vector<std::int64_t>& list);
+  // dispatch.cc
+  Status route(std::int32_t number);
+  void send_counts(std::int32_t to) const;
+  Status wait_counts() const;
+  Status build_table();
+  Counts read_counts() const;
+  void add_lacking_rows(std::int32_t number) const;
+  void push();
+  void write_row(const PoolPlace& place, const ExpertRowOrigin& origin, const std::byte* row) const;
+  void signal_rows(std::span<const PoolPlace> places) const;
+  PoolPlace place_of(std::int32_t source, std::int32_t expert, std::int32_t index) const;
 
-  struct Incoming;  // what has arrived from one node in this launch
-  bool take_arrivals(const Launch& launch, Incoming& from);
+  // crossing.cc
+  void stage();
+  void stage_row(std::int32_t turn, std::int32_t row) const;
+  Status forward();
+  void forward_row(std::int32_t turn, std::int32_t row);
+  Status put_counts();
+  Status put_pieces(std::uint32_t lane);
+  Status put_piece(std::uint32_t lane, std::int32_t turn, std::int32_t piece);
 
-  bool try_route(const Launch& launch, std::uint32_t node, std::uint32_t local);
-  Status run_blocks(const Launch& launch, Source& source, ExpertLayer& layer, ExpertScratch& scratch);
-  Status run_sums(const Launch& launch, Source& source);
-  Status return_sums(const Launch& launch, std::uint32_t node, std::vector<float>& sum);
-  Status add_remote(const Launch& launch, std::uint32_t node, std::int64_t row, std::vector<float>& widened,
-                    float* sum) const;
-  Status wait_answers(const Launch& launch, const SendLists& lists);
+  // compute.cc
+  Status first_tile(const ExpertTasks::Task& task, const ExpertScratch& scratch) const;
+  Status second_tile(const ExpertTasks::Task& task, const ExpertScratch& scratch) const;
+  void store_hidden(const ExpertTasks::Task& task, const ExpertScratch& scratch) const;
+  void store_finished(const ExpertTasks::Task& task, const ExpertScratch& scratch) const;
+  const ExpertRowOrigin& origin(std::int32_t pool_row) const {
+    return *reinterpret_cast<const ExpertRowOrigin*>(memory(me_) + exchange_.origin(pool_row));
+  }
+
+  // sum.cc
+  struct Sum;
+  Status sum();
+  Status sum_crossed(std::int32_t turn, std::int32_t returning, Sum& sum) const;
+  Status sum_own(std::int32_t token, Sum& sum) const;
+  Status add_finished(std::int32_t entry, std::int32_t expert, float weight, Sum& sum) const;
 
   const MoePlan& plan_;
+  const ExpertExchangePlan& exchange_;
   const SymmetricView& workspace_;
   Endpoint& endpoint_;
-  const std::uint32_t rank_, node_, local_;
+  ExpertLayer& layer_;
+  const MoeArguments& arguments_;
+  const Launch& launch_;
+  const std::int32_t me_;
+  const PushOrder order_;
 
-  // Over all launches, by node. Each is touched by one role only.
-  std::vector<std::uint64_t> rows_sent_;      // dispatch
-  std::vector<std::uint64_t> returns_taken_;  // combine
-  std::vector<std::uint64_t> puts_taken_;     // receive
+  // Of this rank alone. In memory of a GPU these words would count on from launch to launch.
+  ChunkedRouting routing_;
+  SignalWord chunks_{};         ///< that are counted
+  SignalWord placed_{};         ///< chunks
+  SignalWord tabled_{};         ///< 1: work_ or refusal_ is there
+  SignalWord widened_{};        ///< compute threads that have widened their part of the weights
+  std::unique_ptr<Work> work_;  ///< null: the launch is refused
+  Status refusal_;
+};
 
-  // Of this launch.
-  std::vector<std::unique_ptr<Source>> sources_;  // in the order of arrival
-  SignalWord routed_{};                           // sources_ that are ready for compute
-  SignalWord widened_{};  // compute threads that have widened their part of the weights
+/// Counts of all ranks, as the table is built from them.
+struct MoeLaunch::Counts {
+  std::vector<std::int32_t> rows;  ///< [world][experts]
+  std::vector<RoutingProblem> problems;
+  std::vector<std::int32_t> crossed;  ///< by node turn: tokens that cross from the rail peer there
+};
+
+/// What the threads of a launch that is not refused take their work from.
+struct MoeLaunch::Work {
+  Work(const MoePlan& plan, std::int32_t rank, const ChunkedRouting& routing, std::int32_t tokens,
+       Counts read, HostExpertTable built);
+
+  const Counts counts;
+  const HostExpertTable host_table;
+  const ExpertTable table;
+  const OwnedExperts mine;
+  const HostExpertTasks tasks;
+  std::vector<std::int32_t> crossing;  ///< by node turn: own tokens that cross there
+  /// [node turn][number of returning]: the row of crossing_in[]; written before forwarded[].
+  std::vector<std::vector<std::int32_t>> crossed_row;
+  WorkCounter staging, pushing, forwarding, tiles, crossed_sums, own_sums;
 };
 
 }  // namespace mkernel::kernels

@@ -277,12 +277,12 @@ const char* mk_test_kinds(const char* socket) {
   const mk_session_options here = {SIZE(here), socket, "c test", -1, 1, 30000};
   const mk_group_options options = {SIZE(options), "kinds", 1, 0, 8, 16, 30000};
   const mk_gemm_shape gemm_shape = {SIZE(gemm_shape), 2, 1, 2, MK_BF16, MK_ROW_MAJOR};
-  const mk_moe_shape moe_shape = {SIZE(moe_shape), 1, 2, 1, 0, 1, 1, MK_BF16};
+  const mk_moe_shape moe_shape = {SIZE(moe_shape), 1, 2, 1, 0, 1, 1, MK_BF16, 0};
   const mk_attention_shape attention_shape = {SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16};
   const mk_operation_options gpu = {SIZE(gpu), MK_CUDA, 0, 0, 0, NULL};
   const mk_operation_options plan = {SIZE(plan), MK_CPU, 4, 0, 0, NULL};
   const uint16_t x[2] = {0x3f80, 0x4000}, w1[2] = {0x4040, 0x4080}; /* 1 2; 3 4 */
-  const int32_t topk[1] = {0};
+  int32_t topk[1] = {0};
   const float weights[1] = {2};
   uint16_t y[1] = {0xffff}, out[2] = {0, 0};
   const mk_moe_arguments tokens = {SIZE(tokens), 1, x, topk, weights, w1, NULL, y};
@@ -306,6 +306,12 @@ const char* mk_test_kinds(const char* socket) {
   EXPECT(mk_moe_launch(moe, &tokens, NULL, &pending) == MK_OK);
   EXPECT(mk_pending_wait(pending, 0) == MK_OK);
   EXPECT(y[0] == 0x41b0); /* 2 * (1 * 3 + 2 * 4) = 22 */
+  mk_pending_destroy(pending);
+  topk[0] = 1; /* every rank refuses it, and the group goes on */
+  EXPECT(mk_moe_launch(moe, &tokens, NULL, &pending) == MK_OK);
+  EXPECT(mk_pending_wait(pending, 0) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "moe: rank 0: topk[0, 0] = 1, but it must be 0..0") != NULL);
+  EXPECT(mk_group_status(group) == MK_OK);
   mk_pending_destroy(pending);
   EXPECT(mk_ring_attention_launch(attention, &rows, NULL, &pending) == MK_OK);
   EXPECT(mk_pending_wait(pending, 0) == MK_OK);

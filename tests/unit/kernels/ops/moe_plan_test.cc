@@ -1,327 +1,228 @@
-// The plan of the mixture-of-experts layer: every product once, counts that agree, no overlap in memory, no
-// area overwritten while it is read, no deadlock.
+// The plan of the mixture-of-experts layer: what it makes of a shape, that a pool of the worst case takes any
+// routing, that every number fits, and what is refused. The exchange itself is simulated in
+// plan/simulation/moe_simulation_test.cc.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
-#include <numeric>
+#include <limits>
 #include <random>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
-#include "kernels/ops/moe_dispatch_gemm/routing.h"
-#include "tests/unit/kernels/plan/simulation.h"
+#include "kernels/plan/cuts.h"
+#include "proto/abi/version.h"
 
-using namespace mkernel;
-using namespace mkernel::kernels;
-
+namespace mkernel::kernels {
 namespace {
 
-const Topology kWorlds[] = {{1, 1}, {1, 4}, {2, 2}, {2, 4}, {3, 2}, {4, 8}};
+const Topology kWorlds[] = {{1, 1}, {1, 4}, {2, 1}, {2, 2}, {2, 4}, {3, 2}, {4, 8}, {16, 64}};
+constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 
-MoePlan moe_plan_of(const Topology& topology, std::int64_t experts, std::int64_t topk) {
-  auto plan = MoePlan::make(
-      {.max_tokens = 300, .hidden = 2048, .n = 1000, .intermediate = 8, .experts = experts, .topk = topk},
-      topology);
+MoePlan moe_plan_of(const MoeShape& shape, const Topology& topology, const MoeOptions& options = {}) {
+  auto plan = MoePlan::make(shape, topology, options);
   REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
   return std::move(plan).value();
 }
 
-/// topk [tokens, topk] with distinct entries per token.
-std::vector<std::int32_t> random_topk(const MoePlan& plan, std::int64_t tokens, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<std::int32_t> all(static_cast<std::size_t>(plan.shape().experts)), topk;
-  std::iota(all.begin(), all.end(), 0);
-  for (std::int64_t token = 0; token < tokens; ++token) {
-    std::shuffle(all.begin(), all.end(), random);
-    topk.insert(topk.end(), all.begin(), all.begin() + plan.shape().topk);
-  }
-  return topk;
+std::string refused_text(const MoeShape& shape, const Topology& topology, const MoeOptions& options = {}) {
+  const Status status = MoePlan::make(shape, topology, options).status();
+  CHECK(status.code() == StatusCode::kInvalidArgument);
+  return status.text();
 }
 
-TEST_CASE("moe plan: every (token, expert) is one term of one sum, and every product has at most 128 rows") {
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("moe plan: sizes of the exchange follow from the shape") {
   for (const Topology& topology : kWorlds) {
-    for (const auto& choice : {std::pair{1, 1}, {7, 3}, {64, 8}}) {
-      const int experts = choice.first, topk = choice.second;
+    for (const std::int64_t intermediate : {0, 300}) {
+      const MoeShape shape{.max_tokens = 700,
+                           .hidden = 1001,
+                           .n = 1500,
+                           .intermediate = intermediate,
+                           .experts = 37,
+                           .topk = 5};
+      const MoePlan plan = moe_plan_of(shape, topology);
+      const ExpertExchangePlan& exchange = plan.exchange;
       CAPTURE(topology.world());
+      CHECK(exchange.nodes() == static_cast<std::int32_t>(topology.nodes()));
+      CHECK(exchange.row_bytes == 2016);  // 2002, in whole 16
+      CHECK(exchange.hidden_bytes == (intermediate > 0 ? 608 : 0));
+      CHECK(exchange.finished_bytes == 3008);
+      CHECK(exchange.cut.block % exchange.cut.unit == 0);
+      CHECK(plan.requirements().workspace_bytes == exchange.bytes());
+      CHECK(plan.requirements().lanes == (topology.nodes() > 1 ? 2 : 0));
+      // The columns of both products are cut without gaps.
+      const auto check_columns = [&](std::int64_t all, std::int32_t columns) {
+        std::int64_t next = 0;
+        for (std::int32_t column = 0; column < columns; ++column) {
+          const Range range = plan.columns(all, column);
+          CHECK(range.begin == next);
+          CHECK(range.size() > 0);
+          next = range.end;
+        }
+        CHECK(next == all);
+      };
+      check_columns(plan.gated() ? intermediate : shape.n, exchange.columns1);
+      if (plan.gated()) check_columns(shape.n, exchange.columns2);
+      CHECK(exchange.last_columns() == ceil_div(shape.n, plan.tile_columns));
+    }
+  }
+}
+
+TEST_CASE("moe plan: a piece is one put, whatever crosses") {
+  for (const std::int64_t hidden : {std::int64_t{8}, std::int64_t{7168}, std::int64_t{1} << 28}) {
+    for (const std::int64_t tokens : {1, 5, 1000, 100000}) {
+      for (const std::int32_t wanted : {0, 1, 256}) {
+        const MoeShape shape{.max_tokens = tokens, .hidden = hidden, .n = 64, .experts = 8, .topk = 2};
+        const MoeOptions options{.pieces = static_cast<std::int32_t>(std::min<std::int64_t>(wanted, tokens))};
+        const auto made = MoePlan::make(shape, Topology(2, 1), options);
+        if (!made.ok()) {
+          CHECK(holds(made.status().text(), "2^48"));
+          continue;
+        }
+        const ExpertExchangePlan& exchange = made.value().exchange;
+        CHECK(exchange.pieces >= std::max(1, options.pieces));
+        for (const std::int32_t rows : {1, static_cast<std::int32_t>(tokens)}) {
+          for (std::int32_t piece = 0; piece < exchange.pieces; ++piece) {
+            const auto count = static_cast<std::uint64_t>(exchange.piece_begin(piece + 1, rows) -
+                                                          exchange.piece_begin(piece, rows));
+            CHECK(count * exchange.crossing_bytes() <= abi::kMaxPutBytes);
+            CHECK(count * exchange.finished_bytes <= abi::kMaxPutBytes);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("moe plan: without a capacity a pool takes any routing, and no row more than it must") {
+  std::mt19937_64 random(11);
+  for (const auto& [experts, topk] : {std::pair{1, 1}, {8, 2}, {11, 3}, {40, 16}}) {
+    for (const Topology& topology : {Topology(1, 1), Topology(1, 4), Topology(2, 4)}) {
+      const MoeShape shape{.max_tokens = 130, .hidden = 8, .n = 8, .experts = experts, .topk = topk};
+      const ExpertExchangePlan exchange = moe_plan_of(shape, topology).exchange;
+      const std::int32_t world = exchange.owners.world;
       CAPTURE(experts);
-      const MoePlan plan = moe_plan_of(topology, experts, topk);
-      const std::int64_t tokens = 290;
-      const auto chosen = random_topk(plan, tokens, 5);
-      const auto lists = route_tokens(plan, tokens, chosen.data());
-      REQUIRE(lists.ok());
-      std::map<std::pair<std::int64_t, std::int64_t>, int> computed;  // by token and j
-      for (std::uint32_t node = 0; node < topology.nodes(); ++node) {
-        const auto& list = lists.value()[node];
-        CHECK(std::is_sorted(list.begin(), list.end()));
-        std::vector<std::int32_t> packed;
-        std::vector<float> weights;  // tells token and j
-        for (const std::int64_t token : list) {
-          for (std::int64_t j = 0; j < topk; ++j) {
-            packed.push_back(chosen[static_cast<std::size_t>(token * topk + j)]);
-            weights.push_back(static_cast<float>(token * topk + j));
-          }
-        }
-        for (std::uint32_t local = 0; local < topology.ranks_per_node(); ++local) {
-          const std::uint32_t rank = topology.rank_at(node, local);
-          const SourceWork work =
-              route_source(plan, rank, static_cast<std::int64_t>(list.size()), packed.data(), weights.data());
-          std::vector<std::int64_t> expert_of(work.row.size(), -1);
-          for (const ExpertBlock& block : work.blocks) {
-            CHECK(block.entries.size() >= 1);
-            CHECK(block.entries.size() <= MoePlan::kBlockRows);
-            for (std::int64_t i = block.entries.begin; i < block.entries.end; ++i) {
-              CHECK(expert_of[static_cast<std::size_t>(i)] == -1);
-              expert_of[static_cast<std::size_t>(i)] = plan.experts(rank).begin + block.expert;
-              if (i > block.entries.begin) {
-                CHECK(work.row[static_cast<std::size_t>(i)] > work.row[static_cast<std::size_t>(i - 1)]);
-              }
-            }
-          }
-          for (std::size_t row = 0; row < list.size(); ++row) {
-            float before = -1;
-            for (auto t = work.first_term[row]; t < work.first_term[row + 1]; ++t) {
-              const auto [entry, weight] = work.terms[static_cast<std::size_t>(t)];
-              CHECK(work.row[static_cast<std::size_t>(entry)] == static_cast<std::int64_t>(row));
-              CHECK(expert_of[static_cast<std::size_t>(entry)] == chosen[static_cast<std::size_t>(weight)]);
-              CHECK(static_cast<std::int64_t>(weight) / topk == list[row]);
-              CHECK(weight > before);  // in topk order
-              before = weight;
-              ++computed[{list[row], static_cast<std::int64_t>(weight) % topk}];
+      CAPTURE(world);
+      const auto table_of = [&](const std::vector<std::int32_t>& counts) {
+        return HostExpertTable(exchange.owners, exchange.cut, counts);
+      };
+      std::vector<std::int32_t> all_to_one(static_cast<std::size_t>(world * experts));
+      std::int32_t fullest = 0;  // an owner with as many experts as any
+      while (exchange.owners.count(fullest) < exchange.owners.max_local()) ++fullest;
+      for (int draw = 0; draw < 50; ++draw) {
+        // Every token goes to as many experts of one owner as it may, the first ones more often.
+        std::vector<std::int32_t> counts(all_to_one.size());
+        const std::int32_t here = std::min(topk, exchange.owners.count(fullest));
+        for (std::int32_t source = 0; source < world; ++source) {
+          for (std::int32_t token = 0; token < 130; ++token) {
+            const auto skip = static_cast<std::int32_t>(
+                random() % static_cast<std::uint64_t>(exchange.owners.count(fullest)));
+            for (std::int32_t j = 0; j < here; ++j) {
+              const std::int32_t local =
+                  (draw % 2 == 0 || token == 0 ? j + skip : j) % exchange.owners.count(fullest);
+              ++counts[static_cast<std::size_t>(source * experts + exchange.owners.first(fullest) + local)];
             }
           }
         }
+        CHECK(table_of(counts).first_overflow(exchange.capacity_rows) < 0);
+        CHECK(table_of(counts).view().of_rank(fullest).all_blocks() <= exchange.max_blocks());
       }
-      CHECK(computed.size() == static_cast<std::size_t>(tokens * topk));
-      CHECK(std::all_of(computed.begin(), computed.end(), [](const auto& one) { return one.second == 1; }));
+      // As many rows as there can be, and one of padding too few in each expert, are the whole pool.
+      const std::int32_t rows = world * 130 * std::min(topk, exchange.owners.max_local());
+      CHECK(exchange.capacity_rows >= rows);
+      CHECK(exchange.capacity_rows <= rows + exchange.owners.max_local() * (exchange.cut.unit - 1));
     }
   }
 }
 
-TEST_CASE("moe plan: contributors are the ranks of the node that own an expert of the row, ascending, once") {
-  const MoePlan plan = moe_plan_of(Topology(2, 4), 16, 4);  // two experts per rank
-  const std::int32_t row[] = {7, 15, 0, 6};
-  std::vector<std::uint32_t> ranks;
-  contributors(plan, 0, row, ranks);
-  CHECK(ranks == std::vector<std::uint32_t>{0, 3});
-  contributors(plan, 1, row, ranks);
-  CHECK(ranks == std::vector<std::uint32_t>{3});
-}
-
-TEST_CASE("moe plan: the areas of the workspace do not overlap") {
-  for (const Topology& topology : kWorlds) {
-    const MoePlan plan = moe_plan_of(topology, 8, 2);
-    const MoeWorkspace& space = plan.workspace();
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> areas;  // begin, bytes
-    for (std::uint32_t node = 0; node < topology.nodes(); ++node) {
-      areas.push_back({space.meta_ready(node), sizeof(SignalWord)});
-      areas.push_back({space.rows_ready(node), sizeof(SignalWord)});
-      areas.push_back({space.meta_in(node), plan.meta_bytes(300)});
-      areas.push_back({space.rows_in(node), 300 * plan.row_bytes()});
-      for (std::uint32_t local = 0; local < topology.ranks_per_node(); ++local) {
-        areas.push_back({space.partials_ready(node, local), sizeof(SignalWord)});
-        areas.push_back({space.partials(node, local), 300 * 1000 * sizeof(float)});
-      }
-    }
-    for (std::uint32_t peer = 0; peer + 1 < topology.nodes(); ++peer) {
-      areas.push_back({space.meta_out(peer), plan.meta_bytes(300)});
-      areas.push_back({space.rows_out(peer), 300 * plan.row_bytes()});
-      areas.push_back({space.sums_out(peer), 300 * plan.sum_bytes()});
-      areas.push_back({space.sums_in(peer), 300 * plan.sum_bytes()});
-    }
-    std::sort(areas.begin(), areas.end());
-    for (std::size_t i = 1; i < areas.size(); ++i) {
-      CHECK(areas[i - 1].first + areas[i - 1].second <= areas[i].first);
-    }
-    CHECK(areas.back().first + areas.back().second <= space.bytes());
-    for (std::uint32_t own = 0; own < topology.nodes(); ++own) {
-      std::vector<int> used(topology.nodes());
-      for (std::uint32_t other = 0; other < topology.nodes(); ++other) {
-        if (other != own) ++used[MoePlan::peer(own, other)];
-      }
-      CHECK(std::count(used.begin(), used.end(), 1) == topology.nodes() - 1);
-    }
-  }
-}
-
-/// Launches of all ranks with random numbers of rows per source and node. Areas carry the launch that wrote
-/// them; whoever reads checks that it is still that one.
-class MoeSimulation {
- public:
-  MoeSimulation(const MoePlan& plan, std::uint64_t launches, std::uint64_t seed)
-      : plan_(plan), topology_(plan.topology()), random_(seed), done_(topology_.world()) {
-    for (std::uint32_t rank = 0; rank < topology_.world(); ++rank) add_rank(rank, launches);
-  }
-  std::string run(std::uint64_t seed) { return test::simulate(roles_, seed); }
-  bool intact() const { return intact_; }
-  bool counts_agree() const { return sent_ == taken_; }
-
- private:
-  /// What lies at the landing rank of `source` on `node`.
-  struct Landing {
-    std::uint64_t dispatched = 0, returned = 0;     // puts, over all launches
-    std::uint64_t meta_ready = 0, area_launch = 0;  // launches
-    std::vector<std::uint64_t> partials_ready;      // by local rank, launches
+TEST_CASE("moe plan: a capacity is whole units, and never more than the worst case") {
+  MoeShape shape{.max_tokens = 1000, .hidden = 8, .n = 8, .experts = 4, .topk = 2};
+  const auto rows = [&](std::int64_t capacity) {
+    shape.capacity = capacity;
+    return moe_plan_of(shape, Topology(1, 4)).exchange.capacity_rows;
   };
-  using Key = std::pair<std::uint32_t, std::uint32_t>;  // source, node
+  const std::int32_t worst = rows(0);
+  CHECK(worst == 4032);  // 4 ranks x 1000 tokens for one expert
+  CHECK(rows(1) == 64);
+  CHECK(rows(100) == 128);
+  CHECK(rows(128) == 128);
+  CHECK(rows(kMost) == worst);
+  // Ranks that differ in it are told so.
+  CHECK(moe_plan_of(shape, Topology(1, 4)).signature() ==
+        "moe max_tokens=1000 hidden=8 n=8 intermediate=0 experts=4 topk=2 bf16 capacity=2147483647");
+}
 
-  Landing& landing(std::uint32_t source, std::uint32_t node) {
-    Landing& entry = landings_[Key{source, node}];
-    entry.partials_ready.resize(topology_.ranks_per_node());
-    return entry;
-  }
-  bool partials(std::uint32_t source, std::uint32_t node, std::uint64_t launch) {
-    const auto& ready = landing(source, node).partials_ready;
-    return std::all_of(ready.begin(), ready.end(), [=](std::uint64_t count) { return count >= launch; });
-  }
-  void expect(std::uint32_t source, std::uint32_t node, std::uint64_t launch) {
-    intact_ &= landing(source, node).area_launch == launch;
-  }
-
-  void add_rank(std::uint32_t rank, std::uint64_t launches) {
-    std::vector<test::SimulatedRole> roles(4);
-    const char* names[] = {"send", "receive", "experts", "reduce"};
-    for (std::size_t i = 0; i < 4; ++i) roles[i].name = std::to_string(rank) + " " + names[i];
-    for (std::uint64_t launch = 1; launch <= launches; ++launch) {
-      for (auto& role : roles) {
-        role.steps.push_back({[=, this] { return done_[rank] >= 4 * (launch - 1); }, [] {}});
-      }
-      add_source(roles[0], rank, launch);
-      for (std::uint32_t node = 0; node < topology_.nodes(); ++node) {
-        if (node == topology_.node_of(rank)) continue;
-        add_receive(roles[1], rank, node, launch);
-        add_reduce(roles[3], rank, node, launch);
-      }
-      for (std::uint32_t source = 0; source < topology_.world(); ++source) {
-        add_experts(roles[2], rank, source, launch);
-      }
-      for (auto& role : roles) role.steps.push_back({[] { return true; }, [=, this] { ++done_[rank]; }});
-    }
-    for (auto& role : roles) roles_.push_back(std::move(role));
-  }
-  std::int64_t rows(std::uint32_t source, std::uint32_t node, std::uint64_t launch) {
-    const auto [place, added] = rows_.try_emplace(std::tuple{source, node, launch}, 0);
-    if (added) place->second = random_() % 3 == 0 ? 0 : static_cast<std::int64_t>(random_() % 301);
-    return place->second;
-  }
-  std::uint64_t puts_until(std::uint32_t source, std::uint32_t node, std::uint64_t launch, bool back) {
-    std::uint64_t puts = 0;
-    for (std::uint64_t l = 1; l <= launch; ++l) {
-      puts += back ? plan_.return_puts(rows(source, node, l)) : plan_.dispatch_puts(rows(source, node, l));
-    }
-    return puts;
-  }
-  void add_source(test::SimulatedRole& role, std::uint32_t rank, std::uint64_t launch) {
-    const std::uint32_t own = topology_.node_of(rank);
-    for (std::uint32_t node = 0; node < topology_.nodes(); ++node) {
-      const std::int64_t count = rows(rank, node, launch);
-      role.steps.push_back({[] { return true; },
-                            [=, this] {
-                              landing(rank, node).area_launch = launch;
-                              if (node == own) {
-                                landing(rank, node).meta_ready = launch;
-                                return;
-                              }
-                              ++landing(rank, node).dispatched, ++sent_;  // metadata
-                              for (std::int64_t at = 0; at < count; at += plan_.rows_per_put()) {
-                                ++landing(rank, node).dispatched, ++sent_;
-                              }
-                            }});
-    }
-    for (std::uint32_t node = 0; node < topology_.nodes(); ++node) {
-      const std::uint64_t answers = puts_until(rank, node, launch, true);
-      role.steps.push_back({[=, this] {
-                              return node == own ? partials(rank, node, launch)
-                                                 : landing(rank, node).returned >= answers;
-                            },
-                            [] {}});
-    }
-  }
-  void add_receive(test::SimulatedRole& role, std::uint32_t rank, std::uint32_t node, std::uint64_t launch) {
-    const std::uint32_t source = topology_.rail_peer(rank, node);
-    const std::uint32_t own = topology_.node_of(rank);
-    const std::uint64_t puts = puts_until(source, own, launch, false);
-    role.steps.push_back({[=, this] { return landing(source, own).dispatched >= puts; },
-                          [=, this] {
-                            landing(source, own).meta_ready = launch;
-                            taken_ += plan_.dispatch_puts(rows(source, own, launch));
-                          }});
-  }
-  void add_experts(test::SimulatedRole& role, std::uint32_t rank, std::uint32_t source,
-                   std::uint64_t launch) {
-    const std::uint32_t own = topology_.node_of(rank);
-    role.steps.push_back({[=, this] { return landing(source, own).meta_ready >= launch; },
-                          [=, this] { expect(source, own, launch); }});
-    role.steps.push_back({[] { return true; },
-                          [=, this] {
-                            expect(source, own, launch);
-                            landing(source, own).partials_ready[topology_.local_of(rank)] = launch;
-                          }});
-  }
-  void add_reduce(test::SimulatedRole& role, std::uint32_t rank, std::uint32_t node, std::uint64_t launch) {
-    const std::uint32_t source = topology_.rail_peer(rank, node);
-    const std::uint32_t own = topology_.node_of(rank);
-    role.steps.push_back({[=, this] { return partials(source, own, launch); },
-                          [=, this] {
-                            expect(source, own, launch);
-                            landing(source, own).returned += plan_.return_puts(rows(source, own, launch));
-                          }});
-  }
-
-  const MoePlan& plan_;
-  const Topology& topology_;
-  std::mt19937_64 random_;
-  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint64_t>, std::int64_t> rows_;
-  std::map<Key, Landing> landings_;
-  std::vector<std::uint64_t> done_;
-  std::vector<test::SimulatedRole> roles_;
-  std::uint64_t sent_ = 0, taken_ = 0;
-  bool intact_ = true;
-};
-
-TEST_CASE("moe plan: any order of steps ends, and nothing is overwritten while somebody reads it") {
+TEST_CASE("moe plan: with the most tokens that a shape may have, every number has 32 bits") {
   for (const Topology& topology : kWorlds) {
-    const MoePlan plan = moe_plan_of(topology, 8, 2);
-    for (std::uint64_t seed = 1; seed <= 3; ++seed) {
-      CAPTURE(topology.world());
-      CAPTURE(seed);
-      MoeSimulation simulation(plan, 3, seed);
-      CHECK(simulation.run(seed) == "");
-      CHECK(simulation.intact());
-      CHECK(simulation.counts_agree());
+    for (const std::int64_t topk : {1, 8, 1024}) {
+      for (const std::int64_t experts : {std::int64_t{1024}, std::int64_t{1} << 20}) {
+        const MoeShape least{.max_tokens = 1, .hidden = 1, .n = 1, .experts = experts, .topk = topk};
+        if (!MoePlan::make(least, topology).ok()) continue;  // more counts than 2^31, by name below
+        MoeShape shape = least;
+        for (std::int64_t more = std::int64_t{1} << 30; more > 0; more /= 2) {
+          shape.max_tokens += more;
+          if (!MoePlan::make(shape, topology).ok()) shape.max_tokens -= more;
+        }
+        const ExpertExchangePlan exchange = moe_plan_of(shape, topology).exchange;
+        const std::int64_t world = topology.world(), nodes = topology.nodes(), tokens = shape.max_tokens;
+        CAPTURE(world);
+        CAPTURE(tokens);
+        CHECK(world * experts <= kMost);
+        CHECK(world * tokens * topk + experts * (exchange.cut.unit - 1) <= kMost);
+        CHECK(nodes * tokens * topk <= kMost);
+        CHECK(2 * (nodes - 1) * tokens <= kMost);
+        CHECK(std::int64_t{exchange.pieces} * (nodes - 1) <= kMost);
+        CHECK((std::int64_t{exchange.columns1} + exchange.columns2) * exchange.max_blocks() <= kMost);
+        CHECK(exchange.bytes() < std::uint64_t{1} << 48);
+        // And one token more is refused by name.
+        ++shape.max_tokens;
+        CHECK(holds(refused_text(shape, topology), "moe: max_tokens = " + std::to_string(shape.max_tokens)));
+      }
     }
   }
 }
 
 TEST_CASE("moe plan: impossible shapes are refused by field, value and limit") {
   const MoeShape good{.max_tokens = 4, .hidden = 8, .n = 8, .intermediate = 4, .experts = 4, .topk = 2};
-  const auto text = [](const MoeShape& shape) {
-    const auto plan = MoePlan::make(shape, Topology(2, 1));
-    CHECK(plan.status().code() == StatusCode::kInvalidArgument);
-    return plan.status().text();
+  const auto text = [&](std::int64_t MoeShape::*field, std::int64_t value) {
+    MoeShape shape = good;
+    shape.*field = value;
+    return refused_text(shape, Topology(2, 1));
   };
+  CHECK(text(&MoeShape::max_tokens, 0) == "moe: max_tokens = 0, but it must be 1..2147483647");
+  CHECK(holds(text(&MoeShape::max_tokens, kMost), "must be 1..536870784 with topk = 2 on 2 ranks"));
+  CHECK(text(&MoeShape::topk, 5) == "moe: topk = 5, but it must be 1..4");
+  CHECK(text(&MoeShape::intermediate, -1) == "moe: intermediate = -1, but it must be 0..1073741823");
+  CHECK(text(&MoeShape::capacity, -1) == "moe: capacity = -1, but it must be 0..2147483647");
+  CHECK(text(&MoeShape::experts, 0) == "moe: experts = 0, but it must be 1..1048576");
+  CHECK(holds(text(&MoeShape::hidden, std::int64_t{1} << 40), "moe: hidden = 1099511627776"));
+  CHECK(holds(text(&MoeShape::hidden, std::int64_t{1} << 29), "must be 1..536870888"));
+  CHECK(holds(text(&MoeShape::n, (std::int64_t{1} << 29) + 1), "must be 1..536870912"));
   MoeShape shape = good;
-  shape.max_tokens = 0;
-  CHECK(text(shape).find("max_tokens = 0, but it must be 1..") != std::string::npos);
-  shape = good;
-  shape.topk = 5;
-  CHECK(text(shape).find("topk = 5, but it must be 1..4") != std::string::npos);
-  shape = good;
-  shape.intermediate = -1;
-  CHECK(text(shape).find("intermediate = -1") != std::string::npos);
-  shape = good;
-  shape.hidden = std::int64_t{1} << 40;
-  CHECK(text(shape).find("hidden = ") != std::string::npos);
-  shape = good;
-  shape.max_tokens = (std::int64_t{1} << 31) - 1;
-  CHECK(text(shape).find("metadata of a launch is one put") != std::string::npos);
-  shape = good;
   shape.dtype = static_cast<DataType>(0);
-  CHECK(text(shape).find("dtype = 0") != std::string::npos);
+  CHECK(holds(refused_text(shape, Topology(2, 1)), "dtype = 0"));
+  shape = good;
+  shape.experts = 1 << 20;
+  shape.intermediate = (1 << 30) - 1;
+  shape.max_tokens = 1 << 20;
+  CHECK(holds(refused_text(shape, Topology(2, 1), {.tile_columns = (1 << 30) - 1}),
+              "workspace stays below 2^48 bytes"));
+  const MoeShape wide{.max_tokens = 1 << 24, .hidden = 1, .n = 1 << 20, .experts = 4, .topk = 1};
+  CHECK(holds(refused_text(wide, Topology(1, 1), {.tile_columns = 1}), "columns of tiles"));
+  shape = good;
+  shape.experts = 1 << 20;
+  CHECK(MoePlan::make(shape, Topology(512, 4)).status().text() ==
+        "moe: experts = 1048576, but it must be 1..1048575");
+  CHECK(holds(refused_text(good, Topology(1, 2), {.block_rows = 96}), "block_rows = 96"));
+  CHECK(holds(refused_text(good, Topology(1, 2), {.pieces = 5}), "pieces = 5, but it must be 0..4"));
 }
 
-}  // namespace
+}  // namespace mkernel::kernels

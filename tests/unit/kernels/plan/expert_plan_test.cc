@@ -61,16 +61,6 @@ Ints pushed_entries(const ChunkedRouting& routing) {
   return entries;
 }
 
-struct TaskList {
-  TaskList(const OwnedExperts& owned, std::int32_t columns1, std::int32_t columns2, std::int32_t lead)
-      : tasks{owned, columns1, columns2, lead, nullptr} {
-    for (std::int32_t step = 0; step <= owned.experts; ++step) followers.push_back(tasks.followers(step));
-    tasks.followers_at = followers.data();
-  }
-  Ints followers;
-  ExpertTasks tasks;
-};
-
 }  // namespace
 
 TEST_CASE("experts: owners have the ranges of block_range") {
@@ -275,6 +265,33 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("experts: pushes and crossings go by where ranks live, whatever their numbers") {
+  // Ranks 0, 2, 5 are on node 0, ranks 4, 1, 3 on node 1, in the order of their local indices.
+  const Ints ranks{0, 2, 5, 4, 1, 3}, seats{0, 4, 1, 5, 3, 2};
+  const ExpertOwners owners{13, 6};
+  for (std::int32_t rank = 0; rank < 6; ++rank) {
+    const PushOrder order{owners, rank, 3, {seats.data(), ranks.data()}};
+    const std::int32_t seat = seats[static_cast<std::size_t>(rank)], node = seat / 3;
+    CHECK(order.node(rank) == node);
+    CHECK(order.neighbour(3) == rank);
+    CHECK(order.neighbour(1) == ranks[static_cast<std::size_t>(node * 3 + (seat + 1) % 3)]);
+    CHECK(order.rail_peer(0) == ranks[static_cast<std::size_t>((seat + 3) % 6)]);
+    std::set<std::int32_t> pushed;
+    for (std::int32_t step = 0; step < order.steps(); ++step) {
+      const std::int32_t expert = order.expert(step);
+      if (expert < 0) continue;
+      CHECK(order.step(expert) == step);
+      CHECK(order.node_turn(expert) == 1);
+      pushed.insert(expert);
+    }
+    for (std::int32_t expert = 0; expert < 13; ++expert) {
+      const bool here = seats[static_cast<std::size_t>(owners.owner(expert))] / 3 == node;
+      CHECK(pushed.count(expert) == (here ? 1 : 0));
+      CHECK(order.node_turn(expert) == (here ? 1 : 0));
+    }
+  }
+}
+
 TEST_CASE("experts: the first bad entry is named, whatever the chunks") {
   const ExpertOwners owners{8, 2};
   const auto problem = [&](const Ints& topk, const std::vector<float>& weights, std::int32_t chunks) {
@@ -315,7 +332,7 @@ TEST_CASE("experts: tasks, columns outside and blocks inside, the second product
   const Ints counts{9, 0, 3};  // two blocks, none, one
   const HostExpertTable table({3, 1}, {8, 4}, counts);
   const auto text = [&](std::int32_t columns2, std::int32_t lead) {
-    const TaskList list(table.view().of_rank(0), 2, columns2, lead);
+    const HostExpertTasks list(table.view().of_rank(0), 2, columns2, lead);
     std::string all;
     for (std::int32_t i = 0; i < list.tasks.tasks(); ++i) {
       const auto task = list.tasks.task(i);
@@ -339,7 +356,7 @@ TEST_CASE("experts: tasks, columns outside and blocks inside, the second product
       rows.push_back(random() % 3 == 0 ? 0 : static_cast<std::int32_t>(random() % 40));
     const HostExpertTable made({experts, 1}, {8, 4}, rows);
     const OwnedExperts owned = made.view().of_rank(0);
-    const TaskList list(owned, columns1, columns2, lead);
+    const HostExpertTasks list(owned, columns1, columns2, lead);
     std::set<std::tuple<bool, std::int32_t, std::int32_t>> seen;
     std::map<std::int32_t, std::int32_t> last_first;  // by expert: its last task of the first product
     std::int32_t firsts = 0;

@@ -91,12 +91,6 @@ const MoeWorld::Launch& MoeWorld::launch(std::uint64_t epoch) {
   return launches_[static_cast<std::size_t>(epoch)];
 }
 
-std::int32_t MoeWorld::pool_row(const Launch& of, std::int32_t index,
-                                const kernels::ChunkedRouting::Push& push) const {
-  return of.table->view().first_row(push.expert) + push.index +
-         kernels::rows_of_sources_before(of.counts.data(), load_.experts, index, push.expert);
-}
-
 void MoeWorld::find_origins(Launch& made) const {
   for (std::int32_t owner = 0; owner < world(); ++owner)
     made.origins.emplace_back(static_cast<std::size_t>(made.table->view().of_rank(owner).pool_rows()));
@@ -104,9 +98,8 @@ void MoeWorld::find_origins(Launch& made) const {
     kernels::ChunkedRouting& routing = made.routings[static_cast<std::size_t>(index)];
     routing.place(0);
     const auto add = [&](std::int32_t entry, const kernels::ExpertRowOrigin& origin) {
-      const auto push = routing.row(entry);
-      const auto owner = static_cast<std::size_t>(plan_.owners.owner(push.expert));
-      made.origins[owner][static_cast<std::size_t>(pool_row(made, index, push))] = origin;
+      const kernels::PoolPlace place = pushed(made, index, routing.row(entry), origin).place;
+      made.origins[static_cast<std::size_t>(place.owner)][static_cast<std::size_t>(place.row)] = origin;
     };
     for (std::int32_t i = 0; i < routing.pushes(); ++i)
       add(routing.push(i).entry, {index, routing.push(i).entry});
@@ -218,10 +211,8 @@ Task MoeWorld::build_table(std::int32_t index, std::uint64_t epoch, Cta& shared)
   }
   const Launch& of = launch(epoch);
   mine.mine = of.table->view().of_rank(index);
-  mine.tasks = {mine.mine, plan_.columns1, plan_.columns2, load_.lead, nullptr};
-  for (std::int32_t step = 0; step <= mine.mine.experts; ++step)
-    mine.followers.push_back(mine.tasks.followers(step));
-  mine.tasks.followers_at = mine.followers.data();
+  mine.tasks =
+      std::make_unique<kernels::HostExpertTasks>(mine.mine, plan_.columns1, plan_.columns2, load_.lead);
   co_await scheduler_.step();
   scheduler_.set(counts(index).tabled, Plan::stamp(epoch));
 }
@@ -255,12 +246,13 @@ Task MoeWorld::push_warp(std::int32_t index, std::uint64_t epoch, Cta& shared) {
 /// Units of rows that follow each other.
 Task MoeWorld::push_units(std::int32_t index, std::uint64_t epoch) {
   const kernels::ChunkedRouting& routing = *own(index, epoch).routing;
+  const std::int32_t pushes = routing.pushes();
   for (;;) {
     co_await scheduler_.step();
     const std::int32_t first = take(index, epoch, kPushing) * load_.push_unit;
-    if (first >= routing.pushes()) break;
+    if (first >= pushes) break;
     std::vector<Pushed> unit;
-    for (std::int32_t i = first; i < std::min(first + load_.push_unit, routing.pushes()); ++i)
+    for (std::int32_t i = first; i < std::min(first + load_.push_unit, pushes); ++i)
       unit.push_back(pushed(launch(epoch), index, routing.push(i), {index, routing.push(i).entry}));
     co_await write_rows(epoch, unit, true);
   }
@@ -268,27 +260,27 @@ Task MoeWorld::push_units(std::int32_t index, std::uint64_t epoch) {
 
 MoeWorld::Pushed MoeWorld::pushed(const Launch& of, std::int32_t source,
                                   const kernels::ChunkedRouting::Push& push,
-                                  const kernels::ExpertRowOrigin& origin) const {
-  const std::int32_t owner = plan_.owners.owner(push.expert), row = pool_row(of, source, push);
-  const kernels::OwnedExperts owned = of.table->view().of_rank(owner);
-  return {origin, owner, owned.block_of(plan_.owners.local(push.expert), row), row};
+                                  const kernels::ExpertRowOrigin& origin) {
+  return {origin, kernels::pool_place(of.table->view(), of.counts.data(), source, push.expert, push.index)};
 }
 
 /// All rows of a unit, a release, then the counts of their blocks.
 Task MoeWorld::write_rows(std::uint64_t epoch, std::vector<Pushed> unit, bool right) {
   const auto signal = [&] {
-    for (const Pushed& each : unit) scheduler_.add(word(each.owner, plan_.arrived(each.block)), 1);
+    for (const Pushed& each : unit)
+      scheduler_.add(word(each.place.owner, plan_.arrived(each.place.block)), 1);
   };
   if (has(Fault::kCountFirst)) signal();
   for (const Pushed& each : unit) {
-    begin_write(memory(each.owner), {plan_.row(each.row), plan_.row_bytes});
-    begin_write(memory(each.owner), {plan_.origin(each.row), kCell});
+    begin_write(memory(each.place.owner), {plan_.row(each.place.row), plan_.row_bytes});
+    begin_write(memory(each.place.owner), {plan_.origin(each.place.row), kCell});
   }
   co_await scheduler_.step();
   for (const Pushed& each : unit) {
-    memory(each.owner)
-        .end_write({plan_.row(each.row), plan_.row_bytes}, row_stamp(epoch, each.origin), right);
-    memory(each.owner).end_write({plan_.origin(each.row), kCell}, origin_stamp(epoch, each.origin), right);
+    memory(each.place.owner)
+        .end_write({plan_.row(each.place.row), plan_.row_bytes}, row_stamp(epoch, each.origin), right);
+    memory(each.place.owner)
+        .end_write({plan_.origin(each.place.row), kCell}, origin_stamp(epoch, each.origin), right);
   }
   co_await scheduler_.step();
   if (!has(Fault::kCountFirst)) signal();

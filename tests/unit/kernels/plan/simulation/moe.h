@@ -80,8 +80,7 @@ class MoeWorld : public World {
     std::unique_ptr<kernels::ChunkedRouting> routing;
     bool right = true;  ///< the counts that the table was made of; else its result is wrong
     kernels::OwnedExperts mine;
-    std::vector<std::int32_t> followers;
-    kernels::ExpertTasks tasks;
+    std::unique_ptr<kernels::HostExpertTasks> tasks;
   };
   /// A rank's private memory over all launches.
   struct Counts {
@@ -91,7 +90,7 @@ class MoeWorld : public World {
   };
   struct Pushed {
     kernels::ExpertRowOrigin origin;
-    std::int32_t owner, block, row;
+    kernels::PoolPlace place;
   };
   struct Cta {
     std::vector<std::int32_t> taken;  ///< tasks
@@ -103,11 +102,8 @@ class MoeWorld : public World {
   };
 
   const Launch& launch(std::uint64_t epoch);
-  /// Pool row of a push of `index`, at the expert's owner.
-  std::int32_t pool_row(const Launch& of, std::int32_t index,
-                        const kernels::ChunkedRouting::Push& push) const;
-  Pushed pushed(const Launch& of, std::int32_t source, const kernels::ChunkedRouting::Push& push,
-                const kernels::ExpertRowOrigin& origin) const;
+  static Pushed pushed(const Launch& of, std::int32_t source, const kernels::ChunkedRouting::Push& push,
+                       const kernels::ExpertRowOrigin& origin);
   void find_origins(Launch& made) const;
   MoeTokens draw_tokens(std::int32_t index, std::uint64_t epoch) const;
   std::int32_t world() const { return static_cast<std::int32_t>(topology_.world()); }

@@ -9,7 +9,7 @@ namespace mkernel::test {
 // ---- tiles ----
 
 MoeWorld::Tile MoeWorld::task_at(std::int32_t index, std::uint64_t epoch, std::int32_t number) {
-  const kernels::ExpertTasks& tasks = own(index, epoch).tasks;
+  const kernels::ExpertTasks& tasks = own(index, epoch).tasks->tasks;
   return tasks.task(has(Fault::kSecondFirst) ? tasks.tasks() - 1 - number : number);
 }
 
@@ -42,7 +42,7 @@ Task MoeWorld::compute(std::int32_t index, std::uint64_t epoch, Cta& shared) {
 }
 
 Task MoeWorld::load(std::int32_t index, std::uint64_t epoch, Cta& shared) {
-  const std::int32_t all = own(index, epoch).tasks.tasks();
+  const std::int32_t all = own(index, epoch).tasks->tasks.tasks();
   for (std::size_t i = 0; !shared.gave_up; ++i) {
     while (shared.taken.size() <= i + static_cast<std::size_t>(load_.taken_ahead)) {
       shared.taken.push_back(take(index, epoch, kTiles));

@@ -1,0 +1,152 @@
+#include "tests/kernels/moe_layer.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "kernels/plan/topology.h"
+#include "tests/support/random_tensor.h"
+
+namespace mkernel::test {
+namespace {
+
+MoeWeights random_weights(const MoeShape& shape, std::uint64_t seed) {
+  const std::int64_t columns = shape.intermediate > 0 ? 2 * shape.intermediate : shape.n;
+  return {random_tensor(shape.experts * shape.hidden * columns, shape.dtype, seed),
+          random_tensor(shape.experts * shape.intermediate * shape.n, shape.dtype, seed + 1)};
+}
+
+MoeInput random_input(const MoeShape& shape, std::uint32_t rank, std::int64_t tokens, const Router& router,
+                      std::uint64_t seed) {
+  MoeInput input{tokens, random_tensor(tokens * shape.hidden, shape.dtype, seed + rank), {}, {}};
+  std::mt19937_64 random(seed * 31 + rank);
+  std::uniform_real_distribution<float> weight(0.1F, 1.0F);
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    const auto chosen = router(rank, token);
+    REQUIRE(static_cast<std::int64_t>(chosen.size()) == shape.topk);
+    input.topk.insert(input.topk.end(), chosen.begin(), chosen.end());
+    for (std::int64_t j = 0; j < shape.topk; ++j) input.weights.push_back(weight(random));
+  }
+  return input;
+}
+
+}  // namespace
+
+Router random_router(const MoeShape& shape, std::uint64_t seed) {
+  return [shape, seed](std::uint32_t rank, std::int64_t token) {
+    std::vector<std::int32_t> all(static_cast<std::size_t>(shape.experts));
+    std::iota(all.begin(), all.end(), 0);
+    std::mt19937_64 random(seed * 1000003 + rank * 1009 + static_cast<std::uint64_t>(token));
+    std::shuffle(all.begin(), all.end(), random);
+    all.resize(static_cast<std::size_t>(shape.topk));
+    return all;
+  };
+}
+
+Router zipf_router(const MoeShape& shape, std::uint64_t seed) {
+  return [shape, seed](std::uint32_t rank, std::int64_t token) {
+    std::mt19937_64 random(seed * 1000003 + rank * 1009 + static_cast<std::uint64_t>(token));
+    std::vector<double> weight;
+    for (std::int64_t i = 0; i < shape.experts; ++i) weight.push_back(1.0 / double(1 + i));
+    std::vector<std::int32_t> chosen;
+    for (std::int64_t j = 0; j < shape.topk; ++j) {
+      std::discrete_distribution<std::int32_t> next(weight.begin(), weight.end());
+      chosen.push_back(next(random));
+      weight[static_cast<std::size_t>(chosen.back())] = 0;
+    }
+    return chosen;
+  };
+}
+
+Router one_expert(std::int32_t expert) {
+  return [expert](std::uint32_t, std::int64_t) { return std::vector<std::int32_t>{expert}; };
+}
+
+MoeLayer::MoeLayer(const MoeShape& shape, const FabricOptions& options, const kernels::MoeOptions& plan)
+    : shape_(shape), fabric_(options), weights_(random_weights(shape, 17)) {
+  const auto topology = kernels::Topology::of(fabric_.group(0));
+  REQUIRE(topology.ok());
+  for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
+    auto made = kernels::make_cpu_moe(shape, topology.value(), plan);
+    REQUIRE_MESSAGE(made.ok(), made.status().to_string());
+    operations_.push_back(std::move(made).value());
+  }
+  workspace_ = fabric_.symmetric(operations_[0]->requirements().workspace_bytes);
+  for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
+    REQUIRE(operations_[rank]->bind(fabric_.group(rank), workspace_[rank], {}, 1).ok());
+  }
+}
+
+std::vector<MoeInput> MoeLayer::inputs(const Router& router,
+                                       const std::function<std::int64_t(std::uint32_t)>& tokens,
+                                       std::uint64_t seed) const {
+  std::vector<MoeInput> made;
+  for (std::uint32_t rank = 0; rank < world(); ++rank)
+    made.push_back(random_input(shape_, rank, tokens(rank), router, seed));
+  return made;
+}
+
+std::vector<MoeInput> MoeLayer::inputs(const Router& router, std::int64_t each, std::uint64_t seed) const {
+  return inputs(
+      router, [each](std::uint32_t) { return each; }, seed);
+}
+
+Status MoeLayer::run(std::uint32_t rank, const MoeInput& input, Tensor& y,
+                     std::chrono::milliseconds deadline) {
+  const Range own = block_range(shape_.experts, fabric_.world(), rank);
+  const std::int64_t columns = shape_.intermediate > 0 ? 2 * shape_.intermediate : shape_.n;
+  MoeArguments arguments{input.tokens, input.x.data(), input.topk.data(), input.weights.data()};
+  arguments.w1 = weights_.w1.data() + own.begin * shape_.hidden * columns;
+  if (shape_.intermediate > 0) arguments.w2 = weights_.w2.data() + own.begin * shape_.intermediate * shape_.n;
+  y.assign(static_cast<std::size_t>(input.tokens * shape_.n), kPoison);
+  arguments.y = y.data();
+  ExecutorOptions options;
+  options.deadline = deadline;
+  options.compute_threads = 1 + static_cast<int>(rank % 2);
+  return operations_[rank]->run(arguments, options);
+}
+
+std::vector<Tensor> MoeLayer::run_checked(const std::vector<MoeInput>& inputs) {
+  std::vector<Tensor> y(fabric_.world());
+  const auto statuses =
+      run_ranks(fabric_.world(), [&](std::uint32_t rank) { return run(rank, inputs[rank], y[rank]); });
+  for (const Status& status : statuses) CHECK_MESSAGE(status.ok(), status.to_string());
+  for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
+    std::size_t at = 0, wrong = 0;
+    for (std::int64_t token = 0; token < inputs[rank].tokens; ++token) {
+      for (const Expected& expected : moe_row(shape_, weights_, inputs[rank], token)) {
+        const double seen = value_of(shape_.dtype, y[rank][at++]);
+        if (!(std::abs(seen - expected.value) <= expected.tolerance)) ++wrong;
+      }
+    }
+    CHECK_MESSAGE(wrong == 0, "rank ", rank, ": ", wrong, " of ", at, " elements wrong");
+    CHECK_FALSE(operations_[rank]->refused());
+  }
+  CHECK(fabric_.error() == "");
+  return y;
+}
+
+void MoeLayer::run_refused(const std::vector<MoeInput>& inputs, StatusCode code, const std::string& text) {
+  CAPTURE(text);
+  std::vector<Tensor> y(world());
+  const auto statuses =
+      run_ranks(world(), [&](std::uint32_t rank) { return run(rank, inputs[rank], y[rank]); });
+  const std::uint64_t nodes = fabric_.options().nodes;
+  // Counts of 16 bytes, of every expert and of every node, in whole 128 bytes.
+  const auto experts = static_cast<std::uint64_t>(shape_.experts);
+  const std::uint64_t counts = (16 + (experts + nodes) * 4 + 127) / 128 * 128;
+  for (std::uint32_t rank = 0; rank < world(); ++rank) {
+    CHECK(statuses[rank].code() == code);
+    CHECK(statuses[rank].text() == text);
+    CHECK(operations_[rank]->refused());
+    CHECK(operations_[rank]->wire_bytes() == (nodes - 1) * counts);
+    CHECK(std::count(y[rank].begin(), y[rank].end(), kPoison) == std::ssize(y[rank]));
+  }
+  CHECK(fabric_.error() == "");
+}
+
+}  // namespace mkernel::test

@@ -1,0 +1,63 @@
+// The mixture-of-experts layer on a fabric in one process, for its tests: random inputs, launches whose every
+// element is checked against fp64, launches that every rank refuses.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/ops/make.h"
+#include "mkernel/ops.h"
+#include "tests/support/fake_fabric.h"
+#include "tests/support/moe_reference.h"
+
+namespace mkernel::test {
+
+using Tensor = std::vector<std::uint16_t>;
+/// Distinct experts of one token of one rank.
+using Router = std::function<std::vector<std::int32_t>(std::uint32_t rank, std::int64_t token)>;
+
+Router random_router(const MoeShape& shape, std::uint64_t seed);
+/// Experts with low numbers far more often: weight 1 / (1 + number).
+Router zipf_router(const MoeShape& shape, std::uint64_t seed);
+Router one_expert(std::int32_t expert);
+
+/// The operation on every rank of a fabric.
+class MoeLayer {
+ public:
+  MoeLayer(const MoeShape& shape, const FabricOptions& options, const kernels::MoeOptions& plan = {});
+
+  FakeFabric& fabric() { return fabric_; }
+  std::uint32_t world() const { return fabric_.world(); }
+  MoeOperation& operation(std::uint32_t rank) { return *operations_[rank]; }
+
+  /// Inputs of every rank: `tokens(rank)` tokens each.
+  std::vector<MoeInput> inputs(const Router& router, const std::function<std::int64_t(std::uint32_t)>& tokens,
+                               std::uint64_t seed) const;
+  std::vector<MoeInput> inputs(const Router& router, std::int64_t each, std::uint64_t seed) const;
+
+  /// A launch on one rank; y is poisoned before.
+  Status run(std::uint32_t rank, const MoeInput& input, Tensor& y,
+             std::chrono::milliseconds deadline = std::chrono::minutes(2));
+  /// One launch on all ranks, checked element by element; the outputs by rank.
+  std::vector<Tensor> run_checked(const std::vector<MoeInput>& inputs);
+  /// One launch that every rank refuses with this code and exactly these words, before a row is sent and with
+  /// y as it was.
+  void run_refused(const std::vector<MoeInput>& inputs, StatusCode code, const std::string& text);
+
+ private:
+  MoeShape shape_;
+  FakeFabric fabric_;
+  MoeWeights weights_;
+  std::vector<kernels::SymmetricView> workspace_;
+  std::vector<std::unique_ptr<MoeOperation>> operations_;
+};
+
+struct MoeNodes {
+  std::uint32_t nodes, ranks;
+};
+
+}  // namespace mkernel::test

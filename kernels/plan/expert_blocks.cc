@@ -26,11 +26,15 @@ Status HostExpertTable::check_capacity(std::int32_t capacity) const {
   const std::int32_t expert = first_overflow(capacity);
   if (expert < 0) return {};
   const std::int32_t rows = rows_[static_cast<std::size_t>(expert)];
+  return beyond_capacity(owners_, expert, rows, view().first_row(expert) + cut_.padded(rows), capacity);
+}
+
+Status beyond_capacity(const ExpertOwners& owners, std::int32_t expert, std::int32_t rows,
+                       std::int32_t padded, std::int32_t capacity) {
   return {StatusCode::kResourceExhausted,
           "moe: expert " + std::to_string(expert) + " has " + std::to_string(rows) +
-              " rows, with which rank " + std::to_string(owners_.owner(expert)) + " needs " +
-              std::to_string(view().first_row(expert) + cut_.padded(rows)) +
-              " rows with padding, but its capacity is " + std::to_string(capacity)};
+              " rows, with which rank " + std::to_string(owners.owner(expert)) + " needs " +
+              std::to_string(padded) + " rows with padding, but its capacity is " + std::to_string(capacity)};
 }
 
 }  // namespace mkernel::kernels

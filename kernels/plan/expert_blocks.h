@@ -145,6 +145,10 @@ MK_HOST_DEVICE inline PoolPlace pool_place(const ExpertTable& table, const std::
   return {owner, table.of_rank(owner).block_of(table.owners.local(expert), row), row};
 }
 
+/// kResourceExhausted: an expert of `rows` rows with which its owner would need `padded` padded rows.
+Status beyond_capacity(const ExpertOwners& owners, std::int32_t expert, std::int32_t rows,
+                       std::int32_t padded, std::int32_t capacity);
+
 /// A table that owns its arrays.
 class HostExpertTable {
  public:

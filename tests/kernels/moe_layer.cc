@@ -2,70 +2,13 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <random>
 #include <utility>
 
 #include "kernels/plan/topology.h"
 #include "tests/support/random_tensor.h"
 
 namespace mkernel::test {
-namespace {
-
-MoeWeights random_weights(const MoeShape& shape, std::uint64_t seed) {
-  const std::int64_t columns = shape.intermediate > 0 ? 2 * shape.intermediate : shape.n;
-  return {random_tensor(shape.experts * shape.hidden * columns, shape.dtype, seed),
-          random_tensor(shape.experts * shape.intermediate * shape.n, shape.dtype, seed + 1)};
-}
-
-MoeInput random_input(const MoeShape& shape, std::uint32_t rank, std::int64_t tokens, const Router& router,
-                      std::uint64_t seed) {
-  MoeInput input{tokens, random_tensor(tokens * shape.hidden, shape.dtype, seed + rank), {}, {}};
-  std::mt19937_64 random(seed * 31 + rank);
-  std::uniform_real_distribution<float> weight(0.1F, 1.0F);
-  for (std::int64_t token = 0; token < tokens; ++token) {
-    const auto chosen = router(rank, token);
-    REQUIRE(static_cast<std::int64_t>(chosen.size()) == shape.topk);
-    input.topk.insert(input.topk.end(), chosen.begin(), chosen.end());
-    for (std::int64_t j = 0; j < shape.topk; ++j) input.weights.push_back(weight(random));
-  }
-  return input;
-}
-
-}  // namespace
-
-Router random_router(const MoeShape& shape, std::uint64_t seed) {
-  return [shape, seed](std::uint32_t rank, std::int64_t token) {
-    std::vector<std::int32_t> all(static_cast<std::size_t>(shape.experts));
-    std::iota(all.begin(), all.end(), 0);
-    std::mt19937_64 random(seed * 1000003 + rank * 1009 + static_cast<std::uint64_t>(token));
-    std::shuffle(all.begin(), all.end(), random);
-    all.resize(static_cast<std::size_t>(shape.topk));
-    return all;
-  };
-}
-
-Router zipf_router(const MoeShape& shape, std::uint64_t seed) {
-  return [shape, seed](std::uint32_t rank, std::int64_t token) {
-    std::mt19937_64 random(seed * 1000003 + rank * 1009 + static_cast<std::uint64_t>(token));
-    std::vector<double> weight;
-    for (std::int64_t i = 0; i < shape.experts; ++i) weight.push_back(1.0 / double(1 + i));
-    std::vector<std::int32_t> chosen;
-    for (std::int64_t j = 0; j < shape.topk; ++j) {
-      std::discrete_distribution<std::int32_t> next(weight.begin(), weight.end());
-      chosen.push_back(next(random));
-      weight[static_cast<std::size_t>(chosen.back())] = 0;
-    }
-    return chosen;
-  };
-}
-
-Router one_expert(std::int32_t expert) {
-  return [expert](std::uint32_t, std::int64_t) { return std::vector<std::int32_t>{expert}; };
-}
-
 MoeLayer::MoeLayer(const MoeShape& shape, const FabricOptions& options, const kernels::MoeOptions& plan)
     : shape_(shape), fabric_(options), weights_(random_weights(shape, 17)) {
   const auto topology = kernels::Topology::of(fabric_.group(0));

@@ -12,19 +12,12 @@
 #include "kernels/ops/make.h"
 #include "mkernel/ops.h"
 #include "tests/support/fake_fabric.h"
+#include "tests/support/moe_cases.h"
 #include "tests/support/moe_reference.h"
 
 namespace mkernel::test {
 
 using Tensor = std::vector<std::uint16_t>;
-/// Distinct experts of one token of one rank.
-using Router = std::function<std::vector<std::int32_t>(std::uint32_t rank, std::int64_t token)>;
-
-Router random_router(const MoeShape& shape, std::uint64_t seed);
-/// Experts with low numbers far more often: weight 1 / (1 + number).
-Router zipf_router(const MoeShape& shape, std::uint64_t seed);
-Router one_expert(std::int32_t expert);
-
 /// The operation on every rank of a fabric.
 class MoeLayer {
  public:

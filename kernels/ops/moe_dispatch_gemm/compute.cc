@@ -33,8 +33,7 @@ Status MoeLaunch::first_tile(const ExpertTasks::Task& task, const ExpertScratch&
   const OwnedExperts::Block block = work_->mine.block(task.block);
   scratch.load(plan_.shape.dtype, memory(me_) + exchange_.row(block.first_row), block.rows,
                plan_.shape.hidden, exchange_.row_bytes);
-  const std::int64_t all = plan_.gated() ? plan_.shape.intermediate : plan_.shape.n;
-  layer_.first(task.expert, block.rows, plan_.columns(all, task.column), scratch);
+  layer_.first(task.expert, block.rows, plan_.columns(false, task.column), scratch);
   plan_.gated() ? store_hidden(task, scratch) : store_finished(task, scratch);
   return {};
 }
@@ -47,14 +46,14 @@ Status MoeLaunch::second_tile(const ExpertTasks::Task& task, const ExpertScratch
   const OwnedExperts::Block block = work_->mine.block(task.block);
   scratch.load(plan_.shape.dtype, memory(me_) + exchange_.hidden(block.first_row), block.rows,
                plan_.shape.intermediate, exchange_.hidden_bytes);
-  layer_.second(task.expert, block.rows, plan_.columns(plan_.shape.n, task.column), scratch);
+  layer_.second(task.expert, block.rows, plan_.columns(true, task.column), scratch);
   store_finished(task, scratch);
   return {};
 }
 
 void MoeLaunch::store_hidden(const ExpertTasks::Task& task, const ExpertScratch& scratch) const {
   const OwnedExperts::Block block = work_->mine.block(task.block);
-  const Range columns = plan_.columns(plan_.shape.intermediate, task.column);
+  const Range columns = plan_.columns(false, task.column);
   for (std::int32_t row = 0; row < block.rows; ++row) {
     narrow(plan_.shape.dtype, scratch.product.get() + row * scratch.stride,
            memory(me_) + exchange_.hidden(block.first_row + row) + columns.begin * 2,
@@ -67,7 +66,7 @@ void MoeLaunch::store_hidden(const ExpertTasks::Task& task, const ExpertScratch&
 /// what the threads of the others released.
 void MoeLaunch::store_finished(const ExpertTasks::Task& task, const ExpertScratch& scratch) const {
   const OwnedExperts::Block block = work_->mine.block(task.block);
-  const Range columns = plan_.columns(plan_.shape.n, task.column);
+  const Range columns = plan_.columns(task.second, task.column);
   for (std::int32_t row = 0; row < block.rows; ++row) {
     const ExpertRowOrigin& to = origin(block.first_row + row);
     narrow(plan_.shape.dtype, scratch.product.get() + row * scratch.stride,

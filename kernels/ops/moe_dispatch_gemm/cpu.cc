@@ -28,7 +28,6 @@ class CpuMoe final : public MoeOperation {
   Status run(const MoeArguments& arguments, const ExecutorOptions& options) override;
 
  private:
-  Status check(const MoeArguments& arguments) const;
   void start(MoeLaunch& roles, Launch& launch) const;
 
   const MoePlan plan_;
@@ -49,35 +48,10 @@ Status CpuMoe::bind(const GroupView& group, const SymmetricView& workspace, cons
   return binding_.bind(requirements(), plan_.topology, group, workspace, lent, first_lane);
 }
 
-Status CpuMoe::check(const MoeArguments& arguments) const {
-  const MoeShape& shape = plan_.shape;
-  if (arguments.tokens < 0 || arguments.tokens > shape.max_tokens) {
-    return {StatusCode::kInvalidArgument, "moe: tokens = " + std::to_string(arguments.tokens) +
-                                              ", but it must be 0.." + std::to_string(shape.max_tokens)};
-  }
-  const bool tokens = arguments.tokens > 0;
-  const bool experts = plan_.experts(binding_.group().rank()).size() > 0;
-  const struct {
-    const char* name;
-    const void* data;
-    bool needed;
-  } operands[] = {{"x", arguments.x, tokens},
-                  {"topk", arguments.topk, tokens},
-                  {"weights", arguments.weights, tokens},
-                  {"y", arguments.y, tokens},
-                  {"w1", arguments.w1, experts},
-                  {"w2", arguments.w2, experts && plan_.gated()}};
-  for (const auto& [name, data, needed] : operands) {
-    if (!needed || data != nullptr) continue;
-    return {StatusCode::kInvalidArgument, std::string("moe: ") + name + " is null"};
-  }
-  return {};
-}
-
 Status CpuMoe::run(const MoeArguments& arguments, const ExecutorOptions& options) {
   refused_ = false;
   MK_RETURN_IF_ERROR(binding_.ready());
-  MK_RETURN_IF_ERROR(check(arguments));
+  MK_RETURN_IF_ERROR(plan_.check(binding_.group().rank(), arguments));
   std::optional<MoeLaunch> roles;  // outlives the threads of the launch
   MK_RETURN_IF_ERROR(binding_.launch(plan_.topology, options, [&](Launch& launch) {
     roles.emplace(plan_, binding_.workspace(), binding_.endpoint(), *layer_, arguments, launch);

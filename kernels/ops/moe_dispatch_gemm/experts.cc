@@ -20,7 +20,7 @@ const std::byte* matrix(const void* first, std::size_t index, std::int64_t eleme
 }  // namespace
 
 ExpertScratch::ExpertScratch(const MoePlan& plan)
-    : stride(std::int64_t{plan.tile_columns} * (plan.gated() ? 2 : 1)),
+    : stride(std::max(plan.tile_columns, plan.gated() ? 2 * plan.gated_columns : 0)),
       rows(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(
           plan.exchange.cut.block * std::max(plan.shape.hidden, plan.shape.intermediate)))),
       product(std::make_unique_for_overwrite<float[]>(
@@ -55,7 +55,7 @@ void ExpertLayer::first(std::int32_t expert, std::int64_t rows, Range columns,
   float* gate = scratch.product.get();
   gemm.product(scratch.rows.get(), rows, columns, gate, scratch.stride);
   if (!plan_.gated()) return;
-  float* up = gate + plan_.tile_columns;
+  float* up = gate + plan_.gated_columns;
   const std::int64_t values = plan_.shape.intermediate;
   gemm.product(scratch.rows.get(), rows, {values + columns.begin, values + columns.end}, up, scratch.stride);
   for (std::int64_t row = 0; row < rows; ++row, gate += scratch.stride, up += scratch.stride)

@@ -75,6 +75,7 @@ Status check_options(const MoeOptions& options, const MoeShape& shape) {
   MK_RETURN_IF_ERROR(check_range("unit_rows", options.unit_rows, 0, kMostRows));
   MK_RETURN_IF_ERROR(check_range("block_rows", options.block_rows, 0, kMostRows));
   MK_RETURN_IF_ERROR(check_range("tile_columns", options.tile_columns, 0, kMost / 2));
+  MK_RETURN_IF_ERROR(check_range("gated_columns", options.gated_columns, 0, kMost / 2));
   MK_RETURN_IF_ERROR(check_range("dispatch_ctas", options.dispatch_ctas, 0, 1024));
   MK_RETURN_IF_ERROR(check_range("pieces", options.pieces, 0, std::min(kMostPieces, shape.max_tokens)));
   const std::int64_t unit = options.unit_rows > 0 ? options.unit_rows : kUnitRows;
@@ -158,6 +159,7 @@ Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology, c
       options.tile_columns > 0
           ? options.tile_columns
           : static_cast<std::int32_t>(std::clamp(power_of_two(widest), kFewestColumns, kMostColumns));
+  plan.gated_columns = options.gated_columns > 0 ? options.gated_columns : plan.tile_columns;
   plan.dispatch_ctas = options.dispatch_ctas > 0 ? options.dispatch_ctas : kDispatchCtas;
 
   ExpertExchangePlan& exchange = plan.exchange;
@@ -168,11 +170,10 @@ Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology, c
   exchange.cut = cut;
   exchange.max_tokens = static_cast<std::int32_t>(shape.max_tokens);
   exchange.topk = static_cast<std::int32_t>(shape.topk);
-  const auto columns = [&](std::int64_t all) {
-    return static_cast<std::int32_t>(ceil_div(all, plan.tile_columns));
-  };
-  exchange.columns1 = columns(plan.gated() ? shape.intermediate : shape.n);
-  exchange.columns2 = plan.gated() ? columns(shape.n) : 0;
+  const auto last = static_cast<std::int32_t>(ceil_div(shape.n, plan.tile_columns));
+  exchange.columns1 =
+      plan.gated() ? static_cast<std::int32_t>(ceil_div(shape.intermediate, plan.gated_columns)) : last;
+  exchange.columns2 = plan.gated() ? last : 0;
   exchange.row_bytes = bytes_of(shape.hidden);
   exchange.hidden_bytes = bytes_of(shape.intermediate);
   exchange.finished_bytes = bytes_of(shape.n);
@@ -180,6 +181,27 @@ Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology, c
   exchange.pieces = pieces_of(exchange, options);
   MK_RETURN_IF_ERROR(check_exchange(shape, exchange));
   return plan;
+}
+
+Status MoePlan::check(std::uint32_t rank, const MoeArguments& arguments) const {
+  if (arguments.tokens < 0 || arguments.tokens > shape.max_tokens) {
+    return {StatusCode::kInvalidArgument, "moe: tokens = " + std::to_string(arguments.tokens) +
+                                              ", but it must be 0.." + std::to_string(shape.max_tokens)};
+  }
+  const bool tokens = arguments.tokens > 0;
+  const bool any = experts(rank).size() > 0;
+  const struct {
+    const char* name;
+    const void* data;
+    bool needed;
+  } operands[] = {
+      {"x", arguments.x, tokens}, {"topk", arguments.topk, tokens}, {"weights", arguments.weights, tokens},
+      {"y", arguments.y, tokens}, {"w1", arguments.w1, any},        {"w2", arguments.w2, any && gated()}};
+  for (const auto& [name, data, needed] : operands) {
+    if (!needed || data != nullptr) continue;
+    return {StatusCode::kInvalidArgument, std::string("moe: ") + name + " is null"};
+  }
+  return {};
 }
 
 std::string MoePlan::signature() const {
@@ -194,9 +216,11 @@ Requirements MoePlan::requirements() const {
   return {.workspace_bytes = exchange.bytes(), .lanes = topology.nodes() > 1 ? 2U : 0U};
 }
 
-Range MoePlan::columns(std::int64_t all, std::int32_t column) const {
-  const std::int64_t begin = std::int64_t{column} * tile_columns;
-  return {begin, std::min(all, begin + tile_columns)};
+Range MoePlan::columns(bool second, std::int32_t column) const {
+  const bool hidden = gated() && !second;
+  const std::int64_t of_tile = hidden ? gated_columns : tile_columns;
+  const std::int64_t begin = column * of_tile;
+  return {begin, std::min(hidden ? shape.intermediate : shape.n, begin + of_tile)};
 }
 
 }  // namespace mkernel::kernels

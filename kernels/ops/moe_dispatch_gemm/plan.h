@@ -17,7 +17,8 @@ namespace mkernel::kernels {
 struct MoeOptions {
   std::int32_t block_rows = 0;     ///< rows of a block and of a tile; a multiple of `unit_rows`
   std::int32_t unit_rows = 0;      ///< what the rows of an expert are padded to in a pool
-  std::int32_t tile_columns = 0;   ///< of a tile of either product
+  std::int32_t tile_columns = 0;   ///< of the results, in a tile of either product
+  std::int32_t gated_columns = 0;  ///< instead in the first of two products; 0 = tile_columns
   std::int32_t dispatch_ctas = 0;  ///< that route, push and forward
   std::int32_t pieces = 0;         ///< puts that what crosses to a node is cut into, at least
 };
@@ -30,7 +31,8 @@ struct MoePlan {
   MoeShape shape;
   Topology topology;
   ExpertExchangePlan exchange;
-  std::int32_t tile_columns = 0;  ///< of `intermediate` (twice as many of w1) or n in the first product, of n
+  std::int32_t tile_columns = 0;   ///< of n, in a tile of the product whose rows are the finished ones
+  std::int32_t gated_columns = 0;  ///< of `intermediate`, in a tile of the first of two products
   std::int32_t dispatch_ctas = 1;  ///< each routes a chunk of the tokens
   std::int32_t lead = 0;           ///< of ExpertTasks
   /// What exchange.seats points to: seats by rank, then ranks by seat. Null when ranks are numbered node by
@@ -46,12 +48,15 @@ struct MoePlan {
   std::string signature() const;
   Requirements requirements() const;
 
+  /// kInvalidArgument for operands of `rank` that are null, or too many tokens.
+  Status check(std::uint32_t rank, const MoeArguments& arguments) const;
+
   Range experts(std::uint32_t rank) const { return block_range(shape.experts, topology.world(), rank); }
   bool gated() const { return shape.intermediate > 0; }
   /// Columns of w1: the gate and the value side by side when there is a second product.
   std::int64_t w1_columns() const { return gated() ? 2 * shape.intermediate : shape.n; }
-  /// Columns of a product that `all` are, in its column of tiles number `column`.
-  Range columns(std::int64_t all, std::int32_t column) const;
+  /// Columns of what the first or second product leaves, in its column of tiles number `column`.
+  Range columns(bool second, std::int32_t column) const;
 };
 
 }  // namespace mkernel::kernels

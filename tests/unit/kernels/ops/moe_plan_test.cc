@@ -59,18 +59,18 @@ TEST_CASE("moe plan: sizes of the exchange follow from the shape") {
       CHECK(plan.requirements().workspace_bytes == exchange.bytes());
       CHECK(plan.requirements().lanes == (topology.nodes() > 1 ? 2 : 0));
       // The columns of both products are cut without gaps.
-      const auto check_columns = [&](std::int64_t all, std::int32_t columns) {
+      const auto check_columns = [&](bool second, std::int64_t all, std::int32_t columns) {
         std::int64_t next = 0;
         for (std::int32_t column = 0; column < columns; ++column) {
-          const Range range = plan.columns(all, column);
+          const Range range = plan.columns(second, column);
           CHECK(range.begin == next);
           CHECK(range.size() > 0);
           next = range.end;
         }
         CHECK(next == all);
       };
-      check_columns(plan.gated() ? intermediate : shape.n, exchange.columns1);
-      if (plan.gated()) check_columns(shape.n, exchange.columns2);
+      check_columns(false, plan.gated() ? intermediate : shape.n, exchange.columns1);
+      if (plan.gated()) check_columns(true, shape.n, exchange.columns2);
       CHECK(exchange.last_columns() == ceil_div(shape.n, plan.tile_columns));
     }
   }

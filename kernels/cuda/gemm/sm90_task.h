@@ -1,0 +1,26 @@
+// What the feed of the GEMM body hands out (sm90_feed.cuh).
+#pragma once
+
+#include <cstdint>
+
+namespace mkernel::kernels {
+
+/// One CTA's tile. Two CTAs of a cluster share b and lie above each other, or share a and lie side by side.
+struct alignas(16) Sm90Task {
+  static constexpr std::int32_t kEnd = -1;
+
+  std::int32_t product;       ///< kEnd: there are no more tasks
+  std::int32_t side_by_side;  ///< not 0: the CTAs share a
+  std::int32_t a_row;
+  std::int32_t b_matrix;
+  std::int32_t b_column;   ///< of the first half of the tile's columns, in b
+  std::int32_t b_column2;  ///< of the other half
+  std::int32_t c_column;
+  std::int32_t rows;   ///< of the tile that are stored
+  std::int32_t block;  ///< of the schedule's own
+  std::int32_t column;
+  std::int32_t reserved[2];
+};
+static_assert(sizeof(Sm90Task) == 48);
+
+}  // namespace mkernel::kernels

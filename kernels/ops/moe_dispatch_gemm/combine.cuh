@@ -1,0 +1,196 @@
+// The weighted sums of finished rows, at their token's home.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/base/types.h"
+#include "kernels/cuda/comm/endpoint.cuh"
+#include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/ptx/shared.cuh"
+#include "kernels/cuda/ptx/vector.cuh"
+#include "kernels/ops/moe_dispatch_gemm/parameters.h"
+#include "kernels/ops/moe_dispatch_gemm/table.cuh"
+#include "kernels/ops/moe_dispatch_gemm/workers.cuh"
+
+namespace mkernel::kernels {
+
+template <DataType kType>
+__device__ __forceinline__ float2 moe_widen(std::uint32_t packed) {
+  if constexpr (kType == DataType::kBf16) {
+    return ptx::cvt_f32x2_bf16x2(packed);
+  } else {
+    return ptx::cvt_f32x2_f16x2(packed);
+  }
+}
+
+template <DataType kType>
+__device__ __forceinline__ std::uint32_t moe_narrow(float low, float high) {
+  if constexpr (kType == DataType::kBf16) {
+    return ptx::cvt_rn_bf16x2(low, high);
+  } else {
+    return ptx::cvt_rn_f16x2(low, high);
+  }
+}
+
+/// Adds weight * `row` to eight sums.
+template <DataType kType>
+__device__ __forceinline__ void moe_add(float (&sums)[8], float weight, const uint4& row) {
+  const std::uint32_t words[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 values = moe_widen<kType>(words[i]);
+    sums[2 * i] = fmaf(weight, values.x, sums[2 * i]);
+    sums[2 * i + 1] = fmaf(weight, values.y, sums[2 * i + 1]);
+  }
+}
+
+/// What is added up for one token, by lane: whose lane holds it, where it lies in this rank's memory, and its
+/// weight. Lanes below kMoeMostTopk hold finished rows, the others the sums of other nodes.
+struct MoeSummand {
+  bool any = false;
+  std::uint64_t at = 0;
+  float weight = 0;
+};
+
+/// One warp: the sums of what its lanes hold, in lane order, rounded once.
+template <DataType kType>
+__device__ __forceinline__ void moe_add_up(const MoeParameters& p, const MoeSummand& mine, std::byte* to) {
+  constexpr int kAtOnce = 4;
+  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32, bytes = p.n * 2;
+  const std::byte* memory = moe_memory(p, p.rank);
+  const std::uint32_t all = __ballot_sync(~0U, mine.any);
+  for (std::int32_t first = 0; first < bytes; first += 32 * 16) {
+    const std::int32_t at = first + lane * 16;
+    float sums[8] = {};
+    for (std::uint32_t left = all; left != 0;) {
+      uint4 rows[kAtOnce];
+      float weights[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int of = left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0;
+        const std::uint64_t from = __shfl_sync(~0U, mine.at, of);
+        const float weight = __shfl_sync(~0U, mine.weight, of);
+        weights[i] = left != 0 ? weight : 0;
+        rows[i] = left != 0 && at < bytes ? ptx::ld_once_v4(memory + from + at) : uint4{0, 0, 0, 0};
+        left &= left - 1;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) moe_add<kType>(sums, weights[i], rows[i]);
+    }
+    if (at >= bytes) continue;
+    ptx::st_v4(to + at, {moe_narrow<kType>(sums[0], sums[1]), moe_narrow<kType>(sums[2], sums[3]),
+                         moe_narrow<kType>(sums[4], sums[5]), moe_narrow<kType>(sums[6], sums[7])});
+  }
+}
+
+/// One lane: waits for the finished row of an entry of finished[].
+__device__ __forceinline__ bool moe_wait_finished(const MoeParameters& p, std::uint64_t epoch,
+                                                  std::int32_t entry, std::int32_t expert) {
+  const DeviceWaitSite site{DeviceRole::kInterReduce, DeviceTag::kTileReady, p.plan.owners.owner(expert),
+                            static_cast<std::uint32_t>(entry)};
+  return wait_at_least(moe_words(p, p.rank, p.places.finished_word) + entry, ExpertExchangePlan::stamp(epoch),
+                       site, moe_scope(p, MoeStage::kFinished));
+}
+
+__device__ __forceinline__ std::uint64_t moe_finished_at(const MoeParameters& p, std::int32_t entry) {
+  return p.places.finished + static_cast<std::uint64_t>(entry) * p.plan.finished_bytes;
+}
+
+/// One warp: an own token: the rows of this node's experts in top-k order, then the sums of the other nodes,
+/// from the next one on. False: a wait gave up.
+template <DataType kType>
+__device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_t epoch, std::int32_t token) {
+  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32, others = p.plan.others();
+  const PushOrder order = p.plan.order(p.rank);
+  MoeSummand mine;
+  bool came = true;
+  if (lane < p.routed.topk) {
+    const std::int32_t entry = token * p.routed.topk + lane, expert = p.routed.experts[entry];
+    mine = {others == 0 || order.node_turn(expert) == others, moe_finished_at(p, entry),
+            p.routed.weights[entry]};
+    if (mine.any) came = moe_wait_finished(p, epoch, entry, expert);
+  } else if (const std::int32_t turn = lane - kMoeMostTopk; turn >= 0 && turn < others) {
+    const std::int32_t returning = p.scratch.returning[turn * p.plan.max_tokens + token];
+    if (returning >= 0) {
+      const std::int32_t row = turn * p.plan.max_tokens + returning;
+      mine = {true, p.places.sum_in + static_cast<std::uint64_t>(row) * p.plan.finished_bytes, 1};
+      const std::int32_t piece = p.plan.piece_of(returning, p.scratch.crossings[turn]);
+      came = wait_arrival(p.endpoint, static_cast<std::uint32_t>(order.rail_peer(turn)), MoePlan::kSumsLane,
+                          p.plan.sums_arrivals(epoch, piece), DeviceRole::kInterReduce);
+    }
+  }
+  if (!__all_sync(~0U, came)) return false;
+  __syncwarp();
+  moe_add_up<kType>(p, mine, p.y + std::int64_t{token} * p.n * 2);
+  return true;
+}
+
+/// One warp: a token that crossed from a rail peer: the rows of this node's experts, to be put back.
+template <DataType kType>
+__device__ __forceinline__ bool moe_sum_crossed(const MoeParameters& p, std::uint64_t epoch,
+                                                std::int32_t turn, std::int32_t returning) {
+  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
+  const std::int32_t of_turn = turn * p.plan.max_tokens;
+  bool came = true;
+  if (lane == 0) {
+    came = moe_wait_own(p, moe_words(p, p.rank, p.places.forwarded_word) + of_turn + returning,
+                        ExpertExchangePlan::stamp(epoch), DeviceRole::kInterReduce, DeviceTag::kChunkReady,
+                        MoeStage::kRows);
+  }
+  if (!__all_sync(~0U, came)) return false;
+  __syncwarp();
+  const std::byte* in = moe_memory(p, p.rank) + p.places.crossing_in +
+                        static_cast<std::uint64_t>(of_turn + p.scratch.crossed_row[of_turn + returning]) *
+                            p.places.crossing_bytes;
+  MoeSummand mine;
+  if (lane < reinterpret_cast<const CrossingHead*>(in)->entries) {
+    const CrossingEntry& entry = reinterpret_cast<const CrossingEntry*>(in + sizeof(CrossingHead))[lane];
+    const std::int32_t number = p.plan.crossed_entry(turn, returning) + lane;
+    mine = {true, moe_finished_at(p, number), entry.weight};
+    came = moe_wait_finished(p, epoch, number, entry.expert);
+  }
+  if (!__all_sync(~0U, came)) return false;
+  __syncwarp();
+  moe_add_up<kType>(p, mine,
+                    moe_memory(p, p.rank) + p.places.sum_out +
+                        static_cast<std::uint64_t>(of_turn + returning) * p.plan.finished_bytes);
+  __syncwarp();
+  if (lane == 0) {
+    ptx::st_release_gpu(moe_words(p, p.rank, p.places.summed_word) + of_turn + returning,
+                        ExpertExchangePlan::stamp(epoch));
+  }
+  return true;
+}
+
+/// One warp with nothing else to do: tokens that crossed first, since other nodes wait for them, then own
+/// ones, each in the order in which their last row is computed.
+template <DataType kType>
+__device__ __forceinline__ void moe_sum(const MoeParameters& p, std::uint64_t epoch) {
+  // The order is there when all chunks are placed.
+  bool placed = true;
+  if (threadIdx.x % 32 == 0) {
+    placed = moe_wait_own(p, p.scratch.placed, (epoch + 1) * static_cast<std::uint64_t>(p.dispatch_ctas),
+                          DeviceRole::kInterReduce, DeviceTag::kGridBarrier, MoeStage::kTable) &&
+             moe_wait_own(p, p.scratch.table_ready, ExpertExchangePlan::stamp(epoch),
+                          DeviceRole::kInterReduce, DeviceTag::kGridBarrier, MoeStage::kTable);
+  }
+  if (!__all_sync(~0U, placed)) return;
+  __syncwarp();
+  if (moe_refused(p, epoch)) return;
+  MoeCounters& counters = p.scratch.counters[epoch & 1];
+  if (p.plan.others() > 0) {
+    const bool all = moe_claim_rows(p, &counters.crossed_sums, p.scratch.crossed,
+                                    [&](std::int32_t turn, std::int32_t returning) {
+                                      return moe_sum_crossed<kType>(p, epoch, turn, returning);
+                                    });
+    if (!all) return;
+  }
+  for (;;) {
+    const std::uint64_t unit = moe_claim(&counters.sums);
+    if (unit >= static_cast<std::uint64_t>(p.routed.tokens)) return;
+    if (!moe_sum_own<kType>(p, epoch, p.scratch.token_order[unit])) return;
+  }
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,101 @@
+// intra_comm: rows of own tokens into the pools of those who own their experts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/ptx/fence.cuh"
+#include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/ptx/vector.cuh"
+#include "kernels/ops/moe_dispatch_gemm/parameters.h"
+#include "kernels/ops/moe_dispatch_gemm/routing.cuh"
+
+namespace mkernel::kernels {
+
+/// A warp copies whole 16 bytes, several of each lane under way.
+__device__ __forceinline__ void moe_copy_row(std::byte* to, const std::byte* from, std::int32_t bytes) {
+  constexpr std::int32_t kAtOnce = 8, kLane = 16, kWarp = 32 * kLane;
+  std::int32_t at = static_cast<std::int32_t>(threadIdx.x) % 32 * kLane;
+  for (; at + (kAtOnce - 1) * kWarp < bytes; at += kAtOnce * kWarp) {
+    uint4 values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) values[i] = ptx::ld_once_v4(from + at + i * kWarp);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) ptx::st_v4(to + at + i * kWarp, values[i]);
+  }
+  for (; at < bytes; at += kWarp) ptx::st_v4(to + at, ptx::ld_once_v4(from + at));
+}
+
+/// Where a row of a source goes: 0 is this rank, 1 + turn its rail peer.
+struct MoePush {
+  std::int32_t owner = 0, row = 0, block = 0;
+};
+__device__ __forceinline__ MoePush moe_push_to(const MoeParameters& p, std::int32_t source,
+                                               std::int32_t expert, std::int32_t index) {
+  const std::int32_t owner = p.plan.owners.owner(expert);
+  const std::int32_t row = p.scratch.source_rows[source * p.plan.owners.experts + expert] + index;
+  return {owner, row, moe_table(p).of_rank(owner).block_of(p.plan.owners.local(expert), row)};
+}
+
+/// A lane, of a row that its warp copies: where the finished row goes.
+__device__ __forceinline__ void moe_store_origin(const MoeParameters& p, const MoePush& to,
+                                                 std::int32_t entry) {
+  auto* origins = reinterpret_cast<ExpertRowOrigin*>(moe_memory(p, to.owner) + p.places.origin);
+  origins[to.row] = {p.rank, entry};
+}
+
+__device__ __forceinline__ std::byte* moe_pool_row(const MoeParameters& p, std::int32_t owner,
+                                                   std::int32_t row) {
+  return moe_memory(p, owner) + p.places.row + static_cast<std::uint64_t>(row) * p.plan.row_bytes;
+}
+
+/// The first `rows` lanes, after their warp has copied their rows and met: rows of one block are counted
+/// together.
+__device__ __forceinline__ void moe_signal_rows(const MoeParameters& p, const MoePush& to,
+                                                std::int32_t rows) {
+  const std::uint32_t here = rows == 32 ? ~0U : (1U << rows) - 1;
+  const std::uint32_t same = __match_any_sync(here, to.owner * p.plan.max_blocks() + to.block);
+  if (static_cast<std::int32_t>(threadIdx.x) % 32 != __ffs(static_cast<int>(same)) - 1) return;
+  const ptx::SysReleased released = ptx::fence_acq_rel_sys();
+  ptx::red_add_relaxed_sys(moe_words(p, to.owner, p.places.arrived) + to.block,
+                           static_cast<std::uint64_t>(__popc(same)), released);
+}
+
+/// One unit of pushes, by one warp: its rows, where each came from, and then the counts of the blocks.
+__device__ __forceinline__ void moe_push_unit(const MoeParameters& p, const MoeRouting& routing,
+                                              std::int32_t first) {
+  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
+  const std::int32_t rows = min(kPushUnitRows, routing.pushes() - first);
+  // A lane finds where its row goes.
+  std::int32_t entry = 0;
+  MoePush to;
+  if (lane < rows) {
+    entry = p.scratch.pushed[first + lane];
+    const std::int32_t expert = p.routed.experts[entry];
+    to = moe_push_to(p, 0, expert, routing.index(first + lane, expert));
+    moe_store_origin(p, to, entry);
+  }
+  const auto row_bytes = static_cast<std::int32_t>(p.plan.row_bytes);
+  for (std::int32_t row = 0; row < rows; ++row) {
+    const std::int32_t token = __shfl_sync(~0U, entry, row) / p.routed.topk;
+    const std::int32_t owner = __shfl_sync(~0U, to.owner, row), at = __shfl_sync(~0U, to.row, row);
+    moe_copy_row(moe_pool_row(p, owner, at), p.x + std::int64_t{token} * row_bytes, row_bytes);
+  }
+  __syncwarp();
+  if (lane < rows) moe_signal_rows(p, to, rows);
+}
+
+/// One warp, when the table is built: units in order, until none is left.
+__device__ __forceinline__ void moe_push(const MoeParameters& p, const MoeRouting& routing,
+                                         std::uint64_t epoch) {
+  std::uint64_t* next = &p.scratch.counters[epoch & 1].pushes;
+  const std::int32_t pushes = routing.pushes();
+  for (;;) {
+    const std::int64_t first = static_cast<std::int64_t>(moe_claim(next)) * kPushUnitRows;
+    if (first >= pushes) return;
+    moe_push_unit(p, routing, static_cast<std::int32_t>(first));
+    __syncwarp();
+  }
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,198 @@
+#include "tests/support/host_grid.h"
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace mkernel::test {
+namespace {
+
+constexpr std::size_t kStackBytes = 256 << 10;
+
+struct Fiber;
+
+/// Threads that wait until `expected` of them are here.
+struct Meeting {
+  std::uint32_t here = 0;
+  std::vector<Fiber*> waiting;
+};
+
+struct Exchange {
+  /// What the lanes gave: of this exchange and of the one before, which a slow lane may still read. A lane
+  /// gives to the next one only when all have given to this one.
+  std::array<std::array<std::uint64_t, 32>, 2> given{};
+  std::array<std::uint32_t, 32> turn{};  ///< by lane
+};
+
+struct Warp {
+  std::map<std::uint32_t, Meeting> meetings;    ///< by mask
+  std::map<std::uint32_t, Exchange> exchanges;  ///< by mask
+};
+
+struct Block {
+  std::map<std::uint32_t, Meeting> barriers;  ///< by number
+  std::vector<Warp> warps;
+  bool all = true;  ///< of host_all_of_cta()
+};
+
+struct Fiber {
+  ucontext_t context{};
+  HostThread self;
+  Block* block = nullptr;
+  const std::function<void()>* body = nullptr;
+  std::unique_ptr<char[]> stack;
+  bool done = false;
+  void* fake_stack = nullptr;
+
+  Warp& warp() const { return block->warps[self.thread.x / 32]; }
+};
+
+/// The one thread's; nothing here is shared with another.
+thread_local ucontext_t scheduler;
+thread_local Fiber* running = nullptr;
+thread_local std::deque<Fiber*> ready;
+thread_local std::size_t unfinished = 0;
+#if defined(__SANITIZE_ADDRESS__)
+thread_local const void* scheduler_stack = nullptr;
+thread_local std::size_t scheduler_bytes = 0;
+#endif
+
+void to_scheduler(bool ends) {
+  Fiber* self = running;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(ends ? nullptr : &self->fake_stack, scheduler_stack, scheduler_bytes);
+#else
+  (void)ends;
+#endif
+  swapcontext(&self->context, &scheduler);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(self->fake_stack, &scheduler_stack, &scheduler_bytes);
+#endif
+}
+
+void enter() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_bytes);
+#endif
+  (*running->body)();
+  running->done = true;
+  --unfinished;
+  to_scheduler(true);
+}
+
+void run_fiber(Fiber& fiber) {
+  running = &fiber;
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake_stack = nullptr;
+  __sanitizer_start_switch_fiber(&fake_stack, fiber.stack.get(), kStackBytes);
+#endif
+  swapcontext(&scheduler, &fiber.context);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+  running = nullptr;
+}
+
+void meet(Meeting& meeting, std::uint32_t expected) {
+  if (++meeting.here < expected) {
+    meeting.waiting.push_back(running);
+    to_scheduler(false);
+    return;
+  }
+  meeting.here = 0;
+  ready.insert(ready.end(), meeting.waiting.begin(), meeting.waiting.end());
+  meeting.waiting.clear();
+}
+
+}  // namespace
+
+const HostThread& host_thread() {
+  return running->self;
+}
+
+void host_yield() {
+  ready.push_back(running);
+  to_scheduler(false);
+}
+
+bool host_is_alone() {
+  return unfinished == 1;
+}
+
+void host_warp_sync(std::uint32_t mask) {
+  meet(running->warp().meetings[mask], static_cast<std::uint32_t>(__builtin_popcount(mask)));
+}
+
+void host_barrier(std::uint32_t id, std::uint32_t threads) {
+  meet(running->block->barriers[id], threads);
+}
+
+bool host_all_of_cta(bool mine) {
+  Block& block = *running->block;
+  const std::uint32_t threads = running->self.block_size.x;
+  if (!mine) block.all = false;
+  host_barrier(0, threads);
+  const bool all = block.all;
+  host_barrier(0, threads);
+  block.all = true;
+  return all;
+}
+
+const std::uint64_t* host_exchange(std::uint32_t mask, std::uint64_t mine) {
+  Exchange& exchange = running->warp().exchanges[mask];
+  const std::uint32_t lane = running->self.thread.x % 32;
+  auto& given = exchange.given[exchange.turn[lane]++ % 2];
+  given[lane] = mine;
+  host_warp_sync(mask);
+  return given.data();
+}
+
+void HostGrid::add(std::uint32_t block, std::uint32_t blocks, std::uint32_t threads,
+                   std::function<void()> body) {
+  ctas_.push_back({{{}, {block}, {threads, 1, 1}, {blocks, 1, 1}}, threads, std::move(body)});
+}
+
+void HostGrid::run() {
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  for (const Cta& cta : ctas_) {
+    blocks.push_back(std::make_unique<Block>());
+    blocks.back()->warps.resize((cta.threads + 31) / 32);
+    for (std::uint32_t thread = 0; thread < cta.threads; ++thread) {
+      auto fiber = std::make_unique<Fiber>();
+      fiber->self = cta.first;
+      fiber->self.thread.x = thread;
+      fiber->block = blocks.back().get();
+      fiber->body = &cta.body;
+      fiber->stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
+      getcontext(&fiber->context);
+      fiber->context.uc_stack.ss_sp = fiber->stack.get();
+      fiber->context.uc_stack.ss_size = kStackBytes;
+      makecontext(&fiber->context, enter, 0);
+      ready.push_back(fiber.get());
+      fibers.push_back(std::move(fiber));
+    }
+  }
+  unfinished = fibers.size();
+  while (!ready.empty()) {
+    Fiber* next = ready.front();
+    ready.pop_front();
+    run_fiber(*next);
+  }
+  const auto stuck =
+      std::count_if(fibers.begin(), fibers.end(), [](const auto& fiber) { return !fiber->done; });
+  if (stuck > 0) throw std::runtime_error(std::to_string(stuck) + " threads wait at barriers for others");
+}
+
+}  // namespace mkernel::test

@@ -1,0 +1,56 @@
+// A grid of CUDA threads on one thread of the host: every one of them is a fiber that runs until it waits. So
+// roles of kernels that need no tensor cores and no copy engine can be played anywhere, with the sanitizers
+// watching. Fences mean nothing here: every fiber sees memory as the others left it.
+//
+// tests/support/on_host has CUDA's names for it (cuda_names.h) and what stands in for kernels/cuda/ptx.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace mkernel::test {
+
+struct HostIndex {
+  std::uint32_t x = 0, y = 0, z = 0;
+};
+
+/// What the CUDA thread that runs now is.
+struct HostThread {
+  HostIndex thread, block, block_size{1, 1, 1}, grid_size{1, 1, 1};
+};
+const HostThread& host_thread();
+
+/// CTAs of any number of grids, which run at the same time.
+class HostGrid {
+ public:
+  /// Adds a CTA: `body` is called by each of its `threads` threads.
+  void add(std::uint32_t block, std::uint32_t blocks, std::uint32_t threads, std::function<void()> body);
+  /// Until every thread has returned. Throws std::runtime_error when all wait for each other at barriers.
+  void run();
+
+ private:
+  struct Cta {
+    HostThread first;
+    std::uint32_t threads;
+    std::function<void()> body;
+  };
+  std::vector<Cta> ctas_;
+};
+
+// What a thread may wait with.
+
+/// Lets others run.
+void host_yield();
+/// Whether all other threads have returned.
+bool host_is_alone();
+/// The lanes of `mask` of this warp: until all are here.
+void host_warp_sync(std::uint32_t mask);
+/// `threads` threads of this CTA: until all are here.
+void host_barrier(std::uint32_t id, std::uint32_t threads);
+/// All threads of this CTA: whether all say so.
+bool host_all_of_cta(bool mine);
+/// The lanes of `mask`: each gives 64 bits and sees what all gave, by lane, until it calls this again.
+const std::uint64_t* host_exchange(std::uint32_t mask, std::uint64_t mine);
+
+}  // namespace mkernel::test

@@ -1,0 +1,27 @@
+// Random weights and tokens of a mixture of experts, and routings of different skew.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "mkernel/ops.h"
+#include "tests/support/moe_reference.h"
+
+namespace mkernel::test {
+
+/// Distinct experts of one token of one rank.
+using Router = std::function<std::vector<std::int32_t>(std::uint32_t rank, std::int64_t token)>;
+
+Router random_router(const MoeShape& shape, std::uint64_t seed);
+/// Experts with low numbers far more often: weight 1 / (1 + number).
+Router zipf_router(const MoeShape& shape, std::uint64_t seed);
+Router one_expert(std::int32_t expert);
+
+/// Of all experts.
+MoeWeights random_weights(const MoeShape& shape, std::uint64_t seed);
+/// `tokens` tokens of one rank.
+MoeInput random_input(const MoeShape& shape, std::uint32_t rank, std::int64_t tokens, const Router& router,
+                      std::uint64_t seed);
+
+}  // namespace mkernel::test

@@ -1,0 +1,18 @@
+// Stands in for kernels/cuda/ptx/address.cuh (tests/support/on_host/cuda_names.h).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <stdexcept>
+
+namespace mkernel::kernels::ptx {
+
+inline std::uint64_t globaltimer() {
+  return static_cast<std::uint64_t>(
+      std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+inline void st_fault() {
+  throw std::logic_error("a pipeline is stuck");
+}
+
+}  // namespace mkernel::kernels::ptx

@@ -1,0 +1,321 @@
+// Ranks of the mixture of experts whose roles are played on the host, thread by thread: routing, table,
+// pushes, what crosses nodes, the order of tasks and their waits, signals of finished rows, sums. Of a
+// cluster only what multiplies is replaced: one warp takes its tasks, and its first lane computes their
+// tiles. Over several nodes another fiber plays all daemons: it takes puts from the ranks' rings, in any
+// order of ranks, and delivers them late.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "kernels/cpu/memory/convert.h"
+#include "kernels/ops/moe_dispatch_gemm/dispatch.cuh"
+#include "kernels/ops/moe_dispatch_gemm/tasks.cuh"
+#include "proto/abi/region_map.h"
+#include "proto/abi/work_request.h"
+#include "tests/support/fake_fabric.h"
+#include "tests/support/moe_cases.h"
+#include "tests/support/moe_reference.h"
+#include "tests/support/on_host/cuda_names.h"
+#include "tests/support/random_tensor.h"
+#include "tests/support/require.h"
+
+namespace mkernel::test {
+
+using namespace mkernel::kernels;
+
+struct HostTile {
+  static constexpr int kTileN = 256, kTileK = 64;
+};
+
+/// Ranks are numbered node by node, or `across` nodes: rank r is on node r % nodes.
+struct Nodes {
+  std::uint32_t nodes = 1, ranks = 1;
+  bool across = false;
+
+  std::uint32_t world() const { return nodes * ranks; }
+  Topology topology() const {
+    FakeFabric fabric({.nodes = nodes, .ranks_per_node = ranks, .across_nodes = across});
+    return require(Topology::of(fabric.group(0)));
+  }
+};
+
+/// How the CTAs of a rank are spread.
+struct Spread {
+  std::int32_t dispatch_ctas = 2;
+  std::uint32_t warps = 4;     ///< of a dispatching CTA
+  std::uint32_t clusters = 3;  ///< that compute
+  std::uint32_t summers = 2;   ///< warps of each that sum
+};
+
+class HostRanks {
+ public:
+  HostRanks(const MoeShape& shape, const Nodes& nodes, const Spread& spread)
+      : shape_(shape),
+        spread_(spread),
+        plan_(require(MoePlan::make(shape, nodes.topology(),
+                                    {.block_rows = 128,
+                                     .unit_rows = 64,
+                                     .tile_columns = HostTile::kTileN,
+                                     .gated_columns = HostTile::kTileN / 2,
+                                     .dispatch_ctas = spread.dispatch_ctas}))),
+        weights_(random_weights(shape, 17)),
+        ranks_(nodes.world()) {
+    const Topology& topology = plan_.topology;
+    for (Rank& rank : ranks_) rank.workspace = zeroed(plan_.requirements().workspace_bytes);
+    for (std::uint32_t r = 0; r < nodes.world(); ++r) {
+      Rank& rank = ranks_[r];
+      std::vector<std::byte*> of_node;
+      for (std::uint32_t local = 0; local < nodes.ranks; ++local)
+        of_node.push_back(ranks_[topology.rank_at(topology.node_of(r), local)].workspace.get());
+      rank.scratch = zeroed(moe_scratch_bytes(plan_.exchange, spread.dispatch_ctas));
+      rank.p = moe_parameters(plan_, r, of_node, rank.scratch.get());
+      rank.p.lead = static_cast<std::int32_t>(spread.clusters);
+      rank.p.region = kRegion;
+      open_endpoint(rank, r);
+    }
+  }
+
+  /// One launch of every rank; what each leaves in y.
+  std::vector<std::vector<std::uint16_t>> launch(const std::vector<MoeInput>& inputs) {
+    HostGrid grid;
+    std::vector<std::vector<std::uint16_t>> y(ranks_.size());
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      Rank& rank = ranks_[r];
+      y[r].assign(static_cast<std::size_t>(shape_.max_tokens * shape_.n), kPoison);
+      rank.p.x = reinterpret_cast<const std::byte*>(inputs[r].x.data());
+      rank.p.y = reinterpret_cast<std::byte*>(y[r].data());
+      rank.p.routed = {inputs[r].topk.data(), inputs[r].weights.data(),
+                       static_cast<std::int32_t>(inputs[r].tokens), static_cast<std::int32_t>(shape_.topk)};
+      add_rank(grid, rank);
+    }
+    if (plan_.exchange.others() > 0) grid.add(0, 1, 1, [this] { deliver(); });
+    grid.run();
+    for (Rank& rank : ranks_) {
+      CHECK(rank.control.failed == 0);
+      ++rank.control.epoch;
+    }
+    return y;
+  }
+
+  void check(const std::vector<MoeInput>& inputs) {
+    const auto y = launch(inputs);
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      std::size_t at = 0, wrong = 0;
+      for (std::int64_t token = 0; token < inputs[r].tokens; ++token) {
+        for (const Expected& expected : moe_row(shape_, weights_, inputs[r], token)) {
+          const double seen = value_of(shape_.dtype, y[r][at++]);
+          if (!(std::abs(seen - expected.value) <= expected.tolerance)) ++wrong;
+        }
+      }
+      CHECK_MESSAGE(wrong == 0, "rank ", r, ": ", wrong, " of ", at, " elements wrong");
+      for (; at < y[r].size(); ++at) wrong += y[r][at] == kPoison ? 0 : 1;
+      CHECK_MESSAGE(wrong == 0, "rank ", r, " wrote beyond its tokens");
+      CHECK(ranks_[r].p.scratch.refusal->launch != ranks_[r].control.epoch);
+    }
+  }
+
+  /// Every rank refuses alike, and writes nothing.
+  MoeRefusal refused(const std::vector<MoeInput>& inputs) {
+    for (const auto& y : launch(inputs)) {
+      for (const std::uint16_t element : y) REQUIRE(element == kPoison);
+    }
+    const MoeRefusal first = *ranks_[0].p.scratch.refusal;
+    for (const Rank& rank : ranks_) {
+      CHECK(rank.p.scratch.refusal->launch == rank.control.epoch);
+      CHECK(std::memcmp(rank.p.scratch.refusal, &first, sizeof first) == 0);
+    }
+    return first;
+  }
+
+  std::vector<MoeInput> inputs(const Router& router, std::int64_t each, std::uint64_t seed) const {
+    std::vector<MoeInput> made;
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank)
+      made.push_back(random_input(shape_, rank, each, router, seed));
+    return made;
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  using Memory = std::unique_ptr<std::byte, Free>;
+  struct Rank {
+    Memory workspace, scratch;
+    LaunchControl control{};
+    MoeParameters p{};
+    std::vector<std::unique_ptr<std::byte[]>> shared;  ///< memory of dispatching CTAs
+    // Over several nodes.
+    std::vector<abi::WorkSlot> slots = std::vector<abi::WorkSlot>(kSlots);
+    abi::RingHead head{};
+    RingClaims claims{};
+    std::uint64_t taken = 0;                  ///< slots, by the daemon
+    std::vector<std::uint64_t> seen, issued;  ///< PolledCounts; Endpoint::issued
+  };
+  static constexpr std::uint32_t kLog2Slots = 4, kSlots = 1 << kLog2Slots, kRegion = 3, kLanes = 2;
+
+  void open_endpoint(Rank& rank, std::uint32_t number) {
+    const auto world = static_cast<std::uint32_t>(ranks_.size());
+    device::Endpoint& endpoint = rank.p.endpoint;
+    endpoint.rank = number;
+    endpoint.world_size = world;
+    endpoint.control = &rank.control;
+    endpoint.deadline_ns = 20'000'000'000;
+    endpoint.counts.peers = world;
+    endpoint.counts.lanes = endpoint.lanes = endpoint.counts.stride = kLanes;
+    rank.seen.resize(endpoint.counts.words());
+    rank.issued.resize(endpoint.counts.words());
+    endpoint.counts.seen = rank.seen.data();
+    endpoint.issued = rank.issued.data();
+    endpoint.rings = {rank.slots.data(), &rank.head, &rank.claims, 1, kLog2Slots};
+  }
+
+  /// The daemons: one put after the other, of a rank that is drawn, when some time has passed.
+  void deliver() {
+    std::mt19937 random(7);
+    while (!host_is_alone()) {
+      for (std::uint32_t pause = random() % 4; pause > 0; --pause) host_yield();
+      host_yield();
+      const std::uint32_t source = random() % static_cast<std::uint32_t>(ranks_.size());
+      Rank& from = ranks_[source];
+      abi::WorkSlot slot;
+      if (!abi::load_slot(from.slots[from.taken % kSlots], abi::lap_bit(from.taken, kLog2Slots), slot))
+        continue;
+      const abi::WorkRequest put = abi::decode(slot);
+      REQUIRE(put.local_region == kRegion);
+      REQUIRE(put.remote_region == kRegion);
+      REQUIRE(put.local_offset + put.length <= plan_.exchange.bytes());
+      REQUIRE(put.remote_offset + put.length <= plan_.exchange.bytes());
+      Rank& to = ranks_[put.peer];
+      std::memcpy(to.workspace.get() + put.remote_offset, from.workspace.get() + put.local_offset,
+                  put.length);
+      const std::uint32_t lane = put.channel - put.peer * kLanes;
+      ++to.seen[to.p.endpoint.counts.arrivals_index(source, lane)];
+      ++from.seen[from.p.endpoint.counts.completed_index(put.peer, lane)];
+      from.head.tail = ++from.taken;
+    }
+  }
+
+  static Memory zeroed(std::uint64_t bytes) {
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(128, (bytes + 127) / 128 * 128));
+    std::memset(memory, 0, bytes);
+    return Memory(memory);
+  }
+
+  void add_rank(HostGrid& grid, Rank& rank) {
+    rank.shared.clear();
+    const ExpertExchangePlan& plan = plan_.exchange;
+    const std::size_t words = static_cast<std::size_t>(
+        moe_routing_words(static_cast<std::int32_t>(spread_.warps), plan.owners.experts,
+                          plan.owners.max_local(), plan.order(0).steps(), plan.others()));
+    const std::uint32_t blocks = static_cast<std::uint32_t>(spread_.dispatch_ctas) + spread_.clusters;
+    for (std::uint32_t cta = 0; cta < blocks; ++cta) {
+      if (cta >= static_cast<std::uint32_t>(spread_.dispatch_ctas)) {
+        grid.add(cta, blocks, 32 * (1 + spread_.summers), [this, &rank] { compute(rank.p); });
+        continue;
+      }
+      // The last warp of CTA 0 would poll the host; over several nodes the one before sends.
+      const bool sends = cta == 0 && plan.others() > 0;
+      const std::uint32_t warps = spread_.warps - (cta == 0 ? 1 : 0) - (sends ? 1 : 0);
+      std::byte* memory =
+          rank.shared.emplace_back(std::make_unique_for_overwrite<std::byte[]>(4 * words)).get();
+      grid.add(cta, blocks, 32 * (warps + (sends ? 1 : 0)), [this, &rank, warps, memory] {
+        if (threadIdx.x / 32 == warps) return MoeSender(rank.p, rank.control.epoch).run();
+        const MoeWorkers workers{static_cast<std::int32_t>(threadIdx.x / 32),
+                                 static_cast<std::int32_t>(warps)};
+        with_type(
+            [&]<DataType kType>() { moe_dispatch<kType>(rank.p, rank.control.epoch, workers, memory); });
+      });
+    }
+  }
+
+  template <class With>
+  void with_type(const With& with) {
+    if (shape_.dtype == DataType::kBf16) {
+      with.template operator()<DataType::kBf16>();
+    } else {
+      with.template operator()<DataType::kF16>();
+    }
+  }
+
+  /// A thread of a cluster: of its first warp, or of one that only sums.
+  void compute(const MoeParameters& p) {
+    const std::uint64_t epoch = p.endpoint.control->epoch;
+    if (threadIdx.x < 32) {
+      const MoeTasks<HostTile> tasks(p, epoch);
+      Sm90Task pair[2]{};
+      for (bool more = tasks.begin(); more && tasks.next(pair[0], pair[1]);) {
+        for (const Sm90Task& task : pair) {
+          if (threadIdx.x == 0) multiply(p, tasks, task);
+          __syncwarp();
+          tasks.after_store(task);
+        }
+      }
+    }
+    __syncthreads();
+    with_type([&]<DataType kType>() { moe_sum<kType>(p, epoch); });
+  }
+
+  double element(const std::byte* row, std::int64_t column) const {
+    std::uint16_t bits;
+    std::memcpy(&bits, row + column * 2, sizeof bits);
+    return value_of(shape_.dtype, bits);
+  }
+
+  void store(std::byte* row, std::int64_t column, double value) const {
+    const auto rounded = static_cast<float>(value);
+    std::uint16_t bits;
+    narrow(shape_.dtype, &rounded, &bits, 1);
+    std::memcpy(row + column * 2, &bits, sizeof bits);
+  }
+
+  void multiply(const MoeParameters& p, const MoeTasks<HostTile>& tasks, const Sm90Task& task) const {
+    std::byte* mine = moe_memory(p, p.rank);
+    const std::int64_t expert = p.plan.owners.first(p.rank) + task.b_matrix, inner = shape_.intermediate;
+    const bool gated = tasks.gated(task.product), last_of_two = !gated && inner > 0;
+    const std::int64_t w1_columns = inner > 0 ? 2 * inner : shape_.n;
+    const std::uint16_t* w1 = weights_.w1.data() + expert * shape_.hidden * w1_columns;
+    const std::uint16_t* w2 = weights_.w2.data() + expert * inner * shape_.n;
+    const auto product = [&](const std::byte* row, const std::uint16_t* b, std::int64_t k,
+                             std::int64_t columns, std::int64_t column) {
+      double sum = 0;
+      for (std::int64_t i = 0; i < k; ++i)
+        sum += element(row, i) * value_of(shape_.dtype, b[i * columns + column]);
+      return sum;
+    };
+    for (std::int32_t r = 0; r < task.rows; ++r) {
+      const std::int32_t pool_row = task.a_row + r;
+      const std::byte* from = mine + p.plan.row(pool_row);
+      std::byte* hidden = mine + p.plan.hidden(pool_row);
+      if (gated) {
+        for (std::int64_t c = task.c_column; c < std::min<std::int64_t>(inner, task.c_column + 128); ++c) {
+          const double gate = product(from, w1, shape_.hidden, w1_columns, c);
+          store(hidden, c,
+                gate / (1 + std::exp(-gate)) * product(from, w1, shape_.hidden, w1_columns, inner + c));
+        }
+        continue;
+      }
+      std::byte* to = tasks.row_of(task, r);
+      for (std::int64_t c = task.c_column; c < std::min<std::int64_t>(shape_.n, task.c_column + 256); ++c) {
+        store(to, c,
+              last_of_two ? product(hidden, w2, inner, shape_.n, c)
+                          : product(from, w1, shape_.hidden, w1_columns, c));
+      }
+    }
+  }
+
+  const MoeShape shape_;
+  const Spread spread_;
+  const MoePlan plan_;
+  const MoeWeights weights_;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace mkernel::test

@@ -71,6 +71,10 @@ Status CpuMoe::check(const MoeArguments& arguments) const {
     if (!needed || data != nullptr) continue;
     return {StatusCode::kInvalidArgument, std::string("moe: ") + name + " is null"};
   }
+  if (arguments.w1_up != nullptr && !plan_.gated()) {
+    return {StatusCode::kInvalidArgument,
+            "moe: w1_up is given, but with intermediate = 0 there is no second half of w1"};
+  }
   return {};
 }
 

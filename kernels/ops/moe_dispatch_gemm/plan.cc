@@ -52,6 +52,8 @@ Status check_shape(const MoeShape& shape, const Topology& topology) {
   MK_RETURN_IF_ERROR(check_range("capacity", shape.capacity, 0, kMost));
   if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16)
     return refuse("dtype", static_cast<std::int64_t>(shape.dtype), "bf16 (1) or f16 (2)");
+  if (shape.w_layout != Layout::kRowMajor && shape.w_layout != Layout::kColumnMajor)
+    return refuse("w_layout", static_cast<std::int64_t>(shape.w_layout), "row-major (0) or column-major (1)");
   return {};
 }
 
@@ -183,6 +185,7 @@ std::string MoePlan::signature() const {
          " n=" + std::to_string(shape.n) + " intermediate=" + std::to_string(shape.intermediate) +
          " experts=" + std::to_string(shape.experts) + " topk=" + std::to_string(shape.topk) +
          (shape.dtype == DataType::kBf16 ? " bf16" : " f16") +
+         (shape.w_layout == Layout::kColumnMajor ? " column-major" : "") +
          (shape.capacity > 0 ? " capacity=" + std::to_string(shape.capacity) : "");
 }
 

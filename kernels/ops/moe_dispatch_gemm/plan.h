@@ -44,7 +44,7 @@ struct MoePlan {
 
   Range experts(std::uint32_t rank) const { return block_range(shape.experts, topology.world(), rank); }
   bool gated() const { return shape.intermediate > 0; }
-  /// Columns of w1: the gate and the value side by side when there is a second product.
+  /// Columns of w1 as a row-major matrix: the gate and the value side by side when there is a second product.
   std::int64_t w1_columns() const { return gated() ? 2 * shape.intermediate : shape.n; }
   /// Columns of a product that `all` are, in its column of tiles number `column`.
   Range columns(std::int64_t all, std::int32_t column) const;

@@ -5,7 +5,8 @@
 
 The only part of the package that imports PyTorch; `import mkernel` does not import it."""
 
-import mkernel.torch._ops  # noqa: F401: registers the operators
+import mkernel.torch._moe  # noqa: F401: these two register the operators
+import mkernel.torch._ops  # noqa: F401
 from mkernel.torch import nn
 from mkernel.torch._decide import Refused
 from mkernel.torch._explain import Explanation, explain

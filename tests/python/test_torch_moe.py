@@ -1,4 +1,4 @@
-"""The MoE operators of mkernel.torch."""
+"""The MoE operators of mkernel.torch, and what stands in for other projects' MoE layers."""
 from torch_test import TorchTest, main
 
 
@@ -26,6 +26,14 @@ class Moe(TorchTest):
     def test_launches_that_every_rank_refuses(self):
         self.start_nodes(2)
         self.run_job("torch_moe_scenarios.refused", 4)
+
+    def test_liger(self):
+        self.start_nodes(2)
+        self.run_job("torch_moe_scenarios.liger", 4)
+
+    def test_mega_moe(self):
+        self.start_nodes(2)
+        self.run_job("torch_moe_scenarios.mega", 4)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 import warnings
 
 from rank import raises
-from torch_rank import RANK, UNIT, WORLD, counted, end, operand, start, torch
+from torch_rank import RANK, UNIT, WORLD, counted, dist, end, operand, start, torch
 
 import mkernel.torch
 from mkernel.operations import block_range
@@ -116,7 +116,8 @@ def copies():
     gate, up, down = (layer.part(w, True) for w in (layer.gate, layer.up, layer.down))
     call = (x, ids, weights, gate, up, down, layer.experts, name)
     told = explain("moe_layer", *call, max_tokens=MOST, capacity=640)
-    assert (told.path, told.why, told.copies, told.planned, told.rows, told.bucket) == ("mkernel", "fused by mkernel", (), False, 6, MOST)
+    assert (told.path, told.why, told.copies, told.planned) == ("mkernel", "fused by mkernel", (), False), told
+    assert (told.rows, told.bucket) == (6, MOST), told
     assert told.operation == ("moe_dispatch_gemm max_tokens=11 hidden=24 n=20 intermediate=16 experts=10 topk=3 capacity=640 bf16 "
                               "column_major cpu"), told
     assert "no copies" in str(told) and "not planned yet" in str(told)
@@ -140,14 +141,16 @@ def copies():
     layer.w = wanted
     close(y, layer.wanted(x, ids, weights.to(torch.bfloat16), False))
     told = explain("moe_layer", x, ids, weights, gate, up, layer.part(layer.down), layer.experts, name)
-    assert "column_major cpu" in told.operation and len(told.copies) == 1 and "w2: it is not dense and column_major" in told.copies[0], told
+    assert "column_major cpu" in told.operation and len(told.copies) == 1, told
+    assert "w2: it is not dense and column_major" in told.copies[0], told
     close(OPS.moe_layer(x, ids, weights, gate, up, layer.part(layer.down), layer.experts, name), layer.wanted(x, ids, weights, True))
     told = mkernel.torch.counters()["copies"]
     assert told["w2: it is not dense and column_major, as the plan has all weights"] == 1 and len(told) == 5, told
     # Tokens that change: a plan for each bucket, or one for max_tokens.
     changed = counted(lambda: [gemm(layer, layer.inputs(tokens, tokens), name) for tokens in (17, 19, 18, 20)])
     assert changed["plans_created"] == 1 and changed["plans_hit"] == 3, changed
-    assert "nothing is launched" in explain("moe_dispatch_gemm", x[:0], ids[:0], weights[:0], layer.part(layer.w), layer.experts, name).why
+    told = explain("moe_dispatch_gemm", x[:0], ids[:0], weights[:0], layer.part(layer.w), layer.experts, name)
+    assert "nothing is launched" in told.why, told
     told = explain("moe_layer", x.float(), ids, weights, gate, up, down, layer.experts, name)
     assert told.path == "error" and "torch.float32" in told.why, told
     with raises(mkernel.InvalidArgument, "missing are ['topk_ids'"):
@@ -231,7 +234,7 @@ def wrong():
         (lambda: two(w2=down[:, :0]), invalid, ["has no rows", "moe_dispatch_gemm"]),
         (lambda: two(w2=down[1:]), invalid, ["w2 of shape (4, 16, 20) has 4 experts"]),
         (lambda: one(experts=10, ids=ids[:, :0], weights=weights[:, :0]), invalid, ["topk = 0, but it must be 1..10"]),
-        (lambda: one(w=w.clone().requires_grad_()), mkernel.Unimplemented, ["moe_dispatch_gemm: w requires a gradient", "no backward"]),
+        (lambda: one(w=w.clone().requires_grad_()), mkernel.Unimplemented, ["moe_dispatch_gemm: w requires a gradient"]),
         (lambda: two(w1_up=up.clone().requires_grad_()), mkernel.Unimplemented, ["w1_up requires a gradient", "torch.no_grad()"]),
         # The cuda executor has no kernel for it: its refusal comes from the library. This session has no GPU.
         (lambda: mkernel.torch._plans.MoeKey(4, 8, 8, 0, 4, 1, "bf16", "row_major", 0, "cuda").make(mkernel.torch.init()),
@@ -292,4 +295,100 @@ def refused():
     spread = torch.tensor([0, 2, 5], dtype=torch.int32).repeat(5, 1)
     close(gemm(layer, (x, spread, weights), name, capacity=128), layer.wanted(x, spread, weights, False))
     good()
+    end()
+
+
+def liger():
+    """Liger-Kernel's layer: weights as torch keeps them, any leading dimensions, ranks without tokens."""
+    start()
+    layer = Layer(sizes=(24, 24, 16))
+    gate, up, down = (layer.part(w).transpose(1, 2).contiguous() for w in (layer.gate, layer.up, layer.down))
+    moe_of = mkernel.torch.LigerExpertParallelFusedMoe(dist.group.WORLD, max_tokens=MOST)
+    assert "max_tokens=11" in repr(moe_of) and list(moe_of.parameters()) == []
+    mkernel.torch.reset_counters()
+    for call in range(5):
+        x, ids, weights = inputs = layer.inputs(call, tokens_of(RANK, call), skewed=call % 2 == 1)
+        y = moe_of(*inputs, gate, up, down, layer.experts)
+        close(y, layer.wanted(*inputs, True))
+    assert mkernel.torch.counters()["copies"] == {}
+    x, ids, weights = inputs = layer.inputs(9, 6)
+    folded = [tensor.view(2, 3, -1) for tensor in (x, ids.long(), weights.bfloat16())]
+    alone = mkernel.torch.LigerExpertParallelFusedMoe()
+    y = alone(*folded, gate, up, down, layer.experts)
+    assert y.shape == (2, 3, 24)
+    close(y.view(6, 24), layer.wanted(x, ids, weights.bfloat16(), True))
+    with raises(mkernel.Unimplemented, "w1 requires a gradient", "no backward"):
+        alone(*folded, torch.nn.Parameter(gate), up, down, layer.experts)
+    compiled_layer = torch.compile(alone, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled_layer(*folded, gate, up, down, layer.experts), y)
+    end()
+
+
+def mega():
+    """DeepGEMM's functions: the caller fills a buffer, tokens differ from rank to rank and from call to call."""
+    start()
+    layer = Layer(experts=130, topk=4, sizes=(24, 24, 16))  # counts of so many experts take two exchanges
+    group, make = dist.group.WORLD, mkernel.torch.get_symm_buffer_for_mega_moe
+    l1 = torch.cat([layer.part(layer.gate), layer.part(layer.up)], 2).transpose(1, 2).contiguous()
+    l2 = layer.part(layer.down).transpose(1, 2).contiguous()
+    same = mkernel.torch.transform_weights_for_mega_moe(l1, l2)
+    assert same[0] is l1 and same[1] is l2
+    buffer = make(group, layer.experts, MOST, layer.topk, 24, 16)
+    stats = torch.full((l1.shape[0],), 5, dtype=torch.int32)
+    received = torch.full((layer.experts,), 5)
+    mkernel.torch.reset_counters()
+
+    def call(number, stats=None, y=None):
+        x, ids, weights = inputs = layer.inputs(number, tokens_of(RANK, number), skewed=number % 2 == 1)
+        tokens = x.shape[0]
+        buffer.x[:tokens].copy_(x)
+        buffer.topk_idx[:tokens].copy_(ids)
+        buffer.topk_weights[:tokens].copy_(weights)
+        y = torch.empty_like(x) if y is None else y(tokens)
+        mkernel.torch.bf16_mega_moe(y, *same, buffer, stats)
+        close(y, layer.wanted(*inputs, True))
+        return torch.bincount(ids.flatten(), minlength=layer.experts)
+
+    for number in range(5):
+        counts = call(number, stats)
+        dist.all_reduce(counts)
+        received += counts
+        assert torch.equal(stats, received[layer.mine].to(torch.int32)), number
+    call(1)
+    call(2, y=lambda tokens: torch.empty(tokens, 48, dtype=torch.bfloat16)[:, ::2])
+    told = mkernel.torch.counters()
+    assert told["moe_layer"] == told["launches"] == 7 and told["plans_created"] == 1, told
+    assert told["copies"] == {"topk_ids: torch.int64 becomes torch.int32": 7}, told
+    y, run = torch.empty(4, 24, dtype=torch.bfloat16), mkernel.torch.bf16_mega_moe
+    missing, invalid = mkernel.Unimplemented, mkernel.InvalidArgument
+    for wrong_call, kind, words in (
+        (lambda: run(y, *same, buffer, activation="gelu"), missing, ["activation = 'gelu'", "swiglu"]),
+        (lambda: run(y, *same, buffer, activation_clamp=7.0), missing, ["activation_clamp = 7.0"]),
+        (lambda: run(y, *same, buffer, shared_l1_weights=l1), missing, ["shared_l1_weights"]),
+        (lambda: run(y, *same, buffer, stats.long()), invalid, ["recv_stats", "torch.int64", "torch.int32"]),
+        (lambda: run(y, *same, buffer, stats[1:]), invalid, ["recv_stats", f"({len(stats)},)"]),
+        (lambda: run(y.float(), *same, buffer), invalid, ["y has dtype torch.float32"]),
+        (lambda: run(torch.empty(12, 24, dtype=y.dtype), *same, buffer), invalid, ["(12, 24)", "at most 11 rows"]),
+        (lambda: run(y, l1[1:], l2, buffer), invalid, ["w1 of shape", f"of num_experts = 130 rank {RANK} of 4"]),
+        (lambda: make(group, 130, MOST, 4, 24, 16, True), missing, ["use_fp8_dispatch = True"]),
+        (lambda: make(group, 130, MOST, 4, 24, 16, mma_type="fp8xfp4"), missing, ["mma_type = 'fp8xfp4'"]),
+        (lambda: make(group, 130, MOST, 4, 24, 16, activation="relu"), missing, ["activation = 'relu'"]),
+        (lambda: make(group, 130, 0, 4, 24, 16), invalid, ["num_max_tokens_per_rank = 0"]),
+        (lambda: mkernel.torch.transform_weights_for_mega_moe((l1, l1), (l2, l2)), missing, ["scaling factors"]),
+        (lambda: mkernel.torch.transform_weights_for_mega_moe(l1.half(), l2), missing, ["torch.float16"]),
+    ):
+        with raises(kind, *words):
+            wrong_call()
+    # Refused by every rank; what was received is not counted then.
+    before = stats.clone()
+    buffer.topk_idx[0, 0] = 130 if RANK == 3 else buffer.topk_idx[0, 0]
+    with raises(mkernel.InvalidArgument, "rank 3: topk[0, 0] = 130"):
+        run(y, *same, buffer, stats)
+    assert torch.equal(stats, before)
+    call(3, stats)
+    with raises(invalid, "l2_weights of shape", "intermediate_hidden = 16"):
+        run(y, l1, l2[:, :, 1:], buffer)
+    buffer.destroy()
+    with raises(mkernel.FailedPrecondition, "destroy()"):
+        run(y, *same, buffer)
     end()

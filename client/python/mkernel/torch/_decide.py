@@ -136,7 +136,8 @@ def _check_types(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequen
 def check_device(name: str, device: torch.device, membership: Membership) -> None:
     """Of the operand `name`."""
     if device.type == "cuda" and device.index != membership.device:
-        raise Refused("device", f"{name} is on {device}, and the group was made for GPU {membership.device}: give init() that device")
+        text = f"{name} is on {device}, and the group was made for GPU {membership.device}: give init() that device"
+        raise Refused("device", text)
     if device.type not in ("cpu", "cuda"):
         raise Refused(f"device {device.type}", f"{name} is on {device}; mkernel takes tensors on cpu and cuda")
 

@@ -28,7 +28,7 @@ def run(name: str, operands: MoeOperands, limits: MoeLimits, group_name: str, y:
     totals[name] += 1
     membership, options = membership_of(group_name), current()
     with membership.lock:
-        decision = _compared(membership, operands, limits, options) if options.check else decide(membership, operands, limits, options)
+        decision = (_compared if options.check else decide)(membership, operands, limits, options)
         if y is None:
             y = operands.x.new_empty(decision.tokens, operands.columns())
         if decision.key is not None:

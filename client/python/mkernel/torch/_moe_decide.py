@@ -91,7 +91,8 @@ def _check_halves(operands: MoeOperands, w2: torch.Tensor) -> None:
     if w1.shape[2] != wanted:
         halves = "with w1_up" if up is not None else "gates and ups in one"
         raise InvalidArgument(
-            f"w1 of shape {tuple(w1.shape)} has {w1.shape[2]} columns; {halves} and w2 of shape {tuple(w2.shape)} it must have {wanted}"
+            f"w1 of shape {tuple(w1.shape)} has {w1.shape[2]} columns; {halves} and w2 of shape {tuple(w2.shape)} it must have "
+            f"{wanted}"
         )
 
 
@@ -122,7 +123,8 @@ def _decide(operands: MoeOperands, limits: MoeLimits, world: int, options: Optio
     if 0 < limits.max_tokens < tokens:
         raise InvalidArgument(f"x of shape {tuple(x.shape)} has {tokens} tokens, and max_tokens = {limits.max_tokens}")
     copied = {}
-    for name, dtype, tensor in (("x", x.dtype, x), ("topk_ids", torch.int32, ids), ("topk_weights", torch.float32, operands.topk_weights)):
+    routing = (("topk_ids", torch.int32, ids), ("topk_weights", torch.float32, operands.topk_weights))
+    for name, dtype, tensor in (("x", x.dtype, x), *routing):
         if tensor.dtype != dtype:
             copied[name] = f"{name}: {tensor.dtype} becomes {dtype}"
         elif not tensor.is_contiguous():
@@ -133,8 +135,9 @@ def _decide(operands: MoeOperands, limits: MoeLimits, world: int, options: Optio
         if not _is_dense(w, layout):
             copied[name] = f"{name}: it is not dense and {layout}, as the plan has all weights (strides {w.stride()})"
     bound = limits.max_tokens or bucket_of(tokens, options.buckets)
-    key = MoeKey(bound, hidden, operands.columns(), 0 if w2 is None else w2.shape[1], limits.num_experts, ids.shape[1], DTYPES[x.dtype],
-                 layout, limits.capacity, x.device.type)
+    inner = 0 if w2 is None else w2.shape[1]
+    key = MoeKey(bound, hidden, operands.columns(), inner, limits.num_experts, ids.shape[1], DTYPES[x.dtype], layout, limits.capacity,
+                 x.device.type)
     return MoeDecision(key if bound else None, tokens, frozenset(copied), tuple(copied.values()))
 
 

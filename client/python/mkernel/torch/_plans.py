@@ -28,7 +28,8 @@ class GemmKey(NamedTuple):
 
     def make(self, group: Group) -> Gemm:
         make: Any = getattr(group, self.kind)
-        operation: Gemm = make(self.m, self.n, self.k, dtype=self.dtype, b_layout=self.b_layout, executor=self.executor, sms=self.sms)
+        rest = {"dtype": self.dtype, "b_layout": self.b_layout, "executor": self.executor, "sms": self.sms}
+        operation: Gemm = make(self.m, self.n, self.k, **rest)
         return operation
 
 
@@ -79,7 +80,8 @@ class Plan:
                 found = self._staging[field] = torch.empty(rows, columns, dtype=like.dtype)
         return found
 
-    def start(self, options: Options, stream: int, operands: "dict[str, Optional[torch.Tensor]]", **numbers: int) -> "Pending | None":
+    def start(self, options: Options, stream: int, operands: "dict[str, Optional[torch.Tensor]]",
+              **numbers: int) -> "Pending | None":
         """Starts one launch on the cpu executor, or queues one on `stream` (None: there is nothing to wait for). `operands` by the
         fields of the operation's arguments, with None for what a call does not have; `numbers`: its other fields."""
         launch = self.launch(options)

@@ -182,6 +182,7 @@ def compiled():
         return torch.relu(h) + h
 
     stored = [w.transpose(1, 2) for w in (gate, up, down)]
+    mkernel.torch.reset_counters()
     wanted = block(*inputs, *stored)
     for backend in ("eager", "aot_eager", "inductor"):
         assert torch.equal(torch.compile(block, backend=backend, fullgraph=True)(*inputs, *stored), wanted), backend
@@ -189,11 +190,15 @@ def compiled():
     for tokens in (3, 9, 8, 11):
         inputs = layer.inputs(2, tokens)
         assert torch.equal(dynamic(*inputs, *stored), block(*inputs, *stored)), tokens
+    assert mkernel.torch.counters()["copies"] == {}  # torch.compile hands the weights on as they lie
     # The shapes without a call, and what is wrong with them.
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         assert OPS.moe_layer(*layer.inputs(3, 4), gate, up, down, layer.experts, name).shape == (4, layer.n)
         with raises(mkernel.InvalidArgument, "num_experts = 12"):
             OPS.moe_layer(*layer.inputs(3, 4), gate, up, down, 12, name)
+        on_gpu = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda:0") for t in (*inputs, gate, up, down)]
+        told = mkernel.torch.explain("moe_layer", *on_gpu, layer.experts, name)
+        assert told.path == "error" and "x is on cuda:0, and the group was made for GPU -1" in told.why, told
     end()
 
 

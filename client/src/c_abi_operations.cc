@@ -54,7 +54,8 @@ Result<MoeShape> shape_of(const mk_moe_shape* shape) {
                   given->experts,
                   given->topk,
                   static_cast<DataType>(given->dtype),
-                  given->capacity};
+                  given->capacity,
+                  static_cast<Layout>(given->w_layout)};
 }
 Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
   const auto given = read("mk_attention_shape", shape);
@@ -72,7 +73,8 @@ Result<GemmArguments> operands_of(const mk_gemm_arguments* arguments) {
 Result<MoeArguments> operands_of(const mk_moe_arguments* arguments) {
   const auto given = read("mk_moe_arguments", arguments);
   if (!given.ok()) return given.status();
-  return MoeArguments{given->tokens, given->x, given->topk, given->weights, given->w1, given->w2, given->y};
+  return MoeArguments{given->tokens, given->x,  given->topk, given->weights,
+                      given->w1,     given->w2, given->y,    given->w1_up};
 }
 Result<AttentionArguments> operands_of(const mk_attention_arguments* arguments) {
   const auto given = read("mk_attention_arguments", arguments);

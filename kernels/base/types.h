@@ -43,8 +43,10 @@ struct GemmShape {
 /// Mixture of experts layer: y[t] = sum_j weight[t, j] * expert[topk[t, j]](x[t]).
 /// intermediate == 0: expert(x) = x w1, w1 [experts_rank, hidden, n].
 /// intermediate  > 0: expert(x) = (silu(g) * u) w2 with [g | u] = x w1, w1 [experts_rank, hidden, 2 *
-/// intermediate],
-///                    w2 [experts_rank, intermediate, n].
+/// intermediate], w2 [experts_rank, intermediate, n].
+/// The two halves of w1 may be two operands, see MoeArguments. w_layout is that of every expert's matrices:
+/// kColumnMajor has each of them transposed, as PyTorch keeps weights: w1 [experts_rank, 2 * intermediate,
+/// hidden], w2 [experts_rank, n, intermediate].
 /// Experts are split by block_range(experts, world, rank). `tokens` is this rank's number; it may differ
 /// between ranks and launches up to max_tokens.
 ///
@@ -58,6 +60,7 @@ struct MoeShape {
   /// Rows that a rank takes in a launch for its experts, the rows of each counted as whole 64: what its
   /// memory holds. It is rounded up to whole 64. 0 = as many as all ranks together can send.
   std::int64_t capacity = 0;
+  Layout w_layout = Layout::kRowMajor;
 };
 
 /// Ring attention over a sequence of `sequence` positions (all ranks together), [batch, positions_rank,
@@ -84,6 +87,9 @@ struct MoeArguments {
   const void* w1 = nullptr;
   const void* w2 = nullptr;  ///< null when intermediate == 0
   void* y = nullptr;         ///< [tokens, n]
+  /// null: w1 holds g and u. Else w1 holds g alone and w1_up u, each as a dense matrix with `intermediate`
+  /// columns per expert, in the layout of the shape. Only with a second product.
+  const void* w1_up = nullptr;
 };
 struct AttentionArguments {
   const void* q = nullptr;  ///< [batch, positions_rank, heads, head_dim]

@@ -72,6 +72,8 @@ TEST_CASE("arguments that only their own rank can know are refused there, before
   CHECK_MESSAGE(status.text().find("tokens = 5, but it must be 0..4") != std::string::npos, status.text());
   CHECK_FALSE(layer.operation(0).refused());
   CHECK(layer.operation(0).run({.tokens = 4}, {}).text() == "moe: x is null");
+  CHECK(layer.operation(0).run({.w1 = y.data(), .w1_up = y.data()}, {}).text() ==
+        "moe: w1_up is given, but with intermediate = 0 there is no second half of w1");
   CHECK(layer.fabric().delivered(0, 1, 1) == 0);
   layer.run_checked(good);
 }

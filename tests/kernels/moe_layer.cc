@@ -22,6 +22,17 @@ MoeLayer::MoeLayer(const MoeShape& shape, const FabricOptions& options, const ke
   for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
     REQUIRE(operations_[rank]->bind(fabric_.group(rank), workspace_[rank], {}, 1).ok());
   }
+  set_w1_up(false);
+}
+
+void MoeLayer::set_w1_up(bool given) {
+  const std::int64_t inner = shape_.intermediate, all = inner > 0 ? 2 * inner : shape_.n;
+  const auto w1 = [&](Range columns) {
+    return laid_out(weights_.w1, shape_.hidden, all, columns, shape_.w_layout);
+  };
+  w1_ = w1({0, given ? inner : all});
+  w1_up_ = given ? w1({inner, all}) : Tensor{};
+  w2_ = laid_out(weights_.w2, inner, shape_.n, {0, shape_.n}, shape_.w_layout);
 }
 
 std::vector<MoeInput> MoeLayer::inputs(const Router& router,
@@ -41,10 +52,13 @@ std::vector<MoeInput> MoeLayer::inputs(const Router& router, std::int64_t each, 
 Status MoeLayer::run(std::uint32_t rank, const MoeInput& input, Tensor& y,
                      std::chrono::milliseconds deadline) {
   const Range own = block_range(shape_.experts, fabric_.world(), rank);
-  const std::int64_t columns = shape_.intermediate > 0 ? 2 * shape_.intermediate : shape_.n;
+  const auto mine = [&](const Tensor& all) {
+    return all.empty() ? nullptr : all.data() + std::ssize(all) / shape_.experts * own.begin;
+  };
   MoeArguments arguments{input.tokens, input.x.data(), input.topk.data(), input.weights.data()};
-  arguments.w1 = weights_.w1.data() + own.begin * shape_.hidden * columns;
-  if (shape_.intermediate > 0) arguments.w2 = weights_.w2.data() + own.begin * shape_.intermediate * shape_.n;
+  arguments.w1 = mine(w1_);
+  arguments.w1_up = mine(w1_up_);
+  arguments.w2 = mine(w2_);
   y.assign(static_cast<std::size_t>(input.tokens * shape_.n), kPoison);
   arguments.y = y.data();
   ExecutorOptions options;

@@ -26,6 +26,8 @@ class MoeLayer {
   FakeFabric& fabric() { return fabric_; }
   std::uint32_t world() const { return fabric_.world(); }
   MoeOperation& operation(std::uint32_t rank) { return *operations_[rank]; }
+  /// Whether the next launches have the two halves of w1 as two operands.
+  void set_w1_up(bool given);
 
   /// Inputs of every rank: `tokens(rank)` tokens each.
   std::vector<MoeInput> inputs(const Router& router, const std::function<std::int64_t(std::uint32_t)>& tokens,
@@ -45,6 +47,7 @@ class MoeLayer {
   MoeShape shape_;
   FakeFabric fabric_;
   MoeWeights weights_;
+  Tensor w1_, w1_up_, w2_;  ///< the same as operands; w1_up_ may be empty
   std::vector<kernels::SymmetricView> workspace_;
   std::vector<std::unique_ptr<MoeOperation>> operations_;
 };

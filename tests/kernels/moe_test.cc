@@ -57,6 +57,30 @@ TEST_CASE("moe is right on every world, with one product and with two, launch af
   }
 }
 
+TEST_CASE("moe takes weights of either layout, w1 whole or in two operands") {
+  for (const std::int64_t intermediate : {0, 7}) {
+    for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+      CAPTURE(intermediate);
+      CAPTURE(layout == Layout::kColumnMajor);
+      const MoeShape shape{.max_tokens = 30,
+                           .hidden = 13,
+                           .n = 11,
+                           .intermediate = intermediate,
+                           .experts = 5,
+                           .topk = 2,
+                           .w_layout = layout};
+      MoeLayer layer(shape, {.nodes = 2, .ranks_per_node = 2, .seed = 4}, kSmall);
+      const auto inputs = layer.inputs(zipf_router(shape, 3), 30, 9);
+      const auto whole = layer.run_checked(inputs);
+      if (intermediate == 0) continue;
+      layer.set_w1_up(true);
+      CHECK(layer.run_checked(inputs) == whole);
+      layer.set_w1_up(false);
+      CHECK(layer.run_checked(inputs) == whole);
+    }
+  }
+}
+
 TEST_CASE("moe works with fewer experts than ranks, with all experts chosen, and with many of them") {
   run_launches({.max_tokens = 20, .hidden = 8, .n = 8, .experts = 3, .topk = 3},
                {.nodes = 2, .ranks_per_node = 4, .seed = 5}, 2);

@@ -93,7 +93,7 @@ def gemm(group, kind, dtype, b_layout):
         assert operation.status() is None
 
 
-def moe(group, dtype, intermediate):
+def moe(group, dtype, intermediate, w_layout):
     tokens, hidden, n, experts, topk = [7, 0, 11, 5][RANK], 24, 20, 10, 3
     random = np.random.default_rng([3, RANK])
     x = operand(4, RANK, (tokens, hidden), dtype)
@@ -110,8 +110,11 @@ def moe(group, dtype, intermediate):
                 h = (gate / (1 + np.exp(-gate)) * up) @ widen(w2[expert])
             wanted[t] += weight * h
     mine = rows_of(RANK, experts)
+    if w_layout == "column_major":
+        w1, w2 = (np.ascontiguousarray(w.transpose(0, 2, 1)) for w in (w1, w2))
     mine2 = w2[mine] if intermediate else None
-    sizes = {"max_tokens": 11, "hidden": hidden, "n": n, "experts": experts, "topk": topk, "intermediate": intermediate}
+    sizes = {"max_tokens": 11, "hidden": hidden, "n": n, "experts": experts, "topk": topk, "intermediate": intermediate,
+             "w_layout": w_layout}
     with group.moe(**sizes, dtype=dtype) as operation:
         y = poisoned((tokens, n), dtype)
         operation.run(x, chosen, weights, w1[mine], mine2, y, timeout=LONG)
@@ -133,6 +136,15 @@ def moe(group, dtype, intermediate):
         if not intermediate:
             with raises(mkernel.InvalidArgument, "w2 must be None"):
                 operation.bind(x, chosen, weights, w1[mine], w2[mine], y)
+            with raises(mkernel.InvalidArgument, "w1_up must be None"):
+                operation.bind(x, chosen, weights, w1[mine], None, y, w1_up=w1[mine])
+        else:
+            halves = [np.ascontiguousarray(half) for half in np.split(w1[mine], 2, 2 if w_layout == "row_major" else 1)]
+            y = poisoned((tokens, n), dtype)
+            operation.run(x, chosen, weights, halves[0], mine2, y, w1_up=halves[1], timeout=LONG)
+            close(y, wanted, 8 * UNIT[dtype] * (np.abs(wanted) + 1))
+            with raises(mkernel.InvalidArgument, "w1 has shape"):
+                operation.bind(x, chosen, weights, w1[mine], mine2, y, w1_up=halves[1])
     # Each expert's rows count as 64, so a rank has room for two experts. Experts 2, 3 and 4 are of one rank.
     with group.moe(**sizes, dtype=dtype, capacity=128) as operation:
         with raises(mkernel.ResourceExhausted, "expert 4 has 23 rows", "rank 1 needs 192", "its capacity is 128"):
@@ -180,7 +192,11 @@ def moe_and_attention():
     group = join()
     for dtype in ("bf16", "f16"):
         for intermediate in (0, 16):
-            moe(group, dtype, intermediate)
+            moe(group, dtype, intermediate, "row_major")
+            moe(group, dtype, intermediate, "column_major")
+    with raises(mkernel.InvalidArgument, "rank 1", "column-major"):
+        group.moe(max_tokens=1, hidden=2, n=2, experts=2, topk=1, w_layout=("row_major", "column_major")[RANK % 2])
+    for dtype in ("bf16", "f16"):
         for causal in (False, True):
             attention(group, dtype, causal)
 

@@ -60,4 +60,23 @@ MoeInput random_input(const MoeShape& shape, std::uint32_t rank, std::int64_t to
   return input;
 }
 
+std::vector<std::uint16_t> laid_out(const std::vector<std::uint16_t>& matrices, std::int64_t k,
+                                    std::int64_t n, Range columns, Layout layout) {
+  std::vector<std::uint16_t> out;
+  const auto add = [&](std::int64_t matrix, std::int64_t row, std::int64_t column) {
+    out.push_back(matrices[static_cast<std::size_t>((matrix * k + row) * n + column)]);
+  };
+  const std::int64_t count = k > 0 ? std::ssize(matrices) / (k * n) : 0;
+  for (std::int64_t matrix = 0; matrix < count; ++matrix) {
+    if (layout == Layout::kRowMajor) {
+      for (std::int64_t row = 0; row < k; ++row)
+        for (std::int64_t column = columns.begin; column < columns.end; ++column) add(matrix, row, column);
+    } else {
+      for (std::int64_t column = columns.begin; column < columns.end; ++column)
+        for (std::int64_t row = 0; row < k; ++row) add(matrix, row, column);
+    }
+  }
+  return out;
+}
+
 }  // namespace mkernel::test

@@ -20,6 +20,9 @@ Router one_expert(std::int32_t expert);
 
 /// Of all experts.
 MoeWeights random_weights(const MoeShape& shape, std::uint64_t seed);
+/// `columns` of dense row-major matrices [k, n], as matrices of their own in `layout`.
+std::vector<std::uint16_t> laid_out(const std::vector<std::uint16_t>& matrices, std::int64_t k,
+                                    std::int64_t n, Range columns, Layout layout);
 /// `tokens` tokens of one rank.
 MoeInput random_input(const MoeShape& shape, std::uint32_t rank, std::int64_t tokens, const Router& router,
                       std::uint64_t seed);

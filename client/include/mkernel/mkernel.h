@@ -184,7 +184,8 @@ typedef struct mk_moe_shape {
   size_t struct_size;
   int64_t max_tokens, hidden, n, intermediate, experts, topk;
   uint32_t dtype;
-  int64_t capacity; /* rows that a rank takes for its experts, see MoeShape; 0: as many as can come */
+  int64_t capacity;  /* rows that a rank takes for its experts, see MoeShape; 0: as many as can come */
+  uint32_t w_layout; /* of w1, w1_up and w2: MK_ROW_MAJOR, MK_COLUMN_MAJOR */
 } mk_moe_shape;
 typedef struct mk_moe_arguments {
   size_t struct_size;
@@ -195,6 +196,7 @@ typedef struct mk_moe_arguments {
   const void* w1;
   const void* w2;
   void* y;
+  const void* w1_up; /* the second half of w1; NULL: w1 holds both */
 } mk_moe_arguments;
 
 typedef struct mk_attention_shape {

@@ -103,6 +103,7 @@ class MoeShape(Sized):
         ("topk", c_int64),
         ("dtype", c_uint32),
         ("capacity", c_int64),
+        ("w_layout", c_uint32),
     ]
 
 
@@ -116,6 +117,7 @@ class MoeArguments(Sized):
         ("w1", c_void_p),
         ("w2", c_void_p),
         ("y", c_void_p),
+        ("w1_up", c_void_p),
     ]
 
 

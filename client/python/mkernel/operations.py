@@ -145,7 +145,8 @@ class Launch:
             check(status)
 
     def set_addresses(self, **addresses: int) -> None:
-        """Replaces operands by addresses that the caller vouches for: nothing is checked and nothing kept alive."""
+        """Replaces operands by addresses, and `tokens` of a Moe by another number, that the caller vouches for: nothing is checked
+        and nothing kept alive."""
         for field, address in addresses.items():
             setattr(self._arguments, field, address)
 
@@ -155,6 +156,7 @@ class Operation:
     launches in flight."""
 
     what = "operation"
+    Arguments: Any  #: of the C ABI
     _launch: Any
     _enqueue: Any
 
@@ -233,6 +235,7 @@ class Gemm(Operation):
     b lies [k, n] with b_layout="row_major" and [n, k] with "column_major". All are dense and row-major, of the operation's
     dtype; bf16 comes as uint16, as ml_dtypes.bfloat16 or by DLPack."""
 
+    Arguments = _abi.GemmArguments
     _launch = lib.mk_gemm_launch
     _enqueue = lib.mk_gemm_enqueue
 
@@ -256,7 +259,7 @@ class Gemm(Operation):
             if self.what != "ag_gemm":
                 raise InvalidArgument(f"{self.what}: gathered is given, and only ag_gemm gathers rows")
             operands.append((self.gathered, gathered))
-        return self._bind(_abi.GemmArguments(), operands, deadline, compute_threads)
+        return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
     def launch(self, a: Any, b: Any, c: Any, **options: Any) -> Pending:
         """bind(), which takes `options`, and Launch.launch()."""
@@ -273,44 +276,55 @@ class Moe(Operation):
 
     x [tokens, hidden], topk [tokens, topk] int32 (expert numbers, distinct within a row), weights [tokens, topk] float32,
     y [tokens, n]. intermediate = 0: w1 [mine, hidden, n], expert(x) = x w1. Else w1 [mine, hidden, 2 * intermediate],
-    w2 [mine, intermediate, n], expert(x) = (silu(g) * u) w2 with [g | u] = x w1.
+    w2 [mine, intermediate, n], expert(x) = (silu(g) * u) w2 with [g | u] = x w1. With w1_up, w1 [mine, hidden, intermediate] is
+    the half of g and w1_up that of u. w_layout="column_major" has the matrices of every expert transposed, as PyTorch keeps
+    weights: w1 [mine, n or 2 * intermediate, hidden], w2 [mine, n, intermediate].
 
     Every rank refuses a launch with the same error when topk has a bad entry or weights a NaN on any of them (InvalidArgument
     names the rank and the entry), or more rows come to a rank than `capacity` (ResourceExhausted). The group goes on then."""
 
     what = "moe_dispatch_gemm"
+    Arguments = _abi.MoeArguments
     _launch = lib.mk_moe_launch
     _enqueue = lib.mk_moe_enqueue
 
     def __init__(self, group: "Group", handle: OperationHandle, shape: _abi.MoeShape, dtype: str, executor: str) -> None:
         super().__init__(group, handle, dtype, executor)
         self._shape = shape
-        mine = block_size(shape.experts, group.world_size, group.rank)
-        self.w1 = Operand("w1", dtype, (mine, shape.hidden, 2 * shape.intermediate or shape.n))
-        self.w2 = Operand("w2", dtype, (mine, shape.intermediate, shape.n)) if shape.intermediate else None
+        self._mine = block_size(shape.experts, group.world_size, group.rank)
+        self.w1 = self._weights("w1", shape.hidden, 2 * shape.intermediate or shape.n)
+        self.w2 = self._weights("w2", shape.intermediate, shape.n) if shape.intermediate else None
 
-    def bind(self, x: Any, topk: Any, weights: Any, w1: Any, w2: Any, y: Any, *, tokens: Optional[int] = None,
-             deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+    def _weights(self, field: str, k: int, n: int) -> Operand:
+        row_major = self._shape.w_layout == _abi.ROW_MAJOR
+        return Operand(field, self.dtype, (self._mine, k, n) if row_major else (self._mine, n, k))
+
+    def bind(self, x: Any, topk: Any, weights: Any, w1: Any, w2: Any, y: Any, *, w1_up: Any = None,
+             tokens: Optional[int] = None, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
         """As Gemm.bind(). `tokens`: of this rank, at most max_tokens and free to differ between ranks and launches; None: the
-        rows of x. w2 is None when intermediate = 0."""
+        rows of x. w2 is None when intermediate = 0. `w1_up`: the second half of w1; None: w1 holds both."""
         shape = self._shape
         if tokens is None:
             if not getattr(x, "shape", ()):
                 raise InvalidArgument(f"{self.what}: tokens is needed, because x has no shape that says it")
             tokens = x.shape[0]
         tokens = integer(f"{self.what}: tokens", tokens, 0, shape.max_tokens)
+        if w1_up is not None and not shape.intermediate:
+            raise InvalidArgument(f"{self.what}: w1_up must be None, because intermediate = 0")
         operands = [
             (Operand("x", self.dtype, (tokens, shape.hidden)), x),
             (Operand("topk", "i32", (tokens, shape.topk)), topk),
             (Operand("weights", "f32", (tokens, shape.topk)), weights),
-            (self.w1, w1),
+            (self.w1 if w1_up is None else self._weights("w1", shape.hidden, shape.intermediate), w1),
             (Operand("y", self.dtype, (tokens, shape.n), written=True), y),
         ]
         if self.w2 is not None:
             operands.append((self.w2, w2))
         elif w2 is not None:
             raise InvalidArgument(f"{self.what}: w2 must be None, because intermediate = 0")
-        return self._bind(_abi.MoeArguments(tokens=tokens), operands, deadline, compute_threads)
+        if w1_up is not None:
+            operands.append((self._weights("w1_up", shape.hidden, shape.intermediate), w1_up))
+        return self._bind(self.Arguments(tokens=tokens), operands, deadline, compute_threads)
 
     def launch(self, x: Any, topk: Any, weights: Any, w1: Any, w2: Any, y: Any, **options: Any) -> Pending:
         """bind(), which takes `options`, and Launch.launch()."""
@@ -328,6 +342,7 @@ class RingAttention(Operation):
     2 * world_size - 1 - rank of block_range(sequence, 2 * world_size, .), in that order (zigzag)."""
 
     what = "ring_attention"
+    Arguments = _abi.AttentionArguments
     _launch = lib.mk_ring_attention_launch
     _enqueue = lib.mk_ring_attention_enqueue
 
@@ -347,7 +362,7 @@ class RingAttention(Operation):
     def bind(self, q: Any, k: Any, v: Any, out: Any, *, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
         """As Gemm.bind()."""
         operands = ((self.q, q), (self.k, k), (self.v, v), (self.out, out))
-        return self._bind(_abi.AttentionArguments(), operands, deadline, compute_threads)
+        return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
     def launch(self, q: Any, k: Any, v: Any, out: Any, **options: Any) -> Pending:
         """bind(), which takes `options`, and Launch.launch()."""

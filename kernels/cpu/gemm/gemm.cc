@@ -47,6 +47,21 @@ void CpuGemm::convert_b(const void* b, int part, int parts) {
         static_cast<std::size_t>(range.size()));
 }
 
+void CpuGemm::convert_columns_of_b(const void* from, Range columns, int part, int parts) {
+  const auto* elements = static_cast<const std::uint16_t*>(from);
+  if (shape_.b_layout == Layout::kColumnMajor) {
+    const Range range = block_range(columns.size() * shape_.k, parts, part);
+    widen(shape_.dtype, elements + range.begin, b_.get() + columns.begin * shape_.k + range.begin,
+          static_cast<std::size_t>(range.size()));
+    return;
+  }
+  const Range rows = block_range(shape_.k, parts, part);
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    widen(shape_.dtype, elements + row * columns.size(), b_.get() + row * shape_.n + columns.begin,
+          static_cast<std::size_t>(columns.size()));
+  }
+}
+
 void CpuGemm::tile(const void* a, std::int64_t rows, Range columns, float* scratch, float* out,
                    std::int64_t leading) const {
   widen(shape_.dtype, a, scratch, static_cast<std::size_t>(rows * shape_.k));

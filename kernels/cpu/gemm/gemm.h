@@ -32,6 +32,8 @@ class CpuGemm {
 
   /// Widens part `part` of `parts` of b.
   void convert_b(const void* b, int part, int parts);
+  /// The same for `columns` of b, which lie at `from` as a dense matrix of their own, in the layout of b.
+  void convert_columns_of_b(const void* from, Range columns, int part, int parts);
 
   /// out[r, c] = sum_k a[r, k] x b[k, columns.begin + c]; a: `rows` dense rows of k fp32, out: fp32 with
   /// `leading` elements between rows. The result depends on nothing but the values and the shape of the tile.

@@ -10,7 +10,7 @@ constexpr const char* kRole = "compute";
 }  // namespace
 
 Status MoeLaunch::compute(int thread) {
-  layer_.widen(arguments_.w1, arguments_.w2, thread, launch_.compute_threads);
+  layer_.widen(arguments_, thread, launch_.compute_threads);
   signal_add(widened_, 1);
   MK_RETURN_IF_ERROR(wait(widened_.value, static_cast<std::uint64_t>(launch_.compute_threads),
                           {kRole, "widened weights", me_}, 1));

@@ -35,18 +35,26 @@ void ExpertScratch::load(DataType dtype, const std::byte* from, std::int64_t cou
 ExpertLayer::ExpertLayer(const MoePlan& plan, std::uint32_t rank) : plan_(plan) {
   const MoeShape& shape = plan.shape;
   for (std::int64_t i = 0; i < plan.experts(rank).size(); ++i) {
-    first_.emplace_back(GemmShape{0, plan.w1_columns(), shape.hidden, shape.dtype, Layout::kRowMajor});
+    first_.emplace_back(GemmShape{0, plan.w1_columns(), shape.hidden, shape.dtype, shape.w_layout});
     if (!plan.gated()) continue;
-    second_.emplace_back(GemmShape{0, shape.n, shape.intermediate, shape.dtype, Layout::kRowMajor});
+    second_.emplace_back(GemmShape{0, shape.n, shape.intermediate, shape.dtype, shape.w_layout});
   }
 }
 
-void ExpertLayer::widen(const void* w1, const void* w2, int part, int parts) {
+void ExpertLayer::widen(const MoeArguments& arguments, int part, int parts) {
   const MoeShape& shape = plan_.shape;
-  for (std::size_t i = 0; i < first_.size(); ++i)
-    first_[i].convert_b(matrix(w1, i, shape.hidden * plan_.w1_columns()), part, parts);
+  const Range gates{0, shape.intermediate}, ups{shape.intermediate, 2 * shape.intermediate};
+  for (std::size_t i = 0; i < first_.size(); ++i) {
+    if (arguments.w1_up == nullptr) {
+      first_[i].convert_b(matrix(arguments.w1, i, shape.hidden * plan_.w1_columns()), part, parts);
+      continue;
+    }
+    const std::int64_t half = shape.hidden * shape.intermediate;
+    first_[i].convert_columns_of_b(matrix(arguments.w1, i, half), gates, part, parts);
+    first_[i].convert_columns_of_b(matrix(arguments.w1_up, i, half), ups, part, parts);
+  }
   for (std::size_t i = 0; i < second_.size(); ++i)
-    second_[i].convert_b(matrix(w2, i, shape.intermediate * shape.n), part, parts);
+    second_[i].convert_b(matrix(arguments.w2, i, shape.intermediate * shape.n), part, parts);
 }
 
 void ExpertLayer::first(std::int32_t expert, std::int64_t rows, Range columns,

@@ -31,7 +31,7 @@ class ExpertLayer {
   ExpertLayer(const MoePlan& plan, std::uint32_t rank);
 
   /// Widens part `part` of `parts` of the weights; all parts before any product of a launch.
-  void widen(const void* w1, const void* w2, int part, int parts);
+  void widen(const MoeArguments& arguments, int part, int parts);
   /// scratch.product = columns of the first product of scratch.rows [rows, hidden], gated when there is a
   /// second one. `expert` counts among the rank's own.
   void first(std::int32_t expert, std::int64_t rows, Range columns, const ExpertScratch& scratch) const;

@@ -54,6 +54,8 @@ Status check_shape(const MoeShape& shape, const Topology& topology) {
   MK_RETURN_IF_ERROR(check_range("capacity", shape.capacity, 0, kMost));
   if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16)
     return refuse("dtype", static_cast<std::int64_t>(shape.dtype), "bf16 (1) or f16 (2)");
+  if (shape.w_layout != Layout::kRowMajor && shape.w_layout != Layout::kColumnMajor)
+    return refuse("w_layout", static_cast<std::int64_t>(shape.w_layout), "row-major (0) or column-major (1)");
   return {};
 }
 
@@ -201,6 +203,10 @@ Status MoePlan::check(std::uint32_t rank, const MoeArguments& arguments) const {
     if (!needed || data != nullptr) continue;
     return {StatusCode::kInvalidArgument, std::string("moe: ") + name + " is null"};
   }
+  if (arguments.w1_up != nullptr && !gated()) {
+    return {StatusCode::kInvalidArgument,
+            "moe: w1_up is given, but with intermediate = 0 there is no second half of w1"};
+  }
   return {};
 }
 
@@ -209,6 +215,7 @@ std::string MoePlan::signature() const {
          " n=" + std::to_string(shape.n) + " intermediate=" + std::to_string(shape.intermediate) +
          " experts=" + std::to_string(shape.experts) + " topk=" + std::to_string(shape.topk) +
          (shape.dtype == DataType::kBf16 ? " bf16" : " f16") +
+         (shape.w_layout == Layout::kColumnMajor ? " column-major" : "") +
          (shape.capacity > 0 ? " capacity=" + std::to_string(shape.capacity) : "");
 }
 

@@ -53,7 +53,7 @@ struct MoePlan {
 
   Range experts(std::uint32_t rank) const { return block_range(shape.experts, topology.world(), rank); }
   bool gated() const { return shape.intermediate > 0; }
-  /// Columns of w1: the gate and the value side by side when there is a second product.
+  /// Columns of w1 as a row-major matrix: the gate and the value side by side when there is a second product.
   std::int64_t w1_columns() const { return gated() ? 2 * shape.intermediate : shape.n; }
   /// Columns of what the first or second product leaves, in its column of tiles number `column`.
   Range columns(bool second, std::int32_t column) const;

@@ -277,7 +277,8 @@ const char* mk_test_kinds(const char* socket) {
   const mk_session_options here = {SIZE(here), socket, "c test", -1, 1, 30000};
   const mk_group_options options = {SIZE(options), "kinds", 1, 0, 8, 16, 30000};
   const mk_gemm_shape gemm_shape = {SIZE(gemm_shape), 2, 1, 2, MK_BF16, MK_ROW_MAJOR};
-  const mk_moe_shape moe_shape = {SIZE(moe_shape), 1, 2, 1, 0, 1, 1, MK_BF16, 0};
+  const mk_moe_shape moe_shape = {SIZE(moe_shape), 1, 2, 1, 0, 1, 1, MK_BF16, 0, MK_ROW_MAJOR};
+  const mk_moe_shape no_layout = {SIZE(no_layout), 1, 2, 1, 0, 1, 1, MK_BF16, 0, 2};
   const mk_attention_shape attention_shape = {SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16};
   const mk_operation_options gpu = {SIZE(gpu), MK_CUDA, 0, 0, 0, NULL};
   const mk_operation_options plan = {SIZE(plan), MK_CPU, 4, 0, 0, NULL};
@@ -285,13 +286,15 @@ const char* mk_test_kinds(const char* socket) {
   int32_t topk[1] = {0};
   const float weights[1] = {2};
   uint16_t y[1] = {0xffff}, out[2] = {0, 0};
-  const mk_moe_arguments tokens = {SIZE(tokens), 1, x, topk, weights, w1, NULL, y};
+  const mk_moe_arguments tokens = {SIZE(tokens), 1, x, topk, weights, w1, NULL, y, NULL};
   const mk_attention_arguments rows = {SIZE(rows), x, x, w1, out};
 
   EXPECT(mk_connect(&here, &session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);
   EXPECT(mk_moe_create(group, &moe_shape, &plan, &moe) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "overrides of a GEMM's plan") != NULL);
+  EXPECT(mk_moe_create(group, &no_layout, NULL, &moe) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "moe: w_layout = 2, but it must be row-major (0)") != NULL);
   EXPECT(mk_moe_create(group, &moe_shape, &gpu, &moe) == MK_FAILED_PRECONDITION); /* there is no GPU */
   EXPECT(mk_ring_attention_create(group, &attention_shape, &gpu, &moe) == MK_FAILED_PRECONDITION);
   EXPECT(mk_ag_gemm_create(group, &gemm_shape, NULL, &gemm) == MK_OK);

@@ -5,22 +5,28 @@
 
 The only part of the package that imports PyTorch; `import mkernel` does not import it."""
 
-import mkernel.torch._ops  # noqa: F401: registers the operators
+import mkernel.torch._moe  # noqa: F401: these two register the operators
+import mkernel.torch._ops  # noqa: F401
 from mkernel.torch import nn
 from mkernel.torch._decide import Refused
 from mkernel.torch._explain import Explanation, explain
 from mkernel.torch._groups import NotInitialized, init, shutdown, synchronize
 from mkernel.torch._options import Options, counters, options, reset_counters, set_options
 from mkernel.torch._patch import patch_symm_mem, unpatch_symm_mem
+from mkernel.torch.deep_gemm import bf16_mega_moe, get_symm_buffer_for_mega_moe, transform_weights_for_mega_moe
+from mkernel.torch.liger import LigerExpertParallelFusedMoe
 from mkernel.torch.megatron import patch_megatron, unpatch_megatron
 
 __all__ = [
     "Explanation",
+    "LigerExpertParallelFusedMoe",
     "NotInitialized",
     "Options",
     "Refused",
+    "bf16_mega_moe",
     "counters",
     "explain",
+    "get_symm_buffer_for_mega_moe",
     "init",
     "nn",
     "options",
@@ -30,6 +36,7 @@ __all__ = [
     "set_options",
     "shutdown",
     "synchronize",
+    "transform_weights_for_mega_moe",
     "unpatch_megatron",
     "unpatch_symm_mem",
 ]

@@ -8,7 +8,7 @@ import torch
 from mkernel.errors import InvalidArgument, Unimplemented
 from mkernel.torch._groups import Membership
 from mkernel.torch._options import Options, bucket_of
-from mkernel.torch._plans import PlanKey
+from mkernel.torch._plans import GemmKey
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 KINDS = {"fused_all_gather_matmul": "ag_gemm", "fused_matmul_reduce_scatter": "gemm_rs", "fused_matmul_all_reduce": "gemm_ar"}
@@ -30,7 +30,7 @@ class Decision:
     widest is `fused`; the others are multiplied with the rows that it has gathered."""
 
     kind: str
-    key: Optional[PlanKey]  # None: there is nothing to compute
+    key: Optional[GemmKey]  # None: there is nothing to compute
     fused: int
     rows: int
     blocks: int
@@ -118,7 +118,7 @@ def _decide(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[to
     if not layout:
         copies.append(f"{_name(bs, fused)}: it is neither dense nor the transpose of a dense matrix (strides {b.stride()})")
     m = bucket if kind == "gemm_ar" else bucket * world
-    key = PlanKey(kind, m, n, k, DTYPES[a.dtype], layout or "row_major", executor, sms) if rows and n else None
+    key = GemmKey(kind, m, n, k, DTYPES[a.dtype], layout or "row_major", executor, sms) if rows and n else None
     return Decision(kind, key, fused, rows, blocks, bucket, copy_a, not layout, tuple(copies))
 
 
@@ -130,10 +130,16 @@ def _check_types(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequen
             raise InvalidArgument(f"{name} has dtype {tensor.dtype} and A {a.dtype}: they must be the same")
         if tensor.device != a.device:
             raise InvalidArgument(f"{name} is on {tensor.device} and A on {a.device}: they must be on the same device")
-    if a.device.type == "cuda" and a.device.index != membership.device:
-        raise Refused("device", f"A is on {a.device}, and the group was made for GPU {membership.device}: give init() that device")
-    if a.device.type not in ("cpu", "cuda"):
-        raise Refused(f"device {a.device.type}", f"A is on {a.device}; mkernel takes tensors on cpu and cuda")
+    check_device("A", a.device, membership)
+
+
+def check_device(name: str, device: torch.device, membership: Membership) -> None:
+    """Of the operand `name`."""
+    if device.type == "cuda" and device.index != membership.device:
+        text = f"{name} is on {device}, and the group was made for GPU {membership.device}: give init() that device"
+        raise Refused("device", text)
+    if device.type not in ("cpu", "cuda"):
+        raise Refused(f"device {device.type}", f"{name} is on {device}; mkernel takes tensors on cpu and cuda")
 
 
 def _check_columns(name: str, columns: int) -> None:

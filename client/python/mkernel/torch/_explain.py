@@ -6,11 +6,13 @@ from typing import Any, Optional
 import torch
 
 from mkernel.errors import Error, InvalidArgument
-from mkernel.torch import _patch
+from mkernel.torch import _moe, _moe_decide, _ops, _patch
 from mkernel.torch._decide import KINDS, Decision, Refused, check_reduce_op, decide
-from mkernel.torch._groups import NotInitialized, membership_of
-from mkernel.torch._ops import SCHEMAS
+from mkernel.torch._groups import Membership, NotInitialized, membership_of
 from mkernel.torch._options import current
+from mkernel.torch._plans import PlanKey
+
+_SCHEMAS = {**_ops.SCHEMAS, **_moe.SCHEMAS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +25,8 @@ class Explanation:
     operation: Optional[str] = None  #: launched by the call
     planned: bool = False  #: it exists: the call makes no collective round trip to make it
     expected: Optional[float] = None  #: seconds of a launch on a GPU once it is planned, all ranks on time
-    rows: Optional[int] = None  #: of each rank's block of A (of all of A for an all-reduce)
-    bucket: Optional[int] = None  #: what these rows are padded to
+    rows: Optional[int] = None  #: of each rank's block of A (of all of A for an all-reduce); this rank's tokens
+    bucket: Optional[int] = None  #: what these rows are padded to; the number of tokens that a MoE operation has room for
     copies: "tuple[str, ...]" = ()  #: of operands and results
 
     def __str__(self) -> str:
@@ -45,19 +47,17 @@ def explain(op: Any, *arguments: Any, **keywords: Any) -> Explanation:
     namespace, name = _name_of(op)
     if namespace == "symm_mem" and name in _patch.SCALED:
         return Explanation(name, "fallback", f"mkernel has no scaled matmul: PyTorch's own {name} runs")
-    if name not in KINDS or namespace not in ("mkernel", "symm_mem"):
-        raise InvalidArgument(f"op = {namespace}::{name}; known are {', '.join(KINDS)}")
+    if name not in (KINDS if namespace == "symm_mem" else _SCHEMAS) or namespace not in ("mkernel", "symm_mem"):
+        raise InvalidArgument(f"op = {namespace}::{name}; known are {', '.join(_SCHEMAS)}")
     if namespace == "symm_mem" and not _patch.is_patched():
         return Explanation(name, "fallback", "PyTorch's own operator runs, because patch_symm_mem() was not called")
     values = _bind(name, arguments, keywords)
     try:
-        decision, planned, expected = _decide(name, values)
+        return _explain_moe(name, values) if name in _moe.SCHEMAS else _explain_gemm(name, values)
     except (Refused, NotInitialized) as error:
         return Explanation(name, "fallback" if namespace == "symm_mem" else "error", str(error))
     except Error as error:
         return Explanation(name, "error", str(error))
-    return Explanation(name, "mkernel", _why(decision, values), decision.key and str(decision.key), planned, expected, decision.rows,
-                       decision.bucket, decision.copies)
 
 
 def _name_of(op: Any) -> "tuple[str, str]":
@@ -67,7 +67,7 @@ def _name_of(op: Any) -> "tuple[str, str]":
 
 
 def _bind(name: str, arguments: "tuple[Any, ...]", keywords: "dict[str, Any]") -> "dict[str, Any]":
-    schema = torch._C.parse_schema(f"mkernel::{name}{SCHEMAS[name]}")
+    schema = torch._C.parse_schema(f"mkernel::{name}{_SCHEMAS[name]}")
     fields = [argument.name for argument in schema.arguments]
     values = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
     values.update(zip(fields, arguments))
@@ -79,16 +79,37 @@ def _bind(name: str, arguments: "tuple[Any, ...]", keywords: "dict[str, Any]") -
     return values
 
 
-def _decide(name: str, values: "dict[str, Any]") -> "tuple[Decision, bool, Optional[float]]":
+def _explain_gemm(name: str, values: "dict[str, Any]") -> Explanation:
     if "reduce_op" in values:
         check_reduce_op(values["reduce_op"])
     membership = membership_of(values["group_name"])
     bs = values["Bs"] if "Bs" in values else [values["B"]]
     dim = values.get("gather_dim", values.get("scatter_dim", 0))
     decision = decide(KINDS[name], membership, values["A"], bs, dim, current())
-    if decision.key is None or decision.key not in membership.plans:
-        return decision, False, None
-    return decision, True, membership.plans[decision.key].operation.expected_seconds()
+    planned, expected = _plan_of(membership, decision.key)
+    return Explanation(name, "mkernel", _why(decision, values), decision.key and str(decision.key), planned, expected, decision.rows,
+                       decision.bucket, decision.copies)
+
+
+def _explain_moe(name: str, values: "dict[str, Any]") -> Explanation:
+    membership = membership_of(values["group_name"])
+    fields = ("x", "topk_ids", "topk_weights", "w" if name == _moe.GEMM else "w1", "w1_up", "w2")
+    given: "list[Any]" = [values.get(field) for field in fields]
+    operands = _moe_decide.MoeOperands(*given)
+    limits = _moe_decide.MoeLimits(values["num_experts"], values["max_tokens"], values["capacity"])
+    decision = _moe_decide.decide(membership, operands, limits, current())
+    if decision.key is None:
+        return Explanation(name, "mkernel", "no rank has a token: nothing is launched", rows=0, bucket=0)
+    planned, expected = _plan_of(membership, decision.key)
+    return Explanation(name, "mkernel", "fused by mkernel", str(decision.key), planned, expected, decision.tokens,
+                       decision.key.max_tokens, decision.copies)
+
+
+def _plan_of(membership: Membership, key: Optional[PlanKey]) -> "tuple[bool, Optional[float]]":
+    """(whether it exists, seconds of a launch)."""
+    if key is None or key not in membership.plans:
+        return False, None
+    return True, membership.plans[key].operation.expected_seconds()
 
 
 def _why(decision: Decision, values: "dict[str, Any]") -> str:

@@ -1,19 +1,18 @@
 """The operations of one group, made when a shape is first seen and kept for the next time."""
 
 from collections import OrderedDict
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from mkernel import _abi
 from mkernel.errors import FailedPrecondition, ResourceExhausted
 from mkernel.group import Group
-from mkernel.operations import Gemm, Launch, Pending
+from mkernel.operations import Gemm, Launch, Moe, Operation, Pending
 from mkernel.torch._options import Options, remembered, totals
 
 
-class PlanKey(NamedTuple):
-    """What makes an operation. The fields of the group's ag_gemm(), gemm_rs() and gemm_ar()."""
+class GemmKey(NamedTuple):
+    """What makes a GEMM operation. The fields of the group's ag_gemm(), gemm_rs() and gemm_ar()."""
 
     kind: str
     m: int
@@ -27,11 +26,44 @@ class PlanKey(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kind} m={self.m} n={self.n} k={self.k} {self.dtype} {self.b_layout} {self.executor}"
 
+    def make(self, group: Group) -> Gemm:
+        make: Any = getattr(group, self.kind)
+        rest = {"dtype": self.dtype, "b_layout": self.b_layout, "executor": self.executor, "sms": self.sms}
+        operation: Gemm = make(self.m, self.n, self.k, **rest)
+        return operation
+
+
+class MoeKey(NamedTuple):
+    """What makes a MoE operation. The fields of the group's moe()."""
+
+    max_tokens: int
+    hidden: int
+    n: int
+    intermediate: int
+    experts: int
+    topk: int
+    dtype: str
+    w_layout: str
+    capacity: int
+    executor: str
+
+    def __str__(self) -> str:
+        sizes = f"max_tokens={self.max_tokens} hidden={self.hidden} n={self.n} intermediate={self.intermediate}"
+        capacity = f" capacity={self.capacity}" if self.capacity else ""
+        routing = f"experts={self.experts} topk={self.topk}{capacity}"
+        return f"moe_dispatch_gemm {sizes} {routing} {self.dtype} {self.w_layout} {self.executor}"
+
+    def make(self, group: Group) -> Moe:
+        return group.moe(**self._asdict())
+
+
+PlanKey = Union[GemmKey, MoeKey]
+
 
 class Plan:
     """One operation, with the memory that padded operands are staged in."""
 
-    def __init__(self, operation: Gemm) -> None:
+    def __init__(self, operation: Operation) -> None:
         self.operation = operation
         self.captured = False  # by a CUDA graph, which may be replayed at any time
         self._staging: "dict[str, torch.Tensor]" = {}
@@ -48,16 +80,18 @@ class Plan:
                 found = self._staging[field] = torch.empty(rows, columns, dtype=like.dtype)
         return found
 
-    def start(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, gathered: Optional[torch.Tensor], options: Options,
-              stream: int) -> "Pending | None":
-        """Starts one launch on the cpu executor, or queues one on `stream` (None: there is nothing to wait for)."""
+    def start(self, options: Options, stream: int, operands: "dict[str, Optional[torch.Tensor]]",
+              **numbers: int) -> "Pending | None":
+        """Starts one launch on the cpu executor, or queues one on `stream` (None: there is nothing to wait for). `operands` by the
+        fields of the operation's arguments, with None for what a call does not have; `numbers`: its other fields."""
         launch = self.launch(options)
-        launch.set_addresses(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr(), gathered=0 if gathered is None else gathered.data_ptr())
+        addresses = {field: 0 if tensor is None else tensor.data_ptr() for field, tensor in operands.items()}
+        launch.set_addresses(**addresses, **numbers)
         if self.operation.executor == "cuda":
             launch.enqueue(stream)
             return None
         pending = launch.launch()
-        pending.operands = (a, b, c, gathered)
+        pending.operands = tuple(operands.values())
         return pending
 
     def launch(self, options: Options) -> Launch:
@@ -65,7 +99,7 @@ class Plan:
         key = (options.timeout, options.compute_threads)
         launch = self._launches.get(key)
         if launch is None:
-            launch = self._launches[key] = self.operation._bind(_abi.GemmArguments(), (), *key)
+            launch = self._launches[key] = self.operation._bind(self.operation.Arguments(), (), *key)
         return launch
 
     def forget_staging(self) -> None:
@@ -92,7 +126,7 @@ class PlanCache:
 
     def get(self, key: PlanKey, captured: bool = False) -> Plan:
         """`captured`: by a CUDA graph: the plan stays until close(). Errors: ResourceExhausted, FailedPrecondition (captured before
-        the first call), and those of the group's ag_gemm(), gemm_rs() and gemm_ar()."""
+        the first call), and those of the group's ag_gemm(), gemm_rs(), gemm_ar() and moe()."""
         plan = self._plans.get(key)
         if plan is not None:
             self.use(key)
@@ -117,18 +151,13 @@ class PlanCache:
                 raise ResourceExhausted(f"all {self.capacity} operations (max_plans of init()) are captured by CUDA graphs")
         while True:
             try:
-                plan = self._plans[key] = Plan(self._make(key))
+                plan = self._plans[key] = Plan(key.make(self._group))
                 break
             except ResourceExhausted:  # on every rank: lanes, regions, memory
                 if not self._evict():
                     raise
         totals["plans_created"] += 1
         return plan
-
-    def _make(self, key: PlanKey) -> Gemm:
-        make: Any = getattr(self._group, key.kind)
-        operation: Gemm = make(key.m, key.n, key.k, dtype=key.dtype, b_layout=key.b_layout, executor=key.executor, sms=key.sms)
-        return operation
 
     def _evict(self) -> bool:
         """Drops the plan that was not used for longest and is in no graph; False: there is none."""

@@ -5,6 +5,7 @@ from typing import Any, Optional, Sequence
 
 import torch
 
+from mkernel import _abi
 from mkernel._operands import GPU_ALIGNMENT
 from mkernel.errors import InvalidArgument
 from mkernel.torch import _short
@@ -139,14 +140,17 @@ def _decided(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[t
 
 def _compare(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[torch.Tensor]", dim: int,
              options: Options) -> None:
-    """Over all ranks; every rank raises the same."""
     call = [kind, dim, list(a.shape), str(a.dtype), [list(b.shape) for b in bs][:8], options.buckets, options.sm_margin]
-    said = membership.group.exchange(json.dumps(call).encode()[:448].ljust(448))
+    compare(membership, "operation, dimension, shape and type of A, shapes of B, buckets, sm_margin", call)
+
+
+def compare(membership: Membership, what: str, call: "list[Any]") -> None:
+    """Over all ranks; every rank raises the same. `what`: names of the fields of `call`."""
+    said = membership.group.exchange(json.dumps(call).encode()[: _abi.MAX_EXCHANGE_BYTES].ljust(_abi.MAX_EXCHANGE_BYTES))
     for rank, other in enumerate(said):
         if other != said[0]:
             raise InvalidArgument(
-                f"the ranks make different calls (operation, dimension, shape and type of A, shapes of B, buckets, sm_margin): "
-                f"rank 0 {said[0].decode().strip()}, rank {rank} {other.decode().strip()}"
+                f"the ranks make different calls ({what}): rank 0 {said[0].decode().strip()}, rank {rank} {other.decode().strip()}"
             )
 
 
@@ -179,10 +183,10 @@ def _multiply(decision: Decision, membership: Membership, front: torch.Tensor, b
     try:
         a = _rows(decision, plan, front)
         b = bs[decision.fused]
-        b = _aligned(b.contiguous() if decision.copy_b else b, "B")
+        b = aligned(b.contiguous() if decision.copy_b else b, "B")
         full = result("gathered", key.k) if gathered or len(bs) > 1 else None
         c = result("c", key.n)
-        pending = plan.start(a, b, c, full, options, stream)
+        pending = plan.start(options, stream, {"a": a, "b": b, "c": c, "gathered": full})
         totals["launches"] += 1
         if pending is not None:
             pending.wait()
@@ -199,7 +203,7 @@ def _multiply(decision: Decision, membership: Membership, front: torch.Tensor, b
 def _rows(decision: Decision, plan: Plan, front: torch.Tensor) -> torch.Tensor:
     """A as the operation takes it: dense, and with the rows of the bucket."""
     if not decision.padded:
-        return _aligned(front.contiguous() if decision.copy_a else front, "A")
+        return aligned(front.contiguous() if decision.copy_a else front, "A")
     a = plan.staging("a", front, decision.blocks * decision.bucket, front.shape[-1])
     padded = a.view(decision.blocks, decision.bucket, front.shape[-1])
     padded[:, : decision.rows].copy_(front.reshape(decision.blocks, decision.rows, front.shape[-1]))
@@ -208,7 +212,7 @@ def _rows(decision: Decision, plan: Plan, front: torch.Tensor) -> torch.Tensor:
     return a
 
 
-def _aligned(tensor: torch.Tensor, name: str) -> torch.Tensor:
+def aligned(tensor: torch.Tensor, name: str) -> torch.Tensor:
     if tensor.device.type == "cpu" or tensor.data_ptr() % GPU_ALIGNMENT == 0:
         return tensor
     copies[f"{name}: it does not begin at a multiple of {GPU_ALIGNMENT} bytes"] += 1

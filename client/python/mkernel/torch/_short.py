@@ -13,14 +13,14 @@ from mkernel._calls import check
 from mkernel._operands import GPU_ALIGNMENT
 from mkernel.torch._groups import Membership, raw_stream
 from mkernel.torch._options import Options, remembered, totals
-from mkernel.torch._plans import Plan, PlanKey
+from mkernel.torch._plans import GemmKey, Plan
 
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 
 
 class _Call(NamedTuple):
     membership: Membership
-    key: PlanKey
+    key: GemmKey
     plan: Plan
     enqueue: Any  # of the library
     arguments: Any
@@ -34,7 +34,7 @@ def _key(name: str, group_name: str, a: torch.Tensor, b: torch.Tensor, gathered:
     return (name, group_name, gathered, a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device())
 
 
-def remember(name: str, group_name: str, a: torch.Tensor, b: torch.Tensor, membership: Membership, key: PlanKey,
+def remember(name: str, group_name: str, a: torch.Tensor, b: torch.Tensor, membership: Membership, key: GemmKey,
              options: Options, shape: "tuple[int, ...]", gathered: "Optional[tuple[int, ...]]" = None) -> None:
     """Of a call that was made just now and may go this way. With the membership's lock, so that the plan is still there."""
     plan = membership.plans[key]

@@ -203,6 +203,13 @@ TEST_CASE("moe plan: impossible shapes are refused by field, value and limit") {
   CHECK(text(&MoeShape::intermediate, -1) == "moe: intermediate = -1, but it must be 0..1073741823");
   CHECK(text(&MoeShape::capacity, -1) == "moe: capacity = -1, but it must be 0..2147483647");
   CHECK(text(&MoeShape::experts, 0) == "moe: experts = 0, but it must be 1..1048576");
+  MoeShape turned = good;
+  turned.w_layout = Layout::kColumnMajor;
+  CHECK(moe_plan_of(turned, Topology(2, 1)).signature() ==
+        "moe max_tokens=4 hidden=8 n=8 intermediate=4 experts=4 topk=2 bf16 column-major");
+  turned.w_layout = static_cast<Layout>(2);
+  CHECK(refused_text(turned, Topology(2, 1)) ==
+        "moe: w_layout = 2, but it must be row-major (0) or column-major (1)");
   CHECK(holds(text(&MoeShape::hidden, std::int64_t{1} << 40), "moe: hidden = 1099511627776"));
   CHECK(holds(text(&MoeShape::hidden, std::int64_t{1} << 29), "must be 1..536870888"));
   CHECK(holds(text(&MoeShape::n, (std::int64_t{1} << 29) + 1), "must be 1..536870912"));

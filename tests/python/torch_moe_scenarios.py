@@ -1,0 +1,399 @@
+"""The MoE operators on ranks of their own: every element against fp64 of plain torch, layouts, torch.compile, wrong input."""
+import warnings
+
+from rank import raises
+from torch_rank import RANK, UNIT, WORLD, counted, dist, end, operand, start, torch
+
+import mkernel.torch
+from mkernel.operations import block_range
+
+OPS = torch.ops.mkernel
+MOST = 11  # tokens of a rank
+SIZES = (24, 20, 16)  # hidden, n, intermediate
+
+
+class Layer:
+    """The same experts on every rank, and this rank's part of them. `n` is the number of outputs."""
+
+    def __init__(self, experts=10, topk=3, dtype=torch.bfloat16, sizes=SIZES, seed=1):
+        self.experts, self.topk, self.dtype = experts, topk, dtype
+        self.hidden, self.n, self.inner = sizes
+
+        def matrices(number, k, n):
+            return operand(seed + number, 0, (experts, k, n), torch.float32).mul(k ** -0.5).to(dtype)
+
+        self.w = matrices(10, self.hidden, self.n)
+        self.gate, self.up = matrices(20, self.hidden, self.inner), matrices(30, self.hidden, self.inner)
+        self.down = matrices(40, self.inner, self.n)
+        self.mine = slice(*block_range(experts, WORLD, RANK))
+
+    def part(self, all_experts, transposed=False):
+        """This rank's experts; `transposed`: a view of weights as torch keeps them."""
+        part = all_experts[self.mine]
+        return part.transpose(1, 2).contiguous().transpose(1, 2) if transposed else part
+
+    def expert(self, number, x, two):
+        if not two:
+            return x @ self.w[number].double()
+        gate = x @ self.gate[number].double()
+        return (gate * gate.sigmoid() * (x @ self.up[number].double())) @ self.down[number].double()
+
+    def wanted(self, x, ids, weights, two):
+        y = torch.zeros(x.shape[0], self.n, dtype=torch.float64)
+        for number in range(self.experts):
+            tokens, entries = (ids == number).nonzero(as_tuple=True)
+            scale = weights[tokens, entries].double()[:, None]
+            y.index_add_(0, tokens, scale * self.expert(number, x[tokens].double(), two))
+        return y
+
+    def inputs(self, seed, tokens, skewed=False):
+        """x, topk_ids, topk_weights of this rank. `skewed`: low numbers far more often."""
+        generator = torch.Generator().manual_seed(1000 * seed + RANK)
+        chances = 1.0 / (1 + torch.arange(self.experts)) ** (2 if skewed else 0)
+        chances = chances.expand(max(tokens, 1), -1)
+        ids = torch.multinomial(chances, self.topk, generator=generator)[:tokens]
+        weights = torch.rand(tokens, self.topk, generator=generator) + 0.1
+        return operand(seed, RANK, (tokens, self.hidden), self.dtype), ids.to(torch.int32), weights
+
+
+def close(y, wanted):
+    """Roundings of the intermediate values, of results that travel, and of their sum."""
+    assert y.shape == wanted.shape, f"shape {tuple(y.shape)}, wanted {tuple(wanted.shape)}"
+    wrong = ~((y.double() - wanted).abs() <= 8 * UNIT[y.dtype] * (wanted.abs() + 1))
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements are wrong"
+
+
+def gemm(layer, inputs, name, transposed=False, **options):
+    return OPS.moe_dispatch_gemm(*inputs, layer.part(layer.w, transposed), layer.experts, name, **options)
+
+
+def moe(layer, inputs, name, transposed=False, halves=False, **options):
+    gate, up = layer.gate, layer.up
+    if not halves:
+        gate, up = torch.cat([gate, up], 2), None
+    parts = [None if w is None else layer.part(w, transposed) for w in (gate, up, layer.down)]
+    return OPS.moe_layer(*inputs, *parts, layer.experts, name, **options)
+
+
+def tokens_of(rank, call):
+    """On some ranks none, and at the call of all 4 none at all."""
+    return 0 if call == 4 or (rank + call) % WORLD == 2 else (5 * rank + 3 * call) % MOST + 1
+
+
+def values():
+    name = start()
+    for dtype in (torch.bfloat16, torch.float16):
+        layer = Layer(dtype=dtype)
+        for call in range(5):
+            tokens = tokens_of(RANK, call)
+            x, ids, weights = inputs = layer.inputs(call, tokens, skewed=call % 2 == 1)
+            for transposed in (False, True):
+                y = gemm(layer, inputs, name, transposed, max_tokens=MOST)
+                assert y.dtype == dtype and y.is_contiguous()
+                close(y, layer.wanted(*inputs, False))
+                for halves in (False, True):
+                    wide = (x, ids.long(), weights.double())
+                    close(moe(layer, wide, name, transposed, halves, max_tokens=MOST), layer.wanted(*inputs, True))
+    # Without max_tokens every rank has the same number of tokens; fewer experts than ranks; all to one expert.
+    few = Layer(experts=2, topk=1)
+    for tokens in (4, 1, 0, 9):
+        x, ids, weights = few.inputs(7, tokens)
+        for given in (ids, torch.ones_like(ids)):
+            for transposed in (False, True):
+                close(moe(few, (x, given, weights), name, transposed, True), few.wanted(x, given, weights, True))
+                close(gemm(few, (x, given, weights), name, transposed), few.wanted(x, given, weights, False))
+    with torch.inference_mode():
+        inputs = few.inputs(8, 4)
+        close(gemm(few, inputs, name), few.wanted(*inputs, False))
+    end()
+
+
+def copies():
+    """No operand is copied for weights of either layout; explain() and the counters tell every other copy."""
+    name, layer = start(), Layer()
+    explain = mkernel.torch.explain
+    x, ids, weights = layer.inputs(1, 6)
+    gate, up, down = (layer.part(w, True) for w in (layer.gate, layer.up, layer.down))
+    call = (x, ids, weights, gate, up, down, layer.experts, name)
+    told = explain("moe_layer", *call, max_tokens=MOST, capacity=640)
+    assert (told.path, told.why, told.copies, told.planned) == ("mkernel", "fused by mkernel", (), False), told
+    assert (told.rows, told.bucket) == (6, MOST), told
+    assert told.operation == ("moe_dispatch_gemm max_tokens=11 hidden=24 n=20 intermediate=16 experts=10 topk=3 capacity=640 bf16 "
+                              "column_major cpu"), told
+    assert "no copies" in str(told) and "not planned yet" in str(told)
+    mkernel.torch.reset_counters()
+    changed = counted(lambda: OPS.moe_layer(*call, max_tokens=MOST, capacity=640))
+    assert changed == {"moe_layer": 1, "launches": 1, "plans_created": 1}, changed
+    assert explain(OPS.moe_layer, *call, max_tokens=MOST, capacity=640).planned
+    changed = counted(lambda: OPS.moe_layer(x[:4], ids[:4], weights[:4], *call[3:], max_tokens=MOST, capacity=640))
+    assert changed == {"moe_layer": 1, "launches": 1, "plans_hit": 1}, changed
+    assert mkernel.torch.counters()["copies"] == {}
+    # Other types, views that are not dense, weights of two layouts: the smaller one is copied.
+    wide = torch.cat([layer.w, layer.w], 2)[layer.mine, :, ::2]
+    mixed = (x.t().contiguous().t(), ids.long(), weights.to(torch.bfloat16), wide, layer.experts, name)
+    told = explain("moe_dispatch_gemm", *mixed)
+    for words in ("x: it is not dense (strides", "topk_ids: torch.int64 becomes torch.int32", "topk_weights: torch.bfloat16 becomes",
+                  "w: it is not dense and row_major, as the plan has all weights (strides"):
+        assert words in str(told.copies), (words, told)
+    assert told.bucket == 6 and len(told.copies) == 4, told
+    wanted = layer.w[:, :, torch.arange(0, 2 * layer.n, 2) % layer.n]
+    y = OPS.moe_dispatch_gemm(*mixed)
+    layer.w = wanted
+    close(y, layer.wanted(x, ids, weights.to(torch.bfloat16), False))
+    told = explain("moe_layer", x, ids, weights, gate, up, layer.part(layer.down), layer.experts, name)
+    assert "column_major cpu" in told.operation and len(told.copies) == 1, told
+    assert "w2: it is not dense and column_major" in told.copies[0], told
+    close(OPS.moe_layer(x, ids, weights, gate, up, layer.part(layer.down), layer.experts, name), layer.wanted(x, ids, weights, True))
+    told = mkernel.torch.counters()["copies"]
+    assert told["w2: it is not dense and column_major, as the plan has all weights"] == 1 and len(told) == 5, told
+    # Tokens that change: a plan for each bucket, or one for max_tokens.
+    changed = counted(lambda: [gemm(layer, layer.inputs(tokens, tokens), name) for tokens in (17, 19, 18, 20)])
+    assert changed["plans_created"] == 1 and changed["plans_hit"] == 3, changed
+    told = explain("moe_dispatch_gemm", x[:0], ids[:0], weights[:0], layer.part(layer.w), layer.experts, name)
+    assert "nothing is launched" in told.why, told
+    told = explain("moe_layer", x.float(), ids, weights, gate, up, down, layer.experts, name)
+    assert told.path == "error" and "torch.float32" in told.why, told
+    with raises(mkernel.InvalidArgument, "missing are ['topk_ids'"):
+        explain("moe_layer", x)
+    with raises(mkernel.InvalidArgument, "symm_mem::moe_layer"):
+        explain("symm_mem::moe_layer", *call)
+    end()
+
+
+def compiled():
+    """opcheck, and torch.compile without a graph break."""
+    warnings.simplefilter("ignore")
+    name, layer = start(), Layer()
+    inputs = layer.inputs(1, 5)
+    gate, up, down = (layer.part(w, True) for w in (layer.gate, layer.up, layer.down))
+    whole = layer.part(torch.cat([layer.gate, layer.up], 2))
+    for op, arguments in (
+        (OPS.moe_dispatch_gemm, (*inputs, layer.part(layer.w), layer.experts, name)),
+        (OPS.moe_layer, (*inputs, gate, up, down, layer.experts, name)),
+        (OPS.moe_layer, (*inputs, whole, None, layer.part(layer.down), layer.experts, name)),
+    ):
+        for keywords in ({}, {"max_tokens": MOST, "capacity": 640}):
+            results = torch.library.opcheck(op.default, arguments, keywords)
+            assert set(results.values()) == {"SUCCESS"} and len(results) == 4, (op, results)
+
+    def block(x, ids, weights, gate, up, down):
+        h = OPS.moe_layer(x * 2, ids, weights.softmax(1), gate.transpose(1, 2), up.transpose(1, 2), down.transpose(1, 2),
+                          layer.experts, name, max_tokens=MOST)
+        return torch.relu(h) + h
+
+    stored = [w.transpose(1, 2) for w in (gate, up, down)]
+    mkernel.torch.reset_counters()
+    wanted = block(*inputs, *stored)
+    for backend in ("eager", "aot_eager", "inductor"):
+        assert torch.equal(torch.compile(block, backend=backend, fullgraph=True)(*inputs, *stored), wanted), backend
+    dynamic = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=True)
+    for tokens in (3, 9, 8, 11):
+        inputs = layer.inputs(2, tokens)
+        assert torch.equal(dynamic(*inputs, *stored), block(*inputs, *stored)), tokens
+    assert mkernel.torch.counters()["copies"] == {}  # torch.compile hands the weights on as they lie
+    # The shapes without a call, and what is wrong with them.
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        assert OPS.moe_layer(*layer.inputs(3, 4), gate, up, down, layer.experts, name).shape == (4, layer.n)
+        with raises(mkernel.InvalidArgument, "num_experts = 12"):
+            OPS.moe_layer(*layer.inputs(3, 4), gate, up, down, 12, name)
+        on_gpu = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda:0") for t in (*inputs, gate, up, down)]
+        told = mkernel.torch.explain("moe_layer", *on_gpu, layer.experts, name)
+        assert told.path == "error" and "x is on cuda:0, and the group was made for GPU -1" in told.why, told
+    end()
+
+
+def wrong():
+    """Each wrong input is an exception that says what, and the group goes on."""
+    name, layer = start(), Layer()
+    x, ids, weights = layer.inputs(1, 4)
+    w, (gate, up, down) = layer.part(layer.w), (layer.part(w) for w in (layer.gate, layer.up, layer.down))
+    invalid, refused = mkernel.InvalidArgument, mkernel.torch.Refused
+
+    def one(x=x, ids=ids, weights=weights, w=w, experts=layer.experts, group=name, **options):
+        return OPS.moe_dispatch_gemm(x, ids, weights, w, experts, group, **options)
+
+    def two(w1=gate, w1_up=up, w2=down):
+        return OPS.moe_layer(x, ids, weights, w1, w1_up, w2, layer.experts, name)
+
+    for call, kind, words in (
+        (lambda: one(x.float()), refused, ["x has dtype torch.float32", "torch.bfloat16"]),
+        (lambda: one(w=w.half()), invalid, ["w has dtype torch.float16", "x torch.bfloat16"]),
+        (lambda: one(ids=ids.short()), invalid, ["topk_ids has dtype torch.int16", "torch.int64"]),
+        (lambda: one(weights=ids), invalid, ["topk_weights has dtype torch.int32", "floating-point"]),
+        (lambda: one(x[0]), invalid, ["x has 1 dimensions, needed are 2"]),
+        (lambda: one(w=w[0]), invalid, ["w has 2 dimensions, needed are 3"]),
+        (lambda: one(ids=ids[:3], weights=weights[:3]), invalid, ["x of shape (4, 24) has 4 tokens", "topk_ids has 3"]),
+        (lambda: one(weights=weights[:, :2]), invalid, ["(4, 3) and (4, 2)"]),
+        (lambda: one(w=w[1:]), invalid, ["w of shape (4, 24, 20) has 4 experts", "num_experts = 10", f"rank {RANK} of 2 has 5"]),
+        (lambda: one(experts=12), invalid, ["num_experts = 12", f"rank {RANK} of 2 has 6"]),
+        (lambda: one(w=w[:, 1:]), invalid, ["x and w have shapes (4, 24) and (5, 23, 20)"]),
+        (lambda: one(max_tokens=3), invalid, ["4 tokens, and max_tokens = 3"]),
+        (lambda: one(max_tokens=-1), invalid, ["max_tokens = -1"]),
+        (lambda: one(capacity=-1), invalid, ["capacity = -1"]),
+        (lambda: one(group="nobody"), mkernel.NotFound, ["'nobody'"]),
+        (lambda: one(ids=ids.to("meta")), invalid, ["topk_ids is on meta and x on cpu"]),
+        (lambda: one(w=w.to("meta")), invalid, ["w is on meta and x on cpu"]),
+        (lambda: two(w1_up=up[:, :, 1:]), invalid, ["w1 and w1_up have shapes (5, 24, 16) and (5, 24, 15)"]),
+        (lambda: two(w1_up=None), invalid, ["w1 of shape (5, 24, 16) has 16 columns", "it must have 32"]),
+        (lambda: two(w2=down[:, 1:]), invalid, ["has 16 columns", "w2 of shape (5, 15, 20)", "it must have 15"]),
+        (lambda: two(w2=down[:, :0]), invalid, ["has no rows", "moe_dispatch_gemm"]),
+        (lambda: two(w2=down[1:]), invalid, ["w2 of shape (4, 16, 20) has 4 experts"]),
+        (lambda: one(experts=10, ids=ids[:, :0], weights=weights[:, :0]), invalid, ["topk = 0, but it must be 1..10"]),
+        (lambda: one(w=w.clone().requires_grad_()), mkernel.Unimplemented, ["moe_dispatch_gemm: w requires a gradient"]),
+        (lambda: two(w1_up=up.clone().requires_grad_()), mkernel.Unimplemented, ["w1_up requires a gradient", "torch.no_grad()"]),
+        # The cuda executor has no kernel for it: its refusal comes from the library. This session has no GPU.
+        (lambda: mkernel.torch._plans.MoeKey(4, 8, 8, 0, 4, 1, "bf16", "row_major", 0, "cuda").make(mkernel.torch.init()),
+         mkernel.FailedPrecondition, ["device = -1"]),
+    ):
+        with raises(kind, *words):
+            call()
+    with torch.no_grad():
+        close(one(w=w.clone().requires_grad_()), layer.wanted(x, ids, weights, False))
+    # Ranks that make different calls, by name.
+    with mkernel.torch.options(check=True):
+        with raises(invalid, "different calls", "rank 0", "max_tokens=11", "rank 1", "max_tokens=12"):
+            one(max_tokens=11 + RANK)
+        with raises(invalid, "different calls", "rank 0", "max_tokens=4", "rank 1", "they must be the same"):
+            one(w=w.half() if RANK else w)
+        with raises(mkernel.torch.Refused, "x has dtype torch.float32"):
+            one(x.float())
+        close(one(), layer.wanted(x, ids, weights, False))
+    with raises(invalid, "rank 1", "max_tokens=12"):
+        one(max_tokens=11 + RANK)
+    close(one(), layer.wanted(x, ids, weights, False))
+    end()
+
+
+def refused():
+    """What one rank gives wrong, or more rows than the capacity: the same error on every rank, and the group goes on."""
+    name, layer = start(), Layer()
+    x, ids, weights = layer.inputs(1, 5)
+
+    def spoiled(tensor, value):
+        tensor = tensor.clone()
+        if RANK == 2:
+            tensor[4, 1] = value
+        return tensor
+
+    def good():
+        inputs = layer.inputs(2, tokens_of(RANK, 1), skewed=True)
+        close(moe(layer, inputs, name, True, True, max_tokens=MOST), layer.wanted(*inputs, True))
+
+    for number in (10, -1, 2 ** 31 - 1):
+        with raises(mkernel.InvalidArgument, f"rank 2: topk[4, 1] = {number}, but it must be 0..9"):
+            moe(layer, (x, spoiled(ids, number), weights), name, max_tokens=MOST)
+        good()
+    with raises(mkernel.InvalidArgument, "rank 2: topk[4, 1] ="):
+        moe(layer, (x, spoiled(ids.long(), 2 ** 32 + 1), weights), name, max_tokens=MOST)
+    twice = ids.clone()
+    twice[:, 1] = twice[:, 0]
+    with raises(mkernel.InvalidArgument, "rank 0: topk[0, "):
+        moe(layer, (x, twice, weights), name, max_tokens=MOST)
+    for given in (weights, weights.double()):
+        with raises(mkernel.InvalidArgument, "rank 2: weights[4, 1]"):
+            gemm(layer, (x, ids, spoiled(given, float("nan"))), name, max_tokens=MOST)
+    good()
+    # The rows of each expert count as 64: a rank has room for two experts. Experts 2, 3 and 4 are of one rank.
+    crowded = torch.tensor([2, 3, 4], dtype=torch.int32).repeat(5, 1)
+    with raises(mkernel.ResourceExhausted, "rank 1 needs 192", "its capacity is 128"):
+        gemm(layer, (x, crowded, weights), name, capacity=128)
+    spread = torch.tensor([0, 2, 5], dtype=torch.int32).repeat(5, 1)
+    close(gemm(layer, (x, spread, weights), name, capacity=128), layer.wanted(x, spread, weights, False))
+    good()
+    end()
+
+
+def liger():
+    """Liger-Kernel's layer: weights as torch keeps them, any leading dimensions, ranks without tokens."""
+    start()
+    layer = Layer(sizes=(24, 24, 16))
+    gate, up, down = (layer.part(w).transpose(1, 2).contiguous() for w in (layer.gate, layer.up, layer.down))
+    moe_of = mkernel.torch.LigerExpertParallelFusedMoe(dist.group.WORLD, max_tokens=MOST)
+    assert "max_tokens=11" in repr(moe_of) and list(moe_of.parameters()) == []
+    mkernel.torch.reset_counters()
+    for call in range(5):
+        x, ids, weights = inputs = layer.inputs(call, tokens_of(RANK, call), skewed=call % 2 == 1)
+        y = moe_of(*inputs, gate, up, down, layer.experts)
+        close(y, layer.wanted(*inputs, True))
+    assert mkernel.torch.counters()["copies"] == {}
+    x, ids, weights = inputs = layer.inputs(9, 6)
+    folded = [tensor.view(2, 3, -1) for tensor in (x, ids.long(), weights.bfloat16())]
+    alone = mkernel.torch.LigerExpertParallelFusedMoe()
+    y = alone(*folded, gate, up, down, layer.experts)
+    assert y.shape == (2, 3, 24)
+    close(y.view(6, 24), layer.wanted(x, ids, weights.bfloat16(), True))
+    with raises(mkernel.Unimplemented, "w1 requires a gradient", "no backward"):
+        alone(*folded, torch.nn.Parameter(gate), up, down, layer.experts)
+    compiled_layer = torch.compile(alone, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled_layer(*folded, gate, up, down, layer.experts), y)
+    end()
+
+
+def mega():
+    """DeepGEMM's functions: the caller fills a buffer, tokens differ from rank to rank and from call to call."""
+    start()
+    layer = Layer(experts=130, topk=4, sizes=(24, 24, 16))  # counts of so many experts take two exchanges
+    group, make = dist.group.WORLD, mkernel.torch.get_symm_buffer_for_mega_moe
+    l1 = torch.cat([layer.part(layer.gate), layer.part(layer.up)], 2).transpose(1, 2).contiguous()
+    l2 = layer.part(layer.down).transpose(1, 2).contiguous()
+    same = mkernel.torch.transform_weights_for_mega_moe(l1, l2)
+    assert same[0] is l1 and same[1] is l2
+    buffer = make(group, layer.experts, MOST, layer.topk, 24, 16)
+    stats = torch.full((l1.shape[0],), 5, dtype=torch.int32)
+    received = torch.full((layer.experts,), 5)
+    mkernel.torch.reset_counters()
+
+    def call(number, stats=None, y=None):
+        x, ids, weights = inputs = layer.inputs(number, tokens_of(RANK, number), skewed=number % 2 == 1)
+        tokens = x.shape[0]
+        buffer.x[:tokens].copy_(x)
+        buffer.topk_idx[:tokens].copy_(ids)
+        buffer.topk_weights[:tokens].copy_(weights)
+        y = torch.empty_like(x) if y is None else y(tokens)
+        mkernel.torch.bf16_mega_moe(y, *same, buffer, stats)
+        close(y, layer.wanted(*inputs, True))
+        return torch.bincount(ids.flatten(), minlength=layer.experts)
+
+    for number in range(5):
+        counts = call(number, stats)
+        dist.all_reduce(counts)
+        received += counts
+        assert torch.equal(stats, received[layer.mine].to(torch.int32)), number
+    call(1)
+    call(2, y=lambda tokens: torch.empty(tokens, 48, dtype=torch.bfloat16)[:, ::2])
+    told = mkernel.torch.counters()
+    assert told["moe_layer"] == told["launches"] == 7 and told["plans_created"] == 1, told
+    assert told["copies"] == {"topk_ids: torch.int64 becomes torch.int32": 7}, told
+    y, run = torch.empty(4, 24, dtype=torch.bfloat16), mkernel.torch.bf16_mega_moe
+    missing, invalid = mkernel.Unimplemented, mkernel.InvalidArgument
+    for wrong_call, kind, words in (
+        (lambda: run(y, *same, buffer, activation="gelu"), missing, ["activation = 'gelu'", "swiglu"]),
+        (lambda: run(y, *same, buffer, activation_clamp=7.0), missing, ["activation_clamp = 7.0"]),
+        (lambda: run(y, *same, buffer, shared_l1_weights=l1), missing, ["shared_l1_weights"]),
+        (lambda: run(y, *same, buffer, stats.long()), invalid, ["recv_stats", "torch.int64", "torch.int32"]),
+        (lambda: run(y, *same, buffer, stats[1:]), invalid, ["recv_stats", f"({len(stats)},)"]),
+        (lambda: run(y.float(), *same, buffer), invalid, ["y has dtype torch.float32"]),
+        (lambda: run(torch.empty(12, 24, dtype=y.dtype), *same, buffer), invalid, ["(12, 24)", "at most 11 rows"]),
+        (lambda: run(y, l1[1:], l2, buffer), invalid, ["w1 of shape", f"of num_experts = 130 rank {RANK} of 4"]),
+        (lambda: make(group, 130, MOST, 4, 24, 16, True), missing, ["use_fp8_dispatch = True"]),
+        (lambda: make(group, 130, MOST, 4, 24, 16, mma_type="fp8xfp4"), missing, ["mma_type = 'fp8xfp4'"]),
+        (lambda: make(group, 130, MOST, 4, 24, 16, activation="relu"), missing, ["activation = 'relu'"]),
+        (lambda: make(group, 130, 0, 4, 24, 16), invalid, ["num_max_tokens_per_rank = 0"]),
+        (lambda: mkernel.torch.transform_weights_for_mega_moe((l1, l1), (l2, l2)), missing, ["scaling factors"]),
+        (lambda: mkernel.torch.transform_weights_for_mega_moe(l1.half(), l2), missing, ["torch.float16"]),
+    ):
+        with raises(kind, *words):
+            wrong_call()
+    # Refused by every rank; what was received is not counted then.
+    before = stats.clone()
+    buffer.topk_idx[0, 0] = 130 if RANK == 3 else buffer.topk_idx[0, 0]
+    with raises(mkernel.InvalidArgument, "rank 3: topk[0, 0] = 130"):
+        run(y, *same, buffer, stats)
+    assert torch.equal(stats, before)
+    call(3, stats)
+    with raises(invalid, "l2_weights of shape", "intermediate_hidden = 16"):
+        run(y, l1, l2[:, :, 1:], buffer)
+    buffer.destroy()
+    with raises(mkernel.FailedPrecondition, "destroy()"):
+        run(y, *same, buffer)
+    end()

@@ -157,6 +157,16 @@ class Daemon:
         maps = (proc / "maps").read_text().count("memfd:")
         return len(list((proc / "fd").iterdir())), len(list((proc / "task").iterdir())), maps
 
+    def pause(self):
+        """SIGSTOP; returns when the last of its threads has stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
+        wait_until(lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()),
+                   f"{self.name} stops")
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
+
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(PATIENCE)

@@ -4,7 +4,6 @@ import os
 import pathlib
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -106,12 +105,12 @@ class NoDaemonThere(unittest.TestCase):
 class StoppedDaemon(ClusterTest):
     def test_the_patience_is_an_option_and_a_stopped_daemon_is_named(self):
         (node,) = self.start_nodes(1)
-        node.process.send_signal(signal.SIGSTOP)
+        node.pause()
         try:
             run = subprocess.run([BIN / "mkctl", "--socket", node.control, "--timeout", "0.3", "status"], capture_output=True,
                                  text=True, timeout=PATIENCE)
         finally:
-            node.process.send_signal(signal.SIGCONT)
+            node.go_on()
         self.assertEqual(run.returncode, 3)
         self.assertIn(f"process {node.process.pid} (mkerneld)", run.stderr)
         self.assertIn("within 0.3 s", run.stderr)

@@ -40,6 +40,9 @@ class ClientTest(ClusterTest):
     def wait_for_line(self, process, line):
         """Reads the output of a rank until it prints `line`. The rank prints it before it begins to wait."""
         found = next((said for said in iter(process.stdout.readline, "") if not said.startswith("[Gloo]")), "")  # PyTorch 2.8 talks
+        if not found:
+            status, _, err = self.finish(process)
+            self.fail(f"{process.args} ended with {status} before it printed {line!r}:\n{err}")
         self.assertEqual(found.strip(), line)
 
     def go_on(self, process):

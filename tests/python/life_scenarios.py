@@ -86,7 +86,13 @@ def full_ring():
     say("ready")
     wait_for_line()
     full = mkernel.DeadlineExceeded
-    assert [group.signal(0, lane, timeout=LONG) for _ in range(64)] == list(range(2, 66))
+    # The daemon may have been stopped before it gave back the slots of what came before.
+    made = 1
+    try:
+        while True:
+            made = group.signal(0, lane, timeout=0.1)
+    except full:
+        assert 56 <= made <= 65
 
     def put(**options):
         return group.put(0, lane, buffer, region=buffer.region, nbytes=64, region_offset=64, **options)
@@ -105,23 +111,23 @@ def full_ring():
     thread.start()
     thread.join(LONG)
     assert failed == [None]
-    assert group.puts(0, lane) == 65 and group.status() is None
+    assert group.puts(0, lane) == made and group.status() is None
     for attempt, options in enumerate(({}, {"timeout": LONG})):
         say("full")
         try:
             put(**options)
         except KeyboardInterrupt:
-            assert group.puts(0, lane) == 65, "an interrupted put was made"
+            assert group.puts(0, lane) == made, "an interrupted put was made"
             say("interrupted")
         else:
             raise AssertionError(f"attempt {attempt}: there was room")
         wait_for_line()
     say("goes on")  # the test lets the daemon go on while this waits
-    assert put() == 66
-    group.wait_arrival(0, lane, 66, LONG)
-    group.wait_completed(0, lane, 66, LONG)
+    assert put() == made + 1
+    group.wait_arrival(0, lane, made + 1, LONG)
+    group.wait_completed(0, lane, made + 1, LONG)
     assert bytes(buffer.memoryview()[64:]) == b"x" * 64
-    assert group.arrivals(0, lane) == group.puts(0, lane) == 66
+    assert group.arrivals(0, lane) == group.puts(0, lane) == made + 1
 
 
 def unhandled():

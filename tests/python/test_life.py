@@ -37,21 +37,21 @@ class Life(ClientTest):
             with self.subTest(wait=wait):
                 process = self.rank("life_scenarios.interrupted", WAIT=wait)
                 self.wait_for_line(process, "waiting")
-                daemon.process.send_signal(signal.SIGSTOP)
+                daemon.pause()
                 try:
                     process.stdin.write("\n")
                     process.stdin.flush()
                     self.wait_for_line(process, "stopped")
                     status, out, err = self.interrupt(process)
                 finally:
-                    daemon.process.send_signal(signal.SIGCONT)
+                    daemon.go_on()
                 self.assertEqual((status, out.strip()), (0, "interrupted"), f"{wait}:\n{out}{err}")
 
     def test_a_put_that_waits_for_room_ends_at_its_limit_and_by_ctrl_c(self):
         daemon = self.start_nodes(1, {"proxy": {"ring_slots": 64}})[0]
         process = self.rank("life_scenarios.full_ring")
         self.wait_for_line(process, "ready")
-        daemon.process.send_signal(signal.SIGSTOP)
+        daemon.pause()
         try:
             self.go_on(process)
             for _ in range(2):
@@ -61,7 +61,7 @@ class Life(ClientTest):
             self.wait_for_line(process, "goes on")
             time.sleep(0.2)  # not a synchronisation: lets most runs find the put waiting
         finally:
-            daemon.process.send_signal(signal.SIGCONT)
+            daemon.go_on()
         status, out, err = self.finish(process)
         self.assertEqual(status, 0, out + err)
 

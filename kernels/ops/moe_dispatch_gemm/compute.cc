@@ -5,7 +5,7 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr const char* kRole = "compute";
+constexpr const char* kComputeRole = "compute";
 
 }  // namespace
 
@@ -13,8 +13,8 @@ Status MoeLaunch::compute(int thread) {
   layer_.widen(arguments_, thread, launch_.compute_threads);
   signal_add(widened_, 1);
   MK_RETURN_IF_ERROR(wait(widened_.value, static_cast<std::uint64_t>(launch_.compute_threads),
-                          {kRole, "widened weights", me_}, 1));
-  MK_RETURN_IF_ERROR(wait_table(kRole));
+                          {kComputeRole, "widened weights", me_}, 1));
+  MK_RETURN_IF_ERROR(wait_table(kComputeRole));
   if (work_ == nullptr) return {};
   const ExpertScratch scratch(plan_);
   WorkCounter& work = work_->tiles;
@@ -23,13 +23,13 @@ Status MoeLaunch::compute(int thread) {
     const ExpertTasks::Task task = work_->tasks.tasks.task(number);
     MK_RETURN_IF_ERROR(task.second ? second_tile(task, scratch) : first_tile(task, scratch));
   }
-  MK_RETURN_IF_ERROR(wait_placed(kRole));
+  MK_RETURN_IF_ERROR(wait_placed(kComputeRole));
   return sum();
 }
 
 Status MoeLaunch::first_tile(const ExpertTasks::Task& task, const ExpertScratch& scratch) const {
   MK_RETURN_IF_ERROR(wait(word(me_, exchange_.arrived(task.block)), exchange_.arrived_count(launch_.epoch),
-                          {kRole, "rows of a block"}, 2));
+                          {kComputeRole, "rows of a block"}, 2));
   const OwnedExperts::Block block = work_->mine.block(task.block);
   scratch.load(plan_.shape.dtype, memory(me_) + exchange_.row(block.first_row), block.rows,
                plan_.shape.hidden, exchange_.row_bytes);
@@ -41,7 +41,7 @@ Status MoeLaunch::first_tile(const ExpertTasks::Task& task, const ExpertScratch&
 Status MoeLaunch::second_tile(const ExpertTasks::Task& task, const ExpertScratch& scratch) const {
   for (std::int32_t column = 0; column < exchange_.columns1; ++column) {
     MK_RETURN_IF_ERROR(wait(word(me_, exchange_.hidden_word(task.block, column)), stamp(),
-                            {kRole, "a tile of the first product", me_}, 3));
+                            {kComputeRole, "a tile of the first product", me_}, 3));
   }
   const OwnedExperts::Block block = work_->mine.block(task.block);
   scratch.load(plan_.shape.dtype, memory(me_) + exchange_.hidden(block.first_row), block.rows,

@@ -7,8 +7,8 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr const char* kSend = "inter_send";
-constexpr const char* kReceive = "inter_recv";
+constexpr const char* kSendRole = "inter_send";
+constexpr const char* kReceiveRole = "inter_recv";
 
 }  // namespace
 
@@ -16,7 +16,7 @@ Status MoeLaunch::forward_counts() {
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
     const std::int32_t source = order_.rail_peer(turn);
     MK_RETURN_IF_ERROR(endpoint_.wait_arrival(static_cast<std::uint32_t>(source), MoePlan::kRowsLane,
-                                              exchange_.counts_arrivals(launch_.epoch), kReceive,
+                                              exchange_.counts_arrivals(launch_.epoch), kReceiveRole,
                                               launch_.scope));
     const std::uint64_t at = exchange_.counts(launch_.epoch, source);
     for (std::int32_t ahead = 1; ahead <= order_.ranks_per_node; ++ahead) {
@@ -63,9 +63,9 @@ Status MoeLaunch::forward() {
   WorkCounter& work = work_->forwarding;
   for (std::int32_t number = work.next(); number < work.all(); number = work.next()) {
     const std::int32_t piece = number / exchange_.others(), turn = number % exchange_.others();
-    MK_RETURN_IF_ERROR(
-        endpoint_.wait_arrival(static_cast<std::uint32_t>(order_.rail_peer(turn)), MoePlan::kRowsLane,
-                               exchange_.rows_arrivals(launch_.epoch, piece), kReceive, launch_.at_stage(1)));
+    MK_RETURN_IF_ERROR(endpoint_.wait_arrival(
+        static_cast<std::uint32_t>(order_.rail_peer(turn)), MoePlan::kRowsLane,
+        exchange_.rows_arrivals(launch_.epoch, piece), kReceiveRole, launch_.at_stage(1)));
     const std::int32_t rows = work_->counts.crossed[static_cast<std::size_t>(turn)];
     for (std::int32_t row = exchange_.piece_begin(piece, rows); row < exchange_.piece_begin(piece + 1, rows);
          ++row)
@@ -90,19 +90,19 @@ void MoeLaunch::forward_row(std::int32_t turn, std::int32_t row) {
 }
 
 Status MoeLaunch::send() {
-  MK_RETURN_IF_ERROR(wait(word(me_, exchange_.counted(me_)), stamp(), {kSend, "own counts", me_}, 1));
+  MK_RETURN_IF_ERROR(wait(word(me_, exchange_.counted(me_)), stamp(), {kSendRole, "own counts", me_}, 1));
   MK_RETURN_IF_ERROR(put_counts());
-  MK_RETURN_IF_ERROR(wait_table(kSend));
-  MK_RETURN_IF_ERROR(wait_placed(kSend));
+  MK_RETURN_IF_ERROR(wait_table(kSendRole));
+  MK_RETURN_IF_ERROR(wait_placed(kSendRole));
   for (const std::uint32_t lane : {MoePlan::kRowsLane, MoePlan::kSumsLane})
     MK_RETURN_IF_ERROR(put_pieces(lane));
   const std::int32_t last = exchange_.pieces - 1;
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
     const auto peer = static_cast<std::uint32_t>(order_.rail_peer(turn));
     MK_RETURN_IF_ERROR(endpoint_.wait_completed(
-        peer, MoePlan::kRowsLane, exchange_.rows_arrivals(launch_.epoch, last), kSend, launch_.scope));
+        peer, MoePlan::kRowsLane, exchange_.rows_arrivals(launch_.epoch, last), kSendRole, launch_.scope));
     MK_RETURN_IF_ERROR(endpoint_.wait_completed(
-        peer, MoePlan::kSumsLane, exchange_.sums_arrivals(launch_.epoch, last), kSend, launch_.scope));
+        peer, MoePlan::kSumsLane, exchange_.sums_arrivals(launch_.epoch, last), kSendRole, launch_.scope));
   }
   return {};
 }
@@ -111,7 +111,7 @@ Status MoeLaunch::put_counts() {
   const Place place{workspace_.region, exchange_.counts(launch_.epoch, me_)};
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
     MK_RETURN_IF_ERROR(endpoint_.put(static_cast<std::uint32_t>(order_.rail_peer(turn)), MoePlan::kRowsLane,
-                                     place, place, exchange_.counts_bytes(), kSend, launch_.scope));
+                                     place, place, exchange_.counts_bytes(), kSendRole, launch_.scope));
   }
   return {};
 }
@@ -132,14 +132,14 @@ Status MoeLaunch::put_piece(std::uint32_t lane, std::int32_t turn, std::int32_t 
   for (std::int32_t row = begin; row < end; ++row) {
     const std::uint64_t ready = out ? exchange_.staged_word(turn, row) : exchange_.summed_word(turn, row);
     MK_RETURN_IF_ERROR(
-        wait(word(me_, ready), stamp(), {kSend, out ? "a staged row" : "a sum", me_}, out ? 2 : 3));
+        wait(word(me_, ready), stamp(), {kSendRole, out ? "a staged row" : "a sum", me_}, out ? 2 : 3));
   }
   const std::int32_t there = order_.as_seen_from(turn);
   const std::uint64_t from = out ? exchange_.crossing_out(turn, begin) : exchange_.sum_out(turn, begin);
   const std::uint64_t to = out ? exchange_.crossing_in(there, begin) : exchange_.sum_in(there, begin);
   const std::uint64_t bytes = out ? exchange_.crossing_bytes() : exchange_.finished_bytes;
   return endpoint_.put(static_cast<std::uint32_t>(order_.rail_peer(turn)), lane, {workspace_.region, from},
-                       {workspace_.region, to}, static_cast<std::uint64_t>(end - begin) * bytes, kSend,
+                       {workspace_.region, to}, static_cast<std::uint64_t>(end - begin) * bytes, kSendRole,
                        launch_.scope);
 }
 

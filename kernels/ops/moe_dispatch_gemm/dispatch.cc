@@ -9,7 +9,7 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr const char* kRole = "intra_comm";
+constexpr const char* kDispatchRole = "intra_comm";
 
 std::int32_t most(const std::vector<std::int32_t>& numbers) {
   return numbers.empty() ? 0 : *std::max_element(numbers.begin(), numbers.end());
@@ -69,10 +69,10 @@ Status MoeLaunch::wait_placed(const char* role) const {
 Status MoeLaunch::dispatch(std::int32_t number) {
   MK_RETURN_IF_ERROR(route(number));
   if (number == 0) MK_RETURN_IF_ERROR(build_table());
-  MK_RETURN_IF_ERROR(wait_table(kRole));
+  MK_RETURN_IF_ERROR(wait_table(kDispatchRole));
   add_lacking_rows(number);
   if (work_ == nullptr) return {};
-  MK_RETURN_IF_ERROR(wait_placed(kRole));
+  MK_RETURN_IF_ERROR(wait_placed(kDispatchRole));
   stage();
   push();
   MK_RETURN_IF_ERROR(forward());
@@ -84,7 +84,7 @@ Status MoeLaunch::route(std::int32_t number) {
   routing_.count(number);
   signal_add(chunks_, 1);
   MK_RETURN_IF_ERROR(wait(chunks_.value, static_cast<std::uint64_t>(plan_.dispatch_ctas),
-                          {kRole, "counted chunks", me_}, 1));
+                          {kDispatchRole, "counted chunks", me_}, 1));
   for (std::int32_t ahead = 1 + number; ahead <= order_.ranks_per_node; ahead += plan_.dispatch_ctas)
     send_counts(order_.neighbour(ahead));
   if (routing_.problem().kind == RoutingProblem::kNone) routing_.place(number);
@@ -113,7 +113,7 @@ Status MoeLaunch::wait_counts() const {
     const std::int64_t via =
         topology().via(static_cast<std::uint32_t>(source), static_cast<std::uint32_t>(me_));
     MK_RETURN_IF_ERROR(wait(word(me_, exchange_.counted(source)), stamp(),
-                            {.role = kRole, .tag = "counts", .peer = source, .via = via},
+                            {.role = kDispatchRole, .tag = "counts", .peer = source, .via = via},
                             turn < order_.ranks_per_node ? 0 : 1));
   }
   return {};

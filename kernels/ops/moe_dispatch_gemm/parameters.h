@@ -1,11 +1,10 @@
-// What the kernel of the mixture of experts is given: between cuda.cc and the roles.
+// What the roles of the mixture of experts' kernel are given.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/launch/cooperative_kernel.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/plan/expert_exchange_plan.h"
@@ -59,12 +58,12 @@ struct MoeScratch {
   std::int32_t* followers;    ///< [own experts + 1]: ExpertTasks
   std::int32_t* pushed;       ///< [max_tokens * topk]: entries, in the order of PushOrder
   std::int32_t* token_order;  ///< [max_tokens]: tokens, by last local expert
-  std::int32_t*
-      entry_index;          ///< [max_tokens * topk]: of entries for other nodes, ChunkedRouting::Push::index
-  std::int32_t* crossing;   ///< [others][max_tokens]: tokens, in the order in which they cross
-  std::int32_t* returning;  ///< [others][max_tokens]: by token, ChunkedRouting::returning()
-  std::int32_t* crossings;  ///< [others]: own tokens that cross to a node
-  std::int32_t* crossed;    ///< [others]: tokens that cross from the rail peer there
+  /// [max_tokens * topk]: of entries for other nodes, ChunkedRouting::Push::index.
+  std::int32_t* entry_index;
+  std::int32_t* crossing;     ///< [others][max_tokens]: tokens, in the order in which they cross
+  std::int32_t* returning;    ///< [others][max_tokens]: by token, ChunkedRouting::returning()
+  std::int32_t* crossings;    ///< [others]: own tokens that cross to a node
+  std::int32_t* crossed;      ///< [others]: tokens that cross from the rail peer there
   std::int32_t* crossed_row;  ///< [others][max_tokens]: by number of returning, the row of crossing_in[]
 };
 
@@ -140,8 +139,5 @@ std::uint64_t moe_scratch_bytes(const ExpertExchangePlan& plan, std::int32_t dis
 /// device. `workspace`: of the ranks of this node; `scratch`: as many zeroed bytes.
 MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank,
                              const std::vector<std::byte*>& workspace, void* scratch);
-
-/// The kernel for these types. `dtype`: bf16 or f16.
-CooperativeKernel moe_kernel_of(DataType dtype, Layout weights);
 
 }  // namespace mkernel::kernels

@@ -7,7 +7,7 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr const char* kRole = "inter_reduce";
+constexpr const char* kSumRole = "inter_reduce";
 
 }  // namespace
 
@@ -45,14 +45,14 @@ Status MoeLaunch::sum() {
 /// Once the finished row is here.
 Status MoeLaunch::add_finished(std::int32_t entry, std::int32_t expert, float weight, Sum& sum) const {
   MK_RETURN_IF_ERROR(wait(word(me_, exchange_.finished_word(entry)), stamp(),
-                          {kRole, "a finished row", exchange_.owners.owner(expert)}, 3));
+                          {kSumRole, "a finished row", exchange_.owners.owner(expert)}, 3));
   sum.add(memory(me_) + exchange_.finished(entry), weight);
   return {};
 }
 
 Status MoeLaunch::sum_crossed(std::int32_t turn, std::int32_t returning, Sum& sum) const {
   MK_RETURN_IF_ERROR(wait(word(me_, exchange_.forwarded_word(turn, returning)), stamp(),
-                          {kRole, "a forwarded row", me_}, 2));
+                          {kSumRole, "a forwarded row", me_}, 2));
   const std::int32_t row =
       work_->crossed_row[static_cast<std::size_t>(turn)][static_cast<std::size_t>(returning)];
   const std::byte* in = memory(me_) + exchange_.crossing_in(turn, row);
@@ -79,7 +79,7 @@ Status MoeLaunch::sum_own(std::int32_t token, Sum& sum) const {
     const std::int32_t piece = exchange_.piece_of(returning, work_->crossing[static_cast<std::size_t>(turn)]);
     MK_RETURN_IF_ERROR(
         endpoint_.wait_arrival(static_cast<std::uint32_t>(order_.rail_peer(turn)), MoePlan::kSumsLane,
-                               exchange_.sums_arrivals(launch_.epoch, piece), kRole, launch_.at_stage(4)));
+                               exchange_.sums_arrivals(launch_.epoch, piece), kSumRole, launch_.at_stage(4)));
     sum.add(memory(me_) + exchange_.sum_in(turn, returning), 1);
   }
   sum.store(static_cast<std::byte*>(arguments_.y) + token * plan_.shape.n * 2);

@@ -45,8 +45,8 @@ __device__ __forceinline__ void moe_add(float (&sums)[8], float weight, const ui
   }
 }
 
-/// What is added up for one token, by lane: whose lane holds it, where it lies in this rank's memory, and its
-/// weight. Lanes below kMoeMostTopk hold finished rows, the others the sums of other nodes.
+/// What a lane holds of the summands of a token: whether there is one, where it lies in this rank's memory,
+/// and its weight. Lanes below kMoeMostTopk hold finished rows, the others the sums of other nodes.
 struct MoeSummand {
   bool any = false;
   std::uint64_t at = 0;

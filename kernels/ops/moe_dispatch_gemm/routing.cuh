@@ -34,6 +34,7 @@ __device__ __forceinline__ void warp_sums_before(std::int32_t count, std::int32_
   if (lane == 0) begin[count] = before;
 }
 
+/// The working threads of a dispatching CTA: counts and places in its shared memory, results in MoeScratch.
 class MoeRouting {
  public:
   __device__ __forceinline__ MoeRouting(const MoeParameters& p, std::uint64_t epoch,
@@ -106,7 +107,7 @@ class MoeRouting {
     return moe_meet(p_, workers_, p_.scratch.placed, epoch_, told_);
   }
 
-  /// Rows that this rank pushes; which one is number `number`.
+  /// Rows that this rank pushes.
   __device__ __forceinline__ std::int32_t pushes() const { return step_begin_[order_.steps()]; }
   /// Number of an entry's row among this rank's rows of the expert, when it is push `number`.
   __device__ __forceinline__ std::int32_t index(std::int32_t number, std::int32_t expert) const {

@@ -112,7 +112,7 @@ class MoeTasks {
  private:
   static constexpr int kGate = 0, kFinish = 1;
 
-  /// Not through L1: a line that an earlier block has brought there holds what came later of this one.
+  /// Not through L1: it may hold the line as it was when rows of an earlier block were looked up.
   __device__ __forceinline__ ExpertRowOrigin origin_of(std::int32_t pool_row) const {
     const auto* origins = reinterpret_cast<const int2*>(moe_memory(p_, p_.rank) + p_.places.origin);
     const int2 origin = __ldcg(origins + pool_row);

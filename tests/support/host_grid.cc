@@ -46,12 +46,19 @@ struct Block {
   bool all = true;  ///< of host_all_of_cta()
 };
 
+struct ClusterMeeting {
+  Meeting meeting;
+  std::uint32_t threads = 0;
+};
+
 struct Fiber {
   ucontext_t context{};
   HostThread self;
   Block* block = nullptr;
   const std::function<void()>* body = nullptr;
   std::unique_ptr<char[]> stack;
+  ClusterMeeting* cluster = nullptr;
+  bool serves = false;
   bool done = false;
   void* fake_stack = nullptr;
 
@@ -87,7 +94,7 @@ void enter() {
 #endif
   (*running->body)();
   running->done = true;
-  --unfinished;
+  if (!running->serves) --unfinished;
   to_scheduler(true);
 }
 
@@ -126,8 +133,12 @@ void host_yield() {
   to_scheduler(false);
 }
 
-bool host_is_alone() {
-  return unfinished == 1;
+bool host_is_over() {
+  return unfinished == 0;
+}
+
+void host_cluster_sync() {
+  meet(running->cluster->meeting, running->cluster->threads);
 }
 
 void host_warp_sync(std::uint32_t mask) {
@@ -158,6 +169,39 @@ const std::uint64_t* host_exchange(std::uint32_t mask, std::uint64_t mine) {
   return given.data();
 }
 
+struct HostGrid::Cluster {
+  Cluster(std::uint32_t size, std::uint32_t threads, std::size_t bytes) {
+    constexpr std::size_t kPeriod = 1024;  // of the swizzle
+    for (std::uint32_t rank = 0; rank < size; ++rank) {
+      memory.push_back(std::make_unique<std::byte[]>(bytes + kPeriod));
+      const auto address = reinterpret_cast<std::uintptr_t>(memory.back().get());
+      shared.push_back(memory.back().get() + (kPeriod - address % kPeriod) % kPeriod);
+    }
+    meeting.threads = size * threads;
+  }
+  std::vector<std::unique_ptr<std::byte[]>> memory;
+  std::vector<std::byte*> shared;  ///< by rank
+  ClusterMeeting meeting;
+};
+
+void HostGrid::add_cluster(std::uint32_t block, std::uint32_t size, std::uint32_t blocks,
+                           std::uint32_t threads, std::size_t shared_bytes,
+                           const std::function<void()>& body) {
+  const auto cluster = std::make_shared<Cluster>(size, threads, shared_bytes);
+  for (std::uint32_t rank = 0; rank < size; ++rank) {
+    add(block + rank, blocks, threads, body);
+    ctas_.back().first.cluster_rank = rank;
+    ctas_.back().first.cluster_shared = cluster->shared.data();
+    ctas_.back().cluster = static_cast<std::int32_t>(clusters_.size());
+  }
+  clusters_.push_back(cluster);
+}
+
+void HostGrid::add_service(std::function<void()> body) {
+  add(0, 1, 1, std::move(body));
+  ctas_.back().serves = true;
+}
+
 void HostGrid::add(std::uint32_t block, std::uint32_t blocks, std::uint32_t threads,
                    std::function<void()> body) {
   ctas_.push_back({{{}, {block}, {threads, 1, 1}, {blocks, 1, 1}}, threads, std::move(body)});
@@ -175,6 +219,8 @@ void HostGrid::run() {
       fiber->self.thread.x = thread;
       fiber->block = blocks.back().get();
       fiber->body = &cta.body;
+      fiber->serves = cta.serves;
+      if (cta.cluster >= 0) fiber->cluster = &clusters_[static_cast<std::size_t>(cta.cluster)]->meeting;
       fiber->stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
       getcontext(&fiber->context);
       fiber->context.uc_stack.ss_sp = fiber->stack.get();
@@ -184,7 +230,8 @@ void HostGrid::run() {
       fibers.push_back(std::move(fiber));
     }
   }
-  unfinished = fibers.size();
+  unfinished = static_cast<std::size_t>(
+      std::count_if(fibers.begin(), fibers.end(), [](const auto& fiber) { return !fiber->serves; }));
   while (!ready.empty()) {
     Fiber* next = ready.front();
     ready.pop_front();

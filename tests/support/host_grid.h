@@ -5,8 +5,10 @@
 // tests/support/on_host has CUDA's names for it (cuda_names.h) and what stands in for kernels/cuda/ptx.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace mkernel::test {
@@ -18,6 +20,8 @@ struct HostIndex {
 /// What the CUDA thread that runs now is.
 struct HostThread {
   HostIndex thread, block, block_size{1, 1, 1}, grid_size{1, 1, 1};
+  std::uint32_t cluster_rank = 0;
+  std::byte* const* cluster_shared = nullptr;  ///< by rank in the cluster: shared memory of its CTAs
 };
 const HostThread& host_thread();
 
@@ -26,6 +30,11 @@ class HostGrid {
  public:
   /// Adds a CTA: `body` is called by each of its `threads` threads.
   void add(std::uint32_t block, std::uint32_t blocks, std::uint32_t threads, std::function<void()> body);
+  /// Adds a cluster of `size` CTAs, from `block` on, each with `shared_bytes` of zeroed shared memory.
+  void add_cluster(std::uint32_t block, std::uint32_t size, std::uint32_t blocks, std::uint32_t threads,
+                   std::size_t shared_bytes, const std::function<void()>& body);
+  /// Adds a thread that serves the others until host_is_over().
+  void add_service(std::function<void()> body);
   /// Until every thread has returned. Throws std::runtime_error when all wait for each other at barriers.
   void run();
 
@@ -34,16 +43,22 @@ class HostGrid {
     HostThread first;
     std::uint32_t threads;
     std::function<void()> body;
+    std::int32_t cluster = -1;
+    bool serves = false;
   };
+  struct Cluster;
   std::vector<Cta> ctas_;
+  std::vector<std::shared_ptr<Cluster>> clusters_;
 };
 
 // What a thread may wait with.
 
 /// Lets others run.
 void host_yield();
-/// Whether all other threads have returned.
-bool host_is_alone();
+/// Whether all threads have returned but those that serve.
+bool host_is_over();
+/// All threads of the cluster: until all are here.
+void host_cluster_sync();
 /// The lanes of `mask` of this warp: until all are here.
 void host_warp_sync(std::uint32_t mask);
 /// `threads` threads of this CTA: until all are here.

@@ -13,6 +13,10 @@
 #define __global__
 #define __forceinline__ inline
 #define __noinline__
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct uint4 {
   std::uint32_t x, y, z, w;

@@ -96,7 +96,7 @@ class HostRanks {
                        static_cast<std::int32_t>(inputs[r].tokens), static_cast<std::int32_t>(shape_.topk)};
       add_rank(grid, rank);
     }
-    if (plan_.exchange.others() > 0) grid.add(0, 1, 1, [this] { deliver(); });
+    if (plan_.exchange.others() > 0) grid.add_service([this] { deliver(); });
     grid.run();
     for (Rank& rank : ranks_) {
       CHECK(rank.control.failed == 0);
@@ -180,7 +180,7 @@ class HostRanks {
   /// The daemons: one put after the other, of a rank that is drawn, when some time has passed.
   void deliver() {
     std::mt19937 random(7);
-    while (!host_is_alone()) {
+    while (!host_is_over()) {
       for (std::uint32_t pause = random() % 4; pause > 0; --pause) host_yield();
       host_yield();
       const std::uint32_t source = random() % static_cast<std::uint32_t>(ranks_.size());

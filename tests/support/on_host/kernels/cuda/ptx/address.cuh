@@ -5,8 +5,16 @@
 #include <cstdint>
 #include <stdexcept>
 
+#include "tests/support/on_host/sm90.h"
+
 namespace mkernel::kernels::ptx {
 
+inline std::uint32_t shared_address(const void* pointer) {
+  return mkernel::test::host_shared_address(pointer);
+}
+inline bool elect_sync() {
+  return threadIdx.x % 32 == 0;
+}
 inline std::uint64_t globaltimer() {
   return static_cast<std::uint64_t>(
       std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());

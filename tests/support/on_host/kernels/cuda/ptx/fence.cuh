@@ -3,6 +3,10 @@
 
 namespace mkernel::kernels::ptx {
 
+inline void fence_mbarrier_init_release_cluster() {}
+inline void fence_proxy_async_shared_cta() {}
+inline void fence_proxy_async_global() {}
+
 class SysReleased;
 inline SysReleased fence_acq_rel_sys();
 

@@ -1,12 +1,26 @@
-// Stands in for kernels/cuda/ptx/shared.cuh (tests/support/on_host/cuda_names.h): the conversions alone.
+// Stands in for kernels/cuda/ptx/shared.cuh (tests/support/on_host/cuda_names.h).
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/cpu/memory/convert.h"
+#include "tests/support/on_host/sm90.h"
 
 namespace mkernel::kernels::ptx {
 
+inline void stmatrix_x4(std::uint32_t row, std::uint32_t m0, std::uint32_t m1, std::uint32_t m2,
+                        std::uint32_t m3) {
+  const std::uint64_t* rows = mkernel::test::host_exchange(~0U, row);
+  const std::uint32_t lane = threadIdx.x % 32, values[] = {m0, m1, m2, m3};
+  for (std::uint32_t matrix = 0; matrix < 4; ++matrix) {
+    const auto at = static_cast<std::uint32_t>(rows[8 * matrix + lane / 4]) + lane % 4 * 4;
+    std::memcpy(mkernel::test::host_shared_at(at), &values[matrix], 4);
+  }
+}
+inline std::uint32_t atom_add_acq_rel_cta_shared(std::uint32_t address, std::uint32_t value) {
+  return atomicAdd(reinterpret_cast<std::uint32_t*>(mkernel::test::host_shared_at(address)), value);
+}
 inline std::uint32_t cvt_rn(DataType type, float low, float high) {
   const float values[] = {low, high};
   std::uint16_t packed[2];

@@ -1,0 +1,211 @@
+#include "tests/support/on_host/sm90.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/memory/convert.h"
+
+namespace mkernel::test {
+namespace {
+
+constexpr std::uint32_t kOffset = 0xffffff, kRowBytes = 128;
+
+struct Map {
+  std::byte* base;
+  std::int64_t rows, columns, leading;
+  std::int32_t box_rows, box_columns;
+};
+static_assert(sizeof(Map) <= sizeof(kernels::TensorMap));
+
+Map map_at(const void* place) {
+  Map map;
+  std::memcpy(&map, place, sizeof map);
+  return map;
+}
+
+/// The 128-byte swizzle: 16-byte pieces of a row of 128 bytes change places with its number.
+std::uint32_t swizzled(std::uint32_t offset) {
+  return offset ^ (offset >> 7 & 7) << 4;
+}
+
+/// Row `row` of the matrix that begins with row z of a map's memory.
+std::byte* row_of(const Map& map, std::int64_t z, std::int64_t row) {
+  return map.base + (z + row) * map.leading * 2;
+}
+
+thread_local std::deque<std::function<void()>> copies;
+/// Groups of stores that are not done, by thread: how many stores each has left.
+thread_local std::map<const HostThread*, std::vector<std::shared_ptr<int>>> stores;
+thread_local std::map<const HostThread*, std::shared_ptr<int>> open_group;
+
+/// The elements of a box: row and column in the matrix, place in shared memory, whether the matrix has it.
+template <class Each>
+void each_element(const Map& map, std::uint32_t shared, std::int32_t x, std::int32_t y, const Each& each) {
+  for (std::int32_t row = 0; row < map.box_rows; ++row) {
+    for (std::int32_t column = 0; column < map.box_columns; ++column) {
+      const auto at =
+          shared + static_cast<std::uint32_t>(row) * kRowBytes + static_cast<std::uint32_t>(column) * 2;
+      const bool inside = y + row >= 0 && y + row < map.rows && x + column >= 0 && x + column < map.columns;
+      each(y + row, x + column, swizzled(at), inside);
+    }
+  }
+}
+
+}  // namespace
+
+kernels::TensorMap host_tensor_map(const kernels::MatrixView& view) {
+  const Map map{const_cast<std::byte*>(static_cast<const std::byte*>(view.base)),
+                view.rows,
+                view.columns,
+                view.leading > 0 ? view.leading : view.columns,
+                view.box_rows,
+                view.box_columns};
+  kernels::TensorMap made{};
+  std::memcpy(&made, &map, sizeof map);
+  return made;
+}
+
+std::uint32_t host_shared_address(const void* pointer) {
+  const HostThread& self = host_thread();
+  return static_cast<std::uint32_t>(static_cast<const std::byte*>(pointer) -
+                                    self.cluster_shared[self.cluster_rank]);
+}
+
+std::byte* host_shared_at(std::uint32_t address) {
+  const HostThread& self = host_thread();
+  const std::uint32_t cta = address >> 24;
+  return self.cluster_shared[cta == 0 ? self.cluster_rank : cta - 1] + (address & kOffset);
+}
+
+void HostBarrier::init(std::uint32_t arrivals) {
+  expected = pending = arrivals;
+  phase = 0;
+  bytes = 0;
+}
+void HostBarrier::arrive(std::int32_t more_bytes) {
+  bytes += more_bytes;
+  --pending;
+  end_phase();
+}
+void HostBarrier::take(std::int32_t copied_bytes) {
+  bytes -= copied_bytes;
+  end_phase();
+}
+void HostBarrier::end_phase() {
+  if (pending != 0 || bytes != 0) return;
+  pending = expected;
+  phase ^= 1;
+}
+
+void host_load(std::uint32_t shared, const void* map_place, std::int32_t x, std::int32_t y, std::int32_t z,
+               std::uint32_t barrier, std::uint32_t ctas) {
+  const HostThread& self = host_thread();
+  const Map map = map_at(map_place);
+  const std::uint32_t to = ctas != 0 ? ctas : 1U << self.cluster_rank;
+  for (std::uint32_t cta = 0; to >> cta != 0; ++cta) {
+    if ((to >> cta & 1) == 0) continue;
+    std::byte* memory = self.cluster_shared[cta];
+    copies.push_back([=] {
+      each_element(map, shared & kOffset, x, y,
+                   [&](std::int64_t row, std::int64_t column, std::uint32_t at, bool inside) {
+                     std::uint16_t element = 0;
+                     if (inside) std::memcpy(&element, row_of(map, z, row) + column * 2, 2);
+                     std::memcpy(memory + at, &element, 2);
+                   });
+      reinterpret_cast<HostBarrier*>(memory + (barrier & kOffset))
+          ->take(static_cast<std::int32_t>(kRowBytes) * map.box_rows);
+    });
+  }
+}
+
+void host_store(const void* map_place, std::int32_t x, std::int32_t y, std::int32_t z, std::uint32_t shared) {
+  const Map map = map_at(map_place);
+  const HostThread& self = host_thread();
+  const std::byte* memory = self.cluster_shared[self.cluster_rank];
+  auto& group = open_group[&self];
+  if (group == nullptr) group = std::make_shared<int>(0);
+  ++*group;
+  copies.push_back([=, left = group] {
+    each_element(map, shared & kOffset, x, y,
+                 [&](std::int64_t row, std::int64_t column, std::uint32_t at, bool inside) {
+                   if (inside) std::memcpy(row_of(map, z, row) + column * 2, memory + at, 2);
+                 });
+    --*left;
+  });
+}
+
+void host_commit_stores() {
+  auto& group = open_group[&host_thread()];
+  if (group != nullptr) stores[&host_thread()].push_back(std::exchange(group, nullptr));
+}
+
+void host_wait_stores(std::size_t pending) {
+  auto& groups = stores[&host_thread()];
+  while (groups.size() > pending) {
+    if (*groups.front() > 0) {
+      host_yield();
+    } else {
+      groups.erase(groups.begin());
+    }
+  }
+}
+
+void host_copy_engine() {
+  std::mt19937 random(11);
+  while (!host_is_over() || !copies.empty()) {
+    host_yield();
+    for (std::uint32_t made = random() % 8; made > 0 && !copies.empty(); --made) {
+      const auto chosen =
+          copies.begin() + static_cast<std::ptrdiff_t>(random() % std::min<std::size_t>(copies.size(), 6));
+      const std::function<void()> copy = std::move(*chosen);
+      copies.erase(chosen);
+      copy();
+    }
+  }
+  stores.clear();
+  open_group.clear();
+}
+
+void host_wgmma(float* d, int n, std::uint64_t a, std::uint64_t b, bool accumulate, bool bf16, bool b_by_k) {
+  const HostThread& self = host_thread();
+  const std::byte* memory = self.cluster_shared[self.cluster_rank];
+  const auto element = [&](std::uint32_t at) {
+    std::uint16_t bits;
+    std::memcpy(&bits, memory + swizzled(at), 2);
+    return bf16 ? kernels::bf16_to_float(bits) : kernels::f16_to_float(bits);
+  };
+  const auto begin = [](std::uint64_t descriptor) {
+    return static_cast<std::uint32_t>(descriptor & 0x3fff) << 4;
+  };
+  const auto leading = static_cast<std::uint32_t>(b >> 16 & 0x3fff) << 4;
+  const std::uint32_t warp = self.thread.x / 32 % 4, lane = self.thread.x % 32;
+  float rows[2][16];
+  for (std::uint32_t half = 0; half < 2; ++half) {
+    const std::uint32_t row = 16 * warp + lane / 4 + 8 * half;
+    for (std::uint32_t k = 0; k < 16; ++k) rows[half][k] = element(begin(a) + row * kRowBytes + k * 2);
+  }
+  for (int j = 0; j < n / 8; ++j) {
+    for (std::uint32_t odd = 0; odd < 2; ++odd) {
+      const std::uint32_t column = 8 * static_cast<std::uint32_t>(j) + 2 * (lane % 4) + odd;
+      float values[16];
+      for (std::uint32_t k = 0; k < 16; ++k) {
+        values[k] = element(b_by_k ? begin(b) + column * kRowBytes + k * 2
+                                   : begin(b) + column / 64 * leading + k * kRowBytes + column % 64 * 2);
+      }
+      for (std::uint32_t half = 0; half < 2; ++half) {
+        float& sum = d[4 * j + static_cast<int>(2 * half + odd)];
+        if (!accumulate) sum = 0;
+        for (std::uint32_t k = 0; k < 16; ++k) sum += rows[half][k] * values[k];
+      }
+    }
+  }
+}
+
+}  // namespace mkernel::test

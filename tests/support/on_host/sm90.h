@@ -1,0 +1,55 @@
+// What a multiprocessor of sm_90 has beside threads, on the host: shared memory of a cluster, barriers in it,
+// the copy engine and the tensor cores. Copies are made late and in any order, by a thread that serves the
+// grid; products at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/memory/tensor_map.h"
+#include "tests/support/on_host/cuda_names.h"
+
+namespace mkernel::test {
+
+/// A map that the copies below understand, instead of the driver's.
+kernels::TensorMap host_tensor_map(const kernels::MatrixView& view);
+
+/// Shared addresses: bytes from the beginning of the CTA's shared memory; of another CTA's of the cluster its
+/// number + 1 is in the upper 8 bits.
+std::uint32_t host_shared_address(const void* pointer);
+std::byte* host_shared_at(std::uint32_t address);
+inline std::uint32_t host_in_cta(std::uint32_t address, std::uint32_t cta) {
+  return (address & 0xffffffU) | (cta + 1) << 24;
+}
+
+/// 64 bits of shared memory: a phase ends when nothing is pending, arrivals nor bytes.
+struct HostBarrier {
+  std::uint32_t expected : 12, pending : 12, phase : 8;
+  std::int32_t bytes;
+
+  void init(std::uint32_t arrivals);
+  void arrive(std::int32_t more_bytes);
+  void take(std::int32_t copied_bytes);
+
+ private:
+  void end_phase();
+};
+static_assert(sizeof(HostBarrier) == 8);
+inline HostBarrier& host_barrier_at(std::uint32_t address) {
+  return *reinterpret_cast<HostBarrier*>(host_shared_at(address));
+}
+
+/// By the calling thread, to be made later. `ctas`: bits of the CTAs of the cluster; 0: the own one.
+void host_load(std::uint32_t shared, const void* map, std::int32_t x, std::int32_t y, std::int32_t z,
+               std::uint32_t barrier, std::uint32_t ctas);
+void host_store(const void* map, std::int32_t x, std::int32_t y, std::int32_t z, std::uint32_t shared);
+void host_commit_stores();
+/// Until at most `pending` groups of this thread are not done.
+void host_wait_stores(std::size_t pending);
+/// The copy engine: a service of the grid.
+void host_copy_engine();
+
+/// One thread's part of d (+)= a x b, n columns.
+void host_wgmma(float* d, int n, std::uint64_t a, std::uint64_t b, bool accumulate, bool bf16, bool b_by_k);
+
+}  // namespace mkernel::test

@@ -1,0 +1,117 @@
+// The GEMM body on the host: loads, products and stores of its tiles, with one CTA or two to a cluster, above
+// each other and side by side, and the narrow tiles that whole waves leave over.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/gemm/sm90_local.cuh"
+#include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/plan/cuts.h"
+#include "kernels/plan/machine.h"
+#include "tests/support/on_host/cuda_names.h"
+#include "tests/support/on_host/sm90.h"
+#include "tests/support/random_tensor.h"
+#include "tests/support/require.h"
+
+namespace mkernel::test {
+namespace {
+
+using namespace mkernel::kernels;
+
+/// The kernel of gemm_sm90() on a grid of the host.
+template <class Config>
+void run(const Sm90LocalProduct& product, std::int32_t ctas) {
+  HostGrid grid;
+  for (std::int32_t cta = 0; cta < ctas; cta += Config::kCluster) {
+    grid.add_cluster(static_cast<std::uint32_t>(cta), Config::kCluster, static_cast<std::uint32_t>(ctas),
+                     Config::kThreads, sm90_shared_bytes<Config>(), [&product] {
+                       const HostThread& self = host_thread();
+                       auto* memory = self.cluster_shared[self.cluster_rank];
+                       sm90_gemm(Sm90LocalSchedule<Config>(product),
+                                 *reinterpret_cast<Sm90Shared<Config>*>(memory));
+                     });
+  }
+  grid.add_service(host_copy_engine);
+  grid.run();
+}
+
+void check(const GemmShape& shape, Sm90Tile tile, Sm90Cluster cluster, bool tail) {
+  const std::string name = std::to_string(tile_rows(tile)) + "x" + std::to_string(tile_columns(tile)) +
+                           (cluster == Sm90Cluster::kStacked ? " stacked" : " side by side") +
+                           (tail ? " with a tail" : "");
+  CAPTURE(name);
+  const auto a = random_tensor(shape.m * shape.k, shape.dtype, 1),
+             b = random_tensor(shape.k * shape.n, shape.dtype, 2);
+  std::vector<std::uint16_t> c(static_cast<std::size_t>(shape.m * shape.n), kPoison);
+  Sm90Plan plan = plan_sm90(shape, kH200.with_sms(6), tile, cluster);
+  plan.whole = plan.raster.tiles() - (tail ? 1 : 0);
+  const Sm90LocalProduct product{
+      host_tensor_map(sm90_a_view(tile, shape.dtype, a.data(), shape.m, shape.k, 0, cluster)),
+      host_tensor_map(sm90_b_view(shape.dtype, shape.b_layout, b.data(), shape.n, shape.k)),
+      host_tensor_map(sm90_c_view(shape.dtype, c.data(), shape.m, shape.n)),
+      {plan.raster, plan.whole},
+      static_cast<std::int32_t>(ceil_div(shape.k, std::int64_t{kSm90TileK}))};
+  require_ok(with_tile(tile, "gemm", [&]<Sm90Tile kTile>() -> Status {
+    with_types(shape, [&]<DataType kInput, Layout kLayoutB>() {
+      if (cluster == Sm90Cluster::kStacked) {
+        run<Sm90Config<kTile, kInput, kLayoutB>>(product, plan.ctas);
+      } else {
+        run<Sm90Config<kTile, kInput, kLayoutB, Sm90Cluster::kSideBySide>>(product, plan.ctas);
+      }
+    });
+    return {};
+  }));
+  std::size_t wrong = 0;
+  const auto value = [&](const std::vector<std::uint16_t>& from, std::int64_t at) {
+    return value_of(shape.dtype, from[static_cast<std::size_t>(at)]);
+  };
+  for (std::int64_t row = 0; row < shape.m; ++row) {
+    for (std::int64_t column = 0; column < shape.n; ++column) {
+      double sum = 0, size = 0;
+      for (std::int64_t k = 0; k < shape.k; ++k) {
+        const bool by_row = shape.b_layout == Layout::kRowMajor;
+        const double term =
+            value(a, row * shape.k + k) * value(b, by_row ? k * shape.n + column : column * shape.k + k);
+        sum += term;
+        size += std::abs(term);
+      }
+      const double unit = shape.dtype == DataType::kBf16 ? 0x1p-8 : 0x1p-11;
+      const double bound = unit * std::abs(sum) + static_cast<double>(shape.k) * 0x1p-24 * size;
+      if (!(std::abs(value(c, row * shape.n + column) - sum) <= bound)) ++wrong;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("every tile and cluster, both types and layouts, with edges in all dimensions") {
+  for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+    for (const Sm90Tile tile : kSm90Tiles) {
+      const DataType type = tile == Sm90Tile::k128x128 ? DataType::kF16 : DataType::kBf16;
+      const GemmShape shape{300, 328, 200, type, layout};
+      check(shape, tile, Sm90Cluster::kStacked, false);
+      if (tile_cluster(tile) == 2) check(shape, tile, Sm90Cluster::kSideBySide, false);
+    }
+  }
+}
+
+TEST_CASE("the narrow tiles of a tail") {
+  for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+    for (const Sm90Tile tile : {Sm90Tile::k128x256, Sm90Tile::k128x128}) {
+      for (const Sm90Cluster cluster : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide})
+        check({300, 520, 136, DataType::kBf16, layout}, tile, cluster, true);
+    }
+  }
+}
+
+TEST_CASE("one step along k, one row, and many tiles for each CTA") {
+  check({1, 8, 8}, Sm90Tile::k128x256, Sm90Cluster::kStacked, false);
+  check({700, 600, 64}, Sm90Tile::k128x64, Sm90Cluster::kStacked, false);
+  check({1100, 600, 72}, Sm90Tile::k128x128, Sm90Cluster::kStacked, true);
+}
+
+}  // namespace
+}  // namespace mkernel::test

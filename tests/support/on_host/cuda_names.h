@@ -71,6 +71,12 @@ inline std::uint32_t __ballot_sync(std::uint32_t mask, bool mine) {
 inline int __all_sync(std::uint32_t mask, bool mine) {
   return __ballot_sync(mask, mine) == mask ? 1 : 0;
 }
+inline int __any_sync(std::uint32_t mask, bool mine) {
+  return __ballot_sync(mask, mine) != 0 ? 1 : 0;
+}
+inline void __nanosleep(std::uint32_t) {
+  ::mkernel::test::host_yield();
+}
 inline std::uint32_t __match_any_sync(std::uint32_t mask, std::int32_t mine) {
   const std::uint64_t* all = ::mkernel::test::host_exchange(mask, static_cast<std::uint32_t>(mine));
   std::uint32_t found = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/ptx/fence.cuh"
 #include "tests/support/on_host/cuda_names.h"
@@ -27,15 +28,15 @@ inline void st_relaxed_gpu(std::uint64_t* word, std::uint64_t value) {
   *word = value;
 }
 template <class Word>
-void st_release_gpu(Word* word, Word value) {
+void st_release_gpu(Word* word, std::type_identity_t<Word> value) {
   *word = value;
 }
 template <class Word>
-void st_release_sys(Word* word, Word value) {
+void st_release_sys(Word* word, std::type_identity_t<Word> value) {
   *word = value;
 }
 template <class Word>
-void red_add_release_gpu(Word* word, Word value) {
+void red_add_release_gpu(Word* word, std::type_identity_t<Word> value) {
   *word += value;
 }
 inline void st_relaxed_sys(std::uint64_t* word, std::uint64_t value, SysReleased) {

@@ -32,7 +32,7 @@ MoeLaunch::Work::Work(const MoePlan& plan, std::int32_t rank, const ChunkedRouti
       tasks(mine, plan.exchange.columns1, plan.exchange.columns2, plan.lead),
       crossing(crossings_of(routing, plan.exchange.others())),
       staging(most(crossing) * plan.exchange.others()),
-      pushing(ceil_div(routing.pushes(), kPushUnitRows)),
+      pushing((routing.pushes() + kPushUnitRows - 1) / kPushUnitRows),
       forwarding(plan.exchange.pieces * plan.exchange.others()),
       tiles(tasks.tasks.tasks()),
       crossed_sums(most(counts.crossed) * plan.exchange.others()),

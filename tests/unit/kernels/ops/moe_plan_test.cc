@@ -104,7 +104,8 @@ TEST_CASE("moe plan: a piece is one put, whatever crosses") {
 
 TEST_CASE("moe plan: without a capacity a pool takes any routing, and no row more than it must") {
   std::mt19937_64 random(11);
-  for (const auto& [experts, topk] : {std::pair{1, 1}, {8, 2}, {11, 3}, {40, 16}}) {
+  for (const auto& sizes : {std::pair{1, 1}, {8, 2}, {11, 3}, {40, 16}}) {
+    const int experts = sizes.first, topk = sizes.second;
     for (const Topology& topology : {Topology(1, 1), Topology(1, 4), Topology(2, 4)}) {
       const MoeShape shape{.max_tokens = 130, .hidden = 8, .n = 8, .experts = experts, .topk = topk};
       const ExpertExchangePlan exchange = moe_plan_of(shape, topology).exchange;

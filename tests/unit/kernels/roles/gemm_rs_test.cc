@@ -184,12 +184,12 @@ class ReduceRanks {
 TEST_CASE("gemm_rs: owners with few rows, with many, with none") {
   for (const Sm90Tile tile :
        {Sm90Tile::k128x64, Sm90Tile::k128x128, Sm90Tile::k128x256, Sm90Tile::k256x128}) {
-    for (const std::int64_t m : {1, 30, 64, 300}) {
+    for (const std::int64_t m : {1, 64, 300}) {
       const std::string what = std::to_string(tile_rows(tile)) + "x" + std::to_string(tile_columns(tile)) +
                                ", m = " + std::to_string(m);
       CAPTURE(what);
       ReduceRanks world({m, 136, 72}, 2, tile);
-      for (std::uint64_t launch = 0; launch < 3; ++launch) world.check(launch);
+      for (std::uint64_t launch = 0; launch < 2; ++launch) world.check(launch);
     }
   }
 }
@@ -197,7 +197,7 @@ TEST_CASE("gemm_rs: owners with few rows, with many, with none") {
 TEST_CASE("gemm_rs: a rank alone, four ranks") {
   ReduceRanks alone({70, 72, 72, DataType::kF16, Layout::kColumnMajor}, 1, Sm90Tile::k128x128);
   alone.check(1);
-  for (const std::int64_t m : {3, 61, 500}) {
+  for (const std::int64_t m : {3, 200}) {
     ReduceRanks four({m, 136, 72, DataType::kBf16, Layout::kColumnMajor}, 4, Sm90Tile::k128x64);
     for (std::uint64_t launch = 0; launch < 2; ++launch) four.check(launch);
   }

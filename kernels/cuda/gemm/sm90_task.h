@@ -13,11 +13,11 @@ struct alignas(16) Sm90Task {
   std::int32_t side_by_side;  ///< not 0: the CTAs share a
   std::int32_t a_row;
   std::int32_t b_matrix;
-  std::int32_t b_column;   ///< of the first half of the tile's columns, in b
-  std::int32_t b_column2;  ///< of the other half
+  std::int32_t b_column;   ///< column of b where the first half of the tile's columns begins
+  std::int32_t b_column2;  ///< column of b where the other half begins
   std::int32_t c_column;
-  std::int32_t rows;   ///< of the tile that are stored
-  std::int32_t block;  ///< of the schedule's own
+  std::int32_t rows;   ///< rows of the tile that are stored
+  std::int32_t block;  ///< number of the block of rows, for the schedule alone
   std::int32_t column;
   std::int32_t reserved[2];
 };

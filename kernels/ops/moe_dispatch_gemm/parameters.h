@@ -21,12 +21,12 @@ inline constexpr std::int32_t kMoeMostTopk = 16, kMoeMostExperts = 1024;
 /// Why a launch was refused. Written by every rank alike; the host reads it once the stream is done.
 struct MoeRefusal {
   std::uint64_t launch = 0;  ///< the last one that was refused, counted from 1; 0: none was
-  RoutingProblem problem;    ///< of `rank`; kNone: too many rows
+  RoutingProblem problem;    ///< what is wrong with the routing of `rank`; kNone: too many rows
   std::int32_t rank = 0;
   // Too many rows:
   std::int32_t expert = 0;
-  std::int32_t rows = 0;    ///< of the expert
-  std::int32_t padded = 0;  ///< of its owner's experts up to it
+  std::int32_t rows = 0;    ///< rows of the expert
+  std::int32_t padded = 0;  ///< padded rows of its owner's experts, up to and with this one
 };
 static_assert(sizeof(MoeRefusal) == 40);
 
@@ -92,7 +92,7 @@ struct MoeParameters {
   MoePlaces places;
   MoeScratch scratch;
   std::byte* workspace[kMaxNodeRanks];  ///< by local rank
-  std::uint32_t region;                 ///< of the workspaces
+  std::uint32_t region;                 ///< region that holds the workspaces, for puts
   std::int32_t rank;
   std::int32_t first_seat;  ///< of this node: RankSeats
   std::int32_t hidden;

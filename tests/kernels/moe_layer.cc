@@ -2,7 +2,8 @@
 
 #include <doctest/doctest.h>
 
-#include <cmath>
+#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "kernels/plan/topology.h"
@@ -73,14 +74,8 @@ std::vector<Tensor> MoeLayer::run_checked(const std::vector<MoeInput>& inputs) {
       run_ranks(fabric_.world(), [&](std::uint32_t rank) { return run(rank, inputs[rank], y[rank]); });
   for (const Status& status : statuses) CHECK_MESSAGE(status.ok(), status.to_string());
   for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
-    std::size_t at = 0, wrong = 0;
-    for (std::int64_t token = 0; token < inputs[rank].tokens; ++token) {
-      for (const Expected& expected : moe_row(shape_, weights_, inputs[rank], token)) {
-        const double seen = value_of(shape_.dtype, y[rank][at++]);
-        if (!(std::abs(seen - expected.value) <= expected.tolerance)) ++wrong;
-      }
-    }
-    CHECK_MESSAGE(wrong == 0, "rank ", rank, ": ", wrong, " of ", at, " elements wrong");
+    const std::size_t wrong = wrong_elements(shape_, weights_, inputs[rank], y[rank]);
+    CHECK_MESSAGE(wrong == 0, "rank ", rank, ": ", wrong, " of ", y[rank].size(), " elements wrong");
     CHECK_FALSE(operations_[rank]->refused());
   }
   CHECK(fabric_.error() == "");

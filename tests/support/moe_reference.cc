@@ -82,4 +82,16 @@ std::vector<Expected> moe_row(const MoeShape& shape, const MoeWeights& weights, 
   return y;
 }
 
+std::size_t wrong_elements(const MoeShape& shape, const MoeWeights& weights, const MoeInput& input,
+                           const std::vector<std::uint16_t>& y) {
+  std::size_t at = 0, wrong = 0;
+  for (std::int64_t token = 0; token < input.tokens; ++token) {
+    for (const Expected& expected : moe_row(shape, weights, input, token)) {
+      const double seen = value_of(shape.dtype, y.at(at++));
+      if (!(std::abs(seen - expected.value) <= expected.tolerance)) ++wrong;
+    }
+  }
+  return wrong;
+}
+
 }  // namespace mkernel::test

@@ -1,6 +1,7 @@
 // The mixture-of-experts layer in fp64, written from the definition and sharing no code with the operation.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -25,5 +26,9 @@ struct MoeInput {
 /// Expected output of one token: n values.
 std::vector<Expected> moe_row(const MoeShape& shape, const MoeWeights& weights, const MoeInput& input,
                               std::int64_t token);
+/// How many elements of `y`, the output of `input`'s tokens, are off by more than they may be; NaN is wrong.
+/// Elements beyond [tokens, n] are not looked at.
+std::size_t wrong_elements(const MoeShape& shape, const MoeWeights& weights, const MoeInput& input,
+                           const std::vector<std::uint16_t>& y);
 
 }  // namespace mkernel::test

@@ -98,9 +98,12 @@ struct MoeParameters {
   std::int32_t hidden;
   std::int32_t intermediate;  ///< 0: there is only one product
   std::int32_t n;
+  /// Rows of memory from an expert's weights to the next one's, of both products.
+  std::int32_t weight_rows1, weight_rows2;
   std::int32_t pairs1, pairs2;  ///< pairs of columns of tiles, of both products
   std::int32_t lead;            ///< ExpertTasks
   std::int32_t dispatch_ctas;
+  std::int32_t summing_ctas;  ///< the first of them, which sum when they have pushed; the others compute
 };
 
 /// The workspace of a rank of this node.

@@ -66,8 +66,8 @@ Result<Gemm> Group::gemm_rs(const GemmShape& shape, Executor executor, const Gem
 Result<Gemm> Group::gemm_ar(const GemmShape& shape, Executor executor, const GemmPlanOptions& plan) {
   return gemm(OpKind::kGemmAr, shape, executor, plan);
 }
-Result<Moe> Group::moe(const MoeShape& shape, Executor executor) {
-  auto state = create(core_, executor, {}, [&](const kernels::MakeOptions& options) {
+Result<Moe> Group::moe(const MoeShape& shape, Executor executor, const GemmPlanOptions& plan) {
+  auto state = create(core_, executor, plan, [&](const kernels::MakeOptions& options) {
     return kernels::make_moe(shape, core_->view(), options);
   });
   if (!state.ok()) return state.status();

@@ -110,12 +110,6 @@ mk_status create_gemm(const char* what, GemmFactory factory, mk_group* group, co
                 });
 }
 
-Status refuse_plan(const char* what, const GemmPlanOptions& plan) {
-  if (plan == GemmPlanOptions{}) return {};
-  return {StatusCode::kInvalidArgument,
-          std::string(what) + ": mk_operation_options has overrides of a GEMM's plan; all must be 0"};
-}
-
 /// The operation behind a handle, which must be a `Kind`.
 template <typename Kind>
 Result<Kind*> operation_of(const char* what, mk_operation* operation) {
@@ -182,9 +176,8 @@ mk_status mk_gemm_ar_create(mk_group* group, const mk_gemm_shape* shape, const m
 mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape, const mk_operation_options* options,
                         mk_operation** operation) {
   return create("mk_moe_create", group, shape, options, operation,
-                [](Group& in, const MoeShape& wanted, const OperationOptions& with) -> Result<Moe> {
-                  MK_RETURN_IF_ERROR(refuse_plan("mk_moe_create", with.plan));
-                  return in.moe(wanted, with.executor);
+                [](Group& in, const MoeShape& wanted, const OperationOptions& with) {
+                  return in.moe(wanted, with.executor, with.plan);
                 });
 }
 mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* shape,
@@ -192,7 +185,11 @@ mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* sh
   return create(
       "mk_ring_attention_create", group, shape, options, operation,
       [](Group& in, const AttentionShape& wanted, const OperationOptions& with) -> Result<RingAttention> {
-        MK_RETURN_IF_ERROR(refuse_plan("mk_ring_attention_create", with.plan));
+        if (with.plan != GemmPlanOptions{}) {
+          return Status(StatusCode::kInvalidArgument,
+                        "mk_ring_attention_create: mk_operation_options has overrides of a plan that it does "
+                        "not have; all must be 0");
+        }
         return in.ring_attention(wanted, with.executor);
       });
 }

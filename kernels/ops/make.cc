@@ -16,7 +16,7 @@ Status check_executor(OpKind kind, Executor executor) {
                                             ", must be cpu (0) or cuda (1)"};
 }
 
-/// For the operations that the cuda executor does not have.
+/// For an operation that the cuda executor does not have.
 Status check_on_cpu(OpKind kind, Executor executor) {
   MK_RETURN_IF_ERROR(check_executor(kind, executor));
   if (executor == Executor::kCpu) return {};
@@ -24,13 +24,16 @@ Status check_on_cpu(OpKind kind, Executor executor) {
           std::string(name_of(kind)) + ": the cuda executor does not have this operation yet"};
 }
 
+Status refuse_plan_on_cpu(OpKind kind, const GemmPlanOptions& plan) {
+  if (plan == GemmPlanOptions{}) return {};
+  return {StatusCode::kInvalidArgument,
+          std::string(name_of(kind)) + ": the cpu executor has no GemmPlanOptions to override"};
+}
+
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_cpu(OpKind kind, const GemmShape& shape,
                                                         Topology topology, std::uint32_t rank,
                                                         const GemmPlanOptions& plan) {
-  if (plan != GemmPlanOptions{}) {
-    return Status(StatusCode::kInvalidArgument,
-                  std::string(name_of(kind)) + ": the cpu executor has no GemmPlanOptions to override");
-  }
+  MK_RETURN_IF_ERROR(refuse_plan_on_cpu(kind, plan));
   MK_RETURN_IF_ERROR(check_shape(kind, shape));  // before a tile is chosen for it
   switch (kind) {
     case OpKind::kAgGemm: return make_cpu_ag_gemm(shape, std::move(topology), rank);
@@ -57,9 +60,11 @@ Result<std::unique_ptr<GemmOperation>> make_gemm(OpKind kind, const GemmShape& s
 
 Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const GroupView& group,
                                                const MakeOptions& options) {
-  MK_RETURN_IF_ERROR(check_on_cpu(OpKind::kMoeDispatchGemm, options.executor));
+  MK_RETURN_IF_ERROR(check_executor(OpKind::kMoeDispatchGemm, options.executor));
   auto topology = Topology::of(group);
   if (!topology.ok()) return topology.status();
+  if (options.executor == Executor::kCuda) return make_moe_on_gpu(shape, group, topology.value(), options);
+  MK_RETURN_IF_ERROR(refuse_plan_on_cpu(OpKind::kMoeDispatchGemm, options.plan));
   return make_cpu_moe(shape, topology.value());
 }
 

@@ -14,6 +14,9 @@
 namespace mkernel::kernels {
 
 class CudaGemmOperation;
+template <class Arguments>
+class CudaOperation;
+using CudaMoeOperation = CudaOperation<MoeArguments>;
 class RingsOnDevice;
 
 /// What runs an operation, and with what.
@@ -23,7 +26,7 @@ struct MakeOptions {
   int device = -1;  ///< as CUDA counts the GPUs of this process
   std::shared_ptr<RingsOnDevice>
       rings;             ///< of the session, claimed on that GPU; null for a group on one node
-  GemmPlanOptions plan;  ///< of a GEMM operation
+  GemmPlanOptions plan;  ///< of a GEMM operation or a mixture of experts
 };
 
 /// Plans an operation on this rank of `group`. Errors: kInvalidArgument naming field, value and limit (the
@@ -65,10 +68,14 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& sh
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const TileReduceOptions& options = {});
+Result<std::unique_ptr<CudaMoeOperation>> make_cuda_moe(const MoeShape& shape, const Topology& topology,
+                                                        std::uint32_t rank, const MoeOptions& options = {});
 
-/// The cuda executor's part of make_gemm(): one of these on `options.device`.
+/// The cuda executor's part of make_gemm() and make_moe(): one of these on `options.device`.
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
                                                         const GroupView& group, Topology topology,
                                                         const MakeOptions& options);
+Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape& shape, const GroupView& group,
+                                                      const Topology& topology, const MakeOptions& options);
 
 }  // namespace mkernel::kernels

@@ -1,4 +1,4 @@
-// make_gemm_on_gpu() of a build without CUDA.
+// make_gemm_on_gpu() and make_moe_on_gpu() of a build without CUDA.
 #include <string>
 
 #include "kernels/ops/make.h"
@@ -6,11 +6,24 @@
 
 namespace mkernel::kernels {
 
+namespace {
+
+Status without_cuda(OpKind kind, const MakeOptions& options) {
+  return {StatusCode::kUnimplemented, std::string(name_of(kind)) + " on GPU " +
+                                          std::to_string(options.device) +
+                                          ": this libmkernel was built without CUDA"};
+}
+
+}  // namespace
+
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape&, const GroupView&,
                                                         Topology, const MakeOptions& options) {
-  return Status(StatusCode::kUnimplemented, std::string(name_of(kind)) + " on GPU " +
-                                                std::to_string(options.device) +
-                                                ": this libmkernel was built without CUDA");
+  return without_cuda(kind, options);
+}
+
+Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape&, const GroupView&, const Topology&,
+                                                      const MakeOptions& options) {
+  return without_cuda(OpKind::kMoeDispatchGemm, options);
 }
 
 }  // namespace mkernel::kernels

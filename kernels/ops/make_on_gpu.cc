@@ -1,4 +1,4 @@
-// The cuda executor's part of make_gemm().
+// The cuda executor's part of make_gemm() and make_moe().
 #include <utility>
 
 #include "kernels/cuda/launch/gemm_operation.h"
@@ -34,6 +34,18 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmS
   (*made)->use_rings(options.rings);
   (*made)->tell_overrides(options.plan);
   return std::unique_ptr<GemmOperation>(std::move(*made));
+}
+
+Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape& shape, const GroupView& group,
+                                                      const Topology& topology, const MakeOptions& options) {
+  const OnDevice here(options.device);
+  MK_RETURN_IF_ERROR(here.status());
+  const GemmPlanOptions& plan = options.plan;
+  auto made = make_cuda_moe(shape, topology, group.rank(),
+                            {.dispatch_ctas = plan.comm_ctas, .sms = plan.sms, .machine = plan.machine});
+  if (!made.ok()) return made.status();
+  (*made)->use_rings(options.rings);
+  return std::unique_ptr<MoeOperation>(std::move(*made));
 }
 
 }  // namespace mkernel::kernels

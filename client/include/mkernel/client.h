@@ -242,7 +242,8 @@ class MK_API Group {
                        const GemmPlanOptions& plan = {});
   Result<Gemm> gemm_ar(const GemmShape& shape, Executor executor = Executor::kCpu,
                        const GemmPlanOptions& plan = {});
-  Result<Moe> moe(const MoeShape& shape, Executor executor = Executor::kCpu);
+  Result<Moe> moe(const MoeShape& shape, Executor executor = Executor::kCpu,
+                  const GemmPlanOptions& plan = {});
   Result<RingAttention> ring_attention(const AttentionShape& shape, Executor executor = Executor::kCpu);
 
  private:

@@ -169,14 +169,15 @@ typedef struct mk_gemm_arguments {
   void* gathered; /* ag_gemm: [m, k], gets the rows of a of all ranks; NULL: nobody wants them */
 } mk_gemm_arguments;
 
-/* What runs an operation, the same on every rank. NULL: MK_CPU. The fields after `executor` are for MK_CUDA
- * and the three GEMM operations, see GemmPlanOptions of mkernel/ops.h; 0 or NULL takes the plan's choice. */
+/* What runs an operation, the same on every rank. NULL: MK_CPU. The fields after `executor` are for MK_CUDA,
+ * the three GEMM operations and MoE, see GemmPlanOptions of mkernel/ops.h; 0 or NULL takes the plan's choice.
+ */
 typedef struct mk_operation_options {
   size_t struct_size;
-  uint32_t executor; /* MK_CPU, MK_CUDA */
-  int32_t comm_ctas; /* CTAs that push rows or sum partial tiles: even, at most half of the multiprocessors */
-  int32_t sms;       /* multiprocessors at most; a launch needs all of its own at once, see mkernel/ops.h */
-  double nic_gbytes; /* 10^9 bytes a second that a rank can send to other nodes */
+  uint32_t executor;   /* MK_CPU, MK_CUDA */
+  int32_t comm_ctas;   /* CTAs that push rows or sum partial tiles: even, see mkernel/ops.h */
+  int32_t sms;         /* multiprocessors at most; a launch needs all of its own at once, see mkernel/ops.h */
+  double nic_gbytes;   /* 10^9 bytes a second that a rank can send to other nodes */
   const char* machine; /* whose rates the plan assumes: "H200", "H100", "H20" */
 } mk_operation_options;
 

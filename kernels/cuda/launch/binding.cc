@@ -128,6 +128,12 @@ Status CudaBinding::run(const ExecutorOptions& options, const Queue& queue) {
   return status();
 }
 
+Status CudaBinding::read(const void* on_device, void* state, std::uint64_t bytes) const {
+  const OnDevice here(device_);
+  MK_RETURN_IF_ERROR(here.status());
+  return state_.read(on_device, state, bytes).with_context(name_);
+}
+
 Status CudaBinding::status() {
   if (group_ == nullptr || !failed_.ok()) return failed_;
   const OnDevice here(device_);
@@ -135,6 +141,7 @@ Status CudaBinding::status() {
   LaunchControl state{};
   LentControl lent{};
   failed_ = state_.read(endpoint_.control, state);
+  launches_ = state.epoch;
   if (failed_.ok()) failed_ = status_of_launch(state, *group_, topology_, rank_);
   if (failed_.ok() && endpoint_.lent != nullptr) failed_ = state_.read(endpoint_.lent, lent);
   failed_ = failed_.ok() && lent.stopped != 0 ? stopped_by_another(name_) : failed_.with_context(name_);

@@ -56,6 +56,11 @@ class CudaBinding {
   Status run(const ExecutorOptions& options, const Queue& queue);
   /// Operation::status().
   Status status();
+  /// Those that had ended at the last status().
+  std::uint64_t launches() const { return launches_; }
+  /// Once the stream of a launch is done: what it has left in device memory. `bytes`: at most
+  /// LaunchStateReader::kMostBytes.
+  Status read(const void* on_device, void* state, std::uint64_t bytes) const;
 
   /// What the kernel of a launch puts and waits with, on lanes from 0, and what its poller warp copies. On
   /// one node without rings, lanes and counts: the poller has nothing but abort words to look at. Local
@@ -92,6 +97,7 @@ class CudaBinding {
   device::Endpoint endpoint_;
   std::optional<LaunchTrace> timeline_;  ///< once a launch was traced
   Trace* traced_ = nullptr;              ///< gets the events of the last launch; null: it was not traced
+  std::uint64_t launches_ = 0;
   Status failed_;
 };
 

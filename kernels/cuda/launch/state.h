@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -27,13 +28,19 @@ class LaunchStateReader {
     return Result<LaunchStateReader>(std::move(reader));
   }
 
+  static constexpr std::uint64_t kMostBytes = sizeof(LaunchControl);
+
   /// Once the stream of the launch is done. Blocks until it is read.
   template <class Control>
   Status read(const Control* control, Control& state) const {
-    static_assert(sizeof(Control) <= sizeof(LaunchControl));
+    static_assert(sizeof(Control) <= kMostBytes);
+    return read(control, &state, sizeof(state));
+  }
+  /// At most kMostBytes.
+  Status read(const void* on_device, void* state, std::uint64_t bytes) const {
     void* const copy = &pinned().copy;
-    MK_RETURN_IF_ERROR(stream_.to_host(copy, control, sizeof(state), "state of a launch"));
-    state = *static_cast<const Control*>(copy);
+    MK_RETURN_IF_ERROR(stream_.to_host(copy, on_device, bytes, "state of a launch"));
+    std::memcpy(state, copy, bytes);
     return {};
   }
   /// From now on launches with `control` tell this reader when they fail. It must outlive them.

@@ -24,11 +24,12 @@ struct SymmetricView;
 namespace mkernel {
 class Trace;
 
-/// Overrides of what a GEMM operation's plan chooses on the cuda executor; the same on every rank, or the
-/// launches do not fit each other.
+/// Overrides of what the plan of a GEMM operation or of a mixture of experts chooses on the cuda executor;
+/// the same on every rank, or the launches do not fit each other.
 struct GemmPlanOptions {
   /// CTAs that compute nothing: they push rows (ag_gemm) or sum partial tiles (gemm_rs, gemm_ar). Even, at
-  /// most half of the multiprocessors; 0 = by shape and topology.
+  /// most half of the multiprocessors; 0 = by shape and topology. Of a mixture of experts those that route
+  /// and push before they sum or compute: even, at least two multiprocessors less than there are.
   std::int32_t comm_ctas = 0;
   /// Multiprocessors at most, so that other work has the rest; 0 = all of the GPU. A launch needs all that it
   /// uses at once and waits for other ranks: it is started when no other kernel holds one of them. A kernel
@@ -69,10 +70,11 @@ class OperationBase {
   /// take turns with.
   virtual Status bind(const kernels::GroupView& group, const kernels::SymmetricView& workspace,
                       const kernels::SymmetricView& lent, std::uint32_t first_lane) = 0;
-  /// Whether every rank of the group refused the last launch, with the same error (MoeShape): the ranks still
-  /// agree on what comes next, so the operation and its group go on.
+  /// Whether the error of the last call says that every rank of the group refused a launch, all with this
+  /// error (MoeShape): the ranks still agree on what comes next, so the operation and its group go on.
   virtual bool refused() const { return false; }
-  /// Bytes this rank sent to other nodes in the last launch.
+  /// Bytes this rank sent to other nodes in the last launch. 0 also where the host does not know: of a
+  /// mixture of experts on the cuda executor.
   virtual std::uint64_t wire_bytes() const = 0;
   /// What a launch is expected to take, all ranks on time and the GPU's multiprocessors free: from the rates
   /// of the machine that the plan assumes (GemmPlanOptions::machine), to compare and explain. 0: unknown, as
@@ -81,7 +83,8 @@ class OperationBase {
   /// Once the stream is done: OK when every launch so far ended well, else who waited for what in the first
   /// that did not, or why group or session failed; the operation cannot be launched any more then. Launches
   /// that were queued behind the failed one did nothing: they have sent nothing and left the outputs as they
-  /// were. On the cpu executor run() has said it all.
+  /// were. When launches were refused (refused()) since it was last asked, why the last of them was: once,
+  /// and the others went on. On the cpu executor run() has said it all.
   virtual Status status() { return {}; }
 };
 

@@ -292,7 +292,9 @@ const char* mk_test_kinds(const char* socket) {
   EXPECT(mk_connect(&here, &session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);
   EXPECT(mk_moe_create(group, &moe_shape, &plan, &moe) == MK_INVALID_ARGUMENT);
-  EXPECT(strstr(mk_last_error(), "overrides of a GEMM's plan") != NULL);
+  EXPECT(strstr(mk_last_error(), "moe_dispatch_gemm: the cpu executor has no GemmPlanOptions") != NULL);
+  EXPECT(mk_ring_attention_create(group, &attention_shape, &plan, &moe) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "overrides of a plan that it does not have") != NULL);
   EXPECT(mk_moe_create(group, &no_layout, NULL, &moe) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "moe: w_layout = 2, but it must be row-major (0)") != NULL);
   EXPECT(mk_moe_create(group, &moe_shape, &gpu, &moe) == MK_FAILED_PRECONDITION); /* there is no GPU */

@@ -1,0 +1,175 @@
+// The mixture of experts on the cuda executor: the host's side of a launch.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/launch/operation.h"
+#include "kernels/cuda/memory/buffer.h"
+#include "kernels/cuda/memory/hopper.h"
+#include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/ops/make.h"
+#include "kernels/ops/moe_dispatch_gemm/gpu_plan.h"
+#include "kernels/ops/moe_dispatch_gemm/kernel.h"
+#include "kernels/ops/moe_dispatch_gemm/parameters.h"
+#include "kernels/ops/moe_dispatch_gemm/weight_views.h"
+
+namespace mkernel::kernels {
+namespace {
+
+// What a kernel may be given by value on every driver.
+static_assert(sizeof(MoeParameters) <= 4096);
+
+class CudaMoe final : public CudaOperation<MoeArguments> {
+ public:
+  CudaMoe(MoeGpuPlan plan, std::uint32_t rank)
+      : CudaOperation(OpKind::kMoeDispatchGemm, "moe", plan.moe.topology, rank), plan_(std::move(plan)) {}
+
+  std::string signature() const override { return plan_.signature(); }
+  Requirements requirements() const override {
+    Requirements needs = plan_.moe.requirements();
+    needs.gpu = true;
+    return needs;
+  }
+  // wire_bytes() stays 0: what crosses nodes follows from the routing, which the host does not read.
+
+ private:
+  const ExpertExchangePlan& exchange() const { return plan_.moe.exchange; }
+  const MoeShape& shape() const { return plan_.moe.shape; }
+
+  /// Everything that is the same in every launch.
+  Status attach() override {
+    auto scratch =
+        DeviceBuffer::zeroed(moe_scratch_bytes(exchange(), plan_.moe.dispatch_ctas), "moe: tables");
+    if (!scratch.ok()) return scratch.status();
+    scratch_ = std::move(*scratch);
+    const auto& node = workspace().node;
+    parameters_ = moe_parameters(plan_.moe, rank(), {node.begin(), node.end()}, scratch_.get());
+    parameters_.region = workspace().region;
+    parameters_.lead = plan_.moe.lead;
+    parameters_.summing_ctas = plan_.summing_ctas;
+    if (plan_.moe.seats != nullptr) {
+      auto seats = DeviceBuffer::holding(*plan_.moe.seats, "moe: seats of the ranks");
+      if (!seats.ok()) return seats.status();
+      seats_ = std::move(*seats);
+      const auto* by_rank = static_cast<const std::int32_t*>(seats_.get());
+      parameters_.plan.seats = {by_rank, by_rank + topology().world()};
+    }
+    return encode_pool();
+  }
+
+  Status encode(const MatrixView& view, const char* name, TensorMap& map) const {
+    auto made = encode_tensor_map(view, name);
+    if (made.ok()) map = *made;
+    return made.status().with_context("moe");
+  }
+
+  /// What a rank or a shape does not have still gets a map, of the pool: the kernel keeps clear of it.
+  Status encode_pool() {
+    MoeParameters& p = parameters_;
+    MatrixView rows{.base = workspace().mine + exchange().row(0),
+                    .element = shape().dtype,
+                    .rows = exchange().capacity_rows,
+                    .columns = shape().hidden,
+                    .leading = static_cast<std::int64_t>(exchange().row_bytes / 2),
+                    .box_rows = 64,
+                    .box_columns = 64};
+    MK_RETURN_IF_ERROR(encode(rows, "workspace", p.rows));
+    for (TensorMap* map : {&p.w1, &p.w1_up, &p.w2, &p.hidden_a, &p.hidden_c}) *map = p.rows;
+    if (!plan_.moe.gated()) return {};
+    MatrixView hidden = rows;
+    hidden.base = workspace().mine + exchange().hidden(0);
+    hidden.columns = shape().intermediate;
+    hidden.leading = static_cast<std::int64_t>(exchange().hidden_bytes / 2);
+    MK_RETURN_IF_ERROR(encode(hidden, "workspace", p.hidden_a));
+    hidden.first_rows = 1;
+    return encode(hidden, "workspace", p.hidden_c);
+  }
+
+  /// The maps of weights stay until a launch comes with others.
+  Status encode_weights(const MoeArguments& arguments) {
+    const std::int64_t experts = plan_.moe.experts(rank()).size();
+    const std::tuple given{arguments.w1, arguments.w1_up, arguments.w2};
+    if (experts == 0 || given == weights_) return {};
+    const MoeWeightViews views = moe_weight_views(shape(), experts, arguments);
+    weights_ = {};
+    MK_RETURN_IF_ERROR(encode(views.w1, "w1", parameters_.w1));
+    if (plan_.moe.gated()) {
+      MK_RETURN_IF_ERROR(encode(views.w1_up, "w1_up", parameters_.w1_up));
+      MK_RETURN_IF_ERROR(encode(views.w2, "w2", parameters_.w2));
+    }
+    parameters_.weight_rows1 = views.weight_rows1;
+    parameters_.weight_rows2 = views.weight_rows2;
+    weights_ = given;
+    return {};
+  }
+
+  Status check(const MoeArguments& arguments) const override {
+    MK_RETURN_IF_ERROR(plan_.moe.check(rank(), arguments));
+    for (const auto& [data, name] : {std::pair{arguments.x, "x"},
+                                     {arguments.w1, "w1"},
+                                     {arguments.w1_up, "w1_up"},
+                                     {arguments.w2, "w2"},
+                                     {static_cast<const void*>(arguments.y), "y"}})
+      MK_RETURN_IF_ERROR(check_address(data, name).with_context("moe"));
+    return {};
+  }
+
+  Status launch(const MoeArguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) override {
+    MK_RETURN_IF_ERROR(encode_weights(arguments));
+    MoeParameters p = parameters_;
+    p.endpoint = endpoint(deadline_ns);
+    p.x = static_cast<const std::byte*>(arguments.x);
+    p.routed = {arguments.topk, arguments.weights, static_cast<std::int32_t>(arguments.tokens),
+                exchange().topk};
+    p.y = static_cast<std::byte*>(arguments.y);
+    return queue(&p, plan_.ctas, stream);
+  }
+
+  Result<LaunchRefusal> last_refusal() const override {
+    MoeRefusal last;
+    MK_RETURN_IF_ERROR(read(parameters_.scratch.refusal, last));
+    if (last.launch == 0) return LaunchRefusal{};
+    const ExpertOwners& owners = exchange().owners;
+    const Status bad = last.problem.to_status(last.rank, owners.experts);
+    return LaunchRefusal{last.launch, bad.ok() ? beyond_capacity(owners, last.expert, last.rows, last.padded,
+                                                                 exchange().capacity_rows)
+                                               : bad};
+  }
+
+  const MoeGpuPlan plan_;
+  DeviceBuffer scratch_, seats_;
+  MoeParameters parameters_{};                                 ///< without the operands of a launch
+  std::tuple<const void*, const void*, const void*> weights_;  ///< that the maps are of
+};
+
+/// The kernel for the types of a shape.
+CooperativeKernel kernel_of(const MoeShape& shape, std::size_t routing_bytes) {
+  const bool row_major = shape.w_layout == Layout::kRowMajor;
+  if (shape.dtype == DataType::kBf16) {
+    return row_major ? moe_kernel_of<DataType::kBf16, Layout::kRowMajor>(routing_bytes)
+                     : moe_kernel_of<DataType::kBf16, Layout::kColumnMajor>(routing_bytes);
+  }
+  return row_major ? moe_kernel_of<DataType::kF16, Layout::kRowMajor>(routing_bytes)
+                   : moe_kernel_of<DataType::kF16, Layout::kColumnMajor>(routing_bytes);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaMoeOperation>> make_cuda_moe(const MoeShape& shape, const Topology& topology,
+                                                        std::uint32_t rank, const MoeOptions& options) {
+  auto machine = hopper_machine("moe", options.machine, options.sms);
+  if (!machine.ok()) return machine.status();
+  auto plan = MoeGpuPlan::make(shape, topology, *machine, options);
+  if (!plan.ok()) return plan.status();
+  const CooperativeKernel kernel = kernel_of(shape, plan->routing_bytes);
+  std::unique_ptr<CudaMoeOperation> made = std::make_unique<CudaMoe>(std::move(*plan), rank);
+  MK_RETURN_IF_ERROR(made->load(kernel, *machine));
+  return made;
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,129 @@
+#include "kernels/ops/moe_dispatch_gemm/gpu_plan.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "kernels/ops/moe_dispatch_gemm/kernel.h"
+#include "kernels/ops/moe_dispatch_gemm/parameters.h"
+#include "kernels/plan/cuts.h"
+
+namespace mkernel::kernels {
+namespace {
+
+constexpr std::int32_t kWarps = 12;  // of a CTA: two warpgroups that multiply, one that loads and stores
+constexpr std::int32_t kUnitRows = 64;
+constexpr std::int32_t kFewestSms = 4;  // a cluster that dispatches, one that computes
+constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - 1;
+
+Status refuse(const std::string& field, std::int64_t value, const std::string& limit) {
+  return {StatusCode::kInvalidArgument, "moe: " + field + " = " + std::to_string(value) +
+                                            ", but it must be " + limit + " on the cuda executor"};
+}
+
+std::int32_t whole_clusters(std::int32_t ctas) {
+  return ctas / kMoeCluster * kMoeCluster;
+}
+
+/// Of a launch: CTAs that dispatch, and those of them that sum when they have pushed.
+struct Dispatching {
+  std::int32_t ctas, summing;
+};
+
+/// By shape; both even. To be measured: so far every warp has a unit of rows to push, as long as at most a
+/// quarter of the CTAs begin without a tile, and half of these compute when they have pushed.
+Dispatching choose_dispatching(const MoeShape& shape, std::int32_t ctas) {
+  constexpr std::int64_t kMostCtas = 16;
+  const std::int64_t rows = shape.max_tokens * shape.topk;
+  const std::int64_t clusters = ceil_div(rows, std::int64_t{kPushUnitRows} * kWarps * kMoeCluster);
+  const std::int64_t most = std::min<std::int64_t>(kMostCtas, ctas / 4) / kMoeCluster;
+  const auto chosen = static_cast<std::int32_t>(std::max<std::int64_t>(1, std::min(clusters, most)));
+  return {chosen * kMoeCluster, (chosen + 1) / 2 * kMoeCluster};
+}
+
+Status check_options(const MoeOptions& options, std::int32_t sms) {
+  for (const auto& [name, value, only] :
+       {std::tuple{"block_rows", options.block_rows, tile_rows(kMoeTile)},
+        {"unit_rows", options.unit_rows, kUnitRows},
+        {"tile_columns", options.tile_columns, tile_columns(kMoeTile)},
+        {"gated_columns", options.gated_columns, tile_columns(kMoeTile) / 2}})
+    if (value != 0 && value != only) return refuse(name, value, std::to_string(only));
+  if (sms < kFewestSms) return refuse("sms", sms, "at least " + std::to_string(kFewestSms));
+  const std::int32_t most = whole_clusters(sms) - kMoeCluster;
+  const std::int32_t dispatch = options.dispatch_ctas;
+  for (const auto& [name, value, limit] :
+       {std::tuple{"dispatch_ctas", dispatch, most},
+        {"summing_ctas", options.summing_ctas, dispatch > 0 ? dispatch : most}}) {
+    if (value < 0 || value > limit || value != whole_clusters(value))
+      return refuse(name, value, "even, 0.." + std::to_string(limit));
+  }
+  return {};
+}
+
+/// Of a shape that a MoePlan could be made of.
+Status check_shape(const MoeShape& shape, const Topology& topology) {
+  for (const auto& [name, value] :
+       {std::pair{"hidden", shape.hidden}, {"intermediate", shape.intermediate}, {"n", shape.n}})
+    if (value % 8 != 0) return refuse(name, value, "a multiple of 8");
+  for (const auto& [name, value, most] :
+       {std::tuple{"experts", shape.experts, kMoeMostExperts},
+        {"topk", shape.topk, kMoeMostTopk},
+        {"world", std::int64_t{topology.world()}, kMaxKernelRanks},
+        {"nodes", std::int64_t{topology.nodes()}, kMaxKernelNodes},
+        {"ranks of a node", std::int64_t{topology.ranks_per_node()}, kMaxNodeRanks}})
+    if (value > most) return refuse(name, value, "1.." + std::to_string(most));
+  // Where an expert's weights begin is a coordinate of a tensor map.
+  const std::int64_t of_rank = ceil_div(shape.experts, std::int64_t{topology.world()});
+  const std::int64_t w1_rows = shape.intermediate > 0 ? 2 * shape.intermediate : shape.n;
+  for (const auto& [name, value, rows] : {std::tuple{"hidden", shape.hidden, shape.hidden},
+                                          {"intermediate", shape.intermediate, w1_rows},
+                                          {"n", shape.n, shape.n}}) {
+    if (rows > kMostRows / of_rank) {
+      return refuse(
+          name, value,
+          "so small that rows of the weights of " + std::to_string(of_rank) + " experts have 32-bit numbers");
+    }
+  }
+  return {};
+}
+
+std::size_t routing_bytes_of(const ExpertExchangePlan& exchange) {
+  return sizeof(std::int32_t) * static_cast<std::size_t>(moe_routing_words(
+                                    kWarps, exchange.owners.experts, exchange.owners.max_local(),
+                                    exchange.order(0).steps(), exchange.others()));
+}
+
+}  // namespace
+
+Result<MoeGpuPlan> MoeGpuPlan::make(const MoeShape& shape, const Topology& topology, const Machine& machine,
+                                    const MoeOptions& options) {
+  MK_RETURN_IF_ERROR(check_options(options, machine.sms));
+  MoeOptions tiles = options;
+  tiles.block_rows = tile_rows(kMoeTile);
+  tiles.unit_rows = kUnitRows;
+  tiles.tile_columns = tile_columns(kMoeTile);
+  tiles.gated_columns = tiles.tile_columns / 2;
+  auto moe = MoePlan::make(shape, topology, tiles);
+  if (!moe.ok()) return moe.status();
+  MK_RETURN_IF_ERROR(check_shape(shape, topology));
+  MoeGpuPlan plan{.moe = std::move(*moe), .machine = machine, .ctas = whole_clusters(machine.sms)};
+  const Dispatching chosen = choose_dispatching(shape, plan.ctas);
+  std::int32_t& dispatch = plan.moe.dispatch_ctas;
+  dispatch = options.dispatch_ctas > 0 ? options.dispatch_ctas : std::max(chosen.ctas, options.summing_ctas);
+  plan.summing_ctas = options.summing_ctas > 0 ? options.summing_ctas : std::min(chosen.summing, dispatch);
+  // As many tasks as run at a time.
+  plan.moe.lead = (plan.ctas - plan.summing_ctas) / kMoeCluster;
+  plan.routing_bytes = routing_bytes_of(plan.moe.exchange);
+  if (plan.routing_bytes <= kMoeMostRoutingBytes) return plan;
+  return refuse("experts", shape.experts,
+                "so few that their counts take at most " + std::to_string(kMoeMostRoutingBytes) +
+                    " bytes of shared memory");
+}
+
+std::string MoeGpuPlan::signature() const {
+  return moe.signature() + " cuda " + std::string(machine.name) + " sms=" + std::to_string(machine.sms) +
+         " dispatch_ctas=" + std::to_string(moe.dispatch_ctas) +
+         " summing_ctas=" + std::to_string(summing_ctas);
+}
+
+}  // namespace mkernel::kernels

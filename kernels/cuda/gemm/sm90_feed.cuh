@@ -282,7 +282,7 @@ class Sm90FeedStore {
     Sm90Tasks<Config> tasks(shared_);
     const std::uint32_t lane = threadIdx.x % 32;
     for (int i = 0;; ++i, tasks.advance()) {
-      const Sm90Task task = tasks.wait();
+      const Sm90Task& task = tasks.wait();
       if (task.product == Sm90Task::kEnd) break;
       const int rows = task.rows - group_ * 64;
       if (rows > 0) {

@@ -16,16 +16,17 @@ namespace mkernel::kernels {
 
 /// Experts are split over the ranks as block_range(experts, world, rank) does it: an owner has a contiguous
 /// range, and where `experts` is no multiple of the world some owners have one expert more than others.
+/// experts x world is below 2^31: the kernel asks often, and divides 32 bits in a quarter of the time of 64.
 struct ExpertOwners {
   std::int32_t experts = 1;
   std::int32_t world = 1;
 
   MK_HOST_DEVICE std::int32_t first(std::int32_t rank) const {
-    return static_cast<std::int32_t>(std::int64_t{experts} * rank / world);
+    return experts * rank / world;
   }
   MK_HOST_DEVICE std::int32_t count(std::int32_t rank) const { return first(rank + 1) - first(rank); }
   MK_HOST_DEVICE std::int32_t owner(std::int32_t expert) const {
-    return static_cast<std::int32_t>(((std::int64_t{expert} + 1) * world - 1) / experts);
+    return ((expert + 1) * world - 1) / experts;
   }
   /// Number of an expert among those of its owner. Owners compute their experts in this order.
   MK_HOST_DEVICE std::int32_t local(std::int32_t expert) const { return expert - first(owner(expert)); }

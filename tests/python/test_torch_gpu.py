@@ -14,13 +14,14 @@ ENVIRONMENT = {"CUDA_MODULE_LOADING": "LAZY", "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 class OnGpus(RanksAtOnce, TorchTest):
     RANKS = 4
+    SCENARIOS = "torch_gpu_scenarios"
 
     def scenario(self, name, world, nodes=1):
         if nodes == 1:
             self.start_nodes(1)
         else:
             self.start_nodes(nodes, {"transport": {"kind": "emulated", "gpu_memory": True}})
-        for line in self.run_job(f"torch_gpu_scenarios.{name}", world, **ENVIRONMENT):
+        for line in self.run_job(f"{self.SCENARIOS}.{name}", world, **ENVIRONMENT):
             print(line, end="")
 
 
@@ -59,6 +60,37 @@ class Streams(OnGpus):
 
     def test_late_rank(self):
         self.scenario("late_rank", 2)
+
+
+class Moe(OnGpus):
+    SCENARIOS = "torch_gpu_moe_scenarios"
+
+    def test_values_on_one_node(self):
+        self.scenario("values", 2)
+
+    def test_values_on_two_nodes(self):
+        self.scenario("values", 2, nodes=2)
+
+    def test_graphs(self):
+        self.scenario("graphs", 2)
+
+    def test_graphs_on_two_nodes(self):
+        self.scenario("graphs", 2, nodes=2)
+
+    def test_launches_that_every_rank_refuses(self):
+        self.scenario("refused", 2)
+
+    def test_wrong_input(self):
+        self.scenario("wrong", 2)
+
+    def test_compiled(self):
+        self.scenario("compiled", 2)
+
+    def test_liger(self):
+        self.scenario("liger", 4)
+
+    def test_mega_moe(self):
+        self.scenario("mega", 2)
 
 
 class Alone(TorchTest):

@@ -19,6 +19,10 @@ class Moe(TorchTest):
         self.start_nodes(1)
         self.run_job("torch_moe_scenarios.compiled", 2)
 
+    def test_tensors_of_gpus(self):
+        self.start_nodes(1)
+        self.run_job("torch_moe_scenarios.on_gpus", 2)
+
     def test_wrong_input(self):
         self.start_nodes(1)
         self.run_job("torch_moe_scenarios.wrong", 2)

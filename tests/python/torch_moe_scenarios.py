@@ -1,83 +1,14 @@
 """The MoE operators on ranks of their own: every element against fp64 of plain torch, layouts, torch.compile, wrong input."""
+import unittest.mock
 import warnings
 
 from rank import raises
-from torch_rank import RANK, UNIT, WORLD, counted, dist, end, operand, start, torch
+from torch_moe_rank import MOST, Layer, close, gemm, moe, tokens_of
+from torch_rank import RANK, WORLD, counted, dist, end, start, torch
 
 import mkernel.torch
-from mkernel.operations import block_range
 
 OPS = torch.ops.mkernel
-MOST = 11  # tokens of a rank
-SIZES = (24, 20, 16)  # hidden, n, intermediate
-
-
-class Layer:
-    """The same experts on every rank, and this rank's part of them. `n` is the number of outputs."""
-
-    def __init__(self, experts=10, topk=3, dtype=torch.bfloat16, sizes=SIZES, seed=1):
-        self.experts, self.topk, self.dtype = experts, topk, dtype
-        self.hidden, self.n, self.inner = sizes
-
-        def matrices(number, k, n):
-            return operand(seed + number, 0, (experts, k, n), torch.float32).mul(k ** -0.5).to(dtype)
-
-        self.w = matrices(10, self.hidden, self.n)
-        self.gate, self.up = matrices(20, self.hidden, self.inner), matrices(30, self.hidden, self.inner)
-        self.down = matrices(40, self.inner, self.n)
-        self.mine = slice(*block_range(experts, WORLD, RANK))
-
-    def part(self, all_experts, transposed=False):
-        """This rank's experts; `transposed`: a view of weights as torch keeps them."""
-        part = all_experts[self.mine]
-        return part.transpose(1, 2).contiguous().transpose(1, 2) if transposed else part
-
-    def expert(self, number, x, two):
-        if not two:
-            return x @ self.w[number].double()
-        gate = x @ self.gate[number].double()
-        return (gate * gate.sigmoid() * (x @ self.up[number].double())) @ self.down[number].double()
-
-    def wanted(self, x, ids, weights, two):
-        y = torch.zeros(x.shape[0], self.n, dtype=torch.float64)
-        for number in range(self.experts):
-            tokens, entries = (ids == number).nonzero(as_tuple=True)
-            scale = weights[tokens, entries].double()[:, None]
-            y.index_add_(0, tokens, scale * self.expert(number, x[tokens].double(), two))
-        return y
-
-    def inputs(self, seed, tokens, skewed=False):
-        """x, topk_ids, topk_weights of this rank. `skewed`: low numbers far more often."""
-        generator = torch.Generator().manual_seed(1000 * seed + RANK)
-        chances = 1.0 / (1 + torch.arange(self.experts)) ** (2 if skewed else 0)
-        chances = chances.expand(max(tokens, 1), -1)
-        ids = torch.multinomial(chances, self.topk, generator=generator)[:tokens]
-        weights = torch.rand(tokens, self.topk, generator=generator) + 0.1
-        return operand(seed, RANK, (tokens, self.hidden), self.dtype), ids.to(torch.int32), weights
-
-
-def close(y, wanted):
-    """Roundings of the intermediate values, of results that travel, and of their sum."""
-    assert y.shape == wanted.shape, f"shape {tuple(y.shape)}, wanted {tuple(wanted.shape)}"
-    wrong = ~((y.double() - wanted).abs() <= 8 * UNIT[y.dtype] * (wanted.abs() + 1))
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements are wrong"
-
-
-def gemm(layer, inputs, name, transposed=False, **options):
-    return OPS.moe_dispatch_gemm(*inputs, layer.part(layer.w, transposed), layer.experts, name, **options)
-
-
-def moe(layer, inputs, name, transposed=False, halves=False, **options):
-    gate, up = layer.gate, layer.up
-    if not halves:
-        gate, up = torch.cat([gate, up], 2), None
-    parts = [None if w is None else layer.part(w, transposed) for w in (gate, up, layer.down)]
-    return OPS.moe_layer(*inputs, *parts, layer.experts, name, **options)
-
-
-def tokens_of(rank, call):
-    """On some ranks none, and at the call of all 4 none at all."""
-    return 0 if call == 4 or (rank + call) % WORLD == 2 else (5 * rank + 3 * call) % MOST + 1
 
 
 def values():
@@ -199,6 +130,34 @@ def compiled():
         on_gpu = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda:0") for t in (*inputs, gate, up, down)]
         told = mkernel.torch.explain("moe_layer", *on_gpu, layer.experts, name)
         assert told.path == "error" and "x is on cuda:0, and the group was made for GPU -1" in told.why, told
+    end()
+
+
+def on_gpus():
+    """What the cuda executor takes, and what it refuses by name. Decided without a GPU, of tensors that have no memory."""
+    name = start()
+    membership = mkernel.torch._groups.membership_of(name)
+
+    def explained(experts=10, topk=3, hidden=64, n=40, intermediate=24):
+        def made(*shape, dtype=torch.bfloat16):
+            return torch.empty(*shape, dtype=dtype, device="cuda:0")
+
+        mine = mkernel.operations.block_size(experts, WORLD, RANK)
+        routing = made(5, topk, dtype=torch.int64), made(5, topk, dtype=torch.float32)
+        weights = [made(mine, columns, rows).transpose(1, 2)
+                   for rows, columns in ((hidden, intermediate), (hidden, intermediate), (intermediate, n))]
+        return mkernel.torch.explain("moe_layer", made(5, hidden), *routing, *weights, experts, name, max_tokens=8)
+
+    with torch._subclasses.FakeTensorMode(), unittest.mock.patch.object(membership, "device", 0):
+        told = explained()
+        assert told.operation == ("moe_dispatch_gemm max_tokens=8 hidden=64 n=40 intermediate=24 experts=10 topk=3 bf16 column_major "
+                                  "cuda"), told
+        assert told.copies == ("topk_ids: torch.int64 becomes torch.int32",), told
+        assert explained(experts=1024, topk=16).path == "mkernel"
+        for sizes, words in (({"hidden": 60}, "hidden = 60"), ({"n": 36}, "n = 36"), ({"intermediate": 20}, "intermediate = 20"),
+                             ({"topk": 17, "experts": 20}, "topk = 17"), ({"experts": 1025}, "num_experts = 1025")):
+            told = explained(**sizes)
+            assert told.path == "error" and f"{words}; the cuda executor takes" in told.why, told
     end()
 
 

@@ -184,7 +184,8 @@ class Operation:
         return Launch(self, arguments, tuple(owners), options)
 
     def status(self) -> Optional[Error]:
-        """Once the stream is done (executor="cuda"): None, or why a launch that was queued failed; the group is over then."""
+        """Once the stream is done (executor="cuda"): None, or why a launch that was queued failed; the group is over then. Of a Moe
+        also, once, why every rank refused the last launch that was refused since the last call; the group goes on then."""
         handle = self._handle
         if handle is None:
             raise closed(self.what)
@@ -281,7 +282,8 @@ class Moe(Operation):
     weights: w1 [mine, n or 2 * intermediate, hidden], w2 [mine, n, intermediate].
 
     Every rank refuses a launch with the same error when topk has a bad entry or weights a NaN on any of them (InvalidArgument
-    names the rank and the entry), or more rows come to a rank than `capacity` (ResourceExhausted). The group goes on then."""
+    names the rank and the entry), or more rows come to a rank than `capacity` (ResourceExhausted). y stays as it was, and the group
+    goes on. A launch that was queued on a stream is refused on the GPU, and status() tells it."""
 
     what = "moe_dispatch_gemm"
     Arguments = _abi.MoeArguments

@@ -48,6 +48,25 @@ class Sm90Output {
     }
   }
 
+  /// Hands on a finished tile whose columns are gates in their first half, and what these let through in the
+  /// other: half as many columns, of which none stays behind.
+  __device__ __forceinline__ void write_gated(const float (&sums)[Tile::kBlocks][Tile::kSums]) {
+    constexpr int kPieces = Tile::kPieces / 2;
+    static_assert(Tile::kBlocks == 1);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const float* gate = sums[0] + piece * Config::kPieceSums;
+      const float* up = gate + kPieces * Config::kPieceSums;
+      std::uint32_t packed[Config::kPieceSums / 2];
+#pragma unroll
+      for (int j = 0; j < Config::kPieceSums / 2; ++j) {
+        packed[j] = narrow(ptx::swiglu_approx(gate[2 * j], up[2 * j]),
+                           ptx::swiglu_approx(gate[2 * j + 1], up[2 * j + 1]));
+      }
+      write_piece(packed);
+    }
+  }
+
   /// Writes what write() left behind.
   __device__ __forceinline__ void write_held() {
     if constexpr (Tile::kHeld > 0) {

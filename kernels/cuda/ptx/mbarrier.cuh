@@ -27,6 +27,11 @@ __device__ __forceinline__ void mbarrier_arrive_relaxed_cluster(std::uint32_t ba
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/// The same, and hands on what this thread has written or acquired. For what happens seldom.
+__device__ __forceinline__ void mbarrier_arrive_release_cluster(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Arrives and lets the phase wait for `bytes` more, which asynchronous copies will count down.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx_release_cta(std::uint32_t barrier,
                                                                       std::uint32_t bytes) {
@@ -59,6 +64,22 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_relaxed_cluster(std::ui
       "{\n"
       ".reg .pred p;\n"
       "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/// The same; takes over what those who arrived have handed on.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_acquire_cluster(std::uint32_t barrier,
+                                                                         std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
       "selp.u32 %0, 1, 0, p;\n"
       "}"
       : "=r"(done)

@@ -1,4 +1,4 @@
-// Stores to shared memory and the conversions before them. Addresses are shared_address()es.
+// Loads and stores of shared memory, and the arithmetic before them. Addresses are shared_address()es.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,23 @@ __device__ __forceinline__ void stmatrix_x4(std::uint32_t row, std::uint32_t m0,
                                             std::uint32_t m2, std::uint32_t m3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(m0),
                "r"(m1), "r"(m2), "r"(m3)
+               : "memory");
+}
+
+/// 16 bytes; `address` a multiple of 16.
+__device__ __forceinline__ uint4 ld_shared_v4(std::uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared::cta.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+/// `address` may lie in another CTA of the cluster: map_to_cta().
+__device__ __forceinline__ void st_shared_cluster_v4(std::uint32_t address, const uint4& value) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
                : "memory");
 }
 
@@ -37,6 +54,24 @@ __device__ __forceinline__ std::uint32_t cvt_rn_f16x2(float low, float high) {
   std::uint32_t packed;
   asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+/// gate / (1 + exp(-gate)) x up, approximately (2^-20 of it). Volatile, for the same reason.
+__device__ __forceinline__ float swiglu_approx(float gate, float up) {
+  float result;
+  asm volatile(
+      "{\n"
+      ".reg .f32 t;\n"
+      "mul.f32 t, %1, 0fBFB8AA3B;\n"  // -log2(e)
+      "ex2.approx.f32 t, t;\n"
+      "add.f32 t, t, 0f3F800000;\n"
+      "rcp.approx.f32 t, t;\n"
+      "mul.f32 t, t, %1;\n"
+      "mul.f32 %0, t, %2;\n"
+      "}"
+      : "=f"(result)
+      : "f"(gate), "f"(up));
+  return result;
 }
 
 }  // namespace mkernel::kernels::ptx

@@ -35,6 +35,26 @@ __device__ __forceinline__ void tma_load_multicast_2d(std::uint32_t shared, cons
       : "memory");
 }
 
+/// The same with a third coordinate, of maps that have one: the row of memory that y counts from.
+__device__ __forceinline__ void tma_load_3d(std::uint32_t shared, const void* map, std::int32_t x,
+                                            std::int32_t y, std::int32_t z, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+      "%4}], [%5];" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_load_multicast_3d(std::uint32_t shared, const void* map, std::int32_t x,
+                                                      std::int32_t y, std::int32_t z, std::uint32_t barrier,
+                                                      std::uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(ctas)
+      : "memory");
+}
+
 /// Stores one box; what lies outside the tensor is not written. Completion is counted by bulk groups.
 __device__ __forceinline__ void tma_store_3d(const void* map, std::int32_t x, std::int32_t y, std::int32_t z,
                                              std::uint32_t shared) {

@@ -68,6 +68,10 @@ class Pipeline {
     wait([this] { return ptx::mbarrier_try_wait_parity_relaxed_cluster(empty_barrier(), phase_ ^ 1); });
   }
   __device__ __forceinline__ void arrive_full() const { ptx::mbarrier_arrive_release_cta(full_barrier()); }
+  /// For the stage of the same number in CTA `cta` of the cluster, which this thread has written.
+  __device__ __forceinline__ void arrive_full_at(std::uint32_t cta) const {
+    ptx::mbarrier_arrive_release_cluster(ptx::map_to_cta(full_barrier(), cta));
+  }
   /// Arrives; the stage is full when `bytes` bytes of asynchronous copies have come in as well.
   __device__ __forceinline__ void arrive_full_expect(std::uint32_t bytes) const {
     ptx::mbarrier_arrive_expect_tx_release_cta(full_barrier(), bytes);
@@ -76,6 +80,10 @@ class Pipeline {
   // Emptying.
   __device__ __forceinline__ void wait_full() const {
     wait([this] { return ptx::mbarrier_try_wait_parity_acquire_cta(full_barrier(), phase_); });
+  }
+  /// When another CTA of the cluster fills this CTA's stage too (arrive_full_at()).
+  __device__ __forceinline__ void wait_full_cluster() const {
+    wait([this] { return ptx::mbarrier_try_wait_parity_acquire_cluster(full_barrier(), phase_); });
   }
   /// Whether wait_full() would return at once.
   __device__ __forceinline__ bool test_full() const {

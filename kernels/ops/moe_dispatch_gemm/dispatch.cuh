@@ -14,7 +14,8 @@
 
 namespace mkernel::kernels {
 
-/// intra_comm, one working warp of a dispatching CTA: routes, pushes, then sums.
+/// intra_comm, one working warp of a dispatching CTA: routes, pushes, and then sums if its CTA does not
+/// compute.
 template <DataType kInput>
 __device__ __forceinline__ void moe_dispatch(const MoeParameters& p, std::uint64_t epoch,
                                              const MoeWorkers& workers, std::byte* memory) {
@@ -35,7 +36,7 @@ __device__ __forceinline__ void moe_dispatch(const MoeParameters& p, std::uint64
   if (p.plan.others() > 0) moe_stage(p, epoch);
   moe_push(p, routing, epoch);
   if (p.plan.others() > 0 && !moe_forward(p, epoch)) return;
-  moe_sum<kInput>(p, epoch);
+  if (static_cast<std::int32_t>(blockIdx.x) < p.summing_ctas) moe_sum<kInput>(p, epoch);
 }
 
 }  // namespace mkernel::kernels

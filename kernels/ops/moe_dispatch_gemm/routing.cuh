@@ -46,8 +46,8 @@ class MoeRouting {
         experts_(p.plan.owners.experts),
         kinds_(p.plan.owners.max_local()),
         others_(p.plan.others()),
-        rows_(reinterpret_cast<std::int32_t*>(memory)),
-        tokens_(rows_ + workers.warps * experts_),
+        words_(reinterpret_cast<std::int32_t*>(memory)),
+        tokens_(workers.warps * experts_),
         first_(tokens_ + workers.warps * kinds_),
         last_(first_ + workers.warps * others_ * kinds_),
         total_(last_ + workers.warps * others_ * kinds_),
@@ -61,36 +61,36 @@ class MoeRouting {
   /// wait gave up.
   __device__ __forceinline__ bool count() {
     const std::int32_t counts = workers_.warps * (experts_ + (1 + 2 * others_) * kinds_);
-    for (std::int32_t i = workers_.thread(); i < counts; i += workers_.threads()) rows_[i] = 0;
+    for (std::int32_t i = workers_.thread(); i < counts; i += workers_.threads()) words(kRows)[i] = 0;
     workers_.sync();
     count_entries();
     count_tokens();
     workers_.sync();
-    sum_warps(rows_, experts_, p_.scratch.chunk_rows + blockIdx.x * experts_);
-    sum_warps(tokens_, kinds_, p_.scratch.chunk_tokens + blockIdx.x * kinds_);
+    sum_warps(words(kRows), experts_, p_.scratch.chunk_rows + blockIdx.x * experts_);
+    sum_warps(words(tokens_), kinds_, p_.scratch.chunk_tokens + blockIdx.x * kinds_);
     const std::int32_t crossing = others_ * kinds_;
-    sum_warps(first_, crossing, p_.scratch.chunk_first + blockIdx.x * crossing);
-    sum_warps(last_, crossing, p_.scratch.chunk_last + blockIdx.x * crossing);
-    if (!moe_meet(p_, workers_, p_.scratch.counted, epoch_, told_)) return false;
-    sum_chunks(rows_, experts_, p_.scratch.chunk_rows, [&](std::int32_t expert) { return total_ + expert; });
-    sum_chunks(tokens_, kinds_, p_.scratch.chunk_tokens,
-               [&](std::int32_t kind) { return kind_begin_ + kind; });
+    sum_warps(words(first_), crossing, p_.scratch.chunk_first + blockIdx.x * crossing);
+    sum_warps(words(last_), crossing, p_.scratch.chunk_last + blockIdx.x * crossing);
+    if (!moe_meet(p_, workers_, p_.scratch.counted, epoch_, words(told_))) return false;
+    sum_chunks(words(kRows), experts_, p_.scratch.chunk_rows, [&](std::int32_t expert) { return words(total_) + expert; });
+    sum_chunks(words(tokens_), kinds_, p_.scratch.chunk_tokens,
+               [&](std::int32_t kind) { return words(kind_begin_) + kind; });
     // Every node turn has one more number than kinds: where its last kind ends.
-    sum_chunks(first_, crossing, p_.scratch.chunk_first,
-               [&](std::int32_t i) { return first_begin_ + i + i / kinds_; });
-    sum_chunks(last_, crossing, p_.scratch.chunk_last,
-               [&](std::int32_t i) { return last_begin_ + i + i / kinds_; });
+    sum_chunks(words(first_), crossing, p_.scratch.chunk_first,
+               [&](std::int32_t i) { return words(first_begin_) + i + i / kinds_; });
+    sum_chunks(words(last_), crossing, p_.scratch.chunk_last,
+               [&](std::int32_t i) { return words(last_begin_) + i + i / kinds_; });
     workers_.sync();
     if (workers_.warp == 0) {
-      warp_sums_before(order_.steps(), step_begin_, [&](std::int32_t step) {
+      warp_sums_before(order_.steps(), words(step_begin_), [&](std::int32_t step) {
         const std::int32_t expert = order_.expert(step);
-        return expert < 0 ? 0 : total_[expert];
+        return expert < 0 ? 0 : words(total_)[expert];
       });
     } else if (workers_.warp == 1) {
-      sums_before(kind_begin_);
+      sums_before(words(kind_begin_));
       for (std::int32_t turn = 0; turn < others_; ++turn) {
-        sums_before(first_begin_ + turn * (kinds_ + 1));
-        sums_before(last_begin_ + turn * (kinds_ + 1));
+        sums_before(words(first_begin_) + turn * (kinds_ + 1));
+        sums_before(words(last_begin_) + turn * (kinds_ + 1));
       }
     }
     workers_.sync();
@@ -104,23 +104,24 @@ class MoeRouting {
       place_entries();
       place_tokens();
     }
-    return moe_meet(p_, workers_, p_.scratch.placed, epoch_, told_);
+    return moe_meet(p_, workers_, p_.scratch.placed, epoch_, words(told_));
   }
 
   /// Rows that this rank pushes.
-  __device__ __forceinline__ std::int32_t pushes() const { return step_begin_[order_.steps()]; }
+  __device__ __forceinline__ std::int32_t pushes() const { return words(step_begin_)[order_.steps()]; }
   /// Number of an entry's row among this rank's rows of the expert, when it is push `number`.
   __device__ __forceinline__ std::int32_t index(std::int32_t number, std::int32_t expert) const {
-    return number - step_begin_[order_.step(expert)];
+    return number - words(step_begin_)[order_.step(expert)];
   }
   /// Tokens that cross to a node.
   __device__ __forceinline__ std::int32_t crossings(std::int32_t turn) const {
-    return first_begin_[turn * (kinds_ + 1) + kinds_];
+    return words(first_begin_)[turn * (kinds_ + 1) + kinds_];
   }
   /// A word of shared memory, for moe_meet() and the like.
-  __device__ __forceinline__ std::int32_t* told() const { return told_; }
+  __device__ __forceinline__ std::int32_t* told() const { return words(told_); }
 
  private:
+  __device__ __forceinline__ std::int32_t* words(std::int32_t word) const { return words_ + word; }
   __device__ __forceinline__ MoeCounters& counters() const { return p_.scratch.counters[epoch_ & 1]; }
   __device__ __forceinline__ bool bad() const { return ptx::ld_relaxed_gpu(&counters().bad) != 0; }
 
@@ -167,7 +168,7 @@ class MoeRouting {
       const std::int32_t token = entry / topk;
       const RoutingProblem problem = problem_of(p_.routed, experts_, token, entry - token * topk);
       if (problem.kind == RoutingProblem::kNone) {
-        atomicAdd(rows_ + workers_.warp * experts_ + problem.value, 1);
+        atomicAdd(words(kRows) + workers_.warp * experts_ + problem.value, 1);
       } else {
         ptx::atom_max_relaxed_gpu(&counters().bad, ~std::uint64_t{static_cast<std::uint32_t>(entry)});
       }
@@ -183,12 +184,12 @@ class MoeRouting {
         known = known && expert >= 0 && expert < experts_;
       }
       if (!known) continue;
-      atomicAdd(tokens_ + workers_.warp * kinds_ + last_local(p_.routed, p_.plan.owners, token), 1);
+      atomicAdd(words(tokens_) + workers_.warp * kinds_ + last_local(p_.routed, p_.plan.owners, token), 1);
       for (std::int32_t turn = 0; turn < others_; ++turn) {
         const Span crosses = span(turn, token);
         if (crosses.first < 0) continue;
-        atomicAdd(first_ + (workers_.warp * others_ + turn) * kinds_ + crosses.first, 1);
-        atomicAdd(last_ + (workers_.warp * others_ + turn) * kinds_ + crosses.last, 1);
+        atomicAdd(words(first_) + (workers_.warp * others_ + turn) * kinds_ + crosses.first, 1);
+        atomicAdd(words(last_) + (workers_.warp * others_ + turn) * kinds_ + crosses.last, 1);
       }
     }
   }
@@ -230,7 +231,7 @@ class MoeRouting {
       std::byte* there = moe_memory(p_, order_.neighbour(ahead)) + at;
       auto* counts = reinterpret_cast<std::int32_t*>(there + ExpertExchangePlan::kRowsInCounts);
       for (std::int32_t expert = workers_.thread(); expert < experts_; expert += workers_.threads())
-        counts[expert] = total_[expert];
+        counts[expert] = words(total_)[expert];
       auto* crossing = reinterpret_cast<std::int32_t*>(there + p_.plan.crossings_in_counts());
       for (std::int32_t turn = workers_.thread(); turn < others_; turn += workers_.threads())
         crossing[order_.node(order_.rail_peer(turn))] = crossings(turn);
@@ -277,11 +278,11 @@ class MoeRouting {
       const std::int32_t entry = first + workers_.lane();
       const bool any = entry < range.end * topk;
       const std::int32_t expert = any ? p_.routed.experts[entry] : 0;
-      place_stable(any, expert, rows_ + workers_.warp * experts_, [&](std::int32_t index) {
+      place_stable(any, expert, words(kRows) + workers_.warp * experts_, [&](std::int32_t index) {
         if (others_ > 0 && order_.node_turn(expert) < others_) {
           p_.scratch.entry_index[entry] = index;
         } else {
-          p_.scratch.pushed[step_begin_[order_.step(expert)] + index] = entry;
+          p_.scratch.pushed[words(step_begin_)[order_.step(expert)] + index] = entry;
         }
       });
     }
@@ -293,8 +294,8 @@ class MoeRouting {
       const std::int32_t token = first + workers_.lane();
       const bool any = token < range.end;
       const std::int32_t kind = any ? last_local(p_.routed, p_.plan.owners, token) : 0;
-      place_stable(any, kind, tokens_ + workers_.warp * kinds_,
-                   [&](std::int32_t index) { p_.scratch.token_order[kind_begin_[kind] + index] = token; });
+      place_stable(any, kind, words(tokens_) + workers_.warp * kinds_,
+                   [&](std::int32_t index) { p_.scratch.token_order[words(kind_begin_)[kind] + index] = token; });
       for (std::int32_t turn = 0; turn < others_; ++turn) place_crossing(turn, any, token);
     }
   }
@@ -304,11 +305,11 @@ class MoeRouting {
     const std::int32_t of_warp = (workers_.warp * others_ + turn) * kinds_, begin = turn * (kinds_ + 1);
     const std::int32_t of_turn = turn * p_.plan.max_tokens;
     if (any) p_.scratch.returning[of_turn + token] = -1;
-    place_stable(crosses.first >= 0, crosses.first, first_ + of_warp, [&](std::int32_t index) {
-      p_.scratch.crossing[of_turn + first_begin_[begin + crosses.first] + index] = token;
+    place_stable(crosses.first >= 0, crosses.first, words(first_) + of_warp, [&](std::int32_t index) {
+      p_.scratch.crossing[of_turn + words(first_begin_)[begin + crosses.first] + index] = token;
     });
-    place_stable(crosses.first >= 0, crosses.last, last_ + of_warp, [&](std::int32_t index) {
-      p_.scratch.returning[of_turn + token] = last_begin_[begin + crosses.last] + index;
+    place_stable(crosses.first >= 0, crosses.last, words(last_) + of_warp, [&](std::int32_t index) {
+      p_.scratch.returning[of_turn + token] = words(last_begin_)[begin + crosses.last] + index;
     });
   }
 
@@ -317,14 +318,16 @@ class MoeRouting {
   const MoeWorkers workers_;
   const PushOrder order_;
   const std::int32_t experts_, kinds_, others_;
-  // Shared memory.
-  std::int32_t *rows_, *tokens_;             ///< [warps][experts], [warps][kinds]
-  std::int32_t *first_, *last_;              ///< [warps][others][kinds]
-  std::int32_t* total_;                      ///< [experts]
-  std::int32_t* kind_begin_;                 ///< [kinds + 1]
-  std::int32_t *first_begin_, *last_begin_;  ///< [others][kinds + 1]
-  std::int32_t* step_begin_;                 ///< [steps + 1]
-  std::int32_t* told_;
+  // Shared memory: where in `words_` something begins. All counts would be pointers with too many registers.
+  std::int32_t* words_;
+  static constexpr std::int32_t kRows = 0;  ///< [warps][experts]
+  std::int32_t tokens_;                     ///< [warps][kinds]
+  std::int32_t first_, last_;               ///< [warps][others][kinds]
+  std::int32_t total_;                      ///< [experts]
+  std::int32_t kind_begin_;                 ///< [kinds + 1]
+  std::int32_t first_begin_, last_begin_;   ///< [others][kinds + 1]
+  std::int32_t step_begin_;                 ///< [steps + 1]
+  std::int32_t told_;
 };
 
 }  // namespace mkernel::kernels

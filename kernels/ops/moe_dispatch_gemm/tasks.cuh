@@ -75,6 +75,9 @@ class MoeTasks {
     if (product == kGate) return half == 0 ? &p_.w1 : &p_.w1_up;
     return p_.intermediate == 0 ? &p_.w1 : &p_.w2;
   }
+  __device__ __forceinline__ int matrix_rows(int product) const {
+    return product == kGate || p_.intermediate == 0 ? p_.weight_rows1 : p_.weight_rows2;
+  }
   __device__ __forceinline__ bool gated(int product) const { return product == kGate; }
   __device__ __forceinline__ const TensorMap* c(int) const { return &p_.hidden_c; }
   __device__ __forceinline__ int columns() const { return p_.n; }
@@ -87,7 +90,7 @@ class MoeTasks {
   }
 
   __device__ __forceinline__ void after_store(const Sm90Task& task) const {
-    if (task.rows <= 0) return;
+    if (task.rows <= 0) return;  // the pair has no such column
     const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
     const std::uint64_t stamp = ExpertExchangePlan::stamp(epoch_);
     if (task.product == kGate) {
@@ -108,6 +111,9 @@ class MoeTasks {
       ptx::st_relaxed_sys(finished + origin.entry, stamp, released);
     }
   }
+
+  __device__ __forceinline__ void after_products() const { moe_sum<Config::kInput>(p_, epoch_); }
+  __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
 
  private:
   static constexpr int kGate = 0, kFinish = 1;

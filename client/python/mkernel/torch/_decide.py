@@ -110,7 +110,7 @@ def _decide(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[to
     fused = max(range(len(bs)), key=lambda index: bs[index].shape[1])
     b = bs[fused]
     n = b.shape[1]
-    executor, sms = _executor(a.device, options)
+    executor, sms = executor_of(a.device, options)
     if executor == "cuda":
         _check_columns("A", k)
         _check_columns(_name(bs, fused), n)
@@ -148,7 +148,8 @@ def _check_columns(name: str, columns: int) -> None:
         raise Refused("columns are no multiple of 8", f"{name} has {columns} columns; the cuda executor takes multiples of 8")
 
 
-def _executor(device: torch.device, options: Options) -> "tuple[str, int]":
+def executor_of(device: torch.device, options: Options) -> "tuple[str, int]":
+    """(executor, multiprocessors at most; 0: all)."""
     if device.type == "cpu":
         return "cpu", 0
     if options.sm_margin == 0:

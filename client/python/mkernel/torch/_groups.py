@@ -186,7 +186,11 @@ def count_fallback(reason: str, group_name: Optional[str]) -> None:
 def synchronize() -> None:
     """Waits until the current stream of every group's GPU is done, and raises why a launch that was queued there has failed: its
     results are not valid then, and its group is over. A call raises the same once the GPU has said so; the replay of a graph never
-    does, and this is how to hear of it. Not while a graph is captured."""
+    does, and this is how to hear of it. Not while a graph is captured.
+
+    A mixture of experts that every rank has refused, for bad routing or for more rows than its capacity, raises InvalidArgument or
+    ResourceExhausted here alone, once, on every rank that asks. Its result was not written, and the group goes on. Of several that
+    were refused since the last time the last one of an operation is told."""
     for membership in list(_State.by_ranks.values()):
         if membership.device >= 0:
             torch.cuda.current_stream(membership.device).synchronize()

@@ -23,8 +23,10 @@ SCHEMAS = {
 # ---- the call
 
 
-def run(name: str, operands: MoeOperands, limits: MoeLimits, group_name: str, y: Optional[torch.Tensor] = None) -> torch.Tensor:
-    """The result, in `y` when it is given: dense [tokens, n] of x's type and device."""
+def run(name: str, operands: MoeOperands, limits: MoeLimits, group_name: str, y: Optional[torch.Tensor] = None,
+        wait: bool = False) -> torch.Tensor:
+    """The result, in `y` when it is given: dense [tokens, n] of x's type and device, on a GPU at a multiple of GPU_ALIGNMENT.
+    `wait`: on a GPU, too, the launch is over, and raises here what every rank has refused it for."""
     totals[name] += 1
     membership, options = membership_of(group_name), current()
     with membership.lock:
@@ -33,7 +35,11 @@ def run(name: str, operands: MoeOperands, limits: MoeLimits, group_name: str, y:
             y = operands.x.new_empty(decision.tokens, operands.columns())
         if decision.key is not None:
             stream, captured = membership.stream() if operands.x.is_cuda else (0, False)
-            _launch(membership.plans.get(decision.key, captured), decision, operands, y, options, stream)
+            plan = membership.plans.get(decision.key, captured)
+            _launch(plan, decision, operands, y, options, stream)
+            if (wait or options.check) and operands.x.is_cuda and not captured:
+                torch.cuda.current_stream(membership.device).synchronize()
+                plan.raise_failure()
     return y
 
 

@@ -7,10 +7,14 @@ import torch
 
 from mkernel.errors import InvalidArgument
 from mkernel.operations import block_size
-from mkernel.torch._decide import DTYPES, Refused, check_device
+from mkernel.torch._decide import DTYPES, Refused, check_device, executor_of
 from mkernel.torch._groups import Membership
 from mkernel.torch._options import Options, bucket_of
 from mkernel.torch._plans import MoeKey
+
+
+# Of the cuda executor.
+MOST_TOPK, MOST_EXPERTS = 16, 1024
 
 
 class MoeOperands(NamedTuple):
@@ -104,7 +108,7 @@ def _check_dimensions(name: str, tensor: torch.Tensor, dimensions: int) -> None:
 def decide(membership: Membership, operands: MoeOperands, limits: MoeLimits, options: Options) -> MoeDecision:
     """Errors: InvalidArgument (operands that fit no operator), Refused (what mkernel does not have)."""
     described = (None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in operands)
-    key = ("moe", limits, options.buckets, *described)
+    key = ("moe", limits, options.buckets, options.sm_margin, *described)
     found: Optional[MoeDecision] = membership.decisions.get(key)
     if found is None:
         if len(membership.decisions) >= 4096:
@@ -122,6 +126,10 @@ def _decide(operands: MoeOperands, limits: MoeLimits, world: int, options: Optio
         raise InvalidArgument(f"max_tokens = {limits.max_tokens} and capacity = {limits.capacity} must be at least 0")
     if 0 < limits.max_tokens < tokens:
         raise InvalidArgument(f"x of shape {tuple(x.shape)} has {tokens} tokens, and max_tokens = {limits.max_tokens}")
+    inner = 0 if w2 is None else w2.shape[1]
+    executor, sms = executor_of(x.device, options)
+    if executor == "cuda":
+        _check_sizes(hidden, inner, operands.columns(), ids.shape[1], limits.num_experts)
     copied = {}
     routing = (("topk_ids", torch.int32, ids), ("topk_weights", torch.float32, operands.topk_weights))
     for name, dtype, tensor in (("x", x.dtype, x), *routing):
@@ -135,10 +143,19 @@ def _decide(operands: MoeOperands, limits: MoeLimits, world: int, options: Optio
         if not _is_dense(w, layout):
             copied[name] = f"{name}: it is not dense and {layout}, as the plan has all weights (strides {w.stride()})"
     bound = limits.max_tokens or bucket_of(tokens, options.buckets)
-    inner = 0 if w2 is None else w2.shape[1]
     key = MoeKey(bound, hidden, operands.columns(), inner, limits.num_experts, ids.shape[1], DTYPES[x.dtype], layout, limits.capacity,
-                 x.device.type)
+                 executor, sms)
     return MoeDecision(key if bound else None, tokens, frozenset(copied), tuple(copied.values()))
+
+
+def _check_sizes(hidden: int, intermediate: int, n: int, topk: int, experts: int) -> None:
+    """Refuses what the cuda executor does not have. TMA moves rows of whole 16 bytes."""
+    for field, value in (("hidden", hidden), ("intermediate", intermediate), ("n", n)):
+        if value % 8 != 0:
+            raise Refused(f"{field} is no multiple of 8", f"{field} = {value}; the cuda executor takes multiples of 8")
+    for field, value, most in (("topk", topk, MOST_TOPK), ("num_experts", experts, MOST_EXPERTS)):
+        if value > most:
+            raise Refused(f"{field} is above {most}", f"{field} = {value}; the cuda executor takes at most {most}")
 
 
 def _check_types(membership: Membership, operands: MoeOperands) -> None:

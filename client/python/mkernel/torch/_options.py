@@ -19,7 +19,8 @@ class Options:
     #: How many sizes of M per power of two have a plan: rows are padded to the next. 1: powers of two alone; 0: one plan for
     #: each M, which is never padded.
     buckets: int = 4
-    #: Every call first compares its shapes over all ranks. It costs a round trip: for finding ranks that make different calls.
+    #: Every call first compares its shapes over all ranks. It costs a round trip: for finding ranks that make different calls. One of
+    #: a mixture of experts on a GPU, unless a graph captures it, also waits for its launch: for finding bad routing.
     check: bool = False
 
     def __post_init__(self) -> None:

@@ -46,6 +46,7 @@ class MoeKey(NamedTuple):
     w_layout: str
     capacity: int
     executor: str
+    sms: int = 0
 
     def __str__(self) -> str:
         sizes = f"max_tokens={self.max_tokens} hidden={self.hidden} n={self.n} intermediate={self.intermediate}"
@@ -101,6 +102,12 @@ class Plan:
         if launch is None:
             launch = self._launches[key] = self.operation._bind(self.operation.Arguments(), (), *key)
         return launch
+
+    def raise_failure(self) -> None:
+        """Once the stream is done: raises why a launch that was queued has failed, or was refused by every rank."""
+        failure = self.operation.status()
+        if failure is not None:
+            raise failure
 
     def forget_staging(self) -> None:
         """After a wait that was given up: the launch may go on with it."""
@@ -170,11 +177,9 @@ class PlanCache:
         return True
 
     def raise_failure(self) -> None:
-        """Once the stream is done: raises why a launch that was queued has failed."""
+        """As that of each plan. After a refusal the other plans are asked the next time."""
         for plan in self._plans.values():
-            failure = plan.operation.status()
-            if failure is not None:
-                raise failure
+            plan.raise_failure()
 
     def close(self) -> None:
         """In the order that is the same on every rank."""

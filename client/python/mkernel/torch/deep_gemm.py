@@ -6,6 +6,7 @@ from typing import Any, Optional
 import torch
 
 from mkernel import _abi
+from mkernel._operands import GPU_ALIGNMENT
 from mkernel.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from mkernel.operations import block_range
 from mkernel.torch import _moe
@@ -71,8 +72,8 @@ def bf16_mega_moe(y: torch.Tensor, l1_weights: torch.Tensor, l2_weights: torch.T
     """**Collective**. y [tokens, hidden] = the layer's output for the first `tokens` rows of `sym_buffer`; `tokens` may differ
     between ranks and calls. `fast_math` changes nothing: products are summed in fp32, and the activation is exact.
 
-    `cumulative_local_expert_recv_stats`, int32 by expert of this rank, is raised by the rows that came to each. It takes round
-    trips of all ranks, so give it on every rank or on none. Errors: Unimplemented (what mkernel does not have, by its field), and
+    `cumulative_local_expert_recv_stats`, int32 by expert of this rank, is raised by the rows that came to each. It waits for the GPU,
+    takes round trips of all ranks, so give it on every rank or on none, and no graph can capture it. Errors: Unimplemented (what mkernel does not have, by its field), and
     those of torch.ops.mkernel.moe_layer."""
     _check_activation(activation)
     if activation_clamp is not None:
@@ -96,12 +97,16 @@ def bf16_mega_moe(y: torch.Tensor, l1_weights: torch.Tensor, l2_weights: torch.T
             f"cumulative_local_expert_recv_stats has shape {tuple(stats.shape)} and dtype {stats.dtype}, wanted are "
             f"({mine.stop - mine.start},) and torch.int32"
         )
+    on_gpu = sym_buffer.x.is_cuda
+    if stats is not None and on_gpu and torch.cuda.is_current_stream_capturing():
+        raise Unimplemented("cumulative_local_expert_recv_stats: it takes round trips of all ranks, which no CUDA graph can capture")
     ids = sym_buffer.topk_idx[:tokens]
     operands = MoeOperands(sym_buffer.x[:tokens], ids, sym_buffer.topk_weights[:tokens], l1_weights.transpose(1, 2), None,
                            l2_weights.transpose(1, 2))
     limits = MoeLimits(sym_buffer.num_experts, sym_buffer.num_max_tokens_per_rank, sym_buffer.capacity)
     with torch.no_grad(), membership.lock:
-        result = _moe.run(_moe.LAYER, operands, limits, group_name, y if y.is_contiguous() else None)
+        direct = y.is_contiguous() and not (on_gpu and y.data_ptr() % GPU_ALIGNMENT)
+        result = _moe.run(_moe.LAYER, operands, limits, group_name, y if direct else None, stats is not None)
         if result is not y:
             y.copy_(result)
         if stats is not None:

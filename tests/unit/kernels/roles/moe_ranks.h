@@ -78,6 +78,7 @@ class HostRanks {
       rank.scratch = zeroed(moe_scratch_bytes(plan_.exchange, spread.dispatch_ctas));
       rank.p = moe_parameters(plan_, r, of_node, rank.scratch.get());
       rank.p.lead = static_cast<std::int32_t>(spread.clusters);
+      rank.p.summing_ctas = spread.dispatch_ctas;
       rank.p.region = kRegion;
       open_endpoint(rank, r);
     }

@@ -17,6 +17,9 @@ inline void mbarrier_arrive_release_cta(std::uint32_t barrier) {
 inline void mbarrier_arrive_relaxed_cluster(std::uint32_t barrier) {
   mkernel::test::host_barrier_at(barrier).arrive(0);
 }
+inline void mbarrier_arrive_release_cluster(std::uint32_t barrier) {
+  mkernel::test::host_barrier_at(barrier).arrive(0);
+}
 inline void mbarrier_arrive_expect_tx_release_cta(std::uint32_t barrier, std::uint32_t bytes) {
   mkernel::test::host_barrier_at(barrier).arrive(static_cast<std::int32_t>(bytes));
 }
@@ -27,6 +30,9 @@ inline bool mbarrier_try_wait_parity_acquire_cta(std::uint32_t barrier, std::uin
   if (mbarrier_test_wait_parity_acquire_cta(barrier, parity)) return true;
   mkernel::test::host_yield();
   return false;
+}
+inline bool mbarrier_try_wait_parity_acquire_cluster(std::uint32_t barrier, std::uint32_t parity) {
+  return mbarrier_try_wait_parity_acquire_cta(barrier, parity);
 }
 inline bool mbarrier_try_wait_parity_relaxed_cluster(std::uint32_t barrier, std::uint32_t parity) {
   return mbarrier_try_wait_parity_acquire_cta(barrier, parity);

@@ -1,6 +1,7 @@
 // Stands in for kernels/cuda/ptx/shared.cuh (tests/support/on_host/cuda_names.h).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -18,6 +19,14 @@ inline void stmatrix_x4(std::uint32_t row, std::uint32_t m0, std::uint32_t m1, s
     std::memcpy(mkernel::test::host_shared_at(at), &values[matrix], 4);
   }
 }
+inline uint4 ld_shared_v4(std::uint32_t address) {
+  uint4 value;
+  std::memcpy(&value, mkernel::test::host_shared_at(address), sizeof value);
+  return value;
+}
+inline void st_shared_cluster_v4(std::uint32_t address, const uint4& value) {
+  std::memcpy(mkernel::test::host_shared_at(address), &value, sizeof value);
+}
 inline std::uint32_t atom_add_acq_rel_cta_shared(std::uint32_t address, std::uint32_t value) {
   return atomicAdd(reinterpret_cast<std::uint32_t*>(mkernel::test::host_shared_at(address)), value);
 }
@@ -32,6 +41,10 @@ inline std::uint32_t cvt_rn_bf16x2(float low, float high) {
 }
 inline std::uint32_t cvt_rn_f16x2(float low, float high) {
   return cvt_rn(DataType::kF16, low, high);
+}
+
+inline float swiglu_approx(float gate, float up) {
+  return gate / (1 + std::exp(-gate)) * up;
 }
 
 }  // namespace mkernel::kernels::ptx

@@ -1,0 +1,408 @@
+// The GEMM body with a feed of tasks: which tile comes next is found out while the kernel runs, by one warp
+// for both CTAs of a cluster, one task ahead. Tiles are kTileM x kTileN; the two of a cluster lie above each
+// other or side by side, from task to task. The weights are matrices one behind the other. What the feed
+// brings:
+//
+//   struct Feed {                            // the same in every role; const
+//     bool begin() const;                    // one whole warp, once: false: there are no tasks
+//     bool next(Sm90Task& first, Sm90Task& second) const;  // the same warp: the tasks of both CTAs, whose
+//                                            // rows of a may be read now; false: there are no more
+//     int k_blocks(int product) const;       // ceil(k / kTileK) >= 1
+//     const TensorMap* a(int product) const; // boxes of 64 rows x kTileK
+//     const TensorMap* b(int product, int half) const;  // of the first or second half of a tile's columns;
+//                                            // boxes of 64 columns x kTileK, with a third coordinate
+//     int matrix_rows(int product) const;    // rows of memory from one matrix of b to the next
+//     bool gated(int product) const;         // the columns are gates, and what they let through: of the
+//                                            // tile half as many columns are stored
+//     const TensorMap* c(int product) const; // of a gated product: where its tiles go
+//     int columns() const;                   // of other products: they go row by row,
+//     std::byte* row_of(const Sm90Task& task, int row) const;  // where row `row` of the tile begins
+//     void after_store(const Sm90Task& task) const;  // one whole warp, once the tile is complete in memory
+//                                            // and visible to it: a release hands it on
+//     void after_products() const;           // every multiplying warp, after its last tile
+//   };
+//
+// Contract: all threads of both CTAs of a cluster call sm90_feed(). next() may wait for tiles that were handed
+// out before: the end of a tile never depends on the next task.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/gemm/sm90_body.cuh"
+#include "kernels/cuda/gemm/sm90_task.h"
+#include "kernels/cuda/ptx/shared.cuh"
+#include "kernels/cuda/ptx/vector.cuh"
+
+namespace mkernel::kernels {
+
+/// Shared memory of one CTA.
+template <class Config>
+struct alignas(1024) Sm90FeedShared {
+  /// One that is stored, one that is multiplied, and the next one. With more, a cluster would take tasks that
+  /// others could begin earlier.
+  static constexpr int kTasks = 3;
+
+  Sm90Shared<Config> body;
+  Sm90Task task[kTasks];
+  PipelineBarriers<kTasks> tasks;  ///< feed -> the other roles of both CTAs; empty in the first CTA
+};
+
+/// Dynamic shared memory of a launch.
+template <class Config>
+constexpr std::size_t sm90_feed_shared_bytes() {
+  static_assert(sizeof(Sm90FeedShared<Config>) <= 227 * 1024, "more than a CTA can have");
+  return sizeof(Sm90FeedShared<Config>);
+}
+
+/// A reader's place among the tasks of its CTA.
+template <class Config>
+class Sm90Tasks {
+ public:
+  /// Threads or warps that read a task: they load, store and multiply.
+  static constexpr int kReaders = 1 + Config::kMultiplyWarpgroups * 5;
+
+  explicit __device__ __forceinline__ Sm90Tasks(Sm90FeedShared<Config>& shared)
+      : shared_(shared), place_(shared.tasks) {}
+
+  __device__ __forceinline__ bool is_there() const { return place_.test_full(); }
+  __device__ __forceinline__ const Sm90Task& wait() const {
+    place_.wait_full_cluster();
+    return shared_.task[place_.stage()];
+  }
+  /// By one thread of each reader, when the task is done with: what was read has long been used.
+  __device__ __forceinline__ void give_back() const { place_.arrive_empty_at(0); }
+  __device__ __forceinline__ void advance() { place_.advance(); }
+
+ private:
+  Sm90FeedShared<Config>& shared_;
+  Pipeline<Sm90FeedShared<Config>::kTasks> place_;
+};
+
+/// Writes a task into shared memory of a CTA of the cluster.
+__device__ __forceinline__ void sm90_hand_out(const Sm90Task& task, std::uint32_t to) {
+  const auto store = [to](int i, std::int32_t x, std::int32_t y, std::int32_t z, std::int32_t w) {
+    ptx::st_shared_cluster_v4(to + i * sizeof(uint4),
+                              {static_cast<std::uint32_t>(x), static_cast<std::uint32_t>(y),
+                               static_cast<std::uint32_t>(z), static_cast<std::uint32_t>(w)});
+  };
+  store(0, task.product, task.side_by_side, task.a_row, task.b_matrix);
+  store(1, task.b_column, task.b_column2, task.c_column, task.rows);
+  store(2, task.block, task.column, 0, 0);
+}
+
+/// The warp that takes tasks, in the first CTA of the cluster.
+template <class Config, class Feed>
+__device__ __forceinline__ void sm90_feed_tasks(const Feed& feed, Sm90FeedShared<Config>& shared) {
+  constexpr int kTasks = Sm90FeedShared<Config>::kTasks;
+  Pipeline<kTasks> tasks(shared.tasks);
+  const std::uint32_t lane = threadIdx.x % 32;
+  for (bool more = feed.begin(), last = false; !last; tasks.advance()) {
+    tasks.wait_empty_cluster();
+    Sm90Task first{}, second{};
+    more = more && feed.next(first, second);
+    last = !more;
+    if (last) first.product = second.product = Sm90Task::kEnd;
+    const std::uint32_t at = ptx::shared_address(&shared.task[tasks.stage()]);
+    if (lane == 0) {
+      sm90_hand_out(first, ptx::map_to_cta(at, 0));
+      tasks.arrive_full_at(0);
+    } else if (lane == 1) {
+      sm90_hand_out(second, ptx::map_to_cta(at, 1));
+      tasks.arrive_full_at(1);
+    }
+    __syncwarp();
+  }
+  // The CTA stays until nobody arrives at its barriers any more.
+  for (int task = 0; task < kTasks; ++task, tasks.advance()) tasks.wait_empty_cluster();
+}
+
+/// The operands of one step along k. CTAs above each other have their own rows of a and share b, of which
+/// each loads half of the boxes for both; side by side it is the other way round.
+template <class Config, class Feed>
+__device__ __forceinline__ void sm90_feed_step(const Feed& feed, const Sm90Task& task, int k,
+                                               Sm90Shared<Config>& shared,
+                                               const Pipeline<Config::kStages>& stages) {
+  using Stage = Sm90Stage<Config, Config>;
+  constexpr int kBoxes = Config::kBBoxes, kEach = kBoxes / Config::kCluster;
+  constexpr std::uint32_t kBoxA = Config::kABytes / 2, kBoxB = Config::kBBytes / kBoxes;
+  static_assert(Config::kTileM == 128 && Config::kCluster == 2 && kBoxes % 2 == 0);
+  const std::uint32_t operands = ptx::shared_address(shared.a), full = stages.full_barrier();
+  const std::uint32_t to_a = operands + Stage::a(stages.stage(), 0);
+  const std::uint32_t to_b = operands + Stage::b(stages.stage(), 0);
+  const auto part = static_cast<int>(ptx::cluster_cta_rank());
+  const TensorMap* a = feed.a(task.product);
+  const int matrix = task.b_matrix * feed.matrix_rows(task.product);
+  const auto load_b = [&](int box, auto load) {
+    const int half = box / (kBoxes / 2);
+    const TensorMap* b = feed.b(task.product, half);
+    const int column = (half == 0 ? task.b_column : task.b_column2) + box % (kBoxes / 2) * 64;
+    const std::uint32_t to = to_b + static_cast<std::uint32_t>(box) * kBoxB;
+    if constexpr (Config::kLayoutB == Layout::kRowMajor) {
+      load(to, b, column, k);
+    } else {
+      load(to, b, k, column);
+    }
+  };
+  constexpr std::uint16_t kBoth = 0b11;
+  if (task.side_by_side != 0) {
+    ptx::tma_load_multicast_2d(to_a + part * kBoxA, a, k, task.a_row + part * 64, full, kBoth);
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      load_b(box, [&](std::uint32_t to, const TensorMap* b, int x, int y) {
+        ptx::tma_load_3d(to, b, x, y, matrix, full);
+      });
+    }
+  } else {
+    for (const int box : {0, 1}) ptx::tma_load_2d(to_a + box * kBoxA, a, k, task.a_row + box * 64, full);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      load_b(part * kEach + i, [&](std::uint32_t to, const TensorMap* b, int x, int y) {
+        ptx::tma_load_multicast_3d(to, b, x, y, matrix, full, kBoth);
+      });
+    }
+  }
+}
+
+/// The loading thread.
+template <class Config, class Feed>
+__device__ __forceinline__ void sm90_feed_load(const Feed& feed, Sm90FeedShared<Config>& shared) {
+  Sm90Tasks<Config> tasks(shared);
+  Pipeline<Config::kStages> stages(shared.body.stages);
+  for (int i = 0;; ++i, tasks.advance()) {
+    const Sm90Task task = tasks.wait();
+    if (task.product == Sm90Task::kEnd) break;
+    // What the feed has acquired was written by ordinary stores or by others' copies; TMA reads it next.
+    ptx::fence_proxy_async_global();
+    begin_work(sm90_trace(feed));
+    const int k_blocks = feed.k_blocks(task.product);
+    for (int block = 0; block < k_blocks; ++block, stages.advance()) {
+      stages.wait_empty_cluster();
+      stages.arrive_full_expect(Sm90Stage<Config, Config>::kStepBytes);
+      sm90_feed_step<Config>(feed, task, block * Config::kTileK, shared.body, stages);
+    }
+    end_work(sm90_trace(feed), DeviceWork::kLoad, i);
+    tasks.give_back();
+  }
+  tasks.give_back();
+  // As in sm90_load_all(): until every stage is empty.
+  for (int stage = 0; stage < Config::kStages; ++stage, stages.advance()) stages.wait_empty_cluster();
+}
+
+/// One multiplying warpgroup: the rows 64 * group .. of every tile. It passes over a tile that ends before.
+template <class Config, class Feed>
+__device__ __forceinline__ void sm90_feed_multiply(const Feed& feed, int group,
+                                                   Sm90FeedShared<Config>& shared) {
+  using Stage = Sm90Stage<Config, Config>;
+  static_assert(Config::kBlocks == 1 && Stage::kSteps == 1 && Config::kHeld > 0);
+  constexpr int kGroupABytes = Config::kABytes / Config::kMultiplyWarpgroups;
+  const std::uint32_t lane = threadIdx.x % 32;
+  const std::uint32_t operands = ptx::shared_address(shared.body.a);
+  const std::uint64_t a = ptx::wgmma_descriptor_swizzle128(operands + group * kGroupABytes, 16, 8 * 128);
+  const std::uint64_t b = ptx::wgmma_descriptor_swizzle128(
+      operands, Config::kMajorB == ptx::WgmmaMajor::kK ? 16 : 64 * 128, 8 * 128);
+  Sm90Tasks<Config> tasks(shared);
+  Pipeline<Config::kStages> stages(shared.body.stages);
+  Pipeline<Config::kStages> used = stages;  // trails by the products in flight
+  Pipeline<Config::kSlots> pieces(shared.body.pieces[group]);
+  Sm90Output<Config, Config> output(shared.body, group, pieces);
+  float sums[Config::kBlocks][Config::kSums];
+  bool held = false;  // the last pieces of the tile before are in registers
+
+  const auto give_back = [&] {
+    if (lane < Config::kCluster) used.arrive_empty_at(lane);
+    used.advance();
+  };
+  const auto multiply = [&](int first, int last) {
+    for (int block = first; block < last; ++block, stages.advance()) {
+      stages.wait_full();
+      sm90_multiply_block<Config>(sums, a + Stage::a(stages.stage(), 0) / 16,
+                                  b + Stage::b(stages.stage(), 0) / 16, block > 0);
+      ptx::wgmma_wait_group<1>();
+      if (block > 0) give_back();
+    }
+  };
+  const auto write_held_unless = [&](bool others_come) {
+    if (!held || __shfl_sync(~0U, others_come, 0)) return;
+    output.write_held();
+    held = false;
+  };
+
+  for (int i = 0;; ++i, tasks.advance()) {
+    // The next task may be waiting for just what is held.
+    write_held_unless(tasks.is_there());
+    const Sm90Task& task = tasks.wait();
+    const int product = task.product;
+    if (product == Sm90Task::kEnd) break;
+    const int k_blocks = feed.k_blocks(product);
+    if (task.rows > group * 64) {
+      write_held_unless(stages.test_full());
+      if (is_traced(sm90_trace(feed))) {
+        stages.wait_full();
+        if (threadIdx.x % 128 == 0) begin_work(sm90_trace(feed));
+      }
+      const int first = min(2, k_blocks);
+      multiply(0, first);
+      write_held_unless(false);
+      multiply(first, k_blocks);
+      ptx::wgmma_wait_group<0>();
+      if (threadIdx.x % 128 == 0) end_work(sm90_trace(feed), DeviceWork::kProduct, i);
+      give_back();
+      if (feed.gated(product)) {
+        output.write_gated(sums);
+      } else {
+        output.write(sums);
+        held = true;
+      }
+    } else {
+      for (int block = 0; block < k_blocks; ++block, stages.advance()) {
+        stages.wait_full();
+        give_back();
+      }
+    }
+    __syncwarp();
+    if (lane == 0) tasks.give_back();
+  }
+  if (held) output.write_held();
+  if (lane == 0) tasks.give_back();
+}
+
+/// One storing warp: pieces of its warpgroup's rows from shared memory to where they belong.
+template <class Config>
+class Sm90FeedStore {
+ public:
+  __device__ __forceinline__ Sm90FeedStore(int group, Sm90FeedShared<Config>& shared)
+      : group_(group),
+        shared_(shared),
+        pieces_(shared.body.pieces[group]),
+        out_(ptx::shared_address(shared.body.out[group])) {}
+
+  template <class Feed>
+  __device__ __forceinline__ void run(const Feed& feed) {
+    Sm90Tasks<Config> tasks(shared_);
+    const std::uint32_t lane = threadIdx.x % 32;
+    for (int i = 0;; ++i, tasks.advance()) {
+      const Sm90Task& task = tasks.wait();
+      if (task.product == Sm90Task::kEnd) break;
+      const int rows = task.rows - group_ * 64;
+      if (rows > 0) {
+        if (feed.gated(task.product)) {
+          store_boxes(feed, task);
+        } else {
+          store_rows(feed, task, rows);
+        }
+      }
+      if (tile_complete(i)) feed.after_store(task);
+      __syncwarp();
+      if (lane == 0) tasks.give_back();
+    }
+    if (lane == 0) tasks.give_back();
+  }
+
+ private:
+  /// Of the two storing warps the second one speaks for the whole tile.
+  __device__ __forceinline__ bool tile_complete(int i) const {
+    __syncwarp();
+    std::uint32_t before = 0;
+    if (threadIdx.x % 32 == 0) {
+      const std::uint32_t stored = ptx::shared_address(&shared_.body.stored[i % shared_.body.kStored]);
+      before = ptx::atom_add_acq_rel_cta_shared(stored, 1);
+    }
+    before = __shfl_sync(~0U, before, 0);
+    __syncwarp();
+    return before % Config::kMultiplyWarpgroups == Config::kMultiplyWarpgroups - 1;
+  }
+
+  __device__ __forceinline__ void give_back() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) pieces_.arrive_empty();
+    pieces_.advance();
+  }
+
+  /// Of a gated product, by the copy engine.
+  template <class Feed>
+  __device__ __forceinline__ void store_boxes(const Feed& feed, const Sm90Task& task) {
+    for (int piece = 0; piece < Config::kPieces / 2; ++piece) {
+      pieces_.wait_full();
+      if (threadIdx.x % 32 == 0) {
+        ptx::tma_store_3d(feed.c(task.product), task.c_column + piece * Config::kPieceColumns,
+                          task.a_row + group_ * 64, 0, out_ + pieces_.stage() * Config::kPieceBytes);
+        ptx::bulk_commit_group();
+        ptx::bulk_wait_group_read<0>();
+      }
+      give_back();
+    }
+    if (threadIdx.x % 32 == 0) ptx::bulk_wait_group<0>();
+  }
+
+  /// Row by row: eight lanes have the 128 bytes of a piece's row, a lane 16 of them.
+  template <class Feed>
+  __device__ __forceinline__ void store_rows(const Feed& feed, const Sm90Task& task, int rows) {
+    const auto lane = static_cast<int>(threadIdx.x % 32);
+    std::uint64_t row_of[2];  // addresses
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane + half * 32;
+      row_of[half] = row < rows ? reinterpret_cast<std::uint64_t>(feed.row_of(task, group_ * 64 + row)) : 0;
+    }
+    for (int piece = 0; piece < Config::kPieces; ++piece) {
+      const int column = task.c_column + piece * Config::kPieceColumns + lane % 8 * 8;
+      const bool inside = column < feed.columns();
+      pieces_.wait_full();
+      const std::uint32_t from = out_ + pieces_.stage() * Config::kPieceBytes;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int step = 0; step < 8; ++step) {
+          const int in_half = step * 4 + lane / 8, row = half * 32 + in_half;
+          auto* to = reinterpret_cast<std::byte*>(__shfl_sync(~0U, row_of[half], in_half));
+          if (row >= rows || !inside) continue;
+          const std::uint32_t at = from + row * 128 + ((lane % 8 ^ row % 8) << 4);
+          ptx::st_v4(to + std::int64_t{column} * 2, ptx::ld_shared_v4(at));
+        }
+      }
+      give_back();
+    }
+  }
+
+  const int group_;
+  Sm90FeedShared<Config>& shared_;
+  Pipeline<Config::kSlots> pieces_;
+  const std::uint32_t out_;
+};
+
+/// The whole body: every thread of the CTA. Shared memory may have been anything before.
+template <class Config, class Feed>
+__device__ __forceinline__ void sm90_feed(const Feed& feed, Sm90FeedShared<Config>& shared) {
+  const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp == 0 && ptx::elect_sync()) {
+    Pipeline<Config::kStages>::init(shared.body.stages, 1, Config::kStageReaders);
+    for (auto& pieces : shared.body.pieces) Pipeline<Config::kSlots>::init(pieces, 4, 1);
+    Pipeline<Sm90FeedShared<Config>::kTasks>::init(shared.tasks, 1,
+                                                   Config::kCluster * Sm90Tasks<Config>::kReaders);
+    for (std::uint32_t& stored : shared.body.stored) stored = 0;
+    ptx::fence_mbarrier_init_release_cluster();
+  }
+  ptx::fence_proxy_async_shared_cta();
+  __syncthreads();
+  ptx::cluster_arrive_relaxed();
+  ptx::cluster_wait_acquire();
+
+  if (warp < 4) {
+    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
+    if (warp == 0) {
+      if (ptx::elect_sync()) sm90_feed_load(feed, shared);
+    } else if (warp <= Config::kMultiplyWarpgroups) {
+      Sm90FeedStore<Config>(warp - 1, shared).run(feed);
+    } else if (ptx::cluster_cta_rank() == 0) {
+      sm90_feed_tasks(feed, shared);
+    }
+    __syncwarp();
+  } else {
+    ptx::setmaxnreg_inc<Config::kMultiplyRegisters>();
+    sm90_feed_multiply(feed, warp / 4 - 1, shared);
+    feed.after_products();
+  }
+}
+
+}  // namespace mkernel::kernels

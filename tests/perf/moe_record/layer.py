@@ -1,0 +1,175 @@
+"""Mixtures of experts of a rank alone: shapes, the inputs of every iteration, what is wanted of them, and PyTorch's chain."""
+import dataclasses
+import itertools
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+
+UNIT = 2.0 ** -8  # largest relative rounding error of bf16
+SUMS = 2e-4       # of fp32 sums in tensor cores, relative to the size of an element
+SIGMAS = 8.0      # of independent rounding errors that add up
+TORCH_ROUNDINGS = 3.0  # PyTorch's chain also rounds gates, ups, weights and weighted rows to bf16
+HBM_BYTES_PER_SECOND = 4.3e12  # that a kernel which only reads reaches
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """`intermediate` = 0: one product with `n` columns (moe_dispatch_gemm). A bar is TFLOP/s, or times the reading of weights."""
+
+    name: str
+    model: str
+    tokens: int
+    hidden: int
+    intermediate: int
+    n: int
+    experts: int
+    topk: int
+    bar_tflops: Optional[float] = None
+    bar_reading: Optional[float] = None
+
+    @property
+    def rows(self):
+        return self.tokens * self.topk
+
+    @property
+    def wide(self):
+        """Columns of the first product."""
+        return 2 * self.intermediate or self.n
+
+    def flops(self):
+        """Of the routed products alone."""
+        return 2 * self.rows * (self.hidden * self.wide + self.intermediate * self.n)
+
+    def expert_bytes(self):
+        return 2 * (self.hidden * self.wide + self.intermediate * self.n)
+
+    def bar_ms(self, weight_bytes):
+        """Milliseconds that reach the bar, when experts with so many bytes of weights have rows; None: there is no bar."""
+        if self.bar_tflops:
+            return self.flops() / self.bar_tflops / 1e9
+        return self.bar_reading * 1e3 * weight_bytes / HBM_BYTES_PER_SECOND if self.bar_reading else None
+
+
+SHAPES = (
+    Shape("layer-16384", "DeepSeek-V3 sizes, 64 experts", 2048, 7168, 2048, 7168, 64, 8, bar_tflops=480),
+    Shape("layer-65536", "DeepSeek-V3 sizes, 64 experts", 8192, 7168, 2048, 7168, 64, 8, bar_tflops=620),
+    Shape("qwen3-65536", "Qwen3-30B-A3B, 32 experts", 8192, 2048, 768, 2048, 32, 8, bar_tflops=480),
+    Shape("mixtral-16384", "Mixtral-8x7B, 2 experts", 8192, 4096, 14336, 4096, 2, 2, bar_tflops=650),
+    Shape("decode-512", "DeepSeek-V3 sizes, 64 experts", 64, 7168, 2048, 7168, 64, 8, bar_reading=1.15),
+    Shape("dispatch-16384", "DeepSeek-V3 sizes, 64 experts", 2048, 7168, 0, 4096, 64, 8),
+    Shape("dispatch-65536", "DeepSeek-V3 sizes, 64 experts", 8192, 7168, 0, 4096, 64, 8),
+)
+ROUTINGS = {"random": 0.0, "zipf 1.2": 1.2}  # exponent of the popularity of experts
+
+
+def small(shape):
+    """The same with little sizes, to try the script in host memory."""
+    return dataclasses.replace(shape, tokens=max(8, shape.tokens // 128), hidden=64, intermediate=min(32, shape.intermediate),
+                               n=64 if shape.intermediate else 48)
+
+
+def routings(shape):
+    """Where every token goes to all experts there is one routing."""
+    return ROUTINGS if shape.topk < shape.experts else {"all experts": 0.0}
+
+
+class Weights:
+    """Of all experts, each matrix transposed, as PyTorch keeps weights: w1 [experts, wide, hidden], gates before ups, and w2
+    [experts, n, intermediate], or None. Activations keep their size."""
+
+    def __init__(self, shape, device):
+        def matrices(outputs, inputs):
+            return torch.empty(shape.experts, outputs, inputs, dtype=torch.bfloat16, device=device).normal_(0, inputs ** -0.5)
+
+        self.w1 = matrices(shape.wide, shape.hidden)
+        self.w2 = matrices(shape.n, shape.intermediate) if shape.intermediate else None
+
+
+class Case:
+    """One shape and routing. renew() writes new inputs where the contenders read them; wrong() judges what they made of these."""
+
+    def __init__(self, shape, exponent, weights, device):
+        self.shape, self.device = shape, device
+        self.w1, self.w2 = weights.w1, weights.w2
+        self.popularity = -exponent * torch.arange(1, shape.experts + 1, device=device).float().log()
+        self.numbers = torch.arange(shape.experts, dtype=torch.int32, device=device)
+        bf16 = {"dtype": torch.bfloat16, "device": device}
+        self.x = torch.empty(shape.tokens, shape.hidden, **bf16)
+        self.topk = torch.empty(shape.tokens, shape.topk, dtype=torch.int32, device=device)
+        self.weights = torch.empty(shape.tokens, shape.topk, dtype=torch.float32, device=device)
+        self.y = torch.empty(shape.tokens, shape.n, **bf16)
+        # What PyTorch's products alone read.
+        self.sorted_x = torch.empty(shape.rows, shape.hidden, **bf16)
+        self.ends = torch.empty(shape.experts, dtype=torch.int32, device=device)
+
+    def renew(self):
+        """New tokens, weights and routing, and which experts are popular."""
+        shape = self.shape
+        self.x.normal_()
+        chances = self.popularity[torch.randperm(shape.experts, device=self.device)]
+        noise = torch.rand(shape.tokens, shape.experts, device=self.device).clamp_(1e-12, 1 - 1e-7)
+        self.topk.copy_((chances - (-noise.log()).log()).topk(shape.topk, dim=1).indices)  # drawn without putting back
+        self.weights.copy_(torch.rand_like(self.weights) + 0.1)
+        self.weights.div_(self.weights.sum(1, keepdim=True))
+        numbers, order = self.topk.flatten().sort(stable=True)
+        self.ends.copy_(torch.searchsorted(numbers, self.numbers, right=True))
+        torch.index_select(self.x, 0, order // shape.topk, out=self.sorted_x)
+        self._want(order)
+
+    def _want(self, order):
+        """The result in fp32, and how far an element may be off: what is rounded to bf16 is each weighted row, the sum, and each
+        value between the products, whose errors are independent."""
+        shape, flat = self.shape, self.weights.flatten()
+        self.wanted = torch.zeros(shape.tokens, shape.n, device=self.device)
+        magnitude = torch.zeros_like(self.wanted)
+        squares = torch.zeros(shape.tokens, 1, device=self.device)  # of the sizes of the weighted rows' elements
+        self.weight_bytes = 0
+        for expert, (begin, end) in enumerate(itertools.pairwise([0, *self.ends.tolist()])):
+            if begin == end:
+                continue
+            self.weight_bytes += shape.expert_bytes()
+            tokens, scale = order[begin:end] // shape.topk, flat[order[begin:end]][:, None]
+            row = self.x[tokens].float()
+            size = row.norm(dim=1, keepdim=True) * shape.hidden ** -0.5
+            row = row @ self.w1[expert].float().t()
+            if shape.intermediate:
+                gate, up = row.chunk(2, dim=1)
+                row = F.silu(gate) * up
+                size = row.norm(dim=1, keepdim=True) * shape.intermediate ** -0.5
+                row = row @ self.w2[expert].float().t()
+            row *= scale
+            self.wanted.index_add_(0, tokens, row)
+            magnitude.index_add_(0, tokens, row.abs_())
+            squares.index_add_(0, tokens, (scale * size).square_())
+        between = SIGMAS * UNIT / 2 if shape.intermediate else 0.0
+        self.tolerance = magnitude.mul_(2).add_(self.wanted.abs()).mul_(1.01 * UNIT).add_((between + SUMS) * squares.sqrt_())
+
+    def wrong(self, y):
+        """The largest error over its tolerance; infinite where there is no number."""
+        worst = ((y.float() - self.wanted).abs_() / self.tolerance).max().item()
+        return worst if worst == worst else float("inf")
+
+    # ---- PyTorch
+
+    def torch_products(self):
+        """Of rows that are sorted by expert, without what moves them."""
+        return self._products(self.sorted_x, self.ends)
+
+    def torch_chain(self):
+        """From tokens to tokens, as one writes it with torch._grouped_mm."""
+        shape = self.shape
+        numbers, order = self.topk.flatten().sort()
+        ends = torch.searchsorted(numbers, self.numbers, right=True, out_int32=True)
+        rows = self._products(self.x[order // shape.topk], ends)
+        rows *= self.weights.flatten()[order].to(rows.dtype)[:, None]
+        back = torch.empty_like(order)
+        back[order] = torch.arange(shape.rows, device=order.device)
+        return rows[back].view(shape.tokens, shape.topk, shape.n).sum(1)
+
+    def _products(self, rows, ends):
+        rows = torch._grouped_mm(rows, self.w1.transpose(1, 2), offs=ends)
+        if self.w2 is None:
+            return rows
+        gate, up = rows.chunk(2, dim=1)
+        return torch._grouped_mm(F.silu(gate) * up, self.w2.transpose(1, 2), offs=ends)

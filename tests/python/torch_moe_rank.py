@@ -1,0 +1,79 @@
+"""What the ranks of the tests of the MoE operators have in common: layers of experts, their inputs, and what is wanted of them."""
+from torch_rank import RANK, UNIT, WORLD, operand, torch
+
+from mkernel.operations import block_range
+
+OPS = torch.ops.mkernel
+MOST = 11  # tokens of a rank
+SIZES = (24, 20, 16)  # hidden, n, intermediate
+
+
+class Layer:
+    """The same experts on every rank, and this rank's part of them, on `device`. `n` is the number of outputs."""
+
+    def __init__(self, experts=10, topk=3, dtype=torch.bfloat16, sizes=SIZES, seed=1, device="cpu"):
+        self.experts, self.topk, self.dtype, self.device = experts, topk, dtype, device
+        self.hidden, self.n, self.inner = sizes
+
+        def matrices(number, k, n):
+            return operand(seed + number, 0, (experts, k, n), torch.float32).mul(k ** -0.5).to(dtype)
+
+        self.w = matrices(10, self.hidden, self.n)
+        self.gate, self.up = matrices(20, self.hidden, self.inner), matrices(30, self.hidden, self.inner)
+        self.down = matrices(40, self.inner, self.n)
+        self.mine = slice(*block_range(experts, WORLD, RANK))
+
+    def part(self, all_experts, transposed=False):
+        """This rank's experts; `transposed`: a view of weights as torch keeps them."""
+        part = all_experts[self.mine].to(self.device)
+        return part.transpose(1, 2).contiguous().transpose(1, 2) if transposed else part
+
+    def expert(self, number, x, two):
+        if not two:
+            return x @ self.w[number].double()
+        gate = x @ self.gate[number].double()
+        return (gate * gate.sigmoid() * (x @ self.up[number].double())) @ self.down[number].double()
+
+    def wanted(self, x, ids, weights, two):
+        x, ids, weights = x.cpu(), ids.cpu(), weights.cpu()
+        y = torch.zeros(x.shape[0], self.n, dtype=torch.float64)
+        for number in range(self.experts):
+            tokens, entries = (ids == number).nonzero(as_tuple=True)
+            scale = weights[tokens, entries].double()[:, None]
+            y.index_add_(0, tokens, scale * self.expert(number, x[tokens].double(), two))
+        return y
+
+    def inputs(self, seed, tokens, skewed=False):
+        """x, topk_ids, topk_weights of this rank. `skewed`: low numbers far more often."""
+        generator = torch.Generator().manual_seed(1000 * seed + RANK)
+        chances = 1.0 / (1 + torch.arange(self.experts)) ** (2 if skewed else 0)
+        chances = chances.expand(max(tokens, 1), -1)
+        ids = torch.multinomial(chances, self.topk, generator=generator)[:tokens]
+        weights = torch.rand(tokens, self.topk, generator=generator) + 0.1
+        x = operand(seed, RANK, (tokens, self.hidden), self.dtype)
+        return x.to(self.device), ids.to(self.device, torch.int32), weights.to(self.device)
+
+
+def close(y, wanted):
+    """Roundings of the intermediate values, of results that travel, and of their sum."""
+    y = y.cpu()
+    assert y.shape == wanted.shape, f"shape {tuple(y.shape)}, wanted {tuple(wanted.shape)}"
+    wrong = ~((y.double() - wanted).abs() <= 8 * UNIT[y.dtype] * (wanted.abs() + 1))
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} elements are wrong"
+
+
+def gemm(layer, inputs, name, transposed=False, **options):
+    return OPS.moe_dispatch_gemm(*inputs, layer.part(layer.w, transposed), layer.experts, name, **options)
+
+
+def moe(layer, inputs, name, transposed=False, halves=False, **options):
+    gate, up = layer.gate, layer.up
+    if not halves:
+        gate, up = torch.cat([gate, up], 2), None
+    parts = [None if w is None else layer.part(w, transposed) for w in (gate, up, layer.down)]
+    return OPS.moe_layer(*inputs, *parts, layer.experts, name, **options)
+
+
+def tokens_of(rank, call):
+    """On some ranks none, and at the call of all 4 none at all."""
+    return 0 if call == 4 or (rank + call) % WORLD == 2 else (5 * rank + 3 * call) % MOST + 1

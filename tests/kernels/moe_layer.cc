@@ -27,22 +27,12 @@ MoeLayer::MoeLayer(const MoeShape& shape, const FabricOptions& options, const ke
 }
 
 void MoeLayer::set_w1_up(bool given) {
-  const std::int64_t inner = shape_.intermediate, all = inner > 0 ? 2 * inner : shape_.n;
-  const auto w1 = [&](Range columns) {
-    return laid_out(weights_.w1, shape_.hidden, all, columns, shape_.w_layout);
-  };
-  w1_ = w1({0, given ? inner : all});
-  w1_up_ = given ? w1({inner, all}) : Tensor{};
-  w2_ = laid_out(weights_.w2, inner, shape_.n, {0, shape_.n}, shape_.w_layout);
+  operands_ = weight_operands(shape_, weights_, given);
 }
 
-std::vector<MoeInput> MoeLayer::inputs(const Router& router,
-                                       const std::function<std::int64_t(std::uint32_t)>& tokens,
+std::vector<MoeInput> MoeLayer::inputs(const Router& router, const TokensOfRank& tokens,
                                        std::uint64_t seed) const {
-  std::vector<MoeInput> made;
-  for (std::uint32_t rank = 0; rank < world(); ++rank)
-    made.push_back(random_input(shape_, rank, tokens(rank), router, seed));
-  return made;
+  return random_inputs(shape_, world(), router, tokens, seed);
 }
 
 std::vector<MoeInput> MoeLayer::inputs(const Router& router, std::int64_t each, std::uint64_t seed) const {
@@ -52,14 +42,13 @@ std::vector<MoeInput> MoeLayer::inputs(const Router& router, std::int64_t each, 
 
 Status MoeLayer::run(std::uint32_t rank, const MoeInput& input, Tensor& y,
                      std::chrono::milliseconds deadline) {
-  const Range own = block_range(shape_.experts, fabric_.world(), rank);
   const auto mine = [&](const Tensor& all) {
-    return all.empty() ? nullptr : all.data() + std::ssize(all) / shape_.experts * own.begin;
+    return all.empty() ? nullptr : own_experts(shape_, world(), rank, all).data();
   };
   MoeArguments arguments{input.tokens, input.x.data(), input.topk.data(), input.weights.data()};
-  arguments.w1 = mine(w1_);
-  arguments.w1_up = mine(w1_up_);
-  arguments.w2 = mine(w2_);
+  arguments.w1 = mine(operands_.w1);
+  arguments.w1_up = mine(operands_.w1_up);
+  arguments.w2 = mine(operands_.w2);
   y.assign(static_cast<std::size_t>(input.tokens * shape_.n), kPoison);
   arguments.y = y.data();
   ExecutorOptions options;

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,8 +29,7 @@ class MoeLayer {
   void set_w1_up(bool given);
 
   /// Inputs of every rank: `tokens(rank)` tokens each.
-  std::vector<MoeInput> inputs(const Router& router, const std::function<std::int64_t(std::uint32_t)>& tokens,
-                               std::uint64_t seed) const;
+  std::vector<MoeInput> inputs(const Router& router, const TokensOfRank& tokens, std::uint64_t seed) const;
   std::vector<MoeInput> inputs(const Router& router, std::int64_t each, std::uint64_t seed) const;
 
   /// A launch on one rank; y is poisoned before.
@@ -47,7 +45,7 @@ class MoeLayer {
   MoeShape shape_;
   FakeFabric fabric_;
   MoeWeights weights_;
-  Tensor w1_, w1_up_, w2_;  ///< the same as operands; w1_up_ may be empty
+  MoeWeightOperands operands_;
   std::vector<kernels::SymmetricView> workspace_;
   std::vector<std::unique_ptr<MoeOperation>> operations_;
 };

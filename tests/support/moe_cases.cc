@@ -79,4 +79,29 @@ std::vector<std::uint16_t> laid_out(const std::vector<std::uint16_t>& matrices, 
   return out;
 }
 
+MoeWeightOperands weight_operands(const MoeShape& shape, const MoeWeights& weights, bool apart) {
+  const std::int64_t inner = shape.intermediate, all = inner > 0 ? 2 * inner : shape.n;
+  const auto w1 = [&](Range columns) {
+    return laid_out(weights.w1, shape.hidden, all, columns, shape.w_layout);
+  };
+  return {w1({0, apart ? inner : all}), apart ? w1({inner, all}) : std::vector<std::uint16_t>{},
+          laid_out(weights.w2, inner, shape.n, {0, shape.n}, shape.w_layout)};
+}
+
+std::span<const std::uint16_t> own_experts(const MoeShape& shape, std::uint32_t world, std::uint32_t rank,
+                                           const std::vector<std::uint16_t>& all) {
+  const Range own = block_range(shape.experts, world, rank);
+  const std::int64_t of_expert = std::ssize(all) / shape.experts;
+  return std::span(all).subspan(static_cast<std::size_t>(of_expert * own.begin),
+                                static_cast<std::size_t>(of_expert * own.size()));
+}
+
+std::vector<MoeInput> random_inputs(const MoeShape& shape, std::uint32_t world, const Router& router,
+                                    const TokensOfRank& tokens, std::uint64_t seed) {
+  std::vector<MoeInput> made;
+  for (std::uint32_t rank = 0; rank < world; ++rank)
+    made.push_back(random_input(shape, rank, tokens(rank), router, seed));
+  return made;
+}
+
 }  // namespace mkernel::test

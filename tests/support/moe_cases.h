@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "mkernel/ops.h"
@@ -23,8 +24,21 @@ MoeWeights random_weights(const MoeShape& shape, std::uint64_t seed);
 /// `columns` of dense row-major matrices [k, n], as matrices of their own in `layout`.
 std::vector<std::uint16_t> laid_out(const std::vector<std::uint16_t>& matrices, std::int64_t k,
                                     std::int64_t n, Range columns, Layout layout);
+/// The same as operands of launches, of all experts. `apart`: the halves of w1 are two operands.
+struct MoeWeightOperands {
+  std::vector<std::uint16_t> w1, w1_up, w2;
+};
+MoeWeightOperands weight_operands(const MoeShape& shape, const MoeWeights& weights, bool apart);
+/// Of one of them what belongs to the experts of a rank.
+std::span<const std::uint16_t> own_experts(const MoeShape& shape, std::uint32_t world, std::uint32_t rank,
+                                           const std::vector<std::uint16_t>& all);
+
 /// `tokens` tokens of one rank.
 MoeInput random_input(const MoeShape& shape, std::uint32_t rank, std::int64_t tokens, const Router& router,
                       std::uint64_t seed);
+/// Of every rank.
+using TokensOfRank = std::function<std::int64_t(std::uint32_t rank)>;
+std::vector<MoeInput> random_inputs(const MoeShape& shape, std::uint32_t world, const Router& router,
+                                    const TokensOfRank& tokens, std::uint64_t seed);
 
 }  // namespace mkernel::test

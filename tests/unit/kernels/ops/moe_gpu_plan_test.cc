@@ -145,11 +145,9 @@ TEST_CASE("moe weight views: every element of every expert, in both layouts, w1 
                              .w_layout = layout};
         const test::MoeWeights weights = test::random_weights(shape, 5);
         const std::int64_t width = inner > 0 ? inner : shape.n, all = inner > 0 ? 2 * inner : shape.n;
-        const auto w1 = test::laid_out(weights.w1, shape.hidden, all, {0, apart ? inner : all}, layout);
-        const auto up = test::laid_out(weights.w1, shape.hidden, all, {width, all}, layout);
-        const auto w2 = test::laid_out(weights.w2, inner, shape.n, {0, shape.n}, layout);
-        MoeArguments arguments{.w1 = w1.data(), .w2 = w2.data()};
-        if (apart) arguments.w1_up = up.data();
+        const test::MoeWeightOperands operands = test::weight_operands(shape, weights, apart);
+        MoeArguments arguments{.w1 = operands.w1.data(), .w2 = operands.w2.data()};
+        if (apart) arguments.w1_up = operands.w1_up.data();
         const MoeWeightViews views = moe_weight_views(shape, kExperts, arguments);
         const auto check = [&](const MatrixView& view, std::int64_t rows, std::int64_t k, std::int64_t first,
                                std::int64_t columns, const std::vector<std::uint16_t>& matrices,
@@ -165,15 +163,16 @@ TEST_CASE("moe weight views: every element of every expert, in both layouts, w1 
           CHECK(wrong == 0);
         };
         check(views.w1, views.weight_rows1, shape.hidden, 0, width, weights.w1, all);
-        CHECK(reach(views.w1) <= std::ssize(w1));
+        CHECK(reach(views.w1) <= std::ssize(operands.w1));
         if (inner == 0) continue;
         check(views.w1_up, views.weight_rows1, shape.hidden, inner, inner, weights.w1, all);
         // From the address of its half on, all that is left of w1.
         CHECK(reach(views.w1_up) <=
-              (apart ? std::ssize(up)
-                     : std::ssize(w1) - (layout == Layout::kRowMajor ? inner : inner * shape.hidden)));
+              (apart
+                   ? std::ssize(operands.w1_up)
+                   : std::ssize(operands.w1) - (layout == Layout::kRowMajor ? inner : inner * shape.hidden)));
         check(views.w2, views.weight_rows2, inner, 0, shape.n, weights.w2, shape.n);
-        CHECK(reach(views.w2) <= std::ssize(w2));
+        CHECK(reach(views.w2) <= std::ssize(operands.w2));
       }
     }
   }

@@ -352,7 +352,7 @@ class Sm90FeedStore {
       const std::uint32_t from = out_ + pieces_.stage() * Config::kPieceBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-#pragma unroll
+#pragma unroll 4
         for (int step = 0; step < 8; ++step) {
           const int in_half = step * 4 + lane / 8, row = half * 32 + in_half;
           auto* to = reinterpret_cast<std::byte*>(__shfl_sync(~0U, row_of[half], in_half));

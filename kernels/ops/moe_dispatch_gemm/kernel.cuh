@@ -20,8 +20,8 @@ namespace mkernel::kernels {
 /// Its producing warps do more than those of a GEMM.
 template <DataType kType, Layout kLayoutW>
 struct MoeConfig : Sm90Config<kMoeTile, kType, kLayoutW> {
-  static constexpr int kProducerRegisters = 56;
-  static constexpr int kMultiplyRegisters = 224;
+  static constexpr int kProducerRegisters = 64;
+  static constexpr int kMultiplyRegisters = 216;
 };
 
 /// intra_comm: a dispatching CTA; over several nodes a warp of the first one sends.

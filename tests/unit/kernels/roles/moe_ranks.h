@@ -1,7 +1,7 @@
 // Ranks of the mixture of experts whose roles are played on the host, thread by thread: routing, table,
-// pushes, what crosses nodes, the order of tasks and their waits, signals of finished rows, sums. Of a
-// cluster only what multiplies is replaced: one warp takes its tasks, and its first lane computes their
-// tiles. Over several nodes another fiber plays all daemons: it takes puts from the ranks' rings, in any
+// pushes, what crosses nodes, the order of tasks and their waits, signals of finished rows, sums. What
+// multiplies is replaced: of a cluster one warp takes its tasks, and its first lane computes their tiles. Or
+// the whole kernel is played, which takes longer. Over several nodes another fiber plays all daemons: it takes puts from the ranks' rings, in any
 // order of ranks, and delivers them late.
 #pragma once
 
@@ -17,13 +17,16 @@
 
 #include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/moe_dispatch_gemm/dispatch.cuh"
+#include "kernels/ops/moe_dispatch_gemm/kernel.cuh"
 #include "kernels/ops/moe_dispatch_gemm/tasks.cuh"
+#include "kernels/ops/moe_dispatch_gemm/weight_views.h"
 #include "proto/abi/region_map.h"
 #include "proto/abi/work_request.h"
 #include "tests/support/fake_fabric.h"
 #include "tests/support/moe_cases.h"
 #include "tests/support/moe_reference.h"
 #include "tests/support/on_host/cuda_names.h"
+#include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
 
@@ -53,6 +56,7 @@ struct Spread {
   std::uint32_t warps = 4;     ///< of a dispatching CTA
   std::uint32_t clusters = 3;  ///< that compute
   std::uint32_t summers = 2;   ///< warps of each that sum
+  bool whole_kernel = false;   ///< of as many clusters, and as many dispatching CTAs, of which two sum
 };
 
 class HostRanks {
@@ -78,9 +82,10 @@ class HostRanks {
       rank.scratch = zeroed(moe_scratch_bytes(plan_.exchange, spread.dispatch_ctas));
       rank.p = moe_parameters(plan_, r, of_node, rank.scratch.get());
       rank.p.lead = static_cast<std::int32_t>(spread.clusters);
-      rank.p.summing_ctas = spread.dispatch_ctas;
+      rank.p.summing_ctas = spread.whole_kernel ? kMoeCluster : spread.dispatch_ctas;
       rank.p.region = kRegion;
       open_endpoint(rank, r);
+      if (spread.whole_kernel) describe_matrices(rank, r);
     }
   }
 
@@ -98,10 +103,11 @@ class HostRanks {
       add_rank(grid, rank);
     }
     if (plan_.exchange.others() > 0) grid.add_service([this] { deliver(); });
+    if (spread_.whole_kernel) grid.add_service(host_copy_engine);
     grid.run();
     for (Rank& rank : ranks_) {
       CHECK(rank.control.failed == 0);
-      ++rank.control.epoch;
+      if (!spread_.whole_kernel) ++rank.control.epoch;
     }
     return y;
   }
@@ -154,6 +160,9 @@ class HostRanks {
     RingClaims claims{};
     std::uint64_t taken = 0;                  ///< slots, by the daemon
     std::vector<std::uint64_t> seen, issued;  ///< PolledCounts; Endpoint::issued
+    // Of the whole kernel.
+    std::vector<std::uint64_t> arrivals, completed, base;  ///< PolledCounts
+    std::vector<std::uint16_t> w1, w1_up, w2;              ///< of its experts, in the layout of the shape
   };
   static constexpr std::uint32_t kLog2Slots = 4, kSlots = 1 << kLog2Slots, kRegion = 3, kLanes = 2;
 
@@ -170,6 +179,10 @@ class HostRanks {
     rank.issued.resize(endpoint.counts.words());
     endpoint.counts.seen = rank.seen.data();
     endpoint.issued = rank.issued.data();
+    for (auto* counts : {&rank.arrivals, &rank.completed, &rank.base}) counts->resize(endpoint.counts.words());
+    endpoint.counts.arrivals = rank.arrivals.data();
+    endpoint.counts.completed = rank.completed.data();
+    endpoint.counts.base = rank.base.data();
     endpoint.rings = {rank.slots.data(), &rank.head, &rank.claims, 1, kLog2Slots};
   }
 
@@ -193,8 +206,13 @@ class HostRanks {
       std::memcpy(to.workspace.get() + put.remote_offset, from.workspace.get() + put.local_offset,
                   put.length);
       const std::uint32_t lane = put.channel - put.peer * kLanes;
-      ++to.seen[to.p.endpoint.counts.arrivals_index(source, lane)];
-      ++from.seen[from.p.endpoint.counts.completed_index(put.peer, lane)];
+      if (spread_.whole_kernel) {
+        ++to.arrivals[source * kLanes + lane];
+        ++from.completed[put.peer * kLanes + lane];
+      } else {
+        ++to.seen[to.p.endpoint.counts.arrivals_index(source, lane)];
+        ++from.seen[from.p.endpoint.counts.completed_index(put.peer, lane)];
+      }
       from.head.tail = ++from.taken;
     }
   }
@@ -205,12 +223,81 @@ class HostRanks {
     return Memory(memory);
   }
 
+  /// As CudaMoe does it.
+  void describe_matrices(Rank& rank, std::uint32_t number) {
+    const Range experts = plan_.experts(number);
+    MoeParameters& p = rank.p;
+    MatrixView pool{rank.workspace.get() + plan_.exchange.row(0),
+                    shape_.dtype,
+                    plan_.exchange.capacity_rows,
+                    shape_.hidden,
+                    static_cast<std::int64_t>(plan_.exchange.row_bytes / 2),
+                    64,
+                    64};
+    p.rows = host_tensor_map(pool);
+    if (shape_.intermediate > 0) {
+      pool.base = rank.workspace.get() + plan_.exchange.hidden(0);
+      pool.columns = shape_.intermediate;
+      pool.leading = static_cast<std::int64_t>(plan_.exchange.hidden_bytes / 2);
+      p.hidden_a = p.hidden_c = host_tensor_map(pool);
+    }
+    if (experts.size() == 0) return;
+    const auto of_rank = [&](const std::vector<std::uint16_t>& all, std::int64_t each, std::int64_t k,
+                             std::int64_t n, Range columns) {
+      const std::vector<std::uint16_t> mine(all.begin() + experts.begin * each,
+                                            all.begin() + experts.end * each);
+      return laid_out(mine, k, n, columns, shape_.w_layout);
+    };
+    const std::int64_t inner = shape_.intermediate, n1 = inner > 0 ? inner : shape_.n;
+    const std::int64_t w1_columns = inner > 0 ? 2 * inner : shape_.n;
+    rank.w1 = of_rank(weights_.w1, shape_.hidden * w1_columns, shape_.hidden, w1_columns, {0, n1});
+    if (inner > 0) {
+      rank.w1_up = of_rank(weights_.w1, shape_.hidden * w1_columns, shape_.hidden, w1_columns, {n1, 2 * n1});
+      rank.w2 = of_rank(weights_.w2, inner * shape_.n, inner, shape_.n, {0, shape_.n});
+    }
+    MoeArguments arguments{};
+    arguments.w1 = rank.w1.data();
+    arguments.w1_up = inner > 0 ? rank.w1_up.data() : nullptr;
+    arguments.w2 = inner > 0 ? rank.w2.data() : nullptr;
+    const MoeWeightViews views = moe_weight_views(shape_, experts.size(), arguments);
+    p.w1 = host_tensor_map(views.w1);
+    p.weight_rows1 = views.weight_rows1;
+    if (inner == 0) return;
+    p.w1_up = host_tensor_map(views.w1_up);
+    p.w2 = host_tensor_map(views.w2);
+    p.weight_rows2 = views.weight_rows2;
+  }
+
+  void add_kernel(HostGrid& grid, Rank& rank, std::size_t routing_bytes) {
+    const auto add = [&]<DataType kType, Layout kLayoutW>() {
+      using Config = MoeConfig<kType, kLayoutW>;
+      const std::uint32_t blocks =
+          static_cast<std::uint32_t>(spread_.dispatch_ctas) + kMoeCluster * spread_.clusters;
+      for (std::uint32_t cta = 0; cta < blocks; cta += kMoeCluster) {
+        grid.add_cluster(cta, kMoeCluster, blocks, Config::kThreads,
+                         std::max(sm90_feed_shared_bytes<Config>(), routing_bytes), [&rank] {
+                           const HostThread& self = host_thread();
+                           moe_cta<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
+                         });
+      }
+    };
+    with_type([&]<DataType kType>() {
+      if (shape_.w_layout == Layout::kRowMajor) {
+        add.template operator()<kType, Layout::kRowMajor>();
+      } else {
+        add.template operator()<kType, Layout::kColumnMajor>();
+      }
+    });
+  }
+
   void add_rank(HostGrid& grid, Rank& rank) {
     rank.shared.clear();
     const ExpertExchangePlan& plan = plan_.exchange;
     const std::size_t words = static_cast<std::size_t>(
-        moe_routing_words(static_cast<std::int32_t>(spread_.warps), plan.owners.experts,
-                          plan.owners.max_local(), plan.order(0).steps(), plan.others()));
+        moe_routing_words(static_cast<std::int32_t>(spread_.whole_kernel ? 12 : spread_.warps),
+                          plan.owners.experts, plan.owners.max_local(), plan.order(0).steps(),
+                          plan.others()));
+    if (spread_.whole_kernel) return add_kernel(grid, rank, 4 * words);
     const std::uint32_t blocks = static_cast<std::uint32_t>(spread_.dispatch_ctas) + spread_.clusters;
     for (std::uint32_t cta = 0; cta < blocks; ++cta) {
       if (cta >= static_cast<std::uint32_t>(spread_.dispatch_ctas)) {

@@ -21,9 +21,7 @@ struct ExpertOwners {
   std::int32_t experts = 1;
   std::int32_t world = 1;
 
-  MK_HOST_DEVICE std::int32_t first(std::int32_t rank) const {
-    return experts * rank / world;
-  }
+  MK_HOST_DEVICE std::int32_t first(std::int32_t rank) const { return experts * rank / world; }
   MK_HOST_DEVICE std::int32_t count(std::int32_t rank) const { return first(rank + 1) - first(rank); }
   MK_HOST_DEVICE std::int32_t owner(std::int32_t expert) const {
     return ((expert + 1) * world - 1) / experts;

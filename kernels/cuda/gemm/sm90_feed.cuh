@@ -7,6 +7,11 @@
 //     bool begin() const;                    // one whole warp, once: false: there are no tasks
 //     bool next(Sm90Task& first, Sm90Task& second) const;  // the same warp: the tasks of both CTAs, whose
 //                                            // rows of a may be read now; false: there are no more
+//     int foresee(Sm90Task& task) const;     // optional; the loading thread, before the first task is known:
+//     its
+//                                            // place in b, as far as one can guess, and how many steps along
+//                                            k
+//                                            // of it to bring into the L2 meanwhile
 //     int k_blocks(int product) const;       // ceil(k / kTileK) >= 1
 //     const TensorMap* a(int product) const; // boxes of 64 rows x kTileK
 //     const TensorMap* b(int product, int half) const;  // of the first or second half of a tile's columns;
@@ -22,8 +27,8 @@
 //     void after_products() const;           // every multiplying warp, after its last tile
 //   };
 //
-// Contract: all threads of both CTAs of a cluster call sm90_feed(). next() may wait for tiles that were handed
-// out before: the end of a tile never depends on the next task.
+// Contract: all threads of both CTAs of a cluster call sm90_feed(). next() may wait for tiles that were
+// handed out before: the end of a tile never depends on the next task.
 #pragma once
 
 #include <cstddef>
@@ -117,6 +122,36 @@ __device__ __forceinline__ void sm90_feed_tasks(const Feed& feed, Sm90FeedShared
   for (int task = 0; task < kTasks; ++task, tasks.advance()) tasks.wait_empty_cluster();
 }
 
+/// `load(box, map, x, y)` for box `box` of b, of the step that begins at `k`.
+template <class Config, class Feed, class Load>
+__device__ __forceinline__ void sm90_feed_box(const Feed& feed, const Sm90Task& task, int box, int k,
+                                              const Load& load) {
+  constexpr int kHalf = Config::kBBoxes / 2;
+  const int half = box / kHalf;
+  const TensorMap* b = feed.b(task.product, half);
+  const int column = (half == 0 ? task.b_column : task.b_column2) + box % kHalf * 64;
+  if constexpr (Config::kLayoutB == Layout::kRowMajor) {
+    load(box, b, column, k);
+  } else {
+    load(box, b, k, column);
+  }
+}
+
+/// The loading thread, while there is no task yet.
+template <class Config, class Feed>
+__device__ __forceinline__ void sm90_feed_foresee(const Feed& feed) {
+  Sm90Task task{};
+  const int steps = feed.foresee(task);
+  const int matrix = task.b_matrix * feed.matrix_rows(task.product);
+  for (int step = 0; step < steps; ++step) {
+    for (int box = 0; box < Config::kBBoxes; ++box) {
+      sm90_feed_box<Config>(
+          feed, task, box, step * Config::kTileK,
+          [&](int, const TensorMap* b, int x, int y) { ptx::tma_prefetch_3d(b, x, y, matrix); });
+    }
+  }
+}
+
 /// The operands of one step along k. CTAs above each other have their own rows of a and share b, of which
 /// each loads half of the boxes for both; side by side it is the other way round.
 template <class Config, class Feed>
@@ -133,32 +168,21 @@ __device__ __forceinline__ void sm90_feed_step(const Feed& feed, const Sm90Task&
   const auto part = static_cast<int>(ptx::cluster_cta_rank());
   const TensorMap* a = feed.a(task.product);
   const int matrix = task.b_matrix * feed.matrix_rows(task.product);
-  const auto load_b = [&](int box, auto load) {
-    const int half = box / (kBoxes / 2);
-    const TensorMap* b = feed.b(task.product, half);
-    const int column = (half == 0 ? task.b_column : task.b_column2) + box % (kBoxes / 2) * 64;
-    const std::uint32_t to = to_b + static_cast<std::uint32_t>(box) * kBoxB;
-    if constexpr (Config::kLayoutB == Layout::kRowMajor) {
-      load(to, b, column, k);
-    } else {
-      load(to, b, k, column);
-    }
-  };
   constexpr std::uint16_t kBoth = 0b11;
   if (task.side_by_side != 0) {
     ptx::tma_load_multicast_2d(to_a + part * kBoxA, a, k, task.a_row + part * 64, full, kBoth);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
-      load_b(box, [&](std::uint32_t to, const TensorMap* b, int x, int y) {
-        ptx::tma_load_3d(to, b, x, y, matrix, full);
+      sm90_feed_box<Config>(feed, task, box, k, [&](int i, const TensorMap* b, int x, int y) {
+        ptx::tma_load_3d(to_b + i * kBoxB, b, x, y, matrix, full);
       });
     }
   } else {
     for (const int box : {0, 1}) ptx::tma_load_2d(to_a + box * kBoxA, a, k, task.a_row + box * 64, full);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      load_b(part * kEach + i, [&](std::uint32_t to, const TensorMap* b, int x, int y) {
-        ptx::tma_load_multicast_3d(to, b, x, y, matrix, full, kBoth);
+      sm90_feed_box<Config>(feed, task, part * kEach + i, k, [&](int box, const TensorMap* b, int x, int y) {
+        ptx::tma_load_multicast_3d(to_b + box * kBoxB, b, x, y, matrix, full, kBoth);
       });
     }
   }
@@ -169,6 +193,7 @@ template <class Config, class Feed>
 __device__ __forceinline__ void sm90_feed_load(const Feed& feed, Sm90FeedShared<Config>& shared) {
   Sm90Tasks<Config> tasks(shared);
   Pipeline<Config::kStages> stages(shared.body.stages);
+  if constexpr (requires(Sm90Task & task) { feed.foresee(task); }) sm90_feed_foresee<Config>(feed);
   for (int i = 0;; ++i, tasks.advance()) {
     const Sm90Task task = tasks.wait();
     if (task.product == Sm90Task::kEnd) break;

@@ -51,6 +51,7 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
     parameters_ = moe_parameters(plan_.moe, rank(), {node.begin(), node.end()}, scratch_.get());
     parameters_.region = workspace().region;
     parameters_.lead = plan_.moe.lead;
+    parameters_.foreseen_steps = plan_.foreseen_steps;
     parameters_.summing_ctas = plan_.summing_ctas;
     if (plan_.moe.seats != nullptr) {
       auto seats = DeviceBuffer::holding(*plan_.moe.seats, "moe: seats of the ranks");

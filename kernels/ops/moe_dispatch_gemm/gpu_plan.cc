@@ -30,15 +30,39 @@ struct Dispatching {
   std::int32_t ctas, summing;
 };
 
-/// By shape; both even. To be measured: so far every warp has a unit of rows to push, as long as at most a
-/// quarter of the CTAs begin without a tile, and half of these compute when they have pushed.
+/// By shape; both even. Every warp has a unit of rows to push, as long as at most a quarter of the CTAs begin
+/// without a tile. One cluster sums meanwhile: more of them cost more than what is left to sum at the end
+/// (tests/perf/notes.md).
 Dispatching choose_dispatching(const MoeShape& shape, std::int32_t ctas) {
   constexpr std::int64_t kMostCtas = 16;
   const std::int64_t rows = shape.max_tokens * shape.topk;
   const std::int64_t clusters = ceil_div(rows, std::int64_t{kPushUnitRows} * kWarps * kMoeCluster);
   const std::int64_t most = std::min<std::int64_t>(kMostCtas, ctas / 4) / kMoeCluster;
   const auto chosen = static_cast<std::int32_t>(std::max<std::int64_t>(1, std::min(clusters, most)));
-  return {chosen * kMoeCluster, (chosen + 1) / 2 * kMoeCluster};
+  return {chosen * kMoeCluster, kMoeCluster};
+}
+
+/// Rows of an expert, when the routing is even and every rank has as many tokens as it may.
+std::int64_t even_rows(const MoePlan& plan) {
+  return ceil_div(plan.shape.max_tokens * plan.topology.world() * plan.shape.topk, plan.shape.experts);
+}
+
+/// ExpertTasks::lead for `clusters` that compute. With fewer tasks of the first product per expert than there
+/// are clusters, tasks of several experts run at a time, and the second product would wait for the slowest of
+/// them. No more than that: results of the first product are best read while they are in the L2.
+std::int32_t choose_lead(const MoePlan& plan, std::int64_t clusters) {
+  const std::int64_t tasks = ceil_div(even_rows(plan), std::int64_t{tile_rows(kMoeTile)}) *
+                             ceil_div(std::int64_t{plan.exchange.columns1}, std::int64_t{kMoeCluster});
+  return static_cast<std::int32_t>(clusters * std::max<std::int64_t>(1, clusters / tasks));
+}
+
+/// Where reading weights is all there is to do: as much as stays in the L2.
+std::int32_t choose_foreseen_steps(const MoePlan& plan, std::int64_t ctas) {
+  constexpr std::int64_t kBytes = std::int64_t{24} << 20;
+  constexpr std::int64_t kStepBytes = std::int64_t{tile_columns(kMoeTile)} * kSm90TileK * 2;
+  if (even_rows(plan) > kUnitRows) return 0;
+  return static_cast<std::int32_t>(
+      std::min(ceil_div(plan.shape.hidden, std::int64_t{kSm90TileK}), kBytes / kStepBytes / ctas));
 }
 
 Status check_options(const MoeOptions& options, std::int32_t sms) {
@@ -111,8 +135,8 @@ Result<MoeGpuPlan> MoeGpuPlan::make(const MoeShape& shape, const Topology& topol
   std::int32_t& dispatch = plan.moe.dispatch_ctas;
   dispatch = options.dispatch_ctas > 0 ? options.dispatch_ctas : std::max(chosen.ctas, options.summing_ctas);
   plan.summing_ctas = options.summing_ctas > 0 ? options.summing_ctas : std::min(chosen.summing, dispatch);
-  // As many tasks as run at a time.
-  plan.moe.lead = (plan.ctas - plan.summing_ctas) / kMoeCluster;
+  plan.moe.lead = choose_lead(plan.moe, (plan.ctas - plan.summing_ctas) / kMoeCluster);
+  plan.foreseen_steps = choose_foreseen_steps(plan.moe, plan.ctas);
   plan.routing_bytes = routing_bytes_of(plan.moe.exchange);
   if (plan.routing_bytes <= kMoeMostRoutingBytes) return plan;
   return refuse("experts", shape.experts,

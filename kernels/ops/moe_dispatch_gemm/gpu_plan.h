@@ -15,10 +15,11 @@ namespace mkernel::kernels {
 /// Pure and the same on every rank.
 struct MoeGpuPlan {
   MoePlan moe;
-  Machine machine;                ///< that it was made for
-  std::int32_t ctas = 0;          ///< of a launch; even, as the next one and moe.dispatch_ctas
-  std::int32_t summing_ctas = 0;  ///< of the dispatching CTAs: those that sum when they have pushed
-  std::size_t routing_bytes = 0;  ///< of shared memory, that a dispatching CTA has for its routing
+  Machine machine;                  ///< that it was made for
+  std::int32_t ctas = 0;            ///< of a launch; even, as the next one and moe.dispatch_ctas
+  std::int32_t summing_ctas = 0;    ///< of the dispatching CTAs: those that sum when they have pushed
+  std::int32_t foreseen_steps = 0;  ///< MoeParameters
+  std::size_t routing_bytes = 0;    ///< of shared memory, that a dispatching CTA has for its routing
 
   /// Errors: MoePlan::make()'s, and kInvalidArgument for what the kernel does not have, naming field, value
   /// and limit.

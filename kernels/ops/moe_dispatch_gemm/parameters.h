@@ -102,6 +102,8 @@ struct MoeParameters {
   std::int32_t weight_rows1, weight_rows2;
   std::int32_t pairs1, pairs2;  ///< pairs of columns of tiles, of both products
   std::int32_t lead;            ///< ExpertTasks
+  /// Steps along k of its probable first tile whose weights a CTA brings into the L2 while tokens travel.
+  std::int32_t foreseen_steps;
   std::int32_t dispatch_ctas;
   std::int32_t summing_ctas;  ///< the first of them, which sum when they have pushed; the others compute
 };

@@ -72,7 +72,8 @@ class MoeRouting {
     sum_warps(words(first_), crossing, p_.scratch.chunk_first + blockIdx.x * crossing);
     sum_warps(words(last_), crossing, p_.scratch.chunk_last + blockIdx.x * crossing);
     if (!moe_meet(p_, workers_, p_.scratch.counted, epoch_, words(told_))) return false;
-    sum_chunks(words(kRows), experts_, p_.scratch.chunk_rows, [&](std::int32_t expert) { return words(total_) + expert; });
+    sum_chunks(words(kRows), experts_, p_.scratch.chunk_rows,
+               [&](std::int32_t expert) { return words(total_) + expert; });
     sum_chunks(words(tokens_), kinds_, p_.scratch.chunk_tokens,
                [&](std::int32_t kind) { return words(kind_begin_) + kind; });
     // Every node turn has one more number than kinds: where its last kind ends.
@@ -294,8 +295,9 @@ class MoeRouting {
       const std::int32_t token = first + workers_.lane();
       const bool any = token < range.end;
       const std::int32_t kind = any ? last_local(p_.routed, p_.plan.owners, token) : 0;
-      place_stable(any, kind, words(tokens_) + workers_.warp * kinds_,
-                   [&](std::int32_t index) { p_.scratch.token_order[words(kind_begin_)[kind] + index] = token; });
+      place_stable(any, kind, words(tokens_) + workers_.warp * kinds_, [&](std::int32_t index) {
+        p_.scratch.token_order[words(kind_begin_)[kind] + index] = token;
+      });
       for (std::int32_t turn = 0; turn < others_; ++turn) place_crossing(turn, any, token);
     }
   }

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/gemm/sm90_task.h"
 #include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/ops/moe_dispatch_gemm/combine.cuh"
@@ -62,6 +63,19 @@ class MoeTasks {
     const bool came = task.second ? wait_hidden(pair.block, other_block) : wait_rows(pair.block, other_block);
     __syncwarp();
     return came;
+  }
+
+  /// Of few rows: as if the first experts had a block of rows each, and the clusters took their tasks in
+  /// order.
+  __device__ __forceinline__ int foresee(Sm90Task& task) const {
+    const std::int32_t cluster =
+        (static_cast<std::int32_t>(blockIdx.x) - p_.dispatch_ctas) / Config::kCluster;
+    if (p_.foreseen_steps == 0 || cluster < 0) return 0;
+    const std::int32_t expert = cluster / p_.pairs1, pair = cluster - expert * p_.pairs1;
+    if (expert >= p_.plan.owners.count(p_.rank)) return 0;
+    place_columns(task, p_.intermediate == 0 ? kFinish : kGate, expert,
+                  Config::kCluster * pair + static_cast<std::int32_t>(ptx::cluster_cta_rank()));
+    return p_.foreseen_steps;
   }
 
   __device__ __forceinline__ int k_blocks(int product) const {
@@ -131,19 +145,25 @@ class MoeTasks {
     const OwnedExperts::Block rows = owned.block(block);
     const bool gate = product == kGate;
     const std::int32_t columns = gate ? p_.plan.columns1 : p_.plan.last_columns();
-    const std::int32_t half = Config::kTileN / 2;
     Sm90Task task{};
-    task.product = product;
+    place_columns(task, product, expert, column);
     task.side_by_side = pair.side_by_side ? 1 : 0;
     task.a_row = rows.first_row;
-    task.b_matrix = expert;
-    task.b_column = column * (gate ? half : 2 * half);
-    task.b_column2 = task.b_column + (gate ? 0 : half);
-    task.c_column = task.b_column;
     task.rows = column < columns ? rows.rows : 0;  // of an odd number of columns the last pair has one
     task.block = block;
     task.column = column;
     return task;
+  }
+
+  static __device__ __forceinline__ void place_columns(Sm90Task& task, int product, std::int32_t expert,
+                                                       std::int32_t column) {
+    constexpr std::int32_t kHalf = Config::kTileN / 2;
+    const bool gate = product == kGate;
+    task.product = product;
+    task.b_matrix = expert;
+    task.b_column = column * (gate ? kHalf : 2 * kHalf);
+    task.b_column2 = task.b_column + (gate ? 0 : kHalf);
+    task.c_column = task.b_column;
   }
 
   /// Lanes 0 and 1: all rows of both blocks.

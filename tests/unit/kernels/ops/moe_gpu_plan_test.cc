@@ -64,13 +64,31 @@ TEST_CASE("moe gpu plan: CTAs are whole clusters, some dispatch, and some always
       CHECK(plan.summing_ctas % 2 == 0);
       CHECK(plan.summing_ctas >= 2);
       CHECK(plan.summing_ctas <= dispatch);
-      CHECK(plan.moe.lead == (plan.ctas - plan.summing_ctas) / 2);
+      const std::int64_t clusters = (plan.ctas - plan.summing_ctas) / 2;
+      CHECK(plan.moe.lead >= clusters);
+      CHECK(plan.moe.lead <= clusters * clusters);
       CHECK(plan.moe.exchange.cut.block == 128);
       CHECK(plan.moe.exchange.cut.unit == 64);
       CHECK(plan.moe.exchange.columns1 == 2);
       CHECK(plan.moe.exchange.columns2 == 2);
     }
   }
+}
+
+TEST_CASE(
+    "moe gpu plan: the fewer tasks an expert has, the later its second product; weights are foreseen for few "
+    "rows") {
+  MoeShape shape{
+      .max_tokens = 8192, .hidden = 7168, .n = 7168, .intermediate = 2048, .experts = 64, .topk = 8};
+  const auto plan_of = [&](std::int64_t tokens) {
+    shape.max_tokens = tokens;
+    return test::require(MoeGpuPlan::make(shape, Topology(1, 1), kH200));
+  };
+  CHECK(plan_of(8192).moe.lead == 65);  // 64 tasks of an expert, 65 clusters
+  CHECK(plan_of(2048).moe.lead == 4 * 65);
+  CHECK(plan_of(64).moe.lead == 8 * 65);
+  CHECK(plan_of(2048).foreseen_steps == 0);
+  CHECK(plan_of(64).foreseen_steps == 5);  // of 132 CTAs, 32 KiB each
 }
 
 TEST_CASE("moe gpu plan: overrides are kept, and ranks that differ in them are told so") {

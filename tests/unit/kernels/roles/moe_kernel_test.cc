@@ -40,7 +40,8 @@ TEST_CASE("moe kernel: one product and two, both types and layouts") {
 
 TEST_CASE("moe kernel: blocks above each other and alone") {
   // 300 rows of an expert: two blocks above each other and one beside itself.
-  check_kernel({.max_tokens = 300, .hidden = 200, .n = 72, .intermediate = 72, .experts = 2, .topk = 2}, {}, 1);
+  check_kernel({.max_tokens = 300, .hidden = 200, .n = 72, .intermediate = 72, .experts = 2, .topk = 2}, {},
+               1);
 }
 
 TEST_CASE("moe kernel: ranks of a node and of two") {

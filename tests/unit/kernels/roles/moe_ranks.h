@@ -1,8 +1,8 @@
 // Ranks of the mixture of experts whose roles are played on the host, thread by thread: routing, table,
 // pushes, what crosses nodes, the order of tasks and their waits, signals of finished rows, sums. What
 // multiplies is replaced: of a cluster one warp takes its tasks, and its first lane computes their tiles. Or
-// the whole kernel is played, which takes longer. Over several nodes another fiber plays all daemons: it takes puts from the ranks' rings, in any
-// order of ranks, and delivers them late.
+// the whole kernel is played, which takes longer. Over several nodes another fiber plays all daemons: it
+// takes puts from the ranks' rings, in any order of ranks, and delivers them late.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -179,7 +179,8 @@ class HostRanks {
     rank.issued.resize(endpoint.counts.words());
     endpoint.counts.seen = rank.seen.data();
     endpoint.issued = rank.issued.data();
-    for (auto* counts : {&rank.arrivals, &rank.completed, &rank.base}) counts->resize(endpoint.counts.words());
+    for (auto* counts : {&rank.arrivals, &rank.completed, &rank.base})
+      counts->resize(endpoint.counts.words());
     endpoint.counts.arrivals = rank.arrivals.data();
     endpoint.counts.completed = rank.completed.data();
     endpoint.counts.base = rank.base.data();
@@ -293,10 +294,9 @@ class HostRanks {
   void add_rank(HostGrid& grid, Rank& rank) {
     rank.shared.clear();
     const ExpertExchangePlan& plan = plan_.exchange;
-    const std::size_t words = static_cast<std::size_t>(
-        moe_routing_words(static_cast<std::int32_t>(spread_.whole_kernel ? 12 : spread_.warps),
-                          plan.owners.experts, plan.owners.max_local(), plan.order(0).steps(),
-                          plan.others()));
+    const std::size_t words = static_cast<std::size_t>(moe_routing_words(
+        static_cast<std::int32_t>(spread_.whole_kernel ? 12 : spread_.warps), plan.owners.experts,
+        plan.owners.max_local(), plan.order(0).steps(), plan.others()));
     if (spread_.whole_kernel) return add_kernel(grid, rank, 4 * words);
     const std::uint32_t blocks = static_cast<std::uint32_t>(spread_.dispatch_ctas) + spread_.clusters;
     for (std::uint32_t cta = 0; cta < blocks; ++cta) {

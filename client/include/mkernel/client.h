@@ -43,6 +43,7 @@ class Launchable;
 using Gemm = Launchable<GemmArguments>;
 using Moe = Launchable<MoeArguments>;
 using RingAttention = Launchable<AttentionArguments>;
+using GroupedGemm = Launchable<GroupedGemmArguments>;
 
 class Group;
 class SymmetricBuffer;
@@ -245,6 +246,9 @@ class MK_API Group {
   Result<Moe> moe(const MoeShape& shape, Executor executor = Executor::kCpu,
                   const GemmPlanOptions& plan = {});
   Result<RingAttention> ring_attention(const AttentionShape& shape, Executor executor = Executor::kCpu);
+  /// Of `plan` it has `sms` and `machine`. A launch concerns this rank alone.
+  Result<GroupedGemm> grouped_gemm(const GroupedGemmShape& shape, Executor executor = Executor::kCpu,
+                                   const GemmPlanOptions& plan = {});
 
  private:
   friend class Session;
@@ -350,8 +354,8 @@ class MK_API Pending {
 };
 
 /// What the operations have in common. Launches of one group run one after the other, in the order of the
-/// calls, on a thread of the library. An error of one fails the group, but for a launch that every rank
-/// refuses with the same error (MoeShape says when): the group goes on. Destroying an operation waits for its
+/// calls, on a thread of the library. An error of one fails the group, but for a launch that is refused
+/// (MoeShape and GroupedGemmShape say when): the group goes on. Destroying an operation waits for its
 /// launches and gives back its workspace and lanes at the group's next collective call; destroy on every rank
 /// in the same order with those. `mkctl sessions` counts launches as they begin, also those that fail; one
 /// that a CUDA graph captures counts once, because the host sees no replay.
@@ -374,8 +378,8 @@ class MK_API Planned {
   std::unique_ptr<client::OperationState> state_;
 };
 
-/// An operation whose operands are `Arguments`: a Gemm (AG+GEMM, GEMM+RS or GEMM+AR), a Moe or a
-/// RingAttention.
+/// An operation whose operands are `Arguments`: a Gemm (AG+GEMM, GEMM+RS or GEMM+AR), a Moe, a RingAttention
+/// or a GroupedGemm.
 template <class Arguments>
 class MK_API Launchable : public Planned {
  public:
@@ -397,5 +401,6 @@ class MK_API Launchable : public Planned {
 extern template class Launchable<GemmArguments>;
 extern template class Launchable<MoeArguments>;
 extern template class Launchable<AttentionArguments>;
+extern template class Launchable<GroupedGemmArguments>;
 
 }  // namespace mkernel

@@ -11,7 +11,11 @@ sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a 
 from cluster import ClusterTest, gpus_or_skip, wait_until  # noqa: E402
 from mps import RanksAtOnce  # noqa: E402
 
+MOE = "moe_dispatch_gemm"
 ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5"]
+# No size is a multiple of a tile's, no number of experts one of a world's.
+ODD_SIZES = ["--tokens", "300", "--hidden", "328", "--n", "392", "--experts", "11", "--topk", "3"]
+ODD_MOE = [*ODD_SIZES, "--intermediate", "264"]
 
 
 class GpuRanksTest(ClusterTest):
@@ -48,6 +52,9 @@ class GpuRanksTest(ClusterTest):
                 with self.subTest(world=world, op=op):
                     odd = (1000, 384, 520) if op == "ag_gemm" else (1000, 392, 264)
                     self.verified(world, op, "--iterations", "5", shapes=[(4096, n, k), odd, (1, 8, 8)])
+            for shape in ([], [*ODD_MOE, "--column-major"], [*ODD_SIZES, "--intermediate", "0", "--dtype", "f16"]):
+                with self.subTest(world=world, op=MOE, shape=shape):
+                    self.verified(world, MOE, "--iterations", "5", *shape)
 
 
 class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
@@ -90,6 +97,18 @@ class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
                     self.assertEqual(status, 1, out + err)
                     self.assertIn(text, err)
 
+    def test_overrides_of_the_plan_of_experts(self):
+        for overrides in (["--comm-ctas", "4"], ["--sms", "40"], ["--comm-ctas", "2", "--sms", "4"]):
+            with self.subTest(overrides=overrides):
+                self.verified(2, MOE, *ODD_MOE, "--iterations", "3", *overrides, group=MOE)
+        for overrides, text in ((["--comm-ctas", "3"], "moe: comm_ctas = 3, but it must be even, 0.."),
+                                (["--sms", "2"], "moe: sms = 2, but it must be at least 4"),
+                                (["--hidden", "20"], "moe: hidden = 20, but it must be a multiple of 8")):
+            for rank in self.ranks(2, MOE, *overrides, group=MOE):
+                status, out, err = self.finish(rank)
+                self.assertEqual(status, 1, out + err)
+                self.assertIn(text, err)
+
     def test_plans_that_differ(self):
         ranks = [self.rank(r, 2, "gemm_rs", "--comm-ctas", str(2 + 2 * r)) for r in (0, 1)]
         for rank in ranks:
@@ -127,12 +146,12 @@ class OneNodeKillsGpuTest(GpuRanksTest):
     def start_endless(self, op):
         ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
         wait_until(lambda: [s["active"] for s in self.node.show("sessions")] and self.node.show("groups"), "the ranks run")
-        # Each rank has one for its counts and one that operations take turns with.
-        wait_until(lambda: len(self.node.show("regions")) == 4, "the workspaces are there")
+        # Each rank has its own, and but for the mixture of experts one that operations take turns with.
+        wait_until(lambda: len(self.node.show("regions")) == (2 if op == MOE else 4), "the workspaces are there")
         return ranks
 
     def test_kill_of_a_rank(self):
-        for op in ("ag_gemm", "gemm_ar"):
+        for op in ("ag_gemm", "gemm_ar", MOE):
             with self.subTest(op=op):
                 survivor, killed = self.start_endless(op)
                 killed.kill()
@@ -143,7 +162,7 @@ class OneNodeKillsGpuTest(GpuRanksTest):
                 wait_until(lambda: not self.node.show("regions"), "the workspaces are gone")
 
     def test_kill_of_the_daemon(self):
-        for op in ("ag_gemm", "gemm_ar"):
+        for op in ("ag_gemm", "gemm_ar", MOE):
             with self.subTest(op=op):
                 ranks = self.start_endless(op)
                 self.node.kill()
@@ -188,6 +207,7 @@ class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
         for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
             with self.subTest(op=op):
                 self.verified(2, op, "--m", "1000", "--n", "384", "--k", "520", "--iterations", "5")
+        self.verified(2, MOE, *ODD_MOE, "--iterations", "5", group=MOE)
 
 
 class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
@@ -201,6 +221,8 @@ class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
         for op, n, k in (("ag_gemm", 256, 1024), ("gemm_rs", 1024, 256), ("gemm_ar", 1024, 256)):
             with self.subTest(world=world, op=op):
                 self.verified(world, op, "--iterations", "2", shapes=[(2048, n, k), (1000, 392, 264)])
+        with self.subTest(world=world, op=MOE):
+            self.verified(world, MOE, *ODD_MOE, "--iterations", "2")
 
     def test_one_node(self):
         self.start_nodes(1)
@@ -222,7 +244,7 @@ class SeveralNodesKillsGpuTest(SeveralNodes):
 
     def test_kill_of_a_rank(self):
         self.start()
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar", MOE):
             with self.subTest(op=op):
                 survivor, killed = self.start_endless(op)
                 killed.kill()
@@ -233,7 +255,7 @@ class SeveralNodesKillsGpuTest(SeveralNodes):
 
     def test_kill_of_a_daemon(self):
         self.start()
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar", MOE):
             with self.subTest(op=op):
                 ranks = self.start_endless(op)
                 self.daemons[1].kill()

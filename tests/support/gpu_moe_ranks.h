@@ -21,6 +21,12 @@ namespace mkernel::test {
 /// Far longer than any launch of the tests takes.
 inline constexpr ExecutorOptions kMoeGpuOptions{.deadline = std::chrono::milliseconds(10000)};
 
+/// No size is a multiple of a tile's, no number of experts one of a world's.
+inline constexpr MoeShape kOddMoe{
+    .max_tokens = 60, .hidden = 72, .n = 264, .intermediate = 136, .experts = 11, .topk = 3};
+inline constexpr MoeShape kTinyMoe{
+    .max_tokens = 20, .hidden = 72, .n = 88, .intermediate = 40, .experts = 6, .topk = 2};
+
 /// Operands of launches of at most max_tokens tokens, but for the weights.
 struct MoeOnGpu {
   bench::GpuBuffer x, topk, weights, y;

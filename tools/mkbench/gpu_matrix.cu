@@ -34,11 +34,11 @@ __device__ std::uint64_t mix(std::uint64_t value) {
 }
 
 template <typename T>
-__global__ void fill_kernel(T* data, std::uint64_t count, std::uint64_t seed) {
+__global__ void fill_kernel(T* data, std::uint64_t count, std::uint64_t seed, float scale) {
   const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x;
   for (std::uint64_t i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
     const auto bits = static_cast<std::uint32_t>(mix(i + (seed << 40) + seed) >> 40);
-    data[i] = static_cast<T>(static_cast<float>(bits) / 8388608.0F - 1.0F);
+    data[i] = static_cast<T>(scale * (static_cast<float>(bits) / 8388608.0F - 1.0F));
   }
 }
 
@@ -226,12 +226,13 @@ Result<GpuBuffer> GpuBuffer::allocate(std::uint64_t bytes) {
   return Result<GpuBuffer>(std::move(buffer));
 }
 
-Status fill_random(void* data, DataType type, std::uint64_t count, std::uint64_t seed, CUstream_st* stream) {
+Status fill_random(void* data, DataType type, std::uint64_t count, std::uint64_t seed, CUstream_st* stream,
+                   float scale) {
   constexpr int kBlocks = 1056;
   if (type == DataType::kBf16) {
-    fill_kernel<<<kBlocks, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(data), count, seed);
+    fill_kernel<<<kBlocks, 256, 0, stream>>>(static_cast<__nv_bfloat16*>(data), count, seed, scale);
   } else {
-    fill_kernel<<<kBlocks, 256, 0, stream>>>(static_cast<__half*>(data), count, seed);
+    fill_kernel<<<kBlocks, 256, 0, stream>>>(static_cast<__half*>(data), count, seed, scale);
   }
   return cuda_status(cudaGetLastError(), "random values");
 }

@@ -29,8 +29,10 @@ class GpuBuffer {
   std::uint64_t bytes_ = 0;
 };
 
-/// Fills `count` elements of `type` with values of [-1, 1) that depend on seed and index only. Asynchronous.
-Status fill_random(void* data, DataType type, std::uint64_t count, std::uint64_t seed, CUstream_st* stream);
+/// Fills `count` elements of `type` with values of [-1, 1) times `scale` that depend on seed and index only.
+/// Asynchronous.
+Status fill_random(void* data, DataType type, std::uint64_t count, std::uint64_t seed, CUstream_st* stream,
+                   float scale = 1);
 
 /// Fills with a NaN pattern of every type: an element that nobody writes is found. Asynchronous.
 Status poison(const GpuBuffer& buffer, CUstream_st* stream);

@@ -11,6 +11,7 @@
 
 #include "tools/mkbench/nccl.h"
 #include "tools/mkbench/op_cuda.h"
+#include "tools/mkbench/op_options.h"
 #include "tools/mkbench/parse_shape.h"
 #include "tools/mkbench/report.h"
 #include "tools/mkbench/row.h"
@@ -21,38 +22,6 @@
 
 namespace mkernel::bench {
 namespace {
-
-struct OpOptions {
-  std::string op;
-  std::string preset;
-  std::string daemon = "/run/mkernel/mkerneld.sock";
-  std::string group = "mkbench";
-  std::optional<std::uint32_t> world_size, rank;
-  std::int64_t m = 2048, n = 512, k = 2048;
-  std::int64_t batch = 1, sequence = 4096, heads = 8, kv_heads = 8, head_dim = 128;
-  std::int64_t tokens = 512, hidden = 1024, intermediate = 512, experts = 16, topk = 4, capacity = 0;
-  bool causal = false, column_major = false;
-  DataType dtype = DataType::kBf16;
-  Executor executor = Executor::kCpu;
-  std::optional<int> device;
-  std::vector<std::string> shapes, baselines;
-  std::string torch_driver;
-  std::optional<double> nic_gbps;
-  GemmPlanOptions plan;  ///< of the cuda executor
-  int share = 0;
-  int iterations = 3;
-  int threads = 0;
-  double deadline = 30;
-  double join_timeout = 60;
-  std::string json, trace;
-
-  bool compares_with(const char* baseline) const {
-    return std::find(baselines.begin(), baselines.end(), baseline) != baselines.end();
-  }
-  ExecutorOptions executor_options() const {
-    return {std::chrono::milliseconds(static_cast<std::int64_t>(deadline * 1000)), threads};
-  }
-};
 
 using MakeWorkload = std::function<Result<std::unique_ptr<Workload>>(Group&)>;
 
@@ -107,6 +76,10 @@ Result<std::vector<GemmShape>> gemm_shapes(const OpOptions& o) {
   return shapes;
 }
 
+MoeShape moe_shape(const OpOptions& o) {
+  return {o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype, o.capacity};
+}
+
 Result<std::vector<MakeWorkload>> chosen(const OpOptions& o) {
   if (o.preset == "demo") return demo_preset();
   if (const auto kind = gemm_kind(o)) {
@@ -116,10 +89,7 @@ Result<std::vector<MakeWorkload>> chosen(const OpOptions& o) {
     for (const GemmShape& shape : *shapes) made.push_back(gemm(*kind, shape));
     return made;
   }
-  if (o.op == "moe_dispatch_gemm") {
-    return std::vector{
-        moe({o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype, o.capacity})};
-  }
+  if (o.op == to_string(OpKind::kMoeDispatchGemm)) return std::vector{moe(moe_shape(o))};
   return std::vector{attention({o.batch, o.sequence, o.heads, o.kv_heads, o.head_dim, o.causal, 0, o.dtype})};
 }
 
@@ -192,14 +162,7 @@ Result<std::vector<Row>> run_on_cpu(Group& group, const OpOptions& o) {
   return rows;
 }
 
-Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
-  const auto kind = gemm_kind(o);
-  if (!kind) {
-    return Status(StatusCode::kUnimplemented, (o.preset.empty() ? o.op : "preset " + o.preset) +
-                                                  ": the cuda executor does not have this operation yet");
-  }
-  auto shapes = gemm_shapes(o);
-  if (!shapes.ok()) return shapes.status();
+OpCudaOptions cuda_options(const OpOptions& o) {
   OpCudaOptions options{.device = *o.device, .iterations = o.iterations, .executor = o.executor_options()};
   options.share = o.share;
   options.gemm = o.compares_with("gemm");
@@ -207,6 +170,13 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
   options.trace = o.trace;
   options.plan = o.plan;
   if (o.nic_gbps) options.plan.nic_gbytes = *o.nic_gbps / 8;
+  return options;
+}
+
+Result<std::vector<Row>> run_gemm_on_gpu(Group& group, OpKind kind, const OpOptions& o) {
+  auto shapes = gemm_shapes(o);
+  if (!shapes.ok()) return shapes.status();
+  OpCudaOptions options = cuda_options(o);
   std::optional<Nccl> nccl;
   if (o.compares_with("nccl")) {
     auto joined = Nccl::join(group, *o.device);
@@ -215,7 +185,7 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
   }
   std::vector<Row> rows;
   for (const GemmShape& shape : *shapes) {
-    auto row = measure_op_cuda(group, *kind, shape, options);
+    auto row = measure_op_cuda(group, kind, shape, options);
     if (!row.ok()) return row.status();
     if (group.rank() == 0) std::cerr << row->shape_text << " done\n";
     rows.push_back(std::move(*row));
@@ -226,6 +196,19 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
       group, {.driver = o.torch_driver, .device = *o.device, .iterations = o.iterations}, rows);
   if (!torch.ok()) return torch;
   return rows;
+}
+
+Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
+  if (const auto kind = gemm_kind(o)) return run_gemm_on_gpu(group, *kind, o);
+  if (o.op == to_string(OpKind::kMoeDispatchGemm)) {
+    MoeShape shape = moe_shape(o);
+    shape.w_layout = o.column_major ? Layout::kColumnMajor : Layout::kRowMajor;
+    auto row = measure_moe_cuda(group, shape, cuda_options(o));
+    if (!row.ok()) return row.status();
+    return std::vector{std::move(*row)};
+  }
+  return Status(StatusCode::kUnimplemented, (o.preset.empty() ? o.op : "preset " + o.preset) +
+                                                ": the cuda executor does not have this operation yet");
 }
 
 /// The cpu executor's rows under "op", as those of the other commands; the cuda executor's as a list.
@@ -277,104 +260,17 @@ Status run(OpOptions o) {
   return {};
 }
 
-void add_group_options(CLI::App* op, OpOptions* o) {
-  op->add_option("operation", o->op)
-      ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention"}));
-  op->add_option("--preset", o->preset, "a list of operations and shapes instead of one")
-      ->check(CLI::IsMember({"demo"}));
-  op->add_option("--daemon", o->daemon, "session socket of this node's daemon")->capture_default_str();
-  op->add_option("--group", o->group, "the same on every rank")->capture_default_str();
-  op->add_option("--world-size", o->world_size);
-  op->add_option("--rank", o->rank);
-  op->add_option("--join-timeout", o->join_timeout, "seconds to wait for the other ranks")
-      ->capture_default_str();
-}
-
-void add_shape_options(CLI::App* op, OpOptions* o) {
-  op->add_option("--m", o->m, "rows of the product")->capture_default_str();
-  op->add_option("--n", o->n, "columns of the product; of the layer's output for moe_dispatch_gemm")
-      ->capture_default_str();
-  op->add_option("--k", o->k, "inner dimension on each rank")->capture_default_str();
-  op->add_option("--shape", o->shapes, "MxNxK instead of --m, --n, --k; repeatable");
-  op->add_flag("--column-major", o->column_major, "b as [n, k]");
-  op->add_option("--batch", o->batch)->capture_default_str();
-  op->add_option("--sequence", o->sequence, "positions of all ranks together")->capture_default_str();
-  op->add_option("--heads", o->heads)->capture_default_str();
-  op->add_option("--kv-heads", o->kv_heads)->capture_default_str();
-  op->add_option("--head-dim", o->head_dim)->capture_default_str();
-  op->add_flag("--causal", o->causal);
-  op->add_option("--tokens", o->tokens, "per rank")->capture_default_str();
-  op->add_option("--hidden", o->hidden)->capture_default_str();
-  op->add_option("--intermediate", o->intermediate, "0: one product per expert")->capture_default_str();
-  op->add_option("--experts", o->experts)->capture_default_str();
-  op->add_option("--topk", o->topk)->capture_default_str();
-  op->add_option("--capacity", o->capacity, "rows that a rank takes for its experts; 0: as many as can come")
-      ->capture_default_str();
-  op->add_option("--dtype", o->dtype)
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}));
-}
-
-void add_executor_options(CLI::App* op, OpOptions* o) {
-  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, the operations around a GEMM")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
-  op->add_option("--device", o->device,
-                 "GPU of this rank on the cuda executor; default: the launcher's local rank, or the rank")
-      ->check(CLI::Range(0, 1023));
-  op->add_option(
-        "--baseline", o->baselines,
-        "cuda executor: measure in the same run, in turns, the product alone (gemm: cuBLAS, product: "
-        "the GEMM body of the operations), cuBLAS and NCCL, torch's fused operations; repeatable")
-      ->check(CLI::IsMember({"gemm", "product", "nccl", "torch"}));
-  op->add_option("--torch-driver", o->torch_driver,
-                 "torch_fused.py, for --baseline torch; needs python3 and torch")
-      ->check(CLI::ExistingFile);
-  op->add_option(
-      "--nic-gbps", o->nic_gbps,
-      "gigabits per second of a rank's NIC: recorded beside the rows, and what the cuda executor plans with");
-  op->add_option("--comm-ctas", o->plan.comm_ctas,
-                 "with --executor cuda: CTAs that compute nothing but push or sum; 0: the plan's choice")
-      ->capture_default_str();
-  op->add_option("--sms", o->plan.sms, "with --executor cuda: multiprocessors at most; 0: all")
-      ->capture_default_str();
-  op->add_option("--share", o->share,
-                 "with --executor cuda: ranks that run on this rank's GPU at the same time (under MPS); each "
-                 "takes its part of the multiprocessors where --sms does not say how many")
-      ->check(CLI::Range(1, 64));
-  op->add_option("--machine", o->plan.machine,
-                 "with --executor cuda: the machine whose rates the plan assumes, H200, H100 or H20; "
-                 "by the name of the device where it is not said");
-  op->add_option("--threads", o->threads, "compute threads of this rank; 0 = a fair share")
-      ->capture_default_str();
-}
-
-void add_run_options(CLI::App* op, OpOptions* o) {
-  op->add_option("--iterations", o->iterations, "timed and verified, after one to warm up")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  op->add_option("--deadline", o->deadline, "seconds of every wait inside the operation")
-      ->capture_default_str();
-  op->add_option("--trace", o->trace,
-                 "rank 0 writes the timeline of one more launch on all ranks for Perfetto: every role and "
-                 "what it waited for; on the cuda executor what every warp of every CTA worked at, too");
-  op->add_option("--json", o->json, "rank 0 records its rows in this file");
-}
-
 }  // namespace
 
 void add_op(CLI::App& app, int& status) {
   auto o = std::make_shared<OpOptions>();
   CLI::App* op = app.add_subcommand("op", "time and verify an operation; run one process per rank");
-  add_group_options(op, o.get());
-  add_shape_options(op, o.get());
-  add_executor_options(op, o.get());
-  add_run_options(op, o.get());
+  add_op_options(op, o.get());
   op->callback([o, &status] {
     if (o->op.empty() == o->preset.empty())
       throw CLI::ValidationError("op", "give an operation or --preset, not both");
-    if (!o->baselines.empty() && o->executor != Executor::kCuda)
-      throw CLI::ValidationError("--baseline", "only with --executor cuda");
+    if (!o->baselines.empty() && (o->executor != Executor::kCuda || !gemm_kind(*o)))
+      throw CLI::ValidationError("--baseline", "only of the operations around a GEMM, with --executor cuda");
     if (!o->trace.empty() && (!o->preset.empty() || o->shapes.size() > 1))
       throw CLI::ValidationError("--trace", "one operation of one shape");
     if (o->compares_with("torch") && o->torch_driver.empty())

@@ -34,6 +34,9 @@ struct OpCudaOptions {
 /// alone too. So a product has the same share of memory, cache and power as the operation that it is compared
 /// with.
 Result<Row> measure_op_cuda(Group& group, OpKind kind, const GemmShape& shape, const OpCudaOptions& options);
+/// The same of the mixture of experts: new tokens and routing in every iteration, the same weights; nothing
+/// is measured beside it.
+Result<Row> measure_moe_cuda(Group& group, const MoeShape& shape, const OpCudaOptions& options);
 
 /// Multiprocessors of each of `ranks` ranks on a GPU that has `sms`: all in equal parts, rounded down to a
 /// multiple of 8, or of 2 where that would leave none. The rest is for kernels that fill and check.

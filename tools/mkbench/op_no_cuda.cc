@@ -8,6 +8,10 @@ Result<Row> measure_op_cuda(Group&, OpKind, const GemmShape&, const OpCudaOption
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
 }
 
+Result<Row> measure_moe_cuda(Group&, const MoeShape&, const OpCudaOptions&) {
+  return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
+}
+
 Result<Nccl> Nccl::join(Group&, int) {
   return Status(StatusCode::kUnavailable, "mkbench was built without CUDA");
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/cpu/memory/convert.h"
+#include "tools/mkbench/moe_inputs.h"
 #include "tools/mkbench/tensor.h"
 #include "tools/mkbench/workload.h"
 
@@ -19,21 +20,8 @@ class MoeWorkload final : public Workload {
   MoeWorkload(Group& group, const MoeShape& shape, Moe op)
       : shape_(shape), world_(group.world_size()), rank_(group.rank()), op_(std::move(op)) {}
 
-  nlohmann::json shape() const override {
-    return {{"op", to_string(OpKind::kMoeDispatchGemm)},
-            {"m", shape_.max_tokens * world_},
-            {"n", shape_.n},
-            {"k", shape_.hidden},
-            {"intermediate", shape_.intermediate},
-            {"experts", shape_.experts},
-            {"topk", shape_.topk},
-            {"dtype", to_string(shape_.dtype)}};
-  }
-  std::string shape_text() const override {
-    return "T" + std::to_string(shape_.max_tokens * world_) + " H" + std::to_string(shape_.hidden) + " I" +
-           std::to_string(shape_.intermediate) + " E" + std::to_string(shape_.experts) + " top-" +
-           std::to_string(shape_.topk);
-  }
+  nlohmann::json shape() const override { return json_of(shape_, world_); }
+  std::string shape_text() const override { return text_of(shape_, world_); }
 
   void prepare(std::uint64_t iteration) override {
     iteration_ = iteration;
@@ -45,14 +33,14 @@ class MoeWorkload final : public Workload {
       append(w1_, expert_matrix(kW1, expert));
       if (shape_.intermediate > 0) append(w2_, expert_matrix(kW2, expert));
     }
-    route();
+    routing_ = random_routing(shape_, seed(kRouting, rank_));
     y_ = poisoned(static_cast<std::size_t>(shape_.max_tokens * shape_.n));
   }
   Result<Pending> launch(const ExecutorOptions& options) override {
     return op_.launch({.tokens = shape_.max_tokens,
                        .x = x_.data(),
-                       .topk = topk_.data(),
-                       .weights = weights_.data(),
+                       .topk = routing_.topk.data(),
+                       .weights = routing_.weights.data(),
                        .w1 = w1_.data(),
                        .w2 = shape_.intermediate > 0 ? w2_.data() : nullptr,
                        .y = y_.data()},
@@ -65,14 +53,11 @@ class MoeWorkload final : public Workload {
     std::vector<float> reference(out.size(), 0), magnitude(out.size(), 0);
     for (std::int64_t expert = 0; expert < shape_.experts; ++expert)
       add_expert(expert, x, reference, magnitude);
-    // Finished rows and the sums of nodes are rounded, the result once more. The activation is rounded in
-    // the reference as in the operation; where fp32 noise tips a rounding the other way, one term differs by
-    // a unit.
-    const double roundoff = 1.01 * kernels::rounding_unit(shape_.dtype);
-    const double slack = roundoff * (shape_.intermediate > 0 ? 0.1 : 0) + 1e-5;
+    const MoeBound limit = MoeBound::of(shape_);
     std::vector<float> bound(out.size());
     for (std::size_t i = 0; i < out.size(); ++i) {
-      bound[i] = static_cast<float>(roundoff * (std::abs(reference[i]) + 2 * magnitude[i]) + slack);
+      bound[i] =
+          static_cast<float>(limit.relative * (std::abs(reference[i]) + 2 * magnitude[i]) + limit.slack);
     }
     return compare(out, reference, bound);
   }
@@ -86,43 +71,19 @@ class MoeWorkload final : public Workload {
                                     float scale) const {
     return random_tensor(shape_.dtype, seed(which, index), static_cast<std::size_t>(count), scale);
   }
-  /// Weights are scaled so that activations stay of order one, as in a trained layer.
   std::vector<std::uint16_t> expert_matrix(Operand which, std::int64_t expert) const {
     const std::int64_t rows = which == kW1 ? shape_.hidden : shape_.intermediate;
     const std::int64_t columns = which == kW1 ? w1_columns() : shape_.n;
-    return tensor(which, static_cast<std::uint64_t>(expert), rows * columns,
-                  std::sqrt(3.0F / static_cast<float>(rows)));
+    return tensor(which, static_cast<std::uint64_t>(expert), rows * columns, weight_scale(rows));
   }
   static void append(std::vector<std::uint16_t>& all, const std::vector<std::uint16_t>& more) {
     all.insert(all.end(), more.begin(), more.end());
   }
-  /// Distinct random experts per token, positive weights that sum to one.
-  void route() {
-    topk_.clear();
-    weights_.clear();
-    const std::uint64_t source = seed(kRouting, rank_);
-    std::uint64_t draw = 0;
-    for (std::int64_t token = 0; token < shape_.max_tokens; ++token) {
-      std::vector<std::int32_t> chosen;
-      while (static_cast<std::int64_t>(chosen.size()) < shape_.topk) {
-        const auto expert =
-            static_cast<std::int32_t>(mix(source, draw++) % static_cast<std::uint64_t>(shape_.experts));
-        if (std::find(chosen.begin(), chosen.end(), expert) == chosen.end()) chosen.push_back(expert);
-      }
-      std::vector<float> weight;
-      float total = 0;
-      for (std::int64_t j = 0; j < shape_.topk; ++j)
-        total += weight.emplace_back(1.1F + uniform(source, draw++));
-      for (float& w : weight) w /= total;
-      topk_.insert(topk_.end(), chosen.begin(), chosen.end());
-      weights_.insert(weights_.end(), weight.begin(), weight.end());
-    }
-  }
   void add_expert(std::int64_t expert, const std::vector<float>& x, std::vector<float>& reference,
                   std::vector<float>& magnitude) const {
-    std::vector<std::int64_t> chosen;  // index into topk_
-    for (std::size_t i = 0; i < topk_.size(); ++i) {
-      if (topk_[i] == expert) chosen.push_back(static_cast<std::int64_t>(i));
+    std::vector<std::int64_t> chosen;  // index into the routing
+    for (std::size_t i = 0; i < routing_.topk.size(); ++i) {
+      if (routing_.topk[i] == expert) chosen.push_back(static_cast<std::int64_t>(i));
     }
     if (chosen.empty()) return;
     const auto rows = static_cast<std::int64_t>(chosen.size());
@@ -150,7 +111,7 @@ class MoeWorkload final : public Workload {
       result = std::move(first);
     }
     for (std::int64_t i = 0; i < rows * n; ++i) {
-      const float value = weights_[chosen[i / n]] * result[i];
+      const float value = routing_.weights[chosen[i / n]] * result[i];
       reference[chosen[i / n] / shape_.topk * n + i % n] += value;
       magnitude[chosen[i / n] / shape_.topk * n + i % n] += std::abs(value);
     }
@@ -161,8 +122,7 @@ class MoeWorkload final : public Workload {
   Moe op_;
   std::uint64_t iteration_ = 0;
   std::vector<std::uint16_t> x_, w1_, w2_, y_;
-  std::vector<std::int32_t> topk_;
-  std::vector<float> weights_;
+  MoeRouting routing_;
 };
 
 }  // namespace

@@ -233,10 +233,9 @@ class MK_API Group {
   /// mkernel/device.cuh), kResourceExhausted (how to get more), those of symmetric_gpu().
   Result<DeviceEndpoint> device_endpoint(const DeviceEndpointOptions& options = {});
 
-  /// **Collective**. Plan an operation on all ranks and make its workspace. The signatures (operation, shape,
-  /// machine) are compared before anything else. Errors: kInvalidArgument (a field of the shape, or two ranks
-  /// whose signatures differ, naming both), kResourceExhausted (lanes or regions: what is left),
-  /// kUnimplemented.
+  /// **Collective**. Plan an operation on all ranks and make its workspace. First the signatures (operation,
+  /// shape, machine) are compared. Errors: kInvalidArgument (a field of the shape, or two ranks whose
+  /// signatures differ, naming both), kResourceExhausted (lanes or regions: what is left), kUnimplemented.
   Result<Gemm> ag_gemm(const GemmShape& shape, Executor executor = Executor::kCpu,
                        const GemmPlanOptions& plan = {});
   Result<Gemm> gemm_rs(const GemmShape& shape, Executor executor = Executor::kCpu,

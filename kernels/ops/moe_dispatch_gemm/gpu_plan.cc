@@ -52,7 +52,7 @@ Status check_options(const MoeOptions& options, std::int32_t sms) {
   const std::int32_t most = whole_clusters(sms) - kMoeCluster;
   const std::int32_t dispatch = options.dispatch_ctas;
   for (const auto& [name, value, limit] :
-       {std::tuple{"dispatch_ctas", dispatch, most},
+       {std::tuple{"comm_ctas", dispatch, most},  // as GemmPlanOptions has it
         {"summing_ctas", options.summing_ctas, dispatch > 0 ? dispatch : most}}) {
     if (value < 0 || value > limit || value != whole_clusters(value))
       return refuse(name, value, "even, 0.." + std::to_string(limit));

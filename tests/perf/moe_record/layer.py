@@ -73,6 +73,7 @@ SHAPES = (
     Shape("qwen3-65536", "Qwen3-30B-A3B, 32 experts", 8192, 2048, 768, 2048, 32, 8, bar_tflops=480),
     Shape("mixtral-16384", "Mixtral-8x7B, 2 experts", 8192, 4096, 14336, 4096, 2, 2, bar_tflops=650),
     Shape("decode-512", "DeepSeek-V3 sizes, 64 experts", 64, 7168, 2048, 7168, 64, 8, bar_reading=1.15),
+    Shape("dispatch-512", "DeepSeek-V3 sizes, 64 experts", 64, 7168, 0, 4096, 64, 8),
     Shape("dispatch-16384", "DeepSeek-V3 sizes, 64 experts", 2048, 7168, 0, 4096, 64, 8),
     Shape("dispatch-65536", "DeepSeek-V3 sizes, 64 experts", 8192, 7168, 0, 4096, 64, 8),
 )

@@ -123,7 +123,7 @@ TEST_CASE("moe gpu plan: what the kernel does not have is refused by field, valu
   CHECK(gpu_refusal(kGpuShape, {.gated_columns = 256}) ==
         "moe: gated_columns = 256, but it must be 128 on the cuda executor");
   CHECK(gpu_refusal(kGpuShape, {.dispatch_ctas = 3}) ==
-        "moe: dispatch_ctas = 3, but it must be even, 0..130 on the cuda executor");
+        "moe: comm_ctas = 3, but it must be even, 0..130 on the cuda executor");
   CHECK(gpu_refusal(kGpuShape, {.dispatch_ctas = 8, .summing_ctas = 10}) ==
         "moe: summing_ctas = 10, but it must be even, 0..8 on the cuda executor");
   CHECK(gpu_refusal(kGpuShape, {}, {1, 4}, 3) ==

@@ -19,8 +19,8 @@ struct TilePair {
   MK_HOST_DEVICE std::int32_t second_column() const { return side_by_side ? column + 1 : column; }
 };
 
-/// Pair `index` of the tiles that `blocks` blocks of rows have in columns 2 * `columns` and 2 * `columns` + 1:
-/// there are `blocks` of them. In one column after the other two and two blocks lie above each other; the
+/// Pair `index` of the tiles that `blocks` blocks of rows have in columns 2 * `columns` and 2 * `columns` +
+/// 1: there are `blocks` of them. In one column after the other two and two blocks lie above each other; the
 /// last block of an odd number is alone, so its tiles in both columns are a pair.
 MK_HOST_DEVICE inline TilePair tile_pair(std::int32_t index, std::int32_t blocks, std::int32_t columns) {
   const std::int32_t stacked = blocks / 2;

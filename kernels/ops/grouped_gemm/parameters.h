@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "kernels/base/divisor.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/ops/grouped_gemm/plan.h"
 #include "mkernel/device_endpoint.h"
@@ -30,7 +29,6 @@ struct GroupedGemmParameters {
   const std::int32_t* ends;  ///< [groups]
   std::byte* c;              ///< [max_rows, n]
   GroupedGemmScratch* scratch;
-  Divisor block_rows = tile_rows(kGroupedGemmTile);
   std::int32_t max_rows, k, n, groups;
   std::int32_t matrix_rows;   ///< rows of memory from one matrix of b to the next
   std::int32_t column_pairs;  ///< pairs of columns of tiles

@@ -50,7 +50,7 @@ class GroupedGemmTasks {
     const std::uint32_t begun = __ballot_sync(~0U, table_.blocks_before[lane()] * p_.column_pairs <= index);
     const std::int32_t step = __popc(begun) - 1;
     const Rows mine = rows_of(step * 32 + lane());
-    const std::int32_t blocks = p_.block_rows.ceil(mine.count());
+    const std::int32_t blocks = blocks_of(mine.count());
     const std::int32_t before = table_.blocks_before[step] + warp_sum_up_to(blocks) - blocks;
     const std::int32_t inside = index - before * p_.column_pairs;
     const bool is_here = inside >= 0 && inside < blocks * p_.column_pairs;
@@ -109,25 +109,30 @@ class GroupedGemmTasks {
     return {group == 0 ? 0 : p_.ends[group - 1], p_.ends[group]};
   }
 
-  /// Fills the table, unless an end is bad; which is the first.
+  static __device__ __forceinline__ std::int32_t blocks_of(std::int32_t rows) {
+    return (rows + Config::kTileM - 1) / Config::kTileM;
+  }
+
+  /// Fills the table; which end is the first bad one. Nothing in the loop depends on what it has read before,
+  /// so that loads follow each other.
   __device__ __forceinline__ BadEnd add_up() const {
-    std::int32_t before = 0, mine = 0;
-    for (std::int32_t step = 0; step < GroupedGemmTable::kSteps; ++step) {
-      if (lane() == step) mine = before;
-      if (step * 32 >= p_.groups) continue;
+    std::int32_t before = 0, all = 0, first_bad = -1;
+#pragma unroll 4
+    for (std::int32_t step = 0; step * 32 < p_.groups; ++step) {
       const Rows rows = rows_of(step * 32 + lane());
-      const bool is_bad = rows.end < rows.begin || rows.end > p_.max_rows;
+      const bool is_bad = rows.begin < 0 || rows.end < rows.begin || rows.end > p_.max_rows;
       const std::uint32_t bad = __ballot_sync(~0U, is_bad);
-      if (bad != 0) {
-        const std::int32_t first = __ffs(static_cast<std::int32_t>(bad)) - 1;
-        return {step * 32 + first, __shfl_sync(~0U, rows.begin, first), __shfl_sync(~0U, rows.end, first)};
-      }
-      before += __shfl_sync(~0U, warp_sum_up_to(p_.block_rows.ceil(rows.count())), 31);
+      if (bad != 0 && first_bad < 0) first_bad = step * 32 + __ffs(static_cast<std::int32_t>(bad)) - 1;
+      const std::int32_t blocks = __reduce_add_sync(~0U, is_bad ? 0 : blocks_of(rows.count()));
+      if (lane() > step) before += blocks;
+      all += blocks;
     }
-    table_.blocks_before[lane()] = mine;
-    if (lane() == 0) table_.blocks_before[GroupedGemmTable::kSteps] = before;
+    table_.blocks_before[lane()] = before;
+    if (lane() == 0) table_.blocks_before[GroupedGemmTable::kSteps] = all;
     __syncwarp();
-    return {};
+    if (first_bad < 0) return {};
+    const Rows rows = rows_of(first_bad);
+    return {first_bad, rows.begin, rows.end};
   }
 
   __device__ __forceinline__ Sm90Task place(std::int32_t group, const Rows& rows, std::int32_t block,

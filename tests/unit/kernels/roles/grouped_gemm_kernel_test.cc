@@ -32,6 +32,7 @@ class HostGroupedGemm {
     p_.a = host_tensor_map(grouped_gemm_a_view(plan_, a_.data()));
     p_.b = host_tensor_map(grouped_gemm_b_view(plan_, b_.data()));
     p_.endpoint.control = control_.get();
+    p_.endpoint.host = {&aborted_, nullptr};
   }
 
   void check(const Ends& ends) {
@@ -45,6 +46,13 @@ class HostGroupedGemm {
     CHECK(scratch_->refusal.launch == control_->epoch);
     CHECK(std::all_of(c_.begin(), c_.end(), [](std::uint16_t bits) { return bits == kPoison; }));
     return scratch_->refusal.why;
+  }
+  void abort() { aborted_ = 1; }
+  /// A launch that fails, whether it computes or not; whether it does.
+  bool computes_and_fails(const Ends& ends) {
+    launch(ends);
+    CHECK(control_->stopped != 0);
+    return std::any_of(c_.begin(), c_.end(), [](std::uint16_t bits) { return bits != kPoison; });
   }
 
  private:
@@ -81,6 +89,7 @@ class HostGroupedGemm {
   std::vector<std::uint16_t> c_;
   const std::unique_ptr<GroupedGemmScratch> scratch_ = std::make_unique<GroupedGemmScratch>();
   const std::unique_ptr<LaunchControl> control_ = std::make_unique<LaunchControl>();
+  std::uint32_t aborted_ = 0;
   GroupedGemmParameters p_;
 };
 
@@ -128,6 +137,14 @@ TEST_CASE("grouped gemm kernel: bad ends are refused, and the next launch is rig
   CHECK(rank.refused(ends).group == 0);
   ends[0] = ends[39] = 20;
   rank.check(ends);
+}
+
+TEST_CASE("grouped gemm kernel: what the host aborts has failed, and the launches behind it do nothing") {
+  HostGroupedGemm rank({.max_rows = 90, .k = 8, .n = 8, .groups = 1});
+  rank.check({90});
+  rank.abort();
+  CHECK(rank.computes_and_fails({90}));
+  CHECK_FALSE(rank.computes_and_fails({90}));
 }
 
 }  // namespace

@@ -80,6 +80,14 @@ Result<RingAttention> Group::ring_attention(const AttentionShape& shape, Executo
   if (!state.ok()) return state.status();
   return RingAttention(std::move(*state));
 }
+Result<GroupedGemm> Group::grouped_gemm(const GroupedGemmShape& shape, Executor executor,
+                                        const GemmPlanOptions& plan) {
+  auto state = create(core_, executor, plan, [&](const kernels::MakeOptions& options) {
+    return kernels::make_grouped_gemm(shape, core_->view(), options);
+  });
+  if (!state.ok()) return state.status();
+  return GroupedGemm(std::move(*state));
+}
 
 Planned::Planned(std::unique_ptr<client::OperationState> state) : state_(std::move(state)) {}
 Planned::Planned(Planned&&) noexcept = default;
@@ -144,5 +152,6 @@ Status Launchable<Arguments>::enqueue(const Arguments& arguments, CUstream_st* s
 template class Launchable<GemmArguments>;
 template class Launchable<MoeArguments>;
 template class Launchable<AttentionArguments>;
+template class Launchable<GroupedGemmArguments>;
 
 }  // namespace mkernel

@@ -10,7 +10,7 @@ using namespace mkernel::c_abi;  // NOLINT
 namespace {
 
 /// What an mk_operation points to.
-using AnyOperation = std::variant<Gemm, Moe, RingAttention>;
+using AnyOperation = std::variant<Gemm, Moe, RingAttention, GroupedGemm>;
 
 // ---- the structs of the caller, as C++ has them
 
@@ -65,6 +65,17 @@ Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
       given->head_dim, given->causal != 0, given->scale, static_cast<DataType>(given->dtype)};
 }
 
+Result<GroupedGemmShape> shape_of(const mk_grouped_gemm_shape* shape) {
+  const auto given = read("mk_grouped_gemm_shape", shape);
+  if (!given.ok()) return given.status();
+  return GroupedGemmShape{given->max_rows,
+                          given->k,
+                          given->n,
+                          given->groups,
+                          static_cast<DataType>(given->dtype),
+                          static_cast<Layout>(given->b_layout)};
+}
+
 Result<GemmArguments> operands_of(const mk_gemm_arguments* arguments) {
   const auto given = read("mk_gemm_arguments", arguments);
   if (!given.ok()) return given.status();
@@ -80,6 +91,11 @@ Result<AttentionArguments> operands_of(const mk_attention_arguments* arguments) 
   const auto given = read("mk_attention_arguments", arguments);
   if (!given.ok()) return given.status();
   return AttentionArguments{given->q, given->k, given->v, given->out};
+}
+Result<GroupedGemmArguments> operands_of(const mk_grouped_gemm_arguments* arguments) {
+  const auto given = read("mk_grouped_gemm_arguments", arguments);
+  if (!given.ok()) return given.status();
+  return GroupedGemmArguments{given->a, given->ends, given->b, given->c};
 }
 
 // ---- what the functions of all kinds have in common
@@ -193,6 +209,13 @@ mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* sh
         return in.ring_attention(wanted, with.executor);
       });
 }
+mk_status mk_grouped_gemm_create(mk_group* group, const mk_grouped_gemm_shape* shape,
+                                 const mk_operation_options* options, mk_operation** operation) {
+  return create("mk_grouped_gemm_create", group, shape, options, operation,
+                [](Group& in, const GroupedGemmShape& wanted, const OperationOptions& with) {
+                  return in.grouped_gemm(wanted, with.executor, with.plan);
+                });
+}
 
 mk_status mk_gemm_launch(mk_operation* operation, const mk_gemm_arguments* arguments,
                          const mk_launch_options* options, mk_pending** pending) {
@@ -206,6 +229,10 @@ mk_status mk_ring_attention_launch(mk_operation* operation, const mk_attention_a
                                    const mk_launch_options* options, mk_pending** pending) {
   return launch<RingAttention>("mk_ring_attention_launch", operation, arguments, options, pending);
 }
+mk_status mk_grouped_gemm_launch(mk_operation* operation, const mk_grouped_gemm_arguments* arguments,
+                                 const mk_launch_options* options, mk_pending** pending) {
+  return launch<GroupedGemm>("mk_grouped_gemm_launch", operation, arguments, options, pending);
+}
 mk_status mk_gemm_enqueue(mk_operation* operation, const mk_gemm_arguments* arguments, CUstream_st* stream,
                           const mk_launch_options* options) {
   return enqueue<Gemm>("mk_gemm_enqueue", operation, arguments, stream, options);
@@ -217,6 +244,10 @@ mk_status mk_moe_enqueue(mk_operation* operation, const mk_moe_arguments* argume
 mk_status mk_ring_attention_enqueue(mk_operation* operation, const mk_attention_arguments* arguments,
                                     CUstream_st* stream, const mk_launch_options* options) {
   return enqueue<RingAttention>("mk_ring_attention_enqueue", operation, arguments, stream, options);
+}
+mk_status mk_grouped_gemm_enqueue(mk_operation* operation, const mk_grouped_gemm_arguments* arguments,
+                                  CUstream_st* stream, const mk_launch_options* options) {
+  return enqueue<GroupedGemm>("mk_grouped_gemm_enqueue", operation, arguments, stream, options);
 }
 
 mk_status mk_operation_status(mk_operation* operation) {

@@ -17,7 +17,8 @@ enum class OpKind : std::uint32_t {
   kGemmRs = 2,
   kGemmAr = 3,
   kMoeDispatchGemm = 4,
-  kRingAttention = 5
+  kRingAttention = 5,
+  kGroupedGemm = 6
 };
 
 /// Half-open range of part `index` when `total` items are split into `parts`: [total * index / parts, ...).
@@ -73,6 +74,19 @@ struct AttentionShape {
   DataType dtype = DataType::kBf16;
 };
 
+/// Of one rank alone: c[rows of group g] = a[rows of group g] x b[g], for the groups of rows that `ends` cuts
+/// a[max_rows, k] into (GroupedGemmArguments). b[g] is [k, n], or [n, k] with kColumnMajor. At most 1,024
+/// groups.
+///
+/// `ends` is read while the launch runs: a CUDA graph replays with new ones. A launch is refused when a group
+/// ends before it begins or beyond max_rows (kInvalidArgument names the group): c stays as it was, and the
+/// next launch may come. Ranks of a group neither wait for each other nor need the same ends.
+struct GroupedGemmShape {
+  std::int64_t max_rows = 0, k = 0, n = 0, groups = 0;
+  DataType dtype = DataType::kBf16;
+  Layout b_layout = Layout::kRowMajor;
+};
+
 struct GemmArguments {
   const void* a = nullptr;
   const void* b = nullptr;
@@ -96,6 +110,14 @@ struct AttentionArguments {
   const void* k = nullptr;  ///< [batch, positions_rank, kv_heads, head_dim]
   const void* v = nullptr;
   void* out = nullptr;  ///< as q
+};
+
+struct GroupedGemmArguments {
+  const void* a = nullptr;             ///< [max_rows, k]
+  const std::int32_t* ends = nullptr;  ///< [groups]: the row behind the last one of a group; a group begins
+                                       ///< where the one before ends, the first one with row 0
+  const void* b = nullptr;             ///< [groups], one dense matrix behind the other
+  void* c = nullptr;                   ///< [max_rows, n]; rows behind the last group are not written
 };
 
 /// What a plan needs from its surroundings before it can run.

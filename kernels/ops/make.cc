@@ -77,4 +77,23 @@ Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape&
   return make_cpu_attention(shape, topology.value());
 }
 
+Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm(const GroupedGemmShape& shape,
+                                                                const GroupView& group,
+                                                                const MakeOptions& options) {
+  const OpKind kind = OpKind::kGroupedGemm;
+  MK_RETURN_IF_ERROR(check_executor(kind, options.executor));
+  auto topology = Topology::of(group);
+  if (!topology.ok()) return topology.status();
+  if (options.executor == Executor::kCpu) {
+    MK_RETURN_IF_ERROR(refuse_plan_on_cpu(kind, options.plan));
+    return make_cpu_grouped_gemm(shape, topology.value());
+  }
+  if (options.plan.comm_ctas != 0 || options.plan.nic_gbytes != 0) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        std::string(name_of(kind)) + ": comm_ctas and nic_gbytes must be 0: it does not communicate");
+  }
+  return make_grouped_gemm_on_gpu(shape, group, topology.value(), options);
+}
+
 }  // namespace mkernel::kernels

@@ -6,6 +6,7 @@
 
 #include "kernels/base/views.h"
 #include "kernels/ops/ag_gemm/plan.h"
+#include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/plan/tile_reduce_plan.h"
 #include "kernels/plan/topology.h"
@@ -17,6 +18,7 @@ class CudaGemmOperation;
 template <class Arguments>
 class CudaOperation;
 using CudaMoeOperation = CudaOperation<MoeArguments>;
+using CudaGroupedGemmOperation = CudaOperation<GroupedGemmArguments>;
 class RingsOnDevice;
 
 /// What runs an operation, and with what.
@@ -26,7 +28,7 @@ struct MakeOptions {
   int device = -1;  ///< as CUDA counts the GPUs of this process
   std::shared_ptr<RingsOnDevice>
       rings;             ///< of the session, claimed on that GPU; null for a group on one node
-  GemmPlanOptions plan;  ///< of a GEMM operation or a mixture of experts
+  GemmPlanOptions plan;  ///< of any operation but attention; of a grouped GEMM `sms` and `machine` alone
 };
 
 /// Plans an operation on this rank of `group`. Errors: kInvalidArgument naming field, value and limit (the
@@ -40,6 +42,9 @@ Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const Grou
 Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
                                                            const GroupView& group,
                                                            const MakeOptions& options = {});
+Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm(const GroupedGemmShape& shape,
+                                                                const GroupView& group,
+                                                                const MakeOptions& options = {});
 
 // One maker per operation and executor, each in the operation's folder. Tests call them to override more of a
 // plan.
@@ -56,6 +61,8 @@ Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const 
                                                    const MoeOptions& options = {});
 Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
                                                                const Topology& topology);
+Result<std::unique_ptr<GroupedGemmOperation>> make_cpu_grouped_gemm(const GroupedGemmShape& shape,
+                                                                    const Topology& topology);
 
 /// For the current device. Errors: the plan's make(); kUnavailable without a device; kUnimplemented on one
 /// that is not of compute capability 9.0.
@@ -70,12 +77,20 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& sh
                                                              const TileReduceOptions& options = {});
 Result<std::unique_ptr<CudaMoeOperation>> make_cuda_moe(const MoeShape& shape, const Topology& topology,
                                                         std::uint32_t rank, const MoeOptions& options = {});
+Result<std::unique_ptr<CudaGroupedGemmOperation>> make_cuda_grouped_gemm(
+    const GroupedGemmShape& shape, const Topology& topology, std::uint32_t rank,
+    const GroupedGemmOptions& options = {});
 
-/// The cuda executor's part of make_gemm() and make_moe(): one of these on `options.device`.
+/// The cuda executor's part of make_gemm(), make_moe() and make_grouped_gemm(): one of these on
+/// `options.device`.
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
                                                         const GroupView& group, Topology topology,
                                                         const MakeOptions& options);
 Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape& shape, const GroupView& group,
                                                       const Topology& topology, const MakeOptions& options);
+Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const GroupedGemmShape& shape,
+                                                                       const GroupView& group,
+                                                                       const Topology& topology,
+                                                                       const MakeOptions& options);
 
 }  // namespace mkernel::kernels

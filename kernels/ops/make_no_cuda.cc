@@ -1,4 +1,4 @@
-// make_gemm_on_gpu() and make_moe_on_gpu() of a build without CUDA.
+// make_*_on_gpu() of a build without CUDA.
 #include <string>
 
 #include "kernels/ops/make.h"
@@ -24,6 +24,12 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmS
 Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape&, const GroupView&, const Topology&,
                                                       const MakeOptions& options) {
   return without_cuda(OpKind::kMoeDispatchGemm, options);
+}
+
+Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const GroupedGemmShape&,
+                                                                       const GroupView&, const Topology&,
+                                                                       const MakeOptions& options) {
+  return without_cuda(OpKind::kGroupedGemm, options);
 }
 
 }  // namespace mkernel::kernels

@@ -1,4 +1,4 @@
-// The cuda executor's part of make_gemm() and make_moe().
+// The cuda executor's part of making an operation.
 #include <utility>
 
 #include "kernels/cuda/launch/gemm_operation.h"
@@ -46,6 +46,18 @@ Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape& shape, con
   if (!made.ok()) return made.status();
   (*made)->use_rings(options.rings);
   return std::unique_ptr<MoeOperation>(std::move(*made));
+}
+
+Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const GroupedGemmShape& shape,
+                                                                       const GroupView& group,
+                                                                       const Topology& topology,
+                                                                       const MakeOptions& options) {
+  const OnDevice here(options.device);
+  MK_RETURN_IF_ERROR(here.status());
+  auto made = make_cuda_grouped_gemm(shape, topology, group.rank(),
+                                     {.sms = options.plan.sms, .machine = options.plan.machine});
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<GroupedGemmOperation>(std::move(*made));
 }
 
 }  // namespace mkernel::kernels

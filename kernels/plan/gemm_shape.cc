@@ -32,6 +32,7 @@ const char* name_of(OpKind kind) {
     case OpKind::kGemmAr: return "gemm_ar";
     case OpKind::kMoeDispatchGemm: return "moe_dispatch_gemm";
     case OpKind::kRingAttention: return "ring_attention";
+    case OpKind::kGroupedGemm: return "grouped_gemm";
   }
   return "unknown operation";
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measures the mixture of experts of a rank alone on one GPU, beside PyTorch's chain around torch._grouped_mm, and records the rows.
+"""Measures mixture of experts and grouped GEMM of a rank alone on one GPU, beside PyTorch's around torch._grouped_mm, and records the
+rows.
 
 Usage: tests/perf/record_moe.py [--only NAME]... [--iterations I] [--quick] [--how graph|events] [--no-mkernel] [--out DIR] [--device cpu]
 Starts a daemon; MKERNEL_BIN and MKERNEL_LIB are the folders of programs and libraries (default build/bin, and lib beside it). Needs PyTorch
@@ -87,7 +88,7 @@ def record(arguments, stack):
             weights = layer.Weights(shape, device)
             routings = list(layer.routings(shape).items())
             for routing, exponent in routings[:1] if arguments.quick else routings:
-                case = layer.Case(shape, exponent, weights, device)
+                case = layer.case_of(shape, exponent, weights, device)
                 try:
                     # A launch that fails ends its group: the next case has another one.
                     with contextlib.nullcontext() if session is None else session.join(f"{shape.name} {routing}", 1, 0) as group:

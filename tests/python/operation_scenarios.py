@@ -1,4 +1,4 @@
-"""The five operations on ranks of their own, every element against fp64 of numpy, and operands that are refused."""
+"""The operations on ranks of their own, every element against fp64 of numpy, and operands that are refused."""
 import ctypes
 
 import numpy as np
@@ -180,12 +180,47 @@ def attention(group, dtype, causal):
         close(out, wanted, 1.01 * UNIT[dtype] * np.abs(wanted) + 2e-5)
 
 
+def grouped_gemm(group, dtype, b_layout):
+    """Every rank has ends of its own."""
+    rows, k, n, groups = 70, 24, 20, 5
+    ends = np.cumsum(np.int32([[3, 0, 40, 1, 20], [0, 0, 0, 0, 70], [0, 0, 0, 0, 0], [9, 9, 9, 9, 9]][RANK]), dtype=np.int32)
+    a, b = operand(10, RANK, (rows, k), dtype), operand(11, RANK, (groups, k, n), dtype)
+    wanted, begin = np.zeros((ends[-1], n)), 0
+    for matrix, end in zip(widen(b), ends):
+        wanted[begin:end], begin = widen(a)[begin:end] @ matrix, end
+    if b_layout == "column_major":
+        b = np.ascontiguousarray(b.transpose(0, 2, 1))
+    with group.grouped_gemm(max_rows=rows, k=k, n=n, groups=groups, dtype=dtype, b_layout=b_layout) as operation:
+        c = poisoned((rows, n), dtype)
+        operation.run(a, ends, b, c, timeout=LONG)
+        close(c[:ends[-1]], wanted, 1.01 * UNIT[dtype] * np.abs(wanted) + 1e-6 * np.sqrt(k))
+        assert (c[ends[-1]:].view(np.uint16) == 0xffff).all()
+        with raises(mkernel.InvalidArgument, "ends has data type i64", "i32"):
+            operation.bind(a, ends.astype(np.int64), b, c)
+        with raises(mkernel.InvalidArgument, "b has shape"):
+            operation.bind(a, ends, b[:4], c)
+        if RANK == 1:  # a rank alone is refused, and the group goes on
+            bad = ends.copy()
+            bad[2] = -1
+            with raises(mkernel.InvalidArgument, "grouped_gemm: ends[2] = -1, but it must be 0..70"):
+                operation.run(a, bad, b, c, timeout=LONG)
+        operation.run(a, ends, b, c, timeout=LONG)
+        assert operation.status() is None
+
+
 def gemms():
     group = join()
     for kind in ("ag_gemm", "gemm_rs", "gemm_ar"):
         for dtype in ("bf16", "f16"):
             for layout in ("row_major", "column_major"):
                 gemm(group, kind, dtype, layout)
+
+
+def grouped_gemms():
+    group = join()
+    for dtype in ("bf16", "f16"):
+        for layout in ("row_major", "column_major"):
+            grouped_gemm(group, dtype, layout)
 
 
 def moe_and_attention():

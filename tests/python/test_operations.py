@@ -12,6 +12,9 @@ class Operations(ClientTest):
     def test_gemm_operations(self):
         self.run_ranks("operation_scenarios.gemms")
 
+    def test_grouped_gemm(self):
+        self.run_ranks("operation_scenarios.grouped_gemms")
+
     def test_moe_and_ring_attention(self):
         self.run_ranks("operation_scenarios.moe_and_attention")
 

@@ -43,6 +43,7 @@ class Launchable;
 using Gemm = Launchable<GemmArguments>;
 using Moe = Launchable<MoeArguments>;
 using RingAttention = Launchable<AttentionArguments>;
+using GroupedGemm = Launchable<GroupedGemmArguments>;
 
 class Group;
 class SymmetricBuffer;
@@ -244,6 +245,8 @@ class MK_API Group {
   Result<Moe> moe(const MoeShape& shape, Executor executor = Executor::kCpu,
                   const GemmPlanOptions& plan = {});
   Result<RingAttention> ring_attention(const AttentionShape& shape, Executor executor = Executor::kCpu);
+  Result<GroupedGemm> grouped_gemm(const GroupedGemmShape& shape, Executor executor = Executor::kCpu,
+                                   const GemmPlanOptions& plan = {});
 
  private:
   friend class Session;
@@ -349,11 +352,10 @@ class MK_API Pending {
 };
 
 /// What the operations have in common. Launches of one group run one after the other, in the order of the
-/// calls, on a thread of the library. An error of one fails the group, but for a launch that every rank
-/// refuses with the same error (MoeShape says when): the group goes on. Destroying an operation waits for its
-/// launches and gives back its workspace and lanes at the group's next collective call; destroy on every rank
-/// in the same order with those. `mkctl sessions` counts launches as they begin, also those that fail; one
-/// that a CUDA graph captures counts once, because the host sees no replay.
+/// calls, on a thread of the library. An error of one fails the group, but for a launch that is refused
+/// (MoeShape and GroupedGemmShape say when). Destroying an operation waits for its launches and gives back
+/// its workspace and lanes at the group's next collective call; destroy on every rank in the same order with
+/// those. `mkctl sessions` counts launches as they begin; one that a CUDA graph captures counts once.
 class MK_API Planned {
  public:
   Planned(Planned&&) noexcept;
@@ -373,20 +375,17 @@ class MK_API Planned {
   std::unique_ptr<client::OperationState> state_;
 };
 
-/// An operation whose operands are `Arguments`: a Gemm (AG+GEMM, GEMM+RS or GEMM+AR), a Moe or a
-/// RingAttention.
+/// An operation whose operands are `Arguments`: a Gemm, a Moe, a RingAttention or a GroupedGemm.
 template <class Arguments>
 class MK_API Launchable : public Planned {
  public:
-  /// Returns at once and waits for no stream; the arguments' memory is the caller's and must stay until the
-  /// launch is over. Errors: the group has failed already.
+  /// Returns at once and waits for no stream; operands stay until it is over. Errors: why the group failed.
   Result<Pending> launch(const Arguments& arguments, const ExecutorOptions& options = {});
 
   /// cuda executor: Operation::enqueue() (mkernel/ops.h) on a stream of the session's GPU, from the calling
   /// thread. The operands must stay until the stream is done. Over several nodes the kernel puts: keep an
   /// Activity (Group::keep_active()) from before a launch or a series of replays until its stream is done.
-  /// Not together with launch(). Errors: those of Operation::enqueue(), why the group failed; as with
-  /// launch(), an error fails the group: the other ranks would wait for a launch that never comes.
+  /// Not together with launch(). Errors, which fail the group: Operation::enqueue()'s, why it has failed.
   Status enqueue(const Arguments& arguments, CUstream_st* stream, const ExecutorOptions& options = {});
 
  private:
@@ -396,5 +395,6 @@ class MK_API Launchable : public Planned {
 extern template class Launchable<GemmArguments>;
 extern template class Launchable<MoeArguments>;
 extern template class Launchable<AttentionArguments>;
+extern template class Launchable<GroupedGemmArguments>;
 
 }  // namespace mkernel

@@ -170,8 +170,8 @@ typedef struct mk_gemm_arguments {
 } mk_gemm_arguments;
 
 /* What runs an operation, the same on every rank. NULL: MK_CPU. The fields after `executor` are for MK_CUDA,
- * the three GEMM operations and MoE, see GemmPlanOptions of mkernel/ops.h; 0 or NULL takes the plan's choice.
- */
+ * the three GEMM operations and MoE, see GemmPlanOptions of mkernel/ops.h; a grouped GEMM has `sms` and
+ * `machine` alone. 0 or NULL takes the plan's choice. */
 typedef struct mk_operation_options {
   size_t struct_size;
   uint32_t executor;   /* MK_CPU, MK_CUDA */
@@ -215,6 +215,21 @@ typedef struct mk_attention_arguments {
   void* out;
 } mk_attention_arguments;
 
+/* Of one rank alone, see GroupedGemmShape of mkernel/ops.h. */
+typedef struct mk_grouped_gemm_shape {
+  size_t struct_size;
+  int64_t max_rows, k, n, groups;
+  uint32_t dtype;    /* MK_BF16, MK_F16 */
+  uint32_t b_layout; /* of every group's b: MK_ROW_MAJOR, MK_COLUMN_MAJOR */
+} mk_grouped_gemm_shape;
+typedef struct mk_grouped_gemm_arguments {
+  size_t struct_size;
+  const void* a;       /* [max_rows, k], rows by group */
+  const int32_t* ends; /* [groups]: the row behind the last one of a group */
+  const void* b;
+  void* c; /* [max_rows, n] */
+} mk_grouped_gemm_arguments;
+
 /* May be NULL: defaults. A field of 0 takes its default. */
 typedef struct mk_launch_options {
   size_t struct_size;
@@ -222,7 +237,7 @@ typedef struct mk_launch_options {
   int32_t compute_threads; /* of MK_CPU */
 } mk_launch_options;
 
-/* Collective. MK_CUDA has the three GEMM operations; the others are MK_UNIMPLEMENTED there. */
+/* Collective. MK_CUDA has all but ring attention, which is MK_UNIMPLEMENTED there. */
 MK_API mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape,
                                    const mk_operation_options* options, mk_operation** operation);
 MK_API mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape,
@@ -233,6 +248,8 @@ MK_API mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape,
                                const mk_operation_options* options, mk_operation** operation);
 MK_API mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* shape,
                                           const mk_operation_options* options, mk_operation** operation);
+MK_API mk_status mk_grouped_gemm_create(mk_group* group, const mk_grouped_gemm_shape* shape,
+                                        const mk_operation_options* options, mk_operation** operation);
 
 /* One launch of an operation with operands of this kind; one of another kind is MK_INVALID_ARGUMENT. */
 MK_API mk_status mk_gemm_launch(mk_operation* operation, const mk_gemm_arguments* arguments,
@@ -241,6 +258,8 @@ MK_API mk_status mk_moe_launch(mk_operation* operation, const mk_moe_arguments* 
                                const mk_launch_options* options, mk_pending** pending);
 MK_API mk_status mk_ring_attention_launch(mk_operation* operation, const mk_attention_arguments* arguments,
                                           const mk_launch_options* options, mk_pending** pending);
+MK_API mk_status mk_grouped_gemm_launch(mk_operation* operation, const mk_grouped_gemm_arguments* arguments,
+                                        const mk_launch_options* options, mk_pending** pending);
 /* MK_CUDA: queues one launch on `stream` (a cudaStream_t of the session's GPU, which stays the caller's;
  * NULL: its default stream) and may be captured in a CUDA graph. The operands must stay until the stream is
  * done; over several nodes so must an mk_activity. Not together with a launch as above. Errors: a NULL
@@ -252,6 +271,8 @@ MK_API mk_status mk_moe_enqueue(mk_operation* operation, const mk_moe_arguments*
                                 struct CUstream_st* stream, const mk_launch_options* options);
 MK_API mk_status mk_ring_attention_enqueue(mk_operation* operation, const mk_attention_arguments* arguments,
                                            struct CUstream_st* stream, const mk_launch_options* options);
+MK_API mk_status mk_grouped_gemm_enqueue(mk_operation* operation, const mk_grouped_gemm_arguments* arguments,
+                                         struct CUstream_st* stream, const mk_launch_options* options);
 /* Once the stream is done: MK_OK, or why a launch that was queued failed; the group is over for all ranks
  * then. */
 MK_API mk_status mk_operation_status(mk_operation* operation);
@@ -260,8 +281,9 @@ MK_API double mk_operation_expected_seconds(const mk_operation* operation);
 MK_API void mk_operation_destroy(mk_operation* operation);
 
 /* `timeout_ms` 0: until the launch is over (bounded by its own deadlines). Every error of a launch fails the
- * group but one: an mk_moe_launch that every rank refuses alike, for bad routing (MK_INVALID_ARGUMENT) or for
- * more rows than the capacity (MK_RESOURCE_EXHAUSTED), see MoeShape of mkernel/ops.h. */
+ * group but those of a launch that is refused: of MoE by every rank alike, for bad routing
+ * (MK_INVALID_ARGUMENT) or for more rows than the capacity (MK_RESOURCE_EXHAUSTED), see MoeShape of
+ * mkernel/ops.h; of a grouped GEMM for a bad end (MK_INVALID_ARGUMENT). */
 MK_API mk_status mk_pending_wait(const mk_pending* pending, uint32_t timeout_ms);
 MK_API int mk_pending_done(const mk_pending* pending); /* 0 or 1 */
 MK_API void mk_pending_destroy(mk_pending* pending);   /* does not stop the launch */

@@ -30,7 +30,7 @@ from mkernel.errors import (
     Unknown,
 )
 from mkernel.group import Activity, Group, RankInfo
-from mkernel.operations import Gemm, Launch, Moe, Operation, Pending, RingAttention, block_range
+from mkernel.operations import Gemm, GroupedGemm, Launch, Moe, Operation, Pending, RingAttention, block_range
 from mkernel.session import Session, connect
 
 
@@ -62,6 +62,7 @@ __all__ = [
     "FailedPrecondition",
     "Gemm",
     "Group",
+    "GroupedGemm",
     "HostBuffer",
     "Internal",
     "InvalidArgument",

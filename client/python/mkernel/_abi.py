@@ -145,6 +145,22 @@ class AttentionArguments(Sized):
     ]
 
 
+class GroupedGemmShape(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("max_rows", c_int64),
+        ("k", c_int64),
+        ("n", c_int64),
+        ("groups", c_int64),
+        ("dtype", c_uint32),
+        ("b_layout", c_uint32),
+    ]
+
+
+class GroupedGemmArguments(Sized):
+    _fields_ = [("struct_size", c_size_t), ("a", c_void_p), ("ends", c_void_p), ("b", c_void_p), ("c", c_void_p)]
+
+
 class LaunchOptions(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -204,12 +220,15 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mk_gemm_ar_create": _CREATE_GEMM,
     "mk_moe_create": (c_int, c_void_p, POINTER(MoeShape), POINTER(OperationOptions), _OUT),
     "mk_ring_attention_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
+    "mk_grouped_gemm_create": (c_int, c_void_p, POINTER(GroupedGemmShape), POINTER(OperationOptions), _OUT),
     "mk_gemm_launch": (c_int, c_void_p, POINTER(GemmArguments), POINTER(LaunchOptions), _OUT),
     "mk_moe_launch": (c_int, c_void_p, POINTER(MoeArguments), POINTER(LaunchOptions), _OUT),
     "mk_ring_attention_launch": (c_int, c_void_p, POINTER(AttentionArguments), POINTER(LaunchOptions), _OUT),
+    "mk_grouped_gemm_launch": (c_int, c_void_p, POINTER(GroupedGemmArguments), POINTER(LaunchOptions), _OUT),
     "mk_gemm_enqueue": (c_int, c_void_p, POINTER(GemmArguments), c_void_p, POINTER(LaunchOptions)),
     "mk_moe_enqueue": (c_int, c_void_p, POINTER(MoeArguments), c_void_p, POINTER(LaunchOptions)),
     "mk_ring_attention_enqueue": (c_int, c_void_p, POINTER(AttentionArguments), c_void_p, POINTER(LaunchOptions)),
+    "mk_grouped_gemm_enqueue": (c_int, c_void_p, POINTER(GroupedGemmArguments), c_void_p, POINTER(LaunchOptions)),
     "mk_operation_status": (c_int, c_void_p),
     "mk_operation_expected_seconds": (c_double, c_void_p),
     "mk_operation_destroy": (None, c_void_p),

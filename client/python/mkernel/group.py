@@ -22,7 +22,7 @@ from mkernel._library import lib
 from mkernel._operands import memory_of
 from mkernel.buffers import HostBuffer, SymmetricBuffer
 from mkernel.errors import Code, Error, FailedPrecondition, InvalidArgument
-from mkernel.operations import DTYPES, EXECUTORS, LAYOUTS, Gemm, Moe, OperationHandle, RingAttention, choice
+from mkernel.operations import DTYPES, EXECUTORS, LAYOUTS, Gemm, GroupedGemm, Moe, OperationHandle, RingAttention, choice
 
 if TYPE_CHECKING:
     from mkernel.session import Session
@@ -321,6 +321,16 @@ class Group:
         plan = _options(executor, comm_ctas, sms, machine=machine)
         handle = self._operation("moe_dispatch_gemm", lib.mk_moe_create, shape, plan)
         return Moe(self, handle, shape, dtype, executor)
+
+    def grouped_gemm(self, *, max_rows: int, k: int, n: int, groups: int, dtype: str = "bf16", b_layout: str = "row_major",
+                     executor: str = "cpu", sms: int = 0, machine: Optional[str] = None) -> GroupedGemm:
+        """**Collective**. Plans a grouped GEMM of each rank alone; see GroupedGemm. The last two as those of ag_gemm(), also
+        errors."""
+        layout = choice("b_layout", b_layout, LAYOUTS)
+        shape = _abi.GroupedGemmShape(dtype=choice("dtype", dtype, DTYPES), b_layout=layout,
+                                      **_sizes({"max_rows": max_rows, "k": k, "n": n, "groups": groups}))
+        plan = _options(executor, sms=sms, machine=machine)
+        return GroupedGemm(self, self._operation("grouped_gemm", lib.mk_grouped_gemm_create, shape, plan), shape, dtype, executor)
 
     def ring_attention(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
                        causal: bool = False, scale: float = 0.0, dtype: str = "bf16", executor: str = "cpu") -> RingAttention:

@@ -1,4 +1,4 @@
-"""The five operations: planned once on all ranks, then launched any number of times."""
+"""The operations: planned once on all ranks, then launched any number of times."""
 
 import collections
 import ctypes
@@ -185,7 +185,7 @@ class Operation:
 
     def status(self) -> Optional[Error]:
         """Once the stream is done (executor="cuda"): None, or why a launch that was queued failed; the group is over then. Of a Moe
-        also, once, why every rank refused the last launch that was refused since the last call; the group goes on then."""
+        or a GroupedGemm also, once, why the last of the launches since the last call that were refused was; the group goes on then."""
         handle = self._handle
         if handle is None:
             raise closed(self.what)
@@ -336,6 +336,43 @@ class Moe(Operation):
             **options: Any) -> None:
         """launch() and Pending.wait(timeout)."""
         self.launch(x, topk, weights, w1, w2, y, **options).wait(timeout)
+
+
+class GroupedGemm(Operation):
+    """The product of a rank alone: c[rows of group g] = a[rows of group g] x b[g].
+
+    a [max_rows, k] has its rows sorted by group; ends [groups] int32 says behind which row each group ends, as `offs` of PyTorch's
+    grouped products; c [max_rows, n]. b is [groups, k, n] with b_layout="row_major" and [groups, n, k] with "column_major".
+
+    A launch is refused when a group ends before it begins or beyond max_rows (InvalidArgument names it). c stays as it was, and the
+    group goes on. A launch that was queued on a stream is refused on the GPU, and status() tells it. `ends` is read while the launch
+    runs, also by every replay of a graph."""
+
+    what = "grouped_gemm"
+    Arguments = _abi.GroupedGemmArguments
+    _launch = lib.mk_grouped_gemm_launch
+    _enqueue = lib.mk_grouped_gemm_enqueue
+
+    def __init__(self, group: "Group", handle: OperationHandle, shape: _abi.GroupedGemmShape, dtype: str, executor: str) -> None:
+        super().__init__(group, handle, dtype, executor)
+        rows, k, n, groups = shape.max_rows, shape.k, shape.n, shape.groups
+        self.a = Operand("a", dtype, (rows, k))
+        self.ends = Operand("ends", "i32", (groups,))
+        self.b = Operand("b", dtype, (groups, k, n) if shape.b_layout == _abi.ROW_MAJOR else (groups, n, k))
+        self.c = Operand("c", dtype, (rows, n), written=True)
+
+    def bind(self, a: Any, ends: Any, b: Any, c: Any, *, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+        """As Gemm.bind()."""
+        operands = ((self.a, a), (self.ends, ends), (self.b, b), (self.c, c))
+        return self._bind(self.Arguments(), operands, deadline, compute_threads)
+
+    def launch(self, a: Any, ends: Any, b: Any, c: Any, **options: Any) -> Pending:
+        """bind(), which takes `options`, and Launch.launch()."""
+        return self.bind(a, ends, b, c, **options).launch()
+
+    def run(self, a: Any, ends: Any, b: Any, c: Any, *, timeout: Optional[float] = None, **options: Any) -> None:
+        """launch() and Pending.wait(timeout)."""
+        self.launch(a, ends, b, c, **options).wait(timeout)
 
 
 class RingAttention(Operation):

@@ -72,7 +72,6 @@ __device__ __forceinline__ void poll_host(LaunchControl& control, const HostWatc
         changed = true;
       }
     }
-    if (__any_sync(~0U, ended)) return;
     if (sweep % kAbortEvery == 0) {
       if (abort_word != nullptr && ptx::ld_acquire_sys(abort_word) != 0)
         ptx::st_release_gpu(&control.abort, 1U);
@@ -88,6 +87,7 @@ __device__ __forceinline__ void poll_host(LaunchControl& control, const HostWatc
         return;
       }
     }
+    if (__any_sync(~0U, ended)) return;  // not before the first look: who comes late must not miss an abort
     if (words == 0) __nanosleep(kPauseNs);
   }
 }

@@ -1,5 +1,5 @@
-// The five fused operations over plain structs: made once (kernels/ops/make.h), then launched. No daemon, no
-// socket: the client library wraps these, tests call them directly.
+// The fused operations and the grouped GEMM over plain structs: made once (kernels/ops/make.h), then
+// launched. No daemon, no socket: the client library wraps these, tests call them directly.
 //
 // Rows of a matrix that is spread over ranks are split by block_range(); matrices are dense, row-major unless
 // said otherwise. Thread rule: plans are immutable values; one launch at a time per Operation. Errors: a
@@ -71,7 +71,8 @@ class OperationBase {
   virtual Status bind(const kernels::GroupView& group, const kernels::SymmetricView& workspace,
                       const kernels::SymmetricView& lent, std::uint32_t first_lane) = 0;
   /// Whether the error of the last call says that every rank of the group refused a launch, all with this
-  /// error (MoeShape): the ranks still agree on what comes next, so the operation and its group go on.
+  /// error (MoeShape), or this rank one that concerns no other (GroupedGemmShape): the ranks still agree on
+  /// what comes next, so the operation and its group go on.
   virtual bool refused() const { return false; }
   /// Bytes this rank sent to other nodes in the last launch. 0 also where the host does not know: of a
   /// mixture of experts on the cuda executor.
@@ -88,7 +89,8 @@ class OperationBase {
   virtual Status status() { return {}; }
 };
 
-/// An operation with operands of type `Arguments`: GemmArguments, MoeArguments or AttentionArguments.
+/// An operation with operands of type `Arguments`: GemmArguments, MoeArguments, AttentionArguments or
+/// GroupedGemmArguments.
 template <class Arguments>
 class Operation : public OperationBase {
  public:
@@ -111,5 +113,6 @@ class Operation : public OperationBase {
 using GemmOperation = Operation<GemmArguments>;
 using MoeOperation = Operation<MoeArguments>;
 using AttentionOperation = Operation<AttentionArguments>;
+using GroupedGemmOperation = Operation<GroupedGemmArguments>;
 
 }  // namespace mkernel

@@ -187,7 +187,7 @@ __device__ __forceinline__ void moe_sum(const MoeParameters& p, std::uint64_t ep
     if (!all) return;
   }
   for (;;) {
-    const std::uint64_t unit = moe_claim(&counters.sums);
+    const std::uint64_t unit = claim_unit(&counters.sums);
     if (unit >= static_cast<std::uint64_t>(p.routed.tokens)) return;
     if (!moe_sum_own<kType>(p, epoch, p.scratch.token_order[unit])) return;
   }

@@ -91,7 +91,7 @@ __device__ __forceinline__ void moe_push(const MoeParameters& p, const MoeRoutin
   std::uint64_t* next = &p.scratch.counters[epoch & 1].pushes;
   const std::int32_t pushes = routing.pushes();
   for (;;) {
-    const std::int64_t first = static_cast<std::int64_t>(moe_claim(next)) * kPushUnitRows;
+    const std::int64_t first = static_cast<std::int64_t>(claim_unit(next)) * kPushUnitRows;
     if (first >= pushes) return;
     moe_push_unit(p, routing, static_cast<std::int32_t>(first));
     __syncwarp();

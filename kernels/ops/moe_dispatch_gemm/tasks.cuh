@@ -14,23 +14,16 @@
 #include "kernels/ops/moe_dispatch_gemm/table.cuh"
 #include "kernels/ops/moe_dispatch_gemm/workers.cuh"
 #include "kernels/plan/expert_tasks.h"
+#include "kernels/plan/tile_pairs.h"
 
 namespace mkernel::kernels {
 
-/// A task of ExpertTasks, whose columns are pairs of columns of tiles here: of the blocks of a pair of
-/// columns two and two make tasks, first in one column, then in the other; the last block of an odd number is
-/// a task in both, side by side.
-struct MoePair {
-  std::int32_t block = 0;  ///< of the first CTA
-  std::int32_t column = 0;
-  bool side_by_side = false;
-};
-__device__ __forceinline__ MoePair moe_pair(const ExpertTasks::Task& task, const OwnedExperts& owned) {
-  const std::int32_t first = owned.first_block(task.expert), pairs = owned.blocks(task.expert) / 2;
-  const std::int32_t inside = task.block - first;
-  if (inside >= 2 * pairs) return {first + 2 * pairs, 2 * task.column, true};
-  const std::int32_t column = inside >= pairs ? 1 : 0;
-  return {first + 2 * (inside - column * pairs), 2 * task.column + column, false};
+/// The pair of tiles of a task of ExpertTasks, whose columns are pairs of columns of tiles here.
+__device__ __forceinline__ TilePair moe_pair(const ExpertTasks::Task& task, const OwnedExperts& owned) {
+  const std::int32_t first = owned.first_block(task.expert);
+  TilePair pair = tile_pair(task.block - first, owned.blocks(task.expert), task.column);
+  pair.block += first;
+  return pair;
 }
 
 template <class Config>
@@ -50,16 +43,15 @@ class MoeTasks {
   }
 
   __device__ __forceinline__ bool next(Sm90Task& first, Sm90Task& second) const {
-    const std::uint64_t taken = moe_claim(&p_.scratch.counters[epoch_ & 1].tasks);
+    const std::uint64_t taken = claim_unit(&p_.scratch.counters[epoch_ & 1].tasks);
     const ExpertTasks tasks = moe_tasks(p_);
     if (taken >= static_cast<std::uint64_t>(tasks.tasks())) return false;
     const ExpertTasks::Task task = tasks.task(static_cast<std::int32_t>(taken));
-    const MoePair pair = moe_pair(task, tasks.owned);
+    const TilePair pair = moe_pair(task, tasks.owned);
     const int product = task.second || p_.intermediate == 0 ? kFinish : kGate;
-    const std::int32_t other_block = pair.block + (pair.side_by_side ? 0 : 1);
+    const std::int32_t other_block = pair.second_block();
     first = place(tasks.owned, product, pair, task.expert, pair.block, pair.column);
-    second = place(tasks.owned, product, pair, task.expert, other_block,
-                   pair.column + (pair.side_by_side ? 1 : 0));
+    second = place(tasks.owned, product, pair, task.expert, other_block, pair.second_column());
     const bool came = task.second ? wait_hidden(pair.block, other_block) : wait_rows(pair.block, other_block);
     __syncwarp();
     return came;
@@ -139,7 +131,7 @@ class MoeTasks {
     return {origin.x, origin.y};
   }
 
-  __device__ __forceinline__ Sm90Task place(const OwnedExperts& owned, int product, const MoePair& pair,
+  __device__ __forceinline__ Sm90Task place(const OwnedExperts& owned, int product, const TilePair& pair,
                                             std::int32_t expert, std::int32_t block,
                                             std::int32_t column) const {
     const OwnedExperts::Block rows = owned.block(block);

@@ -6,6 +6,7 @@
 #include "kernels/cuda/comm/endpoint.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/sync/claim.cuh"
 #include "kernels/cuda/sync/wait.cuh"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
 
@@ -38,13 +39,6 @@ __device__ __forceinline__ bool moe_wait_own(const MoeParameters& p, const std::
                     moe_scope(p, stage));
 }
 
-/// One warp: the next unit of a launch's work.
-__device__ __forceinline__ std::uint64_t moe_claim(std::uint64_t* next) {
-  std::uint64_t unit = 0;
-  if (threadIdx.x % 32 == 0) unit = ptx::atom_add_relaxed_gpu(next, 1);
-  return __shfl_sync(~0U, unit, 0);
-}
-
 /// One warp: units `work(turn, row)` for rows 0 .. rows[turn] - 1 of every node turn, all turns side by side,
 /// until none is left or work() says false. Whether all were taken.
 template <class Work>
@@ -54,7 +48,7 @@ __device__ __forceinline__ bool moe_claim_rows(const MoeParameters& p, std::uint
   std::int32_t most = 0;
   for (std::int32_t turn = 0; turn < others; ++turn) most = max(most, rows[turn]);
   for (;;) {
-    const std::uint64_t unit = moe_claim(next);
+    const std::uint64_t unit = claim_unit(next);
     if (unit >= static_cast<std::uint64_t>(most) * static_cast<std::uint64_t>(others)) return true;
     const auto row = static_cast<std::int32_t>(unit / static_cast<std::uint64_t>(others));
     const auto turn = static_cast<std::int32_t>(unit % static_cast<std::uint64_t>(others));

@@ -15,7 +15,8 @@ HBM_BYTES_PER_SECOND = 4.3e12  # that a kernel which only reads reaches
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """`intermediate` = 0: one product with `n` columns (moe_dispatch_gemm). A bar is TFLOP/s, or times the reading of weights."""
+    """`intermediate` = 0: one product with `n` columns (moe_dispatch_gemm; `grouped`: of rows that are sorted already). A bar is
+    TFLOP/s, times the reading of weights, or how many times as fast as PyTorch."""
 
     name: str
     model: str
@@ -27,6 +28,8 @@ class Shape:
     topk: int
     bar_tflops: Optional[float] = None
     bar_reading: Optional[float] = None
+    bar_over_torch: Optional[float] = None
+    grouped: bool = False
 
     @property
     def rows(self):
@@ -44,14 +47,27 @@ class Shape:
     def expert_bytes(self):
         return 2 * (self.hidden * self.wide + self.intermediate * self.n)
 
-    def bar_ms(self, weight_bytes):
-        """Milliseconds that reach the bar, when experts with so many bytes of weights have rows; None: there is no bar."""
+    def bar_ms(self, weight_bytes, torch_ms):
+        """Milliseconds that reach the bar, when experts with so many bytes of weights have rows, and PyTorch takes so long; None:
+        there is no bar."""
         if self.bar_tflops:
             return self.flops() / self.bar_tflops / 1e9
+        if self.bar_over_torch:
+            return torch_ms / self.bar_over_torch
         return self.bar_reading * 1e3 * weight_bytes / HBM_BYTES_PER_SECOND if self.bar_reading else None
 
 
+def _grouped(rows, **bar):
+    """The first product of those layers, gates and ups."""
+    return Shape(f"grouped-{rows}", "DeepSeek-V3 sizes, 64 experts", rows // 8, 7168, 0, 4096, 64, 8, grouped=True, **bar)
+
+
 SHAPES = (
+    _grouped(64, bar_reading=1.10),
+    _grouped(512, bar_reading=1.10),
+    _grouped(4096, bar_over_torch=1.1),
+    _grouped(16384, bar_over_torch=1.1),
+    _grouped(65536, bar_over_torch=1.08),
     Shape("layer-16384", "DeepSeek-V3 sizes, 64 experts", 2048, 7168, 2048, 7168, 64, 8, bar_tflops=480),
     Shape("layer-65536", "DeepSeek-V3 sizes, 64 experts", 8192, 7168, 2048, 7168, 64, 8, bar_tflops=620),
     Shape("qwen3-65536", "Qwen3-30B-A3B, 32 experts", 8192, 2048, 768, 2048, 32, 8, bar_tflops=480),
@@ -151,6 +167,10 @@ class Case:
         worst = ((y.float() - self.wanted).abs_() / self.tolerance).max().item()
         return worst if worst == worst else float("inf")
 
+    def contenders(self):
+        """PyTorch's: (name, function, largest error that it may have, in tolerances; 0: it is a floor, and not verified)."""
+        return [("torch", self.torch_chain, TORCH_ROUNDINGS), ("products", self.torch_products, 0.0)]
+
     # ---- PyTorch
 
     def torch_products(self):
@@ -174,3 +194,31 @@ class Case:
             return rows
         gate, up = rows.chunk(2, dim=1)
         return torch._grouped_mm(F.silu(gate) * up, self.w2.transpose(1, 2), offs=ends)
+
+
+class GroupedCase(Case):
+    """The product of rows that are sorted by expert, which stay sorted."""
+
+    def __init__(self, shape, exponent, weights, device):
+        super().__init__(shape, exponent, weights, device)
+        self.y = torch.empty(shape.rows, shape.n, dtype=torch.bfloat16, device=device)
+
+    def _want(self, order):
+        """An element is rounded to bf16 once."""
+        shape = self.shape
+        self.wanted = torch.zeros(shape.rows, shape.n, device=self.device)
+        self.weight_bytes = 0
+        for expert, (begin, end) in enumerate(itertools.pairwise([0, *self.ends.tolist()])):
+            if begin == end:
+                continue
+            self.weight_bytes += shape.expert_bytes()
+            torch.mm(self.sorted_x[begin:end].float(), self.w1[expert].float().t(), out=self.wanted[begin:end])
+        size = self.sorted_x.float().norm(dim=1, keepdim=True) * shape.hidden ** -0.5
+        self.tolerance = self.wanted.abs().mul_(1.01 * UNIT).add_(SUMS * size)
+
+    def contenders(self):
+        return [("torch", self.torch_products, 1.0)]
+
+
+def case_of(shape, *rest):
+    return (GroupedCase if shape.grouped else Case)(shape, *rest)

@@ -24,6 +24,11 @@ class Ours:
     def __init__(self, case, group, executor):
         shape = case.shape
         self.case, self.executor = case, executor
+        if shape.grouped:
+            self.operation = group.grouped_gemm(max_rows=shape.rows, k=shape.hidden, n=shape.n, groups=shape.experts, executor=executor,
+                                                b_layout="column_major")
+            self.launch = self.operation.bind(case.sorted_x, case.ends, case.w1, case.y, deadline=DEADLINE)
+            return
         self.operation = group.moe(max_tokens=shape.tokens, hidden=shape.hidden, n=shape.n, intermediate=shape.intermediate,
                                    experts=shape.experts, topk=shape.topk, executor=executor, w_layout="column_major")
         self.launch = self.operation.bind(case.x, case.topk, case.weights, case.w1, case.w2, case.y, deadline=DEADLINE)
@@ -63,7 +68,7 @@ class Torch:
 def contenders(case, group, executor):
     """`group` None: PyTorch alone."""
     ours = [] if group is None else [Ours(case, group, executor)]
-    return [*ours, Torch("torch", case.torch_chain, layer.TORCH_ROUNDINGS), Torch("products", case.torch_products, 0.0)]
+    return [*ours, *(Torch(*theirs) for theirs in case.contenders())]
 
 
 class Clock:
@@ -150,7 +155,8 @@ def _checked(case, contender, call, clock):
 
 
 def row_of(shape, routing, how, taken, worst, reading, expected):
-    row = {"op": "moe_layer" if shape.intermediate else "moe_dispatch_gemm", "name": shape.name, "model": shape.model, "routing": routing,
+    op = "grouped_gemm" if shape.grouped else "moe_layer" if shape.intermediate else "moe_dispatch_gemm"
+    row = {"op": op, "name": shape.name, "model": shape.model, "routing": routing,
            "rows": shape.rows, "tokens": shape.tokens, "hidden": shape.hidden, "intermediate": shape.intermediate, "n": shape.n,
            "experts": shape.experts, "topk": shape.topk, "dtype": "bf16", "w_layout": "column_major", "how": how, "world": 1, "nodes": 1,
            "share": None, "iterations": len(reading)}
@@ -165,12 +171,12 @@ def row_of(shape, routing, how, taken, worst, reading, expected):
         return row
     row["verified"] = True  # measure() raises otherwise
     row["expected_ms"] = None if expected is None else 1e3 * expected
-    row |= {f"speedup_over_{name}": row[f"{name}_ms"] / row["ms"] for name in ("torch", "products")}
+    row |= {f"speedup_over_{name}": row[f"{name}_ms"] / row["ms"] for name in ("torch", "products") if name in taken}
     row["weights_gbytes"] = statistics.median(reading) / 1e9  # of the experts that have rows
     row["weights_gbytes_per_s"] = statistics.median(size / ms / 1e6 for size, ms in zip(reading, ours))
-    bars = [shape.bar_ms(size) for size in reading]
+    bars = [shape.bar_ms(size, torch_ms) for size, torch_ms in zip(reading, taken["torch"])]
     known = bars[0] is not None
-    row |= {"bar_tflops": shape.bar_tflops, "bar_of_reading": shape.bar_reading, "bar_ms": statistics.median(bars) if known else None,
+    row |= {"bar_tflops": shape.bar_tflops, "bar_of_reading": shape.bar_reading, "bar_over_torch": shape.bar_over_torch, "bar_ms": statistics.median(bars) if known else None,
             "of_bar": statistics.median(bar / ms for bar, ms in zip(bars, ours)) if known else None}
     return row
 

@@ -84,6 +84,13 @@ inline std::uint32_t __match_any_sync(std::uint32_t mask, std::int32_t mine) {
     if ((mask >> lane & 1) != 0 && all[lane] == static_cast<std::uint32_t>(mine)) found |= 1U << lane;
   return found;
 }
+inline std::int32_t __reduce_add_sync(std::uint32_t mask, std::int32_t mine) {
+  const std::uint64_t* all = ::mkernel::test::host_exchange(mask, static_cast<std::uint32_t>(mine));
+  std::uint32_t sum = 0;
+  for (std::uint32_t lane = 0; lane < 32; ++lane)
+    if ((mask >> lane & 1) != 0) sum += static_cast<std::uint32_t>(all[lane]);
+  return static_cast<std::int32_t>(sum);
+}
 inline int __popc(std::uint32_t bits) {
   return __builtin_popcount(bits);
 }

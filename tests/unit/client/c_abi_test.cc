@@ -10,6 +10,7 @@ extern "C" const char* mk_test_rank(const char* socket, unsigned rank, unsigned 
 extern "C" const char* mk_test_gemm(const char* socket);
 extern "C" const char* mk_test_struct_sizes(const char* socket);
 extern "C" const char* mk_test_kinds(const char* socket);
+extern "C" const char* mk_test_grouped_gemm(const char* socket);
 
 namespace mkernel::test {
 namespace {
@@ -53,6 +54,11 @@ TEST_CASE("C: one handle for the five operations, and functions say when it is a
   FakeDaemon daemon;
   CHECK(std::string(mk_test_kinds(daemon.socket().c_str())) == "");
   CHECK(eventually([&] { return daemon.look().sessions == 0; }));
+}
+
+TEST_CASE("C: a grouped GEMM") {
+  FakeDaemon daemon;
+  CHECK(std::string(mk_test_grouped_gemm(daemon.socket().c_str())) == "");
 }
 
 TEST_CASE("C: a thread that cannot be started is an error, not an exception") {

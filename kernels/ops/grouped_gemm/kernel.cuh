@@ -1,0 +1,60 @@
+// The grouped GEMM's kernel for one type and layout; included by one file per instance, so that they compile
+// side by side.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/gemm/sm90_feed.cuh"
+#include "kernels/cuda/launch/cooperative_launch.cuh"
+#include "kernels/cuda/launch/end.cuh"
+#include "kernels/ops/grouped_gemm/kernel.h"
+#include "kernels/ops/grouped_gemm/parameters.h"
+#include "kernels/ops/grouped_gemm/tasks.cuh"
+
+namespace mkernel::kernels {
+
+/// Its feeding warp does more than the producing warps of a GEMM.
+template <DataType kType, Layout kLayoutB>
+struct GroupedGemmConfig : Sm90Config<kGroupedGemmTile, kType, kLayoutB> {
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kMultiplyRegisters = 224;
+};
+
+/// Shared memory of one CTA.
+template <class Config>
+struct alignas(1024) GroupedGemmShared {
+  Sm90FeedShared<Config> feed;
+  GroupedGemmTable table;
+};
+
+/// All CTAs take tiles until there are none; CTA 0 ends the launch.
+template <class Config>
+__device__ __forceinline__ void grouped_gemm_cta(const GroupedGemmParameters& p, std::byte* memory) {
+  LaunchControl& control = *p.endpoint.control;
+  if (control.stopped != 0) return count_out(control);
+  begin_role(p.endpoint.trace);
+  auto& shared = *reinterpret_cast<GroupedGemmShared<Config>*>(memory);
+  const LaunchBegin begin(control, nullptr);
+  sm90_feed(GroupedGemmTasks<Config>(p, begin.epoch, shared.table), shared.feed);
+  end_role(p.endpoint.trace, DeviceRole::kCompute);
+  if (blockIdx.x != 0) return end_cta(control);
+  end_launch(control, nullptr, begin);
+}
+
+template <class Config>
+__global__ __launch_bounds__(Config::kThreads,
+                             1) void grouped_gemm_kernel(const __grid_constant__ GroupedGemmParameters p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  grouped_gemm_cta<Config>(p, memory);
+}
+
+template <DataType kType, Layout kLayoutB>
+CooperativeKernel grouped_gemm_kernel_of() {
+  using Config = GroupedGemmConfig<kType, kLayoutB>;
+  static_assert(Config::kCluster == kGroupedGemmCluster);
+  static_assert(sizeof(GroupedGemmShared<Config>) <= 227 * 1024, "more than a CTA can have");
+  return cooperative_kernel<Config>(&grouped_gemm_kernel<Config>, sizeof(GroupedGemmShared<Config>));
+}
+
+}  // namespace mkernel::kernels

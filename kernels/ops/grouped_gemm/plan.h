@@ -1,0 +1,53 @@
+// Plan of the grouped GEMM: what it refuses, and how it is called.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/plan/sm90_tile.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// On the cuda executor: the tile of each CTA of a cluster of two.
+inline constexpr Sm90Tile kGroupedGemmTile = Sm90Tile::k128x256;
+inline constexpr std::int32_t kGroupedGemmCluster = 2;
+
+/// A group that does not end where it may: `end` must be in [begin, max_rows].
+struct BadEnd {
+  std::int32_t group = -1;  ///< the first one; -1: there is none
+  std::int32_t begin = 0;   ///< where the group before ends
+  std::int32_t end = 0;
+};
+
+/// Overrides of the cuda executor. 0 or empty = by device.
+struct GroupedGemmOptions {
+  std::int32_t sms = 0;  ///< multiprocessors at most
+  std::string machine;   ///< as GemmPlanOptions' of this name
+};
+
+/// Pure.
+struct GroupedGemmPlan {
+  static constexpr std::int64_t kMostGroups = 1024;
+
+  GroupedGemmShape shape;
+
+  /// kInvalidArgument naming field, value and limit.
+  static Result<GroupedGemmPlan> make(const GroupedGemmShape& shape);
+  /// Likewise, for what the kernel of the cuda executor does not have.
+  Status check_on_gpu(std::int32_t sms) const;
+
+  /// "grouped_gemm max_rows=4096 n=1024 k=4096 groups=64 bf16 row-major"
+  std::string signature() const;
+  /// kInvalidArgument for an operand that is null.
+  Status check(const GroupedGemmArguments& arguments) const;
+  /// OK without a bad end; else kInvalidArgument.
+  Status refuse(const BadEnd& bad) const;
+
+  /// Of one group.
+  GemmShape product() const { return {shape.max_rows, shape.n, shape.k, shape.dtype, shape.b_layout}; }
+  /// Rows of memory from one group's b to the next one's.
+  std::int64_t matrix_rows() const { return shape.b_layout == Layout::kRowMajor ? shape.k : shape.n; }
+};
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,32 @@
+// How the two CTAs of a cluster share the tiles of a group of rows. A pure function, the same on host and
+// device.
+#pragma once
+
+#include <cstdint>
+
+#include "proto/abi/host_device.h"
+
+namespace mkernel::kernels {
+
+/// The tiles that a cluster computes together. Above each other: of blocks `block` and `block + 1`, both in
+/// `column`. Side by side: of `block` alone, in columns `column` and `column + 1`.
+struct TilePair {
+  std::int32_t block = 0;  ///< of the first CTA
+  std::int32_t column = 0;
+  bool side_by_side = false;
+
+  MK_HOST_DEVICE std::int32_t second_block() const { return side_by_side ? block : block + 1; }
+  MK_HOST_DEVICE std::int32_t second_column() const { return side_by_side ? column + 1 : column; }
+};
+
+/// Pair `index` of the tiles that `blocks` blocks of rows have in columns 2 * `columns` and 2 * `columns` +
+/// 1: there are `blocks` of them. In one column after the other two and two blocks lie above each other; the
+/// last block of an odd number is alone, so its tiles in both columns are a pair.
+MK_HOST_DEVICE inline TilePair tile_pair(std::int32_t index, std::int32_t blocks, std::int32_t columns) {
+  const std::int32_t stacked = blocks / 2;
+  if (index >= 2 * stacked) return {2 * stacked, 2 * columns, true};
+  const std::int32_t column = index >= stacked ? 1 : 0;
+  return {2 * (index - column * stacked), 2 * columns + column, false};
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,151 @@
+// The whole kernel of the grouped GEMM on the host: what clusters make of the ends, tiles above each other
+// and side by side, rows of one group alone, and the end of a launch.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/ops/grouped_gemm/kernel.cuh"
+#include "tests/support/grouped_gemm_cases.h"
+#include "tests/support/on_host/cuda_names.h"
+#include "tests/support/on_host/sm90.h"
+#include "tests/support/random_tensor.h"
+#include "tests/support/require.h"
+
+namespace mkernel::test {
+namespace {
+
+using namespace mkernel::kernels;
+using Ends = std::vector<std::int32_t>;
+
+/// A rank alone, with three clusters.
+class HostGroupedGemm {
+ public:
+  explicit HostGroupedGemm(const GroupedGemmShape& shape)
+      : plan_(require(GroupedGemmPlan::make(shape))),
+        a_(random_tensor(shape.max_rows * shape.k, shape.dtype, 1)),
+        b_(random_tensor(shape.groups * shape.k * shape.n, shape.dtype, 2)),
+        p_(grouped_gemm_parameters(plan_, scratch_.get())) {
+    p_.a = host_tensor_map(grouped_gemm_a_view(plan_, a_.data()));
+    p_.b = host_tensor_map(grouped_gemm_b_view(plan_, b_.data()));
+    p_.endpoint.control = control_.get();
+    p_.endpoint.host = {&aborted_, nullptr};
+  }
+
+  void check(const Ends& ends) {
+    launch(ends);
+    CHECK(scratch_->refusal.launch != control_->epoch);
+    CHECK(wrong_elements(plan_.shape, ends, a_, b_, c_) == 0);
+  }
+  /// Refuses, and writes nothing.
+  BadEnd refused(const Ends& ends) {
+    launch(ends);
+    CHECK(scratch_->refusal.launch == control_->epoch);
+    CHECK(std::all_of(c_.begin(), c_.end(), [](std::uint16_t bits) { return bits == kPoison; }));
+    return scratch_->refusal.why;
+  }
+  void abort() { aborted_ = 1; }
+  /// A launch that fails, whether it computes or not; whether it does.
+  bool computes_and_fails(const Ends& ends) {
+    launch(ends);
+    CHECK(control_->stopped != 0);
+    return std::any_of(c_.begin(), c_.end(), [](std::uint16_t bits) { return bits != kPoison; });
+  }
+
+ private:
+  static constexpr std::uint32_t kCtas = 3 * kGroupedGemmCluster;
+
+  void launch(const Ends& ends) {
+    REQUIRE(static_cast<std::int64_t>(ends.size()) == plan_.shape.groups);
+    c_.assign(static_cast<std::size_t>(plan_.shape.max_rows * plan_.shape.n), kPoison);
+    p_.ends = ends.data();
+    p_.c = reinterpret_cast<std::byte*>(c_.data());
+    HostGrid grid;
+    with_types(plan_.product(),
+               [&]<DataType kType, Layout kLayoutB>() { add<GroupedGemmConfig<kType, kLayoutB>>(grid); });
+    grid.add_service(host_copy_engine);
+    const std::uint64_t before = control_->epoch;
+    grid.run();
+    CHECK(control_->failed == 0);
+    CHECK(control_->epoch == before + 1);
+  }
+
+  template <class Config>
+  void add(HostGrid& grid) {
+    for (std::uint32_t cta = 0; cta < kCtas; cta += Config::kCluster) {
+      grid.add_cluster(cta, Config::kCluster, kCtas, Config::kThreads, sizeof(GroupedGemmShared<Config>),
+                       [this] {
+                         const HostThread& self = host_thread();
+                         grouped_gemm_cta<Config>(p_, self.cluster_shared[self.cluster_rank]);
+                       });
+    }
+  }
+
+  const GroupedGemmPlan plan_;
+  const std::vector<std::uint16_t> a_, b_;
+  std::vector<std::uint16_t> c_;
+  const std::unique_ptr<GroupedGemmScratch> scratch_ = std::make_unique<GroupedGemmScratch>();
+  const std::unique_ptr<LaunchControl> control_ = std::make_unique<LaunchControl>();
+  std::uint32_t aborted_ = 0;
+  GroupedGemmParameters p_;
+};
+
+TEST_CASE("grouped gemm kernel: both types and layouts, groups of any number of rows") {
+  for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+    const DataType type = layout == Layout::kRowMajor ? DataType::kBf16 : DataType::kF16;
+    HostGroupedGemm rank(
+        {.max_rows = 700, .k = 72, .n = 264, .groups = 6, .dtype = type, .b_layout = layout});
+    rank.check(ends_of({0, 1, 300, 0, 129, 64}));
+    rank.check(ends_of({700, 0, 0, 0, 0, 0}));
+    rank.check(Ends(6, 0));
+  }
+}
+
+TEST_CASE("grouped gemm kernel: an odd number of columns of tiles, several steps along k") {
+  HostGroupedGemm rank({.max_rows = 300, .k = 200, .n = 520, .groups = 2});
+  rank.check({140, 290});
+}
+
+TEST_CASE("grouped gemm kernel: more groups than a warp has lanes") {
+  for (const std::int64_t groups : {32, 33, 1024}) {
+    HostGroupedGemm rank({.max_rows = 40, .k = 8, .n = 8, .groups = groups});
+    Ends ends;
+    for (std::int32_t group = 0; group < groups; ++group) ends.push_back(std::min(group / 2, 40));
+    rank.check(ends);
+    std::fill(ends.begin(), ends.end(), 0);
+    ends.back() = 33;
+    rank.check(ends);
+  }
+}
+
+TEST_CASE("grouped gemm kernel: bad ends are refused, and the next launch is right") {
+  HostGroupedGemm rank({.max_rows = 90, .k = 8, .n = 8, .groups = 40});
+  Ends ends(40, 20);
+  rank.check(ends);
+  ends[35] = 19;
+  const BadEnd descending = rank.refused(ends);
+  CHECK(descending.group == 35);
+  CHECK(descending.begin == 20);
+  CHECK(descending.end == 19);
+  ends[35] = 20;
+  ends[39] = 91;
+  CHECK(rank.refused(ends).group == 39);
+  ends[0] = -1;
+  CHECK(rank.refused(ends).group == 0);
+  ends[0] = ends[39] = 20;
+  rank.check(ends);
+}
+
+TEST_CASE("grouped gemm kernel: what the host aborts has failed, and the launches behind it do nothing") {
+  HostGroupedGemm rank({.max_rows = 90, .k = 8, .n = 8, .groups = 1});
+  rank.check({90});
+  rank.abort();
+  CHECK(rank.computes_and_fails({90}));
+  CHECK_FALSE(rank.computes_and_fails({90}));
+}
+
+}  // namespace
+}  // namespace mkernel::test

@@ -15,11 +15,14 @@ GPU = torch.device("cuda", int(os.environ.get("LOCAL_RANK", RANK)) % torch.cuda.
 RANKS_PER_GPU = -(-WORLD // torch.cuda.device_count())
 
 
+COPIES = 4  # multiprocessors for the daemons of emulated nodes: copies from a GPU to itself are kernels
+
+
 def begin(**options):
     """start() for ranks that leave room for the others of their GPU."""
     torch.cuda.set_device(GPU)
     name = start(**options)
-    mkernel.torch.set_options(sm_margin=margin(RANKS_PER_GPU))
+    mkernel.torch.set_options(sm_margin=margin(RANKS_PER_GPU, COPIES))
     return name
 
 

@@ -118,8 +118,6 @@ __device__ __forceinline__ void sm90_feed_tasks(const Feed& feed, Sm90FeedShared
     }
     __syncwarp();
   }
-  // The CTA stays until nobody arrives at its barriers any more.
-  for (int task = 0; task < kTasks; ++task, tasks.advance()) tasks.wait_empty_cluster();
 }
 
 /// `load(box, map, x, y)` for box `box` of b, of the step that begins at `k`.
@@ -209,9 +207,6 @@ __device__ __forceinline__ void sm90_feed_load(const Feed& feed, Sm90FeedShared<
     end_work(sm90_trace(feed), DeviceWork::kLoad, i);
     tasks.give_back();
   }
-  tasks.give_back();
-  // As in sm90_load_all(): until every stage is empty.
-  for (int stage = 0; stage < Config::kStages; ++stage, stages.advance()) stages.wait_empty_cluster();
 }
 
 /// One multiplying warpgroup: the rows 64 * group .. of every tile. It passes over a tile that ends before.
@@ -289,7 +284,6 @@ __device__ __forceinline__ void sm90_feed_multiply(const Feed& feed, int group,
     if (lane == 0) tasks.give_back();
   }
   if (held) output.write_held();
-  if (lane == 0) tasks.give_back();
 }
 
 /// One storing warp: pieces of its warpgroup's rows from shared memory to where they belong.
@@ -321,7 +315,6 @@ class Sm90FeedStore {
       __syncwarp();
       if (lane == 0) tasks.give_back();
     }
-    if (lane == 0) tasks.give_back();
   }
 
  private:
@@ -428,6 +421,10 @@ __device__ __forceinline__ void sm90_feed(const Feed& feed, Sm90FeedShared<Confi
     sm90_feed_multiply(feed, warp / 4 - 1, shared);
     feed.after_products();
   }
+  // No CTA is gone while the other one still arrives at its barriers.
+  __syncwarp();
+  ptx::cluster_arrive_release();
+  ptx::cluster_wait_acquire();
 }
 
 }  // namespace mkernel::kernels

@@ -14,6 +14,7 @@ inline std::uint32_t map_to_cta(std::uint32_t shared, std::uint32_t cta) {
   return mkernel::test::host_in_cta(shared, cta);
 }
 inline void cluster_arrive_relaxed() {}
+inline void cluster_arrive_release() {}
 inline void cluster_wait_acquire() {
   mkernel::test::host_cluster_sync();
 }

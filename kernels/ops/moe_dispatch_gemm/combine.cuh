@@ -120,8 +120,7 @@ __device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_
                           p.plan.sums_arrivals(epoch, piece), DeviceRole::kInterReduce);
     }
   }
-  if (!__all_sync(~0U, came)) return false;
-  __syncwarp();
+  if (!moe_all(came)) return false;
   moe_add_up<kType>(p, mine, p.y + std::int64_t{token} * p.n * 2);
   return true;
 }
@@ -138,8 +137,7 @@ __device__ __forceinline__ bool moe_sum_crossed(const MoeParameters& p, std::uin
                         ExpertExchangePlan::stamp(epoch), DeviceRole::kInterReduce, DeviceTag::kChunkReady,
                         MoeStage::kRows);
   }
-  if (!__all_sync(~0U, came)) return false;
-  __syncwarp();
+  if (!moe_all(came)) return false;
   const std::byte* in = moe_memory(p, p.rank) + p.places.crossing_in +
                         static_cast<std::uint64_t>(of_turn + p.scratch.crossed_row[of_turn + returning]) *
                             p.places.crossing_bytes;
@@ -150,8 +148,7 @@ __device__ __forceinline__ bool moe_sum_crossed(const MoeParameters& p, std::uin
     mine = {true, moe_finished_at(p, number), entry.weight};
     came = moe_wait_finished(p, epoch, number, entry.expert);
   }
-  if (!__all_sync(~0U, came)) return false;
-  __syncwarp();
+  if (!moe_all(came)) return false;
   moe_add_up<kType>(p, mine,
                     moe_memory(p, p.rank) + p.places.sum_out +
                         static_cast<std::uint64_t>(of_turn + returning) * p.plan.finished_bytes);
@@ -175,8 +172,7 @@ __device__ __forceinline__ void moe_sum(const MoeParameters& p, std::uint64_t ep
              moe_wait_own(p, p.scratch.table_ready, ExpertExchangePlan::stamp(epoch),
                           DeviceRole::kInterReduce, DeviceTag::kGridBarrier, MoeStage::kTable);
   }
-  if (!__all_sync(~0U, placed)) return;
-  __syncwarp();
+  if (!moe_all(placed)) return;
   if (moe_refused(p, epoch)) return;
   MoeCounters& counters = p.scratch.counters[epoch & 1];
   if (p.plan.others() > 0) {

@@ -27,8 +27,7 @@ __device__ __forceinline__ bool moe_forward_counts(const MoeParameters& p, std::
                            p.plan.counts_arrivals(epoch), DeviceRole::kInterRecv);
     }
     if (moe_told(workers, told) == 0) return false;
-    const std::uint64_t at =
-        p.places.counts[epoch & 1] + static_cast<std::uint64_t>(source) * p.places.counts_bytes;
+    const std::uint64_t at = moe_counts_at(p, epoch, source);
     const std::byte* from = moe_memory(p, p.rank) + at;
     for (std::int32_t ahead = 1; ahead < order.ranks_per_node; ++ahead) {
       std::byte* to = moe_memory(p, order.neighbour(ahead)) + at;
@@ -94,8 +93,7 @@ __device__ __forceinline__ bool moe_forward_row(const MoeParameters& p, std::uin
     came = wait_arrival(p.endpoint, static_cast<std::uint32_t>(source), MoePlan::kRowsLane,
                         p.plan.rows_arrivals(epoch, piece), DeviceRole::kInterRecv);
   }
-  if (!__all_sync(~0U, came)) return false;
-  __syncwarp();
+  if (!moe_all(came)) return false;
   const std::byte* in = moe_memory(p, p.rank) + p.places.crossing_in +
                         static_cast<std::uint64_t>(of_turn + row) * p.places.crossing_bytes;
   const CrossingHead head = *reinterpret_cast<const CrossingHead*>(in);
@@ -164,9 +162,7 @@ class MoeSender {
   __device__ __forceinline__ bool wait(const std::uint64_t* word, DeviceTag tag, MoeStage stage) const {
     bool came = true;
     if (leads()) came = moe_wait_own(p_, word, ExpertExchangePlan::stamp(epoch_), kRole, tag, stage);
-    came = __all_sync(~0U, came) != 0;
-    __syncwarp();
-    return came;
+    return moe_all(came);
   }
 
   /// The first lane puts, after a fence that stands for what all have acquired.
@@ -178,12 +174,11 @@ class MoeSender {
       sent = put(p_.endpoint, static_cast<std::uint32_t>(order_.rail_peer(turn)), lane, {p_.region, from},
                  {p_.region, to}, bytes, kRole, released);
     }
-    return __all_sync(~0U, sent) != 0;
+    return moe_all(sent);
   }
 
   __device__ __forceinline__ bool put_counts() const {
-    const std::uint64_t at =
-        p_.places.counts[epoch_ & 1] + static_cast<std::uint64_t>(p_.rank) * p_.places.counts_bytes;
+    const std::uint64_t at = moe_counts_at(p_, epoch_, p_.rank);
     for (std::int32_t turn = 0; turn < p_.plan.others(); ++turn)
       if (!put_alone(turn, MoePlan::kRowsLane, at, at, p_.places.counts_bytes)) return false;
     return true;
@@ -204,8 +199,7 @@ class MoeSender {
       came = moe_wait_own(p_, words + row, ExpertExchangePlan::stamp(epoch_), kRole, DeviceTag::kChunkReady,
                           out ? MoeStage::kRows : MoeStage::kFinished);
     }
-    if (!__all_sync(~0U, came)) return false;
-    __syncwarp();
+    if (!moe_all(came)) return false;
     const std::int32_t there = order_.as_seen_from(turn) * p_.plan.max_tokens;
     const std::uint64_t bytes = out ? p_.places.crossing_bytes : p_.plan.finished_bytes;
     const std::uint64_t from = out ? p_.places.crossing_out : p_.places.sum_out;

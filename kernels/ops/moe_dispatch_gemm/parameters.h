@@ -117,6 +117,12 @@ MK_HOST_DEVICE inline std::uint64_t* moe_words(const MoeParameters& p, std::int3
   return reinterpret_cast<std::uint64_t*>(moe_memory(p, rank) + at);
 }
 
+/// Where the counts of a rank lie in the workspaces of its node.
+MK_HOST_DEVICE inline std::uint64_t moe_counts_at(const MoeParameters& p, std::uint64_t epoch,
+                                                  std::int32_t rank) {
+  return p.places.counts[epoch & 1] + static_cast<std::uint64_t>(rank) * p.places.counts_bytes;
+}
+
 /// The table of a launch, in scratch memory.
 MK_HOST_DEVICE inline ExpertTable moe_table(const MoeParameters& p) {
   return {p.plan.owners, p.plan.cut, p.scratch.rows, p.scratch.rows_before, p.scratch.blocks_before};

@@ -225,8 +225,7 @@ class MoeRouting {
 
   /// This CTA's share of the ranks of the node: counts, and the lowest problem.
   __device__ __forceinline__ void tell() {
-    const std::uint64_t at =
-        p_.places.counts[epoch_ & 1] + static_cast<std::uint64_t>(p_.rank) * p_.places.counts_bytes;
+    const std::uint64_t at = moe_counts_at(p_, epoch_, p_.rank);
     const auto first = static_cast<std::int32_t>(blockIdx.x) + 1;
     for (std::int32_t ahead = first; ahead <= order_.ranks_per_node; ahead += p_.dispatch_ctas) {
       std::byte* there = moe_memory(p_, order_.neighbour(ahead)) + at;

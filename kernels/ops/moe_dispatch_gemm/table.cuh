@@ -49,8 +49,7 @@ class MoeTable {
 
  private:
   __device__ __forceinline__ const std::byte* counts(std::int32_t rank) const {
-    return moe_memory(p_, p_.rank) + p_.places.counts[epoch_ & 1] +
-           static_cast<std::uint64_t>(rank) * p_.places.counts_bytes;
+    return moe_memory(p_, p_.rank) + moe_counts_at(p_, epoch_, rank);
   }
 
   __device__ __forceinline__ bool wait_counts() {

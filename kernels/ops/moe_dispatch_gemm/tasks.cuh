@@ -37,9 +37,7 @@ class MoeTasks {
       built = moe_wait_own(p_, p_.scratch.table_ready, ExpertExchangePlan::stamp(epoch_),
                            DeviceRole::kCompute, DeviceTag::kGridBarrier, MoeStage::kTable);
     }
-    built = __all_sync(~0U, built);
-    __syncwarp();
-    return built && !moe_refused(p_, epoch_);
+    return moe_all(built) && !moe_refused(p_, epoch_);
   }
 
   __device__ __forceinline__ bool next(Sm90Task& first, Sm90Task& second) const {
@@ -52,9 +50,7 @@ class MoeTasks {
     const std::int32_t other_block = pair.second_block();
     first = place(tasks.owned, product, pair, task.expert, pair.block, pair.column);
     second = place(tasks.owned, product, pair, task.expert, other_block, pair.second_column());
-    const bool came = task.second ? wait_hidden(pair.block, other_block) : wait_rows(pair.block, other_block);
-    __syncwarp();
-    return came;
+    return task.second ? wait_hidden(pair.block, other_block) : wait_rows(pair.block, other_block);
   }
 
   /// Of few rows: as if the first experts had a block of rows each, and the clusters took their tasks in
@@ -170,7 +166,7 @@ class MoeTasks {
       came =
           wait_at_least(arrived + block, p_.plan.arrived_count(epoch_), site, moe_scope(p_, MoeStage::kRows));
     }
-    return __all_sync(~0U, came) != 0;
+    return moe_all(came);
   }
 
   /// All lanes: every column of both blocks.
@@ -183,7 +179,7 @@ class MoeTasks {
       came = moe_wait_own(p_, words + first * columns + i, ExpertExchangePlan::stamp(epoch_),
                           DeviceRole::kCompute, DeviceTag::kTileReady, MoeStage::kRows);
     }
-    return __all_sync(~0U, came) != 0;
+    return moe_all(came);
   }
 
   const MoeParameters& p_;

@@ -31,6 +31,13 @@ __device__ __forceinline__ DeviceWaitScope moe_scope(const MoeParameters& p, Moe
   return at_stage(wait_scope(p.endpoint), static_cast<std::uint32_t>(stage));
 }
 
+/// One warp: whether all lanes say so; what each has acquired is then visible to all.
+__device__ __forceinline__ bool moe_all(bool mine) {
+  const bool all = __all_sync(~0U, mine) != 0;
+  __syncwarp();
+  return all;
+}
+
 /// A word of this rank's own, written by its own CTAs.
 __device__ __forceinline__ bool moe_wait_own(const MoeParameters& p, const std::uint64_t* word,
                                              std::uint64_t expected, DeviceRole role, DeviceTag tag,

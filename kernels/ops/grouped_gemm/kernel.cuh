@@ -8,6 +8,7 @@
 #include "kernels/cuda/gemm/sm90_feed.cuh"
 #include "kernels/cuda/launch/cooperative_launch.cuh"
 #include "kernels/cuda/launch/end.cuh"
+#include "kernels/cuda/launch/poller.cuh"
 #include "kernels/ops/grouped_gemm/kernel.h"
 #include "kernels/ops/grouped_gemm/parameters.h"
 #include "kernels/ops/grouped_gemm/tasks.cuh"
@@ -28,7 +29,9 @@ struct alignas(1024) GroupedGemmShared {
   GroupedGemmTable table;
 };
 
-/// All CTAs take tiles until there are none; CTA 0 ends the launch.
+/// All CTAs take tiles until there are none; CTA 0 ends the launch. Its poller comes when its own tiles are
+/// stored: it has nobody to poll for earlier. A tile waits for no other rank, so the launch ends by itself,
+/// and fails then if the host has aborted it. It is a multiplying warp, which has the most registers left.
 template <class Config>
 __device__ __forceinline__ void grouped_gemm_cta(const GroupedGemmParameters& p, std::byte* memory) {
   LaunchControl& control = *p.endpoint.control;
@@ -39,6 +42,8 @@ __device__ __forceinline__ void grouped_gemm_cta(const GroupedGemmParameters& p,
   sm90_feed(GroupedGemmTasks<Config>(p, begin.epoch, shared.table), shared.feed);
   end_role(p.endpoint.trace, DeviceRole::kCompute);
   if (blockIdx.x != 0) return end_cta(control);
+  if (threadIdx.x / 32 == Config::kThreads / 32 - 1)
+    poll_host(control, p.endpoint.host, PolledCounts{}, gridDim.x - 1);
   end_launch(control, nullptr, begin);
 }
 

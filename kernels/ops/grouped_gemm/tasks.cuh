@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/gemm/sm90_task.h"
-#include "kernels/cuda/launch/end.cuh"
 #include "kernels/cuda/sync/claim.cuh"
 #include "kernels/cuda/sync/trace.cuh"
 #include "kernels/ops/grouped_gemm/parameters.h"
@@ -76,12 +75,7 @@ class GroupedGemmTasks {
   }
   __device__ __forceinline__ void after_store(const Sm90Task&) const {}
 
-  /// A multiplying warp of CTA 0 is the poller of the launch. It has nobody to poll for: a tile waits for no
-  /// other rank, so the launch ends by itself, and fails then if the host has aborted it.
-  __device__ __forceinline__ void after_products() const {
-    if (blockIdx.x == 0 && threadIdx.x / 32 == Config::kThreads / 32 - 1)
-      poll_host(*p_.endpoint.control, p_.endpoint.host, PolledCounts{}, gridDim.x - 1);
-  }
+  __device__ __forceinline__ void after_products() const {}
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
 
  private:

@@ -119,26 +119,34 @@ def main():
         record(arguments, stack)
 
 
-def record(arguments, stack):
+def start_nodes(stack, count, arguments, gpu_memory=True):
+    """A daemon each, which see each other; `stack` ends them. `arguments`: world, nic_gbytes, latency_us, spin_us."""
     import cluster
-    begins = prefix(arguments)
-    suffix = f"-{arguments.nodes}nodes" if arguments.nodes > 1 else ""
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    ports = cluster.free_ports(arguments.nodes)
+    ports = cluster.free_ports(count)
     # A rail for every GPU, as nodes of that size have, and a core for every proxy: it need not nap between two launches.
-    emulated = {"transport": {"kind": "emulated", "gpu_memory": True},
-                "proxy": {"threads": arguments.world // arguments.nodes, "spin_us": arguments.spin_us},
+    emulated = {"transport": {"kind": "emulated", "gpu_memory": gpu_memory},
+                "proxy": {"threads": arguments.world // count, "spin_us": arguments.spin_us},
                 "transport.emulated": {"bandwidth_gbytes": arguments.nic_gbytes, "latency_us": arguments.latency_us}}
     nodes = [cluster.Daemon(folder, f"node{i}", ports[i], [f"127.0.0.1:{p}" for p in ports if p != ports[i]],
-                            emulated if arguments.nodes > 1 else None) for i in range(arguments.nodes)]
+                            emulated if count > 1 else None) for i in range(count)]
     for node in nodes:
         stack.callback(node.stop)
         node.start()
     for node in nodes:
         cluster.wait_until(lambda n=node: sum(p["state"] == "alive" for p in n.show("peers")) == len(nodes) - 1,
                            "the nodes see each other")
+    return nodes
+
+
+def record(arguments, stack):
+    import cluster
+    begins = prefix(arguments)
+    suffix = f"-{arguments.nodes}nodes" if arguments.nodes > 1 else ""
+
+    nodes = start_nodes(stack, arguments.nodes, arguments)
     for op in arguments.ops.split(","):
         path = arguments.out / f"{begins}{op}{suffix}.json"
         measure(cluster.BIN / "mkbench", nodes, op, path, arguments)

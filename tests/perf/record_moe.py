@@ -43,6 +43,13 @@ def add(path, row):
     path.write_text(json.dumps([*rows, row], indent=1) + "\n")
 
 
+def find_library():
+    """Says in the environment where programs and library are, unless that is said already."""
+    programs = pathlib.Path(os.environ.setdefault("MKERNEL_BIN", "build/bin"))
+    if (programs.parent / "lib/libmkernel.so").exists():
+        os.environ.setdefault("MKERNEL_LIB", str((programs.parent / "lib").resolve()))
+
+
 def session_of(stack, device):
     """A daemon, and a session of this process."""
     import client_test  # also says where package and library are
@@ -135,9 +142,7 @@ def main():
         return
     if not shapes:
         parser.error(f"no shape's name holds {' or '.join(arguments.only)}; --list prints them")
-    programs = pathlib.Path(os.environ.setdefault("MKERNEL_BIN", "build/bin"))
-    if (programs.parent / "lib/libmkernel.so").exists():
-        os.environ.setdefault("MKERNEL_LIB", str((programs.parent / "lib").resolve()))
+    find_library()
     # Ended by a signal, too, it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     with contextlib.ExitStack() as stack:  # whatever happens, what was started is ended, the last first

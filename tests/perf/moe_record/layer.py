@@ -1,4 +1,4 @@
-"""Mixtures of experts of a rank alone: shapes, the inputs of every iteration, what is wanted of them, and PyTorch's chain."""
+"""Mixtures of experts: shapes, the inputs of every iteration, what is wanted of them, and, of a rank alone, PyTorch's chain."""
 import dataclasses
 import itertools
 from typing import Optional
@@ -103,11 +103,12 @@ class Weights:
         self.w2 = matrices(shape.n, shape.intermediate) if shape.intermediate else None
 
 
-class Case:
-    """One shape and routing. renew() writes new inputs where the contenders read them; wrong() judges what they made of these."""
+class Routed:
+    """One shape and routing, the tokens of one rank. renew() writes new inputs where the operation reads them; wrong() judges what it
+    made of these. `common`: draws what is the same on every rank, which is the popularity of experts."""
 
-    def __init__(self, shape, exponent, weights, device):
-        self.shape, self.device = shape, device
+    def __init__(self, shape, exponent, weights, device, common=None):
+        self.shape, self.device, self.common = shape, device, common
         self.w1, self.w2 = weights.w1, weights.w2
         self.popularity = -exponent * torch.arange(1, shape.experts + 1, device=device).float().log()
         self.numbers = torch.arange(shape.experts, dtype=torch.int32, device=device)
@@ -116,45 +117,54 @@ class Case:
         self.topk = torch.empty(shape.tokens, shape.topk, dtype=torch.int32, device=device)
         self.weights = torch.empty(shape.tokens, shape.topk, dtype=torch.float32, device=device)
         self.y = torch.empty(shape.tokens, shape.n, **bf16)
-        # What PyTorch's products alone read.
-        self.sorted_x = torch.empty(shape.rows, shape.hidden, **bf16)
         self.ends = torch.empty(shape.experts, dtype=torch.int32, device=device)
 
     def renew(self):
         """New tokens, weights and routing, and which experts are popular."""
-        shape = self.shape
+        self.route()
         self.x.normal_()
-        chances = self.popularity[torch.randperm(shape.experts, device=self.device)]
-        noise = torch.rand(shape.tokens, shape.experts, device=self.device).clamp_(1e-12, 1 - 1e-7)
-        self.topk.copy_((chances - (-noise.log()).log()).topk(shape.topk, dim=1).indices)  # drawn without putting back
         self.weights.copy_(torch.rand_like(self.weights) + 0.1)
         self.weights.div_(self.weights.sum(1, keepdim=True))
         numbers, order = self.topk.flatten().sort(stable=True)
         self.ends.copy_(torch.searchsorted(numbers, self.numbers, right=True))
-        torch.index_select(self.x, 0, order // shape.topk, out=self.sorted_x)
+        self._sorted(order)
         self._want(order)
+
+    def route(self):
+        """Draws each token's experts, without putting back."""
+        chances = self.popularity[torch.randperm(self.shape.experts, generator=self.common).to(self.device)]
+        noise = torch.rand(len(self.topk), self.shape.experts, device=self.device).clamp_(1e-12, 1 - 1e-7)
+        self.topk.copy_((chances - (-noise.log()).log()).topk(self.shape.topk, dim=1).indices)
+
+    def matrices(self, expert):
+        """(w1, w2) of one of the shape's experts."""
+        return self.w1[expert], None if self.w2 is None else self.w2[expert]
+
+    def _sorted(self, order):
+        """Called with the order that sorts the routed rows by expert."""
 
     def _want(self, order):
         """The result in fp32, and how far an element may be off: what is rounded to bf16 is each weighted row, the sum, and each
         value between the products, whose errors are independent."""
         shape, flat = self.shape, self.weights.flatten()
-        self.wanted = torch.zeros(shape.tokens, shape.n, device=self.device)
+        self.wanted = torch.zeros(len(self.x), shape.n, device=self.device)
         magnitude = torch.zeros_like(self.wanted)
-        squares = torch.zeros(shape.tokens, 1, device=self.device)  # of the sizes of the weighted rows' elements
+        squares = torch.zeros(len(self.x), 1, device=self.device)  # of the sizes of the weighted rows' elements
         self.weight_bytes = 0
         for expert, (begin, end) in enumerate(itertools.pairwise([0, *self.ends.tolist()])):
             if begin == end:
                 continue
             self.weight_bytes += shape.expert_bytes()
+            w1, w2 = self.matrices(expert)
             tokens, scale = order[begin:end] // shape.topk, flat[order[begin:end]][:, None]
             row = self.x[tokens].float()
             size = row.norm(dim=1, keepdim=True) * shape.hidden ** -0.5
-            row = row @ self.w1[expert].float().t()
+            row = row @ w1.float().t()
             if shape.intermediate:
                 gate, up = row.chunk(2, dim=1)
                 row = F.silu(gate) * up
                 size = row.norm(dim=1, keepdim=True) * shape.intermediate ** -0.5
-                row = row @ self.w2[expert].float().t()
+                row = row @ w2.float().t()
             row *= scale
             self.wanted.index_add_(0, tokens, row)
             magnitude.index_add_(0, tokens, row.abs_())
@@ -166,6 +176,18 @@ class Case:
         """The largest error over its tolerance; infinite where there is no number."""
         worst = ((y.float() - self.wanted).abs_() / self.tolerance).max().item()
         return worst if worst == worst else float("inf")
+
+
+class Case(Routed):
+    """Of a rank alone, beside PyTorch's chain."""
+
+    def __init__(self, shape, exponent, weights, device):
+        super().__init__(shape, exponent, weights, device)
+        # What PyTorch's products alone read.
+        self.sorted_x = torch.empty(shape.rows, shape.hidden, dtype=torch.bfloat16, device=device)
+
+    def _sorted(self, order):
+        torch.index_select(self.x, 0, order // self.shape.topk, out=self.sorted_x)
 
     def contenders(self):
         """PyTorch's: (name, function, largest error that it may have, in tolerances; 0: it is a floor, and not verified)."""

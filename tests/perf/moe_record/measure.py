@@ -17,23 +17,26 @@ class Wrong(Exception):
 
 
 class Ours:
-    """mkernel's operation on the tensors of a case. `name` as the other contenders'."""
+    """mkernel's operation on the tensors of a case. `name` as the other contenders'; `options`: of the plan."""
 
     name, roundings = "mkernel", 1.0
 
-    def __init__(self, case, group, executor):
+    def __init__(self, case, group, executor, **options):
         shape = case.shape
         self.case, self.executor = case, executor
         if shape.grouped:
             self.operation = group.grouped_gemm(max_rows=shape.rows, k=shape.hidden, n=shape.n, groups=shape.experts, executor=executor,
-                                                b_layout="column_major")
+                                                b_layout="column_major", **options)
             self.launch = self.operation.bind(case.sorted_x, case.ends, case.w1, case.y, deadline=DEADLINE)
             return
         self.operation = group.moe(max_tokens=shape.tokens, hidden=shape.hidden, n=shape.n, intermediate=shape.intermediate,
-                                   experts=shape.experts, topk=shape.topk, executor=executor, w_layout="column_major")
+                                   experts=shape.experts, topk=shape.topk, executor=executor, w_layout="column_major",
+                                   **options)
         self.launch = self.operation.bind(case.x, case.topk, case.weights, case.w1, case.w2, case.y, deadline=DEADLINE)
 
     def __call__(self):
+        if not self.case.shape.grouped:
+            self.launch.set_addresses(tokens=len(self.case.x))  # not all that there is memory for, in some cases
         if self.executor == "cuda":
             self.launch.enqueue(torch.cuda.current_stream().cuda_stream)
         else:
@@ -95,16 +98,21 @@ class Clock:
     def time(self, call):
         """(what `call` returns, milliseconds)."""
         if self.how == "host":
+            self.start_line()
             begin = time.perf_counter()
             return call(), 1e3 * (time.perf_counter() - begin)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.beyond_cache.sum()  # read, not written: nothing is left that the timed span would have to write back
         torch.cuda._sleep(HEAD_START)
+        self.start_line()
         begin.record()
         results = call()
         end.record()
         end.synchronize()
         return results, begin.elapsed_time(end)
+
+    def start_line(self):
+        """Just before the timed span; of a rank alone there is nobody to meet."""
 
     def synchronize(self):
         if self.how != "host":
@@ -120,14 +128,14 @@ def measure(case, routing, group, executor, clock, iterations):
         ready = {}
         for contender in running:
             for _ in range(2):  # loads kernels, and makes memory
-                _checked(case, contender, contender, clock)
+                checked(case, contender, contender, clock)
             ready[contender.name] = clock.ready(contender)
         for iteration in range(iterations):
             case.renew()
             reading.append(case.weight_bytes)
             first = iteration % len(running)
             for contender in running[first:] + running[:first]:
-                ms, off = _checked(case, contender, ready[contender.name], clock)
+                ms, off = checked(case, contender, ready[contender.name], clock)
                 taken.setdefault(contender.name, []).append(ms)
                 worst[contender.name] = max(worst.get(contender.name, 0.0), off)
         expected = running[0].operation.expected_seconds() if group is not None else None
@@ -139,7 +147,7 @@ def measure(case, routing, group, executor, clock, iterations):
     return row_of(case.shape, routing, clock.how, taken, worst, reading, expected)
 
 
-def _checked(case, contender, call, clock):
+def checked(case, contender, call, clock):
     """(milliseconds, the largest error over its tolerance)."""
     case.y.fill_(float("nan"))
     clock.synchronize()

@@ -29,6 +29,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/unit/kernels/roles/moe_spread.h"
 
 namespace mkernel::test {
 
@@ -36,27 +37,6 @@ using namespace mkernel::kernels;
 
 struct HostTile {
   static constexpr int kTileN = 256, kTileK = 64;
-};
-
-/// Ranks are numbered node by node, or `across` nodes: rank r is on node r % nodes.
-struct Nodes {
-  std::uint32_t nodes = 1, ranks = 1;
-  bool across = false;
-
-  std::uint32_t world() const { return nodes * ranks; }
-  Topology topology() const {
-    FakeFabric fabric({.nodes = nodes, .ranks_per_node = ranks, .across_nodes = across});
-    return require(Topology::of(fabric.group(0)));
-  }
-};
-
-/// How the CTAs of a rank are spread.
-struct Spread {
-  std::int32_t dispatch_ctas = 2;
-  std::uint32_t warps = 4;     ///< of a dispatching CTA
-  std::uint32_t clusters = 3;  ///< that compute
-  std::uint32_t summers = 2;   ///< warps of each that sum
-  bool whole_kernel = false;   ///< of as many clusters, and as many dispatching CTAs, of which two sum
 };
 
 class HostRanks {

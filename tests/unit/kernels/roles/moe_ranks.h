@@ -22,7 +22,6 @@
 #include "kernels/ops/moe_dispatch_gemm/weight_views.h"
 #include "proto/abi/region_map.h"
 #include "proto/abi/work_request.h"
-#include "tests/support/fake_fabric.h"
 #include "tests/support/moe_cases.h"
 #include "tests/support/moe_reference.h"
 #include "tests/support/on_host/cuda_names.h"

@@ -47,6 +47,11 @@ Result<GemmShape> shape_of(const mk_gemm_shape* shape) {
 Result<MoeShape> shape_of(const mk_moe_shape* shape) {
   const auto given = read("mk_moe_shape", shape);
   if (!given.ok()) return given.status();
+  if (given->weights_on_input > 1) {
+    return Status(StatusCode::kInvalidArgument,
+                  "mk_moe_shape: weights_on_input = " + std::to_string(given->weights_on_input) +
+                      ", but it must be 0 or 1");
+  }
   return MoeShape{given->max_tokens,
                   given->hidden,
                   given->n,
@@ -55,7 +60,8 @@ Result<MoeShape> shape_of(const mk_moe_shape* shape) {
                   given->topk,
                   static_cast<DataType>(given->dtype),
                   given->capacity,
-                  static_cast<Layout>(given->w_layout)};
+                  static_cast<Layout>(given->w_layout),
+                  given->weights_on_input == 1};
 }
 Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
   const auto given = read("mk_attention_shape", shape);

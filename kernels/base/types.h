@@ -62,6 +62,9 @@ struct MoeShape {
   /// memory holds. It is rounded up to whole 64. 0 = as many as all ranks together can send.
   std::int64_t capacity = 0;
   Layout w_layout = Layout::kRowMajor;
+  /// A token's weight multiplies its row before the first product, rounded to the type of x, and not the
+  /// finished row: expert(weight x) in place of weight expert(x).
+  bool weights_on_input = false;
 };
 
 /// Ring attention over a sequence of `sequence` positions (all ranks together), [batch, positions_rank,

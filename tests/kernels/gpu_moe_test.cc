@@ -83,6 +83,18 @@ TEST_CASE("moe: several blocks of rows, an odd number of columns of tiles, sever
   run_launches({.ranks_per_node = 1}, single, 2);
 }
 
+TEST_CASE("moe: weights multiply rows before the first product") {
+  if (!peers_or_skip(1)) return;
+  for (const std::uint32_t nodes : {1U, 2U}) {
+    MoeShape shape = kOddMoe;
+    shape.weights_on_input = true;
+    for (const DataType dtype : {DataType::kBf16, DataType::kF16}) {
+      shape.dtype = dtype;
+      run_launches({.nodes = nodes, .ranks_per_node = 2}, shape, 2);
+    }
+  }
+}
+
 TEST_CASE("moe: several nodes, also with ranks that are not numbered node by node") {
   if (!peers_or_skip(1)) return;
   for (const auto& [nodes, ranks] : {std::pair{2U, 1U}, {2U, 2U}, {3U, 1U}, {4U, 1U}}) {

@@ -57,6 +57,21 @@ TEST_CASE("moe is right on every world, with one product and with two, launch af
   }
 }
 
+TEST_CASE("moe multiplies rows by their weights before the first product when it is asked to") {
+  for (const MoeNodes world : {MoeNodes{1, 2}, {2, 2}, {3, 1}}) {
+    for (const std::int64_t intermediate : {0, 12}) {
+      CAPTURE(world.nodes);
+      CAPTURE(intermediate);
+      MoeShape shape{
+          .max_tokens = 37, .hidden = 20, .n = 18, .intermediate = intermediate, .experts = 11, .topk = 3};
+      const FabricOptions fabric{.nodes = world.nodes, .ranks_per_node = world.ranks, .rings = 2, .seed = 3};
+      const auto after = run_launches(shape, fabric, 2);
+      shape.weights_on_input = true;
+      CHECK(run_launches(shape, fabric, 2) != after);
+    }
+  }
+}
+
 TEST_CASE("moe takes weights of either layout, w1 whole or in two operands") {
   for (const std::int64_t intermediate : {0, 7}) {
     for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {

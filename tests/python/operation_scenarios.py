@@ -145,6 +145,11 @@ def moe(group, dtype, intermediate, w_layout):
             close(y, wanted, 8 * UNIT[dtype] * (np.abs(wanted) + 1))
             with raises(mkernel.InvalidArgument, "w1 has shape"):
                 operation.bind(x, chosen, weights, w1[mine], mine2, y, w1_up=halves[1])
+    if not intermediate:  # where it makes no difference whether weights multiply rows or results
+        with group.moe(**sizes, dtype=dtype, weights_on_input=True) as operation:
+            y = poisoned((tokens, n), dtype)
+            operation.run(x, chosen, weights, w1[mine], None, y, timeout=LONG)
+            close(y, wanted, 8 * UNIT[dtype] * (np.abs(wanted) + 1))
     # Each expert's rows count as 64, so a rank has room for two experts. Experts 2, 3 and 4 are of one rank.
     with group.moe(**sizes, dtype=dtype, capacity=128) as operation:
         with raises(mkernel.ResourceExhausted, "expert 4 has 23 rows", "rank 1 needs 192", "its capacity is 128"):

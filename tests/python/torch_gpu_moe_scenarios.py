@@ -42,6 +42,8 @@ def values():
                         y = call(moe, layer, wide, name, transposed, halves, max_tokens=MOST)
                         close(y, two)
                         assert torch.equal(y, call(moe, layer, wide, name, transposed, halves, max_tokens=MOST)), "other bits"
+                y = call(moe, layer, inputs, name, max_tokens=MOST, weights_on_input=True)
+                close(y, layer.wanted(*inputs, True, on_input=True))
     # Without max_tokens every rank has the same number of tokens. As many experts as ranks, and fewer.
     for experts in (WORLD, 1):
         few = Layer(experts=experts, topk=1, sizes=SIZES, device=GPU)

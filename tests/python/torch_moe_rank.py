@@ -34,13 +34,15 @@ class Layer:
         gate = x @ self.gate[number].double()
         return (gate * gate.sigmoid() * (x @ self.up[number].double())) @ self.down[number].double()
 
-    def wanted(self, x, ids, weights, two):
+    def wanted(self, x, ids, weights, two, on_input=False):
+        """`on_input`: weights multiply x, in place of the results."""
         x, ids, weights = x.cpu(), ids.cpu(), weights.cpu()
         y = torch.zeros(x.shape[0], self.n, dtype=torch.float64)
         for number in range(self.experts):
             tokens, entries = (ids == number).nonzero(as_tuple=True)
             scale = weights[tokens, entries].double()[:, None]
-            y.index_add_(0, tokens, scale * self.expert(number, x[tokens].double(), two))
+            rows = x[tokens].double()
+            y.index_add_(0, tokens, self.expert(number, scale * rows, two) if on_input else scale * self.expert(number, rows, two))
         return y
 
     def inputs(self, seed, tokens, skewed=False):

@@ -25,6 +25,8 @@ def values():
                 for halves in (False, True):
                     wide = (x, ids.long(), weights.double())
                     close(moe(layer, wide, name, transposed, halves, max_tokens=MOST), layer.wanted(*inputs, True))
+            y = moe(layer, inputs, name, max_tokens=MOST, weights_on_input=True)
+            close(y, layer.wanted(*inputs, True, on_input=True))
     # Without max_tokens every rank has the same number of tokens; fewer experts than ranks; all to one expert.
     few = Layer(experts=2, topk=1)
     for tokens in (4, 1, 0, 9):
@@ -103,7 +105,7 @@ def compiled():
         (OPS.moe_layer, (*inputs, gate, up, down, layer.experts, name)),
         (OPS.moe_layer, (*inputs, whole, None, layer.part(layer.down), layer.experts, name)),
     ):
-        for keywords in ({}, {"max_tokens": MOST, "capacity": 640}):
+        for keywords in ({}, {"max_tokens": MOST, "capacity": 640}, {"weights_on_input": True}):
             results = torch.library.opcheck(op.default, arguments, keywords)
             assert set(results.values()) == {"SUCCESS"} and len(results) == 4, (op, results)
 

@@ -59,13 +59,23 @@ std::vector<Expected> moe_row(const MoeShape& shape, const MoeWeights& weights, 
   for (std::int64_t i = 0; i < shape.hidden; ++i) {
     x.push_back({value_of(shape.dtype, input.x[static_cast<std::size_t>(token * shape.hidden + i)]), 0});
   }
+  const auto times = [&](double weight) {
+    std::vector<Expected> scaled;
+    for (const Expected& element : x) {
+      const double value = weight * element.value;
+      scaled.push_back(
+          {value, (kernels::rounding_unit(shape.dtype) + 2 * kFloatUnit) * std::abs(value) + kSmallest});
+    }
+    return scaled;
+  };
   std::vector<Expected> y(static_cast<std::size_t>(shape.n));
   std::vector<double> magnitude(y.size());
   for (std::int64_t j = 0; j < shape.topk; ++j) {
     const auto entry = static_cast<std::size_t>(token * shape.topk + j);
-    const auto out = expert(shape, weights, input.topk[entry], x);
+    const bool on_input = shape.weights_on_input;
+    const auto out = expert(shape, weights, input.topk[entry], on_input ? times(input.weights[entry]) : x);
     for (std::size_t i = 0; i < y.size(); ++i) {
-      const double weight = input.weights[entry];
+      const double weight = on_input ? 1 : input.weights[entry];
       y[i].value += weight * out[i].value;
       y[i].tolerance += std::abs(weight) * out[i].tolerance;
       y[i].tolerance += std::abs(weight) * kSmallest;

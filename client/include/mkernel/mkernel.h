@@ -187,6 +187,7 @@ typedef struct mk_moe_shape {
   uint32_t dtype;
   int64_t capacity;  /* rows that a rank takes for its experts, see MoeShape; 0: as many as can come */
   uint32_t w_layout; /* of w1, w1_up and w2: MK_ROW_MAJOR, MK_COLUMN_MAJOR */
+  uint32_t weights_on_input; /* 1: weights multiply rows before the first product, see MoeShape; else 0 */
 } mk_moe_shape;
 typedef struct mk_moe_arguments {
   size_t struct_size;

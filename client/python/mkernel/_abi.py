@@ -104,6 +104,7 @@ class MoeShape(Sized):
         ("dtype", c_uint32),
         ("capacity", c_int64),
         ("w_layout", c_uint32),
+        ("weights_on_input", c_uint32),
     ]
 
 

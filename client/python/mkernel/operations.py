@@ -279,7 +279,8 @@ class Moe(Operation):
     y [tokens, n]. intermediate = 0: w1 [mine, hidden, n], expert(x) = x w1. Else w1 [mine, hidden, 2 * intermediate],
     w2 [mine, intermediate, n], expert(x) = (silu(g) * u) w2 with [g | u] = x w1. With w1_up, w1 [mine, hidden, intermediate] is
     the half of g and w1_up that of u. w_layout="column_major" has the matrices of every expert transposed, as PyTorch keeps
-    weights: w1 [mine, n or 2 * intermediate, hidden], w2 [mine, n, intermediate].
+    weights: w1 [mine, n or 2 * intermediate, hidden], w2 [mine, n, intermediate]. With weights_on_input y[t] = sum over j of
+    expert[topk[t, j]](weights[t, j] * x[t]), where the product is rounded to the type of x.
 
     Every rank refuses a launch with the same error when topk has a bad entry or weights a NaN on any of them (InvalidArgument
     names the rank and the entry), or more rows come to a rank than `capacity` (ResourceExhausted). y stays as it was, and the group

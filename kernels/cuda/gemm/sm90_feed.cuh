@@ -7,11 +7,9 @@
 //     bool begin() const;                    // one whole warp, once: false: there are no tasks
 //     bool next(Sm90Task& first, Sm90Task& second) const;  // the same warp: the tasks of both CTAs, whose
 //                                            // rows of a may be read now; false: there are no more
-//     int foresee(Sm90Task& task) const;     // optional; the loading thread, before the first task is known:
-//     its
-//                                            // place in b, as far as one can guess, and how many steps along
-//                                            k
-//                                            // of it to bring into the L2 meanwhile
+//     int foresee(Sm90Task& task) const;     // optional; the loading thread, before there is a task: where
+//                                            // in b the first one may lie, and how many steps along k of it
+//                                            // to bring into the L2 meanwhile
 //     int k_blocks(int product) const;       // ceil(k / kTileK) >= 1
 //     const TensorMap* a(int product) const; // boxes of 64 rows x kTileK
 //     const TensorMap* b(int product, int half) const;  // of the first or second half of a tile's columns;

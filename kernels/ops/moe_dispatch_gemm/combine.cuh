@@ -7,31 +7,13 @@
 #include "kernels/base/types.h"
 #include "kernels/cuda/comm/endpoint.cuh"
 #include "kernels/cuda/ptx/global.cuh"
-#include "kernels/cuda/ptx/shared.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
+#include "kernels/ops/moe_dispatch_gemm/rows.cuh"
 #include "kernels/ops/moe_dispatch_gemm/table.cuh"
 #include "kernels/ops/moe_dispatch_gemm/workers.cuh"
 
 namespace mkernel::kernels {
-
-template <DataType kType>
-__device__ __forceinline__ float2 moe_widen(std::uint32_t packed) {
-  if constexpr (kType == DataType::kBf16) {
-    return ptx::cvt_f32x2_bf16x2(packed);
-  } else {
-    return ptx::cvt_f32x2_f16x2(packed);
-  }
-}
-
-template <DataType kType>
-__device__ __forceinline__ std::uint32_t moe_narrow(float low, float high) {
-  if constexpr (kType == DataType::kBf16) {
-    return ptx::cvt_rn_bf16x2(low, high);
-  } else {
-    return ptx::cvt_rn_f16x2(low, high);
-  }
-}
 
 /// Adds weight * `row` to eight sums.
 template <DataType kType>
@@ -97,6 +79,11 @@ __device__ __forceinline__ std::uint64_t moe_finished_at(const MoeParameters& p,
   return p.places.finished + static_cast<std::uint64_t>(entry) * p.plan.finished_bytes;
 }
 
+/// What a finished row is multiplied by, when `weight` is its weight.
+__device__ __forceinline__ float moe_weight_of_sum(const MoeParameters& p, float weight) {
+  return p.weights_on_input ? 1 : weight;
+}
+
 /// One warp: an own token: the rows of this node's experts in top-k order, then the sums of the other nodes,
 /// from the next one on. False: a wait gave up.
 template <DataType kType>
@@ -108,7 +95,7 @@ __device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_
   if (lane < p.routed.topk) {
     const std::int32_t entry = token * p.routed.topk + lane, expert = p.routed.experts[entry];
     mine = {others == 0 || order.node_turn(expert) == others, moe_finished_at(p, entry),
-            p.routed.weights[entry]};
+            moe_weight_of_sum(p, p.routed.weights[entry])};
     if (mine.any) came = moe_wait_finished(p, epoch, entry, expert);
   } else if (const std::int32_t turn = lane - kMoeMostTopk; turn >= 0 && turn < others) {
     const std::int32_t returning = p.scratch.returning[turn * p.plan.max_tokens + token];
@@ -145,7 +132,7 @@ __device__ __forceinline__ bool moe_sum_crossed(const MoeParameters& p, std::uin
   if (lane < reinterpret_cast<const CrossingHead*>(in)->entries) {
     const CrossingEntry& entry = reinterpret_cast<const CrossingEntry*>(in + sizeof(CrossingHead))[lane];
     const std::int32_t number = p.plan.crossed_entry(turn, returning) + lane;
-    mine = {true, moe_finished_at(p, number), entry.weight};
+    mine = {true, moe_finished_at(p, number), moe_weight_of_sum(p, entry.weight)};
     came = moe_wait_finished(p, epoch, number, entry.expert);
   }
   if (!moe_all(came)) return false;

@@ -82,7 +82,7 @@ void MoeLaunch::forward_row(std::int32_t turn, std::int32_t row) {
   for (std::int32_t i = 0; i < head.entries; ++i) {
     places.push_back(place_of(order_.rail_peer(turn), entries[i].expert, entries[i].index));
     write_row(places.back(), {me_, exchange_.crossed_entry(turn, head.returning) + i},
-              in + exchange_.row_in_crossing());
+              in + exchange_.row_in_crossing(), entries[i].weight);
   }
   signal_rows(places);
   work_->crossed_row[static_cast<std::size_t>(turn)][static_cast<std::size_t>(head.returning)] = row;

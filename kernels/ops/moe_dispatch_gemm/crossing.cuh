@@ -11,6 +11,7 @@
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
 #include "kernels/ops/moe_dispatch_gemm/push.cuh"
+#include "kernels/ops/moe_dispatch_gemm/rows.cuh"
 #include "kernels/ops/moe_dispatch_gemm/table.cuh"
 #include "kernels/ops/moe_dispatch_gemm/workers.cuh"
 
@@ -82,6 +83,7 @@ __device__ __forceinline__ void moe_stage(const MoeParameters& p, std::uint64_t 
 }
 
 /// One warp: a row that has arrived, to the owners of its experts here. False: a wait gave up.
+template <DataType kType>
 __device__ __forceinline__ bool moe_forward_row(const MoeParameters& p, std::uint64_t epoch,
                                                 std::int32_t turn, std::int32_t row) {
   const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
@@ -98,15 +100,17 @@ __device__ __forceinline__ bool moe_forward_row(const MoeParameters& p, std::uin
                         static_cast<std::uint64_t>(of_turn + row) * p.places.crossing_bytes;
   const CrossingHead head = *reinterpret_cast<const CrossingHead*>(in);
   MoePush to;
+  float weight = 0;
   if (lane < head.entries) {
     const CrossingEntry& entry = reinterpret_cast<const CrossingEntry*>(in + sizeof(CrossingHead))[lane];
+    weight = entry.weight;
     to = moe_push_to(p, 1 + turn, entry.expert, entry.index);
     moe_store_origin(p, to, p.plan.crossed_entry(turn, head.returning) + lane);
   }
   for (std::int32_t i = 0; i < head.entries; ++i) {
     const std::int32_t owner = __shfl_sync(~0U, to.owner, i), at = __shfl_sync(~0U, to.row, i);
-    moe_copy_row(moe_pool_row(p, owner, at), in + p.places.row_in_crossing,
-                 static_cast<std::int32_t>(p.plan.row_bytes));
+    moe_write_row<kType>(p, moe_pool_row(p, owner, at), in + p.places.row_in_crossing,
+                         __shfl_sync(~0U, weight, i));
   }
   __syncwarp();
   if (lane < head.entries) moe_signal_rows(p, to, head.entries);
@@ -120,10 +124,11 @@ __device__ __forceinline__ bool moe_forward_row(const MoeParameters& p, std::uin
 }
 
 /// One warp, after its pushes: rows as they arrive.
+template <DataType kType>
 __device__ __forceinline__ bool moe_forward(const MoeParameters& p, std::uint64_t epoch) {
   return moe_claim_rows(
       p, &p.scratch.counters[epoch & 1].forwarded, p.scratch.crossed,
-      [&](std::int32_t turn, std::int32_t row) { return moe_forward_row(p, epoch, turn, row); });
+      [&](std::int32_t turn, std::int32_t row) { return moe_forward_row<kType>(p, epoch, turn, row); });
 }
 
 /// inter_send: one whole warp of CTA 0, over several nodes.

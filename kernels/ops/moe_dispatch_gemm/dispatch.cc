@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/moe_dispatch_gemm/roles.h"
 #include "kernels/plan/cuts.h"
 
@@ -175,15 +176,25 @@ void MoeLaunch::push() {
     for (std::int32_t i = first; i < std::min(first + kPushUnitRows, pushes); ++i) {
       const ChunkedRouting::Push push = routing_.push(i);
       places.push_back(place_of(me_, push.expert, push.index));
-      write_row(places.back(), {me_, push.entry}, x + push.entry / plan_.shape.topk * plan_.shape.hidden * 2);
+      write_row(places.back(), {me_, push.entry}, x + push.entry / plan_.shape.topk * plan_.shape.hidden * 2,
+                arguments_.weights[push.entry]);
     }
     signal_rows(places);
   }
 }
 
-void MoeLaunch::write_row(const PoolPlace& place, const ExpertRowOrigin& origin, const std::byte* row) const {
+void MoeLaunch::write_row(const PoolPlace& place, const ExpertRowOrigin& origin, const std::byte* row,
+                          float weight) const {
   std::byte* pool = memory(place.owner);
-  std::memcpy(pool + exchange_.row(place.row), row, static_cast<std::size_t>(plan_.shape.hidden) * 2);
+  const auto elements = static_cast<std::size_t>(plan_.shape.hidden);
+  if (plan_.shape.weights_on_input) {
+    std::vector<float> scaled(elements);
+    widen(plan_.shape.dtype, row, scaled.data(), elements);
+    for (float& element : scaled) element *= weight;
+    narrow(plan_.shape.dtype, scaled.data(), pool + exchange_.row(place.row), elements);
+  } else {
+    std::memcpy(pool + exchange_.row(place.row), row, elements * 2);
+  }
   std::memcpy(pool + exchange_.origin(place.row), &origin, sizeof origin);
 }
 

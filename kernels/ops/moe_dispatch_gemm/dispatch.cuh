@@ -34,8 +34,8 @@ __device__ __forceinline__ void moe_dispatch(const MoeParameters& p, std::uint64
   }
   if (moe_refused(p, epoch)) return;
   if (p.plan.others() > 0) moe_stage(p, epoch);
-  moe_push(p, routing, epoch);
-  if (p.plan.others() > 0 && !moe_forward(p, epoch)) return;
+  moe_push<kInput>(p, routing, epoch);
+  if (p.plan.others() > 0 && !moe_forward<kInput>(p, epoch)) return;
   if (static_cast<std::int32_t>(blockIdx.x) < p.summing_ctas) moe_sum<kInput>(p, epoch);
 }
 

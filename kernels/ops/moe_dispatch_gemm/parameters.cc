@@ -97,6 +97,7 @@ MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank,
   p.pairs1 = (exchange.columns1 + 1) / 2;
   p.pairs2 = (exchange.columns2 + 1) / 2;
   p.dispatch_ctas = plan.dispatch_ctas;
+  p.weights_on_input = plan.shape.weights_on_input;
   return p;
 }
 

@@ -105,6 +105,7 @@ struct MoeParameters {
   /// Steps along k of its probable first tile whose weights a CTA brings into the L2 while tokens travel.
   std::int32_t foreseen_steps;
   std::int32_t dispatch_ctas;
+  bool weights_on_input;      ///< MoeShape
   std::int32_t summing_ctas;  ///< the first of them, which sum when they have pushed; the others compute
 };
 

@@ -216,7 +216,8 @@ std::string MoePlan::signature() const {
          " experts=" + std::to_string(shape.experts) + " topk=" + std::to_string(shape.topk) +
          (shape.dtype == DataType::kBf16 ? " bf16" : " f16") +
          (shape.w_layout == Layout::kColumnMajor ? " column-major" : "") +
-         (shape.capacity > 0 ? " capacity=" + std::to_string(shape.capacity) : "");
+         (shape.capacity > 0 ? " capacity=" + std::to_string(shape.capacity) : "") +
+         (shape.weights_on_input ? " weights on input" : "");
 }
 
 Requirements MoePlan::requirements() const {

@@ -6,25 +6,11 @@
 
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
-#include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
 #include "kernels/ops/moe_dispatch_gemm/routing.cuh"
+#include "kernels/ops/moe_dispatch_gemm/rows.cuh"
 
 namespace mkernel::kernels {
-
-/// A warp copies whole 16 bytes, several of each lane under way.
-__device__ __forceinline__ void moe_copy_row(std::byte* to, const std::byte* from, std::int32_t bytes) {
-  constexpr std::int32_t kAtOnce = 8, kLane = 16, kWarp = 32 * kLane;
-  std::int32_t at = static_cast<std::int32_t>(threadIdx.x) % 32 * kLane;
-  for (; at + (kAtOnce - 1) * kWarp < bytes; at += kAtOnce * kWarp) {
-    uint4 values[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) values[i] = ptx::ld_once_v4(from + at + i * kWarp);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) ptx::st_v4(to + at + i * kWarp, values[i]);
-  }
-  for (; at < bytes; at += kWarp) ptx::st_v4(to + at, ptx::ld_once_v4(from + at));
-}
 
 /// Where a row of a source goes: 0 is this rank, 1 + turn its rail peer.
 struct MoePush {
@@ -62,30 +48,35 @@ __device__ __forceinline__ void moe_signal_rows(const MoeParameters& p, const Mo
 }
 
 /// One unit of pushes, by one warp: its rows, where each came from, and then the counts of the blocks.
+template <DataType kType>
 __device__ __forceinline__ void moe_push_unit(const MoeParameters& p, const MoeRouting& routing,
                                               std::int32_t first) {
   const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
   const std::int32_t rows = min(kPushUnitRows, routing.pushes() - first);
   // A lane finds where its row goes.
   std::int32_t entry = 0;
+  float weight = 0;
   MoePush to;
   if (lane < rows) {
     entry = p.scratch.pushed[first + lane];
+    weight = p.routed.weights[entry];
     const std::int32_t expert = p.routed.experts[entry];
     to = moe_push_to(p, 0, expert, routing.index(first + lane, expert));
     moe_store_origin(p, to, entry);
   }
-  const auto row_bytes = static_cast<std::int32_t>(p.plan.row_bytes);
   for (std::int32_t row = 0; row < rows; ++row) {
     const std::int32_t token = __shfl_sync(~0U, entry, row) / p.routed.topk;
     const std::int32_t owner = __shfl_sync(~0U, to.owner, row), at = __shfl_sync(~0U, to.row, row);
-    moe_copy_row(moe_pool_row(p, owner, at), p.x + std::int64_t{token} * row_bytes, row_bytes);
+    moe_write_row<kType>(p, moe_pool_row(p, owner, at),
+                         p.x + token * static_cast<std::int64_t>(p.plan.row_bytes),
+                         __shfl_sync(~0U, weight, row));
   }
   __syncwarp();
   if (lane < rows) moe_signal_rows(p, to, rows);
 }
 
 /// One warp, when the table is built: units in order, until none is left.
+template <DataType kType>
 __device__ __forceinline__ void moe_push(const MoeParameters& p, const MoeRouting& routing,
                                          std::uint64_t epoch) {
   std::uint64_t* next = &p.scratch.counters[epoch & 1].pushes;
@@ -93,7 +84,7 @@ __device__ __forceinline__ void moe_push(const MoeParameters& p, const MoeRoutin
   for (;;) {
     const std::int64_t first = static_cast<std::int64_t>(claim_unit(next)) * kPushUnitRows;
     if (first >= pushes) return;
-    moe_push_unit(p, routing, static_cast<std::int32_t>(first));
+    moe_push_unit<kType>(p, routing, static_cast<std::int32_t>(first));
     __syncwarp();
   }
 }

@@ -70,7 +70,8 @@ class MoeLaunch {
   Counts read_counts() const;
   void add_lacking_rows(std::int32_t number) const;
   void push();
-  void write_row(const PoolPlace& place, const ExpertRowOrigin& origin, const std::byte* row) const;
+  void write_row(const PoolPlace& place, const ExpertRowOrigin& origin, const std::byte* row,
+                 float weight) const;
   void signal_rows(std::span<const PoolPlace> places) const;
   PoolPlace place_of(std::int32_t source, std::int32_t expert, std::int32_t index) const;
 

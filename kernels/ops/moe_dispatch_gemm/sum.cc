@@ -46,7 +46,7 @@ Status MoeLaunch::sum() {
 Status MoeLaunch::add_finished(std::int32_t entry, std::int32_t expert, float weight, Sum& sum) const {
   MK_RETURN_IF_ERROR(wait(word(me_, exchange_.finished_word(entry)), stamp(),
                           {kSumRole, "a finished row", exchange_.owners.owner(expert)}, 3));
-  sum.add(memory(me_) + exchange_.finished(entry), weight);
+  sum.add(memory(me_) + exchange_.finished(entry), plan_.shape.weights_on_input ? 1 : weight);
   return {};
 }
 

@@ -96,7 +96,7 @@ def _explain_moe(name: str, values: "dict[str, Any]") -> Explanation:
     fields = ("x", "topk_ids", "topk_weights", "w" if name == _moe.GEMM else "w1", "w1_up", "w2")
     given: "list[Any]" = [values.get(field) for field in fields]
     operands = _moe_decide.MoeOperands(*given)
-    limits = _moe_decide.MoeLimits(values["num_experts"], values["max_tokens"], values["capacity"])
+    limits = _moe_decide.MoeLimits(values["num_experts"], values["max_tokens"], values["capacity"], values["weights_on_input"])
     decision = _moe_decide.decide(membership, operands, limits, current())
     if decision.key is None:
         return Explanation(name, "mkernel", "no rank has a token: nothing is launched", rows=0, bucket=0)

@@ -13,7 +13,7 @@ from mkernel.torch._run import aligned, compare
 
 GEMM, LAYER = "moe_dispatch_gemm", "moe_layer"
 _ROUTING = "Tensor x, Tensor topk_ids, Tensor topk_weights"
-_REST = "int num_experts, str group_name, *, int max_tokens=0, int capacity=0) -> Tensor"
+_REST = "int num_experts, str group_name, *, int max_tokens=0, int capacity=0, bool weights_on_input=False) -> Tensor"
 SCHEMAS = {
     GEMM: f"({_ROUTING}, Tensor w, {_REST}",
     LAYER: f"({_ROUTING}, Tensor w1, Tensor? w1_up, Tensor w2, {_REST}",
@@ -96,15 +96,15 @@ def _numbers(ids: torch.Tensor) -> torch.Tensor:
 
 
 def moe_dispatch_gemm(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w: torch.Tensor, num_experts: int,
-                      group_name: str, *, max_tokens: int = 0, capacity: int = 0) -> torch.Tensor:
+                      group_name: str, *, max_tokens: int = 0, capacity: int = 0, weights_on_input: bool = False) -> torch.Tensor:
     operands = MoeOperands(x, topk_ids, topk_weights, w, None, None)
-    return run(GEMM, operands, MoeLimits(num_experts, max_tokens, capacity), group_name)
+    return run(GEMM, operands, MoeLimits(num_experts, max_tokens, capacity, weights_on_input), group_name)
 
 
 def moe_layer(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w1: torch.Tensor, w1_up: Optional[torch.Tensor],
-              w2: torch.Tensor, num_experts: int, group_name: str, *, max_tokens: int = 0, capacity: int = 0) -> torch.Tensor:
+              w2: torch.Tensor, num_experts: int, group_name: str, *, max_tokens: int = 0, capacity: int = 0, weights_on_input: bool = False) -> torch.Tensor:
     operands = MoeOperands(x, topk_ids, topk_weights, w1, w1_up, w2)
-    return run(LAYER, operands, MoeLimits(num_experts, max_tokens, capacity), group_name)
+    return run(LAYER, operands, MoeLimits(num_experts, max_tokens, capacity, weights_on_input), group_name)
 
 
 # ---- shapes
@@ -117,13 +117,13 @@ def _fake(operands: MoeOperands, num_experts: int, group_name: str) -> torch.Ten
 
 
 def _fake_moe_dispatch_gemm(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w: torch.Tensor, num_experts: int,
-                            group_name: str, *, max_tokens: int = 0, capacity: int = 0) -> torch.Tensor:
+                            group_name: str, *, max_tokens: int = 0, capacity: int = 0, weights_on_input: bool = False) -> torch.Tensor:
     return _fake(MoeOperands(x, topk_ids, topk_weights, w, None, None), num_experts, group_name)
 
 
 def _fake_moe_layer(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w1: torch.Tensor,
                     w1_up: Optional[torch.Tensor], w2: torch.Tensor, num_experts: int, group_name: str, *, max_tokens: int = 0,
-                    capacity: int = 0) -> torch.Tensor:
+                    capacity: int = 0, weights_on_input: bool = False) -> torch.Tensor:
     return _fake(MoeOperands(x, topk_ids, topk_weights, w1, w1_up, w2), num_experts, group_name)
 
 

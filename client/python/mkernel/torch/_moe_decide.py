@@ -45,6 +45,7 @@ class MoeLimits(NamedTuple):
     num_experts: int
     max_tokens: int  # 0: the number of tokens, which every rank has then
     capacity: int
+    weights_on_input: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _decide(operands: MoeOperands, limits: MoeLimits, world: int, options: Optio
             copied[name] = f"{name}: it is not dense and {layout}, as the plan has all weights (strides {w.stride()})"
     bound = limits.max_tokens or bucket_of(tokens, options.buckets)
     key = MoeKey(bound, hidden, operands.columns(), inner, limits.num_experts, ids.shape[1], DTYPES[x.dtype], layout, limits.capacity,
-                 executor, sms)
+                 executor, sms, limits.weights_on_input)
     return MoeDecision(key if bound else None, tokens, frozenset(copied), tuple(copied.values()))
 
 

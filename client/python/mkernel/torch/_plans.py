@@ -47,12 +47,14 @@ class MoeKey(NamedTuple):
     capacity: int
     executor: str
     sms: int = 0
+    weights_on_input: bool = False
 
     def __str__(self) -> str:
         sizes = f"max_tokens={self.max_tokens} hidden={self.hidden} n={self.n} intermediate={self.intermediate}"
         capacity = f" capacity={self.capacity}" if self.capacity else ""
         routing = f"experts={self.experts} topk={self.topk}{capacity}"
-        return f"moe_dispatch_gemm {sizes} {routing} {self.dtype} {self.w_layout} {self.executor}"
+        on_input = " weights_on_input" if self.weights_on_input else ""
+        return f"moe_dispatch_gemm {sizes} {routing}{on_input} {self.dtype} {self.w_layout} {self.executor}"
 
     def make(self, group: Group) -> Moe:
         return group.moe(**self._asdict())

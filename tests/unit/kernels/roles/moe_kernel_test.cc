@@ -44,10 +44,13 @@ TEST_CASE("moe kernel: blocks above each other and alone") {
                1);
 }
 
-TEST_CASE("moe kernel: ranks of a node and of two") {
-  const MoeShape shape{.max_tokens = 20, .hidden = 72, .n = 72, .intermediate = 8, .experts = 5, .topk = 3};
-  check_kernel(shape, {1, 2}, 2);
-  check_kernel(shape, {2, 1}, 2);
+TEST_CASE("moe kernel: ranks of a node and of two, weights after the products and before") {
+  MoeShape shape{.max_tokens = 20, .hidden = 72, .n = 72, .intermediate = 8, .experts = 5, .topk = 3};
+  for (const bool on_input : {false, true}) {
+    shape.weights_on_input = on_input;
+    check_kernel(shape, {1, 2}, 2);
+    check_kernel(shape, {2, 1}, 2);
+  }
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ std::vector<Tensor> run_launches(const MoeShape& shape, const FabricOptions& opt
 constexpr MoeNodes kWorlds[] = {{1, 1}, {1, 2}, {1, 4}, {1, 8}, {2, 1},
                                 {2, 2}, {2, 4}, {3, 2}, {4, 1}, {4, 2}};
 /// Several blocks, tiles, pieces and chunks even of small shapes.
-constexpr kernels::MoeOptions kSmall{
+const kernels::MoeOptions kSmall{
     .block_rows = 8, .unit_rows = 4, .tile_columns = 5, .dispatch_ctas = 3, .pieces = 4};
 
 TEST_CASE("moe is right on every world, with one product and with two, launch after launch") {

@@ -1,16 +1,13 @@
 // The rows of a mixture of experts, by expert: which rank owns which expert, how the rows of an expert are
 // cut into blocks, and where every row lies in the pool of its owner. Everything follows from
 // counts[world][experts], the rows that each rank sends to each expert, so that all ranks that hold the
-// counts hold the same table. Pure; what has no std::vector is for host and device.
+// counts hold the same table. Pure functions, the same on host and device.
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
 #include "kernels/base/divisor.h"
 #include "proto/abi/host_device.h"
-#include "proto/abi/status.h"
 
 namespace mkernel::kernels {
 
@@ -143,30 +140,5 @@ MK_HOST_DEVICE inline PoolPlace pool_place(const ExpertTable& table, const std::
       table.first_row(expert) + index + rows_of_sources_before(counts, table.owners.experts, source, expert);
   return {owner, table.of_rank(owner).block_of(table.owners.local(expert), row), row};
 }
-
-/// kResourceExhausted: an expert of `rows` rows with which its owner would need `padded` padded rows.
-Status beyond_capacity(const ExpertOwners& owners, std::int32_t expert, std::int32_t rows,
-                       std::int32_t padded, std::int32_t capacity);
-
-/// A table that owns its arrays.
-class HostExpertTable {
- public:
-  /// `counts`: [world][experts], in all below 2^31 rows with their padding.
-  HostExpertTable(const ExpertOwners& owners, const ExpertBlockRows& cut,
-                  std::span<const std::int32_t> counts);
-
-  ExpertTable view() const {
-    return {owners_, cut_, rows_.data(), rows_before_.data(), blocks_before_.data()};
-  }
-  /// The first expert that ends beyond its owner's pool of `capacity` rows; -1: none.
-  std::int32_t first_overflow(std::int32_t capacity) const;
-  /// kResourceExhausted names that expert, its rows, its owner, the padded rows up to it, and the capacity.
-  Status check_capacity(std::int32_t capacity) const;
-
- private:
-  ExpertOwners owners_;
-  ExpertBlockRows cut_;
-  std::vector<std::int32_t> rows_, rows_before_, blocks_before_;
-};
 
 }  // namespace mkernel::kernels

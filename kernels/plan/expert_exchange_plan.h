@@ -88,6 +88,9 @@ static_assert(sizeof(CrossingEntry) == 16);
 /// write into its memory, as the halves need it. The pools may lie in the half that a launch uses, or once in
 /// memory that no other operation uses.
 struct ExpertExchangePlan {
+  static constexpr std::uint32_t kRowsLane = 0;  ///< counts, then rows
+  static constexpr std::uint32_t kSumsLane = 1;  ///< sums of a node, back to the rank of the tokens
+
   ExpertOwners owners;
   std::int32_t ranks_per_node = 1;  ///< divides owners.world
   ExpertBlockRows cut;

@@ -100,6 +100,12 @@ def units(types):
             f"sm90_local_kernel<Sm90Config<Sm90Tile::{tile}, DataType::{dtype}, Layout::{layout}, "
             f"Sm90Cluster::{cluster}>>(const __grid_constant__ Sm90LocalProduct)"
             for dtype, layout, cluster in itertools.product(types, layouts, ("kStacked", "kSideBySide")))))
+    for op, name, parameters in (("moe_dispatch_gemm", "moe", "MoeParameters"), ("grouped_gemm", "grouped_gemm", "GroupedGemmParameters")):
+        config = {"moe": "MoeConfig", "grouped_gemm": "GroupedGemmConfig"}[name]
+        for layout in layouts:
+            all_units.append(unit_of(name, layout, f"kernels/ops/{op}/roles.cuh", (
+                f"{name}_kernel<{config}<DataType::{dtype}, Layout::{layout}>>(const __grid_constant__ {parameters})"
+                for dtype in types)))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))
     all_units.append(Unit("gathered", "gathered", '#include "kernels/ops/ag_gemm/gathered.cuh"\n'))
     all_units.append(Unit("device API", "device_api", '#include "tests/kernels/device_api.cu"\n'))

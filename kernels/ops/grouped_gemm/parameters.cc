@@ -1,6 +1,7 @@
 #include "kernels/ops/grouped_gemm/parameters.h"
 
 #include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {

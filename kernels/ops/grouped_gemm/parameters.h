@@ -4,10 +4,12 @@
 #include <cstdint>
 
 #include "kernels/cuda/memory/tensor_map.h"
-#include "kernels/ops/grouped_gemm/plan.h"
+#include "kernels/ops/grouped_gemm/groups.h"
 #include "mkernel/device_endpoint.h"
 
 namespace mkernel::kernels {
+
+struct GroupedGemmPlan;
 
 /// Why a launch was refused; the host reads it once the stream is done.
 struct GroupedGemmRefusal {

@@ -4,21 +4,10 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/plan/sm90_tile.h"
+#include "kernels/ops/grouped_gemm/groups.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
-
-/// On the cuda executor: the tile of each CTA of a cluster of two.
-inline constexpr Sm90Tile kGroupedGemmTile = Sm90Tile::k128x256;
-inline constexpr std::int32_t kGroupedGemmCluster = 2;
-
-/// A group that does not end where it may: `end` must be in [begin, max_rows].
-struct BadEnd {
-  std::int32_t group = -1;  ///< the first one; -1: there is none
-  std::int32_t begin = 0;   ///< where the group before ends
-  std::int32_t end = 0;
-};
 
 /// Overrides of the cuda executor. 0 or empty = by device.
 struct GroupedGemmOptions {
@@ -28,8 +17,6 @@ struct GroupedGemmOptions {
 
 /// Pure.
 struct GroupedGemmPlan {
-  static constexpr std::int64_t kMostGroups = 1024;
-
   GroupedGemmShape shape;
 
   /// kInvalidArgument naming field, value and limit.

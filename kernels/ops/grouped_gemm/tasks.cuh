@@ -16,7 +16,7 @@ namespace mkernel::kernels {
 /// Blocks of rows of all groups before every 32nd group: all that a cluster keeps of the ends. A task looks
 /// at the ends of 32 groups, which lie in one or two lines of the cache.
 struct GroupedGemmTable {
-  static constexpr int kSteps = GroupedGemmPlan::kMostGroups / 32;
+  static constexpr int kSteps = kMostGroups / 32;
   std::int32_t blocks_before[kSteps + 1];
 };
 

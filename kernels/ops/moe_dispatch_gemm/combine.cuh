@@ -103,8 +103,9 @@ __device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_
       const std::int32_t row = turn * p.plan.max_tokens + returning;
       mine = {true, p.places.sum_in + static_cast<std::uint64_t>(row) * p.plan.finished_bytes, 1};
       const std::int32_t piece = p.plan.piece_of(returning, p.scratch.crossings[turn]);
-      came = wait_arrival(p.endpoint, static_cast<std::uint32_t>(order.rail_peer(turn)), MoePlan::kSumsLane,
-                          p.plan.sums_arrivals(epoch, piece), DeviceRole::kInterReduce);
+      came = wait_arrival(p.endpoint, static_cast<std::uint32_t>(order.rail_peer(turn)),
+                          ExpertExchangePlan::kSumsLane, p.plan.sums_arrivals(epoch, piece),
+                          DeviceRole::kInterReduce);
     }
   }
   if (!moe_all(came)) return false;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/ops/moe_dispatch_gemm/roles.h"
+#include "kernels/plan/chunked_routing.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -15,9 +16,9 @@ constexpr const char* kReceiveRole = "inter_recv";
 Status MoeLaunch::forward_counts() {
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
     const std::int32_t source = order_.rail_peer(turn);
-    MK_RETURN_IF_ERROR(endpoint_.wait_arrival(static_cast<std::uint32_t>(source), MoePlan::kRowsLane,
-                                              exchange_.counts_arrivals(launch_.epoch), kReceiveRole,
-                                              launch_.scope));
+    MK_RETURN_IF_ERROR(
+        endpoint_.wait_arrival(static_cast<std::uint32_t>(source), ExpertExchangePlan::kRowsLane,
+                               exchange_.counts_arrivals(launch_.epoch), kReceiveRole, launch_.scope));
     const std::uint64_t at = exchange_.counts(launch_.epoch, source);
     for (std::int32_t ahead = 1; ahead <= order_.ranks_per_node; ++ahead) {
       const std::int32_t to = order_.neighbour(ahead);
@@ -64,7 +65,7 @@ Status MoeLaunch::forward() {
   for (std::int32_t number = work.next(); number < work.all(); number = work.next()) {
     const std::int32_t piece = number / exchange_.others(), turn = number % exchange_.others();
     MK_RETURN_IF_ERROR(endpoint_.wait_arrival(
-        static_cast<std::uint32_t>(order_.rail_peer(turn)), MoePlan::kRowsLane,
+        static_cast<std::uint32_t>(order_.rail_peer(turn)), ExpertExchangePlan::kRowsLane,
         exchange_.rows_arrivals(launch_.epoch, piece), kReceiveRole, launch_.at_stage(1)));
     const std::int32_t rows = work_->counts.crossed[static_cast<std::size_t>(turn)];
     for (std::int32_t row = exchange_.piece_begin(piece, rows); row < exchange_.piece_begin(piece + 1, rows);
@@ -94,15 +95,17 @@ Status MoeLaunch::send() {
   MK_RETURN_IF_ERROR(put_counts());
   MK_RETURN_IF_ERROR(wait_table(kSendRole));
   MK_RETURN_IF_ERROR(wait_placed(kSendRole));
-  for (const std::uint32_t lane : {MoePlan::kRowsLane, MoePlan::kSumsLane})
+  for (const std::uint32_t lane : {ExpertExchangePlan::kRowsLane, ExpertExchangePlan::kSumsLane})
     MK_RETURN_IF_ERROR(put_pieces(lane));
   const std::int32_t last = exchange_.pieces - 1;
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
     const auto peer = static_cast<std::uint32_t>(order_.rail_peer(turn));
-    MK_RETURN_IF_ERROR(endpoint_.wait_completed(
-        peer, MoePlan::kRowsLane, exchange_.rows_arrivals(launch_.epoch, last), kSendRole, launch_.scope));
-    MK_RETURN_IF_ERROR(endpoint_.wait_completed(
-        peer, MoePlan::kSumsLane, exchange_.sums_arrivals(launch_.epoch, last), kSendRole, launch_.scope));
+    MK_RETURN_IF_ERROR(endpoint_.wait_completed(peer, ExpertExchangePlan::kRowsLane,
+                                                exchange_.rows_arrivals(launch_.epoch, last), kSendRole,
+                                                launch_.scope));
+    MK_RETURN_IF_ERROR(endpoint_.wait_completed(peer, ExpertExchangePlan::kSumsLane,
+                                                exchange_.sums_arrivals(launch_.epoch, last), kSendRole,
+                                                launch_.scope));
   }
   return {};
 }
@@ -110,8 +113,9 @@ Status MoeLaunch::send() {
 Status MoeLaunch::put_counts() {
   const Place place{workspace_.region, exchange_.counts(launch_.epoch, me_)};
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
-    MK_RETURN_IF_ERROR(endpoint_.put(static_cast<std::uint32_t>(order_.rail_peer(turn)), MoePlan::kRowsLane,
-                                     place, place, exchange_.counts_bytes(), kSendRole, launch_.scope));
+    MK_RETURN_IF_ERROR(endpoint_.put(static_cast<std::uint32_t>(order_.rail_peer(turn)),
+                                     ExpertExchangePlan::kRowsLane, place, place, exchange_.counts_bytes(),
+                                     kSendRole, launch_.scope));
   }
   return {};
 }
@@ -125,7 +129,7 @@ Status MoeLaunch::put_pieces(std::uint32_t lane) {
 
 /// Once its rows are staged, its sums made. A launch that is refused puts as often, nothing each time.
 Status MoeLaunch::put_piece(std::uint32_t lane, std::int32_t turn, std::int32_t piece) {
-  const bool out = lane == MoePlan::kRowsLane;
+  const bool out = lane == ExpertExchangePlan::kRowsLane;
   const auto at = static_cast<std::size_t>(turn);
   const std::int32_t rows = work_ == nullptr ? 0 : out ? work_->crossing[at] : work_->counts.crossed[at];
   const std::int32_t begin = exchange_.piece_begin(piece, rows), end = exchange_.piece_begin(piece + 1, rows);

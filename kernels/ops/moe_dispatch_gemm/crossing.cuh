@@ -24,7 +24,7 @@ __device__ __forceinline__ bool moe_forward_counts(const MoeParameters& p, std::
   for (std::int32_t turn = 0; turn < p.plan.others(); ++turn) {
     const std::int32_t source = order.rail_peer(turn);
     if (workers.thread() == 0) {
-      *told = wait_arrival(p.endpoint, static_cast<std::uint32_t>(source), MoePlan::kRowsLane,
+      *told = wait_arrival(p.endpoint, static_cast<std::uint32_t>(source), ExpertExchangePlan::kRowsLane,
                            p.plan.counts_arrivals(epoch), DeviceRole::kInterRecv);
     }
     if (moe_told(workers, told) == 0) return false;
@@ -92,7 +92,7 @@ __device__ __forceinline__ bool moe_forward_row(const MoeParameters& p, std::uin
   if (lane == 0) {
     const std::int32_t source = p.plan.order(p.rank).rail_peer(turn);
     const std::int32_t piece = p.plan.piece_of(row, p.scratch.crossed[turn]);
-    came = wait_arrival(p.endpoint, static_cast<std::uint32_t>(source), MoePlan::kRowsLane,
+    came = wait_arrival(p.endpoint, static_cast<std::uint32_t>(source), ExpertExchangePlan::kRowsLane,
                         p.plan.rows_arrivals(epoch, piece), DeviceRole::kInterRecv);
   }
   if (!moe_all(came)) return false;
@@ -145,7 +145,7 @@ class MoeSender {
         !put_counts() || !wait(p_.scratch.table_ready, DeviceTag::kGridBarrier, MoeStage::kTable))
       return;
     const bool refused = moe_refused(p_, epoch_);
-    for (const std::uint32_t lane : {MoePlan::kRowsLane, MoePlan::kSumsLane})
+    for (const std::uint32_t lane : {ExpertExchangePlan::kRowsLane, ExpertExchangePlan::kSumsLane})
       for (std::int32_t piece = 0; piece < p_.plan.pieces; ++piece)
         for (std::int32_t turn = 0; turn < p_.plan.others(); ++turn)
           if (!put_piece(lane, turn, piece, refused)) return;
@@ -153,9 +153,10 @@ class MoeSender {
     const std::int32_t last = p_.plan.pieces - 1;
     for (std::int32_t turn = 0; turn < p_.plan.others(); ++turn) {
       const auto peer = static_cast<std::uint32_t>(order_.rail_peer(turn));
-      if (!wait_completed(p_.endpoint, peer, MoePlan::kRowsLane, p_.plan.rows_arrivals(epoch_, last),
-                          kRole) ||
-          !wait_completed(p_.endpoint, peer, MoePlan::kSumsLane, p_.plan.sums_arrivals(epoch_, last), kRole))
+      if (!wait_completed(p_.endpoint, peer, ExpertExchangePlan::kRowsLane,
+                          p_.plan.rows_arrivals(epoch_, last), kRole) ||
+          !wait_completed(p_.endpoint, peer, ExpertExchangePlan::kSumsLane,
+                          p_.plan.sums_arrivals(epoch_, last), kRole))
         return;
     }
   }
@@ -185,14 +186,14 @@ class MoeSender {
   __device__ __forceinline__ bool put_counts() const {
     const std::uint64_t at = moe_counts_at(p_, epoch_, p_.rank);
     for (std::int32_t turn = 0; turn < p_.plan.others(); ++turn)
-      if (!put_alone(turn, MoePlan::kRowsLane, at, at, p_.places.counts_bytes)) return false;
+      if (!put_alone(turn, ExpertExchangePlan::kRowsLane, at, at, p_.places.counts_bytes)) return false;
     return true;
   }
 
   /// Once its rows are staged, its sums made. A launch that is refused puts as often, nothing each time.
   __device__ __forceinline__ bool put_piece(std::uint32_t lane, std::int32_t turn, std::int32_t piece,
                                             bool refused) const {
-    const bool out = lane == MoePlan::kRowsLane;
+    const bool out = lane == ExpertExchangePlan::kRowsLane;
     const std::int32_t rows = refused ? 0 : out ? p_.scratch.crossings[turn] : p_.scratch.crossed[turn];
     const std::int32_t begin = p_.plan.piece_begin(piece, rows), end = p_.plan.piece_begin(piece + 1, rows);
     const std::int32_t of_turn = turn * p_.plan.max_tokens;

@@ -17,6 +17,7 @@
 #include "kernels/ops/moe_dispatch_gemm/kernel.h"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
 #include "kernels/ops/moe_dispatch_gemm/weight_views.h"
+#include "kernels/plan/expert_table.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -48,7 +49,7 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
     if (!scratch.ok()) return scratch.status();
     scratch_ = std::move(*scratch);
     const auto& node = workspace().node;
-    parameters_ = moe_parameters(plan_.moe, rank(), {node.begin(), node.end()}, scratch_.get());
+    parameters_ = moe_parameters(plan_.moe, rank(), node, scratch_.get());
     parameters_.region = workspace().region;
     parameters_.lead = plan_.moe.lead;
     parameters_.foreseen_steps = plan_.foreseen_steps;

@@ -5,7 +5,9 @@
 
 #include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/moe_dispatch_gemm/roles.h"
+#include "kernels/plan/chunked_routing.h"
 #include "kernels/plan/cuts.h"
+#include "kernels/plan/expert_table.h"
 
 namespace mkernel::kernels {
 namespace {

@@ -1,6 +1,9 @@
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
 
 #include <algorithm>
+#include <cstddef>
+
+#include "kernels/ops/moe_dispatch_gemm/plan.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -62,8 +65,8 @@ std::uint64_t moe_scratch_bytes(const ExpertExchangePlan& plan, std::int32_t dis
   return carve(plan, dispatch_ctas, nullptr, scratch);
 }
 
-MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank,
-                             const std::vector<std::byte*>& workspace, void* scratch) {
+MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank, std::span<std::byte* const> workspace,
+                             void* scratch) {
   const ExpertExchangePlan& exchange = plan.exchange;
   MoeParameters p{};
   carve(exchange, plan.dispatch_ctas, scratch, p.scratch);

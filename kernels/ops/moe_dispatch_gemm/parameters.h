@@ -3,10 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "kernels/cuda/memory/tensor_map.h"
-#include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/plan/expert_exchange_plan.h"
 #include "kernels/plan/expert_routing.h"
 #include "kernels/plan/expert_tasks.h"
@@ -14,6 +13,8 @@
 #include "mkernel/device_endpoint.h"
 
 namespace mkernel::kernels {
+
+struct MoePlan;
 
 /// What the kernel takes at most.
 inline constexpr std::int32_t kMoeMostTopk = 16, kMoeMostExperts = 1024;
@@ -149,7 +150,7 @@ inline constexpr std::size_t kMoeMostRoutingBytes = 224 << 10;
 std::uint64_t moe_scratch_bytes(const ExpertExchangePlan& plan, std::int32_t dispatch_ctas);
 /// All that is the same in every launch, but for the maps, `lead`, `region`, and seats in memory of the
 /// device. `workspace`: of the ranks of this node; `scratch`: as many zeroed bytes.
-MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank,
-                             const std::vector<std::byte*>& workspace, void* scratch);
+MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank, std::span<std::byte* const> workspace,
+                             void* scratch);
 
 }  // namespace mkernel::kernels

@@ -29,9 +29,6 @@ struct MoeOptions {
 
 /// Pure and the same on every rank. Everything lies in the operation's own workspace.
 struct MoePlan {
-  static constexpr std::uint32_t kRowsLane = 0;  ///< counts, then rows
-  static constexpr std::uint32_t kSumsLane = 1;  ///< sums of a node, back to the rank of the tokens
-
   MoeShape shape;
   Topology topology;
   ExpertExchangePlan exchange;

@@ -15,8 +15,11 @@
 #include "kernels/cpu/sync/launch.h"
 #include "kernels/ops/moe_dispatch_gemm/experts.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
+#include "kernels/plan/chunked_routing.h"
 #include "kernels/plan/expert_routing.h"
+#include "kernels/plan/expert_table.h"
 #include "kernels/plan/expert_tasks.h"
+#include "kernels/plan/host_expert_tasks.h"
 
 namespace mkernel::kernels {
 

@@ -77,9 +77,9 @@ Status MoeLaunch::sum_own(std::int32_t token, Sum& sum) const {
     const std::int32_t returning = routing_.returning(turn, token);
     if (returning < 0) continue;
     const std::int32_t piece = exchange_.piece_of(returning, work_->crossing[static_cast<std::size_t>(turn)]);
-    MK_RETURN_IF_ERROR(
-        endpoint_.wait_arrival(static_cast<std::uint32_t>(order_.rail_peer(turn)), MoePlan::kSumsLane,
-                               exchange_.sums_arrivals(launch_.epoch, piece), kSumRole, launch_.at_stage(4)));
+    MK_RETURN_IF_ERROR(endpoint_.wait_arrival(
+        static_cast<std::uint32_t>(order_.rail_peer(turn)), ExpertExchangePlan::kSumsLane,
+        exchange_.sums_arrivals(launch_.epoch, piece), kSumRole, launch_.at_stage(4)));
     sum.add(memory(me_) + exchange_.sum_in(turn, returning), 1);
   }
   sum.store(static_cast<std::byte*>(arguments_.y) + token * plan_.shape.n * 2);

@@ -13,6 +13,7 @@
 
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/plan/cuts.h"
+#include "kernels/plan/expert_table.h"
 #include "proto/abi/version.h"
 
 namespace mkernel::kernels {

@@ -8,6 +8,8 @@
 #include <set>
 #include <vector>
 
+#include "kernels/plan/expert_table.h"
+
 namespace mkernel::kernels {
 
 TEST_CASE("experts: words and data of the exchange do not overlap, and a block's count is the epoch's") {

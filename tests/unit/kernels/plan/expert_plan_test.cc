@@ -15,9 +15,12 @@
 #include <vector>
 
 #include "kernels/base/types.h"
+#include "kernels/plan/chunked_routing.h"
 #include "kernels/plan/expert_blocks.h"
 #include "kernels/plan/expert_routing.h"
+#include "kernels/plan/expert_table.h"
 #include "kernels/plan/expert_tasks.h"
+#include "kernels/plan/host_expert_tasks.h"
 
 namespace mkernel::kernels {
 namespace {

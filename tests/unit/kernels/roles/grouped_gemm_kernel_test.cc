@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/gemm/with_tile.h"
-#include "kernels/ops/grouped_gemm/kernel.cuh"
+#include "kernels/ops/grouped_gemm/roles.cuh"
 #include "tests/support/grouped_gemm_cases.h"
 #include "tests/support/on_host/cuda_names.h"
 #include "tests/support/on_host/sm90.h"

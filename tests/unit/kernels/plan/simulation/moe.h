@@ -8,10 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "kernels/plan/chunked_routing.h"
 #include "kernels/plan/expert_blocks.h"
 #include "kernels/plan/expert_exchange_plan.h"
 #include "kernels/plan/expert_routing.h"
+#include "kernels/plan/expert_table.h"
 #include "kernels/plan/expert_tasks.h"
+#include "kernels/plan/host_expert_tasks.h"
 #include "tests/unit/kernels/plan/simulation/world.h"
 
 namespace mkernel::test {

@@ -1,4 +1,4 @@
-#include "kernels/plan/expert_blocks.h"
+#include "kernels/plan/expert_table.h"
 
 #include <cstddef>
 #include <string>

@@ -1,4 +1,4 @@
-#include "kernels/plan/expert_routing.h"
+#include "kernels/plan/chunked_routing.h"
 
 #include <algorithm>
 #include <numeric>

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/ops/grouped_gemm/roles.cuh"
 #include "tests/support/grouped_gemm_cases.h"
 #include "tests/support/on_host/cuda_names.h"

@@ -17,6 +17,7 @@
 
 #include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/moe_dispatch_gemm/dispatch.cuh"
+#include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/ops/moe_dispatch_gemm/roles.cuh"
 #include "kernels/ops/moe_dispatch_gemm/tasks.cuh"
 #include "kernels/ops/moe_dispatch_gemm/weight_views.h"

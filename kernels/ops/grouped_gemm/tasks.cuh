@@ -8,6 +8,7 @@
 #include "kernels/cuda/gemm/sm90_task.h"
 #include "kernels/cuda/sync/claim.cuh"
 #include "kernels/cuda/sync/trace.cuh"
+#include "kernels/cuda/sync/warp_sum.cuh"
 #include "kernels/ops/grouped_gemm/parameters.h"
 #include "kernels/plan/tile_pairs.h"
 
@@ -87,16 +88,6 @@ class GroupedGemmTasks {
   static __device__ __forceinline__ std::int32_t lane() {
     return static_cast<std::int32_t>(threadIdx.x) % 32;
   }
-  /// One warp: the sum over this lane and those before it.
-  static __device__ __forceinline__ std::int32_t warp_sum_up_to(std::int32_t sum) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const std::int32_t other = __shfl_up_sync(~0U, sum, step);
-      if (lane() >= step) sum += other;
-    }
-    return sum;
-  }
-
   /// Of no group: none.
   __device__ __forceinline__ Rows rows_of(std::int32_t group) const {
     if (group >= p_.groups) return {0, 0};

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/sync/warp_sum.cuh"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
 #include "kernels/ops/moe_dispatch_gemm/workers.cuh"
 
@@ -22,12 +23,7 @@ __device__ __forceinline__ void warp_sums_before(std::int32_t count, std::int32_
   for (std::int32_t first = 0; first < count; first += 32) {
     const std::int32_t i = first + lane;
     const std::int32_t mine = i < count ? value(i) : 0;
-    std::int32_t sum = mine;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const std::int32_t other = __shfl_up_sync(~0U, sum, step);
-      if (lane >= step) sum += other;
-    }
+    const std::int32_t sum = warp_sum_up_to(mine);
     if (i < count) begin[i] = before + sum - mine;
     before += __shfl_sync(~0U, sum, 31);
   }

@@ -5,14 +5,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <limits>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/support/gpu_moe_ranks.h"
+#include "tests/support/moe_refusals.h"
 #include "tests/support/require.h"
 
 namespace mkernel::test {
@@ -25,31 +24,7 @@ TEST_CASE(
   const MoeShape shape{.max_tokens = 4, .hidden = 8, .n = 8, .experts = 4, .topk = 2};
   for (const auto& [nodes, per_node] : {std::pair{1U, 1U}, {1U, 3U}, {2U, 1U}}) {
     GpuMoeRanks ranks({.nodes = nodes, .ranks_per_node = per_node}, shape);
-    const auto good = ranks.inputs(random_router(shape, 1), 4, 1);
-    const std::size_t last = good.size() - 1;
-    const std::string who = "moe: rank " + std::to_string(last) + ": ";
-    const auto refused = [&](const std::function<void(MoeInput&)>& spoil, const std::string& text) {
-      auto inputs = good;
-      spoil(inputs[last]);
-      ranks.run_refused(inputs, StatusCode::kInvalidArgument, text);
-      ranks.run_checked(good);
-    };
-    refused([](MoeInput& input) { input.topk[5] = 4; }, who + "topk[2, 1] = 4, but it must be 0..3");
-    refused([](MoeInput& input) { input.topk[0] = -1; }, who + "topk[0, 0] = -1, but it must be 0..3");
-    const std::string twice = std::to_string(good[last].topk[6]);
-    refused([](MoeInput& input) { input.topk[7] = input.topk[6]; },
-            who + "topk[3, 1] = " + twice + ", an expert that this token has already");
-    refused([](MoeInput& input) { input.weights[2] = std::numeric_limits<float>::quiet_NaN(); },
-            who + "weights[1, 0] is not a number");
-    // Of several problems that of the lowest rank, and there of the lowest entry; twice in a row.
-    auto inputs = good;
-    inputs[0].topk[3] = 9, inputs[0].topk[6] = -7, inputs[last].topk[1] = 8;
-    const std::string first = last == 0 ? "topk[0, 1] = 8" : "topk[1, 1] = 9";
-    for (int launch = 0; launch < 2; ++launch) {
-      ranks.run_refused(inputs, StatusCode::kInvalidArgument,
-                        "moe: rank 0: " + first + ", but it must be 0..3");
-    }
-    ranks.run_checked(good);
+    check_bad_routing(ranks, shape);
   }
 }
 

@@ -4,13 +4,12 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
-#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/kernels/moe_layer.h"
+#include "tests/support/moe_refusals.h"
 
 namespace mkernel::test {
 namespace {
@@ -19,30 +18,7 @@ TEST_CASE("bad routing on one rank is refused on all with the same words, and th
   const MoeShape shape{.max_tokens = 4, .hidden = 8, .n = 8, .experts = 4, .topk = 2};
   for (const MoeNodes world : {MoeNodes{1, 1}, {1, 3}, {2, 1}, {2, 2}}) {
     MoeLayer layer(shape, {.nodes = world.nodes, .ranks_per_node = world.ranks, .across_nodes = true});
-    const auto good = layer.inputs(random_router(shape, 1), 4, 1);
-    const std::uint32_t last = layer.world() - 1;
-    const std::string who = "moe: rank " + std::to_string(last) + ": ";
-    const auto refused = [&](const std::function<void(MoeInput&)>& spoil, const std::string& text) {
-      auto inputs = good;
-      spoil(inputs[last]);
-      layer.run_refused(inputs, StatusCode::kInvalidArgument, text);
-      layer.run_checked(good);
-    };
-    refused([](MoeInput& input) { input.topk[5] = 4; }, who + "topk[2, 1] = 4, but it must be 0..3");
-    refused([](MoeInput& input) { input.topk[0] = -1; }, who + "topk[0, 0] = -1, but it must be 0..3");
-    const std::string twice = std::to_string(good[last].topk[6]);
-    refused([](MoeInput& input) { input.topk[7] = input.topk[6]; },
-            who + "topk[3, 1] = " + twice + ", an expert that this token has already");
-    refused([](MoeInput& input) { input.weights[2] = std::numeric_limits<float>::quiet_NaN(); },
-            who + "weights[1, 0] is not a number");
-    // Of several problems that of the lowest rank, and there of the lowest entry.
-    auto inputs = good;
-    inputs[0].topk[3] = 9, inputs[0].topk[6] = -7, inputs[last].topk[1] = 8;
-    const bool alone = last == 0;
-    layer.run_refused(inputs, StatusCode::kInvalidArgument,
-                      alone ? "moe: rank 0: topk[0, 1] = 8, but it must be 0..3"
-                            : "moe: rank 0: topk[1, 1] = 9, but it must be 0..3");
-    layer.run_checked(good);
+    check_bad_routing(layer, shape);
   }
 }
 

@@ -157,6 +157,7 @@ class Operation:
 
     what = "operation"
     Arguments: Any  #: of the C ABI
+    bind: Callable[..., Launch]  #: every operation has its own
     _launch: Any
     _enqueue: Any
 
@@ -166,6 +167,14 @@ class Operation:
         self.dtype = dtype
         self.executor = executor
         self._gpu = group.device if executor == "cuda" else None
+
+    def launch(self, *operands: Any, **options: Any) -> Pending:
+        """bind(), which takes the same, and Launch.launch()."""
+        return self.bind(*operands, **options).launch()
+
+    def run(self, *operands: Any, timeout: Optional[float] = None, **options: Any) -> None:
+        """launch() and Pending.wait(timeout)."""
+        self.launch(*operands, **options).wait(timeout)
 
     def _bind(self, arguments: ctypes.Structure, operands: "Sequence[tuple[Operand, Any]]", deadline: Optional[float],
               compute_threads: int) -> Launch:
@@ -184,8 +193,9 @@ class Operation:
         return Launch(self, arguments, tuple(owners), options)
 
     def status(self) -> Optional[Error]:
-        """Once the stream is done (executor="cuda"): None, or why a launch that was queued failed; the group is over then. Of a Moe
-        or a GroupedGemm also, once, why the last of the launches since the last call that were refused was; the group goes on then."""
+        """Once the stream is done (executor="cuda"): None, or why a launch that was queued failed; the group is over then. A Moe or
+        a GroupedGemm also says why a launch was refused; the group goes on then. Each refusal is told once. When several launches were
+        refused since the last call of status(), it is the last one's."""
         handle = self._handle
         if handle is None:
             raise closed(self.what)
@@ -262,14 +272,6 @@ class Gemm(Operation):
             operands.append((self.gathered, gathered))
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
-    def launch(self, a: Any, b: Any, c: Any, **options: Any) -> Pending:
-        """bind(), which takes `options`, and Launch.launch()."""
-        return self.bind(a, b, c, **options).launch()
-
-    def run(self, a: Any, b: Any, c: Any, *, timeout: Optional[float] = None, **options: Any) -> None:
-        """launch() and Pending.wait(timeout)."""
-        self.launch(a, b, c, **options).wait(timeout)
-
 
 class Moe(Operation):
     """MoE dispatch+GEMM: y[t] = sum over j of weights[t, j] * expert[topk[t, j]](x[t]). Experts are spread over ranks by
@@ -329,15 +331,6 @@ class Moe(Operation):
             operands.append((self._weights("w1_up", shape.hidden, shape.intermediate), w1_up))
         return self._bind(self.Arguments(tokens=tokens), operands, deadline, compute_threads)
 
-    def launch(self, x: Any, topk: Any, weights: Any, w1: Any, w2: Any, y: Any, **options: Any) -> Pending:
-        """bind(), which takes `options`, and Launch.launch()."""
-        return self.bind(x, topk, weights, w1, w2, y, **options).launch()
-
-    def run(self, x: Any, topk: Any, weights: Any, w1: Any, w2: Any, y: Any, *, timeout: Optional[float] = None,
-            **options: Any) -> None:
-        """launch() and Pending.wait(timeout)."""
-        self.launch(x, topk, weights, w1, w2, y, **options).wait(timeout)
-
 
 class GroupedGemm(Operation):
     """The product of a rank alone: c[rows of group g] = a[rows of group g] x b[g].
@@ -367,14 +360,6 @@ class GroupedGemm(Operation):
         operands = ((self.a, a), (self.ends, ends), (self.b, b), (self.c, c))
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
-    def launch(self, a: Any, ends: Any, b: Any, c: Any, **options: Any) -> Pending:
-        """bind(), which takes `options`, and Launch.launch()."""
-        return self.bind(a, ends, b, c, **options).launch()
-
-    def run(self, a: Any, ends: Any, b: Any, c: Any, *, timeout: Optional[float] = None, **options: Any) -> None:
-        """launch() and Pending.wait(timeout)."""
-        self.launch(a, ends, b, c, **options).wait(timeout)
-
 
 class RingAttention(Operation):
     """Attention over a sequence that all ranks hold together: q, out [batch, positions, heads, head_dim], k, v [batch, positions,
@@ -403,11 +388,3 @@ class RingAttention(Operation):
         """As Gemm.bind()."""
         operands = ((self.q, q), (self.k, k), (self.v, v), (self.out, out))
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
-
-    def launch(self, q: Any, k: Any, v: Any, out: Any, **options: Any) -> Pending:
-        """bind(), which takes `options`, and Launch.launch()."""
-        return self.bind(q, k, v, out, **options).launch()
-
-    def run(self, q: Any, k: Any, v: Any, out: Any, *, timeout: Optional[float] = None, **options: Any) -> None:
-        """launch() and Pending.wait(timeout)."""
-        self.launch(q, k, v, out, **options).wait(timeout)

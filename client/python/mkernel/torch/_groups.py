@@ -189,8 +189,8 @@ def synchronize() -> None:
     does, and this is how to hear of it. Not while a graph is captured.
 
     A mixture of experts that every rank has refused, for bad routing or for more rows than its capacity, raises InvalidArgument or
-    ResourceExhausted here alone, once, on every rank that asks. Its result was not written, and the group goes on. Of several that
-    were refused since the last time the last one of an operation is told."""
+    ResourceExhausted here alone, once, on every rank that asks. Its result was not written, and the group goes on. When several
+    launches of one operation were refused since the last call of synchronize(), the refusal of the last one is raised."""
     for membership in list(_State.by_ranks.values()):
         if membership.device >= 0:
             torch.cuda.current_stream(membership.device).synchronize()

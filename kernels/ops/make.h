@@ -28,7 +28,7 @@ struct MakeOptions {
   int device = -1;  ///< as CUDA counts the GPUs of this process
   std::shared_ptr<RingsOnDevice>
       rings;             ///< of the session, claimed on that GPU; null for a group on one node
-  GemmPlanOptions plan;  ///< of any operation but attention; of a grouped GEMM `sms` and `machine` alone
+  GemmPlanOptions plan;  ///< not of attention; a grouped GEMM takes only `sms` and `machine`
 };
 
 /// Plans an operation on this rank of `group`. Errors: kInvalidArgument naming field, value and limit (the

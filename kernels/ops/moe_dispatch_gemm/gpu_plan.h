@@ -16,17 +16,18 @@ namespace mkernel::kernels {
 struct MoeGpuPlan {
   MoePlan moe;
   Machine machine;                  ///< that it was made for
-  std::int32_t ctas = 0;            ///< of a launch; even, as the next one and moe.dispatch_ctas
-  std::int32_t summing_ctas = 0;    ///< of the dispatching CTAs: those that sum when they have pushed
+  std::int32_t ctas = 0;            ///< CTAs of a launch; an even number, as all numbers of CTAs here
+  std::int32_t summing_ctas = 0;    ///< dispatching CTAs that do not compute: they push, and then sum
   std::int32_t foreseen_steps = 0;  ///< MoeParameters
-  std::size_t routing_bytes = 0;    ///< of shared memory, that a dispatching CTA has for its routing
+  std::size_t routing_bytes = 0;    ///< shared memory in which a dispatching CTA keeps its routing
 
   /// Errors: MoePlan::make()'s, and kInvalidArgument for what the kernel does not have, naming field, value
   /// and limit.
   static Result<MoeGpuPlan> make(const MoeShape& shape, const Topology& topology, const Machine& machine,
                                  const MoeOptions& options = {});
 
-  /// MoePlan's, and who does what: ranks whose plans differ are told so.
+  /// The signature of `moe`, the machine, and the numbers of CTAs: ranks whose plans differ have different
+  /// signatures.
   std::string signature() const;
 };
 

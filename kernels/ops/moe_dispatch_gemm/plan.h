@@ -22,7 +22,7 @@ struct MoeOptions {
   std::int32_t dispatch_ctas = 0;  ///< that route, push and forward
   std::int32_t pieces = 0;         ///< puts that what crosses to a node is cut into, at least
   // cuda executor
-  std::int32_t summing_ctas = 0;  ///< of the dispatching CTAs: those that sum when they have pushed
+  std::int32_t summing_ctas = 0;  ///< dispatching CTAs that do not compute: they push, and then sum
   std::int32_t sms = 0;           ///< no more of the device's, so that ranks can share it; 0 = all
   std::string machine;            ///< as GemmPlanOptions' of this name
 };

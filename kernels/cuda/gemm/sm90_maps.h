@@ -23,6 +23,13 @@ inline MatrixView sm90_b_view(DataType type, Layout layout, const void* base, st
   return {base, type, n, k, leading, 64, kSm90TileK};
 }
 
+/// `count` matrices b, one behind the other: the third coordinate of a box is the row of memory with which
+/// its matrix begins. `rows`: of memory, from one matrix to the next.
+inline MatrixView sm90_b_views(MatrixView first, std::int64_t count, std::int64_t rows) {
+  first.first_rows = (count - 1) * rows + 1;
+  return first;
+}
+
 /// c: [rows, n] row-major, in pieces of 64 rows x 128 bytes; the first of its rows may be any of
 /// `first_rows` rows from `base` on.
 inline MatrixView sm90_c_view(DataType type, const void* base, std::int64_t rows, std::int64_t n,

@@ -27,9 +27,8 @@ MatrixView grouped_gemm_a_view(const GroupedGemmPlan& plan, const void* a) {
 
 MatrixView grouped_gemm_b_view(const GroupedGemmPlan& plan, const void* b) {
   const GroupedGemmShape& shape = plan.shape;
-  MatrixView view = sm90_b_view(shape.dtype, shape.b_layout, b, shape.n, shape.k);
-  view.first_rows = (shape.groups - 1) * plan.matrix_rows() + 1;
-  return view;
+  return sm90_b_views(sm90_b_view(shape.dtype, shape.b_layout, b, shape.n, shape.k), shape.groups,
+                      plan.matrix_rows());
 }
 
 }  // namespace mkernel::kernels

@@ -15,8 +15,8 @@
 #include "kernels/ops/make.h"
 #include "kernels/ops/moe_dispatch_gemm/gpu_plan.h"
 #include "kernels/ops/moe_dispatch_gemm/kernel.h"
+#include "kernels/ops/moe_dispatch_gemm/matrix_views.h"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
-#include "kernels/ops/moe_dispatch_gemm/weight_views.h"
 #include "kernels/plan/expert_table.h"
 
 namespace mkernel::kernels {
@@ -73,23 +73,12 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
   /// What a rank or a shape does not have still gets a map, of the pool: the kernel keeps clear of it.
   Status encode_pool() {
     MoeParameters& p = parameters_;
-    MatrixView rows{.base = workspace().mine + exchange().row(0),
-                    .element = shape().dtype,
-                    .rows = exchange().capacity_rows,
-                    .columns = shape().hidden,
-                    .leading = static_cast<std::int64_t>(exchange().row_bytes / 2),
-                    .box_rows = 64,
-                    .box_columns = 64};
-    MK_RETURN_IF_ERROR(encode(rows, "workspace", p.rows));
+    const MoePoolViews views = moe_pool_views(plan_.moe, workspace().mine);
+    MK_RETURN_IF_ERROR(encode(views.rows, "workspace", p.rows));
     for (TensorMap* map : {&p.w1, &p.w1_up, &p.w2, &p.hidden_a, &p.hidden_c}) *map = p.rows;
     if (!plan_.moe.gated()) return {};
-    MatrixView hidden = rows;
-    hidden.base = workspace().mine + exchange().hidden(0);
-    hidden.columns = shape().intermediate;
-    hidden.leading = static_cast<std::int64_t>(exchange().hidden_bytes / 2);
-    MK_RETURN_IF_ERROR(encode(hidden, "workspace", p.hidden_a));
-    hidden.first_rows = 1;
-    return encode(hidden, "workspace", p.hidden_c);
+    MK_RETURN_IF_ERROR(encode(views.hidden_a, "workspace", p.hidden_a));
+    return encode(views.hidden_c, "workspace", p.hidden_c);
   }
 
   /// The maps of weights stay until a launch comes with others.

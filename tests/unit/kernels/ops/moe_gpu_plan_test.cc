@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/ops/moe_dispatch_gemm/gpu_plan.h"
+#include "kernels/ops/moe_dispatch_gemm/matrix_views.h"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
-#include "kernels/ops/moe_dispatch_gemm/weight_views.h"
 #include "tests/support/moe_cases.h"
 #include "tests/support/require.h"
 

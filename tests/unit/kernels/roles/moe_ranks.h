@@ -17,10 +17,10 @@
 
 #include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/moe_dispatch_gemm/dispatch.cuh"
+#include "kernels/ops/moe_dispatch_gemm/matrix_views.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/ops/moe_dispatch_gemm/roles.cuh"
 #include "kernels/ops/moe_dispatch_gemm/tasks.cuh"
-#include "kernels/ops/moe_dispatch_gemm/weight_views.h"
 #include "proto/abi/region_map.h"
 #include "proto/abi/work_request.h"
 #include "tests/support/moe_cases.h"
@@ -208,20 +208,10 @@ class HostRanks {
   void describe_matrices(Rank& rank, std::uint32_t number) {
     const Range experts = plan_.experts(number);
     MoeParameters& p = rank.p;
-    MatrixView pool{rank.workspace.get() + plan_.exchange.row(0),
-                    shape_.dtype,
-                    plan_.exchange.capacity_rows,
-                    shape_.hidden,
-                    static_cast<std::int64_t>(plan_.exchange.row_bytes / 2),
-                    64,
-                    64};
-    p.rows = host_tensor_map(pool);
-    if (shape_.intermediate > 0) {
-      pool.base = rank.workspace.get() + plan_.exchange.hidden(0);
-      pool.columns = shape_.intermediate;
-      pool.leading = static_cast<std::int64_t>(plan_.exchange.hidden_bytes / 2);
-      p.hidden_a = p.hidden_c = host_tensor_map(pool);
-    }
+    const MoePoolViews pool = moe_pool_views(plan_, rank.workspace.get());
+    p.rows = host_tensor_map(pool.rows);
+    p.hidden_a = host_tensor_map(pool.hidden_a);
+    p.hidden_c = host_tensor_map(pool.hidden_c);
     if (experts.size() == 0) return;
     const auto of_rank = [&](const std::vector<std::uint16_t>& all, std::int64_t each, std::int64_t k,
                              std::int64_t n, Range columns) {

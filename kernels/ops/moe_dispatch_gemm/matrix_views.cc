@@ -1,11 +1,13 @@
-#include "kernels/ops/moe_dispatch_gemm/weight_views.h"
+#include "kernels/ops/moe_dispatch_gemm/matrix_views.h"
 
 #include <cstddef>
 
+#include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/ops/moe_dispatch_gemm/kernel.h"
+#include "kernels/ops/moe_dispatch_gemm/plan.h"
+
 namespace mkernel::kernels {
 namespace {
-
-constexpr std::int32_t kBox = 64;  // rows and columns
 
 /// `experts` dense matrices [k, columns] in the layout of the shape.
 struct Matrices {
@@ -18,18 +20,27 @@ struct Matrices {
   /// `count` columns of each of them, from `first` on.
   MatrixView view(const void* base, std::int64_t first, std::int64_t count) const {
     const auto skipped = static_cast<std::ptrdiff_t>(first * (row_major() ? 1 : k) * 2);
-    return {.base = static_cast<const std::byte*>(base) + skipped,
-            .element = shape.dtype,
-            .rows = row_major() ? k : count,
-            .columns = row_major() ? count : k,
-            .leading = row_major() ? columns : k,
-            .box_rows = kBox,
-            .box_columns = kBox,
-            .first_rows = (experts - 1) * rows() + 1};
+    const MatrixView view =
+        sm90_b_view(shape.dtype, shape.w_layout, static_cast<const std::byte*>(base) + skipped, count, k,
+                    row_major() ? columns : k);
+    return sm90_b_views(view, experts, rows());
   }
 };
 
 }  // namespace
+
+MoePoolViews moe_pool_views(const MoePlan& plan, const std::byte* workspace) {
+  const MoeShape& shape = plan.shape;
+  const std::int64_t rows = plan.exchange.capacity_rows, inner = shape.intermediate;
+  // CTAs side by side load half of the rows each.
+  const auto operand = [&](std::uint64_t at, std::int64_t k) {
+    return sm90_a_view(kMoeTile, shape.dtype, workspace + at, rows, k, 0, Sm90Cluster::kSideBySide);
+  };
+  const std::uint64_t hidden = plan.exchange.hidden(0);
+  return {.rows = operand(plan.exchange.row(0), shape.hidden),
+          .hidden_a = operand(hidden, inner),
+          .hidden_c = sm90_c_view(shape.dtype, workspace + hidden, rows, inner)};
+}
 
 MoeWeightViews moe_weight_views(const MoeShape& shape, std::int64_t experts, const MoeArguments& arguments) {
   const std::int64_t inner = shape.intermediate;

@@ -1,12 +1,24 @@
-// The weights of a rank's experts as the tensor maps of the cuda executor see them.
+// The pool of a rank, and the weights of its experts, as the tensor maps of the cuda executor see them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/memory/tensor_map.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
+
+struct MoePlan;
+
+/// MoeParameters' of these names. Rows are whole 16 bytes: hidden and intermediate are multiples of 8.
+struct MoePoolViews {
+  MatrixView rows;
+  MatrixView hidden_a, hidden_c;  ///< only with two products
+};
+
+/// Pure. `workspace`: of this rank.
+MoePoolViews moe_pool_views(const MoePlan& plan, const std::byte* workspace);
 
 /// One box per load of the kernel. Of each operand the matrices of all experts lie one behind the other: the
 /// third coordinate of an expert's boxes is its local number times the rows from one matrix to the next.

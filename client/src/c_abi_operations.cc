@@ -1,4 +1,6 @@
 // The C ABI of the operations and of their launches.
+#include <algorithm>
+#include <iterator>
 #include <utility>
 #include <variant>
 
@@ -41,8 +43,10 @@ Result<ExecutorOptions> options_of(const mk_launch_options* options) {
 Result<GemmShape> shape_of(const mk_gemm_shape* shape) {
   const auto given = read("mk_gemm_shape", shape);
   if (!given.ok()) return given.status();
-  return GemmShape{given->m, given->n, given->k, static_cast<DataType>(given->dtype),
-                   static_cast<Layout>(given->b_layout)};
+  GemmShape converted{given->m, given->n, given->k, static_cast<DataType>(given->dtype),
+                      static_cast<Layout>(given->b_layout)};
+  std::copy(std::begin(given->more_n), std::end(given->more_n), converted.more_n);
+  return converted;
 }
 Result<MoeShape> shape_of(const mk_moe_shape* shape) {
   const auto given = read("mk_moe_shape", shape);
@@ -85,7 +89,10 @@ Result<GroupedGemmShape> shape_of(const mk_grouped_gemm_shape* shape) {
 Result<GemmArguments> operands_of(const mk_gemm_arguments* arguments) {
   const auto given = read("mk_gemm_arguments", arguments);
   if (!given.ok()) return given.status();
-  return GemmArguments{given->a, given->b, given->c, given->gathered};
+  GemmArguments converted{given->a, given->b, given->c, given->gathered};
+  std::copy(std::begin(given->more_b), std::end(given->more_b), converted.more_b);
+  std::copy(std::begin(given->more_c), std::end(given->more_c), converted.more_c);
+  return converted;
 }
 Result<MoeArguments> operands_of(const mk_moe_arguments* arguments) {
   const auto given = read("mk_moe_arguments", arguments);

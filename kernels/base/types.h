@@ -31,6 +31,9 @@ constexpr Range block_range(std::int64_t total, std::int64_t parts, std::int64_t
   return {total * index / parts, total * (index + 1) / parts};
 }
 
+/// Second operands that AG+GEMM takes beside b.
+inline constexpr int kMostMoreB = 3;
+
 /// Shape of AG+GEMM, GEMM+RS and GEMM+AR. The local product is always [m, k] x [k, n].
 ///   AG+GEMM  c[m, n] = allgather(a[m_rank, k]) x b[k, n]; m_rank = block_range(m, world, rank).size()
 ///   GEMM+RS  c[m_rank, n] = rows of sum over ranks of a[m, k] x b[k, n]
@@ -39,6 +42,10 @@ struct GemmShape {
   std::int64_t m = 0, n = 0, k = 0;
   DataType dtype = DataType::kBf16;
   Layout b_layout = Layout::kRowMajor;
+  /// AG+GEMM multiplies the gathered rows with further b too, of the same k, type and layout, each into a c of
+  /// its own (queries, keys and values of the same rows): the columns of more_b[0], more_b[1], ... of
+  /// GemmArguments. The first 0 ends them.
+  std::int64_t more_n[kMostMoreB] = {};
 };
 
 /// Mixture of experts layer: y[t] = sum_j weight[t, j] * expert[topk[t, j]](x[t]).
@@ -95,6 +102,8 @@ struct GemmArguments {
   const void* b = nullptr;
   void* c = nullptr;
   void* gathered = nullptr;  ///< ag_gemm: [m, k], gets the rows of a of all ranks; null: nobody wants them
+  const void* more_b[kMostMoreB] = {};  ///< as b and c, with as many columns as GemmShape::more_n says
+  void* more_c[kMostMoreB] = {};
 };
 struct MoeArguments {
   std::int64_t tokens = 0;

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/plan/product_columns.h"
 #include "proto/abi/version.h"
 
 namespace mkernel::kernels {
@@ -21,6 +22,29 @@ Status check_size(OpKind kind, const char* field, std::int64_t value, std::int64
   if (value >= 1 && value <= limit) return {};
   return refuse(kind,
                 std::string(field) + " = " + std::to_string(value) + ", must be 1.." + std::to_string(limit));
+}
+
+/// The tiles of all products together are counted in 32 bits too.
+Status check_more_n(OpKind kind, const GemmShape& shape) {
+  std::int64_t all = shape.n;
+  bool ended = false;
+  for (int i = 0; i < kMostMoreB; ++i) {
+    const std::int64_t n = shape.more_n[i];
+    const std::string field = "more_n[" + std::to_string(i) + "]";
+    if (n != 0 && kind != OpKind::kAgGemm)
+      return refuse(kind, field + " = " + std::to_string(n) + ", and only ag_gemm takes more than one b");
+    if (n != 0 && ended)
+      return refuse(kind, field + " = " + std::to_string(n) + ", and the one before it is 0");
+    if (n == 0) {
+      ended = true;
+      continue;
+    }
+    MK_RETURN_IF_ERROR(check_size(kind, field.c_str(), n, kMaxSize));
+    MK_RETURN_IF_ERROR(check_size(kind, ("k * " + field).c_str(), shape.k * n, kMaxElements));
+    MK_RETURN_IF_ERROR(check_size(kind, ("m * " + field).c_str(), shape.m * n, kMaxElements));
+    all += n;
+  }
+  return check_size(kind, "n of all products", all, kMaxSize);
 }
 
 }  // namespace
@@ -45,6 +69,7 @@ Status check_shape(OpKind kind, const GemmShape& shape) {
   MK_RETURN_IF_ERROR(check_size(kind, "m * k", shape.m * shape.k, kMaxElements));
   MK_RETURN_IF_ERROR(check_size(kind, "k * n", shape.k * shape.n, kMaxElements));
   MK_RETURN_IF_ERROR(check_size(kind, "m * n", shape.m * shape.n, kMaxElements));
+  MK_RETURN_IF_ERROR(check_more_n(kind, shape));
   if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16) {
     return refuse(kind, "dtype = " + std::to_string(static_cast<std::uint32_t>(shape.dtype)) +
                             ", must be bf16 (1) or f16 (2)");
@@ -68,7 +93,9 @@ Status check_on_machine(OpKind kind, const GemmShape& shape, const Topology& top
                               std::to_string(most) + " on this executor");
     }
   }
-  for (const auto& [name, value] : {std::pair{"n", shape.n}, std::pair{"k", shape.k}}) {
+  for (const auto& [name, value] :
+       {std::pair{"n", shape.n}, std::pair{"k", shape.k}, std::pair{"more_n[0]", shape.more_n[0]},
+        std::pair{"more_n[1]", shape.more_n[1]}, std::pair{"more_n[2]", shape.more_n[2]}}) {
     if (value % machine.row_elements != 0) {
       return refuse(kind, std::string(name) + " = " + std::to_string(value) + ", must be a multiple of " +
                               std::to_string(machine.row_elements) +
@@ -89,15 +116,22 @@ Status check_operands(OpKind kind, const GemmShape& shape, const GemmArguments& 
   // A rank without rows has no operand (AG) or result (RS) to point at.
   const bool rows = block_range(shape.m, world, rank).size() > 0;
   if (arguments.a == nullptr && (rows || kind != OpKind::kAgGemm)) return refuse(kind, "a is null");
-  if (arguments.b == nullptr) return refuse(kind, "b is null");
-  if (arguments.c == nullptr && (rows || kind != OpKind::kGemmRs)) return refuse(kind, "c is null");
+  for (int product = 0; product < products_of(shape); ++product) {
+    if (b_of(arguments, product) == nullptr)
+      return refuse(kind, std::string(kNamesOfB[product]) + " is null");
+    if (c_of(arguments, product) == nullptr && (rows || kind != OpKind::kGemmRs))
+      return refuse(kind, std::string(kNamesOfC[product]) + " is null");
+  }
   if (arguments.gathered != nullptr && kind != OpKind::kAgGemm)
     return refuse(kind, "gathered is not null, and only ag_gemm gathers rows");
   return {};
 }
 
 std::string signature_of(OpKind kind, const GemmShape& shape) {
-  return std::string(name_of(kind)) + " m=" + std::to_string(shape.m) + " n=" + std::to_string(shape.n) +
+  std::string n = std::to_string(shape.n);
+  for (int product = 1; product < products_of(shape); ++product)
+    n += "+" + std::to_string(columns_of(shape, product));
+  return std::string(name_of(kind)) + " m=" + std::to_string(shape.m) + " n=" + n +
          " k=" + std::to_string(shape.k) + (shape.dtype == DataType::kBf16 ? " bf16" : " f16") +
          (shape.b_layout == Layout::kRowMajor ? " row-major" : " column-major");
 }

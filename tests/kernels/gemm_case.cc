@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/make.h"
+#include "kernels/plan/product_columns.h"
 #include "kernels/plan/topology.h"
 
 namespace mkernel::test {
@@ -56,7 +58,10 @@ GemmCase::GemmCase(OpKind kind, const GemmShape& shape, const FabricOptions& fab
 }
 
 GemmCase::GemmCase(OpKind kind, const GemmShape& shape, std::shared_ptr<FakeFabric> fabric, const Cut& cut)
-    : kind_(kind), shape_(shape), fabric_(std::move(fabric)) {
+    : kind_(kind),
+      shape_(shape),
+      fabric_(std::move(fabric)),
+      n_(first_column(kernels::products_of(shape))) {
   for (std::uint32_t rank = 0; rank < fabric_->world(); ++rank) {
     auto operation = make(kind, shape, fabric_->group(rank), cut);
     REQUIRE_MESSAGE(operation.ok(), operation.status().to_string());
@@ -79,6 +84,16 @@ std::int64_t GemmCase::rows(std::uint32_t rank) const {
   return block_range(shape_.m, fabric_->world(), rank).size();
 }
 
+std::int64_t GemmCase::rows_of_c(std::uint32_t rank) const {
+  return kind_ == OpKind::kGemmRs ? rows(rank) : shape_.m;
+}
+
+std::int64_t GemmCase::first_column(int product) const {
+  std::int64_t columns = 0;
+  for (int before = 0; before < product; ++before) columns += kernels::columns_of(shape_, before);
+  return columns;
+}
+
 void GemmCase::fill(std::uint64_t seed) {
   for (std::uint32_t rank = 0; rank < fabric_->world(); ++rank) {
     std::mt19937_64 random(seed * 1000 + rank);
@@ -91,15 +106,25 @@ void GemmCase::fill(std::uint64_t seed) {
       kernels::widen(shape_.dtype, to.data(), wide.data(), wide.size());  // what is left of the values
     };
     draw(a_[rank], wide_a_[rank], (kind_ == OpKind::kAgGemm ? rows(rank) : shape_.m) * shape_.k);
-    draw(b_[rank], wide_b_[rank], shape_.k * shape_.n);
-    if (shape_.b_layout == Layout::kRowMajor) wide_b_[rank] = transposed(wide_b_[rank], shape_.k, shape_.n);
-    c_[rank].assign(static_cast<std::size_t>((kind_ == OpKind::kGemmRs ? rows(rank) : shape_.m) * shape_.n),
-                    kPoison);
+    draw(b_[rank], wide_b_[rank], shape_.k * n_);
+    for (int product = 0; product < kernels::products_of(shape_); ++product) {
+      if (shape_.b_layout == Layout::kColumnMajor) break;
+      const std::int64_t n = kernels::columns_of(shape_, product);
+      const auto begin = wide_b_[rank].begin() + shape_.k * first_column(product);
+      const auto columns = transposed({begin, begin + shape_.k * n}, shape_.k, n);
+      std::copy(columns.begin(), columns.end(), begin);
+    }
+    c_[rank].assign(static_cast<std::size_t>(rows_of_c(rank) * n_), kPoison);
   }
 }
 
 Status GemmCase::run_rank(std::uint32_t rank, const ExecutorOptions& options) {
-  return operations_[rank]->run({a_[rank].data(), b_[rank].data(), c_[rank].data()}, options);
+  GemmArguments arguments{a_[rank].data(), b_[rank].data(), c_[rank].data()};
+  for (int more = 0; more + 1 < kernels::products_of(shape_); ++more) {
+    arguments.more_b[more] = b_[rank].data() + shape_.k * first_column(more + 1);
+    arguments.more_c[more] = c_[rank].data() + rows_of_c(rank) * first_column(more + 1);
+  }
+  return operations_[rank]->run(arguments, options);
 }
 
 std::vector<Status> GemmCase::run(const ExecutorOptions& options, const std::vector<bool>& starts) {
@@ -157,7 +182,11 @@ std::string GemmCase::judge_element(std::uint32_t rank, std::int64_t row, std::i
       shape_.dtype == DataType::kF16 ? 0x1p-24 * (fabric_->world() + fabric_->options().nodes + 1) : 0;
   const double bound =
       1.02 * (unit * (std::abs(expected) + partials) + terms * 0x1p-24 * magnitude) + denormal;
-  const double seen = value_of(shape_.dtype, c_[rank][static_cast<std::size_t>(row * shape_.n + column)]);
+  int product = 0;
+  while (column >= first_column(product + 1)) ++product;
+  const std::int64_t at = rows_of_c(rank) * first_column(product) +
+                          row * kernels::columns_of(shape_, product) + column - first_column(product);
+  const double seen = value_of(shape_.dtype, c_[rank][static_cast<std::size_t>(at)]);
   if (std::abs(seen - expected) <= bound) return "";  // false for NaN
   return "rank " + std::to_string(rank) + " c[" + std::to_string(row) + ", " + std::to_string(column) +
          "] = " + std::to_string(seen) + ", expected " + std::to_string(expected) + " +- " +
@@ -170,9 +199,8 @@ std::string GemmCase::judge() const {
       if (c_[rank] != c_[0]) return "rank " + std::to_string(rank) + " holds another c than rank 0";
       continue;
     }
-    const auto c_rows = static_cast<std::int64_t>(c_[rank].size()) / shape_.n;
-    for (std::int64_t row = 0; row < c_rows; ++row) {
-      for (std::int64_t column = 0; column < shape_.n; ++column) {
+    for (std::int64_t row = 0; row < rows_of_c(rank); ++row) {
+      for (std::int64_t column = 0; column < n_; ++column) {
         if (std::string off = judge_element(rank, row, column); !off.empty()) return off;
       }
     }

@@ -50,6 +50,9 @@ class GemmCase {
 
  private:
   std::int64_t rows(std::uint32_t rank) const;
+  std::int64_t rows_of_c(std::uint32_t rank) const;
+  /// The first column of a product when all of them lie side by side.
+  std::int64_t first_column(int product) const;
   /// Dot product of a row of `rank`'s a with a column of `b_rank`'s b: the sum, and that of the magnitudes.
   struct Dot {
     double sum = 0, magnitude = 0;
@@ -61,8 +64,9 @@ class GemmCase {
   GemmShape shape_;
   std::shared_ptr<FakeFabric> fabric_;
   std::vector<std::unique_ptr<GemmOperation>> operations_;
-  std::vector<std::vector<std::uint16_t>> a_, b_, c_;
-  std::vector<std::vector<float>> wide_a_, wide_b_;  ///< [rows, k], [n, k]
+  std::int64_t n_;  ///< of all products
+  std::vector<std::vector<std::uint16_t>> a_, b_, c_;  ///< those of several products one behind the other
+  std::vector<std::vector<float>> wide_a_, wide_b_;    ///< [rows, k], [n, k]
 };
 
 }  // namespace mkernel::test

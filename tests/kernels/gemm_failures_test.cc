@@ -1,12 +1,16 @@
 // What a GEMM operation says when something is wrong: before the launch, and when another rank is not there.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <string>
 #include <thread>
 
 #include "kernels/base/lent_workspace.h"
 #include "kernels/ops/make.h"
+#include "kernels/plan/gemm_shape.h"
 #include "tests/kernels/gemm_case.h"
 
 using namespace mkernel;
@@ -80,6 +84,27 @@ TEST_CASE("shapes that no launch can take are refused by name") {
   CHECK(contains(refusal({4, 4, 4, static_cast<DataType>(9)}), "dtype = 9"));
   CHECK(contains(refusal({4, 4, 4, DataType::kBf16, static_cast<Layout>(5)}), "b_layout = 5"));
   CHECK(contains(refusal({4, 4, 4}, OpKind::kRingAttention), "kind is ring_attention"));
+}
+
+TEST_CASE("more than one b: refused where it is none of AG+GEMM's, or has a gap, or is too large") {
+  test::FakeFabric fabric({.nodes = 1, .ranks_per_node = 2});
+  const auto refusal = [&](std::array<std::int64_t, kMostMoreB> more, OpKind kind = OpKind::kAgGemm) {
+    GemmShape shape{4, 4, 4};
+    std::copy(more.begin(), more.end(), shape.more_n);
+    return kernels::make_gemm(kind, shape, fabric.group(0)).status().text();
+  };
+  CHECK(refusal({8, 0, 0}, OpKind::kGemmRs) == "gemm_rs: more_n[0] = 8, and only ag_gemm takes more than one b");
+  CHECK(refusal({0, 8, 0}) == "ag_gemm: more_n[1] = 8, and the one before it is 0");
+  CHECK(refusal({8, -1, 0}) == "ag_gemm: more_n[1] = -1, must be 1..2147483647");
+  CHECK(refusal({1 << 30, 1 << 30, 0}) == "ag_gemm: n of all products = 2147483652, must be 1..2147483647");
+  CHECK(refusal({1, 2, 3}).empty());
+  std::uint16_t memory[16]{};
+  GemmArguments arguments{memory, memory, memory};
+  GemmShape shape{4, 4, 4};
+  shape.more_n[0] = 4;
+  CHECK(kernels::check_operands(OpKind::kAgGemm, shape, arguments, 0, 2).text() == "ag_gemm: more_b[0] is null");
+  arguments.more_b[0] = memory;
+  CHECK(kernels::check_operands(OpKind::kAgGemm, shape, arguments, 0, 2).text() == "ag_gemm: more_c[0] is null");
 }
 
 TEST_CASE("an operation refuses a workspace, lanes or operands that do not fit") {

@@ -144,6 +144,25 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("AG+GEMM multiplies the gathered rows with several b") {
+  GemmShape three{150, 70, 776}, four{61, 5, 29, DataType::kF16, Layout::kColumnMajor};
+  for (const auto& [at, n] : {std::pair{0, 200}, std::pair{1, 64}}) three.more_n[at] = n;
+  for (const auto& [at, n] : {std::pair{0, 1}, std::pair{1, 130}, std::pair{2, 64}}) four.more_n[at] = n;
+  const Cut cuts[] = {{},
+                      {.tile = kernels::Sm90Tile::k128x256, .comm_ctas = 4, .tail_tiles = 1, .late_tiles = 1},
+                      {.tile = kernels::Sm90Tile::k128x128, .comm_ctas = 6, .tail_tiles = 2, .late_tiles = 0},
+                      {.tile = std::nullopt}};
+  for (const World world : {World{1, 3}, World{2, 2}}) {
+    for (const GemmShape& shape : {three, four}) {
+      for (const Cut& cut : cuts) {
+        GemmCase gemm(OpKind::kAgGemm, shape, {.nodes = world.nodes, .ranks_per_node = world.ranks, .seed = 4},
+                      cut);
+        check_launch(gemm, 8, kTwoThreads);
+      }
+    }
+  }
+}
+
 TEST_CASE("launches back to back, no barrier between them, new inputs each time") {
   for (const OpKind kind : kGemmKinds) {
     GemmCase gemm(kind, {50, 40, 24}, {.nodes = 3, .ranks_per_node = 2, .rings = 2, .seed = 11});

@@ -93,6 +93,28 @@ def gemm(group, kind, dtype, b_layout):
         assert operation.status() is None
 
 
+def several_b(group, dtype, b_layout):
+    """One gather, three products."""
+    m, k, columns = 101, 40, (24, 9, 70)
+    a = [operand(1, rank, (rows_of(rank, m).stop - rows_of(rank, m).start, k), dtype) for rank in range(WORLD)]
+    bs = [operand(2 + index, RANK, (k, n) if b_layout == "row_major" else (n, k), dtype) for index, n in enumerate(columns)]
+    full = np.concatenate([widen(x) for x in a])
+    with group.ag_gemm(m, columns[0], k, dtype=dtype, b_layout=b_layout, more_n=columns[1:]) as operation:
+        cs = [poisoned((m, n), dtype) for n in columns]
+        operation.run(a[RANK], bs[0], cs[0], more_b=bs[1:], more_c=cs[1:], timeout=LONG)
+        for b, c in zip(bs, cs):
+            wanted = full @ (widen(b) if b_layout == "row_major" else widen(b).T)
+            close(c, wanted, 1.01 * UNIT[dtype] * np.abs(wanted) + 1e-6 * np.sqrt(k))
+        with raises(mkernel.InvalidArgument, "ag_gemm", "more_b has 1 operands", "more_n has 2"):
+            operation.bind(a[RANK], bs[0], cs[0], more_b=bs[1:2], more_c=cs[1:])
+        with raises(mkernel.InvalidArgument, "more_c[1] has shape 101x9"):
+            operation.bind(a[RANK], bs[0], cs[0], more_b=bs[1:], more_c=[cs[1], cs[1]])
+    with raises(mkernel.InvalidArgument, "more_n has 4 numbers, at most 3"):
+        group.ag_gemm(m, 8, k, more_n=(8, 8, 8, 8))
+    with raises(mkernel.InvalidArgument, "more_n has a 0"):
+        group.ag_gemm(m, 8, k, more_n=(8, 0))
+
+
 def moe(group, dtype, intermediate, w_layout):
     tokens, hidden, n, experts, topk = [7, 0, 11, 5][RANK], 24, 20, 10, 3
     random = np.random.default_rng([3, RANK])
@@ -226,6 +248,7 @@ def grouped_gemms():
     for dtype in ("bf16", "f16"):
         for layout in ("row_major", "column_major"):
             grouped_gemm(group, dtype, layout)
+            several_b(group, dtype, layout)
 
 
 def moe_and_attention():

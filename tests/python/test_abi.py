@@ -88,7 +88,8 @@ class Abi(unittest.TestCase):
                 for field in names.split(","):
                     array = re.fullmatch(r"\s*(\w+)\[(\d+)\]", field)
                     if array:
-                        fields.append((array[1], ctypes.c_char * int(array[2])))
+                        element = ctypes.c_char if kind.strip() == "char" else ctype_of(kind)
+                        fields.append((array[1], element * int(array[2])))
                     elif field.strip() == "secret":
                         fields.append(("secret", ctypes.c_char_p))  # 32 bytes
                     else:

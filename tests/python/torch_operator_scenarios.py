@@ -11,16 +11,17 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def gathered(values, name, shape, dim, dtype, views=lambda x: x):
-    """One AllGather+GEMM with two B, of both layouts."""
+    """One AllGather+GEMM with three B: two that one launch multiplies, and one of another layout."""
     k, seed = shape[-1], next(values)
     a = [views(operand(seed, rank, shape, dtype)) for rank in range(WORLD)]
-    bs = [operand(seed + 100, RANK, (k, 5), dtype), operand(seed + 200, RANK, (9, k), dtype).t()]
+    bs = [operand(seed + 100, RANK, (k, 5), dtype)]
+    bs += [operand(seed + 200 + n, RANK, (n, k), dtype).t() for n in (9, 4)]
     full = torch.cat(a, dim)
     for keep in (True, False):
         returned, results = OPS.fused_all_gather_matmul(a[RANK], bs, dim, name, return_A=keep)
         assert (returned is not None) == keep
         assert not keep or torch.equal(returned, full)
-        assert len(results) == 2
+        assert len(results) == 3
         for b, c in zip(bs, results):
             close(c, full.double() @ b.double())
 
@@ -76,8 +77,8 @@ def copies():
     call = (a, [weight.t(), weight.t()], 0, name)
     told = explain(OPS.fused_all_gather_matmul, *call, return_A=False)
     assert (told.path, told.copies, told.planned, told.rows, told.bucket) == ("mkernel", (), False, 16, 16), told
-    assert told.operation == f"ag_gemm m={16 * WORLD} n=12 k=16 bf16 column_major cpu", told
-    assert "the widest is fused, Bs[0]" in str(told) and "no copies" in str(told), told
+    assert told.operation == f"ag_gemm m={16 * WORLD} n=12+12 k=16 bf16 column_major cpu", told
+    assert "one launch multiplies Bs[0], Bs[1]" in str(told) and "no copies" in str(told), told
     mkernel.torch.reset_counters()
     changed = counted(lambda: OPS.fused_all_gather_matmul(*call, return_A=False))
     assert changed == {"fused_all_gather_matmul": 1, "launches": 1, "plans_created": 1}, changed

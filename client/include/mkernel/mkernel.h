@@ -159,6 +159,7 @@ typedef struct mk_gemm_shape {
   int64_t m, n, k;
   uint32_t dtype;    /* MK_BF16, MK_F16 */
   uint32_t b_layout; /* MK_ROW_MAJOR, MK_COLUMN_MAJOR */
+  int64_t more_n[3]; /* ag_gemm: columns of further b's, see GemmShape; the first 0 ends them */
 } mk_gemm_shape;
 /* In host memory for MK_CPU, addresses on the session's GPU for MK_CUDA. */
 typedef struct mk_gemm_arguments {
@@ -167,6 +168,8 @@ typedef struct mk_gemm_arguments {
   const void* b;
   void* c;
   void* gathered; /* ag_gemm: [m, k], gets the rows of a of all ranks; NULL: nobody wants them */
+  const void* more_b[3]; /* as b and c, for the products that more_n asks for */
+  void* more_c[3];
 } mk_gemm_arguments;
 
 /* What runs an operation, the same on every rank. NULL: MK_CPU. The fields after `executor` are for MK_CUDA,

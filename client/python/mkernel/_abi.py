@@ -23,6 +23,7 @@ BF16, F16 = 1, 2
 ROW_MAJOR, COLUMN_MAJOR = 0, 1
 CPU, CUDA = 0, 1
 MAX_EXCHANGE_BYTES = 448
+MOST_MORE_B = 3  # of a Gemm, beside b
 SECRET_BYTES = 32
 
 
@@ -74,11 +75,20 @@ class GemmShape(Sized):
         ("k", c_int64),
         ("dtype", c_uint32),
         ("b_layout", c_uint32),
+        ("more_n", c_int64 * MOST_MORE_B),
     ]
 
 
 class GemmArguments(Sized):
-    _fields_ = [("struct_size", c_size_t), ("a", c_void_p), ("b", c_void_p), ("c", c_void_p), ("gathered", c_void_p)]
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("c", c_void_p),
+        ("gathered", c_void_p),
+        ("more_b", c_void_p * MOST_MORE_B),
+        ("more_c", c_void_p * MOST_MORE_B),
+    ]
 
 
 class OperationOptions(Sized):

@@ -2,9 +2,9 @@
 
 import ctypes
 from ctypes import byref, c_uint32, c_uint64
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Union
 
-from mkernel import _abi, operations
+from mkernel import _abi
 from mkernel._calls import (
     U32_MAX,
     U64_MAX,
@@ -20,9 +20,10 @@ from mkernel._calls import (
 )
 from mkernel._library import lib
 from mkernel._operands import memory_of
+from mkernel._operation import DTYPES, EXECUTORS, I64_MAX, LAYOUTS, OperationHandle, choice
 from mkernel.buffers import HostBuffer, SymmetricBuffer
 from mkernel.errors import Code, Error, FailedPrecondition, InvalidArgument
-from mkernel.operations import DTYPES, EXECUTORS, LAYOUTS, Gemm, GroupedGemm, Moe, OperationHandle, RingAttention, choice
+from mkernel.operations import Gemm, GroupedGemm, Moe, RingAttention
 
 if TYPE_CHECKING:
     from mkernel.session import Session
@@ -283,14 +284,15 @@ class Group:
     # ---- operations
 
     def ag_gemm(self, m: int, n: int, k: int, *, dtype: str = "bf16", b_layout: str = "row_major", executor: str = "cpu",
-                comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0, machine: Optional[str] = None) -> Gemm:
-        """**Collective**. Plans AllGather+GEMM on all ranks and makes its workspace: c[m, n] = allgather(a) x b; see Gemm. `dtype`
-        "bf16" or "f16", `b_layout` "row_major" or "column_major", `executor` "cpu" (threads, host memory) or "cuda" (a kernel on
+                more_n: Sequence[int] = (), comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0,
+                machine: Optional[str] = None) -> Gemm:
+        """**Collective**. Plans AllGather+GEMM on all ranks and makes its workspace: c[m, n] = allgather(a) x b; see Gemm. `more_n`:
+        columns of further b, at most three, which the same rows are multiplied with. `dtype` "bf16" or "f16", `b_layout` "row_major" or "column_major", `executor` "cpu" (threads, host memory) or "cuda" (a kernel on
         the session's GPU). The last four override the plan of the cuda executor (GemmPlanOptions in mkernel/ops.h); 0 or None
         takes the plan's choice. Errors: InvalidArgument (a field, or two ranks that differ, naming both), ResourceExhausted
         (lanes or regions: what is left), Unimplemented."""
         plan = _options(executor, comm_ctas, sms, nic_gbytes, machine)
-        return self._gemm("ag_gemm", lib.mk_ag_gemm_create, _gemm_shape(m, n, k, dtype, b_layout), dtype, executor, plan)
+        return self._gemm("ag_gemm", lib.mk_ag_gemm_create, _gemm_shape(m, n, k, dtype, b_layout, more_n), dtype, executor, plan)
 
     def gemm_rs(self, m: int, n: int, k: int, *, dtype: str = "bf16", b_layout: str = "row_major", executor: str = "cpu",
                 comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0, machine: Optional[str] = None) -> Gemm:
@@ -369,12 +371,19 @@ class Group:
 
 def _sizes(sizes: "dict[str, Any]") -> "dict[str, int]":
     """Whatever fits into 64 bits: the ranks compare and refuse the rest together."""
-    return {field: integer(field, value, -operations.I64_MAX - 1, operations.I64_MAX) for field, value in sizes.items()}
+    return {field: integer(field, value, -I64_MAX - 1, I64_MAX) for field, value in sizes.items()}
 
 
-def _gemm_shape(m: int, n: int, k: int, dtype: str, b_layout: str) -> _abi.GemmShape:
-    layout = choice("b_layout", b_layout, LAYOUTS)
-    return _abi.GemmShape(dtype=choice("dtype", dtype, DTYPES), b_layout=layout, **_sizes({"m": m, "n": n, "k": k}))
+def _gemm_shape(m: int, n: int, k: int, dtype: str, b_layout: str, more_n: Sequence[int] = ()) -> _abi.GemmShape:
+    if len(more_n) > _abi.MOST_MORE_B:
+        raise InvalidArgument(f"more_n has {len(more_n)} numbers, at most {_abi.MOST_MORE_B} are allowed")
+    more = _sizes({f"more_n[{index}]": n for index, n in enumerate(more_n)})
+    if 0 in more.values():
+        raise InvalidArgument("more_n has a 0: each b needs columns")
+    shape = _abi.GemmShape(dtype=choice("dtype", dtype, DTYPES), b_layout=choice("b_layout", b_layout, LAYOUTS),
+                           **_sizes({"m": m, "n": n, "k": k}))
+    shape.more_n = tuple(more.values())
+    return shape
 
 
 def _options(executor: str, comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0,

@@ -1,245 +1,25 @@
 """The operations: planned once on all ranks, then launched any number of times."""
 
-import collections
-import ctypes
-import threading
-from ctypes import byref, c_void_p
-from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Sequence
 
 from mkernel import _abi
-from mkernel._calls import Handle, check, closed, drop, error_status, integer, milliseconds, wait_in_slices
-from mkernel._dlpack import keep_for_ever
+from mkernel._calls import integer
 from mkernel._library import lib
 from mkernel._operands import Operand
-from mkernel.errors import Error, InvalidArgument
+from mkernel._operation import Launch, Operation, OperationHandle, Pending, block_range, block_size
+from mkernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from mkernel.group import Group
 
-DTYPES = {"bf16": _abi.BF16, "f16": _abi.F16}
-LAYOUTS = {"row_major": _abi.ROW_MAJOR, "column_major": _abi.COLUMN_MAJOR}
-EXECUTORS = {"cpu": _abi.CPU, "cuda": _abi.CUDA}
-I64_MAX = 2**63 - 1
-
-
-def choice(field: str, value: Any, known: "dict[str, int]") -> int:
-    if value not in known:
-        raise InvalidArgument(f"{field} = {value!r}; known are {', '.join(known)}")
-    return known[value]
-
-
-def block_range(total: int, parts: int, index: int) -> "tuple[int, int]":
-    """(begin, end) of part `index` when `total` items are split into `parts`: how rows, experts and positions are spread over
-    ranks."""
-    return total * index // parts, total * (index + 1) // parts
-
-
-def block_size(total: int, parts: int, index: int) -> int:
-    begin, end = block_range(total, parts, index)
-    return end - begin
-
-
-def _destroy_later(destroy: Callable[[int], None], pointer: int, in_flight: Any) -> None:
-    destroy(pointer)  # waits for the launches, whose operands `in_flight` keeps alive
-
-
-class OperationHandle(Handle):
-    """The handle of an operation. What its launches in flight read and write lives at least as long: destroying the handle waits
-    for them. close() waits openly; a reference that goes with a launch in flight, as when Ctrl-C unwinds the stack, leaves this
-    wait to a thread."""
-
-    __slots__ = ("in_flight",)
-
-    def __init__(self, pointer: int, destroy: Callable[[int], None]) -> None:
-        super().__init__(pointer, destroy)
-        self.in_flight: "collections.deque[Pending]" = collections.deque()
-
-    def __del__(self) -> None:
-        if self.pointer is None:
-            return
-        self.forget_done()
-        if self.in_flight:
-            pointer, self.pointer = self.pointer, None
-            arguments = (self._destroy, pointer, self.in_flight)
-            try:
-                threading.Thread(target=_destroy_later, args=arguments, name="mkernel operation", daemon=True).start()
-            except RuntimeError:  # no thread to be had, or the interpreter ends
-                self.abandon()
-        super().__del__()
-
-    def abandon(self) -> None:
-        keep_for_ever(self.in_flight)  # the library goes on reading operands while the interpreter clears its modules
-        super().abandon()
-
-    def forget_done(self) -> None:
-        """Launches of one operation end in order."""
-        in_flight = self.in_flight
-        while in_flight and in_flight[0].done():
-            in_flight.popleft()
-
-
-class Pending:
-    """A launch under way. Dropping it does not stop the launch; the operation keeps the operands until it is over. Any thread."""
-
-    __slots__ = ("_handle", "operands")
-
-    def __init__(self, pointer: int, operands: Any) -> None:
-        self._handle = Handle(pointer, lib.mk_pending_destroy)
-        self.operands = operands
-
-    def done(self) -> bool:
-        """Whether the launch is over; never waits."""
-        return bool(lib.mk_pending_done(self._handle.pointer))
-
-    def wait(self, timeout: Optional[float] = None) -> None:
-        """Returns when the launch is over. `timeout` in seconds; None: until then, which the launch's own deadlines bound.
-        Errors: DeadlineExceeded (not over within `timeout`; the launch goes on), or why the launch failed: this rank's own error,
-        or the rank and node where it began."""
-        pointer = self._handle.pointer
-        wait_in_slices("launch", lambda ms: lib.mk_pending_wait(pointer, ms), self.done, timeout)
-
-
-class Launch:
-    """Operands of an operation that were checked once, for any number of launches. Made by bind(). The operands stay alive as long
-    as it does and are read anew by every launch. One thread at a time."""
-
-    __slots__ = ("_operation", "_arguments", "_options", "_by_reference", "_launch", "_enqueue", "_owners")
-
-    def __init__(self, operation: "Operation", arguments: ctypes.Structure, owners: Any, options: _abi.LaunchOptions) -> None:
-        self._operation = operation
-        self._arguments = arguments
-        self._owners = owners
-        self._options = byref(options)
-        self._by_reference = byref(arguments)
-        self._launch = operation._launch
-        self._enqueue = operation._enqueue
-
-    def launch(self) -> Pending:
-        """Starts one launch and returns at once. Launches of one group run one after the other, on a thread of the library. Every
-        rank makes the same launches in the same order. Errors: why the group has failed."""
-        handle = self._operation._handle
-        if handle is None:
-            raise closed(self._operation.what)
-        pointer = c_void_p()
-        status = self._launch(handle.pointer, self._by_reference, self._options, byref(pointer))
-        if status:
-            check(status)
-        pending = Pending(pointer.value, self._owners)  # type: ignore[arg-type]
-        handle.forget_done()
-        handle.in_flight.append(pending)
-        return pending
-
-    def run(self, timeout: Optional[float] = None) -> None:
-        """launch() and Pending.wait()."""
-        self.launch().wait(timeout)
-
-    def enqueue(self, stream: int = 0) -> None:
-        """executor="cuda": queues one launch on `stream` (a cudaStream_t of the session's GPU as an int; 0: its default stream).
-        May be captured in a CUDA graph. This object, and with it the operands, must live until the stream is done. Over several
-        nodes so must an Activity (Group.keep_active()). Every error but that of a closed operation fails the group."""
-        handle = self._operation._handle
-        if handle is None:
-            raise closed(self._operation.what)
-        status = self._enqueue(handle.pointer, self._by_reference, stream, self._options)
-        if status:
-            check(status)
-
-    def set_addresses(self, **addresses: int) -> None:
-        """Replaces operands by addresses, and `tokens` of a Moe by another number, that the caller vouches for: nothing is checked
-        and nothing kept alive."""
-        for field, address in addresses.items():
-            setattr(self._arguments, field, address)
-
-
-class Operation:
-    """A planned operation of one group. One thread at a time. Close operations in the same order on every rank; closing waits for
-    launches in flight."""
-
-    what = "operation"
-    Arguments: Any  #: of the C ABI
-    bind: Callable[..., Launch]  #: every operation has its own
-    _launch: Any
-    _enqueue: Any
-
-    def __init__(self, group: "Group", handle: OperationHandle, dtype: str, executor: str) -> None:
-        self._group = group
-        self._handle: Optional[OperationHandle] = handle
-        self.dtype = dtype
-        self.executor = executor
-        self._gpu = group.device if executor == "cuda" else None
-
-    def launch(self, *operands: Any, **options: Any) -> Pending:
-        """bind(), which takes the same, and Launch.launch()."""
-        return self.bind(*operands, **options).launch()
-
-    def run(self, *operands: Any, timeout: Optional[float] = None, **options: Any) -> None:
-        """launch() and Pending.wait(timeout)."""
-        self.launch(*operands, **options).wait(timeout)
-
-    def _bind(self, arguments: ctypes.Structure, operands: "Sequence[tuple[Operand, Any]]", deadline: Optional[float],
-              compute_threads: int) -> Launch:
-        owners = []
-        for operand, source in operands:
-            try:
-                address, owner = operand.address_of(source, self._gpu)
-            except Error as error:
-                raise type(error)(f"{self.what}: {error.text}") from None
-            setattr(arguments, operand.field, address)
-            owners.append(owner)
-        options = _abi.LaunchOptions(
-            deadline_ms=0 if deadline is None else milliseconds("deadline", deadline),
-            compute_threads=integer("compute_threads", compute_threads, 0, 4096),
-        )
-        return Launch(self, arguments, tuple(owners), options)
-
-    def status(self) -> Optional[Error]:
-        """Once the stream is done (executor="cuda"): None, or why a launch that was queued failed; the group is over then. A Moe or
-        a GroupedGemm also says why a launch was refused; the group goes on then. Each refusal is told once. When several launches were
-        refused since the last call of status(), it is the last one's."""
-        handle = self._handle
-        if handle is None:
-            raise closed(self.what)
-        return error_status(lib.mk_operation_status(handle.pointer))
-
-    def expected_seconds(self) -> Optional[float]:
-        """What a launch of executor="cuda" is expected to take, all ranks on time, from the rates of the machine that the plan
-        assumes; None: unknown."""
-        handle = self._handle
-        if handle is None:
-            raise closed(self.what)
-        return lib.mk_operation_expected_seconds(handle.pointer) or None
-
-    def close(self) -> None:
-        """Waits for launches in flight and gives back workspace and lanes; a second call does nothing."""
-        handle = self._handle
-        if handle is None:
-            return
-        for pending in list(handle.in_flight):
-            try:
-                pending.wait()
-            except Error:
-                pass  # who wants to know has the Pending
-        holder: "list[Optional[Handle]]" = [handle]
-        del handle
-        self._handle = None
-        drop("closing an operation", holder)
-
-    def __enter__(self) -> Any:
-        if self._handle is None:
-            raise closed(self.what)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<mkernel.{type(self).__name__} {self.what}, {self.executor}{', closed' if self._handle is None else ''}>"
+__all__ = ["Gemm", "GroupedGemm", "Launch", "Moe", "Operation", "Pending", "RingAttention", "block_range", "block_size"]
 
 
 class Gemm(Operation):
     """AllGather+GEMM, GEMM+ReduceScatter or GEMM+AllReduce. With `rows` of rank r being block_range(m, world_size, r):
 
-    ag_gemm   c[m, n]    = allgather(a[rows, k]) x b[k, n]; gathered[m, k], if given, gets allgather(a)
+    ag_gemm   c[m, n]    = allgather(a[rows, k]) x b[k, n]; gathered[m, k], if given, gets allgather(a). With more_n it multiplies
+              the same rows with further b: more_c[i][m, more_n[i]] = allgather(a) x more_b[i]
     gemm_rs   c[rows, n] = this rank's rows of the sum over ranks of a[m, k] x b[k, n]
     gemm_ar   c[m, n]    = the sum over ranks of a[m, k] x b[k, n]
 
@@ -259,9 +39,13 @@ class Gemm(Operation):
         self.b = Operand("b", dtype, (k, n) if shape.b_layout == _abi.ROW_MAJOR else (n, k))
         self.c = Operand("c", dtype, (rows if kind == "gemm_rs" else m, n), written=True)
         self.gathered = Operand("gathered", dtype, (m, k), written=True)
+        self.more_b, self.more_c = [], []
+        for index, more in enumerate(n for n in shape.more_n if n):
+            self.more_b.append(Operand(f"more_b[{index}]", dtype, (k, more) if shape.b_layout == _abi.ROW_MAJOR else (more, k)))
+            self.more_c.append(Operand(f"more_c[{index}]", dtype, (m, more), written=True))
 
-    def bind(self, a: Any, b: Any, c: Any, *, gathered: Any = None, deadline: Optional[float] = None,
-             compute_threads: int = 0) -> Launch:
+    def bind(self, a: Any, b: Any, c: Any, *, gathered: Any = None, more_b: Sequence[Any] = (), more_c: Sequence[Any] = (),
+             deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
         """Checks the operands, for any number of launches. `deadline` in seconds: of every single wait of a launch; None: 30.
         `compute_threads`: of the cpu executor; 0: the hardware's threads / ranks of this node. Errors: InvalidArgument naming
         field, value and limit; TypeError."""
@@ -270,6 +54,10 @@ class Gemm(Operation):
             if self.what != "ag_gemm":
                 raise InvalidArgument(f"{self.what}: gathered is given, and only ag_gemm gathers rows")
             operands.append((self.gathered, gathered))
+        for field, given, wanted in (("more_b", more_b, self.more_b), ("more_c", more_c, self.more_c)):
+            if len(given) != len(wanted):
+                raise InvalidArgument(f"{self.what}: {field} has {len(given)} operands, and more_n has {len(wanted)}")
+            operands += zip(wanted, given)
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
 

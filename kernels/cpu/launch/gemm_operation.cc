@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/plan/gemm_shape.h"
+#include "kernels/plan/product_columns.h"
 
 namespace mkernel::kernels {
 
@@ -35,7 +36,11 @@ Status CpuGemmOperation::run(const GemmArguments& arguments, const ExecutorOptio
   MK_RETURN_IF_ERROR(binding_.ready());
   MK_RETURN_IF_ERROR(check_operands(kind_, shape_, arguments, group().rank(), topology_.world()));
   return binding_.launch(topology_, options, [&](Launch& current) {
-    if (gemm_ == nullptr) gemm_ = std::make_unique<CpuGemm>(shape_);
+    for (int product = static_cast<int>(gemms_.size()); product < products_of(shape_); ++product) {
+      GemmShape shape = shape_;
+      shape.n = columns_of(shape_, product);
+      gemms_.push_back(std::make_unique<CpuGemm>(shape));
+    }
     launch(arguments, current);
   });
 }

@@ -1,9 +1,11 @@
 // What AG+GEMM, GEMM+RS and GEMM+AR on the cpu executor have in common: their operands around a binding.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/base/signal.h"
 #include "kernels/base/views.h"
@@ -56,14 +58,15 @@ class CpuGemmOperation : public GemmOperation {
   const SymmetricView& workspace() const { return binding_.workspace(); }
   const SymmetricView& lent() const { return binding_.lent(); }
   Endpoint& endpoint() { return binding_.endpoint(); }
-  CpuGemm& gemm() const { return *gemm_; }
+  /// Of b, or of a further one.
+  CpuGemm& gemm(int product = 0) const { return *gemms_[static_cast<std::size_t>(product)]; }
 
  private:
   const OpKind kind_;
   const GemmShape shape_;
   const Topology topology_;
   Binding binding_;
-  std::unique_ptr<CpuGemm> gemm_;
+  std::vector<std::unique_ptr<CpuGemm>> gemms_;  ///< made by the first launch
 };
 
 }  // namespace mkernel::kernels

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -29,23 +30,30 @@ struct Room {
   std::unique_ptr<float[]> rows, product;
 };
 
+/// One of the products of the gathered rows.
+struct Product {
+  CpuGemm& gemm;
+  OperandB b;
+  std::uint16_t* c;
+  std::int64_t n;
+};
+
 /// The roles of one launch, and what they share.
 class AgGemmLaunch {
  public:
   AgGemmLaunch(const AgGemmPlan& plan, const GemmShape& shape, const Topology& topology,
-               const SymmetricView& workspace, const SymmetricView& lent, Endpoint& endpoint, CpuGemm& gemm,
-               const GemmArguments& arguments, const Launch& launch)
+               const SymmetricView& workspace, const SymmetricView& lent, Endpoint& endpoint,
+               std::deque<Product>& products, const GemmArguments& arguments, const Launch& launch)
       : plan_(plan),
         shape_(shape),
         topology_(topology),
         workspace_(workspace),
         lent_(lent),
         endpoint_(endpoint),
-        gemm_(gemm),
+        products_(products),
         arguments_(arguments),
         launch_(launch),
         me_(plan.steps.rank),
-        b_(gemm, arguments.b),
         whole_(plan.assignment.tiles(0, 1)),
         narrow_(plan.assignment.tail_tiles(0, 1, tail_parts(plan.tile))) {
     const auto rank = static_cast<std::uint32_t>(me_);
@@ -90,12 +98,11 @@ class AgGemmLaunch {
   const SymmetricView& workspace_;
   const SymmetricView& lent_;
   Endpoint& endpoint_;
-  CpuGemm& gemm_;
+  std::deque<Product>& products_;
   const GemmArguments& arguments_;
   const Launch& launch_;
   const std::int32_t me_;
   std::vector<std::uint32_t> rail_peers_;  ///< from the next node on
-  OperandB b_;
   WorkCounter whole_, narrow_;
 };
 
@@ -206,13 +213,15 @@ void AgGemmLaunch::copy_gathered() const {
 Status AgGemmLaunch::tile(const TileAssignment::Place& at, std::int64_t width, const Room& room) const {
   float* rows = room.rows.get();
   float* product = room.product.get();
-  const std::int64_t column = std::int64_t{at.tile.column} * plan_.tile.columns + at.part * width;
+  const auto [index, column] = plan_.columns.place(at.tile.column * plan_.tile.columns +
+                                                   at.part * static_cast<std::int32_t>(width));
+  const Product& of = products_[static_cast<std::size_t>(index)];
   const ArrivalSteps::Place step = plan_.steps.place(at.tile.row);
   const RowParts& row = gather().row;
   const std::int64_t first = step.block * std::int64_t{gather().block_rows};
   const std::int64_t count =
       std::min<std::int64_t>(gather().block_rows, gather().rows_of(step.source) - first);
-  const Range columns{column, std::min(shape_.n, column + width)};
+  const Range columns{column, std::min(of.n, column + width)};
   if (count <= 0 || columns.size() <= 0) return {};
   if (step.source == me_) {
     widen(shape_.dtype, static_cast<const std::uint16_t*>(arguments_.a) + first * shape_.k, rows,
@@ -227,17 +236,17 @@ Status AgGemmLaunch::tile(const TileAssignment::Place& at, std::int64_t width, c
             static_cast<std::size_t>(row.bytes(part) / 2));
     }
   }
-  gemm_.product(rows, count, columns, product, columns.size());
-  auto* c = static_cast<std::uint16_t*>(arguments_.c) + (gather().first_row(step.source) + first) * shape_.n;
+  of.gemm.product(rows, count, columns, product, columns.size());
+  std::uint16_t* c = of.c + (gather().first_row(step.source) + first) * of.n;
   for (std::int64_t r = 0; r < count; ++r) {
-    narrow(shape_.dtype, product + r * columns.size(), c + r * shape_.n + columns.begin,
+    narrow(shape_.dtype, product + r * columns.size(), c + r * of.n + columns.begin,
            static_cast<std::size_t>(columns.size()));
   }
   return {};
 }
 
 Status AgGemmLaunch::compute(int thread) {
-  MK_RETURN_IF_ERROR(b_.widen_part(launch_, thread));
+  for (Product& product : products_) MK_RETURN_IF_ERROR(product.b.widen_part(launch_, thread));
   const Room room(plan_, shape_);
   // All threads together are the assignment's one cluster: each takes the next tile when it has time.
   for (std::int32_t i = whole_.next(); i < whole_.all(); i = whole_.next())
@@ -249,7 +258,7 @@ Status AgGemmLaunch::compute(int thread) {
 }
 
 Status AgGemmLaunch::late_tiles(std::int32_t cluster) {
-  MK_RETURN_IF_ERROR(b_.wait(launch_));
+  for (const Product& product : products_) MK_RETURN_IF_ERROR(product.b.wait(launch_));
   const Room room(plan_, shape_);
   for (std::int32_t i = 0; i < plan_.assignment.tiles(cluster, 1); ++i)
     MK_RETURN_IF_ERROR(tile(plan_.assignment.place(i, cluster, 1), plan_.tile.columns, room));
@@ -269,7 +278,12 @@ class CpuAgGemm final : public CpuGemmOperation {
   void attach() override {}
 
   void launch(const GemmArguments& arguments, Launch& launch) override {
-    AgGemmLaunch roles(plan_, shape(), topology(), workspace(), lent(), endpoint(), gemm(), arguments,
+    std::deque<Product> products;  // a deque: their signals stay where they are
+    for (int i = 0; i < products_of(shape()); ++i) {
+      products.push_back({gemm(i), OperandB(gemm(i), b_of(arguments, i)),
+                          static_cast<std::uint16_t*>(c_of(arguments, i)), columns_of(shape(), i)});
+    }
+    AgGemmLaunch roles(plan_, shape(), topology(), workspace(), lent(), endpoint(), products, arguments,
                        launch);
     for (std::int32_t share = 0; share < plan_.comm_ctas; ++share)
       launch.roles.start("intra_comm", [&roles, share] { return roles.push(share); });

@@ -69,15 +69,24 @@ class CudaAgGemm final : public CudaGemmOperation {
       if (!a.ok()) return a.status();
       p.a = *a;
     }
+    for (int product = 0; product < products_of(shape()); ++product)
+      MK_RETURN_IF_ERROR(encode_product(arguments, product, p));
+    return {};
+  }
+
+  Status encode_product(const GemmArguments& arguments, int product, AgGemmParameters& p) const {
+    const std::int64_t n = columns_of(shape(), product);
     auto b = encode_tensor_map(
-        sm90_b_view(shape().dtype, shape().b_layout, arguments.b, shape().n, shape().k), "b");
+        sm90_b_view(shape().dtype, shape().b_layout, b_of(arguments, product), n, shape().k),
+        kNamesOfB[product]);
     if (!b.ok()) return b.status();
-    p.b = *b;
+    p.b[product] = *b;
     for (const int more : {0, 1}) {
       const std::int64_t rows = std::max<std::int64_t>(1, plan_.gather.min_rows() + more);
-      auto c = encode_tensor_map(sm90_c_view(shape().dtype, arguments.c, rows, shape().n, shape().m), "c");
+      auto c = encode_tensor_map(
+          sm90_c_view(shape().dtype, c_of(arguments, product), rows, n, shape().m), kNamesOfC[product]);
       if (!c.ok()) return c.status();
-      p.c[more] = *c;
+      p.c[product][more] = *c;
     }
     return {};
   }
@@ -101,6 +110,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     p.gather = plan_.gather;
     p.steps = plan_.steps;
     p.assignment = plan_.assignment;
+    p.columns = plan_.columns;
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.comm_ctas = plan_.comm_ctas;
     const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;

@@ -8,6 +8,7 @@
 #include "kernels/base/types.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/arrival_steps.h"
+#include "kernels/plan/product_columns.h"
 #include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/tile_assignment.h"
@@ -19,10 +20,10 @@ struct CooperativeKernel;
 
 struct AgGemmParameters {
   TensorMap a;  ///< own rows
-  TensorMap b;  ///< [k, n]
-  /// c of a source's rows, so that no tile reaches into those of the next one: sources with the fewest rows,
-  /// sources with one more.
-  TensorMap c[2];
+  TensorMap b[1 + kMostMoreB];  ///< [k, n] by product
+  /// By product: c of a source's rows, so that no tile reaches into those of the next one. Sources with the
+  /// fewest rows, sources with one more.
+  TensorMap c[1 + kMostMoreB][2];
   const TensorMap* slabs;  ///< [half][source][part], in device memory
   device::Endpoint endpoint;
   const std::byte* rows;            ///< own rows again, as bytes
@@ -36,6 +37,7 @@ struct AgGemmParameters {
   PushGatherPlan gather;
   ArrivalSteps steps;
   TileAssignment assignment;
+  ProductColumns columns;
   std::int32_t k_blocks;
   std::int32_t comm_ctas;
 };

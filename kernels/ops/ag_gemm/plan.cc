@@ -5,6 +5,7 @@
 #include <iterator>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/plan/cuts.h"
@@ -62,8 +63,8 @@ AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32
   for (std::int32_t source = 0; source < world; ++source)
     blocks_of.push_back(static_cast<std::int32_t>(ceil_div(plan.gather.rows_of(source), block_rows)));
   plan.steps = ArrivalSteps::of(topology, rank, blocks_of);
-  const auto columns = static_cast<std::int32_t>(ceil_div(shape.n, choice.tile.columns));
-  plan.assignment.raster = Raster(plan.steps.steps(), columns, choice.band);
+  plan.columns = ProductColumns::of(shape, choice.tile.columns);
+  plan.assignment.raster = Raster(plan.steps.steps(), plan.columns.tiles, choice.band);
   const std::int32_t tiles = plan.assignment.raster.tiles();
   const std::int32_t tail = std::min(tiles, choice.tail_tiles);
   plan.assignment.late_clusters = late_clusters(topology, choice.tile, choice.comm_ctas);
@@ -104,11 +105,18 @@ std::vector<std::int32_t> late_tiles(const GemmShape& shape, const AgGemmPlan& w
   return counts;
 }
 
+/// The product whose tiles are those of all products together, as far as their order and their number matter.
+GemmShape as_one_product(GemmShape shape) {
+  for (std::int64_t& more : shape.more_n) shape.n += std::exchange(more, 0);
+  return shape;
+}
+
 /// The plan that is estimated to end first; of two that are nearly as fast the one tried before, so first
 /// come those that are best for L2 and leave most SMs to the product.
 AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                   const Machine& machine, const AgGemmOptions& options) {
   const std::int32_t sms = machine.sms;
+  const GemmShape one = as_one_product(shape);
   std::optional<AgGemmPlan> best;
   double best_seconds = 0;
   const auto consider = [&](const Choice& choice) {
@@ -128,9 +136,9 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
     for (const TileSize& tile : tiles) {
       // A wire makes slow tiles look as good as fast ones, which leave more power and memory to others.
       if (!options.tile && topology.nodes() > 1 &&
-          tile != plan_sm90(shape, machine.with_sms(sms - comm)).tile)
+          tile != plan_sm90(one, machine.with_sms(sms - comm)).tile)
         continue;
-      const Sm90Plan product = plan_sm90(shape, machine.with_sms(sms - comm), tile);
+      const Sm90Plan product = plan_sm90(one, machine.with_sms(sms - comm), tile);
       const std::int32_t clusters = (sms - comm) / tile.cluster;
       const std::int32_t tallest = product.raster.band();
       const AgGemmPlan without_late =

@@ -8,6 +8,7 @@
 
 #include "kernels/plan/arrival_steps.h"
 #include "kernels/plan/machine.h"
+#include "kernels/plan/product_columns.h"
 #include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/tile_assignment.h"
@@ -39,6 +40,7 @@ struct AgGemmPlan {
   std::int32_t compute_ctas = 0;  ///< a multiple of the cluster
   ArrivalSteps steps;
   TileAssignment assignment;  ///< of the raster whose rows are the steps
+  ProductColumns columns;     ///< of that raster
   PushGatherPlan gather;
   Machine machine;  ///< that it was planned for, with the NIC of the options
 

@@ -57,13 +57,14 @@ class AgGemmSchedule {
   __device__ __forceinline__ int k_blocks() const { return p_.k_blocks; }
 
   __device__ __forceinline__ Place tile(int i) const {
-    const auto [block, column] = Share::place(p_.assignment, p_.comm_ctas, i);
+    const auto [block, column_of_all] = Share::place(p_.assignment, p_.comm_ctas, i);
+    const auto [product, column] = p_.columns.place(column_of_all);
     const ArrivalSteps::Place step = p_.steps.place(block);
     const std::int32_t first = Share::first_row(step.block);
     const std::int64_t c_first = p_.gather.first_row(step.source);
     const std::int64_t rows = p_.gather.first_row(step.source + 1) - c_first;
     const int row = first < rows ? first : kBeyond;
-    return {{&p_.a, &p_.b, &p_.c[rows > p_.gather.min_rows()], row, column, 0, row, column,
+    return {{&p_.a, &p_.b[product], &p_.c[product][rows > p_.gather.min_rows()], row, column, 0, row, column,
              static_cast<std::int32_t>(c_first)},
             step.source,
             step.block};

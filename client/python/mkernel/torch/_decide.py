@@ -5,6 +5,7 @@ from typing import Any, Optional, Sequence
 
 import torch
 
+from mkernel._abi import MOST_MORE_B
 from mkernel.errors import InvalidArgument, Unimplemented
 from mkernel.torch._groups import Membership
 from mkernel.torch._options import Options, bucket_of
@@ -26,12 +27,12 @@ class Refused(Unimplemented):
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """`rows` of each of `blocks` blocks of A are launched as `bucket` rows. A block is what belongs to one rank. Of several B the
-    widest is `fused`; the others are multiplied with the rows that it has gathered."""
+    """`rows` of each of `blocks` blocks of A are launched as `bucket` rows. A block is what belongs to one rank. Of several B those
+    that are `fused` are multiplied by one launch; torch multiplies the others with the rows that it has gathered."""
 
     kind: str
     key: Optional[GemmKey]  # None: there is nothing to compute
-    fused: int
+    fused: "tuple[int, ...]"
     rows: int
     blocks: int
     bucket: int
@@ -107,19 +108,37 @@ def _decide(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[to
             copies.append("C: the rows of each rank are taken out of the padded result")
     if kind == "gemm_rs" and dim != 0:
         copies.append(f"C: the scattered dimension goes back to its place (scatter_dim = {dim})")
-    fused = max(range(len(bs)), key=lambda index: bs[index].shape[1])
-    b = bs[fused]
-    n = b.shape[1]
+    widest = max(range(len(bs)), key=lambda index: bs[index].shape[1])
+    b = bs[widest]
     executor, sms = executor_of(a.device, options)
     if executor == "cuda":
         _check_columns("A", k)
-        _check_columns(_name(bs, fused), n)
-    layout = "row_major" if b.is_contiguous() else "column_major" if b.t().is_contiguous() else ""
+        _check_columns(_name(bs, widest), b.shape[1])
+    layout = _layout(b)
     if not layout:
-        copies.append(f"{_name(bs, fused)}: it is neither dense nor the transpose of a dense matrix (strides {b.stride()})")
+        copies.append(f"{_name(bs, widest)}: it is neither dense nor the transpose of a dense matrix (strides {b.stride()})")
+    fused = _fused_with(widest, bs, layout, executor)
+    n, *more_n = (bs[index].shape[1] for index in fused)
     m = bucket if kind == "gemm_ar" else bucket * world
-    key = GemmKey(kind, m, n, k, DTYPES[a.dtype], layout or "row_major", executor, sms) if rows and n else None
+    key = None
+    if rows and n:
+        key = GemmKey(kind, m, n, k, DTYPES[a.dtype], layout or "row_major", executor, sms, tuple(more_n))
     return Decision(kind, key, fused, rows, blocks, bucket, copy_a, not layout, tuple(copies))
+
+
+def _layout(b: torch.Tensor) -> str:
+    """Without a copy; "": there is none."""
+    return "row_major" if b.is_contiguous() else "column_major" if b.t().is_contiguous() else ""
+
+
+def _fused_with(widest: int, bs: "Sequence[torch.Tensor]", layout: str, executor: str) -> "tuple[int, ...]":
+    """Those that one launch multiplies, the widest first: of its layout, and with columns that the executor takes."""
+
+    def fits(index: int) -> bool:
+        n = bs[index].shape[1]
+        return index != widest and n > 0 and _layout(bs[index]) == layout != "" and (executor == "cpu" or n % 8 == 0)
+
+    return (widest, *[index for index in range(len(bs)) if fits(index)][:MOST_MORE_B])
 
 
 def _check_types(kind: str, membership: Membership, a: torch.Tensor, bs: "Sequence[torch.Tensor]") -> None:

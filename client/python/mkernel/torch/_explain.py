@@ -117,7 +117,9 @@ def _why(decision: Decision, values: "dict[str, Any]") -> str:
         return "the product has no elements: nothing is launched"
     parts = ["fused by mkernel"]
     if len(values.get("Bs", ())) > 1:
-        parts.append(f"of several B the widest is fused, Bs[{decision.fused}]; torch multiplies the others with the gathered A")
+        fused = ", ".join(f"Bs[{index}]" for index in sorted(decision.fused))
+        others = len(values["Bs"]) > len(decision.fused)
+        parts.append(f"one launch multiplies {fused}" + ("; torch multiplies the others with the gathered A" if others else ""))
     if values.get("return_A"):
         parts.append("return_A copies what was gathered")
     if current().sm_margin and decision.key.executor == "cpu":

@@ -1,7 +1,7 @@
 """The operations of one group, made when a shape is first seen and kept for the next time."""
 
 from collections import OrderedDict
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
 
@@ -22,13 +22,17 @@ class GemmKey(NamedTuple):
     b_layout: str
     executor: str
     sms: int
+    more_n: "tuple[int, ...]" = ()
 
     def __str__(self) -> str:
-        return f"{self.kind} m={self.m} n={self.n} k={self.k} {self.dtype} {self.b_layout} {self.executor}"
+        n = "+".join(str(n) for n in (self.n, *self.more_n))
+        return f"{self.kind} m={self.m} n={n} k={self.k} {self.dtype} {self.b_layout} {self.executor}"
 
     def make(self, group: Group) -> Gemm:
         make: Any = getattr(group, self.kind)
-        rest = {"dtype": self.dtype, "b_layout": self.b_layout, "executor": self.executor, "sms": self.sms}
+        rest: "dict[str, Any]" = {"dtype": self.dtype, "b_layout": self.b_layout, "executor": self.executor, "sms": self.sms}
+        if self.more_n:
+            rest["more_n"] = self.more_n
         operation: Gemm = make(self.m, self.n, self.k, **rest)
         return operation
 
@@ -61,6 +65,13 @@ class MoeKey(NamedTuple):
 
 
 PlanKey = Union[GemmKey, MoeKey]
+Operands = Union[None, torch.Tensor, "Sequence[torch.Tensor]"]
+
+
+def _address(tensors: Operands) -> "int | tuple[int, ...]":
+    if tensors is None:
+        return 0
+    return tensors.data_ptr() if isinstance(tensors, torch.Tensor) else tuple(tensor.data_ptr() for tensor in tensors)
 
 
 class Plan:
@@ -83,12 +94,11 @@ class Plan:
                 found = self._staging[field] = torch.empty(rows, columns, dtype=like.dtype)
         return found
 
-    def start(self, options: Options, stream: int, operands: "dict[str, Optional[torch.Tensor]]",
-              **numbers: int) -> "Pending | None":
+    def start(self, options: Options, stream: int, operands: "dict[str, Operands]", **numbers: int) -> "Pending | None":
         """Starts one launch on the cpu executor, or queues one on `stream` (None: there is nothing to wait for). `operands` by the
         fields of the operation's arguments, with None for what a call does not have; `numbers`: its other fields."""
         launch = self.launch(options)
-        addresses = {field: 0 if tensor is None else tensor.data_ptr() for field, tensor in operands.items()}
+        addresses = {field: _address(tensors) for field, tensors in operands.items()}
         launch.set_addresses(**addresses, **numbers)
         if self.operation.executor == "cuda":
             launch.enqueue(stream)

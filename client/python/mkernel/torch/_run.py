@@ -182,22 +182,23 @@ def _multiply(decision: Decision, membership: Membership, front: torch.Tensor, b
 
     try:
         a = _rows(decision, plan, front)
-        b = bs[decision.fused]
-        b = aligned(b.contiguous() if decision.copy_b else b, "B")
-        full = result("gathered", key.k) if gathered or len(bs) > 1 else None
-        c = result("c", key.n)
-        pending = plan.start(options, stream, {"a": a, "b": b, "c": c, "gathered": full})
+        b, *more_b = (aligned(bs[index].contiguous() if decision.copy_b else bs[index], "B") for index in decision.fused)
+        full = result("gathered", key.k) if gathered or len(bs) > len(decision.fused) else None
+        c, *more_c = (result(f"c{index}", n) for index, n in enumerate((key.n, *key.more_n)))
+        operands = {"a": a, "b": b, "c": c, "gathered": full, "more_b": more_b, "more_c": more_c}
+        pending = plan.start(options, stream, operands)
         totals["launches"] += 1
         if pending is not None:
             pending.wait()
     except BaseException:
         plan.forget_staging()
         raise
-    product = unpadded(c)
-    if full is None:
-        return [product], None
-    full = unpadded(full)
-    return [product if index == decision.fused else torch.mm(full, b) for index, b in enumerate(bs)], full
+    products = dict(zip(decision.fused, map(unpadded, (c, *more_c))))
+    full = None if full is None else unpadded(full)
+    for index, b in enumerate(bs):
+        if index not in products:
+            products[index] = torch.mm(full, b)
+    return [products[index] for index in range(len(bs))], full
 
 
 def _rows(decision: Decision, plan: Plan, front: torch.Tensor) -> torch.Tensor:

@@ -42,8 +42,8 @@ struct GemmShape {
   std::int64_t m = 0, n = 0, k = 0;
   DataType dtype = DataType::kBf16;
   Layout b_layout = Layout::kRowMajor;
-  /// AG+GEMM multiplies the gathered rows with further b too, of the same k, type and layout, each into a c of
-  /// its own (queries, keys and values of the same rows): the columns of more_b[0], more_b[1], ... of
+  /// AG+GEMM multiplies the gathered rows with further b too, of the same k, type and layout, each into a c
+  /// of its own (queries, keys and values of the same rows): the columns of more_b[0], more_b[1], ... of
   /// GemmArguments. The first 0 ends them.
   std::int64_t more_n[kMostMoreB] = {};
 };

@@ -1,4 +1,5 @@
-// The columns of all products of the same rows, side by side in one raster of tiles. Pure, the same on host and device.
+// The columns of all products of the same rows, side by side in one raster of tiles. Pure, the same on host
+// and device.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,8 @@ inline constexpr const char* kNamesOfC[1 + kMostMoreB] = {"c", "more_c[0]", "mor
 /// Every product begins with a tile of its own, so that no tile has columns of two.
 struct ProductColumns {
   std::int32_t tiles = 0;  ///< of all products
-  /// The raster's column, in elements, with which further product i begins; no column lies behind it where there
-  /// is none.
+  /// The raster's column, in elements, with which further product i begins; no column lies behind it where
+  /// there is none.
   std::int32_t begin[kMostMoreB] = {};
 
   static ProductColumns of(const GemmShape& shape, std::int32_t tile_columns) {

@@ -58,10 +58,7 @@ GemmCase::GemmCase(OpKind kind, const GemmShape& shape, const FabricOptions& fab
 }
 
 GemmCase::GemmCase(OpKind kind, const GemmShape& shape, std::shared_ptr<FakeFabric> fabric, const Cut& cut)
-    : kind_(kind),
-      shape_(shape),
-      fabric_(std::move(fabric)),
-      n_(first_column(kernels::products_of(shape))) {
+    : kind_(kind), shape_(shape), fabric_(std::move(fabric)), n_(first_column(kernels::products_of(shape))) {
   for (std::uint32_t rank = 0; rank < fabric_->world(); ++rank) {
     auto operation = make(kind, shape, fabric_->group(rank), cut);
     REQUIRE_MESSAGE(operation.ok(), operation.status().to_string());

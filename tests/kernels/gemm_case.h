@@ -64,7 +64,7 @@ class GemmCase {
   GemmShape shape_;
   std::shared_ptr<FakeFabric> fabric_;
   std::vector<std::unique_ptr<GemmOperation>> operations_;
-  std::int64_t n_;  ///< of all products
+  std::int64_t n_;                                     ///< of all products
   std::vector<std::vector<std::uint16_t>> a_, b_, c_;  ///< those of several products one behind the other
   std::vector<std::vector<float>> wide_a_, wide_b_;    ///< [rows, k], [n, k]
 };

@@ -93,7 +93,8 @@ TEST_CASE("more than one b: refused where it is none of AG+GEMM's, or has a gap,
     std::copy(more.begin(), more.end(), shape.more_n);
     return kernels::make_gemm(kind, shape, fabric.group(0)).status().text();
   };
-  CHECK(refusal({8, 0, 0}, OpKind::kGemmRs) == "gemm_rs: more_n[0] = 8, and only ag_gemm takes more than one b");
+  CHECK(refusal({8, 0, 0}, OpKind::kGemmRs) ==
+        "gemm_rs: more_n[0] = 8, and only ag_gemm takes more than one b");
   CHECK(refusal({0, 8, 0}) == "ag_gemm: more_n[1] = 8, and the one before it is 0");
   CHECK(refusal({8, -1, 0}) == "ag_gemm: more_n[1] = -1, must be 1..2147483647");
   CHECK(refusal({1 << 30, 1 << 30, 0}) == "ag_gemm: n of all products = 2147483652, must be 1..2147483647");
@@ -102,9 +103,11 @@ TEST_CASE("more than one b: refused where it is none of AG+GEMM's, or has a gap,
   GemmArguments arguments{memory, memory, memory};
   GemmShape shape{4, 4, 4};
   shape.more_n[0] = 4;
-  CHECK(kernels::check_operands(OpKind::kAgGemm, shape, arguments, 0, 2).text() == "ag_gemm: more_b[0] is null");
+  CHECK(kernels::check_operands(OpKind::kAgGemm, shape, arguments, 0, 2).text() ==
+        "ag_gemm: more_b[0] is null");
   arguments.more_b[0] = memory;
-  CHECK(kernels::check_operands(OpKind::kAgGemm, shape, arguments, 0, 2).text() == "ag_gemm: more_c[0] is null");
+  CHECK(kernels::check_operands(OpKind::kAgGemm, shape, arguments, 0, 2).text() ==
+        "ag_gemm: more_c[0] is null");
 }
 
 TEST_CASE("an operation refuses a workspace, lanes or operands that do not fit") {

@@ -155,8 +155,8 @@ TEST_CASE("AG+GEMM multiplies the gathered rows with several b") {
   for (const World world : {World{1, 3}, World{2, 2}}) {
     for (const GemmShape& shape : {three, four}) {
       for (const Cut& cut : cuts) {
-        GemmCase gemm(OpKind::kAgGemm, shape, {.nodes = world.nodes, .ranks_per_node = world.ranks, .seed = 4},
-                      cut);
+        GemmCase gemm(OpKind::kAgGemm, shape,
+                      {.nodes = world.nodes, .ranks_per_node = world.ranks, .seed = 4}, cut);
         check_launch(gemm, 8, kTwoThreads);
       }
     }

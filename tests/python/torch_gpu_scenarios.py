@@ -15,7 +15,8 @@ OPS = torch.ops.mkernel
 def gather_values(name, seed, shape, dim, dtype, views=lambda x: x):
     k = shape[-1]
     a = [views(operand(seed, rank, shape, dtype)) for rank in range(WORLD)]
-    bs = [operand(seed + 100, RANK, (k, 40), dtype), operand(seed + 200, RANK, (72, k), dtype).t()]
+    bs = [operand(seed + 100, RANK, (k, 40), dtype)]  # torch multiplies it; the others are one launch
+    bs += [operand(seed + 200 + n, RANK, (n, k), dtype).t() for n in (72, 24)]
     mine = views(on_gpu(seed, RANK, shape, dtype))
     assert mine.stride() == a[RANK].stride()
     full, results = call(OPS.fused_all_gather_matmul, mine, [b.to(GPU) for b in bs], dim, name)

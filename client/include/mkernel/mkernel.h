@@ -167,7 +167,7 @@ typedef struct mk_gemm_arguments {
   const void* a;
   const void* b;
   void* c;
-  void* gathered; /* ag_gemm: [m, k], gets the rows of a of all ranks; NULL: nobody wants them */
+  void* gathered;        /* ag_gemm: [m, k], gets the rows of a of all ranks; NULL: nobody wants them */
   const void* more_b[3]; /* as b and c, for the products that more_n asks for */
   void* more_c[3];
 } mk_gemm_arguments;

@@ -213,8 +213,8 @@ void AgGemmLaunch::copy_gathered() const {
 Status AgGemmLaunch::tile(const TileAssignment::Place& at, std::int64_t width, const Room& room) const {
   float* rows = room.rows.get();
   float* product = room.product.get();
-  const auto [index, column] = plan_.columns.place(at.tile.column * plan_.tile.columns +
-                                                   at.part * static_cast<std::int32_t>(width));
+  const auto [index, column] =
+      plan_.columns.place(at.tile.column * plan_.tile.columns + at.part * static_cast<std::int32_t>(width));
   const Product& of = products_[static_cast<std::size_t>(index)];
   const ArrivalSteps::Place step = plan_.steps.place(at.tile.row);
   const RowParts& row = gather().row;

@@ -83,8 +83,8 @@ class CudaAgGemm final : public CudaGemmOperation {
     p.b[product] = *b;
     for (const int more : {0, 1}) {
       const std::int64_t rows = std::max<std::int64_t>(1, plan_.gather.min_rows() + more);
-      auto c = encode_tensor_map(
-          sm90_c_view(shape().dtype, c_of(arguments, product), rows, n, shape().m), kNamesOfC[product]);
+      auto c = encode_tensor_map(sm90_c_view(shape().dtype, c_of(arguments, product), rows, n, shape().m),
+                                 kNamesOfC[product]);
       if (!c.ok()) return c.status();
       p.c[product][more] = *c;
     }

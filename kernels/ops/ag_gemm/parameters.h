@@ -19,7 +19,7 @@ namespace mkernel::kernels {
 struct CooperativeKernel;
 
 struct AgGemmParameters {
-  TensorMap a;  ///< own rows
+  TensorMap a;                  ///< own rows
   TensorMap b[1 + kMostMoreB];  ///< [k, n] by product
   /// By product: c of a source's rows, so that no tile reaches into those of the next one. Sources with the
   /// fewest rows, sources with one more.

@@ -135,8 +135,7 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
   for (const std::int32_t comm : comm_ctas) {
     for (const TileSize& tile : tiles) {
       // A wire makes slow tiles look as good as fast ones, which leave more power and memory to others.
-      if (!options.tile && topology.nodes() > 1 &&
-          tile != plan_sm90(one, machine.with_sms(sms - comm)).tile)
+      if (!options.tile && topology.nodes() > 1 && tile != plan_sm90(one, machine.with_sms(sms - comm)).tile)
         continue;
       const Sm90Plan product = plan_sm90(one, machine.with_sms(sms - comm), tile);
       const std::int32_t clusters = (sms - comm) / tile.cluster;

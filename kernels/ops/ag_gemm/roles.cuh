@@ -214,10 +214,9 @@ __device__ __forceinline__ bool computes_late(const AgGemmParameters& p) {
   return p.assignment.late > 0 && blockIdx.x >= Config::kCluster;
 }
 
+/// The whole kernel, with the CTA's shared memory.
 template <class Config>
-__global__ __launch_bounds__(Config::kThreads,
-                             1) void ag_gemm_kernel(const __grid_constant__ AgGemmParameters p) {
-  extern __shared__ __align__(1024) std::byte memory[];
+__device__ __forceinline__ void ag_gemm(const AgGemmParameters& p, std::byte* memory) {
   const bool pushes = static_cast<std::int32_t>(blockIdx.x) < p.comm_ctas;
   const bool computes = !pushes || computes_late<Config>(p);
   begin_role(p.endpoint.trace);
@@ -233,6 +232,13 @@ __global__ __launch_bounds__(Config::kThreads,
   if (computes) sm90_gemm(AgGemmSchedule<Config>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
   end_cta(*p.endpoint.control);
   if (computes) end_role(p.endpoint.trace, DeviceRole::kCompute);
+}
+
+template <class Config>
+__global__ __launch_bounds__(Config::kThreads,
+                             1) void ag_gemm_kernel(const __grid_constant__ AgGemmParameters p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  ag_gemm<Config>(p, memory);
 }
 
 }  // namespace mkernel::kernels

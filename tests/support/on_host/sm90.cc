@@ -7,6 +7,8 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -56,6 +58,22 @@ void each_element(const Map& map, std::uint32_t shared, std::int32_t x, std::int
       each(y + row, x + column, swizzled(at), inside);
     }
   }
+}
+
+/// Into the open group of the calling thread.
+void queue_store(std::function<void()> store) {
+  auto& group = open_group[&host_thread()];
+  if (group == nullptr) group = std::make_shared<int>(0);
+  ++*group;
+  copies.push_back([store = std::move(store), left = group] {
+    store();
+    --*left;
+  });
+}
+
+void require_aligned(std::uint32_t shared, const void* global, std::uint32_t bytes) {
+  if ((shared | bytes | reinterpret_cast<std::uintptr_t>(global)) % 16 == 0) return;
+  throw std::runtime_error("a bulk copy of " + std::to_string(bytes) + " bytes that is not aligned to 16");
 }
 
 }  // namespace
@@ -129,16 +147,28 @@ void host_store(const void* map_place, std::int32_t x, std::int32_t y, std::int3
   const Map map = map_at(map_place);
   const HostThread& self = host_thread();
   const std::byte* memory = self.cluster_shared[self.cluster_rank];
-  auto& group = open_group[&self];
-  if (group == nullptr) group = std::make_shared<int>(0);
-  ++*group;
-  copies.push_back([=, left = group] {
+  queue_store([=] {
     each_element(map, shared & kOffset, x, y,
                  [&](std::int64_t row, std::int64_t column, std::uint32_t at, bool inside) {
                    if (inside) std::memcpy(row_of(map, z, row) + column * 2, memory + at, 2);
                  });
-    --*left;
   });
+}
+
+void host_bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier) {
+  require_aligned(shared, global, bytes);
+  std::byte* to = host_shared_at(shared);
+  HostBarrier* full = &host_barrier_at(barrier);
+  copies.push_back([=] {
+    std::memcpy(to, global, bytes);
+    full->take(static_cast<std::int32_t>(bytes));
+  });
+}
+
+void host_bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes) {
+  require_aligned(shared, global, bytes);
+  const std::byte* from = host_shared_at(shared);
+  queue_store([=] { std::memcpy(global, from, bytes); });
 }
 
 void host_commit_stores() {

@@ -1,0 +1,231 @@
+// AG+GEMM on the host: rows pushed into the slabs of the node's ranks, signals, products of what has arrived.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/base/lent_workspace.h"
+#include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/ops/ag_gemm/plan.h"
+#include "kernels/ops/ag_gemm/roles.cuh"
+#include "kernels/plan/cuts.h"
+#include "tests/support/on_host/cuda_names.h"
+#include "tests/support/on_host/sm90.h"
+#include "tests/support/random_tensor.h"
+#include "tests/support/require.h"
+
+namespace mkernel::test {
+namespace {
+
+using namespace mkernel::kernels;
+using Elements = std::vector<std::uint16_t>;
+
+/// Ranks of one node.
+class GatherRanks {
+ public:
+  GatherRanks(const GemmShape& shape, std::uint32_t ranks, const AgGemmOptions& options) : shape_(shape) {
+    const Topology topology(1, ranks);
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+      ranks_.push_back(std::make_unique<Rank>(
+          Rank{require(AgGemmPlan::make(shape, topology, r, kH200.with_sms(10), options))}));
+      Rank& rank = *ranks_.back();
+      half_bytes_ = rank.plan.gather.data_bytes();
+      rank.words.resize(rank.plan.gather.word_bytes() / 8 + 1);
+      rank.lent.resize(lent_workspace_bytes(half_bytes_) / 128 + 1);
+    }
+    for (auto& rank : ranks_) describe(*rank);
+  }
+
+  const AgGemmPlan& plan() const { return ranks_[0]->plan; }
+
+  /// One launch of every rank with new operands.
+  void check(std::uint64_t seed) {
+    HostGrid grid;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      Rank& rank = *ranks_[r];
+      const std::int64_t rows = rank.plan.gather.rows_of(static_cast<std::int32_t>(r));
+      rank.a = random_tensor(std::max<std::int64_t>(1, rows) * shape_.k, shape_.dtype, seed * 100 + 10 * r);
+      for (int i = 0; i < products_of(shape_); ++i) {
+        const std::int64_t n = columns_of(shape_, i);
+        rank.b[i] =
+            random_tensor(shape_.k * n, shape_.dtype, seed * 100 + 10 * r + static_cast<std::size_t>(i) + 1);
+        rank.c[i].assign(static_cast<std::size_t>(shape_.m * n + 8), kPoison);
+      }
+      describe_operands(rank, rows);
+      add(grid, rank);
+    }
+    grid.add_service(host_copy_engine);
+    grid.run();
+    for (const auto& rank : ranks_) {
+      CHECK(rank->control.failed == 0);
+      for (int i = 0; i < products_of(shape_); ++i) verify(*rank, i);
+    }
+  }
+
+ private:
+  struct alignas(128) Line {
+    std::byte bytes[128];
+  };
+  struct Rank {
+    AgGemmPlan plan;
+    std::vector<std::uint64_t> words{};
+    std::vector<Line> lent{};
+    std::vector<TensorMap> slabs{};
+    LaunchControl control{};
+    AgGemmParameters p{};
+    Elements a{}, b[1 + kMostMoreB]{}, c[1 + kMostMoreB]{};
+
+    std::byte* lent_memory() { return reinterpret_cast<std::byte*>(lent.data()); }
+  };
+
+  /// As CudaAgGemm does it.
+  void describe(Rank& rank) {
+    const PushGatherPlan& gather = rank.plan.gather;
+    AgGemmParameters& p = rank.p;
+    for (const std::uint64_t launch : {0, 1}) {
+      const std::byte* half = rank.lent_memory() + lent_half_at(launch, half_bytes_);
+      for (std::int32_t source = 0; source < gather.world; ++source) {
+        for (std::int32_t part = 0; part < gather.row.parts; ++part) {
+          const std::byte* rows = half + gather.slab_offset(source) + gather.part_offset(source, part);
+          rank.slabs.push_back(host_tensor_map(sm90_a_view(rank.plan.tile, shape_.dtype, rows,
+                                                           std::max<std::int64_t>(1, gather.rows_of(source)),
+                                                           gather.row.bytes(part) / 2)));
+        }
+      }
+    }
+    p.slabs = rank.slabs.data();
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      p.words[r] = reinterpret_cast<std::byte*>(ranks_[r]->words.data());
+      p.lent[r] = ranks_[r]->lent_memory();
+    }
+    p.half_bytes = half_bytes_;
+    p.local_rank = rank.plan.steps.rank;
+    p.gather = gather;
+    p.steps = rank.plan.steps;
+    p.assignment = rank.plan.assignment;
+    p.columns = rank.plan.columns;
+    p.k_blocks = static_cast<std::int32_t>(ceil_div(shape_.k, std::int64_t{kSm90TileK}));
+    p.comm_ctas = rank.plan.comm_ctas;
+    p.endpoint.rank = static_cast<std::uint32_t>(p.local_rank);
+    p.endpoint.world_size = static_cast<std::uint32_t>(ranks_.size());
+    p.endpoint.control = &rank.control;
+    p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());
+    p.endpoint.deadline_ns = 20'000'000'000;
+  }
+
+  void describe_operands(Rank& rank, std::int64_t rows) {
+    AgGemmParameters& p = rank.p;
+    p.rows = reinterpret_cast<const std::byte*>(rank.a.data());
+    p.a = host_tensor_map(
+        sm90_a_view(rank.plan.tile, shape_.dtype, rank.a.data(), std::max<std::int64_t>(1, rows), shape_.k));
+    for (int i = 0; i < products_of(shape_); ++i) {
+      const std::int64_t n = columns_of(shape_, i);
+      p.b[i] = host_tensor_map(sm90_b_view(shape_.dtype, shape_.b_layout, rank.b[i].data(), n, shape_.k));
+      for (const int more : {0, 1}) {
+        const std::int64_t of_source = std::max<std::int64_t>(1, rank.plan.gather.min_rows() + more);
+        p.c[i][more] = host_tensor_map(sm90_c_view(shape_.dtype, rank.c[i].data(), of_source, n, shape_.m));
+      }
+    }
+  }
+
+  void add(HostGrid& grid, Rank& rank) {
+    require_ok(with_tile(rank.plan.tile, "ag_gemm", [&]<Sm90Tile kTile>() -> Status {
+      with_types(shape_, [&]<DataType kInput, Layout kLayoutB>() {
+        using Config = AgGemmConfig<kTile, kInput, kLayoutB>;
+        const std::size_t bytes = std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared));
+        const std::int32_t ctas = rank.plan.comm_ctas + rank.plan.compute_ctas;
+        for (std::int32_t cta = 0; cta < ctas; cta += Config::kCluster) {
+          grid.add_cluster(static_cast<std::uint32_t>(cta), Config::kCluster,
+                           static_cast<std::uint32_t>(ctas), Config::kThreads, bytes, [&rank] {
+                             const HostThread& self = host_thread();
+                             ag_gemm<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
+                           });
+        }
+      });
+      return {};
+    }));
+  }
+
+  void verify(const Rank& rank, int product) const {
+    const std::int64_t n = columns_of(shape_, product), world = std::ssize(ranks_);
+    const auto value = [&](const Elements& from, std::int64_t at) {
+      return value_of(shape_.dtype, from[static_cast<std::size_t>(at)]);
+    };
+    const double unit = shape_.dtype == DataType::kBf16 ? 0x1p-8 : 0x1p-11;
+    std::size_t wrong = 0;
+    for (std::int64_t source = 0; source < world; ++source) {
+      const Range rows = block_range(shape_.m, world, source);
+      const Elements& a = ranks_[static_cast<std::size_t>(source)]->a;
+      for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+        for (std::int64_t column = 0; column < n; ++column) {
+          double sum = 0, terms = 0;
+          for (std::int64_t k = 0; k < shape_.k; ++k) {
+            const std::int64_t at =
+                shape_.b_layout == Layout::kRowMajor ? k * n + column : column * shape_.k + k;
+            const double term = value(a, (row - rows.begin) * shape_.k + k) * value(rank.b[product], at);
+            sum += term;
+            terms += std::abs(term);
+          }
+          const double bound = unit * std::abs(sum) + static_cast<double>(shape_.k) * 0x1p-22 * terms;
+          if (!(std::abs(value(rank.c[product], row * n + column) - sum) <= bound)) ++wrong;
+        }
+      }
+    }
+    CHECK_MESSAGE(wrong == 0, "rank ", rank.plan.steps.rank, ", product ", product, ": ", wrong,
+                  " elements wrong");
+    for (std::int64_t at = shape_.m * n; at < std::ssize(rank.c[product]); ++at)
+      CHECK(rank.c[product][static_cast<std::size_t>(at)] == kPoison);
+  }
+
+  const GemmShape shape_;
+  std::uint64_t half_bytes_ = 0;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+void check_launches(const GemmShape& shape, std::uint32_t ranks, const AgGemmOptions& options,
+                    std::int32_t parts = 1) {
+  const std::string what = std::to_string(ranks) + " ranks, m = " + std::to_string(shape.m) + ", tile " +
+                           std::to_string(options.tile->rows) + "x" + std::to_string(options.tile->columns);
+  CAPTURE(what);
+  GatherRanks world(shape, ranks, options);
+  CHECK(world.plan().gather.row.parts == parts);
+  for (std::uint64_t launch = 0; launch < 2; ++launch) world.check(launch);
+}
+
+TEST_CASE("ag_gemm: ranks with many rows, with few, with none") {
+  for (const Sm90Tile tile : kSm90Tiles) {
+    for (const std::int64_t m : {1, 300}) {
+      check_launches({m, 136, 72}, 2, {.tile = tile, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
+    }
+  }
+  check_launches({70, 72, 72, DataType::kF16, Layout::kColumnMajor}, 1,
+                 {.tile = Sm90Tile::k128x128, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
+  check_launches({130, 136, 72, DataType::kBf16, Layout::kColumnMajor}, 4,
+                 {.tile = Sm90Tile::k128x64, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
+}
+
+TEST_CASE("ag_gemm: parts along k, narrow tiles at the end, tiles for those who have pushed") {
+  check_launches({600, 136, 776}, 2,
+                 {.tile = Sm90Tile::k128x128, .comm_ctas = 4, .tail_tiles = 2, .late_tiles = 2}, 2);
+  check_launches({600, 264, 264}, 2,
+                 {.tile = Sm90Tile::k128x256, .comm_ctas = 4, .tail_tiles = 1, .late_tiles = 1});
+}
+
+TEST_CASE("ag_gemm: the gathered rows times several b") {
+  GemmShape three{300, 136, 72}, four{130, 8, 72, DataType::kF16, Layout::kColumnMajor};
+  three.more_n[0] = 64;
+  three.more_n[1] = 200;
+  std::fill(std::begin(four.more_n), std::end(four.more_n), 72);
+  for (const GemmShape& shape : {three, four}) {
+    check_launches(shape, 2, {.tile = Sm90Tile::k128x128, .comm_ctas = 4, .tail_tiles = 2, .late_tiles = 1});
+    check_launches(shape, 2, {.tile = Sm90Tile::k128x64, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
+  }
+}
+
+}  // namespace
+}  // namespace mkernel::test

@@ -31,6 +31,12 @@ struct Machine {
   double l2_bytes = 48;              ///< a cycle, while all multiprocessors ask
   double product_operations = 6e12;  ///< a second, over the whole of a large product
 
+  // The memory of the whole GPU.
+  double memory_bytes = 4.3e12;    ///< a second, read by kernels
+  double memory_latency = 1.2e-6;  ///< seconds from a load to its bytes, while all multiprocessors load
+  double cluster_exchange =
+      1.1e-6;  ///< seconds in which two CTAs of a cluster give each other half of their sums
+
   // One CTA that communicates, bytes a second.
   double push_bytes = 46e9;      ///< stored at other ranks of the node
   double load_bytes = 52e9;      ///< taken up from memory
@@ -60,11 +66,16 @@ struct Machine {
 /// Everything measured (tests/perf/results/h200*.json).
 inline constexpr Machine kH200{
     .name = "H200", .measured = true, .sms = 132, .clock = 1.755e9, .tensor_operations = 4096};
-/// Data sheet of the H100 SXM5: the tensor cores and links of an H200.
-inline constexpr Machine kH100{.name = "H100", .sms = 132, .clock = 1.755e9, .tensor_operations = 4096};
-/// Data sheet of the H20: 148 TFLOP/s on 78 multiprocessors, the links of an H200.
-inline constexpr Machine kH20{
-    .name = "H20", .sms = 78, .clock = 1.83e9, .tensor_operations = 1024, .product_operations = 1.7e12};
+/// Data sheet of the H100 SXM5: the tensor cores and links of an H200, memory of 3.35 TB/s.
+inline constexpr Machine kH100{
+    .name = "H100", .sms = 132, .clock = 1.755e9, .tensor_operations = 4096, .memory_bytes = 3.0e12};
+/// Data sheet of the H20: 148 TFLOP/s on 78 multiprocessors, memory of 4.0 TB/s, the links of an H200.
+inline constexpr Machine kH20{.name = "H20",
+                              .sms = 78,
+                              .clock = 1.83e9,
+                              .tensor_operations = 1024,
+                              .product_operations = 1.7e12,
+                              .memory_bytes = 3.6e12};
 
 /// The cpu executor: threads play the CTAs, one rank's may be as many as it likes. The rates only order the
 /// bands of tiles.

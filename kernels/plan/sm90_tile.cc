@@ -53,17 +53,6 @@ double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile,
          600 + 600 * rows * columns / (128 * 256);
 }
 
-double estimated_cycles(const GemmShape& shape, const Machine& machine, const Sm90Plan& plan) {
-  const std::int64_t clusters = plan.clusters();
-  const auto waves = static_cast<double>(ceil_div(plan.whole, clusters));
-  const double cycles = waves * tile_cycles(machine, shape.k, plan.tile, plan.cluster, plan.tile.columns, 1);
-  const std::int64_t left = (plan.raster.tiles() - plan.whole) * tail_parts(plan.tile);
-  if (left == 0) return cycles;
-  const double asking = std::min(1.0, static_cast<double>(left) / static_cast<double>(clusters));
-  return cycles + static_cast<double>(ceil_div(left, clusters)) *
-                      tile_cycles(machine, shape.k, plan.tile, plan.cluster, kSm90TailColumns, asking);
-}
-
 Sm90Plan better(const GemmShape& shape, const Machine& machine, const Sm90Plan& one, const Sm90Plan& other) {
   return estimated_cycles(shape, machine, other) < estimated_cycles(shape, machine, one) ? other : one;
 }
@@ -73,6 +62,17 @@ Sm90Plan better(const GemmShape& shape, const Machine& machine, const Sm90Plan& 
 double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, std::int32_t columns,
                    Sm90Cluster cluster) {
   return tile_cycles(machine, k, tile, cluster, columns, 1);
+}
+
+double estimated_cycles(const GemmShape& shape, const Machine& machine, const Sm90Plan& plan) {
+  const std::int64_t clusters = plan.clusters();
+  const auto waves = static_cast<double>(ceil_div(plan.whole, clusters));
+  const double cycles = waves * tile_cycles(machine, shape.k, plan.tile, plan.cluster, plan.tile.columns, 1);
+  const std::int64_t left = (plan.raster.tiles() - plan.whole) * tail_parts(plan.tile);
+  if (left == 0) return cycles;
+  const double asking = std::min(1.0, static_cast<double>(left) / static_cast<double>(clusters));
+  return cycles + static_cast<double>(ceil_div(left, clusters)) *
+                      tile_cycles(machine, shape.k, plan.tile, plan.cluster, kSm90TailColumns, asking);
 }
 
 Sm90Plan with_best_tail(const GemmShape& shape, const Machine& machine, Sm90Plan plan) {

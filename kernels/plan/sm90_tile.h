@@ -103,6 +103,9 @@ struct Sm90Plan {
 double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, std::int32_t columns,
                    Sm90Cluster cluster = Sm90Cluster::kStacked);
 
+/// Cycles of a whole product, as far as tensor cores and L2 bound it.
+double estimated_cycles(const GemmShape& shape, const Machine& machine, const Sm90Plan& plan);
+
 /// Without tail: the stacked tile with the smallest estimated time on `machine`, its order, and
 /// as many CTAs as are of use. m, n, k >= 1.
 Sm90Plan plan_sm90(const GemmShape& shape, const Machine& machine);

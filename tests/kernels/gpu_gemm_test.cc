@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "kernels/cuda/gemm/gemm_sm90.h"
@@ -42,16 +44,28 @@ Operands operands(const GemmShape& s, std::uint64_t seed) {
   return o;
 }
 
-std::string text(const GemmShape& s, const std::optional<Sm90Plan>& plan) {
-  return std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k) +
-         (s.dtype == DataType::kBf16 ? " bf16" : " fp16") +
-         (s.b_layout == Layout::kRowMajor ? " row-major" : " column-major") +
-         (plan ? " tile " + std::to_string(plan->tile.rows) + "x" + std::to_string(plan->tile.columns) +
-                     (plan->cluster == Sm90Cluster::kStacked ? " stacked" : " side by side")
-               : "");
+/// c on the host.
+std::vector<std::uint16_t> elements(const GpuBuffer& c, const GemmShape& s) {
+  std::vector<std::uint16_t> host(static_cast<std::size_t>(s.m * s.n));
+  require_ok(cuda_status(cudaMemcpy(host.data(), c.get(), host.size() * 2, cudaMemcpyDeviceToHost), "copy"));
+  return host;
 }
 
-void check_case(const GemmShape& s, const std::optional<Sm90Plan>& plan) {
+std::string text(const Sm90LocalPlan& chosen) {
+  if (const auto* skinny = std::get_if<Sm90SkinnyPlan>(&chosen))
+    return " skinny, " + std::to_string(skinny->rows) + " rows, split " + std::to_string(skinny->split);
+  const auto& plan = std::get<Sm90Plan>(chosen);
+  return " tile " + std::to_string(plan.tile.rows) + "x" + std::to_string(plan.tile.columns) +
+         (plan.cluster == Sm90Cluster::kStacked ? " stacked" : " side by side");
+}
+
+std::string text(const GemmShape& s, const std::optional<Sm90LocalPlan>& plan) {
+  return std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k) +
+         (s.dtype == DataType::kBf16 ? " bf16" : " fp16") +
+         (s.b_layout == Layout::kRowMajor ? " row-major" : " column-major") + (plan ? text(*plan) : "");
+}
+
+void check_case(const GemmShape& s, const std::optional<Sm90LocalPlan>& plan) {
   static std::uint64_t seed = 100;
   const std::string name = text(s, plan);
   CAPTURE(name);
@@ -88,6 +102,19 @@ void check_all(GemmShape s, std::optional<Sm90Tile> tile = {}, Sm90Cluster clust
   }
 }
 
+/// Every type, layout and split for one shape, whose tiles have `rows` rows.
+void check_skinny(GemmShape s, std::int32_t rows) {
+  for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+    for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+      s.dtype = type;
+      s.b_layout = layout;
+      for (std::int32_t split = 1; split <= skinny_most_split(rows) && split * kSm90TileK < s.k + kSm90TileK;
+           split *= 2)
+        check_case(s, Sm90SkinnyPlan{rows, split});
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("every tile, type and layout, with tails on all sides") {
@@ -104,6 +131,10 @@ TEST_CASE("every tile, type and layout, with tails on all sides") {
 
 TEST_CASE("every tile and cluster, in a shape small enough for tools that watch every access") {
   if (!test::hopper_or_skip()) return;
+  for (const std::int32_t rows : kSkinnyRows) {
+    check_case({rows - 3, 136, 200, DataType::kBf16, Layout::kRowMajor}, Sm90SkinnyPlan{rows, 2});
+    check_case({rows - 3, 136, 200, DataType::kF16, Layout::kColumnMajor}, Sm90SkinnyPlan{rows, 2});
+  }
   for (const Sm90Tile tile : kSm90Tiles) {
     for (const Sm90Cluster cluster : {Sm90Cluster::kStacked, Sm90Cluster::kSideBySide}) {
       const std::int32_t tail = has_tail(tile) ? 1 : 0;
@@ -121,6 +152,43 @@ TEST_CASE("shapes that no tile divides") {
   check_all({4097, 384, 4096});
   check_all({12345, 1024, 72});
   check_all({128, 4104, 12344});
+}
+
+TEST_CASE("few rows: every padding, split, type and layout, with tails on all sides") {
+  if (!test::hopper_or_skip()) return;
+  for (const std::int32_t rows : kSkinnyRows) {
+    check_skinny({1, 8, 8}, rows);
+    check_skinny({rows, 128, 512}, rows);
+    check_skinny({rows - 3, 328, 1160}, rows);
+  }
+  check_skinny({7, 4096, 4096}, 16);
+  check_skinny({64, 2048, 7168}, 64);
+}
+
+TEST_CASE("few rows: the shapes of decoding, and more tiles than run at a time") {
+  if (!test::hopper_or_skip()) return;
+  for (const std::int64_t m : {1, 7, 16, 33, 64, 100, 128}) {
+    check_all({m, 4096, 4096});
+    check_all({m, 2048, 7168});
+  }
+  check_all({64, 8192, 14336});
+  check_all({64, 40968, 1032});
+}
+
+TEST_CASE("few rows: the same bits every run, in whatever order the CTAs of a cluster come") {
+  if (!test::hopper_or_skip()) return;
+  const GemmShape s{61, 2056, 7176};
+  const Operands o = operands(s, 11);
+  for (std::int32_t split = 2; split <= 8; split *= 2) {
+    std::vector<std::uint16_t> first;
+    for (int round = 0; round < 50; ++round) {
+      require_ok(poison(o.c, nullptr));
+      require_ok(gemm_sm90(o.arguments(), s, Sm90SkinnyPlan{64, split}, nullptr));
+      auto now = elements(o.c, s);
+      if (round == 0) first = now;
+      CHECK(now == first);
+    }
+  }
 }
 
 TEST_CASE("more tiles than SMs: every stage and slot goes round many times") {
@@ -156,10 +224,7 @@ TEST_CASE("few CTAs and any band give the same bits") {
     plan.raster = plan.raster.with_band(band);
     require_ok(poison(o.c, nullptr));
     require_ok(gemm_sm90(o.arguments(), s, plan, nullptr));
-    std::vector<std::uint16_t> host(static_cast<std::size_t>(s.m * s.n));
-    require_ok(
-        cuda_status(cudaMemcpy(host.data(), o.c.get(), host.size() * 2, cudaMemcpyDeviceToHost), "copy"));
-    return host;
+    return elements(o.c, s);
   };
   const auto expected = result(2, 1);
   CHECK(check_product(o.arguments(), s, nullptr)->wrong == 0);
@@ -170,17 +235,18 @@ TEST_CASE("few CTAs and any band give the same bits") {
 
 TEST_CASE("captured once, replayed with new inputs") {
   if (!test::hopper_or_skip()) return;
-  const GemmShape s{777, 520, 392};
-  const Operands o = operands(s, 1);
-  const auto stream = test::require(GpuStream::create());
-  const auto graph =
-      test::require(GpuGraph::capture(stream, [&] { return gemm_sm90(o.arguments(), s, {}, stream.get()); }));
-  for (std::uint64_t round = 0; round < 20; ++round) {
-    const auto count = static_cast<std::uint64_t>(s.m * s.k);
-    require_ok(fill_random(o.a.get(), s.dtype, count, 1000 + round, stream.get()));
-    require_ok(poison(o.c, stream.get()));
-    require_ok(graph.launch(stream));
-    CHECK(check_product(o.arguments(), s, stream.get())->wrong == 0);
+  for (const GemmShape& s : {GemmShape{777, 520, 392}, GemmShape{33, 520, 1416}}) {
+    const Operands o = operands(s, 1);
+    const auto stream = test::require(GpuStream::create());
+    const auto graph = test::require(
+        GpuGraph::capture(stream, [&] { return gemm_sm90(o.arguments(), s, {}, stream.get()); }));
+    for (std::uint64_t round = 0; round < 20; ++round) {
+      const auto count = static_cast<std::uint64_t>(s.m * s.k);
+      require_ok(fill_random(o.a.get(), s.dtype, count, 1000 + round, stream.get()));
+      require_ok(poison(o.c, stream.get()));
+      require_ok(graph.launch(stream));
+      CHECK(check_product(o.arguments(), s, stream.get())->wrong == 0);
+    }
   }
 }
 
@@ -218,8 +284,9 @@ TEST_CASE("refused by name, before anything is queued") {
   if (!test::hopper_or_skip()) return;
   const GpuBuffer memory = allocate(1 << 20);
   auto* at = static_cast<char*>(memory.get());
-  const auto refuse = [&](const GemmShape& s, GemmArguments arguments, const char* expected) {
-    const Status status = gemm_sm90(arguments, s, {}, nullptr);
+  const auto refuse = [&](const GemmShape& s, GemmArguments arguments, const char* expected,
+                          const std::optional<Sm90LocalPlan>& plan = {}) {
+    const Status status = gemm_sm90(arguments, s, plan, nullptr);
     CHECK(status.code() == StatusCode::kInvalidArgument);
     CHECK_MESSAGE(status.text().find(expected) != std::string::npos, status.text());
   };
@@ -230,5 +297,12 @@ TEST_CASE("refused by name, before anything is queued") {
   refuse({64, 64, 60}, good, "k is 60, must be a multiple of 8");
   refuse({std::int64_t{1} << 31, 64, 64}, good, "m is 2147483648");
   refuse({64, 64, 64}, {nullptr, good.b, good.c}, "matrix a: address is null");
+  refuse({64, 64, 64}, {good.a, good.b, nullptr}, "matrix c: address is null");
+  refuse({64, 64, 64}, {good.a, good.b, at + 4}, "matrix c: address modulo 16 is 4");
   refuse({64, 64, 64}, {good.a, at + 8, good.c}, "matrix b: address modulo 16 is 8");
+  refuse({64, 64, 64}, good, "plan has tiles of 48 rows", Sm90SkinnyPlan{48, 1});
+  refuse({64, 64, 64}, good, "at least m, which is 64", Sm90SkinnyPlan{32, 1});
+  refuse({64, 64, 640}, good, "over 3 CTAs", Sm90SkinnyPlan{64, 3});
+  refuse({64, 64, 64}, good, "over 2 CTAs, must be a power of two of at most 1", Sm90SkinnyPlan{64, 2});
+  refuse({64, 64, 640}, good, "over 4 CTAs, must be a power of two of at most 2", Sm90SkinnyPlan{128, 4});
 }

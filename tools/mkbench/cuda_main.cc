@@ -4,6 +4,7 @@
 #include <iostream>
 #include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "tools/mkbench/gemm_cuda.h"
@@ -17,7 +18,7 @@ struct Arguments {
   GemmCudaOptions gemm;
   std::vector<std::string> shapes;
   std::string dtype = "bf16", layout = "both", tile = "auto", json;
-  bool no_check = false, side_by_side = false;
+  bool no_check = false, side_by_side = false, decode = false;
 };
 
 const std::map<std::string, kernels::Sm90Tile> kTiles{{"128x256", kernels::Sm90Tile::k128x256},
@@ -25,9 +26,12 @@ const std::map<std::string, kernels::Sm90Tile> kTiles{{"128x256", kernels::Sm90T
                                                       {"128x128", kernels::Sm90Tile::k128x128},
                                                       {"128x64", kernels::Sm90Tile::k128x64}};
 
-/// "128x256/8": bands of 8; with "=" clusters lie side by side; "+12": the last 12 cluster tiles are cut into
-/// narrow ones.
-std::string plan_text(const kernels::Sm90Plan& plan) {
+/// "skinny 16/4": the body for few rows, padded to 16, k split over four CTAs. "128x256/8": bands of 8; with
+/// "=" clusters lie side by side; "+12": the last 12 cluster tiles are cut into narrow ones.
+std::string plan_text(const kernels::Sm90LocalPlan& chosen) {
+  if (const auto* skinny = std::get_if<kernels::Sm90SkinnyPlan>(&chosen))
+    return "skinny " + std::to_string(skinny->rows) + "/" + std::to_string(skinny->split);
+  const auto& plan = std::get<kernels::Sm90Plan>(chosen);
   const bool side_by_side = plan.cluster == kernels::Sm90Cluster::kSideBySide;
   const std::int32_t tail = plan.raster.tiles() - plan.whole;
   return std::to_string(plan.tile.rows) + "x" + std::to_string(plan.tile.columns) +
@@ -35,8 +39,16 @@ std::string plan_text(const kernels::Sm90Plan& plan) {
          (tail > 0 ? "+" + std::to_string(tail) : "");
 }
 
+/// Products of few rows, which are bound by the memory that b lies in.
+std::vector<GemmShape> decode_shapes() {
+  return {{1, 4096, 4096},   {7, 4096, 4096},   {16, 4096, 4096},  {16, 7168, 2048},
+          {64, 2048, 7168},  {64, 7168, 2048},  {64, 8192, 14336}, {64, 28672, 8192},
+          {128, 7168, 2048}, {128, 4096, 4096}, {128, 8192, 14336}};
+}
+
 /// The cubes, what one rank computes in AG+GEMM (n = m / 4) and GEMM+RS, GEMM+AR (k = m / 4) on four GPUs,
-/// shapes that no tile divides, and a rank's part of a Llama-70B layer (up and down projection).
+/// shapes that no tile divides, a rank's part of a Llama-70B layer (up and down projection), and products of
+/// few rows.
 std::vector<GemmShape> default_shapes() {
   std::vector<GemmShape> shapes;
   for (const std::int64_t size : {2048, 4096, 8192, 16384}) {
@@ -48,6 +60,7 @@ std::vector<GemmShape> default_shapes() {
   shapes.push_back({4096, 3 * 128, 4096});
   shapes.push_back({8192, 28672 / 4, 8192});
   shapes.push_back({8192, 8192, 28672 / 4});
+  for (const GemmShape& shape : decode_shapes()) shapes.push_back(shape);
   return shapes;
 }
 
@@ -62,6 +75,7 @@ nlohmann::json json_row(const GemmCudaRow& row) {
           {"dtype", row.shape.dtype == DataType::kBf16 ? "bf16" : "fp16"},
           {"b_layout", row.shape.b_layout == Layout::kRowMajor ? "row-major" : "column-major"},
           {"plan", plan_text(row.plan)},
+          {"graph", row.graph},
           {"world", 1},
           {"nodes", 1},
           {"nic_gbps", nullptr},
@@ -98,8 +112,11 @@ Status run_gemm(const Arguments& arguments) {
   GemmCudaOptions options = arguments.gemm;
   options.check = !arguments.no_check;
   if (arguments.side_by_side) options.cluster = kernels::Sm90Cluster::kSideBySide;
-  if (arguments.tile != "auto") options.tile = kTiles.at(arguments.tile);
-  std::vector<GemmShape> shapes = arguments.shapes.empty() ? default_shapes() : std::vector<GemmShape>();
+  options.skinny = arguments.tile == "skinny";
+  if (!options.skinny && arguments.tile != "auto") options.tile = kTiles.at(arguments.tile);
+  std::vector<GemmShape> shapes;
+  if (arguments.decode) shapes = decode_shapes();
+  if (shapes.empty() && arguments.shapes.empty()) shapes = default_shapes();
   for (const std::string& text : arguments.shapes) {
     auto shape = parse_shape(text);
     if (!shape.ok()) return shape.status();
@@ -141,9 +158,12 @@ int main(int argc, char** argv) {
   gemm->add_option("--b", a.layout, "layout of b")
       ->check(CLI::IsMember({"row", "column", "both"}))
       ->capture_default_str();
-  gemm->add_option("--tile", a.tile, "instead of the plan's choice")
-      ->check(CLI::IsMember({"auto", "128x256", "256x128", "128x128", "128x64"}))
+  gemm->add_flag("--decode", a.decode, "shapes of few rows");
+  gemm->add_option("--tile", a.tile, "instead of the plan's choice; skinny: the body for few rows")
+      ->check(CLI::IsMember({"auto", "skinny", "128x256", "256x128", "128x128", "128x64"}))
       ->capture_default_str();
+  gemm->add_option("--split", a.gemm.split, "with --tile skinny: CTAs that share k, 0: the plan's choice")
+      ->check(CLI::IsMember({0, 1, 2, 4, 8}));
   gemm->add_flag("--side-by-side", a.side_by_side, "with --tile: clusters share a instead of b");
   gemm->add_option("--band", a.gemm.band, "rows of a raster band, 0: the plan's choice")
       ->check(CLI::NonNegativeNumber);
@@ -151,6 +171,8 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(5, 10000))
       ->capture_default_str();
   gemm->add_option("--seconds", a.gemm.seconds, "at most this long for one shape")->capture_default_str();
+  gemm->add_flag("--graph", a.gemm.graph,
+                 "time calls in replayed graphs, as products of microseconds need it");
   gemm->add_flag("--no-check", a.no_check, "do not compare with fp64");
   gemm->add_option("--json", a.json, "add the rows to the list in this file");
   try {

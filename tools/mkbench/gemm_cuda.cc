@@ -3,8 +3,11 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
+#include <string>
 #include <utility>
+#include <variant>
 
 #include "kernels/cuda/gemm/gemm_sm90.h"
 #include "kernels/cuda/memory/error.h"
@@ -30,22 +33,25 @@ class Bench {
   Status prepare(const GemmShape& shape, const GemmCudaOptions& options);
   Status ours() { return kernels::gemm_sm90(next().arguments(), shape_, plan_, stream_.get()); }
   Status cublas() { return cublas_->gemm(next().arguments(), shape_); }
-  /// `calls` of each side in turn; times in ms.
+  /// `calls` of each side in turn, or graphs of them; times of a call in ms.
   Status time(int calls, std::vector<double>& ours, std::vector<double>& cublas);
   Result<ProductCheck> check();
-  const kernels::Sm90Plan& plan() const { return plan_; }
+  const kernels::Sm90LocalPlan& plan() const { return plan_; }
 
  private:
   const Set& next() { return sets_[position_++ % sets_.size()]; }
+  Status choose_plan();
+  Status capture();
   Result<Set> make_set(std::uint64_t seed) const;
 
   GemmShape shape_;
   GemmCudaOptions options_;
-  kernels::Sm90Plan plan_;
+  kernels::Sm90LocalPlan plan_;
   GpuStream stream_;
   std::optional<Cublas> cublas_;
   std::vector<Set> sets_;
   std::size_t position_ = 0;
+  std::optional<GpuGraph> ours_graph_, cublas_graph_;  ///< a call for every set
 };
 
 Result<Set> Bench::make_set(std::uint64_t seed) const {
@@ -62,17 +68,53 @@ Result<Set> Bench::make_set(std::uint64_t seed) const {
   return Result<Set>(Set{std::move(a).value(), std::move(b).value(), std::move(c).value()});
 }
 
+Status Bench::choose_plan() {
+  auto machine = kernels::hopper_machine("gemm");
+  if (!machine.ok()) return machine.status();
+  if (options_.skinny) {
+    auto skinny = kernels::plan_sm90_skinny(shape_, *machine);
+    if (!skinny) {
+      return {StatusCode::kInvalidArgument, "gemm: m is " + std::to_string(shape_.m) +
+                                                ", the body for few rows takes at most " +
+                                                std::to_string(kernels::kSkinnyMostRows)};
+    }
+    if (options_.split > 0) skinny->split = options_.split;
+    plan_ = *skinny;
+    return {};
+  }
+  plan_ = options_.tile ? kernels::plan_sm90(shape_, *machine, *options_.tile, options_.cluster)
+                        : kernels::plan_sm90_local(shape_, *machine);
+  auto* tiled = std::get_if<kernels::Sm90Plan>(&plan_);
+  if (tiled != nullptr && options_.band > 0) tiled->raster = tiled->raster.with_band(options_.band);
+  return {};
+}
+
+Status Bench::capture() {
+  // Loads the kernels of both: not while a graph is captured.
+  MK_RETURN_IF_ERROR(ours());
+  MK_RETURN_IF_ERROR(cublas());
+  MK_RETURN_IF_ERROR(stream_.synchronize());
+  const auto graph_of = [&](std::optional<GpuGraph>& graph, const std::function<Status()>& call) -> Status {
+    position_ = 0;
+    auto captured = GpuGraph::capture(stream_, [&]() -> Status {
+      for (std::size_t i = 0; i < sets_.size(); ++i) MK_RETURN_IF_ERROR(call());
+      return {};
+    });
+    if (!captured.ok()) return captured.status();
+    graph = std::move(*captured);
+    return {};
+  };
+  MK_RETURN_IF_ERROR(graph_of(ours_graph_, [this] { return ours(); }));
+  return graph_of(cublas_graph_, [this] { return cublas(); });
+}
+
 Status Bench::prepare(const GemmShape& shape, const GemmCudaOptions& options) {
   shape_ = shape;
   options_ = options;
   int device = 0, l2 = 0;
   MK_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), "device"));
-  auto machine = kernels::hopper_machine("gemm");
-  if (!machine.ok()) return machine.status();
   MK_RETURN_IF_ERROR(cuda_status(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, device), "L2 size"));
-  plan_ = options.tile ? kernels::plan_sm90(shape, *machine, *options.tile, options.cluster)
-                       : kernels::plan_sm90_any_cluster(shape, *machine);
-  if (options.band > 0) plan_.raster = plan_.raster.with_band(options.band);
+  MK_RETURN_IF_ERROR(choose_plan());
 
   auto stream = GpuStream::create();
   if (!stream.ok()) return stream.status();
@@ -90,16 +132,21 @@ Status Bench::prepare(const GemmShape& shape, const GemmCudaOptions& options) {
     if (!set.ok()) return set.status();
     sets_.push_back(std::move(set).value());
   }
-  return stream_.synchronize();
+  return options.graph ? capture() : stream_.synchronize();
 }
 
 Status Bench::time(int calls, std::vector<double>& ours, std::vector<double>& cublas) {
   // Pairs in the order ours, theirs, theirs, ours: each side follows each as often.
   const auto is_ours = [](int call) { return (call % 4 == 0) || (call % 4 == 3); };
-  auto times =
-      stream_.time(2 * calls, [&](int call) { return is_ours(call) ? this->ours() : this->cublas(); });
+  const auto launch = [&](int call) {
+    if (options_.graph) return (is_ours(call) ? ours_graph_ : cublas_graph_)->launch(stream_);
+    return is_ours(call) ? this->ours() : this->cublas();
+  };
+  auto times = stream_.time(2 * calls, launch);
   if (!times.ok()) return times.status();
-  for (int call = 0; call < 2 * calls; ++call) (is_ours(call) ? ours : cublas).push_back((*times)[call]);
+  const auto each = static_cast<double>(options_.graph ? sets_.size() : 1);
+  for (int call = 0; call < 2 * calls; ++call)
+    (is_ours(call) ? ours : cublas).push_back((*times)[call] / each);
   return {};
 }
 
@@ -123,7 +170,7 @@ Result<GemmCudaRow> measure_gemm_cuda(const GemmShape& shape, const GemmCudaOpti
   ours.clear();
   cublas.clear();
   MK_RETURN_IF_ERROR(bench.time(calls, ours, cublas));
-  GemmCudaRow row{.shape = shape, .plan = bench.plan(), .iterations = calls};
+  GemmCudaRow row{.shape = shape, .plan = bench.plan(), .graph = options.graph, .iterations = calls};
   row.ms = median(ours);
   row.cublas_ms = median(cublas);
   row.spread = spread(ours);

@@ -144,7 +144,7 @@ Status GemmMeasurement::prepare_cublas() {
 Status GemmMeasurement::prepare_own_product() {
   auto machine = kernels::hopper_machine("mkbench op", options().plan.machine, options().plan.sms);
   if (!machine.ok()) return machine.status();
-  const kernels::Sm90Plan plan = kernels::plan_sm90_any_cluster(case_->shape(), *machine);
+  const kernels::Sm90LocalPlan plan = kernels::plan_sm90_local(case_->shape(), *machine);
   const auto queue = [&](int set) {
     return kernels::gemm_sm90(product_arguments(set), case_->shape(), plan, stream().get());
   };

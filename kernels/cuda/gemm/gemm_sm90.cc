@@ -1,11 +1,15 @@
 #include "kernels/cuda/gemm/gemm_sm90.h"
 
+#include <algorithm>
+#include <bit>
+#include <iterator>
 #include <string>
 
 #include "kernels/cuda/gemm/sm90_launch.h"
 #include "kernels/cuda/gemm/sm90_maps.h"
 #include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/memory/hopper.h"
+#include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -20,6 +24,11 @@ Status check_dimension(const char* name, std::int64_t value, std::int64_t multip
   return {StatusCode::kInvalidArgument, std::string("gemm: ") + name + " is " + std::to_string(value) +
                                             ", must be a multiple of " + std::to_string(multiple) +
                                             " (TMA moves rows of whole 16 bytes)"};
+}
+
+/// Steps along k.
+std::int32_t k_blocks(const GemmShape& shape) {
+  return static_cast<std::int32_t>(ceil_div(shape.k, kSm90TileK));
 }
 
 Status check_plan(const Sm90Plan& plan) {
@@ -37,34 +46,72 @@ Status check_plan(const Sm90Plan& plan) {
                                             " and at least 1"};
 }
 
-}  // namespace
+Status check_plan(const GemmShape& shape, const Sm90SkinnyPlan& plan) {
+  if (std::ranges::find(kSkinnyRows, plan.rows) == std::end(kSkinnyRows) || plan.rows < shape.m) {
+    return {StatusCode::kInvalidArgument, "gemm: plan has tiles of " + std::to_string(plan.rows) +
+                                              " rows, must be 16, 32, 64 or 128 and at least m, which is " +
+                                              std::to_string(shape.m)};
+  }
+  const std::int64_t most = std::min<std::int64_t>(skinny_most_split(plan.rows), k_blocks(shape));
+  if (plan.split >= 1 && plan.split <= most && std::has_single_bit(static_cast<std::uint32_t>(plan.split)))
+    return {};
+  return {StatusCode::kInvalidArgument, "gemm: plan splits k over " + std::to_string(plan.split) +
+                                            " CTAs, must be a power of two of at most " +
+                                            std::to_string(most)};
+}
 
-Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape, const std::optional<Sm90Plan>& plan,
-                 CUstream_st* stream) {
-  MK_RETURN_IF_ERROR(check_dimension("m", shape.m, 1));
-  MK_RETURN_IF_ERROR(check_dimension("n", shape.n));
-  MK_RETURN_IF_ERROR(check_dimension("k", shape.k));
-  const Result<Machine> machine = hopper_machine("gemm");
-  if (!machine.ok()) return machine.status();
-  const Sm90Plan chosen = plan ? *plan : plan_sm90_any_cluster(shape, machine.value());
-  MK_RETURN_IF_ERROR(check_plan(chosen));
-
+Status run(const GemmArguments& arguments, const GemmShape& shape, const Sm90Plan& plan,
+           CUstream_st* stream) {
+  MK_RETURN_IF_ERROR(check_plan(plan));
   auto a = encode_tensor_map(
-      sm90_a_view(chosen.tile, shape.dtype, arguments.a, shape.m, shape.k, 0, chosen.cluster), "a");
+      sm90_a_view(plan.tile, shape.dtype, arguments.a, shape.m, shape.k, 0, plan.cluster), "a");
   if (!a.ok()) return a.status();
   auto b = encode_tensor_map(sm90_b_view(shape.dtype, shape.b_layout, arguments.b, shape.n, shape.k), "b");
   if (!b.ok()) return b.status();
   auto c = encode_tensor_map(sm90_c_view(shape.dtype, arguments.c, shape.m, shape.n), "c");
   if (!c.ok()) return c.status();
 
-  const Sm90LocalProduct product{*a,
-                                 *b,
-                                 *c,
-                                 {chosen.raster, chosen.whole},
-                                 static_cast<std::int32_t>((shape.k + kSm90TileK - 1) / kSm90TileK)};
-  return with_tile(chosen.tile, "gemm", [&]<Sm90Tile kTile>() {
-    return launch_sm90_local<kTile>(shape, product, chosen, stream);
-  });
+  const Sm90LocalProduct product{*a, *b, *c, {plan.raster, plan.whole}, k_blocks(shape)};
+  return with_tile(plan.tile, "gemm",
+                   [&]<Sm90Tile kTile>() { return launch_sm90_local<kTile>(shape, product, plan, stream); });
+}
+
+Status run(const GemmArguments& arguments, const GemmShape& shape, const Sm90SkinnyPlan& plan,
+           CUstream_st* stream) {
+  MK_RETURN_IF_ERROR(check_plan(shape, plan));
+  auto a = encode_tensor_map(sm90_skinny_a_view(plan, shape, arguments.a), "a");
+  if (!a.ok()) return a.status();
+  auto b = encode_tensor_map(sm90_b_view(shape.dtype, shape.b_layout, arguments.b, shape.n, shape.k), "b");
+  if (!b.ok()) return b.status();
+  if (arguments.c == nullptr) return {StatusCode::kInvalidArgument, "matrix c: address is null"};
+  MK_RETURN_IF_ERROR(check_address(arguments.c, "c"));
+
+  const Sm90SkinnyProduct product{*a,
+                                  *b,
+                                  static_cast<std::byte*>(arguments.c),
+                                  static_cast<std::int32_t>(shape.m),
+                                  static_cast<std::int32_t>(shape.n),
+                                  k_blocks(shape),
+                                  std::countr_zero(static_cast<std::uint32_t>(plan.split))};
+  switch (plan.rows) {
+    case 16: return launch_sm90_skinny<16>(shape, product, stream);
+    case 32: return launch_sm90_skinny<32>(shape, product, stream);
+    case 64: return launch_sm90_skinny<64>(shape, product, stream);
+    default: return launch_sm90_skinny<128>(shape, product, stream);
+  }
+}
+
+}  // namespace
+
+Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape,
+                 const std::optional<Sm90LocalPlan>& plan, CUstream_st* stream) {
+  MK_RETURN_IF_ERROR(check_dimension("m", shape.m, 1));
+  MK_RETURN_IF_ERROR(check_dimension("n", shape.n));
+  MK_RETURN_IF_ERROR(check_dimension("k", shape.k));
+  const Result<Machine> machine = hopper_machine("gemm");
+  if (!machine.ok()) return machine.status();
+  return std::visit([&](const auto& chosen) { return run(arguments, shape, chosen, stream); },
+                    plan ? *plan : plan_sm90_local(shape, machine.value()));
 }
 
 }  // namespace mkernel::kernels

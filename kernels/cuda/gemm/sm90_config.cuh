@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/base/types.h"
+#include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/sync/pipeline.cuh"
@@ -53,8 +54,7 @@ struct Sm90Config {
 
   static constexpr int kProducerRegisters = 40;
   static constexpr int kMultiplyRegisters = 232;
-  static constexpr auto kWgmmaElement =
-      kInput == DataType::kBf16 ? ptx::WgmmaElement::kBf16 : ptx::WgmmaElement::kF16;
+  static constexpr auto kWgmmaElement = sm90_wgmma_element(kInput);
   static constexpr auto kMajorB = kLayoutB == Layout::kRowMajor ? ptx::WgmmaMajor::kMn : ptx::WgmmaMajor::kK;
 
   static_assert(kAlone <= kStages);

@@ -1,6 +1,7 @@
-// Between gemm_sm90() and the kernels that nvcc builds, one source file per tile.
+// Between gemm_sm90() and the kernels that nvcc builds, one source file per tile, or per number of rows.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/base/types.h"
@@ -27,5 +28,18 @@ struct Sm90LocalProduct {
 template <Sm90Tile kTile>
 Status launch_sm90_local(const GemmShape& shape, const Sm90LocalProduct& product, const Sm90Plan& plan,
                          CUstream_st* stream);
+
+/// Parameters of the kernel for few rows. Boxes of a have all rows of the plan.
+struct Sm90SkinnyProduct {
+  TensorMap a, b;
+  std::byte* c;
+  std::int32_t m, n;
+  std::int32_t k_blocks;  ///< ceil(k / kSm90TileK)
+  std::int32_t log2_split;
+};
+
+/// Queues the kernel for tiles of `kRows` rows and for the types and the layout of `shape` on `stream`.
+template <std::int32_t kRows>
+Status launch_sm90_skinny(const GemmShape& shape, const Sm90SkinnyProduct& product, CUstream_st* stream);
 
 }  // namespace mkernel::kernels

@@ -2,14 +2,12 @@
 // side by side.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "kernels/cuda/gemm/launch_clusters.cuh"
 #include "kernels/cuda/gemm/sm90_launch.h"
 #include "kernels/cuda/gemm/sm90_local.cuh"
 #include "kernels/cuda/gemm/with_tile.h"
-#include "kernels/cuda/memory/error.h"
 #include "kernels/plan/sm90_tile.h"
 #include "proto/abi/status.h"
 
@@ -18,22 +16,8 @@ namespace mkernel::kernels {
 /// Queues the kernel on `stream`.
 template <class Config>
 Status launch_sm90_local(const Sm90LocalProduct& product, std::int32_t ctas, CUstream_st* stream) {
-  constexpr auto kBytes = static_cast<int>(sm90_shared_bytes<Config>());
-  const auto kernel = &sm90_local_kernel<Config>;
-  MK_RETURN_IF_ERROR(
-      cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-                  "gemm: shared memory"));
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {Config::kCluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ctas));
-  config.blockDim = dim3(Config::kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return cuda_status(cudaLaunchKernelEx(&config, kernel, product), "gemm: launch");
+  return launch_clusters(&sm90_local_kernel<Config>, static_cast<unsigned>(ctas), Config::kCluster,
+                         Config::kThreads, sm90_shared_bytes<Config>(), product, stream);
 }
 
 template <Sm90Tile kTile>

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/plan/sm90_skinny.h"
 #include "kernels/plan/sm90_tile.h"
 #include "mkernel/ops.h"
 
@@ -14,6 +15,11 @@ inline MatrixView sm90_a_view(const TileSize& tile, DataType type, const void* b
                               std::int64_t k, std::int64_t leading = 0,
                               Sm90Cluster cluster = Sm90Cluster::kStacked) {
   return {base, type, rows, k, leading, tile.rows / cluster_columns(cluster), kSm90TileK};
+}
+
+/// The same of the body for few rows: a box has all rows, those that are padding too.
+inline MatrixView sm90_skinny_a_view(const Sm90SkinnyPlan& plan, const GemmShape& shape, const void* base) {
+  return {base, shape.dtype, shape.m, shape.k, 0, plan.rows, kSm90TileK};
 }
 
 /// b: [k, n] row-major or [n, k] column-major.

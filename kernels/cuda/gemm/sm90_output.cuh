@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/gemm/sm90_config.cuh"
+#include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/shared.cuh"
 
@@ -77,11 +78,7 @@ class Sm90Output {
 
  private:
   static __device__ __forceinline__ std::uint32_t narrow(float low, float high) {
-    if constexpr (Config::kInput == DataType::kBf16) {
-      return ptx::cvt_rn_bf16x2(low, high);
-    } else {
-      return ptx::cvt_rn_f16x2(low, high);
-    }
+    return sm90_narrow<Config::kInput>(low, high);
   }
 
   /// 16 rows x 64 columns of 16 bits. packed[2 * j], [2 * j + 1]: columns 8 * j .. of the upper and lower 8

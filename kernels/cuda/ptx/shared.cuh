@@ -24,6 +24,33 @@ __device__ __forceinline__ uint4 ld_shared_v4(std::uint32_t address) {
   return value;
 }
 
+/// The same bytes as four fp32.
+__device__ __forceinline__ float4 ld_shared_f32x4(std::uint32_t address) {
+  float4 value;
+  asm volatile("ld.shared::cta.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+/// Volatile, so that it stays behind the wait for the tensor cores that write `value`.
+__device__ __forceinline__ void st_shared_f32(std::uint32_t address, float value) {
+  asm volatile("st.shared::cta.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+/// 16 bytes into another CTA of the cluster, whose `barrier` counts them down when they are there: whoever
+/// waits for that at cluster scope sees them, and no fence is needed. Both addresses are of one CTA:
+/// map_to_cta().
+__device__ __forceinline__ void st_async_f32x4(std::uint32_t address, const float4& value,
+                                               std::uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          address),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
+}
+
 /// `address` may lie in another CTA of the cluster: map_to_cta().
 __device__ __forceinline__ void st_shared_cluster_v4(std::uint32_t address, const uint4& value) {
   asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y),

@@ -1,4 +1,4 @@
-// 16 bytes of global memory at a time, and what 16-bit elements in them are worth.
+// 16 or 8 bytes of global memory at a time, and what 16-bit elements in them are worth.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,10 @@ __device__ __forceinline__ void st_v4(void* global, const uint4& value) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x), "r"(value.y),
                "r"(value.z), "r"(value.w)
                : "memory");
+}
+
+__device__ __forceinline__ void st_v2(void* global, std::uint32_t low, std::uint32_t high) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(global), "r"(low), "r"(high) : "memory");
 }
 
 /// Two elements, the low half first.

@@ -27,6 +27,9 @@ struct int2 {
 struct float2 {
   float x, y;
 };
+struct float4 {
+  float x, y, z, w;
+};
 
 #define threadIdx (::mkernel::test::host_thread().thread)
 #define blockIdx (::mkernel::test::host_thread().block)

@@ -187,11 +187,21 @@ void host_wait_stores(std::size_t pending) {
   }
 }
 
+void host_store_shared(std::uint32_t shared, const float4& value, std::uint32_t barrier) {
+  std::byte* to = host_shared_at(shared);
+  HostBarrier* counter = &host_barrier_at(barrier);
+  copies.push_back([=] {
+    std::memcpy(to, &value, sizeof value);
+    counter->take(sizeof value);
+  });
+}
+
 void host_copy_engine() {
   std::mt19937 random(11);
   while (!host_is_over() || !copies.empty()) {
     host_yield();
-    for (std::uint32_t made = random() % 8; made > 0 && !copies.empty(); --made) {
+    // When there are many copies, they are small ones.
+    for (std::size_t made = random() % (8 + copies.size() / 8); made > 0 && !copies.empty(); --made) {
       const auto chosen =
           copies.begin() + static_cast<std::ptrdiff_t>(random() % std::min<std::size_t>(copies.size(), 6));
       const std::function<void()> copy = std::move(*chosen);
@@ -203,7 +213,8 @@ void host_copy_engine() {
   open_group.clear();
 }
 
-void host_wgmma(float* d, int n, std::uint64_t a, std::uint64_t b, bool accumulate, bool bf16, bool b_by_k) {
+void host_wgmma(float* d, int n, std::uint64_t a, std::uint64_t b, bool accumulate, bool bf16, bool a_by_k,
+                bool b_by_k) {
   const HostThread& self = host_thread();
   const std::byte* memory = self.cluster_shared[self.cluster_rank];
   const auto element = [&](std::uint32_t at) {
@@ -214,21 +225,25 @@ void host_wgmma(float* d, int n, std::uint64_t a, std::uint64_t b, bool accumula
   const auto begin = [](std::uint64_t descriptor) {
     return static_cast<std::uint32_t>(descriptor & 0x3fff) << 4;
   };
-  const auto leading = static_cast<std::uint32_t>(b >> 16 & 0x3fff) << 4;
+  const auto leading = [](std::uint64_t descriptor) {
+    return static_cast<std::uint32_t>(descriptor >> 16 & 0x3fff) << 4;
+  };
+  // Element `at` of an operand along m or n, k along k.
+  const auto operand = [&](std::uint64_t descriptor, bool by_k, std::uint32_t at, std::uint32_t k) {
+    return element(begin(descriptor) + (by_k ? at * kRowBytes + k * 2
+                                             : at / 64 * leading(descriptor) + k * kRowBytes + at % 64 * 2));
+  };
   const std::uint32_t warp = self.thread.x / 32 % 4, lane = self.thread.x % 32;
   float rows[2][16];
   for (std::uint32_t half = 0; half < 2; ++half) {
     const std::uint32_t row = 16 * warp + lane / 4 + 8 * half;
-    for (std::uint32_t k = 0; k < 16; ++k) rows[half][k] = element(begin(a) + row * kRowBytes + k * 2);
+    for (std::uint32_t k = 0; k < 16; ++k) rows[half][k] = operand(a, a_by_k, row, k);
   }
   for (int j = 0; j < n / 8; ++j) {
     for (std::uint32_t odd = 0; odd < 2; ++odd) {
       const std::uint32_t column = 8 * static_cast<std::uint32_t>(j) + 2 * (lane % 4) + odd;
       float values[16];
-      for (std::uint32_t k = 0; k < 16; ++k) {
-        values[k] = element(b_by_k ? begin(b) + column * kRowBytes + k * 2
-                                   : begin(b) + column / 64 * leading + k * kRowBytes + column % 64 * 2);
-      }
+      for (std::uint32_t k = 0; k < 16; ++k) values[k] = operand(b, b_by_k, column, k);
       for (std::uint32_t half = 0; half < 2; ++half) {
         float& sum = d[4 * j + static_cast<int>(2 * half + odd)];
         if (!accumulate) sum = 0;

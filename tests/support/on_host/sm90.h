@@ -49,10 +49,14 @@ void host_bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes);
 void host_commit_stores();
 /// Until at most `pending` groups of this thread are not done.
 void host_wait_stores(std::size_t pending);
+/// 16 bytes from a register to `shared`, which `barrier` of the same CTA counts: by the calling thread, to be
+/// made later.
+void host_store_shared(std::uint32_t shared, const float4& value, std::uint32_t barrier);
 /// The copy engine: a service of the grid.
 void host_copy_engine();
 
-/// One thread's part of d (+)= a x b, n columns.
-void host_wgmma(float* d, int n, std::uint64_t a, std::uint64_t b, bool accumulate, bool bf16, bool b_by_k);
+/// One thread's part of d (+)= a x b, n columns. `a_by_k`, `b_by_k`: its rows in shared memory are rows of k.
+void host_wgmma(float* d, int n, std::uint64_t a, std::uint64_t b, bool accumulate, bool bf16, bool a_by_k,
+                bool b_by_k);
 
 }  // namespace mkernel::test

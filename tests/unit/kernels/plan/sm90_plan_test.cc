@@ -2,10 +2,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
+#include <variant>
 #include <vector>
 
 #include "kernels/plan/machine.h"
 #include "kernels/plan/raster.h"
+#include "kernels/plan/sm90_skinny.h"
 #include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/tile_assignment.h"
 
@@ -178,4 +181,58 @@ TEST_CASE("the CTAs of a cluster load every box of a shared operand once") {
       CHECK(loads == std::vector<int>(boxes, 1));
     }
   }
+}
+
+TEST_CASE(
+    "few rows: tiles have all rows, every CTA has a step along k, and two CTAs fit where two are planned") {
+  for (const std::int32_t rows : kSkinnyRows) {
+    CHECK(skinny_stages(rows) >= 3);
+    CHECK((skinny_stages(rows) * skinny_stage_bytes(rows) + 2048) * skinny_ctas_per_sm(rows) <= 228 * 1024);
+  }
+  for (const int sms : {1, 32, 78, 132}) {
+    for (const std::int64_t m : {1, 16, 17, 64, 65, 128}) {
+      for (const std::int64_t n : {8, 136, 2048, 8192, 28672}) {
+        for (const std::int64_t k : {8, 200, 2048, 14336}) {
+          const auto plan = plan_sm90_skinny({m, n, k}, kH200.with_sms(sms));
+          REQUIRE(plan);
+          CHECK(plan->rows >= m);
+          CHECK(std::find(std::begin(kSkinnyRows), std::end(kSkinnyRows), plan->rows) !=
+                std::end(kSkinnyRows));
+          CHECK((plan->rows == 16 || plan->rows < 2 * m));
+          CHECK(std::has_single_bit(static_cast<std::uint32_t>(plan->split)));
+          CHECK(plan->split <= skinny_most_split(plan->rows));
+          CHECK((plan->split == 1 || plan->split * kSm90TileK < k + kSm90TileK));
+        }
+      }
+    }
+  }
+  CHECK(!plan_sm90_skinny({kSkinnyMostRows + 1, 4096, 4096}, kH200));
+}
+
+TEST_CASE("few rows: k is split where there are few columns, and memory is what bounds") {
+  const auto split = [](const GemmShape& shape) { return plan_sm90_skinny(shape, kH200)->split; };
+  CHECK(split({16, 4096, 4096}) == 4);
+  CHECK(split({64, 2048, 7168}) == 8);
+  CHECK(split({64, 8192, 14336}) == 2);
+  CHECK(split({64, 28672, 8192}) == 1);
+  CHECK(split({16, 4096, 64}) == 1);
+  for (const GemmShape& shape :
+       {GemmShape{16, 4096, 4096}, GemmShape{64, 2048, 7168}, GemmShape{64, 8192, 14336}}) {
+    const double reading = 2.0 * static_cast<double>(shape.n * shape.k) / kH200.memory_bytes;
+    const double seconds = estimated_seconds(shape, kH200, *plan_sm90_skinny(shape, kH200));
+    CHECK(seconds > reading);
+    CHECK(seconds < reading * 1.1 + 2.3e-6);
+  }
+}
+
+TEST_CASE("plan: the body for few rows where it is faster, the other one for all other shapes") {
+  const auto is_skinny = [](const GemmShape& shape) {
+    return std::holds_alternative<Sm90SkinnyPlan>(plan_sm90_local(shape, kH200));
+  };
+  for (const std::int64_t m : {1, 7, 16, 64}) {
+    CHECK(is_skinny({m, 4096, 4096}));
+    CHECK(is_skinny({m, 2048, 7168}));
+    CHECK(is_skinny({m, 8192, 14336}));
+  }
+  for (const std::int64_t m : {129, 512, 2048, 8192}) CHECK(!is_skinny({m, 4096, 4096}));
 }

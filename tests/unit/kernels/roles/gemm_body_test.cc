@@ -2,7 +2,6 @@
 // each other and side by side, and the narrow tiles that whole waves leave over.
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/unit/kernels/roles/product_check.h"
 
 namespace mkernel::test {
 namespace {
@@ -65,26 +65,7 @@ void check(const GemmShape& shape, Sm90Tile tile, Sm90Cluster cluster, bool tail
     });
     return {};
   }));
-  std::size_t wrong = 0;
-  const auto value = [&](const std::vector<std::uint16_t>& from, std::int64_t at) {
-    return value_of(shape.dtype, from[static_cast<std::size_t>(at)]);
-  };
-  for (std::int64_t row = 0; row < shape.m; ++row) {
-    for (std::int64_t column = 0; column < shape.n; ++column) {
-      double sum = 0, size = 0;
-      for (std::int64_t k = 0; k < shape.k; ++k) {
-        const bool by_row = shape.b_layout == Layout::kRowMajor;
-        const double term =
-            value(a, row * shape.k + k) * value(b, by_row ? k * shape.n + column : column * shape.k + k);
-        sum += term;
-        size += std::abs(term);
-      }
-      const double unit = shape.dtype == DataType::kBf16 ? 0x1p-8 : 0x1p-11;
-      const double bound = unit * std::abs(sum) + static_cast<double>(shape.k) * 0x1p-24 * size;
-      if (!(std::abs(value(c, row * shape.n + column) - sum) <= bound)) ++wrong;
-    }
-  }
-  CHECK(wrong == 0);
+  CHECK(wrong_elements(shape, a, b, c) == 0);
 }
 
 TEST_CASE("every tile and cluster, both types and layouts, with edges in all dimensions") {

@@ -24,6 +24,17 @@ inline uint4 ld_shared_v4(std::uint32_t address) {
   std::memcpy(&value, mkernel::test::host_shared_at(address), sizeof value);
   return value;
 }
+inline float4 ld_shared_f32x4(std::uint32_t address) {
+  float4 value;
+  std::memcpy(&value, mkernel::test::host_shared_at(address), sizeof value);
+  return value;
+}
+inline void st_shared_f32(std::uint32_t address, float value) {
+  std::memcpy(mkernel::test::host_shared_at(address), &value, sizeof value);
+}
+inline void st_async_f32x4(std::uint32_t address, const float4& value, std::uint32_t barrier) {
+  mkernel::test::host_store_shared(address, value, barrier);
+}
 inline void st_shared_cluster_v4(std::uint32_t address, const uint4& value) {
   std::memcpy(mkernel::test::host_shared_at(address), &value, sizeof value);
 }

@@ -20,22 +20,21 @@ inline void wgmma_commit_group() {}
 template <int kPending>
 void wgmma_wait_group() {}
 
-template <WgmmaElement kElement, WgmmaMajor kMajorB, int kSums>
+template <WgmmaElement kElement, WgmmaMajor kMajorB, WgmmaMajor kMajorA, int kSums>
 void wgmma(float (&d)[kSums], std::uint64_t a, std::uint64_t b, bool accumulate) {
   mkernel::test::host_wgmma(d, 2 * kSums, a, b, accumulate, kElement == WgmmaElement::kBf16,
-                            kMajorB == WgmmaMajor::kK);
+                            kMajorA == WgmmaMajor::kK, kMajorB == WgmmaMajor::kK);
 }
-template <WgmmaElement kElement, WgmmaMajor kMajorB>
-void wgmma_m64n64k16(float (&d)[32], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  wgmma<kElement, kMajorB>(d, a, b, accumulate);
-}
-template <WgmmaElement kElement, WgmmaMajor kMajorB>
-void wgmma_m64n128k16(float (&d)[64], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  wgmma<kElement, kMajorB>(d, a, b, accumulate);
-}
-template <WgmmaElement kElement, WgmmaMajor kMajorB>
-void wgmma_m64n256k16(float (&d)[128], std::uint64_t a, std::uint64_t b, bool accumulate) {
-  wgmma<kElement, kMajorB>(d, a, b, accumulate);
-}
+#define MK_WGMMA_FUNCTION(n, sums)                                                              \
+  template <WgmmaElement kElement, WgmmaMajor kMajorB, WgmmaMajor kMajorA = WgmmaMajor::kK>     \
+  void wgmma_m64n##n##k16(float(&d)[sums], std::uint64_t a, std::uint64_t b, bool accumulate) { \
+    wgmma<kElement, kMajorB, kMajorA>(d, a, b, accumulate);                                     \
+  }
+MK_WGMMA_FUNCTION(16, 8)
+MK_WGMMA_FUNCTION(32, 16)
+MK_WGMMA_FUNCTION(64, 32)
+MK_WGMMA_FUNCTION(128, 64)
+MK_WGMMA_FUNCTION(256, 128)
+#undef MK_WGMMA_FUNCTION
 
 }  // namespace mkernel::kernels::ptx

@@ -75,10 +75,18 @@ Result<Moe> Group::moe(const MoeShape& shape, Executor executor, const GemmPlanO
 }
 Result<RingAttention> Group::ring_attention(const AttentionShape& shape, Executor executor) {
   auto state = create(core_, executor, {}, [&](const kernels::MakeOptions& options) {
-    return kernels::make_attention(shape, core_->view(), options);
+    return kernels::make_attention(OpKind::kRingAttention, shape, core_->view(), options);
   });
   if (!state.ok()) return state.status();
   return RingAttention(std::move(*state));
+}
+Result<Attention> Group::attention(const AttentionShape& shape, Executor executor,
+                                   const GemmPlanOptions& plan) {
+  auto state = create(core_, executor, plan, [&](const kernels::MakeOptions& options) {
+    return kernels::make_attention(OpKind::kAttention, shape, core_->view(), options);
+  });
+  if (!state.ok()) return state.status();
+  return Attention(std::move(*state));
 }
 Result<GroupedGemm> Group::grouped_gemm(const GroupedGemmShape& shape, Executor executor,
                                         const GemmPlanOptions& plan) {

@@ -72,7 +72,8 @@ Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
   if (!given.ok()) return given.status();
   return AttentionShape{
       given->batch,    given->sequence,    given->heads, given->kv_heads,
-      given->head_dim, given->causal != 0, given->scale, static_cast<DataType>(given->dtype)};
+      given->head_dim, given->causal != 0, given->scale, static_cast<DataType>(given->dtype),
+      given->keys};
 }
 
 Result<GroupedGemmShape> shape_of(const mk_grouped_gemm_shape* shape) {
@@ -103,7 +104,7 @@ Result<MoeArguments> operands_of(const mk_moe_arguments* arguments) {
 Result<AttentionArguments> operands_of(const mk_attention_arguments* arguments) {
   const auto given = read("mk_attention_arguments", arguments);
   if (!given.ok()) return given.status();
-  return AttentionArguments{given->q, given->k, given->v, given->out};
+  return AttentionArguments{given->q, given->k, given->v, given->out, given->lse};
 }
 Result<GroupedGemmArguments> operands_of(const mk_grouped_gemm_arguments* arguments) {
   const auto given = read("mk_grouped_gemm_arguments", arguments);
@@ -221,6 +222,13 @@ mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* sh
         }
         return in.ring_attention(wanted, with.executor);
       });
+}
+mk_status mk_attention_create(mk_group* group, const mk_attention_shape* shape,
+                              const mk_operation_options* options, mk_operation** operation) {
+  return create("mk_attention_create", group, shape, options, operation,
+                [](Group& in, const AttentionShape& wanted, const OperationOptions& with) {
+                  return in.attention(wanted, with.executor, with.plan);
+                });
 }
 mk_status mk_grouped_gemm_create(mk_group* group, const mk_grouped_gemm_shape* shape,
                                  const mk_operation_options* options, mk_operation** operation) {

@@ -18,7 +18,8 @@ enum class OpKind : std::uint32_t {
   kGemmAr = 3,
   kMoeDispatchGemm = 4,
   kRingAttention = 5,
-  kGroupedGemm = 6
+  kGroupedGemm = 6,
+  kAttention = 7
 };
 
 /// Half-open range of part `index` when `total` items are split into `parts`: [total * index / parts, ...).
@@ -77,11 +78,16 @@ struct MoeShape {
 /// Ring attention over a sequence of `sequence` positions (all ranks together), [batch, positions_rank,
 /// heads, dim]. causal: rank r holds parts r and 2 * world - 1 - r of block_range(sequence, 2 * world, .), in
 /// that order (zigzag); full: part r of block_range(sequence, world, .). heads % kv_heads == 0.
+///
+/// Attention of each rank alone has the same shape: q is [batch, sequence, heads, head_dim], k and v are
+/// [batch, keys, kv_heads, head_dim]. causal: the last query sees all keys, the one before it all but the
+/// last, and so on. A query that sees no key gets zeros. On the cuda executor head_dim is 64 or 128.
 struct AttentionShape {
   std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
   bool causal = false;
   double scale = 0;  ///< 0 = 1 / sqrt(head_dim)
   DataType dtype = DataType::kBf16;
+  std::int64_t keys = 0;  ///< attention of a rank alone: positions of k and v; 0 = sequence
 };
 
 /// Of one rank alone: c[rows of group g] = a[rows of group g] x b[g], for the groups of rows that `ends` cuts
@@ -122,6 +128,9 @@ struct AttentionArguments {
   const void* k = nullptr;  ///< [batch, positions_rank, kv_heads, head_dim]
   const void* v = nullptr;
   void* out = nullptr;  ///< as q
+  /// [batch, heads, positions_rank]: the natural logarithm of the sum of a query's exponentials, minus
+  /// infinity for one that sees no key; null: nobody wants it.
+  float* lse = nullptr;
 };
 
 struct GroupedGemmArguments {

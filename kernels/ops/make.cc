@@ -16,18 +16,17 @@ Status check_executor(OpKind kind, Executor executor) {
                                             ", must be cpu (0) or cuda (1)"};
 }
 
-/// For an operation that the cuda executor does not have.
-Status check_on_cpu(OpKind kind, Executor executor) {
-  MK_RETURN_IF_ERROR(check_executor(kind, executor));
-  if (executor == Executor::kCpu) return {};
-  return {StatusCode::kUnimplemented,
-          std::string(name_of(kind)) + ": the cuda executor does not have this operation yet"};
-}
-
 Status refuse_plan_on_cpu(OpKind kind, const GemmPlanOptions& plan) {
   if (plan == GemmPlanOptions{}) return {};
   return {StatusCode::kInvalidArgument,
           std::string(name_of(kind)) + ": the cpu executor has no GemmPlanOptions to override"};
+}
+
+/// For an operation of each rank alone.
+Status refuse_communication(OpKind kind, const GemmPlanOptions& plan) {
+  if (plan.comm_ctas == 0 && plan.nic_gbytes == 0) return {};
+  return {StatusCode::kInvalidArgument,
+          std::string(name_of(kind)) + ": comm_ctas and nic_gbytes must be 0: it does not communicate"};
 }
 
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_cpu(OpKind kind, const GemmShape& shape,
@@ -68,13 +67,28 @@ Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const Grou
   return make_cpu_moe(shape, topology.value());
 }
 
-Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
+Result<std::unique_ptr<AttentionOperation>> make_attention(OpKind kind, const AttentionShape& shape,
                                                            const GroupView& group,
                                                            const MakeOptions& options) {
-  MK_RETURN_IF_ERROR(check_on_cpu(OpKind::kRingAttention, options.executor));
+  const bool alone = kind == OpKind::kAttention;
+  if (!alone && kind != OpKind::kRingAttention) {
+    return Status(StatusCode::kInvalidArgument, std::string("make_attention: kind is ") + name_of(kind) +
+                                                    ", must be ring_attention or attention");
+  }
+  MK_RETURN_IF_ERROR(check_executor(kind, options.executor));
   auto topology = Topology::of(group);
   if (!topology.ok()) return topology.status();
-  return make_cpu_attention(shape, topology.value());
+  if (options.executor == Executor::kCpu) {
+    MK_RETURN_IF_ERROR(refuse_plan_on_cpu(kind, options.plan));
+    return alone ? make_cpu_attention(shape, topology.value())
+                 : make_cpu_ring_attention(shape, topology.value());
+  }
+  if (!alone) {
+    return Status(StatusCode::kUnimplemented,
+                  std::string(name_of(kind)) + ": the cuda executor does not have this operation yet");
+  }
+  MK_RETURN_IF_ERROR(refuse_communication(kind, options.plan));
+  return make_attention_on_gpu(shape, group, topology.value(), options);
 }
 
 Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm(const GroupedGemmShape& shape,
@@ -88,11 +102,7 @@ Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm(const GroupedGem
     MK_RETURN_IF_ERROR(refuse_plan_on_cpu(kind, options.plan));
     return make_cpu_grouped_gemm(shape, topology.value());
   }
-  if (options.plan.comm_ctas != 0 || options.plan.nic_gbytes != 0) {
-    return Status(
-        StatusCode::kInvalidArgument,
-        std::string(name_of(kind)) + ": comm_ctas and nic_gbytes must be 0: it does not communicate");
-  }
+  MK_RETURN_IF_ERROR(refuse_communication(kind, options.plan));
   return make_grouped_gemm_on_gpu(shape, group, topology.value(), options);
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
+#include "kernels/ops/ring_attention/attention_plan.h"
 #include "kernels/plan/tile_reduce_plan.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
@@ -19,6 +20,7 @@ template <class Arguments>
 class CudaOperation;
 using CudaMoeOperation = CudaOperation<MoeArguments>;
 using CudaGroupedGemmOperation = CudaOperation<GroupedGemmArguments>;
+using CudaAttentionOperation = CudaOperation<AttentionArguments>;
 class RingsOnDevice;
 
 /// What runs an operation, and with what.
@@ -27,8 +29,9 @@ struct MakeOptions {
   // cuda executor
   int device = -1;  ///< as CUDA counts the GPUs of this process
   std::shared_ptr<RingsOnDevice>
-      rings;             ///< of the session, claimed on that GPU; null for a group on one node
-  GemmPlanOptions plan;  ///< not of attention; a grouped GEMM takes only `sms` and `machine`
+      rings;  ///< of the session, claimed on that GPU; null for a group on one node
+  /// Not of ring attention; a grouped GEMM and attention of a rank alone take only `sms` and `machine`.
+  GemmPlanOptions plan;
 };
 
 /// Plans an operation on this rank of `group`. Errors: kInvalidArgument naming field, value and limit (the
@@ -39,7 +42,8 @@ Result<std::unique_ptr<GemmOperation>> make_gemm(OpKind kind, const GemmShape& s
                                                  const MakeOptions& options = {});
 Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const GroupView& group,
                                                const MakeOptions& options = {});
-Result<std::unique_ptr<AttentionOperation>> make_attention(const AttentionShape& shape,
+/// `kind`: kRingAttention or kAttention.
+Result<std::unique_ptr<AttentionOperation>> make_attention(OpKind kind, const AttentionShape& shape,
                                                            const GroupView& group,
                                                            const MakeOptions& options = {});
 Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm(const GroupedGemmShape& shape,
@@ -59,6 +63,8 @@ Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, 
                                                         const TileReduceOptions& options = {});
 Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology,
                                                    const MoeOptions& options = {});
+Result<std::unique_ptr<AttentionOperation>> make_cpu_ring_attention(const AttentionShape& shape,
+                                                                    const Topology& topology);
 Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
                                                                const Topology& topology);
 Result<std::unique_ptr<GroupedGemmOperation>> make_cpu_grouped_gemm(const GroupedGemmShape& shape,
@@ -80,9 +86,13 @@ Result<std::unique_ptr<CudaMoeOperation>> make_cuda_moe(const MoeShape& shape, c
 Result<std::unique_ptr<CudaGroupedGemmOperation>> make_cuda_grouped_gemm(
     const GroupedGemmShape& shape, const Topology& topology, std::uint32_t rank,
     const GroupedGemmOptions& options = {});
+Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_attention(const AttentionShape& shape,
+                                                                    const Topology& topology,
+                                                                    std::uint32_t rank,
+                                                                    const AttentionOptions& options = {});
 
-/// The cuda executor's part of make_gemm(), make_moe() and make_grouped_gemm(): one of these on
-/// `options.device`.
+/// The cuda executor's part of the first four functions: one of these on `options.device`. Attention is
+/// that of a rank alone.
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
                                                         const GroupView& group, Topology topology,
                                                         const MakeOptions& options);
@@ -92,5 +102,9 @@ Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const Gro
                                                                        const GroupView& group,
                                                                        const Topology& topology,
                                                                        const MakeOptions& options);
+Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(const AttentionShape& shape,
+                                                                  const GroupView& group,
+                                                                  const Topology& topology,
+                                                                  const MakeOptions& options);
 
 }  // namespace mkernel::kernels

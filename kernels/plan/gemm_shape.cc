@@ -57,6 +57,7 @@ const char* name_of(OpKind kind) {
     case OpKind::kMoeDispatchGemm: return "moe_dispatch_gemm";
     case OpKind::kRingAttention: return "ring_attention";
     case OpKind::kGroupedGemm: return "grouped_gemm";
+    case OpKind::kAttention: return "attention";
   }
   return "unknown operation";
 }

@@ -11,6 +11,7 @@ SMALL = {
     "moe_dispatch_gemm": ["--tokens", "37", "--hidden", "64", "--n", "48", "--intermediate", "40", "--experts", "10",
                           "--topk", "3"],
     "ring_attention": ["--sequence", "203", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"],
+    "attention": ["--sequence", "131", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"],
 }
 
 

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(1024, 2) spills(float* numbers) {
 """
 
 # Standard headers that device code includes, by the header of cuda/std that stands in; NVRTC has memcpy().
-STANDARD = {name: f"cuda/std/{name}" for name in ("bit", "cstddef", "cstdint", "span", "type_traits", "utility")} | {"cstring": None}
+STANDARD = {name: f"cuda/std/{name}" for name in ("bit", "cstddef", "cstdint", "limits", "span", "type_traits", "utility")} | {"cstring": None}
 # cuda/std's offsetof() is no constant for NVRTC; this operator of its front end is.
 OFFSETOF = "#undef offsetof\n#define offsetof(type, member) __INTADDR__(&((type*)0)->member)\n"
 
@@ -106,6 +106,10 @@ def units(types):
             all_units.append(unit_of(name, layout, f"kernels/ops/{op}/roles.cuh", (
                 f"{name}_kernel<{config}<DataType::{dtype}, Layout::{layout}>>(const __grid_constant__ {parameters})"
                 for dtype in types)))
+    for head_dim, causal in itertools.product((64, 128), ("false", "true")):
+        all_units.append(unit_of("attention", f"{head_dim}_{causal}", "kernels/ops/ring_attention/attention_roles.cuh", (
+            f"attention_kernel<AttentionConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ AttentionParameters)"
+            for dtype in types)))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))
     all_units.append(Unit("gathered", "gathered", '#include "kernels/ops/ag_gemm/gathered.cuh"\n'))
     all_units.append(Unit("device API", "device_api", '#include "tests/kernels/device_api.cu"\n'))

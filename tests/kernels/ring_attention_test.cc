@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
-#include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -24,7 +24,7 @@ class Ring {
  public:
   Ring(const AttentionShape& shape, const FabricOptions& options) : shape_(shape), fabric_(options) {
     for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
-      auto made = kernels::make_attention(shape, fabric_.group(rank));
+      auto made = kernels::make_attention(OpKind::kRingAttention, shape, fabric_.group(rank));
       REQUIRE_MESSAGE(made.ok(), made.status().to_string());
       operations_.push_back(std::move(made).value());
     }
@@ -43,19 +43,22 @@ class Ring {
     const std::uint32_t world = fabric_.world();
     std::vector<Tensor> q(world), k(world), v(world);
     out.assign(world, {});
+    lse_.assign(world, {});
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       q[rank] = part(whole.q, shape_.heads, rank);
       k[rank] = part(whole.k, shape_.kv_heads, rank);
       v[rank] = part(whole.v, shape_.kv_heads, rank);
       out[rank].assign(q[rank].size(), kPoison);
+      lse_[rank].assign(q[rank].size() / static_cast<std::size_t>(shape_.head_dim),
+                        std::numeric_limits<float>::quiet_NaN());
     }
     const std::vector<Tensor> inputs[] = {q, k, v};
     auto statuses = run_ranks(world, [&](std::uint32_t rank) -> Status {
       if (rank == missing) return {};
       ExecutorOptions options;
       options.compute_threads = 1 + static_cast<int>(rank % 2);
-      return operations_[rank]->run({q[rank].data(), k[rank].data(), v[rank].data(), out[rank].data()},
-                                    options);
+      return operations_[rank]->run(
+          {q[rank].data(), k[rank].data(), v[rank].data(), out[rank].data(), lse_[rank].data()}, options);
     });
     CHECK(inputs[0] == q);  // inputs are never overwritten
     CHECK(inputs[1] == k);
@@ -69,12 +72,13 @@ class Ring {
       std::size_t at = 0;
       std::size_t wrong = 0;
       for (std::int64_t batch = 0; batch < shape_.batch; ++batch) {
-        for (const std::int64_t position : positions) {
+        for (std::size_t row = 0; row < positions.size(); ++row) {
           for (std::int64_t head = 0; head < shape_.heads; ++head) {
-            for (const Expected& expected : attention_row(shape_, whole, batch, position, head)) {
-              const double seen = value_of(shape_.dtype, out[rank][at++]);
-              if (!(std::abs(seen - expected.value) <= expected.tolerance)) ++wrong;
-            }
+            const ExpectedRow expected = attention_row(shape_, whole, batch, positions[row], head);
+            for (const Expected& value : expected.out)
+              if (!is_near(value_of(shape_.dtype, out[rank][at++]), value)) ++wrong;
+            const auto of_head = static_cast<std::size_t>(batch * shape_.heads + head) * positions.size();
+            if (!is_near(lse_[rank][of_head + row], expected.lse)) ++wrong;
           }
         }
       }
@@ -98,6 +102,7 @@ class Ring {
   AttentionShape shape_;
   FakeFabric fabric_;
   std::vector<kernels::SymmetricView> workspace_;
+  std::vector<std::vector<float>> lse_;  ///< of the last launch, by rank
   std::vector<std::unique_ptr<AttentionOperation>> operations_;
 };
 

@@ -191,20 +191,28 @@ def attention(group, dtype, causal):
         places = [np.arange(sequence)[rows_of(r, sequence)] for r in range(WORLD)]
     q, k, v = (operand(seed, 0, (batch, sequence, count, dim), dtype) for seed, count in ((7, heads), (8, kv_heads), (9, kv_heads)))
     mine = places[RANK]
-    wanted = np.zeros((batch, len(mine), heads, dim))
+    wanted, wanted_lse = np.zeros((batch, len(mine), heads, dim)), np.zeros((batch, heads, len(mine)))
     for head in range(heads):
         keys, values = widen(k)[:, :, head // 2], widen(v)[:, :, head // 2]
         scores = widen(q)[:, mine, head] @ keys.transpose(0, 2, 1) * scale
         if causal:
             scores[:, np.arange(sequence)[None, :] > mine[:, None]] = -np.inf
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights = np.exp(scores)
+        wanted_lse[:, head] = np.log(weights.sum(axis=2))
         wanted[:, :, head] = (weights / weights.sum(axis=2, keepdims=True)) @ values
-    with group.ring_attention(batch=batch, sequence=sequence, heads=heads, kv_heads=kv_heads, head_dim=dim, causal=causal,
-                              dtype=dtype) as operation:
+    sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal, "dtype": dtype}
+    bound = 1.01 * UNIT[dtype] * np.abs(wanted) + 2e-5
+    with group.ring_attention(sequence=sequence, **sizes) as operation:
         assert operation.positions == len(mine)
-        out = poisoned(wanted.shape, dtype)
-        operation.run(*(np.ascontiguousarray(x[:, mine]) for x in (q, k, v)), out, timeout=LONG)
-        close(out, wanted, 1.01 * UNIT[dtype] * np.abs(wanted) + 2e-5)
+        out, lse = poisoned(wanted.shape, dtype), np.full((batch, heads, len(mine)), np.nan, np.float32)
+        operation.run(*(np.ascontiguousarray(x[:, mine]) for x in (q, k, v)), out, lse=lse, timeout=LONG)
+        close(out, wanted, bound)
+        assert (np.abs(lse - wanted_lse) <= 1e-5).all()
+    if not causal:  # this rank's queries alone see the same
+        with group.attention(sequence=6, keys=sequence, **sizes) as operation:
+            out = poisoned((batch, 6, heads, dim), dtype)
+            operation.run(np.ascontiguousarray(q[:, mine[:6]]), k, v, out, timeout=LONG)
+            close(out, wanted[:, :6], bound[:, :6])
 
 
 def grouped_gemm(group, dtype, b_layout):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "tests/support/random_tensor.h"
 
@@ -10,26 +11,44 @@ namespace {
 
 constexpr double kFloatUnit = 0x1p-24;
 
-double at(const AttentionShape& shape, const std::vector<std::uint16_t>& tensor, std::int64_t heads,
-          std::int64_t batch, std::int64_t position, std::int64_t head, std::int64_t i) {
-  const std::int64_t index = ((batch * shape.sequence + position) * heads + head) * shape.head_dim + i;
-  return value_of(shape.dtype, tensor[static_cast<std::size_t>(index)]);
+std::int64_t keys_of(const AttentionShape& shape) {
+  return shape.keys > 0 ? shape.keys : shape.sequence;
+}
+
+/// One row of a tensor [batch, positions, heads, head_dim].
+const std::uint16_t* row_of(const AttentionShape& shape, const std::vector<std::uint16_t>& tensor,
+                            std::int64_t heads, std::int64_t positions, std::int64_t batch,
+                            std::int64_t position, std::int64_t head) {
+  return tensor.data() + ((batch * positions + position) * heads + head) * shape.head_dim;
 }
 
 }  // namespace
 
-std::vector<Expected> attention_row(const AttentionShape& shape, const AttentionTensors& tensors,
-                                    std::int64_t batch, std::int64_t position, std::int64_t head) {
+bool is_near(double value, const Expected& expected) {
+  return value == expected.value || std::abs(value - expected.value) <= expected.tolerance;
+}
+
+ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& tensors, std::int64_t batch,
+                          std::int64_t position, std::int64_t head, Weights weights) {
   const double scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(double(shape.head_dim));
-  const std::int64_t kv_head = head * shape.kv_heads / shape.heads;
-  const std::int64_t keys = shape.causal ? position + 1 : shape.sequence;
+  const std::int64_t kv_head = head * shape.kv_heads / shape.heads, all = keys_of(shape);
+  const std::int64_t keys = shape.causal ? position + 1 + all - shape.sequence : all;
+  ExpectedRow row{std::vector<Expected>(static_cast<std::size_t>(shape.head_dim)),
+                  {-std::numeric_limits<double>::infinity(), 0}};
+  if (keys <= 0) return row;
+  const auto element = [&](const std::uint16_t* from, std::int64_t i) {
+    return value_of(shape.dtype, from[i]);
+  };
+  const auto kv_row = [&](const std::vector<std::uint16_t>& tensor, std::int64_t key) {
+    return row_of(shape, tensor, shape.kv_heads, all, batch, key, kv_head);
+  };
+  const std::uint16_t* query = row_of(shape, tensors.q, shape.heads, shape.sequence, batch, position, head);
   std::vector<double> score(static_cast<std::size_t>(keys));
   double magnitude = 0;  // of the largest dot product, for the tolerance
   for (std::int64_t key = 0; key < keys; ++key) {
     double dot = 0, sum = 0;
     for (std::int64_t i = 0; i < shape.head_dim; ++i) {
-      const double product = at(shape, tensors.q, shape.heads, batch, position, head, i) *
-                             at(shape, tensors.k, shape.kv_heads, batch, key, kv_head, i);
+      const double product = element(query, i) * element(kv_row(tensors.k, key), i);
       dot += product;
       sum += std::abs(product);
     }
@@ -44,21 +63,61 @@ std::vector<Expected> attention_row(const AttentionShape& shape, const Attention
   // the numerator and in the denominator.
   const double relative =
       4 * (double(shape.head_dim) + 3) * kFloatUnit * magnitude + 2 * (double(keys) + 32) * kFloatUnit;
-  std::vector<Expected> row(static_cast<std::size_t>(shape.head_dim));
+  const double rounding = kernels::rounding_unit(shape.dtype);
+  const double of_terms = relative + (weights == Weights::kRounded ? rounding : 0);
+  // Weights below the normal numbers of f16 are rounded to a multiple of 2^-24.
+  const double of_weights =
+      weights == Weights::kRounded && shape.dtype == DataType::kF16 ? double(keys) * 0x1p-25 / total : 0;
   for (std::int64_t i = 0; i < shape.head_dim; ++i) {
     double sum = 0, absolute = 0;
     for (std::int64_t key = 0; key < keys; ++key) {
-      const double term = score[static_cast<std::size_t>(key)] / total *
-                          at(shape, tensors.v, shape.kv_heads, batch, key, kv_head, i);
+      const double term = score[static_cast<std::size_t>(key)] / total * element(kv_row(tensors.v, key), i);
       sum += term;
       absolute += std::abs(term);
     }
-    const double before_rounding = relative * absolute;
-    row[static_cast<std::size_t>(i)] = {
-        sum,
-        before_rounding + kernels::rounding_unit(shape.dtype) * (std::abs(sum) + before_rounding) + 0x1p-24};
+    const double before_rounding = of_terms * absolute + of_weights;
+    row.out[static_cast<std::size_t>(i)] = {
+        sum, before_rounding + rounding * (std::abs(sum) + before_rounding) + 0x1p-24};
   }
+  const double lse = top + std::log(total);
+  row.lse = {lse, relative + 8 * kFloatUnit * (std::abs(top) + std::abs(lse) + 1)};
   return row;
+}
+
+AttentionTensors random_attention(const AttentionShape& shape, std::uint64_t seed, float scale) {
+  const std::int64_t row = shape.batch * shape.head_dim;
+  return {random_tensor(row * shape.sequence * shape.heads, shape.dtype, seed, scale),
+          random_tensor(row * keys_of(shape) * shape.kv_heads, shape.dtype, seed + 1, scale),
+          random_tensor(row * keys_of(shape) * shape.kv_heads, shape.dtype, seed + 2)};
+}
+
+std::vector<std::uint16_t> poisoned_output(const AttentionShape& shape) {
+  return std::vector<std::uint16_t>(
+      static_cast<std::size_t>(shape.batch * shape.sequence * shape.heads * shape.head_dim), kPoison);
+}
+
+std::vector<float> poisoned_lse(const AttentionShape& shape) {
+  return std::vector<float>(static_cast<std::size_t>(shape.batch * shape.sequence * shape.heads),
+                            std::numeric_limits<float>::quiet_NaN());
+}
+
+std::size_t wrong_attention(const AttentionShape& shape, const AttentionTensors& tensors,
+                            const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
+                            Weights weights) {
+  std::size_t wrong = 0;
+  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+    for (std::int64_t head = 0; head < shape.heads; ++head) {
+      for (std::int64_t position = 0; position < shape.sequence; ++position) {
+        const ExpectedRow expected = attention_row(shape, tensors, batch, position, head, weights);
+        const std::uint16_t* row = row_of(shape, out, shape.heads, shape.sequence, batch, position, head);
+        for (const Expected& value : expected.out)
+          if (!is_near(value_of(shape.dtype, *row++), value)) ++wrong;
+        const auto at = (batch * shape.heads + head) * shape.sequence + position;
+        if (!lse.empty() && !is_near(lse[static_cast<std::size_t>(at)], expected.lse)) ++wrong;
+      }
+    }
+  }
+  return wrong;
 }
 
 std::vector<std::int64_t> attention_positions(const AttentionShape& shape, std::int64_t world,

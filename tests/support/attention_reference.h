@@ -1,6 +1,7 @@
 // Attention in fp64, written from the definition and sharing no code with the operation.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -19,9 +20,30 @@ struct Expected {
   double tolerance = 0;
 };
 
-/// Expected output of one query position and head: head_dim values.
-std::vector<Expected> attention_row(const AttentionShape& shape, const AttentionTensors& tensors,
-                                    std::int64_t batch, std::int64_t position, std::int64_t head);
+bool is_near(double value, const Expected& expected);
+
+struct ExpectedRow {
+  std::vector<Expected> out;  ///< head_dim values
+  Expected lse;               ///< the logarithm of the sum of exponentials
+};
+
+/// What rounds the weights before they meet the values: fp32 arithmetic alone, or tensor cores too, which
+/// take them in the io type.
+enum class Weights { kFp32, kRounded };
+
+/// Of one query position and head. The last query sees what the last key's position does.
+ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& tensors, std::int64_t batch,
+                          std::int64_t position, std::int64_t head, Weights weights = Weights::kFp32);
+
+/// Inputs of attention of a rank alone, and its outputs: out as q, lse [batch, heads, sequence].
+AttentionTensors random_attention(const AttentionShape& shape, std::uint64_t seed, float scale = 1.0F);
+std::vector<std::uint16_t> poisoned_output(const AttentionShape& shape);
+std::vector<float> poisoned_lse(const AttentionShape& shape);
+/// Outputs, log-sum-exps among them unless there are none, that are farther from the reference than `weights`
+/// explain.
+std::size_t wrong_attention(const AttentionShape& shape, const AttentionTensors& tensors,
+                            const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
+                            Weights weights);
 
 /// Positions that `rank` holds, in the order of its rows (ops.h, AttentionShape).
 std::vector<std::int64_t> attention_positions(const AttentionShape& shape, std::int64_t world,

@@ -111,15 +111,19 @@ void run_fiber(Fiber& fiber) {
   running = nullptr;
 }
 
-void meet(Meeting& meeting, std::uint32_t expected) {
-  if (++meeting.here < expected) {
-    meeting.waiting.push_back(running);
-    to_scheduler(false);
-    return;
-  }
+/// Whether the running thread is the last one, for whom the others have waited.
+bool arrive(Meeting& meeting, std::uint32_t expected) {
+  if (++meeting.here < expected) return false;
   meeting.here = 0;
   ready.insert(ready.end(), meeting.waiting.begin(), meeting.waiting.end());
   meeting.waiting.clear();
+  return true;
+}
+
+void meet(Meeting& meeting, std::uint32_t expected) {
+  if (arrive(meeting, expected)) return;
+  meeting.waiting.push_back(running);
+  to_scheduler(false);
 }
 
 }  // namespace
@@ -147,6 +151,10 @@ void host_warp_sync(std::uint32_t mask) {
 
 void host_barrier(std::uint32_t id, std::uint32_t threads) {
   meet(running->block->barriers[id], threads);
+}
+
+void host_barrier_arrive(std::uint32_t id, std::uint32_t threads) {
+  arrive(running->block->barriers[id], threads);
 }
 
 bool host_all_of_cta(bool mine) {

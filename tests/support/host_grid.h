@@ -63,6 +63,8 @@ void host_cluster_sync();
 void host_warp_sync(std::uint32_t mask);
 /// `threads` threads of this CTA: until all are here.
 void host_barrier(std::uint32_t id, std::uint32_t threads);
+/// Counts as being there, and goes on.
+void host_barrier_arrive(std::uint32_t id, std::uint32_t threads);
 /// All threads of this CTA: whether all say so.
 bool host_all_of_cta(bool mine);
 /// The lanes of `mask`: each gives 64 bits and sees what all gave, by lane, until it calls this again.

@@ -38,8 +38,8 @@ MakeWorkload gemm(OpKind kind, const GemmShape& shape) {
 MakeWorkload moe(const MoeShape& shape) {
   return [=](Group& group) { return make_moe_workload(group, shape); };
 }
-MakeWorkload attention(const AttentionShape& shape) {
-  return [=](Group& group) { return make_attention_workload(group, shape); };
+MakeWorkload attention(OpKind kind, const AttentionShape& shape) {
+  return [=](Group& group) { return make_attention_workload(group, kind, shape); };
 }
 
 /// Layer sizes of a small model, all five operations: what tools/demo runs.
@@ -49,7 +49,8 @@ std::vector<MakeWorkload> demo_preset() {
       gemm(OpKind::kGemmRs, {.m = 4096, .n = 4096, .k = 1024}),
       gemm(OpKind::kGemmAr, {.m = 2048, .n = 4096, .k = 1024}),
       moe({.max_tokens = 512, .hidden = 1024, .n = 1024, .intermediate = 512, .experts = 16, .topk = 4}),
-      attention({.batch = 1, .sequence = 3000, .heads = 8, .kv_heads = 2, .head_dim = 128, .causal = true})};
+      attention(OpKind::kRingAttention,
+                {.batch = 1, .sequence = 3000, .heads = 8, .kv_heads = 2, .head_dim = 128, .causal = true})};
 }
 
 /// The operation when it is one of the three around a GEMM.
@@ -80,6 +81,10 @@ MoeShape moe_shape(const OpOptions& o) {
   return {o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype, o.capacity};
 }
 
+AttentionShape attention_shape(const OpOptions& o) {
+  return {o.batch, o.sequence, o.heads, o.kv_heads, o.head_dim, o.causal, 0, o.dtype};
+}
+
 Result<std::vector<MakeWorkload>> chosen(const OpOptions& o) {
   if (o.preset == "demo") return demo_preset();
   if (const auto kind = gemm_kind(o)) {
@@ -90,7 +95,8 @@ Result<std::vector<MakeWorkload>> chosen(const OpOptions& o) {
     return made;
   }
   if (o.op == to_string(OpKind::kMoeDispatchGemm)) return std::vector{moe(moe_shape(o))};
-  return std::vector{attention({o.batch, o.sequence, o.heads, o.kv_heads, o.head_dim, o.causal, 0, o.dtype})};
+  const bool alone = o.op == to_string(OpKind::kAttention);
+  return std::vector{attention(alone ? OpKind::kAttention : OpKind::kRingAttention, attention_shape(o))};
 }
 
 /// One timed and verified iteration; merges what all ranks saw into `row`.
@@ -204,6 +210,11 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
     MoeShape shape = moe_shape(o);
     shape.w_layout = o.column_major ? Layout::kColumnMajor : Layout::kRowMajor;
     auto row = measure_moe_cuda(group, shape, cuda_options(o));
+    if (!row.ok()) return row.status();
+    return std::vector{std::move(*row)};
+  }
+  if (o.op == to_string(OpKind::kAttention)) {
+    auto row = measure_attention_cuda(group, attention_shape(o), cuda_options(o));
     if (!row.ok()) return row.status();
     return std::vector{std::move(*row)};
   }

@@ -12,6 +12,10 @@ Result<Row> measure_moe_cuda(Group&, const MoeShape&, const OpCudaOptions&) {
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
 }
 
+Result<Row> measure_attention_cuda(Group&, const AttentionShape&, const OpCudaOptions&) {
+  return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
+}
+
 Result<Nccl> Nccl::join(Group&, int) {
   return Status(StatusCode::kUnavailable, "mkbench was built without CUDA");
 }

@@ -7,7 +7,8 @@ namespace {
 
 void add_group_options(CLI::App* op, OpOptions* o) {
   op->add_option("operation", o->op)
-      ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention"}));
+      ->check(CLI::IsMember(
+          {"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention", "attention"}));
   op->add_option("--preset", o->preset, "a list of operations and shapes instead of one")
       ->check(CLI::IsMember({"demo"}));
   op->add_option("--daemon", o->daemon, "session socket of this node's daemon")->capture_default_str();
@@ -27,7 +28,8 @@ void add_shape_options(CLI::App* op, OpOptions* o) {
   op->add_flag("--column-major", o->column_major,
                "b as [n, k]; on the cuda executor also the weights of experts");
   op->add_option("--batch", o->batch)->capture_default_str();
-  op->add_option("--sequence", o->sequence, "positions of all ranks together")->capture_default_str();
+  op->add_option("--sequence", o->sequence, "positions of all ranks together; of each rank for attention")
+      ->capture_default_str();
   op->add_option("--heads", o->heads)->capture_default_str();
   op->add_option("--kv-heads", o->kv_heads)->capture_default_str();
   op->add_option("--head-dim", o->head_dim)->capture_default_str();
@@ -45,7 +47,7 @@ void add_shape_options(CLI::App* op, OpOptions* o) {
 }
 
 void add_executor_options(CLI::App* op, OpOptions* o) {
-  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, all but attention")
+  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, all but ring_attention")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
   op->add_option("--device", o->device,

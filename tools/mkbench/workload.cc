@@ -30,6 +30,7 @@ std::string to_string(OpKind kind) {
     case OpKind::kMoeDispatchGemm: return "moe_dispatch_gemm";
     case OpKind::kRingAttention: return "ring_attention";
     case OpKind::kGroupedGemm: return "grouped_gemm";
+    case OpKind::kAttention: return "attention";
   }
   return "unknown";
 }

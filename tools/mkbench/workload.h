@@ -42,7 +42,13 @@ class Workload {
 Result<std::unique_ptr<Workload>> make_gemm_workload(Group& group, OpKind kind, const GemmShape& shape);
 /// `tokens`: of every rank.
 Result<std::unique_ptr<Workload>> make_moe_workload(Group& group, const MoeShape& shape);
-Result<std::unique_ptr<Workload>> make_attention_workload(Group& group, const AttentionShape& shape);
+/// `kind`: kRingAttention or kAttention.
+Result<std::unique_ptr<Workload>> make_attention_workload(Group& group, OpKind kind,
+                                                          const AttentionShape& shape);
+
+/// {op, m, n, k, dtype, ...} of a recorded row of attention, and the text of its shape.
+nlohmann::json json_of(OpKind kind, const AttentionShape& shape);
+std::string text_of(const AttentionShape& shape);
 
 /// The operation's name on the command line and in recorded rows: "ag_gemm", "gemm_rs", ...
 std::string to_string(OpKind kind);

@@ -1,4 +1,5 @@
-// Ring attention: the reference is plain softmax(q k^T) v in fp64 over the whole sequence.
+// Ring attention, and attention of each rank alone: the reference is plain softmax(q k^T) v in fp64 over the
+// whole sequence.
 #include <cmath>
 #include <string>
 #include <utility>
@@ -14,24 +15,16 @@ class AttentionWorkload final : public Workload {
   enum Operand : std::uint64_t { kQ = 1, kK = 2, kV = 3 };
 
  public:
-  AttentionWorkload(Group& group, const AttentionShape& shape, RingAttention op)
-      : shape_(shape), world_(group.world_size()), rank_(group.rank()), op_(std::move(op)) {}
+  /// Attention of each rank alone is that of a world of one.
+  AttentionWorkload(Group& group, OpKind kind, const AttentionShape& shape, Attention op)
+      : kind_(kind),
+        shape_(shape),
+        world_(kind == OpKind::kRingAttention ? group.world_size() : 1),
+        rank_(kind == OpKind::kRingAttention ? group.rank() : 0),
+        op_(std::move(op)) {}
 
-  nlohmann::json shape() const override {
-    return {{"op", to_string(OpKind::kRingAttention)},
-            {"m", shape_.sequence},
-            {"n", shape_.heads},
-            {"k", shape_.head_dim},
-            {"batch", shape_.batch},
-            {"kv_heads", shape_.kv_heads},
-            {"causal", shape_.causal},
-            {"dtype", to_string(shape_.dtype)}};
-  }
-  std::string shape_text() const override {
-    return "B" + std::to_string(shape_.batch) + " S" + std::to_string(shape_.sequence) + " H" +
-           std::to_string(shape_.heads) + "/" + std::to_string(shape_.kv_heads) + " D" +
-           std::to_string(shape_.head_dim) + (shape_.causal ? " causal" : " full");
-  }
+  nlohmann::json shape() const override { return json_of(kind_, shape_); }
+  std::string shape_text() const override { return text_of(shape_); }
 
   void prepare(std::uint64_t iteration) override {
     iteration_ = iteration;
@@ -84,8 +77,7 @@ class AttentionWorkload final : public Workload {
   std::vector<std::uint16_t> operand(std::uint32_t rank, Operand which) const {
     const std::int64_t heads = which == kQ ? shape_.heads : shape_.kv_heads;
     const auto rows = static_cast<std::int64_t>(positions(rank).size());
-    return random_tensor(shape_.dtype,
-                         seed_of(static_cast<std::uint64_t>(OpKind::kRingAttention), iteration_, rank, which),
+    return random_tensor(shape_.dtype, seed_of(static_cast<std::uint64_t>(kind_), iteration_, rank, which),
                          static_cast<std::size_t>(shape_.batch * rows * heads * shape_.head_dim));
   }
   /// k or v of all ranks as [batch, kv_heads, sequence, head_dim].
@@ -126,19 +118,34 @@ class AttentionWorkload final : public Workload {
     for (std::int64_t d = 0; d < dim; ++d) out[d] = static_cast<float>(sum[d] / total);
   }
 
+  OpKind kind_;
   AttentionShape shape_;
   std::uint32_t world_, rank_;
-  RingAttention op_;
+  Attention op_;
   std::uint64_t iteration_ = 0;
   std::vector<std::uint16_t> q_, k_, v_, out_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Workload>> make_attention_workload(Group& group, const AttentionShape& shape) {
-  auto op = group.ring_attention(shape);
+Result<std::unique_ptr<Workload>> make_attention_workload(Group& group, OpKind kind,
+                                                          const AttentionShape& shape) {
+  auto op = kind == OpKind::kRingAttention ? group.ring_attention(shape) : group.attention(shape);
   if (!op.ok()) return op.status();
-  return std::unique_ptr<Workload>(std::make_unique<AttentionWorkload>(group, shape, std::move(op).value()));
+  return std::unique_ptr<Workload>(std::make_unique<AttentionWorkload>(group, kind, shape, std::move(*op)));
+}
+
+nlohmann::json json_of(OpKind kind, const AttentionShape& shape) {
+  return {{"op", to_string(kind)},  {"m", shape.sequence},
+          {"n", shape.heads},       {"k", shape.head_dim},
+          {"batch", shape.batch},   {"kv_heads", shape.kv_heads},
+          {"causal", shape.causal}, {"dtype", to_string(shape.dtype)}};
+}
+
+std::string text_of(const AttentionShape& shape) {
+  return "B" + std::to_string(shape.batch) + " S" + std::to_string(shape.sequence) + " H" +
+         std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + " D" +
+         std::to_string(shape.head_dim) + (shape.causal ? " causal" : " full");
 }
 
 }  // namespace mkernel::bench

@@ -42,7 +42,8 @@ template <class Arguments>
 class Launchable;
 using Gemm = Launchable<GemmArguments>;
 using Moe = Launchable<MoeArguments>;
-using RingAttention = Launchable<AttentionArguments>;
+using Attention = Launchable<AttentionArguments>;
+using RingAttention = Attention;
 using GroupedGemm = Launchable<GroupedGemmArguments>;
 
 class Group;
@@ -88,8 +89,7 @@ struct DeviceEndpointOptions {
   std::uint32_t version = device::kVersion;
 };
 
-/// A connection to the daemon of this node. Its life is the life of everything the daemon holds for this
-/// process.
+/// A connection to this node's daemon. Its life is that of everything the daemon holds for this process.
 class MK_API Session {
  public:
   /// Errors: kUnavailable (nobody listens), kPermissionDenied, kFailedPrecondition (the daemon speaks another
@@ -126,8 +126,7 @@ struct RankInfo {
   std::string node_name;
 };
 
-/// One rank's membership of a group. An error of any rank's operation or the loss of a rank fails the group
-/// for all.
+/// One rank's membership of a group, which fails for all when a rank is lost or an operation fails.
 class MK_API Group {
  public:
   Group(Group&&) noexcept;
@@ -245,6 +244,8 @@ class MK_API Group {
   Result<Moe> moe(const MoeShape& shape, Executor executor = Executor::kCpu,
                   const GemmPlanOptions& plan = {});
   Result<RingAttention> ring_attention(const AttentionShape& shape, Executor executor = Executor::kCpu);
+  Result<Attention> attention(const AttentionShape& shape, Executor executor = Executor::kCpu,
+                              const GemmPlanOptions& plan = {});
   Result<GroupedGemm> grouped_gemm(const GroupedGemmShape& shape, Executor executor = Executor::kCpu,
                                    const GemmPlanOptions& plan = {});
 
@@ -277,8 +278,7 @@ class MK_API SymmetricBuffer {
   std::unique_ptr<client::BufferState> state_;
 };
 
-/// Registered memory of this rank alone. Destroying it unregisters at once (a put in flight on it is waited
-/// for).
+/// Registered memory of this rank alone. Destroying it waits for puts in flight on it, and unregisters it.
 class MK_API HostBuffer {
  public:
   HostBuffer(HostBuffer&&) noexcept;
@@ -375,7 +375,7 @@ class MK_API Planned {
   std::unique_ptr<client::OperationState> state_;
 };
 
-/// An operation whose operands are `Arguments`: a Gemm, a Moe, a RingAttention or a GroupedGemm.
+/// An operation whose operands are `Arguments`: a Gemm, a Moe, an Attention or a GroupedGemm.
 template <class Arguments>
 class MK_API Launchable : public Planned {
  public:

@@ -210,6 +210,7 @@ typedef struct mk_attention_shape {
   double scale;    /* 0 = 1 / sqrt(head_dim) */
   uint32_t causal; /* 0 or 1 */
   uint32_t dtype;
+  int64_t keys; /* attention of a rank alone: positions of k and v; 0 = sequence */
 } mk_attention_shape;
 typedef struct mk_attention_arguments {
   size_t struct_size;
@@ -217,6 +218,7 @@ typedef struct mk_attention_arguments {
   const void* k;
   const void* v;
   void* out;
+  float* lse; /* [batch, heads, positions]: log-sum-exp of the scores; NULL: not wanted */
 } mk_attention_arguments;
 
 /* Of one rank alone, see GroupedGemmShape of mkernel/ops.h. */
@@ -252,6 +254,9 @@ MK_API mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape,
                                const mk_operation_options* options, mk_operation** operation);
 MK_API mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* shape,
                                           const mk_operation_options* options, mk_operation** operation);
+/* Of each rank alone: launched and queued by the functions of ring attention. */
+MK_API mk_status mk_attention_create(mk_group* group, const mk_attention_shape* shape,
+                                     const mk_operation_options* options, mk_operation** operation);
 MK_API mk_status mk_grouped_gemm_create(mk_group* group, const mk_grouped_gemm_shape* shape,
                                         const mk_operation_options* options, mk_operation** operation);
 

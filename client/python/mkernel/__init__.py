@@ -29,8 +29,9 @@ from mkernel.errors import (
     Unimplemented,
     Unknown,
 )
+from mkernel.attention import Attention, RingAttention
 from mkernel.group import Activity, Group, RankInfo
-from mkernel.operations import Gemm, GroupedGemm, Launch, Moe, Operation, Pending, RingAttention, block_range
+from mkernel.operations import Gemm, GroupedGemm, Launch, Moe, Operation, Pending, block_range
 from mkernel.session import Session, connect
 
 
@@ -53,6 +54,7 @@ __all__ = [
     "Aborted",
     "Activity",
     "AlreadyExists",
+    "Attention",
     "Buffer",
     "Cancelled",
     "Code",

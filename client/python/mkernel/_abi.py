@@ -143,6 +143,7 @@ class AttentionShape(Sized):
         ("scale", c_double),
         ("causal", c_uint32),
         ("dtype", c_uint32),
+        ("keys", c_int64),
     ]
 
 
@@ -153,6 +154,7 @@ class AttentionArguments(Sized):
         ("k", c_void_p),
         ("v", c_void_p),
         ("out", c_void_p),
+        ("lse", c_void_p),
     ]
 
 
@@ -231,6 +233,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mk_gemm_ar_create": _CREATE_GEMM,
     "mk_moe_create": (c_int, c_void_p, POINTER(MoeShape), POINTER(OperationOptions), _OUT),
     "mk_ring_attention_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
+    "mk_attention_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
     "mk_grouped_gemm_create": (c_int, c_void_p, POINTER(GroupedGemmShape), POINTER(OperationOptions), _OUT),
     "mk_gemm_launch": (c_int, c_void_p, POINTER(GemmArguments), POINTER(LaunchOptions), _OUT),
     "mk_moe_launch": (c_int, c_void_p, POINTER(MoeArguments), POINTER(LaunchOptions), _OUT),

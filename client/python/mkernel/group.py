@@ -20,10 +20,12 @@ from mkernel._calls import (
 )
 from mkernel._library import lib
 from mkernel._operands import memory_of
-from mkernel._operation import DTYPES, EXECUTORS, I64_MAX, LAYOUTS, OperationHandle, choice
+from mkernel._operation import DTYPES, LAYOUTS, OperationHandle, choice
+from mkernel._shapes import attention_shape, gemm_shape, options, sizes
+from mkernel.attention import Attention, RingAttention
 from mkernel.buffers import HostBuffer, SymmetricBuffer
 from mkernel.errors import Code, Error, FailedPrecondition, InvalidArgument
-from mkernel.operations import Gemm, GroupedGemm, Moe, RingAttention
+from mkernel.operations import Gemm, GroupedGemm, Moe
 
 if TYPE_CHECKING:
     from mkernel.session import Session
@@ -291,20 +293,20 @@ class Group:
         the session's GPU). The last four override the plan of the cuda executor (GemmPlanOptions in mkernel/ops.h); 0 or None
         takes the plan's choice. Errors: InvalidArgument (a field, or two ranks that differ, naming both), ResourceExhausted
         (lanes or regions: what is left), Unimplemented."""
-        plan = _options(executor, comm_ctas, sms, nic_gbytes, machine)
-        return self._gemm("ag_gemm", lib.mk_ag_gemm_create, _gemm_shape(m, n, k, dtype, b_layout, more_n), dtype, executor, plan)
+        plan = options(executor, comm_ctas, sms, nic_gbytes, machine)
+        return self._gemm("ag_gemm", lib.mk_ag_gemm_create, gemm_shape(m, n, k, dtype, b_layout, more_n), dtype, executor, plan)
 
     def gemm_rs(self, m: int, n: int, k: int, *, dtype: str = "bf16", b_layout: str = "row_major", executor: str = "cpu",
                 comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0, machine: Optional[str] = None) -> Gemm:
         """**Collective**. GEMM+ReduceScatter, as ag_gemm()."""
-        plan = _options(executor, comm_ctas, sms, nic_gbytes, machine)
-        return self._gemm("gemm_rs", lib.mk_gemm_rs_create, _gemm_shape(m, n, k, dtype, b_layout), dtype, executor, plan)
+        plan = options(executor, comm_ctas, sms, nic_gbytes, machine)
+        return self._gemm("gemm_rs", lib.mk_gemm_rs_create, gemm_shape(m, n, k, dtype, b_layout), dtype, executor, plan)
 
     def gemm_ar(self, m: int, n: int, k: int, *, dtype: str = "bf16", b_layout: str = "row_major", executor: str = "cpu",
                 comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0, machine: Optional[str] = None) -> Gemm:
         """**Collective**. GEMM+AllReduce, as ag_gemm()."""
-        plan = _options(executor, comm_ctas, sms, nic_gbytes, machine)
-        return self._gemm("gemm_ar", lib.mk_gemm_ar_create, _gemm_shape(m, n, k, dtype, b_layout), dtype, executor, plan)
+        plan = options(executor, comm_ctas, sms, nic_gbytes, machine)
+        return self._gemm("gemm_ar", lib.mk_gemm_ar_create, gemm_shape(m, n, k, dtype, b_layout), dtype, executor, plan)
 
     def _gemm(self, kind: str, make: Callable[..., int], shape: _abi.GemmShape, dtype: str, executor: str,
               plan: _abi.OperationOptions) -> Gemm:
@@ -317,12 +319,12 @@ class Group:
         in a launch for its experts, those of each counted as whole 64; 0: as many as all ranks can send, which is what its memory
         is made for then. `w_layout`: of every expert's matrices, as b_layout. `weights_on_input`: see Moe. `comm_ctas`, `sms` and
         `machine` as those of ag_gemm(), also errors."""
-        sizes = {"max_tokens": max_tokens, "hidden": hidden, "n": n, "intermediate": intermediate, "experts": experts, "topk": topk,
-                 "capacity": capacity}
+        extents = {"max_tokens": max_tokens, "hidden": hidden, "n": n, "intermediate": intermediate, "experts": experts, "topk": topk,
+                   "capacity": capacity}
         layout = choice("w_layout", w_layout, LAYOUTS)
         shape = _abi.MoeShape(dtype=choice("dtype", dtype, DTYPES), w_layout=layout, weights_on_input=int(weights_on_input),
-                              **_sizes(sizes))
-        plan = _options(executor, comm_ctas, sms, machine=machine)
+                              **sizes(extents))
+        plan = options(executor, comm_ctas, sms, machine=machine)
         handle = self._operation("moe_dispatch_gemm", lib.mk_moe_create, shape, plan)
         return Moe(self, handle, shape, dtype, executor)
 
@@ -332,18 +334,25 @@ class Group:
         errors."""
         layout = choice("b_layout", b_layout, LAYOUTS)
         shape = _abi.GroupedGemmShape(dtype=choice("dtype", dtype, DTYPES), b_layout=layout,
-                                      **_sizes({"max_rows": max_rows, "k": k, "n": n, "groups": groups}))
-        plan = _options(executor, sms=sms, machine=machine)
+                                      **sizes({"max_rows": max_rows, "k": k, "n": n, "groups": groups}))
+        plan = options(executor, sms=sms, machine=machine)
         return GroupedGemm(self, self._operation("grouped_gemm", lib.mk_grouped_gemm_create, shape, plan), shape, dtype, executor)
+
+    def attention(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
+                  keys: Optional[int] = None, causal: bool = False, scale: float = 0.0, dtype: str = "bf16", executor: str = "cpu",
+                  sms: int = 0, machine: Optional[str] = None) -> Attention:
+        """**Collective**. Plans attention of each rank alone; see Attention. `kv_heads`: None = heads; `keys`: None = sequence;
+        `scale`: 0 = 1 / sqrt(head_dim). The last two as those of ag_gemm(), also errors."""
+        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, keys, causal, scale, dtype)
+        plan = options(executor, sms=sms, machine=machine)
+        return Attention(self, self._operation("attention", lib.mk_attention_create, shape, plan), shape, dtype, executor)
 
     def ring_attention(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
                        causal: bool = False, scale: float = 0.0, dtype: str = "bf16", executor: str = "cpu") -> RingAttention:
-        """**Collective**. Plans ring attention over `sequence` positions of all ranks together; see RingAttention. `kv_heads`:
-        None = heads; `scale`: 0 = 1 / sqrt(head_dim). Errors as for ag_gemm()."""
-        sizes = {"batch": batch, "sequence": sequence, "heads": heads, "kv_heads": heads if kv_heads is None else kv_heads,
-                 "head_dim": head_dim}
-        shape = _abi.AttentionShape(scale=float(scale), causal=bool(causal), dtype=choice("dtype", dtype, DTYPES), **_sizes(sizes))
-        handle = self._operation("ring_attention", lib.mk_ring_attention_create, shape, _options(executor))
+        """**Collective**. Plans ring attention over `sequence` positions of all ranks together; see RingAttention. `kv_heads` and
+        `scale` as those of attention(). Errors as for ag_gemm()."""
+        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, None, causal, scale, dtype)
+        handle = self._operation("ring_attention", lib.mk_ring_attention_create, shape, options(executor))
         return RingAttention(self, handle, shape, dtype, executor)
 
     def _operation(self, what: str, make: Callable[..., int], shape: Any, options: _abi.OperationOptions) -> OperationHandle:
@@ -367,32 +376,3 @@ class Group:
 
     def __repr__(self) -> str:
         return f"<mkernel.Group '{self.name}' rank {self.rank} of {self.world_size}{', closed' if self._handle is None else ''}>"
-
-
-def _sizes(sizes: "dict[str, Any]") -> "dict[str, int]":
-    """Whatever fits into 64 bits: the ranks compare and refuse the rest together."""
-    return {field: integer(field, value, -I64_MAX - 1, I64_MAX) for field, value in sizes.items()}
-
-
-def _gemm_shape(m: int, n: int, k: int, dtype: str, b_layout: str, more_n: Sequence[int] = ()) -> _abi.GemmShape:
-    if len(more_n) > _abi.MOST_MORE_B:
-        raise InvalidArgument(f"more_n has {len(more_n)} numbers, at most {_abi.MOST_MORE_B} are allowed")
-    more = _sizes({f"more_n[{index}]": n for index, n in enumerate(more_n)})
-    if 0 in more.values():
-        raise InvalidArgument("more_n has a 0: each b needs columns")
-    shape = _abi.GemmShape(dtype=choice("dtype", dtype, DTYPES), b_layout=choice("b_layout", b_layout, LAYOUTS),
-                           **_sizes({"m": m, "n": n, "k": k}))
-    shape.more_n = tuple(more.values())
-    return shape
-
-
-def _options(executor: str, comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0,
-             machine: Optional[str] = None) -> _abi.OperationOptions:
-    most = 2**31 - 1
-    return _abi.OperationOptions(
-        executor=choice("executor", executor, EXECUTORS),
-        comm_ctas=integer("comm_ctas", comm_ctas, -most, most),
-        sms=integer("sms", sms, -most, most),
-        nic_gbytes=float(nic_gbytes),
-        machine=None if machine is None else machine.encode(),
-    )

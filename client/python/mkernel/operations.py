@@ -12,7 +12,7 @@ from mkernel.errors import InvalidArgument
 if TYPE_CHECKING:
     from mkernel.group import Group
 
-__all__ = ["Gemm", "GroupedGemm", "Launch", "Moe", "Operation", "Pending", "RingAttention", "block_range", "block_size"]
+__all__ = ["Gemm", "GroupedGemm", "Launch", "Moe", "Operation", "Pending", "block_range", "block_size"]
 
 
 class Gemm(Operation):
@@ -146,33 +146,4 @@ class GroupedGemm(Operation):
     def bind(self, a: Any, ends: Any, b: Any, c: Any, *, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
         """As Gemm.bind()."""
         operands = ((self.a, a), (self.ends, ends), (self.b, b), (self.c, c))
-        return self._bind(self.Arguments(), operands, deadline, compute_threads)
-
-
-class RingAttention(Operation):
-    """Attention over a sequence that all ranks hold together: q, out [batch, positions, heads, head_dim], k, v [batch, positions,
-    kv_heads, head_dim]. Full: `positions` is part `rank` of block_range(sequence, world_size, .). Causal: parts `rank` and
-    2 * world_size - 1 - rank of block_range(sequence, 2 * world_size, .), in that order (zigzag)."""
-
-    what = "ring_attention"
-    Arguments = _abi.AttentionArguments
-    _launch = lib.mk_ring_attention_launch
-    _enqueue = lib.mk_ring_attention_enqueue
-
-    def __init__(self, group: "Group", handle: OperationHandle, shape: _abi.AttentionShape, dtype: str, executor: str) -> None:
-        super().__init__(group, handle, dtype, executor)
-        world, rank = group.world_size, group.rank
-        if shape.causal:
-            parts = (rank, 2 * world - 1 - rank)
-            self.positions = sum(block_size(shape.sequence, 2 * world, part) for part in parts)
-        else:
-            self.positions = block_size(shape.sequence, world, rank)
-        of_q = (shape.batch, self.positions, shape.heads, shape.head_dim)
-        of_k = (shape.batch, self.positions, shape.kv_heads, shape.head_dim)
-        self.q, self.k, self.v = Operand("q", dtype, of_q), Operand("k", dtype, of_k), Operand("v", dtype, of_k)
-        self.out = Operand("out", dtype, of_q, written=True)
-
-    def bind(self, q: Any, k: Any, v: Any, out: Any, *, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
-        """As Gemm.bind()."""
-        operands = ((self.q, q), (self.k, k), (self.v, v), (self.out, out))
         return self._bind(self.Arguments(), operands, deadline, compute_threads)

@@ -21,6 +21,14 @@ void load_rows(const HeadRows& source, std::int64_t rows, float* target) {
 
 }  // namespace
 
+HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t heads,
+                   std::int64_t positions, std::int64_t batch, std::int64_t head) {
+  const std::int64_t stride = heads * shape.head_dim;
+  const auto first = static_cast<std::uint64_t>(batch * positions * stride + head * shape.head_dim) *
+                     element_bytes(shape.dtype);
+  return {static_cast<const std::byte*>(tensor) + first, stride, shape.head_dim, shape.dtype};
+}
+
 AttentionTile::AttentionTile(std::int64_t first_position, std::int64_t rows, std::int64_t head_dim,
                              bool causal)
     : first_position_(first_position),
@@ -105,6 +113,11 @@ float AttentionTile::update_row(std::int64_t row, std::int64_t count, float* sco
   weight_[row] = weight_[row] * rescale + sum;
   maximum_[row] = maximum;
   return rescale;
+}
+
+void AttentionTile::log_sum_exp(float* lse) const {
+  for (std::int64_t row = 0; row < rows_; ++row)
+    lse[row] = weight_[row] == 0.0F ? kMinusInfinity : maximum_[row] + std::log(weight_[row]);
 }
 
 void AttentionTile::finish(void* out, std::int64_t stride, DataType dtype) {

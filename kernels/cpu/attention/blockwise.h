@@ -29,6 +29,10 @@ struct HeadRows {
   }
 };
 
+/// Rows of head `head` of batch entry `batch` of a tensor [batch, positions, heads, head_dim].
+HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t heads,
+                   std::int64_t positions, std::int64_t batch, std::int64_t head);
+
 /// What a compute thread needs besides the tile itself: one per thread, reused for every tile.
 struct AttentionScratch {
   std::vector<float> keys;    // [kAttentionTile, head_dim]
@@ -54,6 +58,8 @@ class AttentionTile {
               AttentionScratch& scratch);
   /// Writes the normalised rows in the io type; a row that attended to nothing becomes zero.
   void finish(void* out, std::int64_t stride, DataType dtype);
+  /// The logarithm of the sum of exponentials of every row, minus infinity for one that attended to nothing.
+  void log_sum_exp(float* lse) const;
 
   /// True when every key of `positions` comes after every row of this tile.
   bool hides(const Positions& positions) const;

@@ -13,9 +13,9 @@ constexpr ptx::WgmmaElement sm90_wgmma_element(DataType type) {
   return type == DataType::kBf16 ? ptx::WgmmaElement::kBf16 : ptx::WgmmaElement::kF16;
 }
 
-/// Two sums rounded to nearest even, `low` in the low half.
+/// Two sums of neighbouring columns, rounded to nearest even; `low` comes first in memory.
 template <DataType kType>
-__device__ __forceinline__ std::uint32_t sm90_narrow(float low, float high) {
+__device__ __forceinline__ std::uint32_t narrow_pair(float low, float high) {
   if constexpr (kType == DataType::kBf16) {
     return ptx::cvt_rn_bf16x2(low, high);
   } else {

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/gemm/sm90_config.cuh"
 #include "kernels/cuda/gemm/sm90_element.cuh"
+#include "kernels/cuda/gemm/sm90_piece.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/shared.cuh"
 
@@ -19,15 +20,7 @@ class Sm90Output {
   /// `pieces`: this thread's place among the pieces of `group`; goes on where it stands.
   __device__ __forceinline__ Sm90Output(Sm90Shared<Config>& shared, int group,
                                         Pipeline<Config::kSlots>& pieces)
-      : slots_(ptx::shared_address(shared.out[group])), pieces_(pieces) {
-    const std::uint32_t warp = threadIdx.x / 32 % 4;
-    const std::uint32_t lane = threadIdx.x % 32;
-    slots_ += warp * 16 * 128;
-    // Lane l addresses row l % 16 of two 8-column matrices; its half of the lanes says which.
-    row_ = lane % 16 * 128;
-    swizzle_ = lane % 8;
-    half_ = lane / 16;
-  }
+      : slots_(ptx::shared_address(shared.out[group])), pieces_(pieces) {}
 
   /// Hands on a finished tile; the last kHeld pieces stay in registers.
   __device__ __forceinline__ void write(const float (&sums)[Tile::kBlocks][Tile::kSums]) {
@@ -37,7 +30,8 @@ class Sm90Output {
       const float* from = sums[piece / kAcross] + piece % kAcross * Config::kPieceSums;
       std::uint32_t packed[Config::kPieceSums / 2];
 #pragma unroll
-      for (int j = 0; j < Config::kPieceSums / 2; ++j) packed[j] = narrow(from[2 * j], from[2 * j + 1]);
+      for (int j = 0; j < Config::kPieceSums / 2; ++j)
+        packed[j] = narrow_pair<Config::kInput>(from[2 * j], from[2 * j + 1]);
       if (piece < Tile::kPieces - Tile::kHeld) {
         write_piece(packed);
         continue;
@@ -61,8 +55,8 @@ class Sm90Output {
       std::uint32_t packed[Config::kPieceSums / 2];
 #pragma unroll
       for (int j = 0; j < Config::kPieceSums / 2; ++j) {
-        packed[j] = narrow(ptx::swiglu_approx(gate[2 * j], up[2 * j]),
-                           ptx::swiglu_approx(gate[2 * j + 1], up[2 * j + 1]));
+        packed[j] = narrow_pair<Config::kInput>(ptx::swiglu_approx(gate[2 * j], up[2 * j]),
+                                                ptx::swiglu_approx(gate[2 * j + 1], up[2 * j + 1]));
       }
       write_piece(packed);
     }
@@ -77,20 +71,10 @@ class Sm90Output {
   }
 
  private:
-  static __device__ __forceinline__ std::uint32_t narrow(float low, float high) {
-    return sm90_narrow<Config::kInput>(low, high);
-  }
-
-  /// 16 rows x 64 columns of 16 bits. packed[2 * j], [2 * j + 1]: columns 8 * j .. of the upper and lower 8
-  /// rows.
+  /// 16 rows x 64 columns of 16 bits, as Sm90PieceRows has them.
   __device__ __forceinline__ void write_piece(const std::uint32_t (&packed)[Config::kPieceSums / 2]) {
     pieces_.wait_empty();
-    const std::uint32_t row = slots_ + pieces_.stage() * Config::kPieceBytes + row_;
-#pragma unroll
-    for (std::uint32_t j = 0; j < 8; j += 2) {
-      ptx::stmatrix_x4(row + (((j + half_) ^ swizzle_) << 4), packed[2 * j], packed[2 * j + 1],
-                       packed[2 * j + 2], packed[2 * j + 3]);
-    }
+    rows_.write(slots_ + pieces_.stage() * Config::kPieceBytes, packed);
     hand_on();
   }
 
@@ -102,10 +86,8 @@ class Sm90Output {
     pieces_.advance();
   }
 
-  std::uint32_t slots_;
-  std::uint32_t row_;
-  std::uint32_t swizzle_;
-  std::uint32_t half_;
+  const std::uint32_t slots_;
+  const Sm90PieceRows rows_;
   Pipeline<Config::kSlots>& pieces_;
   std::uint32_t held_[Tile::kHeld > 0 ? Tile::kHeld : 1][Config::kPieceSums / 2];
 };

@@ -67,7 +67,7 @@ class Sm90SkinnySums {
       const float4 sum = add_up(row);
       if (column >= product_.n) continue;
       ptx::st_v2(product_.c + (std::int64_t{row} * product_.n + column) * 2,
-                 sm90_narrow<Config::kInput>(sum.x, sum.y), sm90_narrow<Config::kInput>(sum.z, sum.w));
+                 narrow_pair<Config::kInput>(sum.x, sum.y), narrow_pair<Config::kInput>(sum.z, sum.w));
     }
   }
 

@@ -10,4 +10,9 @@ __device__ __forceinline__ void barrier_sync(std::uint32_t id, std::uint32_t thr
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Counts whole warps as being there, without waiting. Of the `threads` some arrive and the others sync.
+__device__ __forceinline__ void barrier_arrive(std::uint32_t id, std::uint32_t threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 }  // namespace mkernel::kernels::ptx

@@ -7,6 +7,7 @@
 #include "kernels/cpu/launch/binding.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/roles.h"
+#include "kernels/ops/ring_attention/shape.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -30,32 +31,18 @@ class RingAttentionOperation : public AttentionOperation {
 
   Status run(const AttentionArguments& arguments, const ExecutorOptions& options) override {
     MK_RETURN_IF_ERROR(binding_.ready());
-    MK_RETURN_IF_ERROR(check(arguments));
+    const std::int64_t positions = plan_.positions(binding_.group().rank()).size();
+    MK_RETURN_IF_ERROR(check_attention_operands(kind(), arguments, positions, positions));
     return binding_.launch(plan_.topology(), options, [&](Launch& launch) { start(launch, arguments); });
   }
 
  private:
-  Status check(const AttentionArguments& arguments) const;
   void start(Launch& launch, const AttentionArguments& arguments);
 
   const RingAttentionPlan plan_;
   Binding binding_{"ring_attention"};
   std::optional<RingAttention> ring_;
 };
-
-Status RingAttentionOperation::check(const AttentionArguments& arguments) const {
-  const std::int64_t positions = plan_.positions(binding_.group().rank()).size();
-  if (positions == 0) return {};
-  const std::pair<const char*, const void*> tensors[] = {
-      {"q", arguments.q}, {"k", arguments.k}, {"v", arguments.v}, {"out", arguments.out}};
-  for (const auto& [name, data] : tensors) {
-    if (data != nullptr) continue;
-    return {StatusCode::kInvalidArgument, std::string("ring_attention: ") + name +
-                                              " is null, but this rank holds " + std::to_string(positions) +
-                                              " positions"};
-  }
-  return {};
-}
 
 void RingAttentionOperation::start(Launch& launch, const AttentionArguments& arguments) {
   ring_->begin(launch.compute_threads);
@@ -71,8 +58,8 @@ void RingAttentionOperation::start(Launch& launch, const AttentionArguments& arg
 
 }  // namespace
 
-Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
-                                                               const Topology& topology) {
+Result<std::unique_ptr<AttentionOperation>> make_cpu_ring_attention(const AttentionShape& shape,
+                                                                    const Topology& topology) {
   auto plan = RingAttentionPlan::make(shape, topology);
   if (!plan.ok()) return plan.status();
   return std::unique_ptr<AttentionOperation>(

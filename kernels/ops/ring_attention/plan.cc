@@ -1,58 +1,31 @@
 #include "kernels/ops/ring_attention/plan.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/cpu/attention/blockwise.h"
+#include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/cuts.h"
 #include "proto/abi/version.h"
 
 namespace mkernel::kernels {
 namespace {
 
+constexpr OpKind kKind = OpKind::kRingAttention;
 constexpr std::int64_t kElementBytes = 2;
-constexpr std::int64_t kMaxHeadDim = 4096;  // scratch of a tile stays small
-constexpr std::int64_t kMaxExtent = std::int64_t{1} << 31;
-constexpr double kMaxBlockBytes = 1e14;  // offsets in a slot of the work ring have 48 bits
-
-Status refuse(const char* field, const std::string& value, const std::string& limit) {
-  return {StatusCode::kInvalidArgument,
-          std::string("ring_attention: ") + field + " = " + value + ", but it must be " + limit};
-}
-
-Status check_range(const char* field, std::int64_t value, std::int64_t limit) {
-  if (value >= 1 && value <= limit) return {};
-  return refuse(field, std::to_string(value), "1.." + std::to_string(limit));
-}
 
 Status check(const AttentionShape& shape) {
-  MK_RETURN_IF_ERROR(check_range("batch", shape.batch, kMaxExtent));
-  MK_RETURN_IF_ERROR(check_range("sequence", shape.sequence, kMaxExtent));
-  MK_RETURN_IF_ERROR(check_range("heads", shape.heads, kMaxExtent));
-  MK_RETURN_IF_ERROR(check_range("kv_heads", shape.kv_heads, kMaxExtent));
-  MK_RETURN_IF_ERROR(check_range("head_dim", shape.head_dim, kMaxHeadDim));
-  if (shape.heads % shape.kv_heads != 0) {
-    return refuse("heads", std::to_string(shape.heads),
-                  "a multiple of kv_heads = " + std::to_string(shape.kv_heads));
-  }
-  if (!std::isfinite(shape.scale) || shape.scale < 0) {
-    return refuse("scale", std::to_string(shape.scale), "finite and not negative (0 = 1 / sqrt(head_dim))");
-  }
-  if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16) {
-    return refuse("dtype", std::to_string(static_cast<unsigned>(shape.dtype)), "bf16 or f16");
+  MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
+  if (shape.keys != 0 && shape.keys != shape.sequence) {
+    return {StatusCode::kInvalidArgument, "ring_attention: keys = " + std::to_string(shape.keys) +
+                                              ", but it must be 0 or the sequence, " +
+                                              std::to_string(shape.sequence)};
   }
   const double position_bytes = 2.0 * kElementBytes * double(shape.kv_heads) * double(shape.head_dim);
-  if (position_bytes > abi::kMaxPutBytes) {
-    return refuse("kv_heads * head_dim", std::to_string(shape.kv_heads * shape.head_dim),
-                  "so small that one position fits a put of " + std::to_string(abi::kMaxPutBytes) + " bytes");
-  }
-  const double query_bytes = double(kElementBytes) * double(shape.batch) * double(shape.sequence) *
-                             double(shape.heads) * double(shape.head_dim);
-  if (query_bytes > kMaxBlockBytes) {
-    return refuse("batch * sequence * heads * head_dim", std::to_string(query_bytes) + " bytes",
-                  "at most " + std::to_string(kMaxBlockBytes) + " bytes");
-  }
-  return {};
+  if (position_bytes <= abi::kMaxPutBytes) return {};
+  return {StatusCode::kInvalidArgument,
+          "ring_attention: kv_heads * head_dim = " + std::to_string(shape.kv_heads * shape.head_dim) +
+              ", but it must be so small that one position fits a put of " +
+              std::to_string(abi::kMaxPutBytes) + " bytes"};
 }
 
 }  // namespace
@@ -77,16 +50,8 @@ RingAttentionPlan::RingAttentionPlan(const AttentionShape& shape, const Topology
   workspace_.slot_bytes = (slot + RingWorkspace::kPage - 1) / RingWorkspace::kPage * RingWorkspace::kPage;
 }
 
-double RingAttentionPlan::scale() const {
-  return shape_.scale > 0 ? shape_.scale : 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
-}
-
 std::string RingAttentionPlan::signature() const {
-  return "ring_attention batch=" + std::to_string(shape_.batch) +
-         " sequence=" + std::to_string(shape_.sequence) + " heads=" + std::to_string(shape_.heads) +
-         " kv_heads=" + std::to_string(shape_.kv_heads) + " head_dim=" + std::to_string(shape_.head_dim) +
-         " scale=" + std::to_string(scale()) + (shape_.causal ? " causal" : " full") +
-         (shape_.dtype == DataType::kBf16 ? " bf16" : " f16");
+  return attention_signature(kKind, shape_);
 }
 
 Requirements RingAttentionPlan::requirements() const {

@@ -64,7 +64,6 @@ class RingAttentionPlan {
 
   const AttentionShape& shape() const { return shape_; }
   const Topology& topology() const { return topology_; }
-  double scale() const;
   std::string signature() const;
   Requirements requirements() const;
   const RingWorkspace& workspace() const { return workspace_; }

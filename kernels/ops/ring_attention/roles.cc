@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/ops/ring_attention/shape.h"
+
 namespace mkernel::kernels {
 
 RingAttention::RingAttention(const RingAttentionPlan& plan, const GroupView& group,
@@ -108,20 +110,11 @@ Status RingAttention::receive(const Launch& launch) {
   return {};
 }
 
-HeadRows RingAttention::rows_of(const void* tensor, std::int64_t heads, std::int64_t length,
-                                std::int64_t batch, std::int64_t head) const {
-  const AttentionShape& shape = plan_.shape();
-  const std::int64_t stride = heads * shape.head_dim;
-  const auto first = static_cast<std::uint64_t>(batch * length * stride + head * shape.head_dim) *
-                     element_bytes(shape.dtype);
-  return {static_cast<const std::byte*>(tensor) + first, stride, shape.head_dim, shape.dtype};
-}
-
 Status RingAttention::compute(const Launch& launch, const AttentionArguments& arguments, int thread) {
   const AttentionShape& shape = plan_.shape();
   const Positions held = plan_.positions(rank_);
   const auto rows_of_tile = [&](const void* tensor, const QueryTile& tile) {
-    return rows_of(tensor, shape.heads, held.size(), tile.batch, tile.head).from(tile.rows.begin);
+    return head_rows(shape, tensor, shape.heads, held.size(), tile.batch, tile.head).from(tile.rows.begin);
   };
   const std::vector<QueryTile> all = plan_.tiles(rank_);
   std::vector<QueryTile> tiles;
@@ -130,7 +123,7 @@ Status RingAttention::compute(const Launch& launch, const AttentionArguments& ar
        i += static_cast<std::size_t>(compute_threads_)) {
     tiles.push_back(all[i]);
     states.emplace_back(held.at(all[i].rows.begin), all[i].rows.size(), shape.head_dim, shape.causal);
-    states.back().begin(rows_of_tile(arguments.q, all[i]), plan_.scale());
+    states.back().begin(rows_of_tile(arguments.q, all[i]), attention_scale(shape));
   }
   AttentionScratch scratch(shape.head_dim);
   for (std::uint32_t step = 0; step < plan_.steps(); ++step) {
@@ -141,6 +134,10 @@ Status RingAttention::compute(const Launch& launch, const AttentionArguments& ar
   }
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     const HeadRows out = rows_of_tile(arguments.out, tiles[i]);
+    if (arguments.lse != nullptr) {
+      const std::int64_t head = tiles[i].batch * shape.heads + tiles[i].head;
+      states[i].log_sum_exp(arguments.lse + head * held.size() + tiles[i].rows.begin);
+    }
     states[i].finish(const_cast<void*>(out.data), out.stride, shape.dtype);
   }
   return {};
@@ -161,8 +158,9 @@ Status RingAttention::attend_block(const Launch& launch, std::uint32_t step, std
     for (std::size_t i = 0; i < tiles.size(); ++i) {
       if (tiles[i].batch != page.batch || states[i].hides(positions)) continue;
       const std::int64_t kv_head = tiles[i].head / (shape.heads / shape.kv_heads);
-      states[i].attend(rows_of(slot + page.offset, shape.kv_heads, 0, 0, kv_head),
-                       rows_of(slot + page.values(), shape.kv_heads, 0, 0, kv_head), positions, scratch);
+      states[i].attend(head_rows(shape, slot + page.offset, shape.kv_heads, 0, 0, kv_head),
+                       head_rows(shape, slot + page.values(), shape.kv_heads, 0, 0, kv_head), positions,
+                       scratch);
     }
   }
   return {};

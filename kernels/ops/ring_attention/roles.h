@@ -50,8 +50,6 @@ class RingAttention {
                       const std::vector<QueryTile>& tiles, std::vector<AttentionTile>& states,
                       AttentionScratch& scratch) const;
   void finish_block(const Launch& launch, std::uint32_t step, std::uint32_t turn);
-  HeadRows rows_of(const void* tensor, std::int64_t heads, std::int64_t length, std::int64_t batch,
-                   std::int64_t head) const;
 
   const RingAttentionPlan& plan_;
   const SymmetricView& workspace_;

@@ -64,6 +64,10 @@ Value __shfl_up_sync(std::uint32_t mask, Value mine, std::int32_t step) {
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
   return __shfl_sync(mask, mine, lane >= step ? lane - step : lane);
 }
+template <class Value>
+Value __shfl_xor_sync(std::uint32_t mask, Value mine, std::int32_t bits) {
+  return __shfl_sync(mask, mine, static_cast<std::int32_t>(threadIdx.x % 32) ^ bits);
+}
 inline std::uint32_t __ballot_sync(std::uint32_t mask, bool mine) {
   const std::uint64_t* all = ::mkernel::test::host_exchange(mask, mine ? 1 : 0);
   std::uint32_t found = 0;

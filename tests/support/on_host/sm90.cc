@@ -196,6 +196,116 @@ void host_store_shared(std::uint32_t shared, const float4& value, std::uint32_t 
   });
 }
 
+namespace {
+
+struct Products {
+  std::vector<std::function<void()>> open;
+  std::deque<std::vector<std::function<void()>>> groups;
+};
+thread_local std::map<const HostThread*, Products> products;
+
+float value_of(std::uint16_t bits, bool bf16) {
+  return bf16 ? kernels::bf16_to_float(bits) : kernels::f16_to_float(bits);
+}
+
+/// A matrix in shared memory, in rows of 128 bytes.
+class SharedMatrix {
+ public:
+  SharedMatrix(std::uint64_t descriptor, bool bf16)
+      : memory_(host_thread().cluster_shared[host_thread().cluster_rank]),
+        begin_(static_cast<std::uint32_t>(descriptor & 0x3fff) << 4),
+        leading_(static_cast<std::uint32_t>(descriptor >> 16 & 0x3fff) << 4),
+        bf16_(bf16) {}
+  /// Rows wider than 64 go on in the next block.
+  float at(std::uint32_t row, std::uint32_t column) const {
+    std::uint16_t bits;
+    std::memcpy(&bits,
+                memory_ + swizzled(begin_ + column / 64 * leading_ + row * kRowBytes + column % 64 * 2), 2);
+    return value_of(bits, bf16_);
+  }
+
+ private:
+  const std::byte* memory_;
+  std::uint32_t begin_, leading_;
+  bool bf16_;
+};
+
+using Rows = float[2][16];  ///< of a: those that the thread has sums of
+
+void multiply(float* d, const HostProduct& product, const Rows& rows, std::uint64_t b_descriptor,
+              bool accumulate) {
+  const SharedMatrix b(b_descriptor, product.bf16);
+  const std::uint32_t lane = host_thread().thread.x % 32;
+  for (int j = 0; j < product.columns / 8; ++j) {
+    for (std::uint32_t odd = 0; odd < 2; ++odd) {
+      const std::uint32_t column = 8 * static_cast<std::uint32_t>(j) + 2 * (lane % 4) + odd;
+      float values[16];
+      for (std::uint32_t k = 0; k < 16; ++k) values[k] = product.b_by_k ? b.at(column, k) : b.at(k, column);
+      for (std::uint32_t half = 0; half < 2; ++half) {
+        float& sum = d[4 * j + static_cast<int>(2 * half + odd)];
+        if (!accumulate) sum = 0;
+        for (std::uint32_t k = 0; k < 16; ++k) sum += rows[half][k] * values[k];
+      }
+    }
+  }
+}
+
+/// Of the lanes of a warp that share rows, each has four columns.
+void gather_rows(const std::uint32_t* a, bool bf16, Rows& rows) {
+  const std::uint32_t first = host_thread().thread.x % 32 / 4 * 4;
+  for (std::uint32_t right = 0; right < 2; ++right) {
+    const std::uint64_t mine = a[2 * right] | std::uint64_t{a[2 * right + 1]} << 32;
+    const std::uint64_t* all = host_exchange(~0U, mine);
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      for (std::uint32_t k = 0; k < 8; ++k) {
+        const std::uint64_t pair = all[first + k / 2] >> 32 * half;
+        rows[half][8 * right + k] = value_of(static_cast<std::uint16_t>(pair >> 16 * (k % 2)), bf16);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void host_wgmma(float* d, const HostProduct& product, std::uint64_t a, std::uint64_t b, bool accumulate) {
+  products[&host_thread()].open.push_back([=] {
+    const SharedMatrix matrix(a, product.bf16);
+    const std::uint32_t warp = host_thread().thread.x / 32 % 4, lane = host_thread().thread.x % 32;
+    Rows rows;
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      for (std::uint32_t k = 0; k < 16; ++k) {
+        const std::uint32_t row = 16 * warp + lane / 4 + 8 * half;
+        rows[half][k] = product.a_by_k ? matrix.at(row, k) : matrix.at(k, row);
+      }
+    }
+    multiply(d, product, rows, b, accumulate);
+  });
+}
+
+void host_wgmma(float* d, const HostProduct& product, const std::uint32_t* a, std::uint64_t b,
+                bool accumulate) {
+  products[&host_thread()].open.push_back([=] {
+    Rows rows;
+    gather_rows(a, product.bf16, rows);
+    multiply(d, product, rows, b, accumulate);
+  });
+}
+
+void host_commit_products() {
+  Products& mine = products[&host_thread()];
+  mine.groups.push_back(std::exchange(mine.open, {}));
+}
+
+void host_wait_products(std::size_t pending) {
+  Products& mine = products[&host_thread()];
+  // Long enough for the copy engine to refill what was given back before the products have read it.
+  for (int turn = 0; turn < 4 && mine.groups.size() > pending; ++turn) host_yield();
+  while (mine.groups.size() > pending) {
+    for (const auto& product : mine.groups.front()) product();
+    mine.groups.pop_front();
+  }
+}
+
 void host_copy_engine() {
   std::mt19937 random(11);
   while (!host_is_over() || !copies.empty()) {
@@ -211,46 +321,7 @@ void host_copy_engine() {
   }
   stores.clear();
   open_group.clear();
-}
-
-void host_wgmma(float* d, int n, std::uint64_t a, std::uint64_t b, bool accumulate, bool bf16, bool a_by_k,
-                bool b_by_k) {
-  const HostThread& self = host_thread();
-  const std::byte* memory = self.cluster_shared[self.cluster_rank];
-  const auto element = [&](std::uint32_t at) {
-    std::uint16_t bits;
-    std::memcpy(&bits, memory + swizzled(at), 2);
-    return bf16 ? kernels::bf16_to_float(bits) : kernels::f16_to_float(bits);
-  };
-  const auto begin = [](std::uint64_t descriptor) {
-    return static_cast<std::uint32_t>(descriptor & 0x3fff) << 4;
-  };
-  const auto leading = [](std::uint64_t descriptor) {
-    return static_cast<std::uint32_t>(descriptor >> 16 & 0x3fff) << 4;
-  };
-  // Element `at` of an operand along m or n, k along k.
-  const auto operand = [&](std::uint64_t descriptor, bool by_k, std::uint32_t at, std::uint32_t k) {
-    return element(begin(descriptor) + (by_k ? at * kRowBytes + k * 2
-                                             : at / 64 * leading(descriptor) + k * kRowBytes + at % 64 * 2));
-  };
-  const std::uint32_t warp = self.thread.x / 32 % 4, lane = self.thread.x % 32;
-  float rows[2][16];
-  for (std::uint32_t half = 0; half < 2; ++half) {
-    const std::uint32_t row = 16 * warp + lane / 4 + 8 * half;
-    for (std::uint32_t k = 0; k < 16; ++k) rows[half][k] = operand(a, a_by_k, row, k);
-  }
-  for (int j = 0; j < n / 8; ++j) {
-    for (std::uint32_t odd = 0; odd < 2; ++odd) {
-      const std::uint32_t column = 8 * static_cast<std::uint32_t>(j) + 2 * (lane % 4) + odd;
-      float values[16];
-      for (std::uint32_t k = 0; k < 16; ++k) values[k] = operand(b, b_by_k, column, k);
-      for (std::uint32_t half = 0; half < 2; ++half) {
-        float& sum = d[4 * j + static_cast<int>(2 * half + odd)];
-        if (!accumulate) sum = 0;
-        for (std::uint32_t k = 0; k < 16; ++k) sum += rows[half][k] * values[k];
-      }
-    }
-  }
+  products.clear();
 }
 
 }  // namespace mkernel::test

@@ -1,6 +1,6 @@
 // What a multiprocessor of sm_90 has beside threads, on the host: shared memory of a cluster, barriers in it,
 // the copy engine and the tensor cores. Copies are made late and in any order, by a thread that serves the
-// grid; products at once.
+// grid; products when their thread waits for them.
 #pragma once
 
 #include <cstddef>
@@ -55,8 +55,19 @@ void host_store_shared(std::uint32_t shared, const float4& value, std::uint32_t 
 /// The copy engine: a service of the grid.
 void host_copy_engine();
 
-/// One thread's part of d (+)= a x b, n columns. `a_by_k`, `b_by_k`: its rows in shared memory are rows of k.
-void host_wgmma(float* d, int n, std::uint64_t a, std::uint64_t b, bool accumulate, bool bf16, bool a_by_k,
-                bool b_by_k);
+/// How a product takes its operands.
+struct HostProduct {
+  int columns;
+  bool bf16;
+  bool a_by_k, b_by_k;  ///< the operand lies in rows of k
+};
+/// One thread's part of d (+)= a x b. Operands are read, and d is written, when the thread waits for it.
+void host_wgmma(float* d, const HostProduct& product, std::uint64_t a, std::uint64_t b, bool accumulate);
+/// With the four registers at `a`.
+void host_wgmma(float* d, const HostProduct& product, const std::uint32_t* a, std::uint64_t b,
+                bool accumulate);
+void host_commit_products();
+/// Until at most `pending` groups of this thread are not done.
+void host_wait_products(std::size_t pending);
 
 }  // namespace mkernel::test

@@ -168,6 +168,7 @@ const char* mk_test_null(void) {
   REFUSED(mk_moe_enqueue(NULL, NULL, NULL, NULL));
   REFUSED(mk_ring_attention_enqueue(NULL, NULL, NULL, NULL));
   REFUSED(mk_ring_attention_create(NULL, NULL, NULL, NULL));
+  REFUSED(mk_attention_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_ring_attention_launch(NULL, NULL, NULL, NULL));
   REFUSED(mk_grouped_gemm_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_grouped_gemm_launch(NULL, NULL, NULL, NULL));
@@ -275,14 +276,14 @@ const char* mk_test_struct_sizes(const char* socket) {
 const char* mk_test_kinds(const char* socket) {
   mk_session* session = NULL;
   mk_group* group = NULL;
-  mk_operation *gemm = NULL, *moe = NULL, *attention = NULL;
+  mk_operation *gemm = NULL, *moe = NULL, *attention = NULL, *alone = NULL;
   mk_pending* pending = NULL;
   const mk_session_options here = {SIZE(here), socket, "c test", -1, 1, 30000};
   const mk_group_options options = {SIZE(options), "kinds", 1, 0, 8, 16, 30000};
   const mk_gemm_shape gemm_shape = {SIZE(gemm_shape), 2, 1, 2, MK_BF16, MK_ROW_MAJOR};
   const mk_moe_shape moe_shape = {SIZE(moe_shape), 1, 2, 1, 0, 1, 1, MK_BF16, 0, MK_ROW_MAJOR};
   const mk_moe_shape no_layout = {SIZE(no_layout), 1, 2, 1, 0, 1, 1, MK_BF16, 0, 2};
-  const mk_attention_shape attention_shape = {SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16};
+  const mk_attention_shape attention_shape = {SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16, 0};
   const mk_operation_options gpu = {SIZE(gpu), MK_CUDA, 0, 0, 0, NULL};
   const mk_operation_options plan = {SIZE(plan), MK_CPU, 4, 0, 0, NULL};
   const uint16_t x[2] = {0x3f80, 0x4000}, w1[2] = {0x4040, 0x4080}; /* 1 2; 3 4 */
@@ -290,7 +291,8 @@ const char* mk_test_kinds(const char* socket) {
   const float weights[1] = {2};
   uint16_t y[1] = {0xffff}, out[2] = {0, 0};
   const mk_moe_arguments tokens = {SIZE(tokens), 1, x, topk, weights, w1, NULL, y, NULL};
-  const mk_attention_arguments rows = {SIZE(rows), x, x, w1, out};
+  float lse[1] = {0};
+  const mk_attention_arguments rows = {SIZE(rows), x, x, w1, out, lse};
 
   EXPECT(mk_connect(&here, &session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);
@@ -325,10 +327,19 @@ const char* mk_test_kinds(const char* socket) {
   EXPECT(mk_pending_wait(pending, 0) == MK_OK);
   EXPECT(out[0] == w1[0] && out[1] == w1[1]); /* one position sees itself */
   mk_pending_destroy(pending);
+  EXPECT(mk_attention_create(group, &attention_shape, &plan, &alone) == MK_INVALID_ARGUMENT);
+  EXPECT(mk_attention_create(group, &attention_shape, NULL, &alone) == MK_OK);
+  out[0] = out[1] = 0;
+  EXPECT(mk_ring_attention_launch(alone, &rows, NULL, &pending) == MK_OK);
+  EXPECT(mk_pending_wait(pending, 0) == MK_OK);
+  EXPECT(out[0] == w1[0] && out[1] == w1[1]);
+  EXPECT(lse[0] > 3.5355f && lse[0] < 3.5356f); /* (1 * 1 + 2 * 2) / sqrt(2) */
+  mk_pending_destroy(pending);
   EXPECT(mk_operation_status(moe) == MK_OK && mk_operation_status(attention) == MK_OK);
   EXPECT(mk_moe_enqueue(moe, &tokens, NULL, NULL) == MK_UNIMPLEMENTED);
   EXPECT(strstr(mk_last_error(), "only the cuda executor queues launches on a stream") != NULL);
 
+  mk_operation_destroy(alone);
   mk_operation_destroy(attention);
   mk_operation_destroy(moe);
   mk_operation_destroy(gemm);

@@ -10,5 +10,8 @@ namespace mkernel::kernels::ptx {
 inline void barrier_sync(std::uint32_t id, std::uint32_t threads) {
   mkernel::test::host_barrier(id, threads);
 }
+inline void barrier_arrive(std::uint32_t id, std::uint32_t threads) {
+  mkernel::test::host_barrier_arrive(id, threads);
+}
 
 }  // namespace mkernel::kernels::ptx

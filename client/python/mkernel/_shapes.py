@@ -1,0 +1,44 @@
+"""Shapes and options of operations, as the C ABI has them."""
+
+from typing import Any, Optional, Sequence
+
+from mkernel import _abi
+from mkernel._calls import integer
+from mkernel._operation import DTYPES, EXECUTORS, I64_MAX, LAYOUTS, choice
+from mkernel.errors import InvalidArgument
+
+
+def sizes(extents: "dict[str, Any]") -> "dict[str, int]":
+    """Whatever fits into 64 bits: the ranks compare and refuse the rest together."""
+    return {field: integer(field, value, -I64_MAX - 1, I64_MAX) for field, value in extents.items()}
+
+
+def gemm_shape(m: int, n: int, k: int, dtype: str, b_layout: str, more_n: Sequence[int] = ()) -> _abi.GemmShape:
+    if len(more_n) > _abi.MOST_MORE_B:
+        raise InvalidArgument(f"more_n has {len(more_n)} numbers, at most {_abi.MOST_MORE_B} are allowed")
+    more = sizes({f"more_n[{index}]": n for index, n in enumerate(more_n)})
+    if 0 in more.values():
+        raise InvalidArgument("more_n has a 0: each b needs columns")
+    shape = _abi.GemmShape(dtype=choice("dtype", dtype, DTYPES), b_layout=choice("b_layout", b_layout, LAYOUTS),
+                           **sizes({"m": m, "n": n, "k": k}))
+    shape.more_n = tuple(more.values())
+    return shape
+
+
+def attention_shape(batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int], keys: Optional[int], causal: bool,
+                    scale: float, dtype: str) -> _abi.AttentionShape:
+    extents = {"batch": batch, "sequence": sequence, "heads": heads, "kv_heads": heads if kv_heads is None else kv_heads,
+               "head_dim": head_dim, "keys": 0 if keys is None else keys}
+    return _abi.AttentionShape(scale=float(scale), causal=bool(causal), dtype=choice("dtype", dtype, DTYPES), **sizes(extents))
+
+
+def options(executor: str, comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0,
+             machine: Optional[str] = None) -> _abi.OperationOptions:
+    most = 2**31 - 1
+    return _abi.OperationOptions(
+        executor=choice("executor", executor, EXECUTORS),
+        comm_ctas=integer("comm_ctas", comm_ctas, -most, most),
+        sms=integer("sms", sms, -most, most),
+        nic_gbytes=float(nic_gbytes),
+        machine=None if machine is None else machine.encode(),
+    )

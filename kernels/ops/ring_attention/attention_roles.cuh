@@ -1,0 +1,80 @@
+// The kernel of attention of a rank alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/attention/sm90_attention.cuh"
+#include "kernels/cuda/launch/end.cuh"
+#include "kernels/cuda/launch/poller.cuh"
+#include "kernels/cuda/ptx/global.cuh"
+#include "kernels/ops/ring_attention/attention_parameters.h"
+
+namespace mkernel::kernels {
+
+/// The feed: CTAs take the tasks of the plan in order, each the next one as soon as it has time.
+template <class Config>
+class AttentionFeed {
+ public:
+  __device__ __forceinline__ AttentionFeed(const AttentionParameters& p, std::uint64_t epoch)
+      : p_(p), epoch_(epoch) {}
+
+  __device__ __forceinline__ bool next(AttentionTask& task) const {
+    const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.counters->next_task[epoch_ & 1], 1);
+    if (claimed >= static_cast<std::uint64_t>(p_.tasks.tasks())) return false;
+    const AttentionTasks::Place place = p_.tasks.place(static_cast<std::int32_t>(claimed));
+    const std::int32_t query = place.tile * Config::kTileQueries;
+    const std::int32_t end = min(query + Config::kTileQueries, p_.queries);
+    const std::int32_t visible = attention_visible_keys(end, p_.queries, p_.keys, Config::kCausal);
+    task.key_tiles = (visible + Config::kTileKeys - 1) / Config::kTileKeys;
+    task.keys = p_.keys;
+    task.visible = Config::kCausal ? query + 1 + p_.keys - p_.queries : p_.keys;
+    task.query = query;
+    task.queries = p_.queries;
+    task.query_first = place.batch * p_.queries;
+    task.key_first = place.batch * p_.keys;
+    task.query_column = place.head * Config::kHeadDim;
+    task.key_column = place.head / p_.group * Config::kHeadDim;
+    task.lse = (std::int64_t{place.batch} * p_.heads + place.head) * p_.queries + query;
+    return true;
+  }
+
+  __device__ __forceinline__ const TensorMap& q() const { return p_.q; }
+  __device__ __forceinline__ const TensorMap& k() const { return p_.k; }
+  __device__ __forceinline__ const TensorMap& v() const { return p_.v; }
+  __device__ __forceinline__ const TensorMap& out() const { return p_.out; }
+  __device__ __forceinline__ float scale() const { return p_.scale; }
+  __device__ __forceinline__ float* lse() const { return p_.lse; }
+  __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
+
+ private:
+  const AttentionParameters& p_;
+  const std::uint64_t epoch_;
+};
+
+/// All CTAs take tasks until there are none; CTA 0 ends the launch. Its poller comes when its own tasks are
+/// computed: a task waits for no other rank, so the launch ends by itself, and fails then if the host has
+/// aborted it. The poller is a math warp, which has the most registers left.
+template <class Config>
+__device__ __forceinline__ void attention_cta(const AttentionParameters& p, std::byte* memory) {
+  LaunchControl& control = *p.endpoint.control;
+  if (control.stopped != 0) return count_out(control);
+  begin_role(p.endpoint.trace);
+  const LaunchBegin begin(control, nullptr);
+  if (blockIdx.x == 0 && threadIdx.x == 0) p.counters->next_task[(begin.epoch + 1) & 1] = 0;
+  attention_body(AttentionFeed<Config>(p, begin.epoch), *reinterpret_cast<AttentionShared<Config>*>(memory));
+  end_role(p.endpoint.trace, DeviceRole::kCompute);
+  if (blockIdx.x != 0) return end_cta(control);
+  if (threadIdx.x / 32 == Config::kThreads / 32 - 1)
+    poll_host(control, p.endpoint.host, PolledCounts{}, gridDim.x - 1);
+  end_launch(control, nullptr, begin);
+}
+
+template <class Config>
+__global__ __launch_bounds__(Config::kThreads,
+                             1) void attention_kernel(const __grid_constant__ AttentionParameters p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  attention_cta<Config>(p, memory);
+}
+
+}  // namespace mkernel::kernels

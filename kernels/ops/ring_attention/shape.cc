@@ -1,0 +1,83 @@
+#include "kernels/ops/ring_attention/shape.h"
+
+#include <cmath>
+#include <cstdint>
+#include <tuple>
+
+#include "kernels/plan/gemm_shape.h"
+
+namespace mkernel::kernels {
+namespace {
+
+constexpr std::int64_t kElementBytes = 2;
+constexpr std::int64_t kMaxHeadDim = 4096;  // scratch of a tile stays small
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 31;
+constexpr double kMaxBlockBytes = 1e14;  // offsets in a slot of the work ring have 48 bits
+
+Status refuse(OpKind kind, const std::string& field, const std::string& value, const std::string& limit) {
+  return {StatusCode::kInvalidArgument,
+          std::string(name_of(kind)) + ": " + field + " = " + value + ", but it must be " + limit};
+}
+
+}  // namespace
+
+Status check_attention_shape(OpKind kind, const AttentionShape& shape) {
+  for (const auto& [field, value, first, last] :
+       {std::tuple{"batch", shape.batch, std::int64_t{1}, kMaxExtent},
+        {"sequence", shape.sequence, 1, kMaxExtent},
+        {"keys", shape.keys, 0, kMaxExtent},
+        {"heads", shape.heads, 1, kMaxExtent},
+        {"kv_heads", shape.kv_heads, 1, kMaxExtent},
+        {"head_dim", shape.head_dim, 1, kMaxHeadDim}}) {
+    if (value >= first && value <= last) continue;
+    return refuse(kind, field, std::to_string(value), std::to_string(first) + ".." + std::to_string(last));
+  }
+  if (shape.heads % shape.kv_heads != 0) {
+    return refuse(kind, "heads", std::to_string(shape.heads),
+                  "a multiple of kv_heads = " + std::to_string(shape.kv_heads));
+  }
+  if (!std::isfinite(shape.scale) || shape.scale < 0) {
+    return refuse(kind, "scale", std::to_string(shape.scale),
+                  "finite and not negative (0 = 1 / sqrt(head_dim))");
+  }
+  if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16)
+    return refuse(kind, "dtype", std::to_string(static_cast<unsigned>(shape.dtype)), "bf16 or f16");
+  const double query_bytes = double(kElementBytes) * double(shape.batch) * double(shape.sequence) *
+                             double(shape.heads) * double(shape.head_dim);
+  if (query_bytes > kMaxBlockBytes) {
+    return refuse(kind, "batch * sequence * heads * head_dim", std::to_string(query_bytes) + " bytes",
+                  "at most " + std::to_string(kMaxBlockBytes) + " bytes");
+  }
+  return {};
+}
+
+Status check_attention_operands(OpKind kind, const AttentionArguments& arguments, std::int64_t queries,
+                                std::int64_t keys) {
+  for (const auto& [name, data, positions] :
+       {std::tuple<const char*, const void*, std::int64_t>{"q", arguments.q, queries},
+        {"k", arguments.k, keys},
+        {"v", arguments.v, keys},
+        {"out", arguments.out, queries}}) {
+    if (data != nullptr || positions == 0) continue;
+    return {StatusCode::kInvalidArgument, std::string(name_of(kind)) + ": " + name +
+                                              " is null, but this rank holds " + std::to_string(positions) +
+                                              " positions"};
+  }
+  return {};
+}
+
+double attention_scale(const AttentionShape& shape) {
+  return shape.scale > 0 ? shape.scale : 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
+}
+
+std::string attention_signature(OpKind kind, const AttentionShape& shape) {
+  const bool same_length = shape.keys == 0 || shape.keys == shape.sequence;
+  return std::string(name_of(kind)) + " batch=" + std::to_string(shape.batch) +
+         " sequence=" + std::to_string(shape.sequence) +
+         (same_length ? "" : " keys=" + std::to_string(shape.keys)) +
+         " heads=" + std::to_string(shape.heads) + " kv_heads=" + std::to_string(shape.kv_heads) +
+         " head_dim=" + std::to_string(shape.head_dim) + " scale=" + std::to_string(attention_scale(shape)) +
+         (shape.causal ? " causal" : " full") + (shape.dtype == DataType::kBf16 ? " bf16" : " f16");
+}
+
+}  // namespace mkernel::kernels

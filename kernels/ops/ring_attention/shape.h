@@ -1,0 +1,23 @@
+// What attention has in common on one rank and on many: which shapes there are, and how they are called.
+#pragma once
+
+#include <string>
+
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// kInvalidArgument naming field, value and limit. `kind` begins the error.
+Status check_attention_shape(OpKind kind, const AttentionShape& shape);
+/// Likewise, for the operands of a launch with `queries` and `keys` positions on this rank.
+Status check_attention_operands(OpKind kind, const AttentionArguments& arguments, std::int64_t queries,
+                                std::int64_t keys);
+
+/// Of the scores; a shape's 0 stands for 1 / sqrt(head_dim).
+double attention_scale(const AttentionShape& shape);
+
+/// "ring_attention batch=1 sequence=4096 heads=32 kv_heads=4 head_dim=128 scale=0.088388 causal bf16", with
+/// keys=... behind the sequence where it has another length.
+std::string attention_signature(OpKind kind, const AttentionShape& shape);
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,81 @@
+// The tiles of attention, and the order in which a persistent kernel takes them. Pure functions, the same on
+// host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/divisor.h"
+#include "proto/abi/host_device.h"
+
+namespace mkernel::kernels {
+
+inline constexpr std::int32_t kAttentionTileQueries = 128;
+
+/// Keys of a tile: as many as registers and shared memory hold. Of a causal product about half of the tiles
+/// on the diagonal is computed for nothing, so its tiles are smaller.
+constexpr std::int32_t attention_tile_keys(std::int32_t head_dim, bool causal) {
+  if (head_dim == 64) return causal ? 128 : 192;
+  return causal ? 128 : 160;
+}
+
+/// Keys that the queries before `end` see at most. The mask is aligned at the bottom right: the last query
+/// sees all keys, the one before it all but one.
+MK_HOST_DEVICE inline std::int32_t attention_visible_keys(std::int32_t end, std::int32_t queries,
+                                                          std::int32_t keys, bool causal) {
+  if (!causal) return keys;
+  const std::int32_t hidden = queries - end;
+  return keys > hidden ? keys - hidden : 0;
+}
+
+/// Tasks are pairs of a head and a tile of its queries. Heads that share keys follow each other. They are cut
+/// into sections of equal size whose keys and values fit the L2. Within a section the last queries of all
+/// heads come first: with a causal mask they have most keys, so the tasks at the end of a section are short,
+/// and multiprocessors finish at about the same time.
+class AttentionTasks {
+ public:
+  struct Place {
+    std::int32_t batch = 0;
+    std::int32_t head = 0;  ///< of the queries
+    std::int32_t tile = 0;  ///< of the queries
+  };
+
+  AttentionTasks() = default;
+  /// `heads` % `kv_heads` == 0. `kv_bytes`: keys and values of one head.
+  AttentionTasks(std::int32_t batch, std::int32_t heads, std::int32_t kv_heads, std::int32_t queries,
+                 std::int64_t kv_bytes)
+      : heads_(heads), all_heads_(batch * heads), tiles_(ceil_tiles(queries)) {
+    const std::int32_t groups = batch * kv_heads;
+    const std::int64_t fit = kSectionBytes / kv_bytes;
+    const std::int32_t most = fit < 1 ? 1 : fit < groups ? static_cast<std::int32_t>(fit) : groups;
+    const std::int32_t sections = (groups + most - 1) / most;
+    const std::int32_t section_heads = (groups + sections - 1) / sections * (heads / kv_heads);
+    const std::int32_t left = all_heads_ % section_heads;
+    section_heads_ = section_heads;
+    last_heads_ = left > 0 ? left : section_heads;
+    section_tasks_ = section_heads * tiles_;
+  }
+
+  MK_HOST_DEVICE std::int32_t tasks() const { return all_heads_ * tiles_; }
+  MK_HOST_DEVICE Place place(std::int32_t task) const {
+    const std::int32_t section = task / section_tasks_;
+    const std::int32_t inside = task - section * section_tasks_;
+    const std::int32_t first = section * section_heads_;
+    const Divisor here = all_heads_ - first < section_heads_ ? last_heads_ : section_heads_;
+    const std::int32_t head = first + inside % here;
+    return {head / heads_, head % heads_, tiles_ - 1 - inside / here};
+  }
+
+ private:
+  /// Less than the 50 MB of L2: it also holds queries and outputs on their way.
+  static constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
+  static constexpr std::int32_t ceil_tiles(std::int32_t queries) {
+    return (queries + kAttentionTileQueries - 1) / kAttentionTileQueries;
+  }
+
+  Divisor heads_ = 1;
+  std::int32_t all_heads_ = 0, tiles_ = 0;
+  Divisor section_heads_ = 1, last_heads_ = 1;  ///< heads of a section, and of the last one
+  Divisor section_tasks_ = 1;
+};
+
+}  // namespace mkernel::kernels

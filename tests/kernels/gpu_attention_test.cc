@@ -1,0 +1,253 @@
+// Attention of a rank alone on the cuda executor: random inputs, poisoned outputs, every element against
+// fp64, launches queued and replayed by graphs, the same bits every time.
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/launch/operation.h"
+#include "kernels/cuda/memory/error.h"
+#include "kernels/ops/make.h"
+#include "tests/support/gpu_world.h"
+#include "tests/support/require.h"
+#include "tools/mkbench/gpu_attention_reference.h"
+#include "tools/mkbench/gpu_matrix.h"
+#include "tools/mkbench/gpu_stream.h"
+
+namespace mkernel::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr ExecutorOptions kOptions{.deadline = 10s};
+
+bench::GpuBuffer allocate(std::int64_t elements, std::int64_t bytes_each = 2) {
+  return require(bench::GpuBuffer::allocate(static_cast<std::uint64_t>(elements * bytes_each)));
+}
+
+AttentionShape filled(AttentionShape shape) {
+  if (shape.keys == 0) shape.keys = shape.sequence;
+  return shape;
+}
+
+/// An operation of a rank alone, bound, with operands on the GPU.
+class AttentionRank {
+ public:
+  explicit AttentionRank(const AttentionShape& shape, const kernels::AttentionOptions& options = {})
+      : shape_(filled(shape)),
+        world_(require(GpuWorld::make(1))),
+        operation_(require(kernels::make_cuda_attention(shape, {1, 1}, 0, options))),
+        stream_(require(bench::GpuStream::create())),
+        q_(allocate(elements(shape_.sequence, shape_.heads))),
+        k_(allocate(elements(shape_.keys, shape_.kv_heads))),
+        v_(allocate(elements(shape_.keys, shape_.kv_heads))),
+        out_(allocate(elements(shape_.sequence, shape_.heads))),
+        lse_(allocate(shape_.batch * shape_.heads * shape_.sequence, 4)) {
+    require_ok(operation_->bind(world_->group(0), {}, {}, 1));
+  }
+
+  GpuWorld& world() { return *world_; }
+  kernels::CudaAttentionOperation& operation() { return *operation_; }
+  const bench::GpuStream& stream() const { return stream_; }
+  AttentionArguments arguments() const {
+    return {q_.get(), k_.get(), v_.get(), out_.get(), static_cast<float*>(lse_.get())};
+  }
+
+  /// Queues new inputs, and poison into the outputs. `scale`: of queries and keys.
+  void fill(std::uint64_t seed, float scale = 2) {
+    require_ok(random(q_, 3 * seed, scale));
+    require_ok(random(k_, 3 * seed + 1, scale));
+    require_ok(random(v_, 3 * seed + 2, 1));
+    require_ok(bench::poison(out_, stream_.get()));
+    require_ok(bench::poison(lse_, stream_.get()));
+  }
+  Status enqueue() { return operation_->enqueue(arguments(), kOptions, stream_.get()); }
+  /// What a launch has left, every `step`-th query of it.
+  void verify(std::int64_t step = 1) {
+    const auto check = require(bench::check_attention(arguments(), shape_, step, stream_.get()));
+    CHECK_MESSAGE(check.wrong == 0, check.wrong << " of " << check.elements << " elements, one at "
+                                                << check.first_wrong << ", worst of bound " << check.worst);
+  }
+  void run_checked(std::uint64_t seed, float scale = 2, std::int64_t step = 1) {
+    fill(seed, scale);
+    require_ok(stream_.synchronize());  // run() has a stream of its own
+    require_ok(operation_->run(arguments(), kOptions));
+    verify(step);
+  }
+  /// Of the outputs. Waits for the stream.
+  std::uint64_t digest() const {
+    return require(bench::digest_of(out_, stream_.get())) + require(bench::digest_of(lse_, stream_.get()));
+  }
+  void set_values_from(std::int64_t position, std::uint16_t bits) {
+    const std::int64_t row = shape_.kv_heads * shape_.head_dim;
+    const std::vector<std::uint16_t> rows(
+        static_cast<std::size_t>((shape_.batch * shape_.keys - position) * row), bits);
+    require_ok(kernels::cuda_status(
+        cudaMemcpyAsync(static_cast<std::uint16_t*>(v_.get()) + position * row, rows.data(), rows.size() * 2,
+                        cudaMemcpyHostToDevice, stream_.get()),
+        "values"));
+    require_ok(stream_.synchronize());
+  }
+
+ private:
+  std::int64_t elements(std::int64_t positions, std::int64_t heads) const {
+    return shape_.batch * positions * heads * shape_.head_dim;
+  }
+  Status random(const bench::GpuBuffer& buffer, std::uint64_t seed, float scale) const {
+    return bench::fill_random(buffer.get(), shape_.dtype, buffer.bytes() / 2, seed, stream_.get(), scale);
+  }
+
+  const AttentionShape shape_;
+  std::unique_ptr<GpuWorld> world_;
+  std::unique_ptr<kernels::CudaAttentionOperation> operation_;
+  bench::GpuStream stream_;
+  bench::GpuBuffer q_, k_, v_, out_, lse_;
+};
+
+/// Every size of heads, mask and type.
+template <class Check>
+void for_all(AttentionShape shape, const Check& check) {
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+        shape.head_dim = head_dim;
+        shape.causal = causal;
+        shape.dtype = type;
+        AttentionRank rank(shape);
+        CAPTURE(rank.operation().signature());
+        check(rank);
+      }
+    }
+  }
+}
+
+constexpr AttentionShape kSmall{.batch = 2, .sequence = 200, .heads = 4, .kv_heads = 2, .head_dim = 64};
+
+}  // namespace
+
+TEST_CASE("attention: a shape small enough for tools that watch every access") {
+  if (!peers_or_skip(1)) return;
+  for_all(kSmall, [](AttentionRank& rank) { rank.run_checked(1); });
+}
+
+TEST_CASE("attention: sequences of every length, heads that share keys") {
+  if (!peers_or_skip(1)) return;
+  for (const std::int64_t sequence : {1, 7, 128, 129, 1000, 4096}) {
+    for_all({.batch = 2, .sequence = sequence, .heads = 8, .kv_heads = 8},
+            [](AttentionRank& rank) { rank.run_checked(1); });
+    for_all({.batch = 1, .sequence = sequence, .heads = 32, .kv_heads = 4},
+            [](AttentionRank& rank) { rank.run_checked(2); });
+    for_all({.batch = 3, .sequence = sequence, .heads = 6, .kv_heads = 1},
+            [](AttentionRank& rank) { rank.run_checked(3); });
+  }
+}
+
+TEST_CASE("attention: keys and queries of different lengths, a mask at every border of a tile") {
+  if (!peers_or_skip(1)) return;
+  for (const std::int64_t keys : {1, 64, 127, 128, 129, 159, 160, 161, 191, 192, 193, 320, 1001}) {
+    for (const std::int64_t queries : {1, 65, 130, 300}) {
+      for_all({.batch = 2, .sequence = queries, .heads = 2, .kv_heads = 1, .keys = keys},
+              [](AttentionRank& rank) { rank.run_checked(1); });
+    }
+  }
+}
+
+TEST_CASE("attention: large scores overflow nowhere") {
+  if (!peers_or_skip(1)) return;
+  for_all({.batch = 1, .sequence = 700, .heads = 4, .kv_heads = 4, .scale = 4},
+          [](AttentionRank& rank) { rank.run_checked(1, 4); });
+}
+
+TEST_CASE("attention: a long sequence") {
+  if (!peers_or_skip(1)) return;
+  for (const bool causal : {false, true}) {
+    AttentionRank rank(
+        {.batch = 1, .sequence = 100003, .heads = 4, .kv_heads = 2, .head_dim = 128, .causal = causal});
+    rank.run_checked(1, 2, 997);
+  }
+}
+
+TEST_CASE("attention: what lies behind a sequence is not read") {
+  if (!peers_or_skip(1)) return;
+  AttentionRank rank({.batch = 2, .sequence = 50, .heads = 1, .kv_heads = 1, .head_dim = 128});
+  rank.fill(1);
+  rank.set_values_from(50, 0x7fff);
+  require_ok(rank.enqueue());
+  const auto check = require(bench::check_attention(
+      rank.arguments(), {.batch = 1, .sequence = 50, .heads = 1, .kv_heads = 1, .head_dim = 128, .keys = 50},
+      1, rank.stream().get()));
+  CHECK(check.wrong == 0);
+}
+
+TEST_CASE("attention: captured in a graph and replayed, and the same bits every time") {
+  if (!peers_or_skip(1)) return;
+  for (const bool causal : {false, true}) {
+    AttentionRank rank(
+        {.batch = 2, .sequence = 2500, .heads = 6, .kv_heads = 2, .head_dim = 128, .causal = causal});
+    const auto graph = require(bench::GpuGraph::capture(rank.stream(), [&] { return rank.enqueue(); }));
+    for (std::uint64_t round = 0; round < 3; ++round) {
+      CAPTURE(round);
+      rank.fill(round);
+      require_ok(graph.launch(rank.stream()));
+      rank.verify(7);
+      require_ok(rank.operation().status());
+      const std::uint64_t first = rank.digest();
+      for (int replay = 0; replay < 100; ++replay) {
+        require_ok(graph.launch(rank.stream()));
+        CHECK(rank.digest() == first);
+      }
+    }
+  }
+}
+
+TEST_CASE("attention: few multiprocessors compute the same bits as all of them") {
+  if (!peers_or_skip(1)) return;
+  const AttentionShape shape{
+      .batch = 1, .sequence = 1500, .heads = 4, .kv_heads = 4, .head_dim = 64, .causal = true};
+  AttentionRank all(shape), few(shape, {.sms = 5});
+  all.run_checked(1);
+  few.run_checked(1);
+  CHECK(all.digest() == few.digest());
+}
+
+TEST_CASE("attention: a group that failed ends the launches, with the group's reason") {
+  if (!peers_or_skip(1)) return;
+  AttentionRank rank(kSmall);
+  rank.run_checked(1);
+  rank.world().fail_group(0, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
+  rank.fill(2);
+  require_ok(rank.enqueue());
+  rank.fill(3);
+  require_ok(rank.enqueue());
+  const std::uint64_t left = rank.digest();
+  rank.fill(4);
+  CHECK(rank.digest() == left);  // the one behind it has left the poison
+  const Status failed = rank.operation().status();
+  CHECK(failed.code() == StatusCode::kUnavailable);
+  CHECK_MESSAGE(failed.text().find("node b is gone") != std::string::npos, failed.text());
+  CHECK(rank.enqueue().code() == StatusCode::kFailedPrecondition);
+}
+
+TEST_CASE("attention: operands and shapes that the kernel does not take are refused by name") {
+  if (!peers_or_skip(1)) return;
+  AttentionRank rank(kSmall);
+  AttentionArguments bad = rank.arguments();
+  bad.v = static_cast<const std::byte*>(bad.v) + 8;
+  const Status status = rank.operation().enqueue(bad, kOptions, rank.stream().get());
+  CHECK(status.to_string() == "INVALID_ARGUMENT: attention: matrix v: address modulo 16 is 8, must be 0");
+  rank.run_checked(1);
+  AttentionShape shape = kSmall;
+  for (const std::int64_t head_dim : {96, 192, 256}) {
+    shape.head_dim = head_dim;
+    CHECK(kernels::make_cuda_attention(shape, {1, 1}, 0).status().to_string() ==
+          "INVALID_ARGUMENT: attention: head_dim = " + std::to_string(head_dim) +
+              ", but it must be 64 or 128 on the cuda executor");
+  }
+}
+
+}  // namespace mkernel::test

@@ -1,0 +1,155 @@
+"""Shapes of attention, their operands, and those who compute it: mkernel, and PyTorch's scaled_dot_product_attention on cuDNN."""
+import contextlib
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+
+DEADLINE = 10.0  # seconds of every single wait of a launch
+UNIT = 2.0 ** -8  # of bf16
+LOOKED = 64      # queries of each head whose outputs are verified
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """`bar`: what part of cuDNN's rate is asked for."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    sequence: int
+    causal: bool
+    bar: float
+
+    @property
+    def name(self):
+        heads = str(self.heads) if self.heads == self.kv_heads else f"{self.heads}:{self.kv_heads}"
+        return f"B{self.batch}-H{heads}-D{self.head_dim}-S{self.sequence}-{'causal' if self.causal else 'full'}"
+
+    def flops(self):
+        """Of both products, without what the mask hides."""
+        return 4 * self.batch * self.heads * self.sequence**2 * self.head_dim * (0.5 if self.causal else 1)
+
+
+SHAPES = [
+    *(Shape(4, 16, 16, 128, sequence, causal, 0.97 if causal else 1.0)
+      for causal in (False, True) for sequence in (3072, 6144, 12288, 24576)),
+    *(Shape(4, 16, 16, 64, 12288, causal, 0.97) for causal in (False, True)),
+    *(Shape(1, 64, 8, 128, 8192, causal, 0.97) for causal in (False, True)),
+    # The last two are attention of video models.
+    Shape(1, 24, 24, 128, 32768, False, 1.0),
+    Shape(1, 40, 40, 128, 75600, False, 1.0),
+]
+
+
+def small(shape):
+    """For a try in host memory."""
+    return dataclasses.replace(shape, batch=1, heads=shape.heads // shape.kv_heads * 2, kv_heads=2, sequence=200 + shape.sequence % 7)
+
+
+class Case:
+    """Operands of one shape, [batch, sequence, heads, head_dim] as mkernel takes them."""
+
+    def __init__(self, shape, device):
+        self.shape = shape
+        of_q = (shape.batch, shape.sequence, shape.heads, shape.head_dim)
+        of_k = (shape.batch, shape.sequence, shape.kv_heads, shape.head_dim)
+        self.q, self.k, self.v, self.out = (torch.empty(size, dtype=torch.bfloat16, device=device) for size in (of_q, of_k, of_k, of_q))
+        self.lse = torch.empty(shape.batch, shape.heads, shape.sequence, dtype=torch.float32, device=device)
+        # The same with the heads outside, where cuDNN may be faster.
+        self.by_head = [torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format) for x in (self.q, self.k, self.v)]
+        # And with keys and values once for every head of queries, should cuDNN not take shared ones.
+        group = shape.heads // shape.kv_heads
+        self.expanded = [self.by_head[0], *(x.repeat_interleave(group, 1) for x in self.by_head[1:])] if group > 1 else None
+        self.renew()
+
+    def renew(self):
+        """New inputs, spread normally: power, and with it the clock, depends on the values."""
+        for x, copy in zip((self.q, self.k, self.v), self.by_head):
+            x.normal_()
+            copy.copy_(x.transpose(1, 2))
+        if self.expanded:
+            for x, copy in zip(self.by_head[1:], self.expanded[1:]):
+                copy.unflatten(1, (self.shape.kv_heads, -1)).copy_(x.unsqueeze(2))
+        self.looked = torch.randint(self.shape.sequence, (LOOKED,), device=self.q.device)
+        self.wanted = None
+
+    def reference(self):
+        """(outputs of the queries in `looked`, what they may be off by), float32 [batch, heads, looked, head_dim]."""
+        shape, group = self.shape, self.shape.heads // self.shape.kv_heads
+        outputs, tolerances = [], []
+        for head in range(shape.heads):
+            q = self.q[:, self.looked, head].float()
+            k, v = (x[:, :, head // group].float() for x in (self.k, self.v))
+            scores = q @ k.transpose(1, 2) * shape.head_dim**-0.5
+            if shape.causal:
+                scores.masked_fill_(torch.arange(shape.sequence, device=q.device) > self.looked[:, None], float("-inf"))
+            weights = scores.softmax(dim=2)
+            outputs.append(weights @ v)
+            # Weights are rounded before they meet the values, and so is the result.
+            tolerances.append(UNIT * (outputs[-1].abs() + 1.01 * (weights @ v.abs())) + 1e-5)
+        return torch.stack(outputs, 1), torch.stack(tolerances, 1)
+
+    def wrong(self, out):
+        """The largest error over its tolerance. `out` [batch, heads, sequence, head_dim]."""
+        if self.wanted is None:
+            self.wanted = self.reference()
+        wanted, tolerance = self.wanted
+        off = (out[:, :, self.looked].float() - wanted).abs() / tolerance
+        return float("inf") if off.isnan().any() else off.max().item()
+
+
+class Ours:
+    name = "mkernel"
+
+    def __init__(self, case, group, executor, **options):
+        shape = case.shape
+        self.case, self.executor = case, executor
+        self.operation = group.attention(batch=shape.batch, sequence=shape.sequence, heads=shape.heads, kv_heads=shape.kv_heads,
+                                         head_dim=shape.head_dim, causal=shape.causal, executor=executor, **options)
+        self.launch = self.operation.bind(case.q, case.k, case.v, case.out, lse=case.lse, deadline=DEADLINE)
+
+    def __call__(self):
+        if self.executor == "cuda":
+            self.launch.enqueue(torch.cuda.current_stream().cuda_stream)
+        else:
+            self.launch.run()
+        return self.case.out.transpose(1, 2)
+
+    def raise_failure(self):
+        failure = self.operation.status()
+        if failure is not None:
+            raise failure
+
+    def close(self):
+        self.operation.close()
+
+
+class Cudnn:
+    """`operands`: q, k, v, [batch, heads, sequence, head_dim], of any strides. On the CPU it is what PyTorch has there."""
+
+    def __init__(self, name, case, operands):
+        self.name, self.case, self.operands = name, case, operands
+
+    def __call__(self):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        shared = self.operands[0].shape[1] != self.operands[1].shape[1]
+        forced = sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if self.case.q.is_cuda else contextlib.nullcontext()
+        with forced:
+            return F.scaled_dot_product_attention(*self.operands, is_causal=self.case.shape.causal, enable_gqa=shared)
+
+    def raise_failure(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def contenders(case, group, executor, **options):
+    """`group` None: PyTorch alone."""
+    ours = [] if group is None else [Ours(case, group, executor, **options)]
+    rows = [x.transpose(1, 2) for x in (case.q, case.k, case.v)]
+    expanded = [Cudnn("cudnn_expanded", case, case.expanded)] if case.expanded else []
+    return [*ours, Cudnn("cudnn_rows", case, rows), Cudnn("cudnn_heads", case, case.by_head), *expanded]

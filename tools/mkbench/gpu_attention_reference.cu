@@ -1,0 +1,201 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/cuda/memory/error.h"
+#include "tools/mkbench/gpu_attention_reference.h"
+
+namespace mkernel::bench {
+namespace {
+
+using kernels::cuda_status;
+
+constexpr int kThreads = 128;  // a thread for each element of a head
+constexpr int kChunk = 1024;   // keys whose weights a block keeps
+constexpr double kFloatUnit = 0x1p-24;
+
+__device__ double value_of(__nv_bfloat16 element) {
+  return __bfloat162float(element);
+}
+__device__ double value_of(__half element) {
+  return __half2float(element);
+}
+
+struct Problem {
+  std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
+  bool causal;
+  double scale, unit;
+  double of_weight;  ///< error of a weight beside its relative one: of subnormal numbers
+};
+
+struct Differences {
+  unsigned long long elements, wrong;
+  long long first_wrong;
+  double error2, reference2;
+  unsigned long long worst;  // bits of a double >= 0: ordered like integers
+};
+
+/// Of the values of all threads of the block, which all get it.
+template <class Combine>
+__device__ double over_block(double mine, const Combine& combine) {
+  __shared__ double all[kThreads];
+  all[threadIdx.x] = mine;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (static_cast<int>(threadIdx.x) < half)
+      all[threadIdx.x] = combine(all[threadIdx.x], all[threadIdx.x + half]);
+    __syncthreads();
+  }
+  const double result = all[0];
+  __syncthreads();
+  return result;
+}
+__device__ double largest(double mine) {
+  return over_block(mine, [](double a, double b) { return fmax(a, b); });
+}
+
+/// One query of one head: what a block knows of it. Element i of the head belongs to thread i.
+struct Softmax {
+  double top = -INFINITY, total = 0;
+  double magnitude = 0;          ///< of the largest dot product
+  double sum = 0, absolute = 0;  ///< of the thread's element: of weight x value
+};
+
+template <typename T>
+__device__ void attend_chunk(const Problem& p, const double* query, const T* k, const T* v, int keys,
+                             double* weights, Softmax& state) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t stride = p.kv_heads * p.head_dim;
+  double top = state.top, magnitude = state.magnitude;
+  for (int key = thread; key < keys; key += kThreads) {
+    double dot = 0, size = 0;
+    for (int i = 0; i < p.head_dim; ++i) {
+      const double product = query[i] * value_of(k[key * stride + i]);
+      dot += product;
+      size += fabs(product);
+    }
+    weights[key] = dot * p.scale;
+    top = fmax(top, dot * p.scale);
+    magnitude = fmax(magnitude, size * p.scale);
+  }
+  top = largest(top);
+  state.magnitude = largest(magnitude);
+  const double rescale = exp(state.top - top);
+  double total = 0;
+  for (int key = thread; key < keys; key += kThreads) total += weights[key] = exp(weights[key] - top);
+  total = over_block(total, [](double a, double b) { return a + b; });
+  state.top = top;
+  state.total = state.total * rescale + total;
+  state.sum *= rescale;
+  state.absolute *= rescale;
+  if (thread < p.head_dim) {
+    for (int key = 0; key < keys; ++key) {
+      const double term = weights[key] * value_of(v[key * stride + thread]);
+      state.sum += term;
+      state.absolute += fabs(term);
+    }
+  }
+  __syncthreads();
+}
+
+__device__ void compare(double seen, double expected, double bound, std::int64_t at, Differences* out) {
+  atomicAdd(&out->elements, 1ULL);
+  if (seen == expected) return;  // minus infinity, too
+  const double error = fabs(seen - expected);
+  if (!(error <= bound)) {
+    atomicAdd(&out->wrong, 1ULL);
+    out->first_wrong = at;
+  }
+  atomicAdd(&out->error2, error * error);
+  atomicAdd(&out->reference2, expected * expected);
+  atomicMax(&out->worst, static_cast<unsigned long long>(__double_as_longlong(error / bound)));
+}
+
+/// A block for every query that is looked at.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void check_kernel(const T* q, const T* k, const T* v, const T* out,
+                                                         const float* lse, const Problem p,
+                                                         Differences* differences) {
+  __shared__ double query[kThreads], weights[kChunk];
+  const std::int64_t row = std::int64_t{blockIdx.x} * p.step;  // [batch, heads, queries]
+  const std::int64_t position = row % p.queries, head = row / p.queries % p.heads;
+  const std::int64_t batch = row / p.queries / p.heads;
+  const std::int64_t first = ((batch * p.queries + position) * p.heads + head) * p.head_dim;
+  const std::int64_t kv_head = head / (p.heads / p.kv_heads), stride = p.kv_heads * p.head_dim;
+  const std::int64_t kv_first = batch * p.keys * stride + kv_head * p.head_dim;
+  const std::int64_t visible = p.causal ? max(position + 1 + p.keys - p.queries, std::int64_t{0}) : p.keys;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < p.head_dim) query[thread] = value_of(q[first + thread]);
+  __syncthreads();
+  Softmax state;
+  for (std::int64_t key = 0; key < visible; key += kChunk) {
+    const auto keys = static_cast<int>(min(std::int64_t{kChunk}, visible - key));
+    attend_chunk(p, query, k + kv_first + key * stride, v + kv_first + key * stride, keys, weights, state);
+  }
+  const double relative = 4 * (static_cast<double>(p.head_dim) + 3) * kFloatUnit * state.magnitude +
+                          2 * (static_cast<double>(visible) + 32) * kFloatUnit;
+  if (thread < p.head_dim) {
+    const double inverse = visible > 0 ? 1 / state.total : 0, expected = state.sum * inverse;
+    const double before =
+        ((relative + p.unit) * state.absolute + static_cast<double>(visible) * p.of_weight) * inverse;
+    compare(value_of(out[first + thread]), expected, before + p.unit * (fabs(expected) + before) + 0x1p-24,
+            first + thread, differences);
+  }
+  if (thread == 0 && lse != nullptr) {
+    const double expected = visible > 0 ? state.top + log(state.total) : -INFINITY;
+    compare(lse[row], expected, relative + 8 * kFloatUnit * (fabs(state.top) + fabs(expected) + 1), first,
+            differences);
+  }
+}
+
+template <typename T>
+void launch_check(const AttentionArguments& arguments, const Problem& p, Differences* differences,
+                  cudaStream_t stream) {
+  const std::int64_t rows = (p.batch * p.heads * p.queries + p.step - 1) / p.step;
+  check_kernel<T><<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+      static_cast<const T*>(arguments.q), static_cast<const T*>(arguments.k),
+      static_cast<const T*>(arguments.v), static_cast<const T*>(arguments.out), arguments.lse, p,
+      differences);
+}
+
+}  // namespace
+
+Result<ProductCheck> check_attention(const AttentionArguments& arguments, const AttentionShape& shape,
+                                     std::int64_t step, CUstream_st* stream) {
+  const bool bf16 = shape.dtype == DataType::kBf16;
+  const Problem p{.batch = shape.batch,
+                  .queries = shape.sequence,
+                  .keys = shape.keys,
+                  .heads = shape.heads,
+                  .kv_heads = shape.kv_heads,
+                  .head_dim = shape.head_dim,
+                  .step = step,
+                  .causal = shape.causal,
+                  .scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim)),
+                  .unit = bf16 ? 0x1p-8 : 0x1p-11,
+                  .of_weight = bf16 ? 0 : 0x1p-25};
+  auto memory = GpuBuffer::allocate(sizeof(Differences));
+  if (!memory.ok()) return memory.status();
+  auto* on_gpu = static_cast<Differences*>(memory->get());
+  MK_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(on_gpu, 0, sizeof(Differences), stream), "differences"));
+  if (bf16) {
+    launch_check<__nv_bfloat16>(arguments, p, on_gpu, stream);
+  } else {
+    launch_check<__half>(arguments, p, on_gpu, stream);
+  }
+  MK_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "reference of attention"));
+  Differences found{};
+  MK_RETURN_IF_ERROR(cuda_status(
+      cudaMemcpyAsync(&found, on_gpu, sizeof(found), cudaMemcpyDeviceToHost, stream), "differences"));
+  MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(stream), "reference of attention"));
+  double worst = 0;
+  static_assert(sizeof(worst) == sizeof(found.worst));
+  std::memcpy(&worst, &found.worst, sizeof(worst));
+  return ProductCheck{found.elements, found.wrong, found.wrong > 0 ? found.first_wrong : -1,
+                      found.reference2 > 0 ? std::sqrt(found.error2 / found.reference2) : 0, worst};
+}
+
+}  // namespace mkernel::bench

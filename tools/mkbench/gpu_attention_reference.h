@@ -1,0 +1,20 @@
+// The check of attention on the GPU against fp64. Plain C++: no CUDA header needed.
+#pragma once
+
+#include <cstdint>
+
+#include "mkernel/ops.h"
+#include "proto/abi/status.h"
+#include "tools/mkbench/gpu_matrix.h"
+
+namespace mkernel::bench {
+
+/// Compares the outputs of every `step`-th query (of all heads and batch entries, one after the other) with
+/// softmax(scale q k^T + mask) v in fp64, and their log-sum-exps unless lse is null. `shape` with `keys`
+/// filled in, head_dim at most 128. The bound is that of tests/support/attention_reference.cc with weights in
+/// the io type. An element that is wrong is named by its place in `out`, a log-sum-exp by its query's first.
+/// Synchronous.
+Result<ProductCheck> check_attention(const AttentionArguments& arguments, const AttentionShape& shape,
+                                     std::int64_t step, CUstream_st* stream);
+
+}  // namespace mkernel::bench

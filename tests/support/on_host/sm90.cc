@@ -304,6 +304,8 @@ void host_wait_products(std::size_t pending) {
     for (const auto& product : mine.groups.front()) product();
     mine.groups.pop_front();
   }
+  // The products are the warp's: none of its lanes goes on before they are done.
+  host_warp_sync(~0U);
 }
 
 void host_copy_engine() {

@@ -66,10 +66,11 @@ struct Machine {
 /// Everything measured (tests/perf/results/h200*.json).
 inline constexpr Machine kH200{
     .name = "H200", .measured = true, .sms = 132, .clock = 1.755e9, .tensor_operations = 4096};
-/// Data sheet of the H100 SXM5: the tensor cores and links of an H200, memory of 3.35 TB/s.
+/// Data sheet of the H100 SXM5: the tensor cores and links of an H200. Of the rate of the memory, 3.35 TB/s,
+/// as large a part as on an H200.
 inline constexpr Machine kH100{
     .name = "H100", .sms = 132, .clock = 1.755e9, .tensor_operations = 4096, .memory_bytes = 3.0e12};
-/// Data sheet of the H20: 148 TFLOP/s on 78 multiprocessors, memory of 4.0 TB/s, the links of an H200.
+/// Data sheet of the H20: 148 TFLOP/s on 78 multiprocessors, memory with 4 TB/s, the links of an H200.
 inline constexpr Machine kH20{.name = "H20",
                               .sms = 78,
                               .clock = 1.83e9,

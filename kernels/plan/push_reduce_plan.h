@@ -1,6 +1,8 @@
 // Plan of the reduce-scatter of tiles inside a node: every rank pushes its partial tiles into a slot of its
 // own at their reducer, who sums the slots of its node. The reducer of an owner is the rank of the node with
-// the owner's local index: on the owner's node itself. Pure; the same on every rank, on host and device.
+// the owner's local index: on the owner's node itself. An all-reduce of few rows may do without owners: every
+// rank gets the partials of all rows and sums them for itself (`to_all`), in the same order and so with the
+// same bits. Pure; the same on every rank, on host and device.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +27,16 @@ struct PushReducePlan {
   std::int32_t sources = 1;  ///< ranks of a node; divides `world`
   std::int32_t tile_rows = 1;
   std::int32_t tile_columns = 1;
+  bool to_all = false;  ///< every rank gets the partials of all rows, and sums them for itself; on one node
 
-  MK_HOST_DEVICE std::int64_t first_row(std::int32_t owner) const { return rows * owner / world; }
+  MK_HOST_DEVICE std::int64_t first_row(std::int32_t owner) const { return to_all ? 0 : cut(owner); }
   MK_HOST_DEVICE std::int64_t rows_of(std::int32_t owner) const {
-    return first_row(owner + 1) - first_row(owner);
+    return to_all ? rows : cut(owner + 1) - cut(owner);
   }
   MK_HOST_DEVICE std::int32_t nodes() const { return world / sources; }
   /// Of the owner that has most.
-  MK_HOST_DEVICE std::int64_t max_rows() const { return (rows + world - 1) / world; }
+  MK_HOST_DEVICE std::int64_t max_rows() const { return to_all ? rows : (rows + world - 1) / world; }
+  MK_HOST_DEVICE bool some_without_rows() const { return !to_all && rows < world; }
   MK_HOST_DEVICE std::int64_t row_tiles() const { return (max_rows() + tile_rows - 1) / tile_rows; }
   MK_HOST_DEVICE std::int64_t column_tiles() const { return (columns + tile_columns - 1) / tile_columns; }
 
@@ -48,6 +52,9 @@ struct PushReducePlan {
     return (node_turn * sources + source) * slot_bytes();
   }
   MK_HOST_DEVICE std::uint64_t data_bytes() const { return slot_offset(nodes(), 0); }
+
+ private:
+  MK_HOST_DEVICE std::int64_t cut(std::int32_t owner) const { return rows * owner / world; }
 };
 
 /// Waits that come after other ranks' waits end later than these, so that a missing rank is named by those

@@ -25,7 +25,7 @@ struct PushSumsPlan {
   std::uint64_t words_begin = 0;
   std::uint64_t begin = 0;  ///< a multiple of 128
   std::int32_t world = 1;
-  std::int32_t units = 0;  ///< of every owner
+  std::int32_t units = 0;  ///< of every owner; none when every rank sums all rows (PushReducePlan::to_all)
 
   /// Value of a unit's word from which the unit of launch `epoch` is there.
   static MK_HOST_DEVICE std::uint64_t count(std::uint64_t epoch) { return epoch + 1; }

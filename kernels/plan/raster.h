@@ -73,6 +73,13 @@ struct OwnerTiles {
 
   MK_HOST_DEVICE std::int32_t turns() const { return far_turns + node_turns; }
   MK_HOST_DEVICE std::int32_t tiles() const { return turns() * raster.tiles(); }
+  /// The turn that `owner` has at `rank`.
+  MK_HOST_DEVICE std::int32_t turn_of(std::int32_t owner, std::int32_t rank) const {
+    const std::int32_t node = owner / node_turns - rank / node_turns - 1;
+    const std::int32_t local = owner % node_turns - rank % node_turns - 1;
+    const std::int32_t near = local < 0 ? local + node_turns : local;
+    return node * node_turns + near + (node < 0 ? turns() : 0);
+  }
   MK_HOST_DEVICE Place place(std::int32_t index) const {
     const std::int32_t far = far_turns * raster.tiles();
     if (index < far) return at(index, 0, far_turns);

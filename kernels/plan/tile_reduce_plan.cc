@@ -10,14 +10,21 @@
 namespace mkernel::kernels {
 namespace {
 
+/// Whether owners share tiles of that size.
+bool shares_tiles(const GemmShape& shape, const Topology& topology, const TileSize& tile) {
+  const std::int64_t rows = ceil_div(shape.m, topology.world());
+  return topology.world() > 1 && rows <= tile.rows && tile.rows <= kMostSharedRows;
+}
+
 /// Of one element of the product.
 double product_seconds(const GemmShape& shape, const Machine& machine) {
   return 2.0 * static_cast<double>(shape.k) / (machine.product_operations * machine.sms);
 }
 
-/// How often an element crosses the links or the wire: as a partial; of GEMM+AR as a finished sum too.
-double crossings(OpKind kind) {
-  return kind == OpKind::kGemmAr ? 2 : 1;
+/// How often an element crosses the links or the wire: as a partial; of GEMM+AR as a finished sum too, unless
+/// every rank sums for itself.
+double crossings(OpKind kind, bool to_all = false) {
+  return kind == OpKind::kGemmAr && !to_all ? 2 : 1;
 }
 
 /// Seconds of the node's links for what a rank pushes of an element of the product.
@@ -108,9 +115,40 @@ std::vector<std::int32_t> owners_by_turn(const Topology& topology, std::uint32_t
   return owners;
 }
 
-/// Everything but the CTAs: the tiles of `product`, cut per owner, and what of them crosses where.
+/// The tiles of `product` where owners share them.
+SharedTiles shared_tiles(const PushReducePlan& reduce, const Sm90Plan& product) {
+  SharedTiles shared{.world = reduce.world};
+  std::int64_t row_tiles = reduce.row_tiles();
+  if (reduce.to_all) {
+    shared.owners = reduce.world;
+    shared.tile_rows = reduce.tile_rows;
+  } else {
+    shared.owners =
+        std::min<std::int32_t>(reduce.world, reduce.tile_rows / static_cast<std::int32_t>(reduce.max_rows()));
+    row_tiles = ceil_div(reduce.world, shared.owners);
+  }
+  const auto blocks = static_cast<std::int32_t>(ceil_div(row_tiles, product.tile.cluster));
+  shared.raster = Raster(blocks, product.raster.columns(), product.raster.band());
+  return shared;
+}
+
+/// Units of an owner's rows: of whole blocks of tiles, or, where owners share a tile, of the rows that the
+/// one with most has of it.
+ReduceUnits units_of(const TileReducePlan& plan) {
+  const std::int32_t unit_rows = kReduceUnitElements / plan.tile.columns;
+  ReduceUnits units{.raster = plan.reduce.to_all ? plan.shared.raster : plan.tiles.raster,
+                    .per_block = plan.tile.block_rows() / unit_rows,
+                    .per_tile = plan.tile.rows / unit_rows,
+                    .unit_rows = unit_rows,
+                    .others = plan.reduce.nodes() - 1};
+  if (plan.shared.any() && plan.reduce.max_rows() <= plan.tile.rows)
+    units.per_block = units.per_tile = static_cast<std::int32_t>(ceil_div(plan.reduce.max_rows(), unit_rows));
+  return units;
+}
+
+/// Everything but the CTAs: the tiles of `product`, and what of them crosses where.
 TileReducePlan layout_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                         const Sm90Plan& product) {
+                         const Sm90Plan& product, bool to_all = false) {
   const auto world = static_cast<std::int32_t>(topology.world());
   const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
   const auto nodes = static_cast<std::int32_t>(topology.nodes());
@@ -122,24 +160,94 @@ TileReducePlan layout_of(const GemmShape& shape, const Topology& topology, std::
                  .world = world,
                  .sources = sources,
                  .tile_rows = plan.tile.rows,
-                 .tile_columns = plan.tile.columns};
+                 .tile_columns = plan.tile.columns,
+                 .to_all = to_all};
   const std::int32_t block_rows = plan.tile.block_rows();
   const std::int32_t far_turns = world - sources;
   const Raster raster(static_cast<std::int32_t>(ceil_div(plan.reduce.max_rows(), block_rows)),
                       product.raster.columns(), band_of(product.raster.band(), std::max(far_turns, sources)));
   plan.tiles = {raster, far_turns, sources};
-  const std::int32_t unit_rows = kReduceUnitElements / plan.tile.columns;
-  plan.units = {.raster = raster,
-                .per_block = block_rows / unit_rows,
-                .per_tile = plan.tile.rows / unit_rows,
-                .unit_rows = unit_rows,
-                .others = nodes - 1};
+  if (shares_tiles(shape, topology, plan.tile)) plan.shared = shared_tiles(plan.reduce, product);
+  plan.units = units_of(plan);
   const std::int32_t most_units = plan.units.packed(plan.units.units(), plan.reduce.max_rows());
   plan.partials = {.begin = plan.reduce.data_bytes(),
                    .nodes = nodes,
                    .units = most_units,
                    .chunk_units = choose_chunk_units(most_units)};
   return plan;
+}
+
+/// Waves of cluster tiles beside so many CTAs that only sum.
+std::int64_t waves_of(const TileReducePlan& plan, std::int32_t summing) {
+  const std::int32_t clusters = (plan.machine.sms - summing) / plan.tile.cluster;
+  return clusters < 1 ? std::numeric_limits<std::int64_t>::max() : ceil_div(plan.cluster_tiles(), clusters);
+}
+
+void set_ctas(TileReducePlan& plan, std::int32_t summing) {
+  const std::int32_t clusters = (plan.machine.sms - summing) / plan.tile.cluster;
+  plan.reduce_ctas = summing;
+  plan.compute_ctas = std::min(plan.cluster_tiles(), clusters) * plan.tile.cluster;
+}
+
+/// The plan of few rows, with tiles that owners share. Nearly all sums follow the product, when every warp
+/// helps: CTAs that only sum must cost no wave of tiles.
+TileReducePlan shared_plan(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+                           const Machine& machine, const TileReduceOptions& options, const TileSize& tile,
+                           bool to_all) {
+  const std::int32_t fewest = std::max(kFewestReduceCtas, options.reduce_ctas);
+  const Sm90Plan product = plan_sm90(shape, machine.with_sms(machine.sms - fewest), tile);
+  TileReducePlan plan = layout_of(shape, topology, rank, product, to_all);
+  plan.machine = machine;
+  const auto waves = [&](std::int32_t summing) { return waves_of(plan, summing); };
+  set_ctas(plan, options.reduce_ctas > 0 ? options.reduce_ctas : choose_sum_ctas(fewest, waves));
+  return plan;
+}
+
+Status check_to_all(OpKind kind, const GemmShape& shape, const Topology& topology,
+                    const TileReduceOptions& options) {
+  if (!options.to_all.value_or(false)) return {};
+  return {StatusCode::kInvalidArgument,
+          std::string(name_of(kind)) + ": to_all = true with m = " + std::to_string(shape.m) + " on " +
+              std::to_string(topology.nodes()) + " nodes of " + std::to_string(topology.ranks_per_node()) +
+              " ranks, must be false but for gemm_ar on one node of several ranks with at most " +
+              std::to_string(kMostSharedRows) + " rows of m for each, in tiles that hold as many"};
+}
+
+/// Of all tiles that owners can share, and of both ways of an all-reduce, what is expected to take least at
+/// rank 0: ranks differ in what they send, and all must choose alike.
+std::optional<TileReducePlan> fastest_shared_plan(OpKind kind, const GemmShape& shape,
+                                                  const Topology& topology, std::uint32_t rank,
+                                                  const Machine& machine, const TileReduceOptions& options) {
+  const std::vector<TileSize> tiles =
+      options.tile ? std::vector<TileSize>{*options.tile}
+                   : std::vector<TileSize>(std::begin(kSm90Tiles), std::end(kSm90Tiles));
+  std::optional<TileReducePlan> best;
+  for (const TileSize& tile : tiles) {
+    if (!shares_tiles(shape, topology, tile)) continue;
+    for (const bool to_all : {false, true}) {
+      if (to_all && (kind != OpKind::kGemmAr || topology.nodes() > 1)) continue;
+      if (to_all != options.to_all.value_or(to_all)) continue;
+      TileReducePlan plan = shared_plan(shape, topology, 0, machine, options, tile, to_all);
+      if (!best || estimated_seconds(kind, shape, plan) < estimated_seconds(kind, shape, *best))
+        best = std::move(plan);
+    }
+  }
+  if (best && rank != 0)
+    best = shared_plan(shape, topology, rank, machine, options, best->tile, best->reduce.to_all);
+  return best;
+}
+
+double elements_of(const GemmShape& shape) {
+  return static_cast<double>(shape.m) * static_cast<double>(shape.n);
+}
+
+/// Seconds of the sums that follow the product, made by all warps together: of every element so many bytes
+/// are read and written. Finished sums are pushed on and copied, unless every rank makes all of them.
+double sum_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan) {
+  const double sources = plan.reduce.sources, world = plan.reduce.world;
+  double bytes = 2 * (sources + 1) * (plan.reduce.to_all ? 1 : plan.reduce.nodes() / world);
+  if (kind == OpKind::kGemmAr && !plan.reduce.to_all) bytes += 2 * (sources - 1) / sources + 4;
+  return elements_of(shape) * bytes / (plan.machine.sum_bytes * plan.machine.sms);
 }
 
 }  // namespace
@@ -149,6 +257,8 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
                                             const TileReduceOptions& options) {
   const std::int32_t sms = machine.sms;
   MK_RETURN_IF_ERROR(check_on_machine(kind, shape, topology, options.reduce_ctas, machine));
+  if (auto shared = fastest_shared_plan(kind, shape, topology, rank, machine, options)) return *shared;
+  MK_RETURN_IF_ERROR(check_to_all(kind, shape, topology, options));
   const auto sources = static_cast<std::int32_t>(topology.ranks_per_node());
   const auto nodes = static_cast<std::int32_t>(topology.nodes());
   const std::int32_t fewest = nodes == 1 ? kFewestReduceCtas : feeding_ctas(kind, sms);
@@ -158,12 +268,7 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
       options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, links, most);
   TileReducePlan plan = layout_of(shape, topology, rank, product);
   plan.machine = machine;
-  const std::int32_t cluster = plan.tile.cluster;
-
-  const auto waves = [&](std::int32_t summing) -> std::int64_t {
-    const std::int32_t clusters = (sms - summing) / cluster;
-    return clusters < 1 ? std::numeric_limits<std::int64_t>::max() : ceil_div(plan.tiles.tiles(), clusters);
-  };
+  const auto waves = [&](std::int32_t summing) { return waves_of(plan, summing); };
   if (options.reduce_ctas > 0) {
     plan.reduce_ctas = options.reduce_ctas;
   } else if (kind == OpKind::kGemmAr) {
@@ -177,21 +282,54 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   } else {
     plan.reduce_ctas = choose_sum_ctas(fewest, waves);
   }
-  plan.compute_ctas = std::min(plan.tiles.tiles(), (sms - plan.reduce_ctas) / cluster) * cluster;
+  set_ctas(plan, plan.reduce_ctas);
   return plan;
 }
 
 double estimated_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan) {
   const Machine& machine = plan.machine;
   const double tile = tile_cycles(machine, shape.k, plan.tile, plan.tile.columns) / machine.clock;
-  const auto waves = static_cast<double>(ceil_div(plan.tiles.tiles(), plan.compute_ctas / plan.tile.cluster));
-  const double product = waves * tile;
+  const auto waves = static_cast<double>(waves_of(plan, plan.reduce_ctas));
+  const double operands = 2.0 * static_cast<double>(shape.k) * static_cast<double>(shape.m + shape.n);
+  const double product = std::max(waves * tile, operands / machine.memory_bytes);
   if (plan.tiles.turns() == 1) return machine.launch + product + machine.last_stores;
-  const double elements = static_cast<double>(shape.m) * static_cast<double>(shape.n);
-  const double links = elements * link_seconds(kind, plan.reduce.sources, machine);
-  const double wire = crossings(kind) * static_cast<double>(plan.wire_bytes()) / machine.nic;
-  const double arrives = crossings(kind) * (machine.push_latency + (wire > 0 ? machine.wire_latency : 0));
-  return machine.launch + std::max(product, tile + std::max(links, wire)) + arrives + machine.last_stores;
+  const bool to_all = plan.reduce.to_all;
+  const double links = elements_of(shape) * (to_all ? 2.0 * (plan.reduce.sources - 1) / machine.links_store
+                                                    : link_seconds(kind, plan.reduce.sources, machine));
+  const double wire = crossings(kind, to_all) * static_cast<double>(plan.wire_bytes()) / machine.nic;
+  const double arrives =
+      crossings(kind, to_all) * (machine.push_latency + (wire > 0 ? machine.wire_latency : 0));
+  const double sums = plan.shared.any() ? sum_seconds(kind, shape, plan) : 0;
+  return machine.launch + std::max(product, product / waves + std::max(links, wire)) + arrives + sums +
+         machine.last_stores;
+}
+
+TileReducePlan::Tile TileReducePlan::tile_at(std::int32_t index, std::int32_t in_cluster) const {
+  if (shared.any()) return shared_tile_at(index, in_cluster);
+  const OwnerTiles::Place place = tiles.place(index);
+  const std::int32_t owner = owners[static_cast<std::size_t>(place.turn)];
+  const std::int64_t begin = std::int64_t{place.block * tile.cluster + in_cluster} * tile.rows;
+  const std::int64_t end = std::min(reduce.rows_of(owner), begin + tile.rows);
+  Tile one{.first_row = reduce.first_row(owner) + begin, .column = place.column};
+  if (begin < end) one.parts.push_back({place.turn, begin, end});
+  one.rows = static_cast<std::int32_t>(std::max<std::int64_t>(0, end - begin));
+  return one;
+}
+
+TileReducePlan::Tile TileReducePlan::shared_tile_at(std::int32_t index, std::int32_t in_cluster) const {
+  const RasterPlace place = shared.raster.place(index);
+  const SharedTiles::Rows rows = shared.rows(place.row * tile.cluster + in_cluster);
+  Tile one{.first_row = reduce.first_row(rows.begin) + rows.skipped, .column = place.column};
+  for (std::int32_t i = 0; i < rows.end - rows.begin; ++i) {
+    const std::int32_t owner = rows.owner(i, rank());
+    const std::int64_t end =
+        std::min<std::int64_t>(reduce.rows_of(owner), std::int64_t{rows.skipped} + tile.rows);
+    if (rows.skipped >= end) continue;
+    one.parts.push_back({tiles.turn_of(owner, rank()), rows.skipped, end});
+    one.rows = static_cast<std::int32_t>(
+        std::max<std::int64_t>(one.rows, reduce.first_row(owner) + end - one.first_row));
+  }
+  return one;
 }
 
 std::vector<std::int32_t> TileReducePlan::rail_peers() const {

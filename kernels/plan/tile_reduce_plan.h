@@ -13,35 +13,60 @@
 #include "kernels/plan/put_partials_plan.h"
 #include "kernels/plan/raster.h"
 #include "kernels/plan/reduce_units.h"
+#include "kernels/plan/shared_tiles.h"
 #include "kernels/plan/sm90_tile.h"
 #include "kernels/plan/topology.h"
 
 namespace mkernel::kernels {
 
+/// Owners share tiles where none has more rows than this, and of tiles those that are no higher.
+inline constexpr std::int32_t kMostSharedRows = 128;
+
 /// Overrides; the same on every rank.
 struct TileReduceOptions {
   std::optional<TileSize> tile;
   std::int32_t reduce_ctas = 0;  ///< that do nothing but sum; 0 = by shape
+  std::optional<bool> to_all;    ///< of GEMM+AR with few rows on one node (PushReducePlan); not set = by cost
   std::int32_t sms = 0;          ///< no more of the device's, so that ranks can share it; 0 = all
   std::string machine;           ///< as GemmPlanOptions' of this name
 };
 
 /// Pure; the same on every rank but for `owners`. Tiles are those of the GEMM body, cut per owner: a row
-/// block is the rows of one cluster (tile_rows x tile_cluster) of one owner.
+/// block is the rows of one cluster (tile_rows x tile_cluster) of one owner. Where owners have few
+/// rows (kMostSharedRows), they share tiles.
 struct TileReducePlan {
   TileSize tile = Sm90Tile::k128x256;
   std::int32_t reduce_ctas = 0;      ///< the first of the grid; a multiple of the cluster
   std::int32_t compute_ctas = 0;     ///< a multiple of the cluster
   std::vector<std::int32_t> owners;  ///< by turn (OwnerTiles); this rank last
-  OwnerTiles tiles;                  ///< that every rank computes
+  OwnerTiles tiles;                  ///< that every rank computes, unless owners share tiles
+  SharedTiles shared;                ///< that every rank computes then
   ReduceUnits units;                 ///< of the rows of an owner with most
   PushReducePlan reduce;
   PutPartialsPlan partials;
   Machine machine;  ///< that it was made for
 
+  /// What one CTA computes of a cluster tile.
+  struct Tile {
+    struct Part {
+      std::int32_t turn = 0;            ///< of the owner
+      std::int64_t begin = 0, end = 0;  ///< of the owner's rows; not empty
+    };
+    std::int64_t first_row = 0;  ///< of the product
+    std::int32_t rows = 0;       ///< those of all parts together
+    std::int32_t column = 0;     ///< of tiles
+    std::vector<Part> parts;     ///< in the order in which they are sent; none: the tile is empty
+  };
+
   std::int32_t rank() const { return owners.back(); }
-  /// Whether some owners get nothing: dummy signals then stand for their tiles.
-  bool some_without_rows() const { return reduce.rows < reduce.world; }
+  /// Cluster tiles that every rank computes.
+  std::int32_t cluster_tiles() const { return shared.any() ? shared.tiles() : tiles.tiles(); }
+  /// Of cluster tile `index` (0 .. cluster_tiles() - 1) the tile of CTA `in_cluster`.
+  Tile tile_at(std::int32_t index, std::int32_t in_cluster) const;
+  /// The word of a tile whose first row is row `row` of an owner's, counted from ready_offset().
+  std::int64_t ready_word(std::int64_t row, std::int32_t column) const {
+    return row / tile.rows * units.raster.columns() + column;
+  }
   /// Of an owner: its units that hold rows, and the puts of each launch that bring them from another node.
   std::int32_t packed_units(std::int32_t owner) const {
     return units.packed(units.units(), reduce.rows_of(owner));
@@ -57,16 +82,20 @@ struct TileReducePlan {
   /// Of the group's channels, between rail peers only: partials.
   std::uint32_t lanes() const { return units.others > 0 ? 1 : 0; }
 
-  /// `machine`: what it runs on. Errors: check_on_machine().
+  /// `machine`: what it runs on. Errors: check_on_machine(); kInvalidArgument of `to_all` where it cannot be.
   static Result<TileReducePlan> make(OpKind kind, const GemmShape& shape, const Topology& topology,
                                      std::uint32_t rank, const Machine& machine,
                                      const TileReduceOptions& options = {});
+
+ private:
+  Tile shared_tile_at(std::int32_t index, std::int32_t in_cluster) const;
 };
 
 /// Seconds of a launch on the plan's machine, of kGemmRs or kGemmAr: the product in waves of tiles, or what
-/// the links and the wire (Machine::nic) carry, whichever takes longer. Up to 25 % less than what was
+/// memory, the links or the wire (Machine::nic) carry, whichever takes longest. Up to 25 % less than what was
 /// measured on four H200s (tests/perf/results): links that tiles and sums share are slower, and sums that are
-/// left for the end of the product are not counted.
+/// left for the end of the product are counted only where owners share tiles, which has few waves. Shared
+/// tiles have not been measured yet.
 double estimated_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan);
 
 }  // namespace mkernel::kernels

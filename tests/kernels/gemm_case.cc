@@ -45,7 +45,8 @@ Result<std::unique_ptr<GemmOperation>> make(OpKind kind, const GemmShape& shape,
                                       .tail_tiles = cut.tail_tiles,
                                       .late_tiles = cut.late_tiles});
   }
-  const kernels::TileReduceOptions reduce{.tile = cut.tile, .reduce_ctas = cut.comm_ctas};
+  const kernels::TileReduceOptions reduce{
+      .tile = cut.tile, .reduce_ctas = cut.comm_ctas, .to_all = cut.to_all};
   return kind == OpKind::kGemmRs ? kernels::make_cpu_gemm_rs(shape, *topology, group.rank(), reduce)
                                  : kernels::make_cpu_gemm_ar(shape, *topology, group.rank(), reduce);
 }

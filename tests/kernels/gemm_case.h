@@ -22,6 +22,7 @@ struct Cut {
   std::optional<kernels::TileSize> tile = kernels::TileSize{32, 64, 1};
   std::int32_t comm_ctas = 2;                                  ///< that push, or sum
   std::optional<std::int32_t> tail_tiles = 0, late_tiles = 0;  ///< of AG+GEMM
+  std::optional<bool> to_all{};                                ///< of GEMM+AR
 };
 
 class GemmCase {

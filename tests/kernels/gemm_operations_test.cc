@@ -96,6 +96,33 @@ TEST_CASE("operations of a group take turns with one workspace, in any order, an
   }
 }
 
+TEST_CASE("few rows, whose owners share tiles: sent on by owners, or to all ranks, the same bits every run") {
+  const auto check = [](OpKind kind, const World& world, const GemmShape& shape, const Cut& cut) {
+    CAPTURE(world.nodes);
+    CAPTURE(world.ranks);
+    GemmCase gemm(kind, shape, {.nodes = world.nodes, .ranks_per_node = world.ranks, .seed = 9}, cut);
+    check_launch(gemm, 3, kTwoThreads);
+    const auto once = gemm.outputs();
+    check_launch(gemm, 4, kTwoThreads);
+    check_launch(gemm, 3, kTwoThreads);
+    CHECK(gemm.outputs() == once);
+    for (std::uint32_t rank = 1; kind == OpKind::kGemmAr && rank < world.nodes * world.ranks; ++rank)
+      CHECK(once[rank] == once[0]);
+  };
+  for (const World world : {World{1, 2}, World{1, 3}, World{1, 8}, World{2, 2}, World{3, 2}, World{4, 4}}) {
+    // Fewer rows than ranks, several owners in a tile, owners of which a cluster's two tiles hold one each.
+    for (const GemmShape& shape :
+         {GemmShape{2, 136, 24}, GemmShape{61, 200, 24, DataType::kF16, Layout::kColumnMajor},
+          GemmShape{100 * world.nodes * world.ranks + 1, 70, 8}}) {
+      for (const kernels::TileSize tile : {kernels::TileSize{128, 64, 1}, kernels::TileSize{128, 128, 2}}) {
+        check(OpKind::kGemmRs, world, shape, {.tile = tile});
+        check(OpKind::kGemmAr, world, shape, {.tile = tile, .to_all = false});
+        if (world.nodes == 1) check(OpKind::kGemmAr, world, shape, {.tile = tile, .to_all = true});
+      }
+    }
+  }
+}
+
 TEST_CASE("a failed launch stops the other operations that take turns with its workspace") {
   auto fabric = std::make_shared<FakeFabric>(FabricOptions{.nodes = 1, .ranks_per_node = 2});
   GemmCase one(OpKind::kAgGemm, {61, 37, 29}, fabric), other(OpKind::kGemmRs, {61, 37, 29}, fabric);

@@ -72,29 +72,29 @@ void TileReduce::store_unit(const SumUnit& unit, const std::byte* from, std::byt
     std::memcpy(c + (row * shape_.n + unit.columns.begin) * 2, from, bytes);
 }
 
-/// Into this rank's slot at the reducer of the owner at `turn`, and raises the word of the tile there.
-void TileReduce::store_tile(const Launch& launch, std::int32_t turn, Range rows, Range columns,
+/// What an owner has of a tile into this rank's slot at the owner's reducer; raises the word of the tile
+/// there. product: of all rows of the tile.
+void TileReduce::store_part(const Launch& launch, const TileReducePlan::Tile& tile,
+                            const TileReducePlan::Tile::Part& part, Range columns,
                             const float* product) const {
-  const auto owner = static_cast<std::uint32_t>(plan_.owners[static_cast<std::size_t>(turn)]);
-  const std::int32_t node_turn = turn / plan_.tiles.node_turns;
-  const std::uint32_t reducer = topology_.local_of(owner);
+  const std::int32_t owner = plan_.owners[static_cast<std::size_t>(part.turn)];
+  const std::int32_t node_turn = part.turn / plan_.tiles.node_turns;
+  const std::uint32_t reducer = topology_.local_of(static_cast<std::uint32_t>(owner));
   std::byte* slot = lent_.node[reducer] + launch.half_at + plan_.reduce.slot_offset(node_turn, local_);
-  for (std::int64_t row = 0; row < rows.size(); ++row) {
-    narrow(shape_.dtype, product + row * columns.size(),
-           slot + ((rows.begin + row) * shape_.n + columns.begin) * 2,
-           static_cast<std::size_t>(columns.size()));
+  const std::int64_t above = plan_.reduce.first_row(owner) - tile.first_row;  // of the owner's first row
+  for (std::int64_t row = part.begin; row < part.end; ++row) {
+    narrow(shape_.dtype, product + (above + row) * columns.size(),
+           slot + (row * shape_.n + columns.begin) * 2, static_cast<std::size_t>(columns.size()));
   }
-  const std::int64_t tile =
-      rows.begin / plan_.tile.rows * plan_.tiles.raster.columns() + columns.begin / plan_.tile.columns;
-  signal_set(word(workspace_.node[reducer],
-                  plan_.reduce.ready_offset(node_turn, local_) + static_cast<std::uint64_t>(tile) * 8),
+  const auto at = static_cast<std::uint64_t>(plan_.ready_word(part.begin, tile.column)) * 8;
+  signal_set(word(workspace_.node[reducer], plan_.reduce.ready_offset(node_turn, local_) + at),
              PushReducePlan::count(launch.epoch));
 }
 
 void TileReduce::start(const CpuGemm& gemm, OperandB& b, const void* a, Work& work,
                        const std::function<Status(int thread)>& spare, Launch& launch) {
   launch.roles.start(kComm, [spare] { return spare(0); });
-  if (plan_.some_without_rows())
+  if (plan_.reduce.some_without_rows())
     launch.roles.start(kComm, [this, &launch] { return exchange_empty(launch); });
   if (plan_.units.others > 0) launch.roles.start(kSend, [this, &launch] { return put_partials(launch); });
   for (int thread = 0; thread < launch.compute_threads; ++thread) {
@@ -114,18 +114,14 @@ Status TileReduce::multiply(const CpuGemm& gemm, const void* a, Work& work, cons
       std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(size.rows) * size.columns);
   for (std::int32_t i = work.tiles.next(); i < work.tiles.all(); i = work.tiles.next()) {
     if (launch.roles.stop()) return {};
-    const OwnerTiles::Place place = plan_.tiles.place(i);
-    const std::int32_t owner = plan_.owners[static_cast<std::size_t>(place.turn)];
-    const std::int64_t column = std::int64_t{place.column} * size.columns;
-    const Range columns{column, std::min(shape_.n, column + size.columns)};
     for (std::int32_t cta = 0; cta < size.cluster; ++cta) {
-      const std::int64_t first = std::int64_t{place.block * size.cluster + cta} * size.rows;
-      const Range rows{first, std::min(plan_.reduce.rows_of(owner), first + size.rows)};
-      if (rows.size() <= 0) continue;
-      const std::int64_t a_row = plan_.reduce.first_row(owner) + rows.begin;
-      gemm.tile(static_cast<const std::uint16_t*>(a) + a_row * shape_.k, rows.size(), columns, scratch.get(),
-                product.get(), columns.size());
-      store_tile(launch, place.turn, rows, columns, product.get());
+      const TileReducePlan::Tile tile = plan_.tile_at(i, cta);
+      if (tile.rows == 0) continue;
+      const std::int64_t column = std::int64_t{tile.column} * size.columns;
+      const Range columns{column, std::min(shape_.n, column + size.columns)};
+      gemm.tile(static_cast<const std::uint16_t*>(a) + tile.first_row * shape_.k, tile.rows, columns,
+                scratch.get(), product.get(), columns.size());
+      for (const auto& part : tile.parts) store_part(launch, tile, part, columns, product.get());
     }
   }
   return {};

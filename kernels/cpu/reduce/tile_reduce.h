@@ -40,7 +40,7 @@ class TileReduce {
 
   /// What the threads of one launch take work from.
   struct Work {
-    explicit Work(const TileReducePlan& plan) : tiles(plan.tiles.tiles()), units(plan.units.all_units()) {}
+    explicit Work(const TileReducePlan& plan) : tiles(plan.cluster_tiles()), units(plan.units.all_units()) {}
     WorkCounter tiles, units;
   };
   /// What becomes of the sums of a unit of own rows: [unit rows, tile columns] elements of the operation's
@@ -84,8 +84,8 @@ class TileReduce {
 
  private:
   std::uint64_t& word(std::byte* workspace, std::uint64_t offset) const;
-  void store_tile(const Launch& launch, std::int32_t turn, Range rows, Range columns,
-                  const float* product) const;
+  void store_part(const Launch& launch, const TileReducePlan::Tile& tile,
+                  const TileReducePlan::Tile::Part& part, Range columns, const float* product) const;
   Status wait_unit(const Launch& launch, std::int32_t node_turn, const SumUnit& unit) const;
   void sum_unit(const Launch& launch, std::int32_t node_turn, const SumUnit& unit, std::byte* sums) const;
 

@@ -14,6 +14,9 @@
 //                                       // (acquired at the right scope)
 //     Sm90Part part(const Place& tile, int s) const;  // optional, when kWaits: rows of a come in parts along
 //                                       // k, the first of at least two steps; where the s-th is
+//     void for_each_c(const Place& tile, int row, const auto& store) const;
+//                                       // optional, instead of c: the 64 rows from c_row = `row` on go to
+//                                       // several matrices, or to none: store(map, row of it) for each
 //     bool stopped() const;             // optional: there is nothing to be done after all; looked at while
 //                                       // the CTA sets up its barriers, so it costs no time
 //     void after_store(int i) const;    // optional; one thread, once tile i is complete in memory and
@@ -160,7 +163,7 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int before,
   };
 
   for (int i = 0; i < tiles; ++i) {
-    const Sm90TilePlace tile = schedule.tile(i);
+    const auto tile = schedule.tile(i);
     const int row = tile.c_row + group * Tile::kBlocks * 64;
     bool reading = false;
     if (is_traced(sm90_trace(schedule))) {
@@ -175,8 +178,15 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int before,
         reading = false;
       }
       pieces.wait_full();
-      ptx::tma_store_3d(tile.c, tile.c_column + piece % kAcross * Config::kPieceColumns,
-                        row + piece / kAcross * 64, tile.c_first, out + pieces.stage() * Config::kPieceBytes);
+      const auto store = [&](const TensorMap* c, int c_row) {
+        ptx::tma_store_3d(c, tile.c_column + piece % kAcross * Config::kPieceColumns, c_row, tile.c_first,
+                          out + pieces.stage() * Config::kPieceBytes);
+      };
+      if constexpr (requires { schedule.for_each_c(tile, row, store); }) {
+        schedule.for_each_c(tile, row + piece / kAcross * 64, store);
+      } else {
+        store(tile.c, row + piece / kAcross * 64);
+      }
       ptx::bulk_commit_group();
       if (reading) {
         ptx::bulk_wait_group_read<1>();

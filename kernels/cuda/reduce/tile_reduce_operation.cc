@@ -100,6 +100,7 @@ Status TileReduceOperation::describe(const GemmArguments& arguments, std::uint64
   p.claimed = static_cast<std::uint64_t*>(claimed_.get());
   p.endpoint = endpoint(deadline_ns);
   p.tiles = plan_.tiles;
+  p.shared = plan_.shared;
   p.units = plan_.units;
   p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
   p.reduce_ctas = plan_.reduce_ctas;

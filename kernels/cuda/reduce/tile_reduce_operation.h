@@ -4,7 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
+#include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/launch/gemm_operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/reduce/tile_reduce_parameters.h"
@@ -14,14 +16,26 @@
 
 namespace mkernel::kernels {
 
+/// Calls `with.operator()<tile, whether owners share tiles>()`, which returns a Status, for what `plan` has.
+/// `who` begins the error for a tile that does not exist.
+template <class With>
+Status with_tile_of(const TileReducePlan& plan, const std::string& who, const With& with) {
+  return with_tile(plan.tile, who, [&]<Sm90Tile kTile>() -> Status {
+    if constexpr (tile_rows(kTile) <= kMostSharedRows) {
+      if (plan.shared.any()) return with.template operator()<kTile, true>();
+    }
+    return with.template operator()<kTile, false>();
+  });
+}
+
 class TileReduceOperation : public CudaGemmOperation {
  public:
-  double expected_seconds() const override { return estimated_seconds(kind(), shape(), plan_); }
-
- protected:
   TileReduceOperation(OpKind kind, const TileReducePlan& plan, const GemmShape& shape, Topology topology,
                       std::uint32_t rank);
 
+  double expected_seconds() const override { return estimated_seconds(kind(), shape(), plan_); }
+
+ protected:
   /// Maps of this rank's slot at every reducer; they stay as long as the workspaces do.
   Status attach() override;
 

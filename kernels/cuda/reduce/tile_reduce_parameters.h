@@ -10,6 +10,7 @@
 #include "kernels/plan/put_partials_plan.h"
 #include "kernels/plan/raster.h"
 #include "kernels/plan/reduce_units.h"
+#include "kernels/plan/shared_tiles.h"
 #include "kernels/plan/sm90_tile.h"
 #include "mkernel/device_endpoint.h"
 #include "proto/abi/host_device.h"
@@ -51,11 +52,12 @@ struct TileReduceParameters {
   std::uint64_t slot_bytes;                   ///< from source to source
   std::byte* own_c;                           ///< c's rows of this rank
   std::int32_t columns;
-  OwnerTiles tiles;
+  OwnerTiles tiles;  ///< of kernels in which owners share tiles, the turns only
   ReduceUnits units;
   PartialsWire wire;
   std::int32_t k_blocks;
   std::int32_t reduce_ctas;
+  SharedTiles shared;  ///< of those kernels
 
   MK_HOST_DEVICE OwnerOnDevice owner(std::int32_t turn) const {
     return turn < kMaxNodeRanks ? first_owners[turn] : owners[turn];

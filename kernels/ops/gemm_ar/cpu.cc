@@ -11,6 +11,7 @@
 #include "kernels/cpu/launch/gemm_operation.h"
 #include "kernels/cpu/reduce/tile_reduce.h"
 #include "kernels/ops/gemm_ar/plan.h"
+#include "kernels/ops/gemm_rs/sums_into_c.h"
 #include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
@@ -201,6 +202,8 @@ Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, 
                                                         const TileReduceOptions& options) {
   auto plan = GemmArPlan::make(shape, topology, rank, kHostMachine, host_options(options, shape, topology));
   if (!plan.ok()) return plan.status();
+  if (plan->product.reduce.to_all)
+    return make_cpu_sums_into_c(OpKind::kGemmAr, plan->product, shape, std::move(topology));
   return std::unique_ptr<GemmOperation>(
       std::make_unique<CpuGemmAr>(std::move(plan).value(), shape, std::move(topology)));
 }

@@ -4,12 +4,12 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/cuda/reduce/tile_reduce_operation.h"
 #include "kernels/ops/gemm_ar/parameters.h"
 #include "kernels/ops/gemm_ar/plan.h"
+#include "kernels/ops/gemm_rs/sums_into_c.h"
 #include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
@@ -78,9 +78,11 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_ar(const GemmShape& sh
   if (!machine.ok()) return machine.status();
   auto plan = GemmArPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
+  if (plan->product.reduce.to_all)
+    return make_cuda_sums_into_c(OpKind::kGemmAr, plan->product, shape, std::move(topology));
   CooperativeKernel kernel;
-  MK_RETURN_IF_ERROR(with_tile(plan->product.tile, "gemm_ar", [&]<Sm90Tile kTile>() -> Status {
-    kernel = gemm_ar_kernel_of<kTile>(shape);
+  MK_RETURN_IF_ERROR(with_tile_of(plan->product, "gemm_ar", [&]<Sm90Tile kTile, bool kShared>() -> Status {
+    kernel = gemm_ar_kernel_of<kTile, kShared>(shape);
     return {};
   }));
   std::unique_ptr<CudaGemmOperation> made =

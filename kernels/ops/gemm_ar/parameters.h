@@ -27,8 +27,9 @@ struct GemmArParameters : TileReduceParameters {
   std::uint64_t* finished;  ///< [chunk]: units of own rows that lie in sums_here, over all launches; likewise
 };
 
-/// The kernel for the types and the layout of `shape`.
-template <Sm90Tile kTile>
+/// The kernel for the types and the layout of `shape`. `kShared`: owners share tiles, which those of 256 rows
+/// are not built for.
+template <Sm90Tile kTile, bool kShared>
 CooperativeKernel gemm_ar_kernel_of(const GemmShape& shape);
 
 }  // namespace mkernel::kernels

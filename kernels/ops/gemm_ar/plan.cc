@@ -10,7 +10,7 @@ Result<GemmArPlan> GemmArPlan::make(const GemmShape& shape, const Topology& topo
   plan.sums = {.words_begin = plan.product.word_bytes(),
                .begin = (plan.product.data_bytes() + 127) / 128 * 128,
                .world = plan.product.reduce.world,
-               .units = plan.product.units.units()};
+               .units = plan.product.reduce.to_all ? 0 : plan.product.units.units()};
   return plan;
 }
 

@@ -239,10 +239,10 @@ struct GemmArRoles {
   /// begin with sums in every CTA, somebody always gets on.
   ///
   /// The code for several nodes does for one as well; one has a code of its own (1 to 3 % faster), but for
-  /// the narrow tile, whose kernel would have no registers for both.
+  /// the narrow tile, whose kernel would have no registers for both, and few rows, of which it sums little.
   template <class Config>
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
-    if constexpr (Config::kTileN > 64) {
+    if constexpr (Config::kTileN > 64 && !Config::kSharedTiles) {
       if (p.units.others == 0) return spare_warp<Config, false>(p, warps);
     }
     spare_warp<Config, true>(p, warps);

@@ -5,15 +5,16 @@
 
 #include "kernels/cpu/launch/gemm_operation.h"
 #include "kernels/cpu/reduce/tile_reduce.h"
+#include "kernels/ops/gemm_rs/sums_into_c.h"
 #include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace {
 
-class CpuGemmRs final : public CpuGemmOperation {
+class CpuSumsIntoC final : public CpuGemmOperation {
  public:
-  CpuGemmRs(TileReducePlan plan, const GemmShape& shape, Topology topology)
-      : CpuGemmOperation(OpKind::kGemmRs, shape, std::move(topology)), plan_(std::move(plan)) {}
+  CpuSumsIntoC(OpKind kind, TileReducePlan plan, const GemmShape& shape, Topology topology)
+      : CpuGemmOperation(kind, shape, std::move(topology)), plan_(std::move(plan)) {}
 
   Requirements requirements() const override {
     return {plan_.word_bytes(), plan_.data_bytes(), plan_.lanes()};
@@ -42,14 +43,18 @@ class CpuGemmRs final : public CpuGemmOperation {
 
 }  // namespace
 
+std::unique_ptr<GemmOperation> make_cpu_sums_into_c(OpKind kind, TileReducePlan plan, const GemmShape& shape,
+                                                    Topology topology) {
+  return std::make_unique<CpuSumsIntoC>(kind, std::move(plan), shape, std::move(topology));
+}
+
 Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_rs(const GemmShape& shape, Topology topology,
                                                         std::uint32_t rank,
                                                         const TileReduceOptions& options) {
   auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, kHostMachine,
                                    host_options(options, shape, topology));
   if (!plan.ok()) return plan.status();
-  return std::unique_ptr<GemmOperation>(
-      std::make_unique<CpuGemmRs>(std::move(plan).value(), shape, std::move(topology)));
+  return make_cpu_sums_into_c(OpKind::kGemmRs, std::move(plan).value(), shape, std::move(topology));
 }
 
 }  // namespace mkernel::kernels

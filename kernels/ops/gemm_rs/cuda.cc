@@ -4,19 +4,18 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/cuda/reduce/tile_reduce_operation.h"
 #include "kernels/ops/gemm_rs/parameters.h"
+#include "kernels/ops/gemm_rs/sums_into_c.h"
 #include "kernels/ops/make.h"
 
 namespace mkernel::kernels {
 namespace {
 
-class CudaGemmRs final : public TileReduceOperation {
+class CudaSumsIntoC final : public TileReduceOperation {
  public:
-  CudaGemmRs(const TileReducePlan& plan, const GemmShape& shape, Topology topology, std::uint32_t rank)
-      : TileReduceOperation(OpKind::kGemmRs, plan, shape, std::move(topology), rank) {}
+  using TileReduceOperation::TileReduceOperation;
 
   Requirements requirements() const override {
     return {.workspace_bytes = plan().word_bytes(),
@@ -37,6 +36,20 @@ class CudaGemmRs final : public TileReduceOperation {
 
 }  // namespace
 
+Result<std::unique_ptr<CudaGemmOperation>> make_cuda_sums_into_c(OpKind kind, const TileReducePlan& plan,
+                                                                 const GemmShape& shape, Topology topology) {
+  CooperativeKernel kernel;
+  MK_RETURN_IF_ERROR(with_tile_of(plan, name_of(kind), [&]<Sm90Tile kTile, bool kShared>() -> Status {
+    kernel = gemm_rs_kernel_of<kTile, kShared>(shape);
+    return {};
+  }));
+  const auto rank = static_cast<std::uint32_t>(plan.rank());
+  std::unique_ptr<CudaGemmOperation> made =
+      std::make_unique<CudaSumsIntoC>(kind, plan, shape, std::move(topology), rank);
+  MK_RETURN_IF_ERROR(made->load(kernel, plan.machine));
+  return made;
+}
+
 Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& shape, Topology topology,
                                                              std::uint32_t rank,
                                                              const TileReduceOptions& options) {
@@ -44,15 +57,7 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_gemm_rs(const GemmShape& sh
   if (!machine.ok()) return machine.status();
   auto plan = TileReducePlan::make(OpKind::kGemmRs, shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
-  CooperativeKernel kernel;
-  MK_RETURN_IF_ERROR(with_tile(plan->tile, "gemm_rs", [&]<Sm90Tile kTile>() -> Status {
-    kernel = gemm_rs_kernel_of<kTile>(shape);
-    return {};
-  }));
-  std::unique_ptr<CudaGemmOperation> made =
-      std::make_unique<CudaGemmRs>(*plan, shape, std::move(topology), rank);
-  MK_RETURN_IF_ERROR(made->load(kernel, *machine));
-  return made;
+  return make_cuda_sums_into_c(OpKind::kGemmRs, *plan, shape, std::move(topology));
 }
 
 }  // namespace mkernel::kernels

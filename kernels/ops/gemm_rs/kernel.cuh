@@ -2,6 +2,8 @@
 // side.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/launch/cooperative_launch.cuh"
 #include "kernels/ops/gemm_rs/parameters.h"
@@ -9,10 +11,11 @@
 
 namespace mkernel::kernels {
 
-template <Sm90Tile kTile>
+template <Sm90Tile kTile, bool kShared>
 CooperativeKernel gemm_rs_kernel_of(const GemmShape& shape) {
   return with_types(shape, [&]<DataType kInput, Layout kLayoutB>() {
-    using Config = TileReduceConfig<kTile, kInput, kLayoutB>;
+    using Config = std::conditional_t<kShared, SharedTilesConfig<kTile, kInput, kLayoutB>,
+                                      TileReduceConfig<kTile, kInput, kLayoutB>>;
     return cooperative_kernel<Config>(&gemm_rs_kernel<Config>, sm90_shared_bytes<Config>());
   });
 }

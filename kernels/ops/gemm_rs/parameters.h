@@ -8,8 +8,9 @@ namespace mkernel::kernels {
 
 struct CooperativeKernel;
 
-/// The kernel for the types and the layout of `shape`.
-template <Sm90Tile kTile>
+/// The kernel for the types and the layout of `shape`. `kShared`: owners share tiles, which those of 256 rows
+/// are not built for.
+template <Sm90Tile kTile, bool kShared>
 CooperativeKernel gemm_rs_kernel_of(const GemmShape& shape);
 
 }  // namespace mkernel::kernels

@@ -30,7 +30,8 @@ TEST_CASE("every element of c is summed by its owner, forwarded or copied from t
                                    Topology(2, 1), Topology(2, 2), Topology(3, 2), Topology(2, 4)}) {
     for (const GemmShape& shape : {GemmShape{1, 8, 8}, GemmShape{5, 136, 64}, GemmShape{1000, 392, 64}}) {
       for (const TileSize& tile : kTiles) {
-        const GemmArPlan plan = gemm_ar_plan_of(shape, topology, topology.world() - 1, {.tile = tile});
+        const GemmArPlan plan =
+            gemm_ar_plan_of(shape, topology, topology.world() - 1, {.tile = tile, .to_all = false});
         std::vector<int> written(static_cast<std::size_t>(shape.m * shape.n));
         const std::int32_t sources = plan.product.reduce.sources, others = plan.product.units.others;
         const auto write = [&](std::int32_t turn, std::int32_t unit) {

@@ -52,14 +52,14 @@ TEST_CASE("every element is computed by one tile, and summed in one unit on ever
         for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
           const TileReducePlan plan = reduce_plan_of(shape, topology, rank, {.tile = tile});
           const PushReducePlan& reduce = plan.reduce;
-          const std::int64_t height = tile.block_rows(), width = tile.columns;
+          const std::int64_t width = tile.columns;
           Counts computed(summed[0].size());
-          for (std::int32_t index = 0; index < plan.tiles.tiles(); ++index) {
-            const OwnerTiles::Place place = plan.tiles.place(index);
-            const std::int32_t owner = plan.owners[place.turn];
-            const std::int64_t first = reduce.first_row(owner), rows = reduce.rows_of(owner);
-            count(computed, shape, first + std::min(rows, place.block * height),
-                  first + std::min(rows, (place.block + 1) * height), place.column, width);
+          for (std::int32_t index = 0; index < plan.cluster_tiles() * tile.cluster; ++index) {
+            const TileReducePlan::Tile one = plan.tile_at(index / tile.cluster, index % tile.cluster);
+            for (const auto& part : one.parts) {
+              const std::int64_t first = reduce.first_row(plan.owners[part.turn]);
+              count(computed, shape, first + part.begin, first + part.end, one.column, width);
+            }
           }
           CHECK(all_ones(computed));
           for (std::int32_t index = 0; index < plan.units.all_units(); ++index) {

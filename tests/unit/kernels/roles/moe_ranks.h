@@ -1,8 +1,7 @@
 // Ranks of the mixture of experts whose roles are played on the host, thread by thread: routing, table,
 // pushes, what crosses nodes, the order of tasks and their waits, signals of finished rows, sums. What
 // multiplies is replaced: of a cluster one warp takes its tasks, and its first lane computes their tiles. Or
-// the whole kernel is played, which takes longer. Over several nodes another fiber plays all daemons: it
-// takes puts from the ranks' rings, in any order of ranks, and delivers them late.
+// the whole kernel is played, which takes longer.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -12,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "kernels/cpu/memory/convert.h"
@@ -21,14 +19,13 @@
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/ops/moe_dispatch_gemm/roles.cuh"
 #include "kernels/ops/moe_dispatch_gemm/tasks.cuh"
-#include "proto/abi/region_map.h"
-#include "proto/abi/work_request.h"
 #include "tests/support/moe_cases.h"
 #include "tests/support/moe_reference.h"
 #include "tests/support/on_host/cuda_names.h"
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/unit/kernels/roles/host_fabric.h"
 #include "tests/unit/kernels/roles/moe_spread.h"
 
 namespace mkernel::test {
@@ -51,7 +48,8 @@ class HostRanks {
                                      .gated_columns = HostTile::kTileN / 2,
                                      .dispatch_ctas = spread.dispatch_ctas}))),
         weights_(random_weights(shape, 17)),
-        ranks_(nodes.world()) {
+        ranks_(nodes.world()),
+        fabric_(nodes.world(), kLanes) {
     const Topology& topology = plan_.topology;
     for (Rank& rank : ranks_) rank.workspace = zeroed(plan_.requirements().workspace_bytes);
     for (std::uint32_t r = 0; r < nodes.world(); ++r) {
@@ -63,8 +61,8 @@ class HostRanks {
       rank.p = moe_parameters(plan_, r, of_node, rank.scratch.get());
       rank.p.lead = static_cast<std::int32_t>(spread.clusters);
       rank.p.summing_ctas = spread.whole_kernel ? kMoeCluster : spread.dispatch_ctas;
-      rank.p.region = kRegion;
-      open_endpoint(rank, r);
+      rank.p.region = HostFabric::kRegion;
+      fabric_.open(rank.p.endpoint, r, rank.control);
       if (spread.whole_kernel) describe_matrices(rank, r);
     }
   }
@@ -82,7 +80,12 @@ class HostRanks {
                        static_cast<std::int32_t>(inputs[r].tokens), static_cast<std::int32_t>(shape_.topk)};
       add_rank(grid, rank);
     }
-    if (plan_.exchange.others() > 0) grid.add_service([this] { deliver(); });
+    if (plan_.exchange.others() > 0) {
+      grid.add_service([this] {
+        fabric_.deliver([this](std::uint32_t rank) { return ranks_[rank].workspace.get(); },
+                        plan_.exchange.bytes(), spread_.whole_kernel);
+      });
+    }
     if (spread_.whole_kernel) grid.add_service(host_copy_engine);
     grid.run();
     for (Rank& rank : ranks_) {
@@ -134,69 +137,10 @@ class HostRanks {
     LaunchControl control{};
     MoeParameters p{};
     std::vector<std::unique_ptr<std::byte[]>> shared;  ///< memory of dispatching CTAs
-    // Over several nodes.
-    std::vector<abi::WorkSlot> slots = std::vector<abi::WorkSlot>(kSlots);
-    abi::RingHead head{};
-    RingClaims claims{};
-    std::uint64_t taken = 0;                  ///< slots, by the daemon
-    std::vector<std::uint64_t> seen, issued;  ///< PolledCounts; Endpoint::issued
     // Of the whole kernel.
-    std::vector<std::uint64_t> arrivals, completed, base;  ///< PolledCounts
-    std::vector<std::uint16_t> w1, w1_up, w2;              ///< of its experts, in the layout of the shape
+    std::vector<std::uint16_t> w1, w1_up, w2;  ///< of its experts, in the layout of the shape
   };
-  static constexpr std::uint32_t kLog2Slots = 4, kSlots = 1 << kLog2Slots, kRegion = 3, kLanes = 2;
-
-  void open_endpoint(Rank& rank, std::uint32_t number) {
-    const auto world = static_cast<std::uint32_t>(ranks_.size());
-    device::Endpoint& endpoint = rank.p.endpoint;
-    endpoint.rank = number;
-    endpoint.world_size = world;
-    endpoint.control = &rank.control;
-    endpoint.deadline_ns = 20'000'000'000;
-    endpoint.counts.peers = world;
-    endpoint.counts.lanes = endpoint.lanes = endpoint.counts.stride = kLanes;
-    rank.seen.resize(endpoint.counts.words());
-    rank.issued.resize(endpoint.counts.words());
-    endpoint.counts.seen = rank.seen.data();
-    endpoint.issued = rank.issued.data();
-    for (auto* counts : {&rank.arrivals, &rank.completed, &rank.base})
-      counts->resize(endpoint.counts.words());
-    endpoint.counts.arrivals = rank.arrivals.data();
-    endpoint.counts.completed = rank.completed.data();
-    endpoint.counts.base = rank.base.data();
-    endpoint.rings = {rank.slots.data(), &rank.head, &rank.claims, 1, kLog2Slots};
-  }
-
-  /// The daemons: one put after the other, of a rank that is drawn, when some time has passed.
-  void deliver() {
-    std::mt19937 random(7);
-    while (!host_is_over()) {
-      for (std::uint32_t pause = random() % 4; pause > 0; --pause) host_yield();
-      host_yield();
-      const std::uint32_t source = random() % static_cast<std::uint32_t>(ranks_.size());
-      Rank& from = ranks_[source];
-      abi::WorkSlot slot;
-      if (!abi::load_slot(from.slots[from.taken % kSlots], abi::lap_bit(from.taken, kLog2Slots), slot))
-        continue;
-      const abi::WorkRequest put = abi::decode(slot);
-      REQUIRE(put.local_region == kRegion);
-      REQUIRE(put.remote_region == kRegion);
-      REQUIRE(put.local_offset + put.length <= plan_.exchange.bytes());
-      REQUIRE(put.remote_offset + put.length <= plan_.exchange.bytes());
-      Rank& to = ranks_[put.peer];
-      std::memcpy(to.workspace.get() + put.remote_offset, from.workspace.get() + put.local_offset,
-                  put.length);
-      const std::uint32_t lane = put.channel - put.peer * kLanes;
-      if (spread_.whole_kernel) {
-        ++to.arrivals[source * kLanes + lane];
-        ++from.completed[put.peer * kLanes + lane];
-      } else {
-        ++to.seen[to.p.endpoint.counts.arrivals_index(source, lane)];
-        ++from.seen[from.p.endpoint.counts.completed_index(put.peer, lane)];
-      }
-      from.head.tail = ++from.taken;
-    }
-  }
+  static constexpr std::uint32_t kLanes = 2;
 
   static Memory zeroed(std::uint64_t bytes) {
     auto* memory = static_cast<std::byte*>(std::aligned_alloc(128, (bytes + 127) / 128 * 128));
@@ -369,6 +313,7 @@ class HostRanks {
   const MoePlan plan_;
   const MoeWeights weights_;
   std::vector<Rank> ranks_;
+  HostFabric fabric_;
 };
 
 }  // namespace mkernel::test

@@ -68,11 +68,26 @@ struct GemmArCase : SumCase {
   using World = GemmArWorld;
 
   Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
-    auto plan = Plan::make(shape, topology, rank, machine, options);
+    kernels::TileReduceOptions by_owner = options;
+    by_owner.to_all = false;
+    auto plan = Plan::make(shape, topology, rank, machine, by_owner);
     if (plan.ok()) plan->product.partials.chunk_units = chunk_units;
     return plan;
   }
   std::string label() const { return "GEMM+AR m = " + std::to_string(shape.m); }
+};
+
+/// GEMM+AR whose ranks all sum all rows: of one node with several ranks.
+struct SumAllCase : SumCase {
+  using Plan = kernels::TileReducePlan;
+  using World = TileReduceWorld;
+
+  Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
+    kernels::TileReduceOptions to_all = options;
+    to_all.to_all = true;
+    return Plan::make(OpKind::kGemmAr, shape, topology, rank, machine, to_all);
+  }
+  std::string label() const { return "GEMM+AR to all, m = " + std::to_string(shape.m); }
 };
 
 struct MoeCase {
@@ -133,14 +148,15 @@ class Played {
   std::vector<typename Case::Plan> plans_;
 };
 
-/// Every case on every world, with seeds 0 .. `seeds` - 1; a quarter of them under sanitizers, which look at
-/// the simulation's own code and not at the order of its steps.
+/// Every case on every one of `topologies`, with seeds 0 .. `seeds` - 1; a quarter of them under sanitizers,
+/// which look at the simulation's own code and not at the order of its steps.
 template <class Case>
-void play_everywhere(const std::vector<Case>& cases, std::uint64_t seeds, Fault fault = Fault::kNone) {
+void play_everywhere(const std::vector<Case>& cases, std::uint64_t seeds, Fault fault = Fault::kNone,
+                     const std::vector<kernels::Topology>& topologies = worlds()) {
 #if defined(MKERNEL_SANITIZED)
   seeds = (seeds + 3) / 4;
 #endif
-  for (const kernels::Topology& topology : worlds()) {
+  for (const kernels::Topology& topology : topologies) {
     for (const Case& given : cases) {
       const Played<Case> played(given, topology);
       for (std::uint64_t seed = 0; seed < seeds; ++seed) {

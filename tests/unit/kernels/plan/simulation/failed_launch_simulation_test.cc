@@ -80,6 +80,11 @@ TEST_CASE("GEMM+AR: who reports a launch as good has that launch's result, whate
                     kSeeds);
 }
 
+TEST_CASE("GEMM+AR where every rank sums all rows: who reports a launch as good has that launch's result") {
+  check<SumAllCase>({{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}}}, kSeeds,
+                    {{1, 2}, {1, 3}});
+}
+
 TEST_CASE("MoE: who reports a launch as good has that launch's result, whatever has failed") {
   check<MoeCase>({{{}}, {{.experts = 7, .topk = 1, .columns2 = 0}}, {{.pattern = MoeLoad::kOneToken}}},
                  kSeeds);

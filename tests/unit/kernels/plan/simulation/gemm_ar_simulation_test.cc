@@ -31,6 +31,16 @@ TEST_CASE("GEMM+AR: any order of steps ends, and every rank copies this launch's
   play_everywhere(kLarge, 2);
 }
 
+TEST_CASE("GEMM+AR: any order of steps ends where every rank sums all rows") {
+  const std::vector<SumAllCase> cases{
+      {{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}},
+      {{{70, 136, 8}, kHost, {.tile = TileSize{64, 64, 2}, .reduce_ctas = 1}, 16, kFew}},
+      {{{150, 264, 8}, kGpu, {.tile = Sm90Tile::k128x128, .reduce_ctas = 2}, 16, kMany}}};
+  play_everywhere(cases, 4, Fault::kNone, {{1, 2}, {1, 3}, {1, 4}, {1, 8}, {1, 16}});
+  check_seen(cases[1], Topology(1, 3), Fault::kOneHalf, "reads a tile in launch");
+  check_seen(cases[1], Topology(1, 3), Fault::kCountFirst, "reads a tile in launch");
+}
+
 TEST_CASE("GEMM+AR: the simulation sees what is wrong") {
   check_seen(kUnits, Topology(2, 1), Fault::kNoCompletions, "before it is completed");
   check_seen(kUnits, Topology(1, 3), Fault::kCountFirst, "in launch");

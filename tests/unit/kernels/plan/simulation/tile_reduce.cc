@@ -36,7 +36,7 @@ Task TileReduceWorld::computing_cta(std::int32_t index, std::uint64_t epoch, std
   const auto& mine = plan(index);
   const std::int32_t cluster = (cta - mine.reduce_ctas) / mine.tile.cluster;
   const std::int32_t clusters = mine.compute_ctas / mine.tile.cluster;
-  const std::int32_t tiles = kernels::TileAssignment::share(mine.tiles.tiles(), cluster, clusters);
+  const std::int32_t tiles = kernels::TileAssignment::share(mine.cluster_tiles(), cluster, clusters);
   scheduler_.spawn(index, "multiply", multiply(index, shared, tiles));
   scheduler_.spawn(index, "store", store(index, epoch, shared, cta, tiles));
   for (std::int32_t warp = 0; warp < warps_.multiplying; ++warp)
@@ -68,36 +68,65 @@ Task TileReduceWorld::store(std::int32_t index, std::uint64_t epoch, Cta& shared
   scheduler_.add(shared.ended, 1);
 }
 
-/// A CTA's tile into this rank's slot at the reducer, and its word.
+/// A CTA's tile into this rank's slots at the reducers of its owners, and then their words.
 Task TileReduceWorld::store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
                                  std::int32_t in_cluster) {
-  const auto& mine = plan(index);
-  const kernels::OwnerTiles::Place place = mine.tiles.place(number);
-  const std::int64_t first = std::int64_t{place.block} * mine.tile.block_rows() + in_cluster * mine.tile.rows;
-  const std::int64_t end = std::min(rows_of(index, place.turn), first + mine.tile.rows);
-  if (first >= end) co_return;
-  const std::int64_t column = std::int64_t{place.column} * mine.tile.columns;
-  const std::int64_t width = std::min(columns_ - column, std::int64_t{mine.tile.columns});
-  const std::int32_t reducer = reducer_of(index, place.turn), node_turn = place.turn / mine.reduce.sources;
-  Memory& memory = rank(reducer).workspace;
-  const std::uint64_t slot_at = slot(reducer, epoch, node_turn, local_of(index));
-  const auto row_of = [&](std::int64_t row) {
-    return Span{slot_at + static_cast<std::uint64_t>(row * columns_ + column) * 2,
-                static_cast<std::uint64_t>(width) * 2};
+  const kernels::TileReducePlan::Tile tile = plan(index).tile_at(number, in_cluster);
+  const auto signal = [&](const Part& part) {
+    Word& word = ready(reducer_of(index, part.turn), part.turn / plan(index).reduce.sources, local_of(index),
+                       plan(index).ready_word(part.begin, tile.column));
+    scheduler_.set(word, kernels::PushReducePlan::count(epoch));
   };
-  const std::int64_t tile = first / mine.tile.rows * mine.tiles.raster.columns() + place.column;
-  Word& word = ready(reducer, node_turn, local_of(index), tile);
-  if (has(Fault::kCountFirst)) scheduler_.set(word, kernels::PushReducePlan::count(epoch));
-  co_await scheduler_.step();
-  for (std::int64_t row = first; row < end; ++row) begin_write(memory, row_of(row));
-  co_await scheduler_.step();
-  const std::int64_t first_row = mine.reduce.first_row(owner(index, place.turn));
-  for (std::int64_t row = first; row < end; ++row) {
-    memory.end_write(row_of(row), stamp(epoch, Content::kPartialTile, index,
-                                        memory.cells(((first_row + row) * columns_ + column) * 2)));
+  if (has(Fault::kCountFirst)) std::for_each(tile.parts.begin(), tile.parts.end(), signal);
+  for (const Part& part : tile.parts) {
+    co_await scheduler_.step();
+    begin_part(index, epoch, tile, part);
   }
-  co_await scheduler_.step();
-  scheduler_.set(word, kernels::PushReducePlan::count(epoch));
+  for (const Part& part : tile.parts) {
+    co_await scheduler_.step();
+    end_part(index, epoch, tile, part);
+  }
+  for (const Part& part : tile.parts) {
+    co_await scheduler_.step();
+    signal(part);
+  }
+}
+
+/// visit(row of the owner's, where it lies at the owner's reducer) for the rows of a part of a tile.
+template <class Visit>
+void TileReduceWorld::for_each_row(std::int32_t index, std::uint64_t epoch,
+                                   const kernels::TileReducePlan::Tile& tile, const Part& part,
+                                   const Visit& visit) {
+  const auto& mine = plan(index);
+  const std::int64_t column = std::int64_t{tile.column} * mine.tile.columns;
+  const std::int64_t width = std::min(columns_ - column, std::int64_t{mine.tile.columns});
+  const std::uint64_t slot_at =
+      slot(reducer_of(index, part.turn), epoch, part.turn / mine.reduce.sources, local_of(index));
+  for (std::int64_t row = part.begin; row < part.end; ++row) {
+    visit(row * columns_ + column, Span{slot_at + static_cast<std::uint64_t>(row * columns_ + column) * 2,
+                                        static_cast<std::uint64_t>(width) * 2});
+  }
+}
+
+void TileReduceWorld::begin_part(std::int32_t index, std::uint64_t epoch,
+                                 const kernels::TileReducePlan::Tile& tile, const Part& part) {
+  Memory& memory = rank(reducer_of(index, part.turn)).workspace;
+  for_each_row(index, epoch, tile, part,
+               [&](std::int64_t, const Span& there) { begin_write(memory, there); });
+}
+
+/// What is written is the tile's own rows: a part that is taken from the wrong ones is seen by who sums it.
+void TileReduceWorld::end_part(std::int32_t index, std::uint64_t epoch,
+                               const kernels::TileReducePlan::Tile& tile, const Part& part) {
+  Memory& memory = rank(reducer_of(index, part.turn)).workspace;
+  const std::int64_t first_row = plan(index).reduce.first_row(owner(index, part.turn));
+  for_each_row(index, epoch, tile, part, [&](std::int64_t element, const Span& there) {
+    const std::int64_t row = first_row + element / columns_;
+    const bool right = row >= tile.first_row && row < tile.first_row + plan(index).tile.rows;
+    memory.end_write(
+        there, stamp(epoch, Content::kPartialTile, index, memory.cells((first_row * columns_ + element) * 2)),
+        right);
+  });
 }
 
 Task TileReduceWorld::multiplying_warp(std::int32_t index, std::uint64_t epoch, Cta& cta, std::int32_t number,

@@ -170,6 +170,7 @@ class TileReduceWorld : public World {
   const Warps warps_;
 
  private:
+  using Part = kernels::TileReducePlan::Tile::Part;
   struct Cta {
     Word multiplied{}, stored{};  ///< tiles
     Word ended{};                 ///< roles
@@ -221,6 +222,13 @@ class TileReduceWorld : public World {
   Task multiply(std::int32_t index, Cta& cta, std::int32_t tiles);
   Task store(std::int32_t index, std::uint64_t epoch, Cta& shared, std::int32_t cta, std::int32_t tiles);
   Task store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number, std::int32_t in_cluster);
+  template <class Visit>
+  void for_each_row(std::int32_t index, std::uint64_t epoch, const kernels::TileReducePlan::Tile& tile,
+                    const Part& part, const Visit& visit);
+  void begin_part(std::int32_t index, std::uint64_t epoch, const kernels::TileReducePlan::Tile& tile,
+                  const Part& part);
+  void end_part(std::int32_t index, std::uint64_t epoch, const kernels::TileReducePlan::Tile& tile,
+                const Part& part);
   Task multiplying_warp(std::int32_t index, std::uint64_t epoch, Cta& cta, std::int32_t number,
                         std::int32_t tiles);
   Task reducing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta);

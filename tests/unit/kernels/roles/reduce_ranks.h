@@ -1,0 +1,313 @@
+// Ranks of GEMM+RS or GEMM+AR whose whole kernels are played on the host: products, partial tiles into the
+// slots of their owners, signals, sums, what crosses nodes, finished sums.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/base/lent_workspace.h"
+#include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/ops/gemm_ar/plan.h"
+#include "kernels/ops/gemm_ar/roles.cuh"
+#include "kernels/ops/gemm_rs/roles.cuh"
+#include "kernels/plan/cuts.h"
+#include "tests/support/on_host/cuda_names.h"
+#include "tests/support/on_host/sm90.h"
+#include "tests/support/random_tensor.h"
+#include "tests/support/require.h"
+#include "tests/unit/kernels/roles/host_fabric.h"
+
+namespace mkernel::test {
+
+using namespace mkernel::kernels;
+
+class ReduceRanks {
+ public:
+  ReduceRanks(OpKind kind, const GemmShape& shape, const Topology& topology, TileReduceOptions options)
+      : kind_(kind), shape_(shape), topology_(topology), fabric_(topology.world(), kLanes) {
+    options.reduce_ctas = 2;
+    for (std::uint32_t r = 0; r < topology.world(); ++r) {
+      ranks_.push_back(std::make_unique<Rank>(Rank{plan_of(r, options)}));
+      Rank& rank = *ranks_.back();
+      half_bytes_ = lent_half_bytes(lent_workspace_bytes(rank.plan.data_bytes()));
+      rank.words.resize(rank.plan.word_bytes() / 8 + 1);
+      rank.lent.resize(lent_workspace_bytes(half_bytes_) / sizeof(Line) + 1);
+      rank.counts.resize(2 + static_cast<std::size_t>(rank.plan.product.most_chunks()));
+      rank.staged.resize(
+          static_cast<std::size_t>(rank.plan.product.units.others * rank.plan.product.most_chunks()));
+    }
+    for (auto& rank : ranks_) describe(*rank);
+  }
+
+  const TileReducePlan& plan() const { return ranks_[0]->plan.product; }
+
+  /// A launch of every rank with new operands; every element of c.
+  void check(std::uint64_t seed) {
+    HostGrid grid;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      Rank& rank = *ranks_[r];
+      const TileSize& tile = rank.plan.product.tile;
+      rank.a = random_tensor(shape_.m * shape_.k, shape_.dtype, seed * 100 + 2 * r);
+      rank.b = random_tensor(shape_.k * shape_.n, shape_.dtype, seed * 100 + 2 * r + 1);
+      rank.c.assign(static_cast<std::size_t>(rows(rank).size() * shape_.n + 8), kPoison);
+      rank.p.a = host_tensor_map(sm90_a_view(tile, shape_.dtype, rank.a.data(), shape_.m, shape_.k));
+      rank.p.b =
+          host_tensor_map(sm90_b_view(shape_.dtype, shape_.b_layout, rank.b.data(), shape_.n, shape_.k));
+      rank.p.direct_c = host_tensor_map(sm90_c_view(shape_.dtype, rank.c.data(), shape_.m, shape_.n));
+      rank.p.c = reinterpret_cast<std::byte*>(rank.c.data());
+      rank.p.own_c = rank.p.c;
+      if (kind_ == OpKind::kGemmAr)
+        rank.p.own_c += rank.plan.product.reduce.first_row(rank.plan.product.rank()) * shape_.n * 2;
+      add(grid, rank);
+    }
+    grid.add_service(host_copy_engine);
+    if (topology_.nodes() > 1) {
+      grid.add_service([this] {
+        fabric_.deliver([this](std::uint32_t rank) { return ranks_[rank]->lent_memory(); },
+                        lent_workspace_bytes(half_bytes_), true);
+      });
+    }
+    grid.run();
+    const std::vector<Sum> sums = expected();
+    for (const auto& rank : ranks_) verify(*rank, sums);
+    // The ranks of an all-reduce hold the same bits.
+    for (const auto& rank : ranks_) CHECK((kind_ == OpKind::kGemmRs || rank->c == ranks_[0]->c));
+  }
+
+ private:
+  using Elements = std::vector<std::uint16_t>;
+  static constexpr std::uint32_t kLanes = 2;
+  struct alignas(128) Line {
+    std::byte bytes[128];
+  };
+  struct Rank {
+    GemmArPlan plan;  ///< of GEMM+RS only the product
+    std::vector<std::uint64_t> words{};
+    std::vector<Line> lent{};
+    std::vector<OwnerOnDevice> owners{};
+    std::vector<TensorMap> slots{};
+    std::uint64_t claimed = 0;
+    std::vector<std::uint64_t> counts{}, staged{};
+    LaunchControl control{};
+    GemmArParameters p{};
+    Elements a{}, b{}, c{};
+
+    std::byte* lent_memory() { return reinterpret_cast<std::byte*>(lent.data()); }
+  };
+  /// What an element of the product should be.
+  struct Sum {
+    double sum = 0, terms = 0, partials = 0;
+  };
+
+  GemmArPlan plan_of(std::uint32_t rank, const TileReduceOptions& options) const {
+    const Machine machine = kH200.with_sms(8);
+    if (kind_ == OpKind::kGemmAr) return require(GemmArPlan::make(shape_, topology_, rank, machine, options));
+    GemmArPlan plan{.product =
+                        require(TileReducePlan::make(kind_, shape_, topology_, rank, machine, options))};
+    plan.sums = {.words_begin = plan.product.word_bytes(), .begin = plan.product.data_bytes()};
+    return plan;
+  }
+  Rank& rank_at(std::uint32_t node, std::uint32_t local) { return *ranks_[topology_.rank_at(node, local)]; }
+  Range rows(const Rank& rank) const {
+    if (kind_ == OpKind::kGemmAr) return {0, shape_.m};
+    return block_range(shape_.m, topology_.world(), static_cast<std::uint32_t>(rank.plan.product.rank()));
+  }
+
+  /// As TileReduceOperation does it.
+  void describe(Rank& rank) {
+    const TileReducePlan& plan = rank.plan.product;
+    const auto me = static_cast<std::uint32_t>(plan.rank());
+    const auto local = static_cast<std::int32_t>(topology_.local_of(me));
+    const std::int32_t turns = plan.tiles.turns();
+    const auto reducer = [&](std::int32_t turn) -> Rank& {
+      const auto owner = static_cast<std::uint32_t>(plan.owners[static_cast<std::size_t>(turn)]);
+      return rank_at(topology_.node_of(me), topology_.local_of(owner));
+    };
+    TileReduceParameters& p = rank.p;
+    for (std::int32_t turn = 0; turn < turns; ++turn) {
+      const std::int32_t owner = plan.owners[static_cast<std::size_t>(turn)];
+      const std::uint64_t ready = plan.reduce.ready_offset(turn / plan.reduce.sources, local);
+      rank.owners.push_back({reducer(turn).words.data() + ready / 8, owner,
+                             static_cast<std::int32_t>(plan.reduce.first_row(owner)),
+                             static_cast<std::int32_t>(plan.reduce.rows_of(owner))});
+      p.first_owners[turn] = rank.owners.back();
+    }
+    for (std::int32_t i = 0; i < 2 * turns; ++i) {
+      const std::int32_t owner = plan.owners[static_cast<std::size_t>(i % turns)];
+      const std::byte* slot = reducer(i % turns).lent_memory() +
+                              lent_half_at(static_cast<std::uint64_t>(i / turns), half_bytes_) +
+                              plan.reduce.slot_offset(i % turns / plan.reduce.sources, local);
+      rank.slots.push_back(host_tensor_map(
+          sm90_c_view(shape_.dtype, slot, std::max<std::int64_t>(1, plan.reduce.rows_of(owner)), shape_.n)));
+    }
+    fabric_.open(p.endpoint, me, rank.control);
+    p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());
+    p.owners = rank.owners.data();
+    for (std::int32_t source = 0; source < plan.reduce.sources; ++source)
+      p.source_rank[source] = static_cast<std::int32_t>(topology_.rank_at(topology_.node_of(me), source));
+    p.ready = rank.words.data() + plan.reduce.ready_offset(0, 0) / 8;
+    p.ready_words = plan.reduce.ready_offset(0, 1) / 8;
+    for (const std::uint64_t half : {0, 1})
+      p.slots_here[half] =
+          rank.lent_memory() + lent_half_at(half, half_bytes_) + plan.reduce.slot_offset(0, 0);
+    p.half_bytes = half_bytes_;
+    p.slot_bytes = plan.reduce.slot_bytes();
+    p.columns = static_cast<std::int32_t>(plan.reduce.columns);
+    p.slots = rank.slots.data();
+    p.claimed = &rank.claimed;
+    p.tiles = plan.tiles;
+    p.shared = plan.shared;
+    p.units = plan.units;
+    p.k_blocks = static_cast<std::int32_t>(ceil_div(shape_.k, std::int64_t{kSm90TileK}));
+    p.reduce_ctas = plan.reduce_ctas;
+    describe_wire(rank, p.wire);
+    if (kind_ == OpKind::kGemmAr) describe_sums(rank);
+  }
+
+  void describe_wire(Rank& rank, PartialsWire& wire) {
+    const TileReducePlan& plan = rank.plan.product;
+    wire.plan = plan.partials;
+    wire.lent = rank.lent_memory();
+    wire.region = HostFabric::kRegion;
+    wire.staged = rank.staged.data();
+    wire.chunks = plan.most_chunks();
+    for (std::int32_t turn = plan.reduce.sources - 1; turn < plan.tiles.turns(); turn += plan.reduce.sources)
+      wire.packed_units[turn / plan.reduce.sources] =
+          plan.packed_units(plan.owners[static_cast<std::size_t>(turn)]);
+  }
+
+  /// As CudaGemmAr does it.
+  void describe_sums(Rank& rank) {
+    const TileReducePlan& plan = rank.plan.product;
+    const PushSumsPlan& sums = rank.plan.sums;
+    const auto me = static_cast<std::uint32_t>(plan.rank());
+    GemmArParameters& p = rank.p;
+    for (std::int32_t near = 0; near < plan.reduce.sources - 1; ++near) {
+      const auto owner = plan.owners[static_cast<std::size_t>(plan.tiles.far_turns + near)];
+      Rank& there = *ranks_[static_cast<std::size_t>(owner)];
+      p.sums_there[near] = there.lent_memory() + sums.sums_offset(plan.rank());
+      p.summed_there[near] = there.words.data() + sums.summed_offset(plan.rank()) / 8;
+    }
+    p.sums_at = sums.sums_offset(0);
+    p.sums_here = ranks_[me]->lent_memory() + sums.sums_offset(0);
+    p.summed = rank.words.data() + sums.summed_offset(0) / 8;
+    p.sums_owner_bytes = sums.sums_offset(1) - sums.sums_offset(0);
+    p.copied = rank.counts.data();
+    p.forwarded = p.copied + 1;
+    p.finished = p.copied + 2;
+  }
+
+  template <class Config>
+  void play(const Rank& rank) const {
+    const HostThread& self = host_thread();
+    std::byte* memory = self.cluster_shared[self.cluster_rank];
+    if (kind_ == OpKind::kGemmAr && !rank.plan.product.reduce.to_all) {
+      tile_reduce<Config, GemmArRoles>(rank.p, memory);
+    } else {
+      tile_reduce<Config, GemmRsRoles>(rank.p, memory);
+    }
+  }
+
+  template <class Config>
+  void add_kernel(HostGrid& grid, Rank& rank) {
+    const TileReducePlan& plan = rank.plan.product;
+    const std::int32_t ctas = plan.reduce_ctas + plan.compute_ctas;
+    for (std::int32_t cta = 0; cta < ctas; cta += Config::kCluster) {
+      grid.add_cluster(static_cast<std::uint32_t>(cta), Config::kCluster, static_cast<std::uint32_t>(ctas),
+                       Config::kThreads, sm90_shared_bytes<Config>(), [this, &rank] { play<Config>(rank); });
+    }
+  }
+
+  void add(HostGrid& grid, Rank& rank) {
+    const TileReducePlan& plan = rank.plan.product;
+    require_ok(with_tile(plan.tile, "a test", [&]<Sm90Tile kTile>() -> Status {
+      with_types(shape_, [&]<DataType kInput, Layout kLayoutB>() {
+        if (plan.shared.any()) {
+          add_kernel<SharedTilesConfig<kTile, kInput, kLayoutB>>(grid, rank);
+        } else {
+          add_kernel<TileReduceConfig<kTile, kInput, kLayoutB>>(grid, rank);
+        }
+      });
+      return {};
+    }));
+  }
+
+  double value(const Elements& from, std::int64_t at) const {
+    return value_of(shape_.dtype, from[static_cast<std::size_t>(at)]);
+  }
+
+  std::vector<Sum> expected() const {
+    std::vector<Sum> sums(static_cast<std::size_t>(shape_.m * shape_.n));
+    for (const auto& source : ranks_) {
+      for (std::int64_t at = 0; at < shape_.m * shape_.n; ++at) {
+        const std::int64_t row = at / shape_.n, column = at % shape_.n;
+        Sum& sum = sums[static_cast<std::size_t>(at)];
+        double product = 0;
+        for (std::int64_t k = 0; k < shape_.k; ++k) {
+          const std::int64_t in_b =
+              shape_.b_layout == Layout::kRowMajor ? k * shape_.n + column : column * shape_.k + k;
+          const double term = value(source->a, row * shape_.k + k) * value(source->b, in_b);
+          product += term;
+          sum.terms += std::abs(term);
+        }
+        sum.sum += product;
+        sum.partials += std::abs(product);
+      }
+    }
+    return sums;
+  }
+
+  /// Bound: the READMEs of the operations.
+  void verify(const Rank& rank, const std::vector<Sum>& sums) const {
+    CHECK(rank.control.failed == 0);
+    const Range mine = rows(rank);
+    const double unit = shape_.dtype == DataType::kBf16 ? 0x1p-8 : 0x1p-11;
+    const double roundings = topology_.nodes() > 1 ? 2 : 1;
+    std::size_t wrong = 0;
+    for (std::int64_t at = mine.begin * shape_.n; at < mine.end * shape_.n; ++at) {
+      const Sum& sum = sums[static_cast<std::size_t>(at)];
+      const double bound = unit * (std::abs(sum.sum) + roundings * 1.01 * sum.partials) +
+                           static_cast<double>(shape_.k) * 0x1p-22 * sum.terms;
+      if (!(std::abs(value(rank.c, at - mine.begin * shape_.n) - sum.sum) <= bound)) ++wrong;
+    }
+    CHECK_MESSAGE(wrong == 0, "rank ", rank.plan.product.rank(), ": ", wrong, " elements wrong");
+    for (std::int64_t at = mine.size() * shape_.n; at < std::ssize(rank.c); ++at)
+      CHECK(rank.c[static_cast<std::size_t>(at)] == kPoison);
+    const PushReducePlan& reduce = rank.plan.product.reduce;
+    if (reduce.rows_of(rank.plan.product.rank()) == 0) check_untouched(rank, reduce);
+  }
+
+  /// The slots of an owner without rows.
+  void check_untouched(const Rank& rank, const PushReducePlan& reduce) const {
+    const auto* lent = reinterpret_cast<const std::byte*>(rank.lent.data());
+    const std::int32_t own = reduce.nodes() - 1;
+    for (const std::uint64_t half : {0, 1}) {
+      const std::byte* slots = lent + lent_half_at(half, half_bytes_) + reduce.slot_offset(own, 0);
+      const std::byte* end = slots + static_cast<std::uint64_t>(reduce.sources) * reduce.slot_bytes();
+      CHECK(std::all_of(slots, end, [](std::byte byte) { return byte == std::byte{0}; }));
+    }
+  }
+
+  const OpKind kind_;
+  const GemmShape shape_;
+  const Topology topology_;
+  HostFabric fabric_;
+  std::uint64_t half_bytes_ = 0;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+/// Two launches, so that both halves of the lent workspaces and their counts are used.
+inline void check_reduce(OpKind kind, const GemmShape& shape, const Topology& topology,
+                         const TileReduceOptions& options, bool shared) {
+  ReduceRanks world(kind, shape, topology, options);
+  REQUIRE(world.plan().shared.any() == shared);
+  for (std::uint64_t launch = 0; launch < 2; ++launch) world.check(launch);
+}
+
+}  // namespace mkernel::test

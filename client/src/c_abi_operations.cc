@@ -65,7 +65,8 @@ Result<MoeShape> shape_of(const mk_moe_shape* shape) {
                   static_cast<DataType>(given->dtype),
                   given->capacity,
                   static_cast<Layout>(given->w_layout),
-                  given->weights_on_input == 1};
+                  given->weights_on_input == 1,
+                  given->shared_intermediate};
 }
 Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
   const auto given = read("mk_attention_shape", shape);
@@ -98,8 +99,12 @@ Result<GemmArguments> operands_of(const mk_gemm_arguments* arguments) {
 Result<MoeArguments> operands_of(const mk_moe_arguments* arguments) {
   const auto given = read("mk_moe_arguments", arguments);
   if (!given.ok()) return given.status();
-  return MoeArguments{given->tokens, given->x,  given->topk, given->weights,
-                      given->w1,     given->w2, given->y,    given->w1_up};
+  return MoeArguments{given->tokens,    given->x,
+                      given->topk,      given->weights,
+                      given->w1,        given->w2,
+                      given->y,         given->w1_up,
+                      given->shared_w1, given->shared_w1_up,
+                      given->shared_w2, given->shared_weights};
 }
 Result<AttentionArguments> operands_of(const mk_attention_arguments* arguments) {
   const auto given = read("mk_attention_arguments", arguments);

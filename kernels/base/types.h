@@ -49,7 +49,7 @@ struct GemmShape {
   std::int64_t more_n[kMostMoreB] = {};
 };
 
-/// Mixture of experts layer: y[t] = sum_j weight[t, j] * expert[topk[t, j]](x[t]).
+/// Mixture of experts layer: y[t] = sum_j weight[t, j] * expert[topk[t, j]](x[t]) + shared(x[t]).
 /// intermediate == 0: expert(x) = x w1, w1 [experts_rank, hidden, n].
 /// intermediate  > 0: expert(x) = (silu(g) * u) w2 with [g | u] = x w1, w1 [experts_rank, hidden, 2 *
 /// intermediate], w2 [experts_rank, intermediate, n].
@@ -58,6 +58,10 @@ struct GemmShape {
 /// hidden], w2 [experts_rank, n, intermediate].
 /// Experts are split by block_range(experts, world, rank). `tokens` is this rank's number; it may differ
 /// between ranks and launches up to max_tokens.
+///
+/// shared_intermediate > 0: there is a shared expert, through which every token goes. Every rank has all of
+/// its weights and computes it for its own tokens: as an expert with two products, with matrices of this
+/// size.
 ///
 /// Every rank refuses a launch with the same error, before a row is sent, when on any rank topk has an entry
 /// outside 0 .. experts - 1 or one twice in a token, or a weight is not a number (kInvalidArgument names the
@@ -73,6 +77,8 @@ struct MoeShape {
   /// A token's weight multiplies its row before the first product, rounded to the type of x, and not the
   /// finished row: expert(weight x) in place of weight expert(x).
   bool weights_on_input = false;
+  /// Of the shared expert; 0 = there is none. Only with a second product, intermediate > 0.
+  std::int64_t shared_intermediate = 0;
 };
 
 /// Ring attention over a sequence of `sequence` positions (all ranks together), [batch, positions_rank,
@@ -122,6 +128,12 @@ struct MoeArguments {
   /// null: w1 holds g and u. Else w1 holds g alone and w1_up u, each as a dense matrix with `intermediate`
   /// columns per expert, in the layout of the shape. Only with a second product.
   const void* w1_up = nullptr;
+  /// Of the shared expert, in the layout of the shape and in the forms of w1, w1_up and w2; null when there
+  /// is none.
+  const void* shared_w1 = nullptr;
+  const void* shared_w1_up = nullptr;
+  const void* shared_w2 = nullptr;
+  const float* shared_weights = nullptr;  ///< [tokens], factors of shared(x); null: all are 1
 };
 struct AttentionArguments {
   const void* q = nullptr;  ///< [batch, positions_rank, heads, head_dim]

@@ -39,6 +39,7 @@ static_assert(sizeof(CrossingEntry) == 16);
 ///   arrived[block]              (e + 1) x block rows: all rows of the block are in the pool
 ///   hidden[block][column]       e + 1: this part of what lies between the products is written
 ///   stored[block]               nobody waits: who adds the last of a launch's column tiles signals the rows
+///   shared_hidden[block][column], shared_stored[block]   the same of the shared expert's blocks
 ///   finished[entry]             e + 1: the finished row is where it is summed
 ///   staged[node turn][row]      e + 1: the row may be put
 ///   forwarded[node turn][row]   e + 1: copies of the row are pushed, and its head has been read
@@ -58,8 +59,10 @@ static_assert(sizeof(CrossingEntry) == 16);
 ///   row[pool row]               one token's row for one expert; experts in local order (OwnedExperts)
 ///   origin[pool row]            ExpertRowOrigin: where the finished row goes
 ///   hidden[pool row]            between the products, written and read on this rank alone
+///   shared_hidden[token]        between the products of the shared expert
 ///   finished[entry]             finished rows, without their weights: of own tokens [max_tokens][topk], then
-///                               by node turn of tokens that crossed to this rank
+///                               by node turn of tokens that crossed to this rank, then the shared expert's
+///                               [max_tokens]
 ///   crossing_out[node turn][row], crossing_in[node turn][row]
 ///                               CrossingHead, CrossingEntry [topk], the token's row; at the sender and at
 ///                               the receiver
@@ -78,7 +81,7 @@ static_assert(sizeof(CrossingEntry) == 16);
 ///
 /// Why nobody is stuck. Counts wait for the launch before, of their own rank alone. Staged and pushed rows
 /// wait for the counts of all; forwarded rows for rows that are staged on another node; tasks for pushed and
-/// forwarded rows and for earlier tasks of their rank (expert_tasks.h); sums of what crossed for tasks of
+/// forwarded rows and for earlier tasks of their rank (layer_tasks.h); sums of what crossed for tasks of
 /// this node; sums of own tokens for those and for tasks of this node. Each kind waits for kinds before it.
 /// So a warp may do several kinds if it does them in this order: it takes no unit of a later kind before all
 /// units of the earlier ones are taken. A CTA that sums before the tasks of its rank are handed out needs
@@ -103,6 +106,8 @@ struct ExpertExchangePlan {
   std::uint64_t row_bytes = 0;     ///< bytes of a token's row; a multiple of 16
   std::uint64_t hidden_bytes = 0;  ///< bytes of a row between the products; 0: there is only one product
   std::uint64_t finished_bytes = 0;  ///< bytes of a finished row
+  std::int32_t shared_columns1 = 0;  ///< as columns1, of the shared expert; 0: there is none
+  std::uint64_t shared_bytes = 0;    ///< as hidden_bytes
   RankSeats seats;
 
   MK_HOST_DEVICE std::int32_t nodes() const { return owners.world / ranks_per_node; }
@@ -129,8 +134,22 @@ struct ExpertExchangePlan {
   MK_HOST_DEVICE std::int32_t crossed_entry(std::int32_t node_turn, std::int32_t returning) const {
     return ((1 + node_turn) * max_tokens + returning) * topk;
   }
+  /// Of finished[]: the shared expert's for an own token.
+  MK_HOST_DEVICE std::int32_t shared_entry(std::int32_t token) const {
+    return nodes() * max_tokens * topk + token;
+  }
   /// Of finished[]; below 2^31.
-  MK_HOST_DEVICE std::int32_t entries() const { return nodes() * max_tokens * topk; }
+  MK_HOST_DEVICE std::int32_t entries() const { return shared_entry(shared_columns1 > 0 ? max_tokens : 0); }
+
+  /// Blocks of the shared expert, of so many own tokens.
+  MK_HOST_DEVICE std::int32_t shared_blocks(std::int32_t tokens) const {
+    return shared_columns1 > 0 ? cut.blocks(tokens) : 0;
+  }
+  /// `expert` is not set; rows are tokens.
+  MK_HOST_DEVICE OwnedExperts::Block shared_block(std::int32_t tokens, std::int32_t index) const {
+    const std::int32_t first = index * cut.block, left = tokens - first;
+    return {0, first, left < cut.block ? left : std::int32_t{cut.block}};
+  }
 
   // Puts. `rows`: that cross to a node in this launch; none when it is refused.
   MK_HOST_DEVICE std::int32_t piece_begin(std::int32_t piece, std::int32_t rows) const {
@@ -160,8 +179,14 @@ struct ExpertExchangePlan {
   MK_HOST_DEVICE std::uint64_t hidden_word(std::int32_t block, std::int32_t column) const {
     return stored(max_blocks()) + (columns2 > 0 ? word(std::int64_t{block} * columns1 + column) : 0);
   }
+  MK_HOST_DEVICE std::uint64_t shared_stored(std::int32_t block) const {
+    return hidden_word(max_blocks(), 0) + word(block);
+  }
+  MK_HOST_DEVICE std::uint64_t shared_hidden_word(std::int32_t block, std::int32_t column) const {
+    return shared_stored(shared_blocks(max_tokens)) + word(std::int64_t{block} * shared_columns1 + column);
+  }
   MK_HOST_DEVICE std::uint64_t finished_word(std::int32_t entry) const {
-    return hidden_word(max_blocks(), 0) + word(entry);
+    return shared_hidden_word(shared_blocks(max_tokens), 0) + word(entry);
   }
   MK_HOST_DEVICE std::uint64_t staged_word(std::int32_t node_turn, std::int32_t row) const {
     return finished_word(entries()) + word(std::int64_t{node_turn} * max_tokens + row);
@@ -195,8 +220,11 @@ struct ExpertExchangePlan {
   MK_HOST_DEVICE std::uint64_t hidden(std::int32_t pool_row) const {
     return aligned(origin(capacity_rows)) + pool_row * hidden_bytes;
   }
+  MK_HOST_DEVICE std::uint64_t shared_hidden(std::int32_t token) const {
+    return aligned(hidden(capacity_rows)) + static_cast<std::uint64_t>(token) * shared_bytes;
+  }
   MK_HOST_DEVICE std::uint64_t finished(std::int32_t entry) const {
-    return aligned(hidden(capacity_rows)) + entry * finished_bytes;
+    return aligned(shared_hidden(max_tokens)) + entry * finished_bytes;
   }
   /// Within crossing_out[] and crossing_in[]: the token's row.
   MK_HOST_DEVICE std::uint64_t row_in_crossing() const {

@@ -27,6 +27,7 @@ struct ExpertTasks {
     std::int32_t block = 0;   ///< of the owner's
     std::int32_t expert = 0;  ///< local
     std::int32_t column = 0;  ///< of tiles
+    bool shared = false;      ///< of the shared expert (LayerTasks)
   };
 
   OwnedExperts owned;

@@ -52,7 +52,8 @@ class GpuRanksTest(ClusterTest):
                 with self.subTest(world=world, op=op):
                     odd = (1000, 384, 520) if op == "ag_gemm" else (1000, 392, 264)
                     self.verified(world, op, "--iterations", "5", shapes=[(4096, n, k), odd, (1, 8, 8)])
-            for shape in ([], [*ODD_MOE, "--column-major"], [*ODD_SIZES, "--intermediate", "0", "--dtype", "f16"]):
+            shared = [*ODD_MOE, "--shared-intermediate", "136"]
+            for shape in ([], shared, [*ODD_MOE, "--column-major"], [*ODD_SIZES, "--intermediate", "0", "--dtype", "f16"]):
                 with self.subTest(world=world, op=MOE, shape=shape):
                     self.verified(world, MOE, "--iterations", "5", *shape)
 
@@ -69,10 +70,12 @@ class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
 
     def test_timeline(self):
         """--trace: what every CTA of every rank did, on one time axis."""
-        for op, work in (("ag_gemm", {"push", "signal"}), ("gemm_rs", {"sum"}), ("gemm_ar", {"sum", "copy"})):
+        gemm = ["--m", "2048", "--n", "512", "--k", "1024"]
+        for op, work, shape in (("ag_gemm", {"push", "signal"}, gemm), ("gemm_rs", {"sum"}, gemm), ("gemm_ar", {"sum", "copy"}, gemm),
+                                (MOE, {"route", "table", "push", "sum"}, ODD_MOE)):
             with self.subTest(op=op):
                 path = self.folder / f"{op}.json"
-                self.verified(2, op, "--m", "2048", "--n", "512", "--k", "1024", "--iterations", "2", "--trace", str(path), group=op)
+                self.verified(2, op, *shape, "--iterations", "2", "--trace", str(path), group=op)
                 events = json.loads(path.read_text())["traceEvents"]
                 spans = [e for e in events if e["ph"] == "X"]
                 begins = []

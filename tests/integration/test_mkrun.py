@@ -110,13 +110,16 @@ class Mkrun(ClusterTest):
         indices = [np.stack([self.random.permutation(experts)[:topk] for _ in range(tokens)]) for _ in range(WORLD)]
         weights = [self.values(tokens, topk) ** 2 for _ in range(WORLD)]
         owned = split(experts, WORLD)
+        shared1, shared2 = self.values(hidden, 2 * 8) / 4, self.values(8, n) / 4
         outs = self.run_ranks("moe_dispatch_gemm", "--dtype", "f16", "--experts", str(experts),
+                              "--shared-w1", self.save("s1", [shared1] * WORLD), "--shared-w2", self.save("s2", [shared2] * WORLD),
                               "--a", self.save("x", x), "--w1", self.save("w1", [w1[i:j] for i, j in owned]),
                               "--w2", self.save("w2", [w2[i:j] for i, j in owned]),
                               "--topk-indices", self.save("i", indices, np.int32),
                               "--topk-weights", self.save("w", weights))
         for rank, out in enumerate(outs):
-            wanted = np.zeros((tokens, n))
+            gate, up = np.split(x[rank].astype(np.float64) @ shared1, 2, 1)
+            wanted = (gate / (1 + np.exp(-gate)) * up) @ shared2
             for t in range(tokens):
                 for expert, weight in zip(indices[rank][t], weights[rank][t]):
                     first = x[rank][t].astype(np.float64) @ w1[expert]

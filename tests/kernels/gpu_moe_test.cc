@@ -95,6 +95,32 @@ TEST_CASE("moe: weights multiply rows before the first product") {
   }
 }
 
+TEST_CASE("moe: a shared expert, both types and layouts, of one tile and of several, on ranks and nodes") {
+  if (!peers_or_skip(1)) return;
+  for (const auto& [nodes, ranks] : {std::pair{1U, 1U}, {1U, 4U}, {2U, 2U}}) {
+    for (const DataType dtype : {DataType::kBf16, DataType::kF16}) {
+      MoeShape shape = kOddMoe;
+      shape.dtype = dtype;
+      shape.w_layout = dtype == DataType::kBf16 ? Layout::kColumnMajor : Layout::kRowMajor;
+      shape.shared_intermediate = dtype == DataType::kBf16 ? 296 : 24;
+      GpuMoeRanks world({.nodes = nodes, .ranks_per_node = ranks}, shape);
+      const Outputs whole = run_launches(world, 3);
+      world.set_w1_up(true);
+      CHECK(run_launches(world, 3) == whole);
+    }
+  }
+  // Blocks above each other and alone.
+  run_launches({.ranks_per_node = 2},
+               {.max_tokens = 300,
+                .hidden = 200,
+                .n = 520,
+                .intermediate = 72,
+                .experts = 3,
+                .topk = 1,
+                .shared_intermediate = 264},
+               2);
+}
+
 TEST_CASE("moe: several nodes, also with ranks that are not numbered node by node") {
   if (!peers_or_skip(1)) return;
   for (const auto& [nodes, ranks] : {std::pair{2U, 1U}, {2U, 2U}, {3U, 1U}, {4U, 1U}}) {

@@ -45,10 +45,15 @@ Status MoeLayer::run(std::uint32_t rank, const MoeInput& input, Tensor& y,
   const auto mine = [&](const Tensor& all) {
     return all.empty() ? nullptr : own_experts(shape_, world(), rank, all).data();
   };
+  const auto given = [](const auto& all) { return all.empty() ? nullptr : all.data(); };
   MoeArguments arguments{input.tokens, input.x.data(), input.topk.data(), input.weights.data()};
   arguments.w1 = mine(operands_.w1);
   arguments.w1_up = mine(operands_.w1_up);
   arguments.w2 = mine(operands_.w2);
+  arguments.shared_w1 = given(operands_.shared_w1);
+  arguments.shared_w1_up = given(operands_.shared_w1_up);
+  arguments.shared_w2 = given(operands_.shared_w2);
+  arguments.shared_weights = given(input.shared_weights);
   y.assign(static_cast<std::size_t>(input.tokens * shape_.n), kPoison);
   arguments.y = y.data();
   ExecutorOptions options;

@@ -72,6 +72,33 @@ TEST_CASE("moe multiplies rows by their weights before the first product when it
   }
 }
 
+TEST_CASE("moe adds what the shared expert makes of every token") {
+  for (const MoeNodes world : {MoeNodes{1, 1}, {1, 4}, {2, 2}, {3, 1}}) {
+    for (const std::int64_t shared : {5, 12, 33}) {
+      CAPTURE(world.nodes);
+      CAPTURE(world.ranks);
+      CAPTURE(shared);
+      MoeShape shape{.max_tokens = 37,
+                     .hidden = 20,
+                     .n = 18,
+                     .intermediate = 12,
+                     .experts = 11,
+                     .topk = 3,
+                     .dtype = shared == 33 ? DataType::kF16 : DataType::kBf16};
+      const FabricOptions fabric{.nodes = world.nodes, .ranks_per_node = world.ranks, .rings = 2, .seed = 3};
+      const kernels::MoeOptions plan = shared == 12 ? kernels::MoeOptions{} : kSmall;
+      const auto without = run_launches(shape, fabric, 2, plan);
+      shape.shared_intermediate = shared;
+      shape.weights_on_input = shared == 5;
+      const auto with = run_launches(shape, fabric, 4, plan);
+      CHECK(with[0] != without[0]);
+      // The same bits whatever the timing.
+      CHECK(run_launches(shape, {.nodes = world.nodes, .ranks_per_node = world.ranks, .seed = 4}, 4, plan) ==
+            with);
+    }
+  }
+}
+
 TEST_CASE("moe takes weights of either layout, w1 whole or in two operands") {
   for (const std::int64_t intermediate : {0, 7}) {
     for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
@@ -83,7 +110,8 @@ TEST_CASE("moe takes weights of either layout, w1 whole or in two operands") {
                            .intermediate = intermediate,
                            .experts = 5,
                            .topk = 2,
-                           .w_layout = layout};
+                           .w_layout = layout,
+                           .shared_intermediate = intermediate > 0 ? 10 : 0};
       MoeLayer layer(shape, {.nodes = 2, .ranks_per_node = 2, .seed = 4}, kSmall);
       const auto inputs = layer.inputs(zipf_router(shape, 3), 30, 9);
       const auto whole = layer.run_checked(inputs);

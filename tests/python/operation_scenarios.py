@@ -172,6 +172,30 @@ def moe(group, dtype, intermediate, w_layout):
             y = poisoned((tokens, n), dtype)
             operation.run(x, chosen, weights, w1[mine], None, y, timeout=LONG)
             close(y, wanted, 8 * UNIT[dtype] * (np.abs(wanted) + 1))
+    else:
+        inner = 8
+        shared1 = operand(7, 0, (hidden, 2 * inner), dtype, hidden ** -0.5)
+        shared2 = operand(8, 0, (inner, n), dtype, inner ** -0.5)
+        gate, up = np.split(widen(x) @ widen(shared1), 2, 1)
+        alone = (gate / (1 + np.exp(-gate)) * up) @ widen(shared2)
+        if w_layout == "column_major":
+            shared1, shared2 = (np.ascontiguousarray(w.T) for w in (shared1, shared2))
+        with group.moe(**sizes, dtype=dtype, shared_intermediate=inner) as operation:
+            with raises(mkernel.InvalidArgument, "shared_w2", "None"):
+                operation.bind(x, chosen, weights, w1[mine], mine2, poisoned((tokens, n), dtype), shared_w1=shared1)
+            for factors in (None, weights[:, 0].copy()):
+                y = poisoned((tokens, n), dtype)
+                operation.run(x, chosen, weights, w1[mine], mine2, y, shared_w1=shared1, shared_w2=shared2, shared_weights=factors,
+                              timeout=LONG)
+                close(y, wanted + alone * (1 if factors is None else factors[:, None]), 8 * UNIT[dtype] * (np.abs(wanted) + 1))
+            halves = [np.ascontiguousarray(half) for half in np.split(shared1, 2, 1 if w_layout == "row_major" else 0)]
+            y = poisoned((tokens, n), dtype)
+            operation.run(x, chosen, weights, w1[mine], mine2, y, shared_w1=halves[0], shared_w1_up=halves[1], shared_w2=shared2,
+                          timeout=LONG)
+            close(y, wanted + alone, 8 * UNIT[dtype] * (np.abs(wanted) + 1))
+        with group.moe(**sizes, dtype=dtype) as operation:
+            with raises(mkernel.InvalidArgument, "shared_w1 must be None, because shared_intermediate = 0"):
+                operation.bind(x, chosen, weights, w1[mine], mine2, y, shared_w1=shared1)
     # Each expert's rows count as 64, so a rank has room for two experts. Experts 2, 3 and 4 are of one rank.
     with group.moe(**sizes, dtype=dtype, capacity=128) as operation:
         with raises(mkernel.ResourceExhausted, "expert 4 has 23 rows", "rank 1 needs 192", "its capacity is 128"):

@@ -44,6 +44,11 @@ def values():
                         assert torch.equal(y, call(moe, layer, wide, name, transposed, halves, max_tokens=MOST)), "other bits"
                 y = call(moe, layer, inputs, name, max_tokens=MOST, weights_on_input=True)
                 close(y, layer.wanted(*inputs, True, on_input=True))
+                for halves in (False, True):
+                    factors = weights.sum(1) if halves else None
+                    y = call(moe, layer, inputs, name, halves, halves, max_tokens=MOST, **layer.shared(halves, halves, factors))
+                    wanted = weights.new_ones(x.shape[0]) if factors is None else factors
+                    close(y, layer.wanted(*inputs, True, shared=wanted))
     # Without max_tokens every rank has the same number of tokens. As many experts as ranks, and fewer.
     for experts in (WORLD, 1):
         few = Layer(experts=experts, topk=1, sizes=SIZES, device=GPU)

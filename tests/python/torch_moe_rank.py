@@ -21,7 +21,24 @@ class Layer:
         self.w = matrices(10, self.hidden, self.n)
         self.gate, self.up = matrices(20, self.hidden, self.inner), matrices(30, self.hidden, self.inner)
         self.down = matrices(40, self.inner, self.n)
+        self.shared_inner = 2 * self.inner
+        self.shared_gate, self.shared_up = (self._matrix(seed + number, self.hidden, self.shared_inner) for number in (50, 60))
+        self.shared_down = self._matrix(seed + 70, self.shared_inner, self.n)
         self.mine = slice(*block_range(experts, WORLD, RANK))
+
+    def _matrix(self, seed, k, n):
+        return operand(seed, 0, (k, n), torch.float32).mul(k ** -0.5).to(self.dtype)
+
+    def shared(self, transposed=False, halves=False, factors=None):
+        """The operands of the shared expert, by name. `factors`: its weights."""
+        gate, up = self.shared_gate, self.shared_up
+        if not halves:
+            gate, up = torch.cat([gate, up], 1), None
+        weights = {"shared_w1": gate, "shared_w1_up": up, "shared_w2": self.shared_down}
+        on_device = {name: None if w is None else w.to(self.device) for name, w in weights.items()}
+        if transposed:
+            on_device = {name: None if w is None else w.t().contiguous().t() for name, w in on_device.items()}
+        return {**on_device, "shared_weights": factors}
 
     def part(self, all_experts, transposed=False):
         """This rank's experts; `transposed`: a view of weights as torch keeps them."""
@@ -34,8 +51,8 @@ class Layer:
         gate = x @ self.gate[number].double()
         return (gate * gate.sigmoid() * (x @ self.up[number].double())) @ self.down[number].double()
 
-    def wanted(self, x, ids, weights, two, on_input=False):
-        """`on_input`: weights multiply x, in place of the results."""
+    def wanted(self, x, ids, weights, two, on_input=False, shared=None):
+        """`on_input`: weights multiply x, in place of the results. `shared`: weights of the shared expert; None: there is none."""
         x, ids, weights = x.cpu(), ids.cpu(), weights.cpu()
         y = torch.zeros(x.shape[0], self.n, dtype=torch.float64)
         for number in range(self.experts):
@@ -43,6 +60,10 @@ class Layer:
             scale = weights[tokens, entries].double()[:, None]
             rows = x[tokens].double()
             y.index_add_(0, tokens, self.expert(number, scale * rows, two) if on_input else scale * self.expert(number, rows, two))
+        if shared is not None:
+            x = x.double()
+            gate, up = x @ self.shared_gate.double(), x @ self.shared_up.double()
+            y += shared.cpu().double()[:, None] * ((gate * gate.sigmoid() * up) @ self.shared_down.double())
         return y
 
     def inputs(self, seed, tokens, skewed=False):

@@ -27,6 +27,12 @@ def values():
                     close(moe(layer, wide, name, transposed, halves, max_tokens=MOST), layer.wanted(*inputs, True))
             y = moe(layer, inputs, name, max_tokens=MOST, weights_on_input=True)
             close(y, layer.wanted(*inputs, True, on_input=True))
+            factors = weights.sum(1)
+            for transposed in (False, True):
+                for halves in (False, True):
+                    given = None if halves else factors.to(dtype)
+                    y = moe(layer, inputs, name, transposed, halves, max_tokens=MOST, **layer.shared(transposed, halves, given))
+                    close(y, layer.wanted(*inputs, True, shared=torch.ones(tokens) if halves else given))
     # Without max_tokens every rank has the same number of tokens; fewer experts than ranks; all to one expert.
     few = Layer(experts=2, topk=1)
     for tokens in (4, 1, 0, 9):
@@ -84,6 +90,13 @@ def copies():
     assert changed["plans_created"] == 1 and changed["plans_hit"] == 3, changed
     told = explain("moe_dispatch_gemm", x[:0], ids[:0], weights[:0], layer.part(layer.w), layer.experts, name)
     assert "nothing is launched" in told.why, told
+    told = explain("moe_layer", *call, max_tokens=MOST, capacity=640, **layer.shared(True))
+    assert " shared_intermediate=32 bf16 column_major cpu" in told.operation and told.copies == (), told
+    told = explain("moe_layer", *call, max_tokens=MOST, **layer.shared(False, factors=weights.double().sum(1)))
+    for words in ("shared_w1: it is not dense and column_major", "shared_w2: it is", "shared_weights: torch.float64 becomes"):
+        assert words in str(told.copies), (words, told)
+    y = OPS.moe_layer(*call, max_tokens=MOST, **layer.shared(False, factors=weights.double().sum(1)))
+    close(y, layer.wanted(x, ids, weights, True, shared=weights.sum(1)))
     told = explain("moe_layer", x.float(), ids, weights, gate, up, down, layer.experts, name)
     assert told.path == "error" and "torch.float32" in told.why, told
     with raises(mkernel.InvalidArgument, "missing are ['topk_ids'"):
@@ -105,7 +118,10 @@ def compiled():
         (OPS.moe_layer, (*inputs, gate, up, down, layer.experts, name)),
         (OPS.moe_layer, (*inputs, whole, None, layer.part(layer.down), layer.experts, name)),
     ):
-        for keywords in ({}, {"max_tokens": MOST, "capacity": 640}, {"weights_on_input": True}):
+        several = [{}, {"max_tokens": MOST, "capacity": 640}, {"weights_on_input": True}]
+        if op is OPS.moe_layer:
+            several += [layer.shared(), layer.shared(True, True, inputs[2].sum(1))]
+        for keywords in several:
             results = torch.library.opcheck(op.default, arguments, keywords)
             assert set(results.values()) == {"SUCCESS"} and len(results) == 4, (op, results)
 
@@ -173,8 +189,11 @@ def wrong():
     def one(x=x, ids=ids, weights=weights, w=w, experts=layer.experts, group=name, **options):
         return OPS.moe_dispatch_gemm(x, ids, weights, w, experts, group, **options)
 
-    def two(w1=gate, w1_up=up, w2=down):
-        return OPS.moe_layer(x, ids, weights, w1, w1_up, w2, layer.experts, name)
+    def two(w1=gate, w1_up=up, w2=down, **shared):
+        return OPS.moe_layer(x, ids, weights, w1, w1_up, w2, layer.experts, name, **shared)
+
+    def with_shared(**changed):
+        return two(**{**layer.shared(), **changed})
 
     for call, kind, words in (
         (lambda: one(x.float()), refused, ["x has dtype torch.float32", "torch.bfloat16"]),
@@ -199,6 +218,19 @@ def wrong():
         (lambda: two(w2=down[:, 1:]), invalid, ["has 16 columns", "w2 of shape (5, 15, 20)", "it must have 15"]),
         (lambda: two(w2=down[:, :0]), invalid, ["has no rows", "moe_dispatch_gemm"]),
         (lambda: two(w2=down[1:]), invalid, ["w2 of shape (4, 16, 20) has 4 experts"]),
+        (lambda: with_shared(shared_w2=None), invalid, ["shared_w1 given", "needs both shared_w1 and shared_w2"]),
+        (lambda: two(shared_weights=weights[:, 0]), invalid, ["shared_weights given", "needs both"]),
+        (lambda: with_shared(shared_w1=down), invalid, ["shared_w1 has 3 dimensions, needed are 2"]),
+        (lambda: with_shared(shared_w1=layer.shared_gate), invalid, ["shared_w1 of shape (24, 32) has 32 columns", "must have 64"]),
+        (lambda: with_shared(shared_w1_up=layer.shared_up), invalid, ["shared_w1 and shared_w1_up have shapes (24, 64) and (24, 32)"]),
+        (lambda: with_shared(shared_w2=layer.shared_down[:, 1:]), invalid, ["(32, 19)", "24 rows and 20 columns"]),
+        (lambda: with_shared(shared_w2=layer.shared_down[:0]), invalid, ["shared_w2 of shape (0, 20) has no rows"]),
+        (lambda: with_shared(shared_weights=weights), invalid, ["shared_weights has shape (4, 3), needed is (4,)"]),
+        (lambda: with_shared(shared_weights=ids[:, 0]), invalid, ["shared_weights has dtype torch.int32", "floating-point"]),
+        (lambda: with_shared(shared_w2=layer.shared_down.half()), invalid, ["shared_w2 has dtype torch.float16"]),
+        (lambda: with_shared(shared_w2=layer.shared_down.to("meta")), invalid, ["shared_w2 is on meta and x on cpu"]),
+        (lambda: with_shared(shared_w2=layer.shared_down.clone().requires_grad_()), mkernel.Unimplemented,
+         ["shared_w2 requires a gradient"]),
         (lambda: one(experts=10, ids=ids[:, :0], weights=weights[:, :0]), invalid, ["topk = 0, but it must be 1..10"]),
         (lambda: one(w=w.clone().requires_grad_()), mkernel.Unimplemented, ["moe_dispatch_gemm: w requires a gradient"]),
         (lambda: two(w1_up=up.clone().requires_grad_()), mkernel.Unimplemented, ["w1_up requires a gradient", "torch.no_grad()"]),
@@ -330,7 +362,10 @@ def mega():
     for wrong_call, kind, words in (
         (lambda: run(y, *same, buffer, activation="gelu"), missing, ["activation = 'gelu'", "swiglu"]),
         (lambda: run(y, *same, buffer, activation_clamp=7.0), missing, ["activation_clamp = 7.0"]),
-        (lambda: run(y, *same, buffer, shared_l1_weights=l1), missing, ["shared_l1_weights"]),
+        (lambda: run(y, *same, buffer, shared_l1_weights=l1), invalid, ["shared_w1 given", "both"]),
+        (lambda: run(y, *same, buffer, shared_l1_weights=l1[0], shared_l2_weights=l2[0]), invalid,
+         ["shared_l2_weights has 16 columns", "num_shared_experts = 0"]),
+        (lambda: make(group, 130, MOST, 4, 24, 16, num_shared_experts=-1), invalid, ["num_shared_experts = -1"]),
         (lambda: run(y, *same, buffer, stats.long()), invalid, ["recv_stats", "torch.int64", "torch.int32"]),
         (lambda: run(y, *same, buffer, stats[1:]), invalid, ["recv_stats", f"({len(stats)},)"]),
         (lambda: run(y.float(), *same, buffer), invalid, ["y has dtype torch.float32"]),
@@ -346,6 +381,16 @@ def mega():
         with raises(kind, *words):
             wrong_call()
     # Refused by every rank; what was received is not counted then.
+    # Two shared experts, which are one that is twice as wide.
+    with_shared = make(group, 130, MOST, 4, 24, 16, num_shared_experts=2)
+    inputs = layer.inputs(9, 5)
+    for to, value in zip((with_shared.x, with_shared.topk_idx, with_shared.topk_weights), inputs):
+        to[:5].copy_(value)
+    y = torch.empty(5, 24, dtype=torch.bfloat16)
+    shared = layer.shared()
+    run(y, *same, with_shared, shared_l1_weights=shared["shared_w1"].t().contiguous(), shared_l2_weights=shared["shared_w2"].t().contiguous())
+    close(y, layer.wanted(*inputs, True, shared=torch.ones(5)))
+    y = y[:4]
     before = stats.clone()
     buffer.topk_idx[0, 0] = 130 if RANK == 3 else buffer.topk_idx[0, 0]
     with raises(mkernel.InvalidArgument, "rank 3: topk[0, 0] = 130"):

@@ -74,7 +74,11 @@ Status GpuMoeRanks::make_rank(int rank, kernels::MoeOptions options) {
   const std::int64_t inner = shape_.intermediate, columns = inner > 0 ? 2 * inner : shape_.n;
   MK_RETURN_IF_ERROR(allocate_elements(me.w1, mine * shape_.hidden * columns, 2));
   MK_RETURN_IF_ERROR(allocate_elements(me.w1_up, mine * shape_.hidden * inner, 2));
-  return allocate_elements(me.w2, mine * inner * shape_.n, 2);
+  MK_RETURN_IF_ERROR(allocate_elements(me.w2, mine * inner * shape_.n, 2));
+  const std::int64_t shared = shape_.shared_intermediate;
+  MK_RETURN_IF_ERROR(allocate_elements(me.shared_w1, shape_.hidden * 2 * shared, 2));
+  MK_RETURN_IF_ERROR(allocate_elements(me.shared_w1_up, shape_.hidden * shared, 2));
+  return allocate_elements(me.shared_w2, shared * shape_.n, 2);
 }
 
 void GpuMoeRanks::set_w1_up(bool given) {
@@ -88,6 +92,9 @@ void GpuMoeRanks::set_w1_up(bool given) {
     MK_RETURN_IF_ERROR(upload(me.w1, mine(operands.w1), me.stream));
     MK_RETURN_IF_ERROR(upload(me.w1_up, mine(operands.w1_up), me.stream));
     MK_RETURN_IF_ERROR(upload(me.w2, mine(operands.w2), me.stream));
+    MK_RETURN_IF_ERROR(upload(me.shared_w1, operands.shared_w1, me.stream));
+    MK_RETURN_IF_ERROR(upload(me.shared_w1_up, operands.shared_w1_up, me.stream));
+    MK_RETURN_IF_ERROR(upload(me.shared_w2, operands.shared_w2, me.stream));
     return me.stream.synchronize();
   }));
 }
@@ -108,6 +115,7 @@ Result<MoeOnGpu> GpuMoeRanks::allocate() const {
   MK_RETURN_IF_ERROR(allocate_elements(made.x, tokens * shape_.hidden, 2));
   MK_RETURN_IF_ERROR(allocate_elements(made.topk, tokens * shape_.topk, 4));
   MK_RETURN_IF_ERROR(allocate_elements(made.weights, tokens * shape_.topk, 4));
+  MK_RETURN_IF_ERROR(allocate_elements(made.shared_weights, tokens, 4));
   MK_RETURN_IF_ERROR(allocate_elements(made.y, tokens * shape_.n, 2));
   return Result<MoeOnGpu>(std::move(made));
 }
@@ -116,6 +124,9 @@ Status GpuMoeRanks::fill(int rank, const MoeInput& input, const MoeOnGpu& to) co
   MK_RETURN_IF_ERROR(upload(to.x, input.x, stream(rank)));
   MK_RETURN_IF_ERROR(upload(to.topk, input.topk, stream(rank)));
   MK_RETURN_IF_ERROR(upload(to.weights, input.weights, stream(rank)));
+  const std::vector<float> ones(static_cast<std::size_t>(input.tokens), 1.0F);
+  const auto& factors = input.shared_weights.empty() ? ones : input.shared_weights;
+  MK_RETURN_IF_ERROR(upload(to.shared_weights, factors, stream(rank)));
   return bench::poison(to.y, stream(rank).get());
 }
 
@@ -126,6 +137,12 @@ MoeArguments GpuMoeRanks::arguments(int rank, const MoeOnGpu& operands, std::int
                          .topk = static_cast<const std::int32_t*>(operands.topk.get()),
                          .weights = static_cast<const float*>(operands.weights.get()),
                          .y = operands.y.get()};
+  if (shape_.shared_intermediate > 0) {
+    arguments.shared_w1 = me.shared_w1.get();
+    if (w1_up_) arguments.shared_w1_up = me.shared_w1_up.get();
+    arguments.shared_w2 = me.shared_w2.get();
+    arguments.shared_weights = static_cast<const float*>(operands.shared_weights.get());
+  }
   // A rank without experts has no weights to point at.
   if (block_range(shape_.experts, size(), rank).size() == 0) return arguments;
   arguments.w1 = me.w1.get();
@@ -177,6 +194,9 @@ Result<GpuMoeRanks::Tensor> GpuMoeRanks::verified(int rank, const MoeOnGpu& oper
 std::vector<GpuMoeRanks::Tensor> GpuMoeRanks::run_checked(const std::vector<MoeInput>& inputs) {
   CAPTURE(operation(0).signature());
   std::vector<Tensor> y(inputs.size());
+  std::vector<std::uint64_t> sent;
+  for (std::uint32_t rank = 0; rank < inputs.size(); ++rank)
+    sent.push_back(world_->fabric().wire_bytes(rank));
   // All launches are over before anything that may wait for a whole device.
   require_ok(each([&](int rank) -> Status {
     const MoeInput& input = inputs[static_cast<std::size_t>(rank)];
@@ -188,7 +208,11 @@ std::vector<GpuMoeRanks::Tensor> GpuMoeRanks::run_checked(const std::vector<MoeI
     if (checked.ok()) y[static_cast<std::size_t>(rank)] = std::move(*checked);
     return checked.status();
   }));
-  for (int rank = 0; rank < size(); ++rank) CHECK_FALSE(operation(rank).refused());
+  for (std::uint32_t rank = 0; rank < inputs.size(); ++rank) {
+    const MoeOperation& mine = operation(static_cast<int>(rank));
+    CHECK_FALSE(mine.refused());
+    CHECK(mine.wire_bytes() == world_->fabric().wire_bytes(rank) - sent[rank]);
+  }
   CHECK(world_->fabric().error() == "");
   return y;
 }

@@ -29,7 +29,7 @@ inline constexpr MoeShape kTinyMoe{
 
 /// Operands of launches of at most max_tokens tokens, but for the weights.
 struct MoeOnGpu {
-  bench::GpuBuffer x, topk, weights, y;
+  bench::GpuBuffer x, topk, weights, shared_weights, y;
 };
 
 /// All of a buffer into another one of the same size. Asynchronous.
@@ -81,7 +81,7 @@ class GpuMoeRanks {
     bench::GpuStream stream;
     std::unique_ptr<kernels::CudaMoeOperation> operation;
     MoeOnGpu operands;
-    bench::GpuBuffer w1, w1_up, w2;
+    bench::GpuBuffer w1, w1_up, w2, shared_w1, shared_w1_up, shared_w2;
   };
   Status make_rank(int rank, kernels::MoeOptions options);
 

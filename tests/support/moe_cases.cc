@@ -43,12 +43,14 @@ Router one_expert(std::int32_t expert) {
 MoeWeights random_weights(const MoeShape& shape, std::uint64_t seed) {
   const std::int64_t columns = shape.intermediate > 0 ? 2 * shape.intermediate : shape.n;
   return {random_tensor(shape.experts * shape.hidden * columns, shape.dtype, seed),
-          random_tensor(shape.experts * shape.intermediate * shape.n, shape.dtype, seed + 1)};
+          random_tensor(shape.experts * shape.intermediate * shape.n, shape.dtype, seed + 1),
+          random_tensor(shape.hidden * 2 * shape.shared_intermediate, shape.dtype, seed + 2),
+          random_tensor(shape.shared_intermediate * shape.n, shape.dtype, seed + 3)};
 }
 
 MoeInput random_input(const MoeShape& shape, std::uint32_t rank, std::int64_t tokens, const Router& router,
                       std::uint64_t seed) {
-  MoeInput input{tokens, random_tensor(tokens * shape.hidden, shape.dtype, seed + rank), {}, {}};
+  MoeInput input{tokens, random_tensor(tokens * shape.hidden, shape.dtype, seed + rank), {}, {}, {}};
   std::mt19937_64 random(seed * 31 + rank);
   std::uniform_real_distribution<float> weight(0.1F, 1.0F);
   for (std::int64_t token = 0; token < tokens; ++token) {
@@ -56,6 +58,7 @@ MoeInput random_input(const MoeShape& shape, std::uint32_t rank, std::int64_t to
     REQUIRE(static_cast<std::int64_t>(chosen.size()) == shape.topk);
     input.topk.insert(input.topk.end(), chosen.begin(), chosen.end());
     for (std::int64_t j = 0; j < shape.topk; ++j) input.weights.push_back(weight(random));
+    if (shape.shared_intermediate > 0 && seed % 2 == 1) input.shared_weights.push_back(weight(random));
   }
   return input;
 }
@@ -80,12 +83,23 @@ std::vector<std::uint16_t> laid_out(const std::vector<std::uint16_t>& matrices, 
 }
 
 MoeWeightOperands weight_operands(const MoeShape& shape, const MoeWeights& weights, bool apart) {
-  const std::int64_t inner = shape.intermediate, all = inner > 0 ? 2 * inner : shape.n;
-  const auto w1 = [&](Range columns) {
-    return laid_out(weights.w1, shape.hidden, all, columns, shape.w_layout);
+  MoeWeightOperands made;
+  const auto first = [&](const std::vector<std::uint16_t>& w1, std::int64_t inner, auto& whole, auto& up) {
+    const std::int64_t all = inner > 0 ? 2 * inner : shape.n;
+    const auto part = [&](Range columns) { return laid_out(w1, shape.hidden, all, columns, shape.w_layout); };
+    whole = part({0, apart ? inner : all});
+    if (apart) up = part({inner, all});
   };
-  return {w1({0, apart ? inner : all}), apart ? w1({inner, all}) : std::vector<std::uint16_t>{},
-          laid_out(weights.w2, inner, shape.n, {0, shape.n}, shape.w_layout)};
+  const auto second = [&](const std::vector<std::uint16_t>& w2, std::int64_t inner) {
+    return laid_out(w2, inner, shape.n, {0, shape.n}, shape.w_layout);
+  };
+  first(weights.w1, shape.intermediate, made.w1, made.w1_up);
+  made.w2 = second(weights.w2, shape.intermediate);
+  if (const std::int64_t inner = shape.shared_intermediate; inner > 0) {
+    first(weights.shared_w1, inner, made.shared_w1, made.shared_w1_up);
+    made.shared_w2 = second(weights.shared_w2, inner);
+  }
+  return made;
 }
 
 std::span<const std::uint16_t> own_experts(const MoeShape& shape, std::uint32_t world, std::uint32_t rank,

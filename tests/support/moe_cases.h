@@ -26,14 +26,14 @@ std::vector<std::uint16_t> laid_out(const std::vector<std::uint16_t>& matrices, 
                                     std::int64_t n, Range columns, Layout layout);
 /// The same as operands of launches, of all experts. `apart`: the halves of w1 are two operands.
 struct MoeWeightOperands {
-  std::vector<std::uint16_t> w1, w1_up, w2;
+  std::vector<std::uint16_t> w1, w1_up, w2, shared_w1, shared_w1_up, shared_w2;
 };
 MoeWeightOperands weight_operands(const MoeShape& shape, const MoeWeights& weights, bool apart);
 /// Of one of them what belongs to the experts of a rank.
 std::span<const std::uint16_t> own_experts(const MoeShape& shape, std::uint32_t world, std::uint32_t rank,
                                            const std::vector<std::uint16_t>& all);
 
-/// `tokens` tokens of one rank.
+/// `tokens` tokens of one rank. With a shared expert and an odd seed they have weights of it, too.
 MoeInput random_input(const MoeShape& shape, std::uint32_t rank, std::int64_t tokens, const Router& router,
                       std::uint64_t seed);
 /// Of every rank.

@@ -37,18 +37,19 @@ Expected gated(DataType dtype, const Expected& g, const Expected& u) {
   return {value, off + kernels::rounding_unit(dtype) * (std::abs(value) + off) + kSmallest};
 }
 
-std::vector<Expected> expert(const MoeShape& shape, const MoeWeights& weights, std::int64_t number,
-                             const std::vector<Expected>& x) {
-  const std::int64_t columns = shape.intermediate > 0 ? 2 * shape.intermediate : shape.n;
-  auto first = multiply(shape.dtype, x, weights.w1.data() + number * shape.hidden * columns, columns);
-  if (shape.intermediate == 0) return first;
+/// Expert `number` of those whose matrices lie at `w1` and `w2`.
+std::vector<Expected> expert(const MoeShape& shape, const std::vector<std::uint16_t>& w1,
+                             const std::vector<std::uint16_t>& w2, std::int64_t intermediate,
+                             std::int64_t number, const std::vector<Expected>& x) {
+  const std::int64_t columns = intermediate > 0 ? 2 * intermediate : shape.n;
+  auto first = multiply(shape.dtype, x, w1.data() + number * shape.hidden * columns, columns);
+  if (intermediate == 0) return first;
   std::vector<Expected> hidden;
-  for (std::int64_t i = 0; i < shape.intermediate; ++i) {
+  for (std::int64_t i = 0; i < intermediate; ++i) {
     const auto gate = static_cast<std::size_t>(i);
-    hidden.push_back(
-        gated(shape.dtype, first[gate], first[gate + static_cast<std::size_t>(shape.intermediate)]));
+    hidden.push_back(gated(shape.dtype, first[gate], first[gate + static_cast<std::size_t>(intermediate)]));
   }
-  return multiply(shape.dtype, hidden, weights.w2.data() + number * shape.intermediate * shape.n, shape.n);
+  return multiply(shape.dtype, hidden, w2.data() + number * intermediate * shape.n, shape.n);
 }
 
 }  // namespace
@@ -70,24 +71,32 @@ std::vector<Expected> moe_row(const MoeShape& shape, const MoeWeights& weights, 
   };
   std::vector<Expected> y(static_cast<std::size_t>(shape.n));
   std::vector<double> magnitude(y.size());
-  for (std::int64_t j = 0; j < shape.topk; ++j) {
-    const auto entry = static_cast<std::size_t>(token * shape.topk + j);
-    const bool on_input = shape.weights_on_input;
-    const auto out = expert(shape, weights, input.topk[entry], on_input ? times(input.weights[entry]) : x);
+  const auto add = [&](double weight, const std::vector<Expected>& out) {
     for (std::size_t i = 0; i < y.size(); ++i) {
-      const double weight = on_input ? 1 : input.weights[entry];
       y[i].value += weight * out[i].value;
       y[i].tolerance += std::abs(weight) * out[i].tolerance;
       y[i].tolerance += std::abs(weight) * kSmallest;
       magnitude[i] += std::abs(weight * out[i].value) + std::abs(weight) * out[i].tolerance;
     }
+  };
+  for (std::int64_t j = 0; j < shape.topk; ++j) {
+    const auto entry = static_cast<std::size_t>(token * shape.topk + j);
+    const double weight = input.weights[entry];
+    const bool on_input = shape.weights_on_input;
+    add(on_input ? 1 : weight, expert(shape, weights.w1, weights.w2, shape.intermediate, input.topk[entry],
+                                      on_input ? times(weight) : x));
+  }
+  if (const std::int64_t inner = shape.shared_intermediate; inner > 0) {
+    const auto& factors = input.shared_weights;
+    add(factors.empty() ? 1 : factors[static_cast<std::size_t>(token)],
+        expert(shape, weights.shared_w1, weights.shared_w2, inner, 0, x));
   }
   // Finished rows and sums of nodes travel in the io type: one rounding of each, together at most two units
   // of all magnitudes. Then the fp32 sums, then the final rounding.
   const double unit = kernels::rounding_unit(shape.dtype);
   for (std::size_t i = 0; i < y.size(); ++i) {
-    y[i].tolerance += (unit * (2 + unit) + (double(shape.topk) + 4) * kFloatUnit) * magnitude[i];
-    y[i].tolerance += unit * (std::abs(y[i].value) + y[i].tolerance) + double(shape.topk + 1) * kSmallest;
+    y[i].tolerance += (unit * (2 + unit) + (double(shape.topk) + 5) * kFloatUnit) * magnitude[i];
+    y[i].tolerance += unit * (std::abs(y[i].value) + y[i].tolerance) + double(shape.topk + 2) * kSmallest;
   }
   return y;
 }

@@ -10,17 +10,19 @@
 
 namespace mkernel::test {
 
-/// All experts' weights: w1 [experts, hidden, n or 2 * intermediate], w2 [experts, intermediate, n].
+/// All experts' weights: w1 [experts, hidden, n or 2 * intermediate], w2 [experts, intermediate, n]. And
+/// those of the shared expert: [hidden, 2 * shared_intermediate], [shared_intermediate, n].
 struct MoeWeights {
-  std::vector<std::uint16_t> w1, w2;
+  std::vector<std::uint16_t> w1, w2, shared_w1, shared_w2;
 };
 
 /// One rank's input of one launch.
 struct MoeInput {
   std::int64_t tokens = 0;
-  std::vector<std::uint16_t> x;    // [tokens, hidden]
-  std::vector<std::int32_t> topk;  // [tokens, topk]
-  std::vector<float> weights;      // [tokens, topk]
+  std::vector<std::uint16_t> x;       // [tokens, hidden]
+  std::vector<std::int32_t> topk;     // [tokens, topk]
+  std::vector<float> weights;         // [tokens, topk]
+  std::vector<float> shared_weights;  // [tokens]; empty: all are 1
 };
 
 /// Expected output of one token: n values.

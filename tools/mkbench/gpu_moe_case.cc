@@ -42,6 +42,8 @@ Result<GpuMoeCase> GpuMoeCase::make(const MoeShape& shape, std::uint32_t world, 
       MK_RETURN_IF_ERROR(made.fill_matrix(to, expert, which));
     }
   }
+  MK_RETURN_IF_ERROR(made.fill_matrix(made.shared_w1_.get(), 0, kSharedW1));
+  MK_RETURN_IF_ERROR(made.fill_matrix(made.shared_w2_.get(), 0, kSharedW2));
   auto reference = GpuMoeReference::make(shape, stream);
   if (!reference.ok()) return reference.status();
   made.reference_ = std::move(*reference);
@@ -54,6 +56,8 @@ Status GpuMoeCase::allocate(int sets) {
   MK_RETURN_IF_ERROR(allocate_bytes(w2_, mine * elements(kW2) * 2));
   MK_RETURN_IF_ERROR(allocate_bytes(expert_w1_, elements(kW1) * 2));
   MK_RETURN_IF_ERROR(allocate_bytes(expert_w2_, elements(kW2) * 2));
+  MK_RETURN_IF_ERROR(allocate_bytes(shared_w1_, elements(kSharedW1) * 2));
+  MK_RETURN_IF_ERROR(allocate_bytes(shared_w2_, elements(kSharedW2) * 2));
   for (int i = 0; i < sets; ++i) {
     Set& set = sets_.emplace_back();
     MK_RETURN_IF_ERROR(allocate_bytes(set.x, shape_.max_tokens * shape_.hidden * 2));
@@ -68,27 +72,35 @@ std::uint64_t GpuMoeCase::seed(std::uint64_t iteration, std::uint64_t index, Ope
   return seed_of(static_cast<std::uint64_t>(OpKind::kMoeDispatchGemm), iteration, index, which);
 }
 
+std::int64_t GpuMoeCase::rows(Operand which) const {
+  if (which == kW1 || which == kSharedW1) return shape_.hidden;
+  return which == kW2 ? shape_.intermediate : shape_.shared_intermediate;
+}
+
 std::int64_t GpuMoeCase::elements(Operand which) const {
   const std::int64_t inner = shape_.intermediate;
-  return which == kW2 ? inner * shape_.n : shape_.hidden * (inner > 0 ? 2 * inner : shape_.n);
+  if (which == kW1) return rows(which) * (inner > 0 ? 2 * inner : shape_.n);
+  return rows(which) * (which == kSharedW1 ? 2 * shape_.shared_intermediate : shape_.n);
 }
 
 Status GpuMoeCase::fill_matrix(void* to, std::int64_t expert, Operand which) const {
   if (elements(which) == 0) return {};
   return fill_random(to, shape_.dtype, static_cast<std::uint64_t>(elements(which)),
-                     seed(0, static_cast<std::uint64_t>(expert), which), stream_,
-                     weight_scale(which == kW1 ? shape_.hidden : shape_.intermediate));
+                     seed(0, static_cast<std::uint64_t>(expert), which), stream_, weight_scale(rows(which)));
 }
 
 MoeArguments GpuMoeCase::arguments(int set) const {
   const Set& s = sets_[static_cast<std::size_t>(set)];
+  const bool shared = shape_.shared_intermediate > 0;
   return {.tokens = shape_.max_tokens,
           .x = s.x.get(),
           .topk = static_cast<const std::int32_t*>(s.topk.get()),
           .weights = static_cast<const float*>(s.weights.get()),
           .w1 = w1_.get(),
           .w2 = shape_.intermediate > 0 ? w2_.get() : nullptr,
-          .y = s.y.get()};
+          .y = s.y.get(),
+          .shared_w1 = shared ? shared_w1_.get() : nullptr,
+          .shared_w2 = shared ? shared_w2_.get() : nullptr};
 }
 
 Status GpuMoeCase::fill(int set, std::uint64_t iteration) {
@@ -110,6 +122,7 @@ Result<ProductCheck> GpuMoeCase::verify(int set) {
     MK_RETURN_IF_ERROR(
         reference_->add(static_cast<std::int32_t>(expert), s.x.get(), expert_w1_.get(), expert_w2_.get()));
   }
+  MK_RETURN_IF_ERROR(reference_->add_shared(s.x.get(), shared_w1_.get(), shared_w2_.get()));
   return reference_->compare(s.y.get());
 }
 

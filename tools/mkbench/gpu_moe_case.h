@@ -37,12 +37,13 @@ class GpuMoeCase {
     MoeRouting routing;
     GpuBuffer x, topk, weights, y;
   };
-  enum Operand : std::uint64_t { kX = 1, kW1 = 2, kW2 = 3, kRouting = 4 };
+  enum Operand : std::uint64_t { kX = 1, kW1 = 2, kW2 = 3, kRouting = 4, kSharedW1 = 5, kSharedW2 = 6 };
 
   GpuMoeCase() = default;
   Status allocate(int sets);
   std::uint64_t seed(std::uint64_t iteration, std::uint64_t index, Operand which) const;
-  std::int64_t elements(Operand which) const;  ///< of one expert's matrix
+  std::int64_t rows(Operand which) const;      ///< of one expert's matrix, as row-major
+  std::int64_t elements(Operand which) const;  ///< likewise
   Status fill_matrix(void* to, std::int64_t expert, Operand which) const;
 
   MoeShape shape_;
@@ -50,6 +51,7 @@ class GpuMoeCase {
   CUstream_st* stream_ = nullptr;
   GpuBuffer w1_, w2_;                ///< of own experts
   GpuBuffer expert_w1_, expert_w2_;  ///< of one expert, for verify()
+  GpuBuffer shared_w1_, shared_w2_;
   std::vector<Set> sets_;
   std::optional<GpuMoeReference> reference_;
 };

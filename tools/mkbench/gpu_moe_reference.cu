@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -90,7 +91,8 @@ struct StoreResult {
   }
 };
 
-/// A token has an expert once: nobody else adds to its row at the time.
+/// A token has an expert once: nobody else adds to its row at the time. Without `entries` row r is token r,
+/// and its weight 1.
 struct AddWeighted {
   const std::int32_t* entries;
   const float* weights;
@@ -98,8 +100,10 @@ struct AddWeighted {
   std::int64_t n;
   float *sum, *magnitude;
   __device__ void operator()(std::int64_t row, std::int64_t column, double result) const {
-    const float value = weights[entries[row]] * static_cast<float>(result);
-    const std::int64_t at = entries[row] / topk * n + column;
+    const float weight = entries == nullptr ? 1 : weights[entries[row]];
+    const std::int64_t token = entries == nullptr ? row : entries[row] / topk;
+    const float value = weight * static_cast<float>(result);
+    const std::int64_t at = token * n + column;
     sum[at] += value;
     magnitude[at] += fabsf(value);
   }
@@ -186,8 +190,9 @@ Result<GpuMoeReference> GpuMoeReference::make(const MoeShape& shape, CUstream_st
   const std::int64_t tokens = shape.max_tokens;
   MK_RETURN_IF_ERROR(allocate(made.entries_, tokens * shape.topk, sizeof(std::int32_t)));
   MK_RETURN_IF_ERROR(allocate(made.weights_, tokens * shape.topk, sizeof(float)));
-  MK_RETURN_IF_ERROR(allocate(made.first_, tokens * 2 * shape.intermediate, sizeof(float)));
-  MK_RETURN_IF_ERROR(allocate(made.activation_, tokens * shape.intermediate, 2));
+  const std::int64_t inner = std::max(shape.intermediate, shape.shared_intermediate);
+  MK_RETURN_IF_ERROR(allocate(made.first_, tokens * 2 * inner, sizeof(float)));
+  MK_RETURN_IF_ERROR(allocate(made.activation_, tokens * inner, 2));
   MK_RETURN_IF_ERROR(allocate(made.sum_, tokens * shape.n, sizeof(float)));
   MK_RETURN_IF_ERROR(allocate(made.magnitude_, tokens * shape.n, sizeof(float)));
   return Result<GpuMoeReference>(std::move(made));
@@ -214,17 +219,26 @@ Status GpuMoeReference::begin(const MoeRouting& routing) {
 Status GpuMoeReference::add(std::int32_t expert, const void* x, const void* w1, const void* w2) {
   const std::int64_t first = begin_[static_cast<std::size_t>(expert)];
   const std::int64_t rows = begin_[static_cast<std::size_t>(expert) + 1] - first;
-  if (rows == 0) return {};
-  return shape_.dtype == DataType::kBf16 ? add_as<__nv_bfloat16>(first, rows, x, w1, w2)
-                                         : add_as<__half>(first, rows, x, w1, w2);
+  const auto* entries = static_cast<const std::int32_t*>(entries_.get()) + first;
+  return add({entries, rows, static_cast<int>(shape_.topk)}, shape_.intermediate, x, w1, w2);
+}
+
+Status GpuMoeReference::add_shared(const void* x, const void* w1, const void* w2) {
+  return add({nullptr, shape_.shared_intermediate > 0 ? shape_.max_tokens : 0, 1}, shape_.shared_intermediate,
+             x, w1, w2);
+}
+
+Status GpuMoeReference::add(const Chosen& chosen, std::int64_t inner, const void* x, const void* w1,
+                            const void* w2) {
+  if (chosen.rows == 0) return {};
+  return shape_.dtype == DataType::kBf16 ? add_as<__nv_bfloat16>(chosen, inner, x, w1, w2)
+                                         : add_as<__half>(chosen, inner, x, w1, w2);
 }
 
 template <typename T>
-Status GpuMoeReference::add_as(std::int64_t first, std::int64_t rows, const void* x, const void* w1,
+Status GpuMoeReference::add_as(const Chosen& chosen, std::int64_t inner, const void* x, const void* w1,
                                const void* w2) {
-  const std::int64_t inner = shape_.intermediate;
-  const auto topk = static_cast<int>(shape_.topk);
-  const auto* entries = static_cast<const std::int32_t*>(entries_.get()) + first;
+  const auto& [entries, rows, topk] = chosen;
   const AddWeighted add{
       entries,  static_cast<const float*>(weights_.get()), topk,
       shape_.n, static_cast<float*>(sum_.get()),           static_cast<float*>(magnitude_.get())};

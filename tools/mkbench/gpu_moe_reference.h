@@ -26,13 +26,22 @@ class GpuMoeReference {
   /// Adds what `expert` with the matrices w1 and w2 (in the layout of the shape) makes of the tokens that
   /// chose it. All in memory of the GPU; they may be overwritten in stream order.
   Status add(std::int32_t expert, const void* x, const void* w1, const void* w2);
+  /// Adds what the shared expert makes of all tokens, when the shape has one.
+  Status add_shared(const void* x, const void* w1, const void* w2);
   /// y against the sum of all that was added. Synchronous.
   Result<ProductCheck> compare(const void* y);
 
  private:
   GpuMoeReference() = default;
+  /// The tokens that go through an expert.
+  struct Chosen {
+    const std::int32_t* entries;  ///< [rows]; null: all tokens in order
+    std::int64_t rows;
+    int topk;  ///< entries of a token
+  };
+  Status add(const Chosen& chosen, std::int64_t inner, const void* x, const void* w1, const void* w2);
   template <typename T>
-  Status add_as(std::int64_t first, std::int64_t rows, const void* x, const void* w1, const void* w2);
+  Status add_as(const Chosen& chosen, std::int64_t inner, const void* x, const void* w1, const void* w2);
 
   MoeShape shape_;
   CUstream_st* stream_ = nullptr;

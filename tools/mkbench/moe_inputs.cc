@@ -45,6 +45,7 @@ nlohmann::json json_of(const MoeShape& shape, std::uint32_t world) {
           {"n", shape.n},
           {"k", shape.hidden},
           {"intermediate", shape.intermediate},
+          {"shared_intermediate", shape.shared_intermediate},
           {"experts", shape.experts},
           {"topk", shape.topk},
           {"dtype", to_string(shape.dtype)}};
@@ -52,8 +53,9 @@ nlohmann::json json_of(const MoeShape& shape, std::uint32_t world) {
 
 std::string text_of(const MoeShape& shape, std::uint32_t world) {
   return "T" + std::to_string(shape.max_tokens * world) + " H" + std::to_string(shape.hidden) + " I" +
-         std::to_string(shape.intermediate) + " E" + std::to_string(shape.experts) + " top-" +
-         std::to_string(shape.topk);
+         std::to_string(shape.intermediate) +
+         (shape.shared_intermediate > 0 ? "+" + std::to_string(shape.shared_intermediate) : "") + " E" +
+         std::to_string(shape.experts) + " top-" + std::to_string(shape.topk);
 }
 
 }  // namespace mkernel::bench

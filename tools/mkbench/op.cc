@@ -78,7 +78,15 @@ Result<std::vector<GemmShape>> gemm_shapes(const OpOptions& o) {
 }
 
 MoeShape moe_shape(const OpOptions& o) {
-  return {o.tokens, o.hidden, o.n, o.intermediate, o.experts, o.topk, o.dtype, o.capacity};
+  return {.max_tokens = o.tokens,
+          .hidden = o.hidden,
+          .n = o.n,
+          .intermediate = o.intermediate,
+          .experts = o.experts,
+          .topk = o.topk,
+          .dtype = o.dtype,
+          .capacity = o.capacity,
+          .shared_intermediate = o.shared_intermediate};
 }
 
 AttentionShape attention_shape(const OpOptions& o) {

@@ -37,6 +37,9 @@ void add_shape_options(CLI::App* op, OpOptions* o) {
   op->add_option("--tokens", o->tokens, "per rank")->capture_default_str();
   op->add_option("--hidden", o->hidden)->capture_default_str();
   op->add_option("--intermediate", o->intermediate, "0: one product per expert")->capture_default_str();
+  op->add_option("--shared-intermediate", o->shared_intermediate,
+                 "of an expert that every token goes through; 0: there is none")
+      ->capture_default_str();
   op->add_option("--experts", o->experts)->capture_default_str();
   op->add_option("--topk", o->topk)->capture_default_str();
   op->add_option("--capacity", o->capacity, "rows that a rank takes for its experts; 0: as many as can come")

@@ -21,7 +21,8 @@ struct OpOptions {
   std::optional<std::uint32_t> world_size, rank;
   std::int64_t m = 2048, n = 512, k = 2048;
   std::int64_t batch = 1, sequence = 4096, heads = 8, kv_heads = 8, head_dim = 128;
-  std::int64_t tokens = 512, hidden = 1024, intermediate = 512, experts = 16, topk = 4, capacity = 0;
+  std::int64_t tokens = 512, hidden = 1024, intermediate = 512, experts = 16, topk = 4, capacity = 0,
+               shared_intermediate = 0;
   bool causal = false, column_major = false;
   DataType dtype = DataType::kBf16;
   Executor executor = Executor::kCpu;

@@ -23,7 +23,8 @@ class MoeJob : public Job {
     x_ = std::move(*x);
     indices_ = std::move(*indices);
     weights_ = std::move(*weights);
-    return load_experts(options);
+    MK_RETURN_IF_ERROR(load_experts(options));
+    return load_shared(options);
   }
 
   Status plan(Group& group, const Options& options) override {
@@ -60,6 +61,10 @@ class MoeJob : public Job {
     arguments.w1 = w1_.values.data();
     arguments.w2 = shape_.intermediate > 0 ? w2_.values.data() : nullptr;
     arguments.y = out_.data();
+    if (shape_.shared_intermediate > 0) {
+      arguments.shared_w1 = shared_w1_.values.data();
+      arguments.shared_w2 = shared_w2_.values.data();
+    }
     return operation_->launch(arguments, options);
   }
   const Planned& operation() const override { return *operation_; }
@@ -76,12 +81,7 @@ class MoeJob : public Job {
     w1_ = std::move(*w1);
     shape_.n = w1_.shape[2];
     if (!gated) return {};
-    if (w1_.shape[2] % 2 != 0 || w1_.shape[2] == 0) {
-      return {StatusCode::kInvalidArgument, w1_.what + " has a last extent of " +
-                                                std::to_string(w1_.shape[2]) +
-                                                ", wanted with --w2 is 2 * intermediate"};
-    }
-    shape_.intermediate = w1_.shape[2] / 2;
+    MK_RETURN_IF_ERROR(halve(w1_, "wanted with --w2 is 2 * intermediate", shape_.intermediate));
     auto w2 =
         load_values("--w2", options.w2,
                     {{"experts of this rank", w1_.shape[0]}, {"intermediate", shape_.intermediate}, {"n"}},
@@ -92,8 +92,36 @@ class MoeJob : public Job {
     return {};
   }
 
+  /// `half`: of the columns of `w1`, which are gates and ups.
+  static Status halve(const Operand& w1, const std::string& wanted, std::int64_t& half) {
+    const std::int64_t columns = w1.shape.back();
+    if (columns % 2 != 0 || columns == 0) {
+      return {StatusCode::kInvalidArgument,
+              w1.what + " has a last extent of " + std::to_string(columns) + ", " + wanted};
+    }
+    half = columns / 2;
+    return {};
+  }
+
+  Status load_shared(const Options& options) {
+    if (options.shared_w1.empty() && options.shared_w2.empty()) return {};
+    if (shape_.intermediate == 0)
+      return {StatusCode::kInvalidArgument, "--shared-w1 is given without --w2: a shared expert is gated"};
+    auto w1 = load_values("--shared-w1", options.shared_w1,
+                          {{"hidden", shape_.hidden}, {"2 * shared_intermediate"}}, options.dtype);
+    if (!w1.ok()) return w1.status();
+    MK_RETURN_IF_ERROR(halve(*w1, "wanted is 2 * shared_intermediate", shape_.shared_intermediate));
+    auto w2 =
+        load_values("--shared-w2", options.shared_w2,
+                    {{"shared_intermediate", shape_.shared_intermediate}, {"n", shape_.n}}, options.dtype);
+    if (!w2.ok()) return w2.status();
+    shared_w1_ = std::move(*w1);
+    shared_w2_ = std::move(*w2);
+    return {};
+  }
+
   MoeShape shape_;
-  Operand x_, indices_, weights_, w1_, w2_;
+  Operand x_, indices_, weights_, w1_, w2_, shared_w1_, shared_w2_;
   std::optional<Moe> operation_;
 };
 

@@ -27,7 +27,8 @@ Operations and their files (float32 or float16 .npy; every rank gives its own pa
   gemm_ar            --a [m, k]  --b [k, n]                                 -> out [m, n]
   moe_dispatch_gemm  --a [tokens, hidden]  --topk-indices [tokens, topk] (int32 or int64)  --topk-weights [tokens, topk]
                      --w1 [experts of this rank, hidden, n]                 -> out [tokens, n]
-                     or --w1 [.., hidden, 2 * intermediate] --w2 [.., intermediate, n] for gated experts
+                     or --w1 [.., hidden, 2 * intermediate] --w2 [.., intermediate, n] for gated experts, beside which
+                     --shared-w1 [hidden, 2 * s] --shared-w2 [s, n] are of one that every token goes through
   ring_attention     --q [batch, positions of this rank, heads, head_dim]  --k --v [.., kv_heads, head_dim]  -> as --q
                      with --causal rank r holds parts r and 2 * world - 1 - r of 2 * world (zigzag)
 
@@ -65,6 +66,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--v", o.v, "values");
   app.add_option("--w1", o.w1, "first weights of this rank's experts");
   app.add_option("--w2", o.w2, "second weights of this rank's experts");
+  app.add_option("--shared-w1", o.shared_w1, "first weights of an expert that every token goes through");
+  app.add_option("--shared-w2", o.shared_w2, "its second weights");
   app.add_option("--topk-indices", o.topk_indices, "experts of every token");
   app.add_option("--topk-weights", o.topk_weights, "their weights");
   app.add_option("--dtype", o.dtype, "what the operation computes in: bf16 or f16")
@@ -127,7 +130,7 @@ Status complete(Flags& flags, const Launcher& launcher) {
             "--group is missing, and no launcher tells a job id to name it after"};
   }
   for (std::string* path : {&o.daemon, &o.secret_file, &o.out, &o.a, &o.b, &o.q, &o.k, &o.v, &o.w1, &o.w2,
-                            &o.topk_indices, &o.topk_weights}) {
+                            &o.shared_w1, &o.shared_w2, &o.topk_indices, &o.topk_weights}) {
     *path = filled(*path, o, launcher.local_rank.value_or(0));
   }
   o.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(flags.deadline * 1000));

@@ -16,7 +16,8 @@ struct Options {
   std::string daemon = "/run/mkernel/mkerneld.sock";
   std::uint32_t rank = 0;
   std::uint32_t world_size = 0;
-  std::string a, b, q, k, v, w1, w2, topk_indices, topk_weights;  ///< files to read, placeholders filled in
+  /// Files to read, placeholders filled in.
+  std::string a, b, q, k, v, w1, w2, shared_w1, shared_w2, topk_indices, topk_weights;
   std::string out;
   DataType dtype = DataType::kBf16;
   Layout b_layout = Layout::kRowMajor;

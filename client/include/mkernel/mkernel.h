@@ -189,8 +189,10 @@ typedef struct mk_moe_shape {
   int64_t max_tokens, hidden, n, intermediate, experts, topk;
   uint32_t dtype;
   int64_t capacity;  /* rows that a rank takes for its experts, see MoeShape; 0: as many as can come */
-  uint32_t w_layout; /* of w1, w1_up and w2: MK_ROW_MAJOR, MK_COLUMN_MAJOR */
+  uint32_t w_layout; /* of all weights: MK_ROW_MAJOR, MK_COLUMN_MAJOR */
   uint32_t weights_on_input; /* 1: weights multiply rows before the first product, see MoeShape; else 0 */
+  int64_t
+      shared_intermediate; /* of an expert that every token goes through, see MoeShape; 0: there is none */
 } mk_moe_shape;
 typedef struct mk_moe_arguments {
   size_t struct_size;
@@ -202,6 +204,11 @@ typedef struct mk_moe_arguments {
   const void* w2;
   void* y;
   const void* w1_up; /* the second half of w1; NULL: w1 holds both */
+  /* of the shared expert, in the forms of w1, w1_up and w2; NULL: there is none */
+  const void* shared_w1;
+  const void* shared_w1_up;
+  const void* shared_w2;
+  const float* shared_weights; /* [tokens], factors of its results; NULL: all are 1 */
 } mk_moe_arguments;
 
 typedef struct mk_attention_shape {

@@ -115,6 +115,7 @@ class MoeShape(Sized):
         ("capacity", c_int64),
         ("w_layout", c_uint32),
         ("weights_on_input", c_uint32),
+        ("shared_intermediate", c_int64),
     ]
 
 
@@ -129,6 +130,10 @@ class MoeArguments(Sized):
         ("w2", c_void_p),
         ("y", c_void_p),
         ("w1_up", c_void_p),
+        ("shared_w1", c_void_p),
+        ("shared_w1_up", c_void_p),
+        ("shared_w2", c_void_p),
+        ("shared_weights", c_void_p),
     ]
 
 

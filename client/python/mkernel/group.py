@@ -314,13 +314,13 @@ class Group:
 
     def moe(self, *, max_tokens: int, hidden: int, n: int, experts: int, topk: int, intermediate: int = 0, dtype: str = "bf16",
             executor: str = "cpu", capacity: int = 0, w_layout: str = "row_major", comm_ctas: int = 0, sms: int = 0,
-            machine: Optional[str] = None, weights_on_input: bool = False) -> Moe:
+            machine: Optional[str] = None, weights_on_input: bool = False, shared_intermediate: int = 0) -> Moe:
         """**Collective**. Plans MoE dispatch+GEMM; see Moe. `max_tokens` is that of one rank. `capacity`: rows that a rank takes
         in a launch for its experts, those of each counted as whole 64; 0: as many as all ranks can send, which is what its memory
-        is made for then. `w_layout`: of every expert's matrices, as b_layout. `weights_on_input`: see Moe. `comm_ctas`, `sms` and
-        `machine` as those of ag_gemm(), also errors."""
+        is made for then. `w_layout`: of every expert's matrices, as b_layout. `weights_on_input` and
+        `shared_intermediate`: see Moe. `comm_ctas`, `sms` and `machine` as those of ag_gemm(), also errors."""
         extents = {"max_tokens": max_tokens, "hidden": hidden, "n": n, "intermediate": intermediate, "experts": experts, "topk": topk,
-                   "capacity": capacity}
+                   "capacity": capacity, "shared_intermediate": shared_intermediate}
         layout = choice("w_layout", w_layout, LAYOUTS)
         shape = _abi.MoeShape(dtype=choice("dtype", dtype, DTYPES), w_layout=layout, weights_on_input=int(weights_on_input),
                               **sizes(extents))

@@ -72,6 +72,10 @@ class Moe(Operation):
     weights: w1 [mine, n or 2 * intermediate, hidden], w2 [mine, n, intermediate]. With weights_on_input y[t] = sum over j of
     expert[topk[t, j]](weights[t, j] * x[t]), where the product is rounded to the type of x.
 
+    shared_intermediate > 0: every token also goes through a shared expert, whose weights every rank has: y[t] gets
+    shared_weights[t] * shared(x[t]), with shared_w1 [hidden, 2 * shared_intermediate] and shared_w2 [shared_intermediate, n], or
+    with shared_w1_up, in the layout of the other weights. shared_weights [tokens] is float32; None: all are 1.
+
     Every rank refuses a launch with the same error when topk has a bad entry or weights a NaN on any of them (InvalidArgument
     names the rank and the entry), or more rows come to a rank than `capacity` (ResourceExhausted). y stays as it was, and the group
     goes on. A launch that was queued on a stream is refused on the GPU, and status() tells it."""
@@ -88,14 +92,17 @@ class Moe(Operation):
         self.w1 = self._weights("w1", shape.hidden, 2 * shape.intermediate or shape.n)
         self.w2 = self._weights("w2", shape.intermediate, shape.n) if shape.intermediate else None
 
-    def _weights(self, field: str, k: int, n: int) -> Operand:
-        row_major = self._shape.w_layout == _abi.ROW_MAJOR
-        return Operand(field, self.dtype, (self._mine, k, n) if row_major else (self._mine, n, k))
+    def _weights(self, field: str, k: int, n: int, shared: bool = False) -> Operand:
+        """`shared`: one matrix, not one of each expert."""
+        matrix = (k, n) if self._shape.w_layout == _abi.ROW_MAJOR else (n, k)
+        return Operand(field, self.dtype, matrix if shared else (self._mine, *matrix))
 
-    def bind(self, x: Any, topk: Any, weights: Any, w1: Any, w2: Any, y: Any, *, w1_up: Any = None,
-             tokens: Optional[int] = None, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+    def bind(self, x: Any, topk: Any, weights: Any, w1: Any, w2: Any, y: Any, *, w1_up: Any = None, shared_w1: Any = None,
+             shared_w1_up: Any = None, shared_w2: Any = None, shared_weights: Any = None, tokens: Optional[int] = None,
+             deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
         """As Gemm.bind(). `tokens`: of this rank, at most max_tokens and free to differ between ranks and launches; None: the
-        rows of x. w2 is None when intermediate = 0. `w1_up`: the second half of w1; None: w1 holds both."""
+        rows of x. w2 is None when intermediate = 0. `w1_up`: the second half of w1; None: w1 holds both. `shared_w1` and the
+        others: None without a shared expert."""
         shape = self._shape
         if tokens is None:
             if not getattr(x, "shape", ()):
@@ -117,7 +124,33 @@ class Moe(Operation):
             raise InvalidArgument(f"{self.what}: w2 must be None, because intermediate = 0")
         if w1_up is not None:
             operands.append((self._weights("w1_up", shape.hidden, shape.intermediate), w1_up))
+        operands += self._shared(tokens, {"shared_w1": shared_w1, "shared_w1_up": shared_w1_up, "shared_w2": shared_w2,
+                                          "shared_weights": shared_weights})
         return self._bind(self.Arguments(tokens=tokens), operands, deadline, compute_threads)
+
+
+    def _shared(self, tokens: int, given: "dict[str, Any]") -> "list[tuple[Operand, Any]]":
+        """What a launch has of the shared expert."""
+        shape = self._shape
+        inner = shape.shared_intermediate
+        if not inner:
+            for field, value in given.items():
+                if value is not None:
+                    raise InvalidArgument(f"{self.what}: {field} must be None, because shared_intermediate = 0")
+            return []
+        for field in ("shared_w1", "shared_w2"):
+            if given[field] is None:
+                raise InvalidArgument(f"{self.what}: {field} is None, and the operation has shared_intermediate = {inner}")
+        halves = given["shared_w1_up"] is not None
+        operands = [
+            (self._weights("shared_w1", shape.hidden, inner if halves else 2 * inner, shared=True), given["shared_w1"]),
+            (self._weights("shared_w2", inner, shape.n, shared=True), given["shared_w2"]),
+        ]
+        if halves:
+            operands.append((self._weights("shared_w1_up", shape.hidden, inner, shared=True), given["shared_w1_up"]))
+        if given["shared_weights"] is not None:
+            operands.append((Operand("shared_weights", "f32", (tokens,)), given["shared_weights"]))
+        return operands
 
 
 class GroupedGemm(Operation):

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/gemm/sm90_config.cuh"
 #include "kernels/cuda/gemm/sm90_feed_tasks.cuh"
+#include "kernels/cuda/gemm/sm90_load.cuh"
 #include "kernels/cuda/ptx/shared.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
@@ -31,11 +32,16 @@ class Sm90FeedStore {
       if (task.product == Sm90Task::kEnd) break;
       const int rows = task.rows - group_ * 64;
       if (rows > 0) {
+        if (is_traced(sm90_trace(feed))) {
+          pieces_.wait_full();
+          if (lane == 0) begin_work(sm90_trace(feed));
+        }
         if (feed.gated(task.product)) {
           store_boxes(feed, task);
         } else {
           store_rows(feed, task, rows);
         }
+        if (lane == 0) end_work(sm90_trace(feed), DeviceWork::kStore, i);
       }
       if (tile_complete(i)) feed.after_store(task);
       __syncwarp();

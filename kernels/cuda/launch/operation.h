@@ -35,7 +35,7 @@ class CudaOperation : public Operation<Arguments> {
     return binding_.bind(this->requirements(), group, workspace, lent, first_lane,
                          [this] { return attach(); });
   }
-  /// The same for every launch; an operation that puts says how many.
+  /// An operation that puts says how many.
   std::uint64_t wire_bytes() const override { return 0; }
   bool refused() const final { return refused_; }
 
@@ -67,8 +67,8 @@ class CudaOperation : public Operation<Arguments> {
   /// Operands that are refused before anything is queued.
   virtual Status check(const Arguments& arguments) const = 0;
   virtual Status launch(const Arguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) = 0;
-  /// Once the stream is done.
-  virtual Result<LaunchRefusal> last_refusal() const { return LaunchRefusal{}; }
+  /// Once the stream is done: reads what launches have left for the host.
+  virtual Result<LaunchRefusal> last_refusal() { return LaunchRefusal{}; }
 
   /// Queues the kernel with its parameters.
   Status queue(const void* parameters, std::int32_t ctas, CUstream_st* stream) const {

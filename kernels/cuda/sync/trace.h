@@ -7,7 +7,7 @@
 namespace mkernel::kernels {
 
 /// What a warp is at. Indices: of load, product and store the tile's number among those of the CTA (narrow
-/// tiles at the end begin again at 0), of push and signal the chunk.
+/// tiles at the end begin again at 0), of push and signal the chunk, where there is one.
 enum class DeviceWork : std::uint32_t {
   kNone = 0,
   kLoad = 1,     ///< operands of a tile, from the first box asked for to the last: not their arrival
@@ -15,8 +15,13 @@ enum class DeviceWork : std::uint32_t {
   kStore = 3,    ///< of a tile, by one of the store threads: from the first sums to the last byte in memory
   kSum = 4,      ///< of all units that the warp claims in a row, and its waits for them
   kCopy = 5,     ///< likewise
-  kPush = 6,     ///< from the push before it to the chunk's last byte at every target
-  kSignal = 7    ///< to all targets
+  kPush = 6,     ///< from the push before it to the chunk's last byte at every target; of MoE as kSum
+  kSignal = 7,   ///< to all targets
+  // Of the mixture of experts, by the warps of a dispatching CTA:
+  kRoute = 8,    ///< of a chunk of tokens: it is counted and placed, with the waits for the other chunks
+  kTable = 9,    ///< of blocks, with the wait for the counts of all ranks
+  kStage = 10,   ///< as kSum: tokens that cross to other nodes
+  kForward = 11  ///< as kSum: tokens that have crossed, into the pools of this node
 };
 
 constexpr const char* name_of(DeviceWork work) {
@@ -28,6 +33,10 @@ constexpr const char* name_of(DeviceWork work) {
     case DeviceWork::kCopy: return "copy";
     case DeviceWork::kPush: return "push";
     case DeviceWork::kSignal: return "signal";
+    case DeviceWork::kRoute: return "route";
+    case DeviceWork::kTable: return "table";
+    case DeviceWork::kStage: return "stage";
+    case DeviceWork::kForward: return "forward";
     case DeviceWork::kNone: break;
   }
   return "nothing";

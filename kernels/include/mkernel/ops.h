@@ -74,8 +74,9 @@ class OperationBase {
   /// error (MoeShape), or this rank one that concerns no other (GroupedGemmShape): the ranks still agree on
   /// what comes next, so the operation and its group go on.
   virtual bool refused() const { return false; }
-  /// Bytes this rank sent to other nodes in the last launch. 0 also where the host does not know: of a
-  /// mixture of experts on the cuda executor.
+  /// Bytes this rank sent to other nodes in the last launch. Of a mixture of experts on the cuda executor
+  /// they follow from the routing, which the GPU reads: in the last launch whose end run() or status() has
+  /// seen.
   virtual std::uint64_t wire_bytes() const = 0;
   /// What a launch is expected to take, all ranks on time and the GPU's multiprocessors free: from the rates
   /// of the machine that the plan assumes (GemmPlanOptions::machine), to compare and explain. 0: unknown, as

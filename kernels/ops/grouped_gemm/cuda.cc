@@ -76,7 +76,7 @@ class CudaGroupedGemm final : public CudaOperation<GroupedGemmArguments> {
     return queue(&p, ctas_, stream);
   }
 
-  Result<LaunchRefusal> last_refusal() const override {
+  Result<LaunchRefusal> last_refusal() override {
     GroupedGemmRefusal last;
     MK_RETURN_IF_ERROR(read(&parameters_.scratch->refusal, last));
     return LaunchRefusal{last.launch, plan_.refuse(last.why)};

@@ -28,7 +28,8 @@ __device__ __forceinline__ void moe_add(float (&sums)[8], float weight, const ui
 }
 
 /// What a lane holds of the summands of a token: whether there is one, where it lies in this rank's memory,
-/// and its weight. Lanes below kMoeMostTopk hold finished rows, the others the sums of other nodes.
+/// and its weight. Lanes below kMoeMostTopk hold finished rows, those behind them the sums of other nodes,
+/// and the last lane the row of the shared expert.
 struct MoeSummand {
   bool any = false;
   std::uint64_t at = 0;
@@ -66,10 +67,13 @@ __device__ __forceinline__ void moe_add_up(const MoeParameters& p, const MoeSumm
   }
 }
 
-/// One lane: waits for the finished row of an entry of finished[].
+inline constexpr std::int32_t kMoeSharedLane = 31;
+static_assert(kMoeMostTopk + kMaxKernelNodes - 1 <= kMoeSharedLane);
+
+/// One lane: waits for the finished row of an entry of finished[], which an expert of `owner` makes.
 __device__ __forceinline__ bool moe_wait_finished(const MoeParameters& p, std::uint64_t epoch,
-                                                  std::int32_t entry, std::int32_t expert) {
-  const DeviceWaitSite site{DeviceRole::kInterReduce, DeviceTag::kTileReady, p.plan.owners.owner(expert),
+                                                  std::int32_t entry, std::int32_t owner) {
+  const DeviceWaitSite site{DeviceRole::kInterReduce, DeviceTag::kTileReady, owner,
                             static_cast<std::uint32_t>(entry)};
   return wait_at_least(moe_words(p, p.rank, p.places.finished_word) + entry, ExpertExchangePlan::stamp(epoch),
                        site, moe_scope(p, MoeStage::kFinished));
@@ -85,7 +89,7 @@ __device__ __forceinline__ float moe_weight_of_sum(const MoeParameters& p, float
 }
 
 /// One warp: an own token: the rows of this node's experts in top-k order, then the sums of the other nodes,
-/// from the next one on. False: a wait gave up.
+/// from the next one on, then the row of the shared expert. False: a wait gave up.
 template <DataType kType>
 __device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_t epoch, std::int32_t token) {
   const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32, others = p.plan.others();
@@ -96,7 +100,7 @@ __device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_
     const std::int32_t entry = token * p.routed.topk + lane, expert = p.routed.experts[entry];
     mine = {others == 0 || order.node_turn(expert) == others, moe_finished_at(p, entry),
             moe_weight_of_sum(p, p.routed.weights[entry])};
-    if (mine.any) came = moe_wait_finished(p, epoch, entry, expert);
+    if (mine.any) came = moe_wait_finished(p, epoch, entry, p.plan.owners.owner(expert));
   } else if (const std::int32_t turn = lane - kMoeMostTopk; turn >= 0 && turn < others) {
     const std::int32_t returning = p.scratch.returning[turn * p.plan.max_tokens + token];
     if (returning >= 0) {
@@ -107,6 +111,10 @@ __device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_
                           ExpertExchangePlan::kSumsLane, p.plan.sums_arrivals(epoch, piece),
                           DeviceRole::kInterReduce);
     }
+  } else if (lane == kMoeSharedLane && p.plan.shared_columns1 > 0) {
+    const std::int32_t entry = p.plan.shared_entry(token);
+    mine = {true, moe_finished_at(p, entry), p.shared_weights == nullptr ? 1 : p.shared_weights[token]};
+    came = moe_wait_finished(p, epoch, entry, p.rank);
   }
   if (!moe_all(came)) return false;
   moe_add_up<kType>(p, mine, p.y + std::int64_t{token} * p.n * 2);
@@ -134,7 +142,7 @@ __device__ __forceinline__ bool moe_sum_crossed(const MoeParameters& p, std::uin
     const CrossingEntry& entry = reinterpret_cast<const CrossingEntry*>(in + sizeof(CrossingHead))[lane];
     const std::int32_t number = p.plan.crossed_entry(turn, returning) + lane;
     mine = {true, moe_finished_at(p, number), moe_weight_of_sum(p, entry.weight)};
-    came = moe_wait_finished(p, epoch, number, entry.expert);
+    came = moe_wait_finished(p, epoch, number, p.plan.owners.owner(entry.expert));
   }
   if (!moe_all(came)) return false;
   moe_add_up<kType>(p, mine,
@@ -148,10 +156,10 @@ __device__ __forceinline__ bool moe_sum_crossed(const MoeParameters& p, std::uin
   return true;
 }
 
-/// One warp with nothing else to do: tokens that crossed first, since other nodes wait for them, then own
-/// ones, each in the order in which their last row is computed.
+/// Tokens that crossed first, since other nodes wait for them, then own ones, each in the order in which
+/// their last row is computed.
 template <DataType kType>
-__device__ __forceinline__ void moe_sum(const MoeParameters& p, std::uint64_t epoch) {
+__device__ __forceinline__ void moe_sum_tokens(const MoeParameters& p, std::uint64_t epoch) {
   // The order is there when all chunks are placed.
   bool placed = true;
   if (threadIdx.x % 32 == 0) {
@@ -160,8 +168,7 @@ __device__ __forceinline__ void moe_sum(const MoeParameters& p, std::uint64_t ep
              moe_wait_own(p, p.scratch.table_ready, ExpertExchangePlan::stamp(epoch),
                           DeviceRole::kInterReduce, DeviceTag::kGridBarrier, MoeStage::kTable);
   }
-  if (!moe_all(placed)) return;
-  if (moe_refused(p, epoch)) return;
+  if (!moe_all(placed) || moe_refused(p, epoch)) return;
   MoeCounters& counters = p.scratch.counters[epoch & 1];
   if (p.plan.others() > 0) {
     const bool all = moe_claim_rows(p, &counters.crossed_sums, p.scratch.crossed,
@@ -175,6 +182,13 @@ __device__ __forceinline__ void moe_sum(const MoeParameters& p, std::uint64_t ep
     if (unit >= static_cast<std::uint64_t>(p.routed.tokens)) return;
     if (!moe_sum_own<kType>(p, epoch, p.scratch.token_order[unit])) return;
   }
+}
+
+/// One warp with nothing else to do.
+template <DataType kType>
+__device__ __forceinline__ void moe_sum(const MoeParameters& p, std::uint64_t epoch) {
+  const MoeTraced work(p, DeviceWork::kSum);
+  moe_sum_tokens<kType>(p, epoch);
 }
 
 }  // namespace mkernel::kernels

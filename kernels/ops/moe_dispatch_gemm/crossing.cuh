@@ -137,8 +137,8 @@ class MoeSender {
   __device__ __forceinline__ MoeSender(const MoeParameters& p, std::uint64_t epoch)
       : p_(p), epoch_(epoch), order_(p.plan.order(p.rank)) {}
 
-  /// Puts the counts, then the rows, then the sums of what crossed. Ends when their sources may be
-  /// overwritten.
+  /// Puts the counts, then the rows, then the sums of what crossed, and reports how many bytes. Ends when
+  /// their sources may be overwritten.
   __device__ __forceinline__ void run() const {
     if (!wait(moe_words(p_, p_.rank, p_.places.counted) + p_.rank, DeviceTag::kChunkReady,
               MoeStage::kTable) ||
@@ -150,6 +150,7 @@ class MoeSender {
         for (std::int32_t turn = 0; turn < p_.plan.others(); ++turn)
           if (!put_piece(lane, turn, piece, refused)) return;
     if (!leads()) return;
+    p_.scratch.report->sent = sent(refused);
     const std::int32_t last = p_.plan.pieces - 1;
     for (std::int32_t turn = 0; turn < p_.plan.others(); ++turn) {
       const auto peer = static_cast<std::uint32_t>(order_.rail_peer(turn));
@@ -188,6 +189,18 @@ class MoeSender {
     for (std::int32_t turn = 0; turn < p_.plan.others(); ++turn)
       if (!put_alone(turn, ExpertExchangePlan::kRowsLane, at, at, p_.places.counts_bytes)) return false;
     return true;
+  }
+
+  /// Bytes of the launch.
+  __device__ __forceinline__ std::uint64_t sent(bool refused) const {
+    std::uint64_t bytes = 0;
+    for (std::int32_t turn = 0; turn < p_.plan.others(); ++turn) {
+      bytes += p_.places.counts_bytes;
+      if (refused) continue;
+      bytes += static_cast<std::uint64_t>(p_.scratch.crossings[turn]) * p_.places.crossing_bytes +
+               static_cast<std::uint64_t>(p_.scratch.crossed[turn]) * p_.plan.finished_bytes;
+    }
+    return bytes;
   }
 
   /// Once its rows are staged, its sums made. A launch that is refused puts as often, nothing each time.

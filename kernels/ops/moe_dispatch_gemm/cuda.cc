@@ -36,7 +36,7 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
     needs.gpu = true;
     return needs;
   }
-  // wire_bytes() stays 0: what crosses nodes follows from the routing, which the host does not read.
+  std::uint64_t wire_bytes() const override { return sent_; }
 
  private:
   const ExpertExchangePlan& exchange() const { return plan_.moe.exchange; }
@@ -72,30 +72,55 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
 
   /// What a rank or a shape does not have still gets a map, of the pool: the kernel keeps clear of it.
   Status encode_pool() {
-    MoeParameters& p = parameters_;
     const MoePoolViews views = moe_pool_views(plan_.moe, workspace().mine);
-    MK_RETURN_IF_ERROR(encode(views.rows, "workspace", p.rows));
-    for (TensorMap* map : {&p.w1, &p.w1_up, &p.w2, &p.hidden_a, &p.hidden_c}) *map = p.rows;
+    MoeOperands& experts = parameters_.experts;
+    MK_RETURN_IF_ERROR(encode(views.rows, "workspace", experts.rows));
+    for (MoeOperands* of : {&experts, &parameters_.shared}) {
+      for (TensorMap* map : {&of->rows, &of->w1, &of->w1_up, &of->w2, &of->hidden_a, &of->hidden_c})
+        *map = experts.rows;
+    }
     if (!plan_.moe.gated()) return {};
-    MK_RETURN_IF_ERROR(encode(views.hidden_a, "workspace", p.hidden_a));
-    return encode(views.hidden_c, "workspace", p.hidden_c);
+    MK_RETURN_IF_ERROR(encode(views.hidden_a, "workspace", experts.hidden_a));
+    return encode(views.hidden_c, "workspace", experts.hidden_c);
   }
 
   /// The maps of weights stay until a launch comes with others.
   Status encode_weights(const MoeArguments& arguments) {
     const std::int64_t experts = plan_.moe.experts(rank()).size();
-    const std::tuple given{arguments.w1, arguments.w1_up, arguments.w2};
+    const Given given{arguments.w1, arguments.w1_up, arguments.w2};
     if (experts == 0 || given == weights_) return {};
-    const MoeWeightViews views = moe_weight_views(shape(), experts, arguments);
     weights_ = {};
-    MK_RETURN_IF_ERROR(encode(views.w1, "w1", parameters_.w1));
-    if (plan_.moe.gated()) {
-      MK_RETURN_IF_ERROR(encode(views.w1_up, "w1_up", parameters_.w1_up));
-      MK_RETURN_IF_ERROR(encode(views.w2, "w2", parameters_.w2));
-    }
-    parameters_.weight_rows1 = views.weight_rows1;
-    parameters_.weight_rows2 = views.weight_rows2;
+    MK_RETURN_IF_ERROR(
+        encode_weights(moe_weight_views(shape(), experts, arguments), "", parameters_.experts));
     weights_ = given;
+    return {};
+  }
+
+  /// `prefix`: of the names.
+  Status encode_weights(const MoeWeightViews& views, const std::string& prefix, MoeOperands& to) const {
+    MK_RETURN_IF_ERROR(encode(views.w1, (prefix + "w1").c_str(), to.w1));
+    if (plan_.moe.gated()) {
+      MK_RETURN_IF_ERROR(encode(views.w1_up, (prefix + "w1_up").c_str(), to.w1_up));
+      MK_RETURN_IF_ERROR(encode(views.w2, (prefix + "w2").c_str(), to.w2));
+    }
+    to.weight_rows1 = views.weight_rows1;
+    to.weight_rows2 = views.weight_rows2;
+    return {};
+  }
+
+  /// Likewise, of the shared expert. Its rows are those of x, as many as there are tokens.
+  Status encode_shared(const MoeArguments& arguments) {
+    const std::tuple given{arguments.x, arguments.tokens,
+                           Given{arguments.shared_w1, arguments.shared_w1_up, arguments.shared_w2}};
+    if (!plan_.moe.shared() || arguments.tokens == 0 || given == shared_) return {};
+    shared_ = {};
+    MoeOperands& shared = parameters_.shared;
+    const MoePoolViews views = moe_shared_views(plan_.moe, workspace().mine, arguments.x, arguments.tokens);
+    MK_RETURN_IF_ERROR(encode(views.rows, "x", shared.rows));
+    MK_RETURN_IF_ERROR(encode(views.hidden_a, "workspace", shared.hidden_a));
+    MK_RETURN_IF_ERROR(encode(views.hidden_c, "workspace", shared.hidden_c));
+    MK_RETURN_IF_ERROR(encode_weights(moe_shared_weight_views(shape(), arguments), "shared_", shared));
+    shared_ = given;
     return {};
   }
 
@@ -105,6 +130,9 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
                                      {arguments.w1, "w1"},
                                      {arguments.w1_up, "w1_up"},
                                      {arguments.w2, "w2"},
+                                     {arguments.shared_w1, "shared_w1"},
+                                     {arguments.shared_w1_up, "shared_w1_up"},
+                                     {arguments.shared_w2, "shared_w2"},
                                      {static_cast<const void*>(arguments.y), "y"}})
       MK_RETURN_IF_ERROR(check_address(data, name).with_context("moe"));
     return {};
@@ -112,18 +140,22 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
 
   Status launch(const MoeArguments& arguments, std::uint64_t deadline_ns, CUstream_st* stream) override {
     MK_RETURN_IF_ERROR(encode_weights(arguments));
+    MK_RETURN_IF_ERROR(encode_shared(arguments));
     MoeParameters p = parameters_;
     p.endpoint = endpoint(deadline_ns);
     p.x = static_cast<const std::byte*>(arguments.x);
     p.routed = {arguments.topk, arguments.weights, static_cast<std::int32_t>(arguments.tokens),
                 exchange().topk};
     p.y = static_cast<std::byte*>(arguments.y);
+    p.shared_weights = arguments.shared_weights;
     return queue(&p, plan_.ctas, stream);
   }
 
-  Result<LaunchRefusal> last_refusal() const override {
-    MoeRefusal last;
-    MK_RETURN_IF_ERROR(read(parameters_.scratch.refusal, last));
+  Result<LaunchRefusal> last_refusal() override {
+    MoeReport report;
+    MK_RETURN_IF_ERROR(read(parameters_.scratch.report, report));
+    sent_ = report.sent;
+    const MoeRefusal& last = report.refusal;
     if (last.launch == 0) return LaunchRefusal{};
     const ExpertOwners& owners = exchange().owners;
     const Status bad = last.problem.to_status(last.rank, owners.experts);
@@ -133,9 +165,13 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
   }
 
   const MoeGpuPlan plan_;
+  std::uint64_t sent_ = 0;  ///< MoeReport's
   DeviceBuffer scratch_, seats_;
-  MoeParameters parameters_{};                                 ///< without the operands of a launch
-  std::tuple<const void*, const void*, const void*> weights_;  ///< that the maps are of
+  MoeParameters parameters_{};  ///< without the operands of a launch
+  using Given = std::tuple<const void*, const void*, const void*>;
+  // What the maps are of.
+  Given weights_;
+  std::tuple<const void*, std::int64_t, Given> shared_;
 };
 
 /// The kernel for the types of a shape.

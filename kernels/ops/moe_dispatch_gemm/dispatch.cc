@@ -32,12 +32,13 @@ MoeLaunch::Work::Work(const MoePlan& plan, std::int32_t rank, const ChunkedRouti
       host_table(std::move(built)),
       table(host_table.view()),
       mine(table.of_rank(rank)),
-      tasks(mine, plan.exchange.columns1, plan.exchange.columns2, plan.lead),
+      expert_tasks(mine, plan.exchange.columns1, plan.exchange.columns2, plan.lead),
+      tasks{plan.shared_tiles(tokens), expert_tasks.tasks},
       crossing(crossings_of(routing, plan.exchange.others())),
       staging(most(crossing) * plan.exchange.others()),
       pushing((routing.pushes() + kPushUnitRows - 1) / kPushUnitRows),
       forwarding(plan.exchange.pieces * plan.exchange.others()),
-      tiles(tasks.tasks.tasks()),
+      tiles(tasks.tasks() - tasks.early()),
       crossed_sums(most(counts.crossed) * plan.exchange.others()),
       own_sums(tokens) {
   for (const std::int32_t rows : counts.crossed) crossed_row.emplace_back(rows);
@@ -56,7 +57,8 @@ MoeLaunch::MoeLaunch(const MoePlan& plan, const SymmetricView& workspace, Endpoi
       order_(plan.exchange.order(me_)),
       routing_({arguments.topk, arguments.weights, static_cast<std::int32_t>(arguments.tokens),
                 static_cast<std::int32_t>(plan.shape.topk)},
-               order_, plan.dispatch_ctas) {}
+               order_, plan.dispatch_ctas),
+      early_(plan.shared_tiles(arguments.tokens).first()) {}
 
 MoeLaunch::~MoeLaunch() = default;
 

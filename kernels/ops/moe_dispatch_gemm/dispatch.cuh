@@ -14,15 +14,38 @@
 
 namespace mkernel::kernels {
 
+/// One warp: rows of own tokens, and then those that have crossed from other nodes, into the pools. False: a
+/// wait gave up.
+template <DataType kInput>
+__device__ __forceinline__ bool moe_send_rows(const MoeParameters& p, std::uint64_t epoch,
+                                              const MoeRouting& routing) {
+  const bool crosses = p.plan.others() > 0;
+  if (crosses) {
+    const MoeTraced work(p, DeviceWork::kStage);
+    moe_stage(p, epoch);
+  }
+  {
+    const MoeTraced work(p, DeviceWork::kPush);
+    moe_push<kInput>(p, routing, epoch);
+  }
+  if (!crosses) return true;
+  const MoeTraced work(p, DeviceWork::kForward);
+  return moe_forward<kInput>(p, epoch);
+}
+
 /// intra_comm, one working warp of a dispatching CTA: routes, pushes, and then sums if its CTA does not
 /// compute.
 template <DataType kInput>
 __device__ __forceinline__ void moe_dispatch(const MoeParameters& p, std::uint64_t epoch,
                                              const MoeWorkers& workers, std::byte* memory) {
   MoeRouting routing(p, epoch, workers, memory);
-  if (!routing.count() || !routing.place()) return;
+  {
+    const MoeTraced work(p, DeviceWork::kRoute);
+    if (!routing.count() || !routing.place()) return;
+  }
   std::int32_t* told = routing.told();
   if (blockIdx.x == 0) {
+    const MoeTraced work(p, DeviceWork::kTable);
     if (!moe_forward_counts(p, epoch, workers, told)) return;
     if (!MoeTable(p, epoch, workers, told).build()) return;
   } else {
@@ -33,9 +56,7 @@ __device__ __forceinline__ void moe_dispatch(const MoeParameters& p, std::uint64
     if (moe_told(workers, told) == 0) return;
   }
   if (moe_refused(p, epoch)) return;
-  if (p.plan.others() > 0) moe_stage(p, epoch);
-  moe_push<kInput>(p, routing, epoch);
-  if (p.plan.others() > 0 && !moe_forward<kInput>(p, epoch)) return;
+  if (!moe_send_rows<kInput>(p, epoch, routing)) return;
   if (static_cast<std::int32_t>(blockIdx.x) < p.summing_ctas) moe_sum<kInput>(p, epoch);
 }
 

@@ -1,10 +1,11 @@
 // The products of one rank's experts on the cpu executor, tile by tile: x w1, or (silu(g) * u) w2 with
-// [g | u] = x w1.
+// [g | u] = x w1. The shared expert is one more.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/cpu/gemm/gemm.h"
@@ -21,27 +22,46 @@ struct ExpertScratch {
             std::uint64_t row_bytes) const;
 
   std::int64_t stride;               ///< floats between the rows of `product`
-  std::unique_ptr<float[]> rows;     ///< [block rows, hidden or intermediate], dense: what is multiplied
+  std::unique_ptr<float[]> rows;     ///< [block rows, the product's k], dense: what is multiplied
   std::unique_ptr<float[]> product;  ///< [block rows, stride]
 };
 
-/// The weights of a rank's experts in fp32. Allocation may throw std::bad_alloc.
+/// The weights of one expert in fp32. Allocation may throw std::bad_alloc.
+class ExpertWeights {
+ public:
+  /// `intermediate`: of this expert; 0 = there is only one product.
+  ExpertWeights(const MoePlan& plan, std::int64_t intermediate);
+
+  /// Widens part `part` of `parts` of matrices number `index`; all parts before any product of a launch.
+  /// `up`: null when `w1` holds both halves.
+  void widen(std::int64_t index, const void* w1, const void* up, const void* w2, int part, int parts);
+  /// scratch.product = columns of the first product of scratch.rows [rows, hidden], gated when there is a
+  /// second one.
+  void first(std::int64_t rows, Range columns, const ExpertScratch& scratch) const;
+  /// scratch.product = columns of the second product of scratch.rows [rows, intermediate].
+  void second(std::int64_t rows, Range columns, const ExpertScratch& scratch) const;
+
+ private:
+  std::int64_t gated_columns_, hidden_, intermediate_, n_;
+  CpuGemm first_;
+  std::optional<CpuGemm> second_;
+};
+
+/// The weights of a rank's experts, and of the shared expert.
 class ExpertLayer {
  public:
   ExpertLayer(const MoePlan& plan, std::uint32_t rank);
 
-  /// Widens part `part` of `parts` of the weights; all parts before any product of a launch.
+  /// As ExpertWeights has it, of all experts.
   void widen(const MoeArguments& arguments, int part, int parts);
-  /// scratch.product = columns of the first product of scratch.rows [rows, hidden], gated when there is a
-  /// second one. `expert` counts among the rank's own.
-  void first(std::int32_t expert, std::int64_t rows, Range columns, const ExpertScratch& scratch) const;
-  /// scratch.product = columns of the second product of scratch.rows [rows, intermediate].
-  void second(std::int32_t expert, std::int64_t rows, Range columns, const ExpertScratch& scratch) const;
+  /// Those of a tile.
+  const ExpertWeights& of(const ExpertTasks::Task& tile) const {
+    return tile.shared ? *shared_ : experts_[static_cast<std::size_t>(tile.expert)];
+  }
 
  private:
-  const MoePlan& plan_;
-  std::vector<CpuGemm> first_;   ///< by expert
-  std::vector<CpuGemm> second_;  ///< by expert, empty without a second product
+  std::vector<ExpertWeights> experts_;
+  std::optional<ExpertWeights> shared_;
 };
 
 }  // namespace mkernel::kernels

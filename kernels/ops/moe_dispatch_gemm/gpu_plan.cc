@@ -86,8 +86,10 @@ Status check_options(const MoeOptions& options, std::int32_t sms) {
 
 /// Of a shape that a MoePlan could be made of.
 Status check_shape(const MoeShape& shape, const Topology& topology) {
-  for (const auto& [name, value] :
-       {std::pair{"hidden", shape.hidden}, {"intermediate", shape.intermediate}, {"n", shape.n}})
+  for (const auto& [name, value] : {std::pair{"hidden", shape.hidden},
+                                    {"intermediate", shape.intermediate},
+                                    {"n", shape.n},
+                                    {"shared_intermediate", shape.shared_intermediate}})
     if (value % 8 != 0) return refuse(name, value, "a multiple of 8");
   for (const auto& [name, value, most] :
        {std::tuple{"experts", shape.experts, kMoeMostExperts},

@@ -37,7 +37,7 @@ std::uint64_t carve(const ExpertExchangePlan& plan, std::int32_t dispatch_ctas, 
   parts.take(scratch.counted, 1);
   parts.take(scratch.placed, 1);
   parts.take(scratch.table_ready, 1);
-  parts.take(scratch.refusal, 1);
+  parts.take(scratch.report, 1);
   parts.take(scratch.chunk_rows, ctas * experts);
   parts.take(scratch.chunk_tokens, ctas * kinds);
   parts.take(scratch.chunk_first, ctas * others * kinds);
@@ -75,6 +75,8 @@ MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank, std::span<
               .arrived = exchange.arrived(0),
               .stored = exchange.stored(0),
               .hidden_word = exchange.hidden_word(0, 0),
+              .shared_stored = exchange.shared_stored(0),
+              .shared_hidden_word = exchange.shared_hidden_word(0, 0),
               .finished_word = exchange.finished_word(0),
               .staged_word = exchange.staged_word(0, 0),
               .forwarded_word = exchange.forwarded_word(0, 0),
@@ -95,10 +97,12 @@ MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank, std::span<
   const PushOrder order = exchange.order(p.rank);
   p.first_seat = order.node(p.rank) * exchange.ranks_per_node;
   p.hidden = static_cast<std::int32_t>(plan.shape.hidden);
-  p.intermediate = static_cast<std::int32_t>(plan.shape.intermediate);
+  p.experts.intermediate = static_cast<std::int32_t>(plan.shape.intermediate);
+  p.shared.intermediate = static_cast<std::int32_t>(plan.shape.shared_intermediate);
   p.n = static_cast<std::int32_t>(plan.shape.n);
   p.pairs1 = (exchange.columns1 + 1) / 2;
   p.pairs2 = (exchange.columns2 + 1) / 2;
+  p.shared_pairs1 = (exchange.shared_columns1 + 1) / 2;
   p.dispatch_ctas = plan.dispatch_ctas;
   p.weights_on_input = plan.shape.weights_on_input;
   return p;

@@ -8,7 +8,7 @@
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/expert_exchange_plan.h"
 #include "kernels/plan/expert_routing.h"
-#include "kernels/plan/expert_tasks.h"
+#include "kernels/plan/layer_tasks.h"
 #include "kernels/plan/sm90_tile.h"
 #include "mkernel/device_endpoint.h"
 
@@ -31,6 +31,12 @@ struct MoeRefusal {
 };
 static_assert(sizeof(MoeRefusal) == 40);
 
+/// What launches leave for the host, which reads it once the stream is done.
+struct MoeReport {
+  MoeRefusal refusal;
+  std::uint64_t sent = 0;  ///< bytes that the last launch has put to other nodes
+};
+
 /// Which units of a launch are taken next. A launch uses one of two, and zeroes the other.
 struct MoeCounters {
   std::uint64_t tasks = 0, staged = 0, pushes = 0, forwarded = 0, crossed_sums = 0, sums = 0;
@@ -43,7 +49,7 @@ struct MoeScratch {
   std::uint64_t* counted;      ///< dispatching CTAs that have counted their chunk
   std::uint64_t* placed;       ///< likewise placed
   std::uint64_t* table_ready;  ///< launches whose table is built
-  MoeRefusal* refusal;
+  MoeReport* report;
   std::int32_t* chunk_rows;    ///< [dispatching CTA][experts]: rows of its chunk
   std::int32_t* chunk_tokens;  ///< [dispatching CTA][local experts at most]: tokens, by last local expert
   // By node turn and local expert: tokens that cross there, by the first one that they have there, by the
@@ -70,25 +76,34 @@ struct MoeScratch {
 
 /// Where parts of the exchange's workspace begin: what the plan computes, once.
 struct MoePlaces {
-  std::uint64_t counted, arrived, stored, hidden_word, finished_word, staged_word, forwarded_word,
-      summed_word;
+  std::uint64_t counted, arrived, stored, hidden_word, shared_stored, shared_hidden_word, finished_word,
+      staged_word, forwarded_word, summed_word;
   std::uint64_t counts[2];  ///< by parity of the epoch
   std::uint64_t counts_bytes;
   std::uint64_t row, origin, finished, crossing_out, crossing_in, sum_out, sum_in;
   std::uint64_t crossing_bytes, row_in_crossing;
 };
 
+/// What the products of this rank's experts read and write, or those of the shared expert.
+struct MoeOperands {
+  TensorMap rows;             ///< the pool: [capacity, hidden]; of the shared expert x: [tokens, hidden]
+  TensorMap w1;               ///< [own experts][hidden, intermediate], the gates; of one product [hidden, n]
+  TensorMap w1_up;            ///< [own experts][hidden, intermediate]: what the gates let through
+  TensorMap hidden_a;         ///< [capacity or max_tokens, intermediate], as an operand of the second product
+  TensorMap hidden_c;         ///< and as what the first one stores
+  TensorMap w2;               ///< [own experts][intermediate, n]
+  std::int32_t intermediate;  ///< 0: there is only one product
+  /// Rows of memory from an expert's weights to the next one's, of both products.
+  std::int32_t weight_rows1, weight_rows2;
+};
+
 struct MoeParameters {
-  TensorMap rows;      ///< the pool: [capacity, hidden]
-  TensorMap w1;        ///< [own experts][hidden, intermediate], the gates; of one product [hidden, n]
-  TensorMap w1_up;     ///< [own experts][hidden, intermediate]: what the gates let through
-  TensorMap hidden_a;  ///< [capacity, intermediate], as an operand of the second product
-  TensorMap hidden_c;  ///< and as what the first one stores
-  TensorMap w2;        ///< [own experts][intermediate, n]
+  MoeOperands experts, shared;
   device::Endpoint endpoint;
   const std::byte* x;  ///< [tokens, hidden]
   RoutedTokens routed;
-  std::byte* y;  ///< [tokens, n]
+  std::byte* y;                 ///< [tokens, n]
+  const float* shared_weights;  ///< MoeArguments
   ExpertExchangePlan plan;
   MoePlaces places;
   MoeScratch scratch;
@@ -96,12 +111,9 @@ struct MoeParameters {
   std::uint32_t region;                 ///< region that holds the workspaces, for puts
   std::int32_t rank;
   std::int32_t first_seat;  ///< of this node: RankSeats
-  std::int32_t hidden;
-  std::int32_t intermediate;  ///< 0: there is only one product
-  std::int32_t n;
-  /// Rows of memory from an expert's weights to the next one's, of both products.
-  std::int32_t weight_rows1, weight_rows2;
+  std::int32_t hidden, n;
   std::int32_t pairs1, pairs2;  ///< pairs of columns of tiles, of both products
+  std::int32_t shared_pairs1;   ///< likewise of the shared expert's first product
   std::int32_t lead;            ///< ExpertTasks
   /// Steps along k of its probable first tile whose weights a CTA brings into the L2 while tokens travel.
   std::int32_t foreseen_steps;
@@ -129,8 +141,11 @@ MK_HOST_DEVICE inline std::uint64_t moe_counts_at(const MoeParameters& p, std::u
 MK_HOST_DEVICE inline ExpertTable moe_table(const MoeParameters& p) {
   return {p.plan.owners, p.plan.cut, p.scratch.rows, p.scratch.rows_before, p.scratch.blocks_before};
 }
-MK_HOST_DEVICE inline ExpertTasks moe_tasks(const MoeParameters& p) {
+MK_HOST_DEVICE inline ExpertTasks moe_expert_tasks(const MoeParameters& p) {
   return {moe_table(p).of_rank(p.rank), p.pairs1, p.pairs2, p.lead, p.scratch.followers};
+}
+MK_HOST_DEVICE inline LayerTasks moe_tasks(const MoeParameters& p) {
+  return {{p.plan.shared_blocks(p.routed.tokens), p.shared_pairs1, p.pairs2}, moe_expert_tasks(p)};
 }
 
 /// Shared memory of a dispatching CTA of `warps` warps, in 32-bit words: by warp its rows of each expert and

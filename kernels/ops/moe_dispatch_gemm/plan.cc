@@ -51,6 +51,9 @@ Status check_shape(const MoeShape& shape, const Topology& topology) {
   MK_RETURN_IF_ERROR(check_range("hidden", shape.hidden, 1, row / 2));
   MK_RETURN_IF_ERROR(check_range("n", shape.n, 1, abi::kMaxPutBytes / 2));
   MK_RETURN_IF_ERROR(check_range("intermediate", shape.intermediate, 0, kMost / 2));
+  MK_RETURN_IF_ERROR(check_range("shared_intermediate", shape.shared_intermediate, 0, kMost / 2));
+  if (shape.shared_intermediate > 0 && shape.intermediate == 0)
+    return refuse("shared_intermediate", shape.shared_intermediate, "0 with intermediate = 0");
   MK_RETURN_IF_ERROR(check_range("capacity", shape.capacity, 0, kMost));
   if (shape.dtype != DataType::kBf16 && shape.dtype != DataType::kF16)
     return refuse("dtype", static_cast<std::int64_t>(shape.dtype), "bf16 (1) or f16 (2)");
@@ -98,7 +101,8 @@ ExpertBlockRows cut_of(const MoeShape& shape, const Topology& topology, const Mo
 /// follow pool rows, blocks and entries of finished[].
 Status check_numbers(const MoeShape& shape, const Topology& topology, const ExpertBlockRows& cut) {
   const std::int64_t padding = shape.experts * (cut.unit - 1) + cut.block;
-  const std::int64_t most = (kMost - padding) / (shape.topk * std::int64_t{topology.world()});
+  const std::int64_t shared = shape.shared_intermediate > 0 ? 1 : 0;
+  const std::int64_t most = (kMost - padding) / (shape.topk * std::int64_t{topology.world()} + shared);
   if (shape.max_tokens > most) {
     return refuse("max_tokens", shape.max_tokens,
                   "1.." + std::to_string(most) + " with topk = " + std::to_string(shape.topk) + " on " +
@@ -136,10 +140,15 @@ std::int32_t pieces_of(const ExpertExchangePlan& exchange, const MoeOptions& opt
 
 Status check_exchange(const MoeShape& shape, const ExpertExchangePlan& exchange) {
   const std::int64_t columns = std::int64_t{exchange.columns1} + exchange.columns2;
-  if (columns * exchange.max_blocks() > kMost) {
-    return refuse("max_tokens", shape.max_tokens,
-                  "so small that " + std::to_string(columns) + " columns of tiles of each of " +
-                      std::to_string(exchange.max_blocks()) + " blocks have 32-bit numbers");
+  const std::int64_t shared_columns = std::int64_t{exchange.shared_columns1} + exchange.columns2;
+  const std::int32_t blocks = exchange.max_blocks(), shared = exchange.shared_blocks(exchange.max_tokens);
+  if (columns * blocks + shared_columns * shared > kMost) {
+    return refuse(
+        "max_tokens", shape.max_tokens,
+        "so small that " + std::to_string(columns) + " columns of tiles of each of " +
+            std::to_string(blocks) + " blocks" +
+            (shared > 0 ? ", and " + std::to_string(shared_columns) + " of " + std::to_string(shared) : "") +
+            " have 32-bit numbers");
   }
   // Of less than 2^31 rows of at most 2^31 bytes: the sum itself fits 64 bits.
   if (exchange.bytes() >= kMostBytes) {
@@ -156,7 +165,7 @@ Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology, c
   const ExpertBlockRows cut = cut_of(shape, topology, options);
   MK_RETURN_IF_ERROR(check_numbers(shape, topology, cut));
   MoePlan plan{.shape = shape, .topology = topology, .lead = kLead};
-  const std::int64_t widest = std::max(shape.n, shape.intermediate);
+  const std::int64_t widest = std::max({shape.n, shape.intermediate, shape.shared_intermediate});
   plan.tile_columns =
       options.tile_columns > 0
           ? options.tile_columns
@@ -176,8 +185,11 @@ Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology, c
   exchange.columns1 =
       plan.gated() ? static_cast<std::int32_t>(ceil_div(shape.intermediate, plan.gated_columns)) : last;
   exchange.columns2 = plan.gated() ? last : 0;
+  exchange.shared_columns1 =
+      static_cast<std::int32_t>(ceil_div(shape.shared_intermediate, plan.gated_columns));
   exchange.row_bytes = bytes_of(shape.hidden);
   exchange.hidden_bytes = bytes_of(shape.intermediate);
+  exchange.shared_bytes = bytes_of(shape.shared_intermediate);
   exchange.finished_bytes = bytes_of(shape.n);
   exchange.capacity_rows = capacity_of(shape, exchange);
   exchange.pieces = pieces_of(exchange, options);
@@ -196,12 +208,26 @@ Status MoePlan::check(std::uint32_t rank, const MoeArguments& arguments) const {
     const char* name;
     const void* data;
     bool needed;
-  } operands[] = {
-      {"x", arguments.x, tokens}, {"topk", arguments.topk, tokens}, {"weights", arguments.weights, tokens},
-      {"y", arguments.y, tokens}, {"w1", arguments.w1, any},        {"w2", arguments.w2, any && gated()}};
+  } operands[] = {{"x", arguments.x, tokens},
+                  {"topk", arguments.topk, tokens},
+                  {"weights", arguments.weights, tokens},
+                  {"y", arguments.y, tokens},
+                  {"w1", arguments.w1, any},
+                  {"w2", arguments.w2, any && gated()},
+                  {"shared_w1", arguments.shared_w1, shared()},
+                  {"shared_w2", arguments.shared_w2, shared()}};
   for (const auto& [name, data, needed] : operands) {
     if (!needed || data != nullptr) continue;
     return {StatusCode::kInvalidArgument, std::string("moe: ") + name + " is null"};
+  }
+  for (const auto& [name, data] : {std::pair{"shared_w1", arguments.shared_w1},
+                                   {"shared_w1_up", arguments.shared_w1_up},
+                                   {"shared_w2", arguments.shared_w2},
+                                   {"shared_weights", static_cast<const void*>(arguments.shared_weights)}}) {
+    if (shared() || data == nullptr) continue;
+    return {StatusCode::kInvalidArgument, std::string("moe: ") + name +
+                                              " is given, but with shared_intermediate = 0 there is no "
+                                              "shared expert"};
   }
   if (arguments.w1_up != nullptr && !gated()) {
     return {StatusCode::kInvalidArgument,
@@ -217,18 +243,24 @@ std::string MoePlan::signature() const {
          (shape.dtype == DataType::kBf16 ? " bf16" : " f16") +
          (shape.w_layout == Layout::kColumnMajor ? " column-major" : "") +
          (shape.capacity > 0 ? " capacity=" + std::to_string(shape.capacity) : "") +
-         (shape.weights_on_input ? " weights on input" : "");
+         (shape.weights_on_input ? " weights on input" : "") +
+         (shape.shared_intermediate > 0 ? " shared=" + std::to_string(shape.shared_intermediate) : "");
 }
 
 Requirements MoePlan::requirements() const {
   return {.workspace_bytes = exchange.bytes(), .lanes = topology.nodes() > 1 ? 2U : 0U};
 }
 
-Range MoePlan::columns(bool second, std::int32_t column) const {
-  const bool hidden = gated() && !second;
-  const std::int64_t of_tile = hidden ? gated_columns : tile_columns;
-  const std::int64_t begin = column * of_tile;
-  return {begin, std::min(hidden ? shape.intermediate : shape.n, begin + of_tile)};
+Range MoePlan::columns(const ExpertTasks::Task& tile) const {
+  const bool hidden = gated() && !tile.second;
+  const std::int64_t of_tile = hidden ? gated_columns : tile_columns, begin = tile.column * of_tile;
+  const std::int64_t of_hidden = tile.shared ? shape.shared_intermediate : shape.intermediate;
+  return {begin, std::min(hidden ? of_hidden : shape.n, begin + of_tile)};
+}
+
+SharedTiles MoePlan::shared_tiles(std::int64_t tokens) const {
+  return {exchange.shared_blocks(static_cast<std::int32_t>(tokens)), exchange.shared_columns1,
+          exchange.columns2};
 }
 
 }  // namespace mkernel::kernels

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/plan/expert_exchange_plan.h"
+#include "kernels/plan/layer_tasks.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
 
@@ -54,10 +55,12 @@ struct MoePlan {
 
   Range experts(std::uint32_t rank) const { return block_range(shape.experts, topology.world(), rank); }
   bool gated() const { return shape.intermediate > 0; }
+  bool shared() const { return shape.shared_intermediate > 0; }
   /// Columns of w1 as a row-major matrix: the gate and the value side by side when there is a second product.
   std::int64_t w1_columns() const { return gated() ? 2 * shape.intermediate : shape.n; }
-  /// Columns of what the first or second product leaves, in its column of tiles number `column`.
-  Range columns(bool second, std::int32_t column) const;
+  /// Columns of what the product of a tile leaves, in its column of tiles.
+  Range columns(const ExpertTasks::Task& tile) const;
+  SharedTiles shared_tiles(std::int64_t tokens) const;
 };
 
 }  // namespace mkernel::kernels

@@ -50,11 +50,11 @@ __device__ __forceinline__ void moe_cta(const MoeParameters& p, std::byte* memor
   const auto cta = static_cast<std::int32_t>(blockIdx.x);
   if (cta < p.dispatch_ctas) {
     moe_intra_comm<Config>(p, epoch, memory);
+    __syncthreads();  // the role ends with the CTA's last warp; tiles come where the routing was
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);
     if (cta == 0) return;
   }
   if (cta >= p.summing_ctas) {
-    __syncthreads();
     begin_role(p.endpoint.trace);
     sm90_feed(MoeTasks<Config>(p, epoch), *reinterpret_cast<Sm90FeedShared<Config>*>(memory));
     end_role(p.endpoint.trace, DeviceRole::kCompute);

@@ -20,6 +20,7 @@
 #include "kernels/plan/expert_table.h"
 #include "kernels/plan/expert_tasks.h"
 #include "kernels/plan/host_expert_tasks.h"
+#include "kernels/plan/layer_tasks.h"
 
 namespace mkernel::kernels {
 
@@ -88,20 +89,26 @@ class MoeLaunch {
   Status put_piece(std::uint32_t lane, std::int32_t turn, std::int32_t piece);
 
   // compute.cc
+  Status compute_tiles(WorkCounter& work, const LayerTasks& tasks, std::int32_t first,
+                       const ExpertScratch& scratch);
   Status first_tile(const ExpertTasks::Task& task, const ExpertScratch& scratch) const;
   Status second_tile(const ExpertTasks::Task& task, const ExpertScratch& scratch) const;
   void store_hidden(const ExpertTasks::Task& task, const ExpertScratch& scratch) const;
   void store_finished(const ExpertTasks::Task& task, const ExpertScratch& scratch) const;
-  const ExpertRowOrigin& origin(std::int32_t pool_row) const {
-    return *reinterpret_cast<const ExpertRowOrigin*>(memory(me_) + exchange_.origin(pool_row));
-  }
+  // Of a task, which may be one of the shared expert: the rows are of the pool then, or tokens.
+  OwnedExperts::Block rows_of(const ExpertTasks::Task& task) const;
+  std::uint64_t& hidden_word(const ExpertTasks::Task& task, std::int32_t column) const;
+  std::byte* hidden_row(const ExpertTasks::Task& task, std::int32_t row) const;
+  ExpertRowOrigin origin(const ExpertTasks::Task& task, std::int32_t row) const;
 
   // sum.cc
   struct Sum;
   Status sum();
   Status sum_crossed(std::int32_t turn, std::int32_t returning, Sum& sum) const;
   Status sum_own(std::int32_t token, Sum& sum) const;
-  Status add_finished(std::int32_t entry, std::int32_t expert, float weight, Sum& sum) const;
+  float weight_of_sum(float weight) const;
+  /// Of an expert of `owner`.
+  Status add_finished(std::int32_t entry, std::int32_t owner, float weight, Sum& sum) const;
 
   const MoePlan& plan_;
   const ExpertExchangePlan& exchange_;
@@ -119,6 +126,7 @@ class MoeLaunch {
   SignalWord placed_{};         ///< chunks
   SignalWord tabled_{};         ///< 1: work_ or refusal_ is there
   SignalWord widened_{};        ///< compute threads that have widened their part of the weights
+  WorkCounter early_;           ///< LayerTasks::early()
   std::unique_ptr<Work> work_;  ///< null: the launch is refused
   Status refusal_;
 };
@@ -139,7 +147,8 @@ struct MoeLaunch::Work {
   const HostExpertTable host_table;
   const ExpertTable table;
   const OwnedExperts mine;
-  const HostExpertTasks tasks;
+  const HostExpertTasks expert_tasks;
+  const LayerTasks tasks;
   std::vector<std::int32_t> crossing;  ///< by node turn: own tokens that cross there
   /// [node turn][number of returning]: the row of crossing_in[]; written before forwarded[].
   std::vector<std::vector<std::int32_t>> crossed_row;

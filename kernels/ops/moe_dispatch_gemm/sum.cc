@@ -1,4 +1,5 @@
-// Weighted sums of finished rows: in fp32, of the experts of a node in top-k order, then by node.
+// Weighted sums of finished rows: in fp32, of the experts of a node in top-k order, then by node, then of the
+// shared expert.
 #include <algorithm>
 
 #include "kernels/cpu/memory/convert.h"
@@ -43,11 +44,16 @@ Status MoeLaunch::sum() {
 }
 
 /// Once the finished row is here.
-Status MoeLaunch::add_finished(std::int32_t entry, std::int32_t expert, float weight, Sum& sum) const {
-  MK_RETURN_IF_ERROR(wait(word(me_, exchange_.finished_word(entry)), stamp(),
-                          {kSumRole, "a finished row", exchange_.owners.owner(expert)}, 3));
-  sum.add(memory(me_) + exchange_.finished(entry), plan_.shape.weights_on_input ? 1 : weight);
+Status MoeLaunch::add_finished(std::int32_t entry, std::int32_t owner, float weight, Sum& sum) const {
+  MK_RETURN_IF_ERROR(
+      wait(word(me_, exchange_.finished_word(entry)), stamp(), {kSumRole, "a finished row", owner}, 3));
+  sum.add(memory(me_) + exchange_.finished(entry), weight);
   return {};
+}
+
+/// What the finished row of an expert is multiplied by, when `weight` is its weight.
+float MoeLaunch::weight_of_sum(float weight) const {
+  return plan_.shape.weights_on_input ? 1 : weight;
 }
 
 Status MoeLaunch::sum_crossed(std::int32_t turn, std::int32_t returning, Sum& sum) const {
@@ -60,19 +66,22 @@ Status MoeLaunch::sum_crossed(std::int32_t turn, std::int32_t returning, Sum& su
   const auto* entries = reinterpret_cast<const CrossingEntry*>(in + sizeof head);
   sum.begin();
   for (std::int32_t i = 0; i < head.entries; ++i) {
-    MK_RETURN_IF_ERROR(add_finished(exchange_.crossed_entry(turn, returning) + i, entries[i].expert,
-                                    entries[i].weight, sum));
+    MK_RETURN_IF_ERROR(add_finished(exchange_.crossed_entry(turn, returning) + i,
+                                    exchange_.owners.owner(entries[i].expert),
+                                    weight_of_sum(entries[i].weight), sum));
   }
   sum.store(memory(me_) + exchange_.sum_out(turn, returning));
   signal_set(word(me_, exchange_.summed_word(turn, returning)), stamp());
   return {};
 }
 
-/// The rows of this node's experts, then the sums of the other nodes, from the next one on.
+/// The rows of this node's experts, then the sums of the other nodes, from the next one on, then the row of
+/// the shared expert.
 Status MoeLaunch::sum_own(std::int32_t token, Sum& sum) const {
   sum.begin();
   for (const std::int32_t entry : routing_.entries(exchange_.others(), token))
-    MK_RETURN_IF_ERROR(add_finished(entry, arguments_.topk[entry], arguments_.weights[entry], sum));
+    MK_RETURN_IF_ERROR(add_finished(entry, exchange_.owners.owner(arguments_.topk[entry]),
+                                    weight_of_sum(arguments_.weights[entry]), sum));
   for (std::int32_t turn = 0; turn < exchange_.others(); ++turn) {
     const std::int32_t returning = routing_.returning(turn, token);
     if (returning < 0) continue;
@@ -81,6 +90,10 @@ Status MoeLaunch::sum_own(std::int32_t token, Sum& sum) const {
         static_cast<std::uint32_t>(order_.rail_peer(turn)), ExpertExchangePlan::kSumsLane,
         exchange_.sums_arrivals(launch_.epoch, piece), kSumRole, launch_.at_stage(4)));
     sum.add(memory(me_) + exchange_.sum_in(turn, returning), 1);
+  }
+  if (plan_.shared()) {
+    const float weight = arguments_.shared_weights == nullptr ? 1 : arguments_.shared_weights[token];
+    MK_RETURN_IF_ERROR(add_finished(exchange_.shared_entry(token), me_, weight, sum));
   }
   sum.store(static_cast<std::byte*>(arguments_.y) + token * plan_.shape.n * 2);
   return {};

@@ -14,7 +14,7 @@ namespace mkernel::kernels {
 
 /// Whether launch `epoch`, whose table is built, was refused.
 __device__ __forceinline__ bool moe_refused(const MoeParameters& p, std::uint64_t epoch) {
-  return ptx::ld_relaxed_gpu(&p.scratch.refusal->launch) == ExpertExchangePlan::stamp(epoch);
+  return ptx::ld_relaxed_gpu(&p.scratch.report->refusal.launch) == ExpertExchangePlan::stamp(epoch);
 }
 
 /// The working threads of CTA 0.
@@ -118,7 +118,7 @@ class MoeTable {
         why.padded = table.first_row(first) + table.cut.padded(table.rows[first]);
       }
       why.launch = ExpertExchangePlan::stamp(epoch_);
-      *p_.scratch.refusal = why;
+      p_.scratch.report->refusal = why;
     }
     return true;
   }
@@ -130,7 +130,7 @@ class MoeTable {
         p_.scratch.source_rows[source * experts_ + expert] += table.first_row(expert);
     }
     if (p_.pairs2 == 0) return;
-    const ExpertTasks tasks = moe_tasks(p_);
+    const ExpertTasks tasks = moe_expert_tasks(p_);
     for (std::int32_t step = workers_.thread(); step <= tasks.owned.experts; step += workers_.threads())
       p_.scratch.followers[step] = tasks.followers(step);
   }

@@ -7,6 +7,7 @@
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/sync/claim.cuh"
+#include "kernels/cuda/sync/trace.cuh"
 #include "kernels/cuda/sync/wait.cuh"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
 
@@ -37,6 +38,25 @@ __device__ __forceinline__ bool moe_all(bool mine) {
   __syncwarp();
   return all;
 }
+
+/// One warp: a piece of work in the timeline, which ends with the scope.
+class MoeTraced {
+ public:
+  __device__ __forceinline__ MoeTraced(const MoeParameters& p, DeviceWork work) : p_(p), work_(work) {
+    if (leads()) begin_work(p_.endpoint.trace);
+  }
+  __device__ __forceinline__ ~MoeTraced() {
+    if (leads()) end_work(p_.endpoint.trace, work_);
+  }
+  MoeTraced(const MoeTraced&) = delete;
+  MoeTraced& operator=(const MoeTraced&) = delete;
+
+ private:
+  static __device__ __forceinline__ bool leads() { return threadIdx.x % 32 == 0; }
+
+  const MoeParameters& p_;
+  const DeviceWork work_;
+};
 
 /// A word of this rank's own, written by its own CTAs.
 __device__ __forceinline__ bool moe_wait_own(const MoeParameters& p, const std::uint64_t* word,

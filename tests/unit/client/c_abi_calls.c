@@ -282,6 +282,7 @@ const char* mk_test_kinds(const char* socket) {
   const mk_group_options options = {SIZE(options), "kinds", 1, 0, 8, 16, 30000};
   const mk_gemm_shape gemm_shape = {SIZE(gemm_shape), 2, 1, 2, MK_BF16, MK_ROW_MAJOR};
   const mk_moe_shape moe_shape = {SIZE(moe_shape), 1, 2, 1, 0, 1, 1, MK_BF16, 0, MK_ROW_MAJOR};
+  const mk_moe_shape no_gate = {SIZE(no_gate), 1, 2, 1, 0, 1, 1, MK_BF16, 0, MK_ROW_MAJOR, 0, 8};
   const mk_moe_shape no_layout = {SIZE(no_layout), 1, 2, 1, 0, 1, 1, MK_BF16, 0, 2};
   const mk_attention_shape attention_shape = {SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16, 0};
   const mk_operation_options gpu = {SIZE(gpu), MK_CUDA, 0, 0, 0, NULL};
@@ -300,6 +301,8 @@ const char* mk_test_kinds(const char* socket) {
   EXPECT(strstr(mk_last_error(), "moe_dispatch_gemm: the cpu executor has no GemmPlanOptions") != NULL);
   EXPECT(mk_ring_attention_create(group, &attention_shape, &plan, &moe) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "overrides of a plan that it does not have") != NULL);
+  EXPECT(mk_moe_create(group, &no_gate, NULL, &moe) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "shared_intermediate = 8") != NULL);
   EXPECT(mk_moe_create(group, &no_layout, NULL, &moe) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "moe: w_layout = 2, but it must be row-major (0)") != NULL);
   EXPECT(mk_moe_create(group, &moe_shape, &gpu, &moe) == MK_FAILED_PRECONDITION); /* there is no GPU */

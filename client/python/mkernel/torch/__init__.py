@@ -5,11 +5,12 @@
 
 The only part of the package that imports PyTorch; `import mkernel` does not import it."""
 
-import mkernel.torch._moe  # noqa: F401: these two register the operators
+import mkernel.torch._moe  # noqa: F401: these two register operators
 import mkernel.torch._ops  # noqa: F401
 from mkernel.torch import nn
 from mkernel.torch._decide import Refused
 from mkernel.torch._explain import Explanation, explain
+from mkernel.torch._grouped import grouped_mm
 from mkernel.torch._groups import NotInitialized, init, shutdown, synchronize
 from mkernel.torch._options import Options, counters, options, reset_counters, set_options
 from mkernel.torch._patch import patch_symm_mem, unpatch_symm_mem
@@ -27,6 +28,7 @@ __all__ = [
     "counters",
     "explain",
     "get_symm_buffer_for_mega_moe",
+    "grouped_mm",
     "init",
     "nn",
     "options",

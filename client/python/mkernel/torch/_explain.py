@@ -93,7 +93,8 @@ def _explain_gemm(name: str, values: "dict[str, Any]") -> Explanation:
 
 def _explain_moe(name: str, values: "dict[str, Any]") -> Explanation:
     membership = membership_of(values["group_name"])
-    fields = ("x", "topk_ids", "topk_weights", "w" if name == _moe.GEMM else "w1", "w1_up", "w2")
+    fields = ("x", "topk_ids", "topk_weights", "w" if name == _moe.GEMM else "w1", "w1_up", "w2", "shared_w1",
+              "shared_w1_up", "shared_w2", "shared_weights")
     given: "list[Any]" = [values.get(field) for field in fields]
     operands = _moe_decide.MoeOperands(*given)
     limits = _moe_decide.MoeLimits(values["num_experts"], values["max_tokens"], values["capacity"], values["weights_on_input"])

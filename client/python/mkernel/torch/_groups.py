@@ -1,6 +1,7 @@
 """Groups of mkernel for process groups of c10d."""
 
 import os
+import secrets
 import threading
 import weakref
 from typing import Any, Optional
@@ -17,6 +18,8 @@ from mkernel.torch._options import fallbacks, remembered
 from mkernel.torch._plans import PlanCache
 from mkernel.torch._rendezvous import Rendezvous
 
+
+_PLANS_ALONE = 48  # of a group of this process alone, as init() has it
 
 # torch has no public names for these.
 resolve: Any = getattr(c10d, "_resolve_process_group")
@@ -74,13 +77,14 @@ class _State:
     by_ranks: "dict[tuple[int, ...], Membership]" = {}
     by_name: "dict[str, tuple[Any, Membership]]" = {}  # with the process group, weakly
     sessions: "dict[tuple[str, int], Session]" = {}
+    alone: "dict[Session, Membership]" = {}  # groups of this process alone
     forked = False
 
 
 def _after_fork() -> None:
     """The parent keeps what it has; in the child all of it refuses every call, and dropping it does nothing."""
     _State.forked = _State.forked or bool(_State.by_ranks)
-    for table in (_State.by_ranks, _State.by_name, _State.sessions, remembered):
+    for table in (_State.by_ranks, _State.by_name, _State.sessions, _State.alone, remembered):
         table.clear()
 
 
@@ -166,6 +170,20 @@ def membership_of(group_name: str) -> Membership:
     return found
 
 
+def alone_on(device: torch.device) -> Membership:
+    """A group of this process alone, for operations that concern no other rank, in the session that init() made for `device`: the
+    first call makes it, and waits for nobody. Errors: NotInitialized, and those of join()."""
+    fitting = [session for (_, ordinal), session in list(_State.sessions.items()) if device.type != "cuda" or ordinal == device.index]
+    if not fitting:
+        raise NotInitialized(f"mkernel.torch.init() was not called in this process for {device}")
+    found = _State.alone.get(fitting[0])
+    if found is None:
+        name = f"torch-alone-{os.getpid()}-{secrets.token_hex(6)}"
+        group = fitting[0].join(name, 1, 0, lanes=1, region_capacity=2 * _PLANS_ALONE + 16, secret=secrets.token_bytes(32))
+        found = _State.alone[fitting[0]] = Membership(group, dist.group.WORLD, _PLANS_ALONE)
+    return found
+
+
 def count_fallback(reason: str, group_name: Optional[str]) -> None:
     """Counts a call that runs as it would without mkernel: in counters(), and for mkctl in the session of the process group, or
     without one in any session of init(). Never raises."""
@@ -191,7 +209,7 @@ def synchronize() -> None:
     A mixture of experts that every rank has refused, for bad routing or for more rows than its capacity, raises InvalidArgument or
     ResourceExhausted here alone, once, on every rank that asks. Its result was not written, and the group goes on. When several
     launches of one operation were refused since the last call of synchronize(), the refusal of the last one is raised."""
-    for membership in list(_State.by_ranks.values()):
+    for membership in (*_State.by_ranks.values(), *_State.alone.values()):
         if membership.device >= 0:
             torch.cuda.current_stream(membership.device).synchronize()
             with membership.lock:
@@ -219,5 +237,7 @@ def shutdown(process_group: Optional[Any] = None) -> None:
         if process_group is None or ranks == tuple(dist.get_process_group_ranks(process_group)):
             _drop(ranks, membership)
     if process_group is None:
+        while _State.alone:
+            _State.alone.popitem()[1].close()
         while _State.sessions:
             _State.sessions.popitem()[1].close()

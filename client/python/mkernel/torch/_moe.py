@@ -13,10 +13,11 @@ from mkernel.torch._run import aligned, compare
 
 GEMM, LAYER = "moe_dispatch_gemm", "moe_layer"
 _ROUTING = "Tensor x, Tensor topk_ids, Tensor topk_weights"
-_REST = "int num_experts, str group_name, *, int max_tokens=0, int capacity=0, bool weights_on_input=False) -> Tensor"
+_REST = "int num_experts, str group_name, *, int max_tokens=0, int capacity=0, bool weights_on_input=False"
+_SHARED = "Tensor? shared_w1=None, Tensor? shared_w1_up=None, Tensor? shared_w2=None, Tensor? shared_weights=None"
 SCHEMAS = {
-    GEMM: f"({_ROUTING}, Tensor w, {_REST}",
-    LAYER: f"({_ROUTING}, Tensor w1, Tensor? w1_up, Tensor w2, {_REST}",
+    GEMM: f"({_ROUTING}, Tensor w, {_REST}) -> Tensor",
+    LAYER: f"({_ROUTING}, Tensor w1, Tensor? w1_up, Tensor w2, {_REST}, {_SHARED}) -> Tensor",
 }
 
 
@@ -57,7 +58,7 @@ def _compared(membership: Membership, operands: MoeOperands, limits: MoeLimits, 
 def _launch(plan: Plan, decision: MoeDecision, operands: MoeOperands, y: torch.Tensor, options: Options, stream: int) -> None:
     for copy in decision.copies:
         copies[copy.partition(" (")[0]] += 1
-    key, copied = decision.key, decision.copied
+    key, copied, factors = decision.key, decision.copied, operands.shared_weights
     assert key is not None
 
     def dense(name: str, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -65,7 +66,7 @@ def _launch(plan: Plan, decision: MoeDecision, operands: MoeOperands, y: torch.T
             return None
         if name in copied:
             column_major = key.w_layout == "column_major"
-            tensor = tensor.transpose(1, 2).contiguous().transpose(1, 2) if column_major else tensor.contiguous()
+            tensor = tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if column_major else tensor.contiguous()
         return aligned(tensor, name)
 
     pending = plan.start(
@@ -78,6 +79,10 @@ def _launch(plan: Plan, decision: MoeDecision, operands: MoeOperands, y: torch.T
             "w1": dense("w" if operands.w2 is None else "w1", operands.w1),
             "w1_up": dense("w1_up", operands.w1_up),
             "w2": dense("w2", operands.w2),
+            "shared_w1": dense("shared_w1", operands.shared_w1),
+            "shared_w1_up": dense("shared_w1_up", operands.shared_w1_up),
+            "shared_w2": dense("shared_w2", operands.shared_w2),
+            "shared_weights": None if factors is None else factors.to(torch.float32).contiguous(),
             "y": y,
         },
         tokens=decision.tokens,
@@ -102,8 +107,10 @@ def moe_dispatch_gemm(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: tor
 
 
 def moe_layer(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w1: torch.Tensor, w1_up: Optional[torch.Tensor],
-              w2: torch.Tensor, num_experts: int, group_name: str, *, max_tokens: int = 0, capacity: int = 0, weights_on_input: bool = False) -> torch.Tensor:
-    operands = MoeOperands(x, topk_ids, topk_weights, w1, w1_up, w2)
+              w2: torch.Tensor, num_experts: int, group_name: str, *, max_tokens: int = 0, capacity: int = 0,
+              weights_on_input: bool = False, **shared: Optional[torch.Tensor]) -> torch.Tensor:
+    """`shared`: by the fields of MoeOperands."""
+    operands = MoeOperands(x, topk_ids, topk_weights, w1, w1_up, w2, **shared)
     return run(LAYER, operands, MoeLimits(num_experts, max_tokens, capacity, weights_on_input), group_name)
 
 
@@ -123,8 +130,8 @@ def _fake_moe_dispatch_gemm(x: torch.Tensor, topk_ids: torch.Tensor, topk_weight
 
 def _fake_moe_layer(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w1: torch.Tensor,
                     w1_up: Optional[torch.Tensor], w2: torch.Tensor, num_experts: int, group_name: str, *, max_tokens: int = 0,
-                    capacity: int = 0, weights_on_input: bool = False) -> torch.Tensor:
-    return _fake(MoeOperands(x, topk_ids, topk_weights, w1, w1_up, w2), num_experts, group_name)
+                    capacity: int = 0, weights_on_input: bool = False, **shared: Optional[torch.Tensor]) -> torch.Tensor:
+    return _fake(MoeOperands(x, topk_ids, topk_weights, w1, w1_up, w2, **shared), num_experts, group_name)
 
 
 # ---- gradients: there are none yet
@@ -137,7 +144,7 @@ def _refuse_gradients(name: str) -> "Callable[..., Any]":
 
     def kernel(keyset: Any, *arguments: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
-            for field, value in zip(fields, arguments):
+            for field, value in (*zip(fields, arguments), *keywords.items()):
                 if isinstance(value, torch.Tensor) and value.requires_grad:
                     raise Unimplemented(
                         f"{name}: {field} requires a gradient, and there is no backward yet: call it under torch.no_grad(), or "

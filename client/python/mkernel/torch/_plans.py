@@ -7,7 +7,7 @@ import torch
 
 from mkernel.errors import FailedPrecondition, ResourceExhausted
 from mkernel.group import Group
-from mkernel.operations import Gemm, Launch, Moe, Operation, Pending
+from mkernel.operations import Gemm, GroupedGemm, Launch, Moe, Operation, Pending
 from mkernel.torch._options import Options, remembered, totals
 
 
@@ -52,19 +52,41 @@ class MoeKey(NamedTuple):
     executor: str
     sms: int = 0
     weights_on_input: bool = False
+    shared_intermediate: int = 0
 
     def __str__(self) -> str:
         sizes = f"max_tokens={self.max_tokens} hidden={self.hidden} n={self.n} intermediate={self.intermediate}"
         capacity = f" capacity={self.capacity}" if self.capacity else ""
         routing = f"experts={self.experts} topk={self.topk}{capacity}"
         on_input = " weights_on_input" if self.weights_on_input else ""
-        return f"moe_dispatch_gemm {sizes} {routing}{on_input} {self.dtype} {self.w_layout} {self.executor}"
+        shared = f" shared_intermediate={self.shared_intermediate}" if self.shared_intermediate else ""
+        return f"moe_dispatch_gemm {sizes} {routing}{on_input}{shared} {self.dtype} {self.w_layout} {self.executor}"
 
     def make(self, group: Group) -> Moe:
         return group.moe(**self._asdict())
 
 
-PlanKey = Union[GemmKey, MoeKey]
+class GroupedKey(NamedTuple):
+    """What makes a grouped GEMM. The fields of the group's grouped_gemm()."""
+
+    max_rows: int
+    k: int
+    n: int
+    groups: int
+    dtype: str
+    b_layout: str
+    executor: str
+    sms: int = 0
+
+    def __str__(self) -> str:
+        sizes = f"max_rows={self.max_rows} k={self.k} n={self.n} groups={self.groups}"
+        return f"grouped_gemm {sizes} {self.dtype} {self.b_layout} {self.executor}"
+
+    def make(self, group: Group) -> GroupedGemm:
+        return group.grouped_gemm(**self._asdict())
+
+
+PlanKey = Union[GemmKey, MoeKey, GroupedKey]
 Operands = Union[None, torch.Tensor, "Sequence[torch.Tensor]"]
 
 
@@ -145,7 +167,7 @@ class PlanCache:
 
     def get(self, key: PlanKey, captured: bool = False) -> Plan:
         """`captured`: by a CUDA graph: the plan stays until close(). Errors: ResourceExhausted, FailedPrecondition (captured before
-        the first call), and those of the group's ag_gemm(), gemm_rs(), gemm_ar() and moe()."""
+        the first call), and those of the group's ag_gemm(), gemm_rs(), gemm_ar(), moe() and grouped_gemm()."""
         plan = self._plans.get(key)
         if plan is not None:
             self.use(key)

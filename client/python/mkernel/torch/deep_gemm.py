@@ -20,13 +20,14 @@ class SymmBuffer:
     belongs to the operation of the first call."""
 
     def __init__(self, group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
-                 intermediate_hidden: int, capacity: int) -> None:
+                 intermediate_hidden: int, capacity: int, num_shared_experts: int) -> None:
         membership = membership_of(str(group.group_name))
         device = torch.device("cpu") if membership.device < 0 else torch.device("cuda", membership.device)
         self.group: Any = group  #: None after destroy()
         self.num_experts, self.num_topk = num_experts, num_topk
         self.num_max_tokens_per_rank, self.capacity = num_max_tokens_per_rank, capacity
         self.hidden, self.intermediate_hidden = hidden, intermediate_hidden
+        self.num_shared_experts = num_shared_experts
         self.x = torch.zeros(num_max_tokens_per_rank, hidden, dtype=torch.bfloat16, device=device)
         self.topk_idx = torch.zeros(num_max_tokens_per_rank, num_topk, dtype=torch.int64, device=device)
         self.topk_weights = torch.zeros(num_max_tokens_per_rank, num_topk, dtype=torch.float32, device=device)
@@ -39,9 +40,9 @@ class SymmBuffer:
 
 def get_symm_buffer_for_mega_moe(group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
                                  intermediate_hidden: int, use_fp8_dispatch: Optional[bool] = None, mma_type: str = "bf16xbf16",
-                                 activation: str = "swiglu", *, capacity: int = 0) -> SymmBuffer:
-    """Buffers for one layer, the same on every rank of `group`. `capacity`: as that of torch.ops.mkernel.moe_layer. Local: nobody
-    is waited for. Errors: Unimplemented (what mkernel does not have), InvalidArgument, NotInitialized."""
+                                 activation: str = "swiglu", *, num_shared_experts: int = 0, capacity: int = 0) -> SymmBuffer:
+    """Buffers for one layer, the same on every rank of `group`. `num_shared_experts`: through which every token goes, each with
+    intermediate_hidden. `capacity`: as that of torch.ops.mkernel.moe_layer. Local: nobody is waited for. Errors: Unimplemented (what mkernel does not have), InvalidArgument, NotInitialized."""
     if use_fp8_dispatch or mma_type != "bf16xbf16":
         raise Unimplemented(f"use_fp8_dispatch = {use_fp8_dispatch}, mma_type = {mma_type!r}: mkernel has bf16xbf16 alone")
     _check_activation(activation)
@@ -49,7 +50,9 @@ def get_symm_buffer_for_mega_moe(group: Any, num_experts: int, num_max_tokens_pe
                          ("hidden", hidden), ("intermediate_hidden", intermediate_hidden)):
         if value < 1:
             raise InvalidArgument(f"{field} = {value} is not at least 1")
-    return SymmBuffer(group, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, capacity)
+    if num_shared_experts < 0:
+        raise InvalidArgument(f"num_shared_experts = {num_shared_experts} is not at least 0")
+    return SymmBuffer(group, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, capacity, num_shared_experts)
 
 
 def transform_weights_for_mega_moe(l1_weights: torch.Tensor, l2_weights: torch.Tensor,
@@ -73,13 +76,14 @@ def bf16_mega_moe(y: torch.Tensor, l1_weights: torch.Tensor, l2_weights: torch.T
     between ranks and calls. `fast_math` changes nothing: products are summed in fp32, and the activation is exact.
 
     `cumulative_local_expert_recv_stats`, int32 by expert of this rank, is raised by the rows that came to each. It waits for the GPU,
-    takes round trips of all ranks, so give it on every rank or on none, and no graph can capture it. Errors: Unimplemented (what mkernel does not have, by its field), and
+    takes round trips of all ranks, so give it on every rank or on none, and no graph can capture it.
+
+    `shared_l1_weights` [2 * n, hidden] and `shared_l2_weights` [hidden, n] with n = num_shared_experts * intermediate_hidden of the
+    buffer: of the shared experts, which every rank has. Errors: Unimplemented (what mkernel does not have, by its field), and
     those of torch.ops.mkernel.moe_layer."""
     _check_activation(activation)
     if activation_clamp is not None:
         raise Unimplemented(f"activation_clamp = {activation_clamp}: mkernel does not clamp activations")
-    if shared_l1_weights is not None or shared_l2_weights is not None:
-        raise Unimplemented("shared_l1_weights, shared_l2_weights: mkernel has no shared experts")
     if sym_buffer.group is None:
         raise FailedPrecondition("bf16_mega_moe: destroy() was called for sym_buffer")
     group_name = str(sym_buffer.group.group_name)
@@ -89,6 +93,12 @@ def bf16_mega_moe(y: torch.Tensor, l1_weights: torch.Tensor, l2_weights: torch.T
         raise InvalidArgument(
             f"l2_weights of shape {tuple(l2_weights.shape)} has {l2_weights.shape[-1]} columns, and sym_buffer was made for "
             f"intermediate_hidden = {sym_buffer.intermediate_hidden}"
+        )
+    shared_columns = 0 if shared_l2_weights is None else shared_l2_weights.shape[-1]
+    if shared_columns != sym_buffer.num_shared_experts * sym_buffer.intermediate_hidden:
+        raise InvalidArgument(
+            f"shared_l2_weights has {shared_columns} columns, and sym_buffer was made for num_shared_experts = "
+            f"{sym_buffer.num_shared_experts} with intermediate_hidden = {sym_buffer.intermediate_hidden}"
         )
     stats = cumulative_local_expert_recv_stats
     mine = slice(*block_range(sym_buffer.num_experts, membership.world_size, membership.rank))
@@ -101,8 +111,9 @@ def bf16_mega_moe(y: torch.Tensor, l1_weights: torch.Tensor, l2_weights: torch.T
     if stats is not None and on_gpu and torch.cuda.is_current_stream_capturing():
         raise Unimplemented("cumulative_local_expert_recv_stats: it takes round trips of all ranks, which no CUDA graph can capture")
     ids = sym_buffer.topk_idx[:tokens]
+    shared_w1, shared_w2 = (None if w is None else w.transpose(-1, -2) for w in (shared_l1_weights, shared_l2_weights))
     operands = MoeOperands(sym_buffer.x[:tokens], ids, sym_buffer.topk_weights[:tokens], l1_weights.transpose(1, 2), None,
-                           l2_weights.transpose(1, 2))
+                           l2_weights.transpose(1, 2), shared_w1=shared_w1, shared_w2=shared_w2)
     limits = MoeLimits(sym_buffer.num_experts, sym_buffer.num_max_tokens_per_rank, sym_buffer.capacity)
     with torch.no_grad(), membership.lock:
         direct = y.is_contiguous() and not (on_gpu and y.data_ptr() % GPU_ALIGNMENT)

@@ -125,6 +125,8 @@ TEST_CASE("moe gpu plan: what the kernel does not have is refused by field, valu
         "moe: hidden = 20, but it must be a multiple of 8 on the cuda executor");
   CHECK(with(&MoeShape::intermediate, 12) ==
         "moe: intermediate = 12, but it must be a multiple of 8 on the cuda executor");
+  CHECK(with(&MoeShape::shared_intermediate, 12) ==
+        "moe: shared_intermediate = 12, but it must be a multiple of 8 on the cuda executor");
   CHECK(with(&MoeShape::n, 4) == "moe: n = 4, but it must be a multiple of 8 on the cuda executor");
   CHECK(with(&MoeShape::topk, 17) == "moe: topk = 17, but it must be 1..16 on the cuda executor");
   CHECK(with(&MoeShape::topk, 65) == "moe: topk = 65, but it must be 1..64");
@@ -160,12 +162,18 @@ TEST_CASE("moe weight views: every element of every expert, in both layouts, w1 
                              .intermediate = inner,
                              .experts = kExperts,
                              .topk = 1,
-                             .w_layout = layout};
+                             .w_layout = layout,
+                             .shared_intermediate = inner > 0 ? 32 : 0};
         const test::MoeWeights weights = test::random_weights(shape, 5);
         const std::int64_t width = inner > 0 ? inner : shape.n, all = inner > 0 ? 2 * inner : shape.n;
         const test::MoeWeightOperands operands = test::weight_operands(shape, weights, apart);
         MoeArguments arguments{.w1 = operands.w1.data(), .w2 = operands.w2.data()};
-        if (apart) arguments.w1_up = operands.w1_up.data();
+        arguments.shared_w1 = operands.shared_w1.data();
+        arguments.shared_w2 = operands.shared_w2.data();
+        if (apart) {
+          arguments.w1_up = operands.w1_up.data();
+          arguments.shared_w1_up = operands.shared_w1_up.data();
+        }
         const MoeWeightViews views = moe_weight_views(shape, kExperts, arguments);
         const auto check = [&](const MatrixView& view, std::int64_t rows, std::int64_t k, std::int64_t first,
                                std::int64_t columns, const std::vector<std::uint16_t>& matrices,
@@ -173,7 +181,7 @@ TEST_CASE("moe weight views: every element of every expert, in both layouts, w1 
           CHECK(view.box_rows == 64);
           CHECK(view.box_columns == 64);
           std::size_t wrong = 0;
-          for (std::int64_t expert = 0; expert < kExperts; ++expert)
+          for (std::int64_t expert = 0; expert < (rows > 0 ? kExperts : 1); ++expert)
             for (std::int64_t i = 0; i < k; ++i)
               for (std::int64_t column = 0; column < columns; ++column)
                 wrong += loaded(view, layout, expert * rows, i, column) !=
@@ -191,6 +199,12 @@ TEST_CASE("moe weight views: every element of every expert, in both layouts, w1 
                    : std::ssize(operands.w1) - (layout == Layout::kRowMajor ? inner : inner * shape.hidden)));
         check(views.w2, views.weight_rows2, inner, 0, shape.n, weights.w2, shape.n);
         CHECK(reach(views.w2) <= std::ssize(operands.w2));
+        // Of the shared expert.
+        constexpr std::int64_t kShared = 32;
+        const MoeWeightViews shared = moe_shared_weight_views(shape, arguments);
+        check(shared.w1, 0, shape.hidden, 0, kShared, weights.shared_w1, 2 * kShared);
+        check(shared.w1_up, 0, shape.hidden, kShared, kShared, weights.shared_w1, 2 * kShared);
+        check(shared.w2, 0, kShared, 0, shape.n, weights.shared_w2, shape.n);
       }
     }
   }

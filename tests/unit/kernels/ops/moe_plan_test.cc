@@ -43,12 +43,14 @@ bool holds(const std::string& text, const std::string& part) {
 TEST_CASE("moe plan: sizes of the exchange follow from the shape") {
   for (const Topology& topology : kWorlds) {
     for (const std::int64_t intermediate : {0, 300}) {
+      const std::int64_t shared = intermediate > 0 ? 1700 : 0;
       const MoeShape shape{.max_tokens = 700,
                            .hidden = 1001,
                            .n = 1500,
                            .intermediate = intermediate,
                            .experts = 37,
-                           .topk = 5};
+                           .topk = 5,
+                           .shared_intermediate = shared};
       const MoePlan plan = moe_plan_of(shape, topology);
       const ExpertExchangePlan& exchange = plan.exchange;
       CAPTURE(topology.world());
@@ -56,14 +58,19 @@ TEST_CASE("moe plan: sizes of the exchange follow from the shape") {
       CHECK(exchange.row_bytes == 2016);  // 2002, in whole 16
       CHECK(exchange.hidden_bytes == (intermediate > 0 ? 608 : 0));
       CHECK(exchange.finished_bytes == 3008);
+      CHECK(exchange.shared_bytes == (shared > 0 ? 3408 : 0));
+      CHECK(exchange.entries() == exchange.shared_entry(shared > 0 ? 700 : 0));
+      CHECK(plan.shared_tiles(0).first() == 0);
+      CHECK(plan.shared_tiles(513).blocks == (shared > 0 ? exchange.cut.blocks(513) : 0));
       CHECK(exchange.cut.block % exchange.cut.unit == 0);
       CHECK(plan.requirements().workspace_bytes == exchange.bytes());
       CHECK(plan.requirements().lanes == (topology.nodes() > 1 ? 2 : 0));
       // The columns of both products are cut without gaps.
-      const auto check_columns = [&](bool second, std::int64_t all, std::int32_t columns) {
+      const auto check_columns = [&](bool second, std::int64_t all, std::int32_t columns,
+                                     bool of_shared = false) {
         std::int64_t next = 0;
         for (std::int32_t column = 0; column < columns; ++column) {
-          const Range range = plan.columns(second, column);
+          const Range range = plan.columns({second, 0, 0, column, of_shared});
           CHECK(range.begin == next);
           CHECK(range.size() > 0);
           next = range.end;
@@ -72,6 +79,10 @@ TEST_CASE("moe plan: sizes of the exchange follow from the shape") {
       };
       check_columns(false, plan.gated() ? intermediate : shape.n, exchange.columns1);
       if (plan.gated()) check_columns(true, shape.n, exchange.columns2);
+      if (plan.shared()) {
+        check_columns(false, shared, exchange.shared_columns1, true);
+        check_columns(true, shape.n, exchange.columns2, true);
+      }
       CHECK(exchange.last_columns() == ceil_div(shape.n, plan.tile_columns));
     }
   }
@@ -168,28 +179,53 @@ TEST_CASE("moe plan: with the most tokens that a shape may have, every number ha
       for (const std::int64_t experts : {std::int64_t{1024}, std::int64_t{1} << 20}) {
         const MoeShape least{.max_tokens = 1, .hidden = 1, .n = 1, .experts = experts, .topk = topk};
         if (!MoePlan::make(least, topology).ok()) continue;  // more counts than 2^31, by name below
-        MoeShape shape = least;
-        for (std::int64_t more = std::int64_t{1} << 30; more > 0; more /= 2) {
-          shape.max_tokens += more;
-          if (!MoePlan::make(shape, topology).ok()) shape.max_tokens -= more;
+        for (const bool shared : {false, true}) {
+          MoeShape shape = least;
+          if (shared) shape.intermediate = shape.shared_intermediate = 1;
+          for (std::int64_t more = std::int64_t{1} << 30; more > 0; more /= 2) {
+            shape.max_tokens += more;
+            if (!MoePlan::make(shape, topology).ok()) shape.max_tokens -= more;
+          }
+          const ExpertExchangePlan exchange = moe_plan_of(shape, topology).exchange;
+          const std::int64_t world = topology.world(), nodes = topology.nodes(), tokens = shape.max_tokens;
+          CAPTURE(world);
+          CAPTURE(tokens);
+          CHECK(world * experts <= kMost);
+          CHECK(world * tokens * topk + experts * (exchange.cut.unit - 1) <= kMost);
+          CHECK(nodes * tokens * topk + (shared ? tokens : 0) <= kMost);
+          CHECK(2 * (nodes - 1) * tokens <= kMost);
+          CHECK(std::int64_t{exchange.pieces} * (nodes - 1) <= kMost);
+          CHECK((std::int64_t{exchange.columns1} + exchange.columns2) * exchange.max_blocks() <= kMost);
+          CHECK(exchange.bytes() < std::uint64_t{1} << 48);
+          // And one token more is refused by name.
+          ++shape.max_tokens;
+          CHECK(
+              holds(refused_text(shape, topology), "moe: max_tokens = " + std::to_string(shape.max_tokens)));
         }
-        const ExpertExchangePlan exchange = moe_plan_of(shape, topology).exchange;
-        const std::int64_t world = topology.world(), nodes = topology.nodes(), tokens = shape.max_tokens;
-        CAPTURE(world);
-        CAPTURE(tokens);
-        CHECK(world * experts <= kMost);
-        CHECK(world * tokens * topk + experts * (exchange.cut.unit - 1) <= kMost);
-        CHECK(nodes * tokens * topk <= kMost);
-        CHECK(2 * (nodes - 1) * tokens <= kMost);
-        CHECK(std::int64_t{exchange.pieces} * (nodes - 1) <= kMost);
-        CHECK((std::int64_t{exchange.columns1} + exchange.columns2) * exchange.max_blocks() <= kMost);
-        CHECK(exchange.bytes() < std::uint64_t{1} << 48);
-        // And one token more is refused by name.
-        ++shape.max_tokens;
-        CHECK(holds(refused_text(shape, topology), "moe: max_tokens = " + std::to_string(shape.max_tokens)));
       }
     }
   }
+}
+
+TEST_CASE("moe plan: operands of the shared expert are needed with one, and refused without") {
+  MoeShape shape{.max_tokens = 4, .hidden = 8, .n = 8, .intermediate = 4, .experts = 4, .topk = 2};
+  const std::byte some{};
+  MoeArguments arguments{.w1 = &some, .w2 = &some};
+  CHECK(moe_plan_of(shape, Topology(1, 1)).check(0, arguments).ok());
+  const float factor = 1;
+  arguments.shared_weights = &factor;
+  CHECK(moe_plan_of(shape, Topology(1, 1)).check(0, arguments).text() ==
+        "moe: shared_weights is given, but with shared_intermediate = 0 there is no shared expert");
+  arguments.shared_weights = nullptr;
+  arguments.shared_w1 = &some;
+  CHECK(holds(moe_plan_of(shape, Topology(1, 1)).check(0, arguments).text(), "moe: shared_w1 is given"));
+  shape.shared_intermediate = 4;
+  const MoePlan plan = moe_plan_of(shape, Topology(1, 1));
+  CHECK(plan.check(0, arguments).text() == "moe: shared_w2 is null");
+  arguments.shared_w2 = &some;
+  CHECK(plan.check(0, arguments).ok());
+  arguments.shared_w1_up = &some;
+  CHECK(plan.check(0, arguments).ok());
 }
 
 TEST_CASE("moe plan: impossible shapes are refused by field, value and limit") {
@@ -203,12 +239,21 @@ TEST_CASE("moe plan: impossible shapes are refused by field, value and limit") {
   CHECK(holds(text(&MoeShape::max_tokens, kMost), "must be 1..536870784 with topk = 2 on 2 ranks"));
   CHECK(text(&MoeShape::topk, 5) == "moe: topk = 5, but it must be 1..4");
   CHECK(text(&MoeShape::intermediate, -1) == "moe: intermediate = -1, but it must be 0..1073741823");
+  CHECK(text(&MoeShape::shared_intermediate, -1) ==
+        "moe: shared_intermediate = -1, but it must be 0..1073741823");
+  MoeShape one_product = good;
+  one_product.intermediate = 0;
+  one_product.shared_intermediate = 8;
+  CHECK(refused_text(one_product, Topology(2, 1)) ==
+        "moe: shared_intermediate = 8, but it must be 0 with intermediate = 0");
   CHECK(text(&MoeShape::capacity, -1) == "moe: capacity = -1, but it must be 0..2147483647");
   CHECK(text(&MoeShape::experts, 0) == "moe: experts = 0, but it must be 1..1048576");
   MoeShape turned = good;
   turned.w_layout = Layout::kColumnMajor;
   CHECK(moe_plan_of(turned, Topology(2, 1)).signature() ==
         "moe max_tokens=4 hidden=8 n=8 intermediate=4 experts=4 topk=2 bf16 column-major");
+  turned.shared_intermediate = 6;
+  CHECK(holds(moe_plan_of(turned, Topology(2, 1)).signature(), " column-major shared=6"));
   turned.w_layout = static_cast<Layout>(2);
   CHECK(refused_text(turned, Topology(2, 1)) ==
         "moe: w_layout = 2, but it must be row-major (0) or column-major (1)");

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "kernels/plan/expert_table.h"
@@ -26,8 +27,12 @@ TEST_CASE("experts: words and data of the exchange do not overlap, and a block's
                           .hidden_bytes = 48,
                           .finished_bytes = 32};
   CHECK(plan.max_blocks() == 4);
-  for (const std::int32_t ranks_per_node : {2, 1}) {
+  for (const auto& [ranks_per_node, shared_columns] : {std::pair{2, 0}, {1, 0}, {2, 3}, {1, 4}}) {
     plan.ranks_per_node = ranks_per_node;
+    plan.shared_columns1 = shared_columns;
+    plan.shared_bytes = shared_columns * std::uint64_t{16};
+    const std::int32_t shared_blocks = shared_columns > 0 ? 1 : 0;
+    CHECK(plan.shared_blocks(plan.max_tokens) == shared_blocks);
     std::set<std::uint64_t> words;
     std::size_t count = 0;
     const auto add = [&](std::uint64_t at) {
@@ -42,6 +47,12 @@ TEST_CASE("experts: words and data of the exchange do not overlap, and a block's
       add(plan.stored(block));
       for (std::int32_t column = 0; column < 3; ++column) add(plan.hidden_word(block, column));
     }
+    for (std::int32_t block = 0; block < shared_blocks; ++block) {
+      add(plan.shared_stored(block));
+      for (std::int32_t column = 0; column < shared_columns; ++column)
+        add(plan.shared_hidden_word(block, column));
+    }
+    CHECK(plan.entries() == plan.nodes() * 12 + (shared_columns > 0 ? 6 : 0));
     for (std::int32_t entry = 0; entry < plan.entries(); ++entry) add(plan.finished_word(entry));
     for (std::int32_t turn = 0; turn < plan.others(); ++turn) {
       for (std::int32_t row = 0; row < plan.max_tokens; ++row) {
@@ -58,7 +69,8 @@ TEST_CASE("experts: words and data of the exchange do not overlap, and a block's
     CHECK(plan.row(0) >= plan.counts(1, 1) + 16 + 5 * 4);
     CHECK(plan.origin(0) >= plan.row(24));
     CHECK(plan.hidden(0) >= plan.origin(24));
-    CHECK(plan.finished(0) >= plan.hidden(24));
+    CHECK(plan.shared_hidden(0) >= plan.hidden(24));
+    CHECK(plan.finished(0) >= plan.shared_hidden(6));
     CHECK(plan.crossing_out(0, 0) >= plan.finished(plan.entries()));
     CHECK(plan.crossing_in(0, 0) == plan.crossing_out(plan.others(), 0));
     CHECK(plan.sum_out(0, 0) >= plan.crossing_in(plan.others(), 0));

@@ -1,5 +1,5 @@
 // The plan of a mixture of experts on the GPU: owners, blocks, places in the pools, orders of pushes and
-// tokens, tasks. The protocol is simulated in simulation/moe_simulation_test.cc.
+// tokens. The protocol is simulated in simulation/moe_simulation_test.cc.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,8 +9,6 @@
 #include <numeric>
 #include <random>
 #include <set>
-#include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,8 +17,6 @@
 #include "kernels/plan/expert_blocks.h"
 #include "kernels/plan/expert_routing.h"
 #include "kernels/plan/expert_table.h"
-#include "kernels/plan/expert_tasks.h"
-#include "kernels/plan/host_expert_tasks.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -329,56 +325,6 @@ TEST_CASE("experts: a launch is refused for the lowest rank's problem, then for 
         "moe: rank 1: topk[4, 1] = 1, an expert that this token has already");
   problems[0] = {RoutingProblem::kOutOfRange, 7, 0, 2};
   CHECK(refusal_of(problems, table, 0).text() == "moe: rank 0: topk[7, 0] = 2, but it must be 0..1");
-}
-
-TEST_CASE("experts: tasks, columns outside and blocks inside, the second product behind its lead") {
-  const Ints counts{9, 0, 3};  // two blocks, none, one
-  const HostExpertTable table({3, 1}, {8, 4}, counts);
-  const auto text = [&](std::int32_t columns2, std::int32_t lead) {
-    const HostExpertTasks list(table.view().of_rank(0), 2, columns2, lead);
-    std::string all;
-    for (std::int32_t i = 0; i < list.tasks.tasks(); ++i) {
-      const auto task = list.tasks.task(i);
-      all += (task.second ? " B" : " A") + std::to_string(task.expert) + std::to_string(task.block) +
-             std::to_string(task.column);
-    }
-    return all;
-  };
-  CHECK(text(0, 0) == " A000 A010 A001 A011 A220 A221");
-  CHECK(text(1, 0) == " A000 A010 A001 A011 B000 B010 A220 A221 B220");
-  CHECK(text(1, 1) == " A000 A010 A001 A011 A220 A221 B000 B010 B220");
-
-  std::mt19937_64 random(7);
-  for (std::int32_t round = 0; round < 300; ++round) {
-    const auto experts = static_cast<std::int32_t>(1 + random() % 9);
-    const auto columns1 = static_cast<std::int32_t>(1 + random() % 4);
-    const auto columns2 = static_cast<std::int32_t>(random() % 4),
-               lead = static_cast<std::int32_t>(random() % 20);
-    Ints rows;
-    for (std::int32_t e = 0; e < experts; ++e)
-      rows.push_back(random() % 3 == 0 ? 0 : static_cast<std::int32_t>(random() % 40));
-    const HostExpertTable made({experts, 1}, {8, 4}, rows);
-    const OwnedExperts owned = made.view().of_rank(0);
-    const HostExpertTasks list(owned, columns1, columns2, lead);
-    std::set<std::tuple<bool, std::int32_t, std::int32_t>> seen;
-    std::map<std::int32_t, std::int32_t> last_first;  // by expert: its last task of the first product
-    std::int32_t firsts = 0;
-    for (std::int32_t i = 0; i < list.tasks.tasks(); ++i) {
-      const auto task = list.tasks.task(i);
-      REQUIRE(task.column < (task.second ? columns2 : columns1));
-      CHECK(owned.expert_of(task.block) == task.expert);
-      CHECK(seen.emplace(task.second, task.block, task.column).second);
-      if (!task.second) {
-        last_first[task.expert] = ++firsts;
-        continue;
-      }
-      for (std::int32_t column = 0; column < columns1; ++column)
-        CHECK(seen.contains({false, task.block, column}));
-      const bool led = firsts == columns1 * owned.all_blocks() || firsts >= last_first[task.expert] + lead;
-      CHECK(led);
-    }
-    CHECK(seen.size() == static_cast<std::size_t>((columns1 + columns2) * owned.all_blocks()));
-  }
 }
 
 }  // namespace mkernel::kernels

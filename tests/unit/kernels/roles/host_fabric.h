@@ -45,6 +45,9 @@ class HostFabric {
     rank.counts = counts;
   }
 
+  /// Bytes of all puts of rank `number` that were delivered.
+  std::uint64_t delivered(std::size_t number) const { return ranks_[number].delivered; }
+
   /// The daemons, a service of the grid. `memory(rank)`: the region, of `bytes`. `polled`: kernels have a
   /// poller, which looks at the counts in host memory; otherwise they are seen at once.
   void deliver(const std::function<std::byte*(std::uint32_t)>& memory, std::uint64_t bytes, bool polled) {
@@ -74,6 +77,7 @@ class HostFabric {
         ++from.seen[from.counts.completed_index(put.peer, lane)];
       }
       from.head.tail = ++from.taken;
+      from.delivered += put.length;
     }
   }
 
@@ -83,7 +87,8 @@ class HostFabric {
     std::vector<abi::WorkSlot> slots = std::vector<abi::WorkSlot>(kSlots);
     abi::RingHead head{};
     kernels::RingClaims claims{};
-    std::uint64_t taken = 0;                               ///< slots, by the daemon
+    std::uint64_t taken = 0;  ///< slots, by the daemon
+    std::uint64_t delivered = 0;
     std::vector<std::uint64_t> seen, issued;               ///< PolledCounts; Endpoint::issued
     std::vector<std::uint64_t> arrivals, completed, base;  ///< PolledCounts
     kernels::PolledCounts counts{};

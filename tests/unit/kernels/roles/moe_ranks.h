@@ -6,14 +6,14 @@
 
 #include <doctest/doctest.h>
 
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "kernels/cpu/memory/convert.h"
+#include "kernels/cuda/sync/device_timeline.h"
 #include "kernels/ops/moe_dispatch_gemm/dispatch.cuh"
 #include "kernels/ops/moe_dispatch_gemm/matrix_views.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
@@ -27,14 +27,11 @@
 #include "tests/support/require.h"
 #include "tests/unit/kernels/roles/host_fabric.h"
 #include "tests/unit/kernels/roles/moe_spread.h"
+#include "tests/unit/kernels/roles/moe_tiles.h"
 
 namespace mkernel::test {
 
 using namespace mkernel::kernels;
-
-struct HostTile {
-  static constexpr int kTileN = 256, kTileK = 64;
-};
 
 class HostRanks {
  public:
@@ -74,8 +71,13 @@ class HostRanks {
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       Rank& rank = ranks_[r];
       y[r].assign(static_cast<std::size_t>(shape_.max_tokens * shape_.n), kPoison);
+      rank.delivered_before = fabric_.delivered(r);
       rank.p.x = reinterpret_cast<const std::byte*>(inputs[r].x.data());
       rank.p.y = reinterpret_cast<std::byte*>(y[r].data());
+      const std::vector<float>& factors = inputs[r].shared_weights;
+      rank.p.shared_weights = factors.empty() ? nullptr : factors.data();
+      if (spread_.whole_kernel) describe_shared(rank, inputs[r]);
+      if (spread_.traced) open_trace(rank);
       rank.p.routed = {inputs[r].topk.data(), inputs[r].weights.data(),
                        static_cast<std::int32_t>(inputs[r].tokens), static_cast<std::int32_t>(shape_.topk)};
       add_rank(grid, rank);
@@ -90,6 +92,7 @@ class HostRanks {
     grid.run();
     for (Rank& rank : ranks_) {
       CHECK(rank.control.failed == 0);
+      CHECK(rank.p.scratch.report->sent == fabric_.delivered(rank.p.endpoint.rank) - rank.delivered_before);
       if (!spread_.whole_kernel) ++rank.control.epoch;
     }
     return y;
@@ -103,7 +106,7 @@ class HostRanks {
       CHECK_MESSAGE(wrong == 0, "rank ", r, ": ", wrong, " of ", elements, " elements wrong");
       for (std::size_t at = elements; at < y[r].size(); ++at) wrong += y[r][at] == kPoison ? 0 : 1;
       CHECK_MESSAGE(wrong == 0, "rank ", r, " wrote beyond its tokens");
-      CHECK(ranks_[r].p.scratch.refusal->launch != ranks_[r].control.epoch);
+      CHECK(ranks_[r].p.scratch.report->refusal.launch != ranks_[r].control.epoch);
     }
   }
 
@@ -112,12 +115,17 @@ class HostRanks {
     for (const auto& y : launch(inputs)) {
       for (const std::uint16_t element : y) REQUIRE(element == kPoison);
     }
-    const MoeRefusal first = *ranks_[0].p.scratch.refusal;
+    const MoeRefusal first = ranks_[0].p.scratch.report->refusal;
     for (const Rank& rank : ranks_) {
-      CHECK(rank.p.scratch.refusal->launch == rank.control.epoch);
-      CHECK(std::memcmp(rank.p.scratch.refusal, &first, sizeof first) == 0);
+      CHECK(rank.p.scratch.report->refusal.launch == rank.control.epoch);
+      CHECK(std::memcmp(&rank.p.scratch.report->refusal, &first, sizeof first) == 0);
     }
     return first;
+  }
+
+  /// Of the last launch of a rank, with times that only tell what came first.
+  std::vector<TraceEvent> timeline(std::size_t rank) const {
+    return device_timeline(ranks_[rank].tracks, ranks_[rank].events, kKeptEvents, 0);
   }
 
   std::vector<MoeInput> inputs(const Router& router, std::int64_t each, std::uint64_t seed) const {
@@ -137,10 +145,24 @@ class HostRanks {
     LaunchControl control{};
     MoeParameters p{};
     std::vector<std::unique_ptr<std::byte[]>> shared;  ///< memory of dispatching CTAs
-    // Of the whole kernel.
-    std::vector<std::uint16_t> w1, w1_up, w2;  ///< of its experts, in the layout of the shape
+    std::vector<DeviceTrack> tracks;
+    std::vector<DeviceTraceEvent> events;
+    std::uint64_t delivered_before = 0;  ///< bytes, by the fabric, before this launch
+    MoeWeightOperands weights;           ///< of its experts, in the layout of the shape; of the whole kernel
   };
-  static constexpr std::uint32_t kLanes = 2;
+  static constexpr std::uint32_t kKeptEvents = 64, kLanes = 2;
+
+  /// CTAs of a launch.
+  std::uint32_t blocks() const {
+    return static_cast<std::uint32_t>(spread_.dispatch_ctas) +
+           (spread_.whole_kernel ? kMoeCluster : 1) * spread_.clusters;
+  }
+
+  void open_trace(Rank& rank) const {
+    rank.tracks.assign(blocks() * kTracksPerCta, {});
+    rank.events.resize(rank.tracks.size() * kKeptEvents);
+    rank.p.endpoint.trace = {rank.tracks.data(), rank.events.data(), kKeptEvents};
+  }
 
   static Memory zeroed(std::uint64_t bytes) {
     auto* memory = static_cast<std::byte*>(std::aligned_alloc(128, (bytes + 127) / 128 * 128));
@@ -153,43 +175,54 @@ class HostRanks {
     const Range experts = plan_.experts(number);
     MoeParameters& p = rank.p;
     const MoePoolViews pool = moe_pool_views(plan_, rank.workspace.get());
-    p.rows = host_tensor_map(pool.rows);
-    p.hidden_a = host_tensor_map(pool.hidden_a);
-    p.hidden_c = host_tensor_map(pool.hidden_c);
-    if (experts.size() == 0) return;
-    const auto of_rank = [&](const std::vector<std::uint16_t>& all, std::int64_t each, std::int64_t k,
-                             std::int64_t n, Range columns) {
-      const std::vector<std::uint16_t> mine(all.begin() + experts.begin * each,
-                                            all.begin() + experts.end * each);
-      return laid_out(mine, k, n, columns, shape_.w_layout);
-    };
-    const std::int64_t inner = shape_.intermediate, n1 = inner > 0 ? inner : shape_.n;
-    const std::int64_t w1_columns = inner > 0 ? 2 * inner : shape_.n;
-    rank.w1 = of_rank(weights_.w1, shape_.hidden * w1_columns, shape_.hidden, w1_columns, {0, n1});
-    if (inner > 0) {
-      rank.w1_up = of_rank(weights_.w1, shape_.hidden * w1_columns, shape_.hidden, w1_columns, {n1, 2 * n1});
-      rank.w2 = of_rank(weights_.w2, inner * shape_.n, inner, shape_.n, {0, shape_.n});
+    p.experts.rows = host_tensor_map(pool.rows);
+    p.experts.hidden_a = host_tensor_map(pool.hidden_a);
+    p.experts.hidden_c = host_tensor_map(pool.hidden_c);
+    // The halves of w1 are two operands, where there are two.
+    rank.weights = weight_operands(shape_, weights_, shape_.intermediate > 0);
+    for (auto* all : {&rank.weights.w1, &rank.weights.w1_up, &rank.weights.w2}) {
+      const auto mine = own_experts(shape_, static_cast<std::uint32_t>(ranks_.size()), number, *all);
+      *all = std::vector<std::uint16_t>(mine.begin(), mine.end());
     }
+    if (experts.size() == 0) return;
     MoeArguments arguments{};
-    arguments.w1 = rank.w1.data();
-    arguments.w1_up = inner > 0 ? rank.w1_up.data() : nullptr;
-    arguments.w2 = inner > 0 ? rank.w2.data() : nullptr;
-    const MoeWeightViews views = moe_weight_views(shape_, experts.size(), arguments);
-    p.w1 = host_tensor_map(views.w1);
-    p.weight_rows1 = views.weight_rows1;
-    if (inner == 0) return;
-    p.w1_up = host_tensor_map(views.w1_up);
-    p.w2 = host_tensor_map(views.w2);
-    p.weight_rows2 = views.weight_rows2;
+    arguments.w1 = rank.weights.w1.data();
+    if (shape_.intermediate > 0) {
+      arguments.w1_up = rank.weights.w1_up.data();
+      arguments.w2 = rank.weights.w2.data();
+    }
+    describe_weights(moe_weight_views(shape_, experts.size(), arguments), p.experts);
+  }
+
+  void describe_weights(const MoeWeightViews& views, MoeOperands& to) const {
+    to.w1 = host_tensor_map(views.w1);
+    to.weight_rows1 = views.weight_rows1;
+    if (shape_.intermediate == 0) return;
+    to.w1_up = host_tensor_map(views.w1_up);
+    to.w2 = host_tensor_map(views.w2);
+    to.weight_rows2 = views.weight_rows2;
+  }
+
+  /// The shared expert, on the tokens of a launch.
+  void describe_shared(Rank& rank, const MoeInput& input) const {
+    if (shape_.shared_intermediate == 0 || input.tokens == 0) return;
+    MoeOperands& shared = rank.p.shared;
+    const MoePoolViews views = moe_shared_views(plan_, rank.workspace.get(), input.x.data(), input.tokens);
+    shared.rows = host_tensor_map(views.rows);
+    shared.hidden_a = host_tensor_map(views.hidden_a);
+    shared.hidden_c = host_tensor_map(views.hidden_c);
+    MoeArguments arguments{};
+    arguments.shared_w1 = rank.weights.shared_w1.data();
+    arguments.shared_w1_up = rank.weights.shared_w1_up.data();
+    arguments.shared_w2 = rank.weights.shared_w2.data();
+    describe_weights(moe_shared_weight_views(shape_, arguments), shared);
   }
 
   void add_kernel(HostGrid& grid, Rank& rank, std::size_t routing_bytes) {
     const auto add = [&]<DataType kType, Layout kLayoutW>() {
       using Config = MoeConfig<kType, kLayoutW>;
-      const std::uint32_t blocks =
-          static_cast<std::uint32_t>(spread_.dispatch_ctas) + kMoeCluster * spread_.clusters;
-      for (std::uint32_t cta = 0; cta < blocks; cta += kMoeCluster) {
-        grid.add_cluster(cta, kMoeCluster, blocks, Config::kThreads,
+      for (std::uint32_t cta = 0; cta < blocks(); cta += kMoeCluster) {
+        grid.add_cluster(cta, kMoeCluster, blocks(), Config::kThreads,
                          std::max(sm90_feed_shared_bytes<Config>(), routing_bytes), [&rank] {
                            const HostThread& self = host_thread();
                            moe_cta<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
@@ -212,10 +245,9 @@ class HostRanks {
         static_cast<std::int32_t>(spread_.whole_kernel ? 12 : spread_.warps), plan.owners.experts,
         plan.owners.max_local(), plan.order(0).steps(), plan.others()));
     if (spread_.whole_kernel) return add_kernel(grid, rank, 4 * words);
-    const std::uint32_t blocks = static_cast<std::uint32_t>(spread_.dispatch_ctas) + spread_.clusters;
-    for (std::uint32_t cta = 0; cta < blocks; ++cta) {
+    for (std::uint32_t cta = 0; cta < blocks(); ++cta) {
       if (cta >= static_cast<std::uint32_t>(spread_.dispatch_ctas)) {
-        grid.add(cta, blocks, 32 * (1 + spread_.summers), [this, &rank] { compute(rank.p); });
+        grid.add(cta, blocks(), 32 * (1 + spread_.summers), [this, &rank] { compute(rank.p); });
         continue;
       }
       // The last warp of CTA 0 would poll the host; over several nodes the one before sends.
@@ -223,7 +255,7 @@ class HostRanks {
       const std::uint32_t warps = spread_.warps - (cta == 0 ? 1 : 0) - (sends ? 1 : 0);
       std::byte* memory =
           rank.shared.emplace_back(std::make_unique_for_overwrite<std::byte[]>(4 * words)).get();
-      grid.add(cta, blocks, 32 * (warps + (sends ? 1 : 0)), [this, &rank, warps, memory] {
+      grid.add(cta, blocks(), 32 * (warps + (sends ? 1 : 0)), [this, &rank, warps, memory] {
         if (threadIdx.x / 32 == warps) return MoeSender(rank.p, rank.control.epoch).run();
         const MoeWorkers workers{static_cast<std::int32_t>(threadIdx.x / 32),
                                  static_cast<std::int32_t>(warps)};
@@ -250,7 +282,9 @@ class HostRanks {
       Sm90Task pair[2]{};
       for (bool more = tasks.begin(); more && tasks.next(pair[0], pair[1]);) {
         for (const Sm90Task& task : pair) {
-          if (threadIdx.x == 0) multiply(p, tasks, task);
+          const int turns = tasks.gated(task.product) ? spread_.pause * (1 + task.column % 3) : 0;
+          for (int turn = 0; turn < turns; ++turn) host_yield();
+          if (threadIdx.x == 0) HostTiles{shape_, weights_}.multiply(p, tasks, task);
           __syncwarp();
           tasks.after_store(task);
         }
@@ -258,54 +292,6 @@ class HostRanks {
     }
     __syncthreads();
     with_type([&]<DataType kType>() { moe_sum<kType>(p, epoch); });
-  }
-
-  double element(const std::byte* row, std::int64_t column) const {
-    std::uint16_t bits;
-    std::memcpy(&bits, row + column * 2, sizeof bits);
-    return value_of(shape_.dtype, bits);
-  }
-
-  void store(std::byte* row, std::int64_t column, double value) const {
-    const auto rounded = static_cast<float>(value);
-    std::uint16_t bits;
-    narrow(shape_.dtype, &rounded, &bits, 1);
-    std::memcpy(row + column * 2, &bits, sizeof bits);
-  }
-
-  void multiply(const MoeParameters& p, const MoeTasks<HostTile>& tasks, const Sm90Task& task) const {
-    std::byte* mine = moe_memory(p, p.rank);
-    const std::int64_t expert = p.plan.owners.first(p.rank) + task.b_matrix, inner = shape_.intermediate;
-    const bool gated = tasks.gated(task.product), last_of_two = !gated && inner > 0;
-    const std::int64_t w1_columns = inner > 0 ? 2 * inner : shape_.n;
-    const std::uint16_t* w1 = weights_.w1.data() + expert * shape_.hidden * w1_columns;
-    const std::uint16_t* w2 = weights_.w2.data() + expert * inner * shape_.n;
-    const auto product = [&](const std::byte* row, const std::uint16_t* b, std::int64_t k,
-                             std::int64_t columns, std::int64_t column) {
-      double sum = 0;
-      for (std::int64_t i = 0; i < k; ++i)
-        sum += element(row, i) * value_of(shape_.dtype, b[i * columns + column]);
-      return sum;
-    };
-    for (std::int32_t r = 0; r < task.rows; ++r) {
-      const std::int32_t pool_row = task.a_row + r;
-      const std::byte* from = mine + p.plan.row(pool_row);
-      std::byte* hidden = mine + p.plan.hidden(pool_row);
-      if (gated) {
-        for (std::int64_t c = task.c_column; c < std::min<std::int64_t>(inner, task.c_column + 128); ++c) {
-          const double gate = product(from, w1, shape_.hidden, w1_columns, c);
-          store(hidden, c,
-                gate / (1 + std::exp(-gate)) * product(from, w1, shape_.hidden, w1_columns, inner + c));
-        }
-        continue;
-      }
-      std::byte* to = tasks.row_of(task, r);
-      for (std::int64_t c = task.c_column; c < std::min<std::int64_t>(shape_.n, task.c_column + 256); ++c) {
-        store(to, c,
-              last_of_two ? product(hidden, w2, inner, shape_.n, c)
-                          : product(from, w1, shape_.hidden, w1_columns, c));
-      }
-    }
   }
 
   const MoeShape shape_;

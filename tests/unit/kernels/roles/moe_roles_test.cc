@@ -78,6 +78,55 @@ TEST_CASE("many experts, sixteen for each token, one dispatching CTA or four") {
   for (const std::int32_t ctas : {1, 4}) check_launches(shape, {1, 2}, {.dispatch_ctas = ctas}, 2);
 }
 
+TEST_CASE("a shared expert: every world, blocks in pairs and alone, launches that are refused between") {
+  for (const Nodes& nodes : {Nodes{1, 1}, Nodes{1, 3}, Nodes{2, 2}, Nodes{2, 2, true}, Nodes{3, 1}}) {
+    for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+      check_launches({.max_tokens = 40,
+                      .hidden = 16,
+                      .n = 264,
+                      .intermediate = 24,
+                      .experts = 11,
+                      .topk = 3,
+                      .dtype = type,
+                      .shared_intermediate = type == DataType::kBf16 ? 8 : 136},
+                     nodes, {}, 3);
+    }
+  }
+  const MoeShape shape{.max_tokens = 300,
+                       .hidden = 8,
+                       .n = 16,
+                       .intermediate = 8,
+                       .experts = 3,
+                       .topk = 2,
+                       .shared_intermediate = 272};
+  HostRanks world(shape, {1, 2}, {});
+  const auto good = world.inputs(random_router(shape, 1), 300, 1);
+  auto bad = good;
+  bad[1].topk[5] = 3;
+  for (int round = 0; round < 3; ++round) {
+    world.check(good);
+    CHECK(world.refused(bad).problem.kind != RoutingProblem::kNone);
+  }
+  world.check(world.inputs(zipf_router(shape, 2), 131, 2));
+}
+
+TEST_CASE("a shared expert is waited for where it is the last to come") {
+  // All tokens are rank 0's, and go to the expert of rank 1: it is long through when rank 0 still computes
+  // its shared expert, of which the second product follows the first at once.
+  const MoeShape shape{.max_tokens = 60,
+                       .hidden = 8,
+                       .n = 16,
+                       .intermediate = 8,
+                       .experts = 2,
+                       .topk = 1,
+                       .shared_intermediate = 3000};
+  HostRanks world(shape, {1, 2}, {.pause = 100});
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    world.check(
+        {random_input(shape, 0, 60, one_expert(1), seed), random_input(shape, 1, 0, one_expert(1), seed)});
+  }
+}
+
 TEST_CASE("all tokens to one expert, and one token") {
   const MoeShape shape{.max_tokens = 200, .hidden = 8, .n = 8, .intermediate = 8, .experts = 8, .topk = 1};
   HostRanks world(shape, {1, 2}, {});
@@ -133,8 +182,13 @@ TEST_CASE("more rows than the capacity are refused on all ranks; then all goes o
 }
 
 TEST_CASE("the same bits, however the work is spread") {
-  const MoeShape shape{
-      .max_tokens = 100, .hidden = 16, .n = 264, .intermediate = 40, .experts = 6, .topk = 3};
+  const MoeShape shape{.max_tokens = 100,
+                       .hidden = 16,
+                       .n = 264,
+                       .intermediate = 40,
+                       .experts = 6,
+                       .topk = 3,
+                       .shared_intermediate = 136};
   std::vector<std::vector<std::uint16_t>> first;
   for (const Spread& spread : {Spread{}, Spread{4, 4, 1, 3}, Spread{1, 5, 5, 1}}) {
     HostRanks world(shape, {2, 1}, spread);

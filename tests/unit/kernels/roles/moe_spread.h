@@ -27,6 +27,8 @@ struct Spread {
   std::uint32_t warps = 4;     ///< of a dispatching CTA
   std::uint32_t clusters = 3;  ///< that compute
   std::uint32_t summers = 2;   ///< warps of each that sum
+  int pause = 0;               ///< turns of all others, and more, before a gated tile is multiplied
+  bool traced = false;         ///< launches write their timelines
   bool whole_kernel = false;   ///< of as many clusters, and as many dispatching CTAs, of which two sum
 };
 

@@ -27,6 +27,8 @@ MoeWorld::Plan MoeWorld::plan_of(const MoeLoad& load, const kernels::Topology& t
     plan.capacity_rows = cut.padded(std::max(2, load.max_tokens * load.topk * 3 / 4));
   plan.columns1 = load.columns1;
   plan.columns2 = load.columns2;
+  plan.shared_columns1 = load.shared_columns1;
+  plan.shared_bytes = static_cast<std::uint64_t>(load.shared_columns1) * kCell;
   plan.row_bytes = 2 * kCell;
   plan.hidden_bytes = load.columns2 > 0 ? static_cast<std::uint64_t>(load.columns1) * kCell : 0;
   plan.finished_bytes = static_cast<std::uint64_t>(plan.last_columns()) * kCell;
@@ -149,6 +151,9 @@ Task MoeWorld::work(std::int32_t index, std::uint64_t epoch, std::int32_t number
   const bool dispatches = number < load_.dispatch_ctas;
   if (dispatches) co_await route(index, epoch, number, shared);
   if (number == 0 && !shared.gave_up) co_await build_table(index, epoch, shared);
+  // Tasks of the shared expert do not wait for the table.
+  const bool computes_first = !dispatches && !has(Fault::kSumsFirst);
+  if (computes_first) co_await compute(index, epoch, shared);
   if (shared.gave_up || !co_await scheduler_.wait(counts(index).tabled, Plan::stamp(epoch))) co_return;
   if (dispatches) co_await add_lacking_rows(index, epoch, number);
   if (launch(epoch).refused) co_return;
@@ -156,7 +161,7 @@ Task MoeWorld::work(std::int32_t index, std::uint64_t epoch, std::int32_t number
   if (dispatches) co_await push(index, epoch, shared);
   const bool sums_first = has(Fault::kSumsFirst) || (dispatches && load_.early_sums);
   if (sums_first) co_await sum(index, epoch, shared);
-  co_await compute(index, epoch, shared);
+  if (!computes_first) co_await compute(index, epoch, shared);
   if (!sums_first) co_await sum(index, epoch, shared);
 }
 

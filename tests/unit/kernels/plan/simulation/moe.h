@@ -2,6 +2,7 @@
 // products, sums of finished rows, and what crosses nodes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "kernels/plan/expert_table.h"
 #include "kernels/plan/expert_tasks.h"
 #include "kernels/plan/host_expert_tasks.h"
+#include "kernels/plan/layer_tasks.h"
 #include "tests/unit/kernels/plan/simulation/world.h"
 
 namespace mkernel::test {
@@ -33,6 +35,7 @@ struct MoeLoad {
   Pattern pattern = kAnyExperts;
   std::int32_t experts = 4, topk = 2, max_tokens = 6;
   std::int32_t columns1 = 2, columns2 = 2, lead = 2;
+  std::int32_t shared_columns1 = 0;  ///< of the shared expert; 0: there is none
   std::int32_t dispatch_ctas = 2, compute_ctas = 2;
   std::int32_t push_warps = 2, sum_warps = 2;  ///< of a CTA
   std::int32_t push_unit = 2;                  ///< rows
@@ -75,6 +78,11 @@ class MoeWorld : public World {
     std::unique_ptr<kernels::HostExpertTable> table;
     std::vector<std::vector<kernels::ExpertRowOrigin>> origins;  ///< by owner and pool row
     bool refused = false;
+  };
+  /// A row of a tile.
+  struct Row {
+    std::int32_t number;  ///< of the pool; of the shared expert's a token
+    kernels::ExpertRowOrigin origin;
   };
   /// What warps or CTAs take units of, in the order in which one of them may do several.
   enum KindOfWork { kStaging, kPushing, kForwarding, kTiles, kCrossedSums, kOwnSums, kKindsOfWork };
@@ -183,20 +191,27 @@ class MoeWorld : public World {
   /// Of a row's column tile, in h or of a finished row.
   Stamp tile_stamp(std::uint64_t epoch, Content content, const kernels::ExpertRowOrigin& origin,
                    std::int32_t column) const {
-    const std::int32_t columns = content == Content::kHidden ? plan_.columns1 : plan_.last_columns();
+    const std::int32_t columns =
+        content == Content::kHidden ? std::max(plan_.columns1, plan_.shared_columns1) : plan_.last_columns();
     return stamp(epoch, content, origin.rank, std::int64_t{origin.entry} * columns + column);
   }
   Tile task_at(std::int32_t index, std::uint64_t epoch, std::int32_t number);
+  kernels::SharedTiles shared_tiles(std::int32_t index, std::uint64_t epoch);
+  Task wait_task(std::int32_t index, std::uint64_t epoch, std::int32_t number, Cta& shared, bool& any);
+  Task wait_inputs(std::int32_t index, std::uint64_t epoch, Tile task, Cta& shared);
   bool own_rows_hold(std::int32_t index, std::uint64_t epoch, std::int32_t token,
                      const std::vector<std::int32_t>& near);
   bool inputs_hold(std::int32_t index, std::uint64_t epoch, const Tile& task);
-  /// Pool rows of a block, and whose they are.
-  template <class Visit>
-  void for_each_row(std::int32_t index, std::uint64_t epoch, std::int32_t block, const Visit& visit) {
-    const auto rows = own(index, epoch).mine.block(block);
-    const auto& origins = launch(epoch).origins[static_cast<std::size_t>(index)];
-    for (std::int32_t row = rows.first_row; row < rows.first_row + rows.rows; ++row)
-      visit(row, origins[static_cast<std::size_t>(row)]);
+  std::vector<Row> rows_of(std::int32_t index, std::uint64_t epoch, const Tile& task);
+  // Of the experts or of the shared expert.
+  std::uint64_t hidden(const Tile& task, std::int32_t row) const {
+    return task.shared ? plan_.shared_hidden(row) : plan_.hidden(row);
+  }
+  std::uint64_t hidden_word(const Tile& task, std::int32_t column) const {
+    return task.shared ? plan_.shared_hidden_word(task.block, column) : plan_.hidden_word(task.block, column);
+  }
+  std::uint64_t stored_word(const Tile& task) const {
+    return task.shared ? plan_.shared_stored(task.block) : plan_.stored(task.block);
   }
   /// A tile that is computed once in a launch.
   void begin_tile(std::int32_t at_rank, const Span& span, Stamp first);

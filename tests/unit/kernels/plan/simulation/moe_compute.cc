@@ -8,9 +8,32 @@
 namespace mkernel::test {
 // ---- tiles ----
 
+kernels::SharedTiles MoeWorld::shared_tiles(std::int32_t index, std::uint64_t epoch) {
+  const std::int32_t tokens = launch(epoch).tokens[static_cast<std::size_t>(index)].tokens();
+  return {plan_.shared_blocks(tokens), plan_.shared_columns1, plan_.columns2};
+}
+
 MoeWorld::Tile MoeWorld::task_at(std::int32_t index, std::uint64_t epoch, std::int32_t number) {
-  const kernels::ExpertTasks& tasks = own(index, epoch).tasks->tasks;
+  const kernels::SharedTiles shared = shared_tiles(index, epoch);
+  const auto& of_experts = own(index, epoch).tasks;
+  const kernels::LayerTasks tasks{shared, of_experts ? of_experts->tasks : kernels::ExpertTasks{}};
   return tasks.task(has(Fault::kSecondFirst) ? tasks.tasks() - 1 - number : number);
+}
+
+std::vector<MoeWorld::Row> MoeWorld::rows_of(std::int32_t index, std::uint64_t epoch, const Tile& task) {
+  const std::int32_t tokens = launch(epoch).tokens[static_cast<std::size_t>(index)].tokens();
+  const auto rows =
+      task.shared ? plan_.shared_block(tokens, task.block) : own(index, epoch).mine.block(task.block);
+  std::vector<Row> found;
+  for (std::int32_t row = rows.first_row; row < rows.first_row + rows.rows; ++row) {
+    if (task.shared) {
+      found.push_back({row, {index, plan_.shared_entry(row)}});
+    } else {
+      const auto& origins = launch(epoch).origins[static_cast<std::size_t>(index)];
+      found.push_back({row, origins[static_cast<std::size_t>(row)]});
+    }
+  }
+  return found;
 }
 
 void MoeWorld::begin_tile(std::int32_t at_rank, const Span& span, Stamp first) {
@@ -20,17 +43,19 @@ void MoeWorld::begin_tile(std::int32_t at_rank, const Span& span, Stamp first) {
 
 bool MoeWorld::inputs_hold(std::int32_t index, std::uint64_t epoch, const Tile& task) {
   bool right = true;
-  for_each_row(index, epoch, task.block, [&](std::int32_t row, const kernels::ExpertRowOrigin& origin) {
+  for (const Row& row : rows_of(index, epoch, task)) {
     if (task.second) {
-      right &= holds(index, epoch, memory(index), {plan_.hidden(row), plan_.hidden_bytes},
-                     tile_stamp(epoch, Content::kHidden, origin, 0), "a row of h");
-    } else {
-      right &= holds(index, epoch, memory(index), {plan_.row(row), plan_.row_bytes}, row_stamp(epoch, origin),
-                     "a row");
+      const std::uint64_t bytes = task.shared ? plan_.shared_bytes : plan_.hidden_bytes;
+      right &= holds(index, epoch, memory(index), {hidden(task, row.number), bytes},
+                     tile_stamp(epoch, Content::kHidden, row.origin, 0), "a row of h");
+    } else if (!task.shared) {
+      right &= holds(index, epoch, memory(index), {plan_.row(row.number), plan_.row_bytes},
+                     row_stamp(epoch, row.origin), "a row");
     }
-    right &= holds(index, epoch, memory(index), {plan_.origin(row), kCell}, origin_stamp(epoch, origin),
-                   "an origin");
-  });
+    if (task.shared) continue;  // its rows are the rank's own, which nobody writes
+    right &= holds(index, epoch, memory(index), {plan_.origin(row.number), kCell},
+                   origin_stamp(epoch, row.origin), "an origin");
+  }
   return right;
 }
 
@@ -42,25 +67,18 @@ Task MoeWorld::compute(std::int32_t index, std::uint64_t epoch, Cta& shared) {
 }
 
 Task MoeWorld::load(std::int32_t index, std::uint64_t epoch, Cta& shared) {
-  const std::int32_t all = own(index, epoch).tasks->tasks.tasks();
   for (std::size_t i = 0; !shared.gave_up; ++i) {
     while (shared.taken.size() <= i + static_cast<std::size_t>(load_.taken_ahead)) {
       shared.taken.push_back(take(index, epoch, kTiles));
       co_await scheduler_.step();
     }
-    if (shared.taken[i] >= all) break;
+    bool any = true;
+    co_await wait_task(index, epoch, shared.taken[i], shared, any);
+    if (shared.gave_up || !any) break;
     if (i > 0) co_await scheduler_.meet(shared.stored, i - 1);
     const Tile task = task_at(index, epoch, shared.taken[i]);
-    bool here = true;
-    if (task.second) {
-      for (std::int32_t column = 0; here && column < plan_.columns1 && !has(Fault::kHiddenUnwaited); ++column)
-        here =
-            co_await scheduler_.wait(word(index, plan_.hidden_word(task.block, column)), Plan::stamp(epoch));
-    } else if (!has(Fault::kBlockUnwaited)) {
-      here = co_await scheduler_.wait(word(index, plan_.arrived(task.block)), plan_.arrived_count(epoch));
-    }
-    shared.gave_up |= !here;
-    if (!here) break;
+    co_await wait_inputs(index, epoch, task, shared);
+    if (shared.gave_up) break;
     bool right = inputs_hold(index, epoch, task);
     co_await scheduler_.step();
     right &= inputs_hold(index, epoch, task);
@@ -70,6 +88,31 @@ Task MoeWorld::load(std::int32_t index, std::uint64_t epoch, Cta& shared) {
   shared.all_loaded = true;
   scheduler_.add(shared.loaded, 2);  // nobody waits for more
   scheduler_.add(shared.computed, 1);
+}
+
+/// Waits for the table, if it takes one to know task `number`. `any`: there is such a task.
+Task MoeWorld::wait_task(std::int32_t index, std::uint64_t epoch, std::int32_t number, Cta& shared,
+                         bool& any) {
+  const kernels::SharedTiles tiles = shared_tiles(index, epoch);
+  if (number < tiles.first()) co_return;
+  if (!co_await scheduler_.wait(counts(index).tabled, Plan::stamp(epoch))) {
+    shared.gave_up = true;
+    co_return;
+  }
+  any = !launch(epoch).refused &&
+        number < tiles.first() + tiles.second() + own(index, epoch).tasks->tasks.tasks();
+}
+
+Task MoeWorld::wait_inputs(std::int32_t index, std::uint64_t epoch, Tile task, Cta& shared) {
+  bool here = true;
+  if (task.second) {
+    const std::int32_t columns = task.shared ? plan_.shared_columns1 : plan_.columns1;
+    for (std::int32_t column = 0; here && column < columns && !has(Fault::kHiddenUnwaited); ++column)
+      here = co_await scheduler_.wait(word(index, hidden_word(task, column)), Plan::stamp(epoch));
+  } else if (!task.shared && !has(Fault::kBlockUnwaited)) {
+    here = co_await scheduler_.wait(word(index, plan_.arrived(task.block)), plan_.arrived_count(epoch));
+  }
+  shared.gave_up |= !here;
 }
 
 Task MoeWorld::store(std::int32_t index, std::uint64_t epoch, Cta& shared) {
@@ -88,18 +131,19 @@ Task MoeWorld::store(std::int32_t index, std::uint64_t epoch, Cta& shared) {
 }
 
 Task MoeWorld::store_hidden(std::int32_t index, std::uint64_t epoch, Tile task, bool right) {
-  const std::uint64_t before = static_cast<std::uint64_t>(task.column) * kCell;
-  Word& ready = word(index, plan_.hidden_word(task.block, task.column));
+  const auto tile_of = [&](const Row& row) {
+    return Span{hidden(task, row.number) + static_cast<std::uint64_t>(task.column) * kCell, kCell};
+  };
+  Word& ready = word(index, hidden_word(task, task.column));
+  const std::vector<Row> rows = rows_of(index, epoch, task);
   if (has(Fault::kCountFirst)) scheduler_.set(ready, Plan::stamp(epoch));
-  for_each_row(index, epoch, task.block, [&](std::int32_t row, const kernels::ExpertRowOrigin& origin) {
-    begin_tile(index, {plan_.hidden(row) + before, kCell},
-               tile_stamp(epoch, Content::kHidden, origin, task.column));
-  });
+  for (const Row& row : rows)
+    begin_tile(index, tile_of(row), tile_stamp(epoch, Content::kHidden, row.origin, task.column));
   co_await scheduler_.step();
-  for_each_row(index, epoch, task.block, [&](std::int32_t row, const kernels::ExpertRowOrigin& origin) {
-    memory(index).end_write({plan_.hidden(row) + before, kCell},
-                            tile_stamp(epoch, Content::kHidden, origin, task.column), right);
-  });
+  for (const Row& row : rows) {
+    memory(index).end_write(tile_of(row), tile_stamp(epoch, Content::kHidden, row.origin, task.column),
+                            right);
+  }
   co_await scheduler_.step();
   scheduler_.set(ready, Plan::stamp(epoch));
 }
@@ -109,24 +153,22 @@ Task MoeWorld::store_finished(std::int32_t index, std::uint64_t epoch, Tile task
   const auto tile_of = [&](const kernels::ExpertRowOrigin& origin) {
     return Span{plan_.finished(origin.entry) + static_cast<std::uint64_t>(task.column) * kCell, kCell};
   };
-  for_each_row(index, epoch, task.block, [&](std::int32_t, const kernels::ExpertRowOrigin& origin) {
-    begin_tile(origin.rank, tile_of(origin), tile_stamp(epoch, Content::kFinishedRow, origin, task.column));
-  });
+  const auto stamp_of = [&](const Row& row) {
+    return tile_stamp(epoch, Content::kFinishedRow, row.origin, task.column);
+  };
+  const std::vector<Row> rows = rows_of(index, epoch, task);
+  for (const Row& row : rows) begin_tile(row.origin.rank, tile_of(row.origin), stamp_of(row));
   co_await scheduler_.step();
-  for_each_row(index, epoch, task.block, [&](std::int32_t, const kernels::ExpertRowOrigin& origin) {
-    memory(origin.rank)
-        .end_write(tile_of(origin), tile_stamp(epoch, Content::kFinishedRow, origin, task.column), right);
-  });
+  for (const Row& row : rows) memory(row.origin.rank).end_write(tile_of(row.origin), stamp_of(row), right);
   co_await scheduler_.step();
-  Word& stored = word(index, plan_.stored(task.block));
+  Word& stored = word(index, stored_word(task));
   const std::uint64_t before = stored.value;
   scheduler_.add(stored, 1);
   const auto columns = static_cast<std::uint64_t>(plan_.last_columns());
   if (has(Fault::kFirstColumnSignals) ? before % columns > 0 : !plan_.last_column(before)) co_return;
   co_await scheduler_.step();
-  for_each_row(index, epoch, task.block, [&](std::int32_t, const kernels::ExpertRowOrigin& origin) {
-    scheduler_.set(word(origin.rank, plan_.finished_word(origin.entry)), Plan::stamp(epoch));
-  });
+  for (const Row& row : rows)
+    scheduler_.set(word(row.origin.rank, plan_.finished_word(row.origin.entry)), Plan::stamp(epoch));
 }
 
 // ---- sums ----
@@ -145,7 +187,7 @@ Task MoeWorld::sum_warp(std::int32_t index, std::uint64_t epoch, Cta& shared) {
 }
 
 /// Tokens in the order of their last expert: the finished rows of this node's experts, and of every other
-/// node their sum.
+/// node their sum, and the row of the shared expert.
 Task MoeWorld::sum_own(std::int32_t index, std::uint64_t epoch) {
   const kernels::ChunkedRouting& routing = *own(index, epoch).routing;
   const std::vector<std::int32_t>& order = routing.token_order();
@@ -158,6 +200,10 @@ Task MoeWorld::sum_own(std::int32_t index, std::uint64_t epoch) {
     for (const std::int32_t entry : near) {
       if (has(Fault::kSumsUnwaited)) break;
       if (!co_await scheduler_.wait(word(index, plan_.finished_word(entry)), Plan::stamp(epoch))) co_return;
+    }
+    if (plan_.shared_columns1 > 0 && !has(Fault::kSharedUnwaited)) {
+      Word& finished = word(index, plan_.finished_word(plan_.shared_entry(token)));
+      if (!co_await scheduler_.wait(finished, Plan::stamp(epoch))) co_return;
     }
     for (std::int32_t turn = 0; turn < plan_.others(); ++turn) {
       const std::int32_t returning = routing.returning(turn, token);
@@ -176,10 +222,12 @@ Task MoeWorld::sum_own(std::int32_t index, std::uint64_t epoch) {
 bool MoeWorld::own_rows_hold(std::int32_t index, std::uint64_t epoch, std::int32_t token,
                              const std::vector<std::int32_t>& near) {
   bool right = true;
-  for (const std::int32_t entry : near) {
+  const auto check = [&](std::int32_t entry, const char* what) {
     right &= holds(index, epoch, memory(index), {plan_.finished(entry), plan_.finished_bytes},
-                   tile_stamp(epoch, Content::kFinishedRow, {index, entry}, 0), "a finished row");
-  }
+                   tile_stamp(epoch, Content::kFinishedRow, {index, entry}, 0), what);
+  };
+  for (const std::int32_t entry : near) check(entry, "a finished row");
+  if (plan_.shared_columns1 > 0) check(plan_.shared_entry(token), "a row of the shared expert");
   const kernels::PushOrder order = plan_.order(index);
   for (std::int32_t turn = 0; turn < plan_.others(); ++turn) {
     const std::int32_t returning = own(index, epoch).routing->returning(turn, token);
@@ -216,6 +264,13 @@ std::string MoeWorld::check_counts() {
       for (std::uint64_t epoch = 0; epoch < launches; ++epoch)
         used += !launch(epoch).refused && block < own(index, epoch).mine.all_blocks() ? 1 : 0;
       check(index, "stored[]", word(index, plan_.stored(block)).value,
+            used * static_cast<std::uint64_t>(plan_.last_columns()));
+    }
+    for (std::int32_t block = 0; block < plan_.shared_blocks(plan_.max_tokens); ++block) {
+      std::uint64_t used = 0;
+      for (std::uint64_t epoch = 0; epoch < launches; ++epoch)
+        used += !launch(epoch).refused && block < shared_tiles(index, epoch).blocks ? 1 : 0;
+      check(index, "shared_stored[]", word(index, plan_.shared_stored(block)).value,
             used * static_cast<std::uint64_t>(plan_.last_columns()));
     }
     check(index, "placed", counts(index).placed.value, dispatching(launches - 1));

@@ -30,6 +30,21 @@ const MoeCase kFewest{{.experts = 3,
 const MoeCase kOneProduct{{.experts = 7, .topk = 3, .columns1 = 3, .columns2 = 0, .taken_ahead = 0}};
 const MoeCase kLongLead{{.experts = 13, .topk = 4, .columns1 = 2, .columns2 = 3, .lead = 11, .push_unit = 3}};
 
+const MoeCase kShared{{.shared_columns1 = 3}};
+/// The shared expert's second product directly behind its first one.
+const MoeCase kSharedFewest{{.experts = 3,
+                             .topk = 1,
+                             .max_tokens = 5,
+                             .columns1 = 1,
+                             .columns2 = 2,
+                             .lead = 0,
+                             .shared_columns1 = 1,
+                             .dispatch_ctas = 1,
+                             .compute_ctas = 1,
+                             .push_warps = 1,
+                             .sum_warps = 1,
+                             .early_sums = true}};
+
 MoeCase with(MoeCase made, MoeLoad::Pattern pattern) {
   made.shape.pattern = pattern;
   return made;
@@ -62,18 +77,20 @@ Totals play(const std::vector<MoeCase>& cases, std::uint64_t seeds) {
 }  // namespace
 
 TEST_CASE("MoE: any order of steps ends, every tile is computed once, every token has all its rows") {
-  const Totals played = play({kUsual, kFewest, kOneProduct, kLongLead}, 40);
+  const Totals played = play({kUsual, kFewest, kOneProduct, kLongLead, kShared, kSharedFewest}, 40);
   CHECK(played.refused == 0);
   CHECK(played.computed > 0);
   for (const MoeLoad::Pattern pattern : {MoeLoad::kOneExpert, MoeLoad::kFewExperts, MoeLoad::kOneToken})
-    play(
-        {with(kUsual, pattern), with(kFewest, pattern), with(kOneProduct, pattern), with(kLongLead, pattern)},
-        12);
+    play({with(kUsual, pattern), with(kFewest, pattern), with(kOneProduct, pattern), with(kLongLead, pattern),
+          with(kShared, pattern), with(kSharedFewest, pattern)},
+         12);
 }
 
 TEST_CASE("MoE: a launch that is refused leaves the counts as the next one needs them") {
   for (const MoeLoad::Pattern pattern : {MoeLoad::kBadEntry, MoeLoad::kOftenTooMany}) {
-    const Totals played = play({with(kUsual, pattern), with(kFewest, pattern), with(kLongLead, pattern)}, 24);
+    const Totals played = play({with(kUsual, pattern), with(kFewest, pattern), with(kLongLead, pattern),
+                                with(kShared, pattern), with(kSharedFewest, pattern)},
+                               24);
     CHECK(played.refused > 0);
     CHECK(played.computed > 0);
   }
@@ -95,6 +112,9 @@ TEST_CASE("MoE: the simulation sees what is wrong") {
   check_seen(with(kUsual, MoeLoad::kBadEntry), two, Fault::kRefusalUncounted, "stuck");
   check_seen(kUsual, two, Fault::kWorkNotZeroed, "with a wrong result");
   check_seen(kUsual, two, Fault::kCountFirst, "in launch");
+  check_seen(kShared, two, Fault::kSharedUnwaited, "reads a row of the shared expert in launch");
+  check_seen(kShared, two, Fault::kHiddenUnwaited, "reads a row of h in launch");
+  check_seen(kSharedFewest, two, Fault::kFirstColumnSignals, "reads a row of the shared expert in launch");
 
   const Topology nodes(2, 1), square(2, 2);
   check_seen(kUsual, square, Fault::kNoArrivals, "reads");

@@ -45,7 +45,8 @@ enum class Fault {
   kFirstColumnSignals,  ///< finished rows are signalled when one column tile is out
   kLackingRows,         ///< the owner does not add what a block lacks
   kRefusalUncounted,    ///< a launch that is refused leaves arrived[] alone
-  kWorkNotZeroed        ///< work counters go on from the launch before
+  kWorkNotZeroed,       ///< work counters go on from the launch before
+  kSharedUnwaited       ///< tokens are summed without a wait for the row of the shared expert
 };
 
 struct Settings {

@@ -10,7 +10,7 @@
 namespace mkernel::kernels {
 
 /// Tiles of the shared expert's two products. Its rows are the rank's own tokens, in blocks of their own.
-struct SharedTiles {
+struct SharedExpertTiles {
   std::int32_t blocks = 0;    ///< 0: there is no shared expert, or no token
   std::int32_t columns1 = 0;  ///< of tiles, of the first product
   std::int32_t columns2 = 0;  ///< of the second one
@@ -32,7 +32,7 @@ struct SharedTiles {
 /// A launch that is refused has no tasks but the early ones. None of them is of a second product, so that no
 /// block is left with some of its last tiles counted.
 struct LayerTasks {
-  SharedTiles shared;
+  SharedExpertTiles shared;
   ExpertTasks experts;
 
   MK_HOST_DEVICE std::int32_t early() const { return shared.first(); }

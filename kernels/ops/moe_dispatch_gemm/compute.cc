@@ -15,7 +15,7 @@ Status MoeLaunch::compute(int thread) {
   MK_RETURN_IF_ERROR(wait(widened_.value, static_cast<std::uint64_t>(launch_.compute_threads),
                           {kComputeRole, "widened weights", me_}, 1));
   const ExpertScratch scratch(plan_);
-  const LayerTasks early{plan_.shared_tiles(arguments_.tokens), {}};  // needs no table
+  const LayerTasks early{plan_.shared_expert_tiles(arguments_.tokens), {}};  // needs no table
   MK_RETURN_IF_ERROR(compute_tiles(early_, early, 0, scratch));
   MK_RETURN_IF_ERROR(wait_table(kComputeRole));
   if (work_ == nullptr) return {};

@@ -33,7 +33,7 @@ MoeLaunch::Work::Work(const MoePlan& plan, std::int32_t rank, const ChunkedRouti
       table(host_table.view()),
       mine(table.of_rank(rank)),
       expert_tasks(mine, plan.exchange.columns1, plan.exchange.columns2, plan.lead),
-      tasks{plan.shared_tiles(tokens), expert_tasks.tasks},
+      tasks{plan.shared_expert_tiles(tokens), expert_tasks.tasks},
       crossing(crossings_of(routing, plan.exchange.others())),
       staging(most(crossing) * plan.exchange.others()),
       pushing((routing.pushes() + kPushUnitRows - 1) / kPushUnitRows),
@@ -58,7 +58,7 @@ MoeLaunch::MoeLaunch(const MoePlan& plan, const SymmetricView& workspace, Endpoi
       routing_({arguments.topk, arguments.weights, static_cast<std::int32_t>(arguments.tokens),
                 static_cast<std::int32_t>(plan.shape.topk)},
                order_, plan.dispatch_ctas),
-      early_(plan.shared_tiles(arguments.tokens).first()) {}
+      early_(plan.shared_expert_tiles(arguments.tokens).first()) {}
 
 MoeLaunch::~MoeLaunch() = default;
 

@@ -258,7 +258,7 @@ Range MoePlan::columns(const ExpertTasks::Task& tile) const {
   return {begin, std::min(hidden ? of_hidden : shape.n, begin + of_tile)};
 }
 
-SharedTiles MoePlan::shared_tiles(std::int64_t tokens) const {
+SharedExpertTiles MoePlan::shared_expert_tiles(std::int64_t tokens) const {
   return {exchange.shared_blocks(static_cast<std::int32_t>(tokens)), exchange.shared_columns1,
           exchange.columns2};
 }

@@ -60,7 +60,7 @@ struct MoePlan {
   std::int64_t w1_columns() const { return gated() ? 2 * shape.intermediate : shape.n; }
   /// Columns of what the product of a tile leaves, in its column of tiles.
   Range columns(const ExpertTasks::Task& tile) const;
-  SharedTiles shared_tiles(std::int64_t tokens) const;
+  SharedExpertTiles shared_expert_tiles(std::int64_t tokens) const;
 };
 
 }  // namespace mkernel::kernels

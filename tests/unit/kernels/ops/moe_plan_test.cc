@@ -60,8 +60,8 @@ TEST_CASE("moe plan: sizes of the exchange follow from the shape") {
       CHECK(exchange.finished_bytes == 3008);
       CHECK(exchange.shared_bytes == (shared > 0 ? 3408 : 0));
       CHECK(exchange.entries() == exchange.shared_entry(shared > 0 ? 700 : 0));
-      CHECK(plan.shared_tiles(0).first() == 0);
-      CHECK(plan.shared_tiles(513).blocks == (shared > 0 ? exchange.cut.blocks(513) : 0));
+      CHECK(plan.shared_expert_tiles(0).first() == 0);
+      CHECK(plan.shared_expert_tiles(513).blocks == (shared > 0 ? exchange.cut.blocks(513) : 0));
       CHECK(exchange.cut.block % exchange.cut.unit == 0);
       CHECK(plan.requirements().workspace_bytes == exchange.bytes());
       CHECK(plan.requirements().lanes == (topology.nodes() > 1 ? 2 : 0));

@@ -73,7 +73,7 @@ TEST_CASE("experts: tasks, columns outside and blocks inside, the second product
 
 TEST_CASE("experts: the shared expert's first product comes first, its second one behind the lead") {
   const HostExpertTable table({2, 1}, {8, 4}, Ints{9, 3});  // two blocks, one
-  const auto text = [&](const SharedTiles& shared, std::int32_t lead) {
+  const auto text = [&](const SharedExpertTiles& shared, std::int32_t lead) {
     const HostExpertTasks of_experts(table.view().of_rank(0), 1, 1, lead);
     const LayerTasks list{shared, of_experts.tasks};
     CHECK(list.early() == shared.blocks * shared.columns1);

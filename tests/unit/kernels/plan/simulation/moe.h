@@ -196,7 +196,7 @@ class MoeWorld : public World {
     return stamp(epoch, content, origin.rank, std::int64_t{origin.entry} * columns + column);
   }
   Tile task_at(std::int32_t index, std::uint64_t epoch, std::int32_t number);
-  kernels::SharedTiles shared_tiles(std::int32_t index, std::uint64_t epoch);
+  kernels::SharedExpertTiles shared_expert_tiles(std::int32_t index, std::uint64_t epoch);
   Task wait_task(std::int32_t index, std::uint64_t epoch, std::int32_t number, Cta& shared, bool& any);
   Task wait_inputs(std::int32_t index, std::uint64_t epoch, Tile task, Cta& shared);
   bool own_rows_hold(std::int32_t index, std::uint64_t epoch, std::int32_t token,

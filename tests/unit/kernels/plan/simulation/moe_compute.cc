@@ -8,13 +8,13 @@
 namespace mkernel::test {
 // ---- tiles ----
 
-kernels::SharedTiles MoeWorld::shared_tiles(std::int32_t index, std::uint64_t epoch) {
+kernels::SharedExpertTiles MoeWorld::shared_expert_tiles(std::int32_t index, std::uint64_t epoch) {
   const std::int32_t tokens = launch(epoch).tokens[static_cast<std::size_t>(index)].tokens();
   return {plan_.shared_blocks(tokens), plan_.shared_columns1, plan_.columns2};
 }
 
 MoeWorld::Tile MoeWorld::task_at(std::int32_t index, std::uint64_t epoch, std::int32_t number) {
-  const kernels::SharedTiles shared = shared_tiles(index, epoch);
+  const kernels::SharedExpertTiles shared = shared_expert_tiles(index, epoch);
   const auto& of_experts = own(index, epoch).tasks;
   const kernels::LayerTasks tasks{shared, of_experts ? of_experts->tasks : kernels::ExpertTasks{}};
   return tasks.task(has(Fault::kSecondFirst) ? tasks.tasks() - 1 - number : number);
@@ -93,7 +93,7 @@ Task MoeWorld::load(std::int32_t index, std::uint64_t epoch, Cta& shared) {
 /// Waits for the table, if it takes one to know task `number`. `any`: there is such a task.
 Task MoeWorld::wait_task(std::int32_t index, std::uint64_t epoch, std::int32_t number, Cta& shared,
                          bool& any) {
-  const kernels::SharedTiles tiles = shared_tiles(index, epoch);
+  const kernels::SharedExpertTiles tiles = shared_expert_tiles(index, epoch);
   if (number < tiles.first()) co_return;
   if (!co_await scheduler_.wait(counts(index).tabled, Plan::stamp(epoch))) {
     shared.gave_up = true;
@@ -269,7 +269,7 @@ std::string MoeWorld::check_counts() {
     for (std::int32_t block = 0; block < plan_.shared_blocks(plan_.max_tokens); ++block) {
       std::uint64_t used = 0;
       for (std::uint64_t epoch = 0; epoch < launches; ++epoch)
-        used += !launch(epoch).refused && block < shared_tiles(index, epoch).blocks ? 1 : 0;
+        used += !launch(epoch).refused && block < shared_expert_tiles(index, epoch).blocks ? 1 : 0;
       check(index, "shared_stored[]", word(index, plan_.shared_stored(block)).value,
             used * static_cast<std::uint64_t>(plan_.last_columns()));
     }

@@ -86,6 +86,9 @@ class Moe(OnGpus):
     def test_compiled(self):
         self.scenario("compiled", 2)
 
+    def test_grouped(self):
+        self.scenario("grouped", 2)
+
     def test_liger(self):
         self.scenario("liger", 4)
 

@@ -305,3 +305,38 @@ def mega():
     call(run, y, l1, l2, buffer)
     close(y, layer.wanted(*inputs, True))
     end()
+
+
+def grouped():
+    """grouped_mm(): both layouts and types, replays of a graph with other ends, gradients, bad ends. No rank waits for another."""
+    begin()
+    rows, k, n, groups = 320, 72, 136, 5
+    for dtype in (torch.bfloat16, torch.float16):
+        for transposed in (False, True):
+            generator = torch.Generator(GPU).manual_seed(RANK)
+            a = torch.rand(rows, k, generator=generator, device=GPU).sub(0.5).to(dtype)
+            b = torch.rand(groups, *((n, k) if transposed else (k, n)), generator=generator, device=GPU).sub(0.5).to(dtype)
+            b = b.transpose(1, 2) if transposed else b
+            offs = torch.tensor([3, 3, 150, 280, rows], dtype=torch.int32, device=GPU)
+
+            def check(c):
+                torch.cuda.synchronize()
+                mkernel.torch.synchronize()
+                group = torch.bucketize(torch.arange(rows, device=GPU), offs, right=True)
+                wanted = torch.stack([a[i].double() @ b[g].double() for i, g in enumerate(group.tolist()) if g < groups])
+                close(c[: wanted.shape[0]], wanted.cpu())
+
+            check(mkernel.torch.grouped_mm(a, b, offs=offs))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                c = mkernel.torch.grouped_mm(a, b, offs=offs)
+            for ends in ([0, 0, 0, 0, rows], [64, 128, 192, 256, rows], [1, 2, 3, 4, 300]):
+                offs.copy_(torch.tensor(ends, dtype=torch.int32))
+                graph.replay()
+                check(c)
+    offs.copy_(torch.tensor([5, 4, 6, 7, 8], dtype=torch.int32))
+    mkernel.torch.grouped_mm(a, b, offs=offs)
+    with raises(mkernel.InvalidArgument, "1", "4"):
+        mkernel.torch.synchronize()
+    assert mkernel.torch.counters()["fallbacks"] == {}
+    end()

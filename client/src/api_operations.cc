@@ -73,8 +73,9 @@ Result<Moe> Group::moe(const MoeShape& shape, Executor executor, const GemmPlanO
   if (!state.ok()) return state.status();
   return Moe(std::move(*state));
 }
-Result<RingAttention> Group::ring_attention(const AttentionShape& shape, Executor executor) {
-  auto state = create(core_, executor, {}, [&](const kernels::MakeOptions& options) {
+Result<RingAttention> Group::ring_attention(const AttentionShape& shape, Executor executor,
+                                            const GemmPlanOptions& plan) {
+  auto state = create(core_, executor, plan, [&](const kernels::MakeOptions& options) {
     return kernels::make_attention(OpKind::kRingAttention, shape, core_->view(), options);
   });
   if (!state.ok()) return state.status();

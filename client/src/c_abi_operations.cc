@@ -217,16 +217,10 @@ mk_status mk_moe_create(mk_group* group, const mk_moe_shape* shape, const mk_ope
 }
 mk_status mk_ring_attention_create(mk_group* group, const mk_attention_shape* shape,
                                    const mk_operation_options* options, mk_operation** operation) {
-  return create(
-      "mk_ring_attention_create", group, shape, options, operation,
-      [](Group& in, const AttentionShape& wanted, const OperationOptions& with) -> Result<RingAttention> {
-        if (with.plan != GemmPlanOptions{}) {
-          return Status(StatusCode::kInvalidArgument,
-                        "mk_ring_attention_create: mk_operation_options has overrides of a plan that it does "
-                        "not have; all must be 0");
-        }
-        return in.ring_attention(wanted, with.executor);
-      });
+  return create("mk_ring_attention_create", group, shape, options, operation,
+                [](Group& in, const AttentionShape& wanted, const OperationOptions& with) {
+                  return in.ring_attention(wanted, with.executor, with.plan);
+                });
 }
 mk_status mk_attention_create(mk_group* group, const mk_attention_shape* shape,
                               const mk_operation_options* options, mk_operation** operation) {

@@ -83,12 +83,8 @@ Result<std::unique_ptr<AttentionOperation>> make_attention(OpKind kind, const At
     return alone ? make_cpu_attention(shape, topology.value())
                  : make_cpu_ring_attention(shape, topology.value());
   }
-  if (!alone) {
-    return Status(StatusCode::kUnimplemented,
-                  std::string(name_of(kind)) + ": the cuda executor does not have this operation yet");
-  }
-  MK_RETURN_IF_ERROR(refuse_communication(kind, options.plan));
-  return make_attention_on_gpu(shape, group, topology.value(), options);
+  if (alone) MK_RETURN_IF_ERROR(refuse_communication(kind, options.plan));
+  return make_attention_on_gpu(kind, shape, group, topology.value(), options);
 }
 
 Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm(const GroupedGemmShape& shape,

@@ -9,6 +9,7 @@
 #include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/ops/ring_attention/attention_plan.h"
+#include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/plan/tile_reduce_plan.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
@@ -30,7 +31,8 @@ struct MakeOptions {
   int device = -1;  ///< as CUDA counts the GPUs of this process
   std::shared_ptr<RingsOnDevice>
       rings;  ///< of the session, claimed on that GPU; null for a group on one node
-  /// Not of ring attention; a grouped GEMM and attention of a rank alone take only `sms` and `machine`.
+  /// A grouped GEMM and attention of a rank alone take only `sms` and `machine`, ring attention also
+  /// `comm_ctas`.
   GemmPlanOptions plan;
 };
 
@@ -90,9 +92,11 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_attention(const Attent
                                                                     const Topology& topology,
                                                                     std::uint32_t rank,
                                                                     const AttentionOptions& options = {});
+Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_ring_attention(
+    const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
+    const RingAttentionOptions& options = {});
 
-/// The cuda executor's part of the first four functions: one of these on `options.device`. Attention is
-/// that of a rank alone.
+/// The cuda executor's part of the first four functions: one of these on `options.device`.
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
                                                         const GroupView& group, Topology topology,
                                                         const MakeOptions& options);
@@ -102,7 +106,7 @@ Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const Gro
                                                                        const GroupView& group,
                                                                        const Topology& topology,
                                                                        const MakeOptions& options);
-Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(const AttentionShape& shape,
+Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, const AttentionShape& shape,
                                                                   const GroupView& group,
                                                                   const Topology& topology,
                                                                   const MakeOptions& options);

@@ -32,10 +32,10 @@ Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const Gro
   return without_cuda(OpKind::kGroupedGemm, options);
 }
 
-Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(const AttentionShape&, const GroupView&,
-                                                                  const Topology&,
+Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, const AttentionShape&,
+                                                                  const GroupView&, const Topology&,
                                                                   const MakeOptions& options) {
-  return without_cuda(OpKind::kAttention, options);
+  return without_cuda(kind, options);
 }
 
 }  // namespace mkernel::kernels

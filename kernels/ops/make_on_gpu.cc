@@ -60,14 +60,18 @@ Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const Gro
   return std::unique_ptr<GroupedGemmOperation>(std::move(*made));
 }
 
-Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(const AttentionShape& shape,
+Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, const AttentionShape& shape,
                                                                   const GroupView& group,
                                                                   const Topology& topology,
                                                                   const MakeOptions& options) {
   const OnDevice here(options.device);
   MK_RETURN_IF_ERROR(here.status());
-  auto made = make_cuda_attention(shape, topology, group.rank(),
-                                  {.sms = options.plan.sms, .machine = options.plan.machine});
+  const GemmPlanOptions& plan = options.plan;
+  auto made =
+      kind == OpKind::kAttention
+          ? make_cuda_attention(shape, topology, group.rank(), {.sms = plan.sms, .machine = plan.machine})
+          : make_cuda_ring_attention(shape, topology, group.rank(),
+                                     {.comm_ctas = plan.comm_ctas, .sms = plan.sms, .machine = plan.machine});
   if (!made.ok()) return made.status();
   return std::unique_ptr<AttentionOperation>(std::move(*made));
 }

@@ -27,6 +27,10 @@ MK_HOST_DEVICE inline std::int32_t attention_visible_keys(std::int32_t end, std:
   return keys > hidden ? keys - hidden : 0;
 }
 
+MK_HOST_DEVICE constexpr std::int32_t attention_query_tiles(std::int32_t queries) {
+  return (queries + kAttentionTileQueries - 1) / kAttentionTileQueries;
+}
+
 /// Tasks are pairs of a head and a tile of its queries. Heads that share keys follow each other. They are cut
 /// into sections of equal size whose keys and values fit the L2. Within a section the last queries of all
 /// heads come first: with a causal mask they have most keys, so the tasks at the end of a section are short,
@@ -40,10 +44,10 @@ class AttentionTasks {
   };
 
   AttentionTasks() = default;
-  /// `heads` % `kv_heads` == 0. `kv_bytes`: keys and values of one head.
-  AttentionTasks(std::int32_t batch, std::int32_t heads, std::int32_t kv_heads, std::int32_t queries,
+  /// `heads` % `kv_heads` == 0. `tiles`: of the queries of a head; `kv_bytes`: keys and values of one head.
+  AttentionTasks(std::int32_t batch, std::int32_t heads, std::int32_t kv_heads, std::int32_t tiles,
                  std::int64_t kv_bytes)
-      : heads_(heads), all_heads_(batch * heads), tiles_(ceil_tiles(queries)) {
+      : heads_(heads), all_heads_(batch * heads), tiles_(tiles) {
     const std::int32_t groups = batch * kv_heads;
     const std::int64_t fit = kSectionBytes / kv_bytes;
     const std::int32_t most = fit < 1 ? 1 : fit < groups ? static_cast<std::int32_t>(fit) : groups;
@@ -68,9 +72,6 @@ class AttentionTasks {
  private:
   /// Less than the 50 MB of L2: it also holds queries and outputs on their way.
   static constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
-  static constexpr std::int32_t ceil_tiles(std::int32_t queries) {
-    return (queries + kAttentionTileQueries - 1) / kAttentionTileQueries;
-  }
 
   Divisor heads_ = 1;
   std::int32_t all_heads_ = 0, tiles_ = 0;

@@ -15,8 +15,8 @@
 #include "kernels/ops/make.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
+#include "tools/mkbench/gpu_attention_case.h"
 #include "tools/mkbench/gpu_attention_reference.h"
-#include "tools/mkbench/gpu_matrix.h"
 #include "tools/mkbench/gpu_stream.h"
 
 namespace mkernel::test {
@@ -26,50 +26,31 @@ using namespace std::chrono_literals;
 
 constexpr ExecutorOptions kOptions{.deadline = 10s};
 
-bench::GpuBuffer allocate(std::int64_t elements, std::int64_t bytes_each = 2) {
-  return require(bench::GpuBuffer::allocate(static_cast<std::uint64_t>(elements * bytes_each)));
-}
-
-AttentionShape filled(AttentionShape shape) {
-  if (shape.keys == 0) shape.keys = shape.sequence;
-  return shape;
-}
-
 /// An operation of a rank alone, bound, with operands on the GPU.
 class AttentionRank {
  public:
   explicit AttentionRank(const AttentionShape& shape, const kernels::AttentionOptions& options = {})
-      : shape_(filled(shape)),
+      : shape_(shape),
         world_(require(GpuWorld::make(1))),
         operation_(require(kernels::make_cuda_attention(shape, {1, 1}, 0, options))),
         stream_(require(bench::GpuStream::create())),
-        q_(allocate(elements(shape_.sequence, shape_.heads))),
-        k_(allocate(elements(shape_.keys, shape_.kv_heads))),
-        v_(allocate(elements(shape_.keys, shape_.kv_heads))),
-        out_(allocate(elements(shape_.sequence, shape_.heads))),
-        lse_(allocate(shape_.batch * shape_.heads * shape_.sequence, 4)) {
+        operands_(require(bench::GpuAttentionCase::make(shape, 1, 0))) {
     require_ok(operation_->bind(world_->group(0), {}, {}, 1));
   }
 
   GpuWorld& world() { return *world_; }
   kernels::CudaAttentionOperation& operation() { return *operation_; }
   const bench::GpuStream& stream() const { return stream_; }
-  AttentionArguments arguments() const {
-    return {q_.get(), k_.get(), v_.get(), out_.get(), static_cast<float*>(lse_.get())};
-  }
+  AttentionArguments arguments() const { return operands_.arguments(); }
 
   /// Queues new inputs, and poison into the outputs. `scale`: of queries and keys.
   void fill(std::uint64_t seed, float scale = 2) {
-    require_ok(random(q_, 3 * seed, scale));
-    require_ok(random(k_, 3 * seed + 1, scale));
-    require_ok(random(v_, 3 * seed + 2, 1));
-    require_ok(bench::poison(out_, stream_.get()));
-    require_ok(bench::poison(lse_, stream_.get()));
+    require_ok(operands_.fill(0, seed, stream_.get(), scale));
   }
   Status enqueue() { return operation_->enqueue(arguments(), kOptions, stream_.get()); }
   /// What a launch has left, every `step`-th query of it.
   void verify(std::int64_t step = 1) {
-    const auto check = require(bench::check_attention(arguments(), shape_, step, stream_.get()));
+    const auto check = require(operands_.check(0, step, stream_.get()));
     CHECK_MESSAGE(check.wrong == 0, check.wrong << " of " << check.elements << " elements, one at "
                                                 << check.first_wrong << ", worst of bound " << check.worst);
   }
@@ -80,33 +61,25 @@ class AttentionRank {
     verify(step);
   }
   /// Of the outputs. Waits for the stream.
-  std::uint64_t digest() const {
-    return require(bench::digest_of(out_, stream_.get())) + require(bench::digest_of(lse_, stream_.get()));
-  }
+  std::uint64_t digest() const { return require(operands_.digest(0, stream_.get())); }
+  /// With as many keys as queries.
   void set_values_from(std::int64_t position, std::uint16_t bits) {
     const std::int64_t row = shape_.kv_heads * shape_.head_dim;
     const std::vector<std::uint16_t> rows(
-        static_cast<std::size_t>((shape_.batch * shape_.keys - position) * row), bits);
+        static_cast<std::size_t>((shape_.batch * shape_.sequence - position) * row), bits);
     require_ok(kernels::cuda_status(
-        cudaMemcpyAsync(static_cast<std::uint16_t*>(v_.get()) + position * row, rows.data(), rows.size() * 2,
-                        cudaMemcpyHostToDevice, stream_.get()),
+        cudaMemcpyAsync(static_cast<std::uint16_t*>(const_cast<void*>(arguments().v)) + position * row,
+                        rows.data(), rows.size() * 2, cudaMemcpyHostToDevice, stream_.get()),
         "values"));
     require_ok(stream_.synchronize());
   }
 
  private:
-  std::int64_t elements(std::int64_t positions, std::int64_t heads) const {
-    return shape_.batch * positions * heads * shape_.head_dim;
-  }
-  Status random(const bench::GpuBuffer& buffer, std::uint64_t seed, float scale) const {
-    return bench::fill_random(buffer.get(), shape_.dtype, buffer.bytes() / 2, seed, stream_.get(), scale);
-  }
-
   const AttentionShape shape_;
   std::unique_ptr<GpuWorld> world_;
   std::unique_ptr<kernels::CudaAttentionOperation> operation_;
   bench::GpuStream stream_;
-  bench::GpuBuffer q_, k_, v_, out_, lse_;
+  bench::GpuAttentionCase operands_;
 };
 
 /// Every size of heads, mask and type.
@@ -180,7 +153,7 @@ TEST_CASE("attention: what lies behind a sequence is not read") {
   require_ok(rank.enqueue());
   const auto check = require(bench::check_attention(
       rank.arguments(), {.batch = 1, .sequence = 50, .heads = 1, .kv_heads = 1, .head_dim = 128, .keys = 50},
-      1, rank.stream().get()));
+      {{Range{0, 50}, Range{}}}, 1, rank.stream().get()));
   CHECK(check.wrong == 0);
 }
 

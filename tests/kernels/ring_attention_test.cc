@@ -68,35 +68,15 @@ class Ring {
 
   void check(const AttentionTensors& whole, const std::vector<Tensor>& out) const {
     for (std::uint32_t rank = 0; rank < out.size(); ++rank) {
-      const auto positions = attention_positions(shape_, static_cast<std::int64_t>(out.size()), rank);
-      std::size_t at = 0;
-      std::size_t wrong = 0;
-      for (std::int64_t batch = 0; batch < shape_.batch; ++batch) {
-        for (std::size_t row = 0; row < positions.size(); ++row) {
-          for (std::int64_t head = 0; head < shape_.heads; ++head) {
-            const ExpectedRow expected = attention_row(shape_, whole, batch, positions[row], head);
-            for (const Expected& value : expected.out)
-              if (!is_near(value_of(shape_.dtype, out[rank][at++]), value)) ++wrong;
-            const auto of_head = static_cast<std::size_t>(batch * shape_.heads + head) * positions.size();
-            if (!is_near(lse_[rank][of_head + row], expected.lse)) ++wrong;
-          }
-        }
-      }
-      CHECK_MESSAGE(wrong == 0, "rank ", rank, ": ", wrong, " of ", at, " elements wrong");
+      const std::size_t wrong = wrong_attention_of_rank(shape_, whole, std::ssize(out), rank, out[rank],
+                                                        lse_[rank], Weights::kFp32);
+      CHECK_MESSAGE(wrong == 0, "rank ", rank, ": ", wrong, " of ", out[rank].size(), " elements wrong");
     }
   }
 
  private:
   Tensor part(const Tensor& whole, std::int64_t heads, std::uint32_t rank) const {
-    Tensor rows;
-    const std::int64_t width = heads * shape_.head_dim;
-    for (std::int64_t batch = 0; batch < shape_.batch; ++batch) {
-      for (const std::int64_t position : attention_positions(shape_, fabric_.world(), rank)) {
-        const auto begin = whole.begin() + (batch * shape_.sequence + position) * width;
-        rows.insert(rows.end(), begin, begin + width);
-      }
-    }
-    return rows;
+    return rows_of_rank(shape_, whole, heads, fabric_.world(), rank);
   }
 
   AttentionShape shape_;
@@ -106,19 +86,12 @@ class Ring {
   std::vector<std::unique_ptr<AttentionOperation>> operations_;
 };
 
-AttentionTensors random_tensors(const AttentionShape& shape, std::uint64_t seed) {
-  const std::int64_t row = shape.batch * shape.sequence * shape.head_dim;
-  return {random_tensor(row * shape.heads, shape.dtype, seed, 2.0F),
-          random_tensor(row * shape.kv_heads, shape.dtype, seed + 1, 2.0F),
-          random_tensor(row * shape.kv_heads, shape.dtype, seed + 2)};
-}
-
 /// `launches` launches with new inputs each, all checked; the output of the last.
 std::vector<Tensor> run_checked(const AttentionShape& shape, const FabricOptions& options, int launches = 1) {
   Ring ring(shape, options);
   std::vector<Tensor> out;
   for (int launch = 0; launch < launches; ++launch) {
-    const AttentionTensors whole = random_tensors(shape, 100 + static_cast<std::uint64_t>(launch));
+    const AttentionTensors whole = random_attention(shape, 100 + static_cast<std::uint64_t>(launch), 2);
     for (const Status& status : ring.launch(whole, out)) CHECK_MESSAGE(status.ok(), status.to_string());
     ring.check(whole, out);
   }
@@ -191,7 +164,7 @@ TEST_CASE("ring attention sends each block to each other node once, and nothing 
   const AttentionShape shape{.batch = 1, .sequence = 60, .heads = 4, .kv_heads = 2, .head_dim = 16};
   Ring ring(shape, {.nodes = 3, .ranks_per_node = 2});
   std::vector<Tensor> out;
-  for (const Status& status : ring.launch(random_tensors(shape, 1), out)) CHECK(status.ok());
+  for (const Status& status : ring.launch(random_attention(shape, 1), out)) CHECK(status.ok());
   const std::uint64_t block = 10 * 2 * 2 * 16 * 2;  // positions, k and v, kv heads, head_dim, bytes
   for (std::uint32_t rank = 0; rank < 6; ++rank) {
     CHECK(ring.operation(rank).wire_bytes() == 2 * block);
@@ -204,7 +177,7 @@ TEST_CASE("a rank that never comes makes the others fail by name") {
   Ring ring(shape, {.nodes = 2, .ranks_per_node = 2});
   std::thread daemon([&] { ring.fabric().fail_group(StatusCode::kUnavailable, 3, "n1", "rank 3 died"); });
   std::vector<Tensor> out;
-  const auto statuses = ring.launch(random_tensors(shape, 1), out, 3);
+  const auto statuses = ring.launch(random_attention(shape, 1), out, 3);
   daemon.join();
   for (const std::uint32_t rank : {0U, 1U, 2U}) {
     CHECK(statuses[rank].code() == StatusCode::kUnavailable);

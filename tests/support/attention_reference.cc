@@ -101,25 +101,6 @@ std::vector<float> poisoned_lse(const AttentionShape& shape) {
                             std::numeric_limits<float>::quiet_NaN());
 }
 
-std::size_t wrong_attention(const AttentionShape& shape, const AttentionTensors& tensors,
-                            const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
-                            Weights weights) {
-  std::size_t wrong = 0;
-  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
-    for (std::int64_t head = 0; head < shape.heads; ++head) {
-      for (std::int64_t position = 0; position < shape.sequence; ++position) {
-        const ExpectedRow expected = attention_row(shape, tensors, batch, position, head, weights);
-        const std::uint16_t* row = row_of(shape, out, shape.heads, shape.sequence, batch, position, head);
-        for (const Expected& value : expected.out)
-          if (!is_near(value_of(shape.dtype, *row++), value)) ++wrong;
-        const auto at = (batch * shape.heads + head) * shape.sequence + position;
-        if (!lse.empty() && !is_near(lse[static_cast<std::size_t>(at)], expected.lse)) ++wrong;
-      }
-    }
-  }
-  return wrong;
-}
-
 std::vector<std::int64_t> attention_positions(const AttentionShape& shape, std::int64_t world,
                                               std::int64_t rank) {
   std::vector<std::int64_t> positions;
@@ -134,6 +115,48 @@ std::vector<std::int64_t> attention_positions(const AttentionShape& shape, std::
     append(world, rank);
   }
   return positions;
+}
+
+std::vector<std::uint16_t> rows_of_rank(const AttentionShape& shape, const std::vector<std::uint16_t>& whole,
+                                        std::int64_t heads, std::int64_t world, std::int64_t rank) {
+  std::vector<std::uint16_t> rows;
+  const std::int64_t width = heads * shape.head_dim;
+  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+    for (const std::int64_t position : attention_positions(shape, world, rank)) {
+      const auto begin = whole.begin() + (batch * shape.sequence + position) * width;
+      rows.insert(rows.end(), begin, begin + width);
+    }
+  }
+  return rows;
+}
+
+std::size_t wrong_attention_of_rank(const AttentionShape& shape, const AttentionTensors& tensors,
+                                    std::int64_t world, std::int64_t rank,
+                                    const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
+                                    Weights weights) {
+  const std::vector<std::int64_t> positions = attention_positions(shape, world, rank);
+  const auto rows = static_cast<std::int64_t>(positions.size());
+  std::size_t wrong = 0;
+  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+    for (std::int64_t head = 0; head < shape.heads; ++head) {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const ExpectedRow expected =
+            attention_row(shape, tensors, batch, positions[static_cast<std::size_t>(i)], head, weights);
+        const std::uint16_t* row = row_of(shape, out, shape.heads, rows, batch, i, head);
+        for (const Expected& value : expected.out)
+          if (!is_near(value_of(shape.dtype, *row++), value)) ++wrong;
+        const auto at = static_cast<std::size_t>((batch * shape.heads + head) * rows + i);
+        if (!lse.empty() && !is_near(lse[at], expected.lse)) ++wrong;
+      }
+    }
+  }
+  return wrong;
+}
+
+std::size_t wrong_attention(const AttentionShape& shape, const AttentionTensors& tensors,
+                            const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
+                            Weights weights) {
+  return wrong_attention_of_rank(shape, tensors, 1, 0, out, lse, weights);
 }
 
 }  // namespace mkernel::test

@@ -35,7 +35,7 @@ enum class Weights { kFp32, kRounded };
 ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& tensors, std::int64_t batch,
                           std::int64_t position, std::int64_t head, Weights weights = Weights::kFp32);
 
-/// Inputs of attention of a rank alone, and its outputs: out as q, lse [batch, heads, sequence].
+/// Inputs of attention, and outputs of a rank alone: out as q, lse [batch, heads, sequence].
 AttentionTensors random_attention(const AttentionShape& shape, std::uint64_t seed, float scale = 1.0F);
 std::vector<std::uint16_t> poisoned_output(const AttentionShape& shape);
 std::vector<float> poisoned_lse(const AttentionShape& shape);
@@ -48,5 +48,13 @@ std::size_t wrong_attention(const AttentionShape& shape, const AttentionTensors&
 /// Positions that `rank` holds, in the order of its rows (ops.h, AttentionShape).
 std::vector<std::int64_t> attention_positions(const AttentionShape& shape, std::int64_t world,
                                               std::int64_t rank);
+/// What `rank` holds of a whole tensor with so many heads, as ring attention takes it.
+std::vector<std::uint16_t> rows_of_rank(const AttentionShape& shape, const std::vector<std::uint16_t>& whole,
+                                        std::int64_t heads, std::int64_t world, std::int64_t rank);
+/// As wrong_attention(), of what ring attention gave `rank`. `tensors`: whole ones.
+std::size_t wrong_attention_of_rank(const AttentionShape& shape, const AttentionTensors& tensors,
+                                    std::int64_t world, std::int64_t rank,
+                                    const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
+                                    Weights weights);
 
 }  // namespace mkernel::test

@@ -26,6 +26,8 @@ __device__ double value_of(__half element) {
 
 struct Problem {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
+  /// Queries of the first part, and where both parts begin in the sequence.
+  std::int64_t first_part, begin[2];
   bool causal;
   double scale, unit;
   double of_weight;  ///< error of a weight beside its relative one: of subnormal numbers
@@ -126,7 +128,9 @@ __global__ __launch_bounds__(kThreads) void check_kernel(const T* q, const T* k,
   const std::int64_t first = ((batch * p.queries + position) * p.heads + head) * p.head_dim;
   const std::int64_t kv_head = head / (p.heads / p.kv_heads), stride = p.kv_heads * p.head_dim;
   const std::int64_t kv_first = batch * p.keys * stride + kv_head * p.head_dim;
-  const std::int64_t visible = p.causal ? max(position + 1 + p.keys - p.queries, std::int64_t{0}) : p.keys;
+  const std::int64_t in_sequence =
+      position < p.first_part ? p.begin[0] + position : p.begin[1] + position - p.first_part;
+  const std::int64_t visible = p.causal ? max(in_sequence + 1, std::int64_t{0}) : p.keys;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < p.head_dim) query[thread] = value_of(q[first + thread]);
   __syncthreads();
@@ -164,15 +168,18 @@ void launch_check(const AttentionArguments& arguments, const Problem& p, Differe
 }  // namespace
 
 Result<ProductCheck> check_attention(const AttentionArguments& arguments, const AttentionShape& shape,
-                                     std::int64_t step, CUstream_st* stream) {
+                                     const kernels::Positions& queries, std::int64_t step,
+                                     CUstream_st* stream) {
   const bool bf16 = shape.dtype == DataType::kBf16;
   const Problem p{.batch = shape.batch,
-                  .queries = shape.sequence,
+                  .queries = queries.size(),
                   .keys = shape.keys,
                   .heads = shape.heads,
                   .kv_heads = shape.kv_heads,
                   .head_dim = shape.head_dim,
                   .step = step,
+                  .first_part = queries.part[0].size(),
+                  .begin = {queries.part[0].begin, queries.part[1].begin},
                   .causal = shape.causal,
                   .scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim)),
                   .unit = bf16 ? 0x1p-8 : 0x1p-11,

@@ -221,8 +221,9 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
     if (!row.ok()) return row.status();
     return std::vector{std::move(*row)};
   }
-  if (o.op == to_string(OpKind::kAttention)) {
-    auto row = measure_attention_cuda(group, attention_shape(o), cuda_options(o));
+  for (const OpKind kind : {OpKind::kAttention, OpKind::kRingAttention}) {
+    if (o.op != to_string(kind)) continue;
+    auto row = measure_attention_cuda(group, kind, attention_shape(o), cuda_options(o));
     if (!row.ok()) return row.status();
     return std::vector{std::move(*row)};
   }

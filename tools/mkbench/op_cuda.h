@@ -37,8 +37,10 @@ Result<Row> measure_op_cuda(Group& group, OpKind kind, const GemmShape& shape, c
 /// The same of the mixture of experts: new tokens and routing in every iteration, the same weights; nothing
 /// is measured beside it.
 Result<Row> measure_moe_cuda(Group& group, const MoeShape& shape, const OpCudaOptions& options);
-/// The same of attention of each rank alone, with its TFLOP/s in the row.
-Result<Row> measure_attention_cuda(Group& group, const AttentionShape& shape, const OpCudaOptions& options);
+/// The same of attention of each rank alone (kAttention), or of ring attention, with the TFLOP/s of a rank in
+/// the row.
+Result<Row> measure_attention_cuda(Group& group, OpKind kind, const AttentionShape& shape,
+                                   const OpCudaOptions& options);
 
 /// Multiprocessors of each of `ranks` ranks on a GPU that has `sms`: all in equal parts, rounded down to a
 /// multiple of 8, or of 2 where that would leave none. The rest is for kernels that fill and check.

@@ -12,7 +12,7 @@ Result<Row> measure_moe_cuda(Group&, const MoeShape&, const OpCudaOptions&) {
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
 }
 
-Result<Row> measure_attention_cuda(Group&, const AttentionShape&, const OpCudaOptions&) {
+Result<Row> measure_attention_cuda(Group&, OpKind, const AttentionShape&, const OpCudaOptions&) {
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
 }
 

@@ -50,7 +50,7 @@ void add_shape_options(CLI::App* op, OpOptions* o) {
 }
 
 void add_executor_options(CLI::App* op, OpOptions* o) {
-  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU, all but ring_attention")
+  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
   op->add_option("--device", o->device,

@@ -227,9 +227,8 @@ class MK_API Group {
   Activity keep_active();
 
   /// **Collective**. Lanes of this group for kernels of the session's GPU (SessionOptions::device), with
-  /// counts that start at 0; see mkernel/device.cuh. Threads go on putting on lanes of their own. Errors, on
-  /// every rank, naming whose: kInvalidArgument (options), kFailedPrecondition (another version of
-  /// mkernel/device.cuh), kResourceExhausted (how to get more), those of symmetric_gpu().
+  /// counts that start at 0; see mkernel/device.cuh. Threads use others. Errors, on every rank, naming whose:
+  /// kInvalidArgument, kFailedPrecondition (another device.cuh), kResourceExhausted, as symmetric_gpu().
   Result<DeviceEndpoint> device_endpoint(const DeviceEndpointOptions& options = {});
 
   /// **Collective**. Plan an operation on all ranks and make its workspace. First the signatures (operation,
@@ -243,7 +242,8 @@ class MK_API Group {
                        const GemmPlanOptions& plan = {});
   Result<Moe> moe(const MoeShape& shape, Executor executor = Executor::kCpu,
                   const GemmPlanOptions& plan = {});
-  Result<RingAttention> ring_attention(const AttentionShape& shape, Executor executor = Executor::kCpu);
+  Result<RingAttention> ring_attention(const AttentionShape& shape, Executor executor = Executor::kCpu,
+                                       const GemmPlanOptions& plan = {});
   Result<Attention> attention(const AttentionShape& shape, Executor executor = Executor::kCpu,
                               const GemmPlanOptions& plan = {});
   Result<GroupedGemm> grouped_gemm(const GroupedGemmShape& shape, Executor executor = Executor::kCpu,

@@ -3,12 +3,17 @@
 // depend on its queries, keys and values alone. What the kernel brings is a feed:
 //
 //   struct Feed {                           // the same in every role; const
-//     bool next(AttentionTask& task) const; // the loading thread: the next task, whose queries, keys and
-//                                           // values may be read now; false: there are no more
-//     const TensorMap& q() const;           // boxes of kTileQueries rows x 64, with a third coordinate
-//     const TensorMap& k() const;           // boxes of kTileKeys rows x 64, likewise; v() too
-//     const TensorMap& v() const;
-//     const TensorMap& out() const;         // boxes of 64 rows x 64, likewise
+//     bool next(AttentionTask& task) const; // the loading thread: the next task, whose queries may be read
+//                                           // now; false: there are no more
+//     const TensorMap& q(const AttentionTask& task) const;    // boxes of kTileQueries rows x 64, with a
+//                                                             // third coordinate
+//     const TensorMap& out(const AttentionTask& task) const;  // boxes of 64 rows x 64, likewise
+//     int segments() const;                                   // of every task, those without keys too
+//     AttentionSegment segment(const AttentionTask& task, int index) const;  // 0: task.first
+//     // The loading thread: where the keys or the values of a segment lie, of which it reads rows from
+//     // `row` on next. Returns when they may be read. Boxes of kTileKeys rows x 64.
+//     template <AttentionOperand kOperand>
+//     AttentionRows rows(const AttentionTask& task, int segment, int row) const;
 //     float scale() const;                  // of the scores, times log2(e)
 //     float* lse() const;                   // log-sum-exp of every query and head; null: nobody wants it
 //     const DeviceTrace& trace() const;

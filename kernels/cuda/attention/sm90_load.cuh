@@ -10,19 +10,54 @@
 
 namespace mkernel::kernels {
 
+enum class AttentionOperand { kKeys, kValues };
+
+/// Rows of keys or of values: their map, and the row of memory where those of the sequence begin.
+struct AttentionRows {
+  const TensorMap* map;
+  std::int32_t first;
+};
+
+/// Walks the tiles of keys of a task, segment after segment.
+template <class Config, class Feed>
+class AttentionTiles {
+ public:
+  __device__ __forceinline__ AttentionTiles(const Feed& feed, const AttentionTask& task)
+      : feed_(feed), task_(task), left_(task.first.tiles(Config::kTileKeys)) {}
+
+  __device__ __forceinline__ int segment() const { return segment_; }
+  /// The first key of the tile, in its segment.
+  __device__ __forceinline__ int row() const { return row_; }
+  __device__ __forceinline__ void advance() {
+    row_ += Config::kTileKeys;
+    if (--left_ > 0) return;
+    row_ = 0;
+    while (left_ <= 0 && ++segment_ < feed_.segments())
+      left_ = feed_.segment(task_, segment_).tiles(Config::kTileKeys);
+  }
+
+ private:
+  const Feed& feed_;
+  const AttentionTask& task_;
+  int segment_ = 0, row_ = 0, left_;
+};
+
 /// The next tile of keys or of values of a task.
-template <class Config>
-__device__ __forceinline__ void attention_load_tile(const TensorMap& map, const AttentionTask& task, int tile,
-                                                    std::uint32_t tiles, Pipeline<Config::kStages>& stages) {
+template <class Config, AttentionOperand kOperand, class Feed>
+__device__ __forceinline__ void attention_load_tile(const Feed& feed, const AttentionTask& task,
+                                                    AttentionTiles<Config, Feed>& at, std::uint32_t tiles,
+                                                    Pipeline<Config::kStages>& stages) {
+  const AttentionRows rows = feed.template rows<kOperand>(task, at.segment(), at.row());
   stages.wait_empty();
   stages.arrive_full_expect(Config::kKeyBytes);
   const std::uint32_t to = tiles + stages.stage() * Config::kKeyBytes;
 #pragma unroll
   for (int box = 0; box < Config::kBoxes; ++box) {
-    ptx::tma_load_3d(to + box * Config::kKeyBoxBytes, &map, task.key_column + box * 64,
-                     tile * Config::kTileKeys, task.key_first, stages.full_barrier());
+    ptx::tma_load_3d(to + box * Config::kKeyBoxBytes, rows.map, task.key_column + box * 64, at.row(),
+                     rows.first, stages.full_barrier());
   }
   stages.advance();
+  at.advance();
 }
 
 /// The loading thread. It takes the next task when all loads of the one before are under way.
@@ -35,23 +70,28 @@ __device__ __forceinline__ void attention_load(const Feed& feed, AttentionShared
   const std::uint32_t to_values = ptx::shared_address(shared.values);
 
   for (int i = 0;; ++i, tasks.advance()) {
-    AttentionTask task{};
-    if (!feed.next(task)) task.key_tiles = AttentionTask::kEnd;
+    AttentionTask next{};
+    if (!feed.next(next)) next.key_tiles = AttentionTask::kEnd;
     tasks.wait_empty();
-    shared.task[tasks.stage()] = task;
+    // It is read from there: registers are few, and it stays until its outputs are stored.
+    AttentionTask& task = shared.task[tasks.stage()];
+    task = next;
     if (task.key_tiles == AttentionTask::kEnd) return tasks.arrive_full();
     begin_work(feed.trace());
     tasks.arrive_full_expect(Config::kQueryBytes);
 #pragma unroll
     for (int box = 0; box < Config::kBoxes; ++box) {
       ptx::tma_load_3d(to_queries + tasks.stage() * Config::kQueryBytes + box * Config::kQueryBoxBytes,
-                       &feed.q(), task.query_column + box * 64, task.query, task.query_first,
+                       &feed.q(task), task.query_column + box * 64, task.query, task.query_first,
                        tasks.full_barrier());
     }
     // In the order of use: scores of a tile are computed before the one before it meets its values.
+    AttentionTiles<Config, Feed> of_keys(feed, task), of_values(feed, task);
     for (int tile = 0; tile <= task.key_tiles; ++tile) {
-      if (tile < task.key_tiles) attention_load_tile<Config>(feed.k(), task, tile, to_keys, keys);
-      if (tile > 0) attention_load_tile<Config>(feed.v(), task, tile - 1, to_values, values);
+      if (tile < task.key_tiles)
+        attention_load_tile<Config, AttentionOperand::kKeys>(feed, task, of_keys, to_keys, keys);
+      if (tile > 0)
+        attention_load_tile<Config, AttentionOperand::kValues>(feed, task, of_values, to_values, values);
     }
     end_work(feed.trace(), DeviceWork::kLoad, i);
   }
@@ -73,7 +113,7 @@ __device__ __forceinline__ void attention_store(const Feed& feed, int group,
     if (row < task.queries) {
 #pragma unroll
       for (int box = 0; box < Config::kBoxes; ++box) {
-        ptx::tma_store_3d(&feed.out(), task.query_column + box * 64, row, task.query_first,
+        ptx::tma_store_3d(&feed.out(task), task.query_column + box * 64, row, task.query_first,
                           out + tasks.stage() * Config::kQueryBytes + box * Config::kQueryBoxBytes);
       }
       ptx::bulk_commit_group();

@@ -61,7 +61,7 @@ class AttentionMath {
       if (task.key_tiles == AttentionTask::kEnd) break;
       if (threadIdx.x % 128 == 0) begin_work(feed.trace());
       const std::uint32_t queries = queries_ + tasks.stage() * Config::kQueryBytes;
-      attend(task, queries, turns);
+      attend(feed, task, queries, turns);
       if (threadIdx.x % 128 == 0) end_work(feed.trace(), DeviceWork::kProduct, i);
       softmax_.end();
       if (feed.lse() != nullptr) write_lse(task, feed.lse() + task.lse);
@@ -76,19 +76,18 @@ class AttentionMath {
   using Weights = std::uint32_t[Config::kTileKeys / 16][4];  ///< as wgmma takes them from registers
 
   /// All keys of a task: leaves the weighted sums of values in sums_, not yet divided.
-  __device__ __forceinline__ void attend(const AttentionTask& task, std::uint32_t queries,
+  template <class Feed>
+  __device__ __forceinline__ void attend(const Feed& feed, const AttentionTask& task, std::uint32_t queries,
                                          const AttentionTurns& turns) {
-    const int tiles = task.key_tiles;
+    const int all = task.key_tiles;
     softmax_.begin();
-    if (tiles == 0) {
+    if (all == 0) {
 #pragma unroll
       for (float& sum : sums_) sum = 0;
       return;
     }
     const std::uint64_t a = ptx::wgmma_descriptor_swizzle128(queries, 16, 8 * 128);
-    // Keys that the warpgroup's first query sees: no query of it has a mask in the tiles before.
-    const int seen = min(task.visible + group_ * Config::kGroupQueries, task.keys);
-    const int whole = min(max(seen, 0) / Config::kTileKeys, tiles);
+    AttentionSegment segment = task.first;
     Scores scores;
     Weights weights;
     float rescale[2];
@@ -97,42 +96,56 @@ class AttentionMath {
     ptx::wgmma_wait_group<0>();
     give_back(key_stages_);
     ptx::wgmma_pin(scores);
-    if (whole == 0) mask(scores, task, 0);
+    if (whole_tiles(segment) == 0) mask(scores, segment, 0);
     softmax_.update(scores, rescale);
     narrow(scores, weights);
-    // Two loops, so that most tiles compute no mask.
-    int tile = 1;
-    if (tiles > 1) key_stages_.wait_full();
-    for (; tile < whole; ++tile) attend_tile<false>(scores, weights, a, task, tile, turns);
-    for (; tile < tiles; ++tile) attend_tile<true>(scores, weights, a, task, tile, turns);
+    if (all > 1) key_stages_.wait_full();
+    // `tile` counts within the segment, `done` over all segments.
+    for (int index = 0, tile = 1, done = 1;;) {
+      const int tiles = segment.tiles(Config::kTileKeys), whole = whole_tiles(segment);
+      // Two loops, so that most tiles compute no mask.
+      for (; tile < whole; ++tile, ++done)
+        attend_tile<false>(scores, weights, a, segment, tile, done, all, turns);
+      for (; tile < tiles; ++tile, ++done)
+        attend_tile<true>(scores, weights, a, segment, tile, done, all, turns);
+      if (++index >= feed.segments()) break;
+      segment = feed.segment(task, index);
+      tile = 0;
+    }
     value_stages_.wait_full();
-    multiply_values(weights, tiles > 1);
+    multiply_values(weights, all > 1);
     ptx::wgmma_wait_group<0>();
     give_back(value_stages_);
     ptx::wgmma_pin(sums_);
   }
 
+  /// Tiles that all queries of the warpgroup see as a whole: those before the end of what its first one sees.
+  __device__ __forceinline__ int whole_tiles(const AttentionSegment& segment) const {
+    const int seen = min(segment.visible + group_ * Config::kGroupQueries, segment.keys);
+    return max(seen, 0) / Config::kTileKeys;
+  }
+
   /// The scores of a tile, whose keys are here, and their softmax under the product of the weights of the
-  /// tile before with its values.
+  /// tile before with its values. `done` of `all` tiles of the task were before it.
   template <bool kMasked>
   __device__ __forceinline__ void attend_tile(Scores& scores, Weights& weights, std::uint64_t queries,
-                                              const AttentionTask& task, int tile,
+                                              const AttentionSegment& segment, int tile, int done, int all,
                                               const AttentionTurns& turns) {
     float rescale[2];
     value_stages_.wait_full();
     turns.take();
     multiply_keys(scores, queries);
-    multiply_values(weights, tile > 1);
+    multiply_values(weights, done > 1);
     turns.pass();
     ptx::wgmma_wait_group<1>();
     give_back(key_stages_);
     ptx::wgmma_pin(scores);
-    if constexpr (kMasked) mask(scores, task, tile);
+    if constexpr (kMasked) mask(scores, segment, tile);
     softmax_.update(scores, rescale);
     ptx::wgmma_pin(scores);
     // NOTES: this wait also keeps the softmax under the second product. Without something here that branches,
     // ptxas (13.0) moves the wait for that product up, before the powers of two.
-    if (tile + 1 < task.key_tiles) key_stages_.wait_full();
+    if (done + 1 < all) key_stages_.wait_full();
     ptx::wgmma_wait_group<0>();
     give_back(value_stages_);
     ptx::wgmma_pin(sums_);
@@ -186,11 +199,12 @@ class AttentionMath {
     ptx::wgmma_commit_group();
   }
 
-  /// Hides the keys of a tile that are behind the sequence, or come after a query.
-  __device__ __forceinline__ void mask(Scores& scores, const AttentionTask& task, int tile) const {
+  /// Hides the keys of a tile that are behind the segment, or come after a query.
+  __device__ __forceinline__ void mask(Scores& scores, const AttentionSegment& segment, int tile) const {
     const int first_key = tile * Config::kTileKeys;
-    const int visible = task.visible + group_ * Config::kGroupQueries + row_in_group();
-    const int of_row[2] = {min(visible, task.keys) - first_key, min(visible + 8, task.keys) - first_key};
+    const int visible = segment.visible + group_ * Config::kGroupQueries + row_in_group();
+    const int of_row[2] = {min(visible, segment.keys) - first_key,
+                           min(visible + 8, segment.keys) - first_key};
     softmax_.mask(scores, of_row);
   }
 

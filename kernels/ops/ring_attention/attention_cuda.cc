@@ -9,11 +9,12 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
-#include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/attention_kernel.h"
 #include "kernels/ops/ring_attention/attention_parameters.h"
 #include "kernels/ops/ring_attention/attention_plan.h"
+#include "kernels/ops/ring_attention/cuda_operands.h"
+#include "kernels/ops/ring_attention/with_config.h"
 #include "kernels/plan/gemm_shape.h"
 
 namespace mkernel::kernels {
@@ -23,18 +24,6 @@ namespace {
 static_assert(sizeof(AttentionParameters) <= 4096);
 
 constexpr OpKind kKind = OpKind::kAttention;
-
-template <int kHeadDim, bool kCausal>
-CooperativeKernel kernel_of_type(DataType type) {
-  return type == DataType::kBf16 ? attention_kernel_of<kHeadDim, kCausal, DataType::kBf16>()
-                                 : attention_kernel_of<kHeadDim, kCausal, DataType::kF16>();
-}
-
-CooperativeKernel kernel_of(const AttentionShape& shape) {
-  if (shape.head_dim == 64)
-    return shape.causal ? kernel_of_type<64, true>(shape.dtype) : kernel_of_type<64, false>(shape.dtype);
-  return shape.causal ? kernel_of_type<128, true>(shape.dtype) : kernel_of_type<128, false>(shape.dtype);
-}
 
 class CudaAttention final : public CudaOperation<AttentionArguments> {
  public:
@@ -54,9 +43,7 @@ class CudaAttention final : public CudaOperation<AttentionArguments> {
   }
 
   static Status encode(const MatrixView& view, const char* name, TensorMap& map) {
-    auto made = encode_tensor_map(view, name);
-    if (made.ok()) map = *made;
-    return made.status().with_context(name_of(kKind));
+    return encode_attention_map(kKind, view, name, map);
   }
 
   /// The maps stay until a launch comes with other tensors.
@@ -74,12 +61,7 @@ class CudaAttention final : public CudaOperation<AttentionArguments> {
 
   Status check(const AttentionArguments& arguments) const override {
     MK_RETURN_IF_ERROR(plan_.check(arguments));
-    for (const auto& [data, name] : {std::pair{arguments.q, "q"},
-                                     {arguments.k, "k"},
-                                     {arguments.v, "v"},
-                                     {static_cast<const void*>(arguments.out), "out"}})
-      MK_RETURN_IF_ERROR(check_address(data, name).with_context(name_of(kKind)));
-    return {};
+    return check_attention_addresses(kKind, arguments);
   }
 
   Status launch(const AttentionArguments& arguments, std::uint64_t deadline_ns,
@@ -111,7 +93,10 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_attention(const Attent
   MK_RETURN_IF_ERROR(plan->check_on_gpu());
   auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
   if (!machine.ok()) return machine.status();
-  const CooperativeKernel kernel = kernel_of(plan->shape);
+  const CooperativeKernel kernel =
+      with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
+        return attention_kernel_of<kHeadDim, kCausal, kType>();
+      });
   std::unique_ptr<CudaAttentionOperation> made =
       std::make_unique<CudaAttention>(std::move(*plan), machine->sms, topology, rank);
   MK_RETURN_IF_ERROR(made->load(kernel, *machine));

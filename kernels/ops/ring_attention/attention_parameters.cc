@@ -6,21 +6,21 @@
 #include "kernels/ops/ring_attention/shape.h"
 
 namespace mkernel::kernels {
-namespace {
 
-/// Rows behind the end of a sequence are outside, though memory may have another sequence there.
-MatrixView view_of(const AttentionShape& shape, const void* base, std::int64_t positions, std::int64_t heads,
-                   std::int32_t box_rows) {
+MatrixView attention_rows_view(const AttentionShape& shape, const void* base, std::int64_t heads,
+                               std::int64_t positions, Range rows, std::int32_t box_rows) {
   return {.base = base,
           .element = shape.dtype,
-          .rows = positions,
+          .rows = rows.size(),
           .columns = heads * shape.head_dim,
           .box_rows = box_rows,
           .box_columns = 64,
-          .first_rows = (shape.batch - 1) * positions + 1};
+          .first_rows = (shape.batch - 1) * positions + rows.begin + 1};
 }
 
-}  // namespace
+float attention_scale_log2(const AttentionShape& shape) {
+  return static_cast<float>(attention_scale(shape) * std::numbers::log2e);
+}
 
 AttentionParameters attention_parameters(const AttentionPlan& plan, AttentionCounters* counters) {
   const AttentionShape& shape = plan.shape;
@@ -29,9 +29,9 @@ AttentionParameters attention_parameters(const AttentionPlan& plan, AttentionCou
   AttentionParameters p{};
   p.tasks =
       AttentionTasks(static_cast<std::int32_t>(shape.batch), heads, static_cast<std::int32_t>(shape.kv_heads),
-                     queries, 2 * shape.keys * shape.head_dim * 2);
+                     attention_query_tiles(queries), 2 * shape.keys * shape.head_dim * 2);
   p.counters = counters;
-  p.scale = static_cast<float>(attention_scale(shape) * std::numbers::log2e);
+  p.scale = attention_scale_log2(shape);
   p.heads = heads;
   p.queries = queries;
   p.keys = static_cast<std::int32_t>(shape.keys);
@@ -40,15 +40,18 @@ AttentionParameters attention_parameters(const AttentionPlan& plan, AttentionCou
 }
 
 MatrixView attention_q_view(const AttentionPlan& plan, const void* q) {
-  return view_of(plan.shape, q, plan.shape.sequence, plan.shape.heads, kAttentionTileQueries);
+  const std::int64_t queries = plan.shape.sequence;
+  return attention_rows_view(plan.shape, q, plan.shape.heads, queries, {0, queries}, kAttentionTileQueries);
 }
 MatrixView attention_kv_view(const AttentionPlan& plan, const void* kv) {
   const AttentionShape& shape = plan.shape;
   const std::int32_t rows = attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal);
-  return view_of(shape, kv, shape.keys, shape.kv_heads, rows);
+  return attention_rows_view(shape, kv, shape.kv_heads, shape.keys, {0, shape.keys}, rows);
 }
 MatrixView attention_out_view(const AttentionPlan& plan, const void* out) {
-  return view_of(plan.shape, out, plan.shape.sequence, plan.shape.heads, kAttentionTileQueries / 2);
+  const std::int64_t queries = plan.shape.sequence;
+  return attention_rows_view(plan.shape, out, plan.shape.heads, queries, {0, queries},
+                             kAttentionTileQueries / 2);
 }
 
 }  // namespace mkernel::kernels

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/base/divisor.h"
+#include "kernels/base/types.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/attention_tasks.h"
 #include "mkernel/device_endpoint.h"
@@ -31,6 +32,14 @@ struct AttentionParameters {
   std::int32_t heads, queries, keys;
   Divisor group;  ///< heads of queries that share keys and values
 };
+
+/// Rows `rows` of every sequence of a tensor [batch, positions, heads, head_dim], one box per load or store
+/// of a kernel. The first of them is the third coordinate. Rows behind the last one are outside, though
+/// memory may have others there.
+MatrixView attention_rows_view(const AttentionShape& shape, const void* base, std::int64_t heads,
+                               std::int64_t positions, Range rows, std::int32_t box_rows);
+/// Of the scores, times log2(e), so that powers of two do.
+float attention_scale_log2(const AttentionShape& shape);
 
 /// All that is the same in every launch.
 AttentionParameters attention_parameters(const AttentionPlan& plan, AttentionCounters* counters);

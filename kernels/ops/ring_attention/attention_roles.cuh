@@ -25,24 +25,29 @@ class AttentionFeed {
     const AttentionTasks::Place place = p_.tasks.place(static_cast<std::int32_t>(claimed));
     const std::int32_t query = place.tile * Config::kTileQueries;
     const std::int32_t end = min(query + Config::kTileQueries, p_.queries);
-    const std::int32_t visible = attention_visible_keys(end, p_.queries, p_.keys, Config::kCausal);
-    task.key_tiles = (visible + Config::kTileKeys - 1) / Config::kTileKeys;
-    task.keys = p_.keys;
-    task.visible = Config::kCausal ? query + 1 + p_.keys - p_.queries : p_.keys;
+    task.first.keys = attention_visible_keys(end, p_.queries, p_.keys, Config::kCausal);
+    task.first.visible = Config::kCausal ? query + 1 + p_.keys - p_.queries : p_.keys;
+    task.key_tiles = task.first.tiles(Config::kTileKeys);
     task.query = query;
     task.queries = p_.queries;
     task.query_first = place.batch * p_.queries;
-    task.key_first = place.batch * p_.keys;
+    task.batch = place.batch;
     task.query_column = place.head * Config::kHeadDim;
     task.key_column = place.head / p_.group * Config::kHeadDim;
     task.lse = (std::int64_t{place.batch} * p_.heads + place.head) * p_.queries + query;
     return true;
   }
 
-  __device__ __forceinline__ const TensorMap& q() const { return p_.q; }
-  __device__ __forceinline__ const TensorMap& k() const { return p_.k; }
-  __device__ __forceinline__ const TensorMap& v() const { return p_.v; }
-  __device__ __forceinline__ const TensorMap& out() const { return p_.out; }
+  __device__ __forceinline__ const TensorMap& q(const AttentionTask&) const { return p_.q; }
+  __device__ __forceinline__ const TensorMap& out(const AttentionTask&) const { return p_.out; }
+  __device__ __forceinline__ constexpr int segments() const { return 1; }
+  __device__ __forceinline__ AttentionSegment segment(const AttentionTask& task, int) const {
+    return task.first;
+  }
+  template <AttentionOperand kOperand>
+  __device__ __forceinline__ AttentionRows rows(const AttentionTask& task, int, int) const {
+    return {kOperand == AttentionOperand::kKeys ? &p_.k : &p_.v, task.batch * p_.keys};
+  }
   __device__ __forceinline__ float scale() const { return p_.scale; }
   __device__ __forceinline__ float* lse() const { return p_.lse; }
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }

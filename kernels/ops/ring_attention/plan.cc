@@ -14,12 +14,7 @@ constexpr OpKind kKind = OpKind::kRingAttention;
 constexpr std::int64_t kElementBytes = 2;
 
 Status check(const AttentionShape& shape) {
-  MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
-  if (shape.keys != 0 && shape.keys != shape.sequence) {
-    return {StatusCode::kInvalidArgument, "ring_attention: keys = " + std::to_string(shape.keys) +
-                                              ", but it must be 0 or the sequence, " +
-                                              std::to_string(shape.sequence)};
-  }
+  MK_RETURN_IF_ERROR(check_ring_attention_shape(shape));
   const double position_bytes = 2.0 * kElementBytes * double(shape.kv_heads) * double(shape.head_dim);
   if (position_bytes <= abi::kMaxPutBytes) return {};
   return {StatusCode::kInvalidArgument,

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <tuple>
 
+#include "kernels/plan/attention_tasks.h"
+#include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
 
 namespace mkernel::kernels {
@@ -49,6 +51,35 @@ Status check_attention_shape(OpKind kind, const AttentionShape& shape) {
                   "at most " + std::to_string(kMaxBlockBytes) + " bytes");
   }
   return {};
+}
+
+Status check_ring_attention_shape(const AttentionShape& shape) {
+  constexpr OpKind kKind = OpKind::kRingAttention;
+  MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
+  if (shape.keys == 0 || shape.keys == shape.sequence) return {};
+  return refuse(kKind, "keys", std::to_string(shape.keys),
+                "0 or the sequence, " + std::to_string(shape.sequence));
+}
+
+Status check_attention_counts(OpKind kind, const AttentionShape& shape) {
+  // Rows, columns and tasks, with room for a tile that ends behind the last row.
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  const std::int64_t keys = shape.keys > 0 ? shape.keys : shape.sequence;
+  for (const auto& [field, left, right] : {std::tuple{"batch * sequence", shape.batch, shape.sequence},
+                                           {"batch * keys", shape.batch, keys},
+                                           {"heads * head_dim", shape.heads, shape.head_dim},
+                                           {"batch * heads", shape.batch, shape.heads},
+                                           {"batch * heads * tiles of 128 queries", shape.batch * shape.heads,
+                                            ceil_div(shape.sequence, std::int64_t{kAttentionTileQueries})}}) {
+    if (left > kMost / right)
+      return refuse(kind, field, std::to_string(left * right), "at most " + std::to_string(kMost));
+  }
+  return {};
+}
+
+Status check_attention_on_gpu(OpKind kind, const AttentionShape& shape) {
+  if (shape.head_dim == 64 || shape.head_dim == 128) return {};
+  return refuse(kind, "head_dim", std::to_string(shape.head_dim), "64 or 128 on the cuda executor");
 }
 
 Status check_attention_operands(OpKind kind, const AttentionArguments& arguments, std::int64_t queries,

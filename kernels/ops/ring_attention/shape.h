@@ -9,6 +9,12 @@ namespace mkernel::kernels {
 
 /// kInvalidArgument naming field, value and limit. `kind` begins the error.
 Status check_attention_shape(OpKind kind, const AttentionShape& shape);
+/// Likewise, of ring attention: queries and keys are of the same sequence.
+Status check_ring_attention_shape(const AttentionShape& shape);
+/// Likewise, for what kernels count in 32 bits.
+Status check_attention_counts(OpKind kind, const AttentionShape& shape);
+/// Likewise, for what the body of the cuda executor does not have.
+Status check_attention_on_gpu(OpKind kind, const AttentionShape& shape);
 /// Likewise, for the operands of a launch with `queries` and `keys` positions on this rank.
 Status check_attention_operands(OpKind kind, const AttentionArguments& arguments, std::int64_t queries,
                                 std::int64_t keys);

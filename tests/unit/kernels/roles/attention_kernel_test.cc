@@ -12,6 +12,7 @@
 #include "kernels/ops/ring_attention/attention_plan.h"
 #include "kernels/ops/ring_attention/attention_roles.cuh"
 #include "kernels/ops/ring_attention/shape.h"
+#include "kernels/ops/ring_attention/with_config.h"
 #include "tests/support/attention_reference.h"
 #include "tests/support/on_host/cuda_names.h"
 #include "tests/support/on_host/sm90.h"
@@ -49,11 +50,9 @@ class HostAttention {
     p_.out = host_tensor_map(attention_out_view(plan_, out_.data()));
     p_.lse = with_lse ? lse_.data() : nullptr;
     HostGrid grid;
-    if (plan_.shape.head_dim == 64) {
-      add_masked<64>(grid);
-    } else {
-      add_masked<128>(grid);
-    }
+    with_attention_config(plan_.shape, [&]<int kHeadDim, bool kCausal, DataType kType>() {
+      add<AttentionConfig<kHeadDim, kCausal, kType>>(grid);
+    });
     grid.add_service(host_copy_engine);
     const std::uint64_t before = control_->epoch;
     grid.run();
@@ -71,22 +70,6 @@ class HostAttention {
  private:
   static constexpr std::uint32_t kCtas = 3;
 
-  template <int kHeadDim>
-  void add_masked(HostGrid& grid) {
-    if (plan_.shape.causal) {
-      add_typed<kHeadDim, true>(grid);
-    } else {
-      add_typed<kHeadDim, false>(grid);
-    }
-  }
-  template <int kHeadDim, bool kCausal>
-  void add_typed(HostGrid& grid) {
-    if (plan_.shape.dtype == DataType::kBf16) {
-      add<AttentionConfig<kHeadDim, kCausal, DataType::kBf16>>(grid);
-    } else {
-      add<AttentionConfig<kHeadDim, kCausal, DataType::kF16>>(grid);
-    }
-  }
   template <class Config>
   void add(HostGrid& grid) {
     for (std::uint32_t cta = 0; cta < kCtas; ++cta) {

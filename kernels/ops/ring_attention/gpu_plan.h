@@ -1,0 +1,46 @@
+// Plan of ring attention on the cuda executor.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/plan/attention_tasks.h"
+#include "kernels/plan/kv_gather_plan.h"
+#include "kernels/plan/machine.h"
+#include "kernels/plan/topology.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// Overrides; the same on every rank. 0 or empty = by shape and device.
+struct RingAttentionOptions {
+  std::int32_t comm_ctas = 0;  ///< that push keys and values before they compute
+  std::int32_t sms = 0;        ///< multiprocessors at most, so that ranks can share a device
+  std::string machine;         ///< as GemmPlanOptions' of this name
+};
+
+/// Pure; the same on every rank but for what is of this rank. All keys and values of the node are gathered,
+/// in a slab per source, while every tile of queries sweeps the whole sequence in the order of
+/// KvGatherPlan::source().
+struct RingGpuPlan {
+  /// Rows are pushed whole, each in one piece (cuda/comm/fan_out.cuh).
+  static constexpr std::int64_t kMostRowBytes = 16384;
+
+  AttentionShape shape;
+  KvGatherPlan gather;
+  AttentionTasks tasks;          ///< tiles of part 0 of the own positions, then those of part 1
+  std::int32_t first_tiles = 0;  ///< of part 0
+  std::int32_t comm_ctas = 0;    ///< the first of the grid; all but CTA 0 compute afterwards
+  std::int32_t ctas = 0;
+
+  /// `machine`: what it runs on. Errors: kInvalidArgument naming field, value and limit; kUnimplemented for
+  /// several nodes.
+  static Result<RingGpuPlan> make(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
+                                  const Machine& machine, const RingAttentionOptions& options = {});
+
+  std::string signature() const;
+  /// Where a part of the own positions begins.
+  std::int32_t part_begin(int part) const { return part == 0 ? 0 : gather.part_rows[gather.rank][0]; }
+};
+
+}  // namespace mkernel::kernels

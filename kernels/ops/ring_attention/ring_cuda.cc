@@ -1,0 +1,142 @@
+// Ring attention on the cuda executor: the host's side of a launch.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/lent_workspace.h"
+#include "kernels/cuda/launch/operation.h"
+#include "kernels/cuda/memory/buffer.h"
+#include "kernels/cuda/memory/hopper.h"
+#include "kernels/ops/make.h"
+#include "kernels/ops/ring_attention/cuda_operands.h"
+#include "kernels/ops/ring_attention/gpu_plan.h"
+#include "kernels/ops/ring_attention/ring_kernel.h"
+#include "kernels/ops/ring_attention/ring_parameters.h"
+#include "kernels/ops/ring_attention/shape.h"
+#include "kernels/ops/ring_attention/with_config.h"
+#include "kernels/plan/gemm_shape.h"
+
+namespace mkernel::kernels {
+namespace {
+
+// What a kernel may be given by value on every driver.
+static_assert(sizeof(RingAttentionParameters) <= 4096);
+
+constexpr OpKind kKind = OpKind::kRingAttention;
+
+class CudaRingAttention final : public CudaOperation<AttentionArguments> {
+ public:
+  CudaRingAttention(RingGpuPlan plan, const Topology& topology, std::uint32_t rank)
+      : CudaOperation(kKind, name_of(kKind), topology, rank), plan_(std::move(plan)) {}
+
+  std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
+  Requirements requirements() const override {
+    return {
+        .workspace_bytes = plan_.gather.word_bytes(), .lent_bytes = plan_.gather.data_bytes(), .gpu = true};
+  }
+
+ private:
+  std::int32_t positions() const { return plan_.gather.positions(plan_.gather.rank); }
+
+  /// All that stays as long as the workspaces do, the maps of every slab among it.
+  Status attach() override {
+    std::vector<TensorMap> maps;
+    for (const std::uint64_t launch : {0, 1}) {
+      const std::byte* half = lent().mine + lent_half_at(launch, half_bytes());
+      for (std::int32_t i = 0; i < plan_.gather.world * KvGatherPlan::kTensors; ++i)
+        MK_RETURN_IF_ERROR(encode_slab(half, i, maps.emplace_back()));
+    }
+    auto gathered = DeviceBuffer::holding(maps, "ring_attention: tensor maps");
+    if (!gathered.ok()) return gathered.status();
+    gathered_ = std::move(*gathered);
+    auto counters = DeviceBuffer::zeroed(sizeof(AttentionCounters), "ring_attention: counters");
+    if (!counters.ok()) return counters.status();
+    counters_ = std::move(*counters);
+    parameters_ = ring_attention_parameters(plan_, static_cast<AttentionCounters*>(counters_.get()));
+    parameters_.gathered = static_cast<const TensorMap*>(gathered_.get());
+    parameters_.half_bytes = half_bytes();
+    std::copy(workspace().node.begin(), workspace().node.end(), parameters_.words);
+    std::copy(lent().node.begin(), lent().node.end(), parameters_.lent);
+    return {};
+  }
+
+  static Status encode(const MatrixView& view, const char* name, TensorMap& map) {
+    return encode_attention_map(kKind, view, name, map);
+  }
+
+  /// Of source and tensor number `index`, unless the source holds nothing: the kernel keeps clear of that
+  /// one.
+  Status encode_slab(const std::byte* half, std::int32_t index, TensorMap& map) const {
+    const std::int32_t source = index / KvGatherPlan::kTensors, tensor = index % KvGatherPlan::kTensors;
+    map = {};
+    if (plan_.gather.positions(source) == 0) return {};
+    return encode(ring_kv_view(plan_, source, half + plan_.gather.slab_offset(source, tensor)), "workspace",
+                  map);
+  }
+
+  /// The maps stay until a launch comes with other tensors.
+  Status encode_tensors(const AttentionArguments& arguments) {
+    const Tensors given{arguments.q, arguments.k, arguments.v, arguments.out};
+    if (given == tensors_ || positions() == 0) return {};
+    tensors_ = {};
+    for (int part = 0; part < 2; ++part) {
+      if (plan_.gather.part_rows[plan_.gather.rank][part] == 0) continue;
+      MK_RETURN_IF_ERROR(encode(ring_q_view(plan_, part, arguments.q), "q", parameters_.q[part]));
+      MK_RETURN_IF_ERROR(encode(ring_out_view(plan_, part, arguments.out), "out", parameters_.out[part]));
+    }
+    const std::int32_t me = plan_.gather.rank;
+    MK_RETURN_IF_ERROR(encode(ring_kv_view(plan_, me, arguments.k), "k", parameters_.own[0]));
+    MK_RETURN_IF_ERROR(encode(ring_kv_view(plan_, me, arguments.v), "v", parameters_.own[1]));
+    parameters_.rows[0] = static_cast<const std::byte*>(arguments.k);
+    parameters_.rows[1] = static_cast<const std::byte*>(arguments.v);
+    tensors_ = given;
+    return {};
+  }
+
+  Status check(const AttentionArguments& arguments) const override {
+    MK_RETURN_IF_ERROR(check_attention_operands(kKind, arguments, positions(), positions()));
+    return check_attention_addresses(kKind, arguments);
+  }
+
+  Status launch(const AttentionArguments& arguments, std::uint64_t deadline_ns,
+                CUstream_st* stream) override {
+    MK_RETURN_IF_ERROR(encode_tensors(arguments));
+    RingAttentionParameters p = parameters_;
+    p.endpoint = endpoint(deadline_ns);
+    p.lse = arguments.lse;
+    return queue(&p, plan_.ctas, stream);
+  }
+
+  using Tensors = std::tuple<const void*, const void*, const void*, const void*>;
+
+  const RingGpuPlan plan_;
+  DeviceBuffer counters_;
+  DeviceBuffer gathered_;                 ///< TensorMap [half][source][tensor]
+  RingAttentionParameters parameters_{};  ///< without the operands of a launch
+  Tensors tensors_;                       ///< that the maps are of
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_ring_attention(
+    const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
+    const RingAttentionOptions& options) {
+  auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
+  if (!machine.ok()) return machine.status();
+  auto plan = RingGpuPlan::make(shape, topology, rank, *machine, options);
+  if (!plan.ok()) return plan.status();
+  const CooperativeKernel kernel =
+      with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
+        return ring_attention_kernel_of<kHeadDim, kCausal, kType>();
+      });
+  std::unique_ptr<CudaAttentionOperation> made =
+      std::make_unique<CudaRingAttention>(std::move(*plan), topology, rank);
+  MK_RETURN_IF_ERROR(made->load(kernel, *machine));
+  return made;
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,13 @@
+// Which is the kernel of ring attention: between the operation and the files that nvcc builds.
+#pragma once
+
+#include "kernels/base/types.h"
+
+namespace mkernel::kernels {
+
+struct CooperativeKernel;
+
+template <int kHeadDim, bool kCausal, DataType kType>
+CooperativeKernel ring_attention_kernel_of();
+
+}  // namespace mkernel::kernels

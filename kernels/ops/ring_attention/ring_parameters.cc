@@ -1,0 +1,44 @@
+#include "kernels/ops/ring_attention/ring_parameters.h"
+
+#include "kernels/ops/ring_attention/gpu_plan.h"
+#include "kernels/ops/ring_attention/shape.h"
+
+namespace mkernel::kernels {
+namespace {
+
+MatrixView part_view(const RingGpuPlan& plan, int part, const void* base, std::int32_t box_rows) {
+  const KvGatherPlan& gather = plan.gather;
+  const std::int64_t begin = plan.part_begin(part);
+  return attention_rows_view(plan.shape, base, plan.shape.heads, gather.positions(gather.rank),
+                             {begin, begin + gather.part_rows[gather.rank][part]}, box_rows);
+}
+
+}  // namespace
+
+RingAttentionParameters ring_attention_parameters(const RingGpuPlan& plan, AttentionCounters* counters) {
+  RingAttentionParameters p{};
+  p.gather = plan.gather;
+  p.tasks = plan.tasks;
+  p.counters = counters;
+  p.scale = attention_scale_log2(plan.shape);
+  p.heads = static_cast<std::int32_t>(plan.shape.heads);
+  p.group = static_cast<std::int32_t>(plan.shape.heads / plan.shape.kv_heads);
+  p.first_tiles = plan.first_tiles;
+  p.comm_ctas = plan.comm_ctas;
+  return p;
+}
+
+MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q) {
+  return part_view(plan, part, q, kAttentionTileQueries);
+}
+MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out) {
+  return part_view(plan, part, out, kAttentionTileQueries / 2);
+}
+MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t source, const void* kv) {
+  const std::int64_t positions = plan.gather.positions(source);
+  return attention_rows_view(
+      plan.shape, kv, plan.shape.kv_heads, positions, {0, positions},
+      attention_tile_keys(static_cast<std::int32_t>(plan.shape.head_dim), plan.shape.causal));
+}
+
+}  // namespace mkernel::kernels

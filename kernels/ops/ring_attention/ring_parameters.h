@@ -1,0 +1,48 @@
+// What the kernel of ring attention is given.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/divisor.h"
+#include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/ops/ring_attention/attention_parameters.h"
+#include "kernels/plan/attention_tasks.h"
+#include "kernels/plan/kv_gather_plan.h"
+#include "mkernel/device_endpoint.h"
+
+namespace mkernel::kernels {
+
+struct RingGpuPlan;
+
+struct RingAttentionParameters {
+  /// By part of the own positions, [batch * positions, heads * head_dim]; the first row of the part is the
+  /// third coordinate. What is stored of a part never reaches into the next one.
+  TensorMap q[2], out[2];
+  TensorMap own[KvGatherPlan::kTensors];  ///< own keys and values, [batch * positions, kv_heads * head_dim]
+  const TensorMap* gathered;              ///< likewise [half][source][tensor], in device memory
+  device::Endpoint endpoint;
+  KvGatherPlan gather;
+  AttentionTasks tasks;
+  AttentionCounters* counters;
+  const std::byte* rows[KvGatherPlan::kTensors];  ///< own keys and values again, as bytes
+  std::byte* words[kMaxNodeRanks];                ///< own workspaces of this node, by local rank
+  std::byte* lent[kMaxNodeRanks];                 ///< lent ones, likewise
+  std::uint64_t half_bytes;                       ///< of those
+  float* lse;                                     ///< [batch, heads, positions], or null
+  float scale;                                    ///< of the scores, times log2(e)
+  std::int32_t heads;
+  Divisor group;  ///< heads of queries that share keys and values
+  std::int32_t first_tiles;
+  std::int32_t comm_ctas;
+};
+
+/// All that is the same in every launch and known without workspaces.
+RingAttentionParameters ring_attention_parameters(const RingGpuPlan& plan, AttentionCounters* counters);
+
+/// What the maps are of. `part`: of the own positions, not an empty one.
+MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q);
+MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out);
+/// Keys or values of `source`, which holds some, in its slab or the caller's tensor.
+MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t source, const void* kv);
+
+}  // namespace mkernel::kernels

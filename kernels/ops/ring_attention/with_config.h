@@ -1,0 +1,20 @@
+// From a shape of attention to the code that is compiled for it.
+#pragma once
+
+#include "kernels/base/types.h"
+
+namespace mkernel::kernels {
+
+/// Calls `with.operator()<head_dim, causal, type>()` for those of `shape`, whose head_dim is 64 or 128.
+template <class With>
+auto with_attention_config(const AttentionShape& shape, const With& with) {
+  const auto typed = [&]<int kHeadDim, bool kCausal>() {
+    return shape.dtype == DataType::kBf16 ? with.template operator()<kHeadDim, kCausal, DataType::kBf16>()
+                                          : with.template operator()<kHeadDim, kCausal, DataType::kF16>();
+  };
+  if (shape.head_dim == 64)
+    return shape.causal ? typed.template operator()<64, true>() : typed.template operator()<64, false>();
+  return shape.causal ? typed.template operator()<128, true>() : typed.template operator()<128, false>();
+}
+
+}  // namespace mkernel::kernels

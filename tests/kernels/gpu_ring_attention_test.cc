@@ -1,0 +1,219 @@
+// Ring attention on the cuda executor: ranks of a node, also such that share a GPU; random inputs, poisoned
+// outputs, every element against fp64, launches queued and replayed by graphs, the same bits every time.
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/base/lent_workspace.h"
+#include "kernels/cuda/launch/operation.h"
+#include "kernels/ops/make.h"
+#include "tests/support/gpu_world.h"
+#include "tests/support/require.h"
+#include "tools/mkbench/gpu_attention_case.h"
+#include "tools/mkbench/gpu_stream.h"
+
+namespace mkernel::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr ExecutorOptions kOptions{.deadline = 10s};
+
+/// The operation on every rank of a node, bound, with operands.
+class GpuRing {
+ public:
+  GpuRing(int ranks, const AttentionShape& shape, const kernels::RingAttentionOptions& options = {})
+      : world_(require(GpuWorld::make(ranks))), ranks_(static_cast<std::size_t>(ranks)) {
+    require_ok(each([&](int rank) { return make_rank(rank, shape, options); }));
+    const Requirements needs = operation(0).requirements();
+    const auto workspace = require(world_->symmetric(needs.workspace_bytes));
+    const auto lent = require(world_->symmetric(kernels::lent_workspace_bytes(needs.lent_bytes)));
+    require_ok(each([&](int rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      return operation(rank).bind(world_->group(rank), workspace[r], lent[r], 1);
+    }));
+    // The first launch of a kernel loads it, and a load waits for what runs on the GPU.
+    require_ok(each([&](int rank) -> Status {
+      MK_RETURN_IF_ERROR(fill(rank, 0));
+      return ranks_[static_cast<std::size_t>(rank)].stream.synchronize();
+    }));
+  }
+
+  int size() const { return world_->size(); }
+  Status each(const std::function<Status(int rank)>& body) const { return world_->each(body); }
+  kernels::CudaAttentionOperation& operation(int rank) { return *at(rank).operation; }
+  const bench::GpuStream& stream(int rank) { return at(rank).stream; }
+
+  Status fill(int rank, std::uint64_t seed) {
+    return at(rank).operands->fill(0, seed, stream(rank).get(), 2);
+  }
+  Status enqueue(int rank, const ExecutorOptions& options = kOptions) {
+    return operation(rank).enqueue(at(rank).operands->arguments(), options, stream(rank).get());
+  }
+  Status verify(int rank, std::int64_t step = 1) {
+    MK_RETURN_IF_ERROR(stream(rank).synchronize());
+    MK_RETURN_IF_ERROR(operation(rank).status());
+    const auto check = at(rank).operands->check(0, step, stream(rank).get());
+    if (!check.ok() || check->wrong == 0) return check.status();
+    return {StatusCode::kDataLoss, "rank " + std::to_string(rank) + ": " + std::to_string(check->wrong) +
+                                       " of " + std::to_string(check->elements) + " elements wrong, one at " +
+                                       std::to_string(check->first_wrong)};
+  }
+  Result<std::uint64_t> digest(int rank) { return at(rank).operands->digest(0, stream(rank).get()); }
+
+  /// From the thread of the test case: launches with new inputs each, all checked.
+  void check(int launches = 3, std::int64_t step = 1) {
+    for (int launch = 1; launch <= launches; ++launch) {
+      const auto seed = static_cast<std::uint64_t>(launch);
+      require_ok(each([&](int rank) -> Status {
+        MK_RETURN_IF_ERROR(fill(rank, seed));
+        MK_RETURN_IF_ERROR(enqueue(rank));
+        return stream(rank).synchronize();
+      }));
+      require_ok(each([&](int rank) { return verify(rank, step); }));
+    }
+  }
+
+ private:
+  struct Rank {
+    bench::GpuStream stream;
+    std::unique_ptr<kernels::CudaAttentionOperation> operation;
+    std::unique_ptr<bench::GpuAttentionCase> operands;
+  };
+  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  Status make_rank(int rank, const AttentionShape& shape, kernels::RingAttentionOptions options) {
+    if (options.sms == 0) options.sms = world_->sms();
+    auto stream = bench::GpuStream::create();
+    if (!stream.ok()) return stream.status();
+    at(rank).stream = std::move(*stream);
+    auto made = kernels::make_cuda_ring_attention(shape, world_->topology(), static_cast<std::uint32_t>(rank),
+                                                  options);
+    if (!made.ok()) return made.status();
+    at(rank).operation = std::move(*made);
+    auto operands = bench::GpuAttentionCase::make(shape, size(), rank);
+    if (!operands.ok()) return operands.status();
+    at(rank).operands = std::make_unique<bench::GpuAttentionCase>(std::move(*operands));
+    return {};
+  }
+
+  std::unique_ptr<GpuWorld> world_;
+  std::vector<Rank> ranks_;
+};
+
+/// Every size of heads, mask and type.
+template <class Check>
+void for_all(AttentionShape shape, const Check& check) {
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+        shape.head_dim = head_dim;
+        shape.causal = causal;
+        shape.dtype = type;
+        check(shape);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ring attention: a shape small enough for tools that watch every access") {
+  if (!peers_or_skip(1)) return;
+  for_all({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
+          [](const AttentionShape& shape) { GpuRing(2, shape).check(); });
+}
+
+TEST_CASE("ring attention: sequences of every length, also shorter than the ranks, heads that share keys") {
+  if (!peers_or_skip(1)) return;
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const std::int64_t sequence : {1, 7, 1000, 4096}) {
+      CAPTURE(ranks);
+      CAPTURE(sequence);
+      for_all({.batch = 2, .sequence = sequence, .heads = 8, .kv_heads = 2},
+              [&](const AttentionShape& shape) { GpuRing(ranks, shape).check(); });
+    }
+  }
+  GpuRing(4, {.batch = 1, .sequence = 3001, .heads = 64, .kv_heads = 64, .head_dim = 128}).check(3, 3);
+  GpuRing(4, {.batch = 3, .sequence = 3001, .heads = 6, .kv_heads = 1, .head_dim = 64, .causal = true})
+      .check();
+}
+
+TEST_CASE("ring attention: a long sequence") {
+  if (!peers_or_skip(1)) return;
+  for (const bool causal : {false, true}) {
+    GpuRing(4, {.batch = 1, .sequence = 100003, .heads = 4, .kv_heads = 2, .head_dim = 128, .causal = causal})
+        .check(2, 997);
+  }
+}
+
+TEST_CASE("ring attention: any number of CTAs that push computes the same bits") {
+  if (!peers_or_skip(1)) return;
+  const AttentionShape shape{
+      .batch = 1, .sequence = 2500, .heads = 4, .kv_heads = 4, .head_dim = 64, .causal = true};
+  std::vector<std::uint64_t> first;
+  for (const std::int32_t comm_ctas : {0, 1, 3, 9}) {
+    GpuRing ranks(2, shape, {.comm_ctas = comm_ctas});
+    ranks.check(1);
+    std::vector<std::uint64_t> digests(2);
+    require_ok(ranks.each([&](int rank) -> Status {
+      auto digest = ranks.digest(rank);
+      if (digest.ok()) digests[static_cast<std::size_t>(rank)] = *digest;
+      return digest.status();
+    }));
+    if (first.empty()) first = digests;
+    CHECK(digests == first);
+  }
+}
+
+TEST_CASE("ring attention: captured in graphs and replayed, no host call between, the same bits every time") {
+  if (!peers_or_skip(1)) return;
+  for (const bool causal : {false, true}) {
+    GpuRing ranks(
+        4, {.batch = 2, .sequence = 2500, .heads = 6, .kv_heads = 2, .head_dim = 128, .causal = causal});
+    std::vector<std::uint64_t> first(4);
+    require_ok(ranks.each([&](int rank) -> Status {
+      auto graph = bench::GpuGraph::capture(ranks.stream(rank), [&] { return ranks.enqueue(rank); });
+      if (!graph.ok()) return graph.status();
+      MK_RETURN_IF_ERROR(ranks.fill(rank, 1));
+      for (int replay = 0; replay < 1000; ++replay) MK_RETURN_IF_ERROR(graph->launch(ranks.stream(rank)));
+      return ranks.stream(rank).synchronize();
+    }));
+    require_ok(ranks.each([&](int rank) -> Status {
+      auto digest = ranks.digest(rank);
+      if (digest.ok()) first[static_cast<std::size_t>(rank)] = *digest;
+      return digest.status();
+    }));
+    ranks.check(1);  // the same inputs
+    require_ok(ranks.each([&](int rank) -> Status {
+      auto digest = ranks.digest(rank);
+      if (!digest.ok() || *digest == first[static_cast<std::size_t>(rank)]) return digest.status();
+      return {StatusCode::kDataLoss, "other bits on rank " + std::to_string(rank)};
+    }));
+  }
+}
+
+TEST_CASE("ring attention: a rank that does not come is named, and later launches are refused") {
+  if (!peers_or_skip(1)) return;
+  GpuRing ranks(2, {.batch = 1, .sequence = 500, .heads = 2, .kv_heads = 2, .head_dim = 64});
+  ranks.check(1);
+  Status missed;
+  require_ok(ranks.each([&](int rank) -> Status {
+    if (rank == 1) return {};
+    MK_RETURN_IF_ERROR(ranks.enqueue(rank, {.deadline = 400ms}));
+    MK_RETURN_IF_ERROR(ranks.stream(rank).synchronize());
+    missed = ranks.operation(rank).status();
+    return {};
+  }));
+  CHECK(missed.code() == StatusCode::kDeadlineExceeded);
+  CHECK_MESSAGE(missed.text().find("a chunk") != std::string::npos, missed.text());
+  CHECK_MESSAGE(missed.text().find("rank 1") != std::string::npos, missed.text());
+  CHECK(ranks.enqueue(0).code() == StatusCode::kFailedPrecondition);
+}
+
+}  // namespace mkernel::test

@@ -1,0 +1,148 @@
+// Ring attention on the cuda executor, as far as no GPU is needed: which keys a query sees where, where
+// chunks lie, and what is refused by name.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/ops/ring_attention/gpu_plan.h"
+#include "kernels/plan/positions.h"
+#include "tests/support/require.h"
+
+namespace mkernel::kernels {
+namespace {
+
+constexpr AttentionShape kShape{.batch = 2, .sequence = 4096, .heads = 16, .kv_heads = 4, .head_dim = 128};
+
+RingGpuPlan plan_of(const AttentionShape& shape, std::uint32_t world, std::uint32_t rank,
+                    const RingAttentionOptions& options = {}, std::int32_t sms = 132) {
+  return test::require(RingGpuPlan::make(shape, Topology(1, world), rank, kH200.with_sms(sms), options));
+}
+
+std::string refusal(const AttentionShape& shape, const RingAttentionOptions& options = {},
+                    const Topology& topology = {1, 4}, std::int32_t sms = 132) {
+  return RingGpuPlan::make(shape, topology, 0, kH200.with_sms(sms), options).status().to_string();
+}
+
+/// Keys that the query in row `row` of the own positions sees, by position in the sequence.
+std::vector<std::int64_t> seen(const RingGpuPlan& plan, std::int32_t row) {
+  const KvGatherPlan& gather = plan.gather;
+  const int part = row < plan.part_begin(1) ? 0 : 1;
+  std::vector<std::int64_t> positions;
+  for (std::int32_t step = 0; step < gather.world; ++step) {
+    const std::int32_t source = gather.source(step);
+    const Positions held = held_positions(plan.shape.sequence, gather.causal, gather.world, source);
+    const std::int32_t keys = step > 0            ? gather.visible_keys(source, part)
+                              : plan.shape.causal ? row + 1
+                                                  : gather.positions(source);
+    for (std::int32_t key = 0; key < keys; ++key) positions.push_back(held.at(key));
+  }
+  std::sort(positions.begin(), positions.end());
+  return positions;
+}
+
+}  // namespace
+
+TEST_CASE("ring attention gpu plan: a query sees every key up to its own position once, or all of them") {
+  for (const std::uint32_t world : {1U, 2U, 3U, 4U, 7U}) {
+    for (const std::int64_t sequence : {1, 3, 8, 29, 64}) {
+      for (const bool causal : {false, true}) {
+        AttentionShape shape = kShape;
+        shape.sequence = sequence;
+        shape.causal = causal;
+        for (std::uint32_t rank = 0; rank < world; ++rank) {
+          const RingGpuPlan plan = plan_of(shape, world, rank);
+          const Positions own = held_positions(sequence, causal, world, rank);
+          for (std::int32_t row = 0; row < plan.gather.positions(plan.gather.rank); ++row) {
+            const auto keys = seen(plan, row);
+            const std::int64_t count = causal ? own.at(row) + 1 : sequence;
+            REQUIRE(static_cast<std::int64_t>(keys.size()) == count);
+            for (std::int64_t i = 0; i < count; ++i) CHECK(keys[static_cast<std::size_t>(i)] == i);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("ring attention gpu plan: tiles of queries are those of both parts") {
+  AttentionShape shape = kShape;
+  shape.causal = true;
+  shape.sequence = 8 * 130 - 1;  // parts of 129 and 130 positions
+  const RingGpuPlan plan = plan_of(shape, 4, 0);
+  CHECK(plan.gather.part_rows[0][0] == 129);
+  CHECK(plan.first_tiles == 2);
+  CHECK(plan.tasks.tasks() == 2 * 16 * 4);
+  shape.causal = false;
+  CHECK(plan_of(shape, 4, 0).tasks.tasks() == 2 * 16 * 3);
+}
+
+TEST_CASE("ring attention gpu plan: slabs and words follow each other, and chunks are neither long nor few") {
+  for (const std::int64_t sequence : {1, 5, 4096, 100003}) {
+    AttentionShape shape = kShape;
+    shape.sequence = sequence;
+    for (const bool causal : {false, true}) {
+      shape.causal = causal;
+      const KvGatherPlan gather = plan_of(shape, 4, 1).gather;
+      std::uint64_t slab = 0, word = 0;
+      for (std::int32_t source = 0; source < 4; ++source) {
+        for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
+          CHECK(gather.slab_offset(source, tensor) == slab);
+          CHECK(gather.ready_offset(source, tensor) == word);
+          slab += static_cast<std::uint64_t>(gather.rows(source) * gather.row.row_bytes);
+          word += 8 * static_cast<std::uint64_t>(gather.max_chunks);
+        }
+        CHECK(gather.chunks(source) >= 1);
+        CHECK(gather.chunks(source) <= gather.max_chunks);
+        CHECK(gather.chunks(source) * std::int64_t{gather.block_rows} >= gather.rows(source));
+      }
+      CHECK(gather.data_bytes() == slab);
+      CHECK(gather.word_bytes() == word);
+      CHECK(slab == static_cast<std::uint64_t>(2 * 2 * sequence * 4 * 128 * 2));
+      CHECK(gather.block_rows * gather.row.row_bytes <= gather.shares * (std::int64_t{128} << 10));
+    }
+  }
+  CHECK(plan_of(kShape, 4, 0).gather.max_chunks == 8);
+}
+
+TEST_CASE("ring attention gpu plan: CTAs that push") {
+  CHECK(plan_of(kShape, 4, 0).comm_ctas == 8);
+  CHECK(plan_of(kShape, 4, 0, {}, 30).comm_ctas == 7);
+  CHECK(plan_of(kShape, 1, 0).comm_ctas == 1);
+  const RingGpuPlan plan = plan_of(kShape, 4, 0, {.comm_ctas = 3});
+  CHECK(plan.comm_ctas == 3);
+  CHECK(plan.gather.count(4) == 15);
+  CHECK(plan.ctas == 132);
+}
+
+TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refused by name") {
+  CHECK(refusal(kShape, {}, {2, 2}) ==
+        "UNIMPLEMENTED: ring_attention: nodes = 2, must be 1 on the cuda executor");
+  CHECK(refusal(kShape, {}, {1, 17}) ==
+        "INVALID_ARGUMENT: ring_attention: ranks of a node = 17, must be at most 16 on the cuda executor");
+  CHECK(refusal(kShape, {.comm_ctas = 67}) ==
+        "INVALID_ARGUMENT: ring_attention: comm_ctas = 67, must be 0..66, half of the multiprocessors");
+  CHECK(refusal(kShape, {}, {1, 4}, 1) ==
+        "INVALID_ARGUMENT: ring_attention: sms = 1, must be at least 2: one does not compute");
+  AttentionShape shape = kShape;
+  shape.head_dim = 96;
+  CHECK(refusal(shape) ==
+        "INVALID_ARGUMENT: ring_attention: head_dim = 96, but it must be 64 or 128 on the cuda executor");
+  shape = kShape;
+  shape.keys = 5;
+  CHECK(refusal(shape) ==
+        "INVALID_ARGUMENT: ring_attention: keys = 5, but it must be 0 or the sequence, 4096");
+  shape = kShape;
+  shape.heads = shape.kv_heads = 65;
+  CHECK(refusal(shape) ==
+        "INVALID_ARGUMENT: ring_attention: kv_heads * head_dim = 8320, must be at most 8192 on the cuda "
+        "executor");
+  shape = kShape;
+  shape.sequence = std::int64_t{1} << 30;
+  CHECK(refusal(shape) ==
+        "INVALID_ARGUMENT: ring_attention: batch * sequence = 2147483648, but it must be at most 1073741824");
+}
+
+}  // namespace mkernel::kernels

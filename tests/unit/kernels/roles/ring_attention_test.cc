@@ -1,0 +1,249 @@
+// The whole kernel of ring attention on the host: ranks of a node push keys and values to each other, and
+// tiles of queries sweep what is here and what comes.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "kernels/base/lent_workspace.h"
+#include "kernels/ops/ring_attention/gpu_plan.h"
+#include "kernels/ops/ring_attention/ring_roles.cuh"
+#include "kernels/ops/ring_attention/with_config.h"
+#include "tests/support/attention_reference.h"
+#include "tests/support/on_host/cuda_names.h"
+#include "tests/support/on_host/sm90.h"
+#include "tests/support/random_tensor.h"
+#include "tests/support/require.h"
+
+namespace mkernel::test {
+namespace {
+
+using namespace mkernel::kernels;
+using Elements = std::vector<std::uint16_t>;
+
+/// Ranks of one node, each with `ctas` CTAs.
+class RingRanks {
+ public:
+  RingRanks(const AttentionShape& shape, std::uint32_t ranks, std::int32_t ctas = 4,
+            std::int32_t comm_ctas = 2)
+      : shape_(shape) {
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+      ranks_.push_back(std::make_unique<Rank>(Rank{require(
+          RingGpuPlan::make(shape, Topology(1, ranks), r, kH200.with_sms(ctas), {.comm_ctas = comm_ctas}))}));
+      Rank& rank = *ranks_.back();
+      half_bytes_ = rank.plan.gather.data_bytes();
+      rank.words.resize(rank.plan.gather.word_bytes() / 8);
+      rank.lent.resize(lent_workspace_bytes(half_bytes_) / 128 + 1);
+      // What another operation may have left: no numbers.
+      std::fill_n(reinterpret_cast<std::uint16_t*>(rank.lent.data() + 1), (rank.lent.size() - 1) * 64,
+                  kPoison);
+    }
+    half_bytes_ = lent_half_bytes(lent_workspace_bytes(half_bytes_));
+    for (auto& rank : ranks_) describe(*rank);
+  }
+
+  /// One launch of every rank with new operands.
+  void check(std::uint64_t seed, bool with_lse = true) {
+    launch(seed, with_lse);
+    for (const auto& rank : ranks_) {
+      const std::int32_t r = rank->plan.gather.rank;
+      CHECK(rank->control.failed == 0);
+      const std::size_t wrong =
+          wrong_attention_of_rank(shape_, tensors_, world(), r, rank->out, rank->lse, Weights::kRounded);
+      CHECK_MESSAGE(wrong == 0, "rank ", r, ": ", wrong, " values wrong");
+    }
+  }
+  void launch(std::uint64_t seed, bool with_lse = true) {
+    tensors_ = random_attention(shape_, 10 * seed + 1, 2);
+    HostGrid grid;
+    for (auto& rank : ranks_) {
+      fill(*rank, with_lse);
+      add(grid, *rank);
+    }
+    grid.add_service(host_copy_engine);
+    grid.run();
+  }
+  const Elements& out(std::size_t rank) const { return ranks_[rank]->out; }
+  LaunchControl& control(std::size_t rank) { return ranks_[rank]->control; }
+  LentControl& lent(std::size_t rank) { return *ranks_[rank]->p.endpoint.lent; }
+  void set_deadline(std::uint64_t ns) {
+    for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = ns;
+  }
+
+ private:
+  struct alignas(128) Line {
+    std::byte bytes[128] = {};
+  };
+  struct Rank {
+    RingGpuPlan plan;
+    std::vector<std::uint64_t> words{};
+    std::vector<Line> lent{};
+    std::vector<TensorMap> gathered{};
+    LaunchControl control{};
+    AttentionCounters counters{};
+    RingAttentionParameters p{};
+    Elements q{}, k{}, v{}, out{};
+    std::vector<float> lse{};
+
+    std::byte* lent_memory() { return reinterpret_cast<std::byte*>(lent.data()); }
+  };
+
+  std::int64_t world() const { return std::ssize(ranks_); }
+
+  /// As CudaRingAttention does it.
+  void describe(Rank& rank) {
+    const KvGatherPlan& gather = rank.plan.gather;
+    RingAttentionParameters& p = rank.p;
+    p = ring_attention_parameters(rank.plan, &rank.counters);
+    for (const std::uint64_t launch : {0, 1}) {
+      const std::byte* half = rank.lent_memory() + lent_half_at(launch, half_bytes_);
+      for (std::int32_t source = 0; source < gather.world; ++source) {
+        for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
+          TensorMap map{};
+          if (gather.positions(source) > 0)
+            map = host_tensor_map(ring_kv_view(rank.plan, source, half + gather.slab_offset(source, tensor)));
+          rank.gathered.push_back(map);
+        }
+      }
+    }
+    p.gathered = rank.gathered.data();
+    p.half_bytes = half_bytes_;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      p.words[r] = reinterpret_cast<std::byte*>(ranks_[r]->words.data());
+      p.lent[r] = ranks_[r]->lent_memory();
+    }
+    p.endpoint.rank = static_cast<std::uint32_t>(gather.rank);
+    p.endpoint.world_size = static_cast<std::uint32_t>(ranks_.size());
+    p.endpoint.control = &rank.control;
+    p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());
+    p.endpoint.deadline_ns = 20'000'000'000;
+  }
+
+  void fill(Rank& rank, bool with_lse) {
+    const KvGatherPlan& gather = rank.plan.gather;
+    const std::int32_t me = gather.rank;
+    RingAttentionParameters& p = rank.p;
+    rank.q = rows_of_rank(shape_, tensors_.q, shape_.heads, world(), me);
+    rank.k = rows_of_rank(shape_, tensors_.k, shape_.kv_heads, world(), me);
+    rank.v = rows_of_rank(shape_, tensors_.v, shape_.kv_heads, world(), me);
+    rank.out.assign(rank.q.size(), kPoison);
+    rank.lse.assign(with_lse ? rank.q.size() / static_cast<std::size_t>(shape_.head_dim) : 0,
+                    std::numeric_limits<float>::quiet_NaN());
+    for (int part = 0; part < 2; ++part) {
+      if (gather.part_rows[me][part] == 0) continue;
+      p.q[part] = host_tensor_map(ring_q_view(rank.plan, part, rank.q.data()));
+      p.out[part] = host_tensor_map(ring_out_view(rank.plan, part, rank.out.data()));
+    }
+    if (gather.positions(me) > 0) {
+      p.own[0] = host_tensor_map(ring_kv_view(rank.plan, me, rank.k.data()));
+      p.own[1] = host_tensor_map(ring_kv_view(rank.plan, me, rank.v.data()));
+    }
+    p.rows[0] = reinterpret_cast<const std::byte*>(rank.k.data());
+    p.rows[1] = reinterpret_cast<const std::byte*>(rank.v.data());
+    p.lse = with_lse ? rank.lse.data() : nullptr;
+  }
+
+  void add(HostGrid& grid, Rank& rank) {
+    with_attention_config(shape_, [&]<int kHeadDim, bool kCausal, DataType kType>() {
+      using Config = AttentionConfig<kHeadDim, kCausal, kType>;
+      const auto ctas = static_cast<std::uint32_t>(rank.plan.ctas);
+      for (std::uint32_t cta = 0; cta < ctas; ++cta) {
+        grid.add_cluster(cta, Config::kCluster, ctas, Config::kThreads, ring_attention_shared_bytes<Config>(),
+                         [&rank] {
+                           const HostThread& self = host_thread();
+                           ring_attention_cta<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
+                         });
+      }
+    });
+  }
+
+  const AttentionShape shape_;
+  std::uint64_t half_bytes_ = 0;
+  AttentionTensors tensors_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+TEST_CASE("ring attention kernel: every size of heads, mask and type, with tails and heads that share keys") {
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+        CAPTURE(head_dim);
+        CAPTURE(causal);
+        RingRanks ranks({.batch = 2,
+                         .sequence = 2 * 2 * 150 + 3,
+                         .heads = 2,
+                         .kv_heads = 1,
+                         .head_dim = head_dim,
+                         .causal = causal,
+                         .dtype = type},
+                        2);
+        ranks.check(1);
+      }
+    }
+  }
+}
+
+TEST_CASE(
+    "ring attention kernel: one, two, three and four ranks, launches behind each other with new inputs") {
+  for (const std::uint32_t world : {1U, 2U, 3U, 4U}) {
+    for (const bool causal : {false, true}) {
+      CAPTURE(world);
+      CAPTURE(causal);
+      RingRanks ranks(
+          {.batch = 2, .sequence = 301, .heads = 2, .kv_heads = 2, .head_dim = 64, .causal = causal}, world);
+      for (std::uint64_t launch = 0; launch < 3; ++launch) ranks.check(launch, launch != 1);
+    }
+  }
+}
+
+TEST_CASE("ring attention kernel: sequences shorter than the ranks") {
+  for (const std::int64_t sequence : {1, 3, 9}) {
+    for (const bool causal : {false, true}) {
+      CAPTURE(sequence);
+      CAPTURE(causal);
+      RingRanks ranks(
+          {.batch = 2, .sequence = sequence, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal}, 4,
+          2, 1);
+      for (std::uint64_t launch = 0; launch < 2; ++launch) ranks.check(launch);
+    }
+  }
+}
+
+TEST_CASE("ring attention kernel: parts that end within tiles, beside those of the next part and sequence") {
+  for (const std::int64_t part : {127, 128, 129, 191}) {
+    CAPTURE(part);
+    RingRanks ranks(
+        {.batch = 2, .sequence = 4 * part + 2, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = true}, 2,
+        3, 1);
+    ranks.check(7);
+  }
+}
+
+TEST_CASE("ring attention kernel: the same bits however many CTAs push and compute") {
+  const AttentionShape shape{
+      .batch = 1, .sequence = 700, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = true};
+  RingRanks few(shape, 2, 2, 1), many(shape, 2, 7, 3);
+  few.check(3);
+  many.check(3);
+  for (const std::size_t rank : {0, 1}) CHECK(few.out(rank) == many.out(rank));
+}
+
+TEST_CASE("ring attention kernel: what is queued behind a failed launch does nothing") {
+  RingRanks ranks({.batch = 1, .sequence = 40, .heads = 1, .kv_heads = 1, .head_dim = 64}, 2);
+  ranks.check(1);
+  ranks.lent(0).stopped = 1;  // a launch of rank 0 has failed
+  ranks.set_deadline(1'000'000);
+  ranks.launch(2);
+  CHECK(std::all_of(ranks.out(0).begin(), ranks.out(0).end(),
+                    [](std::uint16_t bits) { return bits == kPoison; }));
+  CHECK(ranks.control(0).failed == 0);
+  REQUIRE(ranks.control(1).failed != 0);  // it waits for keys that do not come, and says whose
+  CHECK(ranks.control(1).site.peer == 0);
+  CHECK(ranks.control(1).site.tag == DeviceTag::kChunkReady);
+}
+
+}  // namespace
+}  // namespace mkernel::test

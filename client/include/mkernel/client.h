@@ -227,8 +227,8 @@ class MK_API Group {
   Activity keep_active();
 
   /// **Collective**. Lanes of this group for kernels of the session's GPU (SessionOptions::device), with
-  /// counts that start at 0; see mkernel/device.cuh. Threads use others. Errors, on every rank, naming whose:
-  /// kInvalidArgument, kFailedPrecondition (another device.cuh), kResourceExhausted, as symmetric_gpu().
+  /// counts that start at 0; see mkernel/device.cuh. Threads put on other lanes. Errors, on every rank,
+  /// naming whose: kInvalidArgument, kFailedPrecondition (another device.cuh), and those of symmetric_gpu().
   Result<DeviceEndpoint> device_endpoint(const DeviceEndpointOptions& options = {});
 
   /// **Collective**. Plan an operation on all ranks and make its workspace. First the signatures (operation,

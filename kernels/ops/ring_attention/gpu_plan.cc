@@ -11,7 +11,7 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr OpKind kKind = OpKind::kRingAttention;
+constexpr OpKind kRing = OpKind::kRingAttention;
 /// What one CTA pushes of a chunk: the fence behind it costs as much time as some pieces of 16 KiB.
 constexpr std::int64_t kMostShareBytes = 128 << 10, kFewestShareBytes = 16 << 10;
 /// So many chunks of a tensor are better than long ones: work on the first goes on while the others come.
@@ -20,7 +20,7 @@ constexpr std::int64_t kWantedChunks = 8;
 Status refused(const std::string& field, std::int64_t value, const std::string& limit,
                StatusCode code = StatusCode::kInvalidArgument) {
   return {code,
-          std::string(name_of(kKind)) + ": " + field + " = " + std::to_string(value) + ", must be " + limit};
+          std::string(name_of(kRing)) + ": " + field + " = " + std::to_string(value) + ", must be " + limit};
 }
 
 Status check(const AttentionShape& shape, const Topology& topology, const Machine& machine,
@@ -32,8 +32,8 @@ Status check(const AttentionShape& shape, const Topology& topology, const Machin
     return refused("ranks of a node", topology.ranks_per_node(),
                    "at most " + std::to_string(kMaxNodeRanks) + " on the cuda executor");
   }
-  MK_RETURN_IF_ERROR(check_attention_counts(kKind, shape));
-  MK_RETURN_IF_ERROR(check_attention_on_gpu(kKind, shape));
+  MK_RETURN_IF_ERROR(check_attention_counts(kRing, shape));
+  MK_RETURN_IF_ERROR(check_attention_on_gpu(kRing, shape));
   if (const std::int64_t row = shape.kv_heads * shape.head_dim; row * 2 > RingGpuPlan::kMostRowBytes) {
     return refused("kv_heads * head_dim", row,
                    "at most " + std::to_string(RingGpuPlan::kMostRowBytes / 2) + " on the cuda executor");
@@ -101,7 +101,7 @@ Result<RingGpuPlan> RingGpuPlan::make(const AttentionShape& shape, const Topolog
 }
 
 std::string RingGpuPlan::signature() const {
-  return attention_signature(kKind, shape) + " comm_ctas=" + std::to_string(comm_ctas);
+  return attention_signature(kRing, shape) + " comm_ctas=" + std::to_string(comm_ctas);
 }
 
 }  // namespace mkernel::kernels

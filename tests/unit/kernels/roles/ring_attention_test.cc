@@ -51,6 +51,7 @@ class RingRanks {
     for (const auto& rank : ranks_) {
       const std::int32_t r = rank->plan.gather.rank;
       CHECK(rank->control.failed == 0);
+      CHECK(rank->on_their_way == 0);
       const std::size_t wrong =
           wrong_attention_of_rank(shape_, tensors_, world(), r, rank->out, rank->lse, Weights::kRounded);
       CHECK_MESSAGE(wrong == 0, "rank ", r, ": ", wrong, " values wrong");
@@ -87,6 +88,7 @@ class RingRanks {
     RingAttentionParameters p{};
     Elements q{}, k{}, v{}, out{};
     std::vector<float> lse{};
+    int on_their_way = -1;
 
     std::byte* lent_memory() { return reinterpret_cast<std::byte*>(lent.data()); }
   };
@@ -155,9 +157,25 @@ class RingRanks {
                          [&rank] {
                            const HostThread& self = host_thread();
                            ring_attention_cta<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
+                           if (blockIdx.x == 0 && threadIdx.x == 0) rank.on_their_way = missing_chunks(rank);
                          });
       }
     });
+  }
+
+  /// When the launch ends: chunks of other ranks that are still to come.
+  static int missing_chunks(const Rank& rank) {
+    const KvGatherPlan& gather = rank.plan.gather;
+    int missing = 0;
+    for (std::int32_t step = 1; step < gather.world; ++step) {
+      const std::int32_t source = gather.source(step);
+      for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
+        const std::uint64_t* ready = rank.words.data() + gather.ready_offset(source, tensor) / 8;
+        for (std::int32_t chunk = 0; chunk < gather.chunks(source); ++chunk)
+          missing += ready[chunk] < gather.count(rank.control.epoch - 1) ? 1 : 0;
+      }
+    }
+    return missing;
   }
 
   const AttentionShape shape_;

@@ -5,27 +5,27 @@
 namespace mkernel::kernels {
 namespace {
 
-constexpr OpKind kKind = OpKind::kAttention;
+constexpr OpKind kAlone = OpKind::kAttention;
 
 }  // namespace
 
 Result<AttentionPlan> AttentionPlan::make(AttentionShape shape) {
-  MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
+  MK_RETURN_IF_ERROR(check_attention_shape(kAlone, shape));
   if (shape.keys == 0) shape.keys = shape.sequence;
-  MK_RETURN_IF_ERROR(check_attention_counts(kKind, shape));
+  MK_RETURN_IF_ERROR(check_attention_counts(kAlone, shape));
   return AttentionPlan{shape};
 }
 
 Status AttentionPlan::check_on_gpu() const {
-  return check_attention_on_gpu(kKind, shape);
+  return check_attention_on_gpu(kAlone, shape);
 }
 
 std::string AttentionPlan::signature() const {
-  return attention_signature(kKind, shape);
+  return attention_signature(kAlone, shape);
 }
 
 Status AttentionPlan::check(const AttentionArguments& arguments) const {
-  return check_attention_operands(kKind, arguments, shape.sequence, shape.keys);
+  return check_attention_operands(kAlone, arguments, shape.sequence, shape.keys);
 }
 
 }  // namespace mkernel::kernels

@@ -4,15 +4,16 @@ import unittest
 
 from cluster import ClusterTest, wait_until
 
-SMALL = {
+COLLECTIVE = {
     "ag_gemm": ["--m", "300", "--n", "130", "--k", "200"],
     "gemm_rs": ["--m", "301", "--n", "130", "--k", "96"],
     "gemm_ar": ["--m", "257", "--n", "129", "--k", "64", "--column-major"],
     "moe_dispatch_gemm": ["--tokens", "37", "--hidden", "64", "--n", "48", "--intermediate", "40",
                           "--shared-intermediate", "24", "--experts", "10", "--topk", "3"],
     "ring_attention": ["--sequence", "203", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"],
-    "attention": ["--sequence", "131", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"],
 }
+# Those of each rank alone too.
+SMALL = {**COLLECTIVE, "attention": ["--sequence", "131", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"]}
 
 
 class Operations(ClusterTest):

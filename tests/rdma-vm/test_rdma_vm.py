@@ -18,7 +18,7 @@ from machine import Machine
 from node import Node
 
 from cluster import BIN, PATIENCE, wait_until
-from test_operations import SMALL
+from test_operations import COLLECTIVE
 
 # Long enough that nobody finishes before the kill; the deadline of every wait is far above what the test allows.
 ENDLESS = ["gemm_ar", "--m", "64", "--n", "32", "--k", "32", "--iterations", "100000", "--deadline", "300"]
@@ -105,7 +105,7 @@ class SoftRoce(unittest.TestCase):
             self.assertIn("gids", doctor["checked"])
 
     def test_2_operations(self):
-        for op, shape in SMALL.items():
+        for op, shape in COLLECTIVE.items():
             for dtype in ("bf16", "f16") if self.thorough else ("bf16",):
                 with self.subTest(op=op, dtype=dtype):
                     before = [node.sent_packets(0) + node.sent_packets(1) for node in self.nodes]

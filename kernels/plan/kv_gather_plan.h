@@ -22,6 +22,8 @@ namespace mkernel::kernels {
 /// any more when a launch has ended, even where a mask hides what came.
 struct KvGatherPlan {
   static constexpr std::int32_t kTensors = 2;
+  /// Rows are pushed whole, each in one piece (cuda/comm/fan_out.cuh).
+  static constexpr std::int64_t kMostRowBytes = 16384;
 
   std::int32_t world = 1, rank = 0, batch = 0;
   bool causal = false;

@@ -7,7 +7,7 @@
 #include "kernels/base/types.h"
 #include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/sync/pipeline.cuh"
-#include "kernels/plan/sm90_skinny.h"
+#include "kernels/plan/sm90_skinny_tile.h"
 
 namespace mkernel::kernels {
 

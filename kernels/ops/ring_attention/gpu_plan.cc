@@ -34,9 +34,9 @@ Status check(const AttentionShape& shape, const Topology& topology, const Machin
   }
   MK_RETURN_IF_ERROR(check_attention_counts(kRing, shape));
   MK_RETURN_IF_ERROR(check_attention_on_gpu(kRing, shape));
-  if (const std::int64_t row = shape.kv_heads * shape.head_dim; row * 2 > RingGpuPlan::kMostRowBytes) {
+  if (const std::int64_t row = shape.kv_heads * shape.head_dim; row * 2 > KvGatherPlan::kMostRowBytes) {
     return refused("kv_heads * head_dim", row,
-                   "at most " + std::to_string(RingGpuPlan::kMostRowBytes / 2) + " on the cuda executor");
+                   "at most " + std::to_string(KvGatherPlan::kMostRowBytes / 2) + " on the cuda executor");
   }
   if (machine.sms < 2) return refused("sms", machine.sms, "at least 2: one does not compute");
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {

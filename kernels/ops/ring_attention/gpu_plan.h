@@ -23,9 +23,6 @@ struct RingAttentionOptions {
 /// in a slab per source, while every tile of queries sweeps the whole sequence in the order of
 /// KvGatherPlan::source().
 struct RingGpuPlan {
-  /// Rows are pushed whole, each in one piece (cuda/comm/fan_out.cuh).
-  static constexpr std::int64_t kMostRowBytes = 16384;
-
   AttentionShape shape;
   KvGatherPlan gather;
   AttentionTasks tasks;          ///< tiles of part 0 of the own positions, then those of part 1

@@ -13,12 +13,11 @@
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/sync/wait.cuh"
-#include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/ops/ring_attention/ring_parameters.h"
 
 namespace mkernel::kernels {
 
-static_assert(RingGpuPlan::kMostRowBytes <= kFanOutPieceBytes);
+static_assert(KvGatherPlan::kMostRowBytes <= kFanOutPieceBytes);
 
 template <class Config>
 struct RingAttentionShared {

@@ -8,6 +8,7 @@
 #include "kernels/cuda/launch/poller.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/sync/launch_control.h"
+#include "kernels/cuda/sync/trace.cuh"
 #include "mkernel/device_endpoint.h"
 
 namespace mkernel::kernels {
@@ -34,6 +35,23 @@ __device__ __forceinline__ void communicate(const device::Endpoint& endpoint, in
     if (threadIdx.x % 32 == 0) ptx::red_add_release_gpu(&control.exited, 1ULL);
   }
   end_launch(control, endpoint.lent, begin);
+}
+
+/// All threads of every CTA, of `kWarps` warps, in a launch that waits for no other rank: `work(begin)`, and
+/// what ends the launch. CTA 0's poller comes when its own work is done, for it has nobody to poll for
+/// earlier: the launch ends by itself, and fails then if the host has aborted it. The poller is the last
+/// warp, which multiplies and so has the most registers left.
+template <int kWarps, class Work>
+__device__ __forceinline__ void compute_alone(const device::Endpoint& endpoint, const Work& work) {
+  LaunchControl& control = *endpoint.control;
+  if (control.stopped != 0) return count_out(control);
+  begin_role(endpoint.trace);
+  const LaunchBegin begin(control, nullptr);
+  work(begin);
+  end_role(endpoint.trace, DeviceRole::kCompute);
+  if (blockIdx.x != 0) return end_cta(control);
+  if (threadIdx.x / 32 == kWarps - 1) poll_host(control, endpoint.host, PolledCounts{}, gridDim.x - 1);
+  end_launch(control, nullptr, begin);
 }
 
 }  // namespace mkernel::kernels

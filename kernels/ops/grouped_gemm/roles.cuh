@@ -5,8 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/gemm/sm90_feed.cuh"
-#include "kernels/cuda/launch/end.cuh"
-#include "kernels/cuda/launch/poller.cuh"
+#include "kernels/cuda/launch/first_cta.cuh"
 #include "kernels/ops/grouped_gemm/groups.h"
 #include "kernels/ops/grouped_gemm/parameters.h"
 #include "kernels/ops/grouped_gemm/tasks.cuh"
@@ -27,22 +26,13 @@ struct alignas(1024) GroupedGemmShared {
   GroupedGemmTable table;
 };
 
-/// All CTAs take tiles until there are none; CTA 0 ends the launch. Its poller comes when its own tiles are
-/// stored: it has nobody to poll for earlier. A tile waits for no other rank, so the launch ends by itself,
-/// and fails then if the host has aborted it. It is a multiplying warp, which has the most registers left.
+/// All CTAs take tiles until there are none.
 template <class Config>
 __device__ __forceinline__ void grouped_gemm_cta(const GroupedGemmParameters& p, std::byte* memory) {
-  LaunchControl& control = *p.endpoint.control;
-  if (control.stopped != 0) return count_out(control);
-  begin_role(p.endpoint.trace);
   auto& shared = *reinterpret_cast<GroupedGemmShared<Config>*>(memory);
-  const LaunchBegin begin(control, nullptr);
-  sm90_feed(GroupedGemmTasks<Config>(p, begin.epoch, shared.table), shared.feed);
-  end_role(p.endpoint.trace, DeviceRole::kCompute);
-  if (blockIdx.x != 0) return end_cta(control);
-  if (threadIdx.x / 32 == Config::kThreads / 32 - 1)
-    poll_host(control, p.endpoint.host, PolledCounts{}, gridDim.x - 1);
-  end_launch(control, nullptr, begin);
+  compute_alone<Config::kThreads / 32>(p.endpoint, [&](const LaunchBegin& begin) {
+    sm90_feed(GroupedGemmTasks<Config>(p, begin.epoch, shared.table), shared.feed);
+  });
 }
 
 template <class Config>

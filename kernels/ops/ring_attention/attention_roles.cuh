@@ -5,8 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attention/sm90_attention.cuh"
-#include "kernels/cuda/launch/end.cuh"
-#include "kernels/cuda/launch/poller.cuh"
+#include "kernels/cuda/launch/first_cta.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/ops/ring_attention/attention_parameters.h"
 
@@ -57,22 +56,14 @@ class AttentionFeed {
   const std::uint64_t epoch_;
 };
 
-/// All CTAs take tasks until there are none; CTA 0 ends the launch. Its poller comes when its own tasks are
-/// computed: a task waits for no other rank, so the launch ends by itself, and fails then if the host has
-/// aborted it. The poller is a math warp, which has the most registers left.
+/// All CTAs take tasks until there are none.
 template <class Config>
 __device__ __forceinline__ void attention_cta(const AttentionParameters& p, std::byte* memory) {
-  LaunchControl& control = *p.endpoint.control;
-  if (control.stopped != 0) return count_out(control);
-  begin_role(p.endpoint.trace);
-  const LaunchBegin begin(control, nullptr);
-  if (blockIdx.x == 0 && threadIdx.x == 0) p.counters->next_task[(begin.epoch + 1) & 1] = 0;
-  attention_body(AttentionFeed<Config>(p, begin.epoch), *reinterpret_cast<AttentionShared<Config>*>(memory));
-  end_role(p.endpoint.trace, DeviceRole::kCompute);
-  if (blockIdx.x != 0) return end_cta(control);
-  if (threadIdx.x / 32 == Config::kThreads / 32 - 1)
-    poll_host(control, p.endpoint.host, PolledCounts{}, gridDim.x - 1);
-  end_launch(control, nullptr, begin);
+  compute_alone<Config::kThreads / 32>(p.endpoint, [&](const LaunchBegin& begin) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) p.counters->next_task[(begin.epoch + 1) & 1] = 0;
+    attention_body(AttentionFeed<Config>(p, begin.epoch),
+                   *reinterpret_cast<AttentionShared<Config>*>(memory));
+  });
 }
 
 template <class Config>

@@ -13,6 +13,7 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/error.h"
 #include "kernels/ops/make.h"
+#include "tests/support/attention_reference.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_attention_case.h"
@@ -82,21 +83,14 @@ class AttentionRank {
   bench::GpuAttentionCase operands_;
 };
 
-/// Every size of heads, mask and type.
+/// A rank for every size of heads, mask and type.
 template <class Check>
-void for_all(AttentionShape shape, const Check& check) {
-  for (const std::int64_t head_dim : {64, 128}) {
-    for (const bool causal : {false, true}) {
-      for (const DataType type : {DataType::kBf16, DataType::kF16}) {
-        shape.head_dim = head_dim;
-        shape.causal = causal;
-        shape.dtype = type;
-        AttentionRank rank(shape);
-        CAPTURE(rank.operation().signature());
-        check(rank);
-      }
-    }
-  }
+void for_all(const AttentionShape& of, const Check& check) {
+  for_every_attention(of, [&](const AttentionShape& shape) {
+    AttentionRank rank(shape);
+    CAPTURE(rank.operation().signature());
+    check(rank);
+  });
 }
 
 constexpr AttentionShape kSmall{.batch = 2, .sequence = 200, .heads = 4, .kv_heads = 2, .head_dim = 64};

@@ -12,6 +12,7 @@
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/ops/make.h"
+#include "tests/support/attention_reference.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_attention_case.h"
@@ -106,27 +107,12 @@ class GpuRing {
   std::vector<Rank> ranks_;
 };
 
-/// Every size of heads, mask and type.
-template <class Check>
-void for_all(AttentionShape shape, const Check& check) {
-  for (const std::int64_t head_dim : {64, 128}) {
-    for (const bool causal : {false, true}) {
-      for (const DataType type : {DataType::kBf16, DataType::kF16}) {
-        shape.head_dim = head_dim;
-        shape.causal = causal;
-        shape.dtype = type;
-        check(shape);
-      }
-    }
-  }
-}
-
 }  // namespace
 
 TEST_CASE("ring attention: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_all({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
-          [](const AttentionShape& shape) { GpuRing(2, shape).check(); });
+  for_every_attention({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
+                      [](const AttentionShape& shape) { GpuRing(2, shape).check(); });
 }
 
 TEST_CASE("ring attention: sequences of every length, also shorter than the ranks, heads that share keys") {
@@ -135,8 +121,8 @@ TEST_CASE("ring attention: sequences of every length, also shorter than the rank
     for (const std::int64_t sequence : {1, 7, 1000, 4096}) {
       CAPTURE(ranks);
       CAPTURE(sequence);
-      for_all({.batch = 2, .sequence = sequence, .heads = 8, .kv_heads = 2},
-              [&](const AttentionShape& shape) { GpuRing(ranks, shape).check(); });
+      for_every_attention({.batch = 2, .sequence = sequence, .heads = 8, .kv_heads = 2},
+                          [&](const AttentionShape& shape) { GpuRing(ranks, shape).check(); });
     }
   }
   GpuRing(4, {.batch = 1, .sequence = 3001, .heads = 64, .kv_heads = 64, .head_dim = 128}).check(3, 3);

@@ -45,6 +45,21 @@ std::size_t wrong_attention(const AttentionShape& shape, const AttentionTensors&
                             const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
                             Weights weights);
 
+/// check(shape) for every size of heads that the GPU takes, every mask and every type.
+template <class Check>
+void for_every_attention(AttentionShape shape, const Check& check) {
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+        shape.head_dim = head_dim;
+        shape.causal = causal;
+        shape.dtype = type;
+        check(shape);
+      }
+    }
+  }
+}
+
 /// Positions that `rank` holds, in the order of its rows (ops.h, AttentionShape).
 std::vector<std::int64_t> attention_positions(const AttentionShape& shape, std::int64_t world,
                                               std::int64_t rank);

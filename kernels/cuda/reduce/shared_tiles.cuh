@@ -1,5 +1,5 @@
 // compute, where owners share tiles (plan/shared_tiles.h): which tiles this CTA computes, where their rows
-// go, and who is told.
+// go, and which ranks it signals.
 #pragma once
 
 #include <cstdint>

@@ -52,12 +52,12 @@ struct TileReduceParameters {
   std::uint64_t slot_bytes;                   ///< from source to source
   std::byte* own_c;                           ///< c's rows of this rank
   std::int32_t columns;
-  OwnerTiles tiles;  ///< of kernels in which owners share tiles, the turns only
+  OwnerTiles tiles;  ///< where owners share tiles, only its turns count
   ReduceUnits units;
   PartialsWire wire;
   std::int32_t k_blocks;
   std::int32_t reduce_ctas;
-  SharedTiles shared;  ///< of those kernels
+  SharedTiles shared;  ///< which tiles there are, where owners share them
 
   MK_HOST_DEVICE OwnerOnDevice owner(std::int32_t turn) const {
     return turn < kMaxNodeRanks ? first_owners[turn] : owners[turn];

@@ -1,5 +1,5 @@
 // compute, where every owner has tiles of its own: which tiles of the partial product this CTA computes, and
-// who is told.
+// which ranks it signals.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -18,6 +17,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/unit/kernels/roles/product_check.h"
 
 namespace mkernel::test {
 namespace {
@@ -152,34 +152,19 @@ class GatherRanks {
   }
 
   void verify(const Rank& rank, int product) const {
-    const std::int64_t n = columns_of(shape_, product), world = std::ssize(ranks_);
-    const auto value = [&](const Elements& from, std::int64_t at) {
-      return value_of(shape_.dtype, from[static_cast<std::size_t>(at)]);
-    };
-    const double unit = shape_.dtype == DataType::kBf16 ? 0x1p-8 : 0x1p-11;
-    std::size_t wrong = 0;
-    for (std::int64_t source = 0; source < world; ++source) {
-      const Range rows = block_range(shape_.m, world, source);
-      const Elements& a = ranks_[static_cast<std::size_t>(source)]->a;
-      for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-        for (std::int64_t column = 0; column < n; ++column) {
-          double sum = 0, terms = 0;
-          for (std::int64_t k = 0; k < shape_.k; ++k) {
-            const std::int64_t at =
-                shape_.b_layout == Layout::kRowMajor ? k * n + column : column * shape_.k + k;
-            const double term = value(a, (row - rows.begin) * shape_.k + k) * value(rank.b[product], at);
-            sum += term;
-            terms += std::abs(term);
-          }
-          const double bound = unit * std::abs(sum) + static_cast<double>(shape_.k) * 0x1p-22 * terms;
-          if (!(std::abs(value(rank.c[product], row * n + column) - sum) <= bound)) ++wrong;
-        }
-      }
+    GemmShape shape = shape_;
+    shape.n = columns_of(shape_, product);
+    Elements gathered;
+    for (const auto& source : ranks_) {
+      const std::int64_t rows = source->plan.gather.rows_of(source->plan.steps.rank);
+      gathered.insert(gathered.end(), source->a.begin(), source->a.begin() + rows * shape.k);
     }
+    const Elements& c = rank.c[product];
+    const std::size_t wrong = wrong_elements(shape, gathered, rank.b[product], c);
     CHECK_MESSAGE(wrong == 0, "rank ", rank.plan.steps.rank, ", product ", product, ": ", wrong,
                   " elements wrong");
-    for (std::int64_t at = shape_.m * n; at < std::ssize(rank.c[product]); ++at)
-      CHECK(rank.c[product][static_cast<std::size_t>(at)] == kPoison);
+    for (std::int64_t at = shape.m * shape.n; at < std::ssize(c); ++at)
+      CHECK(c[static_cast<std::size_t>(at)] == kPoison);
   }
 
   const GemmShape shape_;

@@ -185,23 +185,12 @@ class RingRanks {
 };
 
 TEST_CASE("ring attention kernel: every size of heads, mask and type, with tails and heads that share keys") {
-  for (const std::int64_t head_dim : {64, 128}) {
-    for (const bool causal : {false, true}) {
-      for (const DataType type : {DataType::kBf16, DataType::kF16}) {
-        CAPTURE(head_dim);
-        CAPTURE(causal);
-        RingRanks ranks({.batch = 2,
-                         .sequence = 2 * 2 * 150 + 3,
-                         .heads = 2,
-                         .kv_heads = 1,
-                         .head_dim = head_dim,
-                         .causal = causal,
-                         .dtype = type},
-                        2);
-        ranks.check(1);
-      }
-    }
-  }
+  const AttentionShape of{.batch = 2, .sequence = 2 * 2 * 150 + 3, .heads = 2, .kv_heads = 1};
+  for_every_attention(of, [](const AttentionShape& shape) {
+    CAPTURE(shape.head_dim);
+    CAPTURE(shape.causal);
+    RingRanks(shape, 2).check(1);
+  });
 }
 
 TEST_CASE(

@@ -109,13 +109,9 @@ def record(arguments, stack):
     torch.set_float32_matmul_precision("highest")  # of what is wanted
     torch.manual_seed(1)
     device = torch.device(arguments.device)
-    machine, path = {"gpu": None, "torch": torch.__version__, "cuda": torch.version.cuda}, None
+    machine, path = record_moe.machine_of(arguments, "attention")
     if arguments.device == "cuda":
-        import record_gpu
-
-        torch.cuda.set_device(0)
-        machine |= record_moe.gpu() | {"cudnn": torch.backends.cudnn.version()}
-        path = arguments.out / f"{record_gpu.prefix(argparse.Namespace(share_gpu=0, world=1))}attention.json"
+        machine["cudnn"] = torch.backends.cudnn.version()
     print(", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
     session = None if arguments.no_mkernel else record_moe.session_of(stack, arguments.device)
     clock = Clock(arguments.how if arguments.device == "cuda" else "host")

@@ -65,6 +65,20 @@ def session_of(stack, device):
     return stack.enter_context(mkernel.connect(daemon.socket, name="record_moe", device=0 if device == "cuda" else -1))
 
 
+def machine_of(arguments, what):
+    """(what rows say of this machine, the file that they go to; None: in host memory nothing is recorded)."""
+    import torch
+
+    machine = {"gpu": None, "torch": torch.__version__, "cuda": torch.version.cuda}
+    if arguments.device != "cuda":
+        return machine, None
+    import record_gpu
+
+    torch.cuda.set_device(0)
+    prefix = record_gpu.prefix(argparse.Namespace(share_gpu=0, world=1))
+    return machine | gpu(), arguments.out / f"{prefix}{what}.json"
+
+
 def record(arguments, stack):
     import torch
 
@@ -74,15 +88,9 @@ def record(arguments, stack):
     torch.set_float32_matmul_precision("highest")  # of what is wanted
     torch.manual_seed(1)
     device = torch.device(arguments.device)
-    machine, path = {"gpu": None, "torch": torch.__version__, "cuda": torch.version.cuda}, None
-    if arguments.device == "cuda":
-        import record_gpu
-
-        torch.cuda.set_device(0)
-        machine |= gpu()
-        path = arguments.out / f"{record_gpu.prefix(argparse.Namespace(share_gpu=0, world=1))}moe.json"
-    else:
+    if arguments.device != "cuda":
         torch.set_num_threads(1)
+    machine, path = machine_of(arguments, "moe")
     machine["load_before"] = os.getloadavg()[0]
     print(", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
     session = None if arguments.no_mkernel else session_of(stack, arguments.device)

@@ -5,7 +5,8 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 
-DEADLINE = 10.0  # seconds of every single wait of a launch
+from measure import DEADLINE, Launched, Theirs
+
 UNIT = 2.0 ** -8  # of bf16
 LOOKED = 64      # queries of each head whose outputs are verified
 
@@ -100,7 +101,7 @@ class Case:
         return float("inf") if off.isnan().any() else off.max().item()
 
 
-class Ours:
+class Ours(Launched):
     name = "mkernel"
 
     def __init__(self, case, group, executor, **options):
@@ -110,23 +111,11 @@ class Ours:
                                          head_dim=shape.head_dim, causal=shape.causal, executor=executor, **options)
         self.launch = self.operation.bind(case.q, case.k, case.v, case.out, lse=case.lse, deadline=DEADLINE)
 
-    def __call__(self):
-        if self.executor == "cuda":
-            self.launch.enqueue(torch.cuda.current_stream().cuda_stream)
-        else:
-            self.launch.run()
+    def result(self):
         return self.case.out.transpose(1, 2)
 
-    def raise_failure(self):
-        failure = self.operation.status()
-        if failure is not None:
-            raise failure
 
-    def close(self):
-        self.operation.close()
-
-
-class Cudnn:
+class Cudnn(Theirs):
     """`operands`: q, k, v, [batch, heads, sequence, head_dim], of any strides. On the CPU it is what PyTorch has there."""
 
     def __init__(self, name, case, operands):
@@ -139,12 +128,6 @@ class Cudnn:
         forced = sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if self.case.q.is_cuda else contextlib.nullcontext()
         with forced:
             return F.scaled_dot_product_attention(*self.operands, is_causal=self.case.shape.causal, enable_gqa=shared)
-
-    def raise_failure(self):
-        pass
-
-    def close(self):
-        pass
 
 
 def contenders(case, group, executor, **options):

@@ -16,7 +16,36 @@ class Wrong(Exception):
     """A result that is not what it must be."""
 
 
-class Ours:
+class Launched:
+    """mkernel's operation, bound as `launch` to the tensors of a case, on `executor`. A call gives its result()."""
+
+    def __call__(self):
+        if self.executor == "cuda":
+            self.launch.enqueue(torch.cuda.current_stream().cuda_stream)
+        else:
+            self.launch.run()
+        return self.result()
+
+    def raise_failure(self):
+        failure = self.operation.status()
+        if failure is not None:
+            raise failure
+
+    def close(self):
+        self.operation.close()
+
+
+class Theirs:
+    """PyTorch's, which holds nothing and raises at once."""
+
+    def raise_failure(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class Ours(Launched):
     """mkernel's operation on the tensors of a case. `name` as the other contenders'; `options`: of the plan."""
 
     name, roundings = "mkernel", 1.0
@@ -37,22 +66,13 @@ class Ours:
     def __call__(self):
         if not self.case.shape.grouped:
             self.launch.set_addresses(tokens=len(self.case.x))  # not all that there is memory for, in some cases
-        if self.executor == "cuda":
-            self.launch.enqueue(torch.cuda.current_stream().cuda_stream)
-        else:
-            self.launch.run()
+        return super().__call__()
+
+    def result(self):
         return self.case.y
 
-    def raise_failure(self):
-        failure = self.operation.status()
-        if failure is not None:
-            raise failure
 
-    def close(self):
-        self.operation.close()
-
-
-class Torch:
+class Torch(Theirs):
     """A function of a case; with `roundings` = 0 it is a floor, and not verified."""
 
     def __init__(self, name, call, roundings):
@@ -60,12 +80,6 @@ class Torch:
 
     def __call__(self):
         return self.call()
-
-    def raise_failure(self):
-        pass
-
-    def close(self):
-        pass
 
 
 def contenders(case, group, executor):

@@ -19,7 +19,7 @@ class Operations(ClientTest):
         self.run_ranks("operation_scenarios.moe_and_attention")
 
     def test_operands_that_are_refused(self):
-        self.run_ranks("operation_scenarios.bad_operands")
+        self.run_ranks("operand_scenarios.bad_operands")
 
     def test_mkctl_counts_launches_and_fallbacks_of_each_session(self):
         ranks = [self.rank("operation_scenarios.counted", rank, WORLD) for rank in range(WORLD)]

@@ -33,11 +33,11 @@ class Moe(TorchTest):
 
     def test_liger(self):
         self.start_nodes(2)
-        self.run_job("torch_moe_scenarios.liger", 4)
+        self.run_job("torch_moe_layer_scenarios.liger", 4)
 
     def test_mega_moe(self):
         self.start_nodes(2)
-        self.run_job("torch_moe_scenarios.mega", 4)
+        self.run_job("torch_moe_layer_scenarios.mega", 4)
 
 
 if __name__ == "__main__":

@@ -316,6 +316,12 @@ TileReducePlan::Tile TileReducePlan::tile_at(std::int32_t index, std::int32_t in
   return one;
 }
 
+std::int64_t TileReducePlan::head_rows(std::int32_t owner) const {
+  if (!shared.any() || reduce.to_all) return 0;
+  const std::int64_t row = reduce.first_row(owner) - reduce.first_row(owner / shared.owners * shared.owners);
+  return std::min(reduce.rows_of(owner), (64 - row % 64) % 64);
+}
+
 TileReducePlan::Tile TileReducePlan::shared_tile_at(std::int32_t index, std::int32_t in_cluster) const {
   const RasterPlace place = shared.raster.place(index);
   const SharedTiles::Rows rows = shared.rows(place.row * tile.cluster + in_cluster);

@@ -67,6 +67,9 @@ struct TileReducePlan {
   std::int64_t ready_word(std::int64_t row, std::int32_t column) const {
     return row / tile.rows * units.raster.columns() + column;
   }
+  /// Rows of an owner that lie in the same 64 rows of a shared tile as the end of the owner before it. A tile
+  /// is stored 64 rows at a time, and no store begins in front of an owner's first row.
+  std::int64_t head_rows(std::int32_t owner) const;
   /// Of an owner: its units that hold rows, and the puts of each launch that bring them from another node.
   std::int32_t packed_units(std::int32_t owner) const {
     return units.packed(units.units(), reduce.rows_of(owner));

@@ -16,7 +16,8 @@
 //                                       // k, the first of at least two steps; where the s-th is
 //     void for_each_c(const Place& tile, int row, const auto& store) const;
 //                                       // optional, instead of c: the 64 rows from c_row = `row` on go to
-//                                       // several matrices, or to none: store(map, row of it) for each
+//                                       // several matrices, or to none: store(map, row of it, skipped) for
+//                                       // each, without the first `skipped` of the 64 rows
 //     bool stopped() const;             // optional: there is nothing to be done after all; looked at while
 //                                       // the CTA sets up its barriers, so it costs no time
 //     void after_store(int i) const;    // optional; one thread, once tile i is complete in memory and
@@ -178,9 +179,9 @@ __device__ __forceinline__ void sm90_store(const Schedule& schedule, int before,
         reading = false;
       }
       pieces.wait_full();
-      const auto store = [&](const TensorMap* c, int c_row) {
+      const auto store = [&](const TensorMap* c, int c_row, int skipped = 0) {
         ptx::tma_store_3d(c, tile.c_column + piece % kAcross * Config::kPieceColumns, c_row, tile.c_first,
-                          out + pieces.stage() * Config::kPieceBytes);
+                          out + pieces.stage() * Config::kPieceBytes + skipped * (Config::kPieceBytes / 64));
       };
       if constexpr (requires { schedule.for_each_c(tile, row, store); }) {
         schedule.for_each_c(tile, row + piece / kAcross * 64, store);

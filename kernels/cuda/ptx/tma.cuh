@@ -63,7 +63,8 @@ __device__ __forceinline__ void tma_prefetch_3d(const void* map, std::int32_t x,
                : "memory");
 }
 
-/// Stores one box; what lies outside the tensor is not written. Completion is counted by bulk groups.
+/// Stores one box; what lies behind the end of the tensor is not written. Coordinates are not negative: the
+/// GPU takes such a store for an illegal instruction. Completion is counted by bulk groups.
 __device__ __forceinline__ void tma_store_3d(const void* map, std::int32_t x, std::int32_t y, std::int32_t z,
                                              std::uint32_t shared) {
   asm volatile(

@@ -45,14 +45,19 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
     return {{&p_.a, &p_.b, stored_to_, row, column, 0, row, column}, rows};
   }
 
-  /// The 64 rows of the product from `row` on: store(map, row of the map's matrix) for every owner that has
-  /// any of them. An owner's matrix has its rows and no more, so TMA leaves out those of its neighbours,
-  /// above (at negative coordinates) and below.
+  /// The 64 rows of the product from `row` on, for every owner that has any of them. An owner's matrix has
+  /// its rows and no more, so TMA leaves out those of its neighbours below. An owner whose rows begin further
+  /// down has a map of its head, the rows that lie in the same 64.
   template <class Store>
   __device__ __forceinline__ void for_each_c(const Place& tile, int row, const Store& store) const {
     for_each_owner(tile.rows, [&](std::int32_t turn, const OwnerOnDevice& owner) {
       const int first = row - owner.first_row;
-      if (owner.rows > 0 && first < owner.rows && first + 64 > 0) store(stored_to_ + turn, first);
+      if (owner.rows == 0 || first >= owner.rows || first + 64 <= 0) return;
+      if (first >= 0) {
+        store(stored_to_ + turn, first, 0);
+      } else {
+        store(stored_to_ + 2 * p_.tiles.turns() + turn, 0, -first);
+      }
     });
   }
 

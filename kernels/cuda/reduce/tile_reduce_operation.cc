@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/reduce/slot_views.h"
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -28,15 +29,14 @@ Status TileReduceOperation::attach() {
                     .rows = static_cast<std::int32_t>(plan_.reduce.rows_of(owner))};
   }
   std::copy_n(owners.begin(), std::min(owners.size(), first_owners_.size()), first_owners_.begin());
-  std::vector<TensorMap> maps(2 * turns);
-  for (std::int32_t i = 0; i < 2 * turns; ++i) {
-    const std::byte* slot = lent().node[reducer_of(i % turns)] + lent_half_at(i / turns, half_bytes()) +
-                            plan_.reduce.slot_offset(node_turn(i % turns), local());
-    // A map has at least one row; the kernel keeps clear of that of an owner without rows.
-    const std::int64_t rows = std::max<std::int64_t>(1, plan_.reduce.rows_of(plan_.owners[i % turns]));
-    auto map = encode_tensor_map(sm90_c_view(shape().dtype, slot, rows, shape().n), "workspace");
+  std::vector<TensorMap> maps;
+  for (const MatrixView& view : slot_views(plan_, shape(), [&](std::uint64_t half, std::int32_t turn) {
+         return lent().node[reducer_of(turn)] + lent_half_at(half, half_bytes()) +
+                plan_.reduce.slot_offset(node_turn(turn), local());
+       })) {
+    auto map = encode_tensor_map(view, "workspace");
     if (!map.ok()) return map.status();
-    maps[i] = *map;
+    maps.push_back(*map);
   }
   const auto keep = [](Result<DeviceBuffer> made, DeviceBuffer& buffer) -> Status {
     if (made.ok()) buffer = std::move(made).value();

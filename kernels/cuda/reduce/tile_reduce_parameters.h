@@ -39,7 +39,7 @@ struct TileReduceParameters {
   TensorMap a;                ///< [m, k]
   TensorMap b;                ///< [k, n]
   TensorMap direct_c;         ///< [m, n]; only for a rank alone
-  const TensorMap* slots;     ///< [half][turn]: this rank's slot at the reducer; in device memory
+  const TensorMap* slots;     ///< of slot_views(): this rank's at the reducers; in device memory
   std::uint64_t* claimed;     ///< units that warps have asked for, over all launches; in device memory
   device::Endpoint endpoint;  ///< lane 0: partials of the other nodes
   OwnerOnDevice first_owners[kMaxNodeRanks];  ///< by turn (OwnerTiles): what is here no launch waits for

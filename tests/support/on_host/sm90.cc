@@ -144,6 +144,7 @@ void host_load(std::uint32_t shared, const void* map_place, std::int32_t x, std:
 }
 
 void host_store(const void* map_place, std::int32_t x, std::int32_t y, std::int32_t z, std::uint32_t shared) {
+  if (x < 0 || y < 0 || z < 0) throw std::runtime_error("a TMA store at a negative coordinate");
   const Map map = map_at(map_place);
   const HostThread& self = host_thread();
   const std::byte* memory = self.cluster_shared[self.cluster_rank];

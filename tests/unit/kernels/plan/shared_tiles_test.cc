@@ -77,6 +77,10 @@ TEST_CASE("all rows of an owner lie in one shared tile, and every part of a tile
               CHECK(part.end == plan.reduce.rows_of(owner));
               CHECK(plan.reduce.first_row(owner) >= one.first_row);
               CHECK(plan.reduce.first_row(owner) + part.end <= one.first_row + one.rows);
+              const std::int64_t above = (plan.reduce.first_row(owner) - one.first_row) % 64;
+              std::int64_t head = 0;
+              while (above > 0 && head < part.end && above + head < 64) ++head;
+              CHECK(plan.head_rows(owner) == head);
             }
           }
         }

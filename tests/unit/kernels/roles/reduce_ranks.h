@@ -13,6 +13,7 @@
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/gemm/sm90_maps.h"
 #include "kernels/cuda/gemm/with_tile.h"
+#include "kernels/cuda/reduce/slot_views.h"
 #include "kernels/ops/gemm_ar/plan.h"
 #include "kernels/ops/gemm_ar/roles.cuh"
 #include "kernels/ops/gemm_rs/roles.cuh"
@@ -138,13 +139,11 @@ class ReduceRanks {
                              static_cast<std::int32_t>(plan.reduce.rows_of(owner))});
       p.first_owners[turn] = rank.owners.back();
     }
-    for (std::int32_t i = 0; i < 2 * turns; ++i) {
-      const std::int32_t owner = plan.owners[static_cast<std::size_t>(i % turns)];
-      const std::byte* slot = reducer(i % turns).lent_memory() +
-                              lent_half_at(static_cast<std::uint64_t>(i / turns), half_bytes_) +
-                              plan.reduce.slot_offset(i % turns / plan.reduce.sources, local);
-      rank.slots.push_back(host_tensor_map(
-          sm90_c_view(shape_.dtype, slot, std::max<std::int64_t>(1, plan.reduce.rows_of(owner)), shape_.n)));
+    for (const MatrixView& view : slot_views(plan, shape_, [&](std::uint64_t half, std::int32_t turn) {
+           return reducer(turn).lent_memory() + lent_half_at(half, half_bytes_) +
+                  plan.reduce.slot_offset(turn / plan.reduce.sources, local);
+         })) {
+      rank.slots.push_back(host_tensor_map(view));
     }
     fabric_.open(p.endpoint, me, rank.control);
     p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());

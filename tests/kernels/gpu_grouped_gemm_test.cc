@@ -15,6 +15,7 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/error.h"
 #include "kernels/ops/make.h"
+#include "tests/support/gpu_held_stream.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/grouped_gemm_cases.h"
 #include "tests/support/require.h"
@@ -63,8 +64,9 @@ class GroupedRank {
     require_ok(random(a_, 2 * seed));
     require_ok(random(b_, 2 * seed + 1));
     require_ok(copy(ends_.get(), ends.data(), ends.size() * 4));
-    require_ok(bench::poison(c_, stream_.get()));
+    require_ok(poison_output());
   }
+  Status poison_output() { return bench::poison(c_, stream_.get()); }
   Status enqueue() { return operation_->enqueue(arguments(), kOptions, stream_.get()); }
 
   /// All of c. Waits for the stream.
@@ -282,9 +284,15 @@ TEST_CASE("grouped gemm: a group that failed ends the launches, with the group's
   rank.run_checked(ends, 1);
   rank.world().fail_group(0, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
   rank.fill(ends, 2);
-  require_ok(rank.enqueue());
-  rank.fill(ends, 3);
-  require_ok(rank.enqueue());
+  require_ok(rank.stream().synchronize());
+  {  // until both are queued: one that is queued when the first has failed is refused at once
+    const HeldStream held(rank.stream().get());
+    require_ok(held.status());
+    require_ok(rank.enqueue());
+    require_ok(rank.poison_output());
+    require_ok(rank.enqueue());
+    CHECK(held.holds());
+  }
   require_ok(rank.stream().synchronize());
   const Status failed = rank.operation().status();
   CHECK(failed.code() == StatusCode::kUnavailable);

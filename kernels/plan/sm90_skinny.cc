@@ -9,7 +9,7 @@
 namespace mkernel::kernels {
 namespace {
 
-/// From the first load to the first product, of either body.
+/// From the first load to the first product.
 constexpr double kFillCycles = 600;
 
 double bytes_of(const GemmShape& shape) {
@@ -30,7 +30,7 @@ double estimated_seconds(const GemmShape& shape, const Machine& machine, const S
   const double sms = machine.sms;
   const auto cta_steps = static_cast<double>(ceil_div(ceil_div(shape.k, kSm90TileK), plan.split));
   // Memory: its rate, or what the bytes of b under way allow.
-  const double resident = std::min(ctas, sms * skinny_ctas_per_sm(plan.rows));
+  const double resident = std::min(ctas, sms * kSkinnyCtasPerSm);
   const double under_way = resident * skinny_stages(plan.rows) * kSkinnyColumns * kSm90TileK * 2;
   const double memory = bytes_of(shape) / std::min(machine.memory_bytes, under_way / machine.memory_latency);
   // L2: a's rows come once for every tile. Rows that are padding are not asked for.
@@ -47,7 +47,7 @@ std::optional<Sm90SkinnyPlan> plan_sm90_skinny(const GemmShape& shape, const Mac
                                   [&](std::int32_t padded) { return padded >= shape.m; });
   Sm90SkinnyPlan best{*rows, 1};
   const std::int64_t steps = ceil_div(shape.k, kSm90TileK);
-  for (std::int32_t split = 2; split <= skinny_most_split(*rows) && split <= steps; split *= 2) {
+  for (std::int32_t split = 2; split <= kSkinnyMostSplit && split <= steps; split *= 2) {
     const Sm90SkinnyPlan plan{*rows, split};
     if (estimated_seconds(shape, machine, plan) < estimated_seconds(shape, machine, best)) best = plan;
   }
@@ -55,13 +55,8 @@ std::optional<Sm90SkinnyPlan> plan_sm90_skinny(const GemmShape& shape, const Mac
 }
 
 Sm90LocalPlan plan_sm90_local(const GemmShape& shape, const Machine& machine) {
-  const Sm90Plan tiled = plan_sm90_any_cluster(shape, machine);
-  const std::optional<Sm90SkinnyPlan> skinny = plan_sm90_skinny(shape, machine);
-  if (!skinny) return tiled;
-  const double seconds = at_least(estimated_cycles(shape, machine, tiled) / machine.clock,
-                                  bytes_of(shape) / machine.memory_bytes);
-  if (estimated_seconds(shape, machine, *skinny) < seconds) return *skinny;
-  return tiled;
+  if (const auto skinny = plan_sm90_skinny(shape, machine)) return *skinny;
+  return plan_sm90_any_cluster(shape, machine);
 }
 
 }  // namespace mkernel::kernels

@@ -18,7 +18,7 @@ namespace mkernel::kernels {
 /// How a product of few rows is cut: into tiles of all rows x kSkinnyColumns, each computed by a cluster.
 struct Sm90SkinnyPlan {
   std::int32_t rows = kSkinnyMostRows;  ///< one of kSkinnyRows, >= m
-  std::int32_t split = 1;               ///< CTAs of a cluster: a power of two <= skinny_most_split(rows)
+  std::int32_t split = 1;               ///< CTAs of a cluster: a power of two <= kSkinnyMostSplit
 };
 
 /// Seconds from the first load of a product to its last sum.
@@ -30,7 +30,8 @@ std::optional<Sm90SkinnyPlan> plan_sm90_skinny(const GemmShape& shape, const Mac
 /// A product on one GPU alone: by either body.
 using Sm90LocalPlan = std::variant<Sm90Plan, Sm90SkinnyPlan>;
 
-/// The faster of plan_sm90_any_cluster() and plan_sm90_skinny().
+/// plan_sm90_skinny() where it has a plan: for so few rows its body was faster in every shape measured.
+/// plan_sm90_any_cluster() otherwise.
 Sm90LocalPlan plan_sm90_local(const GemmShape& shape, const Machine& machine);
 
 }  // namespace mkernel::kernels

@@ -100,7 +100,7 @@ def units(types):
             all_units.append(unit_of(op, f"shared_{tile}", f"kernels/ops/{op}/roles.cuh", (
                 f"{op}_kernel<SharedTilesConfig<Sm90Tile::{tile}, DataType::{dtype}, Layout::{layout}>>"
                 f"(const __grid_constant__ {parameters})" for dtype, layout in itertools.product(types, layouts))))
-    for rows in (16, 32, 64, 128):
+    for rows in (16, 32, 64):
         all_units.append(unit_of("sm90_skinny", f"{rows}_rows", "kernels/cuda/gemm/sm90_skinny.cuh", (
             f"sm90_skinny_kernel<Sm90SkinnyConfig<{rows}, DataType::{dtype}, Layout::{layout}>>"
             f"(const __grid_constant__ Sm90SkinnyProduct)" for dtype, layout in itertools.product(types, layouts))))

@@ -108,8 +108,7 @@ void check_skinny(GemmShape s, std::int32_t rows) {
     for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
       s.dtype = type;
       s.b_layout = layout;
-      for (std::int32_t split = 1; split <= skinny_most_split(rows) && split * kSm90TileK < s.k + kSm90TileK;
-           split *= 2)
+      for (std::int32_t split = 1; split <= kSkinnyMostSplit && split * kSm90TileK < s.k + kSm90TileK; split *= 2)
         check_case(s, Sm90SkinnyPlan{rows, split});
     }
   }

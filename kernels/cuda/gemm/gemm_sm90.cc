@@ -52,7 +52,7 @@ Status check_plan(const GemmShape& shape, const Sm90SkinnyPlan& plan) {
                                               " rows, must be 16, 32, 64 or 128 and at least m, which is " +
                                               std::to_string(shape.m)};
   }
-  const std::int64_t most = std::min<std::int64_t>(skinny_most_split(plan.rows), k_blocks(shape));
+  const std::int64_t most = std::min<std::int64_t>(kSkinnyMostSplit, k_blocks(shape));
   if (plan.split >= 1 && plan.split <= most && std::has_single_bit(static_cast<std::uint32_t>(plan.split)))
     return {};
   return {StatusCode::kInvalidArgument, "gemm: plan splits k over " + std::to_string(plan.split) +
@@ -96,8 +96,7 @@ Status run(const GemmArguments& arguments, const GemmShape& shape, const Sm90Ski
   switch (plan.rows) {
     case 16: return launch_sm90_skinny<16>(shape, product, stream);
     case 32: return launch_sm90_skinny<32>(shape, product, stream);
-    case 64: return launch_sm90_skinny<64>(shape, product, stream);
-    default: return launch_sm90_skinny<128>(shape, product, stream);
+    default: return launch_sm90_skinny<64>(shape, product, stream);
   }
 }
 

@@ -98,10 +98,8 @@ __device__ __forceinline__ void sm90_skinny_multiply_step(float (&sums)[Config::
       ptx::wgmma_m64n16k16<kElement, kMajorA, Config::kMajorB>(sums, from_b, from_a, add);
     } else if constexpr (Config::kRows == 32) {
       ptx::wgmma_m64n32k16<kElement, kMajorA, Config::kMajorB>(sums, from_b, from_a, add);
-    } else if constexpr (Config::kRows == 64) {
-      ptx::wgmma_m64n64k16<kElement, kMajorA, Config::kMajorB>(sums, from_b, from_a, add);
     } else {
-      ptx::wgmma_m64n128k16<kElement, kMajorA, Config::kMajorB>(sums, from_b, from_a, add);
+      ptx::wgmma_m64n64k16<kElement, kMajorA, Config::kMajorB>(sums, from_b, from_a, add);
     }
   }
   ptx::wgmma_commit_group();
@@ -134,6 +132,8 @@ __device__ __forceinline__ void sm90_skinny(const Sm90SkinnyProduct& product,
                                             Sm90SkinnyShared<Config>& shared) {
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x / 32), 0);
   const Sm90SkinnyPart part(product);
+  // A named barrier, as warps with different duties come to it in different places.
+  const auto meet = [] { ptx::barrier_sync(kSkinnyStagesBarrier, Config::kThreads); };
   if (warp == Config::kMultiplyWarps) {
     sm90_skinny_init(shared);
     Pipeline<Config::kStages> stages(shared.stages);
@@ -141,13 +141,13 @@ __device__ __forceinline__ void sm90_skinny(const Sm90SkinnyProduct& product,
     const bool loads = ptx::elect_sync();
     if (loads) sm90_skinny_load(product, part.column, part.first, first_lap, shared, stages);
     __syncwarp();
-    __syncthreads();
+    meet();
     if (loads) sm90_skinny_load(product, part.column, first_lap, part.end, shared, stages);
     __syncwarp();
     ptx::cluster_arrive_relaxed();
     ptx::cluster_wait_acquire();
   } else {
-    __syncthreads();
+    meet();
     float sums[Config::kSums];
     sm90_skinny_multiply(part.end - part.first, sums, shared);
     ptx::cluster_arrive_relaxed();
@@ -156,7 +156,7 @@ __device__ __forceinline__ void sm90_skinny(const Sm90SkinnyProduct& product,
 }
 
 template <class Config>
-__global__ __launch_bounds__(Config::kThreads, Config::kCtasPerSm) void sm90_skinny_kernel(
+__global__ __launch_bounds__(Config::kThreads, kSkinnyCtasPerSm) void sm90_skinny_kernel(
     const __grid_constant__ Sm90SkinnyProduct product) {
   extern __shared__ __align__(1024) std::byte memory[];
   sm90_skinny(product, *reinterpret_cast<Sm90SkinnyShared<Config>*>(memory));

@@ -11,6 +11,10 @@
 
 namespace mkernel::kernels {
 
+/// Barriers; 0 is that of __syncthreads().
+inline constexpr std::uint32_t kSkinnySumsBarrier = 1;    ///< multiplying warps
+inline constexpr std::uint32_t kSkinnyStagesBarrier = 2;  ///< all warps: the stages are set up
+
 template <std::int32_t kRows_, DataType kInput_, Layout kLayoutB_>
 struct Sm90SkinnyConfig {
   static constexpr std::int32_t kRows = kRows_;  ///< padded
@@ -18,7 +22,6 @@ struct Sm90SkinnyConfig {
   static constexpr Layout kLayoutB = kLayoutB_;
 
   static constexpr int kStages = skinny_stages(kRows);
-  static constexpr int kCtasPerSm = skinny_ctas_per_sm(kRows);
   static constexpr int kMultiplyWarps = kSkinnyColumns / 64 * 4;
   static constexpr int kThreads = (kMultiplyWarps + 1) * 32;
   static constexpr int kSums = kRows / 2;  ///< registers
@@ -55,7 +58,7 @@ struct alignas(1024) Sm90SkinnyShared {
 /// Dynamic shared memory of a launch.
 template <class Config>
 constexpr std::size_t sm90_skinny_shared_bytes() {
-  static_assert((sizeof(Sm90SkinnyShared<Config>) + 1024) * Config::kCtasPerSm <= 228 * 1024);
+  static_assert((sizeof(Sm90SkinnyShared<Config>) + 1024) * kSkinnyCtasPerSm <= 228 * 1024);
   return sizeof(Sm90SkinnyShared<Config>);
 }
 

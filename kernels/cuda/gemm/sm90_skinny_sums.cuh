@@ -72,8 +72,6 @@ class Sm90SkinnySums {
   }
 
  private:
-  static constexpr int kMostSplit = skinny_most_split(Config::kRows);
-
   __device__ __forceinline__ int own_rows() const {
     return (product_.m - part_ + split_ - 1) >> product_.log2_split;
   }
@@ -84,9 +82,9 @@ class Sm90SkinnySums {
 
   __device__ __forceinline__ float4 add_up(int row) const {
     // All loads first: one after the other they would take longer than anything else here.
-    float4 parts[kMostSplit];
+    float4 parts[kSkinnyMostSplit];
 #pragma unroll
-    for (int part = 0; part < kMostSplit; ++part) {
+    for (int part = 0; part < kSkinnyMostSplit; ++part) {
       if (part >= split_) continue;
       parts[part] = ptx::ld_shared_f32x4(
           (part == part_ ? own_ + row * Config::kSumRowBytes : from_others_ + other_row(row, part)) +
@@ -94,7 +92,7 @@ class Sm90SkinnySums {
     }
     float4 sum = parts[0];
 #pragma unroll
-    for (int part = 1; part < kMostSplit; ++part) {
+    for (int part = 1; part < kSkinnyMostSplit; ++part) {
       if (part >= split_) continue;
       sum.x += parts[part].x;
       sum.y += parts[part].y;
@@ -115,7 +113,7 @@ template <class Config>
 __device__ __forceinline__ void sm90_skinny_sum(const Sm90SkinnyProduct& product, std::int32_t column,
                                                 const float (&sums)[Config::kSums],
                                                 Sm90SkinnyShared<Config>& shared) {
-  const auto meet = [] { ptx::barrier_sync(1, Config::kMultiplyWarps * 32); };
+  const auto meet = [] { ptx::barrier_sync(kSkinnySumsBarrier, Config::kMultiplyWarps * 32); };
   const Sm90SkinnySums<Config> way(product, shared);
   meet();  // all have left the stages
   way.write_own(sums);

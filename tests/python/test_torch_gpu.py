@@ -96,6 +96,34 @@ class Moe(OnGpus):
         self.scenario("mega", 2)
 
 
+class Attention(OnGpus):
+    SCENARIOS = "torch_gpu_attention_scenarios"
+
+    def test_values(self):
+        self.scenario("values", 2)
+
+    def test_values_of_four(self):
+        self.scenario("values", 4)
+
+    def test_ranks_alone(self):
+        self.scenario("alone", 2)
+
+    def test_fallbacks(self):
+        self.scenario("fallbacks", 2)
+
+    def test_two_nodes(self):
+        self.scenario("two_nodes", 2, nodes=2)
+
+    def test_graphs(self):
+        self.scenario("graphs", 2)
+
+    def test_compiled(self):
+        self.scenario("compiled", 2)
+
+    def test_context_parallel(self):
+        self.scenario("context_parallel", 2)
+
+
 class Alone(TorchTest):
     def test_what_a_call_costs(self):
         self.start_nodes(1)

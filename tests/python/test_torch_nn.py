@@ -30,6 +30,12 @@ class Layers(TorchTest):
         self.assertIn("copies: none", out)
         self.assertEqual(len({line.partition("loss")[2] for line in losses}), 3, "each step has its own loss")
 
+    def test_training_with_long_sequences(self):
+        out = self.run_example("train_context_parallel.py", "--steps", 3, "--features", 32, "--sequence", 16)
+        losses = [line for line in out.splitlines() if "with context parallelism" in line]
+        self.assertEqual(len({line.partition("loss")[2] for line in losses}), 3, out)
+        self.assertIn("3 launches, 1 operations, fallbacks: none", out)
+
     def test_serving(self):
         out = self.run_example("serve_cuda_graphs.py", "--batches", 20)
         self.assertIn("20 batches of 1 to 64 rows", out)

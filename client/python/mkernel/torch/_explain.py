@@ -6,13 +6,13 @@ from typing import Any, Optional
 import torch
 
 from mkernel.errors import Error, InvalidArgument
-from mkernel.torch import _moe, _moe_decide, _ops, _patch
+from mkernel.torch import _attention, _attention_decide, _moe, _moe_decide, _ops, _patch
 from mkernel.torch._decide import KINDS, Decision, Refused, check_reduce_op, decide
-from mkernel.torch._groups import Membership, NotInitialized, membership_of
+from mkernel.torch._groups import Membership, NotInitialized, alone_on, membership_of
 from mkernel.torch._options import current
 from mkernel.torch._plans import PlanKey
 
-_SCHEMAS = {**_ops.SCHEMAS, **_moe.SCHEMAS}
+_SCHEMAS = {**_ops.SCHEMAS, **_moe.SCHEMAS, **_attention.SCHEMAS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +52,12 @@ def explain(op: Any, *arguments: Any, **keywords: Any) -> Explanation:
     if namespace == "symm_mem" and not _patch.is_patched():
         return Explanation(name, "fallback", "PyTorch's own operator runs, because patch_symm_mem() was not called")
     values = _bind(name, arguments, keywords)
+    explained = _explain_moe if name in _moe.SCHEMAS else _explain_attention if name in _attention.SCHEMAS else _explain_gemm
     try:
-        return _explain_moe(name, values) if name in _moe.SCHEMAS else _explain_gemm(name, values)
+        return explained(name, values)
     except (Refused, NotInitialized) as error:
-        return Explanation(name, "fallback" if namespace == "symm_mem" else "error", str(error))
+        falls_back = namespace == "symm_mem" or name in _attention.SCHEMAS
+        return Explanation(name, "fallback" if falls_back else "error", str(error))
     except Error as error:
         return Explanation(name, "error", str(error))
 
@@ -104,6 +106,17 @@ def _explain_moe(name: str, values: "dict[str, Any]") -> Explanation:
     planned, expected = _plan_of(membership, decision.key)
     return Explanation(name, "mkernel", "fused by mkernel", str(decision.key), planned, expected, decision.tokens,
                        decision.key.max_tokens, decision.copies)
+
+
+def _explain_attention(name: str, values: "dict[str, Any]") -> Explanation:
+    q, k, v = values["q"], values["k"], values["v"]
+    membership = membership_of(values["group_name"]) if "group_name" in values else alone_on(q.device)
+    call = _attention_decide.Call(**{field: values[field] for field in _attention_decide.Call._fields if field in values})
+    decision = _attention_decide.decide(name, membership, q, k, v, call, current())
+    if decision.key is None:
+        return Explanation(name, "mkernel", "the result has no elements, or there are no keys: nothing is launched")
+    planned, expected = _plan_of(membership, decision.key)
+    return Explanation(name, "mkernel", "run by mkernel", str(decision.key), planned, expected, copies=decision.copies)
 
 
 def _plan_of(membership: Membership, key: Optional[PlanKey]) -> "tuple[bool, Optional[float]]":

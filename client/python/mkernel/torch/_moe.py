@@ -137,7 +137,7 @@ def _fake_moe_layer(x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch
 # ---- gradients: there are none yet
 
 
-def _refuse_gradients(name: str) -> "Callable[..., Any]":
+def refuse_gradients(name: str) -> "Callable[..., Any]":
     """A kernel for autograd. What asks for a gradient would silently get none."""
     operator = getattr(torch.ops.mkernel, name).default
     fields = [argument.name for argument in operator._schema.arguments]
@@ -168,4 +168,4 @@ for _name, _schema in SCHEMAS.items():
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _real, _key)
     torch.library.register_fake(f"mkernel::{_name}", _shape, lib=_library)
-    _library.impl(_name, _refuse_gradients(_name), "Autograd", with_keyset=True)
+    _library.impl(_name, refuse_gradients(_name), "Autograd", with_keyset=True)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
 
+from mkernel.attention import Attention
 from mkernel.errors import FailedPrecondition, ResourceExhausted
 from mkernel.group import Group
 from mkernel.operations import Gemm, GroupedGemm, Launch, Moe, Operation, Pending
@@ -86,7 +87,35 @@ class GroupedKey(NamedTuple):
         return group.grouped_gemm(**self._asdict())
 
 
-PlanKey = Union[GemmKey, MoeKey, GroupedKey]
+class AttentionKey(NamedTuple):
+    """What makes an attention operation. The fields of the group's attention() and ring_attention(), which has no `keys`."""
+
+    kind: str
+    batch: int
+    sequence: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    scale: float
+    dtype: str
+    executor: str
+    sms: int = 0
+    keys: Optional[int] = None
+
+    def __str__(self) -> str:
+        keys = "" if self.keys is None else f" keys={self.keys}"
+        sizes = f"batch={self.batch} sequence={self.sequence}{keys} heads={self.heads} kv_heads={self.kv_heads} head_dim={self.head_dim}"
+        scale = f" scale={self.scale:g}" if self.scale else ""
+        return f"{self.kind} {sizes} {'causal' if self.causal else 'full'}{scale} {self.dtype} {self.executor}"
+
+    def make(self, group: Group) -> Attention:
+        fields = {field: value for field, value in self._asdict().items() if field != "kind" and value is not None}
+        operation: Attention = getattr(group, self.kind)(**fields)
+        return operation
+
+
+PlanKey = Union[GemmKey, MoeKey, GroupedKey, AttentionKey]
 Operands = Union[None, torch.Tensor, "Sequence[torch.Tensor]"]
 
 
@@ -167,7 +196,7 @@ class PlanCache:
 
     def get(self, key: PlanKey, captured: bool = False) -> Plan:
         """`captured`: by a CUDA graph: the plan stays until close(). Errors: ResourceExhausted, FailedPrecondition (captured before
-        the first call), and those of the group's ag_gemm(), gemm_rs(), gemm_ar(), moe() and grouped_gemm()."""
+        the first call), and those of the group's methods that make operations."""
         plan = self._plans.get(key)
         if plan is not None:
             self.use(key)

@@ -1,6 +1,7 @@
 """The calls on real tensors: rows of A, launches, results in the shapes of torch."""
 
 import json
+import math
 from typing import Any, Optional, Sequence
 
 import torch
@@ -115,6 +116,17 @@ def gather(front: torch.Tensor, world: int, group_name: str) -> torch.Tensor:
 def scatter(front: torch.Tensor, reduce_op: str, world: int, group_name: str) -> torch.Tensor:
     """This rank's block of the sum (or "avg") along dimension 0, through the process group."""
     return _through(torch.ops._c10d_functional.reduce_scatter_tensor, front, group_name, reduce_op, world)
+
+
+def pass_on(tensor: torch.Tensor, rows: int, world: int, rank: int, group_name: str) -> torch.Tensor:
+    """Gives `tensor` to the next rank, and returns what the rank before gives, which has `rows` along dimension 0: through the
+    process group."""
+    row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
+    sent, received = [0] * world, [0] * world
+    sent[(rank + 1) % world], received[(rank - 1) % world] = tensor.shape[0] * row_bytes, rows * row_bytes
+    raw = tensor.contiguous().flatten().view(torch.uint8)  # whatever the types are that the backend can pass on
+    passed = _through(torch.ops._c10d_functional.all_to_all_single, raw, group_name, received, sent)
+    return passed.view(tensor.dtype).view(rows, *tensor.shape[1:])
 
 
 def _through(collective: Any, front: torch.Tensor, group_name: str, *arguments: Any) -> torch.Tensor:

@@ -1,0 +1,180 @@
+"""What a call of an attention operator will do, decided from shapes, strides and types alone: its operation, who holds which
+positions, and what is copied."""
+
+import dataclasses
+import math
+from typing import NamedTuple, Optional
+
+import torch
+
+from mkernel.errors import InvalidArgument
+from mkernel.operations import block_range, block_size
+from mkernel.torch._decide import DTYPES, Refused, check_device, executor_of
+from mkernel.torch._groups import Membership
+from mkernel.torch._options import Options
+from mkernel.torch._plans import AttentionKey
+
+ALONE, RING = "attention", "ring_attention"
+MOST_HEAD_DIM = 4096  # of the cpu executor
+CUDA_HEAD_DIMS = (64, 128)
+# Of ring attention on the cuda executor.
+MOST_KV_COLUMNS, MOST_NODE_RANKS = 8192, 16
+
+
+class Rows(NamedTuple):
+    """Rows row .. row + end - begin of a tensor stand at the positions begin..end of the sequence."""
+
+    row: int
+    begin: int
+    end: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.row, self.row + self.end - self.begin)
+
+
+class Call(NamedTuple):
+    """What a call says beside its operands. The last two are those of ring attention."""
+
+    causal: bool
+    scale: Optional[float]
+    sequence: int = 0  # 0: every rank holds the same number of positions
+    zigzag: bool = True
+
+    def factor(self, q: torch.Tensor) -> float:
+        return q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionDecision:
+    key: Optional[AttentionKey]  # None: the result has no elements, or there is nothing to attend to
+    copies: "tuple[str, ...]"  # what is copied and why; details in brackets, which counters() leave out
+
+
+def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> None:
+    """Raises what is wrong with shapes, types and devices; also for fake tensors."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise InvalidArgument(f"{name} has {tensor.dim()} dimensions, needed are 4: [batch, sequence, heads, head_dim]")
+        if tensor.dtype != q.dtype or not tensor.dtype.is_floating_point:
+            raise InvalidArgument(f"{name} has dtype {tensor.dtype} and q {q.dtype}: they must be the same floating-point type")
+        if tensor.device != q.device:
+            raise InvalidArgument(f"{name} is on {tensor.device} and q on {q.device}: they must be on the same device")
+    if k.shape != v.shape:
+        raise InvalidArgument(f"k and v have shapes {tuple(k.shape)} and {tuple(v.shape)}: they must be the same")
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise InvalidArgument(f"q and k have shapes {tuple(q.shape)} and {tuple(k.shape)}: they differ in batch or head_dim")
+    heads, kv_heads = q.shape[2], k.shape[2]
+    if heads % max(kv_heads, 1) != 0 or (kv_heads == 0 < heads):
+        raise InvalidArgument(f"q has {heads} heads, and k has {kv_heads}: the first must be a multiple of the second")
+    if q.shape[3] == 0:
+        raise InvalidArgument(f"q of shape {tuple(q.shape)} has head_dim 0, needed is at least 1")
+    if call.scale is not None and not math.isfinite(call.scale):
+        raise InvalidArgument(f"scale = {call.scale} is not finite")
+
+
+def check_ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, world: int, rank: int) -> None:
+    """check(), and whether this rank holds its part of the sequence."""
+    check(q, k, v, call)
+    if q.shape[1] != k.shape[1]:
+        raise InvalidArgument(f"q has {q.shape[1]} positions and k {k.shape[1]}: a rank holds the same positions of both")
+    if call.sequence < 0:
+        raise InvalidArgument(f"sequence = {call.sequence} is not at least 0")
+    if call.sequence:
+        parts, mine = parts_of(call, world, rank)
+        held = sum(block_size(call.sequence, parts, part) for part in mine)
+        if q.shape[1] != held:
+            raise InvalidArgument(
+                f"q of shape {tuple(q.shape)} has {q.shape[1]} positions; of sequence = {call.sequence} rank {rank} of {world} holds "
+                f"{held}"
+            )
+
+
+def parts_of(call: Call, world: int, rank: int) -> "tuple[int, tuple[int, ...]]":
+    """(into how many parts the sequence is split, those of `rank` in the order of its rows)."""
+    return (2 * world, (rank, 2 * world - 1 - rank)) if call.causal and call.zigzag else (world, (rank,))
+
+
+def held_rows(call: Call, sequence: int, world: int, rank: int) -> "list[Rows]":
+    """Where the rows of `rank` stand. As held_positions() of kernels/plan/positions.h, which has no contiguous parts for causal
+    attention."""
+    parts, mine = parts_of(call, world, rank)
+    held: "list[Rows]" = []
+    for part in mine:
+        begin, end = block_range(sequence, parts, part)
+        held.append(Rows(held[-1].rows.stop if held else 0, begin, end))
+    return held
+
+
+def rows_alone(call: Call, queries: int, keys: int) -> "tuple[list[Rows], list[Rows]]":
+    """Of queries and of keys. With causal attention the last query stands where the last key does. Two ranges are the same or do
+    not overlap."""
+    if not call.causal:
+        return [Rows(0, 0, queries)], [Rows(0, 0, keys)]
+    before = max(keys - queries, 0)
+    return [Rows(max(queries - keys, 0), before, keys)], [Rows(0, 0, before), Rows(before, before, keys)]
+
+
+def decide(kind: str, membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call,
+           options: Options) -> AttentionDecision:
+    """Errors: InvalidArgument (operands that fit no attention), Refused (what mkernel does not have)."""
+    key = (kind, call, options.sm_margin, *((x.shape, x.stride(), x.dtype, x.device) for x in (q, k, v)))
+    found: Optional[AttentionDecision] = membership.decisions.get(key)
+    if found is None:
+        if len(membership.decisions) >= 4096:
+            membership.decisions.clear()  # only this rank's memory of what it would decide again
+        if kind == RING:
+            check_ring(q, k, v, call, membership.world_size, membership.rank)
+        else:
+            check(q, k, v, call)
+        _check_served(kind, membership, q, k, call)
+        found = membership.decisions[key] = _decide(kind, membership, q, k, v, call, options)
+    return found
+
+
+def _check_served(kind: str, membership: Membership, q: torch.Tensor, k: torch.Tensor, call: Call) -> None:
+    """Refuses what mkernel does not have."""
+    if q.dtype not in DTYPES:
+        raise Refused(f"dtype {q.dtype}", f"q has dtype {q.dtype}; mkernel has torch.bfloat16 and torch.float16")
+    check_device("q", q.device, membership)
+    if call.scale is not None and call.scale <= 0:
+        raise Refused("scale is not above 0", f"scale = {call.scale}; mkernel takes scales above 0")
+    head_dim = q.shape[3]
+    on_gpu = q.is_cuda
+    if on_gpu and head_dim not in CUDA_HEAD_DIMS:
+        raise Refused("head_dim is not 64 or 128", f"head_dim = {head_dim}; the cuda executor takes 64 and 128")
+    if head_dim > MOST_HEAD_DIM:
+        raise Refused(f"head_dim is above {MOST_HEAD_DIM}", f"head_dim = {head_dim}; the cpu executor takes at most {MOST_HEAD_DIM}")
+    if kind != RING:
+        return
+    if call.causal and not call.zigzag and membership.world_size > 1:
+        raise Refused("causal over contiguous parts", "causal, zigzag = False: mkernel has causal sequences split zigzag alone")
+    if on_gpu:
+        _check_ring_on_gpu(membership, k.shape[2] * head_dim)
+
+
+def _check_ring_on_gpu(membership: Membership, columns: int) -> None:
+    nodes, world = membership.group.node_count, membership.world_size
+    if nodes > 1:
+        raise Refused("more than one node", f"the group has {nodes} nodes; ring attention of the cuda executor takes one")
+    if world > MOST_NODE_RANKS:
+        raise Refused(f"more than {MOST_NODE_RANKS} ranks",
+                      f"the group has {world} ranks; ring attention of the cuda executor takes at most {MOST_NODE_RANKS} of a node")
+    if columns > MOST_KV_COLUMNS:
+        raise Refused(f"kv_heads * head_dim is above {MOST_KV_COLUMNS}",
+                      f"k has kv_heads * head_dim = {columns}; ring attention of the cuda executor takes at most {MOST_KV_COLUMNS}")
+
+
+def _decide(kind: str, membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call,
+            options: Options) -> AttentionDecision:
+    batch, queries, heads, head_dim = q.shape
+    keys = k.shape[1]
+    sequence = queries if kind == ALONE else call.sequence or queries * membership.world_size
+    copies = tuple(f"{name}: it is not dense (strides {x.stride()})" for name, x in (("q", q), ("k", k), ("v", v))
+                   if not x.is_contiguous())
+    if 0 in (batch, heads, sequence) or (kind == ALONE and keys == 0):
+        return AttentionDecision(None, ())
+    executor, sms = executor_of(q.device, options)
+    key = AttentionKey(kind, batch, sequence, heads, k.shape[2], head_dim, call.causal, call.scale or 0.0, DTYPES[q.dtype], executor,
+                       sms, keys if kind == ALONE and keys != queries else None)
+    return AttentionDecision(key, copies)

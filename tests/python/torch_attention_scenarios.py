@@ -1,0 +1,260 @@
+"""The attention operators of mkernel.torch: values and gradients against fp64, torch.compile, what falls back, wrong input."""
+import unittest.mock
+import warnings
+
+from rank import raises
+from torch_attention_rank import Whole, places
+from torch_rank import RANK, SOCKET, TIMEOUT, WORLD, counted, dist, end, name_of, operand, start, torch
+
+import mkernel.torch
+from mkernel.torch import _attention_torch
+
+OPS = torch.ops.mkernel
+SPLIT = {False: "contiguous", True: "zigzag"}
+
+
+def ring(whole, name, **keywords):
+    """Forward and backward pass of this rank, checked. Returns what the call changed in the counters."""
+    sequence, zigzag = whole.out.shape[1], keywords.get("zigzag", True)
+    split = SPLIT[whole.causal and zigzag]
+    rows, leaves = places(sequence, split), whole.mine(split)
+    if sequence % WORLD:
+        keywords["sequence"] = sequence
+    found = []
+    changed = counted(lambda: found.extend(OPS.ring_attention(*leaves, whole.causal, whole.scale, name, **keywords)))
+    by_torch = "launches" not in changed
+    whole.check(*found, rows, parts_rounded=by_torch)
+    whole.backward(*found, rows)
+    whole.check_gradients(leaves, rows, 3 if by_torch else 1)
+    return changed
+
+
+def values():
+    """Ring attention on mkernel: both types, full and causal, heads that share keys, sequences that do not divide, or shorter than
+    the ranks are many."""
+    name = start()
+    seed = 0
+    for causal in (False, True):
+        for dtype in (torch.bfloat16, torch.float16):
+            for heads in ((4, 4), (4, 2), (3, 1)):
+                changed = ring(Whole(seed := seed + 10, 6 * WORLD, causal=causal, heads=heads, dtype=dtype), name)
+                assert changed == {"ring_attention": 1, "launches": 1, "plans_created": 1}, changed
+        for sequence in (1, 2 * WORLD - 1, 7 * WORLD, 61):
+            ring(Whole(seed := seed + 10, sequence, causal=causal), name)
+        ring(Whole(seed := seed + 10, 4 * WORLD, causal=causal, scale=0.3), name)
+        changed = ring(Whole(seed := seed + 10, 6 * WORLD, causal=causal, heads=(4, 2)), name)  # an operation that is there
+        assert changed == {"ring_attention": 1, "launches": 1, "plans_hit": 1}, changed
+    # The same bits from every call, also of views that are copied.
+    whole = Whole(7, 4 * WORLD, causal=True, heads=(2, 2))
+    q, k, v = whole.mine("zigzag")
+    out, _ = OPS.ring_attention(q, k, v, True, None, name)
+    packed = torch.stack((q, k, v), 2).detach()
+    mkernel.torch.reset_counters()
+    again, _ = OPS.ring_attention(*packed.unbind(2), True, None, name)
+    assert torch.equal(out, again)
+    assert mkernel.torch.counters()["copies"] == {f"{x}: it is not dense": 1 for x in "qkv"}, mkernel.torch.counters()
+    empty = operand(1, RANK, (2, 0, 4, 16))
+    out, lse = OPS.ring_attention(empty, empty, empty, True, None, name)
+    assert out.shape == (2, 0, 4, 16) and lse.shape == (2, 4, 0)
+    assert not mkernel.torch.counters()["fallbacks"]
+    end()
+
+
+def tiles():
+    """The backward pass in tiles of a few rows, which end before and behind the diagonal."""
+    name = start()
+    for seed, (elements, fewest) in enumerate(((1, 1), (1, 5), (8 * 49, 1))):
+        with (unittest.mock.patch.object(_attention_torch, "_TILE_ELEMENTS", elements),
+              unittest.mock.patch.object(_attention_torch, "_FEWEST_TILE_ROWS", fewest)):
+            for causal in (False, True):
+                ring(Whole(10 * seed, 23, causal=causal), name)
+                for queries, keys in ((9, 14), (14, 9)):
+                    whole = Whole(10 * seed, queries, keys, causal=causal, rank=RANK)
+                    leaves = [x.requires_grad_() for x in whole.given]
+                    found = OPS.attention(*leaves, causal)
+                    whole.backward(*found)
+                    whole.check_gradients(leaves)
+    # One of the results alone, and one operand alone.
+    whole = Whole(5, 9, causal=True, rank=RANK)
+    for index, result in ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1)):
+        operands = [x.detach().clone().requires_grad_(i == index) for i, x in enumerate(whole.given)]
+        wide = [x.detach().double().requires_grad_(i == index) for i, x in enumerate(whole.given)]
+        found, wanted = OPS.attention(*operands, True)[result], OPS.attention(*wide, True)[result]
+        weights = operand(6, RANK, found.shape, torch.float32)
+        (found * weights).sum().backward()
+        (wanted * weights.double()).sum().backward()
+        assert torch.allclose(operands[index].grad.double(), wide[index].grad, rtol=0.02, atol=0.02), (index, result)
+    end()
+
+
+def alone():
+    """attention: each rank has its own operands, also more calls than others; keys and queries of different lengths."""
+    start()
+    for number in range(2 if RANK else 4):
+        for causal in (False, True):
+            for queries, keys in ((9 + RANK, 9 + RANK), (5, 30 + number), (30, 5), (1, 17)):
+                whole = Whole(10 * number, queries, keys, causal=causal, rank=RANK, dtype=(torch.bfloat16, torch.float16)[number % 2])
+                leaves = [x.requires_grad_() for x in whole.given]
+                out, lse = OPS.attention(*leaves, causal)
+                whole.check(out, lse)
+                whole.backward(out, lse)
+                whole.check_gradients(leaves)
+    told = mkernel.torch.counters()
+    assert told["fallbacks"] == {} and told["attention"] == told["launches"], told
+    whole = Whole(3, 8, causal=False, scale=0.7, rank=RANK)
+    whole.check(*OPS.attention(*whole.given, scale=0.7))
+    no_keys = operand(1, RANK, (2, 0, 4, 16))
+    out, lse = OPS.attention(operand(1, RANK, (2, 3, 4, 16)), no_keys, no_keys)
+    assert not out.any() and out.shape == (2, 3, 4, 16) and lse.eq(float("-inf")).all()
+    end()
+
+
+def fallbacks():
+    """What PyTorch does instead: its values and gradients, the reason, and what explain() says of it."""
+    dist.init_process_group("gloo")
+    name = name_of(None)
+    ring(Whole(1, 4 * WORLD, causal=True), name)  # without init()
+    whole = Whole(2, 9, causal=True, rank=RANK)
+    whole.check(*OPS.attention(*whole.given, True), parts_rounded=True)
+    told = mkernel.torch.counters()["fallbacks"]
+    assert told == {f"{op}: init() was not called for the process group": 1 for op in ("ring_attention", "attention")}, told
+    mkernel.torch.init(socket=SOCKET, timeout=TIMEOUT)
+    contiguous, f32 = "causal over contiguous parts", "dtype torch.float32"
+    for keywords, options, reason in (
+        ({"causal": True}, {"zigzag": False}, contiguous),
+        ({"causal": True, "heads": (3, 1), "dtype": torch.float16}, {"zigzag": False}, contiguous),
+        ({"causal": True, "dtype": torch.float32}, {}, f32),
+        ({"causal": False, "dtype": torch.float32}, {}, f32),
+        ({"causal": True, "dtype": torch.float64}, {}, "dtype torch.float64"),
+        ({"causal": False, "scale": -0.2}, {}, "scale is not above 0"),
+        ({"causal": False, "scale": 0.0}, {}, "scale is not above 0"),
+        ({"causal": False, "dim": 4100, "batch": 1, "with_lse": False}, {}, "head_dim is above 4096"),
+    ):
+        for sequence in (4 * WORLD, 4 * WORLD + 3, 1):
+            mkernel.torch.reset_counters()
+            whole = Whole(3, sequence, **keywords)
+            ring(whole, name, **options)
+            told = mkernel.torch.counters()
+            assert told["fallbacks"] == {f"ring_attention: {reason}": 1} and "launches" not in told, (reason, told)
+    for queries, keys in ((6, 11), (11, 6), (8, 8)):
+        mkernel.torch.reset_counters()
+        whole = Whole(4, queries, keys, causal=True, dtype=torch.float32, rank=RANK)
+        leaves = [x.requires_grad_() for x in whole.given]
+        found = OPS.attention(*leaves, True)
+        whole.check(*found)
+        whole.backward(*found)
+        whole.check_gradients(leaves)
+        assert mkernel.torch.counters()["fallbacks"] == {f"attention: {f32}": 1}
+    explained(name)
+    end()
+
+
+def explained(name):
+    explain = mkernel.torch.explain
+    q, k = operand(1, RANK, (2, 6, 4, 16)), operand(1, RANK, (2, 6, 2, 16))
+    told = explain(OPS.ring_attention, q, k, k, True, None, name)
+    operation = f"ring_attention batch=2 sequence={6 * WORLD} heads=4 kv_heads=2 head_dim=16 causal bf16 cpu"
+    assert (told.path, told.operation, told.planned, told.copies) == ("mkernel", operation, False, ()), told
+    OPS.ring_attention(q, k, k, True, None, name)
+    assert explain("ring_attention", q, k, k, True, None, name).planned
+    told = explain(OPS.ring_attention, q, k, k, True, None, name, zigzag=False)
+    assert told.path == "fallback" and "zigzag alone" in told.why, told
+    told = explain(OPS.attention, q[:, :3].transpose(1, 2).contiguous().transpose(1, 2), k, k, scale=0.5)
+    assert told.operation == "attention batch=2 sequence=3 keys=6 heads=4 kv_heads=2 head_dim=16 full scale=0.5 bf16 cpu", told
+    assert told.copies and told.copies[0].startswith("q: it is not dense (strides"), told
+    assert explain(OPS.attention, q[:0], k[:0], k[:0]).why.startswith("the result has no elements")
+    assert explain(OPS.attention, q, k, k[:, :, :1]).path == "error"
+
+
+def compiled():
+    """opcheck, and torch.compile without a graph break, forward and backward."""
+    warnings.simplefilter("ignore")
+    name = start()
+    for needs in (False, True):
+        for causal in (False, True):
+            whole = Whole(1, 6 * WORLD, causal=causal, rank=0)
+            q, k, v = (x.detach().requires_grad_(needs) for x in whole.mine(SPLIT[causal]))
+            for op, arguments, keywords in ((OPS.attention, (q, k, v, causal), {}), (OPS.attention, (q[:, :3], k, v), {}),
+                                            (OPS.ring_attention, (q, k, v, causal, 0.3, name), {}),
+                                            (OPS.ring_attention, (q, k, v, causal, None, name), {"zigzag": False})):
+                results = torch.library.opcheck(op.default, arguments, keywords)
+                assert set(results.values()) == {"SUCCESS"} and len(results) == 4, (op, results)
+                if not needs:
+                    check_backward_operator(op, arguments, keywords)
+
+    def block(x, weight):
+        q, k, v = (x @ weight).unflatten(-1, (3, 2, 16)).unbind(2)
+        out, lse = OPS.ring_attention(q, k, v, True, None, name)
+        own, _ = OPS.attention(q, k, v)
+        return torch.relu(out + own).flatten(2) @ weight.t()[:32] * (lse * 0 + 1).mean()
+
+    def gradients_of(function, rows=6):
+        leaves = [operand(4, RANK, (2, rows, 24)).requires_grad_(), operand(5, RANK, (24, 96)).requires_grad_()]
+        out = function(*leaves)
+        (out * operand(7, RANK, out.shape)).sum().backward()
+        return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+    wanted = gradients_of(block)
+    for backend in ("eager", "aot_eager"):
+        got = gradients_of(torch.compile(block, backend=backend, fullgraph=True))
+        assert all(torch.equal(x, y) for x, y in zip(got, wanted)), backend
+    got = gradients_of(torch.compile(block, fullgraph=True))
+    for ours, theirs in zip(got, wanted):  # Inductor rounds less often
+        assert torch.allclose(ours.float(), theirs.float(), rtol=0.05, atol=0.02 * theirs.float().abs().max().item())
+    dynamic = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (3, 9, 8):
+        got = gradients_of(dynamic, rows)
+        assert all(torch.equal(x, y) for x, y in zip(got, gradients_of(block, rows))), rows
+    end()
+
+
+def check_backward_operator(op, arguments, keywords):
+    q, k, v, *rest = (x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
+    out, lse = op(q, k, v, *rest, **keywords)
+    backward = getattr(OPS, f"{op._qualified_op_name.partition('::')[2]}_backward")
+    rest = rest or [False]
+    rest += [None] * (len(rest) == 1)
+    results = torch.library.opcheck(backward.default, (torch.ones_like(out), None, q, k, v, out, lse, *rest), keywords)
+    assert set(results.values()) == {"SUCCESS"}, (op, results)
+
+
+def wrong():
+    """Each wrong input is an exception that says what, and the group goes on."""
+    name = start()
+    q, k = operand(1, RANK, (2, 6, 4, 16)), operand(2, RANK, (2, 6, 2, 16))
+    invalid = mkernel.InvalidArgument
+
+    def ring_of(*operands, causal=True, scale=None, group=name, **keywords):
+        return OPS.ring_attention(*operands, causal, scale, group, **keywords)
+
+    for call, words in (
+        (lambda: ring_of(q[0], k, k), ["q has 3 dimensions", "[batch, sequence, heads, head_dim]"]),
+        (lambda: ring_of(q, k, k.half()), ["v has dtype torch.float16", "q torch.bfloat16"]),
+        (lambda: ring_of(q.int(), k.int(), k.int()), ["torch.int32", "floating-point"]),
+        (lambda: ring_of(q, k, k[:, :, :1]), ["k and v", "(2, 6, 2, 16)", "(2, 6, 1, 16)"]),
+        (lambda: ring_of(q, k[..., :8], k[..., :8]), ["q and k", "batch or head_dim"]),
+        (lambda: ring_of(q[:, :, :3], k, k), ["3 heads", "2", "multiple"]),
+        (lambda: ring_of(q, k[:, :5], k[:, :5]), ["q has 6 positions and k 5"]),
+        (lambda: ring_of(q, k, k, sequence=6 * WORLD + 5), [f"sequence = {6 * WORLD + 5}", f"rank {RANK} of {WORLD}"]),
+        (lambda: ring_of(q, k, k, sequence=-1), ["sequence = -1"]),
+        (lambda: ring_of(q, k, k, scale=float("inf")), ["scale = inf"]),
+        (lambda: OPS.attention(q[..., :0], k[..., :0], k[..., :0]), ["head_dim 0"]),
+        (lambda: OPS.attention(q.float(), k, k), ["k has dtype torch.bfloat16", "q torch.float32"]),
+        (lambda: OPS.attention(q, k.to("meta"), k), ["k is on meta and q on cpu"]),
+    ):
+        with raises(invalid, *words):
+            call()
+    with raises(mkernel.NotFound, "'nobody'", "ProcessGroup.group_name"):
+        ring_of(q, k, k, group="nobody")
+    with mkernel.torch.options(check=True):
+        other = q if RANK == 0 else torch.cat((q, q))
+        keys = k if RANK == 0 else torch.cat((k, k))
+        with raises(invalid, "different calls", "rank 0", "batch=2", "rank 1", "batch=4"):
+            ring_of(other, keys, keys)
+        ring_of(q, k, k)
+    leaf = q.clone().requires_grad_()
+    out, _ = ring_of(leaf, k, k)
+    with raises(mkernel.Unimplemented, "ring_attention_backward", "no backward"):
+        torch.autograd.grad(out.sum(), leaf, create_graph=True)
+    ring_of(q, k, k)
+    end()

@@ -1,0 +1,190 @@
+"""The attention operators of mkernel.torch on CUDA tensors."""
+import contextlib
+import warnings
+
+from rank import raises
+from torch_attention_rank import Whole, places
+from torch_gpu_rank import GPU, begin, call, meet, no_launches
+from torch_rank import RANK, WORLD, counted, end, operand, torch
+
+import mkernel.torch
+
+OPS = torch.ops.mkernel
+SPLIT = {False: "contiguous", True: "zigzag"}
+
+
+def ring(whole, name, **keywords):
+    """Forward and backward pass of this rank, checked. Returns what the call changed in the counters."""
+    sequence = whole.out.shape[1]
+    split = SPLIT[whole.causal and keywords.get("zigzag", True)]
+    rows, leaves = places(sequence, split), whole.mine(split, GPU)
+    if sequence % WORLD:
+        keywords["sequence"] = sequence
+    found = []
+    changed = counted(lambda: found.append(call(OPS.ring_attention, *leaves, whole.causal, whole.scale, name, **keywords)))
+    whole.check(found[0][0].cpu(), found[0][1].cpu(), rows, parts_rounded=True)
+    whole.backward(*found[0], rows)
+    whole.check_gradients(leaves, rows, 3)
+    return changed
+
+
+def values():
+    """Ring attention on the cuda executor, with its gradients; the same bits from every call."""
+    name = begin()
+    seed = 0
+    for causal in (False, True):
+        for dim in (64, 128):
+            for dtype in (torch.bfloat16, torch.float16):
+                for heads in ((4, 4), (4, 1)):
+                    changed = ring(Whole(seed := seed + 10, 96 * WORLD, causal=causal, heads=heads, dim=dim, dtype=dtype), name)
+                    assert changed["launches"] == 2 and changed["plans_created"] == 1, changed
+        for sequence in (1, 2 * WORLD - 1, 1003):
+            ring(Whole(seed := seed + 10, sequence, causal=causal, dim=64), name)
+    q, k, v = Whole(7, 300 * WORLD, causal=True, dim=64).mine("zigzag", GPU)
+    results = [call(OPS.ring_attention, q, k, v, True, None, name) for _ in range(3)]
+    assert all(torch.equal(a, b) for result in results[1:] for a, b in zip(result, results[0])), "other bits"
+    assert not mkernel.torch.counters()["fallbacks"]
+    end()
+
+
+def alone():
+    """attention of each rank alone, with shapes of its own."""
+    begin()
+    for causal in (False, True):
+        for number, (queries, keys) in enumerate(((130 + RANK, 130 + RANK), (5, 300), (300, 5), (1, 17))):
+            dtype = (torch.bfloat16, torch.float16)[number % 2]
+            whole = Whole(10 * number, queries, keys, causal=causal, rank=RANK, dim=(64, 128)[number // 2], dtype=dtype)
+            leaves = [x.to(GPU).requires_grad_() for x in whole.given]
+            out, lse = call(OPS.attention, *leaves, causal)
+            whole.check(out.cpu(), lse.cpu(), parts_rounded=True)
+            whole.backward(out, lse)
+            whole.check_gradients(leaves, roundings=3)
+    told = mkernel.torch.counters()
+    assert told["fallbacks"] == {} and told["attention"] == told["launches"], told
+    end()
+
+
+def fallbacks():
+    """PyTorch's own attention on the GPU, by what it is refused for."""
+    name = begin()
+    contiguous = "causal over contiguous parts"
+    for keywords, options, reason in (
+        ({"causal": True}, {"zigzag": False}, contiguous),
+        ({"causal": True, "dim": 80}, {}, "head_dim is not 64 or 128"),
+        ({"causal": False, "dim": 20}, {}, "head_dim is not 64 or 128"),
+        ({"causal": True, "dtype": torch.float32}, {}, "dtype torch.float32"),
+        ({"causal": False, "dtype": torch.float64}, {}, "dtype torch.float64"),
+    ):
+        for sequence in (40 * WORLD, 40 * WORLD + 3):
+            mkernel.torch.reset_counters()
+            ring(Whole(3, sequence, **{"dim": 64, **keywords}), name, **options)
+            told = mkernel.torch.counters()
+            assert told["fallbacks"] == {f"ring_attention: {reason}": 2} and "launches" not in told, (reason, told)
+    end()
+
+
+def two_nodes():
+    """Ring attention of the cuda executor is of one node: over two PyTorch's runs."""
+    name = begin()
+    ring(Whole(1, 40 * WORLD, causal=True, dim=64), name)
+    assert mkernel.torch.counters()["fallbacks"] == {"ring_attention: more than one node": 2}
+    end()
+
+
+def graphs():
+    """Captured once, replayed with other inputs."""
+    name = begin()
+    q, k, v = (torch.empty(2, 64, heads, 64, dtype=torch.bfloat16, device=GPU) for heads in (4, 2, 2))
+    rows = places(64 * WORLD, "zigzag")
+
+    def fill(seed):
+        whole = Whole(seed, 64 * WORLD, causal=True, dim=64)
+        for x, given in zip((q, k, v), whole.given):
+            x.copy_(given[:, rows])
+        return whole
+
+    def layer():
+        return (*OPS.ring_attention(q, k, v, True, None, name), *OPS.attention(q, k, v))
+
+    fill(0)
+    for op, words in ((lambda: OPS.ring_attention(q, k, v, True, None, name), "ring_attention"), (lambda: OPS.attention(q, k, v), "attention")):
+        with raises(mkernel.FailedPrecondition, words, "before the capture"):
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                op()
+    with torch.no_grad():
+        call(layer)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = layer()
+    for seed in range(10, 30):
+        whole = fill(seed)
+        meet()
+        graph.replay()
+        mkernel.torch.synchronize()
+        whole.check(results[0].cpu(), results[1].cpu(), rows, parts_rounded=True)
+        own = torch.nn.functional.scaled_dot_product_attention(*(x.cpu().double().transpose(1, 2) for x in (q, k, v)), enable_gqa=True)
+        assert torch.allclose(results[2].cpu().double(), own.transpose(1, 2), rtol=0.01, atol=0.01)
+    end()
+
+
+def compiled():
+    """opcheck, and torch.compile with Inductor, forward and backward."""
+    warnings.simplefilter("ignore")
+    name = begin()
+    q, k, v = (x.detach() for x in Whole(1, 64 * WORLD, causal=True, dim=64).mine("zigzag", GPU))
+    for op, arguments in ((OPS.attention, (q, k, v, True)), (OPS.ring_attention, (q, k, v, True, None, name))):
+        call(op, *arguments)
+        with no_launches(), contextlib.suppress(Exception):  # it compares results, which there are none of
+            torch.library.opcheck(op.default, arguments)
+        meet()
+        results = torch.library.opcheck(op.default, arguments)
+        assert set(results.values()) == {"SUCCESS"}, (op, results)
+
+    def block(x, weight):
+        q, k, v = (x @ weight).unflatten(-1, (3, 2, 64)).unbind(2)
+        return torch.relu(OPS.ring_attention(q, k, v, True, None, name)[0]).flatten(2) * 2
+
+    def gradients_of(function):
+        leaves = [operand(4, RANK, (2, 64, 64)).to(GPU).requires_grad_(), (0.1 * operand(5, 0, (64, 384))).to(GPU).requires_grad_()]
+        out = function(*leaves)
+        (out * operand(7, RANK, out.shape).to(GPU)).sum().backward()
+        return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+    wanted = call(gradients_of, block)
+    got = call(gradients_of, torch.compile(block, fullgraph=True))
+    for ours, theirs in zip(got, wanted):
+        assert torch.allclose(ours.float(), theirs.float(), rtol=0.05, atol=0.05 * theirs.float().abs().max().item())
+    end()
+
+
+def context_parallel():
+    """PyTorch's context_parallel() as a whole, on mkernel: results and gradients of its scaled_dot_product_attention."""
+    import torch.nn.functional as F
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel as parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    begin()
+    mkernel.torch.patch_context_parallel()
+    whole = Whole(1, 64 * WORLD, causal=True, heads=(4, 4), dim=64, with_lse=False)
+    rows = places(64 * WORLD, "zigzag")
+    mesh = init_device_mesh("cuda", (WORLD,))
+    d_out = whole.d_out[:, rows].transpose(1, 2).to(GPU)
+
+    def attended():
+        mine = [x.transpose(1, 2).contiguous().to(GPU) for x in whole.given]
+        with parallel(mesh, buffers=mine, buffer_seq_dims=[2] * 3, no_restore_buffers=set(mine)), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            for x in mine:  # this rank's parts by now
+                x.requires_grad_()
+            out = F.scaled_dot_product_attention(*mine, is_causal=True)
+            out.backward(d_out)
+        return out.detach(), [x.grad for x in mine]
+
+    out, gradients = call(attended)
+    whole.check(out.transpose(1, 2).contiguous().cpu(), whole.lse[..., rows].float(), rows, parts_rounded=True)
+    for gradient, wanted in zip(gradients, whole.gradients):
+        assert torch.allclose(gradient.cpu().transpose(1, 2).double(), wanted[:, rows], rtol=0.05, atol=0.05)
+    told = mkernel.torch.counters()
+    assert told["launches"] == 2 and not told["fallbacks"], told
+    mkernel.torch.unpatch_context_parallel()
+    end()

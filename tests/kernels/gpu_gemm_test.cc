@@ -303,5 +303,6 @@ TEST_CASE("refused by name, before anything is queued") {
   refuse({64, 64, 64}, good, "at least m, which is 64", Sm90SkinnyPlan{32, 1});
   refuse({64, 64, 640}, good, "over 3 CTAs", Sm90SkinnyPlan{64, 3});
   refuse({64, 64, 64}, good, "over 2 CTAs, must be a power of two of at most 1", Sm90SkinnyPlan{64, 2});
-  refuse({64, 64, 640}, good, "over 4 CTAs, must be a power of two of at most 2", Sm90SkinnyPlan{128, 4});
+  refuse({64, 64, 640}, good, "over 16 CTAs, must be a power of two of at most 8", Sm90SkinnyPlan{64, 16});
+  refuse({65, 64, 64}, good, "must be 16, 32 or 64 and at least m, which is 65", Sm90SkinnyPlan{64, 1});
 }

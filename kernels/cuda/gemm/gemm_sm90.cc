@@ -49,7 +49,7 @@ Status check_plan(const Sm90Plan& plan) {
 Status check_plan(const GemmShape& shape, const Sm90SkinnyPlan& plan) {
   if (std::ranges::find(kSkinnyRows, plan.rows) == std::end(kSkinnyRows) || plan.rows < shape.m) {
     return {StatusCode::kInvalidArgument, "gemm: plan has tiles of " + std::to_string(plan.rows) +
-                                              " rows, must be 16, 32, 64 or 128 and at least m, which is " +
+                                              " rows, must be 16, 32 or 64 and at least m, which is " +
                                               std::to_string(shape.m)};
   }
   const std::int64_t most = std::min<std::int64_t>(kSkinnyMostSplit, k_blocks(shape));

@@ -1,6 +1,7 @@
 #include "kernels/plan/machine.h"
 
 #include <array>
+#include <cmath>
 
 namespace mkernel::kernels {
 namespace {
@@ -9,6 +10,13 @@ namespace {
 constexpr std::array kMachines{kH200, kH100, kH20};
 
 }  // namespace
+
+double push_seconds(const Machine& machine, double bytes, std::int32_t stores, std::int32_t links,
+                    std::int32_t ctas) {
+  return std::pow(std::pow(bytes * stores / (ctas * machine.push_bytes), 4) +
+                      std::pow(bytes * links / machine.links_bulk, 4),
+                  0.25);
+}
 
 Result<Machine> machine_named(std::string_view name) {
   std::string known;

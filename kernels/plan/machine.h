@@ -30,6 +30,9 @@ struct Machine {
   double tensor_share = 0.95;        ///< of these that a main loop reaches
   double l2_bytes = 48;              ///< a cycle, while all multiprocessors ask
   double product_operations = 6e12;  ///< a second, over the whole of a large product
+  /// Cycles of a score of attention beside its two products. From cuDNN's rates on an H200 with 64 and 128
+  /// columns a head; the body of this project has not been measured.
+  double softmax_cycles = 0.055;
 
   // The memory of the whole GPU.
   double memory_bytes = 4.3e12;    ///< a second, read by kernels
@@ -88,6 +91,10 @@ inline constexpr Machine kHostMachine{.name = "host",
                                       .cta_multiple = 1,
                                       .clock = 3e9,
                                       .tensor_operations = 64};
+
+/// Seconds in which `ctas` push `bytes` to `stores` places, `links` of them behind NVLink.
+double push_seconds(const Machine& machine, double bytes, std::int32_t stores, std::int32_t links,
+                    std::int32_t ctas);
 
 /// The machine of this name ("H200", "H100", "H20"; case matters). kInvalidArgument names the field
 /// `machine`, the value and what there is.

@@ -8,14 +8,18 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
-from cluster import ClusterTest, gpus_or_skip, wait_until  # noqa: E402
+from cluster import BIN, ClusterTest, gpus_or_skip, wait_until  # noqa: E402
 from mps import RanksAtOnce  # noqa: E402
 
 MOE = "moe_dispatch_gemm"
-ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5"]
+RING = "ring_attention"
 # No size is a multiple of a tile's, no number of experts one of a world's.
 ODD_SIZES = ["--tokens", "300", "--hidden", "328", "--n", "392", "--experts", "11", "--topk", "3"]
 ODD_MOE = [*ODD_SIZES, "--intermediate", "264"]
+ODD_RING = ["--batch", "2", "--sequence", "3001", "--heads", "6", "--kv-heads", "2"]
+RINGS = ([*ODD_RING, "--head-dim", "64", "--causal"], [*ODD_RING, "--head-dim", "128", "--dtype", "f16"])
+LONG_RING = ["--sequence", "8192", "--heads", "16", "--kv-heads", "4", "--head-dim", "128", "--causal"]
+ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5", *LONG_RING]
 
 
 class GpuRanksTest(ClusterTest):
@@ -56,6 +60,9 @@ class GpuRanksTest(ClusterTest):
             for shape in ([], shared, [*ODD_MOE, "--column-major"], [*ODD_SIZES, "--intermediate", "0", "--dtype", "f16"]):
                 with self.subTest(world=world, op=MOE, shape=shape):
                     self.verified(world, MOE, "--iterations", "5", *shape)
+            for shape in RINGS:
+                with self.subTest(world=world, op=RING, shape=shape):
+                    self.verified(world, RING, "--iterations", "5", *shape)
 
 
 class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
@@ -154,7 +161,7 @@ class OneNodeKillsGpuTest(GpuRanksTest):
         return ranks
 
     def test_kill_of_a_rank(self):
-        for op in ("ag_gemm", "gemm_ar", MOE):
+        for op in ("ag_gemm", "gemm_ar", MOE, RING):
             with self.subTest(op=op):
                 survivor, killed = self.start_endless(op)
                 killed.kill()
@@ -165,7 +172,7 @@ class OneNodeKillsGpuTest(GpuRanksTest):
                 wait_until(lambda: not self.node.show("regions"), "the workspaces are gone")
 
     def test_kill_of_the_daemon(self):
-        for op in ("ag_gemm", "gemm_ar", MOE):
+        for op in ("ag_gemm", "gemm_ar", MOE, RING):
             with self.subTest(op=op):
                 ranks = self.start_endless(op)
                 self.node.kill()
@@ -191,10 +198,11 @@ class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
     def test_timeline(self):
         """--trace over nodes: what was put, and what arrivals and completions were waited for."""
         self.start(bandwidth_gbytes=50, latency_us=5)
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+        sizes = ["--m", "2048", "--n", "512", "--k", "1024", *LONG_RING]
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar", RING):
             with self.subTest(op=op):
                 path = self.folder / f"{op}.json"
-                self.verified(2, op, "--m", "2048", "--n", "512", "--k", "1024", "--iterations", "2", "--trace", str(path), group=op)
+                self.verified(2, op, *sizes, "--iterations", "2", "--trace", str(path), group=op)
                 names = {e["name"] for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"}
                 self.assertTrue({n for n in names if "arrivals" in n}, names)
                 self.assertTrue({n for n in names if "completed" in n}, names)
@@ -211,6 +219,7 @@ class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
             with self.subTest(op=op):
                 self.verified(2, op, "--m", "1000", "--n", "384", "--k", "520", "--iterations", "5")
         self.verified(2, MOE, *ODD_MOE, "--iterations", "5", group=MOE)
+        self.verified(2, RING, *RINGS[0], "--iterations", "5", group=RING)
 
 
 class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
@@ -226,6 +235,8 @@ class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
                 self.verified(world, op, "--iterations", "2", shapes=[(2048, n, k), (1000, 392, 264)])
         with self.subTest(world=world, op=MOE):
             self.verified(world, MOE, *ODD_MOE, "--iterations", "2")
+        with self.subTest(world=world, op=RING):
+            self.verified(world, RING, *RINGS[0], "--iterations", "2")
 
     def test_one_node(self):
         self.start_nodes(1)
@@ -238,6 +249,41 @@ class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
             self.check(world)
 
 
+class MkrunGpuTest(SeveralNodes):
+    """Ranks share GPUs in time slices: mkrun has no share of one to give."""
+
+    def run_ranks(self, executor, files, *arguments):
+        outs = [[str(self.folder / f"{executor}-{name}.{rank}.npy") for name in ("out", "lse")] for rank in (0, 1)]
+        ranks = [self.spawn(BIN / "mkrun", RING, "--group", f"mkrun-{executor}", "--daemon", self.daemons[rank].socket, "--world-size", "2",
+                            "--rank", str(rank), *(["--device", str(rank % GPUS)] if executor == "cuda" else []), "--executor", executor,
+                            "--out", outs[rank][0], "--lse", outs[rank][1], *files[rank], *arguments)
+                 for rank in (0, 1)]
+        for rank, process in enumerate(ranks):
+            status, out, err = self.finish(process)
+            self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
+        return outs
+
+    def test_ring_attention(self):
+        """The cuda executor and the cpu executor on the same files."""
+        try:
+            import numpy as np
+        except ImportError:
+            self.skipTest("numpy is not there")
+        self.start(bandwidth_gbytes=50, latency_us=5)
+        random = np.random.default_rng(20261126)
+        files = []
+        for rank in (0, 1):
+            paths = [self.folder / f"{name}.{rank}.npy" for name in "qkv"]
+            for path, heads in zip(paths, (4, 2, 2)):
+                np.save(path, random.uniform(-1, 1, (2, 300, heads, 64)).astype(np.float32))
+            files.append([str(word) for name, path in zip("qkv", paths) for word in ("--" + name, path)])
+        for causal in ([], ["--causal"]):
+            outs = [self.run_ranks(executor, files, *causal) for executor in ("cuda", "cpu")]
+            for mine, wanted in zip(*outs):
+                for path, other in zip(mine, wanted):
+                    np.testing.assert_allclose(np.load(path), np.load(other), atol=1e-2, rtol=2e-2)
+
+
 class SeveralNodesKillsGpuTest(SeveralNodes):
     def start_endless(self, op):
         ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
@@ -247,7 +293,7 @@ class SeveralNodesKillsGpuTest(SeveralNodes):
 
     def test_kill_of_a_rank(self):
         self.start()
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar", MOE):
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar", MOE, RING):
             with self.subTest(op=op):
                 survivor, killed = self.start_endless(op)
                 killed.kill()
@@ -258,7 +304,7 @@ class SeveralNodesKillsGpuTest(SeveralNodes):
 
     def test_kill_of_a_daemon(self):
         self.start()
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar", MOE):
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar", MOE, RING):
             with self.subTest(op=op):
                 ranks = self.start_endless(op)
                 self.daemons[1].kill()

@@ -86,12 +86,16 @@ class Mkrun(ClusterTest):
 
     def test_ring_attention(self):
         self.start_nodes(2)
-        batch, sequence, heads, kv_heads, dim = 2, 61, 4, 2, 32
+        self.check_ring_attention(dim=32)
+
+    def check_ring_attention(self, *arguments, dim):
+        batch, sequence, heads, kv_heads = 2, 61, 4, 2
         q = self.values(batch, sequence, heads, dim)
         k, v = self.values(batch, sequence, kv_heads, dim), self.values(batch, sequence, kv_heads, dim)
         parts = split(sequence, 2 * WORLD)
         held = [np.r_[slice(*parts[r]), slice(*parts[2 * WORLD - 1 - r])] for r in range(WORLD)]
-        outs = self.run_ranks("ring_attention", "--dtype", "f16", "--causal", "--sequence", str(sequence),
+        lse = str(self.folder / "lse.{rank}.npy")
+        outs = self.run_ranks("ring_attention", "--dtype", "f16", "--causal", "--sequence", str(sequence), "--lse", lse, *arguments,
                               *[x for name, t in (("q", q), ("k", k), ("v", v))
                                 for x in ("--" + name, self.save(name, [t[:, h] for h in held]))])
         wide = lambda t: np.repeat(t.astype(np.float64), heads // kv_heads, axis=2)
@@ -99,8 +103,20 @@ class Mkrun(ClusterTest):
         scores = np.where(np.tril(np.ones((sequence, sequence), bool)), scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         wanted = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), wide(v))
-        for out, h in zip(outs, held):
+        sums = np.log(weights.sum(-1)) + scores.max(-1)
+        for rank, (out, h) in enumerate(zip(outs, held)):
             self.close(out, wanted[:, h], 5e-3)
+            self.close(np.load(lse.format(rank=rank)), sums[:, :, h], 5e-3)
+
+    def test_what_other_operations_do_not_have(self):
+        self.start_nodes(1)
+        for flags, text in ((["--lse", "x.npy"], "--lse: only ring_attention"), (["--executor", "cuda"], "--executor cuda: only"),
+                            (["--device", "0"], "--device is of --executor cuda")):
+            process = self.spawn(BIN / "mkrun", "gemm_ar", "--group", "bad", "--world-size", "1", "--rank", "0", "--daemon",
+                                 self.daemons[0].socket, "--out", self.folder / "out.npy", *flags)
+            status, _, err = self.finish(process)
+            self.assertEqual(status, 2, err)
+            self.assertIn(text, err)
 
     def test_moe(self):
         self.start_nodes(2)

@@ -1,5 +1,6 @@
-// Ring attention on the cuda executor: ranks of a node, also such that share a GPU; random inputs, poisoned
-// outputs, every element against fp64, launches queued and replayed by graphs, the same bits every time.
+// Ring attention on the cuda executor: ranks of one node and of several, which a fabric of the test's joins,
+// also such that share a GPU; random inputs, poisoned outputs, every element against fp64, launches queued
+// and replayed by graphs, the same bits every time.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -25,11 +26,12 @@ using namespace std::chrono_literals;
 
 constexpr ExecutorOptions kOptions{.deadline = 10s};
 
-/// The operation on every rank of a node, bound, with operands.
+/// The operation on every rank, bound, with operands.
 class GpuRing {
  public:
-  GpuRing(int ranks, const AttentionShape& shape, const kernels::RingAttentionOptions& options = {})
-      : world_(require(GpuWorld::make(ranks))), ranks_(static_cast<std::size_t>(ranks)) {
+  GpuRing(const FabricOptions& fabric, const AttentionShape& shape,
+          const kernels::RingAttentionOptions& options = {})
+      : world_(require(GpuWorld::make(fabric))), ranks_(static_cast<std::size_t>(world_->size())) {
     require_ok(each([&](int rank) { return make_rank(rank, shape, options); }));
     const Requirements needs = operation(0).requirements();
     const auto workspace = require(world_->symmetric(needs.workspace_bytes));
@@ -45,7 +47,12 @@ class GpuRing {
     }));
   }
 
+  /// Ranks of one node.
+  GpuRing(std::uint32_t ranks, const AttentionShape& shape, const kernels::RingAttentionOptions& options = {})
+      : GpuRing(FabricOptions{.ranks_per_node = ranks}, shape, options) {}
+
   int size() const { return world_->size(); }
+  FakeFabric& fabric() { return world_->fabric(); }
   Status each(const std::function<Status(int rank)>& body) const { return world_->each(body); }
   kernels::CudaAttentionOperation& operation(int rank) { return *at(rank).operation; }
   const bench::GpuStream& stream(int rank) { return at(rank).stream; }
@@ -77,7 +84,43 @@ class GpuRing {
         return stream(rank).synchronize();
       }));
       require_ok(each([&](int rank) { return verify(rank, step); }));
+      REQUIRE(fabric().error() == "");
     }
+  }
+  /// 1,000 replays of a graph by default, and a launch by itself with the same inputs: the same bits.
+  void check_replays(int replays = 1000) {
+    std::vector<std::uint64_t> first(ranks_.size());
+    require_ok(each([&](int rank) -> Status {
+      auto graph = bench::GpuGraph::capture(stream(rank), [&] { return enqueue(rank); });
+      if (!graph.ok()) return graph.status();
+      MK_RETURN_IF_ERROR(fill(rank, 1));
+      for (int replay = 0; replay < replays; ++replay) MK_RETURN_IF_ERROR(graph->launch(stream(rank)));
+      return stream(rank).synchronize();
+    }));
+    require_ok(each([&](int rank) -> Status {
+      auto digest = this->digest(rank);
+      if (digest.ok()) first[static_cast<std::size_t>(rank)] = *digest;
+      return digest.status();
+    }));
+    check(1);
+    require_ok(each([&](int rank) -> Status {
+      auto digest = this->digest(rank);
+      if (!digest.ok() || *digest == first[static_cast<std::size_t>(rank)]) return digest.status();
+      return {StatusCode::kDataLoss, "other bits on rank " + std::to_string(rank)};
+    }));
+  }
+  /// Rank 1 does not launch: what rank 0 says, which then refuses another launch.
+  Status miss_rank_1() {
+    Status missed;
+    require_ok(each([&](int rank) -> Status {
+      if (rank == 1) return {};
+      MK_RETURN_IF_ERROR(enqueue(rank, {.deadline = 400ms}));
+      MK_RETURN_IF_ERROR(stream(rank).synchronize());
+      if (rank == 0) missed = operation(rank).status();
+      return {};
+    }));
+    CHECK(enqueue(0).code() == StatusCode::kFailedPrecondition);
+    return missed;
   }
 
  private:
@@ -97,6 +140,7 @@ class GpuRing {
                                                   options);
     if (!made.ok()) return made.status();
     at(rank).operation = std::move(*made);
+    at(rank).operation->use_rings(world_->rings(rank));
     auto operands = bench::GpuAttentionCase::make(shape, size(), rank);
     if (!operands.ok()) return operands.status();
     at(rank).operands = std::make_unique<bench::GpuAttentionCase>(std::move(*operands));
@@ -117,7 +161,7 @@ TEST_CASE("ring attention: a shape small enough for tools that watch every acces
 
 TEST_CASE("ring attention: sequences of every length, also shorter than the ranks, heads that share keys") {
   if (!peers_or_skip(1)) return;
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (const std::uint32_t ranks : {1U, 2U, 3U, 4U}) {
     for (const std::int64_t sequence : {1, 7, 1000, 4096}) {
       CAPTURE(ranks);
       CAPTURE(sequence);
@@ -160,27 +204,8 @@ TEST_CASE("ring attention: any number of CTAs that push computes the same bits")
 TEST_CASE("ring attention: captured in graphs and replayed, no host call between, the same bits every time") {
   if (!peers_or_skip(1)) return;
   for (const bool causal : {false, true}) {
-    GpuRing ranks(
-        4, {.batch = 2, .sequence = 2500, .heads = 6, .kv_heads = 2, .head_dim = 128, .causal = causal});
-    std::vector<std::uint64_t> first(4);
-    require_ok(ranks.each([&](int rank) -> Status {
-      auto graph = bench::GpuGraph::capture(ranks.stream(rank), [&] { return ranks.enqueue(rank); });
-      if (!graph.ok()) return graph.status();
-      MK_RETURN_IF_ERROR(ranks.fill(rank, 1));
-      for (int replay = 0; replay < 1000; ++replay) MK_RETURN_IF_ERROR(graph->launch(ranks.stream(rank)));
-      return ranks.stream(rank).synchronize();
-    }));
-    require_ok(ranks.each([&](int rank) -> Status {
-      auto digest = ranks.digest(rank);
-      if (digest.ok()) first[static_cast<std::size_t>(rank)] = *digest;
-      return digest.status();
-    }));
-    ranks.check(1);  // the same inputs
-    require_ok(ranks.each([&](int rank) -> Status {
-      auto digest = ranks.digest(rank);
-      if (!digest.ok() || *digest == first[static_cast<std::size_t>(rank)]) return digest.status();
-      return {StatusCode::kDataLoss, "other bits on rank " + std::to_string(rank)};
-    }));
+    GpuRing(4, {.batch = 2, .sequence = 2500, .heads = 6, .kv_heads = 2, .head_dim = 128, .causal = causal})
+        .check_replays();
   }
 }
 
@@ -188,18 +213,71 @@ TEST_CASE("ring attention: a rank that does not come is named, and later launche
   if (!peers_or_skip(1)) return;
   GpuRing ranks(2, {.batch = 1, .sequence = 500, .heads = 2, .kv_heads = 2, .head_dim = 64});
   ranks.check(1);
-  Status missed;
-  require_ok(ranks.each([&](int rank) -> Status {
-    if (rank == 1) return {};
-    MK_RETURN_IF_ERROR(ranks.enqueue(rank, {.deadline = 400ms}));
-    MK_RETURN_IF_ERROR(ranks.stream(rank).synchronize());
-    missed = ranks.operation(rank).status();
-    return {};
-  }));
+  const Status missed = ranks.miss_rank_1();
   CHECK(missed.code() == StatusCode::kDeadlineExceeded);
   CHECK_MESSAGE(missed.text().find("a chunk") != std::string::npos, missed.text());
   CHECK_MESSAGE(missed.text().find("rank 1") != std::string::npos, missed.text());
-  CHECK(ranks.enqueue(0).code() == StatusCode::kFailedPrecondition);
+}
+
+TEST_CASE("ring attention: several nodes, a shape small enough for tools that watch every access") {
+  if (!peers_or_skip(1)) return;
+  GpuRing({.nodes = 2, .ranks_per_node = 2},
+          {.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = true})
+      .check();
+}
+
+TEST_CASE("ring attention: several nodes, sequences of every length, and each key crosses to a node once") {
+  if (!peers_or_skip(1)) return;
+  for (const FabricOptions& fabric :
+       {FabricOptions{.nodes = 2}, FabricOptions{.nodes = 3}, FabricOptions{.nodes = 2, .ranks_per_node = 2},
+        FabricOptions{.nodes = 3, .ranks_per_node = 2}}) {
+    for (const std::int64_t sequence : {1, 7, 2000}) {
+      const std::string what = std::to_string(fabric.nodes) + " x " + std::to_string(fabric.ranks_per_node) +
+                               ", sequence " + std::to_string(sequence);
+      CAPTURE(what);
+      for_every_attention({.batch = 2, .sequence = sequence, .heads = 8, .kv_heads = 2},
+                          [&](const AttentionShape& shape) {
+                            GpuRing ranks(fabric, shape);
+                            ranks.check();
+                            for (int rank = 0; rank < ranks.size(); ++rank) {
+                              CHECK(ranks.fabric().wire_bytes(static_cast<std::uint32_t>(rank)) ==
+                                    3 * ranks.operation(rank).wire_bytes());
+                            }
+                          });
+    }
+  }
+}
+
+TEST_CASE("ring attention: several nodes, a long sequence, any number of CTAs that push") {
+  if (!peers_or_skip(1)) return;
+  for (const std::int32_t comm_ctas : {0, 1, 5}) {
+    for (const bool causal : {false, true}) {
+      GpuRing({.nodes = 2, .ranks_per_node = 2},
+              {.batch = 1, .sequence = 30011, .heads = 4, .kv_heads = 2, .head_dim = 128, .causal = causal},
+              {.comm_ctas = comm_ctas})
+          .check(2, 97);
+    }
+  }
+}
+
+TEST_CASE("ring attention: several nodes, captured in graphs and replayed, the same bits every time") {
+  if (!peers_or_skip(1)) return;
+  for (const FabricOptions& fabric :
+       {FabricOptions{.nodes = 2, .ranks_per_node = 2}, FabricOptions{.nodes = 3}}) {
+    GpuRing(fabric,
+            {.batch = 2, .sequence = 2500, .heads = 6, .kv_heads = 2, .head_dim = 128, .causal = true})
+        .check_replays(200);
+  }
+}
+
+TEST_CASE(
+    "ring attention: a rank of another node that does not come is named, and later launches are refused") {
+  if (!peers_or_skip(1)) return;
+  GpuRing ranks({.nodes = 2}, {.batch = 1, .sequence = 500, .heads = 2, .kv_heads = 2, .head_dim = 64});
+  ranks.check(1);
+  const Status missed = ranks.miss_rank_1();
+  CHECK(missed.code() == StatusCode::kDeadlineExceeded);
+  CHECK_MESSAGE(missed.text().find("rank 1") != std::string::npos, missed.text());
 }
 
 }  // namespace mkernel::test

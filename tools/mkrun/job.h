@@ -23,9 +23,10 @@ class Job {
   virtual Status plan(Group& group, const Options& options) = 0;
   virtual Result<Pending> launch(const ExecutorOptions& options) = 0;
   virtual const Planned& operation() const = 0;
-
-  const std::vector<std::int64_t>& out_shape() const { return out_shape_; }
-  const std::vector<std::uint16_t>& out() const { return out_; }
+  /// Writes what the last launch has left.
+  virtual Status save(const Options& options) {
+    return save_values(options.out, out_shape_, out_, options.dtype);
+  }
 
  protected:
   void make_out(std::vector<std::int64_t> shape);

@@ -1,6 +1,10 @@
+#include <memory>
 #include <optional>
+#include <vector>
 
+#include "tools/mkrun/executor_array.h"
 #include "tools/mkrun/job.h"
+#include "tools/mkrun/npy.h"
 
 namespace mkernel::mkrun {
 namespace {
@@ -48,22 +52,50 @@ class AttentionJob : public Job {
     });
     if (!sequence.ok()) return sequence.status().with_context("positions of --q");
     shape_.sequence = sequence.value();
-    auto made = group.ring_attention(shape_);
+    auto made = group.ring_attention(shape_, options.executor);
     if (!made.ok()) return made.status();
     operation_.emplace(std::move(*made));
     make_out(q_.shape);
-    return {};
+    if (!options.lse.empty()) lse_.resize(static_cast<std::size_t>(q_.shape[0] * q_.shape[1] * q_.shape[2]));
+    return place(options.device);
   }
 
   Result<Pending> launch(const ExecutorOptions& options) override {
-    return operation_->launch({q_.values.data(), k_.values.data(), v_.values.data(), out_.data()}, options);
+    return operation_->launch({arrays_[kQ]->get(), arrays_[kK]->get(), arrays_[kV]->get(),
+                               arrays_[kOut]->get(), static_cast<float*>(arrays_[kLse]->get())},
+                              options);
   }
   const Planned& operation() const override { return *operation_; }
 
+  Status save(const Options& options) override {
+    for (const int written : {kOut, kLse})
+      MK_RETURN_IF_ERROR(arrays_[static_cast<std::size_t>(written)]->fetch());
+    MK_RETURN_IF_ERROR(Job::save(options));
+    if (options.lse.empty()) return {};
+    const std::vector<std::int64_t> shape{q_.shape[0], q_.shape[2], q_.shape[1]};
+    return write_npy(options.lse, shape, lse_).with_context("--lse");
+  }
+
  private:
+  enum { kQ, kK, kV, kOut, kLse };
+
+  /// Operands and results, where the executor finds them.
+  Status place(std::optional<int> device) {
+    for (std::vector<std::uint16_t>* values : {&q_.values, &k_.values, &v_.values, &out_})
+      MK_RETURN_IF_ERROR(place(values->data(), values->size() * sizeof(std::uint16_t), device));
+    return place(lse_.data(), lse_.size() * sizeof(float), device);
+  }
+  Status place(void* host, std::uint64_t bytes, std::optional<int> device) {
+    auto array = executor_array(host, bytes, device);
+    if (array.ok()) arrays_.push_back(std::move(*array));
+    return array.status();
+  }
+
   AttentionShape shape_;
   Operand q_, k_, v_;
+  std::vector<float> lse_;  ///< [batch, heads, positions], or none
   std::optional<RingAttention> operation_;
+  std::vector<std::unique_ptr<ExecutorArray>> arrays_;
 };
 
 }  // namespace

@@ -30,7 +30,8 @@ Operations and their files (float32 or float16 .npy; every rank gives its own pa
                      or --w1 [.., hidden, 2 * intermediate] --w2 [.., intermediate, n] for gated experts, beside which
                      --shared-w1 [hidden, 2 * s] --shared-w2 [s, n] are of one that every token goes through
   ring_attention     --q [batch, positions of this rank, heads, head_dim]  --k --v [.., kv_heads, head_dim]  -> as --q
-                     with --causal rank r holds parts r and 2 * world - 1 - r of 2 * world (zigzag)
+                     with --causal rank r holds parts r and 2 * world - 1 - r of 2 * world (zigzag);
+                     --lse writes log-sum-exps, float32 [batch, heads, positions of this rank]; --executor cuda: on a GPU
 
 In every path {rank}, {local_rank} and {world_size} are replaced. Rank and world size come from the flags or else from
 torchrun, mpirun or srun; the group name from --group or else from the launcher's job id. A group belongs to one user.
@@ -59,6 +60,14 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--rank", flags.rank, "this rank, from 0");
   app.add_option("--daemon", o.daemon, "session socket of this node's daemon")->capture_default_str();
   app.add_option("--out", o.out, "file to write, float32 .npy")->required();
+  app.add_option("--lse", o.lse, "file to write, of ring_attention: logarithms of the sums of exponentials");
+  app.add_option("--executor", o.executor, "cpu, or cuda: on a GPU; of ring_attention")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}))
+      ->default_str("cpu");
+  app.add_option("--device", o.device,
+                 "GPU of the cuda executor; absent: the launcher's local rank, or the rank")
+      ->check(CLI::Range(0, 1023));
   app.add_option("--a", o.a, "left matrix, or the tokens");
   app.add_option("--b", o.b, "right matrix");
   app.add_option("--q", o.q, "queries");
@@ -110,6 +119,17 @@ std::string filled(std::string path, const Options& options, std::uint32_t local
   return path;
 }
 
+/// What one operation alone has.
+Status check_executor(const Options& o) {
+  if (o.executor != Executor::kCuda && o.device)
+    return {StatusCode::kInvalidArgument, "--device is of --executor cuda"};
+  if (o.op == "ring_attention") return {};
+  if (o.executor == Executor::kCuda)
+    return {StatusCode::kInvalidArgument, "--executor cuda: only ring_attention has it, not " + o.op};
+  if (!o.lse.empty()) return {StatusCode::kInvalidArgument, "--lse: only ring_attention has it, not " + o.op};
+  return {};
+}
+
 /// Merges flags and launcher; flags win.
 Status complete(Flags& flags, const Launcher& launcher) {
   Options& o = flags.options;
@@ -129,8 +149,11 @@ Status complete(Flags& flags, const Launcher& launcher) {
     return {StatusCode::kInvalidArgument,
             "--group is missing, and no launcher tells a job id to name it after"};
   }
-  for (std::string* path : {&o.daemon, &o.secret_file, &o.out, &o.a, &o.b, &o.q, &o.k, &o.v, &o.w1, &o.w2,
-                            &o.shared_w1, &o.shared_w2, &o.topk_indices, &o.topk_weights}) {
+  MK_RETURN_IF_ERROR(check_executor(o));
+  if (o.executor == Executor::kCuda && !o.device)
+    o.device = static_cast<int>(launcher.local_rank.value_or(o.rank));
+  for (std::string* path : {&o.daemon, &o.secret_file, &o.out, &o.lse, &o.a, &o.b, &o.q, &o.k, &o.v, &o.w1,
+                            &o.w2, &o.shared_w1, &o.shared_w2, &o.topk_indices, &o.topk_weights}) {
     *path = filled(*path, o, launcher.local_rank.value_or(0));
   }
   o.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(flags.deadline * 1000));
@@ -156,7 +179,7 @@ Status run(Group& group, Job& job, const Options& options) {
     milliseconds.push_back(
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
   }
-  MK_RETURN_IF_ERROR(save_values(options.out, job.out_shape(), job.out(), options.dtype));
+  MK_RETURN_IF_ERROR(job.save(options));
   const auto middle = milliseconds.begin() + static_cast<std::ptrdiff_t>(milliseconds.size() / 2);
   std::nth_element(milliseconds.begin(), middle, milliseconds.end());
   std::printf("rank %u of %u: %s: %.3f ms, %llu bytes to other nodes, wrote %s\n", options.rank,
@@ -176,7 +199,9 @@ int run_rank(const Options& options) {
   if (const Status loaded = job->load(options); !loaded.ok()) return report(kUsage, loaded, options);
   const auto secret = read_secret(options.secret_file);
   if (!secret.ok()) return report(kUsage, secret.status(), options);
-  auto session = Session::connect({.socket = options.daemon, .name = "mkrun " + options.op});
+  auto session = Session::connect({.socket = options.daemon,
+                                   .name = "mkrun " + options.op,
+                                   .device = options.device.value_or(SessionOptions{}.device)});
   if (!session.ok()) {
     const bool unreachable = session.status().code() == StatusCode::kUnavailable ||
                              session.status().code() == StatusCode::kPermissionDenied ||

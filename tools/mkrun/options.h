@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "mkernel/ops.h"
@@ -19,6 +20,9 @@ struct Options {
   /// Files to read, placeholders filled in.
   std::string a, b, q, k, v, w1, w2, shared_w1, shared_w2, topk_indices, topk_weights;
   std::string out;
+  std::string lse;  ///< to write, of attention; empty: it is not computed
+  Executor executor = Executor::kCpu;
+  std::optional<int> device;  ///< of the cuda executor
   DataType dtype = DataType::kBf16;
   Layout b_layout = Layout::kRowMajor;
   std::int64_t m = 0, sequence = 0, experts = 0, max_tokens = 0;  ///< 0 = from the files of all ranks

@@ -250,7 +250,7 @@ typedef struct mk_launch_options {
   int32_t compute_threads; /* of MK_CPU */
 } mk_launch_options;
 
-/* Collective. On MK_CUDA ring attention over several nodes is MK_UNIMPLEMENTED. */
+/* Collective. */
 MK_API mk_status mk_ag_gemm_create(mk_group* group, const mk_gemm_shape* shape,
                                    const mk_operation_options* options, mk_operation** operation);
 MK_API mk_status mk_gemm_rs_create(mk_group* group, const mk_gemm_shape* shape,

@@ -351,8 +351,8 @@ class Group:
                        causal: bool = False, scale: float = 0.0, dtype: str = "bf16", executor: str = "cpu",
                        comm_ctas: int = 0, sms: int = 0, machine: Optional[str] = None) -> RingAttention:
         """**Collective**. Plans ring attention over `sequence` positions of all ranks together; see RingAttention. `kv_heads` and
-        `scale` as those of attention(). cuda: one node, head_dim 64 or 128; `comm_ctas` CTAs push keys and values before they
-        compute, 0: by machine. The last two as those of ag_gemm(), also errors."""
+        `scale` as those of attention(). cuda: head_dim 64 or 128; `comm_ctas` CTAs push keys and values before they compute, 0: by
+        machine. The last two as those of ag_gemm(), also errors."""
         shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, None, causal, scale, dtype)
         plan = options(executor, comm_ctas=comm_ctas, sms=sms, machine=machine)
         handle = self._operation("ring_attention", lib.mk_ring_attention_create, shape, plan)

@@ -25,6 +25,7 @@ inline constexpr int kFanOutStages = 12;
 inline constexpr int kFanOutStorers = 3;  ///< threads that store, each in a warp of its own
 inline constexpr int kFanOutReading = 3;  ///< stages that the stores of one may be reading; others hold loads
 inline constexpr std::uint32_t kFanOutPieceBytes = 16384;
+inline constexpr int kFanOutStreams = 2 * kMaxKernelNodes;  ///< at most: two tensors of every rail peer
 
 /// Memory of a rank that is written.
 struct FanOutTarget {
@@ -53,18 +54,53 @@ struct FanOutPlan {
   std::int32_t block_rows;
   Divisor shares;  ///< CTAs that share every chunk
   std::int32_t streams;
-  std::int32_t most_chunks;            ///< of a stream after the first
+  std::int32_t own_streams;            ///< the first ones, each with as many chunks
+  std::int32_t together;               ///< of the others: how many come in turn (StreamTurns)
+  std::int32_t most_chunks;            ///< of a stream after the own ones
   FanOutTarget target[kMaxNodeRanks];  ///< the ranks that are written
-  FanOutStream stream[kMaxKernelNodes];
+  FanOutStream stream[kFanOutStreams];
 
   __device__ __forceinline__ StreamTurns order() const {
-    return {stream[0].chunks, streams - 1, most_chunks};
+    return {stream[0].chunks, streams - own_streams, most_chunks, own_streams, together};
   }
+  /// Rows of this rank, which are there.
+  __device__ __forceinline__ bool is_own(const Turn& turn) const { return turn.stream < own_streams; }
   /// Whether its stream has that many chunks.
   __device__ __forceinline__ bool exists(const Turn& turn) const {
     return turn.chunk < stream[turn.stream].chunks;
   }
 };
+
+/// The ranks of a node, whose memory is `rows` and `words` by local rank. Everybody begins with the next one
+/// and ends with itself: nobody is written by all at a time.
+__device__ __forceinline__ void describe_targets(std::int32_t local_rank, std::int32_t ranks,
+                                                 std::byte* const* rows, std::byte* const* words,
+                                                 FanOutPlan& plan) {
+  for (std::int32_t t = 0; t < ranks; ++t) {
+    const std::int32_t target = (local_rank + 1 + t) % ranks;
+    plan.target[t] = {rows[target], words[target]};
+  }
+}
+/// Completes a stream that has its rows, its chunks and its place at the targets: own rows, for the other
+/// ranks of a node of `ranks`, and for this one's memory when they are `put` from there. A rank alone has no
+/// chunks.
+__device__ __forceinline__ void describe_own_rows(const std::byte* rows, std::int32_t ranks, bool put,
+                                                  FanOutStream& stream) {
+  stream.source = rows;
+  stream.in_parts = false;
+  stream.stores = put ? ranks : ranks - 1;
+  stream.targets = stream.stores;
+  if (stream.targets == 0) stream.chunks = 0;
+}
+/// Likewise of rows that are put here from another node, into `memory`: for the other ranks of this node.
+/// They are counted here too.
+__device__ __forceinline__ void describe_far_rows(const std::byte* memory, std::int32_t ranks,
+                                                  FanOutStream& stream) {
+  stream.source = memory + stream.rows_at;
+  stream.in_parts = true;
+  stream.stores = ranks - 1;
+  stream.targets = ranks;
+}
 
 inline constexpr std::int32_t kFanOutNothingLost = 0x7fffffff;
 
@@ -90,7 +126,7 @@ class FanOutCursor {
   __device__ __forceinline__ const FanOutPlan::Turn& at() const { return at_; }
   __device__ __forceinline__ const FanOutStream& stream() const { return *stream_; }
   /// A chunk of another node's, which may be long in coming.
-  __device__ __forceinline__ bool begins_to_wait() const { return at_.stream > 0 && row_ == begin_; }
+  __device__ __forceinline__ bool begins_to_wait() const { return !plan_.is_own(at_) && row_ == begin_; }
   __device__ __forceinline__ std::int32_t rows() const { return min(end_ - row_, piece_rows_); }
   /// Of one row's part.
   __device__ __forceinline__ std::uint32_t row_bytes() const { return row_bytes_; }

@@ -172,14 +172,6 @@ Status check_assignment(const AgGemmOptions& options) {
 
 constexpr double kPieceBytes = 16384;  ///< that one load of whole rows takes
 
-/// For `bytes` of a chunk to `stores` places, `links` of them behind NVLink.
-double push_seconds(const Machine& machine, double bytes, std::int32_t stores, std::int32_t links,
-                    std::int32_t ctas) {
-  return std::pow(std::pow(bytes * stores / (ctas * machine.push_bytes), 4) +
-                      std::pow(bytes * links / machine.links_bulk, 4),
-                  0.25);
-}
-
 /// For `bytes` of a chunk on their way from memory into the pushing CTAs: what counts when they go to few
 /// places.
 double load_seconds(const AgGemmPlan& plan, double bytes) {

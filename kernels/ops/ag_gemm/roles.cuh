@@ -110,16 +110,9 @@ __device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::
   stream.rows_at = half_at(p) + p.gather.slab_offset(source);
   stream.ready_at = p.gather.ready_offset(source);
   if (source == p.steps.rank) {
-    stream.source = p.rows;
-    stream.in_parts = false;
-    stream.stores = p.rails > 0 ? ranks : ranks - 1;  // own rows are put from this workspace
-    stream.targets = stream.stores;
-    if (stream.targets == 0) stream.chunks = 0;  // a rank alone
+    describe_own_rows(p.rows, ranks, p.rails > 0, stream);
   } else {
-    stream.source = p.lent[p.local_rank] + stream.rows_at;
-    stream.in_parts = true;
-    stream.stores = ranks - 1;
-    stream.targets = ranks;  // here they lie already
+    describe_far_rows(p.lent[p.local_rank], ranks, stream);
   }
 }
 
@@ -130,13 +123,10 @@ __device__ __forceinline__ void describe_streams(const AgGemmParameters& p, FanO
   plan.block_rows = p.gather.block_rows;
   plan.shares = p.gather.shares;
   plan.streams = 1 + p.rails;
+  plan.own_streams = 1;
+  plan.together = p.rails;
   plan.most_chunks = p.gather.max_chunks();
-  // Everybody begins with the next rank of the node and ends with itself: nobody is written by all at a time.
-  const std::int32_t ranks = p.steps.near + 1;
-  for (std::int32_t t = 0; t < ranks; ++t) {
-    const std::int32_t target = (p.local_rank + 1 + t) % ranks;
-    plan.target[t] = {p.lent[target], p.words[target]};
-  }
+  describe_targets(p.local_rank, p.steps.near + 1, p.lent, p.words, plan);
   describe_stream(p, p.steps.rank, plan.stream[0]);
   for (std::int32_t i = 1; i <= p.rails; ++i) describe_stream(p, p.rail[p.rails - i], plan.stream[i]);
 }

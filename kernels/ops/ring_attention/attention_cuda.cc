@@ -14,6 +14,7 @@
 #include "kernels/ops/ring_attention/attention_parameters.h"
 #include "kernels/ops/ring_attention/attention_plan.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
+#include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -27,11 +28,15 @@ constexpr OpKind kKind = OpKind::kAttention;
 
 class CudaAttention final : public CudaOperation<AttentionArguments> {
  public:
-  CudaAttention(AttentionPlan plan, std::int32_t sms, const Topology& topology, std::uint32_t rank)
-      : CudaOperation(kKind, name_of(kKind), topology, rank), plan_(std::move(plan)), sms_(sms) {}
+  CudaAttention(AttentionPlan plan, const Machine& machine, const Topology& topology, std::uint32_t rank)
+      : CudaOperation(kKind, name_of(kKind), topology, rank),
+        plan_(std::move(plan)),
+        sms_(machine.sms),
+        expected_seconds_(estimated_seconds(plan_, machine)) {}
 
   std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
   Requirements requirements() const override { return {.gpu = true}; }
+  double expected_seconds() const override { return expected_seconds_; }
 
  private:
   Status attach() override {
@@ -77,6 +82,7 @@ class CudaAttention final : public CudaOperation<AttentionArguments> {
 
   const AttentionPlan plan_;
   const std::int32_t sms_;
+  const double expected_seconds_;
   DeviceBuffer counters_;
   AttentionParameters parameters_{};  ///< without the operands of a launch
   Tensors tensors_;                   ///< that the maps are of
@@ -98,7 +104,7 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_attention(const Attent
         return attention_kernel_of<kHeadDim, kCausal, kType>();
       });
   std::unique_ptr<CudaAttentionOperation> made =
-      std::make_unique<CudaAttention>(std::move(*plan), machine->sms, topology, rank);
+      std::make_unique<CudaAttention>(std::move(*plan), *machine, topology, rank);
   MK_RETURN_IF_ERROR(made->load(kernel, *machine));
   return made;
 }

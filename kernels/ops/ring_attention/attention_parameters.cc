@@ -24,16 +24,12 @@ float attention_scale_log2(const AttentionShape& shape) {
 
 AttentionParameters attention_parameters(const AttentionPlan& plan, AttentionCounters* counters) {
   const AttentionShape& shape = plan.shape;
-  const auto heads = static_cast<std::int32_t>(shape.heads);
-  const auto queries = static_cast<std::int32_t>(shape.sequence);
   AttentionParameters p{};
-  p.tasks =
-      AttentionTasks(static_cast<std::int32_t>(shape.batch), heads, static_cast<std::int32_t>(shape.kv_heads),
-                     attention_query_tiles(queries), 2 * shape.keys * shape.head_dim * 2);
+  p.tasks = plan.tasks();
   p.counters = counters;
   p.scale = attention_scale_log2(shape);
-  p.heads = heads;
-  p.queries = queries;
+  p.heads = static_cast<std::int32_t>(shape.heads);
+  p.queries = static_cast<std::int32_t>(shape.sequence);
   p.keys = static_cast<std::int32_t>(shape.keys);
   p.group = static_cast<std::int32_t>(plan.group());
   return p;

@@ -24,6 +24,13 @@ std::string AttentionPlan::signature() const {
   return attention_signature(kAlone, shape);
 }
 
+AttentionTasks AttentionPlan::tasks() const {
+  return AttentionTasks(static_cast<std::int32_t>(shape.batch), static_cast<std::int32_t>(shape.heads),
+                        static_cast<std::int32_t>(shape.kv_heads),
+                        attention_query_tiles(static_cast<std::int32_t>(shape.sequence)),
+                        2 * shape.keys * shape.head_dim * 2);
+}
+
 Status AttentionPlan::check(const AttentionArguments& arguments) const {
   return check_attention_operands(kAlone, arguments, shape.sequence, shape.keys);
 }

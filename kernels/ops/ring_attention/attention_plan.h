@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/plan/attention_tasks.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
@@ -29,6 +30,8 @@ struct AttentionPlan {
 
   /// Query heads that share the keys and values of one head.
   std::int64_t group() const { return shape.heads / shape.kv_heads; }
+  /// In the order in which the cuda executor takes them.
+  AttentionTasks tasks() const;
 };
 
 }  // namespace mkernel::kernels

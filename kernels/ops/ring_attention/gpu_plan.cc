@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
+#include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
@@ -12,32 +14,33 @@ namespace mkernel::kernels {
 namespace {
 
 constexpr OpKind kRing = OpKind::kRingAttention;
-/// What one CTA pushes of a chunk: the fence behind it costs as much time as some pieces of 16 KiB.
+/// What one CTA pushes of a chunk: the fence behind it costs as much time as some pieces of 16 KiB. Over
+/// several nodes a chunk is also a put, and short ones do not fill the wire.
 constexpr std::int64_t kMostShareBytes = 128 << 10, kFewestShareBytes = 16 << 10;
+constexpr std::int64_t kFewestPutBytes = 256 << 10;
 /// So many chunks of a tensor are better than long ones: work on the first goes on while the others come.
 constexpr std::int64_t kWantedChunks = 8;
 
-Status refused(const std::string& field, std::int64_t value, const std::string& limit,
-               StatusCode code = StatusCode::kInvalidArgument) {
-  return {code,
+Status refused(const std::string& field, std::int64_t value, const std::string& limit) {
+  return {StatusCode::kInvalidArgument,
           std::string(name_of(kRing)) + ": " + field + " = " + std::to_string(value) + ", must be " + limit};
+}
+
+Status at_most(const std::string& field, std::int64_t value, std::int64_t limit) {
+  if (value <= limit) return {};
+  return refused(field, value, "at most " + std::to_string(limit) + " on the cuda executor");
 }
 
 Status check(const AttentionShape& shape, const Topology& topology, const Machine& machine,
              const RingAttentionOptions& options) {
   MK_RETURN_IF_ERROR(check_ring_attention_shape(shape));
-  if (topology.nodes() > 1)
-    return refused("nodes", topology.nodes(), "1 on the cuda executor", StatusCode::kUnimplemented);
-  if (topology.ranks_per_node() > static_cast<std::uint32_t>(kMaxNodeRanks)) {
-    return refused("ranks of a node", topology.ranks_per_node(),
-                   "at most " + std::to_string(kMaxNodeRanks) + " on the cuda executor");
-  }
+  MK_RETURN_IF_ERROR(at_most("world", topology.world(), machine.most_ranks));
+  MK_RETURN_IF_ERROR(at_most("nodes", topology.nodes(), machine.most_nodes));
+  MK_RETURN_IF_ERROR(at_most("ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
   MK_RETURN_IF_ERROR(check_attention_counts(kRing, shape));
   MK_RETURN_IF_ERROR(check_attention_on_gpu(kRing, shape));
-  if (const std::int64_t row = shape.kv_heads * shape.head_dim; row * 2 > KvGatherPlan::kMostRowBytes) {
-    return refused("kv_heads * head_dim", row,
-                   "at most " + std::to_string(KvGatherPlan::kMostRowBytes / 2) + " on the cuda executor");
-  }
+  MK_RETURN_IF_ERROR(
+      at_most("kv_heads * head_dim", shape.kv_heads * shape.head_dim, KvGatherPlan::kMostRowBytes / 2));
   if (machine.sms < 2) return refused("sms", machine.sms, "at least 2: one does not compute");
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {
     return refused("comm_ctas", options.comm_ctas,
@@ -46,11 +49,31 @@ Status check(const AttentionShape& shape, const Topology& topology, const Machin
   return {};
 }
 
-/// As many as the links can take, for they compute afterwards.
-std::int32_t pushing_ctas(const Machine& machine, std::int32_t world) {
-  if (world == 1) return 1;
+/// How many may push. On one node as many as the links can take, for they compute afterwards. Over several
+/// nodes they wait for the wire meanwhile, and fewer may be better.
+std::vector<std::int32_t> pushing_ctas(const Machine& machine, const Topology& topology) {
+  if (topology.world() == 1) return {1};
   const auto wanted = static_cast<std::int32_t>(std::ceil(machine.links_bulk / machine.push_bytes));
-  return std::clamp(machine.sms / 4, 1, wanted);
+  const std::int32_t most = std::clamp(machine.sms / 4, 1, wanted);
+  if (topology.nodes() == 1) return {most};
+  std::vector<std::int32_t> counts;
+  for (std::int32_t count = 1; count < most; count *= 2) counts.push_back(count);
+  counts.push_back(most);
+  return counts;
+}
+
+/// Own keys first, for these are there. Then those of the rank of the node before this one, which pushes to
+/// this one first, and so on. Then those of the other nodes, likewise: a rank puts all that it has to the
+/// next node before it goes on with the one behind that, so the node before this one comes first.
+void order_sources(const Topology& topology, std::uint32_t rank, KvGatherPlan& gather) {
+  const std::uint32_t nodes = topology.nodes(), ranks = topology.ranks_per_node();
+  std::int8_t* next = gather.sources;
+  for (std::uint32_t back = 0; back < nodes; ++back) {
+    const std::uint32_t node = (topology.node_of(rank) + nodes - back) % nodes;
+    for (std::uint32_t before = 0; before < ranks; ++before, ++next)
+      *next = static_cast<std::int8_t>(
+          topology.rank_at(node, (topology.local_of(rank) + ranks - before) % ranks));
+  }
 }
 
 KvGatherPlan gather_plan(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
@@ -58,10 +81,12 @@ KvGatherPlan gather_plan(const AttentionShape& shape, const Topology& topology, 
   KvGatherPlan gather;
   gather.world = static_cast<std::int32_t>(topology.world());
   gather.rank = static_cast<std::int32_t>(rank);
+  gather.near = static_cast<std::int32_t>(topology.ranks_per_node()) - 1;
   gather.batch = static_cast<std::int32_t>(shape.batch);
   gather.causal = shape.causal;
   gather.row.row_bytes = shape.kv_heads * shape.head_dim * 2;
   gather.shares = shares;
+  order_sources(topology, rank, gather);
   std::int64_t most_rows = 1;
   for (std::int32_t source = 0; source < gather.world; ++source) {
     const Positions held = held_positions(shape.sequence, shape.causal, gather.world, source);
@@ -72,11 +97,42 @@ KvGatherPlan gather_plan(const AttentionShape& shape, const Topology& topology, 
   const auto rows_of_share = [&](std::int64_t bytes) {
     return std::max<std::int64_t>(1, shares * bytes / gather.row.row_bytes);
   };
-  const std::int64_t rows = std::clamp(ceil_div(most_rows, kWantedChunks), rows_of_share(kFewestShareBytes),
-                                       rows_of_share(kMostShareBytes));
-  gather.block_rows = static_cast<std::int32_t>(rows);
-  gather.max_chunks = gather.block_rows.ceil(static_cast<std::int32_t>(most_rows));
+  std::int64_t fewest = rows_of_share(kFewestShareBytes);
+  if (topology.nodes() > 1) fewest = std::max(fewest, kFewestPutBytes / gather.row.row_bytes);
+  const std::int64_t most = std::max(fewest, rows_of_share(kMostShareBytes));
+  const std::int64_t rows = std::clamp(ceil_div(most_rows, kWantedChunks), fewest, most);
+  gather.cut(static_cast<std::int32_t>(rows));
   return gather;
+}
+
+RingGpuPlan plan_of(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
+                    const Machine& machine, std::int32_t comm_ctas) {
+  RingGpuPlan plan{.shape = shape, .comm_ctas = comm_ctas, .ctas = machine.sms, .machine = machine};
+  plan.shape.keys = shape.sequence;
+  plan.gather = gather_plan(shape, topology, rank, comm_ctas);
+  const auto& own = plan.gather.part_rows[rank];
+  plan.first_tiles = attention_query_tiles(own[0]);
+  plan.tasks = AttentionTasks(
+      plan.gather.batch, static_cast<std::int32_t>(shape.heads), static_cast<std::int32_t>(shape.kv_heads),
+      plan.first_tiles + attention_query_tiles(own[1]), 2 * shape.sequence * shape.head_dim * 2);
+  return plan;
+}
+
+/// With which a launch is expected to end first; of two that are nearly as fast, with fewer.
+std::int32_t choose_comm_ctas(const AttentionShape& shape, const Topology& topology, const Machine& machine) {
+  constexpr double kClearly = 0.99;
+  const std::vector<std::int32_t> counts = pushing_ctas(machine, topology);
+  if (counts.size() == 1) return counts[0];
+  std::int32_t best = 0;
+  double best_seconds = 0;
+  for (const std::int32_t count : counts) {
+    // A rank's own number must not decide: all ranks need the same chunks.
+    const double seconds = estimated_seconds(plan_of(shape, topology, 0, machine, count));
+    if (best > 0 && seconds > kClearly * best_seconds) continue;
+    best = count;
+    best_seconds = seconds;
+  }
+  return best;
 }
 
 }  // namespace
@@ -85,19 +141,9 @@ Result<RingGpuPlan> RingGpuPlan::make(const AttentionShape& shape, const Topolog
                                       std::uint32_t rank, const Machine& machine,
                                       const RingAttentionOptions& options) {
   MK_RETURN_IF_ERROR(check(shape, topology, machine, options));
-  RingGpuPlan plan;
-  plan.shape = shape;
-  plan.shape.keys = shape.sequence;
-  plan.comm_ctas = options.comm_ctas > 0 ? options.comm_ctas
-                                         : pushing_ctas(machine, static_cast<std::int32_t>(topology.world()));
-  plan.ctas = machine.sms;
-  plan.gather = gather_plan(shape, topology, rank, plan.comm_ctas);
-  const auto& own = plan.gather.part_rows[rank];
-  plan.first_tiles = attention_query_tiles(own[0]);
-  plan.tasks = AttentionTasks(
-      plan.gather.batch, static_cast<std::int32_t>(shape.heads), static_cast<std::int32_t>(shape.kv_heads),
-      plan.first_tiles + attention_query_tiles(own[1]), 2 * shape.sequence * shape.head_dim * 2);
-  return plan;
+  const std::int32_t comm_ctas =
+      options.comm_ctas > 0 ? options.comm_ctas : choose_comm_ctas(shape, topology, machine);
+  return plan_of(shape, topology, rank, machine, comm_ctas);
 }
 
 std::string RingGpuPlan::signature() const {

@@ -19,9 +19,10 @@ struct RingAttentionOptions {
   std::string machine;         ///< as GemmPlanOptions' of this name
 };
 
-/// Pure; the same on every rank but for what is of this rank. All keys and values of the node are gathered,
+/// Pure; the same on every rank but for what is of this rank. All keys and values of all ranks are gathered,
 /// in a slab per source, while every tile of queries sweeps the whole sequence in the order of
-/// KvGatherPlan::source().
+/// KvGatherPlan::source(): own ones first, which are there; then those of the node; then those of other
+/// nodes, one node after the other, as they come.
 struct RingGpuPlan {
   AttentionShape shape;
   KvGatherPlan gather;
@@ -29,9 +30,18 @@ struct RingGpuPlan {
   std::int32_t first_tiles = 0;  ///< of part 0
   std::int32_t comm_ctas = 0;    ///< the first of the grid; all but CTA 0 compute afterwards
   std::int32_t ctas = 0;
+  Machine machine;  ///< that it was planned for
 
-  /// `machine`: what it runs on. Errors: kInvalidArgument naming field, value and limit; kUnimplemented for
-  /// several nodes.
+  /// Lanes of the group's channels, between rail peers only.
+  std::uint32_t lanes() const { return gather.rails() > 0 ? 1 : 0; }
+  /// Bytes that this rank puts in every launch.
+  std::uint64_t wire_bytes() const {
+    return static_cast<std::uint64_t>(KvGatherPlan::kTensors * gather.rows(gather.rank) *
+                                      gather.row.row_bytes) *
+           gather.rails();
+  }
+
+  /// `machine`: what it runs on. Errors: kInvalidArgument naming field, value and limit.
   static Result<RingGpuPlan> make(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
                                   const Machine& machine, const RingAttentionOptions& options = {});
 

@@ -13,6 +13,7 @@
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
+#include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/ops/ring_attention/ring_kernel.h"
 #include "kernels/ops/ring_attention/ring_parameters.h"
@@ -35,9 +36,13 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
 
   std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
   Requirements requirements() const override {
-    return {
-        .workspace_bytes = plan_.gather.word_bytes(), .lent_bytes = plan_.gather.data_bytes(), .gpu = true};
+    return {.workspace_bytes = plan_.gather.word_bytes(),
+            .lent_bytes = plan_.gather.data_bytes(),
+            .lanes = plan_.lanes(),
+            .gpu = true};
   }
+  std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
+  double expected_seconds() const override { return estimated_seconds(plan_); }
 
  private:
   std::int32_t positions() const { return plan_.gather.positions(plan_.gather.rank); }
@@ -59,6 +64,8 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
     parameters_ = ring_attention_parameters(plan_, static_cast<AttentionCounters*>(counters_.get()));
     parameters_.gathered = static_cast<const TensorMap*>(gathered_.get());
     parameters_.half_bytes = half_bytes();
+    parameters_.region = lent().region;
+    describe_ranks(topology(), rank(), parameters_);
     std::copy(workspace().node.begin(), workspace().node.end(), parameters_.words);
     std::copy(lent().node.begin(), lent().node.end(), parameters_.lent);
     return {};

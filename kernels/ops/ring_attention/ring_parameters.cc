@@ -2,6 +2,7 @@
 
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/ops/ring_attention/shape.h"
+#include "kernels/plan/topology.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -26,6 +27,14 @@ RingAttentionParameters ring_attention_parameters(const RingGpuPlan& plan, Atten
   p.first_tiles = plan.first_tiles;
   p.comm_ctas = plan.comm_ctas;
   return p;
+}
+
+void describe_ranks(const Topology& topology, std::uint32_t rank, RingAttentionParameters& p) {
+  p.local_rank = static_cast<std::int32_t>(topology.local_of(rank));
+  for (std::uint32_t step = 1; step < topology.nodes(); ++step) {
+    const std::uint32_t node = (topology.node_of(rank) + step) % topology.nodes();
+    p.rail[p.rails++] = static_cast<std::int32_t>(topology.rail_peer(rank, node));
+  }
 }
 
 MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q) {

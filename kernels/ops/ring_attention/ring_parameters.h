@@ -12,6 +12,7 @@
 
 namespace mkernel::kernels {
 
+class Topology;
 struct RingGpuPlan;
 
 struct RingAttentionParameters {
@@ -28,16 +29,22 @@ struct RingAttentionParameters {
   std::byte* words[kMaxNodeRanks];                ///< own workspaces of this node, by local rank
   std::byte* lent[kMaxNodeRanks];                 ///< lent ones, likewise
   std::uint64_t half_bytes;                       ///< of those
-  float* lse;                                     ///< [batch, heads, positions], or null
-  float scale;                                    ///< of the scores, times log2(e)
+  std::int32_t local_rank;
+  std::uint32_t region;                ///< the lent workspace's, for puts
+  std::int32_t rails;                  ///< other nodes
+  std::int32_t rail[kMaxKernelNodes];  ///< rail peers, from the next node on
+  float* lse;                          ///< [batch, heads, positions], or null
+  float scale;                         ///< of the scores, times log2(e)
   std::int32_t heads;
   Divisor group;  ///< heads of queries that share keys and values
   std::int32_t first_tiles;
   std::int32_t comm_ctas;
 };
 
-/// All that is the same in every launch and known without workspaces.
+/// All that is the same in every launch and known without workspaces and topology.
 RingAttentionParameters ring_attention_parameters(const RingGpuPlan& plan, AttentionCounters* counters);
+/// Where `rank` is, and its rail peers.
+void describe_ranks(const Topology& topology, std::uint32_t rank, RingAttentionParameters& p);
 
 /// What the maps are of. `part`: of the own positions, not an empty one.
 MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q);

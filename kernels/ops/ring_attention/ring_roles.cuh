@@ -23,7 +23,7 @@ template <class Config>
 struct RingAttentionShared {
   AttentionShared<Config> body;
   /// Of the loading thread: so many chunks of a source, from its first one on, were seen in this launch.
-  std::int32_t seen[KvGatherPlan::kTensors][kMaxNodeRanks];
+  std::int32_t seen[KvGatherPlan::kTensors][kMaxKernelRanks];
 };
 
 /// Dynamic shared memory of a launch.
@@ -35,14 +35,15 @@ constexpr std::size_t ring_attention_shared_bytes() {
                                                                     : sizeof(FanOutShared);
 }
 
-/// Until all shares of the chunk have been pushed here. False when it gave up.
+/// Until all shares of the chunk have been pushed here. False when it gave up. Over several nodes chunks come
+/// through others, whose own waits end before this one.
 __device__ __forceinline__ bool wait_kv_chunk(const RingAttentionParameters& p, std::uint64_t epoch,
                                               std::int32_t source, std::int32_t tensor, std::int32_t chunk,
                                               DeviceRole role) {
-  const std::byte* words = p.words[p.gather.rank] + p.gather.ready_offset(source, tensor);
+  const std::byte* words = p.words[p.local_rank] + p.gather.ready_offset(source, tensor);
   return wait_at_least(reinterpret_cast<const std::uint64_t*>(words) + chunk, p.gather.count(epoch),
                        {role, DeviceTag::kChunkReady, source, static_cast<std::uint32_t>(chunk)},
-                       wait_scope(p.endpoint));
+                       at_stage(wait_scope(p.endpoint), p.rails > 0 ? 1 : 0));
 }
 
 /// compute: the feed. CTAs take the tasks of the plan in order, each the next one as soon as it has time. A
@@ -132,33 +133,85 @@ class RingAttentionFeed {
   const TensorMap* const gathered_;
 };
 
-/// Own keys and values, chunk by chunk in turns. Stream 0, which comes before all others, has no chunks. (The
-/// streams of rail peers would follow, two each.) One thread.
+/// Whose rows the two streams of group `group` are: own ones first, then those of the rail peers, in the
+/// order in which they come. The node before this one begins with it.
+__device__ __forceinline__ std::int32_t source_of_streams(const RingAttentionParameters& p,
+                                                          std::int32_t group) {
+  return group == 0 ? p.gather.rank : p.rail[p.rails - group];
+}
+
+/// Keys or values of `source`. One thread.
+__device__ __forceinline__ void describe_kv_stream(const RingAttentionParameters& p, std::int32_t source,
+                                                   std::int32_t tensor, FanOutStream& stream) {
+  const KvGatherPlan& gather = p.gather;
+  const std::int32_t ranks = gather.near + 1;
+  stream.rows = gather.rows(source);
+  stream.chunks = gather.chunks(source);
+  stream.rows_at = lent_half_at(p.endpoint.lent->launches, p.half_bytes) + gather.slab_offset(source, tensor);
+  stream.ready_at = gather.ready_offset(source, tensor);
+  if (source == gather.rank) {
+    describe_own_rows(p.rows[tensor], ranks, p.rails > 0, stream);
+  } else {
+    describe_far_rows(p.lent[p.local_rank], ranks, stream);
+  }
+}
+
+/// Own keys and values, chunk by chunk in turns; then likewise those of one rail peer after the other. One
+/// thread.
 __device__ __forceinline__ void describe_kv_streams(const RingAttentionParameters& p, FanOutPlan& plan) {
   const KvGatherPlan& gather = p.gather;
-  const std::int32_t me = gather.rank, others = gather.world - 1;
   plan.row = gather.row;
   plan.block_rows = gather.block_rows;
   plan.shares = gather.shares;
-  plan.streams = 1 + KvGatherPlan::kTensors;
-  plan.most_chunks = others > 0 ? gather.chunks(me) : 0;
-  // Everybody begins with the next rank: nobody is written by all at a time.
-  for (std::int32_t t = 0; t < others; ++t) {
-    const std::int32_t target = (me + 1 + t) % gather.world;
-    plan.target[t] = {p.lent[target], p.words[target]};
-  }
+  plan.streams = (1 + p.rails) * KvGatherPlan::kTensors;
+  plan.own_streams = plan.together = KvGatherPlan::kTensors;
+  plan.most_chunks = gather.max_chunks;
+  describe_targets(p.local_rank, gather.near + 1, p.lent, p.words, plan);
+  for (std::int32_t i = 0; i < plan.streams; ++i)
+    describe_kv_stream(p, source_of_streams(p, i / KvGatherPlan::kTensors), i % KvGatherPlan::kTensors,
+                       plan.stream[i]);
+}
+
+/// inter_recv: until the chunk of a rail peer's stream has arrived, for bulk copies.
+__device__ __forceinline__ bool wait_kv_put(const RingAttentionParameters& p, std::uint64_t epoch,
+                                            const FanOutPlan::Turn& turn) {
+  constexpr std::int32_t kTensors = KvGatherPlan::kTensors;
+  const std::int32_t source = source_of_streams(p, turn.stream / kTensors);
+  const std::uint64_t puts = p.gather.arrivals(epoch, source, turn.stream % kTensors, turn.chunk);
+  if (!wait_arrival(p.endpoint, source, 0, puts, DeviceRole::kInterRecv)) return false;
+  ptx::fence_proxy_async_global();
+  return true;
+}
+
+/// Own chunks to one rail peer, as they become whole in the own slab. One thread. False when it gave up.
+__device__ __forceinline__ bool put_own_kv(const RingAttentionParameters& p, std::uint64_t epoch,
+                                           std::int32_t peer) {
+  const KvGatherPlan& gather = p.gather;
+  const std::int32_t me = gather.rank, chunks = gather.chunks(me);
   const std::uint64_t half = lent_half_at(p.endpoint.lent->launches, p.half_bytes);
-  plan.stream[0] = {};
-  for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
-    plan.stream[1 + tensor] = {.source = p.rows[tensor],
-                               .in_parts = false,
-                               .rows = gather.rows(me),
-                               .chunks = plan.most_chunks,
-                               .stores = others,
-                               .targets = others,
-                               .rows_at = half + gather.slab_offset(me, tensor),
-                               .ready_at = gather.ready_offset(me, tensor)};
+  for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
+    for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
+      if (!wait_kv_chunk(p, epoch, me, tensor, chunk, DeviceRole::kInterSend)) return false;
+      // Carries the stores of all pushing CTAs on to whoever reads the ring.
+      const ptx::SysReleased released = ptx::fence_acq_rel_sys();
+      const device::Place place{p.region, half + gather.slab_offset(me, tensor) + gather.chunk_offset(chunk)};
+      const std::uint64_t bytes = gather.chunk_bytes(me, chunk);
+      if (!put(p.endpoint, peer, 0, place, place, bytes, DeviceRole::kInterSend, released)) return false;
+    }
   }
+  return true;
+}
+
+/// inter_send: to one rail peer after the other, for a sweep needs one source after the other. One thread.
+/// Ends when the sources of the puts may be overwritten: the halves rest on it, and whoever destroys the
+/// operation after its last launch.
+__device__ __forceinline__ void ring_attention_inter_send(const RingAttentionParameters& p,
+                                                          std::uint64_t epoch) {
+  for (std::int32_t i = 0; i < p.rails; ++i)
+    if (!put_own_kv(p, epoch, p.rail[i])) return;
+  const std::uint64_t puts = (epoch + 1) * p.gather.puts(p.gather.rank);
+  for (std::int32_t i = 0; i < p.rails; ++i)
+    if (!wait_completed(p.endpoint, p.rail[i], 0, puts, DeviceRole::kInterSend)) return;
 }
 
 /// All chunks of all other ranks: a launch that ends has nothing on its way to it. One thread.
@@ -172,8 +225,8 @@ __device__ __forceinline__ void wait_all_kv(const RingAttentionParameters& p, st
   }
 }
 
-/// intra_comm: a CTA that pushes its share of every chunk: a warp loads, others store and count. CTA 0 ends
-/// the launch here.
+/// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, others store and
+/// count. CTA 0 ends the launch here.
 template <class Config>
 __device__ __forceinline__ void ring_attention_communicate(const RingAttentionParameters& p,
                                                            FanOutShared& shared) {
@@ -187,7 +240,8 @@ __device__ __forceinline__ void ring_attention_communicate(const RingAttentionPa
   const auto push = [&](int warp) {
     if (threadIdx.x % 32 == 0) {
       if (warp == 0) {
-        load_fan_out(shared.plan, share, shared, [](const FanOutPlan::Turn&) { return true; });
+        load_fan_out(shared.plan, share, shared,
+                     [&](const FanOutPlan::Turn& turn) { return wait_kv_put(p, epoch, turn); });
       } else if (warp <= kFanOutStorers) {
         store_fan_out(shared.plan, share, warp - 1, p.endpoint.trace, shared);
         if (warp == 1 && share == 0) wait_all_kv(p, epoch);
@@ -195,7 +249,8 @@ __device__ __forceinline__ void ring_attention_communicate(const RingAttentionPa
     }
     __syncwarp();  // the lanes that had nothing to do meet the one that had
   };
-  communicate<Config::kThreads / 32>(p.endpoint, 0, push, [](int) {});
+  communicate<Config::kThreads / 32>(p.endpoint, p.rails > 0 ? 1 : 0, push,
+                                     [&](int) { ring_attention_inter_send(p, epoch); });
   end_fan_out(shared);
 }
 
@@ -212,7 +267,8 @@ __device__ __forceinline__ void ring_attention_cta(const RingAttentionParameters
     begin_role(p.endpoint.trace);
   }
   auto& shared = *reinterpret_cast<RingAttentionShared<Config>*>(memory);
-  if (threadIdx.x < KvGatherPlan::kTensors * kMaxNodeRanks) (&shared.seen[0][0])[threadIdx.x] = 0;
+  static_assert(KvGatherPlan::kTensors * kMaxKernelRanks <= Config::kThreads);
+  if (threadIdx.x < KvGatherPlan::kTensors * kMaxKernelRanks) (&shared.seen[0][0])[threadIdx.x] = 0;
   attention_body(RingAttentionFeed<Config>(p, shared), shared.body);
   end_cta(control);
   end_role(p.endpoint.trace, DeviceRole::kCompute);

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/ops/ring_attention/attention_plan.h"
+#include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/plan/positions.h"
 #include "tests/support/require.h"
@@ -16,9 +18,18 @@ namespace {
 
 constexpr AttentionShape kShape{.batch = 2, .sequence = 4096, .heads = 16, .kv_heads = 4, .head_dim = 128};
 
+RingGpuPlan plan_of(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
+                    const RingAttentionOptions& options = {}, std::int32_t sms = 132) {
+  return test::require(RingGpuPlan::make(shape, topology, rank, kH200.with_sms(sms), options));
+}
 RingGpuPlan plan_of(const AttentionShape& shape, std::uint32_t world, std::uint32_t rank,
                     const RingAttentionOptions& options = {}, std::int32_t sms = 132) {
-  return test::require(RingGpuPlan::make(shape, Topology(1, world), rank, kH200.with_sms(sms), options));
+  return plan_of(shape, Topology(1, world), rank, options, sms);
+}
+/// As they are met.
+std::vector<int> sources_of(const Topology& topology, std::uint32_t rank) {
+  const RingGpuPlan plan = plan_of(kShape, topology, rank);
+  return {plan.gather.sources, plan.gather.sources + plan.gather.world};
 }
 
 std::string refusal(const AttentionShape& shape, const RingAttentionOptions& options = {},
@@ -65,6 +76,86 @@ TEST_CASE("ring attention gpu plan: a query sees every key up to its own positio
       }
     }
   }
+}
+
+TEST_CASE("ring attention gpu plan: own keys first, then those of the node, then the nodes before this one") {
+  CHECK(sources_of({1, 4}, 1) == std::vector{1, 0, 3, 2});
+  CHECK(sources_of({3, 2}, 2) == std::vector{2, 3, 0, 1, 4, 5});
+  CHECK(sources_of({2, 3}, 5) == std::vector{5, 4, 3, 2, 1, 0});
+}
+
+TEST_CASE(
+    "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in long "
+    "puts") {
+  for (const std::int64_t sequence : {1, 4096, 100003}) {
+    AttentionShape shape = kShape;
+    shape.sequence = sequence;
+    for (std::uint32_t rank = 0; rank < 6; ++rank) {
+      const RingGpuPlan plan = plan_of(shape, {3, 2}, rank);
+      const KvGatherPlan& gather = plan.gather;
+      const std::int32_t me = gather.rank;
+      CHECK(gather.rails() == 2);
+      CHECK(plan.lanes() == 1);
+      std::uint64_t bytes = 0;
+      for (std::int32_t chunk = 0; chunk < gather.chunks(me); ++chunk) {
+        CHECK(gather.chunk_offset(chunk) == bytes);
+        bytes += gather.chunk_bytes(me, chunk);
+        CHECK(gather.arrivals(2, me, 1, chunk) ==
+              2 * gather.puts(me) + 2 * static_cast<std::uint64_t>(chunk) + 2);
+      }
+      CHECK(bytes == static_cast<std::uint64_t>(gather.rows(me) * gather.row.row_bytes));
+      CHECK(plan.wire_bytes() == 2 * 2 * bytes);
+      CHECK(gather.arrivals(2, me, 1, gather.chunks(me) - 1) == 3 * gather.puts(me));
+      CHECK(gather.block_rows * gather.row.row_bytes >= 256 << 10);
+    }
+  }
+  CHECK(plan_of(kShape, {1, 4}, 0).lanes() == 0);
+  CHECK(plan_of(kShape, {1, 4}, 0).wire_bytes() == 0);
+}
+
+TEST_CASE(
+    "attention: the seconds that are expected follow the machine's rates, the mask, links and the wire") {
+  const AttentionShape full{.batch = 4, .sequence = 12288, .heads = 16, .kv_heads = 16, .head_dim = 128};
+  AttentionShape causal = full;
+  causal.causal = true;
+  const auto alone = [](const AttentionShape& shape, const Machine& machine) {
+    return estimated_seconds(test::require(AttentionPlan::make(shape)), machine);
+  };
+  const double floating = 4.0 * 4 * 16 * 128 * 12288 * 12288;
+  CHECK(floating / alone(full, kH200) > 580e12);
+  CHECK(floating / alone(full, kH200) < 660e12);
+  CHECK(alone(causal, kH200) > 0.5 * alone(full, kH200));
+  CHECK(alone(causal, kH200) < 0.6 * alone(full, kH200));
+  CHECK(alone(full, kH200.with_sms(33)) > 3.8 * alone(full, kH200));
+  CHECK(alone(full, kH20) > 2.5 * alone(full, kH200));
+  const AttentionShape decode{
+      .batch = 1, .sequence = 1, .heads = 64, .kv_heads = 64, .head_dim = 128, .keys = 1 << 20};
+  const double bytes = 2.0 * 2 * 64 * 128 * (1 << 20);
+  CHECK(alone(decode, kH200) >= bytes / kH200.memory_bytes);
+
+  // Ranks share the work; long sequences hide links and wire, short ones do not.
+  const auto ring = [](const AttentionShape& shape, const Topology& topology, const Machine& machine) {
+    return estimated_seconds(test::require(RingGpuPlan::make(shape, topology, 1, machine)));
+  };
+  for (AttentionShape shape : {full, causal}) {
+    shape.sequence = 98304;
+    const double one = alone(shape, kH200), node = ring(shape, {1, 4}, kH200),
+                 nodes = ring(shape, {2, 2}, kH200);
+    CHECK(node > one / 4);
+    CHECK(node < 1.15 * one / 4);
+    CHECK(nodes >= 0.99 * node);
+    CHECK(nodes < 1.25 * one / 4);
+  }
+  AttentionShape brief = full;
+  brief.sequence = 2048;
+  Machine slow = kH200;
+  slow.nic /= 10;
+  const double wire = static_cast<double>(plan_of(brief, {2, 2}, 0).wire_bytes()) / slow.nic;
+  CHECK(ring(brief, {2, 2}, slow) > wire);
+  CHECK(ring(brief, {2, 2}, slow) < 1.3 * wire);
+  Machine narrow = kH200;
+  narrow.links_bulk /= 20;
+  CHECK(ring(brief, {1, 4}, narrow) > 1.5 * ring(brief, {1, 4}, kH200));
 }
 
 TEST_CASE("ring attention gpu plan: tiles of queries are those of both parts") {
@@ -118,8 +209,10 @@ TEST_CASE("ring attention gpu plan: CTAs that push") {
 }
 
 TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refused by name") {
-  CHECK(refusal(kShape, {}, {2, 2}) ==
-        "UNIMPLEMENTED: ring_attention: nodes = 2, must be 1 on the cuda executor");
+  CHECK(refusal(kShape, {}, {5, 13}) ==
+        "INVALID_ARGUMENT: ring_attention: world = 65, must be at most 64 on the cuda executor");
+  CHECK(refusal(kShape, {}, {17, 1}) ==
+        "INVALID_ARGUMENT: ring_attention: nodes = 17, must be at most 16 on the cuda executor");
   CHECK(refusal(kShape, {}, {1, 17}) ==
         "INVALID_ARGUMENT: ring_attention: ranks of a node = 17, must be at most 16 on the cuda executor");
   CHECK(refusal(kShape, {.comm_ctas = 67}) ==

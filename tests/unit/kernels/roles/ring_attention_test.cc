@@ -1,11 +1,12 @@
-// The whole kernel of ring attention on the host: ranks of a node push keys and values to each other, and
-// tiles of queries sweep what is here and what comes.
+// The whole kernel of ring attention on the host: ranks push keys and values to each other, put them to other
+// nodes and pass on what comes from there; tiles of queries sweep what is here and what comes.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/base/lent_workspace.h"
@@ -17,6 +18,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/unit/kernels/roles/host_fabric.h"
 
 namespace mkernel::test {
 namespace {
@@ -24,16 +26,18 @@ namespace {
 using namespace mkernel::kernels;
 using Elements = std::vector<std::uint16_t>;
 
-/// Ranks of one node, each with `ctas` CTAs.
+/// Ranks of some nodes, each with `ctas` CTAs. `block_rows`: of a chunk, so that few rows travel in many
+/// puts; 0: as the plan has it.
 class RingRanks {
  public:
-  RingRanks(const AttentionShape& shape, std::uint32_t ranks, std::int32_t ctas = 4,
-            std::int32_t comm_ctas = 2)
-      : shape_(shape) {
-    for (std::uint32_t r = 0; r < ranks; ++r) {
-      ranks_.push_back(std::make_unique<Rank>(Rank{require(
-          RingGpuPlan::make(shape, Topology(1, ranks), r, kH200.with_sms(ctas), {.comm_ctas = comm_ctas}))}));
+  RingRanks(const AttentionShape& shape, const Topology& topology, std::int32_t ctas = 4,
+            std::int32_t comm_ctas = 2, std::int32_t block_rows = 0)
+      : shape_(shape), topology_(topology), fabric_(topology.world(), 1) {
+    for (std::uint32_t r = 0; r < topology.world(); ++r) {
+      ranks_.push_back(std::make_unique<Rank>(Rank{
+          require(RingGpuPlan::make(shape, topology, r, kH200.with_sms(ctas), {.comm_ctas = comm_ctas}))}));
       Rank& rank = *ranks_.back();
+      if (block_rows > 0) rank.plan.gather.cut(block_rows);
       half_bytes_ = rank.plan.gather.data_bytes();
       rank.words.resize(rank.plan.gather.word_bytes() / 8);
       rank.lent.resize(lent_workspace_bytes(half_bytes_) / 128 + 1);
@@ -65,8 +69,17 @@ class RingRanks {
       add(grid, *rank);
     }
     grid.add_service(host_copy_engine);
+    if (topology_.nodes() > 1) {
+      grid.add_service([this] {
+        fabric_.deliver([this](std::uint32_t rank) { return ranks_[rank]->lent_memory(); },
+                        lent_workspace_bytes(half_bytes_), true);
+      });
+    }
     grid.run();
   }
+  /// Bytes that rank `rank` has put, in all launches, and those that its plan says of one.
+  std::uint64_t delivered(std::size_t rank) const { return fabric_.delivered(rank); }
+  std::uint64_t wire_bytes(std::size_t rank) const { return ranks_[rank]->plan.wire_bytes(); }
   const Elements& out(std::size_t rank) const { return ranks_[rank]->out; }
   LaunchControl& control(std::size_t rank) { return ranks_[rank]->control; }
   LentControl& lent(std::size_t rank) { return *ranks_[rank]->p.endpoint.lent; }
@@ -113,15 +126,16 @@ class RingRanks {
     }
     p.gathered = rank.gathered.data();
     p.half_bytes = half_bytes_;
-    for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      p.words[r] = reinterpret_cast<std::byte*>(ranks_[r]->words.data());
-      p.lent[r] = ranks_[r]->lent_memory();
+    const auto me = static_cast<std::uint32_t>(gather.rank);
+    for (std::uint32_t local = 0; local < topology_.ranks_per_node(); ++local) {
+      Rank& neighbour = *ranks_[topology_.rank_at(topology_.node_of(me), local)];
+      p.words[local] = reinterpret_cast<std::byte*>(neighbour.words.data());
+      p.lent[local] = neighbour.lent_memory();
     }
-    p.endpoint.rank = static_cast<std::uint32_t>(gather.rank);
-    p.endpoint.world_size = static_cast<std::uint32_t>(ranks_.size());
-    p.endpoint.control = &rank.control;
+    describe_ranks(topology_, me, p);
+    p.region = HostFabric::kRegion;
+    fabric_.open(p.endpoint, me, rank.control);
     p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());
-    p.endpoint.deadline_ns = 20'000'000'000;
   }
 
   void fill(Rank& rank, bool with_lse) {
@@ -179,6 +193,8 @@ class RingRanks {
   }
 
   const AttentionShape shape_;
+  const Topology topology_;
+  HostFabric fabric_;
   std::uint64_t half_bytes_ = 0;
   AttentionTensors tensors_;
   std::vector<std::unique_ptr<Rank>> ranks_;
@@ -189,7 +205,7 @@ TEST_CASE("ring attention kernel: every size of heads, mask and type, with tails
   for_every_attention(of, [](const AttentionShape& shape) {
     CAPTURE(shape.head_dim);
     CAPTURE(shape.causal);
-    RingRanks(shape, 2).check(1);
+    RingRanks(shape, {1, 2}).check(1);
   });
 }
 
@@ -200,7 +216,8 @@ TEST_CASE(
       CAPTURE(world);
       CAPTURE(causal);
       RingRanks ranks(
-          {.batch = 2, .sequence = 301, .heads = 2, .kv_heads = 2, .head_dim = 64, .causal = causal}, world);
+          {.batch = 2, .sequence = 301, .heads = 2, .kv_heads = 2, .head_dim = 64, .causal = causal},
+          {1, world});
       for (std::uint64_t launch = 0; launch < 3; ++launch) ranks.check(launch, launch != 1);
     }
   }
@@ -212,8 +229,8 @@ TEST_CASE("ring attention kernel: sequences shorter than the ranks") {
       CAPTURE(sequence);
       CAPTURE(causal);
       RingRanks ranks(
-          {.batch = 2, .sequence = sequence, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal}, 4,
-          2, 1);
+          {.batch = 2, .sequence = sequence, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal},
+          {1, 4}, 2, 1);
       for (std::uint64_t launch = 0; launch < 2; ++launch) ranks.check(launch);
     }
   }
@@ -223,8 +240,8 @@ TEST_CASE("ring attention kernel: parts that end within tiles, beside those of t
   for (const std::int64_t part : {127, 128, 129, 191}) {
     CAPTURE(part);
     RingRanks ranks(
-        {.batch = 2, .sequence = 4 * part + 2, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = true}, 2,
-        3, 1);
+        {.batch = 2, .sequence = 4 * part + 2, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = true},
+        {1, 2}, 3, 1);
     ranks.check(7);
   }
 }
@@ -232,14 +249,56 @@ TEST_CASE("ring attention kernel: parts that end within tiles, beside those of t
 TEST_CASE("ring attention kernel: the same bits however many CTAs push and compute") {
   const AttentionShape shape{
       .batch = 1, .sequence = 700, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = true};
-  RingRanks few(shape, 2, 2, 1), many(shape, 2, 7, 3);
+  RingRanks few(shape, {1, 2}, 2, 1), many(shape, {1, 2}, 7, 3);
   few.check(3);
   many.check(3);
   for (const std::size_t rank : {0, 1}) CHECK(few.out(rank) == many.out(rank));
 }
 
+/// Two and three nodes, of one rank and of several.
+const std::vector<Topology> kSeveralNodes{{2, 1}, {3, 1}, {2, 2}, {3, 2}};
+
+TEST_CASE("ring attention kernel: several nodes, launches behind each other with new inputs") {
+  for (const Topology& topology : kSeveralNodes) {
+    for (const bool causal : {false, true}) {
+      const std::string what = std::to_string(topology.nodes()) + " x " +
+                               std::to_string(topology.ranks_per_node()) + (causal ? ", causal" : "");
+      CAPTURE(what);
+      RingRanks ranks(
+          {.batch = 2, .sequence = 301, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal},
+          topology, 4, 2, 20);
+      constexpr std::uint64_t kLaunches = 3;
+      for (std::uint64_t launch = 0; launch < kLaunches; ++launch) ranks.check(launch, launch != 1);
+      for (std::size_t rank = 0; rank < topology.world(); ++rank)
+        CHECK(ranks.delivered(rank) == kLaunches * ranks.wire_bytes(rank));
+    }
+  }
+}
+
+TEST_CASE("ring attention kernel: several nodes, every size of heads, mask and type") {
+  const AttentionShape of{.batch = 1, .sequence = 2 * 2 * 150 + 3, .heads = 2, .kv_heads = 2};
+  for_every_attention(of, [](const AttentionShape& shape) {
+    CAPTURE(shape.head_dim);
+    CAPTURE(shape.causal);
+    RingRanks(shape, {2, 2}, 4, 2, 100).check(1);
+  });
+}
+
+TEST_CASE("ring attention kernel: several nodes, sequences shorter than the ranks") {
+  for (const std::int64_t sequence : {1, 3, 9}) {
+    for (const bool causal : {false, true}) {
+      CAPTURE(sequence);
+      CAPTURE(causal);
+      RingRanks ranks(
+          {.batch = 2, .sequence = sequence, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal},
+          {3, 2}, 2, 1);
+      for (std::uint64_t launch = 0; launch < 2; ++launch) ranks.check(launch);
+    }
+  }
+}
+
 TEST_CASE("ring attention kernel: what is queued behind a failed launch does nothing") {
-  RingRanks ranks({.batch = 1, .sequence = 40, .heads = 1, .kv_heads = 1, .head_dim = 64}, 2);
+  RingRanks ranks({.batch = 1, .sequence = 40, .heads = 1, .kv_heads = 1, .head_dim = 64}, {1, 2});
   ranks.check(1);
   ranks.lent(0).stopped = 1;  // a launch of rank 0 has failed
   ranks.set_deadline(1'000'000);
@@ -250,6 +309,22 @@ TEST_CASE("ring attention kernel: what is queued behind a failed launch does not
   REQUIRE(ranks.control(1).failed != 0);  // it waits for keys that do not come, and says whose
   CHECK(ranks.control(1).site.peer == 0);
   CHECK(ranks.control(1).site.tag == DeviceTag::kChunkReady);
+}
+
+TEST_CASE(
+    "ring attention kernel: over several nodes, whose chunks do not come is said by who waits for them") {
+  RingRanks ranks({.batch = 1, .sequence = 60, .heads = 1, .kv_heads = 1, .head_dim = 64}, {2, 2});
+  ranks.check(1);
+  ranks.lent(1).stopped = 1;  // a launch of rank 1 has failed
+  ranks.set_deadline(1'000'000);
+  ranks.launch(2);
+  CHECK(ranks.control(1).failed == 0);
+  for (const std::size_t rank : {0, 3}) {
+    REQUIRE(ranks.control(rank).failed != 0);
+    CHECK(ranks.control(rank).site.peer == 1);
+  }
+  CHECK(ranks.control(0).site.tag == DeviceTag::kChunkReady);
+  CHECK(ranks.control(3).site.tag == DeviceTag::kArrivals);
 }
 
 }  // namespace

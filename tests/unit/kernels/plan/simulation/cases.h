@@ -13,6 +13,7 @@
 #include "tests/unit/kernels/plan/simulation/ag_gemm.h"
 #include "tests/unit/kernels/plan/simulation/gemm_ar.h"
 #include "tests/unit/kernels/plan/simulation/moe.h"
+#include "tests/unit/kernels/plan/simulation/ring_attention.h"
 #include "tests/unit/kernels/plan/simulation/tile_reduce.h"
 
 namespace mkernel::test {
@@ -101,6 +102,24 @@ struct MoeCase {
   }
   std::string label() const {
     return "MoE experts = " + std::to_string(shape.experts) + ", pattern " + std::to_string(shape.pattern);
+  }
+};
+
+struct RingAttentionCase {
+  using Plan = kernels::RingGpuPlan;
+  using World = RingAttentionWorld;
+
+  AttentionShape shape;
+  std::int32_t comm_ctas, sms;  ///< comm_ctas = 0: as the plan chooses
+  std::int32_t block_rows;      ///< few, so that little data travels in many puts; 0: as the plan has it
+
+  Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
+    auto plan = Plan::make(shape, topology, rank, kernels::kH200.with_sms(sms), {.comm_ctas = comm_ctas});
+    if (plan.ok() && block_rows > 0) plan->gather.cut(block_rows);
+    return plan;
+  }
+  std::string label() const {
+    return "ring attention, sequence = " + std::to_string(shape.sequence) + (shape.causal ? ", causal" : "");
   }
 };
 

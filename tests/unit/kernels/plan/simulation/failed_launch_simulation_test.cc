@@ -85,6 +85,14 @@ TEST_CASE("GEMM+AR where every rank sums all rows: who reports a launch as good 
                     {{1, 2}, {1, 3}});
 }
 
+TEST_CASE("ring attention: who reports a launch as good has that launch's result, whatever has failed") {
+  const AttentionShape shape{.batch = 1, .sequence = 3, .heads = 1, .kv_heads = 1, .head_dim = 64};
+  AttentionShape causal = shape;
+  causal.sequence = 40;
+  causal.causal = true;
+  check<RingAttentionCase>({{shape, 1, 2, 4}, {causal, 2, 4, 5}}, kSeeds);
+}
+
 TEST_CASE("MoE: who reports a launch as good has that launch's result, whatever has failed") {
   check<MoeCase>({{{}}, {{.experts = 7, .topk = 1, .columns2 = 0}}, {{.pattern = MoeLoad::kOneToken}}},
                  kSeeds);

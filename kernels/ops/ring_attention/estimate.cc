@@ -1,0 +1,162 @@
+#include "kernels/ops/ring_attention/estimate.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops/ring_attention/attention_plan.h"
+#include "kernels/ops/ring_attention/gpu_plan.h"
+#include "kernels/plan/attention_tasks.h"
+#include "kernels/plan/machine.h"
+
+namespace mkernel::kernels {
+namespace {
+
+/// Of one multiprocessor, for a tile of queries and `keys` keys.
+double sweep_seconds(const AttentionShape& shape, const Machine& machine, std::int64_t keys) {
+  const std::int64_t tile_keys = attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal);
+  const std::int64_t scores = (keys + tile_keys - 1) / tile_keys * tile_keys * kAttentionTileQueries;
+  const double products =
+      4 * static_cast<double>(shape.head_dim) / (machine.tensor_operations * machine.tensor_share);
+  return static_cast<double>(scores) * (products + machine.softmax_cycles) / machine.clock;
+}
+
+/// Queries of one rank and all keys, read once, and the outputs.
+double memory_seconds(const AttentionShape& shape, const Machine& machine, std::int64_t queries) {
+  const std::int64_t rows = 2 * shape.heads * queries + 2 * shape.kv_heads * shape.keys;
+  return 2.0 * static_cast<double>(shape.batch * shape.head_dim * rows) / machine.memory_bytes;
+}
+
+/// When the last of `tasks` ends. `free_at`: when each CTA takes its first one; it takes the next one when it
+/// is through. `end(place, begin)`: when a task ends that begins at `begin`.
+template <class End>
+double play(const AttentionTasks& tasks, std::vector<double> free_at, const End& end) {
+  // Of more tasks than these the rest is spread evenly: no CTA is a task behind another for long.
+  constexpr std::int32_t kMostPlayed = 1 << 16;
+  const auto later = std::greater<>();
+  std::make_heap(free_at.begin(), free_at.end(), later);
+  const std::int32_t played = std::min(tasks.tasks(), kMostPlayed);
+  double worked = 0, last = 0;
+  for (std::int32_t task = 0; task < played; ++task) {
+    std::pop_heap(free_at.begin(), free_at.end(), later);
+    const double ends = end(tasks.place(task), free_at.back());
+    worked += ends - free_at.back();
+    last = std::max(last, ends);
+    free_at.back() = ends;
+    std::push_heap(free_at.begin(), free_at.end(), later);
+  }
+  if (played == 0) return 0;
+  return last + worked / played * (tasks.tasks() - played) / static_cast<double>(free_at.size());
+}
+
+/// From the first chunk of a source to its last one.
+struct Span {
+  double first = 0, last = 0;
+
+  double at(double share) const { return first + share * (last - first); }
+};
+
+/// When the keys and values of a source arrive.
+struct Arrival {
+  Span sent, pushed;  ///< from its node, to this rank
+
+  /// Of its rows, those of all sequences one behind the other, the part `share`.
+  double at(double share) const { return std::max(sent.at(share), pushed.at(share)); }
+};
+
+/// By step of the sweep, and when the pushing CTAs are through.
+struct Arrivals {
+  std::vector<Arrival> by_step;
+  double pushed = 0;
+};
+
+/// Everybody pushes and puts at the same time; a source counts like the one that has most.
+Arrivals arrivals_of(const RingGpuPlan& plan) {
+  const KvGatherPlan& gather = plan.gather;
+  const Machine& machine = plan.machine;
+  const std::int32_t ranks = gather.near + 1, rails = gather.rails();
+  const double chunks = KvGatherPlan::kTensors * gather.max_chunks;
+  const double chunk_bytes = static_cast<double>(gather.block_rows * gather.row.row_bytes);
+  std::int32_t most_rows = 0;
+  for (std::int32_t source = 0; source < gather.world; ++source)
+    most_rows = std::max(most_rows, gather.rows(source));
+  const double bytes = 2.0 * static_cast<double>(most_rows * gather.row.row_bytes);
+  const double taken_up = bytes / (plan.comm_ctas * (rails > 0 ? machine.prepare_bytes : machine.load_bytes));
+  const auto push = [&](std::int32_t stores) {
+    return std::max(taken_up, push_seconds(machine, bytes, stores, gather.near, plan.comm_ctas));
+  };
+  const double own = gather.world > 1 ? push(gather.near + (rails > 0 ? 1 : 0)) : 0;
+  const double far = gather.near > 0 ? push(gather.near) : 0;
+  const double wire = bytes / machine.nic, chunk_wire = std::min(bytes, chunk_bytes) / machine.nic;
+
+  Arrivals arrivals;
+  arrivals.by_step.resize(static_cast<std::size_t>(gather.world));
+  arrivals.pushed = machine.launch + own;
+  Arrival next{.pushed = {machine.launch + own / chunks + machine.push_latency,
+                          arrivals.pushed + machine.push_latency}};  // of the node, then of the nodes before
+  for (std::int32_t step = 1; step < gather.world; ++step) {
+    if (step % ranks == 0) {
+      const std::int32_t back = step / ranks;
+      const double latency = machine.wire_latency + far / chunks + machine.push_latency;
+      const double begin = machine.launch + own / chunks + (back - 1) * wire + latency;
+      next.sent = {begin + chunk_wire, std::max(begin + wire, machine.launch + own + chunk_wire + latency)};
+      next.pushed = {arrivals.pushed + far / chunks + machine.push_latency,
+                     arrivals.pushed + far + machine.push_latency};
+      arrivals.pushed = next.at(1) - machine.push_latency;
+    }
+    arrivals.by_step[static_cast<std::size_t>(step)] = next;
+  }
+  return arrivals;
+}
+
+}  // namespace
+
+double estimated_seconds(const AttentionPlan& plan, const Machine& machine) {
+  const AttentionShape& shape = plan.shape;
+  const auto queries = static_cast<std::int32_t>(shape.sequence);
+  const auto keys = static_cast<std::int32_t>(shape.keys);
+  const AttentionTasks tasks = plan.tasks();
+  const std::int32_t ctas = std::max(1, std::min(machine.sms, tasks.tasks()));
+  const double ends =
+      play(tasks, std::vector(static_cast<std::size_t>(ctas), machine.launch),
+           [&](const AttentionTasks::Place& place, double begin) {
+             const std::int32_t end = std::min(queries, (place.tile + 1) * kAttentionTileQueries);
+             return begin +
+                    sweep_seconds(shape, machine, attention_visible_keys(end, queries, keys, shape.causal));
+           });
+  return std::max(ends, machine.launch + memory_seconds(shape, machine, queries)) + machine.last_stores;
+}
+
+double estimated_seconds(const RingGpuPlan& plan) {
+  const KvGatherPlan& gather = plan.gather;
+  const Machine& machine = plan.machine;
+  const Arrivals arrivals = arrivals_of(plan);
+  std::vector<double> free_at(static_cast<std::size_t>(plan.ctas - 1), machine.launch);  // CTA 0 never does
+  std::fill_n(free_at.begin(), plan.comm_ctas - 1, arrivals.pushed);
+  const auto end = [&](const AttentionTasks::Place& place, double begin) {
+    const int part = place.tile < plan.first_tiles ? 0 : 1;
+    const std::int32_t own = gather.part_rows[gather.rank][part];
+    const std::int32_t in_part =
+        std::min(own, (place.tile - part * plan.first_tiles + 1) * kAttentionTileQueries);
+    double now = begin + sweep_seconds(plan.shape, machine,
+                                       plan.shape.causal ? plan.part_begin(part) + in_part
+                                                         : gather.positions(gather.rank));
+    for (std::int32_t step = 1; step < gather.world; ++step) {
+      const std::int32_t source = gather.source(step), keys = gather.visible_keys(source, part);
+      if (keys == 0) continue;
+      const Arrival& arrival = arrivals.by_step[static_cast<std::size_t>(step)];
+      const double rows = gather.rows(source), first = place.batch * gather.positions(source);
+      now = std::max(now, arrival.at(first / rows)) + sweep_seconds(plan.shape, machine, keys);
+      now = std::max(now, arrival.at((first + keys) / rows));
+    }
+    return now;
+  };
+  const double ends = play(plan.tasks, std::move(free_at), end);
+  const double all = gather.world > 1 ? arrivals.by_step.back().at(1) : machine.launch;
+  const double memory = memory_seconds(plan.shape, machine, gather.positions(gather.rank));
+  return std::max({ends, all, machine.launch + memory}) + machine.last_stores;
+}
+
+}  // namespace mkernel::kernels

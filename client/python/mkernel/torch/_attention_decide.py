@@ -18,7 +18,7 @@ ALONE, RING = "attention", "ring_attention"
 MOST_HEAD_DIM = 4096  # of the cpu executor
 CUDA_HEAD_DIMS = (64, 128)
 # Of ring attention on the cuda executor.
-MOST_KV_COLUMNS, MOST_NODE_RANKS = 8192, 16
+MOST_KV_COLUMNS, MOST_RANKS, MOST_NODES, MOST_NODE_RANKS = 8192, 64, 16, 16
 
 
 class Rows(NamedTuple):
@@ -155,11 +155,9 @@ def _check_served(kind: str, membership: Membership, q: torch.Tensor, k: torch.T
 
 def _check_ring_on_gpu(membership: Membership, columns: int) -> None:
     nodes, world = membership.group.node_count, membership.world_size
-    if nodes > 1:
-        raise Refused("more than one node", f"the group has {nodes} nodes; ring attention of the cuda executor takes one")
-    if world > MOST_NODE_RANKS:
-        raise Refused(f"more than {MOST_NODE_RANKS} ranks",
-                      f"the group has {world} ranks; ring attention of the cuda executor takes at most {MOST_NODE_RANKS} of a node")
+    for what, size, most in (("ranks", world, MOST_RANKS), ("nodes", nodes, MOST_NODES), ("ranks of a node", world // nodes, MOST_NODE_RANKS)):
+        if size > most:
+            raise Refused(f"more than {most} {what}", f"the group has {size} {what}; ring attention of the cuda executor takes at most {most}")
     if columns > MOST_KV_COLUMNS:
         raise Refused(f"kv_heads * head_dim is above {MOST_KV_COLUMNS}",
                       f"k has kv_heads * head_dim = {columns}; ring attention of the cuda executor takes at most {MOST_KV_COLUMNS}")

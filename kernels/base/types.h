@@ -88,12 +88,27 @@ struct MoeShape {
 /// Attention of each rank alone has the same shape: q is [batch, sequence, heads, head_dim], k and v are
 /// [batch, keys, kv_heads, head_dim]. causal: the last query sees all keys, the one before it all but the
 /// last, and so on. A query that sees no key gets zeros. On the cuda executor head_dim is 64 or 128.
+///
+/// max_sequences > 0: sequences of different lengths, packed one behind the other. batch is 1, q is
+/// [sequence, heads, head_dim], k and v are [keys, kv_heads, head_dim], so `sequence` and `keys` are what all
+/// sequences of a launch have together at most. Sequence s has rows cu_seqlens_q[s] .. cu_seqlens_q[s + 1] -
+/// 1 of q and likewise of k and v (AttentionArguments); it may have none of either. Masks are aligned per
+/// sequence. A launch with fewer sequences repeats the last entry. Rows behind the last sequence are neither
+/// read nor written. The lengths are read while the launch runs: a CUDA graph replays with new ones. A launch
+/// is refused when the first entry is not 0, or an entry is below the one before or beyond the rows
+/// (kInvalidArgument names it): outputs stay as they were, and the next launch may come.
+///
+/// Attention of a rank alone may also have a sliding window: the query that stands where key p does sees keys
+/// p - window_left .. p + window_right.
 struct AttentionShape {
   std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
   bool causal = false;
   double scale = 0;  ///< 0 = 1 / sqrt(head_dim)
   DataType dtype = DataType::kBf16;
-  std::int64_t keys = 0;  ///< attention of a rank alone: positions of k and v; 0 = sequence
+  std::int64_t keys = 0;           ///< attention of a rank alone: positions of k and v; 0 = sequence
+  std::int64_t max_sequences = 0;  ///< attention of a rank alone: at most 1,024; 0 = they are not packed
+  /// Keys before and behind a query's own position; -1: all. causal: window_right is -1 or 0.
+  std::int64_t window_left = -1, window_right = -1;
 };
 
 /// Of one rank alone: c[rows of group g] = a[rows of group g] x b[g], for the groups of rows that `ends` cuts
@@ -140,9 +155,12 @@ struct AttentionArguments {
   const void* k = nullptr;  ///< [batch, positions_rank, kv_heads, head_dim]
   const void* v = nullptr;
   void* out = nullptr;  ///< as q
-  /// [batch, heads, positions_rank]: the natural logarithm of the sum of a query's exponentials, minus
-  /// infinity for one that sees no key; null: nobody wants it.
+  /// [batch, heads, positions_rank], so [heads, sequence] of packed sequences: the natural logarithm of the
+  /// sum of a query's exponentials, minus infinity for one that sees no key; null: nobody wants it.
   float* lse = nullptr;
+  /// With max_sequences: [max_sequences + 1] each, in memory of the executor. Else null.
+  const std::int32_t* cu_seqlens_q = nullptr;
+  const std::int32_t* cu_seqlens_k = nullptr;
 };
 
 struct GroupedGemmArguments {

@@ -31,6 +31,35 @@ MK_HOST_DEVICE constexpr std::int32_t attention_query_tiles(std::int32_t queries
   return (queries + kAttentionTileQueries - 1) / kAttentionTileQueries;
 }
 
+/// Heads of queries in a section: of the `kv_heads` heads of keys and values, `kv_bytes` each, as many as fit
+/// the L2 together, and of each of these the `group` heads of queries that share it. Sections have equal
+/// sizes, but for the last one.
+MK_HOST_DEVICE inline std::int32_t attention_section_heads(std::int32_t kv_heads, std::int32_t group,
+                                                           std::int64_t kv_bytes) {
+  // Less than the 50 MB of L2: it also holds queries and outputs on their way.
+  constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
+  const std::int64_t fit = kSectionBytes / kv_bytes;
+  const std::int32_t most = fit < 1 ? 1 : fit < kv_heads ? static_cast<std::int32_t>(fit) : kv_heads;
+  const std::int32_t sections = (kv_heads + most - 1) / most;
+  return (kv_heads + sections - 1) / sections * group;
+}
+
+struct AttentionHeadTile {
+  std::int32_t head, tile;
+};
+/// What task number `task` computes. The numbers are those of heads and tiles, and of what follows from them:
+/// heads of a section and of the last one, tasks of a section.
+template <class Number>
+MK_HOST_DEVICE AttentionHeadTile attention_head_tile(std::int32_t task, std::int32_t heads,
+                                                     std::int32_t tiles, const Number& section_heads,
+                                                     const Number& last_heads, const Number& section_tasks) {
+  const std::int32_t section = task / section_tasks;
+  const std::int32_t inside = task - section * section_tasks;
+  const std::int32_t first = section * section_heads;
+  const Number here = heads - first < section_heads ? last_heads : section_heads;
+  return {first + inside % here, tiles - 1 - inside / here};
+}
+
 /// Tasks are pairs of a head and a tile of its queries. Heads that share keys follow each other. They are cut
 /// into sections of equal size whose keys and values fit the L2. Within a section the last queries of all
 /// heads come first: with a causal mask they have most keys, so the tasks at the end of a section are short,
@@ -48,11 +77,7 @@ class AttentionTasks {
   AttentionTasks(std::int32_t batch, std::int32_t heads, std::int32_t kv_heads, std::int32_t tiles,
                  std::int64_t kv_bytes)
       : heads_(heads), all_heads_(batch * heads), tiles_(tiles) {
-    const std::int32_t groups = batch * kv_heads;
-    const std::int64_t fit = kSectionBytes / kv_bytes;
-    const std::int32_t most = fit < 1 ? 1 : fit < groups ? static_cast<std::int32_t>(fit) : groups;
-    const std::int32_t sections = (groups + most - 1) / most;
-    const std::int32_t section_heads = (groups + sections - 1) / sections * (heads / kv_heads);
+    const std::int32_t section_heads = attention_section_heads(batch * kv_heads, heads / kv_heads, kv_bytes);
     const std::int32_t left = all_heads_ % section_heads;
     section_heads_ = section_heads;
     last_heads_ = left > 0 ? left : section_heads;
@@ -61,18 +86,12 @@ class AttentionTasks {
 
   MK_HOST_DEVICE std::int32_t tasks() const { return all_heads_ * tiles_; }
   MK_HOST_DEVICE Place place(std::int32_t task) const {
-    const std::int32_t section = task / section_tasks_;
-    const std::int32_t inside = task - section * section_tasks_;
-    const std::int32_t first = section * section_heads_;
-    const Divisor here = all_heads_ - first < section_heads_ ? last_heads_ : section_heads_;
-    const std::int32_t head = first + inside % here;
-    return {head / heads_, head % heads_, tiles_ - 1 - inside / here};
+    const AttentionHeadTile at =
+        attention_head_tile(task, all_heads_, tiles_, section_heads_, last_heads_, section_tasks_);
+    return {at.head / heads_, at.head % heads_, at.tile};
   }
 
  private:
-  /// Less than the 50 MB of L2: it also holds queries and outputs on their way.
-  static constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
-
   Divisor heads_ = 1;
   std::int32_t all_heads_ = 0, tiles_ = 0;
   Divisor section_heads_ = 1, last_heads_ = 1;  ///< heads of a section, and of the last one

@@ -122,6 +122,9 @@ def units(types):
         all_units.append(unit_of("ring_attention", f"{head_dim}_{causal}", "kernels/ops/ring_attention/ring_roles.cuh", (
             f"ring_attention_kernel<AttentionConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ RingAttentionParameters)"
             for dtype in types)))
+        all_units.append(unit_of("varlen", f"{head_dim}_{causal}", "kernels/ops/ring_attention/varlen_roles.cuh", (
+            f"varlen_kernel<AttentionConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ VarlenParameters)"
+            for dtype in types)))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))
     all_units.append(Unit("gathered", "gathered", '#include "kernels/ops/ag_gemm/gathered.cuh"\n'))
     all_units.append(Unit("device API", "device_api", '#include "tests/kernels/device_api.cu"\n'))

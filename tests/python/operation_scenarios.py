@@ -237,6 +237,48 @@ def attention(group, dtype, causal):
             close(out, wanted[:, :6], bound[:, :6])
 
 
+def varlen(group, dtype, causal):
+    """Every rank has lengths of its own; causal with a window."""
+    rows, heads, kv_heads, dim = 40, 4, 2, 32
+    queries, keys = ([5, 0, 20], [9, 3, 11]) if RANK % 2 else ([0, 1, 30], [2, 0, 31])
+    cu_q, cu_k = (np.cumsum([0, *lengths, 0], dtype=np.int32) for lengths in (queries, keys))
+    q, k, v = (operand(seed, RANK, (rows, count, dim), dtype) for seed, count in ((7, heads), (8, kv_heads), (9, kv_heads)))
+    wanted, wanted_lse = np.zeros((cu_q[-1], heads, dim)), np.full((heads, cu_q[-1]), -np.inf)
+    for begin, end, first, last in zip(cu_q, cu_q[1:], cu_k, cu_k[1:]):
+        if begin == end or first == last:
+            continue
+        own = np.arange(end - begin)[:, None] + (last - first) - (end - begin)
+        place = np.arange(last - first)[None, :]
+        seen = (place <= own) & (place >= own - 6) if causal else np.ones((end - begin, last - first), bool)
+        for head in range(heads):
+            scores = widen(q)[begin:end, head] @ widen(k)[first:last, head // 2].T * dim ** -0.5
+            weights = np.where(seen, np.exp(scores), 0)
+            total = weights.sum(axis=1)
+            with np.errstate(divide="ignore"):
+                wanted_lse[head, begin:end] = np.log(total)
+            wanted[begin:end, head] = weights @ widen(v)[first:last, head // 2] / np.maximum(total, 1e-300)[:, None]
+    with group.attention(sequence=rows, heads=heads, kv_heads=kv_heads, head_dim=dim, causal=causal, max_sequences=4,
+                         window=(6, -1) if causal else (-1, -1), dtype=dtype) as operation:
+        out, lse = poisoned((rows, heads, dim), dtype), np.full((heads, rows), np.nan, np.float32)
+        lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+        operation.run(q, k, v, out, lse=lse, **lengths, timeout=LONG)
+        close(out[:cu_q[-1]], wanted, 1.01 * UNIT[dtype] * np.abs(wanted) + 2e-5)
+        lse = lse[:, :cu_q[-1]]
+        assert ((lse == wanted_lse) | (np.abs(lse - wanted_lse) <= 1e-5)).all()
+        assert (out[cu_q[-1]:].view(np.uint16) == 0xffff).all()
+        with raises(mkernel.InvalidArgument, "attention: cu_seqlens_q is needed with max_sequences = 4"):
+            operation.bind(q, k, v, out)
+        with raises(mkernel.InvalidArgument, "cu_seqlens_k has shape 4", "wanted are shape 5"):
+            operation.bind(q, k, v, out, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k[:4])
+        if RANK == 1:  # a rank alone is refused, and the group goes on
+            bad = cu_q.copy()
+            bad[2] = 4
+            with raises(mkernel.InvalidArgument, "attention: cu_seqlens_q[2] = 4, but it must be 5..40"):
+                operation.run(q, k, v, out, cu_seqlens_q=bad, cu_seqlens_k=cu_k, timeout=LONG)
+        operation.run(q, k, v, out, **lengths, timeout=LONG)
+        assert operation.status() is None
+
+
 def grouped_gemm(group, dtype, b_layout):
     """Every rank has ends of its own."""
     rows, k, n, groups = 70, 24, 20, 5
@@ -292,6 +334,7 @@ def moe_and_attention():
     for dtype in ("bf16", "f16"):
         for causal in (False, True):
             attention(group, dtype, causal)
+            varlen(group, dtype, causal)
 
 
 def counted():

@@ -32,7 +32,11 @@ ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& t
                           std::int64_t position, std::int64_t head, Weights weights) {
   const double scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(double(shape.head_dim));
   const std::int64_t kv_head = head * shape.kv_heads / shape.heads, all = keys_of(shape);
-  const std::int64_t keys = shape.causal ? position + 1 + all - shape.sequence : all;
+  const std::int64_t own = position + all - shape.sequence;  // the key at the query's position
+  const std::int64_t right = shape.causal ? 0 : shape.window_right;
+  const std::int64_t end = right < 0 ? all : std::min(all, own + right + 1);
+  const std::int64_t begin = shape.window_left < 0 ? 0 : std::max<std::int64_t>(0, own - shape.window_left);
+  const std::int64_t keys = end - begin;
   ExpectedRow row{std::vector<Expected>(static_cast<std::size_t>(shape.head_dim)),
                   {-std::numeric_limits<double>::infinity(), 0}};
   if (keys <= 0) return row;
@@ -40,7 +44,7 @@ ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& t
     return value_of(shape.dtype, from[i]);
   };
   const auto kv_row = [&](const std::vector<std::uint16_t>& tensor, std::int64_t key) {
-    return row_of(shape, tensor, shape.kv_heads, all, batch, key, kv_head);
+    return row_of(shape, tensor, shape.kv_heads, all, batch, begin + key, kv_head);
   };
   const std::uint16_t* query = row_of(shape, tensors.q, shape.heads, shape.sequence, batch, position, head);
   std::vector<double> score(static_cast<std::size_t>(keys));

@@ -31,7 +31,8 @@ struct ExpectedRow {
 /// take them in the io type.
 enum class Weights { kFp32, kRounded };
 
-/// Of one query position and head. The last query sees what the last key's position does.
+/// Of one query position and head. The last query sees what the last key's position does. A sliding window of
+/// the shape counts; sequences that are packed are those of varlen_reference.h.
 ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& tensors, std::int64_t batch,
                           std::int64_t position, std::int64_t head, Weights weights = Weights::kFp32);
 

@@ -28,7 +28,8 @@ struct Problem {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
   /// Queries of the first part, and where both parts begin in the sequence.
   std::int64_t first_part, begin[2];
-  bool causal;
+  std::int64_t left, right;  ///< of the window; -1: all keys
+  std::int64_t lse_stride;   ///< from one head to the next
   double scale, unit;
   double of_weight;  ///< error of a weight beside its relative one: of subnormal numbers
 };
@@ -130,13 +131,15 @@ __global__ __launch_bounds__(kThreads) void check_kernel(const T* q, const T* k,
   const std::int64_t kv_first = batch * p.keys * stride + kv_head * p.head_dim;
   const std::int64_t in_sequence =
       position < p.first_part ? p.begin[0] + position : p.begin[1] + position - p.first_part;
-  const std::int64_t visible = p.causal ? max(in_sequence + 1, std::int64_t{0}) : p.keys;
+  const std::int64_t begin = p.left < 0 ? 0 : max(in_sequence - p.left, std::int64_t{0});
+  const std::int64_t end = p.right < 0 ? p.keys : min(in_sequence + p.right + 1, p.keys);
+  const std::int64_t visible = max(end - begin, std::int64_t{0});
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < p.head_dim) query[thread] = value_of(q[first + thread]);
   __syncthreads();
   Softmax state;
-  for (std::int64_t key = 0; key < visible; key += kChunk) {
-    const auto keys = static_cast<int>(min(std::int64_t{kChunk}, visible - key));
+  for (std::int64_t key = begin; key < end; key += kChunk) {
+    const auto keys = static_cast<int>(min(std::int64_t{kChunk}, end - key));
     attend_chunk(p, query, k + kv_first + key * stride, v + kv_first + key * stride, keys, weights, state);
   }
   const double relative = 4 * (static_cast<double>(p.head_dim) + 3) * kFloatUnit * state.magnitude +
@@ -150,8 +153,8 @@ __global__ __launch_bounds__(kThreads) void check_kernel(const T* q, const T* k,
   }
   if (thread == 0 && lse != nullptr) {
     const double expected = visible > 0 ? state.top + log(state.total) : -INFINITY;
-    compare(lse[row], expected, relative + 8 * kFloatUnit * (fabs(state.top) + fabs(expected) + 1), first,
-            differences);
+    compare(lse[row / p.queries * p.lse_stride + position], expected,
+            relative + 8 * kFloatUnit * (fabs(state.top) + fabs(expected) + 1), first, differences);
   }
 }
 
@@ -169,7 +172,7 @@ void launch_check(const AttentionArguments& arguments, const Problem& p, Differe
 
 Result<ProductCheck> check_attention(const AttentionArguments& arguments, const AttentionShape& shape,
                                      const kernels::Positions& queries, std::int64_t step,
-                                     CUstream_st* stream) {
+                                     CUstream_st* stream, std::int64_t lse_stride) {
   const bool bf16 = shape.dtype == DataType::kBf16;
   const Problem p{.batch = shape.batch,
                   .queries = queries.size(),
@@ -180,7 +183,9 @@ Result<ProductCheck> check_attention(const AttentionArguments& arguments, const 
                   .step = step,
                   .first_part = queries.part[0].size(),
                   .begin = {queries.part[0].begin, queries.part[1].begin},
-                  .causal = shape.causal,
+                  .left = shape.window_left,
+                  .right = shape.causal ? 0 : shape.window_right,
+                  .lse_stride = lse_stride > 0 ? lse_stride : queries.size(),
                   .scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim)),
                   .unit = bf16 ? 0x1p-8 : 0x1p-11,
                   .of_weight = bf16 ? 0 : 0x1p-25};

@@ -90,7 +90,14 @@ MoeShape moe_shape(const OpOptions& o) {
 }
 
 AttentionShape attention_shape(const OpOptions& o) {
-  return {o.batch, o.sequence, o.heads, o.kv_heads, o.head_dim, o.causal, 0, o.dtype};
+  AttentionShape shape{o.batch, o.sequence, o.heads, o.kv_heads, o.head_dim, o.causal, 0, o.dtype};
+  if (o.cu_seqlens.empty()) return shape;
+  shape.batch = 1;
+  shape.sequence = o.cu_seqlens.back();
+  shape.max_sequences = static_cast<std::int64_t>(o.cu_seqlens.size()) - 1;
+  shape.window_left = o.window_left;
+  shape.window_right = o.window_right;
+  return shape;
 }
 
 Result<std::vector<MakeWorkload>> chosen(const OpOptions& o) {
@@ -223,7 +230,9 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
   }
   for (const OpKind kind : {OpKind::kAttention, OpKind::kRingAttention}) {
     if (o.op != to_string(kind)) continue;
-    auto row = measure_attention_cuda(group, kind, attention_shape(o), cuda_options(o));
+    auto row = o.cu_seqlens.empty()
+                   ? measure_attention_cuda(group, kind, attention_shape(o), cuda_options(o))
+                   : measure_varlen_cuda(group, attention_shape(o), o.cu_seqlens, cuda_options(o));
     if (!row.ok()) return row.status();
     return std::vector{std::move(*row)};
   }
@@ -293,6 +302,11 @@ void add_op(CLI::App& app, int& status) {
       throw CLI::ValidationError("--baseline", "only of the operations around a GEMM, with --executor cuda");
     if (!o->trace.empty() && (!o->preset.empty() || o->shapes.size() > 1))
       throw CLI::ValidationError("--trace", "one operation of one shape");
+    if (!o->cu_seqlens.empty() && (o->executor != Executor::kCuda || o->op != to_string(OpKind::kAttention) ||
+                                   o->cu_seqlens.size() < 2))
+      throw CLI::ValidationError("--cu-seqlens", "two numbers at least, of attention with --executor cuda");
+    if (o->cu_seqlens.empty() && (o->window_left != -1 || o->window_right != -1))
+      throw CLI::ValidationError("--window-left, --window-right", "only with --cu-seqlens");
     if (o->compares_with("torch") && o->torch_driver.empty())
       throw CLI::ValidationError("--baseline torch", "where is torch_fused.py? Give --torch-driver");
     const Status outcome = run(*o);

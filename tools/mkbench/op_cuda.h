@@ -4,7 +4,9 @@
 
 #include <mkernel/client.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tools/mkbench/row.h"
 
@@ -41,6 +43,10 @@ Result<Row> measure_moe_cuda(Group& group, const MoeShape& shape, const OpCudaOp
 /// the row.
 Result<Row> measure_attention_cuda(Group& group, OpKind kind, const AttentionShape& shape,
                                    const OpCudaOptions& options);
+/// The same of attention of each rank alone with sequences of different lengths: `lengths` is cu_seqlens of
+/// queries and of keys, `shape` says how many they are.
+Result<Row> measure_varlen_cuda(Group& group, const AttentionShape& shape,
+                                const std::vector<std::int32_t>& lengths, const OpCudaOptions& options);
 
 /// Multiprocessors of each of `ranks` ranks on a GPU that has `sms`: all in equal parts, rounded down to a
 /// multiple of 8, or of 2 where that would leave none. The rest is for kernels that fill and check.

@@ -23,6 +23,8 @@ struct OpOptions {
   std::int64_t batch = 1, sequence = 4096, heads = 8, kv_heads = 8, head_dim = 128;
   std::int64_t tokens = 512, hidden = 1024, intermediate = 512, experts = 16, topk = 4, capacity = 0,
                shared_intermediate = 0;
+  std::vector<std::int32_t> cu_seqlens;
+  std::int64_t window_left = -1, window_right = -1;
   bool causal = false, column_major = false;
   DataType dtype = DataType::kBf16;
   Executor executor = Executor::kCpu;

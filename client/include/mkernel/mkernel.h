@@ -218,6 +218,10 @@ typedef struct mk_attention_shape {
   uint32_t causal; /* 0 or 1 */
   uint32_t dtype;
   int64_t keys; /* attention of a rank alone: positions of k and v; 0 = sequence */
+  /* Attention of a rank alone, see AttentionShape of mkernel/ops.h. */
+  int64_t max_sequences;             /* that are packed: q [sequence, heads, head_dim]; 0 = they are not */
+  uint32_t has_window;               /* 0 or 1; 0: the next two fields are not read */
+  int64_t window_left, window_right; /* keys before and behind a query's own position; -1 = all */
 } mk_attention_shape;
 typedef struct mk_attention_arguments {
   size_t struct_size;
@@ -225,7 +229,10 @@ typedef struct mk_attention_arguments {
   const void* k;
   const void* v;
   void* out;
-  float* lse; /* [batch, heads, positions]: log-sum-exp of the scores; NULL: not wanted */
+  float* lse; /* [batch, heads, positions]: log-sum-exp of the scores; NULL: not wanted; packed sequences have
+               * batch 1, so it is [heads, sequence] */
+  const int32_t* cu_seqlens_q; /* [max_sequences + 1], where sequences begin and end; NULL without these */
+  const int32_t* cu_seqlens_k;
 } mk_attention_arguments;
 
 /* Of one rank alone, see GroupedGemmShape of mkernel/ops.h. */
@@ -299,7 +306,7 @@ MK_API void mk_operation_destroy(mk_operation* operation);
 /* `timeout_ms` 0: until the launch is over (bounded by its own deadlines). Every error of a launch fails the
  * group but those of a launch that is refused: of MoE by every rank alike, for bad routing
  * (MK_INVALID_ARGUMENT) or for more rows than the capacity (MK_RESOURCE_EXHAUSTED), see MoeShape of
- * mkernel/ops.h; of a grouped GEMM for a bad end (MK_INVALID_ARGUMENT). */
+ * mkernel/ops.h; of a grouped GEMM for a bad end and of attention for a bad length (MK_INVALID_ARGUMENT). */
 MK_API mk_status mk_pending_wait(const mk_pending* pending, uint32_t timeout_ms);
 MK_API int mk_pending_done(const mk_pending* pending); /* 0 or 1 */
 MK_API void mk_pending_destroy(mk_pending* pending);   /* does not stop the launch */

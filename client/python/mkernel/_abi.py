@@ -149,6 +149,10 @@ class AttentionShape(Sized):
         ("causal", c_uint32),
         ("dtype", c_uint32),
         ("keys", c_int64),
+        ("max_sequences", c_int64),
+        ("has_window", c_uint32),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
     ]
 
 
@@ -160,6 +164,8 @@ class AttentionArguments(Sized):
         ("v", c_void_p),
         ("out", c_void_p),
         ("lse", c_void_p),
+        ("cu_seqlens_q", c_void_p),
+        ("cu_seqlens_k", c_void_p),
     ]
 
 

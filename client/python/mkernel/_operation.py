@@ -197,9 +197,9 @@ class Operation:
         return Launch(self, arguments, tuple(owners), options)
 
     def status(self) -> Optional[Error]:
-        """Once the stream is done (executor="cuda"): None, or why a launch that was queued failed; the group is over then. A Moe or
-        a GroupedGemm also says why a launch was refused; the group goes on then. Each refusal is told once. When several launches were
-        refused since the last call of status(), it is the last one's."""
+        """Once the stream is done (executor="cuda"): None, or why a launch that was queued failed; the group is over then. A Moe, a
+        GroupedGemm or an Attention also says why a launch was refused; the group goes on then. Each refusal is told once. When several
+        launches were refused since the last call of status(), it is the last one's."""
         handle = self._handle
         if handle is None:
             raise closed(self.what)

@@ -26,10 +26,17 @@ def gemm_shape(m: int, n: int, k: int, dtype: str, b_layout: str, more_n: Sequen
 
 
 def attention_shape(batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int], keys: Optional[int], causal: bool,
-                    scale: float, dtype: str) -> _abi.AttentionShape:
+                    scale: float, dtype: str, max_sequences: Optional[int] = None,
+                    window: "tuple[int, int]" = (-1, -1)) -> _abi.AttentionShape:
+    if max_sequences is not None and max_sequences < 1:
+        raise InvalidArgument(f"max_sequences = {max_sequences}, must be at least 1, or None")
+    if len(window) != 2:
+        raise InvalidArgument(f"window = {window!r}, must be (left, right)")
     extents = {"batch": batch, "sequence": sequence, "heads": heads, "kv_heads": heads if kv_heads is None else kv_heads,
-               "head_dim": head_dim, "keys": 0 if keys is None else keys}
-    return _abi.AttentionShape(scale=float(scale), causal=bool(causal), dtype=choice("dtype", dtype, DTYPES), **sizes(extents))
+               "head_dim": head_dim, "keys": 0 if keys is None else keys, "max_sequences": max_sequences or 0,
+               "window_left": window[0], "window_right": window[1]}
+    return _abi.AttentionShape(has_window=1, scale=float(scale), causal=bool(causal), dtype=choice("dtype", dtype, DTYPES),
+                               **sizes(extents))
 
 
 def options(executor: str, comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0,

@@ -6,6 +6,7 @@ from mkernel import _abi
 from mkernel._library import lib
 from mkernel._operands import Operand
 from mkernel._operation import Launch, Operation, OperationHandle, block_size
+from mkernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from mkernel.group import Group
@@ -16,7 +17,15 @@ class Attention(Operation):
     head_dim], k, v [batch, keys, kv_heads, head_dim]; each of the kv_heads serves heads / kv_heads heads of q. With `causal` the last
     query sees all keys, the one before it all but the last, and so on; a query that sees none gets zeros. lse, if given, gets the
     logarithm of the sum of each query's exponentials, float32 [batch, heads, sequence]. executor="cuda" takes head_dim 64 and
-    128."""
+    128.
+
+    Planned with `max_sequences`, it takes sequences of different lengths as flash_attn_varlen_func() does: q, out [sequence, heads,
+    head_dim], k, v [keys, kv_heads, head_dim], lse [heads, sequence], and cu_seqlens_q, cu_seqlens_k [max_sequences + 1] int32 on the
+    executor's device. Sequence s has rows cu_seqlens_q[s] .. cu_seqlens_q[s + 1] - 1 of q and likewise of k and v; it may have none.
+    Masks are aligned per sequence. With fewer sequences the last entry is repeated; rows behind it are not written. A launch is
+    refused when the first entry is not 0, or an entry is below the one before or beyond the rows (InvalidArgument names it). out
+    stays as it was, and the group goes on. A launch that was queued on a stream is refused on the GPU, and status() tells it. The
+    lengths are read while the launch runs, also by every replay of a graph."""
 
     what = "attention"
     Arguments = _abi.AttentionArguments
@@ -26,22 +35,30 @@ class Attention(Operation):
     def __init__(self, group: "Group", handle: OperationHandle, shape: _abi.AttentionShape, dtype: str, executor: str) -> None:
         super().__init__(group, handle, dtype, executor)
         queries, keys = self._lengths(shape)
-        of_q = (shape.batch, queries, shape.heads, shape.head_dim)
-        of_k = (shape.batch, keys, shape.kv_heads, shape.head_dim)
+        self._max_sequences = shape.max_sequences
+        batch = () if shape.max_sequences else (shape.batch,)
+        of_q = (*batch, queries, shape.heads, shape.head_dim)
+        of_k = (*batch, keys, shape.kv_heads, shape.head_dim)
         self.q, self.k, self.v = Operand("q", dtype, of_q), Operand("k", dtype, of_k), Operand("v", dtype, of_k)
         self.out = Operand("out", dtype, of_q, written=True)
-        self.lse = Operand("lse", "f32", (shape.batch, shape.heads, queries), written=True)
+        self.lse = Operand("lse", "f32", (*batch, shape.heads, queries), written=True)
 
     def _lengths(self, shape: _abi.AttentionShape) -> "tuple[int, int]":
         """Positions of q, and of k and v, on this rank."""
         return shape.sequence, shape.keys or shape.sequence
 
-    def bind(self, q: Any, k: Any, v: Any, out: Any, *, lse: Any = None, deadline: Optional[float] = None,
-             compute_threads: int = 0) -> Launch:
-        """As Gemm.bind()."""
+    def bind(self, q: Any, k: Any, v: Any, out: Any, *, lse: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+             deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+        """As Gemm.bind(). The lengths are needed with `max_sequences`, and only then."""
         operands = [(self.q, q), (self.k, k), (self.v, v), (self.out, out)]
         if lse is not None:
             operands.append((self.lse, lse))
+        for field, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+            if (lengths is None) != (not self._max_sequences):
+                needed = f"is needed with max_sequences = {self._max_sequences}" if lengths is None else "needs max_sequences"
+                raise InvalidArgument(f"{self.what}: {field} {needed}")
+            if lengths is not None:
+                operands.append((Operand(field, "i32", (self._max_sequences + 1,)), lengths))
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
 

@@ -338,12 +338,15 @@ class Group:
         plan = options(executor, sms=sms, machine=machine)
         return GroupedGemm(self, self._operation("grouped_gemm", lib.mk_grouped_gemm_create, shape, plan), shape, dtype, executor)
 
-    def attention(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
-                  keys: Optional[int] = None, causal: bool = False, scale: float = 0.0, dtype: str = "bf16", executor: str = "cpu",
-                  sms: int = 0, machine: Optional[str] = None) -> Attention:
+    def attention(self, *, batch: int = 1, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
+                  keys: Optional[int] = None, causal: bool = False, scale: float = 0.0, max_sequences: Optional[int] = None,
+                  window: "tuple[int, int]" = (-1, -1), dtype: str = "bf16", executor: str = "cpu", sms: int = 0,
+                  machine: Optional[str] = None) -> Attention:
         """**Collective**. Plans attention of each rank alone; see Attention. `kv_heads`: None = heads; `keys`: None = sequence;
-        `scale`: 0 = 1 / sqrt(head_dim). The last two as those of ag_gemm(), also errors."""
-        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, keys, causal, scale, dtype)
+        `scale`: 0 = 1 / sqrt(head_dim). `max_sequences`: at most so many sequences of different lengths are packed, `sequence` and
+        `keys` are then the rows of all of them at most; None: all have one length. `window`: (left, right), the keys before and
+        behind a query's own position that it sees, -1 = all. The last two as those of ag_gemm(), also errors."""
+        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, keys, causal, scale, dtype, max_sequences, window)
         plan = options(executor, sms=sms, machine=machine)
         return Attention(self, self._operation("attention", lib.mk_attention_create, shape, plan), shape, dtype, executor)
 

@@ -30,11 +30,11 @@ HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t
 }
 
 AttentionTile::AttentionTile(std::int64_t first_position, std::int64_t rows, std::int64_t head_dim,
-                             bool causal)
+                             const AttentionWindow& window)
     : first_position_(first_position),
       rows_(rows),
       head_dim_(head_dim),
-      causal_(causal),
+      window_(window),
       query_(rows * head_dim),
       sum_(rows * head_dim),
       maximum_(rows),
@@ -48,11 +48,20 @@ void AttentionTile::begin(const HeadRows& queries, double scale) {
   std::fill(weight_.begin(), weight_.end(), 0.0F);
 }
 
+Range AttentionTile::seen_by(std::int64_t row) const {
+  constexpr std::int64_t kFar = std::int64_t{1} << 62;
+  const std::int64_t position = first_position_ + row;
+  return {window_.left == AttentionWindow::kAll ? -kFar : position - window_.left,
+          window_.right == AttentionWindow::kAll ? kFar : position + window_.right + 1};
+}
+
+bool AttentionTile::hides(Range positions) const {
+  return positions.size() == 0 || positions.begin >= seen_by(rows_ - 1).end ||
+         positions.end <= seen_by(0).begin;
+}
+
 bool AttentionTile::hides(const Positions& positions) const {
-  if (!causal_) return positions.size() == 0;
-  const std::int64_t last = first_position_ + rows_ - 1;
-  const auto hidden = [last](Range part) { return part.size() == 0 || part.begin > last; };
-  return hidden(positions.part[0]) && hidden(positions.part[1]);
+  return hides(positions.part[0]) && hides(positions.part[1]);
 }
 
 void AttentionTile::attend(const HeadRows& keys, const HeadRows& values, const Positions& positions,
@@ -62,7 +71,7 @@ void AttentionTile::attend(const HeadRows& keys, const HeadRows& values, const P
     for (std::int64_t row = rows.begin; row < rows.end; row += kAttentionTile) {
       const std::int64_t count = std::min(kAttentionTile, rows.end - row);
       const std::int64_t first = positions.at(row);
-      if (causal_ && first > first_position_ + rows_ - 1) break;  // and so are all tiles after it
+      if (hides(Range{first, first + count})) continue;
       attend_tile(keys.from(row), values.from(row), {first, first + count}, scratch);
     }
   }
@@ -76,7 +85,7 @@ void AttentionTile::attend_tile(const HeadRows& keys, const HeadRows& values, Ra
   float* scores = scratch.scores.data();
   sgemm(Transpose::kYes, rows_, count, head_dim_, query_.data(), head_dim_, scratch.keys.data(), head_dim_,
         false, scores, count);  // [rows, count]
-  if (causal_ && positions.end - 1 > first_position_) mask(positions, scores);
+  if (positions.end > seen_by(0).end || positions.begin < seen_by(rows_ - 1).begin) mask(positions, scores);
   for (std::int64_t row = 0; row < rows_; ++row) {
     const float rescale = update_row(row, count, scores + row * count);
     if (rescale == 1.0F) continue;
@@ -88,9 +97,12 @@ void AttentionTile::attend_tile(const HeadRows& keys, const HeadRows& values, Ra
 
 void AttentionTile::mask(Range positions, float* scores) const {
   const std::int64_t count = positions.size();
-  for (std::int64_t row = 0; row < rows_; ++row) {
-    const std::int64_t seen = std::clamp<std::int64_t>(first_position_ + row + 1 - positions.begin, 0, count);
-    std::fill(scores + row * count + seen, scores + (row + 1) * count, kMinusInfinity);
+  for (std::int64_t row = 0; row < rows_; ++row, scores += count) {
+    const Range seen = seen_by(row);
+    const std::int64_t begin = std::clamp<std::int64_t>(seen.begin - positions.begin, 0, count);
+    const std::int64_t end = std::clamp<std::int64_t>(seen.end - positions.begin, begin, count);
+    std::fill(scores, scores + begin, kMinusInfinity);
+    std::fill(scores + end, scores + count, kMinusInfinity);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cpu/memory/convert.h"
+#include "kernels/plan/attention_sequences.h"
 #include "kernels/plan/positions.h"
 #include "mkernel/ops.h"
 
@@ -49,11 +50,15 @@ struct AttentionScratch {
 class AttentionTile {
  public:
   /// `first_position`: absolute position of row 0; row i stands at first_position + i.
-  AttentionTile(std::int64_t first_position, std::int64_t rows, std::int64_t head_dim, bool causal);
+  AttentionTile(std::int64_t first_position, std::int64_t rows, std::int64_t head_dim,
+                const AttentionWindow& window);
+  AttentionTile(std::int64_t first_position, std::int64_t rows, std::int64_t head_dim, bool causal)
+      : AttentionTile(first_position, rows, head_dim,
+                      AttentionWindow{.right = causal ? 0 : AttentionWindow::kAll}) {}
 
   /// Loads the query rows, scaled, and forgets everything seen before.
   void begin(const HeadRows& queries, double scale);
-  /// Attends to `positions.size()` rows of keys and values. Key tiles that the causal mask hides are skipped.
+  /// Attends to `positions.size()` rows of keys and values. Key tiles that the mask hides are skipped.
   void attend(const HeadRows& keys, const HeadRows& values, const Positions& positions,
               AttentionScratch& scratch);
   /// Writes the normalised rows in the io type; a row that attended to nothing becomes zero.
@@ -61,18 +66,21 @@ class AttentionTile {
   /// The logarithm of the sum of exponentials of every row, minus infinity for one that attended to nothing.
   void log_sum_exp(float* lse) const;
 
-  /// True when every key of `positions` comes after every row of this tile.
+  /// True when no row of this tile sees a key of `positions`.
   bool hides(const Positions& positions) const;
 
  private:
   void attend_tile(const HeadRows& keys, const HeadRows& values, Range positions, AttentionScratch& scratch);
+  /// Keys that row `row` sees; beyond all positions where there is no limit.
+  Range seen_by(std::int64_t row) const;
+  bool hides(Range positions) const;
   void mask(Range positions, float* scores) const;
   float update_row(std::int64_t row, std::int64_t count, float* scores);
 
   std::int64_t first_position_;
   std::int64_t rows_;
   std::int64_t head_dim_;
-  bool causal_;
+  AttentionWindow window_;
   std::vector<float> query_;    // [rows, head_dim], scaled
   std::vector<float> sum_;      // [rows, head_dim], not yet normalised
   std::vector<float> maximum_;  // [rows]

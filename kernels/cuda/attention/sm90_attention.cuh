@@ -14,6 +14,9 @@
 //     // `row` on next. Returns when they may be read. Boxes of kTileKeys rows x 64.
 //     template <AttentionOperand kOperand>
 //     AttentionRows rows(const AttentionTask& task, int segment, int row) const;
+//     // Only of a feed with a sliding window: keys of the first segment that its first query does not see,
+//     // all in the first tile. Every query behind it sees one less; below zero it is none.
+//     int hidden(const AttentionTask& task) const;
 //     float scale() const;                  // of the scores, times log2(e)
 //     float* lse() const;                   // log-sum-exp of every query and head; null: nobody wants it
 //     const DeviceTrace& trace() const;

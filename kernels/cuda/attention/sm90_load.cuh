@@ -12,10 +12,12 @@ namespace mkernel::kernels {
 
 enum class AttentionOperand { kKeys, kValues };
 
-/// Rows of keys or of values: their map, and the row of memory where those of the sequence begin.
+/// Rows of keys or of values: their map, the row of memory where those of the sequence begin, and how many
+/// rows of the map come before them.
 struct AttentionRows {
   const TensorMap* map;
   std::int32_t first;
+  std::int32_t before = 0;
 };
 
 /// Walks the tiles of keys of a task, segment after segment.
@@ -53,8 +55,8 @@ __device__ __forceinline__ void attention_load_tile(const Feed& feed, const Atte
   const std::uint32_t to = tiles + stages.stage() * Config::kKeyBytes;
 #pragma unroll
   for (int box = 0; box < Config::kBoxes; ++box) {
-    ptx::tma_load_3d(to + box * Config::kKeyBoxBytes, rows.map, task.key_column + box * 64, at.row(),
-                     rows.first, stages.full_barrier());
+    ptx::tma_load_3d(to + box * Config::kKeyBoxBytes, rows.map, task.key_column + box * 64,
+                     rows.before + at.row(), rows.first, stages.full_barrier());
   }
   stages.advance();
   at.advance();

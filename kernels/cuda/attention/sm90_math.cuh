@@ -97,6 +97,7 @@ class AttentionMath {
     give_back(key_stages_);
     ptx::wgmma_pin(scores);
     if (whole_tiles(segment) == 0) mask(scores, segment, 0);
+    if constexpr (requires { feed.hidden(task); }) mask_before(scores, feed.hidden(task));
     softmax_.update(scores, rescale);
     narrow(scores, weights);
     if (all > 1) key_stages_.wait_full();
@@ -216,6 +217,15 @@ class AttentionMath {
     const int of_row[2] = {min(visible, segment.keys) - first_key,
                            min(visible + 8, segment.keys) - first_key};
     softmax_.mask(scores, of_row);
+  }
+
+  /// Hides from the tile's first query the first `hidden` keys of the first tile, from the one behind it one
+  /// more, and so on.
+  __device__ __forceinline__ void mask_before(Scores& scores, int hidden) const {
+    hidden += group_ * Config::kGroupQueries;
+    if (hidden + Config::kGroupQueries <= 1) return;  // not even from the last query
+    const int of_row[2] = {hidden + row_in_group(), hidden + row_in_group() + 8};
+    softmax_.mask_before(scores, of_row);
   }
 
   static __device__ __forceinline__ void narrow(const Scores& scores, Weights& weights) {

@@ -30,6 +30,14 @@ class AttentionSoftmax {
       if (i / 4 * 8 + i % 2 >= visible[i / 2 % 2] - column) scores[i] = -kInfinity;
   }
 
+  /// Hides the keys of the tile before number `hidden`[half].
+  static __device__ __forceinline__ void mask_before(float (&scores)[kScores], const int (&hidden)[2]) {
+    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      if (i / 4 * 8 + i % 2 < hidden[i / 2 % 2] - column) scores[i] = -kInfinity;
+  }
+
   /// Replaces the scores of the next tile by 2^(score - maximum so far). `rescale`[half]: what sums of
   /// earlier tiles are to be multiplied by.
   __device__ __forceinline__ void update(float (&scores)[kScores], float (&rescale)[2]) {

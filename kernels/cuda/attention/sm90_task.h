@@ -27,7 +27,7 @@ struct alignas(16) AttentionTask {
   std::int32_t query;        ///< position of the tile's first query in its sequence
   std::int32_t queries;      ///< of the sequence
   std::int32_t query_first;  ///< row where the queries of the sequence begin
-  std::int32_t batch;        ///< number of the sequence
+  std::int32_t batch;        ///< for the feed
   std::int32_t query_column;
   std::int32_t key_column;
   std::int32_t part;  ///< for the feed

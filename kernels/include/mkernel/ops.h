@@ -71,8 +71,8 @@ class OperationBase {
   virtual Status bind(const kernels::GroupView& group, const kernels::SymmetricView& workspace,
                       const kernels::SymmetricView& lent, std::uint32_t first_lane) = 0;
   /// Whether the error of the last call says that every rank of the group refused a launch, all with this
-  /// error (MoeShape), or this rank one that concerns no other (GroupedGemmShape): the ranks still agree on
-  /// what comes next, so the operation and its group go on.
+  /// error (MoeShape), or this rank one that concerns no other (GroupedGemmShape, AttentionShape): the ranks
+  /// still agree on what comes next, so the operation and its group go on.
   virtual bool refused() const { return false; }
   /// Bytes this rank sent to other nodes in the last launch. Of a mixture of experts on the cuda executor
   /// they follow from the routing, which the GPU reads: in the last launch whose end run() or status() has

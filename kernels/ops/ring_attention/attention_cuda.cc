@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "kernels/cuda/launch/operation.h"
@@ -15,6 +14,7 @@
 #include "kernels/ops/ring_attention/attention_plan.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
 #include "kernels/ops/ring_attention/estimate.h"
+#include "kernels/ops/ring_attention/varlen_cuda.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -47,23 +47,6 @@ class CudaAttention final : public CudaOperation<AttentionArguments> {
     return {};
   }
 
-  static Status encode(const MatrixView& view, const char* name, TensorMap& map) {
-    return encode_attention_map(kKind, view, name, map);
-  }
-
-  /// The maps stay until a launch comes with other tensors.
-  Status encode_tensors(const AttentionArguments& arguments) {
-    const Tensors given{arguments.q, arguments.k, arguments.v, arguments.out};
-    if (given == tensors_) return {};
-    tensors_ = {};
-    MK_RETURN_IF_ERROR(encode(attention_q_view(plan_, arguments.q), "q", parameters_.q));
-    MK_RETURN_IF_ERROR(encode(attention_kv_view(plan_, arguments.k), "k", parameters_.k));
-    MK_RETURN_IF_ERROR(encode(attention_kv_view(plan_, arguments.v), "v", parameters_.v));
-    MK_RETURN_IF_ERROR(encode(attention_out_view(plan_, arguments.out), "out", parameters_.out));
-    tensors_ = given;
-    return {};
-  }
-
   Status check(const AttentionArguments& arguments) const override {
     MK_RETURN_IF_ERROR(plan_.check(arguments));
     return check_attention_addresses(kKind, arguments);
@@ -71,21 +54,22 @@ class CudaAttention final : public CudaOperation<AttentionArguments> {
 
   Status launch(const AttentionArguments& arguments, std::uint64_t deadline_ns,
                 CUstream_st* stream) override {
-    MK_RETURN_IF_ERROR(encode_tensors(arguments));
+    const AttentionViews views{attention_q_view(plan_, arguments.q), attention_kv_view(plan_, arguments.k),
+                               attention_kv_view(plan_, arguments.v),
+                               attention_out_view(plan_, arguments.out)};
+    MK_RETURN_IF_ERROR(maps_.encode(arguments, views, parameters_));
     AttentionParameters p = parameters_;
     p.endpoint = endpoint(deadline_ns);
     p.lse = arguments.lse;
     return queue(&p, std::min(sms_, p.tasks.tasks()), stream);
   }
 
-  using Tensors = std::tuple<const void*, const void*, const void*, const void*>;
-
   const AttentionPlan plan_;
   const std::int32_t sms_;
   const double expected_seconds_;
   DeviceBuffer counters_;
   AttentionParameters parameters_{};  ///< without the operands of a launch
-  Tensors tensors_;                   ///< that the maps are of
+  AttentionMaps maps_;
 };
 
 }  // namespace
@@ -99,6 +83,7 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_attention(const Attent
   MK_RETURN_IF_ERROR(plan->check_on_gpu());
   auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
   if (!machine.ok()) return machine.status();
+  if (!plan->plain()) return make_cuda_varlen_attention(std::move(*plan), topology, rank, *machine);
   const CooperativeKernel kernel =
       with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
         return attention_kernel_of<kHeadDim, kCausal, kType>();

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "kernels/plan/attention_sequences.h"
 #include "kernels/plan/attention_tasks.h"
 #include "mkernel/ops.h"
 
@@ -25,8 +27,24 @@ struct AttentionPlan {
   Status check_on_gpu() const;
 
   std::string signature() const;
-  /// kInvalidArgument for an operand that is null.
+  /// kInvalidArgument for an operand that is null, and for lengths where none are wanted.
   Status check(const AttentionArguments& arguments) const;
+  /// OK without a bad length; else kInvalidArgument.
+  Status refuse(const BadLength& bad) const;
+
+  /// All sequences have one length, and their queries see all keys, or all before their own position.
+  bool plain() const { return shape.max_sequences == 0 && shape.window_left < 0 && shape.window_right < 0; }
+  /// Some query does not see all keys of its sequence: the kernel takes smaller tiles of keys then.
+  bool masked() const { return shape.causal || shape.window_left >= 0 || shape.window_right >= 0; }
+  AttentionWindow window() const;
+  AttentionLengths lengths(const AttentionArguments& arguments) const;
+  /// The list of tasks of lengths that are good, with a slot behind the last one.
+  std::vector<AttentionSlot> slots(const AttentionLengths& lengths) const;
+  /// The index in lse of the first query of a sequence and head.
+  std::int64_t lse_at(const AttentionSequence& sequence, std::int64_t head) const {
+    // [heads, rows] when the sequences are packed, else [batch, heads, positions].
+    return sequence.query_first * (shape.max_sequences > 0 ? 1 : shape.heads) + head * shape.sequence;
+  }
 
   /// Query heads that share the keys and values of one head.
   std::int64_t group() const { return shape.heads / shape.kv_heads; }

@@ -1,6 +1,7 @@
 // What both operations of attention do with the operands of a launch on the cuda executor.
 #pragma once
 
+#include <tuple>
 #include <utility>
 
 #include "kernels/cuda/memory/tensor_map.h"
@@ -25,5 +26,33 @@ inline Status encode_attention_map(OpKind kind, const MatrixView& view, const ch
   if (made.ok()) map = *made;
   return made.status().with_context(name_of(kind));
 }
+
+/// What the maps of a kernel's tensors are of.
+struct AttentionViews {
+  MatrixView q, k, v, out;
+};
+
+/// The maps of attention of a rank alone stay until a launch comes with other tensors.
+class AttentionMaps {
+ public:
+  /// The maps of `views`, of the tensors of `arguments`, into `parameters`, which are the same at every call.
+  template <class Parameters>
+  Status encode(const AttentionArguments& arguments, const AttentionViews& views, Parameters& parameters) {
+    const Tensors given{arguments.q, arguments.k, arguments.v, arguments.out};
+    if (given == tensors_) return {};
+    tensors_ = {};
+    constexpr OpKind kKind = OpKind::kAttention;
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.q, "q", parameters.q));
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.k, "k", parameters.k));
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.v, "v", parameters.v));
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.out, "out", parameters.out));
+    tensors_ = given;
+    return {};
+  }
+
+ private:
+  using Tensors = std::tuple<const void*, const void*, const void*, const void*>;
+  Tensors tensors_;
+};
 
 }  // namespace mkernel::kernels

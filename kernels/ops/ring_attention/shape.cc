@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include "kernels/plan/attention_sequences.h"
 #include "kernels/plan/attention_tasks.h"
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
@@ -21,6 +22,12 @@ Status refuse(OpKind kind, const std::string& field, const std::string& value, c
           std::string(name_of(kind)) + ": " + field + " = " + value + ", but it must be " + limit};
 }
 
+/// " window=128,0" of a shape that has one.
+std::string window_text(const AttentionShape& shape) {
+  if (shape.window_left < 0 && shape.window_right < 0) return "";
+  return " window=" + std::to_string(shape.window_left) + "," + std::to_string(shape.window_right);
+}
+
 }  // namespace
 
 Status check_attention_shape(OpKind kind, const AttentionShape& shape) {
@@ -30,10 +37,17 @@ Status check_attention_shape(OpKind kind, const AttentionShape& shape) {
         {"keys", shape.keys, 0, kMaxExtent},
         {"heads", shape.heads, 1, kMaxExtent},
         {"kv_heads", shape.kv_heads, 1, kMaxExtent},
-        {"head_dim", shape.head_dim, 1, kMaxHeadDim}}) {
+        {"head_dim", shape.head_dim, 1, kMaxHeadDim},
+        {"max_sequences", shape.max_sequences, 0, kMostSequences},
+        {"window_left", shape.window_left, -1, kMaxExtent},
+        {"window_right", shape.window_right, -1, kMaxExtent}}) {
     if (value >= first && value <= last) continue;
     return refuse(kind, field, std::to_string(value), std::to_string(first) + ".." + std::to_string(last));
   }
+  if (shape.max_sequences > 0 && shape.batch != 1)
+    return refuse(kind, "batch", std::to_string(shape.batch), "1 with max_sequences");
+  if (shape.causal && shape.window_right > 0)
+    return refuse(kind, "window_right", std::to_string(shape.window_right), "-1 or 0 with causal");
   if (shape.heads % shape.kv_heads != 0) {
     return refuse(kind, "heads", std::to_string(shape.heads),
                   "a multiple of kv_heads = " + std::to_string(shape.kv_heads));
@@ -56,6 +70,10 @@ Status check_attention_shape(OpKind kind, const AttentionShape& shape) {
 Status check_ring_attention_shape(const AttentionShape& shape) {
   constexpr OpKind kKind = OpKind::kRingAttention;
   MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
+  for (const auto& [field, value, only] : {std::tuple{"max_sequences", shape.max_sequences, 0},
+                                           {"window_left", shape.window_left, -1},
+                                           {"window_right", shape.window_right, -1}})
+    if (value != only) return refuse(kKind, field, std::to_string(value), std::to_string(only));
   if (shape.keys == 0 || shape.keys == shape.sequence) return {};
   return refuse(kKind, "keys", std::to_string(shape.keys),
                 "0 or the sequence, " + std::to_string(shape.sequence));
@@ -65,12 +83,15 @@ Status check_attention_counts(OpKind kind, const AttentionShape& shape) {
   // Rows, columns and tasks, with room for a tile that ends behind the last row.
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   const std::int64_t keys = shape.keys > 0 ? shape.keys : shape.sequence;
-  for (const auto& [field, left, right] : {std::tuple{"batch * sequence", shape.batch, shape.sequence},
-                                           {"batch * keys", shape.batch, keys},
-                                           {"heads * head_dim", shape.heads, shape.head_dim},
-                                           {"batch * heads", shape.batch, shape.heads},
-                                           {"batch * heads * tiles of 128 queries", shape.batch * shape.heads,
-                                            ceil_div(shape.sequence, std::int64_t{kAttentionTileQueries})}}) {
+  // Each of the sequences that are packed may end inside a tile.
+  const std::int64_t tiles =
+      ceil_div(shape.sequence, std::int64_t{kAttentionTileQueries}) + shape.max_sequences;
+  for (const auto& [field, left, right] :
+       {std::tuple{"batch * sequence", shape.batch, shape.sequence},
+        {"batch * keys", shape.batch, keys},
+        {"heads * head_dim", shape.heads, shape.head_dim},
+        {"batch * heads", shape.batch, shape.heads},
+        {"batch * heads * tiles of 128 queries", shape.batch * shape.heads, tiles}}) {
     if (left > kMost / right)
       return refuse(kind, field, std::to_string(left * right), "at most " + std::to_string(kMost));
   }
@@ -106,9 +127,11 @@ std::string attention_signature(OpKind kind, const AttentionShape& shape) {
   return std::string(name_of(kind)) + " batch=" + std::to_string(shape.batch) +
          " sequence=" + std::to_string(shape.sequence) +
          (same_length ? "" : " keys=" + std::to_string(shape.keys)) +
+         (shape.max_sequences == 0 ? "" : " max_sequences=" + std::to_string(shape.max_sequences)) +
          " heads=" + std::to_string(shape.heads) + " kv_heads=" + std::to_string(shape.kv_heads) +
          " head_dim=" + std::to_string(shape.head_dim) + " scale=" + std::to_string(attention_scale(shape)) +
-         (shape.causal ? " causal" : " full") + (shape.dtype == DataType::kBf16 ? " bf16" : " f16");
+         (shape.causal ? " causal" : " full") + window_text(shape) +
+         (shape.dtype == DataType::kBf16 ? " bf16" : " f16");
 }
 
 }  // namespace mkernel::kernels

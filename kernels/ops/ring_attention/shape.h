@@ -23,7 +23,8 @@ Status check_attention_operands(OpKind kind, const AttentionArguments& arguments
 double attention_scale(const AttentionShape& shape);
 
 /// "ring_attention batch=1 sequence=4096 heads=32 kv_heads=4 head_dim=128 scale=0.088388 causal bf16", with
-/// keys=... behind the sequence where it has another length.
+/// keys=... behind the sequence where it has another length, max_sequences=... and window=left,right where it
+/// has these.
 std::string attention_signature(OpKind kind, const AttentionShape& shape);
 
 }  // namespace mkernel::kernels

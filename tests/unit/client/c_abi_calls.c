@@ -3,11 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TEXT_OF_LINE2(line) #line
-#define TEXT_OF_LINE(line) TEXT_OF_LINE2(line)
-#define SIZE(object) sizeof(object)
-#define EXPECT(condition) \
-  if (!(condition)) return "line " TEXT_OF_LINE(__LINE__) ": " #condition
+#include "tests/unit/client/c_abi_expect.h"
 
 const char* mk_test_versions(void) {
   EXPECT(strcmp(mk_version(), "0.1.0") == 0);
@@ -284,7 +280,7 @@ const char* mk_test_kinds(const char* socket) {
   const mk_moe_shape moe_shape = {SIZE(moe_shape), 1, 2, 1, 0, 1, 1, MK_BF16, 0, MK_ROW_MAJOR};
   const mk_moe_shape no_gate = {SIZE(no_gate), 1, 2, 1, 0, 1, 1, MK_BF16, 0, MK_ROW_MAJOR, 0, 8};
   const mk_moe_shape no_layout = {SIZE(no_layout), 1, 2, 1, 0, 1, 1, MK_BF16, 0, 2};
-  const mk_attention_shape attention_shape = {SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16, 0};
+  const mk_attention_shape attention_shape = {SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16, 0, 0, 0, 0, 0};
   const mk_operation_options gpu = {SIZE(gpu), MK_CUDA, 0, 0, 0, NULL};
   const mk_operation_options plan = {SIZE(plan), MK_CPU, 4, 0, 0, NULL};
   const uint16_t x[2] = {0x3f80, 0x4000}, w1[2] = {0x4040, 0x4080}; /* 1 2; 3 4 */
@@ -293,7 +289,7 @@ const char* mk_test_kinds(const char* socket) {
   uint16_t y[1] = {0xffff}, out[2] = {0, 0};
   const mk_moe_arguments tokens = {SIZE(tokens), 1, x, topk, weights, w1, NULL, y, NULL};
   float lse[1] = {0};
-  const mk_attention_arguments rows = {SIZE(rows), x, x, w1, out, lse};
+  const mk_attention_arguments rows = {SIZE(rows), x, x, w1, out, lse, NULL, NULL};
 
   EXPECT(mk_connect(&here, &session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);
@@ -345,55 +341,6 @@ const char* mk_test_kinds(const char* socket) {
   mk_operation_destroy(alone);
   mk_operation_destroy(attention);
   mk_operation_destroy(moe);
-  mk_operation_destroy(gemm);
-  mk_group_destroy(group);
-  mk_session_destroy(session);
-  return "";
-}
-
-/* Of one rank; ends that are bad are refused, and the group goes on. */
-const char* mk_test_grouped_gemm(const char* socket) {
-  mk_session* session = NULL;
-  mk_group* group = NULL;
-  mk_operation *gemm = NULL, *other = NULL;
-  mk_pending* pending = NULL;
-  const mk_session_options here = {SIZE(here), socket, "c test", -1, 1, 30000};
-  const mk_group_options options = {SIZE(options), "grouped", 1, 0, 8, 16, 30000};
-  const mk_grouped_gemm_shape shape = {SIZE(shape), 4, 2, 1, 3, MK_BF16, MK_ROW_MAJOR};
-  const mk_grouped_gemm_shape none = {SIZE(none), 4, 2, 1, 0, MK_BF16, MK_ROW_MAJOR};
-  const mk_gemm_shape plain = {SIZE(plain), 2, 1, 2, MK_BF16, MK_ROW_MAJOR};
-  const mk_operation_options gpu = {SIZE(gpu), MK_CUDA, 0, 0, 0, NULL};
-  const mk_operation_options pushing = {SIZE(pushing), MK_CPU, 4, 0, 0, NULL};
-  const uint16_t a[8] = {0x3f80, 0x4000, 0x4040, 0x4080, 0x3f80, 0x3f80, 0, 0}; /* 1 2, 3 4, 1 1 */
-  const uint16_t b[6] = {0x3f80, 0x4000, 0x7fc0, 0x7fc0, 0x4040, 0x4080};       /* 1, 2; NaN; 3, 4 */
-  int32_t ends[3] = {1, 1, 3};                                                  /* the second has no rows */
-  uint16_t c[4] = {0xffff, 0xffff, 0xffff, 0xffff};
-  const mk_grouped_gemm_arguments rows = {SIZE(rows), a, ends, b, c};
-
-  EXPECT(mk_connect(&here, &session) == MK_OK);
-  EXPECT(mk_join(session, &options, &group) == MK_OK);
-  EXPECT(mk_grouped_gemm_create(group, &none, NULL, &gemm) == MK_INVALID_ARGUMENT);
-  EXPECT(strstr(mk_last_error(), "grouped_gemm: groups = 0, but it must be 1..1024") != NULL);
-  EXPECT(mk_grouped_gemm_create(group, &shape, &pushing, &gemm) == MK_INVALID_ARGUMENT);
-  EXPECT(mk_grouped_gemm_create(group, &shape, &gpu, &gemm) == MK_FAILED_PRECONDITION); /* there is no GPU */
-  EXPECT(mk_grouped_gemm_create(group, &shape, NULL, &gemm) == MK_OK);
-  EXPECT(mk_ag_gemm_create(group, &plain, NULL, &other) == MK_OK);
-  EXPECT(mk_grouped_gemm_launch(other, &rows, NULL, &pending) == MK_INVALID_ARGUMENT);
-  EXPECT(strstr(mk_last_error(), "mk_grouped_gemm_launch: the operation is another one: ag_gemm") != NULL);
-
-  EXPECT(mk_grouped_gemm_launch(gemm, &rows, NULL, &pending) == MK_OK);
-  EXPECT(mk_pending_wait(pending, 0) == MK_OK);
-  EXPECT(c[0] == 0x40a0 && c[1] == 0x41c8 && c[2] == 0x40e0 && c[3] == 0xffff); /* 5, 25, 7 */
-  mk_pending_destroy(pending);
-  ends[1] = 0;
-  EXPECT(mk_grouped_gemm_launch(gemm, &rows, NULL, &pending) == MK_OK);
-  EXPECT(mk_pending_wait(pending, 0) == MK_INVALID_ARGUMENT);
-  EXPECT(strstr(mk_last_error(), "grouped_gemm: ends[1] = 0, but it must be 1..4") != NULL);
-  EXPECT(mk_group_status(group) == MK_OK && mk_operation_status(gemm) == MK_OK);
-  mk_pending_destroy(pending);
-  EXPECT(mk_grouped_gemm_enqueue(gemm, &rows, NULL, NULL) == MK_UNIMPLEMENTED);
-
-  mk_operation_destroy(other);
   mk_operation_destroy(gemm);
   mk_group_destroy(group);
   mk_session_destroy(session);

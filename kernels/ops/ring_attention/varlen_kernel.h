@@ -1,0 +1,15 @@
+// Which is the kernel of attention of sequences of different lengths: between the operation and the files
+// that nvcc builds.
+#pragma once
+
+#include "kernels/base/types.h"
+
+namespace mkernel::kernels {
+
+struct CooperativeKernel;
+
+/// kMasked: some query does not see all keys of its sequence.
+template <int kHeadDim, bool kMasked, DataType kType>
+CooperativeKernel varlen_kernel_of();
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,34 @@
+// Attention of sequences of different lengths in fp64: each is cut out and compared with the reference of one
+// sequence.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "mkernel/ops.h"
+#include "tests/support/attention_reference.h"
+
+namespace mkernel::test {
+
+/// cu_seqlens_q and cu_seqlens_k.
+struct SequenceLengths {
+  std::vector<std::int32_t> q, k;
+};
+/// Of these lengths. Up to max_sequences, sequences without rows follow.
+SequenceLengths sequence_lengths(const std::vector<std::int32_t>& queries,
+                                 const std::vector<std::int32_t>& keys, std::int64_t max_sequences);
+
+/// Lengths that meet every border: sequences without queries, without keys or without both, those that end in
+/// the middle of a tile and at its end, of one row, with more queries than keys and fewer. 9 sequences of 746
+/// queries and 1,025 keys.
+SequenceLengths ragged_lengths(std::int64_t max_sequences);
+
+/// Outputs, log-sum-exps among them unless there are none, that are farther from the reference than `weights`
+/// explain, and rows behind the last sequence that are not poison any more. `tensors`, `out` and `lse`:
+/// packed.
+std::size_t wrong_varlen(const AttentionShape& shape, const SequenceLengths& lengths,
+                         const AttentionTensors& tensors, const std::vector<std::uint16_t>& out,
+                         const std::vector<float>& lse, Weights weights);
+
+}  // namespace mkernel::test

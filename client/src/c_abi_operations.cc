@@ -72,13 +72,13 @@ Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
   const auto given = read("mk_attention_shape", shape);
   if (!given.ok()) return given.status();
   if (given->has_window > 1) {
-    return Status(StatusCode::kInvalidArgument, "mk_attention_shape: has_window = " +
-                                                    std::to_string(given->has_window) +
-                                                    ", but it must be 0 or 1");
+    return Status(
+        StatusCode::kInvalidArgument,
+        "mk_attention_shape: has_window = " + std::to_string(given->has_window) + ", but it must be 0 or 1");
   }
   AttentionShape converted{
-      given->batch,    given->sequence,    given->heads, given->kv_heads,
-      given->head_dim, given->causal != 0, given->scale, static_cast<DataType>(given->dtype),
+      given->batch,    given->sequence,     given->heads, given->kv_heads,
+      given->head_dim, given->causal != 0,  given->scale, static_cast<DataType>(given->dtype),
       given->keys,     given->max_sequences};
   if (given->has_window == 0) return converted;
   converted.window_left = given->window_left;
@@ -118,8 +118,8 @@ Result<MoeArguments> operands_of(const mk_moe_arguments* arguments) {
 Result<AttentionArguments> operands_of(const mk_attention_arguments* arguments) {
   const auto given = read("mk_attention_arguments", arguments);
   if (!given.ok()) return given.status();
-  return AttentionArguments{given->q,   given->k,            given->v,           given->out,
-                            given->lse, given->cu_seqlens_q, given->cu_seqlens_k};
+  return AttentionArguments{
+      given->q, given->k, given->v, given->out, given->lse, given->cu_seqlens_q, given->cu_seqlens_k};
 }
 Result<GroupedGemmArguments> operands_of(const mk_grouped_gemm_arguments* arguments) {
   const auto given = read("mk_grouped_gemm_arguments", arguments);

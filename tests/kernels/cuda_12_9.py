@@ -115,15 +115,15 @@ def units(types):
             all_units.append(unit_of(name, layout, f"kernels/ops/{op}/roles.cuh", (
                 f"{name}_kernel<{config}<DataType::{dtype}, Layout::{layout}>>(const __grid_constant__ {parameters})"
                 for dtype in types)))
-    for head_dim, causal in itertools.product((64, 128), ("false", "true")):
-        all_units.append(unit_of("attention", f"{head_dim}_{causal}", "kernels/ops/ring_attention/attention_roles.cuh", (
-            f"attention_kernel<AttentionConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ AttentionParameters)"
+    for head_dim, keys in ((64, 192), (128, 128), (128, 160)):
+        all_units.append(unit_of("attention", f"{head_dim}x{keys}", "kernels/ops/ring_attention/attention_roles.cuh", (
+            f"attention_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ AttentionParameters)"
             for dtype in types)))
-        all_units.append(unit_of("ring_attention", f"{head_dim}_{causal}", "kernels/ops/ring_attention/ring_roles.cuh", (
-            f"ring_attention_kernel<AttentionConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ RingAttentionParameters)"
+        all_units.append(unit_of("ring_attention", f"{head_dim}x{keys}", "kernels/ops/ring_attention/ring_roles.cuh", (
+            f"ring_attention_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ RingAttentionParameters)"
             for dtype in types)))
-        all_units.append(unit_of("varlen", f"{head_dim}_{causal}", "kernels/ops/ring_attention/varlen_roles.cuh", (
-            f"varlen_kernel<AttentionConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ VarlenParameters)"
+        all_units.append(unit_of("varlen", f"{head_dim}x{keys}", "kernels/ops/ring_attention/varlen_roles.cuh", (
+            f"varlen_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ VarlenParameters)"
             for dtype in types)))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))
     all_units.append(Unit("gathered", "gathered", '#include "kernels/ops/ag_gemm/gathered.cuh"\n'))

@@ -116,7 +116,7 @@ TEST_CASE("attention: sequences of every length, heads that share keys") {
 
 TEST_CASE("attention: keys and queries of different lengths, a mask at every border of a tile") {
   if (!peers_or_skip(1)) return;
-  for (const std::int64_t keys : {1, 64, 127, 128, 129, 159, 160, 161, 191, 192, 193, 320, 1001}) {
+  for (const std::int64_t keys : {1, 64, 127, 128, 129, 159, 160, 161, 191, 192, 193, 320, 1001, 1100}) {
     for (const std::int64_t queries : {1, 65, 130, 300}) {
       for_all({.batch = 2, .sequence = queries, .heads = 2, .kv_heads = 1, .keys = keys},
               [](AttentionRank& rank) { rank.run_checked(1); });

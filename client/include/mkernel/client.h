@@ -353,9 +353,10 @@ class MK_API Pending {
 
 /// What the operations have in common. Launches of one group run one after the other, in the order of the
 /// calls, on a thread of the library. An error of one fails the group, but for a launch that is refused
-/// (MoeShape, GroupedGemmShape and AttentionShape say when). Destroying an operation waits for its launches and gives back
-/// its workspace and lanes at the group's next collective call; destroy on every rank in the same order with
-/// those. `mkctl sessions` counts launches as they begin; one that a CUDA graph captures counts once.
+/// (MoeShape, GroupedGemmShape and AttentionShape say when). Destroying an operation waits for its launches
+/// and gives back its workspace and lanes at the group's next collective call; destroy on every rank in the
+/// same order with those. `mkctl sessions` counts launches as they begin; one that a CUDA graph captures
+/// counts once.
 class MK_API Planned {
  public:
   Planned(Planned&&) noexcept;

@@ -13,14 +13,13 @@
 namespace mkernel::kernels {
 
 /// Warps 0-3: producer warpgroup (load, store), 4-11: two math warpgroups, each with half of the queries.
-template <int kHeadDim_, bool kCausal_, DataType kInput_>
+template <int kHeadDim_, int kTileKeys_, DataType kInput_>
 struct AttentionConfig {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr bool kCausal = kCausal_;
   static constexpr DataType kInput = kInput_;
 
   static constexpr int kTileQueries = kAttentionTileQueries;
-  static constexpr int kTileKeys = attention_tile_keys(kHeadDim, kCausal);
+  static constexpr int kTileKeys = kTileKeys_;
   static constexpr int kCluster = 1;
   static constexpr int kMathWarpgroups = 2;
   static constexpr int kThreads = (1 + kMathWarpgroups) * 128;

@@ -85,8 +85,8 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_attention(const Attent
   if (!machine.ok()) return machine.status();
   if (!plan->plain()) return make_cuda_varlen_attention(std::move(*plan), topology, rank, *machine);
   const CooperativeKernel kernel =
-      with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
-        return attention_kernel_of<kHeadDim, kCausal, kType>();
+      with_attention_tile(shape, plan->tile_keys(), []<int kHeadDim, int kTileKeys, DataType kType>() {
+        return attention_kernel_of<kHeadDim, kTileKeys, kType>();
       });
   std::unique_ptr<CudaAttentionOperation> made =
       std::make_unique<CudaAttention>(std::move(*plan), *machine, topology, rank);

@@ -31,6 +31,7 @@ AttentionParameters attention_parameters(const AttentionPlan& plan, AttentionCou
   p.heads = static_cast<std::int32_t>(shape.heads);
   p.queries = static_cast<std::int32_t>(shape.sequence);
   p.keys = static_cast<std::int32_t>(shape.keys);
+  p.causal = shape.causal;
   p.group = static_cast<std::int32_t>(plan.group());
   return p;
 }
@@ -41,8 +42,7 @@ MatrixView attention_q_view(const AttentionPlan& plan, const void* q) {
 }
 MatrixView attention_kv_view(const AttentionPlan& plan, const void* kv) {
   const AttentionShape& shape = plan.shape;
-  const std::int32_t rows = attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal);
-  return attention_rows_view(shape, kv, shape.kv_heads, shape.keys, {0, shape.keys}, rows);
+  return attention_rows_view(shape, kv, shape.kv_heads, shape.keys, {0, shape.keys}, plan.tile_keys());
 }
 MatrixView attention_out_view(const AttentionPlan& plan, const void* out) {
   const std::int64_t queries = plan.shape.sequence;

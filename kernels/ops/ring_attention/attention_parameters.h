@@ -30,6 +30,7 @@ struct AttentionParameters {
   float* lse;   ///< [batch, heads, queries], or null
   float scale;  ///< of the scores, times log2(e)
   std::int32_t heads, queries, keys;
+  bool causal;
   Divisor group;  ///< heads of queries that share keys and values
 };
 

@@ -36,6 +36,11 @@ std::string AttentionPlan::signature() const {
   return attention_signature(kAlone, shape);
 }
 
+std::int32_t AttentionPlan::tile_keys() const {
+  return attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), masked(),
+                             shape.keys / std::max<std::int64_t>(shape.max_sequences, 1));
+}
+
 AttentionTasks AttentionPlan::tasks() const {
   return AttentionTasks(static_cast<std::int32_t>(shape.batch), static_cast<std::int32_t>(shape.heads),
                         static_cast<std::int32_t>(shape.kv_heads),

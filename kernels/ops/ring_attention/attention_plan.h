@@ -46,6 +46,8 @@ struct AttentionPlan {
     return sequence.query_first * (shape.max_sequences > 0 ? 1 : shape.heads) + head * shape.sequence;
   }
 
+  /// Of a tile, on the cuda executor. Of packed sequences the longest are as long as all are on average.
+  std::int32_t tile_keys() const;
   /// Query heads that share the keys and values of one head.
   std::int64_t group() const { return shape.heads / shape.kv_heads; }
   /// In the order in which the cuda executor takes them.

@@ -24,8 +24,8 @@ class AttentionFeed {
     const AttentionTasks::Place place = p_.tasks.place(static_cast<std::int32_t>(claimed));
     const std::int32_t query = place.tile * Config::kTileQueries;
     const std::int32_t end = min(query + Config::kTileQueries, p_.queries);
-    task.first.keys = attention_visible_keys(end, p_.queries, p_.keys, Config::kCausal);
-    task.first.visible = Config::kCausal ? query + 1 + p_.keys - p_.queries : p_.keys;
+    task.first.keys = attention_visible_keys(end, p_.queries, p_.keys, p_.causal);
+    task.first.visible = p_.causal ? query + 1 + p_.keys - p_.queries : p_.keys;
     task.key_tiles = task.first.tiles(Config::kTileKeys);
     task.query = query;
     task.queries = p_.queries;

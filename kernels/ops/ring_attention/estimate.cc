@@ -15,8 +15,8 @@ namespace mkernel::kernels {
 namespace {
 
 /// Of one multiprocessor, for a tile of queries and `keys` keys.
-double sweep_seconds(const AttentionShape& shape, const Machine& machine, std::int64_t keys) {
-  const std::int64_t tile_keys = attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal);
+double sweep_seconds(const AttentionShape& shape, const Machine& machine, std::int64_t tile_keys,
+                     std::int64_t keys) {
   const std::int64_t scores = (keys + tile_keys - 1) / tile_keys * tile_keys * kAttentionTileQueries;
   const double products =
       4 * static_cast<double>(shape.head_dim) / (machine.tensor_operations * machine.tensor_share);
@@ -124,7 +124,8 @@ double estimated_seconds(const AttentionPlan& plan, const Machine& machine) {
            [&](const AttentionTasks::Place& place, double begin) {
              const std::int32_t end = std::min(queries, (place.tile + 1) * kAttentionTileQueries);
              return begin +
-                    sweep_seconds(shape, machine, attention_visible_keys(end, queries, keys, shape.causal));
+                    sweep_seconds(shape, machine, plan.tile_keys(),
+                                  attention_visible_keys(end, queries, keys, shape.causal));
            });
   return std::max(ends, machine.launch + memory_seconds(shape, machine, queries)) + machine.last_stores;
 }
@@ -140,7 +141,7 @@ double estimated_seconds(const RingGpuPlan& plan) {
     const std::int32_t own = gather.part_rows[gather.rank][part];
     const std::int32_t in_part =
         std::min(own, (place.tile - part * plan.first_tiles + 1) * kAttentionTileQueries);
-    double now = begin + sweep_seconds(plan.shape, machine,
+    double now = begin + sweep_seconds(plan.shape, machine, plan.tile_keys(),
                                        plan.shape.causal ? plan.part_begin(part) + in_part
                                                          : gather.positions(gather.rank));
     for (std::int32_t step = 1; step < gather.world; ++step) {
@@ -148,7 +149,7 @@ double estimated_seconds(const RingGpuPlan& plan) {
       if (keys == 0) continue;
       const Arrival& arrival = arrivals.by_step[static_cast<std::size_t>(step)];
       const double rows = gather.rows(source), first = place.batch * gather.positions(source);
-      now = std::max(now, arrival.at(first / rows)) + sweep_seconds(plan.shape, machine, keys);
+      now = std::max(now, arrival.at(first / rows)) + sweep_seconds(plan.shape, machine, plan.tile_keys(), keys);
       now = std::max(now, arrival.at((first + keys) / rows));
     }
     return now;

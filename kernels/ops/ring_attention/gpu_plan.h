@@ -46,6 +46,11 @@ struct RingGpuPlan {
                                   const Machine& machine, const RingAttentionOptions& options = {});
 
   std::string signature() const;
+  /// Of a tile. Where the ranks' positions do not end with one, a tile of each rank is not full.
+  std::int32_t tile_keys() const {
+    return attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal,
+                               (shape.sequence + gather.world - 1) / gather.world);
+  }
   /// Where a part of the own positions begins.
   std::int32_t part_begin(int part) const { return part == 0 ? 0 : gather.part_rows[gather.rank][0]; }
 };

@@ -137,8 +137,8 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_ring_attention(
   auto plan = RingGpuPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
   const CooperativeKernel kernel =
-      with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
-        return ring_attention_kernel_of<kHeadDim, kCausal, kType>();
+      with_attention_tile(shape, plan->tile_keys(), []<int kHeadDim, int kTileKeys, DataType kType>() {
+        return ring_attention_kernel_of<kHeadDim, kTileKeys, kType>();
       });
   std::unique_ptr<CudaAttentionOperation> made =
       std::make_unique<CudaRingAttention>(std::move(*plan), topology, rank);

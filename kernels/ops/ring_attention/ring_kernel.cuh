@@ -1,4 +1,4 @@
-// The kernel of ring attention for one size of heads, mask and type; included by one file per instance, so
+// The kernel of ring attention for one size of heads and of tiles, and type; included by one file per instance, so
 // that they compile side by side.
 #pragma once
 
@@ -8,9 +8,9 @@
 
 namespace mkernel::kernels {
 
-template <int kHeadDim, bool kCausal, DataType kType>
+template <int kHeadDim, int kTileKeys, DataType kType>
 CooperativeKernel ring_attention_kernel_of() {
-  using Config = AttentionConfig<kHeadDim, kCausal, kType>;
+  using Config = AttentionConfig<kHeadDim, kTileKeys, kType>;
   return cooperative_kernel<Config>(&ring_attention_kernel<Config>, ring_attention_shared_bytes<Config>());
 }
 

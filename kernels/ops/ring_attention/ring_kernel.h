@@ -7,7 +7,7 @@ namespace mkernel::kernels {
 
 struct CooperativeKernel;
 
-template <int kHeadDim, bool kCausal, DataType kType>
+template <int kHeadDim, int kTileKeys, DataType kType>
 CooperativeKernel ring_attention_kernel_of();
 
 }  // namespace mkernel::kernels

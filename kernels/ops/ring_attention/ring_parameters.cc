@@ -23,6 +23,7 @@ RingAttentionParameters ring_attention_parameters(const RingGpuPlan& plan, Atten
   p.counters = counters;
   p.scale = attention_scale_log2(plan.shape);
   p.heads = static_cast<std::int32_t>(plan.shape.heads);
+  p.causal = plan.shape.causal;
   p.group = static_cast<std::int32_t>(plan.shape.heads / plan.shape.kv_heads);
   p.first_tiles = plan.first_tiles;
   p.comm_ctas = plan.comm_ctas;
@@ -45,9 +46,7 @@ MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out) {
 }
 MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t source, const void* kv) {
   const std::int64_t positions = plan.gather.positions(source);
-  return attention_rows_view(
-      plan.shape, kv, plan.shape.kv_heads, positions, {0, positions},
-      attention_tile_keys(static_cast<std::int32_t>(plan.shape.head_dim), plan.shape.causal));
+  return attention_rows_view(plan.shape, kv, plan.shape.kv_heads, positions, {0, positions}, plan.tile_keys());
 }
 
 }  // namespace mkernel::kernels

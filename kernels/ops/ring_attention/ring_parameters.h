@@ -36,6 +36,7 @@ struct RingAttentionParameters {
   float* lse;                          ///< [batch, heads, positions], or null
   float scale;                         ///< of the scores, times log2(e)
   std::int32_t heads;
+  bool causal;
   Divisor group;  ///< heads of queries that share keys and values
   std::int32_t first_tiles;
   std::int32_t comm_ctas;

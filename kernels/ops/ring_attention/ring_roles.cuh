@@ -77,8 +77,8 @@ class RingAttentionFeed {
     task.lse = (std::int64_t{place.batch} * p_.heads + place.head) * positions + begin + task.query;
     // Of its own rank a query sees what a rank alone would see, for positions grow with the rows.
     const std::int32_t seen = begin + min(task.query + Config::kTileQueries, task.queries);
-    task.first.keys = Config::kCausal ? seen : positions;
-    task.first.visible = Config::kCausal ? begin + task.query + 1 : positions;
+    task.first.keys = p_.causal ? seen : positions;
+    task.first.visible = p_.causal ? begin + task.query + 1 : positions;
     task.key_tiles = task.first.tiles(Config::kTileKeys);
     for (int i = 1; i < segments(); ++i) task.key_tiles += segment(task, i).tiles(Config::kTileKeys);
     return true;

@@ -77,11 +77,9 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_varlen_attention(Atten
                                                                            const Topology& topology,
                                                                            std::uint32_t rank,
                                                                            const Machine& machine) {
-  AttentionShape compiled = plan.shape;
-  compiled.causal = plan.masked();
   const CooperativeKernel kernel =
-      with_attention_config(compiled, []<int kHeadDim, bool kMasked, DataType kType>() {
-        return varlen_kernel_of<kHeadDim, kMasked, kType>();
+      with_attention_tile(plan.shape, plan.tile_keys(), []<int kHeadDim, int kTileKeys, DataType kType>() {
+        return varlen_kernel_of<kHeadDim, kTileKeys, kType>();
       });
   std::unique_ptr<CudaAttentionOperation> made =
       std::make_unique<CudaVarlenAttention>(std::move(plan), machine.sms, topology, rank);

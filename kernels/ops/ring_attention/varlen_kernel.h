@@ -8,8 +8,7 @@ namespace mkernel::kernels {
 
 struct CooperativeKernel;
 
-/// kMasked: some query does not see all keys of its sequence.
-template <int kHeadDim, bool kMasked, DataType kType>
+template <int kHeadDim, int kTileKeys, DataType kType>
 CooperativeKernel varlen_kernel_of();
 
 }  // namespace mkernel::kernels

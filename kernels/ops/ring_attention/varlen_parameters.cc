@@ -36,8 +36,7 @@ MatrixView varlen_q_view(const AttentionPlan& plan, const void* q) {
                    kAttentionTileQueries);
 }
 MatrixView varlen_kv_view(const AttentionPlan& plan, const void* kv) {
-  const std::int32_t rows =
-      attention_tile_keys(static_cast<std::int32_t>(plan.shape.head_dim), plan.masked());
+  const std::int32_t rows = plan.tile_keys();
   return tile_view(plan.shape, kv, plan.shape.kv_heads, plan.shape.keys, rows, rows);
 }
 MatrixView varlen_out_view(const AttentionPlan& plan, const void* out) {

@@ -80,8 +80,14 @@ TEST_CASE("attention tasks: which keys queries see") {
   CHECK(attention_visible_keys(3, 10, 12, true) == 5);
   CHECK(attention_visible_keys(3, 10, 5, true) == 0);
   CHECK(attention_visible_keys(3, 10, 5, false) == 5);
-  for (const std::int32_t head_dim : {64, 128})
-    for (const bool causal : {false, true}) CHECK(attention_tile_keys(head_dim, causal) % 16 == 0);
+}
+
+TEST_CASE("attention tasks: tiles of 160 keys where they waste no more than those of 128") {
+  CHECK(attention_tile_keys(64, false, 1) == 192);
+  CHECK(attention_tile_keys(64, true, 100000) == 192);
+  CHECK(attention_tile_keys(128, true, 160) == 128);
+  for (const std::int64_t keys : {1, 128, 1003, 3072}) CHECK(attention_tile_keys(128, false, keys) == 128);
+  for (const std::int64_t keys : {160, 300, 6144, 75600}) CHECK(attention_tile_keys(128, false, keys) == 160);
 }
 
 }  // namespace mkernel::test

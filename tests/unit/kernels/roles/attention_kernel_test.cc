@@ -50,8 +50,8 @@ class HostAttention {
     p_.out = host_tensor_map(attention_out_view(plan_, out_.data()));
     p_.lse = with_lse ? lse_.data() : nullptr;
     HostGrid grid;
-    with_attention_config(plan_.shape, [&]<int kHeadDim, bool kCausal, DataType kType>() {
-      add<AttentionConfig<kHeadDim, kCausal, kType>>(grid);
+    with_attention_tile(plan_.shape, plan_.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
+      add<AttentionConfig<kHeadDim, kTileKeys, kType>>(grid);
     });
     grid.add_service(host_copy_engine);
     const std::uint64_t before = control_->epoch;
@@ -107,7 +107,7 @@ TEST_CASE("attention kernel: every size of heads, mask and type, with tails and 
 }
 
 TEST_CASE("attention kernel: a mask at every border of a tile") {
-  for (const std::int64_t keys : {1, 7, 127, 128, 129, 160, 161, 192, 193, 321}) {
+  for (const std::int64_t keys : {1, 7, 127, 128, 129, 160, 161, 192, 193, 300, 321, 470}) {
     for (const bool causal : {false, true}) {
       for (const std::int64_t head_dim : {64, 128}) {
         check({.batch = 1,

@@ -163,8 +163,8 @@ class RingRanks {
   }
 
   void add(HostGrid& grid, Rank& rank) {
-    with_attention_config(shape_, [&]<int kHeadDim, bool kCausal, DataType kType>() {
-      using Config = AttentionConfig<kHeadDim, kCausal, kType>;
+    with_attention_tile(shape_, rank.plan.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
+      using Config = AttentionConfig<kHeadDim, kTileKeys, kType>;
       const auto ctas = static_cast<std::uint32_t>(rank.plan.ctas);
       for (std::uint32_t cta = 0; cta < ctas; ++cta) {
         grid.add_cluster(cta, Config::kCluster, ctas, Config::kThreads, ring_attention_shared_bytes<Config>(),

@@ -60,11 +60,9 @@ class HostVarlen {
       arguments.cu_seqlens_k = lengths.k.data();
     }
     p_.lengths = plan_.lengths(arguments);
-    AttentionShape compiled = plan_.shape;
-    compiled.causal = plan_.masked();
     HostGrid grid;
-    with_attention_config(compiled, [&]<int kHeadDim, bool kMasked, DataType kType>() {
-      add<AttentionConfig<kHeadDim, kMasked, kType>>(grid);
+    with_attention_tile(plan_.shape, plan_.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
+      add<AttentionConfig<kHeadDim, kTileKeys, kType>>(grid);
     });
     grid.add_service(host_copy_engine);
     const std::uint64_t before = control_->epoch;

@@ -74,8 +74,7 @@ Task RingAttentionWorld::sweep(std::int32_t index, std::uint64_t epoch, kernels:
   for (std::int32_t step = 1; step < mine.world; ++step) {
     const std::int32_t source = mine.source(step), keys = mine.visible_keys(source, part);
     const std::int64_t first = std::int64_t{place.batch} * mine.positions(source);
-    const std::int64_t tile_keys =
-        kernels::attention_tile_keys(static_cast<std::int32_t>(shape_.head_dim), shape_.causal);
+    const std::int64_t tile_keys = plan(index).tile_keys();
     for (std::int64_t row = 0; row < keys; row += tile_keys) {
       const Range rows{first + row, first + std::min<std::int64_t>(row + tile_keys, mine.positions(source))};
       for (std::int32_t tensor = 0; tensor < kTensors; ++tensor)

@@ -3,6 +3,7 @@
 
 Usage: tests/perf/plot.py [--square] [--out FILE.svg] RESULTS.json...
 One panel per file, one group of bars per shape; --square keeps the shapes whose full product is square. Needs matplotlib.
+Of a file of record_moe_shares.py the bars are times over that of the floor, a rank alone with the same rows.
 A file of record_torch.py is drawn as the crossover: time of mkernel.torch over that of the best other contender, by rows, with a panel
 for each model and way (eager, CUDA graph) and a line for each layer. A ring marks a call of ours that fell back or was wrong.
 """
@@ -16,7 +17,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
 SIDES = (("ms", "mkernel", "#1b6ca8"), ("torch_fused_ms", "torch symmetric memory (eager)", "#c98a1b"),
-         ("cublas_nccl_ms", "cuBLAS + NCCL", "#8a8a8a"))
+         ("cublas_nccl_ms", "cuBLAS + NCCL", "#8a8a8a"), ("chain_ms", "NCCL all-to-all + torch._grouped_mm", "#8a8a8a"),
+         ("half_chain_ms", "the same without the way back", "#c4c4c4"))
 TITLES = {"ag_gemm": "AllGather+GEMM", "gemm_rs": "GEMM+ReduceScatter", "gemm_ar": "GEMM+AllReduce"}
 
 
@@ -26,20 +28,35 @@ def square(row):
     return row["m"] == whole["n"] == whole["k"]
 
 
+def base(row):
+    """What the bars of a row are compared with."""
+    return "floor_ms" if "floor_ms" in row else "gemm_ms"
+
+
+def shown(row):
+    if base(row) == "floor_ms":
+        return "\n".join((*row["name"].split("-"), row["routing"]))
+    return str(row["m"]) if square(row) else f"{row['m']}x{row['n']}\nx{row['k']}"
+
+
 def panel(axes, rows, sides):
     width = 0.8 / len(sides)
     for i, (key, label, colour) in enumerate(sides):
-        at = [(x + (i - (len(sides) - 1) / 2) * width, row[key] / row["gemm_ms"]) for x, row in enumerate(rows) if row[key]]
+        at = [(x + (i - (len(sides) - 1) / 2) * width, row[key] / row[base(row)]) for x, row in enumerate(rows) if row.get(key)]
         bars = axes.bar([x for x, _ in at], [y for _, y in at], width, label=label, color=colour)
         axes.bar_label(bars, [f"{y:.2f}" if y < 10 else f"{y:.0f}" for _, y in at], fontsize=7, padding=1)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
-    axes.set_xticks(range(len(rows)), [str(row["m"]) if square(row) else f"{row['m']}x{row['n']}\nx{row['k']}" for row in rows], fontsize=8)
+    axes.set_xticks(range(len(rows)), [shown(row) for row in rows], fontsize=8)
     first = rows[0]
-    nodes = "" if first["nodes"] == 1 else f", {first['nodes']} nodes"
-    axes.set_title(f"{TITLES[first['op']]}, {first['world']} GPUs{nodes}, {first['dtype']}", fontsize=10)
+    if base(first) == "floor_ms":
+        title, nodes = "Mixture of experts", ""
+    else:
+        title, nodes = TITLES[first["op"]], "" if first["nodes"] == 1 else f", {first['nodes']} nodes"
+    gpus = f"{first['world']} ranks of a GPU" if first.get("share") else f"{first['world']} GPUs"
+    axes.set_title(f"{title}, {gpus}{nodes}, {first['dtype']}", fontsize=10)
 
 
 def crossover(rows, options):
@@ -86,17 +103,21 @@ def main():
         return
     panels = []
     for path, file in zip(options.results, files):
+        if all(base(row) == "floor_ms" for row in file):
+            panels.append(file)
+            continue
         rows = [row for row in file if row["gemm_ms"] and (square(row) or not options.square)]
         if not rows:
             raise SystemExit(f"{path}: no row with a product alone to compare with")
         shapes = {(row["m"], row["n"], row["k"]): row for row in reversed(rows)}  # the first row of each shape
         panels.append([shapes[shape] for shape in sorted(shapes)])
-    sides = [side for side in SIDES if any(row[side[0]] for rows in panels for row in rows)]
+    sides = [side for side in SIDES if any(row.get(side[0]) for rows in panels for row in rows)]
     figure, all_axes = pyplot.subplots(1, len(panels), sharey=True, squeeze=False, layout="constrained",
                                        figsize=(sum(1.2 + 0.75 * len(rows) for rows in panels), 3.6))
     for axes, rows in zip(all_axes[0], panels):
         panel(axes, rows, sides)
-    all_axes[0][0].set_ylabel("time / time of the product alone")
+    alone = "a rank alone" if base(panels[0][0]) == "floor_ms" else "the product alone"
+    all_axes[0][0].set_ylabel(f"time / time of {alone}")
     figure.legend(*all_axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=len(sides))
     figure.savefig(options.out, metadata={"Date": None})
 

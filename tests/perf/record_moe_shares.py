@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
-"""Measures mixture of experts of ranks that share one GPU at the same time, under MPS, beside a floor of the same run, and records the
-rows.
+"""Measures mixture of experts of several ranks, which have a GPU each or share one under MPS, beside a floor of the same run and, where
+they have NCCL, beside PyTorch's chain of all-to-all and torch._grouped_mm, and records the rows.
 
-Usage: tests/perf/record_moe_shares.py [--only NAME]... [--iterations I] [--quick] [--seconds S] [--share-gpu R] [--sms S]
-                                       [--nic-gbytes G] [--out DIR] [--device cpu]
-Starts an MPS server, a daemon for ranks of one node and two that play two nodes, and R ranks, which are Python processes; MKERNEL_BIN and
-MKERNEL_LIB are the folders of programs and libraries (default build/bin, and lib beside it). Needs PyTorch with CUDA. A row is added to
-OUT/<machine>x1-share<R>-<date>-moe.json as soon as it is measured, in place of one with the same name and routing.
---only NAME: cases whose name holds it; --list prints them. --quick: three iterations, random routing alone. --device cpu tries the
-script in host memory with little shapes, and records nothing.
+Usage: tests/perf/record_moe_shares.py [--world W | --share-gpu R] [--only NAME]... [--two-nodes] [--iterations I] [--quick]
+               [--seconds S] [--row-seconds S] [--sms S] [--nic-gbytes G] [--no-chain] [--out DIR] [--device cpu]
+Starts a daemon for ranks of one node and two that play two nodes, and the ranks, which are Python processes; MKERNEL_BIN and
+MKERNEL_LIB are the folders of programs and libraries (default build/bin, and lib beside it). Needs PyTorch with CUDA. A row is added as
+soon as it is measured, in place of one with the same name and routing, to OUT/<machine>x<W>-<date>-moe.json with a GPU for each of W
+ranks, and to OUT/<machine>x1-share<R>-<date>-moe.json with R ranks that share a GPU (the default, R = 4), under an MPS server of this
+program's own.
+--only NAME: cases whose name holds it; --two-nodes: those of two emulated nodes; --list prints them. --quick: three iterations, random
+routing alone. --device cpu tries the script in host memory with little shapes, with gloo in place of NCCL, and records nothing.
 
-Tokens and the rate of the emulated wire are scaled with the share: each rank has an R-th. The floor is the operation of a rank alone on
-as many multiprocessors, with as many rows of each expert as the routing gave the rank, on all ranks at once. An iteration's time is
-that of the slowest rank, between events behind a launch that brings the ranks together, all with new inputs and routing; what both
-computed is verified against fp32 outside of the timed span. Exit status: 1 if a result was wrong or a case could not be measured.
+With a GPU each, a case that ends the ranks or takes longer than --row-seconds is left out, and new ranks measure what follows it. Ranks that
+share a GPU have an R-th of the tokens and of the rate of the emulated wire. The floor is the operation (with a GPU each: of
+dispatch+GEMM the grouped GEMM) of a rank alone on as many multiprocessors, with as many rows of each expert as the routing gave the
+rank, on all ranks at once. An iteration's time is that of the slowest rank, between events behind a launch that brings the ranks
+together, all with new inputs and routing; what all computed is verified against fp32 outside of the timed span. Exit status: 1 if a
+result was wrong, PyTorch's too, or a case could not be measured.
 """
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -28,22 +33,27 @@ import time
 
 import record_gpu
 import record_moe
+import record_torch
 
 HERE = pathlib.Path(__file__).resolve().parent
-TOKENS = {"layer": 8192, "dispatch": 32768}  # of a GPU that is not shared
-ROUTINGS = ("random", "zipf 1.2")
-ENDING = 30  # seconds after which ranks that have not ended in time are ended
+ENDING = 30      # seconds after which ranks that have not ended in time are ended
+FAILED = 5       # the same when one of them has failed: some of the others fail, too, and say why
+BEGINNING = 120  # seconds until the first case begins
 
 
 def cases_of(arguments):
-    cases = []
-    for nodes in (1, 2):
-        for kind, tokens in TOKENS.items():
-            name = f"{kind}-{tokens // arguments.share_gpu}" + (f"-{nodes}nodes" if nodes > 1 else "")
-            if not arguments.only or any(part in name for part in arguments.only):
-                cases += [{"kind": kind, "name": name, "nodes": nodes, "tokens": tokens // arguments.share_gpu, "routing": routing}
-                          for routing in (ROUTINGS[:1] if arguments.quick else ROUTINGS)]
-    return cases
+    import rank_cases  # beside the ranks' program; record_moe has said where
+
+    cases = rank_cases.of_gpus(arguments.world) if arguments.world else rank_cases.of_shares(arguments.share_gpu)
+    return [case for case in cases
+            if (not arguments.only or any(part in case.name for part in arguments.only))
+            and (case.nodes == 2 or not arguments.two_nodes)
+            and (case.routing == rank_cases.RANDOM or not arguments.quick)]
+
+
+def gpus():
+    """How many this machine has."""
+    return len(subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout.splitlines())
 
 
 class Ranks:
@@ -51,6 +61,8 @@ class Ranks:
 
     def __init__(self, folder, settings, sockets, environment):
         self.logs = [folder / f"rank{rank}.log" for rank in range(settings["ranks"])]
+        self.progress = pathlib.Path(settings["progress"])
+        self.progress.unlink(missing_ok=True)
         self.processes = []
         for rank, path in enumerate(self.logs):
             mine = {**settings, "rank": rank, "sockets": {nodes: of[rank] for nodes, of in sockets.items()}}
@@ -58,23 +70,33 @@ class Ranks:
             with path.open("wb") as log:
                 self.processes.append(subprocess.Popen(command, env=environment, stdout=None if rank == 0 else log, stderr=log))
 
-    def wait(self, until):
-        """Exit status of the run."""
-        while any(process.poll() is None for process in self.processes):
-            if any(process.returncode for process in self.processes):
-                until = min(until, time.monotonic() + ENDING)  # the others fail, too, and say why
-            if time.monotonic() > until:
+    def reached(self):
+        """The number of the case that began last, that of all cases when they are over; -1: none has begun."""
+        text = self.progress.read_text() if self.progress.exists() else ""
+        return int(text) if text else -1
+
+    def wait(self, until, row_seconds):
+        """The largest exit status of the ranks; None: one had to be ended."""
+        began, reached, states, failed = time.monotonic(), -1, [None], False
+        row_until = began + BEGINNING
+        while None in states:
+            time.sleep(0.1)
+            now, states = time.monotonic(), [process.poll() for process in self.processes]
+            if self.reached() != reached:
+                reached, row_until = self.reached(), now + row_seconds
+            if any(states) and not failed:
+                failed, until = True, min(until, now + FAILED)
+            if None in states and now > min(until, row_until):
+                print(f"ended {now - began:.0f} s after the start of the ranks", flush=True)
                 self._show_where()
                 break
-            time.sleep(0.1)
-        states = [process.poll() for process in self.processes]
         if any(states) or None in states:
             for rank, (state, log) in enumerate(zip(states, self.logs)):
-                said = log.read_text(errors="replace")[-4000:]
+                said = log.read_text(errors="replace")[-2000:]
                 if said or state is None:
-                    print(f"---- rank {rank}, {'which had not ended' if state is None else f'exit status {state}'}:\n{said}", flush=True)
-            return 1
-        return 0
+                    how = "which had not ended" if state is None else f"exit status {state}"
+                    print(f"---- rank {rank}, {how}:\n{said}", flush=True)
+        return None if None in states else max(map(abs, states))
 
     def _show_where(self):
         for process in self.processes:
@@ -89,64 +111,110 @@ class Ranks:
             process.wait()
 
 
+def measure_all(arguments, cases, settings, sockets, environment, folder, stop):
+    """Starts ranks, and new ones for the cases that are left when a case has ended them. Returns the exit status of the whole."""
+    from client_test import free_ports
+
+    bad, attempt = False, 0
+    while cases:
+        settings |= {"cases": [dataclasses.asdict(case) for case in cases], "attempt": attempt, "port": free_ports(1)[0]}
+        running = Ranks(folder, settings, sockets, environment)
+        try:
+            status = running.wait(stop + ENDING, arguments.row_seconds)
+        finally:
+            running.end()
+        bad = bad or status != 0
+        reached = running.reached()
+        if reached == len(cases):
+            break
+        if reached < 0:
+            print("the ranks have failed before the first case", flush=True)
+            break
+        print(f"{cases[reached].name:21} {cases[reached].routing:10} | has ended the ranks", flush=True)
+        cases, attempt = cases[reached + 1 :], attempt + 1
+        # Ending a client of MPS can take its server and the daemons with it.
+        if arguments.share_gpu or time.monotonic() > stop:
+            print("".join(f"{case.name:21} {case.routing:10} | left out\n" for case in cases), end="", flush=True)
+            break
+    return 1 if bad else 0
+
+
 def record(arguments, cases, stack):
     stop = time.monotonic() + arguments.seconds
     from client_test import PACKAGE  # which also says where the library is
 
-    cuda = arguments.device == "cuda"
+    cuda, ranks = arguments.device == "cuda", arguments.world or arguments.share_gpu
     machine, path = {"gpu": None}, None
+    if cuda and arguments.world > gpus():
+        raise SystemExit(f"--world {arguments.world}: this machine has {gpus()} GPUs")
     if cuda:
-        import mps
-
         machine = record_moe.gpu()
         path = arguments.out / f"{record_gpu.prefix(arguments)}moe.json"
+    if cuda and arguments.share_gpu:
+        import mps
+
         server = stack.enter_context(mps.Mps())
         os.environ.update(server.environment)  # of daemons and ranks
     print(", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
-    ranks = arguments.share_gpu
+    if arguments.share_gpu:
+        print("PyTorch's chain is left out: NCCL needs a GPU for each rank", flush=True)
+    of_nodes = argparse.Namespace(**{**vars(arguments), "world": ranks})
     sockets = {}
-    for nodes in sorted({1, *(case["nodes"] for case in cases)}):
-        daemons = record_gpu.start_nodes(stack, nodes, arguments, gpu_memory=cuda)
+    for nodes in sorted({1, *(case.nodes for case in cases)}):
+        daemons = record_gpu.start_nodes(stack, nodes, of_nodes, gpu_memory=cuda)
         sockets[nodes] = [str(daemons[rank * nodes // ranks].socket) for rank in range(ranks)]
-    settings = {"cases": cases, "ranks": ranks, "sms": arguments.sms, "device": arguments.device, "iterations": arguments.iterations,
-                "nic_gbytes": arguments.nic_gbytes, "machine": machine, "path": None if path is None else str(path),
+    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mkernel-")))
+    backend = None if arguments.share_gpu or arguments.no_chain else "nccl" if cuda else "gloo"
+    settings = {"ranks": ranks, "share": arguments.share_gpu, "sms": arguments.sms, "device": arguments.device,
+                "iterations": arguments.iterations, "row_seconds": arguments.row_seconds, "nic_gbytes": arguments.nic_gbytes,
+                "machine": machine, "backend": backend, "path": None if path is None else str(path), "progress": str(folder / "progress"),
                 "stop_at": time.time() + stop - time.monotonic()}
     # A rank has loaded what it launches before it waits for another one; all of PyTorch would take long to load.
-    environment = {**os.environ, "CUDA_MODULE_LOADING": "LAZY"}
+    environment = {**os.environ, **record_torch.ENVIRONMENT, "CUDA_MODULE_LOADING": "LAZY", "GLOO_SOCKET_IFNAME": "lo"}
     if PACKAGE:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (PACKAGE, os.environ.get("PYTHONPATH"))))
-    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mkernel-")))
-    running = Ranks(folder, settings, sockets, environment)
-    stack.callback(running.end)
-    status = running.wait(stop + ENDING)
+    status = measure_all(arguments, cases, settings, sockets, environment, folder, stop)
     print(f"recorded in {path}" if path is not None else "nothing is recorded of a run in host memory", flush=True)
     return status
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--world", type=int, default=0, metavar="W", help="ranks with a GPU each; even")
+    parser.add_argument("--share-gpu", type=int, default=0, metavar="R", help="ranks that share a GPU; even; default 4")
     parser.add_argument("--only", action="append", metavar="NAME", help="cases whose name holds it; several times: any of them")
+    parser.add_argument("--two-nodes", action="store_true", help="cases of two emulated nodes alone")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--iterations", type=int, help="default 8")
     parser.add_argument("--quick", action="store_true", help="three iterations, random routing alone")
-    parser.add_argument("--seconds", type=float, default=80, help="what is not measured by then is cut short or left out")
-    parser.add_argument("--share-gpu", type=int, default=4, metavar="R", help="ranks; even")
-    parser.add_argument("--sms", type=int, default=0, help="multiprocessors of a rank; 0: an R-th of all but four, which the daemons' copies need")
+    parser.add_argument("--seconds", type=float,
+                        help="what is not measured by then is cut short or left out; default 80, with --world 480")
+    parser.add_argument("--row-seconds", type=float, default=75, help="of one case, after which its ranks are ended")
+    parser.add_argument("--sms", type=int, default=0,
+                        help="multiprocessors of a rank; 0: all, or an R-th of all but four, which the daemons' copies need")
     parser.add_argument("--nic-gbytes", type=float, default=50.0, help="of a GPU that is not shared")
     parser.add_argument("--latency-us", type=int, default=5)
     parser.add_argument("--spin-us", type=int, default=1000000, help="proxy.spin_us of the daemons of several nodes")
+    parser.add_argument("--no-chain", action="store_true", help="without PyTorch's chain")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", default=HERE / "results", type=pathlib.Path)
     arguments = parser.parse_args()
-    if arguments.share_gpu < 2 or arguments.share_gpu % 2:
-        parser.error(f"--share-gpu {arguments.share_gpu}, must be even: two nodes have half of the ranks each")
-    arguments.world = arguments.share_gpu
-    arguments.nic_gbytes /= arguments.share_gpu
+    if arguments.world and arguments.share_gpu:
+        parser.error(f"--world {arguments.world} and --share-gpu {arguments.share_gpu}: ranks either have a GPU each or share one")
+    if not arguments.world and not arguments.share_gpu:
+        arguments.share_gpu = 4
+    for option, ranks in (("--world", arguments.world), ("--share-gpu", arguments.share_gpu)):
+        if ranks < 0 or ranks % 2:
+            parser.error(f"{option} {ranks}, must be even: two nodes have half of the ranks each")
+    if arguments.share_gpu:
+        arguments.nic_gbytes /= arguments.share_gpu
     if arguments.iterations is None:
         arguments.iterations = 3 if arguments.quick else 8
+    if arguments.seconds is None:
+        arguments.seconds = 480 if arguments.world else 80
     cases = cases_of(arguments)
     if arguments.list:
-        print(*dict.fromkeys(case["name"] for case in cases), sep="\n")
+        print(*dict.fromkeys(case.name for case in cases), sep="\n")
         return
     if not cases:
         parser.error(f"no case's name holds {' or '.join(arguments.only)}; --list prints them")

@@ -103,6 +103,23 @@ class Weights:
         self.w2 = matrices(shape.n, shape.intermediate) if shape.intermediate else None
 
 
+def products(rows, ends, w1, w2):
+    """PyTorch's, of rows that are sorted by expert: SwiGLU lies between two of them, and w2 is None where there is one."""
+    rows = torch._grouped_mm(rows, w1.transpose(1, 2), offs=ends)
+    if w2 is None:
+        return rows
+    gate, up = rows.chunk(2, dim=1)
+    return torch._grouped_mm(F.silu(gate) * up, w2.transpose(1, 2), offs=ends)
+
+
+def summed(rows, order, weights):
+    """The weighted sum of each token's rows, which `order` sorts by expert and which are overwritten. weights [tokens, topk]."""
+    rows *= weights.flatten()[order].to(rows.dtype)[:, None]
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return rows[back].view(*weights.shape, rows.shape[1]).sum(1)
+
+
 class Routed:
     """One shape and routing, the tokens of one rank. renew() writes new inputs where the operation reads them; wrong() judges what it
     made of these. `common`: draws what is the same on every rank, which is the popularity of experts."""
@@ -173,8 +190,10 @@ class Routed:
         self.tolerance = magnitude.mul_(2).add_(self.wanted.abs()).mul_(1.01 * UNIT).add_((between + SUMS) * squares.sqrt_())
 
     def wrong(self, y):
-        """The largest error over its tolerance; infinite where there is no number."""
-        worst = ((y.float() - self.wanted).abs_() / self.tolerance).max().item()
+        """The largest error of the rows that there are over its tolerance; infinite where there is no number."""
+        if len(self.wanted) == 0:
+            return 0.0
+        worst = ((y[: len(self.wanted)].float() - self.wanted).abs_() / self.tolerance).max().item()
         return worst if worst == worst else float("inf")
 
 
@@ -197,25 +216,13 @@ class Case(Routed):
 
     def torch_products(self):
         """Of rows that are sorted by expert, without what moves them."""
-        return self._products(self.sorted_x, self.ends)
+        return products(self.sorted_x, self.ends, self.w1, self.w2)
 
     def torch_chain(self):
         """From tokens to tokens, as one writes it with torch._grouped_mm."""
-        shape = self.shape
         numbers, order = self.topk.flatten().sort()
         ends = torch.searchsorted(numbers, self.numbers, right=True, out_int32=True)
-        rows = self._products(self.x[order // shape.topk], ends)
-        rows *= self.weights.flatten()[order].to(rows.dtype)[:, None]
-        back = torch.empty_like(order)
-        back[order] = torch.arange(shape.rows, device=order.device)
-        return rows[back].view(shape.tokens, shape.topk, shape.n).sum(1)
-
-    def _products(self, rows, ends):
-        rows = torch._grouped_mm(rows, self.w1.transpose(1, 2), offs=ends)
-        if self.w2 is None:
-            return rows
-        gate, up = rows.chunk(2, dim=1)
-        return torch._grouped_mm(F.silu(gate) * up, self.w2.transpose(1, 2), offs=ends)
+        return summed(products(self.x[order // self.shape.topk], ends, self.w1, self.w2), order, self.weights)
 
 
 class GroupedCase(Case):

@@ -1,5 +1,6 @@
 """One rank of record_moe_shares.py: share_rank.py SETTINGS, which are JSON. On SIGUSR1 it writes where every thread is."""
 import contextlib
+import datetime
 import faulthandler
 import gc
 import json
@@ -13,10 +14,13 @@ import time
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
+import chain
 import layer
 import measure
 import mkernel
+import rank_cases
 import shares
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
@@ -25,6 +29,7 @@ import record_moe  # noqa: E402
 COPIES = 4           # multiprocessors for the daemons: copies from a GPU to itself are kernels
 FEWEST = 3           # iterations, however little time there is
 JOIN_TIMEOUT = 60.0  # seconds of joining a group, and of every wait for the other ranks
+LARGEST = 448        # bytes that a rank can say at once
 
 
 class Meeting:
@@ -33,7 +38,7 @@ class Meeting:
 
     def __init__(self, session, settings):
         self.rank, self.world = settings["rank"], settings["ranks"]
-        self.group = session.join("meeting", self.world, self.rank, timeout=JOIN_TIMEOUT)
+        self.group = session.join(f"meeting {settings['attempt']}", self.world, self.rank, timeout=JOIN_TIMEOUT)
         self.launch = None
         if settings["device"] == "cuda":
             self._prepare()
@@ -51,7 +56,9 @@ class Meeting:
         self.group.barrier()
 
     def exchange(self, said):
-        return self.group.exchange(said)
+        """What every rank says, by rank; as many bytes on each."""
+        pieces = [self.group.exchange(said[begin : begin + LARGEST]) for begin in range(0, len(said), LARGEST)]
+        return [b"".join(of_rank) for of_rank in zip(*pieces)]
 
     def start_line(self):
         if self.launch is None:
@@ -61,8 +68,8 @@ class Meeting:
 
 
 class MeetingClock(measure.Clock):
-    """Nothing else runs on the GPU while a launch is timed, and no rank loads a kernel: that could wait for a kernel which waits for
-    this rank."""
+    """Nothing else runs on the GPU while a launch is timed, and no rank that shares it loads a kernel: that could wait for a kernel
+    which waits for this rank."""
 
     def __init__(self, how, meeting):
         super().__init__(how)
@@ -84,68 +91,87 @@ class MeetingClock(measure.Clock):
 
 
 class Outcome(NamedTuple):
-    """Of one iteration and rank."""
+    """Of one iteration and rank; times and errors by contender."""
 
-    ms: float
-    floor_ms: float
-    off: float        # the largest error over its tolerance
-    floor_off: float
+    ms: list
+    offs: list   # the largest errors over their tolerances
+    failed: int  # the contender that `problem` is of; -1: none
     now: float
     problem: str
 
-    FORM = "5d400s"
+    TEXT = 400  # bytes of `problem`
 
     def packed(self):
-        return struct.pack(self.FORM, *self[:-1], self.problem.encode()[:400])
+        numbers = (*self.ms, *self.offs, self.failed, self.now)
+        return struct.pack(f"{len(numbers)}d{self.TEXT}s", *numbers, self.problem.encode()[: self.TEXT])
 
     @classmethod
     def of(cls, said):
-        *numbers, text = struct.unpack(cls.FORM, said)
-        return cls(*numbers, text.rstrip(b"\0").decode(errors="replace"))
+        text = said[-cls.TEXT :].rstrip(b"\0").decode(errors="replace")
+        *numbers, failed, now = struct.unpack(f"{(len(said) - cls.TEXT) // 8}d", said[: -cls.TEXT])
+        half = len(numbers) // 2
+        return cls(numbers[:half], numbers[half:], int(failed), now, text)
 
 
 class Load(NamedTuple):
     """Of one iteration."""
 
+    rows: int        # of all ranks
     most_rows: int   # of the most loaded rank
     moved: int       # of these, those that are another expert's of the rank in its floor
     wire_bytes: int  # of the rank that sends or receives most
 
     @classmethod
     def of(cls, share, floor):
-        most = max(share.rows, key=sum)
-        return cls(sum(most), shares.fitted(most, floor.shape.topk)[1], share.wire_bytes())
+        sums = list(map(sum, share.rows))
+        most = sums.index(max(sums))
+        return cls(sum(sums), sums[most], floor.moved(most), share.wire_bytes())
 
 
 class Contest:
-    """The operation of all ranks and the floor of each, in turns."""
+    """The operation of all ranks, the floor of each, and PyTorch's chains, in turns. A chain that fails on any rank has no further
+    turn; `dropped` says why."""
 
-    def __init__(self, clock, meeting, group, ours, floor):
-        self.clock, self.meeting, self.group, self.sides = clock, meeting, group, (ours, floor)
+    def __init__(self, clock, meeting, group, ours, floor, chains):
+        self.clock, self.meeting, self.group, self.contenders = clock, meeting, group, [ours, floor, *chains]
+        self.dropped = {}
 
     def turn(self, number):
         """The outcomes of all ranks. Error: measure.Wrong, on all of them."""
-        times, offs, problem = [float("nan")] * 2, [float("inf")] * 2, ""
-        with self.group.keep_active():  # launches that are queued and put cannot wake the daemon
-            for side in (number % 2, 1 - number % 2):
-                contender = self.sides[side]
-                try:
-                    times[side], offs[side] = measure.checked(contender.case, contender, contender, self.clock)
-                except (mkernel.Error, measure.Wrong) as error:
-                    problem = problem or f"{'floor: ' if side else ''}{type(error).__name__}: {error}"
-        all_said = [Outcome.of(said) for said in self.meeting.exchange(Outcome(*times, *offs, time.time(), problem).packed())]
-        problems = [f"rank {rank}: {said.problem}" for rank, said in enumerate(all_said) if said.problem]
-        if problems:
-            raise measure.Wrong("; ".join(problems))
+        said = self._measured(number)
+        all_said = [Outcome.of(one) for one in self.meeting.exchange(said.packed())]
+        problems = {}
+        for rank, one in enumerate(all_said):
+            if one.failed >= 0:
+                problems.setdefault(self.contenders[one.failed], []).append(f"rank {rank}: {one.problem}")
+        for contender, texts in problems.items():
+            if isinstance(contender, measure.Launched):
+                raise measure.Wrong("; ".join(texts))
+            self.dropped[contender.name] = "; ".join(texts)
         return all_said
+
+    def _measured(self, number):
+        count = len(self.contenders)
+        times, offs, failed, problem = [float("nan")] * count, [float("inf")] * count, -1, ""
+        with self.group.keep_active():  # launches that are queued and put cannot wake the daemon
+            for which in ((number + step) % count for step in range(count)):
+                contender = self.contenders[which]
+                if contender.name in self.dropped:
+                    continue
+                try:
+                    times[which], offs[which] = measure.checked(contender.case, contender, contender, self.clock)
+                except (mkernel.Error, measure.Wrong, RuntimeError) as error:  # the last one is PyTorch's
+                    if failed < 0 or not isinstance(self.contenders[failed], measure.Launched):
+                        own = isinstance(error, measure.Wrong)  # which says who
+                        failed, problem = which, str(error) if own else f"{contender.name}: {type(error).__name__}: {error}"
+        return Outcome(times, offs, failed, time.time(), problem)
 
 
 class Rank:
-    def __init__(self, settings, sessions, meeting, clock):
-        self.settings, self.sessions, self.meeting, self.clock = settings, sessions, meeting, clock
-        self.device = torch.device(settings["device"])
+    def __init__(self, settings, sessions, meeting, clock, device):
+        self.settings, self.sessions, self.meeting, self.clock, self.device = settings, sessions, meeting, clock, device
         self.sms = settings["sms"]
-        if self.sms == 0 and settings["device"] == "cuda":
+        if self.sms == 0 and settings["share"] and device.type == "cuda":
             self.sms = (torch.cuda.get_device_properties(0).multi_processor_count - COPIES) // settings["ranks"] // 2 * 2
 
     def now(self):
@@ -154,25 +180,24 @@ class Rank:
 
     def measure(self, case, until):
         """The row of a case; more than the fewest iterations only before `until`."""
-        kind, name, nodes, routing = (case[key] for key in ("kind", "name", "nodes", "routing"))
-        shape = shares.shape_of(kind, name, case["tokens"])
-        if self.settings["device"] == "cpu":
+        shape = shares.shape_of(case)
+        if self.device.type == "cpu":
             shape = layer.small(shape)
-        rank, world, executor = self.meeting.rank, self.meeting.world, self.settings["device"]
-        common = torch.Generator().manual_seed(1)
-        share = shares.ShareCase(shape, layer.ROUTINGS[routing], self.device, self.meeting, nodes, common)
-        floor = shares.FloorCase(share, shares.FLOOR_TOPK[routing])
-        options = {"sms": self.sms} if executor == "cuda" else {}
+        rank, world, executor = self.meeting.rank, self.meeting.world, self.device.type
+        share = shares.ShareCase(shape, case, self.device, self.meeting, torch.Generator().manual_seed(1))
+        floor = shares.floor_of(share, case)
+        chains = chain.chains_of(share) if case.chain and self.settings["backend"] else []
+        options = {"sms": self.sms} if self.sms else {}
         with contextlib.ExitStack() as stack:  # a launch that fails ends its group: the next case has others
-            groups = [stack.enter_context(session.join(f"{name} {routing} {of_which}", *membership, timeout=JOIN_TIMEOUT))
-                      for session, of_which, membership in ((self.sessions[nodes], "all", (world, rank)),
+            groups = [stack.enter_context(session.join(f"{case.name} {case.routing} {of_which}", *membership, timeout=JOIN_TIMEOUT))
+                      for session, of_which, membership in ((self.sessions[case.nodes], "all", (world, rank)),
                                                             (self.sessions[1], f"floor {rank}", (1, 0)))]
             ours = measure.Ours(share, groups[0], executor, capacity=share.capacity, **options)
             stack.callback(ours.close)
-            alone = measure.Ours(floor, groups[1], executor, **options)
+            alone = measure.Ours(floor, groups[1], executor, name="floor", **options)
             stack.callback(alone.close)
             expected = ours.operation.expected_seconds()
-            contest = Contest(self.clock, self.meeting, groups[0], ours, alone)
+            contest = Contest(self.clock, self.meeting, groups[0], ours, alone, chains)
             turns, loads = [], []
             for number in range(-1, self.settings["iterations"]):
                 share.renew()
@@ -184,41 +209,70 @@ class Rank:
                 loads.append(Load.of(share, floor))
                 if len(turns) >= FEWEST and outcomes[0].now > until:
                     break
-        row = {"kind": kind, "routing": routing, "nodes": nodes, "expected_ms": None if expected is None else 1e3 * expected,
-               "capacity": share.capacity, "floor_topk": floor.shape.topk}
-        return self._row(shape, row, turns, loads)
+        more = {"expected_ms": None if expected is None else 1e3 * expected, "capacity": share.capacity, "floor": floor.op,
+                "floor_topk": case.floor_topk or None, "how": self.clock.how, "sms": self.sms or None}
+        return row_of(case, shape, self.settings, loads, _by_contender(contest, turns), more)
 
-    def _row(self, shape, row, turns, loads):
-        """`turns` and `loads` by iteration."""
-        kind, routing, nodes = row.pop("kind"), row["routing"], row["nodes"]
-        times = [max(said.ms for said in turn) for turn in turns]
-        floors = [max(said.floor_ms for said in turn) for turn in turns]
-        wires = [load.wire_bytes / self.settings["nic_gbytes"] / 1e6 for load in loads]
-        bars = [shares.bars_ms(kind, routing, nodes, floor, wire) for floor, wire in zip(floors, wires)]
-        ms = statistics.median(times)
-        return {
-            "op": "moe_layer" if shape.intermediate else "moe_dispatch_gemm", "name": shape.name, "model": shape.model, **row,
-            "tokens": shape.tokens, "rows": shape.rows * self.meeting.world, "most_rows": statistics.median(load.most_rows for load in loads),
-            "floor_rows_moved": max(load.moved for load in loads),
-            "hidden": shape.hidden, "intermediate": shape.intermediate, "n": shape.n, "experts": shape.experts, "topk": shape.topk,
-            "dtype": "bf16", "w_layout": "column_major", "how": self.clock.how, "world": self.meeting.world,
-            "share": self.settings["ranks"], "sms": self.sms or None, "iterations": len(turns), "verified": True,
-            "ms": ms, "min_ms": min(times), "max_ms": max(times), "tflops": shape.flops() * self.meeting.world / ms / 1e9,
-            "floor_ms": statistics.median(floors), "floor_min_ms": min(floors), "floor_max_ms": max(floors),
-            "of_floor": statistics.median(floor / took for floor, took in zip(floors, times)),
-            "nic_gbytes": self.settings["nic_gbytes"] if nodes > 1 else None, "wire_ms": statistics.median(wires) if nodes > 1 else None,
-            "bar_ms": statistics.median(bars), "of_bar": statistics.median(bar / took for bar, took in zip(bars, times)),
-            "worst_of_tolerance_mkernel": max(said.off for turn in turns for said in turn),
-            "worst_of_tolerance_floor": max(said.floor_off for turn in turns for said in turn)}
+
+def _by_contender(contest, turns):
+    """{name: ([milliseconds of the slowest rank, by iteration], largest error over its tolerance)} of those that took part in all of
+    them, and "left_out": {name: why} of the others."""
+    found = {"left_out": contest.dropped}
+    for which, contender in enumerate(contest.contenders):
+        if contender.name not in contest.dropped:
+            slowest = [max(said.ms[which] for said in turn) for turn in turns]
+            found[contender.name] = slowest, max(said.offs[which] for turn in turns for said in turn)
+    return found
+
+
+def row_of(case, shape, settings, loads, contenders, more):
+    """`loads` by iteration."""
+    world, nodes, left_out = settings["ranks"], case.nodes, contenders.pop("left_out")
+    if nodes > 1:
+        left_out = {"chain": "NCCL would go over NVLink where the emulated wire is"}
+    elif settings["share"]:
+        left_out = {"chain": "NCCL needs a GPU for each rank"}
+    times, floors = contenders["mkernel"][0], contenders["floor"][0]
+    # Dispatch+GEMM is held to the first half of the chain.
+    rival = next((contenders[name][0] for name in ("half_chain", "chain") if name in contenders), [None] * len(times))
+    wires = [load.wire_bytes / settings["nic_gbytes"] / 1e6 for load in loads]
+    flops = [shape.flops() * load.rows / shape.rows / (1 if settings["share"] else world) for load in loads]  # of a GPU
+    bars = [case.bar_ms(*of_iteration) for of_iteration in zip(flops, floors, wires, rival)]
+    row = {
+        "op": "moe_layer" if shape.intermediate else "moe_dispatch_gemm", "name": case.name, "model": case.model, "routing": case.routing,
+        "nodes": nodes, **more, "tokens": shape.tokens, "rows": loads[0].rows,
+        "most_rows": statistics.median(load.most_rows for load in loads), "floor_rows_moved": max(load.moved for load in loads),
+        "hidden": shape.hidden, "intermediate": shape.intermediate, "n": shape.n, "experts": shape.experts, "topk": shape.topk,
+        "dtype": "bf16", "w_layout": "column_major", "world": world, "share": settings["share"] or None, "iterations": len(loads),
+        "verified": True, "tflops": statistics.median(of_gpu / took / 1e9 for of_gpu, took in zip(flops, times)),
+        "of_floor": statistics.median(floor / took for floor, took in zip(floors, times)),
+        "nic_gbytes": settings["nic_gbytes"] if nodes > 1 else None, "wire_ms": statistics.median(wires) if nodes > 1 else None,
+        "bar_tflops": case.bar_tflops, "bar_over_chain": case.bar_over_chain, "bar_times_floor": case.bar_times_floor,
+        "bar_more_us": case.bar_more_us, "bar_ms": None if None in bars else statistics.median(bars),
+        "of_bar": None if None in bars else statistics.median(bar / took for bar, took in zip(bars, times)), "left_out": left_out}
+    for name, (taken, worst) in contenders.items():
+        prefix = "" if name == "mkernel" else f"{name}_"
+        row |= {f"{prefix}ms": statistics.median(taken), f"{prefix}min_ms": min(taken), f"{prefix}max_ms": max(taken),
+                f"worst_of_tolerance_{name}": worst}
+        if name not in ("mkernel", "floor"):
+            row[f"speedup_over_{name}"] = statistics.median(theirs / took for theirs, took in zip(taken, times))
+    return row
 
 
 def line(row):
     """A row as a line of the table."""
+    verdict = f"{row['of_floor']:.3f} of the floor"
+    if row["of_bar"] is not None:
+        verdict += f", {row['of_bar']:.3f} of the bar"
+    chains = [name for name in ("chain", "half_chain") if f"{name}_ms" in row]
+    for name in chains:
+        verdict += f", {row[f'speedup_over_{name}']:.2f} x {name}"
+    times = ", ".join(f"{name} {row[f'{prefix}ms']:.4f} ({row[f'{prefix}min_ms']:.4f} to {row[f'{prefix}max_ms']:.4f})"
+                      for name, prefix in (("ours", ""), ("floor", "floor_"), *((name, f"{name}_") for name in chains)))
     wire = f", wire {row['wire_ms']:.4f}" if row["wire_ms"] is not None else ""
-    return (f"{row['name']:21} {row['routing']:9} | {row['of_floor']:.3f} of the floor, {row['of_bar']:.3f} of the bar | ms: ours {row['ms']:.4f} "
-            f"({row['min_ms']:.4f} to {row['max_ms']:.4f}, {row['tflops']:.0f} TFLOP/s), floor {row['floor_ms']:.4f} "
-            f"({row['floor_min_ms']:.4f} to {row['floor_max_ms']:.4f}){wire} | most loaded: {row['most_rows']:.0f} of {row['rows']} rows, "
-            f"{row['iterations']} iterations")
+    left_out = "".join(f"\n    {name} is left out: {why}" for name, why in row["left_out"].items() if not row["share"])
+    return (f"{row['name']:21} {row['routing']:10} | {verdict} | {row['tflops']:.0f} TFLOP/s | ms: {times}{wire} | most loaded: "
+            f"{row['most_rows']:.0f} of {row['rows']} rows, {row['iterations']} iterations{left_out}")
 
 
 def run(rank, settings):
@@ -226,30 +280,47 @@ def run(rank, settings):
     first = settings["rank"] == 0
     machine = {**settings["machine"], "torch": torch.__version__, "cuda": torch.version.cuda, "load_before": os.getloadavg()[0]}
     bad = False
-    cases = settings["cases"]
+    cases = [rank_cases.Case(**case) for case in settings["cases"]]
     for number, case in enumerate(cases):
         now = rank.now()
         left = settings["stop_at"] - now
+        if first:
+            pathlib.Path(settings["progress"]).write_text(str(number))
         try:
             if left < 5:
                 raise measure.Wrong("left out, there is no time for it")
-            row = rank.measure(case, now + left / (len(cases) - number))
+            row = rank.measure(case, now + min(left / (len(cases) - number), settings["row_seconds"] / 2))
+            bad = bad or (case.chain and settings["backend"] is not None and bool(row["left_out"]))
         except (mkernel.Error, measure.Wrong) as error:  # the same on every rank, or the others miss this one at their next meeting
             bad = True
             if first:
-                print(f"{case['name']:21} {case['routing']:9} | {type(error).__name__}: {error}", flush=True)
+                print(f"{case.name:21} {case.routing:10} | {type(error).__name__}: {error}", flush=True)
             continue
         finally:
             gc.collect()
-            if settings["device"] == "cuda":
+            if rank.device.type == "cuda":
                 torch.cuda.empty_cache()
         if first:
             print(line(row), flush=True)
             if settings["path"]:
                 path = pathlib.Path(settings["path"])
-                record_moe.add(path, {"date": time.strftime("%Y-%m-%d", time.gmtime()), **machine, "executor": settings["device"], **row})
+                record_moe.add(path, {"date": time.strftime("%Y-%m-%d", time.gmtime()), **machine, "executor": rank.device.type, **row})
     rank.meeting.barrier()
+    if first:
+        pathlib.Path(settings["progress"]).write_text(str(len(cases)))
     return 1 if bad else 0
+
+
+@contextlib.contextmanager
+def torch_ranks(settings, device):
+    """What PyTorch's chain needs, with the backend of the settings, or nothing without one."""
+    if settings["backend"]:
+        dist.init_process_group(settings["backend"], init_method=f"tcp://127.0.0.1:{settings['port']}", rank=settings["rank"],
+                                world_size=settings["ranks"], timeout=datetime.timedelta(seconds=JOIN_TIMEOUT),
+                                device_id=device if device.type == "cuda" else None)
+    yield
+    if settings["backend"]:
+        dist.destroy_process_group()
 
 
 def main():
@@ -258,16 +329,19 @@ def main():
     cuda = settings["device"] == "cuda"
     torch.set_float32_matmul_precision("highest")  # of what is wanted
     torch.manual_seed(1000 + settings["rank"])
+    device = torch.device("cuda", 0 if settings["share"] else settings["rank"]) if cuda else torch.device("cpu")
     if cuda:
-        torch.cuda.set_device(0)
+        torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
     with contextlib.ExitStack() as stack, torch.no_grad():
-        sessions = {int(nodes): stack.enter_context(mkernel.connect(socket, name="record_moe_shares", device=0 if cuda else -1))
+        stack.enter_context(torch_ranks(settings, device))
+        sessions = {int(nodes): stack.enter_context(mkernel.connect(socket, name="record_moe_shares", device=device.index if cuda else -1))
                     for nodes, socket in settings["sockets"].items()}
         meeting = Meeting(sessions[1], settings)
-        rank = Rank(settings, sessions, meeting, MeetingClock("events" if cuda else "host", meeting))
-        sys.exit(run(rank, settings))
+        rank = Rank(settings, sessions, meeting, MeetingClock("events" if cuda else "host", meeting), device)
+        status = run(rank, settings)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,21 @@
-"""Ranks that share a GPU: what each of them routes and holds, and its floor, which is a rank alone that computes as many rows of the
-same experts."""
+"""Several ranks: what each of them routes and holds, and its floor, which is a rank alone that computes as many rows of the same
+experts."""
 import dataclasses
 import struct
 
 import torch
 
 import layer
+import rank_cases
 from mkernel.operations import block_range
 
 ROW_UNIT = 64  # rows of an expert are counted as whole ones of these
-BARS = {"layer": 0.90, "dispatch": 0.88}  # of the floor, on one node
-ZIPF_BAR, NODES_BAR = 1.15, 1.15  # times the floor; times the longer of floor and wire
-# Top-k of the rank alone. With a popular expert it has to be smaller: no expert may have more rows than there are tokens.
-FLOOR_TOPK = {"random": 8, "zipf 1.2": 2}
+# Exponents of the popularity of experts. With the largest one the most popular expert has all tokens of which each has one.
+EXPONENTS = {rank_cases.RANDOM: 0.0, rank_cases.ZIPF: 1.2, rank_cases.ONE_EXPERT: 1e3, rank_cases.IDLE_RANK: 0.0}
 
 
-def shape_of(kind, name, tokens):
-    intermediate, n = (2048, 7168) if kind == "layer" else (0, 4096)
-    return layer.Shape(name, "DeepSeek-V3 sizes, 64 experts", tokens, 7168, intermediate, n, 64, 8)
+def shape_of(case):
+    return layer.Shape(case.name, case.model, case.tokens, case.hidden, case.intermediate, case.n, case.experts, case.topk)
 
 
 class ShareOfWeights:
@@ -48,19 +46,25 @@ class ShareOfWeights:
 
 
 class ShareCase(layer.Routed):
-    """The tokens of one of several ranks, which draws until the rows of every rank fit its capacity."""
+    """The tokens of one of several ranks, which draws until the rows of every rank fit its capacity. `shape`: that of `case`, or a
+    smaller one."""
 
-    def __init__(self, shape, exponent, device, meeting, nodes, common):
-        self.meeting = meeting
+    def __init__(self, shape, case, device, meeting, common):
+        self.meeting, self.idles = meeting, case.routing == rank_cases.IDLE_RANK
         self.owned = [range(*block_range(shape.experts, meeting.world, rank)) for rank in range(meeting.world)]
         self.all_weights = ShareOfWeights(shape, device, self.owned[meeting.rank])
-        super().__init__(shape, exponent, self.all_weights, device, common)
-        self.capacity = 2 * shape.rows + ROW_UNIT * max(map(len, self.owned))  # twice an even share
-        self.node_of = [rank * nodes // meeting.world for rank in range(meeting.world)]
+        super().__init__(shape, EXPONENTS[case.routing], self.all_weights, device, common)
+        self.memory = (self.x, self.topk, self.weights)
+        self.capacity = case.even_shares * shape.rows + ROW_UNIT * max(map(len, self.owned))
+        self.node_of = [rank * case.nodes // meeting.world for rank in range(meeting.world)]
         self.rows = self.crossing = None  # of this routing, by rank: rows of each of its experts; its tokens that cross to another node
 
     def route(self):
         while True:
+            if self.idles:
+                idle = torch.randint(self.meeting.world, (), generator=self.common).item()
+                tokens = 0 if self.meeting.rank == idle else self.shape.tokens
+                self.x, self.topk, self.weights = (whole[:tokens] for whole in self.memory)
             super().route()
             self._tell()
             if all(sum(-(-rows // ROW_UNIT) * ROW_UNIT for rows in mine) <= self.capacity for mine in self.rows):
@@ -95,7 +99,7 @@ class FloorCase(layer.Routed):
     """A rank alone with the weights of a ShareCase, and as many rows of each expert as that routing gives the rank."""
 
     def __init__(self, share, topk):
-        self.share = share
+        self.share, self.op = share, "moe_layer" if share.shape.intermediate else "moe_dispatch_gemm"
         shape = dataclasses.replace(share.shape, tokens=-(-share.capacity // topk), experts=len(share.all_weights.mine), topk=topk)
         super().__init__(shape, 0.0, share.all_weights, share.device)
         self.memory = (self.x, self.topk, self.weights)
@@ -107,8 +111,38 @@ class FloorCase(layer.Routed):
         self.x, self.topk, self.weights = (whole[: len(chosen)] for whole in self.memory)
         self.topk.copy_(chosen[torch.randperm(len(chosen)).to(self.device)])
 
-    def wrong(self, y):
-        return super().wrong(y[: len(self.x)])
+    def moved(self, rank):
+        """How many rows of a rank's had to be another expert's."""
+        return fitted(self.share.rows[rank], self.shape.topk)[1]
+
+
+class GroupedFloor(layer.GroupedCase):
+    """The product of a rank alone with the weights of a ShareCase, and with the rows that its routing gives the rank, sorted already."""
+
+    op = "grouped_gemm"
+
+    def __init__(self, share):
+        self.share = share
+        shape = dataclasses.replace(share.shape, tokens=share.capacity, experts=len(share.all_weights.mine), topk=1, grouped=True)
+        super().__init__(shape, 0.0, share.all_weights, share.device)
+
+    def renew(self):
+        self.ends.copy_(torch.tensor(self.share.rows[self.share.meeting.rank]).cumsum(0))
+        self.sorted_x.normal_()
+        self._want(None)
+
+    def _want(self, order):
+        """Rows of no expert are not computed."""
+        super()._want(order)
+        rows = int(self.ends[-1])
+        self.wanted, self.tolerance = self.wanted[:rows], self.tolerance[:rows]
+
+    def moved(self, rank):
+        return 0
+
+
+def floor_of(share, case):
+    return FloorCase(share, case.floor_topk) if case.floor_topk else GroupedFloor(share)
 
 
 def fitted(counts, topk):
@@ -122,10 +156,3 @@ def fitted(counts, topk):
         fits[expert] += min(tokens - count, lacking) if lacking > 0 else -min(count, -lacking)
         lacking -= fits[expert] - count
     return fits, moved
-
-
-def bars_ms(kind, routing, nodes, floor_ms, wire_ms):
-    """Milliseconds that reach the bar."""
-    if nodes > 1:
-        return NODES_BAR * max(floor_ms, wire_ms)
-    return ZIPF_BAR * floor_ms if routing != "random" else floor_ms / BARS[kind]

@@ -89,6 +89,14 @@ Result<Attention> Group::attention(const AttentionShape& shape, Executor executo
   if (!state.ok()) return state.status();
   return Attention(std::move(*state));
 }
+Result<AttentionBackward> Group::attention_backward(const AttentionShape& shape, Executor executor,
+                                                    const GemmPlanOptions& plan) {
+  auto state = create(core_, executor, plan, [&](const kernels::MakeOptions& options) {
+    return kernels::make_attention_backward(shape, core_->view(), options);
+  });
+  if (!state.ok()) return state.status();
+  return AttentionBackward(std::move(*state));
+}
 Result<GroupedGemm> Group::grouped_gemm(const GroupedGemmShape& shape, Executor executor,
                                         const GemmPlanOptions& plan) {
   auto state = create(core_, executor, plan, [&](const kernels::MakeOptions& options) {
@@ -161,6 +169,7 @@ Status Launchable<Arguments>::enqueue(const Arguments& arguments, CUstream_st* s
 template class Launchable<GemmArguments>;
 template class Launchable<MoeArguments>;
 template class Launchable<AttentionArguments>;
+template class Launchable<AttentionBackwardArguments>;
 template class Launchable<GroupedGemmArguments>;
 
 }  // namespace mkernel

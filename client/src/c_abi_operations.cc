@@ -12,7 +12,7 @@ using namespace mkernel::c_abi;  // NOLINT
 namespace {
 
 /// What an mk_operation points to.
-using AnyOperation = std::variant<Gemm, Moe, RingAttention, GroupedGemm>;
+using AnyOperation = std::variant<Gemm, Moe, RingAttention, AttentionBackward, GroupedGemm>;
 
 // ---- the structs of the caller, as C++ has them
 
@@ -120,6 +120,12 @@ Result<AttentionArguments> operands_of(const mk_attention_arguments* arguments) 
   if (!given.ok()) return given.status();
   return AttentionArguments{
       given->q, given->k, given->v, given->out, given->lse, given->cu_seqlens_q, given->cu_seqlens_k};
+}
+Result<AttentionBackwardArguments> operands_of(const mk_attention_backward_arguments* arguments) {
+  const auto given = read("mk_attention_backward_arguments", arguments);
+  if (!given.ok()) return given.status();
+  return AttentionBackwardArguments{given->q,   given->k,   given->v,   given->out, given->d_out,
+                                    given->lse, given->d_q, given->d_k, given->d_v};
 }
 Result<GroupedGemmArguments> operands_of(const mk_grouped_gemm_arguments* arguments) {
   const auto given = read("mk_grouped_gemm_arguments", arguments);
@@ -239,6 +245,13 @@ mk_status mk_attention_create(mk_group* group, const mk_attention_shape* shape,
                   return in.attention(wanted, with.executor, with.plan);
                 });
 }
+mk_status mk_attention_backward_create(mk_group* group, const mk_attention_shape* shape,
+                                       const mk_operation_options* options, mk_operation** operation) {
+  return create("mk_attention_backward_create", group, shape, options, operation,
+                [](Group& in, const AttentionShape& wanted, const OperationOptions& with) {
+                  return in.attention_backward(wanted, with.executor, with.plan);
+                });
+}
 mk_status mk_grouped_gemm_create(mk_group* group, const mk_grouped_gemm_shape* shape,
                                  const mk_operation_options* options, mk_operation** operation) {
   return create("mk_grouped_gemm_create", group, shape, options, operation,
@@ -259,6 +272,11 @@ mk_status mk_ring_attention_launch(mk_operation* operation, const mk_attention_a
                                    const mk_launch_options* options, mk_pending** pending) {
   return launch<RingAttention>("mk_ring_attention_launch", operation, arguments, options, pending);
 }
+mk_status mk_attention_backward_launch(mk_operation* operation,
+                                       const mk_attention_backward_arguments* arguments,
+                                       const mk_launch_options* options, mk_pending** pending) {
+  return launch<AttentionBackward>("mk_attention_backward_launch", operation, arguments, options, pending);
+}
 mk_status mk_grouped_gemm_launch(mk_operation* operation, const mk_grouped_gemm_arguments* arguments,
                                  const mk_launch_options* options, mk_pending** pending) {
   return launch<GroupedGemm>("mk_grouped_gemm_launch", operation, arguments, options, pending);
@@ -274,6 +292,11 @@ mk_status mk_moe_enqueue(mk_operation* operation, const mk_moe_arguments* argume
 mk_status mk_ring_attention_enqueue(mk_operation* operation, const mk_attention_arguments* arguments,
                                     CUstream_st* stream, const mk_launch_options* options) {
   return enqueue<RingAttention>("mk_ring_attention_enqueue", operation, arguments, stream, options);
+}
+mk_status mk_attention_backward_enqueue(mk_operation* operation,
+                                        const mk_attention_backward_arguments* arguments, CUstream_st* stream,
+                                        const mk_launch_options* options) {
+  return enqueue<AttentionBackward>("mk_attention_backward_enqueue", operation, arguments, stream, options);
 }
 mk_status mk_grouped_gemm_enqueue(mk_operation* operation, const mk_grouped_gemm_arguments* arguments,
                                   CUstream_st* stream, const mk_launch_options* options) {

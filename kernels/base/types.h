@@ -19,7 +19,8 @@ enum class OpKind : std::uint32_t {
   kMoeDispatchGemm = 4,
   kRingAttention = 5,
   kGroupedGemm = 6,
-  kAttention = 7
+  kAttention = 7,
+  kAttentionBackward = 8
 };
 
 /// Half-open range of part `index` when `total` items are split into `parts`: [total * index / parts, ...).
@@ -161,6 +162,20 @@ struct AttentionArguments {
   /// With max_sequences: [max_sequences + 1] each, in memory of the executor. Else null.
   const std::int32_t* cu_seqlens_q = nullptr;
   const std::int32_t* cu_seqlens_k = nullptr;
+};
+/// The backward pass of attention of a rank alone: what attention was given and gave, the gradient of what it
+/// gave, and the gradients of what it was given. They are sums in fp32, in an order that the shape fixes,
+/// rounded once.
+struct AttentionBackwardArguments {
+  const void* q = nullptr;  ///< [batch, sequence, heads, head_dim]
+  const void* k = nullptr;  ///< [batch, keys, kv_heads, head_dim]
+  const void* v = nullptr;
+  const void* out = nullptr;    ///< as q
+  const void* d_out = nullptr;  ///< as q
+  const float* lse = nullptr;   ///< [batch, heads, sequence], as attention gives it
+  void* d_q = nullptr;          ///< as q
+  void* d_k = nullptr;          ///< as k
+  void* d_v = nullptr;          ///< as k
 };
 
 struct GroupedGemmArguments {

@@ -22,6 +22,7 @@ class CudaOperation;
 using CudaMoeOperation = CudaOperation<MoeArguments>;
 using CudaGroupedGemmOperation = CudaOperation<GroupedGemmArguments>;
 using CudaAttentionOperation = CudaOperation<AttentionArguments>;
+using CudaAttentionBackwardOperation = CudaOperation<AttentionBackwardArguments>;
 class RingsOnDevice;
 
 /// What runs an operation, and with what.
@@ -31,8 +32,8 @@ struct MakeOptions {
   int device = -1;  ///< as CUDA counts the GPUs of this process
   std::shared_ptr<RingsOnDevice>
       rings;  ///< of the session, claimed on that GPU; null for a group on one node
-  /// A grouped GEMM and attention of a rank alone take only `sms` and `machine`, ring attention also
-  /// `comm_ctas`.
+  /// A grouped GEMM and attention of a rank alone, both ways, take only `sms` and `machine`, ring attention
+  /// also `comm_ctas`.
   GemmPlanOptions plan;
 };
 
@@ -48,6 +49,10 @@ Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const Grou
 Result<std::unique_ptr<AttentionOperation>> make_attention(OpKind kind, const AttentionShape& shape,
                                                            const GroupView& group,
                                                            const MakeOptions& options = {});
+/// Of attention of a rank alone.
+Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward(const AttentionShape& shape,
+                                                                            const GroupView& group,
+                                                                            const MakeOptions& options = {});
 Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm(const GroupedGemmShape& shape,
                                                                 const GroupView& group,
                                                                 const MakeOptions& options = {});
@@ -69,6 +74,8 @@ Result<std::unique_ptr<AttentionOperation>> make_cpu_ring_attention(const Attent
                                                                     const Topology& topology);
 Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
                                                                const Topology& topology);
+Result<std::unique_ptr<AttentionBackwardOperation>> make_cpu_attention_backward(const AttentionShape& shape,
+                                                                                const Topology& topology);
 Result<std::unique_ptr<GroupedGemmOperation>> make_cpu_grouped_gemm(const GroupedGemmShape& shape,
                                                                     const Topology& topology);
 
@@ -92,11 +99,14 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_attention(const Attent
                                                                     const Topology& topology,
                                                                     std::uint32_t rank,
                                                                     const AttentionOptions& options = {});
+Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_attention_backward(
+    const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
+    const AttentionOptions& options = {});
 Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_ring_attention(
     const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
     const RingAttentionOptions& options = {});
 
-/// The cuda executor's part of the first four functions: one of these on `options.device`.
+/// The cuda executor's part of the first five functions: one of these on `options.device`.
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
                                                         const GroupView& group, Topology topology,
                                                         const MakeOptions& options);
@@ -110,5 +120,8 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
                                                                   const GroupView& group,
                                                                   const Topology& topology,
                                                                   const MakeOptions& options);
+Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
+    const AttentionShape& shape, const GroupView& group, const Topology& topology,
+    const MakeOptions& options);
 
 }  // namespace mkernel::kernels

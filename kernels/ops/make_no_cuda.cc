@@ -38,4 +38,9 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
   return without_cuda(kind, options);
 }
 
+Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
+    const AttentionShape&, const GroupView&, const Topology&, const MakeOptions& options) {
+  return without_cuda(OpKind::kAttentionBackward, options);
+}
+
 }  // namespace mkernel::kernels

@@ -76,4 +76,15 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
   return std::unique_ptr<AttentionOperation>(std::move(*made));
 }
 
+Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
+    const AttentionShape& shape, const GroupView& group, const Topology& topology,
+    const MakeOptions& options) {
+  const OnDevice here(options.device);
+  MK_RETURN_IF_ERROR(here.status());
+  auto made = make_cuda_attention_backward(shape, topology, group.rank(),
+                                           {.sms = options.plan.sms, .machine = options.plan.machine});
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<AttentionBackwardOperation>(std::move(*made));
+}
+
 }  // namespace mkernel::kernels

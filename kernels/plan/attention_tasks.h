@@ -87,6 +87,8 @@ class AttentionTasks {
   }
 
   MK_HOST_DEVICE std::int32_t tasks() const { return all_heads_ * tiles_; }
+  /// Where the tasks of the last section begin.
+  MK_HOST_DEVICE std::int32_t last_section() const { return tasks() - last_heads_ * tiles_; }
   MK_HOST_DEVICE Place place(std::int32_t task) const {
     const AttentionHeadTile at =
         attention_head_tile(task, all_heads_, tiles_, section_heads_, last_heads_, section_tasks_);

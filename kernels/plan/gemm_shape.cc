@@ -58,6 +58,7 @@ const char* name_of(OpKind kind) {
     case OpKind::kRingAttention: return "ring_attention";
     case OpKind::kGroupedGemm: return "grouped_gemm";
     case OpKind::kAttention: return "attention";
+    case OpKind::kAttentionBackward: return "attention_backward";
   }
   return "unknown operation";
 }

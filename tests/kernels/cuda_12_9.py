@@ -125,6 +125,10 @@ def units(types):
         all_units.append(unit_of("varlen", f"{head_dim}x{keys}", "kernels/ops/ring_attention/varlen_roles.cuh", (
             f"varlen_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ VarlenParameters)"
             for dtype in types)))
+    for head_dim, causal in itertools.product((64, 128), ("false", "true")):
+        all_units.append(unit_of("attention_backward", f"{head_dim}_{causal}", "kernels/ops/ring_attention/backward_roles.cuh", (
+            f"attention_backward_kernel<AttentionBackwardConfig<{head_dim}, {causal}, DataType::{dtype}>>"
+            f"(const __grid_constant__ AttentionBackwardParameters)" for dtype in types)))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))
     all_units.append(Unit("gathered", "gathered", '#include "kernels/ops/ag_gemm/gathered.cuh"\n'))
     all_units.append(Unit("device API", "device_api", '#include "tests/kernels/device_api.cu"\n'))

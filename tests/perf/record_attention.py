@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures attention of a rank alone on one GPU beside PyTorch's scaled_dot_product_attention on cuDNN, and records the rows.
+"""Measures attention of a rank alone, and its backward pass, on one GPU beside PyTorch's scaled_dot_product_attention on cuDNN, and records the rows.
 
 Usage: tests/perf/record_attention.py [--only NAME]... [--iterations I] [--sms N] [--how graph|events] [--no-mkernel] [--out DIR]
            [--device cpu] [--list]
@@ -11,6 +11,7 @@ measures PyTorch alone, --device cpu tries the script in host memory with little
 cuDNN is forced, as PyTorch's default on Hopper is FlashAttention-2. It is measured twice: on tensors as mkernel takes them, [batch,
 sequence, heads, head_dim] (cudnn_rows), and on copies with the heads outside (cudnn_heads); where heads share keys, also with a copy of the
 keys and values for every head (cudnn_expanded). Rows are compared with the fastest.
+Shapes whose name ends in "backward" are of the backward pass: cuDNN's is called as autograd would, and is not deterministic; mkernel's is.
 Every timed iteration has new inputs, reads them from memory, and is verified against fp32 on 64 queries of each head, outside of the timed
 span. Exit status: 1 if a result was wrong or a shape could not be measured.
 """
@@ -29,10 +30,8 @@ sys.path[:0] = [str(HERE), str(HERE / "attention_record")]
 
 def measure(case, group, executor, clock, iterations, options):
     """The row of one case. Errors: Wrong of the mixture of experts' measure.py, and those of mkernel and PyTorch."""
-    import cases
-
     taken, worst = {}, {}
-    running = cases.contenders(case, group, executor, **options)
+    running = module_of(case.shape.op).contenders(case, group, executor, **options)
     try:
         ready = {}
         for contender in list(running):
@@ -64,7 +63,7 @@ def checked(case, contender, call, clock):
     """(milliseconds, the largest error over its tolerance)."""
     from measure import Wrong
 
-    case.out.fill_(float("nan"))
+    case.poison()
     clock.synchronize()
     out, ms = clock.time(call)
     clock.synchronize()
@@ -76,7 +75,7 @@ def checked(case, contender, call, clock):
 
 
 def row_of(shape, how, taken, worst, iterations):
-    row = {"op": "attention", "name": shape.name, "batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads,
+    row = {"op": shape.op, "name": shape.name, "batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads,
            "head_dim": shape.head_dim, "sequence": shape.sequence, "causal": shape.causal, "dtype": "bf16", "how": how, "world": 1,
            "iterations": iterations, "bar": shape.bar}
     for name, times in taken.items():
@@ -119,7 +118,7 @@ def record(arguments, stack):
     problems = 0
     with torch.no_grad():
         for shape in shapes_of(arguments.only):
-            case = cases.Case(shape if arguments.device == "cuda" else cases.small(shape), device)
+            case = module_of(shape.op).Case(shape if arguments.device == "cuda" else cases.small(shape), device)
             try:
                 # A launch that fails ends its group: the next case has another one.
                 with contextlib.nullcontext() if session is None else session.join(shape.name, 1, 0) as group:
@@ -142,10 +141,17 @@ def record(arguments, stack):
     return 1 if problems else 0
 
 
-def shapes_of(only):
+def module_of(op):
+    """What has its shapes, operands and contenders."""
+    import backward
     import cases
 
-    return [shape for shape in cases.SHAPES if not only or any(name in shape.name for name in only)]
+    return {"attention": cases, "attention_backward": backward}[op]
+
+
+def shapes_of(only):
+    shapes = [*module_of("attention").SHAPES, *module_of("attention_backward").SHAPES]
+    return [shape for shape in shapes if not only or any(name in shape.name for name in only)]
 
 
 def main():

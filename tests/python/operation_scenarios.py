@@ -279,6 +279,35 @@ def varlen(group, dtype, causal):
         assert operation.status() is None
 
 
+def attention_backward(group, dtype, causal):
+    """Of each rank alone; gradients by differences would be too coarse, so they are written out."""
+    batch, queries, keys, heads, kv_heads, dim = 2, 13, 17, 4, 2, 32
+    scale = dim ** -0.5
+    q, d_out = (operand(seed, RANK, (batch, queries, heads, dim), dtype) for seed in (12, 13))
+    k, v = (operand(seed, RANK, (batch, keys, kv_heads, dim), dtype) for seed in (14, 15))
+    sizes = {"batch": batch, "sequence": queries, "keys": keys, "heads": heads, "kv_heads": kv_heads, "head_dim": dim,
+             "causal": causal, "dtype": dtype}
+    out, lse = poisoned(q.shape, dtype), np.full((batch, heads, queries), np.nan, np.float32)
+    with group.attention(**sizes) as operation:
+        operation.run(q, k, v, out, lse=lse, timeout=LONG)
+    wanted = np.zeros(q.shape), np.zeros(k.shape), np.zeros(k.shape)
+    for head in range(heads):
+        of_q, of_out, gradient = (widen(x)[:, :, head] for x in (q, out, d_out))
+        of_k, of_v = (widen(x)[:, :, head // 2] for x in (k, v))
+        weights = np.exp(of_q @ of_k.transpose(0, 2, 1) * scale - lse[:, head, :, None])
+        if causal:
+            weights[:, np.arange(keys)[None, :] > np.arange(queries)[:, None] + keys - queries] = 0
+        d_scores = weights * (gradient @ of_v.transpose(0, 2, 1) - (gradient * of_out).sum(axis=2, keepdims=True)) * scale
+        wanted[0][:, :, head] = d_scores @ of_k
+        wanted[1][:, :, head // 2] += d_scores.transpose(0, 2, 1) @ of_q
+        wanted[2][:, :, head // 2] += weights.transpose(0, 2, 1) @ gradient
+    gradients = [poisoned(x.shape, dtype) for x in wanted]
+    with group.attention_backward(**sizes) as operation:
+        operation.run(q, k, v, out, d_out, lse, *gradients, timeout=LONG)
+    for found, expected in zip(gradients, wanted):
+        close(found, expected, 1.01 * UNIT[dtype] * np.abs(expected) + 2e-5)
+
+
 def grouped_gemm(group, dtype, b_layout):
     """Every rank has ends of its own."""
     rows, k, n, groups = 70, 24, 20, 5
@@ -335,6 +364,7 @@ def moe_and_attention():
         for causal in (False, True):
             attention(group, dtype, causal)
             varlen(group, dtype, causal)
+            attention_backward(group, dtype, causal)
 
 
 def counted():

@@ -37,6 +37,7 @@ STRUCTS = {
     "mk_moe_arguments": _abi.MoeArguments,
     "mk_attention_shape": _abi.AttentionShape,
     "mk_attention_arguments": _abi.AttentionArguments,
+    "mk_attention_backward_arguments": _abi.AttentionBackwardArguments,
     "mk_grouped_gemm_shape": _abi.GroupedGemmShape,
     "mk_grouped_gemm_arguments": _abi.GroupedGemmArguments,
     "mk_launch_options": _abi.LaunchOptions,

@@ -9,8 +9,6 @@
 namespace mkernel::test {
 namespace {
 
-constexpr double kFloatUnit = 0x1p-24;
-
 std::int64_t keys_of(const AttentionShape& shape) {
   return shape.keys > 0 ? shape.keys : shape.sequence;
 }

@@ -9,6 +9,8 @@
 
 namespace mkernel::test {
 
+inline constexpr double kFloatUnit = 0x1p-24;  ///< fp32 rounds by at most so much of a value
+
 /// Whole tensors, [batch, sequence, heads or kv_heads, head_dim], in the io type.
 struct AttentionTensors {
   std::vector<std::uint16_t> q, k, v;

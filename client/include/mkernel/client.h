@@ -8,9 +8,9 @@
 // kResourceExhausted. Nothing waits for ever: a daemon or rank that dies turns into an error of every call
 // that needs it. fork(): handles belong to the process that made them. In a child their calls answer
 // kFailedPrecondition, and destroying them does nothing; it connects a session of its own. Threads: Session
-// and Group may be used from any thread. Calls marked
-// **collective** are made by every rank of the group in the same order, one at a time per group; ranks that
-// make different calls are told so, by name. Buffers and operations: one thread at a time per object.
+// and Group may be used from any thread. Calls marked **collective** are made by every rank in the same
+// order, one at a time per group; ranks that make different calls are told so, by name. Buffers and
+// operations: one thread at a time per object.
 #pragma once
 
 #include <array>
@@ -28,7 +28,6 @@
 #include "proto/abi/status.h"
 
 namespace mkernel {
-
 namespace client {
 class SessionCore;
 class GroupCore;
@@ -44,6 +43,7 @@ using Gemm = Launchable<GemmArguments>;
 using Moe = Launchable<MoeArguments>;
 using Attention = Launchable<AttentionArguments>;
 using RingAttention = Attention;
+using AttentionBackward = Launchable<AttentionBackwardArguments>;
 using GroupedGemm = Launchable<GroupedGemmArguments>;
 
 class Group;
@@ -62,10 +62,9 @@ inline constexpr std::size_t kSecretBytes = 32;                           ///< i
 
 struct SessionOptions {
   std::string socket = "/run/mkernel/mkerneld.sock";  ///< the session socket of this node's daemon
-  std::string name;                          ///< shown by mkctl, below 64 bytes; empty = the program's name
-  int device = -1;                           ///< GPU ordinal of CUDA in this process, -1 = host memory only;
-                                             ///< puts go over the NICs near it
-  std::uint32_t weight = 1;                  ///< share among the sessions of the same user, 1..64
+  std::string name;          ///< shown by mkctl, below 64 bytes; empty = the program's name
+  int device = -1;           ///< CUDA's ordinal of the GPU, near whose NICs puts go; -1 = none
+  std::uint32_t weight = 1;  ///< share among the sessions of the same user, 1..64
   std::chrono::milliseconds timeout{10000};  ///< of connecting and of every small request of the session
 };
 
@@ -166,16 +165,14 @@ class MK_API Group {
   /// bytes), the same `bytes` (> 0) on every rank, at any alignment, within one allocation of cudaMalloc or
   /// of PyTorch's caching allocator. data() is the caller's pointer, peer() the neighbour's as CUDA IPC opens
   /// it here; region(), puts and DeviceEndpoint::peers() are those of any SymmetricBuffer. Where the driver
-  /// gives a dma-buf the daemon keeps it for NICs to register; where it gives none the buffer works all the
-  /// same, and `mkctl regions` says why.
+  /// gives a dma-buf the daemon keeps it for NICs to register; where it gives none, `mkctl regions` says why.
   ///
   /// The memory stays the caller's. It must not be freed (nor the tensor die) before the group's next
   /// collective call after the destruction of this buffer has returned: until then peers may store into it.
   /// Freed too early, PyTorch hands the same bytes to the next tensor, and cudaFree keeps them allocated,
   /// because the daemon and the peers hold them. A process that dies leaves nothing behind once its session
   /// is reaped and its neighbours' buffers are gone. Processes share whole allocations: a neighbour could
-  /// reach what lies beside a tensor in the same cudaMalloc. Creating and destroying may wait for work under
-  /// way on the GPU, as CUDA IPC does.
+  /// reach what lies beside a tensor in the same cudaMalloc. Both ends of its life may wait for the GPU.
   ///
   /// Errors, on every rank and naming the rank they come from: kInvalidArgument (no device memory, managed
   /// memory, memory of another GPU than the session's, sizes that differ, 0), kOutOfRange (the allocation
@@ -183,8 +180,7 @@ class MK_API Group {
   /// segments, cudaMallocAsync, cuMemCreate: what to do instead; a neighbour's GPU that this process does not
   /// see or reach), those of symmetric_gpu().
   Result<SymmetricBuffer> register_gpu(void* data, std::uint64_t bytes);
-  /// Zeroed memory that puts may read from and peers may put into; this rank alone. Peers need its region():
-  /// exchange it.
+  /// Zeroed memory that puts may read from and peers may put into; this rank alone. Peers need its region().
   Result<HostBuffer> allocate(std::uint64_t bytes);
   /// The same over the caller's memfd, sealed against shrinking; [offset, offset + bytes), `offset`
   /// page-aligned. The fd stays the caller's and may be closed at once. Pages that are not there yet are
@@ -192,8 +188,7 @@ class MK_API Group {
   Result<HostBuffer> register_memory(int memfd, std::uint64_t offset, std::uint64_t bytes);
 
   /// **Collective**. Takes `count` lanes for own puts, for the life of this group, and returns the first; the
-  /// same on every rank. Their counts start at 0. Errors: kResourceExhausted, saying how many are left and
-  /// how to get more.
+  /// same on every rank. Their counts start at 0. Errors: kResourceExhausted: how many are left, what to do.
   Result<std::uint32_t> reserve_lanes(std::uint32_t count);
   /// Puts `bytes` from `source` to region `remote_region` of rank `target`, asynchronously, on a reserved
   /// lane; more than 1 GiB becomes several puts. Returns the number n of the (last) put on its channel
@@ -246,6 +241,9 @@ class MK_API Group {
                                        const GemmPlanOptions& plan = {});
   Result<Attention> attention(const AttentionShape& shape, Executor executor = Executor::kCpu,
                               const GemmPlanOptions& plan = {});
+  Result<AttentionBackward> attention_backward(const AttentionShape& shape,
+                                               Executor executor = Executor::kCpu,
+                                               const GemmPlanOptions& plan = {});
   Result<GroupedGemm> grouped_gemm(const GroupedGemmShape& shape, Executor executor = Executor::kCpu,
                                    const GemmPlanOptions& plan = {});
 
@@ -376,7 +374,8 @@ class MK_API Planned {
   std::unique_ptr<client::OperationState> state_;
 };
 
-/// An operation whose operands are `Arguments`: a Gemm, a Moe, an Attention or a GroupedGemm.
+/// An operation whose operands are `Arguments`: a Gemm, a Moe, an Attention, its backward pass, a
+/// GroupedGemm.
 template <class Arguments>
 class MK_API Launchable : public Planned {
  public:
@@ -396,6 +395,7 @@ class MK_API Launchable : public Planned {
 extern template class Launchable<GemmArguments>;
 extern template class Launchable<MoeArguments>;
 extern template class Launchable<AttentionArguments>;
+extern template class Launchable<AttentionBackwardArguments>;
 extern template class Launchable<GroupedGemmArguments>;
 
 }  // namespace mkernel

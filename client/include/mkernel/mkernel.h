@@ -235,6 +235,20 @@ typedef struct mk_attention_arguments {
   const int32_t* cu_seqlens_k;
 } mk_attention_arguments;
 
+/* Of one rank alone, with the shape of attention; see AttentionBackwardArguments of mkernel/ops.h. */
+typedef struct mk_attention_backward_arguments {
+  size_t struct_size;
+  const void* q;
+  const void* k;
+  const void* v;
+  const void* out;   /* what attention gave */
+  const void* d_out; /* its gradient, as out */
+  const float* lse;  /* as attention gave it */
+  void* d_q;         /* as q, and so on */
+  void* d_k;
+  void* d_v;
+} mk_attention_backward_arguments;
+
 /* Of one rank alone, see GroupedGemmShape of mkernel/ops.h. */
 typedef struct mk_grouped_gemm_shape {
   size_t struct_size;
@@ -271,6 +285,8 @@ MK_API mk_status mk_ring_attention_create(mk_group* group, const mk_attention_sh
 /* Of each rank alone: launched and queued by the functions of ring attention. */
 MK_API mk_status mk_attention_create(mk_group* group, const mk_attention_shape* shape,
                                      const mk_operation_options* options, mk_operation** operation);
+MK_API mk_status mk_attention_backward_create(mk_group* group, const mk_attention_shape* shape,
+                                              const mk_operation_options* options, mk_operation** operation);
 MK_API mk_status mk_grouped_gemm_create(mk_group* group, const mk_grouped_gemm_shape* shape,
                                         const mk_operation_options* options, mk_operation** operation);
 
@@ -281,6 +297,9 @@ MK_API mk_status mk_moe_launch(mk_operation* operation, const mk_moe_arguments* 
                                const mk_launch_options* options, mk_pending** pending);
 MK_API mk_status mk_ring_attention_launch(mk_operation* operation, const mk_attention_arguments* arguments,
                                           const mk_launch_options* options, mk_pending** pending);
+MK_API mk_status mk_attention_backward_launch(mk_operation* operation,
+                                              const mk_attention_backward_arguments* arguments,
+                                              const mk_launch_options* options, mk_pending** pending);
 MK_API mk_status mk_grouped_gemm_launch(mk_operation* operation, const mk_grouped_gemm_arguments* arguments,
                                         const mk_launch_options* options, mk_pending** pending);
 /* MK_CUDA: queues one launch on `stream` (a cudaStream_t of the session's GPU, which stays the caller's;
@@ -294,6 +313,9 @@ MK_API mk_status mk_moe_enqueue(mk_operation* operation, const mk_moe_arguments*
                                 struct CUstream_st* stream, const mk_launch_options* options);
 MK_API mk_status mk_ring_attention_enqueue(mk_operation* operation, const mk_attention_arguments* arguments,
                                            struct CUstream_st* stream, const mk_launch_options* options);
+MK_API mk_status mk_attention_backward_enqueue(mk_operation* operation,
+                                               const mk_attention_backward_arguments* arguments,
+                                               struct CUstream_st* stream, const mk_launch_options* options);
 MK_API mk_status mk_grouped_gemm_enqueue(mk_operation* operation, const mk_grouped_gemm_arguments* arguments,
                                          struct CUstream_st* stream, const mk_launch_options* options);
 /* Once the stream is done: MK_OK, or why a launch that was queued failed; the group is over for all ranks

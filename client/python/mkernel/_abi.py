@@ -169,6 +169,21 @@ class AttentionArguments(Sized):
     ]
 
 
+class AttentionBackwardArguments(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("out", c_void_p),
+        ("d_out", c_void_p),
+        ("lse", c_void_p),
+        ("d_q", c_void_p),
+        ("d_k", c_void_p),
+        ("d_v", c_void_p),
+    ]
+
+
 class GroupedGemmShape(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -245,14 +260,17 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mk_moe_create": (c_int, c_void_p, POINTER(MoeShape), POINTER(OperationOptions), _OUT),
     "mk_ring_attention_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
     "mk_attention_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
+    "mk_attention_backward_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
     "mk_grouped_gemm_create": (c_int, c_void_p, POINTER(GroupedGemmShape), POINTER(OperationOptions), _OUT),
     "mk_gemm_launch": (c_int, c_void_p, POINTER(GemmArguments), POINTER(LaunchOptions), _OUT),
     "mk_moe_launch": (c_int, c_void_p, POINTER(MoeArguments), POINTER(LaunchOptions), _OUT),
     "mk_ring_attention_launch": (c_int, c_void_p, POINTER(AttentionArguments), POINTER(LaunchOptions), _OUT),
+    "mk_attention_backward_launch": (c_int, c_void_p, POINTER(AttentionBackwardArguments), POINTER(LaunchOptions), _OUT),
     "mk_grouped_gemm_launch": (c_int, c_void_p, POINTER(GroupedGemmArguments), POINTER(LaunchOptions), _OUT),
     "mk_gemm_enqueue": (c_int, c_void_p, POINTER(GemmArguments), c_void_p, POINTER(LaunchOptions)),
     "mk_moe_enqueue": (c_int, c_void_p, POINTER(MoeArguments), c_void_p, POINTER(LaunchOptions)),
     "mk_ring_attention_enqueue": (c_int, c_void_p, POINTER(AttentionArguments), c_void_p, POINTER(LaunchOptions)),
+    "mk_attention_backward_enqueue": (c_int, c_void_p, POINTER(AttentionBackwardArguments), c_void_p, POINTER(LaunchOptions)),
     "mk_grouped_gemm_enqueue": (c_int, c_void_p, POINTER(GroupedGemmArguments), c_void_p, POINTER(LaunchOptions)),
     "mk_operation_status": (c_int, c_void_p),
     "mk_operation_expected_seconds": (c_double, c_void_p),

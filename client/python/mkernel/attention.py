@@ -62,6 +62,34 @@ class Attention(Operation):
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
 
+class AttentionBackward(Operation):
+    """The backward pass of Attention, with its shapes: from q, k, v, out and lse of the forward pass and d_out, the gradient of out,
+    the gradients d_q, d_k and d_v. The same bits every run, also for any number of multiprocessors. executor="cuda" takes head_dim 64
+    and 128, and keeps float32 sums as large as q in memory of its own."""
+
+    what = "attention_backward"
+    Arguments = _abi.AttentionBackwardArguments
+    _launch = lib.mk_attention_backward_launch
+    _enqueue = lib.mk_attention_backward_enqueue
+
+    def __init__(self, group: "Group", handle: OperationHandle, shape: _abi.AttentionShape, dtype: str, executor: str) -> None:
+        super().__init__(group, handle, dtype, executor)
+        of_q = (shape.batch, shape.sequence, shape.heads, shape.head_dim)
+        of_k = (shape.batch, shape.keys or shape.sequence, shape.kv_heads, shape.head_dim)
+        self.q, self.k, self.v = Operand("q", dtype, of_q), Operand("k", dtype, of_k), Operand("v", dtype, of_k)
+        self.out, self.d_out = Operand("out", dtype, of_q), Operand("d_out", dtype, of_q)
+        self.lse = Operand("lse", "f32", (shape.batch, shape.heads, shape.sequence))
+        self.d_q = Operand("d_q", dtype, of_q, written=True)
+        self.d_k, self.d_v = Operand("d_k", dtype, of_k, written=True), Operand("d_v", dtype, of_k, written=True)
+
+    def bind(self, q: Any, k: Any, v: Any, out: Any, d_out: Any, lse: Any, d_q: Any, d_k: Any, d_v: Any, *,
+             deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+        """As Gemm.bind()."""
+        operands = [(self.q, q), (self.k, k), (self.v, v), (self.out, out), (self.d_out, d_out), (self.lse, lse),
+                    (self.d_q, d_q), (self.d_k, d_k), (self.d_v, d_v)]
+        return self._bind(self.Arguments(), operands, deadline, compute_threads)
+
+
 class RingAttention(Attention):
     """Attention over a sequence that all ranks hold together: q, out [batch, positions, heads, head_dim], k, v [batch, positions,
     kv_heads, head_dim], lse as Attention's. Full: `positions` is part `rank` of block_range(sequence, world_size, .). Causal: parts

@@ -22,7 +22,7 @@ from mkernel._library import lib
 from mkernel._operands import memory_of
 from mkernel._operation import DTYPES, LAYOUTS, OperationHandle, choice
 from mkernel._shapes import attention_shape, gemm_shape, options, sizes
-from mkernel.attention import Attention, RingAttention
+from mkernel.attention import Attention, AttentionBackward, RingAttention
 from mkernel.buffers import HostBuffer, SymmetricBuffer
 from mkernel.errors import Code, Error, FailedPrecondition, InvalidArgument
 from mkernel.operations import Gemm, GroupedGemm, Moe
@@ -349,6 +349,15 @@ class Group:
         shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, keys, causal, scale, dtype, max_sequences, window)
         plan = options(executor, sms=sms, machine=machine)
         return Attention(self, self._operation("attention", lib.mk_attention_create, shape, plan), shape, dtype, executor)
+
+    def attention_backward(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
+                           keys: Optional[int] = None, causal: bool = False, scale: float = 0.0, dtype: str = "bf16",
+                           executor: str = "cpu", sms: int = 0, machine: Optional[str] = None) -> AttentionBackward:
+        """**Collective**. Plans the backward pass of attention(), with its arguments and errors; see AttentionBackward."""
+        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, keys, causal, scale, dtype)
+        plan = options(executor, sms=sms, machine=machine)
+        handle = self._operation("attention_backward", lib.mk_attention_backward_create, shape, plan)
+        return AttentionBackward(self, handle, shape, dtype, executor)
 
     def ring_attention(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
                        causal: bool = False, scale: float = 0.0, dtype: str = "bf16", executor: str = "cpu",

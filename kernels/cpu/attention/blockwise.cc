@@ -12,14 +12,14 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
+}  // namespace
+
 void load_rows(const HeadRows& source, std::int64_t rows, float* target) {
   for (std::int64_t i = 0; i < rows; ++i) {
     widen(source.dtype, source.from(i).data, target + i * source.head_dim,
           static_cast<std::size_t>(source.head_dim));
   }
 }
-
-}  // namespace
 
 HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t heads,
                    std::int64_t positions, std::int64_t batch, std::int64_t head) {

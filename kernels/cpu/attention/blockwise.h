@@ -30,6 +30,9 @@ struct HeadRows {
   }
 };
 
+/// The first `rows` of them in fp32, one behind the other.
+void load_rows(const HeadRows& source, std::int64_t rows, float* target);
+
 /// Rows of head `head` of batch entry `batch` of a tensor [batch, positions, heads, head_dim].
 HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t heads,
                    std::int64_t positions, std::int64_t batch, std::int64_t head);

@@ -5,6 +5,7 @@
 
 #include "kernels/base/types.h"
 #include "kernels/cuda/ptx/shared.cuh"
+#include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 
 namespace mkernel::kernels {
@@ -20,6 +21,16 @@ __device__ __forceinline__ std::uint32_t narrow_pair(float low, float high) {
     return ptx::cvt_rn_bf16x2(low, high);
   } else {
     return ptx::cvt_rn_f16x2(low, high);
+  }
+}
+
+/// What narrow_pair() has packed.
+template <DataType kType>
+__device__ __forceinline__ float2 widen_pair(std::uint32_t packed) {
+  if constexpr (kType == DataType::kBf16) {
+    return ptx::cvt_f32x2_bf16x2(packed);
+  } else {
+    return ptx::cvt_f32x2_f16x2(packed);
   }
 }
 

@@ -46,12 +46,12 @@ __device__ __forceinline__ void compute_alone(const device::Endpoint& endpoint, 
   LaunchControl& control = *endpoint.control;
   if (control.stopped != 0) return count_out(control);
   begin_role(endpoint.trace);
-  const LaunchBegin begin(control, nullptr);
-  work(begin);
+  work(LaunchBegin(control, nullptr));
   end_role(endpoint.trace, DeviceRole::kCompute);
   if (blockIdx.x != 0) return end_cta(control);
   if (threadIdx.x / 32 == kWarps - 1) poll_host(control, endpoint.host, PolledCounts{}, gridDim.x - 1);
-  end_launch(control, nullptr, begin);
+  // The epoch is read again, for it is the same and work() needs all registers.
+  end_launch(control, nullptr, LaunchBegin(control, nullptr));
 }
 
 }  // namespace mkernel::kernels

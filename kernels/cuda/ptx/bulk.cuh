@@ -22,4 +22,12 @@ __device__ __forceinline__ void bulk_store(void* global, std::uint32_t shared, s
                : "memory");
 }
 
+/// Adds fp32 values of shared memory to those of global memory. Each add is atomic, their order is not
+/// defined.
+__device__ __forceinline__ void bulk_reduce_add_f32(void* global, std::uint32_t shared, std::uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+               "r"(shared), "r"(bytes)
+               : "memory");
+}
+
 }  // namespace mkernel::kernels::ptx

@@ -34,9 +34,24 @@ __device__ __forceinline__ float4 ld_shared_f32x4(std::uint32_t address) {
   return value;
 }
 
-/// Volatile, so that it stays behind the wait for the tensor cores that write `value`.
+/// 8 bytes; `address` a multiple of 8.
+__device__ __forceinline__ float2 ld_shared_f32x2(std::uint32_t address) {
+  float2 value;
+  asm volatile("ld.shared::cta.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+/// Volatile, so that they stay behind the wait for the tensor cores that write `value`.
 __device__ __forceinline__ void st_shared_f32(std::uint32_t address, float value) {
   asm volatile("st.shared::cta.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+__device__ __forceinline__ void st_shared_f32x4(std::uint32_t address, const float4& value) {
+  asm volatile("st.shared::cta.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x), "f"(value.y),
+               "f"(value.z), "f"(value.w)
+               : "memory");
 }
 
 /// 16 bytes into another CTA of the cluster, whose `barrier` counts them down when they are there: whoever

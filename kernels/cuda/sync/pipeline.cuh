@@ -43,6 +43,11 @@ class Pipeline {
 
   explicit __device__ __forceinline__ Pipeline(PipelineBarriers<kStages>& barriers)
       : barriers_(ptx::shared_address(&barriers)) {}
+  /// As if advanced `steps` times. Of few stages that costs less than to keep several pipelines in step.
+  __device__ __forceinline__ Pipeline(PipelineBarriers<kStages>& barriers, std::uint32_t steps)
+      : barriers_(ptx::shared_address(&barriers)),
+        phase_(steps / kStages % 2),
+        stage_(static_cast<int>(steps % kStages)) {}
 
   __device__ __forceinline__ int stage() const { return stage_; }
   __device__ __forceinline__ std::uint32_t full_barrier() const { return barriers_ + 8 * stage_; }

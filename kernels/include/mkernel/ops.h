@@ -90,8 +90,8 @@ class OperationBase {
   virtual Status status() { return {}; }
 };
 
-/// An operation with operands of type `Arguments`: GemmArguments, MoeArguments, AttentionArguments or
-/// GroupedGemmArguments.
+/// An operation with operands of type `Arguments`: GemmArguments, MoeArguments, AttentionArguments,
+/// AttentionBackwardArguments or GroupedGemmArguments.
 template <class Arguments>
 class Operation : public OperationBase {
  public:
@@ -114,6 +114,7 @@ class Operation : public OperationBase {
 using GemmOperation = Operation<GemmArguments>;
 using MoeOperation = Operation<MoeArguments>;
 using AttentionOperation = Operation<AttentionArguments>;
+using AttentionBackwardOperation = Operation<AttentionBackwardArguments>;
 using GroupedGemmOperation = Operation<GroupedGemmArguments>;
 
 }  // namespace mkernel

@@ -22,6 +22,7 @@ class Shape:
     sequence: int
     causal: bool
     bar: float
+    op = "attention"
 
     @property
     def name(self):
@@ -75,6 +76,9 @@ class Case:
                 copy.unflatten(1, (self.shape.kv_heads, -1)).copy_(x.unsqueeze(2))
         self.looked = torch.randint(self.shape.sequence, (LOOKED,), device=self.q.device)
         self.wanted = None
+
+    def poison(self):
+        self.out.fill_(float("nan"))
 
     def reference(self):
         """(outputs of the queries in `looked`, what they may be off by), float32 [batch, heads, looked, head_dim]."""

@@ -172,6 +172,18 @@ void host_bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes) {
   queue_store([=] { std::memcpy(global, from, bytes); });
 }
 
+void host_bulk_add(float* global, std::uint32_t shared, std::uint32_t bytes) {
+  require_aligned(shared, global, bytes);
+  const std::byte* from = host_shared_at(shared);
+  queue_store([=] {
+    for (std::uint32_t i = 0; i < bytes / sizeof(float); ++i) {
+      float value;
+      std::memcpy(&value, from + i * sizeof value, sizeof value);
+      global[i] += value;
+    }
+  });
+}
+
 void host_commit_stores() {
   auto& group = open_group[&host_thread()];
   if (group != nullptr) stores[&host_thread()].push_back(std::exchange(group, nullptr));

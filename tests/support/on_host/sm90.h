@@ -46,6 +46,7 @@ void host_store(const void* map, std::int32_t x, std::int32_t y, std::int32_t z,
 /// Plain bytes between global memory and the own shared memory: sizes and addresses are multiples of 16.
 void host_bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier);
 void host_bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes);
+void host_bulk_add(float* global, std::uint32_t shared, std::uint32_t bytes);
 void host_commit_stores();
 /// Until at most `pending` groups of this thread are not done.
 void host_wait_stores(std::size_t pending);

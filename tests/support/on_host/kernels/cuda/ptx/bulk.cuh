@@ -13,5 +13,8 @@ inline void bulk_load(std::uint32_t shared, const void* global, std::uint32_t by
 inline void bulk_store(void* global, std::uint32_t shared, std::uint32_t bytes) {
   mkernel::test::host_bulk_store(global, shared, bytes);
 }
+inline void bulk_reduce_add_f32(void* global, std::uint32_t shared, std::uint32_t bytes) {
+  mkernel::test::host_bulk_add(static_cast<float*>(global), shared, bytes);
+}
 
 }  // namespace mkernel::kernels::ptx

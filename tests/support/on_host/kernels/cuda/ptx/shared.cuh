@@ -29,6 +29,14 @@ inline float4 ld_shared_f32x4(std::uint32_t address) {
   std::memcpy(&value, mkernel::test::host_shared_at(address), sizeof value);
   return value;
 }
+inline float2 ld_shared_f32x2(std::uint32_t address) {
+  float2 value;
+  std::memcpy(&value, mkernel::test::host_shared_at(address), sizeof value);
+  return value;
+}
+inline void st_shared_f32x4(std::uint32_t address, const float4& value) {
+  std::memcpy(mkernel::test::host_shared_at(address), &value, sizeof value);
+}
 inline void st_shared_f32(std::uint32_t address, float value) {
   std::memcpy(mkernel::test::host_shared_at(address), &value, sizeof value);
 }

@@ -1,0 +1,75 @@
+// The backward body of attention for sm_90a: gradients of one tile of keys and values after the other, each
+// from all queries that see it. With p = exp(scale q k^T - lse) and ds = p (d_out v^T - delta), where delta
+// is the sum of out x d_out of a query: d_v = p^T d_out, d_k = scale ds^T q, d_q = scale ds k. Gradients of
+// keys and values stay in registers. Those of queries are added in global memory, unit by unit in an order
+// that the feed fixes, so all sums have the same bits every run. What the kernel brings is a feed:
+//
+//   struct Feed {                                    // the same in every role; const
+//     bool next(AttentionBackwardTask& task) const;  // the loading thread: the next task; false: no more
+//     const TensorMap& k() const, v() const;         // boxes of kTileKeys rows x 64, with a third coordinate
+//     const TensorMap& q() const, d_out() const;     // boxes of kTileQueries rows x 64, likewise
+//     const TensorMap& d_k() const, d_v() const;     // boxes of 64 rows x 64, likewise
+//     // The loading thread: returns when what rows() gives of the head may be read.
+//     void wait_rows(const AttentionBackwardTask& task, int head) const;
+//     const AttentionBackwardRows* rows(const AttentionBackwardTask& task, int head, int tile) const;
+//     // The storing thread of a unit: its number, where its sums are, and the order of adds. `head` counts
+//     // from the first one of the task.
+//     std::int32_t unit(const AttentionBackwardTask& task, int head, int tile, int unit) const;
+//     float* sums(std::int32_t unit) const;
+//     bool is_first(const AttentionBackwardTask& task, int tile) const;  // stores, and adds to nothing
+//     void wait_turn(const AttentionBackwardTask& task, int tile, std::int32_t unit) const;
+//     void pass_turn(std::int32_t unit) const;  // to the next task that adds
+//     void finish() const;                           // all math warps, when all tasks are over
+//     float scale() const, scale_log2() const;       // of the scores; times log2(e)
+//     const DeviceTrace& trace() const;
+//   };
+//
+// Contract: all threads of the CTA call attention_backward_body(). Rows behind the end of a sequence read as
+// zero, which the third coordinate of the maps is for.
+#pragma once
+
+#include "kernels/cuda/attention/sm90_backward_config.cuh"
+#include "kernels/cuda/attention/sm90_backward_load.cuh"
+#include "kernels/cuda/attention/sm90_backward_math.cuh"
+#include "kernels/cuda/ptx/fence.cuh"
+#include "kernels/cuda/ptx/registers.cuh"
+
+namespace mkernel::kernels {
+
+/// The barriers that the roles meet at. One thread.
+template <class Config>
+__device__ __forceinline__ void attention_backward_init(AttentionBackwardShared<Config>& shared) {
+  constexpr int kGroups = Config::kMathWarpgroups, kMathWarps = 4 * kGroups;
+  Pipeline<1>::init(shared.tasks, 1, kGroups);
+  Pipeline<Config::kStages>::init(shared.stages, 1, kMathWarps);
+  Pipeline<Config::kStages>::init(shared.score_stages, kMathWarps, kMathWarps);
+  for (auto& sums : shared.sum_stages) Pipeline<Config::kStages>::init(sums, 4, 1);
+  for (auto& gradients : shared.gradients) Pipeline<1>::init(gradients, 4, 1);
+  ptx::fence_mbarrier_init_release_cluster();
+}
+
+/// The whole body: every thread of the CTA. Shared memory may have been anything before.
+template <class Config, class Feed>
+__device__ __forceinline__ void attention_backward_body(const Feed& feed,
+                                                        AttentionBackwardShared<Config>& shared) {
+  const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp == 0 && ptx::elect_sync()) attention_backward_init(shared);
+  ptx::fence_proxy_async_shared_cta();
+  __syncthreads();
+
+  if (warp < 4) {
+    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
+    if (warp == 0) {
+      if (ptx::elect_sync()) attention_backward_load(feed, shared);
+    } else if (warp <= Config::kMathWarpgroups) {
+      if (ptx::elect_sync()) attention_backward_store(feed, warp - 1, shared);
+    }
+    __syncwarp();
+  } else {
+    ptx::setmaxnreg_inc<Config::kMathRegisters>();
+    AttentionBackwardMath<Config>(warp / 4 - 1, shared).run(feed);
+    feed.finish();
+  }
+}
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,163 @@
+// Loading and storing of the backward body of attention. What a feed is: sm90_backward.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/attention/sm90_backward_config.cuh"
+#include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/cuda/ptx/bulk.cuh"
+#include "kernels/cuda/ptx/fence.cuh"
+#include "kernels/cuda/ptx/tma.cuh"
+#include "kernels/cuda/sync/trace.cuh"
+
+namespace mkernel::kernels {
+
+/// Walks the tiles of queries of a task, head after head.
+class AttentionBackwardSteps {
+ public:
+  explicit __device__ __forceinline__ AttentionBackwardSteps(const AttentionBackwardTask& task)
+      : task_(task), tile_(task.first_tile) {}
+
+  /// Counted from the first head of the task.
+  __device__ __forceinline__ int head() const { return head_; }
+  __device__ __forceinline__ int tile() const { return tile_; }
+  /// Whether this is the first tile of its head.
+  __device__ __forceinline__ bool begins_head() const { return tile_ == task_.first_tile; }
+  __device__ __forceinline__ void advance() {
+    if (tile_ == task_.last_tile) ++head_;
+    tile_ = task_.tile_after(tile_);
+  }
+
+ private:
+  const AttentionBackwardTask& task_;
+  int tile_, head_ = 0;
+};
+
+/// The boxes of a tile of kRows rows.
+template <int kBoxes, int kRows>
+__device__ __forceinline__ void attention_load_boxes(std::uint32_t to, const TensorMap& map, int column,
+                                                     int row, int first, std::uint32_t barrier) {
+#pragma unroll
+  for (int box = 0; box < kBoxes; ++box)
+    ptx::tma_load_3d(to + box * kRows * 128, &map, column + box * 64, row, first, barrier);
+}
+
+/// Queries, gradients of their outputs, and what is known of their rows, for all steps of a task.
+template <class Config, class Feed>
+__device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
+                                                              const AttentionBackwardTask& task,
+                                                              Pipeline<Config::kStages>& stages,
+                                                              AttentionBackwardShared<Config>& shared) {
+  constexpr int kRows = Config::kTileQueries;
+  AttentionBackwardSteps at(task);
+  for (int step = 0; step < task.steps; ++step, stages.advance(), at.advance()) {
+    if (at.begins_head()) feed.wait_rows(task, at.head());
+    stages.wait_empty();
+    stages.arrive_full_expect(2 * Config::kQueryBytes + sizeof(AttentionBackwardRows));
+    const std::uint32_t full = stages.full_barrier();
+    const int column = task.query_column + at.head() * Config::kHeadDim, row = at.tile() * kRows;
+    attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.queries[stages.stage()]), feed.q(),
+                                                column, row, task.query_first, full);
+    ptx::bulk_load(ptx::shared_address(&shared.rows[stages.stage()]), feed.rows(task, at.head(), at.tile()),
+                   sizeof(AttentionBackwardRows), full);
+    attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.d_out[stages.stage()]),
+                                                feed.d_out(), column, row, task.query_first, full);
+  }
+}
+
+/// The loading thread.
+template <class Config, class Feed>
+__device__ __forceinline__ void attention_backward_load(const Feed& feed,
+                                                        AttentionBackwardShared<Config>& shared) {
+  Pipeline<1> tasks(shared.tasks);
+  Pipeline<Config::kStages> stages(shared.stages);
+  AttentionBackwardTask& task = shared.task;
+  for (int i = 0;; ++i, tasks.advance()) {
+    tasks.wait_empty();
+    if (!feed.next(task)) {
+      task.steps = AttentionBackwardTask::kEnd;
+      return tasks.arrive_full();
+    }
+    task.number = i;
+    begin_work(feed.trace());
+    tasks.arrive_full_expect(2 * Config::kKeyBytes);
+    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.keys), feed.k(),
+                                                            task.key_column, task.key, task.key_first,
+                                                            tasks.full_barrier());
+    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.values), feed.v(),
+                                                            task.key_column, task.key, task.key_first,
+                                                            tasks.full_barrier());
+    attention_backward_load_steps(feed, task, stages, shared);
+    end_work(feed.trace(), DeviceWork::kLoad, i);
+  }
+}
+
+/// Adds a unit of a tile of queries to those of the tiles of keys before, when it is its turn.
+template <class Config, class Feed>
+__device__ __forceinline__ void attention_backward_add(const Feed& feed, const AttentionBackwardTask& task,
+                                                       int head, int tile, int unit,
+                                                       Pipeline<Config::kStages>& sums, std::uint32_t from) {
+  sums.wait_full();
+  const std::int32_t at = feed.unit(task, head, tile, unit);
+  feed.wait_turn(task, tile, at);
+  if (feed.is_first(task, tile)) {
+    ptx::bulk_store(feed.sums(at), from, Config::kUnitBytes);
+  } else {
+    ptx::bulk_reduce_add_f32(feed.sums(at), from, Config::kUnitBytes);
+  }
+  ptx::bulk_commit_group();
+  ptx::bulk_wait_group_read<0>();
+  sums.arrive_empty();
+  ptx::bulk_wait_group<0>();
+  feed.pass_turn(at);
+}
+
+/// One thread per math warpgroup (`group`): its gradients of keys and values.
+template <class Config, class Feed>
+__device__ __forceinline__ void attention_backward_store_keys(const Feed& feed,
+                                                              const AttentionBackwardTask& task, int group,
+                                                              AttentionBackwardShared<Config>& shared) {
+  const int offset = group * Config::kGroupKeys;
+  if (task.key + offset < task.keys) {
+#pragma unroll
+    for (int box = 0; box < Config::kBoxes; ++box) {
+      const int at = box * Config::kKeyBoxBytes + offset * 128, column = task.key_column + box * 64;
+      ptx::tma_store_3d(&feed.d_k(), column, task.key + offset, task.key_first,
+                        ptx::shared_address(shared.keys) + at);
+      ptx::tma_store_3d(&feed.d_v(), column, task.key + offset, task.key_first,
+                        ptx::shared_address(shared.values) + at);
+    }
+    ptx::bulk_commit_group();
+    ptx::bulk_wait_group_read<0>();
+  }
+}
+
+/// One thread per math warpgroup (`group`): its units of every tile of queries, and its gradients of every
+/// tile of keys.
+template <class Config, class Feed>
+__device__ __forceinline__ void attention_backward_store(const Feed& feed, int group,
+                                                         AttentionBackwardShared<Config>& shared) {
+  Pipeline<1> tasks(shared.tasks), gradients(shared.gradients[group]);
+  Pipeline<Config::kStages> sums(shared.sum_stages[group]);
+  const std::uint32_t from = ptx::shared_address(shared.sums[group]);
+  const AttentionBackwardTask& task = shared.task;
+  int turns = 0;  // of the warpgroups, where there is one unit per step
+  for (;; tasks.advance(), gradients.advance()) {
+    tasks.wait_full();
+    if (task.steps == AttentionBackwardTask::kEnd) return;
+    begin_work(feed.trace());
+    AttentionBackwardSteps at(task);
+    for (int step = 0; step < task.steps; ++step, turns ^= 1, at.advance()) {
+      if (!Config::kUnitEach && turns != group) continue;
+      attention_backward_add<Config>(feed, task, at.head(), at.tile(), Config::kUnitEach ? group : 0, sums,
+                                     from + sums.stage() * Config::kUnitBytes);
+      sums.advance();
+    }
+    gradients.wait_full();
+    attention_backward_store_keys(feed, task, group, shared);
+    end_work(feed.trace(), DeviceWork::kStore, task.number);
+    tasks.arrive_empty();
+  }
+}
+
+}  // namespace mkernel::kernels

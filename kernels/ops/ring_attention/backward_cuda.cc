@@ -1,0 +1,115 @@
+// The backward pass of attention of a rank alone on the cuda executor: the host's side of a launch.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "kernels/cuda/launch/operation.h"
+#include "kernels/cuda/memory/buffer.h"
+#include "kernels/cuda/memory/hopper.h"
+#include "kernels/ops/make.h"
+#include "kernels/ops/ring_attention/backward_kernel.h"
+#include "kernels/ops/ring_attention/backward_parameters.h"
+#include "kernels/ops/ring_attention/backward_plan.h"
+#include "kernels/ops/ring_attention/cuda_operands.h"
+#include "kernels/ops/ring_attention/with_config.h"
+#include "kernels/plan/gemm_shape.h"
+
+namespace mkernel::kernels {
+namespace {
+
+// What a kernel may be given by value on every driver.
+static_assert(sizeof(AttentionBackwardParameters) <= 4096);
+
+constexpr OpKind kKind = OpKind::kAttentionBackward;
+
+class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArguments> {
+ public:
+  CudaAttentionBackward(AttentionBackwardPlan plan, std::int32_t sms, const Topology& topology,
+                        std::uint32_t rank)
+      : CudaOperation(kKind, name_of(kKind), topology, rank), plan_(std::move(plan)), sms_(sms) {}
+
+  std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
+  Requirements requirements() const override { return {.gpu = true}; }
+
+ private:
+  Status attach() override {
+    auto memory = DeviceBuffer::zeroed(static_cast<std::uint64_t>(attention_backward_scratch(plan_).bytes),
+                                       "attention_backward: sums of the gradients of queries");
+    if (!memory.ok()) return memory.status();
+    memory_ = std::move(*memory);
+    parameters_ = attention_backward_parameters(plan_, memory_.get());
+    return {};
+  }
+
+  static Status encode(const MatrixView& view, const char* name, TensorMap& map) {
+    return encode_attention_map(kKind, view, name, map);
+  }
+
+  /// The maps stay until a launch comes with other tensors.
+  Status encode_tensors(const AttentionBackwardArguments& arguments) {
+    const Tensors given{arguments.q, arguments.k, arguments.v, arguments.d_out, arguments.d_k, arguments.d_v};
+    if (given == tensors_) return {};
+    tensors_ = {};
+    AttentionBackwardParameters& p = parameters_;
+    MK_RETURN_IF_ERROR(encode(attention_backward_q_view(plan_, arguments.q), "q", p.q));
+    MK_RETURN_IF_ERROR(encode(attention_backward_q_view(plan_, arguments.d_out), "d_out", p.d_out));
+    MK_RETURN_IF_ERROR(encode(attention_backward_k_view(plan_, arguments.k), "k", p.k));
+    MK_RETURN_IF_ERROR(encode(attention_backward_k_view(plan_, arguments.v), "v", p.v));
+    MK_RETURN_IF_ERROR(encode(attention_backward_d_k_view(plan_, arguments.d_k), "d_k", p.d_k));
+    MK_RETURN_IF_ERROR(encode(attention_backward_d_k_view(plan_, arguments.d_v), "d_v", p.d_v));
+    tensors_ = given;
+    return {};
+  }
+
+  Status check(const AttentionBackwardArguments& arguments) const override {
+    MK_RETURN_IF_ERROR(plan_.check(arguments));
+    for (const auto& [data, name] : attention_backward_operands(arguments))
+      if (data != arguments.lse) MK_RETURN_IF_ERROR(check_address(data, name).with_context(name_of(kKind)));
+    return {};
+  }
+
+  Status launch(const AttentionBackwardArguments& arguments, std::uint64_t deadline_ns,
+                CUstream_st* stream) override {
+    MK_RETURN_IF_ERROR(encode_tensors(arguments));
+    AttentionBackwardParameters p = parameters_;
+    p.endpoint = endpoint(deadline_ns);
+    p.out = arguments.out;
+    p.d_out_rows = arguments.d_out;
+    p.lse = arguments.lse;
+    p.d_q = arguments.d_q;
+    return queue(&p, std::min(sms_, std::max(p.tasks.tasks(), p.all_heads)), stream);
+  }
+
+  using Tensors = std::array<const void*, 6>;
+
+  const AttentionBackwardPlan plan_;
+  const std::int32_t sms_;
+  DeviceBuffer memory_;
+  AttentionBackwardParameters parameters_{};  ///< without the operands of a launch
+  Tensors tensors_{};                         ///< that the maps are of
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_attention_backward(
+    const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
+    const AttentionOptions& options) {
+  auto plan = AttentionBackwardPlan::make(shape);
+  if (!plan.ok()) return plan.status();
+  MK_RETURN_IF_ERROR(plan->check_on_gpu());
+  auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
+  if (!machine.ok()) return machine.status();
+  const CooperativeKernel kernel =
+      with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
+        return attention_backward_kernel_of<kHeadDim, kCausal, kType>();
+      });
+  std::unique_ptr<CudaAttentionBackwardOperation> made =
+      std::make_unique<CudaAttentionBackward>(std::move(*plan), machine->sms, topology, rank);
+  MK_RETURN_IF_ERROR(made->load(kernel, *machine));
+  return made;
+}
+
+}  // namespace mkernel::kernels

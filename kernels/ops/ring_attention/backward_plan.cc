@@ -1,0 +1,37 @@
+#include "kernels/ops/ring_attention/backward_plan.h"
+
+#include "kernels/ops/ring_attention/shape.h"
+#include "kernels/plan/gemm_shape.h"
+
+namespace mkernel::kernels {
+namespace {
+
+constexpr OpKind kKind = OpKind::kAttentionBackward;
+
+}  // namespace
+
+Result<AttentionBackwardPlan> AttentionBackwardPlan::make(AttentionShape shape) {
+  MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
+  if (shape.keys == 0) shape.keys = shape.sequence;
+  MK_RETURN_IF_ERROR(check_attention_counts(kKind, shape));
+  return AttentionBackwardPlan{shape};
+}
+
+Status AttentionBackwardPlan::check_on_gpu() const {
+  return check_attention_on_gpu(kKind, shape);
+}
+
+std::string AttentionBackwardPlan::signature() const {
+  return attention_signature(kKind, shape);
+}
+
+Status AttentionBackwardPlan::check(const AttentionBackwardArguments& arguments) const {
+  for (const auto& [data, name] : attention_backward_operands(arguments)) {
+    if (data != nullptr) continue;
+    return {StatusCode::kInvalidArgument, std::string(name_of(kKind)) + ": " + name +
+                                              " is null, but the backward pass needs every operand"};
+  }
+  return {};
+}
+
+}  // namespace mkernel::kernels

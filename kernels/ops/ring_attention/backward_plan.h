@@ -1,0 +1,45 @@
+// Plan of the backward pass of attention of a rank alone: what it refuses, and how it is called.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "kernels/ops/ring_attention/attention_plan.h"
+#include "mkernel/ops.h"
+
+namespace mkernel::kernels {
+
+/// All operands of a launch, by name.
+inline std::array<std::pair<const void*, const char*>, 9> attention_backward_operands(
+    const AttentionBackwardArguments& arguments) {
+  return {{{arguments.q, "q"},
+           {arguments.k, "k"},
+           {arguments.v, "v"},
+           {arguments.out, "out"},
+           {arguments.d_out, "d_out"},
+           {arguments.lse, "lse"},
+           {arguments.d_q, "d_q"},
+           {arguments.d_k, "d_k"},
+           {arguments.d_v, "d_v"}}};
+}
+
+/// Pure.
+struct AttentionBackwardPlan {
+  AttentionShape shape;  ///< with `keys` filled in
+
+  /// kInvalidArgument naming field, value and limit.
+  static Result<AttentionBackwardPlan> make(AttentionShape shape);
+  /// Likewise, for what the kernel of the cuda executor does not have.
+  Status check_on_gpu() const;
+
+  std::string signature() const;
+  /// kInvalidArgument for an operand that is null.
+  Status check(const AttentionBackwardArguments& arguments) const;
+
+  /// Query heads that share the keys and values of one head.
+  std::int64_t group() const { return shape.heads / shape.kv_heads; }
+};
+
+}  // namespace mkernel::kernels

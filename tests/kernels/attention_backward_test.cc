@@ -1,0 +1,72 @@
+// The backward pass of attention of a rank alone on the cpu executor: every element against fp64, shapes and
+// operands that are refused.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "kernels/ops/make.h"
+#include "mkernel/ops.h"
+#include "tests/support/attention_backward_reference.h"
+#include "tests/support/fake_fabric.h"
+#include "tests/support/require.h"
+
+namespace mkernel::test {
+namespace {
+
+/// The gradients, of so many threads.
+AttentionGradients check_backward(const AttentionShape& shape, int threads) {
+  FakeFabric fabric({});
+  const auto operation = require(kernels::make_attention_backward(shape, fabric.group(0)));
+  CAPTURE(operation->signature());
+  require_ok(operation->bind(fabric.group(0), {}, {}, 0));
+  const AttentionBackwardTensors tensors = random_attention_backward(shape, 1, 2);
+  AttentionGradients gradients = poisoned_gradients(shape);
+  require_ok(operation->run(backward_arguments(tensors, gradients), {.compute_threads = threads}));
+  CHECK(wrong_gradients(shape, tensors, gradients, Weights::kFp32) == 0);
+  return gradients;
+}
+
+constexpr AttentionShape kBackwardShape{
+    .batch = 2, .sequence = 150, .heads = 6, .kv_heads = 2, .head_dim = 40};
+
+}  // namespace
+
+TEST_CASE(
+    "attention backward: both masks and types, any number of threads, queries and keys of different "
+    "lengths") {
+  for (const std::int64_t keys : {0, 1, 90, 300}) {
+    for (const bool causal : {false, true}) {
+      AttentionShape shape = kBackwardShape;
+      shape.keys = keys;
+      shape.causal = causal;
+      shape.dtype = causal ? DataType::kF16 : DataType::kBf16;
+      CHECK(check_backward(shape, 1) == check_backward(shape, 3));
+    }
+  }
+}
+
+TEST_CASE("attention backward: shapes and operands that no launch can take are refused by name") {
+  FakeFabric fabric({});
+  const auto refusal = [&](const AttentionShape& shape, const kernels::MakeOptions& options = {}) {
+    return kernels::make_attention_backward(shape, fabric.group(0), options).status().to_string();
+  };
+  const std::string begin = "INVALID_ARGUMENT: attention_backward: ";
+  AttentionShape shape = kBackwardShape;
+  shape.head_dim = 0;
+  CHECK(refusal(shape) == begin + "head_dim = 0, but it must be 1..4096");
+  CHECK(refusal(kBackwardShape, {.plan = {.sms = 4}}) ==
+        begin + "the cpu executor has no GemmPlanOptions to override");
+  CHECK(refusal(kBackwardShape, {.executor = Executor::kCuda, .plan = {.comm_ctas = 4}}) ==
+        begin + "comm_ctas and nic_gbytes must be 0: it does not communicate");
+
+  const auto operation = require(kernels::make_attention_backward(kBackwardShape, fabric.group(0)));
+  require_ok(operation->bind(fabric.group(0), {}, {}, 0));
+  const AttentionBackwardTensors tensors = random_attention_backward(kBackwardShape, 1);
+  AttentionGradients gradients = poisoned_gradients(kBackwardShape);
+  AttentionBackwardArguments arguments = backward_arguments(tensors, gradients);
+  arguments.lse = nullptr;
+  CHECK(operation->run(arguments, {}).text() ==
+        "attention_backward: lse is null, but the backward pass needs every operand");
+}
+
+}  // namespace mkernel::test

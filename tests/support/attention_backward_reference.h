@@ -1,0 +1,39 @@
+// The gradients of attention in fp64, written from the definition and sharing no code with the operation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "mkernel/ops.h"
+#include "tests/support/attention_reference.h"
+
+namespace mkernel::test {
+
+/// What the backward pass is given: random operands, and what attention makes of them, rounded as it rounds.
+struct AttentionBackwardTensors {
+  AttentionTensors forward;
+  std::vector<std::uint16_t> out, d_out;
+  std::vector<float> lse;
+};
+AttentionBackwardTensors random_attention_backward(const AttentionShape& shape, std::uint64_t seed,
+                                                   float scale = 1.0F);
+
+/// What it gives: as q, k and v.
+struct AttentionGradients {
+  std::vector<std::uint16_t> d_q, d_k, d_v;
+
+  bool operator==(const AttentionGradients&) const = default;
+};
+AttentionGradients poisoned_gradients(const AttentionShape& shape);
+
+/// The arguments of a launch with tensors of this process.
+AttentionBackwardArguments backward_arguments(const AttentionBackwardTensors& tensors,
+                                              AttentionGradients& gradients);
+
+/// Gradients that are farther from the reference than fp32 arithmetic and `weights` explain: weights and
+/// gradients of scores are rounded alike.
+std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
+                            const AttentionGradients& gradients, Weights weights);
+
+}  // namespace mkernel::test

@@ -15,8 +15,11 @@ class Operations(ClientTest):
     def test_grouped_gemm(self):
         self.run_ranks("operation_scenarios.grouped_gemms")
 
-    def test_moe_and_ring_attention(self):
-        self.run_ranks("operation_scenarios.moe_and_attention")
+    def test_moe(self):
+        self.run_ranks("operation_scenarios.moes")
+
+    def test_attention(self):
+        self.run_ranks("attention_scenarios.attentions")
 
     def test_operands_that_are_refused(self):
         self.run_ranks("operand_scenarios.bad_operands")

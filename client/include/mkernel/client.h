@@ -153,9 +153,9 @@ class MK_API Group {
   /// both ranks), kResourceExhausted (memory, region capacity).
   Result<SymmetricBuffer> symmetric(std::uint64_t bytes);
   /// **Collective**. The same in the memory of each rank's GPU (SessionOptions::device): data() and peer()
-  /// are device addresses, valid for kernels of that GPU and for copies; stores through peer() go over
-  /// NVLink. Takes whole allocation units of the device (2 MiB on Hopper). Errors, on every rank and naming
-  /// the rank they come from: kInvalidArgument (sizes that differ, 0, more than kMaxRegionBytes),
+  /// are device addresses, for kernels of that GPU and for copies; stores through peer() go over NVLink.
+  /// Takes whole allocation units of the device (2 MiB on Hopper). Errors, on every rank and naming the rank
+  /// they come from: kInvalidArgument (sizes that differ, 0, more than kMaxRegionBytes),
   /// kUnimplemented (libmkernel was built without CUDA), kFailedPrecondition (no driver, no such device, one
   /// that cannot share memory or reach a neighbour's), kResourceExhausted (memory, saying how much is free;
   /// region capacity; limits of the daemon). Puts from and into it need a transport that moves GPU memory;
@@ -173,7 +173,6 @@ class MK_API Group {
   /// because the daemon and the peers hold them. A process that dies leaves nothing behind once its session
   /// is reaped and its neighbours' buffers are gone. Processes share whole allocations: a neighbour could
   /// reach what lies beside a tensor in the same cudaMalloc. Both ends of its life may wait for the GPU.
-  ///
   /// Errors, on every rank and naming the rank they come from: kInvalidArgument (no device memory, managed
   /// memory, memory of another GPU than the session's, sizes that differ, 0), kOutOfRange (the allocation
   /// ends earlier, and where), kFailedPrecondition (memory that CUDA IPC cannot share: PyTorch's expandable
@@ -183,8 +182,8 @@ class MK_API Group {
   /// Zeroed memory that puts may read from and peers may put into; this rank alone. Peers need its region().
   Result<HostBuffer> allocate(std::uint64_t bytes);
   /// The same over the caller's memfd, sealed against shrinking; [offset, offset + bytes), `offset`
-  /// page-aligned. The fd stays the caller's and may be closed at once. Pages that are not there yet are
-  /// made, so that they are charged to this process and not to the daemon.
+  /// page-aligned. The fd stays the caller's and may be closed at once. Pages that are missing are made, and
+  /// charged to this process.
   Result<HostBuffer> register_memory(int memfd, std::uint64_t offset, std::uint64_t bytes);
 
   /// **Collective**. Takes `count` lanes for own puts, for the life of this group, and returns the first; the

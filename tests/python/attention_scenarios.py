@@ -1,0 +1,120 @@
+"""Attention by every rank: forward, backward, sequences of different lengths, and over the ranks."""
+import numpy as np
+from operation_scenarios import UNIT, close, operand, poisoned, widen
+from rank import LONG, RANK, WORLD, join, raises
+
+import mkernel
+
+
+def attention(group, dtype, causal):
+    batch, sequence, heads, kv_heads, dim = 2, 61, 4, 2, 32
+    scale = dim ** -0.5
+    if causal:
+        parts = [np.arange(sequence)[rows_of(part, sequence, 2 * WORLD)] for part in range(2 * WORLD)]
+        places = [np.concatenate([parts[r], parts[2 * WORLD - 1 - r]]) for r in range(WORLD)]
+    else:
+        places = [np.arange(sequence)[rows_of(r, sequence)] for r in range(WORLD)]
+    q, k, v = (operand(seed, 0, (batch, sequence, count, dim), dtype) for seed, count in ((7, heads), (8, kv_heads), (9, kv_heads)))
+    mine = places[RANK]
+    wanted, wanted_lse = np.zeros((batch, len(mine), heads, dim)), np.zeros((batch, heads, len(mine)))
+    for head in range(heads):
+        keys, values = widen(k)[:, :, head // 2], widen(v)[:, :, head // 2]
+        scores = widen(q)[:, mine, head] @ keys.transpose(0, 2, 1) * scale
+        if causal:
+            scores[:, np.arange(sequence)[None, :] > mine[:, None]] = -np.inf
+        weights = np.exp(scores)
+        wanted_lse[:, head] = np.log(weights.sum(axis=2))
+        wanted[:, :, head] = (weights / weights.sum(axis=2, keepdims=True)) @ values
+    sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal, "dtype": dtype}
+    bound = 1.01 * UNIT[dtype] * np.abs(wanted) + 2e-5
+    with group.ring_attention(sequence=sequence, **sizes) as operation:
+        assert operation.positions == len(mine)
+        out, lse = poisoned(wanted.shape, dtype), np.full((batch, heads, len(mine)), np.nan, np.float32)
+        operation.run(*(np.ascontiguousarray(x[:, mine]) for x in (q, k, v)), out, lse=lse, timeout=LONG)
+        close(out, wanted, bound)
+        assert (np.abs(lse - wanted_lse) <= 1e-5).all()
+    if not causal:  # this rank's queries alone see the same
+        with group.attention(sequence=6, keys=sequence, **sizes) as operation:
+            out = poisoned((batch, 6, heads, dim), dtype)
+            operation.run(np.ascontiguousarray(q[:, mine[:6]]), k, v, out, timeout=LONG)
+            close(out, wanted[:, :6], bound[:, :6])
+
+
+def varlen(group, dtype, causal):
+    """Every rank has lengths of its own; causal with a window."""
+    rows, heads, kv_heads, dim = 40, 4, 2, 32
+    queries, keys = ([5, 0, 20], [9, 3, 11]) if RANK % 2 else ([0, 1, 30], [2, 0, 31])
+    cu_q, cu_k = (np.cumsum([0, *lengths, 0], dtype=np.int32) for lengths in (queries, keys))
+    q, k, v = (operand(seed, RANK, (rows, count, dim), dtype) for seed, count in ((7, heads), (8, kv_heads), (9, kv_heads)))
+    wanted, wanted_lse = np.zeros((cu_q[-1], heads, dim)), np.full((heads, cu_q[-1]), -np.inf)
+    for begin, end, first, last in zip(cu_q, cu_q[1:], cu_k, cu_k[1:]):
+        if begin == end or first == last:
+            continue
+        own = np.arange(end - begin)[:, None] + (last - first) - (end - begin)
+        place = np.arange(last - first)[None, :]
+        seen = (place <= own) & (place >= own - 6) if causal else np.ones((end - begin, last - first), bool)
+        for head in range(heads):
+            scores = widen(q)[begin:end, head] @ widen(k)[first:last, head // 2].T * dim ** -0.5
+            weights = np.where(seen, np.exp(scores), 0)
+            total = weights.sum(axis=1)
+            with np.errstate(divide="ignore"):
+                wanted_lse[head, begin:end] = np.log(total)
+            wanted[begin:end, head] = weights @ widen(v)[first:last, head // 2] / np.maximum(total, 1e-300)[:, None]
+    with group.attention(sequence=rows, heads=heads, kv_heads=kv_heads, head_dim=dim, causal=causal, max_sequences=4,
+                         window=(6, -1) if causal else (-1, -1), dtype=dtype) as operation:
+        out, lse = poisoned((rows, heads, dim), dtype), np.full((heads, rows), np.nan, np.float32)
+        lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+        operation.run(q, k, v, out, lse=lse, **lengths, timeout=LONG)
+        close(out[:cu_q[-1]], wanted, 1.01 * UNIT[dtype] * np.abs(wanted) + 2e-5)
+        lse = lse[:, :cu_q[-1]]
+        assert ((lse == wanted_lse) | (np.abs(lse - wanted_lse) <= 1e-5)).all()
+        assert (out[cu_q[-1]:].view(np.uint16) == 0xffff).all()
+        with raises(mkernel.InvalidArgument, "attention: cu_seqlens_q is needed with max_sequences = 4"):
+            operation.bind(q, k, v, out)
+        with raises(mkernel.InvalidArgument, "cu_seqlens_k has shape 4", "wanted are shape 5"):
+            operation.bind(q, k, v, out, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k[:4])
+        if RANK == 1:  # a rank alone is refused, and the group goes on
+            bad = cu_q.copy()
+            bad[2] = 4
+            with raises(mkernel.InvalidArgument, "attention: cu_seqlens_q[2] = 4, but it must be 5..40"):
+                operation.run(q, k, v, out, cu_seqlens_q=bad, cu_seqlens_k=cu_k, timeout=LONG)
+        operation.run(q, k, v, out, **lengths, timeout=LONG)
+        assert operation.status() is None
+
+
+def attention_backward(group, dtype, causal):
+    """Of each rank alone; gradients by differences would be too coarse, so they are written out."""
+    batch, queries, keys, heads, kv_heads, dim = 2, 13, 17, 4, 2, 32
+    scale = dim ** -0.5
+    q, d_out = (operand(seed, RANK, (batch, queries, heads, dim), dtype) for seed in (12, 13))
+    k, v = (operand(seed, RANK, (batch, keys, kv_heads, dim), dtype) for seed in (14, 15))
+    sizes = {"batch": batch, "sequence": queries, "keys": keys, "heads": heads, "kv_heads": kv_heads, "head_dim": dim,
+             "causal": causal, "dtype": dtype}
+    out, lse = poisoned(q.shape, dtype), np.full((batch, heads, queries), np.nan, np.float32)
+    with group.attention(**sizes) as operation:
+        operation.run(q, k, v, out, lse=lse, timeout=LONG)
+    wanted = np.zeros(q.shape), np.zeros(k.shape), np.zeros(k.shape)
+    for head in range(heads):
+        of_q, of_out, gradient = (widen(x)[:, :, head] for x in (q, out, d_out))
+        of_k, of_v = (widen(x)[:, :, head // 2] for x in (k, v))
+        weights = np.exp(of_q @ of_k.transpose(0, 2, 1) * scale - lse[:, head, :, None])
+        if causal:
+            weights[:, np.arange(keys)[None, :] > np.arange(queries)[:, None] + keys - queries] = 0
+        d_scores = weights * (gradient @ of_v.transpose(0, 2, 1) - (gradient * of_out).sum(axis=2, keepdims=True)) * scale
+        wanted[0][:, :, head] = d_scores @ of_k
+        wanted[1][:, :, head // 2] += d_scores.transpose(0, 2, 1) @ of_q
+        wanted[2][:, :, head // 2] += weights.transpose(0, 2, 1) @ gradient
+    gradients = [poisoned(x.shape, dtype) for x in wanted]
+    with group.attention_backward(**sizes) as operation:
+        operation.run(q, k, v, out, d_out, lse, *gradients, timeout=LONG)
+    for found, expected in zip(gradients, wanted):
+        close(found, expected, 1.01 * UNIT[dtype] * np.abs(expected) + 2e-5)
+
+
+def attentions():
+    group = join()
+    for dtype in ("bf16", "f16"):
+        for causal in (False, True):
+            attention(group, dtype, causal)
+            varlen(group, dtype, causal)
+            attention_backward(group, dtype, causal)

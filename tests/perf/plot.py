@@ -6,6 +6,7 @@ One panel per file, one group of bars per shape; --square keeps the shapes whose
 Of a file of record_moe_shares.py the bars are times over that of the floor, a rank alone with the same rows.
 A file of record_torch.py is drawn as the crossover: time of mkernel.torch over that of the best other contender, by rows, with a panel
 for each model and way (eager, CUDA graph) and a line for each layer. A ring marks a call of ours that fell back or was wrong.
+A file of record_ring.py is drawn as TFLOP/s of a GPU, or of a rank's share of it, and nothing else with it.
 """
 import argparse
 import json
@@ -19,6 +20,9 @@ from matplotlib import pyplot  # noqa: E402
 SIDES = (("ms", "mkernel", "#1b6ca8"), ("torch_fused_ms", "torch symmetric memory (eager)", "#c98a1b"),
          ("cublas_nccl_ms", "cuBLAS + NCCL", "#8a8a8a"), ("chain_ms", "NCCL all-to-all + torch._grouped_mm", "#8a8a8a"),
          ("half_chain_ms", "the same without the way back", "#c4c4c4"))
+RING_SIDES = (("tflops", "mkernel", "#1b6ca8"), ("one_node_tflops", "mkernel, one node", "#7fb3d5"),
+              ("floor_tflops", "attention of a rank alone", "#c9c9c9"), ("cudnn_tflops", "cuDNN on one GPU", "#c98a1b"),
+              ("nccl_ring_tflops", "ring of NCCL and cuDNN", "#8a8a8a"))
 TITLES = {"ag_gemm": "AllGather+GEMM", "gemm_rs": "GEMM+ReduceScatter", "gemm_ar": "GEMM+AllReduce"}
 
 
@@ -88,6 +92,26 @@ def crossover(rows, options):
     figure.savefig(options.out, metadata={"Date": None})
 
 
+def ring_attention(rows, options):
+    """A bar for each contender of a row; the one of cuDNN that was the fastest."""
+    for row in rows:
+        row["cudnn_tflops"] = max((row[key] for key in row if key.startswith("cudnn_") and key.endswith("_tflops")), default=None)
+    sides = [side for side in RING_SIDES if any(row.get(side[0]) for row in rows)]
+    width = 0.8 / len(sides)
+    figure, axes = pyplot.subplots(layout="constrained", figsize=(1.5 + 0.32 * len(sides) * len(rows), 4))
+    for i, (key, label, colour) in enumerate(sides):
+        at = [(x + (i - (len(sides) - 1) / 2) * width, row[key]) for x, row in enumerate(rows) if row.get(key)]
+        bars = axes.bar([x for x, _ in at], [y for _, y in at], width, label=label, color=colour)
+        axes.bar_label(bars, [f"{y:.0f}" for _, y in at], fontsize=7, padding=1)
+    axes.set_xticks(range(len(rows)), [row["name"].replace("-S", "\nS").replace("-2nodes", "\n2 nodes") for row in rows], fontsize=8)
+    axes.set_ylabel("TFLOP/s of a rank")
+    first = rows[0]
+    where = f"{first['world']} ranks that share a GPU" if first["share"] else f"{first['world']} GPUs"
+    axes.set_title(f"Ring attention, {where}, {first['dtype']}", fontsize=10)
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=len(sides))
+    figure.savefig(options.out, metadata={"Date": None})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", nargs="+", type=pathlib.Path)
@@ -100,6 +124,11 @@ def main():
         if len(files) != 1 or "operators" not in files[0]:
             raise SystemExit("a crossover is drawn of one file of record_torch.py, with the part operators")
         crossover([row for row in files[0]["operators"]["rows"] if row.get("ratio")], options)
+        return
+    if any("floor_tflops" in row for file in files for row in file):  # of record_ring.py
+        if len(files) != 1:
+            raise SystemExit("one file of record_ring.py is drawn at a time")
+        ring_attention(files[0], options)
         return
     panels = []
     for path, file in zip(options.results, files):

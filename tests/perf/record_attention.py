@@ -30,6 +30,8 @@ sys.path[:0] = [str(HERE), str(HERE / "attention_record")]
 
 def measure(case, group, executor, clock, iterations, options):
     """The row of one case. Errors: Wrong of the mixture of experts' measure.py, and those of mkernel and PyTorch."""
+    import cases
+
     taken, worst = {}, {}
     running = module_of(case.shape.op).contenders(case, group, executor, **options)
     try:
@@ -37,7 +39,7 @@ def measure(case, group, executor, clock, iterations, options):
         for contender in list(running):
             try:
                 for _ in range(2):  # loads kernels, and makes memory
-                    checked(case, contender, contender, clock)
+                    cases.checked(contender, contender, clock)
             except RuntimeError as error:  # what cuDNN does not take
                 if contender.name == "mkernel" or "No available kernel" not in str(error):
                     raise
@@ -48,7 +50,7 @@ def measure(case, group, executor, clock, iterations, options):
             case.renew()
             first = iteration % len(running)
             for contender in running[first:] + running[:first]:
-                ms, off = checked(case, contender, ready[contender.name], clock)
+                ms, off = cases.checked(contender, ready[contender.name], clock)
                 taken.setdefault(contender.name, []).append(ms)
                 worst[contender.name] = max(worst.get(contender.name, 0.0), off)
     finally:
@@ -57,21 +59,6 @@ def measure(case, group, executor, clock, iterations, options):
             contender.close()
         gc.collect()
     return row_of(case.shape, clock.how, taken, worst, iterations)
-
-
-def checked(case, contender, call, clock):
-    """(milliseconds, the largest error over its tolerance)."""
-    from measure import Wrong
-
-    case.poison()
-    clock.synchronize()
-    out, ms = clock.time(call)
-    clock.synchronize()
-    contender.raise_failure()
-    off = case.wrong(out)
-    if not off <= 1:
-        raise Wrong(f"{contender.name}: an element is off by {off:.3g} times what it may be")
-    return ms, off
 
 
 def row_of(shape, how, taken, worst, iterations):

@@ -22,23 +22,16 @@ result was wrong, PyTorch's too, or a case could not be measured.
 import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 
 import record_gpu
 import record_moe
-import record_torch
 
 HERE = pathlib.Path(__file__).resolve().parent
-ENDING = 30      # seconds after which ranks that have not ended in time are ended
-FAILED = 5       # the same when one of them has failed: some of the others fail, too, and say why
-BEGINNING = 120  # seconds until the first case begins
 
 
 def cases_of(arguments):
@@ -51,102 +44,14 @@ def cases_of(arguments):
             and (case.routing == rank_cases.RANDOM or not arguments.quick)]
 
 
-def gpus():
-    """How many this machine has."""
-    return len(subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout.splitlines())
-
-
-class Ranks:
-    """Processes whose output goes to files, but that of rank 0, which prints the rows."""
-
-    def __init__(self, folder, settings, sockets, environment):
-        self.logs = [folder / f"rank{rank}.log" for rank in range(settings["ranks"])]
-        self.progress = pathlib.Path(settings["progress"])
-        self.progress.unlink(missing_ok=True)
-        self.processes = []
-        for rank, path in enumerate(self.logs):
-            mine = {**settings, "rank": rank, "sockets": {nodes: of[rank] for nodes, of in sockets.items()}}
-            command = [sys.executable, "-B", str(HERE / "moe_record/share_rank.py"), json.dumps(mine)]
-            with path.open("wb") as log:
-                self.processes.append(subprocess.Popen(command, env=environment, stdout=None if rank == 0 else log, stderr=log))
-
-    def reached(self):
-        """The number of the case that began last, that of all cases when they are over; -1: none has begun."""
-        text = self.progress.read_text() if self.progress.exists() else ""
-        return int(text) if text else -1
-
-    def wait(self, until, row_seconds):
-        """The largest exit status of the ranks; None: one had to be ended."""
-        began, reached, states, failed = time.monotonic(), -1, [None], False
-        row_until = began + BEGINNING
-        while None in states:
-            time.sleep(0.1)
-            now, states = time.monotonic(), [process.poll() for process in self.processes]
-            if self.reached() != reached:
-                reached, row_until = self.reached(), now + row_seconds
-            if any(states) and not failed:
-                failed, until = True, min(until, now + FAILED)
-            if None in states and now > min(until, row_until):
-                print(f"ended {now - began:.0f} s after the start of the ranks", flush=True)
-                self._show_where()
-                break
-        if any(states) or None in states:
-            for rank, (state, log) in enumerate(zip(states, self.logs)):
-                said = log.read_text(errors="replace")[-2000:]
-                if said or state is None:
-                    how = "which had not ended" if state is None else f"exit status {state}"
-                    print(f"---- rank {rank}, {how}:\n{said}", flush=True)
-        return None if None in states else max(map(abs, states))
-
-    def _show_where(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGUSR1)
-        time.sleep(1)
-
-    def end(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
-def measure_all(arguments, cases, settings, sockets, environment, folder, stop):
-    """Starts ranks, and new ones for the cases that are left when a case has ended them. Returns the exit status of the whole."""
-    from client_test import free_ports
-
-    bad, attempt = False, 0
-    while cases:
-        settings |= {"cases": [dataclasses.asdict(case) for case in cases], "attempt": attempt, "port": free_ports(1)[0]}
-        running = Ranks(folder, settings, sockets, environment)
-        try:
-            status = running.wait(stop + ENDING, arguments.row_seconds)
-        finally:
-            running.end()
-        bad = bad or status != 0
-        reached = running.reached()
-        if reached == len(cases):
-            break
-        if reached < 0:
-            print("the ranks have failed before the first case", flush=True)
-            break
-        print(f"{cases[reached].name:21} {cases[reached].routing:10} | has ended the ranks", flush=True)
-        cases, attempt = cases[reached + 1 :], attempt + 1
-        # Ending a client of MPS can take its server and the daemons with it.
-        if arguments.share_gpu or time.monotonic() > stop:
-            print("".join(f"{case.name:21} {case.routing:10} | left out\n" for case in cases), end="", flush=True)
-            break
-    return 1 if bad else 0
-
-
 def record(arguments, cases, stack):
     stop = time.monotonic() + arguments.seconds
-    from client_test import PACKAGE  # which also says where the library is
+    import processes
 
     cuda, ranks = arguments.device == "cuda", arguments.world or arguments.share_gpu
     machine, path = {"gpu": None}, None
-    if cuda and arguments.world > gpus():
-        raise SystemExit(f"--world {arguments.world}: this machine has {gpus()} GPUs")
+    if cuda and arguments.world > processes.gpus():
+        raise SystemExit(f"--world {arguments.world}: this machine has {processes.gpus()} GPUs")
     if cuda:
         machine = record_moe.gpu()
         path = arguments.out / f"{record_gpu.prefix(arguments)}moe.json"
@@ -158,22 +63,12 @@ def record(arguments, cases, stack):
     print(", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
     if arguments.share_gpu:
         print("PyTorch's chain is left out: NCCL needs a GPU for each rank", flush=True)
-    of_nodes = argparse.Namespace(**{**vars(arguments), "world": ranks})
-    sockets = {}
-    for nodes in sorted({1, *(case.nodes for case in cases)}):
-        daemons = record_gpu.start_nodes(stack, nodes, of_nodes, gpu_memory=cuda)
-        sockets[nodes] = [str(daemons[rank * nodes // ranks].socket) for rank in range(ranks)]
-    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mkernel-")))
+    sockets = processes.sockets(stack, {1, *(case.nodes for case in cases)}, ranks, arguments)
     backend = None if arguments.share_gpu or arguments.no_chain else "nccl" if cuda else "gloo"
     settings = {"ranks": ranks, "share": arguments.share_gpu, "sms": arguments.sms, "device": arguments.device,
-                "iterations": arguments.iterations, "row_seconds": arguments.row_seconds, "nic_gbytes": arguments.nic_gbytes,
-                "machine": machine, "backend": backend, "path": None if path is None else str(path), "progress": str(folder / "progress"),
-                "stop_at": time.time() + stop - time.monotonic()}
-    # A rank has loaded what it launches before it waits for another one; all of PyTorch would take long to load.
-    environment = {**os.environ, **record_torch.ENVIRONMENT, "CUDA_MODULE_LOADING": "LAZY", "GLOO_SOCKET_IFNAME": "lo"}
-    if PACKAGE:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (PACKAGE, os.environ.get("PYTHONPATH"))))
-    status = measure_all(arguments, cases, settings, sockets, environment, folder, stop)
+                "iterations": arguments.iterations, "row_seconds": arguments.row_seconds, "nic_gbytes": arguments.nic_gbytes, "machine": machine,
+                "backend": backend, "path": None if path is None else str(path), "stop_at": time.time() + stop - time.monotonic()}
+    status = processes.run(HERE / "moe_record/share_rank.py", [dataclasses.asdict(case) for case in cases], settings, sockets, stop)
     print(f"recorded in {path}" if path is not None else "nothing is recorded of a run in host memory", flush=True)
     return status
 

@@ -1,11 +1,12 @@
 """Shapes of attention, their operands, and those who compute it: mkernel, and PyTorch's scaled_dot_product_attention on cuDNN."""
 import contextlib
 import dataclasses
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
 
-from measure import DEADLINE, Launched, Theirs
+from measure import DEADLINE, Launched, Theirs, Wrong
 
 UNIT = 2.0 ** -8  # of bf16
 LOOKED = 64      # queries of each head whose outputs are verified
@@ -13,7 +14,7 @@ LOOKED = 64      # queries of each head whose outputs are verified
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """`bar`: what part of cuDNN's rate is asked for."""
+    """`bar`: what part of cuDNN's rate is asked for. `keys`: None = as many as queries, which are `sequence`."""
 
     batch: int
     heads: int
@@ -21,8 +22,13 @@ class Shape:
     head_dim: int
     sequence: int
     causal: bool
-    bar: float
+    bar: Optional[float]
+    keys: Optional[int] = None
     op = "attention"
+
+    @property
+    def all_keys(self):
+        return self.sequence if self.keys is None else self.keys
 
     @property
     def name(self):
@@ -31,7 +37,7 @@ class Shape:
 
     def flops(self):
         """Of both products, without what the mask hides."""
-        return 4 * self.batch * self.heads * self.sequence**2 * self.head_dim * (0.5 if self.causal else 1)
+        return 4 * self.batch * self.heads * self.sequence * self.all_keys * self.head_dim * (0.5 if self.causal else 1)
 
 
 SHAPES = [
@@ -53,23 +59,28 @@ def small(shape):
 class Case:
     """Operands of one shape, [batch, sequence, heads, head_dim] as mkernel takes them."""
 
-    def __init__(self, shape, device):
+    def __init__(self, shape, device, copies=True):
+        """`copies`: also with the heads outside, where cuDNN may be faster, and with keys and values for every head."""
         self.shape = shape
         of_q = (shape.batch, shape.sequence, shape.heads, shape.head_dim)
-        of_k = (shape.batch, shape.sequence, shape.kv_heads, shape.head_dim)
+        of_k = (shape.batch, shape.all_keys, shape.kv_heads, shape.head_dim)
         self.q, self.k, self.v, self.out = (torch.empty(size, dtype=torch.bfloat16, device=device) for size in (of_q, of_k, of_k, of_q))
         self.lse = torch.empty(shape.batch, shape.heads, shape.sequence, dtype=torch.float32, device=device)
-        # The same with the heads outside, where cuDNN may be faster.
-        self.by_head = [torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format) for x in (self.q, self.k, self.v)]
-        # And with keys and values once for every head of queries, should cuDNN not take shared ones.
-        group = shape.heads // shape.kv_heads
-        self.expanded = [self.by_head[0], *(x.repeat_interleave(group, 1) for x in self.by_head[1:])] if group > 1 else None
+        self.by_head = self.expanded = None
+        if copies:
+            self._copy()
         self.renew()
+
+    def _copy(self):
+        self.by_head = [torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format) for x in (self.q, self.k, self.v)]
+        group = self.shape.heads // self.shape.kv_heads  # should cuDNN not take keys and values that heads share
+        self.expanded = [self.by_head[0], *(x.repeat_interleave(group, 1) for x in self.by_head[1:])] if group > 1 else None
 
     def renew(self):
         """New inputs, spread normally: power, and with it the clock, depends on the values."""
-        for x, copy in zip((self.q, self.k, self.v), self.by_head):
+        for x in (self.q, self.k, self.v):
             x.normal_()
+        for x, copy in zip((self.q, self.k, self.v), self.by_head or ()):
             copy.copy_(x.transpose(1, 2))
         if self.expanded:
             for x, copy in zip(self.by_head[1:], self.expanded[1:]):
@@ -80,29 +91,50 @@ class Case:
     def poison(self):
         self.out.fill_(float("nan"))
 
-    def reference(self):
-        """(outputs of the queries in `looked`, what they may be off by), float32 [batch, heads, looked, head_dim]."""
-        shape, group = self.shape, self.shape.heads // self.shape.kv_heads
-        outputs, tolerances = [], []
-        for head in range(shape.heads):
-            q = self.q[:, self.looked, head].float()
-            k, v = (x[:, :, head // group].float() for x in (self.k, self.v))
-            scores = q @ k.transpose(1, 2) * shape.head_dim**-0.5
-            if shape.causal:
-                scores.masked_fill_(torch.arange(shape.sequence, device=q.device) > self.looked[:, None], float("-inf"))
-            weights = scores.softmax(dim=2)
-            outputs.append(weights @ v)
-            # Weights are rounded before they meet the values, and so is the result.
-            tolerances.append(UNIT * (outputs[-1].abs() + 1.01 * (weights @ v.abs())) + 1e-5)
-        return torch.stack(outputs, 1), torch.stack(tolerances, 1)
-
     def wrong(self, out):
         """The largest error over its tolerance. `out` [batch, heads, sequence, head_dim]."""
         if self.wanted is None:
-            self.wanted = self.reference()
-        wanted, tolerance = self.wanted
-        off = (out[:, :, self.looked].float() - wanted).abs() / tolerance
-        return float("inf") if off.isnan().any() else off.max().item()
+            positions = self.looked + (self.shape.all_keys - self.shape.sequence) if self.shape.causal else None
+            self.wanted = reference(self.q[:, self.looked], self.k, self.v, positions)
+        return farthest(out[:, :, self.looked], self.wanted)
+
+
+def reference(q, k, v, positions):
+    """(outputs, what they may be off by) of some queries [batch, looked, heads, head_dim], float32 [batch, heads, looked, head_dim].
+    `positions` of these queries among the keys, behind which they see none; None: they see all."""
+    group = q.shape[2] // k.shape[2]
+    outputs, tolerances = [], []
+    for head in range(q.shape[2]):
+        rows = q[:, :, head].float()
+        keys, values = (x[:, :, head // group].float() for x in (k, v))
+        scores = rows @ keys.transpose(1, 2) * rows.shape[2] ** -0.5
+        if positions is not None:
+            scores.masked_fill_(torch.arange(k.shape[1], device=q.device) > positions[:, None], float("-inf"))
+        weights = scores.softmax(dim=2)
+        outputs.append(weights @ values)
+        # Weights are rounded before they meet the values, and so is the result.
+        tolerances.append(UNIT * (outputs[-1].abs() + 1.01 * (weights @ values.abs())) + 1e-5)
+    return torch.stack(outputs, 1), torch.stack(tolerances, 1)
+
+
+def farthest(out, wanted):
+    """The largest error of `out` over its tolerance; `wanted` is a reference()."""
+    off = (out.float() - wanted[0]).abs() / wanted[1]
+    return float("inf") if off.isnan().any() else off.max().item()
+
+
+def checked(contender, call, clock):
+    """(milliseconds, the largest error over its tolerance) of `call`, which is the contender or stands for it."""
+    case = contender.case
+    case.poison()
+    clock.synchronize()
+    out, ms = clock.time(call)
+    clock.synchronize()
+    contender.raise_failure()
+    off = case.wrong(out) / contender.roundings
+    if not off <= 1:
+        raise Wrong(f"{contender.name}: an element is off by {off:.3g} times what it may be")
+    return ms, off
 
 
 class Ours(Launched):
@@ -111,7 +143,7 @@ class Ours(Launched):
     def __init__(self, case, group, executor, **options):
         shape = case.shape
         self.case, self.executor = case, executor
-        self.operation = group.attention(batch=shape.batch, sequence=shape.sequence, heads=shape.heads, kv_heads=shape.kv_heads,
+        self.operation = group.attention(batch=shape.batch, sequence=shape.sequence, heads=shape.heads, kv_heads=shape.kv_heads, keys=shape.keys,
                                          head_dim=shape.head_dim, causal=shape.causal, executor=executor, **options)
         self.launch = self.operation.bind(case.q, case.k, case.v, case.out, lse=case.lse, deadline=DEADLINE)
 
@@ -137,6 +169,11 @@ class Cudnn(Theirs):
 def contenders(case, group, executor, **options):
     """`group` None: PyTorch alone."""
     ours = [] if group is None else [Ours(case, group, executor, **options)]
+    return [*ours, *on_cudnn(case)]
+
+
+def on_cudnn(case):
+    """Of a case with copies."""
     rows = [x.transpose(1, 2) for x in (case.q, case.k, case.v)]
     expanded = [Cudnn("cudnn_expanded", case, case.expanded)] if case.expanded else []
-    return [*ours, Cudnn("cudnn_rows", case, rows), Cudnn("cudnn_heads", case, case.by_head), *expanded]
+    return [Cudnn("cudnn_rows", case, rows), Cudnn("cudnn_heads", case, case.by_head), *expanded]

@@ -19,6 +19,8 @@ class Wrong(Exception):
 class Launched:
     """mkernel's operation, bound as `launch` to the tensors of a case, on `executor`. A call gives its result()."""
 
+    roundings = 1.0  # times the tolerance of the case that a result may be off
+
     def __call__(self):
         if self.executor == "cuda":
             self.launch.enqueue(torch.cuda.current_stream().cuda_stream)
@@ -42,6 +44,8 @@ class Theirs:
     """PyTorch's, which holds nothing and raises at once. finished() makes, outside of the timed span, what is verified of what a call
     returned."""
 
+    roundings = 1.0
+
     def finished(self, results):
         return results
 
@@ -54,8 +58,6 @@ class Theirs:
 
 class Ours(Launched):
     """mkernel's operation on the tensors of a case. `name` as the other contenders'; `options`: of the plan."""
-
-    roundings = 1.0
 
     def __init__(self, case, group, executor, name="mkernel", **options):
         shape = case.shape
@@ -98,8 +100,8 @@ def contenders(case, group, executor):
 class Clock:
     """`how`: "graph" (captured once, and replayed), "events" (called anew), both between CUDA events, or "host" without a GPU."""
 
-    def __init__(self, how):
-        self.how = how
+    def __init__(self, how, head_start=HEAD_START):
+        self.how, self.head_start = how, head_start
         self.beyond_cache = None if how == "host" else torch.ones(CACHE_BYTES // 4, device="cuda")
 
     def ready(self, call):
@@ -124,7 +126,7 @@ class Clock:
             return call(), 1e3 * (time.perf_counter() - begin)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.beyond_cache.sum()  # read, not written: nothing is left that the timed span would have to write back
-        torch.cuda._sleep(HEAD_START)
+        torch.cuda._sleep(self.head_start)
         self.start_line()
         begin.record()
         results = call()

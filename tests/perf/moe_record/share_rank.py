@@ -1,20 +1,11 @@
 """One rank of record_moe_shares.py: share_rank.py SETTINGS, which are JSON. On SIGUSR1 it writes where every thread is."""
 import contextlib
-import datetime
-import faulthandler
-import gc
-import json
-import os
-import pathlib
-import signal
 import statistics
 import struct
-import sys
 import time
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 import chain
 import layer
@@ -22,72 +13,7 @@ import measure
 import mkernel
 import rank_cases
 import shares
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
-import record_moe  # noqa: E402
-
-COPIES = 4           # multiprocessors for the daemons: copies from a GPU to itself are kernels
-FEWEST = 3           # iterations, however little time there is
-JOIN_TIMEOUT = 60.0  # seconds of joining a group, and of every wait for the other ranks
-LARGEST = 448        # bytes that a rank can say at once
-
-
-class Meeting:
-    """All ranks, in a group that no operation of a case can end. start_line() brings the GPU's streams together: a launch of a very
-    small operation, which ends on all ranks at about the same time."""
-
-    def __init__(self, session, settings):
-        self.rank, self.world = settings["rank"], settings["ranks"]
-        self.group = session.join(f"meeting {settings['attempt']}", self.world, self.rank, timeout=JOIN_TIMEOUT)
-        self.launch = None
-        if settings["device"] == "cuda":
-            self._prepare()
-
-    def _prepare(self):
-        tokens, width, cuda = 8, 64, {"device": "cuda"}
-        self.operation = self.group.moe(max_tokens=tokens, hidden=width, n=width, experts=self.world, topk=1, executor="cuda", sms=COPIES)
-        bf16 = {"dtype": torch.bfloat16, **cuda}
-        topk = (torch.arange(tokens, dtype=torch.int32, **cuda) % self.world)[:, None].contiguous()
-        self.launch = self.operation.bind(torch.zeros(tokens, width, **bf16), topk, torch.ones(tokens, 1, **cuda),
-                                          torch.zeros(1, width, width, **bf16), None, torch.zeros(tokens, width, **bf16),
-                                          deadline=measure.DEADLINE)
-
-    def barrier(self):
-        self.group.barrier()
-
-    def exchange(self, said):
-        """What every rank says, by rank; as many bytes on each."""
-        pieces = [self.group.exchange(said[begin : begin + LARGEST]) for begin in range(0, len(said), LARGEST)]
-        return [b"".join(of_rank) for of_rank in zip(*pieces)]
-
-    def start_line(self):
-        if self.launch is None:
-            self.barrier()
-        else:
-            self.launch.enqueue(torch.cuda.current_stream().cuda_stream)
-
-
-class MeetingClock(measure.Clock):
-    """Nothing else runs on the GPU while a launch is timed, and no rank that shares it loads a kernel: that could wait for a kernel
-    which waits for this rank."""
-
-    def __init__(self, how, meeting):
-        super().__init__(how)
-        self.meeting = meeting
-        if how != "host":
-            self.beyond_cache.sum()
-            torch.cuda._sleep(1)
-            torch.cuda.synchronize()
-
-    def time(self, call):
-        self.meeting.barrier()
-        try:
-            return super().time(call)
-        finally:
-            self.meeting.barrier()
-
-    def start_line(self):
-        self.meeting.start_line()
+from meeting import FEWEST, JOIN_TIMEOUT, run, sms_of_share
 
 
 class Outcome(NamedTuple):
@@ -172,14 +98,11 @@ class Rank:
         self.settings, self.sessions, self.meeting, self.clock, self.device = settings, sessions, meeting, clock, device
         self.sms = settings["sms"]
         if self.sms == 0 and settings["share"] and device.type == "cuda":
-            self.sms = (torch.cuda.get_device_properties(0).multi_processor_count - COPIES) // settings["ranks"] // 2 * 2
-
-    def now(self):
-        """Rank 0's, so that all decide alike."""
-        return struct.unpack("d", self.meeting.exchange(struct.pack("d", time.time()))[0])[0]
+            self.sms = sms_of_share(settings["ranks"])
 
     def measure(self, case, until):
-        """The row of a case; more than the fewest iterations only before `until`."""
+        """(The row of a case, whether its chain was measured where it was to be); more than the fewest iterations only before `until`."""
+        case = rank_cases.Case(**case)
         shape = shares.shape_of(case)
         if self.device.type == "cpu":
             shape = layer.small(shape)
@@ -211,7 +134,8 @@ class Rank:
                     break
         more = {"expected_ms": None if expected is None else 1e3 * expected, "capacity": share.capacity, "floor": floor.op,
                 "floor_topk": case.floor_topk or None, "how": self.clock.how, "sms": self.sms or None}
-        return row_of(case, shape, self.settings, loads, _by_contender(contest, turns), more)
+        row = row_of(case, shape, self.settings, loads, _by_contender(contest, turns), more)
+        return row, not (case.chain and self.settings["backend"] and row["left_out"])
 
 
 def _by_contender(contest, turns):
@@ -275,74 +199,5 @@ def line(row):
             f"{row['most_rows']:.0f} of {row['rows']} rows, {row['iterations']} iterations{left_out}")
 
 
-def run(rank, settings):
-    """Exit status: 1 if a case could not be measured or a result was wrong."""
-    first = settings["rank"] == 0
-    machine = {**settings["machine"], "torch": torch.__version__, "cuda": torch.version.cuda, "load_before": os.getloadavg()[0]}
-    bad = False
-    cases = [rank_cases.Case(**case) for case in settings["cases"]]
-    for number, case in enumerate(cases):
-        now = rank.now()
-        left = settings["stop_at"] - now
-        if first:
-            pathlib.Path(settings["progress"]).write_text(str(number))
-        try:
-            if left < 5:
-                raise measure.Wrong("left out, there is no time for it")
-            row = rank.measure(case, now + min(left / (len(cases) - number), settings["row_seconds"] / 2))
-            bad = bad or (case.chain and settings["backend"] is not None and bool(row["left_out"]))
-        except (mkernel.Error, measure.Wrong) as error:  # the same on every rank, or the others miss this one at their next meeting
-            bad = True
-            if first:
-                print(f"{case.name:21} {case.routing:10} | {type(error).__name__}: {error}", flush=True)
-            continue
-        finally:
-            gc.collect()
-            if rank.device.type == "cuda":
-                torch.cuda.empty_cache()
-        if first:
-            print(line(row), flush=True)
-            if settings["path"]:
-                path = pathlib.Path(settings["path"])
-                record_moe.add(path, {"date": time.strftime("%Y-%m-%d", time.gmtime()), **machine, "executor": rank.device.type, **row})
-    rank.meeting.barrier()
-    if first:
-        pathlib.Path(settings["progress"]).write_text(str(len(cases)))
-    return 1 if bad else 0
-
-
-@contextlib.contextmanager
-def torch_ranks(settings, device):
-    """What PyTorch's chain needs, with the backend of the settings, or nothing without one."""
-    if settings["backend"]:
-        dist.init_process_group(settings["backend"], init_method=f"tcp://127.0.0.1:{settings['port']}", rank=settings["rank"],
-                                world_size=settings["ranks"], timeout=datetime.timedelta(seconds=JOIN_TIMEOUT),
-                                device_id=device if device.type == "cuda" else None)
-    yield
-    if settings["backend"]:
-        dist.destroy_process_group()
-
-
-def main():
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    settings = json.loads(sys.argv[1])
-    cuda = settings["device"] == "cuda"
-    torch.set_float32_matmul_precision("highest")  # of what is wanted
-    torch.manual_seed(1000 + settings["rank"])
-    device = torch.device("cuda", 0 if settings["share"] else settings["rank"]) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    with contextlib.ExitStack() as stack, torch.no_grad():
-        stack.enter_context(torch_ranks(settings, device))
-        sessions = {int(nodes): stack.enter_context(mkernel.connect(socket, name="record_moe_shares", device=device.index if cuda else -1))
-                    for nodes, socket in settings["sockets"].items()}
-        meeting = Meeting(sessions[1], settings)
-        rank = Rank(settings, sessions, meeting, MeetingClock("events" if cuda else "host", meeting), device)
-        status = run(rank, settings)
-    sys.exit(status)
-
-
 if __name__ == "__main__":
-    main()
+    run("record_moe_shares", Rank, line)

@@ -2,14 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/cuda/attention/sm90_backward_config.cuh"
-#include "kernels/cuda/attention/sm90_backward_scores.cuh"
 #include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/gemm/sm90_piece.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
-#include "kernels/cuda/ptx/registers.cuh"
+#include "kernels/cuda/ptx/math.cuh"
 #include "kernels/cuda/sync/trace.cuh"
 
 namespace mkernel::kernels {
@@ -42,13 +42,14 @@ class AttentionBackwardMath {
   }
 
  private:
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
   static constexpr std::uint32_t kAllDone = 1;  ///< a named barrier; 0 is that of the whole CTA
+  static constexpr int kSteps16 = Config::kTileQueries / 16;
   using Stages = Pipeline<Config::kStages>;
-  using Of = AttentionBackwardScores<Config>;
-  using Scores = typename Of::Scores;
-  using Narrowed = typename Of::Narrowed;
-  using Sums = float[Config::kSums];  ///< [64 keys, head_dim]
-  using Unit = float[32];             ///< [64 queries, 64 columns]
+  using Scores = float[Config::kScores];        ///< [64 keys, 64 queries]
+  using Narrowed = std::uint32_t[kSteps16][4];  ///< the same, as wgmma takes them from registers
+  using Sums = float[Config::kSums];            ///< [64 keys, head_dim]
+  using Unit = float[32];                       ///< [64 queries, 64 columns]
 
   struct Registers {
     Scores scores, d_weights;
@@ -94,19 +95,15 @@ class AttentionBackwardMath {
   template <bool kFirst, bool kLast, class Feed>
   __device__ __forceinline__ void step(const Feed& feed, int& tile, Registers& r) {
     ptx::wgmma_pin(r.scores);
-    Of::mask(r.scores, shared_.task, tile, group_);
+    mask(r.scores, tile);
     tile = shared_.task.tile_after(tile);
-    Of::exponentials(r.scores, rows(), feed.scale_log2());
-    ptx::wgmma_pin(r.scores);
-    // NOTES: this stage is known to be full. Without something here that branches, ptxas (13.0) moves the
-    // wait for the product in flight up, before the powers of two.
-    Stages(shared_.stages, done_).wait_full();
+    exponentials(r.scores, feed.scale_log2());
+    narrow(r.scores, r.weights);
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(r.d_weights);
-    Of::narrow(r.scores, r.weights);
     accumulate(d_values_, r.weights, d_out(), !kFirst);
-    Of::differentiate(r.scores, r.d_weights, rows());
-    Of::narrow(r.scores, r.d_scores);
+    differentiate(r.scores, r.d_weights);
+    narrow(r.scores, r.d_scores);
     write_scores(r.d_scores);
     accumulate(d_keys_, r.d_scores, queries(), !kFirst);
     if constexpr (kFirst) {
@@ -174,7 +171,7 @@ class AttentionBackwardMath {
     ptx::wgmma_pin(sums);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < Of::kSteps16; ++k) {
+    for (int k = 0; k < kSteps16; ++k) {
       const std::uint64_t from = b + k * (16 * 128 / 16);
       constexpr auto kMajor = ptx::WgmmaMajor::kMn;
       if constexpr (Config::kHeadDim == 128) {
@@ -225,9 +222,62 @@ class AttentionBackwardMath {
     if (threadIdx.x % 32 == 0) sums.arrive_full();
   }
 
-  /// Address of what is known of the step's queries.
-  __device__ __forceinline__ std::uint32_t rows() const {
-    return ptx::shared_address(shared_.rows) + stage_of(done_) * sizeof(AttentionBackwardRows);
+  /// Hides keys behind the sequence, and those that come after a query of the tile.
+  __device__ __forceinline__ void mask(Scores& scores, int tile) const {
+    const AttentionBackwardTask& task = shared_.task;
+    const int offset = task.key + group_ * Config::kGroupKeys, keys = task.keys - offset;
+    // The last of the warpgroup's keys that the first query sees.
+    const int seen = task.first_key + tile * Config::kTileQueries - offset;
+    if (keys >= Config::kGroupKeys && (!Config::kCausal || seen >= Config::kGroupKeys - 1)) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = row_in_group() + 8 * half;
+      const int first = key >= keys ? Config::kTileQueries : Config::kCausal ? key - seen : 0;
+      const int here = first - static_cast<int>(threadIdx.x % 4 * 2);  // queries before it are hidden
+#pragma unroll
+      for (int i = 2 * half; i < Config::kScores; i += 4) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd)
+          if (i / 4 * 8 + odd < here) scores[i + odd] = -kInfinity;
+      }
+    }
+  }
+
+  /// Address of what is known of the thread's first column in `rows`.
+  __device__ __forceinline__ std::uint32_t of_columns(const float (&rows)[Config::kTileQueries]) const {
+    return ptx::shared_address(rows) + stage_of(done_) * sizeof(AttentionBackwardRows) + threadIdx.x % 4 * 8;
+  }
+  /// Replaces scores by weights. `scale`: times log2(e), so that powers of two do.
+  __device__ __forceinline__ void exponentials(Scores& scores, float scale) const {
+    const std::uint32_t lse = of_columns(shared_.rows[0].lse);
+#pragma unroll
+    for (int i = 0; i < Config::kScores; i += 4) {
+      const float2 of_column = ptx::ld_shared_f32x2(lse + i / 4 * 32);
+#pragma unroll
+      for (int half = 0; half < 4; half += 2) {
+        scores[i + half] = ptx::ex2_approx_ftz(fmaf(scores[i + half], scale, -of_column.x));
+        scores[i + half + 1] = ptx::ex2_approx_ftz(fmaf(scores[i + half + 1], scale, -of_column.y));
+      }
+    }
+  }
+  /// Replaces weights by the gradients of their scores.
+  __device__ __forceinline__ void differentiate(Scores& weights, const Scores& d_weights) const {
+    const std::uint32_t delta = of_columns(shared_.rows[0].delta);
+#pragma unroll
+    for (int i = 0; i < Config::kScores; i += 4) {
+      const float2 of_column = ptx::ld_shared_f32x2(delta + i / 4 * 32);
+#pragma unroll
+      for (int half = 0; half < 4; half += 2) {
+        weights[i + half] *= d_weights[i + half] - of_column.x;
+        weights[i + half + 1] *= d_weights[i + half + 1] - of_column.y;
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void narrow(const Scores& scores, Narrowed& narrowed) {
+#pragma unroll
+    for (int i = 0; i < Config::kScores / 2; ++i)
+      narrowed[i / 4][i % 4] = narrow_pair<Config::kInput>(scores[2 * i], scores[2 * i + 1]);
   }
 
   /// Rows of keys, for sum_queries() of both warpgroups in the next step.
@@ -237,14 +287,17 @@ class AttentionBackwardMath {
     std::uint32_t packed[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) packed[i] = d_scores[i / 4][i % 4];
-    Sm90PieceRows rows;
-    ptx::compute_now(rows);  // else ptxas keeps all addresses in registers, and has none left
-    rows.write(ptx::shared_address(shared_.scores) + stages.stage() * Config::kScoreBytes +
-                   group_ * Config::kGroupScoreBytes,
-               packed);
+    Sm90PieceRows().write(ptx::shared_address(shared_.scores) + stages.stage() * Config::kScoreBytes +
+                              group_ * Config::kGroupScoreBytes,
+                          packed);
     ptx::fence_proxy_async_shared_cta();
     __syncwarp();
     if (threadIdx.x % 32 == 0) stages.arrive_full();
+  }
+
+  /// The upper one of the thread's two.
+  static __device__ __forceinline__ int row_in_group() {
+    return static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x / 4 % 8);
   }
 
   /// The warpgroup's rows of `tile`, in place of its keys or values.

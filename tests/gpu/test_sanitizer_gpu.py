@@ -14,8 +14,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
 from cluster import gpus_or_skip, program  # noqa: E402
 
-PROGRAMS = ["gpu_gemm", "gpu_gemm_operations", "gpu_ag_gemm", "gpu_attention", "gpu_ring_attention", "gpu_varlen_attention", "gpu_grouped_gemm", "gpu_moe",
-            "gpu_tile_reduce"]
+PROGRAMS = ["gpu_gemm", "gpu_gemm_operations", "gpu_ag_gemm", "gpu_attention", "gpu_attention_backward", "gpu_ring_attention",
+            "gpu_varlen_attention", "gpu_grouped_gemm", "gpu_moe", "gpu_tile_reduce"]
 SMALL = "*small enough for tools*"
 
 

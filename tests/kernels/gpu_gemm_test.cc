@@ -108,7 +108,8 @@ void check_skinny(GemmShape s, std::int32_t rows) {
     for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
       s.dtype = type;
       s.b_layout = layout;
-      for (std::int32_t split = 1; split <= kSkinnyMostSplit && split * kSm90TileK < s.k + kSm90TileK; split *= 2)
+      for (std::int32_t split = 1; split <= kSkinnyMostSplit && split * kSm90TileK < s.k + kSm90TileK;
+           split *= 2)
         check_case(s, Sm90SkinnyPlan{rows, split});
     }
   }

@@ -67,7 +67,7 @@ __device__ __forceinline__ void attention_backward_body(const Feed& feed,
     __syncwarp();
   } else {
     ptx::setmaxnreg_inc<Config::kMathRegisters>();
-    AttentionBackwardMath<Config>(warp / 4 - 1, shared).run(feed);
+    AttentionBackwardMath<Config>(__any_sync(~0U, warp >= 8), shared).run(feed);
     feed.finish();
   }
 }

@@ -64,7 +64,8 @@ struct AttentionBackwardConfig {
   static constexpr int kStages = 2;  ///< of everything that there is once per step
 
   // The gradient of a tile of queries is summed in units of 64 rows and 64 columns of fp32. Of two units each
-  // warpgroup computes one; where there is but one, they take turns.
+  // warpgroup computes one; where there is but one, both compute it and take turns in handing it on.
+  // NOTES: products under a branch are serialized by ptxas (13.0).
   static constexpr int kUnits = kBoxes;
   static constexpr bool kUnitEach = kUnits == kMathWarpgroups;
   static constexpr int kUnitElements = kTileQueries * 64;
@@ -92,6 +93,7 @@ struct alignas(1024) AttentionBackwardShared {
   /// Unit by unit, in the order of registers: [8 columns in 8][thread][4].
   std::byte sums[Config::kMathWarpgroups][Config::kStages][Config::kUnitBytes];
   AttentionBackwardRows rows[Config::kStages];
+  std::int32_t tiles[Config::kStages];  ///< number of the tile of queries in its head
   AttentionBackwardTask task;
   PipelineBarriers<1> tasks;                       ///< load -> math, store; empty by store
   PipelineBarriers<Config::kStages> stages;        ///< load -> math

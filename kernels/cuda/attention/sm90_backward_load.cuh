@@ -7,6 +7,7 @@
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/cuda/ptx/bulk.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
+#include "kernels/cuda/ptx/registers.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sync/trace.cuh"
 
@@ -53,6 +54,7 @@ __device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
   for (int step = 0; step < task.steps; ++step, stages.advance(), at.advance()) {
     if (at.begins_head()) feed.wait_rows(task, at.head());
     stages.wait_empty();
+    shared.tiles[stages.stage()] = at.tile();
     stages.arrive_full_expect(2 * Config::kQueryBytes + sizeof(AttentionBackwardRows));
     const std::uint32_t full = stages.full_barrier();
     const int column = task.query_column + at.head() * Config::kHeadDim, row = at.tile() * kRows;
@@ -117,7 +119,8 @@ template <class Config, class Feed>
 __device__ __forceinline__ void attention_backward_store_keys(const Feed& feed,
                                                               const AttentionBackwardTask& task, int group,
                                                               AttentionBackwardShared<Config>& shared) {
-  const int offset = group * Config::kGroupKeys;
+  int offset = group * Config::kGroupKeys;
+  ptx::compute_now(offset);  // so are the addresses below: registers are few
   if (task.key + offset < task.keys) {
 #pragma unroll
     for (int box = 0; box < Config::kBoxes; ++box) {
@@ -137,13 +140,12 @@ __device__ __forceinline__ void attention_backward_store_keys(const Feed& feed,
 template <class Config, class Feed>
 __device__ __forceinline__ void attention_backward_store(const Feed& feed, int group,
                                                          AttentionBackwardShared<Config>& shared) {
-  Pipeline<1> tasks(shared.tasks), gradients(shared.gradients[group]);
   Pipeline<Config::kStages> sums(shared.sum_stages[group]);
   const std::uint32_t from = ptx::shared_address(shared.sums[group]);
   const AttentionBackwardTask& task = shared.task;
   int turns = 0;  // of the warpgroups, where there is one unit per step
-  for (;; tasks.advance(), gradients.advance()) {
-    tasks.wait_full();
+  for (std::uint32_t number = 0;; ++number) {
+    Pipeline<1>(shared.tasks, number).wait_full();
     if (task.steps == AttentionBackwardTask::kEnd) return;
     begin_work(feed.trace());
     AttentionBackwardSteps at(task);
@@ -153,10 +155,10 @@ __device__ __forceinline__ void attention_backward_store(const Feed& feed, int g
                                      from + sums.stage() * Config::kUnitBytes);
       sums.advance();
     }
-    gradients.wait_full();
+    Pipeline<1>(shared.gradients[group], number).wait_full();
     attention_backward_store_keys(feed, task, group, shared);
     end_work(feed.trace(), DeviceWork::kStore, task.number);
-    tasks.arrive_empty();
+    Pipeline<1>(shared.tasks, number).arrive_empty();
   }
 }
 

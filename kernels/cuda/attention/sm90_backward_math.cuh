@@ -2,14 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "kernels/cuda/attention/sm90_backward_config.cuh"
+#include "kernels/cuda/attention/sm90_backward_scores.cuh"
 #include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/gemm/sm90_piece.cuh"
 #include "kernels/cuda/ptx/barrier.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
-#include "kernels/cuda/ptx/math.cuh"
+#include "kernels/cuda/ptx/registers.cuh"
 #include "kernels/cuda/sync/trace.cuh"
 
 namespace mkernel::kernels {
@@ -24,7 +24,7 @@ class AttentionBackwardMath {
 
   template <class Feed>
   __device__ __forceinline__ void run(const Feed& feed) {
-    for (std::uint32_t number = 0;;) {
+    for (std::uint32_t number = 0;; ++number) {
       Pipeline<1>(shared_.tasks, number).wait_full();
       if (shared_.task.steps == AttentionBackwardTask::kEnd) break;
       if (threadIdx.x % 128 == 0) begin_work(feed.trace());
@@ -35,21 +35,19 @@ class AttentionBackwardMath {
       write(shared_.values, d_values_, 1);
       write(shared_.keys, d_keys_, feed.scale());
       ptx::fence_proxy_async_shared_cta();
-      number = shared_.task.number + 1;  // not kept in a register meanwhile
       __syncwarp();
       if (threadIdx.x % 32 == 0) Pipeline<1>(shared_.gradients[group_]).arrive_full();
     }
   }
 
  private:
-  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
   static constexpr std::uint32_t kAllDone = 1;  ///< a named barrier; 0 is that of the whole CTA
-  static constexpr int kSteps16 = Config::kTileQueries / 16;
   using Stages = Pipeline<Config::kStages>;
-  using Scores = float[Config::kScores];        ///< [64 keys, 64 queries]
-  using Narrowed = std::uint32_t[kSteps16][4];  ///< the same, as wgmma takes them from registers
-  using Sums = float[Config::kSums];            ///< [64 keys, head_dim]
-  using Unit = float[32];                       ///< [64 queries, 64 columns]
+  using Of = AttentionBackwardScores<Config>;
+  using Scores = typename Of::Scores;
+  using Narrowed = typename Of::Narrowed;
+  using Sums = float[Config::kSums];  ///< [64 keys, head_dim]
+  using Unit = float[32];             ///< [64 queries, 64 columns]
 
   struct Registers {
     Scores scores, d_weights;
@@ -59,28 +57,27 @@ class AttentionBackwardMath {
 
   /// All steps of a task. There is always a product for the tensor cores to work on:
   ///
-  ///   in flight                          meanwhile
-  ///   d_out v^T                          weights
-  ///   d_v                                gradients of the scores
-  ///   d_k, d_q, q k^T of the next step   waits
-  ///   q k^T, d_out v^T of the next step  d_q on its way to shared memory
+  ///   in flight              | meanwhile
+  ///   d_out v^T              | weights
+  ///   d_v                    | gradients of the scores
+  ///   d_k, d_q               | wait for the queries of the next step
+  ///   q k^T of the next step | d_q on its way to shared memory
   ///
   /// d_q is that of the step before, for which the other warpgroup has had time to write its gradients of the
   /// scores.
   template <class Feed>
   __device__ __forceinline__ void walk(const Feed& feed) {
     Registers r;
-    int tile = shared_.task.first_tile;
     Stages(shared_.stages, done_).wait_full();
     multiply(r.scores, keys(), queries(), done_);
     multiply(r.d_weights, values(), d_out(), done_);
     ptx::wgmma_wait_group<1>();
     if (shared_.task.steps == 1) {
-      step<true, true>(feed, tile, r);
+      step<true, true>(feed, r);
     } else {
-      step<true, false>(feed, tile, r);
-      for (int left = shared_.task.steps - 2; left > 0; --left) step<false, false>(feed, tile, r);
-      step<false, true>(feed, tile, r);
+      step<true, false>(feed, r);
+      for (int left = shared_.task.steps - 2; left > 0; --left) step<false, false>(feed, r);
+      step<false, true>(feed, r);
     }
     sum_queries(r.unit, done_ - 1);
     ptx::wgmma_wait_group<0>();
@@ -89,21 +86,24 @@ class AttentionBackwardMath {
     write_unit(r.unit, done_ - 1);
   }
 
-  /// One step, whose scores are here; their gradients of the weights are in flight.
+  /// One step, whose scores are here; the gradients of their weights are in flight.
   /// NOTES: ptxas (13.0) lets a product stay in flight from one round of a loop to the next only if nothing
   /// else is when it is waited for.
   template <bool kFirst, bool kLast, class Feed>
-  __device__ __forceinline__ void step(const Feed& feed, int& tile, Registers& r) {
+  __device__ __forceinline__ void step(const Feed& feed, Registers& r) {
     ptx::wgmma_pin(r.scores);
-    mask(r.scores, tile);
-    tile = shared_.task.tile_after(tile);
-    exponentials(r.scores, feed.scale_log2());
-    narrow(r.scores, r.weights);
+    Of::mask(r.scores, shared_.task, shared_.tiles[stage_of(done_)], group_);
+    Of::exponentials(r.scores, rows(), feed.scale_log2());
+    ptx::wgmma_pin(r.scores);
+    // NOTES: this stage is known to be full. Without something here that branches, ptxas (13.0) moves the
+    // wait for the product in flight up, before the powers of two.
+    Stages(shared_.stages, done_).wait_full();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_pin(r.d_weights);
+    Of::narrow(r.scores, r.weights);
     accumulate(d_values_, r.weights, d_out(), !kFirst);
-    differentiate(r.scores, r.d_weights);
-    narrow(r.scores, r.d_scores);
+    Of::differentiate(r.scores, r.d_weights, rows());
+    Of::narrow(r.scores, r.d_scores);
     write_scores(r.d_scores);
     accumulate(d_keys_, r.d_scores, queries(), !kFirst);
     if constexpr (kFirst) {
@@ -138,10 +138,9 @@ class AttentionBackwardMath {
   static __device__ __forceinline__ std::uint32_t stage_of(std::uint32_t step) {
     return step % Config::kStages;
   }
-  /// Whether the warpgroup sums d_q of a step. A vote, so that ptxas knows that warps do not diverge.
-  __device__ __forceinline__ bool sums_queries(std::uint32_t step) const {
-    if constexpr (Config::kUnitEach) return true;
-    return __any_sync(~0U, static_cast<int>(step % Config::kMathWarpgroups) == group_);
+  /// Whether the warpgroup hands on d_q of a step.
+  __device__ __forceinline__ bool gives_unit(std::uint32_t step) const {
+    return Config::kUnitEach || static_cast<int>(step % Config::kMathWarpgroups) == group_;
   }
 
   /// scores = keys x queries^T of the step, or values and gradients of the outputs: [64, 64]
@@ -171,7 +170,7 @@ class AttentionBackwardMath {
     ptx::wgmma_pin(sums);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kSteps16; ++k) {
+    for (int k = 0; k < Of::kSteps16; ++k) {
       const std::uint64_t from = b + k * (16 * 128 / 16);
       constexpr auto kMajor = ptx::WgmmaMajor::kMn;
       if constexpr (Config::kHeadDim == 128) {
@@ -183,23 +182,20 @@ class AttentionBackwardMath {
     ptx::wgmma_commit_group();
   }
 
-  /// unit = gradients of the scores^T x keys, [64, 64], when both warpgroups have written theirs. One group
-  /// in flight, though it is empty where the other warpgroup computes the unit.
+  /// unit = gradients of the scores^T x keys, [64, 64], when both warpgroups have written theirs.
   __device__ __forceinline__ void sum_queries(Unit& unit, std::uint32_t step) const {
-    if (sums_queries(step)) {
-      Stages(shared_.score_stages, step).wait_full();
-      const std::uint64_t a = ptx::wgmma_descriptor_swizzle128(
-          ptx::shared_address(shared_.scores) + stage_of(step) * Config::kScoreBytes, 16, 8 * 128);
-      const std::uint64_t b = ptx::wgmma_descriptor_swizzle128(
-          keys() + (Config::kUnitEach ? group_ * Config::kKeyBoxBytes : 0), 16, 8 * 128);
-      ptx::wgmma_pin(unit);
-      ptx::wgmma_fence();
+    Stages(shared_.score_stages, step).wait_full();
+    const std::uint64_t a = ptx::wgmma_descriptor_swizzle128(
+        ptx::shared_address(shared_.scores) + stage_of(step) * Config::kScoreBytes, 16, 8 * 128);
+    const std::uint64_t b = ptx::wgmma_descriptor_swizzle128(
+        keys() + (Config::kUnitEach ? group_ * Config::kKeyBoxBytes : 0), 16, 8 * 128);
+    ptx::wgmma_pin(unit);
+    ptx::wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < Config::kTileKeys / 16; ++k) {
-        constexpr auto kMajor = ptx::WgmmaMajor::kMn;
-        ptx::wgmma_m64n64k16<Config::kWgmmaElement, kMajor, kMajor>(unit, a + k * (16 * 128 / 16),
-                                                                    b + k * (16 * 128 / 16), k > 0);
-      }
+    for (int k = 0; k < Config::kTileKeys / 16; ++k) {
+      constexpr auto kMajor = ptx::WgmmaMajor::kMn;
+      ptx::wgmma_m64n64k16<Config::kWgmmaElement, kMajor, kMajor>(unit, a + k * (16 * 128 / 16),
+                                                                  b + k * (16 * 128 / 16), k > 0);
     }
     ptx::wgmma_commit_group();
   }
@@ -207,8 +203,8 @@ class AttentionBackwardMath {
   /// The unit that sum_queries() has computed, to the storing thread.
   __device__ __forceinline__ void write_unit(Unit& unit, std::uint32_t step) const {
     give_back(Stages(shared_.score_stages, step));
-    if (!sums_queries(step)) return;
     ptx::wgmma_pin(unit);
+    if (!gives_unit(step)) return;
     const Stages sums(shared_.sum_stages[group_], Config::kUnitEach ? step : step / Config::kMathWarpgroups);
     sums.wait_empty();
     const std::uint32_t to = ptx::shared_address(shared_.sums[group_]) + sums.stage() * Config::kUnitBytes +
@@ -222,62 +218,9 @@ class AttentionBackwardMath {
     if (threadIdx.x % 32 == 0) sums.arrive_full();
   }
 
-  /// Hides keys behind the sequence, and those that come after a query of the tile.
-  __device__ __forceinline__ void mask(Scores& scores, int tile) const {
-    const AttentionBackwardTask& task = shared_.task;
-    const int offset = task.key + group_ * Config::kGroupKeys, keys = task.keys - offset;
-    // The last of the warpgroup's keys that the first query sees.
-    const int seen = task.first_key + tile * Config::kTileQueries - offset;
-    if (keys >= Config::kGroupKeys && (!Config::kCausal || seen >= Config::kGroupKeys - 1)) return;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = row_in_group() + 8 * half;
-      const int first = key >= keys ? Config::kTileQueries : Config::kCausal ? key - seen : 0;
-      const int here = first - static_cast<int>(threadIdx.x % 4 * 2);  // queries before it are hidden
-#pragma unroll
-      for (int i = 2 * half; i < Config::kScores; i += 4) {
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd)
-          if (i / 4 * 8 + odd < here) scores[i + odd] = -kInfinity;
-      }
-    }
-  }
-
-  /// Address of what is known of the thread's first column in `rows`.
-  __device__ __forceinline__ std::uint32_t of_columns(const float (&rows)[Config::kTileQueries]) const {
-    return ptx::shared_address(rows) + stage_of(done_) * sizeof(AttentionBackwardRows) + threadIdx.x % 4 * 8;
-  }
-  /// Replaces scores by weights. `scale`: times log2(e), so that powers of two do.
-  __device__ __forceinline__ void exponentials(Scores& scores, float scale) const {
-    const std::uint32_t lse = of_columns(shared_.rows[0].lse);
-#pragma unroll
-    for (int i = 0; i < Config::kScores; i += 4) {
-      const float2 of_column = ptx::ld_shared_f32x2(lse + i / 4 * 32);
-#pragma unroll
-      for (int half = 0; half < 4; half += 2) {
-        scores[i + half] = ptx::ex2_approx_ftz(fmaf(scores[i + half], scale, -of_column.x));
-        scores[i + half + 1] = ptx::ex2_approx_ftz(fmaf(scores[i + half + 1], scale, -of_column.y));
-      }
-    }
-  }
-  /// Replaces weights by the gradients of their scores.
-  __device__ __forceinline__ void differentiate(Scores& weights, const Scores& d_weights) const {
-    const std::uint32_t delta = of_columns(shared_.rows[0].delta);
-#pragma unroll
-    for (int i = 0; i < Config::kScores; i += 4) {
-      const float2 of_column = ptx::ld_shared_f32x2(delta + i / 4 * 32);
-#pragma unroll
-      for (int half = 0; half < 4; half += 2) {
-        weights[i + half] *= d_weights[i + half] - of_column.x;
-        weights[i + half + 1] *= d_weights[i + half + 1] - of_column.y;
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void narrow(const Scores& scores, Narrowed& narrowed) {
-#pragma unroll
-    for (int i = 0; i < Config::kScores / 2; ++i)
-      narrowed[i / 4][i % 4] = narrow_pair<Config::kInput>(scores[2 * i], scores[2 * i + 1]);
+  /// Address of what is known of the step's queries.
+  __device__ __forceinline__ std::uint32_t rows() const {
+    return ptx::shared_address(shared_.rows) + stage_of(done_) * sizeof(AttentionBackwardRows);
   }
 
   /// Rows of keys, for sum_queries() of both warpgroups in the next step.
@@ -287,17 +230,14 @@ class AttentionBackwardMath {
     std::uint32_t packed[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) packed[i] = d_scores[i / 4][i % 4];
-    Sm90PieceRows().write(ptx::shared_address(shared_.scores) + stages.stage() * Config::kScoreBytes +
-                              group_ * Config::kGroupScoreBytes,
-                          packed);
+    Sm90PieceRows rows;
+    ptx::compute_now(rows);  // else ptxas keeps all addresses in registers, and has none left
+    rows.write(ptx::shared_address(shared_.scores) + stages.stage() * Config::kScoreBytes +
+                   group_ * Config::kGroupScoreBytes,
+               packed);
     ptx::fence_proxy_async_shared_cta();
     __syncwarp();
     if (threadIdx.x % 32 == 0) stages.arrive_full();
-  }
-
-  /// The upper one of the thread's two.
-  static __device__ __forceinline__ int row_in_group() {
-    return static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x / 4 % 8);
   }
 
   /// The warpgroup's rows of `tile`, in place of its keys or values.

@@ -120,10 +120,12 @@ class AttentionMath {
     ptx::wgmma_pin(sums_);
   }
 
-  /// What all lanes have read is the same, which the compiler learns from a shuffle. Loops that end by it leave
-  /// the numbers of stages uniform, too, so the descriptors of products are computed in uniform registers: else
-  /// every product waits for some ten instructions (4 to 9 % of the body's time on an H100).
-  static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0U, value, 0); }
+  /// What all lanes have read is the same, which the compiler learns from a shuffle. Loops that end by it
+  /// leave the numbers of stages uniform, too, so the descriptors of products are computed in uniform
+  /// registers: else every product waits for some ten instructions (4 to 9 % of the body's time on an H100).
+  static __device__ __forceinline__ int uniform(int value) {
+    return __shfl_sync(~0U, value, 0);
+  }
   static __device__ __forceinline__ AttentionSegment uniform(AttentionSegment segment) {
     segment.keys = uniform(segment.keys);
     segment.visible = uniform(segment.visible);

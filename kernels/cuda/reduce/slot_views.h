@@ -13,8 +13,8 @@
 namespace mkernel::kernels {
 
 /// [half][turn]: all rows of an owner; behind these [half][turn]: its head (TileReducePlan::head_rows()), in
-/// one box. `slot(half, turn)` is where the slot begins. A map has at least one row; the kernel keeps clear of
-/// that of an owner without rows, or without a head.
+/// one box. `slot(half, turn)` is where the slot begins. A map has at least one row; the kernel keeps clear
+/// of that of an owner without rows, or without a head.
 template <class Slot>
 std::vector<MatrixView> slot_views(const TileReducePlan& plan, const GemmShape& shape, const Slot& slot) {
   const std::int32_t turns = plan.tiles.turns();
@@ -25,7 +25,8 @@ std::vector<MatrixView> slot_views(const TileReducePlan& plan, const GemmShape& 
       const std::int32_t owner = plan.owners[static_cast<std::size_t>(turn)];
       const std::int64_t rows =
           std::max<std::int64_t>(1, head ? plan.head_rows(owner) : plan.reduce.rows_of(owner));
-      views.push_back(sm90_c_view(shape.dtype, slot(static_cast<std::uint64_t>(i / turns), turn), rows, shape.n));
+      views.push_back(
+          sm90_c_view(shape.dtype, slot(static_cast<std::uint64_t>(i / turns), turn), rows, shape.n));
       if (head) views.back().box_rows = static_cast<std::int32_t>(rows);
     }
   }

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <numbers>
 
 #include "kernels/cuda/attention/sm90_backward.cuh"
 #include "kernels/cuda/launch/first_cta.cuh"
@@ -18,7 +17,7 @@
 namespace mkernel::kernels {
 
 inline constexpr float kInfinite = std::numeric_limits<float>::infinity();
-inline constexpr float kLog2e = std::numbers::log2e_v<float>;
+inline constexpr float kLog2e = 1.44269504088896341F;
 
 /// The bounded wait for a word of another CTA of this launch.
 __device__ __forceinline__ bool wait_backward_word(const AttentionBackwardParameters& p,

@@ -123,9 +123,8 @@ double estimated_seconds(const AttentionPlan& plan, const Machine& machine) {
       play(tasks, std::vector(static_cast<std::size_t>(ctas), machine.launch),
            [&](const AttentionTasks::Place& place, double begin) {
              const std::int32_t end = std::min(queries, (place.tile + 1) * kAttentionTileQueries);
-             return begin +
-                    sweep_seconds(shape, machine, plan.tile_keys(),
-                                  attention_visible_keys(end, queries, keys, shape.causal));
+             return begin + sweep_seconds(shape, machine, plan.tile_keys(),
+                                          attention_visible_keys(end, queries, keys, shape.causal));
            });
   return std::max(ends, machine.launch + memory_seconds(shape, machine, queries)) + machine.last_stores;
 }
@@ -149,7 +148,8 @@ double estimated_seconds(const RingGpuPlan& plan) {
       if (keys == 0) continue;
       const Arrival& arrival = arrivals.by_step[static_cast<std::size_t>(step)];
       const double rows = gather.rows(source), first = place.batch * gather.positions(source);
-      now = std::max(now, arrival.at(first / rows)) + sweep_seconds(plan.shape, machine, plan.tile_keys(), keys);
+      now = std::max(now, arrival.at(first / rows)) +
+            sweep_seconds(plan.shape, machine, plan.tile_keys(), keys);
       now = std::max(now, arrival.at((first + keys) / rows));
     }
     return now;

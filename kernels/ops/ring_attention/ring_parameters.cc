@@ -46,7 +46,8 @@ MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out) {
 }
 MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t source, const void* kv) {
   const std::int64_t positions = plan.gather.positions(source);
-  return attention_rows_view(plan.shape, kv, plan.shape.kv_heads, positions, {0, positions}, plan.tile_keys());
+  return attention_rows_view(plan.shape, kv, plan.shape.kv_heads, positions, {0, positions},
+                             plan.tile_keys());
 }
 
 }  // namespace mkernel::kernels

@@ -1,5 +1,5 @@
-// The kernel of attention of sequences of different lengths for one size of heads and of tiles, and type; included by
-// one file per instance, so that they compile side by side.
+// The kernel of attention of sequences of different lengths for one size of heads and of tiles, and type;
+// included by one file per instance, so that they compile side by side.
 #pragma once
 
 #include "kernels/cuda/launch/cooperative_launch.cuh"

@@ -17,13 +17,13 @@ auto with_attention_config(const AttentionShape& shape, const With& with) {
   return shape.causal ? typed.template operator()<128, true>() : typed.template operator()<128, false>();
 }
 
-/// Calls `with.operator()<head_dim, tile_keys, type>()`, where `tile_keys` is what attention_tile_keys() says.
+/// Calls `with.operator()<head_dim, tile_keys, type>()`, where `tile_keys` is what attention_tile_keys()
+/// says.
 template <class With>
 auto with_attention_tile(const AttentionShape& shape, std::int32_t tile_keys, const With& with) {
   const auto typed = [&]<int kHeadDim, int kTileKeys>() {
-    return shape.dtype == DataType::kBf16
-               ? with.template operator()<kHeadDim, kTileKeys, DataType::kBf16>()
-               : with.template operator()<kHeadDim, kTileKeys, DataType::kF16>();
+    return shape.dtype == DataType::kBf16 ? with.template operator()<kHeadDim, kTileKeys, DataType::kBf16>()
+                                          : with.template operator()<kHeadDim, kTileKeys, DataType::kF16>();
   };
   if (shape.head_dim == 64) return typed.template operator()<64, 192>();
   return tile_keys == 128 ? typed.template operator()<128, 128>() : typed.template operator()<128, 160>();

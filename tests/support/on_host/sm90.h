@@ -70,5 +70,13 @@ void host_wgmma(float* d, const HostProduct& product, const std::uint32_t* a, st
 void host_commit_products();
 /// Until at most `pending` groups of this thread are not done.
 void host_wait_products(std::size_t pending);
+/// While it lives, products of one warpgroup of every CTA take long, so that the others run ahead.
+class HostSlowWarpgroup {
+ public:
+  explicit HostSlowWarpgroup(std::uint32_t warpgroup);
+  ~HostSlowWarpgroup();
+  HostSlowWarpgroup(const HostSlowWarpgroup&) = delete;
+  HostSlowWarpgroup& operator=(const HostSlowWarpgroup&) = delete;
+};
 
 }  // namespace mkernel::test

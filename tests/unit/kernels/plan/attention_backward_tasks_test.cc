@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace mkernel::test {
@@ -161,12 +162,13 @@ TEST_CASE("attention backward tasks: nobody waits in a circle, with any number o
 }
 
 TEST_CASE("attention backward tasks: turns cost little, and multiprocessors end together") {
-  for (const auto& [sequence, heads] : {std::tuple{6144, 64}, {12288, 64}, {8192, 24}}) {
+  for (const auto& shape : {std::pair{6144, 64}, {12288, 64}, {8192, 24}}) {
+    const auto [sequence, heads] = shape;
     for (const bool causal : {false, true}) {
       BackwardSimulation simulation({1, heads, heads, sequence, sequence, causal}, 132);
       const std::int32_t rounds = simulation.run();
       const double busy = double(simulation.steps()) / 132 / rounds;
-      CAPTURE(sequence);
+      CAPTURE(shape.first);
       CAPTURE(causal);
       CAPTURE(busy);
       CHECK(busy > (causal ? 0.98 : 0.95));

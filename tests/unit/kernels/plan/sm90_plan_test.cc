@@ -183,8 +183,7 @@ TEST_CASE("the CTAs of a cluster load every box of a shared operand once") {
   }
 }
 
-TEST_CASE(
-    "few rows: tiles have all rows, every CTA has a step along k, and two CTAs fit") {
+TEST_CASE("few rows: tiles have all rows, every CTA has a step along k, and two CTAs fit") {
   for (const std::int32_t rows : kSkinnyRows) {
     CHECK(skinny_stages(rows) >= 3);
     CHECK((skinny_stages(rows) * skinny_stage_bytes(rows) + 2048) * kSkinnyCtasPerSm <= 228 * 1024);

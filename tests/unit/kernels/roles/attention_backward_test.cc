@@ -71,6 +71,13 @@ class HostBackward {
     CHECK(control_->failed == 0);
     CHECK(control_->epoch == before + 1);
   }
+  void abort() { aborted_ = 1; }
+  /// A launch that fails, whether it computes or not; whether it does.
+  bool computes_and_fails() {
+    launch();
+    CHECK(control_->stopped != 0);
+    return gradients_ != poisoned_gradients(plan_.shape);
+  }
 
  private:
   struct alignas(128) Line {
@@ -158,6 +165,16 @@ TEST_CASE("attention backward kernel: large scores overflow nowhere") {
   }
 }
 
+TEST_CASE("attention backward kernel: one warpgroup is slower than the other") {
+  for (const std::uint32_t warpgroup : {1, 2}) {
+    const HostSlowWarpgroup slow(warpgroup);
+    for (const std::int64_t head_dim : {64, 128}) {
+      check({.batch = 2, .sequence = 200, .heads = 1, .kv_heads = 1, .head_dim = head_dim, .causal = true});
+      check({.batch = 1, .sequence = 200, .heads = 2, .kv_heads = 1, .head_dim = head_dim});
+    }
+  }
+}
+
 TEST_CASE("attention backward kernel: the same bits with any number of CTAs, launch after launch") {
   const AttentionShape shape{
       .batch = 1, .sequence = 400, .heads = 2, .kv_heads = 2, .head_dim = 64, .causal = true};
@@ -174,6 +191,16 @@ TEST_CASE("attention backward kernel: the same bits with any number of CTAs, lau
     other.launch();
     CHECK(other.gradients() == first);
   }
+}
+
+TEST_CASE(
+    "attention backward kernel: what the host aborts has failed, and the launches behind it do nothing") {
+  const AttentionShape shape{.batch = 1, .sequence = 20, .heads = 1, .kv_heads = 1, .head_dim = 64};
+  HostBackward rank(shape, random_attention_backward(shape, 4));
+  rank.check();
+  rank.abort();
+  CHECK(rank.computes_and_fails());
+  CHECK_FALSE(rank.computes_and_fails());
 }
 
 }  // namespace

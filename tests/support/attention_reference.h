@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "mkernel/ops.h"
+#include "tests/support/rounding.h"
 
 namespace mkernel::test {
-
-inline constexpr double kFloatUnit = 0x1p-24;  ///< fp32 rounds by at most so much of a value
 
 /// Whole tensors, [batch, sequence, heads or kv_heads, head_dim], in the io type.
 struct AttentionTensors {

@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "tests/support/random_tensor.h"
+#include "tests/support/rounding.h"
 
 namespace mkernel::test {
 namespace {
 
-constexpr double kFloatUnit = 0x1p-24;
 constexpr double kSmallest = 0x1p-24;  // rounding error among the subnormals of fp16
 
 /// x [k] times matrix [k, n] in the io type; an fp32 sum in any order is off by (k + 2) units of the sum of

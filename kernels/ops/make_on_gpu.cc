@@ -73,6 +73,7 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
           : make_cuda_ring_attention(shape, topology, group.rank(),
                                      {.comm_ctas = plan.comm_ctas, .sms = plan.sms, .machine = plan.machine});
   if (!made.ok()) return made.status();
+  (*made)->use_rings(options.rings);
   return std::unique_ptr<AttentionOperation>(std::move(*made));
 }
 

@@ -68,6 +68,7 @@ GemmCase::GemmCase(OpKind kind, const GemmShape& shape, std::shared_ptr<FakeFabr
   a_.resize(fabric_->world());
   b_.resize(fabric_->world());
   c_.resize(fabric_->world());
+  gathered_.resize(fabric_->world());
   wide_a_.resize(fabric_->world());
   wide_b_.resize(fabric_->world());
 }
@@ -113,6 +114,8 @@ void GemmCase::fill(std::uint64_t seed) {
       std::copy(columns.begin(), columns.end(), begin);
     }
     c_[rank].assign(static_cast<std::size_t>(rows_of_c(rank) * n_), kPoison);
+    if (kind_ == OpKind::kAgGemm)
+      gathered_[rank].assign(static_cast<std::size_t>(shape_.m * shape_.k), kPoison);
   }
 }
 
@@ -122,6 +125,7 @@ Status GemmCase::run_rank(std::uint32_t rank, const ExecutorOptions& options) {
     arguments.more_b[more] = b_[rank].data() + shape_.k * first_column(more + 1);
     arguments.more_c[more] = c_[rank].data() + rows_of_c(rank) * first_column(more + 1);
   }
+  if (kind_ == OpKind::kAgGemm) arguments.gathered = gathered_[rank].data();
   return operations_[rank]->run(arguments, options);
 }
 
@@ -191,8 +195,16 @@ std::string GemmCase::judge_element(std::uint32_t rank, std::int64_t row, std::i
          std::to_string(bound);
 }
 
+std::vector<std::uint16_t> GemmCase::gathered() const {
+  std::vector<std::uint16_t> rows;
+  for (const auto& a : a_) rows.insert(rows.end(), a.begin(), a.end());
+  return rows;
+}
+
 std::string GemmCase::judge() const {
   for (std::uint32_t rank = 0; rank < fabric_->world(); ++rank) {
+    if (kind_ == OpKind::kAgGemm && gathered_[rank] != gathered())
+      return "rank " + std::to_string(rank) + " has not gathered the rows of all ranks";
     if (kind_ == OpKind::kGemmAr && rank > 0) {  // all hold the bits of rank 0
       if (c_[rank] != c_[0]) return "rank " + std::to_string(rank) + " holds another c than rank 0";
       continue;

@@ -60,6 +60,8 @@ class GemmCase {
   };
   Dot dot(std::uint32_t rank, std::int64_t row, std::uint32_t b_rank, std::int64_t column) const;
   std::string judge_element(std::uint32_t rank, std::int64_t row, std::int64_t column) const;
+  /// Of AG+GEMM: all rows of a, as every rank asks for them.
+  std::vector<std::uint16_t> gathered() const;
 
   OpKind kind_;
   GemmShape shape_;
@@ -67,6 +69,7 @@ class GemmCase {
   std::vector<std::unique_ptr<GemmOperation>> operations_;
   std::int64_t n_;                                     ///< of all products
   std::vector<std::vector<std::uint16_t>> a_, b_, c_;  ///< those of several products one behind the other
+  std::vector<std::vector<std::uint16_t>> gathered_;   ///< of AG+GEMM
   std::vector<std::vector<float>> wide_a_, wide_b_;    ///< [rows, k], [n, k]
 };
 

@@ -123,6 +123,25 @@ TEST_CASE("few rows, whose owners share tiles: sent on by owners, or to all rank
   }
 }
 
+TEST_CASE("few rows of AG+GEMM, whose sources share tiles, times one b and several") {
+  for (const World world : {World{1, 2}, World{1, 3}, World{1, 8}, World{2, 2}, World{3, 2}, World{4, 4}}) {
+    CAPTURE(world.nodes);
+    CAPTURE(world.ranks);
+    // Fewer rows than ranks, several sources in a tile, several tiles, rows in parts.
+    GemmShape several{61, 70, 72, DataType::kF16, Layout::kColumnMajor};
+    several.more_n[0] = 200;
+    several.more_n[1] = 1;
+    for (const GemmShape& shape :
+         {GemmShape{2, 136, 24}, GemmShape{301, 200, 24}, GemmShape{50, 5, 9000}, several}) {
+      for (const kernels::TileSize tile : {kernels::TileSize{128, 64, 1}, kernels::TileSize{128, 128, 2}}) {
+        GemmCase gemm(OpKind::kAgGemm, shape,
+                      {.nodes = world.nodes, .ranks_per_node = world.ranks, .seed = 9}, {.tile = tile});
+        for (std::uint64_t launch = 0; launch < 3; ++launch) check_launch(gemm, launch, kTwoThreads);
+      }
+    }
+  }
+}
+
 TEST_CASE("a failed launch stops the other operations that take turns with its workspace") {
   auto fabric = std::make_shared<FakeFabric>(FabricOptions{.nodes = 1, .ranks_per_node = 2});
   GemmCase one(OpKind::kAgGemm, {61, 37, 29}, fabric), other(OpKind::kGemmRs, {61, 37, 29}, fabric);

@@ -46,6 +46,34 @@ TEST_CASE("all of that in a shape small enough for tools that watch every access
   check_gpu_case<AgGemm>(2, {1100, 264, 264},
                          {.tile = Sm90Tile::k128x256, .comm_ctas = 4, .tail_tiles = 3, .late_tiles = 2}, 2);
   check_gpu_case<AgGemm>(FabricOptions{.nodes = 2}, {300, 136, 72});
+  check_gpu_case<AgGemm>(4, {61, 264, 264});  // tiles that sources share
+}
+
+TEST_CASE(
+    "few rows, whose sources share tiles: every tile, types, layouts, ranks without rows, rows in parts") {
+  if (!peers_or_skip(1)) return;
+  for (const int ranks : {2, 3, 4, 8}) {
+    for (const Sm90Tile tile : kSm90Tiles)
+      check_gpu_case<AgGemm>(ranks, {61, 1032, 520}, {.tile = tile, .comm_ctas = 2}, 2);
+    check_gpu_case<AgGemm>(ranks, {ranks - 1, 264, 72});
+    check_gpu_case<AgGemm>(ranks, {128, 776, 8200, DataType::kF16, Layout::kColumnMajor}, {}, 3);
+    check_gpu_case<AgGemm>(ranks, {64, 2048, 4096}, {}, 20);
+    check_gpu_case<AgGemm>(ranks, {500, 1032, 1032});
+  }
+  // Tiles for CTAs that are through with pushing, and narrow ones at the end.
+  check_gpu_case<AgGemm>(4, {200, 776, 4104},
+                         {.tile = Sm90Tile::k128x128, .comm_ctas = 6, .tail_tiles = 2, .late_tiles = 2}, 3);
+}
+
+TEST_CASE("few rows over several nodes, whose sources share tiles") {
+  if (!peers_or_skip(1)) return;
+  for (const FabricOptions& nodes : {FabricOptions{.nodes = 2, .ranks_per_node = 2, .seed = 2},
+                                     FabricOptions{.nodes = 3, .ranks_per_node = 1, .seed = 3}}) {
+    for (const GemmShape& s : {GemmShape{2, 136, 72}, GemmShape{64, 1032, 8200},
+                               GemmShape{130, 392, 1032, DataType::kF16, Layout::kColumnMajor}}) {
+      check_gpu_case<AgGemm>(nodes, s, {}, 3);
+    }
+  }
 }
 
 namespace {

@@ -35,14 +35,16 @@ struct FanOutTarget {
 
 /// The rows of one source. Without rows it is one block of empty chunks.
 struct FanOutStream {
-  const std::byte* source;  ///< [rows, row_bytes], or as at the targets
+  const std::byte* source;  ///< [rows, row_bytes], or, as at the targets, the slab
   bool in_parts;            ///< as at the targets
   std::int64_t rows;
   std::int32_t chunks;
   std::int32_t stores;     ///< the first of the targets: where rows are stored, in this order
   std::int32_t targets;    ///< the first of them: where chunks are counted
-  std::uint64_t rows_at;   ///< where they go in a target's rows: part 0 of all of them, then part 1, ...
+  std::uint64_t rows_at;   ///< their slab in a target's rows: part 0 of all its rows, then part 1, ...
   std::uint64_t ready_at;  ///< in its words: one of 64 bits per chunk, to which every share adds one
+  std::int64_t slab_rows;  ///< of the slab; as many as `rows` when it is this source's alone
+  std::int64_t slab_row;   ///< of the slab, with which this source's begin
 };
 
 /// All streams, cut alike. A chunk is one part (along k) of a block of rows; the parts of a block follow each
@@ -82,13 +84,13 @@ __device__ __forceinline__ void describe_targets(std::int32_t local_rank, std::i
   }
 }
 /// Completes a stream that has its rows, its chunks and its place at the targets: own rows, for the other
-/// ranks of a node of `ranks`, and for this one's memory when they are `put` from there. A rank alone has no
-/// chunks.
-__device__ __forceinline__ void describe_own_rows(const std::byte* rows, std::int32_t ranks, bool put,
+/// ranks of a node of `ranks`, and for this one's memory, too, when they are `kept` to be read there. A rank
+/// alone that keeps none has no chunks.
+__device__ __forceinline__ void describe_own_rows(const std::byte* rows, std::int32_t ranks, bool kept,
                                                   FanOutStream& stream) {
   stream.source = rows;
   stream.in_parts = false;
-  stream.stores = put ? ranks : ranks - 1;
+  stream.stores = kept ? ranks : ranks - 1;
   stream.targets = stream.stores;
   if (stream.targets == 0) stream.chunks = 0;
 }
@@ -174,7 +176,7 @@ class FanOutCursor {
     const std::int64_t column = plan_.row.begin(part);
     row_bytes_ = static_cast<std::uint32_t>(plan_.row.bytes(part));
     piece_rows_ = static_cast<std::int32_t>(kFanOutPieceBytes / row_bytes_);
-    target_ = stream_->rows * column + first_row * row_bytes_;
+    target_ = stream_->slab_rows * column + (stream_->slab_row + first_row) * row_bytes_;
     pitch_ = stream_->in_parts ? row_bytes_ : plan_.row.row_bytes;
     source_ = stream_->source + (stream_->in_parts ? target_ : first_row * pitch_ + column);
     stores_ = stream_->stores;

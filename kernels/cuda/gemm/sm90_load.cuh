@@ -150,6 +150,27 @@ __device__ __forceinline__ void sm90_load_step(const TensorMap* a, const Sm90Til
   }
 }
 
+/// One thread, before the roles of a schedule that waits: the first `bytes` of b of its first tile into the
+/// L2, which are read there when the rows are here. The CTAs of a cluster that share b share the steps.
+template <class Tile, class Schedule>
+__device__ __forceinline__ void sm90_prefetch_b(const Schedule& schedule, int bytes) {
+  if (schedule.tiles() == 0) return;
+  const Sm90TilePlace tile = schedule.tile(0);
+  const int steps = min(schedule.k_blocks(), bytes / Tile::kBBytes);
+  const int part = Tile::kClusterRows > 1 ? static_cast<int>(ptx::cluster_cta_rank()) : 0;
+  for (int step = part; step < steps; step += Tile::kClusterRows) {
+    const int k = tile.b_k + step * Tile::kTileK;
+    for (int box = 0; box < Tile::kBBoxes; ++box) {
+      const int column = tile.b_column + box * (Tile::kTileN / Tile::kBBoxes);
+      if constexpr (Tile::kLayoutB == Layout::kRowMajor) {
+        ptx::tma_prefetch_2d(tile.b, column, k);
+      } else {
+        ptx::tma_prefetch_2d(tile.b, k, column);
+      }
+    }
+  }
+}
+
 /// How many steps of the first tile are under way when the roles begin. A schedule that waits has none.
 template <class Config, class Schedule>
 __device__ __forceinline__ int sm90_loaded_first(const Schedule& schedule, const Sm90Start<Schedule>& start) {

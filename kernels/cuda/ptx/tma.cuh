@@ -55,7 +55,13 @@ __device__ __forceinline__ void tma_load_multicast_3d(std::uint32_t shared, cons
       : "memory");
 }
 
-/// Brings a box of a map with a third coordinate into the L2, and nowhere else.
+/// Brings a box into the L2, and nowhere else.
+__device__ __forceinline__ void tma_prefetch_2d(const void* map, std::int32_t x, std::int32_t y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y)
+               : "memory");
+}
+
+/// The same of a map with a third coordinate.
 __device__ __forceinline__ void tma_prefetch_3d(const void* map, std::int32_t x, std::int32_t y,
                                                 std::int32_t z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),

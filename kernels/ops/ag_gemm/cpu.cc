@@ -81,9 +81,10 @@ class AgGemmLaunch {
   std::uint64_t& ready(std::byte* workspace, std::int32_t source, std::int32_t chunk) const {
     return reinterpret_cast<std::uint64_t*>(workspace + gather().ready_offset(source))[chunk];
   }
-  std::byte* slab(std::byte* lent, std::int32_t source) const {
-    return lent + launch_.half_at + gather().slab_offset(source);
-  }
+  /// The data of a rank's lent workspace that this launch uses.
+  std::byte* half(std::byte* lent) const { return lent + launch_.half_at; }
+  /// Until a part of the rows [begin, end) of a row block's slab is here.
+  Status wait_rows(const ArrivalSteps::Place& block, Range rows, std::int32_t part) const;
   Status wait_chunk(std::int32_t source, std::int32_t chunk, const char* role) const;
   Status wait_empty() const;
   void push_share(std::int32_t source, std::int32_t chunk, std::int32_t share) const;
@@ -135,7 +136,7 @@ void AgGemmLaunch::push_share(std::int32_t source, std::int32_t chunk, std::int3
   const auto* a = static_cast<const std::byte*>(arguments_.a);
   const auto row_at = [&](std::int64_t row) {
     return source == me_ ? a + (first + row) * gather().row.row_bytes + gather().row.begin(part)
-                         : slab(lent_.mine, source) + at + row * part_bytes;
+                         : half(lent_.mine) + at + row * part_bytes;
   };
   const std::uint32_t ranks = topology_.ranks_per_node();
   const std::uint32_t local = topology_.local_of(static_cast<std::uint32_t>(me_));
@@ -143,9 +144,10 @@ void AgGemmLaunch::push_share(std::int32_t source, std::int32_t chunk, std::int3
   for (std::uint32_t turn = 1; turn <= ranks; ++turn) {
     const std::uint32_t target = (local + turn) % ranks;
     const bool here = turn == ranks;
-    if (here && source == me_ && plan_.rails() == 0) break;  // the product reads own rows from a itself
+    // The product reads own rows from a itself, unless they lie with those of others.
+    if (here && source == me_ && plan_.stores() == plan_.steps.near) break;
     for (std::int64_t row = begin; row < end && !(here && source != me_); ++row)
-      std::memcpy(slab(lent_.node[target], source) + at + row * part_bytes, row_at(row),
+      std::memcpy(half(lent_.node[target]) + at + row * part_bytes, row_at(row),
                   static_cast<std::size_t>(part_bytes));
     signal_add(ready(workspace_.node[target], source, chunk), 1);
   }
@@ -180,8 +182,7 @@ Status AgGemmLaunch::send() {
   const std::int32_t chunks = gather().chunks(me_);
   for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
     MK_RETURN_IF_ERROR(wait_chunk(me_, chunk, "inter_send"));
-    const Place place{lent_.region,
-                      launch_.half_at + gather().slab_offset(me_) + gather().chunk_offset(me_, chunk)};
+    const Place place{lent_.region, launch_.half_at + gather().chunk_offset(me_, chunk)};
     for (const std::uint32_t peer : rail_peers_) {
       MK_RETURN_IF_ERROR(endpoint_.put(peer, 0, place, place, gather().chunk_bytes(me_, chunk), "inter_send",
                                        launch_.scope));
@@ -202,12 +203,22 @@ void AgGemmLaunch::copy_gathered() const {
       std::memcpy(out, arguments_.a, rows * static_cast<std::size_t>(row.row_bytes));
     for (std::int32_t part = 0; source != me_ && part < row.parts; ++part) {
       const auto bytes = static_cast<std::size_t>(row.bytes(part));
-      const std::byte* from = slab(lent_.mine, source) + gather().part_offset(source, part);
+      const std::byte* from = half(lent_.mine) + gather().row_offset(source, 0, part);
       for (std::size_t r = 0; r < rows; ++r, from += bytes)
         std::memcpy(out + static_cast<std::int64_t>(r) * row.row_bytes + row.begin(part), from, bytes);
     }
     out += static_cast<std::int64_t>(rows) * row.row_bytes;
   }
+}
+
+Status AgGemmLaunch::wait_rows(const ArrivalSteps::Place& block, Range rows, std::int32_t part) const {
+  if (!gather().shared) return wait_chunk(block.source, block.block * gather().row.parts + part, "compute");
+  Status waited;
+  gather().each_source(rows.begin, rows.end, [&](std::int32_t source) {
+    waited = wait_chunk(source, part, "compute");
+    return waited.ok();
+  });
+  return waited;
 }
 
 Status AgGemmLaunch::tile(const TileAssignment::Place& at, std::int64_t width, const Room& room) const {
@@ -216,28 +227,28 @@ Status AgGemmLaunch::tile(const TileAssignment::Place& at, std::int64_t width, c
   const auto [index, column] =
       plan_.columns.place(at.tile.column * plan_.tile.columns + at.part * static_cast<std::int32_t>(width));
   const Product& of = products_[static_cast<std::size_t>(index)];
-  const ArrivalSteps::Place step = plan_.steps.place(at.tile.row);
+  const ArrivalSteps::Place block = plan_.row_block(at.tile.row);
+  const std::int32_t slab = block.source;
+  const bool in_place = !gather().shared && slab == me_;
   const RowParts& row = gather().row;
-  const std::int64_t first = step.block * std::int64_t{gather().block_rows};
-  const std::int64_t count =
-      std::min<std::int64_t>(gather().block_rows, gather().rows_of(step.source) - first);
+  const std::int64_t first = block.block * std::int64_t{gather().block_rows};
+  const std::int64_t count = std::min<std::int64_t>(gather().block_rows, gather().slab_rows(slab) - first);
   const Range columns{column, std::min(of.n, column + width)};
   if (count <= 0 || columns.size() <= 0) return {};
-  if (step.source == me_) {
+  if (in_place) {
     widen(shape_.dtype, static_cast<const std::uint16_t*>(arguments_.a) + first * shape_.k, rows,
           static_cast<std::size_t>(count * shape_.k));
   }
-  for (std::int32_t part = 0; step.source != me_ && part < row.parts; ++part) {
-    const std::int32_t chunk = step.block * row.parts + part;
-    MK_RETURN_IF_ERROR(wait_chunk(step.source, chunk, "compute"));
-    const std::byte* from = slab(lent_.mine, step.source) + gather().chunk_offset(step.source, chunk);
+  for (std::int32_t part = 0; !in_place && part < row.parts; ++part) {
+    MK_RETURN_IF_ERROR(wait_rows(block, {first, first + count}, part));
+    const std::byte* from = half(lent_.mine) + gather().part_offset(slab, part) + first * row.bytes(part);
     for (std::int64_t r = 0; r < count; ++r, from += row.bytes(part)) {
       widen(shape_.dtype, from, rows + r * shape_.k + row.begin(part) / 2,
             static_cast<std::size_t>(row.bytes(part) / 2));
     }
   }
   of.gemm.product(rows, count, columns, product, columns.size());
-  std::uint16_t* c = of.c + (gather().first_row(step.source) + first) * of.n;
+  std::uint16_t* c = of.c + (gather().slab_row(slab) + first) * of.n;
   for (std::int64_t r = 0; r < count; ++r) {
     narrow(shape_.dtype, product + r * columns.size(), c + r * of.n + columns.begin,
            static_cast<std::size_t>(columns.size()));

@@ -34,23 +34,20 @@ class CudaAgGemm final : public CudaGemmOperation {
   double expected_seconds() const override { return estimated_seconds(shape(), plan_); }
 
  private:
-  /// A map has at least one row; the kernel keeps clear of that of a source without rows.
-  std::int64_t map_rows(std::int32_t source) const {
-    return std::max<std::int64_t>(1, plan_.gather.rows_of(source));
-  }
-
   /// Maps of a for every part of every slab; they stay as long as the workspaces do.
   Status attach() override {
     const PushGatherPlan& gather = plan_.gather;
     std::vector<TensorMap> maps;
     for (const std::uint64_t launch : {0, 1}) {
       const std::byte* half = lent().mine + lent_half_at(launch, half_bytes());
-      for (std::int32_t source = 0; source < gather.world; ++source) {
+      for (std::int32_t slab = 0; slab < gather.slabs(); ++slab) {
+        // A map has at least one row; the kernel keeps clear of that of a slab without rows.
+        const std::int64_t rows = std::max<std::int64_t>(1, gather.slab_rows(slab));
         for (std::int32_t part = 0; part < gather.row.parts; ++part) {
-          const std::byte* rows = half + gather.slab_offset(source) + gather.part_offset(source, part);
-          auto map = encode_tensor_map(
-              sm90_a_view(plan_.tile, shape().dtype, rows, map_rows(source), gather.row.bytes(part) / 2),
-              "workspace");
+          auto map =
+              encode_tensor_map(sm90_a_view(plan_.tile, shape().dtype, half + gather.part_offset(slab, part),
+                                            rows, gather.row.bytes(part) / 2),
+                                "workspace");
           if (!map.ok()) return map.status();
           maps.push_back(*map);
         }
@@ -82,7 +79,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     if (!b.ok()) return b.status();
     p.b[product] = *b;
     for (const int more : {0, 1}) {
-      const std::int64_t rows = std::max<std::int64_t>(1, plan_.gather.min_rows() + more);
+      const std::int64_t rows = plan_.gather.map_rows(more);
       auto c = encode_tensor_map(sm90_c_view(shape().dtype, c_of(arguments, product), rows, n, shape().m),
                                  kNamesOfC[product]);
       if (!c.ok()) return c.status();
@@ -111,6 +108,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     p.steps = plan_.steps;
     p.assignment = plan_.assignment;
     p.columns = plan_.columns;
+    p.read_in_place = plan_.gather.shared ? -1 : plan_.steps.rank;
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.comm_ctas = plan_.comm_ctas;
     const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;
@@ -126,7 +124,7 @@ class CudaAgGemm final : public CudaGemmOperation {
   }
 
   const AgGemmPlan plan_;
-  DeviceBuffer slabs_;  ///< TensorMap [half][source][part]
+  DeviceBuffer slabs_;  ///< TensorMap [half][slab][part]
 };
 
 }  // namespace

@@ -38,8 +38,8 @@ inline __global__ __launch_bounds__(kGatheredThreads) void copy_gathered_kernel(
     if (own) {
       copy_bytes(out + r * row.row_bytes, g.own + r * row.row_bytes, row.row_bytes);
     } else {
-      const std::byte* rows = half + g.gather.slab_offset(source) + g.gather.part_offset(source, part);
-      copy_bytes(out + r * row.row_bytes + row.begin(part), rows + r * row.bytes(part), row.bytes(part));
+      copy_bytes(out + r * row.row_bytes + row.begin(part), half + g.gather.row_offset(source, r, part),
+                 row.bytes(part));
     }
   }
 }

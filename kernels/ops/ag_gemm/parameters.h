@@ -21,10 +21,10 @@ struct CooperativeKernel;
 struct AgGemmParameters {
   TensorMap a;                  ///< own rows
   TensorMap b[1 + kMostMoreB];  ///< [k, n] by product
-  /// By product: c of a source's rows, so that no tile reaches into those of the next one. Sources with the
-  /// fewest rows, sources with one more.
+  /// By product: c of a slab's rows, so that no tile reaches into those of the next one. Sources with the
+  /// fewest rows, sources with one more; both all of c where sources share a slab.
   TensorMap c[1 + kMostMoreB][2];
-  const TensorMap* slabs;  ///< [half][source][part], in device memory
+  const TensorMap* slabs;  ///< [half][slab][part], in device memory
   device::Endpoint endpoint;
   const std::byte* rows;            ///< own rows again, as bytes
   std::byte* words[kMaxNodeRanks];  ///< own workspaces of this node, by local rank
@@ -38,6 +38,7 @@ struct AgGemmParameters {
   ArrivalSteps steps;
   TileAssignment assignment;
   ProductColumns columns;
+  std::int32_t read_in_place;  ///< the slab whose rows are read from a: the own one, or none (-1)
   std::int32_t k_blocks;
   std::int32_t comm_ctas;
 };

@@ -50,6 +50,14 @@ std::int32_t late_clusters(const Topology& topology, const TileSize& tile, std::
   return topology.nodes() > 1 ? 0 : comm_ctas / tile.cluster - 1;
 }
 
+/// Whether sources share tiles of that size: each has a block of rows at most, and together they have fewer
+/// blocks than each for itself.
+bool shares_tiles(const GemmShape& shape, const Topology& topology, const TileSize& tile) {
+  const std::int64_t world = topology.world(), block_rows = tile.block_rows();
+  return shape.m <= kMostGatheredRows && ceil_div(shape.m, world) <= block_rows &&
+         ceil_div(shape.m, block_rows) < std::min(shape.m, world);
+}
+
 AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                    const Machine& machine, const Choice& choice) {
   AgGemmPlan plan{.tile = choice.tile, .comm_ctas = choice.comm_ctas, .machine = machine};
@@ -57,14 +65,18 @@ AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32
   const std::int32_t cluster = choice.tile.cluster, block_rows = choice.tile.block_rows();
   plan.gather = {
       .rows = shape.m, .row = {.row_bytes = shape.k * 2}, .world = world, .block_rows = block_rows};
-  plan.gather.row.parts = choose_parts(plan.gather.row, block_rows, choice.comm_ctas, topology);
+  plan.gather.shared = shares_tiles(shape, topology, choice.tile);
+  plan.gather.row.parts = choose_parts(
+      plan.gather.row, plan.gather.shared ? plan.gather.max_rows() : block_rows, choice.comm_ctas, topology);
   plan.gather.shares = choice.comm_ctas;
   std::vector<std::int32_t> blocks_of;
   for (std::int32_t source = 0; source < world; ++source)
     blocks_of.push_back(static_cast<std::int32_t>(ceil_div(plan.gather.rows_of(source), block_rows)));
   plan.steps = ArrivalSteps::of(topology, rank, blocks_of);
   plan.columns = ProductColumns::of(shape, choice.tile.columns);
-  plan.assignment.raster = Raster(plan.steps.steps(), plan.columns.tiles, choice.band);
+  const std::int32_t row_blocks =
+      plan.gather.shared ? static_cast<std::int32_t>(ceil_div(shape.m, block_rows)) : plan.steps.steps();
+  plan.assignment.raster = Raster(row_blocks, plan.columns.tiles, choice.band);
   const std::int32_t tiles = plan.assignment.raster.tiles();
   const std::int32_t tail = std::min(tiles, choice.tail_tiles);
   plan.assignment.late_clusters = late_clusters(topology, choice.tile, choice.comm_ctas);
@@ -85,12 +97,12 @@ std::vector<std::int32_t> tails(const AgGemmPlan& plan, std::int32_t tiles, std:
 }
 
 /// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs. Few
-/// are enough where the product is long and rows go to one neighbour.
-std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sms) {
+/// are enough where the product is long and rows go to one neighbour, and where there are few rows.
+std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sms, bool few_rows) {
   const bool one_neighbour = topology.nodes() == 1 && topology.world() == 2;
   std::vector<std::int32_t> counts;
   for (const std::int32_t count : {4, 8, 6, 10, 12, 16}) {
-    if (count == 4 && !one_neighbour) continue;
+    if (count == 4 && !one_neighbour && !few_rows) continue;
     if (topology.world() > 1 && count <= sms / 2) counts.push_back(count);
   }
   return counts.empty() ? std::vector{kWatchingCtas} : counts;
@@ -127,8 +139,9 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
     best = plan_of(shape, topology, rank, machine, choice);
     best_seconds = seconds;
   };
-  const std::vector<std::int32_t> comm_ctas =
-      options.comm_ctas > 0 ? std::vector{options.comm_ctas} : pushing_ctas(topology, sms);
+  const std::vector<std::int32_t> comm_ctas = options.comm_ctas > 0
+                                                  ? std::vector{options.comm_ctas}
+                                                  : pushing_ctas(topology, sms, shape.m <= kMostGatheredRows);
   const std::vector<TileSize> tiles =
       options.tile ? std::vector{*options.tile}
                    : std::vector<TileSize>(std::begin(kSm90Tiles), std::end(kSm90Tiles));
@@ -188,10 +201,18 @@ struct Pace {
   double wire;  ///< put to one rail peer
   double far;   ///< that came from another node, stored at the other ranks
 
-  /// When part `part` of the rows of a step of the raster is there.
+  /// When part `part` of the rows of a row block is there; of one that sources share, when the last of all
+  /// sources is.
   double arrival(std::int32_t row, std::int32_t part) const {
-    const ArrivalSteps::Place step = plan.steps.place(row);
-    if (step.source == plan.steps.rank) return 0;
+    if (!plan.gather.shared) return arrival(plan.steps.place(row), part);
+    double last = 0;
+    for (std::int32_t step = 0; step < plan.steps.steps(); ++step)
+      last = std::max(last, arrival(plan.steps.place(step), part));
+    return last;
+  }
+  /// When part `part` of a source's block is there.
+  double arrival(const ArrivalSteps::Place& step, std::int32_t part) const {
+    if (step.source == plan.steps.rank && !plan.gather.shared) return 0;
     const double chunk = filled(step);
     const double before = step.block * plan.gather.row.parts + part * chunk, with = before + chunk;
     if (step.turn <= plan.steps.near) return plan.machine.launch + plan.machine.push_latency + with * own;
@@ -237,6 +258,16 @@ Pace pace_of(const AgGemmPlan& plan) {
                       : 0};
 }
 
+/// When every b has been read once, from the arrival of the first rows on: few rows are multiplied faster
+/// than that.
+double memory_end(const GemmShape& shape, const Pace& pace) {
+  double bytes = 0;
+  for (int product = 0; product < products_of(shape); ++product)
+    bytes += 2.0 * static_cast<double>(shape.k) * static_cast<double>(columns_of(shape, product));
+  const Machine& machine = pace.plan.machine;
+  return std::max(machine.launch, pace.arrival(0, 0)) + bytes / machine.memory_bytes;
+}
+
 }  // namespace
 
 Result<AgGemmPlan> AgGemmPlan::make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
@@ -272,7 +303,7 @@ double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan) {
     for (std::int32_t cluster = 0; cluster < plan.assignment.late_clusters; ++cluster)
       last = std::max(last, end_of(-1 - cluster, pace.pushed()));
   }
-  return last + plan.machine.last_stores;
+  return std::max(last, memory_end(shape, pace)) + plan.machine.last_stores;
 }
 
 std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmPlan& plan) {

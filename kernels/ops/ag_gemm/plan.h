@@ -30,16 +30,22 @@ struct AgGemmOptions {
   std::string machine;  ///< as GemmPlanOptions' of this name
 };
 
+/// Of more rows than these in all, sources never share tiles: the product takes longer than their arrival,
+/// and begins with those that are here.
+inline constexpr std::int64_t kMostGatheredRows = 512;
+
 /// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:
 /// a row block is the rows of one cluster (tile_rows x tile_cluster) of one source, and the raster runs over
-/// the row blocks in the order in which they arrive. On one node pushing CTAs are through long before a large
+/// the row blocks in the order in which they arrive. Of few rows (kMostGatheredRows) row blocks hold rows of
+/// several sources when that makes fewer of them (`gather.shared`): otherwise b would be read once for every
+/// source, through tiles that are nearly empty. On one node pushing CTAs are through long before a large
 /// product is; all but CTA 0 and its cluster then compute what the assignment leaves to late clusters.
 struct AgGemmPlan {
   TileSize tile = Sm90Tile::k128x256;
   std::int32_t comm_ctas = 0;     ///< the first of the grid; a multiple of the cluster
   std::int32_t compute_ctas = 0;  ///< a multiple of the cluster
   ArrivalSteps steps;
-  TileAssignment assignment;  ///< of the raster whose rows are the steps
+  TileAssignment assignment;  ///< of the raster whose rows are the row blocks
   ProductColumns columns;     ///< of that raster
   PushGatherPlan gather;
   Machine machine;  ///< that it was planned for, with the NIC of the options
@@ -52,8 +58,14 @@ struct AgGemmPlan {
   }
   /// Other nodes: as many rail peers has every rank.
   std::int32_t rails() const { return steps.far / (steps.near + 1); }
-  /// Where own rows are stored: at the other ranks of the node, and where they are put from.
-  std::int32_t stores() const { return steps.near + (rails() > 0 ? 1 : 0); }
+  /// Where own rows are stored: at the other ranks of the node, and here when they are put from there or lie
+  /// with those of others.
+  std::int32_t stores() const { return steps.near + (rails() > 0 || gather.shared ? 1 : 0); }
+  /// What a row of the raster is: a block of rows of `source`, or, when sources share tiles, of all rows
+  /// (source 0, as the slab has it).
+  ArrivalSteps::Place row_block(std::int32_t row) const {
+    return gather.shared ? ArrivalSteps::Place{.block = row} : steps.place(row);
+  }
 
   /// `machine`: what it runs on. Errors: check_on_machine(); kInvalidArgument for options outside what they
   /// allow.

@@ -46,8 +46,8 @@ class AgGemmSchedule {
   static constexpr bool kWaits = true;
 
   struct Place : Sm90TilePlace {
-    std::int32_t source;
-    std::int32_t block;  ///< of the source's rows
+    std::int32_t slab;
+    std::int32_t block;  ///< of the slab's rows
   };
 
   explicit __device__ __forceinline__ AgGemmSchedule(const AgGemmParameters& p)
@@ -59,25 +59,32 @@ class AgGemmSchedule {
   __device__ __forceinline__ Place tile(int i) const {
     const auto [block, column_of_all] = Share::place(p_.assignment, p_.comm_ctas, i);
     const auto [product, column] = p_.columns.place(column_of_all);
-    const ArrivalSteps::Place step = p_.steps.place(block);
-    const std::int32_t first = Share::first_row(step.block);
-    const std::int64_t c_first = p_.gather.first_row(step.source);
-    const std::int64_t rows = p_.gather.first_row(step.source + 1) - c_first;
+    const ArrivalSteps::Place step =
+        p_.gather.shared ? ArrivalSteps::Place{.block = block} : p_.steps.place(block);
+    const std::int32_t slab = step.source, first = Share::first_row(step.block);
+    const std::int64_t c_first = p_.gather.slab_row(slab), rows = p_.gather.slab_rows(slab);
     const int row = first < rows ? first : kBeyond;
     return {{&p_.a, &p_.b[product], &p_.c[product][rows > p_.gather.min_rows()], row, column, 0, row, column,
              static_cast<std::int32_t>(c_first)},
-            step.source,
+            slab,
             step.block};
   }
 
-  /// Own rows are there; those of others when the part of their block has been pushed here.
+  /// Own rows are there; those of others when the part of their block has been pushed here. Of a slab that
+  /// all sources share: when the part of every source whose rows the tile holds has been, own ones included.
   __device__ __forceinline__ void before_part(const Place& tile, int s) const {
-    if (tile.source == p_.steps.rank || tile.a_row == kBeyond) return;
-    wait_chunk(p_, epoch_, tile.source, tile.block * p_.gather.row.parts + s, DeviceRole::kCompute);
+    if (tile.slab == p_.read_in_place || tile.a_row == kBeyond) return;
+    if (p_.gather.shared) {
+      p_.gather.each_source(tile.a_row, tile.a_row + Config::kTileM, [&](std::int32_t source) {
+        return wait_chunk(p_, epoch_, source, s, DeviceRole::kCompute);
+      });
+    } else {
+      wait_chunk(p_, epoch_, tile.slab, tile.block * p_.gather.row.parts + s, DeviceRole::kCompute);
+    }
   }
   __device__ __forceinline__ Sm90Part part(const Place& tile, int s) const {
-    if (tile.source == p_.steps.rank) return {&p_.a, p_.k_blocks};
-    return {&slabs_[tile.source * p_.gather.row.parts + s], p_.gather.row.first_line(s + 1)};
+    if (tile.slab == p_.read_in_place) return {&p_.a, p_.k_blocks};
+    return {&slabs_[tile.slab * p_.gather.row.parts + s], p_.gather.row.first_line(s + 1)};
   }
   __device__ __forceinline__ bool stopped() const { return p_.endpoint.lent->stopped != 0; }
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
@@ -93,7 +100,7 @@ class AgGemmSchedule {
 
   /// Those of this launch's half.
   static __device__ __forceinline__ const TensorMap* slabs_of(const AgGemmParameters& p) {
-    return p.slabs + (p.endpoint.lent->launches & 1) * p.steps.world * p.gather.row.parts;
+    return p.slabs + (p.endpoint.lent->launches & 1) * p.gather.slabs() * p.gather.row.parts;
   }
 
   const AgGemmParameters& p_;
@@ -107,10 +114,13 @@ __device__ __forceinline__ void describe_stream(const AgGemmParameters& p, std::
   const std::int32_t ranks = p.steps.near + 1;
   stream.rows = p.gather.rows_of(source);
   stream.chunks = p.gather.chunks(source);
-  stream.rows_at = half_at(p) + p.gather.slab_offset(source);
+  stream.rows_at = half_at(p) + p.gather.slab_offset(p.gather.slab_of(source));
   stream.ready_at = p.gather.ready_offset(source);
+  stream.slab_rows = p.gather.slab_rows(source);
+  stream.slab_row = p.gather.row_in_slab(source);
   if (source == p.steps.rank) {
-    describe_own_rows(p.rows, ranks, p.rails > 0, stream);
+    // Own rows are put from this workspace, and in a shared slab they are multiplied with those of others.
+    describe_own_rows(p.rows, ranks, p.rails > 0 || p.gather.shared, stream);
   } else {
     describe_far_rows(p.lent[p.local_rank], ranks, stream);
   }
@@ -147,12 +157,12 @@ __device__ __forceinline__ bool wait_put(const AgGemmParameters& p, std::uint64_
 /// launch.
 __device__ __forceinline__ void ag_gemm_inter_send(const AgGemmParameters& p, std::uint64_t epoch) {
   const std::int32_t me = p.steps.rank, chunks = p.gather.chunks(me);
-  const std::uint64_t slab = half_at(p) + p.gather.slab_offset(me);
+  const std::uint64_t half = half_at(p);
   for (std::int32_t chunk = 0; chunk < chunks; ++chunk) {
     if (!wait_chunk(p, epoch, me, chunk, DeviceRole::kInterSend)) return;
     // Carries the stores of all pushing CTAs on to whoever reads the ring.
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
-    const device::Place place{p.region, slab + p.gather.chunk_offset(me, chunk)};
+    const device::Place place{p.region, half + p.gather.chunk_offset(me, chunk)};
     const std::uint64_t bytes = p.gather.chunk_bytes(me, chunk);
     for (std::int32_t i = 0; i < p.rails; ++i) {
       if (!put(p.endpoint, p.rail[i], 0, place, place, bytes, DeviceRole::kInterSend, released)) return;
@@ -204,6 +214,18 @@ __device__ __forceinline__ bool computes_late(const AgGemmParameters& p) {
   return p.assignment.late > 0 && blockIdx.x >= Config::kCluster;
 }
 
+/// compute, where all rows are pushed before they are read: what a CTA can read of b meanwhile. One thread,
+/// of a warp that has nothing else to do at first. In all it is about a third of the L2, which memory
+/// delivers in about as long as rows take.
+template <class Config>
+__device__ __forceinline__ void ag_gemm_prefetch(const AgGemmSchedule<Config>& schedule) {
+  constexpr int kBytes = 128 << 10;
+  sm90_prefetch_b<Config>(schedule, kBytes);
+  if constexpr (Config::kHasTail) {
+    if (schedule.tiles() == 0) sm90_prefetch_b<Sm90Tail<Config>>(schedule.tail(), kBytes);
+  }
+}
+
 /// The whole kernel, with the CTA's shared memory.
 template <class Config>
 __device__ __forceinline__ void ag_gemm(const AgGemmParameters& p, std::byte* memory) {
@@ -219,7 +241,11 @@ __device__ __forceinline__ void ag_gemm(const AgGemmParameters& p, std::byte* me
     if (blockIdx.x == 0) return;
     begin_role(p.endpoint.trace);
   }
-  if (computes) sm90_gemm(AgGemmSchedule<Config>(p), *reinterpret_cast<Sm90Shared<Config>*>(memory));
+  if (computes) {
+    const AgGemmSchedule<Config> schedule(p);
+    if (p.gather.shared && !pushes && threadIdx.x == 5 * 32) ag_gemm_prefetch(schedule);
+    sm90_gemm(schedule, *reinterpret_cast<Sm90Shared<Config>*>(memory));
+  }
   end_cta(*p.endpoint.control);
   if (computes) end_role(p.endpoint.trace, DeviceRole::kCompute);
 }

@@ -149,6 +149,8 @@ __device__ __forceinline__ void describe_kv_stream(const RingAttentionParameters
   stream.chunks = gather.chunks(source);
   stream.rows_at = lent_half_at(p.endpoint.lent->launches, p.half_bytes) + gather.slab_offset(source, tensor);
   stream.ready_at = gather.ready_offset(source, tensor);
+  stream.slab_rows = stream.rows;
+  stream.slab_row = 0;
   if (source == gather.rank) {
     describe_own_rows(p.rows[tensor], ranks, p.rails > 0, stream);
   } else {

@@ -57,12 +57,12 @@ std::vector<int> coverage(const GemmShape& shape, const AgGemmPlan& plan) {
   std::vector<int> times(static_cast<std::size_t>(shape.m * shape.n));
   const std::int64_t height = plan.tile.rows * plan.tile.cluster;
   for (const Computed& tile : computed(plan)) {
-    const ArrivalSteps::Place step = plan.steps.place(tile.tile.row);
-    const std::int64_t rows = plan.gather.rows_of(step.source);
-    for (std::int64_t row = step.block * height; row < std::min(rows, (step.block + 1) * height); ++row) {
+    const ArrivalSteps::Place block = plan.row_block(tile.tile.row);
+    const std::int64_t rows = plan.gather.slab_rows(block.source);
+    for (std::int64_t row = block.block * height; row < std::min(rows, (block.block + 1) * height); ++row) {
       for (std::int64_t column = tile.column; column < std::min(shape.n, tile.column + tile.columns);
            ++column)
-        ++times[static_cast<std::size_t>((plan.gather.first_row(step.source) + row) * shape.n + column)];
+        ++times[static_cast<std::size_t>((plan.gather.slab_row(block.source) + row) * shape.n + column)];
     }
   }
   return times;
@@ -174,13 +174,13 @@ TEST_CASE("the chunks of a source are one put each, and fill its slab") {
       for (std::int32_t chunk = 0; chunk < gather.chunks(source); ++chunk)
         chunks.emplace_back(gather.chunk_offset(source, chunk), gather.chunk_bytes(source, chunk));
       std::sort(chunks.begin(), chunks.end());
-      std::uint64_t end = 0;
+      auto end = static_cast<std::uint64_t>(gather.first_row(source) * gather.row.row_bytes);
       for (const auto& [offset, bytes] : chunks) {
         CHECK(offset == end);
         CHECK(bytes <= abi::kMaxPutBytes);
         end += bytes;
       }
-      CHECK(end == static_cast<std::uint64_t>(gather.rows_of(source) * gather.row.row_bytes));
+      CHECK(end == static_cast<std::uint64_t>(gather.first_row(source + 1) * gather.row.row_bytes));
     }
   }
 }

@@ -17,6 +17,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/unit/kernels/roles/host_fabric.h"
 #include "tests/unit/kernels/roles/product_check.h"
 
 namespace mkernel::test {
@@ -25,16 +26,15 @@ namespace {
 using namespace mkernel::kernels;
 using Elements = std::vector<std::uint16_t>;
 
-/// Ranks of one node.
 class GatherRanks {
  public:
-  GatherRanks(const GemmShape& shape, std::uint32_t ranks, const AgGemmOptions& options) : shape_(shape) {
-    const Topology topology(1, ranks);
-    for (std::uint32_t r = 0; r < ranks; ++r) {
+  GatherRanks(const GemmShape& shape, const Topology& topology, const AgGemmOptions& options)
+      : shape_(shape), topology_(topology), fabric_(topology.world(), 1) {
+    for (std::uint32_t r = 0; r < topology.world(); ++r) {
       ranks_.push_back(std::make_unique<Rank>(
           Rank{require(AgGemmPlan::make(shape, topology, r, kH200.with_sms(10), options))}));
       Rank& rank = *ranks_.back();
-      half_bytes_ = rank.plan.gather.data_bytes();
+      half_bytes_ = lent_half_bytes(lent_workspace_bytes(rank.plan.gather.data_bytes()));
       rank.words.resize(rank.plan.gather.word_bytes() / 8 + 1);
       rank.lent.resize(lent_workspace_bytes(half_bytes_) / 128 + 1);
     }
@@ -60,6 +60,12 @@ class GatherRanks {
       add(grid, rank);
     }
     grid.add_service(host_copy_engine);
+    if (topology_.nodes() > 1) {
+      grid.add_service([this] {
+        fabric_.deliver([this](std::uint32_t rank) { return ranks_[rank]->lent_memory(); },
+                        lent_workspace_bytes(half_bytes_), true);
+      });
+    }
     grid.run();
     for (const auto& rank : ranks_) {
       CHECK(rank->control.failed == 0);
@@ -89,33 +95,36 @@ class GatherRanks {
     AgGemmParameters& p = rank.p;
     for (const std::uint64_t launch : {0, 1}) {
       const std::byte* half = rank.lent_memory() + lent_half_at(launch, half_bytes_);
-      for (std::int32_t source = 0; source < gather.world; ++source) {
+      for (std::int32_t slab = 0; slab < gather.slabs(); ++slab) {
         for (std::int32_t part = 0; part < gather.row.parts; ++part) {
-          const std::byte* rows = half + gather.slab_offset(source) + gather.part_offset(source, part);
-          rank.slabs.push_back(host_tensor_map(sm90_a_view(rank.plan.tile, shape_.dtype, rows,
-                                                           std::max<std::int64_t>(1, gather.rows_of(source)),
-                                                           gather.row.bytes(part) / 2)));
+          rank.slabs.push_back(host_tensor_map(
+              sm90_a_view(rank.plan.tile, shape_.dtype, half + gather.part_offset(slab, part),
+                          std::max<std::int64_t>(1, gather.slab_rows(slab)), gather.row.bytes(part) / 2)));
         }
       }
     }
     p.slabs = rank.slabs.data();
-    for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      p.words[r] = reinterpret_cast<std::byte*>(ranks_[r]->words.data());
-      p.lent[r] = ranks_[r]->lent_memory();
+    const auto me = static_cast<std::uint32_t>(rank.plan.steps.rank), node = topology_.node_of(me);
+    for (std::uint32_t local = 0; local < topology_.ranks_per_node(); ++local) {
+      Rank& there = *ranks_[topology_.rank_at(node, local)];
+      p.words[local] = reinterpret_cast<std::byte*>(there.words.data());
+      p.lent[local] = there.lent_memory();
     }
     p.half_bytes = half_bytes_;
-    p.local_rank = rank.plan.steps.rank;
+    p.region = HostFabric::kRegion;
+    p.local_rank = static_cast<std::int32_t>(topology_.local_of(me));
+    for (std::uint32_t step = 1; step < topology_.nodes(); ++step)
+      p.rail[p.rails++] =
+          static_cast<std::int32_t>(topology_.rail_peer(me, (node + step) % topology_.nodes()));
     p.gather = gather;
     p.steps = rank.plan.steps;
     p.assignment = rank.plan.assignment;
     p.columns = rank.plan.columns;
+    p.read_in_place = gather.shared ? -1 : rank.plan.steps.rank;
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape_.k, std::int64_t{kSm90TileK}));
     p.comm_ctas = rank.plan.comm_ctas;
-    p.endpoint.rank = static_cast<std::uint32_t>(p.local_rank);
-    p.endpoint.world_size = static_cast<std::uint32_t>(ranks_.size());
-    p.endpoint.control = &rank.control;
+    fabric_.open(p.endpoint, me, rank.control);
     p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());
-    p.endpoint.deadline_ns = 20'000'000'000;
   }
 
   void describe_operands(Rank& rank, std::int64_t rows) {
@@ -127,8 +136,8 @@ class GatherRanks {
       const std::int64_t n = columns_of(shape_, i);
       p.b[i] = host_tensor_map(sm90_b_view(shape_.dtype, shape_.b_layout, rank.b[i].data(), n, shape_.k));
       for (const int more : {0, 1}) {
-        const std::int64_t of_source = std::max<std::int64_t>(1, rank.plan.gather.min_rows() + more);
-        p.c[i][more] = host_tensor_map(sm90_c_view(shape_.dtype, rank.c[i].data(), of_source, n, shape_.m));
+        p.c[i][more] = host_tensor_map(
+            sm90_c_view(shape_.dtype, rank.c[i].data(), rank.plan.gather.map_rows(more), n, shape_.m));
       }
     }
   }
@@ -168,29 +177,69 @@ class GatherRanks {
   }
 
   const GemmShape shape_;
+  const Topology topology_;
+  HostFabric fabric_;
   std::uint64_t half_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-void check_launches(const GemmShape& shape, std::uint32_t ranks, const AgGemmOptions& options,
-                    std::int32_t parts = 1) {
-  const std::string what = std::to_string(ranks) + " ranks, m = " + std::to_string(shape.m) + ", tile " +
+/// Two launches, so that both halves of the lent workspaces are used. `shared`: whether sources share tiles.
+void check_launches(const GemmShape& shape, const Topology& topology, const AgGemmOptions& options,
+                    std::int32_t parts = 1, bool shared = false) {
+  const std::string what = std::to_string(topology.nodes()) + " nodes of " +
+                           std::to_string(topology.ranks_per_node()) +
+                           " ranks, m = " + std::to_string(shape.m) + ", tile " +
                            std::to_string(options.tile->rows) + "x" + std::to_string(options.tile->columns);
   CAPTURE(what);
-  GatherRanks world(shape, ranks, options);
+  GatherRanks world(shape, topology, options);
   CHECK(world.plan().gather.row.parts == parts);
+  REQUIRE(world.plan().gather.shared == shared);
   for (std::uint64_t launch = 0; launch < 2; ++launch) world.check(launch);
+}
+void check_launches(const GemmShape& shape, std::uint32_t ranks, const AgGemmOptions& options,
+                    std::int32_t parts = 1, bool shared = false) {
+  check_launches(shape, Topology(1, ranks), options, parts, shared);
 }
 
 TEST_CASE("ag_gemm: ranks with many rows, with few, with none") {
   for (const Sm90Tile tile : kSm90Tiles) {
-    for (const std::int64_t m : {1, 300}) {
+    for (const std::int64_t m : {1, 600}) {
       check_launches({m, 136, 72}, 2, {.tile = tile, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
     }
   }
   check_launches({70, 72, 72, DataType::kF16, Layout::kColumnMajor}, 1,
                  {.tile = Sm90Tile::k128x128, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
-  check_launches({130, 136, 72, DataType::kBf16, Layout::kColumnMajor}, 4,
+  check_launches({514, 136, 72, DataType::kBf16, Layout::kColumnMajor}, 4,
+                 {.tile = Sm90Tile::k128x64, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
+}
+
+TEST_CASE("ag_gemm of few rows: tiles hold rows of several sources, b is read once") {
+  const auto check = [](const GemmShape& shape, const Topology& topology, const TileSize& tile,
+                        std::int32_t parts = 1, std::int32_t late = 0) {
+    const std::int32_t tail = has_tail(tile) ? 1 : 0, comm = late > 0 ? 4 : 2;
+    check_launches(shape, topology, {.tile = tile, .comm_ctas = comm, .tail_tiles = tail, .late_tiles = late},
+                   parts, true);
+  };
+  const GemmShape column_major{61, 136, 72, DataType::kF16, Layout::kColumnMajor};
+  // Fewer rows than ranks, rows that do not divide, a source in both tiles of a cluster, several blocks.
+  for (const TileSize tile : {kSm90Tiles[0], kSm90Tiles[1], kSm90Tiles[2], kSm90Tiles[3]})
+    check({61, 264, 72}, Topology(1, 2), tile);
+  check({2, 72, 72}, Topology(1, 3), Sm90Tile::k128x64);
+  check({130, 72, 136, DataType::kF16}, Topology(1, 4), Sm90Tile::k128x64);
+  check({400, 136, 72}, Topology(1, 4), Sm90Tile::k128x128);
+  check(column_major, Topology(1, 8), Sm90Tile::k128x64);
+  // Rows in parts; tiles for those who have pushed.
+  check({40, 264, 8200}, Topology(1, 2), Sm90Tile::k128x64, 2, 3);
+  check({200, 264, 72}, Topology(1, 2), Sm90Tile::k128x128, 1, 1);
+  // Several nodes, with ranks that have no rows.
+  check({61, 136, 72}, Topology(2, 2), Sm90Tile::k128x64);
+  check(column_major, Topology(2, 1), Sm90Tile::k128x128);
+  check({3, 72, 8200}, Topology(2, 2), Sm90Tile::k128x64, 2);
+  check({150, 72, 72}, Topology(3, 1), Sm90Tile::k128x64);
+}
+
+TEST_CASE("ag_gemm over several nodes: rows are put to rail peers, which push them on") {
+  check_launches({600, 136, 72}, Topology(2, 2),
                  {.tile = Sm90Tile::k128x64, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
 }
 
@@ -202,12 +251,14 @@ TEST_CASE("ag_gemm: parts along k, narrow tiles at the end, tiles for those who 
 }
 
 TEST_CASE("ag_gemm: the gathered rows times several b") {
-  GemmShape three{300, 136, 72}, four{130, 8, 72, DataType::kF16, Layout::kColumnMajor};
+  GemmShape three{600, 136, 72}, four{130, 8, 72, DataType::kF16, Layout::kColumnMajor};
   three.more_n[0] = 64;
   three.more_n[1] = 200;
   std::fill(std::begin(four.more_n), std::end(four.more_n), 72);
   for (const GemmShape& shape : {three, four}) {
-    check_launches(shape, 2, {.tile = Sm90Tile::k128x128, .comm_ctas = 4, .tail_tiles = 2, .late_tiles = 1});
+    // 130 rows of two sources share a cluster's tiles, and make as many tiles of 128 as each for itself.
+    check_launches(shape, 2, {.tile = Sm90Tile::k128x128, .comm_ctas = 4, .tail_tiles = 2, .late_tiles = 1},
+                   1, shape.m == 130);
     check_launches(shape, 2, {.tile = Sm90Tile::k128x64, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
   }
 }

@@ -8,6 +8,16 @@
 
 namespace mkernel::test {
 
+std::vector<std::int32_t> AgGemmWorld::sources_of(std::int32_t slab, const Range& rows) const {
+  if (!gather().shared) return {slab};
+  std::vector<std::int32_t> sources;
+  gather().each_source(rows.begin, rows.end, [&](std::int32_t source) {
+    sources.push_back(source);
+    return true;
+  });
+  return sources;
+}
+
 void AgGemmWorld::for_each_row(std::int32_t index, std::uint64_t epoch, const Chunk& chunk,
                                std::int32_t share, const VisitRow& visit) {
   const std::int32_t part = chunk.chunk % gather().row.parts;
@@ -15,7 +25,7 @@ void AgGemmWorld::for_each_row(std::int32_t index, std::uint64_t epoch, const Ch
   const auto rows = static_cast<std::int32_t>(
       std::clamp<std::int64_t>(gather().rows_of(chunk.source) - first, 0, gather().block_rows));
   const auto bytes = static_cast<std::uint64_t>(gather().row.bytes(part));
-  const std::uint64_t at = slab(epoch, chunk.source) + gather().chunk_offset(chunk.source, chunk.chunk);
+  const std::uint64_t at = half(epoch) + gather().chunk_offset(chunk.source, chunk.chunk);
   const std::int32_t end = rows * (share + 1) / gather().shares;
   for (std::int32_t row = rows * share / gather().shares; row < end; ++row) {
     visit({at + static_cast<std::uint64_t>(row) * bytes, bytes},
@@ -37,7 +47,7 @@ Task AgGemmWorld::inter_send(Pushing& shared) {
   bool gave_up = false;
   for (std::int32_t chunk = 0; chunk < chunks_of(index) && !gave_up; ++chunk) {
     gave_up = !co_await wait_chunk(index, epoch, {index, 0, chunk});
-    const std::uint64_t at = slab(epoch, index) + gather().chunk_offset(index, chunk);
+    const std::uint64_t at = half(epoch) + gather().chunk_offset(index, chunk);
     for (std::int32_t i = 0; i < rails() && !gave_up; ++i) {
       put(channel(index, rail(index, i), 0), at, at, gather().chunk_bytes(index, chunk));
       co_await scheduler_.step();
@@ -68,34 +78,38 @@ Task AgGemmWorld::compute_tiles(std::int32_t index, std::uint64_t epoch, std::in
     const kernels::TileAssignment::Place place =
         tail ? assignment.tail_place(i, cluster, clusters, parts) : assignment.place(i, cluster, clusters);
     const std::int64_t column = std::int64_t{place.tile.column} * tile.columns + place.part * width;
-    co_await multiply(index, epoch, mine.steps.place(place.tile.row), cta % tile.cluster,
+    co_await multiply(index, epoch, mine.row_block(place.tile.row), cta % tile.cluster,
                       {std::min(shape_.n, column), std::min(shape_.n, column + width)});
   }
 }
 
 /// One tile. Where a wait gives up it is computed from whatever there is.
-Task AgGemmWorld::multiply(std::int32_t index, std::uint64_t epoch, kernels::ArrivalSteps::Place step,
+Task AgGemmWorld::multiply(std::int32_t index, std::uint64_t epoch, kernels::ArrivalSteps::Place block,
                            std::int32_t in_cluster, Range columns) {
   const kernels::TileSize tile = plan(index).tile;
-  const std::int64_t first = std::int64_t{step.block} * tile.block_rows() + in_cluster * tile.rows;
-  const std::int64_t end = std::min(gather().rows_of(step.source), first + tile.rows);
+  const std::int32_t slab = block.source;
+  const std::int64_t first = std::int64_t{block.block} * tile.block_rows() + in_cluster * tile.rows;
+  const std::int64_t end = std::min(gather().slab_rows(slab), first + tile.rows);
   if (first >= end) co_return;
+  const bool in_place = !gather().shared && slab == index;
   bool right = true;
   Memory& memory = rank(index).workspace;
-  for (std::int32_t part = 0; part < gather().row.parts && step.source != index; ++part) {
-    right &= co_await wait_chunk(index, epoch, {step.source, 0, step.block * gather().row.parts + part});
+  for (std::int32_t part = 0; part < gather().row.parts && !in_place; ++part) {
+    const std::int32_t chunk = (gather().shared ? 0 : block.block * gather().row.parts) + part;
+    for (const std::int32_t source : sources_of(slab, {first, end}))
+      right &= co_await wait_chunk(index, epoch, {source, 0, chunk});
     const auto bytes = static_cast<std::uint64_t>(gather().row.bytes(part));
-    const std::uint64_t at = slab(epoch, step.source) + gather().part_offset(step.source, part);
+    const std::uint64_t at = half(epoch) + gather().part_offset(slab, part);
     for (int looks = 0; looks < 2; ++looks) {
       for (std::int64_t row = first; row < end && right; ++row) {
         right &= holds(index, epoch, memory, {at + static_cast<std::uint64_t>(row) * bytes, bytes},
-                       row_stamp(memory, epoch, step.source, row, part), "rows");
+                       slab_stamp(memory, epoch, slab, row, part), "rows");
       }
       co_await scheduler_.step();
     }
   }
   for (std::int64_t row = first; row < end; ++row) {
-    const std::int64_t at = (gather().first_row(step.source) + row) * shape_.n + columns.begin;
+    const std::int64_t at = (gather().slab_row(slab) + row) * shape_.n + columns.begin;
     write_result(index, epoch,
                  {static_cast<std::uint64_t>(at) * 2, static_cast<std::uint64_t>(columns.size()) * 2}, right);
   }

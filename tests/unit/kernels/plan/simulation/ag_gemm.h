@@ -49,13 +49,20 @@ class AgGemmWorld : public FanOutWorld {
     return epoch * static_cast<std::uint64_t>(chunks_of(chunk.source)) +
            static_cast<std::uint64_t>(chunk.chunk) + 1;
   }
-  std::uint64_t slab(std::uint64_t epoch, std::int32_t source) const {
-    return half_at(epoch, Fault::kOneHalf) + gather().slab_offset(source);
-  }
+  bool keeps_own(std::int32_t index) const override { return plan(index).stores() > plan(index).steps.near; }
+  std::uint64_t half(std::uint64_t epoch) const { return half_at(epoch, Fault::kOneHalf); }
+  /// Whose rows lie in rows [begin, end) of a slab.
+  std::vector<std::int32_t> sources_of(std::int32_t slab, const Range& rows) const;
   Stamp row_stamp(const Memory& memory, std::uint64_t epoch, std::int32_t source, std::int64_t row,
                   std::int32_t part) const {
     const kernels::RowParts& parts = gather().row;
     return stamp(epoch, Content::kRows, source, memory.cells(row * parts.row_bytes + parts.begin(part)));
+  }
+  /// The same of a row of a slab.
+  Stamp slab_stamp(const Memory& memory, std::uint64_t epoch, std::int32_t slab, std::int64_t row,
+                   std::int32_t part) const {
+    const std::int32_t source = sources_of(slab, {row, row + 1}).front();
+    return row_stamp(memory, epoch, source, row - gather().row_in_slab(source), part);
   }
 
   void for_each_row(std::int32_t index, std::uint64_t epoch, const Chunk& chunk, std::int32_t share,
@@ -64,7 +71,7 @@ class AgGemmWorld : public FanOutWorld {
   Task wait_at_end(std::int32_t index, std::uint64_t epoch) override;
   Task compute(std::int32_t index, std::uint64_t epoch, std::int32_t cta) override;
   Task compute_tiles(std::int32_t index, std::uint64_t epoch, std::int32_t cta, bool tail);
-  Task multiply(std::int32_t index, std::uint64_t epoch, kernels::ArrivalSteps::Place step,
+  Task multiply(std::int32_t index, std::uint64_t epoch, kernels::ArrivalSteps::Place block,
                 std::int32_t in_cluster, Range columns);
   std::string check_counts() override;
 

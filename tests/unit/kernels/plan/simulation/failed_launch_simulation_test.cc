@@ -64,7 +64,8 @@ constexpr std::uint64_t kSeeds = 100;
 
 TEST_CASE("AG+GEMM: who reports a launch as good has that launch's result, whatever has failed") {
   check<AgGemmCase>({{{1, 3, 5}, kHost, {.tile = kHostTile, .comm_ctas = 1}},
-                     {{23, 40, 16}, kHost, {.tile = TileSize{4, 16, 1}, .comm_ctas = 2}}},
+                     {{23, 40, 16}, kHost, {.tile = TileSize{4, 16, 1}, .comm_ctas = 2}},
+                     {{11, 40, 16}, kHost, {.tile = TileSize{16, 16, 1}, .comm_ctas = 2}}},  // shared tiles
                     kSeeds);
 }
 

@@ -73,7 +73,7 @@ Task FanOutWorld::load(Pushing& shared) {
   end_warp(shared);
 }
 
-/// Every third chunk from its stage to the other ranks of the node, and own rows to where they are put from.
+/// Every third chunk from its stage to the other ranks of the node, and own rows to where they are kept.
 Task FanOutWorld::store(Pushing& shared, std::uint64_t storer) {
   const std::int32_t index = shared.rank;
   const std::vector<Chunk> order = turns(index);
@@ -85,7 +85,7 @@ Task FanOutWorld::store(Pushing& shared, std::uint64_t storer) {
     std::vector<std::int32_t> targets;
     for (std::int32_t t = 1; t < ranks_per_node(); ++t)
       targets.push_back(rank_at(node_of(index), local_of(index) + t));
-    if (chunk.source == index && rails() > 0) targets.push_back(index);
+    if (chunk.source == index && keeps_own(index)) targets.push_back(index);
     if (came && has(Fault::kCountFirst)) co_await signal(shared, chunk);
     for (const std::int32_t target : targets) {
       if (!came) break;
@@ -111,7 +111,7 @@ Task FanOutWorld::store(Pushing& shared, std::uint64_t storer) {
 Task FanOutWorld::signal(Pushing& shared, Chunk chunk) {
   for (std::int32_t t = 1; t <= ranks_per_node(); ++t) {
     const std::int32_t target = rank_at(node_of(shared.rank), local_of(shared.rank) + t);
-    if (target == shared.rank && rails() == 0) continue;
+    if (target == shared.rank && !keeps_own(target)) continue;
     co_await scheduler_.step();
     scheduler_.add(ready(target, chunk), 1);
   }
@@ -131,7 +131,7 @@ std::string FanOutWorld::check_channel(const Channel& channel, std::uint64_t put
 }
 
 std::string FanOutWorld::check_ready(std::int32_t index, std::int32_t source, std::int32_t tensors) {
-  if (source == index && rails() == 0) return "";  // its rows are in place
+  if (source == index && !keeps_own(index)) return "";  // its rows are in place
   for (std::int32_t chunk = 0; chunk < chunks_of(source); ++chunk) {
     for (std::int32_t tensor = 0; tensor < tensors; ++tensor) {
       const std::uint64_t value = ready(index, {source, tensor, chunk}).value;

@@ -38,6 +38,8 @@ class FanOutWorld : public World {
   virtual kernels::StreamTurns order(std::int32_t index) const = 0;
   virtual Chunk chunk_of(std::int32_t index, const Turn& turn) const = 0;
   virtual std::int32_t chunks_of(std::int32_t source) const = 0;
+  /// Whether the rank stores its own rows in its own workspace, too: at least when they are put from there.
+  virtual bool keeps_own(std::int32_t /*index*/) const { return rails() > 0; }
   /// Where shares of the chunk are counted at `index`.
   virtual Word& ready(std::int32_t index, const Chunk& chunk) = 0;
   virtual std::uint64_t ready_count(std::uint64_t epoch) const = 0;

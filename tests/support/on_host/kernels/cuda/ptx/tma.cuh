@@ -24,6 +24,7 @@ inline void tma_load_multicast_3d(std::uint32_t shared, const void* map, std::in
                                   std::int32_t z, std::uint32_t barrier, std::uint16_t ctas) {
   mkernel::test::host_load(shared, map, x, y, z, barrier, ctas);
 }
+inline void tma_prefetch_2d(const void*, std::int32_t, std::int32_t) {}
 inline void tma_prefetch_3d(const void*, std::int32_t, std::int32_t, std::int32_t) {}
 inline void tma_store_3d(const void* map, std::int32_t x, std::int32_t y, std::int32_t z,
                          std::uint32_t shared) {

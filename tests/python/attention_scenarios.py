@@ -1,6 +1,6 @@
 """Attention by every rank: forward, backward, sequences of different lengths, and over the ranks."""
 import numpy as np
-from operation_scenarios import UNIT, close, operand, poisoned, widen
+from operation_scenarios import UNIT, close, operand, poisoned, rows_of, widen
 from rank import LONG, RANK, WORLD, join, raises
 
 import mkernel

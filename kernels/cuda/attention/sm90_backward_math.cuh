@@ -133,6 +133,7 @@ class AttentionBackwardMath {
   __device__ __forceinline__ std::uint32_t queries() const { return ptx::shared_address(shared_.queries); }
   __device__ __forceinline__ std::uint32_t d_out() const { return ptx::shared_address(shared_.d_out); }
   static __device__ __forceinline__ void give_back(const Stages& stages) {
+    __syncwarp();  // all lanes have read what is known of the rows
     if (threadIdx.x % 32 == 0) stages.arrive_empty();
   }
   static __device__ __forceinline__ std::uint32_t stage_of(std::uint32_t step) {

@@ -140,23 +140,23 @@ TEST_CASE("varlen kernel: ragged sequences of every size of heads, mask and type
 }
 
 TEST_CASE("varlen kernel: sliding windows, left, right and both, with every border of a tile") {
-  for (const auto& [left, right] : {std::pair{0, 0},
-                                    {0, -1},
-                                    {-1, 3},
-                                    {127, 0},
-                                    {128, 0},
-                                    {129, -1},
-                                    {100, 70},
-                                    {2, 500},
-                                    {1000, -1},
-                                    {33, 0}}) {
-    CAPTURE(left);
-    CAPTURE(right);
+  for (const auto& window : {std::pair{0, 0},
+                             {0, -1},
+                             {-1, 3},
+                             {127, 0},
+                             {128, 0},
+                             {129, -1},
+                             {100, 70},
+                             {2, 500},
+                             {1000, -1},
+                             {33, 0}}) {
     AttentionShape shape = kRagged;
     shape.heads = 1;
-    shape.head_dim = left % 2 == 0 ? 64 : 128;
-    shape.window_left = left;
-    shape.window_right = right;
+    shape.head_dim = window.first % 2 == 0 ? 64 : 128;
+    shape.window_left = window.first;
+    shape.window_right = window.second;
+    CAPTURE(shape.window_left);
+    CAPTURE(shape.window_right);
     make(shape).check(ragged_lengths(shape.max_sequences));
   }
 }

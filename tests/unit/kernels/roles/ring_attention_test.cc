@@ -201,7 +201,7 @@ class RingRanks {
 };
 
 TEST_CASE("ring attention kernel: every size of heads, mask and type, with tails and heads that share keys") {
-  const AttentionShape of{.batch = 2, .sequence = 2 * 2 * 150 + 3, .heads = 2, .kv_heads = 1};
+  const AttentionShape of{.batch = 1, .sequence = 2 * 2 * 150 + 3, .heads = 2, .kv_heads = 1};
   for_every_attention(of, [](const AttentionShape& shape) {
     CAPTURE(shape.head_dim);
     CAPTURE(shape.causal);
@@ -216,7 +216,7 @@ TEST_CASE(
       CAPTURE(world);
       CAPTURE(causal);
       RingRanks ranks(
-          {.batch = 2, .sequence = 301, .heads = 2, .kv_heads = 2, .head_dim = 64, .causal = causal},
+          {.batch = 2, .sequence = 301, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = causal},
           {1, world});
       for (std::uint64_t launch = 0; launch < 3; ++launch) ranks.check(launch, launch != 1);
     }
@@ -255,8 +255,8 @@ TEST_CASE("ring attention kernel: the same bits however many CTAs push and compu
   for (const std::size_t rank : {0, 1}) CHECK(few.out(rank) == many.out(rank));
 }
 
-/// Two and three nodes, of one rank and of several.
-const std::vector<Topology> kSeveralNodes{{2, 1}, {3, 1}, {2, 2}, {3, 2}};
+/// Two and three nodes, of one rank and of several; three of two ranks have a case of their own.
+const std::vector<Topology> kSeveralNodes{{2, 1}, {3, 1}, {2, 2}};
 
 TEST_CASE("ring attention kernel: several nodes, launches behind each other with new inputs") {
   for (const Topology& topology : kSeveralNodes) {
@@ -265,7 +265,7 @@ TEST_CASE("ring attention kernel: several nodes, launches behind each other with
                                std::to_string(topology.ranks_per_node()) + (causal ? ", causal" : "");
       CAPTURE(what);
       RingRanks ranks(
-          {.batch = 2, .sequence = 301, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal},
+          {.batch = 1, .sequence = 301, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal},
           topology, 4, 2, 20);
       constexpr std::uint64_t kLaunches = 3;
       for (std::uint64_t launch = 0; launch < kLaunches; ++launch) ranks.check(launch, launch != 1);

@@ -39,8 +39,9 @@ Status TileReduceOperation::attach() {
     maps.push_back(*map);
   }
   const auto keep = [](Result<DeviceBuffer> made, DeviceBuffer& buffer) -> Status {
-    if (made.ok()) buffer = std::move(made).value();
-    return made.status();
+    if (!made.ok()) return made.status();
+    buffer = std::move(made).value();
+    return {};
   };
   MK_RETURN_IF_ERROR(keep(DeviceBuffer::holding(owners, "owners of rows"), owners_));
   MK_RETURN_IF_ERROR(keep(DeviceBuffer::holding(maps, "tensor maps of the slots"), slots_));

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "mkernel/ops.h"
@@ -73,5 +74,24 @@ std::size_t wrong_attention_of_rank(const AttentionShape& shape, const Attention
                                     std::int64_t world, std::int64_t rank,
                                     const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
                                     Weights weights);
+
+/// Calls run(shape) for a shape with each of these numbers of `keys`, few queries and many, both masks and
+/// sizes of heads.
+template <class Run>
+void for_every_border(std::initializer_list<std::int64_t> keys, const Run& run) {
+  for (const std::int64_t count : keys) {
+    for (const bool causal : {false, true}) {
+      for (const std::int64_t head_dim : {64, 128}) {
+        run(AttentionShape{.batch = 1,
+                           .sequence = count % 2 == 0 ? 2 : 65,
+                           .heads = 1,
+                           .kv_heads = 1,
+                           .head_dim = head_dim,
+                           .causal = causal,
+                           .keys = count});
+      }
+    }
+  }
+}
 
 }  // namespace mkernel::test

@@ -107,19 +107,8 @@ TEST_CASE("attention kernel: every size of heads, mask and type, with tails and 
 }
 
 TEST_CASE("attention kernel: a mask at every border of a tile") {
-  for (const std::int64_t keys : {1, 7, 127, 128, 129, 160, 161, 192, 193, 300, 321, 470}) {
-    for (const bool causal : {false, true}) {
-      for (const std::int64_t head_dim : {64, 128}) {
-        check({.batch = 1,
-               .sequence = keys % 2 == 0 ? 2 : 65,
-               .heads = 1,
-               .kv_heads = 1,
-               .head_dim = head_dim,
-               .causal = causal,
-               .keys = keys});
-      }
-    }
-  }
+  for_every_border({1, 7, 127, 128, 129, 160, 161, 192, 193, 300, 321, 470},
+                   [](const AttentionShape& shape) { check(shape); });
 }
 
 TEST_CASE("attention kernel: queries that see no key get zeros, also a whole tile of them") {

@@ -38,11 +38,10 @@ Status check(const AttentionShape& shape, const Topology& topology, const Machin
   MK_RETURN_IF_ERROR(at_most("ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
   MK_RETURN_IF_ERROR(check_attention_counts(kRing, shape));
   MK_RETURN_IF_ERROR(check_attention_on_gpu(kRing, shape));
-  constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // of a slab, and of what a task counts
-  if (shape.kv_heads > kMostRows / (shape.batch * shape.sequence)) {
-    MK_RETURN_IF_ERROR(
-        at_most("batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads, kMostRows));
-  }
+  // Rows of slabs and turns of chunks are counted in 32 bits.
+  MK_RETURN_IF_ERROR(at_most("batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads,
+                             std::int64_t{1} << 30));
+  MK_RETURN_IF_ERROR(at_most("batch * kv_heads", shape.batch * shape.kv_heads, std::int64_t{1} << 20));
   if (machine.sms < 2) return refused("sms", machine.sms, "at least 2: one does not compute");
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {
     return refused("comm_ctas", options.comm_ctas,

@@ -4,11 +4,6 @@
 #include "tools/mkbench/random.h"
 
 namespace mkernel::bench {
-namespace {
-
-constexpr std::int64_t kElementBytes = 2;
-
-}  // namespace
 
 Result<GpuBackwardCase> GpuBackwardCase::make(AttentionShape shape, int sets) {
   if (shape.keys == 0) shape.keys = shape.sequence;

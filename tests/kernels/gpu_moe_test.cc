@@ -57,6 +57,9 @@ TEST_CASE("moe: both types and layouts, w1 whole and apart") {
 TEST_CASE("moe: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
   run_launches({.ranks_per_node = 2}, kTinyMoe, 2);
+  MoeShape shared = kTinyMoe;
+  shared.shared_intermediate = 24;
+  run_launches({.nodes = 2}, shared, 1);
 }
 
 TEST_CASE("moe: several blocks of rows, an odd number of columns of tiles, several steps along k") {

@@ -31,7 +31,8 @@ TEST_CASE("moe: the cases of both executors") {
   if (!peers_or_skip(1)) return;
   for (const MoeCase& of : moe_cases()) {
     CAPTURE(of.name);
-    run_launches({.nodes = of.nodes, .ranks_per_node = of.ranks, .across_nodes = of.across_nodes}, of.shape, 3);
+    run_launches({.nodes = of.nodes, .ranks_per_node = of.ranks, .across_nodes = of.across_nodes}, of.shape,
+                 3);
   }
 }
 

@@ -36,8 +36,8 @@ AttentionBackwardArguments backward_arguments(const AttentionBackwardTensors& te
                                               AttentionGradients& gradients);
 
 /// Gradients that are farther from the reference than fp32 arithmetic and `weights` explain: weights and
-/// gradients of scores are rounded alike. Looks at every `step`-th query, and at every `step`-th key, of all heads and
-/// batch entries, one after the other.
+/// gradients of scores are rounded alike. Looks at every `step`-th query, and at every `step`-th key, of all
+/// heads and batch entries, one after the other.
 std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
                             const AttentionGradients& gradients, Weights weights, std::int64_t step = 1);
 

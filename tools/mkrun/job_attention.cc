@@ -47,8 +47,8 @@ class AttentionJob : public Job {
 
   Status plan(Group& group, const Options& options) override {
     if (!alone_) MK_RETURN_IF_ERROR(join_parts(group, options));
-    auto made = alone_ ? group.attention(shape_, options.executor)
-                       : group.ring_attention(shape_, options.executor);
+    auto made =
+        alone_ ? group.attention(shape_, options.executor) : group.ring_attention(shape_, options.executor);
     if (!made.ok()) return made.status();
     operation_.emplace(std::move(*made));
     make_out(q_.shape);
@@ -80,7 +80,8 @@ class AttentionJob : public Job {
   /// [batch, positions, heads, head_dim], packed sequences without a batch. -1: any.
   Result<Operand> load_tensor(const std::string& flag, const std::string& path, std::int64_t positions,
                               std::int64_t heads, std::int64_t head_dim, const Options& options) const {
-    std::vector<Extent> wanted{{"positions of this rank", positions}, {"heads", heads}, {"head_dim", head_dim}};
+    std::vector<Extent> wanted{
+        {"positions of this rank", positions}, {"heads", heads}, {"head_dim", head_dim}};
     if (!packed_) wanted.insert(wanted.begin(), {"batch", q_.shape.empty() ? -1 : q_.shape[0]});
     return load_values(flag, path, wanted, options.dtype);
   }

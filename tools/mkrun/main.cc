@@ -53,7 +53,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   Options& o = flags.options;
   app.add_option("op", o.op, "operation")
       ->required()
-      ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention", "attention"}));
+      ->check(CLI::IsMember(
+          {"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention", "attention"}));
   app.add_option("--group", o.group, "name of the group, the same on every rank");
   app.add_option(
       "--secret-file", o.secret_file,
@@ -162,8 +163,9 @@ Status complete(Flags& flags, const Launcher& launcher) {
   MK_RETURN_IF_ERROR(check_operation(o));
   if (o.executor == Executor::kCuda && !o.device)
     o.device = static_cast<int>(launcher.local_rank.value_or(o.rank));
-  for (std::string* path : {&o.daemon, &o.secret_file, &o.out, &o.lse, &o.a, &o.b, &o.q, &o.k, &o.v,
-                            &o.cu_seqlens, &o.cu_seqlens_k, &o.w1, &o.w2, &o.shared_w1, &o.shared_w2, &o.topk_indices, &o.topk_weights}) {
+  for (std::string* path :
+       {&o.daemon, &o.secret_file, &o.out, &o.lse, &o.a, &o.b, &o.q, &o.k, &o.v, &o.cu_seqlens,
+        &o.cu_seqlens_k, &o.w1, &o.w2, &o.shared_w1, &o.shared_w2, &o.topk_indices, &o.topk_weights}) {
     *path = filled(*path, o, launcher.local_rank.value_or(0));
   }
   o.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(flags.deadline * 1000));

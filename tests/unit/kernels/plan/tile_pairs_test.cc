@@ -14,7 +14,8 @@ namespace mkernel::test {
 
 using namespace mkernel::kernels;
 
-TEST_CASE("tile pairs: every tile once, in bands that go through all columns, however many blocks there are") {
+TEST_CASE(
+    "tile pairs: every tile once, in bands that go through all columns, however many blocks there are") {
   for (const std::int32_t blocks : {1, 2, 3, 12, 13, 24, 25, 64, 65}) {
     for (const std::int32_t column_pairs : {1, 3}) {
       for (const std::int32_t most : {2, 12, 1000}) {

@@ -118,7 +118,8 @@ TEST_CASE("grouped gemm kernel: bands of rows, the last one smaller") {
   rank.check({0, 1000});
 }
 
-TEST_CASE("grouped gemm kernel: of few rows a tail that is not cut, cut in two and in four, also all there is") {
+TEST_CASE(
+    "grouped gemm kernel: of few rows a tail that is not cut, cut in two and in four, also all there is") {
   for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
     const DataType type = layout == Layout::kRowMajor ? DataType::kF16 : DataType::kBf16;
     // Two pairs of columns of tiles, of which the second one is narrow.

@@ -70,6 +70,10 @@ class AgGemmSchedule {
             step.block};
   }
 
+  __device__ __forceinline__ int a_box_rows(const Place& tile) const {
+    return tile.a_row == kBeyond ? 0 : p_.a_box_rows;
+  }
+
   /// Own rows are there; those of others when the part of their block has been pushed here. Of a slab that
   /// all sources share: when the part of every source whose rows the tile holds has been, own ones included.
   __device__ __forceinline__ void before_part(const Place& tile, int s) const {

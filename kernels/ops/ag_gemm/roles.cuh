@@ -188,7 +188,8 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
 /// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, others store and
 /// count.
 template <class Config>
-__device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared<FanOutPlan>& shared) {
+__device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p,
+                                                    FanOutShared<FanOutPlan>& shared) {
   const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
   const auto share = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) describe_streams(p, shared.plan);

@@ -129,9 +129,9 @@ RingGpuPlan plan_of(const AttentionShape& shape, const Topology& topology, std::
   plan.gather = gather_plan(shape, topology, rank, machine, comm_ctas);
   const auto& own = plan.gather.part_rows[rank];
   plan.first_tiles = attention_query_tiles(own[0]);
-  plan.tasks = AttentionTasks(
-      static_cast<std::int32_t>(shape.batch), static_cast<std::int32_t>(shape.heads), plan.gather.kv_heads,
-      plan.first_tiles + attention_query_tiles(own[1]), 2 * shape.sequence * shape.head_dim * 2);
+  plan.tasks = AttentionTasks(static_cast<std::int32_t>(shape.batch), static_cast<std::int32_t>(shape.heads),
+                              plan.gather.kv_heads, plan.first_tiles + attention_query_tiles(own[1]),
+                              2 * shape.sequence * shape.head_dim * 2);
   return plan;
 }
 

@@ -85,7 +85,8 @@ TEST_CASE("ring attention gpu plan: own keys first, then those of the node, then
 }
 
 TEST_CASE(
-    "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in puts as long "
+    "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in puts as "
+    "long "
     "as heads allow") {
   for (const std::int64_t sequence : {1, 4096, 100003}) {
     AttentionShape shape = kShape;

@@ -147,7 +147,7 @@ class GatherRanks {
     require_ok(with_tile(rank.plan.tile, "ag_gemm", [&]<Sm90Tile kTile>() -> Status {
       with_types(shape_, [&]<DataType kInput, Layout kLayoutB>() {
         using Config = AgGemmConfig<kTile, kInput, kLayoutB>;
-        const std::size_t bytes = std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared));
+        const std::size_t bytes = std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared<FanOutPlan>));
         const std::int32_t ctas = rank.plan.comm_ctas + rank.plan.compute_ctas;
         for (std::int32_t cta = 0; cta < ctas; cta += Config::kCluster) {
           grid.add_cluster(static_cast<std::uint32_t>(cta), Config::kCluster,

@@ -64,8 +64,8 @@ std::vector<std::int32_t> pushing_ctas(const Machine& machine, const Topology& t
 }
 
 /// Own keys first, for these are there. Then those of the rank of the node before this one, which pushes to
-/// this one first, and so on. Then those of the other nodes, likewise: a rank puts all that it has to the
-/// next node before it goes on with the one behind that, so the node before this one comes first.
+/// this one first, and so on. Then those of the other nodes, likewise: a rank puts each chunk to the next
+/// node first.
 void order_sources(const Topology& topology, std::uint32_t rank, KvGatherPlan& gather) {
   const std::uint32_t nodes = topology.nodes(), ranks = topology.ranks_per_node();
   std::int8_t* next = gather.sources;
@@ -80,9 +80,9 @@ void order_sources(const Topology& topology, std::uint32_t rank, KvGatherPlan& g
 /// Rows of a chunk, of sources with `positions` at most. Where a head has several chunks, the share of a CTA
 /// is whole pieces.
 std::int64_t chunk_rows(const KvGatherPlan& gather, std::int64_t positions) {
-  std::int64_t most_bytes = gather.shares * kMostShareBytes;
-  if (gather.rails() > 0) most_bytes = std::max(most_bytes, kFewestPutBytes);
-  const std::int64_t blocks = ceil_div(positions * gather.row_bytes, most_bytes);
+  const std::int64_t bytes = positions * gather.row_bytes;
+  std::int64_t blocks = ceil_div(bytes, gather.shares * kMostShareBytes);
+  if (gather.rails() > 0) blocks = std::min(blocks, bytes / kFewestPutBytes);
   if (blocks <= 1) return std::max<std::int64_t>(1, positions);
   const std::int64_t pieces = std::int64_t{gather.shares} * gather.piece_rows();
   return ceil_div(ceil_div(positions, blocks), pieces) * pieces;

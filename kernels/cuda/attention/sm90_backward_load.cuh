@@ -58,12 +58,13 @@ __device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
     stages.arrive_full_expect(2 * Config::kQueryBytes + sizeof(AttentionBackwardRows));
     const std::uint32_t full = stages.full_barrier();
     const int column = task.query_column + at.head() * Config::kHeadDim, row = at.tile() * kRows;
-    attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.queries[stages.stage()]), feed.q(),
+    attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.queries[stages.stage()]),
+                                                feed.q(at.tile()),
                                                 column, row, task.query_first, full);
     ptx::bulk_load(ptx::shared_address(&shared.rows[stages.stage()]), feed.rows(task, at.head(), at.tile()),
                    sizeof(AttentionBackwardRows), full);
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.d_out[stages.stage()]),
-                                                feed.d_out(), column, row, task.query_first, full);
+                                                feed.d_out(at.tile()), column, row, task.query_first, full);
   }
 }
 
@@ -83,10 +84,10 @@ __device__ __forceinline__ void attention_backward_load(const Feed& feed,
     task.number = i;
     begin_work(feed.trace());
     tasks.arrive_full_expect(2 * Config::kKeyBytes);
-    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.keys), feed.k(),
+    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.keys), feed.k(task),
                                                             task.key_column, task.key, task.key_first,
                                                             tasks.full_barrier());
-    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.values), feed.v(),
+    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.values), feed.v(task),
                                                             task.key_column, task.key, task.key_first,
                                                             tasks.full_barrier());
     attention_backward_load_steps(feed, task, stages, shared);
@@ -114,25 +115,22 @@ __device__ __forceinline__ void attention_backward_add(const Feed& feed, const A
   feed.pass_turn(at);
 }
 
-/// One thread per math warpgroup (`group`): its gradients of keys and values.
+/// One thread per math warpgroup (`group`): its gradients of keys and values. The task is over for it.
 template <class Config, class Feed>
-__device__ __forceinline__ void attention_backward_store_keys(const Feed& feed,
-                                                              const AttentionBackwardTask& task, int group,
+__device__ __forceinline__ void attention_backward_store_keys(const Feed& feed, int group,
+                                                              const Pipeline<1>& tasks,
                                                               AttentionBackwardShared<Config>& shared) {
+  const AttentionBackwardTask& task = shared.task;
   int offset = group * Config::kGroupKeys;
   ptx::compute_now(offset);  // so are the addresses below: registers are few
-  if (task.key + offset < task.keys) {
-#pragma unroll
-    for (int box = 0; box < Config::kBoxes; ++box) {
-      const int at = box * Config::kKeyBoxBytes + offset * 128, column = task.key_column + box * 64;
-      ptx::tma_store_3d(&feed.d_k(), column, task.key + offset, task.key_first,
-                        ptx::shared_address(shared.keys) + at);
-      ptx::tma_store_3d(&feed.d_v(), column, task.key + offset, task.key_first,
-                        ptx::shared_address(shared.values) + at);
-    }
-    ptx::bulk_commit_group();
-    ptx::bulk_wait_group_read<0>();
-  }
+  if (task.key + offset >= task.keys) return tasks.arrive_empty();
+  const auto stored =
+      feed.store_keys(task, offset, ptx::shared_address(shared.keys) + offset * 128,
+                                       ptx::shared_address(shared.values) + offset * 128);
+  ptx::bulk_commit_group();
+  ptx::bulk_wait_group_read<0>();
+  tasks.arrive_empty();
+  feed.announce(stored);
 }
 
 /// One thread per math warpgroup (`group`): its units of every tile of queries, and its gradients of every
@@ -156,9 +154,8 @@ __device__ __forceinline__ void attention_backward_store(const Feed& feed, int g
       sums.advance();
     }
     Pipeline<1>(shared.gradients[group], number).wait_full();
-    attention_backward_store_keys(feed, task, group, shared);
     end_work(feed.trace(), DeviceWork::kStore, task.number);
-    Pipeline<1>(shared.tasks, number).arrive_empty();
+    attention_backward_store_keys(feed, group, Pipeline<1>(shared.tasks, number), shared);
   }
 }
 

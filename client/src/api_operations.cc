@@ -92,7 +92,7 @@ Result<Attention> Group::attention(const AttentionShape& shape, Executor executo
 Result<AttentionBackward> Group::attention_backward(const AttentionShape& shape, Executor executor,
                                                     const GemmPlanOptions& plan) {
   auto state = create(core_, executor, plan, [&](const kernels::MakeOptions& options) {
-    return kernels::make_attention_backward(shape, core_->view(), options);
+    return kernels::make_attention_backward(OpKind::kAttentionBackward, shape, core_->view(), options);
   });
   if (!state.ok()) return state.status();
   return AttentionBackward(std::move(*state));

@@ -32,7 +32,7 @@ Status at_most(const std::string& field, std::int64_t value, std::int64_t limit)
 
 Status check(const AttentionShape& shape, const Topology& topology, const Machine& machine,
              const RingAttentionOptions& options) {
-  MK_RETURN_IF_ERROR(check_ring_attention_shape(shape));
+  MK_RETURN_IF_ERROR(check_ring_attention_shape(kRing, shape));
   MK_RETURN_IF_ERROR(at_most("world", topology.world(), machine.most_ranks));
   MK_RETURN_IF_ERROR(at_most("nodes", topology.nodes(), machine.most_nodes));
   MK_RETURN_IF_ERROR(at_most("ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));

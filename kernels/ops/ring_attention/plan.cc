@@ -14,7 +14,7 @@ constexpr OpKind kKind = OpKind::kRingAttention;
 constexpr std::int64_t kElementBytes = 2;
 
 Status check(const AttentionShape& shape) {
-  MK_RETURN_IF_ERROR(check_ring_attention_shape(shape));
+  MK_RETURN_IF_ERROR(check_ring_attention_shape(OpKind::kRingAttention, shape));
   const double position_bytes = 2.0 * kElementBytes * double(shape.kv_heads) * double(shape.head_dim);
   if (position_bytes <= abi::kMaxPutBytes) return {};
   return {StatusCode::kInvalidArgument,

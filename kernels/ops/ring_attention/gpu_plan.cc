@@ -20,32 +20,32 @@ constexpr std::int64_t kMostShareBytes = 128 << 10;
 /// Over several nodes a chunk is also a put, and short ones do not fill the wire.
 constexpr std::int64_t kFewestPutBytes = 256 << 10;
 
-Status refused(const std::string& field, std::int64_t value, const std::string& limit) {
+Status refused(OpKind kind, const std::string& field, std::int64_t value, const std::string& limit) {
   return {StatusCode::kInvalidArgument,
-          std::string(name_of(kRing)) + ": " + field + " = " + std::to_string(value) + ", must be " + limit};
+          std::string(name_of(kind)) + ": " + field + " = " + std::to_string(value) + ", must be " + limit};
 }
 
-Status at_most(const std::string& field, std::int64_t value, std::int64_t limit) {
+Status at_most(OpKind kind, const std::string& field, std::int64_t value, std::int64_t limit) {
   if (value <= limit) return {};
-  return refused(field, value, "at most " + std::to_string(limit) + " on the cuda executor");
+  return refused(kind, field, value, "at most " + std::to_string(limit) + " on the cuda executor");
 }
 
-Status check(const AttentionShape& shape, const Topology& topology, const Machine& machine,
+Status check(OpKind kind, const AttentionShape& shape, const Topology& topology, const Machine& machine,
              const RingAttentionOptions& options) {
-  MK_RETURN_IF_ERROR(check_ring_attention_shape(kRing, shape));
-  MK_RETURN_IF_ERROR(at_most("world", topology.world(), machine.most_ranks));
-  MK_RETURN_IF_ERROR(at_most("nodes", topology.nodes(), machine.most_nodes));
-  MK_RETURN_IF_ERROR(at_most("ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
-  MK_RETURN_IF_ERROR(check_attention_counts(kRing, shape));
-  MK_RETURN_IF_ERROR(check_attention_on_gpu(kRing, shape));
+  MK_RETURN_IF_ERROR(check_ring_attention_shape(kind, shape));
+  MK_RETURN_IF_ERROR(at_most(kind, "world", topology.world(), machine.most_ranks));
+  MK_RETURN_IF_ERROR(at_most(kind, "nodes", topology.nodes(), machine.most_nodes));
+  MK_RETURN_IF_ERROR(at_most(kind, "ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
+  MK_RETURN_IF_ERROR(check_attention_counts(kind, shape));
+  MK_RETURN_IF_ERROR(check_attention_on_gpu(kind, shape));
   constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // of a slab, and of what a task counts
   if (shape.kv_heads > kMostRows / (shape.batch * shape.sequence)) {
     MK_RETURN_IF_ERROR(
-        at_most("batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads, kMostRows));
+        at_most(kind, "batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads, kMostRows));
   }
-  if (machine.sms < 2) return refused("sms", machine.sms, "at least 2: one does not compute");
+  if (machine.sms < 2) return refused(kind, "sms", machine.sms, "at least 2: one does not compute");
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {
-    return refused("comm_ctas", options.comm_ctas,
+    return refused(kind, "comm_ctas", options.comm_ctas,
                    "0.." + std::to_string(machine.sms / 2) + ", half of the multiprocessors");
   }
   return {};
@@ -157,8 +157,8 @@ std::int32_t choose_comm_ctas(const AttentionShape& shape, const Topology& topol
 
 Result<RingGpuPlan> RingGpuPlan::make(const AttentionShape& shape, const Topology& topology,
                                       std::uint32_t rank, const Machine& machine,
-                                      const RingAttentionOptions& options) {
-  MK_RETURN_IF_ERROR(check(shape, topology, machine, options));
+                                      const RingAttentionOptions& options, OpKind kind) {
+  MK_RETURN_IF_ERROR(check(kind, shape, topology, machine, options));
   const std::int32_t comm_ctas =
       options.comm_ctas > 0 ? options.comm_ctas : choose_comm_ctas(shape, topology, machine);
   return plan_of(shape, topology, rank, machine, comm_ctas);

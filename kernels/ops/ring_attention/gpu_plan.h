@@ -40,9 +40,10 @@ struct RingGpuPlan {
     return static_cast<std::uint64_t>(KvGatherPlan::kTensors * bytes) * gather.rails();
   }
 
-  /// `machine`: what it runs on. Errors: kInvalidArgument naming field, value and limit.
+  /// `machine`: what it runs on. Errors: kInvalidArgument naming `kind`, field, value and limit.
   static Result<RingGpuPlan> make(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
-                                  const Machine& machine, const RingAttentionOptions& options = {});
+                                  const Machine& machine, const RingAttentionOptions& options = {},
+                                  OpKind kind = OpKind::kRingAttention);
 
   std::string signature() const;
   /// Heads of queries that share keys and values.

@@ -6,6 +6,7 @@
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/ops/ring_attention/backward_queries.h"
 #include "kernels/plan/attention_backward_tasks.h"
+#include "mkernel/device_endpoint.h"
 
 namespace mkernel::kernels {
 
@@ -18,6 +19,7 @@ struct AttentionBackwardParameters : AttentionBackwardQueries {
   TensorMap v;      ///< as k
   TensorMap d_k;    ///< as k
   TensorMap d_v;    ///< as k
+  device::Endpoint endpoint;
   AttentionBackwardTasks tasks;
   std::int32_t keys;
 };

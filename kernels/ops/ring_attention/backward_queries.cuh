@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/cuda/attention/sm90_backward_config.cuh"
+#include "kernels/cuda/comm/endpoint.cuh"
 #include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
@@ -20,12 +21,12 @@ inline constexpr float kInfinite = std::numeric_limits<float>::infinity();
 inline constexpr float kLog2e = 1.44269504088896341F;
 
 /// The bounded wait for a word of another CTA of this launch.
-__device__ __forceinline__ bool wait_backward_word(const AttentionBackwardQueries& p,
+__device__ __forceinline__ bool wait_backward_word(const device::Endpoint& endpoint,
                                                    const std::uint64_t* word, std::uint64_t expected,
                                                    std::int32_t tile) {
   return wait_until([word] { return ptx::ld_acquire_gpu(word); }, expected,
                     {DeviceRole::kCompute, DeviceTag::kTileReady, -1, static_cast<std::uint32_t>(tile)},
-                    {p.endpoint.control, p.endpoint.deadline_ns, p.endpoint.trace});
+                    wait_scope(endpoint));
 }
 
 /// A warp's part of the sum of out x d_out of one row: 8 elements at `offset` bytes of both.
@@ -77,15 +78,16 @@ __device__ __forceinline__ void prepare_backward_rows(const AttentionBackwardQue
 
 /// d_q of one tile, once all tiles of keys, `adds` of them, have added to it: rounded to the io type. One warp.
 template <class Config>
-__device__ __forceinline__ void narrow_backward_sums(const AttentionBackwardQueries& p,
-                                                     std::uint64_t epoch, std::int32_t unit,
+__device__ __forceinline__ void narrow_backward_sums(const device::Endpoint& endpoint,
+                                                     const AttentionBackwardQueries& p, std::int32_t unit,
                                                      std::int32_t adds) {
   const std::int32_t head = unit / p.query_tiles, tile = unit % p.query_tiles;
   const std::int32_t batch = head / p.heads, lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const AttentionBackwardQueries::Rows rows = p.rows_of_tile(tile);
   const std::int64_t first = std::int64_t{unit} * Config::kUnits;
   if (lane < Config::kUnits) {
-    wait_backward_word(p, &p.added[first + lane], (epoch + 1) * static_cast<std::uint64_t>(adds), tile);
+    const std::uint64_t all = (endpoint.control->epoch + 1) * static_cast<std::uint64_t>(adds);
+    wait_backward_word(endpoint, &p.added[first + lane], all, tile);
   }
   __syncwarp();
   for (int part = 0; part < 4 * Config::kUnits; ++part) {
@@ -128,7 +130,7 @@ class AttentionBackwardQueryFeed {
  public:
   __device__ __forceinline__ void wait_rows(const AttentionBackwardTask& task, int head) const {
     const std::uint64_t* const word = &q_.prepared[task.head + head];
-    wait_backward_word(q_, word, (epoch() + 1) * static_cast<std::uint64_t>(q_.query_tiles),
+    wait_backward_word(endpoint_, word, (epoch() + 1) * static_cast<std::uint64_t>(q_.query_tiles),
                        task.head + head);
     // What was acquired was written by ordinary stores; the copy engine reads it next.
     ptx::fence_proxy_async_global();
@@ -151,19 +153,20 @@ class AttentionBackwardQueryFeed {
 
   __device__ __forceinline__ float scale() const { return q_.scale; }
   __device__ __forceinline__ float scale_log2() const { return q_.scale_log2; }
-  __device__ __forceinline__ const DeviceTrace& trace() const { return q_.endpoint.trace; }
+  __device__ __forceinline__ const DeviceTrace& trace() const { return endpoint_.trace; }
 
  protected:
-  explicit __device__ __forceinline__ AttentionBackwardQueryFeed(const AttentionBackwardQueries& queries)
-      : q_(queries) {}
+  __device__ __forceinline__ AttentionBackwardQueryFeed(const device::Endpoint& endpoint,
+                                                        const AttentionBackwardQueries& queries)
+      : endpoint_(endpoint), q_(queries) {}
 
   /// Read again each time: registers are few, and it changes only when every CTA has ended.
-  __device__ __forceinline__ std::uint64_t epoch() const { return q_.endpoint.control->epoch; }
+  __device__ __forceinline__ std::uint64_t epoch() const { return endpoint_.control->epoch; }
   /// Until `turn` of the `adds` of this launch to a unit are done.
   __device__ __forceinline__ void wait_adds(std::int32_t unit, std::int32_t adds, std::int32_t turn) const {
     const std::uint64_t before =
         epoch() * static_cast<std::uint64_t>(adds) + static_cast<std::uint64_t>(turn);
-    wait_backward_word(q_, &q_.added[unit], before, unit / Config::kUnits);
+    wait_backward_word(endpoint_, &q_.added[unit], before, unit / Config::kUnits);
     // The adds of other CTAs, which were acquired, come before that of this one's copy engine.
     ptx::fence_proxy_async_global();
   }
@@ -178,6 +181,7 @@ class AttentionBackwardQueryFeed {
     return (task.head + head) * q_.query_tiles + tile;
   }
 
+  const device::Endpoint& endpoint_;
   const AttentionBackwardQueries& q_;
 };
 

@@ -5,8 +5,8 @@
 
 #include "kernels/base/divisor.h"
 #include "kernels/cuda/attention/sm90_backward_rows.h"
-#include "mkernel/device_endpoint.h"
 #include "mkernel/ops.h"
+#include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
 
@@ -20,7 +20,6 @@ struct AttentionBackwardCounters {
 /// The queries of a rank, cut into tiles: first those of one part, then those of another one, which may be
 /// empty. Heads are those of all sequences.
 struct AttentionBackwardQueries {
-  device::Endpoint endpoint;
   AttentionBackwardCounters* counters;
   std::uint64_t* prepared;      ///< [heads]: tiles whose rows are known; over all launches
   std::uint64_t* added;         ///< [heads][tiles of queries][units]: adds; over all launches

@@ -18,7 +18,7 @@ template <class Config>
 class AttentionBackwardFeed : public AttentionBackwardQueryFeed<Config> {
  public:
   explicit __device__ __forceinline__ AttentionBackwardFeed(const AttentionBackwardParameters& p)
-      : AttentionBackwardQueryFeed<Config>(p), p_(p) {}
+      : AttentionBackwardQueryFeed<Config>(p.endpoint, p), p_(p) {}
 
   __device__ __forceinline__ bool next(AttentionBackwardTask& task) const {
     const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.counters->next_task[this->epoch() & 1], 1);
@@ -72,7 +72,7 @@ class AttentionBackwardFeed : public AttentionBackwardQueryFeed<Config> {
       const std::uint64_t claimed = this->claim_left();
       if (claimed >= static_cast<std::uint64_t>(units)) return;
       const auto unit = static_cast<std::int32_t>(claimed);
-      narrow_backward_sums<Config>(p_, this->epoch(), unit, p_.tasks.adds(unit % p_.query_tiles));
+      narrow_backward_sums<Config>(p_.endpoint, p_, unit, p_.tasks.adds(unit % p_.query_tiles));
     }
   }
 

@@ -51,15 +51,16 @@ __device__ __forceinline__ bool has_partial(const RingBackwardParameters& p, std
 }
 
 /// Whole warp: until what every rank has of the piece lies in its slot here. False when it gave up.
-__device__ __forceinline__ bool wait_key_partials(const RingBackwardParameters& p, std::uint64_t epoch,
+__device__ __forceinline__ bool wait_key_partials(const RingBackwardParameters& p,
                                                   const KeySumPiece& piece) {
+  const std::uint64_t count = KeyPartialsPlan::count(p.endpoint.control->epoch);
   bool mine = true;
   for (auto writer = static_cast<std::int32_t>(threadIdx.x % 32); writer < p.gather.world; writer += 32) {
     if (!has_partial(p, writer, piece)) continue;
     const std::byte* word = p.words[p.local_rank] + p.partials.word_offset(writer, piece.unit);
     // The writer's waits for keys come before.
     mine &= wait_at_least(
-        reinterpret_cast<const std::uint64_t*>(word), KeyPartialsPlan::count(epoch),
+        reinterpret_cast<const std::uint64_t*>(word), count,
         {DeviceRole::kCompute, DeviceTag::kTileReady, writer, static_cast<std::uint32_t>(piece.unit)},
         at_stage(wait_scope(p.endpoint), 1));
   }
@@ -118,10 +119,9 @@ __device__ __forceinline__ void add_key_partials(const RingBackwardParameters& p
 
 /// Whole warp: piece number `index`.
 template <class Config>
-__device__ __forceinline__ void sum_keys(const RingBackwardParameters& p, std::uint64_t epoch,
-                                         std::int32_t index) {
+__device__ __forceinline__ void sum_keys(const RingBackwardParameters& p, std::int32_t index) {
   const KeySumPiece piece = key_sum_piece(p, index);
-  if (piece.rows > 0 && wait_key_partials(p, epoch, piece)) add_key_partials<Config>(p, piece);
+  if (piece.rows > 0 && wait_key_partials(p, piece)) add_key_partials<Config>(p, piece);
 }
 
 }  // namespace mkernel::kernels

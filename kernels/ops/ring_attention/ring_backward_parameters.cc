@@ -2,6 +2,7 @@
 
 #include "kernels/ops/ring_attention/attention_parameters.h"
 #include "kernels/ops/ring_attention/ring_backward_plan.h"
+#include "kernels/plan/topology.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -27,6 +28,12 @@ RingBackwardParameters ring_backward_parameters(const RingBackwardPlan& plan, vo
   return p;
 }
 
+void describe_owners(const Topology& topology, std::uint32_t rank, RingBackwardParameters& p) {
+  describe_ranks(topology, rank, p);
+  for (std::uint32_t owner = 0; owner < topology.world(); ++owner)
+    p.local_of[owner] = static_cast<std::int8_t>(topology.local_of(owner));
+}
+
 MatrixView ring_backward_q_view(const RingBackwardPlan& plan, int part, const void* q) {
   const AttentionBackwardParts parts = parts_of(plan);
   // Rows that the tiles of the part before have, and the tensor has not.
@@ -38,15 +45,14 @@ MatrixView ring_backward_q_view(const RingBackwardPlan& plan, int part, const vo
   return view;
 }
 MatrixView ring_backward_kv_view(const RingBackwardPlan& plan, const void* kv) {
-  const std::int64_t positions = plan.positions();
-  return attention_rows_view(plan.shape(), kv, plan.shape().kv_heads, positions, {0, positions},
-                             kBackwardTileKeys);
+  MatrixView view = ring_kv_view(plan.ring, kv);
+  view.box_rows = kBackwardTileKeys;
+  return view;
 }
 MatrixView ring_backward_slab_view(const RingBackwardPlan& plan, std::int32_t source, const void* slab) {
-  AttentionShape of_heads = plan.shape();
-  of_heads.batch = plan.gather().heads;
-  const std::int64_t positions = plan.gather().positions(source);
-  return attention_rows_view(of_heads, slab, 1, positions, {0, positions}, kBackwardTileKeys);
+  MatrixView view = ring_slab_view(plan.ring, source, slab);
+  view.box_rows = kBackwardTileKeys;
+  return view;
 }
 
 }  // namespace mkernel::kernels

@@ -6,17 +6,14 @@
 
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/attention/sm90_backward.cuh"
-#include "kernels/cuda/comm/endpoint.cuh"
-#include "kernels/cuda/comm/fan_out.cuh"
 #include "kernels/cuda/launch/end.cuh"
 #include "kernels/cuda/ptx/bulk.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
-#include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/ops/ring_attention/backward_queries.cuh"
 #include "kernels/ops/ring_attention/key_sums.cuh"
-#include "kernels/ops/ring_attention/kv_gather.cuh"
 #include "kernels/ops/ring_attention/ring_backward_parameters.h"
+#include "kernels/ops/ring_attention/ring_gather.cuh"
 
 namespace mkernel::kernels {
 
@@ -24,8 +21,8 @@ namespace mkernel::kernels {
 template <class Config>
 constexpr std::size_t ring_backward_shared_bytes() {
   constexpr std::size_t kBody = attention_backward_shared_bytes<Config>();
-  static_assert(sizeof(FanOutShared) <= 227 * 1024, "more than a CTA can have");
-  return kBody > sizeof(FanOutShared) ? kBody : sizeof(FanOutShared);
+  static_assert(sizeof(KvFanOutShared) <= 227 * 1024, "more than a CTA can have");
+  return kBody > sizeof(KvFanOutShared) ? kBody : sizeof(KvFanOutShared);
 }
 
 /// compute: the feed. CTAs take the tasks of the plan in order, each the next one as soon as it has time.
@@ -33,7 +30,7 @@ template <class Config>
 class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
  public:
   explicit __device__ __forceinline__ RingBackwardFeed(const RingBackwardParameters& p)
-      : AttentionBackwardQueryFeed<Config>(p), p_(p) {}
+      : AttentionBackwardQueryFeed<Config>(p.endpoint, p), p_(p) {}
 
   __device__ __forceinline__ bool next(AttentionBackwardTask& task) const {
     const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.counters->next_task[this->epoch() & 1], 1);
@@ -92,9 +89,9 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
       if (claimed >= static_cast<std::uint64_t>(all)) return;
       const auto piece = static_cast<std::int32_t>(claimed);
       if (piece < queries) {
-        narrow_backward_sums<Config>(p_, this->epoch(), piece, p_.tasks.adds(piece % p_.query_tiles));
+        narrow_backward_sums<Config>(p_.endpoint, p_, piece, p_.tasks.adds(piece % p_.query_tiles));
       } else {
-        sum_keys<Config>(p_, this->epoch(), piece - queries);
+        sum_keys<Config>(p_, piece - queries);
       }
     }
   }
@@ -143,7 +140,7 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
     const std::int32_t last = gather.chunk_of(head, behind - 1);
     for (std::int32_t chunk = gather.chunk_of(head, task.key); chunk <= last; ++chunk) {
       for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor)
-        wait_kv_chunk(p_.endpoint, p_, this->epoch(), task.source, tensor, chunk, DeviceRole::kCompute);
+        wait_kv_chunk(p_, this->epoch(), task.source, tensor, chunk, DeviceRole::kCompute);
     }
     // What was acquired was written by others' copies; TMA reads it next.
     ptx::fence_proxy_async_global();
@@ -171,7 +168,7 @@ __device__ __forceinline__ void ring_backward_cta(const RingBackwardParameters& 
       const std::uint64_t next = (control.epoch + 1) & 1;
       p.counters->next_task[next] = p.counters->next_unit[next] = 0;
     }
-    gather_kv<Config>(p.endpoint, p, *reinterpret_cast<FanOutShared*>(memory));
+    gather_kv<Config::kThreads / 32>(p, *reinterpret_cast<KvFanOutShared*>(memory));
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);
     if (cta == 0) return;
     begin_role(p.endpoint.trace);

@@ -40,6 +40,10 @@ class RingBackwardRanks {
       ranks_.push_back(std::make_unique<Rank>(std::move(plan)));
     }
     half_bytes_ = lent_half_bytes(lent_workspace_bytes(ranks_[0]->plan.partials.data_bytes()));
+    for (auto& rank : ranks_) {
+      rank->words.resize(rank->plan.partials.word_bytes() / 8);
+      rank->lent = no_numbers(lent_workspace_bytes(half_bytes_), 1);
+    }
     for (auto& rank : ranks_) describe(*rank);
   }
 
@@ -105,8 +109,6 @@ class RingBackwardRanks {
   void describe(Rank& rank) {
     const KvGatherPlan& gather = rank.plan.gather();
     RingBackwardParameters& p = rank.p;
-    rank.words.resize(rank.plan.partials.word_bytes() / 8);
-    rank.lent = no_numbers(lent_workspace_bytes(half_bytes_), 1);
     // Whoever adds before the first one has stored adds to no number.
     const AttentionBackwardScratch at = ring_backward_scratch(rank.plan);
     rank.scratch = no_numbers(static_cast<std::uint64_t>(at.bytes), static_cast<std::size_t>(at.sums) / sizeof(Line));
@@ -125,7 +127,12 @@ class RingBackwardRanks {
     }
     p.gathered = rank.gathered.data();
     p.half_bytes = half_bytes_;
+    for (std::size_t local = 0; local < ranks_.size(); ++local) {
+      p.words[local] = reinterpret_cast<std::byte*>(ranks_[local]->words.data());
+      p.lent[local] = ranks_[local]->lent_memory();
+    }
     const auto me = static_cast<std::uint32_t>(gather.rank);
+    describe_owners(topology_, me, p);
     fabric_.open(p.endpoint, me, rank.control);
     p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());
   }
@@ -134,11 +141,6 @@ class RingBackwardRanks {
     const KvGatherPlan& gather = rank.plan.gather();
     const std::int32_t me = gather.rank;
     RingBackwardParameters& p = rank.p;
-    for (std::uint32_t local = 0; local < topology_.ranks_per_node(); ++local) {
-      p.words[local] = reinterpret_cast<std::byte*>(ranks_[local]->words.data());
-      p.lent[local] = ranks_[local]->lent_memory();
-    }
-    describe_ranks(topology_, static_cast<std::uint32_t>(me), p);
     rank.tensors = backward_of_rank(shape_, whole_, std::ssize(ranks_), me);
     rank.gradients = poisoned(static_cast<std::size_t>(me));
     const AttentionBackwardTensors& given = rank.tensors;
@@ -149,8 +151,9 @@ class RingBackwardRanks {
     }
     const std::vector<std::uint16_t>* const own[] = {&given.forward.k, &given.forward.v};
     for (int tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
-      p.rows[tensor] = reinterpret_cast<const std::byte*>(own[tensor]->data());
-      if (gather.positions(me) > 0) p.own[tensor] = host_tensor_map(ring_backward_kv_view(rank.plan, own[tensor]->data()));
+      if (gather.positions(me) == 0) continue;
+      p.own[tensor] = host_tensor_map(ring_backward_kv_view(rank.plan, own[tensor]->data()));
+      p.push[tensor] = host_tensor_map(ring_push_view(rank.plan.ring, own[tensor]->data()));
     }
     p.out = given.out.data();
     p.d_out_rows = given.d_out.data();

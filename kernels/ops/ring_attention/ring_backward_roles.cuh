@@ -102,10 +102,9 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   __device__ __forceinline__ void describe_queries(const RingBackwardTasks::Place& place,
                                                    AttentionBackwardTask& task) const {
     const std::int32_t batch = place.head / p_.gather.kv_heads, kv_head = place.head % p_.gather.kv_heads;
-    task.first_tile = place.first_query_tile;
-    task.last_tile = p_.query_tiles - 1;
-    task.downwards = false;
-    task.steps = p_.group * (task.last_tile - task.first_tile + 1);
+    task.walk = {place.first_query_tile, p_.query_tiles - 1};
+    task.heads = p_.group;
+    task.steps = AttentionBackwardSteps(task.walk, task.heads).steps();
     task.query_first = batch * p_.queries;
     task.query_column = kv_head * p_.group * Config::kHeadDim;
     task.head = place.head * p_.group;

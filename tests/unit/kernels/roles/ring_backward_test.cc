@@ -153,7 +153,7 @@ class RingBackwardRanks {
     for (int tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
       if (gather.positions(me) == 0) continue;
       p.own[tensor] = host_tensor_map(ring_backward_kv_view(rank.plan, own[tensor]->data()));
-      p.push[tensor] = host_tensor_map(ring_push_view(rank.plan.ring, own[tensor]->data()));
+      p.push[tensor] = host_packed_map(ring_push_view(rank.plan.ring, own[tensor]->data()));
     }
     p.out = given.out.data();
     p.d_out_rows = given.d_out.data();

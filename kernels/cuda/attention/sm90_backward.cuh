@@ -17,9 +17,10 @@
 //     // from the first one of the task.
 //     std::int32_t unit(const AttentionBackwardTask& task, int head, int tile, int unit) const;
 //     float* sums(std::int32_t unit) const;
-//     bool is_first(const AttentionBackwardTask& task, int tile) const;  // stores, and adds to nothing
-//     void wait_turn(const AttentionBackwardTask& task, int tile, std::int32_t unit) const;
-//     void pass_turn(std::int32_t unit) const;  // to the next task that adds
+//     // So many tasks add to the tile before this one does; the first one stores, and waits for nobody.
+//     std::int32_t turn(const AttentionBackwardTask& task, int tile) const;
+//     void wait_turn(std::int32_t unit, std::int32_t turn) const;
+//     void pass_turn(std::int32_t unit, std::int32_t turn) const;  // to the next task that adds
 //     // The storing thread of a warpgroup: stores the gradients of the 64 keys from `offset` on of the tile,
 //     // which lie at these shared addresses in boxes of 64 rows x 64 (AttentionBackwardConfig). The body waits
 //     // until they are read; announce() is given what this returns, and the next task may have begun then.

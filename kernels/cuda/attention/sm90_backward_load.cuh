@@ -74,24 +74,27 @@ __device__ __forceinline__ void attention_backward_load(const Feed& feed,
   }
 }
 
-/// Adds a unit of a tile of queries to those of the tiles of keys before, when it is its turn.
+/// Adds a unit of a tile of queries, which lies in a stage of the warpgroup's sums, to those of the tiles of
+/// keys before, when it is its turn.
 template <class Config, class Feed>
 __device__ __forceinline__ void attention_backward_add(const Feed& feed, const AttentionBackwardTask& task,
                                                        int head, int tile, int unit,
-                                                       Pipeline<Config::kStages>& sums, std::uint32_t from) {
+                                                       const Pipeline<Config::kStages>& sums,
+                                                       std::byte (&staged)[Config::kStages][Config::kUnitBytes]) {
   sums.wait_full();
-  const std::int32_t at = feed.unit(task, head, tile, unit);
-  feed.wait_turn(task, tile, at);
-  if (feed.is_first(task, tile)) {
+  const std::uint32_t from = ptx::shared_address(staged[sums.stage()]);
+  const std::int32_t at = feed.unit(task, head, tile, unit), turn = feed.turn(task, tile);
+  if (turn == 0) {
     ptx::bulk_store(feed.sums(at), from, Config::kUnitBytes);
   } else {
+    feed.wait_turn(at, turn);
     ptx::bulk_reduce_add_f32(feed.sums(at), from, Config::kUnitBytes);
   }
   ptx::bulk_commit_group();
   ptx::bulk_wait_group_read<0>();
   sums.arrive_empty();
   ptx::bulk_wait_group<0>();
-  feed.pass_turn(at);
+  feed.pass_turn(at, turn);
 }
 
 /// One thread per math warpgroup (`group`): its gradients of keys and values. The task is over for it.
@@ -117,9 +120,8 @@ __device__ __forceinline__ void attention_backward_store_keys(const Feed& feed, 
 template <class Config, class Feed>
 __device__ __forceinline__ void attention_backward_store(const Feed& feed, int group,
                                                          AttentionBackwardShared<Config>& shared) {
-  Pipeline<Config::kStages> sums(shared.sum_stages[group]);
-  const std::uint32_t from = ptx::shared_address(shared.sums[group]);
   const AttentionBackwardTask& task = shared.task;
+  std::uint32_t added = 0;  // units; a pipeline with stage and phase would take more registers
   int turns = 0;  // of the warpgroups, where there is one unit per step
   for (std::uint32_t number = 0;; ++number) {
     Pipeline<1>(shared.tasks, number).wait_full();
@@ -128,9 +130,9 @@ __device__ __forceinline__ void attention_backward_store(const Feed& feed, int g
     AttentionBackwardSteps at(task.walk, task.heads);
     for (int step = 0; step < task.steps; ++step, turns ^= 1, at.advance()) {
       if (!Config::kUnitEach && turns != group) continue;
-      attention_backward_add<Config>(feed, task, at.head(), at.tile(), Config::kUnitEach ? group : 0, sums,
-                                     from + sums.stage() * Config::kUnitBytes);
-      sums.advance();
+      attention_backward_add<Config>(
+          feed, task, at.head(), at.tile(), Config::kUnitEach ? group : 0,
+          Pipeline<Config::kStages>(shared.sum_stages[group], added++), shared.sums[group]);
     }
     Pipeline<1>(shared.gradients[group], number).wait_full();
     end_work(feed.trace(), DeviceWork::kStore, task.number);

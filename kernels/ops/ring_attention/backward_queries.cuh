@@ -85,8 +85,8 @@ __device__ __forceinline__ void narrow_backward_sums(const device::Endpoint& end
   const std::int32_t batch = head / p.heads, lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const AttentionBackwardQueries::Rows rows = p.rows_of_tile(tile);
   const std::int64_t first = std::int64_t{unit} * Config::kUnits;
-  if (lane < Config::kUnits) {
-    const std::uint64_t all = (endpoint.control->epoch + 1) * static_cast<std::uint64_t>(adds);
+  if (lane < Config::kUnits && adds > 0) {
+    const std::uint64_t all = AttentionBackwardQueries::added_word(endpoint.control->epoch, adds);
     wait_backward_word(endpoint, &p.added[first + lane], all, tile);
   }
   __syncwarp();
@@ -147,8 +147,14 @@ class AttentionBackwardQueryFeed {
   __device__ __forceinline__ float* sums(std::int32_t unit) const {
     return q_.sums + std::int64_t{unit} * Config::kUnitElements;
   }
-  __device__ __forceinline__ void pass_turn(std::int32_t unit) const {
-    ptx::red_add_release_gpu(&q_.added[unit], 1ULL);
+  __device__ __forceinline__ void wait_turn(std::int32_t unit, std::int32_t turn) const {
+    wait_backward_word(endpoint_, &q_.added[unit], AttentionBackwardQueries::added_word(epoch(), turn),
+                       unit / Config::kUnits);
+    // The adds of other CTAs, which were acquired, come before that of this one's copy engine.
+    ptx::fence_proxy_async_global();
+  }
+  __device__ __forceinline__ void pass_turn(std::int32_t unit, std::int32_t turn) const {
+    ptx::st_release_gpu(&q_.added[unit], AttentionBackwardQueries::added_word(epoch(), turn + 1));
   }
 
   __device__ __forceinline__ float scale() const { return q_.scale; }
@@ -162,14 +168,6 @@ class AttentionBackwardQueryFeed {
 
   /// Read again each time: registers are few, and it changes only when every CTA has ended.
   __device__ __forceinline__ std::uint64_t epoch() const { return endpoint_.control->epoch; }
-  /// Until `turn` of the `adds` of this launch to a unit are done.
-  __device__ __forceinline__ void wait_adds(std::int32_t unit, std::int32_t adds, std::int32_t turn) const {
-    const std::uint64_t before =
-        epoch() * static_cast<std::uint64_t>(adds) + static_cast<std::uint64_t>(turn);
-    wait_backward_word(endpoint_, &q_.added[unit], before, unit / Config::kUnits);
-    // The adds of other CTAs, which were acquired, come before that of this one's copy engine.
-    ptx::fence_proxy_async_global();
-  }
   /// When there are no more tasks: the next piece of what is left.
   __device__ __forceinline__ std::uint64_t claim_left() const {
     return claim_unit(&q_.counters->next_unit[epoch() & 1]);

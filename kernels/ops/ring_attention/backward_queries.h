@@ -22,7 +22,7 @@ struct AttentionBackwardCounters {
 struct AttentionBackwardQueries {
   AttentionBackwardCounters* counters;
   std::uint64_t* prepared;      ///< [heads]: tiles whose rows are known; over all launches
-  std::uint64_t* added;         ///< [heads][tiles of queries][units]: adds; over all launches
+  std::uint64_t* added;         ///< [heads][tiles of queries][units]: adds of a launch, added_word()
   AttentionBackwardRows* rows;  ///< [heads][tiles of queries]
   float* sums;                  ///< [heads][tiles of queries][units], in the order of registers
   const void* out;              ///< [batch, queries, heads, head_dim]
@@ -39,6 +39,11 @@ struct AttentionBackwardQueries {
   Divisor heads;                ///< of the queries
   Divisor query_tiles;          ///< of a head
   std::int32_t group;           ///< heads of queries that share keys and values
+
+  /// After so many adds of a launch; it only grows.
+  static MK_HOST_DEVICE std::uint64_t added_word(std::uint64_t epoch, std::int32_t adds) {
+    return (epoch << 24) + static_cast<std::uint64_t>(adds);  // of less than 2^31 keys, in tiles of 128
+  }
 
   struct Rows {
     std::int32_t begin, end;

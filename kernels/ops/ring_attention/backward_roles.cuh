@@ -44,12 +44,8 @@ class AttentionBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   __device__ __forceinline__ const TensorMap& k(const AttentionBackwardTask&) const { return p_.k; }
   __device__ __forceinline__ const TensorMap& v(const AttentionBackwardTask&) const { return p_.v; }
 
-  __device__ __forceinline__ bool is_first(const AttentionBackwardTask& task, int tile) const {
-    return turn(task, tile) == 0;
-  }
-  __device__ __forceinline__ void wait_turn(const AttentionBackwardTask& task, int tile,
-                                            std::int32_t unit) const {
-    this->wait_adds(unit, p_.tasks.adds(tile), turn(task, tile));
+  __device__ __forceinline__ std::int32_t turn(const AttentionBackwardTask& task, int tile) const {
+    return p_.tasks.turn({0, 0, task.key / Config::kTileKeys, task.downwards}, tile);
   }
 
   __device__ __forceinline__ std::nullptr_t store_keys(const AttentionBackwardTask& task, int offset,
@@ -76,10 +72,6 @@ class AttentionBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   }
 
  private:
-  __device__ __forceinline__ std::int32_t turn(const AttentionBackwardTask& task, int tile) const {
-    return p_.tasks.turn({0, 0, task.key / Config::kTileKeys, task.downwards}, tile);
-  }
-
   const AttentionBackwardParameters& p_;
 };
 

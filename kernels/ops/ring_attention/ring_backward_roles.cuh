@@ -49,12 +49,8 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   __device__ __forceinline__ const TensorMap& k(const AttentionBackwardTask& task) const { return rows_of(task, 0); }
   __device__ __forceinline__ const TensorMap& v(const AttentionBackwardTask& task) const { return rows_of(task, 1); }
 
-  __device__ __forceinline__ bool is_first(const AttentionBackwardTask& task, int tile) const {
-    return p_.tasks.turn(task.before, tile) == 0;
-  }
-  __device__ __forceinline__ void wait_turn(const AttentionBackwardTask& task, int tile,
-                                            std::int32_t unit) const {
-    this->wait_adds(unit, p_.tasks.adds(tile), p_.tasks.turn(task.before, tile));
+  __device__ __forceinline__ std::int32_t turn(const AttentionBackwardTask& task, int tile) const {
+    return p_.tasks.turn(task.before, tile);
   }
 
   /// Into the slot at their owner; its word there.

@@ -81,7 +81,8 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
     p.d_out_rows = arguments.d_out;
     p.lse = arguments.lse;
     p.d_q = arguments.d_q;
-    return queue(&p, std::min(sms_, std::max(p.tasks.tasks(), p.all_heads)), stream);
+    p.preparing = std::min(sms_, std::max(p.tasks.tasks(), p.all_heads));
+    return queue(&p, p.preparing, stream);
   }
 
   using Tensors = std::array<const void*, 6>;

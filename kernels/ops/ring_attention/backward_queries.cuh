@@ -114,14 +114,14 @@ __device__ __forceinline__ void narrow_backward_sums(const device::Endpoint& end
   }
 }
 
-/// CTA number `cta` of `ctas`, all its warps: the rows of all tiles, each by one of these CTAs.
+/// CTA number `cta` of those that prepare, all its warps: the rows of some tiles.
 template <class Config>
-__device__ __forceinline__ void prepare_all_backward_rows(const AttentionBackwardQueries& p, std::int32_t cta,
-                                                          std::int32_t ctas) {
+__device__ __forceinline__ void prepare_all_backward_rows(const AttentionBackwardQueries& p, std::int32_t cta) {
   constexpr int kWarps = Config::kThreads / 32;
   const std::int32_t units = p.all_heads * p.query_tiles;
   const std::int32_t warp = cta * kWarps + static_cast<std::int32_t>(threadIdx.x / 32);
-  for (std::int32_t unit = warp; unit < units; unit += ctas * kWarps) prepare_backward_rows<Config>(p, unit);
+  for (std::int32_t unit = warp; unit < units; unit += p.preparing * kWarps)
+    prepare_backward_rows<Config>(p, unit);
 }
 
 /// What the feeds of the backward body (cuda/attention/sm90_backward.cuh) have in common: the queries.

@@ -83,8 +83,7 @@ __device__ __forceinline__ void attention_backward_cta(const AttentionBackwardPa
   compute_alone<kWarps>(p.endpoint, [&](const LaunchBegin& begin) {
     if (blockIdx.x == 0 && threadIdx.x == 0)
       p.counters->next_task[(begin.epoch + 1) & 1] = p.counters->next_unit[(begin.epoch + 1) & 1] = 0;
-    prepare_all_backward_rows<Config>(p, static_cast<std::int32_t>(blockIdx.x),
-                                      static_cast<std::int32_t>(gridDim.x));
+    prepare_all_backward_rows<Config>(p, static_cast<std::int32_t>(blockIdx.x));
     attention_backward_body(AttentionBackwardFeed<Config>(p),
                             *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
   });

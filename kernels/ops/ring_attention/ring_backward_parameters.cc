@@ -23,6 +23,7 @@ RingBackwardParameters ring_backward_parameters(const RingBackwardPlan& plan, vo
   describe_backward_queries(plan.shape(), parts_of(plan), memory, p);
   p.gather = plan.gather();
   p.comm_ctas = plan.ring.comm_ctas;
+  p.preparing = plan.ring.ctas - plan.ring.comm_ctas;
   p.tasks = plan.tasks;
   p.partials = plan.partials;
   return p;

@@ -157,7 +157,7 @@ __device__ __forceinline__ void ring_backward_cta(const RingBackwardParameters& 
   LaunchControl& control = *p.endpoint.control;
   if (p.endpoint.lent->stopped != 0) return count_out(control, p.endpoint.lent);
   begin_role(p.endpoint.trace);
-  const auto cta = static_cast<std::int32_t>(blockIdx.x), ctas = static_cast<std::int32_t>(gridDim.x);
+  const auto cta = static_cast<std::int32_t>(blockIdx.x);
   if (cta < p.comm_ctas) {
     if (cta == 0 && threadIdx.x == 0) {
       const std::uint64_t next = (control.epoch + 1) & 1;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void ring_backward_cta(const RingBackwardParameters& 
     if (cta == 0) return;
     begin_role(p.endpoint.trace);
   } else {
-    prepare_all_backward_rows<Config>(p, cta - p.comm_ctas, ctas - p.comm_ctas);
+    prepare_all_backward_rows<Config>(p, cta - p.comm_ctas);
   }
   attention_backward_body(RingBackwardFeed<Config>(p), *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
   end_cta(control);

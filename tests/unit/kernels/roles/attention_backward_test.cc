@@ -43,6 +43,7 @@ class HostBackward {
     p_.out = tensors_.out.data();
     p_.d_out_rows = tensors_.d_out.data();
     p_.lse = tensors_.lse.data();
+    p_.preparing = static_cast<std::int32_t>(ctas_);
     p_.endpoint.control = control_.get();
     p_.endpoint.host = {&aborted_, nullptr};
     p_.endpoint.deadline_ns = 100'000'000'000;

@@ -13,6 +13,17 @@ def split(total, parts):
     return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
 
 
+def causal_attention(q, k, v):
+    """Of one sequence; the last query sees all keys. Outputs, and log-sum-exps by head."""
+    wide = lambda t: np.repeat(t.astype(np.float64), q.shape[1] // k.shape[1], axis=1)
+    scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), wide(k)) / np.sqrt(q.shape[2])
+    seen = np.tril(np.ones(scores.shape[1:], bool), k.shape[0] - q.shape[0])
+    weights = np.where(seen, np.exp(scores), 0)
+    sums = weights.sum(-1)
+    with np.errstate(divide="ignore"):
+        return np.einsum("hqk,khd->qhd", weights / np.where(sums == 0, 1, sums)[..., None], wide(v)), np.log(sums)
+
+
 class Mkrun(ClusterTest):
     def setUp(self):
         super().setUp()
@@ -108,9 +119,28 @@ class Mkrun(ClusterTest):
             self.close(out, wanted[:, h], 5e-3)
             self.close(np.load(lse.format(rank=rank)), sums[:, :, h], 5e-3)
 
+    def test_packed_attention_of_every_rank(self):
+        """Sequences without queries, without keys, and with more queries than keys among others."""
+        self.start_nodes(2)
+        heads, kv_heads, dim = 4, 2, 32
+        of_queries, of_keys = np.cumsum([0, 5, 0, 30, 7, 12]), np.cumsum([0, 9, 4, 30, 0, 3])
+        q = [self.values(of_queries[-1], heads, dim) for _ in range(WORLD)]
+        k, v = ([self.values(of_keys[-1], kv_heads, dim) for _ in range(WORLD)] for _ in range(2))
+        lse = str(self.folder / "lse.{rank}.npy")
+        outs = self.run_ranks("attention", "--dtype", "f16", "--causal", "--lse", lse, "--q", self.save("q", q), "--k", self.save("k", k),
+                              "--v", self.save("v", v), "--cu-seqlens", self.save("cu", [of_queries] * WORLD, np.int32),
+                              "--cu-seqlens-k", self.save("cuk", [of_keys] * WORLD, np.int64))
+        for rank, out in enumerate(outs):
+            wanted, sums = np.zeros_like(out), np.full((heads, len(out)), -np.inf)
+            for i in range(5):
+                queries, keys = slice(*of_queries[i:i + 2]), slice(*of_keys[i:i + 2])
+                wanted[queries], sums[:, queries] = causal_attention(q[rank][queries], k[rank][keys], v[rank][keys])
+            self.close(out, wanted, 5e-3)
+            np.testing.assert_allclose(np.load(lse.format(rank=rank)), sums, atol=5e-3, rtol=5e-3)
+
     def test_what_other_operations_do_not_have(self):
         self.start_nodes(1)
-        for flags, text in ((["--lse", "x.npy"], "--lse: only ring_attention"), (["--executor", "cuda"], "--executor cuda: only"),
+        for flags, text in ((["--lse", "x.npy"], "--lse: only attention"), (["--cu-seqlens", "x.npy"], "--cu-seqlens: only attention"),
                             (["--device", "0"], "--device is of --executor cuda")):
             process = self.spawn(BIN / "mkrun", "gemm_ar", "--group", "bad", "--world-size", "1", "--rank", "0", "--daemon",
                                  self.daemons[0].socket, "--out", self.folder / "out.npy", *flags)

@@ -228,6 +228,11 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
     if (!row.ok()) return row.status();
     return std::vector{std::move(*row)};
   }
+  if (o.op == to_string(OpKind::kAttentionBackward)) {
+    auto row = measure_backward_cuda(group, attention_shape(o), cuda_options(o));
+    if (!row.ok()) return row.status();
+    return std::vector{std::move(*row)};
+  }
   for (const OpKind kind : {OpKind::kAttention, OpKind::kRingAttention}) {
     if (o.op != to_string(kind)) continue;
     auto row = o.cu_seqlens.empty()
@@ -302,6 +307,8 @@ void add_op(CLI::App& app, int& status) {
       throw CLI::ValidationError("--baseline", "only of the operations around a GEMM, with --executor cuda");
     if (!o->trace.empty() && (!o->preset.empty() || o->shapes.size() > 1))
       throw CLI::ValidationError("--trace", "one operation of one shape");
+    if (o->op == to_string(OpKind::kAttentionBackward) && o->executor != Executor::kCuda)
+      throw CLI::ValidationError("attention_backward", "only with --executor cuda");
     if (!o->cu_seqlens.empty() && (o->executor != Executor::kCuda || o->op != to_string(OpKind::kAttention) ||
                                    o->cu_seqlens.size() < 2))
       throw CLI::ValidationError("--cu-seqlens", "two numbers at least, of attention with --executor cuda");

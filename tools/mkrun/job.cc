@@ -13,6 +13,11 @@ void Job::make_out(std::vector<std::int64_t> shape) {
   out_.resize(static_cast<std::size_t>(elements));
 }
 
+Status Job::save(const Options& options) {
+  for (ExecutorArray* result : results_) MK_RETURN_IF_ERROR(result->fetch());
+  return save_values(options.out, out_shape_, out_, options.dtype);
+}
+
 Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine) {
   const auto all = group.exchange(std::as_bytes(std::span(&mine, 1)));
   if (!all.ok()) return all.status();

@@ -18,7 +18,8 @@ struct Options {
   std::uint32_t rank = 0;
   std::uint32_t world_size = 0;
   /// Files to read, placeholders filled in.
-  std::string a, b, q, k, v, w1, w2, shared_w1, shared_w2, topk_indices, topk_weights;
+  std::string a, b, q, k, v, cu_seqlens, cu_seqlens_k, w1, w2, shared_w1, shared_w2, topk_indices,
+      topk_weights;
   std::string out;
   std::string lse;  ///< to write, of attention; empty: it is not computed
   Executor executor = Executor::kCpu;

@@ -45,6 +45,10 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
     return {{&p_.a, &p_.b, stored_to_, row, column, 0, row, column}, rows};
   }
 
+  __device__ __forceinline__ int a_box_rows(const Place& tile) const {
+    return tile.a_row < p_.rows ? p_.a_box_rows : 0;
+  }
+
   /// The 64 rows of the product from `row` on, for every owner that has any of them. An owner's matrix has
   /// its rows and no more, so TMA leaves out those of its neighbours below. An owner whose rows begin further
   /// down has a map of its head, the rows that lie in the same 64.

@@ -38,11 +38,11 @@ Status check(OpKind kind, const AttentionShape& shape, const Topology& topology,
   MK_RETURN_IF_ERROR(at_most(kind, "ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
   MK_RETURN_IF_ERROR(check_attention_counts(kind, shape));
   MK_RETURN_IF_ERROR(check_attention_on_gpu(kind, shape));
-  constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // of a slab, and of what a task counts
-  if (shape.kv_heads > kMostRows / (shape.batch * shape.sequence)) {
-    MK_RETURN_IF_ERROR(
-        at_most(kind, "batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads, kMostRows));
-  }
+  // Rows of slabs and turns of chunks are counted in 32 bits.
+  MK_RETURN_IF_ERROR(at_most(kind, "batch * sequence * kv_heads",
+                             shape.batch * shape.sequence * shape.kv_heads, std::int64_t{1} << 30));
+  MK_RETURN_IF_ERROR(
+      at_most(kind, "batch * kv_heads", shape.batch * shape.kv_heads, std::int64_t{1} << 20));
   if (machine.sms < 2) return refused(kind, "sms", machine.sms, "at least 2: one does not compute");
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {
     return refused(kind, "comm_ctas", options.comm_ctas,
@@ -130,22 +130,26 @@ RingGpuPlan plan_of(const AttentionShape& shape, const Topology& topology, std::
   plan.gather = gather_plan(shape, topology, rank, machine, comm_ctas);
   const auto& own = plan.gather.part_rows[rank];
   plan.first_tiles = attention_query_tiles(own[0]);
-  plan.tasks = AttentionTasks(
-      static_cast<std::int32_t>(shape.batch), static_cast<std::int32_t>(shape.heads), plan.gather.kv_heads,
-      plan.first_tiles + attention_query_tiles(own[1]), 2 * shape.sequence * shape.head_dim * 2);
+  plan.tasks = AttentionTasks(static_cast<std::int32_t>(shape.batch), static_cast<std::int32_t>(shape.heads),
+                              plan.gather.kv_heads, plan.first_tiles + attention_query_tiles(own[1]),
+                              2 * shape.sequence * shape.head_dim * 2);
   return plan;
 }
 
-/// With which a launch is expected to end first; of two that are nearly as fast, with fewer.
+/// With which a launch is expected to end first; of two that are nearly as fast, with fewer. Tasks must not
+/// wait for CTAs that push more slowly than expected, so it is chosen for half of their rates.
 std::int32_t choose_comm_ctas(const AttentionShape& shape, const Topology& topology, const Machine& machine) {
-  constexpr double kClearly = 0.99;
+  constexpr double kClearly = 0.99, kSlower = 2;
+  Machine slower = machine;
+  slower.push_bytes /= kSlower;
+  slower.prepare_bytes /= kSlower;
   const std::vector<std::int32_t> counts = pushing_ctas(machine, topology);
   if (counts.size() == 1) return counts[0];
   std::int32_t best = 0;
   double best_seconds = 0;
   for (const std::int32_t count : counts) {
     // A rank's own number must not decide: all ranks need the same chunks.
-    const double seconds = estimated_seconds(plan_of(shape, topology, 0, machine, count));
+    const double seconds = estimated_seconds(plan_of(shape, topology, 0, slower, count));
     if (best > 0 && seconds > kClearly * best_seconds) continue;
     best = count;
     best_seconds = seconds;

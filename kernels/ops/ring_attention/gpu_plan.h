@@ -20,9 +20,9 @@ struct RingAttentionOptions {
 };
 
 /// Pure; the same on every rank but for what is of this rank. All keys and values of all ranks are gathered,
-/// in a slab per source, one head after the other, while every tile of queries sweeps the whole sequence in the order of
-/// KvGatherPlan::source(): own ones first, which are there; then those of the node; then those of other
-/// nodes, one node after the other, as they come.
+/// in a slab per source, one head after the other, while every tile of queries sweeps the whole sequence in
+/// the order of KvGatherPlan::source(): own ones first, which are there; then those of the node; then those
+/// of other nodes, one node after the other, as they come.
 struct RingGpuPlan {
   AttentionShape shape;
   KvGatherPlan gather;

@@ -85,7 +85,8 @@ TEST_CASE("ring attention gpu plan: own keys first, then those of the node, then
 }
 
 TEST_CASE(
-    "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in puts as long "
+    "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in puts as "
+    "long "
     "as heads allow") {
   for (const std::int64_t sequence : {1, 4096, 100003}) {
     AttentionShape shape = kShape;
@@ -157,6 +158,18 @@ TEST_CASE(
       .batch = 1, .sequence = 1, .heads = 64, .kv_heads = 64, .head_dim = 128, .keys = 1 << 20};
   const double bytes = 2.0 * 2 * 64 * 128 * (1 << 20);
   CHECK(alone(decode, kH200) >= bytes / kH200.memory_bytes);
+
+  // Packed sequences of one length take as long as a batch of them, and windows hide keys.
+  AttentionShape packed = causal;
+  packed.batch = 1;
+  packed.sequence *= 4;
+  packed.max_sequences = 4;
+  CHECK(alone(packed, kH200) > 0.98 * alone(causal, kH200));
+  CHECK(alone(packed, kH200) < 1.02 * alone(causal, kH200));
+  AttentionShape window = causal;
+  window.window_left = 1023;
+  CHECK(alone(window, kH200) > 2.0 * 1024 / 12288 * alone(causal, kH200));
+  CHECK(alone(window, kH200) < 3.0 * 1024 / 12288 * alone(causal, kH200));
 
   // Ranks share the work; long sequences hide links and wire, short ones do not.
   const auto ring = [](const AttentionShape& shape, const Topology& topology, const Machine& machine) {
@@ -274,6 +287,12 @@ TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refu
   CHECK(refusal(shape) ==
         "INVALID_ARGUMENT: ring_attention: batch * sequence * kv_heads = 1090519040, must be at most "
         "1073741824 on the cuda executor");
+  shape.sequence = 8;
+  shape.heads = shape.kv_heads = 1 << 20;
+  shape.head_dim = 64;
+  CHECK(refusal(shape) ==
+        "INVALID_ARGUMENT: ring_attention: batch * kv_heads = 2097152, must be at most 1048576 on the cuda "
+        "executor");
   shape = kShape;
   shape.sequence = std::int64_t{1} << 30;
   CHECK(refusal(shape) ==

@@ -20,7 +20,7 @@ struct RingAttentionOptions {
 };
 
 /// Pure; the same on every rank but for what is of this rank. All keys and values of all ranks are gathered,
-/// in a slab per source, while every tile of queries sweeps the whole sequence in the order of
+/// in a slab per source, one head after the other, while every tile of queries sweeps the whole sequence in the order of
 /// KvGatherPlan::source(): own ones first, which are there; then those of the node; then those of other
 /// nodes, one node after the other, as they come.
 struct RingGpuPlan {
@@ -36,9 +36,8 @@ struct RingGpuPlan {
   std::uint32_t lanes() const { return gather.rails() > 0 ? 1 : 0; }
   /// Bytes that this rank puts in every launch.
   std::uint64_t wire_bytes() const {
-    return static_cast<std::uint64_t>(KvGatherPlan::kTensors * gather.rows(gather.rank) *
-                                      gather.row.row_bytes) *
-           gather.rails();
+    const std::int64_t bytes = std::int64_t{gather.rows(gather.rank)} * gather.row_bytes;
+    return static_cast<std::uint64_t>(KvGatherPlan::kTensors * bytes) * gather.rails();
   }
 
   /// `machine`: what it runs on. Errors: kInvalidArgument naming field, value and limit.
@@ -46,6 +45,8 @@ struct RingGpuPlan {
                                   const Machine& machine, const RingAttentionOptions& options = {});
 
   std::string signature() const;
+  /// Heads of queries that share keys and values.
+  std::int64_t group() const { return shape.heads / shape.kv_heads; }
   /// Of a tile. Where the ranks' positions do not end with one, a tile of each rank is not full.
   std::int32_t tile_keys() const {
     return attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal,

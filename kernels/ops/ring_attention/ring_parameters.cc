@@ -24,7 +24,7 @@ RingAttentionParameters ring_attention_parameters(const RingGpuPlan& plan, Atten
   p.scale = attention_scale_log2(plan.shape);
   p.heads = static_cast<std::int32_t>(plan.shape.heads);
   p.causal = plan.shape.causal;
-  p.group = static_cast<std::int32_t>(plan.shape.heads / plan.shape.kv_heads);
+  p.group = static_cast<std::int32_t>(plan.group());
   p.first_tiles = plan.first_tiles;
   p.comm_ctas = plan.comm_ctas;
   return p;

@@ -1,7 +1,9 @@
 #include "tests/support/attention_backward_reference.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
 
 #include "tests/support/random_tensor.h"
@@ -17,6 +19,12 @@ struct Sum {
     value += factor * other;
     magnitude += std::abs(factor * other);
     error += factor_error * std::abs(other);
+  }
+  /// A part of the sum, rounded to a multiple of itself or of the smallest number.
+  void add_rounded(const Sum& part, double rounding, double smallest) {
+    value += part.value;
+    magnitude += part.magnitude;
+    error += part.error + rounding * (std::abs(part.value) + part.error) + smallest;
   }
 };
 
@@ -77,9 +85,10 @@ class HeadPass {
         k_(shape, tensors.forward.k, shape.kv_heads, keys_, batch, head * shape.kv_heads / shape.heads),
         v_(shape, tensors.forward.v, shape.kv_heads, keys_, batch, head * shape.kv_heads / shape.heads) {}
 
-  /// Adds to the sums of the head of keys and values; d_q is of this head alone.
-  void run(Sums& d_q, Sums& d_k, Sums& d_v) const {
-    for (std::int64_t i = 0; i < shape_.sequence; ++i) {
+  /// Of these positions of queries. Adds to the sums of the head of keys and values; d_q is of this head
+  /// alone.
+  void run(const std::vector<std::int64_t>& positions, Sums& d_q, Sums& d_k, Sums& d_v) const {
+    for (const std::int64_t i : positions) {
       const std::int64_t seen = shape_.causal ? i + 1 + keys_ - shape_.sequence : keys_;
       const Uncertain delta = out_.dot(i, d_out_, i);
       for (std::int64_t j = 0; j < seen; ++j) add_pair(i, j, delta, d_q, d_k, d_v);
@@ -182,19 +191,36 @@ AttentionBackwardArguments backward_arguments(const AttentionBackwardTensors& te
           .d_v = gradients.d_v.data()};
 }
 
-std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
-                            const AttentionGradients& gradients, Weights weights) {
+namespace {
+
+/// `parts`: the positions of the queries whose parts of the gradients of keys and values are summed by
+/// themselves; of several parts each is rounded before they are added.
+std::size_t wrong_gradients_of_parts(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
+                                     const AttentionGradients& gradients, Weights weights,
+                                     const std::vector<std::vector<std::int64_t>>& parts) {
   const std::int64_t keys = shape.keys > 0 ? shape.keys : shape.sequence;
   const std::int64_t group = shape.heads / shape.kv_heads;
+  const bool rounded = weights == Weights::kRounded && parts.size() > 1;
+  const double rounding = rounded ? kernels::rounding_unit(shape.dtype) : 0, smallest = rounded ? 0x1p-24 : 0;
   std::size_t wrong = 0;
   for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
     for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
       Sums d_k(static_cast<std::size_t>(keys * shape.head_dim)), d_v = d_k;
-      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        Sums d_q(static_cast<std::size_t>(shape.sequence * shape.head_dim));
-        HeadPass(shape, tensors, weights, batch, head).run(d_q, d_k, d_v);
-        wrong += wrong_rows(shape, gradients.d_q, shape.heads, shape.sequence, batch, head, d_q, keys);
+      std::vector<Sums> d_q(static_cast<std::size_t>(group),
+                            Sums(static_cast<std::size_t>(shape.sequence * shape.head_dim)));
+      for (const std::vector<std::int64_t>& part : parts) {
+        Sums part_k(d_k.size()), part_v(d_v.size());
+        for (std::int64_t i = 0; i < group; ++i)
+          HeadPass(shape, tensors, weights, batch, kv_head * group + i)
+              .run(part, d_q[static_cast<std::size_t>(i)], part_k, part_v);
+        for (std::size_t i = 0; i < d_k.size(); ++i) {
+          d_k[i].add_rounded(part_k[i], rounding, smallest);
+          d_v[i].add_rounded(part_v[i], rounding, smallest);
+        }
       }
+      for (std::int64_t i = 0; i < group; ++i)
+        wrong += wrong_rows(shape, gradients.d_q, shape.heads, shape.sequence, batch, kv_head * group + i,
+                            d_q[static_cast<std::size_t>(i)], keys);
       for (const auto& [tensor, sums] :
            {std::tuple<const std::vector<std::uint16_t>&, const Sums&>{gradients.d_k, d_k},
             {gradients.d_v, d_v}}) {
@@ -204,6 +230,67 @@ std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackward
     }
   }
   return wrong;
+}
+
+/// The inverse of rows_of_rank(), of all ranks.
+std::vector<std::uint16_t> whole_of_ranks(const AttentionShape& shape, std::int64_t heads,
+                                          const std::vector<AttentionGradients>& by_rank,
+                                          std::vector<std::uint16_t> AttentionGradients::*tensor) {
+  const std::int64_t width = heads * shape.head_dim, world = std::ssize(by_rank);
+  std::vector<std::uint16_t> whole(static_cast<std::size_t>(shape.batch * shape.sequence * width));
+  for (std::int64_t rank = 0; rank < world; ++rank) {
+    auto from = (by_rank[static_cast<std::size_t>(rank)].*tensor).begin();
+    for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+      for (const std::int64_t position : attention_positions(shape, world, rank)) {
+        std::copy(from, from + width, whole.begin() + (batch * shape.sequence + position) * width);
+        from += width;
+      }
+    }
+  }
+  return whole;
+}
+
+}  // namespace
+
+std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
+                            const AttentionGradients& gradients, Weights weights) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(shape.sequence));
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  return wrong_gradients_of_parts(shape, tensors, gradients, weights, {all});
+}
+
+AttentionBackwardTensors backward_of_rank(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                          std::int64_t world, std::int64_t rank) {
+  AttentionBackwardTensors of_rank{
+      .forward = {rows_of_rank(shape, whole.forward.q, shape.heads, world, rank),
+                  rows_of_rank(shape, whole.forward.k, shape.kv_heads, world, rank),
+                  rows_of_rank(shape, whole.forward.v, shape.kv_heads, world, rank)},
+      .out = rows_of_rank(shape, whole.out, shape.heads, world, rank),
+      .d_out = rows_of_rank(shape, whole.d_out, shape.heads, world, rank),
+      .lse = {}};
+  for (std::int64_t head = 0; head < shape.batch * shape.heads; ++head)
+    for (const std::int64_t position : attention_positions(shape, world, rank))
+      of_rank.lse.push_back(whole.lse[static_cast<std::size_t>(head * shape.sequence + position)]);
+  return of_rank;
+}
+
+AttentionGradients poisoned_gradients_of_rank(const AttentionShape& shape, std::int64_t world,
+                                              std::int64_t rank) {
+  AttentionShape of_rank = shape;
+  of_rank.keys = 0;
+  of_rank.sequence = std::ssize(attention_positions(shape, world, rank));
+  return poisoned_gradients(of_rank);
+}
+
+std::size_t wrong_gradients_of_ranks(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                     const std::vector<AttentionGradients>& by_rank, Weights weights) {
+  const AttentionGradients gathered{whole_of_ranks(shape, shape.heads, by_rank, &AttentionGradients::d_q),
+                                    whole_of_ranks(shape, shape.kv_heads, by_rank, &AttentionGradients::d_k),
+                                    whole_of_ranks(shape, shape.kv_heads, by_rank, &AttentionGradients::d_v)};
+  std::vector<std::vector<std::int64_t>> parts;
+  for (std::int64_t rank = 0; rank < std::ssize(by_rank); ++rank)
+    parts.push_back(attention_positions(shape, std::ssize(by_rank), rank));
+  return wrong_gradients_of_parts(shape, whole, gathered, weights, parts);
 }
 
 }  // namespace mkernel::test

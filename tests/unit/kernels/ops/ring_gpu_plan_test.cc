@@ -85,7 +85,8 @@ TEST_CASE("ring attention gpu plan: own keys first, then those of the node, then
 }
 
 TEST_CASE(
-    "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in puts as long "
+    "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in puts as "
+    "long "
     "as heads allow") {
   for (const std::int64_t sequence : {1, 4096, 100003}) {
     AttentionShape shape = kShape;
@@ -249,8 +250,7 @@ TEST_CASE("ring attention gpu plan: CTAs that push") {
 }
 
 TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refused by name") {
-  CHECK(refusal(kShape, {}, {5, 13}) ==
-        "INVALID_ARGUMENT: ring_attention: world = 65, must be at most 64 on the cuda executor");
+  CHECK(refusal(kShape, {}, {5, 13}) == "INVALID_ARGUMENT: ring_attention: world = 65, must be at most 64");
   CHECK(refusal(kShape, {}, {17, 1}) ==
         "INVALID_ARGUMENT: ring_attention: nodes = 17, must be at most 16 on the cuda executor");
   CHECK(refusal(kShape, {}, {1, 17}) ==
@@ -273,7 +273,7 @@ TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refu
   shape.sequence = std::int64_t{1} << 23;
   CHECK(refusal(shape) ==
         "INVALID_ARGUMENT: ring_attention: batch * sequence * kv_heads = 1090519040, must be at most "
-        "1073741824 on the cuda executor");
+        "1073741824");
   shape = kShape;
   shape.sequence = std::int64_t{1} << 30;
   CHECK(refusal(shape) ==

@@ -1,6 +1,7 @@
 #include "kernels/ops/ring_attention/estimate.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "kernels/ops/ring_attention/attention_plan.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
+#include "kernels/plan/attention_sequences.h"
 #include "kernels/plan/attention_tasks.h"
 #include "kernels/plan/machine.h"
 
@@ -29,10 +31,10 @@ double memory_seconds(const AttentionShape& shape, const Machine& machine, std::
   return 2.0 * static_cast<double>(shape.batch * shape.head_dim * rows) / machine.memory_bytes;
 }
 
-/// When the last of `tasks` ends. `free_at`: when each CTA takes its first one; it takes the next one when it
-/// is through. `end(place, begin)`: when a task ends that begins at `begin`.
-template <class End>
-double play(const AttentionTasks& tasks, std::vector<double> free_at, const End& end) {
+/// When the last of `tasks` (AttentionTasks or SlotTasks) ends. `free_at`: when each CTA takes its first one;
+/// it takes the next one when it is through. `end(place, begin)`: when a task ends that begins at `begin`.
+template <class Tasks, class End>
+double play(const Tasks& tasks, std::vector<double> free_at, const End& end) {
   // Of more tasks than these the rest is spread evenly: no CTA is a task behind another for long.
   constexpr std::int32_t kMostPlayed = 1 << 16;
   const auto later = std::greater<>();
@@ -96,22 +98,72 @@ Arrivals arrivals_of(const RingGpuPlan& plan) {
           .pushed = last + latency - machine.push_latency};
 }
 
-}  // namespace
+/// The tasks of a plan that is not plain.
+struct SlotTasks {
+  struct Place {
+    AttentionSequence sequence;
+    std::int32_t tile;
+  };
 
-double estimated_seconds(const AttentionPlan& plan, const Machine& machine) {
+  std::vector<AttentionSlot> slots;
+  std::int32_t heads;
+
+  std::int32_t tasks() const { return slots.back().tasks_before; }
+  Place place(std::int32_t task) const {
+    const auto count = static_cast<std::int32_t>(slots.size()) - 1;
+    const AttentionSlot& slot =
+        slots[static_cast<std::size_t>(attention_slot_of(slots.data(), count, task))];
+    return {slot.sequence, attention_slot_tile(slot, heads, task - slot.tasks_before).tile};
+  }
+};
+
+/// Of a plan that is not plain. Lengths are known on the device alone: as if all sequences were as long as
+/// they are on average.
+SlotTasks slot_tasks(const AttentionPlan& plan) {
+  const AttentionShape& shape = plan.shape;
+  std::vector<std::int32_t> queries, keys;
+  for (std::int64_t i = 0; i <= shape.max_sequences; ++i) {
+    const std::int64_t parts = std::max<std::int64_t>(shape.max_sequences, 1);
+    queries.push_back(static_cast<std::int32_t>(shape.sequence * i / parts));
+    keys.push_back(static_cast<std::int32_t>(shape.keys * i / parts));
+  }
+  const bool packed = shape.max_sequences > 0;
+  const AttentionArguments assumed{.cu_seqlens_q = packed ? queries.data() : nullptr,
+                                   .cu_seqlens_k = packed ? keys.data() : nullptr};
+  return {plan.slots(plan.lengths(assumed)), static_cast<std::int32_t>(shape.heads)};
+}
+
+double slots_end(const AttentionPlan& plan, const Machine& machine) {
+  return play(slot_tasks(plan), std::vector(static_cast<std::size_t>(machine.sms), machine.launch),
+              [&](const SlotTasks::Place& place, double begin) {
+                const std::int32_t query = place.tile * kAttentionTileQueries;
+                const AttentionKeys keys =
+                    attention_window_keys(place.sequence, plan.window(), query,
+                                          std::min(place.sequence.queries, query + kAttentionTileQueries));
+                return begin + sweep_seconds(plan.shape, machine, plan.tile_keys(), keys.end - keys.first);
+              });
+}
+
+double plain_end(const AttentionPlan& plan, const Machine& machine) {
   const AttentionShape& shape = plan.shape;
   const auto queries = static_cast<std::int32_t>(shape.sequence);
   const auto keys = static_cast<std::int32_t>(shape.keys);
   const AttentionTasks tasks = plan.tasks();
   const std::int32_t ctas = std::max(1, std::min(machine.sms, tasks.tasks()));
-  const double ends =
-      play(tasks, std::vector(static_cast<std::size_t>(ctas), machine.launch),
-           [&](const AttentionTasks::Place& place, double begin) {
-             const std::int32_t end = std::min(queries, (place.tile + 1) * kAttentionTileQueries);
-             return begin + sweep_seconds(shape, machine, plan.tile_keys(),
-                                          attention_visible_keys(end, queries, keys, shape.causal));
-           });
-  return std::max(ends, machine.launch + memory_seconds(shape, machine, queries)) + machine.last_stores;
+  return play(tasks, std::vector(static_cast<std::size_t>(ctas), machine.launch),
+              [&](const AttentionTasks::Place& place, double begin) {
+                const std::int32_t end = std::min(queries, (place.tile + 1) * kAttentionTileQueries);
+                return begin + sweep_seconds(shape, machine, plan.tile_keys(),
+                                             attention_visible_keys(end, queries, keys, shape.causal));
+              });
+}
+
+}  // namespace
+
+double estimated_seconds(const AttentionPlan& plan, const Machine& machine) {
+  const double ends = plan.plain() ? plain_end(plan, machine) : slots_end(plan, machine);
+  const double memory = memory_seconds(plan.shape, machine, plan.shape.sequence);
+  return std::max(ends, machine.launch + memory) + machine.last_stores;
 }
 
 double estimated_seconds(const RingGpuPlan& plan) {

@@ -159,6 +159,18 @@ TEST_CASE(
   const double bytes = 2.0 * 2 * 64 * 128 * (1 << 20);
   CHECK(alone(decode, kH200) >= bytes / kH200.memory_bytes);
 
+  // Packed sequences of one length take as long as a batch of them, and windows hide keys.
+  AttentionShape packed = causal;
+  packed.batch = 1;
+  packed.sequence *= 4;
+  packed.max_sequences = 4;
+  CHECK(alone(packed, kH200) > 0.98 * alone(causal, kH200));
+  CHECK(alone(packed, kH200) < 1.02 * alone(causal, kH200));
+  AttentionShape window = causal;
+  window.window_left = 1023;
+  CHECK(alone(window, kH200) > 2.0 * 1024 / 12288 * alone(causal, kH200));
+  CHECK(alone(window, kH200) < 3.0 * 1024 / 12288 * alone(causal, kH200));
+
   // Ranks share the work; long sequences hide links and wire, short ones do not.
   const auto ring = [](const AttentionShape& shape, const Topology& topology, const Machine& machine) {
     return estimated_seconds(test::require(RingGpuPlan::make(shape, topology, 1, machine)));

@@ -12,39 +12,26 @@
 
 namespace mkernel::kernels {
 
-/// Words in the operation's own workspace, data in the half of the lent one that a launch uses:
-///   ready[source][tensor][chunk]  64-bit words: shares of the chunk that have come, over all launches
-///   slab[source][tensor]          [batch * kv_heads, positions of the source, head_dim]
-/// A tensor is 0 for keys, 1 for values. Heads are those of keys and values, of all batch entries: head
-/// batch_entry * kv_heads + kv_head. The rows of a head are its positions.
+/// How keys and values are cut into chunks, and in which turns a rank pushes them: what is the same for every
+/// source.
 ///
-/// A chunk is a block of rows of one head of one tensor, and number head * blocks + block of its source and
-/// tensor. All sources have equally many: blocks behind the last row of a source are short or empty. A chunk
-/// lies together in the slab; over several nodes it is one put. Chunks travel in the order of their numbers,
-/// which is that in which tasks need them (plan/attention_tasks.h), keys before values: so the first heads
-/// are whole after a fraction of the time that the gather takes. A rank's own words and slab are used only
-/// when there is another node to put from them: it has its keys and values in the caller's tensors.
-///
-/// What the halves rest on (base/lent_workspace.h): a launch ends when it has seen all chunks of all other
-/// ranks, hence every source has at least one, if need be an empty one; and when its own puts are completed,
-/// since the next but one overwrites what they are read from. So nothing is on its way to this rank any more
-/// when a launch has ended, even where a mask hides what came.
-struct KvGatherPlan {
+/// Heads are those of keys and values, of all batch entries: head batch_entry * kv_heads + kv_head. The rows
+/// of a head are its positions. A chunk is a block of rows of one head of one tensor, and number head * blocks
+/// + block of its source and tensor. All sources have equally many: blocks behind the last row of a source
+/// are short or empty. Chunks travel in the order of their numbers, which is that in which tasks need them
+/// (plan/attention_tasks.h), keys before values: so the first heads are whole after a fraction of the time
+/// that the gather takes.
+struct KvChunks {
   using Turn = StreamTurns::Turn;
 
   static constexpr std::int32_t kTensors = 2;
   /// A CTA pushes its share of a chunk in pieces of whole rows (cuda/comm/fan_out.cuh).
   static constexpr std::int32_t kPieceBytes = 16384;
 
-  std::int32_t world = 1, rank = 0;
-  std::int32_t near = 0;   ///< other ranks of this node
-  std::int32_t heads = 0;  ///< batch * kv_heads
-  Divisor kv_heads;        ///< of a batch entry
-  bool causal = false;
-  std::int8_t sources[kMaxKernelRanks] = {};  ///< whose keys the queries meet, one rank after the other
-  /// Positions that a source holds: of a causal sequence two parts, with all of the first before those of the
-  /// second (plan/positions.h). Else the second part is empty.
-  std::int32_t part_rows[kMaxKernelRanks][2] = {};
+  std::int32_t world = 1;
+  std::int32_t near = 0;       ///< other ranks of this node
+  std::int32_t heads = 0;      ///< batch * kv_heads
+  Divisor kv_heads;            ///< of a batch entry
   std::int32_t row_bytes = 0;  ///< keys, or values, of one head of one position
   Divisor block_rows;          ///< of a chunk; the last one of a head may have fewer
   Divisor blocks;              ///< of a head
@@ -53,11 +40,10 @@ struct KvGatherPlan {
   /// are pushed while one comes over the wire.
   Divisor own_between = 1;
 
-  MK_HOST_DEVICE std::int32_t positions(std::int32_t source) const {
-    return part_rows[source][0] + part_rows[source][1];
-  }
-  /// Of a slab: below 2^31.
-  MK_HOST_DEVICE std::int32_t rows(std::int32_t source) const { return heads * positions(source); }
+  /// Other nodes: as many rail peers has every rank.
+  MK_HOST_DEVICE std::int32_t rails() const { return world / (near + 1) - 1; }
+  MK_HOST_DEVICE std::int32_t piece_rows() const { return kPieceBytes / row_bytes; }
+
   /// Of one tensor of a source.
   MK_HOST_DEVICE std::int32_t chunks() const { return heads * blocks; }
   MK_HOST_DEVICE std::int32_t head_of(std::int32_t chunk) const { return chunk / blocks; }
@@ -68,9 +54,58 @@ struct KvGatherPlan {
   }
   /// The first row of a chunk, in its head.
   MK_HOST_DEVICE std::int32_t chunk_row(std::int32_t chunk) const { return chunk % blocks * block_rows; }
-  MK_HOST_DEVICE std::int32_t chunk_rows(std::int32_t source, std::int32_t chunk) const {
-    const std::int32_t behind = positions(source) - chunk_row(chunk), most = block_rows;
+  /// Of a source that holds so many positions.
+  MK_HOST_DEVICE std::int32_t rows_from(std::int32_t chunk_row, std::int32_t positions) const {
+    const std::int32_t behind = positions - chunk_row, most = block_rows;
     return behind < 0 ? 0 : behind < most ? behind : most;
+  }
+
+  /// What a rank pushes, one turn after the other: streams 0 and 1 are its own keys and values; of those that
+  /// follow, each two are those of a rail peer, as chunks of the same number come. A turn of another node's
+  /// chunk waits for no turn but earlier ones of that peer.
+  MK_HOST_DEVICE std::int32_t streams() const { return kTensors * (1 + rails()); }
+  /// A rank alone pushes nothing.
+  MK_HOST_DEVICE std::int32_t turns() const { return world > 1 ? streams() * chunks() : 0; }
+  MK_HOST_DEVICE Turn turn(std::int32_t index) const {
+    const std::int32_t far = kTensors * rails(), own = kTensors * own_between, laps = chunks() / own_between;
+    const std::int32_t lap = index / (own + far), in_lap = index % (own + far);
+    if (lap < laps) {
+      if (in_lap >= own) return {kTensors + in_lap - own, lap};
+      return {in_lap % kTensors, lap * own_between + in_lap / kTensors};
+    }
+    // What is left when the own chunks end, and then of the others'.
+    const std::int32_t left = index - laps * (own + far), own_left = kTensors * (chunks() % own_between);
+    if (left < own_left) return {left % kTensors, laps * own_between + left / kTensors};
+    return {kTensors + (left - own_left) % far, laps + (left - own_left) / far};
+  }
+};
+
+/// Words in the operation's own workspace, data in the half of the lent one that a launch uses:
+///   ready[source][tensor][chunk]  64-bit words: shares of the chunk that have come, over all launches
+///   slab[source][tensor]          [batch * kv_heads, positions of the source, head_dim]
+/// A tensor is 0 for keys, 1 for values. A chunk lies together in the slab; over several nodes it is one put.
+/// A rank's own words and slab are used only when there is another node to put from them: it has its keys and
+/// values in the caller's tensors.
+///
+/// What the halves rest on (base/lent_workspace.h): a launch ends when it has seen all chunks of all other
+/// ranks, hence every source has at least one, if need be an empty one; and when its own puts are completed,
+/// since the next but one overwrites what they are read from. So nothing is on its way to this rank any more
+/// when a launch has ended, even where a mask hides what came.
+struct KvGatherPlan : KvChunks {
+  std::int32_t rank = 0;
+  bool causal = false;
+  std::int8_t sources[kMaxKernelRanks] = {};  ///< whose keys the queries meet, one rank after the other
+  /// Positions that a source holds: of a causal sequence two parts, with all of the first before those of the
+  /// second (plan/positions.h). Else the second part is empty.
+  std::int32_t part_rows[kMaxKernelRanks][2] = {};
+
+  MK_HOST_DEVICE std::int32_t positions(std::int32_t source) const {
+    return part_rows[source][0] + part_rows[source][1];
+  }
+  /// Of a slab: below 2^31.
+  MK_HOST_DEVICE std::int32_t rows(std::int32_t source) const { return heads * positions(source); }
+  MK_HOST_DEVICE std::int32_t chunk_rows(std::int32_t source, std::int32_t chunk) const {
+    return rows_from(chunk_row(chunk), positions(source));
   }
   /// Cuts all heads of all sources into chunks of so many rows.
   void cut(std::int32_t rows_of_chunk) {
@@ -80,11 +115,6 @@ struct KvGatherPlan {
       most = most < positions(source) ? positions(source) : most;
     blocks = block_rows.ceil(most);
   }
-
-  MK_HOST_DEVICE std::int32_t piece_rows() const { return kPieceBytes / row_bytes; }
-
-  /// Other nodes: as many rail peers has every rank.
-  MK_HOST_DEVICE std::int32_t rails() const { return world / (near + 1) - 1; }
 
   /// Value of a chunk's word from which the chunk of launch `epoch` is there.
   MK_HOST_DEVICE std::uint64_t count(std::uint64_t epoch) const { return (epoch + 1) * shares; }
@@ -117,25 +147,6 @@ struct KvGatherPlan {
   }
   /// Of a source to one rail peer, in a launch.
   MK_HOST_DEVICE std::uint64_t puts() const { return std::uint64_t{kTensors} * chunks(); }
-
-  /// What a rank pushes, one turn after the other: streams 0 and 1 are its own keys and values; of those that
-  /// follow, each two are those of a rail peer, as chunks of the same number come. A turn of another node's
-  /// chunk waits for no turn but earlier ones of that peer.
-  MK_HOST_DEVICE std::int32_t streams() const { return kTensors * (1 + rails()); }
-  /// A rank alone pushes nothing.
-  MK_HOST_DEVICE std::int32_t turns() const { return world > 1 ? streams() * chunks() : 0; }
-  MK_HOST_DEVICE Turn turn(std::int32_t index) const {
-    const std::int32_t far = kTensors * rails(), own = kTensors * own_between, laps = chunks() / own_between;
-    const std::int32_t lap = index / (own + far), in_lap = index % (own + far);
-    if (lap < laps) {
-      if (in_lap >= own) return {kTensors + in_lap - own, lap};
-      return {in_lap % kTensors, lap * own_between + in_lap / kTensors};
-    }
-    // What is left when the own chunks end, and then of the others'.
-    const std::int32_t left = index - laps * (own + far), own_left = kTensors * (chunks() % own_between);
-    if (left < own_left) return {left % kTensors, laps * own_between + left / kTensors};
-    return {kTensors + (left - own_left) % far, laps + (left - own_left) / far};
-  }
 
   /// Whose keys the queries meet at `step` 0 .. world - 1.
   MK_HOST_DEVICE std::int32_t source(std::int32_t step) const { return sources[step]; }

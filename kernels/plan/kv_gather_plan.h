@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/base/divisor.h"
-#include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
 #include "proto/abi/host_device.h"
 
@@ -22,7 +21,9 @@ namespace mkernel::kernels {
 /// (plan/attention_tasks.h), keys before values: so the first heads are whole after a fraction of the time
 /// that the gather takes.
 struct KvChunks {
-  using Turn = StreamTurns::Turn;
+  struct Turn {
+    std::int32_t stream, chunk;
+  };
 
   static constexpr std::int32_t kTensors = 2;
   /// A CTA pushes its share of a chunk in pieces of whole rows (cuda/comm/fan_out.cuh).

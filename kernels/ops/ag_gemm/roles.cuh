@@ -133,8 +133,6 @@ __device__ __forceinline__ void describe_streams(const AgGemmParameters& p, FanO
   plan.block_rows = p.gather.block_rows;
   plan.shares = p.gather.shares;
   plan.streams = 1 + p.rails;
-  plan.own_streams = 1;
-  plan.together = p.rails;
   plan.most_chunks = p.gather.max_chunks();
   describe_targets(p.local_rank, p.steps.near + 1, p.lent, p.words, plan.target);
   describe_stream(p, p.steps.rank, plan.stream[0]);

@@ -86,16 +86,20 @@ RingGpuPlan plan_of(const AttentionShape& shape, const Topology& topology, std::
   return plan;
 }
 
-/// With which a launch is expected to end first; of two that are nearly as fast, with fewer.
+/// With which a launch is expected to end first; of two that are nearly as fast, with fewer. Tasks must not
+/// wait for CTAs that push more slowly than expected, so it is chosen for half of their rates.
 std::int32_t choose_comm_ctas(const AttentionShape& shape, const Topology& topology, const Machine& machine) {
-  constexpr double kClearly = 0.99;
+  constexpr double kClearly = 0.99, kSlower = 2;
+  Machine slower = machine;
+  slower.push_bytes /= kSlower;
+  slower.prepare_bytes /= kSlower;
   const std::vector<std::int32_t> counts = pushing_ctas(machine, topology);
   if (counts.size() == 1) return counts[0];
   std::int32_t best = 0;
   double best_seconds = 0;
   for (const std::int32_t count : counts) {
     // A rank's own number must not decide: all ranks need the same chunks.
-    const double seconds = estimated_seconds(plan_of(shape, topology, 0, machine, count));
+    const double seconds = estimated_seconds(plan_of(shape, topology, 0, slower, count));
     if (best > 0 && seconds > kClearly * best_seconds) continue;
     best = count;
     best_seconds = seconds;

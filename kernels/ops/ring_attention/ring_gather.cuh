@@ -16,7 +16,6 @@
 namespace mkernel::kernels {
 
 static_assert(KvChunks::kPieceBytes == kFanOutPieceBytes);
-static_assert(KvChunks::kTensors * kMaxKernelNodes <= kFanOutStreams);
 
 /// Until all shares of the chunk have been pushed here. False when it gave up. Over several nodes chunks come
 /// through others, whose own waits end before this one.
@@ -50,7 +49,7 @@ struct KvFanOutPlan {
   Divisor shares;
   std::int32_t piece_rows;
   FanOutTarget target[kMaxNodeRanks];
-  KvStream stream[kFanOutStreams];
+  KvStream stream[KvChunks::kTensors * kMaxKernelNodes];
 
   __device__ __forceinline__ std::int32_t turns() const { return chunks.turns(); }
   __device__ __forceinline__ Turn turn(std::int32_t index) const { return chunks.turn(index); }

@@ -286,6 +286,11 @@ TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refu
   CHECK(refusal(shape) ==
         "INVALID_ARGUMENT: ring_attention: batch * sequence * kv_heads = 1090519040, must be at most "
         "1073741824");
+  shape.sequence = 8;
+  shape.heads = shape.kv_heads = 1 << 20;
+  shape.head_dim = 64;
+  CHECK(refusal(shape) ==
+        "INVALID_ARGUMENT: ring_attention: batch * kv_heads = 2097152, must be at most 1048576");
   shape = kShape;
   shape.sequence = std::int64_t{1} << 30;
   CHECK(refusal(shape) ==

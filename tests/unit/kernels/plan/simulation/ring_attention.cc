@@ -13,7 +13,7 @@ void RingAttentionWorld::for_each_row(std::int32_t index, std::uint64_t epoch, c
   const auto row_bytes = static_cast<std::uint64_t>(gather().row_bytes);
   const std::uint64_t at = gather().chunk_offset(chunk.source, chunk.chunk);
   const auto first = static_cast<std::int64_t>(at / row_bytes);
-  const std::int64_t rows = gather().chunk_rows(chunk.source, chunk.chunk);
+  const std::int32_t rows = gather().chunk_rows(chunk.source, chunk.chunk);
   const std::int64_t end = first + rows * (share + 1) / gather().shares;
   for (std::int64_t row = first + rows * share / gather().shares; row < end; ++row) {
     visit({slab(epoch, chunk.source, chunk.tensor) + static_cast<std::uint64_t>(row) * row_bytes, row_bytes},

@@ -81,7 +81,7 @@ Result<std::unique_ptr<AttentionOperation>> make_attention(OpKind kind, const At
   if (options.executor == Executor::kCpu) {
     MK_RETURN_IF_ERROR(refuse_plan_on_cpu(kind, options.plan));
     return alone ? make_cpu_attention(shape, topology.value())
-                 : make_cpu_ring_attention(shape, topology.value());
+                 : make_cpu_ring_attention(shape, topology.value(), group.rank());
   }
   if (alone) MK_RETURN_IF_ERROR(refuse_communication(kind, options.plan));
   return make_attention_on_gpu(kind, shape, group, topology.value(), options);

@@ -72,7 +72,8 @@ Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, 
 Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology,
                                                    const MoeOptions& options = {});
 Result<std::unique_ptr<AttentionOperation>> make_cpu_ring_attention(const AttentionShape& shape,
-                                                                    const Topology& topology);
+                                                                    const Topology& topology,
+                                                                    std::uint32_t rank);
 Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
                                                                const Topology& topology);
 Result<std::unique_ptr<AttentionBackwardOperation>> make_cpu_attention_backward(const AttentionShape& shape,

@@ -67,9 +67,7 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
 
   Status check(const AttentionBackwardArguments& arguments) const override {
     MK_RETURN_IF_ERROR(plan_.check(arguments));
-    for (const auto& [data, name] : attention_backward_operands(arguments))
-      if (data != arguments.lse) MK_RETURN_IF_ERROR(check_address(data, name).with_context(name_of(kKind)));
-    return {};
+    return check_attention_backward_addresses(kKind, arguments);
   }
 
   Status launch(const AttentionBackwardArguments& arguments, std::uint64_t deadline_ns,

@@ -14,13 +14,13 @@ namespace mkernel::kernels {
 /// Behind what KvGatherPlan lays out, likewise:
 ///   arrived[writer][unit]  64-bit words: launches whose partial gradients of the unit have come
 ///   slot[writer][unit]     [tensor][box][kRows, 64], swizzled as the copy engine stores them
-/// A unit is what a warpgroup of the backward body computes: up to 64 keys, which follow each other in one part
-/// of the owner's positions, of one head. A box is 64 columns. A writer sends no unit that none of its queries
-/// sees; owners know which these are (RingBackwardTasks::is_seen()), and wait for all others. The owner's own
-/// partial gradients take the same way.
+/// A unit is what a warpgroup of the backward body computes: up to 64 keys, which follow each other in one
+/// part of the owner's positions, of one head. A box is 64 columns. A writer sends no unit that none of its
+/// queries sees; owners know which these are (RingBackwardTasks::is_seen()), and wait for all others. The
+/// owner's own partial gradients take the same way.
 ///
-/// What the halves rest on (base/lent_workspace.h): a launch ends when all units that are sent to its rank are
-/// summed, so none is on its way to it any more.
+/// What the halves rest on (base/lent_workspace.h): a launch ends when all units that are sent to its rank
+/// are summed, so none is on its way to it any more.
 struct KeyPartialsPlan {
   static constexpr std::int32_t kRows = kBackwardTileKeys / 2;
   static constexpr std::int32_t kTensors = KvGatherPlan::kTensors;
@@ -45,7 +45,8 @@ struct KeyPartialsPlan {
   }
 
   /// Of one head.
-  static MK_HOST_DEVICE std::int32_t units_of(const KvGatherPlan& gather, std::int32_t owner, std::int32_t part) {
+  static MK_HOST_DEVICE std::int32_t units_of(const KvGatherPlan& gather, std::int32_t owner,
+                                              std::int32_t part) {
     return (gather.part_rows[owner][part] + kRows - 1) / kRows;
   }
   /// Which holds row `row` of the part.

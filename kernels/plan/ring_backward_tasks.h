@@ -13,12 +13,12 @@ namespace mkernel::kernels {
 
 /// Tasks are taken in the order of their numbers: own keys first, which are there, then those of the other
 /// ranks in the order of KvGatherPlan::source(); of a rank the second part of its positions before the first
-/// one; of a part as a rank alone takes keys, last ones first (AttentionBackwardTasks). A tile of keys, and one
-/// of queries, lies within one part, so a tile of another rank is seen wholly or not at all: there are masks on
-/// the diagonals of own parts only. Parts that no own query sees have no tasks.
+/// one; of a part as a rank alone takes keys, last ones first (AttentionBackwardTasks). A tile of keys, and
+/// one of queries, lies within one part, so a tile of another rank is seen wholly or not at all: there are
+/// masks on the diagonals of own parts only. Parts that no own query sees have no tasks.
 ///
-/// A tile of queries takes the adds of tiles of keys in the order of the tasks, so a task waits only for tasks
-/// that were taken before it.
+/// A tile of queries takes the adds of tiles of keys in the order of the tasks, so a task waits only for
+/// tasks that were taken before it.
 class RingBackwardTasks {
  public:
   struct Place {
@@ -113,7 +113,8 @@ class RingBackwardTasks {
                                          std::int32_t source, std::int32_t part) {
     return source == gather.rank && part == queries;
   }
-  /// Adds of a part's tiles of keys to every tile of queries, by part of the queries; not those on a diagonal.
+  /// Adds of a part's tiles of keys to every tile of queries, by part of the queries; not those on a
+  /// diagonal.
   static MK_HOST_DEVICE void count_adds(const KvGatherPlan& gather, std::int32_t source, std::int32_t part,
                                         std::int32_t (&adds)[2]) {
     for (std::int32_t queries = 0; queries < 2; ++queries) {
@@ -122,7 +123,9 @@ class RingBackwardTasks {
     }
   }
 
-  MK_HOST_DEVICE std::int32_t part_of(std::int32_t query_tile) const { return query_tile < tiles_[0] ? 0 : 1; }
+  MK_HOST_DEVICE std::int32_t part_of(std::int32_t query_tile) const {
+    return query_tile < tiles_[0] ? 0 : 1;
+  }
   /// Tiles of keys of its own part, which come first, that a tile of queries sees.
   MK_HOST_DEVICE std::int32_t diagonal_adds(std::int32_t query_tile) const {
     const std::int32_t part = part_of(query_tile), queries = queries_[part];
@@ -147,7 +150,7 @@ class RingBackwardTasks {
 
   std::int32_t heads_ = 0;
   std::int32_t queries_[2] = {}, tiles_[2] = {};  ///< own ones, by part
-  std::int32_t others_[2] = {};  ///< tiles of keys of other parts that queries of a part see
+  std::int32_t others_[2] = {};                   ///< tiles of keys of other parts that queries of a part see
   std::int32_t tasks_ = 0, own_tasks_ = 0;
   std::int32_t section_heads_ = 1, last_heads_ = 1;  ///< heads of a section, and of the last one
   bool causal_ = false;

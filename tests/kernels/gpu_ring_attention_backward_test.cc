@@ -1,6 +1,6 @@
-// The backward pass of ring attention on the cuda executor: ranks of one node, also such that share a GPU; random
-// inputs, poisoned outputs, every element against fp64, launches queued and replayed by graphs, the same bits
-// every time.
+// The backward pass of ring attention on the cuda executor: ranks of one node, also such that share a GPU;
+// random inputs, poisoned outputs, every element against fp64, launches queued and replayed by graphs, the
+// same bits every time.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -219,8 +219,8 @@ TEST_CASE("ring attention backward: any number of CTAs that push computes the sa
 TEST_CASE("ring attention backward: captured in graphs and replayed 1,000 times, the same bits every time") {
   if (!peers_or_skip(1)) return;
   for (const bool causal : {false, true}) {
-    GpuRingBackward(4,
-                    {.batch = 1, .sequence = 1500, .heads = 4, .kv_heads = 2, .head_dim = 128, .causal = causal})
+    GpuRingBackward(
+        4, {.batch = 1, .sequence = 1500, .heads = 4, .kv_heads = 2, .head_dim = 128, .causal = causal})
         .check_replays(1000);
   }
 }

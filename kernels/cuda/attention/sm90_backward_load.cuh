@@ -38,8 +38,7 @@ __device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
     const std::uint32_t full = stages.full_barrier();
     const int column = task.query_column + at.head() * Config::kHeadDim, row = at.tile() * kRows;
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.queries[stages.stage()]),
-                                                feed.q(at.tile()),
-                                                column, row, task.query_first, full);
+                                                feed.q(at.tile()), column, row, task.query_first, full);
     ptx::bulk_load(ptx::shared_address(&shared.rows[stages.stage()]), feed.rows(task, at.head(), at.tile()),
                    sizeof(AttentionBackwardRows), full);
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.d_out[stages.stage()]),
@@ -77,10 +76,9 @@ __device__ __forceinline__ void attention_backward_load(const Feed& feed,
 /// Adds a unit of a tile of queries, which lies in a stage of the warpgroup's sums, to those of the tiles of
 /// keys before, when it is its turn.
 template <class Config, class Feed>
-__device__ __forceinline__ void attention_backward_add(const Feed& feed, const AttentionBackwardTask& task,
-                                                       int head, int tile, int unit,
-                                                       const Pipeline<Config::kStages>& sums,
-                                                       std::byte (&staged)[Config::kStages][Config::kUnitBytes]) {
+__device__ __forceinline__ void attention_backward_add(
+    const Feed& feed, const AttentionBackwardTask& task, int head, int tile, int unit,
+    const Pipeline<Config::kStages>& sums, std::byte (&staged)[Config::kStages][Config::kUnitBytes]) {
   sums.wait_full();
   const std::uint32_t from = ptx::shared_address(staged[sums.stage()]);
   const std::int32_t at = feed.unit(task, head, tile, unit), turn = feed.turn(task, tile);
@@ -106,9 +104,8 @@ __device__ __forceinline__ void attention_backward_store_keys(const Feed& feed, 
   int offset = group * Config::kGroupKeys;
   ptx::compute_now(offset);  // so are the addresses below: registers are few
   if (task.key + offset >= task.keys) return tasks.arrive_empty();
-  const auto stored =
-      feed.store_keys(task, offset, ptx::shared_address(shared.keys) + offset * 128,
-                                       ptx::shared_address(shared.values) + offset * 128);
+  const auto stored = feed.store_keys(task, offset, ptx::shared_address(shared.keys) + offset * 128,
+                                      ptx::shared_address(shared.values) + offset * 128);
   ptx::bulk_commit_group();
   ptx::bulk_wait_group_read<0>();
   tasks.arrive_empty();
@@ -122,7 +119,7 @@ __device__ __forceinline__ void attention_backward_store(const Feed& feed, int g
                                                          AttentionBackwardShared<Config>& shared) {
   const AttentionBackwardTask& task = shared.task;
   std::uint32_t added = 0;  // units; a pipeline with stage and phase would take more registers
-  int turns = 0;  // of the warpgroups, where there is one unit per step
+  int turns = 0;            // of the warpgroups, where there is one unit per step
   for (std::uint32_t number = 0;; ++number) {
     Pipeline<1>(shared.tasks, number).wait_full();
     if (task.steps == AttentionBackwardTask::kEnd) return;
@@ -130,9 +127,9 @@ __device__ __forceinline__ void attention_backward_store(const Feed& feed, int g
     AttentionBackwardSteps at(task.walk, task.heads);
     for (int step = 0; step < task.steps; ++step, turns ^= 1, at.advance()) {
       if (!Config::kUnitEach && turns != group) continue;
-      attention_backward_add<Config>(
-          feed, task, at.head(), at.tile(), Config::kUnitEach ? group : 0,
-          Pipeline<Config::kStages>(shared.sum_stages[group], added++), shared.sums[group]);
+      attention_backward_add<Config>(feed, task, at.head(), at.tile(), Config::kUnitEach ? group : 0,
+                                     Pipeline<Config::kStages>(shared.sum_stages[group], added++),
+                                     shared.sums[group]);
     }
     Pipeline<1>(shared.gradients[group], number).wait_full();
     end_work(feed.trace(), DeviceWork::kStore, task.number);

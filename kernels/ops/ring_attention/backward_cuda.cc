@@ -36,9 +36,10 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
 
  private:
   Status attach() override {
-    auto memory = DeviceBuffer::zeroed(static_cast<std::uint64_t>(
-                                           attention_backward_scratch(plan_.shape, attention_backward_parts(plan_)).bytes),
-                                       "attention_backward: sums of the gradients of queries");
+    auto memory = DeviceBuffer::zeroed(
+        static_cast<std::uint64_t>(
+            attention_backward_scratch(plan_.shape, attention_backward_parts(plan_)).bytes),
+        "attention_backward: sums of the gradients of queries");
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
     parameters_ = attention_backward_parameters(plan_, memory_.get());

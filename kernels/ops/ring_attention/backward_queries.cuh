@@ -47,8 +47,7 @@ __device__ __forceinline__ float product_of_8(const AttentionBackwardQueries& p,
 
 /// What is known of the rows of one tile of queries before the pass. One warp.
 template <class Config>
-__device__ __forceinline__ void prepare_backward_rows(const AttentionBackwardQueries& p,
-                                                      std::int32_t unit) {
+__device__ __forceinline__ void prepare_backward_rows(const AttentionBackwardQueries& p, std::int32_t unit) {
   constexpr int kLanes = Config::kHeadDim / 8;  // that share a row
   constexpr int kRows = 32 / kLanes;            // of the warp at a time
   const std::int32_t head = unit / p.query_tiles, tile = unit % p.query_tiles;
@@ -76,7 +75,8 @@ __device__ __forceinline__ void prepare_backward_rows(const AttentionBackwardQue
   if (lane == 0) ptx::red_add_release_gpu(&p.prepared[head], 1ULL);
 }
 
-/// d_q of one tile, once all tiles of keys, `adds` of them, have added to it: rounded to the io type. One warp.
+/// d_q of one tile, once all tiles of keys, `adds` of them, have added to it: rounded to the io type. One
+/// warp.
 template <class Config>
 __device__ __forceinline__ void narrow_backward_sums(const device::Endpoint& endpoint,
                                                      const AttentionBackwardQueries& p, std::int32_t unit,
@@ -116,7 +116,8 @@ __device__ __forceinline__ void narrow_backward_sums(const device::Endpoint& end
 
 /// CTA number `cta` of those that prepare, all its warps: the rows of some tiles.
 template <class Config>
-__device__ __forceinline__ void prepare_all_backward_rows(const AttentionBackwardQueries& p, std::int32_t cta) {
+__device__ __forceinline__ void prepare_all_backward_rows(const AttentionBackwardQueries& p,
+                                                          std::int32_t cta) {
   constexpr int kWarps = Config::kThreads / 32;
   const std::int32_t units = p.all_heads * p.query_tiles;
   const std::int32_t warp = cta * kWarps + static_cast<std::int32_t>(threadIdx.x / 32);

@@ -39,8 +39,8 @@ struct AttentionBackwardQueries {
   Divisor heads;                ///< of the queries
   Divisor query_tiles;          ///< of a head
   std::int32_t group;           ///< heads of queries that share keys and values
-  /// CTAs that prepare rows. NOTES: ptxas (13.0) keeps a size that it reads from the grid in a register for the
-  /// whole kernel, and spills it.
+  /// CTAs that prepare rows. NOTES: ptxas (13.0) keeps a size that it reads from the grid in a register for
+  /// the whole kernel, and spills it.
   std::int32_t preparing;
 
   /// After so many adds of a launch; it only grows.

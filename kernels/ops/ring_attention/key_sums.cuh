@@ -38,8 +38,7 @@ __device__ __forceinline__ KeySumPiece key_sum_piece(const RingBackwardParameter
   piece.place = p.tasks.place(gather, index / of_unit / kGroups);
   piece.row = piece.place.tile * kBackwardTileKeys + index / of_unit % kGroups * KeyPartialsPlan::kRows;
   piece.rows = min(gather.part_rows[gather.rank][piece.place.part] - piece.row, KeyPartialsPlan::kRows);
-  piece.unit =
-      KeyPartialsPlan::unit(gather, gather.rank, piece.place.part, piece.place.head, piece.row);
+  piece.unit = KeyPartialsPlan::unit(gather, gather.rank, piece.place.part, piece.place.head, piece.row);
   piece.tensor = index % of_unit / boxes;
   piece.box = index % boxes;
   return piece;
@@ -51,8 +50,7 @@ __device__ __forceinline__ bool has_partial(const RingBackwardParameters& p, std
 }
 
 /// Whole warp: until what every rank has of the piece lies in its slot here. False when it gave up.
-__device__ __forceinline__ bool wait_key_partials(const RingBackwardParameters& p,
-                                                  const KeySumPiece& piece) {
+__device__ __forceinline__ bool wait_key_partials(const RingBackwardParameters& p, const KeySumPiece& piece) {
   const std::uint64_t count = KeyPartialsPlan::count(p.endpoint.control->epoch);
   bool mine = true;
   for (auto writer = static_cast<std::int32_t>(threadIdx.x % 32); writer < p.gather.world; writer += 32) {
@@ -69,8 +67,8 @@ __device__ __forceinline__ bool wait_key_partials(const RingBackwardParameters& 
   return __all_sync(~0U, mine);
 }
 
-/// Whole warp: the sums of a piece, rounded once, into the gradients. A lane takes 16 bytes of several places at
-/// a time, of several ranks at once, so that many loads are in flight.
+/// Whole warp: the sums of a piece, rounded once, into the gradients. A lane takes 16 bytes of several places
+/// at a time, of several ranks at once, so that many loads are in flight.
 template <class Config>
 __device__ __forceinline__ void add_key_partials(const RingBackwardParameters& p, const KeySumPiece& piece) {
   constexpr int kPlaces = 4, kWriters = 4, kLaneBytes = 16;

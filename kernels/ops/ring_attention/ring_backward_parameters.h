@@ -18,7 +18,7 @@ struct RingBackwardParameters : AttentionBackwardQueries, KvGatherParameters {
   /// third coordinate, and rows count as if those of the second part began with a tile.
   TensorMap q[2], d_out[2];
   TensorMap own[KvGatherPlan::kTensors];  ///< own keys and values again, in tiles of keys
-  const TensorMap* gathered;  ///< slabs, as RingAttentionParameters has them
+  const TensorMap* gathered;              ///< slabs, as RingAttentionParameters has them
   RingBackwardTasks tasks;
   KeyPartialsPlan partials;
   std::int32_t comm_ctas;

@@ -19,8 +19,8 @@ Result<RingBackwardPlan> RingBackwardPlan::make(const AttentionShape& shape, con
   auto ring = RingGpuPlan::make(shape, topology, rank, machine, options, kKind);
   if (!ring.ok()) return ring.status();
   if (topology.nodes() > 1) {
-    return Status(StatusCode::kInvalidArgument, std::string(name_of(kKind)) + ": nodes = " +
-                                                    std::to_string(topology.nodes()) +
+    return Status(StatusCode::kInvalidArgument, std::string(name_of(kKind)) +
+                                                    ": nodes = " + std::to_string(topology.nodes()) +
                                                     ", must be at most 1 on the cuda executor");
   }
   RingBackwardPlan plan{.ring = std::move(*ring)};

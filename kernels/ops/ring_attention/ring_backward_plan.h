@@ -12,8 +12,8 @@
 namespace mkernel::kernels {
 
 /// Pure; the same on every rank but for what is of this rank. Keys and values are gathered as in the forward
-/// pass, and every rank computes what its queries give of all gradients. Those of its queries are whole; those
-/// of keys and values go to their owners.
+/// pass, and every rank computes what its queries give of all gradients. Those of its queries are whole;
+/// those of keys and values go to their owners.
 struct RingBackwardPlan {
   RingGpuPlan ring;  ///< of the forward pass: who gathers what, and how
   RingBackwardTasks tasks;

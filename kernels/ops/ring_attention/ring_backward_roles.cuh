@@ -46,8 +46,12 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   /// Tiles are numbered over both parts.
   __device__ __forceinline__ const TensorMap& q(int tile) const { return p_.q[part_of(tile)]; }
   __device__ __forceinline__ const TensorMap& d_out(int tile) const { return p_.d_out[part_of(tile)]; }
-  __device__ __forceinline__ const TensorMap& k(const AttentionBackwardTask& task) const { return rows_of(task, 0); }
-  __device__ __forceinline__ const TensorMap& v(const AttentionBackwardTask& task) const { return rows_of(task, 1); }
+  __device__ __forceinline__ const TensorMap& k(const AttentionBackwardTask& task) const {
+    return rows_of(task, 0);
+  }
+  __device__ __forceinline__ const TensorMap& v(const AttentionBackwardTask& task) const {
+    return rows_of(task, 1);
+  }
 
   __device__ __forceinline__ std::int32_t turn(const AttentionBackwardTask& task, int tile) const {
     return p_.tasks.turn(task.before, tile);
@@ -93,7 +97,9 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   }
 
  private:
-  __device__ __forceinline__ int part_of(int tile) const { return tile < p_.first_tiles ? 0 : 1; }
+  __device__ __forceinline__ int part_of(int tile) const {
+    return tile < p_.first_tiles ? 0 : 1;
+  }
 
   __device__ __forceinline__ void describe_queries(const RingBackwardTasks::Place& place,
                                                    AttentionBackwardTask& task) const {
@@ -170,14 +176,15 @@ __device__ __forceinline__ void ring_backward_cta(const RingBackwardParameters& 
   } else {
     prepare_all_backward_rows<Config>(p, cta - p.comm_ctas);
   }
-  attention_backward_body(RingBackwardFeed<Config>(p), *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
+  attention_backward_body(RingBackwardFeed<Config>(p),
+                          *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
   end_cta(control);
   end_role(p.endpoint.trace, DeviceRole::kCompute);
 }
 
 template <class Config>
-__global__ __launch_bounds__(Config::kThreads, 1) void ring_backward_kernel(
-    const __grid_constant__ RingBackwardParameters p) {
+__global__ __launch_bounds__(Config::kThreads,
+                             1) void ring_backward_kernel(const __grid_constant__ RingBackwardParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
   ring_backward_cta<Config>(p, memory);
 }

@@ -1,5 +1,5 @@
-// The tasks of the backward pass of ring attention: who computes what, in which order gradients are added, and
-// which partial gradients their owners wait for.
+// The tasks of the backward pass of ring attention: who computes what, in which order gradients are added,
+// and which partial gradients their owners wait for.
 #include "kernels/plan/ring_backward_tasks.h"
 
 #include <doctest/doctest.h>
@@ -149,15 +149,15 @@ TEST_CASE("ring backward tasks: every pair of a query and a key that it sees is 
         const std::int64_t seen = of.pairs(queries, keys);
         CHECK((tile >= place.first_query_tile) == (seen > 0));
         // Masks are for the diagonals of own parts alone.
-        const bool own_part = place.source == of.rank && (tile < of.tasks().first_tiles() ? 0 : 1) == place.part;
+        const bool own_part =
+            place.source == of.rank && (tile < of.tasks().first_tiles() ? 0 : 1) == place.part;
         if (seen > 0 && !own_part) CHECK(seen == queries.size() * keys.size());
         pairs += seen;
       }
     }
     CHECK(tiles.size() == static_cast<std::size_t>(of.tasks().tasks()));
     std::int64_t all = 0;
-    for (const Range& part : of.held(of.rank).part)
-      all += of.pairs(part, {0, of.plan.shape().sequence});
+    for (const Range& part : of.held(of.rank).part) all += of.pairs(part, {0, of.plan.shape().sequence});
     CHECK(pairs == all * of.plan.gather().heads);
   });
 }
@@ -230,7 +230,8 @@ TEST_CASE("ring backward tasks: owners wait for the partial gradients that other
             for (std::int32_t head = 0; head < gather.heads; ++head) {
               for (int part = 0; part < 2; ++part) {
                 if (!RingBackwardTasks::is_seen(gather, writer, of.rank, part)) continue;
-                for (std::int32_t row = 0; row < gather.part_rows[of.rank][part]; row += KeyPartialsPlan::kRows)
+                for (std::int32_t row = 0; row < gather.part_rows[of.rank][part];
+                     row += KeyPartialsPlan::kRows)
                   CHECK(expected.insert(KeyPartialsPlan::unit(gather, of.rank, part, head, row)).second);
               }
             }

@@ -1,5 +1,5 @@
-// The whole kernel of the backward pass of ring attention on the host: ranks push keys and values to each other,
-// compute what their queries give of all gradients, and send those of keys and values to their owners.
+// The whole kernel of the backward pass of ring attention on the host: ranks push keys and values to each
+// other, compute what their queries give of all gradients, and send those of keys and values to their owners.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -111,7 +111,8 @@ class RingBackwardRanks {
     RingBackwardParameters& p = rank.p;
     // Whoever adds before the first one has stored adds to no number.
     const AttentionBackwardScratch at = ring_backward_scratch(rank.plan);
-    rank.scratch = no_numbers(static_cast<std::uint64_t>(at.bytes), static_cast<std::size_t>(at.sums) / sizeof(Line));
+    rank.scratch =
+        no_numbers(static_cast<std::uint64_t>(at.bytes), static_cast<std::size_t>(at.sums) / sizeof(Line));
     p = ring_backward_parameters(rank.plan, rank.scratch.data());
     for (const std::uint64_t launch : {0, 1}) {
       const std::byte* half = rank.lent_memory() + lent_half_at(launch, half_bytes_);
@@ -195,7 +196,8 @@ class RingBackwardRanks {
         for (std::int32_t row = 0; row < gather.part_rows[gather.rank][part]; row += KeyPartialsPlan::kRows) {
           for (std::int32_t head = 0; head < gather.heads; ++head) {
             const std::int32_t unit = KeyPartialsPlan::unit(gather, gather.rank, part, head, row);
-            missing += rank.words[partials.word_offset(source, unit) / 8] < KeyPartialsPlan::count(epoch) ? 1 : 0;
+            missing +=
+                rank.words[partials.word_offset(source, unit) / 8] < KeyPartialsPlan::count(epoch) ? 1 : 0;
           }
         }
       }
@@ -220,7 +222,8 @@ TEST_CASE("ring backward kernel: every size of heads, mask and type, with tails 
   });
 }
 
-TEST_CASE("ring backward kernel: one, two, three and four ranks, launches behind each other with new inputs") {
+TEST_CASE(
+    "ring backward kernel: one, two, three and four ranks, launches behind each other with new inputs") {
   for (const std::uint32_t world : {1U, 2U, 3U, 4U}) {
     for (const bool causal : {false, true}) {
       CAPTURE(world);
@@ -238,8 +241,8 @@ TEST_CASE("ring backward kernel: sequences shorter than the ranks") {
       CAPTURE(sequence);
       CAPTURE(causal);
       RingBackwardRanks ranks(
-          {.batch = 2, .sequence = sequence, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal}, 4, 2,
-          1);
+          {.batch = 2, .sequence = sequence, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal}, 4,
+          2, 1);
       for (std::uint64_t launch = 0; launch < 2; ++launch) ranks.check(launch);
     }
   }
@@ -249,8 +252,8 @@ TEST_CASE("ring backward kernel: parts that end within tiles, beside those of th
   for (const std::int64_t part : {63, 64, 65, 127, 129, 191}) {
     CAPTURE(part);
     RingBackwardRanks ranks(
-        {.batch = 2, .sequence = 4 * part + 2, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = true}, 2, 3,
-        1, 40);
+        {.batch = 2, .sequence = 4 * part + 2, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = true}, 2,
+        3, 1, 40);
     ranks.check(7);
   }
 }

@@ -24,6 +24,20 @@ def causal_attention(q, k, v):
         return np.einsum("hqk,khd->qhd", weights / np.where(sums == 0, 1, sums)[..., None], wide(v)), np.log(sums)
 
 
+def causal_gradients(q, k, v, o, d_o, lse):
+    """d_q, d_k and d_v of batch entries with as many keys as queries."""
+    group = q.shape[2] // k.shape[2]
+    q, o, d_o = (t.astype(np.float64) for t in (q, o, d_o))
+    k, v = (np.repeat(t.astype(np.float64), group, axis=2) for t in (k, v))
+    scale = q.shape[3] ** -0.5
+    weights = np.tril(np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) * scale - lse[..., None]))
+    delta = np.einsum("bqhd,bqhd->bhq", o, d_o)
+    d_scores = weights * (np.einsum("bqhd,bkhd->bhqk", d_o, v) - delta[..., None]) * scale
+    of_group = lambda t: t.reshape(*t.shape[:2], -1, group, t.shape[3]).sum(3)
+    return (np.einsum("bhqk,bkhd->bqhd", d_scores, k), of_group(np.einsum("bhqk,bqhd->bkhd", d_scores, q)),
+            of_group(np.einsum("bhqk,bqhd->bkhd", weights, d_o)))
+
+
 class Mkrun(ClusterTest):
     def setUp(self):
         super().setUp()
@@ -119,6 +133,29 @@ class Mkrun(ClusterTest):
             self.close(out, wanted[:, h], 5e-3)
             self.close(np.load(lse.format(rank=rank)), sums[:, :, h], 5e-3)
 
+    def test_backward_passes(self):
+        """Of ring attention, and of each rank alone, which has what all ranks have."""
+        self.start_nodes(2)
+        batch, sequence, heads, kv_heads, dim = 2, 21, 4, 2, 32
+        q, d_o = (self.values(batch, sequence, heads, dim).astype(np.float16) for _ in range(2))
+        k, v = (self.values(batch, sequence, kv_heads, dim).astype(np.float16) for _ in range(2))
+        o, lse = np.zeros(q.shape, np.float16), np.zeros((batch, heads, sequence), np.float32)
+        for b in range(batch):
+            o[b], lse[b] = causal_attention(q[b], k[b], v[b])
+        wanted = causal_gradients(q, k, v, o, d_o, lse)
+        parts = split(sequence, 2 * WORLD)
+        held = [np.r_[slice(*parts[r]), slice(*parts[2 * WORLD - 1 - r])] for r in range(WORLD)]
+        for op, rows in (("ring_attention_backward", held), ("attention_backward", [np.arange(sequence)] * WORLD)):
+            gradients = [str(self.folder / (name + ".{rank}.npy")) for name in ("dk", "dv")]
+            files = [x for name, t in (("q", q), ("k", k), ("v", v), ("o", o), ("d-o", d_o))
+                     for x in ("--" + name, self.save(name, [t[:, h] for h in rows], np.float16))]
+            outs = self.run_ranks(op, "--dtype", "f16", "--causal", *files, "--lse", self.save("lse", [lse[:, :, h] for h in rows]),
+                                  "--d-k", gradients[0], "--d-v", gradients[1])
+            for rank, h in enumerate(rows):
+                found = outs[rank], *(np.load(path.format(rank=rank)) for path in gradients)
+                for gradient, expected in zip(found, wanted):
+                    self.close(gradient, expected[:, h], 5e-3)
+
     def test_packed_attention_of_every_rank(self):
         """Sequences without queries, without keys, and with more queries than keys among others."""
         self.start_nodes(2)
@@ -141,6 +178,7 @@ class Mkrun(ClusterTest):
     def test_what_other_operations_do_not_have(self):
         self.start_nodes(1)
         for flags, text in ((["--lse", "x.npy"], "--lse: only attention"), (["--cu-seqlens", "x.npy"], "--cu-seqlens: only attention"),
+                            (["--d-o", "x.npy"], "--d-o: only a backward pass has it, not gemm_ar"),
                             (["--device", "0"], "--device is of --executor cuda")):
             process = self.spawn(BIN / "mkrun", "gemm_ar", "--group", "bad", "--world-size", "1", "--rank", "0", "--daemon",
                                  self.daemons[0].socket, "--out", self.folder / "out.npy", *flags)

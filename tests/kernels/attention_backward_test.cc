@@ -18,7 +18,8 @@ namespace {
 AttentionGradients check_backward(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
                                   int threads, std::int64_t step = 1) {
   FakeFabric fabric({});
-  const auto operation = require(kernels::make_attention_backward(shape, fabric.group(0)));
+  const auto operation =
+      require(kernels::make_attention_backward(OpKind::kAttentionBackward, shape, fabric.group(0)));
   CAPTURE(operation->signature());
   require_ok(operation->bind(fabric.group(0), {}, {}, 0));
   AttentionGradients gradients = poisoned_gradients(shape);
@@ -68,7 +69,9 @@ TEST_CASE("attention backward: the cases of both executors") {
 TEST_CASE("attention backward: shapes and operands that no launch can take are refused by name") {
   FakeFabric fabric({});
   const auto refusal = [&](const AttentionShape& shape, const kernels::MakeOptions& options = {}) {
-    return kernels::make_attention_backward(shape, fabric.group(0), options).status().to_string();
+    return kernels::make_attention_backward(OpKind::kAttentionBackward, shape, fabric.group(0), options)
+        .status()
+        .to_string();
   };
   const std::string begin = "INVALID_ARGUMENT: attention_backward: ";
   AttentionShape shape = kBackwardShape;
@@ -78,8 +81,12 @@ TEST_CASE("attention backward: shapes and operands that no launch can take are r
         begin + "the cpu executor has no GemmPlanOptions to override");
   CHECK(refusal(kBackwardShape, {.executor = Executor::kCuda, .plan = {.comm_ctas = 4}}) ==
         begin + "comm_ctas and nic_gbytes must be 0: it does not communicate");
+  shape = kBackwardShape;
+  shape.window_left = 16;  // it would be hidden from the gradients in silence
+  CHECK(refusal(shape) == begin + "window_left = 16, but it must be -1");
 
-  const auto operation = require(kernels::make_attention_backward(kBackwardShape, fabric.group(0)));
+  const auto operation =
+      require(kernels::make_attention_backward(OpKind::kAttentionBackward, kBackwardShape, fabric.group(0)));
   require_ok(operation->bind(fabric.group(0), {}, {}, 0));
   const AttentionBackwardTensors tensors = random_attention_backward(kBackwardShape, 1);
   AttentionGradients gradients = poisoned_gradients(kBackwardShape);

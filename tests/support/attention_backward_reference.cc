@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "tests/support/random_tensor.h"
 
@@ -16,6 +17,12 @@ struct Sum {
     value += factor * other;
     magnitude += std::abs(factor * other);
     error += factor_error * std::abs(other);
+  }
+  /// A part of the sum, rounded to a multiple of itself or of the smallest number.
+  void add_rounded(const Sum& part, double rounding, double smallest) {
+    value += part.value;
+    magnitude += part.magnitude;
+    error += part.error + rounding * (std::abs(part.value) + part.error) + smallest;
   }
 };
 
@@ -94,11 +101,11 @@ class HeadPass {
     }
     return sums;
   }
-  /// Of key `j`, whose sums are those of all heads of queries that share it.
-  void add_key(std::int64_t j, Sums& d_k, Sums& d_v) const {
-    const std::int64_t first =
-        shape_.causal ? std::max<std::int64_t>(0, j + shape_.sequence - keys_) : 0;  // query that sees it
-    for (std::int64_t i = first; i < shape_.sequence; ++i) {
+  /// Of key `j`, what `queries` give it; its sums are those of all heads of queries that share it.
+  void add_key(std::int64_t j, const std::vector<std::int64_t>& queries, Sums& d_k, Sums& d_v) const {
+    const std::int64_t first = shape_.causal ? j + shape_.sequence - keys_ : 0;  // query that sees it
+    for (const std::int64_t i : queries) {
+      if (i < first) continue;
       const Pair of = pair(i, j);
       for (std::int64_t c = 0; c < shape_.head_dim; ++c) {
         d_k[static_cast<std::size_t>(c)].add(of.d_score.value, of.d_score.error, q_.at(i, c));
@@ -205,10 +212,18 @@ AttentionBackwardArguments backward_arguments(const AttentionBackwardTensors& te
           .d_v = gradients.d_v.data()};
 }
 
-std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
-                            const AttentionGradients& gradients, Weights weights, std::int64_t step) {
+namespace {
+
+/// `parts`: the positions of the queries whose parts of the gradients of keys and values are summed by
+/// themselves; of several parts each is rounded before they are added. `step`: as of wrong_gradients().
+std::size_t wrong_gradients_of_parts(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
+                                     const AttentionGradients& gradients, Weights weights,
+                                     const std::vector<std::vector<std::int64_t>>& parts, std::int64_t step) {
   const std::int64_t keys = shape.keys > 0 ? shape.keys : shape.sequence, queries = shape.sequence;
   const std::int64_t group = shape.heads / shape.kv_heads;
+  const bool rounded = weights == Weights::kRounded && parts.size() > 1;
+  const double rounding = rounded ? kernels::rounding_unit(shape.dtype) : 0, smallest = rounded ? 0x1p-24 : 0;
+  const Sums none(static_cast<std::size_t>(shape.head_dim));
   std::size_t wrong = 0;
   const auto compare = [&](const std::vector<std::uint16_t>& tensor, std::int64_t row, const Sums& sums,
                            std::int64_t terms) {
@@ -224,14 +239,82 @@ std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackward
         compare(gradients.d_q, (batch * queries + i) * shape.heads + head, pass.d_q(i), keys);
     }
     for (const std::int64_t j : sampled_rows(of * keys, keys, step)) {
-      Sums d_k(static_cast<std::size_t>(shape.head_dim)), d_v = d_k;
-      for (const HeadPass& pass : passes) pass.add_key(j, d_k, d_v);
+      Sums d_k = none, d_v = none;
+      for (const std::vector<std::int64_t>& part : parts) {
+        Sums part_k = none, part_v = none;
+        for (const HeadPass& pass : passes) pass.add_key(j, part, part_k, part_v);
+        for (std::size_t c = 0; c < d_k.size(); ++c) {
+          d_k[c].add_rounded(part_k[c], rounding, smallest);
+          d_v[c].add_rounded(part_v[c], rounding, smallest);
+        }
+      }
       const std::int64_t row = (batch * keys + j) * shape.kv_heads + kv_head;
       compare(gradients.d_k, row, d_k, group * queries);
       compare(gradients.d_v, row, d_v, group * queries);
     }
   }
   return wrong;
+}
+
+/// The inverse of rows_of_rank(), of all ranks.
+std::vector<std::uint16_t> whole_of_ranks(const AttentionShape& shape, std::int64_t heads,
+                                          const std::vector<AttentionGradients>& by_rank,
+                                          std::vector<std::uint16_t> AttentionGradients::*tensor) {
+  const std::int64_t width = heads * shape.head_dim, world = std::ssize(by_rank);
+  std::vector<std::uint16_t> whole(static_cast<std::size_t>(shape.batch * shape.sequence * width));
+  for (std::int64_t rank = 0; rank < world; ++rank) {
+    auto from = (by_rank[static_cast<std::size_t>(rank)].*tensor).begin();
+    for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+      for (const std::int64_t position : attention_positions(shape, world, rank)) {
+        std::copy(from, from + width, whole.begin() + (batch * shape.sequence + position) * width);
+        from += width;
+      }
+    }
+  }
+  return whole;
+}
+
+}  // namespace
+
+std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
+                            const AttentionGradients& gradients, Weights weights, std::int64_t step) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(shape.sequence));
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  return wrong_gradients_of_parts(shape, tensors, gradients, weights, {all}, step);
+}
+
+AttentionBackwardTensors backward_of_rank(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                          std::int64_t world, std::int64_t rank) {
+  AttentionBackwardTensors of_rank{
+      .forward = {rows_of_rank(shape, whole.forward.q, shape.heads, world, rank),
+                  rows_of_rank(shape, whole.forward.k, shape.kv_heads, world, rank),
+                  rows_of_rank(shape, whole.forward.v, shape.kv_heads, world, rank)},
+      .out = rows_of_rank(shape, whole.out, shape.heads, world, rank),
+      .d_out = rows_of_rank(shape, whole.d_out, shape.heads, world, rank),
+      .lse = {}};
+  for (std::int64_t head = 0; head < shape.batch * shape.heads; ++head)
+    for (const std::int64_t position : attention_positions(shape, world, rank))
+      of_rank.lse.push_back(whole.lse[static_cast<std::size_t>(head * shape.sequence + position)]);
+  return of_rank;
+}
+
+AttentionGradients poisoned_gradients_of_rank(const AttentionShape& shape, std::int64_t world,
+                                              std::int64_t rank) {
+  AttentionShape of_rank = shape;
+  of_rank.keys = 0;
+  of_rank.sequence = std::ssize(attention_positions(shape, world, rank));
+  return poisoned_gradients(of_rank);
+}
+
+std::size_t wrong_gradients_of_ranks(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                     const std::vector<AttentionGradients>& by_rank, Weights weights) {
+  const AttentionGradients gathered{whole_of_ranks(shape, shape.heads, by_rank, &AttentionGradients::d_q),
+                                    whole_of_ranks(shape, shape.kv_heads, by_rank, &AttentionGradients::d_k),
+                                    whole_of_ranks(shape, shape.kv_heads, by_rank, &AttentionGradients::d_v)};
+  std::vector<std::vector<std::int64_t>> parts;
+  for (std::int64_t rank = 0; rank < std::ssize(by_rank); ++rank)
+    parts.push_back(attention_positions(shape, std::ssize(by_rank), rank));
+  return wrong_gradients_of_parts(shape, whole, gathered, weights, parts, 1);
 }
 
 }  // namespace mkernel::test

@@ -41,4 +41,14 @@ AttentionBackwardArguments backward_arguments(const AttentionBackwardTensors& te
 std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
                             const AttentionGradients& gradients, Weights weights, std::int64_t step = 1);
 
+/// What `rank` of `world` holds of whole tensors, and room for what ring attention's backward pass gives it.
+AttentionBackwardTensors backward_of_rank(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                          std::int64_t world, std::int64_t rank);
+AttentionGradients poisoned_gradients_of_rank(const AttentionShape& shape, std::int64_t world,
+                                              std::int64_t rank);
+/// As wrong_gradients(), of all ranks. Where `weights` are rounded, so is what each rank gives of the
+/// gradients of keys and values.
+std::size_t wrong_gradients_of_ranks(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                     const std::vector<AttentionGradients>& by_rank, Weights weights);
+
 }  // namespace mkernel::test

@@ -41,6 +41,9 @@ MakeWorkload moe(const MoeShape& shape) {
 MakeWorkload attention(OpKind kind, const AttentionShape& shape) {
   return [=](Group& group) { return make_attention_workload(group, kind, shape); };
 }
+MakeWorkload backward(OpKind kind, const AttentionShape& shape) {
+  return [=](Group& group) { return make_backward_workload(group, kind, shape); };
+}
 
 /// Layer sizes of a small model, all five operations: what tools/demo runs.
 std::vector<MakeWorkload> demo_preset() {
@@ -110,6 +113,8 @@ Result<std::vector<MakeWorkload>> chosen(const OpOptions& o) {
     return made;
   }
   if (o.op == to_string(OpKind::kMoeDispatchGemm)) return std::vector{moe(moe_shape(o))};
+  for (const OpKind kind : {OpKind::kAttentionBackward, OpKind::kRingAttentionBackward})
+    if (o.op == to_string(kind)) return std::vector{backward(kind, attention_shape(o))};
   const bool alone = o.op == to_string(OpKind::kAttention);
   return std::vector{attention(alone ? OpKind::kAttention : OpKind::kRingAttention, attention_shape(o))};
 }
@@ -307,8 +312,6 @@ void add_op(CLI::App& app, int& status) {
       throw CLI::ValidationError("--baseline", "only of the operations around a GEMM, with --executor cuda");
     if (!o->trace.empty() && (!o->preset.empty() || o->shapes.size() > 1))
       throw CLI::ValidationError("--trace", "one operation of one shape");
-    if (o->op == to_string(OpKind::kAttentionBackward) && o->executor != Executor::kCuda)
-      throw CLI::ValidationError("attention_backward", "only with --executor cuda");
     if (!o->cu_seqlens.empty() && (o->executor != Executor::kCuda || o->op != to_string(OpKind::kAttention) ||
                                    o->cu_seqlens.size() < 2))
       throw CLI::ValidationError("--cu-seqlens", "two numbers at least, of attention with --executor cuda");

@@ -8,7 +8,7 @@ namespace {
 void add_group_options(CLI::App* op, OpOptions* o) {
   op->add_option("operation", o->op)
       ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention",
-                             "attention", "attention_backward"}));
+                             "attention", "attention_backward", "ring_attention_backward"}));
   op->add_option("--preset", o->preset, "a list of operations and shapes instead of one")
       ->check(CLI::IsMember({"demo"}));
   op->add_option("--daemon", o->daemon, "session socket of this node's daemon")->capture_default_str();

@@ -32,6 +32,7 @@ std::string to_string(OpKind kind) {
     case OpKind::kGroupedGemm: return "grouped_gemm";
     case OpKind::kAttention: return "attention";
     case OpKind::kAttentionBackward: return "attention_backward";
+    case OpKind::kRingAttentionBackward: return "ring_attention_backward";
   }
   return "unknown";
 }

@@ -46,4 +46,17 @@ Result<std::int64_t> total_of(
   return total;
 }
 
+Result<std::int64_t> sequence_of(Group& group, const Options& options, std::int64_t mine) {
+  const auto world = static_cast<std::int64_t>(group.world_size());
+  const auto parts = gather(group, mine);
+  if (!parts.ok()) return parts.status();
+  auto sequence = total_of(parts.value(), "sequence", options.sequence, [&](auto rank, auto total) {
+    if (!options.causal) return block_range(total, world, rank).size();
+    return block_range(total, 2 * world, rank).size() +
+           block_range(total, 2 * world, 2 * world - 1 - rank).size();
+  });
+  if (!sequence.ok()) return sequence.status().with_context("positions of --q");
+  return sequence;
+}
+
 }  // namespace mkernel::mkrun

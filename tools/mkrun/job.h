@@ -58,6 +58,7 @@ class Job {
 std::unique_ptr<Job> make_gemm_job();
 std::unique_ptr<Job> make_moe_job();
 std::unique_ptr<Job> make_attention_job();
+std::unique_ptr<Job> make_backward_job();
 
 /// **Collective**: what every rank says, by rank.
 Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine);
@@ -68,5 +69,9 @@ Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine);
 Result<std::int64_t> total_of(
     const std::vector<std::int64_t>& parts, const std::string& name, std::int64_t given,
     const std::function<std::int64_t(std::int64_t rank, std::int64_t total)>& wanted);
+
+/// **Collective**. Of ring attention, of which this rank holds `mine` positions: those of all ranks. Errors:
+/// they are not split as AttentionShape says, or are not --sequence.
+Result<std::int64_t> sequence_of(Group& group, const Options& options, std::int64_t mine);
 
 }  // namespace mkernel::mkrun

@@ -10,13 +10,6 @@
 namespace mkernel::mkrun {
 namespace {
 
-/// Positions that `rank` holds: see AttentionShape.
-std::int64_t positions_of(bool causal, std::int64_t sequence, std::int64_t world, std::int64_t rank) {
-  if (!causal) return block_range(sequence, world, rank).size();
-  return block_range(sequence, 2 * world, rank).size() +
-         block_range(sequence, 2 * world, 2 * world - 1 - rank).size();
-}
-
 /// Ring attention, or attention of every rank alone.
 class AttentionJob : public Job {
  public:
@@ -46,7 +39,11 @@ class AttentionJob : public Job {
   }
 
   Status plan(Group& group, const Options& options) override {
-    if (!alone_) MK_RETURN_IF_ERROR(join_parts(group, options));
+    if (!alone_) {
+      auto sequence = sequence_of(group, options, q_positions());
+      if (!sequence.ok()) return sequence.status();
+      shape_.sequence = *sequence;
+    }
     auto made =
         alone_ ? group.attention(shape_, options.executor) : group.ring_attention(shape_, options.executor);
     if (!made.ok()) return made.status();
@@ -102,19 +99,6 @@ class AttentionJob : public Job {
         load_indices("--cu-seqlens-k", options.cu_seqlens_k, {{"sequences + 1", lengths_.shape[0]}});
     if (of_keys.ok()) lengths_k_ = std::move(*of_keys);
     return of_keys.status();
-  }
-
-  /// Of ring attention: how many positions all ranks have.
-  Status join_parts(Group& group, const Options& options) {
-    const auto world = static_cast<std::int64_t>(group.world_size());
-    const auto parts = gather(group, q_positions());
-    if (!parts.ok()) return parts.status();
-    const auto sequence = total_of(parts.value(), "sequence", options.sequence, [&](auto rank, auto total) {
-      return positions_of(options.causal, total, world, rank);
-    });
-    if (!sequence.ok()) return sequence.status().with_context("positions of --q");
-    shape_.sequence = sequence.value();
-    return {};
   }
 
   bool alone_ = false, packed_ = false;

@@ -8,7 +8,6 @@
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
-#include "kernels/plan/positions.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -20,31 +19,25 @@ constexpr std::int64_t kMostShareBytes = 128 << 10;
 /// Over several nodes a chunk is also a put, and short ones do not fill the wire.
 constexpr std::int64_t kFewestPutBytes = 256 << 10;
 
-Status refused(const std::string& field, std::int64_t value, const std::string& limit) {
+Status refused(OpKind kind, const std::string& field, std::int64_t value, const std::string& limit) {
   return {StatusCode::kInvalidArgument,
-          std::string(name_of(kRing)) + ": " + field + " = " + std::to_string(value) + ", must be " + limit};
+          std::string(name_of(kind)) + ": " + field + " = " + std::to_string(value) + ", must be " + limit};
 }
 
-Status at_most(const std::string& field, std::int64_t value, std::int64_t limit) {
+Status at_most(OpKind kind, const std::string& field, std::int64_t value, std::int64_t limit) {
   if (value <= limit) return {};
-  return refused(field, value, "at most " + std::to_string(limit) + " on the cuda executor");
+  return refused(kind, field, value, "at most " + std::to_string(limit) + " on the cuda executor");
 }
 
-Status check(const AttentionShape& shape, const Topology& topology, const Machine& machine,
-             const RingAttentionOptions& options) {
-  MK_RETURN_IF_ERROR(check_ring_attention_shape(shape));
-  MK_RETURN_IF_ERROR(at_most("world", topology.world(), machine.most_ranks));
-  MK_RETURN_IF_ERROR(at_most("nodes", topology.nodes(), machine.most_nodes));
-  MK_RETURN_IF_ERROR(at_most("ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
-  MK_RETURN_IF_ERROR(check_attention_counts(kRing, shape));
-  MK_RETURN_IF_ERROR(check_attention_on_gpu(kRing, shape));
-  // Rows of slabs and turns of chunks are counted in 32 bits.
-  MK_RETURN_IF_ERROR(at_most("batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads,
-                             std::int64_t{1} << 30));
-  MK_RETURN_IF_ERROR(at_most("batch * kv_heads", shape.batch * shape.kv_heads, std::int64_t{1} << 20));
-  if (machine.sms < 2) return refused("sms", machine.sms, "at least 2: one does not compute");
+Status check_on_gpu(OpKind kind, const AttentionShape& shape, const Topology& topology,
+                    const Machine& machine, const RingAttentionOptions& options) {
+  MK_RETURN_IF_ERROR(RingPlan::check(kind, shape, topology));
+  MK_RETURN_IF_ERROR(at_most(kind, "nodes", topology.nodes(), machine.most_nodes));
+  MK_RETURN_IF_ERROR(at_most(kind, "ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
+  MK_RETURN_IF_ERROR(check_attention_on_gpu(kind, shape));
+  if (machine.sms < 2) return refused(kind, "sms", machine.sms, "at least 2: one does not compute");
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {
-    return refused("comm_ctas", options.comm_ctas,
+    return refused(kind, "comm_ctas", options.comm_ctas,
                    "0.." + std::to_string(machine.sms / 2) + ", half of the multiprocessors");
   }
   return {};
@@ -61,20 +54,6 @@ std::vector<std::int32_t> pushing_ctas(const Machine& machine, const Topology& t
   for (std::int32_t count = 1; count < most; count *= 2) counts.push_back(count);
   counts.push_back(most);
   return counts;
-}
-
-/// Own keys first, for these are there. Then those of the rank of the node before this one, which pushes to
-/// this one first, and so on. Then those of the other nodes, likewise: a rank puts each chunk to the next
-/// node first.
-void order_sources(const Topology& topology, std::uint32_t rank, KvGatherPlan& gather) {
-  const std::uint32_t nodes = topology.nodes(), ranks = topology.ranks_per_node();
-  std::int8_t* next = gather.sources;
-  for (std::uint32_t back = 0; back < nodes; ++back) {
-    const std::uint32_t node = (topology.node_of(rank) + nodes - back) % nodes;
-    for (std::uint32_t before = 0; before < ranks; ++before, ++next)
-      *next = static_cast<std::int8_t>(
-          topology.rank_at(node, (topology.local_of(rank) + ranks - before) % ranks));
-  }
 }
 
 /// Rows of a chunk, of sources with `positions` at most. Where a head has several chunks, the share of a CTA
@@ -98,40 +77,12 @@ std::int32_t own_chunks_between(const KvGatherPlan& gather, const Machine& machi
   return static_cast<std::int32_t>(std::clamp(chunks, 1.0, static_cast<double>(gather.chunks())));
 }
 
-KvGatherPlan gather_plan(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
-                         const Machine& machine, std::int32_t shares) {
-  KvGatherPlan gather;
-  gather.world = static_cast<std::int32_t>(topology.world());
-  gather.rank = static_cast<std::int32_t>(rank);
-  gather.near = static_cast<std::int32_t>(topology.ranks_per_node()) - 1;
-  gather.heads = static_cast<std::int32_t>(shape.batch * shape.kv_heads);
-  gather.kv_heads = static_cast<std::int32_t>(shape.kv_heads);
-  gather.causal = shape.causal;
-  gather.row_bytes = static_cast<std::int32_t>(shape.head_dim * 2);
-  gather.shares = shares;
-  order_sources(topology, rank, gather);
-  std::int32_t most = 0;
-  for (std::int32_t source = 0; source < gather.world; ++source) {
-    const Positions held = held_positions(shape.sequence, shape.causal, gather.world, source);
-    for (int part = 0; part < 2; ++part)
-      gather.part_rows[source][part] = static_cast<std::int32_t>(held.part[part].size());
-    most = std::max(most, gather.positions(source));
-  }
-  gather.cut(static_cast<std::int32_t>(chunk_rows(gather, most)));
-  gather.own_between = own_chunks_between(gather, machine);
-  return gather;
-}
-
 RingGpuPlan plan_of(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
                     const Machine& machine, std::int32_t comm_ctas) {
-  RingGpuPlan plan{.shape = shape, .comm_ctas = comm_ctas, .ctas = machine.sms, .machine = machine};
-  plan.shape.keys = shape.sequence;
-  plan.gather = gather_plan(shape, topology, rank, machine, comm_ctas);
-  const auto& own = plan.gather.part_rows[rank];
-  plan.first_tiles = attention_query_tiles(own[0]);
-  plan.tasks = AttentionTasks(static_cast<std::int32_t>(shape.batch), static_cast<std::int32_t>(shape.heads),
-                              plan.gather.kv_heads, plan.first_tiles + attention_query_tiles(own[1]),
-                              2 * shape.sequence * shape.head_dim * 2);
+  RingGpuPlan plan{RingPlan::make(shape, topology, rank), comm_ctas, machine.sms, machine};
+  plan.gather.shares = comm_ctas;
+  plan.gather.cut(static_cast<std::int32_t>(chunk_rows(plan.gather, plan.most_positions())));
+  plan.gather.own_between = own_chunks_between(plan.gather, machine);
   return plan;
 }
 
@@ -160,8 +111,8 @@ std::int32_t choose_comm_ctas(const AttentionShape& shape, const Topology& topol
 
 Result<RingGpuPlan> RingGpuPlan::make(const AttentionShape& shape, const Topology& topology,
                                       std::uint32_t rank, const Machine& machine,
-                                      const RingAttentionOptions& options) {
-  MK_RETURN_IF_ERROR(check(shape, topology, machine, options));
+                                      const RingAttentionOptions& options, OpKind kind) {
+  MK_RETURN_IF_ERROR(check_on_gpu(kind, shape, topology, machine, options));
   const std::int32_t comm_ctas =
       options.comm_ctas > 0 ? options.comm_ctas : choose_comm_ctas(shape, topology, machine);
   return plan_of(shape, topology, rank, machine, comm_ctas);

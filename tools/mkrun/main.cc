@@ -52,6 +52,26 @@ struct Flags {
   double deadline = 30, join_timeout = 60;
 };
 
+void add_files(CLI::App& app, Options& o) {
+  app.add_option("--a", o.a, "left matrix, or the tokens");
+  app.add_option("--b", o.b, "right matrix");
+  app.add_option("--q", o.q, "queries");
+  app.add_option("--k", o.k, "keys");
+  app.add_option("--v", o.v, "values");
+  app.add_option("--o", o.o, "of a backward pass: what attention gave");
+  app.add_option("--d-o", o.d_o, "of a backward pass: its gradient");
+  app.add_option("--d-k", o.d_k, "of a backward pass, file to write: gradient of the keys");
+  app.add_option("--d-v", o.d_v, "of a backward pass, file to write: gradient of the values");
+  app.add_option("--cu-seqlens", o.cu_seqlens, "of attention: where packed sequences begin and end");
+  app.add_option("--cu-seqlens-k", o.cu_seqlens_k, "the same of keys and values; absent: as of queries");
+  app.add_option("--w1", o.w1, "first weights of this rank's experts");
+  app.add_option("--w2", o.w2, "second weights of this rank's experts");
+  app.add_option("--shared-w1", o.shared_w1, "first weights of an expert that every token goes through");
+  app.add_option("--shared-w2", o.shared_w2, "its second weights");
+  app.add_option("--topk-indices", o.topk_indices, "experts of every token");
+  app.add_option("--topk-weights", o.topk_weights, "their weights");
+}
+
 void add_flags(CLI::App& app, Flags& flags) {
   Options& o = flags.options;
   app.add_option("op", o.op, "operation")
@@ -76,23 +96,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--device", o.device,
                  "GPU of the cuda executor; absent: the launcher's local rank, or the rank")
       ->check(CLI::Range(0, 1023));
-  app.add_option("--a", o.a, "left matrix, or the tokens");
-  app.add_option("--b", o.b, "right matrix");
-  app.add_option("--q", o.q, "queries");
-  app.add_option("--k", o.k, "keys");
-  app.add_option("--v", o.v, "values");
-  app.add_option("--o", o.o, "of a backward pass: what attention gave");
-  app.add_option("--d-o", o.d_o, "of a backward pass: its gradient");
-  app.add_option("--d-k", o.d_k, "of a backward pass, file to write: gradient of the keys");
-  app.add_option("--d-v", o.d_v, "of a backward pass, file to write: gradient of the values");
-  app.add_option("--cu-seqlens", o.cu_seqlens, "of attention: where packed sequences begin and end");
-  app.add_option("--cu-seqlens-k", o.cu_seqlens_k, "the same of keys and values; absent: as of queries");
-  app.add_option("--w1", o.w1, "first weights of this rank's experts");
-  app.add_option("--w2", o.w2, "second weights of this rank's experts");
-  app.add_option("--shared-w1", o.shared_w1, "first weights of an expert that every token goes through");
-  app.add_option("--shared-w2", o.shared_w2, "its second weights");
-  app.add_option("--topk-indices", o.topk_indices, "experts of every token");
-  app.add_option("--topk-weights", o.topk_weights, "their weights");
+  add_files(app, o);
   app.add_option("--dtype", o.dtype, "what the operation computes in: bf16 or f16")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}))

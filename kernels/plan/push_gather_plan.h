@@ -96,6 +96,7 @@ struct PushGatherPlan {
   MK_HOST_DEVICE std::int32_t slab_of(std::int32_t source) const { return shared ? 0 : source; }
   /// Rows of a slab, and the first one of them among all rows.
   MK_HOST_DEVICE std::int64_t slab_rows(std::int32_t slab) const { return shared ? rows : rows_of(slab); }
+  std::int64_t most_slab_rows() const { return shared ? rows : max_rows(); }
   MK_HOST_DEVICE std::int64_t slab_row(std::int32_t slab) const { return shared ? 0 : first_row(slab); }
   /// Of the slabs that have fewest, or that have `more` = 1 rows more: as many as a tensor map may have,
   /// which is one at least.

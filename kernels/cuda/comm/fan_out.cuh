@@ -84,7 +84,7 @@ struct FanOutPlan {
 
   RowParts row;
   std::int32_t block_rows;
-  Divisor shares;  ///< CTAs that share every chunk
+  Divisor shares;                      ///< CTAs that share every chunk
   std::int32_t streams;                ///< the first one is this rank's, the others are those of rail peers
   std::int32_t most_chunks;            ///< of a stream after the first one
   FanOutTarget target[kMaxNodeRanks];  ///< the ranks that are written
@@ -171,7 +171,7 @@ inline constexpr std::int32_t kFanOutNothingLost = 0x7fffffff;
 template <class Plan>
 struct alignas(128) FanOutShared {
   std::byte stage[kFanOutStages][kFanOutPieceBytes];
-  Plan plan;        ///< for the caller to fill in: too long for registers
+  Plan plan;  ///< for the caller to fill in: too long for registers
   PipelineBarriers<kFanOutStages> barriers;
   PipelineBarriers<1> turn[kFanOutStorers];  ///< full when it is that storing thread's turn
   std::int32_t lost;  ///< the turn whose chunk did not come, nor anything after it; kFanOutNothingLost

@@ -27,8 +27,8 @@ GroupedGemmParameters grouped_gemm_parameters(const GroupedGemmPlan& plan, Group
 
 MatrixView grouped_gemm_a_view(const GroupedGemmPlan& plan, const void* a) {
   // CTAs side by side load half of the rows each.
-  return sm90_a_view(kGroupedGemmTile, plan.shape.dtype, a, plan.shape.max_rows, plan.shape.k, 0,
-                     Sm90Cluster::kSideBySide);
+  return sm90_a_view(a_box_rows(kGroupedGemmTile, Sm90Cluster::kSideBySide), plan.shape.dtype, a,
+                     plan.shape.max_rows, plan.shape.k);
 }
 
 MatrixView grouped_gemm_b_view(const GroupedGemmPlan& plan, const void* b) {

@@ -225,7 +225,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("ring attention kernel: heads of several batch entries, each in several chunks, shared by queries") {
+TEST_CASE(
+    "ring attention kernel: heads of several batch entries, each in several chunks, shared by queries") {
   for (const Topology& topology : {Topology{1, 3}, Topology{2, 2}}) {
     for (const bool causal : {false, true}) {
       CAPTURE(topology.nodes());

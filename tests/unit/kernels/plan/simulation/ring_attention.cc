@@ -72,7 +72,8 @@ Task RingAttentionWorld::sweep(std::int32_t index, std::uint64_t epoch, kernels:
   bool right = true;
   for (std::int32_t step = 1; step < mine.world; ++step) {
     const std::int32_t source = mine.source(step), keys = mine.visible_keys(source, part);
-    const auto head = static_cast<std::int32_t>(place.batch * mine.kv_heads + place.head / plan(index).group());
+    const auto head =
+        static_cast<std::int32_t>(place.batch * mine.kv_heads + place.head / plan(index).group());
     const std::int64_t tile_keys = plan(index).tile_keys();
     for (std::int64_t row = 0; row < keys; row += tile_keys) {
       const Range rows{row, std::min<std::int64_t>(row + tile_keys, mine.positions(source))};

@@ -53,6 +53,10 @@ struct Flags {
 };
 
 void add_files(CLI::App& app, Options& o) {
+  app.add_option("--out", o.out, "file to write, float32 .npy")->required();
+  app.add_option("--lse", o.lse,
+                 "file to write, of attention: logarithms of the sums of exponentials; file to read, of a "
+                 "backward pass");
   app.add_option("--a", o.a, "left matrix, or the tokens");
   app.add_option("--b", o.b, "right matrix");
   app.add_option("--q", o.q, "queries");
@@ -85,10 +89,6 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--world-size", flags.world_size, "number of ranks");
   app.add_option("--rank", flags.rank, "this rank, from 0");
   app.add_option("--daemon", o.daemon, "session socket of this node's daemon")->capture_default_str();
-  app.add_option("--out", o.out, "file to write, float32 .npy")->required();
-  app.add_option("--lse", o.lse,
-                 "file to write, of attention: logarithms of the sums of exponentials; file to read, of a "
-                 "backward pass");
   app.add_option("--executor", o.executor, "cpu, or cuda: on a GPU")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}))
@@ -96,7 +96,6 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--device", o.device,
                  "GPU of the cuda executor; absent: the launcher's local rank, or the rank")
       ->check(CLI::Range(0, 1023));
-  add_files(app, o);
   app.add_option("--dtype", o.dtype, "what the operation computes in: bf16 or f16")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}))
@@ -259,6 +258,7 @@ int main_of(int argc, char** argv) {
   CLI::App app{"Runs one rank of one fused operation on your own matrices.", "mkrun"};
   app.footer(kFooter);
   app.set_version_flag("--version", version());
+  add_files(app, flags.options);
   add_flags(app, flags);
   try {
     app.parse(argc, argv);

@@ -119,8 +119,8 @@ struct Sm90BoxRows {
   MK_HOST_DEVICE constexpr operator int() const { return kRows; }  // NOLINT(google-explicit-constructor)
 };
 
-/// Rows of each box of a that this tile is loaded with; 0: no box is. Where the schedule does not say, as many
-/// as fill the tile, and the machine code has no trace of the question.
+/// Rows of each box of a that this tile is loaded with; 0: no box is. Where the schedule does not say, as
+/// many as fill the tile, and the machine code has no trace of the question.
 template <class Config, class Schedule, class Place>
 __device__ __forceinline__ auto sm90_a_box_rows(const Schedule& schedule, const Place& tile) {
   if constexpr (requires { schedule.a_box_rows(tile); }) {

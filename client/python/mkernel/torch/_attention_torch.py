@@ -1,7 +1,6 @@
-"""Attention in PyTorch: the forward pass of what mkernel does not have, and the backward pass of every call.
+"""Attention in PyTorch, forward and backward, of what mkernel does not have.
 
-The backward pass is exact, and has the scores of one tile of queries and keys at a time. It is not fast: gradients() and
-ring_gradients() are the two functions to replace once mkernel has kernels for it."""
+The backward pass is exact, and has the scores of one tile of queries and keys at a time. It is not fast."""
 
 from typing import Any, Iterator, Optional, Sequence
 

@@ -159,6 +159,7 @@ def fallbacks():
         ({"causal": True, "dtype": torch.float64}, {}, "dtype torch.float64"),
         ({"causal": False, "scale": -0.2}, {}, "scale is not above 0"),
         ({"causal": False, "scale": 0.0}, {}, "scale is not above 0"),
+        ({"causal": True, "scale": -0.2}, {}, "scale is not above 0"),
         ({"causal": False, "dim": 4100, "batch": 1, "with_lse": False}, {}, "head_dim is above 4096"),
     ):
         for sequence in (4 * WORLD, 4 * WORLD + 3, 1):

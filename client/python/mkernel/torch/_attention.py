@@ -74,7 +74,7 @@ def _attend(kind: str, membership: Membership, q: torch.Tensor, k: torch.Tensor,
         out, lse = _results(q)
         if decision.key is None:
             return out.zero_(), lse.fill_(float("-inf"))
-        _launch(membership, decision, operands, {"out": out, "lse": lse}, options)
+        launch(membership, decision, operands, {"out": out, "lse": lse}, options)
     return out, lse
 
 
@@ -92,7 +92,7 @@ def _decided(kind: str, membership: Membership, operands: Operands, call: Call, 
     return decision
 
 
-def _launch(membership: Membership, decision: AttentionDecision, operands: Operands, results: Operands, options: Options) -> None:
+def launch(membership: Membership, decision: AttentionDecision, operands: Operands, results: Operands, options: Options) -> None:
     """With the membership's lock."""
     assert decision.key is not None
     for copy in decision.copies:
@@ -165,7 +165,7 @@ def _differentiate(kind: str, membership: Membership, operands: Operands, call: 
         of_q, of_k, of_v = (torch.empty_like(operands[name], memory_format=torch.contiguous_format) for name in ("q", "k", "v"))
         if decision.key is None:
             return of_q.zero_(), of_k.zero_(), of_v.zero_()
-        _launch(membership, decision, operands, {"d_q": of_q, "d_k": of_k, "d_v": of_v}, options)
+        launch(membership, decision, operands, {"d_q": of_q, "d_k": of_k, "d_v": of_v}, options)
     return of_q, of_k, of_v
 
 

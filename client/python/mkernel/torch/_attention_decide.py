@@ -143,7 +143,7 @@ def decide(kind: str, membership: Membership, operands: Operands, call: Call, op
             check_ring(q, k, v, call, membership.world_size, membership.rank)
         else:
             check(q, k, v, call)
-        _check_served(kind, membership, operands, call)
+        check_served(kind, membership, operands, call)
         found = membership.decisions[key] = _decide(kind, membership, operands, call, options)
     return found
 
@@ -152,8 +152,8 @@ def is_ring(kind: str) -> bool:
     return kind in (RING, BACKWARD[RING])
 
 
-def _check_served(kind: str, membership: Membership, operands: Operands, call: Call) -> None:
-    """Refuses what mkernel does not have."""
+def check_served(kind: str, membership: Membership, operands: Operands, call: Call) -> None:
+    """Raises Refused for what mkernel does not have."""
     q = operands["q"]
     if q.dtype not in DTYPES:
         raise Refused(f"dtype {q.dtype}", f"q has dtype {q.dtype}; mkernel has torch.bfloat16 and torch.float16")

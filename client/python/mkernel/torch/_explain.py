@@ -6,18 +6,19 @@ from typing import Any, Callable, Optional
 import torch
 
 from mkernel.errors import Error, InvalidArgument
-from mkernel.torch import _attention, _grouped, _moe, _moe_decide, _ops, _patch
+from mkernel.torch import _attention, _attention_varlen, _grouped, _moe, _moe_decide, _ops, _patch
 from mkernel.torch._attention_decide import BACKWARD, Call, Operands
 from mkernel.torch._attention_decide import decide as decide_attention
 from mkernel.torch._decide import KINDS, Decision, Refused, check_reduce_op, decide
-from mkernel.torch._groups import Membership, NotInitialized, alone_on, membership_of
+from mkernel.torch._groups import Membership, NotInitialized, alone_on, membership_of, resolve
 from mkernel.torch._options import current
 from mkernel.torch._plans import PlanKey
+from mkernel.torch._varlen_packing import check_varlen, packed_sizes
 
 _ATTENTION = {**_attention.SCHEMAS, **_attention.BACKWARD_SCHEMAS}
-_SCHEMAS = {**_ops.SCHEMAS, **_moe.SCHEMAS, **_ATTENTION, **_grouped.SCHEMAS}
+_SCHEMAS = {**_ops.SCHEMAS, **_moe.SCHEMAS, **_ATTENTION, **_attention_varlen.SCHEMAS, **_grouped.SCHEMAS}
 # Of these PyTorch has its own, which runs what mkernel does not have.
-_FALL_BACK = {*_ATTENTION, *_grouped.SCHEMAS}
+_FALL_BACK = {*_ATTENTION, *_attention_varlen.SCHEMAS, *_grouped.SCHEMAS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +140,21 @@ def _backward_of(name: str, membership: Membership, operands: Operands, call: Ca
     return f"{decision.key or 'nothing is launched'}; in PyTorch where the loss depends on lse"
 
 
+def _explain_varlen(name: str, values: "dict[str, Any]") -> Explanation:
+    q, k, cu_seqlens = values["q"], values["k"], values["cu_seqlens"]
+    call = Call(values["causal"], values["scale"], 0, values["zigzag"])
+    check_varlen(q, k, values["v"], cu_seqlens, call)
+    group = resolve(values["group_name"])
+    sizes = packed_sizes(cu_seqlens.shape[0] - 1, q.shape[0], call, group.size(), group.rank())
+    if 0 in (q.numel(), *sizes):
+        return Explanation(name, "mkernel", "the result has no elements, or there are no sequences: nothing is launched")
+    membership = alone_on(q.device)
+    decision = _attention_varlen.decide(membership, q, k, sizes, call, current())
+    planned, expected = _plan_of(membership, decision.key)
+    why = "the process group gathers keys and values, then mkernel attends to them; nothing overlaps"
+    return Explanation(name, "mkernel", why, str(decision.key), planned, expected, copies=decision.copies, backward="in PyTorch")
+
+
 def _explain_grouped(name: str, values: "dict[str, Any]") -> Explanation:
     a, b, *others = (values[field] for field in ("self", "mat2", "offs", "bias", "out_dtype"))
     membership, decision = _grouped.decide(a, b, *others, current())
@@ -152,6 +168,7 @@ def _explain_grouped(name: str, values: "dict[str, Any]") -> Explanation:
 _EXPLAINED: "tuple[tuple[dict[str, str], Callable[[str, dict[str, Any]], Explanation]], ...]" = (
     (_moe.SCHEMAS, _explain_moe),
     (_ATTENTION, _explain_attention),
+    (_attention_varlen.SCHEMAS, _explain_varlen),
     (_grouped.SCHEMAS, _explain_grouped),
 )
 

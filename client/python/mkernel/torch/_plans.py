@@ -5,7 +5,6 @@ from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from mkernel.attention import Attention
 from mkernel.errors import FailedPrecondition, ResourceExhausted
 from mkernel.group import Group
 from mkernel.operations import Gemm, GroupedGemm, Launch, Moe, Operation, Pending
@@ -88,7 +87,8 @@ class GroupedKey(NamedTuple):
 
 
 class AttentionKey(NamedTuple):
-    """What makes an attention operation. The fields of the group's attention() and ring_attention(), which has no `keys`."""
+    """What makes an attention operation. The fields of the group's methods, of which attention() alone has `max_sequences`, and those of
+    ring attention have no `keys`."""
 
     kind: str
     batch: int
@@ -102,16 +102,19 @@ class AttentionKey(NamedTuple):
     executor: str
     sms: int = 0
     keys: Optional[int] = None
+    max_sequences: Optional[int] = None
 
     def __str__(self) -> str:
         keys = "" if self.keys is None else f" keys={self.keys}"
+        if self.max_sequences is not None:
+            keys += f" max_sequences={self.max_sequences}"
         sizes = f"batch={self.batch} sequence={self.sequence}{keys} heads={self.heads} kv_heads={self.kv_heads} head_dim={self.head_dim}"
         scale = f" scale={self.scale:g}" if self.scale else ""
         return f"{self.kind} {sizes} {'causal' if self.causal else 'full'}{scale} {self.dtype} {self.executor}"
 
-    def make(self, group: Group) -> Attention:
+    def make(self, group: Group) -> Operation:
         fields = {field: value for field, value in self._asdict().items() if field != "kind" and value is not None}
-        operation: Attention = getattr(group, self.kind)(**fields)
+        operation: Operation = getattr(group, self.kind)(**fields)
         return operation
 
 

@@ -92,10 +92,18 @@ Result<Attention> Group::attention(const AttentionShape& shape, Executor executo
 Result<AttentionBackward> Group::attention_backward(const AttentionShape& shape, Executor executor,
                                                     const GemmPlanOptions& plan) {
   auto state = create(core_, executor, plan, [&](const kernels::MakeOptions& options) {
-    return kernels::make_attention_backward(shape, core_->view(), options);
+    return kernels::make_attention_backward(OpKind::kAttentionBackward, shape, core_->view(), options);
   });
   if (!state.ok()) return state.status();
   return AttentionBackward(std::move(*state));
+}
+Result<RingAttentionBackward> Group::ring_attention_backward(const AttentionShape& shape, Executor executor,
+                                                             const GemmPlanOptions& plan) {
+  auto state = create(core_, executor, plan, [&](const kernels::MakeOptions& options) {
+    return kernels::make_attention_backward(OpKind::kRingAttentionBackward, shape, core_->view(), options);
+  });
+  if (!state.ok()) return state.status();
+  return RingAttentionBackward(std::move(*state));
 }
 Result<GroupedGemm> Group::grouped_gemm(const GroupedGemmShape& shape, Executor executor,
                                         const GemmPlanOptions& plan) {

@@ -252,6 +252,13 @@ mk_status mk_attention_backward_create(mk_group* group, const mk_attention_shape
                   return in.attention_backward(wanted, with.executor, with.plan);
                 });
 }
+mk_status mk_ring_attention_backward_create(mk_group* group, const mk_attention_shape* shape,
+                                            const mk_operation_options* options, mk_operation** operation) {
+  return create("mk_ring_attention_backward_create", group, shape, options, operation,
+                [](Group& in, const AttentionShape& wanted, const OperationOptions& with) {
+                  return in.ring_attention_backward(wanted, with.executor, with.plan);
+                });
+}
 mk_status mk_grouped_gemm_create(mk_group* group, const mk_grouped_gemm_shape* shape,
                                  const mk_operation_options* options, mk_operation** operation) {
   return create("mk_grouped_gemm_create", group, shape, options, operation,

@@ -20,7 +20,8 @@ enum class OpKind : std::uint32_t {
   kRingAttention = 5,
   kGroupedGemm = 6,
   kAttention = 7,
-  kAttentionBackward = 8
+  kAttentionBackward = 8,
+  kRingAttentionBackward = 9
 };
 
 /// Half-open range of part `index` when `total` items are split into `parts`: [total * index / parts, ...).
@@ -163,16 +164,17 @@ struct AttentionArguments {
   const std::int32_t* cu_seqlens_q = nullptr;
   const std::int32_t* cu_seqlens_k = nullptr;
 };
-/// The backward pass of attention of a rank alone: what attention was given and gave, the gradient of what it
-/// gave, and the gradients of what it was given. They are sums in fp32, in an order that the shape fixes,
-/// rounded once.
+/// The backward pass of attention, of a rank alone or of ring attention: what attention was given and gave,
+/// the gradient of what it gave, and the gradients of what it was given. They are sums in fp32, in an order
+/// that the shape and the ranks fix, rounded once (what crosses between ranks may be rounded, too). Of ring
+/// attention all operands are those of the rank's own positions, which AttentionShape names.
 struct AttentionBackwardArguments {
-  const void* q = nullptr;  ///< [batch, sequence, heads, head_dim]
-  const void* k = nullptr;  ///< [batch, keys, kv_heads, head_dim]
+  const void* q = nullptr;  ///< [batch, sequence or positions_rank, heads, head_dim]
+  const void* k = nullptr;  ///< [batch, keys or positions_rank, kv_heads, head_dim]
   const void* v = nullptr;
   const void* out = nullptr;    ///< as q
   const void* d_out = nullptr;  ///< as q
-  const float* lse = nullptr;   ///< [batch, heads, sequence], as attention gives it
+  const float* lse = nullptr;   ///< [batch, heads, sequence or positions_rank], as attention gives it
   void* d_q = nullptr;          ///< as q
   void* d_k = nullptr;          ///< as k
   void* d_v = nullptr;          ///< as k

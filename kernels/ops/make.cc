@@ -81,25 +81,32 @@ Result<std::unique_ptr<AttentionOperation>> make_attention(OpKind kind, const At
   if (options.executor == Executor::kCpu) {
     MK_RETURN_IF_ERROR(refuse_plan_on_cpu(kind, options.plan));
     return alone ? make_cpu_attention(shape, topology.value())
-                 : make_cpu_ring_attention(shape, topology.value());
+                 : make_cpu_ring_attention(shape, topology.value(), group.rank());
   }
   if (alone) MK_RETURN_IF_ERROR(refuse_communication(kind, options.plan));
   return make_attention_on_gpu(kind, shape, group, topology.value(), options);
 }
 
-Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward(const AttentionShape& shape,
+Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward(OpKind kind,
+                                                                            const AttentionShape& shape,
                                                                             const GroupView& group,
                                                                             const MakeOptions& options) {
-  const OpKind kind = OpKind::kAttentionBackward;
+  const bool alone = kind == OpKind::kAttentionBackward;
+  if (!alone && kind != OpKind::kRingAttentionBackward) {
+    return Status(StatusCode::kInvalidArgument,
+                  std::string("make_attention_backward: kind is ") + name_of(kind) +
+                      ", must be ring_attention_backward or attention_backward");
+  }
   MK_RETURN_IF_ERROR(check_executor(kind, options.executor));
   auto topology = Topology::of(group);
   if (!topology.ok()) return topology.status();
   if (options.executor == Executor::kCpu) {
     MK_RETURN_IF_ERROR(refuse_plan_on_cpu(kind, options.plan));
-    return make_cpu_attention_backward(shape, topology.value());
+    return alone ? make_cpu_attention_backward(shape, topology.value())
+                 : make_cpu_ring_attention_backward(shape, topology.value(), group.rank());
   }
-  MK_RETURN_IF_ERROR(refuse_communication(kind, options.plan));
-  return make_attention_backward_on_gpu(shape, group, topology.value(), options);
+  if (alone) MK_RETURN_IF_ERROR(refuse_communication(kind, options.plan));
+  return make_attention_backward_on_gpu(kind, shape, group, topology.value(), options);
 }
 
 Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm(const GroupedGemmShape& shape,

@@ -32,8 +32,8 @@ struct MakeOptions {
   int device = -1;  ///< as CUDA counts the GPUs of this process
   std::shared_ptr<RingsOnDevice>
       rings;  ///< of the session, claimed on that GPU; null for a group on one node
-  /// A grouped GEMM and attention of a rank alone, both ways, take only `sms` and `machine`, ring attention
-  /// also `comm_ctas`.
+  /// A grouped GEMM and attention of a rank alone, both ways, take only `sms` and `machine`, ring attention,
+  /// both ways, also `comm_ctas`.
   GemmPlanOptions plan;
 };
 
@@ -49,8 +49,9 @@ Result<std::unique_ptr<MoeOperation>> make_moe(const MoeShape& shape, const Grou
 Result<std::unique_ptr<AttentionOperation>> make_attention(OpKind kind, const AttentionShape& shape,
                                                            const GroupView& group,
                                                            const MakeOptions& options = {});
-/// Of attention of a rank alone.
-Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward(const AttentionShape& shape,
+/// `kind`: kRingAttentionBackward or kAttentionBackward.
+Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward(OpKind kind,
+                                                                            const AttentionShape& shape,
                                                                             const GroupView& group,
                                                                             const MakeOptions& options = {});
 Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm(const GroupedGemmShape& shape,
@@ -71,11 +72,14 @@ Result<std::unique_ptr<GemmOperation>> make_cpu_gemm_ar(const GemmShape& shape, 
 Result<std::unique_ptr<MoeOperation>> make_cpu_moe(const MoeShape& shape, const Topology& topology,
                                                    const MoeOptions& options = {});
 Result<std::unique_ptr<AttentionOperation>> make_cpu_ring_attention(const AttentionShape& shape,
-                                                                    const Topology& topology);
+                                                                    const Topology& topology,
+                                                                    std::uint32_t rank);
 Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionShape& shape,
                                                                const Topology& topology);
 Result<std::unique_ptr<AttentionBackwardOperation>> make_cpu_attention_backward(const AttentionShape& shape,
                                                                                 const Topology& topology);
+Result<std::unique_ptr<AttentionBackwardOperation>> make_cpu_ring_attention_backward(
+    const AttentionShape& shape, const Topology& topology, std::uint32_t rank);
 Result<std::unique_ptr<GroupedGemmOperation>> make_cpu_grouped_gemm(const GroupedGemmShape& shape,
                                                                     const Topology& topology);
 
@@ -105,6 +109,9 @@ Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_attention_back
 Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_ring_attention(
     const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
     const RingAttentionOptions& options = {});
+Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_ring_attention_backward(
+    const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
+    const RingAttentionOptions& options = {});
 
 /// The cuda executor's part of the first five functions: one of these on `options.device`.
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
@@ -121,7 +128,7 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
                                                                   const Topology& topology,
                                                                   const MakeOptions& options);
 Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
-    const AttentionShape& shape, const GroupView& group, const Topology& topology,
+    OpKind kind, const AttentionShape& shape, const GroupView& group, const Topology& topology,
     const MakeOptions& options);
 
 }  // namespace mkernel::kernels

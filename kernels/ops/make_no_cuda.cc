@@ -39,8 +39,8 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
 }
 
 Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
-    const AttentionShape&, const GroupView&, const Topology&, const MakeOptions& options) {
-  return without_cuda(OpKind::kAttentionBackward, options);
+    OpKind kind, const AttentionShape&, const GroupView&, const Topology&, const MakeOptions& options) {
+  return without_cuda(kind, options);
 }
 
 }  // namespace mkernel::kernels

@@ -1,9 +1,11 @@
 // The cuda executor's part of making an operation.
+#include <string>
 #include <utility>
 
 #include "kernels/cuda/launch/gemm_operation.h"
 #include "kernels/cuda/memory/on_device.h"
 #include "kernels/ops/make.h"
+#include "kernels/plan/gemm_shape.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -78,8 +80,12 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
 }
 
 Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
-    const AttentionShape& shape, const GroupView& group, const Topology& topology,
+    OpKind kind, const AttentionShape& shape, const GroupView& group, const Topology& topology,
     const MakeOptions& options) {
+  if (kind == OpKind::kRingAttentionBackward) {
+    return Status(StatusCode::kUnimplemented,
+                  std::string(name_of(kind)) + ": the cuda executor does not have it yet");
+  }
   const OnDevice here(options.device);
   MK_RETURN_IF_ERROR(here.status());
   auto made = make_cuda_attention_backward(shape, topology, group.rank(),

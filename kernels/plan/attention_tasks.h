@@ -34,14 +34,15 @@ MK_HOST_DEVICE constexpr std::int32_t attention_query_tiles(std::int32_t queries
 }
 
 /// Heads of queries in a section: of the `kv_heads` heads of keys and values, `kv_bytes` each, as many as fit
-/// the L2 together, and of each of these the `group` heads of queries that share it. Sections have equal
-/// sizes, but for the last one.
+/// the L2 together, at least `fewest`, and of each of these the `group` heads of queries that share it.
+/// Sections have equal sizes, but for the last one.
 MK_HOST_DEVICE inline std::int32_t attention_section_heads(std::int32_t kv_heads, std::int32_t group,
-                                                           std::int64_t kv_bytes) {
+                                                           std::int64_t kv_bytes, std::int32_t fewest = 1) {
   // Less than the 50 MB of L2: it also holds queries and outputs on their way.
   constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
   const std::int64_t fit = kSectionBytes / kv_bytes;
-  const std::int32_t most = fit < 1 ? 1 : fit < kv_heads ? static_cast<std::int32_t>(fit) : kv_heads;
+  const std::int64_t wanted = fit < fewest ? fewest : fit;
+  const std::int32_t most = wanted < kv_heads ? static_cast<std::int32_t>(wanted) : kv_heads;
   const std::int32_t sections = (kv_heads + most - 1) / most;
   return (kv_heads + sections - 1) / sections * group;
 }
@@ -75,11 +76,13 @@ class AttentionTasks {
   };
 
   AttentionTasks() = default;
-  /// `heads` % `kv_heads` == 0. `tiles`: of the queries of a head; `kv_bytes`: keys and values of one head.
+  /// `heads` % `kv_heads` == 0. `tiles`: of the queries of a head; `kv_bytes`: keys and values of one head;
+  /// `fewest`: heads of keys and values in a section.
   AttentionTasks(std::int32_t batch, std::int32_t heads, std::int32_t kv_heads, std::int32_t tiles,
-                 std::int64_t kv_bytes)
+                 std::int64_t kv_bytes, std::int32_t fewest = 1)
       : heads_(heads), all_heads_(batch * heads), tiles_(tiles) {
-    const std::int32_t section_heads = attention_section_heads(batch * kv_heads, heads / kv_heads, kv_bytes);
+    const std::int32_t section_heads =
+        attention_section_heads(batch * kv_heads, heads / kv_heads, kv_bytes, fewest);
     const std::int32_t left = all_heads_ % section_heads;
     section_heads_ = section_heads;
     last_heads_ = left > 0 ? left : section_heads;

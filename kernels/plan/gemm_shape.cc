@@ -59,6 +59,7 @@ const char* name_of(OpKind kind) {
     case OpKind::kGroupedGemm: return "grouped_gemm";
     case OpKind::kAttention: return "attention";
     case OpKind::kAttentionBackward: return "attention_backward";
+    case OpKind::kRingAttentionBackward: return "ring_attention_backward";
   }
   return "unknown operation";
 }

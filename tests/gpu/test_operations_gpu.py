@@ -13,6 +13,7 @@ from mps import RanksAtOnce  # noqa: E402
 
 MOE = "moe_dispatch_gemm"
 RING = "ring_attention"
+BACKWARD = "attention_backward"
 # No size is a multiple of a tile's, no number of experts one of a world's.
 ODD_SIZES = ["--tokens", "300", "--hidden", "328", "--n", "392", "--experts", "11", "--topk", "3"]
 ODD_MOE = [*ODD_SIZES, "--intermediate", "264"]
@@ -95,6 +96,16 @@ class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
                 names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
                 self.assertEqual({names[e["pid"], e["tid"]].split()[0] for e in spans if e["name"] == "product"}, {"compute"})
 
+    def test_attention_of_every_rank_alone(self):
+        """Also packed sequences, one without positions; --trace tells what their CTAs worked at."""
+        packed = ["--heads", "6", "--kv-heads", "2", "--head-dim", "128", "--causal", "--cu-seqlens", "0,5,5,700,1900"]
+        for op, shape in (("attention", RINGS[0]), ("attention", packed), (BACKWARD, RINGS[0]), (BACKWARD, RINGS[1])):
+            with self.subTest(op=op, shape=shape):
+                path = self.folder / f"{op}.json"
+                self.verified(2, op, *shape, "--iterations", "3", "--trace", str(path), group=op)
+                names = {e["name"] for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"}
+                self.assertLessEqual({"load", "product", "store"}, names)
+
     def test_overrides_of_the_plan(self):
         for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
             for overrides in (["--comm-ctas", "4"], ["--sms", "40"], ["--comm-ctas", "2", "--sms", "4"]):
@@ -156,12 +167,12 @@ class OneNodeKillsGpuTest(GpuRanksTest):
     def start_endless(self, op):
         ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
         wait_until(lambda: [s["active"] for s in self.node.show("sessions")] and self.node.show("groups"), "the ranks run")
-        # Each rank has its own, and but for the mixture of experts one that operations take turns with.
-        wait_until(lambda: len(self.node.show("regions")) == (2 if op == MOE else 4), "the workspaces are there")
+        # Each rank has its own, and but for the mixture of experts one that operations take turns with; a rank alone has none.
+        wait_until(lambda: len(self.node.show("regions")) == {MOE: 2, BACKWARD: 0}.get(op, 4), "the workspaces are there")
         return ranks
 
     def test_kill_of_a_rank(self):
-        for op in ("ag_gemm", "gemm_ar", MOE, RING):
+        for op in ("ag_gemm", "gemm_ar", MOE, RING, BACKWARD):
             with self.subTest(op=op):
                 survivor, killed = self.start_endless(op)
                 killed.kill()
@@ -250,38 +261,63 @@ class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
 
 
 class MkrunGpuTest(SeveralNodes):
-    """Ranks share GPUs in time slices: mkrun has no share of one to give."""
+    """The cuda executor and the cpu executor on the same files. Ranks share GPUs in time slices: mkrun has no share of one to give."""
 
-    def run_ranks(self, executor, files, *arguments):
-        outs = [[str(self.folder / f"{executor}-{name}.{rank}.npy") for name in ("out", "lse")] for rank in (0, 1)]
-        ranks = [self.spawn(BIN / "mkrun", RING, "--group", f"mkrun-{executor}", "--daemon", self.daemons[rank].socket, "--world-size", "2",
-                            "--rank", str(rank), *(["--device", str(rank % GPUS)] if executor == "cuda" else []), "--executor", executor,
-                            "--out", outs[rank][0], "--lse", outs[rank][1], *files[rank], *arguments)
-                 for rank in (0, 1)]
+    def setUp(self):
+        super().setUp()
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("numpy is not there")
+        self.np = numpy
+        self.random = numpy.random.default_rng(20261126)
+        self.start(bandwidth_gbytes=50, latency_us=5)
+
+    def values(self, *shape):
+        return [self.random.uniform(-1, 1, shape).astype("float32") for _ in (0, 1)]
+
+    def run_ranks(self, executor, op, results, arguments):
+        """What both ranks write with the flags `results`."""
+        ranks = []
+        for rank in (0, 1):
+            files = [word for flag in results for word in (f"--{flag}", str(self.folder / f"{flag}.{{rank}}.npy"))]
+            device = ["--device", str(rank % GPUS)] if executor == "cuda" else []
+            ranks.append(self.spawn(BIN / "mkrun", op, "--group", f"mkrun-{op}-{executor}", "--daemon", self.daemons[rank].socket,
+                                    "--world-size", "2", "--rank", str(rank), *device, "--executor", executor, *files, *arguments))
         for rank, process in enumerate(ranks):
             status, out, err = self.finish(process)
             self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
-        return outs
+        return [self.np.load(self.folder / f"{flag}.{rank}.npy") for flag in results for rank in (0, 1)]
+
+    def compare(self, op, operands, *arguments, results=("out",)):
+        """`operands`: of both ranks, by flag."""
+        files = []
+        for flag, of_ranks in operands.items():
+            for rank, array in enumerate(of_ranks):
+                self.np.save(self.folder / f"{flag}.{rank}.npy", array)
+            files += [f"--{flag}", str(self.folder / (flag + ".{rank}.npy"))]
+        outs = [self.run_ranks(executor, op, results, [*files, *arguments]) for executor in ("cuda", "cpu")]
+        for mine, wanted in zip(*outs):
+            self.np.testing.assert_allclose(mine, wanted, atol=1e-2, rtol=2e-2)
 
     def test_ring_attention(self):
-        """The cuda executor and the cpu executor on the same files."""
-        try:
-            import numpy as np
-        except ImportError:
-            self.skipTest("numpy is not there")
-        self.start(bandwidth_gbytes=50, latency_us=5)
-        random = np.random.default_rng(20261126)
-        files = []
-        for rank in (0, 1):
-            paths = [self.folder / f"{name}.{rank}.npy" for name in "qkv"]
-            for path, heads in zip(paths, (4, 2, 2)):
-                np.save(path, random.uniform(-1, 1, (2, 300, heads, 64)).astype(np.float32))
-            files.append([str(word) for name, path in zip("qkv", paths) for word in ("--" + name, path)])
+        heads = {"q": self.values(2, 300, 4, 64), "k": self.values(2, 300, 2, 64), "v": self.values(2, 300, 2, 64)}
         for causal in ([], ["--causal"]):
-            outs = [self.run_ranks(executor, files, *causal) for executor in ("cuda", "cpu")]
-            for mine, wanted in zip(*outs):
-                for path, other in zip(mine, wanted):
-                    np.testing.assert_allclose(np.load(path), np.load(other), atol=1e-2, rtol=2e-2)
+            self.compare(RING, heads, *causal, results=("out", "lse"))
+
+    def test_packed_attention(self):
+        lengths = self.np.cumsum([0, 5, 0, 300, 7, 129]).astype("int32")
+        packed = {"q": self.values(441, 4, 64), "k": self.values(441, 2, 64), "v": self.values(441, 2, 64), "cu-seqlens": [lengths] * 2}
+        self.compare("attention", packed, "--causal", results=("out", "lse"))
+
+    def test_mixture_of_experts(self):
+        experts, inner = 5, 64
+        weights = {"w1": [w[2 * r:3 * r + 2] / 8 for r, w in enumerate(self.values(experts, 128, 2 * inner))],
+                   "w2": [w[2 * r:3 * r + 2] / 8 for r, w in enumerate(self.values(experts, inner, 136))],
+                   "shared-w1": self.values(128, 2 * 40), "shared-w2": self.values(40, 136)}
+        routing = {"topk-indices": [self.np.stack([self.random.permutation(experts)[:3] for _ in range(99)]).astype("int32") for _ in (0, 1)],
+                   "topk-weights": [w ** 2 for w in self.values(99, 3)]}
+        self.compare(MOE, {"a": [x / 4 for x in self.values(99, 128)], **weights, **routing})
 
 
 class SeveralNodesKillsGpuTest(SeveralNodes):

@@ -13,6 +13,31 @@ def split(total, parts):
     return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
 
 
+def causal_attention(q, k, v):
+    """Of one sequence; the last query sees all keys. Outputs, and log-sum-exps by head."""
+    wide = lambda t: np.repeat(t.astype(np.float64), q.shape[1] // k.shape[1], axis=1)
+    scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), wide(k)) / np.sqrt(q.shape[2])
+    seen = np.tril(np.ones(scores.shape[1:], bool), k.shape[0] - q.shape[0])
+    weights = np.where(seen, np.exp(scores), 0)
+    sums = weights.sum(-1)
+    with np.errstate(divide="ignore"):
+        return np.einsum("hqk,khd->qhd", weights / np.where(sums == 0, 1, sums)[..., None], wide(v)), np.log(sums)
+
+
+def causal_gradients(q, k, v, o, d_o, lse):
+    """d_q, d_k and d_v of batch entries with as many keys as queries."""
+    group = q.shape[2] // k.shape[2]
+    q, o, d_o = (t.astype(np.float64) for t in (q, o, d_o))
+    k, v = (np.repeat(t.astype(np.float64), group, axis=2) for t in (k, v))
+    scale = q.shape[3] ** -0.5
+    weights = np.tril(np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) * scale - lse[..., None]))
+    delta = np.einsum("bqhd,bqhd->bhq", o, d_o)
+    d_scores = weights * (np.einsum("bqhd,bkhd->bhqk", d_o, v) - delta[..., None]) * scale
+    of_group = lambda t: t.reshape(*t.shape[:2], -1, group, t.shape[3]).sum(3)
+    return (np.einsum("bhqk,bkhd->bqhd", d_scores, k), of_group(np.einsum("bhqk,bqhd->bkhd", d_scores, q)),
+            of_group(np.einsum("bhqk,bqhd->bkhd", weights, d_o)))
+
+
 class Mkrun(ClusterTest):
     def setUp(self):
         super().setUp()
@@ -108,9 +133,52 @@ class Mkrun(ClusterTest):
             self.close(out, wanted[:, h], 5e-3)
             self.close(np.load(lse.format(rank=rank)), sums[:, :, h], 5e-3)
 
+    def test_backward_passes(self):
+        """Of ring attention, and of each rank alone, which has what all ranks have."""
+        self.start_nodes(2)
+        batch, sequence, heads, kv_heads, dim = 2, 21, 4, 2, 32
+        q, d_o = (self.values(batch, sequence, heads, dim).astype(np.float16) for _ in range(2))
+        k, v = (self.values(batch, sequence, kv_heads, dim).astype(np.float16) for _ in range(2))
+        o, lse = np.zeros(q.shape, np.float16), np.zeros((batch, heads, sequence), np.float32)
+        for b in range(batch):
+            o[b], lse[b] = causal_attention(q[b], k[b], v[b])
+        wanted = causal_gradients(q, k, v, o, d_o, lse)
+        parts = split(sequence, 2 * WORLD)
+        held = [np.r_[slice(*parts[r]), slice(*parts[2 * WORLD - 1 - r])] for r in range(WORLD)]
+        for op, rows in (("ring_attention_backward", held), ("attention_backward", [np.arange(sequence)] * WORLD)):
+            gradients = [str(self.folder / (name + ".{rank}.npy")) for name in ("dk", "dv")]
+            files = [x for name, t in (("q", q), ("k", k), ("v", v), ("o", o), ("d-o", d_o))
+                     for x in ("--" + name, self.save(name, [t[:, h] for h in rows], np.float16))]
+            outs = self.run_ranks(op, "--dtype", "f16", "--causal", *files, "--lse", self.save("lse", [lse[:, :, h] for h in rows]),
+                                  "--d-k", gradients[0], "--d-v", gradients[1])
+            for rank, h in enumerate(rows):
+                found = outs[rank], *(np.load(path.format(rank=rank)) for path in gradients)
+                for gradient, expected in zip(found, wanted):
+                    self.close(gradient, expected[:, h], 5e-3)
+
+    def test_packed_attention_of_every_rank(self):
+        """Sequences without queries, without keys, and with more queries than keys among others."""
+        self.start_nodes(2)
+        heads, kv_heads, dim = 4, 2, 32
+        of_queries, of_keys = np.cumsum([0, 5, 0, 30, 7, 12]), np.cumsum([0, 9, 4, 30, 0, 3])
+        q = [self.values(of_queries[-1], heads, dim) for _ in range(WORLD)]
+        k, v = ([self.values(of_keys[-1], kv_heads, dim) for _ in range(WORLD)] for _ in range(2))
+        lse = str(self.folder / "lse.{rank}.npy")
+        outs = self.run_ranks("attention", "--dtype", "f16", "--causal", "--lse", lse, "--q", self.save("q", q), "--k", self.save("k", k),
+                              "--v", self.save("v", v), "--cu-seqlens", self.save("cu", [of_queries] * WORLD, np.int32),
+                              "--cu-seqlens-k", self.save("cuk", [of_keys] * WORLD, np.int64))
+        for rank, out in enumerate(outs):
+            wanted, sums = np.zeros_like(out), np.full((heads, len(out)), -np.inf)
+            for i in range(5):
+                queries, keys = slice(*of_queries[i:i + 2]), slice(*of_keys[i:i + 2])
+                wanted[queries], sums[:, queries] = causal_attention(q[rank][queries], k[rank][keys], v[rank][keys])
+            self.close(out, wanted, 5e-3)
+            np.testing.assert_allclose(np.load(lse.format(rank=rank)), sums, atol=5e-3, rtol=5e-3)
+
     def test_what_other_operations_do_not_have(self):
         self.start_nodes(1)
-        for flags, text in ((["--lse", "x.npy"], "--lse: only ring_attention"), (["--executor", "cuda"], "--executor cuda: only"),
+        for flags, text in ((["--lse", "x.npy"], "--lse: only attention"), (["--cu-seqlens", "x.npy"], "--cu-seqlens: only attention"),
+                            (["--d-o", "x.npy"], "--d-o: only a backward pass has it, not gemm_ar"),
                             (["--device", "0"], "--device is of --executor cuda")):
             process = self.spawn(BIN / "mkrun", "gemm_ar", "--group", "bad", "--world-size", "1", "--rank", "0", "--daemon",
                                  self.daemons[0].socket, "--out", self.folder / "out.npy", *flags)

@@ -1,4 +1,4 @@
-"""The five operations on two nodes with real processes, every output element verified in the ranks themselves."""
+"""The operations on two nodes with real processes, every output element verified in the ranks themselves."""
 import json
 import unittest
 
@@ -11,9 +11,11 @@ COLLECTIVE = {
     "moe_dispatch_gemm": ["--tokens", "37", "--hidden", "64", "--n", "48", "--intermediate", "40",
                           "--shared-intermediate", "24", "--experts", "10", "--topk", "3"],
     "ring_attention": ["--sequence", "203", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"],
+    "ring_attention_backward": ["--sequence", "101", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"],
 }
 # Those of each rank alone too.
-SMALL = {**COLLECTIVE, "attention": ["--sequence", "131", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"]}
+SMALL = {**COLLECTIVE, "attention": ["--sequence", "131", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--causal"],
+         "attention_backward": ["--sequence", "67", "--heads", "4", "--kv-heads", "2", "--head-dim", "32"]}
 
 
 class Operations(ClusterTest):

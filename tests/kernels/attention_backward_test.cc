@@ -7,23 +7,36 @@
 #include "kernels/ops/make.h"
 #include "mkernel/ops.h"
 #include "tests/support/attention_backward_reference.h"
+#include "tests/support/attention_cases.h"
 #include "tests/support/fake_fabric.h"
 #include "tests/support/require.h"
 
 namespace mkernel::test {
 namespace {
 
-/// The gradients, of so many threads.
-AttentionGradients check_backward(const AttentionShape& shape, int threads) {
+/// The gradients, of so many threads. Every `step`-th row of them is looked at.
+AttentionGradients check_backward(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
+                                  int threads, std::int64_t step = 1) {
   FakeFabric fabric({});
-  const auto operation = require(kernels::make_attention_backward(shape, fabric.group(0)));
+  const auto operation =
+      require(kernels::make_attention_backward(OpKind::kAttentionBackward, shape, fabric.group(0)));
   CAPTURE(operation->signature());
   require_ok(operation->bind(fabric.group(0), {}, {}, 0));
-  const AttentionBackwardTensors tensors = random_attention_backward(shape, 1, 2);
   AttentionGradients gradients = poisoned_gradients(shape);
   require_ok(operation->run(backward_arguments(tensors, gradients), {.compute_threads = threads}));
-  CHECK(wrong_gradients(shape, tensors, gradients, Weights::kFp32) == 0);
+  CHECK(wrong_gradients(shape, tensors, gradients, Weights::kFp32, step) == 0);
   return gradients;
+}
+
+/// Random operands, and what attention of the same executor makes of them.
+AttentionBackwardTensors tensors_of_forward(const AttentionShape& shape, float scale) {
+  FakeFabric fabric({});
+  const auto forward = require(kernels::make_attention(OpKind::kAttention, shape, fabric.group(0)));
+  require_ok(forward->bind(fabric.group(0), {}, {}, 0));
+  AttentionBackwardTensors made = random_attention_gradients(shape, 1, scale);
+  const AttentionTensors& of = made.forward;
+  require_ok(forward->run({of.q.data(), of.k.data(), of.v.data(), made.out.data(), made.lse.data()}, {}));
+  return made;
 }
 
 constexpr AttentionShape kBackwardShape{
@@ -40,15 +53,25 @@ TEST_CASE(
       shape.keys = keys;
       shape.causal = causal;
       shape.dtype = causal ? DataType::kF16 : DataType::kBf16;
-      CHECK(check_backward(shape, 1) == check_backward(shape, 3));
+      const AttentionBackwardTensors tensors = random_attention_backward(shape, 1, 2);
+      CHECK(check_backward(shape, tensors, 1) == check_backward(shape, tensors, 3));
     }
   }
+}
+
+TEST_CASE("attention backward: the cases of both executors") {
+  for_every_attention_case(4096, [](const AttentionShape& shape, float scale) {
+    const std::int64_t rows = shape.batch * shape.heads * shape.sequence;
+    check_backward(shape, tensors_of_forward(shape, scale), 2, sampling_step(rows, 8));
+  });
 }
 
 TEST_CASE("attention backward: shapes and operands that no launch can take are refused by name") {
   FakeFabric fabric({});
   const auto refusal = [&](const AttentionShape& shape, const kernels::MakeOptions& options = {}) {
-    return kernels::make_attention_backward(shape, fabric.group(0), options).status().to_string();
+    return kernels::make_attention_backward(OpKind::kAttentionBackward, shape, fabric.group(0), options)
+        .status()
+        .to_string();
   };
   const std::string begin = "INVALID_ARGUMENT: attention_backward: ";
   AttentionShape shape = kBackwardShape;
@@ -58,8 +81,12 @@ TEST_CASE("attention backward: shapes and operands that no launch can take are r
         begin + "the cpu executor has no GemmPlanOptions to override");
   CHECK(refusal(kBackwardShape, {.executor = Executor::kCuda, .plan = {.comm_ctas = 4}}) ==
         begin + "comm_ctas and nic_gbytes must be 0: it does not communicate");
+  shape = kBackwardShape;
+  shape.window_left = 16;  // it would be hidden from the gradients in silence
+  CHECK(refusal(shape) == begin + "window_left = 16, but it must be -1");
 
-  const auto operation = require(kernels::make_attention_backward(kBackwardShape, fabric.group(0)));
+  const auto operation =
+      require(kernels::make_attention_backward(OpKind::kAttentionBackward, kBackwardShape, fabric.group(0)));
   require_ok(operation->bind(fabric.group(0), {}, {}, 0));
   const AttentionBackwardTensors tensors = random_attention_backward(kBackwardShape, 1);
   AttentionGradients gradients = poisoned_gradients(kBackwardShape);

@@ -7,6 +7,7 @@
 
 #include "kernels/ops/make.h"
 #include "mkernel/ops.h"
+#include "tests/support/attention_cases.h"
 #include "tests/support/attention_reference.h"
 #include "tests/support/fake_fabric.h"
 #include "tests/support/require.h"
@@ -14,18 +15,19 @@
 namespace mkernel::test {
 namespace {
 
-/// The outputs, of so many threads.
-std::vector<std::uint16_t> check(const AttentionShape& shape, int threads) {
+/// The outputs, of so many threads. Every `step`-th row of them is looked at.
+std::vector<std::uint16_t> check(const AttentionShape& shape, int threads, float scale = 2,
+                                 std::int64_t step = 1) {
   FakeFabric fabric({});
   const auto operation = require(kernels::make_attention(OpKind::kAttention, shape, fabric.group(0)));
   CAPTURE(operation->signature());
   require_ok(operation->bind(fabric.group(0), {}, {}, 0));
-  const AttentionTensors tensors = random_attention(shape, 1, 2);
+  const AttentionTensors tensors = random_attention(shape, 1, scale);
   auto out = poisoned_output(shape);
   auto lse = poisoned_lse(shape);
   require_ok(operation->run({tensors.q.data(), tensors.k.data(), tensors.v.data(), out.data(), lse.data()},
                             {.compute_threads = threads}));
-  CHECK(wrong_attention(shape, tensors, out, lse, Weights::kFp32) == 0);
+  CHECK(wrong_attention(shape, tensors, out, lse, Weights::kFp32, step) == 0);
   return out;
 }
 
@@ -43,6 +45,16 @@ TEST_CASE("attention: both masks and types, any number of threads, queries and k
       CHECK(check(shape, 1) == check(shape, 3));
     }
   }
+}
+
+TEST_CASE("attention: the cases of both executors") {
+  for_every_attention_case(4096, [](const AttentionShape& shape, float scale) {
+    check(shape, 2, scale, sampling_step(shape.batch * shape.heads * shape.sequence, 16));
+  });
+}
+
+TEST_CASE("attention: a long sequence" * doctest::skip()) {  // tests/kernels/CMakeLists.txt
+  check(kLongAttention, 0, 2, sampling_step(kLongAttention.sequence, 256));
 }
 
 TEST_CASE("attention: shapes and operands that no launch can take are refused by name") {

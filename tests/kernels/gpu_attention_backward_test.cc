@@ -1,6 +1,5 @@
 // The backward pass of attention of a rank alone on the cuda executor: random inputs, poisoned outputs, every
 // element against fp64, launches queued and replayed by graphs, the same bits every time.
-#include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -8,17 +7,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "kernels/cuda/launch/operation.h"
-#include "kernels/cuda/memory/buffer.h"
-#include "kernels/cuda/memory/error.h"
 #include "kernels/ops/make.h"
-#include "tests/support/attention_backward_reference.h"
+#include "tests/support/attention_cases.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
-#include "tools/mkbench/gpu_matrix.h"
+#include "tools/mkbench/gpu_backward_case.h"
 #include "tools/mkbench/gpu_stream.h"
 
 namespace mkernel::test {
@@ -28,147 +23,105 @@ using namespace std::chrono_literals;
 
 constexpr ExecutorOptions kOptions{.deadline = 10s};
 
-/// A copy on the GPU.
-template <class Element>
-kernels::DeviceBuffer on_gpu(const std::vector<Element>& tensor) {
-  return require(kernels::DeviceBuffer::holding(tensor, "an operand"));
-}
-
-/// An operation of a rank alone, bound, with operands on the GPU.
+/// Attention and its backward pass of a rank alone, bound, with operands on the GPU.
 class BackwardRank {
  public:
-  BackwardRank(const AttentionShape& shape, AttentionBackwardTensors tensors,
-               const kernels::AttentionOptions& options = {})
-      : shape_(shape),
-        tensors_(std::move(tensors)),
+  explicit BackwardRank(const AttentionShape& shape, const kernels::AttentionOptions& options = {})
+      : rows_(shape.batch * shape.heads * shape.sequence),
         world_(require(GpuWorld::make(1))),
+        forward_(require(kernels::make_cuda_attention(shape, {1, 1}, 0))),
         operation_(require(kernels::make_cuda_attention_backward(shape, {1, 1}, 0, options))),
         stream_(require(bench::GpuStream::create())),
-        q_(on_gpu(tensors_.forward.q)),
-        k_(on_gpu(tensors_.forward.k)),
-        v_(on_gpu(tensors_.forward.v)),
-        out_(on_gpu(tensors_.out)),
-        d_out_(on_gpu(tensors_.d_out)),
-        lse_(on_gpu(tensors_.lse)) {
+        operands_(require(bench::GpuBackwardCase::make(shape))) {
+    require_ok(forward_->bind(world_->group(0), {}, {}, 1));
     require_ok(operation_->bind(world_->group(0), {}, {}, 1));
-    poison();
   }
-  BackwardRank(const AttentionShape& shape, std::uint64_t seed)
-      : BackwardRank(shape, random_attention_backward(shape, seed, 2)) {}
 
+  GpuWorld& world() { return *world_; }
   kernels::CudaAttentionBackwardOperation& operation() { return *operation_; }
   const bench::GpuStream& stream() const { return stream_; }
-  AttentionBackwardArguments arguments() const {
-    return {.q = q_.get(),
-            .k = k_.get(),
-            .v = v_.get(),
-            .out = out_.get(),
-            .d_out = d_out_.get(),
-            .lse = static_cast<const float*>(lse_.get()),
-            .d_q = d_q_.get(),
-            .d_k = d_k_.get(),
-            .d_v = d_v_.get()};
-  }
-  void poison() {
-    const AttentionGradients poisoned = poisoned_gradients(shape_);
-    d_q_ = on_gpu(poisoned.d_q);
-    d_k_ = on_gpu(poisoned.d_k);
-    d_v_ = on_gpu(poisoned.d_v);
-  }
+  AttentionBackwardArguments arguments() const { return operands_.arguments(); }
 
+  /// Queues new inputs, what attention makes of them, and poison into the gradients. `scale`: of queries and
+  /// keys.
+  void fill(std::uint64_t seed, float scale = 2) {
+    require_ok(operands_.fill(0, seed, stream_.get(), scale));
+    require_ok(forward_->enqueue(operands_.forward(), kOptions, stream_.get()));
+  }
+  void poison() { require_ok(operands_.poison_gradients(0, stream_.get())); }
   Status enqueue() { return operation_->enqueue(arguments(), kOptions, stream_.get()); }
-  AttentionGradients gradients() const {
-    require_ok(stream_.synchronize());
-    AttentionGradients read = poisoned_gradients(shape_);
-    const auto copy = [](const kernels::DeviceBuffer& from, std::vector<std::uint16_t>& to) {
-      require_ok(from.read(to.data(), to.size() * 2));
-    };
-    copy(d_q_, read.d_q);
-    copy(d_k_, read.d_k);
-    copy(d_v_, read.d_v);
-    return read;
+  /// What a launch has left; of many rows about `looked` queries and as many keys or fewer.
+  void verify(std::int64_t looked = 1 << 12) {
+    const auto check = require(operands_.check(0, sampling_step(rows_, looked), stream_.get()));
+    CHECK_MESSAGE(check.wrong == 0, check.wrong << " of " << check.elements << " elements, one at "
+                                                << check.first_wrong << ", worst of bound " << check.worst);
   }
-  void verify() const { CHECK(wrong_gradients(shape_, tensors_, gradients(), Weights::kRounded) == 0); }
-  void run_checked() {
+  void run_checked(std::uint64_t seed, float scale = 2, std::int64_t looked = 1 << 12) {
+    fill(seed, scale);
+    require_ok(stream_.synchronize());  // run() has a stream of its own
     require_ok(operation_->run(arguments(), kOptions));
-    verify();
+    verify(looked);
   }
+  /// Of the gradients. Waits for the stream.
+  std::uint64_t digest() const { return require(operands_.digest(0, stream_.get())); }
 
  private:
-  const AttentionShape shape_;
-  const AttentionBackwardTensors tensors_;
+  const std::int64_t rows_;
   std::unique_ptr<GpuWorld> world_;
+  std::unique_ptr<kernels::CudaAttentionOperation> forward_;
   std::unique_ptr<kernels::CudaAttentionBackwardOperation> operation_;
   bench::GpuStream stream_;
-  kernels::DeviceBuffer q_, k_, v_, out_, d_out_, lse_, d_q_, d_k_, d_v_;
+  bench::GpuBackwardCase operands_;
 };
 
-/// Every size of heads, mask and type.
-void check_all(const AttentionShape& of) {
-  for_every_attention(of, [](const AttentionShape& shape) {
-    BackwardRank rank(shape, 1);
-    CAPTURE(rank.operation().signature());
-    rank.run_checked();
-  });
+void check(const AttentionShape& shape, float scale = 2, std::int64_t looked = 1 << 12) {
+  BackwardRank rank(shape);
+  CAPTURE(rank.operation().signature());
+  rank.run_checked(1, scale, looked);
 }
 
 constexpr AttentionShape kSmall{.batch = 2, .sequence = 200, .heads = 4, .kv_heads = 2, .head_dim = 64};
-
-/// Large, with inputs that no reference has seen: for tests that compare launches.
-AttentionBackwardTensors unchecked_tensors(const AttentionShape& shape) {
-  AttentionShape one_key = shape;  // so that the reference is quick
-  one_key.keys = 1;
-  one_key.causal = false;
-  AttentionBackwardTensors tensors = random_attention_backward(one_key, 1);
-  tensors.forward = random_attention(shape, 1);
-  return tensors;
-}
 
 }  // namespace
 
 TEST_CASE("attention backward: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  check_all(kSmall);
+  for_every_attention(kSmall, [](const AttentionShape& shape) { check(shape); });
 }
 
-TEST_CASE("attention backward: sequences of every length, heads that share keys") {
+TEST_CASE("attention backward: the cases of both executors") {
   if (!peers_or_skip(1)) return;
-  for (const std::int64_t sequence : {1, 7, 64, 65, 128, 129, 500}) {
-    check_all({.batch = 2, .sequence = sequence, .heads = 4, .kv_heads = 4});
-    check_all({.batch = 1, .sequence = sequence, .heads = 6, .kv_heads = 2});
-  }
-  check_all({.batch = 1, .sequence = 1300, .heads = 1, .kv_heads = 1});
+  for_every_attention_case(4096, [](const AttentionShape& shape, float scale) { check(shape, scale); });
 }
 
-TEST_CASE("attention backward: keys and queries of different lengths, a mask at every border of a tile") {
+TEST_CASE("attention backward: long sequences") {
   if (!peers_or_skip(1)) return;
-  for (const std::int64_t keys : {1, 63, 64, 65, 127, 128, 129, 257}) {
-    for (const std::int64_t queries : {1, 65, 300})
-      check_all({.batch = 2, .sequence = queries, .heads = 2, .kv_heads = 1, .keys = keys});
-  }
+  for_every_attention({.batch = 1, .sequence = 4096, .heads = 32, .kv_heads = 4},
+                      [](const AttentionShape& shape) { check(shape); });
+  check(kLongAttention, 2, 256);
+  check({.batch = 1, .sequence = 100003, .heads = 4, .kv_heads = 2, .head_dim = 128}, 2, 256);
 }
 
-TEST_CASE("attention backward: large scores overflow nowhere") {
-  if (!peers_or_skip(1)) return;
-  check_all({.batch = 1, .sequence = 300, .heads = 2, .kv_heads = 2, .scale = 4});
-}
-
-TEST_CASE("attention backward: captured in a graph and replayed, and the same bits every time") {
+TEST_CASE("attention backward: captured in a graph and replayed 1,000 times, the same bits every time") {
   if (!peers_or_skip(1)) return;
   for (const bool causal : {false, true}) {
-    const AttentionShape shape{
-        .batch = 2, .sequence = 4100, .heads = 12, .kv_heads = 6, .head_dim = 128, .causal = causal};
-    BackwardRank rank(shape, unchecked_tensors(shape));
-    require_ok(rank.enqueue());
-    const AttentionGradients first = rank.gradients();
-    rank.poison();
+    BackwardRank rank(
+        {.batch = 2, .sequence = 2500, .heads = 6, .kv_heads = 2, .head_dim = 128, .causal = causal});
     const auto graph = require(bench::GpuGraph::capture(rank.stream(), [&] { return rank.enqueue(); }));
-    for (int replay = 0; replay < 50; ++replay) {
+    for (std::uint64_t round = 0; round < 4; ++round) {
+      CAPTURE(round);
+      rank.fill(round);
       require_ok(graph.launch(rank.stream()));
-      if (replay % 10 == 0) CHECK(rank.gradients() == first);
+      rank.verify(256);
+      const std::uint64_t first = rank.digest();
+      for (int replay = 1; replay < 250; ++replay) {
+        if (replay % 50 == 0) rank.poison();
+        require_ok(graph.launch(rank.stream()));
+        if (replay % 10 == 0) CHECK(rank.digest() == first);
+      }
+      CHECK(rank.digest() == first);
+      require_ok(rank.operation().status());
     }
-    CHECK(rank.gradients() == first);
-    require_ok(rank.operation().status());
   }
 }
 
@@ -176,21 +129,36 @@ TEST_CASE("attention backward: few multiprocessors compute the same bits as all 
   if (!peers_or_skip(1)) return;
   const AttentionShape shape{
       .batch = 1, .sequence = 1000, .heads = 2, .kv_heads = 2, .head_dim = 64, .causal = true};
-  const AttentionBackwardTensors tensors = random_attention_backward(shape, 1, 2);
-  BackwardRank all(shape, tensors), few(shape, tensors, {.sms = 5});
-  all.run_checked();
-  few.run_checked();
-  CHECK(all.gradients() == few.gradients());
+  BackwardRank all(shape), few(shape, {.sms = 5});
+  all.run_checked(1);
+  few.run_checked(1);
+  CHECK(all.digest() == few.digest());
+}
+
+TEST_CASE("attention backward: a group that failed ends the launches, with the group's reason") {
+  if (!peers_or_skip(1)) return;
+  BackwardRank rank(kSmall);
+  rank.run_checked(1);
+  rank.world().fail_group(0, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
+  require_ok(rank.enqueue());
+  rank.poison();
+  const std::uint64_t poison = rank.digest();
+  require_ok(rank.enqueue());
+  CHECK(rank.digest() == poison);  // the one behind it does nothing
+  const Status failed = rank.operation().status();
+  CHECK(failed.code() == StatusCode::kUnavailable);
+  CHECK_MESSAGE(failed.text().find("node b is gone") != std::string::npos, failed.text());
+  CHECK(rank.enqueue().code() == StatusCode::kFailedPrecondition);
 }
 
 TEST_CASE("attention backward: operands and shapes that the kernel does not take are refused by name") {
   if (!peers_or_skip(1)) return;
-  BackwardRank rank(kSmall, 1);
+  BackwardRank rank(kSmall);
   AttentionBackwardArguments bad = rank.arguments();
   bad.d_k = static_cast<std::byte*>(bad.d_k) + 8;
   CHECK(rank.operation().enqueue(bad, kOptions, rank.stream().get()).to_string() ==
         "INVALID_ARGUMENT: attention_backward: matrix d_k: address modulo 16 is 8, must be 0");
-  rank.run_checked();
+  rank.run_checked(1);
   AttentionShape shape = kSmall;
   shape.head_dim = 96;
   CHECK(kernels::make_cuda_attention_backward(shape, {1, 1}, 0).status().to_string() ==

@@ -17,24 +17,6 @@ namespace {
 
 using Outputs = std::vector<GpuMoeRanks::Tensor>;
 
-/// `launches` launches with other inputs, routings and numbers of tokens each, on some ranks none; the
-/// outputs of all.
-Outputs run_launches(GpuMoeRanks& ranks, int launches) {
-  Outputs all;
-  const MoeShape& shape = ranks.shape();
-  for (int launch = 0; launch < launches; ++launch) {
-    CAPTURE(launch);
-    const auto seed = 100 + static_cast<std::uint64_t>(launch);
-    const auto tokens = [&](std::uint32_t rank) -> std::int64_t {
-      if ((rank + static_cast<std::uint32_t>(launch)) % 4 == 3) return 0;
-      return launch == 0 ? shape.max_tokens : (7 * (rank + 1) + 13 * launch) % (shape.max_tokens + 1);
-    };
-    const Router router = launch % 2 == 0 ? zipf_router(shape, seed) : random_router(shape, seed);
-    for (auto& y : ranks.run_checked(ranks.inputs(router, tokens, seed))) all.push_back(std::move(y));
-  }
-  return all;
-}
-
 Outputs run_launches(const FabricOptions& fabric, const MoeShape& shape, int launches,
                      const kernels::MoeOptions& options = {}) {
   CAPTURE(fabric.nodes);
@@ -45,24 +27,28 @@ Outputs run_launches(const FabricOptions& fabric, const MoeShape& shape, int lau
 
 }  // namespace
 
-TEST_CASE("moe: both types, both layouts, one product and two, w1 whole and apart, on one rank and several") {
+TEST_CASE("moe: the cases of both executors") {
   if (!peers_or_skip(1)) return;
-  for (const std::uint32_t world : {1U, 2U, 4U}) {
+  for (const MoeCase& of : moe_cases()) {
+    CAPTURE(of.name);
+    run_launches({.nodes = of.nodes, .ranks_per_node = of.ranks, .across_nodes = of.across_nodes}, of.shape, 3);
+  }
+}
+
+TEST_CASE("moe: both types and layouts, w1 whole and apart") {
+  if (!peers_or_skip(1)) return;
+  for (const std::uint32_t world : {1U, 4U}) {
     for (const DataType dtype : {DataType::kBf16, DataType::kF16}) {
       for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
-        for (const std::int64_t intermediate : {std::int64_t{0}, kOddMoe.intermediate}) {
-          MoeShape shape = kOddMoe;
-          shape.dtype = dtype;
-          shape.w_layout = layout;
-          shape.intermediate = intermediate;
-          GpuMoeRanks ranks({.ranks_per_node = world}, shape);
-          const Outputs whole = run_launches(ranks, 2);
-          if (intermediate == 0) continue;
-          ranks.set_w1_up(true);
-          CHECK(run_launches(ranks, 2) == whole);
-          ranks.set_w1_up(false);
-          CHECK(run_launches(ranks, 1) == Outputs(whole.begin(), whole.begin() + world));
-        }
+        MoeShape shape = kOddMoe;
+        shape.dtype = dtype;
+        shape.w_layout = layout;
+        GpuMoeRanks ranks({.ranks_per_node = world}, shape);
+        const Outputs whole = run_launches(ranks, 2);
+        ranks.set_w1_up(true);
+        CHECK(run_launches(ranks, 2) == whole);
+        ranks.set_w1_up(false);
+        CHECK(run_launches(ranks, 1) == Outputs(whole.begin(), whole.begin() + world));
       }
     }
   }
@@ -81,18 +67,6 @@ TEST_CASE("moe: several blocks of rows, an odd number of columns of tiles, sever
   MoeShape single = wide;
   single.intermediate = 0;
   run_launches({.ranks_per_node = 1}, single, 2);
-}
-
-TEST_CASE("moe: weights multiply rows before the first product") {
-  if (!peers_or_skip(1)) return;
-  for (const std::uint32_t nodes : {1U, 2U}) {
-    MoeShape shape = kOddMoe;
-    shape.weights_on_input = true;
-    for (const DataType dtype : {DataType::kBf16, DataType::kF16}) {
-      shape.dtype = dtype;
-      run_launches({.nodes = nodes, .ranks_per_node = 2}, shape, 2);
-    }
-  }
 }
 
 TEST_CASE("moe: a shared expert, both types and layouts, of one tile and of several, on ranks and nodes") {
@@ -121,34 +95,10 @@ TEST_CASE("moe: a shared expert, both types and layouts, of one tile and of seve
                2);
 }
 
-TEST_CASE("moe: several nodes, also with ranks that are not numbered node by node") {
-  if (!peers_or_skip(1)) return;
-  for (const auto& [nodes, ranks] : {std::pair{2U, 1U}, {2U, 2U}, {3U, 1U}, {4U, 1U}}) {
-    for (const std::int64_t intermediate : {std::int64_t{0}, kOddMoe.intermediate}) {
-      MoeShape shape = kOddMoe;
-      shape.intermediate = intermediate;
-      run_launches({.nodes = nodes, .ranks_per_node = ranks}, shape, 3);
-    }
-  }
-  for (const auto& [nodes, ranks] : {std::pair{2U, 2U}, {2U, 3U}})
-    run_launches({.nodes = nodes, .ranks_per_node = ranks, .across_nodes = true}, kOddMoe, 2);
-}
-
 TEST_CASE("moe: a world of eight on multiprocessors that its ranks leave each other") {
   if (!peers_or_skip(1)) return;
   run_launches({.ranks_per_node = 8}, kTinyMoe, 3);
   run_launches({.nodes = 2, .ranks_per_node = 4}, kTinyMoe, 3);
-}
-
-TEST_CASE("moe: fewer experts than ranks, all experts chosen, many of them, the longest top-k") {
-  if (!peers_or_skip(1)) return;
-  run_launches({.ranks_per_node = 4}, {.max_tokens = 20, .hidden = 8, .n = 8, .experts = 3, .topk = 3}, 2);
-  run_launches({.nodes = 2, .ranks_per_node = 2},
-               {.max_tokens = 20, .hidden = 8, .n = 8, .intermediate = 8, .experts = 2, .topk = 1}, 2);
-  run_launches({.ranks_per_node = 2},
-               {.max_tokens = 25, .hidden = 64, .n = 72, .intermediate = 32, .experts = 61, .topk = 16}, 2);
-  run_launches({.ranks_per_node = 2}, {.max_tokens = 40, .hidden = 16, .n = 16, .experts = 1024, .topk = 8},
-               2);
 }
 
 TEST_CASE("moe: any skew: all tokens to one expert, one token in the world, none at all") {

@@ -22,6 +22,7 @@ class MoeLayer {
  public:
   MoeLayer(const MoeShape& shape, const FabricOptions& options, const kernels::MoeOptions& plan = {});
 
+  const MoeShape& shape() const { return shape_; }
   FakeFabric& fabric() { return fabric_; }
   std::uint32_t world() const { return fabric_.world(); }
   MoeOperation& operation(std::uint32_t rank) { return *operations_[rank]; }

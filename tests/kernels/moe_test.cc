@@ -10,22 +10,10 @@
 namespace mkernel::test {
 namespace {
 
-/// `launches` launches with other inputs and other numbers of tokens each, on some ranks none; the outputs of
-/// all.
 std::vector<Tensor> run_launches(const MoeShape& shape, const FabricOptions& options, int launches,
                                  const kernels::MoeOptions& plan = {}) {
   MoeLayer layer(shape, options, plan);
-  std::vector<Tensor> all;
-  for (int launch = 0; launch < launches; ++launch) {
-    const auto seed = 100 + static_cast<std::uint64_t>(launch);
-    const auto tokens = [&](std::uint32_t rank) -> std::int64_t {
-      return (rank + launch) % 4 == 3 ? 0 : (7 * (rank + 1) + 13 * launch) % (shape.max_tokens + 1);
-    };
-    const Router router = launch % 2 == 0 ? random_router(shape, seed) : zipf_router(shape, seed);
-    const auto y = layer.run_checked(layer.inputs(router, tokens, seed));
-    all.insert(all.end(), y.begin(), y.end());
-  }
-  return all;
+  return run_launches(layer, launches);
 }
 
 constexpr MoeNodes kWorlds[] = {{1, 1}, {1, 2}, {1, 4}, {1, 8}, {2, 1},
@@ -33,6 +21,16 @@ constexpr MoeNodes kWorlds[] = {{1, 1}, {1, 2}, {1, 4}, {1, 8}, {2, 1},
 /// Several blocks, tiles, pieces and chunks even of small shapes.
 const kernels::MoeOptions kSmall{
     .block_rows = 8, .unit_rows = 4, .tile_columns = 5, .dispatch_ctas = 3, .pieces = 4};
+
+TEST_CASE("moe: the cases of both executors") {
+  for (const MoeCase& of : moe_cases()) {
+    CAPTURE(of.name);
+    run_launches(
+        of.shape,
+        {.nodes = of.nodes, .ranks_per_node = of.ranks, .rings = 2, .seed = 3, .across_nodes = of.across_nodes},
+        3);
+  }
+}
 
 TEST_CASE("moe is right on every world, with one product and with two, launch after launch") {
   for (const MoeNodes world : kWorlds) {
@@ -122,13 +120,6 @@ TEST_CASE("moe takes weights of either layout, w1 whole or in two operands") {
       CHECK(layer.run_checked(inputs) == whole);
     }
   }
-}
-
-TEST_CASE("moe works with fewer experts than ranks, with all experts chosen, and with many of them") {
-  run_launches({.max_tokens = 20, .hidden = 8, .n = 8, .experts = 3, .topk = 3},
-               {.nodes = 2, .ranks_per_node = 4, .seed = 5}, 2);
-  run_launches({.max_tokens = 25, .hidden = 12, .n = 9, .intermediate = 10, .experts = 61, .topk = 16},
-               {.nodes = 2, .ranks_per_node = 2, .seed = 6}, 2, kSmall);
 }
 
 TEST_CASE("moe works where ranks are not numbered node by node") {

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/ops/make.h"
 #include "mkernel/ops.h"
 #include "tests/support/attention_reference.h"
@@ -28,9 +29,11 @@ class Ring {
       REQUIRE_MESSAGE(made.ok(), made.status().to_string());
       operations_.push_back(std::move(made).value());
     }
-    workspace_ = fabric_.symmetric(operations_[0]->requirements().workspace_bytes);
+    const Requirements needs = operations_[0]->requirements();
+    workspace_ = fabric_.symmetric(needs.workspace_bytes);
+    lent_ = fabric_.symmetric(kernels::lent_workspace_bytes(needs.lent_bytes));
     for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank) {
-      REQUIRE(operations_[rank]->bind(fabric_.group(rank), workspace_[rank], {}, 0).ok());
+      REQUIRE(operations_[rank]->bind(fabric_.group(rank), workspace_[rank], lent_[rank], 0).ok());
     }
   }
 
@@ -81,7 +84,7 @@ class Ring {
 
   AttentionShape shape_;
   FakeFabric fabric_;
-  std::vector<kernels::SymmetricView> workspace_;
+  std::vector<kernels::SymmetricView> workspace_, lent_;
   std::vector<std::vector<float>> lse_;  ///< of the last launch, by rank
   std::vector<std::unique_ptr<AttentionOperation>> operations_;
 };
@@ -104,7 +107,7 @@ struct World {
 };
 
 TEST_CASE("ring attention is right on every world, causal and full, for any sequence length") {
-  for (const World world : {World{1, 1}, {1, 4}, {2, 1}, {2, 2}, {3, 2}, {2, 4}}) {
+  for (const World world : {World{1, 1}, {1, 3}, {1, 8}, {2, 1}, {2, 2}, {3, 2}, {4, 1}, {2, 4}}) {
     for (const bool causal : {false, true}) {
       for (const std::int64_t sequence : {1, 7, 37, 300}) {
         CAPTURE(world.nodes);
@@ -119,13 +122,13 @@ TEST_CASE("ring attention is right on every world, causal and full, for any sequ
   }
 }
 
-TEST_CASE("ring attention attends to blocks of several pages and tiles") {
-  // 256 rows per page, two pages per block: 4 * kv_heads * head_dim bytes per position.
+TEST_CASE("ring attention attends to heads of several chunks and tiles") {
+  // Of 1 MiB: 128 rows, three chunks to a head.
   const AttentionShape shape{.batch = 1,
                              .sequence = 700,
-                             .heads = 8,
-                             .kv_heads = 8,
-                             .head_dim = 128,
+                             .heads = 2,
+                             .kv_heads = 1,
+                             .head_dim = 4096,
                              .causal = true,
                              .dtype = DataType::kF16};
   run_checked(shape, {.nodes = 2, .ranks_per_node = 1, .seed = 11});
@@ -160,7 +163,7 @@ TEST_CASE("ring attention gives the same bits whatever the fabric does") {
   }
 }
 
-TEST_CASE("ring attention sends each block to each other node once, and nothing within a node") {
+TEST_CASE("ring attention sends keys and values to each other node once, and nothing within a node") {
   const AttentionShape shape{.batch = 1, .sequence = 60, .heads = 4, .kv_heads = 2, .head_dim = 16};
   Ring ring(shape, {.nodes = 3, .ranks_per_node = 2});
   std::vector<Tensor> out;

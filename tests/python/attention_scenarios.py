@@ -6,16 +6,18 @@ from rank import LONG, RANK, WORLD, join, raises
 import mkernel
 
 
+def places_of(rank, sequence, causal):
+    """The positions of a sequence of all ranks that `rank` holds."""
+    if not causal:
+        return np.arange(sequence)[rows_of(rank, sequence)]
+    return np.concatenate([np.arange(sequence)[rows_of(part, sequence, 2 * WORLD)] for part in (rank, 2 * WORLD - 1 - rank)])
+
+
 def attention(group, dtype, causal):
     batch, sequence, heads, kv_heads, dim = 2, 61, 4, 2, 32
     scale = dim ** -0.5
-    if causal:
-        parts = [np.arange(sequence)[rows_of(part, sequence, 2 * WORLD)] for part in range(2 * WORLD)]
-        places = [np.concatenate([parts[r], parts[2 * WORLD - 1 - r]]) for r in range(WORLD)]
-    else:
-        places = [np.arange(sequence)[rows_of(r, sequence)] for r in range(WORLD)]
     q, k, v = (operand(seed, 0, (batch, sequence, count, dim), dtype) for seed, count in ((7, heads), (8, kv_heads), (9, kv_heads)))
-    mine = places[RANK]
+    mine = places_of(RANK, sequence, causal)
     wanted, wanted_lse = np.zeros((batch, len(mine), heads, dim)), np.zeros((batch, heads, len(mine)))
     for head in range(heads):
         keys, values = widen(k)[:, :, head // 2], widen(v)[:, :, head // 2]
@@ -82,17 +84,9 @@ def varlen(group, dtype, causal):
         assert operation.status() is None
 
 
-def attention_backward(group, dtype, causal):
-    """Of each rank alone; gradients by differences would be too coarse, so they are written out."""
-    batch, queries, keys, heads, kv_heads, dim = 2, 13, 17, 4, 2, 32
-    scale = dim ** -0.5
-    q, d_out = (operand(seed, RANK, (batch, queries, heads, dim), dtype) for seed in (12, 13))
-    k, v = (operand(seed, RANK, (batch, keys, kv_heads, dim), dtype) for seed in (14, 15))
-    sizes = {"batch": batch, "sequence": queries, "keys": keys, "heads": heads, "kv_heads": kv_heads, "head_dim": dim,
-             "causal": causal, "dtype": dtype}
-    out, lse = poisoned(q.shape, dtype), np.full((batch, heads, queries), np.nan, np.float32)
-    with group.attention(**sizes) as operation:
-        operation.run(q, k, v, out, lse=lse, timeout=LONG)
+def gradients_of(q, k, v, out, d_out, lse, causal):
+    """d_q, d_k and d_v; by differences they would be too coarse, so they are written out."""
+    queries, keys, heads, scale = q.shape[1], k.shape[1], q.shape[2], q.shape[3] ** -0.5
     wanted = np.zeros(q.shape), np.zeros(k.shape), np.zeros(k.shape)
     for head in range(heads):
         of_q, of_out, gradient = (widen(x)[:, :, head] for x in (q, out, d_out))
@@ -104,9 +98,46 @@ def attention_backward(group, dtype, causal):
         wanted[0][:, :, head] = d_scores @ of_k
         wanted[1][:, :, head // 2] += d_scores.transpose(0, 2, 1) @ of_q
         wanted[2][:, :, head // 2] += weights.transpose(0, 2, 1) @ gradient
+    return wanted
+
+
+def attention_backward(group, dtype, causal):
+    """Of each rank alone."""
+    batch, queries, keys, heads, kv_heads, dim = 2, 13, 17, 4, 2, 32
+    q, d_out = (operand(seed, RANK, (batch, queries, heads, dim), dtype) for seed in (12, 13))
+    k, v = (operand(seed, RANK, (batch, keys, kv_heads, dim), dtype) for seed in (14, 15))
+    sizes = {"batch": batch, "sequence": queries, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal,
+             "dtype": dtype}
+    out, lse = poisoned(q.shape, dtype), np.full((batch, heads, queries), np.nan, np.float32)
+    with group.attention(keys=keys, **sizes) as operation:
+        operation.run(q, k, v, out, lse=lse, timeout=LONG)
+    wanted = gradients_of(q, k, v, out, d_out, lse, causal)
     gradients = [poisoned(x.shape, dtype) for x in wanted]
-    with group.attention_backward(**sizes) as operation:
+    with group.attention_backward(keys=keys, **sizes) as operation:
         operation.run(q, k, v, out, d_out, lse, *gradients, timeout=LONG)
+    for found, expected in zip(gradients, wanted):
+        close(found, expected, 1.01 * UNIT[dtype] * np.abs(expected) + 2e-5)
+
+
+def ring_attention_backward(group, dtype, causal):
+    """Every rank knows all operands, and so what all ranks have."""
+    batch, sequence, heads, kv_heads, dim = 2, 21, 4, 2, 32
+    q, d_out = (operand(seed, 0, (batch, sequence, heads, dim), dtype) for seed in (16, 17))
+    k, v = (operand(seed, 0, (batch, sequence, kv_heads, dim), dtype) for seed in (18, 19))
+    sizes = {"batch": batch, "sequence": sequence, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal,
+             "dtype": dtype}
+    out, lse = poisoned(q.shape, dtype), np.full((batch, heads, sequence), np.nan, np.float32)
+    with group.attention(**sizes) as operation:
+        operation.run(q, k, v, out, lse=lse, timeout=LONG)
+    mine = places_of(RANK, sequence, causal)
+    wanted = [x[:, mine] for x in gradients_of(q, k, v, out, d_out, lse, causal)]
+    own = [np.ascontiguousarray(x[:, mine]) for x in (q, k, v, out, d_out)] + [np.ascontiguousarray(lse[:, :, mine])]
+    gradients = [poisoned(x.shape, dtype) for x in wanted]
+    with group.ring_attention_backward(**sizes) as operation:
+        assert operation.positions == len(mine)
+        operation.run(*own, *gradients, timeout=LONG)
+        with raises(mkernel.InvalidArgument, "lse has shape"):
+            operation.bind(*own[:5], own[5][:, :1], *gradients)
     for found, expected in zip(gradients, wanted):
         close(found, expected, 1.01 * UNIT[dtype] * np.abs(expected) + 2e-5)
 
@@ -118,3 +149,4 @@ def attentions():
             attention(group, dtype, causal)
             varlen(group, dtype, causal)
             attention_backward(group, dtype, causal)
+            ring_attention_backward(group, dtype, causal)

@@ -1,8 +1,8 @@
 #include "tests/support/attention_backward_reference.h"
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
-#include <tuple>
+#include <numeric>
 
 #include "tests/support/random_tensor.h"
 
@@ -17,6 +17,12 @@ struct Sum {
     value += factor * other;
     magnitude += std::abs(factor * other);
     error += factor_error * std::abs(other);
+  }
+  /// A part of the sum, rounded to a multiple of itself or of the smallest number.
+  void add_rounded(const Sum& part, double rounding, double smallest) {
+    value += part.value;
+    magnitude += part.magnitude;
+    error += part.error + rounding * (std::abs(part.value) + part.error) + smallest;
   }
 };
 
@@ -58,7 +64,12 @@ class Rows {
   std::vector<double> values_;
 };
 
-using Sums = std::vector<Sum>;
+using Sums = std::vector<Sum>;  // [head_dim]
+
+/// What a query and a key make of each other: the weight, and the gradient of the score times its scale.
+struct Pair {
+  Uncertain weight, d_score;
+};
 
 /// The pass of one head of queries.
 class HeadPass {
@@ -72,23 +83,40 @@ class HeadPass {
         smallest_(weights == Weights::kRounded && shape.dtype == DataType::kF16 ? 0x1p-25 : 0),
         lse_(tensors.lse.data() + (batch * shape.heads + head) * shape.sequence),
         q_(shape, tensors.forward.q, shape.heads, shape.sequence, batch, head),
-        out_(shape, tensors.out, shape.heads, shape.sequence, batch, head),
         d_out_(shape, tensors.d_out, shape.heads, shape.sequence, batch, head),
         k_(shape, tensors.forward.k, shape.kv_heads, keys_, batch, head * shape.kv_heads / shape.heads),
-        v_(shape, tensors.forward.v, shape.kv_heads, keys_, batch, head * shape.kv_heads / shape.heads) {}
+        v_(shape, tensors.forward.v, shape.kv_heads, keys_, batch, head * shape.kv_heads / shape.heads) {
+    const Rows out(shape, tensors.out, shape.heads, shape.sequence, batch, head);
+    for (std::int64_t i = 0; i < shape.sequence; ++i) delta_.push_back(out.dot(i, d_out_, i));
+  }
 
-  /// Adds to the sums of the head of keys and values; d_q is of this head alone.
-  void run(Sums& d_q, Sums& d_k, Sums& d_v) const {
-    for (std::int64_t i = 0; i < shape_.sequence; ++i) {
-      const std::int64_t seen = shape_.causal ? i + 1 + keys_ - shape_.sequence : keys_;
-      const Uncertain delta = out_.dot(i, d_out_, i);
-      for (std::int64_t j = 0; j < seen; ++j) add_pair(i, j, delta, d_q, d_k, d_v);
+  /// Of query `i`.
+  Sums d_q(std::int64_t i) const {
+    Sums sums(static_cast<std::size_t>(shape_.head_dim));
+    const std::int64_t seen = shape_.causal ? i + 1 + keys_ - shape_.sequence : keys_;
+    for (std::int64_t j = 0; j < seen; ++j) {
+      const Uncertain d_score = pair(i, j).d_score;
+      for (std::int64_t c = 0; c < shape_.head_dim; ++c)
+        sums[static_cast<std::size_t>(c)].add(d_score.value, d_score.error, k_.at(j, c));
+    }
+    return sums;
+  }
+  /// Of key `j`, what `queries` give it; its sums are those of all heads of queries that share it.
+  void add_key(std::int64_t j, const std::vector<std::int64_t>& queries, Sums& d_k, Sums& d_v) const {
+    const std::int64_t first = shape_.causal ? j + shape_.sequence - keys_ : 0;  // query that sees it
+    for (const std::int64_t i : queries) {
+      if (i < first) continue;
+      const Pair of = pair(i, j);
+      for (std::int64_t c = 0; c < shape_.head_dim; ++c) {
+        d_k[static_cast<std::size_t>(c)].add(of.d_score.value, of.d_score.error, q_.at(i, c));
+        d_v[static_cast<std::size_t>(c)].add(of.weight.value, of.weight.error, d_out_.at(i, c));
+      }
     }
   }
 
  private:
-  void add_pair(std::int64_t i, std::int64_t j, const Uncertain& delta, Sums& d_q, Sums& d_k,
-                Sums& d_v) const {
+  Pair pair(std::int64_t i, std::int64_t j) const {
+    const Uncertain& delta = delta_[static_cast<std::size_t>(i)];
     const Uncertain dot = q_.dot(i, k_, j);
     const double score = dot.value * scale_, lse = lse_[i];
     const double p = std::exp(score - lse);
@@ -102,49 +130,51 @@ class HeadPass {
     const auto narrowed = [this](double value, double error) {
       return error + rounding_ * (std::abs(value) + error) + smallest_;
     };
-    for (std::int64_t c = 0; c < shape_.head_dim; ++c) {
-      at(d_v, j, c).add(p, narrowed(p, p_error), d_out_.at(i, c));
-      at(d_k, j, c).add(ds * scale_, narrowed(ds, ds_error) * scale_, q_.at(i, c));
-      at(d_q, i, c).add(ds * scale_, narrowed(ds, ds_error) * scale_, k_.at(j, c));
-    }
-  }
-  Sum& at(Sums& sums, std::int64_t row, std::int64_t column) const {
-    return sums[static_cast<std::size_t>(row * shape_.head_dim + column)];
+    return {{p, narrowed(p, p_error)}, {ds * scale_, narrowed(ds, ds_error) * scale_}};
   }
 
   const AttentionShape& shape_;
   const std::int64_t keys_;
   const double scale_, rounding_, smallest_;
   const float* const lse_;
-  const Rows q_, out_, d_out_, k_, v_;
+  const Rows q_, d_out_, k_, v_;
+  std::vector<Uncertain> delta_;  ///< of every query: its output times the output's gradient
 };
 
-/// Of one head of a tensor [batch, positions, heads, head_dim] whose elements are sums of `terms` terms.
-std::size_t wrong_rows(const AttentionShape& shape, const std::vector<std::uint16_t>& tensor,
-                       std::int64_t heads, std::int64_t positions, std::int64_t batch, std::int64_t head,
-                       const Sums& sums, std::int64_t terms) {
+/// Of a row of a gradient whose elements are sums of `terms` terms.
+std::size_t wrong_in_row(const AttentionShape& shape, const std::uint16_t* row, const Sums& sums,
+                         std::int64_t terms) {
   const double rounding = kernels::rounding_unit(shape.dtype);
   std::size_t wrong = 0;
-  for (std::int64_t row = 0; row < positions; ++row) {
-    for (std::int64_t i = 0; i < shape.head_dim; ++i) {
-      const Sum& sum = sums[static_cast<std::size_t>(row * shape.head_dim + i)];
-      const double error = sum.error + (double(terms) + 32) * kFloatUnit * (sum.magnitude + sum.error);
-      const Expected expected{sum.value, error + rounding * (std::abs(sum.value) + error) + 0x1p-24};
-      const std::int64_t at = ((batch * positions + row) * heads + head) * shape.head_dim + i;
-      if (!is_near(value_of(shape.dtype, tensor[static_cast<std::size_t>(at)]), expected)) ++wrong;
-    }
+  for (const Sum& sum : sums) {
+    const double error = sum.error + (double(terms) + 32) * kFloatUnit * (sum.magnitude + sum.error);
+    const Expected expected{sum.value, error + rounding * (std::abs(sum.value) + error) + 0x1p-24};
+    if (!is_near(value_of(shape.dtype, *row++), expected)) ++wrong;
   }
   return wrong;
 }
 
+/// The numbers below `rows` of rows of which `before` others come first, every `step`-th of all.
+std::vector<std::int64_t> sampled_rows(std::int64_t before, std::int64_t rows, std::int64_t step) {
+  std::vector<std::int64_t> sampled;
+  for (std::int64_t row = (step - before % step) % step; row < rows; row += step) sampled.push_back(row);
+  return sampled;
+}
+
 }  // namespace
+
+AttentionBackwardTensors random_attention_gradients(const AttentionShape& shape, std::uint64_t seed,
+                                                    float scale) {
+  AttentionBackwardTensors made{.forward = random_attention(shape, seed, scale),
+                                .out = poisoned_output(shape),
+                                .lse = poisoned_lse(shape)};
+  made.d_out = random_tensor(std::ssize(made.out), shape.dtype, seed + 3);
+  return made;
+}
 
 AttentionBackwardTensors random_attention_backward(const AttentionShape& shape, std::uint64_t seed,
                                                    float scale) {
-  AttentionBackwardTensors made{.forward = random_attention(shape, seed, scale)};
-  made.out = made.d_out = poisoned_output(shape);
-  made.d_out = random_tensor(static_cast<std::int64_t>(made.out.size()), shape.dtype, seed + 3);
-  made.lse = poisoned_lse(shape);
+  AttentionBackwardTensors made = random_attention_gradients(shape, seed, scale);
   for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
     for (std::int64_t head = 0; head < shape.heads; ++head) {
       for (std::int64_t i = 0; i < shape.sequence; ++i) {
@@ -182,28 +212,109 @@ AttentionBackwardArguments backward_arguments(const AttentionBackwardTensors& te
           .d_v = gradients.d_v.data()};
 }
 
-std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
-                            const AttentionGradients& gradients, Weights weights) {
-  const std::int64_t keys = shape.keys > 0 ? shape.keys : shape.sequence;
+namespace {
+
+/// `parts`: the positions of the queries whose parts of the gradients of keys and values are summed by
+/// themselves; of several parts each is rounded before they are added. `step`: as of wrong_gradients().
+std::size_t wrong_gradients_of_parts(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
+                                     const AttentionGradients& gradients, Weights weights,
+                                     const std::vector<std::vector<std::int64_t>>& parts, std::int64_t step) {
+  const std::int64_t keys = shape.keys > 0 ? shape.keys : shape.sequence, queries = shape.sequence;
   const std::int64_t group = shape.heads / shape.kv_heads;
+  const bool rounded = weights == Weights::kRounded && parts.size() > 1;
+  const double rounding = rounded ? kernels::rounding_unit(shape.dtype) : 0, smallest = rounded ? 0x1p-24 : 0;
+  const Sums none(static_cast<std::size_t>(shape.head_dim));
   std::size_t wrong = 0;
-  for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
-    for (std::int64_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-      Sums d_k(static_cast<std::size_t>(keys * shape.head_dim)), d_v = d_k;
-      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        Sums d_q(static_cast<std::size_t>(shape.sequence * shape.head_dim));
-        HeadPass(shape, tensors, weights, batch, head).run(d_q, d_k, d_v);
-        wrong += wrong_rows(shape, gradients.d_q, shape.heads, shape.sequence, batch, head, d_q, keys);
+  const auto compare = [&](const std::vector<std::uint16_t>& tensor, std::int64_t row, const Sums& sums,
+                           std::int64_t terms) {
+    wrong += wrong_in_row(shape, tensor.data() + row * shape.head_dim, sums, terms);
+  };
+  for (std::int64_t of = 0; of < shape.batch * shape.kv_heads; ++of) {
+    const std::int64_t batch = of / shape.kv_heads, kv_head = of % shape.kv_heads;
+    std::vector<HeadPass> passes;
+    passes.reserve(static_cast<std::size_t>(group));
+    for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      const HeadPass& pass = passes.emplace_back(shape, tensors, weights, batch, head);
+      for (const std::int64_t i : sampled_rows((batch * shape.heads + head) * queries, queries, step))
+        compare(gradients.d_q, (batch * queries + i) * shape.heads + head, pass.d_q(i), keys);
+    }
+    for (const std::int64_t j : sampled_rows(of * keys, keys, step)) {
+      Sums d_k = none, d_v = none;
+      for (const std::vector<std::int64_t>& part : parts) {
+        Sums part_k = none, part_v = none;
+        for (const HeadPass& pass : passes) pass.add_key(j, part, part_k, part_v);
+        for (std::size_t c = 0; c < d_k.size(); ++c) {
+          d_k[c].add_rounded(part_k[c], rounding, smallest);
+          d_v[c].add_rounded(part_v[c], rounding, smallest);
+        }
       }
-      for (const auto& [tensor, sums] :
-           {std::tuple<const std::vector<std::uint16_t>&, const Sums&>{gradients.d_k, d_k},
-            {gradients.d_v, d_v}}) {
-        wrong +=
-            wrong_rows(shape, tensor, shape.kv_heads, keys, batch, kv_head, sums, group * shape.sequence);
-      }
+      const std::int64_t row = (batch * keys + j) * shape.kv_heads + kv_head;
+      compare(gradients.d_k, row, d_k, group * queries);
+      compare(gradients.d_v, row, d_v, group * queries);
     }
   }
   return wrong;
+}
+
+/// The inverse of rows_of_rank(), of all ranks.
+std::vector<std::uint16_t> whole_of_ranks(const AttentionShape& shape, std::int64_t heads,
+                                          const std::vector<AttentionGradients>& by_rank,
+                                          std::vector<std::uint16_t> AttentionGradients::*tensor) {
+  const std::int64_t width = heads * shape.head_dim, world = std::ssize(by_rank);
+  std::vector<std::uint16_t> whole(static_cast<std::size_t>(shape.batch * shape.sequence * width));
+  for (std::int64_t rank = 0; rank < world; ++rank) {
+    auto from = (by_rank[static_cast<std::size_t>(rank)].*tensor).begin();
+    for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
+      for (const std::int64_t position : attention_positions(shape, world, rank)) {
+        std::copy(from, from + width, whole.begin() + (batch * shape.sequence + position) * width);
+        from += width;
+      }
+    }
+  }
+  return whole;
+}
+
+}  // namespace
+
+std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
+                            const AttentionGradients& gradients, Weights weights, std::int64_t step) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(shape.sequence));
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  return wrong_gradients_of_parts(shape, tensors, gradients, weights, {all}, step);
+}
+
+AttentionBackwardTensors backward_of_rank(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                          std::int64_t world, std::int64_t rank) {
+  AttentionBackwardTensors of_rank{
+      .forward = {rows_of_rank(shape, whole.forward.q, shape.heads, world, rank),
+                  rows_of_rank(shape, whole.forward.k, shape.kv_heads, world, rank),
+                  rows_of_rank(shape, whole.forward.v, shape.kv_heads, world, rank)},
+      .out = rows_of_rank(shape, whole.out, shape.heads, world, rank),
+      .d_out = rows_of_rank(shape, whole.d_out, shape.heads, world, rank),
+      .lse = {}};
+  for (std::int64_t head = 0; head < shape.batch * shape.heads; ++head)
+    for (const std::int64_t position : attention_positions(shape, world, rank))
+      of_rank.lse.push_back(whole.lse[static_cast<std::size_t>(head * shape.sequence + position)]);
+  return of_rank;
+}
+
+AttentionGradients poisoned_gradients_of_rank(const AttentionShape& shape, std::int64_t world,
+                                              std::int64_t rank) {
+  AttentionShape of_rank = shape;
+  of_rank.keys = 0;
+  of_rank.sequence = std::ssize(attention_positions(shape, world, rank));
+  return poisoned_gradients(of_rank);
+}
+
+std::size_t wrong_gradients_of_ranks(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                     const std::vector<AttentionGradients>& by_rank, Weights weights) {
+  const AttentionGradients gathered{whole_of_ranks(shape, shape.heads, by_rank, &AttentionGradients::d_q),
+                                    whole_of_ranks(shape, shape.kv_heads, by_rank, &AttentionGradients::d_k),
+                                    whole_of_ranks(shape, shape.kv_heads, by_rank, &AttentionGradients::d_v)};
+  std::vector<std::vector<std::int64_t>> parts;
+  for (std::int64_t rank = 0; rank < std::ssize(by_rank); ++rank)
+    parts.push_back(attention_positions(shape, std::ssize(by_rank), rank));
+  return wrong_gradients_of_parts(shape, whole, gathered, weights, parts, 1);
 }
 
 }  // namespace mkernel::test

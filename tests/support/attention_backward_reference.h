@@ -16,6 +16,10 @@ struct AttentionBackwardTensors {
   std::vector<std::uint16_t> out, d_out;
   std::vector<float> lse;
 };
+/// With outputs and log-sum-exps that are poison yet: those that an operation gives are as good, and quicker.
+AttentionBackwardTensors random_attention_gradients(const AttentionShape& shape, std::uint64_t seed,
+                                                    float scale = 1.0F);
+/// With those of the reference.
 AttentionBackwardTensors random_attention_backward(const AttentionShape& shape, std::uint64_t seed,
                                                    float scale = 1.0F);
 
@@ -32,8 +36,19 @@ AttentionBackwardArguments backward_arguments(const AttentionBackwardTensors& te
                                               AttentionGradients& gradients);
 
 /// Gradients that are farther from the reference than fp32 arithmetic and `weights` explain: weights and
-/// gradients of scores are rounded alike.
+/// gradients of scores are rounded alike. Looks at every `step`-th query, and at every `step`-th key, of all
+/// heads and batch entries, one after the other.
 std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
-                            const AttentionGradients& gradients, Weights weights);
+                            const AttentionGradients& gradients, Weights weights, std::int64_t step = 1);
+
+/// What `rank` of `world` holds of whole tensors, and room for what ring attention's backward pass gives it.
+AttentionBackwardTensors backward_of_rank(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                          std::int64_t world, std::int64_t rank);
+AttentionGradients poisoned_gradients_of_rank(const AttentionShape& shape, std::int64_t world,
+                                              std::int64_t rank);
+/// As wrong_gradients(), of all ranks. Where `weights` are rounded, so is what each rank gives of the
+/// gradients of keys and values.
+std::size_t wrong_gradients_of_ranks(const AttentionShape& shape, const AttentionBackwardTensors& whole,
+                                     const std::vector<AttentionGradients>& by_rank, Weights weights);
 
 }  // namespace mkernel::test

@@ -43,10 +43,10 @@ AttentionTensors random_attention(const AttentionShape& shape, std::uint64_t see
 std::vector<std::uint16_t> poisoned_output(const AttentionShape& shape);
 std::vector<float> poisoned_lse(const AttentionShape& shape);
 /// Outputs, log-sum-exps among them unless there are none, that are farther from the reference than `weights`
-/// explain.
+/// explain. Looks at every `step`-th query of all heads and batch entries, one after the other.
 std::size_t wrong_attention(const AttentionShape& shape, const AttentionTensors& tensors,
                             const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
-                            Weights weights);
+                            Weights weights, std::int64_t step = 1);
 
 /// check(shape) for every size of heads that the GPU takes, every mask and every type.
 template <class Check>
@@ -73,7 +73,7 @@ std::vector<std::uint16_t> rows_of_rank(const AttentionShape& shape, const std::
 std::size_t wrong_attention_of_rank(const AttentionShape& shape, const AttentionTensors& tensors,
                                     std::int64_t world, std::int64_t rank,
                                     const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
-                                    Weights weights);
+                                    Weights weights, std::int64_t step = 1);
 
 /// Calls run(shape) for a shape with each of these numbers of `keys`, few queries and many, both masks and
 /// sizes of heads.

@@ -22,8 +22,6 @@ namespace mkernel::test {
 inline constexpr ExecutorOptions kMoeGpuOptions{.deadline = std::chrono::milliseconds(10000)};
 
 /// No size is a multiple of a tile's, no number of experts one of a world's.
-inline constexpr MoeShape kOddMoe{
-    .max_tokens = 60, .hidden = 72, .n = 264, .intermediate = 136, .experts = 11, .topk = 3};
 inline constexpr MoeShape kTinyMoe{
     .max_tokens = 20, .hidden = 72, .n = 88, .intermediate = 40, .experts = 6, .topk = 2};
 

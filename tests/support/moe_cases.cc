@@ -110,6 +110,52 @@ std::span<const std::uint16_t> own_experts(const MoeShape& shape, std::uint32_t 
                                 static_cast<std::size_t>(of_expert * own.size()));
 }
 
+std::vector<MoeCase> moe_cases() {
+  std::vector<MoeCase> cases;
+  const auto add = [&](const std::string& name, const MoeShape& shape, std::uint32_t nodes,
+                       std::uint32_t ranks, bool across_nodes = false) {
+    cases.push_back({name + " on " + std::to_string(nodes) + " x " + std::to_string(ranks), shape, nodes,
+                     ranks, across_nodes});
+  };
+  for (const auto& [nodes, ranks] :
+       {std::pair{1U, 1U}, {1U, 2U}, {1U, 4U}, {2U, 1U}, {2U, 2U}, {3U, 1U}, {4U, 1U}}) {
+    for (const std::int64_t intermediate : {std::int64_t{0}, kOddMoe.intermediate}) {
+      for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+        MoeShape shape = kOddMoe;
+        shape.intermediate = intermediate;
+        shape.dtype = type;
+        shape.w_layout =
+            (type == DataType::kBf16) == (ranks > 1) ? Layout::kColumnMajor : Layout::kRowMajor;
+        add("both types and layouts", shape, nodes, ranks);
+      }
+    }
+  }
+  add("ranks in another order", kOddMoe, 2, 2, true);
+  add("ranks in another order", kOddMoe, 2, 3, true);
+  MoeShape shape = kOddMoe;
+  shape.weights_on_input = true;
+  add("weights before the first product", shape, 1, 2);
+  add("weights before the first product", shape, 2, 2);
+  shape = kOddMoe;
+  shape.shared_intermediate = 24;
+  add("a shared expert", shape, 1, 4);
+  add("a shared expert", shape, 2, 2);
+  const MoeShape small{.max_tokens = 20, .hidden = 16, .n = 16, .intermediate = 8, .experts = 3, .topk = 3};
+  add("fewer experts than ranks, all of them chosen", small, 1, 4);
+  add("fewer experts than ranks, all of them chosen", small, 2, 2);
+  shape = small;
+  shape.experts = 61;
+  shape.topk = 16;
+  add("the longest top-k", shape, 1, 2);
+  add("the longest top-k", shape, 2, 2);
+  for (const std::int64_t experts : {1023, 1024}) {
+    shape.experts = experts;
+    add("the most experts, the longest top-k", shape, 1, 2);
+    add("the most experts, the longest top-k", shape, 2, 2);
+  }
+  return cases;
+}
+
 std::vector<MoeInput> random_inputs(const MoeShape& shape, std::uint32_t world, const Router& router,
                                     const TokensOfRank& tokens, std::uint64_t seed) {
   std::vector<MoeInput> made;

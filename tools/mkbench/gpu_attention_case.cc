@@ -13,8 +13,6 @@
 namespace mkernel::bench {
 namespace {
 
-constexpr std::int64_t kElementBytes = 2;
-
 AttentionShape filled(AttentionShape shape) {
   if (shape.keys == 0) shape.keys = shape.sequence;
   return shape;

@@ -12,6 +12,8 @@
 
 namespace mkernel::bench {
 
+inline constexpr std::int64_t kElementBytes = 2;  ///< of every io type
+
 /// Several sets of operands. Keys and values of the whole sequence depend on the seed alone: a rank makes
 /// them, and takes its own rows from there. Members that have no result of their own queue on `stream`.
 class GpuAttentionCase {

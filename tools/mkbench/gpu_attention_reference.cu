@@ -1,28 +1,13 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <cmath>
-#include <cstring>
 
-#include "kernels/cuda/memory/error.h"
 #include "tools/mkbench/gpu_attention_reference.h"
+#include "tools/mkbench/gpu_differences.cuh"
 
 namespace mkernel::bench {
 namespace {
 
-using kernels::cuda_status;
-
 constexpr int kThreads = 128;  // a thread for each element of a head
 constexpr int kChunk = 1024;   // keys whose weights a block keeps
-constexpr double kFloatUnit = 0x1p-24;
-
-__device__ double value_of(__nv_bfloat16 element) {
-  return __bfloat162float(element);
-}
-__device__ double value_of(__half element) {
-  return __half2float(element);
-}
 
 struct Problem {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
@@ -32,13 +17,6 @@ struct Problem {
   std::int64_t lse_stride;   ///< from one head to the next
   double scale, unit;
   double of_weight;  ///< error of a weight beside its relative one: of subnormal numbers
-};
-
-struct Differences {
-  unsigned long long elements, wrong;
-  long long first_wrong;
-  double error2, reference2;
-  unsigned long long worst;  // bits of a double >= 0: ordered like integers
 };
 
 /// Of the values of all threads of the block, which all get it.
@@ -104,19 +82,6 @@ __device__ void attend_chunk(const Problem& p, const double* query, const T* k, 
   __syncthreads();
 }
 
-__device__ void compare(double seen, double expected, double bound, std::int64_t at, Differences* out) {
-  atomicAdd(&out->elements, 1ULL);
-  if (seen == expected) return;  // minus infinity, too
-  const double error = fabs(seen - expected);
-  if (!(error <= bound)) {
-    atomicAdd(&out->wrong, 1ULL);
-    out->first_wrong = at;
-  }
-  atomicAdd(&out->error2, error * error);
-  atomicAdd(&out->reference2, expected * expected);
-  atomicMax(&out->worst, static_cast<unsigned long long>(__double_as_longlong(error / bound)));
-}
-
 /// A block for every query that is looked at.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void check_kernel(const T* q, const T* k, const T* v, const T* out,
@@ -173,7 +138,6 @@ void launch_check(const AttentionArguments& arguments, const Problem& p, Differe
 Result<ProductCheck> check_attention(const AttentionArguments& arguments, const AttentionShape& shape,
                                      const kernels::Positions& queries, std::int64_t step,
                                      CUstream_st* stream, std::int64_t lse_stride) {
-  const bool bf16 = shape.dtype == DataType::kBf16;
   const Problem p{.batch = shape.batch,
                   .queries = queries.size(),
                   .keys = shape.keys,
@@ -187,27 +151,15 @@ Result<ProductCheck> check_attention(const AttentionArguments& arguments, const 
                   .right = shape.causal ? 0 : shape.window_right,
                   .lse_stride = lse_stride > 0 ? lse_stride : queries.size(),
                   .scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim)),
-                  .unit = bf16 ? 0x1p-8 : 0x1p-11,
-                  .of_weight = bf16 ? 0 : 0x1p-25};
-  auto memory = GpuBuffer::allocate(sizeof(Differences));
-  if (!memory.ok()) return memory.status();
-  auto* on_gpu = static_cast<Differences*>(memory->get());
-  MK_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(on_gpu, 0, sizeof(Differences), stream), "differences"));
-  if (bf16) {
-    launch_check<__nv_bfloat16>(arguments, p, on_gpu, stream);
-  } else {
-    launch_check<__half>(arguments, p, on_gpu, stream);
-  }
-  MK_RETURN_IF_ERROR(cuda_status(cudaGetLastError(), "reference of attention"));
-  Differences found{};
-  MK_RETURN_IF_ERROR(cuda_status(
-      cudaMemcpyAsync(&found, on_gpu, sizeof(found), cudaMemcpyDeviceToHost, stream), "differences"));
-  MK_RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(stream), "reference of attention"));
-  double worst = 0;
-  static_assert(sizeof(worst) == sizeof(found.worst));
-  std::memcpy(&worst, &found.worst, sizeof(worst));
-  return ProductCheck{found.elements, found.wrong, found.wrong > 0 ? found.first_wrong : -1,
-                      found.reference2 > 0 ? std::sqrt(found.error2 / found.reference2) : 0, worst};
+                  .unit = rounding_unit_of(shape.dtype),
+                  .of_weight = subnormal_error_of(shape.dtype)};
+  return counted_differences(stream, [&](Differences* differences) {
+    if (shape.dtype == DataType::kBf16) {
+      launch_check<__nv_bfloat16>(arguments, p, differences, stream);
+    } else {
+      launch_check<__half>(arguments, p, differences, stream);
+    }
+  });
 }
 
 }  // namespace mkernel::bench

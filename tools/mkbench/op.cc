@@ -41,6 +41,9 @@ MakeWorkload moe(const MoeShape& shape) {
 MakeWorkload attention(OpKind kind, const AttentionShape& shape) {
   return [=](Group& group) { return make_attention_workload(group, kind, shape); };
 }
+MakeWorkload backward(OpKind kind, const AttentionShape& shape) {
+  return [=](Group& group) { return make_backward_workload(group, kind, shape); };
+}
 
 /// Layer sizes of a small model, all five operations: what tools/demo runs.
 std::vector<MakeWorkload> demo_preset() {
@@ -110,6 +113,8 @@ Result<std::vector<MakeWorkload>> chosen(const OpOptions& o) {
     return made;
   }
   if (o.op == to_string(OpKind::kMoeDispatchGemm)) return std::vector{moe(moe_shape(o))};
+  for (const OpKind kind : {OpKind::kAttentionBackward, OpKind::kRingAttentionBackward})
+    if (o.op == to_string(kind)) return std::vector{backward(kind, attention_shape(o))};
   const bool alone = o.op == to_string(OpKind::kAttention);
   return std::vector{attention(alone ? OpKind::kAttention : OpKind::kRingAttention, attention_shape(o))};
 }
@@ -225,6 +230,11 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
     MoeShape shape = moe_shape(o);
     shape.w_layout = o.column_major ? Layout::kColumnMajor : Layout::kRowMajor;
     auto row = measure_moe_cuda(group, shape, cuda_options(o));
+    if (!row.ok()) return row.status();
+    return std::vector{std::move(*row)};
+  }
+  if (o.op == to_string(OpKind::kAttentionBackward)) {
+    auto row = measure_backward_cuda(group, attention_shape(o), cuda_options(o));
     if (!row.ok()) return row.status();
     return std::vector{std::move(*row)};
   }

@@ -16,6 +16,10 @@ Result<Row> measure_attention_cuda(Group&, OpKind, const AttentionShape&, const 
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
 }
 
+Result<Row> measure_backward_cuda(Group&, const AttentionShape&, const OpCudaOptions&) {
+  return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
+}
+
 Result<Row> measure_varlen_cuda(Group&, const AttentionShape&, const std::vector<std::int32_t>&,
                                 const OpCudaOptions&) {
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");

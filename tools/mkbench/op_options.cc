@@ -7,8 +7,8 @@ namespace {
 
 void add_group_options(CLI::App* op, OpOptions* o) {
   op->add_option("operation", o->op)
-      ->check(CLI::IsMember(
-          {"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention", "attention"}));
+      ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention",
+                             "attention", "attention_backward", "ring_attention_backward"}));
   op->add_option("--preset", o->preset, "a list of operations and shapes instead of one")
       ->check(CLI::IsMember({"demo"}));
   op->add_option("--daemon", o->daemon, "session socket of this node's daemon")->capture_default_str();
@@ -28,7 +28,8 @@ void add_shape_options(CLI::App* op, OpOptions* o) {
   op->add_flag("--column-major", o->column_major,
                "b as [n, k]; on the cuda executor also the weights of experts");
   op->add_option("--batch", o->batch)->capture_default_str();
-  op->add_option("--sequence", o->sequence, "positions of all ranks together; of each rank for attention")
+  op->add_option("--sequence", o->sequence,
+                 "positions of all ranks together; of each rank for attention and attention_backward")
       ->capture_default_str();
   op->add_option("--heads", o->heads)->capture_default_str();
   op->add_option("--kv-heads", o->kv_heads)->capture_default_str();

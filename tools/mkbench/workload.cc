@@ -31,6 +31,8 @@ std::string to_string(OpKind kind) {
     case OpKind::kRingAttention: return "ring_attention";
     case OpKind::kGroupedGemm: return "grouped_gemm";
     case OpKind::kAttention: return "attention";
+    case OpKind::kAttentionBackward: return "attention_backward";
+    case OpKind::kRingAttentionBackward: return "ring_attention_backward";
   }
   return "unknown";
 }

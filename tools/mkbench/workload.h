@@ -45,6 +45,9 @@ Result<std::unique_ptr<Workload>> make_moe_workload(Group& group, const MoeShape
 /// `kind`: kRingAttention or kAttention.
 Result<std::unique_ptr<Workload>> make_attention_workload(Group& group, OpKind kind,
                                                           const AttentionShape& shape);
+/// `kind`: kRingAttentionBackward or kAttentionBackward.
+Result<std::unique_ptr<Workload>> make_backward_workload(Group& group, OpKind kind,
+                                                         const AttentionShape& shape);
 
 /// {op, m, n, k, dtype, ...} of a recorded row of attention, and the text of its shape.
 nlohmann::json json_of(OpKind kind, const AttentionShape& shape);

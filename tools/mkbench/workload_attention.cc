@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/cpu/memory/convert.h"
+#include "tools/mkbench/attention_inputs.h"
 #include "tools/mkbench/tensor.h"
 #include "tools/mkbench/workload.h"
 
@@ -12,15 +13,15 @@ namespace mkernel::bench {
 namespace {
 
 class AttentionWorkload final : public Workload {
-  enum Operand : std::uint64_t { kQ = 1, kK = 2, kV = 3 };
+  using enum AttentionInputs::Tensor;
 
  public:
   /// Attention of each rank alone is that of a world of one.
   AttentionWorkload(Group& group, OpKind kind, const AttentionShape& shape, Attention op)
       : kind_(kind),
         shape_(shape),
-        world_(kind == OpKind::kRingAttention ? group.world_size() : 1),
-        rank_(kind == OpKind::kRingAttention ? group.rank() : 0),
+        inputs_(kind, shape, kind == OpKind::kRingAttention ? group.world_size() : 1,
+                kind == OpKind::kRingAttention ? group.rank() : 0),
         op_(std::move(op)) {}
 
   nlohmann::json shape() const override { return json_of(kind_, shape_); }
@@ -28,9 +29,9 @@ class AttentionWorkload final : public Workload {
 
   void prepare(std::uint64_t iteration) override {
     iteration_ = iteration;
-    q_ = operand(rank_, kQ);
-    k_ = operand(rank_, kK);
-    v_ = operand(rank_, kV);
+    q_ = inputs_.own(iteration, kQ);
+    k_ = inputs_.own(iteration, kK);
+    v_ = inputs_.own(iteration, kV);
     out_ = poisoned(q_.size());
   }
   Result<Pending> launch(const ExecutorOptions& options) override {
@@ -40,8 +41,9 @@ class AttentionWorkload final : public Workload {
 
   Verdict verify() const override {
     const std::vector<float> out = to_float(shape_.dtype, out_), q = to_float(shape_.dtype, q_);
-    const std::vector<std::int64_t> mine = positions(rank_);
-    const std::vector<float> k = in_sequence_order(kK), v = in_sequence_order(kV);
+    const std::vector<std::int64_t> mine = inputs_.positions();
+    const std::vector<float> k = inputs_.in_sequence_order(iteration_, kK),
+                             v = inputs_.in_sequence_order(iteration_, kV);
     std::vector<float> reference(out.size()), bound(out.size());
     const std::int64_t dim = shape_.head_dim, heads = shape_.heads, group_size = heads / shape_.kv_heads;
     for (std::int64_t batch = 0; batch < shape_.batch; ++batch) {
@@ -61,48 +63,10 @@ class AttentionWorkload final : public Workload {
   }
 
  private:
-  std::vector<std::int64_t> positions(std::uint32_t rank) const {
-    std::vector<std::int64_t> list;
-    const auto append = [&](Range range) {
-      for (std::int64_t p = range.begin; p < range.end; ++p) list.push_back(p);
-    };
-    if (shape_.causal) {
-      append(block_range(shape_.sequence, 2 * world_, rank));
-      append(block_range(shape_.sequence, 2 * world_, 2 * world_ - 1 - rank));
-    } else {
-      append(block_range(shape_.sequence, world_, rank));
-    }
-    return list;
-  }
-  std::vector<std::uint16_t> operand(std::uint32_t rank, Operand which) const {
-    const std::int64_t heads = which == kQ ? shape_.heads : shape_.kv_heads;
-    const auto rows = static_cast<std::int64_t>(positions(rank).size());
-    return random_tensor(shape_.dtype, seed_of(static_cast<std::uint64_t>(kind_), iteration_, rank, which),
-                         static_cast<std::size_t>(shape_.batch * rows * heads * shape_.head_dim));
-  }
-  /// k or v of all ranks as [batch, kv_heads, sequence, head_dim].
-  std::vector<float> in_sequence_order(Operand which) const {
-    const std::int64_t dim = shape_.head_dim, heads = shape_.kv_heads;
-    std::vector<float> all(static_cast<std::size_t>(shape_.batch * shape_.sequence * heads * dim));
-    for (std::uint32_t rank = 0; rank < world_; ++rank) {
-      const std::vector<float> part = to_float(shape_.dtype, operand(rank, which));
-      const std::vector<std::int64_t> rows = positions(rank);
-      for (std::int64_t batch = 0; batch < shape_.batch; ++batch) {
-        for (std::size_t row = 0; row < rows.size(); ++row) {
-          for (std::int64_t head = 0; head < heads; ++head) {
-            const float* from = part.data() + ((batch * rows.size() + row) * heads + head) * dim;
-            std::copy(from, from + dim,
-                      all.data() + ((batch * heads + head) * shape_.sequence + rows[row]) * dim);
-          }
-        }
-      }
-    }
-    return all;
-  }
   void attend(const float* q, const std::vector<float>& k, const std::vector<float>& v, std::int64_t batch,
               std::int64_t kv_head, std::int64_t position, float* out) const {
     const std::int64_t dim = shape_.head_dim, length = shape_.causal ? position + 1 : shape_.sequence;
-    const double scale = shape_.scale != 0 ? shape_.scale : 1 / std::sqrt(static_cast<double>(dim));
+    const double scale = inputs_.scale();
     const float* keys = k.data() + (batch * shape_.kv_heads + kv_head) * shape_.sequence * dim;
     const float* values = v.data() + (batch * shape_.kv_heads + kv_head) * shape_.sequence * dim;
     // |score| <= dim * scale stays far from the range of exp in fp64: no running maximum is needed here.
@@ -120,7 +84,7 @@ class AttentionWorkload final : public Workload {
 
   OpKind kind_;
   AttentionShape shape_;
-  std::uint32_t world_, rank_;
+  AttentionInputs inputs_;
   Attention op_;
   std::uint64_t iteration_ = 0;
   std::vector<std::uint16_t> q_, k_, v_, out_;

@@ -13,6 +13,11 @@ void Job::make_out(std::vector<std::int64_t> shape) {
   out_.resize(static_cast<std::size_t>(elements));
 }
 
+Status Job::save(const Options& options) {
+  for (ExecutorArray* result : results_) MK_RETURN_IF_ERROR(result->fetch());
+  return save_values(options.out, out_shape_, out_, options.dtype);
+}
+
 Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine) {
   const auto all = group.exchange(std::as_bytes(std::span(&mine, 1)));
   if (!all.ok()) return all.status();
@@ -39,6 +44,19 @@ Result<std::int64_t> total_of(
                       ", its share is " + std::to_string(share));
   }
   return total;
+}
+
+Result<std::int64_t> sequence_of(Group& group, const Options& options, std::int64_t mine) {
+  const auto world = static_cast<std::int64_t>(group.world_size());
+  const auto parts = gather(group, mine);
+  if (!parts.ok()) return parts.status();
+  auto sequence = total_of(parts.value(), "sequence", options.sequence, [&](auto rank, auto total) {
+    if (!options.causal) return block_range(total, world, rank).size();
+    return block_range(total, 2 * world, rank).size() +
+           block_range(total, 2 * world, 2 * world - 1 - rank).size();
+  });
+  if (!sequence.ok()) return sequence.status().with_context("positions of --q");
+  return sequence;
 }
 
 }  // namespace mkernel::mkrun

@@ -5,9 +5,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "mkernel/client.h"
+#include "tools/mkrun/executor_array.h"
 #include "tools/mkrun/operand.h"
 #include "tools/mkrun/options.h"
 
@@ -24,20 +26,39 @@ class Job {
   virtual Result<Pending> launch(const ExecutorOptions& options) = 0;
   virtual const Planned& operation() const = 0;
   /// Writes what the last launch has left.
-  virtual Status save(const Options& options) {
-    return save_values(options.out, out_shape_, out_, options.dtype);
-  }
+  virtual Status save(const Options& options);
 
  protected:
   void make_out(std::vector<std::int64_t> shape);
+  /// `at`: where the executor finds `values`, which stay where they are; null when there are none.
+  template <class Value, class Pointer>
+  Status place(const Options& options, std::vector<Value>& values, Pointer& at) {
+    auto array = executor_array(values.data(), values.size() * sizeof(Value), options.device);
+    if (!array.ok()) return array.status();
+    at = static_cast<Pointer>((*array)->get());
+    arrays_.push_back(std::move(*array));
+    return {};
+  }
+  /// The same of what the operation writes: save() has it.
+  template <class Value, class Pointer>
+  Status place_result(const Options& options, std::vector<Value>& values, Pointer& at) {
+    MK_RETURN_IF_ERROR(place(options, values, at));
+    results_.push_back(arrays_.back().get());
+    return {};
+  }
 
   std::vector<std::int64_t> out_shape_;
   std::vector<std::uint16_t> out_;
+
+ private:
+  std::vector<std::unique_ptr<ExecutorArray>> arrays_;
+  std::vector<ExecutorArray*> results_;
 };
 
 std::unique_ptr<Job> make_gemm_job();
 std::unique_ptr<Job> make_moe_job();
 std::unique_ptr<Job> make_attention_job();
+std::unique_ptr<Job> make_backward_job();
 
 /// **Collective**: what every rank says, by rank.
 Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine);
@@ -48,5 +69,9 @@ Result<std::vector<std::int64_t>> gather(Group& group, std::int64_t mine);
 Result<std::int64_t> total_of(
     const std::vector<std::int64_t>& parts, const std::string& name, std::int64_t given,
     const std::function<std::int64_t(std::int64_t rank, std::int64_t total)>& wanted);
+
+/// **Collective**. Of ring attention, of which this rank holds `mine` positions: those of all ranks. Errors:
+/// they are not split as AttentionShape says, or are not --sequence.
+Result<std::int64_t> sequence_of(Group& group, const Options& options, std::int64_t mine);
 
 }  // namespace mkernel::mkrun

@@ -36,23 +36,26 @@ class GemmJob : public Job {
       if (!m.ok()) return m.status().with_context("rows of --a");
       shape_.m = m.value();
     }
-    auto made = options.op == "ag_gemm"   ? group.ag_gemm(shape_)
-                : options.op == "gemm_rs" ? group.gemm_rs(shape_)
-                                          : group.gemm_ar(shape_);
+    auto made = options.op == "ag_gemm"   ? group.ag_gemm(shape_, options.executor)
+                : options.op == "gemm_rs" ? group.gemm_rs(shape_, options.executor)
+                                          : group.gemm_ar(shape_, options.executor);
     if (!made.ok()) return made.status();
     operation_.emplace(std::move(*made));
     make_out({options.op == "gemm_rs" ? rows_of(group.rank(), shape_.m) : shape_.m, shape_.n});
-    return {};
+    MK_RETURN_IF_ERROR(place(options, a_.values, arguments_.a));
+    MK_RETURN_IF_ERROR(place(options, b_.values, arguments_.b));
+    return place_result(options, out_, arguments_.c);
   }
 
   Result<Pending> launch(const ExecutorOptions& options) override {
-    return operation_->launch({a_.values.data(), b_.values.data(), out_.data()}, options);
+    return operation_->launch(arguments_, options);
   }
   const Planned& operation() const override { return *operation_; }
 
  private:
   GemmShape shape_;
   Operand a_, b_;
+  GemmArguments arguments_;
   std::optional<Gemm> operation_;
 };
 

@@ -45,27 +45,15 @@ class MoeJob : public Job {
                                                 " tokens, --max-tokens is " +
                                                 std::to_string(shape_.max_tokens)};
     }
-    auto made = group.moe(shape_);
+    auto made = group.moe(shape_, options.executor);
     if (!made.ok()) return made.status();
     operation_.emplace(std::move(*made));
     make_out({x_.shape[0], shape_.n});
-    return {};
+    return place_operands(options);
   }
 
   Result<Pending> launch(const ExecutorOptions& options) override {
-    MoeArguments arguments;
-    arguments.tokens = x_.shape[0];
-    arguments.x = x_.values.data();
-    arguments.topk = indices_.indices.data();
-    arguments.weights = weights_.floats.data();
-    arguments.w1 = w1_.values.data();
-    arguments.w2 = shape_.intermediate > 0 ? w2_.values.data() : nullptr;
-    arguments.y = out_.data();
-    if (shape_.shared_intermediate > 0) {
-      arguments.shared_w1 = shared_w1_.values.data();
-      arguments.shared_w2 = shared_w2_.values.data();
-    }
-    return operation_->launch(arguments, options);
+    return operation_->launch(arguments_, options);
   }
   const Planned& operation() const override { return *operation_; }
 
@@ -120,7 +108,22 @@ class MoeJob : public Job {
     return {};
   }
 
+  /// Those that there are.
+  Status place_operands(const Options& options) {
+    MoeArguments& a = arguments_;
+    a.tokens = x_.shape[0];
+    MK_RETURN_IF_ERROR(place(options, x_.values, a.x));
+    MK_RETURN_IF_ERROR(place(options, indices_.indices, a.topk));
+    MK_RETURN_IF_ERROR(place(options, weights_.floats, a.weights));
+    MK_RETURN_IF_ERROR(place(options, w1_.values, a.w1));
+    MK_RETURN_IF_ERROR(place(options, w2_.values, a.w2));
+    MK_RETURN_IF_ERROR(place(options, shared_w1_.values, a.shared_w1));
+    MK_RETURN_IF_ERROR(place(options, shared_w2_.values, a.shared_w2));
+    return place_result(options, out_, a.y);
+  }
+
   MoeShape shape_;
+  MoeArguments arguments_;
   Operand x_, indices_, weights_, w1_, w2_, shared_w1_, shared_w2_;
   std::optional<Moe> operation_;
 };

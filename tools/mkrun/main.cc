@@ -31,7 +31,12 @@ Operations and their files (float32 or float16 .npy; every rank gives its own pa
                      --shared-w1 [hidden, 2 * s] --shared-w2 [s, n] are of one that every token goes through
   ring_attention     --q [batch, positions of this rank, heads, head_dim]  --k --v [.., kv_heads, head_dim]  -> as --q
                      with --causal rank r holds parts r and 2 * world - 1 - r of 2 * world (zigzag);
-                     --lse writes log-sum-exps, float32 [batch, heads, positions of this rank]; --executor cuda: on a GPU
+                     --lse writes log-sum-exps, float32 [batch, heads, positions of this rank]
+  attention          --q --k --v as above, of each rank alone, all of one shape; keys may have another number of positions.
+                     With --cu-seqlens [sequences + 1] sequences are packed: q [positions, heads, head_dim], lse [heads, positions]
+  attention_backward, ring_attention_backward
+                     --q --k --v --causal --scale as attention was given them, --o and --lse as it wrote them, --d-o the gradient of
+                     --o                                                    -> d_q as --q; --d-k, --d-v: files for the others
 
 In every path {rank}, {local_rank} and {world_size} are replaced. Rank and world size come from the flags or else from
 torchrun, mpirun or srun; the group name from --group or else from the launcher's job id. A group belongs to one user.
@@ -51,7 +56,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   Options& o = flags.options;
   app.add_option("op", o.op, "operation")
       ->required()
-      ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention"}));
+      ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention",
+                             "attention", "attention_backward", "ring_attention_backward"}));
   app.add_option("--group", o.group, "name of the group, the same on every rank");
   app.add_option(
       "--secret-file", o.secret_file,
@@ -60,8 +66,10 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--rank", flags.rank, "this rank, from 0");
   app.add_option("--daemon", o.daemon, "session socket of this node's daemon")->capture_default_str();
   app.add_option("--out", o.out, "file to write, float32 .npy")->required();
-  app.add_option("--lse", o.lse, "file to write, of ring_attention: logarithms of the sums of exponentials");
-  app.add_option("--executor", o.executor, "cpu, or cuda: on a GPU; of ring_attention")
+  app.add_option("--lse", o.lse,
+                 "file to write, of attention: logarithms of the sums of exponentials; file to read, of a "
+                 "backward pass");
+  app.add_option("--executor", o.executor, "cpu, or cuda: on a GPU")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}))
       ->default_str("cpu");
@@ -73,6 +81,12 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--q", o.q, "queries");
   app.add_option("--k", o.k, "keys");
   app.add_option("--v", o.v, "values");
+  app.add_option("--o", o.o, "of a backward pass: what attention gave");
+  app.add_option("--d-o", o.d_o, "of a backward pass: its gradient");
+  app.add_option("--d-k", o.d_k, "of a backward pass, file to write: gradient of the keys");
+  app.add_option("--d-v", o.d_v, "of a backward pass, file to write: gradient of the values");
+  app.add_option("--cu-seqlens", o.cu_seqlens, "of attention: where packed sequences begin and end");
+  app.add_option("--cu-seqlens-k", o.cu_seqlens_k, "the same of keys and values; absent: as of queries");
   app.add_option("--w1", o.w1, "first weights of this rank's experts");
   app.add_option("--w2", o.w2, "second weights of this rank's experts");
   app.add_option("--shared-w1", o.shared_w1, "first weights of an expert that every token goes through");
@@ -119,14 +133,28 @@ std::string filled(std::string path, const Options& options, std::uint32_t local
   return path;
 }
 
+bool is_backward(const std::string& op) {
+  return op == "attention_backward" || op == "ring_attention_backward";
+}
+
 /// What one operation alone has.
-Status check_executor(const Options& o) {
+Status check_operation(const Options& o) {
   if (o.executor != Executor::kCuda && o.device)
     return {StatusCode::kInvalidArgument, "--device is of --executor cuda"};
-  if (o.op == "ring_attention") return {};
-  if (o.executor == Executor::kCuda)
-    return {StatusCode::kInvalidArgument, "--executor cuda: only ring_attention has it, not " + o.op};
-  if (!o.lse.empty()) return {StatusCode::kInvalidArgument, "--lse: only ring_attention has it, not " + o.op};
+  const auto only = [&](const std::string& flag, const std::string& who) -> Status {
+    return {StatusCode::kInvalidArgument, flag + ": only " + who + " has it, not " + o.op};
+  };
+  if (o.op == "attention") {
+    if (o.cu_seqlens.empty() && !o.cu_seqlens_k.empty())
+      return {StatusCode::kInvalidArgument, "--cu-seqlens-k is given without --cu-seqlens"};
+    return {};
+  }
+  if (!o.cu_seqlens.empty() || !o.cu_seqlens_k.empty()) return only("--cu-seqlens", "attention");
+  if (is_backward(o.op)) return {};
+  for (const auto& [flag, path] :
+       {std::pair{"--o", &o.o}, {"--d-o", &o.d_o}, {"--d-k", &o.d_k}, {"--d-v", &o.d_v}})
+    if (!path->empty()) return only(flag, "a backward pass");
+  if (!o.lse.empty() && o.op != "ring_attention") return only("--lse", "attention or ring_attention");
   return {};
 }
 
@@ -149,11 +177,14 @@ Status complete(Flags& flags, const Launcher& launcher) {
     return {StatusCode::kInvalidArgument,
             "--group is missing, and no launcher tells a job id to name it after"};
   }
-  MK_RETURN_IF_ERROR(check_executor(o));
+  MK_RETURN_IF_ERROR(check_operation(o));
   if (o.executor == Executor::kCuda && !o.device)
     o.device = static_cast<int>(launcher.local_rank.value_or(o.rank));
-  for (std::string* path : {&o.daemon, &o.secret_file, &o.out, &o.lse, &o.a, &o.b, &o.q, &o.k, &o.v, &o.w1,
-                            &o.w2, &o.shared_w1, &o.shared_w2, &o.topk_indices, &o.topk_weights}) {
+  for (std::string* path : {&o.daemon,      &o.secret_file, &o.out,       &o.lse,        &o.a,
+                            &o.b,           &o.q,           &o.k,         &o.v,          &o.o,
+                            &o.d_o,         &o.d_k,         &o.d_v,       &o.cu_seqlens, &o.cu_seqlens_k,
+                            &o.w1,          &o.w2,          &o.shared_w1, &o.shared_w2,  &o.topk_indices,
+                            &o.topk_weights}) {
     *path = filled(*path, o, launcher.local_rank.value_or(0));
   }
   o.deadline = std::chrono::milliseconds(static_cast<std::int64_t>(flags.deadline * 1000));
@@ -163,7 +194,8 @@ Status complete(Flags& flags, const Launcher& launcher) {
 
 std::unique_ptr<Job> make_job(const std::string& op) {
   if (op == "moe_dispatch_gemm") return make_moe_job();
-  return op == "ring_attention" ? make_attention_job() : make_gemm_job();
+  if (is_backward(op)) return make_backward_job();
+  return op == "ring_attention" || op == "attention" ? make_attention_job() : make_gemm_job();
 }
 
 /// Launches, times, writes the result.

@@ -18,9 +18,12 @@ struct Options {
   std::uint32_t rank = 0;
   std::uint32_t world_size = 0;
   /// Files to read, placeholders filled in.
-  std::string a, b, q, k, v, w1, w2, shared_w1, shared_w2, topk_indices, topk_weights;
+  std::string a, b, q, k, v, cu_seqlens, cu_seqlens_k, w1, w2, shared_w1, shared_w2, topk_indices,
+      topk_weights;
   std::string out;
-  std::string lse;  ///< to write, of attention; empty: it is not computed
+  std::string lse;       ///< to write, of attention; empty: it is not computed. Of a backward pass to read
+  std::string o, d_o;    ///< to read, of a backward pass
+  std::string d_k, d_v;  ///< to write, of a backward pass; empty: they are not
   Executor executor = Executor::kCpu;
   std::optional<int> device;  ///< of the cuda executor
   DataType dtype = DataType::kBf16;

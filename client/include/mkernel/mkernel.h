@@ -235,7 +235,8 @@ typedef struct mk_attention_arguments {
   const int32_t* cu_seqlens_k;
 } mk_attention_arguments;
 
-/* Of one rank alone, with the shape of attention; see AttentionBackwardArguments of mkernel/ops.h. */
+/* With the shape of attention, of a rank alone or of ring attention; see AttentionBackwardArguments of
+ * mkernel/ops.h. */
 typedef struct mk_attention_backward_arguments {
   size_t struct_size;
   const void* q;
@@ -287,6 +288,10 @@ MK_API mk_status mk_attention_create(mk_group* group, const mk_attention_shape* 
                                      const mk_operation_options* options, mk_operation** operation);
 MK_API mk_status mk_attention_backward_create(mk_group* group, const mk_attention_shape* shape,
                                               const mk_operation_options* options, mk_operation** operation);
+/* Of ring attention: launched and queued by the functions of attention's backward pass. */
+MK_API mk_status mk_ring_attention_backward_create(mk_group* group, const mk_attention_shape* shape,
+                                                   const mk_operation_options* options,
+                                                   mk_operation** operation);
 MK_API mk_status mk_grouped_gemm_create(mk_group* group, const mk_grouped_gemm_shape* shape,
                                         const mk_operation_options* options, mk_operation** operation);
 

@@ -29,7 +29,7 @@ from mkernel.errors import (
     Unimplemented,
     Unknown,
 )
-from mkernel.attention import Attention, AttentionBackward, RingAttention
+from mkernel.attention import Attention, AttentionBackward, RingAttention, RingAttentionBackward
 from mkernel.group import Activity, Group, RankInfo
 from mkernel.operations import Gemm, GroupedGemm, Launch, Moe, Operation, Pending, block_range
 from mkernel.session import Session, connect
@@ -79,6 +79,7 @@ __all__ = [
     "RankInfo",
     "ResourceExhausted",
     "RingAttention",
+    "RingAttentionBackward",
     "Session",
     "SymmetricBuffer",
     "Unavailable",

@@ -261,6 +261,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mk_ring_attention_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
     "mk_attention_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
     "mk_attention_backward_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
+    "mk_ring_attention_backward_create": (c_int, c_void_p, POINTER(AttentionShape), POINTER(OperationOptions), _OUT),
     "mk_grouped_gemm_create": (c_int, c_void_p, POINTER(GroupedGemmShape), POINTER(OperationOptions), _OUT),
     "mk_gemm_launch": (c_int, c_void_p, POINTER(GemmArguments), POINTER(LaunchOptions), _OUT),
     "mk_moe_launch": (c_int, c_void_p, POINTER(MoeArguments), POINTER(LaunchOptions), _OUT),

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from mkernel.group import Group
 
 
+def _held(group: "Group", shape: _abi.AttentionShape) -> int:
+    """Positions of a sequence of all ranks that this one holds."""
+    world, rank = group.world_size, group.rank
+    parts, held = (2 * world, (rank, 2 * world - 1 - rank)) if shape.causal else (world, (rank,))
+    return sum(block_size(shape.sequence, parts, part) for part in held)
+
+
 class Attention(Operation):
     """Attention of each rank alone: out = softmax(scale q k^T) v per batch entry and head. q, out [batch, sequence, heads,
     head_dim], k, v [batch, keys, kv_heads, head_dim]; each of the kv_heads serves heads / kv_heads heads of q. With `causal` the last
@@ -74,13 +81,18 @@ class AttentionBackward(Operation):
 
     def __init__(self, group: "Group", handle: OperationHandle, shape: _abi.AttentionShape, dtype: str, executor: str) -> None:
         super().__init__(group, handle, dtype, executor)
-        of_q = (shape.batch, shape.sequence, shape.heads, shape.head_dim)
-        of_k = (shape.batch, shape.keys or shape.sequence, shape.kv_heads, shape.head_dim)
+        queries, keys = self._lengths(shape)
+        of_q = (shape.batch, queries, shape.heads, shape.head_dim)
+        of_k = (shape.batch, keys, shape.kv_heads, shape.head_dim)
         self.q, self.k, self.v = Operand("q", dtype, of_q), Operand("k", dtype, of_k), Operand("v", dtype, of_k)
         self.out, self.d_out = Operand("out", dtype, of_q), Operand("d_out", dtype, of_q)
-        self.lse = Operand("lse", "f32", (shape.batch, shape.heads, shape.sequence))
+        self.lse = Operand("lse", "f32", (shape.batch, shape.heads, queries))
         self.d_q = Operand("d_q", dtype, of_q, written=True)
         self.d_k, self.d_v = Operand("d_k", dtype, of_k, written=True), Operand("d_v", dtype, of_k, written=True)
+
+    def _lengths(self, shape: _abi.AttentionShape) -> "tuple[int, int]":
+        """Positions of q, and of k and v, on this rank."""
+        return shape.sequence, shape.keys or shape.sequence
 
     def bind(self, q: Any, k: Any, v: Any, out: Any, d_out: Any, lse: Any, d_q: Any, d_k: Any, d_v: Any, *,
              deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
@@ -98,7 +110,16 @@ class RingAttention(Attention):
     what = "ring_attention"
 
     def _lengths(self, shape: _abi.AttentionShape) -> "tuple[int, int]":
-        world, rank = self._group.world_size, self._group.rank
-        parts, held = (2 * world, (rank, 2 * world - 1 - rank)) if shape.causal else (world, (rank,))
-        self.positions = sum(block_size(shape.sequence, parts, part) for part in held)
+        self.positions = _held(self._group, shape)
+        return self.positions, self.positions
+
+
+class RingAttentionBackward(AttentionBackward):
+    """The backward pass of RingAttention: from what this rank gave it and got, and d_out of its own positions, the gradients d_q, d_k
+    and d_v of its own positions, sums over all ranks. The same bits every run."""
+
+    what = "ring_attention_backward"
+
+    def _lengths(self, shape: _abi.AttentionShape) -> "tuple[int, int]":
+        self.positions = _held(self._group, shape)
         return self.positions, self.positions

@@ -22,7 +22,8 @@ from mkernel._library import lib
 from mkernel._operands import memory_of
 from mkernel._operation import DTYPES, LAYOUTS, OperationHandle, choice
 from mkernel._shapes import attention_shape, gemm_shape, options, sizes
-from mkernel.attention import Attention, AttentionBackward, RingAttention
+from mkernel.activity import Activity
+from mkernel.attention import Attention, AttentionBackward, RingAttention, RingAttentionBackward
 from mkernel.buffers import HostBuffer, SymmetricBuffer
 from mkernel.errors import Code, Error, FailedPrecondition, InvalidArgument
 from mkernel.operations import Gemm, GroupedGemm, Moe
@@ -37,23 +38,6 @@ class RankInfo(NamedTuple):
     node: int  #: dense index of its node
     local_rank: int  #: dense index among the ranks of that node
     node_name: str
-
-
-class Activity:
-    """While it lives the daemon polls this session's rings instead of sleeping. Made by Group.keep_active()."""
-
-    def __init__(self, handle: Handle) -> None:
-        self._handle: Optional[Handle] = handle
-
-    def close(self) -> None:
-        """Ends it; a second call does nothing."""
-        self._handle = None
-
-    def __enter__(self) -> "Activity":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
 
 class Group:
@@ -369,6 +353,15 @@ class Group:
         plan = options(executor, comm_ctas=comm_ctas, sms=sms, machine=machine)
         handle = self._operation("ring_attention", lib.mk_ring_attention_create, shape, plan)
         return RingAttention(self, handle, shape, dtype, executor)
+
+    def ring_attention_backward(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
+                                causal: bool = False, scale: float = 0.0, dtype: str = "bf16", executor: str = "cpu",
+                                comm_ctas: int = 0, sms: int = 0, machine: Optional[str] = None) -> RingAttentionBackward:
+        """**Collective**. Plans the backward pass of ring_attention(), with its arguments and errors; see RingAttentionBackward."""
+        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, None, causal, scale, dtype)
+        plan = options(executor, comm_ctas=comm_ctas, sms=sms, machine=machine)
+        handle = self._operation("ring_attention_backward", lib.mk_ring_attention_backward_create, shape, plan)
+        return RingAttentionBackward(self, handle, shape, dtype, executor)
 
     def _operation(self, what: str, make: Callable[..., int], shape: Any, options: _abi.OperationOptions) -> OperationHandle:
         handle = self._create(what, make, shape, options, destroy=lib.mk_operation_destroy, kind=OperationHandle)

@@ -1,14 +1,26 @@
 #include "kernels/cpu/attention/backward.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "kernels/cpu/gemm/gemm.h"
 
 namespace mkernel::kernels {
-bool BackwardHead::sees(Range rows, Range keys_of) const {
-  // The last query sees all keys.
-  return !causal || keys_of.begin < rows.end + keys - queries;
+
+bool BackwardHead::sees(Range query_rows, Range key_rows) const {
+  return !causal || keys.at(key_rows.begin) <= queries.at(query_rows.end - 1);
+}
+
+std::vector<Range> attention_tiles(const Positions& positions, Range rows) {
+  std::vector<Range> tiles;
+  for (int part = 0; part < 2; ++part) {
+    const Range held = positions.rows(part);
+    const std::int64_t end = std::min(rows.end, held.end);
+    for (std::int64_t row = std::max(rows.begin, held.begin); row < end; row += kAttentionTile)
+      tiles.push_back({row, std::min(end, row + kAttentionTile)});
+  }
+  return tiles;
 }
 
 BackwardTiles::BackwardTiles(std::int64_t head_dim)
@@ -56,30 +68,40 @@ void BackwardTiles::weigh(const BackwardHead& head, bool queries_are_rows) {
   product(q_, k_, weights_);
   product(d_out_, v_, d_scores_);
   const auto scale = static_cast<float>(head.scale);
+  const std::int64_t ahead = head.queries.at(queries_.begin) - head.keys.at(keys_.begin);
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t column = 0; column < columns; ++column) {
       const std::int64_t query = queries_are_rows ? row : column, key = queries_are_rows ? column : row;
       float& weight = weights_[row * columns + column];
       float& d_score = d_scores_[row * columns + column];
-      const std::int64_t last_seen = queries_.begin + query + head.keys - head.queries;
-      weight = head.causal && keys_.begin + key > last_seen ? 0.0F : std::exp(weight * scale - lse_[query]);
+      weight = head.causal && key > query + ahead ? 0.0F : std::exp(weight * scale - lse_[query]);
       d_score = weight * (d_score - delta_[query]) * scale;
     }
   }
 }
 
-void BackwardTiles::add_to_keys(const BackwardHead& head, float* d_k, float* d_v) {
-  weigh(head, false);
-  sgemm(Transpose::kNo, keys_.size(), head_dim_, queries_.size(), weights_.data(), queries_.size(),
-        d_out_.data(), head_dim_, true, d_v, head_dim_);
-  sgemm(Transpose::kNo, keys_.size(), head_dim_, queries_.size(), d_scores_.data(), queries_.size(),
-        q_.data(), head_dim_, true, d_k, head_dim_);
+void BackwardTiles::add_to_keys(const BackwardHead& head, Range key_rows, float* d_k, float* d_v) {
+  load_keys(head, key_rows);
+  for (const Range rows : attention_tiles(head.queries, {0, head.queries.size()})) {
+    if (!head.sees(rows, key_rows)) continue;
+    load_queries(head, rows);
+    weigh(head, false);
+    sgemm(Transpose::kNo, keys_.size(), head_dim_, queries_.size(), weights_.data(), queries_.size(),
+          d_out_.data(), head_dim_, true, d_v, head_dim_);
+    sgemm(Transpose::kNo, keys_.size(), head_dim_, queries_.size(), d_scores_.data(), queries_.size(),
+          q_.data(), head_dim_, true, d_k, head_dim_);
+  }
 }
 
-void BackwardTiles::add_to_queries(const BackwardHead& head, float* d_q) {
-  weigh(head, true);
-  sgemm(Transpose::kNo, queries_.size(), head_dim_, keys_.size(), d_scores_.data(), keys_.size(), k_.data(),
-        head_dim_, true, d_q, head_dim_);
+void BackwardTiles::add_to_queries(const BackwardHead& head, Range query_rows, Range key_rows, float* d_q) {
+  load_queries(head, query_rows);
+  for (const Range rows : attention_tiles(head.keys, key_rows)) {
+    if (!head.sees(query_rows, rows)) continue;
+    load_keys(head, rows);
+    weigh(head, true);
+    sgemm(Transpose::kNo, queries_.size(), head_dim_, keys_.size(), d_scores_.data(), keys_.size(), k_.data(),
+          head_dim_, true, d_q, head_dim_);
+  }
 }
 
 }  // namespace mkernel::kernels

@@ -1,5 +1,6 @@
-// The backward pass of attention for one tile of queries and one tile of keys of a head: weights again from
-// the log-sum-exps, the gradients of the scores, and what they add to the gradients of the operands. In fp32.
+// The backward pass of attention by pairs of a tile of queries and a tile of keys of a head: weights again
+// from the log-sum-exps, the gradients of the scores, and what they add to the gradients of the operands. In
+// fp32.
 #pragma once
 
 #include <cstdint>
@@ -10,33 +11,35 @@
 
 namespace mkernel::kernels {
 
-/// What is the same for all tiles of one head of queries.
+/// A head of queries, and a block of keys that it meets: what is the same for all their tiles.
 struct BackwardHead {
-  HeadRows q, out, d_out;  ///< of `queries` rows
-  HeadRows k, v;           ///< of `keys` rows
-  const float* lse;        ///< [queries]
-  std::int64_t queries, keys;
+  HeadRows q, out, d_out;
+  HeadRows k, v;
+  const float* lse;         ///< of the queries
+  Positions queries, keys;  ///< where their rows stand
   bool causal;
   double scale;
 
-  /// Whether a query of `rows` sees a key of the other rows.
-  bool sees(Range rows, Range keys_of) const;
+  /// Whether a query of a tile sees a key of the other one.
+  bool sees(Range query_rows, Range key_rows) const;
 };
 
-/// A tile of queries and one of keys, of at most kAttentionTile rows each. Not thread-safe; one per thread,
-/// reused for every pair of tiles.
+/// Rows `rows` of a block, cut into tiles: of at most kAttentionTile rows, each in one part of the positions.
+std::vector<Range> attention_tiles(const Positions& positions, Range rows);
+
+/// Adds what pairs of tiles contribute, in the order of their rows. Not thread-safe; one per thread, reused.
 class BackwardTiles {
  public:
   explicit BackwardTiles(std::int64_t head_dim);
 
-  void load_queries(const BackwardHead& head, Range rows);
-  void load_keys(const BackwardHead& head, Range rows);
-  /// Of the loaded tiles: adds to d_k and d_v, [keys of the tile, head_dim].
-  void add_to_keys(const BackwardHead& head, float* d_k, float* d_v);
-  /// Likewise to d_q, [queries of the tile, head_dim].
-  void add_to_queries(const BackwardHead& head, float* d_q);
+  /// What all queries of the head add to d_k and d_v of a tile of keys, [rows of the tile, head_dim].
+  void add_to_keys(const BackwardHead& head, Range key_rows, float* d_k, float* d_v);
+  /// What the keys `key_rows`, of any number, add to d_q of a tile of queries, [rows of the tile, head_dim].
+  void add_to_queries(const BackwardHead& head, Range query_rows, Range key_rows, float* d_q);
 
  private:
+  void load_queries(const BackwardHead& head, Range rows);
+  void load_keys(const BackwardHead& head, Range rows);
   /// Leaves weights and gradients of scores, the loaded queries as rows or as columns.
   void weigh(const BackwardHead& head, bool queries_are_rows);
 

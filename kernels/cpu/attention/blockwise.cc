@@ -21,6 +21,13 @@ void load_rows(const HeadRows& source, std::int64_t rows, float* target) {
   }
 }
 
+void store_rows(const float* source, std::int64_t rows, const HeadRows& target) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    narrow(target.dtype, source + i * target.head_dim, const_cast<void*>(target.from(i).data),
+           static_cast<std::size_t>(target.head_dim));
+  }
+}
+
 HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t heads,
                    std::int64_t positions, std::int64_t batch, std::int64_t head) {
   const std::int64_t stride = heads * shape.head_dim;

@@ -32,6 +32,8 @@ struct HeadRows {
 
 /// The first `rows` of them in fp32, one behind the other.
 void load_rows(const HeadRows& source, std::int64_t rows, float* target);
+/// Rounds `rows` of them from fp32, one behind the other, into where the first ones of `target` lie.
+void store_rows(const float* source, std::int64_t rows, const HeadRows& target);
 
 /// Rows of head `head` of batch entry `batch` of a tensor [batch, positions, heads, head_dim].
 HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t heads,

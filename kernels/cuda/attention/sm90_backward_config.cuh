@@ -13,8 +13,8 @@
 
 namespace mkernel::kernels {
 
-/// A tile of keys of one head, and the tiles of queries that it walks, of every head of its group from
-/// `first_tile` to `last_tile`. Rows and columns are those of the tensors seen as matrices: a row for each
+/// A tile of keys of one head, and the tiles of queries that it walks, of every head that shares the keys.
+/// Rows and columns are those of the tensors seen as matrices: a row for each
 /// position, in it the heads side by side.
 struct alignas(16) AttentionBackwardTask {
   static constexpr std::int32_t kEnd = -1;
@@ -24,18 +24,14 @@ struct alignas(16) AttentionBackwardTask {
   std::int32_t keys;       ///< of the sequence
   std::int32_t key_first;  ///< row where the keys of the sequence begin
   std::int32_t key_column;
-  std::int32_t first_tile, last_tile;  ///< of the queries of a head; either may be the greater one
-  std::int32_t query_first;            ///< row where the queries of the sequence begin
-  std::int32_t query_column;           ///< of the first head
+  AttentionBackwardWalk walk;
+  std::int32_t heads;         ///< that share the keys
+  std::int32_t query_first;   ///< row where the queries of the sequence begin
+  std::int32_t query_column;  ///< of the first head
   std::int32_t first_key;  ///< causal: the first query sees the keys before `first_key` + 1; may be negative
   std::int32_t head;       ///< the first one, counted over all sequences
   std::int32_t number;     ///< counted by the CTA
   bool downwards;          ///< for the feed
-
-  __device__ __forceinline__ std::int32_t tile_after(std::int32_t tile) const {
-    if (tile == last_tile) return first_tile;
-    return tile + (first_tile < last_tile ? 1 : -1);
-  }
 };
 
 /// Warps 0-3: producer warpgroup (load, store), 4-11: two math warpgroups, each with half of the keys.

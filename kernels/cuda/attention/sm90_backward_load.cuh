@@ -13,27 +13,6 @@
 
 namespace mkernel::kernels {
 
-/// Walks the tiles of queries of a task, head after head.
-class AttentionBackwardSteps {
- public:
-  explicit __device__ __forceinline__ AttentionBackwardSteps(const AttentionBackwardTask& task)
-      : task_(task), tile_(task.first_tile) {}
-
-  /// Counted from the first head of the task.
-  __device__ __forceinline__ int head() const { return head_; }
-  __device__ __forceinline__ int tile() const { return tile_; }
-  /// Whether this is the first tile of its head.
-  __device__ __forceinline__ bool begins_head() const { return tile_ == task_.first_tile; }
-  __device__ __forceinline__ void advance() {
-    if (tile_ == task_.last_tile) ++head_;
-    tile_ = task_.tile_after(tile_);
-  }
-
- private:
-  const AttentionBackwardTask& task_;
-  int tile_, head_ = 0;
-};
-
 /// The boxes of a tile of kRows rows.
 template <int kBoxes, int kRows>
 __device__ __forceinline__ void attention_load_boxes(std::uint32_t to, const TensorMap& map, int column,
@@ -50,7 +29,7 @@ __device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
                                                               Pipeline<Config::kStages>& stages,
                                                               AttentionBackwardShared<Config>& shared) {
   constexpr int kRows = Config::kTileQueries;
-  AttentionBackwardSteps at(task);
+  AttentionBackwardSteps at(task.walk, task.heads);
   for (int step = 0; step < task.steps; ++step, stages.advance(), at.advance()) {
     if (at.begins_head()) feed.wait_rows(task, at.head());
     stages.wait_empty();
@@ -148,7 +127,7 @@ __device__ __forceinline__ void attention_backward_store(const Feed& feed, int g
     Pipeline<1>(shared.tasks, number).wait_full();
     if (task.steps == AttentionBackwardTask::kEnd) return;
     begin_work(feed.trace());
-    AttentionBackwardSteps at(task);
+    AttentionBackwardSteps at(task.walk, task.heads);
     for (int step = 0; step < task.steps; ++step, turns ^= 1, at.advance()) {
       if (!Config::kUnitEach && turns != group) continue;
       attention_backward_add<Config>(feed, task, at.head(), at.tile(), Config::kUnitEach ? group : 0, sums,

@@ -12,10 +12,11 @@ namespace mkernel::kernels {
 
 enum class AttentionOperand { kKeys, kValues };
 
-/// Rows of keys or of values: their map, the row of memory where those of the sequence begin, and how many
-/// rows of the map come before them.
+/// Rows of keys or of values: their map, the columns where those of the head begin, the row of memory where
+/// those of the sequence begin, and how many rows of the map come before them.
 struct AttentionRows {
   const TensorMap* map;
+  std::int32_t column;
   std::int32_t first;
   std::int32_t before = 0;
 };
@@ -55,7 +56,7 @@ __device__ __forceinline__ void attention_load_tile(const Feed& feed, const Atte
   const std::uint32_t to = tiles + stages.stage() * Config::kKeyBytes;
 #pragma unroll
   for (int box = 0; box < Config::kBoxes; ++box) {
-    ptx::tma_load_3d(to + box * Config::kKeyBoxBytes, rows.map, task.key_column + box * 64,
+    ptx::tma_load_3d(to + box * Config::kKeyBoxBytes, rows.map, rows.column + box * 64,
                      rows.before + at.row(), rows.first, stages.full_barrier());
   }
   stages.advance();

@@ -29,7 +29,7 @@ struct alignas(16) AttentionTask {
   std::int32_t query_first;  ///< row where the queries of the sequence begin
   std::int32_t batch;        ///< for the feed
   std::int32_t query_column;
-  std::int32_t key_column;
+  std::int32_t key_column;  ///< for the feed
   std::int32_t part;  ///< for the feed
   std::int64_t lse;   ///< index of the first query's log-sum-exp
 };

@@ -3,6 +3,21 @@
 // the other; each CTA moves its share with the bulk copy engine of its SM, driven by a thread that loads and
 // some that store, chunk after chunk in turns: every byte is read once and stored once per target. (One
 // thread for both could not issue fast enough where a piece is gathered from many rows.)
+//
+// Which chunks there are, in which order they go, and how a piece is loaded is for a plan to say. FanOutPlan
+// below is that of rows whose parts are chunks; keys and values have one of their own. A plan has:
+//   using Turn;     // .stream, .chunk
+//   using Share;    // a FanOutShare, and what else load() needs
+//   shares;         // CTAs that share every chunk
+//   target[];       // FanOutTarget: the ranks that are written
+//   std::int32_t turns() const;
+//   Turn turn(std::int32_t index) const;
+//   bool exists(const Turn&) const;       // false: nobody takes this turn
+//   bool is_own(const Turn&) const;       // its rows are this rank's, which are there
+//   const FanOutPlaces& places(const Turn&) const;
+//   Share share(const Turn&, int share) const;
+//   // One piece of `bytes` bytes into a stage; the barrier counts what is loaded.
+//   void load(const FanOutCursor&, std::uint32_t bytes, std::uint32_t to, Pipeline<kFanOutStages>&) const;
 #pragma once
 
 #include <cstddef>
@@ -33,16 +48,28 @@ struct FanOutTarget {
   std::byte* words;
 };
 
-/// The rows of one source. Without rows it is one block of empty chunks.
-struct FanOutStream {
-  const std::byte* source;  ///< [rows, row_bytes], or, as at the targets, the slab
-  bool in_parts;            ///< as at the targets
-  std::int64_t rows;
-  std::int32_t chunks;
+/// Where the chunks of a stream go.
+struct FanOutPlaces {
   std::int32_t stores;     ///< the first of the targets: where rows are stored, in this order
   std::int32_t targets;    ///< the first of them: where chunks are counted
-  std::uint64_t rows_at;   ///< their slab in a target's rows: part 0 of all its rows, then part 1, ...
+  std::uint64_t rows_at;   ///< their slab in a target's rows
   std::uint64_t ready_at;  ///< in its words: one of 64 bits per chunk, to which every share adds one
+};
+
+/// What a CTA pushes of a chunk: rows `begin` .. `end` - 1 of its block.
+struct FanOutShare {
+  std::int32_t begin, end;
+  std::int32_t piece_rows;
+  std::uint32_t row_bytes;  ///< of one row's part
+  std::int64_t target;      ///< offset of the block's first row in the slab, whose rows follow each other
+};
+
+/// The rows of one source. Without rows it is one block of empty chunks.
+struct FanOutStream : FanOutPlaces {
+  const std::byte* source;  ///< [rows, row_bytes], or, as at the targets, the slab
+  bool in_parts;            ///< as at the targets: part 0 of all rows of the slab, then part 1, ...
+  std::int64_t rows;
+  std::int32_t chunks;
   std::int64_t slab_rows;  ///< of the slab; as many as `rows` when it is this source's alone
   std::int64_t slab_row;   ///< of the slab, with which this source's begin
 };
@@ -51,6 +78,10 @@ struct FanOutStream {
 /// other. Sizes and addresses are multiples of 16 bytes, a part of a row has at most kFanOutPieceBytes.
 struct FanOutPlan {
   using Turn = StreamTurns::Turn;
+  struct Share : FanOutShare {
+    const std::byte* source;    ///< of the block's first row
+    std::int64_t source_pitch;  ///< from row to row
+  };
 
   RowParts row;
   std::int32_t block_rows;
@@ -65,11 +96,45 @@ struct FanOutPlan {
   __device__ __forceinline__ StreamTurns order() const {
     return {stream[0].chunks, streams - own_streams, most_chunks, own_streams, together};
   }
+  __device__ __forceinline__ std::int32_t turns() const { return order().turns(); }
+  __device__ __forceinline__ Turn turn(std::int32_t index) const { return order().turn(index); }
   /// Rows of this rank, which are there.
   __device__ __forceinline__ bool is_own(const Turn& turn) const { return turn.stream < own_streams; }
   /// Whether its stream has that many chunks.
   __device__ __forceinline__ bool exists(const Turn& turn) const {
     return turn.chunk < stream[turn.stream].chunks;
+  }
+  __device__ __forceinline__ const FanOutPlaces& places(const Turn& turn) const {
+    return stream[turn.stream];
+  }
+  __device__ __forceinline__ Share share(const Turn& turn, int share) const {
+    const FanOutStream& of = stream[turn.stream];
+    const std::int32_t part = turn.chunk % row.parts;
+    const std::int64_t first_row = turn.chunk / row.parts * std::int64_t{block_rows};
+    const std::int64_t behind = of.rows - first_row;
+    const auto rows = behind < 0 ? 0 : static_cast<std::int32_t>(min(behind, std::int64_t{block_rows}));
+    Share at;
+    at.begin = rows * share / shares;
+    at.end = rows * (share + 1) / shares;
+    const std::int64_t column = row.begin(part);
+    at.row_bytes = static_cast<std::uint32_t>(row.bytes(part));
+    at.piece_rows = static_cast<std::int32_t>(kFanOutPieceBytes / at.row_bytes);
+    at.target = of.slab_rows * column + (of.slab_row + first_row) * at.row_bytes;
+    at.source_pitch = of.in_parts ? at.row_bytes : row.row_bytes;
+    at.source = of.source + (of.in_parts ? at.target : first_row * at.source_pitch + column);
+    return at;
+  }
+  template <class Piece>
+  __device__ __forceinline__ void load(const Piece& piece, std::uint32_t bytes, std::uint32_t to,
+                                       const Pipeline<kFanOutStages>& stages) const {
+    stages.arrive_full_expect(bytes);
+    const Share& at = piece.share();
+    const std::byte* from = at.source + piece.row() * at.source_pitch;
+    const std::uint32_t full = stages.full_barrier();
+    if (at.source_pitch == at.row_bytes) return ptx::bulk_load(to, from, bytes, full);
+    // Rows lie together, parts of rows do not.
+    for (std::uint32_t done = 0; done < bytes; done += at.row_bytes, from += at.source_pitch)
+      ptx::bulk_load(to + done, from, at.row_bytes, full);
   }
 };
 
@@ -77,10 +142,10 @@ struct FanOutPlan {
 /// and ends with itself: nobody is written by all at a time.
 __device__ __forceinline__ void describe_targets(std::int32_t local_rank, std::int32_t ranks,
                                                  std::byte* const* rows, std::byte* const* words,
-                                                 FanOutPlan& plan) {
+                                                 FanOutTarget* targets) {
   for (std::int32_t t = 0; t < ranks; ++t) {
     const std::int32_t target = (local_rank + 1 + t) % ranks;
-    plan.target[t] = {rows[target], words[target]};
+    targets[t] = {rows[target], words[target]};
   }
 }
 /// Completes a stream that has its rows, its chunks and its place at the targets: own rows, for the other
@@ -106,9 +171,10 @@ __device__ __forceinline__ void describe_far_rows(const std::byte* memory, std::
 
 inline constexpr std::int32_t kFanOutNothingLost = 0x7fffffff;
 
+template <class Plan>
 struct alignas(128) FanOutShared {
   std::byte stage[kFanOutStages][kFanOutPieceBytes];
-  FanOutPlan plan;  ///< for the caller to fill in: too long for registers
+  Plan plan;        ///< for the caller to fill in: too long for registers
   PipelineBarriers<kFanOutStages> barriers;
   PipelineBarriers<1> turn[kFanOutStorers];  ///< full when it is that storing thread's turn
   std::int32_t lost;  ///< the turn whose chunk did not come, nor anything after it; kFanOutNothingLost
@@ -116,42 +182,46 @@ struct alignas(128) FanOutShared {
 
 /// Walks the pieces of one share of all chunks: a few rows' parts. A share without rows is one empty piece:
 /// it has to be counted too.
+template <class Plan>
 class FanOutCursor {
  public:
-  __device__ __forceinline__ FanOutCursor(const FanOutPlan& plan, int share)
-      : plan_(plan), share_(share), turns_(plan.order().turns()) {
+  using Turn = typename Plan::Turn;
+  using Share = typename Plan::Share;
+
+  __device__ __forceinline__ FanOutCursor(const Plan& plan, int share)
+      : plan_(plan), number_(share), turns_(plan.turns()) {
     enter_turn();
   }
 
   __device__ __forceinline__ bool done() const { return turn_ == turns_; }
   __device__ __forceinline__ std::int32_t turn() const { return turn_; }
-  __device__ __forceinline__ const FanOutPlan::Turn& at() const { return at_; }
-  __device__ __forceinline__ const FanOutStream& stream() const { return *stream_; }
+  __device__ __forceinline__ const Turn& at() const { return at_; }
+  __device__ __forceinline__ const FanOutPlaces& places() const { return *places_; }
   /// A chunk of another node's, which may be long in coming.
-  __device__ __forceinline__ bool begins_to_wait() const { return !plan_.is_own(at_) && row_ == begin_; }
-  __device__ __forceinline__ std::int32_t rows() const { return min(end_ - row_, piece_rows_); }
-  /// Of one row's part.
-  __device__ __forceinline__ std::uint32_t row_bytes() const { return row_bytes_; }
-  __device__ __forceinline__ std::uint32_t bytes() const { return rows() * row_bytes_; }
-  /// From row to row of the source.
-  __device__ __forceinline__ std::int64_t source_pitch() const { return pitch_; }
-  __device__ __forceinline__ const std::byte* source() const { return source_ + row_ * pitch_; }
+  __device__ __forceinline__ bool begins_to_wait() const {
+    return !plan_.is_own(at_) && row_ == share_.begin;
+  }
+  /// What the CTA pushes of the chunk, and of its block the first row of the piece and how many it has.
+  __device__ __forceinline__ const Share& share() const { return share_; }
+  __device__ __forceinline__ std::int32_t row() const { return row_; }
+  __device__ __forceinline__ std::int32_t rows() const { return min(share_.end - row_, share_.piece_rows); }
+  __device__ __forceinline__ std::uint32_t bytes() const { return rows() * share_.row_bytes; }
   __device__ __forceinline__ std::int64_t target_offset() const {
-    return target_ + row_ * std::int64_t{row_bytes_};
+    return share_.target + row_ * std::int64_t{share_.row_bytes};
   }
   /// Where its bytes go.
   __device__ __forceinline__ std::int32_t stores() const { return stores_; }
-  __device__ __forceinline__ bool ends_share() const { return end_ - row_ <= piece_rows_; }
+  __device__ __forceinline__ bool ends_share() const { return share_.end - row_ <= share_.piece_rows; }
   __device__ __forceinline__ void advance() {
     if (!ends_share()) {
-      row_ += piece_rows_;
+      row_ += share_.piece_rows;
       return;
     }
     skip_turn();
   }
   /// To the next chunk; how many pieces were left of this one.
   __device__ __forceinline__ std::int32_t skip_turn() {
-    const std::int32_t pieces = max(1, (end_ - row_ + piece_rows_ - 1) / piece_rows_);
+    const std::int32_t pieces = max(1, (share_.end - row_ + share_.piece_rows - 1) / share_.piece_rows);
     ++turn_;
     enter_turn();
     return pieces;
@@ -163,41 +233,29 @@ class FanOutCursor {
   __device__ __forceinline__ void enter_turn() {
     for (;; ++turn_) {
       if (done()) return;
-      at_ = plan_.order().turn(turn_);
+      at_ = plan_.turn(turn_);
       if (plan_.exists(at_)) break;
     }
-    stream_ = &plan_.stream[at_.stream];
-    const std::int32_t part = at_.chunk % plan_.row.parts;
-    const std::int64_t first_row = at_.chunk / plan_.row.parts * std::int64_t{plan_.block_rows};
-    const std::int64_t behind = stream_->rows - first_row;
-    const auto rows = behind < 0 ? 0 : static_cast<std::int32_t>(min(behind, std::int64_t{plan_.block_rows}));
-    row_ = begin_ = rows * share_ / plan_.shares;
-    end_ = rows * (share_ + 1) / plan_.shares;
-    const std::int64_t column = plan_.row.begin(part);
-    row_bytes_ = static_cast<std::uint32_t>(plan_.row.bytes(part));
-    piece_rows_ = static_cast<std::int32_t>(kFanOutPieceBytes / row_bytes_);
-    target_ = stream_->slab_rows * column + (stream_->slab_row + first_row) * row_bytes_;
-    pitch_ = stream_->in_parts ? row_bytes_ : plan_.row.row_bytes;
-    source_ = stream_->source + (stream_->in_parts ? target_ : first_row * pitch_ + column);
-    stores_ = stream_->stores;
+    places_ = &plan_.places(at_);
+    share_ = plan_.share(at_, number_);
+    row_ = share_.begin;
+    stores_ = places_->stores;
   }
 
-  const FanOutPlan& plan_;
-  const int share_;
+  const Plan& plan_;
+  const int number_;  ///< of the share
   const std::int32_t turns_;
   std::int32_t turn_ = 0;
-  FanOutPlan::Turn at_{0, 0};
-  const FanOutStream* stream_ = nullptr;
-  std::int32_t row_ = 0, begin_ = 0, end_ = 0;  ///< of this CTA's share, in the block
-  const std::byte* source_ = nullptr;           ///< of the chunk
-  std::int64_t pitch_ = 0, target_ = 0;
-  std::uint32_t row_bytes_ = 0;
-  std::int32_t piece_rows_ = 0, stores_ = 0;
+  Turn at_{0, 0};
+  const FanOutPlaces* places_ = nullptr;
+  Share share_{};
+  std::int32_t row_ = 0, stores_ = 0;
 };
 
 /// All threads of the CTA, before the roles below; ends with a barrier. Of the second warp one sets up the
 /// barriers: the first may still be describing the streams.
-__device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
+template <class Plan>
+__device__ __forceinline__ void init_fan_out(FanOutShared<Plan>& shared) {
   if (threadIdx.x == 32) {
     Pipeline<kFanOutStages>::init(shared.barriers, 1, 1);
     for (auto& turn : shared.turn) Pipeline<1>::init(turn, 1, 1);
@@ -208,7 +266,8 @@ __device__ __forceinline__ void init_fan_out(FanOutShared& shared) {
 }
 
 /// All threads of the CTA, when the roles are over: `shared` may become something else afterwards.
-__device__ __forceinline__ void end_fan_out(FanOutShared& shared) {
+template <class Plan>
+__device__ __forceinline__ void end_fan_out(FanOutShared<Plan>& shared) {
   ptx::fence_proxy_async_shared_cta();
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -218,26 +277,15 @@ __device__ __forceinline__ void end_fan_out(FanOutShared& shared) {
   __syncthreads();  // nobody sets up other barriers in this memory before these are gone
 }
 
-/// One piece into a stage; `full` counts its bytes.
-__device__ __forceinline__ void load_piece(const FanOutCursor& piece, std::uint32_t bytes, std::uint32_t to,
-                                           std::uint32_t full) {
-  const std::byte* from = piece.source();
-  const std::int64_t pitch = piece.source_pitch();
-  if (pitch == piece.row_bytes()) return ptx::bulk_load(to, from, bytes, full);
-  // Rows lie together, parts of rows do not.
-  for (std::uint32_t at = 0; at < bytes; at += piece.row_bytes(), from += pitch)
-    ptx::bulk_load(to + at, from, piece.row_bytes(), full);
-}
-
 /// One thread: share `share` of the streams into the stages. `here(turn)` waits until that chunk may be read
 /// by bulk copies; when it returns false, what was loaded before is the last that is stored.
-template <typename Here>
-__device__ __forceinline__ void load_fan_out(const FanOutPlan& plan, int share, FanOutShared& shared,
+template <class Plan, typename Here>
+__device__ __forceinline__ void load_fan_out(const Plan& plan, int share, FanOutShared<Plan>& shared,
                                              const Here& here) {
   const std::uint32_t stage0 = ptx::shared_address(shared.stage);
   Pipeline<kFanOutStages> stages(shared.barriers);
   bool came = true;
-  for (FanOutCursor piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
+  for (FanOutCursor<Plan> piece(plan, share); !piece.done(); piece.advance(), stages.advance()) {
     if (came && piece.begins_to_wait() && !here(piece.at())) {
       came = false;
       shared.lost = piece.turn();
@@ -248,8 +296,7 @@ __device__ __forceinline__ void load_fan_out(const FanOutPlan& plan, int share, 
       stages.arrive_full();
       continue;
     }
-    stages.arrive_full_expect(bytes);
-    load_piece(piece, bytes, stage0 + stages.stage() * kFanOutPieceBytes, stages.full_barrier());
+    plan.load(piece, bytes, stage0 + stages.stage() * kFanOutPieceBytes, stages);
   }
 }
 
@@ -258,12 +305,13 @@ __device__ __forceinline__ void load_fan_out(const FanOutPlan& plan, int share, 
 /// front of the counts, as long as a piece or two are on the links: the others push meanwhile. A turn begins
 /// when all pieces before it are on their way: barriers tell a lap from the next one, not from the one after
 /// that.
-__device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share, int storer,
-                                              const DeviceTrace& trace, FanOutShared& shared) {
+template <class Plan>
+__device__ __forceinline__ void store_fan_out(const Plan& plan, int share, int storer,
+                                              const DeviceTrace& trace, FanOutShared<Plan>& shared) {
   const std::uint32_t stage0 = ptx::shared_address(shared.stage);
   Pipeline<kFanOutStages> stages(shared.barriers);
   Pipeline<1> turn(shared.turn[storer]), next_turn(shared.turn[(storer + 1) % kFanOutStorers]);
-  FanOutCursor piece(plan, share);
+  FanOutCursor<Plan> piece(plan, share);
   for (int number = 0; !piece.done(); ++number) {
     if (number % kFanOutStorers != storer) {
       for (std::int32_t pieces = piece.skip_turn(); pieces > 0; --pieces) stages.advance();
@@ -273,8 +321,8 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
       turn.wait_full();
       turn.advance();
     }
-    const FanOutPlan::Turn at = piece.at();
-    const FanOutStream& stream = piece.stream();
+    const typename Plan::Turn at = piece.at();
+    const FanOutPlaces& places = piece.places();
     Pipeline<kFanOutStages> read = stages;  // trails by the stores that may still read
     bool came = true, ends = false;
     int reading = 0;
@@ -286,7 +334,7 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
       const std::uint32_t bytes = came ? piece.bytes() : 0;
       const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
       for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
-        ptx::bulk_store(plan.target[t].rows + stream.rows_at + piece.target_offset(), from, bytes);
+        ptx::bulk_store(plan.target[t].rows + places.rows_at + piece.target_offset(), from, bytes);
       ptx::bulk_commit_group();
       if (reading < kFanOutReading) {
         ++reading;
@@ -304,8 +352,8 @@ __device__ __forceinline__ void store_fan_out(const FanOutPlan& plan, int share,
     end_work(trace, DeviceWork::kPush, at.chunk);
     begin_work(trace);
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
-    for (int t = 0; t < stream.targets; ++t) {
-      auto* ready = reinterpret_cast<std::uint64_t*>(plan.target[t].words + stream.ready_at);
+    for (int t = 0; t < places.targets; ++t) {
+      auto* ready = reinterpret_cast<std::uint64_t*>(plan.target[t].words + places.ready_at);
       ptx::red_add_relaxed_sys(ready + at.chunk, 1, released);
     }
     end_work(trace, DeviceWork::kSignal, at.chunk);

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/memory/driver_entry.h"
 #include "kernels/cuda/memory/error.h"
+#include "kernels/cuda/memory/packed_map.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::kernels {
@@ -45,18 +46,10 @@ Status check(const MatrixView& view, std::int64_t leading, const char* name) {
                "a multiple of 8 elements (16 bytes) and under 2^40 bytes");
   }
   if (view.box_rows < 1 || view.box_rows > 256) return bad(name, "box rows", view.box_rows, "in [1, 256]");
-  if (view.box_columns * kElementBytes == 128) return {};
-  return bad(name, "box columns", view.box_columns, "64 (128 bytes)");
+  return {};
 }
 
-}  // namespace
-
-Status check_address(const void* base, const char* name) {
-  const auto beyond = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(base) % 16);
-  return beyond == 0 ? Status() : bad(name, "address modulo 16", beyond, "0");
-}
-
-Result<TensorMap> encode_tensor_map(const MatrixView& view, const char* name) {
+Result<TensorMap> encoded(const MatrixView& view, CUtensorMapSwizzle swizzle, const char* name) {
   const std::int64_t leading = view.leading == 0 ? view.columns : view.leading;
   MK_RETURN_IF_ERROR(check(view, leading, name));
   constexpr unsigned kSince = 12000;  // first driver API version that has it
@@ -78,7 +71,7 @@ Result<TensorMap> encode_tensor_map(const MatrixView& view, const char* name) {
   // 3000^3 took 17 % longer with it. Elsewhere the two are the same.
   const CUresult outcome = encode(&map, driver_type(view.element), view.first_rows > 0 ? 3 : 2,
                                   const_cast<void*>(view.base), extents, strides, box, element_strides,
-                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (outcome != CUDA_SUCCESS) {
     return Status(StatusCode::kInternal, "matrix " + std::string(name) +
@@ -88,6 +81,25 @@ Result<TensorMap> encode_tensor_map(const MatrixView& view, const char* name) {
   TensorMap result;
   std::memcpy(&result, &map, sizeof result);
   return result;
+}
+
+}  // namespace
+
+Status check_address(const void* base, const char* name) {
+  const auto beyond = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(base) % 16);
+  return beyond == 0 ? Status() : bad(name, "address modulo 16", beyond, "0");
+}
+
+Result<TensorMap> encode_tensor_map(const MatrixView& view, const char* name) {
+  if (view.box_columns * kElementBytes != 128)
+    return bad(name, "box columns", view.box_columns, "64 (128 bytes)");
+  return encoded(view, CU_TENSOR_MAP_SWIZZLE_128B, name);
+}
+
+Result<TensorMap> encode_packed_map(const MatrixView& view, const char* name) {
+  if (view.box_columns < 1 || view.box_columns > 256 || view.box_columns * kElementBytes % 16 != 0)
+    return bad(name, "box columns", view.box_columns, "a multiple of 8 (16 bytes), at most 256");
+  return encoded(view, CU_TENSOR_MAP_SWIZZLE_NONE, name);
 }
 
 }  // namespace mkernel::kernels

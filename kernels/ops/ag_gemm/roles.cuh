@@ -136,7 +136,7 @@ __device__ __forceinline__ void describe_streams(const AgGemmParameters& p, FanO
   plan.own_streams = 1;
   plan.together = p.rails;
   plan.most_chunks = p.gather.max_chunks();
-  describe_targets(p.local_rank, p.steps.near + 1, p.lent, p.words, plan);
+  describe_targets(p.local_rank, p.steps.near + 1, p.lent, p.words, plan.target);
   describe_stream(p, p.steps.rank, plan.stream[0]);
   for (std::int32_t i = 1; i <= p.rails; ++i) describe_stream(p, p.rail[p.rails - i], plan.stream[i]);
 }
@@ -186,7 +186,7 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
 /// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, others store and
 /// count.
 template <class Config>
-__device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared& shared) {
+__device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared<FanOutPlan>& shared) {
   const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
   const auto share = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) describe_streams(p, shared.plan);
@@ -234,7 +234,7 @@ __device__ __forceinline__ void ag_gemm(const AgGemmParameters& p, std::byte* me
   begin_role(p.endpoint.trace);
   if (pushes) {
     if (p.endpoint.lent->stopped != 0) return count_out(*p.endpoint.control, p.endpoint.lent);
-    FanOutShared& shared = *reinterpret_cast<FanOutShared*>(memory);
+    FanOutShared<FanOutPlan>& shared = *reinterpret_cast<FanOutShared<FanOutPlan>*>(memory);
     ag_gemm_communicate<Config>(p, shared);
     end_fan_out(shared);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);

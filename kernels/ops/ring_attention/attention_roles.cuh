@@ -45,7 +45,7 @@ class AttentionFeed {
   }
   template <AttentionOperand kOperand>
   __device__ __forceinline__ AttentionRows rows(const AttentionTask& task, int, int) const {
-    return {kOperand == AttentionOperand::kKeys ? &p_.k : &p_.v, task.batch * p_.keys};
+    return {kOperand == AttentionOperand::kKeys ? &p_.k : &p_.v, task.key_column, task.batch * p_.keys};
   }
   __device__ __forceinline__ float scale() const { return p_.scale; }
   __device__ __forceinline__ float* lse() const { return p_.lse; }

@@ -74,48 +74,27 @@ class BackwardLaunch {
             .k = key_rows(arguments_.k, batch, kv_head),
             .v = key_rows(arguments_.v, batch, kv_head),
             .lse = arguments_.lse + (batch * shape_.heads + head) * shape_.sequence,
-            .queries = shape_.sequence,
-            .keys = shape_.keys,
+            .queries = {{Range{shape_.keys - shape_.sequence, shape_.keys}, Range{}}},
+            .keys = {{Range{0, shape_.keys}, Range{}}},
             .causal = shape_.causal,
             .scale = attention_scale(shape_)};
   }
-  static void write(const std::vector<float>& sums, const HeadRows& to, Range rows) {
-    for (std::int64_t i = 0; i < rows.size(); ++i) {
-      narrow(to.dtype, sums.data() + i * to.head_dim, const_cast<void*>(to.from(rows.begin + i).data),
-             static_cast<std::size_t>(to.head_dim));
-    }
-  }
-
   void sum_keys(std::int64_t batch, std::int64_t kv_head, std::int64_t tile, TileSums& sums) const {
     const Range keys = tile_of(tile, shape_.keys);
     std::fill(sums.first.begin(), sums.first.end(), 0.0F);
     std::fill(sums.second.begin(), sums.second.end(), 0.0F);
-    for (std::int64_t head = kv_head * plan_.group(); head < (kv_head + 1) * plan_.group(); ++head) {
-      const BackwardHead of = head_of(batch, head);
-      sums.tiles.load_keys(of, keys);
-      for (std::int64_t i = 0; i < query_tiles_; ++i) {
-        const Range queries = tile_of(i, shape_.sequence);
-        if (!of.sees(queries, keys)) continue;
-        sums.tiles.load_queries(of, queries);
-        sums.tiles.add_to_keys(of, sums.first.data(), sums.second.data());
-      }
-    }
-    write(sums.first, key_rows(arguments_.d_k, batch, kv_head), keys);
-    write(sums.second, key_rows(arguments_.d_v, batch, kv_head), keys);
+    for (std::int64_t head = kv_head * plan_.group(); head < (kv_head + 1) * plan_.group(); ++head)
+      sums.tiles.add_to_keys(head_of(batch, head), keys, sums.first.data(), sums.second.data());
+    store_rows(sums.first.data(), keys.size(), key_rows(arguments_.d_k, batch, kv_head).from(keys.begin));
+    store_rows(sums.second.data(), keys.size(), key_rows(arguments_.d_v, batch, kv_head).from(keys.begin));
   }
 
   void sum_queries(std::int64_t batch, std::int64_t head, std::int64_t tile, TileSums& sums) const {
     const Range queries = tile_of(tile, shape_.sequence);
     std::fill(sums.first.begin(), sums.first.end(), 0.0F);
-    const BackwardHead of = head_of(batch, head);
-    sums.tiles.load_queries(of, queries);
-    for (std::int64_t i = 0; i < key_tiles_; ++i) {
-      const Range keys = tile_of(i, shape_.keys);
-      if (!of.sees(queries, keys)) break;
-      sums.tiles.load_keys(of, keys);
-      sums.tiles.add_to_queries(of, sums.first.data());
-    }
-    write(sums.first, query_rows(arguments_.d_q, batch, head), queries);
+    sums.tiles.add_to_queries(head_of(batch, head), queries, {0, shape_.keys}, sums.first.data());
+    store_rows(sums.first.data(), queries.size(),
+               query_rows(arguments_.d_q, batch, head).from(queries.begin));
   }
 
   const AttentionBackwardPlan& plan_;

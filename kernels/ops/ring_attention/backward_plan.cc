@@ -10,8 +10,18 @@ constexpr OpKind kKind = OpKind::kAttentionBackward;
 
 }  // namespace
 
+Status check_attention_backward_operands(OpKind kind, const AttentionBackwardArguments& arguments,
+                                         std::int64_t positions) {
+  for (const auto& [data, name] : attention_backward_operands(arguments)) {
+    if (data != nullptr || positions == 0) continue;
+    return {StatusCode::kInvalidArgument,
+            std::string(name_of(kind)) + ": " + name + " is null, but the backward pass needs every operand"};
+  }
+  return {};
+}
+
 Result<AttentionBackwardPlan> AttentionBackwardPlan::make(AttentionShape shape) {
-  MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
+  MK_RETURN_IF_ERROR(check_plain_attention_shape(kKind, shape));
   if (shape.keys == 0) shape.keys = shape.sequence;
   MK_RETURN_IF_ERROR(check_attention_counts(kKind, shape));
   return AttentionBackwardPlan{shape};
@@ -26,12 +36,7 @@ std::string AttentionBackwardPlan::signature() const {
 }
 
 Status AttentionBackwardPlan::check(const AttentionBackwardArguments& arguments) const {
-  for (const auto& [data, name] : attention_backward_operands(arguments)) {
-    if (data != nullptr) continue;
-    return {StatusCode::kInvalidArgument, std::string(name_of(kKind)) + ": " + name +
-                                              " is null, but the backward pass needs every operand"};
-  }
-  return {};
+  return check_attention_backward_operands(kKind, arguments, shape.sequence);
 }
 
 }  // namespace mkernel::kernels

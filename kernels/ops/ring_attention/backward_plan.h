@@ -25,6 +25,10 @@ inline std::array<std::pair<const void*, const char*>, 9> attention_backward_ope
            {arguments.d_v, "d_v"}}};
 }
 
+/// kInvalidArgument naming an operand that is null, though this rank holds so many positions.
+Status check_attention_backward_operands(OpKind kind, const AttentionBackwardArguments& arguments,
+                                         std::int64_t positions);
+
 /// Pure.
 struct AttentionBackwardPlan {
   AttentionShape shape;  ///< with `keys` filled in

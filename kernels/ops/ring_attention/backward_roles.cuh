@@ -120,11 +120,10 @@ class AttentionBackwardFeed {
     const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.counters->next_task[epoch() & 1], 1);
     if (claimed >= static_cast<std::uint64_t>(p_.tasks.tasks())) return false;
     const AttentionBackwardTasks::Place place = p_.tasks.place(static_cast<std::int32_t>(claimed));
-    const AttentionBackwardTasks::Walk walk = p_.tasks.walk(place);
-    task.first_tile = walk.first;
-    task.last_tile = walk.last;
+    task.walk = p_.tasks.walk(place);
+    task.heads = p_.group;
     task.downwards = place.downwards;
-    task.steps = p_.group * (max(walk.last - walk.first, walk.first - walk.last) + 1);
+    task.steps = AttentionBackwardSteps(task.walk, task.heads).steps();
     task.key = place.tile * Config::kTileKeys;
     task.keys = p_.keys;
     task.key_first = place.batch * p_.keys;

@@ -1,6 +1,7 @@
 #include "kernels/ops/ring_attention/estimate.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "kernels/ops/ring_attention/attention_plan.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
+#include "kernels/plan/attention_sequences.h"
 #include "kernels/plan/attention_tasks.h"
 #include "kernels/plan/machine.h"
 
@@ -29,10 +31,10 @@ double memory_seconds(const AttentionShape& shape, const Machine& machine, std::
   return 2.0 * static_cast<double>(shape.batch * shape.head_dim * rows) / machine.memory_bytes;
 }
 
-/// When the last of `tasks` ends. `free_at`: when each CTA takes its first one; it takes the next one when it
-/// is through. `end(place, begin)`: when a task ends that begins at `begin`.
-template <class End>
-double play(const AttentionTasks& tasks, std::vector<double> free_at, const End& end) {
+/// When the last of `tasks` (AttentionTasks or SlotTasks) ends. `free_at`: when each CTA takes its first one;
+/// it takes the next one when it is through. `end(place, begin)`: when a task ends that begins at `begin`.
+template <class Tasks, class End>
+double play(const Tasks& tasks, std::vector<double> free_at, const End& end) {
   // Of more tasks than these the rest is spread evenly: no CTA is a task behind another for long.
   constexpr std::int32_t kMostPlayed = 1 << 16;
   const auto later = std::greater<>();
@@ -51,24 +53,16 @@ double play(const AttentionTasks& tasks, std::vector<double> free_at, const End&
   return last + worked / played * (tasks.tasks() - played) / static_cast<double>(free_at.size());
 }
 
-/// From the first chunk of a source to its last one.
+/// From the first chunks of ranks to their last ones, in the order of heads.
 struct Span {
   double first = 0, last = 0;
 
   double at(double share) const { return first + share * (last - first); }
 };
 
-/// When the keys and values of a source arrive.
-struct Arrival {
-  Span sent, pushed;  ///< from its node, to this rank
-
-  /// Of its rows, those of all sequences one behind the other, the part `share`.
-  double at(double share) const { return std::max(sent.at(share), pushed.at(share)); }
-};
-
-/// By step of the sweep, and when the pushing CTAs are through.
+/// When keys and values of other ranks arrive, and when the pushing CTAs are through.
 struct Arrivals {
-  std::vector<Arrival> by_step;
+  Span near, far;  ///< from ranks of this node, from other nodes
   double pushed = 0;
 };
 
@@ -76,57 +70,100 @@ struct Arrivals {
 Arrivals arrivals_of(const RingGpuPlan& plan) {
   const KvGatherPlan& gather = plan.gather;
   const Machine& machine = plan.machine;
-  const std::int32_t ranks = gather.near + 1, rails = gather.rails();
-  const double chunks = KvGatherPlan::kTensors * gather.max_chunks;
-  const double chunk_bytes = static_cast<double>(gather.block_rows * gather.row.row_bytes);
+  const std::int32_t rails = gather.rails();
   std::int32_t most_rows = 0;
   for (std::int32_t source = 0; source < gather.world; ++source)
     most_rows = std::max(most_rows, gather.rows(source));
-  const double bytes = 2.0 * static_cast<double>(most_rows * gather.row.row_bytes);
+  // Keys and values of a chunk's rows go together.
+  const double chunks = gather.chunks();
+  const double bytes = 2.0 * most_rows * gather.row_bytes / chunks;
   const double taken_up = bytes / (plan.comm_ctas * (rails > 0 ? machine.prepare_bytes : machine.load_bytes));
   const auto push = [&](std::int32_t stores) {
     return std::max(taken_up, push_seconds(machine, bytes, stores, gather.near, plan.comm_ctas));
   };
-  const double own = gather.world > 1 ? push(gather.near + (rails > 0 ? 1 : 0)) : 0;
-  const double far = gather.near > 0 ? push(gather.near) : 0;
-  const double wire = bytes / machine.nic, chunk_wire = std::min(bytes, chunk_bytes) / machine.nic;
+  const double begin = machine.launch + machine.push_latency;
+  if (gather.world == 1) return {.pushed = machine.launch};
+  const double own = push(gather.near + (rails > 0 ? 1 : 0));
+  if (rails == 0)
+    return {.near = {begin + own, begin + chunks * own}, .pushed = machine.launch + chunks * own};
 
-  Arrivals arrivals;
-  arrivals.by_step.resize(static_cast<std::size_t>(gather.world));
-  arrivals.pushed = machine.launch + own;
-  Arrival next{.pushed = {machine.launch + own / chunks + machine.push_latency,
-                          arrivals.pushed + machine.push_latency}};  // of the node, then of the nodes before
-  for (std::int32_t step = 1; step < gather.world; ++step) {
-    if (step % ranks == 0) {
-      const std::int32_t back = step / ranks;
-      const double latency = machine.wire_latency + far / chunks + machine.push_latency;
-      const double begin = machine.launch + own / chunks + (back - 1) * wire + latency;
-      next.sent = {begin + chunk_wire, std::max(begin + wire, machine.launch + own + chunk_wire + latency)};
-      next.pushed = {arrivals.pushed + far / chunks + machine.push_latency,
-                     arrivals.pushed + far + machine.push_latency};
-      arrivals.pushed = next.at(1) - machine.push_latency;
-    }
-    arrivals.by_step[static_cast<std::size_t>(step)] = next;
-  }
-  return arrivals;
+  // KvGatherPlan::turn(): chunks of the others go between own ones, as they come, and then without.
+  const double far = rails * (gather.near > 0 ? push(gather.near) : 0), wire = rails * bytes / machine.nic;
+  const double between = gather.own_between, laps = chunks / between;
+  const double mixed = laps * std::max(between * own + far, wire);
+  const double last = begin + mixed + (chunks - laps) * std::max(far, wire);
+  const double latency = machine.wire_latency + own + wire + far + machine.push_latency;
+  return {.near = {begin + own, begin + mixed},
+          .far = {begin + latency, last + latency},
+          .pushed = last + latency - machine.push_latency};
 }
 
-}  // namespace
+/// The tasks of a plan that is not plain.
+struct SlotTasks {
+  struct Place {
+    AttentionSequence sequence;
+    std::int32_t tile;
+  };
 
-double estimated_seconds(const AttentionPlan& plan, const Machine& machine) {
+  std::vector<AttentionSlot> slots;
+  std::int32_t heads;
+
+  std::int32_t tasks() const { return slots.back().tasks_before; }
+  Place place(std::int32_t task) const {
+    const auto count = static_cast<std::int32_t>(slots.size()) - 1;
+    const AttentionSlot& slot =
+        slots[static_cast<std::size_t>(attention_slot_of(slots.data(), count, task))];
+    return {slot.sequence, attention_slot_tile(slot, heads, task - slot.tasks_before).tile};
+  }
+};
+
+/// Of a plan that is not plain. Lengths are known on the device alone: as if all sequences were as long as
+/// they are on average.
+SlotTasks slot_tasks(const AttentionPlan& plan) {
+  const AttentionShape& shape = plan.shape;
+  std::vector<std::int32_t> queries, keys;
+  for (std::int64_t i = 0; i <= shape.max_sequences; ++i) {
+    const std::int64_t parts = std::max<std::int64_t>(shape.max_sequences, 1);
+    queries.push_back(static_cast<std::int32_t>(shape.sequence * i / parts));
+    keys.push_back(static_cast<std::int32_t>(shape.keys * i / parts));
+  }
+  const bool packed = shape.max_sequences > 0;
+  const AttentionArguments assumed{.cu_seqlens_q = packed ? queries.data() : nullptr,
+                                   .cu_seqlens_k = packed ? keys.data() : nullptr};
+  return {plan.slots(plan.lengths(assumed)), static_cast<std::int32_t>(shape.heads)};
+}
+
+double slots_end(const AttentionPlan& plan, const Machine& machine) {
+  return play(slot_tasks(plan), std::vector(static_cast<std::size_t>(machine.sms), machine.launch),
+              [&](const SlotTasks::Place& place, double begin) {
+                const std::int32_t query = place.tile * kAttentionTileQueries;
+                const AttentionKeys keys =
+                    attention_window_keys(place.sequence, plan.window(), query,
+                                          std::min(place.sequence.queries, query + kAttentionTileQueries));
+                return begin + sweep_seconds(plan.shape, machine, plan.tile_keys(), keys.end - keys.first);
+              });
+}
+
+double plain_end(const AttentionPlan& plan, const Machine& machine) {
   const AttentionShape& shape = plan.shape;
   const auto queries = static_cast<std::int32_t>(shape.sequence);
   const auto keys = static_cast<std::int32_t>(shape.keys);
   const AttentionTasks tasks = plan.tasks();
   const std::int32_t ctas = std::max(1, std::min(machine.sms, tasks.tasks()));
-  const double ends =
-      play(tasks, std::vector(static_cast<std::size_t>(ctas), machine.launch),
-           [&](const AttentionTasks::Place& place, double begin) {
-             const std::int32_t end = std::min(queries, (place.tile + 1) * kAttentionTileQueries);
-             return begin + sweep_seconds(shape, machine, plan.tile_keys(),
-                                          attention_visible_keys(end, queries, keys, shape.causal));
-           });
-  return std::max(ends, machine.launch + memory_seconds(shape, machine, queries)) + machine.last_stores;
+  return play(tasks, std::vector(static_cast<std::size_t>(ctas), machine.launch),
+              [&](const AttentionTasks::Place& place, double begin) {
+                const std::int32_t end = std::min(queries, (place.tile + 1) * kAttentionTileQueries);
+                return begin + sweep_seconds(shape, machine, plan.tile_keys(),
+                                             attention_visible_keys(end, queries, keys, shape.causal));
+              });
+}
+
+}  // namespace
+
+double estimated_seconds(const AttentionPlan& plan, const Machine& machine) {
+  const double ends = plan.plain() ? plain_end(plan, machine) : slots_end(plan, machine);
+  const double memory = memory_seconds(plan.shape, machine, plan.shape.sequence);
+  return std::max(ends, machine.launch + memory) + machine.last_stores;
 }
 
 double estimated_seconds(const RingGpuPlan& plan) {
@@ -137,6 +174,7 @@ double estimated_seconds(const RingGpuPlan& plan) {
   std::fill_n(free_at.begin(), plan.comm_ctas - 1, arrivals.pushed);
   const auto end = [&](const AttentionTasks::Place& place, double begin) {
     const int part = place.tile < plan.first_tiles ? 0 : 1;
+    const auto head = static_cast<double>(place.batch * gather.kv_heads + place.head / plan.group());
     const std::int32_t own = gather.part_rows[gather.rank][part];
     const std::int32_t in_part =
         std::min(own, (place.tile - part * plan.first_tiles + 1) * kAttentionTileQueries);
@@ -146,16 +184,16 @@ double estimated_seconds(const RingGpuPlan& plan) {
     for (std::int32_t step = 1; step < gather.world; ++step) {
       const std::int32_t source = gather.source(step), keys = gather.visible_keys(source, part);
       if (keys == 0) continue;
-      const Arrival& arrival = arrivals.by_step[static_cast<std::size_t>(step)];
-      const double rows = gather.rows(source), first = place.batch * gather.positions(source);
-      now = std::max(now, arrival.at(first / rows)) +
+      const Span& arrival = step <= gather.near ? arrivals.near : arrivals.far;
+      const double whole = gather.positions(source), heads = gather.heads;
+      now = std::max(now, arrival.at(head / heads)) +
             sweep_seconds(plan.shape, machine, plan.tile_keys(), keys);
-      now = std::max(now, arrival.at((first + keys) / rows));
+      now = std::max(now, arrival.at((head + keys / whole) / heads));
     }
     return now;
   };
   const double ends = play(plan.tasks, std::move(free_at), end);
-  const double all = gather.world > 1 ? arrivals.by_step.back().at(1) : machine.launch;
+  const double all = std::max({machine.launch, arrivals.near.last, arrivals.far.last});
   const double memory = memory_seconds(plan.shape, machine, gather.positions(gather.rank));
   return std::max({ends, all, machine.launch + memory}) + machine.last_stores;
 }

@@ -9,7 +9,7 @@ struct Machine;
 struct RingGpuPlan;
 
 /// Seconds of a launch on `machine`, by playing the plan: multiprocessors take its tasks in turn, and none is
-/// faster than the memory. Not compared with measurements yet.
+/// faster than the memory. Packed sequences count as equally long. Not compared with measurements yet.
 double estimated_seconds(const AttentionPlan& plan, const Machine& machine);
 
 /// Likewise, on the machine that the plan was made for. Keys and values of other ranks arrive as links and

@@ -8,18 +8,16 @@
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
-#include "kernels/plan/positions.h"
 
 namespace mkernel::kernels {
 namespace {
 
 constexpr OpKind kRing = OpKind::kRingAttention;
-/// What one CTA pushes of a chunk: the fence behind it costs as much time as some pieces of 16 KiB. Over
-/// several nodes a chunk is also a put, and short ones do not fill the wire.
-constexpr std::int64_t kMostShareBytes = 128 << 10, kFewestShareBytes = 16 << 10;
+/// What one CTA pushes of a chunk at most: work on the first one goes on while the others come. The fence
+/// behind a chunk costs as much time as some pieces, so it is no less than a head has.
+constexpr std::int64_t kMostShareBytes = 128 << 10;
+/// Over several nodes a chunk is also a put, and short ones do not fill the wire.
 constexpr std::int64_t kFewestPutBytes = 256 << 10;
-/// So many chunks of a tensor are better than long ones: work on the first goes on while the others come.
-constexpr std::int64_t kWantedChunks = 8;
 
 Status refused(const std::string& field, std::int64_t value, const std::string& limit) {
   return {StatusCode::kInvalidArgument,
@@ -31,16 +29,12 @@ Status at_most(const std::string& field, std::int64_t value, std::int64_t limit)
   return refused(field, value, "at most " + std::to_string(limit) + " on the cuda executor");
 }
 
-Status check(const AttentionShape& shape, const Topology& topology, const Machine& machine,
-             const RingAttentionOptions& options) {
-  MK_RETURN_IF_ERROR(check_ring_attention_shape(shape));
-  MK_RETURN_IF_ERROR(at_most("world", topology.world(), machine.most_ranks));
+Status check_on_gpu(const AttentionShape& shape, const Topology& topology, const Machine& machine,
+                    const RingAttentionOptions& options) {
+  MK_RETURN_IF_ERROR(RingPlan::check(kRing, shape, topology));
   MK_RETURN_IF_ERROR(at_most("nodes", topology.nodes(), machine.most_nodes));
   MK_RETURN_IF_ERROR(at_most("ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
-  MK_RETURN_IF_ERROR(check_attention_counts(kRing, shape));
   MK_RETURN_IF_ERROR(check_attention_on_gpu(kRing, shape));
-  MK_RETURN_IF_ERROR(
-      at_most("kv_heads * head_dim", shape.kv_heads * shape.head_dim, KvGatherPlan::kMostRowBytes / 2));
   if (machine.sms < 2) return refused("sms", machine.sms, "at least 2: one does not compute");
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {
     return refused("comm_ctas", options.comm_ctas,
@@ -62,59 +56,33 @@ std::vector<std::int32_t> pushing_ctas(const Machine& machine, const Topology& t
   return counts;
 }
 
-/// Own keys first, for these are there. Then those of the rank of the node before this one, which pushes to
-/// this one first, and so on. Then those of the other nodes, likewise: a rank puts all that it has to the
-/// next node before it goes on with the one behind that, so the node before this one comes first.
-void order_sources(const Topology& topology, std::uint32_t rank, KvGatherPlan& gather) {
-  const std::uint32_t nodes = topology.nodes(), ranks = topology.ranks_per_node();
-  std::int8_t* next = gather.sources;
-  for (std::uint32_t back = 0; back < nodes; ++back) {
-    const std::uint32_t node = (topology.node_of(rank) + nodes - back) % nodes;
-    for (std::uint32_t before = 0; before < ranks; ++before, ++next)
-      *next = static_cast<std::int8_t>(
-          topology.rank_at(node, (topology.local_of(rank) + ranks - before) % ranks));
-  }
+/// Rows of a chunk, of sources with `positions` at most. Where a head has several chunks, the share of a CTA
+/// is whole pieces.
+std::int64_t chunk_rows(const KvGatherPlan& gather, std::int64_t positions) {
+  std::int64_t most_bytes = gather.shares * kMostShareBytes;
+  if (gather.rails() > 0) most_bytes = std::max(most_bytes, kFewestPutBytes);
+  const std::int64_t blocks = ceil_div(positions * gather.row_bytes, most_bytes);
+  if (blocks <= 1) return std::max<std::int64_t>(1, positions);
+  const std::int64_t pieces = std::int64_t{gather.shares} * gather.piece_rows();
+  return ceil_div(ceil_div(positions, blocks), pieces) * pieces;
 }
 
-KvGatherPlan gather_plan(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
-                         std::int32_t shares) {
-  KvGatherPlan gather;
-  gather.world = static_cast<std::int32_t>(topology.world());
-  gather.rank = static_cast<std::int32_t>(rank);
-  gather.near = static_cast<std::int32_t>(topology.ranks_per_node()) - 1;
-  gather.batch = static_cast<std::int32_t>(shape.batch);
-  gather.causal = shape.causal;
-  gather.row.row_bytes = shape.kv_heads * shape.head_dim * 2;
-  gather.shares = shares;
-  order_sources(topology, rank, gather);
-  std::int64_t most_rows = 1;
-  for (std::int32_t source = 0; source < gather.world; ++source) {
-    const Positions held = held_positions(shape.sequence, shape.causal, gather.world, source);
-    for (int part = 0; part < 2; ++part)
-      gather.part_rows[source][part] = static_cast<std::int32_t>(held.part[part].size());
-    most_rows = std::max<std::int64_t>(most_rows, gather.rows(source));
-  }
-  const auto rows_of_share = [&](std::int64_t bytes) {
-    return std::max<std::int64_t>(1, shares * bytes / gather.row.row_bytes);
-  };
-  std::int64_t fewest = rows_of_share(kFewestShareBytes);
-  if (topology.nodes() > 1) fewest = std::max(fewest, kFewestPutBytes / gather.row.row_bytes);
-  const std::int64_t most = std::max(fewest, rows_of_share(kMostShareBytes));
-  const std::int64_t rows = std::clamp(ceil_div(most_rows, kWantedChunks), fewest, most);
-  gather.cut(static_cast<std::int32_t>(rows));
-  return gather;
+/// KvGatherPlan::own_between.
+std::int32_t own_chunks_between(const KvGatherPlan& gather, const Machine& machine) {
+  if (gather.rails() == 0) return 1;
+  const double bytes = static_cast<double>(std::int64_t{gather.block_rows} * gather.row_bytes);
+  const double own = push_seconds(machine, bytes, gather.near + 1, gather.near, gather.shares);
+  const double far = push_seconds(machine, bytes, gather.near, gather.near, gather.shares);
+  const double chunks = gather.rails() * (bytes / machine.nic - far) / own;
+  return static_cast<std::int32_t>(std::clamp(chunks, 1.0, static_cast<double>(gather.chunks())));
 }
 
 RingGpuPlan plan_of(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
                     const Machine& machine, std::int32_t comm_ctas) {
-  RingGpuPlan plan{.shape = shape, .comm_ctas = comm_ctas, .ctas = machine.sms, .machine = machine};
-  plan.shape.keys = shape.sequence;
-  plan.gather = gather_plan(shape, topology, rank, comm_ctas);
-  const auto& own = plan.gather.part_rows[rank];
-  plan.first_tiles = attention_query_tiles(own[0]);
-  plan.tasks = AttentionTasks(
-      plan.gather.batch, static_cast<std::int32_t>(shape.heads), static_cast<std::int32_t>(shape.kv_heads),
-      plan.first_tiles + attention_query_tiles(own[1]), 2 * shape.sequence * shape.head_dim * 2);
+  RingGpuPlan plan{RingPlan::make(shape, topology, rank), comm_ctas, machine.sms, machine};
+  plan.gather.shares = comm_ctas;
+  plan.gather.cut(static_cast<std::int32_t>(chunk_rows(plan.gather, plan.most_positions())));
+  plan.gather.own_between = own_chunks_between(plan.gather, machine);
   return plan;
 }
 
@@ -140,7 +108,7 @@ std::int32_t choose_comm_ctas(const AttentionShape& shape, const Topology& topol
 Result<RingGpuPlan> RingGpuPlan::make(const AttentionShape& shape, const Topology& topology,
                                       std::uint32_t rank, const Machine& machine,
                                       const RingAttentionOptions& options) {
-  MK_RETURN_IF_ERROR(check(shape, topology, machine, options));
+  MK_RETURN_IF_ERROR(check_on_gpu(shape, topology, machine, options));
   const std::int32_t comm_ctas =
       options.comm_ctas > 0 ? options.comm_ctas : choose_comm_ctas(shape, topology, machine);
   return plan_of(shape, topology, rank, machine, comm_ctas);

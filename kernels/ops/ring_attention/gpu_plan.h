@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/plan/attention_tasks.h"
-#include "kernels/plan/kv_gather_plan.h"
+#include "kernels/ops/ring_attention/plan.h"
 #include "kernels/plan/machine.h"
 #include "kernels/plan/topology.h"
 #include "mkernel/ops.h"
@@ -19,26 +18,16 @@ struct RingAttentionOptions {
   std::string machine;         ///< as GemmPlanOptions' of this name
 };
 
-/// Pure; the same on every rank but for what is of this rank. All keys and values of all ranks are gathered,
-/// in a slab per source, while every tile of queries sweeps the whole sequence in the order of
-/// KvGatherPlan::source(): own ones first, which are there; then those of the node; then those of other
-/// nodes, one node after the other, as they come.
-struct RingGpuPlan {
-  AttentionShape shape;
-  KvGatherPlan gather;
-  AttentionTasks tasks;          ///< tiles of part 0 of the own positions, then those of part 1
-  std::int32_t first_tiles = 0;  ///< of part 0
-  std::int32_t comm_ctas = 0;    ///< the first of the grid; all but CTA 0 compute afterwards
+/// Pure; the same on every rank but for what is of this rank.
+struct RingGpuPlan : RingPlan {
+  std::int32_t comm_ctas = 0;  ///< the first of the grid; all but CTA 0 compute afterwards
   std::int32_t ctas = 0;
   Machine machine;  ///< that it was planned for
 
-  /// Lanes of the group's channels, between rail peers only.
-  std::uint32_t lanes() const { return gather.rails() > 0 ? 1 : 0; }
   /// Bytes that this rank puts in every launch.
   std::uint64_t wire_bytes() const {
-    return static_cast<std::uint64_t>(KvGatherPlan::kTensors * gather.rows(gather.rank) *
-                                      gather.row.row_bytes) *
-           gather.rails();
+    const std::int64_t bytes = std::int64_t{gather.rows(gather.rank)} * gather.row_bytes;
+    return static_cast<std::uint64_t>(KvGatherPlan::kTensors * bytes) * gather.rails();
   }
 
   /// `machine`: what it runs on. Errors: kInvalidArgument naming field, value and limit.
@@ -51,8 +40,6 @@ struct RingGpuPlan {
     return attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal,
                                (shape.sequence + gather.world - 1) / gather.world);
   }
-  /// Where a part of the own positions begins.
-  std::int32_t part_begin(int part) const { return part == 0 ? 0 : gather.part_rows[gather.rank][0]; }
 };
 
 }  // namespace mkernel::kernels

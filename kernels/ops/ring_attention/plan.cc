@@ -1,108 +1,87 @@
 #include "kernels/ops/ring_attention/plan.h"
 
 #include <algorithm>
+#include <string>
 
-#include "kernels/cpu/attention/blockwise.h"
 #include "kernels/ops/ring_attention/shape.h"
-#include "kernels/plan/cuts.h"
-#include "proto/abi/version.h"
+#include "kernels/plan/gemm_shape.h"
+#include "kernels/plan/positions.h"
 
 namespace mkernel::kernels {
 namespace {
 
-constexpr OpKind kKind = OpKind::kRingAttention;
-constexpr std::int64_t kElementBytes = 2;
+/// Own keys first, for these are there. Then those of the rank of the node before this one, which pushes to
+/// this one first, and so on. Then those of the other nodes, likewise from the node before this one on.
+void order_sources(const Topology& topology, std::uint32_t rank, KvGatherPlan& gather) {
+  const std::uint32_t nodes = topology.nodes(), ranks = topology.ranks_per_node();
+  std::int8_t* next = gather.sources;
+  for (std::uint32_t back = 0; back < nodes; ++back) {
+    const std::uint32_t node = (topology.node_of(rank) + nodes - back) % nodes;
+    for (std::uint32_t before = 0; before < ranks; ++before, ++next)
+      *next = static_cast<std::int8_t>(
+          topology.rank_at(node, (topology.local_of(rank) + ranks - before) % ranks));
+  }
+}
 
-Status check(const AttentionShape& shape) {
-  MK_RETURN_IF_ERROR(check_ring_attention_shape(shape));
-  const double position_bytes = 2.0 * kElementBytes * double(shape.kv_heads) * double(shape.head_dim);
-  if (position_bytes <= abi::kMaxPutBytes) return {};
-  return {StatusCode::kInvalidArgument,
-          "ring_attention: kv_heads * head_dim = " + std::to_string(shape.kv_heads * shape.head_dim) +
-              ", but it must be so small that one position fits a put of " +
-              std::to_string(abi::kMaxPutBytes) + " bytes"};
+KvGatherPlan gather_plan(const AttentionShape& shape, const Topology& topology, std::uint32_t rank) {
+  KvGatherPlan gather;
+  gather.world = static_cast<std::int32_t>(topology.world());
+  gather.rank = static_cast<std::int32_t>(rank);
+  gather.near = static_cast<std::int32_t>(topology.ranks_per_node()) - 1;
+  gather.heads = static_cast<std::int32_t>(shape.batch * shape.kv_heads);
+  gather.kv_heads = static_cast<std::int32_t>(shape.kv_heads);
+  gather.causal = shape.causal;
+  gather.row_bytes = static_cast<std::int32_t>(shape.head_dim * 2);
+  order_sources(topology, rank, gather);
+  for (std::int32_t source = 0; source < gather.world; ++source) {
+    const Positions held = held_positions(shape.sequence, shape.causal, gather.world, source);
+    for (int part = 0; part < 2; ++part)
+      gather.part_rows[source][part] = static_cast<std::int32_t>(held.part[part].size());
+  }
+  return gather;
 }
 
 }  // namespace
 
-Result<RingAttentionPlan> RingAttentionPlan::make(const AttentionShape& shape, const Topology& topology) {
-  MK_RETURN_IF_ERROR(check(shape));
-  return RingAttentionPlan(shape, topology);
+Status RingPlan::check(OpKind kind, const AttentionShape& shape, const Topology& topology) {
+  MK_RETURN_IF_ERROR(check_ring_attention_shape(kind, shape));
+  MK_RETURN_IF_ERROR(check_attention_counts(kind, shape));
+  const auto refused = [&](const std::string& field, std::int64_t value, std::int64_t most) {
+    return Status(StatusCode::kInvalidArgument, std::string(name_of(kind)) + ": " + field + " = " +
+                                                    std::to_string(value) + ", must be at most " +
+                                                    std::to_string(most));
+  };
+  if (topology.world() > kMaxKernelRanks) return refused("world", topology.world(), kMaxKernelRanks);
+  constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // of a slab, and of what a task counts
+  if (shape.kv_heads <= kMostRows / (shape.batch * shape.sequence)) return {};
+  return refused("batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads, kMostRows);
 }
 
-RingAttentionPlan::RingAttentionPlan(const AttentionShape& shape, const Topology& topology)
-    : shape_(shape), topology_(topology) {
-  const std::int64_t position_bytes = 2 * static_cast<std::int64_t>(row_bytes());
-  page_rows_ = std::max<std::int64_t>(1, kChunkBytes / position_bytes);
-  if (page_rows_ > kAttentionTile) page_rows_ -= page_rows_ % kAttentionTile;  // whole tiles
-  std::int64_t longest = 0;
-  for (std::uint32_t rank = 0; rank < topology_.world(); ++rank) {
-    longest = std::max(longest, positions(rank).size());
-  }
-  const std::uint64_t slot =
-      static_cast<std::uint64_t>(shape_.batch) * static_cast<std::uint64_t>(longest * position_bytes);
-  workspace_.local_ranks = topology_.ranks_per_node();
-  workspace_.slot_bytes = (slot + RingWorkspace::kPage - 1) / RingWorkspace::kPage * RingWorkspace::kPage;
+RingPlan RingPlan::make(const AttentionShape& shape, const Topology& topology, std::uint32_t rank) {
+  RingPlan plan{.shape = shape, .gather = gather_plan(shape, topology, rank)};
+  plan.shape.keys = shape.sequence;
+  plan.gather.cut(std::max(1, plan.most_positions()));
+  const auto& own = plan.gather.part_rows[rank];
+  plan.first_tiles = attention_query_tiles(own[0]);
+  plan.tasks = AttentionTasks(static_cast<std::int32_t>(shape.batch), static_cast<std::int32_t>(shape.heads),
+                              plan.gather.kv_heads, plan.first_tiles + attention_query_tiles(own[1]),
+                              2 * shape.sequence * shape.head_dim * 2);
+  return plan;
 }
 
-std::string RingAttentionPlan::signature() const {
-  return attention_signature(kKind, shape_);
+std::int32_t RingPlan::most_positions() const {
+  std::int32_t most = 0;
+  for (std::int32_t source = 0; source < gather.world; ++source)
+    most = std::max(most, gather.positions(source));
+  return most;
 }
 
-Requirements RingAttentionPlan::requirements() const {
-  return {.workspace_bytes = workspace_.bytes(), .lanes = topology_.nodes() > 1 ? kLanes : 0};
-}
-
-std::uint32_t RingAttentionPlan::neighbour(std::uint32_t rank, std::uint32_t distance) const {
-  return topology_.rail_peer(rank, (topology_.node_of(rank) + distance) % topology_.nodes());
-}
-
-std::uint64_t RingAttentionPlan::row_bytes() const {
-  return static_cast<std::uint64_t>(shape_.kv_heads * shape_.head_dim * kElementBytes);
-}
-
-std::uint64_t RingAttentionPlan::pages(std::uint32_t rank) const {
-  const std::int64_t per_batch = ceil_div(positions(rank).size(), page_rows_);
-  return static_cast<std::uint64_t>(per_batch * shape_.batch);
-}
-
-KvPage RingAttentionPlan::page(std::uint32_t rank, std::uint64_t index) const {
-  const std::int64_t length = positions(rank).size();
-  const std::int64_t per_batch = ceil_div(length, page_rows_);
-  KvPage page;
-  page.batch = static_cast<std::int64_t>(index) / per_batch;
-  page.rows.begin = static_cast<std::int64_t>(index) % per_batch * page_rows_;
-  page.rows.end = std::min(length, page.rows.begin + page_rows_);
-  page.offset = static_cast<std::uint64_t>(page.batch * length + page.rows.begin) * 2 * row_bytes();
-  page.bytes = static_cast<std::uint64_t>(page.rows.size()) * 2 * row_bytes();
-  return page;
-}
-
-std::vector<QueryTile> RingAttentionPlan::tiles(std::uint32_t rank) const {
-  std::vector<QueryTile> tiles;
-  const Positions held = positions(rank);
-  for (int part = 0; part < 2; ++part) {
-    const Range rows = held.rows(part);
-    for (std::int64_t row = rows.begin; row < rows.end; row += kAttentionTile) {
-      const Range tile{row, std::min(row + kAttentionTile, rows.end)};
-      for (std::int64_t batch = 0; batch < shape_.batch; ++batch) {
-        for (std::int64_t head = 0; head < shape_.heads; ++head) tiles.push_back({batch, head, tile});
-      }
-    }
-  }
-  return tiles;
-}
-
-std::uint64_t RingAttentionPlan::received_before(std::uint32_t rank, std::uint32_t step) const {
-  std::uint64_t pages_before = 0;
-  for (std::uint32_t s = 1; s < step; ++s) pages_before += pages(origin(rank, s));
-  return pages_before;
-}
-
-std::uint64_t RingAttentionPlan::sent_before(std::uint32_t rank, std::uint32_t step) const {
-  std::uint64_t pages_before = 0;
-  for (std::uint32_t s = 0; s < std::min(step, steps() - 1); ++s) pages_before += pages(origin(rank, s));
-  return pages_before;
+Range RingPlan::query_rows(std::int32_t tile) const {
+  const int part = tile < first_tiles ? 0 : 1;
+  const std::int64_t end = part_begin(part) + gather.part_rows[gather.rank][part];
+  const std::int64_t begin =
+      part_begin(part) + std::int64_t{tile - part * first_tiles} * kAttentionTileQueries;
+  return {begin, std::min(end, begin + kAttentionTileQueries)};
 }
 
 }  // namespace mkernel::kernels

@@ -11,6 +11,7 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
+#include "kernels/cuda/memory/packed_map.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
 #include "kernels/ops/ring_attention/estimate.h"
@@ -81,7 +82,7 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
     const std::int32_t source = index / KvGatherPlan::kTensors, tensor = index % KvGatherPlan::kTensors;
     map = {};
     if (plan_.gather.positions(source) == 0) return {};
-    return encode(ring_kv_view(plan_, source, half + plan_.gather.slab_offset(source, tensor)), "workspace",
+    return encode(ring_slab_view(plan_, source, half + plan_.gather.slab_offset(source, tensor)), "workspace",
                   map);
   }
 
@@ -95,13 +96,17 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
       MK_RETURN_IF_ERROR(encode(ring_q_view(plan_, part, arguments.q), "q", parameters_.q[part]));
       MK_RETURN_IF_ERROR(encode(ring_out_view(plan_, part, arguments.out), "out", parameters_.out[part]));
     }
-    const std::int32_t me = plan_.gather.rank;
-    MK_RETURN_IF_ERROR(encode(ring_kv_view(plan_, me, arguments.k), "k", parameters_.own[0]));
-    MK_RETURN_IF_ERROR(encode(ring_kv_view(plan_, me, arguments.v), "v", parameters_.own[1]));
-    parameters_.rows[0] = static_cast<const std::byte*>(arguments.k);
-    parameters_.rows[1] = static_cast<const std::byte*>(arguments.v);
+    MK_RETURN_IF_ERROR(encode_own(arguments.k, "k", 0));
+    MK_RETURN_IF_ERROR(encode_own(arguments.v, "v", 1));
     tensors_ = given;
     return {};
+  }
+
+  Status encode_own(const void* kv, const char* name, std::int32_t tensor) {
+    MK_RETURN_IF_ERROR(encode(ring_kv_view(plan_, kv), name, parameters_.own[tensor]));
+    auto packed = encode_packed_map(ring_push_view(plan_, kv), name);
+    if (packed.ok()) parameters_.push[tensor] = *packed;
+    return packed.status().with_context(name_of(kKind));
   }
 
   Status check(const AttentionArguments& arguments) const override {

@@ -24,13 +24,13 @@ RingAttentionParameters ring_attention_parameters(const RingGpuPlan& plan, Atten
   p.scale = attention_scale_log2(plan.shape);
   p.heads = static_cast<std::int32_t>(plan.shape.heads);
   p.causal = plan.shape.causal;
-  p.group = static_cast<std::int32_t>(plan.shape.heads / plan.shape.kv_heads);
+  p.group = static_cast<std::int32_t>(plan.group());
   p.first_tiles = plan.first_tiles;
   p.comm_ctas = plan.comm_ctas;
   return p;
 }
 
-void describe_ranks(const Topology& topology, std::uint32_t rank, RingAttentionParameters& p) {
+void describe_ranks(const Topology& topology, std::uint32_t rank, KvGatherParameters& p) {
   p.local_rank = static_cast<std::int32_t>(topology.local_of(rank));
   for (std::uint32_t step = 1; step < topology.nodes(); ++step) {
     const std::uint32_t node = (topology.node_of(rank) + step) % topology.nodes();
@@ -44,10 +44,26 @@ MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q) {
 MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out) {
   return part_view(plan, part, out, kAttentionTileQueries / 2);
 }
-MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t source, const void* kv) {
-  const std::int64_t positions = plan.gather.positions(source);
+MatrixView ring_kv_view(const RingGpuPlan& plan, const void* kv) {
+  const std::int64_t positions = plan.gather.positions(plan.gather.rank);
   return attention_rows_view(plan.shape, kv, plan.shape.kv_heads, positions, {0, positions},
                              plan.tile_keys());
+}
+MatrixView ring_push_view(const RingGpuPlan& plan, const void* kv) {
+  MatrixView view = ring_kv_view(plan, kv);
+  view.box_rows = plan.gather.piece_rows();
+  view.box_columns = static_cast<std::int32_t>(plan.shape.head_dim);
+  return view;
+}
+MatrixView ring_slab_view(const RingGpuPlan& plan, std::int32_t source, const void* slab) {
+  const std::int64_t positions = plan.gather.positions(source);
+  return {.base = slab,
+          .element = plan.shape.dtype,
+          .rows = positions,
+          .columns = plan.shape.head_dim,
+          .box_rows = plan.tile_keys(),
+          .box_columns = 64,
+          .first_rows = (plan.gather.heads - 1) * positions + 1};
 }
 
 }  // namespace mkernel::kernels

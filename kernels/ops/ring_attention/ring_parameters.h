@@ -15,26 +15,34 @@ namespace mkernel::kernels {
 class Topology;
 struct RingGpuPlan;
 
-struct RingAttentionParameters {
-  /// By part of the own positions, [batch * positions, heads * head_dim]; the first row of the part is the
-  /// third coordinate. What is stored of a part never reaches into the next one.
-  TensorMap q[2], out[2];
-  TensorMap own[KvGatherPlan::kTensors];  ///< own keys and values, [batch * positions, kv_heads * head_dim]
-  const TensorMap* gathered;              ///< likewise [half][source][tensor], in device memory
+/// Of the gather, to whatever computes with it.
+struct KvGatherParameters {
+  /// Own keys and values, [batch * positions, kv_heads * head_dim], in packed boxes of a piece of a head; the
+  /// first row of a batch entry is the third coordinate.
+  TensorMap push[KvGatherPlan::kTensors];
   device::Endpoint endpoint;
   KvGatherPlan gather;
-  AttentionTasks tasks;
-  AttentionCounters* counters;
-  const std::byte* rows[KvGatherPlan::kTensors];  ///< own keys and values again, as bytes
-  std::byte* words[kMaxNodeRanks];                ///< own workspaces of this node, by local rank
-  std::byte* lent[kMaxNodeRanks];                 ///< lent ones, likewise
-  std::uint64_t half_bytes;                       ///< of those
+  std::byte* words[kMaxNodeRanks];  ///< own workspaces of this node, by local rank
+  std::byte* lent[kMaxNodeRanks];   ///< lent ones, likewise
+  std::uint64_t half_bytes;         ///< of those
   std::int32_t local_rank;
   std::uint32_t region;                ///< the lent workspace's, for puts
   std::int32_t rails;                  ///< other nodes
   std::int32_t rail[kMaxKernelNodes];  ///< rail peers, from the next node on
-  float* lse;                          ///< [batch, heads, positions], or null
-  float scale;                         ///< of the scores, times log2(e)
+};
+
+struct RingAttentionParameters : KvGatherParameters {
+  /// By part of the own positions, [batch * positions, heads * head_dim]; the first row of the part is the
+  /// third coordinate. What is stored of a part never reaches into the next one.
+  TensorMap q[2], out[2];
+  TensorMap own[KvGatherPlan::kTensors];  ///< own keys and values again, in tiles of keys
+  /// Slabs, [half][source][tensor], in device memory: each [batch * kv_heads * positions, head_dim]; the first
+  /// row of a head is the third coordinate.
+  const TensorMap* gathered;
+  AttentionTasks tasks;
+  AttentionCounters* counters;
+  float* lse;   ///< [batch, heads, positions], or null
+  float scale;  ///< of the scores, times log2(e)
   std::int32_t heads;
   bool causal;
   Divisor group;  ///< heads of queries that share keys and values
@@ -45,12 +53,15 @@ struct RingAttentionParameters {
 /// All that is the same in every launch and known without workspaces and topology.
 RingAttentionParameters ring_attention_parameters(const RingGpuPlan& plan, AttentionCounters* counters);
 /// Where `rank` is, and its rail peers.
-void describe_ranks(const Topology& topology, std::uint32_t rank, RingAttentionParameters& p);
+void describe_ranks(const Topology& topology, std::uint32_t rank, KvGatherParameters& p);
 
 /// What the maps are of. `part`: of the own positions, not an empty one.
 MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q);
 MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out);
-/// Keys or values of `source`, which holds some, in its slab or the caller's tensor.
-MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t source, const void* kv);
+/// Own keys or values, in tiles and, packed, in the pieces that are pushed. The rank holds some.
+MatrixView ring_kv_view(const RingGpuPlan& plan, const void* kv);
+MatrixView ring_push_view(const RingGpuPlan& plan, const void* kv);
+/// Those of `source`, which holds some, in its slab.
+MatrixView ring_slab_view(const RingGpuPlan& plan, std::int32_t source, const void* slab);
 
 }  // namespace mkernel::kernels

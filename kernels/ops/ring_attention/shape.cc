@@ -67,15 +67,19 @@ Status check_attention_shape(OpKind kind, const AttentionShape& shape) {
   return {};
 }
 
-Status check_ring_attention_shape(const AttentionShape& shape) {
-  constexpr OpKind kKind = OpKind::kRingAttention;
-  MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
+Status check_plain_attention_shape(OpKind kind, const AttentionShape& shape) {
+  MK_RETURN_IF_ERROR(check_attention_shape(kind, shape));
   for (const auto& [field, value, only] : {std::tuple{"max_sequences", shape.max_sequences, 0},
                                            {"window_left", shape.window_left, -1},
                                            {"window_right", shape.window_right, -1}})
-    if (value != only) return refuse(kKind, field, std::to_string(value), std::to_string(only));
+    if (value != only) return refuse(kind, field, std::to_string(value), std::to_string(only));
+  return {};
+}
+
+Status check_ring_attention_shape(OpKind kind, const AttentionShape& shape) {
+  MK_RETURN_IF_ERROR(check_plain_attention_shape(kind, shape));
   if (shape.keys == 0 || shape.keys == shape.sequence) return {};
-  return refuse(kKind, "keys", std::to_string(shape.keys),
+  return refuse(kind, "keys", std::to_string(shape.keys),
                 "0 or the sequence, " + std::to_string(shape.sequence));
 }
 

@@ -9,8 +9,10 @@ namespace mkernel::kernels {
 
 /// kInvalidArgument naming field, value and limit. `kind` begins the error.
 Status check_attention_shape(OpKind kind, const AttentionShape& shape);
-/// Likewise, of ring attention: queries and keys are of the same sequence.
-Status check_ring_attention_shape(const AttentionShape& shape);
+/// Likewise, of an operation that has neither packed sequences nor windows.
+Status check_plain_attention_shape(OpKind kind, const AttentionShape& shape);
+/// Likewise, of ring attention and its backward pass: queries and keys are of the same sequence, too.
+Status check_ring_attention_shape(OpKind kind, const AttentionShape& shape);
 /// Likewise, for what kernels count in 32 bits.
 Status check_attention_counts(OpKind kind, const AttentionShape& shape);
 /// Likewise, for what the body of the cuda executor does not have.

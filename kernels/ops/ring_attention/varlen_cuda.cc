@@ -10,6 +10,7 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
+#include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/varlen_kernel.h"
 #include "kernels/ops/ring_attention/varlen_parameters.h"
 #include "kernels/ops/ring_attention/with_config.h"
@@ -25,11 +26,16 @@ constexpr OpKind kKind = OpKind::kAttention;
 
 class CudaVarlenAttention final : public CudaOperation<AttentionArguments> {
  public:
-  CudaVarlenAttention(AttentionPlan plan, std::int32_t ctas, const Topology& topology, std::uint32_t rank)
-      : CudaOperation(kKind, name_of(kKind), topology, rank), plan_(std::move(plan)), ctas_(ctas) {}
+  CudaVarlenAttention(AttentionPlan plan, const Machine& machine, const Topology& topology,
+                      std::uint32_t rank)
+      : CudaOperation(kKind, name_of(kKind), topology, rank),
+        plan_(std::move(plan)),
+        ctas_(machine.sms),
+        expected_seconds_(estimated_seconds(plan_, machine)) {}
 
   std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
   Requirements requirements() const override { return {.gpu = true}; }
+  double expected_seconds() const override { return expected_seconds_; }
 
  private:
   Status attach() override {
@@ -66,6 +72,7 @@ class CudaVarlenAttention final : public CudaOperation<AttentionArguments> {
 
   const AttentionPlan plan_;
   const std::int32_t ctas_;
+  const double expected_seconds_;
   DeviceBuffer scratch_;
   VarlenParameters parameters_{};  ///< without the operands of a launch
   AttentionMaps maps_;
@@ -82,7 +89,7 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_varlen_attention(Atten
         return varlen_kernel_of<kHeadDim, kTileKeys, kType>();
       });
   std::unique_ptr<CudaAttentionOperation> made =
-      std::make_unique<CudaVarlenAttention>(std::move(plan), machine.sms, topology, rank);
+      std::make_unique<CudaVarlenAttention>(std::move(plan), machine, topology, rank);
   MK_RETURN_IF_ERROR(made->load(kernel, machine));
   return made;
 }

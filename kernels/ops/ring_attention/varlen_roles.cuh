@@ -55,6 +55,7 @@ class VarlenFeed {
   __device__ __forceinline__ AttentionRows rows(const AttentionTask& task, int, int row) const {
     const std::int32_t rows = min(task.first.keys - row, Config::kTileKeys);
     return {.map = kOperand == AttentionOperand::kKeys ? &p_.k : &p_.v,
+            .column = task.key_column,
             .first = task.part + row + rows,
             .before = Config::kTileKeys - rows - row};
   }

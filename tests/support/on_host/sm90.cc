@@ -23,6 +23,9 @@ struct Map {
   std::byte* base;
   std::int64_t rows, columns, leading;
   std::int32_t box_rows, box_columns;
+  bool packed;
+
+  std::uint32_t box_row_bytes() const { return static_cast<std::uint32_t>(box_columns) * 2; }
 };
 static_assert(sizeof(Map) <= sizeof(kernels::TensorMap));
 
@@ -52,10 +55,10 @@ template <class Each>
 void each_element(const Map& map, std::uint32_t shared, std::int32_t x, std::int32_t y, const Each& each) {
   for (std::int32_t row = 0; row < map.box_rows; ++row) {
     for (std::int32_t column = 0; column < map.box_columns; ++column) {
-      const auto at =
-          shared + static_cast<std::uint32_t>(row) * kRowBytes + static_cast<std::uint32_t>(column) * 2;
+      const auto at = shared + static_cast<std::uint32_t>(row) * map.box_row_bytes() +
+                      static_cast<std::uint32_t>(column) * 2;
       const bool inside = y + row >= 0 && y + row < map.rows && x + column >= 0 && x + column < map.columns;
-      each(y + row, x + column, swizzled(at), inside);
+      each(y + row, x + column, map.packed ? at : swizzled(at), inside);
     }
   }
 }
@@ -78,16 +81,28 @@ void require_aligned(std::uint32_t shared, const void* global, std::uint32_t byt
 
 }  // namespace
 
-kernels::TensorMap host_tensor_map(const kernels::MatrixView& view) {
+namespace {
+
+kernels::TensorMap host_map(const kernels::MatrixView& view, bool packed) {
   const Map map{const_cast<std::byte*>(static_cast<const std::byte*>(view.base)),
                 view.rows,
                 view.columns,
                 view.leading > 0 ? view.leading : view.columns,
                 view.box_rows,
-                view.box_columns};
+                view.box_columns,
+                packed};
   kernels::TensorMap made{};
   std::memcpy(&made, &map, sizeof map);
   return made;
+}
+
+}  // namespace
+
+kernels::TensorMap host_tensor_map(const kernels::MatrixView& view) {
+  return host_map(view, false);
+}
+kernels::TensorMap host_packed_map(const kernels::MatrixView& view) {
+  return host_map(view, true);
 }
 
 std::uint32_t host_shared_address(const void* pointer) {
@@ -138,7 +153,7 @@ void host_load(std::uint32_t shared, const void* map_place, std::int32_t x, std:
                      std::memcpy(memory + at, &element, 2);
                    });
       reinterpret_cast<HostBarrier*>(memory + (barrier & kOffset))
-          ->take(static_cast<std::int32_t>(kRowBytes) * map.box_rows);
+          ->take(static_cast<std::int32_t>(map.box_row_bytes()) * map.box_rows);
     });
   }
 }

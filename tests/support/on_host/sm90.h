@@ -13,6 +13,8 @@ namespace mkernel::test {
 
 /// A map that the copies below understand, instead of the driver's.
 kernels::TensorMap host_tensor_map(const kernels::MatrixView& view);
+/// Likewise, of boxes without a swizzle.
+kernels::TensorMap host_packed_map(const kernels::MatrixView& view);
 
 /// Shared addresses: bytes from the beginning of the CTA's shared memory; of another CTA's of the cluster its
 /// number + 1 is in the upper 8 bits.

@@ -1,4 +1,4 @@
-/* The operations of a rank alone as a C program sees them. Compiled as C99. */
+/* The operations of a rank alone, and backward passes, as a C program sees them. Compiled as C99. */
 #include <mkernel/mkernel.h>
 #include <string.h>
 
@@ -85,6 +85,59 @@ const char* mk_test_varlen(const char* socket) {
   mk_pending_destroy(pending);
 
   mk_operation_destroy(operation);
+  mk_group_destroy(group);
+  mk_session_destroy(session);
+  return "";
+}
+
+/* One position sees itself with weight 1: all of the gradient goes to its value. */
+const char* mk_test_backward(const char* socket) {
+  mk_session* session = NULL;
+  mk_group* group = NULL;
+  mk_operation *alone = NULL, *ring = NULL, *forward = NULL;
+  mk_pending* pending = NULL;
+  const mk_session_options here = {SIZE(here), socket, "c test", -1, 1, 30000};
+  const mk_group_options options = {SIZE(options), "backward", 1, 0, 8, 16, 30000};
+  mk_attention_shape shape = {SIZE(shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16, 0, 0, 0, 0, 0};
+  const mk_operation_options pushing = {SIZE(pushing), MK_CPU, 4, 0, 0, NULL};
+  const uint16_t x[2] = {0x3f80, 0x4000}, v[2] = {0x4040, 0x4080},
+                 d_out[2] = {0x4000, 0x3f80}; /* 1 2; 3 4; 2 1 */
+  const float lse[1] = {3.53553391f};         /* (1 * 1 + 2 * 2) / sqrt(2) */
+  uint16_t d_q[2], d_k[2], d_v[2];
+  mk_attention_backward_arguments rows = {SIZE(rows), x, x, v, v, d_out, lse, d_q, d_k, d_v};
+  mk_operation* each[2];
+  int i;
+
+  EXPECT(mk_connect(&here, &session) == MK_OK);
+  EXPECT(mk_join(session, &options, &group) == MK_OK);
+  EXPECT(mk_ring_attention_backward_create(group, &shape, &pushing, &ring) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "ring_attention_backward: the cpu executor has no GemmPlanOptions") != NULL);
+  shape.heads = 0;
+  EXPECT(mk_ring_attention_backward_create(group, &shape, NULL, &ring) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "ring_attention_backward: heads = 0, but it must be 1..") != NULL);
+  shape.heads = 1;
+  EXPECT(mk_attention_backward_create(group, &shape, NULL, &alone) == MK_OK);
+  EXPECT(mk_ring_attention_backward_create(group, &shape, NULL, &ring) == MK_OK);
+  EXPECT(mk_ring_attention_create(group, &shape, NULL, &forward) == MK_OK);
+  EXPECT(mk_attention_backward_launch(forward, &rows, NULL, &pending) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "the operation is another one: ring_attention batch=1") != NULL);
+  each[0] = alone;
+  each[1] = ring;
+  for (i = 0; i < 2; ++i) {
+    memset(d_q, 0xff, sizeof(d_q));
+    memset(d_k, 0xff, sizeof(d_k));
+    memset(d_v, 0xff, sizeof(d_v));
+    EXPECT(mk_attention_backward_launch(each[i], &rows, NULL, &pending) == MK_OK);
+    EXPECT(mk_pending_wait(pending, 0) == MK_OK);
+    EXPECT(d_q[0] == 0 && d_q[1] == 0 && d_k[0] == 0 && d_k[1] == 0);
+    EXPECT(d_v[0] == d_out[0] && d_v[1] == d_out[1]);
+    mk_pending_destroy(pending);
+  }
+  EXPECT(mk_attention_backward_enqueue(ring, &rows, NULL, NULL) == MK_UNIMPLEMENTED);
+
+  mk_operation_destroy(forward);
+  mk_operation_destroy(ring);
+  mk_operation_destroy(alone);
   mk_group_destroy(group);
   mk_session_destroy(session);
   return "";

@@ -167,6 +167,7 @@ const char* mk_test_null(void) {
   REFUSED(mk_attention_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_ring_attention_launch(NULL, NULL, NULL, NULL));
   REFUSED(mk_attention_backward_create(NULL, NULL, NULL, NULL));
+  REFUSED(mk_ring_attention_backward_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_attention_backward_launch(NULL, NULL, NULL, NULL));
   REFUSED(mk_attention_backward_enqueue(NULL, NULL, NULL, NULL));
   REFUSED(mk_grouped_gemm_create(NULL, NULL, NULL, NULL));

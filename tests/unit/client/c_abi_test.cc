@@ -11,6 +11,7 @@ extern "C" const char* mk_test_gemm(const char* socket);
 extern "C" const char* mk_test_struct_sizes(const char* socket);
 extern "C" const char* mk_test_kinds(const char* socket);
 extern "C" const char* mk_test_grouped_gemm(const char* socket);
+extern "C" const char* mk_test_backward(const char* socket);
 extern "C" const char* mk_test_varlen(const char* socket);
 
 namespace mkernel::test {
@@ -60,6 +61,11 @@ TEST_CASE("C: one handle for the five operations, and functions say when it is a
 TEST_CASE("C: a grouped GEMM") {
   FakeDaemon daemon;
   CHECK(std::string(mk_test_grouped_gemm(daemon.socket().c_str())) == "");
+}
+
+TEST_CASE("C: the backward passes of attention and of ring attention") {
+  FakeDaemon daemon;
+  CHECK(std::string(mk_test_backward(daemon.socket().c_str())) == "");
 }
 
 TEST_CASE("C: attention of sequences of different lengths") {

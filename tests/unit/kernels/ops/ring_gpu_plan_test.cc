@@ -85,8 +85,9 @@ TEST_CASE("ring attention gpu plan: own keys first, then those of the node, then
 }
 
 TEST_CASE(
-    "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in long "
-    "puts") {
+    "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in puts as "
+    "long "
+    "as heads allow") {
   for (const std::int64_t sequence : {1, 4096, 100003}) {
     AttentionShape shape = kShape;
     shape.sequence = sequence;
@@ -97,20 +98,45 @@ TEST_CASE(
       CHECK(gather.rails() == 2);
       CHECK(plan.lanes() == 1);
       std::uint64_t bytes = 0;
-      for (std::int32_t chunk = 0; chunk < gather.chunks(me); ++chunk) {
-        CHECK(gather.chunk_offset(chunk) == bytes);
+      for (std::int32_t chunk = 0; chunk < gather.chunks(); ++chunk) {
+        CHECK(gather.chunk_offset(me, chunk) == bytes);
         bytes += gather.chunk_bytes(me, chunk);
-        CHECK(gather.arrivals(2, me, 1, chunk) ==
-              2 * gather.puts(me) + 2 * static_cast<std::uint64_t>(chunk) + 2);
+        CHECK(gather.arrivals(2, 1, chunk) == 2 * gather.puts() + 2 * static_cast<std::uint64_t>(chunk) + 2);
       }
-      CHECK(bytes == static_cast<std::uint64_t>(gather.rows(me) * gather.row.row_bytes));
+      CHECK(bytes == static_cast<std::uint64_t>(gather.rows(me)) * 256);
       CHECK(plan.wire_bytes() == 2 * 2 * bytes);
-      CHECK(gather.arrivals(2, me, 1, gather.chunks(me) - 1) == 3 * gather.puts(me));
-      CHECK(gather.block_rows * gather.row.row_bytes >= 256 << 10);
+      CHECK(gather.arrivals(2, 1, gather.chunks() - 1) == 3 * gather.puts());
+      const std::uint64_t head_bytes = bytes / static_cast<std::uint64_t>(gather.heads);
+      CHECK(gather.chunk_bytes(me, 0) >= std::min<std::uint64_t>(head_bytes, 256 << 10));
     }
   }
   CHECK(plan_of(kShape, {1, 4}, 0).lanes() == 0);
   CHECK(plan_of(kShape, {1, 4}, 0).wire_bytes() == 0);
+}
+
+TEST_CASE("ring attention gpu plan: every chunk of every stream is pushed once, in order, own ones ahead") {
+  for (const Topology& topology : {Topology{1, 1}, {1, 4}, {2, 1}, {2, 2}, {4, 2}}) {
+    for (const std::int32_t own_between : {1, 2, 3, 7, 64}) {
+      KvGatherPlan gather = plan_of(kShape, topology, 0, {.comm_ctas = 2}).gather;
+      gather.cut(200);
+      gather.own_between = own_between;
+      std::vector<std::int32_t> next(static_cast<std::size_t>(gather.streams()));
+      for (std::int32_t i = 0; i < gather.turns(); ++i) {
+        const KvGatherPlan::Turn turn = gather.turn(i);
+        REQUIRE(turn.stream >= 0);
+        REQUIRE(turn.stream < gather.streams());
+        CHECK(turn.chunk == next[static_cast<std::size_t>(turn.stream)]++);
+        if (turn.stream < KvGatherPlan::kTensors) continue;
+        // A peer's chunk comes when the peer has pushed its own one; this rank is as far, or beyond.
+        CHECK(next[1] >= std::min(gather.chunks(), (turn.chunk + 1) * own_between));
+      }
+      for (const std::int32_t chunks : next) CHECK(chunks == (gather.world > 1 ? gather.chunks() : 0));
+    }
+  }
+  // A chunk that comes over the wire takes as long as three own ones, which go to two places, and itself.
+  const AttentionShape large{.batch = 4, .sequence = 49152, .heads = 16, .kv_heads = 16, .head_dim = 128};
+  CHECK(plan_of(large, {2, 2}, 0, {.comm_ctas = 8}).gather.own_between == 3);
+  CHECK(plan_of(large, {1, 4}, 0).gather.own_between == 1);
 }
 
 TEST_CASE(
@@ -132,6 +158,18 @@ TEST_CASE(
       .batch = 1, .sequence = 1, .heads = 64, .kv_heads = 64, .head_dim = 128, .keys = 1 << 20};
   const double bytes = 2.0 * 2 * 64 * 128 * (1 << 20);
   CHECK(alone(decode, kH200) >= bytes / kH200.memory_bytes);
+
+  // Packed sequences of one length take as long as a batch of them, and windows hide keys.
+  AttentionShape packed = causal;
+  packed.batch = 1;
+  packed.sequence *= 4;
+  packed.max_sequences = 4;
+  CHECK(alone(packed, kH200) > 0.98 * alone(causal, kH200));
+  CHECK(alone(packed, kH200) < 1.02 * alone(causal, kH200));
+  AttentionShape window = causal;
+  window.window_left = 1023;
+  CHECK(alone(window, kH200) > 2.0 * 1024 / 12288 * alone(causal, kH200));
+  CHECK(alone(window, kH200) < 3.0 * 1024 / 12288 * alone(causal, kH200));
 
   // Ranks share the work; long sequences hide links and wire, short ones do not.
   const auto ring = [](const AttentionShape& shape, const Topology& topology, const Machine& machine) {
@@ -170,32 +208,47 @@ TEST_CASE("ring attention gpu plan: tiles of queries are those of both parts") {
   CHECK(plan_of(shape, 4, 0).tasks.tasks() == 2 * 16 * 3);
 }
 
-TEST_CASE("ring attention gpu plan: slabs and words follow each other, and chunks are neither long nor few") {
+TEST_CASE("ring attention gpu plan: slabs and words follow each other, and chunks cover every head once") {
   for (const std::int64_t sequence : {1, 5, 4096, 100003}) {
     AttentionShape shape = kShape;
     shape.sequence = sequence;
     for (const bool causal : {false, true}) {
       shape.causal = causal;
       const KvGatherPlan gather = plan_of(shape, 4, 1).gather;
+      CHECK(gather.heads == 8);
+      CHECK(gather.chunks() == 8 * gather.blocks);
       std::uint64_t slab = 0, word = 0;
       for (std::int32_t source = 0; source < 4; ++source) {
         for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
           CHECK(gather.slab_offset(source, tensor) == slab);
           CHECK(gather.ready_offset(source, tensor) == word);
-          slab += static_cast<std::uint64_t>(gather.rows(source) * gather.row.row_bytes);
-          word += 8 * static_cast<std::uint64_t>(gather.max_chunks);
+          slab += static_cast<std::uint64_t>(gather.rows(source)) * 256;
+          word += 8 * static_cast<std::uint64_t>(gather.chunks());
         }
-        CHECK(gather.chunks(source) >= 1);
-        CHECK(gather.chunks(source) <= gather.max_chunks);
-        CHECK(gather.chunks(source) * std::int64_t{gather.block_rows} >= gather.rows(source));
+        for (std::int32_t head = 0; head < gather.heads; ++head) {
+          std::int32_t row = 0;
+          for (std::int32_t chunk = gather.first_chunk(head); chunk < gather.first_chunk(head + 1); ++chunk) {
+            CHECK(gather.head_of(chunk) == head);
+            const std::int32_t rows = gather.chunk_rows(source, chunk);
+            if (rows > 0) {
+              CHECK(gather.chunk_row(chunk) == row);
+              CHECK(gather.chunk_of(head, row) == chunk);
+              CHECK(gather.chunk_of(head, row + rows - 1) == chunk);
+            }
+            row += rows;
+          }
+          CHECK(row == gather.positions(source));
+        }
       }
       CHECK(gather.data_bytes() == slab);
       CHECK(gather.word_bytes() == word);
       CHECK(slab == static_cast<std::uint64_t>(2 * 2 * sequence * 4 * 128 * 2));
-      CHECK(gather.block_rows * gather.row.row_bytes <= gather.shares * (std::int64_t{128} << 10));
+      CHECK(gather.block_rows * gather.row_bytes <= gather.shares * (std::int64_t{128} << 10));
+      // Shares of a block in the middle are whole pieces.
+      if (gather.blocks > 1) CHECK(gather.block_rows % (gather.shares * gather.piece_rows()) == 0);
     }
   }
-  CHECK(plan_of(kShape, 4, 0).gather.max_chunks == 8);
+  CHECK(plan_of(kShape, 4, 0).gather.blocks == 1);
 }
 
 TEST_CASE("ring attention gpu plan: CTAs that push") {
@@ -209,8 +262,7 @@ TEST_CASE("ring attention gpu plan: CTAs that push") {
 }
 
 TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refused by name") {
-  CHECK(refusal(kShape, {}, {5, 13}) ==
-        "INVALID_ARGUMENT: ring_attention: world = 65, must be at most 64 on the cuda executor");
+  CHECK(refusal(kShape, {}, {5, 13}) == "INVALID_ARGUMENT: ring_attention: world = 65, must be at most 64");
   CHECK(refusal(kShape, {}, {17, 1}) ==
         "INVALID_ARGUMENT: ring_attention: nodes = 17, must be at most 16 on the cuda executor");
   CHECK(refusal(kShape, {}, {1, 17}) ==
@@ -229,9 +281,11 @@ TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refu
         "INVALID_ARGUMENT: ring_attention: keys = 5, but it must be 0 or the sequence, 4096");
   shape = kShape;
   shape.heads = shape.kv_heads = 65;
+  CHECK(refusal(shape) == "OK");
+  shape.sequence = std::int64_t{1} << 23;
   CHECK(refusal(shape) ==
-        "INVALID_ARGUMENT: ring_attention: kv_heads * head_dim = 8320, must be at most 8192 on the cuda "
-        "executor");
+        "INVALID_ARGUMENT: ring_attention: batch * sequence * kv_heads = 1090519040, must be at most "
+        "1073741824");
   shape = kShape;
   shape.sequence = std::int64_t{1} << 30;
   CHECK(refusal(shape) ==

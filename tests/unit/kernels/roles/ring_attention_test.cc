@@ -119,7 +119,8 @@ class RingRanks {
         for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
           TensorMap map{};
           if (gather.positions(source) > 0)
-            map = host_tensor_map(ring_kv_view(rank.plan, source, half + gather.slab_offset(source, tensor)));
+            map =
+                host_tensor_map(ring_slab_view(rank.plan, source, half + gather.slab_offset(source, tensor)));
           rank.gathered.push_back(map);
         }
       }
@@ -154,11 +155,12 @@ class RingRanks {
       p.out[part] = host_tensor_map(ring_out_view(rank.plan, part, rank.out.data()));
     }
     if (gather.positions(me) > 0) {
-      p.own[0] = host_tensor_map(ring_kv_view(rank.plan, me, rank.k.data()));
-      p.own[1] = host_tensor_map(ring_kv_view(rank.plan, me, rank.v.data()));
+      const void* const tensors[] = {rank.k.data(), rank.v.data()};
+      for (int tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
+        p.own[tensor] = host_tensor_map(ring_kv_view(rank.plan, tensors[tensor]));
+        p.push[tensor] = host_packed_map(ring_push_view(rank.plan, tensors[tensor]));
+      }
     }
-    p.rows[0] = reinterpret_cast<const std::byte*>(rank.k.data());
-    p.rows[1] = reinterpret_cast<const std::byte*>(rank.v.data());
     p.lse = with_lse ? rank.lse.data() : nullptr;
   }
 
@@ -185,7 +187,7 @@ class RingRanks {
       const std::int32_t source = gather.source(step);
       for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
         const std::uint64_t* ready = rank.words.data() + gather.ready_offset(source, tensor) / 8;
-        for (std::int32_t chunk = 0; chunk < gather.chunks(source); ++chunk)
+        for (std::int32_t chunk = 0; chunk < gather.chunks(); ++chunk)
           missing += ready[chunk] < gather.count(rank.control.epoch - 1) ? 1 : 0;
       }
     }

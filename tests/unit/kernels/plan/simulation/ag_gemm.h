@@ -33,9 +33,11 @@ class AgGemmWorld : public FanOutWorld {
     return plan(index).comm_ctas + plan(index).compute_ctas;
   }
   std::int32_t comm_ctas(std::int32_t index) const override { return plan(index).comm_ctas; }
-  kernels::StreamTurns order(std::int32_t index) const override {
+  kernels::StreamTurns order(std::int32_t index) const {
     return {plan(index).stores() == 0 ? 0 : gather().chunks(index), rails(), gather().max_chunks()};
   }
+  std::int32_t turns(std::int32_t index) const override { return order(index).turns(); }
+  Turn turn(std::int32_t index, std::int32_t number) const override { return order(index).turn(number); }
   /// The node before this one begins with it.
   Chunk chunk_of(std::int32_t index, const Turn& turn) const override {
     return {turn.stream == 0 ? index : rail(index, rails() - turn.stream), 0, turn.chunk};

@@ -7,11 +7,10 @@
 
 namespace mkernel::test {
 
-std::vector<FanOutWorld::Chunk> FanOutWorld::turns(std::int32_t index) const {
-  const kernels::StreamTurns all = order(index);
+std::vector<FanOutWorld::Chunk> FanOutWorld::push_order(std::int32_t index) const {
   std::vector<Chunk> chunks;
-  for (std::int32_t i = 0; i < all.turns(); ++i) {
-    const Chunk chunk = chunk_of(index, all.turn(i));
+  for (std::int32_t i = 0; i < turns(index); ++i) {
+    const Chunk chunk = chunk_of(index, turn(index, i));
     if (chunk.chunk < chunks_of(chunk.source)) chunks.push_back(chunk);
   }
   return chunks;
@@ -51,7 +50,7 @@ Task FanOutWorld::pushing_cta(std::int32_t index, std::uint64_t epoch, std::int3
 /// Chunks into stages; those of rail peers when they have arrived.
 Task FanOutWorld::load(Pushing& shared) {
   const std::int32_t index = shared.rank;
-  const std::vector<Chunk> order = turns(index);
+  const std::vector<Chunk> order = push_order(index);
   bool came = true;
   for (std::uint64_t number = 0; number < order.size(); ++number) {
     const Chunk chunk = order[number];
@@ -76,7 +75,7 @@ Task FanOutWorld::load(Pushing& shared) {
 /// Every third chunk from its stage to the other ranks of the node, and own rows to where they are kept.
 Task FanOutWorld::store(Pushing& shared, std::uint64_t storer) {
   const std::int32_t index = shared.rank;
-  const std::vector<Chunk> order = turns(index);
+  const std::vector<Chunk> order = push_order(index);
   for (std::uint64_t number = storer; number < order.size(); number += kStorers) {
     co_await scheduler_.meet(shared.issued, number);
     co_await scheduler_.meet(shared.loaded, number + 1);

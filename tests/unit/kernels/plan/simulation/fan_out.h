@@ -35,7 +35,8 @@ class FanOutWorld : public World {
 
   // The plan of rank `index`.
   virtual std::int32_t comm_ctas(std::int32_t index) const = 0;
-  virtual kernels::StreamTurns order(std::int32_t index) const = 0;
+  virtual std::int32_t turns(std::int32_t index) const = 0;
+  virtual Turn turn(std::int32_t index, std::int32_t number) const = 0;
   virtual Chunk chunk_of(std::int32_t index, const Turn& turn) const = 0;
   virtual std::int32_t chunks_of(std::int32_t source) const = 0;
   /// Whether the rank stores its own rows in its own workspace, too: at least when they are put from there.
@@ -85,7 +86,7 @@ class FanOutWorld : public World {
   /// Warps of CTA 0 that have something to do, but for the poller; they count themselves out.
   std::uint64_t warps_of_first() const { return 1 + kStorers + (rails() > 0 ? 1 : 0); }
   /// Chunks of all streams in the order in which they are pushed, without those that a stream does not have.
-  std::vector<Chunk> turns(std::int32_t index) const;
+  std::vector<Chunk> push_order(std::int32_t index) const;
 
   Task computing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta);
   Task pushing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta);

@@ -10,12 +10,12 @@ namespace mkernel::test {
 
 void RingAttentionWorld::for_each_row(std::int32_t index, std::uint64_t epoch, const Chunk& chunk,
                                       std::int32_t share, const VisitRow& visit) {
-  const auto row_bytes = static_cast<std::uint64_t>(gather().row.row_bytes);
-  const std::int32_t first = chunk.chunk * gather().block_rows;
-  const std::int32_t rows =
-      std::clamp<std::int32_t>(gather().rows(chunk.source) - first, 0, gather().block_rows);
-  const std::int32_t end = first + rows * (share + 1) / gather().shares;
-  for (std::int32_t row = first + rows * share / gather().shares; row < end; ++row) {
+  const auto row_bytes = static_cast<std::uint64_t>(gather().row_bytes);
+  const std::uint64_t at = gather().chunk_offset(chunk.source, chunk.chunk);
+  const auto first = static_cast<std::int64_t>(at / row_bytes);
+  const std::int64_t rows = gather().chunk_rows(chunk.source, chunk.chunk);
+  const std::int64_t end = first + rows * (share + 1) / gather().shares;
+  for (std::int64_t row = first + rows * share / gather().shares; row < end; ++row) {
     visit({slab(epoch, chunk.source, chunk.tensor) + static_cast<std::uint64_t>(row) * row_bytes, row_bytes},
           row_stamp(rank(index).workspace, epoch, chunk.source, chunk.tensor, row));
   }
@@ -25,17 +25,16 @@ Task RingAttentionWorld::inter_send(Pushing& shared) {
   const std::int32_t index = shared.rank;
   const std::uint64_t epoch = shared.epoch;
   bool gave_up = false;
-  for (std::int32_t i = 0; i < rails(); ++i) {
-    for (std::int32_t n = 0; n < kTensors * chunks_of(index) && !gave_up; ++n) {
-      const Chunk chunk{index, n % kTensors, n / kTensors};
-      gave_up = !co_await wait_chunk(index, epoch, chunk);
-      if (gave_up) break;
-      const std::uint64_t at = slab(epoch, index, chunk.tensor) + gather().chunk_offset(chunk.chunk);
+  for (std::int32_t n = 0; n < kTensors * chunks_of(index) && !gave_up; ++n) {
+    const Chunk chunk{index, n % kTensors, n / kTensors};
+    gave_up = !co_await wait_chunk(index, epoch, chunk);
+    const std::uint64_t at = slab(epoch, index, chunk.tensor) + gather().chunk_offset(index, chunk.chunk);
+    for (std::int32_t i = 0; i < rails() && !gave_up; ++i) {
       put(channel(index, rail(index, i), 0), at, at, gather().chunk_bytes(index, chunk.chunk));
       co_await scheduler_.step();
     }
   }
-  co_await end_sending(shared, gave_up, (epoch + 1) * gather().puts(index));
+  co_await end_sending(shared, gave_up, (epoch + 1) * gather().puts());
 }
 
 /// All chunks of all other ranks, in the order of the sweep.
@@ -73,12 +72,12 @@ Task RingAttentionWorld::sweep(std::int32_t index, std::uint64_t epoch, kernels:
   bool right = true;
   for (std::int32_t step = 1; step < mine.world; ++step) {
     const std::int32_t source = mine.source(step), keys = mine.visible_keys(source, part);
-    const std::int64_t first = std::int64_t{place.batch} * mine.positions(source);
+    const auto head = static_cast<std::int32_t>(place.batch * mine.kv_heads + place.head / plan(index).group());
     const std::int64_t tile_keys = plan(index).tile_keys();
     for (std::int64_t row = 0; row < keys; row += tile_keys) {
-      const Range rows{first + row, first + std::min<std::int64_t>(row + tile_keys, mine.positions(source))};
+      const Range rows{row, std::min<std::int64_t>(row + tile_keys, mine.positions(source))};
       for (std::int32_t tensor = 0; tensor < kTensors; ++tensor)
-        co_await meet(index, epoch, source, tensor, rows, seen, right);
+        co_await meet(index, epoch, {source, tensor, head, rows}, seen, right);
     }
   }
   const std::int64_t query =
@@ -96,19 +95,19 @@ Task RingAttentionWorld::sweep(std::int32_t index, std::uint64_t epoch, kernels:
 }
 
 /// A tile of keys or values, once all chunks up to its last row are here.
-Task RingAttentionWorld::meet(std::int32_t index, std::uint64_t epoch, std::int32_t source,
-                              std::int32_t tensor, Range rows, Seen& seen, bool& right) {
-  std::int32_t& chunks = seen[static_cast<std::size_t>(source * kTensors + tensor)];
-  const std::int32_t last = static_cast<std::int32_t>(rows.end - 1) / gather().block_rows;
-  for (; chunks <= last; ++chunks) {
-    if (co_await wait_chunk(index, epoch, {source, tensor, chunks})) continue;
-    right = false;
-    chunks = gather().max_chunks;
-  }
+Task RingAttentionWorld::meet(std::int32_t index, std::uint64_t epoch, HeadRows rows, Seen& seen,
+                              bool& right) {
+  const auto [source, tensor, head, range] = rows;
+  std::int32_t& chunk = seen[static_cast<std::size_t>(source * kTensors + tensor)];
+  const std::int32_t first = gather().first_chunk(head), end = gather().first_chunk(head + 1);
+  const std::int32_t last = gather().chunk_of(head, static_cast<std::int32_t>(range.end) - 1);
+  if (chunk < first || chunk > end) chunk = first;
+  for (; chunk <= last && right; ++chunk) right = co_await wait_chunk(index, epoch, {source, tensor, chunk});
   Memory& memory = rank(index).workspace;
-  const auto row_bytes = static_cast<std::uint64_t>(gather().row.row_bytes);
+  const auto row_bytes = static_cast<std::uint64_t>(gather().row_bytes);
+  const std::int64_t slab_row = std::int64_t{head} * gather().positions(source);
   for (int looks = 0; looks < 2; ++looks) {
-    for (std::int64_t row = rows.begin; row < rows.end && right; ++row) {
+    for (std::int64_t row = slab_row + range.begin; row < slab_row + range.end && right; ++row) {
       const Span span{slab(epoch, source, tensor) + static_cast<std::uint64_t>(row) * row_bytes, row_bytes};
       right &= holds(index, epoch, memory, span, row_stamp(memory, epoch, source, tensor, row), "rows");
     }
@@ -118,7 +117,7 @@ Task RingAttentionWorld::meet(std::int32_t index, std::uint64_t epoch, std::int3
 
 std::string RingAttentionWorld::check_counts() {
   for (const auto& [key, channel] : channels()) {
-    const std::uint64_t puts = settings_.launches * gather().puts(channel.from);
+    const std::uint64_t puts = settings_.launches * gather().puts();
     if (const std::string error = check_channel(channel, puts); !error.empty()) return error;
   }
   for (std::int32_t index = 0; index < gather().world; ++index) {

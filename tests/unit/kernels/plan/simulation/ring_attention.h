@@ -21,9 +21,9 @@ class RingAttentionWorld : public FanOutWorld {
         shape_(shape),
         next_task_(plans.size()) {
     for (const auto& plan : plans) {
-      const std::int64_t heads = plan.gather.rows(plan.gather.rank) * shape.heads;
+      const std::int64_t rows = shape.batch * shape.heads * plan.gather.positions(plan.gather.rank);
       add_rank(plan.gather.word_bytes(), plan.gather.data_bytes(),
-               static_cast<std::uint64_t>(heads * head_bytes()), kCellBytes);
+               static_cast<std::uint64_t>(rows * head_bytes()), kCellBytes);
     }
   }
 
@@ -35,8 +35,13 @@ class RingAttentionWorld : public FanOutWorld {
   struct NextTask {
     std::int32_t of_epoch[2] = {};
   };
-  /// So many chunks of every source were seen by a CTA in a launch.
+  /// By source and tensor, the chunk behind the last one that a CTA has seen in a launch.
   using Seen = std::vector<std::int32_t>;
+  /// Positions of one head of keys or values.
+  struct HeadRows {
+    std::int32_t source, tensor, head;
+    Range rows;
+  };
 
   const kernels::RingGpuPlan& plan(std::int32_t index) const {
     return plans_[static_cast<std::size_t>(index)];
@@ -45,35 +50,30 @@ class RingAttentionWorld : public FanOutWorld {
   std::int64_t head_bytes() const { return shape_.head_dim * 2; }
   std::int32_t ctas(std::int32_t index) const override { return plan(index).ctas; }
   std::int32_t comm_ctas(std::int32_t index) const override { return plan(index).comm_ctas; }
-  kernels::StreamTurns order(std::int32_t index) const override {
-    return {.own_chunks = gather().world > 1 ? gather().chunks(index) : 0,
-            .others = rails() * kTensors,
-            .most_chunks = gather().max_chunks,
-            .own_streams = kTensors,
-            .together = kTensors};
-  }
+  std::int32_t turns(std::int32_t) const override { return gather().turns(); }
+  Turn turn(std::int32_t, std::int32_t number) const override { return gather().turn(number); }
   /// The node before this one begins with it.
   Chunk chunk_of(std::int32_t index, const Turn& turn) const override {
     const std::int32_t group = turn.stream / kTensors;
     return {group == 0 ? index : rail(index, rails() - group), turn.stream % kTensors, turn.chunk};
   }
-  std::int32_t chunks_of(std::int32_t source) const override { return gather().chunks(source); }
+  std::int32_t chunks_of(std::int32_t) const override { return gather().chunks(); }
   Word& ready(std::int32_t index, const Chunk& chunk) override {
     return rank(index).workspace.word(gather().ready_offset(chunk.source, chunk.tensor) +
                                       std::uint64_t{8} * chunk.chunk);
   }
   std::uint64_t ready_count(std::uint64_t epoch) const override { return gather().count(epoch); }
   std::uint64_t arrivals(std::uint64_t epoch, const Chunk& chunk) const override {
-    return gather().arrivals(epoch, chunk.source, chunk.tensor, chunk.chunk);
+    return gather().arrivals(epoch, chunk.tensor, chunk.chunk);
   }
   std::uint64_t slab(std::uint64_t epoch, std::int32_t source, std::int32_t tensor) const {
     return half_at(epoch, Fault::kOneHalf) + gather().slab_offset(source, tensor);
   }
-  /// Of the first head of a row of keys or values.
+  /// Of a row of the slab.
   Stamp row_stamp(const Memory& memory, std::uint64_t epoch, std::int32_t source, std::int32_t tensor,
                   std::int64_t row) const {
     const std::int64_t rows = gather().rows(source);
-    return stamp(epoch, Content::kRows, source, memory.cells((tensor * rows + row) * gather().row.row_bytes));
+    return stamp(epoch, Content::kRows, source, memory.cells((tensor * rows + row) * gather().row_bytes));
   }
 
   void for_each_row(std::int32_t index, std::uint64_t epoch, const Chunk& chunk, std::int32_t share,
@@ -83,8 +83,7 @@ class RingAttentionWorld : public FanOutWorld {
   Task compute(std::int32_t index, std::uint64_t epoch, std::int32_t cta) override;
   void begin_launch(std::int32_t index, std::uint64_t epoch) override;
   Task sweep(std::int32_t index, std::uint64_t epoch, kernels::AttentionTasks::Place place, Seen& seen);
-  Task meet(std::int32_t index, std::uint64_t epoch, std::int32_t source, std::int32_t tensor, Range rows,
-            Seen& seen, bool& right);
+  Task meet(std::int32_t index, std::uint64_t epoch, HeadRows rows, Seen& seen, bool& right);
   std::string check_counts() override;
 
   const std::vector<kernels::RingGpuPlan>& plans_;

@@ -1,0 +1,193 @@
+#include "tools/mkbench/gpu_backward_reference.h"
+
+#include <cmath>
+
+#include "tools/mkbench/gpu_differences.cuh"
+
+namespace mkernel::bench {
+namespace {
+
+constexpr int kThreads = 128;  // a thread for each element of a head
+constexpr int kChunk = 256;    // pairs of a query and a key that a block keeps
+
+template <typename T>
+struct Problem {
+  const T *q, *k, *v, *out, *d_out, *d_q, *d_k, *d_v;
+  const float* lse;
+  std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
+  bool causal;
+  double scale, unit;
+  double subnormal;  ///< error of a weight beside its relative one
+
+  /// Where the row of a query or a key begins.
+  __device__ std::int64_t query_at(std::int64_t of_batch, std::int64_t head, std::int64_t query) const {
+    return ((of_batch * queries + query) * heads + head) * head_dim;
+  }
+  __device__ std::int64_t key_at(std::int64_t of_batch, std::int64_t kv_head, std::int64_t key) const {
+    return ((of_batch * keys + key) * kv_heads + kv_head) * head_dim;
+  }
+};
+
+/// A number of fp32 arithmetic with the error that it may have.
+struct Uncertain {
+  double value, error;
+};
+
+template <typename T>
+__device__ Uncertain dot(const T* a, const T* b, std::int64_t head_dim) {
+  double sum = 0, magnitude = 0;
+  for (std::int64_t i = 0; i < head_dim; ++i) {
+    const double product = value_of(a[i]) * value_of(b[i]);
+    sum += product;
+    magnitude += fabs(product);
+  }
+  return {sum, (static_cast<double>(head_dim) + 2) * kFloatUnit * magnitude};
+}
+
+/// What a query and a key make of each other: the weight, and the gradient of the score times its scale. Both
+/// are rounded before they meet the operands.
+struct Pair {
+  Uncertain weight, d_score;
+};
+
+/// `query`, `key`: where their rows begin. `lse`: of the query.
+template <typename T>
+__device__ Pair pair_of(const Problem<T>& p, std::int64_t query, std::int64_t key, double lse) {
+  const Uncertain score = dot(p.q + query, p.k + key, p.head_dim);
+  const Uncertain d_weight = dot(p.d_out + query, p.v + key, p.head_dim);
+  const Uncertain delta = dot(p.out + query, p.d_out + query, p.head_dim);
+  const double exponent = score.value * p.scale, weight = exp(exponent - lse);
+  const double weight_error =
+      weight * (2 * score.error * p.scale + 8 * kFloatUnit * (fabs(exponent) + fabs(lse) + 1));
+  const double difference = d_weight.value - delta.value;
+  const double d_error = weight_error * fabs(difference) +
+                         weight * (d_weight.error + delta.error + 4 * kFloatUnit * fabs(difference));
+  const auto narrowed = [&p](double value, double error) {
+    return error + p.unit * (fabs(value) + error) + p.subnormal;
+  };
+  const double d_score = weight * difference;
+  return {{weight, narrowed(weight, weight_error)},
+          {d_score * p.scale, narrowed(d_score, d_error) * p.scale}};
+}
+
+/// The sum of one element of a gradient, of its terms' magnitudes, and how far the terms may be off.
+struct Sum {
+  double value = 0, magnitude = 0, error = 0;
+
+  __device__ void add(const Uncertain& factor, double other) {
+    value += factor.value * other;
+    magnitude += fabs(factor.value * other);
+    error += factor.error * fabs(other);
+  }
+  __device__ void check(double seen, double terms, double unit, std::int64_t at, Differences* out) const {
+    const double all = error + (terms + 32) * kFloatUnit * (magnitude + error);
+    compare(seen, value, all + unit * (fabs(value) + all) + 0x1p-24, at, out);
+  }
+};
+
+/// Calls add(i, pair) for i = begin .. end - 1 in every thread; make(i) computes the pair in one of them.
+template <class Make, class Add>
+__device__ void for_pairs(std::int64_t begin, std::int64_t end, const Make& make, const Add& add) {
+  __shared__ Pair pairs[kChunk];
+  for (std::int64_t first = begin; first < end; first += kChunk) {
+    const auto count = static_cast<int>(min(std::int64_t{kChunk}, end - first));
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) pairs[i] = make(first + i);
+    __syncthreads();
+    for (int i = 0; i < count; ++i) add(first + i, pairs[i]);
+    __syncthreads();
+  }
+}
+
+/// A block for every query that is looked at; element i of the head belongs to thread i.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void check_queries(const Problem<T> p, Differences* differences) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * p.step;  // [batch, heads, queries]
+  const std::int64_t query = row % p.queries, head = row / p.queries % p.heads;
+  const std::int64_t batch = row / p.queries / p.heads, kv_head = head / (p.heads / p.kv_heads);
+  const std::int64_t at = p.query_at(batch, head, query), i = threadIdx.x;
+  // The last query stands where the last key does.
+  const std::int64_t seen = p.causal ? query + 1 + p.keys - p.queries : p.keys;
+  Sum d_q;
+  for_pairs(
+      0, seen,
+      [&](std::int64_t key) { return pair_of(p, at, p.key_at(batch, kv_head, key), p.lse[row]); },
+      [&](std::int64_t key, const Pair& pair) {
+        if (i < p.head_dim) d_q.add(pair.d_score, value_of(p.k[p.key_at(batch, kv_head, key) + i]));
+      });
+  if (i < p.head_dim)
+    d_q.check(value_of(p.d_q[at + i]), static_cast<double>(p.keys), p.unit, at + i, differences);
+}
+
+/// A block for every key that is looked at, whose gradients are sums over all heads of queries that share it.
+template <typename T>
+__global__ __launch_bounds__(kThreads) void check_keys(const Problem<T> p, Differences* differences) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * p.step;  // [batch, kv_heads, keys]
+  const std::int64_t key = row % p.keys, kv_head = row / p.keys % p.kv_heads;
+  const std::int64_t batch = row / p.keys / p.kv_heads, group = p.heads / p.kv_heads;
+  const std::int64_t at = p.key_at(batch, kv_head, key), i = threadIdx.x;
+  const std::int64_t first = p.causal ? max(key + p.queries - p.keys, std::int64_t{0}) : 0;
+  Sum d_k, d_v;
+  for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+    const float* lse = p.lse + (batch * p.heads + head) * p.queries;
+    for_pairs(
+        first, p.queries,
+        [&](std::int64_t query) { return pair_of(p, p.query_at(batch, head, query), at, lse[query]); },
+        [&](std::int64_t query, const Pair& pair) {
+          if (i >= p.head_dim) return;
+          const std::int64_t element = p.query_at(batch, head, query) + i;
+          d_k.add(pair.d_score, value_of(p.q[element]));
+          d_v.add(pair.weight, value_of(p.d_out[element]));
+        });
+  }
+  if (i >= p.head_dim) return;
+  const auto terms = static_cast<double>(group * p.queries);
+  d_k.check(value_of(p.d_k[at + i]), terms, p.unit, at + i, differences);
+  d_v.check(value_of(p.d_v[at + i]), terms, p.unit, at + i, differences);
+}
+
+template <typename T>
+void launch_check(const AttentionBackwardArguments& arguments, const AttentionShape& shape, std::int64_t step,
+                  Differences* differences, cudaStream_t stream) {
+  const auto of = [](const void* tensor) { return static_cast<const T*>(tensor); };
+  const Problem<T> p{
+      .q = of(arguments.q),
+      .k = of(arguments.k),
+      .v = of(arguments.v),
+      .out = of(arguments.out),
+      .d_out = of(arguments.d_out),
+      .d_q = of(arguments.d_q),
+      .d_k = of(arguments.d_k),
+      .d_v = of(arguments.d_v),
+      .lse = arguments.lse,
+      .batch = shape.batch,
+      .queries = shape.sequence,
+      .keys = shape.keys,
+      .heads = shape.heads,
+      .kv_heads = shape.kv_heads,
+      .head_dim = shape.head_dim,
+      .step = step,
+      .causal = shape.causal,
+      .scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim)),
+      .unit = rounding_unit_of(shape.dtype),
+      .subnormal = subnormal_error_of(shape.dtype)};
+  const auto blocks = [&](std::int64_t rows) { return static_cast<unsigned>((rows + step - 1) / step); };
+  check_queries<T>
+      <<<blocks(p.batch * p.heads * p.queries), kThreads, 0, stream>>>(p, differences);
+  check_keys<T><<<blocks(p.batch * p.kv_heads * p.keys), kThreads, 0, stream>>>(p, differences);
+}
+
+}  // namespace
+
+Result<ProductCheck> check_attention_backward(const AttentionBackwardArguments& arguments,
+                                              const AttentionShape& shape, std::int64_t step,
+                                              CUstream_st* stream) {
+  return counted_differences(stream, [&](Differences* differences) {
+    if (shape.dtype == DataType::kBf16) {
+      launch_check<__nv_bfloat16>(arguments, shape, step, differences, stream);
+    } else {
+      launch_check<__half>(arguments, shape, step, differences, stream);
+    }
+  });
+}
+
+}  // namespace mkernel::bench

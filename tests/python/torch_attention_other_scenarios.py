@@ -13,7 +13,6 @@ from mkernel.torch import ring_flash_attn as functions
 FORMS = ("ring_flash_attn", "zigzag_ring_flash_attn")
 CONTIGUOUS = "ring_attention: causal over contiguous parts"
 OF_LSE = "ring_attention_backward: the loss depends on lse"
-NO_BACKWARD = "ring_attention_backward: there is no operation for it"
 # The parameters behind the operands, and their defaults, as that package has them.
 PARAMETERS = {"dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1), "alibi_slopes": None,
               "deterministic": False, "return_attn_probs": False, "group": None}
@@ -165,7 +164,7 @@ def by_dtensor():
             gradient = leaf.grad.to_local().transpose(1, 2).double()
             assert torch.allclose(gradient, wanted[:, rows], rtol=0.03, atol=0.03), (name, (gradient - wanted[:, rows]).abs().max())
         told = mkernel.torch.counters()
-        assert told["launches"] == 1 and told["fallbacks"] == {NO_BACKWARD: 1}, (name, told)
+        assert told["launches"] == 2 and not told["fallbacks"], (name, told)
     module._disable_cp_dtensor_dispatcher()
     mkernel.torch.unpatch_context_parallel()
     end()

@@ -7,7 +7,7 @@ from torch_attention_rank import Whole, places
 from torch_rank import RANK, SOCKET, TIMEOUT, WORLD, counted, dist, end, name_of, operand, start, torch
 
 import mkernel.torch
-from mkernel.torch import _attention_torch
+from mkernel.torch import _attention_torch, _plans
 
 OPS = torch.ops.mkernel
 OF_LSE = "the loss depends on lse"  # why PyTorch runs a backward pass
@@ -15,7 +15,8 @@ SPLIT = {False: "contiguous", True: "zigzag"}
 
 
 def ring(whole, name, **keywords):
-    """Forward and backward pass of this rank, checked. Returns what the call changed in the counters."""
+    """Forward and backward pass of this rank, checked. mkernel runs the second where it ran the first, and the loss depends on the
+    result alone. Returns what the first changed in the counters."""
     sequence, zigzag = whole.out.shape[1], keywords.get("zigzag", True)
     split = SPLIT[whole.causal and zigzag]
     rows, leaves = places(sequence, split), whole.mine(split)
@@ -25,7 +26,8 @@ def ring(whole, name, **keywords):
     changed = counted(lambda: found.extend(OPS.ring_attention(*leaves, whole.causal, whole.scale, name, **keywords)))
     by_torch = "launches" not in changed
     whole.check(*found, rows, parts_rounded=by_torch)
-    whole.backward(*found, rows)
+    backward = counted(lambda: whole.backward(*found, rows))
+    assert backward["ring_attention_backward"] == 1 and ("launches" in backward) == (not by_torch and not whole.with_lse), backward
     whole.check_gradients(leaves, rows, 3 if by_torch else 1)
     return changed
 
@@ -38,11 +40,13 @@ def values():
     for causal in (False, True):
         for dtype in (torch.bfloat16, torch.float16):
             for heads in ((4, 4), (4, 2), (3, 1)):
-                changed = ring(Whole(seed := seed + 10, 6 * WORLD, causal=causal, heads=heads, dtype=dtype), name)
-                assert changed == {"ring_attention": 1, "launches": 1, "plans_created": 1}, changed
+                for with_lse, plan in ((True, "plans_created"), (False, "plans_hit")):
+                    whole = Whole(seed := seed + 10, 6 * WORLD, causal=causal, heads=heads, dtype=dtype, with_lse=with_lse)
+                    changed = ring(whole, name)
+                    assert changed == {"ring_attention": 1, "launches": 1, plan: 1}, changed
         for sequence in (1, 2 * WORLD - 1, 7 * WORLD, 61):
-            ring(Whole(seed := seed + 10, sequence, causal=causal), name)
-        ring(Whole(seed := seed + 10, 4 * WORLD, causal=causal, scale=0.3), name)
+            ring(Whole(seed := seed + 10, sequence, causal=causal, with_lse=False), name)
+        ring(Whole(seed := seed + 10, 4 * WORLD, causal=causal, scale=0.3, with_lse=False), name)
         changed = ring(Whole(seed := seed + 10, 6 * WORLD, causal=causal, heads=(4, 2)), name)  # an operation that is there
         assert changed == {"ring_attention": 1, "launches": 1, "plans_hit": 1}, changed
     # The same bits from every call, also of views that are copied.
@@ -57,8 +61,27 @@ def values():
     empty = operand(1, RANK, (2, 0, 4, 16))
     out, lse = OPS.ring_attention(empty, empty, empty, True, None, name)
     assert out.shape == (2, 0, 4, 16) and lse.shape == (2, 4, 0)
+    q, k, v = (x.detach() for x in (q, k, v))
+    gradients = [OPS.ring_attention_backward(whole.d_out[:, places(4 * WORLD, "zigzag")], None, q, k, v, out, lse, True, None, name)
+                 for out, lse in [OPS.ring_attention(q, k, v, True, None, name)] * 2]
+    assert all(torch.equal(x, y) for x, y in zip(*gradients))
     assert not mkernel.torch.counters()["fallbacks"]
+    no_operation(name)
     end()
+
+
+def no_operation(name):
+    """A library whose executor has no backward pass of ring attention, as all ranks find together."""
+    whole = Whole(3, 10 * WORLD, causal=True, with_lse=False)
+    rows, leaves = places(10 * WORLD, "zigzag"), whole.mine("zigzag")
+    found = OPS.ring_attention(*leaves, True, None, name)
+    refused = unittest.mock.Mock(side_effect=mkernel.Unimplemented("not yet"))
+    mkernel.torch.reset_counters()
+    with unittest.mock.patch.object(_plans.AttentionKey, "make", refused):
+        whole.backward(*found, rows)
+    assert refused.called
+    whole.check_gradients(leaves, rows)
+    assert mkernel.torch.counters()["fallbacks"] == {"ring_attention_backward: the library has no operation for it": 1}
 
 
 def tiles():
@@ -188,11 +211,14 @@ def explained(name):
     told = explain(OPS.ring_attention, q, k, k, True, None, name)
     operation = f"ring_attention batch=2 sequence={6 * WORLD} heads=4 kv_heads=2 head_dim=16 causal bf16 cpu"
     assert (told.path, told.operation, told.planned, told.copies) == ("mkernel", operation, False, ()), told
-    assert told.backward.startswith("in PyTorch: mkernel has no operation"), told
+    backward = operation.replace("ring_attention", "ring_attention_backward")
+    assert told.backward == f"{backward}; in PyTorch where the loss depends on lse", told
     OPS.ring_attention(q, k, k, True, None, name)
     assert explain("ring_attention", q, k, k, True, None, name).planned
     told = explain(OPS.ring_attention, q, k, k, True, None, name, zigzag=False)
     assert told.path == "fallback" and "zigzag alone" in told.why, told
+    told = explain(OPS.ring_attention_backward, q, None, q, k, k, q, q.new_empty(2, 4, 6, dtype=torch.float32), True, None, name)
+    assert (told.path, told.operation) == ("mkernel", backward), told
     told = explain(OPS.attention, q[:, :3].transpose(1, 2).contiguous().transpose(1, 2), k, k, scale=0.5)
     assert told.operation == "attention batch=2 sequence=3 keys=6 heads=4 kv_heads=2 head_dim=16 full scale=0.5 bf16 cpu", told
     assert told.copies and told.copies[0].startswith("q: it is not dense (strides"), told

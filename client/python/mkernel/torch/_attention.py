@@ -4,7 +4,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from mkernel.errors import Error
+from mkernel.errors import Error, Unimplemented
 from mkernel.torch import _attention_torch
 from mkernel.torch._attention_decide import (
     ALONE,
@@ -144,8 +144,8 @@ def ring_attention_backward(d_out: Optional[torch.Tensor], d_lse: Optional[torch
     try:
         operands = backward_operands(d_out, d_lse, {"q": q, "k": k, "v": v}, out, lse)
         return _differentiate(name, membership_of(group_name), operands, call)
-    except (Refused, NotInitialized) as error:
-        count_fallback(f"{name}: {error.reason}", group_name)
+    except (Unimplemented, NotInitialized) as error:  # also of a library whose cuda executor does not have it
+        count_fallback(f"{name}: {getattr(error, 'reason', 'the library has no operation for it')}", group_name)
     _check_ring(q, k, v, call, group_name)
     return _attention_torch.ring_gradients(_attention_torch.Saved(q, out, lse, d_out, d_lse), k, v, call, group_name)
 

@@ -172,8 +172,6 @@ def check_served(kind: str, membership: Membership, operands: Operands, call: Ca
         return
     if call.causal and not call.zigzag and membership.world_size > 1:
         raise Refused("causal over contiguous parts", "causal, zigzag = False: mkernel has causal sequences split zigzag alone")
-    if kind == BACKWARD[RING]:
-        raise Refused("there is no operation for it", "mkernel has no operation for the backward pass of ring attention")
     if q.is_cuda:
         _check_ring_on_gpu(membership, operands["k"].shape[2] * head_dim)
 

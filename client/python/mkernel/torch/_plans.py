@@ -1,6 +1,5 @@
 """The operations of one group, made when a shape is first seen and kept for the next time."""
 
-from collections import OrderedDict
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -134,6 +133,7 @@ class Plan:
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
         self.captured = False  # by a CUDA graph, which may be replayed at any time
+        self.last_used = 0  # the number of the use, among those of all plans of the group
         self._staging: "dict[str, torch.Tensor]" = {}
         self._launches: "dict[tuple[float, int], Launch]" = {}
 
@@ -186,7 +186,8 @@ class PlanCache:
 
     def __init__(self, group: Group, capacity: int) -> None:
         self._group, self.capacity = group, capacity
-        self._plans: "OrderedDict[PlanKey, Plan]" = OrderedDict()
+        self._plans: "dict[PlanKey, Plan]" = {}
+        self._uses = 0
 
     def __contains__(self, key: PlanKey) -> bool:
         return key in self._plans
@@ -202,7 +203,6 @@ class PlanCache:
         the first call), and those of the group's methods that make operations."""
         plan = self._plans.get(key)
         if plan is not None:
-            self.use(key)
             totals["plans_hit"] += 1
         elif captured:
             raise FailedPrecondition(
@@ -211,12 +211,13 @@ class PlanCache:
             )
         else:
             plan = self._add(key)
+        self.use(plan)
         plan.captured = plan.captured or captured
         return plan
 
-    def use(self, key: PlanKey) -> None:
-        """Of a plan that is there: it is the last to be dropped now."""
-        self._plans.move_to_end(key)
+    def use(self, plan: Plan) -> None:
+        """It is the last to be dropped now."""
+        self._uses = plan.last_used = self._uses + 1
 
     def _add(self, key: PlanKey) -> Plan:
         while len(self._plans) >= self.capacity:
@@ -234,9 +235,10 @@ class PlanCache:
 
     def _evict(self) -> bool:
         """Drops the plan that was not used for longest and is in no graph; False: there is none."""
-        key = next((key for key, plan in self._plans.items() if not plan.captured), None)
-        if key is None:
+        free = [key for key, plan in self._plans.items() if not plan.captured]
+        if not free:
             return False
+        key = min(free, key=lambda key: self._plans[key].last_used)
         totals["plans_evicted"] += 1
         remembered.clear()
         self._plans.pop(key).operation.close()
@@ -251,5 +253,4 @@ class PlanCache:
         """In the order that is the same on every rank."""
         remembered.clear()
         while self._plans:
-            _, plan = self._plans.popitem(last=False)
-            plan.operation.close()
+            self._plans.pop(next(iter(self._plans))).operation.close()

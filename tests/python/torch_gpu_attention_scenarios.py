@@ -4,6 +4,7 @@ import warnings
 
 from rank import raises
 from torch_attention_rank import Whole, places
+from torch_attention_varlen_scenarios import Sequences, attended
 from torch_gpu_rank import GPU, begin, call, meet, no_launches, on_gpu
 from torch_rank import RANK, WORLD, counted, end, operand, torch
 
@@ -94,6 +95,27 @@ def alone():
     passes = [OPS.attention_backward(d_out, None, q, k, v, out, lse, True, None) for _ in range(4)]
     mkernel.torch.synchronize()
     assert all(torch.equal(a, b) for others in passes[1:] for a, b in zip(others, passes[0])), "other bits"
+    end()
+
+
+def varlen():
+    """Ring attention over sequences of different lengths, with its gradients; bad lengths are refused on the GPU."""
+    name = begin()
+    for seed, (causal, zigzag) in enumerate(((True, True), (True, False), (False, True))):
+        for dim, dtype in ((64, torch.bfloat16), (128, torch.float16)):
+            split = SPLIT[causal and zigzag]
+            sequences = Sequences(100 * seed + dim, (96, 0, 2, 230), split, 5, causal=causal, dim=dim, dtype=dtype)
+            changed = attended(sequences, zigzag, name, causal, device=GPU)
+            assert changed["launches"] == 1, changed
+    mkernel.torch.synchronize()
+    assert not mkernel.torch.counters()["fallbacks"]
+    q = on_gpu(1, RANK, (66, 4, 64))  # the operation has 80 rows
+    for bad in ([0, 40, 32, 64], [0, 32, 68]):
+        OPS.ring_attention_varlen(q, q, q, torch.tensor(bad, dtype=torch.int32, device=GPU), True, None, name)
+        with raises(mkernel.InvalidArgument, "cu_seqlens_"):
+            mkernel.torch.synchronize()
+    OPS.ring_attention_varlen(q, q, q, torch.tensor([0, 64], dtype=torch.int32, device=GPU), True, None, name)
+    mkernel.torch.synchronize()
     end()
 
 

@@ -58,7 +58,7 @@ def _parts_seen(call: Call, world: int, rank: int) -> "list[int]":
 
 class Packing:
     """The packed sequences of a rank, in the order of its rows, as tensors on the device of `cu_seqlens`: the host does not wait for
-    their values."""
+    their values. Of bad ones on a GPU no row is out of bounds, and the launch that reads them is refused."""
 
     def __init__(self, cu_seqlens: torch.Tensor, rows: int, call: Call, world: int, rank: int) -> None:
         seen = _parts_seen(call, world, rank)
@@ -67,7 +67,9 @@ class Packing:
         self._begins, self._ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
         self._part = (self._ends - self._begins) // self._held  # rows of a part
         starts = torch.stack([self._begins + index * self._part for index in range(self._held)], 1).flatten()
-        self.cu_seqlens_q = torch.cat((starts.int(), cu_seqlens[-1:]))
+        cu_seqlens_q = torch.cat((starts.int(), cu_seqlens[-1:]))
+        # An operation for more rows than there are would take these; it takes no more than its own.
+        self.cu_seqlens_q = cu_seqlens_q.masked_fill(cu_seqlens_q > rows, torch.iinfo(torch.int32).max)
         self._keys = torch.stack([self._part * parts for parts in seen], 1).flatten()  # of each packed sequence
         self._cu_k = torch.cat((self._keys.new_zeros(1), self._keys.cumsum(0)))
         self.cu_seqlens_k = self._cu_k.int()
@@ -82,7 +84,7 @@ class Packing:
         second = part >= self._world  # zigzag: the second part of a rank, and the ranks in reverse order
         owner = torch.where(second, 2 * self._world - 1 - part, part)
         row = owner * self._rows + self._begins[sequence] + second * size + position % size
-        return torch.where(key < self._cu_k[-1], row, 0)
+        return torch.where(key < self._cu_k[-1], row, 0).clamp(0, self._world * self._rows - 1)
 
     def packed_keys(self) -> torch.Tensor:
         """[parts of a rank, rows of all ranks]: which packed key of each part holds a row, `sizes.keys` where the part does not see it."""
@@ -96,7 +98,7 @@ class Packing:
         def of(index: int) -> torch.Tensor:
             at = sequence * self._held + index
             sees = (row < self._ends[-1]) & (position < self._keys[at])
-            return torch.where(sees, self._cu_k[at] + position, self.sizes.keys).flatten()
+            return torch.where(sees, self._cu_k[at] + position, self.sizes.keys).clamp(0, self.sizes.keys).flatten()
 
         return torch.stack([of(index) for index in range(self._held)])
 

@@ -4,7 +4,8 @@ sequences of one length.
 Keys and values of all ranks are gathered over the process group, and rows are copied so that the keys which a part of a sequence
 sees lie one behind the other. Then one launch of `attention`, of this rank alone, takes all parts of all sequences. Nothing overlaps: the
 gather comes first, and the copies. The backward pass gathers again, computes gradients in PyTorch, part after part, and sums those
-of keys and values in fp32: first over the parts of this rank, in their order, then over the ranks by a reduce-scatter of the process group."""
+of keys and values in fp32: first over the parts of this rank, in their order, then over the ranks by a reduce-scatter of the process
+group, whose order is the process group's."""
 
 from typing import Any, Optional
 

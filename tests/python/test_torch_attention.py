@@ -55,6 +55,9 @@ class Varlen(TorchTest):
         self.start_nodes(nodes)
         self.run_job(f"torch_attention_varlen_scenarios.{name}", world)
 
+    def test_packing(self):
+        self.scenario("packing", 1)
+
     def test_values(self):
         self.scenario("values", 2)
 

@@ -9,7 +9,9 @@ from torch_rank import RANK, SOCKET, TIMEOUT, WORLD, counted, dist, end, name_of
 
 import mkernel.torch
 from mkernel.torch import ring_flash_attn as functions
+from mkernel.torch._attention_decide import Call, held_rows
 from mkernel.torch._options import bucket_of
+from mkernel.torch._varlen_packing import Packing
 
 OPS = torch.ops.mkernel
 NAME = "ring_attention_varlen"
@@ -244,3 +246,34 @@ def wrong(name):
     with raises(mkernel.Unimplemented, "ring_attention_varlen_backward", "no backward"):
         torch.autograd.grad(out.sum(), leaf, create_graph=True)
     call([0, 6])
+
+
+def packing():
+    """Which rows are packed, and where they lie, of every rank of worlds up to 4: beside a list that is made position by position."""
+    for world in range(1, 5):
+        for causal, zigzag in ((True, True), (True, False), (False, True)):
+            for lengths, behind in (((4, 0, 10, 2), 3), ((6,), 0), ((0, 0, 8), 1)):
+                pack(Call(causal, None, 0, zigzag), world, lengths, behind)
+
+
+def pack(call, world, lengths, behind):
+    rows = sum(lengths) + behind
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    held = [[(sequence, part) for sequence, length in enumerate(lengths) for part in held_rows(call, length * world, world, rank)]
+            for rank in range(world)]
+    lies = {}  # the row that holds a position of a sequence, among those of all ranks
+    for rank, parts in enumerate(held):
+        for sequence, part in parts:
+            first = rank * rows + int(cu_seqlens[sequence]) + part.row
+            lies.update({(sequence, part.begin + i): first + i for i in range(part.end - part.begin)})
+    for rank, parts in enumerate(held):
+        wanted, cu_q, cu_k = [], [0], [0]
+        for sequence, part in parts:
+            wanted += [lies[sequence, position] for position in range(part.end if call.causal else lengths[sequence] * world)]
+            cu_q.append(int(cu_seqlens[sequence]) + part.rows.stop)
+            cu_k.append(len(wanted))
+        made = Packing(cu_seqlens, rows, call, world, rank)
+        assert (made.cu_seqlens_q.tolist(), made.cu_seqlens_k.tolist()) == (cu_q, cu_k)
+        assert made.gathered_rows()[: len(wanted)].tolist() == wanted and made.sizes.keys >= len(wanted)
+        found = sorted((key, row) for of_part in made.packed_keys().tolist() for row, key in enumerate(of_part) if key < made.sizes.keys)
+        assert found == list(enumerate(wanted)), (call, world, rank)

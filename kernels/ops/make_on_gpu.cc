@@ -1,11 +1,9 @@
 // The cuda executor's part of making an operation.
-#include <string>
 #include <utility>
 
 #include "kernels/cuda/launch/gemm_operation.h"
 #include "kernels/cuda/memory/on_device.h"
 #include "kernels/ops/make.h"
-#include "kernels/plan/gemm_shape.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -82,15 +80,17 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
 Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
     OpKind kind, const AttentionShape& shape, const GroupView& group, const Topology& topology,
     const MakeOptions& options) {
-  if (kind == OpKind::kRingAttentionBackward) {
-    return Status(StatusCode::kUnimplemented,
-                  std::string(name_of(kind)) + ": the cuda executor does not have it yet");
-  }
   const OnDevice here(options.device);
   MK_RETURN_IF_ERROR(here.status());
-  auto made = make_cuda_attention_backward(shape, topology, group.rank(),
-                                           {.sms = options.plan.sms, .machine = options.plan.machine});
+  const GemmPlanOptions& plan = options.plan;
+  auto made = kind == OpKind::kAttentionBackward
+                  ? make_cuda_attention_backward(shape, topology, group.rank(),
+                                                 {.sms = plan.sms, .machine = plan.machine})
+                  : make_cuda_ring_attention_backward(
+                        shape, topology, group.rank(),
+                        {.comm_ctas = plan.comm_ctas, .sms = plan.sms, .machine = plan.machine});
   if (!made.ok()) return made.status();
+  (*made)->use_rings(options.rings);
   return std::unique_ptr<AttentionBackwardOperation>(std::move(*made));
 }
 

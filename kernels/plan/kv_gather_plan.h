@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/base/divisor.h"
-#include "kernels/plan/push_gather_plan.h"
 #include "kernels/plan/sm90_tile.h"
 #include "proto/abi/host_device.h"
 
@@ -16,13 +15,16 @@ namespace mkernel::kernels {
 /// source.
 ///
 /// Heads are those of keys and values, of all batch entries: head batch_entry * kv_heads + kv_head. The rows
-/// of a head are its positions. A chunk is a block of rows of one head of one tensor, and number head * blocks
+/// of a head are its positions. A chunk is a block of rows of one head of one tensor, and number head *
+/// blocks
 /// + block of its source and tensor. All sources have equally many: blocks behind the last row of a source
 /// are short or empty. Chunks travel in the order of their numbers, which is that in which tasks need them
 /// (plan/attention_tasks.h), keys before values: so the first heads are whole after a fraction of the time
 /// that the gather takes.
 struct KvChunks {
-  using Turn = StreamTurns::Turn;
+  struct Turn {
+    std::int32_t stream, chunk;
+  };
 
   static constexpr std::int32_t kTensors = 2;
   /// A CTA pushes its share of a chunk in pieces of whole rows (cuda/comm/fan_out.cuh).

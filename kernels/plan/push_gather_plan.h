@@ -10,27 +10,22 @@
 
 namespace mkernel::kernels {
 
-/// First come the chunks of the rank's own streams; then those of the others, a group of streams behind the
-/// other. Within a group, the own streams among them, the j-th chunks of all streams come in turn.
+/// First come the chunks of the rank's own stream, then those of the others: the j-th chunks of all of them
+/// in turn.
 struct StreamTurns {
   struct Turn {
     std::int32_t stream, chunk;
   };
 
-  std::int32_t own_chunks = 0;     ///< of every own stream
-  std::int32_t others = 0;         ///< streams after the own ones
-  std::int32_t most_chunks = 0;    ///< of one of these: one with fewer skips its turn
-  std::int32_t own_streams = 1;    ///< the first ones
-  std::int32_t together = others;  ///< streams of a group, of those after the own ones
+  std::int32_t own_chunks = 0;
+  std::int32_t others = 0;       ///< streams after the own one
+  std::int32_t most_chunks = 0;  ///< of one of these: one with fewer skips its turn
 
-  MK_HOST_DEVICE std::int32_t turns() const { return own_streams * own_chunks + others * most_chunks; }
+  MK_HOST_DEVICE std::int32_t turns() const { return own_chunks + others * most_chunks; }
   MK_HOST_DEVICE Turn turn(std::int32_t index) const {
-    const std::int32_t own = own_streams * own_chunks;
-    if (index < own) return {index % own_streams, index / own_streams};
-    index -= own;
-    const std::int32_t group = index / (together * most_chunks);
-    index -= group * together * most_chunks;
-    return {own_streams + group * together + index % together, index / together};
+    if (index < own_chunks) return {0, index};
+    index -= own_chunks;
+    return {1 + index % others, index / others};
   }
 };
 
@@ -101,6 +96,7 @@ struct PushGatherPlan {
   MK_HOST_DEVICE std::int32_t slab_of(std::int32_t source) const { return shared ? 0 : source; }
   /// Rows of a slab, and the first one of them among all rows.
   MK_HOST_DEVICE std::int64_t slab_rows(std::int32_t slab) const { return shared ? rows : rows_of(slab); }
+  std::int64_t most_slab_rows() const { return shared ? rows : max_rows(); }
   MK_HOST_DEVICE std::int64_t slab_row(std::int32_t slab) const { return shared ? 0 : first_row(slab); }
   /// Of the slabs that have fewest, or that have `more` = 1 rows more: as many as a tensor map may have,
   /// which is one at least.

@@ -10,14 +10,14 @@
 namespace mkernel::kernels {
 namespace {
 
-/// Cycles of one step along k on one SM whose tile has so many rows and columns: the tensor cores' or those
-/// of L2 (what the neighbour multicasts is not asked for), rounded between the two as measured on an H200.
-/// `asking`: share of the SMs that have a tile.
-double step_cycles(const Machine& machine, double rows, double columns, const TileSize& of,
+/// Cycles of one step along k on one SM whose tile has so many columns: the tensor cores' or those of L2
+/// (what the neighbour multicasts is not asked for), rounded between the two as measured on an H200. Rows
+/// that `a_box_rows` leaves out are multiplied, but not loaded. `asking`: share of the SMs that have a tile.
+double step_cycles(const Machine& machine, std::int32_t a_box_rows, double columns, const TileSize& of,
                    Sm90Cluster cluster, double asking) {
-  const double compute = 2.0 * rows * columns * kSm90TileK / machine.tensor_operations / machine.tensor_share;
-  const double bytes =
-      (rows / cluster_columns(cluster) + columns / cluster_rows(of, cluster)) * kSm90TileK * 2;
+  const double compute =
+      2.0 * of.rows * columns * kSm90TileK / machine.tensor_operations / machine.tensor_share;
+  const double bytes = (a_box_rows + columns / cluster_rows(of, cluster)) * kSm90TileK * 2;
   const double load = bytes / machine.l2_bytes * asking;
   return std::pow(std::pow(compute, 4) + std::pow(load, 4), 0.25);
 }
@@ -46,11 +46,10 @@ Sm90Plan with_low_bands(const Machine& machine, Sm90Plan plan) {
 /// Of one tile of `columns` columns: its steps, and filling the pipeline and writing the sums as far as the
 /// next tile does not hide them.
 double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, Sm90Cluster cluster,
-                   double columns, double asking) {
-  const double rows = tile.rows;
+                   std::int32_t a_box_rows, double columns, double asking) {
   return static_cast<double>(ceil_div(k, kSm90TileK)) *
-             step_cycles(machine, rows, columns, tile, cluster, asking) +
-         600 + 600 * rows * columns / (128 * 256);
+             step_cycles(machine, a_box_rows, columns, tile, cluster, asking) +
+         600 + 600 * tile.rows * columns / (128 * 256);
 }
 
 Sm90Plan better(const GemmShape& shape, const Machine& machine, const Sm90Plan& one, const Sm90Plan& other) {
@@ -60,19 +59,21 @@ Sm90Plan better(const GemmShape& shape, const Machine& machine, const Sm90Plan& 
 }  // namespace
 
 double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, std::int32_t columns,
-                   Sm90Cluster cluster) {
-  return tile_cycles(machine, k, tile, cluster, columns, 1);
+                   std::int32_t a_box_rows) {
+  return tile_cycles(machine, k, tile, Sm90Cluster::kStacked, a_box_rows, columns, 1);
 }
 
 double estimated_cycles(const GemmShape& shape, const Machine& machine, const Sm90Plan& plan) {
   const std::int64_t clusters = plan.clusters();
   const auto waves = static_cast<double>(ceil_div(plan.whole, clusters));
-  const double cycles = waves * tile_cycles(machine, shape.k, plan.tile, plan.cluster, plan.tile.columns, 1);
+  const auto tile = [&](std::int32_t columns, double asking) {
+    return tile_cycles(machine, shape.k, plan.tile, plan.cluster, plan.a_box_rows(shape.m), columns, asking);
+  };
+  const double cycles = waves * tile(plan.tile.columns, 1);
   const std::int64_t left = (plan.raster.tiles() - plan.whole) * tail_parts(plan.tile);
   if (left == 0) return cycles;
   const double asking = std::min(1.0, static_cast<double>(left) / static_cast<double>(clusters));
-  return cycles + static_cast<double>(ceil_div(left, clusters)) *
-                      tile_cycles(machine, shape.k, plan.tile, plan.cluster, kSm90TailColumns, asking);
+  return cycles + static_cast<double>(ceil_div(left, clusters)) * tile(kSm90TailColumns, asking);
 }
 
 Sm90Plan with_best_tail(const GemmShape& shape, const Machine& machine, Sm90Plan plan) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/base/types.h"
 #include "kernels/plan/raster.h"
@@ -58,6 +59,20 @@ constexpr int cluster_columns(Sm90Cluster cluster) {
   return cluster == Sm90Cluster::kStacked ? 1 : 2;
 }
 
+/// Rows of the boxes in which a is loaded, when no tile of the product has more than `most_rows`. Rows that a
+/// box has behind the matrix would cost more than rows do (tests/perf/notes.md). CTAs side by side load half
+/// of the rows each; the second half begins where the swizzle does, at a multiple of eight rows.
+constexpr std::int32_t a_box_rows(const TileSize& tile, Sm90Cluster cluster = Sm90Cluster::kStacked,
+                                  std::int64_t most_rows = std::numeric_limits<std::int64_t>::max()) {
+  const std::int32_t rows = most_rows < tile.rows ? static_cast<std::int32_t>(most_rows) : tile.rows;
+  return cluster == Sm90Cluster::kStacked ? rows : (rows + 15) / 16 * 8;
+}
+
+/// Whether the body by itself (cuda/gemm/gemm_sm90.h) has lower boxes for fewer rows than a tile has.
+constexpr bool fits_boxes(const TileSize& tile) {
+  return tile.rows * tile.columns <= 128 * 128;
+}
+
 /// Whether what whole waves of tiles leave over may be cut into narrow tiles (plan/tile_assignment.h), and
 /// how wide.
 inline constexpr int kSm90TailColumns = 64;
@@ -94,14 +109,18 @@ struct Sm90Plan {
   std::int32_t whole =
       0;  ///< cluster tiles that are computed whole: those after them are the tail of the assignment
 
+  /// Of a product of `m` rows by itself. Large tiles are for many rows, and their code does not look.
+  std::int32_t a_box_rows(std::int64_t m) const {
+    return kernels::a_box_rows(tile, cluster, fits_boxes(tile) ? m : tile.rows);
+  }
   std::int32_t cluster_ctas() const { return cluster_rows(tile, cluster) * cluster_columns(cluster); }
   std::int32_t clusters() const { return ctas / cluster_ctas(); }
 };
 
-/// Cycles that an SM needs for `columns` columns of a tile (all of them, or kSm90TailColumns), all SMs at
-/// work.
+/// Cycles that an SM needs for `columns` columns of a tile (all of them, or kSm90TailColumns) of a stacked
+/// cluster, all SMs at work.
 double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, std::int32_t columns,
-                   Sm90Cluster cluster = Sm90Cluster::kStacked);
+                   std::int32_t a_box_rows);
 
 /// Cycles of a whole product, as far as tensor cores and L2 bound it.
 double estimated_cycles(const GemmShape& shape, const Machine& machine, const Sm90Plan& plan);

@@ -29,4 +29,19 @@ MK_HOST_DEVICE inline TilePair tile_pair(std::int32_t index, std::int32_t blocks
   return {2 * (index - column * stacked), 2 * columns + column, false};
 }
 
+/// Pair `index` of all tiles of `blocks` blocks of rows in `column_pairs` pairs of columns. The blocks are
+/// cut into bands of equal size, of `most` blocks at most (even): one band goes through all columns before
+/// the next one begins, so that rows which fit the L2 are read from memory once.
+MK_HOST_DEVICE inline TilePair banded_tile_pair(std::int32_t index, std::int32_t blocks,
+                                                std::int32_t column_pairs, std::int32_t most) {
+  const std::int32_t bands = (blocks + most - 1) / most;
+  const std::int32_t of_band = ((blocks + bands - 1) / bands + 1) / 2 * 2;
+  const std::int32_t first = index / (of_band * column_pairs) * of_band;
+  const std::int32_t here = blocks - first < of_band ? blocks - first : of_band;
+  const std::int32_t inside = index - first * column_pairs, columns = inside / here;
+  TilePair pair = tile_pair(inside - columns * here, here, columns);
+  pair.block += first;
+  return pair;
+}
+
 }  // namespace mkernel::kernels

@@ -214,13 +214,14 @@ Status check_to_all(OpKind kind, const GemmShape& shape, const Topology& topolog
 }
 
 /// Of all tiles that owners can share, and of both ways of an all-reduce, what is expected to take least at
-/// rank 0: ranks differ in what they send, and all must choose alike.
+/// rank 0: ranks differ in what they send, and all must choose alike. Where memory bounds all of them, the
+/// smallest tiles, of which no CTA is without rows.
 std::optional<TileReducePlan> fastest_shared_plan(OpKind kind, const GemmShape& shape,
                                                   const Topology& topology, std::uint32_t rank,
                                                   const Machine& machine, const TileReduceOptions& options) {
   const std::vector<TileSize> tiles =
       options.tile ? std::vector<TileSize>{*options.tile}
-                   : std::vector<TileSize>(std::begin(kSm90Tiles), std::end(kSm90Tiles));
+                   : std::vector<TileSize>(std::rbegin(kSm90Tiles), std::rend(kSm90Tiles));
   std::optional<TileReducePlan> best;
   for (const TileSize& tile : tiles) {
     if (!shares_tiles(shape, topology, tile)) continue;
@@ -288,7 +289,8 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
 
 double estimated_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan) {
   const Machine& machine = plan.machine;
-  const double tile = tile_cycles(machine, shape.k, plan.tile, plan.tile.columns) / machine.clock;
+  const double tile =
+      tile_cycles(machine, shape.k, plan.tile, plan.tile.columns, plan.a_box_rows()) / machine.clock;
   const auto waves = static_cast<double>(waves_of(plan, plan.reduce_ctas));
   const double operands = 2.0 * static_cast<double>(shape.k) * static_cast<double>(shape.m + shape.n);
   const double product = std::max(waves * tile, operands / machine.memory_bytes);
@@ -314,6 +316,16 @@ TileReducePlan::Tile TileReducePlan::tile_at(std::int32_t index, std::int32_t in
   if (begin < end) one.parts.push_back({place.turn, begin, end});
   one.rows = static_cast<std::int32_t>(std::max<std::int64_t>(0, end - begin));
   return one;
+}
+
+std::int32_t TileReducePlan::a_box_rows() const {
+  if (!shared.any()) return kernels::a_box_rows(tile);
+  std::int64_t most = 1;
+  for (std::int32_t begin = 0; begin < reduce.world; begin += shared.owners) {
+    const std::int32_t end = std::min(reduce.world, begin + shared.owners);
+    most = std::max(most, reduce.to_all ? reduce.rows : reduce.first_row(end) - reduce.first_row(begin));
+  }
+  return kernels::a_box_rows(tile, Sm90Cluster::kStacked, most);
 }
 
 std::int64_t TileReducePlan::head_rows(std::int32_t owner) const {

@@ -63,6 +63,8 @@ struct TileReducePlan {
   std::int32_t cluster_tiles() const { return shared.any() ? shared.tiles() : tiles.tiles(); }
   /// Of cluster tile `index` (0 .. cluster_tiles() - 1) the tile of CTA `in_cluster`.
   Tile tile_at(std::int32_t index, std::int32_t in_cluster) const;
+  /// Rows of a box of a: those of the highest of the tiles that owners share, else those of a whole tile.
+  std::int32_t a_box_rows() const;
   /// The word of a tile whose first row is row `row` of an owner's, counted from ready_offset().
   std::int64_t ready_word(std::int64_t row, std::int32_t column) const {
     return row / tile.rows * units.raster.columns() + column;

@@ -139,11 +139,12 @@ TEST_CASE("attention backward: a group that failed ends the launches, with the g
   if (!peers_or_skip(1)) return;
   BackwardRank rank(kSmall);
   rank.run_checked(1);
+  rank.poison();
+  const std::uint64_t poison = rank.digest();
   rank.world().fail_group(0, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
   require_ok(rank.enqueue());
   rank.poison();
-  const std::uint64_t poison = rank.digest();
-  require_ok(rank.enqueue());
+  require_ok(rank.enqueue());  // before the host has waited for anything and sees the failure
   CHECK(rank.digest() == poison);  // the one behind it does nothing
   const Status failed = rank.operation().status();
   CHECK(failed.code() == StatusCode::kUnavailable);

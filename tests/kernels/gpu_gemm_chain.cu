@@ -106,10 +106,10 @@ Status launch(const Parameters& p, std::int32_t ctas) {
 Status launch_chain(const Chain& chain, Sm90Tile tile, std::int32_t ctas) {
   constexpr auto kType = DataType::kBf16;
   const auto [m, k, n] = std::tuple(chain.m, chain.k, chain.n);
-  const MatrixView views[] = {sm90_a_view(tile, kType, chain.x, m, k),
+  const MatrixView views[] = {sm90_a_view(a_box_rows(tile), kType, chain.x, m, k),
                               sm90_b_view(kType, Layout::kRowMajor, chain.v, k, k),
                               sm90_c_view(kType, chain.h, m, k),
-                              sm90_a_view(tile, kType, chain.h, m, k),
+                              sm90_a_view(a_box_rows(tile), kType, chain.h, m, k),
                               sm90_b_view(kType, Layout::kRowMajor, chain.w, n, k),
                               sm90_c_view(kType, chain.y, m, n)};
   TensorMap maps[6];

@@ -202,6 +202,21 @@ TEST_CASE("grouped gemm: more tiles than CTAs, and none at all") {
   rank.run_checked(random_ends(7, 2000, 5), 5);
 }
 
+TEST_CASE("grouped gemm: few rows, the last tasks cut, and a group that goes through its columns in bands") {
+  if (!peers_or_skip(1)) return;
+  for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+    const GroupedGemmShape few{.max_rows = 64, .k = 520, .n = 4000, .groups = 50, .b_layout = layout};
+    for (std::uint64_t seed = 1; seed < 4; ++seed) {
+      const Ends ends = random_ends(50, 64, seed);
+      const Tensor all = GroupedRank(few).run_checked(ends, seed);
+      for (const std::int32_t sms : {10, 34, 70})
+        CHECK(GroupedRank(few, {.sms = sms}).run_checked(ends, seed) == all);
+    }
+    GroupedRank({.max_rows = 1800, .k = 7168, .n = 520, .groups = 2, .b_layout = layout})
+        .run_checked({1700, 1790}, 1);
+  }
+}
+
 TEST_CASE("grouped gemm: the same bits on few multiprocessors as on all") {
   if (!peers_or_skip(1)) return;
   const auto bits = [](const kernels::GroupedGemmOptions& options) {

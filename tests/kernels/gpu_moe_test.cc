@@ -31,7 +31,8 @@ TEST_CASE("moe: the cases of both executors") {
   if (!peers_or_skip(1)) return;
   for (const MoeCase& of : moe_cases()) {
     CAPTURE(of.name);
-    run_launches({.nodes = of.nodes, .ranks_per_node = of.ranks, .across_nodes = of.across_nodes}, of.shape, 3);
+    run_launches({.nodes = of.nodes, .ranks_per_node = of.ranks, .across_nodes = of.across_nodes}, of.shape,
+                 3);
   }
 }
 
@@ -57,6 +58,9 @@ TEST_CASE("moe: both types and layouts, w1 whole and apart") {
 TEST_CASE("moe: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
   run_launches({.ranks_per_node = 2}, kTinyMoe, 2);
+  MoeShape shared = kTinyMoe;
+  shared.shared_intermediate = 24;
+  run_launches({.nodes = 2}, shared, 1);
 }
 
 TEST_CASE("moe: several blocks of rows, an odd number of columns of tiles, several steps along k") {

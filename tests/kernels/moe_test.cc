@@ -25,10 +25,13 @@ const kernels::MoeOptions kSmall{
 TEST_CASE("moe: the cases of both executors") {
   for (const MoeCase& of : moe_cases()) {
     CAPTURE(of.name);
-    run_launches(
-        of.shape,
-        {.nodes = of.nodes, .ranks_per_node = of.ranks, .rings = 2, .seed = 3, .across_nodes = of.across_nodes},
-        3);
+    run_launches(of.shape,
+                 {.nodes = of.nodes,
+                  .ranks_per_node = of.ranks,
+                  .rings = 2,
+                  .seed = 3,
+                  .across_nodes = of.across_nodes},
+                 3);
   }
 }
 

@@ -11,7 +11,7 @@
 #include "kernels/base/lent_workspace.h"
 #include "kernels/ops/make.h"
 #include "mkernel/ops.h"
-#include "tests/support/attention_reference.h"
+#include "tests/support/attention_cases.h"
 #include "tests/support/fake_fabric.h"
 #include "tests/support/random_tensor.h"
 
@@ -69,10 +69,11 @@ class Ring {
     return statuses;
   }
 
-  void check(const AttentionTensors& whole, const std::vector<Tensor>& out) const {
+  /// Every `step`-th query of a rank.
+  void check(const AttentionTensors& whole, const std::vector<Tensor>& out, std::int64_t step = 1) const {
     for (std::uint32_t rank = 0; rank < out.size(); ++rank) {
       const std::size_t wrong = wrong_attention_of_rank(shape_, whole, std::ssize(out), rank, out[rank],
-                                                        lse_[rank], Weights::kFp32);
+                                                        lse_[rank], Weights::kFp32, step);
       CHECK_MESSAGE(wrong == 0, "rank ", rank, ": ", wrong, " of ", out[rank].size(), " elements wrong");
     }
   }
@@ -105,6 +106,20 @@ std::vector<Tensor> run_checked(const AttentionShape& shape, const FabricOptions
 struct World {
   std::uint32_t nodes, ranks;
 };
+
+TEST_CASE("ring attention: the cases of both executors") {
+  for_every_ring_case([](const AttentionShape& shape, float scale, std::uint32_t nodes, std::uint32_t ranks) {
+    CAPTURE(nodes);
+    CAPTURE(ranks);
+    Ring ring(shape, {.nodes = nodes, .ranks_per_node = ranks, .seed = 3});
+    CAPTURE(ring.operation(0).signature());
+    const AttentionTensors whole = random_attention(shape, 1, scale);
+    std::vector<Tensor> out;
+    for (const Status& status : ring.launch(whole, out)) CHECK_MESSAGE(status.ok(), status.to_string());
+    ring.check(whole, out, sampling_step(shape.batch * shape.heads * shape.sequence / nodes / ranks, 8));
+    CHECK(ring.fabric().error() == "");
+  });
+}
 
 TEST_CASE("ring attention is right on every world, causal and full, for any sequence length") {
   for (const World world : {World{1, 1}, {1, 3}, {1, 8}, {2, 1}, {2, 2}, {3, 2}, {4, 1}, {2, 4}}) {

@@ -1,8 +1,9 @@
-// Cases of attention of a rank alone, and of its backward pass, that both executors are tested with.
+// Cases of attention of a rank alone, of its backward pass and of ring attention, that both executors are
+// tested with.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "mkernel/ops.h"
 #include "tests/support/attention_reference.h"
@@ -31,6 +32,25 @@ void for_every_attention_case(std::int64_t longest, const Run& run) {
   }
   // Scores whose exponentials no type has.
   all({.batch = 1, .sequence = 300, .heads = 2, .kv_heads = 2, .scale = 4}, 4);
+}
+
+/// Of ring attention: run(shape, scale, nodes, ranks of a node) for every case, every query of which sees its
+/// own key at least.
+template <class Run>
+void for_every_ring_case(const Run& run) {
+  const auto all = [&](std::uint32_t nodes, std::uint32_t ranks, const AttentionShape& of, float scale = 2) {
+    for_every_attention(of, [&](const AttentionShape& shape) { run(shape, scale, nodes, ranks); });
+  };
+  // Also fewer positions than ranks.
+  for (const auto& [nodes, ranks] : {std::pair{1U, 1U}, {1U, 3U}, {2U, 1U}, {2U, 2U}, {3U, 1U}}) {
+    for (const std::int64_t sequence : {1, 7, 300})
+      all(nodes, ranks, {.batch = 2, .sequence = sequence, .heads = 4, .kv_heads = 2});
+  }
+  all(1, 4, {.batch = 1, .sequence = 4096, .heads = 1, .kv_heads = 1});
+  all(2, 1, {.batch = 1, .sequence = 4096, .heads = 1, .kv_heads = 1});
+  all(1, 2, {.batch = 1, .sequence = 300, .heads = 32, .kv_heads = 4});
+  all(2, 2, {.batch = 1, .sequence = 300, .heads = 3, .kv_heads = 1});
+  all(2, 2, {.batch = 1, .sequence = 300, .heads = 2, .kv_heads = 2, .scale = 4}, 4);
 }
 
 /// The longest one, of which rows are sampled.

@@ -180,8 +180,10 @@ const std::uint64_t* host_exchange(std::uint32_t mask, std::uint64_t mine) {
 struct HostGrid::Cluster {
   Cluster(std::uint32_t size, std::uint32_t threads, std::size_t bytes) {
     constexpr std::size_t kPeriod = 1024;  // of the swizzle
+    constexpr std::byte kPoison{0xff};     // not a number, whatever its type
     for (std::uint32_t rank = 0; rank < size; ++rank) {
       memory.push_back(std::make_unique<std::byte[]>(bytes + kPeriod));
+      std::fill_n(memory.back().get(), bytes + kPeriod, kPoison);
       const auto address = reinterpret_cast<std::uintptr_t>(memory.back().get());
       shared.push_back(memory.back().get() + (kPeriod - address % kPeriod) % kPeriod);
     }

@@ -30,7 +30,8 @@ class HostGrid {
  public:
   /// Adds a CTA: `body` is called by each of its `threads` threads.
   void add(std::uint32_t block, std::uint32_t blocks, std::uint32_t threads, std::function<void()> body);
-  /// Adds a cluster of `size` CTAs, from `block` on, each with `shared_bytes` of zeroed shared memory.
+  /// Adds a cluster of `size` CTAs, from `block` on, each with `shared_bytes` of shared memory, in which no
+  /// number is one before it is written.
   void add_cluster(std::uint32_t block, std::uint32_t size, std::uint32_t blocks, std::uint32_t threads,
                    std::size_t shared_bytes, const std::function<void()>& body);
   /// Adds a thread that serves the others until host_is_over().

@@ -124,8 +124,7 @@ std::vector<MoeCase> moe_cases() {
         MoeShape shape = kOddMoe;
         shape.intermediate = intermediate;
         shape.dtype = type;
-        shape.w_layout =
-            (type == DataType::kBf16) == (ranks > 1) ? Layout::kColumnMajor : Layout::kRowMajor;
+        shape.w_layout = (type == DataType::kBf16) == (ranks > 1) ? Layout::kColumnMajor : Layout::kRowMajor;
         add("both types and layouts", shape, nodes, ranks);
       }
     }

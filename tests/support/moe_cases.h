@@ -45,7 +45,8 @@ using TokensOfRank = std::function<std::int64_t(std::uint32_t rank)>;
 std::vector<MoeInput> random_inputs(const MoeShape& shape, std::uint32_t world, const Router& router,
                                     const TokensOfRank& tokens, std::uint64_t seed);
 
-/// Odd sizes, so that no number is a multiple of another one, nor of a tile's; no world here divides the experts.
+/// Odd sizes, so that no number is a multiple of another one, nor of a tile's; no world here divides the
+/// experts.
 inline constexpr MoeShape kOddMoe{
     .max_tokens = 60, .hidden = 72, .n = 264, .intermediate = 136, .experts = 11, .topk = 3};
 

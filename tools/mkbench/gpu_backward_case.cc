@@ -41,8 +41,8 @@ AttentionBackwardArguments GpuBackwardCase::arguments(int set) const {
 Status GpuBackwardCase::fill(int set, std::uint64_t seed, CUstream_st* stream, float scale) {
   MK_RETURN_IF_ERROR(operands_.fill(set, seed, stream, scale));
   const GpuBuffer& d_out = of(set).d_out;
-  MK_RETURN_IF_ERROR(fill_random(d_out.get(), shape_.dtype, d_out.bytes() / kElementBytes,
-                                 seed_of(seed, 0, 0, 4), stream));
+  MK_RETURN_IF_ERROR(
+      fill_random(d_out.get(), shape_.dtype, d_out.bytes() / kElementBytes, seed_of(seed, 0, 0, 4), stream));
   return poison_gradients(set, stream);
 }
 

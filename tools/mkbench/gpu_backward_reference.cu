@@ -1,7 +1,6 @@
-#include "tools/mkbench/gpu_backward_reference.h"
-
 #include <cmath>
 
+#include "tools/mkbench/gpu_backward_reference.h"
 #include "tools/mkbench/gpu_differences.cuh"
 
 namespace mkernel::bench {
@@ -109,8 +108,7 @@ __global__ __launch_bounds__(kThreads) void check_queries(const Problem<T> p, Di
   const std::int64_t seen = p.causal ? query + 1 + p.keys - p.queries : p.keys;
   Sum d_q;
   for_pairs(
-      0, seen,
-      [&](std::int64_t key) { return pair_of(p, at, p.key_at(batch, kv_head, key), p.lse[row]); },
+      0, seen, [&](std::int64_t key) { return pair_of(p, at, p.key_at(batch, kv_head, key), p.lse[row]); },
       [&](std::int64_t key, const Pair& pair) {
         if (i < p.head_dim) d_q.add(pair.d_score, value_of(p.k[p.key_at(batch, kv_head, key) + i]));
       });
@@ -171,8 +169,7 @@ void launch_check(const AttentionBackwardArguments& arguments, const AttentionSh
       .unit = rounding_unit_of(shape.dtype),
       .subnormal = subnormal_error_of(shape.dtype)};
   const auto blocks = [&](std::int64_t rows) { return static_cast<unsigned>((rows + step - 1) / step); };
-  check_queries<T>
-      <<<blocks(p.batch * p.heads * p.queries), kThreads, 0, stream>>>(p, differences);
+  check_queries<T><<<blocks(p.batch * p.heads * p.queries), kThreads, 0, stream>>>(p, differences);
   check_keys<T><<<blocks(p.batch * p.kv_heads * p.keys), kThreads, 0, stream>>>(p, differences);
 }
 

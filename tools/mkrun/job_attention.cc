@@ -40,7 +40,7 @@ class AttentionJob : public Job {
 
   Status plan(Group& group, const Options& options) override {
     if (!alone_) {
-      const auto sequence = sequence_of(group, options, q_positions());
+      auto sequence = sequence_of(group, options, q_positions());
       if (!sequence.ok()) return sequence.status();
       shape_.sequence = *sequence;
     }

@@ -6,9 +6,11 @@
 //
 //   struct Feed {                                    // the same in every role; const
 //     bool next(AttentionBackwardTask& task) const;  // the loading thread: the next task; false: no more
-//     const TensorMap& k() const, v() const;         // boxes of kTileKeys rows x 64, with a third coordinate
-//     const TensorMap& q() const, d_out() const;     // boxes of kTileQueries rows x 64, likewise
-//     const TensorMap& d_k() const, d_v() const;     // boxes of 64 rows x 64, likewise
+//     // Boxes of kTileKeys rows x 64, with a third coordinate.
+//     const TensorMap& k(const AttentionBackwardTask& task) const, v(const AttentionBackwardTask& task)
+//     const;
+//     // Boxes of kTileQueries rows x 64, likewise. `tile`: of the queries of a head.
+//     const TensorMap& q(int tile) const, d_out(int tile) const;
 //     // The loading thread: returns when what rows() gives of the head may be read.
 //     void wait_rows(const AttentionBackwardTask& task, int head) const;
 //     const AttentionBackwardRows* rows(const AttentionBackwardTask& task, int head, int tile) const;
@@ -16,9 +18,17 @@
 //     // from the first one of the task.
 //     std::int32_t unit(const AttentionBackwardTask& task, int head, int tile, int unit) const;
 //     float* sums(std::int32_t unit) const;
-//     bool is_first(const AttentionBackwardTask& task, int tile) const;  // stores, and adds to nothing
-//     void wait_turn(const AttentionBackwardTask& task, int tile, std::int32_t unit) const;
-//     void pass_turn(std::int32_t unit) const;  // to the next task that adds
+//     // So many tasks add to the tile before this one does; the first one stores, and waits for nobody.
+//     std::int32_t turn(const AttentionBackwardTask& task, int tile) const;
+//     void wait_turn(std::int32_t unit, std::int32_t turn) const;
+//     void pass_turn(std::int32_t unit, std::int32_t turn) const;  // to the next task that adds
+//     // The storing thread of a warpgroup: stores the gradients of the 64 keys from `offset` on of the tile,
+//     // which lie at these shared addresses in boxes of 64 rows x 64 (AttentionBackwardConfig). The body
+//     waits
+//     // until they are read; announce() is given what this returns, and the next task may have begun then.
+//     Stored store_keys(const AttentionBackwardTask& task, int offset, std::uint32_t d_keys,
+//                       std::uint32_t d_values) const;
+//     void announce(Stored stored) const;
 //     void finish() const;                           // all math warps, when all tasks are over
 //     float scale() const, scale_log2() const;       // of the scores; times log2(e)
 //     const DeviceTrace& trace() const;

@@ -31,7 +31,11 @@ struct alignas(16) AttentionBackwardTask {
   std::int32_t first_key;  ///< causal: the first query sees the keys before `first_key` + 1; may be negative
   std::int32_t head;       ///< the first one, counted over all sequences
   std::int32_t number;     ///< counted by the CTA
-  bool downwards;          ///< for the feed
+  // For the feed alone.
+  bool downwards;
+  std::int32_t source;     ///< whose keys they are
+  std::int32_t unit;       ///< of the gradients of keys: of the first 64
+  std::int32_t before[2];  ///< adds before its own, by part of the queries
 };
 
 /// Warps 0-3: producer warpgroup (load, store), 4-11: two math warpgroups, each with half of the keys.

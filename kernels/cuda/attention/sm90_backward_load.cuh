@@ -37,12 +37,12 @@ __device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
     stages.arrive_full_expect(2 * Config::kQueryBytes + sizeof(AttentionBackwardRows));
     const std::uint32_t full = stages.full_barrier();
     const int column = task.query_column + at.head() * Config::kHeadDim, row = at.tile() * kRows;
-    attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.queries[stages.stage()]), feed.q(),
-                                                column, row, task.query_first, full);
+    attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.queries[stages.stage()]),
+                                                feed.q(at.tile()), column, row, task.query_first, full);
     ptx::bulk_load(ptx::shared_address(&shared.rows[stages.stage()]), feed.rows(task, at.head(), at.tile()),
                    sizeof(AttentionBackwardRows), full);
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.d_out[stages.stage()]),
-                                                feed.d_out(), column, row, task.query_first, full);
+                                                feed.d_out(at.tile()), column, row, task.query_first, full);
   }
 }
 
@@ -62,10 +62,10 @@ __device__ __forceinline__ void attention_backward_load(const Feed& feed,
     task.number = i;
     begin_work(feed.trace());
     tasks.arrive_full_expect(2 * Config::kKeyBytes);
-    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.keys), feed.k(),
+    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.keys), feed.k(task),
                                                             task.key_column, task.key, task.key_first,
                                                             tasks.full_barrier());
-    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.values), feed.v(),
+    attention_load_boxes<Config::kBoxes, Config::kTileKeys>(ptx::shared_address(shared.values), feed.v(task),
                                                             task.key_column, task.key, task.key_first,
                                                             tasks.full_barrier());
     attention_backward_load_steps(feed, task, stages, shared);
@@ -73,45 +73,43 @@ __device__ __forceinline__ void attention_backward_load(const Feed& feed,
   }
 }
 
-/// Adds a unit of a tile of queries to those of the tiles of keys before, when it is its turn.
+/// Adds a unit of a tile of queries, which lies in a stage of the warpgroup's sums, to those of the tiles of
+/// keys before, when it is its turn.
 template <class Config, class Feed>
-__device__ __forceinline__ void attention_backward_add(const Feed& feed, const AttentionBackwardTask& task,
-                                                       int head, int tile, int unit,
-                                                       Pipeline<Config::kStages>& sums, std::uint32_t from) {
+__device__ __forceinline__ void attention_backward_add(
+    const Feed& feed, const AttentionBackwardTask& task, int head, int tile, int unit,
+    const Pipeline<Config::kStages>& sums, std::byte (&staged)[Config::kStages][Config::kUnitBytes]) {
   sums.wait_full();
-  const std::int32_t at = feed.unit(task, head, tile, unit);
-  feed.wait_turn(task, tile, at);
-  if (feed.is_first(task, tile)) {
+  const std::uint32_t from = ptx::shared_address(staged[sums.stage()]);
+  const std::int32_t at = feed.unit(task, head, tile, unit), turn = feed.turn(task, tile);
+  if (turn == 0) {
     ptx::bulk_store(feed.sums(at), from, Config::kUnitBytes);
   } else {
+    feed.wait_turn(at, turn);
     ptx::bulk_reduce_add_f32(feed.sums(at), from, Config::kUnitBytes);
   }
   ptx::bulk_commit_group();
   ptx::bulk_wait_group_read<0>();
   sums.arrive_empty();
   ptx::bulk_wait_group<0>();
-  feed.pass_turn(at);
+  feed.pass_turn(at, turn);
 }
 
-/// One thread per math warpgroup (`group`): its gradients of keys and values.
+/// One thread per math warpgroup (`group`): its gradients of keys and values. The task is over for it.
 template <class Config, class Feed>
-__device__ __forceinline__ void attention_backward_store_keys(const Feed& feed,
-                                                              const AttentionBackwardTask& task, int group,
+__device__ __forceinline__ void attention_backward_store_keys(const Feed& feed, int group,
+                                                              const Pipeline<1>& tasks,
                                                               AttentionBackwardShared<Config>& shared) {
+  const AttentionBackwardTask& task = shared.task;
   int offset = group * Config::kGroupKeys;
   ptx::compute_now(offset);  // so are the addresses below: registers are few
-  if (task.key + offset < task.keys) {
-#pragma unroll
-    for (int box = 0; box < Config::kBoxes; ++box) {
-      const int at = box * Config::kKeyBoxBytes + offset * 128, column = task.key_column + box * 64;
-      ptx::tma_store_3d(&feed.d_k(), column, task.key + offset, task.key_first,
-                        ptx::shared_address(shared.keys) + at);
-      ptx::tma_store_3d(&feed.d_v(), column, task.key + offset, task.key_first,
-                        ptx::shared_address(shared.values) + at);
-    }
-    ptx::bulk_commit_group();
-    ptx::bulk_wait_group_read<0>();
-  }
+  if (task.key + offset >= task.keys) return tasks.arrive_empty();
+  const auto stored = feed.store_keys(task, offset, ptx::shared_address(shared.keys) + offset * 128,
+                                      ptx::shared_address(shared.values) + offset * 128);
+  ptx::bulk_commit_group();
+  ptx::bulk_wait_group_read<0>();
+  tasks.arrive_empty();
+  feed.announce(stored);
 }
 
 /// One thread per math warpgroup (`group`): its units of every tile of queries, and its gradients of every
@@ -119,10 +117,9 @@ __device__ __forceinline__ void attention_backward_store_keys(const Feed& feed,
 template <class Config, class Feed>
 __device__ __forceinline__ void attention_backward_store(const Feed& feed, int group,
                                                          AttentionBackwardShared<Config>& shared) {
-  Pipeline<Config::kStages> sums(shared.sum_stages[group]);
-  const std::uint32_t from = ptx::shared_address(shared.sums[group]);
   const AttentionBackwardTask& task = shared.task;
-  int turns = 0;  // of the warpgroups, where there is one unit per step
+  std::uint32_t added = 0;  // units; a pipeline with stage and phase would take more registers
+  int turns = 0;            // of the warpgroups, where there is one unit per step
   for (std::uint32_t number = 0;; ++number) {
     Pipeline<1>(shared.tasks, number).wait_full();
     if (task.steps == AttentionBackwardTask::kEnd) return;
@@ -130,14 +127,13 @@ __device__ __forceinline__ void attention_backward_store(const Feed& feed, int g
     AttentionBackwardSteps at(task.walk, task.heads);
     for (int step = 0; step < task.steps; ++step, turns ^= 1, at.advance()) {
       if (!Config::kUnitEach && turns != group) continue;
-      attention_backward_add<Config>(feed, task, at.head(), at.tile(), Config::kUnitEach ? group : 0, sums,
-                                     from + sums.stage() * Config::kUnitBytes);
-      sums.advance();
+      attention_backward_add<Config>(feed, task, at.head(), at.tile(), Config::kUnitEach ? group : 0,
+                                     Pipeline<Config::kStages>(shared.sum_stages[group], added++),
+                                     shared.sums[group]);
     }
     Pipeline<1>(shared.gradients[group], number).wait_full();
-    attention_backward_store_keys(feed, task, group, shared);
     end_work(feed.trace(), DeviceWork::kStore, task.number);
-    Pipeline<1>(shared.tasks, number).arrive_empty();
+    attention_backward_store_keys(feed, group, Pipeline<1>(shared.tasks, number), shared);
   }
 }
 

@@ -30,8 +30,8 @@ struct alignas(16) AttentionTask {
   std::int32_t batch;        ///< for the feed
   std::int32_t query_column;
   std::int32_t key_column;  ///< for the feed
-  std::int32_t part;  ///< for the feed
-  std::int64_t lse;   ///< index of the first query's log-sum-exp
+  std::int32_t part;        ///< for the feed
+  std::int64_t lse;         ///< index of the first query's log-sum-exp
 };
 static_assert(sizeof(AttentionTask) == 48);
 

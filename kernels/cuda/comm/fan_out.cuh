@@ -40,7 +40,6 @@ inline constexpr int kFanOutStages = 12;
 inline constexpr int kFanOutStorers = 3;  ///< threads that store, each in a warp of its own
 inline constexpr int kFanOutReading = 3;  ///< stages that the stores of one may be reading; others hold loads
 inline constexpr std::uint32_t kFanOutPieceBytes = 16384;
-inline constexpr int kFanOutStreams = 2 * kMaxKernelNodes;  ///< at most: two tensors of every rail peer
 
 /// Memory of a rank that is written.
 struct FanOutTarget {
@@ -85,21 +84,19 @@ struct FanOutPlan {
 
   RowParts row;
   std::int32_t block_rows;
-  Divisor shares;  ///< CTAs that share every chunk
-  std::int32_t streams;
-  std::int32_t own_streams;            ///< the first ones, each with as many chunks
-  std::int32_t together;               ///< of the others: how many come in turn (StreamTurns)
-  std::int32_t most_chunks;            ///< of a stream after the own ones
+  Divisor shares;                      ///< CTAs that share every chunk
+  std::int32_t streams;                ///< the first one is this rank's, the others are those of rail peers
+  std::int32_t most_chunks;            ///< of a stream after the first one
   FanOutTarget target[kMaxNodeRanks];  ///< the ranks that are written
-  FanOutStream stream[kFanOutStreams];
+  FanOutStream stream[kMaxKernelNodes];
 
   __device__ __forceinline__ StreamTurns order() const {
-    return {stream[0].chunks, streams - own_streams, most_chunks, own_streams, together};
+    return {stream[0].chunks, streams - 1, most_chunks};
   }
   __device__ __forceinline__ std::int32_t turns() const { return order().turns(); }
   __device__ __forceinline__ Turn turn(std::int32_t index) const { return order().turn(index); }
   /// Rows of this rank, which are there.
-  __device__ __forceinline__ bool is_own(const Turn& turn) const { return turn.stream < own_streams; }
+  __device__ __forceinline__ bool is_own(const Turn& turn) const { return turn.stream == 0; }
   /// Whether its stream has that many chunks.
   __device__ __forceinline__ bool exists(const Turn& turn) const {
     return turn.chunk < stream[turn.stream].chunks;
@@ -174,7 +171,7 @@ inline constexpr std::int32_t kFanOutNothingLost = 0x7fffffff;
 template <class Plan>
 struct alignas(128) FanOutShared {
   std::byte stage[kFanOutStages][kFanOutPieceBytes];
-  Plan plan;        ///< for the caller to fill in: too long for registers
+  Plan plan;  ///< for the caller to fill in: too long for registers
   PipelineBarriers<kFanOutStages> barriers;
   PipelineBarriers<1> turn[kFanOutStorers];  ///< full when it is that storing thread's turn
   std::int32_t lost;  ///< the turn whose chunk did not come, nor anything after it; kFanOutNothingLost

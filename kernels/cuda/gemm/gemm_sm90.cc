@@ -63,15 +63,16 @@ Status check_plan(const GemmShape& shape, const Sm90SkinnyPlan& plan) {
 Status run(const GemmArguments& arguments, const GemmShape& shape, const Sm90Plan& plan,
            CUstream_st* stream) {
   MK_RETURN_IF_ERROR(check_plan(plan));
-  auto a = encode_tensor_map(
-      sm90_a_view(plan.tile, shape.dtype, arguments.a, shape.m, shape.k, 0, plan.cluster), "a");
+  const std::int32_t box_rows = plan.a_box_rows(shape.m);
+  auto a = encode_tensor_map(sm90_a_view(box_rows, shape.dtype, arguments.a, shape.m, shape.k), "a");
   if (!a.ok()) return a.status();
   auto b = encode_tensor_map(sm90_b_view(shape.dtype, shape.b_layout, arguments.b, shape.n, shape.k), "b");
   if (!b.ok()) return b.status();
   auto c = encode_tensor_map(sm90_c_view(shape.dtype, arguments.c, shape.m, shape.n), "c");
   if (!c.ok()) return c.status();
 
-  const Sm90LocalProduct product{*a, *b, *c, {plan.raster, plan.whole}, k_blocks(shape)};
+  const Sm90LocalProduct product{
+      *a, *b, *c, {plan.raster, plan.whole}, k_blocks(shape), static_cast<std::int32_t>(shape.m), box_rows};
   return with_tile(plan.tile, "gemm",
                    [&]<Sm90Tile kTile>() { return launch_sm90_local<kTile>(shape, product, plan, stream); });
 }

@@ -9,6 +9,9 @@
 //     Place tile(int i) const;          // i-th tile: Sm90TilePlace, or derived from it with what the
 //                                       // schedule wants to know of it again (finding it takes divisions);
 //                                       // stacked CTAs of a cluster agree on b, those side by side on a
+//     int a_box_rows(const Place& tile) const;  // optional, where tiles may have few rows: rows of the boxes
+//                                       // of a's maps (plan/sm90_tile.h), and for a tile without rows 0:
+//                                       // the same for the CTAs of a cluster that share a
 //     void before_part(const Place& tile, int s) const;  // when kWaits: one thread, before the first byte of
 //                                       // part s of the tile's rows is loaded: returns when it may be read
 //                                       // (acquired at the right scope)

@@ -35,7 +35,8 @@ struct Sm90Config {
 
   static constexpr int kBlocks = kTileM / kMultiplyWarpgroups / 64;  ///< wgmma rows of one warpgroup
   static constexpr int kSums = kTileN / 2;                           ///< registers of one block
-  static constexpr int kABytes = kTileM * kTileK * 2;
+  static constexpr int kRowBytes = kTileK * 2;                       ///< of a in shared memory
+  static constexpr int kABytes = kTileM * kRowBytes;
   static constexpr int kBBytes = kTileN * kTileK * 2;
   static constexpr int kABoxes = kClusterColumns;  ///< loads that make up a stage
   static constexpr int kBBoxes = kTileN / 64;

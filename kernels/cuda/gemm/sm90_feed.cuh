@@ -22,6 +22,7 @@
 //     std::byte* row_of(const Sm90Task& task, int row) const;  // where row `row` of the tile begins
 //     void after_store(const Sm90Task& task) const;  // one whole warp, once the tile is complete in memory
 //                                            // and visible to it: a release hands it on
+//     static constexpr bool kCutsTasks;      // optional: tasks may leave out columns (Sm90Task::left_out)
 //     void after_products() const;           // every multiplying warp, after its last tile
 //   };
 //
@@ -49,7 +50,7 @@ __device__ __forceinline__ void sm90_hand_out(const Sm90Task& task, std::uint32_
   };
   store(0, task.product, task.side_by_side, task.a_row, task.b_matrix);
   store(1, task.b_column, task.b_column2, task.c_column, task.rows);
-  store(2, task.block, task.column, 0, 0);
+  store(2, task.block, task.column, task.left_out, 0);
 }
 
 /// The warp that takes tasks, in the first CTA of the cluster.
@@ -127,6 +128,7 @@ __device__ __forceinline__ void sm90_feed_step(const Feed& feed, const Sm90Task&
     ptx::tma_load_multicast_2d(to_a + part * kBoxA, a, k, task.a_row + part * 64, full, kBoth);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
+      if (box >= kBoxes - sm90_left_out<Feed>(task)) break;
       sm90_feed_box<Config>(feed, task, box, k, [&](int i, const TensorMap* b, int x, int y) {
         ptx::tma_load_3d(to_b + i * kBoxB, b, x, y, matrix, full);
       });
@@ -157,7 +159,8 @@ __device__ __forceinline__ void sm90_feed_load(const Feed& feed, Sm90FeedShared<
     const int k_blocks = feed.k_blocks(task.product);
     for (int block = 0; block < k_blocks; ++block, stages.advance()) {
       stages.wait_empty_cluster();
-      stages.arrive_full_expect(Sm90Stage<Config, Config>::kStepBytes);
+      stages.arrive_full_expect(Sm90Stage<Config, Config>::kStepBytes -
+                                sm90_left_out<Feed>(task) * (Config::kBBytes / Config::kBBoxes));
       sm90_feed_step<Config>(feed, task, block * Config::kTileK, shared.body, stages);
     }
     end_work(sm90_trace(feed), DeviceWork::kLoad, i);

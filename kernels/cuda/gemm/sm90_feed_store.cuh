@@ -95,9 +95,10 @@ class Sm90FeedStore {
       const int row = lane + half * 32;
       row_of[half] = row < rows ? reinterpret_cast<std::uint64_t>(feed.row_of(task, group_ * 64 + row)) : 0;
     }
+    static_assert(Config::kPieceColumns == 64);  // those of a box
     for (int piece = 0; piece < Config::kPieces; ++piece) {
       const int column = task.c_column + piece * Config::kPieceColumns + lane % 8 * 8;
-      const bool inside = column < feed.columns();
+      const bool inside = column < feed.columns() && piece < Config::kPieces - sm90_left_out<Feed>(task);
       pieces_.wait_full();
       const std::uint32_t from = out_ + pieces_.stage() * Config::kPieceBytes;
 #pragma unroll

@@ -29,6 +29,17 @@ constexpr std::size_t sm90_feed_shared_bytes() {
   return sizeof(Sm90FeedShared<Config>);
 }
 
+/// Boxes of 64 columns that are left out of a task: none, unless the feed cuts tasks. What is multiplied in
+/// their place is never stored.
+template <class Feed>
+__device__ __forceinline__ int sm90_left_out(const Sm90Task& task) {
+  if constexpr (requires { Feed::kCutsTasks; }) {
+    return task.left_out;
+  } else {
+    return 0;
+  }
+}
+
 /// A reader's place among the tasks of its CTA.
 template <class Config>
 class Sm90Tasks {

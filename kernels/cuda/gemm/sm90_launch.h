@@ -22,6 +22,8 @@ struct Sm90LocalProduct {
   TensorMap a, b, c;
   TileAssignment assignment;
   std::int32_t k_blocks;
+  std::int32_t m;
+  std::int32_t a_box_rows;  ///< of the map of a
 };
 
 /// Queues the kernel for the types and the layout of `shape` and the cluster of `plan` on `stream`.

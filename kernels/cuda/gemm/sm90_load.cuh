@@ -10,6 +10,7 @@
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sync/trace.cuh"
+#include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
 
@@ -112,29 +113,55 @@ __device__ __forceinline__ void sm90_wait(const Schedule& schedule, const Sm90St
   }
 }
 
+/// Rows of a box of a that the compiler knows.
+template <int kRows>
+struct Sm90BoxRows {
+  MK_HOST_DEVICE constexpr operator int() const { return kRows; }  // NOLINT(google-explicit-constructor)
+};
+
+/// Rows of each box of a that this tile is loaded with; 0: no box is. Where the schedule does not say, as
+/// many as fill the tile, and the machine code has no trace of the question.
+template <class Config, class Schedule, class Place>
+__device__ __forceinline__ auto sm90_a_box_rows(const Schedule& schedule, const Place& tile) {
+  if constexpr (requires { schedule.a_box_rows(tile); }) {
+    return schedule.a_box_rows(tile);
+  } else {
+    return Sm90BoxRows<Config::kTileM / Config::kABoxes>{};
+  }
+}
+
+/// Bytes of one step along k that come into this CTA's stage, from whichever CTA of the cluster.
+template <class Config, class Tile>
+MK_HOST_DEVICE constexpr int sm90_step_bytes(int a_box_rows) {
+  return Config::kABoxes * a_box_rows * Config::kRowBytes + Tile::kBBytes;
+}
+
 /// The operands of one step along k into a stage; `a_k` and `k`: where it begins in a's map and in b. Of the
 /// operand that the cluster shares this CTA's part, for both; or, `kAlone`, everything for this CTA. The
 /// compiler knows how many boxes that is: loops that ask at run time make this thread the slowest of all.
-/// Here and below Config is the kernel's (stages, cluster), Tile what is computed: Config or
-/// Sm90Tail<Config>.
-template <class Config, class Tile, bool kAlone>
-__device__ __forceinline__ void sm90_load_step(const TensorMap* a, const Sm90TilePlace& tile, int a_k, int k,
-                                               Sm90Shared<Config>& shared,
+/// What boxes of fewer rows leave of the stage is multiplied as it is, whatever it was before: it comes into
+/// rows of the product that nobody stores. Here and below Config is the kernel's (stages, cluster), Tile what
+/// is computed: Config or Sm90Tail<Config>.
+template <class Config, class Tile, bool kAlone, class Rows>
+__device__ __forceinline__ void sm90_load_step(const TensorMap* a, const Sm90TilePlace& tile, Rows a_box_rows,
+                                               int a_k, int k, Sm90Shared<Config>& shared,
                                                const Pipeline<Config::kStages>& stages, int step) {
   constexpr bool kShareA = !kAlone && Config::kClusterColumns > 1;
   constexpr bool kShareB = !kAlone && Config::kClusterRows > 1;
   constexpr Sm90Boxes kBoxesA{Config::kABoxes, kShareA ? Config::kClusterColumns : 1};
   constexpr Sm90Boxes kBoxesB{Tile::kBBoxes, kShareB ? Config::kClusterRows : 1};
-  constexpr int kBytesA = Config::kABytes / Config::kABoxes, kRows = Config::kTileM / Config::kABoxes;
   constexpr int kBytesB = Tile::kBBytes / Tile::kBBoxes, kColumns = Tile::kTileN / Tile::kBBoxes;
   using Stage = Sm90Stage<Config, Tile>;
   const int part = kShareA || kShareB ? static_cast<int>(ptx::cluster_cta_rank()) : 0;
   const std::uint32_t operands = ptx::shared_address(shared.a), full = stages.full_barrier();
+  const int box_rows = a_box_rows;
+  if (box_rows > 0) {
 #pragma unroll
-  for (int i = 0; i < kBoxesA.each(); ++i) {
-    const int box = (kShareA ? kBoxesA.first(part) : 0) + i;
-    const std::uint32_t to = operands + Stage::a(stages.stage(), step) + box * kBytesA;
-    sm90_load_box<kShareA>(to, a, a_k, tile.a_row + box * kRows, full);
+    for (int i = 0; i < kBoxesA.each(); ++i) {
+      const int row = ((kShareA ? kBoxesA.first(part) : 0) + i) * box_rows;
+      const std::uint32_t to = operands + Stage::a(stages.stage(), step) + row * Config::kRowBytes;
+      sm90_load_box<kShareA>(to, a, a_k, tile.a_row + row, full);
+    }
   }
   if (kBoxesB.none(part)) return;
 #pragma unroll
@@ -190,12 +217,14 @@ __device__ __forceinline__ void sm90_load_first(const Schedule& schedule, const 
   ptx::fence_mbarrier_init_release_cluster();
   Pipeline<Config::kStages> stages(shared.stages);
   const int steps = sm90_loaded_first<Config>(schedule, start);
+  const auto a_box_rows = sm90_a_box_rows<Config>(schedule, start.first);
+  const int step_bytes = sm90_step_bytes<Config, Config>(a_box_rows);
 #pragma unroll
   for (int block = 0; block < Config::kAlone; ++block, stages.advance()) {
     if (block >= steps) return;
     const int k = block * Config::kTileK;
-    stages.arrive_full_expect(Sm90Stage<Config, Config>::kStepBytes);
-    sm90_load_step<Config, Config, true>(start.first.a, start.first, k, k, shared, stages, 0);
+    stages.arrive_full_expect(step_bytes);
+    sm90_load_step<Config, Config, true>(start.first.a, start.first, a_box_rows, k, k, shared, stages, 0);
   }
 }
 
@@ -219,6 +248,8 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, const Sm90St
 
   for (int i = 0; i < start.tiles; ++i) {
     const auto tile = i == 0 ? start.first : schedule.tile(i);
+    const auto a_box_rows = sm90_a_box_rows<Config>(schedule, tile);
+    const int step_bytes = sm90_step_bytes<Config, Tile>(a_box_rows);
     int first = 0;  // step along k with which the part begins
     for (int s = 0; first < k_blocks; ++s) {
       const Sm90Part rows = sm90_part(schedule, tile, s);
@@ -235,9 +266,9 @@ __device__ __forceinline__ void sm90_load(const Schedule& schedule, const Sm90St
         // arrival.
         if (step == 0) {
           sm90_wait_empty<Config>(stages);
-          stages.arrive_full_expect(min(Stage::kSteps, k_blocks - block) * Stage::kStepBytes);
+          stages.arrive_full_expect(min(Stage::kSteps, k_blocks - block) * step_bytes);
         }
-        sm90_load_step<Config, Tile, false>(rows.a, tile, (block - first) * Config::kTileK,
+        sm90_load_step<Config, Tile, false>(rows.a, tile, a_box_rows, (block - first) * Config::kTileK,
                                             block * Config::kTileK, shared, stages, step);
         if (step == Stage::kSteps - 1 || block == k_blocks - 1) stages.advance();
       }

@@ -25,6 +25,10 @@ class Sm90LocalSchedule {
     const int row = Share::first_row(block);
     return {&product_.a, &product_.b, &product_.c, row, column, 0, row, column};
   }
+  __device__ __forceinline__ int a_box_rows(const Sm90TilePlace& tile) const
+      requires(fits_boxes(Config::kTile)) {
+    return tile.a_row < product_.m ? product_.a_box_rows : 0;
+  }
   __device__ __forceinline__ auto tail() const requires Config::kHasTail {
     return Sm90LocalSchedule<Config, Sm90Tail<Config>>(product_);
   }

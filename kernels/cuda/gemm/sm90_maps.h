@@ -10,11 +10,11 @@
 
 namespace mkernel::kernels {
 
-/// a: [rows, k] row-major. `leading` of all three: elements from row to row, 0 = dense.
-inline MatrixView sm90_a_view(const TileSize& tile, DataType type, const void* base, std::int64_t rows,
-                              std::int64_t k, std::int64_t leading = 0,
-                              Sm90Cluster cluster = Sm90Cluster::kStacked) {
-  return {base, type, rows, k, leading, tile.rows / cluster_columns(cluster), kSm90TileK};
+/// a: [rows, k] row-major. `box_rows`: a_box_rows(). `leading` of all three: elements from row to row, 0 =
+/// dense.
+inline MatrixView sm90_a_view(std::int32_t box_rows, DataType type, const void* base, std::int64_t rows,
+                              std::int64_t k, std::int64_t leading = 0) {
+  return {base, type, rows, k, leading, box_rows, kSm90TileK};
 }
 
 /// The same of the body for few rows: a box has all rows, those that are padding too.

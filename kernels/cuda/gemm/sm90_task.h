@@ -19,7 +19,9 @@ struct alignas(16) Sm90Task {
   std::int32_t rows;   ///< rows of the tile that are stored
   std::int32_t block;  ///< number of the block of rows, for the schedule alone
   std::int32_t column;
-  std::int32_t reserved[2];
+  std::int32_t left_out;  ///< of the boxes of 64 columns of b, at their end: neither loaded nor stored. Only
+                          ///< side by side, and of feeds that cut tasks
+  std::int32_t reserved;
 };
 static_assert(sizeof(Sm90Task) == 48);
 

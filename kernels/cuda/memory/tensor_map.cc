@@ -69,10 +69,10 @@ Result<TensorMap> encoded(const MatrixView& view, CUtensorMapSwizzle swizzle, co
   CUtensorMap map;
   // Promotion to 256 bytes reads too much where rows do not begin at a sector of 32 bytes: a product of
   // 3000^3 took 17 % longer with it. Elsewhere the two are the same.
-  const CUresult outcome = encode(&map, driver_type(view.element), view.first_rows > 0 ? 3 : 2,
-                                  const_cast<void*>(view.base), extents, strides, box, element_strides,
-                                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult outcome =
+      encode(&map, driver_type(view.element), view.first_rows > 0 ? 3 : 2, const_cast<void*>(view.base),
+             extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (outcome != CUDA_SUCCESS) {
     return Status(StatusCode::kInternal, "matrix " + std::string(name) +
                                              ": cuTensorMapEncodeTiled failed with CUresult " +

@@ -32,7 +32,8 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
     SharedTiles::Rows rows;
   };
 
-  using Base::Base;
+  explicit __device__ __forceinline__ SharedTilesSchedule(const typename Base::Parameters& p)
+      : Base(p), epoch_(p.endpoint.control->epoch) {}
 
   __device__ __forceinline__ int tiles() const { return Share::tiles(p_.shared.tiles(), p_.reduce_ctas); }
 
@@ -43,6 +44,10 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
     const int row = rows.begin < rows.end ? owner(rows.begin).first_row + rows.skipped : kBeyond;
     const int column = place.column * Config::kTileN;
     return {{&p_.a, &p_.b, stored_to_, row, column, 0, row, column}, rows};
+  }
+
+  __device__ __forceinline__ int a_box_rows(const Place& tile) const {
+    return tile.a_row < p_.rows ? p_.a_box_rows : 0;
   }
 
   /// The 64 rows of the product from `row` on, for every owner that has any of them. An owner's matrix has
@@ -66,7 +71,7 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
     const Place place = tile(i);
     const std::int32_t word =
         place.rows.skipped / Config::kTileM * p_.shared.raster.columns() + place.c_column / Config::kTileN;
-    const std::uint64_t count = PushReducePlan::count(p_.endpoint.control->epoch);
+    const std::uint64_t count = PushReducePlan::count(epoch_);
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
     for_each_owner(place.rows, [&](std::int32_t, const OwnerOnDevice& owner) {
       if (place.rows.skipped < owner.rows) ptx::st_relaxed_sys(owner.ready_there + word, count, released);
@@ -74,6 +79,8 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
   }
 
  private:
+  const std::uint64_t epoch_;  ///< read early: when a tile is stored, sums wait for what comes of it
+
   __device__ __forceinline__ std::int32_t turn_of(std::int32_t owner) const {
     return p_.tiles.turn_of(owner, static_cast<std::int32_t>(p_.endpoint.rank));
   }

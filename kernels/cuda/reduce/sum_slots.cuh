@@ -26,6 +26,7 @@
 #include "kernels/cuda/ptx/shared.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/cuda/reduce/claims.cuh"
+#include "kernels/cuda/reduce/sum_piece.cuh"
 #include "kernels/cuda/reduce/tile_reduce_parameters.h"
 #include "kernels/cuda/sync/trace.cuh"
 #include "kernels/cuda/sync/wait.cuh"
@@ -118,27 +119,6 @@ struct SumWait {
     return __all_sync(~0U, mine);
   }
 };
-
-template <DataType kType>
-__device__ __forceinline__ void add_piece(float (&sum)[8], const uint4& piece) {
-  const std::uint32_t packed[4] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 two =
-        kType == DataType::kBf16 ? ptx::cvt_f32x2_bf16x2(packed[i]) : ptx::cvt_f32x2_f16x2(packed[i]);
-    sum[2 * i] += two.x;
-    sum[2 * i + 1] += two.y;
-  }
-}
-
-template <DataType kType>
-__device__ __forceinline__ uint4 round_piece(const float (&sum)[8]) {
-  const auto narrow = [&](int i) {
-    return kType == DataType::kBf16 ? ptx::cvt_rn_bf16x2(sum[i], sum[i + 1])
-                                    : ptx::cvt_rn_f16x2(sum[i], sum[i + 1]);
-  };
-  return {narrow(0), narrow(2), narrow(4), narrow(6)};
-}
 
 /// Where the sums for owners on other nodes go: to be put. Like an operation's Output.
 class StagedSums {
@@ -248,7 +228,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
     output.flush(epoch);
   };
   const auto units = static_cast<std::uint32_t>(kNodes ? p.units.all_units() : p.units.units());
-  claim_units(p.claimed, epoch, units, warps, [&](std::uint32_t index) {
+  claim_units(p.claimed, epoch, units, warps, claims_ahead<Config>(units, warps), [&](std::uint32_t index) {
     const SumUnit unit = sum_unit_at<kNodes>(p, static_cast<std::int32_t>(index));
     if (unit.place.row >= p.owner(p.reduced(unit.node_turn)).rows) return true;
     const bool own = is_own<kNodes>(p, unit);

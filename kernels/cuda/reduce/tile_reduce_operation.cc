@@ -52,7 +52,8 @@ Status TileReduceOperation::attach() {
 }
 
 Status TileReduceOperation::describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const {
-  auto a = encode_tensor_map(sm90_a_view(plan_.tile, shape().dtype, arguments.a, shape().m, shape().k), "a");
+  auto a = encode_tensor_map(
+      sm90_a_view(plan_.a_box_rows(), shape().dtype, arguments.a, shape().m, shape().k), "a");
   if (!a.ok()) return a.status();
   p.a = *a;
   auto b =
@@ -102,6 +103,8 @@ Status TileReduceOperation::describe(const GemmArguments& arguments, std::uint64
   p.endpoint = endpoint(deadline_ns);
   p.tiles = plan_.tiles;
   p.shared = plan_.shared;
+  p.rows = static_cast<std::int32_t>(shape().m);
+  p.a_box_rows = plan_.a_box_rows();
   p.units = plan_.units;
   p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
   p.reduce_ctas = plan_.reduce_ctas;

@@ -44,10 +44,10 @@ class CudaAgGemm final : public CudaGemmOperation {
         // A map has at least one row; the kernel keeps clear of that of a slab without rows.
         const std::int64_t rows = std::max<std::int64_t>(1, gather.slab_rows(slab));
         for (std::int32_t part = 0; part < gather.row.parts; ++part) {
-          auto map =
-              encode_tensor_map(sm90_a_view(plan_.tile, shape().dtype, half + gather.part_offset(slab, part),
-                                            rows, gather.row.bytes(part) / 2),
-                                "workspace");
+          auto map = encode_tensor_map(
+              sm90_a_view(plan_.a_box_rows(), shape().dtype, half + gather.part_offset(slab, part), rows,
+                          gather.row.bytes(part) / 2),
+              "workspace");
           if (!map.ok()) return map.status();
           maps.push_back(*map);
         }
@@ -61,8 +61,8 @@ class CudaAgGemm final : public CudaGemmOperation {
 
   Status encode_operands(const GemmArguments& arguments, AgGemmParameters& p) const {
     if (const std::int64_t own_rows = plan_.gather.rows_of(plan_.steps.rank); own_rows > 0) {
-      auto a =
-          encode_tensor_map(sm90_a_view(plan_.tile, shape().dtype, arguments.a, own_rows, shape().k), "a");
+      auto a = encode_tensor_map(
+          sm90_a_view(plan_.a_box_rows(), shape().dtype, arguments.a, own_rows, shape().k), "a");
       if (!a.ok()) return a.status();
       p.a = *a;
     }
@@ -111,6 +111,7 @@ class CudaAgGemm final : public CudaGemmOperation {
     p.read_in_place = plan_.gather.shared ? -1 : plan_.steps.rank;
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape().k, kSm90TileK));
     p.comm_ctas = plan_.comm_ctas;
+    p.a_box_rows = plan_.a_box_rows();
     const std::int32_t ctas = plan_.comm_ctas + plan_.compute_ctas;
     MK_RETURN_IF_ERROR(queue(&p, ctas, stream));
     if (arguments.gathered == nullptr) return {};

@@ -14,8 +14,8 @@ template <Sm90Tile kTile>
 CooperativeKernel ag_gemm_kernel_of(const GemmShape& shape) {
   return with_types(shape, [&]<DataType kInput, Layout kLayoutB>() {
     using Config = AgGemmConfig<kTile, kInput, kLayoutB>;
-    return cooperative_kernel<Config>(&ag_gemm_kernel<Config>,
-                                      std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared<FanOutPlan>)));
+    return cooperative_kernel<Config>(
+        &ag_gemm_kernel<Config>, std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared<FanOutPlan>)));
   });
 }
 

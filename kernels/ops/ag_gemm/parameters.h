@@ -41,6 +41,7 @@ struct AgGemmParameters {
   std::int32_t read_in_place;  ///< the slab whose rows are read from a: the own one, or none (-1)
   std::int32_t k_blocks;
   std::int32_t comm_ctas;
+  std::int32_t a_box_rows;  ///< of the maps of a and of the slabs
 };
 
 /// What the kernel that copies the gathered rows is given (gathered.h).

@@ -258,6 +258,10 @@ Pace pace_of(const AgGemmPlan& plan) {
                       : 0};
 }
 
+double tile_cycles_of(const GemmShape& shape, const AgGemmPlan& plan, std::int32_t columns) {
+  return tile_cycles(plan.machine, shape.k, plan.tile, columns, plan.a_box_rows());
+}
+
 /// When every b has been read once, from the arrival of the first rows on: few rows are multiplied faster
 /// than that.
 double memory_end(const GemmShape& shape, const Pace& pace) {
@@ -286,8 +290,8 @@ Result<AgGemmPlan> AgGemmPlan::make(const GemmShape& shape, const Topology& topo
 double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan) {
   const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster;
   const std::int32_t parts = tail_parts(plan.tile);
-  const double whole = tile_cycles(plan.machine, shape.k, plan.tile, plan.tile.columns);
-  const double narrow = tile_cycles(plan.machine, shape.k, plan.tile, kSm90TailColumns);
+  const double whole = tile_cycles_of(shape, plan, plan.tile.columns);
+  const double narrow = tile_cycles_of(shape, plan, kSm90TailColumns);
   const Pace pace = pace_of(plan);
   const auto end_of = [&](std::int32_t cluster, double now) {
     for (std::int32_t i = 0; i < plan.assignment.tiles(cluster, clusters); ++i)
@@ -307,7 +311,7 @@ double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan) {
 }
 
 std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmPlan& plan) {
-  const double tile = tile_cycles(plan.machine, shape.k, plan.tile, plan.tile.columns) / plan.machine.clock;
+  const double tile = tile_cycles_of(shape, plan, plan.tile.columns) / plan.machine.clock;
   const double left = estimated_seconds(shape, plan) - plan.machine.last_stores - pace_of(plan).pushed();
   return std::max(0, static_cast<std::int32_t>(left / tile));
 }

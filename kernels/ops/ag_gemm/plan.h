@@ -61,6 +61,10 @@ struct AgGemmPlan {
   /// Where own rows are stored: at the other ranks of the node, and here when they are put from there or lie
   /// with those of others.
   std::int32_t stores() const { return steps.near + (rails() > 0 || gather.shared ? 1 : 0); }
+  /// Rows of a box of a: those of the highest tile.
+  std::int32_t a_box_rows() const {
+    return kernels::a_box_rows(tile, Sm90Cluster::kStacked, gather.most_slab_rows());
+  }
   /// What a row of the raster is: a block of rows of `source`, or, when sources share tiles, of all rows
   /// (source 0, as the slab has it).
   ArrivalSteps::Place row_block(std::int32_t row) const {

@@ -70,6 +70,10 @@ class AgGemmSchedule {
             step.block};
   }
 
+  __device__ __forceinline__ int a_box_rows(const Place& tile) const {
+    return tile.a_row == kBeyond ? 0 : p_.a_box_rows;
+  }
+
   /// Own rows are there; those of others when the part of their block has been pushed here. Of a slab that
   /// all sources share: when the part of every source whose rows the tile holds has been, own ones included.
   __device__ __forceinline__ void before_part(const Place& tile, int s) const {
@@ -133,8 +137,6 @@ __device__ __forceinline__ void describe_streams(const AgGemmParameters& p, FanO
   plan.block_rows = p.gather.block_rows;
   plan.shares = p.gather.shares;
   plan.streams = 1 + p.rails;
-  plan.own_streams = 1;
-  plan.together = p.rails;
   plan.most_chunks = p.gather.max_chunks();
   describe_targets(p.local_rank, p.steps.near + 1, p.lent, p.words, plan.target);
   describe_stream(p, p.steps.rank, plan.stream[0]);
@@ -186,7 +188,8 @@ __device__ __forceinline__ void ag_gemm_wait_empty(const AgGemmParameters& p, st
 /// intra_comm, then inter_recv: a CTA that pushes its share of every chunk: a warp loads, others store and
 /// count.
 template <class Config>
-__device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p, FanOutShared<FanOutPlan>& shared) {
+__device__ __forceinline__ void ag_gemm_communicate(const AgGemmParameters& p,
+                                                    FanOutShared<FanOutPlan>& shared) {
   const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
   const auto share = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) describe_streams(p, shared.plan);

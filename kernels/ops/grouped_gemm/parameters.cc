@@ -1,5 +1,7 @@
 #include "kernels/ops/grouped_gemm/parameters.h"
 
+#include <algorithm>
+
 #include "kernels/cuda/gemm/sm90_maps.h"
 #include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/plan/cuts.h"
@@ -16,13 +18,17 @@ GroupedGemmParameters grouped_gemm_parameters(const GroupedGemmPlan& plan, Group
   p.groups = static_cast<std::int32_t>(shape.groups);
   p.matrix_rows = static_cast<std::int32_t>(plan.matrix_rows());
   p.column_pairs = static_cast<std::int32_t>(ceil_div(shape.n, 2 * tile_columns(kGroupedGemmTile)));
+  // About half of the L2: b streams through the rest.
+  constexpr std::int64_t kBandBytes = std::int64_t{24} << 20;
+  const std::int64_t pair_bytes = 2 * tile_rows(kGroupedGemmTile) * shape.k * 2;
+  p.band_blocks = static_cast<std::int32_t>(2 * std::max<std::int64_t>(1, kBandBytes / pair_bytes));
   return p;
 }
 
 MatrixView grouped_gemm_a_view(const GroupedGemmPlan& plan, const void* a) {
   // CTAs side by side load half of the rows each.
-  return sm90_a_view(kGroupedGemmTile, plan.shape.dtype, a, plan.shape.max_rows, plan.shape.k, 0,
-                     Sm90Cluster::kSideBySide);
+  return sm90_a_view(a_box_rows(kGroupedGemmTile, Sm90Cluster::kSideBySide), plan.shape.dtype, a,
+                     plan.shape.max_rows, plan.shape.k);
 }
 
 MatrixView grouped_gemm_b_view(const GroupedGemmPlan& plan, const void* b) {

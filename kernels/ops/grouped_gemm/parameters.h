@@ -34,6 +34,7 @@ struct GroupedGemmParameters {
   std::int32_t max_rows, k, n, groups;
   std::int32_t matrix_rows;   ///< rows of memory from one matrix of b to the next
   std::int32_t column_pairs;  ///< pairs of columns of tiles
+  std::int32_t band_blocks;   ///< blocks of rows that stay in the L2 (plan/tile_pairs.h)
 };
 
 /// All that is the same in every launch.

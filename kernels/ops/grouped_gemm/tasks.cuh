@@ -19,17 +19,21 @@ namespace mkernel::kernels {
 struct GroupedGemmTable {
   static constexpr int kSteps = kMostGroups / 32;
   std::int32_t blocks_before[kSteps + 1];
+  GroupedGemmTail tail;
 };
 
-/// Tasks take the groups in order, within a group one pair of columns of tiles after the other, and within
-/// these all blocks of rows (tile_pair()): a panel of b is read from memory once, and lies in L2 for the
-/// other blocks.
+/// Tasks take the groups in order, within a group one band of rows after the other, within these one pair of
+/// columns of tiles after the other, and then all blocks of rows (banded_tile_pair()): a panel of b is read
+/// from memory once for each band, and lies in L2 for the other blocks. Where no group has more than one
+/// block, the tail is cut.
 template <class Config>
 class GroupedGemmTasks {
  public:
   __device__ __forceinline__ GroupedGemmTasks(const GroupedGemmParameters& p, std::uint64_t epoch,
                                               GroupedGemmTable& table)
       : p_(p), epoch_(epoch), table_(table) {}
+
+  static constexpr bool kCutsTasks = true;
 
   /// False: this launch is refused.
   __device__ __forceinline__ bool begin() const {
@@ -43,24 +47,10 @@ class GroupedGemmTasks {
   }
 
   __device__ __forceinline__ bool next(Sm90Task& first, Sm90Task& second) const {
-    const std::uint64_t task = claim_unit(&p_.scratch->next_task[epoch_ & 1]);
-    if (task >= static_cast<std::uint64_t>(table_.blocks_before[GroupedGemmTable::kSteps] * p_.column_pairs))
-      return false;
-    const auto index = static_cast<std::int32_t>(task);
-    const std::uint32_t begun = __ballot_sync(~0U, table_.blocks_before[lane()] * p_.column_pairs <= index);
-    const std::int32_t step = __popc(begun) - 1;
-    const Rows mine = rows_of(step * 32 + lane());
-    const std::int32_t blocks = blocks_of(mine.count());
-    const std::int32_t before = table_.blocks_before[step] + warp_sum_up_to(blocks) - blocks;
-    const std::int32_t inside = index - before * p_.column_pairs;
-    const bool is_here = inside >= 0 && inside < blocks * p_.column_pairs;
-    const std::int32_t at = __ffs(static_cast<std::int32_t>(__ballot_sync(~0U, is_here))) - 1;
-    const Rows rows{__shfl_sync(~0U, mine.begin, at), __shfl_sync(~0U, mine.end, at)};
-    const std::int32_t of_group = __shfl_sync(~0U, blocks, at), number = __shfl_sync(~0U, inside, at);
-    const std::int32_t columns = number / of_group;
-    const TilePair pair = tile_pair(number - columns * of_group, of_group, columns);
-    first = place(step * 32 + at, rows, pair.block, pair.column, pair.side_by_side);
-    second = place(step * 32 + at, rows, pair.second_block(), pair.second_column(), pair.side_by_side);
+    const std::uint64_t taken = claim_unit(&p_.scratch->next_task[epoch_ & 1]);
+    const GroupedGemmTail& tail = table_.tail;
+    if (taken >= static_cast<std::uint64_t>(tail.tasks())) return false;
+    place_pair(tail.part(static_cast<std::int32_t>(taken)), first, second);
     return true;
   }
 
@@ -85,6 +75,25 @@ class GroupedGemmTasks {
     __device__ __forceinline__ std::int32_t count() const { return end - begin; }
   };
 
+  __device__ __forceinline__ void place_pair(const GroupedGemmTail::Part& of, Sm90Task& first,
+                                             Sm90Task& second) const {
+    const std::int32_t index = of.task;
+    const std::uint32_t begun = __ballot_sync(~0U, table_.blocks_before[lane()] * p_.column_pairs <= index);
+    const std::int32_t step = __popc(begun) - 1;
+    const Rows mine = rows_of(step * 32 + lane());
+    const std::int32_t blocks = blocks_of(mine.count());
+    const std::int32_t before = table_.blocks_before[step] + warp_sum_up_to(blocks) - blocks;
+    const std::int32_t inside = index - before * p_.column_pairs;
+    const bool is_here = inside >= 0 && inside < blocks * p_.column_pairs;
+    const std::int32_t at = __ffs(static_cast<std::int32_t>(__ballot_sync(~0U, is_here))) - 1;
+    const Rows rows{__shfl_sync(~0U, mine.begin, at), __shfl_sync(~0U, mine.end, at)};
+    const std::int32_t of_group = __shfl_sync(~0U, blocks, at), number = __shfl_sync(~0U, inside, at);
+    const TilePair pair = banded_tile_pair(number, of_group, p_.column_pairs, p_.band_blocks);
+    const int side_by_side = pair.side_by_side ? 1 : 0;
+    first = place(step * 32 + at, rows, pair.block, pair.column, side_by_side, of);
+    second = place(step * 32 + at, rows, pair.second_block(), pair.second_column(), side_by_side, of);
+  }
+
   static __device__ __forceinline__ std::int32_t lane() {
     return static_cast<std::int32_t>(threadIdx.x) % 32;
   }
@@ -102,18 +111,27 @@ class GroupedGemmTasks {
   /// so that loads follow each other.
   __device__ __forceinline__ BadEnd add_up() const {
     std::int32_t before = 0, all = 0, first_bad = -1;
+    bool alone = true;  // no group has more than one block
 #pragma unroll 4
     for (std::int32_t step = 0; step * 32 < p_.groups; ++step) {
       const Rows rows = rows_of(step * 32 + lane());
       const bool is_bad = rows.begin < 0 || rows.end < rows.begin || rows.end > p_.max_rows;
       const std::uint32_t bad = __ballot_sync(~0U, is_bad);
       if (bad != 0 && first_bad < 0) first_bad = step * 32 + __ffs(static_cast<std::int32_t>(bad)) - 1;
-      const std::int32_t blocks = __reduce_add_sync(~0U, is_bad ? 0 : blocks_of(rows.count()));
+      const std::int32_t mine = is_bad ? 0 : blocks_of(rows.count());
+      const std::int32_t blocks = __reduce_add_sync(~0U, mine);
+      alone = alone && !__any_sync(~0U, mine > 1);
       if (lane() > step) before += blocks;
       all += blocks;
     }
     table_.blocks_before[lane()] = before;
-    if (lane() == 0) table_.blocks_before[GroupedGemmTable::kSteps] = all;
+    if (lane() == 0) {
+      const std::int32_t tasks = all * p_.column_pairs;
+      table_.blocks_before[GroupedGemmTable::kSteps] = all;
+      table_.tail = alone ? grouped_gemm_tail(tasks, static_cast<std::int32_t>(gridDim.x) / Config::kCluster,
+                                              Config::kBBoxes)
+                          : GroupedGemmTail{.whole = tasks};
+    }
     __syncwarp();
     if (first_bad < 0) return {};
     const Rows rows = rows_of(first_bad);
@@ -121,13 +139,15 @@ class GroupedGemmTasks {
   }
 
   __device__ __forceinline__ Sm90Task place(std::int32_t group, const Rows& rows, std::int32_t block,
-                                            std::int32_t column, bool side_by_side) const {
+                                            std::int32_t column, int side_by_side,
+                                            const GroupedGemmTail::Part& of) const {
     const std::int32_t first = rows.begin + block * Config::kTileM;
     Sm90Task task{};
-    task.side_by_side = side_by_side ? 1 : 0;
+    task.side_by_side = side_by_side;
+    task.left_out = Config::kBBoxes - Config::kBBoxes / of.parts;
     task.a_row = first;
     task.b_matrix = group;
-    task.b_column = column * Config::kTileN;
+    task.b_column = column * Config::kTileN + of.part * (Config::kTileN / of.parts);
     task.b_column2 = task.b_column + Config::kTileN / 2;
     task.c_column = task.b_column;
     // Of an odd number of columns of tiles the last pair has one.

@@ -32,7 +32,7 @@ MoePoolViews views_of(const MoeShape& shape, const void* rows, std::int64_t coun
                       std::int64_t hidden_count, std::int64_t inner) {
   // CTAs side by side load half of the rows each.
   const auto operand = [&](const void* base, std::int64_t all, std::int64_t k) {
-    return sm90_a_view(kMoeTile, shape.dtype, base, all, k, 0, Sm90Cluster::kSideBySide);
+    return sm90_a_view(a_box_rows(kMoeTile, Sm90Cluster::kSideBySide), shape.dtype, base, all, k);
   };
   return {.rows = operand(rows, count, shape.hidden),
           .hidden_a = operand(hidden, hidden_count, inner),

@@ -36,8 +36,10 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
 
  private:
   Status attach() override {
-    auto memory = DeviceBuffer::zeroed(static_cast<std::uint64_t>(attention_backward_scratch(plan_).bytes),
-                                       "attention_backward: sums of the gradients of queries");
+    auto memory = DeviceBuffer::zeroed(
+        static_cast<std::uint64_t>(
+            attention_backward_scratch(plan_.shape, attention_backward_parts(plan_)).bytes),
+        "attention_backward: sums of the gradients of queries");
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
     parameters_ = attention_backward_parameters(plan_, memory_.get());
@@ -66,9 +68,7 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
 
   Status check(const AttentionBackwardArguments& arguments) const override {
     MK_RETURN_IF_ERROR(plan_.check(arguments));
-    for (const auto& [data, name] : attention_backward_operands(arguments))
-      if (data != arguments.lse) MK_RETURN_IF_ERROR(check_address(data, name).with_context(name_of(kKind)));
-    return {};
+    return check_attention_backward_addresses(kKind, arguments);
   }
 
   Status launch(const AttentionBackwardArguments& arguments, std::uint64_t deadline_ns,
@@ -80,7 +80,8 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
     p.d_out_rows = arguments.d_out;
     p.lse = arguments.lse;
     p.d_q = arguments.d_q;
-    return queue(&p, std::min(sms_, std::max(p.tasks.tasks(), p.all_heads)), stream);
+    p.preparing = std::min(sms_, std::max(p.tasks.tasks(), p.all_heads));
+    return queue(&p, p.preparing, stream);
   }
 
   using Tensors = std::array<const void*, 6>;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/ops/ring_attention/backward_plan.h"
 #include "kernels/plan/gemm_shape.h"
 #include "mkernel/ops.h"
 
@@ -17,6 +18,13 @@ inline Status check_attention_addresses(OpKind kind, const AttentionArguments& a
                                    {arguments.v, "v"},
                                    {static_cast<const void*>(arguments.out), "out"}})
     MK_RETURN_IF_ERROR(check_address(data, name).with_context(name_of(kind)));
+  return {};
+}
+
+/// Likewise, of a backward pass.
+inline Status check_attention_backward_addresses(OpKind kind, const AttentionBackwardArguments& arguments) {
+  for (const auto& [data, name] : attention_backward_operands(arguments))
+    if (data != arguments.lse) MK_RETURN_IF_ERROR(check_address(data, name).with_context(name_of(kind)));
   return {};
 }
 

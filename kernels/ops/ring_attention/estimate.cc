@@ -111,8 +111,7 @@ struct SlotTasks {
   std::int32_t tasks() const { return slots.back().tasks_before; }
   Place place(std::int32_t task) const {
     const auto count = static_cast<std::int32_t>(slots.size()) - 1;
-    const AttentionSlot& slot =
-        slots[static_cast<std::size_t>(attention_slot_of(slots.data(), count, task))];
+    const AttentionSlot& slot = slots[static_cast<std::size_t>(attention_slot_of(slots.data(), count, task))];
     return {slot.sequence, attention_slot_tile(slot, heads, task - slot.tasks_before).tile};
   }
 };

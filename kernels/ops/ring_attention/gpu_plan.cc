@@ -19,25 +19,25 @@ constexpr std::int64_t kMostShareBytes = 128 << 10;
 /// Over several nodes a chunk is also a put, and short ones do not fill the wire.
 constexpr std::int64_t kFewestPutBytes = 256 << 10;
 
-Status refused(const std::string& field, std::int64_t value, const std::string& limit) {
+Status refused(OpKind kind, const std::string& field, std::int64_t value, const std::string& limit) {
   return {StatusCode::kInvalidArgument,
-          std::string(name_of(kRing)) + ": " + field + " = " + std::to_string(value) + ", must be " + limit};
+          std::string(name_of(kind)) + ": " + field + " = " + std::to_string(value) + ", must be " + limit};
 }
 
-Status at_most(const std::string& field, std::int64_t value, std::int64_t limit) {
+Status at_most(OpKind kind, const std::string& field, std::int64_t value, std::int64_t limit) {
   if (value <= limit) return {};
-  return refused(field, value, "at most " + std::to_string(limit) + " on the cuda executor");
+  return refused(kind, field, value, "at most " + std::to_string(limit) + " on the cuda executor");
 }
 
-Status check_on_gpu(const AttentionShape& shape, const Topology& topology, const Machine& machine,
-                    const RingAttentionOptions& options) {
-  MK_RETURN_IF_ERROR(RingPlan::check(kRing, shape, topology));
-  MK_RETURN_IF_ERROR(at_most("nodes", topology.nodes(), machine.most_nodes));
-  MK_RETURN_IF_ERROR(at_most("ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
-  MK_RETURN_IF_ERROR(check_attention_on_gpu(kRing, shape));
-  if (machine.sms < 2) return refused("sms", machine.sms, "at least 2: one does not compute");
+Status check_on_gpu(OpKind kind, const AttentionShape& shape, const Topology& topology,
+                    const Machine& machine, const RingAttentionOptions& options) {
+  MK_RETURN_IF_ERROR(RingPlan::check(kind, shape, topology));
+  MK_RETURN_IF_ERROR(at_most(kind, "nodes", topology.nodes(), machine.most_nodes));
+  MK_RETURN_IF_ERROR(at_most(kind, "ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
+  MK_RETURN_IF_ERROR(check_attention_on_gpu(kind, shape));
+  if (machine.sms < 2) return refused(kind, "sms", machine.sms, "at least 2: one does not compute");
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {
-    return refused("comm_ctas", options.comm_ctas,
+    return refused(kind, "comm_ctas", options.comm_ctas,
                    "0.." + std::to_string(machine.sms / 2) + ", half of the multiprocessors");
   }
   return {};
@@ -59,9 +59,9 @@ std::vector<std::int32_t> pushing_ctas(const Machine& machine, const Topology& t
 /// Rows of a chunk, of sources with `positions` at most. Where a head has several chunks, the share of a CTA
 /// is whole pieces.
 std::int64_t chunk_rows(const KvGatherPlan& gather, std::int64_t positions) {
-  std::int64_t most_bytes = gather.shares * kMostShareBytes;
-  if (gather.rails() > 0) most_bytes = std::max(most_bytes, kFewestPutBytes);
-  const std::int64_t blocks = ceil_div(positions * gather.row_bytes, most_bytes);
+  const std::int64_t bytes = positions * gather.row_bytes;
+  std::int64_t blocks = ceil_div(bytes, gather.shares * kMostShareBytes);
+  if (gather.rails() > 0) blocks = std::min(blocks, bytes / kFewestPutBytes);
   if (blocks <= 1) return std::max<std::int64_t>(1, positions);
   const std::int64_t pieces = std::int64_t{gather.shares} * gather.piece_rows();
   return ceil_div(ceil_div(positions, blocks), pieces) * pieces;
@@ -86,16 +86,20 @@ RingGpuPlan plan_of(const AttentionShape& shape, const Topology& topology, std::
   return plan;
 }
 
-/// With which a launch is expected to end first; of two that are nearly as fast, with fewer.
+/// With which a launch is expected to end first; of two that are nearly as fast, with fewer. Tasks must not
+/// wait for CTAs that push more slowly than expected, so it is chosen for half of their rates.
 std::int32_t choose_comm_ctas(const AttentionShape& shape, const Topology& topology, const Machine& machine) {
-  constexpr double kClearly = 0.99;
+  constexpr double kClearly = 0.99, kSlower = 2;
+  Machine slower = machine;
+  slower.push_bytes /= kSlower;
+  slower.prepare_bytes /= kSlower;
   const std::vector<std::int32_t> counts = pushing_ctas(machine, topology);
   if (counts.size() == 1) return counts[0];
   std::int32_t best = 0;
   double best_seconds = 0;
   for (const std::int32_t count : counts) {
     // A rank's own number must not decide: all ranks need the same chunks.
-    const double seconds = estimated_seconds(plan_of(shape, topology, 0, machine, count));
+    const double seconds = estimated_seconds(plan_of(shape, topology, 0, slower, count));
     if (best > 0 && seconds > kClearly * best_seconds) continue;
     best = count;
     best_seconds = seconds;
@@ -107,8 +111,8 @@ std::int32_t choose_comm_ctas(const AttentionShape& shape, const Topology& topol
 
 Result<RingGpuPlan> RingGpuPlan::make(const AttentionShape& shape, const Topology& topology,
                                       std::uint32_t rank, const Machine& machine,
-                                      const RingAttentionOptions& options) {
-  MK_RETURN_IF_ERROR(check_on_gpu(shape, topology, machine, options));
+                                      const RingAttentionOptions& options, OpKind kind) {
+  MK_RETURN_IF_ERROR(check_on_gpu(kind, shape, topology, machine, options));
   const std::int32_t comm_ctas =
       options.comm_ctas > 0 ? options.comm_ctas : choose_comm_ctas(shape, topology, machine);
   return plan_of(shape, topology, rank, machine, comm_ctas);

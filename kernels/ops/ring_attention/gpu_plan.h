@@ -30,9 +30,11 @@ struct RingGpuPlan : RingPlan {
     return static_cast<std::uint64_t>(KvGatherPlan::kTensors * bytes) * gather.rails();
   }
 
-  /// `machine`: what it runs on. Errors: kInvalidArgument naming field, value and limit.
+  /// `machine`: what it runs on; `kind`: as RingPlan::check(). Errors: kInvalidArgument naming field, value
+  /// and limit.
   static Result<RingGpuPlan> make(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
-                                  const Machine& machine, const RingAttentionOptions& options = {});
+                                  const Machine& machine, const RingAttentionOptions& options = {},
+                                  OpKind kind = OpKind::kRingAttention);
 
   std::string signature() const;
   /// Of a tile. Where the ranks' positions do not end with one, a tile of each rank is not full.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/gemm_shape.h"
@@ -46,15 +47,17 @@ KvGatherPlan gather_plan(const AttentionShape& shape, const Topology& topology, 
 Status RingPlan::check(OpKind kind, const AttentionShape& shape, const Topology& topology) {
   MK_RETURN_IF_ERROR(check_ring_attention_shape(kind, shape));
   MK_RETURN_IF_ERROR(check_attention_counts(kind, shape));
-  const auto refused = [&](const std::string& field, std::int64_t value, std::int64_t most) {
-    return Status(StatusCode::kInvalidArgument, std::string(name_of(kind)) + ": " + field + " = " +
-                                                    std::to_string(value) + ", must be at most " +
-                                                    std::to_string(most));
-  };
-  if (topology.world() > kMaxKernelRanks) return refused("world", topology.world(), kMaxKernelRanks);
-  constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // of a slab, and of what a task counts
-  if (shape.kv_heads <= kMostRows / (shape.batch * shape.sequence)) return {};
-  return refused("batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads, kMostRows);
+  // Rows of slabs and turns of chunks are counted in 32 bits.
+  for (const auto& [field, value, most] :
+       {std::tuple{"world", std::int64_t{topology.world()}, std::int64_t{kMaxKernelRanks}},
+        {"batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads, std::int64_t{1} << 30},
+        {"batch * kv_heads", shape.batch * shape.kv_heads, std::int64_t{1} << 20}}) {
+    if (value <= most) continue;
+    return {StatusCode::kInvalidArgument, std::string(name_of(kind)) + ": " + field + " = " +
+                                              std::to_string(value) + ", must be at most " +
+                                              std::to_string(most)};
+  }
+  return {};
 }
 
 RingPlan RingPlan::make(const AttentionShape& shape, const Topology& topology, std::uint32_t rank) {

@@ -16,7 +16,6 @@
 namespace mkernel::kernels {
 
 static_assert(KvChunks::kPieceBytes == kFanOutPieceBytes);
-static_assert(KvChunks::kTensors * kMaxKernelNodes <= kFanOutStreams);
 
 /// Until all shares of the chunk have been pushed here. False when it gave up. Over several nodes chunks come
 /// through others, whose own waits end before this one.
@@ -50,14 +49,12 @@ struct KvFanOutPlan {
   Divisor shares;
   std::int32_t piece_rows;
   FanOutTarget target[kMaxNodeRanks];
-  KvStream stream[kFanOutStreams];
+  KvStream stream[KvChunks::kTensors * kMaxKernelNodes];
 
   __device__ __forceinline__ std::int32_t turns() const { return chunks.turns(); }
   __device__ __forceinline__ Turn turn(std::int32_t index) const { return chunks.turn(index); }
   __device__ __forceinline__ bool exists(const Turn&) const { return true; }
-  __device__ __forceinline__ bool is_own(const Turn& turn) const {
-    return turn.stream < KvChunks::kTensors;
-  }
+  __device__ __forceinline__ bool is_own(const Turn& turn) const { return turn.stream < KvChunks::kTensors; }
   __device__ __forceinline__ const FanOutPlaces& places(const Turn& turn) const {
     return stream[turn.stream];
   }
@@ -109,7 +106,8 @@ __device__ __forceinline__ void describe_kv_stream(const KvGatherParameters& p, 
   const bool own = source == p.gather.rank;
   stream.stores = p.gather.near + (own && p.rails > 0 ? 1 : 0);
   stream.targets = own ? stream.stores : p.gather.near + 1;
-  stream.rows_at = lent_half_at(p.endpoint.lent->launches, p.half_bytes) + p.gather.slab_offset(source, tensor);
+  stream.rows_at =
+      lent_half_at(p.endpoint.lent->launches, p.half_bytes) + p.gather.slab_offset(source, tensor);
   stream.ready_at = p.gather.ready_offset(source, tensor);
   stream.own = own ? &p.push[tensor] : nullptr;
   stream.slab = p.lent[p.local_rank] + stream.rows_at;

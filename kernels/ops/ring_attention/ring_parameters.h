@@ -36,8 +36,8 @@ struct RingAttentionParameters : KvGatherParameters {
   /// third coordinate. What is stored of a part never reaches into the next one.
   TensorMap q[2], out[2];
   TensorMap own[KvGatherPlan::kTensors];  ///< own keys and values again, in tiles of keys
-  /// Slabs, [half][source][tensor], in device memory: each [batch * kv_heads * positions, head_dim]; the first
-  /// row of a head is the third coordinate.
+  /// Slabs, [half][source][tensor], in device memory: each [batch * kv_heads * positions, head_dim]; the
+  /// first row of a head is the third coordinate.
   const TensorMap* gathered;
   AttentionTasks tasks;
   AttentionCounters* counters;

@@ -5,28 +5,35 @@
 
 namespace mkernel::kernels {
 
+/// Calls `with.operator()<type>()`.
+template <class With>
+auto with_attention_type(const AttentionShape& shape, const With& with) {
+  return shape.dtype == DataType::kBf16 ? with.template operator()<DataType::kBf16>()
+                                        : with.template operator()<DataType::kF16>();
+}
+
 /// Calls `with.operator()<head_dim, causal, type>()` for those of `shape`, whose head_dim is 64 or 128.
 template <class With>
 auto with_attention_config(const AttentionShape& shape, const With& with) {
-  const auto typed = [&]<int kHeadDim, bool kCausal>() {
-    return shape.dtype == DataType::kBf16 ? with.template operator()<kHeadDim, kCausal, DataType::kBf16>()
-                                          : with.template operator()<kHeadDim, kCausal, DataType::kF16>();
-  };
-  if (shape.head_dim == 64)
-    return shape.causal ? typed.template operator()<64, true>() : typed.template operator()<64, false>();
-  return shape.causal ? typed.template operator()<128, true>() : typed.template operator()<128, false>();
+  return with_attention_type(shape, [&]<DataType kType>() {
+    if (shape.head_dim == 64) {
+      return shape.causal ? with.template operator()<64, true, kType>()
+                          : with.template operator()<64, false, kType>();
+    }
+    return shape.causal ? with.template operator()<128, true, kType>()
+                        : with.template operator()<128, false, kType>();
+  });
 }
 
 /// Calls `with.operator()<head_dim, tile_keys, type>()`, where `tile_keys` is what attention_tile_keys()
 /// says.
 template <class With>
 auto with_attention_tile(const AttentionShape& shape, std::int32_t tile_keys, const With& with) {
-  const auto typed = [&]<int kHeadDim, int kTileKeys>() {
-    return shape.dtype == DataType::kBf16 ? with.template operator()<kHeadDim, kTileKeys, DataType::kBf16>()
-                                          : with.template operator()<kHeadDim, kTileKeys, DataType::kF16>();
-  };
-  if (shape.head_dim == 64) return typed.template operator()<64, 192>();
-  return tile_keys == 128 ? typed.template operator()<128, 128>() : typed.template operator()<128, 160>();
+  return with_attention_type(shape, [&]<DataType kType>() {
+    if (shape.head_dim == 64) return with.template operator()<64, 192, kType>();
+    return tile_keys == 128 ? with.template operator()<128, 128, kType>()
+                            : with.template operator()<128, 160, kType>();
+  });
 }
 
 }  // namespace mkernel::kernels

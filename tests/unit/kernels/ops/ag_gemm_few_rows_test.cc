@@ -28,6 +28,7 @@ TEST_CASE(
       const AgGemmPlan plan = plan_of(shape, topology);
       const PushGatherPlan& gather = plan.gather;
       CHECK(gather.shared == (shape.m > 1));
+      CHECK(plan.a_box_rows() == std::min<std::int64_t>(shape.m, plan.tile.rows));
       CHECK(plan.assignment.raster.rows() == (shape.m + plan.tile.block_rows() - 1) / plan.tile.block_rows());
       std::vector<std::pair<std::uint64_t, std::uint64_t>> chunks;
       for (std::int32_t source = 0; source < gather.world; ++source) {

@@ -88,11 +88,11 @@ TEST_CASE(
     "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in puts as "
     "long "
     "as heads allow") {
-  for (const std::int64_t sequence : {1, 4096, 100003}) {
+  for (const std::int64_t sequence : {1, 4096, 6 * 1200, 100003}) {
     AttentionShape shape = kShape;
     shape.sequence = sequence;
     for (std::uint32_t rank = 0; rank < 6; ++rank) {
-      const RingGpuPlan plan = plan_of(shape, {3, 2}, rank);
+      const RingGpuPlan plan = plan_of(shape, {3, 2}, rank, {.comm_ctas = rank % 2 == 0 ? 1 : 0});
       const KvGatherPlan& gather = plan.gather;
       const std::int32_t me = gather.rank;
       CHECK(gather.rails() == 2);
@@ -286,6 +286,11 @@ TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refu
   CHECK(refusal(shape) ==
         "INVALID_ARGUMENT: ring_attention: batch * sequence * kv_heads = 1090519040, must be at most "
         "1073741824");
+  shape.sequence = 8;
+  shape.heads = shape.kv_heads = 1 << 20;
+  shape.head_dim = 64;
+  CHECK(refusal(shape) ==
+        "INVALID_ARGUMENT: ring_attention: batch * kv_heads = 2097152, must be at most 1048576");
   shape = kShape;
   shape.sequence = std::int64_t{1} << 30;
   CHECK(refusal(shape) ==

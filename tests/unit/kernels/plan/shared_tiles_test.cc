@@ -67,9 +67,11 @@ TEST_CASE("all rows of an owner lie in one shared tile, and every part of a tile
           CHECK(plan.reduce.row_tiles() == 1);
           CHECK(plan.units.per_block * plan.units.unit_rows >= most);
           CHECK(plan.units.units() == plan.units.per_block * plan.shared.raster.columns());
+          std::int32_t highest = 0;
           for (std::int32_t index = 0; index < plan.cluster_tiles() * tile.cluster; ++index) {
             const TileReducePlan::Tile one = plan.tile_at(index / tile.cluster, index % tile.cluster);
             CHECK(one.rows <= tile.rows);
+            highest = std::max(highest, one.rows);
             CHECK((one.rows > 0) == !one.parts.empty());
             for (const auto& part : one.parts) {
               const std::int32_t owner = plan.owners[static_cast<std::size_t>(part.turn)];
@@ -83,6 +85,7 @@ TEST_CASE("all rows of an owner lie in one shared tile, and every part of a tile
               CHECK(plan.head_rows(owner) == head);
             }
           }
+          CHECK(plan.a_box_rows() == highest);
         }
       }
     }
@@ -158,6 +161,9 @@ TEST_CASE("of few rows the weights are read once, in one wave of tiles") {
   const TileReducePlan high = plan_of(OpKind::kGemmRs, {512, 8192, 7168}, Topology(1, 4), 0);
   CHECK(high.shared.owners == 1);
   CHECK(high.shared.raster.rows() == 2);
+  // Memory bounds tiles of 128 columns as it does those of 64, but of the former every other CTA has no rows.
+  const auto bound = TileReducePlan::make(OpKind::kGemmRs, {16, 8192, 7168}, Topology(1, 4), 0, kH100);
+  CHECK(bound.value().tile == Sm90Tile::k128x64);
   CHECK_FALSE(plan_of(OpKind::kGemmRs, {516, 8192, 7168}, Topology(1, 4), 0).shared.any());
   CHECK_FALSE(plan_of(OpKind::kGemmRs, {64, 8192, 7168}, Topology(1, 1), 0).shared.any());
 }

@@ -183,6 +183,22 @@ TEST_CASE("the CTAs of a cluster load every box of a shared operand once") {
   }
 }
 
+TEST_CASE("boxes of a hold the rows that there are, and halves of them begin where the swizzle does") {
+  for (const Sm90Tile tile : kSm90Tiles) {
+    for (std::int64_t m = 1; m <= 300; ++m) {
+      CHECK(a_box_rows(tile, Sm90Cluster::kStacked, m) == std::min<std::int64_t>(m, tile_rows(tile)));
+      const std::int32_t half = a_box_rows(tile, Sm90Cluster::kSideBySide, m);
+      CHECK(half % 8 == 0);
+      CHECK(2 * half <= tile_rows(tile));
+      CHECK(2 * half >= std::min<std::int64_t>(m, tile_rows(tile)));
+      CHECK(2 * half < m + 16);
+    }
+    CHECK(a_box_rows(tile) == tile_rows(tile));
+    const bool large = tile_rows(tile) * tile_columns(tile) > 128 * 128;
+    CHECK(plan_sm90({40, 4096, 64}, kH200, tile).a_box_rows(40) == (large ? tile_rows(tile) : 40));
+  }
+}
+
 TEST_CASE("few rows: tiles have all rows, every CTA has a step along k, and two CTAs fit") {
   for (const std::int32_t rows : kSkinnyRows) {
     CHECK(skinny_stages(rows) >= 3);

@@ -98,7 +98,7 @@ class GatherRanks {
       for (std::int32_t slab = 0; slab < gather.slabs(); ++slab) {
         for (std::int32_t part = 0; part < gather.row.parts; ++part) {
           rank.slabs.push_back(host_tensor_map(
-              sm90_a_view(rank.plan.tile, shape_.dtype, half + gather.part_offset(slab, part),
+              sm90_a_view(rank.plan.a_box_rows(), shape_.dtype, half + gather.part_offset(slab, part),
                           std::max<std::int64_t>(1, gather.slab_rows(slab)), gather.row.bytes(part) / 2)));
         }
       }
@@ -123,6 +123,7 @@ class GatherRanks {
     p.read_in_place = gather.shared ? -1 : rank.plan.steps.rank;
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape_.k, std::int64_t{kSm90TileK}));
     p.comm_ctas = rank.plan.comm_ctas;
+    p.a_box_rows = rank.plan.a_box_rows();
     fabric_.open(p.endpoint, me, rank.control);
     p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());
   }
@@ -130,8 +131,8 @@ class GatherRanks {
   void describe_operands(Rank& rank, std::int64_t rows) {
     AgGemmParameters& p = rank.p;
     p.rows = reinterpret_cast<const std::byte*>(rank.a.data());
-    p.a = host_tensor_map(
-        sm90_a_view(rank.plan.tile, shape_.dtype, rank.a.data(), std::max<std::int64_t>(1, rows), shape_.k));
+    p.a = host_tensor_map(sm90_a_view(rank.plan.a_box_rows(), shape_.dtype, rank.a.data(),
+                                      std::max<std::int64_t>(1, rows), shape_.k));
     for (int i = 0; i < products_of(shape_); ++i) {
       const std::int64_t n = columns_of(shape_, i);
       p.b[i] = host_tensor_map(sm90_b_view(shape_.dtype, shape_.b_layout, rank.b[i].data(), n, shape_.k));
@@ -146,7 +147,7 @@ class GatherRanks {
     require_ok(with_tile(rank.plan.tile, "ag_gemm", [&]<Sm90Tile kTile>() -> Status {
       with_types(shape_, [&]<DataType kInput, Layout kLayoutB>() {
         using Config = AgGemmConfig<kTile, kInput, kLayoutB>;
-        const std::size_t bytes = std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared));
+        const std::size_t bytes = std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared<FanOutPlan>));
         const std::int32_t ctas = rank.plan.comm_ctas + rank.plan.compute_ctas;
         for (std::int32_t cta = 0; cta < ctas; cta += Config::kCluster) {
           grid.add_cluster(static_cast<std::uint32_t>(cta), Config::kCluster,
@@ -236,6 +237,21 @@ TEST_CASE("ag_gemm of few rows: tiles hold rows of several sources, b is read on
   check(column_major, Topology(2, 1), Sm90Tile::k128x128);
   check({3, 72, 8200}, Topology(2, 2), Sm90Tile::k128x64, 2);
   check({150, 72, 72}, Topology(3, 1), Sm90Tile::k128x64);
+}
+
+TEST_CASE("ag_gemm: boxes of a hold the rows that there are") {
+  int turn = 0;
+  for (const std::int64_t m : {16, 63, 64, 65, 127, 128}) {
+    const Sm90Tile tile = kSm90Tiles[turn % 4];
+    const DataType type = turn % 2 == 0 ? DataType::kF16 : DataType::kBf16;
+    const Layout layout = turn++ / 2 % 2 == 0 ? Layout::kColumnMajor : Layout::kRowMajor;
+    check_launches({m, 136, 200, type, layout}, 4,
+                   {.tile = tile, .comm_ctas = 2, .tail_tiles = has_tail(tile) ? 1 : 0, .late_tiles = 0}, 1,
+                   true);
+  }
+  // Sources with few rows and tiles of their own.
+  check_launches({1, 136, 200}, 2,
+                 {.tile = Sm90Tile::k128x128, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
 }
 
 TEST_CASE("ag_gemm over several nodes: rows are put to rail peers, which push them on") {

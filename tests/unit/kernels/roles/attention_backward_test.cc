@@ -33,7 +33,7 @@ class HostBackward {
       : plan_(require(AttentionBackwardPlan::make(shape))),
         tensors_(std::move(tensors)),
         ctas_(ctas),
-        scratch_(static_cast<std::size_t>(attention_backward_scratch(plan_).bytes) / sizeof(Line)),
+        scratch_(static_cast<std::size_t>(at().bytes) / sizeof(Line)),
         p_(attention_backward_parameters(plan_, scratch_.data())) {
     require_ok(plan_.check_on_gpu());
     p_.q = host_tensor_map(attention_backward_q_view(plan_, tensors_.forward.q.data()));
@@ -43,11 +43,12 @@ class HostBackward {
     p_.out = tensors_.out.data();
     p_.d_out_rows = tensors_.d_out.data();
     p_.lse = tensors_.lse.data();
+    p_.preparing = static_cast<std::int32_t>(ctas_);
     p_.endpoint.control = control_.get();
     p_.endpoint.host = {&aborted_, nullptr};
     p_.endpoint.deadline_ns = 100'000'000'000;
     // Whoever adds before the first one has stored adds to no number.
-    const auto sums = static_cast<std::size_t>(attention_backward_scratch(plan_).sums) / sizeof(Line);
+    const auto sums = static_cast<std::size_t>(at().sums) / sizeof(Line);
     std::fill(scratch_.begin() + static_cast<std::ptrdiff_t>(sums), scratch_.end(), no_numbers());
   }
 
@@ -80,6 +81,9 @@ class HostBackward {
   }
 
  private:
+  AttentionBackwardScratch at() const {
+    return attention_backward_scratch(plan_.shape, attention_backward_parts(plan_));
+  }
   struct alignas(128) Line {
     float values[32];
   };

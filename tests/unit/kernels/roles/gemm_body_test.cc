@@ -49,12 +49,15 @@ void check(const GemmShape& shape, Sm90Tile tile, Sm90Cluster cluster, bool tail
   std::vector<std::uint16_t> c(static_cast<std::size_t>(shape.m * shape.n), kPoison);
   Sm90Plan plan = plan_sm90(shape, kH200.with_sms(6), tile, cluster);
   plan.whole = plan.raster.tiles() - (tail ? 1 : 0);
+  const std::int32_t box_rows = plan.a_box_rows(shape.m);
   const Sm90LocalProduct product{
-      host_tensor_map(sm90_a_view(tile, shape.dtype, a.data(), shape.m, shape.k, 0, cluster)),
+      host_tensor_map(sm90_a_view(box_rows, shape.dtype, a.data(), shape.m, shape.k)),
       host_tensor_map(sm90_b_view(shape.dtype, shape.b_layout, b.data(), shape.n, shape.k)),
       host_tensor_map(sm90_c_view(shape.dtype, c.data(), shape.m, shape.n)),
       {plan.raster, plan.whole},
-      static_cast<std::int32_t>(ceil_div(shape.k, std::int64_t{kSm90TileK}))};
+      static_cast<std::int32_t>(ceil_div(shape.k, std::int64_t{kSm90TileK})),
+      static_cast<std::int32_t>(shape.m),
+      box_rows};
   require_ok(with_tile(tile, "gemm", [&]<Sm90Tile kTile>() -> Status {
     with_types(shape, [&]<DataType kInput, Layout kLayoutB>() {
       if (cluster == Sm90Cluster::kStacked) {
@@ -75,6 +78,20 @@ TEST_CASE("every tile and cluster, both types and layouts, with edges in all dim
       const GemmShape shape{300, 328, 200, type, layout};
       check(shape, tile, Sm90Cluster::kStacked, false);
       if (tile_cluster(tile) == 2) check(shape, tile, Sm90Cluster::kSideBySide, false);
+    }
+  }
+}
+
+/// What is not loaded holds no numbers (HostGrid::add_cluster()).
+TEST_CASE("few rows: boxes of a hold those that there are, and CTAs without rows load none") {
+  int turn = 0;
+  for (const std::int64_t m : {1, 16, 63, 64, 65, 127, 128}) {
+    for (const Sm90Tile tile : kSm90Tiles) {
+      const DataType type = turn % 2 == 0 ? DataType::kBf16 : DataType::kF16;
+      const Layout layout = turn++ / 2 % 2 == 0 ? Layout::kRowMajor : Layout::kColumnMajor;
+      const GemmShape shape{m, 136, 200, type, layout};
+      check(shape, tile, Sm90Cluster::kStacked, false);
+      check(shape, tile, Sm90Cluster::kSideBySide, tile == Sm90Tile::k128x128);
     }
   }
 }

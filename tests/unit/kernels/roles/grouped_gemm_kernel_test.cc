@@ -22,14 +22,17 @@ namespace {
 using namespace mkernel::kernels;
 using Ends = std::vector<std::int32_t>;
 
-/// A rank alone, with three clusters.
+/// A rank alone. `band_blocks`: as in the parameters; 0: by shape.
 class HostGroupedGemm {
  public:
-  explicit HostGroupedGemm(const GroupedGemmShape& shape)
-      : plan_(require(GroupedGemmPlan::make(shape))),
+  explicit HostGroupedGemm(const GroupedGemmShape& shape, std::uint32_t clusters = 3,
+                           std::int32_t band_blocks = 0)
+      : ctas_(clusters * kGroupedGemmCluster),
+        plan_(require(GroupedGemmPlan::make(shape))),
         a_(random_tensor(shape.max_rows * shape.k, shape.dtype, 1)),
         b_(random_tensor(shape.groups * shape.k * shape.n, shape.dtype, 2)),
         p_(grouped_gemm_parameters(plan_, scratch_.get())) {
+    if (band_blocks > 0) p_.band_blocks = band_blocks;
     p_.a = host_tensor_map(grouped_gemm_a_view(plan_, a_.data()));
     p_.b = host_tensor_map(grouped_gemm_b_view(plan_, b_.data()));
     p_.endpoint.control = control_.get();
@@ -57,8 +60,6 @@ class HostGroupedGemm {
   }
 
  private:
-  static constexpr std::uint32_t kCtas = 3 * kGroupedGemmCluster;
-
   void launch(const Ends& ends) {
     REQUIRE(static_cast<std::int64_t>(ends.size()) == plan_.shape.groups);
     c_.assign(static_cast<std::size_t>(plan_.shape.max_rows * plan_.shape.n), kPoison);
@@ -76,8 +77,8 @@ class HostGroupedGemm {
 
   template <class Config>
   void add(HostGrid& grid) {
-    for (std::uint32_t cta = 0; cta < kCtas; cta += Config::kCluster) {
-      grid.add_cluster(cta, Config::kCluster, kCtas, Config::kThreads, sizeof(GroupedGemmShared<Config>),
+    for (std::uint32_t cta = 0; cta < ctas_; cta += Config::kCluster) {
+      grid.add_cluster(cta, Config::kCluster, ctas_, Config::kThreads, sizeof(GroupedGemmShared<Config>),
                        [this] {
                          const HostThread& self = host_thread();
                          grouped_gemm_cta<Config>(p_, self.cluster_shared[self.cluster_rank]);
@@ -85,6 +86,7 @@ class HostGroupedGemm {
     }
   }
 
+  const std::uint32_t ctas_;
   const GroupedGemmPlan plan_;
   const std::vector<std::uint16_t> a_, b_;
   std::vector<std::uint16_t> c_;
@@ -108,6 +110,28 @@ TEST_CASE("grouped gemm kernel: both types and layouts, groups of any number of 
 TEST_CASE("grouped gemm kernel: an odd number of columns of tiles, several steps along k") {
   HostGroupedGemm rank({.max_rows = 300, .k = 200, .n = 520, .groups = 2});
   rank.check({140, 290});
+}
+
+TEST_CASE("grouped gemm kernel: bands of rows, the last one smaller") {
+  HostGroupedGemm rank({.max_rows = 1000, .k = 72, .n = 520, .groups = 2}, 3, 2);
+  rank.check({600, 640});
+  rank.check({0, 1000});
+}
+
+TEST_CASE(
+    "grouped gemm kernel: of few rows a tail that is not cut, cut in two and in four, also all there is") {
+  for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+    const DataType type = layout == Layout::kRowMajor ? DataType::kF16 : DataType::kBf16;
+    // Two pairs of columns of tiles, of which the second one is narrow.
+    const GroupedGemmShape shape{
+        .max_rows = 300, .k = 136, .n = 616, .groups = 5, .dtype = type, .b_layout = layout};
+    for (const std::uint32_t clusters : {3U, 4U, 9U}) {
+      HostGroupedGemm rank(shape, clusters);
+      rank.check(ends_of({3, 0, 128, 1, 60}));
+      rank.check(ends_of({0, 0, 70, 0, 0}));
+      rank.check(ends_of({5, 64, 65, 127, 2}));
+    }
+  }
 }
 
 TEST_CASE("grouped gemm kernel: more groups than a warp has lanes") {

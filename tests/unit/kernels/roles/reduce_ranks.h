@@ -53,11 +53,11 @@ class ReduceRanks {
     HostGrid grid;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       Rank& rank = *ranks_[r];
-      const TileSize& tile = rank.plan.product.tile;
       rank.a = random_tensor(shape_.m * shape_.k, shape_.dtype, seed * 100 + 2 * r);
       rank.b = random_tensor(shape_.k * shape_.n, shape_.dtype, seed * 100 + 2 * r + 1);
       rank.c.assign(static_cast<std::size_t>(rows(rank).size() * shape_.n + 8), kPoison);
-      rank.p.a = host_tensor_map(sm90_a_view(tile, shape_.dtype, rank.a.data(), shape_.m, shape_.k));
+      rank.p.a = host_tensor_map(
+          sm90_a_view(rank.plan.product.a_box_rows(), shape_.dtype, rank.a.data(), shape_.m, shape_.k));
       rank.p.b =
           host_tensor_map(sm90_b_view(shape_.dtype, shape_.b_layout, rank.b.data(), shape_.n, shape_.k));
       rank.p.direct_c = host_tensor_map(sm90_c_view(shape_.dtype, rank.c.data(), shape_.m, shape_.n));
@@ -162,6 +162,8 @@ class ReduceRanks {
     p.claimed = &rank.claimed;
     p.tiles = plan.tiles;
     p.shared = plan.shared;
+    p.rows = static_cast<std::int32_t>(shape_.m);
+    p.a_box_rows = plan.a_box_rows();
     p.units = plan.units;
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape_.k, std::int64_t{kSm90TileK}));
     p.reduce_ctas = plan.reduce_ctas;

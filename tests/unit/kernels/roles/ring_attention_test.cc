@@ -225,6 +225,20 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "ring attention kernel: heads of several batch entries, each in several chunks, shared by queries") {
+  for (const Topology& topology : {Topology{1, 3}, Topology{2, 2}}) {
+    for (const bool causal : {false, true}) {
+      CAPTURE(topology.nodes());
+      CAPTURE(causal);
+      RingRanks ranks(
+          {.batch = 2, .sequence = 150, .heads = 4, .kv_heads = 2, .head_dim = 128, .causal = causal},
+          topology, 4, 2, 16);
+      for (std::uint64_t launch = 0; launch < 2; ++launch) ranks.check(launch);
+    }
+  }
+}
+
 TEST_CASE("ring attention kernel: sequences shorter than the ranks") {
   for (const std::int64_t sequence : {1, 3, 9}) {
     for (const bool causal : {false, true}) {

@@ -13,7 +13,7 @@ void RingAttentionWorld::for_each_row(std::int32_t index, std::uint64_t epoch, c
   const auto row_bytes = static_cast<std::uint64_t>(gather().row_bytes);
   const std::uint64_t at = gather().chunk_offset(chunk.source, chunk.chunk);
   const auto first = static_cast<std::int64_t>(at / row_bytes);
-  const std::int64_t rows = gather().chunk_rows(chunk.source, chunk.chunk);
+  const std::int32_t rows = gather().chunk_rows(chunk.source, chunk.chunk);
   const std::int64_t end = first + rows * (share + 1) / gather().shares;
   for (std::int64_t row = first + rows * share / gather().shares; row < end; ++row) {
     visit({slab(epoch, chunk.source, chunk.tensor) + static_cast<std::uint64_t>(row) * row_bytes, row_bytes},
@@ -72,7 +72,8 @@ Task RingAttentionWorld::sweep(std::int32_t index, std::uint64_t epoch, kernels:
   bool right = true;
   for (std::int32_t step = 1; step < mine.world; ++step) {
     const std::int32_t source = mine.source(step), keys = mine.visible_keys(source, part);
-    const auto head = static_cast<std::int32_t>(place.batch * mine.kv_heads + place.head / plan(index).group());
+    const auto head =
+        static_cast<std::int32_t>(place.batch * mine.kv_heads + place.head / plan(index).group());
     const std::int64_t tile_keys = plan(index).tile_keys();
     for (std::int64_t row = 0; row < keys; row += tile_keys) {
       const Range rows{row, std::min<std::int64_t>(row + tile_keys, mine.positions(source))};

@@ -51,7 +51,10 @@ class RingAttentionWorld : public FanOutWorld {
   std::int32_t ctas(std::int32_t index) const override { return plan(index).ctas; }
   std::int32_t comm_ctas(std::int32_t index) const override { return plan(index).comm_ctas; }
   std::int32_t turns(std::int32_t) const override { return gather().turns(); }
-  Turn turn(std::int32_t, std::int32_t number) const override { return gather().turn(number); }
+  Turn turn(std::int32_t, std::int32_t number) const override {
+    const auto [stream, chunk] = gather().turn(number);
+    return {stream, chunk};
+  }
   /// The node before this one begins with it.
   Chunk chunk_of(std::int32_t index, const Turn& turn) const override {
     const std::int32_t group = turn.stream / kTensors;

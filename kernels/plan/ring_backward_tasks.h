@@ -1,0 +1,159 @@
+// The backward pass of ring attention as a persistent kernel takes it: tasks are tiles of keys of all ranks,
+// each walks the tiles of own queries that see it. Pure functions, the same on host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/plan/attention_backward_tasks.h"
+#include "kernels/plan/attention_tasks.h"
+#include "kernels/plan/kv_gather_plan.h"
+#include "proto/abi/host_device.h"
+
+namespace mkernel::kernels {
+
+/// Tasks are taken in the order of their numbers: own keys first, which are there, then those of the other
+/// ranks in the order of KvGatherPlan::source(); of a rank the second part of its positions before the first
+/// one; of a part as a rank alone takes keys, last ones first (AttentionBackwardTasks). A tile of keys, and
+/// one of queries, lies within one part, so a tile of another rank is seen wholly or not at all: there are
+/// masks on the diagonals of own parts only. Parts that no own query sees have no tasks.
+///
+/// A tile of queries takes the adds of tiles of keys in the order of the tasks, so a task waits only for
+/// tasks that were taken before it.
+class RingBackwardTasks {
+ public:
+  struct Place {
+    std::int32_t source = 0, part = 0;  ///< whose keys, and which of their parts
+    std::int32_t head = 0;              ///< of keys and values, of all batch entries
+    std::int32_t tile = 0;              ///< of the part
+    std::int32_t first_query_tile = 0;  ///< that sees it; all behind it do, too
+    /// A tile of queries of that part takes this one's add after so many, and those on its diagonal.
+    std::int32_t before[2] = {};
+  };
+
+  RingBackwardTasks() = default;
+  /// `group`: heads of queries that share one of keys and values.
+  RingBackwardTasks(const KvGatherPlan& gather, std::int32_t group, std::int32_t head_dim)
+      : heads_(gather.heads), causal_(gather.causal) {
+    for (int part = 0; part < 2; ++part) {
+      queries_[part] = gather.part_rows[gather.rank][part];
+      tiles_[part] = (queries_[part] + kBackwardTileQueries - 1) / kBackwardTileQueries;
+    }
+    for (std::int32_t step = 0; step < gather.world; ++step) {
+      const std::int32_t source = gather.source(step);
+      for (std::int32_t part = 0; part < 2; ++part) {
+        if (!is_seen(gather, gather.rank, source, part)) continue;
+        tasks_ += heads_ * key_tiles(gather, source, part);
+        count_adds(gather, source, part, others_);
+      }
+      if (step == 0) own_tasks_ = tasks_;
+    }
+    const std::int64_t query_bytes =
+        std::int64_t{group} * gather.positions(gather.rank) * head_dim * kQueryBytes;
+    section_heads_ = attention_section_heads(heads_, 1, query_bytes > 0 ? query_bytes : 1);
+    const std::int32_t left = heads_ % section_heads_;
+    last_heads_ = left > 0 ? left : section_heads_;
+  }
+
+  MK_HOST_DEVICE std::int32_t tasks() const { return tasks_; }
+  /// The first ones, whose keys are own ones.
+  MK_HOST_DEVICE std::int32_t own_tasks() const { return own_tasks_; }
+  /// `gather`: that the tasks were made from.
+  MK_HOST_DEVICE Place place(const KvGatherPlan& gather, std::int32_t task) const {
+    Place place;
+    for (std::int32_t step = 0; step < gather.world; ++step) {
+      place.source = gather.source(step);
+      for (place.part = 1; place.part >= 0; --place.part) {
+        if (!is_seen(gather, gather.rank, place.source, place.part)) continue;
+        const std::int32_t tiles = key_tiles(gather, place.source, place.part);
+        count_adds(gather, place.source, place.part, place.before);
+        if (task < heads_ * tiles) return in_part(gather, task, tiles, place);
+        task -= heads_ * tiles;
+      }
+    }
+    return place;
+  }
+
+  /// Of the own queries of a head: those of part 0, then those of part 1.
+  MK_HOST_DEVICE std::int32_t query_tiles() const { return tiles_[0] + tiles_[1]; }
+  MK_HOST_DEVICE std::int32_t first_tiles() const { return tiles_[0]; }
+  /// How many tiles of keys add to the gradient of a tile of queries before that one does.
+  MK_HOST_DEVICE std::int32_t turn(const std::int32_t (&before)[2], std::int32_t query_tile) const {
+    return diagonal_adds(query_tile) + before[part_of(query_tile)];
+  }
+  /// Tiles of keys that add to the gradient of a tile of queries.
+  MK_HOST_DEVICE std::int32_t adds(std::int32_t query_tile) const {
+    return diagonal_adds(query_tile) + others_[part_of(query_tile)];
+  }
+
+  /// Whether the queries of part `queries` of `rank` see keys of that part of `source`: all of them, but for
+  /// the diagonal of a part of its own.
+  static MK_HOST_DEVICE bool sees(const KvGatherPlan& gather, std::int32_t rank, std::int32_t queries,
+                                  std::int32_t source, std::int32_t part) {
+    if (gather.part_rows[rank][queries] == 0 || gather.part_rows[source][part] == 0) return false;
+    if (!gather.causal) return true;
+    if (source == rank) return queries >= part;
+    return part == 0 ? queries == 1 || source < rank : queries == 1 && source > rank;
+  }
+  /// Whether `rank` has a part of the gradients of these keys.
+  static MK_HOST_DEVICE bool is_seen(const KvGatherPlan& gather, std::int32_t rank, std::int32_t source,
+                                     std::int32_t part) {
+    return sees(gather, rank, 0, source, part) || sees(gather, rank, 1, source, part);
+  }
+
+ private:
+  /// Of an element of a query: itself, its output's gradient, and its own in fp32.
+  static constexpr std::int64_t kQueryBytes = 2 + 2 + 4;
+
+  static MK_HOST_DEVICE std::int32_t key_tiles(const KvGatherPlan& gather, std::int32_t source,
+                                               std::int32_t part) {
+    return (gather.part_rows[source][part] + kBackwardTileKeys - 1) / kBackwardTileKeys;
+  }
+  /// Whether the keys are of the very positions of the queries of that part.
+  static MK_HOST_DEVICE bool is_diagonal(const KvGatherPlan& gather, std::int32_t queries,
+                                         std::int32_t source, std::int32_t part) {
+    return source == gather.rank && part == queries;
+  }
+  /// Adds of a part's tiles of keys to every tile of queries, by part of the queries; not those on a
+  /// diagonal.
+  static MK_HOST_DEVICE void count_adds(const KvGatherPlan& gather, std::int32_t source, std::int32_t part,
+                                        std::int32_t (&adds)[2]) {
+    for (std::int32_t queries = 0; queries < 2; ++queries) {
+      if (sees(gather, gather.rank, queries, source, part) && !is_diagonal(gather, queries, source, part))
+        adds[queries] += key_tiles(gather, source, part);
+    }
+  }
+
+  MK_HOST_DEVICE std::int32_t part_of(std::int32_t query_tile) const {
+    return query_tile < tiles_[0] ? 0 : 1;
+  }
+  /// Tiles of keys of its own part, which come first, that a tile of queries sees.
+  MK_HOST_DEVICE std::int32_t diagonal_adds(std::int32_t query_tile) const {
+    const std::int32_t part = part_of(query_tile), queries = queries_[part];
+    const std::int32_t end = (query_tile - part * tiles_[0] + 1) * kBackwardTileQueries;
+    const std::int32_t seen = causal_ && end < queries ? end : queries;
+    return (seen + kBackwardTileKeys - 1) / kBackwardTileKeys;
+  }
+  /// Task number `task` of the part, `place.before` of which are those of all its tiles.
+  MK_HOST_DEVICE Place in_part(const KvGatherPlan& gather, std::int32_t task, std::int32_t tiles,
+                               Place place) const {
+    const AttentionHeadTile at =
+        attention_head_tile(task, heads_, tiles, section_heads_, last_heads_, section_heads_ * tiles);
+    place.head = at.head;
+    place.tile = at.tile;
+    for (std::int32_t& before : place.before) before -= 1 + at.tile;
+    const std::int32_t first = sees(gather, gather.rank, 0, place.source, place.part) ? 0 : 1;
+    const bool masked = causal_ && is_diagonal(gather, first, place.source, place.part);
+    place.first_query_tile =
+        first * tiles_[0] + (masked ? at.tile * (kBackwardTileKeys / kBackwardTileQueries) : 0);
+    return place;
+  }
+
+  std::int32_t heads_ = 0;
+  std::int32_t queries_[2] = {}, tiles_[2] = {};  ///< own ones, by part
+  std::int32_t others_[2] = {};                   ///< tiles of keys of other parts that queries of a part see
+  std::int32_t tasks_ = 0, own_tasks_ = 0;
+  std::int32_t section_heads_ = 1, last_heads_ = 1;  ///< heads of a section, and of the last one
+  bool causal_ = false;
+};
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,271 @@
+// The tasks of the backward pass of ring attention: who computes what, in which order gradients are added,
+// and which partial gradients their owners wait for.
+#include "kernels/plan/ring_backward_tasks.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "kernels/ops/ring_attention/gpu_plan.h"
+#include "kernels/ops/ring_attention/ring_backward_plan.h"
+#include "kernels/plan/key_partials_plan.h"
+#include "kernels/plan/positions.h"
+#include "tests/support/require.h"
+
+namespace mkernel::test {
+namespace {
+
+using namespace mkernel::kernels;
+
+AttentionShape shape_of(std::int64_t sequence, bool causal) {
+  return {.batch = 2, .sequence = sequence, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = causal};
+}
+
+struct RankCase {
+  RingBackwardPlan plan;
+  std::int32_t world, rank;
+
+  RankCase(const AttentionShape& shape, std::uint32_t world_size, std::uint32_t of)
+      : plan(require(RingBackwardPlan::make(shape, Topology(1, world_size), of, kH200))),
+        world(static_cast<std::int32_t>(world_size)),
+        rank(static_cast<std::int32_t>(of)) {}
+
+  const RingBackwardTasks& tasks() const { return plan.tasks; }
+  RingBackwardTasks::Place place(std::int32_t task) const { return plan.tasks.place(plan.gather(), task); }
+  /// Absolute positions of a tile of keys of a rank's part, and of a tile of own queries.
+  Range keys(const RingBackwardTasks::Place& at) const {
+    return tile_of(held(at.source).part[static_cast<std::size_t>(at.part)], at.tile, kBackwardTileKeys);
+  }
+  Range queries(std::int32_t tile) const {
+    const int part = tile < tasks().first_tiles() ? 0 : 1;
+    return tile_of(held(rank).part[static_cast<std::size_t>(part)], tile - part * tasks().first_tiles(),
+                   kBackwardTileQueries);
+  }
+  /// Pairs of a query and a key that it sees.
+  std::int64_t pairs(Range queries, Range keys) const {
+    if (!plan.shape().causal) return queries.size() * keys.size();
+    std::int64_t count = 0;
+    for (std::int64_t query = queries.begin; query < queries.end; ++query)
+      count += std::clamp<std::int64_t>(query + 1 - keys.begin, 0, keys.size());
+    return count;
+  }
+  Positions held(std::int32_t of) const {
+    return held_positions(plan.shape().sequence, plan.shape().causal, world, of);
+  }
+
+ private:
+  static Range tile_of(Range part, std::int64_t tile, std::int64_t size) {
+    const std::int64_t begin = part.begin + tile * size;
+    return {begin, std::min(begin + size, part.end)};
+  }
+};
+
+template <class Check>
+void for_every_rank(const Check& check) {
+  for (const std::uint32_t world : {1U, 2U, 3U, 4U, 8U}) {
+    for (const std::int64_t sequence : {1, 5, 64, 700, 2050}) {
+      for (const bool causal : {false, true}) {
+        CAPTURE(world);
+        CAPTURE(sequence);
+        CAPTURE(causal);
+        for (std::uint32_t rank = 0; rank < world; ++rank)
+          check(RankCase(shape_of(sequence, causal), world, rank));
+      }
+    }
+  }
+}
+
+/// Multiprocessors that take tasks in order. In every round each makes one step, unless it is not its turn to
+/// add: adds of a round are seen in the next one.
+class RingBackwardSimulation {
+ public:
+  RingBackwardSimulation(const RankCase& of, std::int32_t ctas)
+      : of_(of),
+        adds_(static_cast<std::size_t>(of.plan.gather().heads * of.tasks().query_tiles())),
+        ctas_(static_cast<std::size_t>(ctas), Cta{{}, of.tasks().query_tiles()}) {}
+
+  /// Rounds until all is done; 0: everybody waits.
+  std::int32_t run() {
+    for (std::int32_t round = 1;; ++round) {
+      std::vector<std::size_t> added;
+      bool busy = false, moved = false;
+      for (Cta& cta : ctas_) {
+        if (cta.tile == of_.tasks().query_tiles()) moved |= take(cta);
+        if (cta.tile == of_.tasks().query_tiles()) continue;
+        busy = true;
+        const std::size_t at = unit(cta);
+        if (adds_[at] != of_.tasks().turn(cta.place.before, cta.tile)) continue;
+        added.push_back(at);
+        ++cta.tile;
+      }
+      if (!busy) return round;
+      if (!moved && added.empty()) return 0;
+      for (const std::size_t at : added) ++adds_[at];
+      steps_ += static_cast<std::int64_t>(added.size());
+    }
+  }
+  std::int64_t steps() const { return steps_; }
+
+ private:
+  struct Cta {
+    RingBackwardTasks::Place place;
+    std::int32_t tile;  ///< of the queries; behind the last one: its task is over
+  };
+
+  std::size_t unit(const Cta& cta) const {
+    return static_cast<std::size_t>(cta.place.head * of_.tasks().query_tiles() + cta.tile);
+  }
+  bool take(Cta& cta) {
+    if (next_ == of_.tasks().tasks()) return false;
+    cta.place = of_.place(next_++);
+    cta.tile = cta.place.first_query_tile;
+    return true;
+  }
+
+  const RankCase& of_;
+  std::vector<std::int32_t> adds_;
+  std::vector<Cta> ctas_;
+  std::int32_t next_ = 0;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("ring backward tasks: every pair of a query and a key that it sees is in one task") {
+  for_every_rank([](const RankCase& of) {
+    std::int64_t pairs = 0;
+    std::set<std::tuple<int, int, int, int>> tiles;
+    for (std::int32_t task = 0; task < of.tasks().tasks(); ++task) {
+      const RingBackwardTasks::Place place = of.place(task);
+      CHECK((place.source == of.rank) == (task < of.tasks().own_tasks()));
+      tiles.emplace(place.source, place.part, place.head, place.tile);
+      for (std::int32_t tile = 0; tile < of.tasks().query_tiles(); ++tile) {
+        const Range queries = of.queries(tile), keys = of.keys(place);
+        const std::int64_t seen = of.pairs(queries, keys);
+        CHECK((tile >= place.first_query_tile) == (seen > 0));
+        // Masks are for the diagonals of own parts alone.
+        const bool own_part =
+            place.source == of.rank && (tile < of.tasks().first_tiles() ? 0 : 1) == place.part;
+        if (seen > 0 && !own_part) CHECK(seen == queries.size() * keys.size());
+        pairs += seen;
+      }
+    }
+    CHECK(tiles.size() == static_cast<std::size_t>(of.tasks().tasks()));
+    std::int64_t all = 0;
+    for (const Range& part : of.held(of.rank).part) all += of.pairs(part, {0, of.plan.shape().sequence});
+    CHECK(pairs == all * of.plan.gather().heads);
+  });
+}
+
+TEST_CASE("ring backward tasks: a tile of queries takes adds in the order of the tasks") {
+  for_every_rank([](const RankCase& of) {
+    std::map<std::pair<int, int>, std::int32_t> added;  // by head and tile of queries
+    for (std::int32_t task = 0; task < of.tasks().tasks(); ++task) {
+      const RingBackwardTasks::Place place = of.place(task);
+      for (std::int32_t tile = place.first_query_tile; tile < of.tasks().query_tiles(); ++tile)
+        CHECK(of.tasks().turn(place.before, tile) == added[{place.head, tile}]++);
+    }
+    for (std::int32_t head = 0; head < of.plan.gather().heads; ++head) {
+      for (std::int32_t tile = 0; tile < of.tasks().query_tiles(); ++tile)
+        CHECK(of.tasks().adds(tile) == added[{head, tile}]);
+    }
+  });
+}
+
+TEST_CASE("ring backward tasks: nobody waits in a circle, with any number of multiprocessors") {
+  for_every_rank([](const RankCase& of) {
+    for (const std::int32_t ctas : {1, 2, 7, 40}) CHECK(RingBackwardSimulation(of, ctas).run() > 0);
+  });
+}
+
+TEST_CASE("ring backward tasks: turns cost little, and multiprocessors end together") {
+  for (const bool causal : {false, true}) {
+    for (const std::uint32_t rank : {0U, 3U}) {
+      const RankCase of(
+          {.batch = 4, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = causal}, 4,
+          rank);
+      RingBackwardSimulation simulation(of, 132);
+      const std::int32_t rounds = simulation.run();
+      const double busy = double(simulation.steps()) / 132 / rounds;
+      CAPTURE(causal);
+      CAPTURE(busy);
+      CHECK(busy > 0.97);
+    }
+  }
+}
+
+TEST_CASE("ring backward tasks: owners wait for the partial gradients that others send, each in its slot") {
+  for (const std::uint32_t world : {1U, 2U, 3U, 4U, 8U}) {
+    for (const std::int64_t sequence : {1, 5, 64, 700, 2050}) {
+      for (const bool causal : {false, true}) {
+        CAPTURE(world);
+        CAPTURE(sequence);
+        CAPTURE(causal);
+        // By owner and writer: the units that are sent.
+        std::map<std::pair<int, int>, std::set<std::int32_t>> sent;
+        for (std::uint32_t rank = 0; rank < world; ++rank) {
+          const RankCase of(shape_of(sequence, causal), world, rank);
+          const KvGatherPlan& gather = of.plan.gather();
+          for (std::int32_t task = 0; task < of.tasks().tasks(); ++task) {
+            const RingBackwardTasks::Place at = of.place(task);
+            for (std::int32_t row = at.tile * kBackwardTileKeys;
+                 row < std::min((at.tile + 1) * kBackwardTileKeys, gather.part_rows[at.source][at.part]);
+                 row += KeyPartialsPlan::kRows) {
+              const std::int32_t unit = KeyPartialsPlan::unit(gather, at.source, at.part, at.head, row);
+              CHECK(unit < of.plan.partials.max_units);
+              CHECK(sent[{at.source, of.rank}].insert(unit).second);
+            }
+          }
+        }
+        for (std::uint32_t rank = 0; rank < world; ++rank) {
+          const RankCase of(shape_of(sequence, causal), world, rank);
+          const KvGatherPlan& gather = of.plan.gather();
+          for (std::int32_t writer = 0; writer < of.world; ++writer) {
+            std::set<std::int32_t> expected;
+            for (std::int32_t head = 0; head < gather.heads; ++head) {
+              for (int part = 0; part < 2; ++part) {
+                if (!RingBackwardTasks::is_seen(gather, writer, of.rank, part)) continue;
+                for (std::int32_t row = 0; row < gather.part_rows[of.rank][part];
+                     row += KeyPartialsPlan::kRows)
+                  CHECK(expected.insert(KeyPartialsPlan::unit(gather, of.rank, part, head, row)).second);
+              }
+            }
+            CHECK(expected == sent[{of.rank, writer}]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("ring backward plan: slots and words lie behind each other, and the same on every rank") {
+  const RankCase first(shape_of(2050, true), 3, 0), last(shape_of(2050, true), 3, 2);
+  const KeyPartialsPlan& plan = first.plan.partials;
+  CHECK(plan.slot_offset(0, 0) >= first.plan.gather().data_bytes());
+  CHECK(plan.slot_offset(0, 0) % KeyPartialsPlan::kAlignment == 0);
+  CHECK(plan.word_offset(0, 0) == first.plan.gather().word_bytes());
+  CHECK(plan.slot_offset(1, 0) == plan.slot_offset(0, plan.max_units));
+  CHECK(plan.word_offset(1, 0) == plan.word_offset(0, plan.max_units));
+  CHECK(plan.slot_offset(0, 1) - plan.slot_offset(0, 0) == 2 * 64 * 64 * 2);
+  CHECK(plan.slot_offset(2, 5) == last.plan.partials.slot_offset(2, 5));
+  CHECK(plan.word_offset(2, 5) == last.plan.partials.word_offset(2, 5));
+  CHECK(plan.data_bytes() == last.plan.partials.data_bytes());
+}
+
+TEST_CASE("ring backward plan: what is refused, by name") {
+  const AttentionShape shape = shape_of(4096, true);
+  const auto refusal = [&](const Topology& topology, const RingAttentionOptions& options) {
+    return RingBackwardPlan::make(shape, topology, 0, kH200, options).status().to_string();
+  };
+  CHECK(refusal({2, 2}, {}).find("ring_attention_backward: nodes = 2, must be at most 1") !=
+        std::string::npos);
+  CHECK(refusal({1, 2}, {.comm_ctas = 67}).find("ring_attention_backward: comm_ctas = 67, must be 0..66") !=
+        std::string::npos);
+}
+
+}  // namespace mkernel::test

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/base/types.h"
+#include "kernels/cuda/memory/kernel_types.h"
 
 namespace mkernel::kernels {
 
@@ -9,8 +10,8 @@ namespace mkernel::kernels {
 template <class With>
 auto with_attention_config(const AttentionShape& shape, const With& with) {
   const auto typed = [&]<int kHeadDim, bool kCausal>() {
-    return shape.dtype == DataType::kBf16 ? with.template operator()<kHeadDim, kCausal, DataType::kBf16>()
-                                          : with.template operator()<kHeadDim, kCausal, DataType::kF16>();
+    return with_kernel_type(
+        shape.dtype, [&]<DataType kType>() { return with.template operator()<kHeadDim, kCausal, kType>(); });
   };
   if (shape.head_dim == 64)
     return shape.causal ? typed.template operator()<64, true>() : typed.template operator()<64, false>();
@@ -22,8 +23,9 @@ auto with_attention_config(const AttentionShape& shape, const With& with) {
 template <class With>
 auto with_attention_tile(const AttentionShape& shape, std::int32_t tile_keys, const With& with) {
   const auto typed = [&]<int kHeadDim, int kTileKeys>() {
-    return shape.dtype == DataType::kBf16 ? with.template operator()<kHeadDim, kTileKeys, DataType::kBf16>()
-                                          : with.template operator()<kHeadDim, kTileKeys, DataType::kF16>();
+    return with_kernel_type(shape.dtype, [&]<DataType kType>() {
+      return with.template operator()<kHeadDim, kTileKeys, kType>();
+    });
   };
   if (shape.head_dim == 64) return typed.template operator()<64, 192>();
   return tile_keys == 128 ? typed.template operator()<128, 128>() : typed.template operator()<128, 160>();

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "kernels/cuda/launch/gemm_operation.h"
+#include "kernels/cuda/memory/kernel_types.h"
 #include "kernels/cuda/memory/on_device.h"
 #include "kernels/ops/make.h"
 
@@ -27,6 +28,7 @@ Result<std::unique_ptr<CudaGemmOperation>> make(OpKind kind, const GemmShape& sh
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
                                                         const GroupView& group, Topology topology,
                                                         const MakeOptions& options) {
+  MK_RETURN_IF_ERROR(check_kernel_type(name_of(kind), shape.dtype));
   const OnDevice here(options.device);
   MK_RETURN_IF_ERROR(here.status());
   auto made = make(kind, shape, std::move(topology), group.rank(), options.plan);
@@ -38,6 +40,7 @@ Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmS
 
 Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape& shape, const GroupView& group,
                                                       const Topology& topology, const MakeOptions& options) {
+  MK_RETURN_IF_ERROR(check_kernel_type(name_of(OpKind::kMoeDispatchGemm), shape.dtype));
   const OnDevice here(options.device);
   MK_RETURN_IF_ERROR(here.status());
   const GemmPlanOptions& plan = options.plan;
@@ -52,6 +55,7 @@ Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const Gro
                                                                        const GroupView& group,
                                                                        const Topology& topology,
                                                                        const MakeOptions& options) {
+  MK_RETURN_IF_ERROR(check_kernel_type(name_of(OpKind::kGroupedGemm), shape.dtype));
   const OnDevice here(options.device);
   MK_RETURN_IF_ERROR(here.status());
   auto made = make_cuda_grouped_gemm(shape, topology, group.rank(),
@@ -64,6 +68,7 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
                                                                   const GroupView& group,
                                                                   const Topology& topology,
                                                                   const MakeOptions& options) {
+  MK_RETURN_IF_ERROR(check_kernel_type(name_of(kind), shape.dtype));
   const OnDevice here(options.device);
   MK_RETURN_IF_ERROR(here.status());
   const GemmPlanOptions& plan = options.plan;
@@ -80,6 +85,7 @@ Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, c
 Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
     OpKind kind, const AttentionShape& shape, const GroupView& group, const Topology& topology,
     const MakeOptions& options) {
+  MK_RETURN_IF_ERROR(check_kernel_type(name_of(kind), shape.dtype));
   const OnDevice here(options.device);
   MK_RETURN_IF_ERROR(here.status());
   const GemmPlanOptions& plan = options.plan;

@@ -6,10 +6,10 @@ headers that hold the kernels are compiled and not the .cu files, and every func
 functions are marked __device__ and that launches compile is therefore left to nvcc.
   - Every kernel (tile x type x layout x cluster) goes through NVRTC and ptxas 12.9 with the flags of the build. An error, a
     spill or a serialized wgmma fails. Two kernels that must be refused show that these would be seen.
-  - With --library, a kernel that nvcc has put into that library and that was not compiled here fails.
+  - With --library, a kernel that nvcc has put into that library and that was not compiled here, in whichever type, fails.
   - With --compare, nvcc compiles the same files, and the table shows what its ptxas says too.
   - Every .cc of the product that sees a CUDA header is checked by g++ against the headers of CUDA 12.9.
-Usage: tests/kernels/cuda_12_9.py [--folder FOLDER] [--library libmkernel_cuda.a] [--compare]
+Usage: tests/kernels/cuda_12_9.py [--folder FOLDER] [--library libmkernel_cuda.a] [--type TYPE] [--compare | --only-packages]
 exit 0 all compiles, 1 findings, 77 skipped: the packages cannot be had
 """
 import argparse
@@ -67,7 +67,7 @@ class Unit:
     findings: list = dataclasses.field(default_factory=list)
 
 
-TYPES = {"kBf16": 1, "kF16": 2}  # DataType of kernels/base/types.h
+TYPES = ("kBf16", "kF16")  # DataType of kernels/base/types.h
 
 
 class Skipped(Exception):
@@ -232,15 +232,18 @@ def compile_unit(unit, folder, cuda, standard, nvcc):
     return unit
 
 
-def missing_of(library, kernels, left_out):
-    """Stubs in a library that nvcc has built, which are named after their kernels, of a kernel that is none of `kernels`
-    and not of a type that was left out."""
+def missing_of(library, kernels):
+    """Stubs in a library that nvcc has built, which are named after their kernels, of a kernel that is none of `kernels` in
+    any type: the two may have been built for different ones."""
+    def of_any_type(name):
+        return re.sub(r"DataTypeE\d+E", "DataTypeE_E", name)
+
     symbols = subprocess.run(["nm", "--format=just-symbols", "--defined-only", library], check=True, capture_output=True,
                              text=True).stdout.split()
-    others = [f"DataTypeE{value}E" for name, value in TYPES.items() if name in left_out]
-    stubs = [symbol for symbol in symbols if "__device_stub_" in symbol and not any(other in symbol for other in others)]
+    stubs = {of_any_type(symbol) for symbol in symbols if "__device_stub_" in symbol}
+    here = {f"__device_stub_{of_any_type(kernel)}" for kernel in kernels}
     return sorted({re.sub(r".*__device_stub_", "", stub) for stub in stubs
-                   if not any(f"__device_stub_{kernel}" in stub for kernel in kernels)}) if stubs else ["all: there are no stubs"]
+                   if not any(kernel in stub for kernel in here)}) if stubs else ["all: there are no stubs"]
 
 
 def table(all_units, nvcc_version):
@@ -289,6 +292,7 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build/cuda_12_9", help="for packages and what is compiled")
     parser.add_argument("--library", type=pathlib.Path, help="libmkernel_cuda.a of a build with nvcc: whether a kernel is missing here")
     parser.add_argument("--type", choices=TYPES, help="only kernels of this type: they differ in one instruction (default: all)")
+    parser.add_argument("--only-packages", action="store_true", help="compile nothing: what compiles later finds the packages")
     parser.add_argument("--compare", action="store_true", help="compile the kernels with nvcc, too")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
@@ -300,6 +304,8 @@ def main():
     except Skipped as reason:
         print(f"SKIPPED: {reason}")
         return 77
+    if arguments.only_packages:
+        return 0
 
     begin = time.monotonic()
     standard = write_standard_headers(folder / "standard")
@@ -317,7 +323,7 @@ def main():
     if arguments.library:
         here = {kernel for unit in all_units for kernel in unit.kernels}
         findings += [f"{arguments.library} has a kernel that was not compiled here: {kernel}"
-                     for kernel in missing_of(arguments.library, here, set(TYPES) - set(types))]
+                     for kernel in missing_of(arguments.library, here)]
 
     version = "-"
     if nvcc:

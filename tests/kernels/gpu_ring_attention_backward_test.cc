@@ -193,11 +193,11 @@ TEST_CASE("ring attention backward: a shape small enough for tools that watch ev
 TEST_CASE("ring attention backward: sequences of every length, also shorter than the ranks") {
   if (!peers_or_skip(1)) return;
   for (const std::uint32_t ranks : {1U, 2U, 3U, 4U}) {
-    for (const std::int64_t sequence : {1, 7, 1000}) {
+    for (const std::int64_t sequence : {1, 7, 520}) {
       CAPTURE(ranks);
       CAPTURE(sequence);
       for_every_attention({.batch = 1, .sequence = sequence, .heads = 4, .kv_heads = 2},
-                          [&](const AttentionShape& shape) { GpuRingBackward(ranks, shape).check(2); });
+                          [&](const AttentionShape& shape) { GpuRingBackward(ranks, shape).check(1); });
     }
   }
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the tests of mkernel.torch on tensors in host memory with a PyTorch from PyPI, in an environment of its own.
 
-Usage: tests/python/with_torch.py [--version 2.15.0] [--build build] [--venv build/torch] [--seconds 300]
+Usage: tests/python/with_torch.py [--version 2.15.0] [--build build] [--venv build/torch] [--seconds 240] [--only-install]
 Needs what the test command has built. PyTorch brings about 4 GB of libraries; an environment that has it already is used again.
 Exit status: 0 or 1 by the tests; 77 when PyTorch could not be had within the time."""
 import argparse
@@ -45,6 +45,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=HERE.parents[1] / "build", help="folder with bin and lib")
     parser.add_argument("--venv", type=pathlib.Path, help="default: torch in the build folder")
     parser.add_argument("--seconds", type=float, default=240, help="for the packages")
+    parser.add_argument("--only-install", action="store_true", help="run no test: what runs them later finds the environment")
     arguments = parser.parse_args()
     build = arguments.build.resolve()
     begin = time.monotonic()
@@ -54,6 +55,8 @@ def main():
     told = subprocess.run([str(python), "-c", "import sys, torch; print('PyTorch', torch.__version__, 'Python', sys.version.split()[0])"],
                           check=True, capture_output=True, text=True)
     print(f"{told.stdout.strip()}, installed in {time.monotonic() - begin:.0f} s", flush=True)
+    if arguments.only_install:
+        return 0
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for subject, status, seconds, output in pool.map(lambda subject: run(python, subject, build), TESTS):

@@ -1,7 +1,5 @@
 #include "tests/support/host_grid.h"
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -11,9 +9,7 @@
 #include <string>
 #include <utility>
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
+#include "tests/support/host_stack.h"
 
 namespace mkernel::test {
 namespace {
@@ -51,47 +47,31 @@ struct ClusterMeeting {
   std::uint32_t threads = 0;
 };
 
+void enter();
+
 struct Fiber {
-  ucontext_t context{};
+  HostStack stack{kStackBytes, enter};
   HostThread self;
   Block* block = nullptr;
   const std::function<void()>* body = nullptr;
-  std::unique_ptr<char[]> stack;
   ClusterMeeting* cluster = nullptr;
   bool serves = false;
   bool done = false;
-  void* fake_stack = nullptr;
 
   Warp& warp() const { return block->warps[self.thread.x / 32]; }
 };
 
 /// The one thread's; nothing here is shared with another.
-thread_local ucontext_t scheduler;
+thread_local HostStack scheduler;
 thread_local Fiber* running = nullptr;
 thread_local std::deque<Fiber*> ready;
 thread_local std::size_t unfinished = 0;
-#if defined(__SANITIZE_ADDRESS__)
-thread_local const void* scheduler_stack = nullptr;
-thread_local std::size_t scheduler_bytes = 0;
-#endif
 
 void to_scheduler(bool ends) {
-  Fiber* self = running;
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(ends ? nullptr : &self->fake_stack, scheduler_stack, scheduler_bytes);
-#else
-  (void)ends;
-#endif
-  swapcontext(&self->context, &scheduler);
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(self->fake_stack, &scheduler_stack, &scheduler_bytes);
-#endif
+  running->stack.change_to(scheduler, ends);
 }
 
 void enter() {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_bytes);
-#endif
   (*running->body)();
   running->done = true;
   if (!running->serves) --unfinished;
@@ -100,14 +80,7 @@ void enter() {
 
 void run_fiber(Fiber& fiber) {
   running = &fiber;
-#if defined(__SANITIZE_ADDRESS__)
-  void* fake_stack = nullptr;
-  __sanitizer_start_switch_fiber(&fake_stack, fiber.stack.get(), kStackBytes);
-#endif
-  swapcontext(&scheduler, &fiber.context);
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
-#endif
+  scheduler.change_to(fiber.stack);
   running = nullptr;
 }
 
@@ -231,11 +204,6 @@ void HostGrid::run() {
       fiber->body = &cta.body;
       fiber->serves = cta.serves;
       if (cta.cluster >= 0) fiber->cluster = &clusters_[static_cast<std::size_t>(cta.cluster)]->meeting;
-      fiber->stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
-      getcontext(&fiber->context);
-      fiber->context.uc_stack.ss_sp = fiber->stack.get();
-      fiber->context.uc_stack.ss_size = kStackBytes;
-      makecontext(&fiber->context, enter, 0);
       ready.push_back(fiber.get());
       fibers.push_back(std::move(fiber));
     }

@@ -9,6 +9,7 @@
 #include "kernels/cuda/gemm/sm90_maps.h"
 #include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/memory/hopper.h"
+#include "kernels/cuda/memory/kernel_types.h"
 #include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {
@@ -108,6 +109,7 @@ Status gemm_sm90(const GemmArguments& arguments, const GemmShape& shape,
   MK_RETURN_IF_ERROR(check_dimension("m", shape.m, 1));
   MK_RETURN_IF_ERROR(check_dimension("n", shape.n));
   MK_RETURN_IF_ERROR(check_dimension("k", shape.k));
+  MK_RETURN_IF_ERROR(check_kernel_type("gemm", shape.dtype));
   const Result<Machine> machine = hopper_machine("gemm");
   if (!machine.ok()) return machine.status();
   return std::visit([&](const auto& chosen) { return run(arguments, shape, chosen, stream); },

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/base/types.h"
+#include "kernels/cuda/memory/kernel_types.h"
 #include "kernels/plan/sm90_tile.h"
 #include "proto/abi/status.h"
 
@@ -26,12 +27,10 @@ Status with_tile(const TileSize& tile, const std::string& who, const With& with)
 template <class With>
 auto with_types(const GemmShape& shape, const With& with) {
   const bool row_major = shape.b_layout == Layout::kRowMajor;
-  if (shape.dtype == DataType::kBf16) {
-    return row_major ? with.template operator()<DataType::kBf16, Layout::kRowMajor>()
-                     : with.template operator()<DataType::kBf16, Layout::kColumnMajor>();
-  }
-  return row_major ? with.template operator()<DataType::kF16, Layout::kRowMajor>()
-                   : with.template operator()<DataType::kF16, Layout::kColumnMajor>();
+  return with_kernel_type(shape.dtype, [&]<DataType kType>() {
+    return row_major ? with.template operator()<kType, Layout::kRowMajor>()
+                     : with.template operator()<kType, Layout::kColumnMajor>();
+  });
 }
 
 }  // namespace mkernel::kernels

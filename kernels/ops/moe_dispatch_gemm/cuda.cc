@@ -11,6 +11,7 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
+#include "kernels/cuda/memory/kernel_types.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/moe_dispatch_gemm/gpu_plan.h"
@@ -177,12 +178,10 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
 /// The kernel for the types of a shape.
 CooperativeKernel kernel_of(const MoeShape& shape, std::size_t routing_bytes) {
   const bool row_major = shape.w_layout == Layout::kRowMajor;
-  if (shape.dtype == DataType::kBf16) {
-    return row_major ? moe_kernel_of<DataType::kBf16, Layout::kRowMajor>(routing_bytes)
-                     : moe_kernel_of<DataType::kBf16, Layout::kColumnMajor>(routing_bytes);
-  }
-  return row_major ? moe_kernel_of<DataType::kF16, Layout::kRowMajor>(routing_bytes)
-                   : moe_kernel_of<DataType::kF16, Layout::kColumnMajor>(routing_bytes);
+  return with_kernel_type(shape.dtype, [&]<DataType kType>() {
+    return row_major ? moe_kernel_of<kType, Layout::kRowMajor>(routing_bytes)
+                     : moe_kernel_of<kType, Layout::kColumnMajor>(routing_bytes);
+  });
 }
 
 }  // namespace

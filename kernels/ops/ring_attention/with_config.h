@@ -2,20 +2,14 @@
 #pragma once
 
 #include "kernels/base/types.h"
+#include "kernels/cuda/memory/kernel_types.h"
 
 namespace mkernel::kernels {
-
-/// Calls `with.operator()<type>()`.
-template <class With>
-auto with_attention_type(const AttentionShape& shape, const With& with) {
-  return shape.dtype == DataType::kBf16 ? with.template operator()<DataType::kBf16>()
-                                        : with.template operator()<DataType::kF16>();
-}
 
 /// Calls `with.operator()<head_dim, causal, type>()` for those of `shape`, whose head_dim is 64 or 128.
 template <class With>
 auto with_attention_config(const AttentionShape& shape, const With& with) {
-  return with_attention_type(shape, [&]<DataType kType>() {
+  return with_kernel_type(shape.dtype, [&]<DataType kType>() {
     if (shape.head_dim == 64) {
       return shape.causal ? with.template operator()<64, true, kType>()
                           : with.template operator()<64, false, kType>();
@@ -29,7 +23,7 @@ auto with_attention_config(const AttentionShape& shape, const With& with) {
 /// says.
 template <class With>
 auto with_attention_tile(const AttentionShape& shape, std::int32_t tile_keys, const With& with) {
-  return with_attention_type(shape, [&]<DataType kType>() {
+  return with_kernel_type(shape.dtype, [&]<DataType kType>() {
     if (shape.head_dim == 64) return with.template operator()<64, 192, kType>();
     return tile_keys == 128 ? with.template operator()<128, 128, kType>()
                             : with.template operator()<128, 160, kType>();

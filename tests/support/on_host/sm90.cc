@@ -236,7 +236,9 @@ float value_of(std::uint16_t bits, bool bf16) {
   return bf16 ? kernels::bf16_to_float(bits) : kernels::f16_to_float(bits);
 }
 
-/// A matrix in shared memory, in rows of 128 bytes.
+constexpr std::uint32_t kStep = 16;  ///< of k: what one product sums
+
+/// A matrix in shared memory, in rows of 128 bytes. Most of the time of a play is spent in what reads it.
 class SharedMatrix {
  public:
   SharedMatrix(std::uint64_t descriptor, bool bf16)
@@ -244,21 +246,36 @@ class SharedMatrix {
         begin_(static_cast<std::uint32_t>(descriptor & 0x3fff) << 4),
         leading_(static_cast<std::uint32_t>(descriptor >> 16 & 0x3fff) << 4),
         bf16_(bf16) {}
-  /// Rows wider than 64 go on in the next block.
-  float at(std::uint32_t row, std::uint32_t column) const {
-    std::uint16_t bits;
-    std::memcpy(&bits,
-                memory_ + swizzled(begin_ + column / 64 * leading_ + row * kRowBytes + column % 64 * 2), 2);
-    return value_of(bits, bf16_);
+  /// The first elements of a row.
+  void read_row(std::uint32_t row, float (&values)[kStep]) const {
+    for (std::uint32_t column = 0; column < kStep; column += 8) read<8>(row, column, values + column);
+  }
+  /// The first elements of a column.
+  void read_column(std::uint32_t column, float (&values)[kStep]) const {
+    for (std::uint32_t row = 0; row < kStep; ++row) read<1>(row, column, values + row);
   }
 
  private:
+  /// Neighbours within 16 bytes, which the swizzle leaves together. Rows wider than 64 go on in the next
+  /// block.
+  template <std::uint32_t kCount>
+  void read(std::uint32_t row, std::uint32_t column, float* values) const {
+    const std::uint32_t at = begin_ + column / 64 * leading_ + row * kRowBytes + column % 64 * 2;
+    std::uint16_t bits[kCount];
+    std::memcpy(bits, memory_ + swizzled(at), sizeof bits);
+    if (bf16_) {
+      for (std::uint32_t i = 0; i < kCount; ++i) values[i] = kernels::bf16_to_float(bits[i]);
+    } else {
+      for (std::uint32_t i = 0; i < kCount; ++i) values[i] = kernels::f16_to_float(bits[i]);
+    }
+  }
+
   const std::byte* memory_;
   std::uint32_t begin_, leading_;
   bool bf16_;
 };
 
-using Rows = float[2][16];  ///< of a: those that the thread has sums of
+using Rows = float[2][kStep];  ///< of a: those that the thread has sums of
 
 void multiply(float* d, const HostProduct& product, const Rows& rows, std::uint64_t b_descriptor,
               bool accumulate) {
@@ -267,13 +284,19 @@ void multiply(float* d, const HostProduct& product, const Rows& rows, std::uint6
   for (int j = 0; j < product.columns / 8; ++j) {
     for (std::uint32_t odd = 0; odd < 2; ++odd) {
       const std::uint32_t column = 8 * static_cast<std::uint32_t>(j) + 2 * (lane % 4) + odd;
-      float values[16];
-      for (std::uint32_t k = 0; k < 16; ++k) values[k] = product.b_by_k ? b.at(column, k) : b.at(k, column);
-      for (std::uint32_t half = 0; half < 2; ++half) {
-        float& sum = d[4 * j + static_cast<int>(2 * half + odd)];
-        if (!accumulate) sum = 0;
-        for (std::uint32_t k = 0; k < 16; ++k) sum += rows[half][k] * values[k];
+      float values[kStep], sums[2] = {0, 0};
+      if (product.b_by_k) {
+        b.read_row(column, values);
+      } else {
+        b.read_column(column, values);
       }
+      float* const to = d + 4 * j + odd;  // of the lower half two further
+      if (accumulate) sums[0] = to[0], sums[1] = to[2];
+      for (std::uint32_t k = 0; k < kStep; ++k) {
+        for (int half = 0; half < 2; ++half) sums[half] += rows[half][k] * values[k];
+      }
+      to[0] = sums[0];
+      to[2] = sums[1];
     }
   }
 }
@@ -301,9 +324,11 @@ void host_wgmma(float* d, const HostProduct& product, std::uint64_t a, std::uint
     const std::uint32_t warp = host_thread().thread.x / 32 % 4, lane = host_thread().thread.x % 32;
     Rows rows;
     for (std::uint32_t half = 0; half < 2; ++half) {
-      for (std::uint32_t k = 0; k < 16; ++k) {
-        const std::uint32_t row = 16 * warp + lane / 4 + 8 * half;
-        rows[half][k] = product.a_by_k ? matrix.at(row, k) : matrix.at(k, row);
+      const std::uint32_t row = 16 * warp + lane / 4 + 8 * half;
+      if (product.a_by_k) {
+        matrix.read_row(row, rows[half]);
+      } else {
+        matrix.read_column(row, rows[half]);
       }
     }
     multiply(d, product, rows, b, accumulate);

@@ -9,7 +9,6 @@
 
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/gemm/sm90_maps.h"
-#include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/ag_gemm/roles.cuh"
 #include "kernels/plan/cuts.h"
@@ -18,6 +17,7 @@
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
 #include "tests/unit/kernels/roles/host_fabric.h"
+#include "tests/unit/kernels/roles/played_tiles.h"
 #include "tests/unit/kernels/roles/product_check.h"
 
 namespace mkernel::test {
@@ -144,21 +144,18 @@ class GatherRanks {
   }
 
   void add(HostGrid& grid, Rank& rank) {
-    require_ok(with_tile(rank.plan.tile, "ag_gemm", [&]<Sm90Tile kTile>() -> Status {
-      with_types(shape_, [&]<DataType kInput, Layout kLayoutB>() {
-        using Config = AgGemmConfig<kTile, kInput, kLayoutB>;
-        const std::size_t bytes = std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared<FanOutPlan>));
-        const std::int32_t ctas = rank.plan.comm_ctas + rank.plan.compute_ctas;
-        for (std::int32_t cta = 0; cta < ctas; cta += Config::kCluster) {
-          grid.add_cluster(static_cast<std::uint32_t>(cta), Config::kCluster,
-                           static_cast<std::uint32_t>(ctas), Config::kThreads, bytes, [&rank] {
-                             const HostThread& self = host_thread();
-                             ag_gemm<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
-                           });
-        }
-      });
-      return {};
-    }));
+    with_played_tile(rank.plan.tile, shape_, [&]<Sm90Tile kTile, DataType kInput, Layout kLayoutB>() {
+      using Config = AgGemmConfig<kTile, kInput, kLayoutB>;
+      const std::size_t bytes = std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared<FanOutPlan>));
+      const std::int32_t ctas = rank.plan.comm_ctas + rank.plan.compute_ctas;
+      for (std::int32_t cta = 0; cta < ctas; cta += Config::kCluster) {
+        grid.add_cluster(static_cast<std::uint32_t>(cta), Config::kCluster, static_cast<std::uint32_t>(ctas),
+                         Config::kThreads, bytes, [&rank] {
+                           const HostThread& self = host_thread();
+                           ag_gemm<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
+                         });
+      }
+    });
   }
 
   void verify(const Rank& rank, int product) const {
@@ -210,7 +207,7 @@ TEST_CASE("ag_gemm: ranks with many rows, with few, with none") {
   }
   check_launches({70, 72, 72, DataType::kF16, Layout::kColumnMajor}, 1,
                  {.tile = Sm90Tile::k128x128, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
-  check_launches({514, 136, 72, DataType::kBf16, Layout::kColumnMajor}, 4,
+  check_launches({514, 136, 72, DataType::kF16, Layout::kColumnMajor}, 4,
                  {.tile = Sm90Tile::k128x64, .comm_ctas = 2, .tail_tiles = 0, .late_tiles = 0});
 }
 
@@ -226,7 +223,7 @@ TEST_CASE("ag_gemm of few rows: tiles hold rows of several sources, b is read on
   for (const TileSize tile : {kSm90Tiles[0], kSm90Tiles[1], kSm90Tiles[2], kSm90Tiles[3]})
     check({61, 264, 72}, Topology(1, 2), tile);
   check({2, 72, 72}, Topology(1, 3), Sm90Tile::k128x64);
-  check({130, 72, 136, DataType::kF16}, Topology(1, 4), Sm90Tile::k128x64);
+  check({130, 72, 136, DataType::kF16, Layout::kColumnMajor}, Topology(1, 4), Sm90Tile::k128x64);
   check({400, 136, 72}, Topology(1, 4), Sm90Tile::k128x128);
   check(column_major, Topology(1, 8), Sm90Tile::k128x64);
   // Rows in parts; tiles for those who have pushed.

@@ -15,7 +15,7 @@ constexpr OpKind kAr = OpKind::kGemmAr;
 TEST_CASE("gemm_ar: owners with many rows") {
   for (const Sm90Tile tile : {Sm90Tile::k128x64, Sm90Tile::k128x128}) {
     CAPTURE(tile_columns(tile));
-    check_reduce(kAr, {300, 136, 72}, {1, 2}, {.tile = tile}, false);
+    check_reduce<kAr>({300, 136, 72}, {1, 2}, {.tile = tile}, false);
   }
 }
 
@@ -24,12 +24,12 @@ TEST_CASE("gemm_ar: owners that share tiles send finished sums to everybody") {
     for (const std::int64_t m : {1, 150}) {
       const std::string what = std::to_string(tile_columns(tile)) + " columns, m = " + std::to_string(m);
       CAPTURE(what);
-      check_reduce(kAr, {m, 136, 72}, {1, 2}, {.tile = tile, .to_all = false}, true);
+      check_reduce<kAr>({m, 136, 72}, {1, 2}, {.tile = tile, .to_all = false}, true);
     }
   }
-  check_reduce(kAr, {200, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 4},
-               {.tile = Sm90Tile::k128x64, .to_all = false}, true);
-  check_reduce(kAr, {300, 72, 72}, {1, 5}, {.tile = Sm90Tile::k128x128, .to_all = false}, true);
+  check_reduce<kAr>({200, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 4},
+                    {.tile = Sm90Tile::k128x64, .to_all = false}, true);
+  check_reduce<kAr>({300, 72, 72}, {1, 5}, {.tile = Sm90Tile::k128x128, .to_all = false}, true);
 }
 
 TEST_CASE("gemm_ar: every rank sums all rows for itself") {
@@ -37,11 +37,11 @@ TEST_CASE("gemm_ar: every rank sums all rows for itself") {
     for (const std::int64_t m : {1, 70, 150}) {
       const std::string what = std::to_string(tile_columns(tile)) + " columns, m = " + std::to_string(m);
       CAPTURE(what);
-      check_reduce(kAr, {m, 136, 72}, {1, 2}, {.tile = tile, .to_all = true}, true);
+      check_reduce<kAr>({m, 136, 72}, {1, 2}, {.tile = tile, .to_all = true}, true);
     }
   }
-  check_reduce(kAr, {140, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 4},
-               {.tile = Sm90Tile::k128x64, .to_all = true}, true);
+  check_reduce<kAr>({140, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 4},
+                    {.tile = Sm90Tile::k128x64, .to_all = true}, true);
 }
 
 TEST_CASE("gemm_ar: boxes of a hold the rows that there are") {
@@ -62,9 +62,10 @@ TEST_CASE("gemm_ar: more units of few rows than warps, which then claim ahead") 
 }
 
 TEST_CASE("gemm_ar: owners of several nodes share tiles") {
-  check_reduce(kAr, {70, 136, 72}, {2, 2}, {.tile = Sm90Tile::k128x64}, true);
-  check_reduce(kAr, {2, 72, 72, DataType::kF16}, {3, 1}, {.tile = Sm90Tile::k128x128}, true);
-  check_reduce(kAr, {300, 72, 72}, {2, 1}, {.tile = Sm90Tile::k128x64}, false);
+  check_reduce<kAr>({70, 136, 72}, {2, 2}, {.tile = Sm90Tile::k128x64}, true);
+  check_reduce<kAr>({2, 72, 72, DataType::kF16, Layout::kColumnMajor}, {3, 1}, {.tile = Sm90Tile::k128x128},
+                    true);
+  check_reduce<kAr>({300, 72, 72}, {2, 1}, {.tile = Sm90Tile::k128x64}, false);
 }
 
 }  // namespace

@@ -15,11 +15,11 @@ TEST_CASE("gemm_rs: owners with many rows") {
   for (const Sm90Tile tile :
        {Sm90Tile::k128x64, Sm90Tile::k128x128, Sm90Tile::k128x256, Sm90Tile::k256x128}) {
     CAPTURE(tile_columns(tile));
-    check_reduce(kRs, {300, 136, 72}, {1, 2}, {.tile = tile}, false);
+    check_reduce<kRs>({300, 136, 72}, {1, 2}, {.tile = tile}, false);
   }
-  check_reduce(kRs, {1, 136, 72}, {1, 2}, {.tile = Sm90Tile::k256x128}, false);
-  check_reduce(kRs, {70, 72, 72, DataType::kF16, Layout::kColumnMajor}, {1, 1}, {.tile = Sm90Tile::k128x128},
-               false);
+  check_reduce<kRs>({1, 136, 72}, {1, 2}, {.tile = Sm90Tile::k256x128}, false);
+  check_reduce<kRs>({70, 72, 72, DataType::kF16, Layout::kColumnMajor}, {1, 1}, {.tile = Sm90Tile::k128x128},
+                    false);
 }
 
 TEST_CASE("gemm_rs: owners that share tiles, some without rows, the last tile ragged") {
@@ -27,15 +27,15 @@ TEST_CASE("gemm_rs: owners that share tiles, some without rows, the last tile ra
     for (const std::int64_t m : {1, 64, 150}) {
       const std::string what = std::to_string(tile_columns(tile)) + " columns, m = " + std::to_string(m);
       CAPTURE(what);
-      check_reduce(kRs, {m, 136, 72}, {1, 2}, {.tile = tile}, true);
+      check_reduce<kRs>({m, 136, 72}, {1, 2}, {.tile = tile}, true);
     }
   }
   // Owners begin and end within a piece of 64 rows; three groups of owners are two blocks of a cluster.
-  check_reduce(kRs, {200, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 4}, {.tile = Sm90Tile::k128x64},
-               true);
-  check_reduce(kRs, {2, 136, 72, DataType::kBf16, Layout::kColumnMajor}, {1, 4}, {.tile = Sm90Tile::k128x128},
-               true);
-  check_reduce(kRs, {300, 72, 72}, {1, 5}, {.tile = Sm90Tile::k128x128}, true);
+  check_reduce<kRs>({200, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 4}, {.tile = Sm90Tile::k128x64},
+                    true);
+  check_reduce<kRs>({2, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 4}, {.tile = Sm90Tile::k128x128},
+                    true);
+  check_reduce<kRs>({300, 72, 72}, {1, 5}, {.tile = Sm90Tile::k128x128}, true);
 }
 
 TEST_CASE("gemm_rs: boxes of a hold the rows that there are") {
@@ -50,10 +50,11 @@ TEST_CASE("gemm_rs: boxes of a hold the rows that there are") {
 }
 
 TEST_CASE("gemm_rs: owners of several nodes share tiles") {
-  check_reduce(kRs, {70, 136, 72}, {2, 2}, {.tile = Sm90Tile::k128x64}, true);
-  check_reduce(kRs, {2, 72, 72, DataType::kF16}, {3, 1}, {.tile = Sm90Tile::k128x128}, true);
-  check_reduce(kRs, {300, 72, 72}, {2, 2}, {.tile = Sm90Tile::k128x128}, true);
-  check_reduce(kRs, {300, 72, 72}, {2, 1}, {.tile = Sm90Tile::k128x64}, false);
+  check_reduce<kRs>({70, 136, 72}, {2, 2}, {.tile = Sm90Tile::k128x64}, true);
+  check_reduce<kRs>({2, 72, 72, DataType::kF16, Layout::kColumnMajor}, {3, 1}, {.tile = Sm90Tile::k128x128},
+                    true);
+  check_reduce<kRs>({300, 72, 72}, {2, 2}, {.tile = Sm90Tile::k128x128}, true);
+  check_reduce<kRs>({300, 72, 72}, {2, 1}, {.tile = Sm90Tile::k128x64}, false);
 }
 
 }  // namespace

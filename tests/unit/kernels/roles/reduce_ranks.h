@@ -12,7 +12,6 @@
 
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/gemm/sm90_maps.h"
-#include "kernels/cuda/gemm/with_tile.h"
 #include "kernels/cuda/reduce/slot_views.h"
 #include "kernels/ops/gemm_ar/plan.h"
 #include "kernels/ops/gemm_ar/roles.cuh"
@@ -23,15 +22,18 @@
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
 #include "tests/unit/kernels/roles/host_fabric.h"
+#include "tests/unit/kernels/roles/played_tiles.h"
 
 namespace mkernel::test {
 
 using namespace mkernel::kernels;
 
+/// `kKind`: of the operation, whose kernels alone are compiled.
+template <OpKind kKind>
 class ReduceRanks {
  public:
-  ReduceRanks(OpKind kind, const GemmShape& shape, const Topology& topology, TileReduceOptions options)
-      : kind_(kind), shape_(shape), topology_(topology), fabric_(topology.world(), kLanes) {
+  ReduceRanks(const GemmShape& shape, const Topology& topology, TileReduceOptions options)
+      : shape_(shape), topology_(topology), fabric_(topology.world(), kLanes) {
     options.reduce_ctas = 2;
     for (std::uint32_t r = 0; r < topology.world(); ++r) {
       ranks_.push_back(std::make_unique<Rank>(Rank{plan_of(r, options)}));
@@ -63,7 +65,7 @@ class ReduceRanks {
       rank.p.direct_c = host_tensor_map(sm90_c_view(shape_.dtype, rank.c.data(), shape_.m, shape_.n));
       rank.p.c = reinterpret_cast<std::byte*>(rank.c.data());
       rank.p.own_c = rank.p.c;
-      if (kind_ == OpKind::kGemmAr)
+      if (kKind == OpKind::kGemmAr)
         rank.p.own_c += rank.plan.product.reduce.first_row(rank.plan.product.rank()) * shape_.n * 2;
       add(grid, rank);
     }
@@ -78,7 +80,7 @@ class ReduceRanks {
     const std::vector<Sum> sums = expected();
     for (const auto& rank : ranks_) verify(*rank, sums);
     // The ranks of an all-reduce hold the same bits.
-    for (const auto& rank : ranks_) CHECK((kind_ == OpKind::kGemmRs || rank->c == ranks_[0]->c));
+    for (const auto& rank : ranks_) CHECK((kKind == OpKind::kGemmRs || rank->c == ranks_[0]->c));
   }
 
  private:
@@ -108,15 +110,15 @@ class ReduceRanks {
 
   GemmArPlan plan_of(std::uint32_t rank, const TileReduceOptions& options) const {
     const Machine machine = kH200.with_sms(8);
-    if (kind_ == OpKind::kGemmAr) return require(GemmArPlan::make(shape_, topology_, rank, machine, options));
+    if (kKind == OpKind::kGemmAr) return require(GemmArPlan::make(shape_, topology_, rank, machine, options));
     GemmArPlan plan{.product =
-                        require(TileReducePlan::make(kind_, shape_, topology_, rank, machine, options))};
+                        require(TileReducePlan::make(kKind, shape_, topology_, rank, machine, options))};
     plan.sums = {.words_begin = plan.product.word_bytes(), .begin = plan.product.data_bytes()};
     return plan;
   }
   Rank& rank_at(std::uint32_t node, std::uint32_t local) { return *ranks_[topology_.rank_at(node, local)]; }
   Range rows(const Rank& rank) const {
-    if (kind_ == OpKind::kGemmAr) return {0, shape_.m};
+    if (kKind == OpKind::kGemmAr) return {0, shape_.m};
     return block_range(shape_.m, topology_.world(), static_cast<std::uint32_t>(rank.plan.product.rank()));
   }
 
@@ -168,7 +170,7 @@ class ReduceRanks {
     p.k_blocks = static_cast<std::int32_t>(ceil_div(shape_.k, std::int64_t{kSm90TileK}));
     p.reduce_ctas = plan.reduce_ctas;
     describe_wire(rank, p.wire);
-    if (kind_ == OpKind::kGemmAr) describe_sums(rank);
+    if (kKind == OpKind::kGemmAr) describe_sums(rank);
   }
 
   void describe_wire(Rank& rank, PartialsWire& wire) {
@@ -208,11 +210,10 @@ class ReduceRanks {
   void play(const Rank& rank) const {
     const HostThread& self = host_thread();
     std::byte* memory = self.cluster_shared[self.cluster_rank];
-    if (kind_ == OpKind::kGemmAr && !rank.plan.product.reduce.to_all) {
-      tile_reduce<Config, GemmArRoles>(rank.p, memory);
-    } else {
-      tile_reduce<Config, GemmRsRoles>(rank.p, memory);
+    if constexpr (kKind == OpKind::kGemmAr) {
+      if (!rank.plan.product.reduce.to_all) return tile_reduce<Config, GemmArRoles>(rank.p, memory);
     }
+    tile_reduce<Config, GemmRsRoles>(rank.p, memory);
   }
 
   template <class Config>
@@ -227,16 +228,15 @@ class ReduceRanks {
 
   void add(HostGrid& grid, Rank& rank) {
     const TileReducePlan& plan = rank.plan.product;
-    require_ok(with_tile(plan.tile, "a test", [&]<Sm90Tile kTile>() -> Status {
-      with_types(shape_, [&]<DataType kInput, Layout kLayoutB>() {
-        if (plan.shared.any()) {
+    with_played_tile(plan.tile, shape_, [&]<Sm90Tile kTile, DataType kInput, Layout kLayoutB>() {
+      if (plan.shared.any()) {
+        // No kernel shares tiles of 256 rows.
+        if constexpr (kTile != Sm90Tile::k256x128)
           add_kernel<SharedTilesConfig<kTile, kInput, kLayoutB>>(grid, rank);
-        } else {
-          add_kernel<TileReduceConfig<kTile, kInput, kLayoutB>>(grid, rank);
-        }
-      });
-      return {};
-    }));
+      } else {
+        add_kernel<TileReduceConfig<kTile, kInput, kLayoutB>>(grid, rank);
+      }
+    });
   }
 
   double value(const Elements& from, std::int64_t at) const {
@@ -295,7 +295,6 @@ class ReduceRanks {
     }
   }
 
-  const OpKind kind_;
   const GemmShape shape_;
   const Topology topology_;
   HostFabric fabric_;
@@ -304,9 +303,10 @@ class ReduceRanks {
 };
 
 /// Two launches, so that both halves of the lent workspaces and their counts are used.
-inline void check_reduce(OpKind kind, const GemmShape& shape, const Topology& topology,
-                         const TileReduceOptions& options, bool shared) {
-  ReduceRanks world(kind, shape, topology, options);
+template <OpKind kKind>
+void check_reduce(const GemmShape& shape, const Topology& topology, const TileReduceOptions& options,
+                  bool shared) {
+  ReduceRanks<kKind> world(shape, topology, options);
   REQUIRE(world.plan().shared.any() == shared);
   for (std::uint64_t launch = 0; launch < 2; ++launch) world.check(launch);
 }

@@ -42,7 +42,8 @@ Status check(const AttentionShape& shape, const Topology& topology, const Machin
   MK_RETURN_IF_ERROR(at_most("batch * sequence * kv_heads", shape.batch * shape.sequence * shape.kv_heads,
                              std::int64_t{1} << 30));
   MK_RETURN_IF_ERROR(at_most("batch * kv_heads", shape.batch * shape.kv_heads, std::int64_t{1} << 20));
-  if (machine.sms < 2) return refused("sms", machine.sms, "at least 2: one does not compute");
+  if (topology.nodes() > 1 && machine.sms < 2)
+    return refused("sms", machine.sms, "at least 2 over several nodes: one does not compute");
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {
     return refused("comm_ctas", options.comm_ctas,
                    "0.." + std::to_string(machine.sms / 2) + ", half of the multiprocessors");

@@ -28,10 +28,12 @@ struct RingGpuPlan {
   KvGatherPlan gather;
   AttentionTasks tasks;          ///< tiles of part 0 of the own positions, then those of part 1
   std::int32_t first_tiles = 0;  ///< of part 0
-  std::int32_t comm_ctas = 0;    ///< the first of the grid; all but CTA 0 compute afterwards
+  std::int32_t comm_ctas = 0;    ///< the first of the grid; all but idle_ctas() compute afterwards
   std::int32_t ctas = 0;
   Machine machine;  ///< that it was planned for
 
+  /// CTAs that never compute: over several nodes CTA 0, which sends and polls for as long as a launch takes.
+  std::int32_t idle_ctas() const { return gather.rails() > 0 ? 1 : 0; }
   /// Lanes of the group's channels, between rail peers only.
   std::uint32_t lanes() const { return gather.rails() > 0 ? 1 : 0; }
   /// Bytes that this rank puts in every launch.

@@ -270,8 +270,10 @@ TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refu
         "INVALID_ARGUMENT: ring_attention: ranks of a node = 17, must be at most 16 on the cuda executor");
   CHECK(refusal(kShape, {.comm_ctas = 67}) ==
         "INVALID_ARGUMENT: ring_attention: comm_ctas = 67, must be 0..66, half of the multiprocessors");
-  CHECK(refusal(kShape, {}, {1, 4}, 1) ==
-        "INVALID_ARGUMENT: ring_attention: sms = 1, must be at least 2: one does not compute");
+  CHECK(refusal(kShape, {}, {2, 2}, 1) ==
+        "INVALID_ARGUMENT: ring_attention: sms = 1, must be at least 2 over several nodes: one does not "
+        "compute");
+  CHECK(refusal(kShape, {}, {1, 4}, 1) == "OK");
   AttentionShape shape = kShape;
   shape.head_dim = 96;
   CHECK(refusal(shape) ==

@@ -107,7 +107,7 @@ TEST_CASE(
       CHECK(plan.wire_bytes() == 2 * 2 * bytes);
       CHECK(gather.arrivals(2, 1, gather.chunks() - 1) == 3 * gather.puts());
       const std::uint64_t head_bytes = bytes / static_cast<std::uint64_t>(gather.heads);
-      CHECK(gather.chunk_bytes(me, 0) >= std::min<std::uint64_t>(head_bytes, 256 << 10));
+      CHECK(gather.chunk_bytes(me, 0) >= std::min<std::uint64_t>(head_bytes, 1 << 20));
     }
   }
   CHECK(plan_of(kShape, {1, 4}, 0).lanes() == 0);

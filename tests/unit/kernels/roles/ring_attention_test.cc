@@ -75,6 +75,12 @@ class RingRanks {
                         lent_workspace_bytes(half_bytes_), true);
       });
     }
+    if (aborts_) {
+      grid.add_service([this] {
+        for (int step = 0; step < 5000 && !host_is_over(); ++step) host_yield();
+        aborted_ = 1;
+      });
+    }
     grid.run();
   }
   /// Bytes that rank `rank` has put, in all launches, and those that its plan says of one.
@@ -86,9 +92,9 @@ class RingRanks {
   void set_deadline(std::uint64_t ns) {
     for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = ns;
   }
-  /// The host's word, which the pollers of all ranks look at: nonzero from now on.
-  void abort_group() {
-    aborted_ = 1;
+  /// The next launch is aborted by the host when it has been under way for a while.
+  void abort_next() {
+    aborts_ = true;
     for (auto& rank : ranks_) rank->p.endpoint.host.group_abort = &aborted_;
   }
 
@@ -202,7 +208,8 @@ class RingRanks {
   const AttentionShape shape_;
   const Topology topology_;
   HostFabric fabric_;
-  std::uint32_t aborted_ = 0;
+  bool aborts_ = false;
+  std::uint32_t aborted_ = 0;  ///< the word that the pollers of all ranks look at
   std::uint64_t half_bytes_ = 0;
   AttentionTensors tensors_;
   std::vector<std::unique_ptr<Rank>> ranks_;
@@ -355,7 +362,7 @@ TEST_CASE(
     ranks.lent(0).stopped = 1;  // a launch of rank 0 has failed
     constexpr std::uint64_t kDeadline = 10'000'000'000;
     ranks.set_deadline(kDeadline);
-    ranks.abort_group();
+    ranks.abort_next();
     ranks.launch(2);
     REQUIRE(ranks.control(1).failed != 0);
     CHECK(ranks.control(1).waited_ns < kDeadline);

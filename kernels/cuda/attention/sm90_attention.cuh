@@ -23,7 +23,9 @@
 //   };
 //
 // Contract: all threads of the CTA call attention_body(). Rows behind the end of a sequence read as zero,
-// which the third coordinate of the maps is for.
+// which the third coordinate of the maps is for. `then(warp)`: a whole warp of the producer warpgroup, when
+// it has nothing more to load or to store, with kProducerRegisters registers and without barriers of the CTA.
+// Warp 0 is the loading one; warp 3 comes at once, and may stay as long as the launch takes.
 #pragma once
 
 #include "kernels/cuda/attention/sm90_config.cuh"
@@ -46,8 +48,9 @@ __device__ __forceinline__ void attention_init(AttentionShared<Config>& shared) 
 }
 
 /// The whole body: every thread of the CTA. Shared memory may have been anything before.
-template <class Config, class Feed>
-__device__ __forceinline__ void attention_body(const Feed& feed, AttentionShared<Config>& shared) {
+template <class Config, class Feed, class Then>
+__device__ __forceinline__ void attention_body(const Feed& feed, AttentionShared<Config>& shared,
+                                               const Then& then) {
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp == 0 && ptx::elect_sync()) attention_init(shared);
   ptx::fence_proxy_async_shared_cta();
@@ -60,11 +63,18 @@ __device__ __forceinline__ void attention_body(const Feed& feed, AttentionShared
     } else if (warp <= Config::kMathWarpgroups) {
       if (ptx::elect_sync()) attention_store(feed, warp - 1, shared);
     }
-    __syncwarp();
+    __syncwarp();  // the lanes that had nothing to do meet the one that had
+    then(warp);
   } else {
     ptx::setmaxnreg_inc<Config::kMathRegisters>();
     AttentionMath<Config>(warp / 4 - 1, feed.scale(), shared).run(feed);
   }
+}
+
+/// Of kernels that have no other work for these warps.
+template <class Config, class Feed>
+__device__ __forceinline__ void attention_body(const Feed& feed, AttentionShared<Config>& shared) {
+  attention_body(feed, shared, [](int) {});
 }
 
 }  // namespace mkernel::kernels

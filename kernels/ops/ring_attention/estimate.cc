@@ -169,8 +169,8 @@ double estimated_seconds(const RingGpuPlan& plan) {
   const KvGatherPlan& gather = plan.gather;
   const Machine& machine = plan.machine;
   const Arrivals arrivals = arrivals_of(plan);
-  std::vector<double> free_at(static_cast<std::size_t>(plan.ctas - 1), machine.launch);  // CTA 0 never does
-  std::fill_n(free_at.begin(), plan.comm_ctas - 1, arrivals.pushed);
+  std::vector<double> free_at(static_cast<std::size_t>(plan.ctas - plan.idle_ctas()), machine.launch);
+  std::fill_n(free_at.begin(), plan.comm_ctas - plan.idle_ctas(), arrivals.pushed);
   const auto end = [&](const AttentionTasks::Place& place, double begin) {
     const int part = place.tile < plan.first_tiles ? 0 : 1;
     const auto head = static_cast<double>(place.batch * gather.kv_heads + place.head / plan.group());

@@ -20,10 +20,13 @@ struct RingAttentionOptions {
 
 /// Pure; the same on every rank but for what is of this rank.
 struct RingGpuPlan : RingPlan {
-  std::int32_t comm_ctas = 0;  ///< the first of the grid; all but CTA 0 compute afterwards
+  std::int32_t comm_ctas = 0;  ///< the first of the grid; all but idle_ctas() compute afterwards
   std::int32_t ctas = 0;
   Machine machine;  ///< that it was planned for
 
+  /// CTAs of the forward pass that never compute: over several nodes CTA 0, which sends and polls for as long
+  /// as a launch takes.
+  std::int32_t idle_ctas() const { return gather.rails() > 0 ? 1 : 0; }
   /// Bytes that this rank puts in every launch.
   std::uint64_t wire_bytes() const {
     const std::int64_t bytes = std::int64_t{gather.rows(gather.rank)} * gather.row_bytes;

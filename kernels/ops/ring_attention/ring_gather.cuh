@@ -178,9 +178,12 @@ __device__ __forceinline__ void wait_all_kv(const KvGatherParameters& p, std::ui
 }
 
 /// intra_comm, then inter_recv, in CTA 0 inter_send beside: all threads of a CTA of `kWarps` warps that
-/// pushes its share of every chunk. A warp loads, others store and count. CTA 0 ends the launch here.
+/// pushes its share of every chunk. A warp loads, others store and count. CTA 0 ends the launch here. On one
+/// node, where pushes wait for nothing, `first_goes_on` may be set: then CTA 0 goes on as the others, and is
+/// to call wait_all_kv() before it ends the launch.
 template <int kWarps>
-__device__ __forceinline__ void gather_kv(const KvGatherParameters& p, KvFanOutShared& shared) {
+__device__ __forceinline__ void gather_kv(const KvGatherParameters& p, KvFanOutShared& shared,
+                                          bool first_goes_on = false) {
   const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
   const auto share = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) describe_kv_streams(p, shared.plan);
@@ -195,10 +198,11 @@ __device__ __forceinline__ void gather_kv(const KvGatherParameters& p, KvFanOutS
       }
     }
     __syncwarp();  // the lanes that had nothing to do meet the one that had
-    if (warp == 1 && share == 0) wait_all_kv(p, epoch);
+    if (warp == 1 && share == 0 && !first_goes_on) wait_all_kv(p, epoch);
     __syncwarp();
   };
-  communicate<kWarps>(p.endpoint, p.rails > 0 ? 1 : 0, push, [&](int) { put_own_kv(p, epoch); });
+  communicate<kWarps>(
+      p.endpoint, p.rails > 0 ? 1 : 0, push, [&](int) { put_own_kv(p, epoch); }, first_goes_on);
   end_fan_out(shared);
 }
 

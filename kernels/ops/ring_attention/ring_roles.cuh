@@ -19,6 +19,7 @@ struct RingAttentionShared {
   /// Of the loading thread, by tensor and source: the chunk behind the last one that it saw in this launch,
   /// and behind those before it of the same head.
   std::int32_t seen[KvGatherPlan::kTensors][kMaxKernelRanks];
+  LaunchBegin begin;  ///< of thread 0: the body needs its registers
 };
 
 /// Dynamic shared memory of a launch.
@@ -121,24 +122,42 @@ class RingAttentionFeed {
   const TensorMap* const gathered_;
 };
 
+/// In a CTA 0 that computes, a whole warp of the producer warpgroup that has nothing more to load or store:
+/// the idle one polls the host, the loading one waits for the chunks that no tile has waited for.
+__device__ __forceinline__ void end_gather_beside_work(const RingAttentionParameters& p, int warp) {
+  LaunchControl& control = *p.endpoint.control;
+  if (warp == 3) poll_beside_work(p.endpoint);
+  if (warp != 0) return;
+  wait_all_kv(p, control.epoch);
+  leave_poller(control);
+}
+
 /// The whole kernel, with the CTA's shared memory.
 template <class Config>
 __device__ __forceinline__ void ring_attention_cta(const RingAttentionParameters& p, std::byte* memory) {
   LaunchControl& control = *p.endpoint.control;
   if (p.endpoint.lent->stopped != 0) return count_out(control, p.endpoint.lent);
+  const LaunchBegin begin(control, p.endpoint.lent);
   begin_role(p.endpoint.trace);
   if (static_cast<std::int32_t>(blockIdx.x) < p.comm_ctas) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) p.counters->next_task[(control.epoch + 1) & 1] = 0;
-    gather_kv<Config::kThreads / 32>(p, *reinterpret_cast<KvFanOutShared*>(memory));
+    if (blockIdx.x == 0 && threadIdx.x == 0) p.counters->next_task[(begin.epoch + 1) & 1] = 0;
+    gather_kv<Config::kThreads / 32>(p, *reinterpret_cast<KvFanOutShared*>(memory), p.rails == 0);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);
-    if (blockIdx.x == 0) return;
+    if (blockIdx.x == 0 && p.rails > 0) return;
     begin_role(p.endpoint.trace);
   }
   auto& shared = *reinterpret_cast<RingAttentionShared<Config>*>(memory);
   static_assert(KvGatherPlan::kTensors * kMaxKernelRanks <= Config::kThreads);
   if (threadIdx.x < KvGatherPlan::kTensors * kMaxKernelRanks) (&shared.seen[0][0])[threadIdx.x] = 0;
-  attention_body(RingAttentionFeed<Config>(p, shared), shared.body);
-  end_cta(control);
+  if (threadIdx.x == 0) shared.begin = begin;
+  attention_body(RingAttentionFeed<Config>(p, shared), shared.body, [&](int warp) {
+    if (blockIdx.x == 0) end_gather_beside_work(p, warp);
+  });
+  if (blockIdx.x == 0) {
+    end_launch(control, p.endpoint.lent, shared.begin);
+  } else {
+    end_cta(control);
+  }
   end_role(p.endpoint.trace, DeviceRole::kCompute);
 }
 

@@ -107,7 +107,7 @@ TEST_CASE(
       CHECK(plan.wire_bytes() == 2 * 2 * bytes);
       CHECK(gather.arrivals(2, 1, gather.chunks() - 1) == 3 * gather.puts());
       const std::uint64_t head_bytes = bytes / static_cast<std::uint64_t>(gather.heads);
-      CHECK(gather.chunk_bytes(me, 0) >= std::min<std::uint64_t>(head_bytes, 256 << 10));
+      CHECK(gather.chunk_bytes(me, 0) >= std::min<std::uint64_t>(head_bytes, 1 << 20));
     }
   }
   CHECK(plan_of(kShape, {1, 4}, 0).lanes() == 0);
@@ -269,8 +269,10 @@ TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refu
         "INVALID_ARGUMENT: ring_attention: ranks of a node = 17, must be at most 16 on the cuda executor");
   CHECK(refusal(kShape, {.comm_ctas = 67}) ==
         "INVALID_ARGUMENT: ring_attention: comm_ctas = 67, must be 0..66, half of the multiprocessors");
-  CHECK(refusal(kShape, {}, {1, 4}, 1) ==
-        "INVALID_ARGUMENT: ring_attention: sms = 1, must be at least 2: one does not compute");
+  CHECK(refusal(kShape, {}, {2, 2}, 1) ==
+        "INVALID_ARGUMENT: ring_attention: sms = 1, must be at least 2 over several nodes: one does not "
+        "compute");
+  CHECK(refusal(kShape, {}, {1, 4}, 1) == "OK");
   AttentionShape shape = kShape;
   shape.head_dim = 96;
   CHECK(refusal(shape) ==

@@ -75,6 +75,12 @@ class RingRanks {
                         lent_workspace_bytes(half_bytes_), true);
       });
     }
+    if (aborts_) {
+      grid.add_service([this] {
+        for (int step = 0; step < 5000 && !host_is_over(); ++step) host_yield();
+        aborted_ = 1;
+      });
+    }
     grid.run();
   }
   /// Bytes that rank `rank` has put, in all launches, and those that its plan says of one.
@@ -85,6 +91,11 @@ class RingRanks {
   LentControl& lent(std::size_t rank) { return *ranks_[rank]->p.endpoint.lent; }
   void set_deadline(std::uint64_t ns) {
     for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = ns;
+  }
+  /// The next launch is aborted by the host when it has been under way for a while.
+  void abort_next() {
+    aborts_ = true;
+    for (auto& rank : ranks_) rank->p.endpoint.host.group_abort = &aborted_;
   }
 
  private:
@@ -197,6 +208,8 @@ class RingRanks {
   const AttentionShape shape_;
   const Topology topology_;
   HostFabric fabric_;
+  bool aborts_ = false;
+  std::uint32_t aborted_ = 0;  ///< the word that the pollers of all ranks look at
   std::uint64_t half_bytes_ = 0;
   AttentionTensors tensors_;
   std::vector<std::unique_ptr<Rank>> ranks_;
@@ -271,6 +284,19 @@ TEST_CASE("ring attention kernel: the same bits however many CTAs push and compu
   for (const std::size_t rank : {0, 1}) CHECK(few.out(rank) == many.out(rank));
 }
 
+TEST_CASE("ring attention kernel: one CTA a rank pushes, computes, polls and ends the launch") {
+  for (const std::uint32_t world : {1U, 3U}) {
+    for (const bool causal : {false, true}) {
+      CAPTURE(world);
+      CAPTURE(causal);
+      RingRanks ranks(
+          {.batch = 1, .sequence = 301, .heads = 2, .kv_heads = 1, .head_dim = 128, .causal = causal},
+          {1, world}, 1, 0);
+      for (std::uint64_t launch = 0; launch < 3; ++launch) ranks.check(launch);
+    }
+  }
+}
+
 /// Two and three nodes, of one rank and of several; three of two ranks have a case of their own.
 const std::vector<Topology> kSeveralNodes{{2, 1}, {3, 1}, {2, 2}};
 
@@ -325,6 +351,24 @@ TEST_CASE("ring attention kernel: what is queued behind a failed launch does not
   REQUIRE(ranks.control(1).failed != 0);  // it waits for keys that do not come, and says whose
   CHECK(ranks.control(1).site.peer == 0);
   CHECK(ranks.control(1).site.tag == DeviceTag::kChunkReady);
+}
+
+TEST_CASE(
+    "ring attention kernel: an abort of the host's ends the waits of CTA 0, which computes, and of others") {
+  for (const std::int32_t ctas : {1, 4}) {
+    CAPTURE(ctas);
+    RingRanks ranks({.batch = 1, .sequence = 40, .heads = 1, .kv_heads = 1, .head_dim = 64}, {1, 2}, ctas, 0);
+    ranks.check(1);
+    ranks.lent(0).stopped = 1;  // a launch of rank 0 has failed
+    constexpr std::uint64_t kDeadline = 10'000'000'000;
+    ranks.set_deadline(kDeadline);
+    ranks.abort_next();
+    ranks.launch(2);
+    REQUIRE(ranks.control(1).failed != 0);
+    CHECK(ranks.control(1).waited_ns < kDeadline);
+    CHECK(ranks.control(1).stopped != 0);
+    CHECK(ranks.control(1).epoch == 2);
+  }
 }
 
 TEST_CASE(

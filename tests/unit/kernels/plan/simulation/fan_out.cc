@@ -39,10 +39,11 @@ Task FanOutWorld::pushing_cta(std::int32_t index, std::uint64_t epoch, std::int3
     scheduler_.spawn(index, "store", store(shared, storer));
   if (sends) scheduler_.spawn(index, "inter_send", inter_send(shared));
   co_await scheduler_.meet(shared.ended, 1 + kStorers + (sends ? 1 : 0));
-  if (first) {
+  if (first && !first_computes(index)) {
     cta_over(index);
   } else {
     co_await compute(index, epoch, cta);
+    if (first) co_await wait_at_end(index, epoch);
     end_cta(index);
   }
 }
@@ -102,7 +103,7 @@ Task FanOutWorld::store(Pushing& shared, std::uint64_t storer) {
     }
     if (came && !has(Fault::kCountFirst)) co_await signal(shared, chunk);
   }
-  if (shared.share == 0 && storer == 0) co_await wait_at_end(index, shared.epoch);
+  if (shared.share == 0 && storer == 0 && !first_computes(index)) co_await wait_at_end(index, shared.epoch);
   end_warp(shared);
 }
 

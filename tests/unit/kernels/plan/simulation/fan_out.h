@@ -51,14 +51,16 @@ class FanOutWorld : public World {
                             const VisitRow& visit) = 0;
   // Its roles.
   virtual Task inter_send(Pushing& shared) = 0;
-  /// What CTA 0 waits for when its own chunks are out.
+  /// What CTA 0 waits for when its own chunks are out, or when it has computed.
   virtual Task wait_at_end(std::int32_t index, std::uint64_t epoch) = 0;
-  /// All CTAs but those that push; and those, CTA 0 not among them, when they have pushed.
+  /// Whether CTA 0 computes, too: it counts itself out once then, as the others do.
+  virtual bool first_computes(std::int32_t /*index*/) const { return false; }
+  /// All CTAs but those that push; and those when they have pushed, CTA 0 only if it computes.
   virtual Task compute(std::int32_t index, std::uint64_t epoch, std::int32_t cta) = 0;
 
   void begin_launch(std::int32_t index, std::uint64_t epoch) override;
   std::uint64_t leavers(std::int32_t index) const override {
-    return static_cast<std::uint64_t>(ctas(index) - 1) + warps_of_first();
+    return static_cast<std::uint64_t>(ctas(index) - 1) + (first_computes(index) ? 1 : warps_of_first());
   }
   std::int32_t rails() const { return nodes() - 1; }
   /// Rail peers from the next node on.
@@ -70,7 +72,7 @@ class FanOutWorld : public World {
   }
   /// A warp of a pushing CTA is through.
   void end_warp(Pushing& shared) {
-    if (shared.share == 0) count_out(shared.rank);
+    if (shared.share == 0 && !first_computes(shared.rank)) count_out(shared.rank);
     scheduler_.add(shared.ended, 1);
   }
   /// inter_send, when all is put or a wait gave up: until `puts` to every rail peer are completed.

@@ -50,6 +50,7 @@ class RingAttentionWorld : public FanOutWorld {
   std::int64_t head_bytes() const { return shape_.head_dim * 2; }
   std::int32_t ctas(std::int32_t index) const override { return plan(index).ctas; }
   std::int32_t comm_ctas(std::int32_t index) const override { return plan(index).comm_ctas; }
+  bool first_computes(std::int32_t index) const override { return plan(index).idle_ctas() == 0; }
   std::int32_t turns(std::int32_t) const override { return gather().turns(); }
   Turn turn(std::int32_t, std::int32_t number) const override {
     const auto [stream, chunk] = gather().turn(number);

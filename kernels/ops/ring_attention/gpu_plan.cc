@@ -36,9 +36,12 @@ Status check_on_gpu(OpKind kind, const AttentionShape& shape, const Topology& to
   MK_RETURN_IF_ERROR(at_most(kind, "nodes", topology.nodes(), machine.most_nodes));
   MK_RETURN_IF_ERROR(at_most(kind, "ranks of a node", topology.ranks_per_node(), machine.most_node_ranks));
   MK_RETURN_IF_ERROR(check_attention_on_gpu(kind, shape));
-  const bool all_compute = kind == kRing && topology.nodes() == 1;
-  if (machine.sms < 2 && !all_compute)
-    return refused(kind, "sms", machine.sms, "at least 2: one does not compute");
+  const bool several = topology.nodes() > 1;
+  if (machine.sms < 2 && (several || kind != kRing)) {
+    return refused(
+        kind, "sms", machine.sms,
+        std::string("at least 2") + (several ? " over several nodes" : "") + ": one does not compute");
+  }
   if (options.comm_ctas < 0 || options.comm_ctas > machine.sms / 2) {
     return refused(kind, "comm_ctas", options.comm_ctas,
                    "0.." + std::to_string(machine.sms / 2) + ", half of the multiprocessors");

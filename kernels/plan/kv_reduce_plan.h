@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/plan/kv_gather_plan.h"
+#include "kernels/plan/ring_backward_tasks.h"
 
 namespace mkernel::kernels {
 
@@ -79,8 +80,9 @@ struct KvReducePlan {
                           std::int32_t chunk) {
     const std::int32_t first = gather.part_rows[owner][0], row = gather.chunk_row(chunk);
     const std::int32_t end = row + gather.chunk_rows(owner, chunk);
-    return (row < first && row < end && sees(gather, writer, owner, 0)) ||
-           (end > first && row < end && sees(gather, writer, owner, 1));
+    if (row == end) return false;
+    return (row < first && RingBackwardTasks::is_seen(gather, writer, owner, 0)) ||
+           (end > first && RingBackwardTasks::is_seen(gather, writer, owner, 1));
   }
 
  private:
@@ -91,14 +93,6 @@ struct KvReducePlan {
   static std::uint64_t widened(std::uint64_t bytes) { return bytes / 2 * kElementBytes; }
   std::uint64_t block_offset(std::int32_t block, std::int32_t tensor) const {
     return first_byte + std::uint64_t(block * kTensors + tensor) * block_bytes;
-  }
-  /// Whether a query of `writer` sees a key of that part of the owner's positions, which has some: of another
-  /// rank it sees all or none (KvGatherPlan::visible_keys()), of its own at least the one at its position.
-  static bool sees(const KvGatherPlan& gather, std::int32_t writer, std::int32_t owner, std::int32_t part) {
-    const auto& queries = gather.part_rows[writer];
-    if (!gather.causal || writer == owner) return queries[0] + queries[1] > 0;
-    if (part == 1) return queries[1] > 0 && owner > writer;
-    return queries[1] > 0 || (queries[0] > 0 && owner < writer);
   }
 };
 

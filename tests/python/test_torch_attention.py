@@ -50,5 +50,29 @@ class Others(TorchTest):
         self.run_job("torch_attention_other_scenarios.by_dtensor", 2)
 
 
+class Varlen(TorchTest):
+    def scenario(self, name, world, nodes=1):
+        self.start_nodes(nodes)
+        self.run_job(f"torch_attention_varlen_scenarios.{name}", world)
+
+    def test_packing(self):
+        self.scenario("packing", 1)
+
+    def test_values(self):
+        self.scenario("values", 2)
+
+    def test_values_on_two_nodes(self):
+        self.scenario("values", 4, nodes=2)
+
+    def test_ring_flash_attn(self):
+        self.scenario("ring_flash_attn", 2)
+
+    def test_fallbacks(self):
+        self.scenario("fallbacks", 3)
+
+    def test_compile(self):
+        self.scenario("compiled", 2)
+
+
 if __name__ == "__main__":
     main()

@@ -108,6 +108,9 @@ class Attention(OnGpus):
     def test_ranks_alone(self):
         self.scenario("alone", 2)
 
+    def test_varlen(self):
+        self.scenario("varlen", 2)
+
     def test_fallbacks(self):
         self.scenario("fallbacks", 2)
 

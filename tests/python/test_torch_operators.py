@@ -15,6 +15,10 @@ class Operators(TorchTest):
         self.start_nodes(1)
         self.run_job("torch_operator_scenarios.copies", 2)
 
+    def test_short_way(self):
+        self.start_nodes(1)
+        self.run_job("torch_short_scenarios.values", 2)
+
     def test_buckets(self):
         self.start_nodes(2)
         self.run_job("torch_operator_scenarios.buckets", 2)

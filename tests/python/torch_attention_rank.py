@@ -20,7 +20,7 @@ class Whole:
         keys = queries if keys is None else keys
         shapes = ((batch, queries, heads[0], dim), (batch, keys, heads[1], dim), (batch, keys, heads[1], dim))
         self.given = [2 * operand(seed + index, rank, shape, dtype) for index, shape in enumerate(shapes)]
-        self.dtype, self.causal, self.scale = dtype, causal, scale
+        self.dtype, self.causal, self.scale, self.with_lse = dtype, causal, scale, with_lse
         self.d_out = operand(seed + 3, rank, shapes[0], dtype)
         self.d_lse = operand(seed + 4, rank, (batch, heads[0], queries), torch.float32) * with_lse
         leaves = [x.double().clone().requires_grad_() for x in self.given]
@@ -75,8 +75,10 @@ class Whole:
 
     def backward(self, out, lse, rows=slice(None)):
         """Runs the backward pass of this rank's results."""
-        of_lse = self.d_lse[..., rows].to(lse.device).masked_fill(~lse.detach().isfinite(), 0.0)
-        loss = (out * self.d_out[:, rows].to(out.device)).sum() + (lse.masked_fill(~lse.detach().isfinite(), 0.0) * of_lse).sum()
+        loss = (out * self.d_out[:, rows].to(out.device)).sum()
+        if self.with_lse:
+            blind = ~lse.detach().isfinite()
+            loss = loss + (lse.masked_fill(blind, 0.0) * self.d_lse[..., rows].to(lse.device).masked_fill(blind, 0.0)).sum()
         loss.backward()
 
     def check_gradients(self, leaves, rows=slice(None), roundings=1):

@@ -7,14 +7,16 @@ from torch_attention_rank import Whole, places
 from torch_rank import RANK, SOCKET, TIMEOUT, WORLD, counted, dist, end, name_of, operand, start, torch
 
 import mkernel.torch
-from mkernel.torch import _attention_torch
+from mkernel.torch import _attention_torch, _plans
 
 OPS = torch.ops.mkernel
+OF_LSE = "the loss depends on lse"  # why PyTorch runs a backward pass
 SPLIT = {False: "contiguous", True: "zigzag"}
 
 
 def ring(whole, name, **keywords):
-    """Forward and backward pass of this rank, checked. Returns what the call changed in the counters."""
+    """Forward and backward pass of this rank, checked. mkernel runs the second where it ran the first, and the loss depends on the
+    result alone. Returns what the first changed in the counters."""
     sequence, zigzag = whole.out.shape[1], keywords.get("zigzag", True)
     split = SPLIT[whole.causal and zigzag]
     rows, leaves = places(sequence, split), whole.mine(split)
@@ -24,7 +26,8 @@ def ring(whole, name, **keywords):
     changed = counted(lambda: found.extend(OPS.ring_attention(*leaves, whole.causal, whole.scale, name, **keywords)))
     by_torch = "launches" not in changed
     whole.check(*found, rows, parts_rounded=by_torch)
-    whole.backward(*found, rows)
+    backward = counted(lambda: whole.backward(*found, rows))
+    assert backward["ring_attention_backward"] == 1 and ("launches" in backward) == (not by_torch and not whole.with_lse), backward
     whole.check_gradients(leaves, rows, 3 if by_torch else 1)
     return changed
 
@@ -37,11 +40,13 @@ def values():
     for causal in (False, True):
         for dtype in (torch.bfloat16, torch.float16):
             for heads in ((4, 4), (4, 2), (3, 1)):
-                changed = ring(Whole(seed := seed + 10, 6 * WORLD, causal=causal, heads=heads, dtype=dtype), name)
-                assert changed == {"ring_attention": 1, "launches": 1, "plans_created": 1}, changed
+                for with_lse, plan in ((True, "plans_created"), (False, "plans_hit")):
+                    whole = Whole(seed := seed + 10, 6 * WORLD, causal=causal, heads=heads, dtype=dtype, with_lse=with_lse)
+                    changed = ring(whole, name)
+                    assert changed == {"ring_attention": 1, "launches": 1, plan: 1}, changed
         for sequence in (1, 2 * WORLD - 1, 7 * WORLD, 61):
-            ring(Whole(seed := seed + 10, sequence, causal=causal), name)
-        ring(Whole(seed := seed + 10, 4 * WORLD, causal=causal, scale=0.3), name)
+            ring(Whole(seed := seed + 10, sequence, causal=causal, with_lse=False), name)
+        ring(Whole(seed := seed + 10, 4 * WORLD, causal=causal, scale=0.3, with_lse=False), name)
         changed = ring(Whole(seed := seed + 10, 6 * WORLD, causal=causal, heads=(4, 2)), name)  # an operation that is there
         assert changed == {"ring_attention": 1, "launches": 1, "plans_hit": 1}, changed
     # The same bits from every call, also of views that are copied.
@@ -56,8 +61,27 @@ def values():
     empty = operand(1, RANK, (2, 0, 4, 16))
     out, lse = OPS.ring_attention(empty, empty, empty, True, None, name)
     assert out.shape == (2, 0, 4, 16) and lse.shape == (2, 4, 0)
+    q, k, v = (x.detach() for x in (q, k, v))
+    gradients = [OPS.ring_attention_backward(whole.d_out[:, places(4 * WORLD, "zigzag")], None, q, k, v, out, lse, True, None, name)
+                 for out, lse in [OPS.ring_attention(q, k, v, True, None, name)] * 2]
+    assert all(torch.equal(x, y) for x, y in zip(*gradients))
     assert not mkernel.torch.counters()["fallbacks"]
+    no_operation(name)
     end()
+
+
+def no_operation(name):
+    """A library whose executor has no backward pass of ring attention, as all ranks find together."""
+    whole = Whole(3, 10 * WORLD, causal=True, with_lse=False)
+    rows, leaves = places(10 * WORLD, "zigzag"), whole.mine("zigzag")
+    found = OPS.ring_attention(*leaves, True, None, name)
+    refused = unittest.mock.Mock(side_effect=mkernel.Unimplemented("not yet"))
+    mkernel.torch.reset_counters()
+    with unittest.mock.patch.object(_plans.AttentionKey, "make", refused):
+        whole.backward(*found, rows)
+    assert refused.called
+    whole.check_gradients(leaves, rows)
+    assert mkernel.torch.counters()["fallbacks"] == {"ring_attention_backward: the library has no operation for it": 1}
 
 
 def tiles():
@@ -88,25 +112,54 @@ def tiles():
 
 
 def alone():
-    """attention: each rank has its own operands, also more calls than others; keys and queries of different lengths."""
+    """attention: each rank has its own operands, also more calls than others; keys and queries of different lengths. The backward pass
+    is mkernel's where the loss depends on the result alone."""
     start()
+    calls = {False: 0, True: 0}
     for number in range(2 if RANK else 4):
         for causal in (False, True):
             for queries, keys in ((9 + RANK, 9 + RANK), (5, 30 + number), (30, 5), (1, 17)):
-                whole = Whole(10 * number, queries, keys, causal=causal, rank=RANK, dtype=(torch.bfloat16, torch.float16)[number % 2])
-                leaves = [x.requires_grad_() for x in whole.given]
-                out, lse = OPS.attention(*leaves, causal)
-                whole.check(out, lse)
-                whole.backward(out, lse)
-                whole.check_gradients(leaves)
+                for with_lse in (False, True):
+                    dtype, heads = (torch.bfloat16, torch.float16)[number % 2], ((4, 2), (3, 3), (3, 1), (2, 2))[number]
+                    whole = Whole(10 * number, queries, keys, causal=causal, rank=RANK, dtype=dtype, heads=heads, with_lse=with_lse)
+                    leaves = [x.requires_grad_() for x in whole.given]
+                    out, lse = OPS.attention(*leaves, causal)
+                    whole.check(out, lse)
+                    whole.backward(out, lse)
+                    whole.check_gradients(leaves)
+                    calls[with_lse] += 1
     told = mkernel.torch.counters()
-    assert told["fallbacks"] == {} and told["attention"] == told["launches"], told
+    assert told["fallbacks"] == {f"attention_backward: {OF_LSE}": calls[True]}, told
+    assert told["attention"] == told["attention_backward"] == 2 * calls[True] and told["launches"] == 3 * calls[False], told
     whole = Whole(3, 8, causal=False, scale=0.7, rank=RANK)
     whole.check(*OPS.attention(*whole.given, scale=0.7))
-    no_keys = operand(1, RANK, (2, 0, 4, 16))
-    out, lse = OPS.attention(operand(1, RANK, (2, 3, 4, 16)), no_keys, no_keys)
+    no_keys = operand(1, RANK, (2, 0, 4, 16)).requires_grad_()
+    q = operand(1, RANK, (2, 3, 4, 16)).requires_grad_()
+    out, lse = OPS.attention(q, no_keys, no_keys)
     assert not out.any() and out.shape == (2, 3, 4, 16) and lse.eq(float("-inf")).all()
+    out.sum().backward()
+    assert not q.grad.any() and no_keys.grad.shape == no_keys.shape
+    backward_alone()
     end()
+
+
+def backward_alone():
+    """Gradients of views that are copied, with a scale; the same bits from every call."""
+    whole = Whole(8, 70, 90, causal=True, scale=0.4, rank=RANK, with_lse=False)
+    packed = [torch.stack((x, x), -1).requires_grad_() for x in whole.given]  # of which every second element is taken
+    given = []
+    for _ in range(2):
+        mkernel.torch.reset_counters()
+        leaves = [x[..., 0] for x in packed]
+        out, lse = OPS.attention(*leaves, True, 0.4)
+        given.append(torch.autograd.grad(out, leaves, whole.d_out.transpose(1, 2).contiguous().transpose(1, 2)))
+        told = mkernel.torch.counters()
+        wanted = {f"{name}: it is not dense": 1 + (name != "d_out") for name in ("q", "k", "v", "d_out")}
+        assert told["copies"] == wanted and not told["fallbacks"] and told["launches"] == 2, told
+    assert all(torch.equal(x, y) for x, y in zip(*given))
+    for x, gradient in zip(whole.given, given[0]):
+        x.grad = gradient
+    whole.check_gradients(whole.given)
 
 
 def fallbacks():
@@ -117,7 +170,8 @@ def fallbacks():
     whole = Whole(2, 9, causal=True, rank=RANK)
     whole.check(*OPS.attention(*whole.given, True), parts_rounded=True)
     told = mkernel.torch.counters()["fallbacks"]
-    assert told == {f"{op}: init() was not called for the process group": 1 for op in ("ring_attention", "attention")}, told
+    not_called = {f"{op}: init() was not called for the process group": 1 for op in ("ring_attention", "attention")}
+    assert told == {**not_called, f"ring_attention_backward: {OF_LSE}": 1}, told
     mkernel.torch.init(socket=SOCKET, timeout=TIMEOUT)
     contiguous, f32 = "causal over contiguous parts", "dtype torch.float32"
     for keywords, options, reason in (
@@ -128,6 +182,7 @@ def fallbacks():
         ({"causal": True, "dtype": torch.float64}, {}, "dtype torch.float64"),
         ({"causal": False, "scale": -0.2}, {}, "scale is not above 0"),
         ({"causal": False, "scale": 0.0}, {}, "scale is not above 0"),
+        ({"causal": True, "scale": -0.2}, {}, "scale is not above 0"),
         ({"causal": False, "dim": 4100, "batch": 1, "with_lse": False}, {}, "head_dim is above 4096"),
     ):
         for sequence in (4 * WORLD, 4 * WORLD + 3, 1):
@@ -135,16 +190,17 @@ def fallbacks():
             whole = Whole(3, sequence, **keywords)
             ring(whole, name, **options)
             told = mkernel.torch.counters()
-            assert told["fallbacks"] == {f"ring_attention: {reason}": 1} and "launches" not in told, (reason, told)
+            backward = f"ring_attention_backward: {OF_LSE if whole.with_lse else reason}"
+            assert told["fallbacks"] == {f"ring_attention: {reason}": 1, backward: 1} and "launches" not in told, (reason, told)
     for queries, keys in ((6, 11), (11, 6), (8, 8)):
         mkernel.torch.reset_counters()
-        whole = Whole(4, queries, keys, causal=True, dtype=torch.float32, rank=RANK)
+        whole = Whole(4, queries, keys, causal=True, dtype=torch.float32, rank=RANK, with_lse=False)
         leaves = [x.requires_grad_() for x in whole.given]
         found = OPS.attention(*leaves, True)
         whole.check(*found)
         whole.backward(*found)
         whole.check_gradients(leaves)
-        assert mkernel.torch.counters()["fallbacks"] == {f"attention: {f32}": 1}
+        assert mkernel.torch.counters()["fallbacks"] == {f"attention: {f32}": 1, f"attention_backward: {f32}": 1}
     explained(name)
     end()
 
@@ -155,13 +211,31 @@ def explained(name):
     told = explain(OPS.ring_attention, q, k, k, True, None, name)
     operation = f"ring_attention batch=2 sequence={6 * WORLD} heads=4 kv_heads=2 head_dim=16 causal bf16 cpu"
     assert (told.path, told.operation, told.planned, told.copies) == ("mkernel", operation, False, ()), told
+    backward = operation.replace("ring_attention", "ring_attention_backward")
+    assert told.backward == f"{backward}; in PyTorch where the loss depends on lse", told
     OPS.ring_attention(q, k, k, True, None, name)
     assert explain("ring_attention", q, k, k, True, None, name).planned
     told = explain(OPS.ring_attention, q, k, k, True, None, name, zigzag=False)
     assert told.path == "fallback" and "zigzag alone" in told.why, told
+    told = explain(OPS.ring_attention_backward, q, None, q, k, k, q, q.new_empty(2, 4, 6, dtype=torch.float32), True, None, name)
+    assert (told.path, told.operation) == ("mkernel", backward), told
     told = explain(OPS.attention, q[:, :3].transpose(1, 2).contiguous().transpose(1, 2), k, k, scale=0.5)
     assert told.operation == "attention batch=2 sequence=3 keys=6 heads=4 kv_heads=2 head_dim=16 full scale=0.5 bf16 cpu", told
     assert told.copies and told.copies[0].startswith("q: it is not dense (strides"), told
+    backward = "attention_backward batch=2 sequence=3 keys=6 heads=4 kv_heads=2 head_dim=16 full scale=0.5 bf16 cpu"
+    assert told.backward == f"{backward}; in PyTorch where the loss depends on lse", told
+    q = q[:, :3].contiguous()
+    out, lse = OPS.attention(q, k, k, scale=0.5)
+    arguments = (q, k, k, out, lse, False, 0.5)
+    told = explain(OPS.attention_backward, out.transpose(1, 2).contiguous().transpose(1, 2), None, *arguments)
+    assert (told.path, told.operation, told.planned, told.backward) == ("mkernel", backward, False, None), told
+    assert told.copies[0].startswith("d_out: it is not dense (strides") and len(told.copies) == 1, told
+    OPS.attention_backward(out, None, *arguments)
+    assert explain("attention_backward", out, None, *arguments).planned
+    told = explain(OPS.attention_backward, out, lse, *arguments)
+    assert told.path == "fallback" and "d_lse is given" in told.why, told
+    told = explain(OPS.attention, *(x.float() for x in (q, k, k)))
+    assert told.path == "fallback" and told.backward is None, told
     assert explain(OPS.attention, q[:0], k[:0], k[:0]).why.startswith("the result has no elements")
     assert explain(OPS.attention, q, k, k[:, :, :1]).path == "error"
 
@@ -244,6 +318,17 @@ def wrong():
     ):
         with raises(invalid, *words):
             call()
+    keys = k[:, :, :1]
+    out, lse = OPS.attention(q, keys, keys)
+    for d_out, d_lse, result, sums, words in (
+        (out[:1], None, out, lse, ["d_out has shape (1, 6, 4, 16)", "(2, 6, 4, 16)"]),
+        (out, lse[..., 1:], out, lse, ["d_lse has shape (2, 4, 5)", "(2, 4, 6)"]),
+        (out, None, out[:, 1:], lse, ["out has shape (2, 5, 4, 16)"]),
+        (out, None, out, lse.transpose(1, 2), ["lse has shape (2, 6, 4)"]),
+        (out.to("meta"), None, out, lse, ["d_out is on meta and q on cpu"]),
+    ):
+        with raises(invalid, *words):
+            OPS.attention_backward(d_out, d_lse, q, keys, keys, result, sums, False, None)
     with raises(mkernel.NotFound, "'nobody'", "ProcessGroup.group_name"):
         ring_of(q, k, k, group="nobody")
     with mkernel.torch.options(check=True):

@@ -4,12 +4,14 @@ import warnings
 
 from rank import raises
 from torch_attention_rank import Whole, places
-from torch_gpu_rank import GPU, begin, call, meet, no_launches
+from torch_attention_varlen_scenarios import Sequences, attended
+from torch_gpu_rank import GPU, begin, call, meet, no_launches, on_gpu
 from torch_rank import RANK, WORLD, counted, end, operand, torch
 
 import mkernel.torch
 
 OPS = torch.ops.mkernel
+OF_LSE = "the loss depends on lse"  # why PyTorch runs a backward pass
 SPLIT = {False: "contiguous", True: "zigzag"}
 
 
@@ -23,9 +25,23 @@ def ring(whole, name, **keywords):
     found = []
     changed = counted(lambda: found.append(call(OPS.ring_attention, *leaves, whole.causal, whole.scale, name, **keywords)))
     whole.check(found[0][0].cpu(), found[0][1].cpu(), rows, parts_rounded=True)
+    rehearse(whole, found[0], leaves, name)
     whole.backward(*found[0], rows)
+    mkernel.torch.synchronize()
     whole.check_gradients(leaves, rows, 3)
     return changed
+
+
+def rehearse(whole, found, leaves, name):
+    """The backward pass of ring attention without its launch, as call() does of what it calls."""
+    if whole.with_lse:
+        return  # PyTorch runs it
+    q, k, v = (x.detach() for x in leaves)
+    sequence = whole.out.shape[1] if whole.out.shape[1] % WORLD else 0
+    with no_launches():
+        OPS.ring_attention_backward(torch.ones_like(q), None, q, k, v, *(x.detach() for x in found), whole.causal, whole.scale, name,
+                                    sequence=sequence)
+    meet()
 
 
 def values():
@@ -36,31 +52,70 @@ def values():
         for dim in (64, 128):
             for dtype in (torch.bfloat16, torch.float16):
                 for heads in ((4, 4), (4, 1)):
-                    changed = ring(Whole(seed := seed + 10, 96 * WORLD, causal=causal, heads=heads, dim=dim, dtype=dtype), name)
+                    whole = Whole(seed := seed + 10, 96 * WORLD, causal=causal, heads=heads, dim=dim, dtype=dtype, with_lse=dim == 64)
+                    changed = ring(whole, name)
                     assert changed["launches"] == 2 and changed["plans_created"] == 1, changed
         for sequence in (1, 2 * WORLD - 1, 1003):
-            ring(Whole(seed := seed + 10, sequence, causal=causal, dim=64), name)
-    q, k, v = Whole(7, 300 * WORLD, causal=True, dim=64).mine("zigzag", GPU)
+            ring(Whole(seed := seed + 10, sequence, causal=causal, dim=64, with_lse=False), name)
+    mkernel.torch.reset_counters()
+    q, k, v = (x.detach() for x in Whole(7, 300 * WORLD, causal=True, dim=64).mine("zigzag", GPU))
     results = [call(OPS.ring_attention, q, k, v, True, None, name) for _ in range(3)]
     assert all(torch.equal(a, b) for result in results[1:] for a, b in zip(result, results[0])), "other bits"
+    saved = (torch.ones_like(q), None, q, k, v, *results[0], True, None, name)
+    passes = [call(OPS.ring_attention_backward, *saved) for _ in range(3)]
+    assert all(torch.equal(a, b) for others in passes[1:] for a, b in zip(others, passes[0])), "other bits of gradients"
     assert not mkernel.torch.counters()["fallbacks"]
     end()
 
 
 def alone():
-    """attention of each rank alone, with shapes of its own."""
+    """attention of each rank alone, with shapes of its own. The backward pass is mkernel's where the loss depends on the result alone,
+    and gives the same bits every time."""
     begin()
+    calls = {False: 0, True: 0}
     for causal in (False, True):
         for number, (queries, keys) in enumerate(((130 + RANK, 130 + RANK), (5, 300), (300, 5), (1, 17))):
-            dtype = (torch.bfloat16, torch.float16)[number % 2]
-            whole = Whole(10 * number, queries, keys, causal=causal, rank=RANK, dim=(64, 128)[number // 2], dtype=dtype)
-            leaves = [x.to(GPU).requires_grad_() for x in whole.given]
-            out, lse = call(OPS.attention, *leaves, causal)
-            whole.check(out.cpu(), lse.cpu(), parts_rounded=True)
-            whole.backward(out, lse)
-            whole.check_gradients(leaves, roundings=3)
+            for with_lse in (False, True):
+                dtype = (torch.bfloat16, torch.float16)[number % 2]
+                whole = Whole(10 * number, queries, keys, causal=causal, rank=RANK, dim=(64, 128)[number // 2], dtype=dtype,
+                              with_lse=with_lse)
+                leaves = [x.to(GPU).requires_grad_() for x in whole.given]
+                out, lse = call(OPS.attention, *leaves, causal)
+                whole.check(out.cpu(), lse.cpu(), parts_rounded=True)
+                whole.backward(out, lse)
+                mkernel.torch.synchronize()
+                whole.check_gradients(leaves, roundings=3)
+                calls[with_lse] += 1
     told = mkernel.torch.counters()
-    assert told["fallbacks"] == {} and told["attention"] == told["launches"], told
+    assert told["fallbacks"] == {f"attention_backward: {OF_LSE}": calls[True]}, told
+    assert told["attention_backward"] == 2 * calls[True] and told["launches"] == told["attention"] + calls[False], told
+    whole = Whole(9, 700, causal=True, heads=(4, 1), dim=128, rank=RANK, with_lse=False)
+    q, k, v, d_out = (x.to(GPU) for x in (*whole.given, whole.d_out))
+    out, lse = OPS.attention(q, k, v, True)
+    passes = [OPS.attention_backward(d_out, None, q, k, v, out, lse, True, None) for _ in range(4)]
+    mkernel.torch.synchronize()
+    assert all(torch.equal(a, b) for others in passes[1:] for a, b in zip(others, passes[0])), "other bits"
+    end()
+
+
+def varlen():
+    """Ring attention over sequences of different lengths, with its gradients; bad lengths are refused on the GPU."""
+    name = begin()
+    for seed, (causal, zigzag) in enumerate(((True, True), (True, False), (False, True))):
+        for dim, dtype in ((64, torch.bfloat16), (128, torch.float16)):
+            split = SPLIT[causal and zigzag]
+            sequences = Sequences(100 * seed + dim, (96, 0, 2, 230), split, 5, causal=causal, dim=dim, dtype=dtype)
+            changed = attended(sequences, zigzag, name, causal, device=GPU)
+            assert changed["launches"] == 1, changed
+    mkernel.torch.synchronize()
+    assert not mkernel.torch.counters()["fallbacks"]
+    q = on_gpu(1, RANK, (66, 4, 64))  # the operation has 80 rows
+    for bad in ([0, 40, 32, 64], [0, 32, 68]):
+        OPS.ring_attention_varlen(q, q, q, torch.tensor(bad, dtype=torch.int32, device=GPU), True, None, name)
+        with raises(mkernel.InvalidArgument, "cu_seqlens_"):
+            mkernel.torch.synchronize()
+    OPS.ring_attention_varlen(q, q, q, torch.tensor([0, 64], dtype=torch.int32, device=GPU), True, None, name)
+    mkernel.torch.synchronize()
     end()
 
 
@@ -79,7 +134,8 @@ def fallbacks():
             mkernel.torch.reset_counters()
             ring(Whole(3, sequence, **{"dim": 64, **keywords}), name, **options)
             told = mkernel.torch.counters()
-            assert told["fallbacks"] == {f"ring_attention: {reason}": 2} and "launches" not in told, (reason, told)
+            wanted = {f"ring_attention: {reason}": 2, f"ring_attention_backward: {OF_LSE}": 1}
+            assert told["fallbacks"] == wanted and "launches" not in told, (reason, told)
     end()
 
 
@@ -87,7 +143,7 @@ def two_nodes():
     """Ring attention over two nodes, with its gradients."""
     name = begin()
     for causal in (False, True):
-        changed = ring(Whole(1 + causal, 96 * WORLD, causal=causal, dim=64), name)
+        changed = ring(Whole(1 + causal, 96 * WORLD, causal=causal, dim=64, with_lse=False), name)
         assert changed["launches"] == 2 and not mkernel.torch.counters()["fallbacks"], changed
     end()
 
@@ -104,8 +160,11 @@ def graphs():
             x.copy_(given[:, rows])
         return whole
 
+    d_out = on_gpu(3, RANK, q.shape)
+
     def layer():
-        return (*OPS.ring_attention(q, k, v, True, None, name), *OPS.attention(q, k, v))
+        out, lse = OPS.attention(q, k, v)
+        return (*OPS.ring_attention(q, k, v, True, None, name), out, *OPS.attention_backward(d_out, None, q, k, v, out, lse, False, None))
 
     fill(0)
     for op, words in ((lambda: OPS.ring_attention(q, k, v, True, None, name), "ring_attention"), (lambda: OPS.attention(q, k, v), "attention")):
@@ -123,8 +182,11 @@ def graphs():
         graph.replay()
         mkernel.torch.synchronize()
         whole.check(results[0].cpu(), results[1].cpu(), rows, parts_rounded=True)
-        own = torch.nn.functional.scaled_dot_product_attention(*(x.cpu().double().transpose(1, 2) for x in (q, k, v)), enable_gqa=True)
-        assert torch.allclose(results[2].cpu().double(), own.transpose(1, 2), rtol=0.01, atol=0.01)
+        leaves = [x.cpu().double().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+        own = torch.nn.functional.scaled_dot_product_attention(*leaves, enable_gqa=True)
+        wanted = (own.detach(), *torch.autograd.grad(own, leaves, d_out.cpu().double().transpose(1, 2)))
+        for ours, theirs, bound in zip(results[2:], wanted, (0.01, 0.05, 0.05, 0.05)):
+            assert torch.allclose(ours.cpu().double(), theirs.transpose(1, 2), rtol=bound, atol=bound)
     end()
 
 
@@ -133,7 +195,9 @@ def compiled():
     warnings.simplefilter("ignore")
     name = begin()
     q, k, v = (x.detach() for x in Whole(1, 64 * WORLD, causal=True, dim=64).mine("zigzag", GPU))
-    for op, arguments in ((OPS.attention, (q, k, v, True)), (OPS.ring_attention, (q, k, v, True, None, name))):
+    results = call(OPS.attention, q, k, v, True)
+    for op, arguments in ((OPS.attention, (q, k, v, True)), (OPS.ring_attention, (q, k, v, True, None, name)),
+                          (OPS.attention_backward, (torch.ones_like(q), None, q, k, v, *results, True, None))):
         call(op, *arguments)
         with no_launches(), contextlib.suppress(Exception):  # it compares results, which there are none of
             torch.library.opcheck(op.default, arguments)
@@ -186,6 +250,6 @@ def context_parallel():
     for gradient, wanted in zip(gradients, whole.gradients):
         assert torch.allclose(gradient.cpu().transpose(1, 2).double(), wanted[:, rows], rtol=0.05, atol=0.05)
     told = mkernel.torch.counters()
-    assert told["launches"] == 2 and not told["fallbacks"], told
+    assert told["launches"] == 4 and not told["fallbacks"], told
     mkernel.torch.unpatch_context_parallel()
     end()

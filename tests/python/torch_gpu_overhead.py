@@ -15,6 +15,7 @@ def overhead():
     a, b = on_gpu(1, 0, (128, 256)), on_gpu(2, 0, (256, 128)).t().contiguous().t()
     calls = {
         "fused_all_gather_matmul": lambda: OPS.fused_all_gather_matmul(a, [b], 0, name, return_A=False),
+        "fused_all_gather_matmul of three B": lambda: OPS.fused_all_gather_matmul(a, [b] * 3, 0, name, return_A=False),
         "fused_matmul_reduce_scatter": lambda: OPS.fused_matmul_reduce_scatter(a, b, "sum", 0, name),
         "fused_matmul_all_reduce": lambda: OPS.fused_matmul_all_reduce(a, b, "sum", name),
         "torch.mm, for comparison": lambda: torch.mm(a, b),

@@ -99,6 +99,7 @@ def fallbacks():
             assert torch.equal(ours, theirs) and ours.is_contiguous(), reason
         told = mkernel.torch.counters()
         assert told["fallbacks"] == {f"grouped_mm: {reason}": 1} and told.get("launches", 0) == 0, (reason, told)
+    explained(a, b, offs)
     assert torch.allclose(grouped_mm(a, b, offs=offs).float(), own.float(), atol=0.05, rtol=0.02)
     # A group of this process alone goes with shutdown(), and comes back.
     mkernel.torch.shutdown()
@@ -108,6 +109,24 @@ def fallbacks():
     mkernel.torch.init(socket=SOCKET, timeout=TIMEOUT)
     assert counted(lambda: grouped_mm(a, b, offs=offs))["launches"] == 1
     end()
+
+
+def explained(a, b, offs):
+    op = torch.ops.mkernel.grouped_mm
+    told = mkernel.torch.explain(op, a, b, offs)
+    operation = "grouped_gemm max_rows=32 k=16 n=24 groups=3 bf16 row_major cpu"
+    assert (told.path, told.operation, told.planned, told.rows, told.bucket) == ("mkernel", operation, False, 32, 32), told
+    assert told.copies == () and told.expected is None, told
+    grouped_mm(a, b, offs=offs)
+    assert mkernel.torch.explain("grouped_mm", a, b, offs=offs).planned
+    told = mkernel.torch.explain(op, a[:17], b, offs)
+    assert (told.rows, told.bucket) == (17, 20) and "padded to those of the bucket (17 to 20)" in told.copies[0], told
+    told = mkernel.torch.explain(op, torch.stack((a, a), -1)[..., 0], b, offs)
+    assert told.copies == ("self: it is not dense (strides (32, 2))",), told
+    assert mkernel.torch.explain(op, a[:0], b, offs).why.startswith("the product has no elements")
+    told = mkernel.torch.explain(op, a.float(), b.float(), offs)
+    assert told.path == "fallback" and "torch.float32" in told.why, told
+    assert mkernel.torch.explain(op, a, b, offs.long()).path == "error"
 
 
 def compiled():

@@ -1,10 +1,14 @@
 """Prints what a call of an operator costs on the host without the library: one rank, small operands, the library's launch stubbed.
+short_way() does so for the way of calls on tensors of a GPU, with CUDA stubbed as well.
 
     RANK=0 WORLD_SIZE=1 SOCKET=... MASTER_ADDR=127.0.0.1 MASTER_PORT=... python rank.py torch_overhead overhead"""
+import ctypes
 import statistics
 import time
+import timeit
 
-from torch_rank import dist, operand, start, torch
+from torch_rank import dist, end, operand, start, torch
+from torch_short_scenarios import on_host
 
 import mkernel.operations
 from mkernel.torch import _run
@@ -68,3 +72,32 @@ def overhead():
         print(f"without the library  {what}: p50 {min(microseconds(without(call)) for _ in range(3)) - empty:.1f} us")
     mkernel.operations.Pending.wait = real
     dist.barrier()
+
+
+def least(call, repeat=3000, number=10):
+    """Microseconds of a call when nothing disturbs it: for machines that others use, too."""
+    return min(timeit.repeat(call, repeat=repeat, number=number)) / number * 1e6
+
+
+def short_way():
+    name = start()
+    a, bs = operand(1, 0, (8, 16)), [operand(2 + index, 0, (16, 16)).t() for index in range(3)]
+    ops = torch.ops.mkernel
+    calls = {
+        "all_gather_matmul": lambda: ops.fused_all_gather_matmul(a, bs[:1], 0, name, return_A=False),
+        "all_gather_matmul, A returned": lambda: ops.fused_all_gather_matmul(a, bs[:1], 0, name),
+        "all_gather_matmul of three B": lambda: ops.fused_all_gather_matmul(a, bs, 0, name, return_A=False),
+        "matmul_reduce_scatter": lambda: ops.fused_matmul_reduce_scatter(a, bs[0], "sum", 0, name),
+        "matmul_all_reduce": lambda: ops.fused_matmul_all_reduce(a, bs[0], "sum", name),
+        "torch.mm, for comparison": lambda: torch.mm(a, bs[0]),
+        "an allocation, for comparison": lambda: a.new_empty((8, 16)),
+    }
+    nothing = ctypes.CDLL(None)["pthread_equal"]  # 0 for two addresses that differ: the cost of a call alone
+    with on_host(nothing):
+        for what, call in calls.items():
+            call()
+            text = f"{least(call):.2f} us"
+            with torch.inference_mode():
+                text += f", in inference mode {least(call):.2f} us"
+            print(f"{what}: {text}", flush=True)
+    end()

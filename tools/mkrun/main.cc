@@ -52,30 +52,11 @@ struct Flags {
   double deadline = 30, join_timeout = 60;
 };
 
-void add_flags(CLI::App& app, Flags& flags) {
-  Options& o = flags.options;
-  app.add_option("op", o.op, "operation")
-      ->required()
-      ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention",
-                             "attention", "attention_backward", "ring_attention_backward"}));
-  app.add_option("--group", o.group, "name of the group, the same on every rank");
-  app.add_option(
-      "--secret-file", o.secret_file,
-      "file with 64 hexadecimal digits that only this job knows; absent: $MKERNEL_GROUP_SECRET, or none");
-  app.add_option("--world-size", flags.world_size, "number of ranks");
-  app.add_option("--rank", flags.rank, "this rank, from 0");
-  app.add_option("--daemon", o.daemon, "session socket of this node's daemon")->capture_default_str();
+void add_files(CLI::App& app, Options& o) {
   app.add_option("--out", o.out, "file to write, float32 .npy")->required();
   app.add_option("--lse", o.lse,
                  "file to write, of attention: logarithms of the sums of exponentials; file to read, of a "
                  "backward pass");
-  app.add_option("--executor", o.executor, "cpu, or cuda: on a GPU")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}))
-      ->default_str("cpu");
-  app.add_option("--device", o.device,
-                 "GPU of the cuda executor; absent: the launcher's local rank, or the rank")
-      ->check(CLI::Range(0, 1023));
   app.add_option("--a", o.a, "left matrix, or the tokens");
   app.add_option("--b", o.b, "right matrix");
   app.add_option("--q", o.q, "queries");
@@ -93,6 +74,28 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--shared-w2", o.shared_w2, "its second weights");
   app.add_option("--topk-indices", o.topk_indices, "experts of every token");
   app.add_option("--topk-weights", o.topk_weights, "their weights");
+}
+
+void add_flags(CLI::App& app, Flags& flags) {
+  Options& o = flags.options;
+  app.add_option("op", o.op, "operation")
+      ->required()
+      ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention",
+                             "attention", "attention_backward", "ring_attention_backward"}));
+  app.add_option("--group", o.group, "name of the group, the same on every rank");
+  app.add_option(
+      "--secret-file", o.secret_file,
+      "file with 64 hexadecimal digits that only this job knows; absent: $MKERNEL_GROUP_SECRET, or none");
+  app.add_option("--world-size", flags.world_size, "number of ranks");
+  app.add_option("--rank", flags.rank, "this rank, from 0");
+  app.add_option("--daemon", o.daemon, "session socket of this node's daemon")->capture_default_str();
+  app.add_option("--executor", o.executor, "cpu, or cuda: on a GPU")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}))
+      ->default_str("cpu");
+  app.add_option("--device", o.device,
+                 "GPU of the cuda executor; absent: the launcher's local rank, or the rank")
+      ->check(CLI::Range(0, 1023));
   app.add_option("--dtype", o.dtype, "what the operation computes in: bf16 or f16")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}))
@@ -255,6 +258,7 @@ int main_of(int argc, char** argv) {
   CLI::App app{"Runs one rank of one fused operation on your own matrices.", "mkrun"};
   app.footer(kFooter);
   app.set_version_flag("--version", version());
+  add_files(app, flags.options);
   add_flags(app, flags);
   try {
     app.parse(argc, argv);

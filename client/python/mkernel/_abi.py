@@ -311,10 +311,18 @@ class Library:
     def __init__(self, path: str) -> None:
         self.path = path
         releasing, keeping = CDLL(path), PyDLL(path)
+        self._releasing = releasing
         for name, (result, *arguments) in FUNCTIONS.items():
             function = getattr(keeping if name in KEEPING_THE_LOCK else releasing, name)
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
+
+    def without_prototype(self, name: str) -> Any:
+        """A function of FUNCTIONS that returns an int, and that takes c_void_p and byref() alone: nothing is converted, which is most of
+        what a call costs. An int would lose its upper half."""
+        function = self._releasing[name]
+        function.restype = c_int
+        return function
 
     def __getattr__(self, name: str) -> Any:  # reached for what is not in FUNCTIONS; tells type checkers that the rest exists
         raise AttributeError(name)

@@ -11,9 +11,10 @@
 //     const TensorMap& v(const AttentionBackwardTask& task) const;
 //     // Boxes of kTileQueries rows x 64, likewise. `tile`: of the queries of a head.
 //     const TensorMap& q(int tile) const, d_out(int tile) const;
-//     // The loading thread: returns when what rows() gives of the head may be read.
+//     // The loading thread: returns when what row_map() is of may be read of the head.
 //     void wait_rows(const AttentionBackwardTask& task, int head) const;
-//     const AttentionBackwardRows* rows(const AttentionBackwardTask& task, int head, int tile) const;
+//     const TensorMap& row_map() const;  // AttentionBackwardRows: its row tile_at() has those of a tile
+//     std::int32_t tile_at(const AttentionBackwardTask& task, int head, int tile) const;
 //     // The storing thread of a unit: its number, where its sums are, and the order of adds. `head` counts
 //     // from the first one of the task.
 //     std::int32_t unit(const AttentionBackwardTask& task, int head, int tile, int unit) const;

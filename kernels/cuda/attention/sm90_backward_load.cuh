@@ -39,8 +39,8 @@ __device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
     const int column = task.query_column + at.head() * Config::kHeadDim, row = at.tile() * kRows;
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.queries[stages.stage()]),
                                                 feed.q(at.tile()), column, row, task.query_first, full);
-    ptx::bulk_load(ptx::shared_address(&shared.rows[stages.stage()]), feed.rows(task, at.head(), at.tile()),
-                   sizeof(AttentionBackwardRows), full);
+    ptx::tma_load_2d(ptx::shared_address(&shared.rows[stages.stage()]), &feed.row_map(), 0,
+                     feed.tile_at(task, at.head(), at.tile()), full);
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.d_out[stages.stage()]),
                                                 feed.d_out(at.tile()), column, row, task.query_first, full);
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/gemm/sm90_config.cuh"
@@ -11,6 +10,7 @@
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/sync/trace.cuh"
+#include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
 
@@ -113,20 +113,26 @@ __device__ __forceinline__ void sm90_wait(const Schedule& schedule, const Sm90St
   }
 }
 
-/// Rows of each box of a that this tile is loaded with; 0: no box is. Where the schedule does not say, a type
-/// that is as many as fill the tile: then the machine code has no trace of this.
+/// Rows of a box of a that the compiler knows.
+template <int kRows>
+struct Sm90BoxRows {
+  MK_HOST_DEVICE constexpr operator int() const { return kRows; }  // NOLINT(google-explicit-constructor)
+};
+
+/// Rows of each box of a that this tile is loaded with; 0: no box is. Where the schedule does not say, as
+/// many as fill the tile, and the machine code has no trace of the question.
 template <class Config, class Schedule, class Place>
 __device__ __forceinline__ auto sm90_a_box_rows(const Schedule& schedule, const Place& tile) {
   if constexpr (requires { schedule.a_box_rows(tile); }) {
     return schedule.a_box_rows(tile);
   } else {
-    return std::integral_constant<int, Config::kTileM / Config::kABoxes>{};
+    return Sm90BoxRows<Config::kTileM / Config::kABoxes>{};
   }
 }
 
 /// Bytes of one step along k that come into this CTA's stage, from whichever CTA of the cluster.
 template <class Config, class Tile>
-constexpr int sm90_step_bytes(int a_box_rows) {
+MK_HOST_DEVICE constexpr int sm90_step_bytes(int a_box_rows) {
   return Config::kABoxes * a_box_rows * Config::kRowBytes + Tile::kBBytes;
 }
 

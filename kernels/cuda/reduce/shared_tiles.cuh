@@ -32,7 +32,8 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
     SharedTiles::Rows rows;
   };
 
-  using Base::Base;
+  explicit __device__ __forceinline__ SharedTilesSchedule(const typename Base::Parameters& p)
+      : Base(p), epoch_(p.endpoint.control->epoch) {}
 
   __device__ __forceinline__ int tiles() const { return Share::tiles(p_.shared.tiles(), p_.reduce_ctas); }
 
@@ -70,7 +71,7 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
     const Place place = tile(i);
     const std::int32_t word =
         place.rows.skipped / Config::kTileM * p_.shared.raster.columns() + place.c_column / Config::kTileN;
-    const std::uint64_t count = PushReducePlan::count(p_.endpoint.control->epoch);
+    const std::uint64_t count = PushReducePlan::count(epoch_);
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
     for_each_owner(place.rows, [&](std::int32_t, const OwnerOnDevice& owner) {
       if (place.rows.skipped < owner.rows) ptx::st_relaxed_sys(owner.ready_there + word, count, released);
@@ -78,6 +79,8 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
   }
 
  private:
+  const std::uint64_t epoch_;  ///< read early: when a tile is stored, sums wait for what comes of it
+
   __device__ __forceinline__ std::int32_t turn_of(std::int32_t owner) const {
     return p_.tiles.turn_of(owner, static_cast<std::int32_t>(p_.endpoint.rank));
   }

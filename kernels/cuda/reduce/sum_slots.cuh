@@ -228,7 +228,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
     output.flush(epoch);
   };
   const auto units = static_cast<std::uint32_t>(kNodes ? p.units.all_units() : p.units.units());
-  claim_units(p.claimed, epoch, units, warps, [&](std::uint32_t index) {
+  claim_units(p.claimed, epoch, units, warps, claims_ahead<Config>(units, warps), [&](std::uint32_t index) {
     const SumUnit unit = sum_unit_at<kNodes>(p, static_cast<std::int32_t>(index));
     if (unit.place.row >= p.owner(p.reduced(unit.node_turn)).rows) return true;
     const bool own = is_own<kNodes>(p, unit);

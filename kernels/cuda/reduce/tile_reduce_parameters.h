@@ -57,9 +57,9 @@ struct TileReduceParameters {
   PartialsWire wire;
   std::int32_t k_blocks;
   std::int32_t reduce_ctas;
-  SharedTiles shared;  ///< which tiles there are, where owners share them
-  std::int32_t rows;   ///< of the product
-  std::int32_t a_box_rows;
+  SharedTiles shared;       ///< which tiles there are, where owners share them
+  std::int32_t rows;        ///< of the product
+  std::int32_t a_box_rows;  ///< of the map of a
 
   MK_HOST_DEVICE OwnerOnDevice owner(std::int32_t turn) const {
     return turn < kMaxNodeRanks ? first_owners[turn] : owners[turn];

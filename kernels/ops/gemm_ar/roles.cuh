@@ -179,7 +179,8 @@ __device__ __forceinline__ void forward_units(const GemmArParameters& p, std::ui
   UnitFanOut node(p, warps);
   const std::byte* sums = p.sums_here + node.half();
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
-  claim_units(p.forwarded, epoch, p.units.units() * others, warps, [&](std::uint32_t index) {
+  const auto units = static_cast<std::uint32_t>(p.units.units() * others);
+  claim_units(p.forwarded, epoch, units, warps, claims_ahead<Config>(units, warps), [&](std::uint32_t index) {
     const std::int32_t unit = static_cast<std::int32_t>(index) / others;
     const std::int32_t node_turn = static_cast<std::int32_t>(index) % others, turn = p.reduced(node_turn);
     const OwnerOnDevice owner = p.owner(turn);
@@ -212,7 +213,8 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
   const DeviceWaitScope scope = wait_scope(p, kNodes ? kAfterForward : kAfterNode);
   const std::byte* sums = p.sums_here + p.half_at();
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
-  claim_units(p.copied, epoch, units * owners, warps, [&](std::uint32_t copy) {
+  const bool ahead = claims_ahead<Config>(units * owners, warps);
+  claim_units(p.copied, epoch, units * owners, warps, ahead, [&](std::uint32_t copy) {
     const auto unit = static_cast<std::int32_t>(copy / owners);
     // Of every node's owners the last turn is the rail peer, or this rank.
     const auto turn = static_cast<std::int32_t>(copy % owners + (kNodes ? copy % owners / of_node : 0));

@@ -43,7 +43,7 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
     parameters_ = attention_backward_parameters(plan_, memory_.get());
-    return {};
+    return encode_packed_attention_map(kKind, backward_rows_view(parameters_), "rows", parameters_.row_map);
   }
 
   static Status encode(const MatrixView& view, const char* name, TensorMap& map) {

@@ -51,4 +51,13 @@ void describe_backward_queries(const AttentionShape& shape, const AttentionBackw
   p.group = narrow(shape.heads / shape.kv_heads);
 }
 
+MatrixView backward_rows_view(const AttentionBackwardQueries& described) {
+  constexpr std::int64_t kColumns = sizeof(AttentionBackwardRows) / 2;  // in elements of two bytes
+  return {.base = described.rows,
+          .rows = std::int64_t{described.all_heads} * described.query_tiles,
+          .columns = kColumns,
+          .box_rows = 1,
+          .box_columns = kColumns};
+}
+
 }  // namespace mkernel::kernels

@@ -136,9 +136,10 @@ class AttentionBackwardQueryFeed {
     // What was acquired was written by ordinary stores; the copy engine reads it next.
     ptx::fence_proxy_async_global();
   }
-  __device__ __forceinline__ const AttentionBackwardRows* rows(const AttentionBackwardTask& task, int head,
-                                                               int tile) const {
-    return q_.rows + tile_at(task, head, tile);
+  __device__ __forceinline__ const TensorMap& row_map() const { return q_.row_map; }
+  __device__ __forceinline__ std::int32_t tile_at(const AttentionBackwardTask& task, int head,
+                                                  int tile) const {
+    return (task.head + head) * q_.query_tiles + tile;
   }
 
   __device__ __forceinline__ std::int32_t unit(const AttentionBackwardTask& task, int head, int tile,
@@ -175,11 +176,6 @@ class AttentionBackwardQueryFeed {
   }
 
  private:
-  __device__ __forceinline__ std::int32_t tile_at(const AttentionBackwardTask& task, int head,
-                                                  int tile) const {
-    return (task.head + head) * q_.query_tiles + tile;
-  }
-
   const device::Endpoint& endpoint_;
   const AttentionBackwardQueries& q_;
 };

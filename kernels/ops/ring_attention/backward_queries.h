@@ -5,6 +5,7 @@
 
 #include "kernels/base/divisor.h"
 #include "kernels/cuda/attention/sm90_backward_rows.h"
+#include "kernels/cuda/memory/tensor_map.h"
 #include "mkernel/ops.h"
 #include "proto/abi/host_device.h"
 
@@ -20,6 +21,7 @@ struct AttentionBackwardCounters {
 /// The queries of a rank, cut into tiles: first those of one part, then those of another one, which may be
 /// empty. Heads are those of all sequences.
 struct AttentionBackwardQueries {
+  TensorMap row_map;  ///< of `rows`, backward_rows_view(); of no queries there is none
   AttentionBackwardCounters* counters;
   std::uint64_t* prepared;      ///< [heads]: tiles whose rows are known; over all launches
   std::uint64_t* added;         ///< [heads][tiles of queries][units]: adds of a launch, added_word()
@@ -79,5 +81,7 @@ AttentionBackwardScratch attention_backward_scratch(const AttentionShape& shape,
 /// All that is the same in every launch. `memory`: attention_backward_scratch() of it, zeroed once.
 void describe_backward_queries(const AttentionShape& shape, const AttentionBackwardParts& parts, void* memory,
                                AttentionBackwardQueries& described);
+/// What row_map is of, a tile of queries in a row, without swizzle.
+MatrixView backward_rows_view(const AttentionBackwardQueries& described);
 
 }  // namespace mkernel::kernels

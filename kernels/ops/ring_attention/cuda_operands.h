@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/cuda/memory/packed_map.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/ops/ring_attention/backward_plan.h"
 #include "kernels/plan/gemm_shape.h"
@@ -31,6 +32,16 @@ inline Status check_attention_backward_addresses(OpKind kind, const AttentionBac
 /// The map of `view` into `map`; `name` is what errors call it.
 inline Status encode_attention_map(OpKind kind, const MatrixView& view, const char* name, TensorMap& map) {
   auto made = encode_tensor_map(view, name);
+  if (made.ok()) map = *made;
+  return made.status().with_context(name_of(kind));
+}
+
+/// Likewise without swizzle, unless the view has no rows: the kernel keeps clear of that one.
+inline Status encode_packed_attention_map(OpKind kind, const MatrixView& view, const char* name,
+                                          TensorMap& map) {
+  map = {};
+  if (view.rows == 0) return {};
+  auto made = encode_packed_map(view, name);
   if (made.ok()) map = *made;
   return made.status().with_context(name_of(kind));
 }

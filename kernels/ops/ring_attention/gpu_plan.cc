@@ -59,9 +59,9 @@ std::vector<std::int32_t> pushing_ctas(const Machine& machine, const Topology& t
 /// Rows of a chunk, of sources with `positions` at most. Where a head has several chunks, the share of a CTA
 /// is whole pieces.
 std::int64_t chunk_rows(const KvGatherPlan& gather, std::int64_t positions) {
-  std::int64_t most_bytes = gather.shares * kMostShareBytes;
-  if (gather.rails() > 0) most_bytes = std::max(most_bytes, kFewestPutBytes);
-  const std::int64_t blocks = ceil_div(positions * gather.row_bytes, most_bytes);
+  const std::int64_t bytes = positions * gather.row_bytes;
+  std::int64_t blocks = ceil_div(bytes, gather.shares * kMostShareBytes);
+  if (gather.rails() > 0) blocks = std::min(blocks, bytes / kFewestPutBytes);
   if (blocks <= 1) return std::max<std::int64_t>(1, positions);
   const std::int64_t pieces = std::int64_t{gather.shares} * gather.piece_rows();
   return ceil_div(ceil_div(positions, blocks), pieces) * pieces;

@@ -11,7 +11,6 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
-#include "kernels/cuda/memory/packed_map.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/backward_plan.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
@@ -60,6 +59,8 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
     parameters_ = ring_backward_parameters(plan_, memory_.get());
+    MK_RETURN_IF_ERROR(
+        encode_packed_attention_map(kKind, backward_rows_view(parameters_), "rows", parameters_.row_map));
     parameters_.gathered = static_cast<const TensorMap*>(gathered_.get());
     parameters_.half_bytes = half_bytes();
     parameters_.region = lent().region;
@@ -102,9 +103,7 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
 
   Status encode_own(const void* kv, const char* name, std::int32_t tensor) {
     MK_RETURN_IF_ERROR(encode(ring_backward_kv_view(plan_, kv), name, parameters_.own[tensor]));
-    auto packed = encode_packed_map(ring_push_view(plan_.ring, kv), name);
-    if (packed.ok()) parameters_.push[tensor] = *packed;
-    return packed.status().with_context(name_of(kKind));
+    return encode_packed_attention_map(kKind, ring_push_view(plan_.ring, kv), name, parameters_.push[tensor]);
   }
 
   Status check(const AttentionBackwardArguments& arguments) const override {

@@ -11,7 +11,6 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
-#include "kernels/cuda/memory/packed_map.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
 #include "kernels/ops/ring_attention/estimate.h"
@@ -104,9 +103,7 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
 
   Status encode_own(const void* kv, const char* name, std::int32_t tensor) {
     MK_RETURN_IF_ERROR(encode(ring_kv_view(plan_, kv), name, parameters_.own[tensor]));
-    auto packed = encode_packed_map(ring_push_view(plan_, kv), name);
-    if (packed.ok()) parameters_.push[tensor] = *packed;
-    return packed.status().with_context(name_of(kKind));
+    return encode_packed_attention_map(kKind, ring_push_view(plan_, kv), name, parameters_.push[tensor]);
   }
 
   Status check(const AttentionArguments& arguments) const override {

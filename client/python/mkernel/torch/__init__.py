@@ -5,7 +5,8 @@
 
 The only part of the package that imports PyTorch; `import mkernel` does not import it."""
 
-import mkernel.torch._attention  # noqa: F401: these three register operators
+import mkernel.torch._attention  # noqa: F401: these four register operators
+import mkernel.torch._attention_varlen  # noqa: F401
 import mkernel.torch._moe  # noqa: F401
 import mkernel.torch._ops  # noqa: F401
 from mkernel.torch import nn, ring_flash_attn

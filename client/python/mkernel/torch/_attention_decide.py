@@ -3,7 +3,7 @@ positions, and what is copied."""
 
 import dataclasses
 import math
-from typing import NamedTuple, Optional
+from typing import Mapping, NamedTuple, Optional
 
 import torch
 
@@ -15,6 +15,7 @@ from mkernel.torch._options import Options
 from mkernel.torch._plans import AttentionKey
 
 ALONE, RING = "attention", "ring_attention"
+BACKWARD = {ALONE: "attention_backward", RING: "ring_attention_backward"}
 MOST_HEAD_DIM = 4096  # of the cpu executor
 CUDA_HEAD_DIMS = (64, 128)
 # Of ring attention on the cuda executor.
@@ -31,6 +32,9 @@ class Rows(NamedTuple):
     @property
     def rows(self) -> slice:
         return slice(self.row, self.row + self.end - self.begin)
+
+
+Operands = Mapping[str, torch.Tensor]  # by the fields of the operation's arguments: q, k, v, and of a backward pass out, d_out, lse
 
 
 class Call(NamedTuple):
@@ -90,6 +94,17 @@ def check_ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, wo
             )
 
 
+def check_backward(d_out: Optional[torch.Tensor], d_lse: Optional[torch.Tensor], q: torch.Tensor, out: torch.Tensor,
+                   lse: torch.Tensor) -> None:
+    """Raises what is wrong with the operands that the forward pass has not seen; also for fake tensors."""
+    lse_shape = (q.shape[0], q.shape[2], q.shape[1])
+    for name, tensor, shape in (("out", out, q.shape), ("d_out", d_out, q.shape), ("lse", lse, lse_shape), ("d_lse", d_lse, lse_shape)):
+        if tensor is not None and tensor.shape != shape:
+            raise InvalidArgument(f"{name} has shape {tuple(tensor.shape)}, needed is {tuple(shape)} with q of shape {tuple(q.shape)}")
+        if tensor is not None and tensor.device != q.device:
+            raise InvalidArgument(f"{name} is on {tensor.device} and q on {q.device}: they must be on the same device")
+
+
 def parts_of(call: Call, world: int, rank: int) -> "tuple[int, tuple[int, ...]]":
     """(into how many parts the sequence is split, those of `rank` in the order of its rows)."""
     return (2 * world, (rank, 2 * world - 1 - rank)) if call.causal and call.zigzag else (world, (rank,))
@@ -115,42 +130,50 @@ def rows_alone(call: Call, queries: int, keys: int) -> "tuple[list[Rows], list[R
     return [Rows(max(queries - keys, 0), before, keys)], [Rows(0, 0, before), Rows(before, before, keys)]
 
 
-def decide(kind: str, membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call,
-           options: Options) -> AttentionDecision:
-    """Errors: InvalidArgument (operands that fit no attention), Refused (what mkernel does not have)."""
-    key = (kind, call, options.sm_margin, *((x.shape, x.stride(), x.dtype, x.device) for x in (q, k, v)))
+def decide(kind: str, membership: Membership, operands: Operands, call: Call, options: Options) -> AttentionDecision:
+    """`kind`: ALONE, RING, or the BACKWARD of one. Errors: InvalidArgument (operands that fit no attention), Refused (what mkernel
+    does not have)."""
+    key = (kind, call, options.sm_margin, *((x.shape, x.stride(), x.dtype, x.device) for x in operands.values()))
     found: Optional[AttentionDecision] = membership.decisions.get(key)
     if found is None:
         if len(membership.decisions) >= 4096:
             membership.decisions.clear()  # only this rank's memory of what it would decide again
-        if kind == RING:
+        q, k, v = (operands[name] for name in ("q", "k", "v"))
+        if is_ring(kind):
             check_ring(q, k, v, call, membership.world_size, membership.rank)
         else:
             check(q, k, v, call)
-        _check_served(kind, membership, q, k, call)
-        found = membership.decisions[key] = _decide(kind, membership, q, k, v, call, options)
+        check_served(kind, membership, operands, call)
+        found = membership.decisions[key] = _decide(kind, membership, operands, call, options)
     return found
 
 
-def _check_served(kind: str, membership: Membership, q: torch.Tensor, k: torch.Tensor, call: Call) -> None:
-    """Refuses what mkernel does not have."""
+def is_ring(kind: str) -> bool:
+    return kind in (RING, BACKWARD[RING])
+
+
+def check_served(kind: str, membership: Membership, operands: Operands, call: Call) -> None:
+    """Raises Refused for what mkernel does not have."""
+    q = operands["q"]
     if q.dtype not in DTYPES:
         raise Refused(f"dtype {q.dtype}", f"q has dtype {q.dtype}; mkernel has torch.bfloat16 and torch.float16")
     check_device("q", q.device, membership)
     if call.scale is not None and call.scale <= 0:
         raise Refused("scale is not above 0", f"scale = {call.scale}; mkernel takes scales above 0")
     head_dim = q.shape[3]
-    on_gpu = q.is_cuda
-    if on_gpu and head_dim not in CUDA_HEAD_DIMS:
+    if q.is_cuda and head_dim not in CUDA_HEAD_DIMS:
         raise Refused("head_dim is not 64 or 128", f"head_dim = {head_dim}; the cuda executor takes 64 and 128")
     if head_dim > MOST_HEAD_DIM:
         raise Refused(f"head_dim is above {MOST_HEAD_DIM}", f"head_dim = {head_dim}; the cpu executor takes at most {MOST_HEAD_DIM}")
-    if kind != RING:
+    for name, wanted in (("out", q.dtype), ("d_out", q.dtype), ("lse", torch.float32)):
+        if name in operands and operands[name].dtype != wanted:
+            raise Refused(f"dtype of {name}", f"{name} has dtype {operands[name].dtype}; mkernel takes {wanted} with q of {q.dtype}")
+    if not is_ring(kind):
         return
     if call.causal and not call.zigzag and membership.world_size > 1:
         raise Refused("causal over contiguous parts", "causal, zigzag = False: mkernel has causal sequences split zigzag alone")
-    if on_gpu:
-        _check_ring_on_gpu(membership, k.shape[2] * head_dim)
+    if q.is_cuda:
+        _check_ring_on_gpu(membership, operands["k"].shape[2] * head_dim)
 
 
 def _check_ring_on_gpu(membership: Membership, columns: int) -> None:
@@ -163,16 +186,15 @@ def _check_ring_on_gpu(membership: Membership, columns: int) -> None:
                       f"k has kv_heads * head_dim = {columns}; ring attention of the cuda executor takes at most {MOST_KV_COLUMNS}")
 
 
-def _decide(kind: str, membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call,
-            options: Options) -> AttentionDecision:
+def _decide(kind: str, membership: Membership, operands: Operands, call: Call, options: Options) -> AttentionDecision:
+    q, ring = operands["q"], is_ring(kind)
     batch, queries, heads, head_dim = q.shape
-    keys = k.shape[1]
-    sequence = queries if kind == ALONE else call.sequence or queries * membership.world_size
-    copies = tuple(f"{name}: it is not dense (strides {x.stride()})" for name, x in (("q", q), ("k", k), ("v", v))
-                   if not x.is_contiguous())
-    if 0 in (batch, heads, sequence) or (kind == ALONE and keys == 0):
+    keys, kv_heads = operands["k"].shape[1:3]
+    sequence = (call.sequence or queries * membership.world_size) if ring else queries
+    copies = tuple(f"{name}: it is not dense (strides {x.stride()})" for name, x in operands.items() if not x.is_contiguous())
+    if 0 in (batch, heads, sequence) or (not ring and keys == 0):
         return AttentionDecision(None, ())
     executor, sms = executor_of(q.device, options)
-    key = AttentionKey(kind, batch, sequence, heads, k.shape[2], head_dim, call.causal, call.scale or 0.0, DTYPES[q.dtype], executor,
-                       sms, keys if kind == ALONE and keys != queries else None)
+    key = AttentionKey(kind, batch, sequence, heads, kv_heads, head_dim, call.causal, call.scale or 0.0, DTYPES[q.dtype], executor,
+                       sms, None if ring or keys == queries else keys)
     return AttentionDecision(key, copies)

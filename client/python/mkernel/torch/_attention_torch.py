@@ -1,7 +1,6 @@
-"""Attention in PyTorch: the forward pass of what mkernel does not have, and the backward pass of every call.
+"""Attention in PyTorch, forward and backward, of what mkernel does not have.
 
-The backward pass is exact, and has the scores of one tile of queries and keys at a time. It is not fast: gradients() and
-ring_gradients() are the two functions to replace once mkernel has kernels for it."""
+The backward pass is exact, and has the scores of one tile of queries and keys at a time. It is not fast."""
 
 from typing import Any, Iterator, Optional, Sequence
 
@@ -86,6 +85,8 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
     are as many queries as keys."""
     queries, head_dim = q.shape[2:]
     found: Any
+    if causal and scale <= 0:  # PyTorch's own multiplies what masks scores by the scale, too
+        return _products(q, k, v, causal, scale)
     if q.device.type == "cpu":
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         return found[0], found[1]
@@ -100,11 +101,12 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
 
 
 def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Result:
-    scores = (q @ k.transpose(-1, -2)).to(sum_dtype(q.dtype)) * scale
+    q, k, v = (x.to(sum_dtype(x.dtype)) for x in (q, k, v))
+    scores = q @ k.transpose(-1, -2) * scale
     if causal:
         scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
     lse = scores.logsumexp(-1)
-    return (scores - lse.unsqueeze(-1)).exp() @ v.to(scores.dtype), lse
+    return (scores - lse.unsqueeze(-1)).exp() @ v, lse
 
 
 # ---- backward
@@ -126,13 +128,18 @@ class Saved:
 
 def gradients(saved: Saved, k: torch.Tensor, v: torch.Tensor, call: Call) -> Gradients:
     """Of q, k and v, in their type."""
-    queries, keys = rows_alone(call, saved.q.shape[1], k.shape[1])
-    of_q, of_k, of_v = _tiled_gradients(saved, queries, k, v, keys, call)
+    of_q, of_k, of_v = sums_of_gradients(saved, k, v, call)
     return of_q.to(k.dtype), of_k.to(k.dtype), of_v.to(k.dtype)
 
 
+def sums_of_gradients(saved: Saved, k: torch.Tensor, v: torch.Tensor, call: Call) -> Gradients:
+    """The same, in the type of sums."""
+    queries, keys = rows_alone(call, saved.q.shape[1], k.shape[1])
+    return _tiled_gradients(saved, queries, k, v, keys, call)
+
+
 def ring_gradients(saved: Saved, k: torch.Tensor, v: torch.Tensor, call: Call, group_name: str) -> Gradients:
-    """The same. Keys and values are gathered in the process group, and their gradients summed over its ranks."""
+    """As gradients(). Keys and values are gathered in the process group, and their gradients summed over its ranks."""
     group = resolve(group_name)
     world, rank, positions = group.size(), group.rank(), k.shape[1]
     sequence = call.sequence or positions * world

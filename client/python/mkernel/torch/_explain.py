@@ -1,18 +1,24 @@
 """explain(): what a call would do, without doing it."""
 
 import dataclasses
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 from mkernel.errors import Error, InvalidArgument
-from mkernel.torch import _attention, _attention_decide, _moe, _moe_decide, _ops, _patch
+from mkernel.torch import _attention, _attention_varlen, _grouped, _moe, _moe_decide, _ops, _patch
+from mkernel.torch._attention_decide import BACKWARD, Call, Operands
+from mkernel.torch._attention_decide import decide as decide_attention
 from mkernel.torch._decide import KINDS, Decision, Refused, check_reduce_op, decide
-from mkernel.torch._groups import Membership, NotInitialized, alone_on, membership_of
+from mkernel.torch._groups import Membership, NotInitialized, alone_on, membership_of, resolve
 from mkernel.torch._options import current
 from mkernel.torch._plans import PlanKey
+from mkernel.torch._varlen_packing import check_varlen, packed_sizes
 
-_SCHEMAS = {**_ops.SCHEMAS, **_moe.SCHEMAS, **_attention.SCHEMAS}
+_ATTENTION = {**_attention.SCHEMAS, **_attention.BACKWARD_SCHEMAS}
+_SCHEMAS = {**_ops.SCHEMAS, **_moe.SCHEMAS, **_ATTENTION, **_attention_varlen.SCHEMAS, **_grouped.SCHEMAS}
+# Of these PyTorch has its own, which runs what mkernel does not have.
+_FALL_BACK = {*_ATTENTION, *_attention_varlen.SCHEMAS, *_grouped.SCHEMAS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Explanation:
     rows: Optional[int] = None  #: of each rank's block of A (of all of A for an all-reduce); this rank's tokens
     bucket: Optional[int] = None  #: what these rows are padded to; the number of tokens that a MoE operation has room for
     copies: "tuple[str, ...]" = ()  #: of operands and results
+    backward: Optional[str] = None  #: of attention: what its backward pass is, and what it leaves to PyTorch
 
     def __str__(self) -> str:
         lines = [f"{self.op}: {self.path}: {self.why}"]
@@ -37,6 +44,8 @@ class Explanation:
             lines.append(f"  expected  {self.expected * 1e3:.3f} ms a launch")
         if self.rows is not None:
             lines.append(f"  rows {self.rows}, bucket {self.bucket}, {'planned' if self.planned else 'not planned yet'}")
+        if self.backward is not None:
+            lines.append(f"  backward  {self.backward}")
         lines += [f"  copy {copy}" for copy in self.copies] or ["  no copies"]
         return "\n".join(lines)
 
@@ -52,11 +61,11 @@ def explain(op: Any, *arguments: Any, **keywords: Any) -> Explanation:
     if namespace == "symm_mem" and not _patch.is_patched():
         return Explanation(name, "fallback", "PyTorch's own operator runs, because patch_symm_mem() was not called")
     values = _bind(name, arguments, keywords)
-    explained = _explain_moe if name in _moe.SCHEMAS else _explain_attention if name in _attention.SCHEMAS else _explain_gemm
+    explained = next((explain for schemas, explain in _EXPLAINED if name in schemas), _explain_gemm)
     try:
         return explained(name, values)
     except (Refused, NotInitialized) as error:
-        falls_back = namespace == "symm_mem" or name in _attention.SCHEMAS
+        falls_back = namespace == "symm_mem" or name in _FALL_BACK
         return Explanation(name, "fallback" if falls_back else "error", str(error))
     except Error as error:
         return Explanation(name, "error", str(error))
@@ -109,14 +118,59 @@ def _explain_moe(name: str, values: "dict[str, Any]") -> Explanation:
 
 
 def _explain_attention(name: str, values: "dict[str, Any]") -> Explanation:
-    q, k, v = values["q"], values["k"], values["v"]
-    membership = membership_of(values["group_name"]) if "group_name" in values else alone_on(q.device)
-    call = _attention_decide.Call(**{field: values[field] for field in _attention_decide.Call._fields if field in values})
-    decision = _attention_decide.decide(name, membership, q, k, v, call, current())
+    operands: Operands = {field: values[field] for field in ("q", "k", "v")}
+    membership = membership_of(values["group_name"]) if "group_name" in values else alone_on(values["q"].device)
+    call = Call(**{field: values[field] for field in Call._fields if field in values})
+    if name in _attention.SCHEMAS:
+        backward: Optional[str] = _backward_of(name, membership, operands, call)
+    else:
+        operands, backward = _attention.backward_operands(values["d_out"], values["d_lse"], operands, values["out"], values["lse"]), None
+    decision = decide_attention(name, membership, operands, call, current())
     if decision.key is None:
         return Explanation(name, "mkernel", "the result has no elements, or there are no keys: nothing is launched")
     planned, expected = _plan_of(membership, decision.key)
-    return Explanation(name, "mkernel", "run by mkernel", str(decision.key), planned, expected, copies=decision.copies)
+    return Explanation(name, "mkernel", "run by mkernel", str(decision.key), planned, expected, copies=decision.copies, backward=backward)
+
+
+def _backward_of(name: str, membership: Membership, operands: Operands, call: Call) -> str:
+    try:
+        decision = decide_attention(BACKWARD[name], membership, operands, call, current())
+    except Refused as error:
+        return f"in PyTorch: {error.text}"
+    return f"{decision.key or 'nothing is launched'}; in PyTorch where the loss depends on lse"
+
+
+def _explain_varlen(name: str, values: "dict[str, Any]") -> Explanation:
+    q, k, cu_seqlens = values["q"], values["k"], values["cu_seqlens"]
+    call = Call(values["causal"], values["scale"], 0, values["zigzag"])
+    check_varlen(q, k, values["v"], cu_seqlens, call)
+    group = resolve(values["group_name"])
+    sizes = packed_sizes(cu_seqlens.shape[0] - 1, q.shape[0], call, group.size(), group.rank())
+    if 0 in (q.numel(), *sizes):
+        return Explanation(name, "mkernel", "the result has no elements, or there are no sequences: nothing is launched")
+    membership = alone_on(q.device)
+    decision = _attention_varlen.decide(membership, q, k, sizes, call, current())
+    planned, expected = _plan_of(membership, decision.key)
+    why = "the process group gathers keys and values, then mkernel attends to them; nothing overlaps"
+    return Explanation(name, "mkernel", why, str(decision.key), planned, expected, copies=decision.copies, backward="in PyTorch")
+
+
+def _explain_grouped(name: str, values: "dict[str, Any]") -> Explanation:
+    a, b, *others = (values[field] for field in ("self", "mat2", "offs", "bias", "out_dtype"))
+    membership, decision = _grouped.decide(a, b, *others, current())
+    if decision.key is None:
+        return Explanation(name, "mkernel", "the product has no elements: nothing is launched", rows=decision.rows)
+    planned, expected = _plan_of(membership, decision.key)
+    return Explanation(name, "mkernel", "run by mkernel", str(decision.key), planned, expected, decision.rows, decision.key.max_rows,
+                       decision.copies)
+
+
+_EXPLAINED: "tuple[tuple[dict[str, str], Callable[[str, dict[str, Any]], Explanation]], ...]" = (
+    (_moe.SCHEMAS, _explain_moe),
+    (_ATTENTION, _explain_attention),
+    (_attention_varlen.SCHEMAS, _explain_varlen),
+    (_grouped.SCHEMAS, _explain_grouped),
+)
 
 
 def _plan_of(membership: Membership, key: Optional[PlanKey]) -> "tuple[bool, Optional[float]]":

@@ -14,6 +14,7 @@ from mkernel.torch._plans import GroupedKey
 from mkernel.torch._run import aligned
 
 NAME = "grouped_mm"
+SCHEMAS = {NAME: "(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor"}
 MOST_GROUPS = 1024
 
 
@@ -22,6 +23,7 @@ class GroupedDecision(NamedTuple):
 
     key: Optional[GroupedKey]  # None: the result has no elements
     rows: int
+    copies: "tuple[str, ...]"  # what is copied and why; details in brackets, which counters() leave out
 
 
 def _theirs(a: torch.Tensor, b: torch.Tensor, offs: Optional[torch.Tensor], bias: Optional[torch.Tensor],
@@ -63,8 +65,11 @@ def _layout(b: torch.Tensor) -> str:
     raise Refused("mat2 is not dense", f"mat2 has strides {b.stride()}; mkernel takes dense matrices and their transposes")
 
 
-def _decide(membership: Membership, a: torch.Tensor, b: torch.Tensor, options: Options) -> GroupedDecision:
-    """Of operands that _check() has let through."""
+def decide(a: torch.Tensor, b: torch.Tensor, offs: Optional[torch.Tensor], bias: Optional[torch.Tensor],
+           out_dtype: Optional[torch.dtype], options: Options) -> "tuple[Membership, GroupedDecision]":
+    """Errors: InvalidArgument (operands that fit no product), Refused (what mkernel does not have), NotInitialized."""
+    _check(a, b, offs, bias, out_dtype)
+    membership = alone_on(a.device)
     check_device("self", a.device, membership)
     rows, k = a.shape
     groups, _, n = b.shape
@@ -74,34 +79,39 @@ def _decide(membership: Membership, a: torch.Tensor, b: torch.Tensor, options: O
     if executor == "cuda" and (k % 8 or n % 8):
         raise Refused("k or n is no multiple of 8", f"mat2 has shape {tuple(b.shape)}; the cuda executor takes multiples of 8")
     layout, bound = _layout(b), bucket_of(rows, options.buckets)
-    return GroupedDecision(GroupedKey(bound, k, n, groups, DTYPES[a.dtype], layout, executor, sms) if rows and n else None, rows)
+    if not rows or not n:
+        return membership, GroupedDecision(None, rows, ())
+    copied: "tuple[str, ...]" = ()
+    if rows != bound:
+        copied = (f"self: its rows are padded to those of the bucket ({rows} to {bound})",)
+    elif not a.is_contiguous():
+        copied = (f"self: it is not dense (strides {a.stride()})",)
+    return membership, GroupedDecision(GroupedKey(bound, k, n, groups, DTYPES[a.dtype], layout, executor, sms), rows, copied)
 
 
 def _call(a: torch.Tensor, b: torch.Tensor, offs: Optional[torch.Tensor], bias: Optional[torch.Tensor],
           out_dtype: Optional[torch.dtype]) -> torch.Tensor:
-    _check(a, b, offs, bias, out_dtype)
+    options = current()
+    membership, decision = decide(a, b, offs, bias, out_dtype, options)
     assert offs is not None
-    membership, options = alone_on(a.device), current()
+    if decision.key is None:
+        return a.new_empty(decision.rows, b.shape[2])
     with membership.lock:
-        decision = _decide(membership, a, b, options)
-        if decision.key is None:
-            return a.new_empty(decision.rows, b.shape[2])
-        return _launch(membership, decision.key, a, b, offs, options)
+        return _launch(membership, decision.key, decision.copies, a, b, offs, options)
 
 
-def _launch(membership: Membership, key: GroupedKey, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor,
+def _launch(membership: Membership, key: GroupedKey, copied: "tuple[str, ...]", a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor,
             options: Options) -> torch.Tensor:
     rows = a.shape[0]
     stream, captured = membership.stream() if a.is_cuda else (0, False)
     plan = membership.plans.get(key, captured)
+    for copy in copied:
+        copies[copy.partition(" (")[0]] += 1
     if rows != key.max_rows:
-        copies["self: its rows are padded to those of the bucket"] += 1
         totals["padded"] += 1
         padded = plan.staging("a", a, key.max_rows, key.k)
         padded[:rows].copy_(a)  # the groups end before the others
     else:
-        if not a.is_contiguous():
-            copies["self: it is not dense"] += 1
         padded = aligned(a.contiguous(), "self")
     c = a.new_empty(key.max_rows, key.n)
     try:
@@ -161,8 +171,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> Any:
 
 _Library: Any = torch.library.Library  # which has no types
 _library = _Library("mkernel", "FRAGMENT")
-_library.define(f"{NAME}(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
-                tags=[torch.Tag.needs_fixed_stride_order])
+_library.define(NAME + SCHEMAS[NAME], tags=[torch.Tag.needs_fixed_stride_order])
 for _key in ("CPU", "CUDA"):
     _library.impl(NAME, _real, _key)
 torch.library.register_fake(f"mkernel::{NAME}", _fake, lib=_library)

@@ -1,5 +1,6 @@
 """Groups of mkernel for process groups of c10d."""
 
+import ctypes
 import os
 import secrets
 import threading
@@ -44,13 +45,15 @@ class Membership:
         self.lock = threading.RLock()
         self._world = weakref.ref(world)
         self.last_stream = -1  # on which a launch was queued, as a cudaStream_t
+        self.last_stream_argument = ctypes.c_void_p()  # the same
         self._last: Optional[torch.cuda.Stream] = None  # the same
         # Launches that are queued on a stream put to other nodes while no call of this process runs.
         self._activity: Optional[Activity] = group.keep_active() if group.device >= 0 and group.node_count > 1 else None
 
     def is_current(self) -> bool:
         """Whether torch.distributed is still the one that it was made in."""
-        return dist.is_initialized() and self._world() is dist.group.WORLD
+        world = dist.group.WORLD  # None: it is not initialized
+        return world is not None and self._world() is world
 
     def stream(self) -> "tuple[int, bool]":
         """torch's current stream on the group's GPU, and whether a graph captures it. Launches of a group follow each other: a
@@ -62,7 +65,7 @@ class Membership:
             current = torch.cuda.current_stream(self.device)
             if self._last is not None:
                 current.wait_stream(self._last)
-            self._last, self.last_stream = current, stream
+            self._last, self.last_stream, self.last_stream_argument = current, stream, ctypes.c_void_p(stream)
         return stream, False
 
     def close(self) -> None:

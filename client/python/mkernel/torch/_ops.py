@@ -5,7 +5,7 @@ from typing import Any, Callable, Optional, Sequence
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from mkernel.torch import _run
+from mkernel.torch import _run, _short
 from mkernel.torch._decide import check, check_reduce_op
 
 # The first two schemas are, but for the namespace, those of torch.ops.symm_mem.
@@ -16,11 +16,6 @@ SCHEMAS = {
     "fused_matmul_all_reduce": "(Tensor A, Tensor B, str reduce_op, str group_name) -> Tensor",
 }
 REAL = {_run.GATHER: _run.all_gather_matmul, _run.SCATTER: _run.matmul_reduce_scatter, _run.REDUCE: _run.matmul_all_reduce}
-QUICK: "dict[str, Callable[..., Any]]" = {
-    _run.GATHER: _run.quick_all_gather_matmul,
-    _run.SCATTER: _run.quick_matmul_reduce_scatter,
-    _run.REDUCE: _run.quick_matmul_all_reduce,
-}
 
 
 # ---- shapes
@@ -135,24 +130,58 @@ def _backward_matmul_all_reduce(ctx: Any, gradient: torch.Tensor) -> Any:
     return of_a, of_b, None, None
 
 
+_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
+_is_functional: Any = torch._is_functional_tensor
+_is_grad_enabled = torch.is_grad_enabled
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Real memory, nothing that traces, and no gradient asked for."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
-    return plain and not (tensor.requires_grad and torch.is_grad_enabled()) and not torch._is_functional_tensor(tensor)
+    return plain and not (tensor.requires_grad and _is_grad_enabled()) and not _is_functional(tensor)
 
 
-def _with_short_way(name: str, theirs: "Callable[..., Any]") -> "Callable[..., Any]":
-    """PyTorch's kernel for autograd, which costs as much as the rest of a call, only where something needs it."""
-    quick = QUICK[name]
+# PyTorch's kernels for autograd (`theirs`), which cost as much as the rest of a call, run only where something needs them.
 
-    def kernel(keyset: Any, a: torch.Tensor, b: Any, *arguments: Any, **keywords: Any) -> Any:
-        if torch._C._len_torch_dispatch_stack() == 0 and _is_plain(a) and all(map(_is_plain, b if type(b) is list else (b,))):
-            result = quick(a, b, *arguments, **keywords)
-            if result is not None:
-                return result
-        return theirs(keyset, a, b, *arguments, **keywords)
+
+def _all_gather_matmul_kernel(theirs: "Callable[..., Any]") -> "Callable[..., Any]":
+    def kernel(keyset: Any, A: torch.Tensor, Bs: "list[torch.Tensor]", gather_dim: int, group_name: str, *, return_A: bool = True) -> Any:
+        if gather_dim == 0 and Bs and _dispatch_modes() == 0 and _is_plain(A) and all(map(_is_plain, Bs)):
+            found = _short.call(_run.GATHER, group_name, A, Bs[0], Bs[1:], return_A)
+            if found is not None:
+                return found
+        return theirs(keyset, A, Bs, gather_dim, group_name, return_A=return_A)
 
     return kernel
+
+
+def _matmul_reduce_scatter_kernel(theirs: "Callable[..., Any]") -> "Callable[..., Any]":
+    def kernel(keyset: Any, A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Any:
+        if scatter_dim == 0 and reduce_op == "sum" and _dispatch_modes() == 0 and _is_plain(A) and _is_plain(B):
+            found = _short.call(_run.SCATTER, group_name, A, B)
+            if found is not None:
+                return found[1][0]
+        return theirs(keyset, A, B, reduce_op, scatter_dim, group_name)
+
+    return kernel
+
+
+def _matmul_all_reduce_kernel(theirs: "Callable[..., Any]") -> "Callable[..., Any]":
+    def kernel(keyset: Any, A: torch.Tensor, B: torch.Tensor, reduce_op: str, group_name: str) -> Any:
+        if reduce_op == "sum" and _dispatch_modes() == 0 and _is_plain(A) and _is_plain(B):
+            found = _short.call(_run.REDUCE, group_name, A, B)
+            if found is not None:
+                return found[1][0]
+        return theirs(keyset, A, B, reduce_op, group_name)
+
+    return kernel
+
+
+_SHORT: "dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]" = {
+    _run.GATHER: _all_gather_matmul_kernel,
+    _run.SCATTER: _matmul_reduce_scatter_kernel,
+    _run.REDUCE: _matmul_all_reduce_kernel,
+}
 
 
 def _register_autograd(name: str, backward: "Callable[..., Any]", setup: "Callable[..., Any]") -> None:
@@ -163,7 +192,7 @@ def _register_autograd(name: str, backward: "Callable[..., Any]", setup: "Callab
     except (ImportError, TypeError):  # another PyTorch has them elsewhere
         torch.library.register_autograd(f"mkernel::{name}", backward, setup_context=setup, lib=_library)
     else:
-        _library.impl(name, _with_short_way(name, theirs), "Autograd", with_keyset=True)
+        _library.impl(name, _SHORT[name](theirs), "Autograd", with_keyset=True)
 
 
 _Library: Any = torch.library.Library  # which has no types

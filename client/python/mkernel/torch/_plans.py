@@ -1,11 +1,9 @@
 """The operations of one group, made when a shape is first seen and kept for the next time."""
 
-from collections import OrderedDict
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from mkernel.attention import Attention
 from mkernel.errors import FailedPrecondition, ResourceExhausted
 from mkernel.group import Group
 from mkernel.operations import Gemm, GroupedGemm, Launch, Moe, Operation, Pending
@@ -88,7 +86,8 @@ class GroupedKey(NamedTuple):
 
 
 class AttentionKey(NamedTuple):
-    """What makes an attention operation. The fields of the group's attention() and ring_attention(), which has no `keys`."""
+    """What makes an attention operation. The fields of the group's methods, of which attention() alone has `max_sequences`, and those of
+    ring attention have no `keys`."""
 
     kind: str
     batch: int
@@ -102,16 +101,19 @@ class AttentionKey(NamedTuple):
     executor: str
     sms: int = 0
     keys: Optional[int] = None
+    max_sequences: Optional[int] = None
 
     def __str__(self) -> str:
         keys = "" if self.keys is None else f" keys={self.keys}"
+        if self.max_sequences is not None:
+            keys += f" max_sequences={self.max_sequences}"
         sizes = f"batch={self.batch} sequence={self.sequence}{keys} heads={self.heads} kv_heads={self.kv_heads} head_dim={self.head_dim}"
         scale = f" scale={self.scale:g}" if self.scale else ""
         return f"{self.kind} {sizes} {'causal' if self.causal else 'full'}{scale} {self.dtype} {self.executor}"
 
-    def make(self, group: Group) -> Attention:
+    def make(self, group: Group) -> Operation:
         fields = {field: value for field, value in self._asdict().items() if field != "kind" and value is not None}
-        operation: Attention = getattr(group, self.kind)(**fields)
+        operation: Operation = getattr(group, self.kind)(**fields)
         return operation
 
 
@@ -131,6 +133,7 @@ class Plan:
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
         self.captured = False  # by a CUDA graph, which may be replayed at any time
+        self.last_used = 0  # the number of the use, among those of all plans of the group
         self._staging: "dict[str, torch.Tensor]" = {}
         self._launches: "dict[tuple[float, int], Launch]" = {}
 
@@ -183,7 +186,8 @@ class PlanCache:
 
     def __init__(self, group: Group, capacity: int) -> None:
         self._group, self.capacity = group, capacity
-        self._plans: "OrderedDict[PlanKey, Plan]" = OrderedDict()
+        self._plans: "dict[PlanKey, Plan]" = {}
+        self._uses = 0
 
     def __contains__(self, key: PlanKey) -> bool:
         return key in self._plans
@@ -199,7 +203,6 @@ class PlanCache:
         the first call), and those of the group's methods that make operations."""
         plan = self._plans.get(key)
         if plan is not None:
-            self.use(key)
             totals["plans_hit"] += 1
         elif captured:
             raise FailedPrecondition(
@@ -208,12 +211,13 @@ class PlanCache:
             )
         else:
             plan = self._add(key)
+        self.use(plan)
         plan.captured = plan.captured or captured
         return plan
 
-    def use(self, key: PlanKey) -> None:
-        """Of a plan that is there: it is the last to be dropped now."""
-        self._plans.move_to_end(key)
+    def use(self, plan: Plan) -> None:
+        """It is the last to be dropped now."""
+        self._uses = plan.last_used = self._uses + 1
 
     def _add(self, key: PlanKey) -> Plan:
         while len(self._plans) >= self.capacity:
@@ -231,9 +235,10 @@ class PlanCache:
 
     def _evict(self) -> bool:
         """Drops the plan that was not used for longest and is in no graph; False: there is none."""
-        key = next((key for key, plan in self._plans.items() if not plan.captured), None)
-        if key is None:
+        free = [key for key, plan in self._plans.items() if not plan.captured]
+        if not free:
             return False
+        key = min(free, key=lambda key: self._plans[key].last_used)
         totals["plans_evicted"] += 1
         remembered.clear()
         self._plans.pop(key).operation.close()
@@ -248,5 +253,4 @@ class PlanCache:
         """In the order that is the same on every rank."""
         remembered.clear()
         while self._plans:
-            _, plan = self._plans.popitem(last=False)
-            plan.operation.close()
+            self._plans.pop(next(iter(self._plans))).operation.close()

@@ -18,27 +18,9 @@ from mkernel.torch._plans import Plan
 GATHER, SCATTER, REDUCE = "fused_all_gather_matmul", "fused_matmul_reduce_scatter", "fused_matmul_all_reduce"
 
 
-def quick_all_gather_matmul(a: torch.Tensor, bs: "Sequence[torch.Tensor]", gather_dim: int, group_name: str, *,
-                            return_A: bool = True) -> "Optional[tuple[Optional[torch.Tensor], list[torch.Tensor]]]":
-    """The short way; None: there is none."""
-    found = _short.call(GATHER, group_name, a, bs[0], return_A) if gather_dim == 0 and len(bs) == 1 else None
-    return None if found is None else (found[1], [found[0]])
-
-
-def quick_matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int,
-                                group_name: str) -> Optional[torch.Tensor]:
-    found = _short.call(SCATTER, group_name, a, b) if scatter_dim == 0 and reduce_op == "sum" else None
-    return None if found is None else found[0]
-
-
-def quick_matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_name: str) -> Optional[torch.Tensor]:
-    found = _short.call(REDUCE, group_name, a, b) if reduce_op == "sum" else None
-    return None if found is None else found[0]
-
-
 def all_gather_matmul(a: torch.Tensor, bs: "Sequence[torch.Tensor]", gather_dim: int,
                       group_name: str, *, return_A: bool = True) -> "tuple[Optional[torch.Tensor], list[torch.Tensor]]":
-    quick = quick_all_gather_matmul(a, bs, gather_dim, group_name, return_A=return_A)
+    quick = _short.call(GATHER, group_name, a, bs[0], bs[1:], return_A) if gather_dim == 0 and bs else None
     if quick is not None:
         return quick
     totals[GATHER] += 1
@@ -48,9 +30,9 @@ def all_gather_matmul(a: torch.Tensor, bs: "Sequence[torch.Tensor]", gather_dim:
         front = to_front(a, gather_dim)
         lead = (membership.world_size * front.shape[0], *front.shape[1:-1])
         products, full = _multiply(decision, membership, front, bs, options, return_A)
-        if gather_dim == 0 and len(bs) == 1:
+        if gather_dim == 0:
             of_a = (*lead, a.shape[-1]) if return_A else None
-            _remember(GATHER, group_name, decision, a, bs[0], membership, options, (*lead, bs[0].shape[1]), of_a)
+            _remember(GATHER, group_name, decision, a, bs, membership, options, tuple((*lead, b.shape[1]) for b in bs), of_a)
     if full is None and return_A:  # nothing was launched
         full = gather(front, membership.world_size, group_name)
 
@@ -61,9 +43,9 @@ def all_gather_matmul(a: torch.Tensor, bs: "Sequence[torch.Tensor]", gather_dim:
 
 
 def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> torch.Tensor:
-    quick = quick_matmul_reduce_scatter(a, b, reduce_op, scatter_dim, group_name)
+    quick = _short.call(SCATTER, group_name, a, b) if scatter_dim == 0 and reduce_op == "sum" else None
     if quick is not None:
-        return quick
+        return quick[1][0]
     totals[SCATTER] += 1
     check_reduce_op(reduce_op)
     membership, options = membership_of(group_name), current()
@@ -73,15 +55,15 @@ def matmul_reduce_scatter(a: torch.Tensor, b: torch.Tensor, reduce_op: str, scat
         (c,), _ = _multiply(decision, membership, front, [b], options)
         shape = (front.shape[0] // membership.world_size, *front.shape[1:-1], b.shape[1])
         if scatter_dim == 0:
-            _remember(SCATTER, group_name, decision, a, b, membership, options, shape)
+            _remember(SCATTER, group_name, decision, a, (b,), membership, options, (shape,))
     result = _from_front(c.view(shape), scatter_dim).contiguous()
     return result.div_(membership.world_size) if reduce_op == "avg" else result
 
 
 def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    quick = quick_matmul_all_reduce(a, b, reduce_op, group_name)
+    quick = _short.call(REDUCE, group_name, a, b) if reduce_op == "sum" else None
     if quick is not None:
-        return quick
+        return quick[1][0]
     totals[REDUCE] += 1
     check_reduce_op(reduce_op)
     membership, options = membership_of(group_name), current()
@@ -89,14 +71,15 @@ def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_na
         decision = _decided("gemm_ar", membership, a, [b], 0, options)
         (c,), _ = _multiply(decision, membership, a, [b], options)
         shape = (*a.shape[:-1], b.shape[1])
-        _remember(REDUCE, group_name, decision, a, b, membership, options, shape)
+        _remember(REDUCE, group_name, decision, a, (b,), membership, options, (shape,))
     return c.view(shape).div_(membership.world_size) if reduce_op == "avg" else c.view(shape)
 
 
-def _remember(name: str, group_name: str, decision: Decision, a: torch.Tensor, b: torch.Tensor, membership: Membership,
-              options: Options, shape: "tuple[int, ...]", gathered: "Optional[tuple[int, ...]]" = None) -> None:
-    if a.is_cuda and decision.key is not None and not decision.copies and not options.check:
-        _short.remember(name, group_name, a, b, membership, decision.key, options, shape, gathered)
+def _remember(name: str, group_name: str, decision: Decision, a: torch.Tensor, bs: "Sequence[torch.Tensor]", membership: Membership,
+              options: Options, shapes: "tuple[tuple[int, ...], ...]", gathered: "Optional[tuple[int, ...]]" = None) -> None:
+    plain = decision.key is not None and not decision.copies and len(decision.fused) == len(bs)
+    if a.device.type == _short.DEVICE and plain and not options.check:
+        _short.remember(name, group_name, a, bs, membership, decision, options, shapes, gathered)
 
 
 def to_front(tensor: torch.Tensor, dim: int) -> torch.Tensor:

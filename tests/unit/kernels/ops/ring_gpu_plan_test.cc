@@ -88,11 +88,11 @@ TEST_CASE(
     "ring attention gpu plan: over several nodes a rank puts what it holds to every rail peer, in puts as "
     "long "
     "as heads allow") {
-  for (const std::int64_t sequence : {1, 4096, 100003}) {
+  for (const std::int64_t sequence : {1, 4096, 6 * 1200, 100003}) {
     AttentionShape shape = kShape;
     shape.sequence = sequence;
     for (std::uint32_t rank = 0; rank < 6; ++rank) {
-      const RingGpuPlan plan = plan_of(shape, {3, 2}, rank);
+      const RingGpuPlan plan = plan_of(shape, {3, 2}, rank, {.comm_ctas = rank % 2 == 0 ? 1 : 0});
       const KvGatherPlan& gather = plan.gather;
       const std::int32_t me = gather.rank;
       CHECK(gather.rails() == 2);

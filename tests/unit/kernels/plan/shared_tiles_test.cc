@@ -161,6 +161,9 @@ TEST_CASE("of few rows the weights are read once, in one wave of tiles") {
   const TileReducePlan high = plan_of(OpKind::kGemmRs, {512, 8192, 7168}, Topology(1, 4), 0);
   CHECK(high.shared.owners == 1);
   CHECK(high.shared.raster.rows() == 2);
+  // Memory bounds tiles of 128 columns as it does those of 64, but of the former every other CTA has no rows.
+  const auto bound = TileReducePlan::make(OpKind::kGemmRs, {16, 8192, 7168}, Topology(1, 4), 0, kH100);
+  CHECK(bound.value().tile == Sm90Tile::k128x64);
   CHECK_FALSE(plan_of(OpKind::kGemmRs, {516, 8192, 7168}, Topology(1, 4), 0).shared.any());
   CHECK_FALSE(plan_of(OpKind::kGemmRs, {64, 8192, 7168}, Topology(1, 1), 0).shared.any());
 }

@@ -40,6 +40,7 @@ class HostBackward {
     p_.d_out = host_tensor_map(attention_backward_q_view(plan_, tensors_.d_out.data()));
     p_.k = host_tensor_map(attention_backward_k_view(plan_, tensors_.forward.k.data()));
     p_.v = host_tensor_map(attention_backward_k_view(plan_, tensors_.forward.v.data()));
+    p_.row_map = host_packed_map(backward_rows_view(p_));
     p_.out = tensors_.out.data();
     p_.d_out_rows = tensors_.d_out.data();
     p_.lse = tensors_.lse.data();

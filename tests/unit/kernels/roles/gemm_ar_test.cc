@@ -57,6 +57,10 @@ TEST_CASE("gemm_ar: boxes of a hold the rows that there are") {
   }
 }
 
+TEST_CASE("gemm_ar: more units of few rows than warps, which then claim ahead") {
+  check_reduce(kAr, {256, 1216, 64}, {1, 2}, {.tile = Sm90Tile::k128x64, .to_all = false}, true);
+}
+
 TEST_CASE("gemm_ar: owners of several nodes share tiles") {
   check_reduce(kAr, {70, 136, 72}, {2, 2}, {.tile = Sm90Tile::k128x64}, true);
   check_reduce(kAr, {2, 72, 72, DataType::kF16}, {3, 1}, {.tile = Sm90Tile::k128x128}, true);

@@ -114,6 +114,7 @@ class RingBackwardRanks {
     rank.scratch =
         no_numbers(static_cast<std::uint64_t>(at.bytes), static_cast<std::size_t>(at.sums) / sizeof(Line));
     p = ring_backward_parameters(rank.plan, rank.scratch.data());
+    p.row_map = host_packed_map(backward_rows_view(p));
     for (const std::uint64_t launch : {0, 1}) {
       const std::byte* half = rank.lent_memory() + lent_half_at(launch, half_bytes_);
       for (std::int32_t source = 0; source < gather.world; ++source) {

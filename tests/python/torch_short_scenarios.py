@@ -1,0 +1,101 @@
+"""The short way of calls on tensors of a GPU (mkernel.torch._short), on tensors in host memory: what it asks of CUDA is stubbed, and a
+launch that it queues runs at once on the cpu executor."""
+import contextlib
+import ctypes
+import unittest.mock
+
+from torch_rank import RANK, WORLD, close, counted, dist, end, operand, start, torch
+
+import mkernel.torch
+from mkernel._library import lib
+from mkernel.torch import _short
+from mkernel.torch._options import remembered
+
+OPS = torch.ops.mkernel
+
+
+@contextlib.contextmanager
+def on_host(enqueue):
+    """`enqueue`: of a GEMM operation, in place of the library's."""
+    stubs = {"DEVICE": "cpu", "raw_stream": int, "_is_capturing": bool, "_enqueue": enqueue}  # int(-1) is the stream of no GPU
+    with contextlib.ExitStack() as stack:
+        for field, stub in stubs.items():
+            stack.enter_context(unittest.mock.patch.object(_short, field, stub))
+        yield
+
+
+class RunNow:
+    """Counts the launches."""
+
+    count = 0
+
+    def __call__(self, handle, arguments, stream, options):
+        assert isinstance(stream, ctypes.c_void_p)
+        self.count += 1
+        pending = ctypes.c_void_p()
+        status = lib.mk_gemm_launch(handle, arguments, options, ctypes.byref(pending)) or lib.mk_pending_wait(pending, 0)
+        lib.mk_pending_destroy(pending)
+        return status
+
+
+def gather(name, seed, dtype, columns, transposed, return_a):
+    """One call with fresh operands; checked."""
+    def of(rank):
+        return operand(seed, rank, (4, 3, 16), dtype)
+
+    bs = [operand(seed + 1 + index, RANK, (n, 16) if transposed else (16, n), dtype) for index, n in enumerate(columns)]
+    bs = [b.t() if transposed else b for b in bs]
+    full = torch.cat([of(rank) for rank in range(WORLD)])
+    returned, results = OPS.fused_all_gather_matmul(of(RANK), bs, 0, name, return_A=return_a)
+    assert torch.equal(returned, full) if return_a else returned is None
+    assert len(results) == len(bs)
+    for b, c in zip(bs, results):
+        close(c, full.double() @ b.double())
+        assert c.is_contiguous()
+
+
+def values():
+    """Calls like one before take the short way, with any number of B that one launch multiplies, the widest in any place."""
+    name = start()
+    run_now = RunNow()
+    with on_host(run_now):
+        for dtype, transposed in ((torch.bfloat16, True), (torch.float16, False)):
+            for columns in ((8,), (24, 8), (8, 24, 16), (8, 16, 40, 24)):
+                for return_a in (False, True):
+                    seed = 10 * len(columns)
+                    gather(name, seed, dtype, columns, transposed, return_a)
+                    for again in (100, 200):
+                        before = run_now.count
+                        changed = counted(lambda: gather(name, seed + again, dtype, columns, transposed, return_a))
+                        assert changed == {"fused_all_gather_matmul": 1, "plans_hit": 1, "launches": 1}, changed
+                        assert run_now.count == before + 1, "the long way was taken"
+        reduced(name, run_now)
+        not_remembered(name, run_now)
+    end()
+
+
+def reduced(name, run_now):
+    for seed in (1, 2, 3):
+        parts = [operand(seed, rank, (4 * WORLD, 16)).double() @ operand(seed + 9, rank, (16, 24)).double() for rank in range(WORLD)]
+        terms = sum(part.abs() for part in parts)
+        mine, before = (operand(seed, RANK, (4 * WORLD, 16)), operand(seed + 9, RANK, (16, 24))), run_now.count
+        close(OPS.fused_matmul_reduce_scatter(*mine, "sum", 0, name), sum(parts).chunk(WORLD)[RANK], terms.chunk(WORLD)[RANK], 2)
+        close(OPS.fused_matmul_all_reduce(*mine, "sum", name), sum(parts), terms, 2)
+        assert run_now.count == before + (2 if seed > 1 else 0)
+
+
+def not_remembered(name, run_now):
+    """Too many B for one launch, B of two layouts, rows that are padded, operands that ask for gradients, and other options."""
+    before = run_now.count
+    for _ in range(2):
+        gather(name, 50, torch.bfloat16, (8, 16, 24, 32, 40), False, False)
+        a, b = operand(1, RANK, (4, 16)), operand(2, RANK, (16, 8))
+        OPS.fused_all_gather_matmul(a, [b, operand(3, RANK, (8, 16)).t()], 0, name, return_A=False)
+        OPS.fused_matmul_all_reduce(operand(1, RANK, (9, 16)), b, "sum", name)
+        c = OPS.fused_matmul_all_reduce(a.clone().requires_grad_(), b, "avg", name)
+        assert c.requires_grad
+    assert run_now.count == before
+    assert remembered
+    with mkernel.torch.options(timeout=20.0):
+        assert not remembered
+    dist.barrier()

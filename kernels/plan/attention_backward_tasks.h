@@ -79,9 +79,8 @@ class AttentionBackwardTasks {
   /// `heads` % `kv_heads` == 0; `keys` > 0.
   AttentionBackwardTasks(std::int32_t batch, std::int32_t heads, std::int32_t kv_heads, std::int32_t queries,
                          std::int32_t keys, std::int32_t head_dim, bool causal)
-      : order_(batch, kv_heads, kv_heads, key_tiles(keys),
-               std::int64_t{heads / kv_heads} * queries * head_dim * kQueryBytes,
-               (fewest_tasks(heads > kv_heads) + key_tiles(keys) - 1) / key_tiles(keys)),
+      : order_(batch, kv_heads, kv_heads, key_tiles(keys), query_bytes(heads / kv_heads, queries, head_dim),
+               fewest_heads(heads > kv_heads, key_tiles(keys))),
         queries_(queries),
         keys_(keys),
         causal_(causal),
@@ -122,17 +121,23 @@ class AttentionBackwardTasks {
     return key_tiles(seen);
   }
 
- private:
-  /// Of a section. NOTES: measured on an H100, 4 * 16 heads and 64 heads that share 8, causal. Sections that
-  /// do not fit the L2 cost up to 30 % where tasks walk upwards, and up to 10 % where they walk downwards.
-  static constexpr std::int32_t fewest_tasks(bool shared) { return shared ? 256 : 128; }
-  /// Of an element of a query: itself, its output's gradient, and its own in fp32.
-  static constexpr std::int64_t kQueryBytes = 2 + 2 + 4;
-
   MK_HOST_DEVICE static constexpr std::int32_t key_tiles(std::int32_t keys) {
     return (keys + kBackwardTileKeys - 1) / kBackwardTileKeys;
   }
+  /// Of a section: what tasks read and add of the queries of `group` heads, which share keys; and how many
+  /// such groups it has at least.
+  static constexpr std::int64_t query_bytes(std::int32_t group, std::int32_t queries, std::int32_t head_dim) {
+    constexpr std::int64_t kOfElement = 2 + 2 + 4;  // itself, its output's gradient, and its own in fp32
+    return std::int64_t{group} * queries * head_dim * kOfElement;
+  }
+  /// NOTES: measured on an H100, 4 * 16 heads and 64 heads that share 8, causal. Sections that do not fit the
+  /// L2 cost up to 30 % where tasks walk upwards, and up to 10 % where they walk downwards.
+  static constexpr std::int32_t fewest_heads(bool shared, std::int32_t key_tiles) {
+    const std::int32_t tasks = shared ? 256 : 128;
+    return (tasks + key_tiles - 1) / key_tiles;
+  }
 
+ private:
   AttentionTasks order_;  ///< with tiles of keys in place of queries
   std::int32_t queries_ = 0, keys_ = 0;
   bool causal_ = false;

@@ -47,9 +47,12 @@ class RingBackwardTasks {
       }
       if (step == 0) own_tasks_ = tasks_;
     }
-    const std::int64_t query_bytes =
-        std::int64_t{group} * gather.positions(gather.rank) * head_dim * kQueryBytes;
-    section_heads_ = attention_section_heads(heads_, 1, query_bytes > 0 ? query_bytes : 1);
+    using Alone = AttentionBackwardTasks;
+    if (tasks_ == 0) return;
+    const std::int32_t tiles = Alone::key_tiles(queries_[0] > 0 ? queries_[0] : queries_[1]);  // of a part
+    section_heads_ =
+        attention_section_heads(heads_, 1, Alone::query_bytes(group, gather.positions(gather.rank), head_dim),
+                                Alone::fewest_heads(group > 1, tiles));
     const std::int32_t left = heads_ % section_heads_;
     last_heads_ = left > 0 ? left : section_heads_;
   }
@@ -101,12 +104,9 @@ class RingBackwardTasks {
   }
 
  private:
-  /// Of an element of a query: itself, its output's gradient, and its own in fp32.
-  static constexpr std::int64_t kQueryBytes = 2 + 2 + 4;
-
   static MK_HOST_DEVICE std::int32_t key_tiles(const KvGatherPlan& gather, std::int32_t source,
                                                std::int32_t part) {
-    return (gather.part_rows[source][part] + kBackwardTileKeys - 1) / kBackwardTileKeys;
+    return AttentionBackwardTasks::key_tiles(gather.part_rows[source][part]);
   }
   /// Whether the keys are of the very positions of the queries of that part.
   static MK_HOST_DEVICE bool is_diagonal(const KvGatherPlan& gather, std::int32_t queries,
@@ -131,7 +131,7 @@ class RingBackwardTasks {
     const std::int32_t part = part_of(query_tile), queries = queries_[part];
     const std::int32_t end = (query_tile - part * tiles_[0] + 1) * kBackwardTileQueries;
     const std::int32_t seen = causal_ && end < queries ? end : queries;
-    return (seen + kBackwardTileKeys - 1) / kBackwardTileKeys;
+    return AttentionBackwardTasks::key_tiles(seen);
   }
   /// Task number `task` of the part, `place.before` of which are those of all its tiles.
   MK_HOST_DEVICE Place in_part(const KvGatherPlan& gather, std::int32_t task, std::int32_t tiles,

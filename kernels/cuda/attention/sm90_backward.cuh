@@ -7,8 +7,8 @@
 //   struct Feed {                                    // the same in every role; const
 //     bool next(AttentionBackwardTask& task) const;  // the loading thread: the next task; false: no more
 //     // Boxes of kTileKeys rows x 64, with a third coordinate.
-//     const TensorMap& k(const AttentionBackwardTask& task) const, v(const AttentionBackwardTask& task)
-//     const;
+//     const TensorMap& k(const AttentionBackwardTask& task) const;
+//     const TensorMap& v(const AttentionBackwardTask& task) const;
 //     // Boxes of kTileQueries rows x 64, likewise. `tile`: of the queries of a head.
 //     const TensorMap& q(int tile) const, d_out(int tile) const;
 //     // The loading thread: returns when what row_map() is of may be read of the head.
@@ -25,8 +25,7 @@
 //     void pass_turn(std::int32_t unit, std::int32_t turn) const;  // to the next task that adds
 //     // The storing thread of a warpgroup: stores the gradients of the 64 keys from `offset` on of the tile,
 //     // which lie at these shared addresses in boxes of 64 rows x 64 (AttentionBackwardConfig). The body
-//     // waits until they are read; announce() is given what this returns, and the next task may have
-//     // begun then.
+//     // waits until they are read. announce() is given what this returns; the next task may have begun.
 //     Stored store_keys(const AttentionBackwardTask& task, int offset, std::uint32_t d_keys,
 //                       std::uint32_t d_values) const;
 //     void announce(Stored stored) const;

@@ -14,6 +14,7 @@
 #include "tests/unit/kernels/plan/simulation/gemm_ar.h"
 #include "tests/unit/kernels/plan/simulation/moe.h"
 #include "tests/unit/kernels/plan/simulation/ring_attention.h"
+#include "tests/unit/kernels/plan/simulation/ring_backward.h"
 #include "tests/unit/kernels/plan/simulation/tile_reduce.h"
 
 namespace mkernel::test {
@@ -120,6 +121,26 @@ struct RingAttentionCase {
   }
   std::string label() const {
     return "ring attention, sequence = " + std::to_string(shape.sequence) + (shape.causal ? ", causal" : "");
+  }
+};
+
+struct RingBackwardCase {
+  using Plan = kernels::RingBackwardPlan;
+  using World = RingBackwardWorld;
+
+  AttentionShape shape;
+  std::int32_t comm_ctas, sms, block_rows;  ///< as RingAttentionCase
+
+  Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
+    auto plan = Plan::make(shape, topology, rank, kernels::kH200.with_sms(sms), {.comm_ctas = comm_ctas});
+    if (!plan.ok() || block_rows == 0) return plan;
+    plan->ring.gather.cut(block_rows);
+    plan->partials = kernels::KeyPartialsPlan(plan->gather(), static_cast<std::int32_t>(shape.head_dim));
+    return plan;
+  }
+  std::string label() const {
+    return "ring attention backward, sequence = " + std::to_string(shape.sequence) +
+           (shape.causal ? ", causal" : "");
   }
 };
 

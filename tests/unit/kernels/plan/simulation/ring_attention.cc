@@ -57,7 +57,7 @@ Task RingAttentionWorld::compute(std::int32_t index, std::uint64_t epoch, std::i
   Seen seen(static_cast<std::size_t>(gather().world * kTensors), 0);
   const kernels::AttentionTasks& tasks = plan(index).tasks;
   for (;;) {
-    const std::int32_t task = next_task_[static_cast<std::size_t>(index)].of_epoch[epoch & 1]++;
+    const std::int32_t task = take_task(index, epoch);
     if (task >= tasks.tasks()) co_return;
     co_await sweep(index, epoch, tasks.place(task), seen);
   }

@@ -16,10 +16,7 @@ class RingAttentionWorld : public FanOutWorld {
   /// `plans`: of every rank.
   RingAttentionWorld(const AttentionShape& shape, const kernels::Topology& topology,
                      const std::vector<kernels::RingGpuPlan>& plans, const Settings& settings)
-      : FanOutWorld(topology, settings, static_cast<std::int32_t>(plans[0].lanes())),
-        plans_(plans),
-        shape_(shape),
-        next_task_(plans.size()) {
+      : RingAttentionWorld(shape, topology, settings, plans) {
     for (const auto& plan : plans) {
       const std::int64_t rows = shape.batch * shape.heads * plan.gather.positions(plan.gather.rank);
       add_rank(plan.gather.word_bytes(), plan.gather.data_bytes(),
@@ -27,7 +24,15 @@ class RingAttentionWorld : public FanOutWorld {
     }
   }
 
- private:
+ protected:
+  /// Without memory.
+  RingAttentionWorld(const AttentionShape& shape, const kernels::Topology& topology, const Settings& settings,
+                     const std::vector<kernels::RingGpuPlan>& plans)
+      : FanOutWorld(topology, settings, static_cast<std::int32_t>(plans[0].lanes())),
+        plans_(plans),
+        shape_(shape),
+        next_task_(plans.size()) {}
+
   static constexpr std::int32_t kTensors = kernels::KvGatherPlan::kTensors;
   static constexpr std::uint64_t kCellBytes = kernels::kLentAlignment;  ///< divides what a head has of a row
 
@@ -48,6 +53,16 @@ class RingAttentionWorld : public FanOutWorld {
   }
   const kernels::KvGatherPlan& gather() const { return plans_[0].gather; }
   std::int64_t head_bytes() const { return shape_.head_dim * 2; }
+  const AttentionShape& shape() const { return shape_; }
+  /// Of this launch: the next task of a rank.
+  std::int32_t take_task(std::int32_t index, std::uint64_t epoch) {
+    return next_task_[static_cast<std::size_t>(index)].of_epoch[epoch & 1]++;
+  }
+  Task meet(std::int32_t index, std::uint64_t epoch, HeadRows rows, Seen& seen, bool& right);
+  void begin_launch(std::int32_t index, std::uint64_t epoch) override;
+  std::string check_counts() override;
+
+ private:
   std::int32_t ctas(std::int32_t index) const override { return plan(index).ctas; }
   std::int32_t comm_ctas(std::int32_t index) const override { return plan(index).comm_ctas; }
   bool first_computes(std::int32_t index) const override { return plan(index).idle_ctas() == 0; }
@@ -85,10 +100,7 @@ class RingAttentionWorld : public FanOutWorld {
   Task inter_send(Pushing& shared) override;
   Task wait_at_end(std::int32_t index, std::uint64_t epoch) override;
   Task compute(std::int32_t index, std::uint64_t epoch, std::int32_t cta) override;
-  void begin_launch(std::int32_t index, std::uint64_t epoch) override;
   Task sweep(std::int32_t index, std::uint64_t epoch, kernels::AttentionTasks::Place place, Seen& seen);
-  Task meet(std::int32_t index, std::uint64_t epoch, HeadRows rows, Seen& seen, bool& right);
-  std::string check_counts() override;
 
   const std::vector<kernels::RingGpuPlan>& plans_;
   const AttentionShape shape_;

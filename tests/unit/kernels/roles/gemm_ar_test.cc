@@ -48,17 +48,16 @@ TEST_CASE("gemm_ar: boxes of a hold the rows that there are") {
   constexpr Sm90Tile kTiles[] = {Sm90Tile::k128x128, Sm90Tile::k128x64, Sm90Tile::k128x256};
   int turn = 0;
   for (const std::int64_t m : {16, 63, 64, 65, 127, 128}) {
-    const DataType type = turn % 2 == 0 ? DataType::kF16 : DataType::kBf16;
-    const Layout layout = turn / 2 % 2 == 0 ? Layout::kColumnMajor : Layout::kRowMajor;
+    const GemmShape shape =
+        turn < 2 ? GemmShape{m, 136, 200, DataType::kF16, Layout::kColumnMajor} : GemmShape{m, 136, 200};
     for (const bool to_all : {false, true})
-      check_reduce(kAr, {m, 136, 200, type, layout}, {1, 2}, {.tile = kTiles[turn % 3], .to_all = to_all},
-                   true);
+      check_reduce<kAr>(shape, {1, 2}, {.tile = kTiles[turn % 3], .to_all = to_all}, true);
     ++turn;
   }
 }
 
 TEST_CASE("gemm_ar: more units of few rows than warps, which then claim ahead") {
-  check_reduce(kAr, {256, 1216, 64}, {1, 2}, {.tile = Sm90Tile::k128x64, .to_all = false}, true);
+  check_reduce<kAr>({256, 1216, 64}, {1, 2}, {.tile = Sm90Tile::k128x64, .to_all = false}, true);
 }
 
 TEST_CASE("gemm_ar: owners of several nodes share tiles") {

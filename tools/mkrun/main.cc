@@ -258,8 +258,8 @@ int main_of(int argc, char** argv) {
   CLI::App app{"Runs one rank of one fused operation on your own matrices.", "mkrun"};
   app.footer(kFooter);
   app.set_version_flag("--version", version());
-  add_files(app, flags.options);
   add_flags(app, flags);
+  add_files(app, flags.options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -92,7 +92,7 @@ class AttentionBackwardMath {
   template <bool kFirst, bool kLast, class Feed>
   __device__ __forceinline__ void step(const Feed& feed, Registers& r) {
     ptx::wgmma_pin(r.scores);
-    Of::mask(r.scores, shared_.task, shared_.tiles[stage_of(done_)], group_);
+    Of::mask(r.scores, shared_.task, tile(), group_);
     Of::exponentials(r.scores, rows(), feed.scale_log2());
     ptx::wgmma_pin(r.scores);
     // NOTES: this stage is known to be full. Without something here that branches, ptxas (13.0) moves the
@@ -222,6 +222,15 @@ class AttentionBackwardMath {
   /// Address of what is known of the step's queries.
   __device__ __forceinline__ std::uint32_t rows() const {
     return ptx::shared_address(shared_.rows) + stage_of(done_) * sizeof(AttentionBackwardRows);
+  }
+
+  /// The step's tile of queries. NOTES: only the lane that gives the stage back reads it, since racecheck
+  /// does not see that the reads of the others come before that, too.
+  __device__ __forceinline__ int tile() const {
+    if constexpr (!Config::kCausal) return 0;  // no mask asks
+    int tile = 0;
+    if (threadIdx.x % 32 == 0) tile = shared_.tiles[stage_of(done_)];
+    return __shfl_sync(~0U, tile, 0);
   }
 
   /// Rows of keys, for sum_queries() of both warpgroups in the next step.

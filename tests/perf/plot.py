@@ -103,7 +103,8 @@ def ring_attention(rows, options):
         at = [(x + (i - (len(sides) - 1) / 2) * width, row[key]) for x, row in enumerate(rows) if row.get(key)]
         bars = axes.bar([x for x, _ in at], [y for _, y in at], width, label=label, color=colour)
         axes.bar_label(bars, [f"{y:.0f}" for _, y in at], fontsize=7, padding=1)
-    axes.set_xticks(range(len(rows)), [row["name"].replace("-S", "\nS").replace("-2nodes", "\n2 nodes") for row in rows], fontsize=8)
+    names = [row["name"].replace("-S", "\nS").replace("-2nodes", "\n2 nodes").replace("-backward", "\nbackward") for row in rows]
+    axes.set_xticks(range(len(rows)), names, fontsize=8)
     axes.set_ylabel("TFLOP/s of a rank")
     first = rows[0]
     where = f"{first['world']} ranks that share a GPU" if first["share"] else f"{first['world']} GPUs"

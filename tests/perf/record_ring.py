@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures ring attention of ranks with a GPU each, or of ranks that share one under MPS, beside attention of a rank alone, cuDNN on one
-GPU, and a ring of NCCL and cuDNN in the same run, and records the rows.
+"""Measures ring attention and its backward pass, of ranks with a GPU each or of ranks that share one under MPS, beside a rank alone,
+cuDNN on one GPU, and a ring of NCCL and cuDNN in the same run, and records the rows.
 
 Usage: tests/perf/record_ring.py [--world W | --share-gpu R] [--only NAME]... [--iterations I] [--seconds S] [--row-seconds S] [--sms S]
                                  [--nic-gbytes G] [--out DIR] [--device cpu] [--list]
@@ -11,9 +11,13 @@ one GPU; the rate of the emulated wire is scaled with the share, sequences are n
 prints them. With a GPU each, a case that ends the ranks or takes longer than --row-seconds is left out, and new ranks measure what follows.
 --device cpu tries the script in host memory with little shapes, gloo in place of NCCL, and records nothing.
 
-All contenders have new inputs in every iteration and are verified against fp32 on 64 queries of each head, outside of the timed span. An
-iteration's time is that of the slowest rank, between events behind a launch that brings the ranks together. Exit status: 1 if a result
-was wrong, others' too, or a case could not be measured. Bars that are missed do not change it.
+All contenders have new inputs in every iteration and are verified against fp32, outside of the timed span: outputs of 64 queries of each
+head, gradients of 64 positions of some heads, which each rank chooses for itself. An iteration's time is that of the slowest rank, between
+events behind a launch that brings the ranks together. Exit status: 1 if a result was wrong, others' too, or a case could not be measured.
+Bars that are missed do not change it.
+
+Cases whose name ends in "backward" are of the backward pass, on one node, without a ring of NCCL and cuDNN. Two launches of ours with the
+same inputs must give the same bits.
 """
 import argparse
 import contextlib
@@ -73,7 +77,7 @@ def main():
     parser.add_argument("--only", action="append", metavar="NAME", help="cases whose name holds it; several times: any of them")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--iterations", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=240, help="what is not measured by then is cut short or left out")
+    parser.add_argument("--seconds", type=float, default=340, help="what is not measured by then is cut short or left out")
     parser.add_argument("--row-seconds", type=float, default=75, help="of one case, after which its ranks are ended")
     parser.add_argument("--sms", type=int, default=0, help="multiprocessors of a rank; 0: all, or where ranks share a GPU an R-th of all but "
                         "four, which the daemons' copies need")

@@ -1,5 +1,6 @@
 """The backward pass of attention: shapes, operands, and those who compute it: mkernel, and cuDNN by way of PyTorch."""
 import dataclasses
+import functools
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +8,8 @@ import torch.nn.functional as F
 import cases
 from measure import DEADLINE, Launched, Theirs
 
-VERIFIED = 2  # heads of keys, each of a random sequence, whose gradients are verified
+VERIFIED = 2       # heads of keys, each of a random sequence, whose gradients are verified
+SCORES = 1 << 26   # that a reference has at a time: 256 MiB in float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +35,20 @@ SHAPES = [
 class Case(cases.Case):
     """Operands of one shape; `forward` has what computes their outputs, which contenders do for themselves."""
 
-    def __init__(self, shape, device):
+    def __init__(self, shape, device, copies=True):
         self.forward = []
         of_q = (shape.batch, shape.sequence, shape.heads, shape.head_dim)
         self.d_out = torch.empty(of_q, dtype=torch.bfloat16, device=device)
-        self.d_out_by_head = torch.empty_like(self.d_out.transpose(1, 2), memory_format=torch.contiguous_format)
-        super().__init__(shape, device)
+        self.d_out_by_head = torch.empty_like(self.d_out.transpose(1, 2), memory_format=torch.contiguous_format) if copies else None
+        super().__init__(shape, device, copies)
         self.gradients = [torch.empty_like(x) for x in (self.q, self.k, self.v)]
 
     def renew(self):
         super().renew()
+        self.looked_keys = torch.randint(self.shape.all_keys, (cases.LOOKED,), device=self.k.device)
         self.d_out.normal_()
-        self.d_out_by_head.copy_(self.d_out.transpose(1, 2))
+        if self.d_out_by_head is not None:
+            self.d_out_by_head.copy_(self.d_out.transpose(1, 2))
         for run in self.forward:
             run()
 
@@ -52,52 +56,87 @@ class Case(cases.Case):
         for x in self.gradients:
             x.fill_(float("nan"))
 
-    def reference(self):
-        """[(sequence, head of keys, gradients of `looked` rows, what they may be off by)], float32; those of q for every head."""
-        shape = self.shape
-        group, scale = shape.heads // shape.kv_heads, shape.head_dim**-0.5
-        found = []
-        for _ in range(VERIFIED):
-            batch, kv_head = (int(torch.randint(most, ())) for most in (shape.batch, shape.kv_heads))
-            k, v = (x[batch, :, kv_head].float() for x in (self.k, self.v))
-            d_k, d_v, off_k, off_v = (torch.zeros_like(k[self.looked]) for _ in range(4))
-            d_q, off_q = [], []
-            for head in range(kv_head * group, (kv_head + 1) * group):
-                q, d_out = (x[batch, :, head].float() for x in (self.q, self.d_out))
-                weights = (q @ k.T).mul_(scale)
-                if shape.causal:
-                    weights.masked_fill_(torch.ones_like(weights, dtype=torch.bool).triu_(1), float("-inf"))
-                weights = weights.softmax(dim=1)
-                out = weights @ v
-                rounding = cases.UNIT * (out * d_out).abs().sum(dim=1, keepdim=True)  # of the output that delta is made of
-                d_scores = (d_out @ v.T).sub_((out * d_out).sum(dim=1, keepdim=True)).mul_(weights).mul_(scale)
-                # Gradients of scores are rounded before they meet queries and keys, and so is the result.
-                off = d_scores.abs().mul_(cases.UNIT).add_(weights * (scale * rounding))
-                d_q.append(d_scores[self.looked] @ k)
-                off_q.append(off[self.looked] @ k.abs())
-                # Whoever copies shared keys for every head rounds each head's gradients, too.
-                of_k, of_v = d_scores[:, self.looked].T @ q, weights[:, self.looked].T @ d_out
-                d_k += of_k
-                off_k += off[:, self.looked].T @ q.abs() + cases.UNIT * of_k.abs()
-                d_v += of_v
-                off_v += cases.UNIT * (weights[:, self.looked].T @ d_out.abs() + of_v.abs())
-                del weights, d_scores, off
-            wanted = (torch.stack(d_q, 1), d_k[:, None], d_v[:, None])
-            offs = (torch.stack(off_q, 1), off_k[:, None], off_v[:, None])
-            found.append((batch, kv_head, wanted, [1.01 * off + cases.UNIT * x.abs() + 1e-5 for off, x in zip(offs, wanted)]))
-        return found
-
     def wrong(self, gradients):
         """The largest error over its tolerance. `gradients`: of q, k and v, [batch, sequence, heads, head_dim]."""
         if self.wanted is None:
-            self.wanted = self.reference()
-        group, worst = self.shape.heads // self.shape.kv_heads, 0.0
-        for batch, kv_head, wanted, tolerances in self.wanted:
-            heads = (slice(kv_head * group, (kv_head + 1) * group), slice(kv_head, kv_head + 1), slice(kv_head, kv_head + 1))
-            for x, of, expected, tolerance in zip(gradients, heads, wanted, tolerances):
-                off = (x[batch, self.looked, of].float() - expected).abs() / tolerance
-                worst = max(worst, float("inf") if off.isnan().any() else off.max().item())
-        return worst
+            self.wanted = [self._wanted_of_heads() for _ in range(VERIFIED)]
+        return max(farthest(gradients, self.looked, self.looked_keys, *wanted) for wanted in self.wanted)
+
+    def _wanted_of_heads(self):
+        """(sequence, heads of queries, head of keys, reference())."""
+        batch, heads, kv_head = sampled_heads(self.shape)
+        q, d_out = (x[batch, :, heads] for x in (self.q, self.d_out))
+        k, v = (x[batch, :, kv_head] for x in (self.k, self.v))
+        rows = torch.arange(len(q), device=q.device)
+        return batch, heads, kv_head, reference(q, k, v, d_out, self.looked, self.looked_keys, [rows], self.shape.causal)
+
+
+def sampled_heads(shape):
+    """(A random sequence, the heads of queries that share a random head of keys, that head)."""
+    batch, kv_head = (int(torch.randint(most, ())) for most in (shape.batch, shape.kv_heads))
+    group = shape.heads // shape.kv_heads
+    return batch, slice(kv_head * group, (kv_head + 1) * group), kv_head
+
+
+def reference(q, k, v, d_out, looked_q, looked_k, parts, causal):
+    """[(gradient, what it may be off by)] of the queries `looked_q`, and of the keys and values `looked_k`, float32 [looked, heads,
+    head_dim]. `q`, `d_out` [queries, heads, head_dim] of the heads that share `k`, `v` [keys, head_dim]. `parts`: all queries; what
+    those of a part give of a key's gradient may be rounded before it is summed. Causal: as many queries as keys."""
+    k, v = k.float(), v.float()
+    d_q, off_q = [], []
+    d_k, d_v, off_k, off_v = (torch.zeros_like(k[looked_k]) for _ in range(4))
+    for head in range(q.shape[1]):
+        rows = Rows(q[looked_q, head], d_out[looked_q, head], k, v, looked_q if causal else None)
+        d_scores, off = rows.gradients(slice(None), v)
+        d_q.append(d_scores @ k)
+        off_q.append(off @ k.abs())
+        for part in parts:
+            of_k, of_v = torch.zeros_like(d_k), torch.zeros_like(d_v)
+            for some in part.split(max(1, SCORES // len(k))):
+                rows = Rows(q[some, head], d_out[some, head], k, v, some if causal else None)
+                d_scores, off = rows.gradients(looked_k, v[looked_k])
+                weights = rows.weights[:, looked_k]
+                of_k += d_scores.T @ rows.q
+                off_k += off.T @ rows.q.abs()
+                of_v += weights.T @ rows.d_out
+                off_v += cases.UNIT * (weights.T @ rows.d_out.abs())
+            # Whoever copies shared keys for every head rounds each head's gradients, too.
+            d_k += of_k
+            off_k += cases.UNIT * of_k.abs()
+            d_v += of_v
+            off_v += cases.UNIT * of_v.abs()
+    found = ((torch.stack(d_q, 1), torch.stack(off_q, 1)), (d_k[:, None], off_k[:, None]), (d_v[:, None], off_v[:, None]))
+    return [(gradient, 1.01 * off + cases.UNIT * gradient.abs() + 1e-5) for gradient, off in found]
+
+
+class Rows:
+    """Some queries of a head, in float32, and their weights of all keys. `positions` of them among the keys, behind which they see none;
+    None: they see all."""
+
+    def __init__(self, q, d_out, k, v, positions):
+        self.q, self.d_out, self.scale = q.float(), d_out.float(), q.shape[1] ** -0.5
+        self.weights = (self.q @ k.T).mul_(self.scale)
+        if positions is not None:
+            self.weights.masked_fill_(torch.arange(len(k), device=k.device) > positions[:, None], float("-inf"))
+        self.weights = self.weights.softmax(dim=1)
+        products = (self.weights @ v).mul_(self.d_out)
+        self.delta = products.sum(dim=1, keepdim=True)
+        self.rounding = cases.UNIT * products.abs().sum(dim=1, keepdim=True)  # of the output that delta is made of
+
+    def gradients(self, keys, v):
+        """(Gradients of the scores with some keys, what they may be off by); `v` of these keys."""
+        weights = self.weights[:, keys]
+        d_scores = (self.d_out @ v.T).sub_(self.delta).mul_(weights).mul_(self.scale)
+        # They are rounded before they meet queries and keys.
+        return d_scores, cases.UNIT * d_scores.abs() + weights * (self.scale * self.rounding)
+
+
+def farthest(gradients, looked_q, looked_k, batch, heads, kv_head, wanted):
+    """The largest error of `gradients` over its tolerance; `wanted` is a reference() of these heads. `looked_q` and `looked_k`: where its
+    rows are."""
+    found = (gradients[0][batch, looked_q, heads], *(x[batch, looked_k, kv_head : kv_head + 1] for x in gradients[1:]))
+    offs = [(x.float() - expected).abs() / tolerance for x, (expected, tolerance) in zip(found, wanted)]
+    return max(float("inf") if off.isnan().any() else off.max().item() for off in offs)
 
 
 class Ours(Launched):
@@ -106,11 +145,11 @@ class Ours(Launched):
     def __init__(self, case, group, executor, **options):
         shape = case.shape
         self.case, self.executor = case, executor
-        sizes = {"batch": shape.batch, "sequence": shape.sequence, "heads": shape.heads, "kv_heads": shape.kv_heads,
-                 "head_dim": shape.head_dim, "causal": shape.causal, "executor": executor}
+        sizes = {"batch": shape.batch, "sequence": shape.sequence, "keys": shape.keys, "heads": shape.heads, "kv_heads": shape.kv_heads,
+                 "head_dim": shape.head_dim, "causal": shape.causal, "executor": executor, **options}
         self.attention = group.attention(**sizes)
         self.outputs = self.attention.bind(case.q, case.k, case.v, case.out, lse=case.lse, deadline=DEADLINE)
-        self.operation = group.attention_backward(**sizes, **options)
+        self.operation = group.attention_backward(**sizes)
         self.launch = self.operation.bind(case.q, case.k, case.v, case.out, case.d_out, case.lse, *case.gradients, deadline=DEADLINE)
         case.forward.append(self.run_forward)
         self.run_forward()
@@ -135,8 +174,9 @@ class Cudnn(Theirs):
 
     def __init__(self, name, case, operands):
         self.name, self.case, self.operands, self.held = name, case, operands, None
-        case.forward.append(self.run_forward)
+        self.roundings = 1.0 if case.q.is_cuda else 2.0  # in host memory those of heads that share keys are a little farther off
         self.run_forward()
+        case.forward.append(self.run_forward)
 
     def run_forward(self):
         """Into the same memory every time, as graphs want it."""
@@ -168,12 +208,17 @@ class Cudnn(Theirs):
 def contenders(case, group, executor, **options):
     """`group` None: PyTorch alone. Where heads share keys, cuDNN gets them as they are; if it refuses, it is left out."""
     ours = [] if group is None else [Ours(case, group, executor, **options)]
-    rows = [x.transpose(1, 2) for x in (case.q, case.k, case.v, case.d_out)]
     theirs = []
-    for name, operands in (("cudnn_rows", rows), ("cudnn_heads", [*case.by_head, case.d_out_by_head])):
+    for name, make in on_cudnn(case).items():
         try:
-            theirs.append(Cudnn(name, case, operands))
+            theirs.append(make())
         except RuntimeError as error:  # what cuDNN does not take
-            case.forward = [run for run in case.forward if getattr(run.__self__, "held", 1) is not None]
             print(f"{case.shape.name}: {name}: {str(error).splitlines()[0]}", flush=True)
     return [*ours, *theirs]
+
+
+def on_cudnn(case):
+    """By name what makes the contender. Of a case with copies."""
+    rows = [x.transpose(1, 2) for x in (case.q, case.k, case.v, case.d_out)]
+    layouts = {"cudnn_rows": rows, "cudnn_heads": [*case.by_head, case.d_out_by_head]}
+    return {name: functools.partial(Cudnn, name, case, operands) for name, operands in layouts.items()}

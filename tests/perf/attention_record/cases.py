@@ -1,6 +1,7 @@
 """Shapes of attention, their operands, and those who compute it: mkernel, and PyTorch's scaled_dot_product_attention on cuDNN."""
 import contextlib
 import dataclasses
+import functools
 from typing import Optional
 
 import torch
@@ -169,11 +170,11 @@ class Cudnn(Theirs):
 def contenders(case, group, executor, **options):
     """`group` None: PyTorch alone."""
     ours = [] if group is None else [Ours(case, group, executor, **options)]
-    return [*ours, *on_cudnn(case)]
+    return [*ours, *(make() for make in on_cudnn(case).values())]
 
 
 def on_cudnn(case):
-    """Of a case with copies."""
+    """By name what makes the contender. Of a case with copies."""
     rows = [x.transpose(1, 2) for x in (case.q, case.k, case.v)]
-    expanded = [Cudnn("cudnn_expanded", case, case.expanded)] if case.expanded else []
-    return [Cudnn("cudnn_rows", case, rows), Cudnn("cudnn_heads", case, case.by_head), *expanded]
+    layouts = {"cudnn_rows": rows, "cudnn_heads": case.by_head, "cudnn_expanded": case.expanded}
+    return {name: functools.partial(Cudnn, name, case, operands) for name, operands in layouts.items() if operands}

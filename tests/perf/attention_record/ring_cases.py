@@ -14,21 +14,36 @@ def held(shape, world, rank):
     return [block_range(shape.sequence, 2 * world, part) for part in (rank, 2 * world - 1 - rank)]
 
 
-class RingCase:
-    """Operands of one rank, [batch, positions, heads, head_dim] as ring_attention() takes them; `all_k` and `all_v` of the sequence."""
+class Held:
+    """Operands of one rank of the forward pass, [batch, positions, heads, head_dim] as ring_attention() takes them. `positions` of the
+    sequence that each rank holds, in its order."""
 
     def __init__(self, shape, world, rank, device):
         self.shape, self.world, self.rank = shape, world, rank
         self.held = [held(shape, world, source) for source in range(world)]
-        own = sum(end - begin for begin, end in self.held[rank])
-        of_q, of_k, of_all = ((shape.batch, length, heads, shape.head_dim)
-                              for length, heads in ((own, shape.heads), (own, shape.kv_heads), (shape.sequence, shape.kv_heads)))
-        self.q, self.k, self.v, self.out, self.all_k, self.all_v = (
-            torch.empty(size, dtype=torch.bfloat16, device=device) for size in (of_q, of_k, of_k, of_q, of_all, of_all))
-        self.lse = torch.empty(shape.batch, shape.heads, own, dtype=torch.float32, device=device)
-        self.positions = torch.cat([torch.arange(*part, device=device) for part in self.held[rank]])
+        self.positions = [torch.cat([torch.arange(*part, device=device) for part in parts]) for parts in self.held]
+        of_q, of_k = ((shape.batch, len(self.positions[rank]), heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads))
+        self.q, self.k, self.v, self.out = (
+            torch.empty(size, dtype=torch.bfloat16, device=device) for size in (of_q, of_k, of_k, of_q))
+        self.lse = torch.empty(shape.batch, shape.heads, of_q[1], dtype=torch.float32, device=device)
         self.generator = torch.Generator(device)
         self.number = 0
+
+    def run_forward(self, clock):
+        """On all ranks at once, what the measured operation needs of the forward pass: nothing."""
+
+    def looked_rows(self):
+        """Random ones of those that this rank holds."""
+        return torch.randint(len(self.positions[self.rank]), (cases.LOOKED,), device=self.q.device)
+
+
+class RingCase(Held):
+    """`all_k` and `all_v`: of the sequence."""
+
+    def __init__(self, shape, world, rank, device):
+        super().__init__(shape, world, rank, device)
+        of_all = (shape.batch, shape.sequence, shape.kv_heads, shape.head_dim)
+        self.all_k, self.all_v = (torch.empty(of_all, dtype=torch.bfloat16, device=device) for _ in range(2))
         self.renew()
 
     def renew(self):
@@ -42,7 +57,7 @@ class RingCase:
                     whole[:, begin:end].normal_(generator=self.generator)
                 if source == self.rank:
                     torch.cat([whole[:, begin:end] for begin, end in self.held[source]], 1, out=mine)
-        self.looked = torch.randint(len(self.positions), (cases.LOOKED,), device=self.q.device)
+        self.looked = self.looked_rows()
         self.wanted = None
 
     def poison(self):
@@ -51,19 +66,23 @@ class RingCase:
     def wrong(self, out):
         """The largest error over its tolerance. `out` [batch, heads, positions, head_dim]."""
         if self.wanted is None:
-            positions = self.positions[self.looked] if self.shape.causal else None
+            positions = self.positions[self.rank][self.looked] if self.shape.causal else None
             self.wanted = cases.reference(self.q[:, self.looked], self.all_k, self.all_v, positions)
         return cases.farthest(out[:, :, self.looked], self.wanted)
+
+
+def sizes(shape, executor):
+    """As the operations take them."""
+    return {"batch": shape.batch, "sequence": shape.sequence, "heads": shape.heads, "kv_heads": shape.kv_heads,
+            "head_dim": shape.head_dim, "causal": shape.causal, "executor": executor}
 
 
 class Ours(Launched):
     """ring_attention() of a group, as `name`."""
 
     def __init__(self, name, case, group, executor, **options):
-        shape = case.shape
         self.name, self.case, self.executor = name, case, executor
-        self.operation = group.ring_attention(batch=shape.batch, sequence=shape.sequence, heads=shape.heads, kv_heads=shape.kv_heads,
-                                              head_dim=shape.head_dim, causal=shape.causal, executor=executor, **options)
+        self.operation = group.ring_attention(**sizes(case.shape, executor), **options)
         self.launch = self.operation.bind(case.q, case.k, case.v, case.out, lse=case.lse, deadline=DEADLINE)
 
     def result(self):
@@ -74,3 +93,6 @@ class Floor(cases.Ours):
     """attention() of a rank alone, with as much work."""
 
     name = "floor"
+
+
+ALONE = cases  # operands and contenders of a rank alone

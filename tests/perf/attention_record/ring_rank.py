@@ -9,6 +9,7 @@ import cases  # noqa: E402
 import measure  # noqa: E402
 import mkernel  # noqa: E402
 import nccl_ring  # noqa: E402
+import ring_backward  # noqa: E402
 import ring_cases  # noqa: E402
 import ring_rows  # noqa: E402
 import ring_shapes  # noqa: E402
@@ -16,6 +17,7 @@ from meeting import FEWEST, JOIN_TIMEOUT, run, sms_of_share  # noqa: E402
 
 HEAD_START = 10_000_000  # cycles: the ring of NCCL is many calls
 NEEDED = ("mkernel", "one_node", "floor")
+MODULES = {"ring_attention": ring_cases, "ring_attention_backward": ring_backward}  # by the op of a shape
 NOT_TAKEN = "No available kernel"  # of cuDNN for a layout
 FAILURES = (mkernel.Error, measure.Wrong, RuntimeError, ValueError)
 
@@ -90,21 +92,39 @@ class Rank:
             shape = ring_shapes.small(shape, world)
         with contextlib.ExitStack() as stack:  # a launch that fails ends its group: the next case has others
             contest = Contest(self.clock, self.meeting, stack)
-            ring = contest.together(lambda: ring_cases.RingCase(shape, world, rank, device))
-            alone = contest.together(lambda: cases.Case(shape.alone(world), device, copies=not self.shared))
-            self._admit(contest, case, ring, alone)
+            module = MODULES[shape.op]
+            ring = contest.together(lambda: module.RingCase(shape, world, rank, device))
+            alone = contest.together(lambda: module.ALONE.Case(shape.alone(world), device, copies=not self.shared))
+            self._admit(contest, case, module, ring, alone)
             expected = contest.contenders[0].operation.expected_seconds()
+            more = {"how": self.clock.how, "sms": self.sms or None, "expected_ms": None if expected is None else 1e3 * expected,
+                    "left_out": contest.left_out}
             turns = []
             while len(turns) < self.settings["iterations"]:
                 contest.together(lambda: (ring.renew(), alone.renew()))
+                contest.together(lambda: ring.run_forward(self.clock))
                 turns.append(contest.turn(len(turns)))
                 if len(turns) >= FEWEST and self.meeting.now() > until:
                     break
-        more = {"how": self.clock.how, "sms": self.sms or None, "expected_ms": None if expected is None else 1e3 * expected,
-                "left_out": contest.left_out}
+            if module is ring_backward:
+                self._check_bits(contest, ring)
+                more["deterministic"] = True
         return ring_rows.row_of(case, shape, turns, self.settings, more), not contest.failed
 
-    def _admit(self, contest, case, ring, alone):
+    def _check_bits(self, contest, ring):
+        """Error: measure.Wrong, on all ranks, where two launches with the same inputs give other bits."""
+        found = []
+        for _ in range(2):
+            contest.checked(contest.contenders[0])
+            found.append(ring.digests())
+
+        def compare():
+            if found[0] != found[1]:
+                raise measure.Wrong("mkernel: two launches with the same inputs gave other bits")
+
+        contest.together(compare)
+
+    def _admit(self, contest, case, module, ring, alone):
         """Whoever takes part."""
         executor, nodes, world, rank = self.device.type, case["nodes"], self.meeting.world, self.meeting.rank
         options = {"sms": self.sms} if self.sms else {}
@@ -115,18 +135,26 @@ class Rank:
 
         group = join(nodes, "all", world, rank)
         contest.stack.enter_context(group.keep_active())  # launches that are queued and put cannot wake the daemon
-        contest.admit("mkernel", lambda: ring_cases.Ours("mkernel", ring, group, executor, **options))
+
+        def ours():
+            made = module.Ours("mkernel", ring, group, executor, **options)
+            ring.run_forward(self.clock)
+            return made
+
+        contest.admit("mkernel", ours)
         if nodes > 1:
             beside = join(1, "one node", world, rank)
-            contest.admit("one_node", lambda: ring_cases.Ours("one_node", ring, beside, executor, **options))
+            contest.admit("one_node", lambda: module.Ours("one_node", ring, beside, executor, **options))
         own = join(1, f"floor {rank}", 1, 0)
-        contest.admit("floor", lambda: ring_cases.Floor(alone, own, executor, **options))
+        contest.admit("floor", lambda: module.Floor(alone, own, executor, **options))
         if self.shared:
             contest.left_out["cudnn"] = "it takes all multiprocessors of the GPU that ranks share"
         else:
-            for contender in cases.on_cudnn(alone):
-                contest.admit(contender.name, lambda contender=contender: contender)
-        if not self.settings["backend"]:
+            for name, make in module.ALONE.on_cudnn(alone).items():
+                contest.admit(name, make)
+        if module is ring_backward:
+            contest.left_out["nccl_ring"] = "it has no backward pass"
+        elif not self.settings["backend"]:
             contest.left_out["nccl_ring"] = "NCCL needs a GPU for each rank"
         elif nodes > 1:
             contest.left_out["nccl_ring"] = "NCCL would go over NVLink, where our ranks have an emulated wire"

@@ -2,7 +2,7 @@
 import statistics
 
 # Of the rate of attention of a rank alone on the same share of a GPU.
-SHARE_BAR, SHARE_SHORT_BAR, SHARE_CAUSAL_BAR = 0.95, 0.90, 0.93
+SHARE_BAR, SHARE_SHORT_BAR, SHARE_CAUSAL_BAR, SHARE_BACKWARD_BAR = 0.95, 0.90, 0.93, 0.90
 SHORT = 12288          # positions, up to which SHARE_SHORT_BAR is asked for
 NODES_BAR = 1 / 1.05   # of the rate on one node
 RINGS = ("mkernel", "one_node", "nccl_ring")  # the others compute as much work of a rank alone
@@ -12,7 +12,7 @@ def row_of(case, shape, turns, settings, more):
     """`turns`: by iteration and name, (milliseconds of the slowest rank, the largest error over its tolerance). TFLOP/s are those of a
     rank, and ratios are medians of those of the iterations. `more`: fields of the row that this rank knows."""
     world, nodes, share = settings["ranks"], case["nodes"], settings["share"] or None
-    row = {"op": "ring_attention", "name": case["name"], "routing": None, "batch": shape.batch, "heads": shape.heads,
+    row = {"op": shape.op, "name": case["name"], "routing": None, "batch": shape.batch, "heads": shape.heads,
            "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "sequence": shape.sequence, "causal": shape.causal, "dtype": "bf16",
            "world": world, "nodes": nodes, "share": share, "iterations": len(turns), "verified": True, **more}
     rates = {}  # by name and iteration
@@ -44,6 +44,8 @@ def bars_of(shape, nodes, share):
     """The least that is asked for, by the key of the row."""
     if nodes > 1:
         return {"of_one_node": NODES_BAR}
+    if share and shape.op == "ring_attention_backward":
+        return {"of_floor": SHARE_BACKWARD_BAR}
     if share:
         return {"of_floor": SHARE_CAUSAL_BAR if shape.causal else SHARE_SHORT_BAR if shape.sequence <= SHORT else SHARE_BAR}
     return {key: least for key, least in (("of_cudnn", shape.of_cudnn), ("over_nccl_ring", shape.over_nccl_ring), ("tflops", shape.tflops))
@@ -61,4 +63,4 @@ def line(row):
     asked = ", ".join(f"{key} {least:.4g}" for key, least in row["bars"].items()) or "nothing"
     missed = f", MISSED: {', '.join(row['missed'])}" if row["missed"] else ""
     left_out = "".join(f"\n    without {name}: {why}" for name, why in row["left_out"].items())
-    return f"{row['name']:33} | {ratios} | asked: {asked}{missed} | ms: {times} | {row['iterations']} iterations{left_out}"
+    return f"{row['name']:37} | {ratios} | asked: {asked}{missed} | ms: {times} | {row['iterations']} iterations{left_out}"

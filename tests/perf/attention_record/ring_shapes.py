@@ -3,6 +3,7 @@ import dataclasses
 import math
 from typing import Optional
 
+import backward
 import cases
 
 PARTS = {False: 1, True: 2}  # of the sequence that a rank holds, by `causal`
@@ -22,6 +23,7 @@ class RingShape:
     of_cudnn: Optional[float] = None
     over_nccl_ring: Optional[float] = None
     tflops: Optional[float] = None
+    op = "ring_attention"
 
     @property
     def name(self):
@@ -42,7 +44,16 @@ class RingShape:
         return cases.Shape(self.batch, self.heads, self.kv_heads, self.head_dim, sequence, self.causal, None)
 
 
-SHAPES = [
+class RingBackwardShape(RingShape):
+    """Of the backward pass."""
+
+    op = "ring_attention_backward"
+
+    def _square(self, sequence):
+        return backward.Shape(self.batch, self.heads, self.kv_heads, self.head_dim, sequence, self.causal, None)
+
+
+FORWARD = [
     *(RingShape(4, 16, 16, 128, sequence, False, of_cudnn, over)
       for sequence, of_cudnn, over in ((12288, 0.92, 2.0), (24576, 0.95, 1.4), (49152, 0.95, 1.1), (98304, 0.95, 1.05))),
     *(RingShape(4, 16, 16, 128, sequence, True, 0.93) for sequence in (49152, 98304)),
@@ -51,7 +62,13 @@ SHAPES = [
     RingShape(1, 40, 40, 128, 75600, False, 0.95),  # video models
     RingShape(1, 16, 16, 128, 100003, True),        # no parts of equal length
 ]
-SEVERAL_NODES = [shape for shape in SHAPES if (shape.batch, shape.sequence) == (4, 49152)]
+BACKWARD = [
+    *(RingBackwardShape(4, 16, 16, 128, 24576, causal) for causal in (False, True)),
+    *(RingBackwardShape(4, 16, 16, 128, 49152, causal, 0.85) for causal in (False, True)),
+    RingBackwardShape(1, 64, 8, 128, 32768, True),
+]
+SHAPES = FORWARD + BACKWARD
+SEVERAL_NODES = [shape for shape in FORWARD if (shape.batch, shape.sequence) == (4, 49152)]
 
 
 def small(shape, world):

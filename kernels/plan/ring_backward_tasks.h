@@ -13,12 +13,14 @@ namespace mkernel::kernels {
 
 /// Tasks are taken in the order of their numbers: own keys first, which are there, then those of the other
 /// ranks in the order of KvGatherPlan::source(); of a rank the second part of its positions before the first
-/// one; of a part as a rank alone takes keys, last ones first (AttentionBackwardTasks). A tile of keys, and
+/// one; of a part the last keys first, but of own parts the first ones. A tile of keys, and
 /// one of queries, lies within one part, so a tile of another rank is seen wholly or not at all: there are
 /// masks on the diagonals of own parts only. Parts that no own query sees have no tasks.
 ///
 /// A tile of queries takes the adds of tiles of keys in the order of the tasks, so a task waits only for
-/// tasks that were taken before it.
+/// tasks that were taken before it. Tasks walk upwards, with a causal mask those of own keys downwards: all
+/// tasks of a head and a part begin with the same tile of queries and are at the same one at the same time,
+/// as long as the L2 holds it (AttentionBackwardTasks).
 class RingBackwardTasks {
  public:
   struct Place {
@@ -26,7 +28,9 @@ class RingBackwardTasks {
     std::int32_t head = 0;              ///< of keys and values, of all batch entries
     std::int32_t tile = 0;              ///< of the part
     std::int32_t first_query_tile = 0;  ///< that sees it; all behind it do, too
-    /// A tile of queries of that part takes this one's add after so many, and those on its diagonal.
+    bool downwards = false;             ///< in which direction the task walks
+    /// A tile of queries of that part takes this one's add after so many and those on its diagonal; where
+    /// these keys are on it, after -1 - `before`.
     std::int32_t before[2] = {};
   };
 
@@ -81,7 +85,12 @@ class RingBackwardTasks {
   MK_HOST_DEVICE std::int32_t first_tiles() const { return tiles_[0]; }
   /// How many tiles of keys add to the gradient of a tile of queries before that one does.
   MK_HOST_DEVICE std::int32_t turn(const std::int32_t (&before)[2], std::int32_t query_tile) const {
-    return diagonal_adds(query_tile) + before[part_of(query_tile)];
+    const std::int32_t here = before[part_of(query_tile)];
+    return here < 0 ? -1 - here : diagonal_adds(query_tile) + here;
+  }
+  MK_HOST_DEVICE AttentionBackwardWalk walk(const Place& place) const {
+    const std::int32_t first = place.first_query_tile, last = query_tiles() - 1;
+    return place.downwards ? AttentionBackwardWalk{last, first} : AttentionBackwardWalk{first, last};
   }
   /// Tiles of keys that add to the gradient of a tile of queries.
   MK_HOST_DEVICE std::int32_t adds(std::int32_t query_tile) const {
@@ -138,13 +147,18 @@ class RingBackwardTasks {
                                Place place) const {
     const AttentionHeadTile at =
         attention_head_tile(task, heads_, tiles, section_heads_, last_heads_, section_heads_ * tiles);
+    const bool own = place.source == gather.rank;
     place.head = at.head;
-    place.tile = at.tile;
-    for (std::int32_t& before : place.before) before -= 1 + at.tile;
+    place.tile = own ? tiles - 1 - at.tile : at.tile;
+    place.downwards = own && causal_;
+    for (std::int32_t part = 0; part < 2; ++part) {
+      const bool diagonal = is_diagonal(gather, part, place.source, place.part);
+      place.before[part] = diagonal ? -1 - place.tile : place.before[part] - (1 + at.tile);
+    }
     const std::int32_t first = sees(gather, gather.rank, 0, place.source, place.part) ? 0 : 1;
     const bool masked = causal_ && is_diagonal(gather, first, place.source, place.part);
     place.first_query_tile =
-        first * tiles_[0] + (masked ? at.tile * (kBackwardTileKeys / kBackwardTileQueries) : 0);
+        first * tiles_[0] + (masked ? place.tile * (kBackwardTileKeys / kBackwardTileQueries) : 0);
     return place;
   }
 

@@ -20,13 +20,13 @@ namespace mkernel::kernels {
 inline constexpr float kInfinite = std::numeric_limits<float>::infinity();
 inline constexpr float kLog2e = 1.44269504088896341F;
 
-/// The bounded wait for a word of another CTA of this launch.
+/// The bounded wait for a word of another CTA of this launch, which may wait for keys of another rank.
 __device__ __forceinline__ bool wait_backward_word(const device::Endpoint& endpoint,
                                                    const std::uint64_t* word, std::uint64_t expected,
                                                    std::int32_t tile) {
   return wait_until([word] { return ptx::ld_acquire_gpu(word); }, expected,
                     {DeviceRole::kCompute, DeviceTag::kTileReady, -1, static_cast<std::uint32_t>(tile)},
-                    wait_scope(endpoint));
+                    at_stage(wait_scope(endpoint), 1));
 }
 
 /// A warp's part of the sum of out x d_out of one row: 8 elements at `offset` bytes of both.

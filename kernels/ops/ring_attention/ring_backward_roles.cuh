@@ -104,7 +104,7 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   __device__ __forceinline__ void describe_queries(const RingBackwardTasks::Place& place,
                                                    AttentionBackwardTask& task) const {
     const std::int32_t batch = place.head / p_.gather.kv_heads, kv_head = place.head % p_.gather.kv_heads;
-    task.walk = {place.first_query_tile, p_.query_tiles - 1};
+    task.walk = p_.tasks.walk(place);
     task.heads = p_.group;
     task.steps = AttentionBackwardSteps(task.walk, task.heads).steps();
     task.query_first = batch * p_.queries;

@@ -87,7 +87,7 @@ class RingBackwardSimulation {
   RingBackwardSimulation(const RankCase& of, std::int32_t ctas)
       : of_(of),
         adds_(static_cast<std::size_t>(of.plan.gather().heads * of.tasks().query_tiles())),
-        ctas_(static_cast<std::size_t>(ctas), Cta{{}, of.tasks().query_tiles()}) {}
+        ctas_(static_cast<std::size_t>(ctas)) {}
 
   /// Rounds until all is done; 0: everybody waits.
   std::int32_t run() {
@@ -95,13 +95,14 @@ class RingBackwardSimulation {
       std::vector<std::size_t> added;
       bool busy = false, moved = false;
       for (Cta& cta : ctas_) {
-        if (cta.tile == of_.tasks().query_tiles()) moved |= take(cta);
-        if (cta.tile == of_.tasks().query_tiles()) continue;
+        if (cta.left == 0) moved |= take(cta);
+        if (cta.left == 0) continue;
         busy = true;
         const std::size_t at = unit(cta);
-        if (adds_[at] != of_.tasks().turn(cta.place.before, cta.tile)) continue;
+        if (adds_[at] != of_.tasks().turn(cta.place.before, cta.at.tile())) continue;
         added.push_back(at);
-        ++cta.tile;
+        cta.at.advance();
+        --cta.left;
       }
       if (!busy) return round;
       if (!moved && added.empty()) return 0;
@@ -114,16 +115,18 @@ class RingBackwardSimulation {
  private:
   struct Cta {
     RingBackwardTasks::Place place;
-    std::int32_t tile;  ///< of the queries; behind the last one: its task is over
+    AttentionBackwardSteps at{{}, 1};
+    std::int32_t left = 0;
   };
 
   std::size_t unit(const Cta& cta) const {
-    return static_cast<std::size_t>(cta.place.head * of_.tasks().query_tiles() + cta.tile);
+    return static_cast<std::size_t>(cta.place.head * of_.tasks().query_tiles() + cta.at.tile());
   }
   bool take(Cta& cta) {
     if (next_ == of_.tasks().tasks()) return false;
     cta.place = of_.place(next_++);
-    cta.tile = cta.place.first_query_tile;
+    cta.at = AttentionBackwardSteps(of_.tasks().walk(cta.place), 1);
+    cta.left = cta.at.steps();
     return true;
   }
 

@@ -86,16 +86,15 @@ Task RingBackwardWorld::tile_of_keys(std::int32_t index, std::uint64_t epoch, Ri
       co_await meet(index, epoch, {place.source, tensor, place.head, rows}, seen, right);
   }
   const auto group = static_cast<std::int32_t>(backward(index).ring.group());
-  for (std::int32_t tile = place.first_query_tile; tile < tasks.query_tiles(); ++tile) {
-    for (std::int32_t head = place.head * group; head < (place.head + 1) * group; ++head) {
-      Word& word = added(index, head, tile);
-      const std::uint64_t before = epoch * static_cast<std::uint64_t>(tasks.adds(tile)) +
-                                   static_cast<std::uint64_t>(tasks.turn(place.before, tile));
-      right &= co_await scheduler_.wait(word, before);
-      if (right && word.value != before) scheduler_.report("an add comes out of turn");
-      co_await scheduler_.step();
-      scheduler_.add(word, 1);
-    }
+  kernels::AttentionBackwardSteps at(tasks.walk(place), group);
+  for (std::int32_t left = at.steps(); left > 0; --left, at.advance()) {
+    Word& word = added(index, place.head * group + at.head(), at.tile());
+    const std::uint64_t before = epoch * static_cast<std::uint64_t>(tasks.adds(at.tile())) +
+                                 static_cast<std::uint64_t>(tasks.turn(place.before, at.tile()));
+    right &= co_await scheduler_.wait(word, before);
+    if (right && word.value != before) scheduler_.report("an add comes out of turn");
+    co_await scheduler_.step();
+    scheduler_.add(word, 1);
   }
   co_await store_keys(index, epoch, place, right);
 }

@@ -53,7 +53,7 @@ Status GpuBackwardCase::poison_gradients(int set, CUstream_st* stream) {
 }
 
 Result<ProductCheck> GpuBackwardCase::check(int set, std::int64_t step, CUstream_st* stream) const {
-  return check_attention_backward(arguments(set), shape_, step, stream);
+  return check_attention_backward(arguments(set), shape_, GradientRows::all(shape_), step, stream);
 }
 
 Result<std::uint64_t> GpuBackwardCase::digest(int set, CUstream_st* stream) const {

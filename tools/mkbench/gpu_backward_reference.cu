@@ -9,6 +9,11 @@ namespace {
 constexpr int kThreads = 128;  // a thread for each element of a head
 constexpr int kChunk = 256;    // pairs of a query and a key that a block keeps
 
+/// How far a number may be off that was rounded: relative to it, and beside that.
+struct Rounding {
+  double unit = 0, absolute = 0;
+};
+
 /// Positions of the sequence whose gradients are there, in their order.
 struct HeldRows {
   std::int64_t rows, first_part, begin[2];
@@ -29,8 +34,8 @@ struct Problem {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
   bool causal;
   double scale, unit;
-  double subnormal;     ///< error of a weight beside its relative one
-  double partial_unit;  ///< of parts of the gradients of keys that are rounded before they are summed
+  double subnormal;   ///< error of a weight beside its relative one
+  Rounding partials;  ///< of parts of the gradients of keys, before they are summed
   HeldRows held_queries, held_keys;
 
   /// Where the row of a query or a key begins.
@@ -100,10 +105,11 @@ struct Sum {
     magnitude += fabs(factor.value * other);
     error += factor.error * fabs(other);
   }
-  /// `partial_unit`: of parts that are rounded before they are summed; 0: there are none.
-  __device__ void check(double seen, double terms, double unit, double partial_unit, std::int64_t at,
+  /// `partials`: of parts that are rounded before they are summed.
+  __device__ void check(double seen, double terms, double unit, const Rounding& partials, std::int64_t at,
                         Differences* out) const {
-    const double all = error + ((terms + 32) * kFloatUnit + partial_unit) * (magnitude + error);
+    const double all =
+        error + ((terms + 32) * kFloatUnit + partials.unit) * (magnitude + error) + partials.absolute;
     compare(seen, value, all + unit * (fabs(value) + all) + 0x1p-24, at, out);
   }
 };
@@ -140,7 +146,7 @@ __global__ __launch_bounds__(kThreads) void check_queries(const Problem<T> p, Di
       });
   if (i >= p.head_dim) return;
   const std::int64_t element = p.d_query_at(batch, head, row) + i;
-  d_q.check(value_of(p.d_q[element]), static_cast<double>(p.keys), p.unit, 0, element, differences);
+  d_q.check(value_of(p.d_q[element]), static_cast<double>(p.keys), p.unit, {}, element, differences);
 }
 
 /// A block for every key that is looked at, whose gradients are sums over all heads of queries that share it.
@@ -168,8 +174,8 @@ __global__ __launch_bounds__(kThreads) void check_keys(const Problem<T> p, Diffe
   if (i >= p.head_dim) return;
   const auto terms = static_cast<double>(group * p.queries);
   const std::int64_t element = p.d_key_at(batch, kv_head, row) + i;
-  d_k.check(value_of(p.d_k[element]), terms, p.unit, p.partial_unit, element, differences);
-  d_v.check(value_of(p.d_v[element]), terms, p.unit, p.partial_unit, element, differences);
+  d_k.check(value_of(p.d_k[element]), terms, p.unit, p.partials, element, differences);
+  d_v.check(value_of(p.d_v[element]), terms, p.unit, p.partials, element, differences);
 }
 
 template <typename T>
@@ -198,7 +204,8 @@ void launch_check(const AttentionBackwardArguments& arguments, const AttentionSh
       .scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim)),
       .unit = rounding_unit_of(shape.dtype),
       .subnormal = subnormal_error_of(shape.dtype),
-      .partial_unit = rows.summed ? rounding_unit_of(shape.dtype) : 0,
+      .partials = {rows.parts > 1 ? rounding_unit_of(shape.dtype) : 0,
+                   static_cast<double>(rows.parts) * subnormal_error_of(shape.dtype)},
       .held_queries = held_rows(rows.queries),
       .held_keys = held_rows(rows.keys)};
   const auto blocks = [step](std::int64_t all) { return static_cast<unsigned>((all + step - 1) / step); };

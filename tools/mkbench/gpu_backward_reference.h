@@ -10,11 +10,11 @@
 
 namespace mkernel::bench {
 
-/// Which gradients there are: positions of the sequence. `summed`: ranks have rounded what their queries give
-/// of the gradients of keys and values, before these were summed.
+/// Which gradients there are: positions of the sequence. Of several `parts`, what each gives of the gradients
+/// of keys and values is rounded before these are summed.
 struct GradientRows {
   kernels::Positions queries, keys;
-  bool summed = false;
+  std::int64_t parts = 1;
 
   /// Of a rank alone. `shape` with `keys` filled in.
   static GradientRows all(const AttentionShape& shape) {

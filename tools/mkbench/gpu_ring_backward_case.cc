@@ -15,8 +15,7 @@ Result<GpuRingBackwardCase> GpuRingBackwardCase::make(const AttentionShape& shap
   if (!whole.ok()) return whole.status();
   AttentionShape filled = shape;
   filled.keys = shape.sequence;
-  GpuRingBackwardCase made(filled, std::move(*whole),
-                           kernels::held_positions(shape.sequence, shape.causal, world, rank));
+  GpuRingBackwardCase made(filled, std::move(*whole), world, rank);
   for (int i = 0; i < sets; ++i) MK_RETURN_IF_ERROR(made.allocate(made.sets_.emplace_back()));
   return made;
 }
@@ -95,8 +94,13 @@ Result<ProductCheck> GpuRingBackwardCase::check(int set, std::int64_t step, CUst
   found.d_q = own.d_q;
   found.d_k = own.d_k;
   found.d_v = own.d_v;
-  return check_attention_backward(found, shape_, {.queries = held_, .keys = held_, .summed = true}, step,
+  return check_attention_backward(found, shape_, {.queries = held_, .keys = held_, .parts = world_}, step,
                                   stream);
+}
+
+Result<std::uint64_t> GpuRingBackwardCase::digest(int set, CUstream_st* stream) const {
+  const Set& s = sets_[static_cast<std::size_t>(set)];
+  return digest_of_gradients(s.d_q, s.d_k, s.d_v, stream);
 }
 
 }  // namespace mkernel::bench

@@ -31,6 +31,8 @@ class GpuRingBackwardCase {
   /// Every `step`-th row of the gradients that a launch has left. Synchronous. Makes the whole sequence again
   /// when another set was filled last.
   Result<ProductCheck> check(int set, std::int64_t step, CUstream_st* stream, const Attend& attend);
+  /// Of the gradients. Synchronous.
+  Result<std::uint64_t> digest(int set, CUstream_st* stream) const;
 
  private:
   struct Set {
@@ -38,14 +40,19 @@ class GpuRingBackwardCase {
     std::uint64_t seed = 0;
   };
 
-  GpuRingBackwardCase(const AttentionShape& shape, GpuBackwardCase whole, kernels::Positions held)
-      : shape_(shape), whole_(std::move(whole)), held_(held) {}
+  GpuRingBackwardCase(const AttentionShape& shape, GpuBackwardCase whole, std::int64_t world,
+                      std::int64_t rank)
+      : shape_(shape),
+        whole_(std::move(whole)),
+        world_(world),
+        held_(kernels::held_positions(shape.sequence, shape.causal, world, rank)) {}
   Status allocate(Set& set) const;
   Status make_whole(int set, CUstream_st* stream, const Attend& attend);
   Status take_rows(const Set& set, CUstream_st* stream) const;
 
   AttentionShape shape_;
   GpuBackwardCase whole_;
+  std::int64_t world_;
   kernels::Positions held_;
   std::vector<Set> sets_;
   int made_ = -1;  ///< the set whose the whole sequence is

@@ -1,13 +1,11 @@
 #include "tools/mkbench/gpu_attention_case.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <utility>
 
-#include "kernels/cuda/memory/error.h"
 #include "tools/mkbench/gpu_attention_reference.h"
+#include "tools/mkbench/gpu_rows.h"
 #include "tools/mkbench/random.h"
 
 namespace mkernel::bench {
@@ -87,21 +85,12 @@ Status GpuAttentionCase::make_whole(const Set& set, CUstream_st* stream) {
   return fill_random(v.get(), shape_.dtype, v.bytes() / kElementBytes, seed_of(set.seed, 0, 0, 3), stream);
 }
 
-/// Its parts of every batch entry follow each other.
 Status GpuAttentionCase::take_rows(const GpuBuffer& whole, const GpuBuffer& own, CUstream_st* stream) const {
-  const std::int64_t row = shape_.kv_heads * shape_.head_dim * kElementBytes;
-  for (int part = 0; part < 2; ++part) {
-    const Range from = queries_.part[static_cast<std::size_t>(part)], to = queries_.rows(part);
-    if (from.size() == 0) continue;
-    const auto bytes = [row](std::int64_t rows) { return static_cast<std::size_t>(rows * row); };
-    MK_RETURN_IF_ERROR(kernels::cuda_status(
-        cudaMemcpy2DAsync(static_cast<std::byte*>(own.get()) + bytes(to.begin), bytes(queries_.size()),
-                          static_cast<const std::byte*>(whole.get()) + bytes(from.begin), bytes(shape_.keys),
-                          bytes(from.size()), static_cast<std::size_t>(shape_.batch),
-                          cudaMemcpyDeviceToDevice, stream),
-        "rows of a rank"));
-  }
-  return {};
+  const HeldRows rows{.held = queries_,
+                      .count = shape_.batch,
+                      .sequence = shape_.keys,
+                      .row_bytes = shape_.kv_heads * shape_.head_dim * kElementBytes};
+  return rows.take(whole.get(), own.get(), stream);
 }
 
 Result<ProductCheck> GpuAttentionCase::check(int set, std::int64_t step, CUstream_st* stream) {

@@ -53,12 +53,18 @@ Status GpuBackwardCase::poison_gradients(int set, CUstream_st* stream) {
 }
 
 Result<ProductCheck> GpuBackwardCase::check(int set, std::int64_t step, CUstream_st* stream) const {
-  return check_attention_backward(arguments(set), shape_, step, stream);
+  return check_attention_backward(arguments(set), shape_, GradientRows::all(shape_), step, stream);
 }
 
 Result<std::uint64_t> GpuBackwardCase::digest(int set, CUstream_st* stream) const {
+  const Set& s = of(set);
+  return digest_of_gradients(s.d_q, s.d_k, s.d_v, stream);
+}
+
+Result<std::uint64_t> digest_of_gradients(const GpuBuffer& d_q, const GpuBuffer& d_k, const GpuBuffer& d_v,
+                                          CUstream_st* stream) {
   std::uint64_t sum = 0;
-  for (const GpuBuffer* gradient : {&of(set).d_q, &of(set).d_k, &of(set).d_v}) {
+  for (const GpuBuffer* gradient : {&d_q, &d_k, &d_v}) {
     auto digest = digest_of(*gradient, stream);
     if (!digest.ok()) return digest;
     sum = sum * 3 + *digest;  // not the same when two gradients are swapped

@@ -45,4 +45,8 @@ class GpuBackwardCase {
   std::vector<Set> sets_;
 };
 
+/// One of all three. Synchronous.
+Result<std::uint64_t> digest_of_gradients(const GpuBuffer& d_q, const GpuBuffer& d_k, const GpuBuffer& d_v,
+                                          CUstream_st* stream);
+
 }  // namespace mkernel::bench

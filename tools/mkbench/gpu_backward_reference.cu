@@ -9,6 +9,24 @@ namespace {
 constexpr int kThreads = 128;  // a thread for each element of a head
 constexpr int kChunk = 256;    // pairs of a query and a key that a block keeps
 
+/// How far a number may be off that was rounded: relative to it, and beside that.
+struct Rounding {
+  double unit = 0, absolute = 0;
+};
+
+/// Positions of the sequence whose gradients are there, in their order.
+struct HeldRows {
+  std::int64_t rows, first_part, begin[2];
+
+  __device__ std::int64_t position(std::int64_t row) const {
+    return row < first_part ? begin[0] + row : begin[1] + row - first_part;
+  }
+};
+
+HeldRows held_rows(const kernels::Positions& held) {
+  return {held.size(), held.part[0].size(), {held.part[0].begin, held.part[1].begin}};
+}
+
 template <typename T>
 struct Problem {
   const T *q, *k, *v, *out, *d_out, *d_q, *d_k, *d_v;
@@ -16,7 +34,9 @@ struct Problem {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
   bool causal;
   double scale, unit;
-  double subnormal;  ///< error of a weight beside its relative one
+  double subnormal;   ///< error of a weight beside its relative one
+  Rounding partials;  ///< of parts of the gradients of keys, before they are summed
+  HeldRows held_queries, held_keys;
 
   /// Where the row of a query or a key begins.
   __device__ std::int64_t query_at(std::int64_t of_batch, std::int64_t head, std::int64_t query) const {
@@ -24,6 +44,13 @@ struct Problem {
   }
   __device__ std::int64_t key_at(std::int64_t of_batch, std::int64_t kv_head, std::int64_t key) const {
     return ((of_batch * keys + key) * kv_heads + kv_head) * head_dim;
+  }
+  /// Where the gradients of a row of those that are held begin.
+  __device__ std::int64_t d_query_at(std::int64_t of_batch, std::int64_t head, std::int64_t row) const {
+    return ((of_batch * held_queries.rows + row) * heads + head) * head_dim;
+  }
+  __device__ std::int64_t d_key_at(std::int64_t of_batch, std::int64_t kv_head, std::int64_t row) const {
+    return ((of_batch * held_keys.rows + row) * kv_heads + kv_head) * head_dim;
   }
 };
 
@@ -78,8 +105,11 @@ struct Sum {
     magnitude += fabs(factor.value * other);
     error += factor.error * fabs(other);
   }
-  __device__ void check(double seen, double terms, double unit, std::int64_t at, Differences* out) const {
-    const double all = error + (terms + 32) * kFloatUnit * (magnitude + error);
+  /// `partials`: of parts that are rounded before they are summed.
+  __device__ void check(double seen, double terms, double unit, const Rounding& partials, std::int64_t at,
+                        Differences* out) const {
+    const double all =
+        error + ((terms + 32) * kFloatUnit + partials.unit) * (magnitude + error) + partials.absolute;
     compare(seen, value, all + unit * (fabs(value) + all) + 0x1p-24, at, out);
   }
 };
@@ -100,28 +130,32 @@ __device__ void for_pairs(std::int64_t begin, std::int64_t end, const Make& make
 /// A block for every query that is looked at; element i of the head belongs to thread i.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void check_queries(const Problem<T> p, Differences* differences) {
-  const std::int64_t row = std::int64_t{blockIdx.x} * p.step;  // [batch, heads, queries]
-  const std::int64_t query = row % p.queries, head = row / p.queries % p.heads;
-  const std::int64_t batch = row / p.queries / p.heads, kv_head = head / (p.heads / p.kv_heads);
+  const std::int64_t index = std::int64_t{blockIdx.x} * p.step;  // [batch, heads, held queries]
+  const std::int64_t row = index % p.held_queries.rows, head = index / p.held_queries.rows % p.heads;
+  const std::int64_t batch = index / p.held_queries.rows / p.heads, kv_head = head / (p.heads / p.kv_heads);
+  const std::int64_t query = p.held_queries.position(row);
+  const double lse = p.lse[(batch * p.heads + head) * p.queries + query];
   const std::int64_t at = p.query_at(batch, head, query), i = threadIdx.x;
   // The last query stands where the last key does.
   const std::int64_t seen = p.causal ? query + 1 + p.keys - p.queries : p.keys;
   Sum d_q;
   for_pairs(
-      0, seen, [&](std::int64_t key) { return pair_of(p, at, p.key_at(batch, kv_head, key), p.lse[row]); },
+      0, seen, [&](std::int64_t key) { return pair_of(p, at, p.key_at(batch, kv_head, key), lse); },
       [&](std::int64_t key, const Pair& pair) {
         if (i < p.head_dim) d_q.add(pair.d_score, value_of(p.k[p.key_at(batch, kv_head, key) + i]));
       });
-  if (i < p.head_dim)
-    d_q.check(value_of(p.d_q[at + i]), static_cast<double>(p.keys), p.unit, at + i, differences);
+  if (i >= p.head_dim) return;
+  const std::int64_t element = p.d_query_at(batch, head, row) + i;
+  d_q.check(value_of(p.d_q[element]), static_cast<double>(p.keys), p.unit, {}, element, differences);
 }
 
 /// A block for every key that is looked at, whose gradients are sums over all heads of queries that share it.
 template <typename T>
 __global__ __launch_bounds__(kThreads) void check_keys(const Problem<T> p, Differences* differences) {
-  const std::int64_t row = std::int64_t{blockIdx.x} * p.step;  // [batch, kv_heads, keys]
-  const std::int64_t key = row % p.keys, kv_head = row / p.keys % p.kv_heads;
-  const std::int64_t batch = row / p.keys / p.kv_heads, group = p.heads / p.kv_heads;
+  const std::int64_t index = std::int64_t{blockIdx.x} * p.step;  // [batch, kv_heads, held keys]
+  const std::int64_t row = index % p.held_keys.rows, kv_head = index / p.held_keys.rows % p.kv_heads;
+  const std::int64_t batch = index / p.held_keys.rows / p.kv_heads, group = p.heads / p.kv_heads;
+  const std::int64_t key = p.held_keys.position(row);
   const std::int64_t at = p.key_at(batch, kv_head, key), i = threadIdx.x;
   const std::int64_t first = p.causal ? max(key + p.queries - p.keys, std::int64_t{0}) : 0;
   Sum d_k, d_v;
@@ -139,13 +173,15 @@ __global__ __launch_bounds__(kThreads) void check_keys(const Problem<T> p, Diffe
   }
   if (i >= p.head_dim) return;
   const auto terms = static_cast<double>(group * p.queries);
-  d_k.check(value_of(p.d_k[at + i]), terms, p.unit, at + i, differences);
-  d_v.check(value_of(p.d_v[at + i]), terms, p.unit, at + i, differences);
+  const std::int64_t element = p.d_key_at(batch, kv_head, row) + i;
+  d_k.check(value_of(p.d_k[element]), terms, p.unit, p.partials, element, differences);
+  d_v.check(value_of(p.d_v[element]), terms, p.unit, p.partials, element, differences);
 }
 
 template <typename T>
-void launch_check(const AttentionBackwardArguments& arguments, const AttentionShape& shape, std::int64_t step,
-                  Differences* differences, cudaStream_t stream) {
+void launch_check(const AttentionBackwardArguments& arguments, const AttentionShape& shape,
+                  const GradientRows& rows, std::int64_t step, Differences* differences,
+                  cudaStream_t stream) {
   const auto of = [](const void* tensor) { return static_cast<const T*>(tensor); };
   const Problem<T> p{
       .q = of(arguments.q),
@@ -167,22 +203,28 @@ void launch_check(const AttentionBackwardArguments& arguments, const AttentionSh
       .causal = shape.causal,
       .scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim)),
       .unit = rounding_unit_of(shape.dtype),
-      .subnormal = subnormal_error_of(shape.dtype)};
-  const auto blocks = [&](std::int64_t rows) { return static_cast<unsigned>((rows + step - 1) / step); };
-  check_queries<T><<<blocks(p.batch * p.heads * p.queries), kThreads, 0, stream>>>(p, differences);
-  check_keys<T><<<blocks(p.batch * p.kv_heads * p.keys), kThreads, 0, stream>>>(p, differences);
+      .subnormal = subnormal_error_of(shape.dtype),
+      .partials = {rows.parts > 1 ? rounding_unit_of(shape.dtype) : 0,
+                   static_cast<double>(rows.parts) * subnormal_error_of(shape.dtype)},
+      .held_queries = held_rows(rows.queries),
+      .held_keys = held_rows(rows.keys)};
+  const auto blocks = [step](std::int64_t all) { return static_cast<unsigned>((all + step - 1) / step); };
+  if (const unsigned queries = blocks(p.batch * p.heads * p.held_queries.rows); queries > 0)
+    check_queries<T><<<queries, kThreads, 0, stream>>>(p, differences);
+  if (const unsigned keys = blocks(p.batch * p.kv_heads * p.held_keys.rows); keys > 0)
+    check_keys<T><<<keys, kThreads, 0, stream>>>(p, differences);
 }
 
 }  // namespace
 
 Result<ProductCheck> check_attention_backward(const AttentionBackwardArguments& arguments,
-                                              const AttentionShape& shape, std::int64_t step,
-                                              CUstream_st* stream) {
+                                              const AttentionShape& shape, const GradientRows& rows,
+                                              std::int64_t step, CUstream_st* stream) {
   return counted_differences(stream, [&](Differences* differences) {
     if (shape.dtype == DataType::kBf16) {
-      launch_check<__nv_bfloat16>(arguments, shape, step, differences, stream);
+      launch_check<__nv_bfloat16>(arguments, shape, rows, step, differences, stream);
     } else {
-      launch_check<__half>(arguments, shape, step, differences, stream);
+      launch_check<__half>(arguments, shape, rows, step, differences, stream);
     }
   });
 }

@@ -233,8 +233,9 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
     if (!row.ok()) return row.status();
     return std::vector{std::move(*row)};
   }
-  if (o.op == to_string(OpKind::kAttentionBackward)) {
-    auto row = measure_backward_cuda(group, attention_shape(o), cuda_options(o));
+  for (const OpKind kind : {OpKind::kAttentionBackward, OpKind::kRingAttentionBackward}) {
+    if (o.op != to_string(kind)) continue;
+    auto row = measure_backward_cuda(group, kind, attention_shape(o), cuda_options(o));
     if (!row.ok()) return row.status();
     return std::vector{std::move(*row)};
   }

@@ -43,9 +43,10 @@ Result<Row> measure_moe_cuda(Group& group, const MoeShape& shape, const OpCudaOp
 /// the row.
 Result<Row> measure_attention_cuda(Group& group, OpKind kind, const AttentionShape& shape,
                                    const OpCudaOptions& options);
-/// The same of the backward pass of attention of each rank alone, of inputs from which attention makes
-/// outputs and log-sum-exps before every round.
-Result<Row> measure_backward_cuda(Group& group, const AttentionShape& shape, const OpCudaOptions& options);
+/// The same of the backward pass of attention of each rank alone (kAttentionBackward), or of ring attention,
+/// of inputs from which attention of a rank alone makes outputs and log-sum-exps before every round.
+Result<Row> measure_backward_cuda(Group& group, OpKind kind, const AttentionShape& shape,
+                                  const OpCudaOptions& options);
 /// The same of attention of each rank alone with sequences of different lengths: `lengths` is cu_seqlens of
 /// queries and of keys, `shape` says how many they are.
 Result<Row> measure_varlen_cuda(Group& group, const AttentionShape& shape,

@@ -16,7 +16,7 @@ Result<Row> measure_attention_cuda(Group&, OpKind, const AttentionShape&, const 
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
 }
 
-Result<Row> measure_backward_cuda(Group&, const AttentionShape&, const OpCudaOptions&) {
+Result<Row> measure_backward_cuda(Group&, OpKind, const AttentionShape&, const OpCudaOptions&) {
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/ops/ring_attention/backward_parameters.h"
 #include "kernels/ops/ring_attention/backward_plan.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
+#include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -27,12 +28,16 @@ constexpr OpKind kKind = OpKind::kAttentionBackward;
 
 class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArguments> {
  public:
-  CudaAttentionBackward(AttentionBackwardPlan plan, std::int32_t sms, const Topology& topology,
+  CudaAttentionBackward(AttentionBackwardPlan plan, const Machine& machine, const Topology& topology,
                         std::uint32_t rank)
-      : CudaOperation(kKind, name_of(kKind), topology, rank), plan_(std::move(plan)), sms_(sms) {}
+      : CudaOperation(kKind, name_of(kKind), topology, rank),
+        plan_(std::move(plan)),
+        sms_(machine.sms),
+        expected_seconds_(estimated_seconds(plan_, machine)) {}
 
   std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
   Requirements requirements() const override { return {.gpu = true}; }
+  double expected_seconds() const override { return expected_seconds_; }
 
  private:
   Status attach() override {
@@ -88,6 +93,7 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
 
   const AttentionBackwardPlan plan_;
   const std::int32_t sms_;
+  const double expected_seconds_;
   DeviceBuffer memory_;
   AttentionBackwardParameters parameters_{};  ///< without the operands of a launch
   Tensors tensors_{};                         ///< that the maps are of
@@ -108,7 +114,7 @@ Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_attention_back
         return attention_backward_kernel_of<kHeadDim, kCausal, kType>();
       });
   std::unique_ptr<CudaAttentionBackwardOperation> made =
-      std::make_unique<CudaAttentionBackward>(std::move(*plan), machine->sms, topology, rank);
+      std::make_unique<CudaAttentionBackward>(std::move(*plan), *machine, topology, rank);
   MK_RETURN_IF_ERROR(made->load(kernel, *machine));
   return made;
 }

@@ -21,14 +21,10 @@ AttentionBackwardParts attention_backward_parts(const AttentionBackwardPlan& pla
 }
 
 AttentionBackwardParameters attention_backward_parameters(const AttentionBackwardPlan& plan, void* memory) {
-  const AttentionShape& shape = plan.shape;
-  const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
   AttentionBackwardParameters p{};
-  describe_backward_queries(shape, attention_backward_parts(plan), memory, p);
-  p.tasks = AttentionBackwardTasks(narrow(shape.batch), narrow(shape.heads), narrow(shape.kv_heads),
-                                   narrow(shape.sequence), narrow(shape.keys), narrow(shape.head_dim),
-                                   shape.causal);
-  p.keys = narrow(shape.keys);
+  describe_backward_queries(plan.shape, attention_backward_parts(plan), memory, p);
+  p.tasks = plan.tasks();
+  p.keys = static_cast<std::int32_t>(plan.shape.keys);
   return p;
 }
 

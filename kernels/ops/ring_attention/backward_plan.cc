@@ -35,6 +35,17 @@ std::string AttentionBackwardPlan::signature() const {
   return attention_signature(kKind, shape);
 }
 
+AttentionBackwardTasks AttentionBackwardPlan::tasks() const {
+  const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+  return {narrow(shape.batch),
+          narrow(shape.heads),
+          narrow(shape.kv_heads),
+          narrow(shape.sequence),
+          narrow(shape.keys),
+          narrow(shape.head_dim),
+          shape.causal};
+}
+
 Status AttentionBackwardPlan::check(const AttentionBackwardArguments& arguments) const {
   return check_attention_backward_operands(kKind, arguments, shape.sequence);
 }

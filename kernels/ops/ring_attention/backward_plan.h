@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/ops/ring_attention/attention_plan.h"
+#include "kernels/plan/attention_backward_tasks.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
@@ -44,6 +45,8 @@ struct AttentionBackwardPlan {
 
   /// Query heads that share the keys and values of one head.
   std::int64_t group() const { return shape.heads / shape.kv_heads; }
+  /// Of a plan that check_on_gpu() takes.
+  AttentionBackwardTasks tasks() const;
 };
 
 }  // namespace mkernel::kernels

@@ -14,6 +14,7 @@
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/backward_plan.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
+#include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/ring_backward_kernel.h"
 #include "kernels/ops/ring_attention/ring_backward_parameters.h"
 #include "kernels/ops/ring_attention/ring_backward_plan.h"
@@ -40,6 +41,7 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
             .lanes = plan_.ring.lanes(),
             .gpu = true};
   }
+  double expected_seconds() const override { return estimated_seconds(plan_); }
   std::uint64_t wire_bytes() const override { return plan_.ring.wire_bytes(); }
 
  private:

@@ -1,0 +1,78 @@
+// Seconds that are expected of the backward pass of attention, of a rank alone and of a ring.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+
+#include "kernels/ops/ring_attention/backward_plan.h"
+#include "kernels/ops/ring_attention/estimate.h"
+#include "kernels/ops/ring_attention/ring_backward_plan.h"
+#include "kernels/plan/machine.h"
+#include "tests/support/require.h"
+
+namespace mkernel::kernels {
+namespace {
+
+double alone(const AttentionShape& shape, const Machine& machine = kH100) {
+  return estimated_seconds(test::require(AttentionBackwardPlan::make(shape)), machine);
+}
+double ring(const AttentionShape& shape, std::uint32_t world, const Machine& machine = kH100) {
+  return estimated_seconds(
+      test::require(RingBackwardPlan::make(shape, Topology(1, world), world - 1, machine)));
+}
+
+}  // namespace
+
+TEST_CASE("attention backward: expected is what an H100 took, within a tenth") {
+  struct Row {
+    std::int64_t sequence, head_dim;
+    bool causal;
+    double milliseconds;  ///< of 4 * 16 heads (tests/perf/results/h100x1-2026-11-26-attention.json)
+  };
+  for (const Row& row : {Row{6144, 128, false, 5.64},
+                         {12288, 128, false, 22.6},
+                         {6144, 128, true, 2.99},
+                         {12288, 128, true, 11.4},
+                         {12288, 64, false, 13.5},
+                         {12288, 64, true, 6.52}}) {
+    const double expected = 1e3 * alone({.batch = 4,
+                                         .sequence = row.sequence,
+                                         .heads = 16,
+                                         .kv_heads = 16,
+                                         .head_dim = row.head_dim,
+                                         .causal = row.causal});
+    CAPTURE(row.sequence);
+    CAPTURE(row.causal);
+    CAPTURE(expected);
+    CHECK(expected > 0.9 * row.milliseconds);
+    CHECK(expected < 1.1 * row.milliseconds);
+  }
+}
+
+TEST_CASE("attention backward: expected seconds follow the machine, the mask, the ranks and the links") {
+  const AttentionShape full{.batch = 4, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128};
+  CHECK(alone(full, kH100.with_sms(33)) > 3.8 * alone(full));
+  CHECK(alone(full, kH20) > 2.5 * alone(full));
+  AttentionShape shared = full;
+  shared.kv_heads = 2;
+  CHECK(alone(shared) > 0.95 * alone(full));
+  CHECK(alone(shared) < 1.05 * alone(full));
+  for (AttentionShape shape : {full, shared}) {
+    for (const bool causal : {false, true}) {
+      shape.causal = causal;
+      CAPTURE(shape.kv_heads);
+      CAPTURE(causal);
+      const double one = alone(shape), four = ring(shape, 4);
+      CHECK(ring(shape, 1) > 0.97 * one);
+      CHECK(ring(shape, 1) < 1.1 * one);  // parts give another order of tasks
+      CHECK(four > 0.99 * one / 4);
+      CHECK(four < 1.15 * one / 4);
+    }
+  }
+  AttentionShape brief = full;
+  brief.sequence = 2048;
+  Machine narrow = kH100;
+  narrow.links_bulk /= 50;
+  CHECK(ring(brief, 4, narrow) > 1.2 * ring(brief, 4));
+}
+
+}  // namespace mkernel::kernels

@@ -144,7 +144,7 @@ TEST_CASE("attention backward: a group that failed ends the launches, with the g
   rank.world().fail_group(0, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
   require_ok(rank.enqueue());
   rank.poison();
-  require_ok(rank.enqueue());  // before the host has waited for anything and sees the failure
+  require_ok(rank.enqueue());      // before the host has waited for anything and sees the failure
   CHECK(rank.digest() == poison);  // the one behind it does nothing
   const Status failed = rank.operation().status();
   CHECK(failed.code() == StatusCode::kUnavailable);

@@ -15,7 +15,7 @@ struct Rounding {
 };
 
 /// Positions of the sequence whose gradients are there, in their order.
-struct HeldRows {
+struct HeldPositions {
   std::int64_t rows, first_part, begin[2];
 
   __device__ std::int64_t position(std::int64_t row) const {
@@ -23,7 +23,7 @@ struct HeldRows {
   }
 };
 
-HeldRows held_rows(const kernels::Positions& held) {
+HeldPositions held_positions_of(const kernels::Positions& held) {
   return {held.size(), held.part[0].size(), {held.part[0].begin, held.part[1].begin}};
 }
 
@@ -36,7 +36,7 @@ struct Problem {
   double scale, unit;
   double subnormal;   ///< error of a weight beside its relative one
   Rounding partials;  ///< of parts of the gradients of keys, before they are summed
-  HeldRows held_queries, held_keys;
+  HeldPositions held_queries, held_keys;
 
   /// Where the row of a query or a key begins.
   __device__ std::int64_t query_at(std::int64_t of_batch, std::int64_t head, std::int64_t query) const {
@@ -206,8 +206,8 @@ void launch_check(const AttentionBackwardArguments& arguments, const AttentionSh
       .subnormal = subnormal_error_of(shape.dtype),
       .partials = {rows.parts > 1 ? rounding_unit_of(shape.dtype) : 0,
                    static_cast<double>(rows.parts) * subnormal_error_of(shape.dtype)},
-      .held_queries = held_rows(rows.queries),
-      .held_keys = held_rows(rows.keys)};
+      .held_queries = held_positions_of(rows.queries),
+      .held_keys = held_positions_of(rows.keys)};
   const auto blocks = [step](std::int64_t all) { return static_cast<unsigned>((all + step - 1) / step); };
   if (const unsigned queries = blocks(p.batch * p.heads * p.held_queries.rows); queries > 0)
     check_queries<T><<<queries, kThreads, 0, stream>>>(p, differences);

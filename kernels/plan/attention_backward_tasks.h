@@ -16,32 +16,39 @@ inline constexpr std::int32_t kBackwardTileQueries = 64;
 /// Tiles of the queries of a head, both ends included: upwards from `first` to `last`, or downwards.
 struct AttentionBackwardWalk {
   std::int32_t first = 0, last = 0;
+  bool by_head = false;  ///< all tiles of one head after the other; else all heads of one tile
 
   MK_HOST_DEVICE std::int32_t tiles() const { return (first < last ? last - first : first - last) + 1; }
 };
 
-/// The steps of a task: of every tile of its walk, the heads that share its keys one after the other. All
-/// tasks of these heads take their steps in this one order, so the next task to add follows at a distance of
-/// one step, however many heads there are.
+/// The steps of a task: of every tile of its walk, the heads that share its keys one after the other, or of
+/// every head the tiles. Tasks that take their steps in one order, from the same tile on, follow each other
+/// at a distance of one step, however many heads there are.
 class AttentionBackwardSteps {
  public:
+  /// `walk` outlives this, which refers to it.
   MK_HOST_DEVICE AttentionBackwardSteps(const AttentionBackwardWalk& walk, std::int32_t heads)
-      : walk_(walk), heads_(heads), tile_(walk.first) {}
+      : walk_(&walk), heads_(heads), tile_(walk.first) {}
 
-  MK_HOST_DEVICE std::int32_t steps() const { return walk_.tiles() * heads_; }
+  MK_HOST_DEVICE std::int32_t steps() const { return walk_->tiles() * heads_; }
   /// Counted from the first head of the task.
   MK_HOST_DEVICE std::int32_t head() const { return head_; }
   MK_HOST_DEVICE std::int32_t tile() const { return tile_; }
   /// Whether no step before was of this head.
-  MK_HOST_DEVICE bool begins_head() const { return tile_ == walk_.first; }
+  MK_HOST_DEVICE bool begins_head() const { return tile_ == walk_->first; }
   MK_HOST_DEVICE void advance() {
-    if (++head_ < heads_) return;
-    head_ = 0;
-    tile_ += walk_.first < walk_.last ? 1 : -1;
+    const bool wraps = walk_->by_head ? tile_ == walk_->last : head_ + 1 == heads_;
+    if (walk_->by_head == wraps) {
+      ++head_;
+      if (wraps) tile_ = walk_->first;
+      return;
+    }
+    if (wraps) head_ = 0;
+    tile_ += walk_->first < walk_->last ? 1 : -1;
   }
 
  private:
-  AttentionBackwardWalk walk_;
+  const AttentionBackwardWalk* walk_;  // in a kernel in shared memory, where registers are few
   std::int32_t heads_;
   std::int32_t tile_, head_ = 0;
 };

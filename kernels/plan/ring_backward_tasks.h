@@ -18,9 +18,9 @@ namespace mkernel::kernels {
 /// masks on the diagonals of own parts only. Parts that no own query sees have no tasks.
 ///
 /// A tile of queries takes the adds of tiles of keys in the order of the tasks, so a task waits only for
-/// tasks that were taken before it. Tasks walk upwards, with a causal mask those of own keys downwards: all
-/// tasks of a head and a part begin with the same tile of queries and are at the same one at the same time,
-/// as long as the L2 holds it (AttentionBackwardTasks).
+/// tasks that were taken before it. Tasks walk upwards, head after head where heads share keys. With a causal
+/// mask those of own keys, which are of different lengths, walk downwards, all heads of a tile: so all tasks
+/// of a part begin with the same tile of queries (AttentionBackwardTasks).
 class RingBackwardTasks {
  public:
   struct Place {
@@ -35,8 +35,9 @@ class RingBackwardTasks {
   };
 
   RingBackwardTasks() = default;
-  /// `group`: heads of queries that share one of keys and values.
-  RingBackwardTasks(const KvGatherPlan& gather, std::int32_t group, std::int32_t head_dim)
+  /// `ctas`: that take tasks. A section has as few heads as keep them busy, for what tasks read and add of
+  /// queries is to stay in the L2 from one task of a head to the next, which may be anywhere in its walk.
+  RingBackwardTasks(const KvGatherPlan& gather, std::int32_t ctas)
       : heads_(gather.heads), causal_(gather.causal) {
     for (int part = 0; part < 2; ++part) {
       queries_[part] = gather.part_rows[gather.rank][part];
@@ -51,12 +52,11 @@ class RingBackwardTasks {
       }
       if (step == 0) own_tasks_ = tasks_;
     }
-    using Alone = AttentionBackwardTasks;
     if (tasks_ == 0) return;
-    const std::int32_t tiles = Alone::key_tiles(queries_[0] > 0 ? queries_[0] : queries_[1]);  // of a part
-    section_heads_ =
-        attention_section_heads(heads_, 1, Alone::query_bytes(group, gather.positions(gather.rank), head_dim),
-                                Alone::fewest_heads(group > 1, tiles));
+    const std::int32_t queries = queries_[0] > 0 ? queries_[0] : queries_[1];
+    const std::int32_t tiles = queries > 0 ? AttentionBackwardTasks::key_tiles(queries) : 1;  // of a part
+    const std::int32_t busy = (ctas + tiles - 1) / tiles;
+    section_heads_ = busy < heads_ ? busy : heads_;
     const std::int32_t left = heads_ % section_heads_;
     last_heads_ = left > 0 ? left : section_heads_;
   }
@@ -90,7 +90,8 @@ class RingBackwardTasks {
   }
   MK_HOST_DEVICE AttentionBackwardWalk walk(const Place& place) const {
     const std::int32_t first = place.first_query_tile, last = query_tiles() - 1;
-    return place.downwards ? AttentionBackwardWalk{last, first} : AttentionBackwardWalk{first, last};
+    if (place.downwards) return {last, first};
+    return {first, last, true};
   }
   /// Tiles of keys that add to the gradient of a tile of queries.
   MK_HOST_DEVICE std::int32_t adds(std::int32_t query_tile) const {

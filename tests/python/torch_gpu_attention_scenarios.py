@@ -140,11 +140,12 @@ def fallbacks():
 
 
 def two_nodes():
-    """Ring attention over two nodes, with its gradients."""
+    """Ring attention over two nodes, with its gradients, which PyTorch computes: on GPUs mkernel has them for one node only."""
     name = begin()
     for causal in (False, True):
         changed = ring(Whole(1 + causal, 96 * WORLD, causal=causal, dim=64, with_lse=False), name)
-        assert changed["launches"] == 2 and not mkernel.torch.counters()["fallbacks"], changed
+        told = mkernel.torch.counters()["fallbacks"]
+        assert changed["launches"] == 2 and set(told) == {"ring_attention_backward: the library has no operation for it"}, (changed, told)
     end()
 
 

@@ -19,13 +19,13 @@ Result<RingBackwardPlan> RingBackwardPlan::make(const AttentionShape& shape, con
   auto ring = RingGpuPlan::make(shape, topology, rank, machine, options, kKind);
   if (!ring.ok()) return ring.status();
   if (topology.nodes() > 1) {
-    return Status(StatusCode::kUnimplemented,
-                  std::string(name_of(kKind)) + ": nodes = " + std::to_string(topology.nodes()) +
-                      ", but the cuda executor has it for one node only");
+    return Status(StatusCode::kUnimplemented, std::string(name_of(kKind)) +
+                                                  ": nodes = " + std::to_string(topology.nodes()) +
+                                                  ", but the cuda executor has it for one node only");
   }
   RingBackwardPlan plan{.ring = std::move(*ring)};
   const auto head_dim = static_cast<std::int32_t>(shape.head_dim);
-  plan.tasks = RingBackwardTasks(plan.gather(), static_cast<std::int32_t>(plan.ring.group()), head_dim);
+  plan.tasks = RingBackwardTasks(plan.gather(), plan.ring.ctas);
   plan.partials = KeyPartialsPlan(plan.gather(), head_dim);
   return plan;
 }

@@ -78,7 +78,8 @@ class BackwardSimulation {
   struct Cta {
     AttentionBackwardTasks::Place place;
     std::int32_t first_head = 0, left = 0;
-    AttentionBackwardSteps at{{}, 1};
+    AttentionBackwardWalk walk;
+    AttentionBackwardSteps at{walk, 1};
   };
 
   std::size_t unit(const Cta& cta) const {
@@ -88,7 +89,8 @@ class BackwardSimulation {
     if (next_ == tasks_.tasks()) return false;
     cta.place = tasks_.place(next_++);
     cta.first_head = cta.place.batch * of_.heads + cta.place.kv_head * of_.group();
-    cta.at = AttentionBackwardSteps(tasks_.walk(cta.place), of_.group());
+    cta.walk = tasks_.walk(cta.place);
+    cta.at = AttentionBackwardSteps(cta.walk, of_.group());
     cta.left = cta.at.steps();
     return true;
   }
@@ -130,7 +132,8 @@ TEST_CASE("attention backward tasks: a task walks the tiles of queries that see 
     std::map<std::tuple<int, int, int>, std::vector<std::int32_t>> turns;
     for (std::int32_t i = 0; i < tasks.tasks(); ++i) {
       const AttentionBackwardTasks::Place place = tasks.place(i);
-      const auto [first, last] = tasks.walk(place);
+      const AttentionBackwardWalk walk = tasks.walk(place);
+      const std::int32_t first = walk.first, last = walk.last;
       for (std::int32_t query_tile = 0; query_tile < tasks.query_tiles(); ++query_tile) {
         const std::int32_t query = std::min((query_tile + 1) * kBackwardTileQueries, of.queries) - 1;
         const bool sees = !of.causal || place.tile * kBackwardTileKeys <= query + of.keys - of.queries;

@@ -115,7 +115,8 @@ class RingBackwardSimulation {
  private:
   struct Cta {
     RingBackwardTasks::Place place;
-    AttentionBackwardSteps at{{}, 1};
+    AttentionBackwardWalk walk;
+    AttentionBackwardSteps at{walk, 1};
     std::int32_t left = 0;
   };
 
@@ -125,7 +126,8 @@ class RingBackwardSimulation {
   bool take(Cta& cta) {
     if (next_ == of_.tasks().tasks()) return false;
     cta.place = of_.place(next_++);
-    cta.at = AttentionBackwardSteps(of_.tasks().walk(cta.place), 1);
+    cta.walk = of_.tasks().walk(cta.place);
+    cta.at = AttentionBackwardSteps(cta.walk, 1);
     cta.left = cta.at.steps();
     return true;
   }
@@ -265,7 +267,7 @@ TEST_CASE("ring backward plan: what is refused, by name") {
   const auto refusal = [&](const Topology& topology, const RingAttentionOptions& options) {
     return RingBackwardPlan::make(shape, topology, 0, kH200, options).status().to_string();
   };
-  CHECK(refusal({2, 2}, {}).find("ring_attention_backward: nodes = 2, must be at most 1") !=
+  CHECK(refusal({2, 2}, {}).find("ring_attention_backward: nodes = 2, but the cuda executor") !=
         std::string::npos);
   CHECK(refusal({1, 2}, {.comm_ctas = 67}).find("ring_attention_backward: comm_ctas = 67, must be 0..66") !=
         std::string::npos);

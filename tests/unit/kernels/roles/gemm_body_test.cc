@@ -103,7 +103,7 @@ TEST_CASE("few rows: boxes of a hold those that there are, and CTAs without rows
       const Layout layout = turn++ / 4 % 2 == 0 ? Layout::kRowMajor : Layout::kColumnMajor;
       const GemmShape shape{m, 136, 200, type_of(tile), layout};
       check(shape, tile, Sm90Cluster::kStacked, false);
-      check(shape, tile, Sm90Cluster::kSideBySide, tile == Sm90Tile::k128x128);
+      if (tile_cluster(tile) == 2) check(shape, tile, Sm90Cluster::kSideBySide, tile == Sm90Tile::k128x128);
     }
   }
 }

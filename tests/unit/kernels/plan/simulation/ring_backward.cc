@@ -86,7 +86,8 @@ Task RingBackwardWorld::tile_of_keys(std::int32_t index, std::uint64_t epoch, Ri
       co_await meet(index, epoch, {place.source, tensor, place.head, rows}, seen, right);
   }
   const auto group = static_cast<std::int32_t>(backward(index).ring.group());
-  kernels::AttentionBackwardSteps at(tasks.walk(place), group);
+  const kernels::AttentionBackwardWalk walk = tasks.walk(place);
+  kernels::AttentionBackwardSteps at(walk, group);
   for (std::int32_t left = at.steps(); left > 0; --left, at.advance()) {
     Word& word = added(index, place.head * group + at.head(), at.tile());
     const std::uint64_t before = epoch * static_cast<std::uint64_t>(tasks.adds(at.tile())) +

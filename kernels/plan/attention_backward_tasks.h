@@ -37,6 +37,7 @@ class AttentionBackwardSteps {
   /// Whether no step before was of this head.
   MK_HOST_DEVICE bool begins_head() const { return tile_ == walk_->first; }
   MK_HOST_DEVICE void advance() {
+    // Of head and tile one counts at every step, and the other one when that begins anew.
     const bool wraps = walk_->by_head ? tile_ == walk_->last : head_ + 1 == heads_;
     if (walk_->by_head == wraps) {
       ++head_;

@@ -126,9 +126,11 @@ def units(types):
             f"varlen_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ VarlenParameters)"
             for dtype in types)))
     for head_dim, causal in itertools.product((64, 128), ("false", "true")):
-        all_units.append(unit_of("attention_backward", f"{head_dim}_{causal}", "kernels/ops/ring_attention/backward_roles.cuh", (
-            f"attention_backward_kernel<AttentionBackwardConfig<{head_dim}, {causal}, DataType::{dtype}>>"
-            f"(const __grid_constant__ AttentionBackwardParameters)" for dtype in types)))
+        for op, name, parameters in (("attention_backward", "backward", "AttentionBackwardParameters"),
+                                     ("ring_backward", "ring_backward", "RingBackwardParameters")):
+            all_units.append(unit_of(op, f"{head_dim}_{causal}", f"kernels/ops/ring_attention/{name}_roles.cuh", (
+                f"{op}_kernel<AttentionBackwardConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ {parameters})"
+                for dtype in types)))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))
     all_units.append(Unit("gathered", "gathered", '#include "kernels/ops/ag_gemm/gathered.cuh"\n'))
     all_units.append(Unit("device API", "device_api", '#include "tests/kernels/device_api.cu"\n'))

@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "kernels/base/divisor.h"
+#include "kernels/base/types.h"
 #include "kernels/cuda/attention/sm90_backward_rows.h"
 #include "kernels/cuda/memory/tensor_map.h"
-#include "mkernel/ops.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {

@@ -88,8 +88,9 @@ class GroupedRank {
         const auto check = require(
             bench::check_product({a + begin * shape_.k, b, c + begin * shape_.n},
                                  {rows, shape_.n, shape_.k, shape_.dtype, shape_.b_layout}, stream_.get()));
+        const std::int64_t first = begin;
         CHECK_MESSAGE(check.wrong == 0, check.wrong << " of " << check.elements
-                                                    << " elements of the group from row " << begin
+                                                    << " elements of the group from row " << first
                                                     << ", one at " << check.first_wrong);
       }
       b += shape_.k * shape_.n;

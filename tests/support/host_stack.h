@@ -38,8 +38,8 @@ class HostStack {
   ucontext_t context_{};
 #endif
   // For AddressSanitizer, which learns those of the thread's own stack when it is left.
-  const void* bottom_ = nullptr;
-  std::size_t bytes_ = 0;
+  [[maybe_unused]] const void* bottom_ = nullptr;
+  [[maybe_unused]] std::size_t bytes_ = 0;
 };
 
 }  // namespace mkernel::test

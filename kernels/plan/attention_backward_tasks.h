@@ -132,6 +132,8 @@ class AttentionBackwardTasks {
   MK_HOST_DEVICE static constexpr std::int32_t key_tiles(std::int32_t keys) {
     return (keys + kBackwardTileKeys - 1) / kBackwardTileKeys;
   }
+
+ private:
   /// Of a section: what tasks read and add of the queries of `group` heads, which share keys; and how many
   /// such groups it has at least.
   static constexpr std::int64_t query_bytes(std::int32_t group, std::int32_t queries, std::int32_t head_dim) {
@@ -145,7 +147,6 @@ class AttentionBackwardTasks {
     return (tasks + key_tiles - 1) / key_tiles;
   }
 
- private:
   AttentionTasks order_;  ///< with tiles of keys in place of queries
   std::int32_t queries_ = 0, keys_ = 0;
   bool causal_ = false;

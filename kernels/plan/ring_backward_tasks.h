@@ -13,9 +13,9 @@ namespace mkernel::kernels {
 
 /// Tasks are taken in the order of their numbers: own keys first, which are there, then those of the other
 /// ranks in the order of KvGatherPlan::source(); of a rank the second part of its positions before the first
-/// one; of a part the last keys first, but of own parts the first ones. A tile of keys, and
-/// one of queries, lies within one part, so a tile of another rank is seen wholly or not at all: there are
-/// masks on the diagonals of own parts only. Parts that no own query sees have no tasks.
+/// one; of a part the last keys first, but of own parts the first ones. A tile of keys, and one of queries,
+/// lies within one part, so a tile of another rank is seen wholly or not at all: there are masks on the
+/// diagonals of own parts only. Parts that no own query sees have no tasks.
 ///
 /// A tile of queries takes the adds of tiles of keys in the order of the tasks, so a task waits only for
 /// tasks that were taken before it. Tasks walk upwards, head after head where heads share keys. With a causal

@@ -94,21 +94,22 @@ struct AttentionSlot {
   std::int32_t section_heads;  ///< attention_section_heads()
 };
 
-/// Whether sequence `a` with `a_keys` keys comes before `b`: that with more keys first, so that the tasks at
-/// the end of a launch are short.
-MK_HOST_DEVICE constexpr bool attention_comes_before(std::int32_t a, std::int32_t a_keys, std::int32_t b,
-                                                     std::int32_t b_keys) {
-  return a_keys > b_keys || (a_keys == b_keys && a < b);
+/// Whether sequence `a` comes before `b`: that of the larger size first, so that the tasks at the end of a
+/// launch are short.
+MK_HOST_DEVICE constexpr bool attention_comes_before(std::int32_t a, std::int32_t a_size, std::int32_t b,
+                                                     std::int32_t b_size) {
+  return a_size > b_size || (a_size == b_size && a < b);
 }
 
 /// The slot that has task number `task`, of `count` slots and the one behind them, which has more tasks
-/// before it.
-MK_HOST_DEVICE inline std::int32_t attention_slot_of(const AttentionSlot* slots, std::int32_t count,
-                                                     std::int32_t task) {
+/// before it. `before`: of what there are numbers, AttentionSlot::tasks_before or the like.
+template <class Slot>
+MK_HOST_DEVICE std::int32_t attention_slot_of(const Slot* slots, std::int32_t count, std::int32_t task,
+                                              std::int32_t Slot::*before = &Slot::tasks_before) {
   std::int32_t begin = 0, end = count;  // the last slot in [begin, end) with at most `task` tasks before it
   while (end - begin > 1) {
     const std::int32_t middle = (begin + end) / 2;
-    if (slots[middle].tasks_before <= task) {
+    if (slots[middle].*before <= task) {
       begin = middle;
     } else {
       end = middle;
@@ -116,6 +117,28 @@ MK_HOST_DEVICE inline std::int32_t attention_slot_of(const AttentionSlot* slots,
   }
   return begin;
 }
+
+/// The tasks that each sequence of a launch has, and in which order sequences come.
+struct AttentionTaskList {
+  using Slot = AttentionSlot;
+
+  std::int32_t heads, group;  ///< of queries, and how many share keys
+  std::int32_t kv_bytes;      ///< a key and a value of one head
+
+  /// Of two sequences that which has more comes first (attention_comes_before()).
+  static MK_HOST_DEVICE std::int32_t size(const AttentionSequence& sequence) { return sequence.keys; }
+  MK_HOST_DEVICE std::int32_t tasks(const AttentionSequence& sequence) const {
+    return attention_query_tiles(sequence.queries) * heads;
+  }
+  MK_HOST_DEVICE std::int32_t section_heads(const AttentionSequence& sequence) const {
+    const std::int64_t keys = sequence.keys > 1 ? sequence.keys : 1;
+    return attention_section_heads(heads / group, group, keys * kv_bytes);
+  }
+  /// The slot behind this one, with what comes before it.
+  MK_HOST_DEVICE Slot behind(const Slot& slot) const {
+    return {{}, slot.tasks_before + tasks(slot.sequence), 0};
+  }
+};
 
 /// Task number `inside` of the slot's, as those of AttentionTasks follow each other.
 MK_HOST_DEVICE inline AttentionHeadTile attention_slot_tile(const AttentionSlot& slot, std::int32_t heads,

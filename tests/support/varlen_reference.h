@@ -31,4 +31,19 @@ std::size_t wrong_varlen(const AttentionShape& shape, const SequenceLengths& len
                          const AttentionTensors& tensors, const std::vector<std::uint16_t>& out,
                          const std::vector<float>& lse, Weights weights);
 
+/// The same of ring attention over packed sequences: `cu_seqlens` is what every rank is given, `shape` that
+/// of the operation. `whole` and `tensors` have all sequences one behind the other, each with its positions
+/// of all ranks together. Rows of a rank that belong to no sequence are poison.
+std::vector<std::uint16_t> packed_rows_of_rank(const AttentionShape& shape,
+                                               const std::vector<std::int32_t>& cu_seqlens,
+                                               const std::vector<std::uint16_t>& whole, std::int64_t heads,
+                                               std::int64_t world, std::int64_t rank);
+std::size_t wrong_ring_varlen(const AttentionShape& shape, const std::vector<std::int32_t>& cu_seqlens,
+                              const AttentionTensors& tensors, std::int64_t world, std::int64_t rank,
+                              const std::vector<std::uint16_t>& out, const std::vector<float>& lse,
+                              Weights weights);
+/// Lengths with even numbers of rows, so that each has two parts on a rank, and otherwise those of
+/// ragged_lengths(): 9 sequences of 750 rows of a rank.
+std::vector<std::int32_t> ragged_ring_lengths(std::int64_t max_sequences);
+
 }  // namespace mkernel::test

@@ -16,6 +16,7 @@
 #include "kernels/plan/attention_tasks.h"
 #include "kernels/plan/machine.h"
 #include "kernels/plan/ring_backward_tasks.h"
+#include "kernels/plan/ring_sequences.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -186,6 +187,13 @@ struct RingBackwardPlaces {
   RingBackwardTasks::Place place(std::int32_t task) const { return plan.tasks.place(plan.gather(), task); }
 };
 
+/// Keys of a rank that a tile of queries meets: `own_keys` of its own one. Of packed sequences as many as of
+/// one that is as long as they are on average; with a mask half of them.
+std::int32_t met_keys(const RingGpuPlan& plan, std::int32_t source, std::int32_t own_keys, int part) {
+  if (plan.packed()) return plan.average_rows() / ring_parts(plan.shape.causal);
+  return source == plan.gather.rank ? own_keys : plan.gather.visible_keys(source, part);
+}
+
 }  // namespace
 
 double estimated_seconds(const AttentionPlan& plan, const Machine& machine) {
@@ -206,11 +214,12 @@ double estimated_seconds(const RingGpuPlan& plan) {
     const std::int32_t own = gather.part_rows[gather.rank][part];
     const std::int32_t in_part =
         std::min(own, (place.tile - part * plan.first_tiles + 1) * kAttentionTileQueries);
+    const std::int32_t own_keys =
+        plan.shape.causal ? plan.part_begin(part) + in_part : gather.positions(gather.rank);
     double now = begin + sweep_seconds(plan.shape, machine, plan.tile_keys(),
-                                       plan.shape.causal ? plan.part_begin(part) + in_part
-                                                         : gather.positions(gather.rank));
+                                       met_keys(plan, gather.rank, own_keys, part));
     for (std::int32_t step = 1; step < gather.world; ++step) {
-      const std::int32_t source = gather.source(step), keys = gather.visible_keys(source, part);
+      const std::int32_t source = gather.source(step), keys = met_keys(plan, source, 0, part);
       if (keys == 0) continue;
       const Span& arrival = step <= gather.near ? arrivals.near : arrivals.far;
       const double whole = gather.positions(source), heads = gather.heads;

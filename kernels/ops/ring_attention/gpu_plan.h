@@ -40,10 +40,12 @@ struct RingGpuPlan : RingPlan {
                                   OpKind kind = OpKind::kRingAttention);
 
   std::string signature() const;
-  /// Of a tile. Where the ranks' positions do not end with one, a tile of each rank is not full.
+  /// Of a tile. Where the ranks' positions do not end with one, a tile of each rank is not full; of packed
+  /// sequences, of each rank and sequence.
   std::int32_t tile_keys() const {
-    return attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal,
-                               (shape.sequence + gather.world - 1) / gather.world);
+    const std::int64_t keys =
+        packed() ? average_rows() : (shape.sequence + gather.world - 1) / gather.world;
+    return attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal, keys);
   }
 };
 

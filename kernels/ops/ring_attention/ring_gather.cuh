@@ -28,6 +28,29 @@ __device__ __forceinline__ bool wait_kv_chunk(const KvGatherParameters& p, std::
                        at_stage(wait_scope(p.endpoint), p.rails > 0 ? 1 : 0));
 }
 
+/// No chunk has this number: the launch has failed, and nothing more is waited for.
+inline constexpr std::int32_t kNoMoreKvWaits = 0x7fffffff;
+
+/// The loading thread: until all rows of the head up to `row` are here, and may be loaded by TMA. They come in
+/// the order of rows, so `seen`, of this source and tensor, says what was seen of a head: the chunk behind the
+/// last one that it saw in this launch, and behind those before it of the same head.
+__device__ __forceinline__ void wait_kv_rows(const KvGatherParameters& p, std::uint64_t epoch,
+                                             std::int32_t source, std::int32_t tensor, std::int32_t head,
+                                             std::int32_t row, std::int32_t& seen) {
+  const std::int32_t first = p.gather.first_chunk(head), end = p.gather.first_chunk(head + 1);
+  const std::int32_t last = p.gather.chunk_of(head, row);
+  if (last < seen && (seen <= end || seen == kNoMoreKvWaits)) return;
+  std::int32_t chunk = first < seen && seen <= end ? seen : first;
+  for (; chunk <= last; ++chunk) {
+    if (wait_kv_chunk(p, epoch, source, tensor, chunk, DeviceRole::kCompute)) continue;
+    chunk = kNoMoreKvWaits;
+    break;
+  }
+  seen = chunk;
+  // What was acquired was written by others' copies; TMA reads it next.
+  ptx::fence_proxy_async_global();
+}
+
 /// Keys or values of one source.
 struct KvStream : FanOutPlaces {
   const TensorMap* own;    ///< of this rank's

@@ -2,6 +2,7 @@
 
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/ops/ring_attention/shape.h"
+#include "kernels/ops/ring_attention/varlen_parameters.h"
 #include "kernels/plan/topology.h"
 
 namespace mkernel::kernels {
@@ -9,6 +10,10 @@ namespace {
 
 MatrixView part_view(const RingGpuPlan& plan, int part, const void* base, std::int32_t box_rows) {
   const KvGatherPlan& gather = plan.gather;
+  if (plan.packed()) {
+    return varlen_tile_view(plan.shape, base, plan.shape.heads, gather.positions(gather.rank),
+                            kAttentionTileQueries, box_rows);
+  }
   const std::int64_t begin = plan.part_begin(part);
   return attention_rows_view(plan.shape, base, plan.shape.heads, gather.positions(gather.rank),
                              {begin, begin + gather.part_rows[gather.rank][part]}, box_rows);
@@ -46,17 +51,27 @@ MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out) {
 }
 MatrixView ring_kv_view(const RingGpuPlan& plan, const void* kv) {
   const std::int64_t positions = plan.gather.positions(plan.gather.rank);
+  if (plan.packed()) {
+    return varlen_tile_view(plan.shape, kv, plan.shape.kv_heads, positions, plan.tile_keys(),
+                            plan.tile_keys());
+  }
   return attention_rows_view(plan.shape, kv, plan.shape.kv_heads, positions, {0, positions},
                              plan.tile_keys());
 }
 MatrixView ring_push_view(const RingGpuPlan& plan, const void* kv) {
-  MatrixView view = ring_kv_view(plan, kv);
-  view.box_rows = plan.gather.piece_rows();
+  const std::int64_t positions = plan.gather.positions(plan.gather.rank);
+  MatrixView view = attention_rows_view(plan.shape, kv, plan.shape.kv_heads, positions, {0, positions},
+                                        plan.gather.piece_rows());
   view.box_columns = static_cast<std::int32_t>(plan.shape.head_dim);
   return view;
 }
 MatrixView ring_slab_view(const RingGpuPlan& plan, std::int32_t source, const void* slab) {
   const std::int64_t positions = plan.gather.positions(source);
+  if (plan.packed()) {
+    // The heads lie one behind the other: rows of a tensor with one head.
+    return varlen_tile_view(plan.shape, slab, 1, plan.gather.heads * positions, plan.tile_keys(),
+                            plan.tile_keys());
+  }
   return {.base = slab,
           .element = plan.shape.dtype,
           .rows = positions,

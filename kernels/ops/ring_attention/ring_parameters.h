@@ -55,7 +55,8 @@ RingAttentionParameters ring_attention_parameters(const RingGpuPlan& plan, Atten
 /// Where `rank` is, and its rail peers.
 void describe_ranks(const Topology& topology, std::uint32_t rank, KvGatherParameters& p);
 
-/// What the maps are of. `part`: of the own positions, not an empty one.
+/// What the maps are of. Of packed sequences they are as high as a tile (varlen_parameters.h), but for what is
+/// pushed. `part`: of the own positions, not an empty one.
 MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q);
 MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out);
 /// Own keys or values, in tiles and, packed, in the pieces that are pushed. The rank holds some.

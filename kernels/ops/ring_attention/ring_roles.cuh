@@ -16,8 +16,7 @@ namespace mkernel::kernels {
 template <class Config>
 struct RingAttentionShared {
   AttentionShared<Config> body;
-  /// Of the loading thread, by tensor and source: the chunk behind the last one that it saw in this launch,
-  /// and behind those before it of the same head.
+  /// Of the loading thread, by tensor and source: what it has seen of a head (wait_kv_rows()).
   std::int32_t seen[KvGatherPlan::kTensors][kMaxKernelRanks];
   LaunchBegin begin;  ///< of thread 0: the body needs its registers
 };
@@ -88,7 +87,8 @@ class RingAttentionFeed {
     const std::int32_t source = gather.source(segment), positions = gather.positions(source);
     if (segment == 0) return {&p_.own[kTensor], task.key_column, task.batch * positions};
     const std::int32_t head = task.batch * gather.kv_heads + task.key_column / Config::kHeadDim;
-    wait_rows(source, kTensor, head, min(row + Config::kTileKeys, positions) - 1);
+    wait_kv_rows(p_, epoch_, source, kTensor, head, min(row + Config::kTileKeys, positions) - 1,
+                 shared_.seen[kTensor][source]);
     return {&gathered_[source * KvGatherPlan::kTensors + kTensor], 0, head * positions};
   }
   __device__ __forceinline__ float scale() const { return p_.scale; }
@@ -96,26 +96,6 @@ class RingAttentionFeed {
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
 
  private:
-  /// Up to row `row` of the head, in the order of rows, so that one number says what was seen of it.
-  __device__ __forceinline__ void wait_rows(std::int32_t source, std::int32_t tensor, std::int32_t head,
-                                            std::int32_t row) const {
-    std::int32_t& seen = shared_.seen[tensor][source];
-    const std::int32_t first = p_.gather.first_chunk(head), end = p_.gather.first_chunk(head + 1);
-    const std::int32_t last = p_.gather.chunk_of(head, row);
-    if (last < seen && (seen <= end || seen == kNoMoreWaits)) return;
-    std::int32_t chunk = first < seen && seen <= end ? seen : first;
-    for (; chunk <= last; ++chunk) {
-      if (wait_kv_chunk(p_, epoch_, source, tensor, chunk, DeviceRole::kCompute)) continue;
-      chunk = kNoMoreWaits;  // the launch has failed
-      break;
-    }
-    seen = chunk;
-    // What was acquired was written by others' copies; TMA reads it next.
-    ptx::fence_proxy_async_global();
-  }
-
-  static constexpr std::int32_t kNoMoreWaits = 0x7fffffff;
-
   const RingAttentionParameters& p_;
   RingAttentionShared<Config>& shared_;
   const std::uint64_t epoch_;

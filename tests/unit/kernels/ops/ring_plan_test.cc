@@ -114,6 +114,15 @@ TEST_CASE("ring plan: impossible shapes are refused by field, value and limit") 
         }) == "ring_attention: batch * sequence * kv_heads = 2147483648, must be at most 1073741824");
   CHECK(ring_refusal(kRingShape, {5, 13}, OpKind::kRingAttentionBackward) ==
         "ring_attention_backward: world = 65, must be at most 64");
+  AttentionShape packed = kRingShape;
+  packed.batch = 1;
+  packed.max_sequences = 3;
+  CHECK(ring_refusal(packed) == "");
+  CHECK(ring_refusal(packed, {2, 1}, OpKind::kRingAttentionBackward) ==
+        "ring_attention_backward: max_sequences = 3, but it must be 0");
+  packed.max_sequences = 1024;
+  packed.heads = packed.kv_heads = 1 << 19;
+  CHECK(ring_refusal(packed) == "ring_attention: heads * max_sequences = 536870912, must be at most 268435456");
 }
 
 }  // namespace mkernel::kernels

@@ -35,6 +35,7 @@ class Attention(Operation):
     lengths are read while the launch runs, also by every replay of a graph."""
 
     what = "attention"
+    lengths = ("cu_seqlens_q", "cu_seqlens_k")  # that packed sequences have
     Arguments = _abi.AttentionArguments
     _launch = lib.mk_ring_attention_launch
     _enqueue = lib.mk_ring_attention_enqueue
@@ -61,7 +62,9 @@ class Attention(Operation):
         if lse is not None:
             operands.append((self.lse, lse))
         for field, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-            if (lengths is None) != (not self._max_sequences):
+            if lengths is not None and field not in self.lengths:
+                raise InvalidArgument(f"{self.what}: {field} must be None: keys have the lengths of the queries")
+            if (lengths is None) != (not self._max_sequences) and field in self.lengths:
                 needed = f"is needed with max_sequences = {self._max_sequences}" if lengths is None else "needs max_sequences"
                 raise InvalidArgument(f"{self.what}: {field} {needed}")
             if lengths is not None:
@@ -105,12 +108,19 @@ class AttentionBackward(Operation):
 class RingAttention(Attention):
     """Attention over a sequence that all ranks hold together: q, out [batch, positions, heads, head_dim], k, v [batch, positions,
     kv_heads, head_dim], lse as Attention's. Full: `positions` is part `rank` of block_range(sequence, world_size, .). Causal: parts
-    `rank` and 2 * world_size - 1 - rank of block_range(sequence, 2 * world_size, .), in that order (zigzag)."""
+    `rank` and 2 * world_size - 1 - rank of block_range(sequence, 2 * world_size, .), in that order (zigzag).
+
+    Planned with `max_sequences`, it takes sequences of different lengths: q, out [positions, heads, head_dim], k, v [positions,
+    kv_heads, head_dim], lse [heads, positions], where `positions` is the same on every rank, and so is cu_seqlens_q
+    [max_sequences + 1]. Sequence s has rows cu_seqlens_q[s] .. cu_seqlens_q[s + 1] - 1 on every rank, which are its parts as above;
+    causal, their number is even. All else is as of Attention: a rank that is refused passes on its keys and values, so the others
+    go on. Ranks that are given other lengths than the others get other results."""
 
     what = "ring_attention"
+    lengths = ("cu_seqlens_q",)
 
     def _lengths(self, shape: _abi.AttentionShape) -> "tuple[int, int]":
-        self.positions = _held(self._group, shape)
+        self.positions = shape.sequence // self._group.world_size if shape.max_sequences else _held(self._group, shape)
         return self.positions, self.positions
 
 

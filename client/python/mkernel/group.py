@@ -343,13 +343,14 @@ class Group:
         handle = self._operation("attention_backward", lib.mk_attention_backward_create, shape, plan)
         return AttentionBackward(self, handle, shape, dtype, executor)
 
-    def ring_attention(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
-                       causal: bool = False, scale: float = 0.0, dtype: str = "bf16", executor: str = "cpu",
-                       comm_ctas: int = 0, sms: int = 0, machine: Optional[str] = None) -> RingAttention:
+    def ring_attention(self, *, batch: int = 1, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
+                       causal: bool = False, scale: float = 0.0, max_sequences: Optional[int] = None, dtype: str = "bf16",
+                       executor: str = "cpu", comm_ctas: int = 0, sms: int = 0, machine: Optional[str] = None) -> RingAttention:
         """**Collective**. Plans ring attention over `sequence` positions of all ranks together; see RingAttention. `kv_heads` and
-        `scale` as those of attention(). cuda: head_dim 64 or 128; `comm_ctas` CTAs push keys and values before they compute, 0: by
-        machine. The last two as those of ag_gemm(), also errors."""
-        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, None, causal, scale, dtype)
+        `scale` as those of attention(). `max_sequences`: at most so many sequences of different lengths are packed, `sequence` is then
+        the number of rows of all ranks, a multiple of the world size; None: it is one sequence. cuda: head_dim 64 or 128; `comm_ctas`
+        CTAs push keys and values before they compute, 0: by machine. The last two as those of ag_gemm(), also errors."""
+        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, None, causal, scale, dtype, max_sequences)
         plan = options(executor, comm_ctas=comm_ctas, sms=sms, machine=machine)
         handle = self._operation("ring_attention", lib.mk_ring_attention_create, shape, plan)
         return RingAttention(self, handle, shape, dtype, executor)

@@ -17,6 +17,8 @@
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/ops/ring_attention/ring_kernel.h"
 #include "kernels/ops/ring_attention/ring_parameters.h"
+#include "kernels/ops/ring_attention/ring_varlen_kernel.h"
+#include "kernels/ops/ring_attention/ring_varlen_parameters.h"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "kernels/plan/gemm_shape.h"
@@ -25,11 +27,11 @@ namespace mkernel::kernels {
 namespace {
 
 // What a kernel may be given by value on every driver.
-static_assert(sizeof(RingAttentionParameters) <= 4096);
+static_assert(sizeof(RingVarlenParameters) <= 4096);
 
 constexpr OpKind kKind = OpKind::kRingAttention;
 
-class CudaRingAttention final : public CudaOperation<AttentionArguments> {
+class CudaRingAttention : public CudaOperation<AttentionArguments> {
  public:
   CudaRingAttention(RingGpuPlan plan, const Topology& topology, std::uint32_t rank)
       : CudaOperation(kKind, name_of(kKind), topology, rank), plan_(std::move(plan)) {}
@@ -44,9 +46,7 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
   std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
   double expected_seconds() const override { return estimated_seconds(plan_); }
 
- private:
-  std::int32_t positions() const { return plan_.gather.positions(plan_.gather.rank); }
-
+ protected:
   /// All that stays as long as the workspaces do, the maps of every slab among it.
   Status attach() override {
     std::vector<TensorMap> maps;
@@ -71,6 +71,30 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
     return {};
   }
 
+  Status check(const AttentionArguments& arguments) const override {
+    MK_RETURN_IF_ERROR(plan_.check(arguments));
+    return check_attention_addresses(kKind, arguments);
+  }
+
+  /// The maps of the operands, which stay until a launch comes with others, and all else that a launch has.
+  Status describe(const AttentionArguments& arguments, std::uint64_t deadline_ns,
+                  RingAttentionParameters& p) {
+    MK_RETURN_IF_ERROR(encode_tensors(arguments));
+    p = parameters_;
+    p.endpoint = endpoint(deadline_ns);
+    p.lse = arguments.lse;
+    return {};
+  }
+  const RingGpuPlan& plan() const { return plan_; }
+
+ private:
+  Status launch(const AttentionArguments& arguments, std::uint64_t deadline_ns,
+                CUstream_st* stream) override {
+    RingAttentionParameters p{};
+    MK_RETURN_IF_ERROR(describe(arguments, deadline_ns, p));
+    return queue(&p, plan_.ctas, stream);
+  }
+
   static Status encode(const MatrixView& view, const char* name, TensorMap& map) {
     return encode_attention_map(kKind, view, name, map);
   }
@@ -85,10 +109,9 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
                   map);
   }
 
-  /// The maps stay until a launch comes with other tensors.
   Status encode_tensors(const AttentionArguments& arguments) {
     const Tensors given{arguments.q, arguments.k, arguments.v, arguments.out};
-    if (given == tensors_ || positions() == 0) return {};
+    if (given == tensors_ || plan_.gather.positions(plan_.gather.rank) == 0) return {};
     tensors_ = {};
     for (int part = 0; part < 2; ++part) {
       if (plan_.gather.part_rows[plan_.gather.rank][part] == 0) continue;
@@ -106,20 +129,6 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
     return encode_packed_attention_map(kKind, ring_push_view(plan_, kv), name, parameters_.push[tensor]);
   }
 
-  Status check(const AttentionArguments& arguments) const override {
-    MK_RETURN_IF_ERROR(check_attention_operands(kKind, arguments, positions(), positions()));
-    return check_attention_addresses(kKind, arguments);
-  }
-
-  Status launch(const AttentionArguments& arguments, std::uint64_t deadline_ns,
-                CUstream_st* stream) override {
-    MK_RETURN_IF_ERROR(encode_tensors(arguments));
-    RingAttentionParameters p = parameters_;
-    p.endpoint = endpoint(deadline_ns);
-    p.lse = arguments.lse;
-    return queue(&p, plan_.ctas, stream);
-  }
-
   using Tensors = std::tuple<const void*, const void*, const void*, const void*>;
 
   const RingGpuPlan plan_;
@@ -128,6 +137,53 @@ class CudaRingAttention final : public CudaOperation<AttentionArguments> {
   RingAttentionParameters parameters_{};  ///< without the operands of a launch
   Tensors tensors_;                       ///< that the maps are of
 };
+
+/// Over packed sequences.
+class CudaPackedRingAttention final : public CudaRingAttention {
+ public:
+  using CudaRingAttention::CudaRingAttention;
+
+ private:
+  using Scratch = RingVarlenParameters::Scratch;
+
+  Status attach() override {
+    MK_RETURN_IF_ERROR(CudaRingAttention::attach());
+    const auto sequences = static_cast<std::int32_t>(plan().shape.max_sequences);
+    auto scratch = DeviceBuffer::zeroed(Scratch::bytes(plan().ctas, sequences), "ring_attention: list of tasks");
+    if (!scratch.ok()) return scratch.status();
+    scratch_ = std::move(*scratch);
+    return {};
+  }
+
+  Status launch(const AttentionArguments& arguments, std::uint64_t deadline_ns,
+                CUstream_st* stream) override {
+    RingVarlenParameters p{};
+    MK_RETURN_IF_ERROR(describe(arguments, deadline_ns, p));
+    p.lengths = plan().lengths(arguments);
+    p.scratch = scratch();
+    p.section_heads = plan().section_heads();
+    return queue(&p, plan().ctas, stream);
+  }
+
+  Result<LaunchRefusal> last_refusal() override {
+    VarlenRefusal last;
+    MK_RETURN_IF_ERROR(read(&scratch()->refusal, last));
+    return LaunchRefusal{last.launch, plan().refuse(last.why)};
+  }
+
+  Scratch* scratch() const { return static_cast<Scratch*>(scratch_.get()); }
+
+  DeviceBuffer scratch_;
+};
+
+/// For the shape of `plan`.
+CooperativeKernel kernel_of(const RingGpuPlan& plan) {
+  return with_attention_tile(
+      plan.shape, plan.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
+        return plan.packed() ? ring_varlen_kernel_of<kHeadDim, kTileKeys, kType>()
+                             : ring_attention_kernel_of<kHeadDim, kTileKeys, kType>();
+      });
+}
 
 }  // namespace
 
@@ -138,12 +194,13 @@ Result<std::unique_ptr<CudaAttentionOperation>> make_cuda_ring_attention(
   if (!machine.ok()) return machine.status();
   auto plan = RingGpuPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
-  const CooperativeKernel kernel =
-      with_attention_tile(shape, plan->tile_keys(), []<int kHeadDim, int kTileKeys, DataType kType>() {
-        return ring_attention_kernel_of<kHeadDim, kTileKeys, kType>();
-      });
-  std::unique_ptr<CudaAttentionOperation> made =
-      std::make_unique<CudaRingAttention>(std::move(*plan), topology, rank);
+  const CooperativeKernel kernel = kernel_of(*plan);
+  std::unique_ptr<CudaAttentionOperation> made;
+  if (plan->packed()) {
+    made = std::make_unique<CudaPackedRingAttention>(std::move(*plan), topology, rank);
+  } else {
+    made = std::make_unique<CudaRingAttention>(std::move(*plan), topology, rank);
+  }
   MK_RETURN_IF_ERROR(made->load(kernel, *machine));
   return made;
 }

@@ -1,9 +1,10 @@
-"""Ring attention over sequences of different lengths in torch.ops.mkernel: a composition, since the operation of the library takes
-sequences of one length.
+"""Ring attention over sequences of different lengths in torch.ops.mkernel: one launch of `ring_attention` on every rank.
 
-Keys and values of all ranks are gathered over the process group, and rows are copied so that the keys which a part of a sequence
-sees lie one behind the other. Then one launch of `attention`, of this rank alone, takes all parts of all sequences. Nothing overlaps: the
-gather comes first, and the copies. The backward pass gathers again, computes gradients in PyTorch, part after part, and sums those
+What that does not take, causal sequences in contiguous parts among it, is a composition. Keys and values of all ranks are gathered over
+the process group, and rows are copied so that the keys which a part of a sequence sees lie one behind the other. Then one launch of
+`attention`, of this rank alone, takes all parts of all sequences. Nothing overlaps: the gather comes first, and the copies.
+
+The backward pass gathers over the process group, too, computes gradients in PyTorch, part after part, and sums those
 of keys and values in fp32: first over the parts of this rank, in their order, then over the ranks by a reduce-scatter of the process
 group, whose order is the process group's."""
 
@@ -11,18 +12,19 @@ from typing import Any, Optional
 
 import torch
 
+from mkernel.errors import Error
 from mkernel.torch import _attention_torch, _run
 from mkernel.torch._attention import Gradients, Result, launch
-from mkernel.torch._attention_decide import ALONE, AttentionDecision, Call, check_served, parts_of
+from mkernel.torch._attention_decide import ALONE, RING, AttentionDecision, Call, check_served, parts_of
 from mkernel.torch._decide import DTYPES, Refused, executor_of
-from mkernel.torch._groups import Membership, NotInitialized, alone_on, count_fallback, resolve
+from mkernel.torch._groups import Membership, NotInitialized, alone_on, count_fallback, membership_of, resolve
 from mkernel.torch._moe import refuse_gradients
 from mkernel.torch._options import Options, bucket_of, current, totals
 from mkernel.torch._plans import AttentionKey
-from mkernel.torch._varlen_packing import Packing, Sizes, check_lengths, check_varlen
+from mkernel.torch._varlen_packing import Packing, Sizes, check_lengths, check_varlen, packed_sizes
 
 NAME, BACKWARD = "ring_attention_varlen", "ring_attention_varlen_backward"
-MOST_SEQUENCES = 1024  # of the library's attention
+MOST_SEQUENCES = 1024  # of the library
 _OPERANDS = "Tensor q, Tensor k, Tensor v"
 _CALL = "Tensor cu_seqlens, bool causal, float? scale, str group_name, *, bool zigzag=True"
 SCHEMAS = {NAME: f"({_OPERANDS}, {_CALL}) -> (Tensor, Tensor)"}
@@ -36,12 +38,18 @@ def ring_attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_
                           scale: Optional[float], group_name: str, *, zigzag: bool = True) -> Result:
     totals[NAME] += 1
     call = Call(causal, scale, 0, zigzag)
-    packing = _packing(q, k, v, cu_seqlens, call, group_name)
+    sizes = _check(q, k, v, cu_seqlens, call, group_name)
     out, lse = _results(q)  # of queries that belong to no sequence: zeros, and minus infinity
     out.zero_()
     lse.fill_(float("-inf"))
-    if 0 in (q.numel(), *packing.sizes):
+    if 0 in (q.numel(), *sizes):
         return out, lse
+    try:
+        _ring(membership_of(group_name), q, k, v, cu_seqlens, call, out, lse)
+        return out, lse
+    except (Refused, NotInitialized):
+        pass  # the composition, which says itself what mkernel does not have
+    packing = _packing(q, cu_seqlens, call, group_name)
     k, v = _packed(packing, k, v, group_name)
     try:
         _attend(alone_on(q.device), packing, q, k, v, call, out, lse)
@@ -53,13 +61,70 @@ def ring_attention_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_
     return out, lse
 
 
-def _packing(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, call: Call, group_name: str) -> Packing:
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, call: Call, group_name: str) -> Sizes:
+    """Of what the composition packs."""
     check_varlen(q, k, v, cu_seqlens, call)
     group = resolve(group_name)
     world, rank = group.size(), group.rank()
     if cu_seqlens.device.type == "cpu":
         check_lengths(cu_seqlens, q.shape[0], len(parts_of(call, world, rank)[1]))
-    return Packing(cu_seqlens, q.shape[0], call, world, rank)
+    return packed_sizes(cu_seqlens.shape[0] - 1, q.shape[0], call, world, rank)
+
+
+# ---- one launch
+
+
+def decide_ring(membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: int, call: Call,
+                options: Options) -> AttentionDecision:
+    """The launch of ring attention over `sequences` packed ones. Errors: Refused."""
+    check_served(RING, membership, {"q": q.unsqueeze(0), "k": k.unsqueeze(0)}, call)
+    if sequences > MOST_SEQUENCES:
+        text = f"there are {sequences} sequences; mkernel takes at most {MOST_SEQUENCES}"
+        raise Refused(f"more than {MOST_SEQUENCES} sequences", text)
+    executor, sms = executor_of(q.device, options)
+    rows = bucket_of(q.shape[0], options.buckets)
+    key = AttentionKey(RING, 1, rows * membership.world_size, q.shape[1], k.shape[1], q.shape[2], call.causal, call.scale or 0.0,
+                       DTYPES[q.dtype], executor, sms, None, bucket_of(sequences, options.buckets))
+    copies = [f"{name}: it is not dense (strides {x.stride()})" for name, x in (("q", q), ("k", k), ("v", v)) if not x.is_contiguous()]
+    if rows != q.shape[0]:
+        copies.append(f"k, v: padded to a bucket of rows ({q.shape[0]} to {rows})")
+    return AttentionDecision(key, tuple(copies))
+
+
+def _ring(membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, call: Call,
+          out: torch.Tensor, lse: torch.Tensor) -> None:
+    options = current()
+    with membership.lock:
+        decision = _decided(membership, q, k, v, cu_seqlens.shape[0] - 1, call, options)
+        key = decision.key
+        assert key is not None and key.max_sequences is not None
+        behind = key.sequence // membership.world_size - q.shape[0]
+        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, behind)) if behind else x for x in (k, v))
+        operands = {"q": q, "k": k, "v": v, "cu_seqlens_q": _padded(cu_seqlens, key.max_sequences + 1)}
+        _launch(membership, decision, operands, out, lse, q.shape[0] + behind, options)
+
+
+def _decided(membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: int, call: Call,
+             options: Options) -> AttentionDecision:
+    """decide_ring(), with the option `check` compared over all ranks."""
+    if not options.check:
+        return decide_ring(membership, q, k, v, sequences, call, options)
+    what = "operation, or why there is none"
+    try:
+        decision = decide_ring(membership, q, k, v, sequences, call, options)
+    except Error as error:
+        _run.compare(membership, what, [error.text])
+        raise
+    _run.compare(membership, what, [str(decision.key)])
+    return decision
+
+
+# ---- the composition
+
+
+def _packing(q: torch.Tensor, cu_seqlens: torch.Tensor, call: Call, group_name: str) -> Packing:
+    group = resolve(group_name)
+    return Packing(cu_seqlens, q.shape[0], call, group.size(), group.rank())
 
 
 def _packed(packing: Packing, k: torch.Tensor, v: torch.Tensor, group_name: str) -> "tuple[torch.Tensor, torch.Tensor]":
@@ -90,12 +155,18 @@ def _attend(membership: Membership, packing: Packing, q: torch.Tensor, k: torch.
         key = decision.key
         assert key is not None and key.max_sequences is not None
         lengths = (_padded(x, key.max_sequences + 1) for x in (packing.cu_seqlens_q, packing.cu_seqlens_k))
-        # An operation for more rows reads none of the others, but writes lse with its own number of columns.
-        wide = lse if key.sequence == q.shape[0] else lse.new_full((lse.shape[0], key.sequence), float("-inf"))
         operands = {"q": q, "k": k, "v": v, **dict(zip(("cu_seqlens_q", "cu_seqlens_k"), lengths))}
-        launch(membership, decision, operands, {"out": out, "lse": wide}, options)
+        _launch(membership, decision, operands, out, lse, key.sequence, options)
+
+
+def _launch(membership: Membership, decision: AttentionDecision, operands: "dict[str, torch.Tensor]", out: torch.Tensor, lse: torch.Tensor,
+            rows: int, options: Options) -> None:
+    """Of an operation for so many `rows` of q: it reads none of those that are not there, but writes lse with its own number of
+    columns."""
+    wide = lse if rows == lse.shape[1] else lse.new_full((lse.shape[0], rows), float("-inf"))
+    launch(membership, decision, operands, {"out": out, "lse": wide}, options)
     if wide is not lse:
-        lse.copy_(wide[:, : q.shape[0]])
+        lse.copy_(wide[:, : lse.shape[1]])
 
 
 def _padded(cu_seqlens: torch.Tensor, entries: int) -> torch.Tensor:
@@ -116,7 +187,8 @@ def ring_attention_varlen_backward(d_out: Optional[torch.Tensor], d_lse: Optiona
                                    scale: Optional[float], group_name: str, *, zigzag: bool = True) -> Gradients:
     totals[BACKWARD] += 1
     call = Call(causal, scale, 0, zigzag)
-    packing = _packing(q, k, v, cu_seqlens, call, group_name)
+    _check(q, k, v, cu_seqlens, call, group_name)
+    packing = _packing(q, cu_seqlens, call, group_name)
     of_q, of_k, of_v = _gradients_like(q, k, v)
     of_q.zero_()
     if 0 in (q.numel(), *packing.sizes):

@@ -94,17 +94,17 @@ struct AttentionSlot {
   std::int32_t section_heads;  ///< attention_section_heads()
 };
 
-/// Whether sequence `a` with `a_keys` keys comes before `b`: that with more keys first, so that the tasks at
-/// the end of a launch are short.
-MK_HOST_DEVICE constexpr bool attention_comes_before(std::int32_t a, std::int32_t a_keys, std::int32_t b,
-                                                     std::int32_t b_keys) {
-  return a_keys > b_keys || (a_keys == b_keys && a < b);
+/// Whether sequence `a` comes before `b`: that of the larger size first, so that the tasks at the end of a
+/// launch are short.
+MK_HOST_DEVICE constexpr bool attention_comes_before(std::int32_t a, std::int32_t a_size, std::int32_t b,
+                                                     std::int32_t b_size) {
+  return a_size > b_size || (a_size == b_size && a < b);
 }
 
 /// The slot that has task number `task`, of `count` slots and the one behind them, which has more tasks
-/// before it.
-MK_HOST_DEVICE inline std::int32_t attention_slot_of(const AttentionSlot* slots, std::int32_t count,
-                                                     std::int32_t task) {
+/// before it. `Slot`: AttentionSlot, or that of a backward pass.
+template <class Slot>
+MK_HOST_DEVICE std::int32_t attention_slot_of(const Slot* slots, std::int32_t count, std::int32_t task) {
   std::int32_t begin = 0, end = count;  // the last slot in [begin, end) with at most `task` tasks before it
   while (end - begin > 1) {
     const std::int32_t middle = (begin + end) / 2;
@@ -116,6 +116,29 @@ MK_HOST_DEVICE inline std::int32_t attention_slot_of(const AttentionSlot* slots,
   }
   return begin;
 }
+
+/// The tasks that each sequence of a launch has, and in which order sequences come.
+struct AttentionTaskList {
+  using Slot = AttentionSlot;
+
+  std::int32_t heads, group;  ///< of queries, and how many share keys
+  std::int32_t kv_bytes;      ///< a key and a value of one head
+
+  /// Of two sequences that which has more comes first (attention_comes_before()).
+  static MK_HOST_DEVICE std::int32_t size(const AttentionSequence& sequence) { return sequence.keys; }
+  MK_HOST_DEVICE std::int32_t tasks(const AttentionSequence& sequence) const {
+    return attention_query_tiles(sequence.queries) * heads;
+  }
+  MK_HOST_DEVICE std::int32_t section_heads(const AttentionSequence& sequence) const {
+    const std::int64_t keys = sequence.keys > 1 ? sequence.keys : 1;
+    return attention_section_heads(heads / group, group, keys * kv_bytes);
+  }
+  /// All but the tasks before it, of the slot of sequence number `number`.
+  MK_HOST_DEVICE void describe(const AttentionSequence& sequence, std::int32_t /*number*/, Slot& slot) const {
+    slot.sequence = sequence;
+    slot.section_heads = section_heads(sequence);
+  }
+};
 
 /// Task number `inside` of the slot's, as those of AttentionTasks follow each other.
 MK_HOST_DEVICE inline AttentionHeadTile attention_slot_tile(const AttentionSlot& slot, std::int32_t heads,

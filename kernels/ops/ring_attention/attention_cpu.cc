@@ -91,7 +91,7 @@ class CpuAttention final : public AttentionOperation {
     refused_ = false;
     MK_RETURN_IF_ERROR(binding_.ready());
     MK_RETURN_IF_ERROR(plan_.check(arguments));
-    const Status refusal = plan_.refuse(first_bad_length(plan_.lengths(arguments)));
+    const Status refusal = plan_.refuse(first_bad_attention_length(plan_.lengths(arguments)));
     refused_ = !refusal.ok();
     MK_RETURN_IF_ERROR(refusal);
     return binding_.launch(topology_, options, [&](Launch& launch) {
@@ -103,14 +103,6 @@ class CpuAttention final : public AttentionOperation {
   }
 
  private:
-  static BadLength first_bad_length(const AttentionLengths& lengths) {
-    for (std::int32_t i = 0; i < attention_length_entries(lengths); ++i) {
-      const BadLength bad = check_attention_length(lengths, i);
-      if (bad.number >= 0) return bad;
-    }
-    return {};
-  }
-
   const AttentionPlan plan_;
   const Topology topology_;
   Binding binding_{"attention"};

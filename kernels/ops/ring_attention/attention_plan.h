@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/attention_sequences.h"
 #include "kernels/plan/attention_tasks.h"
 #include "mkernel/ops.h"
@@ -42,8 +43,7 @@ struct AttentionPlan {
   std::vector<AttentionSlot> slots(const AttentionLengths& lengths) const;
   /// The index in lse of the first query of a sequence and head.
   std::int64_t lse_at(const AttentionSequence& sequence, std::int64_t head) const {
-    // [heads, rows] when the sequences are packed, else [batch, heads, positions].
-    return sequence.query_first * (shape.max_sequences > 0 ? 1 : shape.heads) + head * shape.sequence;
+    return attention_lse_at(shape, sequence, head);
   }
 
   /// Of a tile, on the cuda executor. Of packed sequences the longest are as long as all are on average.

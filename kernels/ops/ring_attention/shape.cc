@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <tuple>
+#include <utility>
 
 #include "kernels/plan/attention_sequences.h"
 #include "kernels/plan/attention_tasks.h"
@@ -67,13 +68,18 @@ Status check_attention_shape(OpKind kind, const AttentionShape& shape) {
   return {};
 }
 
-Status check_plain_attention_shape(OpKind kind, const AttentionShape& shape) {
+Status check_attention_without_window(OpKind kind, const AttentionShape& shape) {
   MK_RETURN_IF_ERROR(check_attention_shape(kind, shape));
-  for (const auto& [field, value, only] : {std::tuple{"max_sequences", shape.max_sequences, 0},
-                                           {"window_left", shape.window_left, -1},
-                                           {"window_right", shape.window_right, -1}})
-    if (value != only) return refuse(kind, field, std::to_string(value), std::to_string(only));
+  for (const auto& [field, value] :
+       {std::pair{"window_left", shape.window_left}, {"window_right", shape.window_right}})
+    if (value != -1) return refuse(kind, field, std::to_string(value), "-1");
   return {};
+}
+
+Status check_plain_attention_shape(OpKind kind, const AttentionShape& shape) {
+  MK_RETURN_IF_ERROR(check_attention_without_window(kind, shape));
+  if (shape.max_sequences == 0) return {};
+  return refuse(kind, "max_sequences", std::to_string(shape.max_sequences), "0");
 }
 
 Status check_ring_attention_shape(OpKind kind, const AttentionShape& shape) {
@@ -120,6 +126,42 @@ Status check_attention_operands(OpKind kind, const AttentionArguments& arguments
                                               " positions"};
   }
   return {};
+}
+
+Status check_attention_lengths(OpKind kind, const AttentionShape& shape, const std::int32_t* cu_seqlens_q,
+                               const std::int32_t* cu_seqlens_k) {
+  const std::string packed = "max_sequences = " + std::to_string(shape.max_sequences);
+  for (const auto& [field, lengths] :
+       {std::pair{"cu_seqlens_q", cu_seqlens_q}, {"cu_seqlens_k", cu_seqlens_k}}) {
+    if ((lengths != nullptr) == (shape.max_sequences > 0)) continue;
+    return {StatusCode::kInvalidArgument,
+            std::string(name_of(kind)) + ": " + field +
+                (lengths == nullptr ? " is null, but " : " must be null, because ") + packed};
+  }
+  return {};
+}
+
+AttentionLengths attention_lengths(const AttentionShape& shape, const std::int32_t* cu_seqlens_q,
+                                   const std::int32_t* cu_seqlens_k) {
+  return {cu_seqlens_q, cu_seqlens_k,
+          static_cast<std::int32_t>(shape.max_sequences > 0 ? shape.max_sequences : shape.batch),
+          static_cast<std::int32_t>(shape.sequence), static_cast<std::int32_t>(shape.keys)};
+}
+
+BadLength first_bad_attention_length(const AttentionLengths& lengths) {
+  for (std::int32_t i = 0; i < attention_length_entries(lengths); ++i) {
+    const BadLength bad = check_attention_length(lengths, i);
+    if (bad.number >= 0) return bad;
+  }
+  return {};
+}
+
+Status refuse_attention_length(OpKind kind, const AttentionShape& shape, const BadLength& bad) {
+  if (bad.number < 0) return {};
+  const std::int64_t of_each = shape.max_sequences + 1;
+  const char* field = bad.number < of_each ? "cu_seqlens_q[" : "cu_seqlens_k[";
+  return refuse(kind, field + std::to_string(bad.number % of_each) + "]", std::to_string(bad.value),
+                std::to_string(bad.least) + ".." + std::to_string(bad.most));
 }
 
 double attention_scale(const AttentionShape& shape) {

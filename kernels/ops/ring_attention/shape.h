@@ -1,14 +1,18 @@
 // What attention has in common on one rank and on many: which shapes there are, and how they are called.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
+#include "kernels/plan/attention_sequences.h"
 #include "mkernel/ops.h"
 
 namespace mkernel::kernels {
 
 /// kInvalidArgument naming field, value and limit. `kind` begins the error.
 Status check_attention_shape(OpKind kind, const AttentionShape& shape);
+/// Likewise, of an operation that has no windows.
+Status check_attention_without_window(OpKind kind, const AttentionShape& shape);
 /// Likewise, of an operation that has neither packed sequences nor windows.
 Status check_plain_attention_shape(OpKind kind, const AttentionShape& shape);
 /// Likewise, of ring attention and its backward pass: queries and keys are of the same sequence, too.
@@ -20,6 +24,23 @@ Status check_attention_on_gpu(OpKind kind, const AttentionShape& shape);
 /// Likewise, for the operands of a launch with `queries` and `keys` positions on this rank.
 Status check_attention_operands(OpKind kind, const AttentionArguments& arguments, std::int64_t queries,
                                 std::int64_t keys);
+
+/// Likewise, for lengths of a launch that are missing, or given where none are wanted.
+Status check_attention_lengths(OpKind kind, const AttentionShape& shape, const std::int32_t* cu_seqlens_q,
+                               const std::int32_t* cu_seqlens_k);
+/// Of a launch: null where the shape has no packed sequences.
+AttentionLengths attention_lengths(const AttentionShape& shape, const std::int32_t* cu_seqlens_q,
+                                   const std::int32_t* cu_seqlens_k);
+/// Of lengths in memory of the host.
+BadLength first_bad_attention_length(const AttentionLengths& lengths);
+/// OK without a bad length; else kInvalidArgument.
+Status refuse_attention_length(OpKind kind, const AttentionShape& shape, const BadLength& bad);
+/// The index in lse of the first query of a sequence and head: [heads, rows] when the sequences are packed,
+/// else [batch, heads, positions].
+inline std::int64_t attention_lse_at(const AttentionShape& shape, const AttentionSequence& sequence,
+                                     std::int64_t head) {
+  return sequence.query_first * (shape.max_sequences > 0 ? 1 : shape.heads) + head * shape.sequence;
+}
 
 /// Of the scores; a shape's 0 stands for 1 / sqrt(head_dim).
 double attention_scale(const AttentionShape& shape);

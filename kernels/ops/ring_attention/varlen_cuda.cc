@@ -39,11 +39,11 @@ class CudaVarlenAttention final : public CudaOperation<AttentionArguments> {
 
  private:
   Status attach() override {
-    auto scratch = DeviceBuffer::zeroed(VarlenScratch::bytes(ctas_, plan_.lengths({}).sequences),
+    auto scratch = DeviceBuffer::zeroed(VarlenScratch<AttentionSlot>::bytes(ctas_, plan_.lengths({}).sequences),
                                         "attention: list of tasks");
     if (!scratch.ok()) return scratch.status();
     scratch_ = std::move(*scratch);
-    parameters_ = varlen_parameters(plan_, static_cast<VarlenScratch*>(scratch_.get()));
+    parameters_ = varlen_parameters(plan_, static_cast<VarlenScratch<AttentionSlot>*>(scratch_.get()));
     return {};
   }
 

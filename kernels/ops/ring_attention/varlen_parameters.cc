@@ -4,21 +4,18 @@
 #include "kernels/ops/ring_attention/attention_plan.h"
 
 namespace mkernel::kernels {
-namespace {
 
-/// Rows of all sequences, one tile after the other. The base is so far before the tensor that row `height` of
-/// the map is that of the third coordinate; what lies there is never touched.
-MatrixView tile_view(const AttentionShape& shape, const void* tensor, std::int64_t heads,
-                     std::int64_t positions, std::int32_t height, std::int32_t box_rows) {
-  MatrixView view = attention_rows_view(shape, tensor, heads, positions, {0, height}, box_rows);
+MatrixView varlen_tile_view(const AttentionShape& shape, const void* tensor, std::int64_t heads,
+                            std::int64_t rows, std::int32_t height, std::int32_t box_rows) {
+  MatrixView view = attention_rows_view(shape, tensor, heads, rows, {0, height}, box_rows);
+  // So far before the tensor that row `height` of the map is that of the third coordinate; what lies there is
+  // never touched.
   view.base = static_cast<const std::byte*>(tensor) - height * view.columns * 2;
-  view.first_rows = shape.batch * positions + 1;
+  view.first_rows = shape.batch * rows + 1;
   return view;
 }
 
-}  // namespace
-
-VarlenParameters varlen_parameters(const AttentionPlan& plan, VarlenScratch* scratch) {
+VarlenParameters varlen_parameters(const AttentionPlan& plan, VarlenScratch<AttentionSlot>* scratch) {
   const AttentionShape& shape = plan.shape;
   VarlenParameters p{};
   p.lengths = plan.lengths({});
@@ -32,15 +29,15 @@ VarlenParameters varlen_parameters(const AttentionPlan& plan, VarlenScratch* scr
 }
 
 MatrixView varlen_q_view(const AttentionPlan& plan, const void* q) {
-  return tile_view(plan.shape, q, plan.shape.heads, plan.shape.sequence, kAttentionTileQueries,
+  return varlen_tile_view(plan.shape, q, plan.shape.heads, plan.shape.sequence, kAttentionTileQueries,
                    kAttentionTileQueries);
 }
 MatrixView varlen_kv_view(const AttentionPlan& plan, const void* kv) {
   const std::int32_t rows = plan.tile_keys();
-  return tile_view(plan.shape, kv, plan.shape.kv_heads, plan.shape.keys, rows, rows);
+  return varlen_tile_view(plan.shape, kv, plan.shape.kv_heads, plan.shape.keys, rows, rows);
 }
 MatrixView varlen_out_view(const AttentionPlan& plan, const void* out) {
-  return tile_view(plan.shape, out, plan.shape.heads, plan.shape.sequence, kAttentionTileQueries,
+  return varlen_tile_view(plan.shape, out, plan.shape.heads, plan.shape.sequence, kAttentionTileQueries,
                    kAttentionTileQueries / 2);
 }
 

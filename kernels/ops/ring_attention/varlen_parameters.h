@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/base/divisor.h"
+#include "kernels/base/types.h"
 #include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/plan/attention_sequences.h"
 #include "mkernel/device_endpoint.h"
@@ -20,17 +21,18 @@ struct VarlenRefusal {
 };
 
 /// Memory of this rank alone. The slots of CTA 0, then those of CTA 1, ... lie behind it.
+template <class Slot>
 struct VarlenScratch {
   /// The next task, by parity of the epoch: a launch uses one, and zeroes the other for the next launch.
   std::uint64_t next_task[2] = {};
   VarlenRefusal refusal;
 
-  MK_HOST_DEVICE AttentionSlot* slots(std::int32_t cta, std::int32_t sequences) {
-    return reinterpret_cast<AttentionSlot*>(this + 1) + std::int64_t{cta} * (sequences + 1);
+  MK_HOST_DEVICE Slot* slots(std::int32_t cta, std::int32_t sequences) {
+    return reinterpret_cast<Slot*>(this + 1) + std::int64_t{cta} * (sequences + 1);
   }
   static std::size_t bytes(std::int32_t ctas, std::int32_t sequences) {
     return sizeof(VarlenScratch) +
-           sizeof(AttentionSlot) * static_cast<std::size_t>(ctas) * (static_cast<std::size_t>(sequences) + 1);
+           sizeof(Slot) * static_cast<std::size_t>(ctas) * (static_cast<std::size_t>(sequences) + 1);
   }
 };
 
@@ -45,7 +47,7 @@ struct VarlenParameters {
   device::Endpoint endpoint;
   AttentionLengths lengths;
   AttentionWindow window;
-  VarlenScratch* scratch;
+  VarlenScratch<AttentionSlot>* scratch;
   float* lse;   ///< or null
   float scale;  ///< of the scores, times log2(e)
   std::int32_t heads;
@@ -54,8 +56,12 @@ struct VarlenParameters {
 };
 
 /// All that is the same in every launch.
-VarlenParameters varlen_parameters(const AttentionPlan& plan, VarlenScratch* scratch);
+VarlenParameters varlen_parameters(const AttentionPlan& plan, VarlenScratch<AttentionSlot>* scratch);
 
+/// Rows of all sequences of a tensor [rows, heads, head_dim], one tile of `height` rows after the other: such a
+/// map as the above.
+MatrixView varlen_tile_view(const AttentionShape& shape, const void* tensor, std::int64_t heads,
+                            std::int64_t rows, std::int32_t height, std::int32_t box_rows);
 /// What the maps are of, one box per load or store of the kernel. Keys and values have the same view.
 MatrixView varlen_q_view(const AttentionPlan& plan, const void* q);
 MatrixView varlen_kv_view(const AttentionPlan& plan, const void* kv);

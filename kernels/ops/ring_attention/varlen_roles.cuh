@@ -86,18 +86,6 @@ class VarlenFeed {
   const AttentionSlot* slots_;
 };
 
-/// All threads of the CTA: whether the lengths are good. Of a launch that is refused CTA 0 says why.
-__device__ __forceinline__ bool varlen_accept(const VarlenParameters& p, std::uint64_t epoch,
-                                              VarlenSorting& sorting) {
-  const std::int32_t first_bad = varlen_first_bad(p.lengths, sorting);
-  const bool good = first_bad == attention_length_entries(p.lengths);
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    p.scratch->next_task[(epoch + 1) & 1] = 0;
-    if (!good) p.scratch->refusal = {epoch + 1, check_attention_length(p.lengths, first_bad)};
-  }
-  return good;
-}
-
 /// All CTAs take tasks until there are none.
 template <class Config>
 __device__ __forceinline__ void varlen_cta(const VarlenParameters& p, std::byte* memory) {
@@ -108,7 +96,7 @@ __device__ __forceinline__ void varlen_cta(const VarlenParameters& p, std::byte*
   compute_alone<Config::kThreads / 32>(p.endpoint, [&](const LaunchBegin& begin) {
     if (!varlen_accept(p, begin.epoch, sorting)) return;
     AttentionSlot* slots = p.scratch->slots(static_cast<std::int32_t>(blockIdx.x), p.lengths.sequences);
-    varlen_fill(p.lengths, p.heads, p.group, 2 * Config::kHeadDim * 2, slots, sorting);
+    varlen_fill(p.lengths, AttentionTaskList{p.heads, p.group, 2 * Config::kHeadDim * 2}, slots, sorting);
     attention_body(VarlenFeed<Config>(p, begin.epoch, slots), shared);
   });
 }

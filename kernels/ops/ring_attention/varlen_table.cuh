@@ -12,7 +12,7 @@ namespace mkernel::kernels {
 /// Shared memory that is needed meanwhile.
 struct VarlenSorting {
   std::int32_t first_bad;
-  std::int32_t keys[kMostSequences];   ///< by number of the sequence
+  std::int32_t sizes[kMostSequences];  ///< by number of the sequence
   std::int32_t tasks[kMostSequences];  ///< by slot
 };
 
@@ -29,28 +29,40 @@ __device__ __forceinline__ std::int32_t varlen_first_bad(const AttentionLengths&
   return sorting.first_bad;
 }
 
+/// All threads of the CTA: whether the lengths are good. Of a launch that is refused CTA 0 says why, and it
+/// lets the tasks of the next launch be counted from zero on. `p`: VarlenParameters, or those of a backward pass.
+template <class Parameters>
+__device__ __forceinline__ bool varlen_accept(const Parameters& p, std::uint64_t epoch,
+                                              VarlenSorting& sorting) {
+  const std::int32_t first_bad = varlen_first_bad(p.lengths, sorting);
+  const bool good = first_bad == attention_length_entries(p.lengths);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    p.scratch->next_task[(epoch + 1) & 1] = 0;
+    if (!good) p.scratch->refusal = {epoch + 1, check_attention_length(p.lengths, first_bad)};
+  }
+  return good;
+}
+
 /// All threads of the CTA: fills `slots`, the one behind the last sequence's too, from lengths that are good.
-/// A sequence counts those that come before it; of many sequences this takes some microseconds. `heads` of
-/// queries, of which `group` share keys; `kv_bytes`: a key and a value of one head.
-__device__ __forceinline__ void varlen_fill(const AttentionLengths& lengths, std::int32_t heads,
-                                            std::int32_t group, std::int32_t kv_bytes, AttentionSlot* slots,
-                                            VarlenSorting& sorting) {
+/// A sequence counts those that come before it; of many sequences this takes some microseconds. `list`:
+/// AttentionTaskList, or that of a backward pass.
+template <class List>
+__device__ __forceinline__ void varlen_fill(const AttentionLengths& lengths, const List& list,
+                                            typename List::Slot* slots, VarlenSorting& sorting) {
   const std::int32_t count = lengths.sequences;
   const auto thread = static_cast<std::int32_t>(threadIdx.x), threads = static_cast<std::int32_t>(blockDim.x);
   for (std::int32_t i = thread; i < count; i += threads)
-    sorting.keys[i] = attention_sequence(lengths, i).keys;
+    sorting.sizes[i] = List::size(attention_sequence(lengths, i));
   __syncthreads();
   for (std::int32_t i = thread; i < count; i += threads) {
-    const std::int32_t keys = sorting.keys[i];
+    const std::int32_t size = sorting.sizes[i];
     std::int32_t at = 0;
 #pragma unroll 4
     for (std::int32_t j = 0; j < count; ++j)
-      at += attention_comes_before(j, sorting.keys[j], i, keys) ? 1 : 0;
+      at += attention_comes_before(j, sorting.sizes[j], i, size) ? 1 : 0;
     const AttentionSequence sequence = attention_sequence(lengths, i);
-    const std::int64_t bytes = std::int64_t{max(keys, 1)} * kv_bytes;
-    slots[at].sequence = sequence;
-    slots[at].section_heads = attention_section_heads(heads / group, group, bytes);
-    sorting.tasks[at] = attention_query_tiles(sequence.queries) * heads;
+    list.describe(sequence, i, slots[at]);
+    sorting.tasks[at] = list.tasks(sequence);
   }
   __syncthreads();
   if (thread < 32) {

@@ -33,7 +33,7 @@ class HostVarlen {
   HostVarlen(const AttentionShape& shape, AttentionTensors tensors)
       : plan_(require(AttentionPlan::make(shape))),
         tensors_(std::move(tensors)),
-        scratch_(std::make_unique<std::byte[]>(VarlenScratch::bytes(kCtas, plan_.lengths({}).sequences))),
+        scratch_(std::make_unique<std::byte[]>(Scratch::bytes(kCtas, plan_.lengths({}).sequences))),
         p_(varlen_parameters(plan_, scratch())) {
     require_ok(plan_.check_on_gpu());
     p_.q = host_tensor_map(varlen_q_view(plan_, tensors_.q.data()));
@@ -90,9 +90,10 @@ class HostVarlen {
   }
 
  private:
+  using Scratch = VarlenScratch<AttentionSlot>;
   static constexpr std::uint32_t kCtas = 3;
 
-  VarlenScratch* scratch() const { return reinterpret_cast<VarlenScratch*>(scratch_.get()); }
+  Scratch* scratch() const { return reinterpret_cast<Scratch*>(scratch_.get()); }
 
   template <class Config>
   void add(HostGrid& grid) {

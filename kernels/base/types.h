@@ -101,7 +101,7 @@ struct MoeShape {
 /// (kInvalidArgument names it): outputs stay as they were, and the next launch may come.
 ///
 /// Attention of a rank alone may also have a sliding window: the query that stands where key p does sees keys
-/// p - window_left .. p + window_right.
+/// p - window_left .. p + window_right. Its backward pass has packed sequences, and no windows.
 struct AttentionShape {
   std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
   bool causal = false;
@@ -178,6 +178,9 @@ struct AttentionBackwardArguments {
   void* d_q = nullptr;          ///< as q
   void* d_k = nullptr;          ///< as k
   void* d_v = nullptr;          ///< as k
+  /// As those of AttentionArguments. Keys that no query sees get zeros.
+  const std::int32_t* cu_seqlens_q = nullptr;
+  const std::int32_t* cu_seqlens_k = nullptr;
 };
 
 struct GroupedGemmArguments {

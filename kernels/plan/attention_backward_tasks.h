@@ -54,6 +54,52 @@ class AttentionBackwardSteps {
   std::int32_t tile_, head_ = 0;
 };
 
+/// Queries and keys of one sequence, in tiles, and which of them see each other. The mask is that of
+/// attention_visible_keys().
+struct AttentionBackwardTiles {
+  std::int32_t queries = 0, keys = 0;
+  bool causal = false;
+
+  /// Of the queries of a head.
+  MK_HOST_DEVICE std::int32_t query_tiles() const {
+    return (queries + kBackwardTileQueries - 1) / kBackwardTileQueries;
+  }
+  /// The first tile of queries with one that sees a key of the tile. All tiles behind it have one too.
+  MK_HOST_DEVICE std::int32_t first_query_tile(std::int32_t key_tile) const {
+    const std::int32_t query = causal ? key_tile * kBackwardTileKeys - (keys - queries) : 0;
+    return query > 0 ? query / kBackwardTileQueries : 0;
+  }
+  /// Tiles of keys that add to the gradient of a tile of queries.
+  MK_HOST_DEVICE std::int32_t adds(std::int32_t query_tile) const {
+    const std::int32_t behind = (query_tile + 1) * kBackwardTileQueries;
+    const std::int32_t end = behind < queries ? behind : queries;
+    return key_tiles(attention_visible_keys(end, queries, keys, causal));
+  }
+  MK_HOST_DEVICE AttentionBackwardWalk walk(std::int32_t key_tile, bool downwards) const {
+    const std::int32_t first = first_query_tile(key_tile), last = query_tiles() - 1;
+    return downwards ? AttentionBackwardWalk{last, first} : AttentionBackwardWalk{first, last};
+  }
+
+  MK_HOST_DEVICE static constexpr std::int32_t key_tiles(std::int32_t keys) {
+    return (keys + kBackwardTileKeys - 1) / kBackwardTileKeys;
+  }
+};
+
+/// Of a section of the tasks of a backward pass: what they read and add of the queries of `group` heads, which
+/// share keys.
+MK_HOST_DEVICE constexpr std::int64_t attention_backward_query_bytes(std::int32_t group, std::int32_t queries,
+                                                                     std::int32_t head_dim) {
+  constexpr std::int64_t kOfElement = 2 + 2 + 4;  // itself, its output's gradient, and its own in fp32
+  return std::int64_t{group} * queries * head_dim * kOfElement;
+}
+/// Heads of keys that a section has at least, with so many tiles of keys each; `shared`: by heads of queries.
+/// NOTES: measured on an H100, 4 * 16 heads and 64 heads that share 8, causal. Sections that do not fit the L2
+/// cost up to 30 % where tasks walk upwards, and up to 10 % where they walk downwards.
+MK_HOST_DEVICE constexpr std::int32_t attention_backward_fewest_heads(bool shared, std::int32_t key_tiles) {
+  const std::int32_t tasks = shared ? 256 : 128;
+  return (tasks + key_tiles - 1) / key_tiles;
+}
+
 /// Tasks are taken in the order of their numbers, the heads of a section in turns, and a tile of queries
 /// takes the adds of its tiles of keys in the order of the tasks. A task therefore waits only for tasks that
 /// were taken before it, which are over or under way: no circle of waits is possible, however many are
@@ -87,11 +133,10 @@ class AttentionBackwardTasks {
   /// `heads` % `kv_heads` == 0; `keys` > 0.
   AttentionBackwardTasks(std::int32_t batch, std::int32_t heads, std::int32_t kv_heads, std::int32_t queries,
                          std::int32_t keys, std::int32_t head_dim, bool causal)
-      : order_(batch, kv_heads, kv_heads, key_tiles(keys), query_bytes(heads / kv_heads, queries, head_dim),
-               fewest_heads(heads > kv_heads, key_tiles(keys))),
-        queries_(queries),
-        keys_(keys),
-        causal_(causal),
+      : order_(batch, kv_heads, kv_heads, key_tiles(keys),
+               attention_backward_query_bytes(heads / kv_heads, queries, head_dim),
+               attention_backward_fewest_heads(heads > kv_heads, key_tiles(keys))),
+        tiles_{queries, keys, causal},
         downwards_from_(!causal            ? order_.tasks()
                         : heads > kv_heads ? 0
                                            : order_.last_section()) {}
@@ -99,13 +144,12 @@ class AttentionBackwardTasks {
   MK_HOST_DEVICE std::int32_t tasks() const { return order_.tasks(); }
   MK_HOST_DEVICE Place place(std::int32_t task) const {
     const AttentionTasks::Place place = order_.place(task);
-    const std::int32_t last = (keys_ - 1) / kBackwardTileKeys;
+    const std::int32_t last = (tiles_.keys - 1) / kBackwardTileKeys;
     const bool downwards = task >= downwards_from_;
     return {place.batch, place.head, downwards ? last - place.tile : place.tile, downwards};
   }
   MK_HOST_DEVICE Walk walk(const Place& place) const {
-    const std::int32_t first = first_query_tile(place.tile), last = query_tiles() - 1;
-    return place.downwards ? Walk{last, first} : Walk{first, last};
+    return tiles_.walk(place.tile, place.downwards);
   }
   /// How many tiles of keys add to the gradient of a tile of queries before this one does.
   MK_HOST_DEVICE std::int32_t turn(const Place& place, std::int32_t query_tile) const {
@@ -113,43 +157,17 @@ class AttentionBackwardTasks {
   }
 
   /// Of the queries of a head.
-  MK_HOST_DEVICE std::int32_t query_tiles() const {
-    return (queries_ + kBackwardTileQueries - 1) / kBackwardTileQueries;
-  }
-  /// The first tile of queries with one that sees a key of the tile. All tiles behind it have one too.
-  MK_HOST_DEVICE std::int32_t first_query_tile(std::int32_t key_tile) const {
-    const std::int32_t query = causal_ ? key_tile * kBackwardTileKeys - (keys_ - queries_) : 0;
-    return query > 0 ? query / kBackwardTileQueries : 0;
-  }
+  MK_HOST_DEVICE std::int32_t query_tiles() const { return tiles_.query_tiles(); }
   /// Tiles of keys that add to the gradient of a tile of queries.
-  MK_HOST_DEVICE std::int32_t adds(std::int32_t query_tile) const {
-    const std::int32_t behind = (query_tile + 1) * kBackwardTileQueries;
-    const std::int32_t end = behind < queries_ ? behind : queries_;
-    const std::int32_t seen = attention_visible_keys(end, queries_, keys_, causal_);
-    return key_tiles(seen);
-  }
+  MK_HOST_DEVICE std::int32_t adds(std::int32_t query_tile) const { return tiles_.adds(query_tile); }
 
   MK_HOST_DEVICE static constexpr std::int32_t key_tiles(std::int32_t keys) {
-    return (keys + kBackwardTileKeys - 1) / kBackwardTileKeys;
+    return AttentionBackwardTiles::key_tiles(keys);
   }
 
  private:
-  /// Of a section: what tasks read and add of the queries of `group` heads, which share keys; and how many
-  /// such groups it has at least.
-  static constexpr std::int64_t query_bytes(std::int32_t group, std::int32_t queries, std::int32_t head_dim) {
-    constexpr std::int64_t kOfElement = 2 + 2 + 4;  // itself, its output's gradient, and its own in fp32
-    return std::int64_t{group} * queries * head_dim * kOfElement;
-  }
-  /// NOTES: measured on an H100, 4 * 16 heads and 64 heads that share 8, causal. Sections that do not fit the
-  /// L2 cost up to 30 % where tasks walk upwards, and up to 10 % where they walk downwards.
-  static constexpr std::int32_t fewest_heads(bool shared, std::int32_t key_tiles) {
-    const std::int32_t tasks = shared ? 256 : 128;
-    return (tasks + key_tiles - 1) / key_tiles;
-  }
-
   AttentionTasks order_;  ///< with tiles of keys in place of queries
-  std::int32_t queries_ = 0, keys_ = 0;
-  bool causal_ = false;
+  AttentionBackwardTiles tiles_;
   std::int32_t downwards_from_ = 0;  ///< the first task that walks downwards
 };
 

@@ -102,14 +102,13 @@ MK_HOST_DEVICE constexpr bool attention_comes_before(std::int32_t a, std::int32_
 }
 
 /// The slot that has task number `task`, of `count` slots and the one behind them, which has more tasks
-/// before it. `before`: of what there are numbers, AttentionSlot::tasks_before or the like.
+/// before it. `Slot`: AttentionSlot, or that of a backward pass.
 template <class Slot>
-MK_HOST_DEVICE std::int32_t attention_slot_of(const Slot* slots, std::int32_t count, std::int32_t task,
-                                              std::int32_t Slot::*before = &Slot::tasks_before) {
+MK_HOST_DEVICE std::int32_t attention_slot_of(const Slot* slots, std::int32_t count, std::int32_t task) {
   std::int32_t begin = 0, end = count;  // the last slot in [begin, end) with at most `task` tasks before it
   while (end - begin > 1) {
     const std::int32_t middle = (begin + end) / 2;
-    if (slots[middle].*before <= task) {
+    if (slots[middle].tasks_before <= task) {
       begin = middle;
     } else {
       end = middle;
@@ -134,9 +133,10 @@ struct AttentionTaskList {
     const std::int64_t keys = sequence.keys > 1 ? sequence.keys : 1;
     return attention_section_heads(heads / group, group, keys * kv_bytes);
   }
-  /// The slot behind this one, with what comes before it.
-  MK_HOST_DEVICE Slot behind(const Slot& slot) const {
-    return {{}, slot.tasks_before + tasks(slot.sequence), 0};
+  /// All but the tasks before it, of the slot of sequence number `number`.
+  MK_HOST_DEVICE void describe(const AttentionSequence& sequence, std::int32_t /*number*/, Slot& slot) const {
+    slot.sequence = sequence;
+    slot.section_heads = section_heads(sequence);
   }
 };
 

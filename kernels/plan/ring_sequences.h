@@ -80,15 +80,15 @@ struct RingTaskList {
   using Slot = AttentionSlot;
 
   bool causal;
-  std::int32_t heads_of_section;  ///< of queries; the same of all sequences
+  std::int32_t section_heads;  ///< heads of queries in a section, the same of all sequences
 
   static MK_HOST_DEVICE std::int32_t size(const AttentionSequence& sequence) { return sequence.keys; }
   MK_HOST_DEVICE std::int32_t tasks(const AttentionSequence& sequence) const {
     return ring_tiles(sequence.queries, causal);
   }
-  MK_HOST_DEVICE std::int32_t section_heads(const AttentionSequence&) const { return heads_of_section; }
-  MK_HOST_DEVICE Slot behind(const Slot& slot) const {
-    return {{}, slot.tasks_before + tasks(slot.sequence), 0};
+  MK_HOST_DEVICE void describe(const AttentionSequence& sequence, std::int32_t /*number*/, Slot& slot) const {
+    slot.sequence = sequence;
+    slot.section_heads = section_heads;
   }
 };
 

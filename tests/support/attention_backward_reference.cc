@@ -172,23 +172,27 @@ AttentionBackwardTensors random_attention_gradients(const AttentionShape& shape,
   return made;
 }
 
-AttentionBackwardTensors random_attention_backward(const AttentionShape& shape, std::uint64_t seed,
-                                                   float scale) {
-  AttentionBackwardTensors made = random_attention_gradients(shape, seed, scale);
+void attend_for_backward(const AttentionShape& shape, AttentionBackwardTensors& tensors) {
   for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
     for (std::int64_t head = 0; head < shape.heads; ++head) {
       for (std::int64_t i = 0; i < shape.sequence; ++i) {
-        const ExpectedRow row = attention_row(shape, made.forward, batch, i, head);
-        auto* out = made.out.data() + ((batch * shape.sequence + i) * shape.heads + head) * shape.head_dim;
+        const ExpectedRow row = attention_row(shape, tensors.forward, batch, i, head);
+        auto* out = tensors.out.data() + ((batch * shape.sequence + i) * shape.heads + head) * shape.head_dim;
         for (const Expected& element : row.out) {
           const auto value = static_cast<float>(element.value);
           kernels::narrow(shape.dtype, &value, out++, 1);
         }
-        made.lse[static_cast<std::size_t>((batch * shape.heads + head) * shape.sequence + i)] =
+        tensors.lse[static_cast<std::size_t>((batch * shape.heads + head) * shape.sequence + i)] =
             static_cast<float>(row.lse.value);
       }
     }
   }
+}
+
+AttentionBackwardTensors random_attention_backward(const AttentionShape& shape, std::uint64_t seed,
+                                                   float scale) {
+  AttentionBackwardTensors made = random_attention_gradients(shape, seed, scale);
+  attend_for_backward(shape, made);
   return made;
 }
 

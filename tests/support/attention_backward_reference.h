@@ -19,6 +19,8 @@ struct AttentionBackwardTensors {
 /// With outputs and log-sum-exps that are poison yet: those that an operation gives are as good, and quicker.
 AttentionBackwardTensors random_attention_gradients(const AttentionShape& shape, std::uint64_t seed,
                                                     float scale = 1.0F);
+/// Fills in those of the reference.
+void attend_for_backward(const AttentionShape& shape, AttentionBackwardTensors& tensors);
 /// With those of the reference.
 AttentionBackwardTensors random_attention_backward(const AttentionShape& shape, std::uint64_t seed,
                                                    float scale = 1.0F);

@@ -11,6 +11,10 @@
 //     const TensorMap& v(const AttentionBackwardTask& task) const;
 //     // Boxes of kTileQueries rows x 64, likewise. `tile`: of the queries of a head.
 //     const TensorMap& q(int tile) const, d_out(int tile) const;
+//     // false: a tile begins in row tile * kTileQueries, and task.query_first is the third coordinate.
+//     static constexpr bool kPacked;
+//     int query_row(const AttentionBackwardTask& task, int tile) const;    // kPacked: the row,
+//     int query_first(const AttentionBackwardTask& task, int tile) const;  // and the third coordinate
 //     // The loading thread: returns when what row_map() is of may be read of the head.
 //     void wait_rows(const AttentionBackwardTask& task, int head) const;
 //     const TensorMap& row_map() const;  // AttentionBackwardRows: its row tile_at() has those of a tile

@@ -36,6 +36,7 @@ struct alignas(16) AttentionBackwardTask {
   std::int32_t source;     ///< whose keys they are
   std::int32_t unit;       ///< of the gradients of keys: of the first 64
   std::int32_t before[2];  ///< adds before its own, by part of the queries
+  std::int32_t query_end;  ///< row behind the last query of the sequence
 };
 
 /// Warps 0-3: producer warpgroup (load, store), 4-11: two math warpgroups, each with half of the keys.

@@ -22,6 +22,14 @@ __device__ __forceinline__ void attention_load_boxes(std::uint32_t to, const Ten
     ptx::tma_load_3d(to + box * kRows * 128, &map, column + box * 64, row, first, barrier);
 }
 
+/// The third coordinate of a tile of queries in its maps.
+template <class Feed>
+__device__ __forceinline__ int attention_query_first(const Feed& feed, const AttentionBackwardTask& task,
+                                                     int tile) {
+  if constexpr (Feed::kPacked) return feed.query_first(task, tile);
+  return task.query_first;
+}
+
 /// Queries, gradients of their outputs, and what is known of their rows, for all steps of a task.
 template <class Config, class Feed>
 __device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
@@ -36,13 +44,16 @@ __device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
     shared.tiles[stages.stage()] = at.tile();
     stages.arrive_full_expect(2 * Config::kQueryBytes + sizeof(AttentionBackwardRows));
     const std::uint32_t full = stages.full_barrier();
-    const int column = task.query_column + at.head() * Config::kHeadDim, row = at.tile() * kRows;
+    const int column = task.query_column + at.head() * Config::kHeadDim;
+    // NOTES: a function that gives the row costs the kernels of sequences of one length registers.
+    int row = at.tile() * kRows;
+    if constexpr (Feed::kPacked) row = feed.query_row(task, at.tile());
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.queries[stages.stage()]),
-                                                feed.q(at.tile()), column, row, task.query_first, full);
+                                                feed.q(at.tile()), column, row, attention_query_first(feed, task, at.tile()), full);
     ptx::tma_load_2d(ptx::shared_address(&shared.rows[stages.stage()]), &feed.row_map(), 0,
                      feed.tile_at(task, at.head(), at.tile()), full);
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.d_out[stages.stage()]),
-                                                feed.d_out(at.tile()), column, row, task.query_first, full);
+                                                feed.d_out(at.tile()), column, row, attention_query_first(feed, task, at.tile()), full);
   }
 }
 

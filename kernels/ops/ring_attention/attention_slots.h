@@ -26,10 +26,10 @@ std::vector<typename List::Slot> attention_slots(const List& list, const Attenti
             [&](std::int32_t a, std::int32_t b) { return attention_comes_before(a, size(a), b, size(b)); });
   std::vector<typename List::Slot> slots(1);
   for (const std::int32_t i : order) {
-    typename List::Slot& slot = slots.back();
-    slot.sequence = sequences[static_cast<std::size_t>(i)];
-    slot.section_heads = list.section_heads(slot.sequence);
-    slots.push_back(list.behind(slot));
+    const AttentionSequence& sequence = sequences[static_cast<std::size_t>(i)];
+    list.describe(sequence, i, slots.back());
+    const std::int32_t behind = slots.back().tasks_before + list.tasks(sequence);
+    slots.emplace_back().tasks_before = behind;
   }
   return slots;
 }

@@ -21,7 +21,7 @@ Status check_attention_backward_operands(OpKind kind, const AttentionBackwardArg
 }
 
 Result<AttentionBackwardPlan> AttentionBackwardPlan::make(AttentionShape shape) {
-  MK_RETURN_IF_ERROR(check_plain_attention_shape(kKind, shape));
+  MK_RETURN_IF_ERROR(check_attention_without_window(kKind, shape));
   if (shape.keys == 0) shape.keys = shape.sequence;
   MK_RETURN_IF_ERROR(check_attention_counts(kKind, shape));
   return AttentionBackwardPlan{shape};
@@ -47,7 +47,16 @@ AttentionBackwardTasks AttentionBackwardPlan::tasks() const {
 }
 
 Status AttentionBackwardPlan::check(const AttentionBackwardArguments& arguments) const {
-  return check_attention_backward_operands(kKind, arguments, shape.sequence);
+  MK_RETURN_IF_ERROR(check_attention_backward_operands(kKind, arguments, shape.sequence));
+  return check_attention_lengths(kKind, shape, arguments.cu_seqlens_q, arguments.cu_seqlens_k);
+}
+
+Status AttentionBackwardPlan::refuse(const BadLength& bad) const {
+  return refuse_attention_length(kKind, shape, bad);
+}
+
+AttentionLengths AttentionBackwardPlan::lengths(const AttentionBackwardArguments& arguments) const {
+  return attention_lengths(shape, arguments.cu_seqlens_q, arguments.cu_seqlens_k);
 }
 
 }  // namespace mkernel::kernels

@@ -40,12 +40,16 @@ struct AttentionBackwardPlan {
   Status check_on_gpu() const;
 
   std::string signature() const;
-  /// kInvalidArgument for an operand that is null.
+  /// kInvalidArgument for an operand that is null, and for lengths where none are wanted.
   Status check(const AttentionBackwardArguments& arguments) const;
+  /// OK without a bad length; else kInvalidArgument.
+  Status refuse(const BadLength& bad) const;
+
+  AttentionLengths lengths(const AttentionBackwardArguments& arguments) const;
 
   /// Query heads that share the keys and values of one head.
   std::int64_t group() const { return shape.heads / shape.kv_heads; }
-  /// Of a plan that check_on_gpu() takes.
+  /// Of a plan that check_on_gpu() takes, and whose sequences are not packed.
   AttentionBackwardTasks tasks() const;
 };
 

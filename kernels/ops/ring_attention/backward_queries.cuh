@@ -10,6 +10,7 @@
 #include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/cuda/sync/claim.cuh"
 #include "kernels/cuda/sync/wait.cuh"
@@ -45,9 +46,10 @@ __device__ __forceinline__ float product_of_8(const AttentionBackwardQueries& p,
   return sum;
 }
 
-/// What is known of the rows of one tile of queries before the pass. One warp.
-template <class Config>
-__device__ __forceinline__ void prepare_backward_rows(const AttentionBackwardQueries& p, std::int32_t unit) {
+/// What is known of the rows of one tile of queries before the pass. One warp. `Queries`, here and below:
+/// AttentionBackwardQueries, or what has another rows_of_tile() than that.
+template <class Config, class Queries>
+__device__ __forceinline__ void prepare_backward_rows(const Queries& p, std::int32_t unit) {
   constexpr int kLanes = Config::kHeadDim / 8;  // that share a row
   constexpr int kRows = 32 / kLanes;            // of the warp at a time
   const std::int32_t head = unit / p.query_tiles, tile = unit % p.query_tiles;
@@ -77,10 +79,9 @@ __device__ __forceinline__ void prepare_backward_rows(const AttentionBackwardQue
 
 /// d_q of one tile, once all tiles of keys, `adds` of them, have added to it: rounded to the io type. One
 /// warp.
-template <class Config>
-__device__ __forceinline__ void narrow_backward_sums(const device::Endpoint& endpoint,
-                                                     const AttentionBackwardQueries& p, std::int32_t unit,
-                                                     std::int32_t adds) {
+template <class Config, class Queries>
+__device__ __forceinline__ void narrow_backward_sums(const device::Endpoint& endpoint, const Queries& p,
+                                                     std::int32_t unit, std::int32_t adds) {
   const std::int32_t head = unit / p.query_tiles, tile = unit % p.query_tiles;
   const std::int32_t batch = head / p.heads, lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const AttentionBackwardQueries::Rows rows = p.rows_of_tile(tile);
@@ -115,9 +116,8 @@ __device__ __forceinline__ void narrow_backward_sums(const device::Endpoint& end
 }
 
 /// CTA number `cta` of those that prepare, all its warps: the rows of some tiles.
-template <class Config>
-__device__ __forceinline__ void prepare_all_backward_rows(const AttentionBackwardQueries& p,
-                                                          std::int32_t cta) {
+template <class Config, class Queries>
+__device__ __forceinline__ void prepare_all_backward_rows(const Queries& p, std::int32_t cta) {
   constexpr int kWarps = Config::kThreads / 32;
   const std::int32_t units = p.all_heads * p.query_tiles;
   const std::int32_t warp = cta * kWarps + static_cast<std::int32_t>(threadIdx.x / 32);
@@ -125,10 +125,26 @@ __device__ __forceinline__ void prepare_all_backward_rows(const AttentionBackwar
     prepare_backward_rows<Config>(p, unit);
 }
 
+/// The storing thread of a warpgroup, of a rank alone: the gradients of the task's 64 keys from `offset` on,
+/// which lie at these shared addresses, by maps with boxes of 64 rows.
+template <class Config>
+__device__ __forceinline__ void store_key_gradients(const AttentionBackwardTask& task, int offset,
+                                                    const TensorMap& d_k, std::uint32_t d_keys,
+                                                    const TensorMap& d_v, std::uint32_t d_values) {
+#pragma unroll
+  for (int box = 0; box < Config::kBoxes; ++box) {
+    const int at = box * Config::kKeyBoxBytes, column = task.key_column + box * 64;
+    ptx::tma_store_3d(&d_k, column, task.key + offset, task.key_first, d_keys + at);
+    ptx::tma_store_3d(&d_v, column, task.key + offset, task.key_first, d_values + at);
+  }
+}
+
 /// What the feeds of the backward body (cuda/attention/sm90_backward.cuh) have in common: the queries.
 template <class Config>
 class AttentionBackwardQueryFeed {
  public:
+  static constexpr bool kPacked = false;
+
   __device__ __forceinline__ void wait_rows(const AttentionBackwardTask& task, int head) const {
     const std::uint64_t* const word = &q_.prepared[task.head + head];
     wait_backward_word(endpoint_, word, (epoch() + 1) * static_cast<std::uint64_t>(q_.query_tiles),

@@ -7,7 +7,6 @@
 #include "kernels/cuda/attention/sm90_backward.cuh"
 #include "kernels/cuda/launch/first_cta.cuh"
 #include "kernels/cuda/ptx/global.cuh"
-#include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/ops/ring_attention/backward_parameters.h"
 #include "kernels/ops/ring_attention/backward_queries.cuh"
 
@@ -50,12 +49,7 @@ class AttentionBackwardFeed : public AttentionBackwardQueryFeed<Config> {
 
   __device__ __forceinline__ std::nullptr_t store_keys(const AttentionBackwardTask& task, int offset,
                                                        std::uint32_t d_keys, std::uint32_t d_values) const {
-#pragma unroll
-    for (int box = 0; box < Config::kBoxes; ++box) {
-      const int at = box * Config::kKeyBoxBytes, column = task.key_column + box * 64;
-      ptx::tma_store_3d(&p_.d_k, column, task.key + offset, task.key_first, d_keys + at);
-      ptx::tma_store_3d(&p_.d_v, column, task.key + offset, task.key_first, d_values + at);
-    }
+    store_key_gradients<Config>(task, offset, p_.d_k, d_keys, p_.d_v, d_values);
     return nullptr;
   }
   /// Nobody waits for them.

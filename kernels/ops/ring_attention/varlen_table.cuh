@@ -70,8 +70,7 @@ __device__ __forceinline__ void varlen_fill(const AttentionLengths& lengths, con
     for (std::int32_t j = 0; j < count; ++j)
       at += attention_comes_before(j, sorting.sizes[j], i, size) ? 1 : 0;
     const AttentionSequence sequence = attention_sequence(lengths, i);
-    slots[at].sequence = sequence;
-    slots[at].section_heads = list.section_heads(sequence);
+    list.describe(sequence, i, slots[at]);
     sorting.tasks[at] = list.tasks(sequence);
   }
   __syncthreads();

@@ -1,0 +1,103 @@
+// The backward pass of attention of sequences of different lengths: the tasks of a sequence, the order in
+// which a persistent kernel takes them, and the order of adds. Pure functions, the same on host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/plan/attention_backward_tasks.h"
+#include "kernels/plan/attention_sequences.h"
+#include "proto/abi/host_device.h"
+
+namespace mkernel::kernels {
+
+/// A sequence in the list of tasks of a backward pass.
+struct AttentionBackwardSlot : AttentionSlot {
+  std::int32_t first_tile;  ///< attention_first_query_tile()
+};
+
+/// Tiles of queries are numbered over all sequences, so that none has those of two: sequence number `sequence`,
+/// whose queries begin with row `query_first`, has the numbers from here on. Some numbers are of no tile.
+MK_HOST_DEVICE constexpr std::int64_t attention_first_query_tile(std::int64_t query_first,
+                                                                 std::int64_t sequence) {
+  return query_first / kBackwardTileQueries + sequence;
+}
+
+/// A tile of queries by its number; of no tile it has no rows.
+struct AttentionQueryTile {
+  std::int32_t begin, end;  ///< rows
+  std::int32_t adds;        ///< of tiles of keys to the gradients of its queries
+};
+/// `lengths`: that are good, of packed sequences.
+MK_HOST_DEVICE inline AttentionQueryTile attention_query_tile(const AttentionLengths& lengths, bool causal,
+                                                              std::int32_t tile) {
+  std::int32_t sequence = 0, behind = lengths.sequences;  // the last one that begins with this tile or before
+  while (behind - sequence > 1) {
+    const std::int32_t middle = (sequence + behind) / 2;
+    if (attention_first_query_tile(lengths.q[middle], middle) <= tile) {
+      sequence = middle;
+    } else {
+      behind = middle;
+    }
+  }
+  const AttentionSequence of = attention_sequence(lengths, sequence);
+  const auto inside = tile - static_cast<std::int32_t>(attention_first_query_tile(of.query_first, sequence));
+  const AttentionBackwardTiles tiles{of.queries, of.keys, causal};
+  if (inside >= tiles.query_tiles()) return {0, 0, 0};
+  const std::int32_t first = inside * kBackwardTileQueries, left = of.queries - first;
+  const std::int32_t begin = of.query_first + first;
+  return {begin, begin + (left < kBackwardTileQueries ? left : kBackwardTileQueries), tiles.adds(inside)};
+}
+
+/// The tasks that each sequence of a launch has, and in which order sequences come: those with most queries
+/// first, for so many steps a task has. Within a sequence tasks follow each other as those of
+/// AttentionBackwardTasks, and for the same reasons a task waits only for tasks that were taken before it.
+/// With a causal mask all walk downwards: the tasks of a head follow each other at a distance of one step, and
+/// those at the end of a sequence are its shortest ones.
+struct AttentionBackwardTaskList {
+  using Slot = AttentionBackwardSlot;
+
+  std::int32_t kv_heads, group;  ///< heads of keys, and how many of queries share one
+  std::int32_t head_dim;
+  bool causal;
+
+  static MK_HOST_DEVICE std::int32_t size(const AttentionSequence& sequence) { return sequence.queries; }
+  /// Keys that no query sees have no task.
+  MK_HOST_DEVICE std::int32_t tasks(const AttentionSequence& sequence) const {
+    return sequence.queries > 0 ? AttentionBackwardTiles::key_tiles(sequence.keys) * kv_heads : 0;
+  }
+  MK_HOST_DEVICE std::int32_t section_heads(const AttentionSequence& sequence) const {
+    const std::int32_t key_tiles = AttentionBackwardTiles::key_tiles(sequence.keys);
+    const std::int32_t queries = sequence.queries > 1 ? sequence.queries : 1;
+    return attention_section_heads(kv_heads, 1, attention_backward_query_bytes(group, queries, head_dim),
+                                   attention_backward_fewest_heads(group > 1, key_tiles > 1 ? key_tiles : 1));
+  }
+  /// All but the tasks before it, of the slot of sequence number `number`.
+  MK_HOST_DEVICE void describe(const AttentionSequence& sequence, std::int32_t number, Slot& slot) const {
+    slot.sequence = sequence;
+    slot.section_heads = section_heads(sequence);
+    slot.first_tile =
+        static_cast<std::int32_t>(attention_first_query_tile(sequence.query_first, number));
+  }
+
+
+  /// A task: a tile of keys of one head, and the tiles of queries that it walks, all counted from the first
+  /// ones of its sequence.
+  struct Place {
+    std::int32_t kv_head, tile;
+    AttentionBackwardWalk walk;
+    std::int32_t turn;  ///< tiles of keys that add to each of these tiles of queries before this one does
+  };
+  /// Task number `inside` of the slot's.
+  MK_HOST_DEVICE Place place(const AttentionSlot& slot, std::int32_t inside) const {
+    const std::int32_t key_tiles = AttentionBackwardTiles::key_tiles(slot.sequence.keys);
+    const AttentionHeadTile at = attention_head_tile<std::int32_t>(
+        inside, kv_heads, key_tiles, slot.section_heads, kv_heads % slot.section_heads,
+        slot.section_heads * key_tiles);
+    const std::int32_t turn = key_tiles - 1 - at.tile;  // its place in the order of the head's tasks
+    const std::int32_t tile = causal ? turn : at.tile;
+    const AttentionBackwardTiles tiles{slot.sequence.queries, slot.sequence.keys, causal};
+    return {at.head, tile, tiles.walk(tile, causal), turn};
+  }
+};
+
+}  // namespace mkernel::kernels

@@ -1,0 +1,266 @@
+// The whole kernel of the backward pass of attention of sequences of different lengths on the host: its list
+// of tasks, tiles that end with their sequence, keys and queries that see nothing, and lengths that are
+// refused.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops/ring_attention/attention_slots.h"
+#include "kernels/ops/ring_attention/backward_plan.h"
+#include "kernels/ops/ring_attention/varlen_backward_roles.cuh"
+#include "kernels/ops/ring_attention/with_config.h"
+#include "tests/support/on_host/cuda_names.h"
+#include "tests/support/on_host/sm90.h"
+#include "tests/support/random_tensor.h"
+#include "tests/support/require.h"
+#include "tests/support/varlen_backward_reference.h"
+
+namespace mkernel::test {
+namespace {
+
+using namespace mkernel::kernels;
+
+/// A rank alone.
+class HostVarlenBackward {
+ public:
+  HostVarlenBackward(const AttentionShape& shape, AttentionBackwardTensors tensors, std::uint32_t ctas = 3)
+      : plan_(require(AttentionBackwardPlan::make(shape))),
+        tensors_(std::move(tensors)),
+        ctas_(ctas),
+        memory_(static_cast<std::size_t>(varlen_backward_bytes(plan_)) / sizeof(Line)),
+        scratch_(std::make_unique<std::byte[]>(
+            Scratch::bytes(static_cast<std::int32_t>(ctas), plan_.lengths({}).sequences))),
+        p_(varlen_backward_parameters(plan_, memory_.data(), scratch())) {
+    require_ok(plan_.check_on_gpu());
+    p_.q = host_tensor_map(varlen_backward_q_view(plan_, tensors_.forward.q.data()));
+    p_.d_out = host_tensor_map(varlen_backward_q_view(plan_, tensors_.d_out.data()));
+    p_.k = host_tensor_map(varlen_backward_k_view(plan_, tensors_.forward.k.data()));
+    p_.v = host_tensor_map(varlen_backward_k_view(plan_, tensors_.forward.v.data()));
+    p_.row_map = host_packed_map(backward_rows_view(p_));
+    p_.out = tensors_.out.data();
+    p_.d_out_rows = tensors_.d_out.data();
+    p_.lse = tensors_.lse.data();
+    p_.preparing = static_cast<std::int32_t>(ctas_);
+    p_.endpoint.control = control_.get();
+    p_.endpoint.host = {&aborted_, nullptr};
+    p_.endpoint.deadline_ns = 100'000'000'000;
+    // Whoever adds before the first one has stored adds to no number.
+    const auto tiles = static_cast<std::ptrdiff_t>(p_.all_heads * p_.query_tiles);
+    std::fill_n(p_.sums, tiles * kBackwardTileQueries * shape.head_dim,
+                std::numeric_limits<float>::quiet_NaN());
+  }
+
+  const AttentionBackwardPlan& plan() const { return plan_; }
+  const AttentionGradients& gradients() const { return gradients_; }
+  /// What CTA 2 has made.
+  const AttentionBackwardSlot* slots() const { return scratch()->slots(2, p_.lengths.sequences); }
+
+  void check(const SequenceLengths& lengths) {
+    launch(lengths);
+    CHECK(refusal().empty());
+    CHECK(wrong_varlen_gradients(plan_.shape, lengths, tensors_, gradients_, Weights::kRounded) == 0);
+  }
+  void launch(const SequenceLengths& lengths) {
+    gradients_ = poisoned_gradients(plan_.shape);
+    p_.d_q = gradients_.d_q.data();
+    p_.d_rows[0] = gradients_.d_k.data();
+    p_.d_rows[1] = gradients_.d_v.data();
+    p_.d_k = host_tensor_map(varlen_backward_d_k_view(plan_, gradients_.d_k.data()));
+    p_.d_v = host_tensor_map(varlen_backward_d_k_view(plan_, gradients_.d_v.data()));
+    p_.lengths = plan_.lengths({.cu_seqlens_q = lengths.q.data(), .cu_seqlens_k = lengths.k.data()});
+    HostGrid grid;
+    with_attention_config(plan_.shape, [&]<int kHeadDim, bool kCausal, DataType kType>() {
+      add<AttentionBackwardConfig<kHeadDim, kCausal, kType>>(grid);
+    });
+    grid.add_service(host_copy_engine);
+    const std::uint64_t before = control_->epoch;
+    grid.run();
+    CHECK(control_->failed == 0);
+    CHECK(control_->epoch == before + 1);
+  }
+  /// Why the last launch was refused; empty: it was not.
+  std::string refusal() const {
+    const VarlenRefusal& last = scratch()->refusal;
+    return last.launch == control_->epoch ? plan_.refuse(last.why).text() : std::string();
+  }
+
+ private:
+  using Scratch = VarlenScratch<AttentionBackwardSlot>;
+  struct alignas(128) Line {
+    float values[32];
+  };
+
+  Scratch* scratch() const { return reinterpret_cast<Scratch*>(scratch_.get()); }
+
+  template <class Config>
+  void add(HostGrid& grid) {
+    for (std::uint32_t cta = 0; cta < ctas_; ++cta) {
+      grid.add_cluster(cta, Config::kCluster, ctas_, Config::kThreads,
+                       attention_backward_shared_bytes<Config>(), [this] {
+                         const HostThread& self = host_thread();
+                         varlen_backward_cta<Config>(p_, self.cluster_shared[self.cluster_rank]);
+                       });
+    }
+  }
+
+  const AttentionBackwardPlan plan_;
+  const AttentionBackwardTensors tensors_;
+  const std::uint32_t ctas_;
+  std::vector<Line> memory_;
+  const std::unique_ptr<std::byte[]> scratch_;
+  AttentionGradients gradients_;
+  const std::unique_ptr<LaunchControl> control_ = std::make_unique<LaunchControl>();
+  std::uint32_t aborted_ = 0;
+  VarlenBackwardParameters p_;
+};
+
+/// Room for a little more than the ragged lengths.
+constexpr AttentionShape kRagged{.batch = 1,
+                                 .sequence = 760,
+                                 .heads = 2,
+                                 .kv_heads = 1,
+                                 .head_dim = 64,
+                                 .keys = 1030,
+                                 .max_sequences = 11};
+
+/// What a launch with these lengths is given.
+HostVarlenBackward make(const AttentionShape& shape, const SequenceLengths& lengths, std::uint32_t ctas = 3) {
+  return {shape, random_varlen_backward(shape, lengths, 1, 2), ctas};
+}
+
+}  // namespace
+
+TEST_CASE("varlen backward kernel: ragged sequences of every size of heads, mask and type") {
+  for_every_attention(kRagged, [](AttentionShape shape) {
+    shape.heads = shape.causal ? 2 : 1;
+    CAPTURE(shape.head_dim);
+    CAPTURE(shape.causal);
+    const SequenceLengths lengths = ragged_lengths(shape.max_sequences);
+    make(shape, lengths).check(lengths);
+  });
+}
+
+TEST_CASE("varlen backward kernel: several heads of keys, in sections") {
+  for (const bool causal : {false, true}) {
+    AttentionShape shape = kRagged;
+    shape.heads = 6;
+    shape.kv_heads = 3;
+    shape.causal = causal;
+    const SequenceLengths lengths = ragged_lengths(shape.max_sequences);
+    make(shape, lengths, 5).check(lengths);
+  }
+}
+
+TEST_CASE("varlen backward kernel: no sequence reads another one's rows, nor those behind the last") {
+  // What is no number has a weight of zero there, and would still spoil the sums.
+  for (const bool causal : {false, true}) {
+    AttentionShape shape = kRagged;
+    shape.causal = causal;
+    const SequenceLengths lengths = ragged_lengths(shape.max_sequences);
+    const AttentionBackwardTensors good = random_varlen_backward(shape, lengths, 2, 2);
+    HostVarlenBackward rank(shape, good);
+    rank.check(lengths);
+    AttentionBackwardTensors spoiled = good;
+    const auto spoil = [](std::vector<std::uint16_t>& tensor, std::int64_t width, Range rows) {
+      std::fill(tensor.begin() + rows.begin * width, tensor.begin() + rows.end * width, kPoison);
+    };
+    const std::int64_t q_width = shape.heads * shape.head_dim, kv_width = shape.kv_heads * shape.head_dim;
+    for (const Range rows : {Range{lengths.q[4], lengths.q[5]}, Range{lengths.q.back(), shape.sequence}}) {
+      for (auto* tensor : {&spoiled.forward.q, &spoiled.d_out, &spoiled.out}) spoil(*tensor, q_width, rows);
+    }
+    for (const Range rows : {Range{lengths.k[4], lengths.k[5]}, Range{lengths.k.back(), shape.keys}}) {
+      for (auto* tensor : {&spoiled.forward.k, &spoiled.forward.v}) spoil(*tensor, kv_width, rows);
+    }
+    HostVarlenBackward other(shape, spoiled);
+    other.launch(lengths);
+    const auto same = [](const std::vector<std::uint16_t>& a, const std::vector<std::uint16_t>& b,
+                         std::int64_t width, Range but) {
+      return std::equal(a.begin(), a.begin() + but.begin * width, b.begin()) &&
+             std::equal(a.begin() + but.end * width, a.end(), b.begin() + but.end * width);
+    };
+    const AttentionGradients &before = rank.gradients(), &after = other.gradients();
+    CHECK(same(before.d_q, after.d_q, q_width, {lengths.q[4], lengths.q[5]}));
+    CHECK(same(before.d_k, after.d_k, kv_width, {lengths.k[4], lengths.k[5]}));
+    CHECK(same(before.d_v, after.d_v, kv_width, {lengths.k[4], lengths.k[5]}));
+  }
+}
+
+TEST_CASE("varlen backward kernel: launches with other lengths, of the same bits for the same lengths") {
+  AttentionShape shape = kRagged;
+  shape.causal = true;
+  const SequenceLengths ragged = ragged_lengths(11);
+  HostVarlenBackward rank = make(shape, ragged);
+  rank.check(ragged);
+  const AttentionGradients first = rank.gradients();
+  // Log-sum-exps are those of other lengths: what matters is that all is computed, and nothing else.
+  rank.launch(sequence_lengths({760}, {1030}, 11));
+  CHECK(std::count(rank.gradients().d_q.begin(), rank.gradients().d_q.end(), kPoison) == 0);
+  CHECK(std::count(rank.gradients().d_k.begin(), rank.gradients().d_k.end(), kPoison) == 0);
+  rank.launch(sequence_lengths({}, {}, 11));
+  CHECK(rank.gradients() == poisoned_gradients(shape));
+  rank.check(sequence_lengths({0, 0, 0}, {1, 700, 329}, 11));  // keys alone: zeros
+  rank.launch(ragged);
+  CHECK(rank.gradients() == first);
+  for (const std::uint32_t ctas : {1, 5}) {
+    HostVarlenBackward other = make(shape, ragged, ctas);
+    other.launch(ragged);
+    CHECK(other.gradients() == first);
+  }
+}
+
+TEST_CASE("varlen backward kernel: bad lengths are refused before anything is written, and the next come") {
+  const SequenceLengths good = ragged_lengths(11);
+  HostVarlenBackward rank = make(kRagged, good);
+  rank.check(good);
+  const AttentionGradients first = rank.gradients();
+  const auto refuse = [&](bool keys, std::size_t index, std::int32_t value, const std::string& text) {
+    SequenceLengths bad = good;
+    (keys ? bad.k : bad.q)[index] = value;
+    rank.launch(bad);
+    CHECK(rank.refusal() == "attention_backward: " + text);
+    CHECK(rank.gradients() == poisoned_gradients(kRagged));
+  };
+  refuse(false, 0, 1, "cu_seqlens_q[0] = 1, but it must be 0..0");
+  refuse(false, 11, 761, "cu_seqlens_q[11] = 761, but it must be 746..760");
+  refuse(true, 4, 178, "cu_seqlens_k[4] = 178, but it must be 179..1030");
+  rank.launch(good);
+  CHECK(rank.refusal().empty());
+  CHECK(rank.gradients() == first);
+}
+
+TEST_CASE("varlen backward kernel: every CTA makes the list of tasks that the plan has") {
+  // More sequences than threads, many of equal lengths.
+  constexpr std::int32_t kSequences = 1024;
+  std::vector<std::int32_t> queries, keys;
+  for (std::int32_t i = 0; i < kSequences; ++i) {
+    queries.push_back(i % 97 == 5 ? 2 : 0);
+    keys.push_back(i * 37 % 11);
+  }
+  const AttentionShape shape{.batch = 1,
+                             .sequence = 40,
+                             .heads = 2,
+                             .kv_heads = 2,
+                             .head_dim = 64,
+                             .causal = true,
+                             .keys = 6000,
+                             .max_sequences = kSequences};
+  const SequenceLengths lengths = sequence_lengths(queries, keys, kSequences);
+  HostVarlenBackward rank = make(shape, lengths);
+  rank.check(lengths);
+  const AttentionBackwardTaskList list{2, 1, 64, true};
+  const std::vector<AttentionBackwardSlot> wanted = attention_slots(
+      list, rank.plan().lengths({.cu_seqlens_q = lengths.q.data(), .cu_seqlens_k = lengths.k.data()}));
+  REQUIRE(wanted.size() == kSequences + 1);
+  CHECK(std::memcmp(wanted.data(), rank.slots(), kSequences * sizeof(AttentionBackwardSlot)) == 0);
+  CHECK(wanted.back().tasks_before == rank.slots()[kSequences].tasks_before);
+}
+
+}  // namespace mkernel::test

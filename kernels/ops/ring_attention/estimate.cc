@@ -183,7 +183,7 @@ struct RingBackwardPlaces {
   const RingBackwardPlan& plan;
 
   std::int32_t tasks() const { return plan.tasks.tasks(); }
-  RingBackwardTasks::Place place(std::int32_t task) const { return plan.tasks.place(plan.gather(), task); }
+  RingBackwardTasks::Place place(std::int32_t task) const { return plan.place(task); }
 };
 
 }  // namespace

@@ -7,9 +7,9 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "kernels/base/lent_workspace.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/ops/ring_attention/ring_roles.cuh"
 #include "kernels/ops/ring_attention/with_config.h"
@@ -18,7 +18,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
-#include "tests/unit/kernels/roles/host_fabric.h"
+#include "tests/unit/kernels/roles/ring_ranks.h"
 
 namespace mkernel::test {
 namespace {
@@ -26,27 +26,33 @@ namespace {
 using namespace mkernel::kernels;
 using Elements = std::vector<std::uint16_t>;
 
+struct RingRank : HostRingRank<RingAttentionParameters> {
+  RingGpuPlan plan;
+  AttentionCounters counters{};
+  Elements q{}, k{}, v{}, out{};
+  std::vector<float> lse{};
+
+  explicit RingRank(RingGpuPlan made) : plan(std::move(made)) {}
+};
+
 /// Ranks of some nodes, each with `ctas` CTAs. `block_rows`: of a chunk, so that few rows travel in many
 /// puts; 0: as the plan has it.
-class RingRanks {
+class RingRanks : public HostRing<RingRank> {
  public:
   RingRanks(const AttentionShape& shape, const Topology& topology, std::int32_t ctas = 4,
             std::int32_t comm_ctas = 2, std::int32_t block_rows = 0)
-      : shape_(shape), topology_(topology), fabric_(topology.world(), 1) {
+      : HostRing(topology, 1), shape_(shape) {
     for (std::uint32_t r = 0; r < topology.world(); ++r) {
-      ranks_.push_back(std::make_unique<Rank>(Rank{
-          require(RingGpuPlan::make(shape, topology, r, kH200.with_sms(ctas), {.comm_ctas = comm_ctas}))}));
-      Rank& rank = *ranks_.back();
-      if (block_rows > 0) rank.plan.gather.cut(block_rows);
-      half_bytes_ = rank.plan.gather.data_bytes();
-      rank.words.resize(rank.plan.gather.word_bytes() / 8);
-      rank.lent.resize(lent_workspace_bytes(half_bytes_) / 128 + 1);
-      // What another operation may have left: no numbers.
-      std::fill_n(reinterpret_cast<std::uint16_t*>(rank.lent.data() + 1), (rank.lent.size() - 1) * 64,
-                  kPoison);
+      RingGpuPlan plan =
+          require(RingGpuPlan::make(shape, topology, r, kH200.with_sms(ctas), {.comm_ctas = comm_ctas}));
+      if (block_rows > 0) plan.gather.cut(block_rows);
+      ranks_.push_back(std::make_unique<RingRank>(std::move(plan)));
     }
-    half_bytes_ = lent_half_bytes(lent_workspace_bytes(half_bytes_));
-    for (auto& rank : ranks_) describe(*rank);
+    make_workspaces(ranks_[0]->plan.gather.word_bytes(), ranks_[0]->plan.gather.data_bytes());
+    for (auto& rank : ranks_) {
+      rank->p = ring_attention_parameters(rank->plan, &rank->counters);
+      describe_gather(*rank, rank->plan, rank->plan.tile_keys());
+    }
   }
 
   /// One launch of every rank with new operands.
@@ -68,13 +74,7 @@ class RingRanks {
       fill(*rank, with_lse);
       add(grid, *rank);
     }
-    grid.add_service(host_copy_engine);
-    if (topology_.nodes() > 1) {
-      grid.add_service([this] {
-        fabric_.deliver([this](std::uint32_t rank) { return ranks_[rank]->lent_memory(); },
-                        lent_workspace_bytes(half_bytes_), true);
-      });
-    }
+    add_services(grid);
     if (aborts_) {
       grid.add_service([this] {
         for (int step = 0; step < 5000 && !host_is_over(); ++step) host_yield();
@@ -83,15 +83,9 @@ class RingRanks {
     }
     grid.run();
   }
-  /// Bytes that rank `rank` has put, in all launches, and those that its plan says of one.
-  std::uint64_t delivered(std::size_t rank) const { return fabric_.delivered(rank); }
+  /// Bytes that the plan of rank `rank` says it puts in a launch.
   std::uint64_t wire_bytes(std::size_t rank) const { return ranks_[rank]->plan.wire_bytes(); }
   const Elements& out(std::size_t rank) const { return ranks_[rank]->out; }
-  LaunchControl& control(std::size_t rank) { return ranks_[rank]->control; }
-  LentControl& lent(std::size_t rank) { return *ranks_[rank]->p.endpoint.lent; }
-  void set_deadline(std::uint64_t ns) {
-    for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = ns;
-  }
   /// The next launch is aborted by the host when it has been under way for a while.
   void abort_next() {
     aborts_ = true;
@@ -99,58 +93,7 @@ class RingRanks {
   }
 
  private:
-  struct alignas(128) Line {
-    std::byte bytes[128] = {};
-  };
-  struct Rank {
-    RingGpuPlan plan;
-    std::vector<std::uint64_t> words{};
-    std::vector<Line> lent{};
-    std::vector<TensorMap> gathered{};
-    LaunchControl control{};
-    AttentionCounters counters{};
-    RingAttentionParameters p{};
-    Elements q{}, k{}, v{}, out{};
-    std::vector<float> lse{};
-    int on_their_way = -1;
-
-    std::byte* lent_memory() { return reinterpret_cast<std::byte*>(lent.data()); }
-  };
-
-  std::int64_t world() const { return std::ssize(ranks_); }
-
-  /// As CudaRingAttention does it.
-  void describe(Rank& rank) {
-    const KvGatherPlan& gather = rank.plan.gather;
-    RingAttentionParameters& p = rank.p;
-    p = ring_attention_parameters(rank.plan, &rank.counters);
-    for (const std::uint64_t launch : {0, 1}) {
-      const std::byte* half = rank.lent_memory() + lent_half_at(launch, half_bytes_);
-      for (std::int32_t source = 0; source < gather.world; ++source) {
-        for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
-          TensorMap map{};
-          if (gather.positions(source) > 0)
-            map =
-                host_tensor_map(ring_slab_view(rank.plan, source, half + gather.slab_offset(source, tensor)));
-          rank.gathered.push_back(map);
-        }
-      }
-    }
-    p.gathered = rank.gathered.data();
-    p.half_bytes = half_bytes_;
-    const auto me = static_cast<std::uint32_t>(gather.rank);
-    for (std::uint32_t local = 0; local < topology_.ranks_per_node(); ++local) {
-      Rank& neighbour = *ranks_[topology_.rank_at(topology_.node_of(me), local)];
-      p.words[local] = reinterpret_cast<std::byte*>(neighbour.words.data());
-      p.lent[local] = neighbour.lent_memory();
-    }
-    describe_ranks(topology_, me, p);
-    p.region = HostFabric::kRegion;
-    fabric_.open(p.endpoint, me, rank.control);
-    p.endpoint.lent = reinterpret_cast<LentControl*>(rank.lent_memory());
-  }
-
-  void fill(Rank& rank, bool with_lse) {
+  void fill(RingRank& rank, bool with_lse) {
     const KvGatherPlan& gather = rank.plan.gather;
     const std::int32_t me = gather.rank;
     RingAttentionParameters& p = rank.p;
@@ -165,17 +108,12 @@ class RingRanks {
       p.q[part] = host_tensor_map(ring_q_view(rank.plan, part, rank.q.data()));
       p.out[part] = host_tensor_map(ring_out_view(rank.plan, part, rank.out.data()));
     }
-    if (gather.positions(me) > 0) {
-      const void* const tensors[] = {rank.k.data(), rank.v.data()};
-      for (int tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
-        p.own[tensor] = host_tensor_map(ring_kv_view(rank.plan, tensors[tensor]));
-        p.push[tensor] = host_packed_map(ring_push_view(rank.plan, tensors[tensor]));
-      }
-    }
+    if (gather.positions(me) > 0)
+      rank.map_own(rank.plan, rank.plan.tile_keys(), rank.k.data(), rank.v.data());
     p.lse = with_lse ? rank.lse.data() : nullptr;
   }
 
-  void add(HostGrid& grid, Rank& rank) {
+  void add(HostGrid& grid, RingRank& rank) {
     with_attention_tile(shape_, rank.plan.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
       using Config = AttentionConfig<kHeadDim, kTileKeys, kType>;
       const auto ctas = static_cast<std::uint32_t>(rank.plan.ctas);
@@ -184,35 +122,17 @@ class RingRanks {
                          [&rank] {
                            const HostThread& self = host_thread();
                            ring_attention_cta<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
-                           if (blockIdx.x == 0 && threadIdx.x == 0) rank.on_their_way = missing_chunks(rank);
+                           if (blockIdx.x == 0 && threadIdx.x == 0)
+                             rank.on_their_way = rank.missing_chunks(rank.plan.gather);
                          });
       }
     });
   }
 
-  /// When the launch ends: chunks of other ranks that are still to come.
-  static int missing_chunks(const Rank& rank) {
-    const KvGatherPlan& gather = rank.plan.gather;
-    int missing = 0;
-    for (std::int32_t step = 1; step < gather.world; ++step) {
-      const std::int32_t source = gather.source(step);
-      for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
-        const std::uint64_t* ready = rank.words.data() + gather.ready_offset(source, tensor) / 8;
-        for (std::int32_t chunk = 0; chunk < gather.chunks(); ++chunk)
-          missing += ready[chunk] < gather.count(rank.control.epoch - 1) ? 1 : 0;
-      }
-    }
-    return missing;
-  }
-
   const AttentionShape shape_;
-  const Topology topology_;
-  HostFabric fabric_;
   bool aborts_ = false;
   std::uint32_t aborted_ = 0;  ///< the word that the pollers of all ranks look at
-  std::uint64_t half_bytes_ = 0;
   AttentionTensors tensors_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
 TEST_CASE("ring attention kernel: every size of heads, mask and type, with tails and heads that share keys") {

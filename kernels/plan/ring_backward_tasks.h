@@ -17,6 +17,10 @@ namespace mkernel::kernels {
 /// lies within one part, so a tile of another rank is seen wholly or not at all: there are masks on the
 /// diagonals of own parts only. Parts that no own query sees have no tasks.
 ///
+/// Over several nodes the keys of other nodes come between the own ones and those of the node: while the
+/// latter are computed, the gradients of the former travel. They are taken section after section, of all those
+/// ranks: a few heads are whole after a part of the time, at all rail peers, and so all rails are used.
+///
 /// A tile of queries takes the adds of tiles of keys in the order of the tasks, so a task waits only for
 /// tasks that were taken before it. Tasks walk upwards, head after head where heads share keys. With a causal
 /// mask those of own keys, which are of different lengths, walk downwards, all heads of a tile: so all tasks
@@ -64,20 +68,39 @@ class RingBackwardTasks {
   MK_HOST_DEVICE std::int32_t tasks() const { return tasks_; }
   /// The first ones, whose keys are own ones.
   MK_HOST_DEVICE std::int32_t own_tasks() const { return own_tasks_; }
-  /// `gather`: that the tasks were made from.
+  /// On one node. `gather`: that the tasks were made from.
   MK_HOST_DEVICE Place place(const KvGatherPlan& gather, std::int32_t task) const {
     Place place;
-    for (std::int32_t step = 0; step < gather.world; ++step) {
-      place.source = gather.source(step);
-      for (place.part = 1; place.part >= 0; --place.part) {
-        if (!is_seen(gather, gather.rank, place.source, place.part)) continue;
-        const std::int32_t tiles = key_tiles(gather, place.source, place.part);
-        count_adds(gather, place.source, place.part, place.before);
-        if (task < heads_ * tiles) return in_part(gather, task, tiles, place);
-        task -= heads_ * tiles;
+    find(gather, 0, gather.world, {0, heads_, section_heads_, last_heads_}, task, place);
+    return place;
+  }
+  /// Likewise over any number of nodes. `far_tiles`: far_tiles(gather).
+  MK_HOST_DEVICE Place place(const KvGatherPlan& gather, std::int32_t task, std::int32_t far_tiles) const {
+    const Heads all{0, heads_, section_heads_, last_heads_};
+    Heads far = all;
+    Place place;
+    if (find(gather, 0, 1, all, task, place)) return place;
+    if (task < heads_ * far_tiles) {  // of one section of other nodes' keys
+      const std::int32_t section_tasks = section_heads_ * far_tiles, section = task / section_tasks;
+      task -= section * section_tasks;
+      far.first = section * section_heads_;
+      const std::int32_t left = heads_ - far.first;
+      far.count = far.of_section = far.of_last = left < section_heads_ ? left : section_heads_;
+    }
+    if (find(gather, gather.near + 1, gather.world, far, task, place)) return place;
+    find(gather, 1, gather.near + 1, all, task, place);
+    return place;
+  }
+  /// Of one head: those of other nodes.
+  MK_HOST_DEVICE std::int32_t far_tiles(const KvGatherPlan& gather) const {
+    std::int32_t tiles = 0;
+    for (std::int32_t step = gather.near + 1; step < gather.world; ++step) {
+      for (std::int32_t part = 0; part < 2; ++part) {
+        const std::int32_t source = gather.source(step);
+        if (is_seen(gather, gather.rank, source, part)) tiles += key_tiles(gather, source, part);
       }
     }
-    return place;
+    return tiles;
   }
 
   /// Of the own queries of a head: those of part 0, then those of part 1.
@@ -114,6 +137,31 @@ class RingBackwardTasks {
   }
 
  private:
+  /// That a run of tasks is of: `count` from `first` on, cut into sections.
+  struct Heads {
+    std::int32_t first, count, of_section, of_last;
+  };
+
+  /// Task number `task` of the parts of some sources, at steps `first` .. `end` - 1: whether there are so many.
+  /// Else `task` counts on from what follows; `place.before` then has their adds.
+  MK_HOST_DEVICE bool find(const KvGatherPlan& gather, std::int32_t first, std::int32_t end,
+                           const Heads& heads, std::int32_t& task, Place& place) const {
+    for (std::int32_t step = first; step < end; ++step) {
+      place.source = gather.source(step);
+      for (place.part = 1; place.part >= 0; --place.part) {
+        if (!is_seen(gather, gather.rank, place.source, place.part)) continue;
+        const std::int32_t tiles = key_tiles(gather, place.source, place.part);
+        count_adds(gather, place.source, place.part, place.before);
+        if (task < heads.count * tiles) {
+          place = in_part(gather, task, tiles, heads, place);
+          return true;
+        }
+        task -= heads.count * tiles;
+      }
+    }
+    return false;
+  }
+
   static MK_HOST_DEVICE std::int32_t key_tiles(const KvGatherPlan& gather, std::int32_t source,
                                                std::int32_t part) {
     return AttentionBackwardTasks::key_tiles(gather.part_rows[source][part]);
@@ -145,11 +193,11 @@ class RingBackwardTasks {
   }
   /// Task number `task` of the part, `place.before` of which are those of all its tiles.
   MK_HOST_DEVICE Place in_part(const KvGatherPlan& gather, std::int32_t task, std::int32_t tiles,
-                               Place place) const {
-    const AttentionHeadTile at =
-        attention_head_tile(task, heads_, tiles, section_heads_, last_heads_, section_heads_ * tiles);
+                               const Heads& heads, Place place) const {
+    const AttentionHeadTile at = attention_head_tile(task, heads.count, tiles, heads.of_section,
+                                                     heads.of_last, heads.of_section * tiles);
     const bool own = place.source == gather.rank;
-    place.head = at.head;
+    place.head = heads.first + at.head;
     place.tile = own ? tiles - 1 - at.tile : at.tile;
     place.downwards = own && causal_;
     for (std::int32_t part = 0; part < 2; ++part) {

@@ -184,7 +184,7 @@ struct RingBackwardPlaces {
   const RingBackwardPlan& plan;
 
   std::int32_t tasks() const { return plan.tasks.tasks(); }
-  RingBackwardTasks::Place place(std::int32_t task) const { return plan.tasks.place(plan.gather(), task); }
+  RingBackwardTasks::Place place(std::int32_t task) const { return plan.place(task); }
 };
 
 /// Keys of a rank that a tile of queries meets: `own_keys` of its own one. Of packed sequences as many as of

@@ -21,6 +21,11 @@ struct KeySumPiece {
   std::int32_t rows;               ///< none behind the last tile of a part
   std::int32_t unit;               ///< KeyPartialsPlan's
   std::int32_t tensor, box;
+
+  /// Where it lies in its unit.
+  __device__ __forceinline__ std::int32_t inside(const KeyPartialsPlan& partials) const {
+    return (tensor * partials.boxes + box) * KeyPartialsPlan::kBoxBytes;
+  }
 };
 
 /// Those of all own keys.
@@ -67,52 +72,82 @@ __device__ __forceinline__ bool wait_key_partials(const RingBackwardParameters& 
   return __all_sync(~0U, mine);
 }
 
-/// Whole warp: the sums of a piece, rounded once, into the gradients. A lane takes 16 bytes of several places
-/// at a time, of several ranks at once, so that many loads are in flight.
-template <class Config>
-__device__ __forceinline__ void add_key_partials(const RingBackwardParameters& p, const KeySumPiece& piece) {
-  constexpr int kPlaces = 4, kWriters = 4, kLaneBytes = 16;
+/// Whole warp: adds up 64 rows of 128 bytes. A lane takes 16 bytes of several places at a time, of several parts
+/// at once, so that many loads are in flight. Of `parts.count` parts those that parts.has(w) have byte
+/// `inside` of the piece at parts.at(w, inside). `store(row, place, sums)`: 16 bytes of a row, which has eight such
+/// places.
+template <class Config, class Parts, class Store>
+__device__ __forceinline__ void add_key_parts(const Parts& parts, const Store& store) {
+  constexpr int kPlaces = 4, kParts = 4, kLaneBytes = 16;
   constexpr int kRowsAtOnce = 32 * kLaneBytes / 128;  // of a place
-  const KvGatherPlan& gather = p.gather;
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
-  const std::uint64_t slot_bytes = p.partials.max_units * p.partials.unit_bytes();
-  const std::byte* const slots = p.lent[p.local_rank] +
-                                 lent_half_at(p.endpoint.lent->launches, p.half_bytes) +
-                                 p.partials.slot_offset(0, piece.unit) +
-                                 (piece.tensor * p.partials.boxes + piece.box) * KeyPartialsPlan::kBoxBytes;
-  const std::int32_t batch = piece.place.head / gather.kv_heads, kv_head = piece.place.head % gather.kv_heads;
-  const std::int32_t first = batch * gather.positions(gather.rank) + piece.row +
-                             (piece.place.part == 0 ? 0 : gather.part_rows[gather.rank][0]);
-  const std::int64_t pitch = std::int64_t{gather.kv_heads} * gather.row_bytes;
-  std::byte* const to = p.d_rows[piece.tensor] + first * pitch + kv_head * gather.row_bytes + piece.box * 128;
 #pragma unroll 1
   for (int round = 0; round < KeyPartialsPlan::kRows; round += kPlaces * kRowsAtOnce) {
     float sum[kPlaces][8] = {};
-    const std::byte* const from = slots + round * 128 + lane * kLaneBytes;
-    for (std::int32_t w = 0; w < gather.world; w += kWriters) {
-      uint4 summand[kWriters][kPlaces];
+    const int first = round * 128 + lane * kLaneBytes;
+    for (std::int32_t w = 0; w < parts.count; w += kParts) {
+      uint4 summand[kParts][kPlaces];
 #pragma unroll
-      for (int j = 0; j < kWriters; ++j) {
-        const bool there = w + j < gather.world && has_partial(p, w + j, piece);
+      for (int j = 0; j < kParts; ++j) {
+        const bool there = w + j < parts.count && parts.has(w + j);
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) {
           summand[j][i] = {};
-          if (there) summand[j][i] = ptx::ld_once_v4(from + (w + j) * slot_bytes + i * 32 * kLaneBytes);
+          if (there) summand[j][i] = ptx::ld_once_v4(parts.at(w + j, first) + i * 32 * kLaneBytes);
         }
       }
 #pragma unroll
-      for (int j = 0; j < kWriters; ++j) {
+      for (int j = 0; j < kParts; ++j) {
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) add_piece<Config::kInput>(sum[i], summand[j][i]);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kPlaces; ++i) {
-      const int row = round + i * kRowsAtOnce + lane / 8;
-      const int column = (lane % 8 ^ row % 8) * kLaneBytes;  // as the copy engine swizzles rows of 128 bytes
-      if (row < piece.rows) ptx::st_v4(to + row * pitch + column, round_piece<Config::kInput>(sum[i]));
-    }
+    for (int i = 0; i < kPlaces; ++i)
+      store(round + i * kRowsAtOnce + lane / 8, lane % 8, sum[i]);
   }
+}
+
+/// Where a piece lies in the first slot of its unit, in the half of this launch.
+__device__ __forceinline__ const std::byte* key_slots(const RingBackwardParameters& p,
+                                                      const KeySumPiece& piece) {
+  return p.lent[p.local_rank] + lent_half_at(p.endpoint.lent->launches, p.half_bytes) +
+         p.partials.slot_offset(0, piece.unit) + piece.inside(p.partials);
+}
+
+/// Whole warp: the sums of a piece of own keys into the gradients.
+template <class Config, class Parts>
+__device__ __forceinline__ void add_own_key_parts(const RingBackwardParameters& p, const KeySumPiece& piece,
+                                                  const Parts& parts) {
+  const KvGatherPlan& gather = p.gather;
+  const std::int32_t batch = piece.place.head / gather.kv_heads, kv_head = piece.place.head % gather.kv_heads;
+  const std::int32_t first = batch * gather.positions(gather.rank) + piece.row +
+                             (piece.place.part == 0 ? 0 : gather.part_rows[gather.rank][0]);
+  const std::int64_t pitch = std::int64_t{gather.kv_heads} * gather.row_bytes;
+  std::byte* const to = p.d_rows[piece.tensor] + first * pitch + kv_head * gather.row_bytes + piece.box * 128;
+  add_key_parts<Config>(parts, [&](int row, int place, const float(&sums)[8]) {
+    const int column = (place ^ row % 8) * 16;  // as the copy engine swizzles rows of 128 bytes
+    if (row < piece.rows) ptx::st_v4(to + row * pitch + column, round_piece<Config::kInput>(sums));
+  });
+}
+
+/// Whole warp: what all ranks have of the piece.
+template <class Config>
+__device__ __forceinline__ void add_key_partials(const RingBackwardParameters& p, const KeySumPiece& piece) {
+  struct {
+    const RingBackwardParameters& p;
+    const KeySumPiece& piece;
+    const std::byte* slots;
+    std::uint64_t slot_bytes;
+    std::int32_t count;
+
+    __device__ __forceinline__ bool has(std::int32_t writer) const { return has_partial(p, writer, piece); }
+    __device__ __forceinline__ const std::byte* at(std::int32_t writer, int inside) const {
+      return slots + inside + writer * slot_bytes;
+    }
+  } const parts{p, piece, key_slots(p, piece), p.partials.max_units * p.partials.unit_bytes(),
+                p.gather.world};
+  add_own_key_parts<Config>(p, piece, parts);
 }
 
 /// Whole warp: piece number `index`.

@@ -1,13 +1,10 @@
 // The backward pass of ring attention on the cuda executor: the host's side of a launch.
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
@@ -15,6 +12,7 @@
 #include "kernels/ops/ring_attention/backward_plan.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
 #include "kernels/ops/ring_attention/estimate.h"
+#include "kernels/ops/ring_attention/kv_gather_maps.h"
 #include "kernels/ops/ring_attention/ring_backward_kernel.h"
 #include "kernels/ops/ring_attention/ring_backward_parameters.h"
 #include "kernels/ops/ring_attention/ring_backward_plan.h"
@@ -25,7 +23,7 @@ namespace mkernel::kernels {
 namespace {
 
 // What a kernel may be given by value on every driver.
-static_assert(sizeof(RingBackwardParameters) <= 4096);
+static_assert(sizeof(RingBackwardNodesParameters) <= 4096);
 
 constexpr OpKind kKind = OpKind::kRingAttentionBackward;
 
@@ -37,53 +35,37 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
   std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
   Requirements requirements() const override {
     return {.workspace_bytes = plan_.partials.word_bytes(),
-            .lent_bytes = plan_.partials.data_bytes(),
-            .lanes = plan_.ring.lanes(),
+            .lent_bytes = plan_.data_bytes(),
+            .lanes = plan_.lanes(),
             .gpu = true};
   }
   double expected_seconds() const override { return estimated_seconds(plan_); }
-  std::uint64_t wire_bytes() const override { return plan_.ring.wire_bytes(); }
+  std::uint64_t wire_bytes() const override { return plan_.wire_bytes(); }
 
  private:
+  bool several_nodes() const { return plan_.gather().rails() > 0; }
+
   /// All that stays as long as the workspaces do, the maps of every slab among it.
   Status attach() override {
-    std::vector<TensorMap> maps;
-    for (const std::uint64_t launch : {0, 1}) {
-      const std::byte* half = lent().mine + lent_half_at(launch, half_bytes());
-      for (std::int32_t i = 0; i < plan_.gather().world * KvGatherPlan::kTensors; ++i)
-        MK_RETURN_IF_ERROR(encode_slab(half, i, maps.emplace_back()));
-    }
-    auto gathered = DeviceBuffer::holding(maps, "ring_attention_backward: tensor maps");
-    if (!gathered.ok()) return gathered.status();
-    gathered_ = std::move(*gathered);
     auto memory = DeviceBuffer::zeroed(static_cast<std::uint64_t>(ring_backward_scratch(plan_).bytes),
                                        "ring_attention_backward: sums of the gradients of queries");
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
-    parameters_ = ring_backward_parameters(plan_, memory_.get());
+    if (several_nodes()) {
+      auto wire = DeviceBuffer::zeroed(ring_backward_wire_bytes(plan_),
+                                       "ring_attention_backward: counts of sums for other nodes");
+      if (!wire.ok()) return wire.status();
+      wire_ = std::move(*wire);
+    }
+    parameters_ = ring_backward_parameters(plan_, memory_.get(), wire_.get());
     MK_RETURN_IF_ERROR(
         encode_packed_attention_map(kKind, backward_rows_view(parameters_), "rows", parameters_.row_map));
-    parameters_.gathered = static_cast<const TensorMap*>(gathered_.get());
-    parameters_.half_bytes = half_bytes();
-    parameters_.region = lent().region;
-    describe_owners(topology(), rank(), parameters_);
-    std::copy(workspace().node.begin(), workspace().node.end(), parameters_.words);
-    std::copy(lent().node.begin(), lent().node.end(), parameters_.lent);
-    return {};
+    describe_owners(topology(), parameters_);
+    return maps_.attach(topology(), rank(), workspace(), lent(), parameters_);
   }
 
   static Status encode(const MatrixView& view, const char* name, TensorMap& map) {
     return encode_attention_map(kKind, view, name, map);
-  }
-
-  /// Of source and tensor number `index`, unless the source holds nothing: the kernel keeps clear of that
-  /// one.
-  Status encode_slab(const std::byte* half, std::int32_t index, TensorMap& map) const {
-    const std::int32_t source = index / KvGatherPlan::kTensors, tensor = index % KvGatherPlan::kTensors;
-    map = {};
-    if (plan_.gather().positions(source) == 0) return {};
-    const std::byte* slab = half + plan_.gather().slab_offset(source, tensor);
-    return encode(ring_backward_slab_view(plan_, source, slab), "workspace", map);
   }
 
   /// The maps stay until a launch comes with other tensors.
@@ -97,15 +79,9 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
       MK_RETURN_IF_ERROR(
           encode(ring_backward_q_view(plan_, part, arguments.d_out), "d_out", parameters_.d_out[part]));
     }
-    MK_RETURN_IF_ERROR(encode_own(arguments.k, "k", 0));
-    MK_RETURN_IF_ERROR(encode_own(arguments.v, "v", 1));
+    MK_RETURN_IF_ERROR(maps_.encode_own(arguments.k, arguments.v, parameters_));
     tensors_ = given;
     return {};
-  }
-
-  Status encode_own(const void* kv, const char* name, std::int32_t tensor) {
-    MK_RETURN_IF_ERROR(encode(ring_backward_kv_view(plan_, kv), name, parameters_.own[tensor]));
-    return encode_packed_attention_map(kKind, ring_push_view(plan_.ring, kv), name, parameters_.push[tensor]);
   }
 
   Status check(const AttentionBackwardArguments& arguments) const override {
@@ -116,7 +92,7 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
   Status launch(const AttentionBackwardArguments& arguments, std::uint64_t deadline_ns,
                 CUstream_st* stream) override {
     MK_RETURN_IF_ERROR(encode_tensors(arguments));
-    RingBackwardParameters p = parameters_;
+    RingBackwardNodesParameters p = parameters_;
     p.endpoint = endpoint(deadline_ns);
     p.out = arguments.out;
     p.d_out_rows = arguments.d_out;
@@ -124,16 +100,18 @@ class CudaRingBackward final : public CudaOperation<AttentionBackwardArguments> 
     p.d_q = arguments.d_q;
     p.d_rows[0] = static_cast<std::byte*>(arguments.d_k);
     p.d_rows[1] = static_cast<std::byte*>(arguments.d_v);
-    return queue(&p, plan_.ring.ctas, stream);
+    const RingBackwardParameters& of_one_node = p;
+    return queue(several_nodes() ? static_cast<const void*>(&p) : &of_one_node, plan_.ring.ctas, stream);
   }
 
   using Tensors = std::array<const void*, 4>;
 
   const RingBackwardPlan plan_;
+  KvGatherMaps maps_{kKind, plan_.ring, kBackwardTileKeys};
   DeviceBuffer memory_;
-  DeviceBuffer gathered_;                ///< TensorMap [half][source][tensor]
-  RingBackwardParameters parameters_{};  ///< without the operands of a launch
-  Tensors tensors_{};                    ///< that the maps are of
+  DeviceBuffer wire_;                         ///< over several nodes
+  RingBackwardNodesParameters parameters_{};  ///< without the operands of a launch
+  Tensors tensors_{};                         ///< that the maps are of
 };
 
 }  // namespace
@@ -146,8 +124,9 @@ Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_ring_attention
   auto plan = RingBackwardPlan::make(shape, topology, rank, *machine, options);
   if (!plan.ok()) return plan.status();
   const CooperativeKernel kernel =
-      with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
-        return ring_backward_kernel_of<kHeadDim, kCausal, kType>();
+      with_attention_config(shape, [&]<int kHeadDim, bool kCausal, DataType kType>() {
+        return topology.nodes() > 1 ? ring_backward_nodes_kernel_of<kHeadDim, kCausal, kType>()
+                                    : ring_backward_kernel_of<kHeadDim, kCausal, kType>();
       });
   std::unique_ptr<CudaAttentionBackwardOperation> made =
       std::make_unique<CudaRingBackward>(std::move(*plan), topology, rank);

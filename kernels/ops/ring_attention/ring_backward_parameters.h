@@ -7,6 +7,7 @@
 #include "kernels/ops/ring_attention/backward_queries.h"
 #include "kernels/ops/ring_attention/ring_parameters.h"
 #include "kernels/plan/key_partials_plan.h"
+#include "kernels/plan/put_key_partials_plan.h"
 #include "kernels/plan/ring_backward_tasks.h"
 
 namespace mkernel::kernels {
@@ -26,18 +27,32 @@ struct RingBackwardParameters : AttentionBackwardQueries, KvGatherParameters {
   std::byte* d_rows[KvGatherPlan::kTensors];  ///< gradients of own keys and values
 };
 
+/// What the kernel for several nodes is given besides.
+struct RingBackwardNodesParameters : RingBackwardParameters {
+  std::int8_t slot_of[kMaxKernelRanks];  ///< KeyPartialsPlan's of this rank, by owner
+  std::int32_t far_tiles;                ///< RingBackwardTasks::far_tiles()
+  std::int32_t sum_ctas;                 ///< the first of the grid: add up what is put, when they have pushed
+  PutKeyPartialsPlan puts;
+  /// Units of a head that are put to the rail peer so many nodes behind this one, and that come from there, from
+  /// distance 1 on; of the former those of all peers.
+  Divisor put_units[kMaxKernelNodes], come_units[kMaxKernelNodes];
+  Divisor all_put_units;
+  std::int32_t chunks;       ///< of the peer to whom most are put
+  std::uint64_t* next_put;   ///< by parity of the epoch, as AttentionBackwardCounters: the next piece to add up
+  std::uint64_t* staged;     ///< [distance - 1][chunk]: pieces that are staged; over all launches
+};
+
 /// All that is the same in every launch and known without workspaces and topology. `memory`:
-/// ring_backward_scratch() of it, zeroed once.
-RingBackwardParameters ring_backward_parameters(const RingBackwardPlan& plan, void* memory);
+/// ring_backward_scratch() of it, zeroed once. Over several nodes `wire` is ring_backward_wire_bytes() more,
+/// likewise; on one node what only several need is left out.
+RingBackwardNodesParameters ring_backward_parameters(const RingBackwardPlan& plan, void* memory,
+                                                     void* wire);
 AttentionBackwardScratch ring_backward_scratch(const RingBackwardPlan& plan);
-/// As describe_ranks(), and where the owners of keys are.
-void describe_owners(const Topology& topology, std::uint32_t rank, RingBackwardParameters& p);
+std::uint64_t ring_backward_wire_bytes(const RingBackwardPlan& plan);
+/// Where the owners of keys are.
+void describe_owners(const Topology& topology, RingBackwardParameters& p);
 
 /// What the maps are of; d_out as q. `part`: of the own positions, not an empty one.
 MatrixView ring_backward_q_view(const RingBackwardPlan& plan, int part, const void* q);
-/// Own keys or values, in tiles. The rank holds some.
-MatrixView ring_backward_kv_view(const RingBackwardPlan& plan, const void* kv);
-/// Those of `source`, which holds some, in its slab.
-MatrixView ring_backward_slab_view(const RingBackwardPlan& plan, std::int32_t source, const void* slab);
 
 }  // namespace mkernel::kernels

@@ -1,8 +1,12 @@
 #include "kernels/ops/ring_attention/ring_backward_plan.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <string>
 #include <utility>
 
+#include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -11,22 +15,59 @@ namespace {
 
 constexpr OpKind kKind = OpKind::kRingAttentionBackward;
 
+std::int32_t rail_peer(const KvGatherPlan& gather, std::int32_t distance) {
+  return (gather.rank + distance * (gather.near + 1)) % gather.world;
+}
+
+/// As many as add up what is put in half of the time that the launch takes: then sums wait for tasks, and not
+/// tasks of other ranks' launches for sums.
+std::int32_t choose_sum_ctas(const RingBackwardPlan& plan) {
+  const Machine& machine = plan.ring.machine;
+  const double put = static_cast<double>(plan.wire_bytes() - plan.ring.wire_bytes());
+  const double summed = put * (plan.gather().near + 2) / machine.sum_bytes;  // read, and stored
+  const double ctas = 2 * summed / estimated_seconds(plan);
+  return std::clamp(static_cast<std::int32_t>(std::ceil(ctas)), 1, plan.ring.comm_ctas);
+}
+
 }  // namespace
+
+std::int32_t RingBackwardPlan::put_units(std::int32_t distance) const {
+  const std::int32_t node = gather().rank / (gather().near + 1);
+  return PutKeyPartialsPlan::head_units(gather(), node, rail_peer(gather(), distance));
+}
+std::int32_t RingBackwardPlan::come_units(std::int32_t distance) const {
+  const std::int32_t node = rail_peer(gather(), distance) / (gather().near + 1);
+  return PutKeyPartialsPlan::head_units(gather(), node, gather().rank);
+}
+std::int32_t RingBackwardPlan::most_put_chunks() const {
+  std::int32_t most = 0;
+  for (std::int32_t distance = 1; distance <= gather().rails(); ++distance)
+    most = std::max(most, puts.chunks(gather().heads * put_units(distance)));
+  return most;
+}
+
+std::uint64_t RingBackwardPlan::wire_bytes() const {
+  std::uint64_t units = 0;
+  for (std::int32_t distance = 1; distance <= gather().rails(); ++distance)
+    units += static_cast<std::uint64_t>(gather().heads) * put_units(distance);
+  return ring.wire_bytes() + units * puts.unit_bytes;
+}
+
+void RingBackwardPlan::lay_out() {
+  partials = KeyPartialsPlan(gather(), static_cast<std::int32_t>(shape().head_dim));
+  puts = PutKeyPartialsPlan(gather(), partials);
+}
 
 Result<RingBackwardPlan> RingBackwardPlan::make(const AttentionShape& shape, const Topology& topology,
                                                 std::uint32_t rank, const Machine& machine,
                                                 const RingAttentionOptions& options) {
   auto ring = RingGpuPlan::make(shape, topology, rank, machine, options, kKind);
   if (!ring.ok()) return ring.status();
-  if (topology.nodes() > 1) {
-    return Status(StatusCode::kUnimplemented, std::string(name_of(kKind)) +
-                                                  ": nodes = " + std::to_string(topology.nodes()) +
-                                                  ", but the cuda executor has it for one node only");
-  }
   RingBackwardPlan plan{.ring = std::move(*ring)};
-  const auto head_dim = static_cast<std::int32_t>(shape.head_dim);
   plan.tasks = RingBackwardTasks(plan.gather(), plan.ring.ctas);
-  plan.partials = KeyPartialsPlan(plan.gather(), head_dim);
+  plan.far_tiles = plan.tasks.far_tiles(plan.gather());
+  plan.lay_out();
+  if (plan.gather().rails() > 0) plan.sum_ctas = choose_sum_ctas(plan);
   return plan;
 }
 

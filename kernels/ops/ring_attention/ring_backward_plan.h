@@ -6,6 +6,7 @@
 
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/plan/key_partials_plan.h"
+#include "kernels/plan/put_key_partials_plan.h"
 #include "kernels/plan/ring_backward_tasks.h"
 #include "mkernel/ops.h"
 
@@ -13,18 +14,41 @@ namespace mkernel::kernels {
 
 /// Pure; the same on every rank but for what is of this rank. Keys and values are gathered as in the forward
 /// pass, and every rank computes what its queries give of all gradients. Those of its queries are whole;
-/// those of keys and values go to their owners.
+/// those of keys and values go to their owners, over several nodes through the rail peers of these.
 struct RingBackwardPlan {
   RingGpuPlan ring;  ///< of the forward pass: who gathers what, and how
   RingBackwardTasks tasks;
   KeyPartialsPlan partials;
+  // Over several nodes.
+  PutKeyPartialsPlan puts;
+  std::int32_t far_tiles = 0;  ///< RingBackwardTasks::far_tiles()
+  /// The first CTAs of the grid, which add up what is put when they have pushed. All but the first one compute
+  /// when nothing is left of it; what computes adds up, too, when there are no more tasks.
+  std::int32_t sum_ctas = 0;
 
   const AttentionShape& shape() const { return ring.shape; }
   const KvGatherPlan& gather() const { return ring.gather; }
   /// Positions that this rank holds.
   std::int32_t positions() const { return gather().positions(gather().rank); }
 
-  /// As RingGpuPlan::make(); several nodes are refused, too.
+  RingBackwardTasks::Place place(std::int32_t task) const { return tasks.place(gather(), task, far_tiles); }
+
+  /// Units of a head that this rank puts to the rail peer `distance` nodes behind this one, and those that come
+  /// from there; the most chunks that are put to one peer.
+  std::int32_t put_units(std::int32_t distance) const;
+  std::int32_t come_units(std::int32_t distance) const;
+  std::int32_t most_put_chunks() const;
+
+  /// Of the group's channels, between rail peers only: keys and values, and sums of their gradients.
+  std::uint32_t lanes() const { return gather().rails() > 0 ? 2 : 0; }
+  std::uint64_t data_bytes() const { return puts.data_bytes(); }
+  /// Bytes that this rank puts in every launch.
+  std::uint64_t wire_bytes() const;
+
+  /// Again what follows from how `ring.gather` is cut and from `head_dim`.
+  void lay_out();
+
+  /// As RingGpuPlan::make().
   static Result<RingBackwardPlan> make(const AttentionShape& shape, const Topology& topology,
                                        std::uint32_t rank, const Machine& machine,
                                        const RingAttentionOptions& options = {});

@@ -29,17 +29,20 @@ constexpr std::size_t ring_backward_shared_bytes() {
 template <class Config>
 class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
  public:
+  using Parameters = RingBackwardParameters;
+
   explicit __device__ __forceinline__ RingBackwardFeed(const RingBackwardParameters& p)
       : AttentionBackwardQueryFeed<Config>(p.endpoint, p), p_(p) {}
+
+  /// Those of launches of that parity. One thread.
+  static __device__ __forceinline__ void zero_counters(const Parameters& p, std::uint64_t parity) {
+    p.counters->next_task[parity] = p.counters->next_unit[parity] = 0;
+  }
 
   __device__ __forceinline__ bool next(AttentionBackwardTask& task) const {
     const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.counters->next_task[this->epoch() & 1], 1);
     if (claimed >= static_cast<std::uint64_t>(p_.tasks.tasks())) return false;
-    const KvGatherPlan& gather = p_.gather;
-    const RingBackwardTasks::Place place = p_.tasks.place(gather, static_cast<std::int32_t>(claimed));
-    describe_queries(place, task);
-    describe_keys(place, task);
-    if (place.source != gather.rank) wait_keys(place.head, task);
+    describe(p_.tasks.place(p_.gather, static_cast<std::int32_t>(claimed)), task);
     return true;
   }
 
@@ -60,19 +63,7 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   /// Into the slot at their owner; its word there.
   __device__ __forceinline__ std::uint64_t* store_keys(const AttentionBackwardTask& task, int offset,
                                                        std::uint32_t d_keys, std::uint32_t d_values) const {
-    const KeyPartialsPlan& partials = p_.partials;
-    const std::int32_t unit = task.unit + offset / KeyPartialsPlan::kRows, at = p_.local_of[task.source];
-    std::byte* slot = p_.lent[at] + lent_half_at(p_.endpoint.lent->launches, p_.half_bytes) +
-                      partials.slot_offset(p_.gather.rank, unit);
-#pragma unroll
-    for (int tensor = 0; tensor < KeyPartialsPlan::kTensors; ++tensor) {
-#pragma unroll
-      for (int box = 0; box < Config::kBoxes; ++box, slot += KeyPartialsPlan::kBoxBytes) {
-        ptx::bulk_store(slot, (tensor == 0 ? d_keys : d_values) + box * Config::kKeyBoxBytes,
-                        KeyPartialsPlan::kBoxBytes);
-      }
-    }
-    return reinterpret_cast<std::uint64_t*>(p_.words[at] + partials.word_offset(p_.gather.rank, unit));
+    return store_into(task, offset, d_keys, d_values, p_.gather.rank);
   }
   __device__ __forceinline__ void announce(std::uint64_t* word) const {
     ptx::bulk_wait_group<0>();
@@ -94,6 +85,33 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
         sum_keys<Config>(p_, piece - queries);
       }
     }
+  }
+
+ protected:
+  __device__ __forceinline__ void describe(const RingBackwardTasks::Place& place,
+                                           AttentionBackwardTask& task) const {
+    describe_queries(place, task);
+    describe_keys(place, task);
+    if (place.source != p_.gather.rank) wait_keys(place.head, task);
+  }
+
+  /// Into that slot of the unit; its word there.
+  __device__ __forceinline__ std::uint64_t* store_into(const AttentionBackwardTask& task, int offset,
+                                                       std::uint32_t d_keys, std::uint32_t d_values,
+                                                       std::int32_t number) const {
+    const KeyPartialsPlan& partials = p_.partials;
+    const std::int32_t unit = task.unit + offset / KeyPartialsPlan::kRows, at = p_.local_of[task.source];
+    std::byte* slot = p_.lent[at] + lent_half_at(p_.endpoint.lent->launches, p_.half_bytes) +
+                      partials.slot_offset(number, unit);
+#pragma unroll
+    for (int tensor = 0; tensor < KeyPartialsPlan::kTensors; ++tensor) {
+#pragma unroll
+      for (int box = 0; box < Config::kBoxes; ++box, slot += KeyPartialsPlan::kBoxBytes) {
+        ptx::bulk_store(slot, (tensor == 0 ? d_keys : d_values) + box * Config::kKeyBoxBytes,
+                        KeyPartialsPlan::kBoxBytes);
+      }
+    }
+    return reinterpret_cast<std::uint64_t*>(p_.words[at] + partials.word_offset(number, unit));
   }
 
  private:
@@ -157,26 +175,24 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
 };
 
 /// The whole kernel, with the CTA's shared memory. CTAs that push keys and values compute afterwards; the
-/// others prepare the rows of queries meanwhile.
-template <class Config>
-__device__ __forceinline__ void ring_backward_cta(const RingBackwardParameters& p, std::byte* memory) {
+/// others prepare the rows of queries meanwhile. `beside`: as of gather_kv().
+template <class Config, class Feed = RingBackwardFeed<Config>, class Beside = NothingBesideGather>
+__device__ __forceinline__ void ring_backward_cta(const typename Feed::Parameters& p, std::byte* memory,
+                                                  const Beside& beside = {}) {
   LaunchControl& control = *p.endpoint.control;
   if (p.endpoint.lent->stopped != 0) return count_out(control, p.endpoint.lent);
   begin_role(p.endpoint.trace);
   const auto cta = static_cast<std::int32_t>(blockIdx.x);
   if (cta < p.comm_ctas) {
-    if (cta == 0 && threadIdx.x == 0) {
-      const std::uint64_t next = (control.epoch + 1) & 1;
-      p.counters->next_task[next] = p.counters->next_unit[next] = 0;
-    }
-    gather_kv<Config::kThreads / 32>(p, *reinterpret_cast<KvFanOutShared*>(memory));
+    if (cta == 0 && threadIdx.x == 0) Feed::zero_counters(p, (control.epoch + 1) & 1);
+    gather_kv<Config::kThreads / 32>(p, *reinterpret_cast<KvFanOutShared*>(memory), false, beside);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);
     if (cta == 0) return;
     begin_role(p.endpoint.trace);
   } else {
     prepare_all_backward_rows<Config>(p, cta - p.comm_ctas);
   }
-  attention_backward_body(RingBackwardFeed<Config>(p),
+  attention_backward_body(Feed(p),
                           *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
   end_cta(control);
   end_role(p.endpoint.trace, DeviceRole::kCompute);

@@ -1,13 +1,10 @@
 // Ring attention on the cuda executor: the host's side of a launch.
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
-#include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
@@ -15,6 +12,7 @@
 #include "kernels/ops/ring_attention/cuda_operands.h"
 #include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
+#include "kernels/ops/ring_attention/kv_gather_maps.h"
 #include "kernels/ops/ring_attention/ring_kernel.h"
 #include "kernels/ops/ring_attention/ring_parameters.h"
 #include "kernels/ops/ring_attention/ring_varlen_kernel.h"
@@ -49,26 +47,11 @@ class CudaRingAttention : public CudaOperation<AttentionArguments> {
  protected:
   /// All that stays as long as the workspaces do, the maps of every slab among it.
   Status attach() override {
-    std::vector<TensorMap> maps;
-    for (const std::uint64_t launch : {0, 1}) {
-      const std::byte* half = lent().mine + lent_half_at(launch, half_bytes());
-      for (std::int32_t i = 0; i < plan_.gather.world * KvGatherPlan::kTensors; ++i)
-        MK_RETURN_IF_ERROR(encode_slab(half, i, maps.emplace_back()));
-    }
-    auto gathered = DeviceBuffer::holding(maps, "ring_attention: tensor maps");
-    if (!gathered.ok()) return gathered.status();
-    gathered_ = std::move(*gathered);
     auto counters = DeviceBuffer::zeroed(sizeof(AttentionCounters), "ring_attention: counters");
     if (!counters.ok()) return counters.status();
     counters_ = std::move(*counters);
     parameters_ = ring_attention_parameters(plan_, static_cast<AttentionCounters*>(counters_.get()));
-    parameters_.gathered = static_cast<const TensorMap*>(gathered_.get());
-    parameters_.half_bytes = half_bytes();
-    parameters_.region = lent().region;
-    describe_ranks(topology(), rank(), parameters_);
-    std::copy(workspace().node.begin(), workspace().node.end(), parameters_.words);
-    std::copy(lent().node.begin(), lent().node.end(), parameters_.lent);
-    return {};
+    return maps_.attach(topology(), rank(), workspace(), lent(), parameters_);
   }
 
   Status check(const AttentionArguments& arguments) const override {
@@ -99,16 +82,6 @@ class CudaRingAttention : public CudaOperation<AttentionArguments> {
     return encode_attention_map(kKind, view, name, map);
   }
 
-  /// Of source and tensor number `index`, unless the source holds nothing: the kernel keeps clear of that
-  /// one.
-  Status encode_slab(const std::byte* half, std::int32_t index, TensorMap& map) const {
-    const std::int32_t source = index / KvGatherPlan::kTensors, tensor = index % KvGatherPlan::kTensors;
-    map = {};
-    if (plan_.gather.positions(source) == 0) return {};
-    return encode(ring_slab_view(plan_, source, half + plan_.gather.slab_offset(source, tensor)), "workspace",
-                  map);
-  }
-
   Status encode_tensors(const AttentionArguments& arguments) {
     const Tensors given{arguments.q, arguments.k, arguments.v, arguments.out};
     if (given == tensors_ || plan_.gather.positions(plan_.gather.rank) == 0) return {};
@@ -118,22 +91,16 @@ class CudaRingAttention : public CudaOperation<AttentionArguments> {
       MK_RETURN_IF_ERROR(encode(ring_q_view(plan_, part, arguments.q), "q", parameters_.q[part]));
       MK_RETURN_IF_ERROR(encode(ring_out_view(plan_, part, arguments.out), "out", parameters_.out[part]));
     }
-    MK_RETURN_IF_ERROR(encode_own(arguments.k, "k", 0));
-    MK_RETURN_IF_ERROR(encode_own(arguments.v, "v", 1));
+    MK_RETURN_IF_ERROR(maps_.encode_own(arguments.k, arguments.v, parameters_));
     tensors_ = given;
     return {};
-  }
-
-  Status encode_own(const void* kv, const char* name, std::int32_t tensor) {
-    MK_RETURN_IF_ERROR(encode(ring_kv_view(plan_, kv), name, parameters_.own[tensor]));
-    return encode_packed_attention_map(kKind, ring_push_view(plan_, kv), name, parameters_.push[tensor]);
   }
 
   using Tensors = std::tuple<const void*, const void*, const void*, const void*>;
 
   const RingGpuPlan plan_;
+  KvGatherMaps maps_{kKind, plan_, plan_.tile_keys()};
   DeviceBuffer counters_;
-  DeviceBuffer gathered_;                 ///< TensorMap [half][source][tensor]
   RingAttentionParameters parameters_{};  ///< without the operands of a launch
   Tensors tensors_;                       ///< that the maps are of
 };

@@ -1,5 +1,9 @@
 #include "kernels/ops/ring_attention/ring_parameters.h"
 
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/ops/ring_attention/varlen_parameters.h"
@@ -49,14 +53,11 @@ MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q) {
 MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out) {
   return part_view(plan, part, out, kAttentionTileQueries / 2);
 }
-MatrixView ring_kv_view(const RingGpuPlan& plan, const void* kv) {
+MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t tile_keys, const void* kv) {
   const std::int64_t positions = plan.gather.positions(plan.gather.rank);
-  if (plan.packed()) {
-    return varlen_tile_view(plan.shape, kv, plan.shape.kv_heads, positions, plan.tile_keys(),
-                            plan.tile_keys());
-  }
-  return attention_rows_view(plan.shape, kv, plan.shape.kv_heads, positions, {0, positions},
-                             plan.tile_keys());
+  if (plan.packed())
+    return varlen_tile_view(plan.shape, kv, plan.shape.kv_heads, positions, tile_keys, tile_keys);
+  return attention_rows_view(plan.shape, kv, plan.shape.kv_heads, positions, {0, positions}, tile_keys);
 }
 MatrixView ring_push_view(const RingGpuPlan& plan, const void* kv) {
   const std::int64_t positions = plan.gather.positions(plan.gather.rank);
@@ -65,20 +66,30 @@ MatrixView ring_push_view(const RingGpuPlan& plan, const void* kv) {
   view.box_columns = static_cast<std::int32_t>(plan.shape.head_dim);
   return view;
 }
-MatrixView ring_slab_view(const RingGpuPlan& plan, std::int32_t source, const void* slab) {
-  const std::int64_t positions = plan.gather.positions(source);
-  if (plan.packed()) {
-    // The heads lie one behind the other: rows of a tensor with one head.
-    return varlen_tile_view(plan.shape, slab, 1, plan.gather.heads * positions, plan.tile_keys(),
-                            plan.tile_keys());
+std::vector<MatrixView> ring_slab_views(const RingGpuPlan& plan, std::int32_t tile_keys,
+                                        const std::byte* half) {
+  const KvGatherPlan& gather = plan.gather;
+  std::vector<MatrixView> views;
+  for (std::int32_t source = 0; source < gather.world; ++source) {
+    const std::int64_t positions = gather.positions(source);
+    for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
+      const std::byte* slab = half + gather.slab_offset(source, tensor);
+      if (plan.packed()) {
+        // The heads lie one behind the other: rows of a tensor with one head.
+        views.push_back(
+            varlen_tile_view(plan.shape, slab, 1, gather.heads * positions, tile_keys, tile_keys));
+        continue;
+      }
+      views.push_back({.base = slab,
+                       .element = plan.shape.dtype,
+                       .rows = positions,
+                       .columns = plan.shape.head_dim,
+                       .box_rows = tile_keys,
+                       .box_columns = 64,
+                       .first_rows = positions == 0 ? 1 : (gather.heads - 1) * positions + 1});
+    }
   }
-  return {.base = slab,
-          .element = plan.shape.dtype,
-          .rows = positions,
-          .columns = plan.shape.head_dim,
-          .box_rows = plan.tile_keys(),
-          .box_columns = 64,
-          .first_rows = (plan.gather.heads - 1) * positions + 1};
+  return views;
 }
 
 }  // namespace mkernel::kernels

@@ -1,7 +1,9 @@
 // What the kernel of ring attention is given.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/base/divisor.h"
 #include "kernels/cuda/memory/tensor_map.h"
@@ -59,10 +61,12 @@ void describe_ranks(const Topology& topology, std::uint32_t rank, KvGatherParame
 /// pushed. `part`: of the own positions, not an empty one.
 MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q);
 MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out);
-/// Own keys or values, in tiles and, packed, in the pieces that are pushed. The rank holds some.
-MatrixView ring_kv_view(const RingGpuPlan& plan, const void* kv);
+/// Own keys or values, in tiles of `tile_keys` and, packed, in the pieces that are pushed. The rank holds some.
+MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t tile_keys, const void* kv);
 MatrixView ring_push_view(const RingGpuPlan& plan, const void* kv);
-/// Those of `source`, which holds some, in its slab.
-MatrixView ring_slab_view(const RingGpuPlan& plan, std::int32_t source, const void* slab);
+/// Those of all sources, [source][tensor], in the slabs of a half of the lent workspace. Those of a source that
+/// holds nothing have no rows, and kernels keep clear of them.
+std::vector<MatrixView> ring_slab_views(const RingGpuPlan& plan, std::int32_t tile_keys,
+                                        const std::byte* half);
 
 }  // namespace mkernel::kernels

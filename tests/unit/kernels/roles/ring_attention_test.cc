@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/unit/kernels/roles/ring_ranks.h"
+#include "tests/unit/kernels/roles/ring_attention_ranks.h"
 
 namespace mkernel::test {
 namespace {

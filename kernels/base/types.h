@@ -100,6 +100,13 @@ struct MoeShape {
 /// is refused when the first entry is not 0, or an entry is below the one before or beyond the rows
 /// (kInvalidArgument names it): outputs stay as they were, and the next launch may come.
 ///
+/// Ring attention has packed sequences, too: `sequence` counts the rows of all ranks, and is a multiple of the
+/// world size. Each rank has q [sequence / world, heads, head_dim], and its rows of every sequence are its
+/// parts of it as above, one sequence behind the other. cu_seqlens_q says where they begin and end, the same
+/// on every rank; causal: with an even number of rows, for two parts of the same size, else the launch is
+/// refused. A rank whose launch is refused passes on its keys and values, so the others go on. Ranks that are
+/// given different lengths get different results, and no error.
+///
 /// Attention of a rank alone may also have a sliding window: the query that stands where key p does sees keys
 /// p - window_left .. p + window_right. Its backward pass has packed sequences, and no windows.
 struct AttentionShape {
@@ -108,7 +115,7 @@ struct AttentionShape {
   double scale = 0;  ///< 0 = 1 / sqrt(head_dim)
   DataType dtype = DataType::kBf16;
   std::int64_t keys = 0;           ///< attention of a rank alone: positions of k and v; 0 = sequence
-  std::int64_t max_sequences = 0;  ///< attention of a rank alone: at most 1,024; 0 = they are not packed
+  std::int64_t max_sequences = 0;  ///< that are packed, at most 1,024; 0 = they are not packed
   /// Keys before and behind a query's own position; -1: all. causal: window_right is -1 or 0.
   std::int64_t window_left = -1, window_right = -1;
 };
@@ -160,7 +167,8 @@ struct AttentionArguments {
   /// [batch, heads, positions_rank], so [heads, sequence] of packed sequences: the natural logarithm of the
   /// sum of a query's exponentials, minus infinity for one that sees no key; null: nobody wants it.
   float* lse = nullptr;
-  /// With max_sequences: [max_sequences + 1] each, in memory of the executor. Else null.
+  /// With max_sequences: [max_sequences + 1] each, in memory of the executor. Else null. Ring attention reads
+  /// cu_seqlens_q alone; cu_seqlens_k is null, or the same.
   const std::int32_t* cu_seqlens_q = nullptr;
   const std::int32_t* cu_seqlens_k = nullptr;
 };

@@ -133,6 +133,30 @@ class Mkrun(ClusterTest):
             self.close(out, wanted[:, h], 5e-3)
             self.close(np.load(lse.format(rank=rank)), sums[:, :, h], 5e-3)
 
+    def test_packed_ring_attention(self):
+        """Sequences without rows, and rows behind the last one, which stay zeros."""
+        self.start_nodes(2)
+        heads, kv_heads, dim = 4, 2, 32
+        ends, rows = np.cumsum([0, 4, 0, 30, 2]), 40  # of every rank
+        q, k, v = (self.values(ends[-1] * WORLD, count, dim) for count in (heads, kv_heads, kv_heads))
+        held = [[] for _ in range(WORLD)]
+        wanted, sums = np.zeros(q.shape), np.zeros((heads, len(q)))
+        for begin, end in zip(ends * WORLD, ends[1:] * WORLD):
+            wanted[begin:end], sums[:, begin:end] = causal_attention(q[begin:end], k[begin:end], v[begin:end])
+            parts = split(end - begin, 2 * WORLD)
+            for rank in range(WORLD):
+                held[rank] += [begin + i for part in (rank, 2 * WORLD - 1 - rank) for i in range(*parts[part])]
+        behind = lambda x: np.concatenate((x, np.full((rows - len(x), *x.shape[1:]), np.nan, x.dtype)))
+        lse = str(self.folder / "lse.{rank}.npy")
+        outs = self.run_ranks("ring_attention", "--dtype", "f16", "--causal", "--lse", lse,
+                              "--cu-seqlens", self.save("cu", [ends] * WORLD, np.int32),
+                              *[x for name, t in (("q", q), ("k", k), ("v", v))
+                                for x in ("--" + name, self.save(name, [behind(t[h]) for h in held]))])
+        for rank, (out, h) in enumerate(zip(outs, held)):
+            self.close(out[:len(h)], wanted[h], 5e-3)
+            self.assertFalse(out[len(h):].any())
+            self.close(np.load(lse.format(rank=rank))[:, :len(h)], sums[:, h], 5e-3)
+
     def test_backward_passes(self):
         """Of ring attention, and of each rank alone, which has what all ranks have."""
         self.start_nodes(2)
@@ -177,7 +201,8 @@ class Mkrun(ClusterTest):
 
     def test_what_other_operations_do_not_have(self):
         self.start_nodes(1)
-        for flags, text in ((["--lse", "x.npy"], "--lse: only attention"), (["--cu-seqlens", "x.npy"], "--cu-seqlens: only attention"),
+        for flags, text in ((["--lse", "x.npy"], "--lse: only attention"), (["--cu-seqlens", "x.npy"], "--cu-seqlens: only attention or ring_attention"),
+                            (["--cu-seqlens-k", "x.npy"], "--cu-seqlens-k: only attention"),
                             (["--d-o", "x.npy"], "--d-o: only a backward pass has it, not gemm_ar"),
                             (["--device", "0"], "--device is of --executor cuda")):
             process = self.spawn(BIN / "mkrun", "gemm_ar", "--group", "bad", "--world-size", "1", "--rank", "0", "--daemon",

@@ -84,6 +84,47 @@ def varlen(group, dtype, causal):
         assert operation.status() is None
 
 
+def packed_ring(group, dtype, causal):
+    """Every rank holds its part of each sequence; causal two of it. Rows behind the last sequence are no numbers."""
+    rows, heads, kv_heads, dim = 40, 4, 2, 32
+    cu_seqlens = np.cumsum([0, 6, 0, 24, 2, 0], dtype=np.int32)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal, "dtype": dtype}
+    whole = [operand(seed, 0, (1, int(cu_seqlens[-1]) * WORLD, count, dim), dtype) for seed, count in ((7, heads), (8, kv_heads), (9, kv_heads))]
+    mine = [np.zeros((0, *x.shape[2:]), x.dtype) for x in whole]
+    wanted, wanted_lse = np.zeros((0, heads, dim)), np.zeros((heads, 0))
+    for begin, end in zip(cu_seqlens * WORLD, cu_seqlens[1:] * WORLD):
+        if begin == end:
+            continue
+        one, held = [np.ascontiguousarray(x[:, begin:end]) for x in whole], places_of(RANK, end - begin, causal)
+        mine = [np.concatenate((x, y[0, held])) for x, y in zip(mine, one)]
+        out, lse = poisoned(one[0].shape, dtype), np.full((1, heads, end - begin), np.nan, np.float32)
+        with group.attention(sequence=int(end - begin), **sizes) as operation:
+            operation.run(*one, out, lse=lse, timeout=LONG)
+        wanted, wanted_lse = np.concatenate((wanted, widen(out)[0, held])), np.concatenate((wanted_lse, lse[0][:, held]), axis=1)
+    mine = [np.concatenate((x, poisoned((rows - len(x), *x.shape[1:]), dtype))) for x in mine]
+    with group.ring_attention(sequence=rows * WORLD, max_sequences=5, **sizes) as operation:
+        assert operation.positions == rows
+        out, lse = poisoned((rows, heads, dim), dtype), np.full((heads, rows), np.nan, np.float32)
+        operation.run(*mine, out, lse=lse, cu_seqlens_q=cu_seqlens, timeout=LONG)
+        end = cu_seqlens[-1]
+        close(out[:end], wanted, 2.02 * UNIT[dtype] * np.abs(wanted) + 4e-5)
+        assert (np.abs(lse[:, :end] - wanted_lse) <= 2e-5).all() and np.isnan(lse[:, end:]).all()
+        assert (out[end:].view(np.uint16) == 0xffff).all()
+        with raises(mkernel.InvalidArgument, "ring_attention: cu_seqlens_k must be None"):
+            operation.bind(*mine, out, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+        with raises(mkernel.InvalidArgument, "ring_attention: cu_seqlens_q is needed with max_sequences = 5"):
+            operation.bind(*mine, out)
+        bad = cu_seqlens.copy()
+        if RANK == 1:  # it passes on its keys, so the others go on
+            bad[2] = 32
+            with raises(mkernel.InvalidArgument, "ring_attention: cu_seqlens_q[3] = 30, but it must be 32..40"):
+                operation.run(*mine, out, cu_seqlens_q=bad, timeout=LONG)
+        else:
+            operation.run(*mine, out, cu_seqlens_q=bad, timeout=LONG)
+        operation.run(*mine, out, lse=lse, cu_seqlens_q=cu_seqlens, timeout=LONG)
+        assert operation.status() is None
+
+
 def gradients_of(q, k, v, out, d_out, lse, causal):
     """d_q, d_k and d_v; by differences they would be too coarse, so they are written out."""
     queries, keys, heads, scale = q.shape[1], k.shape[1], q.shape[2], q.shape[3] ** -0.5
@@ -148,5 +189,6 @@ def attentions():
         for causal in (False, True):
             attention(group, dtype, causal)
             varlen(group, dtype, causal)
+            packed_ring(group, dtype, causal)
             attention_backward(group, dtype, causal)
             ring_attention_backward(group, dtype, causal)

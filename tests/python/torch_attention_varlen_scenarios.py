@@ -15,6 +15,7 @@ from mkernel.torch._varlen_packing import Packing
 
 OPS = torch.ops.mkernel
 NAME = "ring_attention_varlen"
+COMPOSED = "k, v: rows of all ranks are gathered, and copied in the order of the sequences"
 FORMS = ("ring_flash_attn_varlen", "zigzag_ring_flash_attn_varlen")
 PARAMETERS = {"cu_seqlens": inspect.Parameter.empty, "max_seqlen": inspect.Parameter.empty, "dropout_p": 0.0, "softmax_scale": None,
               "causal": False, "window_size": (-1, -1), "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
@@ -77,6 +78,11 @@ def attended(sequences, zigzag, name, causal, scale=None, device="cpu"):
     return changed
 
 
+def composed():
+    """Calls that were a gather and a launch of this rank alone."""
+    return mkernel.torch.counters()["copies"].get(COMPOSED, 0)
+
+
 def values():
     """The operator: both types and layouts, empty sequences, rows behind the last one, heads that share keys, many lengths."""
     name = start()
@@ -88,12 +94,14 @@ def values():
                 for heads in ((4, 2), (3, 3)):
                     seed += 100
                     sequences = Sequences(seed, lengths, split, behind, causal=causal, heads=heads, dtype=dtype, with_lse=seed % 200 == 0)
+                    before = composed()
                     changed = attended(sequences, zigzag, name, causal)
                     assert changed["launches"] == 1 and set(changed) <= {NAME, "launches", "plans_created", "plans_hit"}, changed
+                    assert composed() - before == (causal and not zigzag)
         sequences = Sequences(seed + 50, (5, 1, 7) if split == "contiguous" else (2, 12), split, causal=causal, scale=0.3)
         attended(sequences, zigzag, name, causal, 0.3)
     told = mkernel.torch.counters()
-    assert not told["fallbacks"] and set(told["copies"]) == {"k, v: rows of all ranks are gathered, and copied in the order of the sequences"}
+    assert not told["fallbacks"] and set(told["copies"]) == {COMPOSED, "k, v: padded to a bucket of rows"}, told
     # One operation for all lengths within a bucket; the same bits from every call.
     sequences = [Sequences(seed + 7, lengths, "zigzag", causal=True) for lengths in ((8, 24, 32), (62, 2), (30, 4, 28))]
     mkernel.torch.reset_counters()
@@ -159,8 +167,8 @@ def fallbacks():
             attended(sequences, zigzag, name, causal, options.get("scale"))
             assert mkernel.torch.counters()["fallbacks"] == {f"{NAME}: {reason}": 1}
     mkernel.torch.reset_counters()
-    many = torch.arange(0, 1042, 2, dtype=torch.int32)
-    q = operand(3, RANK, (1040, 1, 8))
+    many = torch.arange(0, 2052, 2, dtype=torch.int32)
+    q = operand(3, RANK, (2050, 1, 8))
     out, _ = OPS.ring_attention_varlen(q, q, q, many, True, None, name)
     assert mkernel.torch.counters()["fallbacks"] == {f"{NAME}: more than 1024 parts of sequences": 1}
     wanted, _ = OPS.ring_attention_varlen(q[:16], q[:16], q[:16], many[:9], True, None, name)
@@ -174,10 +182,14 @@ def explained(name):
     q, k = operand(1, RANK, (20, 4, 16)), operand(1, RANK, (20, 2, 16))
     cu_seqlens = torch.tensor([0, 6, 20], dtype=torch.int32)
     told = explain(OPS.ring_attention_varlen, q, k, k, cu_seqlens, True, None, name)
-    keys = bucket_of(10 * (2 * WORLD + 1), mkernel.torch.Options().buckets)
-    operation = f"attention batch=1 sequence=20 keys={keys} max_sequences=4 heads=4 kv_heads=2 head_dim=16 causal bf16 cpu"
+    operation = f"ring_attention batch=1 sequence={20 * WORLD} max_sequences=2 heads=4 kv_heads=2 head_dim=16 causal bf16 cpu"
     assert (told.path, told.operation, told.planned, told.backward) == ("mkernel", operation, False, "in PyTorch"), (told, operation)
-    assert "nothing overlaps" in told.why and len(told.copies) == 1, told
+    assert not told.copies, told
+    parts = explain(OPS.ring_attention_varlen, q, k, k, cu_seqlens, True, None, name, zigzag=False)
+    keys = bucket_of(20 * (RANK + 1), mkernel.torch.Options().buckets)
+    operation = f"attention batch=1 sequence=20 keys={keys} max_sequences=2 heads=4 kv_heads=2 head_dim=16 causal bf16 cpu"
+    assert (parts.path, parts.operation, parts.backward) == ("mkernel", operation, "in PyTorch"), (parts, operation)
+    assert "contiguous" in parts.why and "nothing overlaps" in parts.why and len(parts.copies) == 1, parts
     OPS.ring_attention_varlen(q, k, k, cu_seqlens, True, None, name)
     assert explain(NAME, q, k, k, cu_seqlens, True, None, name).planned
     told = explain(NAME, q.float(), k.float(), k.float(), cu_seqlens, True, None, name)

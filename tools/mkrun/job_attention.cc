@@ -40,7 +40,8 @@ class AttentionJob : public Job {
 
   Status plan(Group& group, const Options& options) override {
     if (!alone_) {
-      auto sequence = sequence_of(group, options, q_positions());
+      auto sequence =
+          packed_ ? rows_of_all(group, options) : sequence_of(group, options, q_positions());
       if (!sequence.ok()) return sequence.status();
       shape_.sequence = *sequence;
     }
@@ -55,7 +56,7 @@ class AttentionJob : public Job {
     MK_RETURN_IF_ERROR(place(options, k_.values, arguments_.k));
     MK_RETURN_IF_ERROR(place(options, v_.values, arguments_.v));
     MK_RETURN_IF_ERROR(place(options, lengths_.indices, arguments_.cu_seqlens_q));
-    MK_RETURN_IF_ERROR(place(options, lengths_k_.indices, arguments_.cu_seqlens_k));
+    if (alone_) MK_RETURN_IF_ERROR(place(options, lengths_k_.indices, arguments_.cu_seqlens_k));
     MK_RETURN_IF_ERROR(place_result(options, lse_, arguments_.lse));
     return place_result(options, out_, arguments_.out);
   }
@@ -87,6 +88,17 @@ class AttentionJob : public Job {
   }
   std::int64_t q_positions() const { return positions_of_tensor(q_); }
   std::int64_t head_dim() const { return q_.shape.back(); }
+
+  /// Of packed sequences every rank brings equally many.
+  Result<std::int64_t> rows_of_all(Group& group, const Options& options) const {
+    const auto parts = gather(group, q_positions());
+    if (!parts.ok()) return parts.status();
+    auto rows = total_of(parts.value(), "sequence", options.sequence, [&](auto, auto total) {
+      return total / static_cast<std::int64_t>(group.world_size());
+    });
+    if (!rows.ok()) return rows.status().with_context("positions of --q");
+    return rows;
+  }
 
   Status load_lengths(const Options& options) {
     auto lengths = load_indices("--cu-seqlens", options.cu_seqlens, {{"sequences + 1"}});

@@ -66,7 +66,8 @@ void add_files(CLI::App& app, Options& o) {
   app.add_option("--d-o", o.d_o, "of a backward pass: its gradient");
   app.add_option("--d-k", o.d_k, "of a backward pass, file to write: gradient of the keys");
   app.add_option("--d-v", o.d_v, "of a backward pass, file to write: gradient of the values");
-  app.add_option("--cu-seqlens", o.cu_seqlens, "of attention: where packed sequences begin and end");
+  app.add_option("--cu-seqlens", o.cu_seqlens, 
+                 "of attention and ring_attention: where packed sequences begin and end on this rank");
   app.add_option("--cu-seqlens-k", o.cu_seqlens_k, "the same of keys and values; absent: as of queries");
   app.add_option("--w1", o.w1, "first weights of this rank's experts");
   app.add_option("--w2", o.w2, "second weights of this rank's experts");
@@ -152,7 +153,9 @@ Status check_operation(const Options& o) {
       return {StatusCode::kInvalidArgument, "--cu-seqlens-k is given without --cu-seqlens"};
     return {};
   }
-  if (!o.cu_seqlens.empty() || !o.cu_seqlens_k.empty()) return only("--cu-seqlens", "attention");
+  if (!o.cu_seqlens_k.empty()) return only("--cu-seqlens-k", "attention");
+  if (!o.cu_seqlens.empty() && o.op != "ring_attention")
+    return only("--cu-seqlens", "attention or ring_attention");
   if (is_backward(o.op)) return {};
   for (const auto& [flag, path] :
        {std::pair{"--o", &o.o}, {"--d-o", &o.d_o}, {"--d-k", &o.d_k}, {"--d-v", &o.d_v}})

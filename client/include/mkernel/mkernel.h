@@ -218,9 +218,8 @@ typedef struct mk_attention_shape {
   uint32_t causal; /* 0 or 1 */
   uint32_t dtype;
   int64_t keys; /* attention of a rank alone: positions of k and v; 0 = sequence */
-  /* Attention of a rank alone, see AttentionShape of mkernel/ops.h. */
-  int64_t max_sequences;             /* that are packed: q [sequence, heads, head_dim]; 0 = they are not */
-  uint32_t has_window;               /* 0 or 1; 0: the next two fields are not read */
+  int64_t max_sequences; /* that are packed, see AttentionShape of mkernel/ops.h; 0 = they are not */
+  uint32_t has_window;   /* 0 or 1; 0: the next two fields are not read; of attention of a rank alone */
   int64_t window_left, window_right; /* keys before and behind a query's own position; -1 = all */
 } mk_attention_shape;
 typedef struct mk_attention_arguments {
@@ -232,7 +231,7 @@ typedef struct mk_attention_arguments {
   float* lse; /* [batch, heads, positions]: log-sum-exp of the scores; NULL: not wanted; packed sequences have
                * batch 1, so it is [heads, sequence] */
   const int32_t* cu_seqlens_q; /* [max_sequences + 1], where sequences begin and end; NULL without these */
-  const int32_t* cu_seqlens_k;
+  const int32_t* cu_seqlens_k; /* of ring attention NULL, or cu_seqlens_q */
 } mk_attention_arguments;
 
 /* With the shape of attention, of a rank alone or of ring attention; see AttentionBackwardArguments of

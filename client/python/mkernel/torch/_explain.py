@@ -148,10 +148,15 @@ def _explain_varlen(name: str, values: "dict[str, Any]") -> Explanation:
     sizes = packed_sizes(cu_seqlens.shape[0] - 1, q.shape[0], call, group.size(), group.rank())
     if 0 in (q.numel(), *sizes):
         return Explanation(name, "mkernel", "the result has no elements, or there are no sequences: nothing is launched")
-    membership = alone_on(q.device)
-    decision = _attention_varlen.decide(membership, q, k, sizes, call, current())
+    why = "run by mkernel"
+    try:
+        membership = membership_of(values["group_name"])
+        decision = _attention_varlen.decide_ring(membership, q, k, values["v"], cu_seqlens.shape[0] - 1, call, current())
+    except (Refused, NotInitialized) as error:
+        membership = alone_on(q.device)
+        decision = _attention_varlen.decide(membership, q, k, sizes, call, current())
+        why = f"{error.text}. The process group gathers keys and values, then mkernel attends to them; nothing overlaps"
     planned, expected = _plan_of(membership, decision.key)
-    why = "the process group gathers keys and values, then mkernel attends to them; nothing overlaps"
     return Explanation(name, "mkernel", why, str(decision.key), planned, expected, copies=decision.copies, backward="in PyTorch")
 
 

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/memory/error.h"
 #include "tools/mkbench/gpu_attention_reference.h"
+#include "tools/mkbench/gpu_rows.h"
 #include "tools/mkbench/random.h"
 
 namespace mkernel::bench {
@@ -26,15 +27,19 @@ Status copy_operand(void* to, const void* from, std::size_t bytes, CUstream_st* 
 
 }  // namespace
 
-GpuVarlenCase::GpuVarlenCase(const AttentionShape& shape) : shape_(shape) {
-  if (shape_.keys == 0) shape_.keys = shape_.sequence;
+GpuVarlenCase::GpuVarlenCase(const AttentionShape& shape, std::int64_t world, std::int64_t rank)
+    : shape_(shape), world_(world), rank_(rank) {
+  shape_.sequence /= world;
+  if (shape_.keys == 0 || world > 1) shape_.keys = shape_.sequence;
 }
 
-Result<GpuVarlenCase> GpuVarlenCase::make(const AttentionShape& shape) {
-  GpuVarlenCase made(shape);
+Result<GpuVarlenCase> GpuVarlenCase::make(const AttentionShape& shape, std::int64_t world,
+                                          std::int64_t rank) {
+  GpuVarlenCase made(shape, world, rank);
   const AttentionShape& s = made.shape_;
   const std::int64_t heads = s.sequence * s.heads;
   const std::int64_t queries = heads * bytes_of_head(s), keys = s.keys * s.kv_heads * bytes_of_head(s);
+  const std::int64_t whole = world > 1 ? world * keys : 1;
   for (const auto& [buffer, bytes] :
        {std::pair{&made.q_, queries},
         {&made.k_, keys},
@@ -42,7 +47,9 @@ Result<GpuVarlenCase> GpuVarlenCase::make(const AttentionShape& shape) {
         {&made.out_, queries},
         {&made.lse_, heads * std::int64_t{sizeof(float)}},
         {&made.cu_seqlens_q_, (s.max_sequences + 1) * std::int64_t{sizeof(std::int32_t)}},
-        {&made.cu_seqlens_k_, (s.max_sequences + 1) * std::int64_t{sizeof(std::int32_t)}}}) {
+        {&made.cu_seqlens_k_, (s.max_sequences + 1) * std::int64_t{sizeof(std::int32_t)}},
+        {&made.whole_k_, whole},
+        {&made.whole_v_, whole}}) {
     auto memory = GpuBuffer::allocate(static_cast<std::uint64_t>(bytes));
     if (!memory.ok()) return memory.status();
     *buffer = std::move(*memory);
@@ -57,21 +64,49 @@ AttentionArguments GpuVarlenCase::arguments() const {
           out_.get(),
           static_cast<float*>(lse_.get()),
           static_cast<const std::int32_t*>(cu_seqlens_q_.get()),
-          static_cast<const std::int32_t*>(cu_seqlens_k_.get())};
+          world_ > 1 ? nullptr : static_cast<const std::int32_t*>(cu_seqlens_k_.get())};
 }
 
 Status GpuVarlenCase::fill(std::uint64_t seed, CUstream_st* stream, float scale) {
   std::uint64_t operand = 0;
-  for (const GpuBuffer* buffer : {&q_, &k_, &v_}) {
+  for (const GpuBuffer* buffer : {&q_, &whole_k(), &whole_v()}) {
+    const auto of_rank = static_cast<std::uint64_t>(buffer == &q_ ? rank_ : 0);
     MK_RETURN_IF_ERROR(fill_random(buffer->get(), shape_.dtype,
                                    buffer->bytes() / kernels::element_bytes(shape_.dtype),
-                                   seed_of(seed, 0, 0, ++operand), stream, buffer == &v_ ? 1 : scale));
+                                   seed_of(seed, 0, of_rank, ++operand), stream,
+                                   buffer == &whole_v() ? 1 : scale));
+  }
+  if (world_ > 1) {
+    MK_RETURN_IF_ERROR(take_rows(whole_k_, k_, stream));
+    MK_RETURN_IF_ERROR(take_rows(whole_v_, v_, stream));
   }
   MK_RETURN_IF_ERROR(poison(lse_, stream));
   return poison(out_, stream);
 }
 
-Status GpuVarlenCase::set_lengths(const Lengths& q, const Lengths& k, CUstream_st* stream) const {
+Status GpuVarlenCase::take_rows(const GpuBuffer& whole, const GpuBuffer& own, CUstream_st* stream) const {
+  const std::int64_t row_bytes = shape_.kv_heads * bytes_of_head(shape_);
+  MK_RETURN_IF_ERROR(poison(own, stream));  // what lies behind the last sequence
+  for (std::size_t i = 0; i + 1 < lengths_.size(); ++i) {
+    const std::int64_t rows = lengths_[i + 1] - lengths_[i];
+    if (rows == 0) continue;
+    const HeldRows held{.held = positions(rows, rows),
+                        .count = 1,
+                        .sequence = world_ * rows,
+                        .row_bytes = row_bytes};
+    MK_RETURN_IF_ERROR(held.take(static_cast<std::byte*>(whole.get()) + world_ * lengths_[i] * row_bytes,
+                                 static_cast<std::byte*>(own.get()) + lengths_[i] * row_bytes, stream));
+  }
+  return {};
+}
+
+kernels::Positions GpuVarlenCase::positions(std::int64_t queries, std::int64_t keys) const {
+  if (world_ > 1) return kernels::held_positions(world_ * queries, shape_.causal, world_, rank_);
+  return {{Range{keys - queries, keys}, Range{}}};  // the last query stands where the last key does
+}
+
+Status GpuVarlenCase::set_lengths(const Lengths& q, const Lengths& k, CUstream_st* stream) {
+  lengths_ = q;
   MK_RETURN_IF_ERROR(copy_operand(cu_seqlens_q_.get(), q.data(), q.size() * sizeof(q[0]), stream));
   return copy_operand(cu_seqlens_k_.get(), k.data(), k.size() * sizeof(k[0]), stream);
 }
@@ -80,19 +115,18 @@ Result<ProductCheck> GpuVarlenCase::check(const Lengths& q, const Lengths& k, st
                                           CUstream_st* stream) const {
   ProductCheck all;
   for (std::size_t i = 0; i + 1 < q.size(); ++i) {
+    const std::int64_t queries = q[i + 1] - q[i], keys = k[i + 1] - k[i];
+    if (queries == 0) continue;
     AttentionShape one = shape_;
-    one.sequence = q[i + 1] - q[i];
-    one.keys = k[i + 1] - k[i];
-    if (one.sequence == 0) continue;
+    one.sequence = world_ * queries;
+    one.keys = world_ * keys;
     const auto at = [&](const GpuBuffer& buffer, std::int64_t row, std::int64_t heads) {
       return static_cast<std::byte*>(buffer.get()) + row * heads * bytes_of_head(one);
     };
-    const AttentionArguments operands{at(q_, q[i], one.heads), at(k_, k[i], one.kv_heads),
-                                      at(v_, k[i], one.kv_heads), at(out_, q[i], one.heads),
+    const AttentionArguments operands{at(q_, q[i], one.heads), at(whole_k(), world_ * k[i], one.kv_heads),
+                                      at(whole_v(), world_ * k[i], one.kv_heads), at(out_, q[i], one.heads),
                                       static_cast<float*>(lse_.get()) + q[i]};
-    // The last query stands where the last key does.
-    auto check = check_attention(operands, one, {{Range{one.keys - one.sequence, one.keys}, Range{}}}, step,
-                                 stream, shape_.sequence);
+    auto check = check_attention(operands, one, positions(queries, keys), step, stream, shape_.sequence);
     if (!check.ok()) return check;
     if (check->wrong > 0) all.first_wrong = check->first_wrong + q[i] * one.heads * one.head_dim;
     all.elements += check->elements;

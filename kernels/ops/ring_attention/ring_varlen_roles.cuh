@@ -99,17 +99,17 @@ __device__ __forceinline__ bool ring_varlen_accept(const RingVarlenParameters& p
 /// The whole kernel, with the CTA's shared memory. A launch whose lengths are bad passes on keys and values
 /// as any other does, so that other ranks do not fail, and computes nothing.
 template <class Config>
-__device__ __forceinline__ void ring_varlen_cta(const RingVarlenParameters& p, std::byte* memory) {
+__device__ __forceinline__ void ring_varlen_cta(const RingVarlenParameters& p, std::byte* cta_memory) {
   LaunchControl& control = *p.endpoint.control;
   if (p.endpoint.lent->stopped != 0) return count_out(control, p.endpoint.lent);
   const LaunchBegin begin(control, p.endpoint.lent);
-  auto& shared = *reinterpret_cast<RingAttentionShared<Config>*>(memory);
+  auto& shared = *reinterpret_cast<RingAttentionShared<Config>*>(cta_memory);
   static_assert(sizeof(VarlenSorting) <= sizeof(shared.body.keys));
   auto& sorting = *reinterpret_cast<VarlenSorting*>(shared.body.keys);
   begin_role(p.endpoint.trace);
   const bool good = ring_varlen_accept(p, begin.epoch, sorting);
   if (static_cast<std::int32_t>(blockIdx.x) < p.comm_ctas) {
-    gather_kv<Config::kThreads / 32>(p, *reinterpret_cast<KvFanOutShared*>(memory), p.rails == 0);
+    gather_kv<Config::kThreads / 32>(p, *reinterpret_cast<KvFanOutShared*>(cta_memory), p.rails == 0);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);
     if (blockIdx.x == 0 && p.rails > 0) return;
     begin_role(p.endpoint.trace);

@@ -89,7 +89,8 @@ def packed_ring(group, dtype, causal):
     rows, heads, kv_heads, dim = 40, 4, 2, 32
     cu_seqlens = np.cumsum([0, 6, 0, 24, 2, 0], dtype=np.int32)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal, "dtype": dtype}
-    whole = [operand(seed, 0, (1, int(cu_seqlens[-1]) * WORLD, count, dim), dtype) for seed, count in ((7, heads), (8, kv_heads), (9, kv_heads))]
+    shapes = [(1, int(cu_seqlens[-1]) * WORLD, count, dim) for count in (heads, kv_heads, kv_heads)]
+    whole = [operand(seed, 0, shape, dtype) for seed, shape in enumerate(shapes, 7)]
     mine = [np.zeros((0, *x.shape[2:]), x.dtype) for x in whole]
     wanted, wanted_lse = np.zeros((0, heads, dim)), np.zeros((heads, 0))
     for begin, end in zip(cu_seqlens * WORLD, cu_seqlens[1:] * WORLD):

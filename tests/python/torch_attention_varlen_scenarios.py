@@ -66,11 +66,15 @@ class Sequences:
         assert not any(x.grad[self.parts[-1].stop:].any() for x in leaves)
 
 
-def attended(sequences, zigzag, name, causal, scale=None, device="cpu"):
-    """Forward and backward pass of this rank, checked. Returns what the call changed in the counters."""
+def directly(function, *operands, **options):
+    return function(*operands, **options)
+
+
+def attended(sequences, zigzag, name, causal, scale=None, device="cpu", call=directly):
+    """Forward and backward pass of this rank, checked; `call` calls the operator. Returns what it changed in the counters."""
     leaves, found = sequences.mine(device), []
     cu_seqlens = sequences.cu_seqlens.to(device)
-    changed = counted(lambda: found.extend(OPS.ring_attention_varlen(*leaves, cu_seqlens, causal, scale, name, zigzag=zigzag)))
+    changed = counted(lambda: found.extend(call(OPS.ring_attention_varlen, *leaves, cu_seqlens, causal, scale, name, zigzag=zigzag)))
     by_torch = "launches" not in changed
     sequences.check(*found, parts_rounded=by_torch or device != "cpu")
     sequences.backward(*found)

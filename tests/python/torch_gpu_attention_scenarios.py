@@ -105,17 +105,17 @@ def varlen():
         for dim, dtype in ((64, torch.bfloat16), (128, torch.float16)):
             split = SPLIT[causal and zigzag]
             sequences = Sequences(100 * seed + dim, (96, 0, 2, 230), split, 5, causal=causal, dim=dim, dtype=dtype)
-            changed = attended(sequences, zigzag, name, causal, device=GPU)
-            assert changed["launches"] == 1, changed
+            changed = attended(sequences, zigzag, name, causal, device=GPU, call=call)
+            assert changed["launches"] == 2, changed  # one of them the rehearsal
     mkernel.torch.synchronize()
     assert not mkernel.torch.counters()["fallbacks"]
     q = on_gpu(1, RANK, (66, 4, 64))  # the operation has 80 rows
-    for bad in ([0, 40, 32, 64], [0, 32, 68]):
-        OPS.ring_attention_varlen(q, q, q, torch.tensor(bad, dtype=torch.int32, device=GPU), True, None, name)
-        with raises(mkernel.InvalidArgument, "cu_seqlens_"):
-            mkernel.torch.synchronize()
-    OPS.ring_attention_varlen(q, q, q, torch.tensor([0, 64], dtype=torch.int32, device=GPU), True, None, name)
-    mkernel.torch.synchronize()
+    for zigzag in (True, False):  # one launch over all ranks, and the composition
+        for bad in ([0, 40, 32, 64], [0, 32, 68], *([[0, 33, 66]] if zigzag else [])):
+            with raises(mkernel.InvalidArgument, "cu_seqlens_"):
+                call(OPS.ring_attention_varlen, q, q, q, torch.tensor(bad, dtype=torch.int32, device=GPU), True, None, name, zigzag=zigzag)
+            meet()
+        call(OPS.ring_attention_varlen, q, q, q, torch.tensor([0, 64], dtype=torch.int32, device=GPU), True, None, name, zigzag=zigzag)
     end()
 
 

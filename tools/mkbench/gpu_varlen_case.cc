@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <initializer_list>
 #include <utility>
 
 #include "kernels/cuda/memory/error.h"
@@ -69,7 +70,7 @@ AttentionArguments GpuVarlenCase::arguments() const {
 
 Status GpuVarlenCase::fill(std::uint64_t seed, CUstream_st* stream, float scale) {
   std::uint64_t operand = 0;
-  for (const GpuBuffer* buffer : {&q_, &whole_k(), &whole_v()}) {
+  for (const GpuBuffer* buffer : std::initializer_list<const GpuBuffer*>{&q_, &whole_k(), &whole_v()}) {
     const auto of_rank = static_cast<std::uint64_t>(buffer == &q_ ? rank_ : 0);
     MK_RETURN_IF_ERROR(fill_random(buffer->get(), shape_.dtype,
                                    buffer->bytes() / kernels::element_bytes(shape_.dtype),

@@ -21,7 +21,7 @@ from mkernel.torch._groups import Membership, NotInitialized, alone_on, count_fa
 from mkernel.torch._moe import refuse_gradients
 from mkernel.torch._options import Options, bucket_of, current, totals
 from mkernel.torch._plans import AttentionKey
-from mkernel.torch._varlen_packing import Packing, Sizes, check_lengths, check_varlen, packed_sizes
+from mkernel.torch._varlen_packing import Packing, Sizes, check_lengths, check_varlen, packed_sizes, within
 
 NAME, BACKWARD = "ring_attention_varlen", "ring_attention_varlen_backward"
 MOST_SEQUENCES = 1024  # of the library
@@ -100,7 +100,8 @@ def _ring(membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
         assert key is not None and key.max_sequences is not None
         behind = key.sequence // membership.world_size - q.shape[0]
         k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, behind)) if behind else x for x in (k, v))
-        operands = {"q": q, "k": k, "v": v, "cu_seqlens_q": _padded(cu_seqlens, key.max_sequences + 1)}
+        lengths = _padded(within(cu_seqlens, q.shape[0]), key.max_sequences + 1)
+        operands = {"q": q, "k": k, "v": v, "cu_seqlens_q": lengths}
         _launch(membership, decision, operands, out, lse, q.shape[0] + behind, options)
 
 

@@ -37,6 +37,11 @@ def check_lengths(cu_seqlens: torch.Tensor, rows: int, parts: int) -> None:
         before = end
 
 
+def within(cu_seqlens: torch.Tensor, rows: int) -> torch.Tensor:
+    """With entries beyond `rows` that every launch refuses: an operation for more rows would take others."""
+    return cu_seqlens.masked_fill(cu_seqlens > rows, torch.iinfo(torch.int32).max)
+
+
 class Sizes(NamedTuple):
     """A part of a sequence with the keys that it sees is one of the packed sequences of a rank."""
 
@@ -67,9 +72,7 @@ class Packing:
         self._begins, self._ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
         self._part = (self._ends - self._begins) // self._held  # rows of a part
         starts = torch.stack([self._begins + index * self._part for index in range(self._held)], 1).flatten()
-        cu_seqlens_q = torch.cat((starts.int(), cu_seqlens[-1:]))
-        # An operation for more rows than there are would take these; it takes no more than its own.
-        self.cu_seqlens_q = cu_seqlens_q.masked_fill(cu_seqlens_q > rows, torch.iinfo(torch.int32).max)
+        self.cu_seqlens_q = within(torch.cat((starts.int(), cu_seqlens[-1:])), rows)
         self._keys = torch.stack([self._part * parts for parts in seen], 1).flatten()  # of each packed sequence
         self._cu_k = torch.cat((self._keys.new_zeros(1), self._keys.cumsum(0)))
         self.cu_seqlens_k = self._cu_k.int()

@@ -100,12 +100,12 @@ struct MoeShape {
 /// is refused when the first entry is not 0, or an entry is below the one before or beyond the rows
 /// (kInvalidArgument names it): outputs stay as they were, and the next launch may come.
 ///
-/// Ring attention has packed sequences, too: `sequence` counts the rows of all ranks, and is a multiple of the
-/// world size. Each rank has q [sequence / world, heads, head_dim], and its rows of every sequence are its
-/// parts of it as above, one sequence behind the other. cu_seqlens_q says where they begin and end, the same
-/// on every rank; causal: with an even number of rows, for two parts of the same size, else the launch is
-/// refused. A rank whose launch is refused passes on its keys and values, so the others go on. Ranks that are
-/// given different lengths get different results, and no error.
+/// Ring attention has packed sequences, too: `sequence` counts the rows of all ranks, and is a multiple of
+/// the world size. Each rank has q [sequence / world, heads, head_dim], and its rows of every sequence are
+/// its parts of it as above, one sequence behind the other. cu_seqlens_q says where they begin and end, the
+/// same on every rank; causal: with an even number of rows, for two parts of the same size, else the launch
+/// is refused. A rank whose launch is refused passes on its keys and values, so the others go on. Ranks that
+/// are given different lengths get different results, and no error.
 ///
 /// Attention of a rank alone may also have a sliding window: the query that stands where key p does sees keys
 /// p - window_left .. p + window_right. Its backward pass has packed sequences, and no windows.

@@ -1,9 +1,8 @@
 // Ring attention over sequences of different lengths on the cuda executor: ranks of one node and of several,
 // also such that share a GPU; random inputs, poisoned outputs, every element against fp64, lengths that are
 // refused, graphs replayed with other lengths.
-#include <doctest/doctest.h>
-
 #include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
 
 #include <chrono>
 #include <cstddef>
@@ -56,9 +55,8 @@ struct Operand {
 
  private:
   static Status copy(void* to, const void* from, std::size_t values, CUstream_st* stream) {
-    return kernels::cuda_status(
-        cudaMemcpyAsync(to, from, values * sizeof(Value), cudaMemcpyDefault, stream),
-        "operands of ring attention");
+    return kernels::cuda_status(cudaMemcpyAsync(to, from, values * sizeof(Value), cudaMemcpyDefault, stream),
+                                "operands of ring attention");
   }
 };
 
@@ -103,13 +101,12 @@ class GpuPackedRing {
   }
   Status enqueue(int rank) {
     Rank& of = at(rank);
-    const AttentionArguments arguments{
-        of.q.memory.get(),
-        of.k.memory.get(),
-        of.v.memory.get(),
-        of.out.memory.get(),
-        static_cast<float*>(of.lse.memory.get()),
-        static_cast<const std::int32_t*>(of.cu_seqlens.memory.get())};
+    const AttentionArguments arguments{of.q.memory.get(),
+                                       of.k.memory.get(),
+                                       of.v.memory.get(),
+                                       of.out.memory.get(),
+                                       static_cast<float*>(of.lse.memory.get()),
+                                       static_cast<const std::int32_t*>(of.cu_seqlens.memory.get())};
     return operation(rank).enqueue(arguments, kOptions, stream(rank).get());
   }
   void launch() {

@@ -40,7 +40,8 @@ AttentionShape packed_shape(const Topology& world, std::int64_t rows, bool causa
 class PackedRing {
  public:
   PackedRing(const AttentionShape& shape, const Topology& world, std::uint64_t seed = 3)
-      : shape_(shape), fabric_({.nodes = world.nodes(), .ranks_per_node = world.ranks_per_node(), .seed = seed}) {
+      : shape_(shape),
+        fabric_({.nodes = world.nodes(), .ranks_per_node = world.ranks_per_node(), .seed = seed}) {
     for (std::uint32_t rank = 0; rank < fabric_.world(); ++rank)
       operations_.push_back(
           require(kernels::make_attention(OpKind::kRingAttention, shape, fabric_.group(rank))));
@@ -69,10 +70,10 @@ class PackedRing {
                         std::numeric_limits<float>::quiet_NaN());
     }
     return run_ranks(fabric_.world(), [&](std::uint32_t rank) {
-      return operations_[rank]->run({q[rank].data(), k[rank].data(), v[rank].data(), out_[rank].data(),
-                                     lse_[rank].data(),
-                                     shape_.max_sequences > 0 ? lengths[rank].data() : nullptr},
-                                    {.compute_threads = 1 + static_cast<int>(rank % 2)});
+      return operations_[rank]->run(
+          {q[rank].data(), k[rank].data(), v[rank].data(), out_[rank].data(), lse_[rank].data(),
+           shape_.max_sequences > 0 ? lengths[rank].data() : nullptr},
+          {.compute_threads = 1 + static_cast<int>(rank % 2)});
     });
   }
   const std::vector<Tensor>& check(std::uint64_t seed, const Lengths& lengths) {
@@ -141,7 +142,8 @@ TEST_CASE("ring attention, packed: the same bits whatever the fabric does") {
   const Lengths lengths = sequence_lengths({40, 0, 130, 12}, {}, 11).q;
   PackedRing first(shape, {3, 2}, 0);
   const auto wanted = first.check(7, lengths);
-  for (const std::uint64_t seed : {1, 2, 3}) CHECK(PackedRing(shape, {3, 2}, seed).check(7, lengths) == wanted);
+  for (const std::uint64_t seed : {1, 2, 3})
+    CHECK(PackedRing(shape, {3, 2}, seed).check(7, lengths) == wanted);
 }
 
 TEST_CASE("ring attention, packed: one sequence gives the bits of ring attention over it") {
@@ -160,9 +162,10 @@ TEST_CASE("ring attention, packed: a rank whose lengths are bad refuses by name,
   beyond[11] = 1000;
   PackedRing ring(packed_shape({2, 2}, 780, true), {2, 2});
   const auto statuses = ring.launch(1, {good, odd, good, beyond});
-  CHECK(statuses[1].to_string() ==
-        "INVALID_ARGUMENT: ring_attention: cu_seqlens_q[3] = 137 ends a sequence of 131 rows of each rank, but "
-        "it must be an even number: a causal sequence has two parts of the same size on every rank");
+  CHECK(
+      statuses[1].to_string() ==
+      "INVALID_ARGUMENT: ring_attention: cu_seqlens_q[3] = 137 ends a sequence of 131 rows of each rank, but "
+      "it must be an even number: a causal sequence has two parts of the same size on every rank");
   CHECK(statuses[3].text() == "ring_attention: cu_seqlens_q[11] = 1000, but it must be 750..780");
   for (const std::uint32_t rank : {0, 2}) {
     CHECK(statuses[rank].ok());
@@ -175,7 +178,8 @@ TEST_CASE("ring attention, packed: a rank whose lengths are bad refuses by name,
   ring.check(2, good);
 }
 
-TEST_CASE("ring attention, packed: ranks with other lengths than the others get other results, and no error") {
+TEST_CASE(
+    "ring attention, packed: ranks with other lengths than the others get other results, and no error") {
   const Lengths good = ragged_ring_lengths(11), other = sequence_lengths({400, 380}, {}, 11).q;
   PackedRing ring(packed_shape({1, 2}, 780, true), {1, 2});
   for (const Status& status : ring.launch(1, {good, other})) CHECK(status.ok());

@@ -193,7 +193,7 @@ def explained(name):
     keys = bucket_of(20 * (RANK + 1), mkernel.torch.Options().buckets)
     operation = f"attention batch=1 sequence=20 keys={keys} max_sequences=2 heads=4 kv_heads=2 head_dim=16 causal bf16 cpu"
     assert (parts.path, parts.operation, parts.backward) == ("mkernel", operation, "in PyTorch"), (parts, operation)
-    assert "contiguous" in parts.why and "nothing overlaps" in parts.why and len(parts.copies) == 1, parts
+    assert "split zigzag alone" in parts.why and "nothing overlaps" in parts.why and len(parts.copies) == 1, parts
     OPS.ring_attention_varlen(q, k, k, cu_seqlens, True, None, name)
     assert explain(NAME, q, k, k, cu_seqlens, True, None, name).planned
     told = explain(NAME, q.float(), k.float(), k.float(), cu_seqlens, True, None, name)

@@ -129,10 +129,11 @@ std::size_t wrong_ring_varlen(const AttentionShape& shape, const std::vector<std
   for (std::size_t i = 0; i + 1 < cu_seqlens.size(); ++i) {
     const Range rows{cu_seqlens[i], cu_seqlens[i + 1]}, positions{world * rows.begin, world * rows.end};
     if (rows.size() == 0) continue;
-    wrong += wrong_attention_of_rank(one_of(shape, positions.size()),
-                                     {cut(tensors.q, positions, q_width), cut(tensors.k, positions, kv_width),
-                                      cut(tensors.v, positions, kv_width)},
-                                     world, rank, cut(out, rows, q_width), cut_lse(shape, lse, rows), weights);
+    wrong +=
+        wrong_attention_of_rank(one_of(shape, positions.size()),
+                                {cut(tensors.q, positions, q_width), cut(tensors.k, positions, kv_width),
+                                 cut(tensors.v, positions, kv_width)},
+                                world, rank, cut(out, rows, q_width), cut_lse(shape, lse, rows), weights);
   }
   return wrong + not_poison(shape, out, lse, cu_seqlens.back());
 }

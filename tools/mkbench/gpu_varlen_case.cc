@@ -72,10 +72,9 @@ Status GpuVarlenCase::fill(std::uint64_t seed, CUstream_st* stream, float scale)
   std::uint64_t operand = 0;
   for (const GpuBuffer* buffer : std::initializer_list<const GpuBuffer*>{&q_, &whole_k(), &whole_v()}) {
     const auto of_rank = static_cast<std::uint64_t>(buffer == &q_ ? rank_ : 0);
-    MK_RETURN_IF_ERROR(fill_random(buffer->get(), shape_.dtype,
-                                   buffer->bytes() / kernels::element_bytes(shape_.dtype),
-                                   seed_of(seed, 0, of_rank, ++operand), stream,
-                                   buffer == &whole_v() ? 1 : scale));
+    MK_RETURN_IF_ERROR(
+        fill_random(buffer->get(), shape_.dtype, buffer->bytes() / kernels::element_bytes(shape_.dtype),
+                    seed_of(seed, 0, of_rank, ++operand), stream, buffer == &whole_v() ? 1 : scale));
   }
   if (world_ > 1) {
     MK_RETURN_IF_ERROR(take_rows(whole_k_, k_, stream));
@@ -91,10 +90,8 @@ Status GpuVarlenCase::take_rows(const GpuBuffer& whole, const GpuBuffer& own, CU
   for (std::size_t i = 0; i + 1 < lengths_.size(); ++i) {
     const std::int64_t rows = lengths_[i + 1] - lengths_[i];
     if (rows == 0) continue;
-    const HeldRows held{.held = positions(rows, rows),
-                        .count = 1,
-                        .sequence = world_ * rows,
-                        .row_bytes = row_bytes};
+    const HeldRows held{
+        .held = positions(rows, rows), .count = 1, .sequence = world_ * rows, .row_bytes = row_bytes};
     MK_RETURN_IF_ERROR(held.take(static_cast<std::byte*>(whole.get()) + world_ * lengths_[i] * row_bytes,
                                  static_cast<std::byte*>(own.get()) + lengths_[i] * row_bytes, stream));
   }

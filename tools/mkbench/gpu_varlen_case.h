@@ -12,8 +12,8 @@
 
 namespace mkernel::bench {
 
-/// One set of operands of a shape with max_sequences: of attention of a rank alone or, with a world of several
-/// ranks, of ring attention, whose inputs of one seed are those of one whole tensor. Members queue on
+/// One set of operands of a shape with max_sequences: of attention of a rank alone or, with a world of
+/// several ranks, of ring attention, whose inputs of one seed are those of one whole tensor. Members queue on
 /// `stream`.
 class GpuVarlenCase {
  public:

@@ -40,8 +40,7 @@ class AttentionJob : public Job {
 
   Status plan(Group& group, const Options& options) override {
     if (!alone_) {
-      auto sequence =
-          packed_ ? rows_of_all(group, options) : sequence_of(group, options, q_positions());
+      auto sequence = packed_ ? rows_of_all(group, options) : sequence_of(group, options, q_positions());
       if (!sequence.ok()) return sequence.status();
       shape_.sequence = *sequence;
     }

@@ -43,8 +43,7 @@ struct RingGpuPlan : RingPlan {
   /// Of a tile. Where the ranks' positions do not end with one, a tile of each rank is not full; of packed
   /// sequences, of each rank and sequence.
   std::int32_t tile_keys() const {
-    const std::int64_t keys =
-        packed() ? average_rows() : (shape.sequence + gather.world - 1) / gather.world;
+    const std::int64_t keys = packed() ? average_rows() : (shape.sequence + gather.world - 1) / gather.world;
     return attention_tile_keys(static_cast<std::int32_t>(shape.head_dim), shape.causal, keys);
   }
 };

@@ -122,21 +122,20 @@ std::int32_t RingPlan::average_rows() const {
 
 AttentionLengths RingPlan::lengths(const AttentionArguments& arguments) const {
   const std::int32_t rows = gather.positions(gather.rank);
-  return {arguments.cu_seqlens_q, arguments.cu_seqlens_q, static_cast<std::int32_t>(shape.max_sequences), rows,
-          rows};
+  return {arguments.cu_seqlens_q, arguments.cu_seqlens_q, static_cast<std::int32_t>(shape.max_sequences),
+          rows, rows};
 }
 
 Status RingPlan::refuse(const BadLength& bad) const {
   if (bad.number < 0) return {};
   constexpr OpKind kKind = OpKind::kRingAttention;
-  if (bad.value < bad.least || bad.value > bad.most)
-    return refuse_attention_length(kKind, shape, bad);
-  return {StatusCode::kInvalidArgument,
-          std::string(name_of(kKind)) + ": cu_seqlens_q[" + std::to_string(bad.number) +
-              "] = " + std::to_string(bad.value) + " ends a sequence of " +
-              std::to_string(bad.value - bad.least) +
-              " rows of each rank, but it must be an even number: a causal sequence has two parts of the same "
-              "size on every rank"};
+  if (bad.value < bad.least || bad.value > bad.most) return refuse_attention_length(kKind, shape, bad);
+  return {
+      StatusCode::kInvalidArgument,
+      std::string(name_of(kKind)) + ": cu_seqlens_q[" + std::to_string(bad.number) + "] = " +
+          std::to_string(bad.value) + " ends a sequence of " + std::to_string(bad.value - bad.least) +
+          " rows of each rank, but it must be an even number: a causal sequence has two parts of the same "
+          "size on every rank"};
 }
 
 std::int32_t RingPlan::section_heads() const {

@@ -61,8 +61,8 @@ class RingAttentionLaunch {
   }
   Tile packed_tile(std::int32_t task) const {
     const bool causal = plan_.shape.causal;
-    const RingPlace place = ring_place(slots_.data(), sequences(),
-                                       static_cast<std::int32_t>(plan_.shape.heads), causal, task);
+    const RingPlace place =
+        ring_place(slots_.data(), sequences(), static_cast<std::int32_t>(plan_.shape.heads), causal, task);
     const AttentionSequence& sequence = slots_[static_cast<std::size_t>(place.slot)].sequence;
     const std::int64_t first = sequence.query_first;
     const RingTile at = ring_tile(sequence.queries, causal, place.tile);
@@ -152,7 +152,8 @@ class CpuRingAttention final : public AttentionOperation {
     refused_ = false;
     MK_RETURN_IF_ERROR(binding_.ready());
     MK_RETURN_IF_ERROR(plan_.check(arguments));
-    const Status refusal = plan_.packed() ? plan_.refuse(first_bad_length(plan_.lengths(arguments))) : Status();
+    const Status refusal =
+        plan_.packed() ? plan_.refuse(first_bad_length(plan_.lengths(arguments))) : Status();
     std::vector<AttentionSlot> slots;
     if (plan_.packed() && refusal.ok()) slots = plan_.slots(plan_.lengths(arguments));
     MK_RETURN_IF_ERROR(binding_.launch(topology_, options, [&](Launch& launch) {

@@ -116,7 +116,8 @@ class CudaPackedRingAttention final : public CudaRingAttention {
   Status attach() override {
     MK_RETURN_IF_ERROR(CudaRingAttention::attach());
     const auto sequences = static_cast<std::int32_t>(plan().shape.max_sequences);
-    auto scratch = DeviceBuffer::zeroed(Scratch::bytes(plan().ctas, sequences), "ring_attention: list of tasks");
+    auto scratch =
+        DeviceBuffer::zeroed(Scratch::bytes(plan().ctas, sequences), "ring_attention: list of tasks");
     if (!scratch.ok()) return scratch.status();
     scratch_ = std::move(*scratch);
     return {};
@@ -145,11 +146,11 @@ class CudaPackedRingAttention final : public CudaRingAttention {
 
 /// For the shape of `plan`.
 CooperativeKernel kernel_of(const RingGpuPlan& plan) {
-  return with_attention_tile(
-      plan.shape, plan.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
-        return plan.packed() ? ring_varlen_kernel_of<kHeadDim, kTileKeys, kType>()
-                             : ring_attention_kernel_of<kHeadDim, kTileKeys, kType>();
-      });
+  return with_attention_tile(plan.shape, plan.tile_keys(),
+                             [&]<int kHeadDim, int kTileKeys, DataType kType>() {
+                               return plan.packed() ? ring_varlen_kernel_of<kHeadDim, kTileKeys, kType>()
+                                                    : ring_attention_kernel_of<kHeadDim, kTileKeys, kType>();
+                             });
 }
 
 }  // namespace

@@ -31,9 +31,9 @@ __device__ __forceinline__ bool wait_kv_chunk(const KvGatherParameters& p, std::
 /// No chunk has this number: the launch has failed, and nothing more is waited for.
 inline constexpr std::int32_t kNoMoreKvWaits = 0x7fffffff;
 
-/// The loading thread: until all rows of the head up to `row` are here, and may be loaded by TMA. They come in
-/// the order of rows, so `seen`, of this source and tensor, says what was seen of a head: the chunk behind the
-/// last one that it saw in this launch, and behind those before it of the same head.
+/// The loading thread: until all rows of the head up to `row` are here, and may be loaded by TMA. They come
+/// in the order of rows, so `seen`, of this source and tensor, says what was seen of a head: the chunk behind
+/// the last one that it saw in this launch, and behind those before it of the same head.
 __device__ __forceinline__ void wait_kv_rows(const KvGatherParameters& p, std::uint64_t epoch,
                                              std::int32_t source, std::int32_t tensor, std::int32_t head,
                                              std::int32_t row, std::int32_t& seen) {
@@ -200,8 +200,8 @@ __device__ __forceinline__ void wait_all_kv(const KvGatherParameters& p, std::ui
   }
 }
 
-/// What warps of the CTAs that push do when they have no more to push, and what CTA 0 sends over several nodes
-/// beside keys and values: nothing.
+/// What warps of the CTAs that push do when they have no more to push, and what CTA 0 sends over several
+/// nodes beside keys and values: nothing.
 struct NothingBesideGather {
   static constexpr int kSenders = 0;
   __device__ __forceinline__ void work() const {}  ///< a whole warp

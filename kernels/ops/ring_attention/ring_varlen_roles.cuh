@@ -28,12 +28,12 @@ class RingVarlenFeed {
       : p_(p), shared_(shared) {}
 
   __device__ __forceinline__ bool next(AttentionTask& task) const {
-    const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.scratch->next_task[shared_.begin.epoch & 1], 1);
+    const std::uint64_t claimed =
+        ptx::atom_add_relaxed_gpu(&p_.scratch->next_task[shared_.begin.epoch & 1], 1);
     const AttentionSlot* slots = ring_varlen_slots(p_);
     const std::int32_t count = p_.lengths.sequences;
     if (claimed >= static_cast<std::uint64_t>(ring_tasks(slots, count, p_.heads))) return false;
-    const RingPlace place =
-        ring_place(slots, count, p_.heads, p_.causal, static_cast<std::int32_t>(claimed));
+    const RingPlace place = ring_place(slots, count, p_.heads, p_.causal, static_cast<std::int32_t>(claimed));
     const AttentionSequence sequence = slots[place.slot].sequence;
     const RingTile tile = ring_tile(sequence.queries, p_.causal, place.tile);
     task.query = Config::kTileQueries - (tile.query_end - tile.query);
@@ -137,8 +137,8 @@ __device__ __forceinline__ void ring_varlen_cta(const RingVarlenParameters& p, s
 }
 
 template <class Config>
-__global__ __launch_bounds__(Config::kThreads, 1) void ring_varlen_kernel(
-    const __grid_constant__ RingVarlenParameters p) {
+__global__ __launch_bounds__(Config::kThreads,
+                             1) void ring_varlen_kernel(const __grid_constant__ RingVarlenParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
   ring_varlen_cta<Config>(p, memory);
 }

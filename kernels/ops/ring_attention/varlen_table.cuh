@@ -16,8 +16,8 @@ struct VarlenSorting {
   std::int32_t tasks[kMostSequences];  ///< by slot
 };
 
-/// All threads of the CTA: the number of the first of `entries` that `check` says is bad, or one that no entry
-/// has.
+/// All threads of the CTA: the number of the first of `entries` that `check` says is bad, or one that no
+/// entry has.
 template <class Check>
 __device__ __forceinline__ std::int32_t varlen_first_bad(std::int32_t entries, const Check& check,
                                                          VarlenSorting& sorting) {

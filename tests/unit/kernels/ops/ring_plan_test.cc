@@ -122,7 +122,8 @@ TEST_CASE("ring plan: impossible shapes are refused by field, value and limit") 
         "ring_attention_backward: max_sequences = 3, but it must be 0");
   packed.max_sequences = 1024;
   packed.heads = packed.kv_heads = 1 << 19;
-  CHECK(ring_refusal(packed) == "ring_attention: heads * max_sequences = 536870912, must be at most 268435456");
+  CHECK(ring_refusal(packed) ==
+        "ring_attention: heads * max_sequences = 536870912, must be at most 268435456");
 }
 
 }  // namespace mkernel::kernels

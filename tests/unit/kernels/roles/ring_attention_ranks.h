@@ -48,7 +48,7 @@ class RingRanksOf : public HostRing<RingRank> {
 
  public:
   RingRanksOf(const AttentionShape& shape, const Topology& topology, std::int32_t ctas = 4,
-            std::int32_t comm_ctas = 2, std::int32_t block_rows = 0)
+              std::int32_t comm_ctas = 2, std::int32_t block_rows = 0)
       : HostRing(topology, 1), shape_(shape) {
     for (std::uint32_t r = 0; r < topology.world(); ++r) {
       RingGpuPlan plan =
@@ -58,8 +58,7 @@ class RingRanksOf : public HostRing<RingRank> {
     }
     make_workspaces(ranks_[0]->plan.gather.word_bytes(), ranks_[0]->plan.gather.data_bytes());
     for (auto& rank : ranks_) {
-      static_cast<RingAttentionParameters&>(rank->p) =
-          ring_attention_parameters(rank->plan, &rank->counters);
+      static_cast<RingAttentionParameters&>(rank->p) = ring_attention_parameters(rank->plan, &rank->counters);
       if constexpr (kPacked) add_list(*rank);
       describe_gather(*rank, rank->plan, rank->plan.tile_keys());
     }

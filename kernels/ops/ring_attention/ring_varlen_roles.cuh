@@ -128,7 +128,6 @@ __device__ __forceinline__ void ring_varlen_cta(const RingVarlenParameters& p, s
     then(static_cast<int>(threadIdx.x) / 32);
   }
   if (blockIdx.x == 0) {
-    __syncthreads();  // thread 0 has written where the launch began, also when it computed nothing
     end_launch(control, p.endpoint.lent, shared.begin);
   } else {
     end_cta(control);

@@ -44,6 +44,8 @@ struct RingBackwardPlan {
   std::uint64_t data_bytes() const { return puts.data_bytes(); }
   /// Bytes that this rank puts in every launch.
   std::uint64_t wire_bytes() const;
+  /// That adding up what is put reads and stores.
+  double summed_bytes() const;
 
   /// Again what follows from how `ring.gather` is cut and from `head_dim`.
   void lay_out();

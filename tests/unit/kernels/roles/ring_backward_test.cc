@@ -288,8 +288,8 @@ TEST_CASE("ring backward kernel: several nodes, launches behind each other with 
       const std::string what = name_of_case(topology, causal);
       CAPTURE(what);
       RingBackwardRanks ranks(
-          {.batch = 2, .sequence = 401, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal},
-          topology, 4, 2, {.block_rows = 20, .chunk_units = 2});
+          {.batch = 1, .sequence = 301, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = causal},
+          topology, 4, 2, {.block_rows = 20, .chunk_units = 3});
       constexpr std::uint64_t kLaunches = 3;
       for (std::uint64_t launch = 0; launch < kLaunches; ++launch) ranks.check(launch);
       for (std::size_t rank = 0; rank < topology.world(); ++rank)

@@ -1,6 +1,6 @@
-// The backward pass of ring attention on the cuda executor: ranks of one node and of several, also such that share
-// a GPU; random inputs, poisoned outputs, every element against fp64, launches queued and replayed by graphs, the
-// same bits every time.
+// The backward pass of ring attention on the cuda executor: ranks of one node and of several, also such that
+// share a GPU; random inputs, poisoned outputs, every element against fp64, launches queued and replayed by
+// graphs, the same bits every time.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -78,9 +78,10 @@ class GpuRingBackward : public GpuRingRanks<RingBackwardRank> {
 
  private:
   Status make(int rank, const AttentionShape& shape, kernels::RingAttentionOptions options) {
-    MK_RETURN_IF_ERROR(make_rank(rank, options, [&](const auto& topology, std::uint32_t of, const auto& with) {
-      return kernels::make_cuda_ring_attention_backward(shape, topology, of, with);
-    }));
+    MK_RETURN_IF_ERROR(
+        make_rank(rank, options, [&](const auto& topology, std::uint32_t of, const auto& with) {
+          return kernels::make_cuda_ring_attention_backward(shape, topology, of, with);
+        }));
     auto forward = kernels::make_cuda_attention(shape, {1, 1}, 0, {.sms = options.sms});
     if (!forward.ok()) return forward.status();
     at(rank).forward = std::move(*forward);
@@ -187,7 +188,8 @@ TEST_CASE("ring attention backward: several nodes, and sums of each key's gradie
   }
 }
 
-TEST_CASE("ring attention backward: several nodes, a long sequence in many puts, any number of CTAs that push") {
+TEST_CASE(
+    "ring attention backward: several nodes, a long sequence in many puts, any number of CTAs that push") {
   if (!peers_or_skip(1)) return;
   std::vector<std::uint64_t> first[2];
   for (const std::int32_t comm_ctas : {0, 1, 5}) {
@@ -204,7 +206,8 @@ TEST_CASE("ring attention backward: several nodes, a long sequence in many puts,
   }
 }
 
-TEST_CASE("ring attention backward: several nodes, captured in graphs and replayed, the same bits every time") {
+TEST_CASE(
+    "ring attention backward: several nodes, captured in graphs and replayed, the same bits every time") {
   if (!peers_or_skip(1)) return;
   for (const FabricOptions& fabric :
        {FabricOptions{.nodes = 2, .ranks_per_node = 2}, FabricOptions{.nodes = 3}}) {

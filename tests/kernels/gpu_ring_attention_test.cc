@@ -80,9 +80,10 @@ class GpuRing : public GpuRingRanks<RingRank> {
 
  private:
   Status make(int rank, const AttentionShape& shape, kernels::RingAttentionOptions options) {
-    MK_RETURN_IF_ERROR(make_rank(rank, options, [&](const auto& topology, std::uint32_t of, const auto& with) {
-      return kernels::make_cuda_ring_attention(shape, topology, of, with);
-    }));
+    MK_RETURN_IF_ERROR(
+        make_rank(rank, options, [&](const auto& topology, std::uint32_t of, const auto& with) {
+          return kernels::make_cuda_ring_attention(shape, topology, of, with);
+        }));
     auto operands = bench::GpuAttentionCase::make(shape, size(), rank);
     if (!operands.ok()) return operands.status();
     at(rank).operands = std::make_unique<bench::GpuAttentionCase>(std::move(*operands));

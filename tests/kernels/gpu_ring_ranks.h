@@ -1,5 +1,5 @@
-// What the tests of ring attention and of its backward pass on the cuda executor have in common: ranks of one node
-// and of several, which a fabric of the test's joins, also such that share a GPU.
+// What the tests of ring attention and of its backward pass on the cuda executor have in common: ranks of one
+// node and of several, which a fabric of the test's joins, also such that share a GPU.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -58,8 +58,7 @@ class GpuRingRanks {
   /// Bytes that each rank has put in `launches` launches are those that its plan says.
   void check_wire_bytes(std::uint64_t launches) {
     for (int rank = 0; rank < size(); ++rank) {
-      CHECK(fabric().wire_bytes(static_cast<std::uint32_t>(rank)) ==
-            launches * operation(rank).wire_bytes());
+      CHECK(fabric().wire_bytes(static_cast<std::uint32_t>(rank)) == launches * operation(rank).wire_bytes());
     }
   }
   /// Rank 1 does not launch: what rank 0 says, which then refuses another launch.
@@ -107,8 +106,8 @@ class GpuRingRanks {
       return operation(rank).bind(world_->group(rank), workspace[r], lent[r], 1);
     }));
   }
-  /// From the thread of the test case: graphs of a launch of each rank, replayed `rounds` x `times` times, give
-  /// the same bits in every round as a launch by itself. The first replay is verified by `verify()`.
+  /// From the thread of the test case: graphs of a launch of each rank, replayed `rounds` x `times` times,
+  /// give the same bits in every round as a launch by itself. The first replay is verified by `verify()`.
   void check_graphs(int rounds, int times, const std::function<void()>& verify) {
     std::vector<bench::GpuGraph> graphs(ranks_.size());
     require_ok(each([&](int rank) -> Status {

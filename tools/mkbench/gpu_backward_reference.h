@@ -11,8 +11,8 @@
 namespace mkernel::bench {
 
 /// Which gradients there are: positions of the sequence. Of several `parts`, what each gives of the gradients
-/// of keys and values is rounded before these are summed; of several `nodes` of parts the sum of each is rounded,
-/// too.
+/// of keys and values is rounded before these are summed; of several `nodes` of parts the sum of each is
+/// rounded, too.
 struct GradientRows {
   kernels::Positions queries, keys;
   std::int64_t parts = 1, nodes = 1;

@@ -186,8 +186,8 @@ struct RingBackwardPlaces {
   RingBackwardTasks::Place place(std::int32_t task) const { return plan.place(task); }
 };
 
-/// When the sums of other nodes have come, of tasks that end at `far_end`; 0 on one node. They are made, and have
-/// the wire, when keys and values have come.
+/// When the sums of other nodes have come, of tasks that end at `far_end`; 0 on one node. They are made, and
+/// have the wire, when keys and values have come.
 double sums_of_nodes_come(const RingBackwardPlan& plan, const Arrivals& arrivals, double far_end) {
   if (plan.gather().rails() == 0) return 0;
   const Machine& machine = plan.ring.machine;
@@ -267,8 +267,7 @@ double estimated_seconds(const RingBackwardPlan& plan) {
     const bool far = place.source / (gather.near + 1) != gather.rank / (gather.near + 1);
     const double arrived =
         own ? 0 : (far ? arrivals.far : arrivals.near).at((place.head + 1.0) / gather.heads);
-    const double now =
-        std::max(begin, arrived) + (plan.tasks.query_tiles() - place.first_query_tile) * step;
+    const double now = std::max(begin, arrived) + (plan.tasks.query_tiles() - place.first_query_tile) * step;
     if (far) far_end = std::max(far_end, now);
     return now;
   };

@@ -1,5 +1,5 @@
-// The backward pass of ring attention over several nodes on the cuda executor: what its CTAs do that those of one
-// node do not. See README.md.
+// The backward pass of ring attention over several nodes on the cuda executor: what its CTAs do that those of
+// one node do not. See README.md.
 #pragma once
 
 #include <cstddef>
@@ -59,8 +59,8 @@ class RingBackwardNodesFeed : public RingBackwardFeed<Config> {
   const Parameters& p_;
 };
 
-/// inter_reduce, and the sender of its sums. Both begin when all keys and values have come: until then these have
-/// the wire for themselves, and whose do not come is said by those who wait for them.
+/// inter_reduce, and the sender of its sums. Both begin when all keys and values have come: until then these
+/// have the wire for themselves, and whose do not come is said by those who wait for them.
 template <class Config>
 struct SumsAfterGather {
   const RingBackwardNodesParameters& p;

@@ -65,8 +65,8 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
                                                        std::uint32_t d_keys, std::uint32_t d_values) const {
     return store_into(task, offset, d_keys, d_values, p_.gather.rank);
   }
-  /// A task whose waits gave up has computed from whatever there was: it is not for other ranks, whose launches
-  /// would count as good. Such a wait sets `abort` before this thread gets what was computed.
+  /// A task whose waits gave up has computed from whatever there was: it is not for other ranks, whose
+  /// launches would count as good. Such a wait sets `abort` before this thread gets what was computed.
   __device__ __forceinline__ void announce(std::uint64_t* word) const {
     ptx::bulk_wait_group<0>();
     if (ptx::ld_acquire_gpu(&p_.endpoint.control->abort) != 0) return;
@@ -195,8 +195,7 @@ __device__ __forceinline__ void ring_backward_cta(const typename Feed::Parameter
   } else {
     prepare_all_backward_rows<Config>(p, cta - p.comm_ctas);
   }
-  attention_backward_body(Feed(p),
-                          *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
+  attention_backward_body(Feed(p), *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
   end_cta(control);
   end_role(p.endpoint.trace, DeviceRole::kCompute);
 }

@@ -177,8 +177,8 @@ __device__ __forceinline__ void wait_all_kv(const KvGatherParameters& p, std::ui
   }
 }
 
-/// What warps of the CTAs that push do when they have no more to push, and inter_send when keys and values are
-/// sent: nothing.
+/// What warps of the CTAs that push do when they have no more to push, and inter_send when keys and values
+/// are sent: nothing.
 struct NothingAfterGather {
   __device__ __forceinline__ void work() const {}  ///< a whole warp
   __device__ __forceinline__ void send() const {}  ///< one thread

@@ -60,11 +60,12 @@ void describe_ranks(const Topology& topology, std::uint32_t rank, KvGatherParame
 /// What the maps are of. `part`: of the own positions, not an empty one.
 MatrixView ring_q_view(const RingGpuPlan& plan, int part, const void* q);
 MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out);
-/// Own keys or values, in tiles of `tile_keys` and, packed, in the pieces that are pushed. The rank holds some.
+/// Own keys or values, in tiles of `tile_keys` and, packed, in the pieces that are pushed. The rank holds
+/// some.
 MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t tile_keys, const void* kv);
 MatrixView ring_push_view(const RingGpuPlan& plan, const void* kv);
-/// Those of all sources, [source][tensor], in the slabs of a half of the lent workspace. Those of a source that
-/// holds nothing have no rows, and kernels keep clear of them.
+/// Those of all sources, [source][tensor], in the slabs of a half of the lent workspace. Those of a source
+/// that holds nothing have no rows, and kernels keep clear of them.
 std::vector<MatrixView> ring_slab_views(const RingGpuPlan& plan, std::int32_t tile_keys,
                                         const std::byte* half);
 

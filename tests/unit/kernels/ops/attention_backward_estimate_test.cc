@@ -78,7 +78,8 @@ TEST_CASE("attention backward: expected seconds follow the machine, the mask, th
   CHECK(ring(brief, 4, narrow) > 1.2 * ring(brief, 4));
 }
 
-TEST_CASE("attention backward: over several nodes long sequences hide the wire, and short ones wait for it twice") {
+TEST_CASE(
+    "attention backward: over several nodes long sequences hide the wire, and short ones wait for it twice") {
   const AttentionShape full{.batch = 4, .sequence = 49152, .heads = 16, .kv_heads = 16, .head_dim = 128};
   for (const bool causal : {false, true}) {
     AttentionShape shape = full;
@@ -99,7 +100,8 @@ TEST_CASE("attention backward: over several nodes long sequences hide the wire, 
   CHECK(ring(brief, {2, 2}, slow) < 1.3 * wire);
 }
 
-TEST_CASE("attention backward: more CTAs add up for other nodes where ranks are many, and one at least does") {
+TEST_CASE(
+    "attention backward: more CTAs add up for other nodes where ranks are many, and one at least does") {
   const auto sum_ctas = [](const AttentionShape& shape, const Topology& topology) {
     return test::require(RingBackwardPlan::make(shape, topology, 0, kH100, {.comm_ctas = 8})).sum_ctas;
   };

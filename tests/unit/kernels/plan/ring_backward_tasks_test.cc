@@ -68,7 +68,8 @@ struct RankCase {
 };
 
 /// Of one node and of several.
-const std::vector<Topology> kWorlds{{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8}, {2, 1}, {3, 1}, {2, 2}, {2, 3}, {4, 2}};
+const std::vector<Topology> kWorlds{{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8},
+                                    {2, 1}, {3, 1}, {2, 2}, {2, 3}, {4, 2}};
 
 template <class Check>
 void for_every_world(const Check& check) {
@@ -220,9 +221,12 @@ TEST_CASE("ring backward tasks: turns cost little, and multiprocessors end toget
 }
 
 TEST_CASE("ring backward tasks: over several nodes other nodes' keys come between own ones and the node's") {
-  const RankCase of({.batch = 4, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = true},
-                    {3, 2}, 2);
-  const auto group = [&](std::int32_t source) { return source == of.rank ? 0 : source / 2 == of.rank / 2 ? 2 : 1; };
+  const RankCase of(
+      {.batch = 4, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = true}, {3, 2},
+      2);
+  const auto group = [&](std::int32_t source) {
+    return source == of.rank ? 0 : source / 2 == of.rank / 2 ? 2 : 1;
+  };
   std::int32_t last = 0, head = 0, far_tasks = 0;
   for (std::int32_t task = 0; task < of.tasks().tasks(); ++task) {
     const RingBackwardTasks::Place place = of.place(task);
@@ -281,7 +285,8 @@ TEST_CASE("ring backward tasks: owners wait for the partial gradients that other
   });
 }
 
-TEST_CASE("ring backward plan: a node puts the units that its ranks send, each once, in order and in chunks") {
+TEST_CASE(
+    "ring backward plan: a node puts the units that its ranks send, each once, in order and in chunks") {
   for_every_world([](const AttentionShape& shape, const Topology& topology) {
     SentUnits sent = sent_units(shape, topology);
     const std::uint32_t ranks = topology.ranks_per_node();
@@ -295,7 +300,8 @@ TEST_CASE("ring backward plan: a node puts the units that its ranks send, each o
         for (std::uint32_t writer = rank / ranks * ranks; writer < (rank / ranks + 1) * ranks; ++writer)
           units.merge(sent[{static_cast<int>(owner), static_cast<int>(writer)}]);
         std::set<std::int32_t> numbers;
-        const std::int32_t all = KeyPartialsPlan::units_of(of.plan.gather(), static_cast<std::int32_t>(owner));
+        const std::int32_t all =
+            KeyPartialsPlan::units_of(of.plan.gather(), static_cast<std::int32_t>(owner));
         for (std::int32_t head = 0; head < of.plan.gather().heads; ++head) {
           for (std::int32_t inside = 0; inside < head_units; ++inside) {
             put.insert(head * all + inside);
@@ -328,9 +334,11 @@ TEST_CASE("ring backward plan: slots and words lie behind each other, and the sa
   CHECK(plan.data_bytes() == first.plan.data_bytes());
 }
 
-TEST_CASE("ring backward plan: over several nodes what is staged and put lies behind the slots, in whole chunks") {
-  const RankCase of({.batch = 2, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = true},
-                    {3, 2}, 2);
+TEST_CASE(
+    "ring backward plan: over several nodes what is staged and put lies behind the slots, in whole chunks") {
+  const RankCase of(
+      {.batch = 2, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = true}, {3, 2},
+      2);
   const PutKeyPartialsPlan& puts = of.plan.puts;
   CHECK(puts.staged_offset(1, 0) == of.plan.partials.data_bytes());
   CHECK(puts.staged_offset(2, 0) == puts.staged_offset(1, puts.max_units));

@@ -129,7 +129,7 @@ struct RingBackwardCase {
   using World = RingBackwardWorld;
 
   AttentionShape shape;
-  std::int32_t comm_ctas, sms, block_rows;  ///< as RingAttentionCase
+  std::int32_t comm_ctas, sms, block_rows;     ///< as RingAttentionCase
   std::int32_t chunk_units = 1, sum_ctas = 1;  ///< 0: as the plan has it
 
   Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {

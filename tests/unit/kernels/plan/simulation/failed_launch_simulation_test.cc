@@ -94,13 +94,15 @@ TEST_CASE("ring attention: who reports a launch as good has that launch's result
   check<RingAttentionCase>({{shape, 1, 2, 4}, {causal, 2, 4, 5}}, kSeeds);
 }
 
-TEST_CASE("ring attention backward: who reports a launch as good has that launch's result, whatever has failed") {
+TEST_CASE(
+    "ring attention backward: who reports a launch as good has that launch's result, whatever has failed") {
   const AttentionShape shape{.batch = 1, .sequence = 3, .heads = 1, .kv_heads = 1, .head_dim = 64};
   AttentionShape causal = shape;
   causal.sequence = 40;
   causal.causal = true;
   // A rank that is in the next launch has the gradients of its keys from all others, which therefore need
-  // nothing more of this launch: going on spoils nothing. What a task has made from rows that did not come does.
+  // nothing more of this launch: going on spoils nothing. What a task has made from rows that did not come
+  // does.
   check<RingBackwardCase>({{shape, 1, 2, 4}, {causal, 2, 4, 5}}, kSeeds, kWorlds, Fault::kStoresAnyway);
 }
 

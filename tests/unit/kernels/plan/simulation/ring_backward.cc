@@ -106,8 +106,8 @@ Task RingBackwardWorld::sum_put_unit(std::int32_t index, std::uint64_t epoch, st
   scheduler_.add(staged_count(index, distance, packed / puts().chunk_units), 1);
 }
 
-/// What the ranks of this node have of a unit, when all of it has come. Not right: a wait gave up, or it was not
-/// what it should be.
+/// What the ranks of this node have of a unit, when all of it has come. Not right: a wait gave up, or it was
+/// not what it should be.
 Task RingBackwardWorld::meet_partials(std::int32_t index, std::uint64_t epoch, std::int32_t owner,
                                       std::int32_t part, std::int32_t unit, bool& right) {
   for (std::int32_t local = 0; local < ranks_per_node(); ++local) {
@@ -126,7 +126,8 @@ Task RingBackwardWorld::meet_partials(std::int32_t index, std::uint64_t epoch, s
 /// When own keys and values are sent: the chunks that are whole with a head, of every peer, as they are made.
 Task RingBackwardWorld::put_key_sums(std::int32_t index, std::uint64_t epoch) {
   bool gave_up = false;
-  for (std::int32_t distance = 1; distance <= rails() && !gave_up && !has(Fault::kNoCompletions); ++distance) {
+  for (std::int32_t distance = 1; distance <= rails() && !gave_up && !has(Fault::kNoCompletions);
+       ++distance) {
     Channel& sent = channel(index, rail(index, distance - 1), 0);
     gave_up = !co_await scheduler_.wait(sent.completions_seen, (epoch + 1) * gather().puts());
   }
@@ -138,7 +139,8 @@ Task RingBackwardWorld::put_key_sums(std::int32_t index, std::uint64_t epoch) {
         co_await put_key_chunk(index, epoch, distance, chunk, gave_up);
     }
   }
-  for (std::int32_t distance = 1; distance <= rails() && !gave_up && !has(Fault::kNoCompletions); ++distance) {
+  for (std::int32_t distance = 1; distance <= rails() && !gave_up && !has(Fault::kNoCompletions);
+       ++distance) {
     const auto chunks =
         static_cast<std::uint64_t>(puts().chunks(gather().heads * backward(index).put_units(distance)));
     Channel& sent = channel(index, rail(index, distance - 1), 1);
@@ -251,7 +253,8 @@ Task RingBackwardWorld::meet_node_sums(std::int32_t index, std::uint64_t epoch, 
     if (key_unit >= head_units) continue;
     const std::int32_t packed = kernels::PutKeyPartialsPlan::packed(head, key_unit, head_units);
     if (!has(Fault::kNodeSumsUnwaited)) {
-      const std::uint64_t come = puts().count(epoch, packed / puts().chunk_units, gather().heads * head_units);
+      const std::uint64_t come =
+          puts().count(epoch, packed / puts().chunk_units, gather().heads * head_units);
       right &= co_await scheduler_.wait(channel(from, index, 1).arrivals_seen, come);
     }
     for (int looks = 0; looks < 2 && right; ++looks) {
@@ -273,8 +276,8 @@ Task RingBackwardWorld::sum_keys(std::int32_t index, std::uint64_t epoch, std::i
   const std::int32_t unit = KeyPartialsPlan::unit(mine, index, place.part, place.head, row);
   bool right = true;
   co_await meet_partials(index, epoch, index, place.part, unit, right);
-  co_await meet_node_sums(index, epoch, place.head, unit - place.head * KeyPartialsPlan::units_of(mine, index),
-                          right);
+  co_await meet_node_sums(index, epoch, place.head,
+                          unit - place.head * KeyPartialsPlan::units_of(mine, index), right);
   const std::int64_t positions = backward(index).positions(), begin = plan(index).part_begin(place.part);
   const auto bytes = static_cast<std::uint64_t>(head_bytes());
   for (std::int64_t tensor = 0; tensor < kTensors; ++tensor) {

@@ -61,8 +61,7 @@ class RingBackwardWorld : private ForwardPlans, public RingAttentionWorld {
     return {half_at(epoch, Fault::kOneHalf) + puts().staged_offset(distance, packed), puts().unit_bytes};
   }
   Span partial(std::uint64_t epoch, std::int32_t distance, std::int32_t packed) const {
-    return {half_at(epoch, Fault::kOneHalf) + puts().partial_offset(distance, packed),
-            puts().unit_bytes};
+    return {half_at(epoch, Fault::kOneHalf) + puts().partial_offset(distance, packed), puts().unit_bytes};
   }
   Word& staged_count(std::int32_t index, std::int32_t distance, std::int32_t chunk) {
     const std::int32_t at = (distance - 1) * backward(index).most_put_chunks() + chunk;

@@ -1,5 +1,5 @@
-// The plan of the backward pass of ring attention on up to 16 ranks on up to four nodes: whatever the order of
-// steps, nobody is stuck, every tile of queries takes its adds in order, and nothing is overwritten while
+// The plan of the backward pass of ring attention on up to 16 ranks on up to four nodes: whatever the order
+// of steps, nobody is stuck, every tile of queries takes its adds in order, and nothing is overwritten while
 // somebody may read it.
 #include <doctest/doctest.h>
 
@@ -29,7 +29,8 @@ const RingBackwardCase kTilesCausal{
 const RingBackwardCase kSectionsCausal{
     {.batch = 3, .sequence = 600, .heads = 3, .kv_heads = 3, .head_dim = 64, .causal = true}, 1, 2, 0, 3};
 /// The plan's own chunks.
-const RingBackwardCase kOwn{{.batch = 1, .sequence = 900, .heads = 1, .kv_heads = 1, .head_dim = 128}, 0, 8, 0, 0, 0};
+const RingBackwardCase kOwn{
+    {.batch = 1, .sequence = 900, .heads = 1, .kv_heads = 1, .head_dim = 128}, 0, 8, 0, 0, 0};
 
 }  // namespace
 

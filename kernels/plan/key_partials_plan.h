@@ -14,9 +14,9 @@ namespace mkernel::kernels {
 /// Behind what KvGatherPlan lays out, likewise:
 ///   arrived[slot][unit]  64-bit words: launches whose partial gradients of the unit have come
 ///   slot[slot][unit]     [tensor][box][kRows, 64], swizzled as the copy engine stores them
-/// On one node a slot is that of a writer, by rank. Over several nodes writers store at their own node, at the
-/// rail peer of the owner; slots are then by the distance of the owner's node behind this one, and by the local
-/// rank of the writer (slot_of()). So those of distance 0 are for own keys.
+/// On one node a slot is that of a writer, by rank. Over several nodes writers store at their own node, at
+/// the rail peer of the owner; slots are then by the distance of the owner's node behind this one, and by the
+/// local rank of the writer (slot_of()). So those of distance 0 are for own keys.
 ///
 /// A unit is what a warpgroup of the backward body computes: up to 64 keys, which follow each other in one
 /// part of the owner's positions, of one head. A box is 64 columns. A writer sends no unit that none of its
@@ -31,9 +31,9 @@ struct KeyPartialsPlan {
   static constexpr std::int32_t kBoxBytes = kRows * 128;
   static constexpr std::uint64_t kAlignment = 128;
 
-  std::int32_t boxes = 1;      ///< of a tensor
-  std::int32_t max_units = 0;  ///< of the owner that has most
-  std::int32_t slots = 1;      ///< of a unit
+  std::int32_t boxes = 1;                        ///< of a tensor
+  std::int32_t max_units = 0;                    ///< of the owner that has most
+  std::int32_t slots = 1;                        ///< of a unit
   std::uint64_t first_word = 0, first_byte = 0;  ///< where the gather's end
 
   KeyPartialsPlan() = default;

@@ -1,5 +1,5 @@
-// Plan of what crosses nodes when gradients of keys and values are summed over ranks: the rail peer of an owner
-// adds up what its node has of the owner's, and puts the sums. Pure; the same on host and device.
+// Plan of what crosses nodes when gradients of keys and values are summed over ranks: the rail peer of an
+// owner adds up what its node has of the owner's, and puts the sums. Pure; the same on host and device.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@ namespace mkernel::kernels {
 ///
 /// A node's sums are of the units of which one of its queries sees a key: of every head the first
 /// `head_units`, for who sees the second part of another rank's keys sees the first one, too. They travel in
-/// the order in which tasks make them: head after head, of each the last keys first. `packed` is the number of
-/// a unit in this order. Units travel in chunks of `chunk_units`, one put each; a node that sees nothing puts
-/// nothing, and its peer waits for nothing.
+/// the order in which tasks make them: head after head, of each the last keys first. `packed` is the number
+/// of a unit in this order. Units travel in chunks of `chunk_units`, one put each; a node that sees nothing
+/// puts nothing, and its peer waits for nothing.
 ///
-/// What the halves rest on (base/lent_workspace.h): a launch ends when all chunks of all rail peers have come,
-/// for they are summed, and when its own puts are completed.
+/// What the halves rest on (base/lent_workspace.h): a launch ends when all chunks of all rail peers have
+/// come, for they are summed, and when its own puts are completed.
 struct PutKeyPartialsPlan {
   /// Shorter puts do not fill the wire (kernels/ops/ring_attention/gpu_plan.cc).
   static constexpr std::uint64_t kFewestPutBytes = 1 << 20;

@@ -18,8 +18,8 @@ namespace mkernel::kernels {
 /// diagonals of own parts only. Parts that no own query sees have no tasks.
 ///
 /// Over several nodes the keys of other nodes come between the own ones and those of the node: while the
-/// latter are computed, the gradients of the former travel. They are taken section after section, of all those
-/// ranks: a few heads are whole after a part of the time, at all rail peers, and so all rails are used.
+/// latter are computed, the gradients of the former travel. They are taken section after section, of all
+/// those ranks: a few heads are whole after a part of the time, at all rail peers, and so all rails are used.
 ///
 /// A tile of queries takes the adds of tiles of keys in the order of the tasks, so a task waits only for
 /// tasks that were taken before it. Tasks walk upwards, head after head where heads share keys. With a causal
@@ -142,8 +142,8 @@ class RingBackwardTasks {
     std::int32_t first, count, of_section, of_last;
   };
 
-  /// Task number `task` of the parts of some sources, at steps `first` .. `end` - 1: whether there are so many.
-  /// Else `task` counts on from what follows; `place.before` then has their adds.
+  /// Task number `task` of the parts of some sources, at steps `first` .. `end` - 1: whether there are so
+  /// many. Else `task` counts on from what follows; `place.before` then has their adds.
   MK_HOST_DEVICE bool find(const KvGatherPlan& gather, std::int32_t first, std::int32_t end,
                            const Heads& heads, std::int32_t& task, Place& place) const {
     for (std::int32_t step = first; step < end; ++step) {

@@ -14,6 +14,7 @@ from mps import RanksAtOnce  # noqa: E402
 MOE = "moe_dispatch_gemm"
 RING = "ring_attention"
 BACKWARD = "attention_backward"
+RING_BACKWARD = "ring_attention_backward"
 # No size is a multiple of a tile's, no number of experts one of a world's.
 ODD_SIZES = ["--tokens", "300", "--hidden", "328", "--n", "392", "--experts", "11", "--topk", "3"]
 ODD_MOE = [*ODD_SIZES, "--intermediate", "264"]
@@ -61,9 +62,10 @@ class GpuRanksTest(ClusterTest):
             for shape in ([], shared, [*ODD_MOE, "--column-major"], [*ODD_SIZES, "--intermediate", "0", "--dtype", "f16"]):
                 with self.subTest(world=world, op=MOE, shape=shape):
                     self.verified(world, MOE, "--iterations", "5", *shape)
-            for shape in RINGS:
-                with self.subTest(world=world, op=RING, shape=shape):
-                    self.verified(world, RING, "--iterations", "5", *shape)
+            for op in (RING, RING_BACKWARD):
+                for shape in RINGS:
+                    with self.subTest(world=world, op=op, shape=shape):
+                        self.verified(world, op, "--iterations", "5", *shape)
 
 
 class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
@@ -172,7 +174,7 @@ class OneNodeKillsGpuTest(GpuRanksTest):
         return ranks
 
     def test_kill_of_a_rank(self):
-        for op in ("ag_gemm", "gemm_ar", MOE, RING, BACKWARD):
+        for op in ("ag_gemm", "gemm_ar", MOE, RING, BACKWARD, RING_BACKWARD):
             with self.subTest(op=op):
                 survivor, killed = self.start_endless(op)
                 killed.kill()
@@ -183,7 +185,7 @@ class OneNodeKillsGpuTest(GpuRanksTest):
                 wait_until(lambda: not self.node.show("regions"), "the workspaces are gone")
 
     def test_kill_of_the_daemon(self):
-        for op in ("ag_gemm", "gemm_ar", MOE, RING):
+        for op in ("ag_gemm", "gemm_ar", MOE, RING, RING_BACKWARD):
             with self.subTest(op=op):
                 ranks = self.start_endless(op)
                 self.node.kill()
@@ -210,7 +212,7 @@ class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
         """--trace over nodes: what was put, and what arrivals and completions were waited for."""
         self.start(bandwidth_gbytes=50, latency_us=5)
         sizes = ["--m", "2048", "--n", "512", "--k", "1024", *LONG_RING]
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar", RING):
+        for op in ("ag_gemm", "gemm_rs", "gemm_ar", RING, RING_BACKWARD):
             with self.subTest(op=op):
                 path = self.folder / f"{op}.json"
                 self.verified(2, op, *sizes, "--iterations", "2", "--trace", str(path), group=op)
@@ -230,7 +232,8 @@ class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
             with self.subTest(op=op):
                 self.verified(2, op, "--m", "1000", "--n", "384", "--k", "520", "--iterations", "5")
         self.verified(2, MOE, *ODD_MOE, "--iterations", "5", group=MOE)
-        self.verified(2, RING, *RINGS[0], "--iterations", "5", group=RING)
+        for op in (RING, RING_BACKWARD):
+            self.verified(2, op, *RINGS[0], "--iterations", "5", group=op)
 
 
 class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
@@ -246,8 +249,9 @@ class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
                 self.verified(world, op, "--iterations", "2", shapes=[(2048, n, k), (1000, 392, 264)])
         with self.subTest(world=world, op=MOE):
             self.verified(world, MOE, *ODD_MOE, "--iterations", "2")
-        with self.subTest(world=world, op=RING):
-            self.verified(world, RING, *RINGS[0], "--iterations", "2")
+        for op in (RING, RING_BACKWARD):
+            with self.subTest(world=world, op=op):
+                self.verified(world, op, *RINGS[0], "--iterations", "2")
 
     def test_one_node(self):
         self.start_nodes(1)

@@ -1,20 +1,17 @@
-// The backward pass of ring attention on the cuda executor: ranks of one node, also such that share a GPU;
-// random inputs, poisoned outputs, every element against fp64, launches queued and replayed by graphs, the
-// same bits every time.
+// The backward pass of ring attention on the cuda executor: ranks of one node and of several, also such that
+// share a GPU; random inputs, poisoned outputs, every element against fp64, launches queued and replayed by
+// graphs, the same bits every time.
 #include <doctest/doctest.h>
 
-#include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "kernels/base/lent_workspace.h"
-#include "kernels/cuda/launch/operation.h"
 #include "kernels/ops/make.h"
+#include "tests/kernels/gpu_ring_ranks.h"
 #include "tests/support/attention_cases.h"
-#include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_ring_backward_case.h"
 #include "tools/mkbench/gpu_stream.h"
@@ -22,34 +19,28 @@
 namespace mkernel::test {
 namespace {
 
-using namespace std::chrono_literals;
-
-constexpr ExecutorOptions kOptions{.deadline = 10s};
+struct RingBackwardRank {
+  bench::GpuStream stream;
+  std::unique_ptr<kernels::CudaAttentionOperation> forward;  ///< of a rank alone
+  std::unique_ptr<kernels::CudaAttentionBackwardOperation> operation;
+  std::unique_ptr<bench::GpuRingBackwardCase> operands;
+};
 
 /// The operation on every rank, bound, with operands.
-class GpuRingBackward {
+class GpuRingBackward : public GpuRingRanks<RingBackwardRank> {
  public:
-  GpuRingBackward(std::uint32_t ranks, const AttentionShape& shape,
+  GpuRingBackward(const FabricOptions& fabric, const AttentionShape& shape,
                   const kernels::RingAttentionOptions& options = {})
-      : shape_(shape),
-        world_(require(GpuWorld::make(FabricOptions{.ranks_per_node = ranks}))),
-        ranks_(ranks) {
-    require_ok(each([&](int rank) { return make_rank(rank, options); }));
-    const Requirements needs = operation(0).requirements();
-    const auto workspace = require(world_->symmetric(needs.workspace_bytes));
-    const auto lent = require(world_->symmetric(kernels::lent_workspace_bytes(needs.lent_bytes)));
-    require_ok(each([&](int rank) {
-      const auto r = static_cast<std::size_t>(rank);
-      MK_RETURN_IF_ERROR(at(rank).forward->bind(world_->group(rank), {}, {}, 1));
-      return operation(rank).bind(world_->group(rank), workspace[r], lent[r], 1);
-    }));
+      : GpuRingRanks(fabric) {
+    require_ok(each([&](int rank) { return make(rank, shape, options); }));
+    bind([&](int rank) { return at(rank).forward->bind(world().group(rank), {}, {}, 1); });
     fill(0);  // loads kernels, and a load waits for what runs on the GPU
   }
 
-  int size() const { return world_->size(); }
-  Status each(const std::function<Status(int rank)>& body) const { return world_->each(body); }
-  kernels::CudaAttentionBackwardOperation& operation(int rank) { return *at(rank).operation; }
-  const bench::GpuStream& stream(int rank) { return at(rank).stream; }
+  /// Ranks of one node.
+  GpuRingBackward(std::uint32_t ranks, const AttentionShape& shape,
+                  const kernels::RingAttentionOptions& options = {})
+      : GpuRingBackward(FabricOptions{.ranks_per_node = ranks}, shape, options) {}
 
   /// From the thread of the test case: new inputs on all ranks, which are there when it returns: attention
   /// needs multiprocessors that a launch of another rank may have.
@@ -58,9 +49,6 @@ class GpuRingBackward {
       MK_RETURN_IF_ERROR(at(rank).operands->fill(0, seed, stream(rank).get(), attend(rank)));
       return stream(rank).synchronize();
     }));
-  }
-  Status enqueue(int rank, const ExecutorOptions& options = kOptions) {
-    return operation(rank).enqueue(at(rank).operands->arguments(0), options, stream(rank).get());
   }
   /// Every `step`-th row of all ranks, once their streams are done.
   void verify(std::int64_t step = 1) {
@@ -73,17 +61,7 @@ class GpuRingBackward {
                                          " elements wrong, one at " + std::to_string(check->first_wrong) +
                                          ", worst of bound " + std::to_string(check->worst)};
     }));
-  }
-  /// Of the gradients of every rank, once their streams are done.
-  std::vector<std::uint64_t> digests() {
-    synchronize();
-    std::vector<std::uint64_t> by_rank(ranks_.size());
-    require_ok(each([&](int rank) -> Status {
-      auto digest = at(rank).operands->digest(0, stream(rank).get());
-      if (digest.ok()) by_rank[static_cast<std::size_t>(rank)] = *digest;
-      return digest.status();
-    }));
-    return by_rank;
+    REQUIRE(fabric().error() == "");
   }
   void check(int launches = 3, std::int64_t step = 1) {
     for (int launch = 1; launch <= launches; ++launch) {
@@ -95,86 +73,30 @@ class GpuRingBackward {
   /// Replays of a graph, and a launch by itself with the same inputs: the same bits.
   void check_replays(int replays) {
     fill(1);
-    std::vector<bench::GpuGraph> graphs(ranks_.size());
-    require_ok(each([&](int rank) -> Status {
-      auto graph = bench::GpuGraph::capture(stream(rank), [&] { return enqueue(rank); });
-      if (graph.ok()) graphs[static_cast<std::size_t>(rank)] = std::move(*graph);
-      return graph.status();
-    }));
-    const auto replay = [&](int times) {
-      require_ok(each([&](int rank) -> Status {
-        for (int i = 0; i < times; ++i)
-          MK_RETURN_IF_ERROR(graphs[static_cast<std::size_t>(rank)].launch(stream(rank)));
-        return {};
-      }));
-    };
-    replay(1);
-    verify();
-    const std::vector<std::uint64_t> first = digests();
-    for (int round = 0; round < 10; ++round) {
-      replay(replays / 10);
-      CHECK(digests() == first);
-    }
-    require_ok(each([&](int rank) { return enqueue(rank); }));
-    CHECK(digests() == first);
-  }
-  /// Rank 1 does not launch: what rank 0 says, which then refuses another launch.
-  Status miss_rank_1() {
-    Status missed;
-    require_ok(each([&](int rank) -> Status {
-      if (rank == 1) return {};
-      MK_RETURN_IF_ERROR(enqueue(rank, {.deadline = 400ms}));
-      MK_RETURN_IF_ERROR(stream(rank).synchronize());
-      if (rank == 0) missed = operation(rank).status();
-      return {};
-    }));
-    CHECK(enqueue(0).code() == StatusCode::kFailedPrecondition);
-    return missed;
+    check_graphs(10, replays / 10, [&] { verify(); });
   }
 
  private:
-  struct Rank {
-    bench::GpuStream stream;
-    std::unique_ptr<kernels::CudaAttentionOperation> forward;  ///< of a rank alone
-    std::unique_ptr<kernels::CudaAttentionBackwardOperation> operation;
-    std::unique_ptr<bench::GpuRingBackwardCase> operands;
-  };
-  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
-
-  Status make_rank(int rank, kernels::RingAttentionOptions options) {
-    if (options.sms == 0) options.sms = world_->sms();
-    auto stream = bench::GpuStream::create();
-    if (!stream.ok()) return stream.status();
-    at(rank).stream = std::move(*stream);
-    auto made = kernels::make_cuda_ring_attention_backward(shape_, world_->topology(),
-                                                           static_cast<std::uint32_t>(rank), options);
-    if (!made.ok()) return made.status();
-    at(rank).operation = std::move(*made);
-    at(rank).operation->use_rings(world_->rings(rank));
-    auto forward = kernels::make_cuda_attention(shape_, {1, 1}, 0, {.sms = options.sms});
+  Status make(int rank, const AttentionShape& shape, kernels::RingAttentionOptions options) {
+    MK_RETURN_IF_ERROR(
+        make_rank(rank, options, [&](const auto& topology, std::uint32_t of, const auto& with) {
+          return kernels::make_cuda_ring_attention_backward(shape, topology, of, with);
+        }));
+    auto forward = kernels::make_cuda_attention(shape, {1, 1}, 0, {.sms = options.sms});
     if (!forward.ok()) return forward.status();
     at(rank).forward = std::move(*forward);
-    auto operands = bench::GpuRingBackwardCase::make(shape_, size(), rank, 1);
+    auto operands = bench::GpuRingBackwardCase::make(shape, size(), rank, 1);
     if (!operands.ok()) return operands.status();
+    operands->set_nodes(world().topology().nodes());
     at(rank).operands = std::make_unique<bench::GpuRingBackwardCase>(std::move(*operands));
     return {};
   }
 
   bench::GpuRingBackwardCase::Attend attend(int rank) {
     return [this, rank](const AttentionArguments& arguments) {
-      return at(rank).forward->enqueue(arguments, kOptions, stream(rank).get());
+      return at(rank).forward->enqueue(arguments, kRingOptions, stream(rank).get());
     };
   }
-  void synchronize() {
-    require_ok(each([&](int rank) -> Status {
-      MK_RETURN_IF_ERROR(stream(rank).synchronize());
-      return operation(rank).status();
-    }));
-  }
-
-  const AttentionShape shape_;
-  std::unique_ptr<GpuWorld> world_;
-  std::vector<Rank> ranks_;
 };
 
 }  // namespace
@@ -233,6 +155,78 @@ TEST_CASE("ring attention backward: a rank that does not come is named, and late
   const Status missed = ranks.miss_rank_1();
   CHECK(missed.code() == StatusCode::kDeadlineExceeded);
   CHECK_MESSAGE(missed.text().find("a chunk") != std::string::npos, missed.text());
+  CHECK_MESSAGE(missed.text().find("rank 1") != std::string::npos, missed.text());
+}
+
+TEST_CASE("ring attention backward: several nodes, a shape small enough for tools that watch every access") {
+  if (!peers_or_skip(1)) return;
+  GpuRingBackward({.nodes = 2, .ranks_per_node = 2},
+                  {.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = true})
+      .check();
+}
+
+const std::vector<FabricOptions> kSeveralNodes{{.nodes = 2},
+                                               {.nodes = 3},
+                                               {.nodes = 2, .ranks_per_node = 2},
+                                               {.nodes = 2, .ranks_per_node = 3},
+                                               {.nodes = 3, .ranks_per_node = 2}};
+
+TEST_CASE("ring attention backward: several nodes, and sums of each key's gradients cross to its node once") {
+  if (!peers_or_skip(1)) return;
+  for (const FabricOptions& fabric : kSeveralNodes) {
+    for (const std::int64_t sequence : {1, 7, 1000}) {
+      const std::string what = std::to_string(fabric.nodes) + " x " + std::to_string(fabric.ranks_per_node) +
+                               ", sequence " + std::to_string(sequence);
+      CAPTURE(what);
+      for_every_attention({.batch = 1, .sequence = sequence, .heads = 4, .kv_heads = 2},
+                          [&](const AttentionShape& shape) {
+                            GpuRingBackward ranks(fabric, shape);
+                            ranks.check(2);
+                            ranks.check_wire_bytes(2);
+                          });
+    }
+  }
+}
+
+TEST_CASE(
+    "ring attention backward: several nodes, a long sequence in many puts, any number of CTAs that push") {
+  if (!peers_or_skip(1)) return;
+  std::vector<std::uint64_t> first[2];
+  for (const std::int32_t comm_ctas : {0, 1, 5}) {
+    for (const bool causal : {false, true}) {
+      GpuRingBackward ranks(
+          {.nodes = 2, .ranks_per_node = 2},
+          {.batch = 1, .sequence = 16003, .heads = 8, .kv_heads = 4, .head_dim = 128, .causal = causal},
+          {.comm_ctas = comm_ctas});
+      ranks.check(2, 97);
+      std::vector<std::uint64_t>& expected = first[causal ? 1 : 0];
+      if (expected.empty()) expected = ranks.digests();
+      CHECK(ranks.digests() == expected);
+    }
+  }
+}
+
+TEST_CASE(
+    "ring attention backward: several nodes, captured in graphs and replayed, the same bits every time") {
+  if (!peers_or_skip(1)) return;
+  for (const FabricOptions& fabric :
+       {FabricOptions{.nodes = 2, .ranks_per_node = 2}, FabricOptions{.nodes = 3}}) {
+    for (const bool causal : {false, true}) {
+      GpuRingBackward(
+          fabric,
+          {.batch = 1, .sequence = 1500, .heads = 4, .kv_heads = 2, .head_dim = 128, .causal = causal})
+          .check_replays(200);
+    }
+  }
+}
+
+TEST_CASE("ring attention backward: a rank of another node that does not come is named") {
+  if (!peers_or_skip(1)) return;
+  GpuRingBackward ranks({.nodes = 2},
+                        {.batch = 1, .sequence = 500, .heads = 2, .kv_heads = 2, .head_dim = 64});
+  ranks.check(1);
+  const Status missed = ranks.miss_rank_1();
+  CHECK(missed.code() == StatusCode::kDeadlineExceeded);
   CHECK_MESSAGE(missed.text().find("rank 1") != std::string::npos, missed.text());
 }
 

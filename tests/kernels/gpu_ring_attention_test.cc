@@ -3,18 +3,15 @@
 // and replayed by graphs, the same bits every time.
 #include <doctest/doctest.h>
 
-#include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "kernels/base/lent_workspace.h"
-#include "kernels/cuda/launch/operation.h"
 #include "kernels/ops/make.h"
+#include "tests/kernels/gpu_ring_ranks.h"
 #include "tests/support/attention_cases.h"
-#include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_attention_case.h"
 #include "tools/mkbench/gpu_stream.h"
@@ -22,28 +19,24 @@
 namespace mkernel::test {
 namespace {
 
-using namespace std::chrono_literals;
-
-constexpr ExecutorOptions kOptions{.deadline = 10s};
+struct RingRank {
+  bench::GpuStream stream;
+  std::unique_ptr<kernels::CudaAttentionOperation> operation;
+  std::unique_ptr<bench::GpuAttentionCase> operands;
+};
 
 /// The operation on every rank, bound, with operands.
-class GpuRing {
+class GpuRing : public GpuRingRanks<RingRank> {
  public:
   GpuRing(const FabricOptions& fabric, const AttentionShape& shape,
           const kernels::RingAttentionOptions& options = {})
-      : world_(require(GpuWorld::make(fabric))), ranks_(static_cast<std::size_t>(world_->size())) {
-    require_ok(each([&](int rank) { return make_rank(rank, shape, options); }));
-    const Requirements needs = operation(0).requirements();
-    const auto workspace = require(world_->symmetric(needs.workspace_bytes));
-    const auto lent = require(world_->symmetric(kernels::lent_workspace_bytes(needs.lent_bytes)));
-    require_ok(each([&](int rank) {
-      const auto r = static_cast<std::size_t>(rank);
-      return operation(rank).bind(world_->group(rank), workspace[r], lent[r], 1);
-    }));
+      : GpuRingRanks(fabric) {
+    require_ok(each([&](int rank) { return make(rank, shape, options); }));
+    bind();
     // The first launch of a kernel loads it, and a load waits for what runs on the GPU.
     require_ok(each([&](int rank) -> Status {
       MK_RETURN_IF_ERROR(fill(rank, 0));
-      return ranks_[static_cast<std::size_t>(rank)].stream.synchronize();
+      return stream(rank).synchronize();
     }));
   }
 
@@ -51,19 +44,10 @@ class GpuRing {
   GpuRing(std::uint32_t ranks, const AttentionShape& shape, const kernels::RingAttentionOptions& options = {})
       : GpuRing(FabricOptions{.ranks_per_node = ranks}, shape, options) {}
 
-  int size() const { return world_->size(); }
-  FakeFabric& fabric() { return world_->fabric(); }
-  Status each(const std::function<Status(int rank)>& body) const { return world_->each(body); }
-  kernels::CudaAttentionOperation& operation(int rank) { return *at(rank).operation; }
-  const bench::GpuStream& stream(int rank) { return at(rank).stream; }
-
   /// Of queries and keys.
   void set_scale(float scale) { scale_ = scale; }
   Status fill(int rank, std::uint64_t seed) {
     return at(rank).operands->fill(0, seed, stream(rank).get(), scale_);
-  }
-  Status enqueue(int rank, const ExecutorOptions& options = kOptions) {
-    return operation(rank).enqueue(at(rank).operands->arguments(), options, stream(rank).get());
   }
   Status verify(int rank, std::int64_t step = 1) {
     MK_RETURN_IF_ERROR(stream(rank).synchronize());
@@ -74,7 +58,6 @@ class GpuRing {
                                        " of " + std::to_string(check->elements) + " elements wrong, one at " +
                                        std::to_string(check->first_wrong)};
   }
-  Result<std::uint64_t> digest(int rank) { return at(rank).operands->digest(0, stream(rank).get()); }
 
   /// From the thread of the test case: launches with new inputs each, all checked.
   void check(int launches = 3, std::int64_t step = 1) {
@@ -91,66 +74,22 @@ class GpuRing {
   }
   /// 1,000 replays of a graph by default, and a launch by itself with the same inputs: the same bits.
   void check_replays(int replays = 1000) {
-    std::vector<std::uint64_t> first(ranks_.size());
-    require_ok(each([&](int rank) -> Status {
-      auto graph = bench::GpuGraph::capture(stream(rank), [&] { return enqueue(rank); });
-      if (!graph.ok()) return graph.status();
-      MK_RETURN_IF_ERROR(fill(rank, 1));
-      for (int replay = 0; replay < replays; ++replay) MK_RETURN_IF_ERROR(graph->launch(stream(rank)));
-      return stream(rank).synchronize();
-    }));
-    require_ok(each([&](int rank) -> Status {
-      auto digest = this->digest(rank);
-      if (digest.ok()) first[static_cast<std::size_t>(rank)] = *digest;
-      return digest.status();
-    }));
-    check(1);
-    require_ok(each([&](int rank) -> Status {
-      auto digest = this->digest(rank);
-      if (!digest.ok() || *digest == first[static_cast<std::size_t>(rank)]) return digest.status();
-      return {StatusCode::kDataLoss, "other bits on rank " + std::to_string(rank)};
-    }));
-  }
-  /// Rank 1 does not launch: what rank 0 says, which then refuses another launch.
-  Status miss_rank_1() {
-    Status missed;
-    require_ok(each([&](int rank) -> Status {
-      if (rank == 1) return {};
-      MK_RETURN_IF_ERROR(enqueue(rank, {.deadline = 400ms}));
-      MK_RETURN_IF_ERROR(stream(rank).synchronize());
-      if (rank == 0) missed = operation(rank).status();
-      return {};
-    }));
-    CHECK(enqueue(0).code() == StatusCode::kFailedPrecondition);
-    return missed;
+    require_ok(each([&](int rank) { return fill(rank, 1); }));
+    check_graphs(1, replays - 1, [&] { require_ok(each([&](int rank) { return verify(rank); })); });
   }
 
  private:
-  struct Rank {
-    bench::GpuStream stream;
-    std::unique_ptr<kernels::CudaAttentionOperation> operation;
-    std::unique_ptr<bench::GpuAttentionCase> operands;
-  };
-  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
-
-  Status make_rank(int rank, const AttentionShape& shape, kernels::RingAttentionOptions options) {
-    if (options.sms == 0) options.sms = world_->sms();
-    auto stream = bench::GpuStream::create();
-    if (!stream.ok()) return stream.status();
-    at(rank).stream = std::move(*stream);
-    auto made = kernels::make_cuda_ring_attention(shape, world_->topology(), static_cast<std::uint32_t>(rank),
-                                                  options);
-    if (!made.ok()) return made.status();
-    at(rank).operation = std::move(*made);
-    at(rank).operation->use_rings(world_->rings(rank));
+  Status make(int rank, const AttentionShape& shape, kernels::RingAttentionOptions options) {
+    MK_RETURN_IF_ERROR(
+        make_rank(rank, options, [&](const auto& topology, std::uint32_t of, const auto& with) {
+          return kernels::make_cuda_ring_attention(shape, topology, of, with);
+        }));
     auto operands = bench::GpuAttentionCase::make(shape, size(), rank);
     if (!operands.ok()) return operands.status();
     at(rank).operands = std::make_unique<bench::GpuAttentionCase>(std::move(*operands));
     return {};
   }
 
-  std::unique_ptr<GpuWorld> world_;
-  std::vector<Rank> ranks_;
   float scale_ = 2;
 };
 
@@ -203,12 +142,7 @@ TEST_CASE("ring attention: any number of CTAs that push computes the same bits")
   for (const std::int32_t comm_ctas : {0, 1, 3, 9}) {
     GpuRing ranks(2, shape, {.comm_ctas = comm_ctas});
     ranks.check(1);
-    std::vector<std::uint64_t> digests(2);
-    require_ok(ranks.each([&](int rank) -> Status {
-      auto digest = ranks.digest(rank);
-      if (digest.ok()) digests[static_cast<std::size_t>(rank)] = *digest;
-      return digest.status();
-    }));
+    const std::vector<std::uint64_t> digests = ranks.digests();
     if (first.empty()) first = digests;
     CHECK(digests == first);
   }
@@ -252,10 +186,7 @@ TEST_CASE("ring attention: several nodes, and each key crosses to a node once") 
                           [&](const AttentionShape& shape) {
                             GpuRing ranks(fabric, shape);
                             ranks.check();
-                            for (int rank = 0; rank < ranks.size(); ++rank) {
-                              CHECK(ranks.fabric().wire_bytes(static_cast<std::uint32_t>(rank)) ==
-                                    3 * ranks.operation(rank).wire_bytes());
-                            }
+                            ranks.check_wire_bytes(3);
                           });
     }
   }

@@ -16,7 +16,7 @@ head, gradients of 64 positions of some heads, which each rank chooses for itsel
 events behind a launch that brings the ranks together. Exit status: 1 if a result was wrong, others' too, or a case could not be measured.
 Bars that are missed do not change it.
 
-Cases whose name ends in "backward" are of the backward pass, on one node, without a ring of NCCL and cuDNN. Two launches of ours with the
+Cases whose name holds "backward" are of the backward pass, without a ring of NCCL and cuDNN. Two launches of ours with the
 same inputs must give the same bits.
 """
 import argparse

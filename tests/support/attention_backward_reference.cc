@@ -219,8 +219,8 @@ AttentionBackwardArguments backward_arguments(const AttentionBackwardTensors& te
 namespace {
 
 /// `parts`: the positions of the queries whose parts of the gradients of keys and values are summed by
-/// themselves; of several parts each is rounded before they are added, and so is the sum of each `node` of them.
-/// `step`: as of wrong_gradients().
+/// themselves; of several parts each is rounded before they are added, and so is the sum of each `node` of
+/// them. `step`: as of wrong_gradients().
 std::size_t wrong_gradients_of_parts(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
                                      const AttentionGradients& gradients, Weights weights,
                                      const std::vector<std::vector<std::int64_t>>& parts, std::size_t node,

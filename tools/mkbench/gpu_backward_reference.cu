@@ -35,7 +35,7 @@ struct Problem {
   bool causal;
   double scale, unit;
   double subnormal;   ///< error of a weight beside its relative one
-  Rounding partials;  ///< of parts of the gradients of keys, before they are summed
+  Rounding partials;  ///< of parts of the gradients of keys, before they are summed, and of sums of nodes
   HeldPositions held_queries, held_keys;
 
   /// Where the row of a query or a key begins.
@@ -178,6 +178,13 @@ __global__ __launch_bounds__(kThreads) void check_keys(const Problem<T> p, Diffe
   d_v.check(value_of(p.d_v[element]), terms, p.unit, p.partials, element, differences);
 }
 
+Rounding rounding_of_partials(const GradientRows& rows, DataType type) {
+  if (rows.parts == 1) return {0, subnormal_error_of(type)};
+  const std::int64_t sums = rows.nodes > 1 ? rows.nodes : 0;
+  return {(sums > 0 ? 2 : 1) * rounding_unit_of(type),
+          static_cast<double>(rows.parts + sums) * subnormal_error_of(type)};
+}
+
 template <typename T>
 void launch_check(const AttentionBackwardArguments& arguments, const AttentionShape& shape,
                   const GradientRows& rows, std::int64_t step, Differences* differences,
@@ -204,8 +211,7 @@ void launch_check(const AttentionBackwardArguments& arguments, const AttentionSh
       .scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim)),
       .unit = rounding_unit_of(shape.dtype),
       .subnormal = subnormal_error_of(shape.dtype),
-      .partials = {rows.parts > 1 ? rounding_unit_of(shape.dtype) : 0,
-                   static_cast<double>(rows.parts) * subnormal_error_of(shape.dtype)},
+      .partials = rounding_of_partials(rows, shape.dtype),
       .held_queries = held_positions_of(rows.queries),
       .held_keys = held_positions_of(rows.keys)};
   const auto blocks = [step](std::int64_t all) { return static_cast<unsigned>((all + step - 1) / step); };

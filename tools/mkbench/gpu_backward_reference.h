@@ -11,10 +11,11 @@
 namespace mkernel::bench {
 
 /// Which gradients there are: positions of the sequence. Of several `parts`, what each gives of the gradients
-/// of keys and values is rounded before these are summed.
+/// of keys and values is rounded before these are summed; of several `nodes` of parts the sum of each is
+/// rounded, too.
 struct GradientRows {
   kernels::Positions queries, keys;
-  std::int64_t parts = 1;
+  std::int64_t parts = 1, nodes = 1;
 
   /// Of a rank alone. `shape` with `keys` filled in.
   static GradientRows all(const AttentionShape& shape) {

@@ -94,8 +94,8 @@ Result<ProductCheck> GpuRingBackwardCase::check(int set, std::int64_t step, CUst
   found.d_q = own.d_q;
   found.d_k = own.d_k;
   found.d_v = own.d_v;
-  return check_attention_backward(found, shape_, {.queries = held_, .keys = held_, .parts = world_}, step,
-                                  stream);
+  const GradientRows rows{.queries = held_, .keys = held_, .parts = world_, .nodes = nodes_};
+  return check_attention_backward(found, shape_, rows, step, stream);
 }
 
 Result<std::uint64_t> GpuRingBackwardCase::digest(int set, CUstream_st* stream) const {

@@ -25,6 +25,8 @@ class GpuRingBackwardCase {
   static Result<GpuRingBackwardCase> make(const AttentionShape& shape, std::int64_t world, std::int64_t rank,
                                           int sets);
 
+  /// Of several nodes the sums are rounded once more.
+  void set_nodes(std::int64_t nodes) { nodes_ = nodes; }
   AttentionBackwardArguments arguments(int set) const;
   /// New inputs, and poison into the gradients. Queues on `stream`, as `attend` must.
   Status fill(int set, std::uint64_t seed, CUstream_st* stream, const Attend& attend);
@@ -52,7 +54,7 @@ class GpuRingBackwardCase {
 
   AttentionShape shape_;
   GpuBackwardCase whole_;
-  std::int64_t world_;
+  std::int64_t world_, nodes_ = 1;
   kernels::Positions held_;
   std::vector<Set> sets_;
   int made_ = -1;  ///< the set whose the whole sequence is

@@ -61,6 +61,7 @@ class BackwardMeasurement final : public OpMeasurement {
     auto operands = Case::make(shape, world_, group().rank(), sets());
     if (!operands.ok()) return operands.status();
     operands_.emplace(std::move(*operands));
+    if constexpr (!kAlone) operands_->set_nodes(group().node_count());
     return {};
   }
 

@@ -194,6 +194,18 @@ std::int32_t met_keys(const RingGpuPlan& plan, std::int32_t source, std::int32_t
   return source == plan.gather.rank ? own_keys : plan.gather.visible_keys(source, part);
 }
 
+/// When the sums of other nodes have come, of tasks that end at `far_end`; 0 on one node. They are made, and
+/// have the wire, when keys and values have come.
+double sums_of_nodes_come(const RingBackwardPlan& plan, const Arrivals& arrivals, double far_end) {
+  if (plan.gather().rails() == 0) return 0;
+  const Machine& machine = plan.ring.machine;
+  const auto bytes = static_cast<double>(plan.wire_bytes() - plan.ring.wire_bytes());
+  const double summed = plan.summed_bytes() / (plan.sum_ctas * machine.sum_bytes);
+  const double chunk = std::min(bytes, plan.puts.chunk_units * static_cast<double>(plan.puts.unit_bytes));
+  const double last = machine.push_latency + chunk / machine.nic + machine.wire_latency;
+  return std::max(far_end, arrivals.far.last + std::max(summed, bytes / machine.nic)) + last;
+}
+
 }  // namespace
 
 double estimated_seconds(const AttentionPlan& plan, const Machine& machine) {
@@ -253,18 +265,27 @@ double estimated_seconds(const RingBackwardPlan& plan) {
   const Machine& machine = plan.ring.machine;
   const Arrivals arrivals = arrivals_of(plan.ring);
   const double prepared = backward_prepare_seconds(plan.shape(), machine, plan.positions());
-  std::vector<double> free_at(static_cast<std::size_t>(plan.ring.ctas), machine.launch + prepared);
-  std::fill_n(free_at.begin(), plan.ring.comm_ctas, arrivals.pushed + prepared);
+  // What adds up for other nodes does so for most of the launch.
+  std::vector<double> free_at(static_cast<std::size_t>(plan.ring.ctas - plan.sum_ctas),
+                              machine.launch + prepared);
+  std::fill_n(free_at.begin(), plan.ring.comm_ctas - plan.sum_ctas, arrivals.pushed + prepared);
   const double step = static_cast<double>(plan.ring.group()) * backward_step_seconds(plan.shape(), machine);
+  double far_end = 0;
   const auto end = [&](const RingBackwardTasks::Place& place, double begin) {
     const bool own = place.source == gather.rank;
-    const double arrived = own ? 0 : arrivals.near.at((place.head + 1.0) / gather.heads);
-    return std::max(begin, arrived) + (plan.tasks.query_tiles() - place.first_query_tile) * step;
+    const bool far = place.source / (gather.near + 1) != gather.rank / (gather.near + 1);
+    const double arrived =
+        own ? 0 : (far ? arrivals.far : arrivals.near).at((place.head + 1.0) / gather.heads);
+    const double now = std::max(begin, arrived) + (plan.tasks.query_tiles() - place.first_query_tile) * step;
+    if (far) far_end = std::max(far_end, now);
+    return now;
   };
   const double ends = play(RingBackwardPlaces{plan}, std::move(free_at), end);
   const double others =
       gather.world > 1 ? machine.push_latency : 0;  // the last partial gradients on their way
-  return std::max({machine.launch + prepared, arrivals.near.last, ends + others}) + machine.last_stores;
+  return std::max({machine.launch + prepared, arrivals.near.last, ends + others,
+                   sums_of_nodes_come(plan, arrivals, far_end)}) +
+         machine.last_stores;
 }
 
 }  // namespace mkernel::kernels

@@ -72,10 +72,10 @@ __device__ __forceinline__ bool wait_key_partials(const RingBackwardParameters& 
   return __all_sync(~0U, mine);
 }
 
-/// Whole warp: adds up 64 rows of 128 bytes. A lane takes 16 bytes of several places at a time, of several parts
-/// at once, so that many loads are in flight. Of `parts.count` parts those that parts.has(w) have byte
-/// `inside` of the piece at parts.at(w, inside). `store(row, place, sums)`: 16 bytes of a row, which has eight such
-/// places.
+/// Whole warp: adds up 64 rows of 128 bytes. A lane takes 16 bytes of several places at a time, of several
+/// parts at once, so that many loads are in flight. Of `parts.count` parts those that parts.has(w) have byte
+/// `inside` of the piece at parts.at(w, inside). `store(row, place, sums)`: 16 bytes of a row, which has
+/// eight such places.
 template <class Config, class Parts, class Store>
 __device__ __forceinline__ void add_key_parts(const Parts& parts, const Store& store) {
   constexpr int kPlaces = 4, kParts = 4, kLaneBytes = 16;
@@ -103,8 +103,7 @@ __device__ __forceinline__ void add_key_parts(const Parts& parts, const Store& s
       }
     }
 #pragma unroll
-    for (int i = 0; i < kPlaces; ++i)
-      store(round + i * kRowsAtOnce + lane / 8, lane % 8, sum[i]);
+    for (int i = 0; i < kPlaces; ++i) store(round + i * kRowsAtOnce + lane / 8, lane % 8, sum[i]);
   }
 }
 

@@ -1,5 +1,5 @@
-// The maps of keys and values on the cuda executor, own and gathered ones: the same of every kernel that gathers
-// them (ring_gather.cuh).
+// The maps of keys and values on the cuda executor, own and gathered ones: the same of every kernel that
+// gathers them (ring_gather.cuh).
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 
 namespace mkernel::kernels {
 
-/// Of one operation. What it writes are the members of parameters that derive from KvGatherParameters and have
-/// `own` and `gathered`, as RingAttentionParameters has them.
+/// Of one operation. What it writes are the members of parameters that derive from KvGatherParameters and
+/// have `own` and `gathered`, as RingAttentionParameters has them.
 class KvGatherMaps {
  public:
   /// `kind` begins the errors. The plan outlives this. `tile_keys`: of a tile of keys of the kernel.

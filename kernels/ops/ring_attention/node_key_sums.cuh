@@ -1,6 +1,6 @@
 // Over several nodes: the sums of what the ranks of a node have of the gradients of other nodes' keys and
-// values, which are put to their owners; and the gradients of own keys and values, to which those come. The plan
-// is plan/put_key_partials_plan.h.
+// values, which are put to their owners; and the gradients of own keys and values, to which those come. The
+// plan is plan/put_key_partials_plan.h.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@
 
 namespace mkernel::kernels {
 
-/// Sums wait for tasks, which wait for keys; puts wait for sums, and owners for puts. The later waits end later.
+/// Sums wait for tasks, which wait for keys; puts wait for sums, and owners for puts. The later waits end
+/// later.
 enum KeySumStage : std::uint32_t { kAfterTasks = 2, kAfterNodeSums = 3 };
 inline constexpr std::uint32_t kKeySumLane = 1;  ///< keys and values travel on lane 0
 
@@ -79,17 +80,16 @@ __device__ __forceinline__ bool wait_key_slot(const RingBackwardNodesParameters&
                         static_cast<std::uint32_t>(unit)},
                        at_stage(wait_scope(p.endpoint), kAfterTasks));
 }
-/// One lane: until the sum of the node so many nodes behind this one has come, in which the unit has that number.
+/// One lane: until the sum of the node so many nodes behind this one has come, in which the unit has that
+/// number.
 __device__ __forceinline__ bool wait_key_put(const RingBackwardNodesParameters& p, std::int32_t distance,
                                              std::int32_t packed) {
   const std::int32_t units = p.gather.heads * p.come_units[distance - 1];
   const auto source = static_cast<std::uint32_t>(p.rail[distance - 1]);
-  const std::uint64_t* seen =
-      p.endpoint.counts.seen + p.endpoint.counts.arrivals_index(source, kKeySumLane);
-  return wait_at_least(
-      seen, p.puts.count(p.endpoint.control->epoch, packed / p.puts.chunk_units, units),
-      site_of(DeviceRole::kInterReduce, DeviceTag::kArrivals, source, kKeySumLane),
-      at_stage(wait_scope(p.endpoint), kAfterNodeSums));
+  const std::uint64_t* seen = p.endpoint.counts.seen + p.endpoint.counts.arrivals_index(source, kKeySumLane);
+  return wait_at_least(seen, p.puts.count(p.endpoint.control->epoch, packed / p.puts.chunk_units, units),
+                       site_of(DeviceRole::kInterReduce, DeviceTag::kArrivals, source, kKeySumLane),
+                       at_stage(wait_scope(p.endpoint), kAfterNodeSums));
 }
 /// Whole warp: each lane has acquired what it waited for; the barrier hands that on to the others.
 __device__ __forceinline__ bool all_have_come(bool mine) {
@@ -118,9 +118,9 @@ struct NodeKeyParts {
   }
 };
 
-/// Whole warp: adds up pieces that are put, each when the ranks of the node have all computed it, until no more
-/// are left. A piece is counted for inter_send when the next one is taken: a release waits for the stores before
-/// it, which are out by then.
+/// Whole warp: adds up pieces that are put, each when the ranks of the node have all computed it, until no
+/// more are left. A piece is counted for inter_send when the next one is taken: a release waits for the
+/// stores before it, which are out by then.
 template <class Config>
 __device__ __forceinline__ void sum_put_keys(const RingBackwardNodesParameters& p) {
   const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
@@ -144,8 +144,8 @@ __device__ __forceinline__ void sum_put_keys(const RingBackwardNodesParameters& 
     std::byte* const half = half_here(p);
     const std::byte* const slots =
         half + p.partials.slot_offset(piece.distance * writers, piece.unit) + piece.inside;
-    const NodeKeyParts parts{p.gather, piece.owner, piece.part,
-                             slots,    p.partials.max_units * p.partials.unit_bytes(), writers};
+    const NodeKeyParts parts{
+        p.gather, piece.owner, piece.part, slots, p.partials.max_units * p.partials.unit_bytes(), writers};
     std::byte* const to = half + p.puts.staged_offset(piece.distance, piece.packed) + piece.inside;
     add_key_parts<Config>(parts, [&](int row, int place, const float(&sums)[8]) {
       ptx::st_v4(to + row * 128 + place * 16, round_piece<Config::kInput>(sums));
@@ -163,10 +163,10 @@ __device__ __forceinline__ bool put_key_chunk(const RingBackwardNodesParameters&
   const std::int32_t begin = puts.chunk_begin(chunk, units);
   const std::int32_t count = puts.chunk_begin(chunk + 1, units) - begin;
   const std::uint64_t* made = p.staged + (distance - 1) * p.chunks + chunk;
-  if (!wait_at_least(made, (epoch + 1) * static_cast<std::uint64_t>(count * pieces_of_unit(p)),
-                     {DeviceRole::kInterSend, DeviceTag::kChunkReady, p.gather.rank,
-                      static_cast<std::uint32_t>(chunk)},
-                     at_stage(wait_scope(p.endpoint), kAfterNodeSums))) {
+  if (!wait_at_least(
+          made, (epoch + 1) * static_cast<std::uint64_t>(count * pieces_of_unit(p)),
+          {DeviceRole::kInterSend, DeviceTag::kChunkReady, p.gather.rank, static_cast<std::uint32_t>(chunk)},
+          at_stage(wait_scope(p.endpoint), kAfterNodeSums))) {
     return false;
   }
   // Carries what was released at gpu scope on to whoever reads the ring.
@@ -178,8 +178,8 @@ __device__ __forceinline__ bool put_key_chunk(const RingBackwardNodesParameters&
              static_cast<std::uint64_t>(count) * puts.unit_bytes, DeviceRole::kInterSend, released);
 }
 
-/// inter_send: the sums of this node to their owners, as they are made: of every peer the chunks that are whole
-/// with a head. One thread. Ends when the sources of the puts may be overwritten, as put_own_kv() does.
+/// inter_send: the sums of this node to their owners, as they are made: of every peer the chunks that are
+/// whole with a head. One thread. Ends when the sources of the puts may be overwritten, as put_own_kv() does.
 __device__ __forceinline__ void put_key_sums(const RingBackwardNodesParameters& p, std::uint64_t epoch) {
   for (std::int32_t head = 0; head < p.gather.heads; ++head) {
     for (std::int32_t distance = 1; distance <= p.rails; ++distance) {
@@ -196,8 +196,8 @@ __device__ __forceinline__ void put_key_sums(const RingBackwardNodesParameters& 
   }
 }
 
-/// Of a piece of own keys: first what the ranks of this node have, then the sums of other nodes, from the next
-/// one on.
+/// Of a piece of own keys: first what the ranks of this node have, then the sums of other nodes, from the
+/// next one on.
 struct OwnKeyParts {
   const RingBackwardNodesParameters& p;
   std::int32_t head, key_unit, part;  ///< `key_unit`: of the head
@@ -214,7 +214,8 @@ struct OwnKeyParts {
     return key_unit < head_units ? PutKeyPartialsPlan::packed(head, key_unit, head_units) : -1;
   }
   __device__ __forceinline__ bool has(std::int32_t w) const {
-    return w < writers() ? node_has_partial(p.gather, w, p.gather.rank, part) : packed(w - writers() + 1) >= 0;
+    return w < writers() ? node_has_partial(p.gather, w, p.gather.rank, part)
+                         : packed(w - writers() + 1) >= 0;
   }
   __device__ __forceinline__ const std::byte* at(std::int32_t w, int inside) const {
     if (w < writers()) return slots + inside + w * slot_bytes;

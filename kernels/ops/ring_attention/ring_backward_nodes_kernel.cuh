@@ -11,7 +11,8 @@ namespace mkernel::kernels {
 template <int kHeadDim, bool kCausal, DataType kType>
 CooperativeKernel ring_backward_nodes_kernel_of() {
   using Config = AttentionBackwardConfig<kHeadDim, kCausal, kType>;
-  return cooperative_kernel<Config>(&ring_backward_nodes_kernel<Config>, ring_backward_shared_bytes<Config>());
+  return cooperative_kernel<Config>(&ring_backward_nodes_kernel<Config>,
+                                    ring_backward_shared_bytes<Config>());
 }
 
 }  // namespace mkernel::kernels

@@ -1,5 +1,5 @@
-// The backward pass of ring attention over several nodes on the cuda executor: what its CTAs do that those of one
-// node do not. See README.md.
+// The backward pass of ring attention over several nodes on the cuda executor: what its CTAs do that those of
+// one node do not. See README.md.
 #pragma once
 
 #include <cstddef>
@@ -59,14 +59,16 @@ class RingBackwardNodesFeed : public RingBackwardFeed<Config> {
   const Parameters& p_;
 };
 
-/// inter_reduce, and the sender of its sums.
+/// inter_reduce, and the sender of its sums. Both begin when all keys and values have come: until then these
+/// have the wire for themselves, and whose do not come is said by those who wait for them.
 template <class Config>
-struct SumsBesideGather {
-  static constexpr int kSenders = 1;
+struct SumsAfterGather {
   const RingBackwardNodesParameters& p;
 
   __device__ __forceinline__ void work() const {
-    if (static_cast<std::int32_t>(blockIdx.x) < p.sum_ctas) sum_put_keys<Config>(p);
+    if (static_cast<std::int32_t>(blockIdx.x) >= p.sum_ctas) return;
+    wait_all_kv(p, p.endpoint.control->epoch);
+    sum_put_keys<Config>(p);
   }
   __device__ __forceinline__ void send() const { put_key_sums(p, p.endpoint.control->epoch); }
 };
@@ -76,7 +78,7 @@ struct SumsBesideGather {
 template <class Config>
 __device__ __forceinline__ void ring_backward_nodes_cta(const RingBackwardNodesParameters& p,
                                                         std::byte* shared) {
-  ring_backward_cta<Config, RingBackwardNodesFeed<Config>>(p, shared, SumsBesideGather<Config>{p});
+  ring_backward_cta<Config, RingBackwardNodesFeed<Config>>(p, shared, SumsAfterGather<Config>{p});
 }
 
 template <class Config>

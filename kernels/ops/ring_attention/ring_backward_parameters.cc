@@ -45,8 +45,7 @@ std::uint64_t ring_backward_wire_bytes(const RingBackwardPlan& plan) {
   return 8 * (kParities + std::uint64_t(rails) * plan.most_put_chunks());
 }
 
-RingBackwardNodesParameters ring_backward_parameters(const RingBackwardPlan& plan, void* memory,
-                                                     void* wire) {
+RingBackwardNodesParameters ring_backward_parameters(const RingBackwardPlan& plan, void* memory, void* wire) {
   RingBackwardNodesParameters p{};
   describe_backward_queries(plan.shape(), parts_of(plan), memory, p);
   p.gather = plan.gather();

@@ -33,20 +33,20 @@ struct RingBackwardNodesParameters : RingBackwardParameters {
   std::int32_t far_tiles;                ///< RingBackwardTasks::far_tiles()
   std::int32_t sum_ctas;                 ///< the first of the grid: add up what is put, when they have pushed
   PutKeyPartialsPlan puts;
-  /// Units of a head that are put to the rail peer so many nodes behind this one, and that come from there, from
-  /// distance 1 on; of the former those of all peers.
+  /// Units of a head that are put to the rail peer so many nodes behind this one, and that come from there,
+  /// from distance 1 on; of the former those of all peers.
   Divisor put_units[kMaxKernelNodes], come_units[kMaxKernelNodes];
   Divisor all_put_units;
-  std::int32_t chunks;       ///< of the peer to whom most are put
-  std::uint64_t* next_put;   ///< by parity of the epoch, as AttentionBackwardCounters: the next piece to add up
-  std::uint64_t* staged;     ///< [distance - 1][chunk]: pieces that are staged; over all launches
+  std::int32_t chunks;  ///< of the peer to whom most are put
+  std::uint64_t*
+      next_put;           ///< by parity of the epoch, as AttentionBackwardCounters: the next piece to add up
+  std::uint64_t* staged;  ///< [distance - 1][chunk]: pieces that are staged; over all launches
 };
 
 /// All that is the same in every launch and known without workspaces and topology. `memory`:
 /// ring_backward_scratch() of it, zeroed once. Over several nodes `wire` is ring_backward_wire_bytes() more,
 /// likewise; on one node what only several need is left out.
-RingBackwardNodesParameters ring_backward_parameters(const RingBackwardPlan& plan, void* memory,
-                                                     void* wire);
+RingBackwardNodesParameters ring_backward_parameters(const RingBackwardPlan& plan, void* memory, void* wire);
 AttentionBackwardScratch ring_backward_scratch(const RingBackwardPlan& plan);
 std::uint64_t ring_backward_wire_bytes(const RingBackwardPlan& plan);
 /// Where the owners of keys are.

@@ -1,7 +1,6 @@
 #include "kernels/ops/ring_attention/ring_backward_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -19,14 +18,18 @@ std::int32_t rail_peer(const KvGatherPlan& gather, std::int32_t distance) {
   return (gather.rank + distance * (gather.near + 1)) % gather.world;
 }
 
-/// As many as add up what is put in half of the time that the launch takes: then sums wait for tasks, and not
-/// tasks of other ranks' launches for sums.
-std::int32_t choose_sum_ctas(const RingBackwardPlan& plan) {
-  const Machine& machine = plan.ring.machine;
-  const double put = static_cast<double>(plan.wire_bytes() - plan.ring.wire_bytes());
-  const double summed = put * (plan.gather().near + 2) / machine.sum_bytes;  // read, and stored
-  const double ctas = 2 * summed / estimated_seconds(plan);
-  return std::clamp(static_cast<std::int32_t>(std::ceil(ctas)), 1, plan.ring.comm_ctas);
+/// With which a launch is expected to end first; of two that are nearly as fast, with fewer.
+std::int32_t choose_sum_ctas(RingBackwardPlan plan) {
+  constexpr double kClearly = 0.99;
+  std::int32_t best = 0;
+  double best_seconds = 0;
+  for (plan.sum_ctas = 1; plan.sum_ctas <= plan.ring.comm_ctas; plan.sum_ctas *= 2) {
+    const double seconds = estimated_seconds(plan);
+    if (best > 0 && seconds > kClearly * best_seconds) continue;
+    best = plan.sum_ctas;
+    best_seconds = seconds;
+  }
+  return best;
 }
 
 }  // namespace
@@ -51,6 +54,10 @@ std::uint64_t RingBackwardPlan::wire_bytes() const {
   for (std::int32_t distance = 1; distance <= gather().rails(); ++distance)
     units += static_cast<std::uint64_t>(gather().heads) * put_units(distance);
   return ring.wire_bytes() + units * puts.unit_bytes;
+}
+
+double RingBackwardPlan::summed_bytes() const {
+  return static_cast<double>(wire_bytes() - ring.wire_bytes()) * (gather().near + 2);
 }
 
 void RingBackwardPlan::lay_out() {

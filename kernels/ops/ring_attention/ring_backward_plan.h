@@ -22,8 +22,8 @@ struct RingBackwardPlan {
   // Over several nodes.
   PutKeyPartialsPlan puts;
   std::int32_t far_tiles = 0;  ///< RingBackwardTasks::far_tiles()
-  /// The first CTAs of the grid, which add up what is put when they have pushed. All but the first one compute
-  /// when nothing is left of it; what computes adds up, too, when there are no more tasks.
+  /// The first CTAs of the grid, which add up what is put when they have pushed. All but the first one
+  /// compute when nothing is left of it; what computes adds up, too, when there are no more tasks.
   std::int32_t sum_ctas = 0;
 
   const AttentionShape& shape() const { return ring.shape; }
@@ -33,8 +33,8 @@ struct RingBackwardPlan {
 
   RingBackwardTasks::Place place(std::int32_t task) const { return tasks.place(gather(), task, far_tiles); }
 
-  /// Units of a head that this rank puts to the rail peer `distance` nodes behind this one, and those that come
-  /// from there; the most chunks that are put to one peer.
+  /// Units of a head that this rank puts to the rail peer `distance` nodes behind this one, and those that
+  /// come from there; the most chunks that are put to one peer.
   std::int32_t put_units(std::int32_t distance) const;
   std::int32_t come_units(std::int32_t distance) const;
   std::int32_t most_put_chunks() const;
@@ -44,6 +44,8 @@ struct RingBackwardPlan {
   std::uint64_t data_bytes() const { return puts.data_bytes(); }
   /// Bytes that this rank puts in every launch.
   std::uint64_t wire_bytes() const;
+  /// That adding up what is put reads and stores.
+  double summed_bytes() const;
 
   /// Again what follows from how `ring.gather` is cut and from `head_dim`.
   void lay_out();

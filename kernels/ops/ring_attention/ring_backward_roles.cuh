@@ -65,8 +65,11 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
                                                        std::uint32_t d_keys, std::uint32_t d_values) const {
     return store_into(task, offset, d_keys, d_values, p_.gather.rank);
   }
+  /// A task whose waits gave up has computed from whatever there was: it is not for other ranks, whose
+  /// launches would count as good. Such a wait sets `abort` before this thread gets what was computed.
   __device__ __forceinline__ void announce(std::uint64_t* word) const {
     ptx::bulk_wait_group<0>();
+    if (ptx::ld_acquire_gpu(&p_.endpoint.control->abort) != 0) return;
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
     ptx::st_relaxed_sys(word, KeyPartialsPlan::count(this->epoch()), released);
   }
@@ -175,25 +178,24 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
 };
 
 /// The whole kernel, with the CTA's shared memory. CTAs that push keys and values compute afterwards; the
-/// others prepare the rows of queries meanwhile. `beside`: as of gather_kv().
-template <class Config, class Feed = RingBackwardFeed<Config>, class Beside = NothingBesideGather>
+/// others prepare the rows of queries meanwhile. `after`: as of gather_kv().
+template <class Config, class Feed = RingBackwardFeed<Config>, class After = NothingAfterGather>
 __device__ __forceinline__ void ring_backward_cta(const typename Feed::Parameters& p, std::byte* memory,
-                                                  const Beside& beside = {}) {
+                                                  const After& after = {}) {
   LaunchControl& control = *p.endpoint.control;
   if (p.endpoint.lent->stopped != 0) return count_out(control, p.endpoint.lent);
   begin_role(p.endpoint.trace);
   const auto cta = static_cast<std::int32_t>(blockIdx.x);
   if (cta < p.comm_ctas) {
     if (cta == 0 && threadIdx.x == 0) Feed::zero_counters(p, (control.epoch + 1) & 1);
-    gather_kv<Config::kThreads / 32>(p, *reinterpret_cast<KvFanOutShared*>(memory), false, beside);
+    gather_kv<Config::kThreads / 32>(p, *reinterpret_cast<KvFanOutShared*>(memory), false, after);
     end_role(p.endpoint.trace, DeviceRole::kIntraComm);
     if (cta == 0) return;
     begin_role(p.endpoint.trace);
   } else {
     prepare_all_backward_rows<Config>(p, cta - p.comm_ctas);
   }
-  attention_backward_body(Feed(p),
-                          *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
+  attention_backward_body(Feed(p), *reinterpret_cast<AttentionBackwardShared<Config>*>(memory));
   end_cta(control);
   end_role(p.endpoint.trace, DeviceRole::kCompute);
 }

@@ -200,21 +200,20 @@ __device__ __forceinline__ void wait_all_kv(const KvGatherParameters& p, std::ui
   }
 }
 
-/// What warps of the CTAs that push do when they have no more to push, and what CTA 0 sends over several
-/// nodes beside keys and values: nothing.
-struct NothingBesideGather {
-  static constexpr int kSenders = 0;
+/// What warps of the CTAs that push do when they have no more to push, and inter_send when keys and values
+/// are sent: nothing.
+struct NothingAfterGather {
   __device__ __forceinline__ void work() const {}  ///< a whole warp
-  __device__ __forceinline__ void send() const {}  ///< a thread
+  __device__ __forceinline__ void send() const {}  ///< one thread
 };
 
 /// intra_comm, then inter_recv, in CTA 0 inter_send beside: all threads of a CTA of `kWarps` warps that
 /// pushes its share of every chunk. A warp loads, others store and count. CTA 0 ends the launch here. On one
 /// node, where pushes wait for nothing, `first_goes_on` may be set: then CTA 0 goes on as the others, and is
 /// to call wait_all_kv() before it ends the launch.
-template <int kWarps, class Beside = NothingBesideGather>
+template <int kWarps, class After = NothingAfterGather>
 __device__ __forceinline__ void gather_kv(const KvGatherParameters& p, KvFanOutShared& shared,
-                                          bool first_goes_on = false, const Beside& beside = {}) {
+                                          bool first_goes_on = false, const After& after = {}) {
   const std::uint64_t epoch = p.endpoint.control->epoch;  // advanced only when every CTA has ended
   const auto share = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) describe_kv_streams(p, shared.plan);
@@ -231,16 +230,13 @@ __device__ __forceinline__ void gather_kv(const KvGatherParameters& p, KvFanOutS
     __syncwarp();  // the lanes that had nothing to do meet the one that had
     if (warp == 1 && share == 0 && !first_goes_on) wait_all_kv(p, epoch);
     __syncwarp();
-    beside.work();
+    after.work();
   };
-  const auto send = [&](int sender) {
-    if (Beside::kSenders == 0 || sender == 0) {
-      put_own_kv(p, epoch);
-    } else {
-      beside.send();
-    }
+  const auto send = [&](int) {
+    put_own_kv(p, epoch);
+    after.send();
   };
-  communicate<kWarps>(p.endpoint, p.rails > 0 ? 1 + Beside::kSenders : 0, push, send, first_goes_on);
+  communicate<kWarps>(p.endpoint, p.rails > 0 ? 1 : 0, push, send, first_goes_on);
   end_fan_out(shared);
 }
 

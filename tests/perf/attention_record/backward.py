@@ -78,10 +78,11 @@ def sampled_heads(shape):
     return batch, slice(kv_head * group, (kv_head + 1) * group), kv_head
 
 
-def reference(q, k, v, d_out, looked_q, looked_k, parts, causal):
+def reference(q, k, v, d_out, looked_q, looked_k, parts, causal, roundings=1):
     """[(gradient, what it may be off by)] of the queries `looked_q`, and of the keys and values `looked_k`, float32 [looked, heads,
     head_dim]. `q`, `d_out` [queries, heads, head_dim] of the heads that share `k`, `v` [keys, head_dim]. `parts`: all queries; what
-    those of a part give of a key's gradient may be rounded before it is summed. Causal: as many queries as keys."""
+    those of a part give of a key's gradient may be rounded before it is summed, so many times on its way. Causal: as many queries as
+    keys."""
     k, v = k.float(), v.float()
     d_q, off_q = [], []
     d_k, d_v, off_k, off_v = (torch.zeros_like(k[looked_k]) for _ in range(4))
@@ -102,9 +103,9 @@ def reference(q, k, v, d_out, looked_q, looked_k, parts, causal):
                 off_v += cases.UNIT * (weights.T @ rows.d_out.abs())
             # Whoever copies shared keys for every head rounds each head's gradients, too.
             d_k += of_k
-            off_k += cases.UNIT * of_k.abs()
+            off_k += roundings * cases.UNIT * of_k.abs()
             d_v += of_v
-            off_v += cases.UNIT * of_v.abs()
+            off_v += roundings * cases.UNIT * of_v.abs()
     found = ((torch.stack(d_q, 1), torch.stack(off_q, 1)), (d_k[:, None], off_k[:, None]), (d_v[:, None], off_v[:, None]))
     return [(gradient, 1.01 * off + cases.UNIT * gradient.abs() + 1e-5) for gradient, off in found]
 

@@ -53,7 +53,7 @@ class RingCase(ring_cases.Held):
         if self.wanted is None:
             looked = self.positions[self.rank][self.looked]
             self.wanted = [(*which, backward.reference(**tensors, looked_q=looked, looked_k=looked, parts=self.positions,
-                                                       causal=self.shape.causal)) for *which, tensors in self.whole]
+                                                       causal=self.shape.causal, roundings=min(self.nodes, 2))) for *which, tensors in self.whole]
         return max(backward.farthest(gradients, self.looked, self.looked, *wanted) for wanted in self.wanted)
 
     def digests(self):

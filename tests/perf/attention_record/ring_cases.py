@@ -16,7 +16,9 @@ def held(shape, world, rank):
 
 class Held:
     """Operands of one rank of the forward pass, [batch, positions, heads, head_dim] as ring_attention() takes them. `positions` of the
-    sequence that each rank holds, in its order."""
+    sequence that each rank holds, in its order. `nodes`: over which what the ranks compute is summed."""
+
+    nodes = 1
 
     def __init__(self, shape, world, rank, device):
         self.shape, self.world, self.rank = shape, world, rank

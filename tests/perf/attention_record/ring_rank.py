@@ -94,6 +94,7 @@ class Rank:
             contest = Contest(self.clock, self.meeting, stack)
             module = MODULES[shape.op]
             ring = contest.together(lambda: module.RingCase(shape, world, rank, device))
+            ring.nodes = case["nodes"]
             alone = contest.together(lambda: module.ALONE.Case(shape.alone(world), device, copies=not self.shared))
             self._admit(contest, case, module, ring, alone)
             expected = contest.contenders[0].operation.expected_seconds()

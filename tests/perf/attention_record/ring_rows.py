@@ -25,7 +25,9 @@ def row_of(case, shape, turns, settings, more):
     row |= {key: statistics.median(ours / theirs for ours, theirs in zip(rates["mkernel"], rates[name]))
             for key, name in compared(rates).items()}
     if nodes > 1:
-        sent = 4 * shape.batch * (shape.sequence // world) * shape.kv_heads * shape.head_dim * (nodes - 1)  # bytes of a rank
+        # Bytes of a rank: keys and values, and at most as many of their gradients.
+        sent = 4 * shape.batch * (shape.sequence // world) * shape.kv_heads * shape.head_dim * (nodes - 1)
+        sent *= 2 if shape.op == "ring_attention_backward" else 1
         row |= {"nic_gbytes": settings["nic_gbytes"], "wire_ms": sent / settings["nic_gbytes"] / 1e6}
     bars = bars_of(shape, nodes, share)
     return row | {"bars": bars, "missed": [key for key, least in bars.items() if not row.get(key, 0) >= least]}

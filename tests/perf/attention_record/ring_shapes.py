@@ -68,7 +68,7 @@ BACKWARD = [
     RingBackwardShape(1, 64, 8, 128, 32768, True),
 ]
 SHAPES = FORWARD + BACKWARD
-SEVERAL_NODES = [shape for shape in FORWARD if (shape.batch, shape.sequence) == (4, 49152)]
+SEVERAL_NODES = [shape for shape in SHAPES if (shape.batch, shape.sequence) == (4, 49152)]
 
 
 def small(shape, world):

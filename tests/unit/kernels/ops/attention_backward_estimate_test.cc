@@ -15,9 +15,12 @@ namespace {
 double alone(const AttentionShape& shape, const Machine& machine = kH100) {
   return estimated_seconds(test::require(AttentionBackwardPlan::make(shape)), machine);
 }
-double ring(const AttentionShape& shape, std::uint32_t world, const Machine& machine = kH100) {
+double ring(const AttentionShape& shape, const Topology& topology, const Machine& machine = kH100) {
   return estimated_seconds(
-      test::require(RingBackwardPlan::make(shape, Topology(1, world), world - 1, machine)));
+      test::require(RingBackwardPlan::make(shape, topology, topology.world() - 1, machine)));
+}
+double ring(const AttentionShape& shape, std::uint32_t world, const Machine& machine = kH100) {
+  return ring(shape, Topology(1, world), machine);
 }
 
 }  // namespace
@@ -73,6 +76,40 @@ TEST_CASE("attention backward: expected seconds follow the machine, the mask, th
   Machine narrow = kH100;
   narrow.links_bulk /= 50;
   CHECK(ring(brief, 4, narrow) > 1.2 * ring(brief, 4));
+}
+
+TEST_CASE(
+    "attention backward: over several nodes long sequences hide the wire, and short ones wait for it twice") {
+  const AttentionShape full{.batch = 4, .sequence = 49152, .heads = 16, .kv_heads = 16, .head_dim = 128};
+  for (const bool causal : {false, true}) {
+    AttentionShape shape = full;
+    shape.causal = causal;
+    CAPTURE(causal);
+    const double one_node = ring(shape, 4), nodes = ring(shape, {2, 2});
+    CAPTURE(nodes / one_node);
+    CHECK(nodes > 0.99 * one_node);
+    CHECK(nodes < 1.05 * one_node);
+  }
+  // Keys and values of a rank, 25 MB, and as many bytes of their gradients.
+  AttentionShape brief = full;
+  brief.sequence = 3072;
+  Machine slow = kH100;
+  slow.nic = 5e9;
+  const double wire = 2 * 25.2e6 / slow.nic;
+  CHECK(ring(brief, {2, 2}, slow) > wire);
+  CHECK(ring(brief, {2, 2}, slow) < 1.3 * wire);
+}
+
+TEST_CASE(
+    "attention backward: more CTAs add up for other nodes where ranks are many, and one at least does") {
+  const auto sum_ctas = [](const AttentionShape& shape, const Topology& topology) {
+    return test::require(RingBackwardPlan::make(shape, topology, 0, kH100, {.comm_ctas = 8})).sum_ctas;
+  };
+  const AttentionShape full{.batch = 4, .sequence = 49152, .heads = 16, .kv_heads = 16, .head_dim = 128};
+  CHECK(sum_ctas(full, {1, 4}) == 0);
+  CHECK(sum_ctas(full, {2, 1}) >= 1);
+  CHECK(sum_ctas(full, {2, 8}) > sum_ctas(full, {2, 2}));
+  CHECK(sum_ctas({.batch = 1, .sequence = 1, .heads = 1, .kv_heads = 1, .head_dim = 64}, {3, 2}) == 1);
 }
 
 }  // namespace mkernel::kernels

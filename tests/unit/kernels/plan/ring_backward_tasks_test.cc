@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "kernels/ops/ring_attention/ring_backward_plan.h"
 #include "kernels/plan/key_partials_plan.h"
 #include "kernels/plan/positions.h"
+#include "kernels/plan/put_key_partials_plan.h"
 #include "tests/support/require.h"
 
 namespace mkernel::test {
@@ -30,13 +32,13 @@ struct RankCase {
   RingBackwardPlan plan;
   std::int32_t world, rank;
 
-  RankCase(const AttentionShape& shape, std::uint32_t world_size, std::uint32_t of)
-      : plan(require(RingBackwardPlan::make(shape, Topology(1, world_size), of, kH200))),
-        world(static_cast<std::int32_t>(world_size)),
+  RankCase(const AttentionShape& shape, const Topology& topology, std::uint32_t of)
+      : plan(require(RingBackwardPlan::make(shape, topology, of, kH200))),
+        world(static_cast<std::int32_t>(topology.world())),
         rank(static_cast<std::int32_t>(of)) {}
 
   const RingBackwardTasks& tasks() const { return plan.tasks; }
-  RingBackwardTasks::Place place(std::int32_t task) const { return plan.tasks.place(plan.gather(), task); }
+  RingBackwardTasks::Place place(std::int32_t task) const { return plan.place(task); }
   /// Absolute positions of a tile of keys of a rank's part, and of a tile of own queries.
   Range keys(const RingBackwardTasks::Place& at) const {
     return tile_of(held(at.source).part[static_cast<std::size_t>(at.part)], at.tile, kBackwardTileKeys);
@@ -65,19 +67,30 @@ struct RankCase {
   }
 };
 
+/// Of one node and of several.
+const std::vector<Topology> kWorlds{{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 8},
+                                    {2, 1}, {3, 1}, {2, 2}, {2, 3}, {4, 2}};
+
 template <class Check>
-void for_every_rank(const Check& check) {
-  for (const std::uint32_t world : {1U, 2U, 3U, 4U, 8U}) {
+void for_every_world(const Check& check) {
+  for (const Topology& topology : kWorlds) {
     for (const std::int64_t sequence : {1, 5, 64, 700, 2050}) {
       for (const bool causal : {false, true}) {
+        const std::string world =
+            std::to_string(topology.nodes()) + " x " + std::to_string(topology.ranks_per_node());
         CAPTURE(world);
         CAPTURE(sequence);
         CAPTURE(causal);
-        for (std::uint32_t rank = 0; rank < world; ++rank)
-          check(RankCase(shape_of(sequence, causal), world, rank));
+        check(shape_of(sequence, causal), topology);
       }
     }
   }
+}
+template <class Check>
+void for_every_rank(const Check& check) {
+  for_every_world([&](const AttentionShape& shape, const Topology& topology) {
+    for (std::uint32_t rank = 0; rank < topology.world(); ++rank) check(RankCase(shape, topology, rank));
+  });
 }
 
 /// Multiprocessors that take tasks in order. In every round each makes one step, unless it is not its turn to
@@ -189,67 +202,125 @@ TEST_CASE("ring backward tasks: nobody waits in a circle, with any number of mul
 }
 
 TEST_CASE("ring backward tasks: turns cost little, and multiprocessors end together") {
-  for (const bool causal : {false, true}) {
-    for (const std::uint32_t rank : {0U, 3U}) {
-      const RankCase of(
-          {.batch = 4, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = causal}, 4,
-          rank);
-      RingBackwardSimulation simulation(of, 132);
-      const std::int32_t rounds = simulation.run();
-      const double busy = double(simulation.steps()) / 132 / rounds;
-      CAPTURE(causal);
-      CAPTURE(busy);
-      CHECK(busy > 0.97);
-    }
-  }
-}
-
-TEST_CASE("ring backward tasks: owners wait for the partial gradients that others send, each in its slot") {
-  for (const std::uint32_t world : {1U, 2U, 3U, 4U, 8U}) {
-    for (const std::int64_t sequence : {1, 5, 64, 700, 2050}) {
-      for (const bool causal : {false, true}) {
-        CAPTURE(world);
-        CAPTURE(sequence);
+  for (const Topology& topology : {Topology{1, 4}, Topology{2, 2}}) {
+    for (const bool causal : {false, true}) {
+      for (const std::uint32_t rank : {0U, 3U}) {
+        const RankCase of(
+            {.batch = 4, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = causal},
+            topology, rank);
+        RingBackwardSimulation simulation(of, 132);
+        const std::int32_t rounds = simulation.run();
+        const double busy = double(simulation.steps()) / 132 / rounds;
+        CAPTURE(topology.nodes());
         CAPTURE(causal);
-        // By owner and writer: the units that are sent.
-        std::map<std::pair<int, int>, std::set<std::int32_t>> sent;
-        for (std::uint32_t rank = 0; rank < world; ++rank) {
-          const RankCase of(shape_of(sequence, causal), world, rank);
-          const KvGatherPlan& gather = of.plan.gather();
-          for (std::int32_t task = 0; task < of.tasks().tasks(); ++task) {
-            const RingBackwardTasks::Place at = of.place(task);
-            for (std::int32_t row = at.tile * kBackwardTileKeys;
-                 row < std::min((at.tile + 1) * kBackwardTileKeys, gather.part_rows[at.source][at.part]);
-                 row += KeyPartialsPlan::kRows) {
-              const std::int32_t unit = KeyPartialsPlan::unit(gather, at.source, at.part, at.head, row);
-              CHECK(unit < of.plan.partials.max_units);
-              CHECK(sent[{at.source, of.rank}].insert(unit).second);
-            }
-          }
-        }
-        for (std::uint32_t rank = 0; rank < world; ++rank) {
-          const RankCase of(shape_of(sequence, causal), world, rank);
-          const KvGatherPlan& gather = of.plan.gather();
-          for (std::int32_t writer = 0; writer < of.world; ++writer) {
-            std::set<std::int32_t> expected;
-            for (std::int32_t head = 0; head < gather.heads; ++head) {
-              for (int part = 0; part < 2; ++part) {
-                if (!RingBackwardTasks::is_seen(gather, writer, of.rank, part)) continue;
-                for (std::int32_t row = 0; row < gather.part_rows[of.rank][part];
-                     row += KeyPartialsPlan::kRows)
-                  CHECK(expected.insert(KeyPartialsPlan::unit(gather, of.rank, part, head, row)).second);
-              }
-            }
-            CHECK(expected == sent[{of.rank, writer}]);
-          }
-        }
+        CAPTURE(busy);
+        CHECK(busy > 0.97);
       }
     }
   }
 }
 
+TEST_CASE("ring backward tasks: over several nodes other nodes' keys come between own ones and the node's") {
+  const RankCase of(
+      {.batch = 4, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = true}, {3, 2},
+      2);
+  const auto group = [&](std::int32_t source) {
+    return source == of.rank ? 0 : source / 2 == of.rank / 2 ? 2 : 1;
+  };
+  std::int32_t last = 0, head = 0, far_tasks = 0;
+  for (std::int32_t task = 0; task < of.tasks().tasks(); ++task) {
+    const RingBackwardTasks::Place place = of.place(task);
+    CHECK(group(place.source) >= last);
+    last = group(place.source);
+    if (last != 1) continue;
+    // A part of a head has 16 tiles here: so many heads keep 132 multiprocessors busy.
+    constexpr std::int32_t kSectionHeads = 9;
+    CHECK(place.head / kSectionHeads >= head / kSectionHeads);
+    head = place.head;
+    ++far_tasks;
+  }
+  CHECK(far_tasks == of.plan.gather().heads * of.plan.far_tiles);
+}
+
+/// By owner, writer: the units that tasks send.
+using SentUnits = std::map<std::pair<int, int>, std::set<std::int32_t>>;
+
+SentUnits sent_units(const AttentionShape& shape, const Topology& topology) {
+  SentUnits sent;
+  for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
+    const RankCase of(shape, topology, rank);
+    const KvGatherPlan& gather = of.plan.gather();
+    for (std::int32_t task = 0; task < of.tasks().tasks(); ++task) {
+      const RingBackwardTasks::Place at = of.place(task);
+      for (std::int32_t row = at.tile * kBackwardTileKeys;
+           row < std::min((at.tile + 1) * kBackwardTileKeys, gather.part_rows[at.source][at.part]);
+           row += KeyPartialsPlan::kRows) {
+        const std::int32_t unit = KeyPartialsPlan::unit(gather, at.source, at.part, at.head, row);
+        CHECK(unit < of.plan.partials.max_units);
+        CHECK(sent[{at.source, of.rank}].insert(unit).second);
+      }
+    }
+  }
+  return sent;
+}
+
+TEST_CASE("ring backward tasks: owners wait for the partial gradients that others send, each in its slot") {
+  for_every_world([](const AttentionShape& shape, const Topology& topology) {
+    SentUnits sent = sent_units(shape, topology);
+    for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
+      const RankCase of(shape, topology, rank);
+      const KvGatherPlan& gather = of.plan.gather();
+      for (std::int32_t writer = 0; writer < of.world; ++writer) {
+        std::set<std::int32_t> expected;
+        for (std::int32_t head = 0; head < gather.heads; ++head) {
+          for (int part = 0; part < 2; ++part) {
+            if (!RingBackwardTasks::is_seen(gather, writer, of.rank, part)) continue;
+            for (std::int32_t row = 0; row < gather.part_rows[of.rank][part]; row += KeyPartialsPlan::kRows)
+              CHECK(expected.insert(KeyPartialsPlan::unit(gather, of.rank, part, head, row)).second);
+          }
+        }
+        CHECK(expected == sent[{of.rank, writer}]);
+      }
+    }
+  });
+}
+
+TEST_CASE(
+    "ring backward plan: a node puts the units that its ranks send, each once, in order and in chunks") {
+  for_every_world([](const AttentionShape& shape, const Topology& topology) {
+    SentUnits sent = sent_units(shape, topology);
+    const std::uint32_t ranks = topology.ranks_per_node();
+    for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
+      const RankCase of(shape, topology, rank);
+      for (std::uint32_t distance = 1; distance < topology.nodes(); ++distance) {
+        const auto d = static_cast<std::int32_t>(distance);
+        const std::uint32_t owner = (rank + distance * ranks) % topology.world();
+        const std::int32_t head_units = of.plan.put_units(d);
+        std::set<std::int32_t> units, put;
+        for (std::uint32_t writer = rank / ranks * ranks; writer < (rank / ranks + 1) * ranks; ++writer)
+          units.merge(sent[{static_cast<int>(owner), static_cast<int>(writer)}]);
+        std::set<std::int32_t> numbers;
+        const std::int32_t all =
+            KeyPartialsPlan::units_of(of.plan.gather(), static_cast<std::int32_t>(owner));
+        for (std::int32_t head = 0; head < of.plan.gather().heads; ++head) {
+          for (std::int32_t inside = 0; inside < head_units; ++inside) {
+            put.insert(head * all + inside);
+            numbers.insert(PutKeyPartialsPlan::packed(head, inside, head_units));
+          }
+        }
+        CHECK(put == units);
+        const std::int32_t count = of.plan.gather().heads * head_units;
+        CHECK(std::ssize(numbers) == count);
+        CHECK((numbers.empty() || (*numbers.begin() == 0 && *numbers.rbegin() == count - 1)));
+        const RankCase peer(shape, topology, owner);
+        CHECK(peer.plan.come_units(static_cast<std::int32_t>(topology.nodes() - distance)) == head_units);
+      }
+    }
+  });
+}
+
 TEST_CASE("ring backward plan: slots and words lie behind each other, and the same on every rank") {
-  const RankCase first(shape_of(2050, true), 3, 0), last(shape_of(2050, true), 3, 2);
+  const RankCase first(shape_of(2050, true), {1, 3}, 0), last(shape_of(2050, true), {1, 3}, 2);
   const KeyPartialsPlan& plan = first.plan.partials;
   CHECK(plan.slot_offset(0, 0) >= first.plan.gather().data_bytes());
   CHECK(plan.slot_offset(0, 0) % KeyPartialsPlan::kAlignment == 0);
@@ -260,6 +331,36 @@ TEST_CASE("ring backward plan: slots and words lie behind each other, and the sa
   CHECK(plan.slot_offset(2, 5) == last.plan.partials.slot_offset(2, 5));
   CHECK(plan.word_offset(2, 5) == last.plan.partials.word_offset(2, 5));
   CHECK(plan.data_bytes() == last.plan.partials.data_bytes());
+  CHECK(plan.data_bytes() == first.plan.data_bytes());
+}
+
+TEST_CASE(
+    "ring backward plan: over several nodes what is staged and put lies behind the slots, in whole chunks") {
+  const RankCase of(
+      {.batch = 2, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = true}, {3, 2},
+      2);
+  const PutKeyPartialsPlan& puts = of.plan.puts;
+  CHECK(puts.staged_offset(1, 0) == of.plan.partials.data_bytes());
+  CHECK(puts.staged_offset(2, 0) == puts.staged_offset(1, puts.max_units));
+  CHECK(puts.partial_offset(1, 0) == puts.staged_offset(2, puts.max_units));
+  CHECK(puts.data_bytes() == puts.partial_offset(2, puts.max_units));
+  CHECK(puts.chunk_units * puts.unit_bytes == 1 << 20);
+  const std::int32_t units = puts.chunk_units * 2 + 5;
+  CHECK(puts.chunks(units) == 3);
+  CHECK(puts.chunk_begin(2, units) == 2 * puts.chunk_units);
+  CHECK(puts.chunk_begin(3, units) == units);
+  CHECK(puts.chunks_whole(puts.chunk_units - 1, units) == 0);
+  CHECK(puts.chunks_whole(puts.chunk_units, units) == 1);
+  CHECK(puts.chunks_whole(units - 1, units) == 2);
+  CHECK(puts.chunks_whole(units, units) == 3);
+  CHECK(puts.count(4, 2, units) == 4 * 3 + 3);
+  CHECK(puts.chunks(0) == 0);
+  // Of a rank that comes first the queries of a node that comes later see the first part alone.
+  CHECK(of.plan.put_units(2) == KeyPartialsPlan::units_of(of.plan.gather(), 0, 0));
+  CHECK(of.plan.put_units(1) == KeyPartialsPlan::units_of(of.plan.gather(), 4));
+  CHECK(of.plan.lanes() == 2);
+  CHECK(of.plan.wire_bytes() ==
+        of.plan.ring.wire_bytes() + 32 * std::uint64_t(of.plan.put_units(1) + of.plan.put_units(2)) * 32768);
 }
 
 TEST_CASE("ring backward plan: what is refused, by name") {
@@ -267,7 +368,7 @@ TEST_CASE("ring backward plan: what is refused, by name") {
   const auto refusal = [&](const Topology& topology, const RingAttentionOptions& options) {
     return RingBackwardPlan::make(shape, topology, 0, kH200, options).status().to_string();
   };
-  CHECK(refusal({2, 2}, {}).find("ring_attention_backward: nodes = 2, but the cuda executor") !=
+  CHECK(refusal({17, 1}, {}).find("ring_attention_backward: nodes = 17, must be at most 16") !=
         std::string::npos);
   CHECK(refusal({1, 2}, {.comm_ctas = 67}).find("ring_attention_backward: comm_ctas = 67, must be 0..66") !=
         std::string::npos);

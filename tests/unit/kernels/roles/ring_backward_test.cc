@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ring_attention/ring_backward_plan.h"
 #include "kernels/ops/ring_attention/ring_backward_nodes_roles.cuh"
+#include "kernels/ops/ring_attention/ring_backward_plan.h"
 #include "kernels/ops/ring_attention/ring_backward_roles.cuh"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "tests/support/attention_backward_reference.h"
@@ -156,7 +156,8 @@ class RingBackwardRanks : public HostRing<RingBackwardRank> {
     int missing = 0;
     for (std::int32_t local = 0; local <= gather.near; ++local) {
       const std::int32_t writer = gather.rank - gather.rank % (gather.near + 1) + local;
-      for (std::int32_t owner = gather.rank % (gather.near + 1); owner < gather.world; owner += gather.near + 1) {
+      for (std::int32_t owner = gather.rank % (gather.near + 1); owner < gather.world;
+           owner += gather.near + 1) {
         for (int part = 0; part < 2; ++part) {
           if (!RingBackwardTasks::is_seen(gather, writer, owner, part)) continue;
           for (std::int32_t row = 0; row < gather.part_rows[owner][part]; row += KeyPartialsPlan::kRows) {
@@ -185,8 +186,10 @@ class RingBackwardRanks : public HostRing<RingBackwardRank> {
         return rank.control.epoch *
                static_cast<std::uint64_t>(rank.plan.puts.chunks(gather.heads * head_units));
       };
-      missing += counts.seen[counts.arrivals_index(peer, 1)] != chunks(rank.plan.come_units(distance)) ? 1 : 0;
-      missing += counts.seen[counts.completed_index(peer, 1)] != chunks(rank.plan.put_units(distance)) ? 1 : 0;
+      missing +=
+          counts.seen[counts.arrivals_index(peer, 1)] != chunks(rank.plan.come_units(distance)) ? 1 : 0;
+      missing +=
+          counts.seen[counts.completed_index(peer, 1)] != chunks(rank.plan.put_units(distance)) ? 1 : 0;
     }
     return missing;
   }
@@ -211,7 +214,8 @@ TEST_CASE(
       CAPTURE(world);
       CAPTURE(causal);
       RingBackwardRanks ranks(
-          {.batch = 2, .sequence = 301, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = causal}, {1, world});
+          {.batch = 2, .sequence = 301, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = causal},
+          {1, world});
       for (std::uint64_t launch = 0; launch < 3; ++launch) ranks.check(launch);
     }
   }
@@ -223,8 +227,8 @@ TEST_CASE("ring backward kernel: sequences shorter than the ranks") {
       CAPTURE(sequence);
       CAPTURE(causal);
       RingBackwardRanks ranks(
-          {.batch = 2, .sequence = sequence, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal}, {1, 4},
-          2, 1);
+          {.batch = 2, .sequence = sequence, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal},
+          {1, 4}, 2, 1);
       for (std::uint64_t launch = 0; launch < 2; ++launch) ranks.check(launch);
     }
   }
@@ -234,8 +238,8 @@ TEST_CASE("ring backward kernel: parts that end within tiles, beside those of th
   for (const std::int64_t part : {63, 64, 65, 127, 129, 191}) {
     CAPTURE(part);
     RingBackwardRanks ranks(
-        {.batch = 2, .sequence = 4 * part + 2, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = true}, {1, 2},
-        3, 1, {.block_rows = 40});
+        {.batch = 2, .sequence = 4 * part + 2, .heads = 1, .kv_heads = 1, .head_dim = 64, .causal = true},
+        {1, 2}, 3, 1, {.block_rows = 40});
     ranks.check(7);
   }
 }
@@ -256,7 +260,8 @@ TEST_CASE("ring backward kernel: one warpgroup is slower than the other") {
     const HostSlowWarpgroup slow(warpgroup);
     for (const std::int64_t head_dim : {64, 128})
       RingBackwardRanks(
-          {.batch = 1, .sequence = 400, .heads = 1, .kv_heads = 1, .head_dim = head_dim, .causal = true}, {1, 2})
+          {.batch = 1, .sequence = 400, .heads = 1, .kv_heads = 1, .head_dim = head_dim, .causal = true},
+          {1, 2})
           .check(5);
   }
 }
@@ -288,8 +293,8 @@ TEST_CASE("ring backward kernel: several nodes, launches behind each other with 
       const std::string what = name_of_case(topology, causal);
       CAPTURE(what);
       RingBackwardRanks ranks(
-          {.batch = 2, .sequence = 401, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal},
-          topology, 4, 2, {.block_rows = 20, .chunk_units = 2});
+          {.batch = 1, .sequence = 301, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = causal},
+          topology, 4, 2, {.block_rows = 20, .chunk_units = 3});
       constexpr std::uint64_t kLaunches = 3;
       for (std::uint64_t launch = 0; launch < kLaunches; ++launch) ranks.check(launch);
       for (std::size_t rank = 0; rank < topology.world(); ++rank)

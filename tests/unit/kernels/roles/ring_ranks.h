@@ -1,5 +1,5 @@
-// What both passes of ring attention have in common when they are played on the host: ranks with workspaces that
-// other operations have left, and keys and values that are gathered.
+// What both passes of ring attention have in common when they are played on the host: ranks with workspaces
+// that other operations have left, and keys and values that are gathered.
 #pragma once
 
 #include <algorithm>

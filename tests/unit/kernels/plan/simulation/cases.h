@@ -129,13 +129,16 @@ struct RingBackwardCase {
   using World = RingBackwardWorld;
 
   AttentionShape shape;
-  std::int32_t comm_ctas, sms, block_rows;  ///< as RingAttentionCase
+  std::int32_t comm_ctas, sms, block_rows;     ///< as RingAttentionCase
+  std::int32_t chunk_units = 1, sum_ctas = 1;  ///< 0: as the plan has it
 
   Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
     auto plan = Plan::make(shape, topology, rank, kernels::kH200.with_sms(sms), {.comm_ctas = comm_ctas});
-    if (!plan.ok() || block_rows == 0) return plan;
-    plan->ring.gather.cut(block_rows);
-    plan->partials = kernels::KeyPartialsPlan(plan->gather(), static_cast<std::int32_t>(shape.head_dim));
+    if (!plan.ok()) return plan;
+    if (block_rows > 0) plan->ring.gather.cut(block_rows);
+    plan->lay_out();
+    if (chunk_units > 0) plan->puts.chunk_units = chunk_units;
+    if (sum_ctas > 0 && topology.nodes() > 1) plan->sum_ctas = sum_ctas;
     return plan;
   }
   std::string label() const {

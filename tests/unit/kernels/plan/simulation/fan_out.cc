@@ -38,7 +38,9 @@ Task FanOutWorld::pushing_cta(std::int32_t index, std::uint64_t epoch, std::int3
   for (std::uint64_t storer = 0; storer < kStorers; ++storer)
     scheduler_.spawn(index, "store", store(shared, storer));
   if (sends) scheduler_.spawn(index, "inter_send", inter_send(shared));
-  co_await scheduler_.meet(shared.ended, 1 + kStorers + (sends ? 1 : 0));
+  for (std::uint64_t number = 0; number < besides(index, cta); ++number)
+    scheduler_.spawn(index, "beside", do_beside(shared, number));
+  co_await scheduler_.meet(shared.ended, 1 + kStorers + (sends ? 1 : 0) + besides(index, cta));
   if (first && !first_computes(index)) {
     cta_over(index);
   } else {
@@ -46,6 +48,11 @@ Task FanOutWorld::pushing_cta(std::int32_t index, std::uint64_t epoch, std::int3
     if (first) co_await wait_at_end(index, epoch);
     end_cta(index);
   }
+}
+
+Task FanOutWorld::do_beside(Pushing& shared, std::uint64_t number) {
+  co_await beside(shared, number);
+  end_warp(shared);
 }
 
 /// Chunks into stages; those of rail peers when they have arrived.

@@ -51,6 +51,9 @@ class FanOutWorld : public World {
                             const VisitRow& visit) = 0;
   // Its roles.
   virtual Task inter_send(Pushing& shared) = 0;
+  /// Warps of a pushing CTA that do something else, number 0 .. besides() - 1.
+  virtual std::uint64_t besides(std::int32_t /*index*/, std::int32_t /*share*/) const { return 0; }
+  virtual Task beside(Pushing& /*shared*/, std::uint64_t /*number*/) { co_return; }
   /// What CTA 0 waits for when its own chunks are out, or when it has computed.
   virtual Task wait_at_end(std::int32_t index, std::uint64_t epoch) = 0;
   /// Whether CTA 0 computes, too: it counts itself out once then, as the others do.
@@ -60,7 +63,7 @@ class FanOutWorld : public World {
 
   void begin_launch(std::int32_t index, std::uint64_t epoch) override;
   std::uint64_t leavers(std::int32_t index) const override {
-    return static_cast<std::uint64_t>(ctas(index) - 1) + (first_computes(index) ? 1 : warps_of_first());
+    return static_cast<std::uint64_t>(ctas(index) - 1) + (first_computes(index) ? 1 : warps_of_first(index));
   }
   std::int32_t rails() const { return nodes() - 1; }
   /// Rail peers from the next node on.
@@ -86,12 +89,15 @@ class FanOutWorld : public World {
   static constexpr std::uint64_t kStorers = 3;
 
   /// Warps of CTA 0 that have something to do, but for the poller; they count themselves out.
-  std::uint64_t warps_of_first() const { return 1 + kStorers + (rails() > 0 ? 1 : 0); }
+  std::uint64_t warps_of_first(std::int32_t index) const {
+    return 1 + kStorers + (rails() > 0 ? 1 : 0) + besides(index, 0);
+  }
   /// Chunks of all streams in the order in which they are pushed, without those that a stream does not have.
   std::vector<Chunk> push_order(std::int32_t index) const;
 
   Task computing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta);
   Task pushing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta);
+  Task do_beside(Pushing& shared, std::uint64_t number);
   Task load(Pushing& shared);
   Task store(Pushing& shared, std::uint64_t storer);
   Task signal(Pushing& shared, Chunk chunk);

@@ -16,7 +16,7 @@ class RingAttentionWorld : public FanOutWorld {
   /// `plans`: of every rank.
   RingAttentionWorld(const AttentionShape& shape, const kernels::Topology& topology,
                      const std::vector<kernels::RingGpuPlan>& plans, const Settings& settings)
-      : RingAttentionWorld(shape, topology, settings, plans) {
+      : RingAttentionWorld(shape, topology, settings, plans, plans[0].lanes()) {
     for (const auto& plan : plans) {
       const std::int64_t rows = shape.batch * shape.heads * plan.gather.positions(plan.gather.rank);
       add_rank(plan.gather.word_bytes(), plan.gather.data_bytes(),
@@ -27,8 +27,8 @@ class RingAttentionWorld : public FanOutWorld {
  protected:
   /// Without memory.
   RingAttentionWorld(const AttentionShape& shape, const kernels::Topology& topology, const Settings& settings,
-                     const std::vector<kernels::RingGpuPlan>& plans)
-      : FanOutWorld(topology, settings, static_cast<std::int32_t>(plans[0].lanes())),
+                     const std::vector<kernels::RingGpuPlan>& plans, std::uint32_t lanes)
+      : FanOutWorld(topology, settings, static_cast<std::int32_t>(lanes)),
         plans_(plans),
         shape_(shape),
         next_task_(plans.size()) {}
@@ -60,6 +60,7 @@ class RingAttentionWorld : public FanOutWorld {
   }
   Task meet(std::int32_t index, std::uint64_t epoch, HeadRows rows, Seen& seen, bool& right);
   void begin_launch(std::int32_t index, std::uint64_t epoch) override;
+  Task wait_at_end(std::int32_t index, std::uint64_t epoch) override;
   std::string check_counts() override;
 
  private:
@@ -98,7 +99,6 @@ class RingAttentionWorld : public FanOutWorld {
   void for_each_row(std::int32_t index, std::uint64_t epoch, const Chunk& chunk, std::int32_t share,
                     const VisitRow& visit) override;
   Task inter_send(Pushing& shared) override;
-  Task wait_at_end(std::int32_t index, std::uint64_t epoch) override;
   Task compute(std::int32_t index, std::uint64_t epoch, std::int32_t cta) override;
   Task sweep(std::int32_t index, std::uint64_t epoch, kernels::AttentionTasks::Place place, Seen& seen);
 

@@ -46,7 +46,10 @@ enum class Fault {
   kLackingRows,         ///< the owner does not add what a block lacks
   kRefusalUncounted,    ///< a launch that is refused leaves arrived[] alone
   kWorkNotZeroed,       ///< work counters go on from the launch before
-  kSharedUnwaited       ///< tokens are summed without a wait for the row of the shared expert
+  kSharedUnwaited,      ///< tokens are summed without a wait for the row of the shared expert
+  // Of the backward pass of ring attention:
+  kStoresAnyway,     ///< a task whose waits gave up sends its gradients of keys
+  kNodeSumsUnwaited  ///< own keys are summed without a wait for the sums of other nodes
 };
 
 struct Settings {

@@ -47,9 +47,10 @@ Result<Row> measure_attention_cuda(Group& group, OpKind kind, const AttentionSha
 /// of inputs from which attention of a rank alone makes outputs and log-sum-exps before every round.
 Result<Row> measure_backward_cuda(Group& group, OpKind kind, const AttentionShape& shape,
                                   const OpCudaOptions& options);
-/// The same of attention of each rank alone with sequences of different lengths: `lengths` is cu_seqlens of
-/// queries and of keys, `shape` says how many they are.
-Result<Row> measure_varlen_cuda(Group& group, const AttentionShape& shape,
+/// The same of attention of each rank alone (kAttention), or of its backward pass (kAttentionBackward), with
+/// sequences of different lengths: `lengths` is cu_seqlens of queries and of keys, `shape` says how many they
+/// are.
+Result<Row> measure_varlen_cuda(Group& group, OpKind kind, const AttentionShape& shape,
                                 const std::vector<std::int32_t>& lengths, const OpCudaOptions& options);
 
 /// Multiprocessors of each of `ranks` ranks on a GPU that has `sms`: all in equal parts, rounded down to a

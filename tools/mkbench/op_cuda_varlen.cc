@@ -1,33 +1,40 @@
-// Attention of sequences of different lengths on the cuda executor; see op_cuda.h.
-#include <algorithm>
+// Attention of sequences of different lengths, and its backward pass, on the cuda executor; see op_cuda.h.
 #include <optional>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kernels/plan/attention_sequences.h"
+#include "tools/mkbench/gpu_varlen_backward_case.h"
 #include "tools/mkbench/gpu_varlen_case.h"
+#include "tools/mkbench/op_attention_measurement.h"
 #include "tools/mkbench/op_cuda.h"
-#include "tools/mkbench/op_measurement.h"
-#include "tools/mkbench/random.h"
-#include "tools/mkbench/report.h"
-#include "tools/mkbench/workload.h"
 
 namespace mkernel::bench {
 namespace {
 
-class VarlenMeasurement final : public OpMeasurement {
+/// `Case`: GpuVarlenCase or GpuVarlenBackwardCase.
+template <class Case>
+class VarlenMeasurement final : public AttentionMeasurement {
  public:
   VarlenMeasurement(Group& group, std::vector<std::int32_t> lengths, const OpCudaOptions& options)
-      : OpMeasurement(group, options), lengths_(std::move(lengths)) {}
+      : AttentionMeasurement(group, kBackward ? OpKind::kAttentionBackward : OpKind::kAttention, options),
+        lengths_(std::move(lengths)) {}
 
-  Status prepare(const AttentionShape& shape) {
+  Status prepare(const AttentionShape& given) {
     MK_RETURN_IF_ERROR(begin());
-    shape_ = shape;
-    auto op = group().attention(shape, Executor::kCuda, options().plan);
-    if (!op.ok()) return op.status();
-    op_ = std::move(*op);
+    set_shape(given);
+    auto forward = group().attention(given, Executor::kCuda, options().plan);
+    if (!forward.ok()) return forward.status();
+    forward_ = std::move(*forward);
+    if constexpr (kBackward) {
+      auto op = group().attention_backward(given, Executor::kCuda, options().plan);
+      if (!op.ok()) return op.status();
+      backward_ = std::move(*op);
+    }
     for (int set = 0; set < sets(); ++set) {
-      auto operands = GpuVarlenCase::make(shape);
+      auto operands = Case::make(given);
       if (!operands.ok()) return operands.status();
       MK_RETURN_IF_ERROR(operands->set_lengths(lengths_, lengths_, stream().get()));
       operands_.push_back(std::move(*operands));
@@ -36,66 +43,71 @@ class VarlenMeasurement final : public OpMeasurement {
   }
 
  private:
-  Planned& operation() override { return *op_; }
-  Status enqueue(int set, const ExecutorOptions& options) override {
-    return op_->enqueue(of(set).arguments(), stream().get(), options);
+  static constexpr bool kBackward = std::is_same_v<Case, GpuVarlenBackwardCase>;
+
+  Planned& operation() override {
+    if constexpr (kBackward) return *backward_;
+    return *forward_;
   }
-  int sets() const override { return std::min(options().iterations, kMostPerRound / 4) + 1; }
+  Status enqueue(int set, const ExecutorOptions& options) override {
+    if constexpr (kBackward) return backward_->enqueue(of(set).arguments(), stream().get(), options);
+    return forward_->enqueue(of(set).arguments(), stream().get(), options);
+  }
   Status fill(int set, std::uint64_t iteration) override {
-    const auto kind = static_cast<std::uint64_t>(OpKind::kAttention);
-    return of(set).fill(seed_of(kind, iteration, group().rank(), 0), stream().get());
+    MK_RETURN_IF_ERROR(of(set).fill(seed(iteration), stream().get()));
+    // What attention makes of the inputs is among those of its backward pass.
+    if constexpr (kBackward) return forward_->enqueue(of(set).forward(), stream().get(), options().executor);
+    return {};
   }
   Result<Outcome> judge(int set) override {
-    // All queries of small shapes; of large ones some thousands, of all heads.
-    constexpr std::int64_t kLooked = 1 << 15;
-    const std::int64_t rows = shape_.heads * shape_.sequence;
-    auto check = of(set).check(lengths_, lengths_, rows > kLooked ? (rows / kLooked) | 1 : 1, stream().get());
+    auto check = of(set).check(lengths_, lengths_, step(), stream().get());
     if (!check.ok()) return check.status();
     return Outcome{*check};
   }
   void describe(Row& row) const override {
-    row.shape = json_of(OpKind::kAttention, shape_);
-    row.shape["executor"] = "cuda";
+    AttentionMeasurement::describe(row);
     row.shape["cu_seqlens"] = lengths_;
-    row.shape["window"] = {shape_.window_left, shape_.window_right};
-    row.shape_text = text_of(shape_) + ", " + std::to_string(shape_.max_sequences) + " sequences";
+    row.shape["window"] = {shape().window_left, shape().window_right};
+    row.shape_text += ", " + std::to_string(shape().max_sequences) + " sequences";
   }
-  void finish(Row& row) const override {
-    row.shape["tflops"] = 1e-9 * operations() / median(row.milliseconds);
-  }
-
-  /// Of both products, without what the masks hide.
-  double operations() const {
-    double pairs = 0;
+  /// Without what the masks hide.
+  double pairs() const override {
+    const kernels::AttentionWindow window{
+        static_cast<std::int32_t>(shape().window_left),
+        shape().causal ? 0 : static_cast<std::int32_t>(shape().window_right)};
+    double all = 0;
     for (std::size_t i = 0; i + 1 < lengths_.size(); ++i) {
       const std::int32_t length = lengths_[i + 1] - lengths_[i];
       for (std::int32_t query = 0; query < length; ++query) {
-        const auto keys = kernels::attention_window_keys({0, length, 0, length}, window(), query, query + 1);
-        pairs += keys.end - keys.first;
+        const auto keys = kernels::attention_window_keys({0, length, 0, length}, window, query, query + 1);
+        all += keys.end - keys.first;
       }
     }
-    return 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim);
-  }
-  kernels::AttentionWindow window() const {
-    return {static_cast<std::int32_t>(shape_.window_left),
-            shape_.causal ? 0 : static_cast<std::int32_t>(shape_.window_right)};
+    return all;
   }
 
-  GpuVarlenCase& of(int set) { return operands_[static_cast<std::size_t>(set)]; }
+  Case& of(int set) { return operands_[static_cast<std::size_t>(set)]; }
 
   const std::vector<std::int32_t> lengths_;
-  AttentionShape shape_;
-  std::optional<Attention> op_;
-  std::vector<GpuVarlenCase> operands_;
+  std::optional<Attention> forward_;
+  std::optional<AttentionBackward> backward_;
+  std::vector<Case> operands_;
 };
+
+template <class Case>
+Result<Row> measured(Group& group, const AttentionShape& shape, const std::vector<std::int32_t>& lengths,
+                     const OpCudaOptions& options) {
+  VarlenMeasurement<Case> measurement(group, lengths, options);
+  MK_RETURN_IF_ERROR(measurement.prepare(shape));
+  return measurement.measure();
+}
 
 }  // namespace
 
-Result<Row> measure_varlen_cuda(Group& group, const AttentionShape& shape,
+Result<Row> measure_varlen_cuda(Group& group, OpKind kind, const AttentionShape& shape,
                                 const std::vector<std::int32_t>& lengths, const OpCudaOptions& options) {
-  VarlenMeasurement measurement(group, lengths, options);
-  MK_RETURN_IF_ERROR(measurement.prepare(shape));
-  return measurement.measure();
+  return kind == OpKind::kAttention ? measured<GpuVarlenCase>(group, shape, lengths, options)
+                                    : measured<GpuVarlenBackwardCase>(group, shape, lengths, options);
 }
 
 }  // namespace mkernel::bench

@@ -37,7 +37,7 @@ void add_shape_options(CLI::App* op, OpOptions* o) {
   op->add_flag("--causal", o->causal);
   op->add_option(
         "--cu-seqlens", o->cu_seqlens,
-        "attention on the cuda executor: 0,512,700,... where sequences of different lengths begin and "
+        "attention and attention_backward on the cuda executor: 0,512,700,... where sequences of different lengths begin and "
         "end, instead of --batch and --sequence")
       ->delimiter(',');
   op->add_option("--window-left", o->window_left, "with --cu-seqlens: keys before a query's own; -1: all")

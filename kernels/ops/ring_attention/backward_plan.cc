@@ -1,5 +1,6 @@
 #include "kernels/ops/ring_attention/backward_plan.h"
 
+#include "kernels/ops/ring_attention/attention_slots.h"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -33,6 +34,15 @@ Status AttentionBackwardPlan::check_on_gpu() const {
 
 std::string AttentionBackwardPlan::signature() const {
   return attention_signature(kKind, shape);
+}
+
+AttentionBackwardTaskList AttentionBackwardPlan::list() const {
+  return {static_cast<std::int32_t>(shape.kv_heads), static_cast<std::int32_t>(group()),
+          static_cast<std::int32_t>(shape.head_dim), shape.causal};
+}
+
+std::vector<AttentionBackwardSlot> AttentionBackwardPlan::slots(const AttentionLengths& lengths) const {
+  return attention_slots(list(), lengths);
 }
 
 AttentionBackwardTasks AttentionBackwardPlan::tasks() const {

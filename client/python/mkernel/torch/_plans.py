@@ -86,8 +86,8 @@ class GroupedKey(NamedTuple):
 
 
 class AttentionKey(NamedTuple):
-    """What makes an attention operation. The fields of the group's methods, of which attention() alone has `max_sequences`, and those of
-    ring attention have no `keys`."""
+    """What makes an attention operation. The fields of the group's methods, of which those of a rank alone have `keys` and
+    `max_sequences`."""
 
     kind: str
     batch: int

@@ -92,7 +92,7 @@ def values():
                     seed += 100
                     sequences = Sequences(seed, lengths, split, behind, causal=causal, heads=heads, dtype=dtype, with_lse=seed % 200 == 0)
                     changed = attended(sequences, zigzag, name, causal)
-                    assert changed["launches"] == 1 and set(changed) <= {NAME, "launches", "plans_created", "plans_hit"}, changed
+                    assert changed["launches"] == 1 and set(changed) <= {NAME, "launches", "plans_created", "plans_hit", "plans_evicted"}, changed
         sequences = Sequences(seed + 50, (5, 1, 7) if split == "contiguous" else (2, 12), split, causal=causal, scale=0.3)
         attended(sequences, zigzag, name, causal, 0.3)
     told = mkernel.torch.counters()

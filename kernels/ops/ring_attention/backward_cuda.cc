@@ -29,10 +29,11 @@ constexpr OpKind kKind = OpKind::kAttentionBackward;
 class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArguments> {
  public:
   CudaAttentionBackward(AttentionBackwardPlan plan, const Machine& machine, const Topology& topology,
-                        std::uint32_t rank)
+                        std::uint32_t rank, bool later_keys_upwards)
       : CudaOperation(kKind, name_of(kKind), topology, rank),
         plan_(std::move(plan)),
         sms_(machine.sms),
+        later_keys_upwards_(later_keys_upwards),
         expected_seconds_(estimated_seconds(plan_, machine)) {}
 
   std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
@@ -48,6 +49,7 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
     parameters_ = attention_backward_parameters(plan_, memory_.get());
+    if (later_keys_upwards_) parameters_.tasks = plan_.tasks(sms_);
     return encode_packed_attention_map(kKind, backward_rows_view(parameters_), "rows", parameters_.row_map);
   }
 
@@ -75,6 +77,7 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
 
   const AttentionBackwardPlan plan_;
   const std::int32_t sms_;
+  const bool later_keys_upwards_;
   const double expected_seconds_;
   DeviceBuffer memory_;
   AttentionBackwardParameters parameters_{};  ///< without the operands of a launch
@@ -98,7 +101,7 @@ Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_attention_back
         return attention_backward_kernel_of<kHeadDim, kCausal, kType>();
       });
   std::unique_ptr<CudaAttentionBackwardOperation> made =
-      std::make_unique<CudaAttentionBackward>(std::move(*plan), *machine, topology, rank);
+      std::make_unique<CudaAttentionBackward>(std::move(*plan), *machine, topology, rank, options.later_keys_upwards);
   MK_RETURN_IF_ERROR(made->load(kernel, *machine));
   return made;
 }

@@ -45,7 +45,7 @@ std::vector<AttentionBackwardSlot> AttentionBackwardPlan::slots(const AttentionL
   return attention_slots(list(), lengths);
 }
 
-AttentionBackwardTasks AttentionBackwardPlan::tasks() const {
+AttentionBackwardTasks AttentionBackwardPlan::tasks(std::int32_t ctas) const {
   const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
   return {narrow(shape.batch),
           narrow(shape.heads),
@@ -53,7 +53,8 @@ AttentionBackwardTasks AttentionBackwardPlan::tasks() const {
           narrow(shape.sequence),
           narrow(shape.keys),
           narrow(shape.head_dim),
-          shape.causal};
+          shape.causal,
+          ctas};
 }
 
 Status AttentionBackwardPlan::check(const AttentionBackwardArguments& arguments) const {

@@ -56,7 +56,7 @@ struct AttentionBackwardPlan {
   AttentionBackwardTaskList list() const;
   std::vector<AttentionBackwardSlot> slots(const AttentionLengths& lengths) const;
   /// Of a plan that check_on_gpu() takes, and whose sequences are not packed.
-  AttentionBackwardTasks tasks() const;
+  AttentionBackwardTasks tasks(std::int32_t ctas = 0) const;
 };
 
 }  // namespace mkernel::kernels

@@ -10,10 +10,11 @@
 namespace mkernel::bench {
 
 class AttentionMeasurement : public OpMeasurement {
- protected:
+ public:
   AttentionMeasurement(Group& group, OpKind kind, const OpCudaOptions& options)
       : OpMeasurement(group, options), kind_(kind) {}
 
+ protected:
   OpKind kind() const { return kind_; }
   /// Of the operation, with `keys` filled in.
   const AttentionShape& shape() const { return shape_; }

@@ -46,12 +46,18 @@ class VarlenMeasurement final : public AttentionMeasurement {
   static constexpr bool kBackward = std::is_same_v<Case, GpuVarlenBackwardCase>;
 
   Planned& operation() override {
-    if constexpr (kBackward) return *backward_;
-    return *forward_;
+    if constexpr (kBackward) {
+      return *backward_;
+    } else {
+      return *forward_;
+    }
   }
   Status enqueue(int set, const ExecutorOptions& options) override {
-    if constexpr (kBackward) return backward_->enqueue(of(set).arguments(), stream().get(), options);
-    return forward_->enqueue(of(set).arguments(), stream().get(), options);
+    if constexpr (kBackward) {
+      return backward_->enqueue(of(set).arguments(), stream().get(), options);
+    } else {
+      return forward_->enqueue(of(set).arguments(), stream().get(), options);
+    }
   }
   Status fill(int set, std::uint64_t iteration) override {
     MK_RETURN_IF_ERROR(of(set).fill(seed(iteration), stream().get()));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/plan/attention_tasks.h"
 #include "proto/abi/host_device.h"
@@ -116,6 +117,12 @@ MK_HOST_DEVICE constexpr std::int32_t attention_backward_fewest_heads(bool share
 /// order of all sections: walking upwards, the next task would come to a tile only after two tiles of all
 /// these heads, when the L2 does not hold it any more.
 ///
+/// Where `ctas` is given and a section that begins with the first keys has just two tasks for each of them, the
+/// second half of its tiles walks upwards. CTAs take these tasks one by one as the long ones end, some 15 steps
+/// apart where eight heads share keys, which is too far for the L2 when all begin at the last tile. Upwards
+/// each begins at its own diagonal, about as far ahead of the one before, and they come to a tile at the same
+/// time. The order of adds is the same. With other numbers of tasks the halves would wait for each other.
+///
 /// A section has one or two tasks per multiprocessor at least, also where the queries of its heads do not fit
 /// the L2 together: tasks of a head that run at the same time read the same tiles of queries at about the
 /// same time.
@@ -125,21 +132,25 @@ class AttentionBackwardTasks {
     std::int32_t batch = 0;
     std::int32_t kv_head = 0;
     std::int32_t tile = 0;  ///< of the keys
-    bool downwards = false;
+    bool downwards = false;  ///< the section begins with the first keys; so walks are downwards, but for these
   };
   using Walk = AttentionBackwardWalk;
 
   AttentionBackwardTasks() = default;
-  /// `heads` % `kv_heads` == 0; `keys` > 0.
+  /// `heads` % `kv_heads` == 0; `keys` > 0. `ctas`: that take tasks; 0: of a section that begins with the
+  /// first keys all walk downwards.
   AttentionBackwardTasks(std::int32_t batch, std::int32_t heads, std::int32_t kv_heads, std::int32_t queries,
-                         std::int32_t keys, std::int32_t head_dim, bool causal)
+                         std::int32_t keys, std::int32_t head_dim, bool causal, std::int32_t ctas = 0)
       : order_(batch, kv_heads, kv_heads, key_tiles(keys),
                attention_backward_query_bytes(heads / kv_heads, queries, head_dim),
                attention_backward_fewest_heads(heads > kv_heads, key_tiles(keys))),
         tiles_{queries, keys, causal},
         downwards_from_(!causal            ? order_.tasks()
                         : heads > kv_heads ? 0
-                                           : order_.last_section()) {}
+                                           : order_.last_section()) {
+    const std::int32_t tiles = key_tiles(keys), section = tiles * order_.section_heads();
+    if (section <= 2 * ctas && 8 * section >= 15 * ctas) upwards_from_ = tiles / 2;
+  }
 
   MK_HOST_DEVICE std::int32_t tasks() const { return order_.tasks(); }
   MK_HOST_DEVICE Place place(std::int32_t task) const {
@@ -149,7 +160,7 @@ class AttentionBackwardTasks {
     return {place.batch, place.head, downwards ? last - place.tile : place.tile, downwards};
   }
   MK_HOST_DEVICE Walk walk(const Place& place) const {
-    return tiles_.walk(place.tile, place.downwards);
+    return tiles_.walk(place.tile, place.downwards && place.tile < upwards_from_);
   }
   /// How many tiles of keys add to the gradient of a tile of queries before this one does.
   MK_HOST_DEVICE std::int32_t turn(const Place& place, std::int32_t query_tile) const {
@@ -168,7 +179,8 @@ class AttentionBackwardTasks {
  private:
   AttentionTasks order_;  ///< with tiles of keys in place of queries
   AttentionBackwardTiles tiles_;
-  std::int32_t downwards_from_ = 0;  ///< the first task that walks downwards
+  std::int32_t downwards_from_ = 0;  ///< the first task of a section that begins with the first keys
+  std::int32_t upwards_from_ = std::numeric_limits<std::int32_t>::max();  ///< tile of keys of such a section
 };
 
 }  // namespace mkernel::kernels

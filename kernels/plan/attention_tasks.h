@@ -90,6 +90,8 @@ class AttentionTasks {
   }
 
   MK_HOST_DEVICE std::int32_t tasks() const { return all_heads_ * tiles_; }
+  /// Of all sections but the last, which may have fewer.
+  std::int32_t section_heads() const { return section_heads_; }
   /// Where the tasks of the last section begin.
   MK_HOST_DEVICE std::int32_t last_section() const { return tasks() - last_heads_ * tiles_; }
   MK_HOST_DEVICE Place place(std::int32_t task) const {

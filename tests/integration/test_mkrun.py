@@ -199,10 +199,33 @@ class Mkrun(ClusterTest):
             self.close(out, wanted, 5e-3)
             np.testing.assert_allclose(np.load(lse.format(rank=rank)), sums, atol=5e-3, rtol=5e-3)
 
+    def test_packed_backward_pass_of_every_rank(self):
+        self.start_nodes(2)
+        heads, kv_heads, dim = 4, 2, 32
+        ends = np.cumsum([0, 5, 0, 30, 7])
+        q, d_o = (self.values(ends[-1], heads, dim).astype(np.float16) for _ in range(2))
+        k, v = (self.values(ends[-1], kv_heads, dim).astype(np.float16) for _ in range(2))
+        o, lse = np.zeros(q.shape, np.float16), np.zeros((heads, len(q)), np.float32)
+        wanted = [np.zeros(t.shape) for t in (q, k, v)]
+        for rows in (slice(*ends[i:i + 2]) for i in range(len(ends) - 1) if ends[i] < ends[i + 1]):
+            o[rows], lse[:, rows] = causal_attention(q[rows], k[rows], v[rows])
+            found = causal_gradients(*(t[None, rows] for t in (q, k, v, o, d_o)), lse[None, :, rows])
+            for gradient, of_sequence in zip(wanted, found):
+                gradient[rows] = of_sequence[0]
+        gradients = [str(self.folder / (name + ".{rank}.npy")) for name in ("dk", "dv")]
+        files = [x for name, t in (("q", q), ("k", k), ("v", v), ("o", o), ("d-o", d_o))
+                 for x in ("--" + name, self.save(name, [t] * WORLD, np.float16))]
+        outs = self.run_ranks("attention_backward", "--dtype", "f16", "--causal", *files, "--lse", self.save("lse", [lse] * WORLD),
+                              "--cu-seqlens", self.save("cu", [ends] * WORLD, np.int32), "--d-k", gradients[0], "--d-v", gradients[1])
+        for rank, out in enumerate(outs):
+            for gradient, expected in zip((out, *(np.load(path.format(rank=rank)) for path in gradients)), wanted):
+                self.close(gradient, expected, 5e-3)
+
     def test_what_other_operations_do_not_have(self):
         self.start_nodes(1)
-        for flags, text in ((["--lse", "x.npy"], "--lse: only attention"), (["--cu-seqlens", "x.npy"], "--cu-seqlens: only attention or ring_attention"),
-                            (["--cu-seqlens-k", "x.npy"], "--cu-seqlens-k: only attention"),
+        for flags, text in ((["--lse", "x.npy"], "--lse: only attention"),
+                            (["--cu-seqlens", "x.npy"], "--cu-seqlens: only attention, attention_backward or ring_attention"),
+                            (["--cu-seqlens-k", "x.npy"], "--cu-seqlens-k: only attention or attention_backward"),
                             (["--d-o", "x.npy"], "--d-o: only a backward pass has it, not gemm_ar"),
                             (["--device", "0"], "--device is of --executor cuda")):
             process = self.spawn(BIN / "mkrun", "gemm_ar", "--group", "bad", "--world-size", "1", "--rank", "0", "--daemon",

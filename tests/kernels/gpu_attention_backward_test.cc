@@ -2,6 +2,7 @@
 // element against fp64, launches queued and replayed by graphs, the same bits every time.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -133,6 +134,38 @@ TEST_CASE("attention backward: few multiprocessors compute the same bits as all 
   all.run_checked(1);
   few.run_checked(1);
   CHECK(all.digest() == few.digest());
+}
+
+TEST_CASE("attention backward: the later keys upwards, and what that takes" * doctest::skip()) {
+  if (!peers_or_skip(1)) return;
+  constexpr int kLaunches = 20;
+  for (const AttentionShape& shape :
+       {AttentionShape{.batch = 1, .sequence = 8192, .heads = 64, .kv_heads = 8, .head_dim = 128},
+        {.batch = 1, .sequence = 16384, .heads = 64, .kv_heads = 8, .head_dim = 128},
+        {.batch = 2, .sequence = 8192, .heads = 32, .kv_heads = 8, .head_dim = 128},
+        {.batch = 1, .sequence = 8192, .heads = 64, .kv_heads = 8, .head_dim = 64}}) {
+    AttentionShape causal = shape;
+    causal.causal = true;
+    BackwardRank all_downwards(causal), later_upwards(causal, {.later_keys_upwards = true});
+    double best[2] = {1e9, 1e9};
+    for (int round = 0; round < 5; ++round) {
+      int which = 0;
+      for (BackwardRank* rank : {&all_downwards, &later_upwards}) {
+        rank->fill(1, 1);
+        require_ok(rank->enqueue());
+        require_ok(rank->stream().synchronize());
+        const auto begin = std::chrono::steady_clock::now();
+        for (int i = 0; i < kLaunches; ++i) require_ok(rank->enqueue());
+        require_ok(rank->stream().synchronize());
+        const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+        best[which] = std::min(best[which], took.count() / kLaunches);
+        ++which;
+        rank->verify(256);
+      }
+    }
+    MESSAGE(all_downwards.operation().signature() << ": all downwards " << best[0] << " ms, later keys upwards "
+                                                  << best[1] << " ms");
+  }
 }
 
 TEST_CASE("attention backward: a group that failed ends the launches, with the group's reason") {

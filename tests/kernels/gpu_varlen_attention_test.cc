@@ -101,17 +101,6 @@ constexpr AttentionShape kRagged{.batch = 1,
                                  .keys = 1030,
                                  .max_sequences = 11};
 
-/// So many sequences, of at most `most` queries and keys, some without any.
-SequenceLengths many_lengths(std::int32_t count, std::int32_t most, std::uint32_t seed) {
-  std::vector<std::int32_t> queries, keys;
-  for (std::int32_t i = 0; i < count; ++i) {
-    const auto random = [&] { return static_cast<std::int32_t>((seed = seed * 1664525 + 1013904223) >> 8); };
-    queries.push_back(i % 7 == 3 ? 0 : random() % (most + 1));
-    keys.push_back(i % 11 == 5 ? 0 : random() % (most + 1));
-  }
-  return sequence_lengths(queries, keys, count);
-}
-
 }  // namespace
 
 TEST_CASE("varlen attention: ragged sequences small enough for tools that watch every access") {

@@ -1,5 +1,5 @@
-// Attention of sequences of different lengths, and sliding windows, on the cpu executor: every element
-// against fp64, lengths and shapes that are refused.
+// Attention of sequences of different lengths, its backward pass, and sliding windows, on the cpu executor:
+// every element against fp64, lengths and shapes that are refused.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -12,6 +12,7 @@
 #include "tests/support/fake_fabric.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/support/varlen_backward_reference.h"
 #include "tests/support/varlen_reference.h"
 
 namespace mkernel::test {
@@ -59,6 +60,44 @@ class Varlen {
   std::vector<float> lse_;
   FakeFabric fabric_{{}};
   const std::unique_ptr<AttentionOperation> operation_;
+};
+
+/// The backward pass of a rank alone, with operands of these lengths.
+class VarlenBackward {
+ public:
+  VarlenBackward(const AttentionShape& shape, const SequenceLengths& lengths)
+      : shape_(shape),
+        tensors_(random_varlen_backward(shape, lengths, 1, 2)),
+        operation_(
+            require(kernels::make_attention_backward(OpKind::kAttentionBackward, shape, fabric_.group(0)))) {
+    require_ok(operation_->bind(fabric_.group(0), {}, {}, 0));
+  }
+
+  AttentionBackwardOperation& operation() { return *operation_; }
+  AttentionBackwardArguments arguments(const SequenceLengths& lengths) {
+    AttentionBackwardArguments made = backward_arguments(tensors_, gradients_);
+    made.cu_seqlens_q = lengths.q.data();
+    made.cu_seqlens_k = lengths.k.data();
+    return made;
+  }
+  Status run(const SequenceLengths& lengths, int threads = 2) {
+    gradients_ = poisoned_gradients(shape_);
+    return operation_->run(arguments(lengths), {.compute_threads = threads});
+  }
+  const AttentionGradients& check(const SequenceLengths& lengths, int threads) {
+    CAPTURE(operation_->signature());
+    require_ok(run(lengths, threads));
+    CHECK(wrong_varlen_gradients(shape_, lengths, tensors_, gradients_, Weights::kFp32) == 0);
+    return gradients_;
+  }
+  bool nothing_is_written() const { return gradients_ == poisoned_gradients(shape_); }
+
+ private:
+  const AttentionShape shape_;
+  const AttentionBackwardTensors tensors_;
+  AttentionGradients gradients_;
+  FakeFabric fabric_{{}};
+  const std::unique_ptr<AttentionBackwardOperation> operation_;
 };
 
 }  // namespace
@@ -123,6 +162,51 @@ TEST_CASE("varlen attention: shapes that no launch can take are refused by name"
   shape.max_sequences = 0;
   shape.window_left = 5;
   CHECK(refusal(shape, OpKind::kRingAttention) == "ring_attention: window_left = 5, but it must be -1");
+}
+
+TEST_CASE("varlen attention backward: ragged sequences, both masks and types, any number of threads") {
+  for (const bool causal : {false, true}) {
+    AttentionShape shape = kRagged;
+    shape.causal = causal;
+    shape.dtype = causal ? DataType::kF16 : DataType::kBf16;
+    const SequenceLengths lengths = ragged_lengths(11);
+    VarlenBackward rank(shape, lengths);
+    const AttentionGradients first = rank.check(lengths, 1);
+    rank.check(sequence_lengths({}, {1, 0, 700}, 11), 2);  // keys alone: zeros
+    require_ok(rank.run(sequence_lengths({}, {}, 11)));
+    CHECK(rank.nothing_is_written());
+    CHECK(rank.check(lengths, 3) == first);
+  }
+}
+
+TEST_CASE("varlen attention backward: bad lengths and windows are refused by name, and the next launch comes") {
+  const SequenceLengths good = ragged_lengths(11);
+  VarlenBackward rank(kRagged, good);
+  SequenceLengths bad = good;
+  bad.q[3] = 4;
+  CHECK(rank.run(bad).to_string() ==
+        "INVALID_ARGUMENT: attention_backward: cu_seqlens_q[3] = 4, but it must be 5..760");
+  CHECK(rank.operation().refused());
+  CHECK(rank.nothing_is_written());
+  rank.check(good, 2);
+  CHECK_FALSE(rank.operation().refused());
+  AttentionBackwardArguments none = rank.arguments(good);
+  none.cu_seqlens_k = nullptr;
+  CHECK(rank.operation().run(none, {}).text() ==
+        "attention_backward: cu_seqlens_k is null, but max_sequences = 11");
+
+  FakeFabric fabric({});
+  const auto refusal = [&](const AttentionShape& shape, OpKind kind) {
+    return kernels::make_attention_backward(kind, shape, fabric.group(0)).status().text();
+  };
+  AttentionShape shape = kRagged;
+  shape.window_left = 7;
+  CHECK(refusal(shape, OpKind::kAttentionBackward) ==
+        "attention_backward: window_left = 7, but it must be -1");
+  shape = kRagged;
+  shape.keys = 0;
+  CHECK(refusal(shape, OpKind::kRingAttentionBackward) ==
+        "ring_attention_backward: max_sequences = 11, but it must be 0");
 }
 
 }  // namespace mkernel::test

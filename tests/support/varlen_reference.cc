@@ -78,6 +78,16 @@ std::vector<std::int32_t> ragged_ring_lengths(std::int64_t max_sequences) {
   return sums({6, 0, 130, 2, 128, 78, 0, 300, 106}, max_sequences);
 }
 
+SequenceLengths many_lengths(std::int32_t count, std::int32_t most, std::uint32_t seed) {
+  std::vector<std::int32_t> queries, keys;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const auto random = [&] { return static_cast<std::int32_t>((seed = seed * 1664525 + 1013904223) >> 8); };
+    queries.push_back(i % 7 == 3 ? 0 : random() % (most + 1));
+    keys.push_back(i % 11 == 5 ? 0 : random() % (most + 1));
+  }
+  return sequence_lengths(queries, keys, count);
+}
+
 std::size_t wrong_varlen(const AttentionShape& shape, const SequenceLengths& lengths,
                          const AttentionTensors& tensors, const std::vector<std::uint16_t>& out,
                          const std::vector<float>& lse, Weights weights) {

@@ -24,6 +24,9 @@ SequenceLengths sequence_lengths(const std::vector<std::int32_t>& queries,
 /// queries and 1,025 keys.
 SequenceLengths ragged_lengths(std::int64_t max_sequences);
 
+/// So many sequences, of at most `most` queries and keys, some without any.
+SequenceLengths many_lengths(std::int32_t count, std::int32_t most, std::uint32_t seed);
+
 /// Outputs, log-sum-exps among them unless there are none, that are farther from the reference than `weights`
 /// explain, and rows behind the last sequence that are not poison any more. `tensors`, `out` and `lse`:
 /// packed.

@@ -31,6 +31,7 @@ template <typename T>
 struct Problem {
   const T *q, *k, *v, *out, *d_out, *d_q, *d_k, *d_v;
   const float* lse;
+  std::int64_t lse_stride;  ///< from one head to the next
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
   bool causal;
   double scale, unit;
@@ -134,7 +135,7 @@ __global__ __launch_bounds__(kThreads) void check_queries(const Problem<T> p, Di
   const std::int64_t row = index % p.held_queries.rows, head = index / p.held_queries.rows % p.heads;
   const std::int64_t batch = index / p.held_queries.rows / p.heads, kv_head = head / (p.heads / p.kv_heads);
   const std::int64_t query = p.held_queries.position(row);
-  const double lse = p.lse[(batch * p.heads + head) * p.queries + query];
+  const double lse = p.lse[(batch * p.heads + head) * p.lse_stride + query];
   const std::int64_t at = p.query_at(batch, head, query), i = threadIdx.x;
   // The last query stands where the last key does.
   const std::int64_t seen = p.causal ? query + 1 + p.keys - p.queries : p.keys;
@@ -160,7 +161,7 @@ __global__ __launch_bounds__(kThreads) void check_keys(const Problem<T> p, Diffe
   const std::int64_t first = p.causal ? max(key + p.queries - p.keys, std::int64_t{0}) : 0;
   Sum d_k, d_v;
   for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    const float* lse = p.lse + (batch * p.heads + head) * p.queries;
+    const float* lse = p.lse + (batch * p.heads + head) * p.lse_stride;
     for_pairs(
         first, p.queries,
         [&](std::int64_t query) { return pair_of(p, p.query_at(batch, head, query), at, lse[query]); },
@@ -188,7 +189,7 @@ Rounding rounding_of_partials(const GradientRows& rows, DataType type) {
 template <typename T>
 void launch_check(const AttentionBackwardArguments& arguments, const AttentionShape& shape,
                   const GradientRows& rows, std::int64_t step, Differences* differences,
-                  cudaStream_t stream) {
+                  cudaStream_t stream, std::int64_t lse_stride) {
   const auto of = [](const void* tensor) { return static_cast<const T*>(tensor); };
   const Problem<T> p{
       .q = of(arguments.q),
@@ -200,6 +201,7 @@ void launch_check(const AttentionBackwardArguments& arguments, const AttentionSh
       .d_k = of(arguments.d_k),
       .d_v = of(arguments.d_v),
       .lse = arguments.lse,
+      .lse_stride = lse_stride > 0 ? lse_stride : shape.sequence,
       .batch = shape.batch,
       .queries = shape.sequence,
       .keys = shape.keys,
@@ -225,12 +227,13 @@ void launch_check(const AttentionBackwardArguments& arguments, const AttentionSh
 
 Result<ProductCheck> check_attention_backward(const AttentionBackwardArguments& arguments,
                                               const AttentionShape& shape, const GradientRows& rows,
-                                              std::int64_t step, CUstream_st* stream) {
+                                              std::int64_t step, CUstream_st* stream,
+                                              std::int64_t lse_stride) {
   return counted_differences(stream, [&](Differences* differences) {
     if (shape.dtype == DataType::kBf16) {
-      launch_check<__nv_bfloat16>(arguments, shape, rows, step, differences, stream);
+      launch_check<__nv_bfloat16>(arguments, shape, rows, step, differences, stream, lse_stride);
     } else {
-      launch_check<__half>(arguments, shape, rows, step, differences, stream);
+      launch_check<__half>(arguments, shape, rows, step, differences, stream, lse_stride);
     }
   });
 }

@@ -126,11 +126,7 @@ Result<ProductCheck> GpuVarlenCase::check(const Lengths& q, const Lengths& k, st
                                       static_cast<float*>(lse_.get()) + q[i]};
     auto check = check_attention(operands, one, positions(queries, keys), step, stream, shape_.sequence);
     if (!check.ok()) return check;
-    if (check->wrong > 0) all.first_wrong = check->first_wrong + q[i] * one.heads * one.head_dim;
-    all.elements += check->elements;
-    all.wrong += check->wrong;
-    all.relative_error = std::max(all.relative_error, check->relative_error);
-    all.worst = std::max(all.worst, check->worst);
+    add_check(*check, q[i] * one.heads * one.head_dim, all);
   }
   return all;
 }
@@ -144,10 +140,21 @@ Result<std::uint64_t> GpuVarlenCase::digest(CUstream_st* stream) const {
 }
 
 Result<std::uint64_t> GpuVarlenCase::written_from(std::int64_t first, CUstream_st* stream) const {
-  const std::int64_t width = shape_.heads * shape_.head_dim;
-  std::vector<std::uint16_t> rest(static_cast<std::size_t>((shape_.sequence - first) * width));
+  return written_behind(out_, static_cast<std::uint64_t>(first * shape_.heads * bytes_of_head(shape_)), stream);
+}
+
+void add_check(const ProductCheck& one, std::int64_t first, ProductCheck& all) {
+  if (one.wrong > 0) all.first_wrong = one.first_wrong + first;
+  all.elements += one.elements;
+  all.wrong += one.wrong;
+  all.relative_error = std::max(all.relative_error, one.relative_error);
+  all.worst = std::max(all.worst, one.worst);
+}
+
+Result<std::uint64_t> written_behind(const GpuBuffer& buffer, std::uint64_t bytes, CUstream_st* stream) {
+  std::vector<std::uint16_t> rest((buffer.bytes() - bytes) / sizeof(std::uint16_t));
   if (rest.empty()) return std::uint64_t{0};
-  MK_RETURN_IF_ERROR(copy_operand(rest.data(), static_cast<const std::uint16_t*>(out_.get()) + first * width,
+  MK_RETURN_IF_ERROR(copy_operand(rest.data(), static_cast<const std::byte*>(buffer.get()) + bytes,
                                   rest.size() * sizeof(rest[0]), stream));
   MK_RETURN_IF_ERROR(kernels::cuda_status(cudaStreamSynchronize(stream), "outputs of attention"));
   return static_cast<std::uint64_t>(

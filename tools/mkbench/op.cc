@@ -235,7 +235,9 @@ Result<std::vector<Row>> run_on_gpu(Group& group, const OpOptions& o) {
   }
   for (const OpKind kind : {OpKind::kAttentionBackward, OpKind::kRingAttentionBackward}) {
     if (o.op != to_string(kind)) continue;
-    auto row = measure_backward_cuda(group, kind, attention_shape(o), cuda_options(o));
+    auto row = o.cu_seqlens.empty()
+                   ? measure_backward_cuda(group, kind, attention_shape(o), cuda_options(o))
+                   : measure_varlen_cuda(group, kind, attention_shape(o), o.cu_seqlens, cuda_options(o));
     if (!row.ok()) return row.status();
     return std::vector{std::move(*row)};
   }
@@ -313,10 +315,12 @@ void add_op(CLI::App& app, int& status) {
       throw CLI::ValidationError("--baseline", "only of the operations around a GEMM, with --executor cuda");
     if (!o->trace.empty() && (!o->preset.empty() || o->shapes.size() > 1))
       throw CLI::ValidationError("--trace", "one operation of one shape");
-    const bool packs = o->op == to_string(OpKind::kAttention) || o->op == to_string(OpKind::kRingAttention);
+    const bool packs = o->op == to_string(OpKind::kAttention) || o->op == to_string(OpKind::kAttentionBackward) ||
+                       o->op == to_string(OpKind::kRingAttention);
     if (!o->cu_seqlens.empty() && (o->executor != Executor::kCuda || !packs || o->cu_seqlens.size() < 2)) {
       throw CLI::ValidationError("--cu-seqlens",
-                                 "two numbers at least, of attention or ring_attention with --executor cuda");
+                                 "two numbers at least, of attention, attention_backward or ring_attention with "
+                                 "--executor cuda");
     }
     if (o->cu_seqlens.empty() && (o->window_left != -1 || o->window_right != -1))
       throw CLI::ValidationError("--window-left, --window-right", "only with --cu-seqlens");

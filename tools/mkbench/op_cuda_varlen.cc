@@ -1,39 +1,44 @@
-// Attention of sequences of different lengths, of a rank alone and over all ranks, on the cuda executor; see
-// op_cuda.h.
-#include <algorithm>
+// Attention of sequences of different lengths, of a rank alone and over all ranks, and its backward pass, on the
+// cuda executor; see op_cuda.h.
 #include <optional>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kernels/plan/attention_sequences.h"
+#include "tools/mkbench/gpu_varlen_backward_case.h"
 #include "tools/mkbench/gpu_varlen_case.h"
+#include "tools/mkbench/op_attention_measurement.h"
 #include "tools/mkbench/op_cuda.h"
-#include "tools/mkbench/op_measurement.h"
-#include "tools/mkbench/random.h"
-#include "tools/mkbench/report.h"
-#include "tools/mkbench/workload.h"
 
 namespace mkernel::bench {
 namespace {
 
-class VarlenMeasurement final : public OpMeasurement {
+/// `Case`: GpuVarlenCase or GpuVarlenBackwardCase.
+template <class Case>
+class VarlenMeasurement final : public AttentionMeasurement {
  public:
   VarlenMeasurement(Group& group, OpKind kind, std::vector<std::int32_t> lengths,
                     const OpCudaOptions& options)
-      : OpMeasurement(group, options), kind_(kind), lengths_(std::move(lengths)) {}
+      : AttentionMeasurement(group, kind, options), lengths_(std::move(lengths)) {}
 
-  Status prepare(const AttentionShape& shape) {
+  Status prepare(const AttentionShape& given) {
     MK_RETURN_IF_ERROR(begin());
-    shape_ = shape;
-    const bool alone = kind_ == OpKind::kAttention;
-    world_ = alone ? 1 : group().world_size();
-    shape_.sequence *= world_;
-    auto op = alone ? group().attention(shape_, Executor::kCuda, options().plan)
-                    : group().ring_attention(shape_, Executor::kCuda, options().plan);
-    if (!op.ok()) return op.status();
-    op_ = std::move(*op);
+    AttentionShape whole = given;
+    whole.sequence *= world();
+    set_shape(whole);
+    auto forward = is_alone() ? group().attention(whole, Executor::kCuda, options().plan)
+                              : group().ring_attention(whole, Executor::kCuda, options().plan);
+    if (!forward.ok()) return forward.status();
+    forward_ = std::move(*forward);
+    if constexpr (kBackward) {
+      auto op = group().attention_backward(whole, Executor::kCuda, options().plan);
+      if (!op.ok()) return op.status();
+      backward_ = std::move(*op);
+    }
     for (int set = 0; set < sets(); ++set) {
-      auto operands = GpuVarlenCase::make(shape_, world_, alone ? 0 : group().rank());
+      auto operands = make_operands(whole);
       if (!operands.ok()) return operands.status();
       MK_RETURN_IF_ERROR(operands->set_lengths(lengths_, lengths_, stream().get()));
       operands_.push_back(std::move(*operands));
@@ -42,69 +47,85 @@ class VarlenMeasurement final : public OpMeasurement {
   }
 
  private:
-  Planned& operation() override { return *op_; }
-  Status enqueue(int set, const ExecutorOptions& options) override {
-    return op_->enqueue(of(set).arguments(), stream().get(), options);
+  static constexpr bool kBackward = std::is_same_v<Case, GpuVarlenBackwardCase>;
+
+  Result<Case> make_operands(const AttentionShape& whole) {
+    if constexpr (kBackward) {
+      return Case::make(whole);
+    } else {
+      return Case::make(whole, world(), is_alone() ? 0 : group().rank());
+    }
   }
-  int sets() const override { return std::min(options().iterations, kMostPerRound / 4) + 1; }
+  Planned& operation() override {
+    if constexpr (kBackward) {
+      return *backward_;
+    } else {
+      return *forward_;
+    }
+  }
+  Status enqueue(int set, const ExecutorOptions& options) override {
+    if constexpr (kBackward) {
+      return backward_->enqueue(of(set).arguments(), stream().get(), options);
+    } else {
+      return forward_->enqueue(of(set).arguments(), stream().get(), options);
+    }
+  }
   Status fill(int set, std::uint64_t iteration) override {
-    // A rank alone has inputs of its own.
-    const std::uint64_t rank = kind_ == OpKind::kAttention ? group().rank() : 0;
-    return of(set).fill(seed_of(static_cast<std::uint64_t>(kind_), iteration, rank, 0), stream().get());
+    MK_RETURN_IF_ERROR(of(set).fill(seed(iteration), stream().get()));
+    // What attention makes of the inputs is among those of its backward pass.
+    if constexpr (kBackward) return forward_->enqueue(of(set).forward(), stream().get(), options().executor);
+    return {};
   }
   Result<Outcome> judge(int set) override {
-    // All queries of small shapes; of large ones some thousands, of all heads.
-    constexpr std::int64_t kLooked = 1 << 15;
-    const std::int64_t rows = shape_.heads * shape_.sequence / world_;
-    auto check = of(set).check(lengths_, lengths_, rows > kLooked ? (rows / kLooked) | 1 : 1, stream().get());
+    auto check = of(set).check(lengths_, lengths_, step(), stream().get());
     if (!check.ok()) return check.status();
     return Outcome{*check};
   }
   void describe(Row& row) const override {
-    row.shape = json_of(kind_, shape_);
-    row.shape["executor"] = "cuda";
+    AttentionMeasurement::describe(row);
     row.shape["cu_seqlens"] = lengths_;
-    row.shape["window"] = {shape_.window_left, shape_.window_right};
-    row.shape_text = text_of(shape_) + ", " + std::to_string(shape_.max_sequences) + " sequences";
+    row.shape["window"] = {shape().window_left, shape().window_right};
+    row.shape_text += ", " + std::to_string(shape().max_sequences) + " sequences";
   }
-  void finish(Row& row) const override {
-    row.shape["tflops"] = 1e-9 * operations() / median(row.milliseconds);
-  }
-
-  /// Of both products of a rank, without what the masks hide; of ring attention all ranks have the same.
-  double operations() const {
-    double pairs = 0;
+  /// Without what the masks hide.
+  double pairs() const override {
+    const kernels::AttentionWindow window{
+        static_cast<std::int32_t>(shape().window_left),
+        shape().causal ? 0 : static_cast<std::int32_t>(shape().window_right)};
+    double all = 0;
     for (std::size_t i = 0; i + 1 < lengths_.size(); ++i) {
-      const auto length = static_cast<std::int32_t>((lengths_[i + 1] - lengths_[i]) * world_);
+      const auto length = static_cast<std::int32_t>((lengths_[i + 1] - lengths_[i]) * world());
       for (std::int32_t query = 0; query < length; ++query) {
-        const auto keys = kernels::attention_window_keys({0, length, 0, length}, window(), query, query + 1);
-        pairs += keys.end - keys.first;
+        const auto keys = kernels::attention_window_keys({0, length, 0, length}, window, query, query + 1);
+        all += keys.end - keys.first;
       }
     }
-    return 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim) / static_cast<double>(world_);
-  }
-  kernels::AttentionWindow window() const {
-    return {static_cast<std::int32_t>(shape_.window_left),
-            shape_.causal ? 0 : static_cast<std::int32_t>(shape_.window_right)};
+    return all;
   }
 
-  GpuVarlenCase& of(int set) { return operands_[static_cast<std::size_t>(set)]; }
+  Case& of(int set) { return operands_[static_cast<std::size_t>(set)]; }
 
-  const OpKind kind_;
   const std::vector<std::int32_t> lengths_;
-  std::int64_t world_ = 1;
-  AttentionShape shape_;
-  std::optional<Attention> op_;
-  std::vector<GpuVarlenCase> operands_;
+  std::optional<Attention> forward_;
+  std::optional<AttentionBackward> backward_;
+  std::vector<Case> operands_;
 };
+
+template <class Case>
+Result<Row> measured(Group& group, OpKind kind, const AttentionShape& shape,
+                     const std::vector<std::int32_t>& lengths, const OpCudaOptions& options) {
+  VarlenMeasurement<Case> measurement(group, kind, lengths, options);
+  MK_RETURN_IF_ERROR(measurement.prepare(shape));
+  return measurement.measure();
+}
 
 }  // namespace
 
 Result<Row> measure_varlen_cuda(Group& group, OpKind kind, const AttentionShape& shape,
                                 const std::vector<std::int32_t>& lengths, const OpCudaOptions& options) {
-  VarlenMeasurement measurement(group, kind, lengths, options);
-  MK_RETURN_IF_ERROR(measurement.prepare(shape));
-  return measurement.measure();
+  return kind == OpKind::kAttentionBackward
+             ? measured<GpuVarlenBackwardCase>(group, kind, shape, lengths, options)
+             : measured<GpuVarlenCase>(group, kind, shape, lengths, options);
 }
 
 }  // namespace mkernel::bench

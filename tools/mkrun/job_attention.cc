@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "tools/mkrun/attention_operands.h"
 #include "tools/mkrun/job.h"
 #include "tools/mkrun/npy.h"
 
@@ -15,27 +16,32 @@ class AttentionJob : public Job {
  public:
   Status load(const Options& options) override {
     alone_ = options.op == "attention";
-    packed_ = !options.cu_seqlens.empty();
-    auto q = load_tensor("--q", options.q, -1, -1, -1, options);
+    packed_ = is_packed(options);
+    auto q = load_attention_tensor("--q", options.q, -1, -1, -1, -1, options);
     if (!q.ok()) return q.status();
     q_ = std::move(*q);
-    auto k = load_tensor("--k", options.k, alone_ ? -1 : q_positions(), -1, head_dim(), options);
+    const std::int64_t batch = packed_ ? 1 : q_.shape[0], head_dim = q_.shape.back();
+    auto k = load_attention_tensor("--k", options.k, batch, alone_ ? -1 : q_positions(), -1, head_dim, options);
     if (!k.ok()) return k.status();
     k_ = std::move(*k);
-    const std::int64_t keys = positions_of_tensor(k_), kv_heads = k_.shape[k_.shape.size() - 2];
-    auto v = load_tensor("--v", options.v, keys, kv_heads, head_dim(), options);
+    const std::int64_t keys = positions_of(k_), kv_heads = heads_of(k_);
+    auto v = load_attention_tensor("--v", options.v, batch, keys, kv_heads, head_dim, options);
     if (!v.ok()) return v.status();
     v_ = std::move(*v);
-    shape_ = {.batch = packed_ ? 1 : q_.shape[0],
+    auto lengths = load_lengths(options);
+    if (!lengths.ok()) return lengths.status();
+    lengths_ = std::move(*lengths);
+    shape_ = {.batch = batch,
               .sequence = q_positions(),
-              .heads = q_.shape[q_.shape.size() - 2],
+              .heads = heads_of(q_),
               .kv_heads = kv_heads,
-              .head_dim = head_dim(),
+              .head_dim = head_dim,
               .causal = options.causal,
               .scale = options.scale,
               .dtype = options.dtype,
-              .keys = alone_ ? keys : 0};
-    return packed_ ? load_lengths(options) : Status();
+              .keys = alone_ ? keys : 0,
+              .max_sequences = lengths_.sequences()};
+    return {};
   }
 
   Status plan(Group& group, const Options& options) override {
@@ -54,8 +60,8 @@ class AttentionJob : public Job {
     MK_RETURN_IF_ERROR(place(options, q_.values, arguments_.q));
     MK_RETURN_IF_ERROR(place(options, k_.values, arguments_.k));
     MK_RETURN_IF_ERROR(place(options, v_.values, arguments_.v));
-    MK_RETURN_IF_ERROR(place(options, lengths_.indices, arguments_.cu_seqlens_q));
-    if (alone_) MK_RETURN_IF_ERROR(place(options, lengths_k_.indices, arguments_.cu_seqlens_k));
+    MK_RETURN_IF_ERROR(place(options, lengths_.q.indices, arguments_.cu_seqlens_q));
+    if (alone_) MK_RETURN_IF_ERROR(place(options, lengths_.k.indices, arguments_.cu_seqlens_k));
     MK_RETURN_IF_ERROR(place_result(options, lse_, arguments_.lse));
     return place_result(options, out_, arguments_.out);
   }
@@ -74,19 +80,7 @@ class AttentionJob : public Job {
   }
 
  private:
-  /// [batch, positions, heads, head_dim], packed sequences without a batch. -1: any.
-  Result<Operand> load_tensor(const std::string& flag, const std::string& path, std::int64_t positions,
-                              std::int64_t heads, std::int64_t head_dim, const Options& options) const {
-    std::vector<Extent> wanted{
-        {"positions of this rank", positions}, {"heads", heads}, {"head_dim", head_dim}};
-    if (!packed_) wanted.insert(wanted.begin(), {"batch", q_.shape.empty() ? -1 : q_.shape[0]});
-    return load_values(flag, path, wanted, options.dtype);
-  }
-  static std::int64_t positions_of_tensor(const Operand& tensor) {
-    return tensor.shape[tensor.shape.size() - 3];
-  }
-  std::int64_t q_positions() const { return positions_of_tensor(q_); }
-  std::int64_t head_dim() const { return q_.shape.back(); }
+  std::int64_t q_positions() const { return positions_of(q_); }
 
   /// Of packed sequences every rank brings equally many.
   Result<std::int64_t> rows_of_all(Group& group, const Options& options) const {
@@ -99,22 +93,10 @@ class AttentionJob : public Job {
     return rows;
   }
 
-  Status load_lengths(const Options& options) {
-    auto lengths = load_indices("--cu-seqlens", options.cu_seqlens, {{"sequences + 1"}});
-    if (!lengths.ok()) return lengths.status();
-    lengths_ = std::move(*lengths);
-    lengths_k_ = lengths_;
-    shape_.max_sequences = lengths_.shape[0] - 1;
-    if (options.cu_seqlens_k.empty()) return {};
-    auto of_keys =
-        load_indices("--cu-seqlens-k", options.cu_seqlens_k, {{"sequences + 1", lengths_.shape[0]}});
-    if (of_keys.ok()) lengths_k_ = std::move(*of_keys);
-    return of_keys.status();
-  }
-
   bool alone_ = false, packed_ = false;
   AttentionShape shape_;
-  Operand q_, k_, v_, lengths_, lengths_k_;
+  Operand q_, k_, v_;
+  PackedLengths lengths_;
   std::vector<float> lse_;  ///< [batch, heads, positions], or none
   AttentionArguments arguments_;
   std::optional<Attention> operation_;

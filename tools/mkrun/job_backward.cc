@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "tools/mkrun/attention_operands.h"
 #include "tools/mkrun/job.h"
 
 namespace mkernel::mkrun {
@@ -14,28 +15,33 @@ class BackwardJob : public Job {
  public:
   Status load(const Options& options) override {
     alone_ = options.op == "attention_backward";
-    auto q = load_values("--q", options.q, {{"batch"}, {"positions of this rank"}, {"heads"}, {"head_dim"}},
-                         options.dtype);
+    auto q = load_attention_tensor("--q", options.q, -1, -1, -1, -1, options);
     if (!q.ok()) return q.status();
     q_ = std::move(*q);
     const std::int64_t keys = alone_ ? -1 : positions();
     MK_RETURN_IF_ERROR(load_like(q_, "--k", options.k, keys, -1, options, k_));
-    MK_RETURN_IF_ERROR(load_like(q_, "--v", options.v, k_.shape[1], k_.shape[2], options, v_));
-    MK_RETURN_IF_ERROR(load_like(q_, "--o", options.o, positions(), heads(), options, o_));
-    MK_RETURN_IF_ERROR(load_like(q_, "--d-o", options.d_o, positions(), heads(), options, d_o_));
-    auto lse = load_floats("--lse", options.lse,
-                           {{"batch", q_.shape[0]}, {"heads", heads()}, {"positions", positions()}});
+    MK_RETURN_IF_ERROR(load_like(q_, "--v", options.v, positions_of(k_), heads_of(k_), options, v_));
+    MK_RETURN_IF_ERROR(load_like(q_, "--o", options.o, positions(), heads_of(q_), options, o_));
+    MK_RETURN_IF_ERROR(load_like(q_, "--d-o", options.d_o, positions(), heads_of(q_), options, d_o_));
+    const std::int64_t batch = is_packed(options) ? 1 : q_.shape[0];
+    std::vector<Extent> of_lse{{"heads", heads_of(q_)}, {"positions", positions()}};
+    if (!is_packed(options)) of_lse.insert(of_lse.begin(), {"batch", batch});
+    auto lse = load_floats("--lse", options.lse, of_lse);
     if (!lse.ok()) return lse.status();
     lse_ = std::move(*lse);
-    shape_ = {.batch = q_.shape[0],
+    auto lengths = load_lengths(options);
+    if (!lengths.ok()) return lengths.status();
+    lengths_ = std::move(*lengths);
+    shape_ = {.batch = batch,
               .sequence = positions(),
-              .heads = heads(),
-              .kv_heads = k_.shape[2],
-              .head_dim = q_.shape[3],
+              .heads = heads_of(q_),
+              .kv_heads = heads_of(k_),
+              .head_dim = q_.shape.back(),
               .causal = options.causal,
               .scale = options.scale,
               .dtype = options.dtype,
-              .keys = alone_ ? k_.shape[1] : 0};
+              .keys = alone_ ? positions_of(k_) : 0,
+              .max_sequences = lengths_.sequences()};
     return {};
   }
 
@@ -58,6 +64,8 @@ class BackwardJob : public Job {
     MK_RETURN_IF_ERROR(place(options, o_.values, arguments_.out));
     MK_RETURN_IF_ERROR(place(options, d_o_.values, arguments_.d_out));
     MK_RETURN_IF_ERROR(place(options, lse_.floats, arguments_.lse));
+    MK_RETURN_IF_ERROR(place(options, lengths_.q.indices, arguments_.cu_seqlens_q));
+    MK_RETURN_IF_ERROR(place(options, lengths_.k.indices, arguments_.cu_seqlens_k));
     MK_RETURN_IF_ERROR(place_result(options, d_k_, arguments_.d_k));
     MK_RETURN_IF_ERROR(place_result(options, d_v_, arguments_.d_v));
     return place_result(options, out_, arguments_.d_q);
@@ -79,15 +87,11 @@ class BackwardJob : public Job {
   }
 
  private:
-  std::int64_t positions() const { return q_.shape[1]; }
-  std::int64_t heads() const { return q_.shape[2]; }
-  /// [batch, positions, heads, head_dim] with the batch and head_dim of `other`. -1: any.
+  std::int64_t positions() const { return positions_of(q_); }
+  /// With the batch and head_dim of `other`. -1: any.
   static Status load_like(const Operand& other, const std::string& flag, const std::string& path,
                           std::int64_t positions, std::int64_t heads, const Options& options, Operand& to) {
-    auto loaded = load_values(
-        flag, path,
-        {{"batch", other.shape[0]}, {"positions", positions}, {"heads", heads}, {"head_dim", other.shape[3]}},
-        options.dtype);
+    auto loaded = load_attention_tensor(flag, path, other.shape[0], positions, heads, other.shape.back(), options);
     if (loaded.ok()) to = std::move(*loaded);
     return loaded.status();
   }
@@ -95,6 +99,7 @@ class BackwardJob : public Job {
   bool alone_ = false;
   AttentionShape shape_;
   Operand q_, k_, v_, o_, d_o_, lse_;
+  PackedLengths lengths_;
   std::vector<std::uint16_t> d_k_, d_v_;
   AttentionBackwardArguments arguments_;
   std::optional<AttentionBackward> operation_;

@@ -35,8 +35,8 @@ Operations and their files (float32 or float16 .npy; every rank gives its own pa
   attention          --q --k --v as above, of each rank alone, all of one shape; keys may have another number of positions.
                      With --cu-seqlens [sequences + 1] sequences are packed: q [positions, heads, head_dim], lse [heads, positions]
   attention_backward, ring_attention_backward
-                     --q --k --v --causal --scale as attention was given them, --o and --lse as it wrote them, --d-o the gradient of
-                     --o                                                    -> d_q as --q; --d-k, --d-v: files for the others
+                     --q --k --v --causal --scale as attention was given them (that of each rank alone --cu-seqlens, too), --o and
+                     --lse as it wrote them, --d-o the gradient of --o      -> d_q as --q; --d-k, --d-v: files for the others
 
 In every path {rank}, {local_rank} and {world_size} are replaced. Rank and world size come from the flags or else from
 torchrun, mpirun or srun; the group name from --group or else from the launcher's job id. A group belongs to one user.
@@ -67,7 +67,8 @@ void add_files(CLI::App& app, Options& o) {
   app.add_option("--d-k", o.d_k, "of a backward pass, file to write: gradient of the keys");
   app.add_option("--d-v", o.d_v, "of a backward pass, file to write: gradient of the values");
   app.add_option("--cu-seqlens", o.cu_seqlens,
-                 "of attention and ring_attention: where packed sequences begin and end on this rank");
+                 "of attention, attention_backward and ring_attention: where packed sequences begin and end on "
+                 "this rank");
   app.add_option("--cu-seqlens-k", o.cu_seqlens_k, "the same of keys and values; absent: as of queries");
   app.add_option("--w1", o.w1, "first weights of this rank's experts");
   app.add_option("--w2", o.w2, "second weights of this rank's experts");
@@ -148,14 +149,14 @@ Status check_operation(const Options& o) {
   const auto only = [&](const std::string& flag, const std::string& who) -> Status {
     return {StatusCode::kInvalidArgument, flag + ": only " + who + " has it, not " + o.op};
   };
-  if (o.op == "attention") {
+  if (o.op == "attention" || o.op == "attention_backward") {
     if (o.cu_seqlens.empty() && !o.cu_seqlens_k.empty())
       return {StatusCode::kInvalidArgument, "--cu-seqlens-k is given without --cu-seqlens"};
     return {};
   }
-  if (!o.cu_seqlens_k.empty()) return only("--cu-seqlens-k", "attention");
+  if (!o.cu_seqlens_k.empty()) return only("--cu-seqlens-k", "attention or attention_backward");
   if (!o.cu_seqlens.empty() && o.op != "ring_attention")
-    return only("--cu-seqlens", "attention or ring_attention");
+    return only("--cu-seqlens", "attention, attention_backward or ring_attention");
   if (is_backward(o.op)) return {};
   for (const auto& [flag, path] :
        {std::pair{"--o", &o.o}, {"--d-o", &o.d_o}, {"--d-k", &o.d_k}, {"--d-v", &o.d_v}})

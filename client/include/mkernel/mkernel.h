@@ -247,6 +247,8 @@ typedef struct mk_attention_backward_arguments {
   void* d_q;         /* as q, and so on */
   void* d_k;
   void* d_v;
+  const int32_t* cu_seqlens_q; /* as those of mk_attention_arguments */
+  const int32_t* cu_seqlens_k;
 } mk_attention_backward_arguments;
 
 /* Of one rank alone, see GroupedGemmShape of mkernel/ops.h. */

@@ -181,6 +181,8 @@ class AttentionBackwardArguments(Sized):
         ("d_q", c_void_p),
         ("d_k", c_void_p),
         ("d_v", c_void_p),
+        ("cu_seqlens_q", c_void_p),
+        ("cu_seqlens_k", c_void_p),
     ]
 
 

@@ -19,6 +19,20 @@ def _held(group: "Group", shape: _abi.AttentionShape) -> int:
     return sum(block_size(shape.sequence, parts, part) for part in held)
 
 
+def _lengths_of(what: str, max_sequences: int, cu_seqlens_q: Any, cu_seqlens_k: Any) -> "list[tuple[Operand, Any]]":
+    """Those of a launch, which are needed with `max_sequences`, and only then. Ring attention has none of keys."""
+    given = [("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)]
+    if what == RingAttention.what:
+        if cu_seqlens_k is not None:
+            raise InvalidArgument(f"{what}: cu_seqlens_k must be None: keys have the lengths of the queries")
+        del given[1]
+    for field, lengths in given:
+        if (lengths is None) != (not max_sequences):
+            needed = f"is needed with max_sequences = {max_sequences}" if lengths is None else "needs max_sequences"
+            raise InvalidArgument(f"{what}: {field} {needed}")
+    return [(Operand(field, "i32", (max_sequences + 1,)), lengths) for field, lengths in given if lengths is not None]
+
+
 class Attention(Operation):
     """Attention of each rank alone: out = softmax(scale q k^T) v per batch entry and head. q, out [batch, sequence, heads,
     head_dim], k, v [batch, keys, kv_heads, head_dim]; each of the kv_heads serves heads / kv_heads heads of q. With `causal` the last
@@ -35,7 +49,6 @@ class Attention(Operation):
     lengths are read while the launch runs, also by every replay of a graph."""
 
     what = "attention"
-    lengths = ("cu_seqlens_q", "cu_seqlens_k")  # that packed sequences have
     Arguments = _abi.AttentionArguments
     _launch = lib.mk_ring_attention_launch
     _enqueue = lib.mk_ring_attention_enqueue
@@ -61,21 +74,18 @@ class Attention(Operation):
         operands = [(self.q, q), (self.k, k), (self.v, v), (self.out, out)]
         if lse is not None:
             operands.append((self.lse, lse))
-        for field, lengths in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-            if lengths is not None and field not in self.lengths:
-                raise InvalidArgument(f"{self.what}: {field} must be None: keys have the lengths of the queries")
-            if (lengths is None) != (not self._max_sequences) and field in self.lengths:
-                needed = f"is needed with max_sequences = {self._max_sequences}" if lengths is None else "needs max_sequences"
-                raise InvalidArgument(f"{self.what}: {field} {needed}")
-            if lengths is not None:
-                operands.append((Operand(field, "i32", (self._max_sequences + 1,)), lengths))
+        operands += _lengths_of(self.what, self._max_sequences, cu_seqlens_q, cu_seqlens_k)
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
 
 class AttentionBackward(Operation):
     """The backward pass of Attention, with its shapes: from q, k, v, out and lse of the forward pass and d_out, the gradient of out,
     the gradients d_q, d_k and d_v. The same bits every run, also for any number of multiprocessors. executor="cuda" takes head_dim 64
-    and 128, and keeps float32 sums as large as q in memory of its own."""
+    and 128, and keeps float32 sums as large as q in memory of its own.
+
+    Planned with `max_sequences`, it takes packed sequences as Attention does, with cu_seqlens_q and cu_seqlens_k, and refuses the same
+    lengths. Keys that no query sees get zeros; rows behind the last sequence are not written. executor="cuda" keeps sums of up to 64
+    rows more for each of `max_sequences`."""
 
     what = "attention_backward"
     Arguments = _abi.AttentionBackwardArguments
@@ -85,11 +95,13 @@ class AttentionBackward(Operation):
     def __init__(self, group: "Group", handle: OperationHandle, shape: _abi.AttentionShape, dtype: str, executor: str) -> None:
         super().__init__(group, handle, dtype, executor)
         queries, keys = self._lengths(shape)
-        of_q = (shape.batch, queries, shape.heads, shape.head_dim)
-        of_k = (shape.batch, keys, shape.kv_heads, shape.head_dim)
+        self._max_sequences = shape.max_sequences
+        batch = () if shape.max_sequences else (shape.batch,)
+        of_q = (*batch, queries, shape.heads, shape.head_dim)
+        of_k = (*batch, keys, shape.kv_heads, shape.head_dim)
         self.q, self.k, self.v = Operand("q", dtype, of_q), Operand("k", dtype, of_k), Operand("v", dtype, of_k)
         self.out, self.d_out = Operand("out", dtype, of_q), Operand("d_out", dtype, of_q)
-        self.lse = Operand("lse", "f32", (shape.batch, shape.heads, queries))
+        self.lse = Operand("lse", "f32", (*batch, shape.heads, queries))
         self.d_q = Operand("d_q", dtype, of_q, written=True)
         self.d_k, self.d_v = Operand("d_k", dtype, of_k, written=True), Operand("d_v", dtype, of_k, written=True)
 
@@ -97,11 +109,12 @@ class AttentionBackward(Operation):
         """Positions of q, and of k and v, on this rank."""
         return shape.sequence, shape.keys or shape.sequence
 
-    def bind(self, q: Any, k: Any, v: Any, out: Any, d_out: Any, lse: Any, d_q: Any, d_k: Any, d_v: Any, *,
-             deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
-        """As Gemm.bind()."""
+    def bind(self, q: Any, k: Any, v: Any, out: Any, d_out: Any, lse: Any, d_q: Any, d_k: Any, d_v: Any, *, cu_seqlens_q: Any = None,
+             cu_seqlens_k: Any = None, deadline: Optional[float] = None, compute_threads: int = 0) -> Launch:
+        """As Gemm.bind(). The lengths are needed with `max_sequences`, and only then."""
         operands = [(self.q, q), (self.k, k), (self.v, v), (self.out, out), (self.d_out, d_out), (self.lse, lse),
                     (self.d_q, d_q), (self.d_k, d_k), (self.d_v, d_v)]
+        operands += _lengths_of(self.what, self._max_sequences, cu_seqlens_q, cu_seqlens_k)
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
 
@@ -117,7 +130,6 @@ class RingAttention(Attention):
     go on. Ranks that are given other lengths than the others get other results."""
 
     what = "ring_attention"
-    lengths = ("cu_seqlens_q",)
 
     def _lengths(self, shape: _abi.AttentionShape) -> "tuple[int, int]":
         self.positions = shape.sequence // self._group.world_size if shape.max_sequences else _held(self._group, shape)

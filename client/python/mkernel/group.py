@@ -334,11 +334,13 @@ class Group:
         plan = options(executor, sms=sms, machine=machine)
         return Attention(self, self._operation("attention", lib.mk_attention_create, shape, plan), shape, dtype, executor)
 
-    def attention_backward(self, *, batch: int, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
-                           keys: Optional[int] = None, causal: bool = False, scale: float = 0.0, dtype: str = "bf16",
-                           executor: str = "cpu", sms: int = 0, machine: Optional[str] = None) -> AttentionBackward:
-        """**Collective**. Plans the backward pass of attention(), with its arguments and errors; see AttentionBackward."""
-        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, keys, causal, scale, dtype)
+    def attention_backward(self, *, batch: int = 1, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
+                           keys: Optional[int] = None, causal: bool = False, scale: float = 0.0, max_sequences: Optional[int] = None,
+                           dtype: str = "bf16", executor: str = "cpu", sms: int = 0,
+                           machine: Optional[str] = None) -> AttentionBackward:
+        """**Collective**. Plans the backward pass of attention(), with its arguments and errors, but without a window; see
+        AttentionBackward."""
+        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, keys, causal, scale, dtype, max_sequences)
         plan = options(executor, sms=sms, machine=machine)
         handle = self._operation("attention_backward", lib.mk_attention_backward_create, shape, plan)
         return AttentionBackward(self, handle, shape, dtype, executor)

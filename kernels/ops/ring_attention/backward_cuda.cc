@@ -1,6 +1,5 @@
 // The backward pass of attention of a rank alone on the cuda executor: the host's side of a launch.
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,6 +14,7 @@
 #include "kernels/ops/ring_attention/backward_plan.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
 #include "kernels/ops/ring_attention/estimate.h"
+#include "kernels/ops/ring_attention/varlen_backward_cuda.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -29,10 +29,11 @@ constexpr OpKind kKind = OpKind::kAttentionBackward;
 class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArguments> {
  public:
   CudaAttentionBackward(AttentionBackwardPlan plan, const Machine& machine, const Topology& topology,
-                        std::uint32_t rank)
+                        std::uint32_t rank, bool later_keys_upwards)
       : CudaOperation(kKind, name_of(kKind), topology, rank),
         plan_(std::move(plan)),
         sms_(machine.sms),
+        later_keys_upwards_(later_keys_upwards),
         expected_seconds_(estimated_seconds(plan_, machine)) {}
 
   std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
@@ -48,27 +49,8 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
     parameters_ = attention_backward_parameters(plan_, memory_.get());
+    if (later_keys_upwards_) parameters_.tasks = plan_.tasks(sms_);
     return encode_packed_attention_map(kKind, backward_rows_view(parameters_), "rows", parameters_.row_map);
-  }
-
-  static Status encode(const MatrixView& view, const char* name, TensorMap& map) {
-    return encode_attention_map(kKind, view, name, map);
-  }
-
-  /// The maps stay until a launch comes with other tensors.
-  Status encode_tensors(const AttentionBackwardArguments& arguments) {
-    const Tensors given{arguments.q, arguments.k, arguments.v, arguments.d_out, arguments.d_k, arguments.d_v};
-    if (given == tensors_) return {};
-    tensors_ = {};
-    AttentionBackwardParameters& p = parameters_;
-    MK_RETURN_IF_ERROR(encode(attention_backward_q_view(plan_, arguments.q), "q", p.q));
-    MK_RETURN_IF_ERROR(encode(attention_backward_q_view(plan_, arguments.d_out), "d_out", p.d_out));
-    MK_RETURN_IF_ERROR(encode(attention_backward_k_view(plan_, arguments.k), "k", p.k));
-    MK_RETURN_IF_ERROR(encode(attention_backward_k_view(plan_, arguments.v), "v", p.v));
-    MK_RETURN_IF_ERROR(encode(attention_backward_d_k_view(plan_, arguments.d_k), "d_k", p.d_k));
-    MK_RETURN_IF_ERROR(encode(attention_backward_d_k_view(plan_, arguments.d_v), "d_v", p.d_v));
-    tensors_ = given;
-    return {};
   }
 
   Status check(const AttentionBackwardArguments& arguments) const override {
@@ -78,7 +60,11 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
 
   Status launch(const AttentionBackwardArguments& arguments, std::uint64_t deadline_ns,
                 CUstream_st* stream) override {
-    MK_RETURN_IF_ERROR(encode_tensors(arguments));
+    const AttentionBackwardViews views{
+        attention_backward_q_view(plan_, arguments.q),     attention_backward_k_view(plan_, arguments.k),
+        attention_backward_k_view(plan_, arguments.v),     attention_backward_q_view(plan_, arguments.d_out),
+        attention_backward_d_k_view(plan_, arguments.d_k), attention_backward_d_k_view(plan_, arguments.d_v)};
+    MK_RETURN_IF_ERROR(maps_.encode(arguments, views, parameters_));
     AttentionBackwardParameters p = parameters_;
     p.endpoint = endpoint(deadline_ns);
     p.out = arguments.out;
@@ -89,14 +75,13 @@ class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArgume
     return queue(&p, p.preparing, stream);
   }
 
-  using Tensors = std::array<const void*, 6>;
-
   const AttentionBackwardPlan plan_;
   const std::int32_t sms_;
+  const bool later_keys_upwards_;
   const double expected_seconds_;
   DeviceBuffer memory_;
   AttentionBackwardParameters parameters_{};  ///< without the operands of a launch
-  Tensors tensors_{};                         ///< that the maps are of
+  AttentionBackwardMaps maps_;
 };
 
 }  // namespace
@@ -109,12 +94,14 @@ Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_attention_back
   MK_RETURN_IF_ERROR(plan->check_on_gpu());
   auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
   if (!machine.ok()) return machine.status();
+  if (shape.max_sequences > 0)
+    return make_cuda_varlen_attention_backward(std::move(*plan), topology, rank, *machine);
   const CooperativeKernel kernel =
       with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
         return attention_backward_kernel_of<kHeadDim, kCausal, kType>();
       });
   std::unique_ptr<CudaAttentionBackwardOperation> made =
-      std::make_unique<CudaAttentionBackward>(std::move(*plan), *machine, topology, rank);
+      std::make_unique<CudaAttentionBackward>(std::move(*plan), *machine, topology, rank, options.later_keys_upwards);
   MK_RETURN_IF_ERROR(made->load(kernel, *machine));
   return made;
 }

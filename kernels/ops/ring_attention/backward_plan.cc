@@ -1,5 +1,6 @@
 #include "kernels/ops/ring_attention/backward_plan.h"
 
+#include "kernels/ops/ring_attention/attention_slots.h"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -35,7 +36,16 @@ std::string AttentionBackwardPlan::signature() const {
   return attention_signature(kKind, shape);
 }
 
-AttentionBackwardTasks AttentionBackwardPlan::tasks() const {
+AttentionBackwardTaskList AttentionBackwardPlan::list() const {
+  return {static_cast<std::int32_t>(shape.kv_heads), static_cast<std::int32_t>(group()),
+          static_cast<std::int32_t>(shape.head_dim), shape.causal};
+}
+
+std::vector<AttentionBackwardSlot> AttentionBackwardPlan::slots(const AttentionLengths& lengths) const {
+  return attention_slots(list(), lengths);
+}
+
+AttentionBackwardTasks AttentionBackwardPlan::tasks(std::int32_t ctas) const {
   const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
   return {narrow(shape.batch),
           narrow(shape.heads),
@@ -43,7 +53,8 @@ AttentionBackwardTasks AttentionBackwardPlan::tasks() const {
           narrow(shape.sequence),
           narrow(shape.keys),
           narrow(shape.head_dim),
-          shape.causal};
+          shape.causal,
+          ctas};
 }
 
 Status AttentionBackwardPlan::check(const AttentionBackwardArguments& arguments) const {

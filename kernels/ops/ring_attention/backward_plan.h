@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/ops/ring_attention/attention_plan.h"
+#include "kernels/plan/attention_backward_sequences.h"
 #include "kernels/plan/attention_backward_tasks.h"
 #include "mkernel/ops.h"
 
@@ -49,8 +51,12 @@ struct AttentionBackwardPlan {
 
   /// Query heads that share the keys and values of one head.
   std::int64_t group() const { return shape.heads / shape.kv_heads; }
+  /// The tasks of packed sequences, of a plan that check_on_gpu() takes; `lengths`: good ones, and slots() has a
+  /// slot behind the last.
+  AttentionBackwardTaskList list() const;
+  std::vector<AttentionBackwardSlot> slots(const AttentionLengths& lengths) const;
   /// Of a plan that check_on_gpu() takes, and whose sequences are not packed.
-  AttentionBackwardTasks tasks() const;
+  AttentionBackwardTasks tasks(std::int32_t ctas = 0) const;
 };
 
 }  // namespace mkernel::kernels

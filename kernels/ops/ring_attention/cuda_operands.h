@@ -1,6 +1,7 @@
 // What both operations of attention do with the operands of a launch on the cuda executor.
 #pragma once
 
+#include <array>
 #include <tuple>
 #include <utility>
 
@@ -72,6 +73,38 @@ class AttentionMaps {
  private:
   using Tensors = std::tuple<const void*, const void*, const void*, const void*>;
   Tensors tensors_;
+};
+
+/// Likewise, of a backward pass.
+struct AttentionBackwardViews {
+  MatrixView q, k, v, d_out, d_k, d_v;
+};
+
+/// Likewise, of the backward pass of a rank alone.
+class AttentionBackwardMaps {
+ public:
+  /// As AttentionMaps.
+  template <class Parameters>
+  Status encode(const AttentionBackwardArguments& arguments, const AttentionBackwardViews& views,
+                Parameters& parameters) {
+    const Tensors given{arguments.q,     arguments.k,   arguments.v,
+                        arguments.d_out, arguments.d_k, arguments.d_v};
+    if (given == tensors_) return {};
+    tensors_ = {};
+    constexpr OpKind kKind = OpKind::kAttentionBackward;
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.q, "q", parameters.q));
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.k, "k", parameters.k));
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.v, "v", parameters.v));
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.d_out, "d_out", parameters.d_out));
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.d_k, "d_k", parameters.d_k));
+    MK_RETURN_IF_ERROR(encode_attention_map(kKind, views.d_v, "d_v", parameters.d_v));
+    tensors_ = given;
+    return {};
+  }
+
+ private:
+  using Tensors = std::array<const void*, 6>;
+  Tensors tensors_{};
 };
 
 }  // namespace mkernel::kernels

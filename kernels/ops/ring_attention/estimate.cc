@@ -11,6 +11,8 @@
 #include "kernels/ops/ring_attention/backward_plan.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/ops/ring_attention/ring_backward_plan.h"
+#include "kernels/ops/ring_attention/shape.h"
+#include "kernels/plan/attention_backward_sequences.h"
 #include "kernels/plan/attention_backward_tasks.h"
 #include "kernels/plan/attention_sequences.h"
 #include "kernels/plan/attention_tasks.h"
@@ -121,20 +123,29 @@ struct SlotTasks {
   }
 };
 
-/// Of a plan that is not plain. Lengths are known on the device alone: as if all sequences were as long as
-/// they are on average.
-SlotTasks slot_tasks(const AttentionPlan& plan) {
-  const AttentionShape& shape = plan.shape;
-  std::vector<std::int32_t> queries, keys;
-  for (std::int64_t i = 0; i <= shape.max_sequences; ++i) {
-    const std::int64_t parts = std::max<std::int64_t>(shape.max_sequences, 1);
-    queries.push_back(static_cast<std::int32_t>(shape.sequence * i / parts));
-    keys.push_back(static_cast<std::int32_t>(shape.keys * i / parts));
+/// Lengths are known on the device alone: as if all sequences were as long as they are on average.
+class AssumedLengths {
+ public:
+  explicit AssumedLengths(const AttentionShape& shape) : shape_(shape) {
+    for (std::int64_t i = 0; i <= shape.max_sequences; ++i) {
+      const std::int64_t parts = std::max<std::int64_t>(shape.max_sequences, 1);
+      queries_.push_back(static_cast<std::int32_t>(shape.sequence * i / parts));
+      keys_.push_back(static_cast<std::int32_t>(shape.keys * i / parts));
+    }
   }
-  const bool packed = shape.max_sequences > 0;
-  const AttentionArguments assumed{.cu_seqlens_q = packed ? queries.data() : nullptr,
-                                   .cu_seqlens_k = packed ? keys.data() : nullptr};
-  return {plan.slots(plan.lengths(assumed)), static_cast<std::int32_t>(shape.heads)};
+  AttentionLengths lengths() const {
+    const bool packed = shape_.max_sequences > 0;
+    return attention_lengths(shape_, packed ? queries_.data() : nullptr, packed ? keys_.data() : nullptr);
+  }
+
+ private:
+  const AttentionShape& shape_;
+  std::vector<std::int32_t> queries_, keys_;
+};
+
+/// Of a plan that is not plain.
+SlotTasks slot_tasks(const AttentionPlan& plan) {
+  return {plan.slots(AssumedLengths(plan.shape).lengths()), static_cast<std::int32_t>(plan.shape.heads)};
 }
 
 double slots_end(const AttentionPlan& plan, const Machine& machine) {
@@ -178,6 +189,20 @@ double backward_prepare_seconds(const AttentionShape& shape, const Machine& mach
   return 4.0 * static_cast<double>(shape.batch * shape.heads * queries * shape.head_dim) /
          machine.memory_bytes;
 }
+
+/// The tasks of the backward pass of packed sequences.
+struct BackwardSlotTasks {
+  AttentionBackwardTaskList list;
+  std::vector<AttentionBackwardSlot> slots;
+
+  std::int32_t tasks() const { return slots.back().tasks_before; }
+  AttentionBackwardTaskList::Place place(std::int32_t task) const {
+    const auto count = static_cast<std::int32_t>(slots.size()) - 1;
+    const auto at = static_cast<std::size_t>(attention_slot_of(slots.data(), count, task));
+    return list.place(slots[at], task - slots[at].tasks_before);
+  }
+  static AttentionBackwardWalk walk(const AttentionBackwardTaskList::Place& place) { return place.walk; }
+};
 
 /// The tasks of RingBackwardTasks.
 struct RingBackwardPlaces {
@@ -249,14 +274,17 @@ double estimated_seconds(const RingGpuPlan& plan) {
 
 double estimated_seconds(const AttentionBackwardPlan& plan, const Machine& machine) {
   const AttentionShape& shape = plan.shape;
-  const AttentionBackwardTasks tasks = plan.tasks();
   const double begin = machine.launch + backward_prepare_seconds(shape, machine, shape.sequence);
   const double step = static_cast<double>(plan.group()) * backward_step_seconds(shape, machine);
-  const std::int32_t ctas = std::max(1, std::min(machine.sms, tasks.tasks()));
-  const double ends = play(tasks, std::vector(static_cast<std::size_t>(ctas), begin),
-                           [&](const AttentionBackwardTasks::Place& place, double now) {
-                             return now + tasks.walk(place).tiles() * step;
-                           });
+  const auto end = [&](const auto& tasks) {
+    const std::int32_t ctas = std::max(1, std::min(machine.sms, tasks.tasks()));
+    return play(tasks, std::vector(static_cast<std::size_t>(ctas), begin),
+                [&](const auto& place, double now) { return now + tasks.walk(place).tiles() * step; });
+  };
+  const double ends =
+      shape.max_sequences > 0
+          ? end(BackwardSlotTasks{plan.list(), plan.slots(AssumedLengths(shape).lengths())})
+          : end(plan.tasks());
   return std::max(ends, begin) + machine.last_stores;
 }
 

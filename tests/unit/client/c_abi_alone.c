@@ -104,7 +104,7 @@ const char* mk_test_backward(const char* socket) {
                  d_out[2] = {0x4000, 0x3f80}; /* 1 2; 3 4; 2 1 */
   const float lse[1] = {3.53553391f};         /* (1 * 1 + 2 * 2) / sqrt(2) */
   uint16_t d_q[2], d_k[2], d_v[2];
-  mk_attention_backward_arguments rows = {SIZE(rows), x, x, v, v, d_out, lse, d_q, d_k, d_v};
+  mk_attention_backward_arguments rows = {SIZE(rows), x, x, v, v, d_out, lse, d_q, d_k, d_v, NULL, NULL};
   mk_operation* each[2];
   int i;
 

@@ -4,9 +4,10 @@ What that does not take, causal sequences in contiguous parts among it, is a com
 the process group, and rows are copied so that the keys which a part of a sequence sees lie one behind the other. Then one launch of
 `attention`, of this rank alone, takes all parts of all sequences. Nothing overlaps: the gather comes first, and the copies.
 
-The backward pass gathers over the process group, too, computes gradients in PyTorch, part after part, and sums those
-of keys and values in fp32: first over the parts of this rank, in their order, then over the ranks by a reduce-scatter of the process
-group, whose order is the process group's."""
+The backward pass is a composition always: it gathers, and one launch of `attention_backward` gives the gradients of all parts, those of
+keys and values rounded to their type. These are summed in fp32: first over the parts of this rank, in their order, then over the ranks by
+a reduce-scatter of the process group, whose order is the process group's. What mkernel does not have is computed in PyTorch, part after
+part."""
 
 from typing import Any, Optional
 
@@ -14,8 +15,9 @@ import torch
 
 from mkernel.errors import Error
 from mkernel.torch import _attention_torch, _run
-from mkernel.torch._attention import Gradients, Result, launch
-from mkernel.torch._attention_decide import ALONE, RING, AttentionDecision, Call, check_served, parts_of
+from mkernel.torch._attention import Gradients, Result, backward_operands, launch
+from mkernel.torch._attention_decide import ALONE, RING, AttentionDecision, Call, Operands, check_served, parts_of
+from mkernel.torch._attention_decide import BACKWARD as BACKWARD_KINDS
 from mkernel.torch._decide import DTYPES, Refused, executor_of
 from mkernel.torch._groups import Membership, NotInitialized, alone_on, count_fallback, membership_of, resolve
 from mkernel.torch._moe import refuse_gradients
@@ -101,8 +103,10 @@ def _ring(membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
         behind = key.sequence // membership.world_size - q.shape[0]
         k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, behind)) if behind else x for x in (k, v))
         lengths = _padded(within(cu_seqlens, q.shape[0]), key.max_sequences + 1)
-        operands = {"q": q, "k": k, "v": v, "cu_seqlens_q": lengths}
-        _launch(membership, decision, operands, out, lse, q.shape[0] + behind, options)
+        wide = _wide(lse, q.shape[0] + behind)
+        launch(membership, decision, {"q": q, "k": k, "v": v, "cu_seqlens_q": lengths}, {"out": out, "lse": wide}, options)
+    if wide is not lse:
+        lse.copy_(wide[:, : lse.shape[1]])
 
 
 def _decided(membership: Membership, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: int, call: Call,
@@ -134,15 +138,16 @@ def _packed(packing: Packing, k: torch.Tensor, v: torch.Tensor, group_name: str)
     return _run.gather(k, world, group_name).index_select(0, rows), _run.gather(v, world, group_name).index_select(0, rows)
 
 
-def decide(membership: Membership, q: torch.Tensor, k: torch.Tensor, sizes: Sizes, call: Call, options: Options) -> AttentionDecision:
-    """The launch for packed sequences of these `sizes`. Errors: Refused."""
-    check_served(ALONE, membership, {"q": q.unsqueeze(0)}, call)
+def decide(kind: str, membership: Membership, operands: Operands, sizes: Sizes, call: Call, options: Options) -> AttentionDecision:
+    """The launch for packed sequences of these `sizes`. `kind`: attention, or its backward pass. Errors: Refused."""
+    q, k = operands["q"], operands["k"]
+    check_served(kind, membership, {**operands, "q": q.unsqueeze(0)}, call)
     if sizes.sequences > MOST_SEQUENCES:
         text = f"a rank has {sizes.sequences} parts of sequences; mkernel takes at most {MOST_SEQUENCES}"
         raise Refused(f"more than {MOST_SEQUENCES} parts of sequences", text)
     executor, sms = executor_of(q.device, options)
     rows, sequences, keys = (bucket_of(count, options.buckets) for count in (q.shape[0], *sizes))
-    key = AttentionKey(ALONE, 1, rows, q.shape[1], k.shape[1], q.shape[2], call.causal, call.scale or 0.0, DTYPES[q.dtype], executor,
+    key = AttentionKey(kind, 1, rows, q.shape[1], k.shape[1], q.shape[2], call.causal, call.scale or 0.0, DTYPES[q.dtype], executor,
                        sms, keys, sequences)
     copies = ("k, v: rows of all ranks are gathered, and copied in the order of the sequences",)
     return AttentionDecision(key, copies if q.is_contiguous() else (f"q: it is not dense (strides {q.stride()})", *copies))
@@ -150,24 +155,29 @@ def decide(membership: Membership, q: torch.Tensor, k: torch.Tensor, sizes: Size
 
 def _attend(membership: Membership, packing: Packing, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, out: torch.Tensor,
             lse: torch.Tensor) -> None:
-    options = current()
+    options, operands = current(), {"q": q, "k": k, "v": v}
     with membership.lock:
-        decision = decide(membership, q, k, packing.sizes, call, options)
-        key = decision.key
-        assert key is not None and key.max_sequences is not None
-        lengths = (_padded(x, key.max_sequences + 1) for x in (packing.cu_seqlens_q, packing.cu_seqlens_k))
-        operands = {"q": q, "k": k, "v": v, **dict(zip(("cu_seqlens_q", "cu_seqlens_k"), lengths))}
-        _launch(membership, decision, operands, out, lse, key.sequence, options)
-
-
-def _launch(membership: Membership, decision: AttentionDecision, operands: "dict[str, torch.Tensor]", out: torch.Tensor, lse: torch.Tensor,
-            rows: int, options: Options) -> None:
-    """Of an operation for so many `rows` of q: it reads none of those that are not there, but writes lse with its own number of
-    columns."""
-    wide = lse if rows == lse.shape[1] else lse.new_full((lse.shape[0], rows), float("-inf"))
-    launch(membership, decision, operands, {"out": out, "lse": wide}, options)
+        decision = decide(ALONE, membership, operands, packing.sizes, call, options)
+        wide = _wide(lse, _rows_of(decision))
+        launch(membership, decision, {**operands, **_lengths(packing, decision)}, {"out": out, "lse": wide}, options)
     if wide is not lse:
         lse.copy_(wide[:, : lse.shape[1]])
+
+
+def _rows_of(decision: AttentionDecision) -> int:
+    assert decision.key is not None
+    return decision.key.sequence
+
+
+def _wide(lse: torch.Tensor, rows: int) -> torch.Tensor:
+    """An operation for more rows reads none of the others of q, but has lse with its own number of columns."""
+    return lse if rows == lse.shape[1] else torch.nn.functional.pad(lse, (0, rows - lse.shape[1]), value=float("-inf"))
+
+
+def _lengths(packing: Packing, decision: AttentionDecision) -> "dict[str, torch.Tensor]":
+    assert decision.key is not None and decision.key.max_sequences is not None
+    entries = decision.key.max_sequences + 1
+    return {"cu_seqlens_q": _padded(packing.cu_seqlens_q, entries), "cu_seqlens_k": _padded(packing.cu_seqlens_k, entries)}
 
 
 def _padded(cu_seqlens: torch.Tensor, entries: int) -> torch.Tensor:
@@ -197,17 +207,34 @@ def ring_attention_varlen_backward(d_out: Optional[torch.Tensor], d_lse: Optiona
     packed_k, packed_v = _packed(packing, k, v, group_name)
     # One row more: of keys that a part does not see.
     sums_k, sums_v = (x.new_zeros(packing.sizes.keys + 1, *x.shape[1:], dtype=lse.dtype) for x in (packed_k, packed_v))
-    d_out = torch.zeros_like(out) if d_out is None else d_out
-    for queries, keys in packing.ranges():
-        of_lse = None if d_lse is None else d_lse[None, :, queries]
-        saved = _attention_torch.Saved(*_batch(q[queries], out[queries], lse[:, queries], d_out[queries]), of_lse)
-        some_q, some_k, some_v = _attention_torch.sums_of_gradients(saved, *_batch(packed_k[keys], packed_v[keys]), call)
-        of_q[queries], sums_k[keys], sums_v[keys] = some_q[0], some_k[0], some_v[0]
+    try:
+        operands = backward_operands(d_out, d_lse, {"q": q, "k": packed_k, "v": packed_v}, out, lse)
+        _differentiate(alone_on(q.device), packing, operands, call, of_q, sums_k, sums_v)
+    except (Refused, NotInitialized) as error:
+        count_fallback(f"{BACKWARD}: {error.reason}", group_name)
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        for queries, keys in packing.ranges():
+            of_lse = None if d_lse is None else d_lse[None, :, queries]
+            saved = _attention_torch.Saved(*_batch(q[queries], out[queries], lse[:, queries], d_out[queries]), of_lse)
+            some_q, some_k, some_v = _attention_torch.sums_of_gradients(saved, *_batch(packed_k[keys], packed_v[keys]), call)
+            of_q[queries], sums_k[keys], sums_v[keys] = some_q[0], some_k[0], some_v[0]
     held, world = packing.packed_keys(), resolve(group_name).size()
     for gradient, sums in ((of_k, sums_k), (of_v, sums_v)):
         by_part = [sums.index_select(0, rows) for rows in held]
         gradient.copy_(_run.scatter(sum(by_part[1:], by_part[0]), "sum", world, group_name))
     return of_q, of_k, of_v
+
+
+def _differentiate(membership: Membership, packing: Packing, operands: Operands, call: Call, of_q: torch.Tensor, sums_k: torch.Tensor,
+                   sums_v: torch.Tensor) -> None:
+    """Into `of_q`, and into the rows of all keys but the last one of the sums."""
+    options, kind = current(), BACKWARD_KINDS[ALONE]
+    with membership.lock:
+        decision = decide(kind, membership, operands, packing.sizes, call, options)
+        d_k, d_v = (torch.zeros_like(operands[name], memory_format=torch.contiguous_format) for name in ("k", "v"))
+        given = {**operands, "lse": _wide(operands["lse"], _rows_of(decision)), **_lengths(packing, decision)}
+        launch(membership, decision, given, {"d_q": of_q, "d_k": d_k, "d_v": d_v}, options)
+    sums_k[:-1], sums_v[:-1] = d_k, d_v
 
 
 def _gradients_like(*operands: torch.Tensor) -> Gradients:

@@ -7,7 +7,7 @@ import torch
 
 from mkernel.errors import Error, InvalidArgument
 from mkernel.torch import _attention, _attention_varlen, _grouped, _moe, _moe_decide, _ops, _patch
-from mkernel.torch._attention_decide import BACKWARD, Call, Operands
+from mkernel.torch._attention_decide import ALONE, BACKWARD, AttentionDecision, Call, Operands
 from mkernel.torch._attention_decide import decide as decide_attention
 from mkernel.torch._decide import KINDS, Decision, Refused, check_reduce_op, decide
 from mkernel.torch._groups import Membership, NotInitialized, alone_on, membership_of, resolve
@@ -122,7 +122,8 @@ def _explain_attention(name: str, values: "dict[str, Any]") -> Explanation:
     membership = membership_of(values["group_name"]) if "group_name" in values else alone_on(values["q"].device)
     call = Call(**{field: values[field] for field in Call._fields if field in values})
     if name in _attention.SCHEMAS:
-        backward: Optional[str] = _backward_of(name, membership, operands, call)
+        given = operands
+        backward: Optional[str] = _backward_of(lambda: decide_attention(BACKWARD[name], membership, given, call, current()))
     else:
         operands, backward = _attention.backward_operands(values["d_out"], values["d_lse"], operands, values["out"], values["lse"]), None
     decision = decide_attention(name, membership, operands, call, current())
@@ -132,9 +133,9 @@ def _explain_attention(name: str, values: "dict[str, Any]") -> Explanation:
     return Explanation(name, "mkernel", "run by mkernel", str(decision.key), planned, expected, copies=decision.copies, backward=backward)
 
 
-def _backward_of(name: str, membership: Membership, operands: Operands, call: Call) -> str:
+def _backward_of(decide: "Callable[[], AttentionDecision]") -> str:
     try:
-        decision = decide_attention(BACKWARD[name], membership, operands, call, current())
+        decision = decide()
     except Refused as error:
         return f"in PyTorch: {error.text}"
     return f"{decision.key or 'nothing is launched'}; in PyTorch where the loss depends on lse"
@@ -148,16 +149,20 @@ def _explain_varlen(name: str, values: "dict[str, Any]") -> Explanation:
     sizes = packed_sizes(cu_seqlens.shape[0] - 1, q.shape[0], call, group.size(), group.rank())
     if 0 in (q.numel(), *sizes):
         return Explanation(name, "mkernel", "the result has no elements, or there are no sequences: nothing is launched")
-    why = "run by mkernel"
+    composed = alone_on(q.device)
+
+    def decide(kind: str) -> AttentionDecision:
+        return _attention_varlen.decide(kind, composed, {"q": q, "k": k}, sizes, call, current())
+
+    why, backward = "run by mkernel", _backward_of(lambda: decide(BACKWARD[ALONE]))
     try:
         membership = membership_of(values["group_name"])
         decision = _attention_varlen.decide_ring(membership, q, k, values["v"], cu_seqlens.shape[0] - 1, call, current())
     except (Refused, NotInitialized) as error:
-        membership = alone_on(q.device)
-        decision = _attention_varlen.decide(membership, q, k, sizes, call, current())
+        membership, decision = composed, decide(ALONE)
         why = f"{error.text}. The process group gathers keys and values, then mkernel attends to them; nothing overlaps"
     planned, expected = _plan_of(membership, decision.key)
-    return Explanation(name, "mkernel", why, str(decision.key), planned, expected, copies=decision.copies, backward="in PyTorch")
+    return Explanation(name, "mkernel", why, str(decision.key), planned, expected, copies=decision.copies, backward=backward)
 
 
 def _explain_grouped(name: str, values: "dict[str, Any]") -> Explanation:

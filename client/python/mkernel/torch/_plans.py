@@ -86,8 +86,8 @@ class GroupedKey(NamedTuple):
 
 
 class AttentionKey(NamedTuple):
-    """What makes an attention operation. The fields of the group's methods, of which those of backward passes have no `max_sequences`,
-    and those of ring attention no `keys`."""
+    """What makes an attention operation. The fields of the group's methods, of which those of a rank alone have `keys`, and all but the
+    backward pass of ring attention `max_sequences`."""
 
     kind: str
     batch: int

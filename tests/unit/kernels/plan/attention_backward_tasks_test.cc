@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <set>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,9 +20,10 @@ using namespace mkernel::kernels;
 struct BackwardCase {
   std::int32_t batch, heads, kv_heads, queries, keys;
   bool causal;
+  std::int32_t ctas = 0;  ///< that the plan is told
 
   AttentionBackwardTasks tasks() const {
-    return AttentionBackwardTasks(batch, heads, kv_heads, queries, keys, 128, causal);
+    return AttentionBackwardTasks(batch, heads, kv_heads, queries, keys, 128, causal, ctas);
   }
   std::int32_t group() const { return heads / kv_heads; }
   std::int32_t key_tiles() const { return (keys + kBackwardTileKeys - 1) / kBackwardTileKeys; }
@@ -33,6 +36,8 @@ std::vector<BackwardCase> backward_cases() {
       for (const std::int32_t keys : {1, 127, 128, 129, 300, 1500}) {
         all.push_back({2, 6, 3, queries, keys, causal});
         all.push_back({1, 1, 1, queries, keys, causal});
+        // Two tasks for each of so many.
+        all.push_back({1, 6, 3, queries, keys, causal, (keys + 127) / 128 * 3 / 2});
       }
     }
   }
@@ -56,6 +61,7 @@ class BackwardSimulation {
       bool busy = false, moved = false;
       for (Cta& cta : ctas_) {
         if (cta.left == 0) moved |= take(cta);
+        if (cta.left > 0) load(cta);
         busy |= cta.left > 0;
         if (cta.left == 0 || adds_[unit(cta)] != tasks_.turn(cta.place, cta.at.tile())) continue;
         added.push_back(unit(cta));
@@ -68,6 +74,8 @@ class BackwardSimulation {
     }
   }
   std::int64_t steps() const { return steps_; }
+  /// Of the steps, those whose queries were not in the L2.
+  double missed() const { return static_cast<double>(misses_) / static_cast<double>(steps_); }
   bool all_added() const {
     for (std::size_t i = 0; i < adds_.size(); ++i)
       if (adds_[i] != tasks_.adds(static_cast<std::int32_t>(i) % tasks_.query_tiles())) return false;
@@ -80,6 +88,7 @@ class BackwardSimulation {
     std::int32_t first_head = 0, left = 0;
     AttentionBackwardWalk walk;
     AttentionBackwardSteps at{walk, 1};
+    bool loaded = false;
   };
 
   std::size_t unit(const Cta& cta) const {
@@ -94,8 +103,28 @@ class BackwardSimulation {
     cta.left = cta.at.steps();
     return true;
   }
+  /// Queries of the CTA's step, the gradients of their outputs and their own, into the L2. The least recently
+  /// used ones leave it.
+  void load(Cta& cta) {
+    constexpr std::size_t kTiles = 30'000'000 / (kBackwardTileQueries * 128 * (2 + 2 + 4));
+    if (cta.loaded) return;
+    cta.loaded = true;
+    const std::size_t tile = unit(cta);
+    const auto found = in_l2_.find(tile);
+    if (found != in_l2_.end()) {
+      by_use_.erase(found->second);
+    } else {
+      ++misses_;
+    }
+    by_use_.push_front(tile);
+    in_l2_[tile] = by_use_.begin();
+    if (by_use_.size() <= kTiles) return;
+    in_l2_.erase(by_use_.back());
+    by_use_.pop_back();
+  }
   static void advance(Cta& cta) {
     --cta.left;
+    cta.loaded = false;
     cta.at.advance();
   }
 
@@ -104,7 +133,9 @@ class BackwardSimulation {
   std::vector<std::int32_t> adds_;
   std::vector<Cta> ctas_;
   std::int32_t next_ = 0;
-  std::int64_t steps_ = 0;
+  std::int64_t steps_ = 0, misses_ = 0;
+  std::list<std::size_t> by_use_;
+  std::unordered_map<std::size_t, std::list<std::size_t>::iterator> in_l2_;
 };
 
 }  // namespace
@@ -155,6 +186,23 @@ TEST_CASE("attention backward tasks: nobody waits in a circle, with any number o
       CHECK(simulation.run() > 0);
       CHECK(simulation.all_added());
     }
+  }
+}
+
+TEST_CASE("attention backward tasks: the second half of the keys upwards finds queries in the L2") {
+  for (const std::int32_t sequence : {8192, 16384}) {
+    double missed[2];
+    for (const bool upwards : {false, true}) {
+      BackwardSimulation simulation({1, 64, 8, sequence, sequence, true, upwards ? 132 : 0}, 132);
+      const double busy = 132.0 * simulation.run() / static_cast<double>(simulation.steps());
+      CHECK(busy < 1.08);
+      missed[upwards] = simulation.missed();
+    }
+    CAPTURE(sequence);
+    CAPTURE(missed[0]);
+    CAPTURE(missed[1]);
+    CHECK(missed[0] > 0.2);
+    CHECK(missed[1] < 0.08);
   }
 }
 

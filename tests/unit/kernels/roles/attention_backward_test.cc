@@ -73,6 +73,8 @@ class HostBackward {
     CHECK(control_->failed == 0);
     CHECK(control_->epoch == before + 1);
   }
+  /// Some tasks walk upwards, where there are two for each of so many CTAs.
+  void tell_ctas(std::int32_t ctas) { p_.tasks = plan_.tasks(ctas); }
   void abort() { aborted_ = 1; }
   /// A launch that fails, whether it computes or not; whether it does.
   bool computes_and_fails() {
@@ -184,6 +186,21 @@ TEST_CASE("attention backward kernel: the same bits with any number of CTAs, lau
     HostBackward other(shape, tensors, ctas);
     other.launch();
     CHECK(other.gradients() == first);
+  }
+}
+
+TEST_CASE("attention backward kernel: the second half of the keys upwards") {
+  for (const std::int64_t queries : {900, 1000, 1100}) {
+    const AttentionShape shape{.batch = 1,
+                               .sequence = queries,
+                               .heads = 2,
+                               .kv_heads = 1,
+                               .head_dim = 64,
+                               .causal = true,
+                               .keys = 1000};
+    HostBackward rank(shape, random_attention_backward(shape, 1, 2), 4);
+    rank.tell_ctas(4);
+    rank.check();
   }
 }
 

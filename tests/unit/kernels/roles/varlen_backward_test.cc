@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ring_attention/attention_slots.h"
 #include "kernels/ops/ring_attention/backward_plan.h"
 #include "kernels/ops/ring_attention/varlen_backward_roles.cuh"
 #include "kernels/ops/ring_attention/with_config.h"
@@ -255,9 +254,8 @@ TEST_CASE("varlen backward kernel: every CTA makes the list of tasks that the pl
   const SequenceLengths lengths = sequence_lengths(queries, keys, kSequences);
   HostVarlenBackward rank = make(shape, lengths);
   rank.check(lengths);
-  const AttentionBackwardTaskList list{2, 1, 64, true};
-  const std::vector<AttentionBackwardSlot> wanted = attention_slots(
-      list, rank.plan().lengths({.cu_seqlens_q = lengths.q.data(), .cu_seqlens_k = lengths.k.data()}));
+  const std::vector<AttentionBackwardSlot> wanted = rank.plan().slots(
+      rank.plan().lengths({.cu_seqlens_q = lengths.q.data(), .cu_seqlens_k = lengths.k.data()}));
   REQUIRE(wanted.size() == kSequences + 1);
   CHECK(std::memcmp(wanted.data(), rank.slots(), kSequences * sizeof(AttentionBackwardSlot)) == 0);
   CHECK(wanted.back().tasks_before == rank.slots()[kSequences].tasks_before);

@@ -27,7 +27,7 @@ class GpuVarlenBackwardCase {
   Status fill(std::uint64_t seed, CUstream_st* stream, float scale = 1);
   Status poison_gradients(CUstream_st* stream);
   /// Other lengths, which nothing checks.
-  Status set_lengths(const Lengths& q, const Lengths& k, CUstream_st* stream) const {
+  Status set_lengths(const Lengths& q, const Lengths& k, CUstream_st* stream) {
     return operands_.set_lengths(q, k, stream);
   }
   /// Every `step`-th row of the gradients that a launch with these lengths has left. Synchronous.

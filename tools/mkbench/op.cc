@@ -315,12 +315,14 @@ void add_op(CLI::App& app, int& status) {
       throw CLI::ValidationError("--baseline", "only of the operations around a GEMM, with --executor cuda");
     if (!o->trace.empty() && (!o->preset.empty() || o->shapes.size() > 1))
       throw CLI::ValidationError("--trace", "one operation of one shape");
-    const bool packs = o->op == to_string(OpKind::kAttention) || o->op == to_string(OpKind::kAttentionBackward) ||
+    const bool packs = o->op == to_string(OpKind::kAttention) ||
+                       o->op == to_string(OpKind::kAttentionBackward) ||
                        o->op == to_string(OpKind::kRingAttention);
     if (!o->cu_seqlens.empty() && (o->executor != Executor::kCuda || !packs || o->cu_seqlens.size() < 2)) {
-      throw CLI::ValidationError("--cu-seqlens",
-                                 "two numbers at least, of attention, attention_backward or ring_attention with "
-                                 "--executor cuda");
+      throw CLI::ValidationError(
+          "--cu-seqlens",
+          "two numbers at least, of attention, attention_backward or ring_attention with "
+          "--executor cuda");
     }
     if (o->cu_seqlens.empty() && (o->window_left != -1 || o->window_right != -1))
       throw CLI::ValidationError("--window-left, --window-right", "only with --cu-seqlens");

@@ -47,9 +47,9 @@ Result<Row> measure_attention_cuda(Group& group, OpKind kind, const AttentionSha
 /// of inputs from which attention of a rank alone makes outputs and log-sum-exps before every round.
 Result<Row> measure_backward_cuda(Group& group, OpKind kind, const AttentionShape& shape,
                                   const OpCudaOptions& options);
-/// The same with sequences of different lengths, of attention of each rank alone (kAttention), of its backward
-/// pass (kAttentionBackward) or of ring attention (kRingAttention): `lengths` is cu_seqlens of queries and of
-/// keys on every rank, `shape` says how many rows a rank has.
+/// The same with sequences of different lengths, of attention of each rank alone (kAttention), of its
+/// backward pass (kAttentionBackward) or of ring attention (kRingAttention): `lengths` is cu_seqlens of
+/// queries and of keys on every rank, `shape` says how many rows a rank has.
 Result<Row> measure_varlen_cuda(Group& group, OpKind kind, const AttentionShape& shape,
                                 const std::vector<std::int32_t>& lengths, const OpCudaOptions& options);
 

@@ -1,5 +1,5 @@
-// Attention of sequences of different lengths, of a rank alone and over all ranks, and its backward pass, on the
-// cuda executor; see op_cuda.h.
+// Attention of sequences of different lengths, of a rank alone and over all ranks, and its backward pass, on
+// the cuda executor; see op_cuda.h.
 #include <optional>
 #include <string>
 #include <type_traits>

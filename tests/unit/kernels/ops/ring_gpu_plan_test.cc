@@ -299,4 +299,33 @@ TEST_CASE("ring attention gpu plan: what the cuda executor does not have is refu
         "INVALID_ARGUMENT: ring_attention: batch * sequence = 2147483648, but it must be at most 1073741824");
 }
 
+TEST_CASE("ring attention gpu plan: packed sequences travel as one, and are expected to take less time") {
+  for (const bool causal : {false, true}) {
+    for (const Topology& topology : {Topology(1, 4), Topology(2, 2)}) {
+      AttentionShape shape = kShape;
+      shape.batch = 1;
+      shape.sequence = 32768;
+      shape.causal = causal;
+      const RingGpuPlan one = plan_of(shape, topology, 1);
+      double before = 2 * estimated_seconds(one);
+      for (const std::int64_t sequences : {1, 8, 64}) {
+        shape.max_sequences = sequences;
+        const RingGpuPlan packed = plan_of(shape, topology, 1);
+        CHECK(packed.gather.data_bytes() == one.gather.data_bytes());
+        CHECK(packed.gather.positions(3) == 8192);
+        CHECK(packed.wire_bytes() == one.wire_bytes());
+        CHECK(packed.signature().find("max_sequences=" + std::to_string(sequences)) != std::string::npos);
+        const double now = estimated_seconds(packed);
+        CHECK((now > 0 && now <= before));
+        before = now;
+      }
+      // Of short ones tiles are not full.
+      shape.max_sequences = 1024;
+      CHECK(estimated_seconds(plan_of(shape, topology, 1)) > before);
+      shape.sequence = 4;
+      CHECK(estimated_seconds(plan_of(shape, topology, 3)) > 0);
+    }
+  }
+}
+
 }  // namespace mkernel::kernels

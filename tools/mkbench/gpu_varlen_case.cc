@@ -108,7 +108,8 @@ Result<std::uint64_t> GpuVarlenCase::digest(CUstream_st* stream) const {
 }
 
 Result<std::uint64_t> GpuVarlenCase::written_from(std::int64_t first, CUstream_st* stream) const {
-  return written_behind(out_, static_cast<std::uint64_t>(first * shape_.heads * bytes_of_head(shape_)), stream);
+  return written_behind(out_, static_cast<std::uint64_t>(first * shape_.heads * bytes_of_head(shape_)),
+                        stream);
 }
 
 void add_check(const ProductCheck& one, std::int64_t first, ProductCheck& all) {

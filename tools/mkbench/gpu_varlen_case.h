@@ -40,7 +40,8 @@ class GpuVarlenCase {
 
 /// Adds what was found of one sequence, whose first element is number `first`, to `all`.
 void add_check(const ProductCheck& one, std::int64_t first, ProductCheck& all);
-/// Elements of two bytes behind the first `bytes` of poisoned memory that are no poison any more. Synchronous.
+/// Elements of two bytes behind the first `bytes` of poisoned memory that are no poison any more.
+/// Synchronous.
 Result<std::uint64_t> written_behind(const GpuBuffer& buffer, std::uint64_t bytes, CUstream_st* stream);
 
 }  // namespace mkernel::bench

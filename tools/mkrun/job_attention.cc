@@ -21,7 +21,8 @@ class AttentionJob : public Job {
     if (!q.ok()) return q.status();
     q_ = std::move(*q);
     const std::int64_t batch = packed_ ? 1 : q_.shape[0], head_dim = q_.shape.back();
-    auto k = load_attention_tensor("--k", options.k, batch, alone_ ? -1 : q_positions(), -1, head_dim, options);
+    auto k =
+        load_attention_tensor("--k", options.k, batch, alone_ ? -1 : q_positions(), -1, head_dim, options);
     if (!k.ok()) return k.status();
     k_ = std::move(*k);
     const std::int64_t keys = positions_of(k_), kv_heads = heads_of(k_);

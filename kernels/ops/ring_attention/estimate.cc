@@ -260,10 +260,9 @@ double estimated_seconds(const AttentionBackwardPlan& plan, const Machine& machi
     return play(tasks, std::vector(static_cast<std::size_t>(ctas), begin),
                 [&](const auto& place, double now) { return now + tasks.walk(place).tiles() * step; });
   };
-  const double ends =
-      shape.max_sequences > 0
-          ? end(BackwardSlotTasks{plan.list(), plan.slots(AssumedLengths(shape).lengths())})
-          : end(plan.tasks());
+  const double ends = shape.max_sequences > 0
+                          ? end(BackwardSlotTasks{plan.list(), plan.slots(AssumedLengths(shape).lengths())})
+                          : end(plan.tasks());
   return std::max(ends, begin) + machine.last_stores;
 }
 

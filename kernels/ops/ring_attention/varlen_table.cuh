@@ -30,7 +30,8 @@ __device__ __forceinline__ std::int32_t varlen_first_bad(const AttentionLengths&
 }
 
 /// All threads of the CTA: whether the lengths are good. Of a launch that is refused CTA 0 says why, and it
-/// lets the tasks of the next launch be counted from zero on. `p`: VarlenParameters, or those of a backward pass.
+/// lets the tasks of the next launch be counted from zero on. `p`: VarlenParameters, or those of a backward
+/// pass.
 template <class Parameters>
 __device__ __forceinline__ bool varlen_accept(const Parameters& p, std::uint64_t epoch,
                                               VarlenSorting& sorting) {

@@ -104,11 +104,12 @@ def varlen():
     for seed, (causal, zigzag) in enumerate(((True, True), (True, False), (False, True))):
         for dim, dtype in ((64, torch.bfloat16), (128, torch.float16)):
             split = SPLIT[causal and zigzag]
-            sequences = Sequences(100 * seed + dim, (96, 0, 2, 230), split, 5, causal=causal, dim=dim, dtype=dtype)
-            changed = attended(sequences, zigzag, name, causal, device=GPU)
-            assert changed["launches"] == 1, changed
+            for with_lse in (False, True):
+                sequences = Sequences(100 * seed + dim, (96, 0, 2, 230), split, 5, causal=causal, dim=dim, dtype=dtype, with_lse=with_lse)
+                changed = attended(sequences, zigzag, name, causal, device=GPU)
+                assert changed["launches"] == 1, changed
     mkernel.torch.synchronize()
-    assert not mkernel.torch.counters()["fallbacks"]
+    assert set(mkernel.torch.counters()["fallbacks"]) == {"ring_attention_varlen_backward: the loss depends on lse"}
     q = on_gpu(1, RANK, (66, 4, 64))  # the operation has 80 rows
     for bad in ([0, 40, 32, 64], [0, 32, 68]):
         OPS.ring_attention_varlen(q, q, q, torch.tensor(bad, dtype=torch.int32, device=GPU), True, None, name)

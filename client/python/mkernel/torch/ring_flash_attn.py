@@ -16,7 +16,8 @@ head_dim], k and v [positions, kv_heads, head_dim], kv and qkv with a dimension 
 positions]. cu_seqlens [sequences + 1], int32, says where this rank's parts of the sequences begin and end, on the device of q; it is
 the same on every rank, and max_seqlen is not needed. The lengths are even for causal zigzag functions (checked in host memory alone).
 They run torch.ops.mkernel.ring_attention_varlen: keys and values are gathered over the process group first, then attended to in one
-launch, so nothing overlaps; and the backward pass is PyTorch code, which waits for the device to read cu_seqlens.
+launch, so nothing overlaps. So does the backward pass, with one launch for all gradients; where the loss depends on lse it is PyTorch
+code, which waits for the device to read cu_seqlens.
 
 The others run torch.ops.mkernel.ring_attention, which has the gradients and says what falls back to PyTorch. That is so for causal=True
 without zigzag: mkernel splits causal sequences zigzag alone, for equal work. Errors: Unimplemented (an argument that has not its default),

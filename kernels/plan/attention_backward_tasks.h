@@ -133,8 +133,7 @@ class AttentionBackwardTasks {
     std::int32_t batch = 0;
     std::int32_t kv_head = 0;
     std::int32_t tile = 0;  ///< of the keys
-    bool downwards =
-        false;  ///< the section begins with the first keys; so walks are downwards, but for these
+    bool downwards = false;  ///< its section begins with the first keys
   };
   using Walk = AttentionBackwardWalk;
 

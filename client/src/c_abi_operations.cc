@@ -124,9 +124,9 @@ Result<AttentionArguments> operands_of(const mk_attention_arguments* arguments) 
 Result<AttentionBackwardArguments> operands_of(const mk_attention_backward_arguments* arguments) {
   const auto given = read("mk_attention_backward_arguments", arguments);
   if (!given.ok()) return given.status();
-  return AttentionBackwardArguments{given->q,   given->k,   given->v,   given->out, given->d_out,
-                                    given->lse, given->d_q, given->d_k, given->d_v, given->cu_seqlens_q,
-                                    given->cu_seqlens_k};
+  return AttentionBackwardArguments{
+      given->q,   given->k,   given->v,   given->out,          given->d_out,       given->lse,
+      given->d_q, given->d_k, given->d_v, given->cu_seqlens_q, given->cu_seqlens_k};
 }
 Result<GroupedGemmArguments> operands_of(const mk_grouped_gemm_arguments* arguments) {
   const auto given = read("mk_grouped_gemm_arguments", arguments);

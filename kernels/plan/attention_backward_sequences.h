@@ -15,8 +15,9 @@ struct AttentionBackwardSlot : AttentionSlot {
   std::int32_t first_tile;  ///< attention_first_query_tile()
 };
 
-/// Tiles of queries are numbered over all sequences, so that none has those of two: sequence number `sequence`,
-/// whose queries begin with row `query_first`, has the numbers from here on. Some numbers are of no tile.
+/// Tiles of queries are numbered over all sequences, so that none has those of two: sequence number
+/// `sequence`, whose queries begin with row `query_first`, has the numbers from here on. Some numbers are of
+/// no tile.
 MK_HOST_DEVICE constexpr std::int64_t attention_first_query_tile(std::int64_t query_first,
                                                                  std::int64_t sequence) {
   return query_first / kBackwardTileQueries + sequence;
@@ -51,8 +52,8 @@ MK_HOST_DEVICE inline AttentionQueryTile attention_query_tile(const AttentionLen
 /// The tasks that each sequence of a launch has, and in which order sequences come: those with most queries
 /// first, for so many steps a task has. Within a sequence tasks follow each other as those of
 /// AttentionBackwardTasks, and for the same reasons a task waits only for tasks that were taken before it.
-/// With a causal mask all walk downwards: the tasks of a head follow each other at a distance of one step, and
-/// those at the end of a sequence are its shortest ones.
+/// With a causal mask all walk downwards: the tasks of a head follow each other at a distance of one step,
+/// and those at the end of a sequence are its shortest ones.
 struct AttentionBackwardTaskList {
   using Slot = AttentionBackwardSlot;
 
@@ -75,10 +76,8 @@ struct AttentionBackwardTaskList {
   MK_HOST_DEVICE void describe(const AttentionSequence& sequence, std::int32_t number, Slot& slot) const {
     slot.sequence = sequence;
     slot.section_heads = section_heads(sequence);
-    slot.first_tile =
-        static_cast<std::int32_t>(attention_first_query_tile(sequence.query_first, number));
+    slot.first_tile = static_cast<std::int32_t>(attention_first_query_tile(sequence.query_first, number));
   }
-
 
   /// A task: a tile of keys of one head, and the tiles of queries that it walks, all counted from the first
   /// ones of its sequence.
@@ -90,9 +89,9 @@ struct AttentionBackwardTaskList {
   /// Task number `inside` of the slot's.
   MK_HOST_DEVICE Place place(const AttentionSlot& slot, std::int32_t inside) const {
     const std::int32_t key_tiles = AttentionBackwardTiles::key_tiles(slot.sequence.keys);
-    const AttentionHeadTile at = attention_head_tile<std::int32_t>(
-        inside, kv_heads, key_tiles, slot.section_heads, kv_heads % slot.section_heads,
-        slot.section_heads * key_tiles);
+    const AttentionHeadTile at =
+        attention_head_tile<std::int32_t>(inside, kv_heads, key_tiles, slot.section_heads,
+                                          kv_heads % slot.section_heads, slot.section_heads * key_tiles);
     const std::int32_t turn = key_tiles - 1 - at.tile;  // its place in the order of the head's tasks
     const std::int32_t tile = causal ? turn : at.tile;
     const AttentionBackwardTiles tiles{slot.sequence.queries, slot.sequence.keys, causal};

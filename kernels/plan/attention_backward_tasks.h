@@ -86,16 +86,16 @@ struct AttentionBackwardTiles {
   }
 };
 
-/// Of a section of the tasks of a backward pass: what they read and add of the queries of `group` heads, which
-/// share keys.
+/// Of a section of the tasks of a backward pass: what they read and add of the queries of `group` heads,
+/// which share keys.
 MK_HOST_DEVICE constexpr std::int64_t attention_backward_query_bytes(std::int32_t group, std::int32_t queries,
                                                                      std::int32_t head_dim) {
   constexpr std::int64_t kOfElement = 2 + 2 + 4;  // itself, its output's gradient, and its own in fp32
   return std::int64_t{group} * queries * head_dim * kOfElement;
 }
 /// Heads of keys that a section has at least, with so many tiles of keys each; `shared`: by heads of queries.
-/// NOTES: measured on an H100, 4 * 16 heads and 64 heads that share 8, causal. Sections that do not fit the L2
-/// cost up to 30 % where tasks walk upwards, and up to 10 % where they walk downwards.
+/// NOTES: measured on an H100, 4 * 16 heads and 64 heads that share 8, causal. Sections that do not fit the
+/// L2 cost up to 30 % where tasks walk upwards, and up to 10 % where they walk downwards.
 MK_HOST_DEVICE constexpr std::int32_t attention_backward_fewest_heads(bool shared, std::int32_t key_tiles) {
   const std::int32_t tasks = shared ? 256 : 128;
   return (tasks + key_tiles - 1) / key_tiles;
@@ -117,11 +117,12 @@ MK_HOST_DEVICE constexpr std::int32_t attention_backward_fewest_heads(bool share
 /// order of all sections: walking upwards, the next task would come to a tile only after two tiles of all
 /// these heads, when the L2 does not hold it any more.
 ///
-/// Where `ctas` is given and a section that begins with the first keys has just two tasks for each of them, the
-/// second half of its tiles walks upwards. CTAs take these tasks one by one as the long ones end, some 15 steps
-/// apart where eight heads share keys, which is too far for the L2 when all begin at the last tile. Upwards
-/// each begins at its own diagonal, about as far ahead of the one before, and they come to a tile at the same
-/// time. The order of adds is the same. With other numbers of tasks the halves would wait for each other.
+/// Where `ctas` is given and a section that begins with the first keys has just two tasks for each of them,
+/// the second half of its tiles walks upwards. CTAs take these tasks one by one as the long ones end, some 15
+/// steps apart where eight heads share keys, which is too far for the L2 when all begin at the last tile.
+/// Upwards each begins at its own diagonal, about as far ahead of the one before, and they come to a tile at
+/// the same time. The order of adds is the same. With other numbers of tasks the halves would wait for each
+/// other.
 ///
 /// A section has one or two tasks per multiprocessor at least, also where the queries of its heads do not fit
 /// the L2 together: tasks of a head that run at the same time read the same tiles of queries at about the
@@ -132,7 +133,7 @@ class AttentionBackwardTasks {
     std::int32_t batch = 0;
     std::int32_t kv_head = 0;
     std::int32_t tile = 0;  ///< of the keys
-    bool downwards = false;  ///< the section begins with the first keys; so walks are downwards, but for these
+    bool downwards = false;  ///< its section begins with the first keys
   };
   using Walk = AttentionBackwardWalk;
 

@@ -101,7 +101,7 @@ class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
     def test_attention_of_every_rank_alone(self):
         """Also packed sequences, one without positions; --trace tells what their CTAs worked at."""
         packed = ["--heads", "6", "--kv-heads", "2", "--head-dim", "128", "--causal", "--cu-seqlens", "0,5,5,700,1900"]
-        for op, shape in (("attention", RINGS[0]), ("attention", packed), (BACKWARD, RINGS[0]), (BACKWARD, RINGS[1])):
+        for op, shape in (("attention", RINGS[0]), ("attention", packed), (BACKWARD, packed), (BACKWARD, RINGS[0]), (BACKWARD, RINGS[1])):
             with self.subTest(op=op, shape=shape):
                 path = self.folder / f"{op}.json"
                 self.verified(2, op, *shape, "--iterations", "3", "--trace", str(path), group=op)
@@ -313,6 +313,10 @@ class MkrunGpuTest(SeveralNodes):
         lengths = self.np.cumsum([0, 5, 0, 300, 7, 129]).astype("int32")
         packed = {"q": self.values(441, 4, 64), "k": self.values(441, 2, 64), "v": self.values(441, 2, 64), "cu-seqlens": [lengths] * 2}
         self.compare("attention", packed, "--causal", results=("out", "lse"))
+        # Its backward pass, of what the cpu executor has just given.
+        given = {flag: [self.np.load(self.folder / f"{flag}.{rank}.npy") for rank in range(2)] for flag in ("out", "lse")}
+        packed.update({"o": given["out"], "lse": given["lse"], "d-o": self.values(441, 4, 64)})
+        self.compare(BACKWARD, packed, "--causal", results=("out", "d-k", "d-v"))
 
     def test_mixture_of_experts(self):
         experts, inner = 5, 64

@@ -15,7 +15,8 @@ sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a 
 from cluster import gpus_or_skip, program  # noqa: E402
 
 PROGRAMS = ["gpu_gemm", "gpu_gemm_operations", "gpu_ag_gemm", "gpu_attention", "gpu_attention_backward", "gpu_ring_attention",
-            "gpu_ring_attention_backward", "gpu_ring_varlen", "gpu_varlen_attention", "gpu_grouped_gemm", "gpu_moe", "gpu_tile_reduce"]
+            "gpu_ring_attention_backward", "gpu_ring_varlen", "gpu_varlen_attention", "gpu_varlen_attention_backward", "gpu_grouped_gemm",
+            "gpu_moe", "gpu_tile_reduce"]
 SMALL = "*small enough for tools*"
 
 

@@ -127,6 +127,7 @@ def units(types):
             for dtype in types)))
     for head_dim, causal in itertools.product((64, 128), ("false", "true")):
         for op, name, parameters in (("attention_backward", "backward", "AttentionBackwardParameters"),
+                                     ("varlen_backward", "varlen_backward", "VarlenBackwardParameters"),
                                      ("ring_backward", "ring_backward", "RingBackwardParameters")):
             all_units.append(unit_of(op, f"{head_dim}_{causal}", f"kernels/ops/ring_attention/{name}_roles.cuh", (
                 f"{op}_kernel<AttentionBackwardConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ {parameters})"

@@ -163,8 +163,8 @@ TEST_CASE("attention backward: the later keys upwards, and what that takes" * do
         rank->verify(256);
       }
     }
-    MESSAGE(all_downwards.operation().signature() << ": all downwards " << best[0] << " ms, later keys upwards "
-                                                  << best[1] << " ms");
+    MESSAGE(all_downwards.operation().signature()
+            << ": all downwards " << best[0] << " ms, later keys upwards " << best[1] << " ms");
   }
 }
 

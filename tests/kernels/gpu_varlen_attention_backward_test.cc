@@ -162,7 +162,8 @@ TEST_CASE("varlen attention backward: bad lengths are refused, and the next laun
   }
 }
 
-TEST_CASE("varlen attention backward: a graph replayed 1,000 times with other lengths, the same bits always") {
+TEST_CASE(
+    "varlen attention backward: a graph replayed 1,000 times with other lengths, the same bits always") {
   if (!peers_or_skip(1)) return;
   for (const bool causal : {false, true}) {
     AttentionShape shape = kRagged;

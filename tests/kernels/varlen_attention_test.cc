@@ -179,7 +179,8 @@ TEST_CASE("varlen attention backward: ragged sequences, both masks and types, an
   }
 }
 
-TEST_CASE("varlen attention backward: bad lengths and windows are refused by name, and the next launch comes") {
+TEST_CASE(
+    "varlen attention backward: bad lengths and windows are refused by name, and the next launch comes") {
   const SequenceLengths good = ragged_lengths(11);
   VarlenBackward rank(kRagged, good);
   SequenceLengths bad = good;

@@ -161,6 +161,37 @@ def attention_backward(group, dtype, causal):
         close(found, expected, 1.01 * UNIT[dtype] * np.abs(expected) + 2e-5)
 
 
+def varlen_backward(group, dtype, causal):
+    """Of packed sequences, two of which have no queries, or no keys: their gradients are zeros."""
+    heads, kv_heads, dim, rows = 4, 2, 32, 40
+    of_queries, of_keys = (np.array(ends, np.int32) for ends in ([0, 5, 5, 30, 33], [0, 9, 13, 38, 38]))
+    q, d_out = (operand(seed, RANK, (rows, heads, dim), dtype) for seed in (20, 21))
+    k, v = (operand(seed, RANK, (rows, kv_heads, dim), dtype) for seed in (22, 23))
+    sizes = {"sequence": rows, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal, "dtype": dtype, "max_sequences": 4}
+    lengths = {"cu_seqlens_q": of_queries, "cu_seqlens_k": of_keys}
+    out, lse = poisoned(q.shape, dtype), np.full((heads, rows), np.nan, np.float32)
+    with group.attention(**sizes) as operation:
+        operation.run(q, k, v, out, lse=lse, timeout=LONG, **lengths)
+    gradients = [poisoned(x.shape, dtype) for x in (q, k, v)]
+    with group.attention_backward(**sizes) as operation:
+        operation.run(q, k, v, out, d_out, lse, *gradients, timeout=LONG, **lengths)
+        with raises(mkernel.InvalidArgument, "attention_backward: cu_seqlens_k is needed with max_sequences = 4"):
+            operation.bind(q, k, v, out, d_out, lse, *gradients, cu_seqlens_q=of_queries)
+        bad = np.array([0, 5, 4, 30, 33], np.int32)
+        with raises(mkernel.InvalidArgument, "attention_backward: cu_seqlens_q[2] = 4, but it must be 5..40"):
+            operation.run(q, k, v, out, d_out, lse, *gradients, timeout=LONG, cu_seqlens_q=bad, cu_seqlens_k=of_keys)
+        operation.run(q, k, v, out, d_out, lse, *gradients, timeout=LONG, **lengths)
+    for sequence in range(4):
+        queries, keys = (slice(*ends[sequence:sequence + 2]) for ends in (of_queries, of_keys))
+        found = gradients[0][queries], gradients[1][keys], gradients[2][keys]
+        if 0 in (found[0].size, found[1].size):
+            assert not any(np.any(x) for x in found)
+            continue
+        operands = (np.ascontiguousarray(x[None]) for x in (q[queries], k[keys], v[keys], out[queries], d_out[queries], lse[:, queries]))
+        for gradient, (expected,) in zip(found, gradients_of(*operands, causal)):
+            close(gradient, expected, 1.01 * UNIT[dtype] * np.abs(expected) + 2e-5)
+
+
 def ring_attention_backward(group, dtype, causal):
     """Every rank knows all operands, and so what all ranks have."""
     batch, sequence, heads, kv_heads, dim = 2, 21, 4, 2, 32
@@ -192,4 +223,5 @@ def attentions():
             varlen(group, dtype, causal)
             packed_ring(group, dtype, causal)
             attention_backward(group, dtype, causal)
+            varlen_backward(group, dtype, causal)
             ring_attention_backward(group, dtype, causal)

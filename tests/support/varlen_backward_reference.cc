@@ -38,13 +38,12 @@ std::vector<std::uint16_t> rows_of(const std::vector<std::uint16_t>& tensor, Ran
 
 AttentionBackwardTensors tensors_of(const AttentionShape& whole, const Cut& cut,
                                     const AttentionBackwardTensors& tensors) {
-  AttentionBackwardTensors of{
-      .forward = {rows_of(tensors.forward.q, cut.queries, cut.q_width),
-                  rows_of(tensors.forward.k, cut.keys, cut.kv_width),
-                  rows_of(tensors.forward.v, cut.keys, cut.kv_width)},
-      .out = rows_of(tensors.out, cut.queries, cut.q_width),
-      .d_out = rows_of(tensors.d_out, cut.queries, cut.q_width),
-      .lse = {}};
+  AttentionBackwardTensors of{.forward = {rows_of(tensors.forward.q, cut.queries, cut.q_width),
+                                          rows_of(tensors.forward.k, cut.keys, cut.kv_width),
+                                          rows_of(tensors.forward.v, cut.keys, cut.kv_width)},
+                              .out = rows_of(tensors.out, cut.queries, cut.q_width),
+                              .d_out = rows_of(tensors.d_out, cut.queries, cut.q_width),
+                              .lse = {}};
   for (std::int64_t head = 0; head < whole.heads; ++head) {
     const auto of_head = tensors.lse.begin() + head * whole.sequence;
     of.lse.insert(of.lse.end(), of_head + cut.queries.begin, of_head + cut.queries.end);

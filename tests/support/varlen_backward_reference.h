@@ -16,8 +16,8 @@ namespace mkernel::test {
 AttentionBackwardTensors random_varlen_backward(const AttentionShape& shape, const SequenceLengths& lengths,
                                                 std::uint64_t seed, float scale = 1.0F);
 
-/// As wrong_gradients() of every sequence. Gradients of queries without keys, and of keys without queries, are
-/// zeros; rows behind the last sequence stay poison.
+/// As wrong_gradients() of every sequence. Gradients of queries without keys, and of keys without queries,
+/// are zeros; rows behind the last sequence stay poison.
 std::size_t wrong_varlen_gradients(const AttentionShape& shape, const SequenceLengths& lengths,
                                    const AttentionBackwardTensors& tensors,
                                    const AttentionGradients& gradients, Weights weights);

@@ -188,8 +188,8 @@ Rounding rounding_of_partials(const GradientRows& rows, DataType type) {
 
 template <typename T>
 void launch_check(const AttentionBackwardArguments& arguments, const AttentionShape& shape,
-                  const GradientRows& rows, std::int64_t step, Differences* differences,
-                  cudaStream_t stream, std::int64_t lse_stride) {
+                  const GradientRows& rows, std::int64_t step, Differences* differences, cudaStream_t stream,
+                  std::int64_t lse_stride) {
   const auto of = [](const void* tensor) { return static_cast<const T*>(tensor); };
   const Problem<T> p{
       .q = of(arguments.q),

@@ -9,14 +9,20 @@
 
 namespace mkernel::mkrun {
 
-inline bool is_packed(const Options& options) { return !options.cu_seqlens.empty(); }
+inline bool is_packed(const Options& options) {
+  return !options.cu_seqlens.empty();
+}
 
 /// [batch, positions, heads, head_dim]; packed sequences have no batch. -1: any.
 Result<Operand> load_attention_tensor(const std::string& flag, const std::string& path, std::int64_t batch,
                                       std::int64_t positions, std::int64_t heads, std::int64_t head_dim,
                                       const Options& options);
-inline std::int64_t positions_of(const Operand& tensor) { return tensor.shape[tensor.shape.size() - 3]; }
-inline std::int64_t heads_of(const Operand& tensor) { return tensor.shape[tensor.shape.size() - 2]; }
+inline std::int64_t positions_of(const Operand& tensor) {
+  return tensor.shape[tensor.shape.size() - 3];
+}
+inline std::int64_t heads_of(const Operand& tensor) {
+  return tensor.shape[tensor.shape.size() - 2];
+}
 
 /// Where packed sequences begin and end; without these both are empty.
 struct PackedLengths {

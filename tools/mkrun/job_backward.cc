@@ -91,7 +91,8 @@ class BackwardJob : public Job {
   /// With the batch and head_dim of `other`. -1: any.
   static Status load_like(const Operand& other, const std::string& flag, const std::string& path,
                           std::int64_t positions, std::int64_t heads, const Options& options, Operand& to) {
-    auto loaded = load_attention_tensor(flag, path, other.shape[0], positions, heads, other.shape.back(), options);
+    auto loaded =
+        load_attention_tensor(flag, path, other.shape[0], positions, heads, other.shape.back(), options);
     if (loaded.ok()) to = std::move(*loaded);
     return loaded.status();
   }

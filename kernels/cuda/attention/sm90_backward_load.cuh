@@ -49,11 +49,13 @@ __device__ __forceinline__ void attention_backward_load_steps(const Feed& feed,
     int row = at.tile() * kRows;
     if constexpr (Feed::kPacked) row = feed.query_row(task, at.tile());
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.queries[stages.stage()]),
-                                                feed.q(at.tile()), column, row, attention_query_first(feed, task, at.tile()), full);
+                                                feed.q(at.tile()), column, row,
+                                                attention_query_first(feed, task, at.tile()), full);
     ptx::tma_load_2d(ptx::shared_address(&shared.rows[stages.stage()]), &feed.row_map(), 0,
                      feed.tile_at(task, at.head(), at.tile()), full);
     attention_load_boxes<Config::kBoxes, kRows>(ptx::shared_address(shared.d_out[stages.stage()]),
-                                                feed.d_out(at.tile()), column, row, attention_query_first(feed, task, at.tile()), full);
+                                                feed.d_out(at.tile()), column, row,
+                                                attention_query_first(feed, task, at.tile()), full);
   }
 }
 

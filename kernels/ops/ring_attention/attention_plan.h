@@ -16,8 +16,8 @@ namespace mkernel::kernels {
 struct AttentionOptions {
   std::int32_t sms = 0;  ///< multiprocessors at most
   std::string machine;   ///< as GemmPlanOptions' of this name
-  /// Of the backward pass, for gpu_attention_backward_test, which times both: AttentionBackwardTasks with `ctas`.
-  /// The gradients of keys have other bits then on other numbers of multiprocessors.
+  /// Of the backward pass, for gpu_attention_backward_test, which times both: AttentionBackwardTasks with
+  /// `ctas`. The gradients of keys have other bits then on other numbers of multiprocessors.
   bool later_keys_upwards = false;
 };
 

@@ -11,8 +11,8 @@
 
 namespace mkernel::kernels {
 
-/// Of lengths that are good, with a slot behind the last one. `list`: AttentionTaskList, or that of a backward
-/// pass.
+/// Of lengths that are good, with a slot behind the last one. `list`: AttentionTaskList, or that of a
+/// backward pass.
 template <class List>
 std::vector<typename List::Slot> attention_slots(const List& list, const AttentionLengths& lengths) {
   std::vector<AttentionSequence> sequences;

@@ -80,9 +80,9 @@ class BackwardLaunch {
     return made;
   }
   const Block& block_of(std::int32_t item) const {
-    const auto behind = std::upper_bound(
-        blocks_.begin(), blocks_.end(), item,
-        [](std::int32_t number, const Block& block) { return number < block.before; });
+    const auto behind =
+        std::upper_bound(blocks_.begin(), blocks_.end(), item,
+                         [](std::int32_t number, const Block& block) { return number < block.before; });
     return *(behind - 1);
   }
 
@@ -115,8 +115,8 @@ class BackwardLaunch {
     std::fill(sums.second.begin(), sums.second.end(), 0.0F);
     for (std::int64_t head = kv_head * plan_.group(); head < (kv_head + 1) * plan_.group(); ++head)
       sums.tiles.add_to_keys(head_of(sequence, head), keys, sums.first.data(), sums.second.data());
-    for (const auto& [sum, tensor] : {std::pair{sums.first.data(), arguments_.d_k},
-                                      {sums.second.data(), arguments_.d_v}})
+    for (const auto& [sum, tensor] :
+         {std::pair{sums.first.data(), arguments_.d_k}, {sums.second.data(), arguments_.d_v}})
       store_rows(sum, keys.size(), key_rows(sequence, tensor, kv_head).from(keys.begin));
   }
 

@@ -100,8 +100,8 @@ Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_attention_back
       with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
         return attention_backward_kernel_of<kHeadDim, kCausal, kType>();
       });
-  std::unique_ptr<CudaAttentionBackwardOperation> made =
-      std::make_unique<CudaAttentionBackward>(std::move(*plan), *machine, topology, rank, options.later_keys_upwards);
+  std::unique_ptr<CudaAttentionBackwardOperation> made = std::make_unique<CudaAttentionBackward>(
+      std::move(*plan), *machine, topology, rank, options.later_keys_upwards);
   MK_RETURN_IF_ERROR(made->load(kernel, *machine));
   return made;
 }

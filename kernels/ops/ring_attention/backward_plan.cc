@@ -47,14 +47,8 @@ std::vector<AttentionBackwardSlot> AttentionBackwardPlan::slots(const AttentionL
 
 AttentionBackwardTasks AttentionBackwardPlan::tasks(std::int32_t ctas) const {
   const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-  return {narrow(shape.batch),
-          narrow(shape.heads),
-          narrow(shape.kv_heads),
-          narrow(shape.sequence),
-          narrow(shape.keys),
-          narrow(shape.head_dim),
-          shape.causal,
-          ctas};
+  return {narrow(shape.batch), narrow(shape.heads),    narrow(shape.kv_heads), narrow(shape.sequence),
+          narrow(shape.keys),  narrow(shape.head_dim), shape.causal,           ctas};
 }
 
 Status AttentionBackwardPlan::check(const AttentionBackwardArguments& arguments) const {

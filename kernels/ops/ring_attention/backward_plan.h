@@ -51,8 +51,8 @@ struct AttentionBackwardPlan {
 
   /// Query heads that share the keys and values of one head.
   std::int64_t group() const { return shape.heads / shape.kv_heads; }
-  /// The tasks of packed sequences, of a plan that check_on_gpu() takes; `lengths`: good ones, and slots() has a
-  /// slot behind the last.
+  /// The tasks of packed sequences, of a plan that check_on_gpu() takes; `lengths`: good ones, and slots()
+  /// has a slot behind the last.
   AttentionBackwardTaskList list() const;
   std::vector<AttentionBackwardSlot> slots(const AttentionLengths& lengths) const;
   /// Of a plan that check_on_gpu() takes, and whose sequences are not packed.

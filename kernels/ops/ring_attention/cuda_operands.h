@@ -87,8 +87,7 @@ class AttentionBackwardMaps {
   template <class Parameters>
   Status encode(const AttentionBackwardArguments& arguments, const AttentionBackwardViews& views,
                 Parameters& parameters) {
-    const Tensors given{arguments.q,     arguments.k,   arguments.v,
-                        arguments.d_out, arguments.d_k, arguments.d_v};
+    const Tensors given{arguments.q, arguments.k, arguments.v, arguments.d_out, arguments.d_k, arguments.d_v};
     if (given == tensors_) return {};
     tensors_ = {};
     constexpr OpKind kKind = OpKind::kAttentionBackward;

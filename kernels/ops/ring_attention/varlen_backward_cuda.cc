@@ -62,9 +62,9 @@ class CudaVarlenAttentionBackward final : public CudaOperation<AttentionBackward
   Status launch(const AttentionBackwardArguments& arguments, std::uint64_t deadline_ns,
                 CUstream_st* stream) override {
     const AttentionBackwardViews views{
-        varlen_backward_q_view(plan_, arguments.q),       varlen_backward_k_view(plan_, arguments.k),
-        varlen_backward_k_view(plan_, arguments.v),       varlen_backward_q_view(plan_, arguments.d_out),
-        varlen_backward_d_k_view(plan_, arguments.d_k),   varlen_backward_d_k_view(plan_, arguments.d_v)};
+        varlen_backward_q_view(plan_, arguments.q),     varlen_backward_k_view(plan_, arguments.k),
+        varlen_backward_k_view(plan_, arguments.v),     varlen_backward_q_view(plan_, arguments.d_out),
+        varlen_backward_d_k_view(plan_, arguments.d_k), varlen_backward_d_k_view(plan_, arguments.d_v)};
     MK_RETURN_IF_ERROR(maps_.encode(arguments, views, parameters_));
     VarlenBackwardParameters p = parameters_;
     p.endpoint = endpoint(deadline_ns);

@@ -1,5 +1,5 @@
-// The kernel of the backward pass of attention of sequences of different lengths for one size of heads, mask and
-// type; included by one file per instance, so that they compile side by side.
+// The kernel of the backward pass of attention of sequences of different lengths for one size of heads, mask
+// and type; included by one file per instance, so that they compile side by side.
 #pragma once
 
 #include "kernels/cuda/launch/cooperative_launch.cuh"

@@ -1,5 +1,5 @@
-// Which is the kernel of the backward pass of attention of sequences of different lengths: between the operation and the files
-// that nvcc builds.
+// Which is the kernel of the backward pass of attention of sequences of different lengths: between the
+// operation and the files that nvcc builds.
 #pragma once
 
 #include "kernels/base/types.h"

@@ -112,7 +112,8 @@ class VarlenBackwardFeed : public AttentionBackwardQueryFeed<Config> {
 /// rows of each such sequence.
 template <class Config>
 __device__ __forceinline__ void zero_unseen_keys(const VarlenBackwardParameters& p) {
-  const auto warp = static_cast<std::int32_t>(threadIdx.x / 32), lane = static_cast<std::int32_t>(threadIdx.x % 32);
+  const auto warp = static_cast<std::int32_t>(threadIdx.x / 32),
+             lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const std::int32_t row_bytes = p.kv_heads * Config::kHeadDim * 2;
   for (std::int32_t first = warp * 32; first < p.lengths.sequences; first += Config::kThreads) {
     AttentionSequence mine{};
@@ -151,7 +152,8 @@ __device__ __forceinline__ void varlen_backward_cta(const VarlenBackwardParamete
   compute_alone<Config::kThreads / 32>(p.endpoint, [&](const LaunchBegin& begin) {
     if (blockIdx.x == 0 && threadIdx.x == 0) p.counters->next_unit[(begin.epoch + 1) & 1] = 0;
     if (!varlen_accept(p, begin.epoch, sorting)) return skip_backward_rows<Config>(p);
-    AttentionBackwardSlot* slots = p.scratch->slots(static_cast<std::int32_t>(blockIdx.x), p.lengths.sequences);
+    AttentionBackwardSlot* slots =
+        p.scratch->slots(static_cast<std::int32_t>(blockIdx.x), p.lengths.sequences);
     fill_varlen_backward<Config>(p, slots, sorting);
     zero_unseen_keys<Config>(p);
     prepare_all_backward_rows<Config>(p, static_cast<std::int32_t>(blockIdx.x));
@@ -160,8 +162,8 @@ __device__ __forceinline__ void varlen_backward_cta(const VarlenBackwardParamete
 }
 
 template <class Config>
-__global__ __launch_bounds__(Config::kThreads,
-                             1) void varlen_backward_kernel(const __grid_constant__ VarlenBackwardParameters p) {
+__global__ __launch_bounds__(Config::kThreads, 1) void varlen_backward_kernel(
+    const __grid_constant__ VarlenBackwardParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
   varlen_backward_cta<Config>(p, memory);
 }

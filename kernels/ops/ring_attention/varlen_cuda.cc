@@ -39,8 +39,8 @@ class CudaVarlenAttention final : public CudaOperation<AttentionArguments> {
 
  private:
   Status attach() override {
-    auto scratch = DeviceBuffer::zeroed(VarlenScratch<AttentionSlot>::bytes(ctas_, plan_.lengths({}).sequences),
-                                        "attention: list of tasks");
+    auto scratch = DeviceBuffer::zeroed(
+        VarlenScratch<AttentionSlot>::bytes(ctas_, plan_.lengths({}).sequences), "attention: list of tasks");
     if (!scratch.ok()) return scratch.status();
     scratch_ = std::move(*scratch);
     parameters_ = varlen_parameters(plan_, static_cast<VarlenScratch<AttentionSlot>*>(scratch_.get()));

@@ -30,7 +30,7 @@ VarlenParameters varlen_parameters(const AttentionPlan& plan, VarlenScratch<Atte
 
 MatrixView varlen_q_view(const AttentionPlan& plan, const void* q) {
   return varlen_tile_view(plan.shape, q, plan.shape.heads, plan.shape.sequence, kAttentionTileQueries,
-                   kAttentionTileQueries);
+                          kAttentionTileQueries);
 }
 MatrixView varlen_kv_view(const AttentionPlan& plan, const void* kv) {
   const std::int32_t rows = plan.tile_keys();
@@ -38,7 +38,7 @@ MatrixView varlen_kv_view(const AttentionPlan& plan, const void* kv) {
 }
 MatrixView varlen_out_view(const AttentionPlan& plan, const void* out) {
   return varlen_tile_view(plan.shape, out, plan.shape.heads, plan.shape.sequence, kAttentionTileQueries,
-                   kAttentionTileQueries / 2);
+                          kAttentionTileQueries / 2);
 }
 
 }  // namespace mkernel::kernels

@@ -58,8 +58,8 @@ struct VarlenParameters {
 /// All that is the same in every launch.
 VarlenParameters varlen_parameters(const AttentionPlan& plan, VarlenScratch<AttentionSlot>* scratch);
 
-/// Rows of all sequences of a tensor [rows, heads, head_dim], one tile of `height` rows after the other: such a
-/// map as the above.
+/// Rows of all sequences of a tensor [rows, heads, head_dim], one tile of `height` rows after the other: such
+/// a map as the above.
 MatrixView varlen_tile_view(const AttentionShape& shape, const void* tensor, std::int64_t heads,
                             std::int64_t rows, std::int32_t height, std::int32_t box_rows);
 /// What the maps are of, one box per load or store of the kernel. Keys and values have the same view.

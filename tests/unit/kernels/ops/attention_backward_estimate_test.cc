@@ -51,6 +51,16 @@ TEST_CASE("attention backward: expected is what an H100 took, within a tenth") {
   }
 }
 
+TEST_CASE("attention backward: packed sequences count as equally long") {
+  const AttentionShape apart{.batch = 4, .sequence = 6144, .heads = 16, .kv_heads = 16, .head_dim = 128};
+  AttentionShape packed = apart;
+  packed.batch = 1;
+  packed.sequence = 4 * apart.sequence;
+  packed.max_sequences = 4;
+  CHECK(alone(packed) > 0.97 * alone(apart));
+  CHECK(alone(packed) < 1.03 * alone(apart));
+}
+
 TEST_CASE("attention backward: expected seconds follow the machine, the mask, the ranks and the links") {
   const AttentionShape full{.batch = 4, .sequence = 24576, .heads = 16, .kv_heads = 16, .head_dim = 128};
   CHECK(alone(full, kH100.with_sms(33)) > 3.8 * alone(full));

@@ -48,13 +48,6 @@ struct KeyPartialsPlan {
     }
   }
 
-  /// Of `writer` for keys of `owner`.
-  static MK_HOST_DEVICE std::int32_t slot_of(const KvGatherPlan& gather, std::int32_t writer,
-                                             std::int32_t owner) {
-    const std::int32_t ranks = gather.near + 1, nodes = gather.rails() + 1;
-    const std::int32_t distance = (owner / ranks - writer / ranks + nodes) % nodes;
-    return distance * ranks + writer % ranks;
-  }
   /// Of one head.
   static MK_HOST_DEVICE std::int32_t units_of(const KvGatherPlan& gather, std::int32_t owner,
                                               std::int32_t part) {

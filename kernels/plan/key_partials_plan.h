@@ -16,7 +16,7 @@ namespace mkernel::kernels {
 ///   slot[slot][unit]     [tensor][box][kRows, 64], swizzled as the copy engine stores them
 /// On one node a slot is that of a writer, by rank. Over several nodes writers store at their own node, at
 /// the rail peer of the owner; slots are then by the distance of the owner's node behind this one, and by the
-/// local rank of the writer (slot_of()). So those of distance 0 are for own keys.
+/// local rank of the writer. So those of distance 0 are for own keys.
 ///
 /// A unit is what a warpgroup of the backward body computes: up to 64 keys, which follow each other in one
 /// part of the owner's positions, of one head. A box is 64 columns. A writer sends no unit that none of its

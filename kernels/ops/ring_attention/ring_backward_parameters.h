@@ -38,10 +38,9 @@ struct RingBackwardNodesParameters : RingBackwardParameters {
   /// from distance 1 on; of the former those of all peers.
   Divisor put_units[kMaxKernelNodes], come_units[kMaxKernelNodes];
   Divisor all_put_units;
-  std::int32_t chunks;  ///< of the peer to whom most are put
-  std::uint64_t*
-      next_put;           ///< by parity of the epoch, as AttentionBackwardCounters: the next piece to add up
-  std::uint64_t* staged;  ///< [distance - 1][chunk]: pieces that are staged; over all launches
+  std::int32_t chunks;      ///< of the peer to whom most are put
+  std::uint64_t* next_put;  ///< the next piece to add up, by parity of the epoch (AttentionBackwardCounters)
+  std::uint64_t* staged;    ///< [distance - 1][chunk]: pieces that are staged; over all launches
 };
 
 /// All that is the same in every launch and known without workspaces and topology. `memory`:

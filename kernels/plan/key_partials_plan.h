@@ -16,7 +16,7 @@ namespace mkernel::kernels {
 ///   slot[slot][unit]     [tensor][box][kRows, 64], swizzled as the copy engine stores them
 /// On one node a slot is that of a writer, by rank. Over several nodes writers store at their own node, at
 /// the rail peer of the owner; slots are then by the distance of the owner's node behind this one, and by the
-/// local rank of the writer (slot_of()). So those of distance 0 are for own keys.
+/// local rank of the writer. So those of distance 0 are for own keys.
 ///
 /// A unit is what a warpgroup of the backward body computes: up to 64 keys, which follow each other in one
 /// part of the owner's positions, of one head. A box is 64 columns. A writer sends no unit that none of its
@@ -48,13 +48,6 @@ struct KeyPartialsPlan {
     }
   }
 
-  /// Of `writer` for keys of `owner`.
-  static MK_HOST_DEVICE std::int32_t slot_of(const KvGatherPlan& gather, std::int32_t writer,
-                                             std::int32_t owner) {
-    const std::int32_t ranks = gather.near + 1, nodes = gather.rails() + 1;
-    const std::int32_t distance = (owner / ranks - writer / ranks + nodes) % nodes;
-    return distance * ranks + writer % ranks;
-  }
   /// Of one head.
   static MK_HOST_DEVICE std::int32_t units_of(const KvGatherPlan& gather, std::int32_t owner,
                                               std::int32_t part) {

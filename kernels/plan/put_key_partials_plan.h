@@ -66,13 +66,19 @@ struct PutKeyPartialsPlan {
     return epoch * chunks(units) + chunk + 1;
   }
 
-  /// Units of a head of the owner's of which the queries of a node see a key.
-  static std::int32_t head_units(const KvGatherPlan& gather, std::int32_t node, std::int32_t owner) {
+  /// The rail peer of `gather.rank` that many nodes behind its own.
+  static std::int32_t rail_peer(const KvGatherPlan& gather, std::int32_t distance) {
+    return gather.source(first_step(gather, distance));
+  }
+  /// Units of a head of the owner's of which the queries of the node that many nodes behind see a key.
+  static std::int32_t head_units(const KvGatherPlan& gather, std::int32_t distance, std::int32_t owner) {
     std::int32_t units = 0;
     for (std::int32_t part = 0; part < 2; ++part) {
       bool seen = false;
-      for (std::int32_t local = 0; local <= gather.near; ++local)
-        seen |= RingBackwardTasks::is_seen(gather, node * (gather.near + 1) + local, owner, part);
+      for (std::int32_t i = 0; i <= gather.near; ++i) {
+        const std::int32_t rank = gather.source(first_step(gather, distance) + i);
+        seen |= RingBackwardTasks::is_seen(gather, rank, owner, part);
+      }
       if (seen) units += KeyPartialsPlan::units_of(gather, owner, part);
     }
     return units;
@@ -83,6 +89,10 @@ struct PutKeyPartialsPlan {
   }
 
  private:
+  /// Of KvGatherPlan::source(), which begins a node with the rail peer and goes from node to node backwards.
+  static std::int32_t first_step(const KvGatherPlan& gather, std::int32_t distance) {
+    return distance == 0 ? 0 : (gather.rails() + 1 - distance) * (gather.near + 1);
+  }
   MK_HOST_DEVICE std::uint64_t block_offset(std::int32_t block) const {
     return begin + static_cast<std::uint64_t>(block) * max_units * unit_bytes;
   }

@@ -219,16 +219,17 @@ AttentionBackwardArguments backward_arguments(const AttentionBackwardTensors& te
 namespace {
 
 /// `parts`: the positions of the queries whose parts of the gradients of keys and values are summed by
-/// themselves; of several parts each is rounded before they are added, and so is the sum of each `node` of
-/// them. `step`: as of wrong_gradients().
+/// themselves; of several parts each is rounded `roundings` times before they are added. `step`: as of
+/// wrong_gradients().
 std::size_t wrong_gradients_of_parts(const AttentionShape& shape, const AttentionBackwardTensors& tensors,
                                      const AttentionGradients& gradients, Weights weights,
-                                     const std::vector<std::vector<std::int64_t>>& parts, std::size_t node,
+                                     const std::vector<std::vector<std::int64_t>>& parts, int roundings,
                                      std::int64_t step) {
   const std::int64_t keys = shape.keys > 0 ? shape.keys : shape.sequence, queries = shape.sequence;
   const std::int64_t group = shape.heads / shape.kv_heads;
   const bool rounded = weights == Weights::kRounded && parts.size() > 1;
-  const double rounding = rounded ? kernels::rounding_unit(shape.dtype) : 0, smallest = rounded ? 0x1p-24 : 0;
+  const double rounding = rounded ? roundings * kernels::rounding_unit(shape.dtype) : 0;
+  const double smallest = rounded ? roundings * 0x1p-24 : 0;
   const Sums none(static_cast<std::size_t>(shape.head_dim));
   std::size_t wrong = 0;
   const auto compare = [&](const std::vector<std::uint16_t>& tensor, std::int64_t row, const Sums& sums,
@@ -246,24 +247,13 @@ std::size_t wrong_gradients_of_parts(const AttentionShape& shape, const Attentio
     }
     for (const std::int64_t j : sampled_rows(of * keys, keys, step)) {
       Sums d_k = none, d_v = none;
-      const auto add = [&](const Sums& part_k, const Sums& part_v, Sums& sum_k, Sums& sum_v) {
-        for (std::size_t c = 0; c < sum_k.size(); ++c) {
-          sum_k[c].add_rounded(part_k[c], rounding, smallest);
-          sum_v[c].add_rounded(part_v[c], rounding, smallest);
-        }
-      };
-      Sums node_k = none, node_v = none;
-      for (std::size_t part = 0; part < parts.size(); ++part) {
+      for (const std::vector<std::int64_t>& part : parts) {
         Sums part_k = none, part_v = none;
-        for (const HeadPass& pass : passes) pass.add_key(j, parts[part], part_k, part_v);
-        if (node == 0) {
-          add(part_k, part_v, d_k, d_v);
-          continue;
+        for (const HeadPass& pass : passes) pass.add_key(j, part, part_k, part_v);
+        for (std::size_t c = 0; c < d_k.size(); ++c) {
+          d_k[c].add_rounded(part_k[c], rounding, smallest);
+          d_v[c].add_rounded(part_v[c], rounding, smallest);
         }
-        add(part_k, part_v, node_k, node_v);
-        if ((part + 1) % node != 0) continue;
-        add(node_k, node_v, d_k, d_v);
-        node_k = node_v = none;
       }
       const std::int64_t row = (batch * keys + j) * shape.kv_heads + kv_head;
       compare(gradients.d_k, row, d_k, group * queries);
@@ -297,7 +287,7 @@ std::size_t wrong_gradients(const AttentionShape& shape, const AttentionBackward
                             const AttentionGradients& gradients, Weights weights, std::int64_t step) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(shape.sequence));
   std::iota(all.begin(), all.end(), std::int64_t{0});
-  return wrong_gradients_of_parts(shape, tensors, gradients, weights, {all}, 0, step);
+  return wrong_gradients_of_parts(shape, tensors, gradients, weights, {all}, 1, step);
 }
 
 AttentionBackwardTensors backward_of_rank(const AttentionShape& shape, const AttentionBackwardTensors& whole,
@@ -325,14 +315,14 @@ AttentionGradients poisoned_gradients_of_rank(const AttentionShape& shape, std::
 
 std::size_t wrong_gradients_of_ranks(const AttentionShape& shape, const AttentionBackwardTensors& whole,
                                      const std::vector<AttentionGradients>& by_rank, Weights weights,
-                                     std::size_t ranks_per_node) {
+                                     int roundings) {
   const AttentionGradients gathered{whole_of_ranks(shape, shape.heads, by_rank, &AttentionGradients::d_q),
                                     whole_of_ranks(shape, shape.kv_heads, by_rank, &AttentionGradients::d_k),
                                     whole_of_ranks(shape, shape.kv_heads, by_rank, &AttentionGradients::d_v)};
   std::vector<std::vector<std::int64_t>> parts;
   for (std::int64_t rank = 0; rank < std::ssize(by_rank); ++rank)
     parts.push_back(attention_positions(shape, std::ssize(by_rank), rank));
-  return wrong_gradients_of_parts(shape, whole, gathered, weights, parts, ranks_per_node, 1);
+  return wrong_gradients_of_parts(shape, whole, gathered, weights, parts, roundings, 1);
 }
 
 }  // namespace mkernel::test

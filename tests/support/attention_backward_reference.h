@@ -49,9 +49,9 @@ AttentionBackwardTensors backward_of_rank(const AttentionShape& shape, const Att
 AttentionGradients poisoned_gradients_of_rank(const AttentionShape& shape, std::int64_t world,
                                               std::int64_t rank);
 /// As wrong_gradients(), of all ranks. Where `weights` are rounded, so is what each rank gives of the
-/// gradients of keys and values, and the sum of each node of `ranks_per_node`, where that is not 0.
+/// gradients of keys and values, so many times on its way to the sum.
 std::size_t wrong_gradients_of_ranks(const AttentionShape& shape, const AttentionBackwardTensors& whole,
                                      const std::vector<AttentionGradients>& by_rank, Weights weights,
-                                     std::size_t ranks_per_node = 0);
+                                     int roundings = 1);
 
 }  // namespace mkernel::test

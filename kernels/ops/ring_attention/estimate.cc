@@ -297,10 +297,13 @@ double estimated_seconds(const RingBackwardPlan& plan) {
                               machine.launch + prepared);
   std::fill_n(free_at.begin(), plan.ring.comm_ctas - plan.sum_ctas, arrivals.pushed + prepared);
   const double step = static_cast<double>(plan.ring.group()) * backward_step_seconds(plan.shape(), machine);
+  std::vector<bool> is_far(static_cast<std::size_t>(gather.world));
+  for (std::int32_t s = gather.near + 1; s < gather.world; ++s)
+    is_far[static_cast<std::size_t>(gather.source(s))] = true;
   double far_end = 0;
   const auto end = [&](const RingBackwardTasks::Place& place, double begin) {
     const bool own = place.source == gather.rank;
-    const bool far = place.source / (gather.near + 1) != gather.rank / (gather.near + 1);
+    const bool far = is_far[static_cast<std::size_t>(place.source)];
     const double arrived =
         own ? 0 : (far ? arrivals.far : arrivals.near).at((place.head + 1.0) / gather.heads);
     const double now = std::max(begin, arrived) + (plan.tasks.query_tiles() - place.first_query_tile) * step;

@@ -59,14 +59,10 @@ __device__ __forceinline__ PutPiece put_piece(const RingBackwardNodesParameters&
   return piece;
 }
 
-/// A rank of this node, by local rank.
-__device__ __forceinline__ std::int32_t rank_of_node(const KvGatherPlan& gather, std::int32_t local) {
-  return gather.rank - gather.rank % (gather.near + 1) + local;
-}
 /// Whether the rank of this node with that local rank has a part of the gradients of these keys.
-__device__ __forceinline__ bool node_has_partial(const KvGatherPlan& gather, std::int32_t local,
+__device__ __forceinline__ bool node_has_partial(const RingBackwardNodesParameters& p, std::int32_t local,
                                                  std::int32_t owner, std::int32_t part) {
-  return RingBackwardTasks::is_seen(gather, rank_of_node(gather, local), owner, part);
+  return RingBackwardTasks::is_seen(p.gather, p.rank_of_local[local], owner, part);
 }
 
 /// One lane: until the part of a writer of this node has come into its slot.
@@ -76,7 +72,7 @@ __device__ __forceinline__ bool wait_key_slot(const RingBackwardNodesParameters&
   const std::byte* word = p.words[p.local_rank] + p.partials.word_offset(slot, unit);
   return wait_at_least(reinterpret_cast<const std::uint64_t*>(word),
                        KeyPartialsPlan::count(p.endpoint.control->epoch),
-                       {DeviceRole::kInterReduce, DeviceTag::kTileReady, rank_of_node(p.gather, local),
+                       {DeviceRole::kInterReduce, DeviceTag::kTileReady, p.rank_of_local[local],
                         static_cast<std::uint32_t>(unit)},
                        at_stage(wait_scope(p.endpoint), kAfterTasks));
 }
@@ -104,14 +100,14 @@ __device__ __forceinline__ std::byte* half_here(const RingBackwardNodesParameter
 
 /// What the ranks of this node have of a piece of the rail peer's keys.
 struct NodeKeyParts {
-  const KvGatherPlan& gather;
+  const RingBackwardNodesParameters& p;
   std::int32_t owner, part;
   const std::byte* slots;  ///< that of the first rank
   std::uint64_t slot_bytes;
   std::int32_t count;
 
   __device__ __forceinline__ bool has(std::int32_t local) const {
-    return node_has_partial(gather, local, owner, part);
+    return node_has_partial(p, local, owner, part);
   }
   __device__ __forceinline__ const std::byte* at(std::int32_t local, int inside) const {
     return slots + inside + local * slot_bytes;
@@ -138,14 +134,14 @@ __device__ __forceinline__ void sum_put_keys(const RingBackwardNodesParameters& 
     const PutPiece piece = put_piece(p, static_cast<std::int32_t>(claimed));
     count_made();
     bool mine = true;
-    if (lane < writers && node_has_partial(p.gather, lane, piece.owner, piece.part))
+    if (lane < writers && node_has_partial(p, lane, piece.owner, piece.part))
       mine = wait_key_slot(p, piece.distance, lane, piece.unit);
     if (!all_have_come(mine)) break;
     std::byte* const half = half_here(p);
     const std::byte* const slots =
         half + p.partials.slot_offset(piece.distance * writers, piece.unit) + piece.inside;
     const NodeKeyParts parts{
-        p.gather, piece.owner, piece.part, slots, p.partials.max_units * p.partials.unit_bytes(), writers};
+        p, piece.owner, piece.part, slots, p.partials.max_units * p.partials.unit_bytes(), writers};
     std::byte* const to = half + p.puts.staged_offset(piece.distance, piece.packed) + piece.inside;
     add_key_parts<Config>(parts, [&](int row, int place, const float(&sums)[8]) {
       ptx::st_v4(to + row * 128 + place * 16, round_piece<Config::kInput>(sums));
@@ -214,8 +210,7 @@ struct OwnKeyParts {
     return key_unit < head_units ? PutKeyPartialsPlan::packed(head, key_unit, head_units) : -1;
   }
   __device__ __forceinline__ bool has(std::int32_t w) const {
-    return w < writers() ? node_has_partial(p.gather, w, p.gather.rank, part)
-                         : packed(w - writers() + 1) >= 0;
+    return w < writers() ? node_has_partial(p, w, p.gather.rank, part) : packed(w - writers() + 1) >= 0;
   }
   __device__ __forceinline__ const std::byte* at(std::int32_t w, int inside) const {
     if (w < writers()) return slots + inside + w * slot_bytes;

@@ -17,8 +17,6 @@ constexpr std::int32_t kParities = 2;
 /// Of several nodes.
 void describe_puts(const RingBackwardPlan& plan, std::uint64_t* words, RingBackwardNodesParameters& p) {
   const KvGatherPlan& gather = plan.gather();
-  for (std::int32_t owner = 0; owner < gather.world; ++owner)
-    p.slot_of[owner] = static_cast<std::int8_t>(KeyPartialsPlan::slot_of(gather, gather.rank, owner));
   p.far_tiles = plan.far_tiles;
   p.sum_ctas = plan.sum_ctas;
   p.puts = plan.puts;
@@ -57,9 +55,14 @@ RingBackwardNodesParameters ring_backward_parameters(const RingBackwardPlan& pla
   return p;
 }
 
-void describe_owners(const Topology& topology, RingBackwardParameters& p) {
-  for (std::uint32_t owner = 0; owner < topology.world(); ++owner)
+void describe_owners(const Topology& topology, RingBackwardNodesParameters& p) {
+  const auto me = static_cast<std::uint32_t>(p.gather.rank);
+  for (std::uint32_t owner = 0; owner < topology.world(); ++owner) {
     p.local_of[owner] = static_cast<std::int8_t>(topology.local_of(owner));
+    p.slot_of[owner] = static_cast<std::int8_t>(key_slot(topology, me, owner));
+  }
+  for (std::uint32_t local = 0; local < topology.ranks_per_node(); ++local)
+    p.rank_of_local[local] = static_cast<std::int8_t>(topology.rank_at(topology.node_of(me), local));
 }
 
 MatrixView ring_backward_q_view(const RingBackwardPlan& plan, int part, const void* q) {

@@ -29,18 +29,18 @@ struct RingBackwardParameters : AttentionBackwardQueries, KvGatherParameters {
 
 /// What the kernel for several nodes is given besides.
 struct RingBackwardNodesParameters : RingBackwardParameters {
-  std::int8_t slot_of[kMaxKernelRanks];  ///< KeyPartialsPlan's of this rank, by owner
-  std::int32_t far_tiles;                ///< RingBackwardTasks::far_tiles()
-  std::int32_t sum_ctas;                 ///< the first of the grid: add up what is put, when they have pushed
+  std::int8_t slot_of[kMaxKernelRanks];      ///< KeyPartialsPlan's of this rank, by owner
+  std::int8_t rank_of_local[kMaxNodeRanks];  ///< of this node
+  std::int32_t far_tiles;                    ///< RingBackwardTasks::far_tiles()
+  std::int32_t sum_ctas;  ///< the first of the grid: add up what is put, when they have pushed
   PutKeyPartialsPlan puts;
   /// Units of a head that are put to the rail peer so many nodes behind this one, and that come from there,
   /// from distance 1 on; of the former those of all peers.
   Divisor put_units[kMaxKernelNodes], come_units[kMaxKernelNodes];
   Divisor all_put_units;
-  std::int32_t chunks;  ///< of the peer to whom most are put
-  std::uint64_t*
-      next_put;           ///< by parity of the epoch, as AttentionBackwardCounters: the next piece to add up
-  std::uint64_t* staged;  ///< [distance - 1][chunk]: pieces that are staged; over all launches
+  std::int32_t chunks;      ///< of the peer to whom most are put
+  std::uint64_t* next_put;  ///< the next piece to add up, by parity of the epoch (AttentionBackwardCounters)
+  std::uint64_t* staged;    ///< [distance - 1][chunk]: pieces that are staged; over all launches
 };
 
 /// All that is the same in every launch and known without workspaces and topology. `memory`:
@@ -49,8 +49,8 @@ struct RingBackwardNodesParameters : RingBackwardParameters {
 RingBackwardNodesParameters ring_backward_parameters(const RingBackwardPlan& plan, void* memory, void* wire);
 AttentionBackwardScratch ring_backward_scratch(const RingBackwardPlan& plan);
 std::uint64_t ring_backward_wire_bytes(const RingBackwardPlan& plan);
-/// Where the owners of keys are.
-void describe_owners(const Topology& topology, RingBackwardParameters& p);
+/// Where the owners of keys and the writers of their gradients are.
+void describe_owners(const Topology& topology, RingBackwardNodesParameters& p);
 
 /// What the maps are of; d_out as q. `part`: of the own positions, not an empty one.
 MatrixView ring_backward_q_view(const RingBackwardPlan& plan, int part, const void* q);

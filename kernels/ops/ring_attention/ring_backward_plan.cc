@@ -14,10 +14,6 @@ namespace {
 
 constexpr OpKind kKind = OpKind::kRingAttentionBackward;
 
-std::int32_t rail_peer(const KvGatherPlan& gather, std::int32_t distance) {
-  return (gather.rank + distance * (gather.near + 1)) % gather.world;
-}
-
 /// With which a launch is expected to end first; of two that are nearly as fast, with fewer.
 std::int32_t choose_sum_ctas(RingBackwardPlan plan) {
   constexpr double kClearly = 0.99;
@@ -34,13 +30,17 @@ std::int32_t choose_sum_ctas(RingBackwardPlan plan) {
 
 }  // namespace
 
+std::int32_t key_slot(const Topology& topology, std::uint32_t writer, std::uint32_t owner) {
+  const std::uint32_t nodes = topology.nodes();
+  const std::uint32_t distance = (topology.node_of(owner) + nodes - topology.node_of(writer)) % nodes;
+  return static_cast<std::int32_t>(distance * topology.ranks_per_node() + topology.local_of(writer));
+}
+
 std::int32_t RingBackwardPlan::put_units(std::int32_t distance) const {
-  const std::int32_t node = gather().rank / (gather().near + 1);
-  return PutKeyPartialsPlan::head_units(gather(), node, rail_peer(gather(), distance));
+  return PutKeyPartialsPlan::head_units(gather(), 0, PutKeyPartialsPlan::rail_peer(gather(), distance));
 }
 std::int32_t RingBackwardPlan::come_units(std::int32_t distance) const {
-  const std::int32_t node = rail_peer(gather(), distance) / (gather().near + 1);
-  return PutKeyPartialsPlan::head_units(gather(), node, gather().rank);
+  return PutKeyPartialsPlan::head_units(gather(), distance, gather().rank);
 }
 std::int32_t RingBackwardPlan::most_put_chunks() const {
   std::int32_t most = 0;

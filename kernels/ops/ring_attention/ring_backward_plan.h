@@ -12,6 +12,9 @@
 
 namespace mkernel::kernels {
 
+/// KeyPartialsPlan's, of what `writer` has of the owner's keys.
+std::int32_t key_slot(const Topology& topology, std::uint32_t writer, std::uint32_t owner);
+
 /// Pure; the same on every rank but for what is of this rank. Keys and values are gathered as in the forward
 /// pass, and every rank computes what its queries give of all gradients. Those of its queries are whole;
 /// those of keys and values go to their owners, over several nodes through the rail peers of these.

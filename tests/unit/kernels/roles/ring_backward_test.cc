@@ -15,6 +15,7 @@
 #include "kernels/ops/ring_attention/ring_backward_roles.cuh"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "tests/support/attention_backward_reference.h"
+#include "tests/support/fake_fabric.h"
 #include "tests/support/on_host/cuda_names.h"
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
@@ -69,8 +70,8 @@ class RingBackwardRanks : public HostRing<RingBackwardRank> {
       CHECK(rank->on_their_way == 0);
       by_rank.push_back(rank->gradients);
     }
-    CHECK(wrong_gradients_of_ranks(shape_, whole_, by_rank, Weights::kRounded, topology_.ranks_per_node()) ==
-          0);
+    const int roundings = topology_.nodes() > 1 ? 2 : 1;  // of what a rank gives, and of a node's sum
+    CHECK(wrong_gradients_of_ranks(shape_, whole_, by_rank, Weights::kRounded, roundings) == 0);
   }
   void launch(std::uint64_t seed, float scale = 2) {
     whole_ = random_attention_backward(shape_, 10 * seed + 1, scale);
@@ -132,7 +133,7 @@ class RingBackwardRanks : public HostRing<RingBackwardRank> {
       const auto ctas = static_cast<std::uint32_t>(rank.plan.ring.ctas);
       for (std::uint32_t cta = 0; cta < ctas; ++cta) {
         grid.add_cluster(cta, Config::kCluster, ctas, Config::kThreads, ring_backward_shared_bytes<Config>(),
-                         [&rank, nodes] {
+                         [this, &rank, nodes] {
                            const HostThread& self = host_thread();
                            std::byte* const memory = self.cluster_shared[self.cluster_rank];
                            if (nodes) {
@@ -150,26 +151,30 @@ class RingBackwardRanks : public HostRing<RingBackwardRank> {
   }
 
   /// When the launch ends: partial gradients of ranks of this node that are still to come.
-  static int missing_partials(const RingBackwardRank& rank) {
+  int missing_partials(const RingBackwardRank& rank) const {
+    const KvGatherPlan& gather = rank.plan.gather();
+    const auto me = static_cast<std::uint32_t>(gather.rank);
+    int missing = 0;
+    for (std::uint32_t local = 0; local < topology_.ranks_per_node(); ++local) {
+      const std::uint32_t writer = topology_.rank_at(topology_.node_of(me), local);
+      for (std::uint32_t node = 0; node < topology_.nodes(); ++node)
+        missing += missing_partials(rank, writer, topology_.rail_peer(me, node));
+    }
+    return missing;
+  }
+  int missing_partials(const RingBackwardRank& rank, std::uint32_t writer, std::uint32_t owner) const {
     const KvGatherPlan& gather = rank.plan.gather();
     const KeyPartialsPlan& partials = rank.plan.partials;
+    const auto of = static_cast<std::int32_t>(owner);
     int missing = 0;
-    for (std::int32_t local = 0; local <= gather.near; ++local) {
-      const std::int32_t writer = gather.rank - gather.rank % (gather.near + 1) + local;
-      for (std::int32_t owner = gather.rank % (gather.near + 1); owner < gather.world;
-           owner += gather.near + 1) {
-        for (int part = 0; part < 2; ++part) {
-          if (!RingBackwardTasks::is_seen(gather, writer, owner, part)) continue;
-          for (std::int32_t row = 0; row < gather.part_rows[owner][part]; row += KeyPartialsPlan::kRows) {
-            for (std::int32_t head = 0; head < gather.heads; ++head) {
-              const std::int32_t unit = KeyPartialsPlan::unit(gather, owner, part, head, row);
-              const std::int32_t slot = KeyPartialsPlan::slot_of(gather, writer, owner);
-              missing += rank.words[partials.word_offset(slot, unit) / 8] <
-                                 KeyPartialsPlan::count(rank.control.epoch - 1)
-                             ? 1
-                             : 0;
-            }
-          }
+    for (int part = 0; part < 2; ++part) {
+      if (!RingBackwardTasks::is_seen(gather, static_cast<std::int32_t>(writer), of, part)) continue;
+      for (std::int32_t row = 0; row < gather.part_rows[owner][part]; row += KeyPartialsPlan::kRows) {
+        for (std::int32_t head = 0; head < gather.heads; ++head) {
+          const std::int32_t unit = KeyPartialsPlan::unit(gather, of, part, head, row);
+          const std::uint64_t word =
+              rank.words[partials.word_offset(key_slot(topology_, writer, owner), unit) / 8];
+          missing += word < KeyPartialsPlan::count(rank.control.epoch - 1) ? 1 : 0;
         }
       }
     }
@@ -300,6 +305,17 @@ TEST_CASE("ring backward kernel: several nodes, launches behind each other with 
       for (std::size_t rank = 0; rank < topology.world(); ++rank)
         CHECK(ranks.delivered(rank) == kLaunches * ranks.wire_bytes(rank));
     }
+  }
+}
+
+TEST_CASE("ring backward kernel: several nodes, whose ranks are numbered across them") {
+  const FakeFabric fabric({.nodes = 2, .ranks_per_node = 2, .across_nodes = true});
+  for (const bool causal : {false, true}) {
+    CAPTURE(causal);
+    RingBackwardRanks ranks(
+        {.batch = 1, .sequence = 301, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = causal},
+        require(Topology::of(fabric.group(0))), 4, 2, {.chunk_units = 1});
+    for (std::uint64_t launch = 0; launch < 2; ++launch) ranks.check(launch);
   }
 }
 

@@ -49,12 +49,16 @@ class RingBackwardWorld : private ForwardPlans, public RingAttentionWorld {
   std::int32_t reducer(std::int32_t writer, std::int32_t owner) const {
     return rank_at(node_of(writer), local_of(owner));
   }
+  std::int32_t slot_of(std::int32_t writer, std::int32_t owner) const {
+    return kernels::key_slot(topology_, static_cast<std::uint32_t>(writer),
+                             static_cast<std::uint32_t>(owner));
+  }
   Word& arrived(std::int32_t owner, std::int32_t writer, std::int32_t unit) {
-    const std::int32_t slot = KeyPartialsPlan::slot_of(gather(), writer, owner);
+    const std::int32_t slot = slot_of(writer, owner);
     return rank(reducer(writer, owner)).workspace.word(partials().word_offset(slot, unit));
   }
   Span slot(std::uint64_t epoch, std::int32_t owner, std::int32_t writer, std::int32_t unit) const {
-    const std::int32_t slot = KeyPartialsPlan::slot_of(gather(), writer, owner);
+    const std::int32_t slot = slot_of(writer, owner);
     return {half_at(epoch, Fault::kOneHalf) + partials().slot_offset(slot, unit), partials().unit_bytes()};
   }
   Span staged(std::uint64_t epoch, std::int32_t distance, std::int32_t packed) const {

@@ -40,6 +40,13 @@ Result<ExecutorOptions> options_of(const mk_launch_options* options) {
   return converted;
 }
 
+/// A field that stands for a bool.
+Status check_flag(const char* field, std::uint32_t value) {
+  if (value <= 1) return {};
+  return {StatusCode::kInvalidArgument,
+          std::string(field) + " = " + std::to_string(value) + ", but it must be 0 or 1"};
+}
+
 Result<GemmShape> shape_of(const mk_gemm_shape* shape) {
   const auto given = read("mk_gemm_shape", shape);
   if (!given.ok()) return given.status();
@@ -51,11 +58,7 @@ Result<GemmShape> shape_of(const mk_gemm_shape* shape) {
 Result<MoeShape> shape_of(const mk_moe_shape* shape) {
   const auto given = read("mk_moe_shape", shape);
   if (!given.ok()) return given.status();
-  if (given->weights_on_input > 1) {
-    return Status(StatusCode::kInvalidArgument,
-                  "mk_moe_shape: weights_on_input = " + std::to_string(given->weights_on_input) +
-                      ", but it must be 0 or 1");
-  }
+  MK_RETURN_IF_ERROR(check_flag("mk_moe_shape: weights_on_input", given->weights_on_input));
   return MoeShape{given->max_tokens,
                   given->hidden,
                   given->n,
@@ -71,14 +74,11 @@ Result<MoeShape> shape_of(const mk_moe_shape* shape) {
 Result<AttentionShape> shape_of(const mk_attention_shape* shape) {
   const auto given = read("mk_attention_shape", shape);
   if (!given.ok()) return given.status();
-  if (given->has_window > 1) {
-    return Status(
-        StatusCode::kInvalidArgument,
-        "mk_attention_shape: has_window = " + std::to_string(given->has_window) + ", but it must be 0 or 1");
-  }
+  MK_RETURN_IF_ERROR(check_flag("mk_attention_shape: causal", given->causal));
+  MK_RETURN_IF_ERROR(check_flag("mk_attention_shape: has_window", given->has_window));
   AttentionShape converted{
       given->batch,    given->sequence,     given->heads, given->kv_heads,
-      given->head_dim, given->causal != 0,  given->scale, static_cast<DataType>(given->dtype),
+      given->head_dim, given->causal == 1,  given->scale, static_cast<DataType>(given->dtype),
       given->keys,     given->max_sequences};
   if (given->has_window == 0) return converted;
   converted.window_left = given->window_left;

@@ -125,6 +125,10 @@ void Proxy::set_remote_region(const GroupKey& group, std::uint32_t rank, std::ui
   });
 }
 
+void Proxy::settle(Done done) {
+  impl_->post([done = std::move(done)] { done(); });
+}
+
 void Proxy::connect_peer(transport::PeerId peer, transport::PeerAddress address) {
   impl_->post(
       [&rail = impl_->rail(), peer, address = std::move(address)] { rail.connect_peer(peer, address); });

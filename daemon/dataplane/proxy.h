@@ -87,6 +87,9 @@ class Proxy {
   /// What `rank` (on another node or this one) registered; bytes 0 = gone. Bounds of remote offsets are
   /// checked here.
   void set_remote_region(const GroupKey& group, std::uint32_t rank, std::uint32_t index, std::uint64_t bytes);
+  /// `done` once all calls before this one have taken effect: rings that are read from then on are checked
+  /// against them.
+  void settle(Done done);
 
   void connect_peer(transport::PeerId peer, transport::PeerAddress address);
   void disconnect_peer(transport::PeerId peer);

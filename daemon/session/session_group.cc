@@ -207,15 +207,22 @@ void SessionGroup::exchange(std::uint64_t round, const Blob& blob, std::chrono::
                                                    ", the next one is " + std::to_string(round_ + 1)});
   }
   round_ = round;
+  exchanged_ = false;
   exchange_done_ = std::move(done);
   services_.coordinator->exchange(key(), round, blob, timeout,
                                   [weak = weak_from_this(), round](Result<std::vector<Blob>> blobs) {
                                     const auto self = weak.lock();
-                                    if (self == nullptr || self->round_ != round || !self->exchange_done_)
-                                      return;
-                                    if (blobs.ok()) write_board(self->port_->segment, self->shape_, *blobs);
-                                    self->finish_exchange(blobs.status());
+                                    if (self != nullptr && self->round_ == round && self->exchange_done_)
+                                      self->exchanged(std::move(blobs));
                                   });
+}
+
+/// The client may write to every region that was announced before: once the proxies know all of them.
+void SessionGroup::exchanged(Result<std::vector<Blob>> blobs) {
+  if (!blobs.ok()) return finish_exchange(blobs.status());
+  write_board(port_->segment, shape_, *blobs);
+  exchanged_ = true;
+  if (changes_.empty()) finish_exchange(Status());
 }
 
 void SessionGroup::finish_exchange(Status status) {
@@ -225,11 +232,33 @@ void SessionGroup::finish_exchange(Status status) {
 void SessionGroup::region_changed(std::uint32_t rank, std::uint32_t index, const abi::RegionEntry& entry) {
   if (port_ == nullptr || state_ == State::kClosing) return;
   if (rank >= request_.world_size || index >= request_.region_capacity) return;
-  // Proxies first: who sees a new entry in the map may write to it at once.
   for (dataplane::Proxy* proxy : services_.proxies) {
     proxy->set_remote_region(key(), rank, index, entry.bytes);
   }
-  write_region_entry(port_->segment, shape_, rank, index, entry);
+  changes_.push_back({rank, index, entry});
+  if (settling_ == 0) settle_changes();
+}
+
+/// Proxies first, and not only told: who sees a new entry in the map may write to it at once, and a proxy may
+/// read its ring before it comes to the commands of its mailbox.
+void SessionGroup::settle_changes() {
+  settling_ = changes_.size();
+  const auto on_all = gather(services_.io, services_.rails(), [weak = weak_from_this()](const Status&) {
+    if (const auto self = weak.lock()) self->changes_settled();
+  });
+  for (dataplane::Proxy* proxy : services_.proxies) {
+    proxy->settle([on_all] { on_all(Status()); });
+  }
+}
+
+void SessionGroup::changes_settled() {
+  if (port_ == nullptr || state_ == State::kClosing) return;
+  const auto end = changes_.begin() + static_cast<std::ptrdiff_t>(std::exchange(settling_, 0));
+  for (auto change = changes_.begin(); change != end; ++change)
+    write_region_entry(port_->segment, shape_, change->rank, change->index, change->entry);
+  changes_.erase(changes_.begin(), end);
+  if (!changes_.empty()) return settle_changes();
+  if (exchanged_) finish_exchange(Status());
 }
 
 // ---- the way out

@@ -90,6 +90,11 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
     Charge charge;
     bool leaving = false;
   };
+  /// A region that a rank of the group has announced.
+  struct Change {
+    std::uint32_t rank, index;
+    abi::RegionEntry entry;
+  };
 
   void formed(Result<FormedGroup> group);
   void closed(const Done& done);
@@ -98,7 +103,10 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   Status check_users() const;
   void opened(const Status& status);
   void finish_join(Status status);
+  void exchanged(Result<std::vector<Blob>> blobs);
   void finish_exchange(Status status);
+  void settle_changes();
+  void changes_settled();
   Status check_usable() const;
   std::string describe() const;
 
@@ -113,8 +121,11 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   std::shared_ptr<dataplane::GroupPort> port_;
   std::map<std::uint32_t, Held> regions_;
   std::set<std::uint32_t> opening_;  ///< see begin_region()
+  std::vector<Change> changes_;  ///< that the proxies have been told of, and the map of the client not yet
+  std::size_t settling_ = 0;     ///< how many of them settle_changes() waits for
   Done join_done_, exchange_done_;
   std::uint64_t round_ = 0;
+  bool exchanged_ = false;  ///< round_ is on the board, and its answer waits for changes_
   bool abandoned_ = false;
 };
 

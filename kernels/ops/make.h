@@ -115,20 +115,20 @@ Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_ring_attention
 
 /// The cuda executor's part of the first five functions: one of these on `options.device`.
 Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape& shape,
-                                                        const GroupView& group, Topology topology,
+                                                        const Topology& topology, std::uint32_t rank,
                                                         const MakeOptions& options);
-Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape& shape, const GroupView& group,
-                                                      const Topology& topology, const MakeOptions& options);
+Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape& shape, const Topology& topology,
+                                                      std::uint32_t rank, const MakeOptions& options);
 Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const GroupedGemmShape& shape,
-                                                                       const GroupView& group,
                                                                        const Topology& topology,
+                                                                       std::uint32_t rank,
                                                                        const MakeOptions& options);
 Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, const AttentionShape& shape,
-                                                                  const GroupView& group,
                                                                   const Topology& topology,
+                                                                  std::uint32_t rank,
                                                                   const MakeOptions& options);
 Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
-    OpKind kind, const AttentionShape& shape, const GroupView& group, const Topology& topology,
+    OpKind kind, const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
     const MakeOptions& options);
 
 }  // namespace mkernel::kernels

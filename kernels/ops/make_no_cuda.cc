@@ -16,30 +16,30 @@ Status without_cuda(OpKind kind, const MakeOptions& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape&, const GroupView&,
-                                                        Topology, const MakeOptions& options) {
+Result<std::unique_ptr<GemmOperation>> make_gemm_on_gpu(OpKind kind, const GemmShape&, const Topology&,
+                                                        std::uint32_t, const MakeOptions& options) {
   return without_cuda(kind, options);
 }
 
-Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape&, const GroupView&, const Topology&,
+Result<std::unique_ptr<MoeOperation>> make_moe_on_gpu(const MoeShape&, const Topology&, std::uint32_t,
                                                       const MakeOptions& options) {
   return without_cuda(OpKind::kMoeDispatchGemm, options);
 }
 
 Result<std::unique_ptr<GroupedGemmOperation>> make_grouped_gemm_on_gpu(const GroupedGemmShape&,
-                                                                       const GroupView&, const Topology&,
+                                                                       const Topology&, std::uint32_t,
                                                                        const MakeOptions& options) {
   return without_cuda(OpKind::kGroupedGemm, options);
 }
 
 Result<std::unique_ptr<AttentionOperation>> make_attention_on_gpu(OpKind kind, const AttentionShape&,
-                                                                  const GroupView&, const Topology&,
+                                                                  const Topology&, std::uint32_t,
                                                                   const MakeOptions& options) {
   return without_cuda(kind, options);
 }
 
 Result<std::unique_ptr<AttentionBackwardOperation>> make_attention_backward_on_gpu(
-    OpKind kind, const AttentionShape&, const GroupView&, const Topology&, const MakeOptions& options) {
+    OpKind kind, const AttentionShape&, const Topology&, std::uint32_t, const MakeOptions& options) {
   return without_cuda(kind, options);
 }
 

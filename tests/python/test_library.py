@@ -73,6 +73,12 @@ class Library(unittest.TestCase):
         run = self.python("import mkernel", self.folder)
         self.assertIn("ImportError: this mkernel wheel needs glibc 2.900 or newer, and this machine has glibc 2.", run.stderr)
 
+    def test_bad_splits_are_refused(self):
+        self.assertEqual([mkernel.block_range(10, 3, part) for part in range(3)], [(0, 3), (3, 6), (6, 10)])
+        for split in ((-1, 2, 0), (10, 0, 0), (10, 2, 2), (10, 2, -1)):
+            with self.assertRaisesRegex(mkernel.InvalidArgument, f"total = {split[0]} .*parts = {split[1]} .*index = {split[2]} "):
+                mkernel.block_range(*split)
+
     def test_import_brings_nothing_large(self):
         code = "import sys, mkernel; print(sorted({'numpy', 'torch', 'subprocess', 'ml_dtypes'} & set(sys.modules)))"
         run = self.python(code, MKERNEL_LIBRARY=str(pathlib.Path(mkernel.library_path()).resolve()))

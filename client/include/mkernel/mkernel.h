@@ -161,7 +161,7 @@ typedef struct mk_gemm_shape {
   uint32_t b_layout; /* MK_ROW_MAJOR, MK_COLUMN_MAJOR */
   int64_t more_n[3]; /* ag_gemm: columns of further b's, see GemmShape; the first 0 ends them */
 } mk_gemm_shape;
-/* In host memory for MK_CPU, addresses on the session's GPU for MK_CUDA. */
+/* These and the arguments below: in host memory for MK_CPU, addresses on the session's GPU for MK_CUDA. */
 typedef struct mk_gemm_arguments {
   size_t struct_size;
   const void* a;
@@ -173,12 +173,12 @@ typedef struct mk_gemm_arguments {
 } mk_gemm_arguments;
 
 /* What runs an operation, the same on every rank. NULL: MK_CPU. The fields after `executor` are for MK_CUDA,
- * the three GEMM operations and MoE, see GemmPlanOptions of mkernel/ops.h; a grouped GEMM has `sms` and
- * `machine` alone. 0 or NULL takes the plan's choice. */
+ * see GemmPlanOptions of mkernel/ops.h; operations of a rank alone have `sms` and `machine` only. 0 or NULL
+ * takes the plan's choice. */
 typedef struct mk_operation_options {
   size_t struct_size;
   uint32_t executor;   /* MK_CPU, MK_CUDA */
-  int32_t comm_ctas;   /* CTAs that push rows or sum partial tiles: even, see mkernel/ops.h */
+  int32_t comm_ctas;   /* CTAs that push rows, keys or sum partial tiles, see mkernel/ops.h */
   int32_t sms;         /* multiprocessors at most; a launch needs all of its own at once, see mkernel/ops.h */
   double nic_gbytes;   /* 10^9 bytes a second that a rank can send to other nodes */
   const char* machine; /* whose rates the plan assumes: "H200", "H100", "H20" */
@@ -196,14 +196,14 @@ typedef struct mk_moe_shape {
 } mk_moe_shape;
 typedef struct mk_moe_arguments {
   size_t struct_size;
-  int64_t tokens;
-  const void* x;
-  const int32_t* topk;
-  const float* weights;
-  const void* w1;
-  const void* w2;
-  void* y;
-  const void* w1_up; /* the second half of w1; NULL: w1 holds both */
+  int64_t tokens;       /* of this rank in this launch, 0..max_tokens */
+  const void* x;        /* [tokens, hidden] */
+  const int32_t* topk;  /* [tokens, topk], expert numbers; distinct within a row */
+  const float* weights; /* [tokens, topk] */
+  const void* w1;       /* of this rank's experts, see MoeShape */
+  const void* w2;       /* NULL when intermediate is 0 */
+  void* y;              /* [tokens, n] */
+  const void* w1_up;    /* the second half of w1; NULL: w1 holds both */
   /* of the shared expert, in the forms of w1, w1_up and w2; NULL: there is none */
   const void* shared_w1;
   const void* shared_w1_up;
@@ -224,10 +224,10 @@ typedef struct mk_attention_shape {
 } mk_attention_shape;
 typedef struct mk_attention_arguments {
   size_t struct_size;
-  const void* q;
-  const void* k;
-  const void* v;
-  void* out;
+  const void* q; /* [batch, positions, heads, head_dim], see AttentionShape for which positions a rank has */
+  const void* k; /* [batch, positions, kv_heads, head_dim] */
+  const void* v; /* as k */
+  void* out;     /* as q */
   float* lse; /* [batch, heads, positions]: log-sum-exp of the scores; NULL: not wanted; packed sequences have
                * batch 1, so it is [heads, sequence] */
   const int32_t* cu_seqlens_q; /* [max_sequences + 1], where sequences begin and end; NULL without these */

@@ -30,7 +30,9 @@ def choice(field: str, value: Any, known: "dict[str, int]") -> int:
 
 def block_range(total: int, parts: int, index: int) -> "tuple[int, int]":
     """(begin, end) of part `index` when `total` items are split into `parts`: how rows, experts and positions are spread over
-    ranks."""
+    ranks. Errors: InvalidArgument (a negative total, no parts, an index that is none of them)."""
+    if total < 0 or parts < 1 or not 0 <= index < parts:
+        raise InvalidArgument(f"block_range: total = {total} must be at least 0, parts = {parts} at least 1, index = {index} below parts")
     return total * index // parts, total * (index + 1) // parts
 
 

@@ -273,10 +273,10 @@ class Group:
                 more_n: Sequence[int] = (), comm_ctas: int = 0, sms: int = 0, nic_gbytes: float = 0.0,
                 machine: Optional[str] = None) -> Gemm:
         """**Collective**. Plans AllGather+GEMM on all ranks and makes its workspace: c[m, n] = allgather(a) x b; see Gemm. `more_n`:
-        columns of further b, at most three, which the same rows are multiplied with. `dtype` "bf16" or "f16", `b_layout` "row_major" or "column_major", `executor` "cpu" (threads, host memory) or "cuda" (a kernel on
-        the session's GPU). The last four override the plan of the cuda executor (GemmPlanOptions in mkernel/ops.h); 0 or None
-        takes the plan's choice. Errors: InvalidArgument (a field, or two ranks that differ, naming both), ResourceExhausted
-        (lanes or regions: what is left), Unimplemented."""
+        columns of further b, at most three, which the same rows are multiplied with. `dtype` "bf16" or "f16", `b_layout` "row_major"
+        or "column_major", `executor` "cpu" (threads, host memory) or "cuda" (a kernel on the session's GPU). The last four override
+        the plan of the cuda executor (GemmPlanOptions in mkernel/ops.h); 0 or None takes the plan's choice. Errors: InvalidArgument
+        (a field, or two ranks that differ, naming both), ResourceExhausted (lanes or regions: what is left), Unimplemented."""
         plan = options(executor, comm_ctas, sms, nic_gbytes, machine)
         return self._gemm("ag_gemm", lib.mk_ag_gemm_create, gemm_shape(m, n, k, dtype, b_layout, more_n), dtype, executor, plan)
 

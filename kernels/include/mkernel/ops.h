@@ -24,12 +24,12 @@ struct SymmetricView;
 namespace mkernel {
 class Trace;
 
-/// Overrides of what the plan of a GEMM operation or of a mixture of experts chooses on the cuda executor;
-/// the same on every rank, or the launches do not fit each other.
+/// Overrides of what a plan chooses on the cuda executor; the same on every rank. Operations of a rank alone
+/// take `sms` and `machine`, AG+GEMM all fields, the others all but `nic_gbytes`.
 struct GemmPlanOptions {
-  /// CTAs that compute nothing: they push rows (ag_gemm) or sum partial tiles (gemm_rs, gemm_ar). Even, at
-  /// most half of the multiprocessors; 0 = by shape and topology. Of a mixture of experts those that route
-  /// and push before they sum or compute: even, at least two multiprocessors less than there are.
+  /// CTAs that push rows or keys, sum partial tiles, or route tokens; 0 = by shape and topology. Even (of
+  /// ring attention any), at most half of the multiprocessors; of a mixture of experts at least two less than
+  /// these.
   std::int32_t comm_ctas = 0;
   /// Multiprocessors at most, so that other work has the rest; 0 = all of the GPU. A launch needs all that it
   /// uses at once and waits for other ranks: it is started when no other kernel holds one of them. A kernel

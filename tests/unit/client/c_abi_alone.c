@@ -70,8 +70,12 @@ const char* mk_test_varlen(const char* socket) {
   EXPECT(mk_connect(&here, &session) == MK_OK);
   EXPECT(mk_join(session, &options, &group) == MK_OK);
   EXPECT(mk_attention_create(group, &shape, NULL, &operation) == MK_INVALID_ARGUMENT);
-  EXPECT(strstr(mk_last_error(), "mk_attention_shape: has_window = 2") != NULL);
+  EXPECT(strstr(mk_last_error(), "mk_attention_shape: has_window = 2, but it must be 0 or 1") != NULL);
   shape.has_window = 1;
+  shape.causal = 7;
+  EXPECT(mk_attention_create(group, &shape, NULL, &operation) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "mk_attention_shape: causal = 7, but it must be 0 or 1") != NULL);
+  shape.causal = 0;
   EXPECT(mk_attention_create(group, &shape, NULL, &operation) == MK_OK);
   EXPECT(mk_ring_attention_launch(operation, &rows, NULL, &pending) == MK_OK);
   EXPECT(mk_pending_wait(pending, 0) == MK_OK);

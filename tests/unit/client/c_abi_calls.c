@@ -153,12 +153,14 @@ const char* mk_test_null(void) {
   REFUSED(mk_wait_arrival(NULL, 0, 0, 1, 1));
   REFUSED(mk_wait_completed(NULL, 0, 0, 1, 1));
   REFUSED(mk_arrivals(NULL, 0, 0, NULL));
+  REFUSED(mk_activity_create(NULL, NULL));
   REFUSED(mk_ag_gemm_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_gemm_rs_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_gemm_ar_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_gemm_launch(NULL, NULL, NULL, NULL));
   REFUSED(mk_gemm_enqueue(NULL, NULL, NULL, NULL));
   REFUSED(mk_operation_status(NULL));
+  NOTHING(mk_operation_expected_seconds(NULL));
   REFUSED(mk_moe_create(NULL, NULL, NULL, NULL));
   REFUSED(mk_moe_launch(NULL, NULL, NULL, NULL));
   REFUSED(mk_moe_enqueue(NULL, NULL, NULL, NULL));
@@ -179,6 +181,7 @@ const char* mk_test_null(void) {
   mk_group_destroy(NULL);
   mk_symmetric_destroy(NULL);
   mk_host_buffer_destroy(NULL);
+  mk_activity_destroy(NULL);
   mk_operation_destroy(NULL);
   mk_pending_destroy(NULL);
   EXPECT(strcmp(mk_version(), "") != 0); /* and nothing fell over */
@@ -221,7 +224,6 @@ const char* mk_test_gemm(const char* socket) {
   EXPECT(mk_ag_gemm_create(group, &shape, NULL, &gemm) == MK_OK);
   EXPECT(mk_operation_status(gemm) == MK_OK);
   EXPECT(mk_operation_expected_seconds(gemm) == 0); /* of the cpu executor */
-  EXPECT(mk_operation_expected_seconds(NULL) == 0);
   EXPECT(mk_gemm_launch(gemm, &arguments, NULL, &pending) == MK_OK);
   EXPECT(mk_pending_wait(pending, 0) == MK_OK);
   EXPECT(c[0] == 0x40a0 && c[1] == 0x4130); /* 5, 11 */
@@ -284,7 +286,9 @@ const char* mk_test_kinds(const char* socket) {
   const mk_moe_shape moe_shape = {SIZE(moe_shape), 1, 2, 1, 0, 1, 1, MK_BF16, 0, MK_ROW_MAJOR};
   const mk_moe_shape no_gate = {SIZE(no_gate), 1, 2, 1, 0, 1, 1, MK_BF16, 0, MK_ROW_MAJOR, 0, 8};
   const mk_moe_shape no_layout = {SIZE(no_layout), 1, 2, 1, 0, 1, 1, MK_BF16, 0, 2};
-  const mk_attention_shape attention_shape = {SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16, 0, 0, 0, 0, 0};
+  const mk_moe_shape no_flag = {SIZE(no_flag), 1, 2, 1, 0, 1, 1, MK_BF16, 0, MK_ROW_MAJOR, 3};
+  const mk_attention_shape attention_shape = {
+      SIZE(attention_shape), 1, 1, 1, 1, 2, 0, 0, MK_BF16, 0, 0, 0, 0, 0};
   const mk_operation_options gpu = {SIZE(gpu), MK_CUDA, 0, 0, 0, NULL};
   const mk_operation_options plan = {SIZE(plan), MK_CPU, 4, 0, 0, NULL};
   const uint16_t x[2] = {0x3f80, 0x4000}, w1[2] = {0x4040, 0x4080}; /* 1 2; 3 4 */
@@ -305,6 +309,8 @@ const char* mk_test_kinds(const char* socket) {
   EXPECT(strstr(mk_last_error(), "shared_intermediate = 8") != NULL);
   EXPECT(mk_moe_create(group, &no_layout, NULL, &moe) == MK_INVALID_ARGUMENT);
   EXPECT(strstr(mk_last_error(), "moe: w_layout = 2, but it must be row-major (0)") != NULL);
+  EXPECT(mk_moe_create(group, &no_flag, NULL, &moe) == MK_INVALID_ARGUMENT);
+  EXPECT(strstr(mk_last_error(), "mk_moe_shape: weights_on_input = 3, but it must be 0 or 1") != NULL);
   EXPECT(mk_moe_create(group, &moe_shape, &gpu, &moe) == MK_FAILED_PRECONDITION); /* there is no GPU */
   EXPECT(mk_ring_attention_create(group, &attention_shape, &gpu, &moe) == MK_FAILED_PRECONDITION);
   EXPECT(mk_ag_gemm_create(group, &gemm_shape, NULL, &gemm) == MK_OK);

@@ -81,9 +81,11 @@ class Rendezvous:
         everyone: "list[dict[str, Any]]" = []
         digest, look = "", time.monotonic() + LOOK_SECONDS
         while True:
+            found = self._read(self._store, [f"here/{rank}" for rank in range(len(self._ranks))])
+            # After the facts: a rank that has all of them may leave and come again with others, but not before every rank has read
+            # the old ones. So if these facts are new ones of a rank that has agreed, the check finds that this rank may, too.
             if digest and self._store.check([f"read/{digest}/{rank}" for rank in range(len(self._ranks))]):
                 return everyone, digest
-            found = self._read(self._store, [f"here/{rank}" for rank in range(len(self._ranks))])
             if None not in found:
                 everyone = [facts for facts in found if facts is not None]
                 before, digest = digest, hashlib.sha256("".join(facts["nonce"] for facts in everyone).encode()).hexdigest()

@@ -17,8 +17,30 @@
 
 namespace mkernel::session::testing {
 
+/// Stops the thread that comes by while it is closed.
+class Gate {
+ public:
+  void close() { closed_ = true; }
+  void open() {
+    closed_ = false;
+    closed_.notify_all();
+  }
+  /// A thread stands here.
+  bool holds() const { return holds_; }
+  void pass() {
+    if (!closed_) return;
+    holds_ = true;
+    closed_.wait(true);
+    holds_ = false;
+  }
+
+ private:
+  std::atomic<bool> closed_{false}, holds_{false};
+};
+
 class NullTransport final : public transport::Transport {
  public:
+  explicit NullTransport(Gate& gate) : gate_(gate) {}
   const transport::Capabilities& capabilities() const override { return capabilities_; }
   std::string local_endpoint() const override { return "null"; }
   void attach(transport::TransportSink&) override {}
@@ -29,7 +51,11 @@ class NullTransport final : public transport::Transport {
   Status open_inbound(transport::ChannelId, transport::PeerId, transport::ChannelKey) override { return {}; }
   void close_channel(transport::ChannelId) override {}
   std::size_t submit(std::span<const transport::Put>) override { return 0; }
-  std::size_t poll() override { return 0; }
+  /// Between the commands of a round and its rings.
+  std::size_t poll() override {
+    gate_.pass();
+    return 0;
+  }
   int event_fd() const override { return event_.get(); }
   void close() override {}
 
@@ -37,6 +63,7 @@ class NullTransport final : public transport::Transport {
   transport::Capabilities capabilities_{
       .name = "null", .max_put_bytes = abi::kMaxPutBytes, .max_in_flight_puts = 1024};
   ipc::UniqueFd event_ = std::move(ipc::create_event()).value();
+  Gate& gate_;
 };
 
 /// Forms groups among the sessions of one server. In a group whose name begins with "remote" every rank but 0
@@ -92,6 +119,13 @@ class LocalCoordinator final : public GroupCoordinator {
     for (auto& [rank, member] : group.ranks) {
       post([this, to = member.key, from, index, entry] { events_->region_changed(to, from, index, entry); });
     }
+  }
+
+  /// A rank elsewhere has registered a region. Control thread.
+  void announce_elsewhere(const std::string& name, std::uint32_t rank, std::uint32_t index,
+                          const abi::RegionEntry& entry) {
+    for (auto& [here, member] : groups_.at(name).ranks)
+      events_->region_changed(member.key, rank, index, entry);
   }
 
   void exchange(const dataplane::GroupKey& key, std::uint64_t, const Blob& blob, std::chrono::milliseconds,

@@ -67,7 +67,7 @@ class Harness {
       proxy.index = rail;
       proxy.count = rails;
       proxies_.push_back(
-          std::make_unique<dataplane::Proxy>(proxy, std::make_unique<NullTransport>(), bridge_));
+          std::make_unique<dataplane::Proxy>(proxy, std::make_unique<NullTransport>(gate_), bridge_));
       proxies.push_back(proxies_.back().get());
     }
     server_ = std::make_unique<SessionServer>(io_, options_, proxies);
@@ -79,6 +79,7 @@ class Harness {
   }
   /// Whatever state the sessions are in.
   ~Harness() {
+    gate_.open();
     for (const auto& proxy : proxies_) proxy->stop(std::chrono::milliseconds(0));
     work_.reset();
     io_.stop();
@@ -100,12 +101,15 @@ class Harness {
     return control([](SessionServer& server) { return server.session_count(); });
   }
   LocalCoordinator& coordinator() { return coordinator_; }
+  /// Where proxy threads come by in every round.
+  Gate& gate() { return gate_; }
 
  private:
   TemporaryFolder folder_;
   boost::asio::io_context io_;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{io_.get_executor()};
   ControlBridge bridge_{io_};
+  Gate gate_;
   std::vector<std::unique_ptr<dataplane::Proxy>> proxies_;  ///< by rail
   LocalCoordinator coordinator_{io_};
   ServerOptions options_;

@@ -300,10 +300,11 @@ TEST_CASE("ring backward kernel: several nodes, launches behind each other with 
       RingBackwardRanks ranks(
           {.batch = 1, .sequence = 301, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = causal},
           topology, 4, 2, {.block_rows = 20, .chunk_units = 3});
-      constexpr std::uint64_t kLaunches = 3;
-      for (std::uint64_t launch = 0; launch < kLaunches; ++launch) ranks.check(launch);
+      // Of many ranks two launches, which use both halves.
+      const std::uint64_t launches = topology.world() > 4 ? 2 : 3;
+      for (std::uint64_t launch = 0; launch < launches; ++launch) ranks.check(launch);
       for (std::size_t rank = 0; rank < topology.world(); ++rank)
-        CHECK(ranks.delivered(rank) == kLaunches * ranks.wire_bytes(rank));
+        CHECK(ranks.delivered(rank) == launches * ranks.wire_bytes(rank));
     }
   }
 }

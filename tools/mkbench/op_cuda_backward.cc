@@ -56,7 +56,7 @@ class BackwardMeasurement final : public AttentionMeasurement {
     auto operands = Case::make(shape(), world(), group().rank(), sets());
     if (!operands.ok()) return operands.status();
     operands_.emplace(std::move(*operands));
-    if constexpr (!kAlone) operands_->set_nodes(group().node_count());
+    if constexpr (kKind == OpKind::kRingAttentionBackward) operands_->set_nodes(group().node_count());
     return {};
   }
 

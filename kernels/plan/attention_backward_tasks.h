@@ -132,7 +132,7 @@ class AttentionBackwardTasks {
   struct Place {
     std::int32_t batch = 0;
     std::int32_t kv_head = 0;
-    std::int32_t tile = 0;  ///< of the keys
+    std::int32_t tile = 0;   ///< of the keys
     bool downwards = false;  ///< its section begins with the first keys
   };
   using Walk = AttentionBackwardWalk;

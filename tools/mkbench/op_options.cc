@@ -35,9 +35,10 @@ void add_shape_options(CLI::App* op, OpOptions* o) {
   op->add_option("--kv-heads", o->kv_heads)->capture_default_str();
   op->add_option("--head-dim", o->head_dim)->capture_default_str();
   op->add_flag("--causal", o->causal);
-  op->add_option("--cu-seqlens", o->cu_seqlens,
-                 "attention, attention_backward and ring_attention on the cuda executor: 0,512,700,... where "
-                 "sequences of different lengths begin and end on every rank, instead of --batch and --sequence")
+  op->add_option(
+        "--cu-seqlens", o->cu_seqlens,
+        "attention, attention_backward and ring_attention on the cuda executor: 0,512,700,... where "
+        "sequences of different lengths begin and end on every rank, instead of --batch and --sequence")
       ->delimiter(',');
   op->add_option("--window-left", o->window_left, "with --cu-seqlens: keys before a query's own; -1: all")
       ->capture_default_str();

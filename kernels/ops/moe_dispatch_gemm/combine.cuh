@@ -6,6 +6,7 @@
 
 #include "kernels/base/types.h"
 #include "kernels/cuda/comm/endpoint.cuh"
+#include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
@@ -21,7 +22,7 @@ __device__ __forceinline__ void moe_add(float (&sums)[8], float weight, const ui
   const std::uint32_t words[4] = {row.x, row.y, row.z, row.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float2 values = moe_widen<kType>(words[i]);
+    const float2 values = widen_pair<kType>(words[i]);
     sums[2 * i] = fmaf(weight, values.x, sums[2 * i]);
     sums[2 * i + 1] = fmaf(weight, values.y, sums[2 * i + 1]);
   }
@@ -62,8 +63,8 @@ __device__ __forceinline__ void moe_add_up(const MoeParameters& p, const MoeSumm
       for (int i = 0; i < kAtOnce; ++i) moe_add<kType>(sums, weights[i], rows[i]);
     }
     if (at >= bytes) continue;
-    ptx::st_v4(to + at, {moe_narrow<kType>(sums[0], sums[1]), moe_narrow<kType>(sums[2], sums[3]),
-                         moe_narrow<kType>(sums[4], sums[5]), moe_narrow<kType>(sums[6], sums[7])});
+    ptx::st_v4(to + at, {narrow_pair<kType>(sums[0], sums[1]), narrow_pair<kType>(sums[2], sums[3]),
+                         narrow_pair<kType>(sums[4], sums[5]), narrow_pair<kType>(sums[6], sums[7])});
   }
 }
 

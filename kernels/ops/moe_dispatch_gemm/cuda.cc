@@ -55,6 +55,7 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
     parameters_.lead = plan_.moe.lead;
     parameters_.foreseen_steps = plan_.foreseen_steps;
     parameters_.summing_ctas = plan_.summing_ctas;
+    parameters_.sum_parts = plan_.sum_parts;
     if (plan_.moe.seats != nullptr) {
       auto seats = DeviceBuffer::holding(*plan_.moe.seats, "moe: seats of the ranks");
       if (!seats.ok()) return seats.status();

@@ -65,6 +65,14 @@ std::int32_t choose_foreseen_steps(const MoePlan& plan, std::int64_t ctas) {
       std::min(ceil_div(plan.shape.hidden, std::int64_t{kSm90TileK}), kBytes / kStepBytes / ctas));
 }
 
+/// Parts of an own token: with few tokens every warp that multiplies has one to sum.
+std::int32_t choose_sum_parts(const MoeShape& shape, std::int64_t ctas) {
+  constexpr std::int64_t kSummingWarps = 8;
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(ceil_div(kSummingWarps * ctas, shape.max_tokens), 1,
+                               ceil_div(2 * shape.n, std::int64_t{kMoeSumBytes})));
+}
+
 Status check_options(const MoeOptions& options, std::int32_t sms) {
   for (const auto& [name, value, only] :
        {std::tuple{"block_rows", options.block_rows, tile_rows(kMoeTile)},
@@ -139,6 +147,7 @@ Result<MoeGpuPlan> MoeGpuPlan::make(const MoeShape& shape, const Topology& topol
   plan.summing_ctas = options.summing_ctas > 0 ? options.summing_ctas : std::min(chosen.summing, dispatch);
   plan.moe.lead = choose_lead(plan.moe, (plan.ctas - plan.summing_ctas) / kMoeCluster);
   plan.foreseen_steps = choose_foreseen_steps(plan.moe, plan.ctas);
+  plan.sum_parts = choose_sum_parts(shape, plan.ctas);
   plan.routing_bytes = routing_bytes_of(plan.moe.exchange);
   if (plan.routing_bytes <= kMoeMostRoutingBytes) return plan;
   return refuse("experts", shape.experts,

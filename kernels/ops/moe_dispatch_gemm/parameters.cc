@@ -104,6 +104,7 @@ MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank, std::span<
   p.pairs2 = (exchange.columns2 + 1) / 2;
   p.shared_pairs1 = (exchange.shared_columns1 + 1) / 2;
   p.dispatch_ctas = plan.dispatch_ctas;
+  p.sum_parts = 1;
   p.weights_on_input = plan.shape.weights_on_input;
   return p;
 }

@@ -97,6 +97,21 @@ struct MoeOperands {
   std::int32_t weight_rows1, weight_rows2;
 };
 
+/// Bytes of a row that a warp sums at a time.
+inline constexpr std::int32_t kMoeSumBytes = 32 * 16;
+
+/// Bytes of a token's row that are one unit of summing.
+struct MoeSumPart {
+  std::int32_t begin, end;
+};
+/// Of a row of `bytes` bytes in `parts` parts, which may be more than there is to share out.
+MK_HOST_DEVICE inline MoeSumPart moe_sum_part(std::int32_t bytes, std::int32_t parts, std::int32_t part) {
+  const std::int32_t steps = (bytes + kMoeSumBytes - 1) / kMoeSumBytes;
+  const std::int32_t begin = steps * part / parts * kMoeSumBytes;
+  const std::int32_t end = steps * (part + 1) / parts * kMoeSumBytes;
+  return {begin, end < bytes ? end : bytes};
+}
+
 struct MoeParameters {
   MoeOperands experts, shared;
   device::Endpoint endpoint;
@@ -120,6 +135,7 @@ struct MoeParameters {
   std::int32_t dispatch_ctas;
   bool weights_on_input;      ///< MoeShape
   std::int32_t summing_ctas;  ///< the first of them, which sum when they have pushed; the others compute
+  std::int32_t sum_parts;     ///< of an own token, that different warps may sum
 };
 
 /// The workspace of a rank of this node.

@@ -121,6 +121,8 @@ class MoeTasks {
   }
 
   __device__ __forceinline__ void after_products() const { moe_sum<Config::kInput>(p_, epoch_); }
+  /// Half as many rows as other warps sum at a time: it has the registers of a warp that loads.
+  __device__ __forceinline__ void beside_products() const { moe_sum<Config::kInput, 4>(p_, epoch_); }
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
 
  private:

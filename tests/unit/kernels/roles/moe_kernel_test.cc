@@ -112,12 +112,13 @@ TEST_CASE("moe kernel: the timeline has every CTA's roles, every warp's work in 
         return e.name == name && (warp == -2 || e.warp == warp);
       });
     };
-    // Four CTAs dispatch, two of them and the four others compute; one warp polls, one sends.
+    // Four CTAs dispatch, two of them and the four others compute; one warp polls, one sends. Of the six that
+    // compute every second one has a warp that sums meanwhile.
     CHECK(count("intra_comm", -1) == 4);
     CHECK(count("compute", -1) == 6);
     for (const char* name : {"route", "stage", "push", "forward"}) CHECK(count(name) == 4 * 12 - 2);
     CHECK(count("table") == 12 - 2);
-    CHECK(count("sum") == 2 * 12 - 2 + 6 * 8);
+    CHECK(count("sum") == 2 * 12 - 2 + 6 * 8 + 3);
     // Rank 0 has two of the experts, each with one block; a pair of CTAs computes a tile of each, and one
     // more without rows. Every expert has a tile of both products, the shared one too.
     const std::int64_t tiles = 2 * ((rank == 0 ? 2 : 3) + 1);

@@ -45,8 +45,7 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
 
   /// Everything that is the same in every launch.
   Status attach() override {
-    auto scratch =
-        DeviceBuffer::zeroed(moe_scratch_bytes(exchange(), plan_.moe.dispatch_ctas), "moe: tables");
+    auto scratch = DeviceBuffer::zeroed(moe_scratch_bytes(plan_.moe), "moe: tables");
     if (!scratch.ok()) return scratch.status();
     scratch_ = std::move(*scratch);
     const auto& node = workspace().node;

@@ -46,6 +46,21 @@ TEST_CASE("moe kernel: blocks above each other and alone") {
                1);
 }
 
+TEST_CASE("moe kernel: near and far rows apart, in sections of two blocks, and parts of tokens") {
+  Spread cut = kWhole;
+  cut.section_blocks = 2;
+  cut.sum_parts = 2;
+  HostRanks world({.max_tokens = 300, .hidden = 72, .n = 264, .intermediate = 8, .experts = 2, .topk = 1},
+                  {2, 1}, cut);
+  // Two blocks of near rows and one with far rows, or near rows alone.
+  const Router one = one_expert(0);
+  world.check(world.inputs(one, 300, 1));
+  world.check(
+      world.inputs([](std::uint32_t rank,
+                      std::int64_t) { return std::vector<std::int32_t>{static_cast<std::int32_t>(rank)}; },
+                   300, 2));
+}
+
 TEST_CASE("moe kernel: ranks of a node and of two, weights after the products and before") {
   MoeShape shape{.max_tokens = 20, .hidden = 72, .n = 72, .intermediate = 8, .experts = 5, .topk = 3};
   for (const bool on_input : {false, true}) {

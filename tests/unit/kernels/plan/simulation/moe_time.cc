@@ -47,8 +47,6 @@ Times LaunchTime::play() {
 
 double LaunchTime::product_seconds() {
   double longest = 0;
-  Times unused;
-  find_tables(unused);
   for_ranks([&](std::int32_t index) {
     std::fill(rank(index).whole.begin(), rank(index).whole.end(), 0.0);
     compute(index, std::vector<double>(static_cast<std::size_t>(of_.plan.ctas / 2), machine_.launch));

@@ -1,5 +1,5 @@
 // The rows of a mixture of experts, by expert: which rank owns which expert, how the rows of an expert are
-// cut into blocks, and where every row lies in the pool of its owner. Everything follows from
+// cut into blocks, and where the rows of every expert begin in the pool of its owner. Everything follows from
 // counts[world][experts], the rows that each rank sends to each expert, so that all ranks that hold the
 // counts hold the same table. Pure functions, the same on host and device.
 #pragma once
@@ -82,8 +82,10 @@ struct OwnedExperts {
     }
     return low;
   }
-  MK_HOST_DEVICE Block block(std::int32_t index) const {
-    const std::int32_t expert = expert_of(index), before = (index - first_block(expert)) * cut.block;
+  MK_HOST_DEVICE Block block(std::int32_t index) const { return block(expert_of(index), index); }
+  /// The same, when it is known to be one of `expert`.
+  MK_HOST_DEVICE Block block(std::int32_t expert, std::int32_t index) const {
+    const std::int32_t before = (index - first_block(expert)) * cut.block;
     const std::int32_t left = rows[expert] - before;
     return {expert, first_row(expert) + before, left < cut.block ? left : std::int32_t{cut.block}};
   }
@@ -115,30 +117,5 @@ struct ExpertTable {
     return first_row(expert) + cut.padded(rows[expert]) > capacity;
   }
 };
-
-/// Rows of an expert, from all sources before `source`: within an expert the sources lie in rank order.
-/// `counts`: [world][experts].
-MK_HOST_DEVICE inline std::int32_t rows_of_sources_before(const std::int32_t* counts, std::int32_t experts,
-                                                          std::int32_t source, std::int32_t expert) {
-  std::int32_t before = 0;
-  for (std::int32_t other = 0; other < source; ++other) before += counts[other * experts + expert];
-  return before;
-}
-
-/// Where a row lies in the pool of its expert's owner.
-struct PoolPlace {
-  std::int32_t owner = 0;
-  std::int32_t block = 0;  ///< of the owner's
-  std::int32_t row = 0;    ///< of its pool
-};
-
-/// The place of a row that is number `index` among those that `source` sends to `expert`.
-MK_HOST_DEVICE inline PoolPlace pool_place(const ExpertTable& table, const std::int32_t* counts,
-                                           std::int32_t source, std::int32_t expert, std::int32_t index) {
-  const std::int32_t owner = table.owners.owner(expert);
-  const std::int32_t row =
-      table.first_row(expert) + index + rows_of_sources_before(counts, table.owners.experts, source, expert);
-  return {owner, table.of_rank(owner).block_of(table.owners.local(expert), row), row};
-}
 
 }  // namespace mkernel::kernels

@@ -56,7 +56,9 @@ static_assert(sizeof(CrossingEntry) == 16);
 /// The data. `row` of a node turn is a number of crossing (ChunkedRouting), or of returning where sums are:
 ///   counts[e & 1][source]       RoutingProblem; int32 [experts]: rows that the source sends to each expert;
 ///                               int32 [nodes]: tokens of it that cross to each node
-///   row[pool row]               one token's row for one expert; experts in local order (OwnedExperts)
+///   row[pool row]               one token's row for one expert; experts in local order (OwnedExperts),
+///   within
+///                               an expert by source (PushOrder::source)
 ///   origin[pool row]            ExpertRowOrigin: where the finished row goes
 ///   hidden[pool row]            between the products, written and read on this rank alone
 ///   shared_hidden[token]        between the products of the shared expert

@@ -125,7 +125,41 @@ struct PushOrder {
   }
   /// The node turn of this rank as its rail peer counts.
   MK_HOST_DEVICE std::int32_t as_seen_from(std::int32_t node_turn) const { return others() - 1 - node_turn; }
+  /// The order in which the sources of its rows lie within an expert of this node, 0 .. world - 1: the ranks
+  /// of the node first. So rows that do not cross nodes are blocks of their own (ExpertSectionCut).
+  MK_HOST_DEVICE std::int32_t source(std::int32_t turn) const {
+    return seats.rank((node(rank) * ranks_per_node + turn) % owners.world);
+  }
 };
+
+/// Rows of an expert from the first `turns` sources, as the ranks of its owner's node order them. `counts`:
+/// [world][experts].
+MK_HOST_DEVICE inline std::int32_t rows_of_sources(const PushOrder& order, const std::int32_t* counts,
+                                                   std::int32_t turns, std::int32_t expert) {
+  std::int32_t rows = 0;
+  for (std::int32_t turn = 0; turn < turns; ++turn)
+    rows += counts[order.source(turn) * order.owners.experts + expert];
+  return rows;
+}
+
+/// Where a row lies in the pool of its expert's owner.
+struct PoolPlace {
+  std::int32_t owner = 0;
+  std::int32_t block = 0;  ///< of the owner's
+  std::int32_t row = 0;    ///< of its pool
+};
+
+/// The place of a row that is number `index` among those that `source` sends to `expert`. `order`: of the
+/// expert's owner or of another rank of its node.
+MK_HOST_DEVICE inline PoolPlace pool_place(const ExpertTable& table, const PushOrder& order,
+                                           const std::int32_t* counts, std::int32_t source,
+                                           std::int32_t expert, std::int32_t index) {
+  const std::int32_t owner = table.owners.owner(expert);
+  std::int32_t turn = 0;
+  while (order.source(turn) != source) ++turn;
+  const std::int32_t row = table.first_row(expert) + index + rows_of_sources(order, counts, turn, expert);
+  return {owner, table.of_rank(owner).block_of(table.owners.local(expert), row), row};
+}
 
 /// The pushing warps take pushes in units of so many that follow each other, from one counter: in order,
 /// whoever is slow. With contiguous shares the first experts would be pushed by one warp alone and be whole

@@ -9,7 +9,10 @@ HostExpertTable::HostExpertTable(const ExpertOwners& owners, const ExpertBlockRo
                                  std::span<const std::int32_t> counts)
     : owners_(owners), cut_(cut), rows_before_{0}, blocks_before_{0} {
   for (std::int32_t expert = 0; expert < owners.experts; ++expert) {
-    const std::int32_t rows = rows_of_sources_before(counts.data(), owners.experts, owners.world, expert);
+    std::int32_t rows = 0;
+    for (auto of = static_cast<std::size_t>(expert); of < counts.size();
+         of += static_cast<std::size_t>(owners.experts))
+      rows += counts[of];
     rows_.push_back(rows);
     rows_before_.push_back(rows_before_.back() + cut.padded(rows));
     blocks_before_.push_back(blocks_before_.back() + cut.blocks(rows));

@@ -52,7 +52,7 @@ struct LayerTasks {
   /// Columns outside, blocks inside, as the experts have them.
   MK_HOST_DEVICE ExpertTasks::Task place(bool second, std::int32_t inside) const {
     const std::int32_t column = inside / shared.blocks;
-    return {second, inside - column * shared.blocks, 0, column, true};
+    return {second, inside - column * shared.blocks, 0, column, true, 0, shared.blocks};
   }
 };
 

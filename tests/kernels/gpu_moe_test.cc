@@ -73,6 +73,26 @@ TEST_CASE("moe: several blocks of rows, an odd number of columns of tiles, sever
   run_launches({.ranks_per_node = 1}, single, 2);
 }
 
+TEST_CASE("moe: sections of two blocks, rows of other nodes apart or not: the same bits") {
+  if (!peers_or_skip(1)) return;
+  // Several hundred rows of an expert from every rank.
+  const MoeShape shape{
+      .max_tokens = 500, .hidden = 200, .n = 520, .intermediate = 136, .experts = 3, .topk = 2};
+  for (const FabricOptions& fabric :
+       {FabricOptions{.ranks_per_node = 2}, FabricOptions{.nodes = 2, .ranks_per_node = 1},
+        FabricOptions{.nodes = 2, .ranks_per_node = 2, .across_nodes = true}}) {
+    Outputs first;
+    for (const kernels::MoeOptions& options : {kernels::MoeOptions{.apart = false},
+                                               {.apart = fabric.nodes > 1},
+                                               {.section_blocks = 2, .apart = fabric.nodes > 1}}) {
+      GpuMoeRanks ranks(fabric, shape, options);
+      const Outputs y = run_launches(ranks, 2);
+      if (first.empty()) first = y;
+      CHECK(y == first);
+    }
+  }
+}
+
 TEST_CASE("moe: a shared expert, both types and layouts, of one tile and of several, on ranks and nodes") {
   if (!peers_or_skip(1)) return;
   for (const auto& [nodes, ranks] : {std::pair{1U, 1U}, {1U, 4U}, {2U, 2U}}) {

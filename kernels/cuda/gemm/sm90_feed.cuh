@@ -24,6 +24,9 @@
 //                                            // and visible to it: a release hands it on
 //     static constexpr bool kCutsTasks;      // optional: tasks may leave out columns (Sm90Task::left_out)
 //     void after_products() const;           // every multiplying warp, after its last tile
+//     void beside_products() const;          // optional: one warp of every second CTA, from the beginning
+//     on;
+//                                            // no tile may wait for it
 //   };
 //
 // Contract: all threads of both CTAs of a cluster call sm90_feed(). next() may wait for tiles that were
@@ -270,6 +273,8 @@ __device__ __forceinline__ void sm90_feed(const Feed& feed, Sm90FeedShared<Confi
       Sm90FeedStore<Config>(warp - 1, shared).run(feed);
     } else if (ptx::cluster_cta_rank() == 0) {
       sm90_feed_tasks(feed, shared);
+    } else if constexpr (requires { feed.beside_products(); }) {
+      feed.beside_products();
     }
     __syncwarp();
   } else {

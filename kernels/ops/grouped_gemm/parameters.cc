@@ -1,10 +1,9 @@
 #include "kernels/ops/grouped_gemm/parameters.h"
 
-#include <algorithm>
-
 #include "kernels/cuda/gemm/sm90_maps.h"
 #include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/plan/cuts.h"
+#include "kernels/plan/tile_pairs.h"
 
 namespace mkernel::kernels {
 
@@ -18,10 +17,7 @@ GroupedGemmParameters grouped_gemm_parameters(const GroupedGemmPlan& plan, Group
   p.groups = static_cast<std::int32_t>(shape.groups);
   p.matrix_rows = static_cast<std::int32_t>(plan.matrix_rows());
   p.column_pairs = static_cast<std::int32_t>(ceil_div(shape.n, 2 * tile_columns(kGroupedGemmTile)));
-  // About half of the L2: b streams through the rest.
-  constexpr std::int64_t kBandBytes = std::int64_t{24} << 20;
-  const std::int64_t pair_bytes = 2 * tile_rows(kGroupedGemmTile) * shape.k * 2;
-  p.band_blocks = static_cast<std::int32_t>(2 * std::max<std::int64_t>(1, kBandBytes / pair_bytes));
+  p.band_blocks = most_blocks_of_band(tile_rows(kGroupedGemmTile), shape.k);
   return p;
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/base/types.h"
 #include "kernels/cuda/comm/endpoint.cuh"
+#include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
@@ -21,7 +22,7 @@ __device__ __forceinline__ void moe_add(float (&sums)[8], float weight, const ui
   const std::uint32_t words[4] = {row.x, row.y, row.z, row.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float2 values = moe_widen<kType>(words[i]);
+    const float2 values = widen_pair<kType>(words[i]);
     sums[2 * i] = fmaf(weight, values.x, sums[2 * i]);
     sums[2 * i + 1] = fmaf(weight, values.y, sums[2 * i + 1]);
   }
@@ -36,34 +37,35 @@ struct MoeSummand {
   float weight = 0;
 };
 
-/// One warp: the sums of what its lanes hold, in lane order, rounded once.
-template <DataType kType>
-__device__ __forceinline__ void moe_add_up(const MoeParameters& p, const MoeSummand& mine, std::byte* to) {
-  constexpr int kAtOnce = 4;
-  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32, bytes = p.n * 2;
+/// One warp: the sums of some bytes of what its lanes hold, in lane order, rounded once. A lane has 16 bytes
+/// of `kRows` rows under way at a time, which is how fast a warp reads.
+template <DataType kType, int kRows>
+__device__ __forceinline__ void moe_add_up(const MoeParameters& p, const MoeSummand& mine, std::byte* to,
+                                           const MoeSumPart& bytes) {
+  const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
   const std::byte* memory = moe_memory(p, p.rank);
   const std::uint32_t all = __ballot_sync(~0U, mine.any);
-  for (std::int32_t first = 0; first < bytes; first += 32 * 16) {
+  for (std::int32_t first = bytes.begin; first < bytes.end; first += kMoeSumBytes) {
     const std::int32_t at = first + lane * 16;
     float sums[8] = {};
     for (std::uint32_t left = all; left != 0;) {
-      uint4 rows[kAtOnce];
-      float weights[kAtOnce];
+      uint4 rows[kRows];
+      float weights[kRows];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kRows; ++i) {
         const int of = left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0;
         const std::uint64_t from = __shfl_sync(~0U, mine.at, of);
         const float weight = __shfl_sync(~0U, mine.weight, of);
         weights[i] = left != 0 ? weight : 0;
-        rows[i] = left != 0 && at < bytes ? ptx::ld_once_v4(memory + from + at) : uint4{0, 0, 0, 0};
+        rows[i] = left != 0 && at < bytes.end ? ptx::ld_once_v4(memory + from + at) : uint4{0, 0, 0, 0};
         left &= left - 1;
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) moe_add<kType>(sums, weights[i], rows[i]);
+      for (int i = 0; i < kRows; ++i) moe_add<kType>(sums, weights[i], rows[i]);
     }
-    if (at >= bytes) continue;
-    ptx::st_v4(to + at, {moe_narrow<kType>(sums[0], sums[1]), moe_narrow<kType>(sums[2], sums[3]),
-                         moe_narrow<kType>(sums[4], sums[5]), moe_narrow<kType>(sums[6], sums[7])});
+    if (at >= bytes.end) continue;
+    ptx::st_v4(to + at, {narrow_pair<kType>(sums[0], sums[1]), narrow_pair<kType>(sums[2], sums[3]),
+                         narrow_pair<kType>(sums[4], sums[5]), narrow_pair<kType>(sums[6], sums[7])});
   }
 }
 
@@ -88,10 +90,11 @@ __device__ __forceinline__ float moe_weight_of_sum(const MoeParameters& p, float
   return p.weights_on_input ? 1 : weight;
 }
 
-/// One warp: an own token: the rows of this node's experts in top-k order, then the sums of the other nodes,
-/// from the next one on, then the row of the shared expert. False: a wait gave up.
-template <DataType kType>
-__device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_t epoch, std::int32_t token) {
+/// One warp: a part of an own token: the rows of this node's experts in top-k order, then the sums of the
+/// other nodes, from the next one on, then the row of the shared expert. False: a wait gave up.
+template <DataType kType, int kRows>
+__device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_t epoch, std::int32_t token,
+                                            std::int32_t part) {
   const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32, others = p.plan.others();
   const PushOrder order = p.plan.order(p.rank);
   MoeSummand mine;
@@ -117,12 +120,13 @@ __device__ __forceinline__ bool moe_sum_own(const MoeParameters& p, std::uint64_
     came = moe_wait_finished(p, epoch, entry, p.rank);
   }
   if (!moe_all(came)) return false;
-  moe_add_up<kType>(p, mine, p.y + std::int64_t{token} * p.n * 2);
+  const MoeSumPart bytes = moe_sum_part(p.n * 2, p.sum_parts, part);
+  moe_add_up<kType, kRows>(p, mine, p.y + std::int64_t{token} * p.n * 2, bytes);
   return true;
 }
 
 /// One warp: a token that crossed from a rail peer: the rows of this node's experts, to be put back.
-template <DataType kType>
+template <DataType kType, int kRows>
 __device__ __forceinline__ bool moe_sum_crossed(const MoeParameters& p, std::uint64_t epoch,
                                                 std::int32_t turn, std::int32_t returning) {
   const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
@@ -145,9 +149,10 @@ __device__ __forceinline__ bool moe_sum_crossed(const MoeParameters& p, std::uin
     came = moe_wait_finished(p, epoch, number, p.plan.owners.owner(entry.expert));
   }
   if (!moe_all(came)) return false;
-  moe_add_up<kType>(p, mine,
-                    moe_memory(p, p.rank) + p.places.sum_out +
-                        static_cast<std::uint64_t>(of_turn + returning) * p.plan.finished_bytes);
+  moe_add_up<kType, kRows>(p, mine,
+                           moe_memory(p, p.rank) + p.places.sum_out +
+                               static_cast<std::uint64_t>(of_turn + returning) * p.plan.finished_bytes,
+                           {0, p.n * 2});
   __syncwarp();
   if (lane == 0) {
     ptx::st_release_gpu(moe_words(p, p.rank, p.places.summed_word) + of_turn + returning,
@@ -158,7 +163,7 @@ __device__ __forceinline__ bool moe_sum_crossed(const MoeParameters& p, std::uin
 
 /// Tokens that crossed first, since other nodes wait for them, then own ones, each in the order in which
 /// their last row is computed.
-template <DataType kType>
+template <DataType kType, int kRows>
 __device__ __forceinline__ void moe_sum_tokens(const MoeParameters& p, std::uint64_t epoch) {
   // The order is there when all chunks are placed.
   bool placed = true;
@@ -173,22 +178,27 @@ __device__ __forceinline__ void moe_sum_tokens(const MoeParameters& p, std::uint
   if (p.plan.others() > 0) {
     const bool all = moe_claim_rows(p, &counters.crossed_sums, p.scratch.crossed,
                                     [&](std::int32_t turn, std::int32_t returning) {
-                                      return moe_sum_crossed<kType>(p, epoch, turn, returning);
+                                      return moe_sum_crossed<kType, kRows>(p, epoch, turn, returning);
                                     });
     if (!all) return;
   }
+  const auto parts = static_cast<std::uint32_t>(p.sum_parts);
   for (;;) {
     const std::uint64_t unit = claim_unit(&counters.sums);
-    if (unit >= static_cast<std::uint64_t>(p.routed.tokens)) return;
-    if (!moe_sum_own<kType>(p, epoch, p.scratch.token_order[unit])) return;
+    if (unit >= static_cast<std::uint64_t>(p.routed.tokens) * parts) return;
+    const auto number = static_cast<std::uint32_t>(unit);
+    if (!moe_sum_own<kType, kRows>(p, epoch, p.scratch.token_order[number / parts],
+                                   static_cast<std::int32_t>(number % parts)))
+      return;
   }
 }
 
-/// One warp with nothing else to do.
-template <DataType kType>
+/// One warp with nothing else to do. `kRows`: of a token, that it has under way at a time; as many as top-k
+/// mostly is, unless registers are few.
+template <DataType kType, int kRows = 8>
 __device__ __forceinline__ void moe_sum(const MoeParameters& p, std::uint64_t epoch) {
   const MoeTraced work(p, DeviceWork::kSum);
-  moe_sum_tokens<kType>(p, epoch);
+  moe_sum_tokens<kType, kRows>(p, epoch);
 }
 
 }  // namespace mkernel::kernels

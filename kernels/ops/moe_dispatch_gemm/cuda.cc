@@ -45,8 +45,7 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
 
   /// Everything that is the same in every launch.
   Status attach() override {
-    auto scratch =
-        DeviceBuffer::zeroed(moe_scratch_bytes(exchange(), plan_.moe.dispatch_ctas), "moe: tables");
+    auto scratch = DeviceBuffer::zeroed(moe_scratch_bytes(plan_.moe), "moe: tables");
     if (!scratch.ok()) return scratch.status();
     scratch_ = std::move(*scratch);
     const auto& node = workspace().node;
@@ -55,6 +54,7 @@ class CudaMoe final : public CudaOperation<MoeArguments> {
     parameters_.lead = plan_.moe.lead;
     parameters_.foreseen_steps = plan_.foreseen_steps;
     parameters_.summing_ctas = plan_.summing_ctas;
+    parameters_.sum_parts = plan_.sum_parts;
     if (plan_.moe.seats != nullptr) {
       auto seats = DeviceBuffer::holding(*plan_.moe.seats, "moe: seats of the ranks");
       if (!seats.ok()) return seats.status();

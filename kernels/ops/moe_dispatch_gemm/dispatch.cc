@@ -24,6 +24,18 @@ std::vector<std::int32_t> crossings_of(const ChunkedRouting& routing, std::int32
   return found;
 }
 
+/// By local expert of `rank`: rows of the ranks of its node.
+std::vector<std::int32_t> near_rows(const ExpertExchangePlan& exchange, std::int32_t rank,
+                                    const std::vector<std::int32_t>& counts) {
+  std::vector<std::int32_t> rows;
+  const std::int32_t first = exchange.owners.first(rank);
+  for (std::int32_t local = 0; local < exchange.owners.count(rank); ++local) {
+    rows.push_back(
+        rows_of_sources(exchange.order(rank), counts.data(), exchange.ranks_per_node, first + local));
+  }
+  return rows;
+}
+
 }  // namespace
 
 MoeLaunch::Work::Work(const MoePlan& plan, std::int32_t rank, const ChunkedRouting& routing,
@@ -32,7 +44,8 @@ MoeLaunch::Work::Work(const MoePlan& plan, std::int32_t rank, const ChunkedRouti
       host_table(std::move(built)),
       table(host_table.view()),
       mine(table.of_rank(rank)),
-      expert_tasks(mine, plan.exchange.columns1, plan.exchange.columns2, plan.lead),
+      expert_tasks(mine, {mine, plan.sections, near_rows(plan.exchange, rank, counts.rows).data()},
+                   plan.exchange.columns1, plan.exchange.columns2, plan.lead),
       tasks{plan.shared_expert_tiles(tokens), expert_tasks.tasks},
       crossing(crossings_of(routing, plan.exchange.others())),
       staging(most(crossing) * plan.exchange.others()),
@@ -166,7 +179,7 @@ void MoeLaunch::add_lacking_rows(std::int32_t number) const {
 }
 
 PoolPlace MoeLaunch::place_of(std::int32_t source, std::int32_t expert, std::int32_t index) const {
-  return pool_place(work_->table, work_->counts.rows.data(), source, expert, index);
+  return pool_place(work_->table, order_, work_->counts.rows.data(), source, expert, index);
 }
 
 /// Units of rows that follow each other.

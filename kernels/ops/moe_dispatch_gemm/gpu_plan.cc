@@ -47,12 +47,32 @@ std::int64_t even_rows(const MoePlan& plan) {
   return ceil_div(plan.shape.max_tokens * plan.topology.world() * plan.shape.topk, plan.shape.experts);
 }
 
-/// ExpertTasks::lead for `clusters` that compute. With fewer tasks of the first product per expert than there
-/// are clusters, tasks of several experts run at a time, and the second product would wait for the slowest of
-/// them. No more than that: results of the first product are best read while they are in the L2.
+/// Whether rows of other nodes are sections of their own: where the products of a rank take longer than the
+/// wire both ways, so that there is something to hide it behind, and clearly longer than reading all weights
+/// twice (simulation/moe_time.h; tests/perf/notes.md).
+bool choose_apart(const MoePlan& plan, const Machine& machine) {
+  if (plan.topology.nodes() == 1) return false;
+  const ExpertExchangePlan& exchange = plan.exchange;
+  const double weights = static_cast<double>(plan.shape.hidden * plan.w1_columns() +
+                                             plan.shape.intermediate * plan.shape.n);  // of an expert
+  const double product =
+      2 * static_cast<double>(even_rows(plan)) * weights / (machine.product_operations * machine.sms);
+  const double reading = 2 * 2 * weights / machine.memory_bytes;
+  const double wire = static_cast<double>(exchange.others()) * static_cast<double>(exchange.max_tokens) *
+                      static_cast<double>(exchange.crossing_bytes() + exchange.finished_bytes) / machine.nic;
+  return product >= 1.3 * reading && product * exchange.owners.max_local() >= wire;
+}
+
+/// ExpertTasks::lead for `clusters` that compute. With fewer tasks of the first product per section than
+/// there are clusters, tasks of several sections run at a time, and the second product would wait for the
+/// slowest of them. No more than that: results of the first product are best read while they are in the L2.
 std::int32_t choose_lead(const MoePlan& plan, std::int64_t clusters) {
-  const std::int64_t tasks = ceil_div(even_rows(plan), std::int64_t{tile_rows(kMoeTile)}) *
-                             ceil_div(std::int64_t{plan.exchange.columns1}, std::int64_t{kMoeCluster});
+  // Of an expert apart, the near rows are the fewest.
+  const std::int64_t rows = plan.sections.apart ? even_rows(plan) / plan.topology.nodes() : even_rows(plan);
+  const std::int64_t blocks =
+      std::clamp<std::int64_t>(ceil_div(rows, std::int64_t{tile_rows(kMoeTile)}), 1, plan.sections.most);
+  const std::int64_t tasks =
+      blocks * ceil_div(std::int64_t{plan.exchange.columns1}, std::int64_t{kMoeCluster});
   return static_cast<std::int32_t>(clusters * std::max<std::int64_t>(1, clusters / tasks));
 }
 
@@ -63,6 +83,14 @@ std::int32_t choose_foreseen_steps(const MoePlan& plan, std::int64_t ctas) {
   if (even_rows(plan) > kUnitRows) return 0;
   return static_cast<std::int32_t>(
       std::min(ceil_div(plan.shape.hidden, std::int64_t{kSm90TileK}), kBytes / kStepBytes / ctas));
+}
+
+/// Parts of an own token: with few tokens every warp that multiplies has one to sum.
+std::int32_t choose_sum_parts(const MoeShape& shape, std::int64_t ctas) {
+  constexpr std::int64_t kSummingWarps = 8;
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(ceil_div(kSummingWarps * ctas, shape.max_tokens), 1,
+                               ceil_div(2 * shape.n, std::int64_t{kMoeSumBytes})));
 }
 
 Status check_options(const MoeOptions& options, std::int32_t sms) {
@@ -137,8 +165,10 @@ Result<MoeGpuPlan> MoeGpuPlan::make(const MoeShape& shape, const Topology& topol
   std::int32_t& dispatch = plan.moe.dispatch_ctas;
   dispatch = options.dispatch_ctas > 0 ? options.dispatch_ctas : std::max(chosen.ctas, options.summing_ctas);
   plan.summing_ctas = options.summing_ctas > 0 ? options.summing_ctas : std::min(chosen.summing, dispatch);
+  plan.moe.sections.apart = options.apart.value_or(choose_apart(plan.moe, machine));
   plan.moe.lead = choose_lead(plan.moe, (plan.ctas - plan.summing_ctas) / kMoeCluster);
   plan.foreseen_steps = choose_foreseen_steps(plan.moe, plan.ctas);
+  plan.sum_parts = choose_sum_parts(shape, plan.ctas);
   plan.routing_bytes = routing_bytes_of(plan.moe.exchange);
   if (plan.routing_bytes <= kMoeMostRoutingBytes) return plan;
   return refuse("experts", shape.experts,

@@ -19,6 +19,7 @@ struct MoeGpuPlan {
   std::int32_t ctas = 0;            ///< CTAs of a launch; an even number, as all numbers of CTAs here
   std::int32_t summing_ctas = 0;    ///< dispatching CTAs that do not compute: they push, and then sum
   std::int32_t foreseen_steps = 0;  ///< MoeParameters
+  std::int32_t sum_parts = 1;       ///< likewise
   std::size_t routing_bytes = 0;    ///< shared memory in which a dispatching CTA keeps its routing
 
   /// Errors: MoePlan::make()'s, and kInvalidArgument for what the kernel does not have, naming field, value

@@ -24,14 +24,17 @@ class Parts {
   std::uint64_t bytes_ = 0;
 };
 
-std::uint64_t carve(const ExpertExchangePlan& plan, std::int32_t dispatch_ctas, void* base,
-                    MoeScratch& scratch) {
+std::uint64_t carve(const MoePlan& moe, void* base, MoeScratch& scratch) {
+  const ExpertExchangePlan& plan = moe.exchange;
   const auto experts = static_cast<std::size_t>(plan.owners.experts);
   const auto kinds = static_cast<std::size_t>(plan.owners.max_local());
-  const auto ctas = static_cast<std::size_t>(dispatch_ctas);
+  const auto ctas = static_cast<std::size_t>(moe.dispatch_ctas);
   const auto tokens = static_cast<std::size_t>(plan.max_tokens);
   const auto others = static_cast<std::size_t>(plan.others());
   const std::size_t entries = tokens * static_cast<std::size_t>(plan.topk);
+  const auto section_parts = static_cast<std::size_t>(moe.sections.parts(plan.owners.max_local()));
+  const auto sections =
+      static_cast<std::size_t>(moe.sections.most_sections(plan.owners.max_local(), plan.max_blocks()));
   Parts parts(base);
   parts.take(scratch.counters, 2);
   parts.take(scratch.counted, 1);
@@ -46,7 +49,13 @@ std::uint64_t carve(const ExpertExchangePlan& plan, std::int32_t dispatch_ctas, 
   parts.take(scratch.rows_before, experts + 1);
   parts.take(scratch.blocks_before, experts + 1);
   parts.take(scratch.source_rows, (1 + others) * experts);
-  parts.take(scratch.followers, experts + 1);
+  parts.take(scratch.near_rows, kinds);
+  parts.take(scratch.part_sections, section_parts + 1);
+  parts.take(scratch.part_blocks, section_parts + 1);
+  parts.take(scratch.section_blocks, sections + 1);
+  parts.take(scratch.section_first, sections);
+  parts.take(scratch.section_experts, sections);
+  parts.take(scratch.followers, sections + 1);
   parts.take(scratch.pushed, entries);
   parts.take(scratch.token_order, tokens);
   parts.take(scratch.entry_index, others > 0 ? entries : 0);
@@ -60,16 +69,16 @@ std::uint64_t carve(const ExpertExchangePlan& plan, std::int32_t dispatch_ctas, 
 
 }  // namespace
 
-std::uint64_t moe_scratch_bytes(const ExpertExchangePlan& plan, std::int32_t dispatch_ctas) {
+std::uint64_t moe_scratch_bytes(const MoePlan& plan) {
   MoeScratch scratch{};
-  return carve(plan, dispatch_ctas, nullptr, scratch);
+  return carve(plan, nullptr, scratch);
 }
 
 MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank, std::span<std::byte* const> workspace,
                              void* scratch) {
   const ExpertExchangePlan& exchange = plan.exchange;
   MoeParameters p{};
-  carve(exchange, plan.dispatch_ctas, scratch, p.scratch);
+  carve(plan, scratch, p.scratch);
   p.plan = exchange;
   p.places = {.counted = exchange.counted(0),
               .arrived = exchange.arrived(0),
@@ -103,7 +112,9 @@ MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank, std::span<
   p.pairs1 = (exchange.columns1 + 1) / 2;
   p.pairs2 = (exchange.columns2 + 1) / 2;
   p.shared_pairs1 = (exchange.shared_columns1 + 1) / 2;
+  p.sections = plan.sections;
   p.dispatch_ctas = plan.dispatch_ctas;
+  p.sum_parts = 1;
   p.weights_on_input = plan.shape.weights_on_input;
   return p;
 }

@@ -62,9 +62,16 @@ struct MoeScratch {
   /// [1 + others][experts]: where a source's rows of an expert begin in the owner's pool; the sources are
   /// this rank, and its rail peers by node turn.
   std::int32_t* source_rows;
-  std::int32_t* followers;    ///< [own experts + 1]: ExpertTasks
-  std::int32_t* pushed;       ///< [max_tokens * topk]: entries, in the order of PushOrder
-  std::int32_t* token_order;  ///< [max_tokens]: tokens, by last local expert
+  std::int32_t* near_rows;      ///< [own experts]: ExpertSectionCut
+  std::int32_t* part_sections;  ///< [parts + 1]: sections of the parts before
+  std::int32_t* part_blocks;    ///< [parts + 1]: likewise blocks
+  // ExpertSections, of own experts.
+  std::int32_t* section_blocks;   ///< [sections + 1]
+  std::int32_t* section_first;    ///< [sections]
+  std::int32_t* section_experts;  ///< [sections]
+  std::int32_t* followers;        ///< [sections + 1]: ExpertTasks
+  std::int32_t* pushed;           ///< [max_tokens * topk]: entries, in the order of PushOrder
+  std::int32_t* token_order;      ///< [max_tokens]: tokens, by last local expert
   /// [max_tokens * topk]: of entries for other nodes, ChunkedRouting::Push::index.
   std::int32_t* entry_index;
   std::int32_t* crossing;     ///< [others][max_tokens]: tokens, in the order in which they cross
@@ -97,6 +104,21 @@ struct MoeOperands {
   std::int32_t weight_rows1, weight_rows2;
 };
 
+/// Bytes of a row that a warp sums at a time.
+inline constexpr std::int32_t kMoeSumBytes = 32 * 16;
+
+/// Bytes of a token's row that are one unit of summing.
+struct MoeSumPart {
+  std::int32_t begin, end;
+};
+/// Of a row of `bytes` bytes in `parts` parts, which may be more than there is to share out.
+MK_HOST_DEVICE inline MoeSumPart moe_sum_part(std::int32_t bytes, std::int32_t parts, std::int32_t part) {
+  const std::int32_t steps = (bytes + kMoeSumBytes - 1) / kMoeSumBytes;
+  const std::int32_t begin = steps * part / parts * kMoeSumBytes;
+  const std::int32_t end = steps * (part + 1) / parts * kMoeSumBytes;
+  return {begin, end < bytes ? end : bytes};
+}
+
 struct MoeParameters {
   MoeOperands experts, shared;
   device::Endpoint endpoint;
@@ -105,6 +127,7 @@ struct MoeParameters {
   std::byte* y;                 ///< [tokens, n]
   const float* shared_weights;  ///< MoeArguments
   ExpertExchangePlan plan;
+  ExpertSectionCut sections;
   MoePlaces places;
   MoeScratch scratch;
   std::byte* workspace[kMaxNodeRanks];  ///< by local rank
@@ -120,6 +143,7 @@ struct MoeParameters {
   std::int32_t dispatch_ctas;
   bool weights_on_input;      ///< MoeShape
   std::int32_t summing_ctas;  ///< the first of them, which sum when they have pushed; the others compute
+  std::int32_t sum_parts;     ///< of an own token, that different warps may sum
 };
 
 /// The workspace of a rank of this node.
@@ -141,11 +165,19 @@ MK_HOST_DEVICE inline std::uint64_t moe_counts_at(const MoeParameters& p, std::u
 MK_HOST_DEVICE inline ExpertTable moe_table(const MoeParameters& p) {
   return {p.plan.owners, p.plan.cut, p.scratch.rows, p.scratch.rows_before, p.scratch.blocks_before};
 }
+/// Once the table is built: some of it is read here.
 MK_HOST_DEVICE inline ExpertTasks moe_expert_tasks(const MoeParameters& p) {
-  return {moe_table(p).of_rank(p.rank), p.pairs1, p.pairs2, p.lead, p.scratch.followers};
+  const MoeScratch& scratch = p.scratch;
+  const OwnedExperts owned = moe_table(p).of_rank(p.rank);
+  const ExpertSections sections{scratch.part_sections[p.sections.parts(owned.experts)],
+                                scratch.section_blocks, scratch.section_first, scratch.section_experts};
+  return {owned, sections, p.pairs1, p.pairs2, p.lead, scratch.followers};
+}
+MK_HOST_DEVICE inline SharedExpertTiles moe_shared_tiles(const MoeParameters& p) {
+  return {p.plan.shared_blocks(p.routed.tokens), p.shared_pairs1, p.pairs2};
 }
 MK_HOST_DEVICE inline LayerTasks moe_tasks(const MoeParameters& p) {
-  return {{p.plan.shared_blocks(p.routed.tokens), p.shared_pairs1, p.pairs2}, moe_expert_tasks(p)};
+  return {moe_shared_tiles(p), moe_expert_tasks(p)};
 }
 
 /// Shared memory of a dispatching CTA of `warps` warps, in 32-bit words: by warp its rows of each expert and
@@ -162,9 +194,9 @@ MK_HOST_DEVICE constexpr std::int32_t moe_routing_words(std::int32_t warps, std:
 inline constexpr std::size_t kMoeMostRoutingBytes = 224 << 10;
 
 /// Bytes of MoeScratch.
-std::uint64_t moe_scratch_bytes(const ExpertExchangePlan& plan, std::int32_t dispatch_ctas);
-/// All that is the same in every launch, but for the maps, `lead`, `region`, and seats in memory of the
-/// device. `workspace`: of the ranks of this node; `scratch`: as many zeroed bytes.
+std::uint64_t moe_scratch_bytes(const MoePlan& plan);
+/// All that is the same in every launch, but for the maps, `lead`, `sum_parts` above 1, `region`, and seats
+/// in memory of the device. `workspace`: of the ranks of this node; `scratch`: as many zeroed bytes.
 MoeParameters moe_parameters(const MoePlan& plan, std::uint32_t rank, std::span<std::byte* const> workspace,
                              void* scratch);
 

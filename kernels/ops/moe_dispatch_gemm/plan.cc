@@ -83,6 +83,8 @@ Status check_options(const MoeOptions& options, const MoeShape& shape) {
   MK_RETURN_IF_ERROR(check_range("gated_columns", options.gated_columns, 0, kMost / 2));
   MK_RETURN_IF_ERROR(check_range("dispatch_ctas", options.dispatch_ctas, 0, 1024));
   MK_RETURN_IF_ERROR(check_range("pieces", options.pieces, 0, std::min(kMostPieces, shape.max_tokens)));
+  if (options.section_blocks < 0 || options.section_blocks % 2 != 0)
+    return refuse("section_blocks", options.section_blocks, "even, 0 or more");
   const std::int64_t unit = options.unit_rows > 0 ? options.unit_rows : kUnitRows;
   if (options.block_rows % unit == 0) return {};
   return refuse("block_rows", options.block_rows, "a multiple of " + std::to_string(unit));
@@ -192,6 +194,10 @@ Result<MoePlan> MoePlan::make(const MoeShape& shape, const Topology& topology, c
   exchange.shared_bytes = bytes_of(shape.shared_intermediate);
   exchange.finished_bytes = bytes_of(shape.n);
   exchange.capacity_rows = capacity_of(shape, exchange);
+  plan.sections = {options.section_blocks > 0
+                       ? options.section_blocks
+                       : most_blocks_of_band(cut.block, std::max(shape.hidden, shape.intermediate)),
+                   options.apart.value_or(exchange.others() > 0)};
   exchange.pieces = pieces_of(exchange, options);
   MK_RETURN_IF_ERROR(check_exchange(shape, exchange));
   return plan;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,12 +17,14 @@ namespace mkernel::kernels {
 
 /// Overrides; the same on every rank. 0 = by shape.
 struct MoeOptions {
-  std::int32_t block_rows = 0;     ///< rows of a block and of a tile; a multiple of `unit_rows`
-  std::int32_t unit_rows = 0;      ///< what the rows of an expert are padded to in a pool
-  std::int32_t tile_columns = 0;   ///< of the results, in a tile of either product
-  std::int32_t gated_columns = 0;  ///< instead in the first of two products; 0 = tile_columns
-  std::int32_t dispatch_ctas = 0;  ///< that route, push and forward
-  std::int32_t pieces = 0;         ///< puts that what crosses to a node is cut into, at least
+  std::int32_t block_rows = 0;      ///< rows of a block and of a tile; a multiple of `unit_rows`
+  std::int32_t unit_rows = 0;       ///< what the rows of an expert are padded to in a pool
+  std::int32_t tile_columns = 0;    ///< of the results, in a tile of either product
+  std::int32_t gated_columns = 0;   ///< instead in the first of two products; 0 = tile_columns
+  std::int32_t dispatch_ctas = 0;   ///< that route, push and forward
+  std::int32_t pieces = 0;          ///< puts that what crosses to a node is cut into, at least
+  std::int32_t section_blocks = 0;  ///< ExpertSectionCut::most: even
+  std::optional<bool> apart;        ///< ExpertSectionCut
   // cuda executor
   std::int32_t summing_ctas = 0;  ///< dispatching CTAs that do not compute: they push, and then sum
   std::int32_t sms = 0;           ///< no more of the device's, so that ranks can share it; 0 = all
@@ -37,6 +40,7 @@ struct MoePlan {
   std::int32_t gated_columns = 0;  ///< of `intermediate`, in a tile of the first of two products
   std::int32_t dispatch_ctas = 1;  ///< each routes a chunk of the tokens
   std::int32_t lead = 0;           ///< of ExpertTasks
+  ExpertSectionCut sections;
   /// What exchange.seats points to: seats by rank, then ranks by seat. Null when ranks are numbered node by
   /// node.
   std::shared_ptr<const std::vector<std::int32_t>> seats;

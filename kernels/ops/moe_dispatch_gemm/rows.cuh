@@ -5,29 +5,11 @@
 #include <cstdint>
 
 #include "kernels/base/types.h"
-#include "kernels/cuda/ptx/shared.cuh"
+#include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/ops/moe_dispatch_gemm/parameters.h"
 
 namespace mkernel::kernels {
-
-template <DataType kType>
-__device__ __forceinline__ float2 moe_widen(std::uint32_t packed) {
-  if constexpr (kType == DataType::kBf16) {
-    return ptx::cvt_f32x2_bf16x2(packed);
-  } else {
-    return ptx::cvt_f32x2_f16x2(packed);
-  }
-}
-
-template <DataType kType>
-__device__ __forceinline__ std::uint32_t moe_narrow(float low, float high) {
-  if constexpr (kType == DataType::kBf16) {
-    return ptx::cvt_rn_bf16x2(low, high);
-  } else {
-    return ptx::cvt_rn_f16x2(low, high);
-  }
-}
 
 /// A warp copies whole 16 bytes, several of each lane under way.
 __device__ __forceinline__ void moe_copy_row(std::byte* to, const std::byte* from, std::int32_t bytes) {
@@ -48,8 +30,8 @@ template <DataType kType>
 __device__ __forceinline__ void moe_scale_row(std::byte* to, const std::byte* from, std::int32_t bytes,
                                               float weight) {
   const auto scale = [weight](std::uint32_t packed) {
-    const float2 values = moe_widen<kType>(packed);
-    return moe_narrow<kType>(weight * values.x, weight * values.y);
+    const float2 values = widen_pair<kType>(packed);
+    return narrow_pair<kType>(weight * values.x, weight * values.y);
   };
 #pragma unroll 4
   for (std::int32_t at = static_cast<std::int32_t>(threadIdx.x) % 32 * 16; at < bytes; at += 32 * 16) {

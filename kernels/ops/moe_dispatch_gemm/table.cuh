@@ -30,13 +30,7 @@ class MoeTable {
     add_counts();
     workers_.sync();
     const MoeScratch& scratch = p_.scratch;
-    if (workers_.warp == 0) {
-      warp_sums_before(experts_, scratch.rows_before,
-                       [&](std::int32_t expert) { return p_.plan.cut.padded(scratch.rows[expert]); });
-    } else if (workers_.warp == 1) {
-      warp_sums_before(experts_, scratch.blocks_before,
-                       [&](std::int32_t expert) { return p_.plan.cut.blocks(scratch.rows[expert]); });
-    }
+    for (std::int32_t sums = workers_.warp; sums < kSums; sums += workers_.warps) add_up(sums);
     workers_.sync();
     const bool refused = refuse();
     if (!refused) fill();
@@ -67,13 +61,15 @@ class MoeTable {
     return moe_told(workers_, told_) != 0;
   }
 
-  /// rows[]: of all ranks; source_rows[]: of those before the source, for now. And what crosses.
+  /// rows[]: of all ranks; source_rows[]: of those before the source, for now; near_rows[]. And what crosses.
   __device__ __forceinline__ void add_counts() const {
     const PushOrder order = p_.plan.order(p_.rank);
     const std::int32_t others = p_.plan.others();
     for (std::int32_t expert = workers_.thread(); expert < experts_; expert += workers_.threads()) {
-      std::int32_t all = 0;
-      for (std::int32_t rank = 0; rank < p_.plan.owners.world; ++rank) {
+      std::int32_t all = 0, near = 0;
+      for (std::int32_t source = 0; source < p_.plan.owners.world; ++source) {
+        const std::int32_t rank = order.source(source);
+        if (source == order.ranks_per_node) near = all;
         if (rank == p_.rank) p_.scratch.source_rows[expert] = all;
         for (std::int32_t turn = 0; turn < others; ++turn)
           if (rank == order.rail_peer(turn)) p_.scratch.source_rows[(1 + turn) * experts_ + expert] = all;
@@ -81,6 +77,9 @@ class MoeTable {
             reinterpret_cast<const std::int32_t*>(counts(rank) + ExpertExchangePlan::kRowsInCounts)[expert];
       }
       p_.scratch.rows[expert] = all;
+      const std::int32_t local = expert - p_.plan.owners.first(p_.rank);
+      if (local >= 0 && local < p_.plan.owners.count(p_.rank))
+        p_.scratch.near_rows[local] = others > 0 ? near : all;
     }
     const auto crossings = [&](std::int32_t from, std::int32_t to) {
       const auto* by_node =
@@ -90,6 +89,30 @@ class MoeTable {
     for (std::int32_t turn = workers_.thread(); turn < others; turn += workers_.threads()) {
       p_.scratch.crossings[turn] = crossings(p_.rank, order.rail_peer(turn));
       p_.scratch.crossed[turn] = crossings(order.rail_peer(turn), p_.rank);
+    }
+  }
+
+  static constexpr std::int32_t kSums = 4;
+  /// One warp: one of the running sums over experts, or over parts of the own ones.
+  __device__ __forceinline__ void add_up(std::int32_t sums) const {
+    const MoeScratch& scratch = p_.scratch;
+    // Of what is summed only the rows are there.
+    const ExpertSectionCut& cut = p_.sections;
+    const OwnedExperts owned = moe_table(p_).of_rank(p_.rank);
+    const std::int32_t parts = cut.parts(owned.experts);
+    if (sums == 0) {
+      warp_sums_before(experts_, scratch.rows_before,
+                       [&](std::int32_t expert) { return p_.plan.cut.padded(scratch.rows[expert]); });
+    } else if (sums == 1) {
+      warp_sums_before(experts_, scratch.blocks_before,
+                       [&](std::int32_t expert) { return p_.plan.cut.blocks(scratch.rows[expert]); });
+    } else if (sums == 2) {
+      warp_sums_before(parts, scratch.part_sections, [&](std::int32_t part) {
+        return cut.sections(cut.blocks(owned, scratch.near_rows, part));
+      });
+    } else {
+      warp_sums_before(parts, scratch.part_blocks,
+                       [&](std::int32_t part) { return cut.blocks(owned, scratch.near_rows, part); });
     }
   }
 
@@ -129,10 +152,30 @@ class MoeTable {
       for (std::int32_t source = 0; source <= p_.plan.others(); ++source)
         p_.scratch.source_rows[source * experts_ + expert] += table.first_row(expert);
     }
-    if (p_.pairs2 == 0) return;
     const ExpertTasks tasks = moe_expert_tasks(p_);
-    for (std::int32_t step = workers_.thread(); step <= tasks.owned.experts; step += workers_.threads())
+    fill_sections(tasks.owned, tasks.sections.count);
+    if (p_.pairs2 == 0) return;
+    workers_.sync();
+    for (std::int32_t step = workers_.thread(); step <= tasks.sections.count; step += workers_.threads())
       p_.scratch.followers[step] = tasks.followers(step);
+  }
+
+  __device__ __forceinline__ void fill_sections(const OwnedExperts& owned, std::int32_t sections) const {
+    const MoeScratch& scratch = p_.scratch;
+    const ExpertSectionCut& cut = p_.sections;
+    const std::int32_t parts = cut.parts(owned.experts);
+    for (std::int32_t part = workers_.thread(); part < parts; part += workers_.threads()) {
+      const std::int32_t blocks = cut.blocks(owned, scratch.near_rows, part);
+      const std::int32_t first = cut.first_block(owned, scratch.near_rows, part);
+      const std::int32_t begin = scratch.part_sections[part];
+      for (std::int32_t i = 0; i < scratch.part_sections[part + 1] - begin; ++i) {
+        const std::int32_t before = cut.blocks_before(blocks, i);
+        scratch.section_blocks[begin + i] = scratch.part_blocks[part] + before;
+        scratch.section_first[begin + i] = first + before;
+        scratch.section_experts[begin + i] = cut.expert(owned.experts, part);
+      }
+    }
+    if (workers_.thread() == 0) scratch.section_blocks[sections] = scratch.part_blocks[parts];
   }
 
   /// What lacks of every block that this rank owns or could own.

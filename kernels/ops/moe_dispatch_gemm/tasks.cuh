@@ -20,12 +20,9 @@
 namespace mkernel::kernels {
 
 /// The pair of tiles of a task, whose columns are pairs of columns of tiles here.
-__device__ __forceinline__ TilePair moe_pair(const ExpertTasks::Task& task, const LayerTasks& tasks) {
-  if (task.shared) return tile_pair(task.block, tasks.shared.blocks, task.column);
-  const OwnedExperts& owned = tasks.experts.owned;
-  const std::int32_t first = owned.first_block(task.expert);
-  TilePair pair = tile_pair(task.block - first, owned.blocks(task.expert), task.column);
-  pair.block += first;
+__device__ __forceinline__ TilePair moe_pair(const ExpertTasks::Task& task) {
+  TilePair pair = tile_pair(task.block - task.first_block, task.blocks, task.column);
+  pair.block += task.first_block;
   return pair;
 }
 
@@ -39,13 +36,15 @@ class MoeTasks {
 
   __device__ __forceinline__ bool next(Sm90Task& first, Sm90Task& second) const {
     const std::uint64_t taken = claim_unit(&p_.scratch.counters[epoch_ & 1].tasks);
-    const LayerTasks tasks = moe_tasks(p_);
+    LayerTasks tasks{moe_shared_tiles(p_), {}};
     if (taken >= static_cast<std::uint64_t>(tasks.early())) {
       tabled_ = tabled_ || wait_table();
-      if (!tabled_ || taken >= static_cast<std::uint64_t>(tasks.tasks())) return false;
+      if (!tabled_) return false;
+      tasks = moe_tasks(p_);
+      if (taken >= static_cast<std::uint64_t>(tasks.tasks())) return false;
     }
     const ExpertTasks::Task task = tasks.task(static_cast<std::int32_t>(taken));
-    const TilePair pair = moe_pair(task, tasks);
+    const TilePair pair = moe_pair(task);
     const std::int32_t other_block = pair.second_block();
     first = place(tasks, task, pair, pair.block, pair.column);
     second = place(tasks, task, pair, other_block, pair.second_column());
@@ -58,7 +57,7 @@ class MoeTasks {
   __device__ __forceinline__ int foresee(Sm90Task& task) const {
     const std::int32_t cluster =
         (static_cast<std::int32_t>(blockIdx.x) - p_.dispatch_ctas) / Config::kCluster;
-    const std::int32_t taken = cluster - moe_tasks(p_).early();
+    const std::int32_t taken = cluster - moe_shared_tiles(p_).first();
     if (p_.foreseen_steps == 0 || cluster < 0 || taken < 0) return 0;
     const std::int32_t expert = taken / p_.pairs1, pair = taken - expert * p_.pairs1;
     if (expert >= p_.plan.owners.count(p_.rank)) return 0;
@@ -121,6 +120,8 @@ class MoeTasks {
   }
 
   __device__ __forceinline__ void after_products() const { moe_sum<Config::kInput>(p_, epoch_); }
+  /// Half as many rows as other warps sum at a time: it has the registers of a warp that loads.
+  __device__ __forceinline__ void beside_products() const { moe_sum<Config::kInput, 4>(p_, epoch_); }
   __device__ __forceinline__ const DeviceTrace& trace() const { return p_.endpoint.trace; }
 
  private:
@@ -166,8 +167,8 @@ class MoeTasks {
   __device__ __forceinline__ Sm90Task place(const LayerTasks& tasks, const ExpertTasks::Task& of,
                                             const TilePair& pair, std::int32_t block,
                                             std::int32_t column) const {
-    const OwnedExperts::Block rows =
-        of.shared ? p_.plan.shared_block(p_.routed.tokens, block) : tasks.experts.owned.block(block);
+    const OwnedExperts::Block rows = of.shared ? p_.plan.shared_block(p_.routed.tokens, block)
+                                               : tasks.experts.owned.block(of.expert, block);
     const bool finish = of.second || p_.experts.intermediate == 0;
     const int product = (finish ? kFinish : kGate) + (of.shared ? kSharedGate : 0);
     const std::int32_t columns = finish ? p_.plan.last_columns() : hidden_columns(product);

@@ -2,6 +2,7 @@
 // refused by name, and where the tensor maps find the weights.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -89,6 +90,51 @@ TEST_CASE(
   CHECK(plan_of(64).moe.lead == 8 * 65);
   CHECK(plan_of(2048).foreseen_steps == 0);
   CHECK(plan_of(64).foreseen_steps == 5);  // of 132 CTAs, 32 KiB each
+}
+
+TEST_CASE("moe gpu plan: sections by the L2, and rows of other nodes apart where there are enough rows") {
+  MoeShape shape{
+      .max_tokens = 2048, .hidden = 7168, .n = 7168, .intermediate = 2048, .experts = 64, .topk = 8};
+  const auto sections = [&](const Topology& topology, const MoeOptions& options = {}) {
+    return test::require(MoeGpuPlan::make(shape, topology, kH100, options)).moe.sections;
+  };
+  CHECK(sections(Topology(1, 4)).most == 12);  // 22 MB of rows
+  CHECK_FALSE(sections(Topology(1, 4)).apart);
+  CHECK(sections(Topology(2, 2)).apart);  // 1,024 rows of an expert
+  CHECK_FALSE(sections(Topology(2, 2), {.apart = false}).apart);
+  CHECK(sections(Topology(1, 4), {.section_blocks = 4}).most == 4);
+  CHECK(gpu_refusal(kGpuShape, {.section_blocks = 3}) ==
+        "moe: section_blocks = 3, but it must be even, 0 or more");
+  shape.max_tokens = 1024;
+  CHECK_FALSE(sections(Topology(2, 2)).apart);
+  shape.intermediate = 14336;
+  CHECK(sections(Topology(1, 4)).most == 6);
+}
+
+TEST_CASE("moe gpu plan: few tokens are summed in parts, so that every warp has one") {
+  MoeShape shape{.max_tokens = 64, .hidden = 7168, .n = 7168, .experts = 64, .topk = 8};
+  const auto parts = [&](std::int64_t tokens, std::int64_t n) {
+    shape.max_tokens = tokens;
+    shape.n = n;
+    return test::require(MoeGpuPlan::make(shape, Topology(1, 1), kH200)).sum_parts;
+  };
+  CHECK(parts(64, 7168) == 17);  // of 132 CTAs with eight warps each
+  CHECK(parts(8, 7168) == 28);   // 512 bytes each
+  CHECK(parts(500, 7168) == 3);
+  CHECK(parts(8192, 7168) == 1);
+  CHECK(parts(1, 8) == 1);
+
+  for (const std::int32_t bytes : {16, 512, 528, 14336}) {
+    for (const std::int32_t of : {1, 3, 17, 28}) {
+      std::int32_t end = 0;
+      for (std::int32_t part = 0; part < of; ++part) {
+        const MoeSumPart mine = moe_sum_part(bytes, of, part);
+        CHECK(mine.begin == end);
+        end = std::max(mine.begin, mine.end);
+      }
+      CHECK(end == bytes);
+    }
+  }
 }
 
 TEST_CASE("moe gpu plan: overrides are kept, and ranks that differ in them are told so") {

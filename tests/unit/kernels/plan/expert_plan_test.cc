@@ -109,7 +109,8 @@ TEST_CASE("experts: blocks of 128 rows, the last one padded to 64") {
   CHECK(second.block(2).rows == 4);
   CHECK(second.block_of(1, 259) == 2);
   CHECK(made.view().first_row(2) == 256);
-  CHECK(rows_of_sources_before(counts.data(), 3, 1, 2) == 3);
+  CHECK(rows_of_sources({{3, 2}, 1, 2, {}}, counts.data(), 1, 2) == 3);
+  CHECK(rows_of_sources({{3, 2}, 1, 1, {}}, counts.data(), 1, 2) == 1);  // on a node of its own
 
   CHECK(made.check_capacity(320).ok());
   CHECK(made.first_overflow(319) == 2);
@@ -142,10 +143,10 @@ TEST_CASE("experts: every pool row is written by one (source, token, j), blocks 
         const ChunkedRouting& mine = routings[static_cast<std::size_t>(rank)];
         for (std::int32_t i = 0; i < mine.pushes(); ++i) {
           const auto push = mine.push(i);
-          const std::int32_t row = table.view().first_row(push.expert) +
-                                   rows_of_sources_before(counts.data(), owners.experts, rank, push.expert) +
-                                   push.index;
-          const std::int32_t owner = owners.owner(push.expert), local = owners.local(push.expert);
+          const PushOrder order{owners, rank, owners.world, {}};
+          const PoolPlace place =
+              pool_place(table.view(), order, counts.data(), rank, push.expert, push.index);
+          const std::int32_t owner = place.owner, row = place.row, local = owners.local(push.expert);
           CHECK(source_at.emplace(std::pair{owner, row}, rank).second);
           const OwnedExperts owned = table.view().of_rank(owner);
           const auto block = owned.block(owned.block_of(local, row));

@@ -46,6 +46,21 @@ TEST_CASE("moe kernel: blocks above each other and alone") {
                1);
 }
 
+TEST_CASE("moe kernel: near and far rows apart, in sections of two blocks, and parts of tokens") {
+  Spread cut = kWhole;
+  cut.section_blocks = 2;
+  cut.sum_parts = 2;
+  HostRanks world({.max_tokens = 300, .hidden = 72, .n = 264, .intermediate = 8, .experts = 2, .topk = 1},
+                  {2, 1}, cut);
+  // Two blocks of near rows and one with far rows, or near rows alone.
+  const Router one = one_expert(0);
+  world.check(world.inputs(one, 300, 1));
+  world.check(
+      world.inputs([](std::uint32_t rank,
+                      std::int64_t) { return std::vector<std::int32_t>{static_cast<std::int32_t>(rank)}; },
+                   300, 2));
+}
+
 TEST_CASE("moe kernel: ranks of a node and of two, weights after the products and before") {
   MoeShape shape{.max_tokens = 20, .hidden = 72, .n = 72, .intermediate = 8, .experts = 5, .topk = 3};
   for (const bool on_input : {false, true}) {
@@ -112,12 +127,13 @@ TEST_CASE("moe kernel: the timeline has every CTA's roles, every warp's work in 
         return e.name == name && (warp == -2 || e.warp == warp);
       });
     };
-    // Four CTAs dispatch, two of them and the four others compute; one warp polls, one sends.
+    // Four CTAs dispatch, two of them and the four others compute; one warp polls, one sends. Of the six that
+    // compute every second one has a warp that sums meanwhile.
     CHECK(count("intra_comm", -1) == 4);
     CHECK(count("compute", -1) == 6);
     for (const char* name : {"route", "stage", "push", "forward"}) CHECK(count(name) == 4 * 12 - 2);
     CHECK(count("table") == 12 - 2);
-    CHECK(count("sum") == 2 * 12 - 2 + 6 * 8);
+    CHECK(count("sum") == 2 * 12 - 2 + 6 * 8 + 3);
     // Rank 0 has two of the experts, each with one block; a pair of CTAs computes a tile of each, and one
     // more without rows. Every expert has a tile of both products, the shared one too.
     const std::int64_t tiles = 2 * ((rank == 0 ? 2 : 3) + 1);

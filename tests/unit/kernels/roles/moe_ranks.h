@@ -19,6 +19,7 @@
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
 #include "kernels/ops/moe_dispatch_gemm/roles.cuh"
 #include "kernels/ops/moe_dispatch_gemm/tasks.cuh"
+#include "kernels/plan/host_expert_tasks.h"
 #include "tests/support/moe_cases.h"
 #include "tests/support/moe_reference.h"
 #include "tests/support/on_host/cuda_names.h"
@@ -43,7 +44,9 @@ class HostRanks {
                                      .unit_rows = 64,
                                      .tile_columns = HostTile::kTileN,
                                      .gated_columns = HostTile::kTileN / 2,
-                                     .dispatch_ctas = spread.dispatch_ctas}))),
+                                     .dispatch_ctas = spread.dispatch_ctas,
+                                     .section_blocks = spread.section_blocks,
+                                     .apart = spread.apart}))),
         weights_(random_weights(shape, 17)),
         ranks_(nodes.world()),
         fabric_(nodes.world(), kLanes) {
@@ -54,10 +57,11 @@ class HostRanks {
       std::vector<std::byte*> of_node;
       for (std::uint32_t local = 0; local < nodes.ranks; ++local)
         of_node.push_back(ranks_[topology.rank_at(topology.node_of(r), local)].workspace.get());
-      rank.scratch = zeroed(moe_scratch_bytes(plan_.exchange, spread.dispatch_ctas));
+      rank.scratch = zeroed(moe_scratch_bytes(plan_));
       rank.p = moe_parameters(plan_, r, of_node, rank.scratch.get());
       rank.p.lead = static_cast<std::int32_t>(spread.clusters);
       rank.p.summing_ctas = spread.whole_kernel ? kMoeCluster : spread.dispatch_ctas;
+      rank.p.sum_parts = spread.sum_parts;
       rank.p.region = HostFabric::kRegion;
       fabric_.open(rank.p.endpoint, r, rank.control);
       if (spread.whole_kernel) describe_matrices(rank, r);
@@ -107,6 +111,7 @@ class HostRanks {
       for (std::size_t at = elements; at < y[r].size(); ++at) wrong += y[r][at] == kPoison ? 0 : 1;
       CHECK_MESSAGE(wrong == 0, "rank ", r, " wrote beyond its tokens");
       CHECK(ranks_[r].p.scratch.report->refusal.launch != ranks_[r].control.epoch);
+      check_sections(ranks_[r].p, inputs);
     }
   }
 
@@ -168,6 +173,34 @@ class HostRanks {
     auto* memory = static_cast<std::byte*>(std::aligned_alloc(128, (bytes + 127) / 128 * 128));
     std::memset(memory, 0, bytes);
     return Memory(memory);
+  }
+
+  /// The sections of the last launch are those of the plan, and the rows of this node lie first.
+  void check_sections(const MoeParameters& p, const std::vector<MoeInput>& inputs) const {
+    const ExpertTasks tasks = moe_expert_tasks(p);
+    const PushOrder order = p.plan.order(p.rank);
+    std::vector<std::int32_t> near(static_cast<std::size_t>(tasks.owned.experts));
+    for (std::int32_t turn = 0; turn < order.ranks_per_node; ++turn) {
+      for (const std::int32_t expert : inputs[static_cast<std::size_t>(order.source(turn))].topk) {
+        if (p.plan.owners.owner(expert) == p.rank)
+          ++near[static_cast<std::size_t>(p.plan.owners.local(expert))];
+      }
+    }
+    const HostExpertSections host(tasks.owned, p.sections, near.data());
+    const ExpertSections expected = host.view(), found = tasks.sections;
+    REQUIRE(found.count == expected.count);
+    CHECK(std::equal(found.first_block, found.first_block + found.count, expected.first_block));
+    CHECK(std::equal(found.experts, found.experts + found.count, expected.experts));
+    CHECK(std::equal(found.blocks_before, found.blocks_before + found.count + 1, expected.blocks_before));
+    const auto* origins = reinterpret_cast<const ExpertRowOrigin*>(moe_memory(p, p.rank) + p.places.origin);
+    std::size_t wrong = 0;
+    for (std::int32_t expert = 0; expert < tasks.owned.experts; ++expert) {
+      for (std::int32_t row = 0; row < tasks.owned.rows[expert]; ++row) {
+        const bool is_near = origins[tasks.owned.first_row(expert) + row].entry < p.plan.crossed_entry(0, 0);
+        wrong += is_near == (row < near[static_cast<std::size_t>(expert)]) ? 0 : 1;
+      }
+    }
+    CHECK(wrong == 0);
   }
 
   /// As CudaMoe does it.

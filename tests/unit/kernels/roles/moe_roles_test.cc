@@ -181,16 +181,42 @@ TEST_CASE("more rows than the capacity are refused on all ranks; then all goes o
   world.check(world.inputs(one_expert(2), 100, 1));
 }
 
+TEST_CASE("sections: bands of an expert's rows, near and far rows apart, in every world") {
+  // About 330 rows of an expert of each rank. Of two nodes an expert has near blocks, one with rows of both
+  // kinds, and far ones.
+  const MoeShape shape{.max_tokens = 500, .hidden = 8, .n = 16, .intermediate = 136, .experts = 3, .topk = 2};
+  const Spread bands{.section_blocks = 2}, whole{.apart = true};
+  check_launches(shape, {}, bands, 2);
+  for (const Nodes& nodes : {Nodes{2, 1}, Nodes{3, 1}, Nodes{2, 2, true}}) {
+    check_launches(shape, nodes, bands, 2);
+    check_launches(shape, nodes, whole, 1);
+  }
+  MoeShape one_product = shape;
+  one_product.intermediate = 0;
+  one_product.dtype = DataType::kF16;
+  check_launches(one_product, {2, 1}, bands, 2);
+}
+
+TEST_CASE("parts of a token that different warps sum, also more parts than there is to share out") {
+  const MoeShape shape{
+      .max_tokens = 30, .hidden = 8, .n = 1032, .experts = 5, .topk = 3, .dtype = DataType::kF16};
+  for (const std::int32_t parts : {2, 5, 7}) {
+    check_launches(shape, {1, 2}, {.sum_parts = parts}, 2);
+    check_launches(shape, {2, 1}, {.sum_parts = parts}, 2);
+  }
+}
+
 TEST_CASE("the same bits, however the work is spread") {
-  const MoeShape shape{.max_tokens = 100,
+  const MoeShape shape{.max_tokens = 280,
                        .hidden = 16,
                        .n = 264,
                        .intermediate = 40,
-                       .experts = 6,
+                       .experts = 4,
                        .topk = 3,
                        .shared_intermediate = 136};
   std::vector<std::vector<std::uint16_t>> first;
-  for (const Spread& spread : {Spread{}, Spread{4, 4, 1, 3}, Spread{1, 5, 5, 1}}) {
+  const Spread in_parts{.section_blocks = 2, .sum_parts = 2}, not_apart{.apart = false};
+  for (const Spread& spread : {Spread{}, Spread{4, 4, 1, 3}, Spread{1, 5, 5, 1}, in_parts, not_apart}) {
     HostRanks world(shape, {2, 1}, spread);
     const auto y = world.launch(world.inputs(zipf_router(shape, 3), 100, 2));
     if (first.empty()) first = y;

@@ -142,7 +142,10 @@ Task MoeWorld::cta(std::int32_t index, std::uint64_t epoch, std::int32_t number)
     scheduler_.spawn(index, "forward counts", forward_counts(index, epoch, shared));
     scheduler_.spawn(index, "inter_send", inter_send(index, epoch, shared));
   }
+  const bool sums_beside = load_.sums_beside && number >= load_.dispatch_ctas;
+  if (sums_beside) scheduler_.spawn(index, "summing warp beside", sum_beside(index, epoch, shared));
   co_await work(index, epoch, number, shared);
+  if (sums_beside) co_await scheduler_.meet(shared.beside, 1);
   if (crosses) co_await scheduler_.meet(shared.crossed, 2);
   end_cta(index);
 }
@@ -216,8 +219,14 @@ Task MoeWorld::build_table(std::int32_t index, std::uint64_t epoch, Cta& shared)
   }
   const Launch& of = launch(epoch);
   mine.mine = of.table->view().of_rank(index);
-  mine.tasks =
-      std::make_unique<kernels::HostExpertTasks>(mine.mine, plan_.columns1, plan_.columns2, load_.lead);
+  std::vector<std::int32_t> near_rows;
+  for (std::int32_t local = 0; local < mine.mine.experts; ++local) {
+    near_rows.push_back(kernels::rows_of_sources(plan_.order(index), of.counts.data(), ranks_per_node(),
+                                                 plan_.owners.first(index) + local));
+  }
+  mine.tasks = std::make_unique<kernels::HostExpertTasks>(
+      mine.mine, kernels::HostExpertSections(mine.mine, load_.sections, near_rows.data()), plan_.columns1,
+      plan_.columns2, load_.lead);
   co_await scheduler_.step();
   scheduler_.set(counts(index).tabled, Plan::stamp(epoch));
 }
@@ -265,8 +274,10 @@ Task MoeWorld::push_units(std::int32_t index, std::uint64_t epoch) {
 
 MoeWorld::Pushed MoeWorld::pushed(const Launch& of, std::int32_t source,
                                   const kernels::ChunkedRouting::Push& push,
-                                  const kernels::ExpertRowOrigin& origin) {
-  return {origin, kernels::pool_place(of.table->view(), of.counts.data(), source, push.expert, push.index)};
+                                  const kernels::ExpertRowOrigin& origin) const {
+  const kernels::PushOrder order = plan_.order(plan_.owners.owner(push.expert));
+  return {origin,
+          kernels::pool_place(of.table->view(), order, of.counts.data(), source, push.expert, push.index)};
 }
 
 /// All rows of a unit, a release, then the counts of their blocks.

@@ -35,6 +35,7 @@ struct MoeLoad {
   Pattern pattern = kAnyExperts;
   std::int32_t experts = 4, topk = 2, max_tokens = 6;
   std::int32_t columns1 = 2, columns2 = 2, lead = 2;
+  kernels::ExpertSectionCut sections{};
   std::int32_t shared_columns1 = 0;  ///< of the shared expert; 0: there is none
   std::int32_t dispatch_ctas = 2, compute_ctas = 2;
   std::int32_t push_warps = 2, sum_warps = 2;  ///< of a CTA
@@ -42,6 +43,7 @@ struct MoeLoad {
   std::int32_t pieces = 3;                     ///< of what crosses to a node
   std::int32_t taken_ahead = 2;                ///< tasks that a CTA holds beside the one that it loads
   bool early_sums = false;                     ///< dispatching CTAs sum before they compute
+  bool sums_beside = true;                     ///< a warp of every other CTA sums while that computes
 };
 
 /// The routing of one rank's tokens in one launch.
@@ -109,12 +111,12 @@ class MoeWorld : public World {
     bool all_loaded = false;
     bool gave_up = false;  ///< a wait of the CTA did: it begins nothing more
     Word loaded{}, stored{};
-    Word pushed{}, computed{}, summed{}, crossed{};  ///< roles that have ended
+    Word pushed{}, computed{}, summed{}, beside{}, crossed{};  ///< roles that have ended
   };
 
   const Launch& launch(std::uint64_t epoch);
-  static Pushed pushed(const Launch& of, std::int32_t source, const kernels::ChunkedRouting::Push& push,
-                       const kernels::ExpertRowOrigin& origin);
+  Pushed pushed(const Launch& of, std::int32_t source, const kernels::ChunkedRouting::Push& push,
+                const kernels::ExpertRowOrigin& origin) const;
   void find_origins(Launch& made) const;
   MoeTokens draw_tokens(std::int32_t index, std::uint64_t epoch) const;
   std::int32_t world() const { return static_cast<std::int32_t>(topology_.world()); }
@@ -181,6 +183,8 @@ class MoeWorld : public World {
   Task store_finished(std::int32_t index, std::uint64_t epoch, Tile task, bool right);
   Task sum(std::int32_t index, std::uint64_t epoch, Cta& shared);
   Task sum_warp(std::int32_t index, std::uint64_t epoch, Cta& shared);
+  Task sum_beside(std::int32_t index, std::uint64_t epoch, Cta& shared);
+  Task sum_tokens(std::int32_t index, std::uint64_t epoch);
 
   static Stamp row_stamp(std::uint64_t epoch, const kernels::ExpertRowOrigin& origin) {
     return stamp(epoch, Content::kRows, origin.rank, std::int64_t{origin.entry} * 2);

@@ -180,10 +180,23 @@ Task MoeWorld::sum(std::int32_t index, std::uint64_t epoch, Cta& shared) {
 }
 
 Task MoeWorld::sum_warp(std::int32_t index, std::uint64_t epoch, Cta& shared) {
+  co_await sum_tokens(index, epoch);
+  scheduler_.add(shared.summed, 1);
+}
+
+Task MoeWorld::sum_tokens(std::int32_t index, std::uint64_t epoch) {
   if (has(Fault::kOwnSumsFirst)) co_await sum_own(index, epoch);
   co_await sum_crossed(index, epoch);
   co_await sum_own(index, epoch);
-  scheduler_.add(shared.summed, 1);
+}
+
+/// From the beginning on, while the CTA computes.
+Task MoeWorld::sum_beside(std::int32_t index, std::uint64_t epoch, Cta& shared) {
+  bool sums = co_await scheduler_.wait(counts(index).tabled, Plan::stamp(epoch));
+  sums = sums && !launch(epoch).refused;
+  if (sums) sums = co_await scheduler_.wait(counts(index).placed, dispatching(epoch));
+  if (sums) co_await sum_tokens(index, epoch);
+  scheduler_.add(shared.beside, 1);
 }
 
 /// Tokens in the order of their last expert: the finished rows of this node's experts, and of every other

@@ -27,8 +27,25 @@ const MoeCase kFewest{{.experts = 3,
                        .push_warps = 1,
                        .sum_warps = 1,
                        .early_sums = true}};
-const MoeCase kOneProduct{{.experts = 7, .topk = 3, .columns1 = 3, .columns2 = 0, .taken_ahead = 0}};
+const MoeCase kOneProduct{
+    {.experts = 7, .topk = 3, .columns1 = 3, .columns2 = 0, .taken_ahead = 0, .sums_beside = false}};
 const MoeCase kLongLead{{.experts = 13, .topk = 4, .columns1 = 2, .columns2 = 3, .lead = 11, .push_unit = 3}};
+
+/// Sections of two blocks, near and far rows apart.
+const MoeCase kSections{
+    {.experts = 5, .topk = 3, .max_tokens = 14, .lead = 1, .sections = {.most = 2, .apart = true}}};
+const MoeCase kSectionsFewest{{.experts = 3,
+                               .topk = 1,
+                               .max_tokens = 9,
+                               .columns1 = 1,
+                               .columns2 = 1,
+                               .lead = 0,
+                               .sections = {.most = 2, .apart = true},
+                               .dispatch_ctas = 1,
+                               .compute_ctas = 1,
+                               .push_warps = 1,
+                               .sum_warps = 1,
+                               .early_sums = true}};
 
 const MoeCase kShared{{.shared_columns1 = 3}};
 /// The shared expert's second product directly behind its first one.
@@ -77,12 +94,14 @@ Totals play(const std::vector<MoeCase>& cases, std::uint64_t seeds) {
 }  // namespace
 
 TEST_CASE("MoE: any order of steps ends, every tile is computed once, every token has all its rows") {
-  const Totals played = play({kUsual, kFewest, kOneProduct, kLongLead, kShared, kSharedFewest}, 40);
+  const Totals played =
+      play({kUsual, kFewest, kOneProduct, kLongLead, kShared, kSharedFewest, kSections, kSectionsFewest}, 40);
   CHECK(played.refused == 0);
   CHECK(played.computed > 0);
   for (const MoeLoad::Pattern pattern : {MoeLoad::kOneExpert, MoeLoad::kFewExperts, MoeLoad::kOneToken})
     play({with(kUsual, pattern), with(kFewest, pattern), with(kOneProduct, pattern), with(kLongLead, pattern),
-          with(kShared, pattern), with(kSharedFewest, pattern)},
+          with(kShared, pattern), with(kSharedFewest, pattern), with(kSections, pattern),
+          with(kSectionsFewest, pattern)},
          12);
 }
 
@@ -117,6 +136,9 @@ TEST_CASE("MoE: the simulation sees what is wrong") {
   check_seen(kSharedFewest, two, Fault::kFirstColumnSignals, "reads a row of the shared expert in launch");
 
   const Topology nodes(2, 1), square(2, 2);
+  check_seen(kSections, nodes, Fault::kSecondFirst, "stuck");
+  check_seen(kSectionsFewest, nodes, Fault::kOwnSumsFirst, "stuck");
+  check_seen(kSections, square, Fault::kBlockUnwaited, "reads a row in launch");
   check_seen(kUsual, square, Fault::kNoArrivals, "reads");
   check_seen(kUsual, nodes, Fault::kNoCompletions, "before it is completed");
   check_seen(kUsual, nodes, Fault::kOneLeaverLess, "stuck");

@@ -24,9 +24,8 @@
 //                                            // and visible to it: a release hands it on
 //     static constexpr bool kCutsTasks;      // optional: tasks may leave out columns (Sm90Task::left_out)
 //     void after_products() const;           // every multiplying warp, after its last tile
-//     void beside_products() const;          // optional: one warp of every second CTA, from the beginning
-//     on;
-//                                            // no tile may wait for it
+//     void beside_products() const;          // optional: one warp of every second CTA, meanwhile; no tile
+//                                            // may wait for it
 //   };
 //
 // Contract: all threads of both CTAs of a cluster call sm90_feed(). next() may wait for tiles that were

@@ -116,19 +116,17 @@ def units(types):
                 f"{name}_kernel<{config}<DataType::{dtype}, Layout::{layout}>>(const __grid_constant__ {parameters})"
                 for dtype in types)))
     for head_dim, keys in ((64, 192), (128, 128), (128, 160)):
-        all_units.append(unit_of("attention", f"{head_dim}x{keys}", "kernels/ops/ring_attention/attention_roles.cuh", (
-            f"attention_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ AttentionParameters)"
-            for dtype in types)))
-        all_units.append(unit_of("ring_attention", f"{head_dim}x{keys}", "kernels/ops/ring_attention/ring_roles.cuh", (
-            f"ring_attention_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ RingAttentionParameters)"
-            for dtype in types)))
-        all_units.append(unit_of("varlen", f"{head_dim}x{keys}", "kernels/ops/ring_attention/varlen_roles.cuh", (
-            f"varlen_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ VarlenParameters)"
-            for dtype in types)))
+        for op, name, parameters in (("attention", "attention", "AttentionParameters"), ("varlen", "varlen", "VarlenParameters"),
+                                     ("ring_attention", "ring", "RingAttentionParameters"),
+                                     ("ring_varlen", "ring_varlen", "RingVarlenParameters")):
+            all_units.append(unit_of(op, f"{head_dim}x{keys}", f"kernels/ops/ring_attention/{name}_roles.cuh", (
+                f"{op}_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ {parameters})"
+                for dtype in types)))
     for head_dim, causal in itertools.product((64, 128), ("false", "true")):
         for op, name, parameters in (("attention_backward", "backward", "AttentionBackwardParameters"),
                                      ("varlen_backward", "varlen_backward", "VarlenBackwardParameters"),
-                                     ("ring_backward", "ring_backward", "RingBackwardParameters")):
+                                     ("ring_backward", "ring_backward", "RingBackwardParameters"),
+                                     ("ring_backward_nodes", "ring_backward_nodes", "RingBackwardNodesParameters")):
             all_units.append(unit_of(op, f"{head_dim}_{causal}", f"kernels/ops/ring_attention/{name}_roles.cuh", (
                 f"{op}_kernel<AttentionBackwardConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ {parameters})"
                 for dtype in types)))

@@ -20,7 +20,7 @@ Result<Row> measure_backward_cuda(Group&, OpKind, const AttentionShape&, const O
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
 }
 
-Result<Row> measure_varlen_cuda(Group&, const AttentionShape&, const std::vector<std::int32_t>&,
+Result<Row> measure_varlen_cuda(Group&, OpKind, const AttentionShape&, const std::vector<std::int32_t>&,
                                 const OpCudaOptions&) {
   return Status(StatusCode::kUnimplemented, "mkbench was built without CUDA");
 }

@@ -31,8 +31,10 @@ class KvGatherMaps {
     p.half_bytes = lent_half_bytes(lent.bytes);
     std::vector<TensorMap> maps;
     for (const std::uint64_t launch : {0, 1}) {
-      for (const MatrixView& view :
-           ring_slab_views(plan_, tile_keys_, lent.mine + lent_half_at(launch, p.half_bytes))) {
+      const std::byte* half = lent.mine + lent_half_at(launch, p.half_bytes);
+      for (std::int32_t slab = 0; slab < KvGatherPlan::kTensors * plan_.gather.world; ++slab) {
+        const MatrixView view = ring_slab_view(plan_, tile_keys_, half, slab / KvGatherPlan::kTensors,
+                                               slab % KvGatherPlan::kTensors);
         maps.emplace_back() = {};
         if (view.rows > 0) MK_RETURN_IF_ERROR(encode_attention_map(kind_, view, "workspace", maps.back()));
       }

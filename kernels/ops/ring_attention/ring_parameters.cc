@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/ops/ring_attention/shape.h"
@@ -66,30 +65,22 @@ MatrixView ring_push_view(const RingGpuPlan& plan, const void* kv) {
   view.box_columns = static_cast<std::int32_t>(plan.shape.head_dim);
   return view;
 }
-std::vector<MatrixView> ring_slab_views(const RingGpuPlan& plan, std::int32_t tile_keys,
-                                        const std::byte* half) {
+MatrixView ring_slab_view(const RingGpuPlan& plan, std::int32_t tile_keys, const std::byte* half,
+                          std::int32_t source, std::int32_t tensor) {
   const KvGatherPlan& gather = plan.gather;
-  std::vector<MatrixView> views;
-  for (std::int32_t source = 0; source < gather.world; ++source) {
-    const std::int64_t positions = gather.positions(source);
-    for (std::int32_t tensor = 0; tensor < KvGatherPlan::kTensors; ++tensor) {
-      const std::byte* slab = half + gather.slab_offset(source, tensor);
-      if (plan.packed()) {
-        // The heads lie one behind the other: rows of a tensor with one head.
-        views.push_back(
-            varlen_tile_view(plan.shape, slab, 1, gather.heads * positions, tile_keys, tile_keys));
-        continue;
-      }
-      views.push_back({.base = slab,
-                       .element = plan.shape.dtype,
-                       .rows = positions,
-                       .columns = plan.shape.head_dim,
-                       .box_rows = tile_keys,
-                       .box_columns = 64,
-                       .first_rows = positions == 0 ? 1 : (gather.heads - 1) * positions + 1});
-    }
+  const std::int64_t positions = gather.positions(source);
+  const std::byte* slab = half + gather.slab_offset(source, tensor);
+  if (plan.packed()) {
+    // The heads lie one behind the other: rows of a tensor with one head.
+    return varlen_tile_view(plan.shape, slab, 1, gather.heads * positions, tile_keys, tile_keys);
   }
-  return views;
+  return {.base = slab,
+          .element = plan.shape.dtype,
+          .rows = positions,
+          .columns = plan.shape.head_dim,
+          .box_rows = tile_keys,
+          .box_columns = 64,
+          .first_rows = positions == 0 ? 1 : (gather.heads - 1) * positions + 1};
 }
 
 }  // namespace mkernel::kernels

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "kernels/base/divisor.h"
 #include "kernels/cuda/memory/tensor_map.h"
@@ -65,9 +64,9 @@ MatrixView ring_out_view(const RingGpuPlan& plan, int part, const void* out);
 /// some.
 MatrixView ring_kv_view(const RingGpuPlan& plan, std::int32_t tile_keys, const void* kv);
 MatrixView ring_push_view(const RingGpuPlan& plan, const void* kv);
-/// Those of all sources, [source][tensor], in the slabs of a half of the lent workspace. Those of a source
-/// that holds nothing have no rows, and kernels keep clear of them.
-std::vector<MatrixView> ring_slab_views(const RingGpuPlan& plan, std::int32_t tile_keys,
-                                        const std::byte* half);
+/// Keys or values of `source`, in its slab in that half of the lent workspace. Of a source that holds nothing
+/// it has no rows, and kernels keep clear of it.
+MatrixView ring_slab_view(const RingGpuPlan& plan, std::int32_t tile_keys, const std::byte* half,
+                          std::int32_t source, std::int32_t tensor);
 
 }  // namespace mkernel::kernels

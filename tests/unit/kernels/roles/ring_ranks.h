@@ -98,8 +98,12 @@ class HostRing {
   void describe_gather(Rank& rank, const kernels::RingGpuPlan& plan, std::int32_t tile_keys) {
     for (const std::uint64_t launch : {0, 1}) {
       const std::byte* half = rank.lent_memory() + kernels::lent_half_at(launch, half_bytes_);
-      for (const kernels::MatrixView& view : kernels::ring_slab_views(plan, tile_keys, half))
+      constexpr std::int32_t kTensors = kernels::KvGatherPlan::kTensors;
+      for (std::int32_t slab = 0; slab < kTensors * plan.gather.world; ++slab) {
+        const kernels::MatrixView view =
+            kernels::ring_slab_view(plan, tile_keys, half, slab / kTensors, slab % kTensors);
         rank.gathered.push_back(view.rows > 0 ? host_tensor_map(view) : kernels::TensorMap{});
+      }
     }
     rank.p.gathered = rank.gathered.data();
     rank.p.half_bytes = half_bytes_;

@@ -54,6 +54,9 @@ void for_every_attention(AttentionShape shape, const Check& check) {
   for (const std::int64_t head_dim : {64, 128}) {
     for (const bool causal : {false, true}) {
       for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+#if defined(MKERNEL_SANITIZED)
+        if (type != DataType::kBf16) continue;  // the same code but for conversions, and slow
+#endif
         shape.head_dim = head_dim;
         shape.causal = causal;
         shape.dtype = type;

@@ -247,7 +247,8 @@ double estimated_seconds(const RingGpuPlan& plan) {
   std::fill_n(free_at.begin(), plan.comm_ctas - plan.idle_ctas(), arrivals.pushed);
   const auto end = [&](const AttentionTasks::Place& place, double begin) {
     const int part = place.tile < plan.first_tiles ? 0 : 1;
-    const auto head = static_cast<double>(place.batch * gather.kv_heads + place.head / plan.group());
+    const std::int64_t kv_head = place.head / plan.group();
+    const auto head = static_cast<double>(place.batch * gather.kv_heads + kv_head);
     const std::int32_t own = gather.part_rows[gather.rank][part];
     const std::int32_t in_part =
         std::min(own, (place.tile - part * plan.first_tiles + 1) * kAttentionTileQueries);

@@ -103,7 +103,8 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
                                                        std::uint32_t d_keys, std::uint32_t d_values,
                                                        std::int32_t number) const {
     const KeyPartialsPlan& partials = p_.partials;
-    const std::int32_t unit = task.unit + offset / KeyPartialsPlan::kRows, at = p_.local_of[task.source];
+    const std::int32_t unit = task.unit + offset / KeyPartialsPlan::kRows;
+    const auto at = static_cast<std::int32_t>(p_.local_of[task.source]);
     std::byte* slot = p_.lent[at] + lent_half_at(p_.endpoint.lent->launches, p_.half_bytes) +
                       partials.slot_offset(number, unit);
 #pragma unroll

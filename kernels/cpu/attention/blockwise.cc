@@ -33,7 +33,8 @@ HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t
   const std::int64_t stride = heads * shape.head_dim;
   const auto first = static_cast<std::uint64_t>(batch * positions * stride + head * shape.head_dim) *
                      element_bytes(shape.dtype);
-  return {static_cast<const std::byte*>(tensor) + first, stride, shape.head_dim, shape.dtype};
+  const auto* begin = static_cast<const std::byte*>(tensor);  // null where a rank holds nothing
+  return {begin == nullptr ? nullptr : begin + first, stride, shape.head_dim, shape.dtype};
 }
 
 AttentionTile::AttentionTile(std::int64_t first_position, std::int64_t rows, std::int64_t head_dim,

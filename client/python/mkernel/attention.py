@@ -19,18 +19,16 @@ def _held(group: "Group", shape: _abi.AttentionShape) -> int:
     return sum(block_size(shape.sequence, parts, part) for part in held)
 
 
-def _lengths_of(what: str, max_sequences: int, cu_seqlens_q: Any, cu_seqlens_k: Any) -> "list[tuple[Operand, Any]]":
-    """Those of a launch, which are needed with `max_sequences`, and only then. Ring attention has none of keys."""
-    given = [("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)]
-    if what == RingAttention.what:
-        if cu_seqlens_k is not None:
-            raise InvalidArgument(f"{what}: cu_seqlens_k must be None: keys have the lengths of the queries")
-        del given[1]
-    for field, lengths in given:
-        if (lengths is None) != (not max_sequences):
+def _lengths_of(operation: "Attention | AttentionBackward", max_sequences: int, **given: Any) -> "list[tuple[Operand, Any]]":
+    """Those of a launch, which are needed with `max_sequences`, and only then."""
+    for field, lengths in given.items():
+        if field not in operation.lengths:
+            if lengths is not None:
+                raise InvalidArgument(f"{operation.what}: {field} must be None: keys have the lengths of the queries")
+        elif (lengths is None) != (not max_sequences):
             needed = f"is needed with max_sequences = {max_sequences}" if lengths is None else "needs max_sequences"
-            raise InvalidArgument(f"{what}: {field} {needed}")
-    return [(Operand(field, "i32", (max_sequences + 1,)), lengths) for field, lengths in given if lengths is not None]
+            raise InvalidArgument(f"{operation.what}: {field} {needed}")
+    return [(Operand(field, "i32", (max_sequences + 1,)), lengths) for field, lengths in given.items() if lengths is not None]
 
 
 class Attention(Operation):
@@ -49,6 +47,7 @@ class Attention(Operation):
     lengths are read while the launch runs, also by every replay of a graph."""
 
     what = "attention"
+    lengths = ("cu_seqlens_q", "cu_seqlens_k")  # that packed sequences have
     Arguments = _abi.AttentionArguments
     _launch = lib.mk_ring_attention_launch
     _enqueue = lib.mk_ring_attention_enqueue
@@ -74,7 +73,7 @@ class Attention(Operation):
         operands = [(self.q, q), (self.k, k), (self.v, v), (self.out, out)]
         if lse is not None:
             operands.append((self.lse, lse))
-        operands += _lengths_of(self.what, self._max_sequences, cu_seqlens_q, cu_seqlens_k)
+        operands += _lengths_of(self, self._max_sequences, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
 
@@ -88,6 +87,7 @@ class AttentionBackward(Operation):
     rows more for each of `max_sequences`."""
 
     what = "attention_backward"
+    lengths = ("cu_seqlens_q", "cu_seqlens_k")
     Arguments = _abi.AttentionBackwardArguments
     _launch = lib.mk_attention_backward_launch
     _enqueue = lib.mk_attention_backward_enqueue
@@ -114,7 +114,7 @@ class AttentionBackward(Operation):
         """As Gemm.bind(). The lengths are needed with `max_sequences`, and only then."""
         operands = [(self.q, q), (self.k, k), (self.v, v), (self.out, out), (self.d_out, d_out), (self.lse, lse),
                     (self.d_q, d_q), (self.d_k, d_k), (self.d_v, d_v)]
-        operands += _lengths_of(self.what, self._max_sequences, cu_seqlens_q, cu_seqlens_k)
+        operands += _lengths_of(self, self._max_sequences, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         return self._bind(self.Arguments(), operands, deadline, compute_threads)
 
 
@@ -130,6 +130,7 @@ class RingAttention(Attention):
     go on. Ranks that are given other lengths than the others get other results."""
 
     what = "ring_attention"
+    lengths = ("cu_seqlens_q",)
 
     def _lengths(self, shape: _abi.AttentionShape) -> "tuple[int, int]":
         self.positions = shape.sequence // self._group.world_size if shape.max_sequences else _held(self._group, shape)

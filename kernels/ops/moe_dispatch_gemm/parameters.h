@@ -143,7 +143,7 @@ struct MoeParameters {
   std::int32_t dispatch_ctas;
   bool weights_on_input;      ///< MoeShape
   std::int32_t summing_ctas;  ///< the first of them, which sum when they have pushed; the others compute
-  std::int32_t sum_parts;     ///< of an own token, that different warps may sum
+  std::int32_t sum_parts;     ///< that an own token is cut into, for warps to sum
 };
 
 /// The workspace of a rank of this node.

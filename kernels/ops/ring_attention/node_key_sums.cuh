@@ -33,7 +33,7 @@ __device__ __forceinline__ std::int32_t put_pieces(const RingBackwardNodesParame
 
 /// 64 keys of one head of a rail peer, and 64 columns of one tensor.
 struct PutPiece {
-  std::int32_t distance;  ///< of the owner's node behind this one
+  std::int32_t distance;  ///< so many nodes behind this one is the owner's
   std::int32_t owner, part;
   std::int32_t unit;    ///< KeyPartialsPlan's
   std::int32_t packed;  ///< PutKeyPartialsPlan's

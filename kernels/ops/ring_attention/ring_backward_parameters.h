@@ -30,7 +30,7 @@ struct RingBackwardParameters : AttentionBackwardQueries, KvGatherParameters {
 /// What the kernel for several nodes is given besides.
 struct RingBackwardNodesParameters : RingBackwardParameters {
   std::int8_t slot_of[kMaxKernelRanks];      ///< KeyPartialsPlan's of this rank, by owner
-  std::int8_t rank_of_local[kMaxNodeRanks];  ///< of this node
+  std::int8_t rank_of_local[kMaxNodeRanks];  ///< ranks of this node
   std::int32_t far_tiles;                    ///< RingBackwardTasks::far_tiles()
   std::int32_t sum_ctas;  ///< the first of the grid: add up what is put, when they have pushed
   PutKeyPartialsPlan puts;
@@ -38,7 +38,7 @@ struct RingBackwardNodesParameters : RingBackwardParameters {
   /// from distance 1 on; of the former those of all peers.
   Divisor put_units[kMaxKernelNodes], come_units[kMaxKernelNodes];
   Divisor all_put_units;
-  std::int32_t chunks;      ///< of the peer to whom most are put
+  std::int32_t chunks;      ///< chunks of the peer that gets most
   std::uint64_t* next_put;  ///< the next piece to add up, by parity of the epoch (AttentionBackwardCounters)
   std::uint64_t* staged;    ///< [distance - 1][chunk]: pieces that are staged; over all launches
 };

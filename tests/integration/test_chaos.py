@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 from cluster import BIN, PATIENCE, wait_until
 
@@ -87,12 +88,29 @@ class Chaos(unittest.TestCase):
         finally:
             leaked[0].kill()
 
-    def test_a_long_slice_is_found(self):
+    def pretend_slice(self, nanoseconds, stolen_ticks=0):
+        """A step after which the daemons say that this was their longest slice, and the machine that so much was stolen."""
         def pretend(scene):
-            said = iter([{"threads": [{"longest_slice_nanoseconds": "10000001"}]}] * 2)
+            said = iter([{"threads": [{"longest_slice_nanoseconds": str(nanoseconds)}]}] * 2)
             scene.cluster.slices_now = lambda daemon: cluster_stage.slices_of(next(said))
             scene.cluster.sanitized = lambda: False  # whose slices are not judged
-        self.assert_violated(pretend, "threads.0.longest_slice_nanoseconds: 10.0 ms")
+            stolen = mock.patch.object(cluster_stage.levels, "stolen_ticks", lambda now=scene.cluster.stolen: now + stolen_ticks)
+            stolen.start()
+            self.addCleanup(stolen.stop)
+        return pretend
+
+    def test_a_long_slice_is_found(self):
+        self.assert_violated(self.pretend_slice(10_000_001), "threads.0.longest_slice_nanoseconds: 10.0 ms")
+
+    def test_a_slice_is_not_blamed_for_what_was_stolen(self):
+        self.assertEqual(self.run_step(self.pretend_slice(29_000_000, stolen_ticks=1))["verdict"], "held")
+
+    def test_a_slice_longer_than_what_was_stolen_is_found(self):
+        self.assert_violated(self.pretend_slice(30_000_001, stolen_ticks=1), "30.0 ms", "20 ms were stolen")
+
+    def test_stolen_time_is_read_where_the_kernel_says_it(self):
+        self.assertEqual(cluster_stage.levels.stolen_ticks("cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1\n"), 8)
+        self.assertEqual(cluster_stage.levels.stolen_ticks("cpu  1 2 3 4\n"), 0)
 
     def test_slices_are_read_in_every_unit(self):
         said = {"a": {"slice_ms": 2}, "slice_longest_us": "5", "slices_over_total": 7, "uptime_seconds": 3}

@@ -1,5 +1,7 @@
-"""What a daemon holds, read from /proc: file descriptors, threads, sockets, shared mappings, memory."""
+"""What a daemon holds, read from /proc: file descriptors, threads, sockets, shared mappings, memory. And the processor time that
+a host of virtual machines has taken from this one."""
 import dataclasses
+import os
 import pathlib
 
 MIB = 1 << 20
@@ -38,6 +40,17 @@ def of(pid):
     return Levels(len(links), len(list((proc / "task").iterdir())), sum(link.startswith("socket:") for link in links),
                   (proc / "maps").read_text().count("memfd:"), 1024 * (kilobytes("RssAnon") + kilobytes("RssFile")),
                   kilobytes("VmSize") > 1 << 30)
+
+
+def stolen_ticks(stat=None):
+    """Of all processors since the machine started, in ticks of stolen_ns(); 0 where the kernel does not say. `stat`: as /proc/stat."""
+    fields = (pathlib.Path("/proc/stat").read_text() if stat is None else stat).splitlines()[0].split()
+    return int(fields[8]) if len(fields) > 8 else 0
+
+
+def stolen_ns(before, after):
+    """The most nanoseconds that may have been stolen between two readings of stolen_ticks(). A tick is counted once it is full."""
+    return (after - before + 1) * 1_000_000_000 // os.sysconf("SC_CLK_TCK") if after > before else 0
 
 
 def listening_ports(pid):

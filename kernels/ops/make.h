@@ -8,7 +8,7 @@
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
-#include "kernels/ops/ring_attention/attention_plan.h"
+#include "kernels/ops/ring_attention/attention/plan.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/plan/tile_reduce_plan.h"
 #include "kernels/plan/topology.h"

@@ -116,18 +116,19 @@ def units(types):
                 f"{name}_kernel<{config}<DataType::{dtype}, Layout::{layout}>>(const __grid_constant__ {parameters})"
                 for dtype in types)))
     for head_dim, keys in ((64, 192), (128, 128), (128, 160)):
-        for op, name, parameters in (("attention", "attention", "AttentionParameters"), ("varlen", "varlen", "VarlenParameters"),
-                                     ("ring_attention", "ring", "RingAttentionParameters"),
-                                     ("ring_varlen", "ring_varlen", "RingVarlenParameters")):
-            all_units.append(unit_of(op, f"{head_dim}x{keys}", f"kernels/ops/ring_attention/{name}_roles.cuh", (
+        for op, roles, parameters in (("attention", "attention/roles", "AttentionParameters"),
+                                      ("varlen", "attention/varlen_roles", "VarlenParameters"),
+                                      ("ring_attention", "roles", "RingAttentionParameters"),
+                                      ("ring_varlen", "varlen_roles", "RingVarlenParameters")):
+            all_units.append(unit_of(op, f"{head_dim}x{keys}", f"kernels/ops/ring_attention/{roles}.cuh", (
                 f"{op}_kernel<AttentionConfig<{head_dim}, {keys}, DataType::{dtype}>>(const __grid_constant__ {parameters})"
                 for dtype in types)))
     for head_dim, causal in itertools.product((64, 128), ("false", "true")):
-        for op, name, parameters in (("attention_backward", "backward", "AttentionBackwardParameters"),
-                                     ("varlen_backward", "varlen_backward", "VarlenBackwardParameters"),
-                                     ("ring_backward", "ring_backward", "RingBackwardParameters"),
-                                     ("ring_backward_nodes", "ring_backward_nodes", "RingBackwardNodesParameters")):
-            all_units.append(unit_of(op, f"{head_dim}_{causal}", f"kernels/ops/ring_attention/{name}_roles.cuh", (
+        for op, roles, parameters in (("attention_backward", "attention_backward/roles", "AttentionBackwardParameters"),
+                                      ("varlen_backward", "attention_backward/varlen_roles", "VarlenBackwardParameters"),
+                                      ("ring_backward", "backward/roles", "RingBackwardParameters"),
+                                      ("ring_backward_nodes", "backward/nodes_roles", "RingBackwardNodesParameters")):
+            all_units.append(unit_of(op, f"{head_dim}_{causal}", f"kernels/ops/ring_attention/{roles}.cuh", (
                 f"{op}_kernel<AttentionBackwardConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ {parameters})"
                 for dtype in types)))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))

@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/memory/packed_map.h"
 #include "kernels/cuda/memory/tensor_map.h"
-#include "kernels/ops/ring_attention/backward_plan.h"
+#include "kernels/ops/ring_attention/attention_backward/plan.h"
 #include "kernels/plan/gemm_shape.h"
 #include "mkernel/ops.h"
 

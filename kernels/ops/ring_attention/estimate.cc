@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ring_attention/attention_plan.h"
-#include "kernels/ops/ring_attention/backward_plan.h"
+#include "kernels/ops/ring_attention/attention/plan.h"
+#include "kernels/ops/ring_attention/attention_backward/plan.h"
+#include "kernels/ops/ring_attention/backward/plan.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
-#include "kernels/ops/ring_attention/ring_backward_plan.h"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/attention_backward_sequences.h"
 #include "kernels/plan/attention_backward_tasks.h"

@@ -11,7 +11,7 @@
 #include "kernels/cuda/memory/buffer.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
-#include "kernels/ops/ring_attention/ring_parameters.h"
+#include "kernels/ops/ring_attention/parameters.h"
 #include "kernels/plan/topology.h"
 
 namespace mkernel::kernels {

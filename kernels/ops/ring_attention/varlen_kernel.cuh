@@ -1,5 +1,5 @@
-// The kernel of attention of sequences of different lengths for one size of heads and of tiles, and type;
-// included by one file per instance, so that they compile side by side.
+// The kernel of ring attention over sequences of different lengths for one size of heads and of tiles, and
+// type; included by one file per instance, so that they compile side by side.
 #pragma once
 
 #include "kernels/cuda/launch/cooperative_launch.cuh"
@@ -9,9 +9,9 @@
 namespace mkernel::kernels {
 
 template <int kHeadDim, int kTileKeys, DataType kType>
-CooperativeKernel varlen_kernel_of() {
+CooperativeKernel ring_varlen_kernel_of() {
   using Config = AttentionConfig<kHeadDim, kTileKeys, kType>;
-  return cooperative_kernel<Config>(&varlen_kernel<Config>, attention_shared_bytes<Config>());
+  return cooperative_kernel<Config>(&ring_varlen_kernel<Config>, ring_attention_shared_bytes<Config>());
 }
 
 }  // namespace mkernel::kernels

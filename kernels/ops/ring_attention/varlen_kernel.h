@@ -1,5 +1,5 @@
-// Which is the kernel of attention of sequences of different lengths: between the operation and the files
-// that nvcc builds.
+// Which is the kernel of ring attention over sequences of different lengths: between the operation and the
+// files that nvcc builds.
 #pragma once
 
 #include "kernels/base/types.h"
@@ -9,6 +9,6 @@ namespace mkernel::kernels {
 struct CooperativeKernel;
 
 template <int kHeadDim, int kTileKeys, DataType kType>
-CooperativeKernel varlen_kernel_of();
+CooperativeKernel ring_varlen_kernel_of();
 
 }  // namespace mkernel::kernels

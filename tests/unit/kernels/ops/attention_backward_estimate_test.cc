@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "kernels/ops/ring_attention/backward_plan.h"
+#include "kernels/ops/ring_attention/attention_backward/plan.h"
+#include "kernels/ops/ring_attention/backward/plan.h"
 #include "kernels/ops/ring_attention/estimate.h"
-#include "kernels/ops/ring_attention/ring_backward_plan.h"
 #include "kernels/plan/machine.h"
 #include "tests/support/require.h"
 

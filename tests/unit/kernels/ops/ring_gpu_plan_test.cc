@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/ops/ring_attention/attention_plan.h"
+#include "kernels/ops/ring_attention/attention/plan.h"
 #include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/plan/positions.h"

@@ -1,5 +1,6 @@
 // The sums of gradients of keys and values, simulated: any order of steps ends, and nothing is overwritten
-// before it was read. What kernels/ops/ring_attention/reduce_cpu.cc does with the plan, without the data.
+// before it was read. What kernels/ops/ring_attention/backward/reduce_cpu.cc does with the plan, without the
+// data.
 #include <doctest/doctest.h>
 
 #include <cstdint>

@@ -12,8 +12,8 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/ops/ring_attention/backward/plan.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
-#include "kernels/ops/ring_attention/ring_backward_plan.h"
 #include "kernels/plan/key_partials_plan.h"
 #include "kernels/plan/positions.h"
 #include "kernels/plan/put_key_partials_plan.h"

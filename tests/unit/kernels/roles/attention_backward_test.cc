@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ring_attention/backward_plan.h"
-#include "kernels/ops/ring_attention/backward_roles.cuh"
+#include "kernels/ops/ring_attention/attention_backward/plan.h"
+#include "kernels/ops/ring_attention/attention_backward/roles.cuh"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "tests/support/attention_backward_reference.h"

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ring_attention/attention_plan.h"
-#include "kernels/ops/ring_attention/attention_roles.cuh"
+#include "kernels/ops/ring_attention/attention/plan.h"
+#include "kernels/ops/ring_attention/attention/roles.cuh"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "tests/support/attention_reference.h"

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "kernels/ops/ring_attention/gpu_plan.h"
-#include "kernels/ops/ring_attention/ring_roles.cuh"
-#include "kernels/ops/ring_attention/ring_varlen_roles.cuh"
+#include "kernels/ops/ring_attention/roles.cuh"
+#include "kernels/ops/ring_attention/varlen_roles.cuh"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "tests/support/attention_reference.h"
 #include "tests/support/on_host/cuda_names.h"

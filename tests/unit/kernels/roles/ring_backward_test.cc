@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ring_attention/ring_backward_nodes_roles.cuh"
-#include "kernels/ops/ring_attention/ring_backward_plan.h"
-#include "kernels/ops/ring_attention/ring_backward_roles.cuh"
+#include "kernels/ops/ring_attention/backward/nodes_roles.cuh"
+#include "kernels/ops/ring_attention/backward/plan.h"
+#include "kernels/ops/ring_attention/backward/roles.cuh"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "tests/support/attention_backward_reference.h"
 #include "tests/support/fake_fabric.h"

@@ -12,7 +12,7 @@
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/sync/launch_control.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
-#include "kernels/ops/ring_attention/ring_parameters.h"
+#include "kernels/ops/ring_attention/parameters.h"
 #include "kernels/plan/topology.h"
 #include "tests/support/host_grid.h"
 #include "tests/support/on_host/sm90.h"

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ring_attention/backward_plan.h"
-#include "kernels/ops/ring_attention/varlen_backward_roles.cuh"
+#include "kernels/ops/ring_attention/attention_backward/plan.h"
+#include "kernels/ops/ring_attention/attention_backward/varlen_roles.cuh"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "tests/support/on_host/cuda_names.h"
 #include "tests/support/on_host/sm90.h"

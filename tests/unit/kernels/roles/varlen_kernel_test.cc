@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/ops/ring_attention/attention_plan.h"
-#include "kernels/ops/ring_attention/varlen_roles.cuh"
+#include "kernels/ops/ring_attention/attention/plan.h"
+#include "kernels/ops/ring_attention/attention/varlen_roles.cuh"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "tests/support/attention_reference.h"
 #include "tests/support/on_host/cuda_names.h"

@@ -1,4 +1,4 @@
-// The roles of RingAttentionWorld, in the order of kernels/ops/ring_attention/ring_roles.cuh.
+// The roles of RingAttentionWorld, in the order of kernels/ops/ring_attention/roles.cuh.
 #include "tests/unit/kernels/plan/simulation/ring_attention.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Ring attention as step machines: what kernels/ops/ring_attention/ring_roles.cuh does with the plan, without
+// Ring attention as step machines: what kernels/ops/ring_attention/roles.cuh does with the plan, without
 // the data.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The roles of RingBackwardWorld, in the order of kernels/ops/ring_attention/ring_backward_roles.cuh.
+// The roles of RingBackwardWorld, in the order of kernels/ops/ring_attention/backward/roles.cuh.
 #include "tests/unit/kernels/plan/simulation/ring_backward.h"
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 // The backward pass of ring attention as step machines: what
-// kernels/ops/ring_attention/ring_backward_roles.cuh does with the plan, without the data.
+// kernels/ops/ring_attention/backward/roles.cuh does with the plan, without the data.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "kernels/ops/ring_attention/ring_backward_plan.h"
+#include "kernels/ops/ring_attention/backward/plan.h"
 #include "tests/unit/kernels/plan/simulation/ring_attention.h"
 
 namespace mkernel::test {

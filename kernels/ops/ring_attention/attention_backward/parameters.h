@@ -1,0 +1,37 @@
+// What the kernel of the backward pass of attention of a rank alone is given.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/memory/tensor_map.h"
+#include "kernels/ops/ring_attention/attention_backward/queries.h"
+#include "kernels/plan/attention_backward_tasks.h"
+#include "mkernel/device_endpoint.h"
+
+namespace mkernel::kernels {
+
+struct AttentionBackwardPlan;
+
+struct AttentionBackwardParameters : AttentionBackwardQueries {
+  TensorMap q;  ///< [batch * queries, heads * head_dim]; the first row of a sequence is the third coordinate
+  TensorMap d_out;  ///< as q
+  TensorMap k;      ///< [batch * keys, kv_heads * head_dim], likewise
+  TensorMap v;      ///< as k
+  TensorMap d_k;    ///< as k
+  TensorMap d_v;    ///< as k
+  device::Endpoint endpoint;
+  AttentionBackwardTasks tasks;
+  std::int32_t keys;
+};
+
+/// The queries of a rank alone are one part.
+AttentionBackwardParts attention_backward_parts(const AttentionBackwardPlan& plan);
+/// All that is the same in every launch. `memory`: attention_backward_scratch() of it, zeroed once.
+AttentionBackwardParameters attention_backward_parameters(const AttentionBackwardPlan& plan, void* memory);
+
+/// What the maps are of, one box per load or store of the kernel: d_out as q, v as k, d_v as d_k.
+MatrixView attention_backward_q_view(const AttentionBackwardPlan& plan, const void* q);
+MatrixView attention_backward_k_view(const AttentionBackwardPlan& plan, const void* k);
+MatrixView attention_backward_d_k_view(const AttentionBackwardPlan& plan, const void* d_k);
+
+}  // namespace mkernel::kernels

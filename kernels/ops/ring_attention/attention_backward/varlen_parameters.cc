@@ -1,0 +1,43 @@
+#include "kernels/ops/ring_attention/attention_backward/varlen_parameters.h"
+
+#include "kernels/ops/ring_attention/attention_backward/plan.h"
+
+namespace mkernel::kernels {
+namespace {
+
+/// All numbers of tiles of queries that there may be, as if they were of one part.
+AttentionBackwardParts numbered_tiles(const AttentionShape& shape) {
+  return {{attention_first_query_tile(shape.sequence, shape.max_sequences) * kBackwardTileQueries, 0}};
+}
+
+}  // namespace
+
+std::int64_t varlen_backward_bytes(const AttentionBackwardPlan& plan) {
+  return attention_backward_scratch(plan.shape, numbered_tiles(plan.shape)).bytes;
+}
+
+VarlenBackwardParameters varlen_backward_parameters(const AttentionBackwardPlan& plan, void* memory,
+                                                    VarlenScratch<AttentionBackwardSlot>* scratch) {
+  VarlenBackwardParameters p{};
+  describe_backward_queries(plan.shape, numbered_tiles(plan.shape), memory, p);
+  p.queries = static_cast<std::int32_t>(plan.shape.sequence);
+  p.lengths = plan.lengths({});
+  p.scratch = scratch;
+  p.kv_heads = static_cast<std::int32_t>(plan.shape.kv_heads);
+  return p;
+}
+
+MatrixView varlen_backward_q_view(const AttentionBackwardPlan& plan, const void* q) {
+  return varlen_tile_view(plan.shape, q, plan.shape.heads, plan.shape.sequence, kBackwardTileQueries,
+                          kBackwardTileQueries);
+}
+MatrixView varlen_backward_k_view(const AttentionBackwardPlan& plan, const void* k) {
+  return varlen_tile_view(plan.shape, k, plan.shape.kv_heads, plan.shape.keys, kBackwardTileKeys,
+                          kBackwardTileKeys);
+}
+MatrixView varlen_backward_d_k_view(const AttentionBackwardPlan& plan, const void* d_k) {
+  return varlen_tile_view(plan.shape, d_k, plan.shape.kv_heads, plan.shape.keys, kBackwardTileKeys,
+                          kBackwardTileKeys / 2);
+}
+
+}  // namespace mkernel::kernels

@@ -50,7 +50,7 @@ def npy():
     yield "short", file(1, head("<f4", False, "(1000,)"), bytes(16))
 
 
-# The frames of daemon/transport/tcp/wire.h.
+# The frames of daemon/transport/tcp/message.h.
 def opening(key):
     return struct.pack("<B7xQ", 1, key)
 
@@ -82,7 +82,7 @@ def record(content, with_fds=0):
     return struct.pack("<HB", len(content), with_fds) + content
 
 
-# The packets of daemon/transport/emulated/wire.h; with_fds 4: the source region's.
+# The packets of daemon/transport/emulated/message.h; with_fds 4: the source region's.
 def announce(region=1, size=4096, kind=1, offset=0):
     return record(struct.pack("<HHIQQQII80x", 3, 0, 0, region, offset, size, kind, 0), 4)
 

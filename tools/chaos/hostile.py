@@ -14,7 +14,7 @@ from campaign import Skip, Step
 from child import Violation
 from cluster import Daemon, free_ports, wait_until
 
-# The first message of a tcp data connection (daemon/transport/tcp/wire.h), as it was before connections had to prove anything.
+# The first message of a tcp data connection (daemon/transport/tcp/message.h), as it was before connections had to prove anything.
 DATA_MAGIC, DATA_HELLO = 0x50434B4D, struct.Struct("<IIQQII64s32s")
 DATA_CHALLENGE, DATA_WELCOME = struct.Struct("<IIII32s"), struct.Struct("<II32s")
 

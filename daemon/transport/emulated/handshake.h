@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "daemon/transport/emulated/wire.h"
+#include "daemon/transport/emulated/message.h"
 #include "daemon/transport/transport.h"
 #include "proto/ipc/packet.h"
 

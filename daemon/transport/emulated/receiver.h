@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "daemon/transport/emulated/context.h"
-#include "daemon/transport/emulated/wire.h"
+#include "daemon/transport/emulated/message.h"
 #include "daemon/transport/window/receive_window.h"
 #include "proto/ipc/fd.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "daemon/transport/emulated/context.h"
+#include "daemon/transport/emulated/message.h"
 #include "daemon/transport/emulated/shaper.h"
-#include "daemon/transport/emulated/wire.h"
 #include "daemon/transport/window/send_window.h"
 
 namespace mkernel::transport::emulated {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "daemon/transport/emulated/emulated.h"
-#include "daemon/transport/emulated/wire.h"
+#include "daemon/transport/emulated/message.h"
 
 namespace mkernel::transport::emulated {
 

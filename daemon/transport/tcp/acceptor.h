@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "daemon/transport/tcp/context.h"
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/tcp/socket.h"
-#include "daemon/transport/tcp/wire.h"
 #include "proto/abi/status.h"
 #include "proto/ipc/fd.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "daemon/transport/tcp/fifo.h"
-#include "daemon/transport/tcp/wire.h"
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/transport.h"
 #include "daemon/transport/window/receive_window.h"
 #include "daemon/transport/window/send_window.h"

@@ -1,12 +1,12 @@
 // The dialling end of a handshake, without its socket: what to say, and whether the answers are good. The
-// listening end is the acceptor's. wire.h has the messages.
+// listening end is the acceptor's. message.h has the layouts.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "daemon/transport/secret/peer_secret.h"
-#include "daemon/transport/tcp/wire.h"
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/transport.h"
 #include "proto/abi/status.h"
 

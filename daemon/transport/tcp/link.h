@@ -16,10 +16,10 @@
 #include "daemon/transport/tcp/channel.h"
 #include "daemon/transport/tcp/context.h"
 #include "daemon/transport/tcp/handshake.h"
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/tcp/stream_reader.h"
 #include "daemon/transport/tcp/stream_writer.h"
 #include "daemon/transport/tcp/unloader.h"
-#include "daemon/transport/tcp/wire.h"
 #include "proto/ipc/fd.h"
 
 namespace mkernel::transport::tcp {

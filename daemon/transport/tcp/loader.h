@@ -11,8 +11,8 @@
 
 #include "daemon/transport/tcp/channel.h"
 #include "daemon/transport/tcp/context.h"
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/tcp/staging_queue.h"
-#include "daemon/transport/tcp/wire.h"
 
 namespace mkernel::transport::tcp {
 

@@ -12,8 +12,8 @@
 #include "daemon/transport/tcp/channel.h"
 #include "daemon/transport/tcp/context.h"
 #include "daemon/transport/tcp/link.h"
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/tcp/socket.h"
-#include "daemon/transport/tcp/wire.h"
 
 namespace mkernel::transport::tcp {
 

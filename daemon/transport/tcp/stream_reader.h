@@ -15,8 +15,8 @@
 
 #include "daemon/memory/region.h"
 #include "daemon/transport/tcp/channel.h"
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/tcp/unloader.h"
-#include "daemon/transport/tcp/wire.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::transport::tcp {

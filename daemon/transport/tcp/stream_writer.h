@@ -16,8 +16,8 @@
 #include "daemon/transport/tcp/channel.h"
 #include "daemon/transport/tcp/context.h"
 #include "daemon/transport/tcp/loader.h"
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/tcp/tcp.h"
-#include "daemon/transport/tcp/wire.h"
 #include "proto/abi/status.h"
 
 namespace mkernel::transport::tcp {

@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/tcp/socket.h"
 #include "daemon/transport/tcp/transport.h"
-#include "daemon/transport/tcp/wire.h"
 
 namespace mkernel::transport {
 namespace {

@@ -1,6 +1,6 @@
 // Puts that are in place before the wire would have brought them: the copy is done while the put is on its
 // way, and what counts is the wire's time.
-#include "daemon/transport/emulated/wire.h"
+#include "daemon/transport/emulated/message.h"
 #include "tests/support/fake_engines.h"
 #include "tests/unit/daemon/transport/emulated/pair.h"
 

@@ -14,9 +14,9 @@
 
 #include "daemon/transport/secret/peer_secret.h"
 #include "daemon/transport/tcp/handshake.h"
+#include "daemon/transport/tcp/message.h"
 #include "daemon/transport/tcp/tcp.h"
 #include "daemon/transport/tcp/transport.h"
-#include "daemon/transport/tcp/wire.h"
 
 namespace mkernel::transport::tcp {
 

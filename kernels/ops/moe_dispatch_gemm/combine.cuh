@@ -37,6 +37,33 @@ struct MoeSummand {
   float weight = 0;
 };
 
+/// One warp: adds the next `kRows` rows of `left`, the lanes whose rows are still to be added, to the sums.
+/// `from`: where a lane reads, from where a row begins. NOTES: all rows are there and every lane reads, so
+/// that all loads are under way before the first one is waited for. If one could be left out, the compiler
+/// would choose between its result and something else at once, and wait for each load before the next.
+template <DataType kType, int kRows>
+__device__ __forceinline__ void moe_add_rows(const MoeSummand& mine, const std::byte* from,
+                                             std::uint32_t& left, float (&sums)[8]) {
+  uint4 rows[kRows];
+  float weights[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i, left &= left - 1) {
+    const int of = __ffs(static_cast<int>(left)) - 1;
+    rows[i] = ptx::ld_once_v4(from + __shfl_sync(~0U, mine.at, of));
+    weights[i] = __shfl_sync(~0U, mine.weight, of);
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) moe_add<kType>(sums, weights[i], rows[i]);
+}
+
+/// One warp: adds all rows of `left`, `kRows` (a power of two) at a time, and what is left over by halves.
+template <DataType kType, int kRows>
+__device__ __forceinline__ void moe_add_all(const MoeSummand& mine, const std::byte* from,
+                                            std::uint32_t& left, float (&sums)[8]) {
+  while (__popc(left) >= kRows) moe_add_rows<kType, kRows>(mine, from, left, sums);
+  if constexpr (kRows > 1) moe_add_all<kType, kRows / 2>(mine, from, left, sums);
+}
+
 /// One warp: the sums of some bytes of what its lanes hold, in lane order, rounded once. A lane has 16 bytes
 /// of `kRows` rows under way at a time, which is how fast a warp reads.
 template <DataType kType, int kRows>
@@ -48,21 +75,9 @@ __device__ __forceinline__ void moe_add_up(const MoeParameters& p, const MoeSumm
   for (std::int32_t first = bytes.begin; first < bytes.end; first += kMoeSumBytes) {
     const std::int32_t at = first + lane * 16;
     float sums[8] = {};
-    for (std::uint32_t left = all; left != 0;) {
-      uint4 rows[kRows];
-      float weights[kRows];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int of = left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0;
-        const std::uint64_t from = __shfl_sync(~0U, mine.at, of);
-        const float weight = __shfl_sync(~0U, mine.weight, of);
-        weights[i] = left != 0 ? weight : 0;
-        rows[i] = left != 0 && at < bytes.end ? ptx::ld_once_v4(memory + from + at) : uint4{0, 0, 0, 0};
-        left &= left - 1;
-      }
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) moe_add<kType>(sums, weights[i], rows[i]);
-    }
+    std::uint32_t left = all;
+    // Lanes behind the end read what the last one reads.
+    moe_add_all<kType, kRows>(mine, memory + min(at, bytes.end - 16), left, sums);
     if (at >= bytes.end) continue;
     ptx::st_v4(to + at, {narrow_pair<kType>(sums[0], sums[1]), narrow_pair<kType>(sums[2], sums[3]),
                          narrow_pair<kType>(sums[4], sums[5]), narrow_pair<kType>(sums[6], sums[7])});

@@ -17,7 +17,7 @@ namespace mkernel::kernels {
 /// Its producing warps do more than those of a GEMM.
 template <DataType kType, Layout kLayoutW>
 struct MoeConfig : Sm90Config<kMoeTile, kType, kLayoutW> {
-  static constexpr int kProducerRegisters = 64;
+  static constexpr int kProducerRegisters = 72;
   static constexpr int kMultiplyRegisters = 216;
 };
 

@@ -54,6 +54,12 @@ __device__ __forceinline__ bool has_partial(const RingBackwardParameters& p, std
   return RingBackwardTasks::is_seen(p.gather, writer, p.gather.rank, piece.place.part);
 }
 
+/// Whole warp: each lane has acquired what it waited for; the barrier hands that on to the others.
+__device__ __forceinline__ bool all_have_come(bool mine) {
+  __syncwarp();
+  return __all_sync(~0U, mine);
+}
+
 /// Whole warp: until what every rank has of the piece lies in its slot here. False when it gave up.
 __device__ __forceinline__ bool wait_key_partials(const RingBackwardParameters& p, const KeySumPiece& piece) {
   const std::uint64_t count = KeyPartialsPlan::count(p.endpoint.control->epoch);
@@ -67,9 +73,7 @@ __device__ __forceinline__ bool wait_key_partials(const RingBackwardParameters& 
         {DeviceRole::kCompute, DeviceTag::kTileReady, writer, static_cast<std::uint32_t>(piece.unit)},
         at_stage(wait_scope(p.endpoint), 1));
   }
-  // Each lane has acquired what it waited for; the barrier hands that on to the others.
-  __syncwarp();
-  return __all_sync(~0U, mine);
+  return all_have_come(mine);
 }
 
 /// Whole warp: adds up 64 rows of 128 bytes. A lane takes 16 bytes of several places at a time, of several

@@ -87,11 +87,6 @@ __device__ __forceinline__ bool wait_key_put(const RingBackwardNodesParameters& 
                        site_of(DeviceRole::kInterReduce, DeviceTag::kArrivals, source, kKeySumLane),
                        at_stage(wait_scope(p.endpoint), kAfterNodeSums));
 }
-/// Whole warp: each lane has acquired what it waited for; the barrier hands that on to the others.
-__device__ __forceinline__ bool all_have_come(bool mine) {
-  __syncwarp();
-  return __all_sync(~0U, mine);
-}
 
 /// Where this launch's half of the lent workspace begins here.
 __device__ __forceinline__ std::byte* half_here(const RingBackwardNodesParameters& p) {

@@ -26,10 +26,8 @@ class RingBackwardNodesFeed : public RingBackwardFeed<Config> {
   }
 
   __device__ __forceinline__ bool next(AttentionBackwardTask& task) const {
-    const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.counters->next_task[this->epoch() & 1], 1);
-    if (claimed >= static_cast<std::uint64_t>(p_.tasks.tasks())) return false;
-    this->describe(p_.tasks.place(p_.gather, static_cast<std::int32_t>(claimed), p_.far_tiles), task);
-    return true;
+    return this->claim(
+        task, [this](std::int32_t number) { return p_.tasks.place(p_.gather, number, p_.far_tiles); });
   }
 
   /// Into the slot at the owner or, on this node, its rail peer.
@@ -41,18 +39,7 @@ class RingBackwardNodesFeed : public RingBackwardFeed<Config> {
   /// What other nodes wait for first, and what comes from there last.
   __device__ __forceinline__ void finish() const {
     sum_put_keys<Config>(p_);
-    const std::int32_t queries = p_.all_heads * p_.query_tiles;
-    const std::int32_t all = queries + key_sum_pieces(p_);
-    for (;;) {
-      const std::uint64_t claimed = this->claim_left();
-      if (claimed >= static_cast<std::uint64_t>(all)) return;
-      const auto piece = static_cast<std::int32_t>(claimed);
-      if (piece < queries) {
-        narrow_backward_sums<Config>(p_.endpoint, p_, piece, p_.tasks.adds(piece % p_.query_tiles));
-      } else {
-        sum_own_keys<Config>(p_, piece - queries);
-      }
-    }
+    this->finish_pieces([this](std::int32_t piece) { sum_own_keys<Config>(p_, piece); });
   }
 
  private:

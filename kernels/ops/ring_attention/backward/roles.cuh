@@ -40,10 +40,7 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   }
 
   __device__ __forceinline__ bool next(AttentionBackwardTask& task) const {
-    const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.counters->next_task[this->epoch() & 1], 1);
-    if (claimed >= static_cast<std::uint64_t>(p_.tasks.tasks())) return false;
-    describe(p_.tasks.place(p_.gather, static_cast<std::int32_t>(claimed)), task);
-    return true;
+    return claim(task, [this](std::int32_t number) { return p_.tasks.place(p_.gather, number); });
   }
 
   /// Tiles are numbered over both parts.
@@ -74,8 +71,26 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
     ptx::st_relaxed_sys(word, KeyPartialsPlan::count(this->epoch()), released);
   }
 
-  /// Gradients of queries first: those of keys come from other ranks, too.
   __device__ __forceinline__ void finish() const {
+    finish_pieces([this](std::int32_t piece) { sum_keys<Config>(p_, piece); });
+  }
+
+ protected:
+  /// The next task, where place_of(number) says it is. False: there are no more.
+  template <class PlaceOf>
+  __device__ __forceinline__ bool claim(AttentionBackwardTask& task, const PlaceOf& place_of) const {
+    const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.counters->next_task[this->epoch() & 1], 1);
+    if (claimed >= static_cast<std::uint64_t>(p_.tasks.tasks())) return false;
+    const RingBackwardTasks::Place place = place_of(static_cast<std::int32_t>(claimed));
+    describe_queries(place, task);
+    describe_keys(place, task);
+    if (place.source != p_.gather.rank) wait_keys(place.head, task);
+    return true;
+  }
+
+  /// Gradients of queries first: those of keys come from other ranks, too. `sum(piece)`: of own keys.
+  template <class Sum>
+  __device__ __forceinline__ void finish_pieces(const Sum& sum) const {
     const std::int32_t queries = p_.all_heads * p_.query_tiles;
     const std::int32_t all = queries + key_sum_pieces(p_);
     for (;;) {
@@ -85,17 +100,9 @@ class RingBackwardFeed : public AttentionBackwardQueryFeed<Config> {
       if (piece < queries) {
         narrow_backward_sums<Config>(p_.endpoint, p_, piece, p_.tasks.adds(piece % p_.query_tiles));
       } else {
-        sum_keys<Config>(p_, piece - queries);
+        sum(piece - queries);
       }
     }
-  }
-
- protected:
-  __device__ __forceinline__ void describe(const RingBackwardTasks::Place& place,
-                                           AttentionBackwardTask& task) const {
-    describe_queries(place, task);
-    describe_keys(place, task);
-    if (place.source != p_.gather.rank) wait_keys(place.head, task);
   }
 
   /// Into that slot of the unit; its word there.

@@ -50,7 +50,8 @@ class CudaAloneBackward : public CudaOperation<AttentionBackwardArguments> {
     return check_attention_backward_addresses(kKind, arguments);
   }
 
-  /// The parameters of a launch. The maps, which `views` are of, stay until a launch comes with other tensors.
+  /// The parameters of a launch. The maps, which `views` are of, stay until a launch comes with other
+  /// tensors.
   Status describe(const AttentionBackwardArguments& arguments, const AttentionBackwardViews& views,
                   std::uint64_t deadline_ns, Parameters& p) {
     MK_RETURN_IF_ERROR(maps_.encode(arguments, views, parameters_));

@@ -3,15 +3,14 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/ops/make.h"
+#include "tests/kernels/gpu_varlen_rank.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tests/support/varlen_reference.h"
@@ -22,90 +21,36 @@
 namespace mkernel::test {
 namespace {
 
-using namespace std::chrono_literals;
+struct Forward {
+  using Operation = kernels::CudaAttentionOperation;
+  using Operands = bench::GpuVarlenCase;
 
-constexpr ExecutorOptions kOptions{.deadline = 10s};
-
-/// An operation of a rank alone, bound, with operands on the GPU.
-class VarlenRank {
- public:
-  explicit VarlenRank(const AttentionShape& shape, const kernels::AttentionOptions& options = {})
-      : world_(require(GpuWorld::make(1))),
-        operation_(require(kernels::make_cuda_attention(shape, {1, 1}, 0, options))),
-        stream_(require(bench::GpuStream::create())),
-        operands_(require(bench::GpuVarlenCase::make(shape))) {
-    require_ok(operation_->bind(world_->group(0), {}, {}, 1));
+  explicit Forward(const AttentionShape&) {}
+  static auto make(const AttentionShape& shape, const kernels::AttentionOptions& options) {
+    return kernels::make_cuda_attention(shape, {1, 1}, 0, options);
   }
-
-  kernels::CudaAttentionOperation& operation() { return *operation_; }
-  const bench::GpuStream& stream() const { return stream_; }
-
-  /// Queues new inputs, these lengths, and poison into the outputs.
-  void fill(const SequenceLengths& lengths, std::uint64_t seed, float scale = 2) {
-    require_ok(operands_.fill(seed, stream_.get(), scale));
-    require_ok(operands_.set_lengths(lengths.q, lengths.k, stream_.get()));
+  static Status bind(const kernels::GroupView&) { return {}; }
+  static Status fill(const Operands&, CUstream_st*) { return {}; }
+  static auto written_from(const Operands& operands, std::int64_t query, std::int64_t, CUstream_st* stream) {
+    return operands.written_from(query, stream);
   }
-  Status enqueue() { return operation_->enqueue(operands_.arguments(), kOptions, stream_.get()); }
-  /// What a launch with these lengths has left, every `step`-th query of it.
-  void verify(const SequenceLengths& lengths, std::int64_t step = 1) {
-    const auto check = require(operands_.check(lengths.q, lengths.k, step, stream_.get()));
-    CHECK_MESSAGE(check.wrong == 0, check.wrong << " of " << check.elements << " elements, one at "
-                                                << check.first_wrong << ", worst of bound " << check.worst);
-    CHECK(written_from(lengths.q.back()) == 0);
-  }
-  void run_checked(const SequenceLengths& lengths, std::uint64_t seed, std::int64_t step = 1) {
-    fill(lengths, seed);
-    require_ok(stream_.synchronize());  // run() has a stream of its own
-    require_ok(operation_->run(operands_.arguments(), kOptions));
-    CHECK_FALSE(operation_->refused());
-    verify(lengths, step);
-  }
-  /// One launch that is refused with these words, and writes nothing.
-  void run_refused(const SequenceLengths& lengths, const std::string& text) {
-    fill(lengths, 1);
-    require_ok(stream_.synchronize());
-    CHECK(operation_->run(operands_.arguments(), kOptions).to_string() ==
-          "INVALID_ARGUMENT: attention: " + text);
-    CHECK(operation_->refused());
-    CHECK(written_from(0) == 0);
-    CHECK(operation_->status().to_string() == "OK");  // it was told
-  }
-  std::uint64_t written_from(std::int64_t row) const {
-    return require(operands_.written_from(row, stream_.get()));
-  }
-  /// Of the outputs. Waits for the stream.
-  std::uint64_t digest() const { return require(operands_.digest(stream_.get())); }
-
- private:
-  std::unique_ptr<GpuWorld> world_;
-  std::unique_ptr<kernels::CudaAttentionOperation> operation_;
-  bench::GpuStream stream_;
-  bench::GpuVarlenCase operands_;
 };
+using VarlenRank = GpuVarlenRank<Forward>;
 
-/// A rank for every size of heads, mask and type.
-template <class Check>
-void for_all(const AttentionShape& of, const Check& check) {
-  for_every_attention(of, [&](const AttentionShape& shape) {
-    VarlenRank rank(shape);
-    CAPTURE(rank.operation().signature());
-    check(rank);
-  });
+/// One launch that is refused with these words, and writes nothing.
+void run_refused(VarlenRank& rank, const SequenceLengths& lengths, const std::string& text) {
+  rank.fill(lengths, 1);
+  CHECK(rank.run().to_string() == "INVALID_ARGUMENT: attention: " + text);
+  CHECK(rank.operation().refused());
+  CHECK(rank.written_from(0, 0) == 0);
+  CHECK(rank.operation().status().to_string() == "OK");  // it was told
 }
-
-constexpr AttentionShape kRagged{.batch = 1,
-                                 .sequence = 760,
-                                 .heads = 4,
-                                 .kv_heads = 2,
-                                 .head_dim = 64,
-                                 .keys = 1030,
-                                 .max_sequences = 11};
 
 }  // namespace
 
 TEST_CASE("varlen attention: ragged sequences small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_all(kRagged, [](VarlenRank& rank) { rank.run_checked(ragged_lengths(11), 1); });
+  for_all_varlen<Forward>(kRaggedVarlen, [](VarlenRank& rank) { rank.run_checked(ragged_lengths(11), 1); });
 }
 
 TEST_CASE("varlen attention: many sequences, few heads and many, one long sequence among short ones") {
@@ -113,19 +58,19 @@ TEST_CASE("varlen attention: many sequences, few heads and many, one long sequen
   for (const auto& [count, most] : {std::pair{1, 5000}, {40, 700}, {1024, 60}}) {
     const SequenceLengths lengths = many_lengths(count, most, 7);
     for (const auto& [heads, kv_heads] : {std::pair{1, 1}, {16, 2}}) {
-      AttentionShape shape = kRagged;
+      AttentionShape shape = kRaggedVarlen;
       shape.sequence = std::max(lengths.q.back(), 1) + 100;
       shape.keys = std::max(lengths.k.back(), 1) + 100;
       shape.heads = heads;
       shape.kv_heads = kv_heads;
       shape.max_sequences = count;
-      for_all(shape, [&](VarlenRank& rank) { rank.run_checked(lengths, 2); });
+      for_all_varlen<Forward>(shape, [&](VarlenRank& rank) { rank.run_checked(lengths, 2); });
     }
   }
-  AttentionShape shape = kRagged;
+  AttentionShape shape = kRaggedVarlen;
   shape.sequence = shape.keys = 33000;
   shape.max_sequences = 4;
-  for_all(shape, [](VarlenRank& rank) {
+  for_all_varlen<Forward>(shape, [](VarlenRank& rank) {
     const std::vector<std::int32_t> lengths{7, 32700, 130, 1};
     rank.run_checked(sequence_lengths(lengths, lengths, 4), 3, 61);
   });
@@ -144,7 +89,7 @@ TEST_CASE("varlen attention: sliding windows at every border of a tile") {
                                     {1000, -1},
                                     {64, 64}}) {
     for (const std::int64_t head_dim : {64, 128}) {
-      AttentionShape shape = kRagged;
+      AttentionShape shape = kRaggedVarlen;
       shape.head_dim = head_dim;
       shape.window_left = left;
       shape.window_right = right;
@@ -172,30 +117,30 @@ TEST_CASE("varlen attention: a window of sequences of one length") {
     const auto stream = require(bench::GpuStream::create());
     auto operands = require(bench::GpuAttentionCase::make(shape, 1, 0));
     require_ok(operands.fill(0, 1, stream.get(), 2));
-    require_ok(operation->enqueue(operands.arguments(), kOptions, stream.get()));
+    require_ok(operation->enqueue(operands.arguments(), kVarlenOptions, stream.get()));
     CHECK(require(operands.check(0, 1, stream.get())).wrong == 0);
   }
 }
 
 TEST_CASE("varlen attention: lengths that cannot be are refused, and the next launches come") {
   if (!peers_or_skip(1)) return;
-  VarlenRank rank(kRagged);
+  VarlenRank rank(kRaggedVarlen);
   const SequenceLengths good = ragged_lengths(11);
   rank.run_checked(good, 1);
   SequenceLengths bad = good;
   bad.q[0] = -3;
-  rank.run_refused(bad, "cu_seqlens_q[0] = -3, but it must be 0..0");
+  run_refused(rank, bad, "cu_seqlens_q[0] = -3, but it must be 0..0");
   bad = good;
   bad.k[4] = 178;
-  rank.run_refused(bad, "cu_seqlens_k[4] = 178, but it must be 179..1030");
+  run_refused(rank, bad, "cu_seqlens_k[4] = 178, but it must be 179..1030");
   bad = good;
   bad.q[11] = 1 << 30;
-  rank.run_refused(bad, "cu_seqlens_q[11] = 1073741824, but it must be 746..760");
+  run_refused(rank, bad, "cu_seqlens_q[11] = 1073741824, but it must be 746..760");
   rank.run_checked(good, 2);
   // Queued: status() tells it.
   rank.fill(bad, 3);
   require_ok(rank.enqueue());
-  CHECK(rank.written_from(0) == 0);
+  CHECK(rank.written_from(0, 0) == 0);
   rank.fill(good, 4);
   require_ok(rank.enqueue());
   rank.verify(good);
@@ -208,7 +153,7 @@ TEST_CASE("varlen attention: lengths that cannot be are refused, and the next la
 TEST_CASE("varlen attention: a graph replayed 1,000 times with other lengths, the same bits every time") {
   if (!peers_or_skip(1)) return;
   for (const bool causal : {false, true}) {
-    AttentionShape shape = kRagged;
+    AttentionShape shape = kRaggedVarlen;
     shape.sequence = shape.keys = 9000;
     shape.causal = causal;
     shape.max_sequences = 30;
@@ -232,7 +177,7 @@ TEST_CASE("varlen attention: a graph replayed 1,000 times with other lengths, th
 
 TEST_CASE("varlen attention: few multiprocessors compute the same bits as all of them") {
   if (!peers_or_skip(1)) return;
-  AttentionShape shape = kRagged;
+  AttentionShape shape = kRaggedVarlen;
   shape.causal = true;
   VarlenRank all(shape), few(shape, {.sms = 3});
   all.run_checked(ragged_lengths(11), 1);

@@ -17,6 +17,7 @@
 #include "kernels/ops/ring_attention/parameters.h"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/ops/ring_attention/varlen_kernel.h"
+#include "kernels/ops/ring_attention/varlen_operation.h"
 #include "kernels/ops/ring_attention/varlen_parameters.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "kernels/plan/gemm_shape.h"
@@ -106,21 +107,14 @@ class CudaRingAttention : public CudaOperation<AttentionArguments> {
 };
 
 /// Over packed sequences.
-class CudaPackedRingAttention final : public CudaRingAttention {
+class CudaPackedRingAttention final : public CudaVarlenOperation<CudaRingAttention, AttentionSlot> {
  public:
-  using CudaRingAttention::CudaRingAttention;
+  using CudaVarlenOperation::CudaVarlenOperation;
 
  private:
-  using Scratch = RingVarlenParameters::Scratch;
-
   Status attach() override {
     MK_RETURN_IF_ERROR(CudaRingAttention::attach());
-    const auto sequences = static_cast<std::int32_t>(plan().shape.max_sequences);
-    auto scratch =
-        DeviceBuffer::zeroed(Scratch::bytes(plan().ctas, sequences), "ring_attention: list of tasks");
-    if (!scratch.ok()) return scratch.status();
-    scratch_ = std::move(*scratch);
-    return {};
+    return allocate_list(plan().ctas, static_cast<std::int32_t>(plan().shape.max_sequences));
   }
 
   Status launch(const AttentionArguments& arguments, std::uint64_t deadline_ns,
@@ -133,15 +127,7 @@ class CudaPackedRingAttention final : public CudaRingAttention {
     return queue(&p, plan().ctas, stream);
   }
 
-  Result<LaunchRefusal> last_refusal() override {
-    VarlenRefusal last;
-    MK_RETURN_IF_ERROR(read(&scratch()->refusal, last));
-    return LaunchRefusal{last.launch, plan().refuse(last.why)};
-  }
-
-  Scratch* scratch() const { return static_cast<Scratch*>(scratch_.get()); }
-
-  DeviceBuffer scratch_;
+  Status refuse(const BadLength& why) const override { return plan().refuse(why); }
 };
 
 /// For the shape of `plan`.

@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "kernels/cuda/launch/operation.h"
-#include "kernels/cuda/memory/buffer.h"
 #include "kernels/ops/ring_attention/attention/varlen_kernel.h"
 #include "kernels/ops/ring_attention/attention/varlen_parameters.h"
 #include "kernels/ops/ring_attention/cuda_operands.h"
 #include "kernels/ops/ring_attention/estimate.h"
+#include "kernels/ops/ring_attention/varlen_operation.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -24,11 +24,12 @@ static_assert(sizeof(VarlenParameters) <= 4096);
 
 constexpr OpKind kKind = OpKind::kAttention;
 
-class CudaVarlenAttention final : public CudaOperation<AttentionArguments> {
+class CudaVarlenAttention final
+    : public CudaVarlenOperation<CudaOperation<AttentionArguments>, AttentionSlot> {
  public:
   CudaVarlenAttention(AttentionPlan plan, const Machine& machine, const Topology& topology,
                       std::uint32_t rank)
-      : CudaOperation(kKind, name_of(kKind), topology, rank),
+      : CudaVarlenOperation(kKind, name_of(kKind), topology, rank),
         plan_(std::move(plan)),
         ctas_(machine.sms),
         expected_seconds_(estimated_seconds(plan_, machine)) {}
@@ -39,11 +40,8 @@ class CudaVarlenAttention final : public CudaOperation<AttentionArguments> {
 
  private:
   Status attach() override {
-    auto scratch = DeviceBuffer::zeroed(
-        VarlenScratch<AttentionSlot>::bytes(ctas_, plan_.lengths({}).sequences), "attention: list of tasks");
-    if (!scratch.ok()) return scratch.status();
-    scratch_ = std::move(*scratch);
-    parameters_ = varlen_parameters(plan_, static_cast<VarlenScratch<AttentionSlot>*>(scratch_.get()));
+    MK_RETURN_IF_ERROR(allocate_list(ctas_, plan_.lengths({}).sequences));
+    parameters_ = varlen_parameters(plan_, scratch());
     return {};
   }
 
@@ -64,16 +62,11 @@ class CudaVarlenAttention final : public CudaOperation<AttentionArguments> {
     return queue(&p, ctas_, stream);
   }
 
-  Result<LaunchRefusal> last_refusal() override {
-    VarlenRefusal last;
-    MK_RETURN_IF_ERROR(read(&parameters_.scratch->refusal, last));
-    return LaunchRefusal{last.launch, plan_.refuse(last.why)};
-  }
+  Status refuse(const BadLength& why) const override { return plan_.refuse(why); }
 
   const AttentionPlan plan_;
   const std::int32_t ctas_;
   const double expected_seconds_;
-  DeviceBuffer scratch_;
   VarlenParameters parameters_{};  ///< without the operands of a launch
   AttentionMaps maps_;
 };

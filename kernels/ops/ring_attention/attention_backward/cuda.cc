@@ -2,19 +2,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 
-#include "kernels/cuda/launch/operation.h"
-#include "kernels/cuda/memory/buffer.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/ops/make.h"
+#include "kernels/ops/ring_attention/attention_backward/alone_cuda.h"
 #include "kernels/ops/ring_attention/attention_backward/kernel.h"
 #include "kernels/ops/ring_attention/attention_backward/parameters.h"
 #include "kernels/ops/ring_attention/attention_backward/plan.h"
 #include "kernels/ops/ring_attention/attention_backward/varlen_cuda.h"
-#include "kernels/ops/ring_attention/cuda_operands.h"
-#include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/with_config.h"
 #include "kernels/plan/gemm_shape.h"
 
@@ -26,62 +22,39 @@ static_assert(sizeof(AttentionBackwardParameters) <= 4096);
 
 constexpr OpKind kKind = OpKind::kAttentionBackward;
 
-class CudaAttentionBackward final : public CudaOperation<AttentionBackwardArguments> {
+class CudaAttentionBackward final : public CudaAloneBackward<AttentionBackwardParameters> {
  public:
   CudaAttentionBackward(AttentionBackwardPlan plan, const Machine& machine, const Topology& topology,
                         std::uint32_t rank, bool later_keys_upwards)
-      : CudaOperation(kKind, name_of(kKind), topology, rank),
-        plan_(std::move(plan)),
-        sms_(machine.sms),
-        later_keys_upwards_(later_keys_upwards),
-        expected_seconds_(estimated_seconds(plan_, machine)) {}
-
-  std::string signature() const override { return plan_.signature() + " cuda " + machine(); }
-  Requirements requirements() const override { return {.gpu = true}; }
-  double expected_seconds() const override { return expected_seconds_; }
+      : CudaAloneBackward(std::move(plan), machine, topology, rank),
+        later_keys_upwards_(later_keys_upwards) {}
 
  private:
   Status attach() override {
-    auto memory = DeviceBuffer::zeroed(
-        static_cast<std::uint64_t>(
-            attention_backward_scratch(plan_.shape, attention_backward_parts(plan_)).bytes),
-        "attention_backward: sums of the gradients of queries");
-    if (!memory.ok()) return memory.status();
-    memory_ = std::move(*memory);
-    parameters_ = attention_backward_parameters(plan_, memory_.get());
-    if (later_keys_upwards_) parameters_.tasks = plan_.tasks(sms_);
-    return encode_packed_attention_map(kKind, backward_rows_view(parameters_), "rows", parameters_.row_map);
-  }
-
-  Status check(const AttentionBackwardArguments& arguments) const override {
-    MK_RETURN_IF_ERROR(plan_.check(arguments));
-    return check_attention_backward_addresses(kKind, arguments);
+    const AttentionBackwardScratch scratch =
+        attention_backward_scratch(plan().shape, attention_backward_parts(plan()));
+    return allocate_sums(scratch.bytes, [this](void* memory) {
+      AttentionBackwardParameters p = attention_backward_parameters(plan(), memory);
+      if (later_keys_upwards_) p.tasks = plan().tasks(sms());
+      return p;
+    });
   }
 
   Status launch(const AttentionBackwardArguments& arguments, std::uint64_t deadline_ns,
                 CUstream_st* stream) override {
-    const AttentionBackwardViews views{
-        attention_backward_q_view(plan_, arguments.q),     attention_backward_k_view(plan_, arguments.k),
-        attention_backward_k_view(plan_, arguments.v),     attention_backward_q_view(plan_, arguments.d_out),
-        attention_backward_d_k_view(plan_, arguments.d_k), attention_backward_d_k_view(plan_, arguments.d_v)};
-    MK_RETURN_IF_ERROR(maps_.encode(arguments, views, parameters_));
-    AttentionBackwardParameters p = parameters_;
-    p.endpoint = endpoint(deadline_ns);
-    p.out = arguments.out;
-    p.d_out_rows = arguments.d_out;
-    p.lse = arguments.lse;
-    p.d_q = arguments.d_q;
-    p.preparing = std::min(sms_, std::max(p.tasks.tasks(), p.all_heads));
+    const AttentionBackwardViews views{attention_backward_q_view(plan(), arguments.q),
+                                       attention_backward_k_view(plan(), arguments.k),
+                                       attention_backward_k_view(plan(), arguments.v),
+                                       attention_backward_q_view(plan(), arguments.d_out),
+                                       attention_backward_d_k_view(plan(), arguments.d_k),
+                                       attention_backward_d_k_view(plan(), arguments.d_v)};
+    AttentionBackwardParameters p{};
+    MK_RETURN_IF_ERROR(describe(arguments, views, deadline_ns, p));
+    p.preparing = std::min(sms(), std::max(p.tasks.tasks(), p.all_heads));
     return queue(&p, p.preparing, stream);
   }
 
-  const AttentionBackwardPlan plan_;
-  const std::int32_t sms_;
   const bool later_keys_upwards_;
-  const double expected_seconds_;
-  DeviceBuffer memory_;
-  AttentionBackwardParameters parameters_{};  ///< without the operands of a launch
-  AttentionBackwardMaps maps_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the kernel of the backward pass of attention of a rank alone is given.
+// What the kernels of the backward pass of attention of a rank alone are given.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,19 @@ namespace mkernel::kernels {
 
 struct AttentionBackwardPlan;
 
-struct AttentionBackwardParameters : AttentionBackwardQueries {
-  TensorMap q;  ///< [batch * queries, heads * head_dim]; the first row of a sequence is the third coordinate
+/// What every kernel of the backward pass of a rank alone is given. The maps have a third coordinate.
+struct AloneBackwardParameters : AttentionBackwardQueries {
+  TensorMap q;      ///< [rows, heads * head_dim]
   TensorMap d_out;  ///< as q
-  TensorMap k;      ///< [batch * keys, kv_heads * head_dim], likewise
+  TensorMap k;      ///< [rows, kv_heads * head_dim]
   TensorMap v;      ///< as k
   TensorMap d_k;    ///< as k
   TensorMap d_v;    ///< as k
   device::Endpoint endpoint;
+};
+
+/// Of sequences of one length; the third coordinate of the maps is the first row of a sequence.
+struct AttentionBackwardParameters : AloneBackwardParameters {
   AttentionBackwardTasks tasks;
   std::int32_t keys;
 };

@@ -10,7 +10,6 @@
 #include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
-#include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/cuda/sync/claim.cuh"
 #include "kernels/cuda/sync/wait.cuh"
@@ -123,20 +122,6 @@ __device__ __forceinline__ void prepare_all_backward_rows(const Queries& p, std:
   const std::int32_t warp = cta * kWarps + static_cast<std::int32_t>(threadIdx.x / 32);
   for (std::int32_t unit = warp; unit < units; unit += p.preparing * kWarps)
     prepare_backward_rows<Config>(p, unit);
-}
-
-/// The storing thread of a warpgroup, of a rank alone: the gradients of the task's 64 keys from `offset` on,
-/// which lie at these shared addresses, by maps with boxes of 64 rows.
-template <class Config>
-__device__ __forceinline__ void store_key_gradients(const AttentionBackwardTask& task, int offset,
-                                                    const TensorMap& d_k, std::uint32_t d_keys,
-                                                    const TensorMap& d_v, std::uint32_t d_values) {
-#pragma unroll
-  for (int box = 0; box < Config::kBoxes; ++box) {
-    const int at = box * Config::kKeyBoxBytes, column = task.key_column + box * 64;
-    ptx::tma_store_3d(&d_k, column, task.key + offset, task.key_first, d_keys + at);
-    ptx::tma_store_3d(&d_v, column, task.key + offset, task.key_first, d_values + at);
-  }
 }
 
 /// What the feeds of the backward body (cuda/attention/sm90_backward.cuh) have in common: the queries.

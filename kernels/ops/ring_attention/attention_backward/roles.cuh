@@ -7,6 +7,7 @@
 #include "kernels/cuda/attention/sm90_backward.cuh"
 #include "kernels/cuda/launch/first_cta.cuh"
 #include "kernels/cuda/ptx/global.cuh"
+#include "kernels/ops/ring_attention/attention_backward/alone_feed.cuh"
 #include "kernels/ops/ring_attention/attention_backward/parameters.h"
 #include "kernels/ops/ring_attention/attention_backward/queries.cuh"
 
@@ -14,10 +15,10 @@ namespace mkernel::kernels {
 
 /// The feed: CTAs take the tasks of the plan in order, each the next one as soon as it has time.
 template <class Config>
-class AttentionBackwardFeed : public AttentionBackwardQueryFeed<Config> {
+class AttentionBackwardFeed : public AloneBackwardFeed<Config> {
  public:
   explicit __device__ __forceinline__ AttentionBackwardFeed(const AttentionBackwardParameters& p)
-      : AttentionBackwardQueryFeed<Config>(p.endpoint, p), p_(p) {}
+      : AloneBackwardFeed<Config>(p), p_(p) {}
 
   __device__ __forceinline__ bool next(AttentionBackwardTask& task) const {
     const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.counters->next_task[this->epoch() & 1], 1);
@@ -38,22 +39,9 @@ class AttentionBackwardFeed : public AttentionBackwardQueryFeed<Config> {
     return true;
   }
 
-  __device__ __forceinline__ const TensorMap& q(int) const { return p_.q; }
-  __device__ __forceinline__ const TensorMap& d_out(int) const { return p_.d_out; }
-  __device__ __forceinline__ const TensorMap& k(const AttentionBackwardTask&) const { return p_.k; }
-  __device__ __forceinline__ const TensorMap& v(const AttentionBackwardTask&) const { return p_.v; }
-
   __device__ __forceinline__ std::int32_t turn(const AttentionBackwardTask& task, int tile) const {
     return p_.tasks.turn({0, 0, task.key / Config::kTileKeys, task.downwards}, tile);
   }
-
-  __device__ __forceinline__ std::nullptr_t store_keys(const AttentionBackwardTask& task, int offset,
-                                                       std::uint32_t d_keys, std::uint32_t d_values) const {
-    store_key_gradients<Config>(task, offset, p_.d_k, d_keys, p_.d_v, d_values);
-    return nullptr;
-  }
-  /// Nobody waits for them.
-  __device__ __forceinline__ void announce(std::nullptr_t) const {}
 
   __device__ __forceinline__ void finish() const {
     const std::int32_t units = p_.all_heads * p_.query_tiles;

@@ -3,25 +3,17 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/memory/tensor_map.h"
 #include "kernels/ops/ring_attention/attention/varlen_parameters.h"
+#include "kernels/ops/ring_attention/attention_backward/parameters.h"
 #include "kernels/ops/ring_attention/attention_backward/queries.h"
 #include "kernels/plan/attention_backward_sequences.h"
-#include "mkernel/device_endpoint.h"
 
 namespace mkernel::kernels {
 
 struct AttentionBackwardPlan;
 
 /// The maps are as high as a tile, as those of VarlenParameters.
-struct VarlenBackwardParameters : AttentionBackwardQueries {
-  TensorMap q;      ///< [rows, heads * head_dim]
-  TensorMap d_out;  ///< as q
-  TensorMap k;      ///< [rows, kv_heads * head_dim]
-  TensorMap v;      ///< as k
-  TensorMap d_k;    ///< as k
-  TensorMap d_v;    ///< as k
-  device::Endpoint endpoint;
+struct VarlenBackwardParameters : AloneBackwardParameters {
   AttentionLengths lengths;
   VarlenScratch<AttentionBackwardSlot>* scratch;
   void* d_rows[2];  ///< what the maps d_k and d_v are of

@@ -9,6 +9,7 @@
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/ops/ring_attention/attention/varlen_table.cuh"
+#include "kernels/ops/ring_attention/attention_backward/alone_feed.cuh"
 #include "kernels/ops/ring_attention/attention_backward/queries.cuh"
 #include "kernels/ops/ring_attention/attention_backward/varlen_parameters.h"
 
@@ -30,13 +31,13 @@ __device__ __noinline__ void fill_varlen_backward(const VarlenBackwardParameters
 /// The feed: CTAs take the tasks of the list in order, each the next one as soon as it has time. Tiles of
 /// queries have their numbers over all sequences.
 template <class Config>
-class VarlenBackwardFeed : public AttentionBackwardQueryFeed<Config> {
+class VarlenBackwardFeed : public AloneBackwardFeed<Config> {
  public:
   static constexpr bool kPacked = true;
 
   __device__ __forceinline__ VarlenBackwardFeed(const VarlenBackwardParameters& p,
                                                 const AttentionBackwardSlot* slots)
-      : AttentionBackwardQueryFeed<Config>(p.endpoint, p), p_(p), slots_(slots) {}
+      : AloneBackwardFeed<Config>(p), p_(p), slots_(slots) {}
 
   __device__ __forceinline__ bool next(AttentionBackwardTask& task) const {
     const std::uint64_t claimed = ptx::atom_add_relaxed_gpu(&p_.scratch->next_task[this->epoch() & 1], 1);
@@ -67,10 +68,6 @@ class VarlenBackwardFeed : public AttentionBackwardQueryFeed<Config> {
     return true;
   }
 
-  __device__ __forceinline__ const TensorMap& q(int) const { return p_.q; }
-  __device__ __forceinline__ const TensorMap& d_out(int) const { return p_.d_out; }
-  __device__ __forceinline__ const TensorMap& k(const AttentionBackwardTask&) const { return p_.k; }
-  __device__ __forceinline__ const TensorMap& v(const AttentionBackwardTask&) const { return p_.v; }
   /// The row behind the tile's last one, and as many rows before the end of the map as the tile has.
   __device__ __forceinline__ int query_first(const AttentionBackwardTask& task, int tile) const {
     return min(task.query_first + (tile + 1) * Config::kTileQueries, task.query_end);
@@ -82,14 +79,6 @@ class VarlenBackwardFeed : public AttentionBackwardQueryFeed<Config> {
   __device__ __forceinline__ std::int32_t turn(const AttentionBackwardTask& task, int) const {
     return task.before[0];
   }
-
-  __device__ __forceinline__ std::nullptr_t store_keys(const AttentionBackwardTask& task, int offset,
-                                                       std::uint32_t d_keys, std::uint32_t d_values) const {
-    store_key_gradients<Config>(task, offset, p_.d_k, d_keys, p_.d_v, d_values);
-    return nullptr;
-  }
-  /// Nobody waits for them.
-  __device__ __forceinline__ void announce(std::nullptr_t) const {}
 
   __device__ __forceinline__ void finish() const {
     const std::int32_t units = p_.all_heads * p_.query_tiles;

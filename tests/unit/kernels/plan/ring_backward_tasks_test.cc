@@ -310,12 +310,38 @@ TEST_CASE(
         }
         CHECK(put == units);
         const std::int32_t count = of.plan.gather().heads * head_units;
+        std::vector<std::int32_t> in_order;  // packed
+        for (std::int32_t number = 0; number < of.plan.all_put_units(); ++number) {
+          const RingBackwardPlan::PutUnit at = of.plan.put_unit(number);
+          if (at.distance != d) continue;
+          CHECK(at.owner == static_cast<std::int32_t>(owner));
+          CHECK(put.erase(at.unit) == 1);
+          CHECK((at.rows >= 1 && at.rows <= KeyPartialsPlan::kRows));
+          in_order.push_back(at.packed);
+        }
+        CHECK(put.empty());
+        CHECK(in_order == std::vector<std::int32_t>(numbers.begin(), numbers.end()));
         CHECK(std::ssize(numbers) == count);
         CHECK((numbers.empty() || (*numbers.begin() == 0 && *numbers.rbegin() == count - 1)));
         const RankCase peer(shape, topology, owner);
         CHECK(peer.plan.come_units(static_cast<std::int32_t>(topology.nodes() - distance)) == head_units);
       }
     }
+  });
+}
+
+TEST_CASE("ring backward plan: a rank adds up every unit of its own keys once, whoever has parts of it") {
+  for_every_rank([](const RankCase& of) {
+    std::set<std::int32_t> units;
+    std::int32_t rows = 0;
+    for (std::int32_t number = 0; number < of.plan.all_own_units(); ++number) {
+      const RingBackwardPlan::OwnUnit at = of.plan.own_unit(number);
+      rows += at.rows;
+      if (at.rows > 0) CHECK(units.insert(at.unit).second);
+    }
+    const KvGatherPlan& gather = of.plan.gather();
+    CHECK(std::ssize(units) == gather.heads * KeyPartialsPlan::units_of(gather, of.rank));
+    CHECK(rows == gather.rows(of.rank));
   });
 }
 

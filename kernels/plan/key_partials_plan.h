@@ -13,7 +13,8 @@ namespace mkernel::kernels {
 
 /// Behind what KvGatherPlan lays out, likewise:
 ///   arrived[slot][unit]  64-bit words: launches whose partial gradients of the unit have come
-///   slot[slot][unit]     [tensor][box][kRows, 64], swizzled as the copy engine stores them
+///   slot[slot][unit]     a part, in the io type: [tensor][box][kRows, 64] as the copy engine swizzles boxes;
+///                        of the cpu executor [tensor][kRows, head_dim], in as much room
 /// On one node a slot is that of a writer, by rank. Over several nodes writers store at their own node, at
 /// the rail peer of the owner; slots are then by the distance of the owner's node behind this one, and by the
 /// local rank of the writer. So those of distance 0 are for own keys.
@@ -38,7 +39,7 @@ struct KeyPartialsPlan {
 
   KeyPartialsPlan() = default;
   KeyPartialsPlan(const KvGatherPlan& gather, std::int32_t head_dim)
-      : boxes(head_dim / 64),
+      : boxes((head_dim + 63) / 64),
         slots(gather.world),
         first_word(gather.word_bytes()),
         first_byte((gather.data_bytes() + kAlignment - 1) / kAlignment * kAlignment) {

@@ -193,7 +193,8 @@ def varlen_backward(group, dtype, causal):
 
 
 def ring_attention_backward(group, dtype, causal):
-    """Every rank knows all operands, and so what all ranks have."""
+    """Every rank knows all operands, and so what all ranks have. What each gives of the gradients of keys and values is rounded,
+    and so are the sums of nodes."""
     batch, sequence, heads, kv_heads, dim = 2, 21, 4, 2, 32
     q, d_out = (operand(seed, 0, (batch, sequence, heads, dim), dtype) for seed in (16, 17))
     k, v = (operand(seed, 0, (batch, sequence, kv_heads, dim), dtype) for seed in (18, 19))
@@ -211,8 +212,14 @@ def ring_attention_backward(group, dtype, causal):
         operation.run(*own, *gradients, timeout=LONG)
         with raises(mkernel.InvalidArgument, "lse has shape"):
             operation.bind(*own[:5], np.zeros((batch, 1, len(mine)), np.float32), *gradients)
-    for found, expected in zip(gradients, wanted):
-        close(found, expected, 1.01 * UNIT[dtype] * np.abs(expected) + 2e-5)
+    rounded = [np.zeros_like(x) for x in wanted]  # magnitudes of what ranks give
+    for rank in range(WORLD):
+        of_rank, held = np.zeros_like(d_out), places_of(rank, sequence, causal)
+        of_rank[:, held] = d_out[:, held]
+        for total, part in zip(rounded[1:], gradients_of(q, k, v, out, of_rank, lse, causal)[1:]):
+            total += np.abs(part[:, mine])
+    for found, expected, parts in zip(gradients, wanted, rounded):
+        close(found, expected, 1.01 * UNIT[dtype] * (np.abs(expected) + 2 * parts) + 2e-5)
 
 
 def attentions():

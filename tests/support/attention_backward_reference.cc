@@ -227,7 +227,7 @@ std::size_t wrong_gradients_of_parts(const AttentionShape& shape, const Attentio
                                      std::int64_t step) {
   const std::int64_t keys = shape.keys > 0 ? shape.keys : shape.sequence, queries = shape.sequence;
   const std::int64_t group = shape.heads / shape.kv_heads;
-  const bool rounded = weights == Weights::kRounded && parts.size() > 1;
+  const bool rounded = parts.size() > 1;
   const double rounding = rounded ? roundings * kernels::rounding_unit(shape.dtype) : 0;
   const double smallest = rounded ? roundings * 0x1p-24 : 0;
   const Sums none(static_cast<std::size_t>(shape.head_dim));

@@ -48,8 +48,8 @@ AttentionBackwardTensors backward_of_rank(const AttentionShape& shape, const Att
                                           std::int64_t world, std::int64_t rank);
 AttentionGradients poisoned_gradients_of_rank(const AttentionShape& shape, std::int64_t world,
                                               std::int64_t rank);
-/// As wrong_gradients(), of all ranks. Where `weights` are rounded, so is what each rank gives of the
-/// gradients of keys and values, so many times on its way to the sum.
+/// As wrong_gradients(), of all ranks. What each of several ranks gives of the gradients of keys and values
+/// is rounded, so many times on its way to the sum.
 std::size_t wrong_gradients_of_ranks(const AttentionShape& shape, const AttentionBackwardTensors& whole,
                                      const std::vector<AttentionGradients>& by_rank, Weights weights,
                                      int roundings = 1);

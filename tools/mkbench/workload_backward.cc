@@ -104,8 +104,8 @@ class BackwardWorkload final : public Workload {
   BackwardWorkload(Group& group, OpKind kind, const AttentionShape& shape, Attention forward,
                    AttentionBackward op)
       : kind_(kind),
-        inputs_(kind, shape, kind == OpKind::kRingAttentionBackward ? group.world_size() : 1,
-                kind == OpKind::kRingAttentionBackward ? group.rank() : 0),
+        world_(kind == OpKind::kRingAttentionBackward ? group.world_size() : 1),
+        inputs_(kind, shape, world_, kind == OpKind::kRingAttentionBackward ? group.rank() : 0),
         forward_(std::move(forward)),
         op_(std::move(op)) {}
 
@@ -136,22 +136,25 @@ class BackwardWorkload final : public Workload {
     const Reference reference(inputs_, iteration_);
     std::vector<float> found, wanted, bound;
     const auto collect = [&](const std::vector<std::uint16_t>& gradient, const Gradient& of,
-                             std::int64_t heads) {
+                             std::int64_t heads, int roundings) {
       const std::vector<float> values = to_float(inputs_.shape().dtype, gradient);
       found.insert(found.end(), values.begin(), values.end());
-      append_own(of, heads, wanted, bound);
+      append_own(of, heads, roundings, wanted, bound);
     };
-    collect(d_q_, reference.d_q(), inputs_.heads(kQ));
-    collect(d_k_, reference.d_k(), inputs_.heads(kK));
-    collect(d_v_, reference.d_v(), inputs_.heads(kK));
+    // Of what each rank gives of the gradients of keys and values, and of the sums of nodes.
+    const int roundings = world_ > 1 ? 2 : 0;
+    collect(d_q_, reference.d_q(), inputs_.heads(kQ), 0);
+    collect(d_k_, reference.d_k(), inputs_.heads(kK), roundings);
+    collect(d_v_, reference.d_v(), inputs_.heads(kK), roundings);
     return compare(found, wanted, bound);
   }
 
  private:
-  /// The rows of this rank, as it holds them.
-  void append_own(const Gradient& of, std::int64_t heads, std::vector<float>& wanted,
+  /// The rows of this rank, as it holds them. `roundings`: of every term on its way.
+  void append_own(const Gradient& of, std::int64_t heads, int roundings, std::vector<float>& wanted,
                   std::vector<float>& bound) const {
     const AttentionShape& shape = inputs_.shape();
+    const double unit = 1.01 * kernels::rounding_unit(shape.dtype);
     for (std::int64_t batch = 0; batch < shape.batch; ++batch) {
       for (const std::int64_t position : inputs_.positions()) {
         for (std::int64_t head = 0; head < heads; ++head) {
@@ -161,9 +164,8 @@ class BackwardWorkload final : public Workload {
             wanted.push_back(static_cast<float>(of.value[i]));
             // One rounding of the result; fp32 arithmetic before it, whose noise may also tip the rounding of
             // an output the other way.
-            bound.push_back(
-                static_cast<float>(1.01 * kernels::rounding_unit(shape.dtype) * std::abs(of.value[i]) +
-                                   3e-4 * of.magnitude[i] + 2e-5));
+            bound.push_back(static_cast<float>(unit * std::abs(of.value[i]) +
+                                               (roundings * unit + 3e-4) * of.magnitude[i] + 2e-5));
           }
         }
       }
@@ -171,6 +173,7 @@ class BackwardWorkload final : public Workload {
   }
 
   OpKind kind_;
+  std::uint32_t world_;  ///< ranks that give of each other's gradients
   AttentionInputs inputs_;
   Attention forward_;
   AttentionBackward op_;

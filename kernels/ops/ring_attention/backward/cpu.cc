@@ -1,5 +1,5 @@
-// The backward pass of ring attention on the cpu executor. Threads take chunks of keys of all ranks, then
-// tiles of own queries, then sums of parts. See README.md.
+// The backward pass of ring attention on the cpu executor: threads play the CTAs of roles.cuh, on the same
+// plan, but for the gradients of queries, which they compute tile by tile. See README.md.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,38 +12,42 @@
 #include "kernels/cpu/launch/binding.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/attention_backward/plan.h"
-#include "kernels/ops/ring_attention/backward/reduce_cpu.h"
+#include "kernels/ops/ring_attention/backward/key_sums_cpu.h"
+#include "kernels/ops/ring_attention/backward/plan.h"
 #include "kernels/ops/ring_attention/gather_cpu.h"
 #include "kernels/ops/ring_attention/plan.h"
 #include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/gemm_shape.h"
-#include "kernels/plan/kv_reduce_plan.h"
 
 namespace mkernel::kernels {
 namespace {
 
-/// Of a chunk of keys: several tiles, yet so few that there are enough chunks for all threads.
-constexpr std::int64_t kKeyChunkBytes = std::int64_t{128} << 10;
+/// Of a chunk of keys, and of a put of sums: so few that there are enough of them for all threads.
+constexpr std::int64_t kChunkBytes = std::int64_t{128} << 10;
+static_assert(kBackwardTileKeys <= kAttentionTile);
 
 /// The compute threads of one launch.
 class RingBackwardLaunch {
  public:
-  RingBackwardLaunch(const RingPlan& plan, const CpuKvGather& gathered, const CpuKvReduce& reduced,
+  RingBackwardLaunch(const RingBackwardPlan& plan, const CpuKvGather& gathered, const CpuKeySums& sums,
                      const AttentionBackwardArguments& arguments, const Launch& launch)
       : plan_(plan),
         gathered_(gathered),
-        reduced_(reduced),
+        sums_(sums),
         arguments_(arguments),
         launch_(launch),
-        keys_(plan.gather.chunks() * plan.gather.world),
-        queries_(plan.tasks.tasks()),
-        units_(reduced.units()) {}
+        keys_(plan.tasks.tasks()),
+        put_(plan.all_put_units()),
+        queries_(plan.ring.tasks.tasks()),
+        own_(plan.all_own_units()) {}
 
+  /// What other nodes wait for first, and what comes from there last.
   Status compute() {
-    BackwardTiles tiles(plan_.shape.head_dim);
-    MK_RETURN_IF_ERROR(each(keys_, [&](std::int32_t item) { return sum_keys(item, tiles); }));
-    MK_RETURN_IF_ERROR(each(queries_, [&](std::int32_t item) { return sum_queries(item, tiles); }));
-    return each(units_, [&](std::int32_t item) { return reduced_.sum(item); });
+    BackwardTiles tiles(plan_.shape().head_dim);
+    MK_RETURN_IF_ERROR(each(keys_, [&](std::int32_t task) { return sum_keys(plan_.place(task), tiles); }));
+    MK_RETURN_IF_ERROR(each(put_, [&](std::int32_t unit) { return sums_.stage(unit); }));
+    MK_RETURN_IF_ERROR(each(queries_, [&](std::int32_t task) { return sum_queries(task, tiles); }));
+    return each(own_, [&](std::int32_t unit) { return sums_.finish(unit); });
   }
 
  private:
@@ -54,70 +58,65 @@ class RingBackwardLaunch {
     return {};
   }
 
+  const KvGatherPlan& gather() const { return plan_.gather(); }
   Positions positions(std::int32_t source) const {
-    return held_positions(plan_.shape.sequence, plan_.shape.causal, plan_.gather.world, source);
-  }
-  Range rows_of(std::int32_t source, std::int32_t chunk) const {
-    const std::int64_t row = plan_.gather.chunk_row(chunk);
-    return {row, row + plan_.gather.chunk_rows(source, chunk)};
+    return held_positions(plan_.shape().sequence, plan_.shape().causal, gather().world, source);
   }
   HeadRows query_rows(const void* tensor, std::int64_t head) const {
-    const AttentionShape& shape = plan_.shape;
-    return head_rows(shape, tensor, shape.heads, plan_.gather.positions(plan_.gather.rank),
-                     head / shape.heads, head % shape.heads);
+    const AttentionShape& shape = plan_.shape();
+    return head_rows(shape, tensor, shape.heads, plan_.positions(), head / shape.heads, head % shape.heads);
   }
   /// Head `head` of the queries, of all batch entries, with the keys of a source.
   BackwardHead head_of(std::int64_t head, std::int32_t source) const {
-    const auto kv_head = static_cast<std::int32_t>(head / plan_.group());
+    const auto kv_head = static_cast<std::int32_t>(head / plan_.ring.group());
     return {.q = query_rows(arguments_.q, head),
             .out = query_rows(arguments_.out, head),
             .d_out = query_rows(arguments_.d_out, head),
             .k = gathered_.rows(source, 0, kv_head),
             .v = gathered_.rows(source, 1, kv_head),
-            .lse = arguments_.lse + head * plan_.gather.positions(plan_.gather.rank),
-            .queries = positions(plan_.gather.rank),
+            .lse = arguments_.lse + head * plan_.positions(),
+            .queries = positions(gather().rank),
             .keys = positions(source),
-            .causal = plan_.shape.causal,
-            .scale = attention_scale(plan_.shape)};
+            .causal = plan_.shape().causal,
+            .scale = attention_scale(plan_.shape())};
   }
 
-  /// What own queries add to the gradients of a chunk of keys. Chunks of all sources follow each other as
-  /// they come.
-  Status sum_keys(std::int32_t item, BackwardTiles& tiles) const {
-    const KvGatherPlan& gather = plan_.gather;
-    const std::int32_t block = item % gather.blocks, lap = item / gather.blocks;
-    const std::int32_t source = gather.source(lap % gather.world);
-    const std::int32_t head = lap / gather.world, chunk = gather.first_chunk(head) + block;
-    if (!KvReducePlan::contributes(gather, gather.rank, source, chunk)) return {};
-    MK_RETURN_IF_ERROR(gathered_.wait(source, chunk, "compute"));
-    const Range rows = rows_of(source, chunk);
-    const std::int64_t head_dim = plan_.shape.head_dim;
-    std::vector<float> d_k(static_cast<std::size_t>(rows.size() * head_dim)), d_v = d_k;
-    for (std::int64_t i = head * plan_.group(); i < (head + 1) * plan_.group(); ++i) {
-      const BackwardHead of = head_of(i, source);
-      for (const Range tile : attention_tiles(of.keys, rows)) {
-        const std::int64_t at = (tile.begin - rows.begin) * head_dim;
-        tiles.add_to_keys(of, tile, d_k.data() + at, d_v.data() + at);
-      }
-    }
-    reduced_.store(source, chunk, d_k.data(), d_v.data());
+  /// What own queries add to the gradients of a tile of keys.
+  Status sum_keys(const RingBackwardTasks::Place& place, BackwardTiles& tiles) const {
+    const Range part = positions(place.source).rows(place.part);
+    const std::int64_t begin = part.begin + std::int64_t{place.tile} * kBackwardTileKeys;
+    const Range rows{begin, std::min<std::int64_t>(part.end, begin + kBackwardTileKeys)};
+    const std::int32_t last = gather().chunk_of(place.head, static_cast<std::int32_t>(rows.end - 1));
+    for (std::int32_t chunk = gather().chunk_of(place.head, static_cast<std::int32_t>(rows.begin));
+         chunk <= last; ++chunk)
+      MK_RETURN_IF_ERROR(gathered_.wait(place.source, chunk, "compute"));
+    std::vector<float> d_k(static_cast<std::size_t>(rows.size() * plan_.shape().head_dim)), d_v = d_k;
+    for (std::int64_t i = place.head * plan_.ring.group(); i < (place.head + 1) * plan_.ring.group(); ++i)
+      tiles.add_to_keys(head_of(i, place.source), rows, d_k.data(), d_v.data());
+    sums_.store(place, d_k.data(), d_v.data());
     return {};
   }
 
-  Status sum_queries(std::int32_t item, BackwardTiles& tiles) const {
-    const KvGatherPlan& gather = plan_.gather;
-    const AttentionTasks::Place place = plan_.tasks.place(item);
-    const std::int64_t head = place.batch * plan_.shape.heads + place.head;
-    const auto kv_head = static_cast<std::int32_t>(head / plan_.group());
-    const Range rows = plan_.query_rows(place.tile);
-    std::vector<float> d_q(static_cast<std::size_t>(rows.size() * plan_.shape.head_dim));
-    for (std::int32_t step = 0; step < gather.world; ++step) {
-      const std::int32_t source = gather.source(step);
+  static bool sees(const BackwardHead& head, Range query_rows, Range key_rows) {
+    const std::vector<Range> tiles = attention_tiles(head.keys, key_rows);
+    return std::any_of(tiles.begin(), tiles.end(), [&](Range tile) { return head.sees(query_rows, tile); });
+  }
+
+  /// The gradients of a tile of own queries.
+  Status sum_queries(std::int32_t task, BackwardTiles& tiles) const {
+    const AttentionTasks::Place place = plan_.ring.tasks.place(task);
+    const std::int64_t head = place.batch * plan_.shape().heads + place.head;
+    const auto kv_head = static_cast<std::int32_t>(head / plan_.ring.group());
+    const Range rows = plan_.ring.query_rows(place.tile);
+    std::vector<float> d_q(static_cast<std::size_t>(rows.size() * plan_.shape().head_dim));
+    for (std::int32_t step = 0; step < gather().world; ++step) {
+      const std::int32_t source = gather().source(step);
       const BackwardHead of = head_of(head, source);
-      for (std::int32_t chunk = gather.first_chunk(kv_head); chunk < gather.first_chunk(kv_head + 1);
+      for (std::int32_t chunk = gather().first_chunk(kv_head); chunk < gather().first_chunk(kv_head + 1);
            ++chunk) {
-        const Range keys = rows_of(source, chunk);
-        if (!KvReducePlan::contributes(gather, gather.rank, source, chunk)) continue;
+        const std::int64_t row = gather().chunk_row(chunk);
+        const Range keys{row, row + gather().chunk_rows(source, chunk)};
+        if (!sees(of, rows, keys)) continue;
         MK_RETURN_IF_ERROR(gathered_.wait(source, chunk, "compute"));
         tiles.add_to_queries(of, rows, keys, d_q.data());
       }
@@ -126,26 +125,36 @@ class RingBackwardLaunch {
     return {};
   }
 
-  const RingPlan& plan_;
+  const RingBackwardPlan& plan_;
   const CpuKvGather& gathered_;
-  const CpuKvReduce& reduced_;
+  const CpuKeySums& sums_;
   const AttentionBackwardArguments& arguments_;
   const Launch& launch_;
-  WorkCounter keys_, queries_, units_;
+  WorkCounter keys_, put_, queries_, own_;
 };
+
+/// The plan of both executors, with chunks of this one and tasks taken a head at a time.
+RingBackwardPlan plan_on_cpu(const AttentionShape& shape, const Topology& topology, std::uint32_t rank) {
+  RingGpuPlan ring{RingPlan::make(shape, topology, rank), 1, 1, kHostMachine};
+  cut_on_cpu(ring, kChunkBytes);
+  RingBackwardPlan plan = RingBackwardPlan::of(std::move(ring));
+  const auto unit_bytes = static_cast<std::int64_t>(plan.puts.unit_bytes);
+  plan.puts.chunk_units = static_cast<std::int32_t>(std::max<std::int64_t>(1, kChunkBytes / unit_bytes));
+  return plan;
+}
 
 class CpuRingAttentionBackward final : public AttentionBackwardOperation {
  public:
-  CpuRingAttentionBackward(RingPlan plan, Topology topology)
-      : plan_(std::move(plan)), reduce_(plan_.gather), topology_(std::move(topology)) {}
+  CpuRingAttentionBackward(RingBackwardPlan plan, Topology topology)
+      : plan_(std::move(plan)), topology_(std::move(topology)) {}
 
   OpKind kind() const override { return OpKind::kRingAttentionBackward; }
   Executor executor() const override { return Executor::kCpu; }
   std::string signature() const override {
-    return attention_signature(OpKind::kRingAttentionBackward, plan_.shape);
+    return attention_signature(OpKind::kRingAttentionBackward, plan_.shape());
   }
   Requirements requirements() const override {
-    return {reduce_.word_bytes(), reduce_.data_bytes(), 2 * plan_.lanes()};
+    return {plan_.partials.word_bytes(), plan_.data_bytes(), plan_.lanes()};
   }
   std::uint64_t wire_bytes() const override { return binding_.wire_bytes(); }
 
@@ -156,16 +165,16 @@ class CpuRingAttentionBackward final : public AttentionBackwardOperation {
 
   Status run(const AttentionBackwardArguments& arguments, const ExecutorOptions& options) override {
     MK_RETURN_IF_ERROR(binding_.ready());
-    MK_RETURN_IF_ERROR(check_attention_backward_operands(OpKind::kRingAttentionBackward, arguments,
-                                                         plan_.gather.positions(plan_.gather.rank)));
+    MK_RETURN_IF_ERROR(
+        check_attention_backward_operands(OpKind::kRingAttentionBackward, arguments, plan_.positions()));
     return binding_.launch(topology_, options, [&](Launch& launch) {
-      const CpuKvGather gathered(plan_, topology_, binding_.workspace(), binding_.lent(), binding_.endpoint(),
-                                 arguments.k, arguments.v, launch);
-      const CpuKvReduce reduced(plan_, reduce_, topology_, binding_.workspace(), binding_.lent(),
-                                binding_.endpoint(), arguments.d_k, arguments.d_v, launch);
-      RingBackwardLaunch roles(plan_, gathered, reduced, arguments, launch);
+      const CpuKvGather gathered(plan_.ring, topology_, binding_.workspace(), binding_.lent(),
+                                 binding_.endpoint(), arguments.k, arguments.v, launch);
+      const CpuKeySums sums(plan_, topology_, binding_.workspace(), binding_.lent(), binding_.endpoint(),
+                            arguments.d_k, arguments.d_v, launch);
+      RingBackwardLaunch roles(plan_, gathered, sums, arguments, launch);
       gathered.start(launch);
-      if (reduce_.nodes > 1) launch.roles.start("inter_send", [&reduced] { return reduced.put(); });
+      if (topology_.nodes() > 1) launch.roles.start("inter_send", [&sums] { return sums.put(); });
       for (int thread = 0; thread < launch.compute_threads; ++thread)
         launch.roles.start("compute", [&roles] { return roles.compute(); });
       (void)launch.roles.join();
@@ -173,8 +182,7 @@ class CpuRingAttentionBackward final : public AttentionBackwardOperation {
   }
 
  private:
-  const RingPlan plan_;
-  const KvReducePlan reduce_;
+  const RingBackwardPlan plan_;
   const Topology topology_;
   Binding binding_{name_of(OpKind::kRingAttentionBackward)};
 };
@@ -184,10 +192,8 @@ class CpuRingAttentionBackward final : public AttentionBackwardOperation {
 Result<std::unique_ptr<AttentionBackwardOperation>> make_cpu_ring_attention_backward(
     const AttentionShape& shape, const Topology& topology, std::uint32_t rank) {
   MK_RETURN_IF_ERROR(RingPlan::check(OpKind::kRingAttentionBackward, shape, topology));
-  RingPlan plan = RingPlan::make(shape, topology, rank);
-  cut_on_cpu(plan, kKeyChunkBytes);
   return std::unique_ptr<AttentionBackwardOperation>(
-      std::make_unique<CpuRingAttentionBackward>(std::move(plan), topology));
+      std::make_unique<CpuRingAttentionBackward>(plan_on_cpu(shape, topology, rank), topology));
 }
 
 }  // namespace mkernel::kernels

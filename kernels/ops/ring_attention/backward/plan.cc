@@ -60,9 +60,49 @@ double RingBackwardPlan::summed_bytes() const {
   return static_cast<double>(wire_bytes() - ring.wire_bytes()) * (gather().near + 2);
 }
 
+std::int32_t RingBackwardPlan::all_put_units() const {
+  std::int32_t of_head = 0;
+  for (std::int32_t distance = 1; distance <= gather().rails(); ++distance) of_head += put_units(distance);
+  return gather().heads * of_head;
+}
+
+RingBackwardPlan::PutUnit RingBackwardPlan::put_unit(std::int32_t number) const {
+  const std::int32_t of_head = all_put_units() / gather().heads, head = number / of_head;
+  PutUnit at{.distance = 1};
+  std::int32_t left = number % of_head, head_units = put_units(1);
+  for (; left >= head_units; head_units = put_units(++at.distance)) left -= head_units;
+  at.owner = PutKeyPartialsPlan::rail_peer(gather(), at.distance);
+  const std::int32_t in_head = head_units - 1 - left;
+  const std::int32_t first = KeyPartialsPlan::units_of(gather(), at.owner, 0);
+  at.part = in_head < first ? 0 : 1;
+  at.unit = head * KeyPartialsPlan::units_of(gather(), at.owner) + in_head;
+  at.packed = PutKeyPartialsPlan::packed(head, in_head, head_units);
+  const std::int32_t row = (in_head - at.part * first) * KeyPartialsPlan::kRows;
+  at.rows = std::min(gather().part_rows[at.owner][at.part] - row, KeyPartialsPlan::kRows);
+  return at;
+}
+
+RingBackwardPlan::OwnUnit RingBackwardPlan::own_unit(std::int32_t number) const {
+  OwnUnit at{.place = place(number / kTaskUnits)};
+  const std::int32_t rank = gather().rank;
+  at.row = at.place.tile * kBackwardTileKeys + number % kTaskUnits * KeyPartialsPlan::kRows;
+  at.rows = std::clamp(gather().part_rows[rank][at.place.part] - at.row, 0, KeyPartialsPlan::kRows);
+  at.unit = KeyPartialsPlan::unit(gather(), rank, at.place.part, at.place.head, at.row);
+  at.in_head = at.unit - at.place.head * KeyPartialsPlan::units_of(gather(), rank);
+  return at;
+}
+
 void RingBackwardPlan::lay_out() {
   partials = KeyPartialsPlan(gather(), static_cast<std::int32_t>(shape().head_dim));
   puts = PutKeyPartialsPlan(gather(), partials);
+}
+
+RingBackwardPlan RingBackwardPlan::of(RingGpuPlan ring) {
+  RingBackwardPlan plan{.ring = std::move(ring)};
+  plan.tasks = RingBackwardTasks(plan.gather(), plan.ring.ctas);
+  plan.far_tiles = plan.tasks.far_tiles(plan.gather());
+  plan.lay_out();
+  return plan;
 }
 
 Result<RingBackwardPlan> RingBackwardPlan::make(const AttentionShape& shape, const Topology& topology,
@@ -70,10 +110,7 @@ Result<RingBackwardPlan> RingBackwardPlan::make(const AttentionShape& shape, con
                                                 const RingAttentionOptions& options) {
   auto ring = RingGpuPlan::make(shape, topology, rank, machine, options, kKind);
   if (!ring.ok()) return ring.status();
-  RingBackwardPlan plan{.ring = std::move(*ring)};
-  plan.tasks = RingBackwardTasks(plan.gather(), plan.ring.ctas);
-  plan.far_tiles = plan.tasks.far_tiles(plan.gather());
-  plan.lay_out();
+  RingBackwardPlan plan = of(std::move(*ring));
   if (plan.gather().rails() > 0) plan.sum_ctas = choose_sum_ctas(plan);
   return plan;
 }

@@ -1,4 +1,4 @@
-// Plan of the backward pass of ring attention on the cuda executor.
+// Plan of the backward pass of ring attention, of both executors.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,9 @@ struct RingBackwardPlan {
   // Over several nodes.
   PutKeyPartialsPlan puts;
   std::int32_t far_tiles = 0;  ///< RingBackwardTasks::far_tiles()
-  /// The first CTAs of the grid, which add up what is put when they have pushed. All but the first one
-  /// compute when nothing is left of it; what computes adds up, too, when there are no more tasks.
+  /// On the cuda executor: the first CTAs of the grid, which add up what is put when they have pushed. All
+  /// but the first one compute when nothing is left of it; what computes adds up, too, when there are no more
+  /// tasks.
   std::int32_t sum_ctas = 0;
 
   const AttentionShape& shape() const { return ring.shape; }
@@ -50,10 +51,35 @@ struct RingBackwardPlan {
   /// That adding up what is put reads and stores.
   double summed_bytes() const;
 
+  /// What is added up for rail peers, a unit at a time: head after head, of each all peers, in the order in
+  /// which it is put.
+  struct PutUnit {
+    std::int32_t distance = 0, owner = 0;  ///< the owner's node is so many behind this one
+    std::int32_t part = 0;
+    std::int32_t unit = 0;    ///< KeyPartialsPlan's
+    std::int32_t packed = 0;  ///< PutKeyPartialsPlan's
+    std::int32_t rows = 0;
+  };
+  std::int32_t all_put_units() const;
+  PutUnit put_unit(std::int32_t number) const;
+
+  /// What is added up of own keys, in the order in which tasks take them.
+  struct OwnUnit {
+    RingBackwardTasks::Place place;  ///< of the task of own keys
+    std::int32_t row = 0, rows = 0;  ///< of the part; no rows behind its last unit
+    std::int32_t unit = 0;           ///< KeyPartialsPlan's
+    std::int32_t in_head = 0;        ///< number of the unit in its head
+  };
+  std::int32_t all_own_units() const { return tasks.own_tasks() * kTaskUnits; }
+  OwnUnit own_unit(std::int32_t number) const;
+  static constexpr std::int32_t kTaskUnits = kBackwardTileKeys / KeyPartialsPlan::kRows;
+
   /// Again what follows from how `ring.gather` is cut and from `head_dim`.
   void lay_out();
+  /// What both executors have the same; `ring` is cut already.
+  static RingBackwardPlan of(RingGpuPlan ring);
 
-  /// As RingGpuPlan::make().
+  /// On the cuda executor, as RingGpuPlan::make().
   static Result<RingBackwardPlan> make(const AttentionShape& shape, const Topology& topology,
                                        std::uint32_t rank, const Machine& machine,
                                        const RingAttentionOptions& options = {});

@@ -299,23 +299,37 @@ TEST_CASE(
         std::set<std::int32_t> units, put;
         for (std::uint32_t writer = rank / ranks * ranks; writer < (rank / ranks + 1) * ranks; ++writer)
           units.merge(sent[{static_cast<int>(owner), static_cast<int>(writer)}]);
-        std::set<std::int32_t> numbers;
-        const std::int32_t all =
-            KeyPartialsPlan::units_of(of.plan.gather(), static_cast<std::int32_t>(owner));
-        for (std::int32_t head = 0; head < of.plan.gather().heads; ++head) {
-          for (std::int32_t inside = 0; inside < head_units; ++inside) {
-            put.insert(head * all + inside);
-            numbers.insert(PutKeyPartialsPlan::packed(head, inside, head_units));
-          }
+        std::int32_t count = 0;
+        for (std::int32_t number = 0; number < of.plan.all_put_units(); ++number) {
+          const RingBackwardPlan::PutUnit at = of.plan.put_unit(number);
+          if (at.distance != d) continue;
+          CHECK(at.owner == static_cast<std::int32_t>(owner));
+          CHECK(put.insert(at.unit).second);
+          CHECK(at.packed == count);
+          CHECK((at.rows >= 1 && at.rows <= KeyPartialsPlan::kRows));
+          ++count;
         }
         CHECK(put == units);
-        const std::int32_t count = of.plan.gather().heads * head_units;
-        CHECK(std::ssize(numbers) == count);
-        CHECK((numbers.empty() || (*numbers.begin() == 0 && *numbers.rbegin() == count - 1)));
+        CHECK(count == of.plan.gather().heads * head_units);
         const RankCase peer(shape, topology, owner);
         CHECK(peer.plan.come_units(static_cast<std::int32_t>(topology.nodes() - distance)) == head_units);
       }
     }
+  });
+}
+
+TEST_CASE("ring backward plan: a rank adds up every unit of its own keys once, whoever has parts of it") {
+  for_every_rank([](const RankCase& of) {
+    std::set<std::int32_t> units;
+    std::int32_t rows = 0;
+    for (std::int32_t number = 0; number < of.plan.all_own_units(); ++number) {
+      const RingBackwardPlan::OwnUnit at = of.plan.own_unit(number);
+      rows += at.rows;
+      if (at.rows > 0) CHECK(units.insert(at.unit).second);
+    }
+    const KvGatherPlan& gather = of.plan.gather();
+    CHECK(std::ssize(units) == gather.heads * KeyPartialsPlan::units_of(gather, of.rank));
+    CHECK(rows == gather.rows(of.rank));
   });
 }
 

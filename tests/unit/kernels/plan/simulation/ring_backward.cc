@@ -70,40 +70,26 @@ Task RingBackwardWorld::beside(Pushing& shared, std::uint64_t number) {
 
 /// A warp: adds up what is put, unit by unit, until nothing is left.
 Task RingBackwardWorld::sum_put_keys(std::int32_t index, std::uint64_t epoch) {
-  std::int32_t of_head = 0;
-  for (std::int32_t distance = 1; distance <= rails(); ++distance)
-    of_head += backward(index).put_units(distance);
   for (bool gave_up = false; !gave_up;) {
     const std::int32_t number = scratch(index).next_put[epoch & 1]++;
-    if (number >= gather().heads * of_head) co_return;
+    if (number >= backward(index).all_put_units()) co_return;
     co_await sum_put_unit(index, epoch, number, gave_up);
   }
 }
 
-/// Head after head, of each all peers.
 Task RingBackwardWorld::sum_put_unit(std::int32_t index, std::uint64_t epoch, std::int32_t number,
                                      bool& gave_up) {
-  std::int32_t of_head = 0, distance = 1;
-  for (std::int32_t d = 1; d <= rails(); ++d) of_head += backward(index).put_units(d);
-  const std::int32_t head = number / of_head;
-  std::int32_t in_head = number % of_head;
-  for (; in_head >= backward(index).put_units(distance); ++distance)
-    in_head -= backward(index).put_units(distance);
-  const std::int32_t owner = rail(index, distance - 1), head_units = backward(index).put_units(distance);
-  const std::int32_t key_unit = head_units - 1 - in_head;
-  const int part = key_unit < KeyPartialsPlan::units_of(gather(), owner, 0) ? 0 : 1;
-  const std::int32_t unit = head * KeyPartialsPlan::units_of(gather(), owner) + key_unit;
+  const kernels::RingBackwardPlan::PutUnit at = backward(index).put_unit(number);
   bool right = true;
-  co_await meet_partials(index, epoch, owner, part, unit, right);
+  co_await meet_partials(index, epoch, at.owner, at.part, at.unit, right);
   gave_up = !right;
   if (gave_up) co_return;
-  const std::int32_t packed = kernels::PutKeyPartialsPlan::packed(head, key_unit, head_units);
-  const Span to = staged(epoch, distance, packed);
+  const Span to = staged(epoch, at.distance, at.packed);
   begin_write(rank(index).workspace, to);
   co_await scheduler_.step();
-  rank(index).workspace.end_write(to, unit_stamp(owner, epoch, Content::kNodeSum, index, unit), right);
+  rank(index).workspace.end_write(to, unit_stamp(at.owner, epoch, Content::kNodeSum, index, at.unit), right);
   co_await scheduler_.step();
-  scheduler_.add(staged_count(index, distance, packed / puts().chunk_units), 1);
+  scheduler_.add(staged_count(index, at.distance, at.packed / puts().chunk_units), 1);
 }
 
 /// What the ranks of this node have of a unit, when all of it has come. Not right: a wait gave up, or it was
@@ -161,10 +147,9 @@ Task RingBackwardWorld::put_key_chunk(std::int32_t index, std::uint64_t epoch, s
 }
 
 Task RingBackwardWorld::finish(std::int32_t index, std::uint64_t epoch) {
-  constexpr std::int32_t kGroups = kernels::kBackwardTileKeys / KeyPartialsPlan::kRows;
   co_await sum_put_keys(index, epoch);
   const auto queries = static_cast<std::int32_t>(scratch(index).added.size());
-  const std::int32_t all = queries + backward(index).tasks.own_tasks() * kGroups;
+  const std::int32_t all = queries + backward(index).all_own_units();
   for (;;) {
     const std::int32_t unit = scratch(index).next_unit[epoch & 1]++;
     if (unit >= all) co_return;
@@ -266,25 +251,19 @@ Task RingBackwardWorld::meet_node_sums(std::int32_t index, std::uint64_t epoch, 
 }
 
 /// 64 own keys of one head, when all ranks have sent what they have of them.
-Task RingBackwardWorld::sum_keys(std::int32_t index, std::uint64_t epoch, std::int32_t piece) {
-  constexpr std::int32_t kGroups = kernels::kBackwardTileKeys / KeyPartialsPlan::kRows;
-  const kernels::KvGatherPlan& mine = backward(index).gather();
-  const RingBackwardTasks::Place place = backward(index).place(piece / kGroups);
-  const std::int32_t row = place.tile * kernels::kBackwardTileKeys + piece % kGroups * KeyPartialsPlan::kRows;
-  const std::int32_t rows = std::min(mine.part_rows[index][place.part] - row, KeyPartialsPlan::kRows);
-  if (rows <= 0) co_return;
-  const std::int32_t unit = KeyPartialsPlan::unit(mine, index, place.part, place.head, row);
+Task RingBackwardWorld::sum_keys(std::int32_t index, std::uint64_t epoch, std::int32_t number) {
+  const kernels::RingBackwardPlan::OwnUnit at = backward(index).own_unit(number);
+  if (at.rows == 0) co_return;
   bool right = true;
-  co_await meet_partials(index, epoch, index, place.part, unit, right);
-  co_await meet_node_sums(index, epoch, place.head,
-                          unit - place.head * KeyPartialsPlan::units_of(mine, index), right);
-  const std::int64_t positions = backward(index).positions(), begin = plan(index).part_begin(place.part);
+  co_await meet_partials(index, epoch, index, at.place.part, at.unit, right);
+  co_await meet_node_sums(index, epoch, at.place.head, at.in_head, right);
+  const std::int64_t positions = backward(index).positions(), begin = plan(index).part_begin(at.place.part);
   const auto bytes = static_cast<std::uint64_t>(head_bytes());
   for (std::int64_t tensor = 0; tensor < kTensors; ++tensor) {
-    const std::int64_t head = shape().batch * shape().heads + tensor * mine.heads + place.head;
+    const std::int64_t head = shape().batch * shape().heads + tensor * gather().heads + at.place.head;
     write_result(index, epoch,
-                 {static_cast<std::uint64_t>(head * positions + begin + row) * bytes,
-                  static_cast<std::uint64_t>(rows) * bytes},
+                 {static_cast<std::uint64_t>(head * positions + begin + at.row) * bytes,
+                  static_cast<std::uint64_t>(at.rows) * bytes},
                  right);
   }
 }

@@ -96,7 +96,7 @@ class RingBackwardWorld : private ForwardPlans, public RingAttentionWorld {
                      bool& gave_up);
   Task finish(std::int32_t index, std::uint64_t epoch);
   Task round_queries(std::int32_t index, std::uint64_t epoch, std::int32_t unit);
-  Task sum_keys(std::int32_t index, std::uint64_t epoch, std::int32_t piece);
+  Task sum_keys(std::int32_t index, std::uint64_t epoch, std::int32_t number);
   Task meet_partials(std::int32_t index, std::uint64_t epoch, std::int32_t owner, std::int32_t part,
                      std::int32_t unit, bool& right);
   Task meet_node_sums(std::int32_t index, std::uint64_t epoch, std::int32_t head, std::int32_t key_unit,

@@ -285,11 +285,7 @@ TEST_CASE("ring backward kernel: what is queued behind a failed launch does noth
 }
 
 /// Two and three nodes, of one rank and of several.
-#if defined(MKERNEL_SANITIZED)
-const std::vector<Topology> kSeveralNodes{{3, 1}, {2, 2}};  // the others take minutes there
-#else
 const std::vector<Topology> kSeveralNodes{{2, 1}, {3, 1}, {2, 2}, {2, 3}, {3, 2}};
-#endif
 
 std::string name_of_case(const Topology& topology, bool causal) {
   return std::to_string(topology.nodes()) + " x " + std::to_string(topology.ranks_per_node()) +

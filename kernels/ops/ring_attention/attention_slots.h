@@ -1,5 +1,5 @@
 // The list of tasks of sequences of different lengths as the host makes it: what every CTA makes for itself
-// (varlen_table.cuh).
+// (attention/varlen_table.cuh).
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Ring attention on the cpu executor: threads play the CTAs of ring_roles.cuh, on the same plan. See
+// Ring attention on the cpu executor: threads play the CTAs of roles.cuh, on the same plan. See
 // README.md.
 #include <algorithm>
 #include <cstddef>

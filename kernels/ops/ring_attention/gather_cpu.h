@@ -1,5 +1,5 @@
 // The all-gather of keys and values on the cpu executor: what the threads of a rank do. They play the CTAs of
-// ring_roles.cuh, on the same plan.
+// roles.cuh, on the same plan.
 #pragma once
 
 #include <cstddef>

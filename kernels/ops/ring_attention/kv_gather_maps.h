@@ -1,5 +1,5 @@
 // The maps of keys and values on the cuda executor, own and gathered ones: the same of every kernel that
-// gathers them (ring_gather.cuh).
+// gathers them (gather.cuh).
 #pragma once
 
 #include <algorithm>

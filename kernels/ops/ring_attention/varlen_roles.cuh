@@ -1,5 +1,5 @@
 // Ring attention over sequences of different lengths on the cuda executor. Keys and values come as those of
-// one sequence do (ring_gather.cuh); what is here is which of them a tile of queries meets. See README.md.
+// one sequence do (gather.cuh); what is here is which of them a tile of queries meets. See README.md.
 #pragma once
 
 #include <cstddef>

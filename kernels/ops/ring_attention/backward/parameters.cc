@@ -58,7 +58,7 @@ RingBackwardNodesParameters ring_backward_parameters(const RingBackwardPlan& pla
 void describe_owners(const Topology& topology, RingBackwardNodesParameters& p) {
   const auto me = static_cast<std::uint32_t>(p.gather.rank);
   for (std::uint32_t owner = 0; owner < topology.world(); ++owner) {
-    p.local_of[owner] = static_cast<std::int8_t>(topology.local_of(owner));
+    p.local_of[owner] = static_cast<std::uint8_t>(topology.local_of(owner));
     p.slot_of[owner] = static_cast<std::int8_t>(key_slot(topology, me, owner));
   }
   for (std::uint32_t local = 0; local < topology.ranks_per_node(); ++local)

@@ -23,7 +23,7 @@ struct RingBackwardParameters : AttentionBackwardQueries, KvGatherParameters {
   RingBackwardTasks tasks;
   KeyPartialsPlan partials;
   std::int32_t comm_ctas;
-  std::int8_t local_of[kMaxKernelRanks];      ///< by rank
+  std::uint8_t local_of[kMaxKernelRanks];     ///< by rank
   std::byte* d_rows[KvGatherPlan::kTensors];  ///< gradients of own keys and values
 };
 

@@ -3,12 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/cpu/gemm/gemm.h"
-#include "kernels/cpu/launch/binding.h"
+#include "kernels/cpu/launch/alone_operation.h"
 #include "kernels/cpu/memory/convert.h"
 #include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/ops/make.h"
@@ -22,13 +21,21 @@ constexpr std::int64_t kColumns = 256, kRows = 256;  // of a tile
 /// One launch.
 class GroupedGemmLaunch {
  public:
-  GroupedGemmLaunch(const GroupedGemmShape& shape, const GroupedGemmArguments& arguments,
-                    const Launch& launch)
-      : shape_(shape),
+  GroupedGemmLaunch(const GroupedGemmPlan& plan, const GroupedGemmArguments& arguments, const Launch& launch)
+      : shape_(plan.shape),
         arguments_(arguments),
         launch_(launch),
-        parts_(ceil_div(shape.n, kColumns)),
-        work_(static_cast<std::int32_t>(shape.groups * parts_)) {}
+        parts_(ceil_div(shape_.n, kColumns)),
+        work_(static_cast<std::int32_t>(shape_.groups * parts_)) {}
+
+  static Status refuse(const GroupedGemmPlan& plan, const GroupedGemmArguments& arguments) {
+    const std::int32_t* const ends = arguments.ends;
+    std::int32_t begin = 0;
+    for (std::int32_t group = 0; group < plan.shape.groups; begin = ends[group++])
+      if (ends[group] < begin || ends[group] > plan.shape.max_rows)
+        return plan.refuse({group, begin, ends[group]});
+    return {};
+  }
 
   /// A compute thread.
   Status compute() {
@@ -79,51 +86,7 @@ class GroupedGemmLaunch {
   WorkCounter work_;
 };
 
-class CpuGroupedGemm final : public GroupedGemmOperation {
- public:
-  CpuGroupedGemm(GroupedGemmPlan plan, Topology topology)
-      : plan_(std::move(plan)), topology_(std::move(topology)) {}
-
-  OpKind kind() const override { return OpKind::kGroupedGemm; }
-  Executor executor() const override { return Executor::kCpu; }
-  std::string signature() const override { return plan_.signature(); }
-  Requirements requirements() const override { return {}; }
-  std::uint64_t wire_bytes() const override { return 0; }
-  bool refused() const override { return refused_; }
-
-  Status bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
-              std::uint32_t first_lane) override {
-    return binding_.bind(requirements(), topology_, group, workspace, lent, first_lane);
-  }
-
-  Status run(const GroupedGemmArguments& arguments, const ExecutorOptions& options) override {
-    refused_ = false;
-    MK_RETURN_IF_ERROR(binding_.ready());
-    MK_RETURN_IF_ERROR(plan_.check(arguments));
-    const Status refusal = plan_.refuse(first_bad_end(arguments.ends));
-    refused_ = !refusal.ok();
-    MK_RETURN_IF_ERROR(refusal);
-    return binding_.launch(topology_, options, [&](Launch& launch) {
-      GroupedGemmLaunch roles(plan_.shape, arguments, launch);
-      for (int thread = 0; thread < launch.compute_threads; ++thread)
-        launch.roles.start("compute", [&roles] { return roles.compute(); });
-      (void)launch.roles.join();
-    });
-  }
-
- private:
-  BadEnd first_bad_end(const std::int32_t* ends) const {
-    std::int32_t begin = 0;
-    for (std::int32_t group = 0; group < plan_.shape.groups; begin = ends[group++])
-      if (ends[group] < begin || ends[group] > plan_.shape.max_rows) return {group, begin, ends[group]};
-    return {};
-  }
-
-  const GroupedGemmPlan plan_;
-  const Topology topology_;
-  Binding binding_{"grouped_gemm"};
-  bool refused_ = false;
-};
+using CpuGroupedGemm = CpuAloneOperation<GroupedGemmArguments, GroupedGemmPlan, GroupedGemmLaunch>;
 
 }  // namespace
 
@@ -132,7 +95,7 @@ Result<std::unique_ptr<GroupedGemmOperation>> make_cpu_grouped_gemm(const Groupe
   auto plan = GroupedGemmPlan::make(shape);
   if (!plan.ok()) return plan.status();
   return std::unique_ptr<GroupedGemmOperation>(
-      std::make_unique<CpuGroupedGemm>(std::move(plan).value(), topology));
+      std::make_unique<CpuGroupedGemm>(OpKind::kGroupedGemm, std::move(plan).value(), topology));
 }
 
 }  // namespace mkernel::kernels

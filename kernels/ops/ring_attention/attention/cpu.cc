@@ -3,12 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/cpu/attention/blockwise.h"
-#include "kernels/cpu/launch/binding.h"
+#include "kernels/cpu/launch/alone_operation.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/attention/plan.h"
 #include "kernels/ops/ring_attention/shape.h"
@@ -26,6 +25,10 @@ class AttentionLaunch {
         launch_(launch),
         slots_(plan.slots(plan.lengths(arguments))),
         work_(slots_.back().tasks_before) {}
+
+  static Status refuse(const AttentionPlan& plan, const AttentionArguments& arguments) {
+    return plan.refuse(first_bad_attention_length(plan.lengths(arguments)));
+  }
 
   /// A compute thread.
   Status compute() {
@@ -70,44 +73,7 @@ class AttentionLaunch {
 };
 static_assert(kAttentionTile == kAttentionTileQueries);
 
-class CpuAttention final : public AttentionOperation {
- public:
-  CpuAttention(AttentionPlan plan, Topology topology)
-      : plan_(std::move(plan)), topology_(std::move(topology)) {}
-
-  OpKind kind() const override { return OpKind::kAttention; }
-  Executor executor() const override { return Executor::kCpu; }
-  std::string signature() const override { return plan_.signature(); }
-  Requirements requirements() const override { return {}; }
-  std::uint64_t wire_bytes() const override { return 0; }
-  bool refused() const override { return refused_; }
-
-  Status bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
-              std::uint32_t first_lane) override {
-    return binding_.bind(requirements(), topology_, group, workspace, lent, first_lane);
-  }
-
-  Status run(const AttentionArguments& arguments, const ExecutorOptions& options) override {
-    refused_ = false;
-    MK_RETURN_IF_ERROR(binding_.ready());
-    MK_RETURN_IF_ERROR(plan_.check(arguments));
-    const Status refusal = plan_.refuse(first_bad_attention_length(plan_.lengths(arguments)));
-    refused_ = !refusal.ok();
-    MK_RETURN_IF_ERROR(refusal);
-    return binding_.launch(topology_, options, [&](Launch& launch) {
-      AttentionLaunch roles(plan_, arguments, launch);
-      for (int thread = 0; thread < launch.compute_threads; ++thread)
-        launch.roles.start("compute", [&roles] { return roles.compute(); });
-      (void)launch.roles.join();
-    });
-  }
-
- private:
-  const AttentionPlan plan_;
-  const Topology topology_;
-  Binding binding_{"attention"};
-  bool refused_ = false;
-};
+using CpuAttention = CpuAloneOperation<AttentionArguments, AttentionPlan, AttentionLaunch>;
 
 }  // namespace
 
@@ -116,7 +82,7 @@ Result<std::unique_ptr<AttentionOperation>> make_cpu_attention(const AttentionSh
   auto plan = AttentionPlan::make(shape);
   if (!plan.ok()) return plan.status();
   return std::unique_ptr<AttentionOperation>(
-      std::make_unique<CpuAttention>(std::move(plan).value(), topology));
+      std::make_unique<CpuAttention>(OpKind::kAttention, std::move(plan).value(), topology));
 }
 
 }  // namespace mkernel::kernels

@@ -5,12 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/cpu/attention/backward.h"
-#include "kernels/cpu/launch/binding.h"
+#include "kernels/cpu/launch/alone_operation.h"
 #include "kernels/ops/make.h"
 #include "kernels/ops/ring_attention/attention_backward/plan.h"
 #include "kernels/ops/ring_attention/shape.h"
@@ -40,6 +39,10 @@ class BackwardLaunch {
         launch_(launch),
         blocks_(blocks(plan, plan.lengths(arguments))),
         work_(blocks_.back().before) {}
+
+  static Status refuse(const AttentionBackwardPlan& plan, const AttentionBackwardArguments& arguments) {
+    return plan.refuse(first_bad_attention_length(plan.lengths(arguments)));
+  }
 
   /// A compute thread.
   Status compute() {
@@ -137,44 +140,8 @@ class BackwardLaunch {
   WorkCounter work_;
 };
 
-class CpuAttentionBackward final : public AttentionBackwardOperation {
- public:
-  CpuAttentionBackward(AttentionBackwardPlan plan, Topology topology)
-      : plan_(std::move(plan)), topology_(std::move(topology)) {}
-
-  OpKind kind() const override { return OpKind::kAttentionBackward; }
-  Executor executor() const override { return Executor::kCpu; }
-  std::string signature() const override { return plan_.signature(); }
-  Requirements requirements() const override { return {}; }
-  std::uint64_t wire_bytes() const override { return 0; }
-  bool refused() const override { return refused_; }
-
-  Status bind(const GroupView& group, const SymmetricView& workspace, const SymmetricView& lent,
-              std::uint32_t first_lane) override {
-    return binding_.bind(requirements(), topology_, group, workspace, lent, first_lane);
-  }
-
-  Status run(const AttentionBackwardArguments& arguments, const ExecutorOptions& options) override {
-    refused_ = false;
-    MK_RETURN_IF_ERROR(binding_.ready());
-    MK_RETURN_IF_ERROR(plan_.check(arguments));
-    const Status refusal = plan_.refuse(first_bad_attention_length(plan_.lengths(arguments)));
-    refused_ = !refusal.ok();
-    MK_RETURN_IF_ERROR(refusal);
-    return binding_.launch(topology_, options, [&](Launch& launch) {
-      BackwardLaunch roles(plan_, arguments, launch);
-      for (int thread = 0; thread < launch.compute_threads; ++thread)
-        launch.roles.start("compute", [&roles] { return roles.compute(); });
-      (void)launch.roles.join();
-    });
-  }
-
- private:
-  const AttentionBackwardPlan plan_;
-  const Topology topology_;
-  Binding binding_{"attention_backward"};
-  bool refused_ = false;
-};
+using CpuAttentionBackward =
+    CpuAloneOperation<AttentionBackwardArguments, AttentionBackwardPlan, BackwardLaunch>;
 
 }  // namespace
 
@@ -183,7 +150,7 @@ Result<std::unique_ptr<AttentionBackwardOperation>> make_cpu_attention_backward(
   auto plan = AttentionBackwardPlan::make(shape);
   if (!plan.ok()) return plan.status();
   return std::unique_ptr<AttentionBackwardOperation>(
-      std::make_unique<CpuAttentionBackward>(std::move(plan).value(), topology));
+      std::make_unique<CpuAttentionBackward>(OpKind::kAttentionBackward, std::move(plan).value(), topology));
 }
 
 }  // namespace mkernel::kernels

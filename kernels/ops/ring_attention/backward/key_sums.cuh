@@ -16,7 +16,7 @@ namespace mkernel::kernels {
 
 /// 64 keys of one head, and 64 columns of one tensor.
 struct KeySumPiece {
-  RingBackwardTasks::Place place;  ///< of the task of own keys
+  RingBackwardTasks::Place place;  ///< the task that computes these keys
   std::int32_t row;                ///< the first one, in its part
   std::int32_t rows;               ///< none behind the last tile of a part
   std::int32_t unit;               ///< KeyPartialsPlan's

@@ -65,8 +65,8 @@ struct RingBackwardPlan {
 
   /// What is added up of own keys, in the order in which tasks take them.
   struct OwnUnit {
-    RingBackwardTasks::Place place;  ///< of the task of own keys
-    std::int32_t row = 0, rows = 0;  ///< of the part; no rows behind its last unit
+    RingBackwardTasks::Place place;  ///< the task that computes these keys
+    std::int32_t row = 0, rows = 0;  ///< the first row in its part; no rows behind the part
     std::int32_t unit = 0;           ///< KeyPartialsPlan's
     std::int32_t in_head = 0;        ///< number of the unit in its head
   };

@@ -92,7 +92,7 @@ class AttentionBackwardMath {
   template <bool kFirst, bool kLast, class Feed>
   __device__ __forceinline__ void step(const Feed& feed, Registers& r) {
     ptx::wgmma_pin(r.scores);
-    Of::mask(r.scores, shared_.task, tile(), group_);
+    Of::mask(r.scores, shared_.task, last_key(), group_);
     Of::exponentials(r.scores, rows(), feed.scale_log2());
     ptx::wgmma_pin(r.scores);
     // NOTES: this stage is known to be full. Without something here that branches, ptxas (13.0) moves the
@@ -224,13 +224,15 @@ class AttentionBackwardMath {
     return ptx::shared_address(shared_.rows) + stage_of(done_) * sizeof(AttentionBackwardRows);
   }
 
-  /// The step's tile of queries. NOTES: only the lane that gives the stage back reads it, since racecheck
-  /// does not see that the reads of the others come before that, too.
-  __device__ __forceinline__ int tile() const {
+  /// Causal: the last key that the first query of the step's tile sees. NOTES: only the lane that gives the
+  /// stage and the task back reads what it is made of, since racecheck does not see that the reads of the
+  /// others come before that, too.
+  __device__ __forceinline__ int last_key() const {
     if constexpr (!Config::kCausal) return 0;  // no mask asks
-    int tile = 0;
-    if (threadIdx.x % 32 == 0) tile = shared_.tiles[stage_of(done_)];
-    return __shfl_sync(~0U, tile, 0);
+    int key = 0;
+    if (threadIdx.x % 32 == 0)
+      key = shared_.task.first_key + shared_.tiles[stage_of(done_)] * Config::kTileQueries;
+    return __shfl_sync(~0U, key, 0);
   }
 
   /// Rows of keys, for sum_queries() of both warpgroups in the next step.

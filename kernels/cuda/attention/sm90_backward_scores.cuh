@@ -20,12 +20,12 @@ struct AttentionBackwardScores {
   using Scores = float[Config::kScores];
   using Narrowed = std::uint32_t[kSteps16][4];  ///< the same, as wgmma takes them from registers
 
-  /// Hides keys behind the sequence, and those that come after a query of the tile.
-  static __device__ __forceinline__ void mask(Scores& scores, const AttentionBackwardTask& task, int tile,
-                                              int group) {
+  /// Hides keys behind the sequence, and those that come after a query of the tile, of which the first one
+  /// sees `last_key`.
+  static __device__ __forceinline__ void mask(Scores& scores, const AttentionBackwardTask& task,
+                                              int last_key, int group) {
     const int offset = task.key + group * Config::kGroupKeys, keys = task.keys - offset;
-    // The last of the warpgroup's keys that the first query sees.
-    const int seen = task.first_key + tile * Config::kTileQueries - offset;
+    const int seen = last_key - offset;  // of the warpgroup's keys
     if (keys >= Config::kGroupKeys && (!Config::kCausal || seen >= Config::kGroupKeys - 1)) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -104,7 +104,7 @@ class GpuRingBackward : public GpuRingRanks<RingBackwardRank> {
 TEST_CASE("ring attention backward: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
   for_every_attention({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
-                      [](const AttentionShape& shape) { GpuRingBackward(2, shape).check(); });
+                      [](const AttentionShape& shape) { GpuRingBackward(2, shape).check(2); });
 }
 
 TEST_CASE("ring attention backward: sequences of every length, also shorter than the ranks") {
@@ -162,7 +162,7 @@ TEST_CASE("ring attention backward: several nodes, a shape small enough for tool
   if (!peers_or_skip(1)) return;
   GpuRingBackward({.nodes = 2, .ranks_per_node = 2},
                   {.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = true})
-      .check();
+      .check(2);
 }
 
 const std::vector<FabricOptions> kSeveralNodes{{.nodes = 2},

@@ -98,7 +98,7 @@ class GpuRing : public GpuRingRanks<RingRank> {
 TEST_CASE("ring attention: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
   for_every_attention({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
-                      [](const AttentionShape& shape) { GpuRing(2, shape).check(); });
+                      [](const AttentionShape& shape) { GpuRing(2, shape).check(2); });
 }
 
 TEST_CASE("ring attention: the cases of both executors") {
@@ -170,7 +170,7 @@ TEST_CASE("ring attention: several nodes, a shape small enough for tools that wa
   if (!peers_or_skip(1)) return;
   GpuRing({.nodes = 2, .ranks_per_node = 2},
           {.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = true})
-      .check();
+      .check(2);
 }
 
 TEST_CASE("ring attention: several nodes, and each key crosses to a node once") {

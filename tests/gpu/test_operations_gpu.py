@@ -21,6 +21,9 @@ ODD_MOE = [*ODD_SIZES, "--intermediate", "264"]
 ODD_RING = ["--batch", "2", "--sequence", "3001", "--heads", "6", "--kv-heads", "2"]
 RINGS = ([*ODD_RING, "--head-dim", "64", "--causal"], [*ODD_RING, "--head-dim", "128", "--dtype", "f16"])
 LONG_RING = ["--sequence", "8192", "--heads", "16", "--kv-heads", "4", "--head-dim", "128", "--causal"]
+# That a rank opens: one of each operation, and the one that operations take turns with, which neither mixtures of experts nor a rank alone
+# need. Backward passes are given the outputs of attention of a rank alone, the second operation.
+WORKSPACES = {MOE: 1, BACKWARD: 2, RING_BACKWARD: 3}
 ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5", *LONG_RING]
 
 
@@ -169,8 +172,7 @@ class OneNodeKillsGpuTest(GpuRanksTest):
     def start_endless(self, op):
         ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
         wait_until(lambda: [s["active"] for s in self.node.show("sessions")] and self.node.show("groups"), "the ranks run")
-        # Each rank has its own, and but for the mixture of experts one that operations take turns with; a rank alone has none.
-        wait_until(lambda: len(self.node.show("regions")) == {MOE: 2, BACKWARD: 0}.get(op, 4), "the workspaces are there")
+        wait_until(lambda: len(self.node.show("regions")) == 2 * WORKSPACES.get(op, 2), "the workspaces are there")
         return ranks
 
     def test_kill_of_a_rank(self):

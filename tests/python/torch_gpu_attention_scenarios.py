@@ -141,12 +141,13 @@ def fallbacks():
 
 
 def two_nodes():
-    """Ring attention over two nodes, with its gradients, which PyTorch computes: on GPUs mkernel has them for one node only."""
+    """Ring attention over two nodes, with its gradients."""
     name = begin()
     for causal in (False, True):
         changed = ring(Whole(1 + causal, 96 * WORLD, causal=causal, dim=64, with_lse=False), name)
-        told = mkernel.torch.counters()["fallbacks"]
-        assert changed["launches"] == 2 and set(told) == {"ring_attention_backward: the library has no operation for it"}, (changed, told)
+        assert changed["launches"] == 2, changed  # one of them the rehearsal
+    told = mkernel.torch.counters()
+    assert told["ring_attention_backward"] == 4 and not told["fallbacks"], told
     end()
 
 

@@ -68,7 +68,8 @@ BACKWARD = [
     RingBackwardShape(1, 64, 8, 128, 32768, True),
 ]
 SHAPES = FORWARD + BACKWARD
-SEVERAL_NODES = [shape for shape in SHAPES if (shape.batch, shape.sequence) == (4, 49152)]
+# On shares of a GPU with 80 GB the longer backward passes do not fit beside those of one node.
+SEVERAL_NODES = [shape for shape in SHAPES if (shape.batch, shape.sequence) == (4, 49152)] + BACKWARD[:2]
 
 
 def small(shape, world):

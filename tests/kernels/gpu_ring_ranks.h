@@ -44,6 +44,23 @@ class GpuRingRanks {
       return operation(rank).status();
     }));
   }
+  /// A graph of a launch for each rank. From the thread of the test case, as replay().
+  std::vector<bench::GpuGraph> capture() {
+    std::vector<bench::GpuGraph> graphs(ranks_.size());
+    require_ok(each([&](int rank) -> Status {
+      auto graph = bench::GpuGraph::capture(stream(rank), [&] { return enqueue(rank); });
+      if (graph.ok()) graphs[static_cast<std::size_t>(rank)] = std::move(*graph);
+      return graph.status();
+    }));
+    return graphs;
+  }
+  void replay(const std::vector<bench::GpuGraph>& graphs, int times) {
+    require_ok(each([&](int rank) -> Status {
+      for (int i = 0; i < times; ++i)
+        MK_RETURN_IF_ERROR(graphs[static_cast<std::size_t>(rank)].launch(stream(rank)));
+      return {};
+    }));
+  }
   /// Of the outputs of every rank, once their streams are done.
   std::vector<std::uint64_t> digests() {
     synchronize();
@@ -109,24 +126,12 @@ class GpuRingRanks {
   /// From the thread of the test case: graphs of a launch of each rank, replayed `rounds` x `times` times,
   /// give the same bits in every round as a launch by itself. The first replay is verified by `verify()`.
   void check_graphs(int rounds, int times, const std::function<void()>& verify) {
-    std::vector<bench::GpuGraph> graphs(ranks_.size());
-    require_ok(each([&](int rank) -> Status {
-      auto graph = bench::GpuGraph::capture(stream(rank), [&] { return enqueue(rank); });
-      if (graph.ok()) graphs[static_cast<std::size_t>(rank)] = std::move(*graph);
-      return graph.status();
-    }));
-    const auto replay = [&](int count) {
-      require_ok(each([&](int rank) -> Status {
-        for (int i = 0; i < count; ++i)
-          MK_RETURN_IF_ERROR(graphs[static_cast<std::size_t>(rank)].launch(stream(rank)));
-        return {};
-      }));
-    };
-    replay(1);
+    const std::vector<bench::GpuGraph> graphs = capture();
+    replay(graphs, 1);
     verify();
     const std::vector<std::uint64_t> first = digests();
     for (int round = 0; round < rounds; ++round) {
-      replay(times);
+      replay(graphs, times);
       CHECK(digests() == first);
     }
     require_ok(each([&](int rank) { return enqueue(rank); }));

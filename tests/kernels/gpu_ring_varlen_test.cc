@@ -157,24 +157,6 @@ class GpuRingVarlen : public GpuRingRanks<RingVarlenRank> {
     verify(lengths);
   }
 
-  /// A graph of a launch for each rank. check_graphs() would make new ones for other lengths.
-  std::vector<bench::GpuGraph> capture() {
-    std::vector<bench::GpuGraph> graphs(static_cast<std::size_t>(size()));
-    require_ok(each([&](int rank) -> Status {
-      auto graph = bench::GpuGraph::capture(stream(rank), [&] { return enqueue(rank); });
-      if (graph.ok()) graphs[static_cast<std::size_t>(rank)] = std::move(*graph);
-      return graph.status();
-    }));
-    return graphs;
-  }
-  void replay(const std::vector<bench::GpuGraph>& graphs, int times) {
-    require_ok(each([&](int rank) -> Status {
-      for (int i = 0; i < times; ++i)
-        MK_RETURN_IF_ERROR(graphs[static_cast<std::size_t>(rank)].launch(stream(rank)));
-      return {};
-    }));
-  }
-
  private:
   Status make(int rank, const AttentionShape& shape, kernels::RingAttentionOptions options) {
     MK_RETURN_IF_ERROR(

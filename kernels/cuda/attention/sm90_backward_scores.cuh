@@ -22,8 +22,8 @@ struct AttentionBackwardScores {
 
   /// Hides keys behind the sequence, and those that come after a query of the tile, of which the first one
   /// sees `last_key`.
-  static __device__ __forceinline__ void mask(Scores& scores, const AttentionBackwardTask& task,
-                                              int last_key, int group) {
+  static __device__ __forceinline__ void mask(Scores& scores, const AttentionBackwardTask& task, int last_key,
+                                              int group) {
     const int offset = task.key + group * Config::kGroupKeys, keys = task.keys - offset;
     const int seen = last_key - offset;  // of the warpgroup's keys
     if (keys >= Config::kGroupKeys && (!Config::kCausal || seen >= Config::kGroupKeys - 1)) return;

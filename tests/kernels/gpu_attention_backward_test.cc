@@ -87,7 +87,7 @@ constexpr AttentionShape kSmall{.batch = 2, .sequence = 200, .heads = 4, .kv_hea
 
 TEST_CASE("attention backward: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_attention(kSmall, [](const AttentionShape& shape) { check(shape); });
+  for_every_mask(kSmall, [](const AttentionShape& shape) { check(shape); });
 }
 
 TEST_CASE("attention backward: the cases of both executors") {

@@ -103,8 +103,8 @@ class GpuRingBackward : public GpuRingRanks<RingBackwardRank> {
 
 TEST_CASE("ring attention backward: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_attention({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
-                      [](const AttentionShape& shape) { GpuRingBackward(2, shape).check(2); });
+  for_every_mask({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
+                 [](const AttentionShape& shape) { GpuRingBackward(2, shape).check(2); });
 }
 
 TEST_CASE("ring attention backward: sequences of every length, also shorter than the ranks") {

@@ -97,8 +97,8 @@ class GpuRing : public GpuRingRanks<RingRank> {
 
 TEST_CASE("ring attention: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_attention({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
-                      [](const AttentionShape& shape) { GpuRing(2, shape).check(2); });
+  for_every_mask({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
+                 [](const AttentionShape& shape) { GpuRing(2, shape).check(2); });
 }
 
 TEST_CASE("ring attention: the cases of both executors") {

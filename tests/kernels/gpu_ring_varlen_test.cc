@@ -173,7 +173,7 @@ class GpuRingVarlen : public GpuRingRanks<RingVarlenRank> {
 
 TEST_CASE("packed ring attention: ragged sequences small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_attention(kHeads, [](const AttentionShape& shape) {
+  for_every_mask(kHeads, [](const AttentionShape& shape) {
     GpuRingVarlen ring({.ranks_per_node = 2}, shape, 190);
     CAPTURE(ring.operation(0).signature());
     ring.check(1, lengths_of({6, 0, 40, 2, 134}));

@@ -54,8 +54,9 @@ void poison(VarlenBackwardRank& rank) {
 
 TEST_CASE("varlen attention backward: ragged sequences small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_all_varlen<Backward>(kRaggedVarlen,
-                           [](VarlenBackwardRank& rank) { rank.run_checked(ragged_lengths(11), 1); });
+  for_every_mask(kRaggedVarlen, [](const AttentionShape& shape) {
+    VarlenBackwardRank(shape).run_checked(ragged_lengths(11), 1);
+  });
 }
 
 TEST_CASE("varlen attention backward: many sequences, few heads and many, a long one among short ones") {

@@ -52,17 +52,20 @@ std::vector<Computed> computed(const AgGemmPlan& plan) {
   return all;
 }
 
-/// How often each element of c is computed, by the tiles as the kernel's schedule cuts them.
+/// How often each element of c is computed, by the tiles as the kernel's schedule cuts them. Eight columns
+/// stand for one: n and the columns of tiles are multiples of eight.
 std::vector<int> coverage(const GemmShape& shape, const AgGemmPlan& plan) {
-  std::vector<int> times(static_cast<std::size_t>(shape.m * shape.n));
+  constexpr std::int64_t kColumns = 8;
+  std::vector<int> times(static_cast<std::size_t>(shape.m * shape.n / kColumns));
   const std::int64_t height = plan.tile.rows * plan.tile.cluster;
   for (const Computed& tile : computed(plan)) {
     const ArrivalSteps::Place block = plan.row_block(tile.tile.row);
     const std::int64_t rows = plan.gather.slab_rows(block.source);
     for (std::int64_t row = block.block * height; row < std::min(rows, (block.block + 1) * height); ++row) {
-      for (std::int64_t column = tile.column; column < std::min(shape.n, tile.column + tile.columns);
-           ++column)
-        ++times[static_cast<std::size_t>((plan.gather.slab_row(block.source) + row) * shape.n + column)];
+      const std::int64_t first = (plan.gather.slab_row(block.source) + row) * shape.n;
+      const std::int64_t end = std::min(shape.n, tile.column + tile.columns);
+      for (std::int64_t column = tile.column; column < end; column += kColumns)
+        ++times[static_cast<std::size_t>((first + column) / kColumns)];
     }
   }
   return times;

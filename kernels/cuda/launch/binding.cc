@@ -33,6 +33,7 @@ Status CudaBinding::load(const CooperativeKernel& kernel, const Machine& machine
   auto state = LaunchStateReader::make();
   if (!state.ok()) return state.status();
   state_ = std::move(*state);
+  MK_RETURN_IF_ERROR(rehearse(kernel, state_.stream().get(), name_));
   kernel_ = kernel;
   machine_ = std::string(machine.name) + " sms=" + std::to_string(machine.sms);
   return {};

@@ -2,6 +2,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+#include <vector>
+
 #include "kernels/cuda/memory/error.h"
 #include "kernels/cuda/memory/load_kernel.h"
 
@@ -12,6 +15,11 @@ Status load_cooperative(const CooperativeKernel& kernel, const std::string& name
   return cuda_status(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(kernel.shared_bytes)),
                      name + ": shared memory");
+}
+
+Status rehearse(const CooperativeKernel& kernel, CUstream_st* stream, const std::string& name) {
+  const std::vector<std::byte> zeros(kernel.parameter_bytes);
+  return launch_cooperative(kernel, zeros.data(), kernel.cluster, stream, name + ": rehearsal");
 }
 
 Status launch_cooperative(const CooperativeKernel& kernel, const void* parameters, std::int32_t ctas,

@@ -14,7 +14,8 @@ CooperativeKernel cooperative_kernel(void (*kernel)(Parameters), std::size_t sha
   return {.function = reinterpret_cast<const void*>(kernel),
           .threads = Config::kThreads,
           .cluster = Config::kCluster,
-          .shared_bytes = shared_bytes};
+          .shared_bytes = shared_bytes,
+          .parameter_bytes = sizeof(Parameters)};
 }
 
 }  // namespace mkernel::kernels

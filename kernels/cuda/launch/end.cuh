@@ -35,25 +35,34 @@ struct LaunchBegin {
   }
 };
 
-/// All threads of CTA 0, after poll_host() in one of its warps: nobody else is there any more.
+/// All threads of CTA 0, after poll_host() in one of its warps: nobody else is there any more. What it reads
+/// it reads at once, for each trip to the L2 that waits for another one makes every launch longer (0.7 us).
 __device__ __forceinline__ void end_launch(LaunchControl& control, LentControl* lent,
                                            const LaunchBegin& begin) {
-  __syncthreads();
+  __syncthreads();  // hands on what the poller has acquired of those who ended before
   if (thread_index() != 0) return;
-  if (lent != nullptr && ptx::ld_relaxed_gpu(&lent->launches) != begin.turn) {
-    report_failed_wait(control, {DeviceRole::kPoller, DeviceTag::kTurn, -1, 0}, begin.turn,
-                       ptx::ld_relaxed_gpu(&lent->launches), 0);
+  const std::uint32_t aborted = ptx::ld_relaxed_gpu(&control.abort);
+  const std::uint32_t stopped_before = ptx::ld_relaxed_gpu(&control.stopped);
+  const std::uint64_t exited = ptx::ld_relaxed_gpu(&control.exited);
+  const std::uint64_t met = ptx::ld_relaxed_gpu(&control.met);
+  std::uint64_t turn = begin.turn;
+  std::uint32_t lent_stopped = 0;
+  if (lent != nullptr) {
+    turn = ptx::ld_relaxed_gpu(&lent->launches);
+    lent_stopped = ptx::ld_relaxed_gpu(&lent->stopped);
   }
-  const bool failed = ptx::ld_acquire_gpu(&control.abort) != 0;
+  const bool disturbed = turn != begin.turn, failed = aborted != 0 || disturbed;
+  if (disturbed)
+    report_failed_wait(control, {DeviceRole::kPoller, DeviceTag::kTurn, -1, 0}, begin.turn, turn, 0);
   if (failed) control.stopped = 1;
   if (lent != nullptr) {
     if (failed) lent->stopped = 1;
-    ++lent->launches;
+    lent->launches = turn + 1;
   }
-  const bool stopped = control.stopped != 0 || (lent != nullptr && lent->stopped != 0);
-  if (stopped && control.host_failed != nullptr) ptx::st_release_sys(control.host_failed, 1U);
-  control.exited_before = ptx::ld_relaxed_gpu(&control.exited);
-  control.met_before = ptx::ld_relaxed_gpu(&control.met);
+  if ((failed || stopped_before != 0 || lent_stopped != 0) && control.host_failed != nullptr)
+    ptx::st_release_sys(control.host_failed, 1U);
+  control.exited_before = exited;
+  control.met_before = met;
   control.epoch = begin.epoch + 1;
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
@@ -272,7 +273,7 @@ template <class Config>
 __global__ __launch_bounds__(Config::kThreads,
                              1) void gemm_ar_kernel(const __grid_constant__ GemmArParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  tile_reduce<Config, GemmArRoles>(p, memory);
+  if (!is_rehearsal(p.endpoint)) tile_reduce<Config, GemmArRoles>(p, memory);
 }
 
 }  // namespace mkernel::kernels

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/attention/sm90_attention.cuh"
 #include "kernels/cuda/launch/end.cuh"
+#include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/ops/ring_attention/gather.cuh"
@@ -145,7 +146,7 @@ template <class Config>
 __global__ __launch_bounds__(Config::kThreads, 1) void ring_attention_kernel(
     const __grid_constant__ RingAttentionParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  ring_attention_cta<Config>(p, memory);
+  if (!is_rehearsal(p.endpoint)) ring_attention_cta<Config>(p, memory);
 }
 
 }  // namespace mkernel::kernels

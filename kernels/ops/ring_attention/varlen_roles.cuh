@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/ops/ring_attention/attention/varlen_table.cuh"
 #include "kernels/ops/ring_attention/roles.cuh"
 #include "kernels/ops/ring_attention/varlen_parameters.h"
@@ -139,7 +140,7 @@ template <class Config>
 __global__ __launch_bounds__(Config::kThreads,
                              1) void ring_varlen_kernel(const __grid_constant__ RingVarlenParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  ring_varlen_cta<Config>(p, memory);
+  if (!is_rehearsal(p.endpoint)) ring_varlen_cta<Config>(p, memory);
 }
 
 }  // namespace mkernel::kernels

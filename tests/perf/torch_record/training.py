@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import mkernel.torch
 
 HEAD = 128
-STEPS, RATE, TOLERANCE = 20, 0.005, 0.01
+STEPS, RATE, TOLERANCE = 20, 0.001, 0.01
 FUSED = 8  # collectives of a step
 
 

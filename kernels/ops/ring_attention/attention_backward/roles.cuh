@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/attention/sm90_backward.cuh"
 #include "kernels/cuda/launch/first_cta.cuh"
+#include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/ops/ring_attention/attention_backward/alone_feed.cuh"
 #include "kernels/ops/ring_attention/attention_backward/parameters.h"
@@ -75,7 +76,7 @@ template <class Config>
 __global__ __launch_bounds__(Config::kThreads, 1) void attention_backward_kernel(
     const __grid_constant__ AttentionBackwardParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  attention_backward_cta<Config>(p, memory);
+  if (!is_rehearsal(p.endpoint)) attention_backward_cta<Config>(p, memory);
 }
 
 }  // namespace mkernel::kernels

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/attention/sm90_backward.cuh"
 #include "kernels/cuda/launch/first_cta.cuh"
+#include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/ops/ring_attention/attention/varlen_table.cuh"
@@ -154,7 +155,7 @@ template <class Config>
 __global__ __launch_bounds__(Config::kThreads, 1) void varlen_backward_kernel(
     const __grid_constant__ VarlenBackwardParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  varlen_backward_cta<Config>(p, memory);
+  if (!is_rehearsal(p.endpoint)) varlen_backward_cta<Config>(p, memory);
 }
 
 }  // namespace mkernel::kernels

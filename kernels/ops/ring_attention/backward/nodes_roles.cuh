@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/cuda/ptx/global.cuh"
 #include "kernels/ops/ring_attention/backward/node_key_sums.cuh"
 #include "kernels/ops/ring_attention/backward/roles.cuh"
@@ -72,7 +73,7 @@ template <class Config>
 __global__ __launch_bounds__(Config::kThreads, 1) void ring_backward_nodes_kernel(
     const __grid_constant__ RingBackwardNodesParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  ring_backward_nodes_cta<Config>(p, memory);
+  if (!is_rehearsal(p.endpoint)) ring_backward_nodes_cta<Config>(p, memory);
 }
 
 }  // namespace mkernel::kernels

@@ -7,6 +7,7 @@
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/attention/sm90_backward.cuh"
 #include "kernels/cuda/launch/end.cuh"
+#include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/cuda/ptx/bulk.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
@@ -212,7 +213,7 @@ template <class Config>
 __global__ __launch_bounds__(Config::kThreads,
                              1) void ring_backward_kernel(const __grid_constant__ RingBackwardParameters p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  ring_backward_cta<Config>(p, memory);
+  if (!is_rehearsal(p.endpoint)) ring_backward_cta<Config>(p, memory);
 }
 
 }  // namespace mkernel::kernels

@@ -86,10 +86,10 @@ std::int32_t ChunkedRouting::crossings(std::int32_t node_turn) const {
   return std::accumulate(begin, begin + order_.owners.max_local(), 0);
 }
 
-std::int32_t ChunkedRouting::pushes() const {
+std::int32_t ChunkedRouting::pushes_before(std::int32_t steps) const {
   const Kinds all = counts();
   std::int32_t pushes = 0;
-  for (std::int32_t step = 0; step < order_.steps(); ++step)
+  for (std::int32_t step = 0; step < steps; ++step)
     if (const std::int32_t expert = order_.expert(step); expert >= 0)
       pushes += all[static_cast<std::size_t>(expert)];
   return pushes;

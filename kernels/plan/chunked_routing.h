@@ -44,7 +44,9 @@ class ChunkedRouting {
   /// Tokens that cross to the node of that turn.
   std::int32_t crossings(std::int32_t node_turn) const;
   /// Rows for this node's experts.
-  std::int32_t pushes() const;
+  std::int32_t pushes() const { return pushes_before(order_.steps()); }
+  /// Those of the first `steps` steps of PushOrder.
+  std::int32_t pushes_before(std::int32_t steps) const;
 
   // When all chunks are placed.
   /// 0 <= `number` < pushes(): rows for this node's experts, in the order of PushOrder; within an expert in

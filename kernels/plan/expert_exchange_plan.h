@@ -84,9 +84,10 @@ static_assert(sizeof(CrossingEntry) == 16);
 /// Why nobody is stuck. Counts wait for the launch before, of their own rank alone. Staged and pushed rows
 /// wait for the counts of all; forwarded rows for rows that are staged on another node; tasks for pushed and
 /// forwarded rows and for earlier tasks of their rank (layer_tasks.h); sums of what crossed for tasks of
-/// this node; sums of own tokens for those and for tasks of this node. Each kind waits for kinds before it.
-/// So a warp may do several kinds if it does them in this order: it takes no unit of a later kind before all
-/// units of the earlier ones are taken. A CTA that sums before the tasks of its rank are handed out needs
+/// this node; sums of own tokens for those and for tasks of this node. Each kind waits for kinds before it,
+/// forwarded rows for no pushed ones. So a warp may do several kinds if it does them in this order, pushed
+/// and forwarded rows in any: it takes no unit of a later kind before all units of the earlier ones are
+/// taken. A CTA that sums before the tasks of its rank are handed out needs
 /// another one there that does not, and inter_send is a warp of its own, as is the one that forwards counts.
 ///
 /// Lent workspaces (base/lent_workspace.h): a launch here ends only when it has the counts of all ranks that

@@ -30,16 +30,21 @@ struct ExpertSections {
 /// Order of the parts: the experts in local order. With `apart` the near blocks of the first half of the
 /// experts, then the far blocks of all experts, then the near blocks of the other half. So rows cross from
 /// other nodes while near blocks are computed, and the sums of far rows return while the last near blocks
-/// are. Weights are read twice for that.
+/// are. Weights are read twice for that. Rows are pushed in the same order: those of the first half, then
+/// those that have crossed, with the other half where these are on their way.
 struct ExpertSectionCut {
   std::int32_t most = 1 << 30;  ///< even
   bool apart = false;
 
   MK_HOST_DEVICE std::int32_t parts(std::int32_t experts) const { return apart ? 2 * experts : experts; }
+  /// Experts whose near blocks come before all far ones.
+  MK_HOST_DEVICE std::int32_t first_experts(std::int32_t experts) const {
+    return apart ? experts / 2 : experts;
+  }
   /// 0 <= `part` < parts(). Local.
   MK_HOST_DEVICE std::int32_t expert(std::int32_t experts, std::int32_t part) const {
-    const std::int32_t half = experts / 2;
-    return !apart || part < half ? part : part - (is_far(experts, part) ? half : experts);
+    const std::int32_t first = first_experts(experts);
+    return part < first ? part : part - (is_far(experts, part) ? first : experts);
   }
   /// Of a part. `near_rows`: [owned.experts], rows of the ranks of this node, which come first in their
   /// expert; not looked at without `apart`. A block with rows of both kinds is a far one.
@@ -74,7 +79,8 @@ struct ExpertSectionCut {
 
  private:
   MK_HOST_DEVICE bool is_far(std::int32_t experts, std::int32_t part) const {
-    return apart && part >= experts / 2 && part < experts / 2 + experts;
+    const std::int32_t first = first_experts(experts);
+    return apart && part >= first && part < first + experts;
   }
   MK_HOST_DEVICE static std::int32_t near_blocks(const OwnedExperts& owned, const std::int32_t* near_rows,
                                                  std::int32_t expert) {

@@ -65,6 +65,12 @@ __device__ __forceinline__ bool wait_arrival(const device::Endpoint& endpoint, s
                        site_of(role, DeviceTag::kArrivals, source, lane), wait_scope(endpoint));
 }
 
+/// Whether that wait would return at once.
+__device__ __forceinline__ bool has_arrived(const device::Endpoint& endpoint, std::uint32_t source,
+                                            std::uint32_t lane, std::uint64_t count) {
+  return ptx::ld_acquire_gpu(endpoint.counts.seen + endpoint.counts.arrivals_index(source, lane)) >= count;
+}
+
 __device__ __forceinline__ bool wait_completed(const device::Endpoint& endpoint, std::uint32_t target,
                                                std::uint32_t lane, std::uint64_t count, DeviceRole role) {
   return wait_at_least(endpoint.counts.seen + endpoint.counts.completed_index(target, lane), count,

@@ -82,20 +82,35 @@ __device__ __forceinline__ void moe_stage(const MoeParameters& p, std::uint64_t 
                  });
 }
 
-/// One warp: a row that has arrived, to the owners of its experts here. False: a wait gave up.
+/// One lane: what it waits for before it forwards a row.
+struct MoeRowArrival {
+  std::uint32_t source;
+  std::uint64_t count;
+
+  __device__ __forceinline__ MoeRowArrival(const MoeParameters& p, std::uint64_t epoch, std::int32_t turn,
+                                           std::int32_t row)
+      : source(static_cast<std::uint32_t>(p.plan.order(p.rank).rail_peer(turn))),
+        count(p.plan.rows_arrivals(epoch, p.plan.piece_of(row, p.scratch.crossed[turn]))) {}
+
+  __device__ __forceinline__ bool here(const MoeParameters& p) const {
+    return has_arrived(p.endpoint, source, ExpertExchangePlan::kRowsLane, count);
+  }
+  __device__ __forceinline__ bool wait(const MoeParameters& p) const {
+    return wait_arrival(p.endpoint, source, ExpertExchangePlan::kRowsLane, count, DeviceRole::kInterRecv);
+  }
+};
+
+/// One warp: a row that has arrived, to the owners of its experts here. While it is on its way, rows of
+/// `pushes` are pushed. False: a wait gave up.
 template <DataType kType>
 __device__ __forceinline__ bool moe_forward_row(const MoeParameters& p, std::uint64_t epoch,
-                                                std::int32_t turn, std::int32_t row) {
+                                                std::int32_t turn, std::int32_t row,
+                                                MoePushes<kType>& pushes) {
   const std::int32_t lane = static_cast<std::int32_t>(threadIdx.x) % 32;
   const std::int32_t of_turn = turn * p.plan.max_tokens;
-  bool came = true;
-  if (lane == 0) {
-    const std::int32_t source = p.plan.order(p.rank).rail_peer(turn);
-    const std::int32_t piece = p.plan.piece_of(row, p.scratch.crossed[turn]);
-    came = wait_arrival(p.endpoint, static_cast<std::uint32_t>(source), ExpertExchangePlan::kRowsLane,
-                        p.plan.rows_arrivals(epoch, piece), DeviceRole::kInterRecv);
-  }
-  if (!moe_all(came)) return false;
+  const MoeRowArrival arrival(p, epoch, turn, row);
+  while (!moe_all(lane != 0 || arrival.here(p)) && pushes.push()) continue;
+  if (!moe_all(lane != 0 || arrival.wait(p))) return false;
   const std::byte* in = moe_memory(p, p.rank) + p.places.crossing_in +
                         static_cast<std::uint64_t>(of_turn + row) * p.places.crossing_bytes;
   const CrossingHead head = *reinterpret_cast<const CrossingHead*>(in);
@@ -123,12 +138,14 @@ __device__ __forceinline__ bool moe_forward_row(const MoeParameters& p, std::uin
   return true;
 }
 
-/// One warp, after its pushes: rows as they arrive.
+/// One warp, after its first pushes: rows as they arrive.
 template <DataType kType>
-__device__ __forceinline__ bool moe_forward(const MoeParameters& p, std::uint64_t epoch) {
-  return moe_claim_rows(
-      p, &p.scratch.counters[epoch & 1].forwarded, p.scratch.crossed,
-      [&](std::int32_t turn, std::int32_t row) { return moe_forward_row<kType>(p, epoch, turn, row); });
+__device__ __forceinline__ bool moe_forward(const MoeParameters& p, std::uint64_t epoch,
+                                            MoePushes<kType>& pushes) {
+  return moe_claim_rows(p, &p.scratch.counters[epoch & 1].forwarded, p.scratch.crossed,
+                        [&](std::int32_t turn, std::int32_t row) {
+                          return moe_forward_row<kType>(p, epoch, turn, row, pushes);
+                        });
 }
 
 /// inter_send: one whole warp of CTA 0, over several nodes.

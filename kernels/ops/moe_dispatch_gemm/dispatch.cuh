@@ -14,8 +14,8 @@
 
 namespace mkernel::kernels {
 
-/// One warp: rows of own tokens, and then those that have crossed from other nodes, into the pools. False: a
-/// wait gave up.
+/// One warp: rows into the pools, in the order in which they are computed (plan/expert_sections.h): those of
+/// own tokens, and between them those that have crossed from other nodes. False: a wait gave up.
 template <DataType kInput>
 __device__ __forceinline__ bool moe_send_rows(const MoeParameters& p, std::uint64_t epoch,
                                               const MoeRouting& routing) {
@@ -24,13 +24,16 @@ __device__ __forceinline__ bool moe_send_rows(const MoeParameters& p, std::uint6
     const MoeTraced work(p, DeviceWork::kStage);
     moe_stage(p, epoch);
   }
+  MoePushes<kInput> pushes(p, routing, epoch);
   {
     const MoeTraced work(p, DeviceWork::kPush);
-    moe_push<kInput>(p, routing, epoch);
+    while (pushes.push_before(routing.first_pushes())) continue;
   }
   if (!crosses) return true;
   const MoeTraced work(p, DeviceWork::kForward);
-  return moe_forward<kInput>(p, epoch);
+  if (!moe_forward<kInput>(p, epoch, pushes)) return false;
+  while (pushes.push()) continue;
+  return true;
 }
 
 /// intra_comm, one working warp of a dispatching CTA: routes, pushes, and then sums if its CTA does not

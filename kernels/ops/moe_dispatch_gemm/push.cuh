@@ -75,18 +75,32 @@ __device__ __forceinline__ void moe_push_unit(const MoeParameters& p, const MoeR
   if (lane < rows) moe_signal_rows(p, to, rows);
 }
 
-/// One warp, when the table is built: units in order, until none is left.
+/// Units of pushes as one warp takes them, in order, when the table is built.
 template <DataType kType>
-__device__ __forceinline__ void moe_push(const MoeParameters& p, const MoeRouting& routing,
-                                         std::uint64_t epoch) {
-  std::uint64_t* next = &p.scratch.counters[epoch & 1].pushes;
-  const std::int32_t pushes = routing.pushes();
-  for (;;) {
-    const std::int64_t first = static_cast<std::int64_t>(claim_unit(next)) * kPushUnitRows;
-    if (first >= pushes) return;
-    moe_push_unit<kType>(p, routing, static_cast<std::int32_t>(first));
+class MoePushes {
+ public:
+  __device__ __forceinline__ MoePushes(const MoeParameters& p, const MoeRouting& routing, std::uint64_t epoch)
+      : p_(p), routing_(routing), epoch_(epoch) {}
+
+  /// Pushes one unit. False: none of those that begin before row `end` is left.
+  __device__ __forceinline__ bool push_before(std::int32_t end) {
+    if (first_ < 0) {
+      const std::uint64_t unit = claim_unit(&p_.scratch.counters[epoch_ & 1].pushes);
+      first_ = static_cast<std::int64_t>(unit) * kPushUnitRows;
+    }
+    if (first_ >= end) return false;
+    moe_push_unit<kType>(p_, routing_, static_cast<std::int32_t>(first_));
     __syncwarp();
+    first_ = -1;
+    return true;
   }
-}
+  __device__ __forceinline__ bool push() { return push_before(routing_.pushes()); }
+
+ private:
+  const MoeParameters& p_;
+  const MoeRouting& routing_;
+  const std::uint64_t epoch_;
+  std::int64_t first_ = -1;  ///< row of a unit that is taken and not pushed; < 0: there is none
+};
 
 }  // namespace mkernel::kernels

@@ -106,6 +106,10 @@ class MoeRouting {
 
   /// Rows that this rank pushes.
   __device__ __forceinline__ std::int32_t pushes() const { return words(step_begin_)[order_.steps()]; }
+  /// Those before the rows that have crossed.
+  __device__ __forceinline__ std::int32_t first_pushes() const {
+    return words(step_begin_)[p_.sections.first_experts(kinds_) * order_.ranks_per_node];
+  }
   /// Number of an entry's row among this rank's rows of the expert, when it is push `number`.
   __device__ __forceinline__ std::int32_t index(std::int32_t number, std::int32_t expert) const {
     return number - words(step_begin_)[order_.step(expert)];

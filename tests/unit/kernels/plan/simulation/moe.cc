@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mkernel::test {
@@ -250,26 +251,30 @@ Task MoeWorld::push(std::int32_t index, std::uint64_t epoch, Cta& shared) {
 }
 
 Task MoeWorld::push_warp(std::int32_t index, std::uint64_t epoch, Cta& shared) {
-  if (has(Fault::kForwardsFirst)) co_await forward(index, epoch);
+  const kernels::ChunkedRouting& routing = *own(index, epoch).routing;
+  const std::int32_t first = load_.sections.first_experts(plan_.owners.max_local()) * plan_.ranks_per_node;
+  Pushes pushes{.end = routing.pushes_before(first)};
+  if (has(Fault::kForwardsFirst)) co_await forward(index, epoch, pushes);
   co_await stage(index, epoch);
-  co_await push_units(index, epoch);
-  co_await forward(index, epoch);
+  while (pushes.left) co_await push_unit(index, epoch, pushes);
+  pushes = {.taken = pushes.taken, .end = routing.pushes()};
+  co_await forward(index, epoch, pushes);
+  while (pushes.left) co_await push_unit(index, epoch, pushes);
   scheduler_.add(shared.pushed, 1);
 }
 
-/// Units of rows that follow each other.
-Task MoeWorld::push_units(std::int32_t index, std::uint64_t epoch) {
+/// A unit of rows that follow each other, unless none is left before the end.
+Task MoeWorld::push_unit(std::int32_t index, std::uint64_t epoch, Pushes& pushes) {
   const kernels::ChunkedRouting& routing = *own(index, epoch).routing;
-  const std::int32_t pushes = routing.pushes();
-  for (;;) {
-    co_await scheduler_.step();
-    const std::int32_t first = take(index, epoch, kPushing) * load_.push_unit;
-    if (first >= pushes) break;
-    std::vector<Pushed> unit;
-    for (std::int32_t i = first; i < std::min(first + load_.push_unit, pushes); ++i)
-      unit.push_back(pushed(launch(epoch), index, routing.push(i), {index, routing.push(i).entry}));
-    co_await write_rows(epoch, unit, true);
-  }
+  co_await scheduler_.step();
+  if (pushes.taken < 0) pushes.taken = take(index, epoch, kPushing) * load_.push_unit;
+  pushes.left = pushes.taken < pushes.end;
+  if (!pushes.left) co_return;
+  const std::int32_t first = std::exchange(pushes.taken, -1);
+  std::vector<Pushed> unit;
+  for (std::int32_t i = first; i < std::min(first + load_.push_unit, routing.pushes()); ++i)
+    unit.push_back(pushed(launch(epoch), index, routing.push(i), {index, routing.push(i).entry}));
+  co_await write_rows(epoch, unit, true);
 }
 
 MoeWorld::Pushed MoeWorld::pushed(const Launch& of, std::int32_t source,

@@ -72,6 +72,13 @@ class MoeWorld : public World {
  private:
   using Tile = kernels::ExpertTasks::Task;
 
+  /// Units of pushes as one warp takes them.
+  struct Pushes {
+    std::int32_t taken = -1;  ///< the first row of one that is not pushed yet; < 0: there is none
+    std::int32_t end = 0;     ///< units that begin before this row are pushed
+    bool left = true;         ///< whether there was one at the last look
+  };
+
   /// What all ranks' routing in a launch comes to: the table that each of them builds.
   struct Launch {
     std::vector<MoeTokens> tokens;                  ///< by rank
@@ -167,8 +174,8 @@ class MoeWorld : public World {
   Task add_lacking_rows(std::int32_t index, std::uint64_t epoch, std::int32_t number);
   Task push(std::int32_t index, std::uint64_t epoch, Cta& shared);
   Task stage(std::int32_t index, std::uint64_t epoch);
-  Task push_units(std::int32_t index, std::uint64_t epoch);
-  Task forward(std::int32_t index, std::uint64_t epoch);
+  Task push_unit(std::int32_t index, std::uint64_t epoch, Pushes& pushes);
+  Task forward(std::int32_t index, std::uint64_t epoch, Pushes& pushes);
   Task write_rows(std::uint64_t epoch, std::vector<Pushed> unit, bool right);
   Task forward_counts(std::int32_t index, std::uint64_t epoch, Cta& shared);
   Task inter_send(std::int32_t index, std::uint64_t epoch, Cta& shared);

@@ -66,8 +66,9 @@ Task MoeWorld::stage(std::int32_t index, std::uint64_t epoch) {
   }
 }
 
-/// Pieces as they arrive: copies of their rows into the pools of this node.
-Task MoeWorld::forward(std::int32_t index, std::uint64_t epoch) {
+/// Pieces as they arrive: copies of their rows into the pools of this node. While one is on its way, rows of
+/// `pushes` are pushed.
+Task MoeWorld::forward(std::int32_t index, std::uint64_t epoch, Pushes& pushes) {
   for (;;) {
     co_await scheduler_.step();
     const std::int32_t number = take(index, epoch, kForwarding);
@@ -75,8 +76,9 @@ Task MoeWorld::forward(std::int32_t index, std::uint64_t epoch) {
     const std::int32_t piece = number / plan_.others();
     const Crossed from = crossed(index, epoch, number % plan_.others());
     Word& arrivals = channel(from.source, index, 0).arrivals_seen;
-    if (!has(Fault::kNoArrivals) && !co_await scheduler_.wait(arrivals, plan_.rows_arrivals(epoch, piece)))
-      co_return;
+    const std::uint64_t count = plan_.rows_arrivals(epoch, piece);
+    while (arrivals.value < count && pushes.left) co_await push_unit(index, epoch, pushes);
+    if (!has(Fault::kNoArrivals) && !co_await scheduler_.wait(arrivals, count)) co_return;
     const std::int32_t end = plan_.piece_begin(piece + 1, from.rows);
     for (std::int32_t row = plan_.piece_begin(piece, from.rows); row < end; ++row) {
       const bool right =

@@ -140,30 +140,41 @@ void LaunchTime::push(std::int32_t index) {
       [&](std::int32_t turn, double time) {
         at(rank(order.rail_peer(turn)).rows_arrived, order.as_seen_from(turn)).push_back(time);
       });
-  Server links;
-  for (std::int32_t i = 0; i < routing.pushes(); ++i) {
-    const ChunkedRouting::Push row = routing.push(i);
-    const PoolPlace place = pool_place(table_->view(), order, counts_.data(), index, row.expert, row.index);
-    const auto bytes = static_cast<double>(exchange_.row_bytes);
-    const double sent =
-        place.owner != index && of_.share == 1 ? links.serve(now, bytes / machine_.links_store) : 0;
-    now = std::max(now + bytes / rate, sent);
-    arrive(place, {index, row.entry}, now);
-  }
   mine.dispatched = now;
+  const std::int32_t first =
+      of_.plan.moe.sections.first_experts(exchange_.owners.max_local()) * exchange_.ranks_per_node;
+  push_before(index, routing.pushes_before(first));
+}
+
+void LaunchTime::push_before(std::int32_t index, std::int32_t end, double until) {
+  Rank& mine = rank(index);
+  const auto bytes = static_cast<double>(exchange_.row_bytes);
+  for (; mine.pushed < end && mine.dispatched < until; ++mine.pushed) {
+    const ChunkedRouting::Push row = mine.routing->push(mine.pushed);
+    const PoolPlace place =
+        pool_place(table_->view(), exchange_.order(index), counts_.data(), index, row.expert, row.index);
+    const double sent = place.owner != index && of_.share == 1
+                            ? mine.links.serve(mine.dispatched, bytes / machine_.links_store)
+                            : 0;
+    mine.dispatched = std::max(mine.dispatched + bytes / copy_rate(), sent);
+    arrive(place, {index, row.entry}, mine.dispatched);
+  }
 }
 
 void LaunchTime::forward(std::int32_t index) {
   Rank& mine = rank(index);
   const PushOrder order = exchange_.order(index);
-  double now = mine.dispatched;
+  const std::int32_t pushes = mine.routing->pushes();
+  double& now = mine.dispatched;
   for (std::int32_t row = 0; row < exchange_.max_tokens; ++row) {
     for (std::int32_t turn = 0; turn < order.others(); ++turn) {
       const std::int32_t source = order.rail_peer(turn), seen = order.as_seen_from(turn);
       const ChunkedRouting& routing = *rank(source).routing;
       if (row >= routing.crossings(seen)) continue;
       const std::int32_t piece = exchange_.piece_of(row, routing.crossings(seen));
-      now = std::max(now, at(at(mine.rows_arrived, turn), piece));
+      const double arrived = at(at(mine.rows_arrived, turn), piece);
+      push_before(index, pushes, arrived);
+      now = std::max(now, arrived);
       const std::int32_t token = routing.crossing(seen, row);
       std::int32_t entry = exchange_.crossed_entry(turn, routing.returning(seen, token));
       for (const std::int32_t of : routing.entries(seen, token)) {
@@ -174,7 +185,7 @@ void LaunchTime::forward(std::int32_t index) {
       }
     }
   }
-  mine.dispatched = now;
+  push_before(index, pushes);
 }
 
 Times times(const Case& of) {

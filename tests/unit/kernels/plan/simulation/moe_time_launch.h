@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <queue>
 #include <vector>
@@ -47,8 +48,9 @@ struct Rank {
   std::vector<std::vector<double>> rows_arrived, sums_arrived;  ///< by node turn and piece
   std::vector<double> cluster_ends;
   Warps summing;
-  Server wire;
+  Server wire, links;  ///< to other nodes, to the other ranks of this one
   std::unique_ptr<MemoryTime> memory;
+  std::int32_t pushed = 0;  ///< rows
   double table = 0, dispatched = 0;
 };
 
@@ -81,7 +83,12 @@ class LaunchTime {
   void find_tasks();
   void find_tables(Times& times);
   void arrive(const PoolPlace& place, const ExpertRowOrigin& origin, double time);
+  /// Stages what crosses, and pushes the rows that come before that.
   void push(std::int32_t index);
+  /// The next rows that the rank pushes, before row `end` and time `until`.
+  void push_before(std::int32_t index, std::int32_t end,
+                   double until = std::numeric_limits<double>::infinity());
+  /// What has crossed, with the other rows while it is on its way.
   void forward(std::int32_t index);
 
   // moe_time_compute.cc

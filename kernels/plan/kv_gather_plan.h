@@ -22,8 +22,10 @@ namespace mkernel::kernels {
 /// (plan/attention_tasks.h), keys before values: so the first heads are whole after a fraction of the time
 /// that the gather takes.
 struct KvChunks {
+  static constexpr std::int32_t kAllTargets = -1;
   struct Turn {
     std::int32_t stream, chunk;
+    std::int32_t target;  ///< of the ranks after this one, from 0 on, the one that it goes to; or kAllTargets
   };
 
   static constexpr std::int32_t kTensors = 2;
@@ -41,6 +43,10 @@ struct KvChunks {
   /// Over several nodes a chunk of every rail peer is pushed on after each so many own ones: about as many as
   /// are pushed while one comes over the wire.
   Divisor own_between = 1;
+  /// On one node the chunks of so many first heads go to the next rank, then to the one behind it, and so on.
+  /// The tasks that come first meet the sources in this order, all at the same time: with all the links for
+  /// one source after the other each of them comes before it is needed.
+  std::int32_t first_heads = 0;
 
   /// Other nodes: as many rail peers has every rank.
   MK_HOST_DEVICE std::int32_t rails() const { return world / (near + 1) - 1; }
@@ -67,18 +73,30 @@ struct KvChunks {
   /// chunk waits for no turn but earlier ones of that peer.
   MK_HOST_DEVICE std::int32_t streams() const { return kTensors * (1 + rails()); }
   /// A rank alone pushes nothing.
-  MK_HOST_DEVICE std::int32_t turns() const { return world > 1 ? streams() * chunks() : 0; }
+  MK_HOST_DEVICE std::int32_t turns() const { return world > 1 ? more_turns() + streams() * chunks() : 0; }
   MK_HOST_DEVICE Turn turn(std::int32_t index) const {
+    const std::int32_t more = more_turns(), first = first_turns();
+    if (index >= more + first) return turn_to_all(index - more);
+    const std::int32_t in_target = index % first;
+    return {in_target % kTensors, in_target / kTensors, index / first};
+  }
+
+ private:
+  /// To one rank of the first heads; and how many more there are because they go to each by itself.
+  MK_HOST_DEVICE std::int32_t first_turns() const { return kTensors * first_chunk(first_heads); }
+  MK_HOST_DEVICE std::int32_t more_turns() const { return first_heads > 0 ? (near - 1) * first_turns() : 0; }
+  /// As if all heads went to all ranks at a time.
+  MK_HOST_DEVICE Turn turn_to_all(std::int32_t index) const {
     const std::int32_t far = kTensors * rails(), own = kTensors * own_between, laps = chunks() / own_between;
     const std::int32_t lap = index / (own + far), in_lap = index % (own + far);
     if (lap < laps) {
-      if (in_lap >= own) return {kTensors + in_lap - own, lap};
-      return {in_lap % kTensors, lap * own_between + in_lap / kTensors};
+      if (in_lap >= own) return {kTensors + in_lap - own, lap, kAllTargets};
+      return {in_lap % kTensors, lap * own_between + in_lap / kTensors, kAllTargets};
     }
     // What is left when the own chunks end, and then of the others'.
     const std::int32_t left = index - laps * (own + far), own_left = kTensors * (chunks() % own_between);
-    if (left < own_left) return {left % kTensors, laps * own_between + left / kTensors};
-    return {kTensors + (left - own_left) % far, laps + (left - own_left) / far};
+    if (left < own_left) return {left % kTensors, laps * own_between + left / kTensors, kAllTargets};
+    return {kTensors + (left - own_left) % far, laps + (left - own_left) / far, kAllTargets};
   }
 };
 

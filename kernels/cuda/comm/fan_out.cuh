@@ -104,6 +104,9 @@ struct FanOutPlan {
   __device__ __forceinline__ const FanOutPlaces& places(const Turn& turn) const {
     return stream[turn.stream];
   }
+  __device__ __forceinline__ std::int32_t stores(const Turn& turn) const { return places(turn).stores; }
+  __device__ __forceinline__ std::int32_t targets(const Turn& turn) const { return places(turn).targets; }
+  __device__ __forceinline__ const FanOutTarget& target_of(const Turn&, int t) const { return target[t]; }
   __device__ __forceinline__ Share share(const Turn& turn, int share) const {
     const FanOutStream& of = stream[turn.stream];
     const std::int32_t part = turn.chunk % row.parts;
@@ -236,7 +239,7 @@ class FanOutCursor {
     places_ = &plan_.places(at_);
     share_ = plan_.share(at_, number_);
     row_ = share_.begin;
-    stores_ = places_->stores;
+    stores_ = plan_.stores(at_);
   }
 
   const Plan& plan_;
@@ -331,7 +334,7 @@ __device__ __forceinline__ void store_fan_out(const Plan& plan, int share, int s
       const std::uint32_t bytes = came ? piece.bytes() : 0;
       const std::uint32_t from = stage0 + stages.stage() * kFanOutPieceBytes;
       for (int t = 0; bytes > 0 && t < piece.stores(); ++t)
-        ptx::bulk_store(plan.target[t].rows + places.rows_at + piece.target_offset(), from, bytes);
+        ptx::bulk_store(plan.target_of(at, t).rows + places.rows_at + piece.target_offset(), from, bytes);
       ptx::bulk_commit_group();
       if (reading < kFanOutReading) {
         ++reading;
@@ -349,8 +352,8 @@ __device__ __forceinline__ void store_fan_out(const Plan& plan, int share, int s
     end_work(trace, DeviceWork::kPush, at.chunk);
     begin_work(trace);
     const ptx::SysReleased released = ptx::fence_acq_rel_sys();
-    for (int t = 0; t < places.targets; ++t) {
-      auto* ready = reinterpret_cast<std::uint64_t*>(plan.target[t].words + places.ready_at);
+    for (int t = 0; t < plan.targets(at); ++t) {
+      auto* ready = reinterpret_cast<std::uint64_t*>(plan.target_of(at, t).words + places.ready_at);
       ptx::red_add_relaxed_sys(ready + at.chunk, 1, released);
     }
     end_work(trace, DeviceWork::kSignal, at.chunk);

@@ -71,6 +71,15 @@ struct Span {
 struct Arrivals {
   Span near, far;  ///< from ranks of this node, from other nodes
   double pushed = 0;
+  // KvChunks::first_heads.
+  double first = 0, head = 0;  ///< when they begin to come; how long one of them takes to one rank
+  std::int32_t first_heads = 0;
+
+  /// From the rank of this node that is met at `step`: so many of `all` heads, a part of one included.
+  double near_at(std::int32_t step, double heads, double all) const {
+    if (heads > first_heads) return near.at(heads / all);
+    return first + ((step - 1) * first_heads + heads) * head;
+  }
 };
 
 /// Everybody pushes and puts at the same time; a source counts like the one that has most.
@@ -91,8 +100,14 @@ Arrivals arrivals_of(const RingGpuPlan& plan) {
   const double begin = machine.launch + machine.push_latency;
   if (gather.world == 1) return {.pushed = machine.launch};
   const double own = push(gather.near + (rails > 0 ? 1 : 0));
-  if (rails == 0)
-    return {.near = {begin + own, begin + chunks * own}, .pushed = machine.launch + chunks * own};
+  if (rails == 0) {
+    const double to_one = std::max(taken_up, push_seconds(machine, bytes, 1, 1, plan.comm_ctas));
+    return {.near = {begin + own, begin + chunks * own},
+            .pushed = machine.launch + chunks * own,
+            .first = begin + to_one,
+            .head = to_one * chunks / gather.heads,
+            .first_heads = gather.first_heads};
+  }
 
   // KvGatherPlan::turn(): chunks of the others go between own ones, as they come, and then without.
   const double far = rails * (gather.near > 0 ? push(gather.near) : 0), wire = rails * bytes / machine.nic;
@@ -249,6 +264,7 @@ double estimated_seconds(const RingGpuPlan& plan) {
     const int part = place.tile < plan.first_tiles ? 0 : 1;
     const std::int64_t kv_head = place.head / plan.group();
     const auto head = static_cast<double>(place.batch * gather.kv_heads + kv_head);
+    const double heads = gather.heads;
     const std::int32_t own = gather.part_rows[gather.rank][part];
     const std::int32_t in_part =
         std::min(own, (place.tile - part * plan.first_tiles + 1) * kAttentionTileQueries);
@@ -259,11 +275,12 @@ double estimated_seconds(const RingGpuPlan& plan) {
     for (std::int32_t step = 1; step < gather.world; ++step) {
       const std::int32_t source = gather.source(step), keys = met_keys(plan, source, 0, part);
       if (keys == 0) continue;
-      const Span& arrival = step <= gather.near ? arrivals.near : arrivals.far;
-      const double whole = gather.positions(source), heads = gather.heads;
-      now = std::max(now, arrival.at(head / heads)) +
-            sweep_seconds(plan.shape, machine, plan.tile_keys(), keys);
-      now = std::max(now, arrival.at((head + keys / whole) / heads));
+      const auto arrival = [&](double come) {
+        return step <= gather.near ? arrivals.near_at(step, come, heads) : arrivals.far.at(come / heads);
+      };
+      const double whole = gather.positions(source);
+      now = std::max(now, arrival(head)) + sweep_seconds(plan.shape, machine, plan.tile_keys(), keys);
+      now = std::max(now, arrival(head + keys / whole));
     }
     return now;
   };

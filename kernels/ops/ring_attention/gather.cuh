@@ -81,6 +81,15 @@ struct KvFanOutPlan {
   __device__ __forceinline__ const FanOutPlaces& places(const Turn& turn) const {
     return stream[turn.stream];
   }
+  __device__ __forceinline__ std::int32_t stores(const Turn& turn) const {
+    return turn.target == KvChunks::kAllTargets ? places(turn).stores : 1;
+  }
+  __device__ __forceinline__ std::int32_t targets(const Turn& turn) const {
+    return turn.target == KvChunks::kAllTargets ? places(turn).targets : 1;
+  }
+  __device__ __forceinline__ const FanOutTarget& target_of(const Turn& turn, int t) const {
+    return target[turn.target == KvChunks::kAllTargets ? t : turn.target];
+  }
   __device__ __forceinline__ Share share(const Turn& turn, int share) const {
     const KvStream& of = stream[turn.stream];
     const std::int32_t head = chunks.head_of(turn.chunk), row = chunks.chunk_row(turn.chunk);

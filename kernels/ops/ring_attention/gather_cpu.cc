@@ -102,7 +102,8 @@ void CpuKvGather::push_chunk(std::int32_t source, std::int32_t tensor, std::int3
 
 Status CpuKvGather::push() const {
   for (std::int32_t i = 0; i < gather().turns() && !launch_.roles.stop(); ++i) {
-    const auto [stream, chunk] = gather().turn(i);
+    // Its plan has no first heads: a thread copies to one rank after the other in any case.
+    const auto [stream, chunk, all] = gather().turn(i);
     const std::int32_t group = stream / KvGatherPlan::kTensors, tensor = stream % KvGatherPlan::kTensors;
     // The node before this one begins with it.
     const std::int32_t source =

@@ -83,6 +83,17 @@ std::int32_t own_chunks_between(const KvGatherPlan& gather, const Machine& machi
   return static_cast<std::int32_t>(std::clamp(chunks, 1.0, static_cast<double>(gather.chunks())));
 }
 
+/// KvChunks::first_heads: those of the tasks that all CTAs take first.
+std::int32_t first_heads_of(const RingGpuPlan& plan) {
+  std::int32_t heads = 0;
+  for (std::int32_t task = 0; task < std::min(plan.ctas, plan.tasks.tasks()); ++task) {
+    const AttentionTasks::Place place = plan.tasks.place(task);
+    const auto kv_head = static_cast<std::int32_t>(place.head / plan.group());
+    heads = std::max(heads, place.batch * plan.gather.kv_heads + kv_head + 1);
+  }
+  return heads;
+}
+
 RingGpuPlan plan_of(const AttentionShape& shape, const Topology& topology, std::uint32_t rank,
                     const Machine& machine, std::int32_t comm_ctas) {
   RingGpuPlan plan{RingPlan::make(shape, topology, rank), comm_ctas, machine.sms, machine};
@@ -121,7 +132,10 @@ Result<RingGpuPlan> RingGpuPlan::make(const AttentionShape& shape, const Topolog
   MK_RETURN_IF_ERROR(check_on_gpu(kind, shape, topology, machine, options));
   const std::int32_t comm_ctas =
       options.comm_ctas > 0 ? options.comm_ctas : choose_comm_ctas(shape, topology, machine);
-  return plan_of(shape, topology, rank, machine, comm_ctas);
+  RingGpuPlan plan = plan_of(shape, topology, rank, machine, comm_ctas);
+  if (kind == kRing && topology.nodes() == 1 && !plan.packed())
+    plan.gather.first_heads = first_heads_of(plan);
+  return plan;
 }
 
 std::string RingGpuPlan::signature() const {

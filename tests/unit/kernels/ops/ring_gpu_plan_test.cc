@@ -133,6 +133,24 @@ TEST_CASE("ring attention gpu plan: every chunk of every stream is pushed once, 
       for (const std::int32_t chunks : next) CHECK(chunks == (gather.world > 1 ? gather.chunks() : 0));
     }
   }
+  for (const std::int32_t first_heads : {0, 1, 3}) {
+    KvGatherPlan gather = plan_of(kShape, {1, 4}, 0, {.comm_ctas = 2}).gather;
+    gather.cut(200);
+    gather.first_heads = first_heads;
+    std::int32_t next[KvGatherPlan::kTensors][3] = {};
+    for (std::int32_t i = 0; i < gather.turns(); ++i) {
+      const KvGatherPlan::Turn turn = gather.turn(i);
+      const bool first = turn.chunk < gather.first_chunk(first_heads);
+      CHECK((turn.target != KvGatherPlan::kAllTargets) == first);
+      for (std::int32_t target = 0; target < 3; ++target)
+        if (!first || turn.target == target) CHECK(turn.chunk == next[turn.stream][target]++);
+      // All first heads to one rank before any to the one behind it, and to all before the others.
+      for (std::int32_t before = 0; before < (first ? turn.target : 3); ++before)
+        CHECK(next[turn.stream][before] >= gather.first_chunk(first_heads));
+    }
+    for (const auto& tensor : next)
+      for (const std::int32_t chunks : tensor) CHECK(chunks == gather.chunks());
+  }
   // A chunk that comes over the wire takes as long as three own ones, which go to two places, and itself.
   const AttentionShape large{.batch = 4, .sequence = 49152, .heads = 16, .kv_heads = 16, .head_dim = 128};
   CHECK(plan_of(large, {2, 2}, 0, {.comm_ctas = 8}).gather.own_between == 3);

@@ -10,7 +10,8 @@ namespace mkernel::test {
 std::vector<FanOutWorld::Chunk> FanOutWorld::push_order(std::int32_t index) const {
   std::vector<Chunk> chunks;
   for (std::int32_t i = 0; i < turns(index); ++i) {
-    const Chunk chunk = chunk_of(index, turn(index, i));
+    Chunk chunk = chunk_of(index, turn(index, i));
+    chunk.target = target(index, i);
     if (chunk.chunk < chunks_of(chunk.source)) chunks.push_back(chunk);
   }
   return chunks;
@@ -91,7 +92,7 @@ Task FanOutWorld::store(Pushing& shared, std::uint64_t storer) {
     const bool came = number < shared.lost;
     std::vector<std::int32_t> targets;
     for (std::int32_t t = 1; t < ranks_per_node(); ++t)
-      targets.push_back(rank_at(node_of(index), local_of(index) + t));
+      if (goes_to(chunk, t)) targets.push_back(rank_at(node_of(index), local_of(index) + t));
     if (chunk.source == index && keeps_own(index)) targets.push_back(index);
     if (came && has(Fault::kCountFirst)) co_await signal(shared, chunk);
     for (const std::int32_t target : targets) {
@@ -118,7 +119,7 @@ Task FanOutWorld::store(Pushing& shared, std::uint64_t storer) {
 Task FanOutWorld::signal(Pushing& shared, Chunk chunk) {
   for (std::int32_t t = 1; t <= ranks_per_node(); ++t) {
     const std::int32_t target = rank_at(node_of(shared.rank), local_of(shared.rank) + t);
-    if (target == shared.rank && !keeps_own(target)) continue;
+    if (!goes_to(chunk, t) || (target == shared.rank && !keeps_own(target))) continue;
     co_await scheduler_.step();
     scheduler_.add(ready(target, chunk), 1);
   }

@@ -20,6 +20,7 @@ class FanOutWorld : public World {
   /// A block of rows of one of the tensors that a source has.
   struct Chunk {
     std::int32_t source, tensor, chunk;
+    std::int32_t target = -1;  ///< of its turn
   };
   /// What the roles of a pushing CTA share.
   struct Pushing {
@@ -37,6 +38,8 @@ class FanOutWorld : public World {
   virtual std::int32_t comm_ctas(std::int32_t index) const = 0;
   virtual std::int32_t turns(std::int32_t index) const = 0;
   virtual Turn turn(std::int32_t index, std::int32_t number) const = 0;
+  /// The rank of the node that a turn's chunk goes to, counted from the next one on; negative: all.
+  virtual std::int32_t target(std::int32_t /*index*/, std::int32_t /*number*/) const { return -1; }
   virtual Chunk chunk_of(std::int32_t index, const Turn& turn) const = 0;
   virtual std::int32_t chunks_of(std::int32_t source) const = 0;
   /// Whether the rank stores its own rows in its own workspace, too: at least when they are put from there.
@@ -101,6 +104,10 @@ class FanOutWorld : public World {
   Task load(Pushing& shared);
   Task store(Pushing& shared, std::uint64_t storer);
   Task signal(Pushing& shared, Chunk chunk);
+  /// Whether a turn's chunk goes to the `ahead`th rank after this one.
+  static bool goes_to(const Chunk& chunk, std::int32_t ahead) {
+    return chunk.target < 0 || chunk.target == ahead - 1;
+  }
 
   const std::uint64_t stages_;  ///< chunks that a pushing CTA may have loaded and not stored
 };

@@ -69,8 +69,11 @@ class RingAttentionWorld : public FanOutWorld {
   bool first_computes(std::int32_t index) const override { return plan(index).idle_ctas() == 0; }
   std::int32_t turns(std::int32_t) const override { return gather().turns(); }
   Turn turn(std::int32_t, std::int32_t number) const override {
-    const auto [stream, chunk] = gather().turn(number);
+    const auto [stream, chunk, target] = gather().turn(number);
     return {stream, chunk};
+  }
+  std::int32_t target(std::int32_t, std::int32_t number) const override {
+    return gather().turn(number).target;
   }
   /// The node before this one begins with it.
   Chunk chunk_of(std::int32_t index, const Turn& turn) const override {

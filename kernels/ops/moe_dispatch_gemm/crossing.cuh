@@ -73,11 +73,20 @@ __device__ __forceinline__ void moe_stage_row(const MoeParameters& p, std::uint6
   }
 }
 
-/// One warp, when the table is built: own tokens in the order in which they cross.
-__device__ __forceinline__ void moe_stage(const MoeParameters& p, std::uint64_t epoch) {
+/// Rows that a warp stages between two units of pushes. A GPU copies several times as fast as the wire takes
+/// what it stages, and products wait for the first pushes.
+inline constexpr int kStagedBetween = 2;
+
+/// One warp, when the table is built: own tokens in the order in which they cross, and between them the first
+/// units of `pushes`.
+template <DataType kType>
+__device__ __forceinline__ void moe_stage(const MoeParameters& p, std::uint64_t epoch,
+                                          MoePushes<kType>& pushes) {
+  int staged = 0;
   moe_claim_rows(p, &p.scratch.counters[epoch & 1].staged, p.scratch.crossings,
                  [&](std::int32_t turn, std::int32_t row) {
                    moe_stage_row(p, epoch, turn, row);
+                   if (++staged % kStagedBetween == 0) pushes.push_first();
                    return true;
                  });
 }

@@ -20,14 +20,14 @@ template <DataType kInput>
 __device__ __forceinline__ bool moe_send_rows(const MoeParameters& p, std::uint64_t epoch,
                                               const MoeRouting& routing) {
   const bool crosses = p.plan.others() > 0;
+  MoePushes<kInput> pushes(p, routing, epoch);
   if (crosses) {
     const MoeTraced work(p, DeviceWork::kStage);
-    moe_stage(p, epoch);
+    moe_stage(p, epoch, pushes);
   }
-  MoePushes<kInput> pushes(p, routing, epoch);
   {
     const MoeTraced work(p, DeviceWork::kPush);
-    while (pushes.push_before(routing.first_pushes())) continue;
+    while (pushes.push_first()) continue;
   }
   if (!crosses) return true;
   const MoeTraced work(p, DeviceWork::kForward);

@@ -82,7 +82,13 @@ class MoePushes {
   __device__ __forceinline__ MoePushes(const MoeParameters& p, const MoeRouting& routing, std::uint64_t epoch)
       : p_(p), routing_(routing), epoch_(epoch) {}
 
-  /// Pushes one unit. False: none of those that begin before row `end` is left.
+  /// Pushes one unit. False: none is left.
+  __device__ __forceinline__ bool push() { return push_before(routing_.pushes()); }
+  /// Of those that come before the rows that have crossed.
+  __device__ __forceinline__ bool push_first() { return push_before(routing_.first_pushes()); }
+
+ private:
+  /// Of those that begin before row `end`.
   __device__ __forceinline__ bool push_before(std::int32_t end) {
     if (first_ < 0) {
       const std::uint64_t unit = claim_unit(&p_.scratch.counters[epoch_ & 1].pushes);
@@ -94,9 +100,7 @@ class MoePushes {
     first_ = -1;
     return true;
   }
-  __device__ __forceinline__ bool push() { return push_before(routing_.pushes()); }
 
- private:
   const MoeParameters& p_;
   const MoeRouting& routing_;
   const std::uint64_t epoch_;

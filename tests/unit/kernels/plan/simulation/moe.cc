@@ -255,7 +255,7 @@ Task MoeWorld::push_warp(std::int32_t index, std::uint64_t epoch, Cta& shared) {
   const std::int32_t first = load_.sections.first_experts(plan_.owners.max_local()) * plan_.ranks_per_node;
   Pushes pushes{.end = routing.pushes_before(first)};
   if (has(Fault::kForwardsFirst)) co_await forward(index, epoch, pushes);
-  co_await stage(index, epoch);
+  co_await stage(index, epoch, pushes);
   while (pushes.left) co_await push_unit(index, epoch, pushes);
   pushes = {.taken = pushes.taken, .end = routing.pushes()};
   co_await forward(index, epoch, pushes);

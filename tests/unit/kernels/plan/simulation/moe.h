@@ -173,7 +173,7 @@ class MoeWorld : public World {
   Task build_table(std::int32_t index, std::uint64_t epoch, Cta& shared);
   Task add_lacking_rows(std::int32_t index, std::uint64_t epoch, std::int32_t number);
   Task push(std::int32_t index, std::uint64_t epoch, Cta& shared);
-  Task stage(std::int32_t index, std::uint64_t epoch);
+  Task stage(std::int32_t index, std::uint64_t epoch, Pushes& pushes);
   Task push_unit(std::int32_t index, std::uint64_t epoch, Pushes& pushes);
   Task forward(std::int32_t index, std::uint64_t epoch, Pushes& pushes);
   Task write_rows(std::uint64_t epoch, std::vector<Pushed> unit, bool right);

@@ -46,8 +46,9 @@ Task MoeWorld::forward_counts(std::int32_t index, std::uint64_t epoch, Cta& shar
   scheduler_.add(shared.crossed, 1);
 }
 
-/// Tokens in the order in which they cross, each behind what the rail peer must know of it.
-Task MoeWorld::stage(std::int32_t index, std::uint64_t epoch) {
+/// Tokens in the order in which they cross, each behind what the rail peer must know of it; and between them
+/// units of `pushes`.
+Task MoeWorld::stage(std::int32_t index, std::uint64_t epoch, Pushes& pushes) {
   const kernels::ChunkedRouting& routing = *own(index, epoch).routing;
   std::int32_t most = 0;
   for (std::int32_t turn = 0; turn < plan_.others(); ++turn) most = std::max(most, routing.crossings(turn));
@@ -63,6 +64,7 @@ Task MoeWorld::stage(std::int32_t index, std::uint64_t epoch) {
     memory(index).end_write(span, crossing_stamp(epoch, index, turn, row));
     co_await scheduler_.step();
     scheduler_.set(word(index, plan_.staged_word(turn, row)), Plan::stamp(epoch));
+    if (pushes.left) co_await push_unit(index, epoch, pushes);
   }
 }
 

@@ -16,6 +16,7 @@ namespace {
 constexpr double kRouteStep = 3e-6;  // 32 entries of a warp: counted, and placed
 constexpr double kMeet = 3e-6;       // of the dispatching CTAs
 constexpr double kTable = 8e-6;      // from the counts of all to the table
+constexpr int kStagedBetween = 2;    // rows: as moe_dispatch_gemm/crossing.cuh
 
 }  // namespace
 
@@ -122,14 +123,16 @@ void LaunchTime::push(std::int32_t index) {
   Rank& mine = rank(index);
   const ChunkedRouting& routing = *mine.routing;
   const PushOrder order = exchange_.order(index);
-  const double rate = copy_rate();
-  double now = mine.table;
+  const std::int32_t first = routing.pushes_before(
+      of_.plan.moe.sections.first_experts(exchange_.owners.max_local()) * exchange_.ranks_per_node);
+  mine.dispatched = mine.table;
   std::vector<std::vector<double>> staged(static_cast<std::size_t>(order.others()));
   for (std::int32_t row = 0; row < exchange_.max_tokens; ++row) {
     for (std::int32_t turn = 0; turn < order.others(); ++turn) {
       if (row >= routing.crossings(turn)) continue;
-      now += static_cast<double>(exchange_.crossing_bytes()) / rate;
-      at(staged, turn).push_back(now);
+      mine.dispatched += static_cast<double>(exchange_.crossing_bytes()) / copy_rate();
+      at(staged, turn).push_back(mine.dispatched);
+      push_before(index, std::min(first, mine.pushed + kPushUnitRows / kStagedBetween));
     }
   }
   for (std::int32_t turn = 0; turn < order.others(); ++turn)
@@ -140,10 +143,7 @@ void LaunchTime::push(std::int32_t index) {
       [&](std::int32_t turn, double time) {
         at(rank(order.rail_peer(turn)).rows_arrived, order.as_seen_from(turn)).push_back(time);
       });
-  mine.dispatched = now;
-  const std::int32_t first =
-      of_.plan.moe.sections.first_experts(exchange_.owners.max_local()) * exchange_.ranks_per_node;
-  push_before(index, routing.pushes_before(first));
+  push_before(index, first);
 }
 
 void LaunchTime::push_before(std::int32_t index, std::int32_t end, double until) {

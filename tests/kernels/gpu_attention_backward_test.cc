@@ -12,6 +12,7 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/ops/make.h"
 #include "tests/support/attention_cases.h"
+#include "tests/support/gpu_held_stream.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_backward_case.h"
@@ -175,9 +176,14 @@ TEST_CASE("attention backward: a group that failed ends the launches, with the g
   rank.poison();
   const std::uint64_t poison = rank.digest();
   rank.world().fail_group(0, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
-  require_ok(rank.enqueue());
-  rank.poison();
-  require_ok(rank.enqueue());      // before the host has waited for anything and sees the failure
+  {  // until both are queued: one that is queued when the first has failed is refused at once
+    const HeldStream held(rank.stream().get());
+    require_ok(held.status());
+    require_ok(rank.enqueue());
+    rank.poison();
+    require_ok(rank.enqueue());
+    CHECK(held.holds());
+  }
   CHECK(rank.digest() == poison);  // the one behind it does nothing
   const Status failed = rank.operation().status();
   CHECK(failed.code() == StatusCode::kUnavailable);

@@ -76,8 +76,9 @@ class BackwardRank {
   bench::GpuBackwardCase operands_;
 };
 
-void check(const AttentionShape& shape, float scale = 2, std::int64_t looked = 1 << 12) {
-  BackwardRank rank(shape);
+void check(const AttentionShape& shape, float scale = 2, std::int64_t looked = 1 << 12,
+           const kernels::AttentionOptions& options = {}) {
+  BackwardRank rank(shape, options);
   CAPTURE(rank.operation().signature());
   rank.run_checked(1, scale, looked);
 }
@@ -88,7 +89,9 @@ constexpr AttentionShape kSmall{.batch = 2, .sequence = 200, .heads = 4, .kv_hea
 
 TEST_CASE("attention backward: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_mask(kSmall, [](const AttentionShape& shape) { check(shape); });
+  // Several tasks for each of few CTAs.
+  for_every_mask({.batch = 2, .sequence = 130, .heads = 2, .kv_heads = 1},
+                 [](const AttentionShape& shape) { check(shape, 2, 1 << 12, {.sms = 2}); });
 }
 
 TEST_CASE("attention backward: the cases of both executors") {

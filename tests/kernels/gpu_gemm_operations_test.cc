@@ -40,7 +40,7 @@ TEST_CASE_TEMPLATE("every tile, type and layout, with tails in all dimensions", 
 
 TEST_CASE_TEMPLATE("a shape small enough for tools that watch every access", Op, AgGemm, GemmRs, GemmAr) {
   if (!peers_or_skip(1)) return;
-  check_gpu_case<Op>(2, {300, 136, 72});
+  check_gpu_case<Op>(2, {300, 136, 72}, {.tile = Sm90Tile::k128x64, .sms = 8}, 2);
 }
 
 TEST_CASE_TEMPLATE("shapes: few rows, ranks without rows, one row, narrow, long", Op, AgGemm, GemmRs,

@@ -6,6 +6,8 @@
 // Every rank has a node of its own, and pairs up: rank with rank + WORLD / 2. Each pair puts both ways, from
 // buffers of BYTES to buffers of BYTES:
 //   check    many sizes, odd offsets, many channels, between GPUs and with the host; verified byte for byte
+//   flood    check, then more puts back to back than a ring has slots, on one channel
+//   large    of check's sizes those of several MiB, between GPUs
 //   endless  "ready" after the first round, then rounds until the group fails; says why
 //   bench    tells latency and bandwidth by size
 // Status 0: as expected; 1: wrong data or usage; 3: mkernel refused, its error is on stdout.
@@ -36,6 +38,8 @@ constexpr std::uint32_t kLanes = 8;
 constexpr std::chrono::seconds kPatience{60};
 constexpr std::byte kPoison{0xa5};
 constexpr std::uint64_t kMiB = 1 << 20;
+/// Back to back from each rank: more than a ring has slots.
+constexpr std::uint64_t kFloodPuts = 5000;
 
 /// A put of a round, the same at both ends.
 struct Piece {
@@ -160,7 +164,10 @@ Result<std::uint64_t> run_round(Group& group, Side& side, const Buffers& buffers
   return wrong_bytes(target, random_bytes(bytes, round, side.peer()), pieces);
 }
 
-int check(Group& group, Side& side, const SymmetricBuffer (&gpu)[2], const SymmetricBuffer (&host)[2]) {
+/// Rounds with puts of many sizes, from `smallest` bytes on up to half of a buffer; those with the host too
+/// unless `host` is null.
+int check(Group& group, Side& side, const SymmetricBuffer (&gpu)[2], const SymmetricBuffer* host,
+          std::uint64_t smallest) {
   const std::uint64_t bytes = gpu[0].bytes();
   std::uint64_t round = 0, puts = 0;
   const auto verify = [&](const char* what, const Buffers& buffers, std::uint64_t size) {
@@ -173,10 +180,12 @@ int check(Group& group, Side& side, const SymmetricBuffer (&gpu)[2], const Symme
     return 1;
   };
   for (std::uint64_t size = 1; size <= bytes / 2; size = size * 4 + size % 3) {
+    if (size < smallest) continue;
     if (const int bad = verify("GPU to GPU", {gpu[0], gpu[1]}, size); bad != 0) return bad;
   }
   if (const int bad = verify("GPU to GPU", {gpu[0], gpu[1]}, bytes / 2); bad != 0) return bad;
-  for (const std::uint64_t size : {std::uint64_t{1}, std::uint64_t{4097}, host[0].bytes() / 2}) {
+  for (const std::uint64_t size : {std::uint64_t{1}, std::uint64_t{4097}, 2 * kMiB}) {
+    if (host == nullptr) break;
     if (const int bad = verify("host to GPU", {host[0], gpu[1]}, size); bad != 0) return bad;
     if (const int bad = verify("GPU to host", {gpu[0], host[1], false}, size); bad != 0) return bad;
     if (const int bad = verify("host to host", {host[0], host[1], false}, size); bad != 0) return bad;
@@ -223,9 +232,9 @@ Result<std::pair<double, double>> latency(Group& group, Side& side, const Buffer
   return std::pair(trips[trips.size() / 2], trips[trips.size() * 99 / 100]);
 }
 
-/// GB/s of puts back to back from the lower rank (or from both), on one lane.
-Result<double> bandwidth(Group& group, Side& side, const Buffers& buffers, std::uint64_t size, bool both) {
-  const std::uint64_t puts = std::clamp<std::uint64_t>((std::uint64_t{1} << 30) / size, 16, 20000);
+/// GB/s of so many puts back to back from the lower rank (or from both), on one lane.
+Result<double> bandwidth(Group& group, Side& side, const Buffers& buffers, std::uint64_t size,
+                         std::uint64_t puts, bool both) {
   const std::uint64_t slots = buffers.source.bytes() / size;
   const bool sends = both || side.rank() < side.peer();
   MK_RETURN_IF_ERROR(group.barrier());
@@ -248,9 +257,10 @@ int bench(Group& group, Side& side, const Buffers& buffers) {
   for (std::uint64_t size = 8; size <= buffers.source.bytes(); size *= size < 4096 ? 512 : 4) {
     const auto trip = latency(group, side, buffers, size);
     if (!trip.ok()) return refused(trip.status());
-    const auto one = bandwidth(group, side, buffers, size, false);
+    const std::uint64_t puts = std::clamp<std::uint64_t>((std::uint64_t{1} << 30) / size, 16, 20000);
+    const auto one = bandwidth(group, side, buffers, size, puts, false);
     if (!one.ok()) return refused(one.status());
-    const auto both = bandwidth(group, side, buffers, size, true);
+    const auto both = bandwidth(group, side, buffers, size, puts, true);
     if (!both.ok()) return refused(both.status());
     if (!speaks) continue;
     std::printf(
@@ -279,15 +289,19 @@ int run(const std::string& socket, const std::string& name, std::uint32_t world,
   if (mode == "bench") return bench(*group, side, {*source, *target});
   const SymmetricBuffer gpu[2] = {std::move(*source), std::move(*target)};
   const SymmetricBuffer host[2] = {std::move(*host_source), std::move(*host_target)};
-  return check(*group, side, gpu, host);
+  if (mode == "large") return check(*group, side, gpu, nullptr, 4 * kMiB);
+  if (const int bad = check(*group, side, gpu, host, 1); bad != 0 || mode == "check") return bad;
+  const auto flooded = bandwidth(*group, side, {gpu[0], gpu[1]}, 4096, kFloodPuts, true);
+  return flooded.ok() ? 0 : refused(flooded.status());
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string mode = argc == 8 ? argv[7] : "";
-  if (mode != "check" && mode != "endless" && mode != "bench") {
-    std::cerr << "usage: fabric_rank SOCKET GROUP WORLD RANK DEVICE BYTES check|endless|bench\n";
+  const auto modes = {"check", "flood", "large", "endless", "bench"};
+  if (std::find(modes.begin(), modes.end(), mode) == modes.end()) {
+    std::cerr << "usage: fabric_rank SOCKET GROUP WORLD RANK DEVICE BYTES check|flood|large|endless|bench\n";
     return 1;
   }
   return run(argv[1], argv[2], static_cast<std::uint32_t>(std::strtoul(argv[3], nullptr, 10)),

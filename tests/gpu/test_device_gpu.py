@@ -48,8 +48,9 @@ class DeviceGpuTest(RanksAtOnce, DeviceRanksTest):
             status, out, err = self.finish(rank)
             self.assertEqual(status, 3, out + err)
             self.assertIn("DEADLINE_EXCEEDED", out)
-            # Whose deadline came first says so; the other one may have heard of it before its own.
-            self.assertRegex(out, r"rank \d kernel: arrivals of rank \d lane 0: expected 1, seen 0 after 0\.5 s")
+            # Whose deadline came first says so; the other one may have heard of it before its own. On a GPU that others use too the
+            # kernel may look at its clock later.
+            self.assertRegex(out, r"rank \d kernel: arrivals of rank \d lane 0: expected 1, seen 0 after (0\.[5-9]|[1-9]\.\d) s")
 
     def test_a_session_without_gpu_is_refused(self):
         self.start_nodes(1)

@@ -19,6 +19,8 @@ RING_BACKWARD = "ring_attention_backward"
 ODD_SIZES = ["--tokens", "300", "--hidden", "328", "--n", "392", "--experts", "11", "--topk", "3"]
 ODD_MOE = [*ODD_SIZES, "--intermediate", "264"]
 ODD_RING = ["--batch", "2", "--sequence", "3001", "--heads", "6", "--kv-heads", "2"]
+SHARED_MOE = [*ODD_MOE, "--shared-intermediate", "136"]
+F16_MOE = [*ODD_SIZES, "--intermediate", "0", "--dtype", "f16"]
 RINGS = ([*ODD_RING, "--head-dim", "64", "--causal"], [*ODD_RING, "--head-dim", "128", "--dtype", "f16"])
 LONG_RING = ["--sequence", "8192", "--heads", "16", "--kv-heads", "4", "--head-dim", "128", "--causal"]
 # That a rank opens: one of each operation, and the one that operations take turns with, which neither mixtures of experts nor a rank alone
@@ -55,20 +57,35 @@ class GpuRanksTest(ClusterTest):
         self.assertEqual(outcomes[0][1].count(" verified"), max(1, len(shapes)), outcomes[0][1])
         print(outcomes[0][1])
 
-    def verified_shapes(self, worlds):
+    def wait_for_no_regions(self):
+        for node in self.daemons:
+            wait_until(lambda n=node: not n.show("regions"), f"{node.name} lets go of every region")
+
+    def verified_after_kills(self):
+        """The GPUs and the daemons are usable at once. Between kills the next operation's launches show that they are."""
+        for op in ("gemm_ar", RING):
+            self.verified(2, op, "--iterations", "2", group="after-" + op)
+
+    def refused(self, *runs):
+        """Runs of two ranks that end at once, (arguments, what each rank says), are started together: most of the time is their start."""
+        started = [(self.ranks(2, *arguments, group=f"refused-{number}"), texts) for number, (arguments, *texts) in enumerate(runs)]
+        for ranks, texts in started:
+            for rank in ranks:
+                status, out, err = self.finish(rank)
+                self.assertEqual(status, 1, out + err)
+                for text in texts:
+                    self.assertIn(text, err)
+
+    def verified_shapes(self, worlds, moe, rings):
+        """`moe`: arguments of runs of that operation; `rings`: operations and arguments."""
         for world in sorted(worlds):
             for op, n, k in (("ag_gemm", 1024, 4096), ("gemm_rs", 4096, 1024), ("gemm_ar", 4096, 1024)):
                 with self.subTest(world=world, op=op):
                     odd = (1000, 384, 520) if op == "ag_gemm" else (1000, 392, 264)
                     self.verified(world, op, "--iterations", "5", shapes=[(4096, n, k), odd, (1, 8, 8)])
-            shared = [*ODD_MOE, "--shared-intermediate", "136"]
-            for shape in ([], shared, [*ODD_MOE, "--column-major"], [*ODD_SIZES, "--intermediate", "0", "--dtype", "f16"]):
-                with self.subTest(world=world, op=MOE, shape=shape):
-                    self.verified(world, MOE, "--iterations", "5", *shape)
-            for op in (RING, RING_BACKWARD):
-                for shape in RINGS:
-                    with self.subTest(world=world, op=op, shape=shape):
-                        self.verified(world, op, "--iterations", "5", *shape)
+            for op, shape in [*((MOE, shape) for shape in moe), *rings]:
+                with self.subTest(world=world, op=op, shape=shape):
+                    self.verified(world, op, "--iterations", "5", *shape)
 
 
 class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
@@ -79,7 +96,8 @@ class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
         self.node = self.start_nodes(1)[0]
 
     def test_shapes(self):
-        self.verified_shapes({2, GPUS} - {1})
+        self.verified_shapes({2, GPUS} - {1}, moe=([], SHARED_MOE, [*ODD_MOE, "--column-major"], F16_MOE),
+                             rings=[(op, shape) for op in (RING, RING_BACKWARD) for shape in RINGS])
 
     def test_timeline(self):
         """--trace: what every CTA of every rank did, on one time axis."""
@@ -112,28 +130,25 @@ class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
                 self.assertLessEqual({"compute", "load", "product", "store"}, names)
 
     def test_overrides_of_the_plan(self):
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
-            for overrides in (["--comm-ctas", "4"], ["--sms", "40"], ["--comm-ctas", "2", "--sms", "4"]):
-                with self.subTest(op=op, overrides=overrides):
-                    self.verified(2, op, "--m", "1000", "--n", "392", "--k", "264", "--iterations", "3", *overrides, group=op)
-            for overrides, text in ((["--comm-ctas", "3"], "comm_ctas = 3, must be even, 0..66"), (["--sms", "-1"], "sms = -1, must be"),
-                                    (["--sms", "20", "--comm-ctas", "12"], "comm_ctas = 12, must be even, 0..10")):
-                for rank in self.ranks(2, op, *overrides, group=op):
-                    status, out, err = self.finish(rank)
-                    self.assertEqual(status, 1, out + err)
-                    self.assertIn(text, err)
+        small = ["--m", "1000", "--n", "392", "--k", "264"]
+        for op, shape, *overrides in (("ag_gemm", small, "--comm-ctas", "4"), ("gemm_rs", small, "--sms", "40"),
+                                      *((op, small, "--comm-ctas", "2", "--sms", "4") for op in ("ag_gemm", "gemm_rs", "gemm_ar")),
+                                      (MOE, ODD_MOE, "--comm-ctas", "4"), (MOE, ODD_MOE, "--comm-ctas", "2", "--sms", "4")):
+            with self.subTest(op=op, overrides=overrides):
+                self.verified(2, op, *shape, "--iterations", "3", *overrides, group=op)
 
-    def test_overrides_of_the_plan_of_experts(self):
-        for overrides in (["--comm-ctas", "4"], ["--sms", "40"], ["--comm-ctas", "2", "--sms", "4"]):
-            with self.subTest(overrides=overrides):
-                self.verified(2, MOE, *ODD_MOE, "--iterations", "3", *overrides, group=MOE)
-        for overrides, text in ((["--comm-ctas", "3"], "moe: comm_ctas = 3, but it must be even, 0.."),
-                                (["--sms", "2"], "moe: sms = 2, but it must be at least 4"),
-                                (["--hidden", "20"], "moe: hidden = 20, but it must be a multiple of 8")):
-            for rank in self.ranks(2, MOE, *overrides, group=MOE):
-                status, out, err = self.finish(rank)
-                self.assertEqual(status, 1, out + err)
-                self.assertIn(text, err)
+    def test_plans_that_cannot_run_are_refused_by_name(self):
+        self.refused(*(([op, *overrides], text) for op in ("ag_gemm", "gemm_rs", "gemm_ar") for overrides, text in (
+            (["--comm-ctas", "3"], "comm_ctas = 3, must be even, 0..66"), (["--sms", "-1"], "sms = -1, must be"),
+            (["--sms", "20", "--comm-ctas", "12"], "comm_ctas = 12, must be even, 0..10"))))
+
+    def test_what_cannot_run_is_refused_by_name(self):
+        self.refused((["ag_gemm", "--k", "9"], "k = 9, must be a multiple of 8"),
+                     (["gemm_ar", "--n", "12"], "gemm_ar: n = 12, must be a multiple of 8"),
+                     (["ag_gemm", "--device", "99"], "GPU 99"),
+                     ([MOE, "--comm-ctas", "3"], "moe: comm_ctas = 3, but it must be even, 0.."),
+                     ([MOE, "--sms", "2"], "moe: sms = 2, but it must be at least 4"),
+                     ([MOE, "--hidden", "20"], "moe: hidden = 20, but it must be a multiple of 8"))
 
     def test_plans_that_differ(self):
         ranks = [self.rank(r, 2, "gemm_rs", "--comm-ctas", str(2 + 2 * r)) for r in (0, 1)]
@@ -142,17 +157,6 @@ class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
             self.assertEqual(status, 1, out + err)
             self.assertIn("comm_ctas=2", err)
             self.assertIn("comm_ctas=4", err)
-
-    def test_what_cannot_run_is_refused_by_name(self):
-        for arguments, texts in ((["ag_gemm", "--k", "9"], ["k = 9, must be a multiple of 8"]),
-                                 (["gemm_ar", "--n", "12"], ["gemm_ar: n = 12, must be a multiple of 8"]),
-                                 (["ag_gemm", "--device", "99"], ["GPU 99"])):
-            with self.subTest(arguments=arguments):
-                for rank in self.ranks(2, *arguments, group=arguments[0]):
-                    status, out, err = self.finish(rank)
-                    self.assertEqual(status, 1, out + err)
-                    for text in texts:
-                        self.assertIn(text, err)
 
     def test_executors_that_differ(self):
         ranks = [self.bench(0, 2, self.node, "ag_gemm", group="gpu"), self.rank(1, 2, "ag_gemm")]
@@ -183,8 +187,8 @@ class OneNodeKillsGpuTest(GpuRanksTest):
                 status, out, err = self.finish(survivor)
                 self.assertEqual(status, 1, out + err)
                 self.assertIn("rank 1", err)
-                self.verified(2, op, "--iterations", "2", group="after-" + op)  # the GPUs are usable at once
-                wait_until(lambda: not self.node.show("regions"), "the workspaces are gone")
+                self.wait_for_no_regions()
+        self.verified_after_kills()
 
     def test_kill_of_the_daemon(self):
         for op in ("ag_gemm", "gemm_ar", MOE, RING, RING_BACKWARD):
@@ -196,8 +200,8 @@ class OneNodeKillsGpuTest(GpuRanksTest):
                     self.assertEqual(status, 1, out + err)
                     self.assertIn("UNAVAILABLE", err)
                 self.node.start()
-                self.verified(2, op, "--iterations", "2", group="after-" + op)
-                wait_until(lambda: not self.node.show("regions"), "the workspaces are gone")
+        self.verified_after_kills()
+        self.wait_for_no_regions()
 
 
 class SeveralNodes(GpuRanksTest):
@@ -224,13 +228,13 @@ class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
 
     def test_shapes(self):
         self.start(bandwidth_gbytes=50, latency_us=5)
-        self.verified_shapes({2, GPUS // 2 * 2} - {0})
-        for node in self.daemons:
-            wait_until(lambda n=node: n.show("regions") == [], "the daemons let go of every region")
+        # Other shapes of MoE and of rings go over TCP below, and over several nodes of one process in tests/kernels.
+        self.verified_shapes({2, GPUS // 2 * 2} - {0}, moe=(SHARED_MOE, F16_MOE), rings=[(RING, RINGS[1]), (RING_BACKWARD, RINGS[1])])
+        self.wait_for_no_regions()
 
     def test_over_tcp(self):
         self.start("tcp")
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar"):
+        for op in ("ag_gemm", "gemm_ar"):
             with self.subTest(op=op):
                 self.verified(2, op, "--m", "1000", "--n", "384", "--k", "520", "--iterations", "5")
         self.verified(2, MOE, *ODD_MOE, "--iterations", "5", group=MOE)
@@ -239,7 +243,7 @@ class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
 
 
 class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
-    """Worlds of eight and of sixteen, on one node and on two."""
+    """A world of sixteen on one node, as many as reach each other there, and one of eight on two."""
 
     RANKS = 16
 
@@ -257,13 +261,11 @@ class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
 
     def test_one_node(self):
         self.start_nodes(1)
-        for world in (8, 16):
-            self.check(world)
+        self.check(16)
 
     def test_two_nodes(self):
         self.start(bandwidth_gbytes=50, latency_us=5)
-        for world in (8, 16):
-            self.check(world)
+        self.check(8)
 
 
 class MkrunGpuTest(SeveralNodes):
@@ -346,7 +348,8 @@ class SeveralNodesKillsGpuTest(SeveralNodes):
                 status, out, err = self.finish(survivor)
                 self.assertEqual(status, 1, out + err)
                 self.assertIn("rank 1", err)
-                self.verified(2, op, "--iterations", "2", group="after-" + op)  # the GPUs are usable at once
+                self.wait_for_no_regions()
+        self.verified_after_kills()
 
     def test_kill_of_a_daemon(self):
         self.start()
@@ -361,7 +364,8 @@ class SeveralNodesKillsGpuTest(SeveralNodes):
                 self.daemons[1].start()
                 for node in self.daemons:
                     self.wait_for_peers(node, 1)
-                self.verified(2, op, "--iterations", "2", group="after-" + op)
+                self.wait_for_no_regions()
+        self.verified_after_kills()
 
 
 if __name__ == "__main__":

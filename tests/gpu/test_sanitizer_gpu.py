@@ -14,10 +14,13 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
 from cluster import gpus_or_skip, program  # noqa: E402
 
-PROGRAMS = ["gpu_gemm", "gpu_gemm_operations", "gpu_ag_gemm", "gpu_attention", "gpu_attention_backward", "gpu_ring_attention",
-            "gpu_ring_attention_backward", "gpu_ring_varlen", "gpu_varlen_attention", "gpu_varlen_attention_backward", "gpu_grouped_gemm",
-            "gpu_moe", "gpu_tile_reduce"]
+# Those that take longest first.
+PROGRAMS = ["gpu_ring_attention_backward", "gpu_ring_attention", "gpu_varlen_attention_backward", "gpu_ag_gemm", "gpu_varlen_attention",
+            "gpu_attention_backward", "gpu_tile_reduce", "gpu_attention", "gpu_gemm_operations", "gpu_ring_varlen", "gpu_grouped_gemm",
+            "gpu_moe", "gpu_gemm"]
+TOOLS = ["racecheck", "synccheck", "memcheck"]
 SMALL = "*small enough for tools*"
+FOUND = 9  # exit status of a tool that has found something, or failed
 
 
 def sanitizer_or_skip():
@@ -28,25 +31,46 @@ def sanitizer_or_skip():
     return found
 
 
+def only_the_tool_failed(ran):
+    """Whether all that the tool counts are errors of its own, and the cases went well."""
+    own = len(re.findall(r"^=+ Internal Sanitizer Error", ran.stdout, re.MULTILINE))
+    counted = re.search(r"SUMMARY: (\d+) (?:error|hazard)", ran.stdout)
+    return ran.returncode == FOUND and counted is not None and own == int(counted.group(1)) > 0 and "Status: SUCCESS!" in ran.stdout
+
+
+def run_under(tool, name):
+    def run():
+        begin = time.monotonic()
+        ran = subprocess.run([SANITIZER, "--tool", tool, "--error-exitcode", str(FOUND), program(name), f"--test-case={SMALL}"],
+                             capture_output=True, text=True, timeout=240)
+        print(f"{tool} {name}: {time.monotonic() - begin:.1f} s", flush=True)
+        return ran
+
+    ran = run()
+    if only_the_tool_failed(ran):
+        print(f"{tool} {name} once more, for the tool failed:\n{ran.stdout}", flush=True)
+        ran = run()
+    return ran
+
+
 class SanitizerGpuTest(unittest.TestCase):
+    """All tools and programs side by side, for the tools spend most of their time on the host. The tests beside this one need cores too."""
+
+    @classmethod
+    def setUpClass(cls):
+        pool = concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() * 3 // 4))
+        cls.addClassCleanup(pool.shutdown, cancel_futures=True)
+        cls.runs = {(tool, name): pool.submit(run_under, tool, name) for tool in TOOLS for name in PROGRAMS}
+
     def check(self, tool):
-        """All programs at once: the tools spend most of their time on the host."""
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            outcomes = list(pool.map(lambda name: self.run_under(tool, name), PROGRAMS))
-        for name, ran in zip(PROGRAMS, outcomes):
+        for name in PROGRAMS:
             with self.subTest(name):
+                ran = self.runs[tool, name].result()
                 self.assertEqual(ran.returncode, 0, ran.stdout[-4000:] + ran.stderr[-2000:])
                 self.assertRegex(ran.stdout, r"test cases: +[1-9][0-9]* \|", "no case has such a name")
                 summary = re.search(r"=+ \w+ SUMMARY: .*", ran.stdout).group()
                 self.assertRegex(summary, r" 0 (errors|hazards)")
                 print(name, summary)
-
-    def run_under(self, tool, name):
-        begin = time.monotonic()
-        ran = subprocess.run([SANITIZER, "--tool", tool, "--error-exitcode", "9", program(name),
-                              f"--test-case={SMALL}"], capture_output=True, text=True, timeout=240)
-        print(f"{tool} {name}: {time.monotonic() - begin:.1f} s", flush=True)
-        return ran
 
     def test_memcheck(self):
         self.check("memcheck")

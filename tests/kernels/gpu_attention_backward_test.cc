@@ -12,6 +12,7 @@
 #include "kernels/cuda/launch/operation.h"
 #include "kernels/ops/make.h"
 #include "tests/support/attention_cases.h"
+#include "tests/support/gpu_held_stream.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_backward_case.h"
@@ -75,8 +76,9 @@ class BackwardRank {
   bench::GpuBackwardCase operands_;
 };
 
-void check(const AttentionShape& shape, float scale = 2, std::int64_t looked = 1 << 12) {
-  BackwardRank rank(shape);
+void check(const AttentionShape& shape, float scale = 2, std::int64_t looked = 1 << 12,
+           const kernels::AttentionOptions& options = {}) {
+  BackwardRank rank(shape, options);
   CAPTURE(rank.operation().signature());
   rank.run_checked(1, scale, looked);
 }
@@ -87,7 +89,9 @@ constexpr AttentionShape kSmall{.batch = 2, .sequence = 200, .heads = 4, .kv_hea
 
 TEST_CASE("attention backward: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_mask(kSmall, [](const AttentionShape& shape) { check(shape); });
+  // Several tasks for each of few CTAs.
+  for_every_mask({.batch = 2, .sequence = 130, .heads = 2, .kv_heads = 1},
+                 [](const AttentionShape& shape) { check(shape, 2, 1 << 12, {.sms = 2}); });
 }
 
 TEST_CASE("attention backward: the cases of both executors") {
@@ -175,9 +179,14 @@ TEST_CASE("attention backward: a group that failed ends the launches, with the g
   rank.poison();
   const std::uint64_t poison = rank.digest();
   rank.world().fail_group(0, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
-  require_ok(rank.enqueue());
-  rank.poison();
-  require_ok(rank.enqueue());      // before the host has waited for anything and sees the failure
+  {  // until both are queued: one that is queued when the first has failed is refused at once
+    const HeldStream held(rank.stream().get());
+    require_ok(held.status());
+    require_ok(rank.enqueue());
+    rank.poison();
+    require_ok(rank.enqueue());
+    CHECK(held.holds());
+  }
   CHECK(rank.digest() == poison);  // the one behind it does nothing
   const Status failed = rank.operation().status();
   CHECK(failed.code() == StatusCode::kUnavailable);

@@ -14,6 +14,7 @@
 #include "kernels/cuda/memory/error.h"
 #include "kernels/ops/make.h"
 #include "tests/support/attention_cases.h"
+#include "tests/support/gpu_held_stream.h"
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tools/mkbench/gpu_attention_case.h"
@@ -99,7 +100,9 @@ constexpr AttentionShape kSmall{.batch = 2, .sequence = 200, .heads = 4, .kv_hea
 
 TEST_CASE("attention: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_all(kSmall, [](AttentionRank& rank) { rank.run_checked(1); });
+  // Several tasks for each of few CTAs.
+  for_every_mask({.batch = 2, .sequence = 200, .heads = 2, .kv_heads = 1},
+                 [](const AttentionShape& shape) { AttentionRank(shape, {.sms = 4}).run_checked(1); });
 }
 
 TEST_CASE("attention: the cases of both executors") {
@@ -172,9 +175,15 @@ TEST_CASE("attention: a group that failed ends the launches, with the group's re
   rank.run_checked(1);
   rank.world().fail_group(0, static_cast<std::uint32_t>(StatusCode::kUnavailable), "node b is gone");
   rank.fill(2);
-  require_ok(rank.enqueue());
-  rank.fill(3);
-  require_ok(rank.enqueue());
+  require_ok(rank.stream().synchronize());
+  {  // until both are queued: one that is queued when the first has failed is refused at once
+    const HeldStream held(rank.stream().get());
+    require_ok(held.status());
+    require_ok(rank.enqueue());
+    rank.fill(3);
+    require_ok(rank.enqueue());
+    CHECK(held.holds());
+  }
   const std::uint64_t left = rank.digest();
   rank.fill(4);
   CHECK(rank.digest() == left);  // the one behind it has left the poison

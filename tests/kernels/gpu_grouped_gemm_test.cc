@@ -178,7 +178,13 @@ TEST_CASE("grouped gemm: every type and layout, groups of any number of rows") {
 
 TEST_CASE("grouped gemm: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_all(kSmall, [](GroupedRank& rank) { rank.run_checked({130, 130, 131, 240, 300}, 1); });
+  GroupedGemmShape shape = kSmall;
+  for (const auto& [type, layout] :
+       {std::pair{DataType::kBf16, Layout::kRowMajor}, {DataType::kF16, Layout::kColumnMajor}}) {
+    shape.dtype = type;
+    shape.b_layout = layout;
+    GroupedRank(shape, {.sms = 8}).run_checked({130, 130, 131, 240, 300}, 1);
+  }
 }
 
 TEST_CASE("grouped gemm: many groups, most of them without rows") {

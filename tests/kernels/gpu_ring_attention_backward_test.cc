@@ -103,8 +103,9 @@ class GpuRingBackward : public GpuRingRanks<RingBackwardRank> {
 
 TEST_CASE("ring attention backward: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_mask({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
-                 [](const AttentionShape& shape) { GpuRingBackward(2, shape).check(2); });
+  // Several tasks for each of few CTAs.
+  for_every_mask({.batch = 1, .sequence = 300, .heads = 2, .kv_heads = 1},
+                 [](const AttentionShape& shape) { GpuRingBackward(2, shape, {.sms = 3}).check(2); });
 }
 
 TEST_CASE("ring attention backward: sequences of every length, also shorter than the ranks") {
@@ -161,7 +162,8 @@ TEST_CASE("ring attention backward: a rank that does not come is named, and late
 TEST_CASE("ring attention backward: several nodes, a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
   GpuRingBackward({.nodes = 2, .ranks_per_node = 2},
-                  {.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = true})
+                  {.batch = 2, .sequence = 300, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = true},
+                  {.sms = 4})
       .check(2);
 }
 

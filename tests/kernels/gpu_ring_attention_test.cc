@@ -97,8 +97,9 @@ class GpuRing : public GpuRingRanks<RingRank> {
 
 TEST_CASE("ring attention: a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_mask({.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2},
-                 [](const AttentionShape& shape) { GpuRing(2, shape).check(2); });
+  // Several tasks for each of few CTAs.
+  for_every_mask({.batch = 1, .sequence = 300, .heads = 2, .kv_heads = 1},
+                 [](const AttentionShape& shape) { GpuRing(2, shape, {.sms = 3}).check(2); });
 }
 
 TEST_CASE("ring attention: the cases of both executors") {
@@ -169,7 +170,8 @@ TEST_CASE("ring attention: a rank that does not come is named, and later launche
 TEST_CASE("ring attention: several nodes, a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
   GpuRing({.nodes = 2, .ranks_per_node = 2},
-          {.batch = 2, .sequence = 300, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = true})
+          {.batch = 2, .sequence = 300, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = true},
+          {.sms = 4})
       .check(2);
 }
 

@@ -54,8 +54,8 @@ void poison(VarlenBackwardRank& rank) {
 
 TEST_CASE("varlen attention backward: ragged sequences small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_mask(kRaggedVarlen, [](const AttentionShape& shape) {
-    VarlenBackwardRank(shape).run_checked(ragged_lengths(11), 1);
+  for_every_mask(kFewVarlen, [](const AttentionShape& shape) {
+    VarlenBackwardRank(shape, kFewVarlenCtas).run_checked(few_lengths(), 1);
   });
 }
 

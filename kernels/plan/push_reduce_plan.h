@@ -20,7 +20,25 @@ namespace mkernel::kernels {
 /// (plan/raster.h). Every word has one writer, who stores it. What the halves rest on
 /// (base/lent_workspace.h): a launch sees a word of its own from every rank of its node; an owner without
 /// rows gets a dummy signal, tile 0.
+///
+/// With `to_all`, kernels do without words: the data themselves say that they have come. Their slots lie in
+/// the operation's own workspace, which nobody else writes:
+///   marked slot[half][source]    as the slots above; an element that has not come is kMark
+/// Each rank fills its slots with the mark before any rank launches. It reads a piece of a slot until no
+/// element in it is the mark, and then writes the mark there again. No element is ordered against another
+/// one, for each says for itself that it is there; so no fence is needed between the stores and a signal.
+///
+/// Nobody reads data of another launch, and no data are overwritten or marked too late: the half is that of
+/// the lent workspace, although the slots do not lie there, and a launch ends only when its rank has seen
+/// every element of every source, its own among them. So a rank in launch g + 2, which stores into the half
+/// of launch g, knows that all ranks have ended launch g (base/lent_workspace.h), with all the marks that
+/// they wrote in it. Rows and columns that do not exist are neither stored nor awaited. A launch that gives
+/// up leaves slots half marked: its rank launches nothing any more, and those that wait for it give up too.
 struct PushReducePlan {
+  /// A NaN that no rounding gives: of every NaN, of either sign, conversions to bf16 and fp16 make 0x7FFF.
+  static constexpr std::uint16_t kMark = 0xFFFF;
+  static constexpr std::uint64_t kMostMarkedBytes = 64 << 20;  ///< more memory is not worth the time
+
   std::int64_t rows = 0;     ///< of all owners
   std::int64_t columns = 0;  ///< a multiple of 8
   std::int32_t world = 1;    ///< owners
@@ -52,6 +70,10 @@ struct PushReducePlan {
     return (node_turn * sources + source) * slot_bytes();
   }
   MK_HOST_DEVICE std::uint64_t data_bytes() const { return slot_offset(nodes(), 0); }
+  MK_HOST_DEVICE std::uint64_t marked_offset(std::uint64_t half, std::int32_t source) const {
+    return half * data_bytes() + slot_offset(0, source);
+  }
+  MK_HOST_DEVICE std::uint64_t marked_bytes() const { return marked_offset(2, 0); }
 
  private:
   MK_HOST_DEVICE std::int64_t cut(std::int32_t owner) const { return rows * owner / world; }

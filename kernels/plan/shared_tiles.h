@@ -33,11 +33,12 @@ struct SharedTiles {
   std::int32_t tile_rows = 0;  ///< when every rank gets all rows, else 0
 
   MK_HOST_DEVICE bool any() const { return owners > 0; }
+  MK_HOST_DEVICE bool to_all() const { return tile_rows > 0; }
   MK_HOST_DEVICE std::int32_t tiles() const { return raster.tiles(); }
   /// Of the row of tiles `row_tile`. Beyond the last row: no owners, or, when every rank gets all rows, as
   /// many rows skipped as there are, or more.
   MK_HOST_DEVICE Rows rows(std::int32_t row_tile) const {
-    if (tile_rows > 0) return {0, world, row_tile * tile_rows};
+    if (to_all()) return {0, world, row_tile * tile_rows};
     const std::int32_t begin = row_tile * owners;
     if (begin >= world) return {};
     return {begin, begin + owners < world ? begin + owners : world, 0};

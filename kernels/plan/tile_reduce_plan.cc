@@ -27,6 +27,12 @@ double crossings(OpKind kind, bool to_all = false) {
   return kind == OpKind::kGemmAr && !to_all ? 2 : 1;
 }
 
+/// Seconds from a store to the sum that begins with it. Data that say themselves that they have come
+/// (PushReducePlan::kMark) take half as long as those with a word behind a fence: 1.5 us were measured.
+double push_seconds_of(const Machine& machine, bool to_all) {
+  return to_all ? machine.push_latency / 2 : machine.push_latency;
+}
+
 /// Seconds of the node's links for what a rank pushes of an element of the product.
 double link_seconds(OpKind kind, std::int32_t sources, const Machine& machine) {
   return crossings(kind) * 2.0 * (sources - 1) / sources / machine.links_store;
@@ -199,7 +205,11 @@ TileReducePlan shared_plan(const GemmShape& shape, const Topology& topology, std
   TileReducePlan plan = layout_of(shape, topology, rank, product, to_all);
   plan.machine = machine;
   const auto waves = [&](std::int32_t summing) { return waves_of(plan, summing); };
-  set_ctas(plan, options.reduce_ctas > 0 ? options.reduce_ctas : choose_sum_ctas(fewest, waves));
+  if (options.reduce_ctas > 0) {
+    set_ctas(plan, options.reduce_ctas);
+  } else {  // for marked slots none are needed beside the one that watches the host (ReadMarked)
+    set_ctas(plan, to_all ? fewest : choose_sum_ctas(fewest, waves));
+  }
   return plan;
 }
 
@@ -210,7 +220,9 @@ Status check_to_all(OpKind kind, const GemmShape& shape, const Topology& topolog
           std::string(name_of(kind)) + ": to_all = true with m = " + std::to_string(shape.m) + " on " +
               std::to_string(topology.nodes()) + " nodes of " + std::to_string(topology.ranks_per_node()) +
               " ranks, must be false but for gemm_ar on one node of several ranks with at most " +
-              std::to_string(kMostSharedRows) + " rows of m for each, in tiles that hold as many"};
+              std::to_string(kMostSharedRows) + " rows of m for each, in tiles that hold as many, and with " +
+              std::to_string(PushReducePlan::kMostMarkedBytes >> 20) +
+              " MiB at most for two times the results of all ranks"};
 }
 
 /// Of all tiles that owners can share, and of both ways of an all-reduce, what is expected to take least at
@@ -229,6 +241,7 @@ std::optional<TileReducePlan> fastest_shared_plan(OpKind kind, const GemmShape& 
       if (to_all && (kind != OpKind::kGemmAr || topology.nodes() > 1)) continue;
       if (to_all != options.to_all.value_or(to_all)) continue;
       TileReducePlan plan = shared_plan(shape, topology, 0, machine, options, tile, to_all);
+      if (to_all && plan.reduce.marked_bytes() > PushReducePlan::kMostMarkedBytes) continue;
       if (!best || estimated_seconds(kind, shape, plan) < estimated_seconds(kind, shape, *best))
         best = std::move(plan);
     }
@@ -247,6 +260,7 @@ double elements_of(const GemmShape& shape) {
 double sum_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan) {
   const double sources = plan.reduce.sources, world = plan.reduce.world;
   double bytes = 2 * (sources + 1) * (plan.reduce.to_all ? 1 : plan.reduce.nodes() / world);
+  if (plan.reduce.to_all) bytes += 2 * sources;  // the marks
   if (kind == OpKind::kGemmAr && !plan.reduce.to_all) bytes += 2 * (sources - 1) / sources + 4;
   return elements_of(shape) * bytes / (plan.machine.sum_bytes * plan.machine.sms);
 }
@@ -300,7 +314,7 @@ double estimated_seconds(OpKind kind, const GemmShape& shape, const TileReducePl
                                                     : link_seconds(kind, plan.reduce.sources, machine));
   const double wire = crossings(kind, to_all) * static_cast<double>(plan.wire_bytes()) / machine.nic;
   const double arrives =
-      crossings(kind, to_all) * (machine.push_latency + (wire > 0 ? machine.wire_latency : 0));
+      crossings(kind, to_all) * (push_seconds_of(machine, to_all) + (wire > 0 ? machine.wire_latency : 0));
   const double sums = plan.shared.any() ? sum_seconds(kind, shape, plan) : 0;
   return machine.launch + std::max(product, product / waves + std::max(links, wire)) + arrives + sums +
          machine.last_stores;

@@ -26,8 +26,8 @@ Status OwnStream::wait(const std::string& what) const {
   return cuda_status(cudaStreamSynchronize(get()), what);
 }
 
-Status OwnStream::zero(void* device, std::uint64_t bytes, const std::string& what) const {
-  MK_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(device, 0, bytes, get()), what));
+Status OwnStream::fill(void* device, std::uint8_t byte, std::uint64_t bytes, const std::string& what) const {
+  MK_RETURN_IF_ERROR(cuda_status(cudaMemsetAsync(device, byte, bytes, get()), what));
   return wait(what);
 }
 

@@ -23,7 +23,10 @@ class OwnStream {
   /// Until everything that was queued here is done.
   Status wait(const std::string& what) const;
 
-  Status zero(void* device, std::uint64_t bytes, const std::string& what) const;
+  Status zero(void* device, std::uint64_t bytes, const std::string& what) const {
+    return fill(device, 0, bytes, what);
+  }
+  Status fill(void* device, std::uint8_t byte, std::uint64_t bytes, const std::string& what) const;
   Status to_device(void* device, const void* host, std::uint64_t bytes, const std::string& what) const;
   Status to_host(void* host, const void* device, std::uint64_t bytes, const std::string& what) const;
   /// `rows` times `width` bytes that lie `pitch` bytes apart; on the host they lie together.

@@ -67,7 +67,9 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
   }
 
   /// The tile lies in the slots of its owners at their reducers: says so there, behind one fence for all.
+  /// Marked slots need no word.
   __device__ __forceinline__ void after_store(int i) const {
+    if (p_.shared.to_all()) return;
     const Place place = tile(i);
     const std::int32_t word =
         place.rows.skipped / Config::kTileM * p_.shared.raster.columns() + place.c_column / Config::kTileN;
@@ -76,6 +78,15 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
     for_each_owner(place.rows, [&](std::int32_t, const OwnerOnDevice& owner) {
       if (place.rows.skipped < owner.rows) ptx::st_relaxed_sys(owner.ready_there + word, count, released);
     });
+  }
+
+  /// From marked slots only warps sum that have multiplied. Others would begin while the product still needs
+  /// the memory, and read all the time.
+  __device__ __forceinline__ void after_products() const {
+    if constexpr (requires { Operation::template sum_marked<Config>(p_); }) {
+      if (p_.shared.to_all()) return Operation::template sum_marked<Config>(p_);
+    }
+    Base::after_products();
   }
 
  private:

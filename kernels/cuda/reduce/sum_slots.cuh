@@ -49,7 +49,7 @@ struct SumUnit {
 struct SumsOfLaunch {
   std::uint64_t epoch;
   std::uint64_t half_at;   ///< where this launch's half of the lent workspaces begins
-  const std::byte* slots;  ///< those of node turn 0, source 0 in that half
+  std::byte* slots;        ///< those of node turn 0, source 0 in that half
 
   explicit __device__ __forceinline__ SumsOfLaunch(const TileReduceParameters& p)
       : epoch(p.endpoint.control->epoch), half_at(p.half_at()), slots(p.slots_here[p.half()]) {}
@@ -147,14 +147,32 @@ class StagedSums {
   std::uint64_t* finished_ = nullptr;  ///< count of the chunk whose unit nobody was told of yet
 };
 
-/// Whole warp: the sums of one unit, for which everything is here. A lane takes 16 bytes of four places at a
-/// time, from up to four slots at once: sixteen loads in flight, so that few warps read as much as an SM can.
-/// `before_store()` comes before each of several rounds of store(inside, at, sums), which have the arguments
-/// of Output::store().
-template <class Config, bool kNodes, class BeforeStore, class Store>
-__device__ __forceinline__ void sum_unit(const TileReduceParameters& p, const SumsOfLaunch& launch,
-                                         const SumUnit& unit, const BeforeStore& before_store,
-                                         const Store& store) {
+/// How sum_unit() reads summands that are here: `piece` of 16 bytes each from `at(source, place)`, for which
+/// `wanted(source, place)`, zeros for the others. The first source is number `first` of all.
+struct ReadOnce {
+  template <int kSources, int kPlaces, class Wanted, class At>
+  __device__ __forceinline__ bool operator()(uint4 (&piece)[kSources][kPlaces], std::int32_t /*first*/,
+                                             const Wanted& wanted, const At& at) const {
+#pragma unroll
+    for (int j = 0; j < kSources; ++j) {
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        piece[j][i] = {};
+        if (wanted(j, i)) piece[j][i] = ptx::ld_once_v4(at(j, i));
+      }
+    }
+    return true;
+  }
+};
+
+/// Whole warp: the sums of one unit. A lane takes 16 bytes of four places at a time, from up to four slots at
+/// once: sixteen loads in flight, so that few warps read as much as an SM can. `before_store()` comes before
+/// each of several rounds of store(inside, at, sums), which have the arguments of Output::store(). `read`: as
+/// ReadOnce, for which everything is here; when it returns false, the sums end and so does this.
+template <class Config, bool kNodes, class Read, class BeforeStore, class Store>
+__device__ __forceinline__ bool sum_unit(const TileReduceParameters& p, const SumsOfLaunch& launch,
+                                         const SumUnit& unit, const Read& read,
+                                         const BeforeStore& before_store, const Store& store) {
   constexpr int kPlaces = 4, kSources = kNodes && Config::kTileN == 64 ? 2 : 4;  // registers
   constexpr int kAcross = Config::kTileN / 8;  // lanes that a row of the tile takes
   constexpr int kRowsAtOnce = kPlaces * 32 / kAcross;
@@ -164,7 +182,7 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, const Su
   const std::int32_t column = unit.place.column * Config::kTileN + lane % kAcross * 8;
   const std::int32_t first_row = static_cast<std::int32_t>(unit.place.row) + lane / kAcross;
   const std::int32_t rows = p.owner(p.reduced(unit.node_turn)).rows;
-  const std::byte* slots = launch.slots + unit.node_turn * p.sources() * p.slot_bytes;
+  std::byte* slots = launch.slots + unit.node_turn * p.sources() * p.slot_bytes;
 #pragma unroll 1
   for (std::int32_t row = 0; row < kUnitRows; row += kRowsAtOnce) {
     // 16 bytes of each place, or none.
@@ -173,18 +191,14 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, const Su
     };
     float sum[kPlaces][8] = {};
     // `count` summands, `stride` bytes apart, whose places are `step` bytes apart.
-    const auto add = [&](const std::byte* first, std::int32_t count, std::uint64_t stride,
+    const auto add = [&](std::byte* first, std::int32_t count, std::uint64_t stride,
                          std::uint32_t step) {
       for (std::int32_t s = 0; s < count; s += kSources) {
         uint4 piece[kSources][kPlaces];
-#pragma unroll
-        for (int j = 0; j < kSources; ++j) {
-#pragma unroll
-          for (int i = 0; i < kPlaces; ++i) {
-            piece[j][i] = {};
-            if (inside(i) && s + j < count)
-              piece[j][i] = ptx::ld_once_v4(first + (s + j) * stride + i * step);
-          }
+        if (!read(
+                piece, s, [&](int j, int i) { return inside(i) && s + j < count; },
+                [&](int j, int i) { return first + (s + j) * stride + i * step; })) {
+          return false;
         }
 #pragma unroll
         for (int j = 0; j < kSources; ++j) {
@@ -192,14 +206,15 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, const Su
           for (int i = 0; i < kPlaces; ++i) add_piece<Config::kInput>(sum[i], piece[j][i]);
         }
       }
+      return true;
     };
     const std::uint64_t first_at = (static_cast<std::uint64_t>(first_row + row) * p.columns + column) * 2;
     const std::uint32_t step = 32 / kAcross * p.columns * 2;
     const std::uint32_t first_inside = (row / (32 / kAcross) * 32 + lane) * 16;
-    add(slots + first_at, p.sources(), p.slot_bytes, step);
+    if (!add(slots + first_at, p.sources(), p.slot_bytes, step)) return false;
     if (kNodes && is_own<kNodes>(p, unit)) {
       const PutPartialsPlan& plan = p.wire.plan;
-      const std::byte* partials = p.wire.lent + launch.half_at + plan.partial_offset(0);
+      std::byte* partials = p.wire.lent + launch.half_at + plan.partial_offset(0);
       add(partials + unit.packed * PutPartialsPlan::kUnitBytes + first_inside, p.units.others,
           plan.block_bytes(), 32 * 16);
     }
@@ -210,6 +225,7 @@ __device__ __forceinline__ void sum_unit(const TileReduceParameters& p, const Su
         store(first_inside + i * 32 * 16, first_at + i * step, round_piece<Config::kInput>(sum[i]));
     }
   }
+  return true;
 }
 
 /// Whole warp: sums until there are no more, or a wait gave up. `warps`: how many call this in a launch.
@@ -238,7 +254,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
       flush();
       if (!wait.wait(p)) return false;
     }
-    sum_unit<Config, kNodes>(p, launch, unit, begin,
+    sum_unit<Config, kNodes>(p, launch, unit, ReadOnce{}, begin,
                              [&](std::uint32_t inside, std::uint64_t at, const uint4& sums) {
                                if (own) {
                                  output.store(epoch, unit, inside, at, sums);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/memory/own_stream.h"
 #include "kernels/cuda/reduce/slot_views.h"
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
@@ -31,13 +32,13 @@ Status TileReduceOperation::attach() {
   std::copy_n(owners.begin(), std::min(owners.size(), first_owners_.size()), first_owners_.begin());
   std::vector<TensorMap> maps;
   for (const MatrixView& view : slot_views(plan_, shape(), [&](std::uint64_t half, std::int32_t turn) {
-         return lent().node[reducer_of(turn)] + lent_half_at(half, half_bytes()) +
-                plan_.reduce.slot_offset(node_turn(turn), local());
+         return slot(reducer_of(turn), half, node_turn(turn), local());
        })) {
     auto map = encode_tensor_map(view, "workspace");
     if (!map.ok()) return map.status();
     maps.push_back(*map);
   }
+  if (plan_.reduce.to_all) MK_RETURN_IF_ERROR(mark_slots());
   const auto keep = [](Result<DeviceBuffer> made, DeviceBuffer& buffer) -> Status {
     if (!made.ok()) return made.status();
     buffer = std::move(made).value();
@@ -49,6 +50,20 @@ Status TileReduceOperation::attach() {
   const std::uint64_t staged = sizeof(std::uint64_t) * plan_.rail_peers().size() * plan_.most_chunks();
   if (staged == 0) return {};
   return keep(DeviceBuffer::zeroed(staged, "counts of staged units"), staged_);
+}
+
+std::byte* TileReduceOperation::slot(std::uint32_t reducer, std::uint64_t half, std::int32_t node_turn,
+                                     std::int32_t source) const {
+  if (plan_.reduce.to_all) return workspace().node[reducer] + plan_.reduce.marked_offset(half, source);
+  return lent().node[reducer] + lent_half_at(half, half_bytes()) +
+         plan_.reduce.slot_offset(node_turn, source);
+}
+
+Status TileReduceOperation::mark_slots() {
+  static_assert(PushReducePlan::kMark == 0xFFFF);
+  const auto stream = OwnStream::make("marks of slots");
+  if (!stream.ok()) return stream.status();
+  return stream.value().fill(workspace().mine, 0xFF, plan_.reduce.marked_bytes(), "marks of slots");
 }
 
 Status TileReduceOperation::describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const {
@@ -76,7 +91,7 @@ void TileReduceOperation::describe_workspace(TileReduceParameters& p) const {
   p.ready = reinterpret_cast<const std::uint64_t*>(workspace().mine + reduce.ready_offset(0, 0));
   p.ready_words = reduce.ready_offset(0, 1) / sizeof(std::uint64_t);
   for (const std::uint64_t half : {0, 1})
-    p.slots_here[half] = lent().mine + lent_half_at(half, half_bytes()) + reduce.slot_offset(0, 0);
+    p.slots_here[half] = slot(topology().local_of(rank()), half, 0, 0);
   p.half_bytes = half_bytes();
   p.slot_bytes = reduce.slot_bytes();
   p.columns = static_cast<std::int32_t>(reduce.columns);

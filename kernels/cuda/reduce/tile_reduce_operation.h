@@ -51,6 +51,11 @@ class TileReduceOperation : public CudaGemmOperation {
   std::uint32_t reducer_of(std::int32_t turn) const;
 
  private:
+  /// At a reducer of this node, where it is mapped here.
+  std::byte* slot(std::uint32_t reducer, std::uint64_t half, std::int32_t node_turn,
+                  std::int32_t source) const;
+  /// Those of this rank, before any rank launches.
+  Status mark_slots();
   Status describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const;
   void describe_workspace(TileReduceParameters& p) const;
   void describe_wire(PartialsWire& wire) const;

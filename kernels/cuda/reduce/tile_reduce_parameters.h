@@ -46,7 +46,7 @@ struct TileReduceParameters {
   const OwnerOnDevice* owners;                ///< by turn: all of them; in device memory
   std::int32_t source_rank[kMaxNodeRanks];    ///< by source
   const std::uint64_t* ready;                 ///< words that are written here, of node turn 0, source 0
-  const std::byte* slots_here[2];             ///< [half]: of node turn 0, source 0
+  std::byte* slots_here[2];                   ///< [half]: of node turn 0, source 0
   std::uint64_t half_bytes;                   ///< bytes of a half of a lent workspace
   std::uint64_t ready_words;                  ///< from source to source; a node turn has all sources
   std::uint64_t slot_bytes;                   ///< from source to source

@@ -27,12 +27,18 @@ __device__ __forceinline__ int senders(const TileReduceParameters& p) {
   return p.units.others > 0 ? Operation::kSenders : 0;
 }
 
+/// Multiplying warps of a launch.
+template <class Config>
+__device__ __forceinline__ std::uint32_t multiplying_warps(const TileReduceParameters& p) {
+  return (gridDim.x - p.reduce_ctas) * Config::kMultiplyWarpgroups * 4;
+}
+
 /// Warps of a launch that get to spare_warp(): those of the CTAs that only sum, but for the ones of CTA 0
 /// that have other duties, and all multiplying ones.
 template <class Config, class Operation>
 __device__ __forceinline__ std::uint32_t spare_warps(const TileReduceParameters& p) {
   const std::uint32_t reducing = p.reduce_ctas * (Config::kThreads / 32) - 1 - senders<Operation>(p);
-  return reducing + (gridDim.x - p.reduce_ctas) * Config::kMultiplyWarpgroups * 4;
+  return reducing + multiplying_warps<Config>(p);
 }
 
 /// A schedule of the GEMM body.

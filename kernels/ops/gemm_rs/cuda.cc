@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/cuda/reduce/tile_reduce_operation.h"
 #include "kernels/ops/gemm_rs/parameters.h"
@@ -18,6 +19,9 @@ class CudaSumsIntoC final : public TileReduceOperation {
   using TileReduceOperation::TileReduceOperation;
 
   Requirements requirements() const override {
+    // Of the lent workspace marked slots need only that launches take turns.
+    if (plan().reduce.to_all)
+      return {.workspace_bytes = plan().reduce.marked_bytes(), .lent_bytes = kLentAlignment, .gpu = true};
     return {.workspace_bytes = plan().word_bytes(),
             .lent_bytes = plan().data_bytes(),
             .lanes = plan().lanes(),

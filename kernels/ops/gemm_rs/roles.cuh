@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
+#include "kernels/cuda/reduce/marked_slots.cuh"
 #include "kernels/cuda/reduce/sum_slots.cuh"
 #include "kernels/cuda/reduce/tile_reduce.cuh"
 #include "kernels/cuda/reduce/tile_reduce_parameters.h"
@@ -35,11 +36,19 @@ struct GemmRsRoles {
 
   template <class Config>
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
+    if constexpr (Config::kSharedTiles) {
+      if (p.shared.to_all()) return;  // sum_marked()
+    }
     if (p.units.others > 0) {
       sum_units<Config, true>(p, warps, GemmRsOutput{p.own_c});
     } else {
       sum_units<Config, false>(p, warps, GemmRsOutput{p.own_c});
     }
+  }
+
+  template <class Config>
+  static __device__ __forceinline__ void sum_marked(const Parameters& p) {
+    sum_marked_units<Config>(p, multiplying_warps<Config>(p), GemmRsOutput{p.own_c});
   }
 };
 

@@ -2,6 +2,8 @@
 // all.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -42,6 +44,40 @@ TEST_CASE("gemm_ar: every rank sums all rows for itself") {
   }
   check_reduce<kAr>({140, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 4},
                     {.tile = Sm90Tile::k128x64, .to_all = true}, true);
+}
+
+TEST_CASE("gemm_ar: any number of ranks sums all rows for itself, in one round of slots or several") {
+  for (const std::uint32_t ranks : {3U, 5U, 8U}) {
+    CAPTURE(ranks);
+    check_reduce<kAr>({5, 72, 72}, {1, ranks}, {.tile = Sm90Tile::k128x64, .to_all = true}, true);
+  }
+  check_reduce<kAr>({33, 200, 72, DataType::kF16, Layout::kColumnMajor}, {1, 6},
+                    {.tile = Sm90Tile::k128x256, .to_all = true}, true);
+}
+
+/// Of every rank row 0 has a NaN of a sign and with all bits set, row 1 an infinity, row 2 infinities of both
+/// signs in turns of the ranks, row 3 negative zeros, row 4 zeros.
+TEST_CASE("gemm_ar: no value is taken for one that has not come") {
+  for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+    const std::uint16_t infinity = type == DataType::kBf16 ? 0x7F80 : 0x7C00;
+    constexpr std::int64_t kK = 72;
+    ReduceRanks<kAr> world({6, 136, kK, type}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = true});
+    for (std::uint64_t launch = 0; launch < 3; ++launch) {
+      world.check(launch, [&](std::size_t rank, auto& a) {
+        a[7] = rank == 1 ? 0x7FFF : 0xFFFF;
+        a[kK + 3] = infinity;
+        a[2 * kK + 5] = rank % 2 == 0 ? infinity : infinity | 0x8000;
+        std::fill_n(a.begin() + 3 * kK, kK, std::uint16_t{0x8000});
+        std::fill_n(a.begin() + 4 * kK, kK, std::uint16_t{0});
+      });
+    }
+  }
+}
+
+TEST_CASE("gemm_ar: a rank whose partials do not come is named, and nothing is launched after that") {
+  ReduceRanks<kAr> world({70, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = true});
+  world.check(0);
+  world.check_missing(1, 2);
 }
 
 TEST_CASE("gemm_ar: boxes of a hold the rows that there are") {

@@ -7,9 +7,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "tests/support/on_host/cuda_names.h"
+
+// Device code, behind CUDA's names.
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/gemm/sm90_maps.h"
 #include "kernels/cuda/reduce/slot_views.h"
@@ -17,7 +21,6 @@
 #include "kernels/ops/gemm_ar/roles.cuh"
 #include "kernels/ops/gemm_rs/roles.cuh"
 #include "kernels/plan/cuts.h"
-#include "tests/support/on_host/cuda_names.h"
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
@@ -41,6 +44,8 @@ class ReduceRanks {
       half_bytes_ = lent_half_bytes(lent_workspace_bytes(rank.plan.data_bytes()));
       rank.words.resize(rank.plan.word_bytes() / 8 + 1);
       rank.lent.resize(lent_workspace_bytes(half_bytes_) / sizeof(Line) + 1);
+      if (rank.plan.product.reduce.to_all)
+        rank.marked.resize(rank.plan.product.reduce.marked_bytes() / sizeof(Line) + 1, kMarks);
       rank.counts.resize(2 + static_cast<std::size_t>(rank.plan.product.most_chunks()));
       rank.staged.resize(
           static_cast<std::size_t>(rank.plan.product.units.others * rank.plan.product.most_chunks()));
@@ -50,13 +55,40 @@ class ReduceRanks {
 
   const TileReducePlan& plan() const { return ranks_[0]->plan.product; }
 
-  /// A launch of every rank with new operands; every element of c.
-  void check(std::uint64_t seed) {
+  /// A launch of every rank with new operands; every element of c. `change(rank, a)`: after these are drawn.
+  using Elements = std::vector<std::uint16_t>;
+  using Change = std::function<void(std::size_t rank, Elements& a)>;
+  void check(std::uint64_t seed, const Change& change = nullptr) {
+    launch(seed, change, -1);
+    const std::vector<Sum> sums = expected();
+    for (const auto& rank : ranks_) verify(*rank, sums);
+    // The ranks of an all-reduce hold the same bits.
+    for (const auto& rank : ranks_) CHECK((kKind == OpKind::kGemmRs || rank->c == ranks_[0]->c));
+  }
+
+  /// A launch in which `missing` does not take part: all others give up, and name it or each other.
+  void check_missing(std::uint64_t seed, std::int32_t missing) {
+    for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = 1'000'000;
+    launch(seed, nullptr, missing);
+    for (const auto& rank : ranks_) {
+      const bool takes_part = rank->plan.product.rank() != missing;
+      CHECK((rank->control.failed != 0) == takes_part);
+      CHECK((rank->control.stopped != 0) == takes_part);
+      if (!takes_part) continue;
+      CHECK(rank->control.site.peer == missing);
+      CHECK(rank->control.site.tag == DeviceTag::kTileReady);
+      CHECK(rank->control.expected == rank->control.seen + 1);
+    }
+  }
+
+ private:
+  void launch(std::uint64_t seed, const Change& change, std::int32_t missing) {
     HostGrid grid;
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       Rank& rank = *ranks_[r];
       rank.a = random_tensor(shape_.m * shape_.k, shape_.dtype, seed * 100 + 2 * r);
       rank.b = random_tensor(shape_.k * shape_.n, shape_.dtype, seed * 100 + 2 * r + 1);
+      if (change) change(r, rank.a);
       rank.c.assign(static_cast<std::size_t>(rows(rank).size() * shape_.n + 8), kPoison);
       rank.p.a = host_tensor_map(
           sm90_a_view(rank.plan.product.a_box_rows(), shape_.dtype, rank.a.data(), shape_.m, shape_.k));
@@ -67,7 +99,7 @@ class ReduceRanks {
       rank.p.own_c = rank.p.c;
       if (kKind == OpKind::kGemmAr)
         rank.p.own_c += rank.plan.product.reduce.first_row(rank.plan.product.rank()) * shape_.n * 2;
-      add(grid, rank);
+      if (static_cast<std::int32_t>(r) != missing) add(grid, rank);
     }
     grid.add_service(host_copy_engine);
     if (topology_.nodes() > 1) {
@@ -77,22 +109,23 @@ class ReduceRanks {
       });
     }
     grid.run();
-    const std::vector<Sum> sums = expected();
-    for (const auto& rank : ranks_) verify(*rank, sums);
-    // The ranks of an all-reduce hold the same bits.
-    for (const auto& rank : ranks_) CHECK((kKind == OpKind::kGemmRs || rank->c == ranks_[0]->c));
   }
 
- private:
-  using Elements = std::vector<std::uint16_t>;
   static constexpr std::uint32_t kLanes = 2;
   struct alignas(128) Line {
-    std::byte bytes[128];
+    std::uint16_t elements[64];
+    bool operator==(const Line&) const = default;
   };
+  static constexpr Line kMarks = [] {
+    Line line{};
+    for (std::uint16_t& element : line.elements) element = PushReducePlan::kMark;
+    return line;
+  }();
   struct Rank {
     GemmArPlan plan;  ///< of GEMM+RS only the product
     std::vector<std::uint64_t> words{};
     std::vector<Line> lent{};
+    std::vector<Line> marked{};  ///< slots of PushReducePlan::to_all
     std::vector<OwnerOnDevice> owners{};
     std::vector<TensorMap> slots{};
     std::uint64_t claimed = 0;
@@ -122,6 +155,13 @@ class ReduceRanks {
     return block_range(shape_.m, topology_.world(), static_cast<std::uint32_t>(rank.plan.product.rank()));
   }
 
+  std::byte* slot(Rank& reducer, std::uint64_t half, std::int32_t node_turn, std::int32_t source) const {
+    const PushReducePlan& reduce = reducer.plan.product.reduce;
+    if (reduce.to_all)
+      return reinterpret_cast<std::byte*>(reducer.marked.data()) + reduce.marked_offset(half, source);
+    return reducer.lent_memory() + lent_half_at(half, half_bytes_) + reduce.slot_offset(node_turn, source);
+  }
+
   /// As TileReduceOperation does it.
   void describe(Rank& rank) {
     const TileReducePlan& plan = rank.plan.product;
@@ -142,8 +182,7 @@ class ReduceRanks {
       p.first_owners[turn] = rank.owners.back();
     }
     for (const MatrixView& view : slot_views(plan, shape_, [&](std::uint64_t half, std::int32_t turn) {
-           return reducer(turn).lent_memory() + lent_half_at(half, half_bytes_) +
-                  plan.reduce.slot_offset(turn / plan.reduce.sources, local);
+           return slot(reducer(turn), half, turn / plan.reduce.sources, local);
          })) {
       rank.slots.push_back(host_tensor_map(view));
     }
@@ -154,9 +193,7 @@ class ReduceRanks {
       p.source_rank[source] = static_cast<std::int32_t>(topology_.rank_at(topology_.node_of(me), source));
     p.ready = rank.words.data() + plan.reduce.ready_offset(0, 0) / 8;
     p.ready_words = plan.reduce.ready_offset(0, 1) / 8;
-    for (const std::uint64_t half : {0, 1})
-      p.slots_here[half] =
-          rank.lent_memory() + lent_half_at(half, half_bytes_) + plan.reduce.slot_offset(0, 0);
+    for (const std::uint64_t half : {0, 1}) p.slots_here[half] = slot(rank, half, 0, 0);
     p.half_bytes = half_bytes_;
     p.slot_bytes = plan.reduce.slot_bytes();
     p.columns = static_cast<std::int32_t>(plan.reduce.columns);
@@ -273,15 +310,22 @@ class ReduceRanks {
     std::size_t wrong = 0;
     for (std::int64_t at = mine.begin * shape_.n; at < mine.end * shape_.n; ++at) {
       const Sum& sum = sums[static_cast<std::size_t>(at)];
+      const double is = value(rank.c, at - mine.begin * shape_.n);
+      if (!std::isfinite(sum.sum)) {
+        if (std::isnan(sum.sum) ? !std::isnan(is) : is != sum.sum) ++wrong;
+        continue;
+      }
       const double bound = unit * (std::abs(sum.sum) + roundings * 1.01 * sum.partials) +
                            static_cast<double>(shape_.k) * 0x1p-22 * sum.terms;
-      if (!(std::abs(value(rank.c, at - mine.begin * shape_.n) - sum.sum) <= bound)) ++wrong;
+      if (!(std::abs(is - sum.sum) <= bound)) ++wrong;
     }
     CHECK_MESSAGE(wrong == 0, "rank ", rank.plan.product.rank(), ": ", wrong, " elements wrong");
     for (std::int64_t at = mine.size() * shape_.n; at < std::ssize(rank.c); ++at)
       CHECK(rank.c[static_cast<std::size_t>(at)] == kPoison);
     const PushReducePlan& reduce = rank.plan.product.reduce;
     if (reduce.rows_of(rank.plan.product.rank()) == 0) check_untouched(rank, reduce);
+    // The next launch but one finds marks wherever it looks, and so far nobody has written elsewhere.
+    CHECK(std::all_of(rank.marked.begin(), rank.marked.end(), [](const Line& line) { return line == kMarks; }));
   }
 
   /// The slots of an owner without rows.
@@ -302,13 +346,15 @@ class ReduceRanks {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-/// Two launches, so that both halves of the lent workspaces and their counts are used.
+/// Two launches, so that both halves of the lent workspaces and their counts are used; of marked slots more,
+/// which use them again.
 template <OpKind kKind>
 void check_reduce(const GemmShape& shape, const Topology& topology, const TileReduceOptions& options,
                   bool shared) {
   ReduceRanks<kKind> world(shape, topology, options);
   REQUIRE(world.plan().shared.any() == shared);
-  for (std::uint64_t launch = 0; launch < 2; ++launch) world.check(launch);
+  const std::uint64_t launches = world.plan().reduce.to_all ? 4 : 2;
+  for (std::uint64_t launch = 0; launch < launches; ++launch) world.check(launch);
 }
 
 }  // namespace mkernel::test

@@ -12,6 +12,7 @@
 #include "kernels/plan/topology.h"
 #include "tests/unit/kernels/plan/simulation/ag_gemm.h"
 #include "tests/unit/kernels/plan/simulation/gemm_ar.h"
+#include "tests/unit/kernels/plan/simulation/marked_slots.h"
 #include "tests/unit/kernels/plan/simulation/moe.h"
 #include "tests/unit/kernels/plan/simulation/ring_attention.h"
 #include "tests/unit/kernels/plan/simulation/ring_backward.h"
@@ -79,7 +80,7 @@ struct GemmArCase : SumCase {
   std::string label() const { return "GEMM+AR m = " + std::to_string(shape.m); }
 };
 
-/// GEMM+AR whose ranks all sum all rows: of one node with several ranks.
+/// GEMM+AR whose ranks all sum all rows, with words: of one node with several ranks.
 struct SumAllCase : SumCase {
   using Plan = kernels::TileReducePlan;
   using World = TileReduceWorld;
@@ -90,6 +91,11 @@ struct SumAllCase : SumCase {
     return Plan::make(OpKind::kGemmAr, shape, topology, rank, machine, to_all);
   }
   std::string label() const { return "GEMM+AR to all, m = " + std::to_string(shape.m); }
+};
+
+/// The same without words, as kernels do it.
+struct MarkedCase : SumAllCase {
+  using World = MarkedSlotsWorld;
 };
 
 struct MoeCase {

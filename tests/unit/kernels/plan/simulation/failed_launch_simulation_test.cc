@@ -86,6 +86,11 @@ TEST_CASE("GEMM+AR where every rank sums all rows: who reports a launch as good 
                     {{1, 2}, {1, 3}});
 }
 
+TEST_CASE("GEMM+AR with marked slots: who reports a launch as good has that launch's result") {
+  check<MarkedCase>({{{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}}}}, kSeeds,
+                    {{1, 2}, {1, 3}});
+}
+
 TEST_CASE("ring attention: who reports a launch as good has that launch's result, whatever has failed") {
   const AttentionShape shape{.batch = 1, .sequence = 3, .heads = 1, .kv_heads = 1, .head_dim = 64};
   AttentionShape causal = shape;

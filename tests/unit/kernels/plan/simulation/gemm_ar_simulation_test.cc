@@ -41,6 +41,17 @@ TEST_CASE("GEMM+AR: any order of steps ends where every rank sums all rows") {
   check_seen(cases[1], Topology(1, 3), Fault::kCountFirst, "reads a tile in launch");
 }
 
+TEST_CASE("GEMM+AR: any order of steps ends with marked slots, and nobody reads or marks too early or late") {
+  const std::vector<MarkedCase> cases{
+      {{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}}},
+      {{{{70, 136, 8}, kHost, {.tile = TileSize{64, 64, 2}, .reduce_ctas = 1}, 16, kFew}}},
+      {{{{150, 264, 8}, kGpu, {.tile = Sm90Tile::k128x128, .reduce_ctas = 2}, 16, kMany}}}};
+  play_everywhere(cases, 4, Fault::kNone, {{1, 2}, {1, 3}, {1, 4}, {1, 8}});
+  check_seen(cases[1], Topology(1, 3), Fault::kOneHalf, "stores over what has no mark");
+  check_seen(cases[1], Topology(1, 3), Fault::kNoMarks, "stores over what has no mark");
+  check_seen(cases[1], Topology(1, 3), Fault::kNoMarks, "reads a tile in launch 2");
+}
+
 TEST_CASE("GEMM+AR: the simulation sees what is wrong") {
   check_seen(kUnits, Topology(2, 1), Fault::kNoCompletions, "before it is completed");
   check_seen(kUnits, Topology(1, 3), Fault::kCountFirst, "in launch");

@@ -68,7 +68,6 @@ Task TileReduceWorld::store(std::int32_t index, std::uint64_t epoch, Cta& shared
   scheduler_.add(shared.ended, 1);
 }
 
-/// A CTA's tile into this rank's slots at the reducers of its owners, and then their words.
 Task TileReduceWorld::store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
                                  std::int32_t in_cluster) {
   const kernels::TileReducePlan::Tile tile = plan(index).tile_at(number, in_cluster);

@@ -109,6 +109,10 @@ class TileReduceWorld : public World {
   virtual std::uint64_t c_offset(std::int32_t /*index*/, std::int32_t /*turn*/) const { return 0; }
   std::string check_counts() override;
 
+  /// A CTA's tile into this rank's slots at the reducers of its owners, and then their words.
+  virtual Task store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
+                          std::int32_t in_cluster);
+  SumUnit unit_at(std::int32_t index, std::int32_t number) const;
   Task sum_units(std::int32_t index, std::uint64_t epoch, SumOutput& output);
   Task put_partials(std::int32_t index, std::uint64_t epoch);
 
@@ -211,7 +215,6 @@ class TileReduceWorld : public World {
   std::uint64_t staged_at(std::int32_t index, std::uint64_t epoch, std::int32_t node_turn) const {
     return half_at(epoch, Fault::kNone) + plan(index).partials.staged_offset(node_turn);
   }
-  SumUnit unit_at(std::int32_t index, std::int32_t number) const;
   std::vector<Awaited> awaited(std::int32_t index, std::uint64_t epoch, std::int32_t node_turn,
                                std::int32_t tile, std::int32_t packed);
   void store_own(std::int32_t index, std::uint64_t epoch, const SumUnit& unit, bool right, SumOutput& output);
@@ -221,7 +224,6 @@ class TileReduceWorld : public World {
   Task computing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta);
   Task multiply(std::int32_t index, Cta& cta, std::int32_t tiles);
   Task store(std::int32_t index, std::uint64_t epoch, Cta& shared, std::int32_t cta, std::int32_t tiles);
-  Task store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number, std::int32_t in_cluster);
   template <class Visit>
   void for_each_row(std::int32_t index, std::uint64_t epoch, const kernels::TileReducePlan::Tile& tile,
                     const Part& part, const Visit& visit);

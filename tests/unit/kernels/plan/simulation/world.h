@@ -32,6 +32,7 @@ enum class Fault {
   kOwnSumsFirst,     ///< own rows are summed before those of other nodes
   kLateFlush,        ///< a warp waits with a finished unit that it has not signalled
   kCopiesFirst,      ///< all warps begin with copies
+  kNoMarks,          ///< marked slots are read and not marked again
   // Of the mixture of experts:
   kRowsBeforeCounts,    ///< a rank pushes before the counts of all are in
   kOneCounts,           ///< counts of all launches lie in one place

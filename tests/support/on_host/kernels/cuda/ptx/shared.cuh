@@ -49,10 +49,13 @@ inline void st_shared_cluster_v4(std::uint32_t address, const uint4& value) {
 inline std::uint32_t atom_add_acq_rel_cta_shared(std::uint32_t address, std::uint32_t value) {
   return atomicAdd(reinterpret_cast<std::uint32_t*>(mkernel::test::host_shared_at(address)), value);
 }
+/// Of every NaN a GPU makes the same one.
 inline std::uint32_t cvt_rn(DataType type, float low, float high) {
   const float values[] = {low, high};
   std::uint16_t packed[2];
   narrow(type, values, packed, 2);
+  for (int i = 0; i < 2; ++i)
+    if (std::isnan(values[i])) packed[i] = 0x7FFF;
   return packed[0] | std::uint32_t{packed[1]} << 16;
 }
 inline std::uint32_t cvt_rn_bf16x2(float low, float high) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "tests/unit/kernels/roles/reduce_ranks.h"
@@ -53,6 +54,24 @@ TEST_CASE("gemm_ar: any number of ranks sums all rows for itself, in one round o
   }
   check_reduce<kAr>({33, 200, 72, DataType::kF16, Layout::kColumnMajor}, {1, 6},
                     {.tile = Sm90Tile::k128x128, .to_all = true}, true);
+}
+
+TEST_CASE("gemm_ar: a mark is found in every place of a piece, and nothing else is one") {
+  std::uint16_t elements[8] = {};
+  const auto found = [&] {
+    uint4 piece;
+    std::memcpy(&piece, elements, sizeof piece);
+    return holds_mark(piece);
+  };
+  for (const std::uint16_t others : {0x0000, 0x7FFF, 0xFFFE, 0xFEFF, 0x8000, 0x0001}) {
+    std::fill_n(elements, 8, others);
+    CHECK_FALSE(found());
+    for (std::uint16_t& element : elements) {
+      element = PushReducePlan::kMark;
+      CHECK(found());
+      element = others;
+    }
+  }
 }
 
 /// Of every rank row 0 has a NaN of a sign and with all bits set, row 1 an infinity, row 2 infinities of both

@@ -217,12 +217,13 @@ Status check_to_all(OpKind kind, const GemmShape& shape, const Topology& topolog
                     const TileReduceOptions& options) {
   if (!options.to_all.value_or(false)) return {};
   return {StatusCode::kInvalidArgument,
-          std::string(name_of(kind)) + ": to_all = true with m = " + std::to_string(shape.m) + " on " +
-              std::to_string(topology.nodes()) + " nodes of " + std::to_string(topology.ranks_per_node()) +
+          std::string(name_of(kind)) + ": to_all = true with m = " + std::to_string(shape.m) +
+              ", n = " + std::to_string(shape.n) + " on " + std::to_string(topology.nodes()) + " nodes of " +
+              std::to_string(topology.ranks_per_node()) +
               " ranks, must be false but for gemm_ar on one node of several ranks with at most " +
               std::to_string(kMostSharedRows) + " rows of m for each, in tiles that hold as many, and with " +
               std::to_string(PushReducePlan::kMostMarkedBytes >> 20) +
-              " MiB at most for two times the results of all ranks"};
+              " MiB at most for two times [m, n] of every rank"};
 }
 
 /// Of all tiles that owners can share, and of both ways of an all-reduce, what is expected to take least at

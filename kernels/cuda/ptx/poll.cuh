@@ -5,8 +5,8 @@
 
 namespace mkernel::kernels::ptx {
 
-/// 16 bytes as they are in memory now: every call reads anew, and each of the four words is read whole. Orders
-/// nothing, not even the four among each other: for values that matter alone.
+/// 16 bytes as they are in memory now: every call reads anew, and each of the four words is read whole.
+/// Orders nothing, not even the four among each other: for values that matter alone.
 __device__ __forceinline__ uint4 ld_relaxed_sys_v4(const void* global) {
   uint4 value;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -2,11 +2,11 @@
 // its unit until none of it is the mark. Between the stores of a tile and its sums there is no fence and no
 // word.
 //
-// The stores are TMA's, of several GPUs, and the loads are ordinary ones. That is enough, because a load hands
-// on nothing but the value that it has seen: a store of 16 aligned bits is seen whole or not at all. The mark
-// is written over a value that was seen, so after it; the stores of launch g + 2 come after the end of this
-// launch, by when the mark is written. The storing thread waits at its end until its stores have been made, so
-// none of them outlives its launch.
+// The stores are TMA's, of several GPUs, and the loads are ordinary ones. That is enough, because a load
+// hands on nothing but the value that it has seen: a store of 16 aligned bits is seen whole or not at all.
+// The mark is written over a value that was seen, so after it; the stores of launch g + 2 come after the end
+// of this launch, by when the mark is written. The storing thread waits at its end until its stores have been
+// made, so none of them outlives its launch.
 #pragma once
 
 #include <cstddef>

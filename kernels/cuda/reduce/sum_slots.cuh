@@ -48,8 +48,8 @@ struct SumUnit {
 /// empties the L1 cache.
 struct SumsOfLaunch {
   std::uint64_t epoch;
-  std::uint64_t half_at;   ///< where this launch's half of the lent workspaces begins
-  std::byte* slots;        ///< those of node turn 0, source 0 in that half
+  std::uint64_t half_at;  ///< where this launch's half of the lent workspaces begins
+  std::byte* slots;       ///< those of node turn 0, source 0 in that half
 
   explicit __device__ __forceinline__ SumsOfLaunch(const TileReduceParameters& p)
       : epoch(p.endpoint.control->epoch), half_at(p.half_at()), slots(p.slots_here[p.half()]) {}
@@ -191,8 +191,7 @@ __device__ __forceinline__ bool sum_unit(const TileReduceParameters& p, const Su
     };
     float sum[kPlaces][8] = {};
     // `count` summands, `stride` bytes apart, whose places are `step` bytes apart.
-    const auto add = [&](std::byte* first, std::int32_t count, std::uint64_t stride,
-                         std::uint32_t step) {
+    const auto add = [&](std::byte* first, std::int32_t count, std::uint64_t stride, std::uint32_t step) {
       for (std::int32_t s = 0; s < count; s += kSources) {
         uint4 piece[kSources][kPlaces];
         if (!read(

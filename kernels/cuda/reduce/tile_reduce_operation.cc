@@ -90,8 +90,7 @@ void TileReduceOperation::describe_workspace(TileReduceParameters& p) const {
     p.source_rank[source] = static_cast<std::int32_t>(topology().rank_at(topology().node_of(rank()), source));
   p.ready = reinterpret_cast<const std::uint64_t*>(workspace().mine + reduce.ready_offset(0, 0));
   p.ready_words = reduce.ready_offset(0, 1) / sizeof(std::uint64_t);
-  for (const std::uint64_t half : {0, 1})
-    p.slots_here[half] = slot(topology().local_of(rank()), half, 0, 0);
+  for (const std::uint64_t half : {0, 1}) p.slots_here[half] = slot(topology().local_of(rank()), half, 0, 0);
   p.half_bytes = half_bytes();
   p.slot_bytes = reduce.slot_bytes();
   p.columns = static_cast<std::int32_t>(reduce.columns);

@@ -163,12 +163,18 @@ void host_store(const void* map_place, std::int32_t x, std::int32_t y, std::int3
   const Map map = map_at(map_place);
   const HostThread& self = host_thread();
   const std::byte* memory = self.cluster_shared[self.cluster_rank];
-  queue_store([=] {
-    each_element(map, shared & kOffset, x, y,
-                 [&](std::int64_t row, std::int64_t column, std::uint32_t at, bool inside) {
-                   if (inside) std::memcpy(row_of(map, z, row) + column * 2, memory + at, 2);
-                 });
-  });
+  // Who reads while it is made may see any of the elements come before any other.
+  thread_local std::mt19937 random;
+  const std::uint32_t early = random();
+  for (const bool now : {true, false}) {
+    queue_store([=] {
+      each_element(map, shared & kOffset, x, y,
+                   [&](std::int64_t row, std::int64_t column, std::uint32_t at, bool inside) {
+                     if (inside && ((early >> (row + column) % 32 & 1) != 0) == now)
+                       std::memcpy(row_of(map, z, row) + column * 2, memory + at, 2);
+                   });
+    });
+  }
 }
 
 void host_bulk_load(std::uint32_t shared, const void* global, std::uint32_t bytes, std::uint32_t barrier) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -193,14 +194,44 @@ TEST_CASE("a way of the all-reduce that cannot be is refused by name, value and 
   };
   CHECK(text(OpKind::kGemmAr, 64, {1, 2}).empty());
   for (const auto& [kind, m, topology, name] :
-       {std::tuple{OpKind::kGemmAr, 64, Topology(2, 1), "gemm_ar: to_all = true with m = 64 on 2 nodes"},
-        std::tuple{OpKind::kGemmAr, 257, Topology(1, 2), "gemm_ar: to_all = true with m = 257 on 1 nodes"},
-        std::tuple{OpKind::kGemmAr, 64, Topology(1, 1), "gemm_ar: to_all = true with m = 64 on 1 nodes"},
-        std::tuple{OpKind::kGemmRs, 64, Topology(1, 2), "gemm_rs: to_all = true with m = 64 on 1 nodes"}}) {
+       {std::tuple{OpKind::kGemmAr, 64, Topology(2, 1),
+                   "gemm_ar: to_all = true with m = 64, n = 64 on 2 nodes"},
+        std::tuple{OpKind::kGemmAr, 257, Topology(1, 2),
+                   "gemm_ar: to_all = true with m = 257, n = 64 on 1 nodes"},
+        std::tuple{OpKind::kGemmAr, 64, Topology(1, 1),
+                   "gemm_ar: to_all = true with m = 64, n = 64 on 1 nodes"},
+        std::tuple{OpKind::kGemmRs, 64, Topology(1, 2),
+                   "gemm_rs: to_all = true with m = 64, n = 64 on 1 nodes"}}) {
     const std::string refused = text(kind, m, topology);
     CHECK_MESSAGE(refused.find(name) != std::string::npos, refused);
     CHECK_MESSAGE(refused.find("at most 128 rows") != std::string::npos, refused);
   }
+}
+
+TEST_CASE("marked slots lie behind each other, and are not chosen where they take too much memory") {
+  const TileReducePlan plan =
+      TileReducePlan::make(OpKind::kGemmAr, {33, 8184, 64}, Topology(1, 4), 1, kH200, {.to_all = true})
+          .value();
+  const PushReducePlan& reduce = plan.reduce;
+  std::uint64_t end = 0;
+  for (const std::uint64_t half : {0, 1}) {
+    for (std::int32_t source = 0; source < 4; ++source) {
+      CHECK(reduce.marked_offset(half, source) % 128 == 0);
+      CHECK(reduce.marked_offset(half, source) >= end);
+      end = reduce.marked_offset(half, source) + 33 * 8184 * 2;
+    }
+  }
+  CHECK(reduce.marked_bytes() >= end);
+  CHECK(plan.reduce_ctas == 2);
+  // 2 halves x 2 ranks x 256 rows x 32768 columns x 2 bytes are just 64 MiB.
+  const auto wide = [](std::int64_t n, std::optional<bool> to_all) {
+    return TileReducePlan::make(OpKind::kGemmAr, {256, n, 64}, Topology(1, 2), 0, kH200, {.to_all = to_all});
+  };
+  CHECK(wide(32768, true).value().reduce.marked_bytes() == PushReducePlan::kMostMarkedBytes);
+  CHECK_FALSE(wide(32776, std::nullopt).value().reduce.to_all);
+  const std::string refused = wide(32776, true).status().text();
+  CHECK_MESSAGE(refused.find("n = 32776") != std::string::npos, refused);
+  CHECK_MESSAGE(refused.find("64 MiB at most") != std::string::npos, refused);
 }
 
 TEST_CASE("the expected time of few rows is bound by memory, and grows with rows and ranks") {

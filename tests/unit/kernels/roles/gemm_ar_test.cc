@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "tests/unit/kernels/roles/reduce_ranks.h"
@@ -52,16 +53,35 @@ TEST_CASE("gemm_ar: any number of ranks sums all rows for itself, in one round o
     check_reduce<kAr>({5, 72, 72}, {1, ranks}, {.tile = Sm90Tile::k128x64, .to_all = true}, true);
   }
   check_reduce<kAr>({33, 200, 72, DataType::kF16, Layout::kColumnMajor}, {1, 6},
-                    {.tile = Sm90Tile::k128x256, .to_all = true}, true);
+                    {.tile = Sm90Tile::k128x128, .to_all = true}, true);
+}
+
+TEST_CASE("gemm_ar: a mark is found in every place of a piece, and nothing else is one") {
+  std::uint16_t elements[8] = {};
+  const auto found = [&] {
+    uint4 piece;
+    std::memcpy(&piece, elements, sizeof piece);
+    return holds_mark(piece);
+  };
+  for (const std::uint16_t others : {0x0000, 0x7FFF, 0xFFFE, 0xFEFF, 0x8000, 0x0001}) {
+    std::fill_n(elements, 8, others);
+    CHECK_FALSE(found());
+    for (std::uint16_t& element : elements) {
+      element = PushReducePlan::kMark;
+      CHECK(found());
+      element = others;
+    }
+  }
 }
 
 /// Of every rank row 0 has a NaN of a sign and with all bits set, row 1 an infinity, row 2 infinities of both
 /// signs in turns of the ranks, row 3 negative zeros, row 4 zeros.
 TEST_CASE("gemm_ar: no value is taken for one that has not come") {
-  for (const DataType type : {DataType::kBf16, DataType::kF16}) {
-    const std::uint16_t infinity = type == DataType::kBf16 ? 0x7F80 : 0x7C00;
-    constexpr std::int64_t kK = 72;
-    ReduceRanks<kAr> world({6, 136, kK, type}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = true});
+  constexpr std::int64_t kK = 72;
+  for (const GemmShape& shape :
+       {GemmShape{6, 136, kK}, GemmShape{6, 136, kK, DataType::kF16, Layout::kColumnMajor}}) {
+    const std::uint16_t infinity = shape.dtype == DataType::kBf16 ? 0x7F80 : 0x7C00;
+    ReduceRanks<kAr> world(shape, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = true});
     for (std::uint64_t launch = 0; launch < 3; ++launch) {
       world.check(launch, [&](std::size_t rank, auto& a) {
         a[7] = rank == 1 ? 0x7FFF : 0xFFFF;

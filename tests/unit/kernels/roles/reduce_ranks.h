@@ -325,7 +325,8 @@ class ReduceRanks {
     const PushReducePlan& reduce = rank.plan.product.reduce;
     if (reduce.rows_of(rank.plan.product.rank()) == 0) check_untouched(rank, reduce);
     // The next launch but one finds marks wherever it looks, and so far nobody has written elsewhere.
-    CHECK(std::all_of(rank.marked.begin(), rank.marked.end(), [](const Line& line) { return line == kMarks; }));
+    CHECK(
+        std::all_of(rank.marked.begin(), rank.marked.end(), [](const Line& line) { return line == kMarks; }));
   }
 
   /// The slots of an owner without rows.

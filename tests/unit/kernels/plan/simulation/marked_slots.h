@@ -13,8 +13,8 @@
 
 namespace mkernel::test {
 
-/// Whether a piece of a slot has come is the state of the piece itself: a word that is 1 from its store to its
-/// mark. A piece is the row of a unit. The pieces of a tile come one by one, and marks are written at any
+/// Whether a piece of a slot has come is the state of the piece itself: a word that is 1 from its store to
+/// its mark. A piece is the row of a unit. The pieces of a tile come one by one, and marks are written at any
 /// time until the launch ends.
 class MarkedSlotsWorld final : public TileReduceWorld {
  public:

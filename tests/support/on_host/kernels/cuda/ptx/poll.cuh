@@ -1,5 +1,5 @@
-// Stands in for kernels/cuda/ptx/poll.cuh (tests/support/on_host/cuda_names.h). Whoever reads such data may be
-// waiting for them: others run first.
+// Stands in for kernels/cuda/ptx/poll.cuh (tests/support/on_host/cuda_names.h). Whoever reads such data may
+// be waiting for them: others run first.
 #pragma once
 
 #include <cstring>

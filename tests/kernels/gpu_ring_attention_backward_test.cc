@@ -82,7 +82,7 @@ class GpuRingBackward : public GpuRingRanks<RingBackwardRank> {
         make_rank(rank, options, [&](const auto& topology, std::uint32_t of, const auto& with) {
           return kernels::make_cuda_ring_attention_backward(shape, topology, of, with);
         }));
-    auto forward = kernels::make_cuda_attention(shape, {1, 1}, 0, {.sms = options.sms});
+    auto forward = kernels::make_cuda_attention(shape, {1, 1}, 0, {});
     if (!forward.ok()) return forward.status();
     at(rank).forward = std::move(*forward);
     auto operands = bench::GpuRingBackwardCase::make(shape, size(), rank, 1);

@@ -50,9 +50,8 @@ void run_refused(VarlenRank& rank, const SequenceLengths& lengths, const std::st
 
 TEST_CASE("varlen attention: ragged sequences small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  for_every_mask(kFewVarlen, [](const AttentionShape& shape) {
-    VarlenRank(shape, kFewVarlenCtas).run_checked(few_lengths(), 1);
-  });
+  for_every_mask(kFewVarlen,
+                 [](const AttentionShape& shape) { VarlenRank(shape).run_checked(few_lengths(), 1); });
 }
 
 TEST_CASE("varlen attention: many sequences, few heads and many, one long sequence among short ones") {

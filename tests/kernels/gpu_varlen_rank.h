@@ -106,9 +106,10 @@ inline constexpr AttentionShape kRaggedVarlen{.batch = 1,
                                               .max_sequences = 11};
 
 /// Fewer rows and heads, and rows behind the last sequence, for tools that watch every access: sequences of
-/// one tile and of several, of queries and of keys alone. For few CTAs, so that each has several tasks.
+/// one tile and of several, of queries and of keys alone.
 inline constexpr AttentionShape kFewVarlen{
     .batch = 1, .sequence = 220, .heads = 2, .kv_heads = 1, .head_dim = 64, .keys = 510, .max_sequences = 11};
+/// So few that each has several tasks: of the backward pass, whose tasks racecheck follows.
 inline constexpr kernels::AttentionOptions kFewVarlenCtas{.sms = 4};
 inline SequenceLengths few_lengths() {
   return sequence_lengths({5, 0, 130, 1, 77}, {9, 40, 130, 320, 0}, kFewVarlen.max_sequences);

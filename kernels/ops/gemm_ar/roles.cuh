@@ -38,9 +38,9 @@ class UnitFanOut {
   /// One lane: 16 bytes of a unit of the owner that comes `beyond` ranks after this one, at byte `at` of the
   /// owner's units.
   __device__ __forceinline__ void store(std::int32_t beyond, std::uint64_t at, const uint4& sums) const {
-    const std::int64_t there =
-        static_cast<std::int64_t>(half_) + beyond * static_cast<std::int64_t>(p_.sums_owner_bytes) +
-        static_cast<std::int64_t>(at);
+    const std::int64_t there = static_cast<std::int64_t>(half_) +
+                               beyond * static_cast<std::int64_t>(p_.sums_owner_bytes) +
+                               static_cast<std::int64_t>(at);
     for (std::int32_t turn = 0; turn < p_.sources() - 1; ++turn)
       ptx::st_v4(p_.sums_there[turn] + there, sums);
   }

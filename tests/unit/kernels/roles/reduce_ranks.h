@@ -55,9 +55,11 @@ class ReduceRanks {
 
   const TileReducePlan& plan() const { return ranks_[0]->plan.product; }
 
-  /// A launch of every rank with new operands; every element of c. `change(rank, a)`: after these are drawn.
   using Elements = std::vector<std::uint16_t>;
+  /// Called with a rank and its a, after the operands are drawn.
   using Change = std::function<void(std::size_t rank, Elements& a)>;
+
+  /// A launch of every rank with new operands; every element of c.
   void check(std::uint64_t seed, const Change& change = nullptr) {
     launch(seed, change, -1);
     const std::vector<Sum> sums = expected();
@@ -66,7 +68,7 @@ class ReduceRanks {
     for (const auto& rank : ranks_) CHECK((kKind == OpKind::kGemmRs || rank->c == ranks_[0]->c));
   }
 
-  /// A launch in which `missing` does not take part: all others give up, and name it or each other.
+  /// A launch in which `missing` does not take part: all others give up and name it. The last rank.
   void check_missing(std::uint64_t seed, std::int32_t missing) {
     for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = 1'000'000;
     launch(seed, nullptr, missing);

@@ -1,7 +1,6 @@
 // What AG+GEMM, GEMM+RS and GEMM+AR on the cuda executor have in common, with a GPU for every rank or shared:
 // random inputs, poisoned outputs, every element against fp64; replayed by graphs, and with a rank that does
 // not come.
-#include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -18,7 +17,6 @@
 #include <vector>
 
 #include "kernels/base/lent_workspace.h"
-#include "kernels/cuda/memory/error.h"
 #include "tests/support/gpu_held_stream.h"
 #include "tests/support/gpu_ranks.h"
 
@@ -138,20 +136,6 @@ TEST_CASE("operations of a group take turns with one workspace, queued in any or
   }
 }
 
-namespace {
-
-/// What is queued on `stream` from now on waits for what is queued on `gate`.
-Status put_behind(const bench::GpuStream& gate, const bench::GpuStream& stream) {
-  cudaEvent_t event = nullptr;
-  MK_RETURN_IF_ERROR(cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "gate"));
-  Status queued = cuda_status(cudaEventRecord(event, gate.get()), "gate");
-  if (queued.ok()) queued = cuda_status(cudaStreamWaitEvent(stream.get(), event, 0), "gate");
-  (void)cudaEventDestroy(event);
-  return queued;
-}
-
-}  // namespace
-
 TEST_CASE("two launches of a group at the same time are told, and stop those behind them") {
   if (!peers_or_skip(1)) return;
   auto world = std::shared_ptr<GpuWorld>(require(GpuWorld::make(FabricOptions{.ranks_per_node = 1})));
@@ -166,16 +150,8 @@ TEST_CASE("two launches of a group at the same time are told, and stop those beh
     require_ok(each->fill(0, 1));
     require_ok(each->stream(0).synchronize());
   }
-  {  // until both are queued, for the first one takes little longer than the host to queue the other
-    const auto gate = require(bench::GpuStream::create());
-    const HeldStream held(gate.get());
-    require_ok(held.status());
-    for (GpuRanks* each : {&one, &other}) {
-      require_ok(put_behind(gate, each->stream(0)));
-      require_ok(each->operation(0).enqueue(each->arguments(0), kGpuOptions, each->stream(0).get()));
-    }
-    CHECK(held.holds());
-  }
+  require_ok(one.operation(0).enqueue(one.arguments(0), kGpuOptions, one.stream(0).get()));
+  require_ok(other.operation(0).enqueue(other.arguments(0), kGpuOptions, other.stream(0).get()));
   require_ok(one.stream(0).synchronize());
   require_ok(other.stream(0).synchronize());
   const std::string texts = one.operation(0).status().text() + other.operation(0).status().text();

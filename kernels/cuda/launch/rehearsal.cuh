@@ -3,11 +3,12 @@
 #pragma once
 
 #include "mkernel/device_endpoint.h"
+#include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
 
 /// Every launch of an operation has a control block.
-__device__ __forceinline__ bool is_rehearsal(const device::Endpoint& endpoint) {
+MK_HOST_DEVICE inline bool is_rehearsal(const device::Endpoint& endpoint) {
   return endpoint.control == nullptr;
 }
 

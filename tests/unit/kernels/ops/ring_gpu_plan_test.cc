@@ -120,6 +120,7 @@ TEST_CASE("ring attention gpu plan: every chunk of every stream is pushed once, 
       KvGatherPlan gather = plan_of(kShape, topology, 0, {.comm_ctas = 2}).gather;
       gather.cut(200);
       gather.own_between = own_between;
+      gather.first_heads = 0;
       std::vector<std::int32_t> next(static_cast<std::size_t>(gather.streams()));
       for (std::int32_t i = 0; i < gather.turns(); ++i) {
         const KvGatherPlan::Turn turn = gather.turn(i);

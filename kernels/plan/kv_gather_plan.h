@@ -25,7 +25,7 @@ struct KvChunks {
   static constexpr std::int32_t kAllTargets = -1;
   struct Turn {
     std::int32_t stream, chunk;
-    std::int32_t target;  ///< of the ranks after this one, from 0 on, the one that it goes to; or kAllTargets
+    std::int32_t target;  ///< where it goes: 0 is the next rank of the node; or kAllTargets
   };
 
   static constexpr std::int32_t kTensors = 2;

@@ -18,7 +18,7 @@ struct CooperativeKernel {
   std::int32_t threads = 0;
   std::int32_t cluster = 1;
   std::size_t shared_bytes = 0;
-  std::size_t parameter_bytes = 0;  ///< of its only argument
+  std::size_t parameter_bytes = 0;  ///< size of its only argument
 };
 
 /// Loads the kernel on the current device and allows it its shared memory, so that no launch waits for

@@ -20,7 +20,7 @@ class FanOutWorld : public World {
   /// A block of rows of one of the tensors that a source has.
   struct Chunk {
     std::int32_t source, tensor, chunk;
-    std::int32_t target = -1;  ///< of its turn
+    std::int32_t target = -1;  ///< what target() says of its turn
   };
   /// What the roles of a pushing CTA share.
   struct Pushing {

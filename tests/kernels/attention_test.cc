@@ -54,7 +54,9 @@ TEST_CASE("attention: the cases of both executors") {
 }
 
 TEST_CASE("attention: a long sequence" * doctest::skip()) {  // tests/kernels/CMakeLists.txt
-  check(kLongAttention, 0, 2, sampling_step(kLongAttention.sequence, 256));
+  AttentionShape shape = kLongAttention;
+  shape.sequence = 66003;  // half of the time; pairs of positions do not fit 32 bits either
+  check(shape, 0, 2, sampling_step(shape.sequence, 256));
 }
 
 TEST_CASE("attention: shapes and operands that no launch can take are refused by name") {

@@ -98,8 +98,7 @@ __device__ __forceinline__ void sum_marked_units(const TileReduceParameters& p, 
   const SumsOfLaunch launch(p);
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   const auto units = static_cast<std::uint32_t>(p.units.units());
-  const bool ahead = claims_ahead<Config>(units, warps);
-  claim_units(p.claimed, launch.epoch, units, warps, ahead, [&](std::uint32_t index) {
+  share_units<Config>(p, p.claimed, launch.epoch, units, warps, {}, [&](std::uint32_t index) {
     const SumUnit unit = sum_unit_at<false>(p, static_cast<std::int32_t>(index));
     if (unit.place.row >= p.rows) return true;
     const auto tile =

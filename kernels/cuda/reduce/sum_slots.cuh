@@ -227,9 +227,11 @@ __device__ __forceinline__ bool sum_unit(const TileReduceParameters& p, const Su
   return true;
 }
 
-/// Whole warp: sums until there are no more, or a wait gave up. `warps`: how many call this in a launch.
+/// Whole warp: sums until there are no more, or a wait gave up. `warps`: how many call this in a launch;
+/// `others`: what else they do for its units.
 template <class Config, bool kNodes, class Output>
-__device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::uint32_t warps, Output output) {
+__device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::uint32_t warps, Output output,
+                                          const OtherUnits& others = {}) {
   const SumsOfLaunch launch(p);
   const std::uint64_t epoch = launch.epoch;
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
@@ -243,7 +245,7 @@ __device__ __forceinline__ void sum_units(const TileReduceParameters& p, std::ui
     output.flush(epoch);
   };
   const auto units = static_cast<std::uint32_t>(kNodes ? p.units.all_units() : p.units.units());
-  claim_units(p.claimed, epoch, units, warps, claims_ahead<Config>(units, warps), [&](std::uint32_t index) {
+  share_units<Config>(p, p.claimed, epoch, units, warps, others, [&](std::uint32_t index) {
     const SumUnit unit = sum_unit_at<kNodes>(p, static_cast<std::int32_t>(index));
     if (unit.place.row >= p.owner(p.reduced(unit.node_turn)).rows) return true;
     const bool own = is_own<kNodes>(p, unit);

@@ -7,6 +7,7 @@
 #include "kernels/cuda/gemm/sm90_body.cuh"
 #include "kernels/cuda/gemm/sm90_share.cuh"
 #include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/reduce/claims.cuh"
 #include "kernels/cuda/reduce/tile_reduce_parameters.h"
 #include "kernels/cuda/sync/trace.cuh"
 #include "kernels/plan/push_reduce_plan.h"
@@ -25,12 +26,6 @@ struct TileReduceConfig : Sm90Config<kTile, kInput, kLayoutB> {
 template <class Operation>
 __device__ __forceinline__ int senders(const TileReduceParameters& p) {
   return p.units.others > 0 ? Operation::kSenders : 0;
-}
-
-/// Multiplying warps of a launch.
-template <class Config>
-__device__ __forceinline__ std::uint32_t multiplying_warps(const TileReduceParameters& p) {
-  return (gridDim.x - p.reduce_ctas) * Config::kMultiplyWarpgroups * 4;
 }
 
 /// Warps of a launch that get to spare_warp(): those of the CTAs that only sum, but for the ones of CTA 0

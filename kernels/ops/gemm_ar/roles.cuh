@@ -182,7 +182,7 @@ __device__ __forceinline__ void forward_units(const GemmArParameters& p, std::ui
   const std::byte* sums = p.sums_here + node.half();
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   const auto units = static_cast<std::uint32_t>(p.units.units() * others);
-  claim_units(p.forwarded, epoch, units, warps, claims_ahead<Config>(units, warps), [&](std::uint32_t index) {
+  share_units<Config>(p, p.forwarded, epoch, units, warps, {}, [&](std::uint32_t index) {
     const std::int32_t unit = static_cast<std::int32_t>(index) / others;
     const std::int32_t node_turn = static_cast<std::int32_t>(index) % others, turn = p.reduced(node_turn);
     const OwnerOnDevice owner = p.owner(turn);
@@ -215,8 +215,7 @@ __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint3
   const DeviceWaitScope scope = wait_scope(p, kNodes ? kAfterForward : kAfterNode);
   const std::byte* sums = p.sums_here + p.half_at();
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
-  const bool ahead = claims_ahead<Config>(units * owners, warps);
-  claim_units(p.copied, epoch, units * owners, warps, ahead, [&](std::uint32_t copy) {
+  share_units<Config>(p, p.copied, epoch, units * owners, warps, {.before = units}, [&](std::uint32_t copy) {
     const auto unit = static_cast<std::int32_t>(copy / owners);
     // Of every node's owners the last turn is the rail peer, or this rank.
     const auto turn = static_cast<std::int32_t>(copy % owners + (kNodes ? copy % owners / of_node : 0));
@@ -263,10 +262,14 @@ struct GemmArRoles {
   template <class Config, bool kNodes>
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
     const bool sums_first = threadIdx.x / 32 % 3 != 2;
-    if (sums_first) sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}});
+    const auto sum = [&] {
+      const OtherUnits copies{.behind = p.units.units() * (p.sources() - 1)};
+      sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}}, copies);
+    };
+    if (sums_first) sum();
     if (kNodes && p.units.others > 0) forward_units<Config>(p, warps);
     copy_units<Config, kNodes>(p, warps);
-    if (!sums_first) sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}});
+    if (!sums_first) sum();
   }
 };
 

@@ -303,18 +303,18 @@ class MkrunGpuTest(SeveralNodes):
     def values(self, *shape):
         return [self.random.uniform(-1, 1, shape).astype("float32") for _ in (0, 1)]
 
-    def run_ranks(self, executor, op, results, arguments):
-        """What both ranks write with the flags `results`."""
+    def file(self, flag, executor, rank="{rank}"):
+        """What an executor writes with that flag."""
+        return self.folder / f"{flag}-{executor}.{rank}.npy"
+
+    def start_ranks(self, executor, op, results, arguments):
+        files = [word for flag in results for word in (f"--{flag}", str(self.file(flag, executor)))]
         ranks = []
         for rank in (0, 1):
-            files = [word for flag in results for word in (f"--{flag}", str(self.folder / f"{flag}.{{rank}}.npy"))]
             device = ["--device", str(rank % GPUS)] if executor == "cuda" else []
             ranks.append(self.spawn(BIN / "mkrun", op, "--group", f"mkrun-{op}-{executor}", "--daemon", self.daemons[rank].socket,
                                     "--world-size", "2", "--rank", str(rank), *device, "--executor", executor, *files, *arguments))
-        for rank, process in enumerate(ranks):
-            status, out, err = self.finish(process)
-            self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
-        return [self.np.load(self.folder / f"{flag}.{rank}.npy") for flag in results for rank in (0, 1)]
+        return ranks
 
     def compare(self, op, operands, *arguments, results=("out",)):
         """`operands`: of both ranks, by flag."""
@@ -323,9 +323,14 @@ class MkrunGpuTest(SeveralNodes):
             for rank, array in enumerate(of_ranks):
                 self.np.save(self.folder / f"{flag}.{rank}.npy", array)
             files += [f"--{flag}", str(self.folder / (flag + ".{rank}.npy"))]
-        outs = [self.run_ranks(executor, op, results, [*files, *arguments]) for executor in ("cuda", "cpu")]
-        for mine, wanted in zip(*outs):
-            self.np.testing.assert_allclose(mine, wanted, atol=1e-2, rtol=2e-2)
+        for ranks in [self.start_ranks(executor, op, results, [*files, *arguments]) for executor in ("cuda", "cpu")]:
+            for rank, process in enumerate(ranks):
+                status, out, err = self.finish(process)
+                self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
+        for flag in results:
+            for rank in (0, 1):
+                mine, wanted = (self.np.load(self.file(flag, executor, rank)) for executor in ("cuda", "cpu"))
+                self.np.testing.assert_allclose(mine, wanted, atol=1e-2, rtol=2e-2)
 
     def test_ring_attention(self):
         heads = {"q": self.values(2, 300, 4, 64), "k": self.values(2, 300, 2, 64), "v": self.values(2, 300, 2, 64)}
@@ -337,7 +342,7 @@ class MkrunGpuTest(SeveralNodes):
         packed = {"q": self.values(441, 4, 64), "k": self.values(441, 2, 64), "v": self.values(441, 2, 64), "cu-seqlens": [lengths] * 2}
         self.compare("attention", packed, "--causal", results=("out", "lse"))
         # Its backward pass, of what the cpu executor has just given.
-        given = {flag: [self.np.load(self.folder / f"{flag}.{rank}.npy") for rank in range(2)] for flag in ("out", "lse")}
+        given = {flag: [self.np.load(self.file(flag, "cpu", rank)) for rank in (0, 1)] for flag in ("out", "lse")}
         packed.update({"o": given["out"], "lse": given["lse"], "d-o": self.values(441, 4, 64)})
         self.compare(BACKWARD, packed, "--causal", results=("out", "d-k", "d-v"))
 

@@ -58,13 +58,13 @@ def run_under(tool, name):
 
 
 class SanitizerGpuTest(unittest.TestCase):
-    """All tools and programs, some beside each other, for racecheck spends its time on the host."""
+    """All tools and programs, some beside each other: racecheck spends its time on the host, the others on the GPU."""
 
     @classmethod
     def setUpClass(cls):
         pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE)
         cls.addClassCleanup(pool.shutdown, cancel_futures=True)
-        cls.runs = {(tool, name): pool.submit(run_under, tool, name) for tool in TOOLS for name in PROGRAMS}
+        cls.runs = {(tool, name): pool.submit(run_under, tool, name) for name in PROGRAMS for tool in TOOLS}
 
     def check(self, tool):
         for name in PROGRAMS:

@@ -51,7 +51,7 @@ class AnyTransport:
 class KillsOverAnyTransport:
     def test_kill_of_a_rank_gives_back_its_memory(self):
         nodes = self.start()
-        self.verified(group="before")  # from here on the daemons have what they keep: their contexts
+        self.verified(MIB, group="before")  # from here on the daemons have what they keep: their contexts
         used = sorted({r % GPUS for r in range(2)})
         free, resources = [free_bytes(d) for d in used], [node.resources() for node in nodes]
         for victim in range(2):
@@ -69,7 +69,7 @@ class KillsOverAnyTransport:
             except AssertionError:
                 self.fail(f"free memory is {seen[-1]}, it was {free}")
             print(f"free before {free}, held {held}, after {seen[-1]}")
-        self.verified(group="after")
+        self.verified(MIB, group="after")
         for node, before in zip(nodes, resources):
             wait_until(lambda: node.resources() <= before, f"the resources of {node.name} are {before} again")
 
@@ -84,7 +84,7 @@ class KillsOverAnyTransport:
         nodes[1].start()
         for node in nodes:
             self.wait_for_peers(node, 1)
-        self.verified(group="second")
+        self.verified(MIB, group="second")
 
 
 class EmulatedKillsGpuTest(KillsOverAnyTransport, FabricCase):

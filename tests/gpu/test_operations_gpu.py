@@ -8,7 +8,7 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE)]  # the latter in a bundle, where the tests lie in one folder
-from cluster import BIN, ClusterTest, gpus_or_skip, wait_until  # noqa: E402
+from cluster import BIN, PATIENCE, ClusterTest, gpus_or_skip, wait_until  # noqa: E402
 from mps import RanksAtOnce  # noqa: E402
 
 MOE = "moe_dispatch_gemm"
@@ -26,7 +26,17 @@ LONG_RING = ["--sequence", "8192", "--heads", "16", "--kv-heads", "4", "--head-d
 # That a rank opens: one of each operation, and the one that operations take turns with, which neither mixtures of experts nor a rank alone
 # need. Backward passes are given the outputs of attention of a rank alone, the second operation.
 WORKSPACES = {MOE: 1, BACKWARD: 2, RING_BACKWARD: 3}
-ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--iterations", "1000000", "--deadline", "5", *LONG_RING]
+ENDLESS = ["--m", "4096", "--n", "1024", "--k", "4096", "--sequence", "4096", "--heads", "8", "--kv-heads", "4", "--head-dim", "128", "--causal",
+           "--iterations", "1000000", "--deadline", "10"]
+ENDLESS_AT_ONCE = 3  # operations: all processes on a GPU have it in turns, and a rank waits for many turns of the other one
+
+
+def batches(*ops):
+    return [ops[first:first + ENDLESS_AT_ONCE] for first in range(0, len(ops), ENDLESS_AT_ONCE)]
+
+
+def shapes(*sizes):
+    return [word for m, n, k in sizes for word in ("--shape", f"{m}x{n}x{k}")]
 
 
 class GpuRanksTest(ClusterTest):
@@ -48,23 +58,57 @@ class GpuRanksTest(ClusterTest):
         per_gpu = -(-world // GPUS)
         return ["--share", str(per_gpu)] if self.mps and per_gpu > 1 else []
 
-    def verified(self, world, *arguments, group="gpu", shapes=()):
-        """All `shapes` in one run of the ranks: starting them takes longer than most products."""
-        given = [text for m, n, k in shapes for text in ("--shape", f"{m}x{n}x{k}")]
-        outcomes = [self.finish(rank) for rank in self.ranks(world, *arguments, *given, *self.share(world), group=group)]
+    def verified(self, world, *operations, iterations=5, group="gpu"):
+        """Each of `operations`, a list of words, one after the other in one run of the ranks: starting them takes longer than most."""
+        first, *others = operations
+        then = [word for words in others for word in ("--then", " ".join(words))]
+        ranks = self.ranks(world, *first, *then, "--iterations", str(iterations), *self.share(world), group=group)
+        outcomes = [self.finish(rank, 4 * PATIENCE) for rank in ranks]
         for rank, (status, out, err) in enumerate(outcomes):
             self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
-        self.assertEqual(outcomes[0][1].count(" verified"), max(1, len(shapes)), outcomes[0][1])
+        rows = sum(max(1, words.count("--shape")) for words in operations)
+        self.assertEqual(outcomes[0][1].count(" verified"), rows, outcomes[0][1])
         print(outcomes[0][1])
+
+    def traced(self, world, *operations, iterations=2):
+        """The events that --trace has written of each of them."""
+        paths = [self.folder / f"timeline-{number}.json" for number in range(len(operations))]
+        self.verified(world, *([*words, "--trace", str(path)] for words, path in zip(operations, paths)), iterations=iterations,
+                      group="traced")
+        return [json.loads(path.read_text())["traceEvents"] for path in paths]
 
     def wait_for_no_regions(self):
         for node in self.daemons:
             wait_until(lambda n=node: not n.show("regions"), f"{node.name} lets go of every region")
 
     def verified_after_kills(self):
-        """The GPUs and the daemons are usable at once. Between kills the next operation's launches show that they are."""
-        for op in ("gemm_ar", RING):
-            self.verified(2, op, "--iterations", "2", group="after-" + op)
+        """The GPUs and the daemons are usable at once."""
+        self.verified(2, ["gemm_ar"], [RING], iterations=2, group="after")
+
+    def start_endless(self, *ops):
+        """Two ranks for each of `ops`, in a group of their own, that run until one fails."""
+        return {op: self.ranks(2, op, *ENDLESS, group="endless-" + op) for op in ops}
+
+    def kill_of_rank_1(self, started):
+        for _, killed in started.values():
+            killed.kill()
+        for op, (survivor, _) in started.items():
+            with self.subTest(op=op):
+                status, out, err = self.finish(survivor)
+                self.assertEqual(status, 1, out + err)
+                self.assertIn("rank 1", err)
+        self.wait_for_no_regions()
+
+    def all_refused(self, started, text):
+        for op, ranks in started.items():
+            with self.subTest(op=op):
+                for rank in ranks:
+                    status, out, err = self.finish(rank)
+                    self.assertEqual(status, 1, out + err)
+                    self.assertRegex(err, text)
+
+    def endless_regions(self, node, op):
+        return [region for region in node.show("regions") if region["group"] == "endless-" + op]
 
     def refused(self, *runs):
         """Runs of two ranks that end at once, (arguments, what each rank says), are started together: most of the time is their start."""
@@ -78,14 +122,11 @@ class GpuRanksTest(ClusterTest):
 
     def verified_shapes(self, worlds, moe, rings):
         """`moe`: arguments of runs of that operation; `rings`: operations and arguments."""
+        gemms = [[op, *shapes((4096, n, k), odd, (1, 8, 8))] for op, n, k, odd in (
+            ("ag_gemm", 1024, 4096, (1000, 384, 520)), ("gemm_rs", 4096, 1024, (1000, 392, 264)), ("gemm_ar", 4096, 1024, (1000, 392, 264)))]
         for world in sorted(worlds):
-            for op, n, k in (("ag_gemm", 1024, 4096), ("gemm_rs", 4096, 1024), ("gemm_ar", 4096, 1024)):
-                with self.subTest(world=world, op=op):
-                    odd = (1000, 384, 520) if op == "ag_gemm" else (1000, 392, 264)
-                    self.verified(world, op, "--iterations", "5", shapes=[(4096, n, k), odd, (1, 8, 8)])
-            for op, shape in [*((MOE, shape) for shape in moe), *rings]:
-                with self.subTest(world=world, op=op, shape=shape):
-                    self.verified(world, op, "--iterations", "5", *shape)
+            with self.subTest(world=world):
+                self.verified(world, *gemms, *([MOE, *shape] for shape in moe), *([op, *shape] for op, shape in rings))
 
 
 class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
@@ -102,12 +143,11 @@ class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
     def test_timeline(self):
         """--trace: what every CTA of every rank did, on one time axis."""
         gemm = ["--m", "2048", "--n", "512", "--k", "1024"]
-        for op, work, shape in (("ag_gemm", {"push", "signal"}, gemm), ("gemm_rs", {"sum"}, gemm), ("gemm_ar", {"sum", "copy"}, gemm),
-                                (MOE, {"route", "table", "push", "sum"}, ODD_MOE)):
+        cases = [("ag_gemm", {"push", "signal"}, gemm), ("gemm_rs", {"sum"}, gemm), ("gemm_ar", {"sum", "copy"}, gemm),
+                 (MOE, {"route", "table", "push", "sum"}, ODD_MOE)]
+        traces = self.traced(2, *([op, *shape] for op, _, shape in cases))
+        for (op, work, _), events in zip(cases, traces):
             with self.subTest(op=op):
-                path = self.folder / f"{op}.json"
-                self.verified(2, op, *shape, "--iterations", "2", "--trace", str(path), group=op)
-                events = json.loads(path.read_text())["traceEvents"]
                 spans = [e for e in events if e["ph"] == "X"]
                 begins = []
                 for rank in (0, 1):
@@ -122,20 +162,17 @@ class OneNodeGpuTest(RanksAtOnce, GpuRanksTest):
     def test_attention_of_every_rank_alone(self):
         """Also packed sequences, one without positions; --trace tells what their CTAs worked at."""
         packed = ["--heads", "6", "--kv-heads", "2", "--head-dim", "128", "--causal", "--cu-seqlens", "0,5,5,700,1900"]
-        for op, shape in (("attention", RINGS[0]), ("attention", packed), (BACKWARD, packed), (BACKWARD, RINGS[0]), (BACKWARD, RINGS[1])):
-            with self.subTest(op=op, shape=shape):
-                path = self.folder / f"{op}.json"
-                self.verified(2, op, *shape, "--iterations", "3", "--trace", str(path), group=op)
-                names = {e["name"] for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"}
-                self.assertLessEqual({"compute", "load", "product", "store"}, names)
+        cases = [["attention", *RINGS[0]], ["attention", *packed], [BACKWARD, *packed], [BACKWARD, *RINGS[0]], [BACKWARD, *RINGS[1]]]
+        for case, events in zip(cases, self.traced(2, *cases, iterations=3)):
+            with self.subTest(case=case):
+                self.assertLessEqual({"compute", "load", "product", "store"}, {e["name"] for e in events if e["ph"] == "X"})
 
     def test_overrides_of_the_plan(self):
         small = ["--m", "1000", "--n", "392", "--k", "264"]
-        for op, shape, *overrides in (("ag_gemm", small, "--comm-ctas", "4"), ("gemm_rs", small, "--sms", "40"),
-                                      *((op, small, "--comm-ctas", "2", "--sms", "4") for op in ("ag_gemm", "gemm_rs", "gemm_ar")),
-                                      (MOE, ODD_MOE, "--comm-ctas", "4"), (MOE, ODD_MOE, "--comm-ctas", "2", "--sms", "4")):
-            with self.subTest(op=op, overrides=overrides):
-                self.verified(2, op, *shape, "--iterations", "3", *overrides, group=op)
+        few = ["--comm-ctas", "2", "--sms", "4"]
+        self.verified(2, ["ag_gemm", *small, "--comm-ctas", "4"], ["gemm_rs", *small, "--sms", "40"],
+                      *([op, *small, *few] for op in ("ag_gemm", "gemm_rs", "gemm_ar")),
+                      [MOE, *ODD_MOE, "--comm-ctas", "4"], [MOE, *ODD_MOE, *few], iterations=3)
 
     def test_plans_that_cannot_run_are_refused_by_name(self):
         self.refused(*(([op, *overrides], text) for op in ("ag_gemm", "gemm_rs", "gemm_ar") for overrides, text in (
@@ -173,32 +210,24 @@ class OneNodeKillsGpuTest(GpuRanksTest):
         super().setUp()
         self.node = self.start_nodes(1)[0]
 
-    def start_endless(self, op):
-        ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
-        wait_until(lambda: [s["active"] for s in self.node.show("sessions")] and self.node.show("groups"), "the ranks run")
-        wait_until(lambda: len(self.node.show("regions")) == 2 * WORKSPACES.get(op, 2), "the workspaces are there")
-        return ranks
+    def start_endless(self, *ops):
+        started = super().start_endless(*ops)
+        for op in ops:
+            wait_until(lambda: len(self.endless_regions(self.node, op)) == 2 * WORKSPACES.get(op, 2), f"the workspaces of {op} are there")
+        return started
 
     def test_kill_of_a_rank(self):
-        for op in ("ag_gemm", "gemm_ar", MOE, RING, BACKWARD, RING_BACKWARD):
-            with self.subTest(op=op):
-                survivor, killed = self.start_endless(op)
-                killed.kill()
-                status, out, err = self.finish(survivor)
-                self.assertEqual(status, 1, out + err)
-                self.assertIn("rank 1", err)
-                self.wait_for_no_regions()
+        for ops in batches("ag_gemm", "gemm_ar", MOE, RING, BACKWARD, RING_BACKWARD):
+            with self.subTest(ops=ops):
+                self.kill_of_rank_1(self.start_endless(*ops))
         self.verified_after_kills()
 
     def test_kill_of_the_daemon(self):
-        for op in ("ag_gemm", "gemm_ar", MOE, RING, RING_BACKWARD):
-            with self.subTest(op=op):
-                ranks = self.start_endless(op)
+        for ops in batches("ag_gemm", "gemm_ar", MOE, RING, RING_BACKWARD):
+            with self.subTest(ops=ops):
+                started = self.start_endless(*ops)
                 self.node.kill()
-                for rank in ranks:
-                    status, out, err = self.finish(rank)
-                    self.assertEqual(status, 1, out + err)
-                    self.assertIn("UNAVAILABLE", err)
+                self.all_refused(started, "UNAVAILABLE")
                 self.node.start()
         self.verified_after_kills()
         self.wait_for_no_regions()
@@ -217,12 +246,11 @@ class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
     def test_timeline(self):
         """--trace over nodes: what was put, and what arrivals and completions were waited for."""
         self.start(bandwidth_gbytes=50, latency_us=5)
-        sizes = ["--m", "2048", "--n", "512", "--k", "1024", *LONG_RING]
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar", RING, RING_BACKWARD):
-            with self.subTest(op=op):
-                path = self.folder / f"{op}.json"
-                self.verified(2, op, *sizes, "--iterations", "2", "--trace", str(path), group=op)
-                names = {e["name"] for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"}
+        cases = [*([op, "--m", "2048", "--n", "512", "--k", "1024"] for op in ("ag_gemm", "gemm_rs", "gemm_ar")),
+                 *([op, *LONG_RING] for op in (RING, RING_BACKWARD))]
+        for case, events in zip(cases, self.traced(2, *cases)):
+            with self.subTest(op=case[0]):
+                names = {e["name"] for e in events if e["ph"] == "X"}
                 self.assertTrue({n for n in names if "arrivals" in n}, names)
                 self.assertTrue({n for n in names if "completed" in n}, names)
 
@@ -234,12 +262,8 @@ class SeveralNodesGpuTest(RanksAtOnce, SeveralNodes):
 
     def test_over_tcp(self):
         self.start("tcp")
-        for op in ("ag_gemm", "gemm_ar"):
-            with self.subTest(op=op):
-                self.verified(2, op, "--m", "1000", "--n", "384", "--k", "520", "--iterations", "5")
-        self.verified(2, MOE, *ODD_MOE, "--iterations", "5", group=MOE)
-        for op in (RING, RING_BACKWARD):
-            self.verified(2, op, *RINGS[0], "--iterations", "5", group=op)
+        gemms = [[op, "--m", "1000", "--n", "384", "--k", "520"] for op in ("ag_gemm", "gemm_ar")]
+        self.verified(2, *gemms, [MOE, *ODD_MOE], *([op, *RINGS[0]] for op in (RING, RING_BACKWARD)))
 
 
 class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
@@ -250,14 +274,9 @@ class ManyRanksGpuTest(RanksAtOnce, SeveralNodes):
     def check(self, world):
         if GPUS < world and not self.mps:
             self.skipTest(f"{world} ranks share {GPUS} GPUs in time slices: too slow")
-        for op, n, k in (("ag_gemm", 256, 1024), ("gemm_rs", 1024, 256), ("gemm_ar", 1024, 256)):
-            with self.subTest(world=world, op=op):
-                self.verified(world, op, "--iterations", "2", shapes=[(2048, n, k), (1000, 392, 264)])
-        with self.subTest(world=world, op=MOE):
-            self.verified(world, MOE, *ODD_MOE, "--iterations", "2")
-        for op in (RING, RING_BACKWARD):
-            with self.subTest(world=world, op=op):
-                self.verified(world, op, *RINGS[0], "--iterations", "2")
+        gemms = [[op, *shapes((2048, n, k), (1000, 392, 264))]
+                 for op, n, k in (("ag_gemm", 256, 1024), ("gemm_rs", 1024, 256), ("gemm_ar", 1024, 256))]
+        self.verified(world, *gemms, [MOE, *ODD_MOE], *([op, *RINGS[0]] for op in (RING, RING_BACKWARD)), iterations=2)
 
     def test_one_node(self):
         self.start_nodes(1)
@@ -284,18 +303,18 @@ class MkrunGpuTest(SeveralNodes):
     def values(self, *shape):
         return [self.random.uniform(-1, 1, shape).astype("float32") for _ in (0, 1)]
 
-    def run_ranks(self, executor, op, results, arguments):
-        """What both ranks write with the flags `results`."""
+    def file(self, flag, executor, rank="{rank}"):
+        """What an executor writes with that flag."""
+        return self.folder / f"{flag}-{executor}.{rank}.npy"
+
+    def start_ranks(self, executor, op, results, arguments):
+        files = [word for flag in results for word in (f"--{flag}", str(self.file(flag, executor)))]
         ranks = []
         for rank in (0, 1):
-            files = [word for flag in results for word in (f"--{flag}", str(self.folder / f"{flag}.{{rank}}.npy"))]
             device = ["--device", str(rank % GPUS)] if executor == "cuda" else []
             ranks.append(self.spawn(BIN / "mkrun", op, "--group", f"mkrun-{op}-{executor}", "--daemon", self.daemons[rank].socket,
                                     "--world-size", "2", "--rank", str(rank), *device, "--executor", executor, *files, *arguments))
-        for rank, process in enumerate(ranks):
-            status, out, err = self.finish(process)
-            self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
-        return [self.np.load(self.folder / f"{flag}.{rank}.npy") for flag in results for rank in (0, 1)]
+        return ranks
 
     def compare(self, op, operands, *arguments, results=("out",)):
         """`operands`: of both ranks, by flag."""
@@ -304,9 +323,14 @@ class MkrunGpuTest(SeveralNodes):
             for rank, array in enumerate(of_ranks):
                 self.np.save(self.folder / f"{flag}.{rank}.npy", array)
             files += [f"--{flag}", str(self.folder / (flag + ".{rank}.npy"))]
-        outs = [self.run_ranks(executor, op, results, [*files, *arguments]) for executor in ("cuda", "cpu")]
-        for mine, wanted in zip(*outs):
-            self.np.testing.assert_allclose(mine, wanted, atol=1e-2, rtol=2e-2)
+        for ranks in [self.start_ranks(executor, op, results, [*files, *arguments]) for executor in ("cuda", "cpu")]:
+            for rank, process in enumerate(ranks):
+                status, out, err = self.finish(process)
+                self.assertEqual(status, 0, f"rank {rank}: {out}{err}")
+        for flag in results:
+            for rank in (0, 1):
+                mine, wanted = (self.np.load(self.file(flag, executor, rank)) for executor in ("cuda", "cpu"))
+                self.np.testing.assert_allclose(mine, wanted, atol=1e-2, rtol=2e-2)
 
     def test_ring_attention(self):
         heads = {"q": self.values(2, 300, 4, 64), "k": self.values(2, 300, 2, 64), "v": self.values(2, 300, 2, 64)}
@@ -318,7 +342,7 @@ class MkrunGpuTest(SeveralNodes):
         packed = {"q": self.values(441, 4, 64), "k": self.values(441, 2, 64), "v": self.values(441, 2, 64), "cu-seqlens": [lengths] * 2}
         self.compare("attention", packed, "--causal", results=("out", "lse"))
         # Its backward pass, of what the cpu executor has just given.
-        given = {flag: [self.np.load(self.folder / f"{flag}.{rank}.npy") for rank in range(2)] for flag in ("out", "lse")}
+        given = {flag: [self.np.load(self.file(flag, "cpu", rank)) for rank in (0, 1)] for flag in ("out", "lse")}
         packed.update({"o": given["out"], "lse": given["lse"], "d-o": self.values(441, 4, 64)})
         self.compare(BACKWARD, packed, "--causal", results=("out", "d-k", "d-v"))
 
@@ -333,34 +357,29 @@ class MkrunGpuTest(SeveralNodes):
 
 
 class SeveralNodesKillsGpuTest(SeveralNodes):
-    def start_endless(self, op):
-        ranks = self.ranks(2, op, *ENDLESS, group="endless-" + op)
+    OPS = ("ag_gemm", "gemm_rs", "gemm_ar", MOE, RING)
+
+    def start_endless(self, *ops):
+        started = super().start_endless(*ops)
         for node in self.daemons:
-            wait_until(lambda n=node: [s["active"] for s in n.show("sessions")] and n.show("regions"), "the ranks run")
-        return ranks
+            for op in ops:
+                wait_until(lambda n=node: self.endless_regions(n, op), f"the ranks of {op} run")
+        return started
 
     def test_kill_of_a_rank(self):
         self.start()
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar", MOE, RING):
-            with self.subTest(op=op):
-                survivor, killed = self.start_endless(op)
-                killed.kill()
-                status, out, err = self.finish(survivor)
-                self.assertEqual(status, 1, out + err)
-                self.assertIn("rank 1", err)
-                self.wait_for_no_regions()
+        for ops in batches(*self.OPS):
+            with self.subTest(ops=ops):
+                self.kill_of_rank_1(self.start_endless(*ops))
         self.verified_after_kills()
 
     def test_kill_of_a_daemon(self):
         self.start()
-        for op in ("ag_gemm", "gemm_rs", "gemm_ar", MOE, RING):
-            with self.subTest(op=op):
-                ranks = self.start_endless(op)
+        for ops in batches(*self.OPS):
+            with self.subTest(ops=ops):
+                started = self.start_endless(*ops)
                 self.daemons[1].kill()
-                for rank in ranks:
-                    status, out, err = self.finish(rank)
-                    self.assertEqual(status, 1, out + err)
-                    self.assertRegex(err, "UNAVAILABLE|DEADLINE_EXCEEDED")
+                self.all_refused(started, "UNAVAILABLE|DEADLINE_EXCEEDED")
                 self.daemons[1].start()
                 for node in self.daemons:
                     self.wait_for_peers(node, 1)

@@ -67,6 +67,25 @@ class Operations(ClusterTest):
             with self.subTest(op=op):
                 self.assertIn("verified", self.bench_all(op, *shape, "--iterations", "2", ranks_per_node=1))
 
+    def test_several_operations_in_one_run(self):
+        """--then: each with shapes of its own, all with the iterations of the run."""
+        self.start_nodes(2)
+        first, *others = ([op, *shape] for op, shape in SMALL.items())
+        then = [word for words in others for word in ("--then", " ".join(words))]
+        out = self.bench_all(*first, *then, "--iterations", "2")
+        self.assertEqual(out.count(" verified"), len(SMALL), out)
+        for op in SMALL:
+            self.assertIn(f"\n{op} ", "\n" + out)
+
+    def test_operations_of_a_run_that_are_none_are_refused_by_name(self):
+        self.start_nodes(1)
+        for text, said in (("no_such_op --m 8", "no_such_op"), ("gemm_rs --group other", "--group"), ("--m 8", "operation"),
+                           ("gemm_rs --cu-seqlens 0,8", "--cu-seqlens")):
+            with self.subTest(text=text):
+                status, out, err = self.finish(self.bench(0, 1, self.daemons[0], "ag_gemm", "--then", text))
+                self.assertNotEqual(status, 0)
+                self.assertIn(said, out + err)
+
     def test_timeline(self):
         """--trace: every role of every rank, and waits that lie inside their roles."""
         self.start_nodes(2)

@@ -120,7 +120,11 @@ TEST_CASE("ring attention: longer sequences, heads that share keys") {
       CAPTURE(ranks);
       CAPTURE(sequence);
       for_every_attention({.batch = 2, .sequence = sequence, .heads = 8, .kv_heads = 2},
-                          [&](const AttentionShape& shape) { GpuRing(ranks, shape).check(); });
+                          [&](const AttentionShape& shape) {
+                            GpuRing ring(ranks, shape);
+                            ring.check(1);
+                            ring.check(2, 7);  // the reference has most of the time
+                          });
     }
   }
   GpuRing(4, {.batch = 1, .sequence = 3001, .heads = 64, .kv_heads = 64, .head_dim = 128}).check(3, 3);

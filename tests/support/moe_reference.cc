@@ -1,7 +1,11 @@
 #include "tests/support/moe_reference.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <thread>
 
+#include "kernels/cpu/memory/convert.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/rounding.h"
 
@@ -15,13 +19,16 @@ constexpr double kSmallest = 0x1p-24;  // rounding error among the subnormals of
 std::vector<Expected> multiply(DataType dtype, const std::vector<Expected>& x, const std::uint16_t* matrix,
                                std::int64_t n) {
   std::vector<Expected> out(static_cast<std::size_t>(n));
+  std::vector<float> weights(out.size());  // a row of the matrix
   const double unit = (double(x.size()) + 2) * kFloatUnit;
   for (std::size_t i = 0; i < x.size(); ++i) {
-    for (std::int64_t j = 0; j < n; ++j) {
-      const double weight = value_of(dtype, matrix[static_cast<std::int64_t>(i) * n + j]);
-      Expected& sum = out[static_cast<std::size_t>(j)];
-      sum.value += x[i].value * weight;
-      sum.tolerance += std::abs(weight) * (x[i].tolerance + unit * (std::abs(x[i].value) + x[i].tolerance));
+    kernels::widen(dtype, matrix + i * weights.size(), weights.data(), weights.size());
+    const double value = x[i].value;
+    const double tolerance = x[i].tolerance + unit * (std::abs(value) + x[i].tolerance);
+    for (std::size_t j = 0; j < weights.size(); ++j) {
+      const double weight = weights[j];
+      out[j].value += value * weight;
+      out[j].tolerance += std::abs(weight) * tolerance;
     }
   }
   return out;
@@ -103,13 +110,26 @@ std::vector<Expected> moe_row(const MoeShape& shape, const MoeWeights& weights, 
 
 std::size_t wrong_elements(const MoeShape& shape, const MoeWeights& weights, const MoeInput& input,
                            const std::vector<std::uint16_t>& y) {
-  std::size_t at = 0, wrong = 0;
-  for (std::int64_t token = 0; token < input.tokens; ++token) {
-    for (const Expected& expected : moe_row(shape, weights, input, token)) {
-      const double seen = value_of(shape.dtype, y.at(at++));
-      if (!(std::abs(seen - expected.value) <= expected.tolerance)) ++wrong;
+  if (input.tokens > 0) static_cast<void>(y.at(static_cast<std::size_t>(input.tokens * shape.n - 1)));
+  std::atomic<std::int64_t> next = 0;
+  std::atomic<std::size_t> wrong = 0;
+  const auto compare = [&] {
+    for (std::int64_t token = next++; token < input.tokens; token = next++) {
+      auto at = static_cast<std::size_t>(token * shape.n);
+      for (const Expected& expected : moe_row(shape, weights, input, token)) {
+        const double seen = value_of(shape.dtype, y[at++]);
+        if (!(std::abs(seen - expected.value) <= expected.tolerance)) ++wrong;
+      }
     }
-  }
+  };
+  // Most of the time of whoever compares: on all cores, where there are enough tokens for the threads to pay.
+  constexpr std::int64_t kTokensOfThread = 8;
+  const std::int64_t cores = std::max(1U, std::thread::hardware_concurrency());
+  std::vector<std::jthread> threads;
+  for (std::int64_t thread = 1; thread < std::min(cores, input.tokens / kTokensOfThread); ++thread)
+    threads.emplace_back(compare);
+  compare();
+  threads.clear();  // waits for them
   return wrong;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -259,6 +260,17 @@ Status record_rows(const OpOptions& o, const nlohmann::json& json) {
   return record(o.json, "op", json) ? Status() : Status(StatusCode::kInternal, "results were not recorded");
 }
 
+/// One operation after the other.
+Result<std::vector<Row>> run_all(Group& group, const std::vector<OpOptions>& operations) {
+  std::vector<Row> rows;
+  for (const OpOptions& o : operations) {
+    auto more = o.executor == Executor::kCuda ? run_on_gpu(group, o) : run_on_cpu(group, o);
+    if (!more.ok()) return more.status();
+    std::move(more->begin(), more->end(), std::back_inserter(rows));
+  }
+  return rows;
+}
+
 Status run(OpOptions o) {
   std::uint32_t world = o.world_size.value_or(0), rank = o.rank.value_or(0);
   std::optional<std::uint32_t> local_rank;
@@ -287,7 +299,7 @@ Status run(OpOptions o) {
                      .timeout = std::chrono::milliseconds(static_cast<std::int64_t>(o.join_timeout * 1000))});
   if (!group.ok()) return group.status();
 
-  auto rows = o.executor == Executor::kCuda ? run_on_gpu(*group, o) : run_on_cpu(*group, o);
+  auto rows = run_all(*group, operations_of(o));
   if (!rows.ok()) return rows.status();
   MK_RETURN_IF_ERROR(group->barrier());
   if (rank == 0) print_rows(*rows, *group);
@@ -302,32 +314,36 @@ Status run(OpOptions o) {
   return {};
 }
 
+/// Throws where options do not go together.
+void check_options(const OpOptions& o) {
+  if (o.op.empty() == o.preset.empty())
+    throw CLI::ValidationError("op", "give an operation or --preset, not both");
+  if (!o.baselines.empty() && (o.executor != Executor::kCuda || !gemm_kind(o)))
+    throw CLI::ValidationError("--baseline", "only of the operations around a GEMM, with --executor cuda");
+  if (!o.trace.empty() && (!o.preset.empty() || o.shapes.size() > 1))
+    throw CLI::ValidationError("--trace", "one operation of one shape");
+  const bool packs = o.op == to_string(OpKind::kAttention) || o.op == to_string(OpKind::kAttentionBackward) ||
+                     o.op == to_string(OpKind::kRingAttention);
+  if (!o.cu_seqlens.empty() && (o.executor != Executor::kCuda || !packs || o.cu_seqlens.size() < 2)) {
+    throw CLI::ValidationError(
+        "--cu-seqlens",
+        "two numbers at least, of attention, attention_backward or ring_attention with "
+        "--executor cuda");
+  }
+  if (o.cu_seqlens.empty() && (o.window_left != -1 || o.window_right != -1))
+    throw CLI::ValidationError("--window-left, --window-right", "only with --cu-seqlens");
+  if (o.compares_with("torch") && o.torch_driver.empty())
+    throw CLI::ValidationError("--baseline torch", "where is torch_fused.py? Give --torch-driver");
+}
+
 }  // namespace
 
 void add_op(CLI::App& app, int& status) {
   auto o = std::make_shared<OpOptions>();
-  CLI::App* op = app.add_subcommand("op", "time and verify an operation; run one process per rank");
+  CLI::App* op = app.add_subcommand("op", "time and verify operations; run one process per rank");
   add_op_options(op, o.get());
   op->callback([o, &status] {
-    if (o->op.empty() == o->preset.empty())
-      throw CLI::ValidationError("op", "give an operation or --preset, not both");
-    if (!o->baselines.empty() && (o->executor != Executor::kCuda || !gemm_kind(*o)))
-      throw CLI::ValidationError("--baseline", "only of the operations around a GEMM, with --executor cuda");
-    if (!o->trace.empty() && (!o->preset.empty() || o->shapes.size() > 1))
-      throw CLI::ValidationError("--trace", "one operation of one shape");
-    const bool packs = o->op == to_string(OpKind::kAttention) ||
-                       o->op == to_string(OpKind::kAttentionBackward) ||
-                       o->op == to_string(OpKind::kRingAttention);
-    if (!o->cu_seqlens.empty() && (o->executor != Executor::kCuda || !packs || o->cu_seqlens.size() < 2)) {
-      throw CLI::ValidationError(
-          "--cu-seqlens",
-          "two numbers at least, of attention, attention_backward or ring_attention with "
-          "--executor cuda");
-    }
-    if (o->cu_seqlens.empty() && (o->window_left != -1 || o->window_right != -1))
-      throw CLI::ValidationError("--window-left, --window-right", "only with --cu-seqlens");
-    if (o->compares_with("torch") && o->torch_driver.empty())
-      throw CLI::ValidationError("--baseline torch", "where is torch_fused.py? Give --torch-driver");
+    for (const OpOptions& each : operations_of(*o)) check_options(each);
     const Status outcome = run(*o);
     if (outcome.ok()) return;
     std::cerr << "mkbench: " << outcome.to_string() << "\n";

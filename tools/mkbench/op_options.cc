@@ -1,22 +1,43 @@
 #include "tools/mkbench/op_options.h"
 
 #include <map>
+#include <utility>
 
 namespace mkernel::bench {
 namespace {
 
-void add_group_options(CLI::App* op, OpOptions* o) {
-  op->add_option("operation", o->op)
+CLI::Option* add_operation(CLI::App* op, OpOptions* o) {
+  return op->add_option("operation", o->op)
       ->check(CLI::IsMember({"ag_gemm", "gemm_rs", "gemm_ar", "moe_dispatch_gemm", "ring_attention",
                              "attention", "attention_backward", "ring_attention_backward"}));
+}
+
+/// Of the run, however many operations it has.
+void add_group_options(CLI::App* op, OpOptions* o) {
   op->add_option("--preset", o->preset, "a list of operations and shapes instead of one")
       ->check(CLI::IsMember({"demo"}));
+  op->add_option(
+        "--then", o->then,
+        "another operation that the same ranks run afterwards, with its options as one text, such as "
+        "\"gemm_rs --m 4096\"; shapes, plans and --trace are its own, the rest is as in this "
+        "command unless the text says otherwise; repeatable")
+      ->allow_extra_args(false);
   op->add_option("--daemon", o->daemon, "session socket of this node's daemon")->capture_default_str();
   op->add_option("--group", o->group, "the same on every rank")->capture_default_str();
   op->add_option("--world-size", o->world_size);
   op->add_option("--rank", o->rank);
   op->add_option("--join-timeout", o->join_timeout, "seconds to wait for the other ranks")
       ->capture_default_str();
+  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
+  op->add_option("--device", o->device,
+                 "GPU of this rank on the cuda executor; default: the launcher's local rank, or the rank")
+      ->check(CLI::Range(0, 1023));
+  op->add_option(
+      "--nic-gbps", o->nic_gbps,
+      "gigabits per second of a rank's NIC: recorded beside the rows, and what the cuda executor plans with");
+  op->add_option("--json", o->json, "rank 0 records its rows in this file");
 }
 
 void add_shape_options(CLI::App* op, OpOptions* o) {
@@ -58,13 +79,7 @@ void add_shape_options(CLI::App* op, OpOptions* o) {
           std::map<std::string, DataType>{{"bf16", DataType::kBf16}, {"f16", DataType::kF16}}));
 }
 
-void add_executor_options(CLI::App* op, OpOptions* o) {
-  op->add_option("--executor", o->executor, "cpu, or cuda: on a GPU")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, Executor>{{"cpu", Executor::kCpu}, {"cuda", Executor::kCuda}}));
-  op->add_option("--device", o->device,
-                 "GPU of this rank on the cuda executor; default: the launcher's local rank, or the rank")
-      ->check(CLI::Range(0, 1023));
+void add_plan_options(CLI::App* op, OpOptions* o) {
   op->add_option(
         "--baseline", o->baselines,
         "cuda executor: measure in the same run, in turns, the product alone (gemm: cuBLAS, product: "
@@ -73,9 +88,6 @@ void add_executor_options(CLI::App* op, OpOptions* o) {
   op->add_option("--torch-driver", o->torch_driver,
                  "torch_fused.py, for --baseline torch; needs python3 and torch")
       ->check(CLI::ExistingFile);
-  op->add_option(
-      "--nic-gbps", o->nic_gbps,
-      "gigabits per second of a rank's NIC: recorded beside the rows, and what the cuda executor plans with");
   op->add_option("--comm-ctas", o->plan.comm_ctas,
                  "with --executor cuda: CTAs that push or sum; 0: the plan's choice")
       ->capture_default_str();
@@ -101,16 +113,37 @@ void add_run_options(CLI::App* op, OpOptions* o) {
   op->add_option("--trace", o->trace,
                  "rank 0 writes the timeline of one more launch on all ranks for Perfetto: every role and "
                  "what it waited for; on the cuda executor what every warp of every CTA worked at, too");
-  op->add_option("--json", o->json, "rank 0 records its rows in this file");
 }
 
 }  // namespace
 
 void add_op_options(CLI::App* op, OpOptions* o) {
+  add_operation(op, o);
   add_group_options(op, o);
   add_shape_options(op, o);
-  add_executor_options(op, o);
+  add_plan_options(op, o);
   add_run_options(op, o);
+}
+
+std::vector<OpOptions> operations_of(const OpOptions& o) {
+  std::vector<OpOptions> all{o};
+  for (const std::string& text : o.then) {
+    OpOptions next{.executor = o.executor,
+                   .device = o.device,
+                   .nic_gbps = o.nic_gbps,
+                   .share = o.share,
+                   .iterations = o.iterations,
+                   .threads = o.threads,
+                   .deadline = o.deadline};
+    CLI::App app("one operation of a run", "--then");
+    add_operation(&app, &next)->required();
+    add_shape_options(&app, &next);
+    add_plan_options(&app, &next);
+    add_run_options(&app, &next);
+    app.parse(text);
+    all.push_back(std::move(next));
+  }
+  return all;
 }
 
 }  // namespace mkernel::bench

@@ -39,6 +39,7 @@ struct OpOptions {
   double deadline = 30;
   double join_timeout = 60;
   std::string json, trace;
+  std::vector<std::string> then;  ///< options of further operations, each as one text
 
   bool compares_with(const char* baseline) const {
     return std::find(baselines.begin(), baselines.end(), baseline) != baselines.end();
@@ -49,5 +50,8 @@ struct OpOptions {
 };
 
 void add_op_options(CLI::App* op, OpOptions* o);
+/// The operation of `o` and those that follow it in the same run. Throws CLI's errors where a text is no
+/// operation.
+std::vector<OpOptions> operations_of(const OpOptions& o);
 
 }  // namespace mkernel::bench

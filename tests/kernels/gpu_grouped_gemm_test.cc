@@ -209,7 +209,7 @@ TEST_CASE("grouped gemm: more tiles than CTAs, and none at all") {
   rank.run_checked(random_ends(7, 2000, 5), 5);
 }
 
-TEST_CASE("grouped gemm: few rows, the last tasks cut, and a group that goes through its columns in bands") {
+TEST_CASE("grouped gemm: few rows, some tasks cut, and a group that goes through its columns in bands") {
   if (!peers_or_skip(1)) return;
   for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
     const GroupedGemmShape few{.max_rows = 64, .k = 520, .n = 4000, .groups = 50, .b_layout = layout};
@@ -219,6 +219,9 @@ TEST_CASE("grouped gemm: few rows, the last tasks cut, and a group that goes thr
       for (const std::int32_t sms : {10, 34, 70})
         CHECK(GroupedRank(few, {.sms = sms}).run_checked(ends, seed) == all);
     }
+    // Low boxes of a: one, whole ones, one row more, and high boxes in the same launch.
+    GroupedRank({.max_rows = 211, .k = 520, .n = 4000, .groups = 6, .b_layout = layout})
+        .run_checked(ends_of({1, 8, 9, 63, 64, 66}), 1);
     GroupedRank({.max_rows = 1800, .k = 7168, .n = 520, .groups = 2, .b_layout = layout})
         .run_checked({1700, 1790}, 1);
   }

@@ -12,6 +12,8 @@
 //                                            // to bring into the L2 meanwhile
 //     int k_blocks(int product) const;       // ceil(k / kTileK) >= 1
 //     const TensorMap* a(int product) const; // boxes of 64 rows x kTileK
+//     const TensorMap* low_a(int product) const;  // optional: boxes of Sm90Task::kLowBoxRows x kTileK, for
+//                                            // tasks of few rows (Sm90Task::low_boxes)
 //     const TensorMap* b(int product, int half) const;  // of the first or second half of a tile's columns;
 //                                            // boxes of 64 columns x kTileK, with a third coordinate
 //     int matrix_rows(int product) const;    // rows of memory from one matrix of b to the next
@@ -52,7 +54,7 @@ __device__ __forceinline__ void sm90_hand_out(const Sm90Task& task, std::uint32_
   };
   store(0, task.product, task.side_by_side, task.a_row, task.b_matrix);
   store(1, task.b_column, task.b_column2, task.c_column, task.rows);
-  store(2, task.block, task.column, task.left_out, 0);
+  store(2, task.block, task.column, task.left_out, task.low_boxes);
 }
 
 /// The warp that takes tasks, in the first CTA of the cluster.
@@ -127,7 +129,19 @@ __device__ __forceinline__ void sm90_feed_step(const Feed& feed, const Sm90Task&
   const int matrix = task.b_matrix * feed.matrix_rows(task.product);
   constexpr std::uint16_t kBoth = 0b11;
   if (task.side_by_side != 0) {
-    ptx::tma_load_multicast_2d(to_a + part * kBoxA, a, k, task.a_row + part * 64, full, kBoth);
+    if (const int boxes = sm90_low_boxes(feed, task); boxes > 0) {
+      if constexpr (requires { feed.low_a(0); }) {
+        // Each CTA loads every second one for both.
+#pragma unroll 1
+        for (int box = part; box < boxes; box += Config::kCluster) {
+          const int row = box * Sm90Task::kLowBoxRows;
+          ptx::tma_load_multicast_2d(to_a + row * Config::kRowBytes, feed.low_a(task.product), k,
+                                     task.a_row + row, full, kBoth);
+        }
+      }
+    } else {
+      ptx::tma_load_multicast_2d(to_a + part * kBoxA, a, k, task.a_row + part * 64, full, kBoth);
+    }
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
       if (box >= kBoxes - sm90_left_out<Feed>(task)) break;
@@ -161,8 +175,7 @@ __device__ __forceinline__ void sm90_feed_load(const Feed& feed, Sm90FeedShared<
     const int k_blocks = feed.k_blocks(task.product);
     for (int block = 0; block < k_blocks; ++block, stages.advance()) {
       stages.wait_empty_cluster();
-      stages.arrive_full_expect(Sm90Stage<Config, Config>::kStepBytes -
-                                sm90_left_out<Feed>(task) * (Config::kBBytes / Config::kBBoxes));
+      stages.arrive_full_expect(sm90_feed_step_bytes<Config>(feed, task));
       sm90_feed_step<Config>(feed, task, block * Config::kTileK, shared.body, stages);
     }
     end_work(sm90_trace(feed), DeviceWork::kLoad, i);

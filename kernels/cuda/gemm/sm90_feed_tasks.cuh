@@ -40,6 +40,27 @@ __device__ __forceinline__ int sm90_left_out(const Sm90Task& task) {
   }
 }
 
+/// Low boxes of a, when the task has few rows; 0: it has many, or the feed has no low boxes. Rows that are
+/// not loaded are multiplied as the stage was before: they come into rows of the product that nobody stores.
+template <class Feed>
+__device__ __forceinline__ int sm90_low_boxes(const Feed& feed, const Sm90Task& task) {
+  if constexpr (requires { feed.low_a(0); }) {
+    return task.low_boxes;
+  } else {
+    return 0;
+  }
+}
+
+/// Bytes that come into one CTA's stage in a step along k.
+template <class Config, class Feed>
+__device__ __forceinline__ int sm90_feed_step_bytes(const Feed& feed, const Sm90Task& task) {
+  int bytes =
+      Sm90Stage<Config, Config>::kStepBytes - sm90_left_out<Feed>(task) * (Config::kBBytes / Config::kBBoxes);
+  if (const int boxes = sm90_low_boxes(feed, task); boxes > 0)
+    bytes -= Config::kABytes - boxes * Sm90Task::kLowBoxRows * Config::kRowBytes;
+  return bytes;
+}
+
 /// A reader's place among the tasks of its CTA.
 template <class Config>
 class Sm90Tasks {

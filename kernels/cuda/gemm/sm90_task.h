@@ -8,6 +8,8 @@ namespace mkernel::kernels {
 /// One CTA's tile. Two CTAs of a cluster share b and lie above each other, or share a and lie side by side.
 struct alignas(16) Sm90Task {
   static constexpr std::int32_t kEnd = -1;
+  /// Rows of a low box of a. The swizzle begins anew with each.
+  static constexpr std::int32_t kLowBoxRows = 8;
 
   std::int32_t product;       ///< kEnd: there are no more tasks
   std::int32_t side_by_side;  ///< not 0: the CTAs share a
@@ -19,9 +21,10 @@ struct alignas(16) Sm90Task {
   std::int32_t rows;   ///< rows of the tile that are stored
   std::int32_t block;  ///< number of the block of rows, for the schedule alone
   std::int32_t column;
-  std::int32_t left_out;  ///< of the boxes of 64 columns of b, at their end: neither loaded nor stored. Only
-                          ///< side by side, and of feeds that cut tasks
-  std::int32_t reserved;
+  std::int32_t left_out;   ///< of the boxes of 64 columns of b, at their end: neither loaded nor stored. Only
+                           ///< side by side, and of feeds that cut tasks
+  std::int32_t low_boxes;  ///< of a, which bring all rows of the tile; 0: all rows of a tile are loaded. Only
+                           ///< side by side, the same for both CTAs, and of feeds that have low boxes
 };
 static_assert(sizeof(Sm90Task) == 48);
 

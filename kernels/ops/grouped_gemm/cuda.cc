@@ -53,6 +53,7 @@ class CudaGroupedGemm final : public CudaOperation<GroupedGemmArguments> {
     if (given == matrices_) return {};
     matrices_ = {};
     MK_RETURN_IF_ERROR(encode(grouped_gemm_a_view(plan_, arguments.a), "a", parameters_.a));
+    MK_RETURN_IF_ERROR(encode(grouped_gemm_low_a_view(plan_, arguments.a), "a", parameters_.low_a));
     MK_RETURN_IF_ERROR(encode(grouped_gemm_b_view(plan_, arguments.b), "b", parameters_.b));
     matrices_ = given;
     return {};

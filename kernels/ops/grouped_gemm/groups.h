@@ -14,32 +14,33 @@ inline constexpr std::int32_t kMostGroups = 1024;
 inline constexpr Sm90Tile kGroupedGemmTile = Sm90Tile::k128x256;
 inline constexpr std::int32_t kGroupedGemmCluster = 2;
 
-/// The tasks at the end of a launch that reads weights, and no more: of whole tasks a few clusters would have
-/// one, and the others none. So each is cut into parts, of some columns each.
-struct GroupedGemmTail {
+/// The tasks of a launch that reads weights, and no more. Those that whole waves leave over are cut into
+/// parts, of some columns each, and come first. Then clusters end at different times, and those that end last
+/// have whole tasks: few of these have as many bytes under way as the memory needs, parts do not.
+struct GroupedGemmCuts {
   struct Part {
     std::int32_t task, part, parts;
   };
 
-  std::int32_t whole = 0;  ///< tasks before it
-  std::int32_t cut = 0;    ///< tasks of it
+  std::int32_t cut = 0;    ///< tasks that are cut, the first ones
   std::int32_t parts = 1;  ///< that each of them has
+  std::int32_t whole = 0;  ///< tasks behind them
 
-  MK_HOST_DEVICE std::int32_t tasks() const { return whole + cut * parts; }
+  MK_HOST_DEVICE std::int32_t tasks() const { return cut * parts + whole; }
   /// What number `index` of the launch is.
   MK_HOST_DEVICE Part part(std::int32_t index) const {
-    if (index < whole) return {index, 0, 1};
-    return {whole + (index - whole) / parts, (index - whole) % parts, parts};
+    if (index < cut * parts) return {index / parts, index % parts, parts};
+    return {index - cut * parts + cut, 0, 1};
   }
 };
 /// Of `tasks` tasks that all take as long: those that whole waves of `clusters` leave over, in as many parts
 /// (a power of two, `most` at most) as clusters can take at a time.
-MK_HOST_DEVICE inline GroupedGemmTail grouped_gemm_tail(std::int32_t tasks, std::int32_t clusters,
+MK_HOST_DEVICE inline GroupedGemmCuts grouped_gemm_cuts(std::int32_t tasks, std::int32_t clusters,
                                                         std::int32_t most) {
-  GroupedGemmTail tail{.cut = tasks % clusters};
-  tail.whole = tasks - tail.cut;
-  while (2 * tail.parts <= most && 2 * tail.parts * tail.cut <= clusters) tail.parts *= 2;
-  return tail;
+  GroupedGemmCuts cuts{.cut = tasks % clusters};
+  cuts.whole = tasks - cuts.cut;
+  while (2 * cuts.parts <= most && 2 * cuts.parts * cuts.cut <= clusters) cuts.parts *= 2;
+  return cuts;
 }
 
 /// A group that does not end where it may: `end` must be in [begin, max_rows].

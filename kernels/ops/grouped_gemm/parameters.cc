@@ -1,6 +1,7 @@
 #include "kernels/ops/grouped_gemm/parameters.h"
 
 #include "kernels/cuda/gemm/sm90_maps.h"
+#include "kernels/cuda/gemm/sm90_task.h"
 #include "kernels/ops/grouped_gemm/plan.h"
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/tile_pairs.h"
@@ -25,6 +26,10 @@ MatrixView grouped_gemm_a_view(const GroupedGemmPlan& plan, const void* a) {
   // CTAs side by side load half of the rows each.
   return sm90_a_view(a_box_rows(kGroupedGemmTile, Sm90Cluster::kSideBySide), plan.shape.dtype, a,
                      plan.shape.max_rows, plan.shape.k);
+}
+
+MatrixView grouped_gemm_low_a_view(const GroupedGemmPlan& plan, const void* a) {
+  return sm90_a_view(Sm90Task::kLowBoxRows, plan.shape.dtype, a, plan.shape.max_rows, plan.shape.k);
 }
 
 MatrixView grouped_gemm_b_view(const GroupedGemmPlan& plan, const void* b) {

@@ -25,8 +25,9 @@ struct GroupedGemmScratch {
 };
 
 struct GroupedGemmParameters {
-  TensorMap a;  ///< [max_rows, k]
-  TensorMap b;  ///< [groups][k, n]
+  TensorMap a;      ///< [max_rows, k]
+  TensorMap low_a;  ///< the same in boxes of Sm90Task::kLowBoxRows
+  TensorMap b;      ///< [groups][k, n]
   device::Endpoint endpoint;
   const std::int32_t* ends;  ///< [groups]
   std::byte* c;              ///< [max_rows, n]
@@ -42,6 +43,7 @@ GroupedGemmParameters grouped_gemm_parameters(const GroupedGemmPlan& plan, Group
 
 /// What the maps are of, one box per load of the kernel.
 MatrixView grouped_gemm_a_view(const GroupedGemmPlan& plan, const void* a);
+MatrixView grouped_gemm_low_a_view(const GroupedGemmPlan& plan, const void* a);
 MatrixView grouped_gemm_b_view(const GroupedGemmPlan& plan, const void* b);
 
 }  // namespace mkernel::kernels

@@ -19,13 +19,13 @@ namespace mkernel::kernels {
 struct GroupedGemmTable {
   static constexpr int kSteps = kMostGroups / 32;
   std::int32_t blocks_before[kSteps + 1];
-  GroupedGemmTail tail;
+  GroupedGemmCuts cuts;
 };
 
 /// Tasks take the groups in order, within a group one band of rows after the other, within these one pair of
 /// columns of tiles after the other, and then all blocks of rows (banded_tile_pair()): a panel of b is read
 /// from memory once for each band, and lies in L2 for the other blocks. Where no group has more than one
-/// block, the tail is cut.
+/// block, the first tasks are cut (GroupedGemmCuts).
 template <class Config>
 class GroupedGemmTasks {
  public:
@@ -34,6 +34,7 @@ class GroupedGemmTasks {
       : p_(p), epoch_(epoch), table_(table) {}
 
   static constexpr bool kCutsTasks = true;
+  static constexpr std::int32_t kFewRows = 64;  ///< of a tile that has low boxes: one warpgroup multiplies it
 
   /// False: this launch is refused.
   __device__ __forceinline__ bool begin() const {
@@ -48,14 +49,15 @@ class GroupedGemmTasks {
 
   __device__ __forceinline__ bool next(Sm90Task& first, Sm90Task& second) const {
     const std::uint64_t taken = claim_unit(&p_.scratch->next_task[epoch_ & 1]);
-    const GroupedGemmTail& tail = table_.tail;
-    if (taken >= static_cast<std::uint64_t>(tail.tasks())) return false;
-    place_pair(tail.part(static_cast<std::int32_t>(taken)), first, second);
+    const GroupedGemmCuts& cuts = table_.cuts;
+    if (taken >= static_cast<std::uint64_t>(cuts.tasks())) return false;
+    place_pair(cuts.part(static_cast<std::int32_t>(taken)), first, second);
     return true;
   }
 
   __device__ __forceinline__ int k_blocks(int) const { return (p_.k + Config::kTileK - 1) / Config::kTileK; }
   __device__ __forceinline__ const TensorMap* a(int) const { return &p_.a; }
+  __device__ __forceinline__ const TensorMap* low_a(int) const { return &p_.low_a; }
   __device__ __forceinline__ const TensorMap* b(int, int) const { return &p_.b; }
   __device__ __forceinline__ int matrix_rows(int) const { return p_.matrix_rows; }
   __device__ __forceinline__ bool gated(int) const { return false; }
@@ -75,7 +77,7 @@ class GroupedGemmTasks {
     __device__ __forceinline__ std::int32_t count() const { return end - begin; }
   };
 
-  __device__ __forceinline__ void place_pair(const GroupedGemmTail::Part& of, Sm90Task& first,
+  __device__ __forceinline__ void place_pair(const GroupedGemmCuts::Part& of, Sm90Task& first,
                                              Sm90Task& second) const {
     const std::int32_t index = of.task;
     const std::uint32_t begun = __ballot_sync(~0U, table_.blocks_before[lane()] * p_.column_pairs <= index);
@@ -128,9 +130,9 @@ class GroupedGemmTasks {
     if (lane() == 0) {
       const std::int32_t tasks = all * p_.column_pairs;
       table_.blocks_before[GroupedGemmTable::kSteps] = all;
-      table_.tail = alone ? grouped_gemm_tail(tasks, static_cast<std::int32_t>(gridDim.x) / Config::kCluster,
+      table_.cuts = alone ? grouped_gemm_cuts(tasks, static_cast<std::int32_t>(gridDim.x) / Config::kCluster,
                                               Config::kBBoxes)
-                          : GroupedGemmTail{.whole = tasks};
+                          : GroupedGemmCuts{.whole = tasks};
     }
     __syncwarp();
     if (first_bad < 0) return {};
@@ -140,8 +142,9 @@ class GroupedGemmTasks {
 
   __device__ __forceinline__ Sm90Task place(std::int32_t group, const Rows& rows, std::int32_t block,
                                             std::int32_t column, int side_by_side,
-                                            const GroupedGemmTail::Part& of) const {
+                                            const GroupedGemmCuts::Part& of) const {
     const std::int32_t first = rows.begin + block * Config::kTileM;
+    const std::int32_t count = min(rows.end - first, Config::kTileM);
     Sm90Task task{};
     task.side_by_side = side_by_side;
     task.left_out = Config::kBBoxes - Config::kBBoxes / of.parts;
@@ -151,7 +154,9 @@ class GroupedGemmTasks {
     task.b_column2 = task.b_column + Config::kTileN / 2;
     task.c_column = task.b_column;
     // Of an odd number of columns of tiles the last pair has one.
-    task.rows = task.b_column < p_.n ? min(rows.end - first, Config::kTileM) : 0;
+    task.rows = task.b_column < p_.n ? count : 0;
+    if (side_by_side != 0 && count <= kFewRows)
+      task.low_boxes = (count + Sm90Task::kLowBoxRows - 1) / Sm90Task::kLowBoxRows;
     return task;
   }
 

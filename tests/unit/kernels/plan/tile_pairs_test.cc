@@ -1,4 +1,4 @@
-// The order of the tiles of a group of rows, and the tail of a launch that reads weights.
+// The order of the tiles of a group of rows, and which tasks of a launch that reads weights are cut.
 #include "kernels/plan/tile_pairs.h"
 
 #include <doctest/doctest.h>
@@ -44,27 +44,29 @@ TEST_CASE(
   CHECK(banded_tile_pair(8 * 3, 13, 3, 12).block == 8);
 }
 
-TEST_CASE("grouped gemm: what waves leave over is cut into as many parts as clusters can take") {
+TEST_CASE("grouped gemm: what waves leave over is cut into as many parts as clusters can take, and first") {
   // DeepSeek-V3's first product with 64 rows: 42 experts of 8 tasks on 66 clusters.
-  const GroupedGemmTail tail = grouped_gemm_tail(336, 66, 4);
-  CHECK(tail.whole == 330);
-  CHECK(tail.cut == 6);
-  CHECK(tail.parts == 4);
-  CHECK(tail.tasks() == 354);
-  CHECK(grouped_gemm_tail(66 + 30, 66, 4).parts == 2);
-  CHECK(grouped_gemm_tail(66 + 34, 66, 4).parts == 1);
-  CHECK(grouped_gemm_tail(66, 66, 4).tasks() == 66);
-  CHECK(grouped_gemm_tail(0, 66, 4).tasks() == 0);
+  const GroupedGemmCuts cuts = grouped_gemm_cuts(336, 66, 4);
+  CHECK(cuts.whole == 330);
+  CHECK(cuts.cut == 6);
+  CHECK(cuts.parts == 4);
+  CHECK(cuts.tasks() == 354);
+  CHECK(cuts.part(23).task == 5);
+  CHECK(cuts.part(24).task == 6);
+  CHECK(grouped_gemm_cuts(66 + 30, 66, 4).parts == 2);
+  CHECK(grouped_gemm_cuts(66 + 34, 66, 4).parts == 1);
+  CHECK(grouped_gemm_cuts(66, 66, 4).tasks() == 66);
+  CHECK(grouped_gemm_cuts(0, 66, 4).tasks() == 0);
   for (const std::int32_t tasks : {1, 7, 66, 67, 90, 331, 336}) {
-    const GroupedGemmTail of = grouped_gemm_tail(tasks, 66, 4);
+    const GroupedGemmCuts of = grouped_gemm_cuts(tasks, 66, 4);
     std::vector<std::int32_t> parts(static_cast<std::size_t>(tasks), 0);
     for (std::int32_t i = 0; i < of.tasks(); ++i) {
-      const GroupedGemmTail::Part part = of.part(i);
+      const GroupedGemmCuts::Part part = of.part(i);
       CHECK(part.part == parts[static_cast<std::size_t>(part.task)]++);
-      CHECK(part.parts == (part.task < of.whole ? 1 : of.parts));
+      CHECK(part.parts == (part.task < of.cut ? of.parts : 1));
     }
     for (std::int32_t task = 0; task < tasks; ++task)
-      CHECK(parts[static_cast<std::size_t>(task)] == (task < of.whole ? 1 : of.parts));
+      CHECK(parts[static_cast<std::size_t>(task)] == (task < of.cut ? of.parts : 1));
   }
 }
 

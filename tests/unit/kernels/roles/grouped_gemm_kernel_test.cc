@@ -31,18 +31,32 @@ class HostGroupedGemm {
         plan_(require(GroupedGemmPlan::make(shape))),
         a_(random_tensor(shape.max_rows * shape.k, shape.dtype, 1)),
         b_(random_tensor(shape.groups * shape.k * shape.n, shape.dtype, 2)),
+        no_numbers_(a_.size(), std::uint16_t{0x7fff}),
         p_(grouped_gemm_parameters(plan_, scratch_.get())) {
     if (band_blocks > 0) p_.band_blocks = band_blocks;
     p_.a = host_tensor_map(grouped_gemm_a_view(plan_, a_.data()));
+    p_.low_a = host_tensor_map(grouped_gemm_low_a_view(plan_, a_.data()));
     p_.b = host_tensor_map(grouped_gemm_b_view(plan_, b_.data()));
     p_.endpoint.control = control_.get();
     p_.endpoint.host = {&aborted_, nullptr};
   }
 
   void check(const Ends& ends) {
-    launch(ends);
+    CHECK(wrong(ends) == 0);
     CHECK(scratch_->refusal.launch != control_->epoch);
-    CHECK(wrong_elements(plan_.shape, ends, a_, b_, c_) == 0);
+  }
+  /// From here on tiles that load low boxes of a, or those that load high ones, find no numbers there.
+  void spoil(bool low) {
+    if (low) {
+      p_.low_a = host_tensor_map(grouped_gemm_low_a_view(plan_, no_numbers_.data()));
+    } else {
+      p_.a = host_tensor_map(grouped_gemm_a_view(plan_, no_numbers_.data()));
+    }
+  }
+  /// How many elements of c are not what they must be.
+  std::size_t wrong(const Ends& ends) {
+    launch(ends);
+    return wrong_elements(plan_.shape, ends, a_, b_, c_);
   }
   /// Refuses, and writes nothing.
   BadEnd refused(const Ends& ends) {
@@ -93,6 +107,7 @@ class HostGroupedGemm {
   const std::unique_ptr<GroupedGemmScratch> scratch_ = std::make_unique<GroupedGemmScratch>();
   const std::unique_ptr<LaunchControl> control_ = std::make_unique<LaunchControl>();
   std::uint32_t aborted_ = 0;
+  const std::vector<std::uint16_t> no_numbers_;  ///< as large as a
   GroupedGemmParameters p_;
 };
 
@@ -118,8 +133,30 @@ TEST_CASE("grouped gemm kernel: bands of rows, the last one smaller") {
   rank.check({0, 1000});
 }
 
-TEST_CASE(
-    "grouped gemm kernel: of few rows a tail that is not cut, cut in two and in four, also all there is") {
+TEST_CASE("grouped gemm kernel: tiles of at most 64 rows load low boxes, others high ones") {
+  for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
+    const DataType type = layout == Layout::kRowMajor ? DataType::kBf16 : DataType::kF16;
+    const auto rank = [&](std::int64_t max_rows, bool spoil_low) {
+      auto made = std::make_unique<HostGroupedGemm>(GroupedGemmShape{
+          .max_rows = max_rows, .k = 136, .n = 616, .groups = 5, .dtype = type, .b_layout = layout});
+      made->spoil(spoil_low);
+      return made;
+    };
+    const auto of_few = rank(130, false);
+    of_few->check(ends_of({1, 8, 9, 64, 0}));
+    of_few->check(ends_of({0, 33, 0, 16, 57}));
+    CHECK(of_few->wrong(ends_of({0, 65, 0, 0, 0})) == 65 * 616);
+    // The last box ends behind the matrix.
+    rank(61, false)->check(ends_of({2, 1, 47, 1, 10}));
+    const auto of_many = rank(500, true);
+    of_many->check(ends_of({65, 0, 128, 129, 100}));
+    of_many->check(ends_of({321, 0, 0, 0, 0}));
+    // One row behind two blocks above each other.
+    CHECK(of_many->wrong(ends_of({257, 0, 0, 0, 0})) == 616);
+  }
+}
+
+TEST_CASE("grouped gemm kernel: of few rows what is left over is not cut, cut in two and in four, also all") {
   for (const Layout layout : {Layout::kRowMajor, Layout::kColumnMajor}) {
     const DataType type = layout == Layout::kRowMajor ? DataType::kF16 : DataType::kBf16;
     // Two pairs of columns of tiles, of which the second one is narrow.

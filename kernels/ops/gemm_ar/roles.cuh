@@ -263,7 +263,7 @@ struct GemmArRoles {
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
     const bool sums_first = threadIdx.x / 32 % 3 != 2;
     const auto sum = [&] {
-      const OtherUnits copies{.behind = p.units.units() * (p.sources() - 1)};
+      const OtherUnits copies{.behind = static_cast<std::uint32_t>(p.units.units() * (p.sources() - 1))};
       sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}}, copies);
     };
     if (sums_first) sum();

@@ -165,6 +165,15 @@ Status refuse_attention_length(OpKind kind, const AttentionShape& shape, const B
                 std::to_string(bad.least) + ".." + std::to_string(bad.most));
 }
 
+AttentionWindow attention_window(const AttentionShape& shape) {
+  // More than all positions of queries and keys together hides nothing.
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  const auto limit = [](std::int64_t wanted) {
+    return wanted < 0 || wanted > kMost ? AttentionWindow::kAll : static_cast<std::int32_t>(wanted);
+  };
+  return {limit(shape.window_left), shape.causal ? 0 : limit(shape.window_right)};
+}
+
 double attention_scale(const AttentionShape& shape) {
   return shape.scale > 0 ? shape.scale : 1.0 / std::sqrt(static_cast<double>(shape.head_dim));
 }

@@ -11,7 +11,7 @@ namespace mkernel::kernels {
 
 /// kInvalidArgument naming field, value and limit. `kind` begins the error.
 Status check_attention_shape(OpKind kind, const AttentionShape& shape);
-/// Likewise, of an operation that has no windows.
+/// Likewise, of operations that have no windows.
 Status check_attention_without_window(OpKind kind, const AttentionShape& shape);
 /// Likewise, of an operation that has neither packed sequences nor windows.
 Status check_plain_attention_shape(OpKind kind, const AttentionShape& shape);
@@ -43,6 +43,8 @@ inline std::int64_t attention_lse_at(const AttentionShape& shape, const Attentio
   return sequence.query_first * (shape.max_sequences > 0 ? 1 : shape.heads) + head * shape.sequence;
 }
 
+/// What queries see; a causal mask ends it at the right.
+AttentionWindow attention_window(const AttentionShape& shape);
 /// Of the scores; a shape's 0 stands for 1 / sqrt(head_dim).
 double attention_scale(const AttentionShape& shape);
 

@@ -54,15 +54,6 @@ Status AttentionPlan::refuse(const BadLength& bad) const {
   return refuse_attention_length(kAlone, shape, bad);
 }
 
-AttentionWindow AttentionPlan::window() const {
-  // More than all positions of queries and keys together hides nothing.
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  const auto limit = [](std::int64_t wanted) {
-    return wanted < 0 || wanted > kMost ? AttentionWindow::kAll : static_cast<std::int32_t>(wanted);
-  };
-  return {limit(shape.window_left), shape.causal ? 0 : limit(shape.window_right)};
-}
-
 AttentionLengths AttentionPlan::lengths(const AttentionArguments& arguments) const {
   return attention_lengths(shape, arguments.cu_seqlens_q, arguments.cu_seqlens_k);
 }

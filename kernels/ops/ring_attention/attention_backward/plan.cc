@@ -22,13 +22,14 @@ Status check_attention_backward_operands(OpKind kind, const AttentionBackwardArg
 }
 
 Result<AttentionBackwardPlan> AttentionBackwardPlan::make(AttentionShape shape) {
-  MK_RETURN_IF_ERROR(check_attention_without_window(kKind, shape));
+  MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
   if (shape.keys == 0) shape.keys = shape.sequence;
   MK_RETURN_IF_ERROR(check_attention_counts(kKind, shape));
   return AttentionBackwardPlan{shape};
 }
 
 Status AttentionBackwardPlan::check_on_gpu() const {
+  MK_RETURN_IF_ERROR(check_attention_without_window(kKind, shape));
   return check_attention_on_gpu(kKind, shape);
 }
 

@@ -114,6 +114,12 @@ Status check_attention_on_gpu(OpKind kind, const AttentionShape& shape) {
   return refuse(kind, "head_dim", std::to_string(shape.head_dim), "64 or 128 on the cuda executor");
 }
 
+Status check_attention_window_on_gpu(OpKind kind, const AttentionShape& shape) {
+  if (shape.batch <= kMostSequences) return {};
+  return refuse(kind, "batch", std::to_string(shape.batch),
+                "at most " + std::to_string(kMostSequences) + " with a window");
+}
+
 Status check_attention_operands(OpKind kind, const AttentionArguments& arguments, std::int64_t queries,
                                 std::int64_t keys) {
   for (const auto& [name, data, positions] :

@@ -22,6 +22,8 @@ Status check_ring_attention_shape(OpKind kind, const AttentionShape& shape);
 Status check_attention_counts(OpKind kind, const AttentionShape& shape);
 /// Likewise, for what the body of the cuda executor does not have.
 Status check_attention_on_gpu(OpKind kind, const AttentionShape& shape);
+/// Likewise, of a shape with a window: for what its kernel lists.
+Status check_attention_window_on_gpu(OpKind kind, const AttentionShape& shape);
 /// Likewise, for the operands of a launch with `queries` and `keys` positions on this rank.
 Status check_attention_operands(OpKind kind, const AttentionArguments& arguments, std::int64_t queries,
                                 std::int64_t keys);

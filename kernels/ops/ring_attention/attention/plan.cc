@@ -23,10 +23,7 @@ Result<AttentionPlan> AttentionPlan::make(AttentionShape shape) {
 
 Status AttentionPlan::check_on_gpu() const {
   MK_RETURN_IF_ERROR(check_attention_on_gpu(kAlone, shape));
-  if (plain() || shape.batch <= kMostSequences) return {};
-  return {StatusCode::kInvalidArgument,
-          std::string(name_of(kAlone)) + ": batch = " + std::to_string(shape.batch) +
-              ", but it must be at most " + std::to_string(kMostSequences) + " with a window"};
+  return plain() ? Status() : check_attention_window_on_gpu(kAlone, shape);
 }
 
 std::string AttentionPlan::signature() const {

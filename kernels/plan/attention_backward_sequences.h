@@ -1,5 +1,6 @@
-// The backward pass of attention of sequences of different lengths: the tasks of a sequence, the order in
-// which a persistent kernel takes them, and the order of adds. Pure functions, the same on host and device.
+// The backward pass of attention of sequences of different lengths, and with windows: the tasks of a
+// sequence, the order in which a persistent kernel takes them, and the order of adds. Pure functions, the
+// same on host and device.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,8 @@ struct AttentionBackwardWindowTiles {
   std::int32_t queries, keys;
   AttentionWindow window;
 
-  /// The first tile of keys with one that a query of the tile may see, or a later tile sees.
+  /// The first tile of keys that the window leaves to a tile of queries; those behind have this or a later
+  /// one.
   MK_HOST_DEVICE std::int32_t first_key_tile(std::int32_t query_tile) const {
     return key_tile_of(query_tile * kBackwardTileQueries + first_key());
   }
@@ -107,7 +109,8 @@ struct AttentionBackwardTaskList {
   std::int32_t kv_heads, group;  ///< heads of keys, and how many of queries share one
   std::int32_t head_dim;
   bool causal;
-  AttentionWindow window = {};  ///< neither side is kAll, and `causal` counts no more; or both are: none
+  /// Both sides are kAll: there is none; else neither is, and `causal` is not read.
+  AttentionWindow window = {};
 
   static MK_HOST_DEVICE std::int32_t size(const AttentionSequence& sequence) { return sequence.queries; }
   MK_HOST_DEVICE bool has_window() const { return window.left != AttentionWindow::kAll; }
@@ -139,8 +142,8 @@ struct AttentionBackwardTaskList {
   struct Place {
     std::int32_t kv_head, tile;
     AttentionBackwardWalk walk;
-    /// Tiles of keys that add to each of these tiles of queries before this one does; with a window
-    /// first_key_tile() of that tile more.
+    /// Tiles of keys that add to each of these tiles of queries before this one does. With a window it is
+    /// larger, by first_key_tile() of the tile of queries.
     std::int32_t turn;
   };
   /// Task number `inside` of the slot's.

@@ -107,8 +107,8 @@ struct MoeShape {
 /// is refused. A rank whose launch is refused passes on its keys and values, so the others go on. Ranks that
 /// are given different lengths get different results, and no error.
 ///
-/// Attention of a rank alone may also have a sliding window: the query that stands where key p does sees keys
-/// p - window_left .. p + window_right. Its backward pass has packed sequences, and no windows.
+/// Attention of a rank alone, and its backward pass, may also have a sliding window: the query that stands
+/// where key p does sees keys p - window_left .. p + window_right.
 struct AttentionShape {
   std::int64_t batch = 0, sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
   bool causal = false;

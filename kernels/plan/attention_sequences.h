@@ -51,7 +51,12 @@ struct AttentionSequence {
   std::int32_t query_first, queries, key_first, keys;
 };
 
-/// Of lengths none of which is bad.
+/// Of lengths none of which is bad: the first row of a sequence's queries.
+MK_HOST_DEVICE inline std::int32_t attention_query_first(const AttentionLengths& lengths,
+                                                         std::int32_t sequence) {
+  return lengths.q == nullptr ? sequence * lengths.all_queries : lengths.q[sequence];
+}
+/// Likewise.
 MK_HOST_DEVICE inline AttentionSequence attention_sequence(const AttentionLengths& lengths,
                                                            std::int32_t sequence) {
   if (lengths.q == nullptr) {

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <utility>
 
 #include "kernels/ops/make.h"
 #include "mkernel/ops.h"
@@ -59,6 +60,20 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("attention backward: sliding windows, with queries and keys of different lengths") {
+  for (const auto& [left, right] : {std::pair{0, 0}, {3, 0}, {0, 9}, {-1, 40}, {127, -1}, {500, 600}}) {
+    for (const std::int64_t keys : {90, 300}) {
+      AttentionShape shape = kBackwardShape;
+      shape.keys = keys;
+      shape.causal = left == 3;
+      shape.window_left = left;
+      shape.window_right = right;
+      const AttentionBackwardTensors tensors = random_attention_backward(shape, 1, 2);
+      CHECK(check_backward(shape, tensors, 1) == check_backward(shape, tensors, 3));
+    }
+  }
+}
+
 TEST_CASE("attention backward: the cases of both executors") {
   for_every_attention_case(4096, [](const AttentionShape& shape, float scale) {
     const std::int64_t rows = shape.batch * shape.heads * shape.sequence;
@@ -82,8 +97,8 @@ TEST_CASE("attention backward: shapes and operands that no launch can take are r
   CHECK(refusal(kBackwardShape, {.executor = Executor::kCuda, .plan = {.comm_ctas = 4}}) ==
         begin + "comm_ctas and nic_gbytes must be 0: it does not communicate");
   shape = kBackwardShape;
-  shape.window_left = 16;  // it would be hidden from the gradients in silence
-  CHECK(refusal(shape) == begin + "window_left = 16, but it must be -1");
+  shape.window_left = -2;
+  CHECK(refusal(shape) == begin + "window_left = -2, but it must be -1..2147483648");
 
   const auto operation =
       require(kernels::make_attention_backward(OpKind::kAttentionBackward, kBackwardShape, fabric.group(0)));

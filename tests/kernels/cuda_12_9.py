@@ -131,6 +131,10 @@ def units(types):
             all_units.append(unit_of(op, f"{head_dim}_{causal}", f"kernels/ops/ring_attention/{roles}.cuh", (
                 f"{op}_kernel<AttentionBackwardConfig<{head_dim}, {causal}, DataType::{dtype}>>(const __grid_constant__ {parameters})"
                 for dtype in types)))
+    for head_dim in (64, 128):
+        all_units.append(unit_of("window_backward", str(head_dim), "kernels/ops/ring_attention/attention_backward/varlen_roles.cuh", (
+            f"varlen_backward_kernel<AttentionBackwardWindowConfig<{head_dim}, DataType::{dtype}>>"
+            f"(const __grid_constant__ VarlenBackwardParameters)" for dtype in types)))
     all_units.append(Unit("gpu_clock", "gpu_clock", '#include "kernels/cuda/memory/gpu_clock.cuh"\n'))
     all_units.append(Unit("gathered", "gathered", '#include "kernels/ops/ag_gemm/gathered.cuh"\n'))
     all_units.append(Unit("device API", "device_api", '#include "tests/kernels/device_api.cu"\n'))

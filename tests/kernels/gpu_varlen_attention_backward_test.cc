@@ -1,5 +1,6 @@
-// The backward pass of attention of sequences of different lengths on the cuda executor: random inputs,
-// poisoned gradients, elements against fp64, lengths that are refused, graphs replayed with other lengths.
+// The backward pass of attention of sequences of different lengths, and of sliding windows, on the cuda
+// executor: random inputs, poisoned gradients, elements against fp64, lengths that are refused, graphs
+// replayed with other lengths.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "tests/support/gpu_world.h"
 #include "tests/support/require.h"
 #include "tests/support/varlen_reference.h"
+#include "tools/mkbench/gpu_backward_case.h"
 #include "tools/mkbench/gpu_stream.h"
 #include "tools/mkbench/gpu_varlen_backward_case.h"
 
@@ -57,6 +59,92 @@ TEST_CASE("varlen attention backward: ragged sequences small enough for tools th
   for_every_mask(kFewVarlen, [](const AttentionShape& shape) {
     VarlenBackwardRank(shape, kFewVarlenCtas).run_checked(few_lengths(), 1);
   });
+  for (const std::int64_t head_dim : {64, 128}) {
+    AttentionShape shape = kFewVarlen;
+    shape.head_dim = head_dim;
+    shape.window_left = 70;
+    shape.window_right = 5;
+    VarlenBackwardRank(shape, kFewVarlenCtas).run_checked(few_lengths(), 1);
+  }
+}
+
+TEST_CASE("varlen attention backward: sliding windows at every border of a tile") {
+  if (!peers_or_skip(1)) return;
+  for (const auto& [left, right] : {std::pair{0, 0},
+                                    {0, -1},
+                                    {-1, 3},
+                                    {126, 62},  // hides one corner of some pairs of tiles
+                                    {127, 0},
+                                    {128, 0},
+                                    {129, -1},
+                                    {100, 70},
+                                    {2, 500},
+                                    {1000, -1},
+                                    {2000, 2000}}) {
+    AttentionShape shape = kRaggedVarlen;
+    shape.window_left = left;
+    shape.window_right = right;
+    for (const std::int64_t head_dim : {64, 128}) {
+      for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+        shape.head_dim = head_dim;
+        shape.dtype = type;
+        VarlenBackwardRank rank(shape);
+        CAPTURE(rank.operation().signature());
+        rank.run_checked(ragged_lengths(11), 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("varlen attention backward: windows of long sequences, many short ones, and the same bits always") {
+  if (!peers_or_skip(1)) return;
+  for (const auto& [count, most] : {std::pair{2, 20000}, {300, 200}}) {
+    const SequenceLengths lengths = many_lengths(count, most, 3);
+    AttentionShape shape = kRaggedVarlen;
+    shape.sequence = lengths.q.back() + 100;
+    shape.keys = lengths.k.back() + 100;
+    shape.heads = 16;
+    shape.head_dim = 128;
+    shape.causal = true;
+    shape.max_sequences = count;
+    shape.window_left = 1000;
+    VarlenBackwardRank all(shape), few(shape, {.sms = 5});
+    all.run_checked(lengths, 1, 301);
+    few.run_checked(lengths, 1, 301);
+    const std::uint64_t first = all.digest();
+    CHECK(few.digest() == first);
+    for (int launch = 0; launch < 20; ++launch) {
+      poison(all);
+      require_ok(all.enqueue());
+      CHECK(all.digest() == first);
+    }
+  }
+}
+
+TEST_CASE("varlen attention backward: a window of sequences of one length") {
+  if (!peers_or_skip(1)) return;
+  for (const bool causal : {false, true}) {
+    const AttentionShape shape{.batch = 3,
+                               .sequence = 1500,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .head_dim = 128,
+                               .causal = causal,
+                               .keys = causal ? 2100 : 1500,
+                               .window_left = 300,
+                               .window_right = causal ? -1 : 20};
+    auto world = require(GpuWorld::make(1));
+    auto forward = require(kernels::make_cuda_attention(shape, {1, 1}, 0));
+    auto backward = require(kernels::make_cuda_attention_backward(shape, {1, 1}, 0));
+    require_ok(forward->bind(world->group(0), {}, {}, 1));
+    require_ok(backward->bind(world->group(0), {}, {}, 1));
+    const auto stream = require(bench::GpuStream::create());
+    auto operands = require(bench::GpuBackwardCase::make(shape));
+    require_ok(operands.fill(0, 1, stream.get(), 2));
+    require_ok(forward->enqueue(operands.forward(), kVarlenOptions, stream.get()));
+    require_ok(backward->enqueue(operands.arguments(), kVarlenOptions, stream.get()));
+    CHECK(require(operands.check(0, 1, stream.get())).wrong == 0);
+  }
 }
 
 TEST_CASE("varlen attention backward: many sequences, few heads and many, a long one among short ones") {

@@ -179,8 +179,21 @@ TEST_CASE("varlen attention backward: ragged sequences, both masks and types, an
   }
 }
 
-TEST_CASE(
-    "varlen attention backward: bad lengths and windows are refused by name, and the next launch comes") {
+TEST_CASE("varlen attention backward: sliding windows") {
+  for (const auto& [left, right] :
+       {std::pair{0, 0}, {0, -1}, {-1, 3}, {127, 0}, {128, 0}, {100, 70}, {300, 5}, {2000, 2000}}) {
+    AttentionShape shape = kRagged;
+    shape.causal = left == 127;
+    shape.window_left = left;
+    shape.window_right = right;
+    const SequenceLengths lengths = ragged_lengths(11);
+    VarlenBackward rank(shape, lengths);
+    const AttentionGradients first = rank.check(lengths, 1);
+    CHECK(rank.check(lengths, 3) == first);
+  }
+}
+
+TEST_CASE("varlen attention backward: bad lengths are refused by name, and the next launch comes") {
   const SequenceLengths good = ragged_lengths(11);
   VarlenBackward rank(kRagged, good);
   SequenceLengths bad = good;
@@ -201,9 +214,10 @@ TEST_CASE(
     return kernels::make_attention_backward(kind, shape, fabric.group(0)).status().text();
   };
   AttentionShape shape = kRagged;
-  shape.window_left = 7;
+  shape.causal = true;
+  shape.window_right = 7;
   CHECK(refusal(shape, OpKind::kAttentionBackward) ==
-        "attention_backward: window_left = 7, but it must be -1");
+        "attention_backward: window_right = 7, but it must be -1 or 0 with causal");
   shape = kRagged;
   shape.keys = 0;
   CHECK(refusal(shape, OpKind::kRingAttentionBackward) ==

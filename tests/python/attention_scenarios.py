@@ -126,16 +126,16 @@ def packed_ring(group, dtype, causal):
         assert operation.status() is None
 
 
-def gradients_of(q, k, v, out, d_out, lse, causal):
-    """d_q, d_k and d_v; by differences they would be too coarse, so they are written out."""
+def gradients_of(q, k, v, out, d_out, lse, causal, left=-1):
+    """d_q, d_k and d_v; by differences they would be too coarse, so they are written out. `left`: of a window, -1 = all."""
     queries, keys, heads, scale = q.shape[1], k.shape[1], q.shape[2], q.shape[3] ** -0.5
     wanted = np.zeros(q.shape), np.zeros(k.shape), np.zeros(k.shape)
     for head in range(heads):
         of_q, of_out, gradient = (widen(x)[:, :, head] for x in (q, out, d_out))
         of_k, of_v = (widen(x)[:, :, head // 2] for x in (k, v))
         weights = np.exp(of_q @ of_k.transpose(0, 2, 1) * scale - lse[:, head, :, None])
-        if causal:
-            weights[:, np.arange(keys)[None, :] > np.arange(queries)[:, None] + keys - queries] = 0
+        ahead = np.arange(keys)[None, :] - (np.arange(queries)[:, None] + keys - queries)
+        weights[:, (causal & (ahead > 0)) | ((left >= 0) & (ahead < -left))] = 0
         d_scores = weights * (gradient @ of_v.transpose(0, 2, 1) - (gradient * of_out).sum(axis=2, keepdims=True)) * scale
         wanted[0][:, :, head] = d_scores @ of_k
         wanted[1][:, :, head // 2] += d_scores.transpose(0, 2, 1) @ of_q
@@ -144,16 +144,16 @@ def gradients_of(q, k, v, out, d_out, lse, causal):
 
 
 def attention_backward(group, dtype, causal):
-    """Of each rank alone."""
+    """Of each rank alone; causal with a window."""
     batch, queries, keys, heads, kv_heads, dim = 2, 13, 17, 4, 2, 32
     q, d_out = (operand(seed, RANK, (batch, queries, heads, dim), dtype) for seed in (12, 13))
     k, v = (operand(seed, RANK, (batch, keys, kv_heads, dim), dtype) for seed in (14, 15))
     sizes = {"batch": batch, "sequence": queries, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal,
-             "dtype": dtype}
+             "window": (3 if causal else -1, -1), "dtype": dtype}
     out, lse = poisoned(q.shape, dtype), np.full((batch, heads, queries), np.nan, np.float32)
     with group.attention(keys=keys, **sizes) as operation:
         operation.run(q, k, v, out, lse=lse, timeout=LONG)
-    wanted = gradients_of(q, k, v, out, d_out, lse, causal)
+    wanted = gradients_of(q, k, v, out, d_out, lse, causal, sizes["window"][0])
     gradients = [poisoned(x.shape, dtype) for x in wanted]
     with group.attention_backward(keys=keys, **sizes) as operation:
         operation.run(q, k, v, out, d_out, lse, *gradients, timeout=LONG)
@@ -162,12 +162,13 @@ def attention_backward(group, dtype, causal):
 
 
 def varlen_backward(group, dtype, causal):
-    """Of packed sequences, two of which have no queries, or no keys: their gradients are zeros."""
+    """Of packed sequences, two of which have no queries, or no keys: their gradients are zeros; causal with a window."""
     heads, kv_heads, dim, rows = 4, 2, 32, 40
     of_queries, of_keys = (np.array(ends, np.int32) for ends in ([0, 5, 5, 30, 33], [0, 9, 13, 38, 38]))
     q, d_out = (operand(seed, RANK, (rows, heads, dim), dtype) for seed in (20, 21))
     k, v = (operand(seed, RANK, (rows, kv_heads, dim), dtype) for seed in (22, 23))
-    sizes = {"sequence": rows, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal, "dtype": dtype, "max_sequences": 4}
+    sizes = {"sequence": rows, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "causal": causal, "dtype": dtype, "max_sequences": 4,
+             "window": (6 if causal else -1, -1)}
     lengths = {"cu_seqlens_q": of_queries, "cu_seqlens_k": of_keys}
     out, lse = poisoned(q.shape, dtype), np.full((heads, rows), np.nan, np.float32)
     with group.attention(**sizes) as operation:
@@ -188,7 +189,7 @@ def varlen_backward(group, dtype, causal):
             assert not any(np.any(x) for x in found)
             continue
         operands = (np.ascontiguousarray(x[None]) for x in (q[queries], k[keys], v[keys], out[queries], d_out[queries], lse[:, queries]))
-        for gradient, (expected,) in zip(found, gradients_of(*operands, causal)):
+        for gradient, (expected,) in zip(found, gradients_of(*operands, causal, sizes["window"][0])):
             close(gradient, expected, 1.01 * UNIT[dtype] * np.abs(expected) + 2e-5)
 
 

@@ -93,8 +93,8 @@ class HeadPass {
   /// Of query `i`.
   Sums d_q(std::int64_t i) const {
     Sums sums(static_cast<std::size_t>(shape_.head_dim));
-    const std::int64_t seen = shape_.causal ? i + 1 + keys_ - shape_.sequence : keys_;
-    for (std::int64_t j = 0; j < seen; ++j) {
+    for (std::int64_t j = 0; j < keys_; ++j) {
+      if (!sees(i, j)) continue;
       const Uncertain d_score = pair(i, j).d_score;
       for (std::int64_t c = 0; c < shape_.head_dim; ++c)
         sums[static_cast<std::size_t>(c)].add(d_score.value, d_score.error, k_.at(j, c));
@@ -103,9 +103,8 @@ class HeadPass {
   }
   /// Of key `j`, what `queries` give it; its sums are those of all heads of queries that share it.
   void add_key(std::int64_t j, const std::vector<std::int64_t>& queries, Sums& d_k, Sums& d_v) const {
-    const std::int64_t first = shape_.causal ? j + shape_.sequence - keys_ : 0;  // query that sees it
     for (const std::int64_t i : queries) {
-      if (i < first) continue;
+      if (!sees(i, j)) continue;
       const Pair of = pair(i, j);
       for (std::int64_t c = 0; c < shape_.head_dim; ++c) {
         d_k[static_cast<std::size_t>(c)].add(of.d_score.value, of.d_score.error, q_.at(i, c));
@@ -115,6 +114,12 @@ class HeadPass {
   }
 
  private:
+  /// The last query stands where the last key does.
+  bool sees(std::int64_t i, std::int64_t j) const {
+    const std::int64_t ahead = j - (i + keys_ - shape_.sequence);  // of the query's own position
+    const std::int64_t right = shape_.causal ? 0 : shape_.window_right;
+    return (right < 0 || ahead <= right) && (shape_.window_left < 0 || -ahead <= shape_.window_left);
+  }
   Pair pair(std::int64_t i, std::int64_t j) const {
     const Uncertain& delta = delta_[static_cast<std::size_t>(i)];
     const Uncertain dot = q_.dot(i, k_, j);

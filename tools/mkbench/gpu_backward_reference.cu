@@ -33,7 +33,7 @@ struct Problem {
   const float* lse;
   std::int64_t lse_stride;  ///< from one head to the next
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
-  bool causal;
+  std::int64_t left, right;  ///< of the window; -1: all keys
   double scale, unit;
   double subnormal;   ///< error of a weight beside its relative one
   Rounding partials;  ///< of parts of the gradients of keys, before they are summed, and of sums of nodes
@@ -138,10 +138,12 @@ __global__ __launch_bounds__(kThreads) void check_queries(const Problem<T> p, Di
   const double lse = p.lse[(batch * p.heads + head) * p.lse_stride + query];
   const std::int64_t at = p.query_at(batch, head, query), i = threadIdx.x;
   // The last query stands where the last key does.
-  const std::int64_t seen = p.causal ? query + 1 + p.keys - p.queries : p.keys;
+  const std::int64_t own = query + p.keys - p.queries;
+  const std::int64_t begin = p.left < 0 ? 0 : max(own - p.left, std::int64_t{0});
+  const std::int64_t end = p.right < 0 ? p.keys : min(own + p.right + 1, p.keys);
   Sum d_q;
   for_pairs(
-      0, seen, [&](std::int64_t key) { return pair_of(p, at, p.key_at(batch, kv_head, key), lse); },
+      begin, end, [&](std::int64_t key) { return pair_of(p, at, p.key_at(batch, kv_head, key), lse); },
       [&](std::int64_t key, const Pair& pair) {
         if (i < p.head_dim) d_q.add(pair.d_score, value_of(p.k[p.key_at(batch, kv_head, key) + i]));
       });
@@ -158,12 +160,14 @@ __global__ __launch_bounds__(kThreads) void check_keys(const Problem<T> p, Diffe
   const std::int64_t batch = index / p.held_keys.rows / p.kv_heads, group = p.heads / p.kv_heads;
   const std::int64_t key = p.held_keys.position(row);
   const std::int64_t at = p.key_at(batch, kv_head, key), i = threadIdx.x;
-  const std::int64_t first = p.causal ? max(key + p.queries - p.keys, std::int64_t{0}) : 0;
+  const std::int64_t own = key + p.queries - p.keys;  // the query that stands there
+  const std::int64_t begin = p.right < 0 ? 0 : max(own - p.right, std::int64_t{0});
+  const std::int64_t end = p.left < 0 ? p.queries : min(own + p.left + 1, p.queries);
   Sum d_k, d_v;
   for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     const float* lse = p.lse + (batch * p.heads + head) * p.lse_stride;
     for_pairs(
-        first, p.queries,
+        begin, end,
         [&](std::int64_t query) { return pair_of(p, p.query_at(batch, head, query), at, lse[query]); },
         [&](std::int64_t query, const Pair& pair) {
           if (i >= p.head_dim) return;
@@ -209,7 +213,8 @@ void launch_check(const AttentionBackwardArguments& arguments, const AttentionSh
       .kv_heads = shape.kv_heads,
       .head_dim = shape.head_dim,
       .step = step,
-      .causal = shape.causal,
+      .left = shape.window_left,
+      .right = shape.causal ? 0 : shape.window_right,
       .scale = shape.scale > 0 ? shape.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim)),
       .unit = rounding_unit_of(shape.dtype),
       .subnormal = subnormal_error_of(shape.dtype),

@@ -25,10 +25,10 @@ struct GradientRows {
 
 /// Compares the gradients of every `step`-th query, and of every `step`-th key and value (of all heads and
 /// batch entries, one after the other), with those that follow in fp64 from the other operands, out and lse
-/// among them, which are those of the whole sequence. `shape` with `keys` filled in, without a window,
-/// head_dim at most 128. The bound is that of tests/support/attention_backward_reference.cc with weights in
-/// the io type. An element that is wrong is named by its place in d_q, or in d_k or d_v. `lse_stride`: from
-/// one head's log-sum-exps to the next one's; 0 = as many as queries. Synchronous.
+/// among them, which are those of the whole sequence. `shape` with `keys` filled in, head_dim at most 128.
+/// The bound is that of tests/support/attention_backward_reference.cc with weights in the io type. An element
+/// that is wrong is named by its place in d_q, or in d_k or d_v. `lse_stride`: from one head's log-sum-exps
+/// to the next one's; 0 = as many as queries. Synchronous.
 Result<ProductCheck> check_attention_backward(const AttentionBackwardArguments& arguments,
                                               const AttentionShape& shape, const GradientRows& rows,
                                               std::int64_t step, CUstream_st* stream,

@@ -219,7 +219,7 @@ typedef struct mk_attention_shape {
   uint32_t dtype;
   int64_t keys;          /* attention of a rank alone: positions of k and v; 0 = sequence */
   int64_t max_sequences; /* that are packed, see AttentionShape of mkernel/ops.h; 0 = they are not */
-  uint32_t has_window;   /* 0 or 1; 0: the next two fields are not read; of attention of a rank alone */
+  uint32_t has_window;   /* 0 or 1; 0: the next two fields are not read; of a rank alone, backward too */
   int64_t window_left, window_right; /* keys before and behind a query's own position; -1 = all */
 } mk_attention_shape;
 typedef struct mk_attention_arguments {

@@ -336,11 +336,10 @@ class Group:
 
     def attention_backward(self, *, batch: int = 1, sequence: int, heads: int, head_dim: int, kv_heads: Optional[int] = None,
                            keys: Optional[int] = None, causal: bool = False, scale: float = 0.0, max_sequences: Optional[int] = None,
-                           dtype: str = "bf16", executor: str = "cpu", sms: int = 0,
+                           window: "tuple[int, int]" = (-1, -1), dtype: str = "bf16", executor: str = "cpu", sms: int = 0,
                            machine: Optional[str] = None) -> AttentionBackward:
-        """**Collective**. Plans the backward pass of attention(), with its arguments and errors, but without a window; see
-        AttentionBackward."""
-        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, keys, causal, scale, dtype, max_sequences)
+        """**Collective**. Plans the backward pass of attention(), with its arguments and errors; see AttentionBackward."""
+        shape = attention_shape(batch, sequence, heads, head_dim, kv_heads, keys, causal, scale, dtype, max_sequences, window)
         plan = options(executor, sms=sms, machine=machine)
         handle = self._operation("attention_backward", lib.mk_attention_backward_create, shape, plan)
         return AttentionBackward(self, handle, shape, dtype, executor)

@@ -9,7 +9,8 @@
 namespace mkernel::kernels {
 
 bool BackwardHead::sees(Range query_rows, Range key_rows) const {
-  return !causal || keys.at(key_rows.begin) <= queries.at(query_rows.end - 1);
+  return keys.at(key_rows.begin) < attention_seen_keys(window, queries.at(query_rows.end - 1)).end &&
+         keys.at(key_rows.end - 1) >= attention_seen_keys(window, queries.at(query_rows.begin)).begin;
 }
 
 std::vector<Range> attention_tiles(const Positions& positions, Range rows) {
@@ -68,13 +69,16 @@ void BackwardTiles::weigh(const BackwardHead& head, bool queries_are_rows) {
   product(q_, k_, weights_);
   product(d_out_, v_, d_scores_);
   const auto scale = static_cast<float>(head.scale);
+  // Among the loaded keys.
   const std::int64_t ahead = head.queries.at(queries_.begin) - head.keys.at(keys_.begin);
+  const Range first = attention_seen_keys(head.window, ahead);  // what the first query sees
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t column = 0; column < columns; ++column) {
       const std::int64_t query = queries_are_rows ? row : column, key = queries_are_rows ? column : row;
       float& weight = weights_[row * columns + column];
       float& d_score = d_scores_[row * columns + column];
-      weight = head.causal && key > query + ahead ? 0.0F : std::exp(weight * scale - lse_[query]);
+      const bool seen = key >= first.begin + query && key < first.end + query;
+      weight = seen ? std::exp(weight * scale - lse_[query]) : 0.0F;
       d_score = weight * (d_score - delta_[query]) * scale;
     }
   }

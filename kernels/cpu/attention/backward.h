@@ -17,10 +17,10 @@ struct BackwardHead {
   HeadRows k, v;
   const float* lse;         ///< of the queries
   Positions queries, keys;  ///< where their rows stand
-  bool causal;
+  AttentionWindow window;   ///< a causal mask ends it at the right
   double scale;
 
-  /// Whether a query of a tile sees a key of the other one.
+  /// Whether a query of a tile may see a key of the other one. Each tile lies in one part.
   bool sees(Range query_rows, Range key_rows) const;
 };
 

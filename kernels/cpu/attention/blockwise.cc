@@ -37,6 +37,12 @@ HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t
   return {begin == nullptr ? nullptr : begin + first, stride, shape.head_dim, shape.dtype};
 }
 
+Range attention_seen_keys(const AttentionWindow& window, std::int64_t position) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 62;
+  return {window.left == AttentionWindow::kAll ? -kFar : position - window.left,
+          window.right == AttentionWindow::kAll ? kFar : position + window.right + 1};
+}
+
 AttentionTile::AttentionTile(std::int64_t first_position, std::int64_t rows, std::int64_t head_dim,
                              const AttentionWindow& window)
     : first_position_(first_position),
@@ -54,13 +60,6 @@ void AttentionTile::begin(const HeadRows& queries, double scale) {
   std::fill(sum_.begin(), sum_.end(), 0.0F);
   std::fill(maximum_.begin(), maximum_.end(), kMinusInfinity);
   std::fill(weight_.begin(), weight_.end(), 0.0F);
-}
-
-Range AttentionTile::seen_by(std::int64_t row) const {
-  constexpr std::int64_t kFar = std::int64_t{1} << 62;
-  const std::int64_t position = first_position_ + row;
-  return {window_.left == AttentionWindow::kAll ? -kFar : position - window_.left,
-          window_.right == AttentionWindow::kAll ? kFar : position + window_.right + 1};
 }
 
 bool AttentionTile::hides(Range positions) const {

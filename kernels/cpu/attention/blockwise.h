@@ -39,6 +39,9 @@ void store_rows(const float* source, std::int64_t rows, const HeadRows& target);
 HeadRows head_rows(const AttentionShape& shape, const void* tensor, std::int64_t heads,
                    std::int64_t positions, std::int64_t batch, std::int64_t head);
 
+/// Positions of the keys that a query at `position` sees; beyond all positions where there is no limit.
+Range attention_seen_keys(const AttentionWindow& window, std::int64_t position);
+
 /// What a compute thread needs besides the tile itself: one per thread, reused for every tile.
 struct AttentionScratch {
   std::vector<float> keys;    // [kAttentionTile, head_dim]
@@ -76,8 +79,8 @@ class AttentionTile {
 
  private:
   void attend_tile(const HeadRows& keys, const HeadRows& values, Range positions, AttentionScratch& scratch);
-  /// Keys that row `row` sees; beyond all positions where there is no limit.
-  Range seen_by(std::int64_t row) const;
+  /// Keys that row `row` sees.
+  Range seen_by(std::int64_t row) const { return attention_seen_keys(window_, first_position_ + row); }
   bool hides(Range positions) const;
   void mask(Range positions, float* scores) const;
   float update_row(std::int64_t row, std::int64_t count, float* scores);

@@ -35,6 +35,7 @@
 //     void announce(Stored stored) const;
 //     void finish() const;                           // all math warps, when all tasks are over
 //     float scale() const, scale_log2() const;       // of the scores; times log2(e)
+//     const AttentionWindow& window() const;         // with Config::kWindow; neither side is kAll
 //     const DeviceTrace& trace() const;
 //   };
 //

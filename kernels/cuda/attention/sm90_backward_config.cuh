@@ -28,7 +28,8 @@ struct alignas(16) AttentionBackwardTask {
   std::int32_t heads;         ///< that share the keys
   std::int32_t query_first;   ///< row where the queries of the sequence begin
   std::int32_t query_column;  ///< of the first head
-  std::int32_t first_key;  ///< causal: the first query sees the keys before `first_key` + 1; may be negative
+  std::int32_t first_key;  ///< causal: the first query sees the keys before `first_key` + 1; may be negative.
+                           ///< With a window: its own position
   std::int32_t head;       ///< the first one, counted over all sequences
   std::int32_t number;     ///< counted by the CTA
   // For the feed alone.
@@ -44,6 +45,7 @@ template <int kHeadDim_, bool kCausal_, DataType kInput_>
 struct AttentionBackwardConfig {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kCausal = kCausal_;
+  static constexpr bool kWindow = false;
   static constexpr DataType kInput = kInput_;
 
   static constexpr int kTileKeys = kBackwardTileKeys;
@@ -80,6 +82,12 @@ struct AttentionBackwardConfig {
   static constexpr auto kWgmmaElement = sm90_wgmma_element(kInput);
 
   static_assert(kGroupKeys == 64 && kTileQueries == 64 && (kBoxes == 1 || kBoxes == 2));
+};
+
+/// With a sliding window, of which a causal mask is a case.
+template <int kHeadDim, DataType kInput>
+struct AttentionBackwardWindowConfig : AttentionBackwardConfig<kHeadDim, false, kInput> {
+  static constexpr bool kWindow = true;
 };
 
 /// Shared memory of one CTA, at a 1024-byte boundary (the swizzle's period).

@@ -92,7 +92,11 @@ class AttentionBackwardMath {
   template <bool kFirst, bool kLast, class Feed>
   __device__ __forceinline__ void step(const Feed& feed, Registers& r) {
     ptx::wgmma_pin(r.scores);
-    Of::mask(r.scores, shared_.task, last_key(), group_);
+    if constexpr (Config::kWindow) {
+      Of::mask_window(r.scores, shared_.task, last_key(), group_, feed.window());
+    } else {
+      Of::mask(r.scores, shared_.task, last_key(), group_);
+    }
     Of::exponentials(r.scores, rows(), feed.scale_log2());
     ptx::wgmma_pin(r.scores);
     // NOTES: this stage is known to be full. Without something here that branches, ptxas (13.0) moves the
@@ -224,11 +228,11 @@ class AttentionBackwardMath {
     return ptx::shared_address(shared_.rows) + stage_of(done_) * sizeof(AttentionBackwardRows);
   }
 
-  /// Causal: the last key that the first query of the step's tile sees. NOTES: only the lane that gives the
-  /// stage and the task back reads what it is made of, since racecheck does not see that the reads of the
-  /// others come before that, too.
+  /// Causal: the last key that the first query of the step's tile sees, which stands there. NOTES: only the
+  /// lane that gives the stage and the task back reads what it is made of, since racecheck does not see that
+  /// the reads of the others come before that, too.
   __device__ __forceinline__ int last_key() const {
-    if constexpr (!Config::kCausal) return 0;  // no mask asks
+    if constexpr (!Config::kCausal && !Config::kWindow) return 0;  // no mask asks
     int key = 0;
     if (threadIdx.x % 32 == 0)
       key = shared_.task.first_key + shared_.tiles[stage_of(done_)] * Config::kTileQueries;

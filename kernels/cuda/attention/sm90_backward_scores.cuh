@@ -8,6 +8,7 @@
 #include "kernels/cuda/gemm/sm90_element.cuh"
 #include "kernels/cuda/ptx/math.cuh"
 #include "kernels/cuda/ptx/shared.cuh"
+#include "kernels/plan/attention_sequences.h"
 
 namespace mkernel::kernels {
 
@@ -37,6 +38,33 @@ struct AttentionBackwardScores {
 #pragma unroll
         for (int odd = 0; odd < 2; ++odd)
           if (i / 4 * 8 + odd < here) scores[i + odd] = -kInfinity;
+      }
+    }
+  }
+
+  /// Likewise, of a sliding window: hides keys that are too far from a query on either side. The first query
+  /// of the tile stands at `position`.
+  static __device__ __forceinline__ void mask_window(Scores& scores, const AttentionBackwardTask& task,
+                                                     int position, int group, const AttentionWindow& window) {
+    const int offset = task.key + group * Config::kGroupKeys, keys = task.keys - offset;
+    const int first_ahead = position - offset;  // of the warpgroup's first key
+    if (keys >= Config::kGroupKeys && Config::kGroupKeys - 1 - first_ahead <= window.right &&
+        first_ahead + Config::kTileQueries - 1 <= window.left)
+      return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x / 4 % 8) + 8 * half;
+      const int column = static_cast<int>(threadIdx.x % 4 * 2), ahead = first_ahead - key;
+      // Queries before `first` and behind `last` are hidden. Positions that are farther apart than a tile is
+      // high decide on one side alone; without a limit the other side's number would be too large.
+      const int first =
+          (key >= keys ? Config::kTileQueries : -window.right - min(ahead, Config::kTileQueries)) - column;
+      const int last = window.left - max(ahead, -Config::kTileQueries) - column;
+#pragma unroll
+      for (int i = 2 * half; i < Config::kScores; i += 4) {
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd)
+          if (i / 4 * 8 + odd < first || i / 4 * 8 + odd > last) scores[i + odd] = -kInfinity;
       }
     }
   }

@@ -205,7 +205,7 @@ double backward_prepare_seconds(const AttentionShape& shape, const Machine& mach
          machine.memory_bytes;
 }
 
-/// The tasks of the backward pass of packed sequences.
+/// The tasks of a plan of the backward pass that is not plain.
 struct BackwardSlotTasks {
   AttentionBackwardTaskList list;
   std::vector<AttentionBackwardSlot> slots;
@@ -299,9 +299,9 @@ double estimated_seconds(const AttentionBackwardPlan& plan, const Machine& machi
     return play(tasks, std::vector(static_cast<std::size_t>(ctas), begin),
                 [&](const auto& place, double now) { return now + tasks.walk(place).tiles() * step; });
   };
-  const double ends = shape.max_sequences > 0
-                          ? end(BackwardSlotTasks{plan.list(), plan.slots(AssumedLengths(shape).lengths())})
-                          : end(plan.tasks());
+  const double ends = plan.plain()
+                          ? end(plan.tasks())
+                          : end(BackwardSlotTasks{plan.list(), plan.slots(AssumedLengths(shape).lengths())});
   return std::max(ends, begin) + machine.last_stores;
 }
 

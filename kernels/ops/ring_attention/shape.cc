@@ -114,6 +114,12 @@ Status check_attention_on_gpu(OpKind kind, const AttentionShape& shape) {
   return refuse(kind, "head_dim", std::to_string(shape.head_dim), "64 or 128 on the cuda executor");
 }
 
+Status check_attention_window_on_gpu(OpKind kind, const AttentionShape& shape) {
+  if (shape.batch <= kMostSequences) return {};
+  return refuse(kind, "batch", std::to_string(shape.batch),
+                "at most " + std::to_string(kMostSequences) + " with a window");
+}
+
 Status check_attention_operands(OpKind kind, const AttentionArguments& arguments, std::int64_t queries,
                                 std::int64_t keys) {
   for (const auto& [name, data, positions] :
@@ -163,6 +169,15 @@ Status refuse_attention_length(OpKind kind, const AttentionShape& shape, const B
   const char* field = bad.number < of_each ? "cu_seqlens_q[" : "cu_seqlens_k[";
   return refuse(kind, field + std::to_string(bad.number % of_each) + "]", std::to_string(bad.value),
                 std::to_string(bad.least) + ".." + std::to_string(bad.most));
+}
+
+AttentionWindow attention_window(const AttentionShape& shape) {
+  // More than all positions of queries and keys together hides nothing.
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  const auto limit = [](std::int64_t wanted) {
+    return wanted < 0 || wanted > kMost ? AttentionWindow::kAll : static_cast<std::int32_t>(wanted);
+  };
+  return {limit(shape.window_left), shape.causal ? 0 : limit(shape.window_right)};
 }
 
 double attention_scale(const AttentionShape& shape) {

@@ -11,7 +11,7 @@ namespace mkernel::kernels {
 
 /// kInvalidArgument naming field, value and limit. `kind` begins the error.
 Status check_attention_shape(OpKind kind, const AttentionShape& shape);
-/// Likewise, of an operation that has no windows.
+/// Likewise, of operations that have no windows.
 Status check_attention_without_window(OpKind kind, const AttentionShape& shape);
 /// Likewise, of an operation that has neither packed sequences nor windows.
 Status check_plain_attention_shape(OpKind kind, const AttentionShape& shape);
@@ -22,6 +22,8 @@ Status check_ring_attention_shape(OpKind kind, const AttentionShape& shape);
 Status check_attention_counts(OpKind kind, const AttentionShape& shape);
 /// Likewise, for what the body of the cuda executor does not have.
 Status check_attention_on_gpu(OpKind kind, const AttentionShape& shape);
+/// Likewise, of a shape with a window: for what its kernel lists.
+Status check_attention_window_on_gpu(OpKind kind, const AttentionShape& shape);
 /// Likewise, for the operands of a launch with `queries` and `keys` positions on this rank.
 Status check_attention_operands(OpKind kind, const AttentionArguments& arguments, std::int64_t queries,
                                 std::int64_t keys);
@@ -43,6 +45,8 @@ inline std::int64_t attention_lse_at(const AttentionShape& shape, const Attentio
   return sequence.query_first * (shape.max_sequences > 0 ? 1 : shape.heads) + head * shape.sequence;
 }
 
+/// What queries see; a causal mask ends it at the right.
+AttentionWindow attention_window(const AttentionShape& shape);
 /// Of the scores; a shape's 0 stands for 1 / sqrt(head_dim).
 double attention_scale(const AttentionShape& shape);
 

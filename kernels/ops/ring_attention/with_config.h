@@ -19,6 +19,15 @@ auto with_attention_config(const AttentionShape& shape, const With& with) {
   });
 }
 
+/// Calls `with.operator()<head_dim, type>()`, likewise.
+template <class With>
+auto with_attention_heads(const AttentionShape& shape, const With& with) {
+  return with_kernel_type(shape.dtype, [&]<DataType kType>() {
+    return shape.head_dim == 64 ? with.template operator()<64, kType>()
+                                : with.template operator()<128, kType>();
+  });
+}
+
 /// Calls `with.operator()<head_dim, tile_keys, type>()`, where `tile_keys` is what attention_tile_keys()
 /// says.
 template <class With>

@@ -23,10 +23,7 @@ Result<AttentionPlan> AttentionPlan::make(AttentionShape shape) {
 
 Status AttentionPlan::check_on_gpu() const {
   MK_RETURN_IF_ERROR(check_attention_on_gpu(kAlone, shape));
-  if (plain() || shape.batch <= kMostSequences) return {};
-  return {StatusCode::kInvalidArgument,
-          std::string(name_of(kAlone)) + ": batch = " + std::to_string(shape.batch) +
-              ", but it must be at most " + std::to_string(kMostSequences) + " with a window"};
+  return plain() ? Status() : check_attention_window_on_gpu(kAlone, shape);
 }
 
 std::string AttentionPlan::signature() const {
@@ -52,15 +49,6 @@ Status AttentionPlan::check(const AttentionArguments& arguments) const {
 
 Status AttentionPlan::refuse(const BadLength& bad) const {
   return refuse_attention_length(kAlone, shape, bad);
-}
-
-AttentionWindow AttentionPlan::window() const {
-  // More than all positions of queries and keys together hides nothing.
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  const auto limit = [](std::int64_t wanted) {
-    return wanted < 0 || wanted > kMost ? AttentionWindow::kAll : static_cast<std::int32_t>(wanted);
-  };
-  return {limit(shape.window_left), shape.causal ? 0 : limit(shape.window_right)};
 }
 
 AttentionLengths AttentionPlan::lengths(const AttentionArguments& arguments) const {

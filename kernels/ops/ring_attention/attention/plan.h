@@ -40,7 +40,7 @@ struct AttentionPlan {
   bool plain() const { return shape.max_sequences == 0 && shape.window_left < 0 && shape.window_right < 0; }
   /// Some query does not see all keys of its sequence: the kernel takes smaller tiles of keys then.
   bool masked() const { return shape.causal || shape.window_left >= 0 || shape.window_right >= 0; }
-  AttentionWindow window() const;
+  AttentionWindow window() const { return attention_window(shape); }
   AttentionLengths lengths(const AttentionArguments& arguments) const;
   /// The list of tasks of lengths that are good, with a slot behind the last one.
   std::vector<AttentionSlot> slots(const AttentionLengths& lengths) const;

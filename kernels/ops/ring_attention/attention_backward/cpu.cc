@@ -108,7 +108,7 @@ class BackwardLaunch {
             .lse = arguments_.lse + attention_lse_at(shape_, sequence, head),
             .queries = {{Range{keys - sequence.queries, keys}, Range{}}},
             .keys = {{Range{0, keys}, Range{}}},
-            .causal = shape_.causal,
+            .window = attention_window(shape_),
             .scale = attention_scale(shape_)};
   }
   void sum_keys(const AttentionSequence& sequence, std::int64_t kv_head, std::int64_t tile,

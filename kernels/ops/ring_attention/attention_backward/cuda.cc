@@ -67,8 +67,7 @@ Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_attention_back
   MK_RETURN_IF_ERROR(plan->check_on_gpu());
   auto machine = hopper_machine(name_of(kKind), options.machine, options.sms);
   if (!machine.ok()) return machine.status();
-  if (shape.max_sequences > 0)
-    return make_cuda_varlen_attention_backward(std::move(*plan), topology, rank, *machine);
+  if (!plan->plain()) return make_cuda_varlen_attention_backward(std::move(*plan), topology, rank, *machine);
   const CooperativeKernel kernel =
       with_attention_config(shape, []<int kHeadDim, bool kCausal, DataType kType>() {
         return attention_backward_kernel_of<kHeadDim, kCausal, kType>();

@@ -22,23 +22,33 @@ Status check_attention_backward_operands(OpKind kind, const AttentionBackwardArg
 }
 
 Result<AttentionBackwardPlan> AttentionBackwardPlan::make(AttentionShape shape) {
-  MK_RETURN_IF_ERROR(check_attention_without_window(kKind, shape));
+  MK_RETURN_IF_ERROR(check_attention_shape(kKind, shape));
   if (shape.keys == 0) shape.keys = shape.sequence;
   MK_RETURN_IF_ERROR(check_attention_counts(kKind, shape));
   return AttentionBackwardPlan{shape};
 }
 
 Status AttentionBackwardPlan::check_on_gpu() const {
-  return check_attention_on_gpu(kKind, shape);
+  MK_RETURN_IF_ERROR(check_attention_on_gpu(kKind, shape));
+  return has_window() ? check_attention_window_on_gpu(kKind, shape) : Status();
 }
 
 std::string AttentionBackwardPlan::signature() const {
   return attention_signature(kKind, shape);
 }
 
+AttentionWindow AttentionBackwardPlan::window() const {
+  if (!has_window()) return {};
+  const AttentionWindow wanted = attention_window(shape);
+  const auto limit = [](std::int32_t side, std::int64_t rows) {
+    return side == AttentionWindow::kAll || side >= rows ? static_cast<std::int32_t>(rows - 1) : side;
+  };
+  return {limit(wanted.left, shape.keys), limit(wanted.right, shape.sequence)};
+}
+
 AttentionBackwardTaskList AttentionBackwardPlan::list() const {
   return {static_cast<std::int32_t>(shape.kv_heads), static_cast<std::int32_t>(group()),
-          static_cast<std::int32_t>(shape.head_dim), shape.causal};
+          static_cast<std::int32_t>(shape.head_dim), shape.causal, window()};
 }
 
 std::vector<AttentionBackwardSlot> AttentionBackwardPlan::slots(const AttentionLengths& lengths) const {

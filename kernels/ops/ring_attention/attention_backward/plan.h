@@ -49,13 +49,20 @@ struct AttentionBackwardPlan {
 
   AttentionLengths lengths(const AttentionBackwardArguments& arguments) const;
 
+  /// Queries do not see all keys that the causal mask, if there is one, leaves them.
+  bool has_window() const { return shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0); }
+  /// All sequences have one length, and no window.
+  bool plain() const { return shape.max_sequences == 0 && !has_window(); }
+  /// As that of AttentionBackwardTaskList.
+  AttentionWindow window() const;
+
   /// Query heads that share the keys and values of one head.
   std::int64_t group() const { return shape.heads / shape.kv_heads; }
-  /// The tasks of packed sequences, of a plan that check_on_gpu() takes; `lengths`: good ones, and slots()
+  /// The tasks of a plan that is not plain, and that check_on_gpu() takes; `lengths`: good ones, and slots()
   /// has a slot behind the last.
   AttentionBackwardTaskList list() const;
   std::vector<AttentionBackwardSlot> slots(const AttentionLengths& lengths) const;
-  /// Of a plan that check_on_gpu() takes, and whose sequences are not packed.
+  /// Of a plan that check_on_gpu() takes, and that is plain.
   AttentionBackwardTasks tasks(std::int32_t ctas = 0) const;
 };
 

@@ -45,15 +45,26 @@ __device__ __forceinline__ float product_of_8(const AttentionBackwardQueries& p,
   return sum;
 }
 
-/// What is known of the rows of one tile of queries before the pass. One warp. `Queries`, here and below:
-/// AttentionBackwardQueries, or what has another rows_of_tile() than that.
+/// Which rows a tile of queries has. `Queries`, here and below: AttentionBackwardQueries, or what has another
+/// rows_of_tile() than that.
+template <class Config, class Queries>
+__device__ __forceinline__ AttentionBackwardQueries::Rows backward_rows_of(const Queries& p,
+                                                                           std::int32_t tile) {
+  if constexpr (Config::kWindow) {
+    return p.rows_of_window_tile(tile);
+  } else {
+    return p.rows_of_tile(tile);
+  }
+}
+
+/// What is known of the rows of one tile of queries before the pass. One warp.
 template <class Config, class Queries>
 __device__ __forceinline__ void prepare_backward_rows(const Queries& p, std::int32_t unit) {
   constexpr int kLanes = Config::kHeadDim / 8;  // that share a row
   constexpr int kRows = 32 / kLanes;            // of the warp at a time
   const std::int32_t head = unit / p.query_tiles, tile = unit % p.query_tiles;
   const std::int32_t batch = head / p.heads, lane = static_cast<std::int32_t>(threadIdx.x) % 32;
-  const AttentionBackwardQueries::Rows queries = p.rows_of_tile(tile);
+  const AttentionBackwardQueries::Rows queries = backward_rows_of<Config>(p, tile);
   AttentionBackwardRows& rows = p.rows[unit];
 #pragma unroll 4
   for (std::int32_t row = lane / kLanes; row < Config::kTileQueries; row += kRows) {
@@ -68,7 +79,9 @@ __device__ __forceinline__ void prepare_backward_rows(const Queries& p, std::int
 #pragma unroll
     for (int step = 1; step < kLanes; step *= 2) delta += __shfl_xor_sync(~0U, delta, step);
     if (lane % kLanes != 0) continue;
-    const float lse = there ? p.lse[std::int64_t{head} * p.queries + query] : -kInfinite;
+    std::int64_t at = std::int64_t{head} * p.queries + query;
+    if constexpr (Config::kWindow) at = p.lse_at(head, query);
+    const float lse = there ? p.lse[at] : -kInfinite;
     rows.lse[row] = lse == -kInfinite ? kInfinite : lse * kLog2e;
     rows.delta[row] = delta;
   }
@@ -83,7 +96,7 @@ __device__ __forceinline__ void narrow_backward_sums(const device::Endpoint& end
                                                      std::int32_t unit, std::int32_t adds) {
   const std::int32_t head = unit / p.query_tiles, tile = unit % p.query_tiles;
   const std::int32_t batch = head / p.heads, lane = static_cast<std::int32_t>(threadIdx.x % 32);
-  const AttentionBackwardQueries::Rows rows = p.rows_of_tile(tile);
+  const AttentionBackwardQueries::Rows rows = backward_rows_of<Config>(p, tile);
   const std::int64_t first = std::int64_t{unit} * Config::kUnits;
   if (lane < Config::kUnits && adds > 0) {
     const std::uint64_t all = AttentionBackwardQueries::added_word(endpoint.control->epoch, adds);

@@ -1,5 +1,5 @@
-// The backward pass of attention of sequences of different lengths on the cuda executor: the host's side of a
-// launch.
+// The backward pass of attention of sequences of different lengths, and with a sliding window, on the cuda
+// executor: the host's side of a launch.
 #include "kernels/ops/ring_attention/attention_backward/varlen_cuda.h"
 
 #include <cstdint>
@@ -57,9 +57,13 @@ class CudaVarlenAttentionBackward final
 Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_varlen_attention_backward(
     AttentionBackwardPlan plan, const Topology& topology, std::uint32_t rank, const Machine& machine) {
   const CooperativeKernel kernel =
-      with_attention_config(plan.shape, []<int kHeadDim, bool kCausal, DataType kType>() {
-        return varlen_backward_kernel_of<kHeadDim, kCausal, kType>();
-      });
+      plan.has_window() ? with_attention_heads(plan.shape,
+                                               []<int kHeadDim, DataType kType>() {
+                                                 return window_backward_kernel_of<kHeadDim, kType>();
+                                               })
+                        : with_attention_config(plan.shape, []<int kHeadDim, bool kCausal, DataType kType>() {
+                            return varlen_backward_kernel_of<kHeadDim, kCausal, kType>();
+                          });
   std::unique_ptr<CudaAttentionBackwardOperation> made =
       std::make_unique<CudaVarlenAttentionBackward>(std::move(plan), machine, topology, rank);
   MK_RETURN_IF_ERROR(made->load(kernel, machine));

@@ -11,7 +11,7 @@
 
 namespace mkernel::kernels {
 
-/// For the current device, of a plan with packed sequences that the cuda executor takes.
+/// For the current device, of a plan that is not plain, and that the cuda executor takes.
 Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_varlen_attention_backward(
     AttentionBackwardPlan plan, const Topology& topology, std::uint32_t rank, const Machine& machine);
 

@@ -15,4 +15,11 @@ CooperativeKernel varlen_backward_kernel_of() {
                                     attention_backward_shared_bytes<Config>());
 }
 
+template <int kHeadDim, DataType kType>
+CooperativeKernel window_backward_kernel_of() {
+  using Config = AttentionBackwardWindowConfig<kHeadDim, kType>;
+  return cooperative_kernel<Config>(&varlen_backward_kernel<Config>,
+                                    attention_backward_shared_bytes<Config>());
+}
+
 }  // namespace mkernel::kernels

@@ -10,5 +10,8 @@ struct CooperativeKernel;
 
 template <int kHeadDim, bool kCausal, DataType kType>
 CooperativeKernel varlen_backward_kernel_of();
+/// With a sliding window, of sequences that are packed or not.
+template <int kHeadDim, DataType kType>
+CooperativeKernel window_backward_kernel_of();
 
 }  // namespace mkernel::kernels

@@ -5,7 +5,17 @@
 namespace mkernel::kernels {
 namespace {
 
-/// All numbers of tiles of queries that there may be, as if they were of one part.
+/// What the queries of packed sequences are described by; those of one length lie as if they were packed.
+AttentionShape packed(AttentionShape shape) {
+  if (shape.max_sequences > 0) return shape;
+  shape.max_sequences = shape.batch;
+  shape.sequence *= shape.batch;
+  shape.keys *= shape.batch;
+  shape.batch = 1;
+  return shape;
+}
+
+/// All numbers of tiles of queries that there may be, as if they were of one part. `shape`: packed().
 AttentionBackwardParts numbered_tiles(const AttentionShape& shape) {
   return {{attention_first_query_tile(shape.sequence, shape.max_sequences) * kBackwardTileQueries, 0}};
 }
@@ -13,17 +23,20 @@ AttentionBackwardParts numbered_tiles(const AttentionShape& shape) {
 }  // namespace
 
 std::int64_t varlen_backward_bytes(const AttentionBackwardPlan& plan) {
-  return attention_backward_scratch(plan.shape, numbered_tiles(plan.shape)).bytes;
+  const AttentionShape shape = packed(plan.shape);
+  return attention_backward_scratch(shape, numbered_tiles(shape)).bytes;
 }
 
 VarlenBackwardParameters varlen_backward_parameters(const AttentionBackwardPlan& plan, void* memory,
                                                     VarlenScratch<AttentionBackwardSlot>* scratch) {
   VarlenBackwardParameters p{};
-  describe_backward_queries(plan.shape, numbered_tiles(plan.shape), memory, p);
-  p.queries = static_cast<std::int32_t>(plan.shape.sequence);
+  const AttentionShape shape = packed(plan.shape);
+  describe_backward_queries(shape, numbered_tiles(shape), memory, p);
+  p.queries = static_cast<std::int32_t>(shape.sequence);
   p.lengths = plan.lengths({});
   p.scratch = scratch;
-  p.kv_heads = static_cast<std::int32_t>(plan.shape.kv_heads);
+  p.kv_heads = static_cast<std::int32_t>(shape.kv_heads);
+  p.window = plan.window();
   return p;
 }
 

@@ -18,11 +18,22 @@ struct VarlenBackwardParameters : AloneBackwardParameters {
   VarlenScratch<AttentionBackwardSlot>* scratch;
   void* d_rows[2];  ///< what the maps d_k and d_v are of
   std::int32_t kv_heads;
+  AttentionWindow window;  ///< as that of AttentionBackwardTaskList
 
   /// Of a tile by its number over all sequences (plan/attention_backward_sequences.h).
   MK_HOST_DEVICE Rows rows_of_tile(std::int32_t tile) const {
     const AttentionQueryTile of = attention_query_tile(lengths, false, tile);
     return {of.begin, of.end};
+  }
+  /// With a window, of sequences that are packed or not.
+  MK_HOST_DEVICE Rows rows_of_window_tile(std::int32_t tile) const {
+    const AttentionQueryTile of = attention_query_tile(lengths, false, tile, window);
+    return {of.begin, of.end};
+  }
+  /// Likewise, the index in lse of a row of q.
+  MK_HOST_DEVICE std::int64_t lse_at(std::int32_t head, std::int32_t row) const {
+    const std::int32_t inside = lengths.q == nullptr ? row % lengths.all_queries : row;
+    return std::int64_t{row - inside} * heads + std::int64_t{head} * lengths.all_queries + inside;
   }
 };
 

@@ -1,4 +1,4 @@
-// The kernel of the backward pass of attention of sequences of different lengths.
+// The kernel of the backward pass of attention of sequences of different lengths, and of sliding windows.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ namespace mkernel::kernels {
 
 template <class Config>
 __device__ __forceinline__ AttentionBackwardTaskList varlen_backward_list(const VarlenBackwardParameters& p) {
-  return {p.kv_heads, p.group, Config::kHeadDim, Config::kCausal};
+  return {p.kv_heads, p.group, Config::kHeadDim, Config::kCausal,
+          Config::kWindow ? p.window : AttentionWindow{}};
 }
 
 /// All threads of the CTA: its list of tasks.
@@ -66,6 +67,10 @@ class VarlenBackwardFeed : public AloneBackwardFeed<Config> {
     task.first_key = sequence.keys - sequence.queries - key + task.key - before;
     task.head = place.kv_head * p_.group;
     task.before[0] = place.turn;
+    if constexpr (Config::kWindow) {
+      const AttentionBackwardWindowTiles tiles{sequence.queries, sequence.keys, p_.window};
+      task.before[1] = tiles.first_key() - before;
+    }
     return true;
   }
 
@@ -77,9 +82,14 @@ class VarlenBackwardFeed : public AloneBackwardFeed<Config> {
     return task.query_first + (tile + 1) * Config::kTileQueries - query_first(task, tile);
   }
 
-  __device__ __forceinline__ std::int32_t turn(const AttentionBackwardTask& task, int) const {
-    return task.before[0];
+  /// task.before: the task's turn without what a window hides, and with a window the first key that tile
+  /// number 0 would see.
+  __device__ __forceinline__ std::int32_t turn(const AttentionBackwardTask& task, int tile) const {
+    if constexpr (!Config::kWindow) return task.before[0];
+    return task.before[0] -
+           AttentionBackwardWindowTiles::key_tile_of(tile * Config::kTileQueries + task.before[1]);
   }
+  __device__ __forceinline__ const AttentionWindow& window() const { return p_.window; }
 
   __device__ __forceinline__ void finish() const {
     const std::int32_t units = p_.all_heads * p_.query_tiles;
@@ -87,8 +97,8 @@ class VarlenBackwardFeed : public AloneBackwardFeed<Config> {
       const std::uint64_t claimed = this->claim_left();
       if (claimed >= static_cast<std::uint64_t>(units)) return;
       const auto unit = static_cast<std::int32_t>(claimed);
-      const AttentionQueryTile tile =
-          attention_query_tile(p_.lengths, Config::kCausal, unit % p_.query_tiles);
+      const AttentionQueryTile tile = attention_query_tile(p_.lengths, Config::kCausal, unit % p_.query_tiles,
+                                                           Config::kWindow ? p_.window : AttentionWindow{});
       if (tile.begin < tile.end) narrow_backward_sums<Config>(p_.endpoint, p_, unit, tile.adds);
     }
   }
@@ -98,8 +108,8 @@ class VarlenBackwardFeed : public AloneBackwardFeed<Config> {
   const AttentionBackwardSlot* slots_;
 };
 
-/// All threads of every CTA: zeros for the gradients of keys whose sequence has no queries. A CTA takes some
-/// rows of each such sequence.
+/// All threads of every CTA: zeros for the gradients of keys that have no task, because their sequence has no
+/// queries, or because they lie before every window. A CTA takes some rows of each such sequence.
 template <class Config>
 __device__ __forceinline__ void zero_unseen_keys(const VarlenBackwardParameters& p) {
   const auto warp = static_cast<std::int32_t>(threadIdx.x / 32),
@@ -108,7 +118,9 @@ __device__ __forceinline__ void zero_unseen_keys(const VarlenBackwardParameters&
   for (std::int32_t first = warp * 32; first < p.lengths.sequences; first += Config::kThreads) {
     AttentionSequence mine{};
     if (first + lane < p.lengths.sequences) mine = attention_sequence(p.lengths, first + lane);
-    const std::int32_t unseen = mine.queries == 0 ? mine.keys : 0;
+    std::int32_t unseen = mine.queries == 0 ? mine.keys : 0;
+    if constexpr (Config::kWindow)
+      if (mine.queries > 0) unseen = varlen_backward_list<Config>(p).unseen_tiles(mine) * Config::kTileKeys;
     if (!__any_sync(~0U, unseen > 0)) continue;
     for (int of = 0; of < 32; ++of) {
       const std::int32_t rows = __shfl_sync(~0U, unseen, of);

@@ -77,7 +77,7 @@ class RingBackwardLaunch {
             .lse = arguments_.lse + head * plan_.positions(),
             .queries = positions(gather().rank),
             .keys = positions(source),
-            .causal = plan_.shape().causal,
+            .window = attention_window(plan_.shape()),
             .scale = attention_scale(plan_.shape())};
   }
 

@@ -51,6 +51,19 @@ TEST_CASE("attention backward: expected is what an H100 took, within a tenth") {
   }
 }
 
+TEST_CASE("attention backward: a window hides tiles of queries, and leaves at least what it shows") {
+  AttentionShape causal{
+      .batch = 4, .sequence = 12288, .heads = 16, .kv_heads = 16, .head_dim = 128, .causal = true};
+  AttentionShape window = causal;
+  window.window_left = 1023;
+  const double share = 2.0 * 1024 / 12288;  // of the pairs of a query and a key
+  CHECK(alone(window) > share * alone(causal));
+  CHECK(alone(window) < 1.3 * share * alone(causal));
+  window.window_left = 12287;
+  CHECK(alone(window) > 0.97 * alone(causal));
+  CHECK(alone(window) < 1.1 * alone(causal));
+}
+
 TEST_CASE("attention backward: packed sequences count as equally long") {
   const AttentionShape apart{.batch = 4, .sequence = 6144, .heads = 16, .kv_heads = 16, .head_dim = 128};
   AttentionShape packed = apart;

@@ -1,6 +1,6 @@
 // The whole kernel of the backward pass of attention of sequences of different lengths on the host: its list
-// of tasks, tiles that end with their sequence, keys and queries that see nothing, and lengths that are
-// refused.
+// of tasks, tiles that end with their sequence, keys and queries that see nothing, sliding windows, and
+// lengths that are refused.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -67,24 +67,12 @@ class HostVarlenBackward {
     CHECK(refusal().empty());
     CHECK(wrong_varlen_gradients(plan_.shape, lengths, tensors_, gradients_, Weights::kRounded) == 0);
   }
-  void launch(const SequenceLengths& lengths) {
-    gradients_ = poisoned_gradients(plan_.shape);
-    p_.d_q = gradients_.d_q.data();
-    p_.d_rows[0] = gradients_.d_k.data();
-    p_.d_rows[1] = gradients_.d_v.data();
-    p_.d_k = host_tensor_map(varlen_backward_d_k_view(plan_, gradients_.d_k.data()));
-    p_.d_v = host_tensor_map(varlen_backward_d_k_view(plan_, gradients_.d_v.data()));
-    p_.lengths = plan_.lengths({.cu_seqlens_q = lengths.q.data(), .cu_seqlens_k = lengths.k.data()});
-    HostGrid grid;
-    with_attention_config(plan_.shape, [&]<int kHeadDim, bool kCausal, DataType kType>() {
-      add<AttentionBackwardConfig<kHeadDim, kCausal, kType>>(grid);
-    });
-    grid.add_service(host_copy_engine);
-    const std::uint64_t before = control_->epoch;
-    grid.run();
-    CHECK(control_->failed == 0);
-    CHECK(control_->epoch == before + 1);
+  /// Of sequences of one length.
+  void check() {
+    launch(nullptr, nullptr);
+    CHECK(wrong_gradients(plan_.shape, tensors_, gradients_, Weights::kRounded) == 0);
   }
+  void launch(const SequenceLengths& lengths) { launch(lengths.q.data(), lengths.k.data()); }
   /// Why the last launch was refused; empty: it was not.
   std::string refusal() const {
     const VarlenRefusal& last = scratch()->refusal;
@@ -98,6 +86,31 @@ class HostVarlenBackward {
   };
 
   Scratch* scratch() const { return reinterpret_cast<Scratch*>(scratch_.get()); }
+
+  void launch(const std::int32_t* cu_seqlens_q, const std::int32_t* cu_seqlens_k) {
+    gradients_ = poisoned_gradients(plan_.shape);
+    p_.d_q = gradients_.d_q.data();
+    p_.d_rows[0] = gradients_.d_k.data();
+    p_.d_rows[1] = gradients_.d_v.data();
+    p_.d_k = host_tensor_map(varlen_backward_d_k_view(plan_, gradients_.d_k.data()));
+    p_.d_v = host_tensor_map(varlen_backward_d_k_view(plan_, gradients_.d_v.data()));
+    p_.lengths = plan_.lengths({.cu_seqlens_q = cu_seqlens_q, .cu_seqlens_k = cu_seqlens_k});
+    HostGrid grid;
+    if (plan_.has_window()) {
+      with_attention_heads(plan_.shape, [&]<int kHeadDim, DataType kType>() {
+        add<AttentionBackwardWindowConfig<kHeadDim, kType>>(grid);
+      });
+    } else {
+      with_attention_config(plan_.shape, [&]<int kHeadDim, bool kCausal, DataType kType>() {
+        add<AttentionBackwardConfig<kHeadDim, kCausal, kType>>(grid);
+      });
+    }
+    grid.add_service(host_copy_engine);
+    const std::uint64_t before = control_->epoch;
+    grid.run();
+    CHECK(control_->failed == 0);
+    CHECK(control_->epoch == before + 1);
+  }
 
   template <class Config>
   void add(HostGrid& grid) {
@@ -155,6 +168,65 @@ TEST_CASE("varlen backward kernel: several heads of keys, in sections") {
     shape.causal = causal;
     const SequenceLengths lengths = ragged_lengths(shape.max_sequences);
     make(shape, lengths, 5).check(lengths);
+  }
+}
+
+TEST_CASE("varlen backward kernel: sliding windows, left, right and both, with every border of a tile") {
+  for (const auto& window : {std::pair{0, 0},
+                             {1, -1},
+                             {-1, 3},
+                             {126, 62},  // hides one corner of some pairs of tiles
+                             {127, 0},
+                             {128, 0},
+                             {129, -1},
+                             {100, 70},
+                             {2, 500},
+                             {1000, -1},
+                             {2000, 2000}}) {
+    AttentionShape shape = kRagged;
+    shape.head_dim = window.first % 2 == 0 ? 64 : 128;
+    shape.causal = window.first > 100 && window.second == 0;
+    shape.window_left = window.first;
+    shape.window_right = window.second;
+    CAPTURE(shape.window_left);
+    CAPTURE(shape.window_right);
+    const SequenceLengths lengths = ragged_lengths(shape.max_sequences);
+    make(shape, lengths).check(lengths);
+  }
+}
+
+TEST_CASE("varlen backward kernel: windows of both types, heads in sections, long sequences and many CTAs") {
+  for (const DataType type : {DataType::kBf16, DataType::kF16}) {
+    AttentionShape shape = kRagged;
+    shape.heads = 6;
+    shape.kv_heads = 3;
+    shape.causal = type == DataType::kF16;
+    shape.window_left = 40;
+    shape.dtype = type;
+    const SequenceLengths lengths = sequence_lengths({310, 0, 450}, {530, 70, 430}, 11);
+    HostVarlenBackward rank = make(shape, lengths, 7);
+    rank.check(lengths);
+    const AttentionGradients first = rank.gradients();
+    rank.launch(lengths);
+    CHECK(rank.gradients() == first);
+    HostVarlenBackward few = make(shape, lengths, 3);
+    few.launch(lengths);
+    CHECK(few.gradients() == first);
+  }
+}
+
+TEST_CASE("varlen backward kernel: a window of sequences of one length") {
+  for (const std::int64_t keys : {70, 290, 420}) {
+    const AttentionShape shape{.batch = 2,
+                               .sequence = 290,
+                               .heads = 2,
+                               .kv_heads = 2,
+                               .head_dim = 64,
+                               .causal = keys != 290,
+                               .keys = keys,
+                               .window_left = keys == 290 ? 140 : 0,
+                               .window_right = keys == 290 ? 9 : -1};
+    HostVarlenBackward(shape, random_attention_backward(shape, 1, 2)).check();
   }
 }
 

@@ -122,8 +122,8 @@ TEST_CASE("ring attention: longer sequences, heads that share keys") {
       for_every_attention({.batch = 2, .sequence = sequence, .heads = 8, .kv_heads = 2},
                           [&](const AttentionShape& shape) {
                             GpuRing ring(ranks, shape);
-                            ring.check(1);
-                            ring.check(2, 7);  // the reference has most of the time
+                            ring.check(1, sequence > 1000 ? 3 : 1);  // the reference has most of the time
+                            ring.check(2, 7);
                           });
     }
   }

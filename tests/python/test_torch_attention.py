@@ -15,6 +15,10 @@ class Operators(TorchTest):
         self.start_nodes(1)
         self.run_job("torch_attention_scenarios.alone", 2)
 
+    def test_windows(self):
+        self.start_nodes(1)
+        self.run_job("torch_attention_scenarios.windows", 2)
+
     def test_backward_in_tiles(self):
         self.start_nodes(1)
         self.run_job("torch_attention_scenarios.tiles", 3)

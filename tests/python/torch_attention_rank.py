@@ -13,10 +13,11 @@ def places(sequence, split, rank=RANK):
 
 class Whole:
     """Attention over a sequence, the same on every rank, with the gradients of a loss that weighs result and log-sum-exp at random.
-    q [batch, queries, heads, head_dim], k and v [batch, keys, kv_heads, head_dim]; causal: the last query sees all keys."""
+    q [batch, queries, heads, head_dim], k and v [batch, keys, kv_heads, head_dim]; causal: the last query sees all keys. `window`: how
+    many keys before and behind its own a query sees; -1: all."""
 
     def __init__(self, seed, queries, keys=None, *, causal, heads=(4, 2), batch=2, dim=16, dtype=torch.bfloat16, scale=None, rank=0,
-                 with_lse=True):
+                 with_lse=True, window=(-1, -1)):
         keys = queries if keys is None else keys
         shapes = ((batch, queries, heads[0], dim), (batch, keys, heads[1], dim), (batch, keys, heads[1], dim))
         self.given = [2 * operand(seed + index, rank, shape, dtype) for index, shape in enumerate(shapes)]
@@ -25,8 +26,11 @@ class Whole:
         self.d_lse = operand(seed + 4, rank, (batch, heads[0], queries), torch.float32) * with_lse
         leaves = [x.double().clone().requires_grad_() for x in self.given]
         seen = torch.ones(queries, keys, dtype=torch.bool)
-        if causal:
-            seen = seen.tril(keys - queries)
+        left, right = window[0], 0 if causal else window[1]
+        if right >= 0:
+            seen = seen.tril(keys - queries + right)
+        if left >= 0:
+            seen = seen.triu(keys - queries - left)
         self.blind = ~seen.any(1)  # queries that see nothing
         q, k, v = (x.transpose(1, 2) for x in leaves)
         k, v = (x.repeat_interleave(heads[0] // heads[1], 1) for x in (k, v))

@@ -143,6 +143,47 @@ def alone():
     end()
 
 
+def windows():
+    """attention with a sliding window, on mkernel and in PyTorch: windows smaller and larger than the sequence, queries and keys of
+    different lengths, queries that see nothing."""
+    start()
+    served = 0
+    for number, (window, causal) in enumerate((((0, -1), True), ((5, 0), True), ((3, 2), False), ((-1, 4), False), ((0, 0), False),
+                                               ((300, 300), False), ((7, -1), False))):
+        for queries, keys in ((70, 70), (9, 80), (80, 9), (1, 17)):
+            for dtype, with_lse in ((torch.bfloat16, False), (torch.float16, True), (torch.float32, False)):
+                whole = Whole(10 * number, queries, keys, causal=causal, rank=RANK, dtype=dtype, with_lse=with_lse, window=window)
+                leaves = [x.requires_grad_() for x in whole.given]
+                found = OPS.attention(*leaves, causal, None, *window)
+                whole.check(*found)
+                whole.backward(*found)
+                whole.check_gradients(leaves)
+                served += (1 + (not with_lse)) * (dtype != torch.float32)
+    told = mkernel.torch.counters()
+    assert told["launches"] == served and told["attention"] == told["attention_backward"] == 7 * 4 * 3, told
+    reasons = {"attention: dtype torch.float32": 28, "attention_backward: dtype torch.float32": 28, f"attention_backward: {OF_LSE}": 28}
+    assert told["fallbacks"] == reasons, told
+    # In tiles, some of which lie outside of every window.
+    with (unittest.mock.patch.object(_attention_torch, "_TILE_ELEMENTS", 1), unittest.mock.patch.object(_attention_torch, "_FEWEST_TILE_ROWS", 4)):
+        whole = Whole(5, 40, 33, causal=False, dtype=torch.float32, rank=RANK, window=(6, 1))
+        leaves = [x.requires_grad_() for x in whole.given]
+        found = OPS.attention(*leaves, window_left=6, window_right=1)
+        whole.check(*found)
+        whole.backward(*found)
+        whole.check_gradients(leaves)
+    q = operand(1, RANK, (2, 6, 4, 16))
+    told = mkernel.torch.explain(OPS.attention, q, q, q, True, window_left=2)
+    assert told.operation == "attention batch=2 sequence=6 heads=4 kv_heads=4 head_dim=16 causal window=2,0 bf16 cpu", told
+    assert told.backward.startswith("attention_backward") and "window=2,0" in told.backward, told
+    assert "window" not in mkernel.torch.explain(OPS.attention, q, q, q, True, window_right=0).operation  # a causal mask says as much
+    torch.library.opcheck(OPS.attention.default, (q, q, q, False, 0.4, 1, 2), test_utils=("test_schema", "test_faketensor"))
+    for window, causal, text in (((-2, 0), False, "window_left = -2 is not at least 0"), ((0, -7), False, "window_right = -7 is not"),
+                                 ((0, 3), True, "window_right = 3 is not -1 or 0 with causal")):
+        with raises(mkernel.InvalidArgument, text):
+            OPS.attention(q, q, q, causal, None, *window)
+    end()
+
+
 def backward_alone():
     """Gradients of views that are copied, with a scale; the same bits from every call."""
     whole = Whole(8, 70, 90, causal=True, scale=0.4, rank=RANK, with_lse=False)

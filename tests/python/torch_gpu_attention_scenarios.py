@@ -95,6 +95,15 @@ def alone():
     passes = [OPS.attention_backward(d_out, None, q, k, v, out, lse, True, None) for _ in range(4)]
     mkernel.torch.synchronize()
     assert all(torch.equal(a, b) for others in passes[1:] for a, b in zip(others, passes[0])), "other bits"
+    for window, causal in (((40, -1), True), ((100, 30), False), ((0, 0), False)):
+        for queries, keys in ((300, 300), (70, 260)):
+            whole = Whole(20, queries, keys, causal=causal, rank=RANK, dim=64, with_lse=False, window=window)
+            leaves = [x.to(GPU).requires_grad_() for x in whole.given]
+            out, lse = call(OPS.attention, *leaves, causal, None, *window)
+            whole.check(out.cpu(), lse.cpu(), parts_rounded=True)
+            whole.backward(out, lse)
+            mkernel.torch.synchronize()
+            whole.check_gradients(leaves, roundings=3)
     end()
 
 

@@ -25,16 +25,16 @@ from mkernel.torch._moe import refuse_gradients
 from mkernel.torch._options import Options, copies, current, totals
 from mkernel.torch._run import aligned, compare
 
-_OPERANDS, _CALL = "Tensor q, Tensor k, Tensor v", "bool causal=False, float? scale=None"
+_OPERANDS, _WINDOW = "Tensor q, Tensor k, Tensor v", "int window_left=-1, int window_right=-1"
 _RING = "*, int sequence=0, bool zigzag=True"
 _SAVED = "Tensor? d_out, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float? scale"
 SCHEMAS = {
-    ALONE: f"({_OPERANDS}, {_CALL}) -> (Tensor, Tensor)",
+    ALONE: f"({_OPERANDS}, bool causal=False, float? scale=None, {_WINDOW}) -> (Tensor, Tensor)",
     RING: f"({_OPERANDS}, bool causal, float? scale, str group_name, {_RING}) -> (Tensor, Tensor)",
 }
 # Operators of their own, so that torch.compile does not look into them.
 BACKWARD_SCHEMAS = {
-    BACKWARD[ALONE]: f"({_SAVED}) -> (Tensor, Tensor, Tensor)",
+    BACKWARD[ALONE]: f"({_SAVED}, {_WINDOW}) -> (Tensor, Tensor, Tensor)",
     BACKWARD[RING]: f"({_SAVED}, str group_name, {_RING}) -> (Tensor, Tensor, Tensor)",
 }
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -44,9 +44,10 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # ---- the call
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: Optional[float] = None) -> Result:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: Optional[float] = None,
+              window_left: int = -1, window_right: int = -1) -> Result:
     totals[ALONE] += 1
-    call = Call(causal, scale)
+    call = Call(causal, scale, window_left=window_left, window_right=window_right)
     try:
         return _attend(ALONE, alone_on(q.device), q, k, v, call)
     except (Refused, NotInitialized) as error:
@@ -120,10 +121,11 @@ def _check_ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, g
 
 
 def attention_backward(d_out: Optional[torch.Tensor], d_lse: Optional[torch.Tensor], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                       out: torch.Tensor, lse: torch.Tensor, causal: bool, scale: Optional[float]) -> Gradients:
+                       out: torch.Tensor, lse: torch.Tensor, causal: bool, scale: Optional[float], window_left: int = -1,
+                       window_right: int = -1) -> Gradients:
     name = BACKWARD[ALONE]
     totals[name] += 1
-    call = Call(causal, scale)
+    call = Call(causal, scale, window_left=window_left, window_right=window_right)
     check_backward(d_out, d_lse, q, out, lse)
     try:
         operands = backward_operands(d_out, d_lse, {"q": q, "k": k, "v": v}, out, lse)
@@ -188,8 +190,9 @@ def _backward_of(name: str) -> "Callable[..., Any]":
 # ---- shapes
 
 
-def _fake_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: Optional[float] = None) -> Result:
-    check(q, k, v, Call(causal, scale))
+def _fake_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: Optional[float] = None,
+                    window_left: int = -1, window_right: int = -1) -> Result:
+    check(q, k, v, Call(causal, scale, window_left=window_left, window_right=window_right))
     return _results(q)
 
 

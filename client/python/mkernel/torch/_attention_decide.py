@@ -18,6 +18,7 @@ ALONE, RING = "attention", "ring_attention"
 BACKWARD = {ALONE: "attention_backward", RING: "ring_attention_backward"}
 MOST_HEAD_DIM = 4096  # of the cpu executor
 CUDA_HEAD_DIMS = (64, 128)
+MOST_WINDOW_BATCH = 1024  # likewise
 # Of ring attention on the cuda executor.
 MOST_KV_COLUMNS, MOST_RANKS, MOST_NODES, MOST_NODE_RANKS = 8192, 64, 16, 16
 
@@ -38,15 +39,46 @@ Operands = Mapping[str, torch.Tensor]  # by the fields of the operation's argume
 
 
 class Call(NamedTuple):
-    """What a call says beside its operands. The last two are those of ring attention."""
+    """What a call says beside its operands."""
 
     causal: bool
     scale: Optional[float]
+    # Of ring attention.
     sequence: int = 0  # 0: every rank holds the same number of positions
     zigzag: bool = True
+    # Of attention of a rank alone: keys before and behind a query's own that it sees; -1: all.
+    window_left: int = -1
+    window_right: int = -1
 
     def factor(self, q: torch.Tensor) -> float:
         return q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def has_window(self) -> bool:
+        return self.window_left >= 0 or (self.window_right >= 0 and not self.causal)
+
+    @property
+    def limits(self) -> "tuple[int, int]":
+        """(left, right) of what queries see, with the end that a causal mask sets."""
+        return self.window_left, 0 if self.causal else self.window_right
+
+    def sees(self, queries: Rows, keys: Rows) -> bool:
+        """Whether one of the queries sees one of the keys."""
+        left, right = self.limits
+        return (right < 0 or keys.begin < queries.end + right) and (left < 0 or keys.end > queries.begin - left)
+
+    def hidden(self, queries: Rows, keys: Rows, device: torch.device) -> Optional[torch.Tensor]:
+        """[queries, keys]: where a key is hidden; None: nowhere."""
+        left, right = self.limits
+        after = right >= 0 and keys.end > queries.begin + right + 1
+        before = left >= 0 and keys.begin < queries.end - 1 - left
+        if not after and not before:
+            return None
+        at_q, at_k = (torch.arange(x.begin, x.end, device=device) for x in (queries, keys))
+        ahead = at_k - at_q.unsqueeze(-1)
+        if not before:
+            return ahead > right
+        return (ahead < -left) | (ahead > right) if after else ahead < -left
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +107,11 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call) -> None
         raise InvalidArgument(f"q of shape {tuple(q.shape)} has head_dim 0, needed is at least 1")
     if call.scale is not None and not math.isfinite(call.scale):
         raise InvalidArgument(f"scale = {call.scale} is not finite")
+    for name, keys in (("window_left", call.window_left), ("window_right", call.window_right)):
+        if keys < -1:
+            raise InvalidArgument(f"{name} = {keys} is not at least 0, or -1 for all keys")
+    if call.causal and call.window_right > 0:
+        raise InvalidArgument(f"window_right = {call.window_right} is not -1 or 0 with causal")
 
 
 def check_ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, world: int, rank: int) -> None:
@@ -122,8 +159,10 @@ def held_rows(call: Call, sequence: int, world: int, rank: int) -> "list[Rows]":
 
 
 def rows_alone(call: Call, queries: int, keys: int) -> "tuple[list[Rows], list[Rows]]":
-    """Of queries and of keys. With causal attention the last query stands where the last key does. Two ranges are the same or do
-    not overlap."""
+    """Of queries and of keys. With a mask the last query stands where the last key does. Without a window two ranges are the same or
+    do not overlap."""
+    if call.has_window:
+        return [Rows(0, keys - queries, keys)], [Rows(0, 0, keys)]
     if not call.causal:
         return [Rows(0, 0, queries)], [Rows(0, 0, keys)]
     before = max(keys - queries, 0)
@@ -168,6 +207,9 @@ def check_served(kind: str, membership: Membership, operands: Operands, call: Ca
     for name, wanted in (("out", q.dtype), ("d_out", q.dtype), ("lse", torch.float32)):
         if name in operands and operands[name].dtype != wanted:
             raise Refused(f"dtype of {name}", f"{name} has dtype {operands[name].dtype}; mkernel takes {wanted} with q of {q.dtype}")
+    if q.is_cuda and call.has_window and q.shape[0] > MOST_WINDOW_BATCH:
+        raise Refused(f"a window of more than {MOST_WINDOW_BATCH} batch entries",
+                      f"q has {q.shape[0]} batch entries; with a window the cuda executor takes at most {MOST_WINDOW_BATCH}")
     if not is_ring(kind):
         return
     if call.causal and not call.zigzag and membership.world_size > 1:
@@ -196,5 +238,5 @@ def _decide(kind: str, membership: Membership, operands: Operands, call: Call, o
         return AttentionDecision(None, ())
     executor, sms = executor_of(q.device, options)
     key = AttentionKey(kind, batch, sequence, heads, kv_heads, head_dim, call.causal, call.scale or 0.0, DTYPES[q.dtype], executor,
-                       sms, None if ring or keys == queries else keys)
+                       sms, None if ring or keys == queries else keys, window=call.limits if call.has_window else None)
     return AttentionDecision(key, copies)

@@ -49,10 +49,11 @@ def ring_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Call, g
 
 
 class _Merged:
-    """Attention of all queries to the keys that were added so far. Ranges of queries and keys are the same or do not overlap."""
+    """Attention of all queries to the keys that were added so far. Without a window, ranges of queries and keys are the same or do not
+    overlap."""
 
     def __init__(self, q: torch.Tensor, call: Call) -> None:
-        self._q, self._causal, self._scale = q.transpose(1, 2), call.causal, call.factor(q)
+        self._q, self._call, self._scale = q.transpose(1, 2), call, call.factor(q)
         dtype = sum_dtype(q.dtype)
         self._out = self._q.new_zeros(self._q.shape, dtype=dtype)
         self._lse = self._q.new_full(self._q.shape[:3], float("-inf"), dtype=dtype)
@@ -60,19 +61,26 @@ class _Merged:
     def add(self, queries: "Sequence[Rows]", k: torch.Tensor, v: torch.Tensor, keys: "Sequence[Rows]") -> None:
         heads_per_key = self._q.shape[1] // max(k.shape[2], 1)
         k, v = (x.transpose(1, 2).repeat_interleave(heads_per_key, 1) for x in (k, v))
+        call = self._call
+        if call.has_window:
+            most = _tile_rows(self._q.shape[0] * self._q.shape[1])
+            queries, keys = (list(_tiles(x, most)) for x in (queries, keys))
         for some in queries:
             for others in keys:
                 empty = some.begin == some.end or others.begin == others.end or self._q.numel() == 0
-                if empty or (self._causal and others.begin >= some.end):
+                if empty or not call.sees(some, others):
                     continue
-                masked = self._causal and others.begin == some.begin
                 operands = (self._q[:, :, some.rows], k[:, :, others.rows], v[:, :, others.rows])
-                self._merge(some.rows, *_sdpa(*operands, masked, self._scale))
+                if call.has_window:
+                    found = _products(*operands, call.hidden(some, others, k.device), self._scale)
+                else:
+                    found = _sdpa(*operands, call.causal and others.begin == some.begin, self._scale)
+                self._merge(some.rows, *found)
 
     def _merge(self, rows: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
         before = self._lse[:, :, rows]
         after = torch.logaddexp(before, lse)
-        kept, added = ((x - after).exp().unsqueeze(-1) for x in (before, lse))
+        kept, added = ((x - _finite(after)).exp().unsqueeze(-1) for x in (before, lse))
         self._out[:, :, rows] = self._out[:, :, rows] * kept + out * added
         self._lse[:, :, rows] = after
 
@@ -86,12 +94,12 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
     queries, head_dim = q.shape[2:]
     found: Any
     if causal and scale <= 0:  # PyTorch's own multiplies what masks scores by the scale, too
-        return _products(q, k, v, causal, scale)
+        return _products(q, k, v, _triangle(q), scale)
     if q.device.type == "cpu":
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         return found[0], found[1]
     if q.dtype == torch.float64 or q.device.type != "cuda":
-        return _products(q, k, v, causal, scale)
+        return _products(q, k, v, _triangle(q) if causal else None, scale)
     q, k, v = (torch.nn.functional.pad(x, (0, -head_dim % 8)) for x in (q, k, v))
     if q.dtype in (torch.bfloat16, torch.float16) and head_dim <= 256:
         found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
@@ -100,13 +108,24 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
     return found[0][..., :head_dim], found[1][..., :queries]  # the second may have rows for whole tiles
 
 
-def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Result:
+def _triangle(q: torch.Tensor) -> torch.Tensor:
+    """What a causal mask hides of as many keys as queries."""
+    return torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+
+
+def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: Optional[torch.Tensor], scale: float) -> Result:
+    """`hidden`: Call.hidden(). A query that sees nothing has zeros, and an lse of -inf."""
     q, k, v = (x.to(sum_dtype(x.dtype)) for x in (q, k, v))
     scores = q @ k.transpose(-1, -2) * scale
-    if causal:
-        scores = scores.masked_fill(scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
     lse = scores.logsumexp(-1)
-    return (scores - lse.unsqueeze(-1)).exp() @ v, lse
+    return (scores - _finite(lse).unsqueeze(-1)).exp() @ v, lse
+
+
+def _finite(lse: torch.Tensor) -> torch.Tensor:
+    """To be subtracted from what may be -inf itself."""
+    return lse.masked_fill(lse == float("-inf"), 0.0)
 
 
 # ---- backward
@@ -159,25 +178,30 @@ def _tiled_gradients(saved: Saved, queries: "Sequence[Rows]", k: torch.Tensor, v
     q, dtype, scale = saved.q, sum_dtype(saved.q.dtype), call.factor(saved.q)
     batch, _, heads, _ = q.shape
     shape = (k.shape[2], heads // max(k.shape[2], 1))  # the heads of q by the head of k that they share
-    tile = max(_FEWEST_TILE_ROWS, int((_TILE_ELEMENTS / max(batch * heads, 1)) ** 0.5))
+    tile = _tile_rows(batch * heads)
     of_q, of_k, of_v = (torch.zeros(x.shape, dtype=dtype, device=q.device) for x in (q, k, v))
     q_by_key, d_out, to_q = (x.unflatten(2, shape) for x in (q, saved.d_out, of_q))  # [batch, queries, kv_heads, heads of each, head_dim]
     lse, delta = (x.unflatten(1, shape) for x in (saved.lse, saved.delta))
     for some, others in ((a, b) for a in _tiles(queries, tile) for b in _tiles(keys, tile)):
-        if call.causal and others.begin >= some.end:
+        if not call.sees(some, others):
             continue
         mine, theirs = some.rows, others.rows
         tile_q, tile_d, tile_k, tile_v = (x.to(dtype) for x in (q_by_key[:, mine], d_out[:, mine], k[:, theirs], v[:, theirs]))
         scores = torch.einsum("bqhgd,bkhd->bhgqk", tile_q, tile_k) * scale
         weights = (scores - lse[..., mine].unsqueeze(-1)).exp()
-        if call.causal and others.end > some.begin + 1:
-            at_q, at_k = (torch.arange(x.begin, x.end, device=q.device) for x in (some, others))
-            weights = weights.masked_fill(at_k > at_q.unsqueeze(-1), 0.0)
+        hidden = call.hidden(some, others, q.device)
+        if hidden is not None:
+            weights = weights.masked_fill(hidden, 0.0)
         of_v[:, theirs] += torch.einsum("bhgqk,bqhgd->bkhd", weights, tile_d)
         of_scores = weights * (torch.einsum("bqhgd,bkhd->bhgqk", tile_d, tile_v) - delta[..., mine].unsqueeze(-1)) * scale
         to_q[:, mine] += torch.einsum("bhgqk,bkhd->bqhgd", of_scores, tile_k)
         of_k[:, theirs] += torch.einsum("bhgqk,bqhgd->bkhd", of_scores, tile_q)
     return of_q, of_k, of_v
+
+
+def _tile_rows(heads: int) -> int:
+    """Of a tile of queries and keys, for so many heads of all batch entries."""
+    return max(_FEWEST_TILE_ROWS, int((_TILE_ELEMENTS / max(heads, 1)) ** 0.5))
 
 
 def _tiles(ranges: "Sequence[Rows]", most: int) -> "Iterator[Rows]":

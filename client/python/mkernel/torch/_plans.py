@@ -86,8 +86,8 @@ class GroupedKey(NamedTuple):
 
 
 class AttentionKey(NamedTuple):
-    """What makes an attention operation. The fields of the group's methods, of which those of a rank alone have `keys`, and all but the
-    backward pass of ring attention `max_sequences`."""
+    """What makes an attention operation. The fields of the group's methods, of which those of a rank alone have `keys` and `window`, and
+    all but the backward pass of ring attention `max_sequences`."""
 
     kind: str
     batch: int
@@ -102,6 +102,7 @@ class AttentionKey(NamedTuple):
     sms: int = 0
     keys: Optional[int] = None
     max_sequences: Optional[int] = None
+    window: "Optional[tuple[int, int]]" = None
 
     def __str__(self) -> str:
         keys = "" if self.keys is None else f" keys={self.keys}"
@@ -109,7 +110,8 @@ class AttentionKey(NamedTuple):
             keys += f" max_sequences={self.max_sequences}"
         sizes = f"batch={self.batch} sequence={self.sequence}{keys} heads={self.heads} kv_heads={self.kv_heads} head_dim={self.head_dim}"
         scale = f" scale={self.scale:g}" if self.scale else ""
-        return f"{self.kind} {sizes} {'causal' if self.causal else 'full'}{scale} {self.dtype} {self.executor}"
+        window = "" if self.window is None else " window={},{}".format(*self.window)
+        return f"{self.kind} {sizes} {'causal' if self.causal else 'full'}{window}{scale} {self.dtype} {self.executor}"
 
     def make(self, group: Group) -> Operation:
         fields = {field: value for field, value in self._asdict().items() if field != "kind" and value is not None}

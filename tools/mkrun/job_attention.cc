@@ -41,7 +41,9 @@ class AttentionJob : public Job {
               .scale = options.scale,
               .dtype = options.dtype,
               .keys = alone_ ? keys : 0,
-              .max_sequences = lengths_.sequences()};
+              .max_sequences = lengths_.sequences(),
+              .window_left = options.window_left,
+              .window_right = options.window_right};
     return {};
   }
 

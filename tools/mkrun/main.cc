@@ -34,9 +34,10 @@ Operations and their files (float32 or float16 .npy; every rank gives its own pa
                      --lse writes log-sum-exps, float32 [batch, heads, positions of this rank]
   attention          --q --k --v as above, of each rank alone, all of one shape; keys may have another number of positions.
                      With --cu-seqlens [sequences + 1] sequences are packed: q [positions, heads, head_dim], lse [heads, positions]
+                     With --window-left, --window-right a query sees that many keys before and behind its own
   attention_backward, ring_attention_backward
-                     --q --k --v --causal --scale as attention was given them (that of each rank alone --cu-seqlens, too), --o and
-                     --lse as it wrote them, --d-o the gradient of --o      -> d_q as --q; --d-k, --d-v: files for the others
+                     --q --k --v --causal --scale as attention was given them (that of each rank alone --cu-seqlens and windows,
+                     too), --o and --lse as it wrote them, --d-o the gradient of --o  -> d_q as --q; --d-k, --d-v: files for the others
 
 In every path {rank}, {local_rank} and {world_size} are replaced. Rank and world size come from the flags or else from
 torchrun, mpirun or srun; the group name from --group or else from the launcher's job id. A group belongs to one user.
@@ -114,6 +115,13 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--max-tokens", o.max_tokens, "room for tokens per rank; absent: what the largest rank has")
       ->check(positive);
   app.add_flag("--causal", o.causal, "causal attention");
+  const CLI::Range window(std::int64_t{-1}, std::int64_t{1} << 48);
+  app.add_option("--window-left", o.window_left, "keys before its own that a query sees; -1: all")
+      ->check(window)
+      ->capture_default_str();
+  app.add_option("--window-right", o.window_right, "likewise, keys behind it")
+      ->check(window)
+      ->capture_default_str();
   app.add_option("--scale", o.scale, "of the scores; absent: 1 / sqrt(head_dim)");
   app.add_option("--deadline", flags.deadline, "seconds of any single wait")
       ->check(CLI::Range(0.001, 86400.0))
@@ -156,6 +164,9 @@ Status check_operation(const Options& o) {
     return {};
   }
   if (!o.cu_seqlens_k.empty()) return only("--cu-seqlens-k", "attention or attention_backward");
+  for (const auto& [flag, keys] :
+       {std::pair{"--window-left", o.window_left}, {"--window-right", o.window_right}})
+    if (keys != -1) return only(flag, "attention or attention_backward");
   if (!o.cu_seqlens.empty() && o.op != "ring_attention")
     return only("--cu-seqlens", "attention, attention_backward or ring_attention");
   if (is_backward(o.op)) return {};

@@ -210,14 +210,15 @@ TEST_CASE("attention backward sequences: nobody waits in a circle, with any numb
 }
 
 TEST_CASE("attention backward sequences: turns cost little with a window, and multiprocessors end together") {
-  for (const auto& [left, right] : {std::pair{127, 0}, {1023, 0}, {4095, 0}, {512, 512}, {16383, 0}}) {
-    for (const auto& [heads, group] : {std::pair{32, 1}, {8, 4}}) {
-      const AttentionBackwardTaskList list{heads, group, 128, false, {left, right}};
+  constexpr AttentionWindow kWindows[] = {{127, 0}, {1023, 0}, {4095, 0}, {512, 512}, {16383, 0}};
+  for (const AttentionWindow& window : kWindows) {
+    for (const std::int32_t heads : {32, 8}) {
+      const AttentionBackwardTaskList list{heads, 32 / heads, 128, false, window};
       const AttentionLengths lengths{nullptr, nullptr, 1, 16384, 16384};
       ListSimulation simulation(list, lengths, 132);
       const double busy = simulation.run();
-      CAPTURE(left);
-      CAPTURE(right);
+      CAPTURE(window.left);
+      CAPTURE(window.right);
       CAPTURE(heads);
       CAPTURE(busy);
       CHECK(busy > 0.93);

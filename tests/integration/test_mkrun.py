@@ -13,25 +13,29 @@ def split(total, parts):
     return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
 
 
-def causal_attention(q, k, v, left=10**6):
-    """Of one sequence; the last query sees all keys, but at most `left` before its own. Outputs, and log-sum-exps by head."""
+def causal_attention(q, k, v, left=-1):
+    """Of one sequence; the last query sees all keys, or `left` before its own. Outputs, and log-sum-exps by head."""
     wide = lambda t: np.repeat(t.astype(np.float64), q.shape[1] // k.shape[1], axis=1)
     scores = np.einsum("qhd,khd->hqk", q.astype(np.float64), wide(k)) / np.sqrt(q.shape[2])
     own = k.shape[0] - q.shape[0]
-    seen = np.triu(np.tril(np.ones(scores.shape[1:], bool), own), own - left)
+    seen = np.tril(np.ones(scores.shape[1:], bool), own)
+    if left >= 0:
+        seen = np.triu(seen, own - left)
     weights = np.where(seen, np.exp(scores), 0)
     sums = weights.sum(-1)
     with np.errstate(divide="ignore"):
         return np.einsum("hqk,khd->qhd", weights / np.where(sums == 0, 1, sums)[..., None], wide(v)), np.log(sums)
 
 
-def causal_gradients(q, k, v, o, d_o, lse, left=10**6):
-    """d_q, d_k and d_v of batch entries with as many keys as queries, of which one sees at most `left` keys before its own."""
+def causal_gradients(q, k, v, o, d_o, lse, left=-1):
+    """d_q, d_k and d_v of batch entries with as many keys as queries; a query sees all keys before its own, or `left`."""
     group = q.shape[2] // k.shape[2]
     q, o, d_o = (t.astype(np.float64) for t in (q, o, d_o))
     k, v = (np.repeat(t.astype(np.float64), group, axis=2) for t in (k, v))
     scale = q.shape[3] ** -0.5
-    weights = np.triu(np.tril(np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) * scale - lse[..., None])), -left)
+    weights = np.tril(np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) * scale - lse[..., None]))
+    if left >= 0:
+        weights = np.triu(weights, -left)
     delta = np.einsum("bqhd,bqhd->bhq", o, d_o)
     d_scores = weights * (np.einsum("bqhd,bkhd->bhqk", d_o, v) - delta[..., None]) * scale
     of_group = lambda t: t.reshape(*t.shape[:2], -1, group, t.shape[3]).sum(3)
@@ -188,9 +192,8 @@ class Mkrun(ClusterTest):
     def test_packed_attention_with_a_window(self):
         self.check_packed_attention(left=6)
 
-    def check_packed_attention(self, **left):
+    def check_packed_attention(self, left=-1):
         self.start_nodes(2)
-        window = [f"--window-left={left['left']}"] if left else []
         heads, kv_heads, dim = 4, 2, 32
         of_queries, of_keys = np.cumsum([0, 5, 0, 30, 7, 12]), np.cumsum([0, 9, 4, 30, 0, 3])
         q = [self.values(of_queries[-1], heads, dim) for _ in range(WORLD)]
@@ -198,12 +201,12 @@ class Mkrun(ClusterTest):
         lse = str(self.folder / "lse.{rank}.npy")
         outs = self.run_ranks("attention", "--dtype", "f16", "--causal", "--lse", lse, "--q", self.save("q", q), "--k", self.save("k", k),
                               "--v", self.save("v", v), "--cu-seqlens", self.save("cu", [of_queries] * WORLD, np.int32),
-                              "--cu-seqlens-k", self.save("cuk", [of_keys] * WORLD, np.int64), *window)
+                              "--cu-seqlens-k", self.save("cuk", [of_keys] * WORLD, np.int64), f"--window-left={left}")
         for rank, out in enumerate(outs):
             wanted, sums = np.zeros_like(out), np.full((heads, len(out)), -np.inf)
             for i in range(5):
                 queries, keys = slice(*of_queries[i:i + 2]), slice(*of_keys[i:i + 2])
-                wanted[queries], sums[:, queries] = causal_attention(q[rank][queries], k[rank][keys], v[rank][keys], **left)
+                wanted[queries], sums[:, queries] = causal_attention(q[rank][queries], k[rank][keys], v[rank][keys], left)
             self.close(out, wanted, 5e-3)
             np.testing.assert_allclose(np.load(lse.format(rank=rank)), sums, atol=5e-3, rtol=5e-3)
 
@@ -213,9 +216,8 @@ class Mkrun(ClusterTest):
     def test_packed_backward_pass_with_a_window(self):
         self.check_packed_backward(left=6)
 
-    def check_packed_backward(self, **left):
+    def check_packed_backward(self, left=-1):
         self.start_nodes(2)
-        window = [f"--window-left={left['left']}"] if left else []
         heads, kv_heads, dim = 4, 2, 32
         ends = np.cumsum([0, 5, 0, 30, 7])
         q, d_o = (self.values(ends[-1], heads, dim).astype(np.float16) for _ in range(2))
@@ -223,8 +225,8 @@ class Mkrun(ClusterTest):
         o, lse = np.zeros(q.shape, np.float16), np.zeros((heads, len(q)), np.float32)
         wanted = [np.zeros(t.shape) for t in (q, k, v)]
         for rows in (slice(*ends[i:i + 2]) for i in range(len(ends) - 1) if ends[i] < ends[i + 1]):
-            o[rows], lse[:, rows] = causal_attention(q[rows], k[rows], v[rows], **left)
-            found = causal_gradients(*(t[None, rows] for t in (q, k, v, o, d_o)), lse[None, :, rows], **left)
+            o[rows], lse[:, rows] = causal_attention(q[rows], k[rows], v[rows], left)
+            found = causal_gradients(*(t[None, rows] for t in (q, k, v, o, d_o)), lse[None, :, rows], left)
             for gradient, of_sequence in zip(wanted, found):
                 gradient[rows] = of_sequence[0]
         gradients = [str(self.folder / (name + ".{rank}.npy")) for name in ("dk", "dv")]
@@ -232,7 +234,7 @@ class Mkrun(ClusterTest):
                  for x in ("--" + name, self.save(name, [t] * WORLD, np.float16))]
         outs = self.run_ranks("attention_backward", "--dtype", "f16", "--causal", *files, "--lse", self.save("lse", [lse] * WORLD),
                               "--cu-seqlens", self.save("cu", [ends] * WORLD, np.int32), "--d-k", gradients[0], "--d-v", gradients[1],
-                              *window)
+                              f"--window-left={left}")
         for rank, out in enumerate(outs):
             for gradient, expected in zip((out, *(np.load(path.format(rank=rank)) for path in gradients)), wanted):
                 self.close(gradient, expected, 5e-3)

@@ -70,17 +70,7 @@ TEST_CASE("varlen attention backward: ragged sequences small enough for tools th
 
 TEST_CASE("varlen attention backward: sliding windows at every border of a tile") {
   if (!peers_or_skip(1)) return;
-  for (const auto& [left, right] : {std::pair{0, 0},
-                                    {0, -1},
-                                    {-1, 3},
-                                    {126, 62},  // hides one corner of some pairs of tiles
-                                    {127, 0},
-                                    {128, 0},
-                                    {129, -1},
-                                    {100, 70},
-                                    {2, 500},
-                                    {1000, -1},
-                                    {2000, 2000}}) {
+  for (const auto& [left, right] : kBorderWindows) {
     AttentionShape shape = kRaggedVarlen;
     shape.window_left = left;
     shape.window_right = right;

@@ -79,16 +79,7 @@ TEST_CASE("varlen attention: many sequences, few heads and many, one long sequen
 
 TEST_CASE("varlen attention: sliding windows at every border of a tile") {
   if (!peers_or_skip(1)) return;
-  for (const auto& [left, right] : {std::pair{0, 0},
-                                    {0, -1},
-                                    {-1, 3},
-                                    {127, 0},
-                                    {128, 0},
-                                    {129, -1},
-                                    {100, 70},
-                                    {2, 500},
-                                    {1000, -1},
-                                    {64, 64}}) {
+  for (const auto& [left, right] : kBorderWindows) {
     for (const std::int64_t head_dim : {64, 128}) {
       AttentionShape shape = kRaggedVarlen;
       shape.head_dim = head_dim;

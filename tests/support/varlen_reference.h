@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "mkernel/ops.h"
@@ -23,6 +24,12 @@ SequenceLengths sequence_lengths(const std::vector<std::int32_t>& queries,
 /// the middle of a tile and at its end, of one row, with more queries than keys and fewer. 9 sequences of 746
 /// queries and 1,025 keys.
 SequenceLengths ragged_lengths(std::int64_t max_sequences);
+
+/// Sliding windows, (left, right), that meet every border of tiles of keys and of queries, and the positions
+/// of ragged_lengths(). {126, 62} hides one corner of some pairs of tiles.
+inline constexpr std::pair<std::int64_t, std::int64_t> kBorderWindows[] = {
+    {0, 0},   {0, -1},  {1, -1},   {-1, 3},   {33, 0},  {64, 64},   {126, 62},
+    {127, 0}, {128, 0}, {129, -1}, {100, 70}, {2, 500}, {1000, -1}, {2000, 2000}};
 
 /// So many sequences, of at most `most` queries and keys, some without any.
 SequenceLengths many_lengths(std::int32_t count, std::int32_t most, std::uint32_t seed);

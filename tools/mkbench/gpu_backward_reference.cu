@@ -33,7 +33,7 @@ struct Problem {
   const float* lse;
   std::int64_t lse_stride;  ///< from one head to the next
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim, step;
-  std::int64_t left, right;  ///< of the window; -1: all keys
+  std::int64_t left, right;  ///< keys before and behind its own that a query sees; -1: all
   double scale, unit;
   double subnormal;   ///< error of a weight beside its relative one
   Rounding partials;  ///< of parts of the gradients of keys, before they are summed, and of sums of nodes

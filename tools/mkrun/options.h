@@ -30,8 +30,8 @@ struct Options {
   Layout b_layout = Layout::kRowMajor;
   std::int64_t m = 0, sequence = 0, experts = 0, max_tokens = 0;  ///< 0 = from the files of all ranks
   bool causal = false;
-  std::int64_t window_left = -1,
-               window_right = -1;  ///< of attention of each rank alone, and its backward pass
+  /// Keys before and behind its own that a query sees, in attention of each rank alone; -1: all.
+  std::int64_t window_left = -1, window_right = -1;
   double scale = 0;
   std::chrono::milliseconds deadline{30000};
   std::chrono::milliseconds join_timeout{60000};

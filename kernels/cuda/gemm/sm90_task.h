@@ -21,10 +21,10 @@ struct alignas(16) Sm90Task {
   std::int32_t rows;   ///< rows of the tile that are stored
   std::int32_t block;  ///< number of the block of rows, for the schedule alone
   std::int32_t column;
-  std::int32_t left_out;   ///< of the boxes of 64 columns of b, at their end: neither loaded nor stored. Only
-                           ///< side by side, and of feeds that cut tasks
-  std::int32_t low_boxes;  ///< of a, which bring all rows of the tile; 0: all rows of a tile are loaded. Only
-                           ///< side by side, the same for both CTAs, and of feeds that have low boxes
+  std::int32_t left_out;   ///< boxes of 64 columns of b at the tile's end that are neither loaded nor stored.
+                           ///< Only of CTAs side by side, and of feeds that cut tasks
+  std::int32_t low_boxes;  ///< boxes of kLowBoxRows rows of a that are loaded; 0: boxes of 64 rows are. Only
+                           ///< of CTAs side by side, the same for both, and of feeds that have low boxes
 };
 static_assert(sizeof(Sm90Task) == 48);
 

@@ -34,7 +34,8 @@ class GroupedGemmTasks {
       : p_(p), epoch_(epoch), table_(table) {}
 
   static constexpr bool kCutsTasks = true;
-  static constexpr std::int32_t kFewRows = 64;  ///< of a tile that has low boxes: one warpgroup multiplies it
+  /// A tile of no more rows is loaded in low boxes: one warpgroup multiplies all of them.
+  static constexpr std::int32_t kFewRows = 64;
 
   /// False: this launch is refused.
   __device__ __forceinline__ bool begin() const {

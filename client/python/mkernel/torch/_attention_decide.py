@@ -17,8 +17,8 @@ from mkernel.torch._plans import AttentionKey
 ALONE, RING = "attention", "ring_attention"
 BACKWARD = {ALONE: "attention_backward", RING: "ring_attention_backward"}
 MOST_HEAD_DIM = 4096  # of the cpu executor
-CUDA_HEAD_DIMS = (64, 128)
-MOST_WINDOW_BATCH = 1024  # likewise
+# Of the cuda executor; with a window it takes so many batch entries.
+CUDA_HEAD_DIMS, MOST_WINDOW_BATCH = (64, 128), 1024
 # Of ring attention on the cuda executor.
 MOST_KV_COLUMNS, MOST_RANKS, MOST_NODES, MOST_NODE_RANKS = 8192, 64, 16, 16
 

@@ -71,10 +71,11 @@ class _Merged:
                 if empty or not call.sees(some, others):
                     continue
                 operands = (self._q[:, :, some.rows], k[:, :, others.rows], v[:, :, others.rows])
-                if call.has_window:
-                    found = _products(*operands, call.hidden(some, others, k.device), self._scale)
-                else:
+                found = None
+                if not call.has_window:
                     found = _sdpa(*operands, call.causal and others.begin == some.begin, self._scale)
+                if found is None:
+                    found = _products(*operands, call.hidden(some, others, k.device), self._scale)
                 self._merge(some.rows, *found)
 
     def _merge(self, rows: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
@@ -88,29 +89,24 @@ class _Merged:
         return self._out.transpose(1, 2).to(self._q.dtype).contiguous(), self._lse
 
 
-def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Result:
-    """Of [batch, heads, sequence, head_dim], by what this PyTorch has for the device that also tells the log-sum-exp. `causal`: there
-    are as many queries as keys."""
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Optional[Result]:
+    """Of [batch, heads, sequence, head_dim], by what this PyTorch has for the device that also tells the log-sum-exp; None: it has
+    nothing. `causal`: there are as many queries as keys."""
     queries, head_dim = q.shape[2:]
     found: Any
     if causal and scale <= 0:  # PyTorch's own multiplies what masks scores by the scale, too
-        return _products(q, k, v, _triangle(q), scale)
+        return None
     if q.device.type == "cpu":
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         return found[0], found[1]
     if q.dtype == torch.float64 or q.device.type != "cuda":
-        return _products(q, k, v, _triangle(q) if causal else None, scale)
+        return None
     q, k, v = (torch.nn.functional.pad(x, (0, -head_dim % 8)) for x in (q, k, v))
     if q.dtype in (torch.bfloat16, torch.float16) and head_dim <= 256:
         found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
     else:
         found = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
     return found[0][..., :head_dim], found[1][..., :queries]  # the second may have rows for whole tiles
-
-
-def _triangle(q: torch.Tensor) -> torch.Tensor:
-    """What a causal mask hides of as many keys as queries."""
-    return torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
 
 
 def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: Optional[torch.Tensor], scale: float) -> Result:

@@ -20,6 +20,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/unit/kernels/roles/play_launch.h"
 
 namespace mkernel::test {
 namespace {
@@ -67,11 +68,7 @@ class HostBackward {
     with_attention_config(plan_.shape, [&]<int kHeadDim, bool kCausal, DataType kType>() {
       add<AttentionBackwardConfig<kHeadDim, kCausal, kType>>(grid);
     });
-    grid.add_service(host_copy_engine);
-    const std::uint64_t before = control_->epoch;
-    grid.run();
-    CHECK(control_->failed == 0);
-    CHECK(control_->epoch == before + 1);
+    play_launch(grid, *control_);
   }
   /// Some tasks walk upwards, where there are two for each of so many CTAs.
   void tell_ctas(std::int32_t ctas) { p_.tasks = plan_.tasks(ctas); }

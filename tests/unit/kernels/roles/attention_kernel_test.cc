@@ -18,6 +18,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/unit/kernels/roles/play_launch.h"
 
 namespace mkernel::test {
 namespace {
@@ -53,11 +54,7 @@ class HostAttention {
     with_attention_tile(plan_.shape, plan_.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
       add<AttentionConfig<kHeadDim, kTileKeys, kType>>(grid);
     });
-    grid.add_service(host_copy_engine);
-    const std::uint64_t before = control_->epoch;
-    grid.run();
-    CHECK(control_->failed == 0);
-    CHECK(control_->epoch == before + 1);
+    play_launch(grid, *control_);
   }
   void abort() { aborted_ = 1; }
   /// A launch that fails, whether it computes or not; whether it does.

@@ -15,6 +15,7 @@
 #include "tests/support/on_host/sm90.h"
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
+#include "tests/unit/kernels/roles/play_launch.h"
 
 namespace mkernel::test {
 namespace {
@@ -82,11 +83,7 @@ class HostGroupedGemm {
     HostGrid grid;
     with_types(plan_.product(),
                [&]<DataType kType, Layout kLayoutB>() { add<GroupedGemmConfig<kType, kLayoutB>>(grid); });
-    grid.add_service(host_copy_engine);
-    const std::uint64_t before = control_->epoch;
-    grid.run();
-    CHECK(control_->failed == 0);
-    CHECK(control_->epoch == before + 1);
+    play_launch(grid, *control_);
   }
 
   template <class Config>

@@ -21,6 +21,7 @@
 #include "tests/support/random_tensor.h"
 #include "tests/support/require.h"
 #include "tests/support/varlen_reference.h"
+#include "tests/unit/kernels/roles/play_launch.h"
 
 namespace mkernel::test {
 namespace {
@@ -64,11 +65,7 @@ class HostVarlen {
     with_attention_tile(plan_.shape, plan_.tile_keys(), [&]<int kHeadDim, int kTileKeys, DataType kType>() {
       add<AttentionConfig<kHeadDim, kTileKeys, kType>>(grid);
     });
-    grid.add_service(host_copy_engine);
-    const std::uint64_t before = control_->epoch;
-    grid.run();
-    CHECK(control_->failed == 0);
-    CHECK(control_->epoch == before + 1);
+    play_launch(grid, *control_);
   }
   void check(const SequenceLengths& lengths, bool with_lse = true) {
     launch(lengths, with_lse);
@@ -141,16 +138,7 @@ TEST_CASE("varlen kernel: ragged sequences of every size of heads, mask and type
 }
 
 TEST_CASE("varlen kernel: sliding windows, left, right and both, with every border of a tile") {
-  for (const auto& window : {std::pair{0, 0},
-                             {0, -1},
-                             {-1, 3},
-                             {127, 0},
-                             {128, 0},
-                             {129, -1},
-                             {100, 70},
-                             {2, 500},
-                             {1000, -1},
-                             {33, 0}}) {
+  for (const auto& window : kBorderWindows) {
     AttentionShape shape = kRagged;
     shape.heads = 1;
     shape.head_dim = window.first % 2 == 0 ? 64 : 128;

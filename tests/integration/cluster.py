@@ -19,6 +19,20 @@ BIN = pathlib.Path(os.environ.get("MKERNEL_BIN", "build/bin")).resolve()
 PATIENCE = float(os.environ.get("MKERNEL_PATIENCE", "60"))
 
 
+def read_threads(pid, file):
+    """/proc/PID/task/THREAD/FILE of each thread. A thread that ends meanwhile is left out; a process that ended has none."""
+    tasks, texts = f"/proc/{pid}/task", []
+    try:
+        for thread in os.listdir(tasks):
+            try:
+                texts.append(pathlib.Path(tasks, thread, file).read_text())
+            except (FileNotFoundError, ProcessLookupError):
+                pass
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return texts
+
+
 def wait_until(condition, what, seconds=PATIENCE):
     """Polls `condition` until it returns something true, and returns that."""
     end = time.monotonic() + seconds
@@ -160,9 +174,8 @@ class Daemon:
     def pause(self):
         """SIGSTOP; returns when the last of its threads has stopped."""
         self.process.send_signal(signal.SIGSTOP)
-        tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
-        wait_until(lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()),
-                   f"{self.name} stops")
+        states = lambda: {stat.rpartition(")")[2].split()[0] for stat in read_threads(self.process.pid, "stat")}
+        wait_until(lambda: states() == {"T"}, f"{self.name} stops")
 
     def go_on(self):
         self.process.send_signal(signal.SIGCONT)

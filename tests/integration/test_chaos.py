@@ -132,6 +132,22 @@ class Chaos(unittest.TestCase):
         self.assertEqual({name for _, name, _ in plans[0][:3]}, {"a", "b", "c"}, "each step once before any is repeated")
 
 
+class Processes(unittest.TestCase):
+    def test_descendants_may_end_while_they_are_looked_for(self):
+        tree = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; while :; do sh -c 'sleep 0.001 & wait'; done"],
+                                stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.addCleanup(tree.communicate)
+        self.addCleanup(os.killpg, tree.pid, signal.SIGKILL)
+        stays = int(tree.stdout.readline())
+        for _ in range(500):
+            self.assertIn(stays, processes.descendants(tree.pid))
+
+    def test_a_process_that_ended_has_no_descendants(self):
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        self.assertEqual(processes.descendants(ended.pid), [])
+
+
 class Program(unittest.TestCase):
     def start(self, log, *arguments):
         """Its folders are beside the log, so that they go with it however it ends; users of other uids come there as well."""
@@ -155,6 +171,8 @@ class Program(unittest.TestCase):
     def test_nothing_outlives_a_campaign_that_was_killed(self):
         with tempfile.TemporaryDirectory() as folder:
             process = self.start(pathlib.Path(folder) / "log", "--seed", "1", "--only", "stop_client", "--transports", "tcp")
+            self.addCleanup(process.wait)
+            self.addCleanup(process.kill)
 
             def children_run():  # two daemons, the bystander, and the client of a step
                 if process.poll() is not None:

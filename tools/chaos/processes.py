@@ -10,7 +10,7 @@ import levels
 import tenant
 from campaign import Skip, Step
 from child import Violation, become
-from cluster import BIN
+from cluster import BIN, read_threads
 
 RANK = ["gemm_ar", "--m", "128", "--n", "64", "--k", "64", "--iterations", "100000", "--deadline", "30", "--join-timeout", "20"]
 
@@ -24,14 +24,10 @@ def runs(pid):
 
 
 def descendants(pid):
-    """Every process below `pid`."""
+    """Every process below `pid`, any of which may end meanwhile."""
     found = []
-    for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(child) for child in task.read_text().split()]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        for child in children:
+    for children in read_threads(pid, "children"):
+        for child in map(int, children.split()):
             found += [child, *descendants(child)]
     return found
 

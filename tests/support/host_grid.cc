@@ -14,8 +14,6 @@
 namespace mkernel::test {
 namespace {
 
-constexpr std::size_t kStackBytes = 256 << 10;
-
 struct Fiber;
 
 /// Threads that wait until `expected` of them are here.
@@ -50,7 +48,7 @@ struct ClusterMeeting {
 void enter();
 
 struct Fiber {
-  HostStack stack{kStackBytes, enter};
+  HostStack stack{enter};
   HostThread self;
   Block* block = nullptr;
   const std::function<void()>* body = nullptr;

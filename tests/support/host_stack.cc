@@ -1,6 +1,8 @@
 #include "tests/support/host_stack.h"
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -10,6 +12,7 @@
 #define MKERNEL_ADDRESS_SANITIZER
 #endif
 #if defined(MKERNEL_ADDRESS_SANITIZER)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -47,19 +50,29 @@ namespace {
 
 thread_local HostStack* left = nullptr;
 thread_local HostStack* entered = nullptr;
+/// Of stacks that are no more. The last ones, which caches still hold, are the first to be used again.
+thread_local std::vector<std::unique_ptr<char[]>> unused;
+
+std::unique_ptr<char[]> take_memory() {
+  if (unused.empty()) return std::make_unique_for_overwrite<char[]>(HostStack::kBytes);
+  auto memory = std::move(unused.back());
+  unused.pop_back();
+#if defined(MKERNEL_ADDRESS_SANITIZER)
+  // What ran on it did not return, so that the borders of its variables are still marked.
+  __asan_unpoison_memory_region(memory.get(), HostStack::kBytes);
+#endif
+  return memory;
+}
 
 }  // namespace
 
-HostStack::HostStack(std::size_t bytes, void (*enter)())
-    : memory_(std::make_unique_for_overwrite<char[]>(bytes)),
-      enter_(enter),
-      bottom_(memory_.get()),
-      bytes_(bytes) {
+HostStack::HostStack(void (*enter)())
+    : memory_(take_memory()), enter_(enter), bottom_(memory_.get()), bytes_(kBytes) {
 #if defined(__x86_64__)
   // As if begin() had been called and had changed to another stack: six registers, where it goes on, and no
   // caller, where unwinding ends.
   auto* top =
-      reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::uintptr_t>(memory_.get() + bytes) & ~15ULL);
+      reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::uintptr_t>(memory_.get() + kBytes) & ~15ULL);
   *--top = 0;
   *--top = reinterpret_cast<std::uint64_t>(&HostStack::begin);
   for (int i = 0; i < 6; ++i) *--top = 0;
@@ -67,9 +80,13 @@ HostStack::HostStack(std::size_t bytes, void (*enter)())
 #else
   getcontext(&context_);
   context_.uc_stack.ss_sp = memory_.get();
-  context_.uc_stack.ss_size = bytes;
+  context_.uc_stack.ss_size = kBytes;
   makecontext(&context_, &HostStack::begin, 0);
 #endif
+}
+
+HostStack::~HostStack() {
+  if (memory_) unused.push_back(std::move(memory_));
 }
 
 void HostStack::begin() {

@@ -15,12 +15,16 @@ namespace mkernel::test {
 /// the same thread.
 class HostStack {
  public:
+  static constexpr std::size_t kBytes = 256 << 10;
+
   /// The stack that the thread runs on already.
   HostStack() = default;
-  /// One of `bytes`, on which the first change calls `enter`, which must not return.
-  HostStack(std::size_t bytes, void (*enter)());
+  /// One of kBytes, on which the first change calls `enter`, which must not return. Its memory comes from a
+  /// stack that was destroyed before, where there is one: a grid has thousands, and the next has them again.
+  explicit HostStack(void (*enter)());
   HostStack(const HostStack&) = delete;
   HostStack& operator=(const HostStack&) = delete;
+  ~HostStack();
 
   /// From this stack, which the thread runs on, to `next`; returns when another stack changes to this one.
   /// `ends`: none ever will.

@@ -288,22 +288,21 @@ void multiply(float* d, const HostProduct& product, const Rows& rows, std::uint6
   const SharedMatrix b(b_descriptor, product.bf16);
   const std::uint32_t lane = host_thread().thread.x % 32;
   for (int j = 0; j < product.columns / 8; ++j) {
+    float values[2][kStep], sums[4] = {0, 0, 0, 0};  // of two columns; those of the lower half come second
     for (std::uint32_t odd = 0; odd < 2; ++odd) {
       const std::uint32_t column = 8 * static_cast<std::uint32_t>(j) + 2 * (lane % 4) + odd;
-      float values[kStep], sums[2] = {0, 0};
       if (product.b_by_k) {
-        b.read_row(column, values);
+        b.read_row(column, values[odd]);
       } else {
-        b.read_column(column, values);
+        b.read_column(column, values[odd]);
       }
-      float* const to = d + 4 * j + odd;  // of the lower half two further
-      if (accumulate) sums[0] = to[0], sums[1] = to[2];
-      for (std::uint32_t k = 0; k < kStep; ++k) {
-        for (int half = 0; half < 2; ++half) sums[half] += rows[half][k] * values[k];
-      }
-      to[0] = sums[0];
-      to[2] = sums[1];
     }
+    float* const to = d + 4 * j;
+    if (accumulate) std::copy_n(to, 4, sums);
+    for (std::uint32_t k = 0; k < kStep; ++k) {
+      for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2][k] * values[i % 2][k];
+    }
+    std::copy_n(sums, 4, to);
   }
 }
 

@@ -297,11 +297,17 @@ TEST_CASE("ring backward kernel: several nodes, launches behind each other with 
     for (const bool causal : {false, true}) {
       const std::string what = name_of_case(topology, causal);
       CAPTURE(what);
-      RingBackwardRanks ranks(
-          {.batch = 1, .sequence = 301, .heads = 4, .kv_heads = 2, .head_dim = 64, .causal = causal},
-          topology, 4, 2, {.block_rows = 20, .chunk_units = 3});
-      // Of many ranks two launches, which use both halves.
-      const std::uint64_t launches = topology.world() > 4 ? 2 : 3;
+      // Of many ranks two launches, which use both halves, of half the work.
+      const bool many = topology.world() > 4;
+      const std::uint64_t launches = many ? 2 : 3;
+      const std::int64_t kv_heads = many ? 1 : 2;
+      RingBackwardRanks ranks({.batch = 1,
+                               .sequence = 301,
+                               .heads = 2 * kv_heads,
+                               .kv_heads = kv_heads,
+                               .head_dim = 64,
+                               .causal = causal},
+                              topology, 4, 2, {.block_rows = 20, .chunk_units = 3});
       for (std::uint64_t launch = 0; launch < launches; ++launch) ranks.check(launch);
       for (std::size_t rank = 0; rank < topology.world(); ++rank)
         CHECK(ranks.delivered(rank) == launches * ranks.wire_bytes(rank));

@@ -45,6 +45,10 @@ inline std::int64_t attention_lse_at(const AttentionShape& shape, const Attentio
   return sequence.query_first * (shape.max_sequences > 0 ? 1 : shape.heads) + head * shape.sequence;
 }
 
+/// Queries do not see all keys that the causal mask, if there is one, leaves them.
+inline bool has_attention_window(const AttentionShape& shape) {
+  return shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0);
+}
 /// What queries see; a causal mask ends it at the right.
 AttentionWindow attention_window(const AttentionShape& shape);
 /// Of the scores; a shape's 0 stands for 1 / sqrt(head_dim).

@@ -37,9 +37,9 @@ struct AttentionPlan {
   Status refuse(const BadLength& bad) const;
 
   /// All sequences have one length, and their queries see all keys, or all before their own position.
-  bool plain() const { return shape.max_sequences == 0 && shape.window_left < 0 && shape.window_right < 0; }
+  bool plain() const { return shape.max_sequences == 0 && !has_attention_window(shape); }
   /// Some query does not see all keys of its sequence: the kernel takes smaller tiles of keys then.
-  bool masked() const { return shape.causal || shape.window_left >= 0 || shape.window_right >= 0; }
+  bool masked() const { return shape.causal || has_attention_window(shape); }
   AttentionWindow window() const { return attention_window(shape); }
   AttentionLengths lengths(const AttentionArguments& arguments) const;
   /// The list of tasks of lengths that are good, with a slot behind the last one.

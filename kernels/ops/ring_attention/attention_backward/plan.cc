@@ -30,7 +30,7 @@ Result<AttentionBackwardPlan> AttentionBackwardPlan::make(AttentionShape shape) 
 
 Status AttentionBackwardPlan::check_on_gpu() const {
   MK_RETURN_IF_ERROR(check_attention_on_gpu(kKind, shape));
-  return has_window() ? check_attention_window_on_gpu(kKind, shape) : Status();
+  return has_attention_window(shape) ? check_attention_window_on_gpu(kKind, shape) : Status();
 }
 
 std::string AttentionBackwardPlan::signature() const {
@@ -38,7 +38,7 @@ std::string AttentionBackwardPlan::signature() const {
 }
 
 AttentionWindow AttentionBackwardPlan::window() const {
-  if (!has_window()) return {};
+  if (!has_attention_window(shape)) return {};
   const AttentionWindow wanted = attention_window(shape);
   const auto limit = [](std::int32_t side, std::int64_t rows) {
     return side == AttentionWindow::kAll || side >= rows ? static_cast<std::int32_t>(rows - 1) : side;

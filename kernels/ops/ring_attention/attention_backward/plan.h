@@ -49,10 +49,8 @@ struct AttentionBackwardPlan {
 
   AttentionLengths lengths(const AttentionBackwardArguments& arguments) const;
 
-  /// Queries do not see all keys that the causal mask, if there is one, leaves them.
-  bool has_window() const { return shape.window_left >= 0 || (!shape.causal && shape.window_right >= 0); }
   /// All sequences have one length, and no window.
-  bool plain() const { return shape.max_sequences == 0 && !has_window(); }
+  bool plain() const { return shape.max_sequences == 0 && !has_attention_window(shape); }
   /// As that of AttentionBackwardTaskList.
   AttentionWindow window() const;
 

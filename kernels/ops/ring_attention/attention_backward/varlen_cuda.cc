@@ -57,7 +57,7 @@ class CudaVarlenAttentionBackward final
 Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_varlen_attention_backward(
     AttentionBackwardPlan plan, const Topology& topology, std::uint32_t rank, const Machine& machine) {
   const CooperativeKernel kernel =
-      plan.has_window() ? with_attention_heads(plan.shape,
+      has_attention_window(plan.shape) ? with_attention_heads(plan.shape,
                                                []<int kHeadDim, DataType kType>() {
                                                  return window_backward_kernel_of<kHeadDim, kType>();
                                                })

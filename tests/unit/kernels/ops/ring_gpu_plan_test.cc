@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/ops/ring_attention/attention/plan.h"
+#include "kernels/ops/ring_attention/attention_backward/plan.h"
 #include "kernels/ops/ring_attention/estimate.h"
 #include "kernels/ops/ring_attention/gpu_plan.h"
 #include "kernels/plan/positions.h"
@@ -156,6 +157,21 @@ TEST_CASE("ring attention gpu plan: every chunk of every stream is pushed once, 
   const AttentionShape large{.batch = 4, .sequence = 49152, .heads = 16, .kv_heads = 16, .head_dim = 128};
   CHECK(plan_of(large, {2, 2}, 0, {.comm_ctas = 8}).gather.own_between == 3);
   CHECK(plan_of(large, {1, 4}, 0).gather.own_between == 1);
+}
+
+TEST_CASE("attention: where a causal mask ends what queries see, nothing at their right is no window") {
+  AttentionShape shape{.batch = 1,
+                       .sequence = 300,
+                       .heads = 1,
+                       .kv_heads = 1,
+                       .head_dim = 64,
+                       .causal = true,
+                       .window_right = 0};
+  CHECK(test::require(AttentionPlan::make(shape)).plain());
+  CHECK(test::require(AttentionBackwardPlan::make(shape)).plain());
+  shape.causal = false;
+  CHECK_FALSE(test::require(AttentionPlan::make(shape)).plain());
+  CHECK_FALSE(test::require(AttentionBackwardPlan::make(shape)).plain());
 }
 
 TEST_CASE(

@@ -97,7 +97,7 @@ class HostVarlenBackward {
     p_.d_v = host_tensor_map(varlen_backward_d_k_view(plan_, gradients_.d_v.data()));
     p_.lengths = plan_.lengths({.cu_seqlens_q = cu_seqlens_q, .cu_seqlens_k = cu_seqlens_k});
     HostGrid grid;
-    if (plan_.has_window()) {
+    if (has_attention_window(plan_.shape)) {
       with_attention_heads(plan_.shape, [&]<int kHeadDim, DataType kType>() {
         add<AttentionBackwardWindowConfig<kHeadDim, kType>>(grid);
       });

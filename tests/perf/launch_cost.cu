@@ -61,16 +61,44 @@ std::function<void()> launch(const Launch& how) {
   };
 }
 
-/// A map of a matrix of 4096 x 4096, as an operand has it.
-std::function<void()> encode() {
+/// A function of the driver.
+template <typename Function>
+Function driver(const char* name) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  check(
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-      "cuTensorMapEncodeTiled");
+  check(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found), name);
+  return reinterpret_cast<Function>(function);
+}
+
+/// launch<kBytes>({true, 2}) without the runtime.
+template <int kBytes>
+std::function<void()> launch_by_driver() {
+  cudaFunction_t function = nullptr;
+  check(cudaGetFuncBySymbol(&function, reinterpret_cast<const void*>(&nothing<kBytes>)), "kernel");
+  return [function, call = driver<decltype(&cuLaunchKernelEx)>("cuLaunchKernelEx")] {
+    static Parameters<kBytes> parameters{};
+    CUlaunchAttribute attributes[2]{};
+    attributes[0].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[0].value.clusterDim = {2, 1, 1};
+    attributes[1].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    attributes[1].value.cooperative = 1;
+    CUlaunchConfig config{};
+    config.gridDimX = kCtas;
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+    config.blockDimX = kThreads;
+    config.sharedMemBytes = kSharedBytes;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    void* arguments[] = {&parameters};
+    check(static_cast<cudaError_t>(call(&config, function, arguments, nullptr)), "launch by the driver");
+  };
+}
+
+/// A map of a matrix of 4096 x 4096, as an operand has it.
+std::function<void()> encode() {
   void* memory = nullptr;
   check(cudaMalloc(&memory, 2 * 4096 * 4096), "memory");
-  return [memory, call = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)] {
+  return [memory, call = driver<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled")] {
     const cuuint64_t extents[] = {4096, 4096}, strides[] = {8192};
     const cuuint32_t box[] = {64, 128}, steps[] = {1, 1};
     CUtensorMap map;
@@ -132,6 +160,7 @@ int main(int count, char** words) {
       {"64 bytes, cooperative", launch<64>({.cooperative = true})},
       {"1536 bytes, cooperative in clusters of two: GEMM+RS, GEMM+AR", launch<1536>({true, 2})},
       {"2688 bytes, cooperative in clusters of two: AG+GEMM", launch<2688>({true, 2})},
+      {"the same by cuLaunchKernelEx", launch_by_driver<2688>()},
       {"cuTensorMapEncodeTiled", encode()},
       {"cudaGetDevice", [&] { check(cudaGetDevice(&device), "device"); }},
       {"cudaSetDevice of the current one", [] { check(cudaSetDevice(0), "device"); }},

@@ -14,7 +14,7 @@ namespace mkernel::kernels {
 /// nothing is set, because every launch of a stream pays for it.
 class OnDevice {
  public:
-  explicit OnDevice(int device) {
+  explicit OnDevice(int device) : before_(device) {
     changes_ = cudaGetDevice(&before_) != cudaSuccess || before_ != device;
     if (changes_) status_ = cuda_status(cudaSetDevice(device), "GPU " + std::to_string(device));
   }
@@ -27,7 +27,7 @@ class OnDevice {
   const Status& status() const { return status_; }
 
  private:
-  int before_ = 0;
+  int before_;
   bool changes_ = false;  ///< another device was current
   Status status_;
 };

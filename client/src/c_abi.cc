@@ -13,20 +13,23 @@ constexpr std::size_t kMostStructBytes = 4096;
 
 Status read_struct(const char* name, const void* given, std::size_t given_bytes, void* ours,
                    std::size_t known, std::size_t least) {
-  const std::string said = std::string(name) + ".struct_size = " + std::to_string(given_bytes);
+  const auto refuse = [&](StatusCode code, const std::string& why) {
+    return Status(code, std::string(name) + ".struct_size = " + std::to_string(given_bytes) + why);
+  };
   if (given_bytes < least) {
-    return {StatusCode::kInvalidArgument,
-            said + ", must be at least " + std::to_string(least) + ": sizeof(" + name + ")"};
+    return refuse(StatusCode::kInvalidArgument,
+                  ", must be at least " + std::to_string(least) + ": sizeof(" + name + ")");
   }
   if (given_bytes > kMostStructBytes) {
-    return {StatusCode::kInvalidArgument,
-            said + ", must be at most " + std::to_string(kMostStructBytes) + ": it was not set"};
+    return refuse(StatusCode::kInvalidArgument,
+                  ", must be at most " + std::to_string(kMostStructBytes) + ": it was not set");
   }
   const auto* bytes = static_cast<const unsigned char*>(given);
   for (std::size_t i = known; i < given_bytes; ++i) {
     if (bytes[i] == 0) continue;
-    return {StatusCode::kUnimplemented, said + ", of which this libmkernel " + version() + " knows " +
-                                            std::to_string(known) + ", and those beyond are not 0"};
+    return refuse(StatusCode::kUnimplemented, std::string(", of which this libmkernel ") + version() +
+                                                  " knows " + std::to_string(known) +
+                                                  ", and those beyond are not 0");
   }
   std::memcpy(ours, given, std::min(known, given_bytes));
   return {};

@@ -1,4 +1,9 @@
-"""Prints what a call of an operator on CUDA tensors takes on the host, and a launch in a graph: one rank, which has the GPU to itself."""
+"""Prints what a call of an operator on CUDA tensors takes on the host, and a launch in a graph: one rank, which has the GPU to itself.
+
+Everything is called once before anything is measured, and then measured in turns, in another order each time: what is measured first
+after a process has started, or in a slow moment of the machine, would look slower than it is. (AG+GEMM, which came first, did.)"""
+import contextlib
+import random
 import statistics
 
 from torch_gpu_rank import GPU, begin, call, on_gpu
@@ -8,6 +13,55 @@ from torch_rank import counted, end, torch
 import mkernel.torch
 
 OPS = torch.ops.mkernel
+ROUNDS, CALLS = 9, 200
+
+
+def in_turns(measures):
+    """What each of `measures` returns, by its name, ROUNDS times."""
+    found = {what: [] for what in measures}
+    order = list(measures)
+    for _ in range(ROUNDS):
+        random.shuffle(order)
+        for what in order:
+            found[what].append(measures[what]())
+    return found
+
+
+def idle(function, mode=contextlib.nullcontext):
+    """Measures `function` with an idle GPU."""
+    def measure():
+        with mode():
+            return microseconds(function, CALLS, torch.cuda.synchronize)
+
+    return measure
+
+
+def one_more(function):
+    """Measures what one call more in compiled code takes. The first calls of both are made here."""
+    one = torch.compile(lambda: [function()], fullgraph=True)
+    ten = torch.compile(lambda: [function() for _ in range(10)], fullgraph=True)
+    with torch.no_grad():
+        call(one)
+        call(ten)
+    measure_one, measure_ten = idle(one, torch.no_grad), idle(ten, torch.no_grad)
+    return lambda: (measure_ten() - measure_one()) / 9
+
+
+def library_alone(function):
+    """Measures the library's part of `function`, whose first call is made here: its launch, with operands that are kept."""
+    plans = next(iter(mkernel.torch._groups._State.by_ranks.values())).plans._plans
+    before = set(plans)
+    call(function)
+    key, = set(plans) - before
+    memory = [torch.empty(256, 256, dtype=torch.bfloat16, device=GPU) for _ in range(3)]  # larger than any operand
+    a, b, c = (tensor.data_ptr() for tensor in memory)
+    operation = plans[key].operation
+    launch = operation._bind(operation.Arguments(), (), None, 0)
+    launch.set_addresses(a=a, b=b, c=c)
+    if key.more_n:
+        launch.set_addresses(more_b=(b,) * len(key.more_n), more_c=(c,) * len(key.more_n))
+    launch._owners = memory
+    return idle(launch.enqueue)
 
 
 def overhead():
@@ -20,30 +74,18 @@ def overhead():
         "fused_matmul_all_reduce": lambda: OPS.fused_matmul_all_reduce(a, b, "sum", name),
         "torch.mm, for comparison": lambda: torch.mm(a, b),
     }
-
-    def of(function):
-        return microseconds(function, 1000, torch.cuda.synchronize)
-
+    measures = {}
     for what, function in calls.items():
+        ours = "torch.mm" not in what
+        if ours:
+            measures[f"{what}: the library alone"] = library_alone(function)
+            measures[f"{what}: one more in compiled code"] = one_more(function)
         call(function)
-        text = f"{what}: p50 {of(function):.1f} us"
-        with torch.no_grad():
-            text += f", without autograd {of(function):.1f} us"
-        with torch.inference_mode():
-            text += f", inference mode {of(function):.1f} us"
-        if "torch.mm" not in what:
-            ten = torch.compile(lambda: [function() for _ in range(10)], fullgraph=True)
-            one = torch.compile(lambda: [function()], fullgraph=True)
-            with torch.no_grad():
-                call(one)
-                call(ten)
-                text += f", one more in compiled code {(of(ten) - of(one)) / 9:.1f} us"
-        print(text, flush=True)
-    membership = next(iter(mkernel.torch._groups._State.by_ranks.values()))
-    launch = next(iter(membership.plans._plans.values())).launch(mkernel.torch._options.current())  # the first: of ag_gemm
-    c = torch.empty(128, 128, dtype=a.dtype, device=GPU)
-    launch.set_addresses(a=a.data_ptr(), b=b.data_ptr(), c=c.data_ptr(), gathered=0)
-    print(f"the library alone: p50 {of(launch.enqueue):.1f} us", flush=True)
+        measures[what] = idle(function)
+        measures[f"{what}: without autograd"] = idle(function, torch.no_grad)
+        measures[f"{what}: in inference mode"] = idle(function, torch.inference_mode)
+    for what, times in sorted(in_turns(measures).items()):
+        print(f"{what}: p50 {statistics.median(times):.1f} us ({min(times):.1f} to {max(times):.1f} in {ROUNDS} rounds)", flush=True)
     big, weight = on_gpu(1, 0, (4096, 4096)), on_gpu(2, 0, (4096, 4096))
     graph = torch.cuda.CUDAGraph()
     call(OPS.fused_matmul_reduce_scatter, big, weight, "sum", 0, name)

@@ -14,10 +14,14 @@ from mkernel.torch._options import remembered
 OPS = torch.ops.mkernel
 
 
+_on_current_device = torch._C._dynamo.guards._empty_strided_cpu  # allocates as _short._empty() does on a GPU
+
+
 @contextlib.contextmanager
 def on_host(enqueue):
     """`enqueue`: of a GEMM operation, in place of the library's."""
-    stubs = {"DEVICE": "cpu", "raw_stream": int, "_is_capturing": bool, "_enqueue": enqueue}  # int(-1) is the stream of no GPU
+    stubs = {"DEVICE": "cpu", "raw_stream": int, "_is_capturing": bool, "_enqueue": enqueue,  # int(-1) is the stream of no GPU
+             "_empty": _on_current_device, "_current_device": lambda: -1}
     with contextlib.ExitStack() as stack:
         for field, stub in stubs.items():
             stack.enter_context(unittest.mock.patch.object(_short, field, stub))
@@ -70,18 +74,48 @@ def values():
                         assert changed == {"fused_all_gather_matmul": 1, "plans_hit": 1, "launches": 1}, changed
                         assert run_now.count == before + 1, "the long way was taken"
         reduced(name, run_now)
+        for elsewhere in ({"_empty": None}, {"_current_device": lambda: 3}):  # a PyTorch without it, and another current GPU
+            with unittest.mock.patch.multiple(_short, **elsewhere):
+                reduced(name, run_now, known=True)
+                gather(name, 300, torch.bfloat16, (8, 24, 16), True, True)
+        for_inference(name, run_now)
+        counts(name)
         not_remembered(name, run_now)
     end()
 
 
-def reduced(name, run_now):
+def for_inference(name, run_now):
+    """Results of inference mode are tensors of it, as those of other operators are."""
+    a, b = operand(1, RANK, (4 * WORLD, 16)), operand(2, RANK, (16, 24))
+    before = run_now.count
+    for _ in range(2):
+        with torch.inference_mode():
+            assert OPS.fused_matmul_reduce_scatter(a, b, "sum", 0, name).is_inference()
+        assert not OPS.fused_matmul_reduce_scatter(a, b, "sum", 0, name).is_inference()
+    assert run_now.count == before + 4
+
+
+def counts(name):
+    """Calls of the short way and of the long one are counted together, and forgotten together."""
+    a, b = operand(1, RANK, (4 * WORLD, 16)), operand(2, RANK, (16, 24))
+    mkernel.torch.reset_counters()
+    OPS.fused_matmul_all_reduce(a, b, "sum", name)
+    OPS.fused_matmul_all_reduce(a, b, "avg", name)
+    found = {field: count for field, count in mkernel.torch.counters().items() if count}
+    assert found == {"fused_matmul_all_reduce": 2, "plans_hit": 2, "launches": 2}, found
+    mkernel.torch.reset_counters()
+    assert mkernel.torch.counters() == {"copies": {}, "fallbacks": {}}
+
+
+def reduced(name, run_now, known=False):
+    """`known`: the first calls are like some before, too."""
     for seed in (1, 2, 3):
         parts = [operand(seed, rank, (4 * WORLD, 16)).double() @ operand(seed + 9, rank, (16, 24)).double() for rank in range(WORLD)]
         terms = sum(part.abs() for part in parts)
         mine, before = (operand(seed, RANK, (4 * WORLD, 16)), operand(seed + 9, RANK, (16, 24))), run_now.count
         close(OPS.fused_matmul_reduce_scatter(*mine, "sum", 0, name), sum(parts).chunk(WORLD)[RANK], terms.chunk(WORLD)[RANK], 2)
         close(OPS.fused_matmul_all_reduce(*mine, "sum", name), sum(parts), terms, 2)
-        assert run_now.count == before + (2 if seed > 1 else 0)
+        assert run_now.count == before + (2 if known or seed > 1 else 0)
 
 
 def not_remembered(name, run_now):

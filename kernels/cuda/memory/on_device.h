@@ -10,21 +10,25 @@
 namespace mkernel::kernels {
 
 /// While it lives `device` is current on this thread; then the one before it is again. The runtime, PyTorch
-/// and we share a device's primary context, so this is seen by all of them.
+/// and we share a device's primary context, so this is seen by all of them. Where `device` is current already
+/// nothing is set, because every launch of a stream pays for it.
 class OnDevice {
  public:
-  explicit OnDevice(int device) {
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = device;
-    status_ = cuda_status(cudaSetDevice(device), "GPU " + std::to_string(device));
+  explicit OnDevice(int device) : before_(device) {
+    changes_ = cudaGetDevice(&before_) != cudaSuccess || before_ != device;
+    if (changes_) status_ = cuda_status(cudaSetDevice(device), "GPU " + std::to_string(device));
   }
-  ~OnDevice() { (void)cudaSetDevice(before_); }
+  ~OnDevice() {
+    if (changes_) (void)cudaSetDevice(before_);
+  }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
   const Status& status() const { return status_; }
 
  private:
-  int before_ = 0;
+  int before_;
+  bool changes_ = false;  ///< another device was current
   Status status_;
 };
 

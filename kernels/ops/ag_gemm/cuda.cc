@@ -78,10 +78,16 @@ class CudaAgGemm final : public CudaGemmOperation {
         kNamesOfB[product]);
     if (!b.ok()) return b.status();
     p.b[product] = *b;
+    const PushGatherPlan& gather = plan_.gather;
+    const bool one_size = gather.shared || gather.max_rows() == gather.min_rows();
     for (const int more : {0, 1}) {
-      const std::int64_t rows = plan_.gather.map_rows(more);
-      auto c = encode_tensor_map(sm90_c_view(shape().dtype, c_of(arguments, product), rows, n, shape().m),
-                                 kNamesOfC[product]);
+      if (more == 1 && one_size) {  // a launch pays for every map on the host
+        p.c[product][1] = p.c[product][0];
+        continue;
+      }
+      auto c = encode_tensor_map(
+          sm90_c_view(shape().dtype, c_of(arguments, product), gather.map_rows(more), n, shape().m),
+          kNamesOfC[product]);
       if (!c.ok()) return c.status();
       p.c[product][more] = *c;
     }

@@ -133,12 +133,17 @@ def _backward_matmul_all_reduce(ctx: Any, gradient: torch.Tensor) -> Any:
 _dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 _is_functional: Any = torch._is_functional_tensor
 _is_grad_enabled = torch.is_grad_enabled
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _are_plain(a: torch.Tensor, b: torch.Tensor, more: "Sequence[torch.Tensor]" = ()) -> bool:
     """Real memory, nothing that traces, and no gradient asked for."""
-    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
-    return plain and not (tensor.requires_grad and _is_grad_enabled()) and not _is_functional(tensor)
+    for tensor in (a, b, *more) if more else (a, b):
+        if type(tensor) is not _Tensor and type(tensor) is not _Parameter or _is_functional(tensor):
+            return False
+        if tensor.requires_grad and _is_grad_enabled():
+            return False
+    return _dispatch_modes() == 0
 
 
 # PyTorch's kernels for autograd (`theirs`), which cost as much as the rest of a call, run only where something needs them.
@@ -146,8 +151,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _all_gather_matmul_kernel(theirs: "Callable[..., Any]") -> "Callable[..., Any]":
     def kernel(keyset: Any, A: torch.Tensor, Bs: "list[torch.Tensor]", gather_dim: int, group_name: str, *, return_A: bool = True) -> Any:
-        if gather_dim == 0 and Bs and _dispatch_modes() == 0 and _is_plain(A) and all(map(_is_plain, Bs)):
-            found = _short.call(_run.GATHER, group_name, A, Bs[0], Bs[1:], return_A)
+        if gather_dim == 0 and Bs:
+            b, *more = Bs
+            found = _short.call(_run.GATHER, group_name, A, b, more, return_A) if _are_plain(A, b, more) else None
             if found is not None:
                 return found
         return theirs(keyset, A, Bs, gather_dim, group_name, return_A=return_A)
@@ -157,7 +163,7 @@ def _all_gather_matmul_kernel(theirs: "Callable[..., Any]") -> "Callable[..., An
 
 def _matmul_reduce_scatter_kernel(theirs: "Callable[..., Any]") -> "Callable[..., Any]":
     def kernel(keyset: Any, A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Any:
-        if scatter_dim == 0 and reduce_op == "sum" and _dispatch_modes() == 0 and _is_plain(A) and _is_plain(B):
+        if scatter_dim == 0 and reduce_op == "sum" and _are_plain(A, B):
             found = _short.call(_run.SCATTER, group_name, A, B)
             if found is not None:
                 return found[1][0]
@@ -168,7 +174,7 @@ def _matmul_reduce_scatter_kernel(theirs: "Callable[..., Any]") -> "Callable[...
 
 def _matmul_all_reduce_kernel(theirs: "Callable[..., Any]") -> "Callable[..., Any]":
     def kernel(keyset: Any, A: torch.Tensor, B: torch.Tensor, reduce_op: str, group_name: str) -> Any:
-        if reduce_op == "sum" and _dispatch_modes() == 0 and _is_plain(A) and _is_plain(B):
+        if reduce_op == "sum" and _are_plain(A, B):
             found = _short.call(_run.REDUCE, group_name, A, B)
             if found is not None:
                 return found[1][0]

@@ -3,7 +3,10 @@
 A call on tensors of a GPU that needed no copy and no padding is remembered: what it launches, and the shapes of its results. The
 next call with the same operator, process group, shapes, strides, types and device goes this way. Whatever could change the answer
 forgets all of them: other options, plans that are dropped, groups that end. A call that changes streams or is captured by a graph
-takes the long way, which knows what to do."""
+takes the long way, which knows what to do.
+
+Every line of call() is paid for by every call (tests/perf/notes.md has what they cost). So it calls few functions, uses tuples that
+were made before, and allocates without torch's dispatcher."""
 
 from ctypes import c_void_p
 from typing import Any, NamedTuple, Optional, Sequence
@@ -16,14 +19,29 @@ from mkernel._operands import GPU_ALIGNMENT
 from mkernel._operation import Operation
 from mkernel.torch._decide import Decision
 from mkernel.torch._groups import Membership, raw_stream
-from mkernel.torch._options import Options, remembered, totals
+from mkernel.torch._options import Options, remembered, repeated
 from mkernel.torch._plans import Plan
 
 DEVICE = "cuda"  # whose tensors' calls are remembered
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+# How compiled code allocates: memory of the current device, in half the time of new_empty().
+_empty: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
 _enqueue: Any = lib.without_prototype("mk_gemm_enqueue")
 
 Found = tuple[Optional[torch.Tensor], list[torch.Tensor]]
+
+
+class _Result(NamedTuple):
+    """What _empty() makes a dense tensor of."""
+
+    shape: "tuple[int, ...]"
+    strides: "tuple[int, ...]"
+    dtype: torch.dtype
+
+
+def _result(shape: "tuple[int, ...]", dtype: torch.dtype) -> _Result:
+    return _Result(shape, torch.empty(shape, device="meta").stride(), dtype)
 
 
 class _Call(NamedTuple):
@@ -37,8 +55,9 @@ class _Call(NamedTuple):
     by_reference: Any  # of the arguments
     options: Any
     fused: "tuple[int, ...]"  # the B in the order of the operation
-    shapes: "tuple[tuple[int, ...], ...]"  # of the results, in the order of the B
-    gathered: "Optional[tuple[int, ...]]"  # shape of the gathered A; None: nobody wants it
+    result: _Result  # of the first B
+    more_results: "tuple[_Result, ...]"  # of the other B
+    gathered: Optional[_Result]  # None: nobody wants the gathered A
 
 
 def _key(name: str, group_name: str, a: torch.Tensor, b: torch.Tensor, more: "Sequence[torch.Tensor]", gathered: bool) -> Any:
@@ -54,9 +73,10 @@ def remember(name: str, group_name: str, a: torch.Tensor, bs: "Sequence[torch.Te
     launch, handle = plan.launch(options), plan.operation._handle
     assert handle is not None
     arguments = launch._arguments
+    result, *more_results = (_result(shape, a.dtype) for shape in shapes)
     remembered[_key(name, group_name, a, bs[0], bs[1:], gathered is not None)] = _Call(
         membership, plan, plan.operation, c_void_p(handle.pointer), arguments, arguments.more_b, arguments.more_c, launch._by_reference,
-        launch._options, decision.fused, shapes, gathered
+        launch._options, decision.fused, result, tuple(more_results), None if gathered is None else _result(gathered, a.dtype)
     )
 
 
@@ -66,21 +86,24 @@ def call(name: str, group_name: str, a: torch.Tensor, b: torch.Tensor, more: "Se
     found: Optional[_Call] = remembered.get(_key(name, group_name, a, b, more, gathered)) if remembered else None
     if found is None:
         return None
-    membership, plan, operation, handle, arguments, more_b, more_c, by_reference, options, fused, shapes, gathered_shape = found
-    stream = raw_stream(membership.device)
+    membership, plan, operation, handle, arguments, more_b, more_c, by_reference, options, fused, result, more_results, rows = found
+    device = membership.device
+    stream = raw_stream(device)
     address_a, address_b = a.data_ptr(), b.data_ptr()
     if (address_a | address_b) % GPU_ALIGNMENT or not membership.is_current():
         return None
+    quick = _empty is not None and _current_device() == device
     with membership.lock:
         if membership.last_stream != stream or _is_capturing() or operation._handle is None:
             return None
-        c = a.new_empty(*shapes[0])
-        full = None if gathered_shape is None else a.new_empty(*gathered_shape)
+        c = _empty(*result) if quick else a.new_empty(result.shape)
+        full = None if rows is None else _empty(*rows) if quick else a.new_empty(rows.shape)
         arguments.a, arguments.gathered = address_a, None if full is None else full.data_ptr()
         if more:
-            addresses, results = [address_b, *[x.data_ptr() for x in more]], [c, *[a.new_empty(*shape) for shape in shapes[1:]]]
+            addresses = [address_b, *[x.data_ptr() for x in more]]
             if any(address % GPU_ALIGNMENT for address in addresses):
                 return None
+            results = [c, *[_empty(*other) if quick else a.new_empty(other.shape) for other in more_results]]
             arguments.b, arguments.c = addresses[fused[0]], results[fused[0]].data_ptr()
             for place, index in enumerate(fused[1:]):
                 more_b[place], more_c[place] = addresses[index], results[index].data_ptr()
@@ -91,7 +114,5 @@ def call(name: str, group_name: str, a: torch.Tensor, b: torch.Tensor, more: "Se
         status = _enqueue(handle, by_reference, membership.last_stream_argument, options)
         if status:
             check(status)
-    totals[name] += 1
-    totals["plans_hit"] += 1
-    totals["launches"] += 1
+    repeated[name] += 1
     return full, results

@@ -139,8 +139,17 @@ GemmCase::Dot GemmCase::dot(std::uint32_t rank, std::int64_t row, std::uint32_t 
                             std::int64_t column) const {
   const float* a = wide_a_[rank].data() + row * shape_.k;
   const float* b = wide_b_[b_rank].data() + column * shape_.k;
-  Dot dot;
-  for (std::int64_t k = 0; k < shape_.k; ++k) {
+  using Four = double __attribute__((vector_size(32)));  // a single sum would wait for every addition
+  Four sums = {}, magnitudes = {};
+  std::int64_t k = 0;
+  for (; k + 4 <= shape_.k; k += 4) {
+    const Four product = Four{a[k], a[k + 1], a[k + 2], a[k + 3]} * Four{b[k], b[k + 1], b[k + 2], b[k + 3]};
+    sums += product;
+    magnitudes += product < 0 ? -product : product;
+  }
+  Dot dot{sums[0] + sums[1] + sums[2] + sums[3],
+          magnitudes[0] + magnitudes[1] + magnitudes[2] + magnitudes[3]};
+  for (; k < shape_.k; ++k) {
     const double product = static_cast<double>(a[k]) * b[k];
     dot.sum += product;
     dot.magnitude += std::abs(product);

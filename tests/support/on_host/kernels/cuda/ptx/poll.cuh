@@ -15,4 +15,9 @@ inline uint4 ld_relaxed_sys_v4(const void* global) {
   return value;
 }
 
+inline void st_relaxed_sys_v4(void* global, const uint4& value) {
+  mkernel::test::host_yield();
+  std::memcpy(global, &value, sizeof value);
+}
+
 }  // namespace mkernel::kernels::ptx

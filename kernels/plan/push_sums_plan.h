@@ -19,6 +19,14 @@ namespace mkernel::kernels {
 /// are packed as PutPartialsPlan's units are, travel in the same chunks, and lie at the same offset where
 /// they are put from (a rank's own, not used on one node) and where they arrive; those of rail peers have no
 /// words but arrival counts. A launch ends only when this rank has copied all sums.
+///
+/// On one node where owners share tiles (TileReducePlan::marks_sums()), kernels do without words. The sums
+/// then lie in the operation's own workspace behind them, which nobody else writes, and say themselves that
+/// they have come, by the rule of PushReducePlan's marked slots:
+///   marked[owner][unit]    units as above; an element that has not come is PushReducePlan::kMark
+/// Each rank fills them with the mark before any rank launches, and a copy leaves the mark. One half is
+/// enough: an owner stores a sum when it has seen a word of this launch from every rank (PushReducePlan), and
+/// each rank wrote that word behind all marks of its launch before.
 struct PushSumsPlan {
   static constexpr std::uint64_t kUnitBytes = kReduceUnitElements * 2;
 
@@ -38,6 +46,12 @@ struct PushSumsPlan {
   }
   MK_HOST_DEVICE std::uint64_t words_end() const { return summed_offset(world); }
   MK_HOST_DEVICE std::uint64_t end() const { return sums_offset(world); }
+
+  MK_HOST_DEVICE std::uint64_t marked_offset(std::int32_t owner) const {
+    return (words_end() + 127) / 128 * 128 + static_cast<std::uint64_t>(owner) * units * kUnitBytes;
+  }
+  MK_HOST_DEVICE std::uint64_t marked_end() const { return marked_offset(world); }
+  MK_HOST_DEVICE std::uint64_t marked_bytes() const { return marked_end() - marked_offset(0); }
 };
 
 }  // namespace mkernel::kernels

@@ -6,6 +6,7 @@
 
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
+#include "kernels/plan/push_sums_plan.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -27,10 +28,20 @@ double crossings(OpKind kind, bool to_all = false) {
   return kind == OpKind::kGemmAr && !to_all ? 2 : 1;
 }
 
-/// Seconds from a store to the sum that begins with it. Data that say themselves that they have come
-/// (PushReducePlan::kMark) take half as long as those with a word behind a fence: 1.5 us were measured.
-double push_seconds_of(const Machine& machine, bool to_all) {
-  return to_all ? machine.push_latency / 2 : machine.push_latency;
+/// Seconds from a store to the sum or the copy that begins with it. Data that say themselves that they have
+/// come (PushReducePlan::kMark) take half as long as those with a word behind a fence: 1.5 us were measured.
+double push_seconds_of(const Machine& machine, bool marked) {
+  return marked ? machine.push_latency / 2 : machine.push_latency;
+}
+
+/// Seconds from the last store of a product to the last sum that somebody has, beside what links and wire
+/// carry: of partials, and of finished sums where these are sent on. `wire`: whether they cross nodes.
+double arrival_seconds(OpKind kind, const TileReducePlan& plan, bool wire) {
+  const Machine& machine = plan.machine;
+  const bool to_all = plan.reduce.to_all;
+  double seconds = push_seconds_of(machine, to_all);
+  if (crossings(kind, to_all) > 1) seconds += push_seconds_of(machine, plan.marks_sums());
+  return seconds + (wire ? crossings(kind, to_all) * machine.wire_latency : 0);
 }
 
 /// Seconds of the node's links for what a rank pushes of an element of the product.
@@ -262,7 +273,10 @@ double sum_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& pl
   const double sources = plan.reduce.sources, world = plan.reduce.world;
   double bytes = 2 * (sources + 1) * (plan.reduce.to_all ? 1 : plan.reduce.nodes() / world);
   if (plan.reduce.to_all) bytes += 2 * sources;  // the marks
-  if (kind == OpKind::kGemmAr && !plan.reduce.to_all) bytes += 2 * (sources - 1) / sources + 4;
+  if (kind == OpKind::kGemmAr && !plan.reduce.to_all) {
+    bytes += 2 * (sources - 1) / sources + 4;
+    if (plan.marks_sums()) bytes += 2 * (sources - 1) / sources;
+  }
   return elements_of(shape) * bytes / (plan.machine.sum_bytes * plan.machine.sms);
 }
 
@@ -314,8 +328,7 @@ double estimated_seconds(OpKind kind, const GemmShape& shape, const TileReducePl
   const double links = elements_of(shape) * (to_all ? 2.0 * (plan.reduce.sources - 1) / machine.links_store
                                                     : link_seconds(kind, plan.reduce.sources, machine));
   const double wire = crossings(kind, to_all) * static_cast<double>(plan.wire_bytes()) / machine.nic;
-  const double arrives =
-      crossings(kind, to_all) * (push_seconds_of(machine, to_all) + (wire > 0 ? machine.wire_latency : 0));
+  const double arrives = arrival_seconds(kind, plan, wire > 0);
   const double sums = plan.shared.any() ? sum_seconds(kind, shape, plan) : 0;
   return machine.launch + std::max(product, product / waves + std::max(links, wire)) + arrives + sums +
          machine.last_stores;
@@ -363,6 +376,12 @@ TileReducePlan::Tile TileReducePlan::shared_tile_at(std::int32_t index, std::int
         std::max<std::int64_t>(one.rows, reduce.first_row(owner) + end - one.first_row));
   }
   return one;
+}
+
+bool TileReducePlan::marks_sums() const {
+  const PushSumsPlan sums{.world = reduce.world, .units = units.units()};
+  return shared.any() && !reduce.to_all && reduce.nodes() == 1 &&
+         sums.marked_bytes() <= PushReducePlan::kMostMarkedBytes;
 }
 
 std::vector<std::int32_t> TileReducePlan::rail_peers() const {

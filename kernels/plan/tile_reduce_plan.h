@@ -78,6 +78,10 @@ struct TileReducePlan {
   }
   std::int32_t chunks(std::int32_t owner) const { return partials.chunks(packed_units(owner)); }
   std::int32_t most_chunks() const { return partials.chunks(partials.units); }
+  /// Of GEMM+AR: whether kernels mark the sums that owners send on (PushSumsPlan), instead of a word for each
+  /// unit behind a fence. On one node where owners share tiles: of few rows the copies are what a launch ends
+  /// with; and where the marks take no more memory than marked slots may.
+  bool marks_sums() const;
   /// Ranks of this local index on the other nodes, by node turn.
   std::vector<std::int32_t> rail_peers() const;
   /// Bytes that this rank puts in every launch: the partials of its rail peers.

@@ -121,90 +121,99 @@ Result<std::vector<std::uint16_t>> copy_out(const void* device, std::size_t coun
 
 }  // namespace
 
-// A NaN of all ones in a slot would count as an element that has not come, and the launch would reach its
-// deadline: no product and no rounding may make one, whatever the operands hold.
-TEST_CASE("every rank sums all rows: NaNs of any bits, infinities and zeros come through") {
+// A NaN of all ones in a slot or a sum would count as an element that has not come, and the launch would
+// reach its deadline: no product and no rounding may make one, whatever the operands hold.
+TEST_CASE("GEMM+AR of few rows, both ways: NaNs of any bits, infinities and zeros come through") {
   if (!peers_or_skip(1)) return;
   constexpr std::int64_t kK = 520, kN = 1032;
   enum Row : std::size_t { kOnes, kNegativeOnes, kSignalling, kInfinity, kOpposed, kZero, kRows };
-  for (const GemmShape& shape :
-       {GemmShape{kRows, kN, kK}, GemmShape{kRows, kN, kK, DataType::kF16, Layout::kColumnMajor}}) {
-    const std::uint16_t infinity = shape.dtype == DataType::kBf16 ? 0x7F80 : 0x7C00;
-    for (const int ranks : {2, 4, 8}) {
-      GpuRanks all = gpu_ranks<GemmAr>(ranks, shape, {.to_all = true});
-      for (int launch = 0; launch < 4; ++launch) {
-        require_ok(all.each([&](int rank) -> Status {
-          MK_RETURN_IF_ERROR(all.fill(rank, static_cast<std::uint64_t>(launch)));
-          MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
-          std::vector<std::uint16_t> a(kRows * kK, 0x0000);
-          a[kOnes * kK + 7] = 0x7FFF;
-          a[kNegativeOnes * kK + 11] = 0xFFFF;
-          a[kSignalling * kK + 13] = infinity | 0x8001;
-          a[kInfinity * kK + 17] = infinity;
-          a[kOpposed * kK + 19] = rank % 2 == 0 ? infinity : infinity | 0x8000;
-          std::fill_n(a.begin() + kZero * kK, kK, std::uint16_t{0x8000});
-          MK_RETURN_IF_ERROR(copy_in(all.arguments(rank).a, a));
-          MK_RETURN_IF_ERROR(all.run(rank));
-          auto c = copy_out(all.arguments(rank).c, kRows * kN);
-          if (!c.ok()) return c.status();
-          for (std::size_t at = 0; at < c->size(); ++at) {
-            const std::size_t row = at / kN;
-            const std::uint16_t magnitude = (*c)[at] & 0x7FFF;
-            const bool right = row == kZero      ? magnitude == 0
-                               : row < kInfinity ? magnitude > infinity
-                                                 : magnitude >= infinity;
-            if (!right) return {StatusCode::kDataLoss, "element " + std::to_string(at)};
-          }
-          return {};
-        }));
+  for (const bool to_all : {true, false}) {
+    for (const GemmShape& shape :
+         {GemmShape{kRows, kN, kK}, GemmShape{kRows, kN, kK, DataType::kF16, Layout::kColumnMajor}}) {
+      const std::uint16_t infinity = shape.dtype == DataType::kBf16 ? 0x7F80 : 0x7C00;
+      for (const int ranks : {2, 4, 8}) {
+        GpuRanks all = gpu_ranks<GemmAr>(ranks, shape, {.to_all = to_all});
+        for (int launch = 0; launch < 4; ++launch) {
+          require_ok(all.each([&](int rank) -> Status {
+            MK_RETURN_IF_ERROR(all.fill(rank, static_cast<std::uint64_t>(launch)));
+            MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
+            std::vector<std::uint16_t> a(kRows * kK, 0x0000);
+            a[kOnes * kK + 7] = 0x7FFF;
+            a[kNegativeOnes * kK + 11] = 0xFFFF;
+            a[kSignalling * kK + 13] = infinity | 0x8001;
+            a[kInfinity * kK + 17] = infinity;
+            a[kOpposed * kK + 19] = rank % 2 == 0 ? infinity : infinity | 0x8000;
+            std::fill_n(a.begin() + kZero * kK, kK, std::uint16_t{0x8000});
+            MK_RETURN_IF_ERROR(copy_in(all.arguments(rank).a, a));
+            MK_RETURN_IF_ERROR(all.run(rank));
+            auto c = copy_out(all.arguments(rank).c, kRows * kN);
+            if (!c.ok()) return c.status();
+            for (std::size_t at = 0; at < c->size(); ++at) {
+              const std::size_t row = at / kN;
+              const std::uint16_t magnitude = (*c)[at] & 0x7FFF;
+              const bool right = row == kZero      ? magnitude == 0
+                                 : row < kInfinity ? magnitude > infinity
+                                                   : magnitude >= infinity;
+              if (!right) return {StatusCode::kDataLoss, "element " + std::to_string(at)};
+            }
+            return {};
+          }));
+        }
       }
     }
   }
 }
 
-TEST_CASE("every rank sums all rows: replayed by graphs with new operands") {
+TEST_CASE("GEMM+AR of few rows, both ways: replayed by graphs with new operands") {
   if (!peers_or_skip(1)) return;
   const int ranks = node_ranks();
-  GpuRanks all = gpu_ranks<GemmAr>(ranks, {5, 1032, 520}, {.to_all = true});
-  std::vector<std::optional<bench::GpuGraph>> graphs(static_cast<std::size_t>(ranks));
-  require_ok(all.each([&](int rank) -> Status {
-    auto graph = bench::GpuGraph::capture(all.stream(rank), [&] {
-      return all.operation(rank).enqueue(all.arguments(rank), kGpuOptions, all.stream(rank).get());
-    });
-    if (!graph.ok()) return graph.status();
-    graphs[rank] = std::move(*graph);
-    return {};
-  }));
-  for (int round = 0; round < 20; ++round) {
-    require_ok(all.each([&](int rank) -> Status {
-      // An odd number, so that rounds end in either half.
-      for (int i = 0; i < 51; ++i) {
-        MK_RETURN_IF_ERROR(all.fill(rank, static_cast<std::uint64_t>(round * 51 + i)));
-        MK_RETURN_IF_ERROR(graphs[rank]->launch(all.stream(rank)));
+  for (const bool to_all : {true, false}) {
+    // Owners without rows; and more units than warps, which are claimed.
+    for (const GemmShape& shape : {GemmShape{5, 1032, 520}, GemmShape{100 * ranks, 8192, 264}}) {
+      GpuRanks all = gpu_ranks<GemmAr>(ranks, shape, {.to_all = to_all});
+      std::vector<std::optional<bench::GpuGraph>> graphs(static_cast<std::size_t>(ranks));
+      require_ok(all.each([&](int rank) -> Status {
+        auto graph = bench::GpuGraph::capture(all.stream(rank), [&] {
+          return all.operation(rank).enqueue(all.arguments(rank), kGpuOptions, all.stream(rank).get());
+        });
+        if (!graph.ok()) return graph.status();
+        graphs[rank] = std::move(*graph);
+        return {};
+      }));
+      for (int round = 0; round < 20; ++round) {
+        require_ok(all.each([&](int rank) -> Status {
+          // An odd number, so that rounds end in either half.
+          for (int i = 0; i < 51; ++i) {
+            MK_RETURN_IF_ERROR(all.fill(rank, static_cast<std::uint64_t>(round * 51 + i)));
+            MK_RETURN_IF_ERROR(graphs[rank]->launch(all.stream(rank)));
+          }
+          MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
+          return all.operation(rank).status();
+        }));
+        require_ok(all.each([&](int rank) { return all.verify(rank); }));
       }
-      MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
-      return all.operation(rank).status();
-    }));
-    require_ok(all.each([&](int rank) { return all.verify(rank); }));
+    }
   }
 }
 
-TEST_CASE("every rank sums all rows: a rank that does not come is named, and new operations work") {
+TEST_CASE("GEMM+AR of few rows, both ways: a rank that does not come is named, and new operations work") {
   if (!peers_or_skip(1)) return;
   const GemmShape shape{16, 1032, 520};
   constexpr int kMissing = 2;
-  GpuRanks all = gpu_ranks<GemmAr>(3, shape, {.to_all = true});
-  all.check(3);
-  require_ok(all.each([&](int rank) -> Status {
-    if (rank == kMissing) return {};
-    MK_RETURN_IF_ERROR(all.fill(rank, 9));
-    const Status missed = all.run(rank, {.deadline = 500ms});
-    CHECK(missed.code() == StatusCode::kDeadlineExceeded);
-    CHECK_MESSAGE(missed.text().find("of rank 2") != std::string::npos, missed.text());
-    CHECK(all.run(rank).code() == StatusCode::kFailedPrecondition);
-    return {};
-  }));
-  check_gpu_case<GemmAr>(3, shape, {.to_all = true});
+  for (const bool to_all : {true, false}) {
+    GpuRanks all = gpu_ranks<GemmAr>(3, shape, {.to_all = to_all});
+    all.check(3);
+    require_ok(all.each([&](int rank) -> Status {
+      if (rank == kMissing) return {};
+      MK_RETURN_IF_ERROR(all.fill(rank, 9));
+      const Status missed = all.run(rank, {.deadline = 500ms});
+      CHECK(missed.code() == StatusCode::kDeadlineExceeded);
+      CHECK_MESSAGE(missed.text().find("of rank 2") != std::string::npos, missed.text());
+      CHECK(all.run(rank).code() == StatusCode::kFailedPrecondition);
+      return {};
+    }));
+    check_gpu_case<GemmAr>(3, shape, {.to_all = to_all});
+  }
 }
 
 TEST_CASE_TEMPLATE("several nodes: every tile and type, tails, owners without rows, chunks of several puts",

@@ -16,4 +16,11 @@ __device__ __forceinline__ uint4 ld_relaxed_sys_v4(const void* global) {
   return value;
 }
 
+/// For who reads like this: each of the four words is written whole. Orders nothing.
+__device__ __forceinline__ void st_relaxed_sys_v4(void* global, const uint4& value) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
 }  // namespace mkernel::kernels::ptx

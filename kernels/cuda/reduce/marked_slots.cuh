@@ -1,12 +1,14 @@
-// The sums of a rank that sums all rows for itself, from marked slots (plan/push_reduce_plan.h): a warp reads
-// its unit until none of it is the mark. Between the stores of a tile and its sums there is no fence and no
-// word.
+// Data that say themselves that they have come, and the sums of a rank that sums all rows for itself from
+// such slots (plan/push_reduce_plan.h): a warp reads its unit until none of it is the mark. Between the
+// stores of a tile and its sums there is no fence and no word. GEMM+AR's finished sums travel in the same way
+// (plan/push_sums_plan.h).
 //
-// The stores are TMA's, of several GPUs, and the loads are ordinary ones. That is enough, because a load
-// hands on nothing but the value that it has seen: a store of 16 aligned bits is seen whole or not at all.
-// The mark is written over a value that was seen, so after it; the stores of launch g + 2 come after the end
-// of this launch, by when the mark is written. The storing thread waits at its end until its stores have been
-// made, so none of them outlives its launch.
+// The stores are those of several GPUs, TMA's of tiles and relaxed ones of sums, and the loads are relaxed.
+// That is enough, because a load hands on nothing but the value that it has seen: a store of 16 aligned bits
+// is seen whole or not at all. The mark is written over a value that was seen, so after it; the next store
+// there comes after the end of this launch (the plans say why), by when the mark is written. Stores have been
+// made when their kernel ends, TMA's because the storing thread waits for them, so none of them outlives its
+// launch.
 #pragma once
 
 #include <cstddef>
@@ -29,11 +31,14 @@ __device__ __forceinline__ bool holds_mark(const uint4& piece) {
   return (ones(piece.x) | ones(piece.y) | ones(piece.z) | ones(piece.w)) != 0;
 }
 
-/// Like ReadOnce, of marked slots: reads until everything has come, and leaves the mark.
+/// Like ReadOnce, of marked data: reads until everything has come, and leaves the mark.
 struct ReadMarked {
   const TileReduceParameters& p;
   std::uint64_t epoch;
-  std::uint32_t tile;
+  /// What a failed wait has waited for: a tile or a unit of this number.
+  DeviceTag tag;
+  std::uint32_t index;
+  std::uint32_t stage = 0;  ///< SumStage
 
   template <int kSources, int kPlaces, class Wanted, class At>
   __device__ __forceinline__ bool operator()(uint4 (&piece)[kSources][kPlaces], std::int32_t first,
@@ -58,7 +63,7 @@ struct ReadMarked {
                                        const Wanted& wanted, const At& at) const {
     constexpr int kLooksAtAll = 16;  // some 10 us
     const std::uint64_t count = PushReducePlan::count(epoch);
-    DeviceWaitSite site{DeviceRole::kIntraComm, DeviceTag::kTileReady, p.source_rank[first], tile};
+    DeviceWaitSite site{DeviceRole::kIntraComm, tag, p.source_rank[first], index};
     const std::byte* lacking = nullptr;
     int looks = 0;
     const auto come = [&] {
@@ -84,7 +89,7 @@ struct ReadMarked {
       }
       return lacking == nullptr ? count : count - 1;
     };
-    DeviceWaitScope scope = wait_scope(p, 0);
+    DeviceWaitScope scope = wait_scope(p, stage);
     if (threadIdx.x % 32 != 0) scope.trace = {};  // one lane's wait stands for the warp's
     return wait_until(come, count, site, scope);
   }
@@ -104,7 +109,7 @@ __device__ __forceinline__ void sum_marked_units(const TileReduceParameters& p, 
     const auto tile =
         static_cast<std::uint32_t>(unit.place.row_tile * p.units.raster.columns() + unit.place.column);
     return sum_unit<Config, false>(
-        p, launch, unit, ReadMarked{p, launch.epoch, tile}, [] {},
+        p, launch, unit, ReadMarked{p, launch.epoch, DeviceTag::kTileReady, tile}, [] {},
         [&](std::uint32_t inside, std::uint64_t at, const uint4& sums) {
           output.store(launch.epoch, unit, inside, at, sums);
         });

@@ -38,7 +38,7 @@ Status TileReduceOperation::attach() {
     if (!map.ok()) return map.status();
     maps.push_back(*map);
   }
-  if (plan_.reduce.to_all) MK_RETURN_IF_ERROR(mark_slots());
+  if (plan_.reduce.to_all) MK_RETURN_IF_ERROR(mark(0, plan_.reduce.marked_bytes()));
   const auto keep = [](Result<DeviceBuffer> made, DeviceBuffer& buffer) -> Status {
     if (!made.ok()) return made.status();
     buffer = std::move(made).value();
@@ -59,11 +59,11 @@ std::byte* TileReduceOperation::slot(std::uint32_t reducer, std::uint64_t half, 
          plan_.reduce.slot_offset(node_turn, source);
 }
 
-Status TileReduceOperation::mark_slots() {
+Status TileReduceOperation::mark(std::uint64_t begin, std::uint64_t end) const {
   static_assert(PushReducePlan::kMark == 0xFFFF);
-  const auto stream = OwnStream::make("marks of slots");
+  const auto stream = OwnStream::make("marks");
   if (!stream.ok()) return stream.status();
-  return stream.value().fill(workspace().mine, 0xFF, plan_.reduce.marked_bytes(), "marks of slots");
+  return stream.value().fill(workspace().mine + begin, 0xFF, end - begin, "marks");
 }
 
 Status TileReduceOperation::describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const {

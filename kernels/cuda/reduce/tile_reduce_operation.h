@@ -49,13 +49,14 @@ class TileReduceOperation : public CudaGemmOperation {
   std::int32_t node_turn(std::int32_t turn) const { return turn / plan_.reduce.sources; }
   /// Local rank of the one of this node that reduces for the owner at `turn`.
   std::uint32_t reducer_of(std::int32_t turn) const;
+  /// Of attach(): fills this rank's workspace in [begin, end) with PushReducePlan::kMark, before any rank
+  /// launches.
+  Status mark(std::uint64_t begin, std::uint64_t end) const;
 
  private:
   /// At a reducer of this node, where it is mapped here.
   std::byte* slot(std::uint32_t reducer, std::uint64_t half, std::int32_t node_turn,
                   std::int32_t source) const;
-  /// Those of this rank, before any rank launches.
-  Status mark_slots();
   Status describe_operands(const GemmArguments& arguments, TileReduceParameters& p) const;
   void describe_workspace(TileReduceParameters& p) const;
   void describe_wire(PartialsWire& wire) const;

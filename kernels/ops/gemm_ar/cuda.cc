@@ -21,8 +21,8 @@ class CudaGemmAr final : public TileReduceOperation {
       : TileReduceOperation(OpKind::kGemmAr, plan.product, shape, std::move(topology), rank), plan_(plan) {}
 
   Requirements requirements() const override {
-    return {.workspace_bytes = plan_.word_bytes(),
-            .lent_bytes = plan_.data_bytes(),
+    return {.workspace_bytes = plan_.kernel_word_bytes(),
+            .lent_bytes = plan_.kernel_data_bytes(),
             .lanes = plan_.lanes(),
             .gpu = true};
   }
@@ -31,6 +31,7 @@ class CudaGemmAr final : public TileReduceOperation {
  private:
   Status attach() override {
     MK_RETURN_IF_ERROR(TileReduceOperation::attach());
+    if (marks_sums()) MK_RETURN_IF_ERROR(mark(plan_.sums.marked_offset(0), plan_.sums.marked_end()));
     auto counts = DeviceBuffer::zeroed((2 + plan_.product.most_chunks()) * sizeof(std::uint64_t),
                                        "counts of copies, forwards and finished units");
     if (!counts.ok()) return counts.status();
@@ -50,17 +51,25 @@ class CudaGemmAr final : public TileReduceOperation {
     return queue(&p, ctas(), stream);
   }
 
+  bool marks_sums() const { return plan_.product.marks_sums(); }
+
+  /// An owner's sums at a rank; but for marked ones this counts from the half that a launch uses.
+  std::byte* sums_of(std::int32_t owner, std::byte* workspace_at, std::byte* lent_at) const {
+    return marks_sums() ? workspace_at + plan_.sums.marked_offset(owner)
+                        : lent_at + plan_.sums.sums_offset(owner);
+  }
   void describe_sums(GemmArParameters& p) const {
     const PushSumsPlan& sums = plan_.sums;
     const std::int32_t me = plan_.product.rank();
     for (std::int32_t near = 0; near < plan_.product.tiles.node_turns - 1; ++near) {
       const std::uint32_t there = reducer_of(plan_.product.tiles.far_turns + near);
-      p.sums_there[near] = lent().node[there] + sums.sums_offset(me);
+      p.sums_there[near] = sums_of(me, workspace().node[there], lent().node[there]);
       p.summed_there[near] =
           reinterpret_cast<std::uint64_t*>(workspace().node[there] + sums.summed_offset(me));
     }
     p.sums_at = sums.sums_offset(0);
-    p.sums_here = lent().mine + sums.sums_offset(0);
+    p.sums_here = sums_of(0, workspace().mine, lent().mine);
+    p.marks_sums = marks_sums();
     p.summed = reinterpret_cast<const std::uint64_t*>(workspace().mine + sums.summed_offset(0));
     p.sums_owner_bytes = sums.sums_offset(1) - sums.sums_offset(0);
   }

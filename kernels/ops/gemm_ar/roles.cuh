@@ -7,8 +7,10 @@
 #include "kernels/cuda/launch/rehearsal.cuh"
 #include "kernels/cuda/ptx/fence.cuh"
 #include "kernels/cuda/ptx/global.cuh"
+#include "kernels/cuda/ptx/poll.cuh"
 #include "kernels/cuda/ptx/vector.cuh"
 #include "kernels/cuda/reduce/claims.cuh"
+#include "kernels/cuda/reduce/marked_slots.cuh"
 #include "kernels/cuda/reduce/sum_slots.cuh"
 #include "kernels/cuda/reduce/tile_reduce.cuh"
 #include "kernels/cuda/sync/trace.cuh"
@@ -106,6 +108,22 @@ struct GemmArOutput {
   }
 };
 
+/// Marked sums, on one node: whoever copies them sees that they have come.
+struct MarkedSumsOutput {
+  const GemmArParameters& p;
+
+  __device__ __forceinline__ void begin(std::uint64_t) const {}
+  __device__ __forceinline__ void store(std::uint64_t, const SumUnit& unit, std::uint32_t inside,
+                                        std::uint64_t at, const uint4& sums) const {
+    const std::uint64_t there = unit.unit * PushSumsPlan::kUnitBytes + inside;
+    for (std::int32_t turn = 0; turn < p.sources() - 1; ++turn)
+      ptx::st_relaxed_sys_v4(p.sums_there[turn] + there, sums);
+    ptx::st_v4(p.own_c + at, sums);
+  }
+  __device__ __forceinline__ void finish(const SumUnit&) const {}
+  __device__ __forceinline__ void flush(std::uint64_t) const {}
+};
+
 /// inter_send, one thread: puts finished chunks of own rows to the rail peers.
 __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_t epoch) {
   const PutPartialsPlan& plan = p.wire.plan;
@@ -130,12 +148,12 @@ __device__ __forceinline__ void put_sums(const GemmArParameters& p, std::uint64_
   }
 }
 
-/// Whole warp: a unit of `owner` from `sums`, this launch's half of the finished sums here, where it is
-/// complete, to its place in c: eight loads of 16 bytes in flight in every lane. `and_to(at, piece)`: where
-/// else.
-template <class Config, bool kNodes, class AndTo>
-__device__ __forceinline__ void copy_unit(const GemmArParameters& p, const std::byte* sums,
-                                          const OwnerOnDevice& owner, std::int32_t unit,
+/// Whole warp: a unit of `owner` from `sums`, this launch's finished sums here, to its place in c: eight
+/// loads of 16 bytes in flight in every lane. `read`: as of sum_unit(), with the owner as the one source;
+/// when it returns false, so does this. `and_to(at, piece)`: where else.
+template <class Config, bool kNodes, class Read, class AndTo>
+__device__ __forceinline__ bool copy_unit(const GemmArParameters& p, std::byte* sums,
+                                          const OwnerOnDevice& owner, std::int32_t unit, const Read& read,
                                           const AndTo& and_to) {
   constexpr int kPieces = PushSumsPlan::kUnitBytes / (32 * 16);
   constexpr int kAcross = Config::kTileN / 8;  // lanes that a row of the unit takes
@@ -145,22 +163,24 @@ __device__ __forceinline__ void copy_unit(const GemmArParameters& p, const std::
   const std::int32_t first_row = static_cast<std::int32_t>(place.row) + lane / kAcross;
   const std::int32_t packed = kNodes ? p.units.packed(unit, owner.rows) : unit;
   const std::uint64_t at = packed * PushSumsPlan::kUnitBytes + lane * 16;
-  const std::byte* from = sums + owner.rank * p.sums_owner_bytes + at;
+  std::byte* from = sums + owner.rank * p.sums_owner_bytes + at;
   const auto inside = [&](int i) {
     return first_row + i * (32 / kAcross) < owner.rows && column < p.columns;
   };
-  uint4 piece[kPieces];
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    if (inside(i)) piece[i] = ptx::ld_once_v4(from + i * 32 * 16);
+  uint4 piece[1][kPieces];
+  if (!read(
+          piece, owner.rank, [&](int, int i) { return inside(i); },
+          [&](int, int i) { return from + i * 32 * 16; })) {
+    return false;
   }
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     if (!inside(i)) continue;
     const std::int64_t row = owner.first_row + first_row + i * (32 / kAcross);
-    ptx::st_v4(p.c + (row * p.columns + column) * 2, piece[i]);
-    and_to(at + i * 32 * 16, piece[i]);
+    ptx::st_v4(p.c + (row * p.columns + column) * 2, piece[0][i]);
+    and_to(at + i * 32 * 16, piece[0][i]);
   }
+  return true;
 }
 
 /// Whole warp: one lane's wait, for all of them.
@@ -179,7 +199,7 @@ __device__ __forceinline__ void forward_units(const GemmArParameters& p, std::ui
   const Divisor& others = p.units.others;
   const DeviceWaitScope scope = wait_scope(p, kAfterOwner);
   UnitFanOut node(p, warps);
-  const std::byte* sums = p.sums_here + node.half();
+  std::byte* sums = p.sums_here + node.half();
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   const auto units = static_cast<std::uint32_t>(p.units.units() * others);
   share_units<Config>(p, p.forwarded, epoch, units, warps, {}, [&](std::uint32_t index) {
@@ -196,7 +216,7 @@ __device__ __forceinline__ void forward_units(const GemmArParameters& p, std::ui
     if (!wait_together(arrived, count, {DeviceRole::kInterRecv, DeviceTag::kArrivals, owner.rank, 1}, scope))
       return false;
     node.flush(epoch);
-    copy_unit<Config, true>(p, sums, owner, unit,
+    copy_unit<Config, true>(p, sums, owner, unit, ReadOnce{},
                             [&](std::uint64_t at, const uint4& piece) { node.store(beyond, at, piece); });
     node.finish(beyond, unit);
     return true;
@@ -205,32 +225,47 @@ __device__ __forceinline__ void forward_units(const GemmArParameters& p, std::ui
   if (threadIdx.x % 32 == 0) end_work(p.endpoint.trace, DeviceWork::kCopy);
 }
 
-/// Whole warp: units of the other owners but the rail peers, each owner's next one in turn as they come,
-/// until there are no more, or a wait gave up.
+/// Whole warp: `copy(owner, unit)` for the units of the other owners but the rail peers, each owner's next
+/// one in turn as they come, until there are no more, or it returns false: a wait gave up.
+template <class Config, bool kNodes, class Copy>
+__device__ __forceinline__ void share_copies(const GemmArParameters& p, std::uint64_t epoch,
+                                             std::uint32_t warps, const Copy& copy) {
+  const auto units = static_cast<std::uint32_t>(p.units.units());
+  const std::uint32_t of_node = p.sources() - 1, owners = kNodes ? of_node * (p.units.others + 1) : of_node;
+  if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
+  share_units<Config>(p, p.copied, epoch, units * owners, warps, {.before = units}, [&](std::uint32_t index) {
+    const auto unit = static_cast<std::int32_t>(index / owners);
+    // Of every node's owners the last turn is the rail peer, or this rank.
+    const auto turn = static_cast<std::int32_t>(index % owners + (kNodes ? index % owners / of_node : 0));
+    const OwnerOnDevice owner = p.owner(turn);
+    return p.units.place(unit).row >= owner.rows || copy(owner, unit);
+  });
+  if (threadIdx.x % 32 == 0) end_work(p.endpoint.trace, DeviceWork::kCopy);
+}
+
+/// Whole warp: copies of units that words signal.
 template <class Config, bool kNodes>
 __device__ __forceinline__ void copy_units(const GemmArParameters& p, std::uint32_t warps) {
   const std::uint64_t epoch = p.endpoint.control->epoch;
   const auto units = static_cast<std::uint32_t>(p.units.units());
-  const std::uint32_t of_node = p.sources() - 1, owners = kNodes ? of_node * (p.units.others + 1) : of_node;
   const DeviceWaitScope scope = wait_scope(p, kNodes ? kAfterForward : kAfterNode);
-  const std::byte* sums = p.sums_here + p.half_at();
-  if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
-  share_units<Config>(p, p.copied, epoch, units * owners, warps, {.before = units}, [&](std::uint32_t copy) {
-    const auto unit = static_cast<std::int32_t>(copy / owners);
-    // Of every node's owners the last turn is the rail peer, or this rank.
-    const auto turn = static_cast<std::int32_t>(copy % owners + (kNodes ? copy % owners / of_node : 0));
-    const OwnerOnDevice owner = p.owner(turn);
-    if (p.units.place(unit).row >= owner.rows) return true;
-    if (!wait_together(
-            p.summed + owner.rank * units + unit, PushSumsPlan::count(epoch),
-            {DeviceRole::kIntraComm, DeviceTag::kChunkReady, owner.rank, static_cast<std::uint32_t>(unit)},
-            scope)) {
-      return false;
-    }
-    copy_unit<Config, kNodes>(p, sums, owner, unit, [](std::uint64_t, const uint4&) {});
-    return true;
+  std::byte* sums = p.sums_here + p.half_at();
+  share_copies<Config, kNodes>(p, epoch, warps, [&](const OwnerOnDevice& owner, std::int32_t unit) {
+    const DeviceWaitSite site{DeviceRole::kIntraComm, DeviceTag::kChunkReady, owner.rank,
+                              static_cast<std::uint32_t>(unit)};
+    return wait_together(p.summed + owner.rank * units + unit, PushSumsPlan::count(epoch), site, scope) &&
+           copy_unit<Config, kNodes>(p, sums, owner, unit, ReadOnce{}, [](std::uint64_t, const uint4&) {});
   });
-  if (threadIdx.x % 32 == 0) end_work(p.endpoint.trace, DeviceWork::kCopy);
+}
+
+/// Whole warp: copies of marked units.
+template <class Config>
+__device__ __forceinline__ void copy_marked_units(const GemmArParameters& p, std::uint32_t warps) {
+  const std::uint64_t epoch = p.endpoint.control->epoch;
+  share_copies<Config, false>(p, epoch, warps, [&](const OwnerOnDevice& owner, std::int32_t unit) {
+    const ReadMarked read{p, epoch, DeviceTag::kChunkReady, static_cast<std::uint32_t>(unit), kAfterNode};
+    return copy_unit<Config, false>(p, p.sums_here, owner, unit, read, [](std::uint64_t, const uint4&) {});
+  });
 }
 
 struct GemmArRoles {
@@ -248,6 +283,9 @@ struct GemmArRoles {
     if constexpr (Config::kTileN > 64 && !Config::kSharedTiles) {
       if (p.units.others == 0) return spare_warp<Config, false>(p, warps);
     }
+    if constexpr (Config::kSharedTiles) {
+      if (p.marks_sums) return spare_warp_of_marked<Config>(p, warps);
+    }
     spare_warp<Config, true>(p, warps);
   }
   static __device__ __forceinline__ void send(const Parameters& p, std::uint64_t epoch, int sender) {
@@ -263,13 +301,25 @@ struct GemmArRoles {
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
     const bool sums_first = threadIdx.x / 32 % 3 != 2;
     const auto sum = [&] {
-      const OtherUnits copies{.behind = static_cast<std::uint32_t>(p.units.units() * (p.sources() - 1))};
-      sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}}, copies);
+      sum_units<Config, kNodes>(p, warps, GemmArOutput<kNodes>{p, {p, warps}}, copies(p));
     };
     if (sums_first) sum();
     if (kNodes && p.units.others > 0) forward_units<Config>(p, warps);
     copy_units<Config, kNodes>(p, warps);
     if (!sums_first) sum();
+  }
+
+  /// Where sums are marked, all warps begin with sums, and only those that have multiplied copy. Others would
+  /// begin while the product still needs the memory, and read all the time.
+  template <class Config>
+  static __device__ __forceinline__ void spare_warp_of_marked(const Parameters& p, std::uint32_t warps) {
+    sum_units<Config, false>(p, warps, MarkedSumsOutput{p}, copies(p));
+    if (static_cast<std::int32_t>(blockIdx.x) < p.reduce_ctas) return;
+    copy_marked_units<Config>(p, multiplying_warps<Config>(p));
+  }
+
+  static __device__ __forceinline__ OtherUnits copies(const Parameters& p) {
+    return {.behind = static_cast<std::uint32_t>(p.units.units() * (p.sources() - 1))};
   }
 };
 

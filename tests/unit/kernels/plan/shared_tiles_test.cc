@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -232,6 +233,55 @@ TEST_CASE("marked slots lie behind each other, and are not chosen where they tak
   const std::string refused = wide(32776, true).status().text();
   CHECK_MESSAGE(refused.find("n = 32776") != std::string::npos, refused);
   CHECK_MESSAGE(refused.find("64 MiB at most") != std::string::npos, refused);
+}
+
+TEST_CASE("kernels mark sums where owners share tiles on one node, but where that takes too much memory") {
+  const auto plan_with = [](const GemmShape& shape, const Topology& topology,
+                            std::optional<bool> to_all = false) {
+    return GemmArPlan::make(shape, topology, 0, kH200, {.to_all = to_all}).value();
+  };
+  for (const std::uint32_t ranks : {2U, 3U, 8U}) {
+    for (const std::int64_t m : {1, 64, 100}) {
+      const GemmArPlan plan = plan_with({m, 1032, 64}, {1, ranks});
+      CHECK(plan.product.marks_sums());
+      const PushSumsPlan& sums = plan.sums;
+      // In the operation's own workspace behind its words, the lent one holds slots alone.
+      std::uint64_t end = plan.word_bytes();
+      for (std::int32_t owner = 0; owner < static_cast<std::int32_t>(ranks); ++owner) {
+        CHECK(sums.marked_offset(owner) % 128 == 0);
+        CHECK(sums.marked_offset(owner) >= end);
+        CHECK(sums.marked_offset(owner) - sums.marked_offset(0) == sums.sums_offset(owner) - sums.begin);
+        end = sums.marked_offset(owner) + static_cast<std::uint64_t>(sums.units) * PushSumsPlan::kUnitBytes;
+      }
+      CHECK(sums.marked_bytes() == end - sums.marked_offset(0));
+      CHECK(plan.kernel_word_bytes() == end);
+      CHECK(plan.kernel_data_bytes() == plan.product.data_bytes());
+    }
+  }
+  for (const auto& [shape, topology] : {std::tuple{GemmShape{64, 1032, 64}, Topology(2, 2)},
+                                        {GemmShape{1024, 1032, 64}, Topology(1, 2)},
+                                        {GemmShape{64, 1032, 64}, Topology(1, 1)}}) {
+    const GemmArPlan plan = plan_with(shape, topology);
+    CHECK_FALSE(plan.product.marks_sums());
+    CHECK(plan.kernel_word_bytes() == plan.word_bytes());
+    CHECK(plan.kernel_data_bytes() == plan.data_bytes());
+  }
+  CHECK_FALSE(plan_with({64, 1032, 64}, {1, 2}, true).product.marks_sums());
+  // 8 ranks x 128 rows x 32768 columns x 2 bytes are just 64 MiB.
+  CHECK(plan_with({1024, 32768, 64}, {1, 8}).product.marks_sums());
+  CHECK_FALSE(plan_with({1024, 32776, 64}, {1, 8}).product.marks_sums());
+}
+
+TEST_CASE("sums that are marked are expected to come half a latency earlier than those with words") {
+  const GemmShape shape{64, 8192, 7168};
+  const auto seconds = [&](double latency) {
+    Machine machine = kH200;
+    machine.push_latency = latency;
+    const auto plan =
+        TileReducePlan::make(OpKind::kGemmAr, shape, Topology(1, 4), 0, machine, {.to_all = false});
+    return estimated_seconds(OpKind::kGemmAr, shape, plan.value());
+  };
+  CHECK(std::abs(seconds(10e-6) - seconds(0) - 15e-6) < 1e-9);
 }
 
 TEST_CASE("the expected time of few rows is bound by memory, and grows with rows and ranks") {

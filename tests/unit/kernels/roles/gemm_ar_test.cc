@@ -33,6 +33,17 @@ TEST_CASE("gemm_ar: owners that share tiles send finished sums to everybody") {
   check_reduce<kAr>({200, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 4},
                     {.tile = Sm90Tile::k128x64, .to_all = false}, true);
   check_reduce<kAr>({300, 72, 72}, {1, 5}, {.tile = Sm90Tile::k128x128, .to_all = false}, true);
+  // Owners without rows, and one whose rows end within a unit.
+  check_reduce<kAr>({3, 136, 72}, {1, 5}, {.tile = Sm90Tile::k128x64, .to_all = false}, true);
+  check_reduce<kAr>({67, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 2},
+                    {.tile = Sm90Tile::k128x64, .to_all = false}, true);
+}
+
+TEST_CASE("gemm_ar: owners that share tiles send finished sums with words where marks would be too large") {
+  constexpr bool kNoMarks = false;
+  check_reduce<kAr>({150, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = false}, true, kNoMarks);
+  check_reduce<kAr>({5, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 2},
+                    {.tile = Sm90Tile::k128x128, .to_all = false}, true, kNoMarks);
 }
 
 TEST_CASE("gemm_ar: every rank sums all rows for itself") {
@@ -81,23 +92,29 @@ TEST_CASE("gemm_ar: no value is taken for one that has not come") {
   for (const GemmShape& shape :
        {GemmShape{6, 136, kK}, GemmShape{6, 136, kK, DataType::kF16, Layout::kColumnMajor}}) {
     const std::uint16_t infinity = shape.dtype == DataType::kBf16 ? 0x7F80 : 0x7C00;
-    ReduceRanks<kAr> world(shape, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = true});
-    for (std::uint64_t launch = 0; launch < 3; ++launch) {
-      world.check(launch, [&](std::size_t rank, auto& a) {
-        a[7] = rank == 1 ? 0x7FFF : 0xFFFF;
-        a[kK + 3] = infinity;
-        a[2 * kK + 5] = rank % 2 == 0 ? infinity : infinity | 0x8000;
-        std::fill_n(a.begin() + 3 * kK, kK, std::uint16_t{0x8000});
-        std::fill_n(a.begin() + 4 * kK, kK, std::uint16_t{0});
-      });
+    for (const bool to_all : {true, false}) {
+      ReduceRanks<kAr> world(shape, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = to_all});
+      REQUIRE(world.has_marks());
+      for (std::uint64_t launch = 0; launch < 3; ++launch) {
+        world.check(launch, [&](std::size_t rank, auto& a) {
+          a[7] = rank == 1 ? 0x7FFF : 0xFFFF;
+          a[kK + 3] = infinity;
+          a[2 * kK + 5] = rank % 2 == 0 ? infinity : infinity | 0x8000;
+          std::fill_n(a.begin() + 3 * kK, kK, std::uint16_t{0x8000});
+          std::fill_n(a.begin() + 4 * kK, kK, std::uint16_t{0});
+        });
+      }
     }
   }
 }
 
 TEST_CASE("gemm_ar: a rank whose partials do not come is named, and nothing is launched after that") {
-  ReduceRanks<kAr> world({70, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = true});
-  world.check(0);
-  world.check_missing(1, 2);
+  for (const bool to_all : {true, false}) {
+    ReduceRanks<kAr> world({70, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = to_all});
+    REQUIRE(world.has_marks());
+    world.check(0);
+    world.check_missing(1, 2);
+  }
 }
 
 TEST_CASE("gemm_ar: boxes of a hold the rows that there are") {

@@ -35,17 +35,19 @@ using namespace mkernel::kernels;
 template <OpKind kKind>
 class ReduceRanks {
  public:
-  ReduceRanks(const GemmShape& shape, const Topology& topology, TileReduceOptions options)
-      : shape_(shape), topology_(topology), fabric_(topology.world(), kLanes) {
+  /// `marks`: where the plan marks sums; without them they have words, as where marks would take too much
+  /// memory.
+  ReduceRanks(const GemmShape& shape, const Topology& topology, TileReduceOptions options, bool marks = true)
+      : shape_(shape), topology_(topology), fabric_(topology.world(), kLanes), marks_(marks) {
     options.reduce_ctas = 2;
     for (std::uint32_t r = 0; r < topology.world(); ++r) {
       ranks_.push_back(std::make_unique<Rank>(Rank{plan_of(r, options)}));
       Rank& rank = *ranks_.back();
-      half_bytes_ = lent_half_bytes(lent_workspace_bytes(rank.plan.data_bytes()));
+      half_bytes_ = lent_half_bytes(lent_workspace_bytes(marks_sums(rank.plan) ? rank.plan.kernel_data_bytes()
+                                                                               : rank.plan.data_bytes()));
       rank.words.resize(rank.plan.word_bytes() / 8 + 1);
       rank.lent.resize(lent_workspace_bytes(half_bytes_) / sizeof(Line) + 1);
-      if (rank.plan.product.reduce.to_all)
-        rank.marked.resize(rank.plan.product.reduce.marked_bytes() / sizeof(Line) + 1, kMarks);
+      rank.marked.resize(marked_bytes(rank.plan) / sizeof(Line) + 1, kMarks);
       rank.counts.resize(2 + static_cast<std::size_t>(rank.plan.product.most_chunks()));
       rank.staged.resize(
           static_cast<std::size_t>(rank.plan.product.units.others * rank.plan.product.most_chunks()));
@@ -54,6 +56,7 @@ class ReduceRanks {
   }
 
   const TileReducePlan& plan() const { return ranks_[0]->plan.product; }
+  bool has_marks() const { return marked_bytes(ranks_[0]->plan) > 0; }
 
   using Elements = std::vector<std::uint16_t>;
   /// Called with a rank and its a, after the operands are drawn.
@@ -127,7 +130,7 @@ class ReduceRanks {
     GemmArPlan plan;  ///< of GEMM+RS only the product
     std::vector<std::uint64_t> words{};
     std::vector<Line> lent{};
-    std::vector<Line> marked{};  ///< slots of PushReducePlan::to_all
+    std::vector<Line> marked{};  ///< slots of PushReducePlan::to_all, or sums of PushSumsPlan
     std::vector<OwnerOnDevice> owners{};
     std::vector<TensorMap> slots{};
     std::uint64_t claimed = 0;
@@ -150,6 +153,14 @@ class ReduceRanks {
                         require(TileReducePlan::make(kKind, shape_, topology_, rank, machine, options))};
     plan.sums = {.words_begin = plan.product.word_bytes(), .begin = plan.product.data_bytes()};
     return plan;
+  }
+  bool marks_sums(const GemmArPlan& plan) const {
+    return marks_ && kKind == OpKind::kGemmAr && plan.product.marks_sums();
+  }
+  /// Of a rank's own workspace what is marked.
+  std::uint64_t marked_bytes(const GemmArPlan& plan) const {
+    if (plan.product.reduce.to_all) return plan.product.reduce.marked_bytes();
+    return marks_sums(plan) ? plan.sums.marked_bytes() : 0;
   }
   Rank& rank_at(std::uint32_t node, std::uint32_t local) { return *ranks_[topology_.rank_at(node, local)]; }
   Range rows(const Rank& rank) const {
@@ -229,15 +240,22 @@ class ReduceRanks {
     const TileReducePlan& plan = rank.plan.product;
     const PushSumsPlan& sums = rank.plan.sums;
     const auto me = static_cast<std::uint32_t>(plan.rank());
+    const bool marked = marks_sums(rank.plan);
+    const auto sums_of = [&](Rank& there, std::int32_t owner) {
+      return marked ? reinterpret_cast<std::byte*>(there.marked.data()) + sums.marked_offset(owner) -
+                          sums.marked_offset(0)
+                    : there.lent_memory() + sums.sums_offset(owner);
+    };
     GemmArParameters& p = rank.p;
     for (std::int32_t near = 0; near < plan.reduce.sources - 1; ++near) {
       const auto owner = plan.owners[static_cast<std::size_t>(plan.tiles.far_turns + near)];
       Rank& there = *ranks_[static_cast<std::size_t>(owner)];
-      p.sums_there[near] = there.lent_memory() + sums.sums_offset(plan.rank());
+      p.sums_there[near] = sums_of(there, plan.rank());
       p.summed_there[near] = there.words.data() + sums.summed_offset(plan.rank()) / 8;
     }
     p.sums_at = sums.sums_offset(0);
-    p.sums_here = ranks_[me]->lent_memory() + sums.sums_offset(0);
+    p.sums_here = sums_of(*ranks_[me], 0);
+    p.marks_sums = marked;
     p.summed = rank.words.data() + sums.summed_offset(0) / 8;
     p.sums_owner_bytes = sums.sums_offset(1) - sums.sums_offset(0);
     p.copied = rank.counts.data();
@@ -345,18 +363,19 @@ class ReduceRanks {
   const GemmShape shape_;
   const Topology topology_;
   HostFabric fabric_;
+  const bool marks_;
   std::uint64_t half_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-/// Two launches, so that both halves of the lent workspaces and their counts are used; of marked slots more,
+/// Two launches, so that both halves of the lent workspaces and their counts are used; of marked data more,
 /// which use them again.
 template <OpKind kKind>
 void check_reduce(const GemmShape& shape, const Topology& topology, const TileReduceOptions& options,
-                  bool shared) {
-  ReduceRanks<kKind> world(shape, topology, options);
+                  bool shared, bool marks = true) {
+  ReduceRanks<kKind> world(shape, topology, options, marks);
   REQUIRE(world.plan().shared.any() == shared);
-  const std::uint64_t launches = world.plan().reduce.to_all ? 4 : 2;
+  const std::uint64_t launches = world.has_marks() ? 4 : 2;
   for (std::uint64_t launch = 0; launch < launches; ++launch) world.check(launch);
 }
 

@@ -13,6 +13,7 @@
 #include "tests/unit/kernels/plan/simulation/ag_gemm.h"
 #include "tests/unit/kernels/plan/simulation/gemm_ar.h"
 #include "tests/unit/kernels/plan/simulation/marked_slots.h"
+#include "tests/unit/kernels/plan/simulation/marked_sums.h"
 #include "tests/unit/kernels/plan/simulation/moe.h"
 #include "tests/unit/kernels/plan/simulation/ring_attention.h"
 #include "tests/unit/kernels/plan/simulation/ring_backward.h"
@@ -78,6 +79,17 @@ struct GemmArCase : SumCase {
     return plan;
   }
   std::string label() const { return "GEMM+AR m = " + std::to_string(shape.m); }
+};
+
+/// The same with marked sums, as kernels do it on one node where owners share tiles.
+struct MarkedSumsCase : GemmArCase {
+  using World = MarkedSumsWorld;
+
+  Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
+    auto plan = GemmArCase::plan(topology, rank);
+    if (plan.ok()) REQUIRE(plan->product.marks_sums());
+    return plan;
+  }
 };
 
 /// GEMM+AR whose ranks all sum all rows, with words: of one node with several ranks.

@@ -91,6 +91,12 @@ TEST_CASE("GEMM+AR with marked slots: who reports a launch as good has that laun
                     {{1, 2}, {1, 3}});
 }
 
+TEST_CASE("GEMM+AR with marked sums: who reports a launch as good has that launch's result") {
+  check<MarkedSumsCase>({{{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}}},
+                         {{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}}}},
+                        kSeeds, {{1, 2}, {1, 3}, {1, 4}});
+}
+
 TEST_CASE("ring attention: who reports a launch as good has that launch's result, whatever has failed") {
   const AttentionShape shape{.batch = 1, .sequence = 3, .heads = 1, .kv_heads = 1, .head_dim = 64};
   AttentionShape causal = shape;

@@ -17,12 +17,16 @@ std::vector<kernels::TileReducePlan> products_of(const std::vector<kernels::Gemm
 
 }  // namespace
 
+GemmArWorld::GemmArWorld(const std::vector<kernels::GemmArPlan>& plans, const GemmShape& shape,
+                         const kernels::Topology& topology, const Warps& warps, const Settings& settings)
+    : TileReduceWorld(products_of(plans), shape, topology, warps, settings,
+                      static_cast<std::int32_t>(plans[0].lanes())),
+      ar_plans_(plans) {}
+
 GemmArWorld::GemmArWorld(const GemmShape& shape, const kernels::Topology& topology,
                          const std::vector<kernels::GemmArPlan>& plans, const Warps& warps,
                          const Settings& settings)
-    : TileReduceWorld(products_of(plans), shape, topology, warps, settings,
-                      static_cast<std::int32_t>(plans[0].lanes())),
-      ar_plans_(plans) {
+    : GemmArWorld(plans, shape, topology, warps, settings) {
   for (const auto& plan : ar_plans_) add_rank_of(plan.product, plan.word_bytes(), plan.data_bytes(), shape.m);
 }
 
@@ -175,8 +179,8 @@ Task GemmArWorld::copy_units(std::int32_t index, std::uint64_t epoch) {
 }
 
 /// One warp of three begins with copies.
-Task GemmArWorld::spare_warp(std::int32_t index, std::uint64_t epoch, std::int32_t number) {
-  const bool sums_first = number % 3 != 2 && !has(Fault::kCopiesFirst);
+Task GemmArWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp) {
+  const bool sums_first = warp.number % 3 != 2 && !has(Fault::kCopiesFirst);
   UnitFanOut output(*this, index, epoch);
   if (sums_first) co_await sum_units(index, epoch, output);
   if (others(index) > 0) co_await forward_units(index, epoch);

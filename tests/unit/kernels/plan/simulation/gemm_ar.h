@@ -17,6 +17,26 @@ class GemmArWorld : public TileReduceWorld {
   GemmArWorld(const GemmShape& shape, const kernels::Topology& topology,
               const std::vector<kernels::GemmArPlan>& plans, const Warps& warps, const Settings& settings);
 
+ protected:
+  /// Without ranks.
+  GemmArWorld(const std::vector<kernels::GemmArPlan>& plans, const GemmShape& shape,
+              const kernels::Topology& topology, const Warps& warps, const Settings& settings);
+
+  Task spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp) override;
+  std::string check_counts() override;
+
+  const kernels::PushSumsPlan& sums(std::int32_t index) const {
+    return ar_plans_[static_cast<std::size_t>(index)].sums;
+  }
+  Stamp sum_stamp(std::uint64_t epoch, std::int32_t of, std::int32_t unit) {
+    return unit_stamp(epoch, Content::kSum, of, 0, unit);
+  }
+  SumUnit unit_of(std::int32_t index, std::int32_t turn, std::int32_t unit) const;
+  /// A unit of another owner's into c.
+  void copy(std::int32_t index, std::uint64_t epoch, const SumUnit& unit, bool right);
+
+  const std::vector<kernels::GemmArPlan> ar_plans_;
+
  private:
   /// The way of finished units out, one warp's: to the other ranks of the node, and, of own units, to where
   /// they are put from. Several are signalled at a time.
@@ -39,21 +59,16 @@ class GemmArWorld : public TileReduceWorld {
     Word* chunk_ = nullptr;                                       ///< of the own unit that is pending
   };
 
-  Task spare_warp(std::int32_t index, std::uint64_t epoch, std::int32_t number) override;
   std::int32_t senders() const override { return 2; }
   Task send(std::int32_t index, std::uint64_t epoch, std::int32_t sender) override;
   std::uint64_t c_offset(std::int32_t index, std::int32_t turn) const override {
     return static_cast<std::uint64_t>(plan(index).reduce.first_row(owner(index, turn)) * columns_) * 2;
   }
-  std::string check_counts() override;
 
   Task put_sums(std::int32_t index, std::uint64_t epoch);
   Task forward_units(std::int32_t index, std::uint64_t epoch);
   Task copy_units(std::int32_t index, std::uint64_t epoch);
 
-  const kernels::PushSumsPlan& sums(std::int32_t index) const {
-    return ar_plans_[static_cast<std::size_t>(index)].sums;
-  }
   std::uint64_t sums_at(std::int32_t index, std::uint64_t epoch, std::int32_t of, std::int32_t packed) const {
     return half_at(epoch, Fault::kNone) + sums(index).sums_offset(of) +
            static_cast<std::uint64_t>(packed) * kUnitBytes;
@@ -61,14 +76,7 @@ class GemmArWorld : public TileReduceWorld {
   Word& summed(std::int32_t index, std::int32_t of, std::int32_t unit) {
     return rank(index).workspace.word(sums(index).summed_offset(of) + static_cast<std::uint64_t>(unit) * 8);
   }
-  Stamp sum_stamp(std::uint64_t epoch, std::int32_t of, std::int32_t unit) {
-    return unit_stamp(epoch, Content::kSum, of, 0, unit);
-  }
-  SumUnit unit_of(std::int32_t index, std::int32_t turn, std::int32_t unit) const;
   bool sum_holds(std::int32_t index, std::uint64_t epoch, const SumUnit& unit);
-  void copy(std::int32_t index, std::uint64_t epoch, const SumUnit& unit, bool right);
-
-  const std::vector<kernels::GemmArPlan> ar_plans_;
 };
 
 }  // namespace mkernel::test

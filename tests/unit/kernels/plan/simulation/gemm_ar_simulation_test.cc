@@ -17,6 +17,9 @@ const GemmArCase kOneRow{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1
 /// On four nodes every other rank has one.
 const GemmArCase kTwoRows{{{2, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}};
 const GemmArCase kUnits{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}};
+const GemmArCase kShared{{{70, 136, 8}, kHost, {.tile = TileSize{64, 64, 2}, .reduce_ctas = 1}, 16, kFew}};
+const GemmArCase kSharedByMany{
+    {{150, 264, 8}, kGpu, {.tile = Sm90Tile::k128x128, .reduce_ctas = 2}, 16, kMany}};
 const std::vector<GemmArCase> kSmall{kOneRow, kTwoRows, kUnits};
 const std::vector<GemmArCase> kLarge{
     {{{131, 520, 8}, kHost, {.tile = TileSize{8, 256, 1}, .reduce_ctas = 2}, 3, kMany}},
@@ -50,6 +53,16 @@ TEST_CASE("GEMM+AR: any order of steps ends with marked slots, and nobody reads 
   check_seen(cases[1], Topology(1, 3), Fault::kOneHalf, "stores over what has no mark");
   check_seen(cases[1], Topology(1, 3), Fault::kNoMarks, "stores over what has no mark");
   check_seen(cases[1], Topology(1, 3), Fault::kNoMarks, "reads a tile in launch 2");
+}
+
+TEST_CASE("GEMM+AR: any order of steps ends with marked sums, and nobody copies or marks too early or late") {
+  const std::vector<MarkedSumsCase> cases{{kOneRow}, {kTwoRows}, {kShared}, {kSharedByMany}};
+  play_everywhere(cases, 6, Fault::kNone, {{1, 2}, {1, 3}, {1, 4}, {1, 8}});
+  play_everywhere<MarkedSumsCase>({{kTwoRows}, {kShared}}, 2, Fault::kNone, {{1, 16}});
+  check_seen(cases[2], Topology(1, 3), Fault::kLateMarks, "stores over what has no mark");
+  check_seen(cases[2], Topology(1, 3), Fault::kNoMarks, "stores over what has no mark");
+  check_seen(cases[2], Topology(1, 3), Fault::kNoMarks, "reads a sum in launch 1");
+  check_seen(cases[2], Topology(1, 3), Fault::kCopiesUnwaited, "reads a sum in launch");
 }
 
 TEST_CASE("GEMM+AR: the simulation sees what is wrong") {

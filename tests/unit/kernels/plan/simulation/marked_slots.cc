@@ -16,11 +16,11 @@ MarkedSlotsWorld::MarkedSlotsWorld(const GemmShape& shape, const kernels::Topolo
     add_rank_of(plan, plan.reduce.marked_bytes(), kernels::kLentAlignment, plan.reduce.rows);
 }
 
-MarkedSlotsWorld::Piece MarkedSlotsWorld::piece(std::int32_t index, std::uint64_t epoch, std::int32_t source,
-                                                const Span& row) {
+MarkedData::Piece MarkedSlotsWorld::piece(std::int32_t index, std::uint64_t epoch, std::int32_t source,
+                                          const Span& row) {
   const std::uint64_t half = has(Fault::kOneHalf) ? 0 : epoch & 1;
-  const Span at{plan(index).reduce.marked_offset(half, source) + row.at, row.bytes};
-  return {at, &come_[{index, at.at}]};
+  return slots_.piece(index, rank(index).workspace,
+                      {plan(index).reduce.marked_offset(half, source) + row.at, row.bytes});
 }
 
 // ---- compute ----
@@ -43,53 +43,23 @@ Task MarkedSlotsWorld::store_tile(std::int32_t index, std::uint64_t epoch, std::
   for (const auto& part : tile.parts) {
     co_await scheduler_.step();
     const std::int32_t to = owner(index, part.turn);
-    for (const Span& row : rows_of_tile(index, tile, part)) {
-      const Piece there = piece(to, epoch, index, row);
-      if (there.come->value != 0 && !scheduler_.may_expire())
-        scheduler_.report("rank " + std::to_string(index) + " stores over what has no mark");
-      begin_write(rank(to).workspace, there.at);
-    }
+    for (const Span& row : rows_of_tile(index, tile, part))
+      slots_.begin_store(index, piece(to, epoch, index, row));
   }
   for (const auto& part : tile.parts) {
     const std::int32_t to = owner(index, part.turn);
     for (const Span& row : rows_of_tile(index, tile, part)) {
       co_await scheduler_.step();
-      const Piece there = piece(to, epoch, index, row);
-      rank(to).workspace.end_write(there.at, tile_stamp(to, epoch, index, row));
-      scheduler_.set(*there.come, 1);
+      slots_.end_store(piece(to, epoch, index, row), tile_stamp(to, epoch, index, row));
     }
   }
 }
 
 // ---- sums ----
 
-/// Marks that a warp has begun to write.
-class MarkedSlotsWorld::Marks {
- public:
-  Marks(MarkedSlotsWorld& world, std::int32_t index) : world_(world), memory_(world.rank(index).workspace) {}
-
-  void begin(const Piece& piece) {
-    if (world_.has(Fault::kNoMarks)) return;
-    world_.begin_write(memory_, piece.at);
-    begun_.push_back(piece);
-  }
-  void finish() {
-    for (const Piece& piece : begun_) {
-      memory_.end_write(piece.at, std::vector<Stamp>(memory_.read(piece.at).size(), Memory::kNeverWritten));
-      world_.scheduler_.set(*piece.come, 0);
-    }
-    begun_.clear();
-  }
-
- private:
-  MarkedSlotsWorld& world_;
-  Memory& memory_;
-  std::vector<Piece> begun_;
-};
-
-Task MarkedSlotsWorld::spare_warp(std::int32_t index, std::uint64_t epoch, std::int32_t) {
+Task MarkedSlotsWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp&) {
   Memory& memory = rank(index).workspace;
-  Marks marks(*this, index);
+  MarkedData::Marks marks(slots_);
   UnitClaims claims(counts(index).claimed, epoch, static_cast<std::uint32_t>(plan(index).units.units()),
                     spare_warps(index));
   bool gave_up = false;
@@ -102,7 +72,7 @@ Task MarkedSlotsWorld::spare_warp(std::int32_t index, std::uint64_t epoch, std::
     bool right = true;
     for (std::int32_t source = 0; source < ranks_per_node() && !gave_up; ++source) {
       for (const Span& row : rows) {
-        const Piece here = piece(index, epoch, source, row);
+        const MarkedData::Piece here = piece(index, epoch, source, row);
         gave_up = !co_await scheduler_.wait(*here.come, 1);
         if (gave_up) break;
         right &= holds(index, epoch, memory, here.at, tile_stamp(index, epoch, source, row), "a tile");
@@ -126,9 +96,7 @@ std::string MarkedSlotsWorld::check_counts() {
     if (counts(index).claimed != settings_.launches * (units + spare_warps(index)))
       return "claims of rank " + std::to_string(index) + " end at " + std::to_string(counts(index).claimed);
   }
-  for (const auto& [place, come] : come_)
-    if (come.value != 0) return "a slot of rank " + std::to_string(place.first) + " ends without its mark";
-  return "";
+  return slots_.check();
 }
 
 }  // namespace mkernel::test

@@ -4,18 +4,15 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "tests/unit/kernels/plan/simulation/marks.h"
 #include "tests/unit/kernels/plan/simulation/tile_reduce.h"
 
 namespace mkernel::test {
 
-/// Whether a piece of a slot has come is the state of the piece itself: a word that is 1 from its store to
-/// its mark. A piece is the row of a unit. The pieces of a tile come one by one, and marks are written at any
-/// time until the launch ends.
+/// A piece is the row of a unit.
 class MarkedSlotsWorld final : public TileReduceWorld {
  public:
   MarkedSlotsWorld(const GemmShape& shape, const kernels::Topology& topology,
@@ -23,20 +20,14 @@ class MarkedSlotsWorld final : public TileReduceWorld {
                    const Settings& settings);
 
  protected:
-  Task spare_warp(std::int32_t index, std::uint64_t epoch, std::int32_t number) override;
+  Task spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp) override;
   Task store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
                   std::int32_t in_cluster) override;
   std::string check_counts() override;
 
  private:
-  struct Piece {
-    Span at;
-    Word* come;
-  };
-  class Marks;
-
   /// Of the slot of `source` at rank `index`; `row`: in [rows, columns].
-  Piece piece(std::int32_t index, std::uint64_t epoch, std::int32_t source, const Span& row);
+  MarkedData::Piece piece(std::int32_t index, std::uint64_t epoch, std::int32_t source, const Span& row);
   Stamp tile_stamp(std::int32_t index, std::uint64_t epoch, std::int32_t source, const Span& row) {
     return stamp(epoch, Content::kPartialTile, source,
                  rank(index).workspace.cells(static_cast<std::int64_t>(row.at)));
@@ -44,7 +35,7 @@ class MarkedSlotsWorld final : public TileReduceWorld {
   std::vector<Span> rows_of_tile(std::int32_t index, const kernels::TileReducePlan::Tile& tile,
                                  const kernels::TileReducePlan::Tile::Part& part) const;
 
-  std::map<std::pair<std::int32_t, std::uint64_t>, Word> come_;  ///< by rank and offset
+  MarkedData slots_{scheduler_, settings_};
 };
 
 }  // namespace mkernel::test

@@ -131,7 +131,8 @@ void TileReduceWorld::end_part(std::int32_t index, std::uint64_t epoch,
 Task TileReduceWorld::multiplying_warp(std::int32_t index, std::uint64_t epoch, Cta& cta, std::int32_t number,
                                        std::int32_t tiles) {
   co_await scheduler_.meet(cta.multiplied, static_cast<std::uint64_t>(tiles));
-  co_await spare_warp(index, epoch, number);
+  const SpareWarp warp{number, true};
+  co_await spare_warp(index, epoch, warp);
   scheduler_.add(cta.ended, 1);
 }
 
@@ -156,7 +157,8 @@ Task TileReduceWorld::reducing_warp(std::int32_t index, std::uint64_t epoch, Cta
   const std::int32_t spare = warps_of_cta(index) - (first ? reserved(index) : 0);
   if (first && number == 0) co_await exchange_empty(index, epoch);
   if (number < spare) {
-    co_await spare_warp(index, epoch, number);
+    const SpareWarp warp{number, false};
+    co_await spare_warp(index, epoch, warp);
   } else {
     co_await send(index, epoch, number - spare);
   }
@@ -164,7 +166,7 @@ Task TileReduceWorld::reducing_warp(std::int32_t index, std::uint64_t epoch, Cta
   scheduler_.add(shared.ended, 1);
 }
 
-Task TileReduceWorld::spare_warp(std::int32_t index, std::uint64_t epoch, std::int32_t) {
+Task TileReduceWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp&) {
   SumOutput only_c;
   co_await sum_units(index, epoch, only_c);
 }

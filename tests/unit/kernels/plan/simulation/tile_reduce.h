@@ -70,6 +70,12 @@ struct Warps {
   std::int32_t multiplying = 2;  ///< of a CTA that computes: numbers 4 ..
 };
 
+/// A warp that has nothing else to do.
+struct SpareWarp {
+  std::int32_t number = 0;  ///< in its CTA
+  bool multiplied = false;  ///< not of a CTA that only sums
+};
+
 /// What becomes of sums of own rows: an Output of sum_slots.cuh.
 class SumOutput {
  public:
@@ -101,8 +107,8 @@ class TileReduceWorld : public World {
   void add_rank_of(const kernels::TileReducePlan& plan, std::uint64_t word_bytes, std::uint64_t data_bytes,
                    std::int64_t c_rows);
 
-  /// A warp that has nothing else to do, `number` in its CTA. The whole of its part in the launch.
-  virtual Task spare_warp(std::int32_t index, std::uint64_t epoch, std::int32_t number);
+  /// The whole of a warp's part in the launch.
+  virtual Task spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp);
   virtual std::int32_t senders() const { return 1; }
   virtual Task send(std::int32_t index, std::uint64_t epoch, std::int32_t sender);
   /// Where an owner's rows lie in this rank's c: of its own alone.

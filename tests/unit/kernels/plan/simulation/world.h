@@ -32,7 +32,9 @@ enum class Fault {
   kOwnSumsFirst,     ///< own rows are summed before those of other nodes
   kLateFlush,        ///< a warp waits with a finished unit that it has not signalled
   kCopiesFirst,      ///< all warps begin with copies
-  kNoMarks,          ///< marked slots are read and not marked again
+  kNoMarks,          ///< marked data are read and not marked again
+  kLateMarks,        ///< a launch ends before its marks are written
+  kCopiesUnwaited,   ///< marked sums are copied without a wait
   // Of the mixture of experts:
   kRowsBeforeCounts,    ///< a rank pushes before the counts of all are in
   kOneCounts,           ///< counts of all launches lie in one place

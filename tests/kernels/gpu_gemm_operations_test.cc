@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -163,31 +162,8 @@ TEST_CASE("two launches of a group at the same time are told, and stop those beh
 TEST_CASE_TEMPLATE("captured in a graph and replayed with new operands, no host call between", Op, AgGemm,
                    GemmRs, GemmAr) {
   if (!peers_or_skip(1)) return;
-  constexpr int kRounds = 10, kReplays = 100;
-  for (const GemmShape& s : {GemmShape{1024, 256, 512}, GemmShape{64, 512, 512}}) {
-    GpuRanks all = gpu_ranks<Op>(node_ranks(), s);
-    std::vector<std::optional<bench::GpuGraph>> graphs(all.size());
-    require_ok(all.each([&](int rank) -> Status {
-      auto graph = bench::GpuGraph::capture(all.stream(rank), [&] {
-        return all.operation(rank).enqueue(all.arguments(rank), kGpuOptions, all.stream(rank).get());
-      });
-      if (!graph.ok()) return graph.status();
-      graphs[rank] = std::move(*graph);
-      return {};
-    }));
-    for (int round = 0; round < kRounds; ++round) {
-      require_ok(all.each([&](int rank) -> Status {
-        for (int i = 0; i < kReplays; ++i) {
-          // Filled on the stream itself, so that nothing but the stream orders it.
-          MK_RETURN_IF_ERROR(all.fill(rank, round * kReplays + i));
-          MK_RETURN_IF_ERROR(graphs[rank]->launch(all.stream(rank)));
-        }
-        MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
-        return all.operation(rank).status();
-      }));
-      require_ok(all.each([&](int rank) { return all.verify(rank); }));  // the last one
-    }
-  }
+  for (const GemmShape& s : {GemmShape{1024, 256, 512}, GemmShape{64, 512, 512}})
+    gpu_ranks<Op>(node_ranks(), s).check_replays(10, 100);
 }
 
 TEST_CASE_TEMPLATE("a rank that does not come is named within the deadline, and the GPU is usable at once",

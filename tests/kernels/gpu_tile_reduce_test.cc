@@ -9,12 +9,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kernels/cuda/memory/own_stream.h"
 #include "tests/support/gpu_ranks.h"
-#include "tools/mkbench/gpu_stream.h"
 
 using namespace mkernel;
 using namespace mkernel::kernels;
@@ -170,28 +168,8 @@ TEST_CASE("GEMM+AR of few rows, both ways: replayed by graphs with new operands"
   for (const bool to_all : {true, false}) {
     // Owners without rows; and more units than warps, which are claimed.
     for (const GemmShape& shape : {GemmShape{5, 1032, 520}, GemmShape{100 * ranks, 8192, 264}}) {
-      GpuRanks all = gpu_ranks<GemmAr>(ranks, shape, {.to_all = to_all});
-      std::vector<std::optional<bench::GpuGraph>> graphs(static_cast<std::size_t>(ranks));
-      require_ok(all.each([&](int rank) -> Status {
-        auto graph = bench::GpuGraph::capture(all.stream(rank), [&] {
-          return all.operation(rank).enqueue(all.arguments(rank), kGpuOptions, all.stream(rank).get());
-        });
-        if (!graph.ok()) return graph.status();
-        graphs[rank] = std::move(*graph);
-        return {};
-      }));
-      for (int round = 0; round < 20; ++round) {
-        require_ok(all.each([&](int rank) -> Status {
-          // An odd number, so that rounds end in either half.
-          for (int i = 0; i < 51; ++i) {
-            MK_RETURN_IF_ERROR(all.fill(rank, static_cast<std::uint64_t>(round * 51 + i)));
-            MK_RETURN_IF_ERROR(graphs[rank]->launch(all.stream(rank)));
-          }
-          MK_RETURN_IF_ERROR(all.stream(rank).synchronize());
-          return all.operation(rank).status();
-        }));
-        require_ok(all.each([&](int rank) { return all.verify(rank); }));
-      }
+      // An odd number, so that rounds end in either half.
+      gpu_ranks<GemmAr>(ranks, shape, {.to_all = to_all}).check_replays(20, 51);
     }
   }
 }

@@ -97,4 +97,27 @@ void GpuRanks::check(int launches) {
   }
 }
 
+void GpuRanks::check_replays(int rounds, int replays) {
+  CAPTURE(operation(0).signature());
+  std::vector<bench::GpuGraph> graphs(ranks_.size());
+  require_ok(each([&](int rank) -> Status {
+    auto graph = bench::GpuGraph::capture(stream(rank), [&] {
+      return operation(rank).enqueue(arguments(rank), kGpuOptions, stream(rank).get());
+    });
+    if (graph.ok()) graphs[rank] = std::move(*graph);
+    return graph.status();
+  }));
+  for (int round = 0; round < rounds; ++round) {
+    require_ok(each([&](int rank) -> Status {
+      for (int i = 0; i < replays; ++i) {
+        MK_RETURN_IF_ERROR(fill(rank, static_cast<std::uint64_t>(round * replays + i)));
+        MK_RETURN_IF_ERROR(graphs[rank].launch(stream(rank)));
+      }
+      MK_RETURN_IF_ERROR(stream(rank).synchronize());
+      return operation(rank).status();
+    }));
+    require_ok(each([&](int rank) { return verify(rank); }));
+  }
+}
+
 }  // namespace mkernel::test

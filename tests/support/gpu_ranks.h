@@ -70,6 +70,9 @@ class GpuRanks {
   /// From the thread of the test case: `launches` with new operands each time, all verified, and nothing
   /// wrong on the wire.
   void check(int launches);
+  /// Likewise, with a graph of a launch for each rank: `rounds` times `replays` with new operands, which are
+  /// filled on the stream, so that nothing else orders them. The last replay of a round is verified.
+  void check_replays(int rounds, int replays);
 
  private:
   struct Rank {

@@ -57,13 +57,13 @@ class CudaVarlenAttentionBackward final
 Result<std::unique_ptr<CudaAttentionBackwardOperation>> make_cuda_varlen_attention_backward(
     AttentionBackwardPlan plan, const Topology& topology, std::uint32_t rank, const Machine& machine) {
   const CooperativeKernel kernel =
-      has_attention_window(plan.shape) ? with_attention_heads(plan.shape,
-                                               []<int kHeadDim, DataType kType>() {
-                                                 return window_backward_kernel_of<kHeadDim, kType>();
-                                               })
-                        : with_attention_config(plan.shape, []<int kHeadDim, bool kCausal, DataType kType>() {
-                            return varlen_backward_kernel_of<kHeadDim, kCausal, kType>();
-                          });
+      has_attention_window(plan.shape)
+          ? with_attention_heads(
+                plan.shape,
+                []<int kHeadDim, DataType kType>() { return window_backward_kernel_of<kHeadDim, kType>(); })
+          : with_attention_config(plan.shape, []<int kHeadDim, bool kCausal, DataType kType>() {
+              return varlen_backward_kernel_of<kHeadDim, kCausal, kType>();
+            });
   std::unique_ptr<CudaAttentionBackwardOperation> made =
       std::make_unique<CudaVarlenAttentionBackward>(std::move(plan), machine, topology, rank);
   MK_RETURN_IF_ERROR(made->load(kernel, machine));

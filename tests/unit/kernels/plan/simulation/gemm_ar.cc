@@ -192,7 +192,10 @@ Task GemmArWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const Spar
 
 std::string GemmArWorld::check_counts() {
   const std::string error = TileReduceWorld::check_counts();
-  if (!error.empty()) return error;
+  return error.empty() ? check_sums() : error;
+}
+
+std::string GemmArWorld::check_sums() {
   const std::uint64_t launches = settings_.launches;
   for (const auto& [key, each] : channels()) {
     if (each.lane != 1) continue;

@@ -23,7 +23,8 @@ class GemmArWorld : public TileReduceWorld {
               const kernels::Topology& topology, const Warps& warps, const Settings& settings);
 
   Task spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp) override;
-  std::string check_counts() override;
+  /// What is wrong with the counts of sums and copies after the last launch; empty: nothing.
+  virtual std::string check_sums();
 
   const kernels::PushSumsPlan& sums(std::int32_t index) const {
     return ar_plans_[static_cast<std::size_t>(index)].sums;
@@ -59,6 +60,7 @@ class GemmArWorld : public TileReduceWorld {
     Word* chunk_ = nullptr;                                       ///< of the own unit that is pending
   };
 
+  std::string check_counts() override;
   std::int32_t senders() const override { return 2; }
   Task send(std::int32_t index, std::uint64_t epoch, std::int32_t sender) override;
   std::uint64_t c_offset(std::int32_t index, std::int32_t turn) const override {

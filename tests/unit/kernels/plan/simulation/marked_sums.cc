@@ -116,9 +116,7 @@ Task MarkedSumsWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const 
 
 // ---- the end ----
 
-std::string MarkedSumsWorld::check_counts() {
-  const std::string error = TileReduceWorld::check_counts();
-  if (!error.empty()) return error;
+std::string MarkedSumsWorld::check_sums() {
   for (std::int32_t index = 0; index < plan(0).reduce.world; ++index) {
     const auto copies = static_cast<std::uint64_t>(ar_plans_[static_cast<std::size_t>(index)].copies());
     if (counts(index).copied != settings_.launches * (copies + copying_warps(index)))

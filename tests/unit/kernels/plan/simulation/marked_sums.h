@@ -28,7 +28,7 @@ class MarkedSumsWorld final : public GemmArWorld {
   };
 
   Task spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp) override;
-  std::string check_counts() override;
+  std::string check_sums() override;
 
   Task copy_units(std::int32_t index, std::uint64_t epoch);
   Task finish_late(MarkedData::Marks marks);

@@ -50,9 +50,10 @@ class Rows {
   }
   /// With a row of `other`.
   Uncertain dot(std::int64_t row, const Rows& other, std::int64_t other_row) const {
+    const double *mine = values_.data() + row * dim_, *theirs = other.values_.data() + other_row * dim_;
     double sum = 0, magnitude = 0;
     for (std::int64_t i = 0; i < dim_; ++i) {
-      const double product = at(row, i) * other.at(other_row, i);
+      const double product = mine[i] * theirs[i];
       sum += product;
       magnitude += std::abs(product);
     }

@@ -38,19 +38,23 @@ ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& t
   ExpectedRow row{std::vector<Expected>(static_cast<std::size_t>(shape.head_dim)),
                   {-std::numeric_limits<double>::infinity(), 0}};
   if (keys <= 0) return row;
-  const auto element = [&](const std::uint16_t* from, std::int64_t i) {
-    return value_of(shape.dtype, from[i]);
+  const auto dim = static_cast<std::size_t>(shape.head_dim);
+  const auto read = [&](const std::uint16_t* from, std::vector<double>& values) {
+    std::transform(from, from + dim, values.begin(), [&](auto bits) { return value_of(shape.dtype, bits); });
   };
-  const auto kv_row = [&](const std::vector<std::uint16_t>& tensor, std::int64_t key) {
-    return row_of(shape, tensor, shape.kv_heads, all, batch, begin + key, kv_head);
+  const auto read_kv = [&](const std::vector<std::uint16_t>& tensor, std::int64_t key,
+                           std::vector<double>& values) {
+    read(row_of(shape, tensor, shape.kv_heads, all, batch, begin + key, kv_head), values);
   };
-  const std::uint16_t* query = row_of(shape, tensors.q, shape.heads, shape.sequence, batch, position, head);
+  std::vector<double> query(dim), of_key(dim);
+  read(row_of(shape, tensors.q, shape.heads, shape.sequence, batch, position, head), query);
   std::vector<double> score(static_cast<std::size_t>(keys));
   double magnitude = 0;  // of the largest dot product, for the tolerance
   for (std::int64_t key = 0; key < keys; ++key) {
+    read_kv(tensors.k, key, of_key);
     double dot = 0, sum = 0;
-    for (std::int64_t i = 0; i < shape.head_dim; ++i) {
-      const double product = element(query, i) * element(kv_row(tensors.k, key), i);
+    for (std::size_t i = 0; i < dim; ++i) {
+      const double product = query[i] * of_key[i];
       dot += product;
       sum += std::abs(product);
     }
@@ -70,16 +74,18 @@ ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& t
   // Weights below the normal numbers of f16 are rounded to a multiple of 2^-24.
   const double of_weights =
       weights == Weights::kRounded && shape.dtype == DataType::kF16 ? double(keys) * 0x1p-25 / total : 0;
-  for (std::int64_t i = 0; i < shape.head_dim; ++i) {
-    double sum = 0, absolute = 0;
-    for (std::int64_t key = 0; key < keys; ++key) {
-      const double term = score[static_cast<std::size_t>(key)] / total * element(kv_row(tensors.v, key), i);
-      sum += term;
-      absolute += std::abs(term);
+  std::vector<double> sums(dim), magnitudes(dim);
+  for (std::int64_t key = 0; key < keys; ++key) {
+    const double weight = score[static_cast<std::size_t>(key)] / total;
+    read_kv(tensors.v, key, of_key);
+    for (std::size_t i = 0; i < dim; ++i) {
+      sums[i] += weight * of_key[i];
+      magnitudes[i] += std::abs(weight * of_key[i]);
     }
-    const double before_rounding = of_terms * absolute + of_weights;
-    row.out[static_cast<std::size_t>(i)] = {
-        sum, before_rounding + rounding * (std::abs(sum) + before_rounding) + 0x1p-24};
+  }
+  for (std::size_t i = 0; i < dim; ++i) {
+    const double before_rounding = of_terms * magnitudes[i] + of_weights;
+    row.out[i] = {sums[i], before_rounding + rounding * (std::abs(sums[i]) + before_rounding) + 0x1p-24};
   }
   const double lse = top + std::log(total);
   row.lse = {lse, relative + 8 * kFloatUnit * (std::abs(top) + std::abs(lse) + 1)};

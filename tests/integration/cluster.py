@@ -234,9 +234,9 @@ class ClusterTest(unittest.TestCase):
         wait_until(lambda: sum(p["state"] == "alive" for p in daemon.show("peers")) >= count,
                    f"{daemon.name} sees {count} peers alive")
 
-    def spawn(self, *command, stdin=None, **environment):
-        process = subprocess.Popen([str(c) for c in command], stdin=stdin, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, env={**os.environ, **{k: str(v) for k, v in environment.items()}})
+    def spawn(self, *command, stdin=None, preexec_fn=None, **environment):
+        process = subprocess.Popen([str(c) for c in command], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   preexec_fn=preexec_fn, env={**os.environ, **{k: str(v) for k, v in environment.items()}})
         self.processes.append(process)
         return process
 

@@ -26,8 +26,11 @@ class ClientTest(ClusterTest):
     def rank(self, scenario, rank=0, world=1, daemon=None, **environment):
         """Starts one rank, which runs `scenario`: "module.function"."""
         daemon = daemon or self.daemons[rank * len(self.daemons) // world]
-        return self.spawn(sys.executable, "-B", "-X", "faulthandler", HERE / "rank.py", *scenario.split("."), RANK=rank,
-                          stdin=subprocess.PIPE, WORLD_SIZE=world, SOCKET=daemon.socket, PYTHONPATH=PACKAGE, **environment)
+        return self.spawn_rank(scenario, RANK=rank, WORLD_SIZE=world, SOCKET=daemon.socket, PYTHONPATH=PACKAGE, **environment)
+
+    def spawn_rank(self, scenario, preexec_fn=None, **environment):
+        return self.spawn(sys.executable, "-B", "-X", "faulthandler", HERE / "rank.py", *scenario.split("."), stdin=subprocess.PIPE,
+                          preexec_fn=preexec_fn, **environment)
 
     def run_ranks(self, scenario, world=WORLD, **environment):
         """Runs a scenario on all ranks, spread over the daemons; every one must succeed. Returns what they print."""

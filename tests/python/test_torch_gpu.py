@@ -13,7 +13,7 @@ ENVIRONMENT = {"CUDA_MODULE_LOADING": "LAZY", "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
 class OnGpus(RanksAtOnce, TorchTest):
-    RANKS = 4
+    RANKS, FORKS = 4, False
     SCENARIOS = "torch_gpu_scenarios"
 
     def scenario(self, name, world, nodes=1):
@@ -128,6 +128,8 @@ class Attention(OnGpus):
 
 
 class Alone(TorchTest):
+    FORKS = False
+
     def test_what_a_call_costs(self):
         self.start_nodes(1)
         print(*self.run_job("torch_gpu_overhead.overhead", 1, **ENVIRONMENT))

@@ -7,6 +7,8 @@ from torch_test import PACKAGE, PATIENCE, TorchTest, main
 
 
 class Groups(TorchTest):
+    FORKS = False  # some are looked at when they end
+
     def test_agreement(self):
         self.start_nodes(1)
         self.run_job("torch_group_scenarios.agreement", 3, STORE=self.folder / "store")

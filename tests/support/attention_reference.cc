@@ -20,6 +20,17 @@ const std::uint16_t* row_of(const AttentionShape& shape, const std::vector<std::
   return tensor.data() + ((batch * positions + position) * heads + head) * shape.head_dim;
 }
 
+/// Its elements; `values` has room for them.
+void read_row(const AttentionShape& shape, const std::uint16_t* row, std::vector<double>& values) {
+  std::transform(row, row + shape.head_dim, values.begin(),
+                 [&](std::uint16_t bits) { return value_of(shape.dtype, bits); });
+}
+
+/// The value of a sum, and what it may be off.
+Expected rounded(double sum, double before_rounding, double unit) {
+  return {sum, before_rounding + unit * (std::abs(sum) + before_rounding) + 0x1p-24};
+}
+
 }  // namespace
 
 bool is_near(double value, const Expected& expected) {
@@ -39,19 +50,15 @@ ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& t
                   {-std::numeric_limits<double>::infinity(), 0}};
   if (keys <= 0) return row;
   const auto dim = static_cast<std::size_t>(shape.head_dim);
-  const auto read = [&](const std::uint16_t* from, std::vector<double>& values) {
-    std::transform(from, from + dim, values.begin(), [&](auto bits) { return value_of(shape.dtype, bits); });
-  };
-  const auto read_kv = [&](const std::vector<std::uint16_t>& tensor, std::int64_t key,
-                           std::vector<double>& values) {
-    read(row_of(shape, tensor, shape.kv_heads, all, batch, begin + key, kv_head), values);
+  const auto kv_row = [&](const std::vector<std::uint16_t>& tensor, std::int64_t key) {
+    return row_of(shape, tensor, shape.kv_heads, all, batch, begin + key, kv_head);
   };
   std::vector<double> query(dim), of_key(dim);
-  read(row_of(shape, tensors.q, shape.heads, shape.sequence, batch, position, head), query);
+  read_row(shape, row_of(shape, tensors.q, shape.heads, shape.sequence, batch, position, head), query);
   std::vector<double> score(static_cast<std::size_t>(keys));
   double magnitude = 0;  // of the largest dot product, for the tolerance
   for (std::int64_t key = 0; key < keys; ++key) {
-    read_kv(tensors.k, key, of_key);
+    read_row(shape, kv_row(tensors.k, key), of_key);
     double dot = 0, sum = 0;
     for (std::size_t i = 0; i < dim; ++i) {
       const double product = query[i] * of_key[i];
@@ -77,16 +84,14 @@ ExpectedRow attention_row(const AttentionShape& shape, const AttentionTensors& t
   std::vector<double> sums(dim), magnitudes(dim);
   for (std::int64_t key = 0; key < keys; ++key) {
     const double weight = score[static_cast<std::size_t>(key)] / total;
-    read_kv(tensors.v, key, of_key);
+    read_row(shape, kv_row(tensors.v, key), of_key);
     for (std::size_t i = 0; i < dim; ++i) {
       sums[i] += weight * of_key[i];
       magnitudes[i] += std::abs(weight * of_key[i]);
     }
   }
-  for (std::size_t i = 0; i < dim; ++i) {
-    const double before_rounding = of_terms * magnitudes[i] + of_weights;
-    row.out[i] = {sums[i], before_rounding + rounding * (std::abs(sums[i]) + before_rounding) + 0x1p-24};
-  }
+  for (std::size_t i = 0; i < dim; ++i)
+    row.out[i] = rounded(sums[i], of_terms * magnitudes[i] + of_weights, rounding);
   const double lse = top + std::log(total);
   row.lse = {lse, relative + 8 * kFloatUnit * (std::abs(top) + std::abs(lse) + 1)};
   return row;

@@ -235,7 +235,8 @@ TEST_CASE("marked slots lie behind each other, and are not chosen where they tak
   CHECK_MESSAGE(refused.find("64 MiB at most") != std::string::npos, refused);
 }
 
-TEST_CASE("kernels mark sums where owners share tiles on one node, but where that takes too much memory") {
+TEST_CASE(
+    "kernels mark sums where owners share tiles on one node, but not where that takes too much memory") {
   const auto plan_with = [](const GemmShape& shape, const Topology& topology,
                             std::optional<bool> to_all = false) {
     return GemmArPlan::make(shape, topology, 0, kH200, {.to_all = to_all}).value();

@@ -275,7 +275,7 @@ double sum_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& pl
   if (plan.reduce.to_all) bytes += 2 * sources;  // the marks
   if (kind == OpKind::kGemmAr && !plan.reduce.to_all) {
     bytes += 2 * (sources - 1) / sources + 4;
-    if (plan.marks_sums()) bytes += 2 * (sources - 1) / sources;
+    if (plan.marks_sums()) bytes += 2 * (sources - 1) / sources;  // likewise
   }
   return elements_of(shape) * bytes / (plan.machine.sum_bytes * plan.machine.sms);
 }

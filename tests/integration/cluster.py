@@ -1,5 +1,6 @@
 """Real processes for the integration tests: daemons on loopback, ranks, mkctl. Everything is bounded in time, every
 process is ended by its pid, and a test that leaves anything behind fails."""
+import contextlib
 import fcntl
 import functools
 import json
@@ -22,14 +23,11 @@ PATIENCE = float(os.environ.get("MKERNEL_PATIENCE", "60"))
 def read_threads(pid, file):
     """/proc/PID/task/THREAD/FILE of each thread. A thread that ends meanwhile is left out; a process that ended has none."""
     tasks, texts = f"/proc/{pid}/task", []
-    try:
+    ended = lambda: contextlib.suppress(FileNotFoundError, ProcessLookupError)
+    with ended():
         for thread in os.listdir(tasks):
-            try:
+            with ended():
                 texts.append(pathlib.Path(tasks, thread, file).read_text())
-            except (FileNotFoundError, ProcessLookupError):
-                pass
-    except (FileNotFoundError, ProcessLookupError):
-        pass
     return texts
 
 

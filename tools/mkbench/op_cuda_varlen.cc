@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/ops/ring_attention/shape.h"
 #include "kernels/plan/attention_sequences.h"
 #include "tools/mkbench/gpu_varlen_backward_case.h"
 #include "tools/mkbench/gpu_varlen_case.h"
@@ -89,9 +90,7 @@ class VarlenMeasurement final : public AttentionMeasurement {
   }
   /// Without what the masks hide.
   double pairs() const override {
-    const kernels::AttentionWindow window{
-        static_cast<std::int32_t>(shape().window_left),
-        shape().causal ? 0 : static_cast<std::int32_t>(shape().window_right)};
+    const kernels::AttentionWindow window = kernels::attention_window(shape());
     double all = 0;
     for (std::size_t i = 0; i + 1 < lengths_.size(); ++i) {
       const auto length = static_cast<std::int32_t>((lengths_[i + 1] - lengths_[i]) * world());

@@ -23,8 +23,9 @@ struct alignas(16) Sm90Task {
   std::int32_t column;
   std::int32_t left_out;   ///< boxes of 64 columns of b at the tile's end that are neither loaded nor stored.
                            ///< Only of CTAs side by side, and of feeds that cut tasks
-  std::int32_t low_boxes;  ///< boxes of kLowBoxRows rows of a that are loaded; 0: boxes of 64 rows are. Only
-                           ///< of CTAs side by side, the same for both, and of feeds that have low boxes
+  std::int32_t low_boxes;  ///< boxes of kLowBoxRows rows of a that are loaded; 0: boxes of 64 rows are.
+                           ///< Both CTAs of a cluster have the same number. Only of CTAs side by side, where
+                           ///< the feed has low boxes
 };
 static_assert(sizeof(Sm90Task) == 48);
 

@@ -92,18 +92,18 @@ def call(name: str, group_name: str, a: torch.Tensor, b: torch.Tensor, more: "Se
     address_a, address_b = a.data_ptr(), b.data_ptr()
     if (address_a | address_b) % GPU_ALIGNMENT or not membership.is_current():
         return None
-    quick = _empty is not None and _current_device() == device
+    empty: Any = _empty if _empty is not None and _current_device() == device else lambda shape, *_: a.new_empty(shape)
     with membership.lock:
         if membership.last_stream != stream or _is_capturing() or operation._handle is None:
             return None
-        c = _empty(*result) if quick else a.new_empty(result.shape)
-        full = None if rows is None else _empty(*rows) if quick else a.new_empty(rows.shape)
+        c = empty(*result)
+        full = None if rows is None else empty(*rows)
         arguments.a, arguments.gathered = address_a, None if full is None else full.data_ptr()
         if more:
             addresses = [address_b, *[x.data_ptr() for x in more]]
             if any(address % GPU_ALIGNMENT for address in addresses):
                 return None
-            results = [c, *[_empty(*other) if quick else a.new_empty(other.shape) for other in more_results]]
+            results = [c, *[empty(*other) for other in more_results]]
             arguments.b, arguments.c = addresses[fused[0]], results[fused[0]].data_ptr()
             for place, index in enumerate(fused[1:]):
                 more_b[place], more_c[place] = addresses[index], results[index].data_ptr()

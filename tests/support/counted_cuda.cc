@@ -10,7 +10,18 @@ namespace mkernel::test {
 namespace {
 
 CudaCalls calls;
-thread_local int device = 0;
+constexpr int kDevices = 2;
+char contexts[kDevices];               // each device's primary one; only its address counts
+thread_local char* context = nullptr;  // current on this thread
+
+int device() {
+  return context == nullptr ? 0 : static_cast<int>(context - contexts);
+}
+
+/// As the runtime's functions that need a context: a thread without one gets that of device 0.
+void need_context() {
+  if (context == nullptr) context = &contexts[0];
+}
 
 cudaError_t counted(const char* name) {
   ++calls[name];
@@ -27,8 +38,29 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*, const 
                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   counted("cuTensorMapEncodeTiled");
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   *map = {};
   return CUDA_SUCCESS;
+}
+
+CUresult get_current(CUcontext* current) {
+  counted("cuCtxGetCurrent");
+  *current = reinterpret_cast<CUcontext>(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult set_current(CUcontext wanted) {
+  counted("cuCtxSetCurrent");
+  context = reinterpret_cast<char*>(wanted);
+  return CUDA_SUCCESS;
+}
+
+/// Null for what an older driver would not have, as far as loading kernels is concerned.
+void* driver_function(const std::string& name) {
+  if (name == "cuTensorMapEncodeTiled") return reinterpret_cast<void*>(&encode);
+  if (name == "cuCtxGetCurrent") return reinterpret_cast<void*>(&get_current);
+  if (name == "cuCtxSetCurrent") return reinterpret_cast<void*>(&set_current);
+  return nullptr;
 }
 
 }  // namespace
@@ -40,7 +72,7 @@ void reset_cuda_calls() {
   calls.clear();
 }
 int current_cuda_device() {
-  return device;
+  return context == nullptr ? kNoCudaDevice : device();
 }
 
 }  // namespace mkernel::test
@@ -53,14 +85,15 @@ extern "C" {
 // ---- what a launch may call
 
 cudaError_t cudaGetDevice(int* current) {
-  *current = device;
+  *current = device();
   return counted(__func__);
 }
 cudaError_t cudaSetDevice(int wanted) {
-  device = wanted;
+  context = &contexts[wanted];
   return counted(__func__);
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*, const void*, void**) {
+  need_context();
   return counted(__func__);
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, std::size_t, cudaStream_t) {
@@ -86,10 +119,12 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
   return counted(__func__);
 }
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  need_context();
   counted(__func__);
   return allocate(memory, bytes);
 }
 cudaError_t cudaMallocHost(void** memory, std::size_t bytes) {
+  need_context();
   counted(__func__);
   return allocate(memory, bytes);
 }
@@ -135,7 +170,7 @@ cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void*) {
   return counted(__func__);
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = reinterpret_cast<cudaStream_t>(&device);  // any address
+  *stream = reinterpret_cast<cudaStream_t>(&contexts);  // any address
   return counted(__func__);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t) {
@@ -154,12 +189,10 @@ const char* cudaGetErrorName(cudaError_t) {
 const char* cudaGetErrorString(cudaError_t) {
   return "none";
 }
-/// An older driver, as far as loading kernels is concerned, which only the driver's own functions would do.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
-  const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
-  *function = known ? reinterpret_cast<void*>(&encode) : nullptr;
-  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  *function = driver_function(name);
+  *found = *function == nullptr ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
 

@@ -13,7 +13,9 @@ using CudaCalls = std::map<std::string, int>;
 CudaCalls cuda_calls();
 void reset_cuda_calls();
 
-/// What this thread has made current: of two devices, 0 and 1.
+/// Of two devices, 0 and 1, the one whose context is current on this thread; `kNoCudaDevice` where none is,
+/// as on a thread that has not used CUDA.
+constexpr int kNoCudaDevice = -1;
 int current_cuda_device();
 
 }  // namespace mkernel::test

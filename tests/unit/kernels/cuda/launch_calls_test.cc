@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/launch/gemm_operation.h"
@@ -32,6 +33,7 @@ Result<std::unique_ptr<CudaGemmOperation>> make(OpKind kind, const GemmShape& sh
 class Rank {
  public:
   Rank(OpKind kind, const GemmShape& shape, std::uint32_t ranks) : fabric_({.ranks_per_node = ranks}) {
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
     auto made = make(kind, shape, {1, ranks});
     REQUIRE_MESSAGE(made.ok(), made.status().to_string());
     operation_ = std::move(*made);
@@ -62,7 +64,10 @@ class Rank {
 };
 
 CudaCalls one_launch(int maps) {
-  return {{"cudaGetDevice", 1}, {"cudaLaunchKernelExC", 1}, {"cuTensorMapEncodeTiled", maps}};
+  return {{"cuCtxGetCurrent", 1},
+          {"cudaGetDevice", 1},
+          {"cudaLaunchKernelExC", 1},
+          {"cuTensorMapEncodeTiled", maps}};
 }
 
 TEST_CASE("a launch is one call of CUDA's, beside a map of each operand") {
@@ -98,10 +103,21 @@ TEST_CASE("where another device is current, it is so again after a launch") {
   Rank rank(OpKind::kGemmRs, {4096, 512, 256}, 4);
   REQUIRE(cudaSetDevice(1) == cudaSuccess);
   CudaCalls wanted = one_launch(2);
-  wanted["cudaSetDevice"] = 2;
+  wanted["cudaSetDevice"] = wanted["cuCtxSetCurrent"] = 1;
   CHECK(rank.calls() == wanted);
   CHECK(test::current_cuda_device() == 1);
   REQUIRE(cudaSetDevice(0) == cudaSuccess);
+}
+
+TEST_CASE("a thread that has not used CUDA launches, and has no context on a GPU afterwards, as before") {
+  Rank rank(OpKind::kGemmRs, {4096, 512, 256}, 4);
+  CudaCalls wanted = one_launch(2);
+  wanted["cudaSetDevice"] = wanted["cuCtxSetCurrent"] = 1;
+  wanted.erase("cudaGetDevice");
+  std::thread([&] {
+    CHECK(rank.calls() == wanted);
+    CHECK(test::current_cuda_device() == test::kNoCudaDevice);
+  }).join();
 }
 
 }  // namespace

@@ -21,8 +21,8 @@ namespace mkernel::kernels {
 /// (base/lent_workspace.h): a launch sees a word of its own from every rank of its node; an owner without
 /// rows gets a dummy signal, tile 0.
 ///
-/// With `to_all`, kernels do without words: the data themselves say that they have come. Their slots lie in
-/// the operation's own workspace, which nobody else writes:
+/// Where slots are `marked`, kernels do without these words: the data themselves say that they have come.
+/// Their slots lie in the operation's own workspace, which nobody else writes:
 ///   marked slot[half][source]    as the slots above; an element that has not come is kMark
 /// Each rank fills its slots with the mark before any rank launches. It reads a piece of a slot until no
 /// element in it is the mark, and then writes the mark there again. No element is ordered against another
@@ -30,10 +30,11 @@ namespace mkernel::kernels {
 ///
 /// Nobody reads data of another launch, and no data are overwritten or marked too late: the half is that of
 /// the lent workspace, although the slots do not lie there, and a launch ends only when its rank has seen
-/// every element of every source, its own among them. So a rank in launch g + 2, which stores into the half
-/// of launch g, knows that all ranks have ended launch g (base/lent_workspace.h), with all the marks that
-/// they wrote in it. Rows and columns that do not exist are neither stored nor awaited. A launch that gives
-/// up leaves slots half marked: its rank launches nothing any more, and those that wait for it give up too.
+/// every element of every source, its own among them, or, without rows, the dummy signal of every rank. So a
+/// rank in launch g + 2, which stores into the half of launch g, knows that all ranks have ended launch g
+/// (base/lent_workspace.h), with all the marks that they wrote in it. Rows and columns that do not exist are
+/// neither stored nor awaited. A launch that gives up leaves slots half marked: its rank launches nothing any
+/// more, and those that wait for it give up too.
 struct PushReducePlan {
   /// A NaN that no rounding gives: of every NaN, of either sign, conversions to bf16 and fp16 make 0x7FFF.
   static constexpr std::uint16_t kMark = 0xFFFF;
@@ -46,6 +47,8 @@ struct PushReducePlan {
   std::int32_t tile_rows = 1;
   std::int32_t tile_columns = 1;
   bool to_all = false;  ///< every rank gets the partials of all rows, and sums them for itself; on one node
+  bool marked = false;  ///< slots have marks in kernels, always with `to_all`; on one node
+  std::uint64_t marked_begin = 0;  ///< of marked slots in the operation's own workspace; a multiple of 128
 
   MK_HOST_DEVICE std::int64_t first_row(std::int32_t owner) const { return to_all ? 0 : cut(owner); }
   MK_HOST_DEVICE std::int64_t rows_of(std::int32_t owner) const {
@@ -71,9 +74,10 @@ struct PushReducePlan {
   }
   MK_HOST_DEVICE std::uint64_t data_bytes() const { return slot_offset(nodes(), 0); }
   MK_HOST_DEVICE std::uint64_t marked_offset(std::uint64_t half, std::int32_t source) const {
-    return half * data_bytes() + slot_offset(0, source);
+    return marked_begin + half * data_bytes() + slot_offset(0, source);
   }
-  MK_HOST_DEVICE std::uint64_t marked_bytes() const { return marked_offset(2, 0); }
+  MK_HOST_DEVICE std::uint64_t marked_end() const { return marked_offset(2, 0); }
+  MK_HOST_DEVICE std::uint64_t marked_bytes() const { return marked_end() - marked_begin; }
 
  private:
   MK_HOST_DEVICE std::int64_t cut(std::int32_t owner) const { return rows * owner / world; }

@@ -25,8 +25,8 @@ namespace mkernel::kernels {
 /// they have come, by the rule of PushReducePlan's marked slots:
 ///   marked[owner][unit]    units as above; an element that has not come is PushReducePlan::kMark
 /// Each rank fills them with the mark before any rank launches, and a copy leaves the mark. One half is
-/// enough: an owner stores a sum when it has seen a word of this launch from every rank (PushReducePlan), and
-/// each rank wrote that word behind all marks of its launch before.
+/// enough: an owner stores a sum when it has seen a word or a summand of this launch from every rank
+/// (PushReducePlan), and each rank wrote that behind all marks of its launch before.
 struct PushSumsPlan {
   static constexpr std::uint64_t kUnitBytes = kReduceUnitElements * 2;
 

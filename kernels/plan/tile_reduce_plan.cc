@@ -39,7 +39,7 @@ double push_seconds_of(const Machine& machine, bool marked) {
 double arrival_seconds(OpKind kind, const TileReducePlan& plan, bool wire) {
   const Machine& machine = plan.machine;
   const bool to_all = plan.reduce.to_all;
-  double seconds = push_seconds_of(machine, to_all);
+  double seconds = push_seconds_of(machine, plan.reduce.marked);
   if (crossings(kind, to_all) > 1) seconds += push_seconds_of(machine, plan.marks_sums());
   return seconds + (wire ? crossings(kind, to_all) * machine.wire_latency : 0);
 }
@@ -206,9 +206,16 @@ void set_ctas(TileReducePlan& plan, std::int32_t summing) {
   plan.compute_ctas = std::min(plan.cluster_tiles(), clusters) * plan.tile.cluster;
 }
 
+/// Whether kernels mark the slots of a plan whose product takes `waves`.
+bool marks_slots(OpKind kind, const TileReducePlan& plan, std::int64_t waves) {
+  if (plan.reduce.to_all) return true;
+  return waves == 1 && plan.reduce.nodes() == 1 && (kind != OpKind::kGemmAr || plan.marks_sums()) &&
+         plan.reduce.marked_bytes() <= PushReducePlan::kMostMarkedBytes;
+}
+
 /// The plan of few rows, with tiles that owners share. Nearly all sums follow the product, when every warp
 /// helps: CTAs that only sum must cost no wave of tiles.
-TileReducePlan shared_plan(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
+TileReducePlan shared_plan(OpKind kind, const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                            const Machine& machine, const TileReduceOptions& options, const TileSize& tile,
                            bool to_all) {
   const std::int32_t fewest = std::max(kFewestReduceCtas, options.reduce_ctas);
@@ -216,10 +223,12 @@ TileReducePlan shared_plan(const GemmShape& shape, const Topology& topology, std
   TileReducePlan plan = layout_of(shape, topology, rank, product, to_all);
   plan.machine = machine;
   const auto waves = [&](std::int32_t summing) { return waves_of(plan, summing); };
+  plan.reduce.marked = marks_slots(kind, plan, waves(fewest));
+  plan.reduce.marked_begin = (plan.word_bytes() + 127) / 128 * 128;
   if (options.reduce_ctas > 0) {
     set_ctas(plan, options.reduce_ctas);
   } else {  // for marked slots none are needed beside the one that watches the host (ReadMarked)
-    set_ctas(plan, to_all ? fewest : choose_sum_ctas(fewest, waves));
+    set_ctas(plan, plan.reduce.marked ? fewest : choose_sum_ctas(fewest, waves));
   }
   return plan;
 }
@@ -252,14 +261,14 @@ std::optional<TileReducePlan> fastest_shared_plan(OpKind kind, const GemmShape& 
     for (const bool to_all : {false, true}) {
       if (to_all && (kind != OpKind::kGemmAr || topology.nodes() > 1)) continue;
       if (to_all != options.to_all.value_or(to_all)) continue;
-      TileReducePlan plan = shared_plan(shape, topology, 0, machine, options, tile, to_all);
+      TileReducePlan plan = shared_plan(kind, shape, topology, 0, machine, options, tile, to_all);
       if (to_all && plan.reduce.marked_bytes() > PushReducePlan::kMostMarkedBytes) continue;
       if (!best || estimated_seconds(kind, shape, plan) < estimated_seconds(kind, shape, *best))
         best = std::move(plan);
     }
   }
   if (best && rank != 0)
-    best = shared_plan(shape, topology, rank, machine, options, best->tile, best->reduce.to_all);
+    best = shared_plan(kind, shape, topology, rank, machine, options, best->tile, best->reduce.to_all);
   return best;
 }
 
@@ -271,8 +280,9 @@ double elements_of(const GemmShape& shape) {
 /// are read and written. Finished sums are pushed on and copied, unless every rank makes all of them.
 double sum_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan) {
   const double sources = plan.reduce.sources, world = plan.reduce.world;
-  double bytes = 2 * (sources + 1) * (plan.reduce.to_all ? 1 : plan.reduce.nodes() / world);
-  if (plan.reduce.to_all) bytes += 2 * sources;  // the marks
+  const double summed = plan.reduce.to_all ? 1 : plan.reduce.nodes() / world;
+  double bytes = 2 * (sources + 1) * summed;
+  if (plan.reduce.marked) bytes += 2 * sources * summed;  // the marks
   if (kind == OpKind::kGemmAr && !plan.reduce.to_all) {
     bytes += 2 * (sources - 1) / sources + 4;
     if (plan.marks_sums()) bytes += 2 * (sources - 1) / sources;  // likewise

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/lent_workspace.h"
 #include "kernels/base/types.h"
 #include "kernels/plan/machine.h"
 #include "kernels/plan/push_reduce_plan.h"
@@ -80,7 +81,9 @@ struct TileReducePlan {
   std::int32_t most_chunks() const { return partials.chunks(partials.units); }
   /// Of GEMM+AR: whether kernels mark the sums that owners send on (PushSumsPlan), instead of a word for each
   /// unit behind a fence. On one node where owners share tiles: of few rows the copies are what a launch ends
-  /// with; and where the marks take no more memory than marked slots may.
+  /// with; and where the marks take no more memory than marked slots may. Slots that owners share tiles of
+  /// are marked (PushReducePlan) where sums are, and the product takes one wave: of several, CTAs that only
+  /// sum begin under the product, which they would slow down by reading until data come.
   bool marks_sums() const;
   /// Ranks of this local index on the other nodes, by node turn.
   std::vector<std::int32_t> rail_peers() const;
@@ -88,6 +91,10 @@ struct TileReducePlan {
   std::uint64_t wire_bytes() const;
   std::uint64_t word_bytes() const { return reduce.word_bytes(); }
   std::uint64_t data_bytes() const { return partials.end(); }
+  /// The same of kernels, whose marked slots lie behind the words. Of the lent workspace these slots need only
+  /// that launches take turns.
+  std::uint64_t kernel_word_bytes() const { return reduce.marked ? reduce.marked_end() : word_bytes(); }
+  std::uint64_t kernel_data_bytes() const { return reduce.marked ? kLentAlignment : data_bytes(); }
   /// Of the group's channels, between rail peers only: partials.
   std::uint32_t lanes() const { return units.others > 0 ? 1 : 0; }
 

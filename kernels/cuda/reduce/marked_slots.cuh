@@ -1,6 +1,6 @@
-// Data that say themselves that they have come, and the sums of a rank that sums all rows for itself from
-// such slots (plan/push_reduce_plan.h): a warp reads its unit until none of it is the mark. Between the
-// stores of a tile and its sums there is no fence and no word. GEMM+AR's finished sums travel in the same way
+// Data that say themselves that they have come, and the sums of slots that hold such data
+// (plan/push_reduce_plan.h): a warp reads its unit until none of it is the mark. Between the stores of a tile
+// and its sums there is no fence and no word. GEMM+AR's finished sums travel in the same way
 // (plan/push_sums_plan.h).
 //
 // The stores are those of several GPUs, TMA's of tiles and relaxed ones of sums, and the loads are relaxed.
@@ -96,16 +96,16 @@ struct ReadMarked {
 };
 
 /// Whole warp: sums until there are no more, or a wait gave up. `warps`: how many call this in a launch.
-/// `output`: as of sum_units(), but that only store() is called.
+/// `output`, `others`: as of sum_units(), but that only store() is called.
 template <class Config, class Output>
 __device__ __forceinline__ void sum_marked_units(const TileReduceParameters& p, std::uint32_t warps,
-                                                 const Output& output) {
+                                                 const Output& output, const OtherUnits& others = {}) {
   const SumsOfLaunch launch(p);
   if (threadIdx.x % 32 == 0) begin_work(p.endpoint.trace);
   const auto units = static_cast<std::uint32_t>(p.units.units());
-  share_units<Config>(p, p.claimed, launch.epoch, units, warps, {}, [&](std::uint32_t index) {
+  share_units<Config>(p, p.claimed, launch.epoch, units, warps, others, [&](std::uint32_t index) {
     const SumUnit unit = sum_unit_at<false>(p, static_cast<std::int32_t>(index));
-    if (unit.place.row >= p.rows) return true;
+    if (unit.place.row >= p.owner(p.reduced(0)).rows) return true;
     const auto tile =
         static_cast<std::uint32_t>(unit.place.row_tile * p.units.raster.columns() + unit.place.column);
     return sum_unit<Config, false>(

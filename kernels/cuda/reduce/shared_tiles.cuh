@@ -69,7 +69,7 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
   /// The tile lies in the slots of its owners at their reducers: says so there, behind one fence for all.
   /// Marked slots need no word.
   __device__ __forceinline__ void after_store(int i) const {
-    if (kMarked && p_.shared.to_all()) return;
+    if (p_.marked) return;
     const Place place = tile(i);
     const std::int32_t word =
         place.rows.skipped / Config::kTileM * p_.shared.raster.columns() + place.c_column / Config::kTileN;
@@ -83,18 +83,11 @@ class SharedTilesSchedule : public TileReduceSchedule<Config, Operation> {
   /// From marked slots only warps sum that have multiplied. Others would begin while the product still needs
   /// the memory, and read all the time.
   __device__ __forceinline__ void after_products() const {
-    if constexpr (kMarked) {
-      if (p_.shared.to_all()) return Operation::template sum_marked<Config>(p_);
-    }
+    if (p_.marked) return Operation::template sum_marked<Config>(p_);
     Base::after_products();
   }
 
  private:
-  /// Whether the operation can sum from marked slots.
-  static constexpr bool kMarked = requires(const typename Base::Parameters& p) {
-    Operation::template sum_marked<Config>(p);
-  };
-
   const std::uint64_t epoch_;  ///< read early: when a tile is stored, sums wait for what comes of it
 
   __device__ __forceinline__ std::int32_t turn_of(std::int32_t owner) const {

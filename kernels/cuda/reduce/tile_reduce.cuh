@@ -8,9 +8,8 @@
 //     // `warps` of them are called in a launch. No tile waits for it.
 //     template <class Config>
 //     static void spare_warp(const Parameters& p, std::uint32_t warps);
-//     // Optional, where owners share tiles: a multiplying warp after its
-//     // last tile, when every rank sums all rows. spare_warp() does
-//     // nothing then.
+//     // Where owners share tiles: a multiplying warp after its last tile,
+//     // when slots are marked. spare_warp() does nothing then.
 //     template <class Config>
 //     static void sum_marked(const Parameters& p);
 //     // inter_send, over several nodes: one thread for each of

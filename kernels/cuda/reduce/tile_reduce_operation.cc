@@ -38,7 +38,8 @@ Status TileReduceOperation::attach() {
     if (!map.ok()) return map.status();
     maps.push_back(*map);
   }
-  if (plan_.reduce.to_all) MK_RETURN_IF_ERROR(mark(0, plan_.reduce.marked_bytes()));
+  if (plan_.reduce.marked)
+    MK_RETURN_IF_ERROR(mark(plan_.reduce.marked_offset(0, 0), plan_.reduce.marked_end()));
   const auto keep = [](Result<DeviceBuffer> made, DeviceBuffer& buffer) -> Status {
     if (!made.ok()) return made.status();
     buffer = std::move(made).value();
@@ -54,7 +55,7 @@ Status TileReduceOperation::attach() {
 
 std::byte* TileReduceOperation::slot(std::uint32_t reducer, std::uint64_t half, std::int32_t node_turn,
                                      std::int32_t source) const {
-  if (plan_.reduce.to_all) return workspace().node[reducer] + plan_.reduce.marked_offset(half, source);
+  if (plan_.reduce.marked) return workspace().node[reducer] + plan_.reduce.marked_offset(half, source);
   return lent().node[reducer] + lent_half_at(half, half_bytes()) +
          plan_.reduce.slot_offset(node_turn, source);
 }
@@ -117,6 +118,7 @@ Status TileReduceOperation::describe(const GemmArguments& arguments, std::uint64
   p.endpoint = endpoint(deadline_ns);
   p.tiles = plan_.tiles;
   p.shared = plan_.shared;
+  p.marked = plan_.reduce.marked;
   p.rows = static_cast<std::int32_t>(shape().m);
   p.a_box_rows = plan_.a_box_rows();
   p.units = plan_.units;

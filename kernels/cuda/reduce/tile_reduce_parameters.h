@@ -60,6 +60,7 @@ struct TileReduceParameters {
   SharedTiles shared;       ///< which tiles there are, where owners share them
   std::int32_t rows;        ///< of the product
   std::int32_t a_box_rows;  ///< of the map of a
+  bool marked;              ///< slots have marks, not words (PushReducePlan)
 
   MK_HOST_DEVICE OwnerOnDevice owner(std::int32_t turn) const {
     return turn < kMaxNodeRanks ? first_owners[turn] : owners[turn];

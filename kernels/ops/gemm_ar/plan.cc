@@ -11,6 +11,7 @@ Result<GemmArPlan> GemmArPlan::make(const GemmShape& shape, const Topology& topo
                .begin = (plan.product.data_bytes() + 127) / 128 * 128,
                .world = plan.product.reduce.world,
                .units = plan.product.reduce.to_all ? 0 : plan.product.units.units()};
+  if (plan.product.reduce.marked) plan.product.reduce.marked_begin = plan.sums.marked_end();
   return plan;
 }
 

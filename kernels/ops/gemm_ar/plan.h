@@ -17,10 +17,13 @@ struct GemmArPlan {
 
   std::uint64_t word_bytes() const { return sums.words_end(); }
   std::uint64_t data_bytes() const { return sums.end(); }
-  /// The same of kernels, which mark sums where the plan says so: these then lie behind the words.
-  std::uint64_t kernel_word_bytes() const { return product.marks_sums() ? sums.marked_end() : word_bytes(); }
+  /// The same of kernels. Where these mark sums, the sums lie behind the words, and marked slots behind them.
+  std::uint64_t kernel_word_bytes() const {
+    if (product.reduce.marked) return product.reduce.marked_end();
+    return product.marks_sums() ? sums.marked_end() : word_bytes();
+  }
   std::uint64_t kernel_data_bytes() const {
-    return product.marks_sums() ? product.data_bytes() : data_bytes();
+    return product.marks_sums() ? product.kernel_data_bytes() : data_bytes();
   }
   /// Of the group's channels, between rail peers only: partials, finished sums.
   std::uint32_t lanes() const { return product.units.others > 0 ? 2 : 0; }

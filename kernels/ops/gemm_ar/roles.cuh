@@ -284,9 +284,17 @@ struct GemmArRoles {
       if (p.units.others == 0) return spare_warp<Config, false>(p, warps);
     }
     if constexpr (Config::kSharedTiles) {
+      if (p.marked) return;  // sum_marked()
       if (p.marks_sums) return spare_warp_of_marked<Config>(p, warps);
     }
     spare_warp<Config, true>(p, warps);
+  }
+  /// Where slots are marked, so are sums.
+  template <class Config>
+  static __device__ __forceinline__ void sum_marked(const Parameters& p) {
+    const std::uint32_t warps = multiplying_warps<Config>(p);
+    sum_marked_units<Config>(p, warps, MarkedSumsOutput{p}, copies(p));
+    copy_marked_units<Config>(p, warps);
   }
   static __device__ __forceinline__ void send(const Parameters& p, std::uint64_t epoch, int sender) {
     if (sender == 0) {

@@ -4,7 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/base/lent_workspace.h"
 #include "kernels/cuda/memory/hopper.h"
 #include "kernels/cuda/reduce/tile_reduce_operation.h"
 #include "kernels/ops/gemm_rs/parameters.h"
@@ -19,11 +18,8 @@ class CudaSumsIntoC final : public TileReduceOperation {
   using TileReduceOperation::TileReduceOperation;
 
   Requirements requirements() const override {
-    // Of the lent workspace marked slots need only that launches take turns.
-    if (plan().reduce.to_all)
-      return {.workspace_bytes = plan().reduce.marked_bytes(), .lent_bytes = kLentAlignment, .gpu = true};
-    return {.workspace_bytes = plan().word_bytes(),
-            .lent_bytes = plan().data_bytes(),
+    return {.workspace_bytes = plan().kernel_word_bytes(),
+            .lent_bytes = plan().kernel_data_bytes(),
             .lanes = plan().lanes(),
             .gpu = true};
   }

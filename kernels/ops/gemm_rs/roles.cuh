@@ -37,7 +37,7 @@ struct GemmRsRoles {
   template <class Config>
   static __device__ __forceinline__ void spare_warp(const Parameters& p, std::uint32_t warps) {
     if constexpr (Config::kSharedTiles) {
-      if (p.shared.to_all()) return;  // sum_marked()
+      if (p.marked) return;  // sum_marked()
     }
     if (p.units.others > 0) {
       sum_units<Config, true>(p, warps, GemmRsOutput{p.own_c});

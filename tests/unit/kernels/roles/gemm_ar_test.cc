@@ -39,11 +39,14 @@ TEST_CASE("gemm_ar: owners that share tiles send finished sums to everybody") {
                     {.tile = Sm90Tile::k128x64, .to_all = false}, true);
 }
 
-TEST_CASE("gemm_ar: owners that share tiles send finished sums with words where marks would be too large") {
-  constexpr bool kNoMarks = false;
-  check_reduce<kAr>({150, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = false}, true, kNoMarks);
-  check_reduce<kAr>({5, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 2},
-                    {.tile = Sm90Tile::k128x128, .to_all = false}, true, kNoMarks);
+TEST_CASE("gemm_ar: owners that share tiles do with words where marks would be too large, or waves many") {
+  for (const Marks marks : {Marks::kNone, Marks::kSums}) {
+    check_reduce<kAr>({150, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = false}, true, marks);
+    check_reduce<kAr>({5, 136, 72, DataType::kF16, Layout::kColumnMajor}, {1, 2},
+                      {.tile = Sm90Tile::k128x128, .to_all = false}, true, marks);
+  }
+  // Owners without rows.
+  check_reduce<kAr>({3, 136, 72}, {1, 5}, {.tile = Sm90Tile::k128x64, .to_all = false}, true, Marks::kSums);
 }
 
 TEST_CASE("gemm_ar: every rank sums all rows for itself") {
@@ -110,10 +113,11 @@ TEST_CASE("gemm_ar: no value is taken for one that has not come") {
 
 TEST_CASE("gemm_ar: a rank whose partials do not come is named, and nothing is launched after that") {
   for (const bool to_all : {true, false}) {
-    ReduceRanks<kAr> world({70, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = to_all});
-    REQUIRE(world.has_marks());
-    world.check(0);
-    world.check_missing(1, 2);
+    for (const Marks marks : {Marks::kAll, Marks::kSums}) {
+      ReduceRanks<kAr> world({70, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64, .to_all = to_all}, marks);
+      world.check(0);
+      world.check_missing(1, 2);
+    }
   }
 }
 

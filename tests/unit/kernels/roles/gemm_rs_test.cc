@@ -38,6 +38,22 @@ TEST_CASE("gemm_rs: owners that share tiles, some without rows, the last tile ra
   check_reduce<kRs>({300, 72, 72}, {1, 5}, {.tile = Sm90Tile::k128x128}, true);
 }
 
+TEST_CASE("gemm_rs: owners that share tiles do with words where marks would be too large, or waves many") {
+  for (const std::int64_t m : {2, 150}) {
+    CAPTURE(m);
+    check_reduce<kRs>({m, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64}, true, Marks::kNone);
+  }
+}
+
+TEST_CASE("gemm_rs: a rank whose partials do not come is named, and nothing is launched after that") {
+  for (const Marks marks : {Marks::kAll, Marks::kNone}) {
+    ReduceRanks<kRs> world({70, 136, 72}, {1, 3}, {.tile = Sm90Tile::k128x64}, marks);
+    REQUIRE(world.has_marks() == (marks == Marks::kAll));
+    world.check(0);
+    world.check_missing(1, 2);
+  }
+}
+
 TEST_CASE("gemm_rs: boxes of a hold the rows that there are") {
   constexpr Sm90Tile kTiles[] = {Sm90Tile::k128x64, Sm90Tile::k128x128, Sm90Tile::k128x256};
   int turn = 0;

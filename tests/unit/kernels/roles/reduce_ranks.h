@@ -41,23 +41,25 @@ constexpr bool is_played([[maybe_unused]] const TileSize& tile) {
 #endif
 }
 
+/// What of a plan's marks is played; the rest has words, as where marks would take too much memory or the
+/// product several waves.
+enum class Marks { kNone, kSums, kAll };
+
 /// `kKind`: of the operation, whose kernels alone are compiled.
 template <OpKind kKind>
 class ReduceRanks {
  public:
-  /// `marks`: where the plan marks sums; without them they have words, as where marks would take too much
-  /// memory.
-  ReduceRanks(const GemmShape& shape, const Topology& topology, TileReduceOptions options, bool marks = true)
+  ReduceRanks(const GemmShape& shape, const Topology& topology, TileReduceOptions options,
+              Marks marks = Marks::kAll)
       : shape_(shape), topology_(topology), fabric_(topology.world(), kLanes), marks_(marks) {
     options.reduce_ctas = 2;
     for (std::uint32_t r = 0; r < topology.world(); ++r) {
       ranks_.push_back(std::make_unique<Rank>(Rank{plan_of(r, options)}));
       Rank& rank = *ranks_.back();
-      half_bytes_ = lent_half_bytes(lent_workspace_bytes(marks_sums(rank.plan) ? rank.plan.kernel_data_bytes()
-                                                                               : rank.plan.data_bytes()));
+      half_bytes_ = lent_half_bytes(lent_workspace_bytes(rank.plan.data_bytes()));
       rank.words.resize(rank.plan.word_bytes() / 8 + 1);
       rank.lent.resize(lent_workspace_bytes(half_bytes_) / sizeof(Line) + 1);
-      rank.marked.resize(marked_bytes(rank.plan) / sizeof(Line) + 1, kMarks);
+      rank.marked.resize((marked_end(rank.plan) - marked_begin(rank.plan)) / sizeof(Line) + 1, kMarks);
       rank.counts.resize(2 + static_cast<std::size_t>(rank.plan.product.most_chunks()));
       rank.staged.resize(
           static_cast<std::size_t>(rank.plan.product.units.others * rank.plan.product.most_chunks()));
@@ -66,7 +68,7 @@ class ReduceRanks {
   }
 
   const TileReducePlan& plan() const { return ranks_[0]->plan.product; }
-  bool has_marks() const { return marked_bytes(ranks_[0]->plan) > 0; }
+  bool has_marks() const { return plan().reduce.marked || marks_sums(ranks_[0]->plan); }
 
   using Elements = std::vector<std::uint16_t>;
   /// Called with a rank and its a, after the operands are drawn.
@@ -83,7 +85,8 @@ class ReduceRanks {
 
   /// A launch in which `missing` does not take part: all others give up and name it. The last rank.
   void check_missing(std::uint64_t seed, std::int32_t missing) {
-    for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = 1'000'000;
+    // Long against a launch that is played: some warps wait while others still multiply.
+    for (auto& rank : ranks_) rank->p.endpoint.deadline_ns = 200'000'000;
     launch(seed, nullptr, missing);
     for (const auto& rank : ranks_) {
       const bool takes_part = rank->plan.product.rank() != missing;
@@ -140,7 +143,7 @@ class ReduceRanks {
     GemmArPlan plan;  ///< of GEMM+RS only the product
     std::vector<std::uint64_t> words{};
     std::vector<Line> lent{};
-    std::vector<Line> marked{};  ///< slots of PushReducePlan::to_all, or sums of PushSumsPlan
+    std::vector<Line> marked{};  ///< of the workspace what is marked: sums, behind them slots
     std::vector<OwnerOnDevice> owners{};
     std::vector<TensorMap> slots{};
     std::uint64_t claimed = 0;
@@ -158,19 +161,29 @@ class ReduceRanks {
 
   GemmArPlan plan_of(std::uint32_t rank, const TileReduceOptions& options) const {
     const Machine machine = kH200.with_sms(8);
-    if (kKind == OpKind::kGemmAr) return require(GemmArPlan::make(shape_, topology_, rank, machine, options));
-    GemmArPlan plan{.product =
-                        require(TileReducePlan::make(kKind, shape_, topology_, rank, machine, options))};
-    plan.sums = {.words_begin = plan.product.word_bytes(), .begin = plan.product.data_bytes()};
+    GemmArPlan plan;
+    if (kKind == OpKind::kGemmAr) {
+      plan = require(GemmArPlan::make(shape_, topology_, rank, machine, options));
+    } else {
+      plan.product = require(TileReducePlan::make(kKind, shape_, topology_, rank, machine, options));
+      plan.sums = {.words_begin = plan.product.word_bytes(), .begin = plan.product.data_bytes()};
+    }
+    if (marks_ != Marks::kAll) plan.product.reduce.marked = false;
     return plan;
   }
   bool marks_sums(const GemmArPlan& plan) const {
-    return marks_ && kKind == OpKind::kGemmAr && plan.product.marks_sums();
+    return marks_ != Marks::kNone && kKind == OpKind::kGemmAr && plan.product.marks_sums();
   }
   /// Of a rank's own workspace what is marked.
-  std::uint64_t marked_bytes(const GemmArPlan& plan) const {
-    if (plan.product.reduce.to_all) return plan.product.reduce.marked_bytes();
-    return marks_sums(plan) ? plan.sums.marked_bytes() : 0;
+  std::uint64_t marked_begin(const GemmArPlan& plan) const {
+    return marks_sums(plan) ? plan.sums.marked_offset(0) : plan.product.reduce.marked_begin;
+  }
+  std::uint64_t marked_end(const GemmArPlan& plan) const {
+    if (plan.product.reduce.marked) return plan.product.reduce.marked_end();
+    return marks_sums(plan) ? plan.sums.marked_end() : plan.product.reduce.marked_begin;
+  }
+  std::byte* marked_at(Rank& rank, std::uint64_t offset) const {
+    return reinterpret_cast<std::byte*>(rank.marked.data()) + offset - marked_begin(rank.plan);
   }
   Rank& rank_at(std::uint32_t node, std::uint32_t local) { return *ranks_[topology_.rank_at(node, local)]; }
   Range rows(const Rank& rank) const {
@@ -180,8 +193,7 @@ class ReduceRanks {
 
   std::byte* slot(Rank& reducer, std::uint64_t half, std::int32_t node_turn, std::int32_t source) const {
     const PushReducePlan& reduce = reducer.plan.product.reduce;
-    if (reduce.to_all)
-      return reinterpret_cast<std::byte*>(reducer.marked.data()) + reduce.marked_offset(half, source);
+    if (reduce.marked) return marked_at(reducer, reduce.marked_offset(half, source));
     return reducer.lent_memory() + lent_half_at(half, half_bytes_) + reduce.slot_offset(node_turn, source);
   }
 
@@ -224,6 +236,7 @@ class ReduceRanks {
     p.claimed = &rank.claimed;
     p.tiles = plan.tiles;
     p.shared = plan.shared;
+    p.marked = plan.reduce.marked;
     p.rows = static_cast<std::int32_t>(shape_.m);
     p.a_box_rows = plan.a_box_rows();
     p.units = plan.units;
@@ -252,8 +265,7 @@ class ReduceRanks {
     const auto me = static_cast<std::uint32_t>(plan.rank());
     const bool marked = marks_sums(rank.plan);
     const auto sums_of = [&](Rank& there, std::int32_t owner) {
-      return marked ? reinterpret_cast<std::byte*>(there.marked.data()) + sums.marked_offset(owner) -
-                          sums.marked_offset(0)
+      return marked ? marked_at(there, sums.marked_offset(owner))
                     : there.lent_memory() + sums.sums_offset(owner);
     };
     GemmArParameters& p = rank.p;
@@ -375,7 +387,7 @@ class ReduceRanks {
   const GemmShape shape_;
   const Topology topology_;
   HostFabric fabric_;
-  const bool marks_;
+  const Marks marks_;
   std::uint64_t half_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
@@ -384,7 +396,7 @@ class ReduceRanks {
 /// which use them again.
 template <OpKind kKind>
 void check_reduce(const GemmShape& shape, const Topology& topology, const TileReduceOptions& options,
-                  bool shared, bool marks = true) {
+                  bool shared, Marks marks = Marks::kAll) {
   if (options.tile && !is_played(*options.tile)) return;
   ReduceRanks<kKind> world(shape, topology, options, marks);
   REQUIRE(world.plan().shared.any() == shared);

@@ -12,7 +12,6 @@
 #include "kernels/plan/topology.h"
 #include "tests/unit/kernels/plan/simulation/ag_gemm.h"
 #include "tests/unit/kernels/plan/simulation/gemm_ar.h"
-#include "tests/unit/kernels/plan/simulation/marked_slots.h"
 #include "tests/unit/kernels/plan/simulation/marked_sums.h"
 #include "tests/unit/kernels/plan/simulation/moe.h"
 #include "tests/unit/kernels/plan/simulation/ring_attention.h"
@@ -62,9 +61,12 @@ struct GemmRsCase : SumCase {
   Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
     auto plan = Plan::make(OpKind::kGemmRs, shape, topology, rank, machine, options);
     if (plan.ok()) plan->partials.chunk_units = chunk_units;
+    if (plan.ok()) plan->reduce.marked = marked;
     return plan;
   }
   std::string label() const { return "GEMM+RS m = " + std::to_string(shape.m); }
+
+  bool marked = false;  ///< slots: on one node where owners share tiles
 };
 
 struct GemmArCase : SumCase {
@@ -76,6 +78,7 @@ struct GemmArCase : SumCase {
     by_owner.to_all = false;
     auto plan = Plan::make(shape, topology, rank, machine, by_owner);
     if (plan.ok()) plan->product.partials.chunk_units = chunk_units;
+    if (plan.ok()) plan->product.reduce.marked = false;
     return plan;
   }
   std::string label() const { return "GEMM+AR m = " + std::to_string(shape.m); }
@@ -87,12 +90,17 @@ struct MarkedSumsCase : GemmArCase {
 
   Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
     auto plan = GemmArCase::plan(topology, rank);
-    if (plan.ok()) REQUIRE(plan->product.marks_sums());
+    if (!plan.ok()) return plan;
+    REQUIRE(plan->product.marks_sums());
+    plan->product.reduce.marked = marked;
+    plan->product.reduce.marked_begin = plan->sums.marked_end();
     return plan;
   }
+
+  bool marked = false;  ///< slots
 };
 
-/// GEMM+AR whose ranks all sum all rows, with words: of one node with several ranks.
+/// GEMM+AR whose ranks all sum all rows: of one node with several ranks.
 struct SumAllCase : SumCase {
   using Plan = kernels::TileReducePlan;
   using World = TileReduceWorld;
@@ -100,14 +108,13 @@ struct SumAllCase : SumCase {
   Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
     kernels::TileReduceOptions to_all = options;
     to_all.to_all = true;
-    return Plan::make(OpKind::kGemmAr, shape, topology, rank, machine, to_all);
+    auto plan = Plan::make(OpKind::kGemmAr, shape, topology, rank, machine, to_all);
+    if (plan.ok()) plan->reduce.marked = marked;
+    return plan;
   }
   std::string label() const { return "GEMM+AR to all, m = " + std::to_string(shape.m); }
-};
 
-/// The same without words, as kernels do it.
-struct MarkedCase : SumAllCase {
-  using World = MarkedSlotsWorld;
+  bool marked = false;  ///< slots, as in kernels
 };
 
 struct MoeCase {

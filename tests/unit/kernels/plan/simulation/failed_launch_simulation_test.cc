@@ -87,14 +87,14 @@ TEST_CASE("GEMM+AR where every rank sums all rows: who reports a launch as good 
 }
 
 TEST_CASE("GEMM+AR with marked slots: who reports a launch as good has that launch's result") {
-  check<MarkedCase>({{{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}}}}, kSeeds,
+  check<SumAllCase>({{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}, true}}, kSeeds,
                     {{1, 2}, {1, 3}});
 }
 
 TEST_CASE("GEMM+AR with marked sums: who reports a launch as good has that launch's result") {
-  check<MarkedSumsCase>({{{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}}},
-                         {{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}}}},
-                        kSeeds, {{1, 2}, {1, 3}, {1, 4}});
+  const GemmArCase row{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}};
+  const GemmArCase units{{{70, 136, 8}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 1, kFew}};
+  check<MarkedSumsCase>({{row}, {units}, {row, true}, {units, true}}, kSeeds, {{1, 2}, {1, 3}, {1, 4}});
 }
 
 TEST_CASE("ring attention: who reports a launch as good has that launch's result, whatever has failed") {

@@ -34,35 +34,36 @@ TEST_CASE("GEMM+AR: any order of steps ends, and every rank copies this launch's
   play_everywhere(kLarge, 2);
 }
 
-TEST_CASE("GEMM+AR: any order of steps ends where every rank sums all rows") {
-  const std::vector<SumAllCase> cases{
-      {{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}},
-      {{{70, 136, 8}, kHost, {.tile = TileSize{64, 64, 2}, .reduce_ctas = 1}, 16, kFew}},
-      {{{150, 264, 8}, kGpu, {.tile = Sm90Tile::k128x128, .reduce_ctas = 2}, 16, kMany}}};
-  play_everywhere(cases, 4, Fault::kNone, {{1, 2}, {1, 3}, {1, 4}, {1, 8}, {1, 16}});
-  check_seen(cases[1], Topology(1, 3), Fault::kOneHalf, "reads a tile in launch");
-  check_seen(cases[1], Topology(1, 3), Fault::kCountFirst, "reads a tile in launch");
-}
-
-TEST_CASE("GEMM+AR: any order of steps ends with marked slots, and nobody reads or marks too early or late") {
-  const std::vector<MarkedCase> cases{
-      {{{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}}},
-      {{{{70, 136, 8}, kHost, {.tile = TileSize{64, 64, 2}, .reduce_ctas = 1}, 16, kFew}}},
-      {{{{150, 264, 8}, kGpu, {.tile = Sm90Tile::k128x128, .reduce_ctas = 2}, 16, kMany}}}};
-  play_everywhere(cases, 4, Fault::kNone, {{1, 2}, {1, 3}, {1, 4}, {1, 8}});
-  check_seen(cases[1], Topology(1, 3), Fault::kOneHalf, "stores over what has no mark");
-  check_seen(cases[1], Topology(1, 3), Fault::kNoMarks, "stores over what has no mark");
-  check_seen(cases[1], Topology(1, 3), Fault::kNoMarks, "reads a tile in launch 2");
+TEST_CASE("GEMM+AR: any order of steps ends where every rank sums all rows, with words and with marks") {
+  const SumCase units{{70, 136, 8}, kHost, {.tile = TileSize{64, 64, 2}, .reduce_ctas = 1}, 16, kFew};
+  const SumAllCase words{units}, marks{units, true};
+  for (const bool marked : {false, true}) {
+    const std::vector<SumAllCase> cases{
+        {{{1, 3, 5}, kHost, {.tile = kHostTile, .reduce_ctas = 1}, 16, kFew}, marked},
+        {units, marked},
+        {{{150, 264, 8}, kGpu, {.tile = Sm90Tile::k128x128, .reduce_ctas = 2}, 16, kMany}, marked}};
+    play_everywhere(cases, 4, Fault::kNone, {{1, 2}, {1, 3}, {1, 4}, {1, 8}, {1, 16}});
+  }
+  check_seen(words, Topology(1, 3), Fault::kOneHalf, "reads a tile in launch");
+  check_seen(words, Topology(1, 3), Fault::kCountFirst, "reads a tile in launch");
+  check_seen(marks, Topology(1, 3), Fault::kOneHalf, "stores over what has no mark");
+  check_seen(marks, Topology(1, 3), Fault::kNoMarks, "stores over what has no mark");
+  check_seen(marks, Topology(1, 3), Fault::kMarkedUnwaited, "reads a tile in launch");
 }
 
 TEST_CASE("GEMM+AR: any order of steps ends with marked sums, and nobody copies or marks too early or late") {
-  const std::vector<MarkedSumsCase> cases{{kOneRow}, {kTwoRows}, {kShared}, {kSharedByMany}};
-  play_everywhere(cases, 6, Fault::kNone, {{1, 2}, {1, 3}, {1, 4}, {1, 8}});
-  play_everywhere<MarkedSumsCase>({{kTwoRows}, {kShared}}, 2, Fault::kNone, {{1, 16}});
-  check_seen(cases[2], Topology(1, 3), Fault::kLateMarks, "stores over what has no mark");
-  check_seen(cases[2], Topology(1, 3), Fault::kNoMarks, "stores over what has no mark");
-  check_seen(cases[2], Topology(1, 3), Fault::kNoMarks, "reads a sum in launch 1");
-  check_seen(cases[2], Topology(1, 3), Fault::kCopiesUnwaited, "reads a sum in launch");
+  for (const bool slots : {false, true}) {
+    const std::vector<MarkedSumsCase> cases{
+        {kOneRow, slots}, {kTwoRows, slots}, {kShared, slots}, {kSharedByMany, slots}};
+    play_everywhere(cases, 6, Fault::kNone, {{1, 2}, {1, 3}, {1, 4}, {1, 8}});
+    play_everywhere<MarkedSumsCase>({{kTwoRows, slots}, {kShared, slots}}, 2, Fault::kNone, {{1, 16}});
+    check_seen(cases[2], Topology(1, 3), Fault::kLateMarks, "stores over what has no mark");
+    check_seen(cases[2], Topology(1, 3), Fault::kNoMarks, "stores over what has no mark");
+    check_seen(cases[2], Topology(1, 3), Fault::kMarkedUnwaited,
+               slots ? "reads a tile in launch" : "reads a sum in launch");
+  }
+  check_seen(MarkedSumsCase{kShared}, Topology(1, 3), Fault::kNoMarks, "reads a sum in launch 1");
+  check_seen(MarkedSumsCase{kShared, true}, Topology(1, 3), Fault::kOneHalf, "stores over what has no mark");
 }
 
 TEST_CASE("GEMM+AR: the simulation sees what is wrong") {

@@ -29,6 +29,20 @@ TEST_CASE("GEMM+RS: any order of steps ends, and every sum is made of this launc
       2);
 }
 
+TEST_CASE("GEMM+RS: any order of steps ends with marked slots, and nobody reads or marks too early or late") {
+  const std::vector<GemmRsCase> cases{
+      {kOneRow, true},
+      {kTwoRows, true},
+      {{{70, 136, 8}, kHost, {.tile = TileSize{64, 64, 2}, .reduce_ctas = 1}, 16, kFew}, true},
+      {{{150, 264, 8}, kGpu, {.tile = Sm90Tile::k128x128, .reduce_ctas = 2}, 16, kMany}, true}};
+  play_everywhere(cases, 4, Fault::kNone, {{1, 2}, {1, 3}, {1, 4}, {1, 8}, {1, 16}});
+  check_seen(cases[2], Topology(1, 3), Fault::kOneHalf, "stores over what has no mark");
+  check_seen(cases[2], Topology(1, 3), Fault::kNoMarks, "stores over what has no mark");
+  check_seen(cases[2], Topology(1, 3), Fault::kMarkedUnwaited, "reads a tile in launch");
+  // A rank without rows that does not wait for the others comes with a third launch before the first is over.
+  check_seen(cases[0], Topology(1, 2), Fault::kNoDummySignals, "stores over what has no mark");
+}
+
 /// Whoever exchanges dummy signals waits for empty puts of ranks that may put sums before them. Two nodes
 /// without rows between two with rows wait for each other, when nobody else sums there. On a GPU somebody
 /// always does.

@@ -1,33 +1,34 @@
-// The roles of MarkedSlotsWorld.
-#include "tests/unit/kernels/plan/simulation/marked_slots.h"
-
+// The roles of TileReduceWorld where slots are marked: what kernels/cuda/reduce/marked_slots.cuh does, without
+// the data. A piece is the row of a unit.
 #include <algorithm>
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
+
+#include "tests/unit/kernels/plan/simulation/tile_reduce.h"
 
 namespace mkernel::test {
 
-MarkedSlotsWorld::MarkedSlotsWorld(const GemmShape& shape, const kernels::Topology& topology,
-                                   const std::vector<kernels::TileReducePlan>& plans, const Warps& warps,
-                                   const Settings& settings)
-    : TileReduceWorld(plans, shape, topology, warps, settings, 0) {
-  for (const auto& plan : plans_)
-    add_rank_of(plan, plan.reduce.marked_bytes(), kernels::kLentAlignment, plan.reduce.rows);
-}
-
-MarkedData::Piece MarkedSlotsWorld::piece(std::int32_t index, std::uint64_t epoch, std::int32_t source,
-                                          const Span& row) {
+MarkedData::Piece TileReduceWorld::piece(std::int32_t index, std::uint64_t epoch, std::int32_t source,
+                                         const Span& row) {
   const std::uint64_t half = has(Fault::kOneHalf) ? 0 : epoch & 1;
   return slots_.piece(index, rank(index).workspace,
                       {plan(index).reduce.marked_offset(half, source) + row.at, row.bytes});
 }
 
+Stamp TileReduceWorld::tile_stamp(std::int32_t index, std::uint64_t epoch, std::int32_t source,
+                                  const Span& row) {
+  const auto first_row = static_cast<std::uint64_t>(plan(index).reduce.first_row(index));
+  const std::uint64_t at = first_row * static_cast<std::uint64_t>(columns_) * 2 + row.at;
+  return stamp(epoch, Content::kPartialTile, source,
+               rank(index).workspace.cells(static_cast<std::int64_t>(at)));
+}
+
 // ---- compute ----
 
-std::vector<Span> MarkedSlotsWorld::rows_of_tile(std::int32_t index,
-                                                 const kernels::TileReducePlan::Tile& tile,
-                                                 const kernels::TileReducePlan::Tile::Part& part) const {
+/// Of a part of a tile, where they lie in [rows of the owner, columns].
+std::vector<Span> TileReduceWorld::rows_of_part(std::int32_t index, const kernels::TileReducePlan::Tile& tile,
+                                                const Part& part) const {
   const std::int64_t column = std::int64_t{tile.column} * plan(index).tile.columns;
   const std::int64_t width = std::min(columns_ - column, std::int64_t{plan(index).tile.columns});
   std::vector<Span> rows;
@@ -37,18 +38,18 @@ std::vector<Span> MarkedSlotsWorld::rows_of_tile(std::int32_t index,
   return rows;
 }
 
-Task MarkedSlotsWorld::store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
-                                  std::int32_t in_cluster) {
+Task TileReduceWorld::store_marked_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
+                                        std::int32_t in_cluster) {
   const kernels::TileReducePlan::Tile tile = plan(index).tile_at(number, in_cluster);
-  for (const auto& part : tile.parts) {
+  for (const Part& part : tile.parts) {
     co_await scheduler_.step();
     const std::int32_t to = owner(index, part.turn);
-    for (const Span& row : rows_of_tile(index, tile, part))
+    for (const Span& row : rows_of_part(index, tile, part))
       slots_.begin_store(index, piece(to, epoch, index, row));
   }
-  for (const auto& part : tile.parts) {
+  for (const Part& part : tile.parts) {
     const std::int32_t to = owner(index, part.turn);
-    for (const Span& row : rows_of_tile(index, tile, part)) {
+    for (const Span& row : rows_of_part(index, tile, part)) {
       co_await scheduler_.step();
       slots_.end_store(piece(to, epoch, index, row), tile_stamp(to, epoch, index, row));
     }
@@ -57,46 +58,42 @@ Task MarkedSlotsWorld::store_tile(std::int32_t index, std::uint64_t epoch, std::
 
 // ---- sums ----
 
-Task MarkedSlotsWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp&) {
+/// A unit of own rows from the slots of all sources, as soon as they are there. False: it gave up. The marks
+/// may be written at any time until the warp has made its last sum.
+Task TileReduceWorld::sum_marked_unit(std::int32_t index, std::uint64_t epoch, const SumUnit& unit,
+                                      MarkedData::Marks& marks, MarkedSum& sum) {
   Memory& memory = rank(index).workspace;
+  std::vector<Span> rows;
+  for_each_row(index, unit, [&](const Span& row) { rows.push_back(row); });
+  for (std::int32_t source = 0; source < ranks_per_node(); ++source) {
+    for (const Span& row : rows) {
+      const MarkedData::Piece here = piece(index, epoch, source, row);
+      if (!has(Fault::kMarkedUnwaited) && !co_await scheduler_.wait(*here.come, 1)) co_return;
+      sum.right &= holds(index, epoch, memory, here.at, tile_stamp(index, epoch, source, row), "a tile");
+      co_await scheduler_.step();
+      sum.right &= holds(index, epoch, memory, here.at, tile_stamp(index, epoch, source, row), "a tile");
+      marks.begin(here);
+    }
+  }
+  sum.made = true;
+}
+
+Task TileReduceWorld::sum_marked_units(std::int32_t index, std::uint64_t epoch, SumOutput& output) {
   MarkedData::Marks marks(slots_);
   UnitClaims claims(counts(index).claimed, epoch, static_cast<std::uint32_t>(plan(index).units.units()),
-                    spare_warps(index));
-  bool gave_up = false;
+                    static_cast<std::uint32_t>(multiplying_warps(index)));
+  MarkedSum sum{.made = true};
   co_await scheduler_.step();  // others claim in between
-  while (const auto number = gave_up ? std::nullopt : claims.take()) {
+  while (const auto number = sum.made ? claims.take() : std::nullopt) {
     co_await scheduler_.step();
     const SumUnit unit = unit_at(index, *number);
-    std::vector<Span> rows;
-    for_each_row(index, unit, [&](const Span& row) { rows.push_back(row); });
-    bool right = true;
-    for (std::int32_t source = 0; source < ranks_per_node() && !gave_up; ++source) {
-      for (const Span& row : rows) {
-        const MarkedData::Piece here = piece(index, epoch, source, row);
-        gave_up = !co_await scheduler_.wait(*here.come, 1);
-        if (gave_up) break;
-        right &= holds(index, epoch, memory, here.at, tile_stamp(index, epoch, source, row), "a tile");
-        co_await scheduler_.step();
-        right &= holds(index, epoch, memory, here.at, tile_stamp(index, epoch, source, row), "a tile");
-        marks.begin(here);
-      }
-    }
-    if (gave_up) continue;
-    for (const Span& row : rows) write_result(index, epoch, row, right);
+    if (unit.place.row >= rows_of(index, unit.turn)) continue;
+    sum = {};
+    co_await sum_marked_unit(index, epoch, unit, marks, sum);
+    if (sum.made) store_own(index, epoch, unit, sum.right, output);
   }
   co_await scheduler_.step();
   marks.finish();
-}
-
-// ---- the end ----
-
-std::string MarkedSlotsWorld::check_counts() {
-  for (std::int32_t index = 0; index < plan(0).reduce.world; ++index) {
-    const auto units = static_cast<std::uint64_t>(plan(index).units.units());
-    if (counts(index).claimed != settings_.launches * (units + spare_warps(index)))
-      return "claims of rank " + std::to_string(index) + " end at " + std::to_string(counts(index).claimed);
-  }
-  return slots_.check();
 }
 
 }  // namespace mkernel::test

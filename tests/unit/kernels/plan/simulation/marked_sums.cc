@@ -13,7 +13,7 @@ MarkedSumsWorld::MarkedSumsWorld(const GemmShape& shape, const kernels::Topology
                                  const Settings& settings)
     : GemmArWorld(plans, shape, topology, warps, settings) {
   for (const auto& plan : ar_plans_)
-    add_rank_of(plan.product, plan.sums.marked_end(), plan.product.data_bytes(), shape.m);
+    add_rank_of(plan.product, plan.kernel_word_bytes(), plan.kernel_data_bytes(), shape.m);
 }
 
 std::vector<MarkedSumsWorld::SumPiece> MarkedSumsWorld::pieces(std::int32_t at, std::int32_t index,
@@ -75,7 +75,7 @@ Task MarkedSumsWorld::copy_units(std::int32_t index, std::uint64_t epoch) {
   MarkedData::Marks marks(marked_);
   const std::int32_t owners = ranks_per_node() - 1;
   UnitClaims claims(counts(index).copied, epoch, static_cast<std::uint32_t>(sums(index).units * owners),
-                    static_cast<std::uint32_t>(copying_warps(index)));
+                    static_cast<std::uint32_t>(multiplying_warps(index)));
   bool gave_up = false;
   co_await scheduler_.step();  // others claim in between
   while (const auto number = gave_up ? std::nullopt : claims.take()) {
@@ -84,7 +84,7 @@ Task MarkedSumsWorld::copy_units(std::int32_t index, std::uint64_t epoch) {
     if (unit.place.row >= rows_of(index, unit.turn)) continue;
     bool right = true;
     for (const auto& [place, first] : pieces(index, index, epoch, unit)) {
-      gave_up = !has(Fault::kCopiesUnwaited) && !co_await scheduler_.wait(*place.come, 1);
+      gave_up = !has(Fault::kMarkedUnwaited) && !co_await scheduler_.wait(*place.come, 1);
       if (gave_up) break;
       right &= holds(index, epoch, memory, place.at, first, "a sum");
       co_await scheduler_.step();
@@ -106,10 +106,12 @@ Task MarkedSumsWorld::finish_late(MarkedData::Marks marks) {
   marks.finish();
 }
 
-/// All warps begin with sums; those that have multiplied copy.
+/// All warps begin with sums, and those that have multiplied copy. Where slots are marked, the others do
+/// neither.
 Task MarkedSumsWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp) {
   Output output(*this, index, epoch);
-  co_await sum_units(index, epoch, output);
+  if (!plan(index).reduce.marked) co_await sum_units(index, epoch, output);
+  if (plan(index).reduce.marked && warp.multiplied) co_await sum_marked_units(index, epoch, output);
   if (warp.multiplied) co_await copy_units(index, epoch);
   co_await output.landed();
 }
@@ -119,7 +121,7 @@ Task MarkedSumsWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const 
 std::string MarkedSumsWorld::check_sums() {
   for (std::int32_t index = 0; index < plan(0).reduce.world; ++index) {
     const auto copies = static_cast<std::uint64_t>(ar_plans_[static_cast<std::size_t>(index)].copies());
-    if (counts(index).copied != settings_.launches * (copies + copying_warps(index)))
+    if (counts(index).copied != settings_.launches * (copies + multiplying_warps(index)))
       return "copies of rank " + std::to_string(index) + " end at " + std::to_string(counts(index).copied);
   }
   return marked_.check();

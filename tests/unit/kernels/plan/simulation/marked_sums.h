@@ -1,5 +1,5 @@
 // GEMM+AR on one node whose owners share tiles, as step machines: finished sums travel as marked data
-// (plan/push_sums_plan.h).
+// (plan/push_sums_plan.h), and partials too where the plan says so.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +34,6 @@ class MarkedSumsWorld final : public GemmArWorld {
   Task finish_late(MarkedData::Marks marks);
   /// Of a unit of an owner's, at rank `at`; `index`: any rank that has the owner at the unit's turn.
   std::vector<SumPiece> pieces(std::int32_t at, std::int32_t index, std::uint64_t epoch, const SumUnit& unit);
-  std::uint64_t copying_warps(std::int32_t index) const {
-    return static_cast<std::uint64_t>(plan(index).compute_ctas * warps_.multiplying);
-  }
 
   MarkedData marked_{scheduler_, settings_};
 };

@@ -62,7 +62,12 @@ Task TileReduceWorld::store(std::int32_t index, std::uint64_t epoch, Cta& shared
   const std::int32_t clusters = mine.compute_ctas / mine.tile.cluster;
   for (std::int32_t i = 0; i < tiles; ++i) {
     co_await scheduler_.meet(shared.multiplied, static_cast<std::uint64_t>(i + 1));
-    co_await store_tile(index, epoch, cluster + i * clusters, cta % mine.tile.cluster);
+    const std::int32_t number = cluster + i * clusters, in_cluster = cta % mine.tile.cluster;
+    if (mine.reduce.marked) {
+      co_await store_marked_tile(index, epoch, number, in_cluster);
+    } else {
+      co_await store_tile(index, epoch, number, in_cluster);
+    }
     scheduler_.add(shared.stored, 1);
   }
   scheduler_.add(shared.ended, 1);
@@ -166,9 +171,10 @@ Task TileReduceWorld::reducing_warp(std::int32_t index, std::uint64_t epoch, Cta
   scheduler_.add(shared.ended, 1);
 }
 
-Task TileReduceWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp&) {
+Task TileReduceWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp) {
   SumOutput only_c;
-  co_await sum_units(index, epoch, only_c);
+  if (!plan(index).reduce.marked) co_await sum_units(index, epoch, only_c);
+  if (plan(index).reduce.marked && warp.multiplied) co_await sum_marked_units(index, epoch, only_c);
 }
 
 Task TileReduceWorld::send(std::int32_t index, std::uint64_t epoch, std::int32_t) {
@@ -343,7 +349,8 @@ std::string TileReduceWorld::check_counts() {
   for (std::int32_t index = 0; index < plan(0).reduce.world; ++index) {
     const auto& mine = plan(index);
     const auto all = static_cast<std::uint64_t>(mine.units.all_units());
-    if (counts(index).claimed != launches * (all + spare_warps(index)))
+    const std::uint64_t warps = mine.reduce.marked ? multiplying_warps(index) : spare_warps(index);
+    if (counts(index).claimed != launches * (all + warps))
       return "claims of rank " + std::to_string(index) + " end at " + std::to_string(counts(index).claimed);
     for (std::int32_t turn = 0; turn < others(index); ++turn) {
       const std::int32_t units = packed_units(index, turn);
@@ -354,6 +361,7 @@ std::string TileReduceWorld::check_counts() {
           return "staged units of rank " + std::to_string(index) + " end at another count";
       }
     }
+    if (mine.reduce.marked && rows_of(index, reduced(index, 0)) > 0) continue;
     for (std::int32_t node_turn = 0; node_turn <= others(index); ++node_turn) {
       for (std::int32_t source = 0; source < ranks_per_node(); ++source) {
         if (ready(index, node_turn, source, 0).value != kernels::PushReducePlan::count(launches - 1))
@@ -361,7 +369,7 @@ std::string TileReduceWorld::check_counts() {
       }
     }
   }
-  return "";
+  return slots_.check();
 }
 
 }  // namespace mkernel::test

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/plan/tile_reduce_plan.h"
+#include "tests/unit/kernels/plan/simulation/marks.h"
 #include "tests/unit/kernels/plan/simulation/world.h"
 
 namespace mkernel::test {
@@ -96,7 +97,8 @@ class TileReduceWorld : public World {
       : TileReduceWorld(plans, shape, topology, warps, settings,
                         static_cast<std::int32_t>(plans[0].lanes())) {
     for (const auto& plan : plans_)
-      add_rank_of(plan, plan.word_bytes(), plan.data_bytes(), plan.reduce.rows_of(plan.rank()));
+      add_rank_of(plan, plan.kernel_word_bytes(), plan.kernel_data_bytes(),
+                  plan.reduce.rows_of(plan.rank()));
   }
 
  protected:
@@ -115,11 +117,10 @@ class TileReduceWorld : public World {
   virtual std::uint64_t c_offset(std::int32_t /*index*/, std::int32_t /*turn*/) const { return 0; }
   std::string check_counts() override;
 
-  /// A CTA's tile into this rank's slots at the reducers of its owners, and then their words.
-  virtual Task store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
-                          std::int32_t in_cluster);
   SumUnit unit_at(std::int32_t index, std::int32_t number) const;
   Task sum_units(std::int32_t index, std::uint64_t epoch, SumOutput& output);
+  /// The same from marked slots: of warps that have multiplied.
+  Task sum_marked_units(std::int32_t index, std::uint64_t epoch, SumOutput& output);
   Task put_partials(std::int32_t index, std::uint64_t epoch);
 
   const kernels::TileReducePlan& plan(std::int32_t index) const {
@@ -141,9 +142,12 @@ class TileReduceWorld : public World {
   }
   /// Whether the kernel is the one for several nodes; with the narrow tile it is that for one node as well.
   bool packs(std::int32_t index) const { return others(index) > 0 || plan(index).tile.columns <= 64; }
+  std::int32_t multiplying_warps(std::int32_t index) const {
+    return plan(index).compute_ctas * warps_.multiplying;
+  }
   std::uint32_t spare_warps(std::int32_t index) const {
     return static_cast<std::uint32_t>(plan(index).reduce_ctas * warps_of_cta(index) - reserved(index) +
-                                      plan(index).compute_ctas * warps_.multiplying);
+                                      multiplying_warps(index));
   }
   /// Stamp of a whole unit of an owner's, made by `maker`.
   Stamp unit_stamp(std::uint64_t epoch, Content content, std::int32_t maker, std::int32_t index_of_owner,
@@ -226,10 +230,26 @@ class TileReduceWorld : public World {
   void store_own(std::int32_t index, std::uint64_t epoch, const SumUnit& unit, bool right, SumOutput& output);
   bool summands_hold(std::int32_t index, std::uint64_t epoch, const SumUnit& unit);
 
+  // Where slots are marked: marked_slots.cc.
+  struct MarkedSum {
+    bool made = false, right = true;
+  };
+  /// Of the slot of `source` at rank `index`; `row`: in [rows of the rank, columns].
+  MarkedData::Piece piece(std::int32_t index, std::uint64_t epoch, std::int32_t source, const Span& row);
+  Stamp tile_stamp(std::int32_t index, std::uint64_t epoch, std::int32_t source, const Span& row);
+  std::vector<Span> rows_of_part(std::int32_t index, const kernels::TileReducePlan::Tile& tile,
+                                 const Part& part) const;
+  Task store_marked_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
+                         std::int32_t in_cluster);
+  Task sum_marked_unit(std::int32_t index, std::uint64_t epoch, const SumUnit& unit, MarkedData::Marks& marks,
+                       MarkedSum& sum);
+
   void begin_launch(std::int32_t index, std::uint64_t epoch) override;
   Task computing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta);
   Task multiply(std::int32_t index, Cta& cta, std::int32_t tiles);
   Task store(std::int32_t index, std::uint64_t epoch, Cta& shared, std::int32_t cta, std::int32_t tiles);
+  /// A CTA's tile into this rank's slots at the reducers of its owners, and then their words.
+  Task store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number, std::int32_t in_cluster);
   template <class Visit>
   void for_each_row(std::int32_t index, std::uint64_t epoch, const kernels::TileReducePlan::Tile& tile,
                     const Part& part, const Visit& visit);
@@ -244,6 +264,7 @@ class TileReduceWorld : public World {
   Task exchange_empty(std::int32_t index, std::uint64_t epoch);
 
   std::deque<Counts> counts_;
+  MarkedData slots_{scheduler_, settings_};
 };
 
 /// A sum for an owner on another node, which is counted for inter_send before the stores of the next unit.

@@ -34,7 +34,7 @@ enum class Fault {
   kCopiesFirst,      ///< all warps begin with copies
   kNoMarks,          ///< marked data are read and not marked again
   kLateMarks,        ///< a launch ends before its marks are written
-  kCopiesUnwaited,   ///< marked sums are copied without a wait
+  kMarkedUnwaited,   ///< marked data are read without a wait
   // Of the mixture of experts:
   kRowsBeforeCounts,    ///< a rank pushes before the counts of all are in
   kOneCounts,           ///< counts of all launches lie in one place

@@ -7,6 +7,7 @@
 #include "kernels/plan/cuts.h"
 #include "kernels/plan/gemm_shape.h"
 #include "kernels/plan/push_sums_plan.h"
+#include "kernels/plan/tile_reduce_time.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -15,38 +16,6 @@ namespace {
 bool shares_tiles(const GemmShape& shape, const Topology& topology, const TileSize& tile) {
   const std::int64_t rows = ceil_div(shape.m, topology.world());
   return topology.world() > 1 && rows <= tile.rows && tile.rows <= kMostSharedRows;
-}
-
-/// Of one element of the product.
-double product_seconds(const GemmShape& shape, const Machine& machine) {
-  return 2.0 * static_cast<double>(shape.k) / (machine.product_operations * machine.sms);
-}
-
-/// How often an element crosses the links or the wire: as a partial; of GEMM+AR as a finished sum too, unless
-/// every rank sums for itself.
-double crossings(OpKind kind, bool to_all = false) {
-  return kind == OpKind::kGemmAr && !to_all ? 2 : 1;
-}
-
-/// Seconds from a store to the sum or the copy that begins with it. Data that say themselves that they have
-/// come (PushReducePlan::kMark) take half as long as those with a word behind a fence: 1.5 us were measured.
-double push_seconds_of(const Machine& machine, bool marked) {
-  return marked ? machine.push_latency / 2 : machine.push_latency;
-}
-
-/// Seconds from the last store of a product to the last sum that somebody has, beside what links and wire
-/// carry: of partials, and of finished sums where these are sent on. `wire`: whether they cross nodes.
-double arrival_seconds(OpKind kind, const TileReducePlan& plan, bool wire) {
-  const Machine& machine = plan.machine;
-  const bool to_all = plan.reduce.to_all;
-  double seconds = push_seconds_of(machine, plan.reduce.marked);
-  if (crossings(kind, to_all) > 1) seconds += push_seconds_of(machine, plan.marks_sums());
-  return seconds + (wire ? crossings(kind, to_all) * machine.wire_latency : 0);
-}
-
-/// Seconds of the node's links for what a rank pushes of an element of the product.
-double link_seconds(OpKind kind, std::int32_t sources, const Machine& machine) {
-  return crossings(kind) * 2.0 * (sources - 1) / sources / machine.links_store;
 }
 
 /// How long the links of the node need for what a rank pushes, the product's time being 1.
@@ -194,12 +163,6 @@ TileReducePlan layout_of(const GemmShape& shape, const Topology& topology, std::
   return plan;
 }
 
-/// Waves of cluster tiles beside so many CTAs that only sum.
-std::int64_t waves_of(const TileReducePlan& plan, std::int32_t summing) {
-  const std::int32_t clusters = (plan.machine.sms - summing) / plan.tile.cluster;
-  return clusters < 1 ? std::numeric_limits<std::int64_t>::max() : ceil_div(plan.cluster_tiles(), clusters);
-}
-
 void set_ctas(TileReducePlan& plan, std::int32_t summing) {
   const std::int32_t clusters = (plan.machine.sms - summing) / plan.tile.cluster;
   plan.reduce_ctas = summing;
@@ -222,7 +185,7 @@ TileReducePlan shared_plan(OpKind kind, const GemmShape& shape, const Topology& 
   const Sm90Plan product = plan_sm90(shape, machine.with_sms(machine.sms - fewest), tile);
   TileReducePlan plan = layout_of(shape, topology, rank, product, to_all);
   plan.machine = machine;
-  const auto waves = [&](std::int32_t summing) { return waves_of(plan, summing); };
+  const auto waves = [&](std::int32_t summing) { return plan.waves(summing); };
   plan.reduce.marked = marks_slots(kind, plan, waves(fewest));
   plan.reduce.marked_begin = (plan.word_bytes() + 127) / 128 * 128;
   if (options.reduce_ctas > 0) {
@@ -272,24 +235,6 @@ std::optional<TileReducePlan> fastest_shared_plan(OpKind kind, const GemmShape& 
   return best;
 }
 
-double elements_of(const GemmShape& shape) {
-  return static_cast<double>(shape.m) * static_cast<double>(shape.n);
-}
-
-/// Seconds of the sums that follow the product, made by all warps together: of every element so many bytes
-/// are read and written. Finished sums are pushed on and copied, unless every rank makes all of them.
-double sum_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan) {
-  const double sources = plan.reduce.sources, world = plan.reduce.world;
-  const double summed = plan.reduce.to_all ? 1 : plan.reduce.nodes() / world;
-  double bytes = 2 * (sources + 1) * summed;
-  if (plan.reduce.marked) bytes += 2 * sources * summed;  // the marks
-  if (kind == OpKind::kGemmAr && !plan.reduce.to_all) {
-    bytes += 2 * (sources - 1) / sources + 4;
-    if (plan.marks_sums()) bytes += 2 * (sources - 1) / sources;  // likewise
-  }
-  return elements_of(shape) * bytes / (plan.machine.sum_bytes * plan.machine.sms);
-}
-
 }  // namespace
 
 Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape, const Topology& topology,
@@ -308,7 +253,7 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
       options.tile ? plan_sm90(shape, most, *options.tile) : choose_product(shape, links, most);
   TileReducePlan plan = layout_of(shape, topology, rank, product);
   plan.machine = machine;
-  const auto waves = [&](std::int32_t summing) { return waves_of(plan, summing); };
+  const auto waves = [&](std::int32_t summing) { return plan.waves(summing); };
   if (options.reduce_ctas > 0) {
     plan.reduce_ctas = options.reduce_ctas;
   } else if (kind == OpKind::kGemmAr) {
@@ -324,24 +269,6 @@ Result<TileReducePlan> TileReducePlan::make(OpKind kind, const GemmShape& shape,
   }
   set_ctas(plan, plan.reduce_ctas);
   return plan;
-}
-
-double estimated_seconds(OpKind kind, const GemmShape& shape, const TileReducePlan& plan) {
-  const Machine& machine = plan.machine;
-  const double tile =
-      tile_cycles(machine, shape.k, plan.tile, plan.tile.columns, plan.a_box_rows()) / machine.clock;
-  const auto waves = static_cast<double>(waves_of(plan, plan.reduce_ctas));
-  const double operands = 2.0 * static_cast<double>(shape.k) * static_cast<double>(shape.m + shape.n);
-  const double product = std::max(waves * tile, operands / machine.memory_bytes);
-  if (plan.tiles.turns() == 1) return machine.launch + product + machine.last_stores;
-  const bool to_all = plan.reduce.to_all;
-  const double links = elements_of(shape) * (to_all ? 2.0 * (plan.reduce.sources - 1) / machine.links_store
-                                                    : link_seconds(kind, plan.reduce.sources, machine));
-  const double wire = crossings(kind, to_all) * static_cast<double>(plan.wire_bytes()) / machine.nic;
-  const double arrives = arrival_seconds(kind, plan, wire > 0);
-  const double sums = plan.shared.any() ? sum_seconds(kind, shape, plan) : 0;
-  return machine.launch + std::max(product, product / waves + std::max(links, wire)) + arrives + sums +
-         machine.last_stores;
 }
 
 TileReducePlan::Tile TileReducePlan::tile_at(std::int32_t index, std::int32_t in_cluster) const {
@@ -386,6 +313,11 @@ TileReducePlan::Tile TileReducePlan::shared_tile_at(std::int32_t index, std::int
         std::max<std::int64_t>(one.rows, reduce.first_row(owner) + end - one.first_row));
   }
   return one;
+}
+
+std::int64_t TileReducePlan::waves(std::int32_t summing) const {
+  const std::int32_t clusters = (machine.sms - summing) / tile.cluster;
+  return clusters < 1 ? std::numeric_limits<std::int64_t>::max() : ceil_div(cluster_tiles(), clusters);
 }
 
 bool TileReducePlan::marks_sums() const {

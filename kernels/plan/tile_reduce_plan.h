@@ -62,6 +62,8 @@ struct TileReducePlan {
   std::int32_t rank() const { return owners.back(); }
   /// Cluster tiles that every rank computes.
   std::int32_t cluster_tiles() const { return shared.any() ? shared.tiles() : tiles.tiles(); }
+  /// Waves of them beside so many CTAs that only sum.
+  std::int64_t waves(std::int32_t summing) const;
   /// Of cluster tile `index` (0 .. cluster_tiles() - 1) the tile of CTA `in_cluster`.
   Tile tile_at(std::int32_t index, std::int32_t in_cluster) const;
   /// Rows of a box of a: those of the highest of the tiles that owners share, else those of a whole tile.
@@ -91,8 +93,8 @@ struct TileReducePlan {
   std::uint64_t wire_bytes() const;
   std::uint64_t word_bytes() const { return reduce.word_bytes(); }
   std::uint64_t data_bytes() const { return partials.end(); }
-  /// The same of kernels, whose marked slots lie behind the words. Of the lent workspace these slots need only
-  /// that launches take turns.
+  /// The same of kernels, whose marked slots lie behind the words. Of the lent workspace these slots need
+  /// only that launches take turns.
   std::uint64_t kernel_word_bytes() const { return reduce.marked ? reduce.marked_end() : word_bytes(); }
   std::uint64_t kernel_data_bytes() const { return reduce.marked ? kLentAlignment : data_bytes(); }
   /// Of the group's channels, between rail peers only: partials.

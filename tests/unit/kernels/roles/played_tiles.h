@@ -7,6 +7,16 @@
 
 namespace mkernel::test {
 
+/// In plays of reductions. Tiles of more than 128 x 128 are the same code with other numbers, and half of
+/// what there is to compile: under sanitizers, which make that slow, they are not played.
+constexpr bool is_played([[maybe_unused]] const kernels::TileSize& tile) {
+#if defined(MKERNEL_SANITIZED)
+  return tile.rows <= 128 && tile.columns <= 128;
+#else
+  return true;
+#endif
+}
+
 /// Calls `with.operator()<tile, type, layout of b>()`, of few combinations, since each is seconds to compile
 /// and many more under sanitizers: every tile with bf16 and a row-major b, and those of at most 128 x 128
 /// with fp16 and a column-major b. gemm_body_test.cc plays the others. Any other combination fails the test.

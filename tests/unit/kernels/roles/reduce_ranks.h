@@ -31,16 +31,6 @@ namespace mkernel::test {
 
 using namespace mkernel::kernels;
 
-/// Tiles of more than 128 x 128 are the same code with other numbers, and half of what there is to compile:
-/// under sanitizers, which make that slow, they are not played.
-constexpr bool is_played([[maybe_unused]] const TileSize& tile) {
-#if defined(MKERNEL_SANITIZED)
-  return tile.rows <= 128 && tile.columns <= 128;
-#else
-  return true;
-#endif
-}
-
 /// What of a plan's marks is played; the rest has words, as where marks would take too much memory or the
 /// product several waves.
 enum class Marks { kNone, kSums, kAll };
@@ -162,13 +152,12 @@ class ReduceRanks {
   GemmArPlan plan_of(std::uint32_t rank, const TileReduceOptions& options) const {
     const Machine machine = kH200.with_sms(8);
     GemmArPlan plan;
-    if (kKind == OpKind::kGemmAr) {
-      plan = require(GemmArPlan::make(shape_, topology_, rank, machine, options));
-    } else {
+    if (kKind == OpKind::kGemmAr) plan = require(GemmArPlan::make(shape_, topology_, rank, machine, options));
+    if (kKind == OpKind::kGemmRs) {
       plan.product = require(TileReducePlan::make(kKind, shape_, topology_, rank, machine, options));
       plan.sums = {.words_begin = plan.product.word_bytes(), .begin = plan.product.data_bytes()};
     }
-    if (marks_ != Marks::kAll) plan.product.reduce.marked = false;
+    plan.product.reduce.marked &= marks_ == Marks::kAll;
     return plan;
   }
   bool marks_sums(const GemmArPlan& plan) const {

@@ -1,5 +1,5 @@
-// The roles of TileReduceWorld where slots are marked: what kernels/cuda/reduce/marked_slots.cuh does, without
-// the data. A piece is the row of a unit.
+// The roles of TileReduceWorld where slots are marked: what kernels/cuda/reduce/marked_slots.cuh does,
+// without the data. A piece is the row of a unit.
 #include <algorithm>
 #include <cstdint>
 #include <optional>

@@ -97,8 +97,7 @@ class TileReduceWorld : public World {
       : TileReduceWorld(plans, shape, topology, warps, settings,
                         static_cast<std::int32_t>(plans[0].lanes())) {
     for (const auto& plan : plans_)
-      add_rank_of(plan, plan.kernel_word_bytes(), plan.kernel_data_bytes(),
-                  plan.reduce.rows_of(plan.rank()));
+      add_rank_of(plan, plan.kernel_word_bytes(), plan.kernel_data_bytes(), plan.reduce.rows_of(plan.rank()));
   }
 
  protected:

@@ -14,9 +14,10 @@ double crossings(OpKind kind, bool to_all = false) {
 }
 
 /// Seconds from a store to the sum or the copy that begins with it. Data that say themselves that they have
-/// come (PushReducePlan::kMark) take half as long as those with a word behind a fence: 1.5 us were measured.
+/// come (PushReducePlan::kMark) take a third of the time of those with a word behind a fence: 2 us less were
+/// measured (tests/perf/notes.md).
 double push_seconds_of(const Machine& machine, bool marked) {
-  return marked ? machine.push_latency / 2 : machine.push_latency;
+  return marked ? machine.push_latency / 3 : machine.push_latency;
 }
 
 /// Seconds from the last store of a product to the last sum that somebody has, beside what links and wire

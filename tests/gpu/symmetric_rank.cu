@@ -1,7 +1,7 @@
 // One rank of the test of symmetric GPU memory: a process of its own, against a real daemon.
 //
 //   symmetric_rank devices          how many GPUs there are; status 77 and the reason when there is none
-//   symmetric_rank free DEVICE      bytes of its memory that are free
+//   symmetric_rank free DEVICE      for every line that it reads, how many bytes of its memory are free
 //   symmetric_rank run SOCKET GROUP WORLD RANK DEVICE BYTES [check|hold|put]
 //
 // run makes a symmetric buffer on the GPU and
@@ -90,9 +90,12 @@ int devices() {
 
 int free_bytes(int device) {
   std::size_t free = 0, total = 0;
+  std::string line;
   need(cudaSetDevice(device), "cudaSetDevice");
-  need(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  std::cout << free << std::endl;
+  while (std::getline(std::cin, line)) {
+    need(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    std::cout << free << std::endl;
+  }
   return 0;
 }
 

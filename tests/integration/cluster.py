@@ -1,11 +1,13 @@
 """Real processes for the integration tests: daemons on loopback, ranks, mkctl. Everything is bounded in time, every
 process is ended by its pid, and a test that leaves anything behind fails."""
+import atexit
 import contextlib
 import fcntl
 import functools
 import json
 import os
 import pathlib
+import select
 import shutil
 import signal
 import socket
@@ -62,10 +64,34 @@ def gpus_or_skip():
     return count
 
 
+@functools.cache
+def _free_memory(device):
+    """A process that tells that GPU's free memory for every line it reads, and ends with this program. One for all readings: making a
+    context takes longer than most of what the readings wait for."""
+    reader = subprocess.Popen([program("symmetric_rank"), "free", str(device)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def end():
+        reader.stdin.close()
+        try:
+            reader.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            reader.kill()
+            reader.wait()
+
+    atexit.register(end)
+    return reader
+
+
 def free_bytes(device):
     """Of that GPU's memory."""
-    return int(subprocess.run([program("symmetric_rank"), "free", str(device)], check=True, capture_output=True, text=True,
-                              timeout=60).stdout)
+    reader = _free_memory(device)
+    print(file=reader.stdin, flush=True)
+    if not select.select([reader.stdout], [], [], PATIENCE)[0]:
+        raise AssertionError(f"not within {PATIENCE:.0f} s: the free memory of GPU {device}")
+    line = reader.stdout.readline()
+    if not line.strip().isdigit():
+        raise AssertionError(f"the free memory of GPU {device}: {line}{reader.stdout.read()}")
+    return int(line)
 
 
 class PortRange:
@@ -133,8 +159,14 @@ class Daemon:
         self.config.write_text("\n".join(lines) + "\n")
 
     def start(self):
+        self.launch()
+        return self.wait_for_answer()
+
+    def launch(self):
         with self.log.open("ab") as log:
             self.process = subprocess.Popen([*self.prefix, BIN / "mkerneld", "--config", self.config], stderr=log)
+
+    def wait_for_answer(self):
         wait_until(self.answers, f"{self.name} answers: {self.tail()}")
         return self
 
@@ -223,7 +255,9 @@ class ClusterTest(unittest.TestCase):
             peers = [f"127.0.0.1:{port}" for j, port in enumerate(ports) if j != i]
             self.daemons.append(Daemon(self.folder, f"node{i}", ports[i], peers, settings))
         for daemon in self.daemons:
-            daemon.start()
+            daemon.launch()
+        for daemon in self.daemons:
+            daemon.wait_for_answer()
         for daemon in self.daemons:
             self.wait_for_peers(daemon, count - 1)
         return self.daemons

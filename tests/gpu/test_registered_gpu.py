@@ -60,8 +60,8 @@ class RegisteredRanksTest(ClusterTest):
     def now(self):
         return [free_bytes(d) for d in range(min(GPUS, 2))], [node.resources() for node in self.daemons]
 
-    def start(self, kind, nodes=2):
-        return self.start_nodes(nodes, {"transport": {"kind": kind, "gpu_memory": True}})
+    def start(self, kind, **limits):
+        return self.start_nodes(2, {"transport": {"kind": kind, "gpu_memory": True}, "limits": limits})
 
 
 class RegisteredGpuTest(RanksAtOnce, RegisteredRanksTest):
@@ -124,25 +124,27 @@ class RegisteredGpuTest(RanksAtOnce, RegisteredRanksTest):
                     self.assertEqual(node.stop(), 0)
                 self.daemons = []
 
-    def torch(self, **environment):
+    def start_torch(self, group, **environment):
         environment["CUDA_MODULE_LOADING"] = "LAZY"  # PyTorch has thousands of kernels, and none that these ranks launch waits for another
         library = next(path for path in (program("registered_rank").parents[1] / "lib").glob("libmkernel.so*"))
-        ranks = [self.spawn(sys.executable, HERE / "torch_rank.py", library, self.daemons[0].socket, "torch", 2, r, r % GPUS,
-                            **environment) for r in range(2)]
+        return [self.spawn(sys.executable, HERE / "torch_rank.py", library, self.daemons[0].socket, group, 2, r, r % GPUS, **environment)
+                for r in range(2)]
+
+    def finish_torch(self, ranks):
         outcomes = [self.finish(rank, 120) for rank in ranks]
         if any(status == 77 for status, _, _ in outcomes):
             self.skipTest(outcomes[0][1])
         return outcomes
 
-    def test_a_slice_of_a_tensor(self):
+    def test_tensors(self):
+        """A slice of a tensor; expandable segments are refused with what to do. Both start together: importing PyTorch takes longest."""
         self.start_nodes(1)
-        for status, out, err in self.torch():
+        slices = self.start_torch("slice")
+        expandable = self.start_torch("expandable", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+        for status, out, err in self.finish_torch(slices):
             self.assertEqual(status, 0, out + err)
             self.assertEqual(out.count(": 0 of 3000001 bytes wrong, 0 around them"), 2, out)
-
-    def test_expandable_segments_are_refused_with_what_to_do(self):
-        self.start_nodes(1)
-        for status, out, err in self.torch(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"):
+        for status, out, err in self.finish_torch(expandable):
             self.assertEqual(status, 3, out + err)
             self.assertIn("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False", out)
 
@@ -185,7 +187,8 @@ class RegisteredKillsGpuTest(RegisteredRanksTest):
         return held
 
     def kills_give_back_the_memory(self, kind):
-        self.start(kind)
+        # A put to a rank that was killed never completes, and the daemon holds what it reads from until drain_ms are over.
+        self.start(kind, drain_ms=500)
         self.kill_in_mid_traffic(0, "before")
         for node in self.daemons:  # from here on they have what they keep: contexts, and what engines need once
             wait_until(lambda: node.show("sessions") == [], f"{node.name} reaps its session")

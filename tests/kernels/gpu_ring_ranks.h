@@ -35,12 +35,19 @@ class GpuRingRanks {
   const bench::GpuStream& stream(int rank) { return at(rank).stream; }
 
   Status enqueue(int rank, const ExecutorOptions& options = kRingOptions) {
-    return operation(rank).enqueue(at(rank).operands->arguments(0), options, stream(rank).get());
+    return world_->calls().run("launch of rank " + std::to_string(rank), [&] {
+      return operation(rank).enqueue(at(rank).operands->arguments(0), options, stream(rank).get());
+    });
+  }
+  /// Until what was queued on the rank's stream is done.
+  Status wait(int rank) {
+    return world_->calls().run("wait for rank " + std::to_string(rank),
+                               [&] { return stream(rank).synchronize(); });
   }
   /// Until all launches are over, and good.
   void synchronize() {
     require_ok(each([&](int rank) -> Status {
-      MK_RETURN_IF_ERROR(stream(rank).synchronize());
+      MK_RETURN_IF_ERROR(wait(rank));
       return operation(rank).status();
     }));
   }

@@ -1,11 +1,13 @@
 #include "tests/support/fake_fabric.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 
 #include "kernels/cpu/sync/wait.h"
+#include "tests/support/timed_calls.h"
 
 namespace mkernel::test {
 namespace {
@@ -41,10 +43,21 @@ class HostMemory final : public FabricMemory {
 
 /// One ordered stream of puts from `source` to `target`.
 struct FakeFabric::Channel {
+  using Clock = std::chrono::steady_clock;
+
   std::uint32_t source = 0, target = 0, lane = 0;
   std::deque<abi::WorkRequest> pending;
   std::uint64_t uncompleted = 0;  ///< delivered, completion not yet published
-  std::atomic<std::uint64_t> delivered{0};
+  std::atomic<std::uint64_t> read{0}, delivered{0};
+  std::atomic<Clock::time_point> last_read{}, last_delivered{};
+
+  std::string text(Clock::time_point now) const {
+    const std::uint64_t puts = delivered.load();
+    std::string line = std::to_string(source) + " to " + std::to_string(target) + " lane " +
+                       std::to_string(lane) + ": " + std::to_string(read.load()) + " read, the last " +
+                       seconds_text(last_read.load(), now) + " ago, " + std::to_string(puts) + " delivered";
+    return puts == 0 ? line : line + ", the last " + seconds_text(last_delivered.load(), now) + " ago";
+  }
 };
 
 FakeFabric::FakeFabric(const FabricOptions& options, std::unique_ptr<FabricMemory> memory)
@@ -158,6 +171,13 @@ std::uint64_t FakeFabric::delivered(std::uint32_t source, std::uint32_t target, 
   return channels_[(source * world() + target) * options_.lanes + lane]->delivered.load();
 }
 
+std::string FakeFabric::traffic() const {
+  std::string all;
+  for (const auto& channel : channels_)
+    if (channel->read.load() > 0) all += "; " + channel->text(Channel::Clock::now());
+  return all.empty() ? "no puts" : all.substr(2);
+}
+
 std::uint64_t FakeFabric::random() {
   random_state_ ^= random_state_ << 13;
   random_state_ ^= random_state_ >> 7;
@@ -230,7 +250,10 @@ bool FakeFabric::accept(std::uint32_t rank, const abi::WorkRequest& request) {
     return false;
   }
   const std::uint32_t channel = request.channel - ranks_[rank]->view.segment->first_channel;
-  channels_[rank * world() * options_.lanes + channel]->pending.push_back(request);
+  Channel& to = *channels_[rank * world() * options_.lanes + channel];
+  to.pending.push_back(request);
+  to.last_read.store(Channel::Clock::now());
+  to.read.fetch_add(1);
   return true;
 }
 
@@ -269,6 +292,7 @@ bool FakeFabric::deliver(Channel& channel) {
       if (!copied.ok()) fail(channel.source, copied.code(), copied.text());
     }
     wire_bytes_[channel.source].fetch_add(request.length);
+    channel.last_delivered.store(Channel::Clock::now());
     channel.delivered.fetch_add(1);
     ++channel.uncompleted;
     add_release(target.arrivals(channel.source, channel.lane), 1);

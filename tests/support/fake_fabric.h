@@ -78,6 +78,10 @@ class FakeFabric {
   std::uint64_t wire_bytes(std::uint32_t source) const;
   /// Puts delivered from `source` to `target` on `lane`.
   std::uint64_t delivered(std::uint32_t source, std::uint32_t target, std::uint32_t lane) const;
+  /// For a wait that gave up: of every channel with puts how many were read from the ring and how many
+  /// delivered, and how long ago the last ones were. A put that was read long before it was delivered was
+  /// held up here; one that was read late was posted late, or the draining thread was held up by another.
+  std::string traffic() const;
 
  private:
   struct Rank {

@@ -51,8 +51,12 @@ Status GpuRanks::run(int rank, const ExecutorOptions& options) {
   if (world_->shares_gpus()) {
     // Under compute-sanitizer a launch on another stream than the rank's last one waits for what runs on the
     // GPU, so for the ranks that wait for this one.
-    MK_RETURN_IF_ERROR(operation(rank).enqueue(arguments(rank), options, stream(rank).get()));
-    MK_RETURN_IF_ERROR(stream(rank).synchronize());
+    const std::string of_rank = " of rank " + std::to_string(rank);
+    MK_RETURN_IF_ERROR(world_->calls().run("launch" + of_rank, [&] {
+      return operation(rank).enqueue(arguments(rank), options, stream(rank).get());
+    }));
+    MK_RETURN_IF_ERROR(
+        world_->calls().run("wait for the launch" + of_rank, [&] { return stream(rank).synchronize(); }));
     return operation(rank).status();
   }
   MK_RETURN_IF_ERROR(stream(rank).synchronize());  // run() has a stream of its own

@@ -109,12 +109,18 @@ class GpuWorld::Memory final : public FabricMemory {
   }
 
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    const std::string what = " of a put of " + std::to_string(bytes) + " bytes";
     cudaPointerAttributes source{};
-    MK_RETURN_IF_ERROR(cuda_status(cudaPointerGetAttributes(&source, from), "source of a put"));
+    MK_RETURN_IF_ERROR(world_.calls().run("cudaPointerGetAttributes" + what, [&] {
+      return cuda_status(cudaPointerGetAttributes(&source, from), "source of a put");
+    }));
     MK_RETURN_IF_ERROR(cuda_status(cudaSetDevice(source.device), "device"));
     cudaStream_t stream = streams_.at(source.device);
-    MK_RETURN_IF_ERROR(cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "put"));
-    return cuda_status(cudaStreamSynchronize(stream), "put");
+    MK_RETURN_IF_ERROR(world_.calls().run("cudaMemcpyAsync" + what, [&] {
+      return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "put");
+    }));
+    return world_.calls().run("cudaStreamSynchronize" + what,
+                              [&] { return cuda_status(cudaStreamSynchronize(stream), "put"); });
   }
 
  private:
@@ -193,10 +199,25 @@ Status GpuWorld::each(const std::function<Status(int rank)>& body) const {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  return first_error(results);
+}
+
+Status GpuWorld::first_error(const std::vector<Status>& results) const {
+  StatusCode code = StatusCode::kOk;
+  std::string text;
+  bool gave_up = false;
   for (int rank = 0; rank < size(); ++rank) {
-    if (!results[rank].ok()) return results[rank].with_context("rank " + std::to_string(rank));
+    const Status& result = results[rank];
+    if (result.ok()) continue;
+    const std::string context = "rank " + std::to_string(rank);
+    const bool first = code == StatusCode::kOk;
+    text += first ? context + ": " + result.text() : "\n" + context + ": " + result.to_string();
+    if (first) code = result.code();
+    gave_up |= result.code() == StatusCode::kDeadlineExceeded;
   }
-  return {};
+  if (code == StatusCode::kOk) return {};
+  if (gave_up) text += "\nputs: " + fabric_->traffic() + "\ncalls: " + calls_.text();
+  return {code, text};
 }
 
 }  // namespace mkernel::test

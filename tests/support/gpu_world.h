@@ -14,6 +14,7 @@
 #include "kernels/plan/topology.h"
 #include "proto/abi/status.h"
 #include "tests/support/fake_fabric.h"
+#include "tests/support/timed_calls.h"
 
 namespace mkernel::test {
 
@@ -55,14 +56,19 @@ class GpuWorld {
   /// What a daemon does when a group fails.
   void fail_group(int rank, std::uint32_t code, const std::string& text);
 
-  /// Runs `body` for every rank in a thread of its own with its device current; the first error.
+  /// For calls on behalf of a rank that may wait for another rank's launch. Those of the fabric are in it.
+  TimedCalls& calls() const { return calls_; }
+  /// Runs `body` for every rank in a thread of its own with its device current. The first error, with those
+  /// of the others; where a wait gave up, with what the fabric and calls() did meanwhile.
   Status each(const std::function<Status(int rank)>& body) const;
 
  private:
   class Memory;
   explicit GpuWorld(const FabricOptions& options) : options_(options) {}
+  Status first_error(const std::vector<Status>& results) const;
 
   const FabricOptions options_;
+  mutable TimedCalls calls_;
   std::unique_ptr<FakeFabric> fabric_;
   std::vector<std::shared_ptr<kernels::RingsOnDevice>> rings_;
 };

@@ -98,8 +98,7 @@ class GpuWorld::Memory final : public FabricMemory {
   std::byte* buffer(std::uint32_t rank, std::uint64_t bytes) override {
     const int device = world_.device_of(static_cast<int>(rank));
     require(cudaSetDevice(device), "device");
-    if (!streams_.contains(device))
-      require(cudaStreamCreateWithFlags(&streams_[device], cudaStreamNonBlocking), "stream");
+    if (!streams_.contains(device)) make_stream(device);
     void* memory = nullptr;
     require(cudaMalloc(&memory, bytes), "symmetric memory");
     buffers_.push_back(memory);
@@ -124,6 +123,14 @@ class GpuWorld::Memory final : public FabricMemory {
   }
 
  private:
+  /// Of the highest priority: a copy gets the next free SM, as the kernels of ranks that are filled do not,
+  /// and shares no hardware queue with a rank's stream, behind whose launch it would wait.
+  void make_stream(int device) {
+    int lowest = 0, highest = 0;
+    require(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "stream");
+    require(cudaStreamCreateWithPriority(&streams_[device], cudaStreamNonBlocking, highest), "stream");
+  }
+
   static void require(cudaError_t error, const char* what) {
     const Status status = cuda_status(error, what);
     if (!status.ok()) throw std::runtime_error(status.to_string());

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/base/types.h"
 #include "kernels/plan/machine.h"
-#include "mkernel/ops.h"
 
 namespace mkernel::kernels {
 

@@ -1,7 +1,8 @@
 """Prints what a call of an operator on CUDA tensors takes on the host, and a launch in a graph: one rank, which has the GPU to itself.
 
 Everything is called once before anything is measured, and then measured in turns, in another order each time: what is measured first
-after a process has started, or in a slow moment of the machine, would look slower than it is. (AG+GEMM, which came first, did.)"""
+after a process has started, or in a slow moment of the machine, would look slower than it is. (AG+GEMM, which came first, did.)
+The first line says whether the extension in C++ takes the calls."""
 import contextlib
 import random
 import statistics
@@ -11,6 +12,7 @@ from torch_overhead import microseconds
 from torch_rank import counted, end, torch
 
 import mkernel.torch
+from mkernel.torch import _extension
 
 OPS = torch.ops.mkernel
 ROUNDS, CALLS = 9, 200
@@ -84,8 +86,11 @@ def overhead():
         measures[what] = idle(function)
         measures[f"{what}: without autograd"] = idle(function, torch.no_grad)
         measures[f"{what}: in inference mode"] = idle(function, torch.inference_mode)
+    print(f"{'with' if _extension.extension else 'without'} the extension in C++:", flush=True)
     for what, times in sorted(in_turns(measures).items()):
         print(f"{what}: p50 {statistics.median(times):.1f} us ({min(times):.1f} to {max(times):.1f} in {ROUNDS} rounds)", flush=True)
+    taken = sum(_extension.extension.taken().values()) if _extension.extension else 0
+    assert not _extension.extension or taken > 4 * ROUNDS * CALLS, f"the extension took {taken} calls"
     big, weight = on_gpu(1, 0, (4096, 4096)), on_gpu(2, 0, (4096, 4096))
     graph = torch.cuda.CUDAGraph()
     call(OPS.fused_matmul_reduce_scatter, big, weight, "sum", 0, name)

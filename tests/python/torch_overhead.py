@@ -1,5 +1,6 @@
 """Prints what a call of an operator costs on the host without the library: one rank, small operands, the library's launch stubbed.
-short_way() does so for the way of calls on tensors of a GPU, with CUDA stubbed as well.
+short_way() does so for the way of calls on tensors of a GPU, with CUDA stubbed as well: with the extension in C++ where a build of it is
+found, and without it if the environment says MKERNEL_TORCH_EXTENSION=0.
 
     RANK=0 WORLD_SIZE=1 SOCKET=... MASTER_ADDR=127.0.0.1 MASTER_PORT=... python rank.py torch_overhead overhead"""
 import ctypes
@@ -8,10 +9,10 @@ import time
 import timeit
 
 from torch_rank import dist, end, operand, start, torch
-from torch_short_scenarios import on_host
+from torch_short_scenarios import on_host, queued_by_extension
 
 import mkernel.operations
-from mkernel.torch import _run
+from mkernel.torch import _extension, _run
 
 
 def microseconds(call, count=4000, before=lambda: None):
@@ -93,7 +94,9 @@ def short_way():
         "an allocation, for comparison": lambda: a.new_empty((8, 16)),
     }
     nothing = ctypes.CDLL(None)["pthread_equal"]  # 0 for two addresses that differ: the cost of a call alone
-    with on_host(nothing):
+    extension, address = _extension.extension, _extension.address_of(nothing)
+    print("with the extension in C++" if extension else "without the extension in C++")
+    with queued_by_extension(address, address) if extension else on_host(nothing):
         for what, call in calls.items():
             call()
             text = f"{least(call):.2f} us"

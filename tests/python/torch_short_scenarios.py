@@ -8,7 +8,7 @@ from torch_rank import RANK, WORLD, close, counted, dist, end, operand, start, t
 
 import mkernel.torch
 from mkernel._library import lib
-from mkernel.torch import _short
+from mkernel.torch import _extension, _groups, _short
 from mkernel.torch._options import remembered
 
 OPS = torch.ops.mkernel
@@ -21,10 +21,23 @@ _on_current_device = torch._C._dynamo.guards._empty_strided_cpu  # allocates as 
 def on_host(enqueue):
     """`enqueue`: of a GEMM operation, in place of the library's."""
     stubs = {"DEVICE": "cpu", "raw_stream": int, "_is_capturing": bool, "_enqueue": enqueue,  # int(-1) is the stream of no GPU
-             "_empty": _on_current_device, "_current_device": lambda: -1}
+             "_empty": _on_current_device, "_current_device": lambda: -1, "extension": None}
     with contextlib.ExitStack() as stack:
         for field, stub in stubs.items():
             stack.enter_context(unittest.mock.patch.object(_short, field, stub))
+        yield
+
+
+@contextlib.contextmanager
+def queued_by_extension(enqueue, is_capturing):
+    """What is remembered meanwhile the extension queues with `enqueue`, the address of a C function, in place of the library's, and asks
+    `is_capturing` in place of the CUDA driver."""
+    def queue(description):
+        description.enqueue, description.is_capturing = enqueue, is_capturing
+
+    for membership in _groups._State.by_ranks.values():
+        membership.lock.set_stream(0, 0)  # of tensors in host memory
+    with unittest.mock.patch.object(_short, "is_queued", lambda _: True), unittest.mock.patch.object(_extension, "queue", queue):
         yield
 
 

@@ -10,6 +10,7 @@ import mkernel.torch._attention_varlen  # noqa: F401
 import mkernel.torch._moe  # noqa: F401
 import mkernel.torch._ops  # noqa: F401
 from mkernel.torch import nn, ring_flash_attn
+from mkernel.torch._build import build
 from mkernel.torch._decide import Refused
 from mkernel.torch._explain import Explanation, explain
 from mkernel.torch._grouped import grouped_mm
@@ -28,6 +29,7 @@ __all__ = [
     "Options",
     "Refused",
     "bf16_mega_moe",
+    "build",
     "counters",
     "explain",
     "get_symm_buffer_for_mega_moe",

@@ -15,7 +15,8 @@ from mkernel._version import __version__
 from mkernel.errors import Error, FailedPrecondition, InvalidArgument, NotFound
 from mkernel.group import Activity, Group
 from mkernel.session import DEFAULT_SOCKET, Session, connect
-from mkernel.torch._options import fallbacks, remembered
+from mkernel.torch import _extension
+from mkernel.torch._options import fallbacks, forget, remembered
 from mkernel.torch._plans import PlanCache
 from mkernel.torch._rendezvous import Rendezvous
 
@@ -42,7 +43,8 @@ class Membership:
         self.world_size, self.rank, self.device = group.world_size, group.rank, group.device
         self.plans = PlanCache(group, capacity)
         self.decisions: "dict[Any, Any]" = {}
-        self.lock = threading.RLock()
+        extension = _extension.extension
+        self.lock: Any = threading.RLock() if extension is None else extension.lock_of_group()
         self._world = weakref.ref(world)
         self.last_stream = -1  # on which a launch was queued, as a cudaStream_t
         self.last_stream_argument = ctypes.c_void_p()  # the same
@@ -66,6 +68,8 @@ class Membership:
             if self._last is not None:
                 current.wait_stream(self._last)
             self._last, self.last_stream, self.last_stream_argument = current, stream, ctypes.c_void_p(stream)
+            if isinstance(self.lock, _extension.GroupLock):
+                self.lock.set_stream(current.stream_id, stream)
         return stream, False
 
     def close(self) -> None:
@@ -86,6 +90,8 @@ class _State:
 
 def _after_fork() -> None:
     """The parent keeps what it has; in the child all of it refuses every call, and dropping it does nothing."""
+    if _extension.extension is not None:
+        _extension.extension.functions.after_fork()  # first: another thread may have held the lock of its table
     _State.forked = _State.forked or bool(_State.by_ranks)
     for table in (_State.by_ranks, _State.by_name, _State.sessions, _State.alone, remembered):
         table.clear()
@@ -120,7 +126,7 @@ def init(process_group: Optional[Any] = None, *, socket: "str | os.PathLike[str]
     if found is None:
         found = _make(chosen, name, ranks, str(socket or DEFAULT_SOCKET), device, lanes, max_plans, timeout)
         _State.by_ranks[ranks] = found
-    _State.by_name[name] = (weakref.ref(chosen), found)
+    _State.by_name[name] = (weakref.ref(chosen, forget), found)
     _State.forked = False
     return found.group
 
@@ -169,7 +175,7 @@ def membership_of(group_name: str) -> Membership:
         raise NotInitialized(
             f"group_name = {group_name!r}: mkernel.torch.init() was not called for its ranks {list(ranks)}: call it on all of them"
         )
-    _State.by_name[group_name] = (weakref.ref(process_group), found)
+    _State.by_name[group_name] = (weakref.ref(process_group, forget), found)
     return found
 
 

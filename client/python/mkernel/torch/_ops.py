@@ -5,7 +5,8 @@ from typing import Any, Callable, Optional, Sequence
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from mkernel.torch import _run, _short
+from mkernel._calls import check as raise_status
+from mkernel.torch import _extension, _run, _short
 from mkernel.torch._decide import check, check_reduce_op
 
 # The first two schemas are, but for the namespace, those of torch.ops.symm_mem.
@@ -190,7 +191,8 @@ _SHORT: "dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]" = {
 }
 
 
-def _register_autograd(name: str, backward: "Callable[..., Any]", setup: "Callable[..., Any]") -> None:
+def _register_autograd(name: str, called: str, backward: "Callable[..., Any]", setup: "Callable[..., Any]") -> None:
+    """Of the operator `name`, whose calls reach `called`."""
     try:
         from torch._library.autograd import Info, make_autograd_impl
 
@@ -198,7 +200,29 @@ def _register_autograd(name: str, backward: "Callable[..., Any]", setup: "Callab
     except (ImportError, TypeError):  # another PyTorch has them elsewhere
         torch.library.register_autograd(f"mkernel::{name}", backward, setup_context=setup, lib=_library)
     else:
-        _library.impl(name, _SHORT[name](theirs), "Autograd", with_keyset=True)
+        _library.impl(called, _SHORT[name](theirs), "Autograd", with_keyset=True)
+
+
+def _with_extension() -> bool:
+    """Makes the extension's kernels those of the operators, where there is one. A call that it does not take goes on at another
+    operator of the same schema, which has the kernels in Python."""
+    extension = _extension.extension
+    if extension is None:
+        return False
+    for name, schema in SCHEMAS.items():
+        _library.define(_in_python(name) + schema, tags=[torch.Tag.needs_fixed_stride_order])
+    for schema, kernel in (("_raise_status(int status) -> ()", raise_status),
+                           ("_wait_for_launch(int operation, int pending, Tensor[] operands) -> ()", _extension.wait_for_launch)):
+        _library.define(schema)
+        _library.impl(schema.partition("(")[0], kernel, "CompositeExplicitAutograd")
+    if extension.add_kernels():
+        return True
+    _extension.extension = _short.extension = None
+    return False
+
+
+def _in_python(name: str) -> str:
+    return f"_{name}_in_python"
 
 
 _Library: Any = torch.library.Library  # which has no types
@@ -211,8 +235,11 @@ _GRADIENTS: "dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..
 }
 for _name, _schema in SCHEMAS.items():
     _library.define(_name + _schema, tags=[torch.Tag.needs_fixed_stride_order])
+_is_extended = _with_extension()
+for _name in SCHEMAS:
+    _called = _in_python(_name) if _is_extended else _name
     for _key in ("CPU", "CUDA"):
-        _library.impl(_name, REAL[_name], _key)
+        _library.impl(_called, REAL[_name], _key)
     _fake, _backward, _setup = _GRADIENTS[_name]
     torch.library.register_fake(f"mkernel::{_name}", _fake, lib=_library)
-    _register_autograd(_name, _backward, _setup)
+    _register_autograd(_name, _called, _backward, _setup)

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any, Iterator
 
 from mkernel.errors import InvalidArgument
+from mkernel.torch import _extension
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +41,21 @@ def current() -> Options:
     return _Current.options
 
 
-# Calls that were decided under these options (mkernel.torch._short); whatever could change the answer clears it.
+# Calls that were decided under these options (mkernel.torch._short); whatever could change the answer calls forget().
 remembered: "dict[Any, Any]" = {}
+
+
+def forget(*_: Any) -> None:
+    """The calls that are remembered, also those of the extension. A launch that has begun goes on. Any thread."""
+    remembered.clear()
+    if _extension.extension is not None:
+        _extension.extension.functions.forget()
 
 
 def set_options(**changes: Any) -> None:
     """Sets fields of Options for all calls of this process from now on."""
     _Current.options = dataclasses.replace(_Current.options, **changes)
-    remembered.clear()
+    forget()
 
 
 @contextlib.contextmanager
@@ -60,7 +68,7 @@ def options(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _Current.options = before
-        remembered.clear()
+        forget()
 
 
 def bucket_of(rows: int, per_octave: int) -> int:
@@ -79,11 +87,16 @@ copies: "Counter[str]" = Counter()  # by what was copied and why
 fallbacks: "Counter[str]" = Counter()  # by operator and reason
 
 
+def taken() -> "dict[str, int]":
+    """Calls by operator that the extension in C++ took, which neither `totals` nor `repeated` have."""
+    return {} if _extension.extension is None else _extension.extension.taken()
+
+
 def counters() -> "dict[str, Any]":
     """What this process did so far: calls by operator, launches, plans_created, plans_hit, plans_evicted, padded, and with their
     reasons `copies` and `fallbacks`."""
     found: "Counter[str]" = Counter(totals)
-    for name, calls in list(repeated.items()):
+    for name, calls in (*list(repeated.items()), *taken().items()):
         for field in (name, "plans_hit", "launches"):
             found[field] += calls
     return {**found, "copies": dict(copies), "fallbacks": dict(fallbacks)}
@@ -92,5 +105,7 @@ def counters() -> "dict[str, Any]":
 def reset_counters() -> None:
     totals.clear()
     repeated.clear()
+    if _extension.extension is not None:
+        _extension.extension.functions.reset_taken()
     copies.clear()
     fallbacks.clear()

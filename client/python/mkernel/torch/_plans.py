@@ -1,5 +1,6 @@
 """The operations of one group, made when a shape is first seen and kept for the next time."""
 
+import ctypes
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 import torch
@@ -7,7 +8,8 @@ import torch
 from mkernel.errors import FailedPrecondition, ResourceExhausted
 from mkernel.group import Group
 from mkernel.operations import Gemm, GroupedGemm, Launch, Moe, Operation, Pending
-from mkernel.torch._options import Options, remembered, totals
+from mkernel.torch import _extension
+from mkernel.torch._options import Options, forget, totals
 
 
 class GemmKey(NamedTuple):
@@ -129,13 +131,24 @@ def _address(tensors: Operands) -> "int | tuple[int, ...]":
     return tensors.data_ptr() if isinstance(tensors, torch.Tensor) else tuple(tensor.data_ptr() for tensor in tensors)
 
 
+class _Number:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+# One that the extension counts on, where there is one.
+Number: Any = _Number if _extension.extension is None else ctypes.c_int64
+
+
 class Plan:
     """One operation, with the memory that padded operands are staged in."""
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
         self.captured = False  # by a CUDA graph, which may be replayed at any time
-        self.last_used = 0  # the number of the use, among those of all plans of the group
+        self.last_used = Number()  # of the use, among those of all plans of the group
         self._staging: "dict[str, torch.Tensor]" = {}
         self._launches: "dict[tuple[float, int], Launch]" = {}
 
@@ -189,7 +202,7 @@ class PlanCache:
     def __init__(self, group: Group, capacity: int) -> None:
         self._group, self.capacity = group, capacity
         self._plans: "dict[PlanKey, Plan]" = {}
-        self._uses = 0
+        self.uses = Number()
 
     def __contains__(self, key: PlanKey) -> bool:
         return key in self._plans
@@ -219,7 +232,7 @@ class PlanCache:
 
     def use(self, plan: Plan) -> None:
         """It is the last to be dropped now."""
-        self._uses = plan.last_used = self._uses + 1
+        self.uses.value = plan.last_used.value = self.uses.value + 1
 
     def _add(self, key: PlanKey) -> Plan:
         while len(self._plans) >= self.capacity:
@@ -240,9 +253,9 @@ class PlanCache:
         free = [key for key, plan in self._plans.items() if not plan.captured]
         if not free:
             return False
-        key = min(free, key=lambda key: self._plans[key].last_used)
+        key = min(free, key=lambda key: self._plans[key].last_used.value)
         totals["plans_evicted"] += 1
-        remembered.clear()
+        forget()
         self._plans.pop(key).operation.close()
         return True
 
@@ -253,6 +266,6 @@ class PlanCache:
 
     def close(self) -> None:
         """In the order that is the same on every rank."""
-        remembered.clear()
+        forget()
         while self._plans:
             self._plans.pop(next(iter(self._plans))).operation.close()

@@ -78,7 +78,7 @@ def matmul_all_reduce(a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_na
 def _remember(name: str, group_name: str, decision: Decision, a: torch.Tensor, bs: "Sequence[torch.Tensor]", membership: Membership,
               options: Options, shapes: "tuple[tuple[int, ...], ...]", gathered: "Optional[tuple[int, ...]]" = None) -> None:
     plain = decision.key is not None and not decision.copies and len(decision.fused) == len(bs)
-    if a.device.type == _short.DEVICE and plain and not options.check:
+    if (a.device.type == _short.DEVICE or _short.extension is not None) and plain and not options.check:
         _short.remember(name, group_name, a, bs, membership, decision, options, shapes, gathered)
 
 

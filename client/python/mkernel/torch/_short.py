@@ -5,6 +5,8 @@ next call with the same operator, process group, shapes, strides, types and devi
 forgets all of them: other options, plans that are dropped, groups that end. A call that changes streams or is captured by a graph
 takes the long way, which knows what to do.
 
+Where the extension in C++ is built (_extension.py), it remembers the same calls and takes them before this file sees them.
+
 Every line of call() is paid for by every call (tests/perf/notes.md has what they cost). So it calls few functions, uses tuples that
 were made before, and allocates without torch's dispatcher."""
 
@@ -17,12 +19,14 @@ from mkernel._calls import check
 from mkernel._library import lib
 from mkernel._operands import GPU_ALIGNMENT
 from mkernel._operation import Operation
+from mkernel.torch import _extension
 from mkernel.torch._decide import Decision
 from mkernel.torch._groups import Membership, raw_stream
 from mkernel.torch._options import Options, remembered, repeated
 from mkernel.torch._plans import Plan
 
-DEVICE = "cuda"  # whose tensors' calls are remembered
+DEVICE = "cuda"  # whose tensors' calls are remembered here
+extension = _extension.extension  # which remembers calls on the cpu executor, too
 _is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 # How compiled code allocates: memory of the current device, in half the time of new_empty().
@@ -42,6 +46,11 @@ class _Result(NamedTuple):
 
 def _result(shape: "tuple[int, ...]", dtype: torch.dtype) -> _Result:
     return _Result(shape, torch.empty(shape, device="meta").stride(), dtype)
+
+
+def is_queued(operation: Operation) -> bool:
+    """Whether its launches are queued on a stream, and not waited for."""
+    return operation.executor == "cuda"
 
 
 class _Call(NamedTuple):
@@ -72,6 +81,13 @@ def remember(name: str, group_name: str, a: torch.Tensor, bs: "Sequence[torch.Te
     plan = membership.plans[decision.key]
     launch, handle = plan.launch(options), plan.operation._handle
     assert handle is not None
+    if extension is not None:
+        description = _extension.describe(membership.lock, handle, launch, decision.fused, membership.plans.uses, plan.last_used)
+        if is_queued(plan.operation):
+            _extension.queue(description)
+        extension.remember(name, group_name, a, bs, gathered is not None, shapes[0][:-1], description)
+    if a.device.type != DEVICE:
+        return
     arguments = launch._arguments
     result, *more_results = (_result(shape, a.dtype) for shape in shapes)
     remembered[_key(name, group_name, a, bs[0], bs[1:], gathered is not None)] = _Call(

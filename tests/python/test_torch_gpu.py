@@ -6,7 +6,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "integration"), str(HERE.parent / "gpu")]
 from cluster import gpus_or_skip  # noqa: E402
 from mps import RanksAtOnce  # noqa: E402
-from torch_test import PACKAGE, TorchTest, main  # noqa: E402
+from torch_test import PACKAGE, PATIENCE, TorchTest, main  # noqa: E402
 
 # What the ranks load they load before one of them waits for another; all of PyTorch's kernels would take long.
 ENVIRONMENT = {"CUDA_MODULE_LOADING": "LAZY", "TORCH_SYMM_MEM_DISABLE_MULTICAST": 1, "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": 1}
@@ -134,7 +134,8 @@ class Alone(TorchTest):
         """Without the extension in C++, and with it where there is a compiler, twice in turns."""
         self.start_nodes(1)
         cache = self.folder / "cache"
-        built, _, why = self.finish(self.spawn(sys.executable, "-B", "-m", "mkernel.torch", "build", PYTHONPATH=PACKAGE, XDG_CACHE_HOME=cache))
+        builds = self.spawn(sys.executable, "-B", "-m", "mkernel.torch", "build", PYTHONPATH=PACKAGE, XDG_CACHE_HOME=cache)
+        built, _, why = self.finish(builds, 4 * PATIENCE)
         if built != 0:
             print(f"The extension cannot be built here: {why}")
         for extension in (0, 1) * 2 if built == 0 else (0,):

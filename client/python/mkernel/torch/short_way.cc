@@ -152,10 +152,10 @@ std::optional<Found> call_like_before(const Asked& asked) {
 // Dense memory of its own, and nothing that traces: keys that say no more than where tensors are.
 bool are_plain(c10::DispatchKeySet keys) {
   using c10::DispatchKey;
-  constexpr c10::DispatchKeySet known({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU,
-                                       DispatchKey::AutogradCUDA, DispatchKey::ADInplaceOrView,
-                                       DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
-  return (keys.raw_repr() & ~known.raw_repr()) == 0;
+  constexpr c10::DispatchKeySet kKnown({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU,
+                                        DispatchKey::AutogradCUDA, DispatchKey::ADInplaceOrView,
+                                        DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
+  return (keys.raw_repr() & ~kKnown.raw_repr()) == 0;
 }
 
 bool asks_for_gradient(const at::Tensor& a, at::TensorList bs) {

@@ -2,11 +2,12 @@
 """Measures mkernel.torch beside torch.ops.symm_mem and beside NCCL with cuBLAS, and records the rows.
 
 Usage: tests/perf/record_torch.py [--world W | --share-gpu R] [--parts operators,decode,training,beside] [--seconds S] [--out DIR]
-                                  [--small] [--beside-seconds S] [--nccl-max-ctas C] [--device cpu]
+                                  [--small] [--beside-seconds S] [--nccl-max-ctas C] [--device cpu] [--extension]
 Starts a daemon, and for each part a rank per GPU; MKERNEL_BIN and MKERNEL_LIB are the folders of programs and libraries. Needs PyTorch with
 CUDA. Rows are added part by part to OUT/<machine>x<GPUs>-<date>-torch.json, also those of a part that ended early, with the reason.
 --share-gpu R instead runs R ranks on one GPU at the same time, under an MPS server of this program's own: what needs NCCL between
-ranks is left out by name. --device cpu tries the script in host memory, and records nothing.
+ranks is left out by name. --device cpu tries the script in host memory, and records nothing. --extension first compiles that of
+mkernel.torch, which then takes the calls that are not replayed from graphs.
 
 An iteration's time is that of its slowest rank. Exit status: 1 if a part ended early, an operator's result was wrong, or a
 contender of ours failed.
@@ -221,6 +222,13 @@ def versions(environment):
     return dict(zip(("torch", "cuda", "nccl"), said.stdout.split()))
 
 
+def build_extension(environment):
+    """That of mkernel.torch, for the ranks that have this environment."""
+    built = subprocess.run([sys.executable, "-m", "mkernel.torch", "build"], env=environment, capture_output=True, text=True, timeout=300)
+    if built.returncode != 0:
+        raise SystemExit(f"the extension of mkernel.torch: {built.stderr[-1000:]}")
+
+
 def add(path, part, section):
     """To the file, which has a section for each part."""
     file = json.loads(path.read_text()) if path.exists() else {}
@@ -248,10 +256,14 @@ def record(arguments, stack):
     if arguments.device == "cuda":
         path = arguments.out / f"{record_gpu.prefix(arguments)}torch.json"
         machine |= {**gpu(), **versions(environment)}
-    print(", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
-
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mkernel-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    environment |= {"MKERNEL_TORCH_EXTENSION": str(int(arguments.extension)), "XDG_CACHE_HOME": str(folder / "cache")}
+    if arguments.extension:
+        build_extension(environment)
+    machine["extension"] = arguments.extension
+    print(", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
+
     daemon = Daemon(folder, "node0", free_ports(1)[0], [])
     stack.callback(daemon.stop)
     daemon.start()
@@ -301,6 +313,7 @@ def main():
     parser.add_argument("--nccl-max-ctas", type=int, default=8, help="of the collectives of the part `beside`")
     parser.add_argument("--small", action="store_true", help="a few little shapes, to try the script")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--extension", action="store_true", help="with the extension of mkernel.torch in C++, which is compiled first")
     parser.add_argument("--out", default=HERE / "results", type=pathlib.Path)
     arguments = parser.parse_args()
     unknown = [part for part in arguments.parts if part not in PARTS]

@@ -15,6 +15,15 @@ namespace {
 using kernels::TileSize;
 using kernels::Topology;
 
+/// Under sanitizers, as of play_everywhere(), fewer, and no faults: 28 have each rate at which waits give up.
+#if defined(MKERNEL_SANITIZED)
+constexpr std::uint64_t kSeeds = 28;
+constexpr bool kWithFaults = false;
+#else
+constexpr std::uint64_t kSeeds = 100;
+constexpr bool kWithFaults = true;
+#endif
+
 constexpr Warps kFew{1, 1};
 const std::vector<Topology> kWorlds{{1, 2}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {2, 3}, {4, 2}};
 
@@ -55,10 +64,9 @@ void check(const std::vector<Case>& cases, std::uint64_t seeds, const std::vecto
   CHECK(stopped.lies == 0);
   CHECK(stopped.good_launches > 0);
   CHECK(stopped.failed_ranks > 0);
-  CHECK(play(cases, worlds, fault, seeds).lies > 0);  // or the simulation would show nothing
+  // Or the simulation would show nothing.
+  if (kWithFaults) CHECK(play(cases, worlds, fault, seeds).lies > 0);
 }
-
-constexpr std::uint64_t kSeeds = 100;
 
 }  // namespace
 

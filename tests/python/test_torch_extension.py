@@ -2,11 +2,9 @@
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest.mock
 import warnings
 
@@ -61,16 +59,7 @@ class Calls(TorchTest):
         self.scenario("torch_operator_scenarios.compiled")
 
     def test_ctrl_c(self):
-        self.start_nodes(1)
-        first, second = self.start_job("torch_extension_scenarios.interrupted", 2)
-        self.wait_for_line(first, "waiting")
-        time.sleep(0.5)  # not a synchronisation: lets most runs interrupt the wait itself and not the way to it
-        first.send_signal(signal.SIGINT)
-        self.wait_for_line(first, "interrupted")
-        self.go_on(second)
-        for process in (second, first):
-            status, out, err = self.finish(process)
-            self.assertEqual(status, 0, out + err)
+        self.run_interrupted("torch_extension_scenarios.interrupted")
 
 
 class Builds(unittest.TestCase):

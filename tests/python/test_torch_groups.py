@@ -1,7 +1,5 @@
 """Groups of mkernel.torch: agreement, missing and late ranks, Ctrl-C, kills, fork, interpreter exit."""
-import signal
 import sys
-import time
 
 from torch_test import PACKAGE, PATIENCE, TorchTest, main
 
@@ -18,17 +16,7 @@ class Groups(TorchTest):
         self.run_job("torch_group_scenarios.late_rank", 2)
 
     def test_ctrl_c(self):
-        self.start_nodes(1)
-        first, second = self.start_job("torch_group_scenarios.interrupted", 2)
-        self.wait_for_line(first, "waiting")
-        time.sleep(0.5)  # not a synchronisation: lets most runs interrupt the wait itself and not the way to it
-        first.send_signal(signal.SIGINT)
-        self.wait_for_line(first, "interrupted")
-        second.stdin.close()
-        second.stdin = None
-        for process in (second, first):
-            status, out, err = self.finish(process)
-            self.assertEqual(status, 0, out + err)
+        self.run_interrupted("torch_group_scenarios.interrupted")
 
     def test_two_groups_at_once(self):
         self.start_nodes(1)

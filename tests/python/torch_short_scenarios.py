@@ -71,21 +71,27 @@ def gather(name, seed, dtype, columns, transposed, return_a):
         assert c.is_contiguous()
 
 
+def gathers(name):
+    """For every type and layout and every number of B that one launch multiplies, the widest in any place: a call of gather(), whose
+    argument is added to the seed."""
+    for dtype, transposed in ((torch.bfloat16, True), (torch.float16, False)):
+        for columns in ((8,), (24, 8), (8, 24, 16), (8, 16, 40, 24)):
+            for return_a in (False, True):
+                yield lambda more, of=(dtype, columns, transposed, return_a): gather(name, 10 * len(of[1]) + more, *of)
+
+
 def values():
     """Calls like one before take the short way, with any number of B that one launch multiplies, the widest in any place."""
     name = start()
     run_now = RunNow()
     with on_host(run_now):
-        for dtype, transposed in ((torch.bfloat16, True), (torch.float16, False)):
-            for columns in ((8,), (24, 8), (8, 24, 16), (8, 16, 40, 24)):
-                for return_a in (False, True):
-                    seed = 10 * len(columns)
-                    gather(name, seed, dtype, columns, transposed, return_a)
-                    for again in (100, 200):
-                        before = run_now.count
-                        changed = counted(lambda: gather(name, seed + again, dtype, columns, transposed, return_a))
-                        assert changed == {"fused_all_gather_matmul": 1, "plans_hit": 1, "launches": 1}, changed
-                        assert run_now.count == before + 1, "the long way was taken"
+        for call in gathers(name):
+            call(0)
+            for again in (100, 200):
+                before = run_now.count
+                changed = counted(lambda: call(again))
+                assert changed == {"fused_all_gather_matmul": 1, "plans_hit": 1, "launches": 1}, changed
+                assert run_now.count == before + 1, "the long way was taken"
         reduced(name, run_now)
         for elsewhere in ({"_empty": None}, {"_current_device": lambda: 3}):  # a PyTorch without it, and another current GPU
             with unittest.mock.patch.multiple(_short, **elsewhere):

@@ -64,5 +64,16 @@ class TorchTest(ClientTest):
         job = self.job(world, **environment)
         return [self.rank(scenario, rank, world, **job) for rank in range(world)]
 
+    def run_interrupted(self, scenario):
+        """Ctrl-C for rank 0 of two while it waits for rank 1, which is let go on afterwards. Both have to end well."""
+        self.start_nodes(1)
+        first, second = self.start_job(scenario, 2)
+        self.wait_for_line(first, "waiting")
+        self.interrupt_wait(first, "interrupted")
+        self.go_on(second)
+        for process in (second, first):
+            status, out, err = self.finish(process)
+            self.assertEqual(status, 0, out + err)
+
 
 main = unittest.main

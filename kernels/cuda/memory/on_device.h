@@ -44,8 +44,8 @@ class OnDevice {
     if (get == nullptr || get(&context) != CUDA_SUCCESS) return nullptr;
     return context;
   }
-  /// Sets the context and not the device: to set device 0 on a thread that had none would make a context on
-  /// GPU 0 for nothing.
+  /// Sets the context and not the device: setting device 0 on a thread that had no context would make one on
+  /// GPU 0 that nobody needs.
   static void set_current_context(CUcontext context) {
     static const auto set = driver_entry<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent", kSince);
     if (set != nullptr) (void)set(context);

@@ -133,7 +133,7 @@ class ReduceRanks {
     GemmArPlan plan;  ///< of GEMM+RS only the product
     std::vector<std::uint64_t> words{};
     std::vector<Line> lent{};
-    std::vector<Line> marked{};  ///< of the workspace what is marked: sums, behind them slots
+    std::vector<Line> marked{};  ///< the marked part of the workspace: sums, and then slots
     std::vector<OwnerOnDevice> owners{};
     std::vector<TensorMap> slots{};
     std::uint64_t claimed = 0;

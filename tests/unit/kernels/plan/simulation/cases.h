@@ -60,8 +60,9 @@ struct GemmRsCase : SumCase {
 
   Result<Plan> plan(const kernels::Topology& topology, std::uint32_t rank) const {
     auto plan = Plan::make(OpKind::kGemmRs, shape, topology, rank, machine, options);
-    if (plan.ok()) plan->partials.chunk_units = chunk_units;
-    if (plan.ok()) plan->reduce.marked = marked;
+    if (!plan.ok()) return plan;
+    plan->partials.chunk_units = chunk_units;
+    plan->reduce.marked = marked;
     return plan;
   }
   std::string label() const { return "GEMM+RS m = " + std::to_string(shape.m); }
@@ -77,8 +78,9 @@ struct GemmArCase : SumCase {
     kernels::TileReduceOptions by_owner = options;
     by_owner.to_all = false;
     auto plan = Plan::make(shape, topology, rank, machine, by_owner);
-    if (plan.ok()) plan->product.partials.chunk_units = chunk_units;
-    if (plan.ok()) plan->product.reduce.marked = false;
+    if (!plan.ok()) return plan;
+    plan->product.partials.chunk_units = chunk_units;
+    plan->product.reduce.marked = false;
     return plan;
   }
   std::string label() const { return "GEMM+AR m = " + std::to_string(shape.m); }

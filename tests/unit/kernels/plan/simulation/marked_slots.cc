@@ -1,6 +1,5 @@
 // The roles of TileReduceWorld where slots are marked: what kernels/cuda/reduce/marked_slots.cuh does,
 // without the data. A piece is the row of a unit.
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -25,18 +24,6 @@ Stamp TileReduceWorld::tile_stamp(std::int32_t index, std::uint64_t epoch, std::
 }
 
 // ---- compute ----
-
-/// Of a part of a tile, where they lie in [rows of the owner, columns].
-std::vector<Span> TileReduceWorld::rows_of_part(std::int32_t index, const kernels::TileReducePlan::Tile& tile,
-                                                const Part& part) const {
-  const std::int64_t column = std::int64_t{tile.column} * plan(index).tile.columns;
-  const std::int64_t width = std::min(columns_ - column, std::int64_t{plan(index).tile.columns});
-  std::vector<Span> rows;
-  for (std::int64_t row = part.begin; row < part.end; ++row)
-    rows.push_back(
-        {static_cast<std::uint64_t>(row * columns_ + column) * 2, static_cast<std::uint64_t>(width) * 2});
-  return rows;
-}
 
 Task TileReduceWorld::store_marked_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
                                         std::int32_t in_cluster) {

@@ -110,8 +110,7 @@ Task MarkedSumsWorld::finish_late(MarkedData::Marks marks) {
 /// neither.
 Task MarkedSumsWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp) {
   Output output(*this, index, epoch);
-  if (!plan(index).reduce.marked) co_await sum_units(index, epoch, output);
-  if (plan(index).reduce.marked && warp.multiplied) co_await sum_marked_units(index, epoch, output);
+  co_await sum(index, epoch, warp, output);
   if (warp.multiplied) co_await copy_units(index, epoch);
   co_await output.landed();
 }

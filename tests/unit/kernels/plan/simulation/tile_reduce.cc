@@ -96,20 +96,27 @@ Task TileReduceWorld::store_tile(std::int32_t index, std::uint64_t epoch, std::i
   }
 }
 
-/// visit(row of the owner's, where it lies at the owner's reducer) for the rows of a part of a tile.
+/// Of a part of a tile, where they lie in [rows of the owner, columns].
+std::vector<Span> TileReduceWorld::rows_of_part(std::int32_t index, const kernels::TileReducePlan::Tile& tile,
+                                                const Part& part) const {
+  const std::int64_t column = std::int64_t{tile.column} * plan(index).tile.columns;
+  const std::int64_t width = std::min(columns_ - column, std::int64_t{plan(index).tile.columns});
+  std::vector<Span> rows;
+  for (std::int64_t row = part.begin; row < part.end; ++row)
+    rows.push_back(
+        {static_cast<std::uint64_t>(row * columns_ + column) * 2, static_cast<std::uint64_t>(width) * 2});
+  return rows;
+}
+
+/// visit(element of the owner's, where its row lies at the owner's reducer) for the rows of a part of a tile.
 template <class Visit>
 void TileReduceWorld::for_each_row(std::int32_t index, std::uint64_t epoch,
                                    const kernels::TileReducePlan::Tile& tile, const Part& part,
                                    const Visit& visit) {
-  const auto& mine = plan(index);
-  const std::int64_t column = std::int64_t{tile.column} * mine.tile.columns;
-  const std::int64_t width = std::min(columns_ - column, std::int64_t{mine.tile.columns});
-  const std::uint64_t slot_at =
-      slot(reducer_of(index, part.turn), epoch, part.turn / mine.reduce.sources, local_of(index));
-  for (std::int64_t row = part.begin; row < part.end; ++row) {
-    visit(row * columns_ + column, Span{slot_at + static_cast<std::uint64_t>(row * columns_ + column) * 2,
-                                        static_cast<std::uint64_t>(width) * 2});
-  }
+  const std::int32_t node_turn = part.turn / plan(index).reduce.sources;
+  const std::uint64_t slot_at = slot(reducer_of(index, part.turn), epoch, node_turn, local_of(index));
+  for (const Span& row : rows_of_part(index, tile, part))
+    visit(static_cast<std::int64_t>(row.at / 2), Span{slot_at + row.at, row.bytes});
 }
 
 void TileReduceWorld::begin_part(std::int32_t index, std::uint64_t epoch,
@@ -173,8 +180,15 @@ Task TileReduceWorld::reducing_warp(std::int32_t index, std::uint64_t epoch, Cta
 
 Task TileReduceWorld::spare_warp(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp) {
   SumOutput only_c;
-  if (!plan(index).reduce.marked) co_await sum_units(index, epoch, only_c);
-  if (plan(index).reduce.marked && warp.multiplied) co_await sum_marked_units(index, epoch, only_c);
+  co_await sum(index, epoch, warp, only_c);
+}
+
+Task TileReduceWorld::sum(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp, SumOutput& output) {
+  if (!plan(index).reduce.marked) {
+    co_await sum_units(index, epoch, output);
+  } else if (warp.multiplied) {
+    co_await sum_marked_units(index, epoch, output);
+  }
 }
 
 Task TileReduceWorld::send(std::int32_t index, std::uint64_t epoch, std::int32_t) {

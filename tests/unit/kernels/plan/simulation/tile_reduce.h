@@ -118,8 +118,9 @@ class TileReduceWorld : public World {
 
   SumUnit unit_at(std::int32_t index, std::int32_t number) const;
   Task sum_units(std::int32_t index, std::uint64_t epoch, SumOutput& output);
-  /// The same from marked slots: of warps that have multiplied.
-  Task sum_marked_units(std::int32_t index, std::uint64_t epoch, SumOutput& output);
+  /// All sums of a warp: from slots with words, or from marked ones, where only warps sum that have
+  /// multiplied.
+  Task sum(std::int32_t index, std::uint64_t epoch, const SpareWarp& warp, SumOutput& output);
   Task put_partials(std::int32_t index, std::uint64_t epoch);
 
   const kernels::TileReducePlan& plan(std::int32_t index) const {
@@ -236,12 +237,11 @@ class TileReduceWorld : public World {
   /// Of the slot of `source` at rank `index`; `row`: in [rows of the rank, columns].
   MarkedData::Piece piece(std::int32_t index, std::uint64_t epoch, std::int32_t source, const Span& row);
   Stamp tile_stamp(std::int32_t index, std::uint64_t epoch, std::int32_t source, const Span& row);
-  std::vector<Span> rows_of_part(std::int32_t index, const kernels::TileReducePlan::Tile& tile,
-                                 const Part& part) const;
   Task store_marked_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number,
                          std::int32_t in_cluster);
   Task sum_marked_unit(std::int32_t index, std::uint64_t epoch, const SumUnit& unit, MarkedData::Marks& marks,
                        MarkedSum& sum);
+  Task sum_marked_units(std::int32_t index, std::uint64_t epoch, SumOutput& output);
 
   void begin_launch(std::int32_t index, std::uint64_t epoch) override;
   Task computing_cta(std::int32_t index, std::uint64_t epoch, std::int32_t cta);
@@ -249,6 +249,8 @@ class TileReduceWorld : public World {
   Task store(std::int32_t index, std::uint64_t epoch, Cta& shared, std::int32_t cta, std::int32_t tiles);
   /// A CTA's tile into this rank's slots at the reducers of its owners, and then their words.
   Task store_tile(std::int32_t index, std::uint64_t epoch, std::int32_t number, std::int32_t in_cluster);
+  std::vector<Span> rows_of_part(std::int32_t index, const kernels::TileReducePlan::Tile& tile,
+                                 const Part& part) const;
   template <class Visit>
   void for_each_row(std::int32_t index, std::uint64_t epoch, const kernels::TileReducePlan::Tile& tile,
                     const Part& part, const Visit& visit);

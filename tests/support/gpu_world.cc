@@ -77,7 +77,8 @@ bool peers_or_skip(int wanted) {
   return false;
 }
 
-/// Segments in mapped host memory, buffers on the ranks' GPUs, a stream for the copies of each of them.
+/// Segments in mapped host memory, buffers on the ranks' GPUs unless the options say otherwise, a stream for
+/// the copies of each GPU.
 class GpuWorld::Memory final : public FabricMemory {
  public:
   explicit Memory(const GpuWorld& world) : world_(world) {}
@@ -96,9 +97,11 @@ class GpuWorld::Memory final : public FabricMemory {
   }
 
   std::byte* buffer(std::uint32_t rank, std::uint64_t bytes) override {
+    if (world_.options_.host_buffers) return static_cast<std::byte*>(segment(bytes));
     const int device = world_.device_of(static_cast<int>(rank));
     require(cudaSetDevice(device), "device");
-    if (!streams_.contains(device)) make_stream(device);
+    if (!streams_.contains(device))
+      require(cudaStreamCreateWithFlags(&streams_[device], cudaStreamNonBlocking), "stream");
     void* memory = nullptr;
     require(cudaMalloc(&memory, bytes), "symmetric memory");
     buffers_.push_back(memory);
@@ -108,6 +111,10 @@ class GpuWorld::Memory final : public FabricMemory {
   }
 
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
+    if (world_.options_.host_buffers) {
+      std::memcpy(to, from, bytes);
+      return {};
+    }
     const std::string what = " of a put of " + std::to_string(bytes) + " bytes";
     cudaPointerAttributes source{};
     MK_RETURN_IF_ERROR(world_.calls().run("cudaPointerGetAttributes" + what, [&] {
@@ -123,14 +130,6 @@ class GpuWorld::Memory final : public FabricMemory {
   }
 
  private:
-  /// Of the highest priority: a copy gets the next free SM, as the kernels of ranks that are filled do not,
-  /// and shares no hardware queue with a rank's stream, behind whose launch it would wait.
-  void make_stream(int device) {
-    int lowest = 0, highest = 0;
-    require(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "stream");
-    require(cudaStreamCreateWithPriority(&streams_[device], cudaStreamNonBlocking, highest), "stream");
-  }
-
   static void require(cudaError_t error, const char* what) {
     const Status status = cuda_status(error, what);
     if (!status.ok()) throw std::runtime_error(status.to_string());

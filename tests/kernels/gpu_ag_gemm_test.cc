@@ -46,8 +46,7 @@ TEST_CASE("all of that in a shape small enough for tools that watch every access
   check_gpu_case<AgGemm>(
       2, {700, 264, 136},
       {.tile = Sm90Tile::k128x256, .comm_ctas = 4, .tail_tiles = 3, .late_tiles = 2, .sms = 12}, 2);
-  check_gpu_case<AgGemm>(FabricOptions{.nodes = 2, .host_buffers = true}, {300, 136, 72},
-                         {.tile = Sm90Tile::k128x64, .sms = 8}, 2);
+  check_gpu_case<AgGemm>(FabricOptions{.nodes = 2}, {300, 136, 72}, {.tile = Sm90Tile::k128x64, .sms = 8}, 2);
   check_gpu_case<AgGemm>(4, {61, 264, 136}, {.sms = 8}, 2);  // tiles that sources share
 }
 

@@ -60,7 +60,7 @@ TEST_CASE("moe: a shape small enough for tools that watch every access") {
   run_launches({.ranks_per_node = 2}, kTinyMoe, 2);
   MoeShape shared = kTinyMoe;
   shared.shared_intermediate = 24;
-  run_launches({.nodes = 2, .host_buffers = true}, shared, 1);
+  run_launches({.nodes = 2}, shared, 1);
 }
 
 TEST_CASE("moe: several blocks of rows, an odd number of columns of tiles, several steps along k") {

@@ -161,7 +161,7 @@ TEST_CASE("ring attention backward: a rank that does not come is named, and late
 
 TEST_CASE("ring attention backward: several nodes, a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  GpuRingBackward({.nodes = 2, .ranks_per_node = 2, .host_buffers = true},
+  GpuRingBackward({.nodes = 2, .ranks_per_node = 2},
                   {.batch = 2, .sequence = 300, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = true},
                   {.sms = 4})
       .check(2);

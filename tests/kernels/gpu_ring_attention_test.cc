@@ -178,7 +178,7 @@ TEST_CASE("ring attention: a rank that does not come is named, and later launche
 
 TEST_CASE("ring attention: several nodes, a shape small enough for tools that watch every access") {
   if (!peers_or_skip(1)) return;
-  GpuRing({.nodes = 2, .ranks_per_node = 2, .host_buffers = true},
+  GpuRing({.nodes = 2, .ranks_per_node = 2},
           {.batch = 2, .sequence = 300, .heads = 2, .kv_heads = 1, .head_dim = 64, .causal = true})
       .check(2);
 }

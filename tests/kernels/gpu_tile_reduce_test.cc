@@ -214,8 +214,7 @@ TEST_CASE_TEMPLATE("several nodes: every tile and type, tails, owners without ro
 TEST_CASE_TEMPLATE("several nodes: a shape small enough for tools that watch every access", Op, GemmRs,
                    GemmAr) {
   if (!peers_or_skip(1)) return;
-  check_gpu_case<Op>(FabricOptions{.nodes = 2, .host_buffers = true}, {300, 136, 72},
-                     {.tile = Sm90Tile::k128x64, .sms = 8}, 2);
+  check_gpu_case<Op>(FabricOptions{.nodes = 2}, {300, 136, 72}, {.tile = Sm90Tile::k128x64, .sms = 8}, 2);
 }
 
 TEST_CASE_TEMPLATE("several nodes: a rank that does not come is named by its own node", Op, GemmRs, GemmAr) {

@@ -45,9 +45,6 @@ struct FabricOptions {
   /// each other, completions come late.
   std::uint64_t seed = 1;
   bool across_nodes = false;  ///< rank r is on node r % nodes; else ranks are numbered node by node
-  /// Of a GpuWorld: buffers lie in mapped host memory, and puts are copied without a call of CUDA's. For
-  /// tools: under synccheck such a call waits now and then until the launches are over that wait for its put.
-  bool host_buffers = false;
 
   std::uint32_t node_of(std::uint32_t rank) const {
     return across_nodes ? rank % nodes : rank / ranks_per_node;

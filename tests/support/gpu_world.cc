@@ -77,8 +77,10 @@ bool peers_or_skip(int wanted) {
   return false;
 }
 
-/// Segments in mapped host memory, buffers on the ranks' GPUs unless the options say otherwise, a stream for
-/// the copies of each GPU.
+/// Segments in mapped host memory, buffers on the ranks' GPUs, a stream for the copies of each of them. With
+/// MKERNEL_TEST_HOST_BUFFERS in the environment, buffers of several nodes lie in mapped host memory as well,
+/// and no put needs a call of CUDA's: under synccheck such a call waits now and then until the launches are
+/// over that wait for the put.
 class GpuWorld::Memory final : public FabricMemory {
  public:
   explicit Memory(const GpuWorld& world) : world_(world) {}
@@ -97,7 +99,7 @@ class GpuWorld::Memory final : public FabricMemory {
   }
 
   std::byte* buffer(std::uint32_t rank, std::uint64_t bytes) override {
-    if (world_.options_.host_buffers) return static_cast<std::byte*>(segment(bytes));
+    if (on_host_) return static_cast<std::byte*>(segment(bytes));
     const int device = world_.device_of(static_cast<int>(rank));
     require(cudaSetDevice(device), "device");
     if (!streams_.contains(device))
@@ -111,7 +113,7 @@ class GpuWorld::Memory final : public FabricMemory {
   }
 
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
-    if (world_.options_.host_buffers) {
+    if (on_host_) {
       std::memcpy(to, from, bytes);
       return {};
     }
@@ -136,6 +138,7 @@ class GpuWorld::Memory final : public FabricMemory {
   }
 
   const GpuWorld& world_;
+  const bool on_host_ = world_.options_.nodes > 1 && std::getenv("MKERNEL_TEST_HOST_BUFFERS") != nullptr;
   std::map<int, cudaStream_t> streams_;  ///< by device
   std::vector<void*> buffers_, segments_;
 };

@@ -108,13 +108,21 @@ std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sm
   return counts.empty() ? std::vector{kWatchingCtas} : counts;
 }
 
-/// None, and as many as every late cluster has time for while the others compute, or one less each.
+/// None; as few as save the other clusters whole turns, since late clusters may be later than they are
+/// expected to be; and as many as every late cluster has time for while the others compute, or one less each.
 std::vector<std::int32_t> late_tiles(const GemmShape& shape, const AgGemmPlan& without) {
-  std::vector<std::int32_t> counts{0};
-  const std::int32_t each = without.assignment.late_clusters > 0 ? tiles_after_pushing(shape, without) : 0;
-  for (std::int32_t turns = each; turns > std::max(0, each - 2); --turns)
-    counts.push_back(turns * without.assignment.late_clusters);
-  return counts;
+  const std::int32_t late_clusters = without.assignment.late_clusters;
+  const std::int32_t each = late_clusters > 0 ? tiles_after_pushing(shape, without) : 0;
+  const std::int32_t clusters = without.compute_ctas / without.tile.cluster;
+  const std::int32_t tiles = without.assignment.raster.tiles();
+  std::vector<std::int32_t> few{0}, many;
+  for (std::int32_t most = each; most > std::max(0, each - 2); --most) {
+    const auto turns = static_cast<std::int32_t>(ceil_div(tiles - most * late_clusters, clusters));
+    few.push_back(std::max(0, tiles - turns * clusters));
+    many.push_back(most * late_clusters);
+  }
+  few.insert(few.end(), many.begin(), many.end());
+  return few;
 }
 
 /// The product whose tiles are those of all products together, as far as their order and their number matter.

@@ -238,6 +238,21 @@ TEST_CASE("CTAs that have pushed all their rows compute too, when there is time 
   CHECK(plan_for(Topology(2, 2), 16384).assignment.late == 0);
 }
 
+TEST_CASE("late clusters get no more than saves the others whole turns, and have time to spare") {
+  for (const std::int64_t rows : {2048, 4096, 8192}) {
+    const GemmShape shape{rows, 26624, 16384};
+    const AgGemmPlan plan = ag_gemm_plan_of(shape, 4, 0);
+    const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster;
+    REQUIRE(plan.assignment.late > 0);
+    CHECK(plan.assignment.whole % clusters == 0);
+    const AgGemmPlan none = ag_gemm_plan_of(
+        shape, 4, 0, {.tile = plan.tile, .comm_ctas = plan.comm_ctas, .tail_tiles = 0, .late_tiles = 0});
+    const std::int32_t each = plan.assignment.tiles(-1, clusters);
+    CHECK(none.assignment.tiles(0, clusters) > plan.assignment.whole / clusters);
+    CHECK(each <= tiles_after_pushing(shape, none) - 2);
+  }
+}
+
 TEST_CASE("words and slabs do not overlap each other, and counts only grow") {
   for (const std::uint32_t world : {1U, 3U, 8U}) {
     const AgGemmPlan plan = ag_gemm_plan_of({1003, 64, 72}, world, 0);

@@ -59,8 +59,8 @@ Sm90Plan better(const GemmShape& shape, const Machine& machine, const Sm90Plan& 
 }  // namespace
 
 double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, std::int32_t columns,
-                   std::int32_t a_box_rows) {
-  return tile_cycles(machine, k, tile, Sm90Cluster::kStacked, a_box_rows, columns, 1);
+                   std::int32_t a_box_rows, Sm90Cluster cluster) {
+  return tile_cycles(machine, k, tile, cluster, a_box_rows, columns, 1);
 }
 
 double estimated_cycles(const GemmShape& shape, const Machine& machine, const Sm90Plan& plan) {

@@ -117,10 +117,10 @@ struct Sm90Plan {
   std::int32_t clusters() const { return ctas / cluster_ctas(); }
 };
 
-/// Cycles that an SM needs for `columns` columns of a tile (all of them, or kSm90TailColumns) of a stacked
-/// cluster, all SMs at work.
+/// Cycles that an SM needs for `columns` columns of a tile (all of them, or kSm90TailColumns), all SMs at
+/// work.
 double tile_cycles(const Machine& machine, std::int64_t k, const TileSize& tile, std::int32_t columns,
-                   std::int32_t a_box_rows);
+                   std::int32_t a_box_rows, Sm90Cluster cluster = Sm90Cluster::kStacked);
 
 /// Cycles of a whole product, as far as tensor cores and L2 bound it.
 double estimated_cycles(const GemmShape& shape, const Machine& machine, const Sm90Plan& plan);

@@ -95,6 +95,9 @@ def units(types):
             all_units.append(unit_of(op, tile, f"kernels/ops/{op}/roles.cuh", (
                 f"{op}_kernel<{config}<Sm90Tile::{tile}, DataType::{dtype}, Layout::{layout}>>"
                 f"(const __grid_constant__ {parameters})" for dtype, layout in itertools.product(types, layouts))))
+    all_units.append(unit_of("ag_gemm", "side_by_side", "kernels/ops/ag_gemm/roles.cuh", (
+        f"ag_gemm_kernel<AgGemmConfig<Sm90Tile::k128x256, DataType::{dtype}, Layout::{layout}, Sm90Cluster::kSideBySide>>"
+        f"(const __grid_constant__ AgGemmParameters)" for dtype, layout in itertools.product(types, layouts))))
     for op, parameters in (("gemm_ar", "GemmArParameters"), ("gemm_rs", "TileReduceParameters")):
         for tile in ("k128x64", "k128x128", "k128x256"):
             all_units.append(unit_of(op, f"shared_{tile}", f"kernels/ops/{op}/roles.cuh", (

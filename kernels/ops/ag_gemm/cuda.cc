@@ -145,7 +145,13 @@ Result<std::unique_ptr<CudaGemmOperation>> make_cuda_ag_gemm(const GemmShape& sh
   if (!plan.ok()) return plan.status();
   CooperativeKernel kernel;
   MK_RETURN_IF_ERROR(with_tile(plan->tile, "ag_gemm", [&]<Sm90Tile kTile>() -> Status {
-    kernel = ag_gemm_kernel_of<kTile>(shape);
+    if constexpr (kTile == Sm90Tile::k128x256) {
+      if (plan->cluster == Sm90Cluster::kSideBySide) {
+        kernel = ag_gemm_kernel_of<kTile, Sm90Cluster::kSideBySide>(shape);
+        return {};
+      }
+    }
+    kernel = ag_gemm_kernel_of<kTile, Sm90Cluster::kStacked>(shape);
     return {};
   }));
   std::unique_ptr<CudaGemmOperation> made =

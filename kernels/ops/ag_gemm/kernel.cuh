@@ -1,5 +1,5 @@
-// AG+GEMM's kernel for one tile; included by one file per tile, so that they compile side by
-// side.
+// AG+GEMM's kernel for one tile and shape of clusters; included by one file for each, so that they compile
+// side by side.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 
 namespace mkernel::kernels {
 
-template <Sm90Tile kTile>
+template <Sm90Tile kTile, Sm90Cluster kCluster>
 CooperativeKernel ag_gemm_kernel_of(const GemmShape& shape) {
   return with_types(shape, [&]<DataType kInput, Layout kLayoutB>() {
-    using Config = AgGemmConfig<kTile, kInput, kLayoutB>;
+    using Config = AgGemmConfig<kTile, kInput, kLayoutB, kCluster>;
     return cooperative_kernel<Config>(
         &ag_gemm_kernel<Config>, std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared<FanOutPlan>)));
   });

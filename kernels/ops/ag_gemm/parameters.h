@@ -55,7 +55,7 @@ struct GatheredRows {
 };
 
 /// The kernel for the types and the layout of `shape`.
-template <Sm90Tile kTile>
+template <Sm90Tile kTile, Sm90Cluster kCluster>
 CooperativeKernel ag_gemm_kernel_of(const GemmShape& shape);
 
 }  // namespace mkernel::kernels

@@ -38,6 +38,7 @@ std::int32_t choose_parts(const RowParts& row, std::int64_t block_rows, std::int
 /// What is tried and compared; the rest of a plan follows.
 struct Choice {
   TileSize tile;
+  Sm90Cluster cluster;
   std::int32_t comm_ctas;
   std::int32_t band;
   std::int32_t tail_tiles;  ///< beyond what there is counts as what there is
@@ -52,20 +53,22 @@ std::int32_t late_clusters(const Topology& topology, const TileSize& tile, std::
 
 /// Whether sources share tiles of that size: each has a block of rows at most, and together they have fewer
 /// blocks than each for itself.
-bool shares_tiles(const GemmShape& shape, const Topology& topology, const TileSize& tile) {
-  const std::int64_t world = topology.world(), block_rows = tile.block_rows();
+bool shares_tiles(const GemmShape& shape, const Topology& topology, std::int64_t block_rows) {
+  const std::int64_t world = topology.world();
   return shape.m <= kMostGatheredRows && ceil_div(shape.m, world) <= block_rows &&
          ceil_div(shape.m, block_rows) < std::min(shape.m, world);
 }
 
 AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                    const Machine& machine, const Choice& choice) {
-  AgGemmPlan plan{.tile = choice.tile, .comm_ctas = choice.comm_ctas, .machine = machine};
+  AgGemmPlan plan{
+      .tile = choice.tile, .cluster = choice.cluster, .comm_ctas = choice.comm_ctas, .machine = machine};
   const auto world = static_cast<std::int32_t>(topology.world());
-  const std::int32_t cluster = choice.tile.cluster, block_rows = choice.tile.block_rows();
+  const std::int32_t cluster = choice.tile.cluster;
+  const std::int32_t block_rows = choice.tile.rows * cluster_rows(choice.tile, choice.cluster);
   plan.gather = {
       .rows = shape.m, .row = {.row_bytes = shape.k * 2}, .world = world, .block_rows = block_rows};
-  plan.gather.shared = shares_tiles(shape, topology, choice.tile);
+  plan.gather.shared = shares_tiles(shape, topology, block_rows);
   plan.gather.row.parts = choose_parts(
       plan.gather.row, plan.gather.shared ? plan.gather.max_rows() : block_rows, choice.comm_ctas, topology);
   plan.gather.shares = choice.comm_ctas;
@@ -73,7 +76,7 @@ AgGemmPlan plan_of(const GemmShape& shape, const Topology& topology, std::uint32
   for (std::int32_t source = 0; source < world; ++source)
     blocks_of.push_back(static_cast<std::int32_t>(ceil_div(plan.gather.rows_of(source), block_rows)));
   plan.steps = ArrivalSteps::of(topology, rank, blocks_of);
-  plan.columns = ProductColumns::of(shape, choice.tile.columns);
+  plan.columns = ProductColumns::of(shape, choice.tile.columns * cluster_columns(choice.cluster));
   const std::int32_t row_blocks =
       plan.gather.shared ? static_cast<std::int32_t>(ceil_div(shape.m, block_rows)) : plan.steps.steps();
   plan.assignment.raster = Raster(row_blocks, plan.columns.tiles, choice.band);
@@ -153,16 +156,17 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
   const std::vector<TileSize> tiles =
       options.tile ? std::vector{*options.tile}
                    : std::vector<TileSize>(std::begin(kSm90Tiles), std::end(kSm90Tiles));
+  const Sm90Cluster cluster = options.cluster.value_or(Sm90Cluster::kStacked);
   for (const std::int32_t comm : comm_ctas) {
     for (const TileSize& tile : tiles) {
       // A wire makes slow tiles look as good as fast ones, which leave more power and memory to others.
       if (!options.tile && topology.nodes() > 1 && tile != plan_sm90(one, machine.with_sms(sms - comm)).tile)
         continue;
-      const Sm90Plan product = plan_sm90(one, machine.with_sms(sms - comm), tile);
+      const Sm90Plan product = plan_sm90(one, machine.with_sms(sms - comm), tile, cluster);
       const std::int32_t clusters = (sms - comm) / tile.cluster;
       const std::int32_t tallest = product.raster.band();
-      const AgGemmPlan without_late =
-          plan_of(shape, topology, 0, machine, {tile, comm, tallest, options.tail_tiles.value_or(0), 0});
+      const AgGemmPlan without_late = plan_of(
+          shape, topology, 0, machine, {tile, cluster, comm, tallest, options.tail_tiles.value_or(0), 0});
       const std::vector<std::int32_t> late_counts =
           options.late_tiles ? std::vector{*options.late_tiles} : late_tiles(shape, without_late);
       for (const std::int32_t late : late_counts) {
@@ -170,7 +174,7 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
             options.tail_tiles ? std::vector{*options.tail_tiles}
                                : tails(without_late, without_late.assignment.raster.tiles() - late, clusters);
         for (std::int32_t band = tallest; band >= 1; band /= 2) {
-          for (const std::int32_t tail : tail_tiles) consider({tile, comm, band, tail, late});
+          for (const std::int32_t tail : tail_tiles) consider({tile, cluster, comm, band, tail, late});
         }
       }
     }
@@ -179,6 +183,9 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
 }
 
 Status check_assignment(const AgGemmOptions& options) {
+  if (options.cluster == Sm90Cluster::kSideBySide && options.tile != TileSize(Sm90Tile::k128x256)) {
+    return {StatusCode::kInvalidArgument, "ag_gemm: cluster = side by side, must come with tile = 128x256"};
+  }
   if (options.late_tiles && (*options.late_tiles < 0 || !options.tile)) {
     return {StatusCode::kInvalidArgument, "ag_gemm: late_tiles = " + std::to_string(*options.late_tiles) +
                                               ", must be at least 0 and come with a tile"};
@@ -267,7 +274,7 @@ Pace pace_of(const AgGemmPlan& plan) {
 }
 
 double tile_cycles_of(const GemmShape& shape, const AgGemmPlan& plan, std::int32_t columns) {
-  return tile_cycles(plan.machine, shape.k, plan.tile, columns, plan.a_box_rows());
+  return tile_cycles(plan.machine, shape.k, plan.tile, columns, plan.a_box_rows(), plan.cluster);
 }
 
 /// When every b has been read once, from the arrival of the first rows on: few rows are multiplied faster

@@ -20,6 +20,8 @@ namespace mkernel::kernels {
 /// Overrides; the same on every rank.
 struct AgGemmOptions {
   std::optional<TileSize> tile;
+  /// With `tile`; side by side only 128 x 256. No plan chooses that yet: it has not been measured.
+  std::optional<Sm90Cluster> cluster;
   std::int32_t comm_ctas = 0;              ///< that push own rows; 0 = by shape
   std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
   std::optional<std::int32_t> late_tiles;  ///< with `tile`, one node: how many are left to pushing CTAs
@@ -35,13 +37,14 @@ struct AgGemmOptions {
 inline constexpr std::int64_t kMostGatheredRows = 512;
 
 /// Pure; the same on every rank but for `steps.rank`. Tiles of c are those of the GEMM body, cut per source:
-/// a row block is the rows of one cluster (tile_rows x tile_cluster) of one source, and the raster runs over
-/// the row blocks in the order in which they arrive. Of few rows (kMostGatheredRows) row blocks hold rows of
-/// several sources when that makes fewer of them (`gather.shared`): otherwise b would be read once for every
-/// source, through tiles that are nearly empty. On one node pushing CTAs are through long before a large
+/// a row block is the rows of one cluster of one source, and the raster runs over the row blocks in the order
+/// in which they arrive. Of few rows (kMostGatheredRows) row blocks hold rows of several sources when that
+/// makes fewer of them (`gather.shared`): otherwise b would be read once for every source, through tiles that
+/// are nearly empty. On one node pushing CTAs are through long before a large
 /// product is; all but CTA 0 and its cluster then compute what the assignment leaves to late clusters.
 struct AgGemmPlan {
   TileSize tile = Sm90Tile::k128x256;
+  Sm90Cluster cluster = Sm90Cluster::kStacked;
   std::int32_t comm_ctas = 0;     ///< the first of the grid; a multiple of the cluster
   std::int32_t compute_ctas = 0;  ///< a multiple of the cluster
   ArrivalSteps steps;
@@ -61,10 +64,8 @@ struct AgGemmPlan {
   /// Where own rows are stored: at the other ranks of the node, and here when they are put from there or lie
   /// with those of others.
   std::int32_t stores() const { return steps.near + (rails() > 0 || gather.shared ? 1 : 0); }
-  /// Rows of a box of a: those of the highest tile.
-  std::int32_t a_box_rows() const {
-    return kernels::a_box_rows(tile, Sm90Cluster::kStacked, gather.most_slab_rows());
-  }
+  /// Rows of a box of a: those of the highest tile, or half of them.
+  std::int32_t a_box_rows() const { return kernels::a_box_rows(tile, cluster, gather.most_slab_rows()); }
   /// What a row of the raster is: a block of rows of `source`, or, when sources share tiles, of all rows
   /// (source 0, as the slab has it).
   ArrivalSteps::Place row_block(std::int32_t row) const {

@@ -18,8 +18,8 @@
 namespace mkernel::kernels {
 
 /// The schedule's arithmetic needs more registers in the loading thread than a plain product's.
-template <Sm90Tile kTile, DataType kInput, Layout kLayoutB>
-struct AgGemmConfig : Sm90Config<kTile, kInput, kLayoutB> {
+template <Sm90Tile kTile, DataType kInput, Layout kLayoutB, Sm90Cluster kClusterShape = Sm90Cluster::kStacked>
+struct AgGemmConfig : Sm90Config<kTile, kInput, kLayoutB, kClusterShape> {
   static constexpr int kProducerRegisters = 56;
   static constexpr int kMultiplyRegisters = 224;
 };

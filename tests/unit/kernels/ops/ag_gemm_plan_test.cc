@@ -35,18 +35,20 @@ struct Computed {
 };
 std::vector<Computed> computed(const AgGemmPlan& plan) {
   const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster, parts = tail_parts(plan.tile);
-  const std::int64_t width = plan.tile.columns;
+  const std::int64_t beside = cluster_columns(plan.cluster), width = plan.tile.columns;
   std::vector<Computed> all;
   const std::int32_t late_clusters = plan.assignment.late > 0 ? plan.assignment.late_clusters : 0;
   for (std::int32_t cluster = -late_clusters; cluster < clusters; ++cluster) {
     for (std::int32_t i = 0; i < plan.assignment.tiles(cluster, clusters); ++i) {
       const TileAssignment::Place place = plan.assignment.place(i, cluster, clusters);
-      all.push_back({place.tile, place.tile.column * width, width});
+      all.push_back({place.tile, place.tile.column * beside * width, beside * width});
     }
     for (std::int32_t i = 0; i < plan.assignment.tail_tiles(cluster, clusters, parts); ++i) {
       const TileAssignment::Place place = plan.assignment.tail_place(i, cluster, clusters, parts);
-      all.push_back(
-          {place.tile, place.tile.column * width + place.part * kSm90TailColumns, kSm90TailColumns});
+      for (std::int64_t cta = 0; cta < beside; ++cta) {
+        all.push_back({place.tile, (place.tile.column * beside + cta) * width + place.part * kSm90TailColumns,
+                       kSm90TailColumns});
+      }
     }
   }
   return all;
@@ -57,7 +59,7 @@ std::vector<Computed> computed(const AgGemmPlan& plan) {
 std::vector<int> coverage(const GemmShape& shape, const AgGemmPlan& plan) {
   constexpr std::int64_t kColumns = 8;
   std::vector<int> times(static_cast<std::size_t>(shape.m * shape.n / kColumns));
-  const std::int64_t height = plan.tile.rows * plan.tile.cluster;
+  const std::int64_t height = plan.tile.rows * cluster_rows(plan.tile, plan.cluster);
   for (const Computed& tile : computed(plan)) {
     const ArrivalSteps::Place block = plan.row_block(tile.tile.row);
     const std::int64_t rows = plan.gather.slab_rows(block.source);
@@ -95,6 +97,27 @@ TEST_CASE("every element of c belongs to one tile, on every rank of any world") 
       }
     }
   }
+}
+
+TEST_CASE("so it does where the CTAs of a cluster lie side by side, which only those of 128 x 256 do") {
+  for (const std::uint32_t world : {1U, 3U, 8U}) {
+    for (const GemmShape& shape : {GemmShape{1, 8, 8}, GemmShape{128, 1032, 64}, GemmShape{1000, 392, 64}}) {
+      for (const std::int32_t late : {0, 2}) {
+        for (const std::int32_t tail : {0, 1, 1000}) {
+          const AgGemmPlan plan = ag_gemm_plan_of(shape, world, world - 1,
+                                                  {.tile = Sm90Tile::k128x256,
+                                                   .cluster = Sm90Cluster::kSideBySide,
+                                                   .tail_tiles = tail,
+                                                   .late_tiles = late});
+          const auto times = coverage(shape, plan);
+          CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+        }
+      }
+    }
+  }
+  const auto refused = AgGemmPlan::make({128, 1032, 64}, Topology(1, 2), 0, kH200,
+                                        {.tile = Sm90Tile::k128x64, .cluster = Sm90Cluster::kSideBySide});
+  CHECK(refused.status().code() == StatusCode::kInvalidArgument);
 }
 
 TEST_CASE("own rows come first, then the blocks of the others in turn, from the next rank on") {

@@ -145,17 +145,24 @@ class GatherRanks {
 
   void add(HostGrid& grid, Rank& rank) {
     with_played_tile(rank.plan.tile, shape_, [&]<Sm90Tile kTile, DataType kInput, Layout kLayoutB>() {
-      using Config = AgGemmConfig<kTile, kInput, kLayoutB>;
-      const std::size_t bytes = std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared<FanOutPlan>));
-      const std::int32_t ctas = rank.plan.comm_ctas + rank.plan.compute_ctas;
-      for (std::int32_t cta = 0; cta < ctas; cta += Config::kCluster) {
-        grid.add_cluster(static_cast<std::uint32_t>(cta), Config::kCluster, static_cast<std::uint32_t>(ctas),
-                         Config::kThreads, bytes, [&rank] {
-                           const HostThread& self = host_thread();
-                           ag_gemm<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
-                         });
+      if constexpr (kTile == Sm90Tile::k128x256) {
+        if (rank.plan.cluster == Sm90Cluster::kSideBySide)
+          return add_kernel<AgGemmConfig<kTile, kInput, kLayoutB, Sm90Cluster::kSideBySide>>(grid, rank);
       }
+      add_kernel<AgGemmConfig<kTile, kInput, kLayoutB>>(grid, rank);
     });
+  }
+  template <class Config>
+  static void add_kernel(HostGrid& grid, Rank& rank) {
+    const std::size_t bytes = std::max(sm90_shared_bytes<Config>(), sizeof(FanOutShared<FanOutPlan>));
+    const std::int32_t ctas = rank.plan.comm_ctas + rank.plan.compute_ctas;
+    for (std::int32_t cta = 0; cta < ctas; cta += Config::kCluster) {
+      grid.add_cluster(static_cast<std::uint32_t>(cta), Config::kCluster, static_cast<std::uint32_t>(ctas),
+                       Config::kThreads, bytes, [&rank] {
+                         const HostThread& self = host_thread();
+                         ag_gemm<Config>(rank.p, self.cluster_shared[self.cluster_rank]);
+                       });
+    }
   }
 
   void verify(const Rank& rank, int product) const {
@@ -234,6 +241,26 @@ TEST_CASE("ag_gemm of few rows: tiles hold rows of several sources, b is read on
   check(column_major, Topology(2, 1), Sm90Tile::k128x128);
   check({3, 72, 8200}, Topology(2, 2), Sm90Tile::k128x64, 2);
   check({150, 72, 72}, Topology(3, 1), Sm90Tile::k128x64);
+}
+
+TEST_CASE("ag_gemm in clusters side by side") {
+  const auto check = [](const GemmShape& shape, std::uint32_t ranks, bool shared, std::int32_t tail = 0,
+                        std::int32_t late = 0) {
+    check_launches(shape, ranks,
+                   {.tile = Sm90Tile::k128x256,
+                    .cluster = Sm90Cluster::kSideBySide,
+                    .comm_ctas = late > 0 ? 4 : 2,
+                    .tail_tiles = tail,
+                    .late_tiles = late},
+                   1, shared);
+  };
+  // A second CTA without columns, with some; few rows, which the two load half each; more than one block.
+  check({61, 136, 72}, 2, true);
+  check({128, 520, 200}, 4, true, 1);
+  check({600, 264, 72}, 2, false, 0, 1);
+  GemmShape two{17, 264, 72};
+  two.more_n[0] = 520;
+  check(two, 4, true);
 }
 
 TEST_CASE("ag_gemm: boxes of a hold the rows that there are") {

@@ -143,7 +143,11 @@ void Session::end(const Status& why) {
               why.to_string());
   hello_timer_.cancel();
   pace_timer_.cancel();
-  for (const auto& [handle, group] : groups_) group->abandon(why);
+  std::chrono::milliseconds drain(0);
+  for (const auto& [handle, group] : groups_) {
+    drain = std::max(drain, group->drain_limit());
+    group->abandon(why);
+  }
   if (introduced()) {
     write_session_failure(port_->segment, services_.node_name, why);
     services_.coordinator->session_gone(id_, why);
@@ -158,7 +162,7 @@ void Session::end(const Status& why) {
       });
   if (!introduced()) return on_all(Status());
   for (dataplane::Proxy* proxy : services_.proxies) {
-    proxy->detach_session(id_, services_.limits.drain, [on_all] { on_all(Status()); });
+    proxy->detach_session(id_, drain, [on_all] { on_all(Status()); });
   }
 }
 

@@ -188,10 +188,11 @@ void SessionGroup::remove_region(std::uint32_t index, Done done) {
         const auto self = weak.lock();
         if (self == nullptr) return;
         self->regions_.erase(index);
-        done(status);
+        // Puts from it that did not end are no news of a group that has failed.
+        done(self->failure_ ? Status() : status);
       });
   for (dataplane::Proxy* proxy : services_.proxies) {
-    proxy->clear_region(key(), index, services_.limits.drain, on_all);
+    proxy->clear_region(key(), index, drain_limit(), on_all);
   }
 }
 
@@ -270,12 +271,14 @@ void SessionGroup::leave(Done done) {
     if (const auto self = weak.lock()) self->closed(done);
   };
   if (port_ == nullptr) return boost::asio::post(services_.io, [finish] { finish(Status()); });
-  // Puts of a failed group may wait for a peer that is no more.
-  const auto limit = failure_ ? std::chrono::milliseconds(0) : services_.limits.drain;
   const auto on_all = gather(services_.io, services_.rails(), finish);
   for (dataplane::Proxy* proxy : services_.proxies) {
-    proxy->close_group(key(), limit, [on_all] { on_all(Status()); });
+    proxy->close_group(key(), drain_limit(), [on_all] { on_all(Status()); });
   }
+}
+
+std::chrono::milliseconds SessionGroup::drain_limit() const {
+  return failure_ ? std::chrono::milliseconds(0) : services_.limits.drain;
 }
 
 void SessionGroup::closed(const Done& done) {

@@ -38,16 +38,6 @@ Status add(RawClient& client, int fd, std::uint32_t index, std::uint64_t bytes =
   return client.register_region(fd, index, 0, bytes, shared, abi::RegionKind::kVmm);
 }
 
-/// Publishes `request` as the first slot of ring 0 and rings its doorbell.
-void put(RawClient& client, int doorbell, const abi::WorkRequest& request) {
-  abi::SessionSegment& segment = client.session_segment();
-  std::atomic_ref<std::uint32_t>(segment.active).store(1);
-  auto* slot = client.session_mapping().at<abi::WorkSlot>(segment.slots_offset);
-  abi::store_slot(*slot, abi::encode(request, abi::lap_bit(0, segment.log2_slots)));
-  const std::uint64_t one = 1;
-  REQUIRE(::write(doorbell, &one, sizeof(one)) == sizeof(one));
-}
-
 TEST_CASE("a GPU region is shown with its device, accounted, and handed to a rank of the node") {
   Harness harness(stand_in);
   RawClient a(harness.socket()), b(harness.socket());

@@ -21,6 +21,7 @@
 
 #include "daemon/session/control_bridge.h"
 #include "daemon/session/session_server.h"
+#include "proto/abi/work_request.h"
 #include "proto/ipc/packet.h"
 #include "tests/unit/daemon/session/fakes.h"
 
@@ -284,6 +285,16 @@ inline void join_both(RawClient& a, RawClient& b, std::int32_t device = -1) {
   a.start_join("g", 2, 0);
   REQUIRE(b.join("g", 2, 1).status.code == 0);
   REQUIRE(a.finish_join().status.code == 0);
+}
+
+/// Publishes `request` as the first slot of ring 0 and rings its doorbell.
+inline void put(RawClient& client, int doorbell, const abi::WorkRequest& request) {
+  abi::SessionSegment& segment = client.session_segment();
+  std::atomic_ref<std::uint32_t>(segment.active).store(1);
+  auto* slot = client.session_mapping().at<abi::WorkSlot>(segment.slots_offset);
+  abi::store_slot(*slot, abi::encode(request, abi::lap_bit(0, segment.log2_slots)));
+  const std::uint64_t one = 1;
+  REQUIRE(::write(doorbell, &one, sizeof(one)) == sizeof(one));
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

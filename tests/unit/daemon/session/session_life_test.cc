@@ -6,7 +6,6 @@
 #include <csignal>
 #include <fstream>
 
-#include "proto/abi/work_request.h"
 #include "tests/unit/daemon/session/harness.h"
 
 namespace mkernel::session::testing {
@@ -184,12 +183,8 @@ TEST_CASE("a bad slot ends its session with a precise error and touches nobody e
   abi::WorkRequest request{};
   request.opcode = static_cast<std::uint8_t>(abi::Opcode::kPut);
   request.channel = 12345;
-  abi::SessionSegment& segment = bad.session_segment();
-  std::atomic_ref<std::uint32_t>(segment.active).store(1);
-  auto* slot = bad.session_mapping().at<abi::WorkSlot>(segment.slots_offset);
-  abi::store_slot(*slot, abi::encode(request, abi::lap_bit(0, segment.log2_slots)));
-  const std::uint64_t one = 1;
-  REQUIRE(::write(bad_fds.at(1).get(), &one, sizeof(one)) == sizeof(one));  // ring 0's doorbell
+  const abi::SessionSegment& segment = bad.session_segment();
+  put(bad, bad_fds.at(1).get(), request);
 
   const Status end = bad.wait_for_end();
   CHECK_FALSE(end.ok());
@@ -198,6 +193,46 @@ TEST_CASE("a bad slot ends its session with a precise error and touches nobody e
   CHECK(bad.group_segment().abort == segment.abort);
   CHECK(good.session_segment().abort == 0);
   CHECK(good.leave().ok());
+}
+
+TEST_CASE("the puts of a failed group hold up neither its regions nor the end of its session") {
+  Harness harness([](ServerOptions& options) { options.limits.drain = std::chrono::minutes(10); });
+  RawClient client(harness.socket());
+  REQUIRE(client.hello().status.code == 0);
+  const std::vector<ipc::UniqueFd> fds = std::move(client.last_fds());
+  REQUIRE(client.join("remote", 2, 0).status.code == 0);
+  const ipc::UniqueFd memory = std::move(ipc::create_shared_memory("region", 4096)).value();
+  for (const std::uint32_t index : {0U, 1U})
+    REQUIRE(client.register_region(memory.get(), index, 0, 4096).ok());
+  harness.control([&](SessionServer&) {
+    harness.coordinator().announce_elsewhere("remote", 1, 0, {.bytes = 4096});
+    return 0;
+  });
+  abi::WorkRequest request{};  // from region 0 to region 0 of rank 1, which no transport ever takes
+  request.opcode = static_cast<std::uint8_t>(abi::Opcode::kPut);
+  request.channel = client.group_segment().first_channel + 2;
+  request.peer = 1;
+  request.length = 4096;
+  put(client, fds.at(1).get(), request);
+
+  auto fail = RawClient::message<abi::FailGroup>(abi::MessageType::kFailGroup);
+  fail.group = client.handle();
+  fail.code = static_cast<std::uint32_t>(StatusCode::kDataLoss);
+  REQUIRE(client.request<abi::PlainReply>(fail).status.code == 0);
+  abi::GroupSegment& segment = client.group_segment();
+  REQUIRE(eventually([&] { return std::atomic_ref<std::uint32_t>(segment.abort).load() != 0; }));
+
+  SUBCASE("regions") {
+    auto unregister = RawClient::message<abi::UnregisterRegion>(abi::MessageType::kUnregisterRegion);
+    unregister.group = client.handle();
+    for (const std::uint32_t index : {0U, 1U}) {
+      unregister.index = index;
+      CHECK(client.request<abi::PlainReply>(unregister).status.code == 0);
+    }
+  }
+  SUBCASE("the session") {}
+  client.close();
+  CHECK(eventually([&] { return nothing_held(harness); }));
 }
 
 TEST_CASE("what a client says that it has launched is shown as it is, and changes nothing else") {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/plan/cuts.h"
 #include "kernels/plan/expert_blocks.h"
 #include "kernels/plan/expert_routing.h"
 #include "proto/abi/host_device.h"
@@ -200,11 +201,11 @@ struct ExpertExchangePlan {
   MK_HOST_DEVICE std::uint64_t summed_word(std::int32_t node_turn, std::int32_t returning) const {
     return staged_word(2 * others() + node_turn, returning);
   }
-  MK_HOST_DEVICE std::uint64_t word_bytes() const { return aligned(staged_word(3 * others(), 0)); }
+  MK_HOST_DEVICE std::uint64_t word_bytes() const { return whole_lines(staged_word(3 * others(), 0)); }
 
   // Offsets of data.
   MK_HOST_DEVICE std::uint64_t counts_bytes() const {
-    return aligned(sizeof(RoutingProblem) + static_cast<std::uint64_t>(owners.experts + nodes()) * 4);
+    return whole_lines(sizeof(RoutingProblem) + static_cast<std::uint64_t>(owners.experts + nodes()) * 4);
   }
   MK_HOST_DEVICE std::uint64_t counts(std::uint64_t epoch, std::int32_t source) const {
     return word_bytes() + ((epoch & 1) * owners.world + source) * counts_bytes();
@@ -218,16 +219,16 @@ struct ExpertExchangePlan {
     return counts(0, 2 * owners.world) + pool_row * row_bytes;
   }
   MK_HOST_DEVICE std::uint64_t origin(std::int32_t pool_row) const {
-    return aligned(row(capacity_rows)) + pool_row * sizeof(ExpertRowOrigin);
+    return whole_lines(row(capacity_rows)) + pool_row * sizeof(ExpertRowOrigin);
   }
   MK_HOST_DEVICE std::uint64_t hidden(std::int32_t pool_row) const {
-    return aligned(origin(capacity_rows)) + pool_row * hidden_bytes;
+    return whole_lines(origin(capacity_rows)) + pool_row * hidden_bytes;
   }
   MK_HOST_DEVICE std::uint64_t shared_hidden(std::int32_t token) const {
-    return aligned(hidden(capacity_rows)) + static_cast<std::uint64_t>(token) * shared_bytes;
+    return whole_lines(hidden(capacity_rows)) + static_cast<std::uint64_t>(token) * shared_bytes;
   }
   MK_HOST_DEVICE std::uint64_t finished(std::int32_t entry) const {
-    return aligned(shared_hidden(max_tokens)) + entry * finished_bytes;
+    return whole_lines(shared_hidden(max_tokens)) + entry * finished_bytes;
   }
   /// Within crossing_out[] and crossing_in[]: the token's row.
   MK_HOST_DEVICE std::uint64_t row_in_crossing() const {
@@ -235,26 +236,25 @@ struct ExpertExchangePlan {
   }
   MK_HOST_DEVICE std::uint64_t crossing_bytes() const { return row_in_crossing() + row_bytes; }
   MK_HOST_DEVICE std::uint64_t crossing_out(std::int32_t node_turn, std::int32_t row) const {
-    return aligned(finished(entries())) +
+    return whole_lines(finished(entries())) +
            crossing_bytes() * static_cast<std::uint64_t>(node_turn * max_tokens + row);
   }
   MK_HOST_DEVICE std::uint64_t crossing_in(std::int32_t node_turn, std::int32_t row) const {
     return crossing_out(others() + node_turn, row);
   }
   MK_HOST_DEVICE std::uint64_t sum_out(std::int32_t node_turn, std::int32_t returning) const {
-    return aligned(crossing_out(2 * others(), 0)) +
+    return whole_lines(crossing_out(2 * others(), 0)) +
            finished_bytes * static_cast<std::uint64_t>(node_turn * max_tokens + returning);
   }
   MK_HOST_DEVICE std::uint64_t sum_in(std::int32_t node_turn, std::int32_t returning) const {
     return sum_out(others() + node_turn, returning);
   }
-  MK_HOST_DEVICE std::uint64_t bytes() const { return aligned(sum_out(2 * others(), 0)); }
+  MK_HOST_DEVICE std::uint64_t bytes() const { return whole_lines(sum_out(2 * others(), 0)); }
 
  private:
   static MK_HOST_DEVICE std::uint64_t word(std::int64_t index) {
     return static_cast<std::uint64_t>(index) * 8;
   }
-  static MK_HOST_DEVICE std::uint64_t aligned(std::uint64_t bytes) { return (bytes + 127) / 128 * 128; }
 };
 
 }  // namespace mkernel::kernels

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/plan/cuts.h"
 #include "proto/abi/host_device.h"
 
 namespace mkernel::kernels {
@@ -67,7 +68,9 @@ struct PushReducePlan {
   MK_HOST_DEVICE std::uint64_t ready_offset(std::int32_t node_turn, std::int32_t source) const {
     return (node_turn * sources + source) * row_tiles() * column_tiles() * 8;
   }
-  MK_HOST_DEVICE std::uint64_t slot_bytes() const { return (max_rows() * columns * 2 + 127) / 128 * 128; }
+  MK_HOST_DEVICE std::uint64_t slot_bytes() const {
+    return whole_lines(static_cast<std::uint64_t>(max_rows() * columns * 2));
+  }
   MK_HOST_DEVICE std::uint64_t word_bytes() const { return ready_offset(nodes(), 0); }
   MK_HOST_DEVICE std::uint64_t slot_offset(std::int32_t node_turn, std::int32_t source) const {
     return (node_turn * sources + source) * slot_bytes();

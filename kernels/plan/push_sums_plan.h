@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/plan/cuts.h"
 #include "kernels/plan/reduce_units.h"
 #include "proto/abi/host_device.h"
 
@@ -48,7 +49,7 @@ struct PushSumsPlan {
   MK_HOST_DEVICE std::uint64_t end() const { return sums_offset(world); }
 
   MK_HOST_DEVICE std::uint64_t marked_offset(std::int32_t owner) const {
-    return (words_end() + 127) / 128 * 128 + static_cast<std::uint64_t>(owner) * units * kUnitBytes;
+    return whole_lines(words_end()) + static_cast<std::uint64_t>(owner) * units * kUnitBytes;
   }
   MK_HOST_DEVICE std::uint64_t marked_end() const { return marked_offset(world); }
   MK_HOST_DEVICE std::uint64_t marked_bytes() const { return marked_end() - marked_offset(0); }

@@ -187,7 +187,7 @@ TileReducePlan shared_plan(OpKind kind, const GemmShape& shape, const Topology& 
   plan.machine = machine;
   const auto waves = [&](std::int32_t summing) { return plan.waves(summing); };
   plan.reduce.marked = marks_slots(kind, plan, waves(fewest));
-  plan.reduce.marked_begin = (plan.word_bytes() + 127) / 128 * 128;
+  plan.reduce.marked_begin = whole_lines(plan.word_bytes());
   if (options.reduce_ctas > 0) {
     set_ctas(plan, options.reduce_ctas);
   } else {  // for marked slots none are needed beside the one that watches the host (ReadMarked)

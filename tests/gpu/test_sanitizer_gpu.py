@@ -23,8 +23,8 @@ AT_ONCE = 4  # programs: more wait for the GPU, which they have in turns
 # each access on the host, leaves them out. Its own threads are as many as there are cores otherwise, for every program.
 TOOLS = {"racecheck": ["--kernel-name-exclude", "kns=7mkernel5bench", "--racecheck-num-workers", str(max(1, os.cpu_count() // AT_ONCE))],
          "synccheck": [], "memcheck": []}
-# See tests/support/gpu_world.cc.
-ENVIRONMENT = {"synccheck": {"MKERNEL_TEST_HOST_BUFFERS": "1"}}
+# Of the programs: see tests/support/gpu_world.cc.
+ARGUMENTS = {"synccheck": ["--host-buffers"]}
 SMALL = "*small enough for tools*"
 FOUND = 9  # exit status of a tool that has found something, or failed
 
@@ -48,8 +48,7 @@ def run_under(tool, name):
     def run():
         begin = time.monotonic()
         ran = subprocess.run([SANITIZER, "--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND), program(name),
-                              f"--test-case={SMALL}"], capture_output=True, text=True, timeout=240,
-                             env={**os.environ, **ENVIRONMENT.get(tool, {})})
+                              f"--test-case={SMALL}", *ARGUMENTS.get(tool, [])], capture_output=True, text=True, timeout=240)
         print(f"{tool} {name}: {time.monotonic() - begin:.1f} s", flush=True)
         return ran
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "kernels/cuda/memory/error.h"
+#include "tests/support/arguments.h"
 #include "tests/support/skip.h"
 
 namespace mkernel::test {
@@ -78,9 +79,8 @@ bool peers_or_skip(int wanted) {
 }
 
 /// Segments in mapped host memory, buffers on the ranks' GPUs, a stream for the copies of each of them. With
-/// MKERNEL_TEST_HOST_BUFFERS in the environment, buffers of several nodes lie in mapped host memory as well,
-/// and no put needs a call of CUDA's: under synccheck such a call waits now and then until the launches are
-/// over that wait for the put.
+/// --host-buffers, those of several nodes lie in mapped host memory as well, and no put needs a call of
+/// CUDA's: under synccheck such a call waits now and then until the launches are over that wait for the put.
 class GpuWorld::Memory final : public FabricMemory {
  public:
   explicit Memory(const GpuWorld& world) : world_(world) {}
@@ -138,7 +138,7 @@ class GpuWorld::Memory final : public FabricMemory {
   }
 
   const GpuWorld& world_;
-  const bool on_host_ = world_.options_.nodes > 1 && std::getenv("MKERNEL_TEST_HOST_BUFFERS") != nullptr;
+  const bool on_host_ = world_.options_.nodes > 1 && is_asked_for("--host-buffers");
   std::map<int, cudaStream_t> streams_;  ///< by device
   std::vector<void*> buffers_, segments_;
 };

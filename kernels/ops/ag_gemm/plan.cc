@@ -118,14 +118,16 @@ std::vector<std::int32_t> late_tiles(const GemmShape& shape, const AgGemmPlan& w
   const std::int32_t each = late_clusters > 0 ? tiles_after_pushing(shape, without) : 0;
   const std::int32_t clusters = without.compute_ctas / without.tile.cluster;
   const std::int32_t tiles = without.assignment.raster.tiles();
-  std::vector<std::int32_t> few{0}, many;
-  for (std::int32_t most = each; most > std::max(0, each - 2); --most) {
+  const auto few = [&](std::int32_t most) {
     const auto turns = static_cast<std::int32_t>(ceil_div(tiles - most * late_clusters, clusters));
-    few.push_back(std::max(0, tiles - turns * clusters));
-    many.push_back(most * late_clusters);
+    return std::max(0, tiles - turns * clusters);
+  };
+  std::vector<std::int32_t> counts;
+  for (const std::int32_t count :
+       {0, few(each), few(each - 1), each * late_clusters, (each - 1) * late_clusters}) {
+    if (count >= 0 && std::find(counts.begin(), counts.end(), count) == counts.end()) counts.push_back(count);
   }
-  few.insert(few.end(), many.begin(), many.end());
-  return few;
+  return counts;
 }
 
 /// The product whose tiles are those of all products together, as far as their order and their number matter.

@@ -1,5 +1,7 @@
 #include "kernels/ops/gemm_ar/plan.h"
 
+#include "kernels/plan/cuts.h"
+
 namespace mkernel::kernels {
 
 Result<GemmArPlan> GemmArPlan::make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
@@ -8,7 +10,7 @@ Result<GemmArPlan> GemmArPlan::make(const GemmShape& shape, const Topology& topo
   if (!product.ok()) return product.status();
   GemmArPlan plan{.product = *product};
   plan.sums = {.words_begin = plan.product.word_bytes(),
-               .begin = (plan.product.data_bytes() + 127) / 128 * 128,
+               .begin = whole_lines(plan.product.data_bytes()),
                .world = plan.product.reduce.world,
                .units = plan.product.reduce.to_all ? 0 : plan.product.units.units()};
   if (plan.product.reduce.marked) plan.product.reduce.marked_begin = plan.sums.marked_end();

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "kernels/ops/moe_dispatch_gemm/plan.h"
+#include "kernels/plan/cuts.h"
 
 namespace mkernel::kernels {
 namespace {
@@ -15,7 +16,7 @@ class Parts {
   template <class Part>
   void take(Part*& part, std::size_t count) {
     if (base_ != nullptr) part = reinterpret_cast<Part*>(base_ + bytes_);
-    bytes_ += (count * sizeof(Part) + 127) / 128 * 128;
+    bytes_ += whole_lines(count * sizeof(Part));
   }
   std::uint64_t bytes() const { return bytes_; }
 

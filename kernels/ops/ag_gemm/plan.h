@@ -40,8 +40,8 @@ inline constexpr std::int64_t kMostGatheredRows = 512;
 /// a row block is the rows of one cluster of one source, and the raster runs over the row blocks in the order
 /// in which they arrive. Of few rows (kMostGatheredRows) row blocks hold rows of several sources when that
 /// makes fewer of them (`gather.shared`): otherwise b would be read once for every source, through tiles that
-/// are nearly empty. On one node pushing CTAs are through long before a large
-/// product is; all but CTA 0 and its cluster then compute what the assignment leaves to late clusters.
+/// are nearly empty. On one node pushing CTAs are through long before a large product is; all but CTA 0 and
+/// its cluster then compute what the assignment leaves to late clusters.
 struct AgGemmPlan {
   TileSize tile = Sm90Tile::k128x256;
   Sm90Cluster cluster = Sm90Cluster::kStacked;

@@ -188,11 +188,10 @@ void SessionGroup::remove_region(std::uint32_t index, Done done) {
         const auto self = weak.lock();
         if (self == nullptr) return;
         self->regions_.erase(index);
-        // Puts from it that did not end are no news of a group that has failed.
-        done(self->failure_ ? Status() : status);
+        done(status);
       });
   for (dataplane::Proxy* proxy : services_.proxies) {
-    proxy->clear_region(key(), index, drain_limit(), on_all);
+    proxy->clear_region(key(), index, services_.limits.drain, on_all);
   }
 }
 

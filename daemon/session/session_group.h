@@ -63,8 +63,8 @@ class SessionGroup : public std::enable_shared_from_this<SessionGroup> {
   const JoinRequest& request() const { return request_; }
   State state() const { return state_; }
   const std::optional<Status>& failure() const { return failure_; }
-  /// How long puts under way are waited for: those of a failed group not at all, as they may be to a peer
-  /// that is no more.
+  /// How long puts under way are waited for when the group is left: those of a failed one not at all, as they
+  /// may be to a peer that is no more.
   std::chrono::milliseconds drain_limit() const;
   std::uint32_t first_channel() const { return shape_.first_channel; }
   /// The segment for the client's reply; the daemon keeps only its mapping.

@@ -158,17 +158,17 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
   const std::vector<TileSize> tiles =
       options.tile ? std::vector{*options.tile}
                    : std::vector<TileSize>(std::begin(kSm90Tiles), std::end(kSm90Tiles));
-  const Sm90Cluster cluster = options.cluster.value_or(Sm90Cluster::kStacked);
   for (const std::int32_t comm : comm_ctas) {
     for (const TileSize& tile : tiles) {
       // A wire makes slow tiles look as good as fast ones, which leave more power and memory to others.
       if (!options.tile && topology.nodes() > 1 && tile != plan_sm90(one, machine.with_sms(sms - comm)).tile)
         continue;
-      const Sm90Plan product = plan_sm90(one, machine.with_sms(sms - comm), tile, cluster);
+      const Sm90Plan product = plan_sm90(one, machine.with_sms(sms - comm), tile, options.cluster);
       const std::int32_t clusters = (sms - comm) / tile.cluster;
       const std::int32_t tallest = product.raster.band();
-      const AgGemmPlan without_late = plan_of(
-          shape, topology, 0, machine, {tile, cluster, comm, tallest, options.tail_tiles.value_or(0), 0});
+      const AgGemmPlan without_late =
+          plan_of(shape, topology, 0, machine,
+                  {tile, options.cluster, comm, tallest, options.tail_tiles.value_or(0), 0});
       const std::vector<std::int32_t> late_counts =
           options.late_tiles ? std::vector{*options.late_tiles} : late_tiles(shape, without_late);
       for (const std::int32_t late : late_counts) {
@@ -176,7 +176,8 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
             options.tail_tiles ? std::vector{*options.tail_tiles}
                                : tails(without_late, without_late.assignment.raster.tiles() - late, clusters);
         for (std::int32_t band = tallest; band >= 1; band /= 2) {
-          for (const std::int32_t tail : tail_tiles) consider({tile, cluster, comm, band, tail, late});
+          for (const std::int32_t tail : tail_tiles)
+            consider({tile, options.cluster, comm, band, tail, late});
         }
       }
     }

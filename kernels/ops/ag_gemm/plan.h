@@ -21,7 +21,7 @@ namespace mkernel::kernels {
 struct AgGemmOptions {
   std::optional<TileSize> tile;
   /// With `tile`; side by side only 128 x 256. No plan chooses that yet: it has not been measured.
-  std::optional<Sm90Cluster> cluster;
+  Sm90Cluster cluster = Sm90Cluster::kStacked;
   std::int32_t comm_ctas = 0;              ///< that push own rows; 0 = by shape
   std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
   std::optional<std::int32_t> late_tiles;  ///< with `tile`, one node: how many are left to pushing CTAs

@@ -2,9 +2,10 @@
 """Measures the operations of the cuda executor on this machine's GPUs, beside what else one could use, and records the rows.
 
 Usage: tests/perf/record_gpu.py [--bin DIR] [--out DIR] [--world W | --share-gpu R] [--nodes N] [--ops ag_gemm,gemm_rs,gemm_ar]
-                                [--sizes 2048,...] [--odd] [--iterations I] [--no-torch] [--spin-us US]
+                                [--sizes 2048,...] [--odd] [--shapes MxNxK,...] [--iterations I] [--no-torch] [--spin-us US]
 Starts a daemon per (emulated) node and a rank per GPU, and adds to OUT/<machine>x<GPUs>-<date>-<op>.json. Square sizes S stand for
-S x S/W x S of AG+GEMM and S x S x S/W of the other two; --odd adds shapes that no tile divides and those of a Llama-70B layer.
+S x S/W x S of AG+GEMM and S x S x S/W of the other two; --odd adds shapes that no tile divides and those of a Llama-70B layer, --shapes
+others, which are taken as they are.
 Several nodes share this host: their daemons copy between GPUs at --nic-gbytes a second and GPU.
 
 --share-gpu R instead runs R ranks on one GPU at the same time, each with its share of the multiprocessors, under an MPS server of
@@ -52,7 +53,7 @@ def shapes(op, sizes, world, odd, share):
 
 def command_of(mkbench, nodes, op, path, arguments):
     command = [mkbench, "op", op, "--executor", "cuda", "--iterations", str(arguments.iterations), "--json", str(path)]
-    for shape in shapes(op, arguments.sizes, arguments.world, arguments.odd, arguments.share_gpu or 1):
+    for shape in shapes(op, arguments.sizes, arguments.world, arguments.odd, arguments.share_gpu or 1) + arguments.shapes:
         command += ["--shape", shape]
     # NCCL would go over NVLink where an emulated wire is between our ranks, and takes one rank per GPU, as torch does.
     alone = len(nodes) > 1 or arguments.share_gpu
@@ -100,6 +101,7 @@ def main():
     parser.add_argument("--ops", default="ag_gemm,gemm_rs,gemm_ar")
     parser.add_argument("--sizes", default=[2048, 4096, 8192, 16384, 32768], type=lambda text: [int(s) for s in text.split(",") if s])
     parser.add_argument("--odd", action="store_true")
+    parser.add_argument("--shapes", default=[], type=lambda text: text.split(","))
     parser.add_argument("--iterations", type=int, default=24)
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--patience", type=float, default=540, help="seconds for one operation")

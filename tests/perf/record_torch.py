@@ -3,11 +3,12 @@
 
 Usage: tests/perf/record_torch.py [--world W | --share-gpu R] [--parts operators,decode,training,beside] [--seconds S] [--out DIR]
                                   [--small] [--beside-seconds S] [--nccl-max-ctas C] [--device cpu] [--extension]
+                                  [--operators ag_gemm,...] [--rows 2048,...]
 Starts a daemon, and for each part a rank per GPU; MKERNEL_BIN and MKERNEL_LIB are the folders of programs and libraries. Needs PyTorch with
 CUDA. Rows are added part by part to OUT/<machine>x<GPUs>-<date>-torch.json, also those of a part that ended early, with the reason.
 --share-gpu R instead runs R ranks on one GPU at the same time, under an MPS server of this program's own: what needs NCCL between
 ranks is left out by name. --device cpu tries the script in host memory, and records nothing. --extension first compiles that of
-mkernel.torch, which then takes the calls that are not replayed from graphs.
+mkernel.torch, which then takes the calls that are not replayed from graphs. --operators and --rows: only these of the part `operators`.
 
 An iteration's time is that of its slowest rank. Exit status: 1 if a part ended early, an operator's result was wrong, or a
 contender of ours failed.
@@ -29,6 +30,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / folder) for folder in ("integration", "gpu", "python")]
 PARTS = ("operators", "decode", "training", "beside")
+OPERATORS = ("ag_gemm", "gemm_rs", "gemm_ar")
 # None of the contenders may use multicast.
 ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 OUR_NAME, FLOOR = "mkernel", "product"
@@ -275,7 +277,8 @@ def record(arguments, stack):
             continue
         settings = {"world": arguments.world, "share": arguments.share_gpu, "device": arguments.device, "small": arguments.small,
                     "socket": str(daemon.socket), "stop_at": time.time() + end - time.monotonic() - 20,
-                    "beside_seconds": arguments.beside_seconds, "nccl_max_ctas": arguments.nccl_max_ctas}
+                    "beside_seconds": arguments.beside_seconds, "nccl_max_ctas": arguments.nccl_max_ctas, "operators": arguments.operators,
+                    "rows": arguments.rows}
         ranks_environment = {**environment, "MASTER_PORT": str(free_ports(1)[0]), "SOCKET": str(daemon.socket),
                              "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
         if part == "beside":
@@ -314,11 +317,16 @@ def main():
     parser.add_argument("--small", action="store_true", help="a few little shapes, to try the script")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--extension", action="store_true", help="with the extension of mkernel.torch in C++, which is compiled first")
+    parser.add_argument("--operators", default=OPERATORS, type=lambda text: text.split(","), help="of the part `operators`")
+    parser.add_argument("--rows", default=None, type=lambda text: [int(m) for m in text.split(",")], help="m of the part `operators`")
     parser.add_argument("--out", default=HERE / "results", type=pathlib.Path)
     arguments = parser.parse_args()
     unknown = [part for part in arguments.parts if part not in PARTS]
     if unknown:
         parser.error(f"there is no part {unknown[0]}; known are {', '.join(PARTS)}")
+    unknown = [op for op in arguments.operators if op not in OPERATORS]
+    if unknown:
+        parser.error(f"there is no operator {unknown[0]}; known are {', '.join(OPERATORS)}")
     if arguments.share_gpu:
         arguments.world = arguments.share_gpu
     # Ended by a signal, too, it ends what it has started.

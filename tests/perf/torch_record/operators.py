@@ -168,9 +168,9 @@ def _worst(c, wanted, terms, factor, floor):
 def run(job):
     hows = ("eager", "graph") if job.cuda else ("eager",)
     models, ms = ((SMALL,), (64, 256)) if job.small else ((LLAMA_70B, LLAMA_405B), [2**bits for bits in range(6, 15)])
-    cases = [(model, layer) for model in models for layer in layers(model, job.world)]
+    cases = [(model, layer) for model in models for layer in layers(model, job.world) if layer[1] in job.settings["operators"]]
     with torch.no_grad():
-        for m in ms:  # small ones first: they take little time
+        for m in job.settings["rows"] or ms:  # small ones first: they take little time
             job.begin_mkernel()
             for model, (layer, op, k, ns) in cases:
                 if not job.enough_time():

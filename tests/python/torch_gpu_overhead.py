@@ -1,9 +1,11 @@
-"""Prints what a call of an operator on CUDA tensors takes on the host, and a launch in a graph: one rank, which has the GPU to itself.
+"""Prints what a call of an operator on CUDA tensors takes on the host, and what one takes on the GPU when a graph replays it, beside the
+library's own launches in a graph: one rank, which has the GPU to itself.
 
 Everything is called once before anything is measured, and then measured in turns, in another order each time: what is measured first
 after a process has started, or in a slow moment of the machine, would look slower than it is. (AG+GEMM, which came first, did.)
 The first line says whether the extension in C++ takes the calls."""
 import contextlib
+import functools
 import random
 import statistics
 
@@ -15,7 +17,7 @@ import mkernel.torch
 from mkernel.torch import _extension
 
 OPS = torch.ops.mkernel
-ROUNDS, CALLS = 9, 200
+ROUNDS, CALLS, LAUNCHES = 9, 200, 20
 
 
 def in_turns(measures):
@@ -49,21 +51,55 @@ def one_more(function):
     return lambda: (measure_ten() - measure_one()) / 9
 
 
-def library_alone(function):
-    """Measures the library's part of `function`, whose first call is made here: its launch, with operands that are kept."""
+def bound(function, **operands):
+    """The library's launch of what `function`, whose first call is made here, calls: with operands that are kept."""
     plans = next(iter(mkernel.torch._groups._State.by_ranks.values())).plans._plans
     before = set(plans)
     call(function)
     key, = set(plans) - before
-    memory = [torch.empty(256, 256, dtype=torch.bfloat16, device=GPU) for _ in range(3)]  # larger than any operand
-    a, b, c = (tensor.data_ptr() for tensor in memory)
     operation = plans[key].operation
     launch = operation._bind(operation.Arguments(), (), None, 0)
-    launch.set_addresses(a=a, b=b, c=c)
+    addresses = {field: tensor.data_ptr() for field, tensor in operands.items()}
+    launch.set_addresses(**addresses)
     if key.more_n:
-        launch.set_addresses(more_b=(b,) * len(key.more_n), more_c=(c,) * len(key.more_n))
-    launch._owners = memory
-    return idle(launch.enqueue)
+        launch.set_addresses(more_b=(addresses["b"],) * len(key.more_n), more_c=(addresses["c"],) * len(key.more_n))
+    launch._owners = list(operands.values())
+    return launch
+
+
+def library_alone(function):
+    """Measures the library's part of `function`."""
+    return idle(bound(function, **{field: on_gpu(3, 0, (256, 256)) for field in "abc"}).enqueue)  # larger than any operand
+
+
+def replayed(function):
+    """Measures `function` on the GPU, in a graph of LAUNCHES calls: milliseconds of one."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            function()
+
+    def measure():
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / LAUNCHES
+
+    return measure
+
+
+def print_replays(name):
+    """Of an operator, and of the library's launches, which is what a program in C++ replays."""
+    a, b = on_gpu(1, 0, (4096, 4096)), on_gpu(2, 0, (4096, 4096))
+    operator = functools.partial(OPS.fused_matmul_reduce_scatter, a, b, "sum", 0, name)
+    launch = bound(operator, a=a, b=b, c=torch.empty_like(a))
+    times = in_turns({"operator": replayed(operator),
+                      "library": replayed(lambda: launch.enqueue(torch.cuda.current_stream().cuda_stream))})
+    for what, taken in times.items():
+        print(f"gemm_rs 4096 x 4096 x 4096, one rank, in a graph, {what}: p50 {statistics.median(taken):.4f} ms "
+              f"({min(taken):.4f} to {max(taken):.4f})", flush=True)
 
 
 def overhead():
@@ -91,21 +127,7 @@ def overhead():
         print(f"{what}: p50 {statistics.median(times):.1f} us ({min(times):.1f} to {max(times):.1f} in {ROUNDS} rounds)", flush=True)
     taken = sum(_extension.extension.taken().values()) if _extension.extension else 0
     assert not _extension.extension or taken > 4 * ROUNDS * CALLS, f"the extension took {taken} calls"
-    big, weight = on_gpu(1, 0, (4096, 4096)), on_gpu(2, 0, (4096, 4096))
-    graph = torch.cuda.CUDAGraph()
-    call(OPS.fused_matmul_reduce_scatter, big, weight, "sum", 0, name)
-    with torch.cuda.graph(graph):
-        for _ in range(20):
-            OPS.fused_matmul_reduce_scatter(big, weight, "sum", 0, name)
-    times = []
-    for _ in range(20):
-        ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        ends[0].record()
-        graph.replay()
-        ends[1].record()
-        torch.cuda.synchronize()
-        times.append(ends[0].elapsed_time(ends[1]) / 20)
-    print(f"gemm_rs 4096 x 4096 x 4096, one rank, in a graph: {statistics.median(times):.4f} ms", flush=True)
+    print_replays(name)
     peak = torch.cuda.memory_stats()["num_device_alloc"]
     changed = counted(calls["fused_matmul_all_reduce"])
     assert torch.cuda.memory_stats()["num_device_alloc"] == peak, changed

@@ -23,8 +23,8 @@ AT_ONCE = 4  # programs: more wait for the GPU, which they have in turns
 # each access on the host, leaves them out. Its own threads are as many as there are cores otherwise, for every program.
 TOOLS = {"racecheck": ["--kernel-name-exclude", "kns=7mkernel5bench", "--racecheck-num-workers", str(max(1, os.cpu_count() // AT_ONCE))],
          "synccheck": [], "memcheck": []}
-# Of the programs: see tests/support/gpu_world.cc.
-ARGUMENTS = {"synccheck": ["--host-buffers"]}
+# By tool the programs in which it held back copies, which then lie on the host: see tests/support/gpu_world.cc.
+HOST_BUFFERS = {"synccheck": PROGRAMS, "memcheck": ["gpu_ring_attention", "gpu_ring_attention_backward"], "racecheck": []}
 SMALL = "*small enough for tools*"
 FOUND = 9  # exit status of a tool that has found something, or failed
 
@@ -47,8 +47,9 @@ def only_the_tool_failed(ran):
 def run_under(tool, name):
     def run():
         begin = time.monotonic()
-        ran = subprocess.run([SANITIZER, "--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND), program(name),
-                              f"--test-case={SMALL}", *ARGUMENTS.get(tool, [])], capture_output=True, text=True, timeout=240)
+        arguments = [f"--test-case={SMALL}", *["--host-buffers"] * (name in HOST_BUFFERS[tool])]
+        ran = subprocess.run([SANITIZER, "--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND), program(name), *arguments],
+                             capture_output=True, text=True, timeout=240)
         print(f"{tool} {name}: {time.monotonic() - begin:.1f} s", flush=True)
         return ran
 

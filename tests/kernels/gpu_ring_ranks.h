@@ -122,7 +122,7 @@ class GpuRingRanks {
   /// When all ranks are made. `also(rank)`: what else is bound.
   void bind(const std::function<Status(int rank)>& also = [](int) { return Status(); }) {
     const Requirements needs = operation(0).requirements();
-    const auto workspace = require(world_->symmetric(needs.workspace_bytes));
+    const auto workspace = require(world_->symmetric(needs.workspace_bytes, Contents::kWords));
     const auto lent = require(world_->symmetric(kernels::lent_workspace_bytes(needs.lent_bytes)));
     require_ok(each([&](int rank) {
       const auto r = static_cast<std::size_t>(rank);

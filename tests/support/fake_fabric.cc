@@ -22,7 +22,7 @@ void add_release(const std::uint64_t& word, std::uint64_t value) {
 class HostMemory final : public FabricMemory {
  public:
   void* segment(std::uint64_t bytes) override { return allocate(bytes); }
-  std::byte* buffer(std::uint32_t, std::uint64_t bytes) override { return allocate(bytes); }
+  std::byte* buffer(std::uint32_t, std::uint64_t bytes, Contents) override { return allocate(bytes); }
   Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override {
     std::memcpy(to, from, bytes);
     return {};
@@ -119,13 +119,13 @@ void FakeFabric::make_rank(std::uint32_t rank) {
   ranks_.push_back(std::move(state));
 }
 
-std::vector<kernels::SymmetricView> FakeFabric::symmetric(std::uint64_t bytes) {
+std::vector<kernels::SymmetricView> FakeFabric::symmetric(std::uint64_t bytes, Contents contents) {
   const std::lock_guard lock(mutex_);
   const auto region = static_cast<std::uint32_t>(regions_.size());
   auto& buffers = regions_.emplace_back();
   std::vector<std::byte*> base;
   for (std::uint32_t rank = 0; rank < world(); ++rank) {
-    buffers.push_back({memory_->buffer(rank, bytes), bytes});
+    buffers.push_back({memory_->buffer(rank, bytes, contents), bytes});
     base.push_back(buffers.back().data);
   }
   std::vector<kernels::SymmetricView> views(world());

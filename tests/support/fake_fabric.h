@@ -23,6 +23,9 @@
 
 namespace mkernel::test {
 
+/// What a symmetric buffer is for.
+enum class Contents { kData, kWords };  ///< words: no put reads or writes them, only ranks of a node do
+
 /// Where a fabric's memory lies, and how it moves.
 class FabricMemory {
  public:
@@ -30,8 +33,8 @@ class FabricMemory {
   /// Zeroed, aligned to 64 bytes, reached by the CPU; lives as long as this.
   virtual void* segment(std::uint64_t bytes) = 0;
   /// Zeroed, aligned to 64 bytes: a rank's part of a symmetric buffer; lives as long as this.
-  virtual std::byte* buffer(std::uint32_t rank, std::uint64_t bytes) = 0;
-  /// From a buffer of one rank to one of another; it is there when this returns. The fabric's thread.
+  virtual std::byte* buffer(std::uint32_t rank, std::uint64_t bytes, Contents contents) = 0;
+  /// From a buffer of data of one rank to one of another; it is there when this returns. The fabric's thread.
   virtual Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
 };
 
@@ -66,7 +69,7 @@ class FakeFabric {
 
   /// A symmetric buffer of `bytes` zeroed bytes on every rank; the views by rank. Lives as long as the
   /// fabric. Not while operations run.
-  std::vector<kernels::SymmetricView> symmetric(std::uint64_t bytes);
+  std::vector<kernels::SymmetricView> symmetric(std::uint64_t bytes, Contents contents = Contents::kData);
 
   /// What a daemon does when a group fails: fills every rank's failure record and sets the abort words.
   void fail_group(StatusCode code, std::int32_t culprit, const std::string& node, const std::string& text);

@@ -19,7 +19,8 @@ GpuRanks::GpuRanks(std::shared_ptr<GpuWorld> world, const GemmShape& shape, cons
 }
 
 void GpuRanks::bind(const std::vector<kernels::SymmetricView>& lent, std::uint32_t first_lane) {
-  const auto workspace = require(world_->symmetric(operation(0).requirements().workspace_bytes));
+  const auto workspace =
+      require(world_->symmetric(operation(0).requirements().workspace_bytes, Contents::kWords));
   require_ok(each([&](int rank) {
     return operation(rank).bind(world_->group(rank), workspace[rank], lent[rank], first_lane);
   }));

@@ -79,8 +79,10 @@ bool peers_or_skip(int wanted) {
 }
 
 /// Segments in mapped host memory, buffers on the ranks' GPUs, a stream for the copies of each of them. With
-/// --host-buffers, those of several nodes lie in mapped host memory as well, and no put needs a call of
-/// CUDA's: under synccheck such a call waits now and then until the launches are over that wait for the put.
+/// --host-buffers, data of several nodes lie in mapped host memory as well, and no put needs a call of
+/// CUDA's: under compute-sanitizer such a call waits now and then until the launches are over that wait for
+/// the put. Words stay on the GPUs, for memcheck takes atomics of the system's scope on host memory for
+/// errors.
 class GpuWorld::Memory final : public FabricMemory {
  public:
   explicit Memory(const GpuWorld& world) : world_(world) {}
@@ -98,8 +100,8 @@ class GpuWorld::Memory final : public FabricMemory {
     return memory;
   }
 
-  std::byte* buffer(std::uint32_t rank, std::uint64_t bytes) override {
-    if (on_host_) return static_cast<std::byte*>(segment(bytes));
+  std::byte* buffer(std::uint32_t rank, std::uint64_t bytes, Contents contents) override {
+    if (on_host_ && contents == Contents::kData) return static_cast<std::byte*>(segment(bytes));
     const int device = world_.device_of(static_cast<int>(rank));
     require(cudaSetDevice(device), "device");
     if (!streams_.contains(device))
@@ -183,9 +185,9 @@ std::int32_t GpuWorld::sms() const {
   return (all - kForCopies) / sharing / 2 * 2;
 }
 
-Result<std::vector<kernels::SymmetricView>> GpuWorld::symmetric(std::uint64_t bytes) {
+Result<std::vector<kernels::SymmetricView>> GpuWorld::symmetric(std::uint64_t bytes, Contents contents) {
   try {
-    return fabric_->symmetric(bytes);
+    return fabric_->symmetric(bytes, contents);
   } catch (const std::runtime_error& error) {
     return Status(StatusCode::kResourceExhausted, error.what());
   }

@@ -51,7 +51,8 @@ class GpuWorld {
   /// For CudaGemmOperation::use_rings().
   const std::shared_ptr<kernels::RingsOnDevice>& rings(int rank) const { return rings_[rank]; }
   /// `bytes` of zeroed memory on every rank; stays until the world ends. Not while launches wait.
-  Result<std::vector<kernels::SymmetricView>> symmetric(std::uint64_t bytes);
+  Result<std::vector<kernels::SymmetricView>> symmetric(std::uint64_t bytes,
+                                                        Contents contents = Contents::kData);
 
   /// What a daemon does when a group fails.
   void fail_group(int rank, std::uint32_t code, const std::string& text);

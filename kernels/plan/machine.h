@@ -35,7 +35,11 @@ struct Machine {
   double softmax_cycles = 0.055;
 
   // The memory of the whole GPU.
-  double memory_bytes = 4.3e12;    ///< a second, read by kernels
+  double memory_bytes = 4.3e12;  ///< a second, read by kernels
+  /// Of an operand that a product under way takes from memory again, bytes a second of its time: rasters of
+  /// 128 x 256 tiles in low bands and in high ones, 1024 to 2048 rows (H100, tests/perf/notes.md).
+  double reread_bytes = 17e12;
+  double l2_keeps = 45e6;  ///< bytes of such an operand: 42 MB stayed in the L2 of an H100, 235 MB did not
   double memory_latency = 1.2e-6;  ///< seconds from a load to its bytes, while all multiprocessors load
   double cluster_exchange =
       1.1e-6;  ///< seconds in which two CTAs of a cluster give each other half of their sums
@@ -53,9 +57,10 @@ struct Machine {
   double nic = 50e9;           ///< to other nodes: a 400 Gb/s NIC per GPU
 
   // Seconds.
-  double launch = 3e-6;         ///< from the launch to the first load
-  double last_stores = 3e-6;    ///< from the last sum to the end of the launch
-  double push_latency = 3e-6;   ///< from a push to the waiter that sees it
+  double launch = 3e-6;        ///< from the launch to the first load
+  double last_stores = 3e-6;   ///< from the last sum to the end of the launch
+  double push_latency = 3e-6;  ///< from a push to the waiter that sees it
+  double rank_skew = 0.02;  ///< part of a product by which ranks may begin apart: their GPUs' speeds differ
   double wire_latency = 15e-6;  ///< from a chunk that may be put to one that has arrived
 
   /// The same machine with so many multiprocessors.

@@ -99,13 +99,30 @@ std::vector<std::int32_t> tails(const AgGemmPlan& plan, std::int32_t tiles, std:
   return {0, left, left + turn, turn, 2 * plan.steps.near * plan.assignment.raster.columns()};
 }
 
-/// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs. Few
-/// are enough where the product is long and rows go to one neighbour, and where there are few rows.
+/// Heights of bands that are nearly equal, none of them above `tallest`: as few bands as there can be, twice
+/// as many each time; and the highest with which the rows of one of `world` ranks fill whole bands.
+std::vector<std::int32_t> band_heights(std::int32_t rows, std::int32_t tallest, std::int32_t world) {
+  const auto height = [](std::int64_t all, std::int64_t count) {
+    return static_cast<std::int32_t>(ceil_div(all, count));
+  };
+  std::vector<std::int32_t> heights;
+  for (std::int64_t count = ceil_div(rows, tallest); heights.empty() || heights.back() > 1; count *= 2)
+    heights.push_back(height(rows, count));
+  const std::int64_t own = ceil_div(rows, world);
+  const std::int32_t of_own = height(own, ceil_div(own, tallest));
+  if (std::find(heights.begin(), heights.end(), of_own) == heights.end()) heights.push_back(of_own);
+  return heights;
+}
+
+/// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs.
+/// Four leave most to the product, and are enough for few rows, for one neighbour, and where pushes have
+/// time.
+constexpr std::int32_t kFewestPushing = 4;
+
 std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sms, bool few_rows) {
-  const bool one_neighbour = topology.nodes() == 1 && topology.world() == 2;
   std::vector<std::int32_t> counts;
-  for (const std::int32_t count : {4, 8, 6, 10, 12, 16}) {
-    if (count == 4 && !one_neighbour && !few_rows) continue;
+  for (const std::int32_t count : {kFewestPushing, 8, 6, 10, 12, 16}) {
+    if (count == kFewestPushing && topology.nodes() > 1 && !few_rows) continue;
     if (topology.world() > 1 && count <= sms / 2) counts.push_back(count);
   }
   return counts.empty() ? std::vector{kWatchingCtas} : counts;
@@ -136,8 +153,26 @@ GemmShape as_one_product(GemmShape shape) {
   return shape;
 }
 
-/// The plan that is estimated to end first; of two that are nearly as fast the one tried before, so first
-/// come those that are best for L2 and leave most SMs to the product.
+/// What products are computed in. Side by side, both CTAs of a cluster have the rows that stacked ones would
+/// leave to the first alone: of use where all rows are in one block, and measured on one node.
+std::vector<std::pair<TileSize, Sm90Cluster>> products(const GemmShape& shape, const Topology& topology,
+                                                       const AgGemmOptions& options) {
+  if (options.tile) return {{*options.tile, options.cluster}};
+  std::vector<std::pair<TileSize, Sm90Cluster>> all;
+  for (const TileSize tile : kSm90Tiles) all.emplace_back(tile, Sm90Cluster::kStacked);
+  const TileSize wide = Sm90Tile::k128x256;
+  if (topology.nodes() == 1 && shape.m <= wide.rows) all.emplace_back(wide, Sm90Cluster::kSideBySide);
+  return all;
+}
+
+/// Whether the fewest pushing CTAs are enough.
+bool few_suffice(const GemmShape& shape, const AgGemmPlan& plan) {
+  return shape.m <= kMostGatheredRows || plan.gather.world <= 2 || pushes_in_time(shape, plan);
+}
+
+/// The plan that is estimated to end first on a rank that begins before the others, where clusters that wait
+/// for rows fall behind those that do not, and the launch ends with the last; of two that are nearly as fast
+/// the one tried before, so first come those that are best for L2 and leave most SMs to the product.
 AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
                   const Machine& machine, const AgGemmOptions& options) {
   const std::int32_t sms = machine.sms;
@@ -146,8 +181,11 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
   double best_seconds = 0;
   const auto consider = [&](const Choice& choice) {
     // A rank's own number must not decide: all ranks need the same chunks.
-    const double seconds = estimated_seconds(shape, plan_of(shape, topology, 0, machine, choice));
+    const AgGemmPlan of_first = plan_of(shape, topology, 0, machine, choice);
+    if (options.comm_ctas == 0 && choice.comm_ctas == kFewestPushing && !few_suffice(shape, of_first)) return;
     constexpr double kClearly = 0.99;
+    if (best && least_seconds(shape, of_first) > kClearly * best_seconds) return;
+    const double seconds = estimated_seconds(shape, of_first, machine.rank_skew);
     if (best && seconds > kClearly * best_seconds) return;
     best = plan_of(shape, topology, rank, machine, choice);
     best_seconds = seconds;
@@ -155,29 +193,26 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
   const std::vector<std::int32_t> comm_ctas = options.comm_ctas > 0
                                                   ? std::vector{options.comm_ctas}
                                                   : pushing_ctas(topology, sms, shape.m <= kMostGatheredRows);
-  const std::vector<TileSize> tiles =
-      options.tile ? std::vector{*options.tile}
-                   : std::vector<TileSize>(std::begin(kSm90Tiles), std::end(kSm90Tiles));
   for (const std::int32_t comm : comm_ctas) {
-    for (const TileSize& tile : tiles) {
+    for (const auto& [tile, cluster] : products(shape, topology, options)) {
       // A wire makes slow tiles look as good as fast ones, which leave more power and memory to others.
       if (!options.tile && topology.nodes() > 1 && tile != plan_sm90(one, machine.with_sms(sms - comm)).tile)
         continue;
-      const Sm90Plan product = plan_sm90(one, machine.with_sms(sms - comm), tile, options.cluster);
+      const Sm90Plan product = plan_sm90(one, machine.with_sms(sms - comm), tile, cluster);
       const std::int32_t clusters = (sms - comm) / tile.cluster;
       const std::int32_t tallest = product.raster.band();
-      const AgGemmPlan without_late =
-          plan_of(shape, topology, 0, machine,
-                  {tile, options.cluster, comm, tallest, options.tail_tiles.value_or(0), 0});
+      const AgGemmPlan without_late = plan_of(
+          shape, topology, 0, machine, {tile, cluster, comm, tallest, options.tail_tiles.value_or(0), 0});
+      const std::vector<std::int32_t> heights = band_heights(without_late.assignment.raster.rows(), tallest,
+                                                             static_cast<std::int32_t>(topology.world()));
       const std::vector<std::int32_t> late_counts =
           options.late_tiles ? std::vector{*options.late_tiles} : late_tiles(shape, without_late);
       for (const std::int32_t late : late_counts) {
         const std::vector<std::int32_t> tail_tiles =
             options.tail_tiles ? std::vector{*options.tail_tiles}
                                : tails(without_late, without_late.assignment.raster.tiles() - late, clusters);
-        for (std::int32_t band = tallest; band >= 1; band /= 2) {
-          for (const std::int32_t tail : tail_tiles)
-            consider({tile, options.cluster, comm, band, tail, late});
+        for (const std::int32_t band : heights) {
+          for (const std::int32_t tail : tail_tiles) consider({tile, cluster, comm, band, tail, late});
         }
       }
     }
@@ -201,95 +236,6 @@ Status check_assignment(const AgGemmOptions& options) {
               ", must be at least 0 and come with a tile that can be cut (0 with one that cannot)"};
 }
 
-constexpr double kPieceBytes = 16384;  ///< that one load of whole rows takes
-
-/// For `bytes` of a chunk on their way from memory into the pushing CTAs: what counts when they go to few
-/// places.
-double load_seconds(const AgGemmPlan& plan, double bytes) {
-  if (plan.rails() > 0) return bytes / (plan.comm_ctas * plan.machine.prepare_bytes);
-  const double loads =
-      plan.gather.row.parts > 1 ? static_cast<double>(plan.gather.block_rows) : bytes / kPieceBytes;
-  return (bytes / plan.machine.load_bytes + loads * plan.machine.load_seconds) / plan.comm_ctas;
-}
-
-/// Seconds from chunk to chunk, and to a tile.
-struct Pace {
-  const AgGemmPlan& plan;
-  double own;   ///< stored at the other ranks of the node, and where it is put from
-  double wire;  ///< put to one rail peer
-  double far;   ///< that came from another node, stored at the other ranks
-
-  /// When part `part` of the rows of a row block is there; of one that sources share, when the last of all
-  /// sources is.
-  double arrival(std::int32_t row, std::int32_t part) const {
-    if (!plan.gather.shared) return arrival(plan.steps.place(row), part);
-    double last = 0;
-    for (std::int32_t step = 0; step < plan.steps.steps(); ++step)
-      last = std::max(last, arrival(plan.steps.place(step), part));
-    return last;
-  }
-  /// When part `part` of a source's block is there.
-  double arrival(const ArrivalSteps::Place& step, std::int32_t part) const {
-    if (step.source == plan.steps.rank && !plan.gather.shared) return 0;
-    const double chunk = filled(step);
-    const double before = step.block * plan.gather.row.parts + part * chunk, with = before + chunk;
-    if (step.turn <= plan.steps.near) return plan.machine.launch + plan.machine.push_latency + with * own;
-    const std::int32_t nodes_back = step.turn / (plan.steps.near + 1) - 1;
-    const double puts = before * plan.rails() + nodes_back;  // before it, on either end of the wire
-    const double sent = std::max(with * own + (nodes_back + 1) * wire, own + (puts + 1) * wire);
-    const double pushed = own_chunks() * own + puts * far;
-    return plan.machine.launch + std::max(plan.machine.wire_latency + sent, pushed) + far +
-           plan.machine.push_latency;
-  }
-  /// When own rows are out.
-  double pushed() const { return plan.machine.launch + own_chunks() * own + plan.machine.push_latency; }
-  double run(double now, std::int32_t row, double cycles) const {
-    const std::int32_t parts = plan.gather.row.parts;
-    for (std::int32_t part = 0; part < parts; ++part)
-      now = std::max(now, arrival(row, part)) + cycles / plan.machine.clock / parts;
-    return now;
-  }
-
- private:
-  /// How much of a chunk there is where the last block of a source has few rows.
-  double filled(const ArrivalSteps::Place& step) const {
-    const double rows = plan.gather.block_rows;
-    return std::clamp(static_cast<double>(plan.gather.rows_of(step.source)) / rows - step.block, 0.0, 1.0);
-  }
-  /// As many as they would be whole.
-  double own_chunks() const {
-    const double rows = plan.gather.block_rows, parts = plan.gather.row.parts;
-    return static_cast<double>(plan.gather.rows_of(plan.steps.rank)) / rows * parts;
-  }
-};
-
-Pace pace_of(const AgGemmPlan& plan) {
-  const double chunk_bytes = static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) /
-                             static_cast<double>(plan.gather.row.parts);
-  const std::int32_t near = plan.steps.near;
-  const double loaded = load_seconds(plan, chunk_bytes);
-  return {
-      .plan = plan,
-      .own = std::max(loaded, push_seconds(plan.machine, chunk_bytes, plan.stores(), near, plan.comm_ctas)),
-      .wire = chunk_bytes / plan.machine.nic,
-      .far = near > 0 ? std::max(loaded, push_seconds(plan.machine, chunk_bytes, near, near, plan.comm_ctas))
-                      : 0};
-}
-
-double tile_cycles_of(const GemmShape& shape, const AgGemmPlan& plan, std::int32_t columns) {
-  return tile_cycles(plan.machine, shape.k, plan.tile, columns, plan.a_box_rows(), plan.cluster);
-}
-
-/// When every b has been read once, from the arrival of the first rows on: few rows are multiplied faster
-/// than that.
-double memory_end(const GemmShape& shape, const Pace& pace) {
-  double bytes = 0;
-  for (int product = 0; product < products_of(shape); ++product)
-    bytes += 2.0 * static_cast<double>(shape.k) * static_cast<double>(columns_of(shape, product));
-  const Machine& machine = pace.plan.machine;
-  return std::max(machine.launch, pace.arrival(0, 0)) + bytes / machine.memory_bytes;
-}
-
 }  // namespace
 
 Result<AgGemmPlan> AgGemmPlan::make(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
@@ -303,35 +249,6 @@ Result<AgGemmPlan> AgGemmPlan::make(const GemmShape& shape, const Topology& topo
   Machine planned = machine;
   if (options.nic_gbytes > 0) planned.nic = options.nic_gbytes * 1e9;
   return choose(shape, topology, rank, planned, options);
-}
-
-double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan) {
-  const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster;
-  const std::int32_t parts = tail_parts(plan.tile);
-  const double whole = tile_cycles_of(shape, plan, plan.tile.columns);
-  const double narrow = tile_cycles_of(shape, plan, kSm90TailColumns);
-  const Pace pace = pace_of(plan);
-  const auto end_of = [&](std::int32_t cluster, double now) {
-    for (std::int32_t i = 0; i < plan.assignment.tiles(cluster, clusters); ++i)
-      now = pace.run(now, plan.assignment.place(i, cluster, clusters).tile.row, whole);
-    for (std::int32_t i = 0; i < plan.assignment.tail_tiles(cluster, clusters, parts); ++i)
-      now = pace.run(now, plan.assignment.tail_place(i, cluster, clusters, parts).tile.row, narrow);
-    return now;
-  };
-  double last = 0;
-  for (std::int32_t cluster = 0; cluster < clusters; ++cluster)
-    last = std::max(last, end_of(cluster, plan.machine.launch));
-  if (plan.assignment.late > 0) {
-    for (std::int32_t cluster = 0; cluster < plan.assignment.late_clusters; ++cluster)
-      last = std::max(last, end_of(-1 - cluster, pace.pushed()));
-  }
-  return std::max(last, memory_end(shape, pace)) + plan.machine.last_stores;
-}
-
-std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmPlan& plan) {
-  const double tile = tile_cycles_of(shape, plan, plan.tile.columns) / plan.machine.clock;
-  const double left = estimated_seconds(shape, plan) - plan.machine.last_stores - pace_of(plan).pushed();
-  return std::max(0, static_cast<std::int32_t>(left / tile));
 }
 
 }  // namespace mkernel::kernels

@@ -20,7 +20,7 @@ namespace mkernel::kernels {
 /// Overrides; the same on every rank.
 struct AgGemmOptions {
   std::optional<TileSize> tile;
-  /// With `tile`; side by side only 128 x 256. No plan chooses that yet: it has not been measured.
+  /// With `tile`; side by side only 128 x 256.
   Sm90Cluster cluster = Sm90Cluster::kStacked;
   std::int32_t comm_ctas = 0;              ///< that push own rows; 0 = by shape
   std::optional<std::int32_t> tail_tiles;  ///< with `tile`: how many cluster tiles are cut into narrow ones
@@ -80,11 +80,21 @@ struct AgGemmPlan {
 
 /// Seconds on the plan's machine, by playing the plan: rows arrive as links and wire (Machine::nic) let
 /// them, every cluster takes its tiles in turn, each as soon as the parts of its rows are there. Within about
-/// 5 % of what was measured where links and product matter (tests/perf/notes.md).
-double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan);
+/// 5 % of what was measured where links and product matter (tests/perf/notes.md). `skew`: part of the product
+/// by which all other ranks begin later.
+double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan, double skew = 0);
+
+/// What estimated_seconds() cannot be below, found in no time: as if all rows were there at once, and every
+/// cluster had as much to do.
+double least_seconds(const GemmShape& shape, const AgGemmPlan& plan);
 
 /// How many tiles one of the plan's pushing clusters has time for after its last push, before the product
 /// ends without it.
 std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmPlan& plan);
+
+/// Whether the product begins with whole bands of own rows, and these are with all other ranks of the node in
+/// no more than twice the time that it takes over them. The rows of others, which arrive in the order of
+/// their use, are then there before it has need of them.
+bool pushes_in_time(const GemmShape& shape, const AgGemmPlan& plan);
 
 }  // namespace mkernel::kernels

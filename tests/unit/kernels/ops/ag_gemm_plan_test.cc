@@ -10,23 +10,13 @@
 #include "kernels/ops/ag_gemm/plan.h"
 #include "kernels/plan/cuts.h"
 #include "proto/abi/version.h"
+#include "tests/unit/kernels/ops/ag_gemm_plan_of.h"
 #include "tests/unit/kernels/plan/plan_checks.h"
 
 namespace mkernel::kernels {
 namespace {
 
 constexpr std::int32_t kSms = kH200.sms;
-
-AgGemmPlan ag_gemm_plan_of(const GemmShape& shape, const Topology& topology, std::uint32_t rank,
-                           const AgGemmOptions& options = {}) {
-  auto plan = AgGemmPlan::make(shape, topology, rank, kH200, options);
-  REQUIRE_MESSAGE(plan.ok(), plan.status().to_string());
-  return *plan;
-}
-AgGemmPlan ag_gemm_plan_of(const GemmShape& shape, std::uint32_t world, std::uint32_t rank,
-                           const AgGemmOptions& options = {}) {
-  return ag_gemm_plan_of(shape, Topology(1, world), rank, options);
-}
 
 /// The cluster tiles and narrow tiles that the clusters of the grid compute, each with its columns.
 struct Computed {
@@ -81,7 +71,8 @@ TEST_CASE("every element of c belongs to one tile, on every rank of any world") 
       for (const TileSize& tile : kTiles) {
         for (std::uint32_t rank = 0; rank < topology.world(); ++rank) {
           const AgGemmPlan plan = ag_gemm_plan_of(shape, topology, rank, {.tile = tile});
-          std::vector<std::int32_t> tails{plan.assignment.raster.tiles() - plan.assignment.whole, 0};
+          const TileAssignment& chosen = plan.assignment;
+          std::vector<std::int32_t> tails{chosen.raster.tiles() - chosen.whole - chosen.late, 0};
           if (has_tail(tile)) tails.insert(tails.end(), {1, plan.assignment.raster.tiles()});
           for (const std::int32_t tail : tails) {
             const auto times =
@@ -208,71 +199,6 @@ TEST_CASE("the chunks of a source are one put each, and fill its slab") {
       }
       CHECK(end == static_cast<std::uint64_t>(gather.first_row(source + 1) * gather.row.row_bytes));
     }
-  }
-}
-
-TEST_CASE("the plan makes the most of links and SMs: estimates for four H200s against the product alone") {
-  const auto ratio = [](std::int64_t size, const AgGemmOptions& options = {}) {
-    const GemmShape shape{size, size / 4, size};
-    const double product = estimated_seconds(shape, ag_gemm_plan_of(shape, 1, 0));
-    return estimated_seconds(shape, ag_gemm_plan_of(shape, 4, 0, options)) / product;
-  };
-  CHECK(ratio(8192) < 1.12);
-  CHECK(ratio(16384) < 1.07);
-  CHECK(ratio(8192) < ratio(8192, {.tile = Sm90Tile::k128x256, .tail_tiles = 0}));
-  CHECK(ratio(4096) < ratio(4096, {.tile = Sm90Tile::k128x256, .tail_tiles = 0}));
-}
-
-TEST_CASE("a row more than fills a block is expected to take the time of a row on the links") {
-  const auto seconds = [](std::int64_t rows, const Topology& topology) {
-    const GemmShape shape{rows, 1024, 4096};
-    return estimated_seconds(shape, ag_gemm_plan_of(shape, topology, 0));
-  };
-  for (const Topology& topology : {Topology(1, 4), Topology(2, 1), Topology(2, 2)})
-    CHECK(seconds(4097, topology) < 1.15 * seconds(4096, topology));
-}
-
-TEST_CASE("as many CTAs push as the product waits for: few when it is long and rows go to one neighbour") {
-  const auto pushing = [](const Topology& topology, std::int64_t size) {
-    return ag_gemm_plan_of({size, size / topology.world(), size}, topology, 0).comm_ctas;
-  };
-  CHECK(pushing(Topology(1, 2), 4096) >= 8);
-  CHECK(pushing(Topology(1, 2), 8192) < pushing(Topology(1, 2), 4096));
-  CHECK(pushing(Topology(1, 2), 16384) == 4);
-  CHECK(pushing(Topology(2, 1), 4096) == 6);
-  CHECK(pushing(Topology(2, 1), 16384) == 6);
-  CHECK(pushing(Topology(1, 4), 8192) >= 8);
-}
-
-TEST_CASE("CTAs that have pushed all their rows compute too, when there is time for a tile") {
-  const auto plan_for = [](const Topology& topology, std::int64_t size) {
-    return ag_gemm_plan_of({size, size / topology.world(), size}, topology, 0);
-  };
-  CHECK(plan_for(Topology(1, 4), 2048).assignment.late == 0);  // the links take longer than the product
-  for (const std::int64_t size : {16384, 32768}) {
-    const AgGemmPlan plan = plan_for(Topology(1, 4), size);
-    const std::int32_t late_clusters = plan.comm_ctas / plan.tile.cluster - 1;
-    CHECK(plan.assignment.late_clusters == late_clusters);
-    CHECK(plan.assignment.late >= late_clusters);
-    const GemmShape shape{size, size / 4, size};
-    CHECK(estimated_seconds(shape, plan) <
-          estimated_seconds(shape, ag_gemm_plan_of(shape, 4, 0, {.tile = plan.tile, .late_tiles = 0})));
-  }
-  CHECK(plan_for(Topology(2, 2), 16384).assignment.late == 0);
-}
-
-TEST_CASE("late clusters get no more than saves the others whole turns, and have time to spare") {
-  for (const std::int64_t rows : {2048, 4096, 8192}) {
-    const GemmShape shape{rows, 26624, 16384};
-    const AgGemmPlan plan = ag_gemm_plan_of(shape, 4, 0);
-    const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster;
-    REQUIRE(plan.assignment.late > 0);
-    CHECK(plan.assignment.whole % clusters == 0);
-    const AgGemmPlan none = ag_gemm_plan_of(
-        shape, 4, 0, {.tile = plan.tile, .comm_ctas = plan.comm_ctas, .tail_tiles = 0, .late_tiles = 0});
-    const std::int32_t each = plan.assignment.tiles(-1, clusters);
-    CHECK(none.assignment.tiles(0, clusters) > plan.assignment.whole / clusters);
-    CHECK(each <= tiles_after_pushing(shape, none) - 2);
   }
 }
 

@@ -1,8 +1,6 @@
 #include "kernels/ops/ag_gemm/plan.h"
 
 #include <algorithm>
-#include <cmath>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -114,11 +112,10 @@ std::vector<std::int32_t> band_heights(std::int32_t rows, std::int32_t tallest, 
   return heights;
 }
 
-/// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs.
-/// Four leave most to the product, and are enough for few rows, for one neighbour, and where pushes have
-/// time.
+/// CTAs that push. They leave most to the product, and are enough where few_suffice().
 constexpr std::int32_t kFewestPushing = 4;
 
+/// How many CTAs may push: those that were measured to be of use, on a small GPU at most half of its SMs.
 std::vector<std::int32_t> pushing_ctas(const Topology& topology, std::int32_t sms, bool few_rows) {
   std::vector<std::int32_t> counts;
   for (const std::int32_t count : {kFewestPushing, 8, 6, 10, 12, 16}) {
@@ -165,7 +162,7 @@ std::vector<std::pair<TileSize, Sm90Cluster>> products(const GemmShape& shape, c
   return all;
 }
 
-/// Whether the fewest pushing CTAs are enough.
+/// Whether the fewest pushing CTAs are enough: for few rows, for one neighbour, and where pushes have time.
 bool few_suffice(const GemmShape& shape, const AgGemmPlan& plan) {
   return shape.m <= kMostGatheredRows || plan.gather.world <= 2 || pushes_in_time(shape, plan);
 }

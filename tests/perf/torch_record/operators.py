@@ -177,6 +177,5 @@ def run(job):
                     job.row(what={"m": m, "model": model.name, "layer": layer}, left_out="there was no time for this and larger m")
                     return
                 what = {"model": model.name, "layer": layer, "op": op, "m": m, "n": list(ns), "k": k, "dtype": "bf16"}
-                iterations = 5 if job.small else 20 if m * k * sum(ns) < 1e12 else 10
-                contest.run(job, OPERATIONS[op](job, m, k, ns), what, hows, iterations)
+                contest.run(job, OPERATIONS[op](job, m, k, ns), what, hows, 5 if job.small else 20)
                 job.free()

@@ -170,7 +170,7 @@ TEST_CASE("the sizes that the executor chooses by itself") {
 
 TEST_CASE(
     "the tiles of the GPU's kernels, with narrow ones at the end and with tiles that pushing CTAs compute") {
-  const GemmShape shape{1500, 264, 776};  // k in two parts
+  const GemmShape shape{1100, 264, 776};  // of every rank two blocks of the highest tiles; k in two parts
   const Cut cuts[] = {{.tile = kernels::Sm90Tile::k128x256, .comm_ctas = 4, .tail_tiles = 3, .late_tiles = 2},
                       {.tile = kernels::Sm90Tile::k128x128, .comm_ctas = 6, .tail_tiles = 5, .late_tiles = 0},
                       {.tile = kernels::Sm90Tile::k128x64, .comm_ctas = 4, .tail_tiles = 0, .late_tiles = 7},

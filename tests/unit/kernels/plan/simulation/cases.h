@@ -218,13 +218,13 @@ class Played {
   std::vector<typename Case::Plan> plans_;
 };
 
-/// Every case on every one of `topologies`, with seeds 0 .. `seeds` - 1; a tenth of them under sanitizers,
+/// Every case on every one of `topologies`, with seeds 0 .. `seeds` - 1; a twentieth of them under sanitizers,
 /// which look at the simulation's own code and not at the order of its steps.
 template <class Case>
 void play_everywhere(const std::vector<Case>& cases, std::uint64_t seeds, Fault fault = Fault::kNone,
                      const std::vector<kernels::Topology>& topologies = worlds()) {
 #if defined(MKERNEL_SANITIZED)
-  seeds = (seeds + 9) / 10;
+  seeds = (seeds + 19) / 20;
 #endif
   for (const kernels::Topology& topology : topologies) {
     for (const Case& given : cases) {

@@ -218,8 +218,8 @@ class Played {
   std::vector<typename Case::Plan> plans_;
 };
 
-/// Every case on every one of `topologies`, with seeds 0 .. `seeds` - 1; a twentieth of them under sanitizers,
-/// which look at the simulation's own code and not at the order of its steps.
+/// Every case on every one of `topologies`, with seeds 0 .. `seeds` - 1; a twentieth of them under
+/// sanitizers, which look at the simulation's own code and not at the order of its steps.
 template <class Case>
 void play_everywhere(const std::vector<Case>& cases, std::uint64_t seeds, Fault fault = Fault::kNone,
                      const std::vector<kernels::Topology>& topologies = worlds()) {

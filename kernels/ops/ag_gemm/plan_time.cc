@@ -72,7 +72,7 @@ struct Pace {
   }
 };
 
-Pace pace_of(const AgGemmPlan& plan, double skew) {
+Pace pace_of(const AgGemmPlan& plan, double skew = 0) {
   const double chunk_bytes = static_cast<double>(plan.gather.block_rows * plan.gather.row.row_bytes) /
                              static_cast<double>(plan.gather.row.parts);
   const std::int32_t near = plan.steps.near;
@@ -118,11 +118,6 @@ double rereading_seconds(const GemmShape& shape, const AgGemmPlan& plan) {
   return bytes_of_b(shape) * again / plan.machine.reread_bytes;
 }
 
-/// Own rows on their way to the other ranks, from the launch on.
-double pushed_seconds(const AgGemmPlan& plan) {
-  return pace_of(plan, 0).pushed();
-}
-
 }  // namespace
 
 double estimated_seconds(const GemmShape& shape, const AgGemmPlan& plan, double skew) {
@@ -160,7 +155,7 @@ double least_seconds(const GemmShape& shape, const AgGemmPlan& plan) {
 
 std::int32_t tiles_after_pushing(const GemmShape& shape, const AgGemmPlan& plan) {
   const double tile = tile_cycles_of(shape, plan, plan.tile.columns) / plan.machine.clock;
-  const double left = estimated_seconds(shape, plan) - plan.machine.last_stores - pushed_seconds(plan);
+  const double left = estimated_seconds(shape, plan) - plan.machine.last_stores - pace_of(plan).pushed();
   return std::max(0, static_cast<std::int32_t>(left / tile));
 }
 
@@ -170,7 +165,7 @@ bool pushes_in_time(const GemmShape& shape, const AgGemmPlan& plan) {
   const std::int32_t clusters = plan.compute_ctas / plan.tile.cluster;
   const double turns = static_cast<double>(own * plan.columns.tiles) / clusters;
   const double multiplied = turns * tile_cycles_of(shape, plan, plan.tile.columns) / plan.machine.clock;
-  return pushed_seconds(plan) <= 2 * multiplied;
+  return pace_of(plan).pushed() <= 2 * multiplied;
 }
 
 }  // namespace mkernel::kernels

@@ -18,7 +18,7 @@ from cluster import gpus_or_skip, program  # noqa: E402
 PROGRAMS = ["gpu_ring_attention_backward", "gpu_ring_attention", "gpu_varlen_attention_backward", "gpu_ag_gemm", "gpu_varlen_attention",
             "gpu_attention_backward", "gpu_tile_reduce", "gpu_attention", "gpu_gemm_operations", "gpu_ring_varlen", "gpu_grouped_gemm",
             "gpu_moe", "gpu_gemm"]
-AT_ONCE = 4  # programs: more wait for the GPU, which they have in turns
+AT_ONCE = 2  # programs: more only wait for the GPU, which they have in turns
 # The references of mkbench, in fp64, have most of the accesses to shared memory and are no part of the product: racecheck, which follows
 # each access on the host, leaves them out. Its own threads are as many as there are cores otherwise, for every program.
 TOOLS = {"racecheck": ["--kernel-name-exclude", "kns=7mkernel5bench", "--racecheck-num-workers", str(max(1, os.cpu_count() // AT_ONCE))],

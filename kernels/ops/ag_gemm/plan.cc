@@ -174,12 +174,15 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
                   const Machine& machine, const AgGemmOptions& options) {
   const std::int32_t sms = machine.sms;
   const GemmShape one = as_one_product(shape);
+  const std::vector<std::int32_t> comm_ctas = options.comm_ctas > 0
+                                                  ? std::vector{options.comm_ctas}
+                                                  : pushing_ctas(topology, sms, shape.m <= kMostGatheredRows);
   std::optional<AgGemmPlan> best;
   double best_seconds = 0;
   const auto consider = [&](const Choice& choice) {
     // A rank's own number must not decide: all ranks need the same chunks.
     const AgGemmPlan of_first = plan_of(shape, topology, 0, machine, choice);
-    if (options.comm_ctas == 0 && choice.comm_ctas == kFewestPushing && !few_suffice(shape, of_first)) return;
+    if (choice.comm_ctas == kFewestPushing && comm_ctas.size() > 1 && !few_suffice(shape, of_first)) return;
     constexpr double kClearly = 0.99;
     if (best && least_seconds(shape, of_first) > kClearly * best_seconds) return;
     const double seconds = estimated_seconds(shape, of_first, machine.rank_skew);
@@ -187,9 +190,6 @@ AgGemmPlan choose(const GemmShape& shape, const Topology& topology, std::uint32_
     best = plan_of(shape, topology, rank, machine, choice);
     best_seconds = seconds;
   };
-  const std::vector<std::int32_t> comm_ctas = options.comm_ctas > 0
-                                                  ? std::vector{options.comm_ctas}
-                                                  : pushing_ctas(topology, sms, shape.m <= kMostGatheredRows);
   for (const std::int32_t comm : comm_ctas) {
     for (const auto& [tile, cluster] : products(shape, topology, options)) {
       // A wire makes slow tiles look as good as fast ones, which leave more power and memory to others.
